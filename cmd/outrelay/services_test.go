@@ -10,6 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
@@ -84,7 +85,7 @@ func TestInboxCommands(t *testing.T) {
 	d := newDeployment(t)
 	expectTexts(t, d.runCommand(nil, exitOK, "inbox", "counts"), "have no inbox")
 	d.runCommand(nil, exitConfig, "inbox", "purge", "--older-than", "72h")
-	x, err := inbox.New(d.shop)
+	x, err := mongostore.Open(d.shop, inbox.Settings{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -105,7 +105,7 @@ func TestPausedIsShownAndResumed(t *testing.T) {
 		t.Fatal(err)
 	}
 	yields(t, h)
-	if err := h.Release(t.Context(), lease.Checkpoint{}); err != nil {
+	if err := h.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if w := watcher(t, state); w.State != "paused" {

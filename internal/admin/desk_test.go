@@ -14,6 +14,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/record"
@@ -299,7 +300,7 @@ func TestTheInboxIsCountedPurgedAndReleased(t *testing.T) {
 	f := openOffice(t)
 	k := f.desk()
 	db := f.a.Database()
-	x, err := inbox.New(db)
+	x, err := mongostore.Open(db, inbox.Settings{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -307,7 +308,7 @@ func TestTheInboxIsCountedPurgedAndReleased(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 4 {
-		if err := x.Once(t.Context(), "group/h", fmt.Sprint("m", i), func(context.Context) error { return nil }); err != nil {
+		if err := x.Once(t.Context(), inbox.Entry{Key: inbox.Key{Consumer: "group/h", ID: fmt.Sprint("m", i)}}, func(context.Context) error { return nil }, inbox.OnceConfig{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -337,7 +338,7 @@ func TestTheInboxIsCountedPurgedAndReleased(t *testing.T) {
 	if r, err := k.Inboxes().Release(t.Context(), db.Name(), "", true, false); err != nil || r.Released != 1 || len(f.logged("inbox_released")) != 1 {
 		t.Errorf("%+v, %v", r, err)
 	}
-	if err := x.Once(t.Context(), "group/h", "held", func(context.Context) error { return nil }, inbox.NoWait()); err != nil {
+	if err := x.Once(t.Context(), inbox.Entry{Key: inbox.Key{Consumer: "group/h", ID: "held"}}, func(context.Context) error { return nil }, inbox.OnceConfig{NoWait: true}); err != nil {
 		t.Errorf("what was released cannot be handled: %v", err)
 	}
 	if m, err := k.Inboxes().Marks(t.Context(), db.Name(), ""); err != nil || m == nil {

@@ -40,7 +40,7 @@ func TestN03_AStoppedForeignTransactionHoldsUpNobodyForLong(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !owned {
-				if err := held.Release(t.Context(), lease.Checkpoint{}); err != nil {
+				if err := held.Release(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 			}

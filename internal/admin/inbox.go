@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
@@ -53,12 +54,7 @@ func (i Inboxes) List(ctx context.Context) ([]InboxCounts, error) {
 }
 
 func (i Inboxes) count(ctx context.Context, database, collection string) (InboxCounts, error) {
-	x, err := inbox.New(i.op.database(database), inbox.WithCollection(collection))
-	if err != nil {
-		return InboxCounts{}, err
-	}
-
-	n, err := x.Counts(ctx)
+	n, err := i.storeOf(database, collection).Counts(ctx)
 	return InboxCounts{
 		Database:   database,
 		Collection: collection,
@@ -87,19 +83,19 @@ func (i Inboxes) Marks(ctx context.Context, database, collection string) ([]Inbo
 	if err != nil {
 		return marks, err
 	}
-	list, err := x.Watermarks(ctx, "")
+	list, err := x.Watermarks(ctx)
 	if err != nil {
 		return marks, err
 	}
 
 	for _, w := range list {
 		marks = append(marks, InboxMark{
-			Consumer:   w.Consumer,
-			Topic:      w.Place.Topic,
-			Partition:  w.Place.Partition,
-			Lane:       w.Place.Lane,
-			Next:       w.Place.Offset,
-			Generation: w.Generation,
+			Consumer:   w.Lane.Consumer,
+			Topic:      w.Lane.Topic,
+			Partition:  w.Lane.Number,
+			Lane:       w.Lane.Lane,
+			Next:       w.Mark.Next,
+			Generation: w.Mark.Generation,
 			Current:    w.Current,
 			At:         w.At.UTC(),
 		})
@@ -115,7 +111,7 @@ func (i Inboxes) Marks(ctx context.Context, database, collection string) ([]Inbo
 
 // openInbox returns an existing inbox and the name of its collection. An empty collection means the
 // default name.
-func (i Inboxes) openInbox(ctx context.Context, database, collection string) (*inbox.Inbox, string, error) {
+func (i Inboxes) openInbox(ctx context.Context, database, collection string) (*mongostore.Store, string, error) {
 	if database == "" {
 		return nil, "", invalidRequest("name the database of the inbox")
 	}
@@ -134,8 +130,12 @@ func (i Inboxes) openInbox(ctx context.Context, database, collection string) (*i
 		return nil, "", wrapError("inbox "+database+"."+collection, mongodb.ErrNotFound)
 	}
 
-	x, err := inbox.New(i.op.database(database), inbox.WithCollection(collection))
-	return x, collection, err
+	return i.storeOf(database, collection), collection, nil
+}
+
+// storeOf returns the store of an inbox, which need not exist.
+func (i Inboxes) storeOf(database, collection string) *mongostore.Store {
+	return mongostore.New(i.op.database(database), inbox.Settings{Collection: collection})
 }
 
 // InboxPurge requests that marks of handled messages are removed before their retention ends.

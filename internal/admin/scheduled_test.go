@@ -37,7 +37,7 @@ func dueShop(t *testing.T) (o admin.Operator, dbs []*mongo.Database, schedule fu
 	}
 	return o, dbs, func(db int, typ string, in time.Duration) string {
 		t.Helper()
-		id, err := boxes[db].Schedule(t.Context(), time.Now().Add(in), event.New("order", "o-1", typ, []byte("p")))
+		id, err := boxes[db].Schedule(t.Context(), time.Now().Add(in), event.New(event.Aggregate{Type: "order", ID: "o-1"}, typ, event.Bytes("", []byte("p"))))
 		if err != nil {
 			t.Fatal(err)
 		}

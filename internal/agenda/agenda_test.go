@@ -23,7 +23,7 @@ var soon = time.UnixMilli(1_900_000_000_123).UTC()
 // schedule inserts an event and returns its id.
 func schedule(t *testing.T, coll *mongo.Collection, name string, at time.Time, opts ...event.Option) event.ID {
 	t.Helper()
-	e := event.New("order", "o-1", name, nil, opts...).With(event.WithDueAt(at))
+	e := event.New(event.Aggregate{Type: "order", ID: "o-1"}, name, event.Payload{}, opts...).With(event.WithDueAt(at))
 	if _, err := coll.InsertOne(t.Context(), e); err != nil {
 		t.Fatal(err)
 	}

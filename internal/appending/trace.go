@@ -45,10 +45,10 @@ func traceHeaders(ctx context.Context) []event.Header {
 // addHeaders returns ev with the captured headers that ev does not have yet. If ev has a traceparent, it leaves
 // out the captured tracestate, because it belongs to another trace.
 func addHeaders(ev event.Event, captured []event.Header) event.Event {
-	own := ev.HasHeader("traceparent")
+	_, own := ev.Header("traceparent")
 	var opts []event.Option
 	for _, h := range captured {
-		if ev.HasHeader(h.Key) || own && h.Key == "tracestate" {
+		if _, ok := ev.Header(h.Key); ok || own && h.Key == "tracestate" {
 			continue
 		}
 		opts = append(opts, event.WithHeader(h.Key, h.Value))

@@ -50,7 +50,7 @@ func newEnvelope(i, size int) (bson.Raw, error) {
 }
 
 func newKeyedEnvelope(i, size int, key string) (bson.Raw, error) {
-	doc, err := event.New(aggregate, key, eventType, newPayload(i, size)).MarshalBSON()
+	doc, err := event.New(event.Aggregate{Type: aggregate, ID: key}, eventType, event.Bytes("", newPayload(i, size))).MarshalBSON()
 	if err != nil {
 		return nil, fmt.Errorf("encoding an event: %w", err)
 	}

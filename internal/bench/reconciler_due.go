@@ -20,7 +20,7 @@ const (
 
 // due returns a scheduled envelope.
 func (b *bench) due(i int, at time.Time) (bson.Raw, error) {
-	doc, err := event.New(aggregate, orderingKey(i), eventType, newPayload(i, b.Payload), event.WithDueAt(at)).MarshalBSON()
+	doc, err := event.New(event.Aggregate{Type: aggregate, ID: orderingKey(i)}, eventType, event.Bytes("", newPayload(i, b.Payload)), event.WithDueAt(at)).MarshalBSON()
 	if err != nil {
 		return nil, fmt.Errorf("encoding an event: %w", err)
 	}

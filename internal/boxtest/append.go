@@ -126,18 +126,17 @@ func storedEnvelope(t *testing.T, f Fixture) {
 	id := uuid.MustParse("018f3f5c-0000-7000-8000-000000000001")
 	at := time.UnixMilli(1_750_000_000_456)
 	payload := []byte{0, 255, 1}
-	ev := event.New("order", "o-1", "OrderPlaced", payload,
+	ev := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("c", payload),
 		event.WithID(id), event.WithKey("k"), event.WithTopic("t"), event.WithPartition(3),
-		event.WithHeader("dup", []byte{0, 255}), event.WithHeader("dup", nil),
-		event.WithContentType("c"), event.WithSchemaVersion("3"),
+		event.WithHeader("dup", []byte{0, 255}), event.WithHeader("dup", nil), event.WithSchemaVersion("3"),
 		event.WithSource("/s"), event.WithSubject("u"),
 		event.WithTime(at), event.WithExpiresAt(at.Add(time.Hour)))
 
 	// The caller may change the bytes after New.
 	payload[0] = 9
 	f.appendEvents(t, ev,
-		event.New("order", "o-2", "Gone", nil),
-		event.New("order", "o-3", "Doc", bson.D{{Key: "a", Value: 1}}))
+		event.New(event.Aggregate{Type: "order", ID: "o-2"}, "Gone", event.Payload{}),
+		event.New(event.Aggregate{Type: "order", ID: "o-3"}, "Doc", event.Document(bson.D{{Key: "a", Value: 1}})))
 
 	got := f.parseStored(t)
 	if len(got) != 3 {
@@ -194,14 +193,16 @@ func duplicateID(t *testing.T, f Fixture) {
 }
 
 func everythingWrong(t *testing.T, f Fixture) {
-	big := event.New("order", "o-1", "big", bytes.Repeat([]byte("x"), SmallSize))
+	big := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "big", event.Bytes("", bytes.Repeat([]byte("x"), SmallSize)))
 	wantText := fmt.Sprintf("event %s has %d bytes, the limit is %d", big.ID(), big.Size(), SmallSize)
 	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
-		err := f.Small.Append(ctx, newEvent("fine"), event.New("", "o-1", "bad", nil), big)
+		err := f.Small.Append(ctx, newEvent("fine"), event.New(event.Aggregate{ID: "o-1"}, "bad", event.JSON(make(chan int))), big)
 		var invalid *event.InvalidError
 		switch {
 		case !errors.Is(err, event.ErrInvalid) || !errors.As(err, &invalid):
 			t.Errorf("got %v, want an *event.InvalidError", err)
+		case len(invalid.Problems) != 2:
+			t.Errorf("got %q, want the payload and the aggregate", invalid.Problems)
 		case !errors.Is(err, outbox.ErrTooLarge) || !strings.Contains(err.Error(), wantText):
 			t.Errorf("got %v, want ErrTooLarge with %q", err, wantText)
 		}
@@ -212,7 +213,7 @@ func everythingWrong(t *testing.T, f Fixture) {
 		t.Error(err)
 	}
 
-	limit := event.New("order", "o-1", "limit", make([]byte, 900<<10))
+	limit := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "limit", event.Bytes("", make([]byte, 900<<10)))
 	if err := f.Plain.Append(t.Context(), limit); !errors.Is(err, outbox.ErrTooLarge) {
 		t.Errorf("an event above the default limit: %v", err)
 	}
@@ -271,14 +272,14 @@ func middleware(t *testing.T, f Fixture) {
 	named := func(name string) outbox.Middleware {
 		return func(next outbox.AppendFunc) outbox.AppendFunc {
 			return func(ctx context.Context, ev event.Event) error {
-				calls = append(calls, name+" "+ev.Type())
+				calls = append(calls, name+" "+ev.Name())
 				return next(ctx, ev)
 			}
 		}
 	}
 	change := func(next outbox.AppendFunc) outbox.AppendFunc {
 		return func(ctx context.Context, ev event.Event) error {
-			switch ev.Type() {
+			switch ev.Name() {
 			case "drop":
 				return nil
 			case "twice":
@@ -333,7 +334,7 @@ func failingMiddleware(t *testing.T, f Fixture) {
 	no := errors.New("no")
 	box := f.With(func(next outbox.AppendFunc) outbox.AppendFunc {
 		return func(ctx context.Context, ev event.Event) error {
-			if ev.Type() == "bad" {
+			if ev.Name() == "bad" {
 				return no
 			}
 			return next(ctx, ev)

@@ -205,12 +205,11 @@ func scheduledByCondition(t *testing.T, f Fixture) {
 	expires := newEvent("expires", event.WithExpiresAt(soon.Add(time.Hour)))
 	f.scheduleEvent(t, expires, soon)
 	checkEqual(t, "the event", f.readScheduled(t, outbox.ScheduledQuery{Name: "expires"}), []outbox.ScheduledEvent{{
-		ID:            expires.ID(),
-		AggregateType: "order",
-		AggregateID:   "o-1",
-		Name:          "expires",
-		DueAt:         soon,
-		ExpiresAt:     soon.Add(time.Hour),
+		ID:        expires.ID(),
+		Aggregate: event.Aggregate{Type: "order", ID: "o-1"},
+		Name:      "expires",
+		DueAt:     soon,
+		ExpiresAt: soon.Add(time.Hour),
 	}})
 }
 

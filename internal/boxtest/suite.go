@@ -99,7 +99,7 @@ func Run(t *testing.T, factory Factory) {
 
 // newEvent returns an event of this type with a small payload.
 func newEvent(typ string, opts ...event.Option) event.Event {
-	return event.New("order", "o-1", typ, []byte("p"), opts...)
+	return event.New(event.Aggregate{Type: "order", ID: "o-1"}, typ, event.Bytes("", []byte("p")), opts...)
 }
 
 // appendEvents appends the events in a transaction, which must commit.

@@ -74,8 +74,8 @@ func NewClients(cfg config.MongoDB, node string, slots int, log *slog.Logger, m 
 
 // Disconnect closes the clients, within two seconds. Errors are ignored: the process ends, or makes
 // new clients.
-func (c *Clients) Disconnect() {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+func (c *Clients) Disconnect(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
 	for _, cl := range []*mongo.Client{c.Stream, c.State} {
 		_ = cl.Disconnect(ctx)
@@ -94,6 +94,7 @@ func parseReadPreference(name string) (*readpref.ReadPref, error) {
 // expiries are compared with it. It is safe for concurrent use.
 type ServerClock struct{ skew atomic.Int64 }
 
+// Now returns the time of the server.
 func (c *ServerClock) Now() time.Time { return time.Now().Add(time.Duration(c.skew.Load())) }
 
 // Sync reads the time of the server. It assumes that the reply took half of the round trip.
@@ -114,7 +115,7 @@ func StateDatabase(cfg config.Config) (*mongo.Database, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return c.State.Database(cfg.MongoDB.State), c.Disconnect, nil
+	return c.State.Database(cfg.MongoDB.State), func() { c.Disconnect(context.Background()) }, nil
 }
 
 // SecureMongo sets the TLS configuration t in opts, in addition to the TLS options of the URI. If t

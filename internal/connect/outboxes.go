@@ -63,7 +63,7 @@ func RunReslice(
 	if err != nil {
 		return slots.ResliceReport{}, err
 	}
-	defer mongo.Disconnect()
+	defer mongo.Disconnect(ctx)
 	brokers, err := NewKafka(cfg, log, nil)
 	if err != nil {
 		return slots.ResliceReport{}, err

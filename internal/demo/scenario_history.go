@@ -221,7 +221,7 @@ func (a *slowAppend) appendEvents(ctx context.Context, n int) error {
 			Topics: []string{a.s.names.topicName(aggregate)},
 			Value:  payload,
 		})
-		events = append(events, event.New(aggregate, "slow", "OrderPlaced", payload, event.WithID(id)))
+		events = append(events, event.New(event.Aggregate{Type: aggregate, ID: "slow"}, "OrderPlaced", event.Bytes("", payload), event.WithID(id)))
 	}
 	return a.s.service.box.Append(ctx, events...)
 }

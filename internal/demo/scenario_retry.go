@@ -309,7 +309,7 @@ func (s *stage) appendKey(ctx context.Context, key string, n int) error {
 			Value:  payload,
 		})
 		ids = append(ids, id.String())
-		events = append(events, event.New(refusing, key, "PaymentMade", payload, event.WithID(id)))
+		events = append(events, event.New(event.Aggregate{Type: refusing, ID: key}, "PaymentMade", event.Bytes("", payload), event.WithID(id)))
 	}
 
 	err := s.service.box.Transaction(ctx, func(ctx context.Context) error {

@@ -140,7 +140,7 @@ func (s *stage) measureScheduling(ctx context.Context) (time.Duration, error) {
 	events := make([]event.Event, dueBatch)
 	for i := range events {
 		id := uuid.Must(uuid.NewV7())
-		events[i] = event.New(aggregate, id.String(), "ReminderDue", []byte(`{}`),
+		events[i] = event.New(event.Aggregate{Type: aggregate, ID: id.String()}, "ReminderDue", event.Bytes("", []byte(`{}`)),
 			event.WithID(id), event.WithDueAt(time.Now().Add(time.Hour)))
 	}
 
@@ -187,7 +187,7 @@ func (c *calendar) scheduleBatch(ctx context.Context, batch []*dueEvent) error {
 	for i, d := range batch {
 		id := d.id.String()
 		payload := fmt.Appendf(nil, `{"reminder":%q}`, id)
-		events[i] = event.New(aggregate, id, "ReminderDue", payload, event.WithID(d.id), event.WithDueAt(d.at))
+		events[i] = event.New(event.Aggregate{Type: aggregate, ID: id}, "ReminderDue", event.Bytes("", payload), event.WithID(d.id), event.WithDueAt(d.at))
 		c.stage.check.Begin(check.Event{ID: id, Key: id, Topics: []string{c.stage.names.topicName(aggregate)}, Value: payload})
 	}
 	c.addAll(batch)

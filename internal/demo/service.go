@@ -201,10 +201,9 @@ func (s *service) placeOrders(ctx context.Context, worker, n int, rollback error
 			order.Hex(), customer, cents/100, cents%100)
 
 		ids[i] = id.String()
-		events[i] = event.New(s.aggregate, order.Hex(), "OrderPlaced", payload,
+		events[i] = event.New(event.Aggregate{Type: s.aggregate, ID: order.Hex()}, "OrderPlaced", event.Bytes("application/json", payload),
 			event.WithID(id),
 			event.WithKey(customer),
-			event.WithContentType("application/json"),
 			event.WithHeader(member.NumberHeader, strconv.AppendInt(nil, number, 10)))
 		orders[i] = bson.D{
 			{Key: "_id", Value: order},

@@ -125,7 +125,7 @@ func appendTo(t *testing.T, db *mongo.Database, aggregateType string) {
 	t.Helper()
 	box, err := outbox.New(db, outbox.WithoutTransaction())
 	if err == nil {
-		err = box.Append(t.Context(), event.New(aggregateType, "1", "Placed", bson.D{{Key: "secret", Value: planted}}))
+		err = box.Append(t.Context(), event.New(event.Aggregate{Type: aggregateType, ID: "1"}, "Placed", event.Document(bson.D{{Key: "secret", Value: planted}})))
 	}
 	if err != nil {
 		t.Fatal(err)

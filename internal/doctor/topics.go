@@ -89,10 +89,11 @@ func splitDiagnoses(err error) (said, fixes []string) {
 }
 
 func (x *examination) checkBrokers(ctx context.Context) finding {
-	n, err := x.brokers.Health(ctx)
+	layout, err := x.brokers.Metadata(ctx, nil)
 	if err != nil {
 		return unchecked("", "Kafka answers: %v", err)
 	}
+	n := len(layout.Brokers)
 	x.topics.brokers = n
 	if n == 1 {
 		return warned("add brokers, up to three, and raise the replication of the topics",
@@ -153,10 +154,10 @@ func (x *examination) checkTopicsExist(ctx context.Context) finding {
 	for _, name := range t.names {
 		topic := t.layout.Topics[name]
 		switch {
-		case kafkawire.IsMissing(topic.Err):
+		case errors.Is(topic.Err, kafkawire.UnknownTopicOrPartition):
 			missing = append(missing, name)
 			continue
-		case kafkawire.IsForbidden(topic.Err):
+		case errors.Is(topic.Err, kafkawire.TopicAuthorizationFailed):
 			hidden = append(hidden, name)
 			continue
 		case topic.Err != nil:
@@ -204,7 +205,7 @@ func (x *examination) checkCreation(ctx context.Context, missing []string) findi
 		err := x.brokers.ValidateTopic(ctx, name,
 			kafkawire.TopicCreate{Partitions: max(how.Partitions, 0), Replication: max(how.Replication, 0), Configs: how.Configs})
 		switch {
-		case kafkawire.IsForbidden(err):
+		case errors.Is(err, kafkawire.TopicAuthorizationFailed):
 			refused = append(refused, fmt.Sprintf("this user may not create topic %q", name))
 		case err != nil:
 			refused = append(refused, sink.TopicRefusal(name, err, true))
@@ -221,7 +222,7 @@ func (x *examination) checkCreation(ctx context.Context, missing []string) findi
 // checkACLs checks the operations that the user may perform on each topic.
 func (x *examination) checkACLs(ctx context.Context) finding {
 	names := slices.DeleteFunc(slices.Clone(x.topics.names), func(name string) bool {
-		return kafkawire.IsMissing(x.topics.layout.Topics[name].Err)
+		return errors.Is(x.topics.layout.Topics[name].Err, kafkawire.UnknownTopicOrPartition)
 	})
 	if len(names) == 0 {
 		return passed("there is no topic to ask for")

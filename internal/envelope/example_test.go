@@ -10,7 +10,7 @@ import (
 )
 
 func ExampleParse() {
-	raw, err := event.New("order", "o-1", "OrderPlaced", bson.D{{Key: "total", Value: 42}}, event.WithID("x"), event.WithHeader("a", []byte("1"))).MarshalBSON()
+	raw, err := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Document(bson.D{{Key: "total", Value: 42}}), event.WithID("x"), event.WithHeader("a", []byte("1"))).MarshalBSON()
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -137,7 +137,7 @@ func TestN07_UserHeaderIDIsMalformed(t *testing.T) {
 	for name, want := range map[string]string{"id": "header id", "outrelay-ns": "outrelay-*", "outrelay-delivery": "outrelay-*", "outrelay-": "outrelay-*"} {
 		refusal(t, doc(t, bson.E{Key: "headers", Value: bson.A{pair("ok", "v"), pair(name, "v")}}), record.Malformed, want)
 		refusal(t, doc(t, bson.E{Key: "headers", Value: bson.D{{Key: name, Value: "v"}}}), record.Malformed, want)
-		if err := event.New("a", "1", "t", nil, event.WithHeader(name, nil)).Validate(); err == nil || !strings.Contains(err.Error(), want) {
+		if err := event.New(event.Aggregate{Type: "a", ID: "1"}, "t", event.Payload{}, event.WithHeader(name, nil)).Validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("Validate: %v", err)
 		}
 	}
@@ -344,7 +344,7 @@ func TestI8_PayloadAndHeadersAreByteIdentical(t *testing.T) {
 			opts = append(opts, event.WithHeader(h.Key, h.Value))
 		}
 
-		raw, err := event.New("a", "1", "t", payload, opts...).MarshalBSON()
+		raw, err := event.New(event.Aggregate{Type: "a", ID: "1"}, "t", event.Bytes("", payload), opts...).MarshalBSON()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -365,7 +365,7 @@ func TestI8_PayloadAndHeadersAreByteIdentical(t *testing.T) {
 }
 
 func TestParseAllocatesNothing(t *testing.T) {
-	raw, err := event.New("order", "o-1", "OrderPlaced", bytes.Repeat([]byte("x"), 1024), event.WithHeader("traceparent", []byte("00-1")),
+	raw, err := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("", bytes.Repeat([]byte("x"), 1024)), event.WithHeader("traceparent", []byte("00-1")),
 		event.WithHeader("h", []byte("v")), event.WithKey("k")).MarshalBSON()
 	if err != nil {
 		t.Fatal(err)
@@ -400,7 +400,7 @@ func TestParseAllocatesNothing(t *testing.T) {
 }
 
 func BenchmarkParse(b *testing.B) {
-	raw, err := event.New("order", "o-1", "OrderPlaced", bytes.Repeat([]byte("x"), 1024), event.WithHeader("traceparent", []byte("00-1"))).MarshalBSON()
+	raw, err := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("", bytes.Repeat([]byte("x"), 1024)), event.WithHeader("traceparent", []byte("00-1"))).MarshalBSON()
 	if err != nil {
 		b.Fatal(err)
 	}

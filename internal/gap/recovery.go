@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
@@ -58,7 +57,6 @@ type lostStretch struct {
 // stream contains: those of a gap, and those of a collection that was renamed to a watched name.
 type Recovery struct {
 	Config      *config.Config
-	Client      *mongo.Client
 	Scope       *changestream.Scope
 	Held        *lease.Held
 	Calls       *readiness.Calls
@@ -66,7 +64,6 @@ type Recovery struct {
 	Dirty       *watched.DirtyList
 	Dispatcher  dispatcher
 	Pump        pump // set before the stream is read
-	State       *readiness.State
 	Metrics     *metrics.Set
 	Now         func() time.Time
 	Log         *slog.Logger
@@ -230,7 +227,7 @@ func (r *Recovery) HasUnstampedBacklog(ctx context.Context, now bson.Timestamp) 
 
 	for _, c := range r.Collections.WatchedOutboxes() {
 		err := r.Calls.RetryRead(ctx, func(ctx context.Context) (err error) {
-			coll := r.Client.Database(c.DB).Collection(c.Coll)
+			coll := r.Calls.Client.Database(c.DB).Collection(c.Coll)
 			found, err = HasUnstamped(ctx, now, coll, c.Part)
 			return err
 		})
@@ -264,14 +261,14 @@ func (r *Recovery) SweepGap(ctx context.Context, start resume.Position) error {
 	if g == nil {
 		return nil
 	}
-	g.margin = mongodb.Margin(ctx, r.Client)
+	g.margin = mongodb.Margin(ctx, r.Calls.Client)
 	readUpTo, err := r.findReadUpTo(ctx, start.ClusterTime)
 	if err != nil {
 		return err
 	}
 
 	s := &Sweep{
-		Client:      r.Client,
+		Client:      r.Calls.Client,
 		Collections: r.Collections.WatchedOutboxes(),
 		From:        g.From,
 		ReadUpTo:    readUpTo,
@@ -330,7 +327,7 @@ func (r *Recovery) closeGap(ctx context.Context, res Result) error {
 	r.gap = nil
 	r.lastEnd = g.To
 	r.sweeping.Store(nil)
-	r.State.ClearProblems("sweep")
+	r.Calls.State.ClearProblems("sweep")
 
 	took := r.Now().Sub(g.Since).Round(time.Millisecond)
 	r.Log.Info("the gap is closed", "reason", g.Reason, "swept", res.Swept, "known", res.Skipped,
@@ -400,12 +397,12 @@ func (r *Recovery) IncompleteAfterCrash(start resume.Position) (after string, in
 type sweptPublisher struct{ *Recovery }
 
 // Trouble implements gap.Publisher.
-func (p sweptPublisher) Trouble(err error) { p.State.ReportProblem("sweep", err, false) }
+func (p sweptPublisher) Trouble(err error) { p.Calls.State.ReportProblem("sweep", err, false) }
 
 // Reached implements gap.Publisher.
 func (p sweptPublisher) Reached(context.Context, bson.Timestamp) error {
 	p.Dispatcher.Flush()
-	p.State.ClearProblems("sweep")
+	p.Calls.State.ClearProblems("sweep")
 	return nil
 }
 

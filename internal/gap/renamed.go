@@ -21,7 +21,7 @@ func (r *Recovery) handleRename(ctx context.Context, ev *changestream.Event, fro
 		return r.Collections.LeaveCollection(ctx, ev)
 	}
 
-	defer r.Calls.KeepTicking(tickEvery)()
+	defer r.Calls.KeepTicking(ctx, tickEvery)()
 	o, listed, err := r.findRenamed(ctx, ev)
 	if err != nil {
 		return err
@@ -105,7 +105,7 @@ func (r *Recovery) sweepRenamed(
 	r.renames.Store(o.NS(), rename{pos: string(ev.Data), at: at})
 
 	s := &Sweep{
-		Client:      r.Client,
+		Client:      r.Calls.Client,
 		Collections: []outboxes.Outbox{o},
 		ReadUpTo:    map[string]bson.Timestamp{o.NS(): readUpTo},
 		To:          at,

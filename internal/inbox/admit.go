@@ -2,13 +2,8 @@ package inbox
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
-
-	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -21,7 +16,7 @@ import (
 //
 // Admit returns:
 //   - outbox.ErrNoTransaction if no transaction is running.
-//   - A *ClaimedError if an entry has an Eager claim.
+//   - An *InProgressError if an entry is claimed.
 //   - A *StaleError if another process has attached to a newer generation of a partition.
 //
 // After an error the transaction cannot commit. Return the error from the callback: the driver
@@ -33,11 +28,11 @@ func (x *Inbox) Admit(ctx context.Context, list []Entry) (fresh []bool, err erro
 	if err := validateEntries(list); err != nil {
 		return nil, fmt.Errorf("admitting: %w", err)
 	}
-	if !inTransaction(ctx) {
+	if x.store.CurrentTransaction(ctx) == nil {
 		return nil, fmt.Errorf("admitting: %w", outbox.ErrNoTransaction)
 	}
 
-	memo := memoFromContext(ctx)
+	memo := x.memoFromContext(ctx)
 	fresh, rest := memo.knownAnswers(list)
 
 	// Answers of this transaction need no second read.
@@ -46,14 +41,14 @@ func (x *Inbox) Admit(ctx context.Context, list []Entry) (fresh []bool, err erro
 	}
 
 	// If this process is killed, the next owner of the partition can end the transaction.
-	x.recordSession(ctx)
+	x.store.RecordTransaction(ctx)
 	unknown := make([]Entry, len(rest))
 	for i, at := range rest {
 		unknown[i] = list[at]
 	}
 
 	// The joined transaction becomes rollback-only if a part of it fails.
-	err = transaction.Run(ctx, x.client, func(ctx context.Context) error {
+	err = x.store.Transaction(ctx, func(ctx context.Context) error {
 		answers, err := x.admitEntries(ctx, unknown)
 		for i, at := range rest[:len(answers)] {
 			fresh[at] = answers[i]
@@ -68,134 +63,17 @@ func (x *Inbox) Admit(ctx context.Context, list []Entry) (fresh []bool, err erro
 	return fresh, nil
 }
 
-// admitEntries reads before it writes, because a failed insert would abort the whole transaction.
-func (x *Inbox) admitEntries(ctx context.Context, list []Entry) ([]bool, error) {
-	state, err := x.readState(ctx, list)
-	if err != nil {
-		return nil, err
-	}
-
-	d, err := x.decideEntries(list, state)
-	if err != nil {
-		return nil, err
-	}
-	if err := x.insertMarkers(ctx, list, state, d.insert); err != nil {
-		return nil, err
-	}
-	if err := x.takeOverClaims(ctx, list, state, d.takeOver); err != nil {
-		return nil, err
-	}
-
-	return d.fresh, x.advanceWatermarks(ctx, collectMoves(list, state.marks))
-}
-
-// insertMarkers inserts new markers with one command.
-//
-// If another transaction has written a marker since this one began, the insert is a write conflict
-// (112). Then the transaction starts again and reads the marker. A duplicate key (11000) can only
-// come from an index that is not one of EnsureIndexes.
-func (x *Inbox) insertMarkers(ctx context.Context, list []Entry, r *storedState, which []int) error {
-	if len(which) == 0 {
-		return nil
-	}
-
-	now, err := serverTime(ctx)
-	if err != nil {
-		return err
-	}
-
-	docs := make([]any, len(which))
-	keys := make([]Key, len(which))
-	for i, at := range which {
-		docs[i] = x.newHandledMarker(r.ids[at], list[at].Place, now)
-		keys[i] = list[at].Key
-	}
-
-	if _, err := x.markers.InsertMany(ctx, docs); err != nil {
-		if dup := duplicateKeys(err, keys); dup != nil {
-			return &DuplicateError{Keys: dup, Err: err}
-		}
-		return fmt.Errorf("inserting markers: %w", err)
-	}
-
-	return nil
-}
-
-// takeOverClaims marks messages as handled whose claim has expired. It removes the owner, so that
-// the earlier holder cannot finish any more.
-func (x *Inbox) takeOverClaims(ctx context.Context, list []Entry, r *storedState, which []int) error {
-	for _, at := range which {
-		m := r.markers[string(r.ids[at])]
-		filter := bson.D{
-			{Key: "_id", Value: m.ID},
-			{Key: "s", Value: stateClaimed},
-			{Key: "o", Value: m.Owner},
-			{Key: "e", Value: m.Epoch},
-		}
-		update := append(x.handledUpdate(), bson.D{{Key: "$unset", Value: "o"}})
-		res, err := x.markers.UpdateOne(ctx, filter, update)
-		if err != nil {
-			return fmt.Errorf("taking over a claim: %w", err)
-		}
-		if res.MatchedCount == 0 {
-			return &ClaimedError{Key: list[at].Key, Until: r.leases[string(m.ID)].Until}
-		}
-	}
-
-	return nil
-}
-
-// Pass moves the watermarks past the entries without marking them as handled. Use it for messages
-// that another handler handles, or that no handler handles. If ctx has a transaction, Pass joins
-// it. Entries without a place are ignored. Unlike Admit, Pass accepts an identity that is too long.
-func (x *Inbox) Pass(ctx context.Context, list []Entry) error {
-	lanes := make(map[lane]struct{})
-	for _, e := range list {
-		if err := e.validatePlace(); err != nil {
-			return fmt.Errorf("passing: %w", err)
-		}
-		if e.Place.Topic != "" {
-			lanes[entryLane(e)] = struct{}{}
-		}
-	}
-
-	if len(lanes) == 0 {
-		return nil
-	}
-
-	err := x.joinTransaction(ctx, func(ctx context.Context) error {
-		m, err := x.readMarks(ctx, lanes)
-		if err != nil {
-			return err
-		}
-
-		for l := range lanes {
-			if err := x.checkAttached(l.partition, m.currentGeneration(l.partition, l.lane)); err != nil {
-				return err
-			}
-		}
-
-		return x.advanceWatermarks(ctx, collectMoves(list, m))
-	})
-	if err != nil {
-		return fmt.Errorf("passing: %w", err)
-	}
-
-	return nil
-}
-
-// Check returns the result that Admit would have, including its errors, but changes nothing. If ctx
-// has a transaction, Check joins it. Then only an error of the server prevents it from committing.
+// Check returns the result that Admit would have, including its errors, but changes nothing. If ctx has
+// a transaction, Check joins it. Then only an error of the server prevents it from committing.
 func (x *Inbox) Check(ctx context.Context, list []Entry) (fresh []bool, err error) {
 	if err := validateEntries(list); err != nil {
 		return nil, fmt.Errorf("checking: %w", err)
 	}
 
-	fresh, rest := memoFromContext(ctx).knownAnswers(list)
+	fresh, rest := x.memoFromContext(ctx).knownAnswers(list)
 	if len(rest) == 0 {
 		return fresh, nil
 	}
-
 	unknown := make([]Entry, len(rest))
 	for i, at := range rest {
 		unknown[i] = list[at]
@@ -210,110 +88,238 @@ func (x *Inbox) Check(ctx context.Context, list []Entry) (fresh []bool, err erro
 		return nil, fmt.Errorf("checking: %w", err)
 	}
 
+	// The decision is made outside of the transaction, which can commit although an entry is claimed.
 	d, err := x.decideEntries(unknown, state)
 	if err != nil {
 		return nil, fmt.Errorf("checking: %w", err)
 	}
-
 	for i, at := range rest {
 		fresh[at] = d.fresh[i]
 	}
-
 	return fresh, nil
 }
 
-// Insert marks all entries as handled. If some of them were handled before, it marks none, and the
-// *DuplicateError contains exactly those. Entries with the same identity count as one. Insert
-// starts a transaction, or joins the one of ctx. Then a duplicate makes that transaction
-// rollback-only.
-func (x *Inbox) Insert(ctx context.Context, list []Entry) error {
-	list, err := x.distinctEntries(list)
+// admitEntries reads before it writes, because a failed insert would abort the whole transaction.
+func (x *Inbox) admitEntries(ctx context.Context, list []Entry) ([]bool, error) {
+	state, err := x.readState(ctx, list)
 	if err != nil {
-		return fmt.Errorf("inserting: %w", err)
+		return nil, err
 	}
 
-	err = transaction.Run(ctx, x.client, func(ctx context.Context) error {
-		fresh, err := x.Admit(ctx, list)
+	d, err := x.decideEntries(list, state)
+	if err != nil {
+		return nil, err
+	}
+
+	if len(d.insert) > 0 {
+		if err := x.store.InsertMarkers(ctx, d.insert); err != nil {
+			return nil, err
+		}
+	}
+
+	// A claim that has expired is taken over, so that its holder cannot finish any more.
+	for _, id := range d.takeOver {
+		ok, err := x.store.MarkHandled(ctx, id, state.markers[id].Holder, true)
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			return nil, &InProgressError{Key: id.Key, Until: state.leases[id].Until}
+		}
+	}
+
+	return d.fresh, x.advanceWatermarks(ctx, state.marks.collectMoves(list))
+}
+
+// advanceWatermarks writes the moves, if there are any.
+func (x *Inbox) advanceWatermarks(ctx context.Context, moves []Move) error {
+	if len(moves) == 0 {
+		return nil
+	}
+	return x.store.AdvanceMarks(ctx, moves)
+}
+
+// readMarks reads the watermarks of the lanes, if there are any.
+func (x *Inbox) readMarks(ctx context.Context, lanes []LaneKey) (Marks, error) {
+	if len(lanes) == 0 {
+		return nil, nil
+	}
+	return x.store.ReadMarks(ctx, lanes)
+}
+
+// storedState contains the stored state for a list of entries.
+type storedState struct {
+	marks   Marks
+	ids     []*ID // of the marker of each entry, or nil if the watermark alone identifies it
+	markers map[ID]Marker
+	leases  map[ID]Lease // of claimed messages
+}
+
+// readState reads the watermarks first: they determine the generation of an identity, and which
+// entries need no marker. MongoDB does not allow one command for both in a transaction.
+func (x *Inbox) readState(ctx context.Context, list []Entry) (*storedState, error) {
+	r := &storedState{ids: make([]*ID, len(list))}
+
+	var err error
+	if r.marks, err = x.readMarks(ctx, lanesOf(list)); err != nil {
+		return nil, err
+	}
+
+	var ids []ID
+	for i, e := range list {
+		var generation int64
+		if e.Place.Topic != "" {
+			l := entryLane(e)
+			generation = r.marks.currentGeneration(l)
+			if e.Place.Offset < r.marks.nextOffset(l, generation) || e.isPlaceID() {
+				// The watermark is sufficient.
+				continue
+			}
+		}
+
+		id := e.markerID(generation)
+		r.ids[i] = &id
+		ids = append(ids, id)
+	}
+
+	if len(ids) == 0 {
+		return r, nil
+	}
+	if r.markers, err = x.store.ReadMarkers(ctx, ids); err != nil {
+		return nil, err
+	}
+
+	// Usually there are no claims, which costs nothing.
+	var claimed []ID
+	for id, m := range r.markers {
+		if m.State == StateClaimed {
+			claimed = append(claimed, id)
+		}
+	}
+	if len(claimed) > 0 {
+		r.leases, err = x.store.ReadLeases(ctx, claimed)
+	}
+	return r, err
+}
+
+// decision is the treatment of a list of entries.
+type decision struct {
+	fresh    []bool
+	insert   []NewMarker
+	takeOver []ID // markers of claims that have expired
+}
+
+// decideEntries decides about the entries on the basis of the stored state. The error is an
+// *InProgressError or a *StaleError.
+func (x *Inbox) decideEntries(list []Entry, r *storedState) (decision, error) {
+	v := decision{fresh: make([]bool, len(list))}
+	seen := make(map[ID]struct{}, len(list))
+	for i, e := range list {
+		if e.Place.Topic != "" {
+			l := entryLane(e)
+			g := r.marks.currentGeneration(l)
+			if err := x.checkAttached(l.Partition, g); err != nil {
+				return v, err
+			}
+			if e.Place.Offset < r.marks.nextOffset(l, g) {
+				continue
+			}
+		}
+
+		// An entry without a marker is identified by its place, which the key contains.
+		id := ID{Key: e.Key}
+		if r.ids[i] != nil {
+			id = *r.ids[i]
+		}
+		if _, ok := seen[id]; ok {
+			continue
+		}
+		seen[id] = struct{}{}
+
+		m, marked := r.markers[id]
+		switch {
+		case r.ids[i] == nil:
+			// The watermark is sufficient.
+		case !marked:
+			v.insert = append(v.insert, NewMarker{id, e.Place})
+		case m.State != StateClaimed:
+			continue
+		case r.leases[id].Live:
+			return v, &InProgressError{Key: e.Key, Until: r.leases[id].Until}
+		default:
+			v.takeOver = append(v.takeOver, id)
+		}
+
+		v.fresh[i] = true
+	}
+
+	return v, nil
+}
+
+// Pass moves the watermarks past the entries without marking them as handled. Use it for messages
+// that another handler handles, or that no handler handles. If ctx has a transaction, Pass joins
+// it. Entries without a place are ignored. Unlike Admit, Pass accepts an identity that is too long.
+func (x *Inbox) Pass(ctx context.Context, list []Entry) error {
+	for _, e := range list {
+		if err := e.validatePlace(); err != nil {
+			return fmt.Errorf("passing: %w", err)
+		}
+	}
+
+	lanes := lanesOf(list)
+	if len(lanes) == 0 {
+		return nil
+	}
+
+	err := x.joinTransaction(ctx, func(ctx context.Context) error {
+		m, err := x.readMarks(ctx, lanes)
 		if err != nil {
 			return err
 		}
 
-		var dup []Key
-		for i, f := range fresh {
-			if !f {
-				dup = append(dup, list[i].Key)
+		for _, l := range lanes {
+			if l.Lane == PartitionLane {
+				continue
+			}
+			if err := x.checkAttached(l.Partition, m.currentGeneration(l)); err != nil {
+				return err
 			}
 		}
-		if dup != nil {
-			return &DuplicateError{Keys: dup}
-		}
-		return nil
+
+		return x.advanceWatermarks(ctx, m.collectMoves(list))
 	})
-
-	// With an error of the server, the duplicates of the whole list are not known yet.
-	var dup *DuplicateError
-	if errors.As(err, &dup) && dup.Err != nil {
-		return x.findDuplicates(ctx, list, err)
-	}
-
-	return err
-}
-
-// findDuplicates returns a *DuplicateError for all entries that were handled before. It is called
-// after the server rejected an insert and the transaction was aborted. If there are no such
-// entries, it returns the error of the server.
-func (x *Inbox) findDuplicates(ctx context.Context, list []Entry, refusal error) error {
-	var dup *DuplicateError
-	errors.As(refusal, &dup)
-
-	// The transaction was aborted, so this reads outside of it.
-	fresh, err := x.Check(mongo.NewSessionContext(ctx, nil), list)
 	if err != nil {
-		return errors.Join(dup.Err, err)
+		return fmt.Errorf("passing: %w", err)
 	}
 
-	var keys []Key
-	for i, f := range fresh {
-		if !f {
-			keys = append(keys, list[i].Key)
-		}
-	}
-
-	if keys == nil {
-		return fmt.Errorf("inserting markers: %w", dup.Err)
-	}
-
-	return &DuplicateError{Keys: keys, Err: dup.Err}
+	return nil
 }
 
-// distinctEntries returns the entries without those whose identity occurs earlier in the list.
-func (x *Inbox) distinctEntries(list []Entry) ([]Entry, error) {
-	if err := validateEntries(list); err != nil {
-		return nil, err
+// Handled reports whether there is a marker for a handled message. It ignores watermarks. If ctx has a
+// transaction, Handled joins it.
+func (x *Inbox) Handled(ctx context.Context, k Key) (found bool, err error) {
+	e := Entry{Key: k}
+	if err := e.validateEntry(); err != nil {
+		return false, err
 	}
 
-	seen := make(map[string]struct{}, len(list))
-	kept := make([]Entry, 0, len(list))
-	for _, e := range list {
-		id, err := x.markerID(e, 0)
-		if err != nil {
-			return nil, err
-		}
-
-		if _, ok := seen[string(id)]; !ok {
-			seen[string(id)] = struct{}{}
-			kept = append(kept, e)
-		}
+	id := e.markerID(0)
+	err = x.joinTransaction(ctx, func(ctx context.Context) error {
+		markers, err := x.store.ReadMarkers(ctx, []ID{id})
+		found = markers[id].State == StateHandled
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("looking for %s: %w", k, err)
 	}
-
-	return kept, nil
+	return found, nil
 }
 
 // joinTransaction runs fn in the transaction of ctx, or without one. In a transaction, an error of
 // fn makes it rollback-only.
 func (x *Inbox) joinTransaction(ctx context.Context, fn func(context.Context) error) error {
-	if !inTransaction(ctx) {
+	if x.store.CurrentTransaction(ctx) == nil {
 		return fn(ctx)
 	}
-	return transaction.Run(ctx, x.client, fn)
+	return x.store.Transaction(ctx, fn)
 }

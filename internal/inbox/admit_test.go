@@ -51,10 +51,10 @@ func TestHundredDuplicatesAtOnceHaveOneEffect(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 100 {
 		wg.Go(func() {
-			err := processes[i%len(processes)].Once(t.Context(), "group/a", "1", func(ctx context.Context) error {
+			err := processes[i%len(processes)].Once(t.Context(), entry("1"), func(ctx context.Context) error {
 				_, err := effects.InsertOne(ctx, bson.D{{Key: "caller", Value: i}})
 				return err
-			})
+			}, inbox.OnceConfig{})
 			switch {
 			case errors.Is(err, inbox.ErrDuplicate):
 				duplicates.Add(1)
@@ -108,13 +108,13 @@ func TestAnErrorOfAdmitDoomsTheTransaction(t *testing.T) {
 		}
 
 		_, err := b.inbox.Admit(ctx, []inbox.Entry{entry("1")})
-		if !errors.Is(err, inbox.ErrClaimed) {
+		if !errors.Is(err, inbox.ErrInProgress) {
 			t.Errorf("the error is %v", err)
 		}
 
 		return nil
 	})
-	if !errors.Is(err, inbox.ErrClaimed) || b.count(t, "effects", bson.D{}) != 0 {
+	if !errors.Is(err, inbox.ErrInProgress) || b.count(t, "effects", bson.D{}) != 0 {
 		t.Fatalf("the transaction ended with %v", err)
 	}
 }
@@ -223,18 +223,16 @@ func TestOneTransactionAsksForAnEntryOnce(t *testing.T) {
 	b := setup(t, w.options())
 	list := batch("", 3, 0)
 	err := b.transaction(t.Context(), func(ctx context.Context) error {
-		ctx = inbox.Remember(ctx)
+		ctx = b.inbox.Remember(ctx)
 		if _, err := b.inbox.Admit(ctx, list); err != nil {
 			return err
 		}
 
 		w.reset()
 		for range 2 {
-			for _, ask := range []func(context.Context, []inbox.Entry) ([]bool, error){b.inbox.Admit, b.inbox.Check} {
-				fresh, err := ask(ctx, append(slices.Clone(list), entry("1")))
-				if err != nil || slices.Contains(fresh, false) {
-					return fmt.Errorf("%v, %w", fresh, err)
-				}
+			fresh, err := b.inbox.Admit(ctx, append(slices.Clone(list), entry("1")))
+			if err != nil || slices.Contains(fresh, false) {
+				return fmt.Errorf("%v, %w", fresh, err)
 			}
 		}
 
@@ -264,7 +262,7 @@ func TestARetriedAttemptAsksAnew(t *testing.T) {
 	var attempts int
 	err := b.transaction(t.Context(), func(ctx context.Context) error {
 		attempts++
-		ctx = inbox.Remember(ctx)
+		ctx = b.inbox.Remember(ctx)
 		if _, err := b.inbox.Admit(ctx, []inbox.Entry{entry("1")}); err != nil {
 			return err
 		}
@@ -277,33 +275,8 @@ func TestARetriedAttemptAsksAnew(t *testing.T) {
 	if err != nil || attempts != 2 {
 		t.Fatalf("%v after %d attempts", err, attempts)
 	}
-	if ok, err := b.inbox.Exists(t.Context(), entry("1").Key); err != nil || !ok {
+	if ok, err := b.inbox.Handled(t.Context(), entry("1").Key); err != nil || !ok {
 		t.Fatalf("the second attempt left no marker: %v", err)
-	}
-}
-
-func TestInsertIsAllOrNothing(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	if err := b.inbox.Insert(t.Context(), []inbox.Entry{entry("1"), entry("2"), entry("1")}); err != nil {
-		t.Fatal(err)
-	}
-
-	err := b.inbox.Insert(t.Context(), []inbox.Entry{entry("3"), entry("2"), entry("4"), entry("4"), entry("1")})
-	var dup *inbox.DuplicateError
-	if !errors.As(err, &dup) {
-		t.Fatalf("the error is %v", err)
-	}
-
-	if diff := cmp.Diff([]inbox.Key{entry("2").Key, entry("1").Key}, dup.Keys); diff != "" {
-		t.Error(diff)
-	}
-
-	if n := b.count(t, "inbox", bson.D{}); n != 2 {
-		t.Fatalf("%d markers, want the first 2", n)
-	}
-	if err := b.inbox.Insert(t.Context(), []inbox.Entry{entry("3"), entry("4")}); err != nil {
-		t.Fatalf("those that came with duplicates are stranded: %v", err)
 	}
 }
 
@@ -320,7 +293,7 @@ func TestAnotherErrorIsItself(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		err := b.inbox.Insert(t.Context(), batch("", 2, 0))
+		err := b.tryAdmit(t.Context(), batch("", 2, 0))
 		if !mongo.IsDuplicateKeyError(err) || errors.Is(err, inbox.ErrDuplicate) {
 			t.Fatalf("the error is %v, want the server's", err)
 		}
@@ -335,7 +308,7 @@ func TestAnotherErrorIsItself(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		err := b.inbox.Insert(t.Context(), []inbox.Entry{entry("1")})
+		err := b.tryAdmit(t.Context(), []inbox.Entry{entry("1")})
 		var se mongo.ServerError
 		if !errors.As(err, &se) || !se.HasErrorCode(121) || errors.Is(err, inbox.ErrDuplicate) {
 			t.Fatalf("the error is %v, want code 121", err)
@@ -354,10 +327,10 @@ func TestAnUnreachableDatabaseDropsNothing(t *testing.T) {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	err := b.inbox.Once(ctx, "group/a", "1", func(context.Context) error {
+	err := b.inbox.Once(ctx, entry("1"), func(context.Context) error {
 		t.Error("the handler runs without an inbox")
 		return nil
-	})
+	}, inbox.OnceConfig{})
 	if err == nil || errors.Is(err, inbox.ErrDuplicate) {
 		t.Fatalf("the error is %v", err)
 	}
@@ -365,29 +338,5 @@ func TestAnUnreachableDatabaseDropsNothing(t *testing.T) {
 	off()
 	if fresh := b.admit(t, b.inbox, entry("1")); !fresh[0] {
 		t.Fatal("refused afterwards")
-	}
-}
-
-func TestIDOnly(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	x := b.new(t, inbox.WithIdentity(inbox.IDOnly), inbox.WithCollection("shared"))
-	other := func(e inbox.Entry) inbox.Entry { e.Key.Consumer = "group/b"; return e }
-	bare := placed(inbox.PlaceID("orders", 0, 7), 0, 7)
-	if fresh := b.admit(t, x, entry("1"), bare, other(entry("1")), other(bare)); !cmp.Equal(fresh, []bool{true, true, false, false}) {
-		t.Fatalf("fresh is %v", fresh)
-	}
-	if fresh := b.admit(t, x, other(entry("1")), other(bare)); slices.Contains(fresh, true) {
-		t.Fatalf("fresh is %v", fresh)
-	}
-
-	for _, consumer := range []string{"group/a", "group/b"} {
-		if _, err := x.Renew(t.Context(), consumer, "orders", 0); err != nil {
-			t.Fatal(err)
-		}
-	}
-
-	if fresh := b.admit(t, x, bare, other(bare)); !cmp.Equal(fresh, []bool{true, false}) {
-		t.Fatalf("in the next generation of the topic fresh is %v", fresh)
 	}
 }

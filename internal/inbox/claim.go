@@ -8,55 +8,25 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/hold"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// Claim is the exclusive right to handle one message. Its methods are safe for concurrent use.
-type Claim interface {
-	// Entry returns the message.
-	Entry() Entry
+// Claim is the exclusive right to handle one message. A lease and a marker store it. Its methods are
+// safe for concurrent use.
+type Claim struct {
+	inbox   *Inbox
+	entry   Entry
+	id      ID // of the marker and of the lease
+	holder  Holder
+	attempt int
+	lease   time.Duration
 
-	// Attempt returns 1 for the first claim of this identity, and one more for each later claim.
-	Attempt() int
-
-	// Run renews the lease until ctx ends, and then returns nil. If the claim is lost, it returns a
-	// *ClaimLostError. If the lease cannot be renewed, it does so when the lease has expired by the
-	// clock of this process. That time is counted from before the last renewal was sent.
-	Run(ctx context.Context) error
-
-	// Hold runs fn and renews the lease at the same time. If the claim is lost, the context of fn
-	// is canceled with the *ClaimLostError as its cause, and Hold returns that error joined with
-	// the error of fn.
-	Hold(ctx context.Context, fn func(ctx context.Context) error) error
-
-	// Handled marks the message as handled and moves the watermark, in the transaction of ctx. If
-	// another holder has claimed the message, the error is a *ClaimLostError, and the transaction
-	// cannot commit. Without a transaction it takes effect at once. If the process crashes before
-	// that, the message is handled again.
-	Handled(ctx context.Context) error
-
-	// Release gives the claim up, so that the message can be claimed again at once. After Handled
-	// was committed it only deletes the lease. It may be called at any time and more than once.
-	Release(ctx context.Context) error
-
-	// Defer gives the claim up. The message can be claimed again after the time d.
-	Defer(ctx context.Context, d time.Duration) error
-}
-
-// claim is a Claim in MongoDB. A lease and a marker store it.
-type claim struct {
-	inbox      *Inbox
-	entry      Entry
-	id         bson.Raw // _id of the marker and of the lease
+	// generation is the generation of the partition, also if the id does not contain it.
 	generation int64
-	owner      string
-	epoch      int64
-	attempt    int
-	lease      time.Duration
 
-	until   atomic.Pointer[time.Time] // monotonic time until which the lease is certainly valid
+	until   atomic.Pointer[time.Time] // time of this process until which the lease is certainly valid
 	handled atomic.Bool
 }
 
@@ -64,28 +34,28 @@ type claim struct {
 // used. When Claim returns, the claim is committed. Call Release in the end, whatever the result of
 // the handler is.
 //
-// It returns a *DuplicateError if the message was handled, a *ClaimedError if another holder has
+// It returns a *DuplicateError if the message was handled, an *InProgressError if another holder has
 // claimed it, and ErrInTransaction if ctx has a running transaction. It costs two writes, and also
 // a read if the entry has a place.
-func (x *Inbox) Claim(ctx context.Context, e Entry, lease time.Duration) (Claim, error) {
+func (x *Inbox) Claim(ctx context.Context, e Entry, lease time.Duration) (*Claim, error) {
 	if lease == 0 {
-		lease = x.lease
+		lease = x.settings.Lease
 	}
 
 	err := e.validateEntry()
-	if lease < MinLease || lease > x.retention {
+	if lease < MinLease || lease > x.settings.Retention {
 		err = errors.Join(err, fmt.Errorf("%w: invalid lease %s: it must be between %s and the retention", ErrInvalid, lease, MinLease))
 	}
 
 	// The claim must be committed before the handler begins.
-	if inTransaction(ctx) {
+	if x.store.CurrentTransaction(ctx) != nil {
 		err = errors.Join(err, ErrInTransaction)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("claiming: %w", err)
 	}
 
-	c := &claim{inbox: x, entry: e, owner: uuid.NewString(), lease: lease}
+	c := &Claim{inbox: x, entry: e, holder: Holder{Owner: uuid.NewString()}, lease: lease}
 	if err := c.acquireClaim(ctx); err != nil {
 		return nil, fmt.Errorf("claiming: %w", err)
 	}
@@ -100,7 +70,7 @@ func (x *Inbox) Claim(ctx context.Context, e Entry, lease time.Duration) (Claim,
 
 // acquireClaim acquires the lease first, which orders concurrent claims. Then it writes owner and
 // epoch into the marker. From then on, no earlier holder can finish.
-func (c *claim) acquireClaim(ctx context.Context) error {
+func (c *Claim) acquireClaim(ctx context.Context) error {
 	if err := c.locateMarker(ctx); err != nil {
 		return err
 	}
@@ -108,173 +78,110 @@ func (c *claim) acquireClaim(ctx context.Context) error {
 		return err
 	}
 
+	store := c.inbox.store
 	for {
-		m, err := c.claimMarker(ctx)
+		m, err := store.ClaimMarker(ctx, NewMarker{c.id, c.entry.Place}, c.holder)
 		switch {
 		case err != nil:
-			return errors.Join(err, c.deleteLease(ctx))
-		case m.State == stateHandled:
-			return errors.Join(&DuplicateError{Keys: []Key{c.entry.Key}}, c.deleteLease(ctx))
-		case m.Owner == c.owner:
+			return errors.Join(fmt.Errorf("writing the claim of %s: %w", c.entry.Key, err), c.deleteLease(ctx))
+		case m.State == StateHandled:
+			return errors.Join(&DuplicateError{c.entry.Key}, c.deleteLease(ctx))
+		case m.Owner == c.holder.Owner:
 			c.attempt = m.Attempts
 			return nil
 		}
 
 		// The marker contains a later epoch than the lease: the lease was deleted, and the server's
 		// clock has gone back since. Set a higher epoch, if the lease is still held.
-		if err := c.raiseEpoch(ctx, m.Epoch+1); err != nil {
-			return err
+		c.holder.Epoch = m.Epoch + 1
+		ok, err := store.RaiseEpoch(ctx, c.id, c.holder)
+		if err != nil {
+			return fmt.Errorf("raising the epoch of %s: %w", c.entry.Key, err)
+		}
+		if !ok {
+			return &InProgressError{Key: c.entry.Key, Until: store.Now()}
 		}
 	}
 }
 
-// locateMarker checks the watermark, and sets the generation and the _id of the marker.
-func (c *claim) locateMarker(ctx context.Context) (err error) {
+// locateMarker checks the watermark, and sets the generation and the id of the marker.
+func (c *Claim) locateMarker(ctx context.Context) error {
 	if c.entry.Place.Topic != "" {
 		l := entryLane(c.entry)
-		m, err := c.inbox.readMarks(ctx, map[lane]struct{}{l: {}})
+		m, err := c.inbox.readMarks(ctx, lanesOf([]Entry{c.entry}))
 		if err != nil {
 			return err
 		}
 
-		c.generation = m.currentGeneration(l.partition, l.lane)
-		if err := c.inbox.checkAttached(l.partition, c.generation); err != nil {
+		c.generation = m.currentGeneration(l)
+		if err := c.inbox.checkAttached(l.Partition, c.generation); err != nil {
 			return err
 		}
 		if c.entry.Place.Offset < m.nextOffset(l, c.generation) {
-			return &DuplicateError{Keys: []Key{c.entry.Key}}
+			return &DuplicateError{c.entry.Key}
 		}
 	}
 
-	c.id, err = c.inbox.markerID(c.entry, c.generation)
-	return err
+	c.id = c.entry.markerID(c.generation)
+	return nil
 }
 
-// acquireLease acquires the lease if it has expired by the server's clock. The epoch is the time in
-// milliseconds, or one more than the last epoch. So it increases even if the document was deleted
-// in between.
-func (c *claim) acquireLease(ctx context.Context) error {
-	until := bson.D{{Key: "$ifNull", Value: bson.A{"$until", bson.DateTime(0)}}}
-	free := bson.D{{Key: "$lte", Value: bson.A{until, "$$NOW"}}}
-	nextEpoch := bson.D{{Key: "$add", Value: bson.A{bson.D{{Key: "$ifNull", Value: bson.A{"$e", int64(0)}}}, int64(1)}}}
-	taken := bson.D{
-		{Key: "_id", Value: "$_id"},
-		{Key: "o", Value: c.owner},
-		{Key: "e", Value: bson.D{{Key: "$max", Value: bson.A{nextEpoch, bson.D{{Key: "$toLong", Value: "$$NOW"}}}}}},
-		{Key: "until", Value: afterNow(c.lease)},
-	}
-
+// acquireLease acquires the lease, if it has expired.
+func (c *Claim) acquireLease(ctx context.Context) error {
 	// The lease is counted from before the request, so this process never considers it valid for
 	// too long.
-	asked := time.Now()
-	var d leaseDoc
-	err := c.inbox.claims.FindOneAndUpdate(ctx, c.idFilter(), replaceIf(free, taken), upsertOptions()).Decode(&d)
+	asked := c.inbox.store.Now()
+	l, err := c.inbox.store.AcquireLease(ctx, c.id, c.holder.Owner, c.lease)
 	if err != nil {
 		return fmt.Errorf("taking the lease of %s: %w", c.entry.Key, err)
 	}
-	if d.Owner != c.owner {
-		return c.leaseHeldError(ctx, d.Until)
+	if l.Owner == c.holder.Owner {
+		c.holder.Epoch = l.Epoch
+		c.extendLease(asked)
+		return nil
 	}
 
-	c.epoch = d.Epoch
-	c.extendLease(asked)
-	return nil
-}
-
-// leaseHeldError returns the error for a lease that another holder has. That holder may have
-// handled the message without deleting its lease.
-func (c *claim) leaseHeldError(ctx context.Context, until time.Time) error {
-	var m marker
-	err := c.inbox.markers.FindOne(ctx, c.idFilter()).Decode(&m)
-	switch {
-	case err != nil && !errors.Is(err, mongo.ErrNoDocuments):
+	// Another holder may have handled the message without deleting its lease.
+	markers, err := c.inbox.store.ReadMarkers(ctx, []ID{c.id})
+	if err != nil {
 		return fmt.Errorf("reading the marker of %s: %w", c.entry.Key, err)
-	case m.State == stateHandled:
-		return &DuplicateError{Keys: []Key{c.entry.Key}}
 	}
-
-	return &ClaimedError{Key: c.entry.Key, Until: until}
-}
-
-// claimMarker writes the claim into the marker, unless the message was handled or the marker has a
-// later epoch. It returns the resulting marker.
-func (c *claim) claimMarker(ctx context.Context) (marker, error) {
-	epoch := bson.D{{Key: "$ifNull", Value: bson.A{"$e", int64(-1)}}}
-	unavailable := bson.D{{Key: "$or", Value: bson.A{
-		bson.D{{Key: "$eq", Value: bson.A{"$s", stateHandled}}},
-		bson.D{{Key: "$gte", Value: bson.A{epoch, c.epoch}}},
-	}}}
-
-	attempts := bson.D{{Key: "$ifNull", Value: bson.A{"$a", 0}}}
-	fields := append(bson.D{
-		{Key: "s", Value: stateClaimed},
-		{Key: "o", Value: c.owner},
-		{Key: "e", Value: c.epoch},
-		{Key: "a", Value: bson.D{{Key: "$add", Value: bson.A{attempts, 1}}}},
-	}, c.inbox.expiryFields()...)
-	claimed := bson.D{{Key: "$mergeObjects", Value: bson.A{
-		"$$ROOT", append(fields, placeFields(c.entry.Place)...),
-	}}}
-
-	var m marker
-	update := replaceIf(bson.D{{Key: "$not", Value: unavailable}}, claimed)
-	err := c.inbox.markers.FindOneAndUpdate(ctx, c.idFilter(), update, upsertOptions()).Decode(&m)
-	if err != nil {
-		return m, fmt.Errorf("writing the claim of %s: %w", c.entry.Key, err)
+	if markers[c.id].State == StateHandled {
+		return &DuplicateError{c.entry.Key}
 	}
-
-	return m, nil
+	return &InProgressError{Key: c.entry.Key, Until: l.Until}
 }
 
-// raiseEpoch sets a higher epoch if the lease is still held.
-func (c *claim) raiseEpoch(ctx context.Context, epoch int64) error {
-	set := bson.A{bson.D{{Key: "$set", Value: bson.D{{Key: "e", Value: epoch}}}}}
-	res, err := c.inbox.claims.UpdateOne(ctx, c.ownLeaseFilter(), set)
-	if err != nil {
-		return fmt.Errorf("raising the epoch of %s: %w", c.entry.Key, err)
-	}
-	if res.MatchedCount == 0 {
-		return &ClaimedError{Key: c.entry.Key, Until: time.Now()}
-	}
-
-	c.epoch = epoch
-	return nil
+// extendLease records that the lease is valid for its length from the time asked, when the renewal
+// was sent.
+func (c *Claim) extendLease(asked time.Time) {
+	until := asked.Add(c.lease)
+	c.until.Store(&until)
 }
 
-// idFilter returns a filter for the marker or the lease.
-func (c *claim) idFilter() bson.D { return bson.D{{Key: "_id", Value: c.id}} }
+// timeLeft returns the time for which the lease is certainly valid.
+func (c *Claim) timeLeft() time.Duration { return c.until.Load().Sub(c.inbox.store.Now()) }
 
-// ownLeaseFilter returns a filter for the lease while this claim holds it.
-func (c *claim) ownLeaseFilter() bson.D {
-	return bson.D{{Key: "_id", Value: c.id}, {Key: "o", Value: c.owner}}
-}
+// Entry returns the message.
+func (c *Claim) Entry() Entry { return c.entry }
 
-// replaceIf returns an update that replaces the document if the condition holds.
-func replaceIf(cond, with bson.D) bson.A {
-	return bson.A{bson.D{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{cond, with, "$$ROOT"}}}}}}
-}
+// Attempt returns 1 for the first claim of this identity, and one more for each later claim.
+func (c *Claim) Attempt() int { return c.attempt }
 
-// upsertOptions returns options for an upsert that returns the new document.
-func upsertOptions() *options.FindOneAndUpdateOptionsBuilder {
-	return options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)
-}
-
-func (c *claim) Entry() Entry { return c.entry }
-
-func (c *claim) Attempt() int { return c.attempt }
-
-// Handled marks the message as handled and moves the watermark: see Claim.Handled.
-func (c *claim) Handled(ctx context.Context) error {
+// Handled marks the message as handled and moves the watermark, in the transaction of ctx. If
+// another holder has claimed the message, the error is a *ClaimLostError, and the transaction
+// cannot commit. Without a transaction it takes effect at once. If the process crashes before
+// that, the message is handled again.
+func (c *Claim) Handled(ctx context.Context) error {
 	// If this process is killed, the next owner of the partition can end the transaction.
-	c.inbox.recordSession(ctx)
+	c.inbox.store.RecordTransaction(ctx)
 	err := c.inbox.joinTransaction(ctx, func(ctx context.Context) error {
-		// The filter does not contain the state, so marking the message again changes nothing.
-		filter := bson.D{{Key: "_id", Value: c.id}, {Key: "o", Value: c.owner}, {Key: "e", Value: c.epoch}}
-		res, err := c.inbox.markers.UpdateOne(ctx, filter, c.inbox.handledUpdate())
+		// The holder stays in the marker, so marking the message again changes nothing.
+		ok, err := c.inbox.store.MarkHandled(ctx, c.id, c.holder, false)
 		if err != nil {
 			return fmt.Errorf("marking %s as handled: %w", c.entry.Key, err)
 		}
-		if res.MatchedCount == 0 {
+		if !ok {
 			return &ClaimLostError{Key: c.entry.Key}
 		}
 
@@ -283,14 +190,157 @@ func (c *claim) Handled(ctx context.Context) error {
 			return nil
 		}
 
+		// The watermark moves only in the generation of the claim.
 		p := c.entry.Place
-		watermark := mark{Generation: c.generation, Next: p.Offset + 1, Epoch: p.LeaderEpoch}
-		return c.inbox.advanceWatermarks(ctx, []move{{entryLane(c.entry), watermark}})
+		watermark := Mark{Generation: c.generation, Next: p.Offset + 1, Epoch: p.LeaderEpoch}
+		return c.inbox.advanceWatermarks(ctx, []Move{{entryLane(c.entry), watermark}})
 	})
 	if err != nil {
 		return err
 	}
 
-	memoFromContext(ctx).storeAnswers([]Entry{c.entry}, []bool{true})
+	c.inbox.memoFromContext(ctx).storeAnswers([]Entry{c.entry}, []bool{true})
 	return nil
+}
+
+// renewalsPerLease is the number of renewals within a lease. Two of them may fail.
+const renewalsPerLease = 3
+
+// Run renews the lease until ctx ends, and then returns nil. If the claim is lost, it returns a
+// *ClaimLostError. If the lease cannot be renewed, it does so when the lease has expired by the
+// clock of this process. That time is counted from before the last renewal was sent.
+func (c *Claim) Run(ctx context.Context) error {
+	// The lease is renewed outside of the transaction of the handler, never in it.
+	ctx = c.inbox.store.Outside(ctx)
+
+	backoff := retry.Policy{Base: c.lease / 20, Cap: c.lease / 6}.Start()
+	for wait := c.lease / renewalsPerLease; ; {
+		if c.inbox.store.Wait(ctx, wait) != nil {
+			return nil
+		}
+
+		err := c.renewLease(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			backoff.Reset()
+			wait = c.lease / renewalsPerLease
+		case errors.Is(err, ErrClaimLost):
+			return c.lostError(err)
+		default:
+			// The lease is still valid, so the renewal is repeated until it expires.
+			left := c.timeLeft()
+			if left <= 0 {
+				return c.lostError(&ClaimLostError{Key: c.entry.Key, Err: err})
+			}
+
+			wait = min(backoff.Next(), left)
+		}
+	}
+}
+
+// lostError returns err, unless Handled was called. Then the transaction decides, and its commit
+// must not be interrupted.
+func (c *Claim) lostError(err error) error {
+	if c.handled.Load() {
+		return nil
+	}
+	return err
+}
+
+// renewLease makes one attempt to renew the lease, which ends when the lease expires.
+func (c *Claim) renewLease(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, c.timeLeft())
+	defer cancel()
+
+	asked := c.inbox.store.Now()
+	ok, err := c.inbox.store.RenewLease(ctx, c.id, c.holder.Owner, c.lease)
+	if err != nil {
+		return fmt.Errorf("renewing the claim of %s: %w", c.entry.Key, err)
+	}
+	if !ok {
+		return &ClaimLostError{Key: c.entry.Key}
+	}
+
+	c.extendLease(asked)
+	return nil
+}
+
+// Hold runs fn and renews the lease at the same time. If the claim is lost, the context of fn
+// is canceled with the *ClaimLostError as its cause, and Hold returns that error joined with
+// the error of fn.
+func (c *Claim) Hold(ctx context.Context, fn func(ctx context.Context) error) error {
+	lost, err := hold.RunWhile(ctx, c.Run, fn)
+	switch {
+	case lost == nil || errors.Is(err, ErrClaimLost):
+		return err
+	case err == nil && c.handled.Load():
+		return nil
+	}
+	return errors.Join(lost, err)
+}
+
+// Release gives the claim up, so that the message can be claimed again at once. After Handled
+// was committed it only deletes the lease. It may be called at any time and more than once.
+func (c *Claim) Release(ctx context.Context) error {
+	// A handled message is not claimed again, so its epoch is not needed any more.
+	if c.handled.Load() {
+		return c.deleteLease(ctx)
+	}
+	return c.Defer(ctx, 0)
+}
+
+// Defer gives the claim up. The message can be claimed again after the time d. It keeps the lease,
+// because it contains the epoch.
+func (c *Claim) Defer(ctx context.Context, d time.Duration) error {
+	c.untrackClaim()
+
+	err := c.inbox.store.ReleaseLease(c.inbox.store.Outside(ctx), c.id, c.holder.Owner, max(d, 0))
+	if err != nil {
+		return fmt.Errorf("releasing the claim of %s: %w", c.entry.Key, err)
+	}
+	return nil
+}
+
+// deleteLease deletes the lease if this claim holds it.
+func (c *Claim) deleteLease(ctx context.Context) error {
+	c.untrackClaim()
+
+	if err := c.inbox.store.DeleteLease(c.inbox.store.Outside(ctx), c.id, c.holder.Owner); err != nil {
+		return fmt.Errorf("removing the claim of %s: %w", c.entry.Key, err)
+	}
+	return nil
+}
+
+// untrackClaim removes the claim from the claims that Inbox.Release releases.
+func (c *Claim) untrackClaim() {
+	c.inbox.mu.Lock()
+	defer c.inbox.mu.Unlock()
+	delete(c.inbox.heldClaims, c)
+}
+
+// Release releases all claims of a consumer that this Inbox holds for messages of a partition, and
+// gives the partition back. Call it when the partition is assigned to another process and no
+// transaction for it is open any more. It does not affect other consumers of the same Inbox. It
+// joins the errors of all releases.
+func (x *Inbox) Release(ctx context.Context, consumer, topic string, part int32) error {
+	p := Partition{consumer, topic, part}
+	var claims []*Claim
+	x.mu.Lock()
+	for c := range x.heldClaims {
+		if entryPartition(c.entry) == p {
+			claims = append(claims, c)
+		}
+	}
+	// attached is kept: a handler that is still running may admit a message.
+	delete(x.suspicions, p)
+	x.mu.Unlock()
+
+	var errs []error
+	for _, c := range claims {
+		errs = append(errs, c.Release(ctx))
+	}
+	errs = append(errs, x.store.RemovePartition(ctx, p))
+	return errors.Join(errs...)
 }

@@ -34,8 +34,8 @@ func TestCrashBetweenClaimAndHandled(t *testing.T) {
 	}
 
 	stacktest.Eventually(t, "the lease to end", func() bool {
-		err := b.inbox.Once(t.Context(), "group/a", "1", effect, inbox.Using(inbox.Eager), inbox.At(placed("1", 0, 4).Place))
-		if err != nil && !errors.Is(err, inbox.ErrClaimed) {
+		err := b.inbox.Once(t.Context(), placed("1", 0, 4), effect, inbox.OnceConfig{Claim: true})
+		if err != nil && !errors.Is(err, inbox.ErrInProgress) {
 			t.Fatal(err)
 		}
 
@@ -78,7 +78,7 @@ func TestRenewalsDoNotDisturbTheHandlersTransaction(t *testing.T) {
 	err = c.Hold(t.Context(), func(ctx context.Context) error {
 		return b.transaction(ctx, func(ctx context.Context) error {
 			attempts++
-			if _, err := b.inbox.Exists(ctx, entry("1").Key); err != nil { // begins the snapshot
+			if _, err := b.inbox.Handled(ctx, entry("1").Key); err != nil { // begins the snapshot
 				return err
 			}
 
@@ -233,7 +233,7 @@ func TestReleaseOfAPartition(t *testing.T) {
 		t.Error(err)
 	}
 
-	if _, err := other.Claim(t.Context(), elsewhere, 0); !errors.Is(err, inbox.ErrClaimed) {
+	if _, err := other.Claim(t.Context(), elsewhere, 0); !errors.Is(err, inbox.ErrInProgress) {
 		t.Errorf("a claim of another partition: %v", err)
 	}
 }
@@ -245,20 +245,20 @@ func TestEagerHandlersBeginOnce(t *testing.T) {
 	var begun atomic.Int64
 	held, done := make(chan struct{}), make(chan error, 1)
 	go func() {
-		done <- b.inbox.Once(t.Context(), "group/a", "1", func(context.Context) error {
+		done <- b.inbox.Once(t.Context(), entry("1"), func(context.Context) error {
 			if begun.Add(1) == 1 {
 				close(held)
 			}
 			return nil
-		}, inbox.Using(inbox.Eager))
+		}, inbox.OnceConfig{Claim: true})
 	}()
 	<-held
 	for range 10 {
-		err := b.new(t).Once(t.Context(), "group/a", "1", func(context.Context) error {
+		err := b.new(t).Once(t.Context(), entry("1"), func(context.Context) error {
 			begun.Add(1)
 			return nil
-		}, inbox.Using(inbox.Eager))
-		if !errors.Is(err, inbox.ErrClaimed) && !errors.Is(err, inbox.ErrDuplicate) {
+		}, inbox.OnceConfig{Claim: true})
+		if !errors.Is(err, inbox.ErrInProgress) && !errors.Is(err, inbox.ErrDuplicate) {
 			t.Errorf("the error is %v", err)
 		}
 	}
@@ -328,17 +328,17 @@ func TestTheLeaseOfOneCall(t *testing.T) {
 	b := setup(t)
 	never := func(context.Context) error { t.Error("it was handled"); return nil }
 	for _, d := range []time.Duration{inbox.MinLease - 1, inbox.DefaultRetention + 1} {
-		if err := b.inbox.Once(t.Context(), "group/a", "1", never, inbox.Using(inbox.Eager), inbox.ForLease(d)); !errors.Is(err, inbox.ErrInvalid) {
+		if err := b.inbox.Once(t.Context(), entry("1"), never, inbox.OnceConfig{Claim: true, Lease: d}); !errors.Is(err, inbox.ErrInvalid) {
 			t.Errorf("a lease of %s: %v", d, err)
 		}
 	}
 
-	err := b.inbox.Once(t.Context(), "group/a", "1", func(context.Context) error {
-		if _, err := b.new(t).Claim(t.Context(), inbox.Entry{Key: inbox.Key{Consumer: "group/a", ID: "1"}}, 0); !errors.Is(err, inbox.ErrClaimed) {
+	err := b.inbox.Once(t.Context(), entry("1"), func(context.Context) error {
+		if _, err := b.new(t).Claim(t.Context(), inbox.Entry{Key: inbox.Key{Consumer: "group/a", ID: "1"}}, 0); !errors.Is(err, inbox.ErrInProgress) {
 			t.Errorf("claimed twice: %v", err)
 		}
 		return nil
-	}, inbox.Using(inbox.Eager), inbox.ForLease(time.Minute))
+	}, inbox.OnceConfig{Claim: true, Lease: time.Minute})
 	if err != nil {
 		t.Error(err)
 	}

@@ -3,7 +3,6 @@ package inbox
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 )
 
@@ -12,15 +11,13 @@ var (
 	// ErrDuplicate means that the message was handled before. The error is a *DuplicateError.
 	ErrDuplicate = errors.New("handled before")
 
-	// ErrClaimed means that another holder has claimed the message. The error is a *ClaimedError.
-	ErrClaimed = errors.New("claimed by another")
+	// ErrInProgress means that another call is handling the message. The error is an
+	// *InProgressError.
+	ErrInProgress = errors.New("being handled by another call")
 
 	// ErrClaimLost means that a claim is no longer held: its lease expired and another holder
 	// claimed the message, or it was released. The error is a *ClaimLostError.
 	ErrClaimLost = errors.New("claim lost")
-
-	// ErrBusy means that this process is handling the same identity. The error is a *BusyError.
-	ErrBusy = errors.New("being handled in this process")
 
 	// ErrRecreated means that a watermark belongs to a deleted topic with the same name, or that
 	// the topic lost records. The error is a *RecreatedError.
@@ -42,48 +39,33 @@ var (
 	ErrInTransaction = fmt.Errorf("%w: a claim must be committed before the handler's transaction begins: call Claim outside of it", ErrInvalid)
 )
 
-// DuplicateError reports identities that were handled before. It wraps ErrDuplicate.
-type DuplicateError struct {
-	// Keys contains the identities.
-	Keys []Key
+// DuplicateError reports a message that was handled before. It wraps ErrDuplicate.
+type DuplicateError struct{ Key Key }
 
-	// Err is the error of the server, or nil if the duplicates were found by reading.
-	Err error
-}
+func (e *DuplicateError) Error() string { return fmt.Sprintf("%s: %s", ErrDuplicate, e.Key) }
 
-func (e *DuplicateError) Error() string {
-	const maxShown = 3
-	texts := make([]string, 0, maxShown)
-	for _, k := range e.Keys[:min(maxShown, len(e.Keys))] {
-		texts = append(texts, k.String())
-	}
+// Unwrap returns ErrDuplicate.
+func (e *DuplicateError) Unwrap() error { return ErrDuplicate }
 
-	more := ""
-	if n := len(e.Keys) - maxShown; n > 0 {
-		more = fmt.Sprintf(" and %d more", n)
-	}
-
-	return fmt.Sprintf("%s: %s%s", ErrDuplicate, strings.Join(texts, ", "), more)
-}
-
-// Unwrap returns ErrDuplicate and the error of the server.
-func (e *DuplicateError) Unwrap() []error { return nonNilErrors(ErrDuplicate, e.Err) }
-
-// ClaimedError reports a message that another holder has claimed. It wraps ErrClaimed.
-type ClaimedError struct {
+// InProgressError reports a message that another call is handling. It wraps ErrInProgress.
+type InProgressError struct {
 	// Key is the identity of the message.
 	Key Key
 
-	// Until is the end of the lease by the server's clock, unless the holder renews it.
+	// Until is the end of the other call's lease by the server's clock, unless the holder renews it.
+	// It is zero if the other call belongs to this process.
 	Until time.Time
 }
 
-func (e *ClaimedError) Error() string {
-	return fmt.Sprintf("%s: %s until %s", ErrClaimed, e.Key, e.Until.UTC().Format(time.RFC3339Nano))
+func (e *InProgressError) Error() string {
+	if e.Until.IsZero() {
+		return fmt.Sprintf("%s: %s", ErrInProgress, e.Key)
+	}
+	return fmt.Sprintf("%s: %s until %s", ErrInProgress, e.Key, e.Until.UTC().Format(time.RFC3339Nano))
 }
 
-// Unwrap returns ErrClaimed.
-func (e *ClaimedError) Unwrap() error { return ErrClaimed }
+// Unwrap returns ErrInProgress.
+func (e *InProgressError) Unwrap() error { return ErrInProgress }
 
 // ClaimLostError reports a claim that is no longer held. It wraps ErrClaimLost.
 type ClaimLostError struct {
@@ -102,15 +84,12 @@ func (e *ClaimLostError) Error() string {
 }
 
 // Unwrap returns ErrClaimLost and the cause.
-func (e *ClaimLostError) Unwrap() []error { return nonNilErrors(ErrClaimLost, e.Err) }
-
-// BusyError reports an identity that this process is handling. It wraps ErrBusy.
-type BusyError struct{ Key Key }
-
-func (e *BusyError) Error() string { return fmt.Sprintf("%s: %s", ErrBusy, e.Key) }
-
-// Unwrap returns ErrBusy.
-func (e *BusyError) Unwrap() error { return ErrBusy }
+func (e *ClaimLostError) Unwrap() []error {
+	if e.Err == nil {
+		return []error{ErrClaimLost}
+	}
+	return []error{ErrClaimLost, e.Err}
+}
 
 // RecreatedError reports a partition that does not match its watermark, because the topic was
 // recreated or lost records. It wraps ErrRecreated.
@@ -132,7 +111,7 @@ type RecreatedError struct {
 
 func (e *RecreatedError) Error() string {
 	return fmt.Sprintf("%s: partition %d of %s ends at offset %d with leader epoch %d, but %s has handled up to offset %d at epoch %d; "+
-		"if the topic was deleted and created again, call Renew or use WithRecreated(Resume)",
+		"if the topic was deleted and created again, run once without HaltOnRecreated",
 		ErrRecreated, e.Partition, e.Topic, e.End, e.Epoch, e.Consumer, e.Watermark, e.Seen)
 }
 
@@ -159,31 +138,3 @@ func (e *StaleError) Error() string {
 
 // Unwrap returns ErrStale.
 func (e *StaleError) Unwrap() error { return ErrStale }
-
-// PrivilegeError reports an action for which the MongoDB user has no permission.
-type PrivilegeError struct {
-	// Action is the action, and On the database or collection.
-	Action, On string
-
-	// Err is the error of the server.
-	Err error
-}
-
-func (e *PrivilegeError) Error() string {
-	return fmt.Sprintf("the user has no permission to %s on %s: grant it, or let an administrator run the statements of Indexes: %v",
-		e.Action, e.On, e.Err)
-}
-
-// Unwrap returns the error of the server.
-func (e *PrivilegeError) Unwrap() error { return e.Err }
-
-// nonNilErrors returns the errors that are not nil.
-func nonNilErrors(errs ...error) []error {
-	kept := errs[:0]
-	for _, err := range errs {
-		if err != nil {
-			kept = append(kept, err)
-		}
-	}
-	return kept
-}

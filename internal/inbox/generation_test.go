@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 )
 
 // attach attaches, and again if the first answer must be confirmed, with the same end.
@@ -84,33 +85,35 @@ func TestN29_AGenerationIsOneDocument(t *testing.T) {
 	}
 
 	b.admit(t, b.inbox, placed("new", 3, 1))
-	marks, err := b.inbox.Watermarks(t.Context(), "group/a")
+	marks, err := b.store().Watermarks(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	var current []inbox.Watermark
+	var current []mongostore.Watermark
 	for _, m := range marks {
 		if m.Current {
 			current = append(current, m)
 		}
 	}
 
-	if len(marks) != inbox.Lanes || len(current) != 1 || current[0].Place.Lane != 3 || current[0].Place.Offset != 2 || current[0].At.IsZero() {
+	if len(marks) != inbox.Lanes || len(current) != 1 || current[0].Lane.Lane != 3 || current[0].Mark.Next != 2 || current[0].At.IsZero() {
 		t.Fatalf("%d watermarks, current %+v", len(marks), current)
 	}
 }
 
-func TestN29_RenewIsTheAnswerToAHalt(t *testing.T) {
+// TestN29_AHaltEndsWithoutTheSetting: a process that does not halt begins the generation, and then the
+// halted one goes on.
+func TestN29_AHaltEndsWithoutTheSetting(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	x := b.new(t, inbox.WithRecreated(inbox.Halt))
+	x := b.newWith(t, inbox.Settings{HaltOnRecreated: true})
 	b.admit(t, x, placed("1", 0, 100))
 	if _, err := attach(t, x, 10); !errors.Is(err, inbox.ErrRecreated) {
 		t.Fatalf("the error is %v", err)
 	}
 
-	g, err := x.Renew(t.Context(), "group/a", "orders", 0)
+	g, err := attach(t, b.inbox, 10)
 	if err != nil || g.Number != 1 || !g.Recreated {
 		t.Fatalf("%+v, %v", g, err)
 	}

@@ -1,16 +1,11 @@
 package inbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"sync"
-
-	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
-	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
-	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
 	"github.com/outrelay/outrelay/internal/hold"
 )
@@ -92,64 +87,73 @@ func validateEntries(list []Entry) error {
 	return errors.Join(errs...)
 }
 
-// Inbox is the inbox of a service, in several collections of one database. It is safe for
-// concurrent use.
+// isPlaceID reports whether the id contains nothing but the place.
+func (e Entry) isPlaceID() bool {
+	p := e.Place
+	return p.Topic != "" && e.Key.ID == PlaceID(p.Topic, p.Partition, p.Offset)
+}
+
+// markerID returns the id of the marker of an entry, in the given generation of its partition.
+func (e Entry) markerID(generation int64) ID {
+	// N29: the same place in a recreated topic is another message.
+	if e.isPlaceID() {
+		return ID{e.Key, generation}
+	}
+	return ID{Key: e.Key}
+}
+
+// Inbox is the inbox of a service. It is safe for concurrent use.
 type Inbox struct {
-	settings
-	client  *mongo.Client
-	markers *mongo.Collection
-	offsets *mongo.Collection // watermarks
-	claims  *mongo.Collection // leases of claims
-	tenures *mongo.Collection
+	settings Settings
+	store    Store
 
 	// singleFlight makes calls of Once with the same identity wait for each other.
 	singleFlight hold.Guard
 
 	mu         sync.Mutex
-	attached   map[partition]int64 // generation at the last Attach of this process
-	suspicions map[partition]suspicion
-	heldClaims map[*claim]struct{}
-	tenure     *tenure // nil without a partition
+	attached   map[Partition]int64 // generation at the last Attach of this process
+	suspicions map[Partition]suspicion
+	heldClaims map[*Claim]struct{}
 }
 
-// New returns an Inbox in the database db. Its client must be the one that runs the transactions of
-// the handlers.
-//
-// New does no I/O: call EnsureIndexes before the first message. Outside of transactions, the Inbox
-// writes with majority write concern, even if the client is configured otherwise. The error joins
-// the problems of all options.
-func New(db *mongo.Database, opts ...Option) (*Inbox, error) {
-	if db == nil {
-		return nil, fmt.Errorf("inbox: %w: the database is nil", ErrInvalid)
-	}
-
-	s := settings{collection: DefaultCollection, retention: DefaultRetention, lease: DefaultLease}
-	for _, o := range opts {
-		o(&s)
-	}
-	if err := s.validate(); err != nil {
+// New returns an Inbox. open returns its Store for the complete settings. New does no I/O: call
+// EnsureIndexes before the first message. The error joins the problems of all settings.
+func New(s Settings, open func(s Settings) Store) (*Inbox, error) {
+	s, err := s.complete()
+	if err != nil {
 		return nil, err
 	}
 
-	concerns := options.Collection().
-		SetWriteConcern(writeconcern.Majority()).
-		SetReadConcern(readconcern.Majority()).
-		SetReadPreference(readpref.Primary())
 	return &Inbox{
 		settings:   s,
-		client:     db.Client(),
-		markers:    db.Collection(s.collection, concerns),
-		offsets:    db.Collection(s.collection+"_offsets", concerns),
-		claims:     db.Collection(s.collection+"_claims", concerns),
-		tenures:    db.Collection(s.collection+"_tenures", concerns),
-		attached:   make(map[partition]int64),
-		suspicions: make(map[partition]suspicion),
-		heldClaims: make(map[*claim]struct{}),
+		store:      open(s),
+		attached:   make(map[Partition]int64),
+		suspicions: make(map[Partition]suspicion),
+		heldClaims: make(map[*Claim]struct{}),
 	}, nil
 }
 
-// inTransaction reports whether ctx has a session with a running transaction.
-func inTransaction(ctx context.Context) bool {
-	s := mongo.SessionFromContext(ctx)
-	return s != nil && s.TransactionRunning()
+// EnsureIndexes creates the missing collections and indexes. It does not change existing ones. Call
+// it before the first Admit: if transactions have to create a collection, they conflict. If an index
+// with the same name or key has other options, the error contains its field.
+func (x *Inbox) EnsureIndexes(ctx context.Context) error { return x.store.EnsureIndexes(ctx) }
+
+// Counts returns the sizes of the inbox. Its cost grows with the number of claims.
+func (x *Inbox) Counts(ctx context.Context) (Counts, error) { return x.store.Counts(ctx) }
+
+const defaultSweep = 100_000
+
+// Sweep deletes markers whose retention is over by the clock of the store, the oldest first and at
+// most limit, and returns their number. A limit of 0 means 100,000. It does the work of the TTL index
+// on demand and within limits.
+func (x *Inbox) Sweep(ctx context.Context, limit int) (removed int64, err error) {
+	if limit < 0 {
+		return 0, fmt.Errorf("sweeping: %w: negative limit", ErrInvalid)
+	}
+
+	removed, err = x.store.Sweep(ctx, cmp.Or(limit, defaultSweep))
+	if err != nil {
+		return removed, fmt.Errorf("sweeping: %w", err)
+	}
+	return removed, nil
 }

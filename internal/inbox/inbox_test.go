@@ -13,6 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/inbox/inboxtest"
+	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/transaction"
 )
 
@@ -41,13 +42,24 @@ func setup(tb testing.TB, opts ...*options.ClientOptions) bundle {
 }
 
 // new returns an inbox of another process.
-func (b bundle) new(tb testing.TB, opts ...inbox.Option) *inbox.Inbox {
+func (b bundle) new(tb testing.TB) *inbox.Inbox {
 	tb.Helper()
-	x, err := inbox.New(b.db, opts...)
+	return b.newWith(tb, inbox.Settings{})
+}
+
+// newWith returns an inbox of another process with the settings.
+func (b bundle) newWith(tb testing.TB, s inbox.Settings) *inbox.Inbox {
+	tb.Helper()
+	x, err := mongostore.Open(b.db, s)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	return x
+}
+
+// store returns the store of the inboxes.
+func (b bundle) store() *mongostore.Store {
+	return mongostore.New(b.db, inbox.Settings{Collection: inbox.DefaultCollection})
 }
 
 func (b bundle) transaction(ctx context.Context, fn func(context.Context) error) error {
@@ -64,6 +76,14 @@ func (b bundle) admit(tb testing.TB, x *inbox.Inbox, list ...inbox.Entry) []bool
 		tb.Fatal(err)
 	}
 	return fresh
+}
+
+// tryAdmit admits the entries in a transaction and returns its error.
+func (b bundle) tryAdmit(ctx context.Context, list []inbox.Entry) error {
+	return b.transaction(ctx, func(ctx context.Context) error {
+		_, err := b.inbox.Admit(ctx, list)
+		return err
+	})
 }
 
 // past sets a date of every document to a time long ago.
@@ -95,7 +115,7 @@ func TestConformance(t *testing.T) {
 	inboxtest.Run(t, func(t *testing.T) inboxtest.Setup {
 		b := setup(t)
 		return inboxtest.Setup{
-			Inbox: b.inbox, Other: b.new(t), Halting: b.new(t, inbox.WithRecreated(inbox.Halt)),
+			Inbox: b.inbox, Other: b.new(t), Halting: b.newWith(t, inbox.Settings{HaltOnRecreated: true}),
 			Transaction: b.transaction,
 			Expire: func(ctx context.Context) error {
 				if err := b.past(ctx, "inbox", "k"); err != nil {

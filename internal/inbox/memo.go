@@ -3,15 +3,14 @@ package inbox
 import (
 	"context"
 	"sync"
-
-	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
-type memoKey struct{}
+// memoKey is the key of the memo of an Inbox in a context.
+type memoKey struct{ inbox *Inbox }
 
 // memo contains the answers of Admit in one attempt of a transaction. A nil memo contains none.
 type memo struct {
-	sess *mongo.Session
+	transaction any
 
 	mu      sync.Mutex
 	answers map[Entry]bool
@@ -24,20 +23,19 @@ type memo struct {
 // Call it first in the callback of a transaction, with the context of the callback, and nowhere
 // else: each attempt needs its own memory. Once calls it itself. Without a running transaction it
 // returns ctx.
-func Remember(ctx context.Context) context.Context {
-	if !inTransaction(ctx) || memoFromContext(ctx) != nil {
+func (x *Inbox) Remember(ctx context.Context) context.Context {
+	t := x.store.CurrentTransaction(ctx)
+	if t == nil || x.memoFromContext(ctx) != nil {
 		return ctx
 	}
-
-	m := &memo{sess: mongo.SessionFromContext(ctx), answers: make(map[Entry]bool)}
-	return context.WithValue(ctx, memoKey{}, m)
+	return context.WithValue(ctx, memoKey{x}, &memo{transaction: t, answers: make(map[Entry]bool)})
 }
 
 // memoFromContext returns the memo of the transaction that an operation with ctx would belong to,
 // or nil.
-func memoFromContext(ctx context.Context) *memo {
-	m, _ := ctx.Value(memoKey{}).(*memo)
-	if m == nil || mongo.SessionFromContext(ctx) != m.sess || !m.sess.TransactionRunning() {
+func (x *Inbox) memoFromContext(ctx context.Context) *memo {
+	m, _ := ctx.Value(memoKey{x}).(*memo)
+	if m == nil || x.store.CurrentTransaction(ctx) != m.transaction {
 		return nil
 	}
 	return m

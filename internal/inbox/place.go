@@ -36,8 +36,7 @@ func Lane(key []byte, offset int64) int32 {
 }
 
 // PlaceID returns the identity of a record without an id: "topic/partition/offset". An entry whose
-// id is the PlaceID of its place needs only the watermark and gets no marker, unless the identity
-// is IDOnly.
+// id is the PlaceID of its place needs only the watermark and gets no marker.
 func PlaceID(topic string, partition int32, offset int64) string {
 	b := make([]byte, 0, len(topic)+24)
 	b = append(b, topic...)

@@ -142,7 +142,7 @@ func TestAConsumerGivesBackOnlyItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	if _, err := b.new(t).Claim(t.Context(), at("b/h"), time.Minute); !errors.Is(err, inbox.ErrClaimed) {
+	if _, err := b.new(t).Claim(t.Context(), at("b/h"), time.Minute); !errors.Is(err, inbox.ErrInProgress) {
 		t.Errorf("the claim of the other consumer: %v", err)
 	}
 
@@ -165,19 +165,19 @@ func TestWatermarksCanBeForgotten(t *testing.T) {
 	}
 
 	b.admit(t, x, placed("1", 0, 1), placed("2", 1, 1))
-	if _, err := x.Forget(t.Context(), "", ""); !errors.Is(err, inbox.ErrInvalid) {
+	if _, err := b.store().Forget(t.Context(), "", ""); !errors.Is(err, inbox.ErrInvalid) {
 		t.Errorf("of nobody: %v", err)
 	}
 
-	if n, err := x.Forget(t.Context(), "group/a", "another"); n != 0 || err != nil {
+	if n, err := b.store().Forget(t.Context(), "group/a", "another"); n != 0 || err != nil {
 		t.Errorf("of another topic: %d, %v", n, err)
 	}
 
-	if n, err := x.Forget(t.Context(), "group/a", ""); n != 3 || err != nil {
+	if n, err := b.store().Forget(t.Context(), "group/a", ""); n != 3 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
 
-	if n, err := x.Forget(t.Context(), "group/a", ""); n != 0 || err != nil {
+	if n, err := b.store().Forget(t.Context(), "group/a", ""); n != 0 || err != nil {
 		t.Errorf("afterwards %d documents are there, %v", n, err)
 	}
 }

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	kafkago "github.com/segmentio/kafka-go"
-	"github.com/segmentio/kafka-go/protocol"
 	"github.com/segmentio/kafka-go/protocol/metadata"
 )
 
@@ -42,9 +40,8 @@ func (c *Client) Authorized(ctx context.Context, topics []string) (map[string][]
 		return nil, nil
 	}
 
-	m, err := c.callAny(ctx, timeoutFor(adminTimeout, len(topics)), func() protocol.Message {
-		return &metadata.Request{TopicNames: slices.Clone(topics), IncludeTopicAuthorizedOperations: true}
-	})
+	req := &metadata.Request{TopicNames: topics, IncludeTopicAuthorizedOperations: true}
+	m, err := c.callAny(ctx, timeoutFor(adminTimeout, len(topics)), req)
 	if err != nil {
 		return nil, fmt.Errorf("reading the allowed operations: %w", err)
 	}
@@ -68,12 +65,6 @@ func (c *Client) Authorized(ctx context.Context, topics []string) (map[string][]
 	}
 	return out, nil
 }
-
-// IsMissing reports whether a topic's error means that the topic does not exist.
-func IsMissing(err error) bool { return errors.Is(err, kafkago.UnknownTopicOrPartition) }
-
-// IsForbidden reports whether a topic's error means that this user may not see the topic.
-func IsForbidden(err error) bool { return errors.Is(err, kafkago.TopicAuthorizationFailed) }
 
 // ValidateTopic returns an error if this user could not create the topic with these options. It
 // creates nothing.

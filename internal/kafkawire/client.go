@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -92,19 +93,16 @@ func (c *Client) useLink(ctx context.Context, addr string, timeout time.Duration
 }
 
 func isTimeout(err error) bool {
-	t, ok := errors.AsType[interface {
-		error
-		Timeout() bool
-	}](err)
+	t, ok := errors.AsType[net.Error](err)
 	return ok && t.Timeout()
 }
 
 // callAny sends a request to one broker after another until one responds.
 func (c *Client) callAny(
-	ctx context.Context, timeout time.Duration, newRequest func() protocol.Message,
+	ctx context.Context, timeout time.Duration, req protocol.Message,
 ) (m protocol.Message, err error) {
 	err = c.useAny(ctx, timeout, func(l *Link) error {
-		m, err = l.protoConn.RoundTrip(newRequest())
+		m, err = l.protoConn.RoundTrip(req)
 		return err
 	})
 	return m, err

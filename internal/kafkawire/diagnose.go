@@ -18,34 +18,14 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
 )
 
-// Problem names the cause of a failed connection. It is fit for the id of a check.
-type Problem string
-
-// The problems that Diagnose distinguishes.
-const (
-	ProblemDNS           Problem = "dns"
-	ProblemUnreachable   Problem = "unreachable"
-	ProblemTLSExpected   Problem = "tls_expected"
-	ProblemPlainExpected Problem = "plain_text_expected"
-	ProblemUnknownCA     Problem = "unknown_ca"
-	ProblemCertificate   Problem = "certificate"
-	ProblemClientCert    Problem = "client_certificate"
-	ProblemSASLNeeded    Problem = "sasl_needed"
-	ProblemMechanism     Problem = "sasl_mechanism"
-	ProblemCredentials   Problem = "credentials"
-	ProblemAdvertised    Problem = "advertised_listeners"
-	ProblemProtocol      Problem = "protocol"
-)
-
 // Diagnosis explains why Kafka cannot be used: what happened, how the client tried to connect, and
 // the fix.
 type Diagnosis struct {
-	Problem Problem
-	Broker  string
-	Tried   string
-	Text    string
-	Fix     string
-	Err     error
+	Broker string
+	Tried  string
+	Text   string
+	Fix    string
+	Err    error
 }
 
 func (d *Diagnosis) Error() string {
@@ -88,10 +68,9 @@ func (c *Client) checkAdvertised(ctx context.Context, from string, l *Layout) er
 		}
 
 		errs = append(errs, &Diagnosis{
-			Problem: ProblemAdvertised,
-			Broker:  addr,
-			Tried:   c.connectionMethod(),
-			Err:     err,
+			Broker: addr,
+			Tried:  c.connectionMethod(),
+			Err:    err,
 			Text: fmt.Sprintf("%s responds, but advertises this address for broker %d, "+
 				"which cannot be reached from this machine: %v", from, id, err),
 			Fix: "correct advertised.listeners of the brokers, or make the name and port reachable from this machine",
@@ -145,137 +124,110 @@ func (c *Client) explainError(addr string, err error) error {
 
 	switch at {
 	case stageTCP:
-		explainTCP(d, err)
+		d.Text, d.Fix = explainTCP(err)
 	case stageTLS:
-		explainTLS(d, err)
+		d.Text, d.Fix = explainTLS(err)
 	case stageSASL:
-		explainSASL(d, err)
+		d.Text, d.Fix = explainSASL(err)
 	case stageVersions, stageRequest:
-		c.explainReply(d, at, err)
+		d.Text, d.Fix = c.explainReply(at, err)
 	}
 	return d
 }
 
-func (d *Diagnosis) setProblem(p Problem, text, fix string) { d.Problem, d.Text, d.Fix = p, text, fix }
-
-func explainTCP(d *Diagnosis, err error) {
+func explainTCP(err error) (text, fix string) {
 	if dns, ok := errors.AsType[*net.DNSError](err); ok {
-		d.setProblem(ProblemDNS,
-			fmt.Sprintf("the name %q cannot be resolved", dns.Name),
-			"correct kafka.brokers, or the name service of this machine")
-		return
+		return fmt.Sprintf("the name %q cannot be resolved", dns.Name),
+			"correct kafka.brokers, or the name service of this machine"
 	}
 
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		d.setProblem(ProblemUnreachable,
-			"the connection is refused: no process listens on this port",
-			"correct host and port in kafka.brokers, or start the broker")
+		return "the connection is refused: no process listens on this port",
+			"correct host and port in kafka.brokers, or start the broker"
 
 	case isTimeout(err) || errors.Is(err, context.DeadlineExceeded):
-		d.setProblem(ProblemUnreachable,
-			"no response in time",
-			"correct kafka.brokers, or open the way through firewalls and network policies")
+		return "no response in time",
+			"correct kafka.brokers, or open the way through firewalls and network policies"
 
 	default:
-		d.setProblem(ProblemUnreachable,
-			"no connection: "+err.Error(),
-			"correct kafka.brokers, or the network between this machine and the broker")
+		return "no connection: " + err.Error(),
+			"correct kafka.brokers, or the network between this machine and the broker"
 	}
 }
 
-func explainTLS(d *Diagnosis, err error) {
+func explainTLS(err error) (text, fix string) {
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
-		d.setProblem(ProblemUnknownCA,
-			"this machine does not trust the authority that signed the broker's certificate",
-			"set kafka.tls.ca to the certificate of that authority")
-		return
+		return "this machine does not trust the authority that signed the broker's certificate",
+			"set kafka.tls.ca to the certificate of that authority"
 	}
 	if h, ok := errors.AsType[x509.HostnameError](err); ok {
-		d.setProblem(ProblemCertificate,
-			fmt.Sprintf("the broker's certificate is not valid for the name %q", h.Host),
-			"use a name of the certificate in kafka.brokers, or issue a certificate for this name")
-		return
+		return fmt.Sprintf("the broker's certificate is not valid for the name %q", h.Host),
+			"use a name of the certificate in kafka.brokers, or issue a certificate for this name"
 	}
 	if _, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
-		d.setProblem(ProblemCertificate,
-			"the broker's certificate is not valid: "+err.Error(),
-			"renew it, or correct this machine's clock")
-		return
+		return "the broker's certificate is not valid: " + err.Error(),
+			"renew it, or correct this machine's clock"
 	}
 
 	_, notTLS := errors.AsType[tls.RecordHeaderError](err)
 	if notTLS || isHangUp(err) {
-		d.setProblem(ProblemPlainExpected,
-			"the listener does not support TLS",
-			"remove kafka.tls, or use the port of the broker's TLS listener")
-		return
+		return "the listener does not support TLS",
+			"remove kafka.tls, or use the port of the broker's TLS listener"
 	}
 	if isTLSAlert(err) {
-		d.setProblem(ProblemClientCert,
-			"the broker rejects the handshake: "+err.Error(),
-			"set kafka.tls.cert and kafka.tls.key to a certificate that the broker trusts")
-		return
+		return "the broker rejects the handshake: " + err.Error(),
+			"set kafka.tls.cert and kafka.tls.key to a certificate that the broker trusts"
 	}
-	d.setProblem(ProblemCertificate, "the TLS handshake fails: "+err.Error(), "check kafka.tls against the broker's listener")
+	return "the TLS handshake fails: " + err.Error(), "check kafka.tls against the broker's listener"
 }
 
-func explainSASL(d *Diagnosis, err error) {
+func explainSASL(err error) (text, fix string) {
 	if m, ok := errors.AsType[*mechanismError](err); ok {
-		d.setProblem(ProblemMechanism,
-			fmt.Sprintf("the listener does not offer SASL %s", m.wanted),
-			"set kafka.sasl.mechanism to one of "+strings.Join(m.offered, ", "))
-		return
+		return fmt.Sprintf("the listener does not offer SASL %s", m.wanted),
+			"set kafka.sasl.mechanism to one of " + strings.Join(m.offered, ", ")
 	}
 
 	switch {
 	case errors.Is(err, kafkago.SASLAuthenticationFailed):
-		d.setProblem(ProblemCredentials,
-			"user or password is wrong",
-			"correct kafka.sasl.username and kafka.sasl.password")
+		return "user or password is wrong",
+			"correct kafka.sasl.username and kafka.sasl.password"
 
 	case errors.Is(err, kafkago.IllegalSASLState) || isHangUp(err):
-		d.setProblem(ProblemMechanism,
-			"the listener does not accept SASL",
-			"remove kafka.sasl, or use the port of the broker's SASL listener")
+		return "the listener does not accept SASL",
+			"remove kafka.sasl, or use the port of the broker's SASL listener"
 
 	default:
-		d.setProblem(ProblemCredentials,
-			"the authentication fails: "+err.Error(),
-			"check kafka.sasl against the broker's listener")
+		return "the authentication fails: " + err.Error(),
+			"check kafka.sasl against the broker's listener"
 	}
 }
 
 // explainReply explains an error at a request. Kafka closes the connection if the listener uses another
 // protocol than the client.
-func (c *Client) explainReply(d *Diagnosis, at stage, err error) {
+func (c *Client) explainReply(at stage, err error) (text, fix string) {
 	switch {
 	// With TLS 1.3 the client has finished before the broker checks its certificate.
 	case isTLSAlert(err):
-		d.setProblem(ProblemClientCert,
-			"the broker wants a client certificate: "+err.Error(),
-			"set kafka.tls.cert and kafka.tls.key to a certificate that the broker trusts")
+		return "the broker wants a client certificate: " + err.Error(),
+			"set kafka.tls.cert and kafka.tls.key to a certificate that the broker trusts"
 
 	case errors.Is(err, reply.ErrTLS) || at == stageVersions && c.cfg.CurrentTLS == nil && isHangUp(err):
-		d.setProblem(ProblemTLSExpected,
-			"the listener closes a plain text connection: it expects TLS",
-			"set kafka.tls, or use the port of the broker's plain text listener")
+		return "the listener closes a plain text connection: it expects TLS",
+			"set kafka.tls, or use the port of the broker's plain text listener"
 
 	case isHangUp(err) && c.cfg.SASL == nil:
-		d.setProblem(ProblemSASLNeeded,
-			"the listener closes the connection after a request without authentication",
-			"set kafka.sasl, or use the port of a listener without SASL")
+		return "the listener closes the connection after a request without authentication",
+			"set kafka.sasl, or use the port of a listener without SASL"
 
 	case isTimeout(err):
-		d.setProblem(ProblemUnreachable,
-			"the listener accepts connections and does not respond",
-			"check the broker: it may hang, or another service uses this port; "+
-				"if the listener expects TLS, set kafka.tls")
+		return "the listener accepts connections and does not respond",
+			"check the broker: it may hang, or another service uses this port; " +
+				"if the listener expects TLS, set kafka.tls"
 
 	default:
-		d.setProblem(ProblemProtocol,
-			"the listener does not respond like a Kafka broker: "+err.Error(),
-			"check that kafka.brokers names Kafka, 0.11 or later")
+		return "the listener does not respond like a Kafka broker: " + err.Error(),
+			"check that kafka.brokers names Kafka, 0.11 or later"
 	}
 }
 

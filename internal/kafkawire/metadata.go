@@ -9,7 +9,6 @@ import (
 	"strconv"
 
 	kafkago "github.com/segmentio/kafka-go"
-	"github.com/segmentio/kafka-go/protocol"
 	"github.com/segmentio/kafka-go/protocol/metadata"
 
 	"github.com/outrelay/outrelay/internal/record"
@@ -53,9 +52,7 @@ func (c *Client) Metadata(ctx context.Context, topics []string) (*Layout, error)
 		names = []string{} // nil would mean every topic of the cluster
 	}
 
-	m, err := c.callAny(ctx, timeoutFor(metaTimeout, len(names)), func() protocol.Message {
-		return &metadata.Request{TopicNames: names}
-	})
+	m, err := c.callAny(ctx, timeoutFor(metaTimeout, len(names)), &metadata.Request{TopicNames: names})
 	if err != nil {
 		c.noteReachable(false)
 		return nil, fmt.Errorf("reading metadata: %w", err)
@@ -78,7 +75,7 @@ func (c *Client) noteReachable(ok bool) {
 
 // TopicNames returns the names of all topics that this user may see.
 func (c *Client) TopicNames(ctx context.Context) (map[string]bool, error) {
-	m, err := c.callAny(ctx, metaTimeout, func() protocol.Message { return &metadata.Request{} })
+	m, err := c.callAny(ctx, metaTimeout, &metadata.Request{})
 	if err != nil {
 		return nil, fmt.Errorf("listing topics: %w", err)
 	}
@@ -126,13 +123,4 @@ func parseLayout(r *metadata.Response) *Layout {
 		l.Topics[t.Name] = tl
 	}
 	return l
-}
-
-// Health returns the number of brokers, or an error if the cluster does not respond.
-func (c *Client) Health(ctx context.Context) (brokers int, err error) {
-	l, err := c.Metadata(ctx, nil)
-	if err != nil {
-		return 0, err
-	}
-	return len(l.Brokers), nil
 }

@@ -49,9 +49,7 @@ func (c *Client) DescribeTopics(ctx context.Context, topics []string) (map[strin
 		return nil, nil
 	}
 
-	m, err := c.callAny(ctx, timeoutFor(adminTimeout, len(topics)), func() protocol.Message {
-		return describeRequest(resourceTopic, topics, topicConfigs)
-	})
+	m, err := c.callAny(ctx, timeoutFor(adminTimeout, len(topics)), describeRequest(resourceTopic, topics, topicConfigs))
 	if err != nil {
 		return nil, fmt.Errorf("describing topics: %w", err)
 	}
@@ -131,12 +129,10 @@ func (c *Client) createTopic(ctx context.Context, name string, how TopicCreate, 
 		t.Configs = append(t.Configs, createtopics.RequestConfig{Name: k, Value: how.Configs[k]})
 	}
 
-	m, err := c.callAny(ctx, adminTimeout, func() protocol.Message {
-		return &createtopics.Request{
-			Topics:       []createtopics.RequestTopic{t},
-			TimeoutMs:    int32(adminTimeout.Milliseconds()),
-			ValidateOnly: validateOnly,
-		}
+	m, err := c.callAny(ctx, adminTimeout, &createtopics.Request{
+		Topics:       []createtopics.RequestTopic{t},
+		TimeoutMs:    int32(adminTimeout.Milliseconds()),
+		ValidateOnly: validateOnly,
 	})
 	if err != nil {
 		return err

@@ -29,9 +29,7 @@ const (
 func (c *Client) callCoordinator(
 	ctx context.Context, id string, items int, req protocol.Message,
 ) (protocol.Message, error) {
-	m, err := c.callAny(ctx, metaTimeout, func() protocol.Message {
-		return &findcoordinator.Request{Key: id, KeyType: coordinatorOfTransactions}
-	})
+	m, err := c.callAny(ctx, metaTimeout, &findcoordinator.Request{Key: id, KeyType: coordinatorOfTransactions})
 	if err != nil {
 		return nil, fmt.Errorf("finding the coordinator of %s: %w", id, err)
 	}

@@ -19,6 +19,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 
 	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
@@ -31,18 +32,9 @@ type Lease struct {
 	log        *slog.Logger
 	clock      func() time.Duration
 	replicaSet string
-	holdOff    atomic.Int64 // on clock: no attempt before this time
-	standing   atomic.Pointer[Standing]
+	holdOff    atomic.Int64           // on clock: no attempt before this time
+	reason     atomic.Pointer[string] // why the lease is not held, for people; "" while it is held
 	watches    sync.WaitGroup
-}
-
-// Standing is the state of the lease as this process last saw it.
-type Standing struct {
-	Held   bool
-	Reason string // why it is not held, for people; "" when held
-	Owner  string // owner last seen
-	Node   string // node of that owner
-	Epoch  int64  // last seen
 }
 
 // New returns a Lease, or an error if cfg is not valid. It does no I/O.
@@ -52,7 +44,7 @@ func New(cfg Config) (*Lease, error) {
 	}
 	cfg = cfg.withDefaults()
 
-	coll := withMajority(cfg.Collection)
+	coll := mongodb.Majority(cfg.Collection)
 	l := &Lease{
 		cfg:        cfg,
 		coll:       coll,
@@ -62,12 +54,9 @@ func New(cfg Config) (*Lease, error) {
 		replicaSet: cfg.ReplicaSetID,
 	}
 	l.holdOff.Store(int64(l.clock()))
-	l.standing.Store(&Standing{Reason: "not started"})
+	l.reason.Store(new(string))
 	return l, nil
 }
-
-// Standing returns the state last seen. It does no I/O.
-func (l *Lease) Standing() Standing { return *l.standing.Load() }
 
 // HoldOff keeps this process from acquiring for d, so that an owner that stepped down does not take
 // over from itself (N6).
@@ -76,7 +65,7 @@ func (l *Lease) HoldOff(d time.Duration) { l.holdOff.Store(int64(l.clock() + d))
 // Acquire blocks until this process owns the watcher. Until then it stands by. It wakes when the owner
 // releases, when the lease expires, when an operator changes control, and every half ttl. Errors of the
 // server are retried. Acquire returns an error only when ctx ends, when the state was copied
-// ([ErrCopiedState]), or when Config.Absent fails. The caller must Release the lease or let it expire.
+// ([ErrCopiedState]), or when Config.MayCreate fails. The caller must Release the lease or let it expire.
 func (l *Lease) Acquire(ctx context.Context) (*Held, error) {
 	if err := l.resolveReplicaSet(ctx); err != nil {
 		return nil, err
@@ -142,22 +131,16 @@ func (l *Lease) standBy(ctx context.Context, w *documentWatch) (*Held, error) {
 			return h, nil
 		}
 
-		var copied *CopiedStateError
-		if errors.As(err, &copied) {
+		if final, ok := errors.AsType[*finalError](err); ok {
 			c.endSession()
-			return nil, err
-		}
-		var absent *absentError
-		if errors.As(err, &absent) {
-			c.endSession()
-			return nil, absent.error
+			return nil, final.error
 		}
 
 		if err != nil && ctx.Err() == nil {
 			if back.Attempts() == 0 {
 				l.log.Warn("cannot read the lease", "error", err, "advice", adviceFor(err))
 			}
-			l.setStanding(Standing{Reason: "MongoDB: " + err.Error()})
+			l.noteStandingBy("MongoDB: "+err.Error(), 0)
 			wait = back.Next()
 		} else {
 			back.Reset()
@@ -195,7 +178,7 @@ func (c *contender) acquireIfFree(ctx context.Context) (*Held, time.Duration, er
 
 	if !absent && !ours {
 		if wait, reason := l.reasonToWait(call, &doc, now); wait > 0 {
-			l.setStanding(Standing{Reason: reason, Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch})
+			l.noteStandingBy(reason, doc.Epoch)
 			return nil, min(wait, l.pollInterval()), nil
 		}
 		if err := l.checkCopiedState(&doc); err != nil {
@@ -209,9 +192,7 @@ func (c *contender) acquireIfFree(ctx context.Context) (*Held, time.Duration, er
 		var wait time.Duration
 		wait, done = l.cfg.MayAttempt(doc.Control.Pin == l.cfg.Node)
 		if wait > 0 {
-			l.setStanding(Standing{
-				Reason: "other nodes have room for it", Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch,
-			})
+			l.noteStandingBy("other nodes have room for it", doc.Epoch)
 			return nil, wait, nil
 		}
 	}
@@ -224,9 +205,9 @@ func (c *contender) acquireIfFree(ctx context.Context) (*Held, time.Duration, er
 // removalRecheck is the delay before a document is read again that was removed a moment ago.
 const removalRecheck = 50 * time.Millisecond
 
-// checkAbsent calls Config.Absent for a missing document. If a majority read still finds the document,
+// checkAbsent calls Config.MayCreate for a missing document. If a majority read still finds the document,
 // checkAbsent returns the delay after which to read it again. The removal and the documents that
-// replace it were written in one transaction. Absent can see those documents for certain only when a
+// replace it were written in one transaction. MayCreate can see those documents for certain only when a
 // majority of the nodes has the transaction.
 func (l *Lease) checkAbsent(ctx context.Context) (recheck time.Duration, err error) {
 	if l.cfg.MayCreate == nil {
@@ -242,13 +223,10 @@ func (l *Lease) checkAbsent(ctx context.Context) (recheck time.Duration, err err
 	}
 
 	if err := l.cfg.MayCreate(ctx); err != nil {
-		return 0, &absentError{err}
+		return 0, &finalError{err}
 	}
 	return 0, nil
 }
-
-// absentError is an error of Config.Absent. It ends Acquire.
-type absentError struct{ error }
 
 // reasonToWait returns how long, from now, the document keeps this node from acquiring, and why. If it
 // returns 0, the node may attempt.
@@ -294,30 +272,26 @@ func (l *Lease) reasonToWait(ctx context.Context, doc *Document, now time.Time) 
 // pollInterval returns how often a standby reads the document if no change wakes it.
 func (l *Lease) pollInterval() time.Duration { return l.cfg.TTL / 2 }
 
-func (l *Lease) setStanding(s Standing) {
-	old := l.standing.Swap(&s)
-	if s.Epoch > 0 {
-		l.cfg.Metrics.LeaseEpoch.Set(float64(s.Epoch))
-	}
-
-	if s.Held {
-		l.cfg.Metrics.LeaseOwner.Set(1)
-		return
-	}
+// noteStandingBy notes why this process does not hold the lease, and logs the reason if it has changed.
+// epoch is the last epoch that was seen, or 0.
+func (l *Lease) noteStandingBy(reason string, epoch int64) {
 	l.cfg.Metrics.LeaseOwner.Set(0)
 	l.cfg.Metrics.LeaseSuspended.Set(0)
-
-	if old.Reason != s.Reason || old.Owner != s.Owner {
-		l.log.Info("standing by", "reason", s.Reason, "epoch", s.Epoch)
+	if epoch > 0 {
+		l.cfg.Metrics.LeaseEpoch.Set(float64(epoch))
+	}
+	if *l.reason.Swap(&reason) != reason {
+		l.log.Info("standing by", "reason", reason, "epoch", epoch)
 	}
 }
 
-// checkCopiedState returns a *CopiedStateError if the document was written on another replica set (N5).
+// checkCopiedState returns an [ErrCopiedState] if the document was written on another replica set (N5).
 func (l *Lease) checkCopiedState(doc *Document) error {
-	if l.replicaSet != "" && doc.ReplicaSetID != "" && doc.ReplicaSetID != l.replicaSet {
-		return &CopiedStateError{ID: l.cfg.ID, Stored: doc.ReplicaSetID, Here: l.replicaSet}
+	if l.replicaSet == "" || doc.ReplicaSetID == "" || doc.ReplicaSetID == l.replicaSet {
+		return nil
 	}
-	return nil
+	return &finalError{fmt.Errorf("acquiring watcher %s: %w (written on %s, this is %s): "+
+		"run `outrelay recover --adopt` to adopt it here", l.cfg.ID, ErrCopiedState, doc.ReplicaSetID, l.replicaSet)}
 }
 
 // endOpenTransactions ends the transactions that may be open on a document whose lease seems free: the

@@ -10,9 +10,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
-	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // Control holds the requests of operators for a watcher. Each acquisition obeys them, and the owner
@@ -72,17 +72,17 @@ func stepDownControl(hold time.Duration) bson.D {
 // RequestSweep makes the next owner sweep from a time on, and makes the current owner step down for hold.
 // It creates the document if there is none. An unfinished sweep becomes part of the requested one.
 func RequestSweep(ctx context.Context, coll *mongo.Collection, id string, from bson.Timestamp, hold time.Duration) error {
-	unfinished := op("$ne", ifNull("$gap", nil), nil)
+	unfinished := op("$ne", mongodb.IfNull("$gap", nil), nil)
 	gapFrom := op("$cond", unfinished, op("$min", "$gap.from", from), from)
 	gap := Gap{Reason: GapRequested, From: from, Since: time.Now()}
 
 	set := bson.D{
-		{Key: "gap", Value: op("$mergeObjects", lit(gap), bson.D{{Key: "from", Value: gapFrom}})},
+		{Key: "gap", Value: op("$mergeObjects", mongodb.Literal(gap), bson.D{{Key: "from", Value: gapFrom}})},
 		{Key: "control", Value: stepDownControl(hold)},
-		{Key: "owner", Value: ifNull("$owner", nil)},
-		{Key: "expiresAt", Value: ifNull("$expiresAt", time.UnixMilli(0))},
+		{Key: "owner", Value: mongodb.IfNull("$owner", nil)},
+		{Key: "expiresAt", Value: mongodb.IfNull("$expiresAt", time.UnixMilli(0))},
 	}
-	_, err := withMajority(coll).UpdateOne(ctx, bson.D{{Key: "_id", Value: id}},
+	_, err := mongodb.Majority(coll).UpdateOne(ctx, bson.D{{Key: "_id", Value: id}},
 		mongo.Pipeline{{{Key: "$set", Value: set}}}, options.UpdateOne().SetUpsert(true))
 	if err != nil {
 		return fmt.Errorf("requesting a sweep of watcher %s: %w", id, err)
@@ -94,11 +94,11 @@ func RequestSweep(ctx context.Context, coll *mongo.Collection, id string, from b
 // the id of this replica set, and a new instance, because the transactional ids of the old instance may
 // be in use on the other replica set. It fails while a node owns the watcher.
 func Adopt(ctx context.Context, coll *mongo.Collection, id, here string) error {
-	expired := op("$lte", ifNull("$expiresAt", time.UnixMilli(0)), "$$NOW")
+	expired := op("$lte", mongodb.IfNull("$expiresAt", time.UnixMilli(0)), "$$NOW")
 	filter := bson.D{{Key: "_id", Value: id}, {Key: "$expr", Value: expired}}
 	fields := bson.D{{Key: "replicaSetId", Value: here}, {Key: "instance", Value: uuid.NewString()}}
 
-	res, err := withMajority(coll).UpdateOne(ctx, filter, bson.D{{Key: "$set", Value: fields}})
+	res, err := mongodb.Majority(coll).UpdateOne(ctx, filter, bson.D{{Key: "$set", Value: fields}})
 	if err != nil {
 		return fmt.Errorf("adopting watcher %s: %w", id, err)
 	}
@@ -110,7 +110,7 @@ func Adopt(ctx context.Context, coll *mongo.Collection, id, here string) error {
 
 // updateControl applies update to the watcher document. The error is [ErrNotFound] if there is none.
 func updateControl(ctx context.Context, coll *mongo.Collection, id string, update any) error {
-	res, err := withMajority(coll).UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, update)
+	res, err := mongodb.Majority(coll).UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, update)
 	if err != nil {
 		return fmt.Errorf("writing control of watcher %s: %w", id, err)
 	}
@@ -123,7 +123,7 @@ func updateControl(ctx context.Context, coll *mongo.Collection, id string, updat
 // Read returns the watcher document and the time of the server. The error is [ErrNotFound] if there is
 // no document.
 func Read(ctx context.Context, coll *mongo.Collection, id string) (Document, time.Time, error) {
-	return readDocument(ctx, withMajority(coll), id)
+	return readDocument(ctx, mongodb.Majority(coll), id)
 }
 
 func readDocument(ctx context.Context, coll *mongo.Collection, id string) (Document, time.Time, error) {
@@ -148,13 +148,6 @@ func readDocument(ctx context.Context, coll *mongo.Collection, id string) (Docum
 	return found[0].Doc, found[0].Now, nil
 }
 
-// withMajority returns coll with the concerns that ownership requires, independent of the settings of its
-// client.
-func withMajority(coll *mongo.Collection) *mongo.Collection {
-	return coll.Clone(options.Collection().SetReadConcern(readconcern.Majority()).
-		SetWriteConcern(writeconcern.Majority()).SetReadPreference(readpref.Primary()))
-}
-
 // ReplicaSetID reads the id of the replica set from the server. It returns "" without an error if the
 // server does not return the id: the user needs the action replSetGetConfig on the cluster, and a
 // mongos has no id. The name of the set in `hello` is not enough, because many sets are called rs0.
@@ -170,7 +163,7 @@ func ReplicaSetID(ctx context.Context, client *mongo.Client) (string, error) {
 	err := client.Database("admin").RunCommand(ctx, bson.D{{Key: "replSetGetConfig", Value: 1}},
 		options.RunCmd().SetReadPreference(readpref.Primary())).Decode(&reply)
 	switch {
-	case hasCode(err, codeUnauthorized, codeCommandNotFound):
+	case mongodb.HasCode(err, mongodb.CodeUnauthorized, codeCommandNotFound):
 		return "", nil
 	case err != nil:
 		return "", fmt.Errorf("reading the id of the replica set: %w", err)

@@ -3,10 +3,10 @@ package lease
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 var (
@@ -19,24 +19,13 @@ var (
 	ErrVanished = errors.New("watcher document vanished")
 	// ErrNotFound is the error when there is no watcher document with the id.
 	ErrNotFound = errors.New("watcher document not found")
-	// ErrCopiedState matches every *CopiedStateError.
-	ErrCopiedState = errors.New("copied state")
+	// ErrCopiedState is the error for a watcher document that was written on another replica set. Its
+	// transactional ids may be in use there, and its token is not valid here (N5).
+	ErrCopiedState = errors.New("the state was copied from another replica set")
 )
 
-// CopiedStateError is the error for a watcher document that was written on another replica set. Its
-// transactional ids may be in use there, and its token is not valid here (N5).
-type CopiedStateError struct {
-	ID           string // of the watcher document
-	Stored, Here string // replica set ids
-}
-
-func (e *CopiedStateError) Error() string {
-	return fmt.Sprintf("the state of watcher %s was copied from another replica set (written on %s, this is %s): "+
-		"run `outrelay recover --adopt` to adopt it here", e.ID, e.Stored, e.Here)
-}
-
-// Is reports whether target is [ErrCopiedState].
-func (e *CopiedStateError) Is(target error) bool { return target == ErrCopiedState }
+// finalError is an error that ends Acquire. Acquire returns the error in it.
+type finalError struct{ error }
 
 // errOutcomeUnknown is the error of a write that the document does not show yet. The next attempt
 // settles the outcome.
@@ -47,7 +36,6 @@ var errNotOwner = errors.New("watcher document has another owner")
 
 // Error codes of the server. Codes are stable, messages are not.
 const (
-	codeUnauthorized         = 13
 	codeAuthenticationFailed = 18
 	codeCommandNotFound      = 59
 )
@@ -55,11 +43,6 @@ const (
 // resendCodes are the error codes after which a write is sent again at once. The server was changing
 // state, or had applied the write without a majority yet.
 var resendCodes = []int{6, 7, 64, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436}
-
-func hasCode(err error, codes ...int) bool {
-	var se mongo.ServerError
-	return errors.As(err, &se) && slices.ContainsFunc(codes, se.HasErrorCode)
-}
 
 // mayBeApplied reports whether the server may have applied a write that failed with err, or would
 // apply it if the caller sent it again now.
@@ -73,7 +56,7 @@ func mayBeApplied(err error) bool {
 	if errors.As(err, &we) && we.WriteConcernError != nil {
 		return true
 	}
-	return mongo.IsNetworkError(err) || hasCode(err, resendCodes...)
+	return mongo.IsNetworkError(err) || mongodb.HasCode(err, resendCodes...)
 }
 
 // mayRetryTransaction reports whether a transaction that failed with err may run again: it had no
@@ -92,9 +75,9 @@ func mayRetryTransaction(err error) bool {
 // adviceFor returns what an operator can do about err.
 func adviceFor(err error) string {
 	switch {
-	case hasCode(err, codeUnauthorized):
+	case mongodb.HasCode(err, mongodb.CodeUnauthorized):
 		return "grant find, insert, update and changeStream on the state database to the relay's user"
-	case hasCode(err, codeAuthenticationFailed):
+	case mongodb.HasCode(err, codeAuthenticationFailed):
 		return "check the user, the password and authSource of the MongoDB address"
 	}
 	return "wait until the server is available again; no event is lost"

@@ -14,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -77,7 +78,9 @@ func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration
 	h.extendDeadline(sent)
 
 	l.cfg.Metrics.Takeovers.Inc()
-	l.setStanding(Standing{Held: true, Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch})
+	l.cfg.Metrics.LeaseOwner.Set(1)
+	l.cfg.Metrics.LeaseEpoch.Set(float64(doc.Epoch))
+	l.reason.Store(new(string))
 	h.log.Info("lease acquired", "owner", doc.Owner)
 
 	if pin := doc.Control.Pin; pin != "" && pin != l.cfg.Node && !l.cfg.AcquirePaused {
@@ -188,7 +191,7 @@ func (h *Held) markLost(reason error) error {
 	if h.ctx.Err() == nil {
 		h.cancel(err)
 		h.lease.cfg.Metrics.LeaseLost.Inc()
-		h.lease.setStanding(Standing{Reason: "the lease was lost", Epoch: h.acquired.Epoch})
+		h.lease.noteStandingBy("the lease was lost", h.acquired.Epoch)
 		h.log.Warn("lease lost; ending all work under it", "error", err)
 		h.endSession()
 	}
@@ -237,7 +240,7 @@ func (h *Held) writeOwnerFields(ctx context.Context, fields bson.D, release bool
 	if release {
 		set = append(set, bson.E{Key: "expiresAt", Value: "$$NOW"})
 		set = append(set, fields...)
-		set = append(set, bson.E{Key: "owner", Value: lit(nil)})
+		set = append(set, bson.E{Key: "owner", Value: mongodb.Literal(nil)})
 	} else {
 		set = append(set, bson.E{Key: "expiresAt", Value: op("$add", "$$NOW", l.cfg.TTL.Milliseconds())})
 		set = append(set, fields...)

@@ -214,9 +214,10 @@ func TestReleaseWakesTheStandby(t *testing.T) {
 
 		// The standby's stream may be open by then or not. It must notice the release in both cases.
 		stacktest.Eventually(t, "the standby sees the owner",
-			func() bool { return standby.Standing().Owner == h.Document().Owner })
+			func() bool { return *standby.reason.Load() == "owned by "+h.Document().Node })
 		start := time.Now()
-		if err := h.Release(t.Context(), Checkpoint{Position: newPosition(n)}); err != nil {
+		h.SetSource(func() Checkpoint { return Checkpoint{Position: newPosition(n)} })
+		if err := h.Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 
@@ -232,7 +233,7 @@ func TestReleaseWakesTheStandby(t *testing.T) {
 		h, a, standby = b, standby, a
 	}
 
-	_ = h.Release(t.Context(), Checkpoint{})
+	_ = h.Release(t.Context())
 	t.Logf("release to take-over: %v", took)
 }
 
@@ -249,7 +250,7 @@ func TestExpiryIsTakenByTheTimer(t *testing.T) {
 	if h.Valid() {
 		t.Error("two valid leases")
 	}
-	if err := b.Release(t.Context(), Checkpoint{}); err != nil {
+	if err := b.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
@@ -299,7 +300,7 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 	if v, ok := d.Stats.Lookup("rate").AsInt64OK(); !ok || v != 12 {
 		t.Error("stats are missing")
 	}
-	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
+	if err := h.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := h.Save(t.Context(), Update{}); !errors.Is(err, ErrReleased) {

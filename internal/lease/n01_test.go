@@ -12,6 +12,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -53,7 +54,7 @@ func TestN01_EveryAcquisitionIsANewEpochAlsoByTheSameNode(t *testing.T) {
 		if got := readStored(t, coll); got.Epoch != epoch || got.Seq <= d.Seq {
 			t.Fatalf("epoch %d and seq %d after a renewal, want epoch %d and a seq above %d", got.Epoch, got.Seq, epoch, d.Seq)
 		}
-		if err := h.Release(t.Context(), Checkpoint{}); err != nil {
+		if err := h.Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -173,7 +174,7 @@ func TestN01_ALateWriteAndAnOldPositionChangeNothing(t *testing.T) {
 
 	// A delayed write arrives with a lower seq than the document has.
 	h.seq -= 2
-	if _, err := h.writeOwnerFields(t.Context(), bson.D{{Key: "token", Value: lit(newPosition(1).Token)}},
+	if _, err := h.writeOwnerFields(t.Context(), bson.D{{Key: "token", Value: mongodb.Literal(newPosition(1).Token)}},
 		false); err == nil {
 		t.Error("a delayed write succeeded")
 	}
@@ -226,7 +227,8 @@ func TestN01_TheAcquisitionsDocumentIsTheTruth(t *testing.T) {
 	if !errors.Is(err, ErrLeaseLost) {
 		t.Errorf("checkpoint of the deposed owner returned %v", err)
 	}
-	if err := h.Release(t.Context(), Checkpoint{Position: newPosition(11)}); !errors.Is(err, ErrLeaseLost) {
+	h.SetSource(func() Checkpoint { return Checkpoint{Position: newPosition(11)} })
+	if err := h.Release(t.Context()); !errors.Is(err, ErrLeaseLost) {
 		t.Errorf("release of the deposed owner returned %v", err)
 	}
 	if now := readStored(t, coll); now.Position().Compare(newPosition(9)) != 0 || now.Owner != d.Owner {

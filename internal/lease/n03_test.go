@@ -10,6 +10,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // ownEnd is less than the lifetime of an abandoned transaction, which is a minute.
@@ -25,7 +27,7 @@ func insertInto(coll *mongo.Collection, doc any) func(context.Context) error {
 
 func countThings(t *testing.T, coll *mongo.Collection) int64 {
 	t.Helper()
-	n, err := withMajority(coll.Database().Collection("things")).CountDocuments(t.Context(), bson.D{})
+	n, err := mongodb.Majority(coll.Database().Collection("things")).CountDocuments(t.Context(), bson.D{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +92,7 @@ func TestN03_FencedIsRefusedAfterASteal(t *testing.T) {
 		t.Errorf("the deposed owner wrote: %+v", d)
 	}
 
-	_ = b.Release(t.Context(), Checkpoint{})
+	_ = b.Release(t.Context())
 }
 
 func TestN03_AStealEndsATransactionUnderWay(t *testing.T) {
@@ -126,7 +128,7 @@ func TestN03_AStealEndsATransactionUnderWay(t *testing.T) {
 		t.Error("the write of the dead owner was committed")
 	}
 
-	_ = b.Release(t.Context(), Checkpoint{})
+	_ = b.Release(t.Context())
 }
 
 func TestN03_TransientErrorsAreRetriedAndOthersReturned(t *testing.T) {

@@ -5,6 +5,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // pinLapse is how many ttl after its expiry a lease that is pinned to another node may be acquired (N6).
@@ -24,26 +26,26 @@ type claim struct {
 // claim is a literal, because the name of a node may begin with a dollar sign.
 func (c claim) acquirePipeline() mongo.Pipeline {
 	fields := bson.D{
-		{Key: "owner", Value: lit(c.owner)},
-		{Key: "node", Value: lit(c.node)},
-		{Key: "address", Value: lit(c.address)},
-		{Key: "version", Value: lit(c.version)},
-		{Key: "session", Value: lit(c.session)},
+		{Key: "owner", Value: mongodb.Literal(c.owner)},
+		{Key: "node", Value: mongodb.Literal(c.node)},
+		{Key: "address", Value: mongodb.Literal(c.address)},
+		{Key: "version", Value: mongodb.Literal(c.version)},
+		{Key: "session", Value: mongodb.Literal(c.session)},
 		// N1: each acquisition is a new epoch, also if the same node acquires again.
-		{Key: "epoch", Value: op("$add", ifNull("$epoch", int64(0)), int64(1))},
-		{Key: "seq", Value: ifNull("$seq", int64(0))},
-		{Key: "fence", Value: ifNull("$fence", int64(0))},
-		{Key: "instance", Value: ifNull("$instance", lit(c.instance))},
-		{Key: "startedAt", Value: ifNull("$startedAt", "$$NOW")},
+		{Key: "epoch", Value: op("$add", mongodb.IfNull("$epoch", int64(0)), int64(1))},
+		{Key: "seq", Value: mongodb.IfNull("$seq", int64(0))},
+		{Key: "fence", Value: mongodb.IfNull("$fence", int64(0))},
+		{Key: "instance", Value: mongodb.IfNull("$instance", mongodb.Literal(c.instance))},
+		{Key: "startedAt", Value: mongodb.IfNull("$startedAt", "$$NOW")},
 		// A live transaction on the document would block this write. So all sessions that are still
 		// listed belong to dead processes.
-		{Key: "foreign", Value: lit(bson.A{})},
+		{Key: "foreign", Value: mongodb.Literal(bson.A{})},
 		{Key: "acquiredAt", Value: "$$NOW"},
 		{Key: "renewedAt", Value: "$$NOW"},
 		{Key: "expiresAt", Value: op("$add", "$$NOW", c.ttl.Milliseconds())},
 	}
 	if c.replicaSet != "" {
-		fields = append(fields, bson.E{Key: "replicaSetId", Value: ifNull("$replicaSetId", lit(c.replicaSet))})
+		fields = append(fields, bson.E{Key: "replicaSetId", Value: mongodb.IfNull("$replicaSetId", mongodb.Literal(c.replicaSet))})
 	}
 
 	acquired := op("$mergeObjects", "$$ROOT", fields)
@@ -53,31 +55,27 @@ func (c claim) acquirePipeline() mongo.Pipeline {
 // freeCondition returns the condition under which this node may acquire the lease.
 func (c claim) freeCondition() bson.D {
 	never := time.UnixMilli(0)
-	expires := ifNull("$expiresAt", never)
+	expires := mongodb.IfNull("$expiresAt", never)
 	expired := op("$lte", expires, "$$NOW")
 	if c.paused {
-		return op("$and", expired, op("$eq", ifNull("$control.paused", false), true))
+		return op("$and", expired, op("$eq", mongodb.IfNull("$control.paused", false), true))
 	}
 
 	all := bson.A{
 		expired,
-		op("$ne", ifNull("$control.paused", false), true),
+		op("$ne", mongodb.IfNull("$control.paused", false), true),
 		op("$or",
-			op("$in", ifNull("$control.pin", ""), bson.A{"", lit(c.node)}),
+			op("$in", mongodb.IfNull("$control.pin", ""), bson.A{"", mongodb.Literal(c.node)}),
 			op("$lte", op("$add", expires, pinLapse*c.ttl.Milliseconds()), "$$NOW")),
 		op("$or",
-			op("$lte", ifNull("$control.stepDownUntil", never), "$$NOW"),
-			op("$not", op("$in", ifNull("$control.stepDownNode", ""), bson.A{"", lit(c.node)}))),
+			op("$lte", mongodb.IfNull("$control.stepDownUntil", never), "$$NOW"),
+			op("$not", op("$in", mongodb.IfNull("$control.stepDownNode", ""), bson.A{"", mongodb.Literal(c.node)}))),
 	}
 	if c.replicaSet != "" {
 		// N5: state that was written on another replica set may not be acquired.
-		all = append(all, op("$in", ifNull("$replicaSetId", ""), bson.A{"", lit(c.replicaSet)}))
+		all = append(all, op("$in", mongodb.IfNull("$replicaSetId", ""), bson.A{"", mongodb.Literal(c.replicaSet)}))
 	}
 	return bson.D{{Key: "$and", Value: all}}
 }
 
-func lit(v any) bson.D { return bson.D{{Key: "$literal", Value: v}} }
-
 func op(name string, args ...any) bson.D { return bson.D{{Key: name, Value: bson.A(args)}} }
-
-func ifNull(field string, otherwise any) bson.D { return op("$ifNull", field, otherwise) }

@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -174,8 +175,8 @@ func (h *Held) changedFields(c Checkpoint) (set bson.D, moved bool) {
 	if h.sentPosition.Compare(h.savedPosition) > 0 {
 		moved = true
 		set = append(set,
-			bson.E{Key: "token", Value: lit(h.sentPosition.Token)},
-			bson.E{Key: "clusterTime", Value: lit(h.sentPosition.ClusterTime)})
+			bson.E{Key: "token", Value: mongodb.Literal(h.sentPosition.Token)},
+			bson.E{Key: "clusterTime", Value: mongodb.Literal(h.sentPosition.ClusterTime)})
 	}
 
 	if len(c.Offsets) > 0 {
@@ -183,11 +184,11 @@ func (h *Held) changedFields(c Checkpoint) (set bson.D, moved bool) {
 
 		// The offsets of 60,000 partitions take a megabyte, so they are written only if they changed.
 		if !maps.EqualFunc(h.offsets, h.storedOffsets, slices.Equal) {
-			set = append(set, bson.E{Key: "offsets", Value: lit(sortedOffsets(h.offsets))})
+			set = append(set, bson.E{Key: "offsets", Value: mongodb.Literal(sortedOffsets(h.offsets))})
 		}
 	}
 	if c.Stats != nil {
-		set = append(set, bson.E{Key: "stats", Value: lit(c.Stats)})
+		set = append(set, bson.E{Key: "stats", Value: mongodb.Literal(c.Stats)})
 	}
 	return set, moved
 }

@@ -3,13 +3,12 @@ package lease
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/resume"
@@ -84,7 +83,7 @@ func (h *Held) saveOnce(ctx context.Context, u Update) error {
 
 		// If the checkpoint has offsets, writeCheckpoint writes the merged ones.
 		if len(u.Checkpoint.Offsets) == 0 {
-			set = append(set, bson.E{Key: "offsets", Value: lit(sortedOffsets(h.offsets))})
+			set = append(set, bson.E{Key: "offsets", Value: mongodb.Literal(sortedOffsets(h.offsets))})
 		}
 	}
 	return h.writeCheckpoint(ctx, u.Checkpoint, set)
@@ -96,65 +95,51 @@ func (u *Update) setFields() bson.D {
 	add := func(name string, v any) { set = append(set, bson.E{Key: name, Value: v}) }
 
 	if u.Senders != nil {
-		add("senders", lit(senderEntries(*u.Senders)))
+		add("senders", mongodb.Literal(senderEntries(*u.Senders)))
 	}
 	if u.Generation != nil {
-		add("generation", lit(*u.Generation))
+		add("generation", mongodb.Literal(*u.Generation))
 	}
 	if u.Instance != nil {
-		add("instance", lit(*u.Instance))
+		add("instance", mongodb.Literal(*u.Instance))
 	}
 	if u.ReplicaSetID != nil {
-		add("replicaSetId", lit(*u.ReplicaSetID))
+		add("replicaSetId", mongodb.Literal(*u.ReplicaSetID))
 	}
 	if u.Collections != nil {
-		add("collections", lit(*u.Collections))
+		add("collections", mongodb.Literal(*u.Collections))
 	}
 	if u.PipelineHash != nil {
-		add("pipelineHash", lit(*u.PipelineHash))
+		add("pipelineHash", mongodb.Literal(*u.PipelineHash))
 	}
 	if len(u.Dirty) > 0 {
-		add("dirty", op("$setUnion", ifNull("$dirty", bson.A{}), lit(u.Dirty)))
+		add("dirty", op("$setUnion", mongodb.IfNull("$dirty", bson.A{}), mongodb.Literal(u.Dirty)))
 	}
 	if u.ClearPassed {
 		add("passed", "$$REMOVE")
 	}
 
-	ownGap := op("$or", op("$eq", ifNull("$gap", nil), nil), op("$eq", "$gap.since", lit(u.GapSince)))
+	ownGap := op("$or", op("$eq", mongodb.IfNull("$gap", nil), nil), op("$eq", "$gap.since", mongodb.Literal(u.GapSince)))
 	if u.ClearGap {
 		add("gap", op("$cond", ownGap, "$$REMOVE", "$gap"))
 	} else if u.Gap != nil {
 		earlier := bson.D{{Key: "from", Value: op("$min", "$gap.from", u.Gap.From)}}
-		add("gap", op("$cond", ownGap, lit(*u.Gap), op("$mergeObjects", "$gap", earlier)))
+		add("gap", op("$cond", ownGap, mongodb.Literal(*u.Gap), op("$mergeObjects", "$gap", earlier)))
 	}
 	return set
 }
 
-// Offsets returns a copy of the offsets that the document has, or will have after the next write.
-func (h *Held) Offsets(ctx context.Context) (map[string][]int64, error) {
-	if err := h.acquireTurn(ctx); err != nil {
-		return nil, err
-	}
-	defer h.releaseTurn()
-
-	out := maps.Clone(h.offsets)
-	for t := range out {
-		out[t] = slices.Clone(out[t])
-	}
-	return out, nil
-}
-
-// Release saves the final checkpoint and releases the lease. A standby that watches the document takes
+// Release saves the checkpoint of the source (SetSource) and releases the lease. A standby that watches the document takes
 // over within milliseconds. Release retries until ctx ends. After it, Context has ended with cause
 // [ErrReleased] and Run returns nil. If the lease was lost before, it returns [ErrLeaseLost]. If the
 // lease was released before, it returns nil.
-func (h *Held) Release(ctx context.Context, final Checkpoint) error {
+func (h *Held) Release(ctx context.Context) error {
 	defer h.lease.watches.Wait()
 	crash.At("before-release")
 
 	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.lease.cfg.Renew}.Start()
 	for {
-		err := h.releaseOnce(ctx, final)
+		err := h.releaseOnce(ctx)
 		if h.ctx.Err() != nil {
 			return h.endError()
 		}
@@ -165,13 +150,13 @@ func (h *Held) Release(ctx context.Context, final Checkpoint) error {
 	}
 }
 
-func (h *Held) releaseOnce(ctx context.Context, final Checkpoint) error {
+func (h *Held) releaseOnce(ctx context.Context) error {
 	if err := h.acquireTurn(ctx); err != nil {
 		return err
 	}
 	defer h.releaseTurn()
 
-	set, moved := h.changedFields(final)
+	set, moved := h.changedFields(h.currentCheckpoint())
 	if _, err := h.writeOwnerFields(ctx, set, true); err != nil {
 		return err
 	}
@@ -182,7 +167,7 @@ func (h *Held) releaseOnce(ctx context.Context, final Checkpoint) error {
 
 	h.deadline.Store(0)
 	h.cancel(ErrReleased)
-	h.lease.setStanding(Standing{Reason: "released", Epoch: h.acquired.Epoch})
+	h.lease.noteStandingBy("released", h.acquired.Epoch)
 	h.log.Info("lease released")
 	h.endSession()
 	return nil

@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
@@ -103,7 +104,7 @@ func (w *documentWatch) followUntilStopped() {
 		if err == nil {
 			return
 		}
-		if hasCode(err, codeUnauthorized) {
+		if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
 			ns := w.lease.coll.Database().Name() + "." + w.lease.coll.Name()
 			w.lease.log.Warn("cannot watch the lease, so a takeover takes up to 250 ms longer",
 				"advice", "grant changeStream and find on "+ns+" to the relay's user")
@@ -173,10 +174,10 @@ func (w *documentWatch) followStream(ctx context.Context) error {
 // openStream opens a change stream that reports changes of the document's owner or control, and
 // everything that is not an update.
 func openStream(ctx context.Context, l *Lease) (*mongo.ChangeStream, error) {
-	updated := op("$objectToArray", ifNull("$updateDescription.updatedFields", bson.D{}))
+	updated := op("$objectToArray", mongodb.IfNull("$updateDescription.updatedFields", bson.D{}))
 	names := op("$concatArrays",
 		bson.D{{Key: "$map", Value: bson.D{{Key: "input", Value: updated}, {Key: "in", Value: "$$this.k"}}}},
-		ifNull("$updateDescription.removedFields", bson.A{}))
+		mongodb.IfNull("$updateDescription.removedFields", bson.A{}))
 	isOwnerOrControl := bson.D{{Key: "$regexMatch", Value: bson.D{
 		{Key: "input", Value: "$$this"}, {Key: "regex", Value: "^(owner|control)"},
 	}}}

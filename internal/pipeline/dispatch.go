@@ -42,6 +42,12 @@ type Sink interface {
 	// topic. Otherwise it does nothing and returns false.
 	AckIfFound(rec *record.Record, t record.Ticket) bool
 
+	// FindHit returns the place of rec if the read-back has found it in its topic.
+	FindHit(rec *record.Record) (tp record.TopicPartition, offset int64, found bool)
+
+	// EndReplay drops the read-back, except for records that still have to be looked up.
+	EndReplay()
+
 	// Flush wakes the lanes that have something to send.
 	Flush()
 

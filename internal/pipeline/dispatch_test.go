@@ -61,6 +61,11 @@ func (f *fakeSink) AckIfFound(rec *record.Record, t record.Ticket) bool {
 }
 func (f *fakeSink) Flush()                  { f.mu.Lock(); f.flushs++; f.mu.Unlock() }
 func (f *fakeSink) Recycle([]record.Ticket) {}
+func (f *fakeSink) EndReplay()              {}
+
+func (f *fakeSink) FindHit(*record.Record) (record.TopicPartition, int64, bool) {
+	return record.TopicPartition{}, 0, false
+}
 
 type fakeExceptions struct {
 	mu   sync.Mutex

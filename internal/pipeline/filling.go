@@ -39,12 +39,6 @@ func (c *BuildConfig) newBuilder() recordBuilder {
 	return b
 }
 
-// ReadBack contains the records that the sink has found in their topics.
-type ReadBack interface {
-	FindHit(rec *record.Record) (tp record.TopicPartition, offset int64, ok bool)
-	EndReplay()
-}
-
 // checkExpiry returns a *record.Refusal if the envelope has expired at now.
 func (b *recordBuilder) checkExpiry(now time.Time) error {
 	if b.view.HasExpiresAt && now.UnixMilli() > b.view.ExpiresAt {

@@ -11,15 +11,11 @@ import (
 
 var _ record.Holder = (*Dispatcher)(nil)
 
-// replayHold is the owner of the holds of a replay. Each call of Found gets a higher number.
-const replayHold watermark.OffsetHold = 0
-
 // replayWindow is the part of a term in which the stream repeats events that a previous
 // owner may have sent.
 type replayWindow struct {
-	mu          sync.Mutex
-	active      bool
-	offsetsHeld bool
+	mu       sync.Mutex
+	mustHold bool // the next delivery outside of the stream's order holds all stored offsets
 }
 
 // BeginReplay starts the replay: the topics may already contain records that the stream has
@@ -34,34 +30,31 @@ func (d *Dispatcher) BeginReplay(beside bool) {
 	d.replay.mu.Lock()
 	defer d.replay.mu.Unlock()
 
-	d.replay.active = true
+	d.replay.mustHold = !beside
 	if beside {
-		d.replay.offsetsHeld = true
-		d.tracker.HoldAllOffsets(replayHold)
+		d.tracker.HoldAllOffsets()
 	}
 }
 
 // EndReplay ends the replay: the stream has passed the time of the takeover.
 func (d *Dispatcher) EndReplay() {
+	d.sink.EndReplay()
+
 	d.replay.mu.Lock()
 	defer d.replay.mu.Unlock()
-
-	d.replay.active = false
-	if d.replay.offsetsHeld {
-		d.replay.offsetsHeld = false
-		d.tracker.ReleaseAllOffsets(replayHold)
-	}
+	d.replay.mustHold = false
+	d.tracker.ReleaseAllOffsets()
 }
 
-// holdOffsetsInReplay holds all stored offsets if a replay is active. It is called before a
+// holdOffsetsInReplay holds all stored offsets if a replay requires it. It is called before a
 // delivery outside of the stream's order.
 func (d *Dispatcher) holdOffsetsInReplay() {
 	d.replay.mu.Lock()
 	defer d.replay.mu.Unlock()
 
-	if d.replay.active && !d.replay.offsetsHeld {
-		d.replay.offsetsHeld = true
-		d.tracker.HoldAllOffsets(replayHold)
+	if d.replay.mustHold {
+		d.replay.mustHold = false
+		d.tracker.HoldAllOffsets()
 	}
 }
 
@@ -74,7 +67,7 @@ func (d *Dispatcher) CheckGate(rec *record.Record, side bool) error {
 func (d *Dispatcher) Found(tp record.TopicPartition, offset int64) {
 	// Each call has a hold of its own. The sink may report a partition again while the
 	// records of the call before are still being recorded.
-	hold := replayHold + watermark.OffsetHold(d.foundCalls.Add(1))
+	hold := watermark.OffsetHold(d.foundCalls.Add(1))
 	d.tracker.HoldOffset(tp, hold, offset)
 
 	// Some events before this point may be turned away already, and not recorded yet.
@@ -158,10 +151,6 @@ func (d *Dispatcher) CloseGate(ns, topic, key string) { d.gates.changeWaiting(ns
 // OpenAllGates opens every gate, before the exceptions are loaded again from the beginning.
 // Nothing may be in flight during the load.
 func (d *Dispatcher) OpenAllGates() { d.gates.openAll() }
-
-// SidesInFlight returns the number of deliveries outside of the stream's order that are not
-// resolved yet.
-func (d *Dispatcher) SidesInFlight() int { return int(d.sidesInFlight.Load()) }
 
 // OpenGate removes one exception of the stream from its gate: it was sent to topic and that is
 // recorded, or it is dead.

@@ -215,7 +215,7 @@ func TestN08_WhatIsFoundLateHoldsTheOffsetUntilItIsWrittenDown(t *testing.T) {
 	if !d.AckIfFound(recs, func(p record.Published) { told = append(told, p) }) {
 		t.Fatal("not taken")
 	}
-	if len(told) != 1 || len(told[0].Answers) != 1 || told[0].Answers[0].Offset != 7 || d.SidesInFlight() != 0 {
+	if len(told) != 1 || len(told[0].Answers) != 1 || told[0].Answers[0].Offset != 7 || d.sidesInFlight.Load() != 0 {
 		t.Fatalf("told %+v, want the one that was found", told)
 	}
 	lets[1]()
@@ -295,5 +295,27 @@ func TestN17_ARecordThatIsDeadAtOnceHoldsNothingBack(t *testing.T) {
 	}
 	if n, bytes := d.Unresolved(); n != 0 || bytes != 0 {
 		t.Errorf("%d events with %d bytes are left", n, bytes)
+	}
+}
+
+// TestDrainSidesWaitsForTheAnswers: DrainSides returns when each delivery has its answers, or when its
+// context ends.
+func TestDrainSidesWaitsForTheAnswers(t *testing.T) {
+	t.Parallel()
+	d, s, _ := newTestDispatcher(t, Config{})
+	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(record.Published) {}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := d.DrainSides(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("DrainSides with a delivery in flight returned %v, want DeadlineExceeded", err)
+	}
+
+	drained := make(chan error, 1)
+	go func() { drained <- d.DrainSides(t.Context()) }()
+	d.Acked(record.TopicPartition{Topic: "a"}, 0, slices.Clone(s.sent), 10)
+	if err := <-drained; err != nil {
+		t.Fatal(err)
 	}
 }

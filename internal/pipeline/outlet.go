@@ -17,7 +17,6 @@ import (
 type Outlet struct {
 	BuildConfig
 	dispatcher *Dispatcher
-	readBack   ReadBack
 	pool       sync.Pool // of *outgoing: the loops of the reconciler publish concurrently
 }
 
@@ -27,10 +26,9 @@ type outgoing struct {
 	recs []record.Record
 }
 
-// NewOutlet returns an outlet that publishes to d. readBack contains the records that an earlier
-// owner has sent.
-func NewOutlet(c BuildConfig, d *Dispatcher, readBack ReadBack) *Outlet {
-	o := &Outlet{BuildConfig: c, dispatcher: d, readBack: readBack}
+// NewOutlet returns an outlet that publishes to d.
+func NewOutlet(c BuildConfig, d *Dispatcher) *Outlet {
+	o := &Outlet{BuildConfig: c, dispatcher: d}
 	o.pool.New = func() any { return &outgoing{recordBuilder: c.newBuilder()} }
 	return o
 }
@@ -153,7 +151,7 @@ func (o *Outlet) FindHits(e *outboxes.Envelope, topics []string) []waiting.Hit {
 	}
 	var hits []waiting.Hit
 	for i := range w.recs {
-		tp, offset, ok := o.readBack.FindHit(&w.recs[i])
+		tp, offset, ok := o.dispatcher.sink.FindHit(&w.recs[i])
 		if !ok {
 			continue
 		}

@@ -65,7 +65,6 @@ type Term interface {
 type PumpConfig struct {
 	Dispatcher  *Dispatcher
 	Term        Term
-	ReadBack    ReadBack
 	Collections map[[16]byte]bool // registered for this watcher, by UUID (N25)
 
 	DropExpired      bool   // drop expired envelopes instead of dead-lettering them
@@ -139,7 +138,6 @@ func (p *Pump) handleBatch(ctx context.Context, b *changestream.Batch) error {
 	p.Dispatcher.Flush()
 
 	if p.replaying && b.Position.ClusterTime.After(p.ReplayUntil) {
-		p.ReadBack.EndReplay()
 		p.Dispatcher.EndReplay()
 		p.replaying = false
 		p.Previous = nil
@@ -299,7 +297,7 @@ func (p *Pump) fillItem(item *Item) error {
 
 // isInTopic reports whether the read-back has found the record in its topic.
 func (p *Pump) isInTopic(r record.Record) bool {
-	_, _, ok := p.ReadBack.FindHit(&r)
+	_, _, ok := p.Dispatcher.sink.FindHit(&r)
 	return ok
 }
 

@@ -17,11 +17,10 @@ type side struct {
 	onResolved  func(record.Published)
 }
 
-// sideTarget is one target of a side delivery.
+// sideTarget is one target of a side delivery. Each target has another topic.
 type sideTarget struct {
-	topic    string
-	size     int
-	resolved bool
+	topic string
+	size  int
 }
 
 // Publish sends the records of one envelope, one for each topic, outside of the stream's
@@ -99,6 +98,12 @@ func (d *Dispatcher) AckIfFound(recs []record.Record, onResolved func(record.Pub
 	return true
 }
 
+// DrainSides blocks until all side deliveries are resolved, or ctx ends. Then it returns the cause of
+// ctx.
+func (d *Dispatcher) DrainSides(ctx context.Context) error {
+	return d.sideBudget.reserve(ctx, 0, func() bool { return d.sidesInFlight.Load() == 0 }, d.sink.Flush)
+}
+
 // alwaysReady is the condition of a reservation that waits for bytes only.
 func alwaysReady() bool { return true }
 
@@ -125,11 +130,8 @@ func (d *Dispatcher) resolveSideTarget(ticket record.Ticket, a record.Answer) (b
 	}
 
 	for i := range s.targets {
-		target := &s.targets[i]
-		if !target.resolved && target.topic == a.Topic {
-			target.resolved = true
-			bytes = target.size
-			break
+		if s.targets[i].topic == a.Topic {
+			bytes = s.targets[i].size
 		}
 	}
 

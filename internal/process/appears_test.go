@@ -25,7 +25,7 @@ func (b *bundle) into(collection string, payloads ...string) {
 		b.t.Fatal(err)
 	}
 	for _, p := range payloads {
-		if err := box.Append(b.t.Context(), event.New("order", "k", "Placed", []byte(p))); err != nil {
+		if err := box.Append(b.t.Context(), event.New(event.Aggregate{Type: "order", ID: "k"}, "Placed", event.Bytes("", []byte(p)))); err != nil {
 			b.t.Fatal(err)
 		}
 	}
@@ -58,7 +58,7 @@ func (b *bundle) age(collection string) {
 		ID bson.RawValue  `bson:"_id"`
 		TS bson.Timestamp `bson:"ts"`
 	}
-	waitFor(b.t, "the documents are read", func() bool {
+	waitFor(b.t, "the envelopes are read", func() bool {
 		cur, err := coll.Find(b.t.Context(), bson.D{})
 		if err == nil {
 			err = cur.All(b.t.Context(), &docs)

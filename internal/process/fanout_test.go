@@ -115,7 +115,7 @@ func TestN17_ALetterForOneTopicLeavesTheOthersTheirs(t *testing.T) {
 	if _, err := rand.Read(noise); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.box.Append(t.Context(), event.New("order", "big", "Placed", noise)); err != nil {
+	if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "big"}, "Placed", event.Bytes("", noise))); err != nil {
 		t.Fatal(err)
 	}
 	waitFor(t, "the large envelope is a dead letter", func() bool {

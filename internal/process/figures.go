@@ -14,7 +14,8 @@ import (
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	termpkg "github.com/outrelay/outrelay/internal/term"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/term"
 )
 
 const (
@@ -69,18 +70,12 @@ func (f *figures) countPeriodically(ctx context.Context) error {
 	})
 
 	// The first count comes soon, for people who watch a start.
-	wait := figuresEvery / 5
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(wait):
-		}
-
+	for wait := figuresEvery / 5; retry.Sleep(ctx, wait) == nil; {
 		began := time.Now()
 		f.countOnce(ctx, began)
 		wait = max(figuresEvery, figuresShare*time.Since(began))
 	}
+	return nil
 }
 
 // countOnce counts, updates the metrics and evaluates the health rules.
@@ -156,7 +151,7 @@ func (f *figures) countNodes(ctx context.Context) {
 
 // countCollections counts each collection, with a few short queries that use indexes or metadata.
 // It returns the first error, and counts the other collections nevertheless.
-func (f *figures) countCollections(ctx context.Context, active []*termpkg.Runner) ([]metrics.Collection, error) {
+func (f *figures) countCollections(ctx context.Context, active []*term.Runner) ([]metrics.Collection, error) {
 	// Envelopes after the position of the slot that is furthest behind are pending. The position is
 	// zero while a slot has none.
 	var after bson.Timestamp

@@ -6,14 +6,14 @@ import (
 	rules "github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/probes"
 	"github.com/outrelay/outrelay/internal/readiness"
-	termpkg "github.com/outrelay/outrelay/internal/term"
+	"github.com/outrelay/outrelay/internal/term"
 )
 
 // slotHealth is the health of a process with several slots. The process is ready if all its slots
 // are. A slot that another node owns is ready here as a standby.
 type slotHealth struct {
 	process *readiness.State
-	slots   []*termpkg.Runner
+	slots   []*term.Runner
 }
 
 // processHealth returns the health of the process: its own state, or its state together with the

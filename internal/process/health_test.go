@@ -8,16 +8,16 @@ import (
 	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/slots"
-	termpkg "github.com/outrelay/outrelay/internal/term"
+	"github.com/outrelay/outrelay/internal/term"
 )
 
 // The process is as well as its slots are, and tells which one is not.
 func TestN28_HealthIsThatOfAllSlots(t *testing.T) {
 	t.Parallel()
 	process := readiness.NewState(time.Second, time.Now, nil)
-	r := &Relay{shared: &termpkg.Shared{State: process, Balancer: new(slots.Balancer)}}
+	r := &Relay{shared: &term.Shared{State: process, Balancer: new(slots.Balancer)}}
 	for i := range 2 {
-		r.slots = append(r.slots, &termpkg.Runner{Part: slot.Range{I: i, N: 2}, State: readiness.NewState(time.Second, time.Now, nil)})
+		r.slots = append(r.slots, &term.Runner{Part: slot.Range{I: i, N: 2}, State: readiness.NewState(time.Second, time.Now, nil)})
 	}
 	process.SetRole(readiness.RoleStandby)
 	h := r.processHealth()

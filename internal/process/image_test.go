@@ -27,7 +27,7 @@ func TestN16_AnElectionCostsNoImage(t *testing.T) {
 	}
 	defer session.EndSession(context.WithoutCancel(t.Context()))
 	if _, err := session.WithTransaction(t.Context(), func(tx context.Context) (any, error) {
-		e := event.New("order", "1", "Placed", []byte("short-lived"), event.WithID("gone"), event.WithTopic("missing-"+b.topic))
+		e := event.New(event.Aggregate{Type: "order", ID: "1"}, "Placed", event.Bytes("", []byte("short-lived")), event.WithID("gone"), event.WithTopic("missing-"+b.topic))
 		if _, err := outbox.InsertOne(tx, e); err != nil {
 			return nil, err
 		}

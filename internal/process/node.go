@@ -21,7 +21,7 @@ import (
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/retry"
-	termpkg "github.com/outrelay/outrelay/internal/term"
+	"github.com/outrelay/outrelay/internal/term"
 )
 
 // ErrOutdated is returned at the start of a relay if a newer version has migrated the collections,
@@ -56,7 +56,7 @@ func configuredRoles(cfg config.Config) []nodes.Role {
 	if cfg.HasRole(config.RoleRelay) {
 		out = append(out, nodes.Relay)
 	}
-	if termpkg.MayPurgeAsOwner(cfg) {
+	if term.MayPurgeAsOwner(cfg) {
 		out = append(out, nodes.Cleaner)
 	}
 	if cfg.HasRole(config.RoleAdmin) && cfg.HTTP.Admin != nil {
@@ -148,7 +148,7 @@ func (r *Relay) waitForUpgrade(stop context.Context) error {
 // migrate.ErrNewer if this version is too old, and errStateUnavailable if that cannot be
 // determined.
 func (r *Relay) mayStart(stop context.Context) error {
-	ctx, cancel := context.WithTimeout(stop, termpkg.SchemaTimeout)
+	ctx, cancel := context.WithTimeout(stop, term.SchemaTimeout)
 	defer cancel()
 	if err := r.member.SendHeartbeat(ctx, r.vitalSigns()); err != nil {
 		return fmt.Errorf("%w: %w", errStateUnavailable, err)
@@ -169,7 +169,7 @@ func (r *Relay) mayStart(stop context.Context) error {
 	}
 
 	// Either a migration failed, or the list of nodes could not be read.
-	check, stopCheck := context.WithTimeout(stop, termpkg.SchemaTimeout)
+	check, stopCheck := context.WithTimeout(stop, term.SchemaTimeout)
 	defer stopCheck()
 	for _, s := range pending {
 		e := m.CheckStep(check, s)
@@ -248,7 +248,7 @@ func (r *Relay) runHeartbeat(ctx context.Context) error {
 func (r *Relay) sendHeartbeat(ctx context.Context) {
 	// A broker that does not reply must not delay the heartbeat.
 	call, stop := context.WithTimeout(ctx, beatEvery/2)
-	_, err := r.shared.Kafka.Health(call)
+	_, err := r.shared.Kafka.Metadata(call, nil)
 	stop()
 	if ctx.Err() != nil {
 		return

@@ -32,7 +32,7 @@ import (
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/internal/systemd"
-	termpkg "github.com/outrelay/outrelay/internal/term"
+	"github.com/outrelay/outrelay/internal/term"
 	"github.com/outrelay/outrelay/internal/tracing"
 )
 
@@ -42,8 +42,8 @@ type Relay struct {
 	cfg      config.Config
 	log      *slog.Logger
 	metrics  *metrics.Set
-	shared   *termpkg.Shared
-	slots    []*termpkg.Runner
+	shared   *term.Shared
+	slots    []*term.Runner
 	member   *nodes.Member
 	figures  *figures
 	embedded bool
@@ -112,7 +112,7 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 		r.shared.Balancer = slots.NewBalancer(cfg, db, r.shared.Nodes, r)
 	}
 	for i, p := range parts {
-		one, err := termpkg.NewRunner(r.shared, p, sets[i])
+		one, err := term.NewRunner(r.shared, p, sets[i])
 		if err != nil {
 			return nil, err
 		}
@@ -122,15 +122,15 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 }
 
 // newShared returns what the slots share, except for the balancer.
-func newShared(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (s *termpkg.Shared, err error) {
-	s = &termpkg.Shared{
+func newShared(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (s *term.Shared, err error) {
+	s = &term.Shared{
 		Config:  cfg,
 		Log:     log,
 		Version: version,
 		Steps:   migrate.Steps(),
 		State:   readiness.NewState(cfg.HTTP.Readiness, time.Now, log),
 		Pool:    pipeline.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets),
-		Pace:    termpkg.DefaultPace,
+		Pace:    term.DefaultPace,
 	}
 	if s.Scope, err = changestream.ParseScope(cfg.Watch, connect.StateCollections(cfg)...); err != nil {
 		return nil, fmt.Errorf("watch: %w", err)
@@ -167,7 +167,7 @@ func newShared(cfg config.Config, version string, log *slog.Logger, m *metrics.S
 func (r *Relay) Run(ctx context.Context) error {
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	defer r.Close()
+	defer r.closeClients(work)
 	operators, err := r.listenOperators()
 	if err != nil {
 		return err
@@ -249,9 +249,11 @@ func (r *Relay) Ready() (ok bool, role readiness.Role, reasons []string) {
 }
 
 // Close closes the connections of a relay that is never run. Run closes them itself.
-func (r *Relay) Close() {
+func (r *Relay) Close() { r.closeClients(context.Background()) }
+
+func (r *Relay) closeClients(ctx context.Context) {
 	r.shared.Kafka.Close()
-	r.shared.Mongo.Disconnect()
+	r.shared.Mongo.Disconnect(ctx)
 }
 
 // ownSlots runs every slot, within this node's share of them, until stop ends.
@@ -276,7 +278,7 @@ func (r *Relay) ownSlots(stop, work context.Context) error {
 }
 
 // activeSlots returns the slots that deliver now.
-func (r *Relay) activeSlots() (list []*termpkg.Runner) {
+func (r *Relay) activeSlots() (list []*term.Runner) {
 	for _, one := range r.slots {
 		if one.IsDelivering() {
 			list = append(list, one)

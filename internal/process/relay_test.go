@@ -146,7 +146,7 @@ func (b *bundle) startAs(prepare func(*process.Relay), set ...string) (stop func
 func (b *bundle) append(n int, opts ...event.Option) {
 	b.t.Helper()
 	for i := range n {
-		if err := b.box.Append(b.t.Context(), event.New("order", fmt.Sprint(i%5), "Placed", []byte(fmt.Sprint(i)), opts...)); err != nil {
+		if err := b.box.Append(b.t.Context(), event.New(event.Aggregate{Type: "order", ID: fmt.Sprint(i % 5)}, "Placed", event.Bytes("", []byte(fmt.Sprint(i))), opts...)); err != nil {
 			b.t.Fatal(err)
 		}
 	}

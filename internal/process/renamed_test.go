@@ -22,7 +22,7 @@ func TestN27_ACollectionThatIsRenamedIntoScopeIsSwept(t *testing.T) {
 	}
 	var list []event.Event
 	for i := range 50 {
-		list = append(list, event.New("order", "k", "Placed", []byte(fmt.Sprint(i))))
+		list = append(list, event.New(event.Aggregate{Type: "order", ID: "k"}, "Placed", event.Bytes("", []byte(fmt.Sprint(i)))))
 	}
 	if err := stash.Append(t.Context(), list...); err != nil {
 		t.Fatal(err)
@@ -37,7 +37,7 @@ func TestN27_ACollectionThatIsRenamedIntoScopeIsSwept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := late.Append(t.Context(), event.New("order", "k", "Placed", []byte("50"))); err != nil {
+	if err := late.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "k"}, "Placed", event.Bytes("", []byte("50")))); err != nil {
 		t.Fatal(err)
 	}
 	next := 0

@@ -33,7 +33,7 @@ func TestN11_ATopicShortOfReplicasStopsNoOther(t *testing.T) {
 	b.env = append(b.env, "OUTRELAY_KAFKA_BROKERS="+strings.Join(kc.ListenAddrs(), ","))
 	const keys, n = 40, 600
 	for i := range n {
-		if err := b.box.Append(t.Context(), event.New("order", fmt.Sprint("k", i%keys), "Placed", fmt.Appendf(nil, "%-2000d", i/keys), event.WithTopic(short))); err != nil {
+		if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: fmt.Sprint("k", i%keys)}, "Placed", event.Bytes("", fmt.Appendf(nil, "%-2000d", i/keys)), event.WithTopic(short))); err != nil {
 			t.Fatal(err)
 		}
 	}

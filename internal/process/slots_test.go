@@ -126,7 +126,7 @@ func TestN28_OneProcessRunsAllSlots(t *testing.T) {
 
 // appendOne appends one event with that key.
 func (b *bundle) appendOne(key string, n int) {
-	if err := b.box.Append(b.t.Context(), event.New("order", key, "Placed", []byte(fmt.Sprint(n)))); err != nil {
+	if err := b.box.Append(b.t.Context(), event.New(event.Aggregate{Type: "order", ID: key}, "Placed", event.Bytes("", []byte(fmt.Sprint(n))))); err != nil {
 		b.t.Error(err)
 	}
 }

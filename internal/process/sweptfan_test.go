@@ -145,7 +145,7 @@ func TestN27_ARenamedCollectionOwesTheOtherTopics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := stash.Append(t.Context(), event.New("order", "k", "Placed", []byte("1"), event.WithID("moved"))); err != nil {
+	if err := stash.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "k"}, "Placed", event.Bytes("", []byte("1")), event.WithID("moved"))); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.client.Database("admin").RunCommand(t.Context(), bson.D{

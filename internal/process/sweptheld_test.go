@@ -28,7 +28,7 @@ func TestN22_WhatASweepHasToHoldKeepsItsOrder(t *testing.T) {
 	}
 	const n = 300
 	for i := range n {
-		if err := b.box.Append(t.Context(), event.New("order", "same", "Placed", fmt.Appendf(nil, "%-10000d", i), event.WithTopic(missing))); err != nil {
+		if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "same"}, "Placed", event.Bytes("", fmt.Appendf(nil, "%-10000d", i)), event.WithTopic(missing))); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -101,8 +101,8 @@ func TestTracesJoinUpEndToEnd(t *testing.T) {
 	service := provider.Tracer("shop")
 	b.start("otel.endpoint="+collector.URL, "otel.metrics_interval=1s", "record.preset=plain")
 
-	placed, packed := event.New("order", "o-1", "OrderPlaced", []byte("x"), event.WithID("placed")), event.New("parcel", "o-1", "ParcelPacked", []byte("x"), event.WithID("packed"))
-	quiet := event.New("order", "o-1", "Unsampled", []byte("x"), event.WithID("quiet"))
+	placed, packed := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("", []byte("x")), event.WithID("placed")), event.New(event.Aggregate{Type: "parcel", ID: "o-1"}, "ParcelPacked", event.Bytes("", []byte("x")), event.WithID("packed"))
+	quiet := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Unsampled", event.Bytes("", []byte("x")), event.WithID("quiet"))
 	c, err := consumer.New("shipping-"+b.topic, b.db, consumer.Brokers(stacktest.Brokers(t)...), consumer.Topics(b.topic), consumer.AckUnknown(),
 		consumer.WithTracer(consumer.Spans(service, nil)))
 	if err != nil {
@@ -215,10 +215,10 @@ func TestScrapeHasExemplarsAndFigures(t *testing.T) {
 	}
 	b.start("http.listen="+address, "node=n1")
 	const traceID = "0af7651916cd43dd8448eb211c80319c"
-	if err := b.box.Append(t.Context(), event.New("order", "o-1", "Placed", []byte("x"), event.WithHeader("traceparent", []byte("00-"+traceID+"-b7ad6b7169203331-01")))); err != nil {
+	if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Placed", event.Bytes("", []byte("x")), event.WithHeader("traceparent", []byte("00-"+traceID+"-b7ad6b7169203331-01")))); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.box.Append(t.Context(), event.New("order", "o-2", "Later", []byte("x"), event.WithDueAt(time.Now().Add(time.Hour)))); err != nil {
+	if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "o-2"}, "Later", event.Bytes("", []byte("x")), event.WithDueAt(time.Now().Add(time.Hour)))); err != nil {
 		t.Fatal(err)
 	}
 	label := `{collection="` + b.db.Name() + `.outbox"}`

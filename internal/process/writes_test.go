@@ -52,7 +52,7 @@ func TestTheHealthyPathWritesNothing(t *testing.T) {
 			stop := b.start(c.set, "retention=0")
 			var list []event.Event
 			for i := range events - 1 {
-				list = append(list, event.New("order", fmt.Sprint(i%5), "Placed", []byte("x")))
+				list = append(list, event.New(event.Aggregate{Type: "order", ID: fmt.Sprint(i % 5)}, "Placed", event.Bytes("", []byte("x"))))
 			}
 			if err := b.box.Append(t.Context(), list...); err != nil {
 				t.Fatal(err)

@@ -51,7 +51,7 @@ func (c *Calls) RetryCall(ctx context.Context, op func(context.Context) error) e
 // the beginning.
 func (c *Calls) RetryRead(ctx context.Context, op func(context.Context) error) error {
 	// The pump may be the caller. Without ticks the monitor would consider it hung.
-	defer c.KeepTicking(time.Second)()
+	defer c.KeepTicking(ctx, time.Second)()
 	return c.Retry(ctx, "mongodb", op)
 }
 
@@ -75,10 +75,10 @@ func (c *Calls) Retry(ctx context.Context, part string, op func(context.Context)
 	return err
 }
 
-// KeepTicking counts ticks until stop is called. It is for work whose single steps have deadlines,
+// KeepTicking counts ticks until stop is called or ctx ends. It is for work whose single steps have deadlines,
 // but may take longer than a stage may stand still.
-func (c *Calls) KeepTicking(every time.Duration) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
+func (c *Calls) KeepTicking(ctx context.Context, every time.Duration) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
 	var ticking sync.WaitGroup
 	ticking.Go(func() {
 		for retry.Sleep(ctx, every) == nil {

@@ -51,6 +51,8 @@ type problem struct {
 	fatal bool // makes the process not ready at once
 }
 
+// NewState returns the state of a process or slot that starts. A problem that is older than unreadyAfter
+// makes it not ready.
 func NewState(unreadyAfter time.Duration, now func() time.Time, log *slog.Logger) *State {
 	return &State{
 		role:         RoleStarting,
@@ -62,6 +64,7 @@ func NewState(unreadyAfter time.Duration, now func() time.Time, log *slog.Logger
 	}
 }
 
+// SetRole sets the role.
 func (s *State) SetRole(r Role) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,6 +13,9 @@ const (
 	HeaderOnly        = ReservedPrefix + "only"        // group/handler that a requeued letter is for
 )
 
+// HeaderDedupKey is the header whose value replaces the event's id for deduplication.
+const HeaderDedupKey = "dedup-key"
+
 // The headers of messages that a consumer moved to a retry topic.
 const (
 	HeaderAttempt      = ReservedPrefix + "attempt"       // how often the message was tried before

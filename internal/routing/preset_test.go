@@ -55,13 +55,13 @@ func quoted(b []byte) string {
 }
 
 func full() event.Event {
-	return event.New("order", "o-1", "OrderPlaced", bson.D{{Key: "a", Value: int32(1)}, {Key: "b", Value: "x"}},
+	return event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Document(bson.D{{Key: "a", Value: int32(1)}, {Key: "b", Value: "x"}}),
 		event.WithID(id), event.WithSchemaVersion("3"), event.WithSource("/shop"), event.WithSubject("o-1/item"),
 		event.WithTime(time.UnixMilli(1_750_000_000_456)), event.WithHeader("traceparent", []byte("00-ab")), event.WithHeader("dup", []byte{0, 255}), event.WithHeader("dup", nil))
 }
 
 func small() event.Event {
-	return event.New("order", "o-1", "OrderPlaced", []byte{1, 2}, event.WithID(id))
+	return event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("", []byte{1, 2}), event.WithID(id))
 }
 
 func TestGolden(t *testing.T) {
@@ -86,8 +86,8 @@ func TestGolden(t *testing.T) {
 		"debezium":            {PresetConfig{Name: Debezium}, full(), head + mine + value},
 		"debezium, small":     {PresetConfig{Name: Debezium}, small(), head + "value \"\\x01\\x02\"\n"},
 		"debezium, extra":     {PresetConfig{Name: Debezium, Headers: map[string]string{"type": "{type}", "b": "x", "none": "{source}", "at": "{time}"}}, small(), head + "b: \"x\"\ntype: \"OrderPlaced\"\nvalue \"\\x01\\x02\"\n"},
-		"debezium, tombstone": {PresetConfig{Name: Debezium}, event.New("order", "o-1", "Gone", nil, event.WithID(id)), head + "value null\n"},
-		"debezium, empty":     {PresetConfig{Name: Debezium}, event.New("order", "o-1", "Gone", "", event.WithID(id)), head + "value \"\"\n"},
+		"debezium, tombstone": {PresetConfig{Name: Debezium}, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Gone", event.Payload{}, event.WithID(id)), head + "value null\n"},
+		"debezium, empty":     {PresetConfig{Name: Debezium}, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Gone", event.Bytes("", []byte("")), event.WithID(id)), head + "value \"\"\n"},
 		"plain": {PresetConfig{Name: Plain}, full(), head + `type: "OrderPlaced"
 aggregatetype: "order"
 aggregateid: "o-1"
@@ -113,7 +113,7 @@ ce_type: "OrderPlaced"
 ce_time: "2025-10-09T08:53:20.123Z"
 value "\x01\x02"
 `},
-		"cloudevents, source": {PresetConfig{Name: CloudEvents, Source: "https://s"}, event.New("order", "o-1", "T", "x", event.WithID(id), event.WithContentType("text/plain")), head + `ce_specversion: "1.0"
+		"cloudevents, source": {PresetConfig{Name: CloudEvents, Source: "https://s"}, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "T", event.Bytes("text/plain", []byte("x")), event.WithID(id)), head + `ce_specversion: "1.0"
 ce_id: "018f3f5c-0000-7000-8000-000000000001"
 ce_source: "https://s"
 ce_type: "T"
@@ -125,7 +125,7 @@ value "x"
 ` + mine + "value " + fmt.Sprintf("%q", `{"specversion":"1.0","id":"018f3f5c-0000-7000-8000-000000000001","source":"/shop","type":"OrderPlaced","subject":"o-1/item","time":"2025-06-15T15:06:40.456Z","datacontenttype":"application/json","schemaversion":"3","partitionkey":"o-1","data":{"a":1,"b":"x"}}`) + "\n"},
 		"structured, bytes": {PresetConfig{Name: CloudEvents, Structured: true}, small(), head + `content-type: "application/cloudevents+json; charset=UTF-8"
 value ` + fmt.Sprintf("%q", `{"specversion":"1.0","id":"018f3f5c-0000-7000-8000-000000000001","source":"/shop/outbox","type":"OrderPlaced","time":"2025-10-09T08:53:20.123Z","partitionkey":"o-1","data_base64":"AQI="}`) + "\n"},
-		"structured, tombstone": {PresetConfig{Name: CloudEvents, Structured: true}, event.New("order", "o-1", "Gone", nil, event.WithID(id)), head + `ce_specversion: "1.0"
+		"structured, tombstone": {PresetConfig{Name: CloudEvents, Structured: true}, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Gone", event.Payload{}, event.WithID(id)), head + `ce_specversion: "1.0"
 ce_id: "018f3f5c-0000-7000-8000-000000000001"
 ce_source: "/shop/outbox"
 ce_type: "Gone"
@@ -161,17 +161,20 @@ func TestStructuredData(t *testing.T) {
 	t.Parallel()
 	f := filler(t, PresetConfig{Name: CloudEvents, Structured: true})
 	for name, test := range map[string]struct {
-		payload     any
+		payload     string
 		contentType string
 		want        string
 	}{
 		"JSON in a string":        {`{"a": 1}`, "application/json; charset=utf-8", `{"a": 1}`},
-		"JSON of another kind":    {[]byte(`[1]`), "application/vnd.x+json", `[1]`},
+		"JSON of another kind":    {`[1]`, "application/vnd.x+json", `[1]`},
 		"text":                    {"a\"b\x01", "text/plain", `"a\"b\u0001"`},
 		"JSON called, not JSON":   {"{", "application/json", `"{"`},
 		"text that names no kind": {`{"a":1}`, "", `"{\"a\":1}"`},
 	} {
-		v := view(t, event.New("o", "1", "T", test.payload, event.WithContentType(test.contentType)))
+		v := view(t, event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Bytes(test.contentType, []byte(test.payload))))
+		if test.contentType == "" {
+			v.PayloadType = byte(bson.TypeString) // a writer that is not pkg/event
+		}
 		var rec record.Record
 		if err := f.Fill(v, &meta, target, &rec); err != nil {
 			t.Fatal(err)
@@ -196,15 +199,15 @@ func TestN07_IDHeaderFirst(t *testing.T) {
 		meta     Meta
 		want     []string
 	}{
-		"uuid":         {event.New("o", "1", "T", nil, event.WithID(id)), 0, meta, []string{"id=" + id.String()}},
-		"objectid":     {event.New("o", "1", "T", nil, event.WithID(oid)), 0, meta, []string{"id=" + oid.Hex()}},
-		"string":       {event.New("o", "1", "T", nil, event.WithID("abc")), 0, meta, []string{"id=abc"}},
-		"ambiguous":    {event.New("o", "1", "T", nil, event.WithID(oid.Hex())), 0, meta, []string{"id=" + oid.Hex(), "outrelay-id-type=string"}},
-		"many":         {event.New("o", "1", "T", nil, event.WithID("abc")), 0, Meta{DB: meta.DB, Coll: meta.Coll, MultiCollection: true}, []string{"id=abc", "outrelay-ns=" + string(hash[:])}},
-		"delivery":     {event.New("o", "1", "T", nil, event.WithID("abc")), 12, meta, []string{"id=abc", "outrelay-delivery=12"}},
-		"redelivered":  {event.New("o", "1", "T", nil, event.WithID("abc")), 0, Meta{Redelivered: true}, []string{"id=abc", "outrelay-redelivered=true"}},
-		"only":         {event.New("o", "1", "T", nil, event.WithID("abc")), 1, Meta{Only: []byte("g/h")}, []string{"id=abc", "outrelay-delivery=1", "outrelay-only=g/h"}},
-		"with headers": {event.New("o", "1", "T", nil, event.WithID("abc"), event.WithHeader("a", []byte("b"))), 0, Meta{DB: meta.DB, Coll: meta.Coll, MultiCollection: true}, []string{"id=abc", "outrelay-ns=" + string(hash[:]), "a=b"}},
+		"uuid":         {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID(id)), 0, meta, []string{"id=" + id.String()}},
+		"objectid":     {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID(oid)), 0, meta, []string{"id=" + oid.Hex()}},
+		"string":       {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID("abc")), 0, meta, []string{"id=abc"}},
+		"ambiguous":    {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID(oid.Hex())), 0, meta, []string{"id=" + oid.Hex(), "outrelay-id-type=string"}},
+		"many":         {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID("abc")), 0, Meta{DB: meta.DB, Coll: meta.Coll, MultiCollection: true}, []string{"id=abc", "outrelay-ns=" + string(hash[:])}},
+		"delivery":     {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID("abc")), 12, meta, []string{"id=abc", "outrelay-delivery=12"}},
+		"redelivered":  {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID("abc")), 0, Meta{Redelivered: true}, []string{"id=abc", "outrelay-redelivered=true"}},
+		"only":         {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID("abc")), 1, Meta{Only: []byte("g/h")}, []string{"id=abc", "outrelay-delivery=1", "outrelay-only=g/h"}},
+		"with headers": {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID("abc"), event.WithHeader("a", []byte("b"))), 0, Meta{DB: meta.DB, Coll: meta.Coll, MultiCollection: true}, []string{"id=abc", "outrelay-ns=" + string(hash[:]), "a=b"}},
 	} {
 		for _, preset := range []PresetConfig{{}, {Name: Plain}, {Name: CloudEvents}, {Name: CloudEvents, Structured: true}, {Headers: map[string]string{"A": "x"}}} {
 			v := view(t, test.event)
@@ -296,10 +299,10 @@ func TestI8_BytesInAreBytesOut(t *testing.T) {
 	}
 	rapid.Check(t, func(rt *rapid.T) {
 		payload := rapid.SliceOf(rapid.Byte()).Draw(rt, "payload")
-		var stored any = payload
+		var contentType string
 		if rapid.Bool().Draw(rt, "text") {
 			text := strings.ReplaceAll(strings.ToValidUTF8(string(payload), ""), "\x00", "")
-			payload, stored = []byte(text), text
+			payload, contentType = []byte(text), "text/plain"
 		}
 		var headers []record.Header
 		opts := []event.Option{event.WithID(id)}
@@ -311,7 +314,7 @@ func TestI8_BytesInAreBytesOut(t *testing.T) {
 			headers = append(headers, h)
 			opts = append(opts, event.WithHeader(string(h.Key), h.Value))
 		}
-		v := view(t, event.New("order", "o-1", "T", stored, opts...))
+		v := view(t, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "T", event.Bytes(contentType, payload), opts...))
 		i := rapid.IntRange(0, len(presets)-1).Draw(rt, "preset")
 		var rec record.Record
 		if err := fillers[i].Fill(v, &meta, target, &rec); err != nil {
@@ -344,7 +347,7 @@ func TestI8_BytesInAreBytesOut(t *testing.T) {
 
 func TestNoBytesAreNoTombstone(t *testing.T) {
 	t.Parallel()
-	v := view(t, event.New("order", "1", "T", ""))
+	v := view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "T", event.Bytes("", []byte(""))))
 	v.Payload = nil
 	var rec record.Record
 	if err := filler(t, PresetConfig{}).Fill(v, &meta, target, &rec); err != nil || rec.Value == nil || len(rec.Value) != 0 {
@@ -374,7 +377,7 @@ func TestBrokenDocumentIsMalformed(t *testing.T) {
 
 func TestHotPathAllocatesNothing(t *testing.T) {
 	r := mustNew(t, Config{Rules: []Rule{{AggregateType: "order", Type: "Order*", To: []string{"orders", "audit"}}}, Allow: []string{"orders", "audit", "outbox.*"}})
-	body := event.New("order", "o-1", "OrderPlaced", bytes.Repeat([]byte("x"), 1000), event.WithID(id), event.WithSource("/shop"),
+	body := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("", bytes.Repeat([]byte("x"), 1000)), event.WithID(id), event.WithSource("/shop"),
 		event.WithTime(time.UnixMilli(commit)), event.WithHeader("traceparent", []byte("00-ab")))
 	many := meta
 	many.MultiCollection = true

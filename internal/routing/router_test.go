@@ -70,22 +70,22 @@ func TestRoutes(t *testing.T) {
 		want   []Target
 		class  record.Class
 	}{
-		"default template":     {Config{}, event.New("order", "1", "A", nil), []Target{{"outbox.event.order", any32}}, ""},
-		"template with type":   {Config{Template: "{aggregatetype}.{type}"}, event.New("order", "1", "A", nil), []Target{{"order.A", any32}}, ""},
-		"fan-out":              {full, event.New("order", "1", "OrderPlaced", nil), []Target{{"orders", any32}, {"audit", any32}}, ""},
-		"second rule":          {full, event.New("order", "1", "Cancelled", nil), []Target{{"order.Cancelled", any32}}, ""},
-		"by type":              {full, event.New("bill", "1", "Paid.v2", nil), []Target{{"versioned.bill", any32}, {"versioned.billx", any32}}, ""},
-		"two that are one":     {full, event.New("same", "1", "same", nil), []Target{{"x.same", any32}}, ""},
-		"no rule":              {full, event.New("bill", "1", "Paid", nil), []Target{{"outbox.event.bill", any32}}, ""},
-		"own topic":            {full, event.New("order", "1", "OrderPlaced", nil, event.WithTopic("named-1")), []Target{{"named-1", any32}}, ""},
-		"own partition":        {full, event.New("order", "1", "OrderPlaced", nil, event.WithPartition(7)), []Target{{"orders", 7}, {"audit", 7}}, ""},
-		"own topic forbidden":  {full, event.New("order", "1", "A", nil, event.WithTopic("named-10")), nil, record.NotAllowed},
-		"internal topic":       {Config{}, event.New("order", "1", "A", nil, event.WithTopic("__consumer_offsets")), nil, record.NotAllowed},
-		"internal by pattern":  {Config{Template: "{aggregatetype}", Allow: []string{"*"}}, event.New("__transaction_state", "1", "A", nil), nil, record.NotAllowed},
-		"no topic's name":      {Config{}, event.New("a b", "1", "A", nil), nil, record.Malformed},
-		"too long":             {Config{}, event.New(strings.Repeat("a", 240), "1", "A", nil), nil, record.Malformed},
-		"only dots":            {Config{Template: "{aggregatetype}"}, event.New("..", "1", "A", nil), nil, record.Malformed},
-		"fan-out is all or no": {Config{Rules: []Rule{{To: []string{"a", "{type}"}}}, Allow: []string{"a"}}, event.New("x", "1", "b", nil), nil, record.NotAllowed},
+		"default template":     {Config{}, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}), []Target{{"outbox.event.order", any32}}, ""},
+		"template with type":   {Config{Template: "{aggregatetype}.{type}"}, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}), []Target{{"order.A", any32}}, ""},
+		"fan-out":              {full, event.New(event.Aggregate{Type: "order", ID: "1"}, "OrderPlaced", event.Payload{}), []Target{{"orders", any32}, {"audit", any32}}, ""},
+		"second rule":          {full, event.New(event.Aggregate{Type: "order", ID: "1"}, "Cancelled", event.Payload{}), []Target{{"order.Cancelled", any32}}, ""},
+		"by type":              {full, event.New(event.Aggregate{Type: "bill", ID: "1"}, "Paid.v2", event.Payload{}), []Target{{"versioned.bill", any32}, {"versioned.billx", any32}}, ""},
+		"two that are one":     {full, event.New(event.Aggregate{Type: "same", ID: "1"}, "same", event.Payload{}), []Target{{"x.same", any32}}, ""},
+		"no rule":              {full, event.New(event.Aggregate{Type: "bill", ID: "1"}, "Paid", event.Payload{}), []Target{{"outbox.event.bill", any32}}, ""},
+		"own topic":            {full, event.New(event.Aggregate{Type: "order", ID: "1"}, "OrderPlaced", event.Payload{}, event.WithTopic("named-1")), []Target{{"named-1", any32}}, ""},
+		"own partition":        {full, event.New(event.Aggregate{Type: "order", ID: "1"}, "OrderPlaced", event.Payload{}, event.WithPartition(7)), []Target{{"orders", 7}, {"audit", 7}}, ""},
+		"own topic forbidden":  {full, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}, event.WithTopic("named-10")), nil, record.NotAllowed},
+		"internal topic":       {Config{}, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}, event.WithTopic("__consumer_offsets")), nil, record.NotAllowed},
+		"internal by pattern":  {Config{Template: "{aggregatetype}", Allow: []string{"*"}}, event.New(event.Aggregate{Type: "__transaction_state", ID: "1"}, "A", event.Payload{}), nil, record.NotAllowed},
+		"no topic's name":      {Config{}, event.New(event.Aggregate{Type: "a b", ID: "1"}, "A", event.Payload{}), nil, record.Malformed},
+		"too long":             {Config{}, event.New(event.Aggregate{Type: strings.Repeat("a", 240), ID: "1"}, "A", event.Payload{}), nil, record.Malformed},
+		"only dots":            {Config{Template: "{aggregatetype}"}, event.New(event.Aggregate{Type: "..", ID: "1"}, "A", event.Payload{}), nil, record.Malformed},
+		"fan-out is all or no": {Config{Rules: []Rule{{To: []string{"a", "{type}"}}}, Allow: []string{"a"}}, event.New(event.Aggregate{Type: "x", ID: "1"}, "b", event.Payload{}), nil, record.NotAllowed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -106,7 +106,7 @@ func TestRoutes(t *testing.T) {
 
 func TestNegativePartition(t *testing.T) {
 	t.Parallel()
-	v := view(t, event.New("order", "1", "A", nil))
+	v := view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}))
 	v.Partition = -2
 	if _, err := mustNew(t, Config{}).Route(v, nil); class(err) != record.PartitionOutOfRange {
 		t.Errorf("error = %v", err)
@@ -116,10 +116,10 @@ func TestNegativePartition(t *testing.T) {
 func TestPartitionOfOneEnvelopeStaysItsOwn(t *testing.T) {
 	t.Parallel()
 	r := mustNew(t, Config{})
-	if got, _ := r.Route(view(t, event.New("order", "1", "A", nil, event.WithPartition(3))), nil); got[0].Partition != 3 {
+	if got, _ := r.Route(view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}, event.WithPartition(3))), nil); got[0].Partition != 3 {
 		t.Errorf("%v", got)
 	}
-	if got, _ := r.Route(view(t, event.New("order", "1", "A", nil)), nil); got[0].Partition != record.AnyPartition {
+	if got, _ := r.Route(view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{})), nil); got[0].Partition != record.AnyPartition {
 		t.Errorf("the remembered decision carries another envelope's partition: %v", got)
 	}
 }
@@ -148,7 +148,7 @@ func TestInvalidConfigNamesEverything(t *testing.T) {
 func TestMemoryOfDecisionsIsBounded(t *testing.T) {
 	t.Parallel()
 	r := mustNew(t, Config{Template: "{aggregatetype}", Max: 3 * maxCached})
-	v := view(t, event.New("order", "1", "A", nil))
+	v := view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}))
 	for i := range maxCached + 100 {
 		v.AggregateType, v.Topic = fmt.Appendf(nil, "t%d", i), nil
 		if got, err := r.Route(v, nil); err != nil || got[0].Topic != string(v.AggregateType) {
@@ -174,7 +174,7 @@ func TestRouterFromManyGoroutines(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 4 {
 		wg.Go(func() {
-			v := view(t, event.New("order", "1", "A", nil))
+			v := view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}))
 			for j := range 1000 {
 				v.AggregateType = fmt.Appendf(nil, "t%d", (i+j)%50)
 				if got, err := r.Route(v, nil); err != nil || got[0].Topic != "outbox.event."+string(v.AggregateType) {
@@ -196,7 +196,7 @@ func TestTypesOfOneAggregateAreToldApart(t *testing.T) {
 	} {
 		r := mustNew(t, c)
 		for _, typ := range []string{"A", "B", "A"} {
-			if got, err := r.Route(view(t, event.New("order", "1", typ, nil)), nil); err != nil || got[0].Topic != "order."+typ {
+			if got, err := r.Route(view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, typ, event.Payload{})), nil); err != nil || got[0].Topic != "order."+typ {
 				t.Errorf("%s: %v, %v", typ, got, err)
 			}
 		}
@@ -208,7 +208,7 @@ func TestEveryTopicIsLegal(t *testing.T) {
 	t.Parallel()
 	allow := []string{"outbox.*", "_*"}
 	r := mustNew(t, Config{Rules: []Rule{{Type: "*x*", To: []string{"outbox.{type}", "{aggregatetype}"}}}, Allow: allow})
-	v := view(t, event.New("order", "1", "A", nil))
+	v := view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}))
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.OneOf(rapid.String(), rapid.StringMatching(`_{0,3}[a-zA-Z._-]{0,5}`))
 		v.AggregateType, v.Type, v.Topic = []byte(name.Draw(t, "aggregatetype")), []byte(name.Draw(t, "type")), nil
@@ -257,7 +257,7 @@ func TestTopicsThatEnvelopesNameAreBounded(t *testing.T) {
 	exist := map[string]bool{"outbox.event.old": true}
 	r.ResetTopics(func(topic string) bool { return exist[topic] })
 	route := func(aggregateType string) *record.Refusal {
-		_, err := r.Route(view(t, event.New(aggregateType, "1", "A", nil)), nil)
+		_, err := r.Route(view(t, event.New(event.Aggregate{Type: aggregateType, ID: "1"}, "A", event.Payload{})), nil)
 		refusal, _ := errors.AsType[*record.Refusal](err)
 		return refusal
 	}

@@ -58,7 +58,7 @@ func (p *planned) schedule(n int, in time.Duration) []event.ID {
 	var ids []event.ID
 	var list []event.Event
 	for range n {
-		e := event.New("order", "o-1", "Due", []byte("p"), event.WithDueAt(at))
+		e := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Due", event.Bytes("", []byte("p")), event.WithDueAt(at))
 		ids, list = append(ids, e.ID()), append(list, e)
 	}
 	if err := p.box.Append(p.t.Context(), list...); err != nil {
@@ -123,7 +123,7 @@ func (x *taking) end() {
 	<-x.ended
 	ctx, cancel := context.WithTimeout(context.Background(), overdue)
 	defer cancel()
-	_ = x.held.Release(ctx, lease.Checkpoint{})
+	_ = x.held.Release(ctx)
 }
 
 // outlet stands for the dispatcher and Kafka: it keeps what it is given, and answers as it is told.

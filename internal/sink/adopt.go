@@ -273,20 +273,24 @@ func (a *adopter) openTopic(
 func (s *Sink) resendWaitingLocked(t *topic) {
 	waiting := t.waiting
 	t.waiting = nil
-	for _, b := range waiting {
+	s.resendBatchesLocked(t, waiting, func(b *pending, i int) int32 { return b.wantedPartitions[i] })
+	if !s.replaying {
+		t.dropHitsLocked()
+	}
+}
+
+// resendBatchesLocked sends the records of batches that have waited. partitionOf returns the partition
+// that a record wants.
+func (s *Sink) resendBatchesLocked(t *topic, batches []*pending, partitionOf func(b *pending, i int) int32) {
+	for _, b := range batches {
 		err := forEachRecord(b, func(i int, rec *record.Record) {
-			rec.Topic, rec.Partition = t.name, b.wantedPartitions[i]
+			rec.Topic, rec.Partition = t.name, partitionOf(b, i)
 			s.resendLocked(t, rec, b.tickets[i])
 		})
 		if err != nil {
 			s.failLocked(fmt.Errorf("%w: decoding records that waited for topic %q: %w", ErrBroken, t.name, err))
 		}
-		s.batches.tickets.put(b.tickets)
 		s.batches.releaseBatchLocked(b)
-	}
-
-	if !s.replaying {
-		t.dropHitsLocked()
 	}
 }
 
@@ -304,9 +308,9 @@ func (s *Sink) resendLocked(t *topic, rec *record.Record, k record.Ticket) {
 	}
 
 	need, size := recordSizes(rec)
-	s.batches.countResolvedLocked(1, size) // enqueueLocked counts it again
 	if !p.quarantine {
 		if tp, offset, found := p.claimOrMarkSentLocked(rec, k.IsSide()); found {
+			s.batches.changeUnresolvedLocked(-1, -size)
 			s.ackHitLocked(tp, offset, k, size)
 			return
 		}

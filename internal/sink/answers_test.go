@@ -1,7 +1,6 @@
 package sink
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -192,7 +191,7 @@ func TestForbiddenTopicHoldsItselfAlone(t *testing.T) {
 	requireInOrder(t, readTopic(t, brokers, "a"), 1, 20)
 }
 
-// TestFencedAndBrokenEndTheSink: after such an error, Send and Drain return it, and nothing is acked.
+// TestFencedAndBrokenEndTheSink: after such an error, Send returns it, and nothing is acked.
 func TestFencedAndBrokenEndTheSink(t *testing.T) {
 	t.Parallel()
 	for e, want := range map[*kerr.Error]error{
@@ -213,9 +212,6 @@ func TestFencedAndBrokenEndTheSink(t *testing.T) {
 			x := newRecord("a", "k", "2")
 			if err := r.Send(&x, 99); !errors.Is(err, want) {
 				t.Fatalf("Send after the end returned %v, want %v", err, want)
-			}
-			if err := r.Drain(t.Context()); !errors.Is(err, want) {
-				t.Fatalf("Drain after the end returned %v, want %v", err, want)
 			}
 			if len(r.acks.acked) != 0 {
 				t.Fatalf("%d records were acked without a response, want none", len(r.acks.acked))
@@ -538,27 +534,4 @@ func TestAckIsTheOffsetOfADuplicate(t *testing.T) {
 		t.Fatalf("acked at the offsets %d and %d, want consecutive ones", a, b)
 	}
 	requireInOrder(t, readTopic(t, brokers, "a"), 1, 2)
-}
-
-// TestDrainWaitsForAllOfIt: Drain returns when all records are acked, or when its context ends.
-func TestDrainWaitsForAllOfIt(t *testing.T) {
-	t.Parallel()
-	topic := stacktest.Topic(t, 2)
-	r := openSink(t, sinkOptions{})
-	for i := range 100 {
-		r.send(t, newRecord(topic, fmt.Sprint("k", i%5), fmt.Sprintf("k/%d", i/5)))
-	}
-	if err := r.Drain(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if len(r.acks.acked) != 100 {
-		t.Fatalf("%d records are acked after Drain, want all 100", len(r.acks.acked))
-	}
-
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	r.send(t, newRecord("missing."+topic, "k", "1"))
-	if err := r.Drain(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("Drain with a missing topic returned %v, want DeadlineExceeded", err)
-	}
 }

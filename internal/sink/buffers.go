@@ -72,15 +72,6 @@ func (b *buffers) trimUnused() {
 	}
 }
 
-// totalBytes returns the memory that the free list holds.
-func (b *buffers) totalBytes() int {
-	n := 0
-	for class := range b.free {
-		n += len(b.free[class]) << (class + minClassBits)
-	}
-	return n
-}
-
 // ticketLists is the free list of ticket slices. The receiver of an ack gets a slice and returns it
 // with Recycle, so the list has its own lock.
 type ticketLists struct {
@@ -128,9 +119,8 @@ type batchPool struct {
 	freeBatches []*pending
 	liveBatches int // batches that were begun and not released
 
-	unresolvedBytes   int64         // reserved by the unresolved records
-	unresolvedRecords int           // passed to Send, and neither acked nor given back
-	drained           chan struct{} // closed when no record is unresolved; nil unless Drain waits
+	unresolvedBytes   int64 // reserved by the unresolved records
+	unresolvedRecords int   // passed to Send, and neither acked nor given back
 }
 
 const (
@@ -158,8 +148,6 @@ func (bp *batchPool) appendRecordLocked(b *pending, rec *record.Record, t record
 	}
 	b.tickets = append(b.tickets, t)
 	b.reserved += size
-	bp.unresolvedRecords++
-	bp.unresolvedBytes += int64(size)
 }
 
 // initialBufferLimitLocked returns the largest buffer that the next batch may begin with, beyond
@@ -187,10 +175,10 @@ func (bp *batchPool) newBatchLocked(size int) *pending {
 	return b
 }
 
-// releaseBatchLocked returns the memory of b to the free lists. The caller must have passed on the
-// tickets of b.
+// releaseBatchLocked returns the memory of b to the free lists.
 func (bp *batchPool) releaseBatchLocked(b *pending) {
 	bp.liveBatches--
+	bp.tickets.put(b.tickets)
 	if b.builder.Buffer() != nil {
 		bp.freeBuffers.put(b.builder.Buffer())
 	}
@@ -204,15 +192,10 @@ func (bp *batchPool) releaseBatchLocked(b *pending) {
 	}
 }
 
-// countResolvedLocked subtracts n records from the unresolved records, and wakes Drain if none is
-// left.
-func (bp *batchPool) countResolvedLocked(n, bytes int) {
-	bp.unresolvedRecords -= n
-	bp.unresolvedBytes -= int64(bytes)
-	if bp.unresolvedRecords == 0 && bp.drained != nil {
-		close(bp.drained)
-		bp.drained = nil
-	}
+// changeUnresolvedLocked changes the number of unresolved records, and of their bytes.
+func (bp *batchPool) changeUnresolvedLocked(records, bytes int) {
+	bp.unresolvedRecords += records
+	bp.unresolvedBytes += int64(bytes)
 }
 
 // removeRecordsLocked removes the records for which remove returns true from the affected batches of
@@ -249,7 +232,6 @@ func (bp *batchPool) removeRecordsLocked(
 		if *open == b {
 			*open = rest
 		}
-		bp.tickets.put(b.tickets)
 		bp.releaseBatchLocked(b)
 	}
 
@@ -266,10 +248,8 @@ func (bp *batchPool) reencodeWithoutLocked(b *pending, removed map[int]struct{})
 			return
 		}
 
-		// The record was counted when it was sent, so the second count is taken back.
 		need, size := recordSizes(rec)
 		bp.appendRecordLocked(rest, rec, b.tickets[i], size, need)
-		bp.countResolvedLocked(1, size)
 		if len(b.wantedPartitions) > 0 {
 			rest.wantedPartitions = append(rest.wantedPartitions, b.wantedPartitions[i])
 		}

@@ -154,18 +154,7 @@ func (k *keeper) openPartitionLocked(p *partition, tail *fence.Tail) {
 
 	held := p.queue
 	p.queue, p.openBatch = nil, nil
-	for _, b := range held {
-		err := forEachRecord(b, func(i int, rec *record.Record) {
-			rec.Topic, rec.Partition = p.tp.Topic, p.tp.Partition
-			k.sink.resendLocked(p.topic, rec, b.tickets[i])
-		})
-		if err != nil {
-			k.sink.failLocked(fmt.Errorf("%w: decoding records that waited in %s-%d: %w",
-				ErrBroken, p.tp.Topic, p.tp.Partition, err))
-		}
-		k.sink.batches.tickets.put(b.tickets)
-		k.sink.batches.releaseBatchLocked(b)
-	}
+	k.sink.resendBatchesLocked(p.topic, held, func(*pending, int) int32 { return p.tp.Partition })
 
 	// The hits contain records that were given back, and side deliveries of an earlier owner.
 	p.keepHits()

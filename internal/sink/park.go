@@ -252,7 +252,6 @@ func (pk *parker) withdrawBatchesLocked(t *topic, queue []*pending) (n, stream i
 	}
 
 	for _, b := range queue {
-		pk.sink.batches.tickets.put(b.tickets)
 		pk.sink.batches.releaseBatchLocked(b)
 	}
 	pk.withdrawLocked(list)
@@ -292,7 +291,7 @@ func (pk *parker) withdrawLocked(list []record.Withdrawn) {
 		total += list[i].Bytes
 	}
 	pk.holder.Withdrawn(list)
-	pk.sink.batches.countResolvedLocked(len(list), total)
+	pk.sink.batches.changeUnresolvedLocked(-len(list), -total)
 }
 
 // checkGatesLocked returns an error if rec may not be queued to any partition: the error of

@@ -120,9 +120,7 @@ func TestN11_ALeaderlessPartitionIsParked(t *testing.T) {
 	}
 
 	both(50)
-	if err := d.r.Drain(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	d.r.requireDrained(t)
 	d.r.mu.Lock()
 	unread := d.r.topics[sick].partitions[0].needsReadBack
 	d.r.mu.Unlock()

@@ -47,9 +47,7 @@ func TestN11_MissingTopicIsParkedAndFollowsInOrder(t *testing.T) {
 	// All of it is queued by now.
 	d.r.parker.parkUnwritable(time.Now().Add(2 * time.Hour))
 	d.waitUntil("the missing topic is parked", func() bool { return len(d.held) == 30 })
-	if err := d.r.Drain(t.Context()); err != nil {
-		t.Fatalf("draining after the records were given back: %v", err)
-	}
+	d.r.requireDrained(t)
 	if got := d.withdrawnTickets(); !slices.IsSorted(got) || len(got) != 30 || len(d.calls) != 1 {
 		t.Fatalf("given back in %d calls, want 30 tickets in order in one call: %v", len(d.calls), got)
 	}

@@ -226,9 +226,7 @@ func TestN15_AClosedGateQueuesNothing(t *testing.T) {
 	if d.heldCount() != 10 {
 		t.Fatalf("%d records are held, want 10", d.heldCount())
 	}
-	if err := d.r.Drain(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	d.r.requireDrained(t)
 
 	// Gates are open for side deliveries.
 	d.release()

@@ -58,11 +58,6 @@ func (s *Sink) Run(ctx context.Context) error {
 		s.ended = ErrClosed
 	}
 	err := s.ended
-	// Drain must not wait for a sink that has ended.
-	if s.batches.drained != nil {
-		close(s.batches.drained)
-		s.batches.drained = nil
-	}
 	s.mu.Unlock()
 	wg.Wait()
 

@@ -86,6 +86,7 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 
 	if !top.isReady() {
 		s.keepUntilAdoptedLocked(top, rec, t, size, need)
+		s.batches.changeUnresolvedLocked(1, size)
 		return nil
 	}
 	p, refusal := top.choosePartitionLocked(rec)
@@ -119,6 +120,7 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 	}
 
 	s.enqueueLocked(p, rec, t, size, need, mayBeCopy)
+	s.batches.changeUnresolvedLocked(1, size)
 	return nil
 }
 

@@ -64,7 +64,7 @@ func (l *lane) settleRequest(err error) {
 
 	l.sink.mu.Lock()
 	defer l.sink.mu.Unlock()
-	l.sink.batches.countResolvedLocked(count, bytes)
+	l.sink.batches.changeUnresolvedLocked(-count, -bytes)
 	for _, f := range l.request {
 		p := f.partition
 		p.busy = false
@@ -166,6 +166,7 @@ func (l *lane) applyResultLocked(p *partition, r *kafkawire.ProduceResult, now t
 func (l *lane) removeAckedHeadLocked(p *partition, b *pending, r *kafkawire.ProduceResult, now time.Time) ackedBatch {
 	n := b.builder.Count()
 	a := ackedBatch{partition: p, baseOffset: r.BaseOffset, tickets: b.tickets, bytes: b.reserved}
+	b.tickets = nil
 
 	switch {
 	case a.baseOffset < 0:
@@ -262,9 +263,7 @@ func (l *lane) reencodeHeadLocked(p *partition, b *pending, n int, uncompressed 
 			batches[to].uncompressed = uncompressed
 		}
 
-		// The record was counted when it was sent, so the second count is taken back.
 		l.sink.batches.appendRecordLocked(batches[to], rec, b.tickets[i], size, need)
-		l.sink.batches.countResolvedLocked(1, size)
 	})
 	if err != nil {
 		l.sink.failLocked(fmt.Errorf("%w: %s-%d: decoding a batch to send: %w", ErrBroken, p.tp.Topic, p.tp.Partition, err))
@@ -272,7 +271,6 @@ func (l *lane) reencodeHeadLocked(p *partition, b *pending, n int, uncompressed 
 	}
 
 	p.replaceHead(batches...)
-	l.sink.batches.tickets.put(b.tickets)
 	l.sink.batches.releaseBatchLocked(b)
 }
 

@@ -289,35 +289,6 @@ func (s *Sink) failLocked(err error) {
 	}
 }
 
-// Drain blocks until all records passed to Send are acked, refused or given back, and then returns
-// nil. It returns early with the error that ended the sink, or with the cause of ctx.
-func (s *Sink) Drain(ctx context.Context) error {
-	s.Flush()
-	for {
-		s.mu.Lock()
-		if s.batches.unresolvedRecords == 0 || s.ended != nil {
-			err := s.ended
-			if s.batches.unresolvedRecords == 0 {
-				err = nil
-			}
-			s.mu.Unlock()
-			return err
-		}
-
-		if s.batches.drained == nil {
-			s.batches.drained = make(chan struct{})
-		}
-		drained := s.batches.drained
-		s.mu.Unlock()
-
-		select {
-		case <-drained:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
 func wake(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -97,15 +97,13 @@ func TestWhatWasReservedIsReleased(t *testing.T) {
 	}
 }
 
-// requireDrained checks that no record is unresolved.
+// requireDrained waits until no record is unresolved.
 func (r *testSink) requireDrained(t *testing.T) {
 	t.Helper()
-	if err := r.Drain(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.batches.unresolvedRecords != 0 || r.batches.unresolvedBytes != 0 {
-		t.Errorf("%d records and %d bytes are unresolved, want 0", r.batches.unresolvedRecords, r.batches.unresolvedBytes)
-	}
+	r.Flush()
+	stacktest.Eventually(t, "no record is unresolved", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.batches.unresolvedRecords == 0 && r.batches.unresolvedBytes == 0
+	})
 }

@@ -7,7 +7,6 @@ package slots
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/slot"
 )
@@ -216,7 +216,7 @@ func (b *Balancer) readSlotDocuments(ctx context.Context) (map[string]slotDocume
 	}
 
 	// The server compares the expiry with its own clock.
-	cur, err := coll.Aggregate(ctx, mongo.Pipeline{
+	list, err := mongodb.AggregateAll[slotDocument](ctx, coll, "reading the watcher documents", mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}}},
 		{{Key: "$project", Value: bson.D{
 			{Key: "owner", Value: 1},
@@ -225,19 +225,12 @@ func (b *Balancer) readSlotDocuments(ctx context.Context) (map[string]slotDocume
 			{Key: "live", Value: bson.D{{Key: "$gt", Value: bson.A{"$expiresAt", "$$NOW"}}}},
 		}}},
 	})
-	if err != nil {
-		return nil, fmt.Errorf("reading the watcher documents: %w", err)
-	}
-	var list []slotDocument
-	if err := cur.All(ctx, &list); err != nil {
-		return nil, fmt.Errorf("reading the watcher documents: %w", err)
-	}
 
 	docs := make(map[string]slotDocument, len(list))
 	for _, d := range list {
 		docs[d.ID] = d
 	}
-	return docs, nil
+	return docs, err
 }
 
 // setTable stores the table and updates since when slots are free.

@@ -159,7 +159,7 @@ func (r *resliceRun) restoreSlots(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	for _, h := range r.held {
-		if err := h.Release(ctx, lease.Checkpoint{}); err != nil {
+		if err := h.Release(ctx); err != nil {
 			r.log.Warn("cannot release a lease; it expires", "reason", err)
 		}
 	}

@@ -40,7 +40,7 @@ func retryPolicy(cfg *config.Config) retry.Policy {
 
 // newReconciler returns the reconciler of the term. It starts nothing.
 func (t *term) newReconciler(doc *lease.Document) *reconciler {
-	out := pipeline.NewOutlet(t.buildConfig(), t.dispatcher, t.sink)
+	out := pipeline.NewOutlet(t.buildConfig(), t.dispatcher)
 	trouble := func(err error) { t.slot.State.ReportProblem("reconciler", err, false) }
 	well := func() { t.slot.State.ClearProblems("reconciler") }
 
@@ -254,8 +254,8 @@ func (t *term) drainReconciler(work context.Context) {
 	}
 
 	// The next owner finds records that are not acked in time in its read-back.
-	if t.dispatcher.SidesInFlight() > 0 && !t.hasBlockedTargets() {
-		_ = t.sink.Drain(ctx)
+	if !t.hasBlockedTargets() {
+		_ = t.dispatcher.DrainSides(ctx)
 	}
 	if err := r.finisher.Drain(ctx); err != nil {
 		t.log.Warn("cannot record all deliveries outside of the stream; the next owner finds them in the topics",
@@ -276,20 +276,14 @@ const (
 func (t *term) auditPeriodically(ctx context.Context) error {
 	out := t.reconciler.outlet
 	audit := t.dispatcher.NewAudit()
-	wait := auditEvery
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(wait):
-		}
-
+	for wait := auditEvery; retry.Sleep(ctx, wait) == nil; {
 		began := time.Now()
 		if err := t.auditOnce(ctx, out, audit); err != nil && ctx.Err() == nil {
 			t.log.Debug("cannot count the waiting envelopes", "reason", err)
 		}
 		wait = max(auditEvery, auditShare*time.Since(began))
 	}
+	return nil
 }
 
 func (t *term) auditOnce(ctx context.Context, out *pipeline.Outlet, audit *pipeline.Audit) error {

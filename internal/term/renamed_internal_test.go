@@ -16,7 +16,7 @@ func TestN27_ASweepOfARenamedCollectionGivesSignsOfLife(t *testing.T) {
 	var w idleTimer
 	now := time.Now()
 	w.idleFor(c.Ticks.Load(), now)
-	stop := c.KeepTicking(time.Millisecond)
+	stop := c.KeepTicking(t.Context(), time.Millisecond)
 	stacktest.Eventually(t, "a tick is counted", func() bool { return c.Ticks.Load() > 0 })
 	if idle := w.idleFor(c.Ticks.Load(), now.Add(stalledAfter+time.Second)); idle > 0 {
 		t.Errorf("the monitor saw nothing for %s", idle)

@@ -63,6 +63,7 @@ type Pace struct {
 	Indexes time.Duration // between two attempts to make indexes
 }
 
+// DefaultPace is the pace outside of tests.
 var DefaultPace = Pace{Call: 10 * time.Second, Clean: 10 * time.Second, Indexes: 30 * time.Second}
 
 // NewMigrator returns a migrator that makes the indexes that this version declares, for the listed
@@ -281,8 +282,8 @@ func (r *Runner) checkRedivided(ctx context.Context) error {
 }
 
 // discardDocument removes the document that the acquisition has made by mistake.
-func (r *Runner) discardDocument() {
-	ctx, cancel := context.WithTimeout(context.Background(), SchemaTimeout)
+func (r *Runner) discardDocument(stop context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(stop), SchemaTimeout)
 	defer cancel()
 	if err := r.shared.Divisions.Discard(ctx, r.Part.ID(r.cfg.Watcher)); err != nil {
 		r.log.Warn("cannot remove a watcher document that was made by mistake; it blocks the purge",
@@ -364,7 +365,7 @@ func (r *Runner) classifyEnd(stop context.Context, err error) (again bool, halt 
 
 	case errors.Is(err, slots.ErrDivided):
 		// waitForDivision reports this error.
-		r.discardDocument()
+		r.discardDocument(stop)
 		return true, nil
 
 	case errors.Is(err, sink.ErrReopen):

@@ -280,7 +280,6 @@ func (t *term) newPump(until bson.Timestamp, previous *pipeline.PreviousOwner) *
 	return pipeline.NewPump(t.buildConfig(), pipeline.PumpConfig{
 		Dispatcher:       t.dispatcher,
 		Term:             t,
-		ReadBack:         t.sink,
 		Collections:      t.collections.Claimed,
 		DropExpired:      t.slot.cfg.Expired == "drop",
 		RecordDeliveries: t.slot.cfg.Recording != purge.RecordWatermark,

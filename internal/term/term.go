@@ -131,14 +131,12 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 	}
 	t.recovery = &gap.Recovery{
 		Config:      &r.cfg,
-		Client:      mongo.Stream,
 		Scope:       r.scope,
 		Held:        held,
 		Calls:       t.calls,
 		Collections: t.collections,
 		Dirty:       t.dirty,
 		Dispatcher:  t.dispatcher,
-		State:       r.State,
 		Metrics:     r.metrics,
 		Now:         r.shared.Clock.Now,
 		Log:         log,
@@ -385,7 +383,7 @@ func (t *term) hasBlockedTargets() bool {
 func (t *term) releaseLease(work context.Context, why error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(work), t.slot.cfg.Lease.TTL)
 	defer cancel()
-	if err := t.held.Release(ctx, t.currentCheckpoint()); err != nil {
+	if err := t.held.Release(ctx); err != nil {
 		t.log.Warn("cannot release the lease; it expires", "reason", err, "ttl", t.slot.cfg.Lease.TTL)
 		return err
 	}

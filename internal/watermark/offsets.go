@@ -19,8 +19,11 @@ type partitionOffsets struct {
 }
 
 // OffsetHold identifies the owner of a hold on a stored offset, so that each owner releases only
-// its own hold.
+// its own hold. Owners have numbers from 1.
 type OffsetHold uint64
+
+// holdOfAll is the owner of the holds of HoldAllOffsets.
+const holdOfAll OffsetHold = 0
 
 // run is one acked batch: tickets[i] is at offset base+i.
 type run struct {
@@ -109,8 +112,8 @@ func (t *Tracker[P]) HoldOffset(tp record.TopicPartition, by OffsetHold, offset 
 }
 
 // HoldAllOffsets keeps the stored offset of every partition at or below its present value until
-// by calls ReleaseAllOffsets.
-func (t *Tracker[P]) HoldAllOffsets(by OffsetHold) {
+// ReleaseAllOffsets.
+func (t *Tracker[P]) HoldAllOffsets() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.storedOffsets = nil
@@ -119,17 +122,17 @@ func (t *Tracker[P]) HoldAllOffsets(by OffsetHold) {
 		if o.holds == nil {
 			o.holds = map[OffsetHold]int64{}
 		}
-		o.holds[by] = offset
+		o.holds[holdOfAll] = offset
 	}
 }
 
-// ReleaseAllOffsets ends HoldAllOffsets of by.
-func (t *Tracker[P]) ReleaseAllOffsets(by OffsetHold) {
+// ReleaseAllOffsets ends HoldAllOffsets, if it was called.
+func (t *Tracker[P]) ReleaseAllOffsets() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.storedOffsets = nil
 	for _, o := range t.partitions {
-		delete(o.holds, by)
+		delete(o.holds, holdOfAll)
 	}
 }
 

@@ -206,7 +206,7 @@ func (t *track) handleOptimistic(ctx context.Context, list []task, res *attemptR
 	}
 
 	return t.runTransaction(ctx, list, func(ctx context.Context) error {
-		ctx = inbox.Remember(ctx)
+		ctx = t.p.s.inbox.Remember(ctx)
 		fresh, err := t.p.s.inbox.Admit(ctx, entries)
 		if err != nil {
 			return &inboxFailure{fmt.Errorf("admitting %d messages to the inbox: %w", len(entries), err)}
@@ -261,7 +261,7 @@ func (t *track) handleEager(ctx context.Context, x task, res *attemptResult) err
 }
 
 // claimMessage claims a message in the inbox. It blocks for at most commitTimeout.
-func (s *session) claimMessage(ctx context.Context, e inbox.Entry) (inbox.Claim, error) {
+func (s *session) claimMessage(ctx context.Context, e inbox.Entry) (*inbox.Claim, error) {
 	// The end of a drain must not cut this call off. A claim that was stored without an answer would block all members
 	// from the message until its lease expires.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
@@ -427,7 +427,7 @@ func (t *track) assignBlame(err error) (blamed bool, cause error) {
 		return true, failure.error
 	}
 
-	for _, outside := range []error{outbox.ErrStandalone, inbox.ErrClaimLost, inbox.ErrClaimed, inbox.ErrStale} {
+	for _, outside := range []error{outbox.ErrStandalone, inbox.ErrClaimLost, inbox.ErrInProgress, inbox.ErrStale} {
 		if errors.Is(err, outside) && (!ofHandler || !errors.Is(failure.error, outside)) {
 			return false, nil
 		}

@@ -9,7 +9,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/setaside"
 )
@@ -47,7 +47,7 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	}
 
 	if c.s.inbox.replacement == nil && db != nil {
-		x, err := inbox.New(db, c.s.inbox.options...)
+		x, err := mongostore.Open(db, c.s.inbox.settings)
 		problems = append(problems, err)
 		c.s.inbox.replacement = x
 	}

@@ -13,6 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -376,7 +377,7 @@ func TestEventsOfAHandlerLeaveWithItsEffect(t *testing.T) {
 	c := k.consumer(consumer.OnFailure(tries(3)))
 	effects := k.effects("effects")
 	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
-		if err := errors.Join(effects(ctx, m), box.Append(ctx, event.New("answer", string(m.Key), "Answered", bson.D{{Key: "to", Value: m.ID}}))); err != nil {
+		if err := errors.Join(effects(ctx, m), box.Append(ctx, event.New(event.Aggregate{Type: "answer", ID: string(m.Key)}, "Answered", event.Document(bson.D{{Key: "to", Value: m.ID}})))); err != nil {
 			return err
 		}
 		if string(m.Value) == "2" && failures.Add(1) < 3 {
@@ -398,14 +399,14 @@ func TestEventsOfAHandlerLeaveWithItsEffect(t *testing.T) {
 func TestAHandlerMayAskTheInboxForItsOwnMessage(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	x, err := inbox.New(k.db)
+	x, err := mongostore.Open(k.db, inbox.Settings{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := k.consumer(consumer.WithInbox(x))
 	effects := k.effects("effects")
 	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
-		return x.Once(ctx, k.group+"/counted", m.ID, func(ctx context.Context) error { return effects(ctx, m) })
+		return x.Once(ctx, inbox.Entry{Key: inbox.Key{Consumer: k.group + "/counted", ID: m.ID}}, func(ctx context.Context) error { return effects(ctx, m) }, inbox.OnceConfig{})
 	})
 	k.publish(numbered(1, 3)...)
 	k.start(c)

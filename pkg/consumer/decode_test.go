@@ -47,8 +47,7 @@ func relayed(t *testing.T, cfg routing.PresetConfig, ev event.Event, meta routin
 // What the relay writes, in all its presets, is read as the event that it was.
 func TestDecodeReadsEveryPresetOfTheRelay(t *testing.T) {
 	t.Parallel()
-	payload := bson.D{{Key: "total", Value: int32(7)}}
-	ev := event.New("order", "o-1", "OrderPlaced", payload, event.WithSchemaVersion("3"), event.WithContentType("application/json"))
+	ev := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("application/json", []byte(`{"total":7}`)), event.WithSchemaVersion("3"))
 	meta := routing.Meta{MultiCollection: true, Redelivered: true}
 	for name, c := range map[string]struct {
 		cfg  routing.PresetConfig

@@ -7,7 +7,7 @@
 //		if _, err := invoices.InsertOne(ctx, invoice(m)); err != nil {
 //			return err
 //		}
-//		return box.Append(ctx, event.New("invoice", id, "InvoiceSent", payload))
+//		return box.Append(ctx, InvoiceSent.New(id, invoice))
 //	}))
 //	…
 //	err = c.Run(ctx)

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -76,7 +77,7 @@ func NewEmitter(box Outbox, opts ...EmitOption) (*Emitter, error) {
 		o(e)
 	}
 	if e.defaultTopic == nil {
-		e.defaultTopic = func(ev event.Event) string { return "outbox.event." + ev.AggregateType() }
+		e.defaultTopic = func(ev event.Event) string { return "outbox.event." + ev.Aggregate().Type }
 	}
 
 	switch {
@@ -165,7 +166,15 @@ func (e *Emitter) PublishDirect(ctx context.Context, events ...event.Event) erro
 
 // directMessage returns the event as the relay would write it.
 func directMessage(ev event.Event) (*Message, error) {
-	if _, ok := ev.DueAt(); ok {
+	raw, err := ev.MarshalBSON()
+	var v envelope.View
+	if err == nil {
+		err = envelope.Parse(raw, &v)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("event %s: %w", ev.ID(), err)
+	}
+	if v.HasDueAt {
 		return nil, &UnsupportedError{
 			Operation: "PublishDirect of a scheduled event",
 			Needs:     "the outbox: use Schedule",
@@ -179,11 +188,11 @@ func directMessage(ev event.Event) (*Message, error) {
 
 	m := &Message{
 		ID:            ev.ID().String(),
-		Type:          ev.Type(),
-		AggregateType: ev.AggregateType(),
-		AggregateID:   ev.AggregateID(),
+		Type:          ev.Name(),
+		AggregateType: ev.Aggregate().Type,
+		AggregateID:   ev.Aggregate().ID,
 		ContentType:   ev.ContentType(),
-		SchemaVersion: ev.SchemaVersion(),
+		SchemaVersion: string(v.SchemaVersion),
 		Key:           []byte(ev.Key()),
 		Value:         body,
 	}
@@ -225,7 +234,7 @@ func (e *Emitter) applyMiddlewares(ctx context.Context, events []event.Event) ([
 	emit := Emit(func(_ context.Context, ev event.Event) error {
 		if seen[ev.ID()] {
 			problem := "next was called twice with one event; give each its own id"
-			return &InvalidError{ID: ev.ID().String(), Type: ev.Type(), Problems: []string{problem}}
+			return &InvalidError{ID: ev.ID().String(), Type: ev.Name(), Problems: []string{problem}}
 		}
 		seen[ev.ID()] = true
 		out = append(out, ev)
@@ -268,7 +277,8 @@ func (e *Emitter) acquireSlot(ctx context.Context) error {
 func DeliverBy() EmitMiddleware {
 	return func(next Emit) Emit {
 		return func(ctx context.Context, ev event.Event) error {
-			if at, ok := ev.ExpiresAt(); ok && !ev.HasHeader(HeaderDeliverBy) {
+			_, set := ev.Header(HeaderDeliverBy)
+			if at, ok := ev.ExpiresAt(); ok && !set {
 				ev = ev.With(event.WithHeader(HeaderDeliverBy, formatMillis(at)))
 			}
 			return next(ctx, ev)

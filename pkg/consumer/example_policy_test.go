@@ -36,21 +36,22 @@ func ExampleNewPolicy() {
 // Middleware sees each event before it is stored, in the transaction of the call.
 func ExampleEmitter() {
 	var box fakeBox // in a service: outbox.New(db)
-	versioned := func(next consumer.Emit) consumer.Emit {
+	marked := func(next consumer.Emit) consumer.Emit {
 		return func(ctx context.Context, ev event.Event) error {
-			if ev.Type() == "Debug" {
+			if ev.Name() == "Debug" {
 				return consumer.ErrDrop
 			}
-			return next(ctx, ev.With(event.WithSchemaVersion("2")))
+			return next(ctx, ev.With(event.WithHeader("tenant", []byte("acme"))))
 		}
 	}
-	events, err := consumer.NewEmitter(&box, consumer.EmitVia(versioned), consumer.BatchLimit(100))
+	events, err := consumer.NewEmitter(&box, consumer.EmitVia(marked), consumer.BatchLimit(100))
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	err = events.Append(context.Background(), event.New("order", "1", "OrderPlaced", "…"), event.New("order", "1", "Debug", "…"))
-	fmt.Println(err, len(box.calls[0]), box.calls[0][0].Type(), box.calls[0][0].SchemaVersion())
+	about := event.Aggregate{Type: "order", ID: "1"}
+	err = events.Append(context.Background(), event.New(about, "OrderPlaced", event.JSON("…")), event.New(about, "Debug", event.JSON("…")))
+	fmt.Println(err, len(box.calls[0]), box.calls[0][0].Name(), box.calls[0][0].Headers())
 	// Output:
-	// <nil> 1 OrderPlaced 2
+	// <nil> 1 OrderPlaced [{tenant [97 99 109 101]}]
 }

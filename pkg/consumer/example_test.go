@@ -35,7 +35,7 @@ func ExampleConsumer() {
 		if _, err := db.Collection("parcels").InsertOne(ctx, bson.D{{Key: "order", Value: order.ID}}); err != nil {
 			return err
 		}
-		return box.Append(ctx, event.New("parcel", order.ID, "ParcelPacked", m.Value))
+		return box.Append(ctx, event.New(event.Aggregate{Type: "parcel", ID: order.ID}, "ParcelPacked", event.Bytes("", m.Value)))
 	}))
 	if err != nil {
 		log.Fatal(err)

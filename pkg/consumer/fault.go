@@ -112,10 +112,9 @@ func (d *MessageDisposer) publishFault(ctx context.Context, f *Fault, l *Letter)
 	}
 
 	letterID := l.ID.String()
-	ev := event.New(FaultType, faultKey(l), FaultType+"."+f.Type, body,
+	ev := event.New(event.Aggregate{Type: FaultType, ID: faultKey(l)}, FaultType+"."+f.Type, event.Bytes("application/json", body),
 		event.WithID(boundIdentity("fault/"+letterID)),
-		event.WithHeader(headerFaultOf, []byte(letterID)),
-		event.WithContentType("application/json"))
+		event.WithHeader(headerFaultOf, []byte(letterID)))
 
 	if cfg.Topic == "" {
 		if err := d.appendEvent(ctx, ev); err != nil {

@@ -39,45 +39,44 @@ func (m Mode) String() string {
 // WithCollections sets the name of the inbox's collection of markers. Its other collections have this name with a suffix.
 // Consumers and an inbox.Inbox may share them. Defaults to "inbox".
 func WithCollections(name string) Option {
-	return option(func(s *settings) { s.inbox.options = append(s.inbox.options, inbox.WithCollection(name)) })
+	return option(func(s *settings) { s.inbox.settings.Collection = name })
 }
 
 // WithRetention sets how long the inbox keeps the marker of a handled message: see inbox.WithRetention. A record that Kafka
 // delivers again is rejected without a time limit. Defaults to seven days.
 func WithRetention(d time.Duration) Option {
-	return option(func(s *settings) { s.inbox.options = append(s.inbox.options, inbox.WithRetention(d)) })
+	return option(func(s *settings) { s.inbox.settings.Retention = d })
 }
 
 // WithoutTTL leaves expired markers to Inbox.Sweep of package inbox: see inbox.WithoutTTL.
-func WithoutTTL() Option {
-	return option(func(s *settings) { s.inbox.options = append(s.inbox.options, inbox.WithoutTTL()) })
-}
+func WithoutTTL() Option { return option(func(s *settings) { s.inbox.settings.WithoutTTL = true }) }
 
 // WithLease sets how long the other members wait for a member that died in a handler of mode Claimed. The member renews
 // the claim three times in this time. Defaults to 30 s.
 func WithLease(d time.Duration) Option {
-	return option(func(s *settings) { s.inbox.options = append(s.inbox.options, inbox.WithLease(d)) })
+	return option(func(s *settings) { s.inbox.settings.Lease = d })
 }
 
 // HaltOnRecreated makes Run return an error if a topic was deleted and created again, or if it lost handled records. Without
 // it the handlers get all records of the new topic.
 func HaltOnRecreated() Option {
-	return option(func(s *settings) { s.inbox.options = append(s.inbox.options, inbox.WithRecreated(inbox.Halt)) })
+	return option(func(s *settings) { s.inbox.settings.HaltOnRecreated = true })
 }
 
 // inboxSettings has the options about the inbox.
 type inboxSettings struct {
 	replacement Inbox // by WithInbox, or nil
-	options     []inbox.Option
+	settings    inbox.Settings
 }
 
 // Inbox is the part of an inbox that a consumer uses. Package memory implements it. If the inbox has a method
 // EnsureIndexes(ctx) error, the consumer calls it when it starts.
 type Inbox interface {
+	Remember(ctx context.Context) context.Context
 	Admit(ctx context.Context, list []inbox.Entry) (fresh []bool, err error)
 	Check(ctx context.Context, list []inbox.Entry) (fresh []bool, err error)
 	Pass(ctx context.Context, list []inbox.Entry) error
-	Claim(ctx context.Context, e inbox.Entry, lease time.Duration) (inbox.Claim, error)
+	Claim(ctx context.Context, e inbox.Entry, lease time.Duration) (*inbox.Claim, error)
 	Attach(ctx context.Context, consumer, topic string, part int32, l inbox.Log) (inbox.Generation, error)
 	Release(ctx context.Context, consumer, topic string, part int32) error
 }

@@ -130,7 +130,7 @@ func TestAStructuredEventComesBackWithTheSamePayload(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		body := rapid.SliceOfN(rapid.Byte(), 1, 40).Draw(t, "value")
-		first := relayEvent(t, event.New("order", "1", "A", body, event.WithID("one"), event.WithTopic("orders")), "structured")
+		first := relayEvent(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", body), event.WithID("one"), event.WithTopic("orders")), "structured")
 		before, err := Decode(first)
 		if err != nil {
 			t.Fatal(err)

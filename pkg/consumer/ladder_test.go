@@ -294,7 +294,7 @@ func TestALargeSecretReachesItsHandler(t *testing.T) {
 	e := emitter(t, &fakeBox{}, consumer.EmitDirect(k.kafka, func(event.Event) string { return k.topic }),
 		consumer.EmitVia(bodycrypt.Encrypt(secrets), bodystore.Produce(store, 1000)))
 	body := strings.Repeat("secret ", 300_000) // 2 MB: more than a record may have
-	if err := e.PublishDirect(k.context(), event.New("order", "1", "A", body)); err != nil {
+	if err := e.PublishDirect(k.context(), event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte(body)))); err != nil {
 		t.Fatal(err)
 	}
 	got := make(chan string, 100)

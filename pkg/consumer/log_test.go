@@ -13,6 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
@@ -156,6 +157,8 @@ type renewed struct {
 	passed   int
 }
 
+func (*renewed) Remember(ctx context.Context) context.Context { return ctx }
+
 func (*renewed) Admit(_ context.Context, list []inbox.Entry) ([]bool, error) {
 	fresh := make([]bool, len(list))
 	for i := range fresh {
@@ -178,7 +181,7 @@ func (x *renewed) Pass(context.Context, []inbox.Entry) error {
 	return nil
 }
 
-func (*renewed) Claim(context.Context, inbox.Entry, time.Duration) (inbox.Claim, error) {
+func (*renewed) Claim(context.Context, inbox.Entry, time.Duration) (*inbox.Claim, error) {
 	return nil, errors.New("nobody claims")
 }
 
@@ -325,7 +328,7 @@ func TestALetterPassesAGenerationThatBegan(t *testing.T) {
 func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 	t.Parallel()
 	db := stacktest.Database(t, stacktest.Client(t))
-	x, err := inbox.New(db)
+	x, err := mongostore.Open(db, inbox.Settings{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -394,7 +397,7 @@ func TestN29_ATruncatedTopicGoesOnFromItsEnd(t *testing.T) {
 			mode, grown := c.mode, c.grown
 			t.Parallel()
 			db := stacktest.Database(t, stacktest.Client(t))
-			x, err := inbox.New(db)
+			x, err := mongostore.Open(db, inbox.Settings{})
 			if err != nil {
 				t.Fatal(err)
 			}

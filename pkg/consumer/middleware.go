@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/outrelay/outrelay/internal/record"
 )
 
 // Chain is a list of middlewares that may grow while messages are handled. Each message uses the
@@ -108,8 +110,8 @@ func WithHandlerName(ctx context.Context, name string) context.Context {
 }
 
 // HeaderDedupKey is the header whose value replaces the event's id for deduplication: of two events
-// with the same value, the second has no effect. Set it with event.WithHeader.
-const HeaderDedupKey = "dedup-key"
+// with the same value, the second has no effect. Set it with event.WithDedupKey.
+const HeaderDedupKey = record.HeaderDedupKey
 
 // dedupID returns the id of m in an inbox, bounded in length.
 func dedupID(m *Message) string { return boundIdentity(dedupText(m)) }

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"container/list"
 	"context"
 	"sync"
 	"time"
@@ -56,7 +57,8 @@ func (c *Consumer) pauseFor(d time.Duration) {
 // from memory, and their attempts must continue to count afterwards.
 type keptAttempts struct {
 	mu        sync.Mutex
-	byMessage map[keptAttemptsKey]Attempts
+	oldest    list.List // of keptMessage, the oldest first
+	byMessage map[keptAttemptsKey]*list.Element
 }
 
 type keptAttemptsKey struct {
@@ -65,20 +67,33 @@ type keptAttemptsKey struct {
 	handler string
 }
 
+// keptMessage is a message with its kept attempts.
+type keptMessage struct {
+	key      keptAttemptsKey
+	attempts Attempts
+}
+
 // maxKeptAttempts bounds the kept attempts. Messages whose partitions moved to another member never
 // come back.
 const maxKeptAttempts = 10_000
 
 // keepAttempts stores the attempts of x until restoreAttempts is called for the same message. When
-// the limit is reached, it drops all that are stored.
+// the limit is reached, it drops the oldest that are stored.
 func (r *run) keepAttempts(t *track, x task) {
-	r.kept.mu.Lock()
-	defer r.kept.mu.Unlock()
+	k := &r.kept
+	k.mu.Lock()
+	defer k.mu.Unlock()
 
-	if r.kept.byMessage == nil || len(r.kept.byMessage) >= maxKeptAttempts {
-		r.kept.byMessage = map[keptAttemptsKey]Attempts{}
+	key := keptAttemptsKey{t.p.tp, x.entry.offset, t.reg.name}
+	k.removeLocked(key)
+	if k.oldest.Len() >= maxKeptAttempts {
+		k.removeLocked(k.oldest.Front().Value.(keptMessage).key)
 	}
-	r.kept.byMessage[keptAttemptsKey{t.p.tp, x.entry.offset, t.reg.name}] = x.share.attempts
+
+	if k.byMessage == nil {
+		k.byMessage = map[keptAttemptsKey]*list.Element{}
+	}
+	k.byMessage[key] = k.oldest.PushBack(keptMessage{key, x.share.attempts})
 }
 
 // restoreAttempts gives x the attempts that keepAttempts stored for its message, if any.
@@ -86,11 +101,20 @@ func (r *run) restoreAttempts(t *track, x task) {
 	r.kept.mu.Lock()
 	defer r.kept.mu.Unlock()
 
-	key := keptAttemptsKey{t.p.tp, x.entry.offset, t.reg.name}
-	if at, ok := r.kept.byMessage[key]; ok {
+	if at, ok := r.kept.removeLocked(keptAttemptsKey{t.p.tp, x.entry.offset, t.reg.name}); ok {
 		x.share.attempts = at
-		delete(r.kept.byMessage, key)
 	}
+}
+
+// removeLocked removes the attempts of a message and returns them. ok reports whether there were any.
+func (k *keptAttempts) removeLocked(key keptAttemptsKey) (at Attempts, ok bool) {
+	e, ok := k.byMessage[key]
+	if !ok {
+		return at, false
+	}
+
+	delete(k.byMessage, key)
+	return k.oldest.Remove(e).(keptMessage).attempts, true
 }
 
 // update changes the state with f, under the lock, and wakes all goroutines that wait for a change.

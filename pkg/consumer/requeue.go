@@ -263,9 +263,6 @@ func newScheduledRetry(m *Message, handler string, due time.Time) event.Event {
 	} else {
 		opts = append(opts, event.WithHeader(headerNoKey, []byte("true")))
 	}
-	if m.ContentType != "" {
-		opts = append(opts, event.WithContentType(m.ContentType))
-	}
 	if m.SchemaVersion != "" {
 		opts = append(opts, event.WithSchemaVersion(m.SchemaVersion))
 	}
@@ -292,12 +289,12 @@ func newScheduledRetry(m *Message, handler string, due time.Time) event.Event {
 		opts = append(opts, event.WithHeader(headerDropPreset, []byte("true")))
 	}
 
-	var payload any
+	var payload event.Payload
 	if m.Value != nil {
-		payload = m.Value
+		payload = event.Bytes(m.ContentType, m.Value)
 	}
-	aggregateType, aggregateID := cmp.Or(m.AggregateType, "retry"), cmp.Or(m.AggregateID, m.ID)
-	return event.New(aggregateType, aggregateID, cmp.Or(m.Type, "retry"), payload, opts...)
+	about := event.Aggregate{Type: cmp.Or(m.AggregateType, "retry"), ID: cmp.Or(m.AggregateID, m.ID)}
+	return event.New(about, cmp.Or(m.Type, "retry"), payload, opts...)
 }
 
 // presetHeaders has the headers that the relay writes from the fields of an event.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -137,7 +138,7 @@ func TestWhatCannotBeWaitedOutEndsTheRun(t *testing.T) {
 
 func (k *kit) inbox() *inbox.Inbox {
 	k.Helper()
-	x, err := inbox.New(k.db)
+	x, err := mongostore.Open(k.db, inbox.Settings{})
 	if err != nil {
 		k.Fatal(err)
 	}

@@ -257,7 +257,7 @@ func (t *track) postpone(x task, wait time.Duration) bool {
 func (t *track) handleWaiting(ctx context.Context, x task, res *attemptResult) error {
 	list := []task{x}
 	return t.runTransaction(ctx, list, func(ctx context.Context) error {
-		ctx = inbox.Remember(ctx)
+		ctx = t.p.s.inbox.Remember(ctx)
 		taken, err := t.takeWaiting(ctx, res)
 		if !taken || err != nil {
 			return err

@@ -87,7 +87,7 @@ func (o *trouble) waitOut(t *track, err error) bool {
 	case errors.Is(err, inbox.ErrUnconfirmed):
 		// The inbox confirms the log during the next attempt.
 
-	case errors.Is(err, inbox.ErrClaimed), errors.Is(err, inbox.ErrClaimLost):
+	case errors.Is(err, inbox.ErrInProgress), errors.Is(err, inbox.ErrClaimLost):
 		delay = claimPoll
 
 	case errors.Is(err, inbox.ErrStale):

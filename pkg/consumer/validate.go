@@ -60,7 +60,7 @@ func (v *Validation) Emit() EmitMiddleware {
 		return func(ctx context.Context, ev event.Event) error {
 			body, err := ev.Payload()
 			if err == nil {
-				err = v.checkBody(ctx, ev.ID().String(), ev.Type(), body)
+				err = v.checkBody(ctx, ev.ID().String(), ev.Name(), body)
 			}
 			if err != nil {
 				return err

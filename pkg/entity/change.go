@@ -34,8 +34,8 @@ func TypeOf(name, change string) string { return name + "." + change }
 
 // changeEvent returns the event for one change. Its key is the id, so the changes of an entity stay
 // in order.
-func changeEvent[I ID](name, change string, id I, version int64, payload any) event.Event {
-	return event.New(name, formatID(id), TypeOf(name, change), payload,
+func changeEvent[I ID](name, change string, id I, version int64, payload event.Payload) event.Event {
+	return event.New(event.Aggregate{Type: name, ID: formatID(id)}, TypeOf(name, change), payload,
 		event.WithHeader(HeaderName, []byte(name)),
 		event.WithHeader(HeaderChange, []byte(change)),
 		event.WithHeader(HeaderID, []byte(kindOf[I]()+":"+formatID(id))),

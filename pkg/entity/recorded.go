@@ -290,7 +290,7 @@ func (r *Recorded[T, I]) writeEntities(ctx context.Context, v verb, ts []T) ([]i
 			return nil, err
 		}
 
-		events[i] = changeEvent(r.name, Upserted, ids[i], next[i], docs[i])
+		events[i] = changeEvent(r.name, Upserted, ids[i], next[i], event.Document(docs[i]))
 	}
 
 	// The outbox checks the size of the events before it sends them.
@@ -336,9 +336,9 @@ func (r *Recorded[T, I]) removeEntities(
 			return err
 		}
 
-		var payload any = mark
+		payload := event.Document(mark)
 		if r.entities.tombstones {
-			payload = nil
+			payload = event.Payload{}
 		}
 
 		events = append(events, changeEvent(r.name, Deleted, ids[i], v+1, payload))

@@ -230,7 +230,7 @@ func (r *Recorded[T, I]) recordChunk(ctx context.Context, docs []bson.Raw) error
 			adopted = append(adopted, d)
 		}
 
-		events[i] = changeEvent(r.name, Upserted, id, v, d)
+		events[i] = changeEvent(r.name, Upserted, id, v, event.Document(d))
 	}
 
 	if err := r.box.Append(ctx, events...); err != nil || len(adopted) == 0 {

@@ -12,34 +12,28 @@ import (
 
 // MarshalBSON returns the envelope as it is stored, or the error of Validate. The field `ts` is a
 // placeholder that the server replaces by its timestamp at the insert.
-func (e Event) MarshalBSON() ([]byte, error) { return e.AppendBSON(nil) }
-
-// AppendBSON appends the envelope as it is stored to dst. If the event is invalid, it returns dst
-// unchanged and the error of Validate.
-func (e Event) AppendBSON(dst []byte) ([]byte, error) {
+func (e Event) MarshalBSON() ([]byte, error) {
 	if err := e.Validate(); err != nil {
-		return dst, err
+		return nil, err
 	}
-	return e.appendEnvelope(dst), nil
+	return e.encode(), nil
 }
 
-// Size returns the size of the stored envelope in bytes. It encodes the envelope.
-func (e Event) Size() int { return len(e.appendEnvelope(nil)) }
+// Size returns the size of the stored envelope in bytes, which outbox.WithMaxSize limits. It
+// encodes the envelope.
+func (e Event) Size() int { return len(e.encode()) }
 
-// appendEnvelope appends the envelope without validating it.
-func (e Event) appendEnvelope(dst []byte) []byte {
-	start := len(dst)
-	dst = appendInt32(dst, 0)
+// encode returns the envelope without validating it.
+func (e Event) encode() []byte {
+	dst := appendInt32(make([]byte, 0, envelopeOverhead+len(e.payload.data)), 0)
 	if !e.id.IsZero() {
 		dst = e.id.appendValue(appendName(dst, e.id.typ, "_id"))
 	}
 
-	dst = appendString(dst, "aggregatetype", e.aggregateType)
-	dst = appendString(dst, "aggregateid", e.aggregateID)
-	dst = appendString(dst, "type", e.typ)
-	if e.payloadType != 0 {
-		dst = appendPayload(dst, e.payloadType, e.payload)
-	}
+	dst = appendString(dst, "aggregatetype", e.about.Type)
+	dst = appendString(dst, "aggregateid", e.about.ID)
+	dst = appendString(dst, "type", e.name)
+	dst = appendPayload(dst, e.payload)
 
 	dst = appendOptional(dst, "key", e.key)
 	dst = appendOptional(dst, "topic", e.topic)
@@ -48,7 +42,7 @@ func (e Event) appendEnvelope(dst []byte) []byte {
 	}
 
 	dst = appendHeaders(dst, e.headers)
-	dst = appendOptional(dst, "contenttype", e.contentType)
+	dst = appendOptional(dst, "contenttype", e.payload.contentType)
 	dst = appendOptional(dst, "schemaversion", e.schemaVersion)
 	dst = appendOptional(dst, "source", e.source)
 	dst = appendOptional(dst, "subject", e.subject)
@@ -58,19 +52,27 @@ func (e Event) appendEnvelope(dst []byte) []byte {
 	// With a zero timestamp, the server sets its own one at the insert.
 	dst = appendInt64(appendName(dst, bson.TypeTimestamp, "ts"), 0)
 	dst = appendInt32(appendName(dst, bson.TypeInt32, "slot"), keyhash.Slot([]byte(e.Key()))) // N28
-	return closeDocument(dst, start)
+	return closeDocument(dst, 0)
 }
 
+// envelopeOverhead is an estimate of the bytes of an envelope without its payload.
+const envelopeOverhead = 512
+
 // appendPayload appends the payload. Documents and arrays are BSON values already.
-func appendPayload(dst []byte, t bson.Type, payload []byte) []byte {
+func appendPayload(dst []byte, p Payload) []byte {
+	t := p.typ
+	if t == 0 {
+		t = bson.TypeNull
+	}
+
 	dst = appendName(dst, t, "payload")
 	switch t {
 	case bson.TypeBinary:
-		return appendBinaryValue(dst, payload)
+		return appendBinaryValue(dst, p.data)
 	case bson.TypeString:
-		return appendStringValue(dst, string(payload))
+		return appendStringValue(dst, p.data)
 	default:
-		return append(dst, payload...)
+		return append(dst, p.data...)
 	}
 }
 
@@ -140,7 +142,7 @@ func appendDate(dst []byte, name string, t time.Time) []byte {
 	return appendInt64(appendName(dst, bson.TypeDateTime, name), t.UnixMilli())
 }
 
-func appendStringValue(dst []byte, s string) []byte {
+func appendStringValue[T string | []byte](dst []byte, s T) []byte {
 	return append(append(appendInt32(dst, int32(len(s)+1)), s...), 0)
 }
 

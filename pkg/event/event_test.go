@@ -1,7 +1,6 @@
 package event_test
 
 import (
-	"encoding/json"
 	"errors"
 	"strings"
 	"testing"
@@ -14,10 +13,13 @@ import (
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/keyhash"
+	"github.com/outrelay/outrelay/pkg/codec"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var about = event.Aggregate{Type: "a", ID: "1"}
 
 // stored encodes an event and parses the result.
 func stored(t *testing.T, e event.Event) (*envelope.View, bson.Raw) {
@@ -54,9 +56,8 @@ func TestEveryFieldIsStoredAndRead(t *testing.T) {
 	t.Parallel()
 	id := uuid.Must(uuid.NewV7())
 	now := time.UnixMilli(1_790_000_000_123)
-	e := event.New("order", "o-1", "OrderPlaced", []byte{0, 1, 255}, event.WithID(id), event.WithKey("k"), event.WithTopic("t.x"),
-		event.WithPartition(3), event.WithHeader("h", []byte{1}), event.WithHeader("h", nil), event.WithHeader("h", []byte{}),
-		event.WithContentType("application/x"), event.WithSchemaVersion("2"), event.WithSource("/shop"), event.WithSubject("s"),
+	e := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("application/x", []byte{0, 1, 255}), event.WithID(id), event.WithKey("k"), event.WithTopic("t.x"),
+		event.WithPartition(3), event.WithHeader("h", []byte{1}), event.WithHeader("h", nil), event.WithHeader("h", []byte{}), event.WithSchemaVersion("2"), event.WithSource("/shop"), event.WithSubject("s"),
 		event.WithTime(now), event.WithDueAt(now.Add(time.Second)), event.WithExpiresAt(now.Add(time.Minute)))
 	v, raw := stored(t, e)
 	for name, c := range map[string][2]string{
@@ -91,7 +92,7 @@ func TestEveryFieldIsStoredAndRead(t *testing.T) {
 
 func TestPlainEventHasNoOptionalFields(t *testing.T) {
 	t.Parallel()
-	v, raw := stored(t, event.New("order", "o-1", "OrderPlaced", "hello"))
+	v, raw := stored(t, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("", []byte("hello"))))
 	elems, err := raw.Elements()
 	if err != nil {
 		t.Fatal(err)
@@ -126,8 +127,8 @@ func TestN28_EventStoresSlotOfItsKey(t *testing.T) {
 		e   event.Event
 		key string
 	}{
-		{event.New("a", "id-1", "t", nil), "id-1"},
-		{event.New("a", "id-1", "t", nil, event.WithKey("other")), "other"},
+		{event.New(event.Aggregate{Type: "a", ID: "id-1"}, "t", event.Payload{}), "id-1"},
+		{event.New(event.Aggregate{Type: "a", ID: "id-1"}, "t", event.Payload{}, event.WithKey("other")), "other"},
 	} {
 		v, raw := stored(t, c.e)
 		want := int32(keyhash.Murmur2([]byte(c.key)) % 1024)
@@ -140,47 +141,71 @@ func TestN28_EventStoresSlotOfItsKey(t *testing.T) {
 func TestPayloadKinds(t *testing.T) {
 	t.Parallel()
 	type order struct {
-		Total int32   `bson:"total"`
-		Note  *string `bson:"note,omitempty"`
+		Total int32   `bson:"total" json:"sum"`
+		Note  *string `bson:"note,omitempty" json:"note,omitempty"`
 	}
-	type name string
 	for _, c := range []struct {
-		label   string
-		payload any
-		typ     bson.Type
-		want    string
+		label       string
+		payload     event.Payload
+		typ         bson.Type
+		contentType string
+		want        string
 	}{
-		{"bytes", []byte("\x00\xffx"), bson.TypeBinary, "\x00\xffx"},
-		{"empty bytes", []byte{}, bson.TypeBinary, ""},
-		{"nil bytes", []byte(nil), bson.TypeBinary, ""},
-		{"string", "héllo\n", bson.TypeString, "héllo\n"},
-		{"named string", name("x"), bson.TypeString, "x"},
-		{"raw JSON", json.RawMessage(`{"a": 1 }`), bson.TypeString, `{"a": 1 }`},
-		{"nothing", nil, bson.TypeNull, ""},
-		{"struct", order{Total: 5}, bson.TypeEmbeddedDocument, `{"total":5}`},
-		{"pointer", &order{Total: 5}, bson.TypeEmbeddedDocument, `{"total":5}`},
-		{"D", bson.D{{Key: "b", Value: int64(1)}, {Key: "a", Value: "<&>"}}, bson.TypeEmbeddedDocument, `{"b":1,"a":"<&>"}`},
-		{"map", map[string]any{"x": true}, bson.TypeEmbeddedDocument, `{"x":true}`},
-		{"array", bson.A{1, "a", bson.D{}}, bson.TypeArray, `[1,"a",{}]`},
-		{"slice", []string{}, bson.TypeArray, `[]`},
+		{"bytes", event.Bytes("", []byte("\x00\xffx")), bson.TypeBinary, "", "\x00\xffx"},
+		{"empty bytes", event.Bytes("", []byte{}), bson.TypeBinary, "", ""},
+		{"nil bytes", event.Bytes("", nil), bson.TypeBinary, "", ""},
+		{"text without a content type", event.Bytes("", []byte("hé")), bson.TypeBinary, "", "hé"},
+		{"text", event.Bytes("text/plain; charset=utf-8", []byte("héllo\n")), bson.TypeString, "text/plain; charset=utf-8", "héllo\n"},
+		{"raw JSON", event.Bytes("application/json", []byte(`{"a": 1 }`)), bson.TypeString, "application/json", `{"a": 1 }`},
+		{"a kind of JSON", event.Bytes("Application/Order+JSON", []byte(`{}`)), bson.TypeString, "Application/Order+JSON", `{}`},
+		{"JSON called, not text", event.Bytes("application/json", []byte("\xff")), bson.TypeBinary, "application/json", "\xff"},
+		{"nothing", event.Payload{}, bson.TypeNull, "", ""},
+		{"JSON", event.JSON(order{Total: 5}), bson.TypeString, "application/json", `{"sum":5}`},
+		{"JSON with HTML", event.JSON([]string{"<&>"}), bson.TypeString, "application/json", `["<&>"]`},
+		{"no codec", event.Encode(nil, &order{Total: 5}), bson.TypeString, "application/json", `{"sum":5}`},
+		{"codec", event.Encode(codec.Raw(""), "\x01"), bson.TypeBinary, "application/octet-stream", "\x01"},
+		{"codec of texts", event.Encode(codec.Raw("text/csv"), "a,b"), bson.TypeString, "text/csv", "a,b"},
+		{"codec, no bytes", event.Encode(codec.Raw(""), []byte(nil)), bson.TypeBinary, "application/octet-stream", ""},
+		{"Extended JSON", event.Encode(codec.ExtJSON(), order{Total: 5}), bson.TypeString, "application/json", `{"total":5}`},
+		{"struct", event.Document(order{Total: 5}), bson.TypeEmbeddedDocument, "", `{"total":5}`},
+		{"pointer", event.Document(&order{Total: 5}), bson.TypeEmbeddedDocument, "", `{"total":5}`},
+		{"D", event.Document(bson.D{{Key: "b", Value: int64(1)}, {Key: "a", Value: "<&>"}}), bson.TypeEmbeddedDocument, "", `{"b":1,"a":"<&>"}`},
+		{"map", event.Document(map[string]any{"x": true}), bson.TypeEmbeddedDocument, "", `{"x":true}`},
+		{"array", event.Document(bson.A{1, "a", bson.D{}}), bson.TypeArray, "", `[1,"a",{}]`},
+		{"slice", event.Document([]string{}), bson.TypeArray, "", `[]`},
 	} {
-		v, _ := stored(t, event.New("a", "1", "t", c.payload))
+		e := event.New(about, "t", c.payload)
+		v, _ := stored(t, e)
 		got, err := envelope.AppendPayload([]byte("before:"), v)
 		if err != nil || string(got) != "before:"+c.want || v.PayloadType != byte(c.typ) {
 			t.Errorf("%s: %q of type %s, %v; want %q", c.label, got, bson.Type(v.PayloadType), err, c.want)
 		}
+		if string(v.ContentType) != c.contentType || e.ContentType() != c.contentType {
+			t.Errorf("%s: content type %q is stored as %q", c.label, e.ContentType(), v.ContentType)
+		}
 
-		if v.Tombstone() != (c.payload == nil) {
+		if v.Tombstone() != (c.typ == bson.TypeNull) {
 			t.Errorf("%s: tombstone is %v", c.label, v.Tombstone())
 		}
 	}
 
-	for label, payload := range map[string]any{
-		"number": 5, "time": time.Now(), "nil pointer": (*order)(nil), "nil map": map[string]any(nil), "channel": make(chan int),
-		"broken document": bson.Raw{5, 0, 0}, "string that is not UTF-8": "\xff",
+	for label, payload := range map[string]event.Payload{
+		"number": event.Document(5), "time": event.Document(time.Now()), "text": event.Document("x"), "bytes": event.Document([]byte("x")),
+		"nil": event.Document(nil), "nil pointer": event.Document((*order)(nil)), "nil map": event.Document(map[string]any(nil)), "nil slice": event.Document([]int(nil)),
+		"channel": event.Document(make(chan int)), "broken document": event.Document(bson.Raw{5, 0, 0}),
+		"JSON of nil": event.JSON(nil), "JSON of a nil pointer": event.JSON((*order)(nil)), "JSON of a nil map": event.JSON(map[string]any(nil)),
+		"JSON of a nil slice": event.JSON([]int(nil)), "JSON of a channel": event.JSON(make(chan int)), "a number as bytes": event.Encode(codec.Raw(""), 5),
 	} {
-		if err := event.New("a", "1", "t", payload).Validate(); !errors.Is(err, event.ErrInvalid) {
+		e := event.New(about, "t", payload)
+		if err := e.Validate(); !errors.Is(err, event.ErrInvalid) {
 			t.Errorf("%s: %v", label, err)
+		}
+		// A middleware must not take it for a tombstone.
+		if body, err := e.Payload(); !errors.Is(err, event.ErrInvalid) {
+			t.Errorf("%s: payload %q, %v", label, body, err)
+		}
+		if err := e.With(event.WithPayload(event.JSON(1))).Validate(); err != nil {
+			t.Errorf("%s, replaced: %v", label, err)
 		}
 	}
 }
@@ -188,7 +213,7 @@ func TestPayloadKinds(t *testing.T) {
 func TestPayloadIsCopied(t *testing.T) {
 	t.Parallel()
 	payload, header := []byte("before"), []byte("before")
-	e := event.New("a", "1", "t", payload, event.WithHeader("h", header))
+	e := event.New(about, "t", event.Bytes("", payload), event.WithHeader("h", header))
 	copy(payload, "after!")
 	copy(header, "after!")
 	v, _ := stored(t, e)
@@ -200,9 +225,9 @@ func TestPayloadIsCopied(t *testing.T) {
 func TestValidateListsEveryProblem(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	e := event.New("", "", "\xff", 5, event.WithID(""), event.WithKey(""), event.WithTopic("a/b"), event.WithPartition(-2),
+	e := event.New(event.Aggregate{Type: "", ID: ""}, "\xff", event.Document(5), event.WithID(""), event.WithTopic("a/b"),
 		event.WithHeader("id", nil), event.WithHeader("", nil), event.WithHeader("outrelay-ns", nil),
-		event.WithSource(strings.Repeat("x", 5000)), event.WithTime(time.Time{}), event.WithDueAt(now.Add(time.Hour)), event.WithExpiresAt(now))
+		event.WithSource(strings.Repeat("x", 5000)), event.WithTime(time.Unix(-1, 0)), event.WithDueAt(now.Add(time.Hour)), event.WithExpiresAt(now))
 	err := e.Validate()
 	var inv *event.InvalidError
 	if !errors.As(err, &inv) {
@@ -210,26 +235,26 @@ func TestValidateListsEveryProblem(t *testing.T) {
 	}
 
 	for _, want := range []string{
-		"aggregate type is empty", "aggregate id is empty", "type is not UTF-8", "payload of type int", "id is empty",
-		"key is empty", `"a/b"`, "partition -2", "header id", "without a name", "outrelay-*", "source has 5000 bytes", "zero time", "not after dueAt",
+		"aggregate type is empty", "aggregate id is empty", "name is not UTF-8", "payload of type int", "id is empty",
+		`"a/b"`, "header id", "without a name", "outrelay-*", "source has 5000 bytes", "year 1969", "not after dueAt",
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not mentioned in: %v", want, err)
 		}
 	}
 
-	if len(inv.Problems) != 14 {
+	if len(inv.Problems) != 12 {
 		t.Errorf("%d problems: %q", len(inv.Problems), inv.Problems)
 	}
 
-	if raw, err := e.AppendBSON([]byte("x")); string(raw) != "x" || !errors.Is(err, event.ErrInvalid) {
-		t.Errorf("AppendBSON: %q, %v", raw, err)
+	if raw, err := e.MarshalBSON(); raw != nil || !errors.Is(err, event.ErrInvalid) {
+		t.Errorf("MarshalBSON: %q, %v", raw, err)
 	}
 
 	for label, bad := range map[string]event.Event{
-		"zero value": {}, "nil UUID": event.New("a", "1", "t", nil, event.WithID(uuid.Nil)),
-		"zero ObjectId": event.New("a", "1", "t", nil, event.WithID(bson.ObjectID{})), "topic ..": event.New("a", "1", "t", nil, event.WithTopic("..")),
-		"year": event.New("a", "1", "t", nil, event.WithDueAt(time.Unix(1<<40, 0))),
+		"zero value": {}, "nil UUID": event.New(about, "t", event.Payload{}, event.WithID(uuid.Nil)),
+		"zero ObjectId": event.New(about, "t", event.Payload{}, event.WithID(bson.ObjectID{})), "topic ..": event.New(about, "t", event.Payload{}, event.WithTopic("..")),
+		"year": event.New(about, "t", event.Payload{}, event.WithDueAt(time.Unix(1<<40, 0))), "due at no time": event.New(about, "t", event.Payload{}, event.WithDueAt(time.Time{})),
 	} {
 		if err := bad.Validate(); !errors.Is(err, event.ErrInvalid) {
 			t.Errorf("%s: %v", label, err)
@@ -237,11 +262,43 @@ func TestValidateListsEveryProblem(t *testing.T) {
 	}
 }
 
+func has(e event.Event, header string) bool {
+	_, ok := e.Header(header)
+	return ok
+}
+
+func TestZeroIsTheDefaultOfEachOption(t *testing.T) {
+	t.Parallel()
+	e := event.New(about, "t", event.Payload{}, event.WithKey("k"), event.WithTopic("x"), event.WithPartition(3), event.WithDedupKey("d"),
+		event.WithTime(time.Unix(1, 0)), event.WithExpiresAt(time.Unix(2, 0)), event.WithSource("s"), event.WithSubject("u"), event.WithSchemaVersion("v"))
+	plain := event.New(about, "t", event.Payload{}, event.WithID(e.ID()))
+	got := e.With(event.WithKey(""), event.WithTopic(""), event.WithPartition(-1), event.WithDedupKey(""), event.WithTime(time.Time{}),
+		event.WithExpiresAt(time.Time{}), event.WithSource(""), event.WithSubject(""), event.WithSchemaVersion(""))
+
+	_, a := stored(t, got)
+	_, b := stored(t, plain)
+	if a.String() != b.String() {
+		t.Errorf("stored %s\nwant %s", a, b)
+	}
+	if e := event.New(about, "t", event.Payload{}, event.WithID(event.ID{})); e.ID().IsZero() || e.Validate() != nil {
+		t.Errorf("id %s, %v", e.ID(), e.Validate())
+	}
+}
+
+func TestADedupKeyIsOneHeader(t *testing.T) {
+	t.Parallel()
+	e := event.New(about, "t", event.Payload{}, event.WithDedupKey("one"), event.WithHeader("h", nil), event.WithDedupKey("two"))
+	want := []event.Header{{"h", nil}, {"dedup-key", []byte("two")}}
+	if diff := cmp.Diff(want, e.Headers()); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestWithLeavesTheOriginal(t *testing.T) {
 	t.Parallel()
-	base := event.New("a", "1", "t", nil, event.WithHeader("h0", nil))
-	one, two := base.With(event.WithHeader("h1", nil), event.WithTopic("")), base.With(event.WithHeader("h2", nil))
-	if len(base.Headers()) != 1 || !one.HasHeader("h1") || one.HasHeader("h2") || !two.HasHeader("h2") || two.HasHeader("h1") {
+	base := event.New(about, "t", event.Payload{}, event.WithHeader("h0", nil))
+	one, two := base.With(event.WithHeader("h1", nil), event.WithTopic("/")), base.With(event.WithHeader("h2", nil))
+	if len(base.Headers()) != 1 || !has(one, "h1") || has(one, "h2") || !has(two, "h2") || has(two, "h1") {
 		t.Errorf("%v %v %v", base.Headers(), one.Headers(), two.Headers())
 	}
 	if base.Validate() != nil || one.Validate() == nil || two.Validate() != nil || one.ID() != base.ID() {
@@ -252,6 +309,17 @@ func TestWithLeavesTheOriginal(t *testing.T) {
 func TestIDs(t *testing.T) {
 	t.Parallel()
 	u, o := uuid.Must(uuid.NewV7()), bson.NewObjectID()
+	type orderID uuid.UUID
+	type customerID bson.ObjectID
+	type number string
+	if event.NewID(orderID(u)) != event.NewID(u) || event.NewID(customerID(o)) != event.NewID(o) || event.NewID(number("5")) != event.NewID("5") ||
+		event.NewID([16]byte(u)) != event.NewID(u) {
+		t.Error("a named type changes the id")
+	}
+	if e := event.New(about, "t", event.Payload{}, event.WithID(orderID(u))); e.ID() != event.NewID(u) || e.With(event.WithID(event.NewID(o))).ID() != event.NewID(o) {
+		t.Errorf("WithID sets %s", e.ID())
+	}
+
 	for _, c := range []struct {
 		id        event.ID
 		text      string
@@ -303,4 +371,13 @@ func TestIDs(t *testing.T) {
 	if err := id.UnmarshalBSONValue(byte(bson.TypeObjectID), []byte{1}); err == nil {
 		t.Error("a short ObjectId was taken")
 	}
+}
+
+func bsonDocument(t *testing.T) bson.Raw {
+	t.Helper()
+	raw, err := bson.Marshal(bson.D{{Key: "a", Value: int32(1)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
 }

@@ -3,6 +3,7 @@ package event
 import (
 	"errors"
 	"fmt"
+	"reflect"
 
 	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -11,23 +12,29 @@ import (
 )
 
 // ID is the id of an event: a UUID, an ObjectId or a string. IDs can be compared with ==. The zero
-// value is no id.
+// value is no id, and with WithID it means the default.
 type ID struct {
 	typ bson.Type
 	val string // 16 bytes, 12 bytes, or the text
 }
 
-// NewID returns id as an ID.
-func NewID[T uuid.UUID | bson.ObjectID | string](id T) ID {
-	switch v := any(id).(type) {
-	case uuid.UUID:
-		return ID{bson.TypeBinary, string(v[:])}
-	case bson.ObjectID:
-		return ID{bson.TypeObjectID, string(v[:])}
-	case string:
-		return ID{bson.TypeString, v}
+// NewID returns id as an ID. id is a UUID, which is any array of 16 bytes, an ObjectId, which is any
+// array of 12 bytes, or a string.
+func NewID[T ~[16]byte | ~[12]byte | ~string](id T) ID { return idOf(id) }
+
+// idOf is NewID for a value of a type that the compiler has checked already.
+func idOf(id any) ID {
+	val := reflect.ValueOf(id)
+	if val.Kind() == reflect.String {
+		return ID{bson.TypeString, val.String()}
 	}
-	return ID{}
+
+	raw := make([]byte, val.Len())
+	reflect.Copy(reflect.ValueOf(raw), val)
+	if len(raw) == len(bson.ObjectID{}) {
+		return ID{bson.TypeObjectID, string(raw)}
+	}
+	return ID{bson.TypeBinary, string(raw)}
 }
 
 // ParseID parses the text of an id that a user has typed. The 36 characters of a UUID give a UUID,

@@ -1,6 +1,7 @@
 package event
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -20,6 +21,7 @@ type InvalidError struct {
 	Problems []string
 }
 
+// Error lists the problems.
 func (e *InvalidError) Error() string {
 	return fmt.Sprintf("%s %s: %s", ErrInvalid, e.ID, strings.Join(e.Problems, "; "))
 }
@@ -35,8 +37,11 @@ const (
 // Validate returns nil, or an *InvalidError that lists all problems. It does no I/O, and it does
 // not depend on the configuration of the relay, which decides whether a topic is allowed.
 func (e Event) Validate() error {
-	// Clipped, so that appending does not change e.
-	v := validator{problems: e.problems[:len(e.problems):len(e.problems)]}
+	var v validator
+	if e.payload.problem != "" {
+		v.addProblem("%s", e.payload.problem)
+	}
+
 	switch {
 	case e.id.IsZero():
 		v.addProblem("the event was not made by New")
@@ -50,17 +55,14 @@ func (e Event) Validate() error {
 		v.addProblem("id is not UTF-8")
 	}
 
-	v.checkText("aggregate type", e.aggregateType, true)
-	v.checkText("aggregate id", e.aggregateID, true)
-	v.checkText("type", e.typ, true)
+	v.checkText("aggregate type", e.about.Type, true)
+	v.checkText("aggregate id", e.about.ID, true)
+	v.checkText("name", e.name, true)
 	v.checkText("key", e.key, false)
-	v.checkText("content type", e.contentType, false)
+	v.checkText("content type", e.payload.contentType, false)
 	v.checkText("schema version", e.schemaVersion, false)
 	v.checkText("source", e.source, false)
 	v.checkText("subject", e.subject, false)
-	if e.payloadType == bson.TypeString && !utf8.Valid(e.payload) {
-		v.addProblem("payload is a string that is not UTF-8; pass bytes")
-	}
 	if e.topic != "" {
 		v.checkTopic(e.topic)
 	}
@@ -72,6 +74,9 @@ func (e Event) Validate() error {
 		v.checkText("header name", h.Key, false)
 	}
 
+	if e.scheduled && e.dueAt.IsZero() {
+		v.addProblem("dueAt is the zero time")
+	}
 	v.checkDate("time", e.time)
 	v.checkDate("dueAt", e.dueAt)
 	v.checkDate("expiresAt", e.expiresAt)
@@ -86,6 +91,9 @@ func (e Event) Validate() error {
 
 	return &InvalidError{ID: e.id, Problems: v.problems}
 }
+
+// ErrInvalid is the error of every invalid event. Test for it with errors.Is.
+var ErrInvalid = errors.New("invalid event")
 
 // validator collects the problems of an event.
 type validator struct{ problems []string }

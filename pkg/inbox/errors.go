@@ -14,7 +14,7 @@ var (
 	ErrDuplicate = engine.ErrDuplicate
 
 	// ErrInProgress means that another call is handling the key. The error is an *InProgressError.
-	ErrInProgress = errors.New("another call is handling the key")
+	ErrInProgress = engine.ErrInProgress
 
 	// ErrClaimLost means that the claim of WithClaim expired before fn ended. Nothing was committed.
 	ErrClaimLost = engine.ErrClaimLost
@@ -46,12 +46,9 @@ func (e *InProgressError) Unwrap() error { return ErrInProgress }
 
 // translate replaces an error of the engine for the key by an *InProgressError. It returns the error of
 // fn as it is: an error of fn may be that of another key.
-func translate(err error, k Key, e engine.Entry) error {
-	if claimed, ok := errors.AsType[*engine.ClaimedError](err); ok && claimed.Key == e.Key {
-		return &InProgressError{Key: k, Until: claimed.Until}
-	}
-	if busy, ok := errors.AsType[*engine.BusyError](err); ok && busy.Key == e.Key {
-		return &InProgressError{Key: k}
+func translate(err error, k Key, own engine.Key) error {
+	if progress, ok := errors.AsType[*engine.InProgressError](err); ok && progress.Key == own {
+		return &InProgressError{Key: k, Until: progress.Until}
 	}
 	return err
 }

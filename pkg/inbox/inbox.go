@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	engine "github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 )
 
 // Inbox stores the markers of handled keys in one database. It is safe for concurrent use and starts
@@ -19,11 +20,29 @@ type Inbox struct{ engine *engine.Inbox }
 // New returns an Inbox in the collection inbox of db. Use the client of db for the transactions in
 // which Once is called. New does no I/O. The error lists every problem of the options.
 func New(db *mongo.Database, opts ...Option) (*Inbox, error) {
-	e, err := engine.New(db, settingsOf(opts)...)
+	return open(opts, func(s engine.Settings) (*engine.Inbox, error) { return mongostore.Open(db, s) })
+}
+
+// open returns an Inbox over the engine that f returns for the settings.
+func open(opts []Option, f func(engine.Settings) (*engine.Inbox, error)) (*Inbox, error) {
+	var s engine.Settings
+	for _, o := range opts {
+		if o != nil {
+			o.applyToInbox(&s)
+		}
+	}
+
+	e, err := f(s)
 	if err != nil {
 		return nil, err
 	}
 	return &Inbox{e}, nil
+}
+
+func init() {
+	engine.OpenPublic = func(opts any, f func(engine.Settings) (*engine.Inbox, error)) (any, error) {
+		return open(opts.([]Option), f)
+	}
 }
 
 // EnsureIndexes creates the missing collections and indexes. It does not change existing ones. Call it
@@ -92,7 +111,7 @@ func (x *Inbox) Once(ctx context.Context, k Key, fn func(ctx context.Context) er
 		return err
 	}
 
-	var c onceConfig
+	var c engine.OnceConfig
 	for _, o := range opts {
 		if o != nil {
 			o.applyToOnce(&c)
@@ -100,7 +119,7 @@ func (x *Inbox) Once(ctx context.Context, k Key, fn func(ctx context.Context) er
 	}
 
 	e := k.entry()
-	return translate(x.engine.Once(ctx, e.Key.Consumer, e.Key.ID, fn, c.engineOptions(e)...), k, e)
+	return translate(x.engine.Once(ctx, e, fn, c), k, e.Key)
 }
 
 // Handled reports whether the key was handled. If ctx has a transaction, Handled joins it.
@@ -108,7 +127,7 @@ func (x *Inbox) Handled(ctx context.Context, k Key) (bool, error) {
 	if err := k.check(); err != nil {
 		return false, err
 	}
-	return x.engine.Exists(ctx, k.entry().Key)
+	return x.engine.Handled(ctx, k.entry().Key)
 }
 
 // Sweep deletes expired markers, the oldest first and at most limit, and returns their number. A limit

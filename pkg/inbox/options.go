@@ -7,60 +7,34 @@ import (
 )
 
 // Option is an option of New.
-type Option interface{ applyToInbox(s *[]engine.Option) }
+type Option interface{ applyToInbox(s *engine.Settings) }
 
-type option struct{ engine.Option }
+type option func(s *engine.Settings)
 
-func (o option) applyToInbox(s *[]engine.Option) { *s = append(*s, o.Option) }
-
-// settingsOf returns the options of the engine.
-func settingsOf(opts []Option) []engine.Option {
-	var s []engine.Option
-	for _, o := range opts {
-		if o != nil {
-			o.applyToInbox(&s)
-		}
-	}
-	return s
-}
+func (o option) applyToInbox(s *engine.Settings) { o(s) }
 
 // WithCollection sets the name of the collection of markers. The other collections have this name with
 // a suffix. Defaults to "inbox".
-func WithCollection(name string) Option { return option{engine.WithCollection(name)} }
+func WithCollection(name string) Option {
+	return option(func(s *engine.Settings) { s.Collection = name })
+}
 
 // WithRetention sets how long a marker is kept. It must be longer than the time within which the same
 // key may arrive again. Defaults to seven days. The smallest value is one minute.
-func WithRetention(d time.Duration) Option { return option{engine.WithRetention(d)} }
+func WithRetention(d time.Duration) Option {
+	return option(func(s *engine.Settings) { s.Retention = d })
+}
 
 // WithoutTTL leaves expired markers to Sweep, so that a service that was down for longer than the
 // retention can catch up first. By default the server deletes them.
-func WithoutTTL() Option { return option{engine.WithoutTTL()} }
+func WithoutTTL() Option { return option(func(s *engine.Settings) { s.WithoutTTL = true }) }
 
 // OnceOption is an option of Once.
-type OnceOption interface{ applyToOnce(c *onceConfig) }
+type OnceOption interface{ applyToOnce(c *engine.OnceConfig) }
 
-type onceOption func(c *onceConfig)
+type onceOption func(c *engine.OnceConfig)
 
-func (o onceOption) applyToOnce(c *onceConfig) { o(c) }
-
-// onceConfig is the result of the options of Once.
-type onceConfig struct {
-	claim  bool
-	lease  time.Duration
-	noWait bool
-}
-
-// engineOptions returns the options of the engine.
-func (c onceConfig) engineOptions(e engine.Entry) []engine.OnceOption {
-	list := []engine.OnceOption{engine.InNamespace(e.Key.Namespace)}
-	if c.claim {
-		list = append(list, engine.Using(engine.Eager), engine.ForLease(c.lease))
-	}
-	if c.noWait {
-		list = append(list, engine.NoWait())
-	}
-	return list
-}
+func (o onceOption) applyToOnce(c *engine.OnceConfig) { o(c) }
 
 // WithClaim commits a claim of the key before fn begins, and renews it while fn runs. So only one
 // process at a time runs fn, also if fn acts outside of the database. If the claim is lost, the context
@@ -68,9 +42,11 @@ func (c onceConfig) engineOptions(e engine.Entry) []engine.OnceOption {
 // call may begin when the lease is over. A lease of 0 means 30 s, the smallest one is 100 ms. WithClaim
 // cannot be used in a transaction.
 func WithClaim(lease time.Duration) OnceOption {
-	return onceOption(func(c *onceConfig) { c.claim, c.lease = true, lease })
+	return onceOption(func(c *engine.OnceConfig) { c.Claim, c.Lease = true, lease })
 }
 
 // WithoutWaiting makes Once return ErrInProgress at once if this process is handling the key. By
 // default, Once waits until that call ends.
-func WithoutWaiting() OnceOption { return onceOption(func(c *onceConfig) { c.noWait = true }) }
+func WithoutWaiting() OnceOption {
+	return onceOption(func(c *engine.OnceConfig) { c.NoWait = true })
+}

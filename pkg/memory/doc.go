@@ -10,7 +10,7 @@
 //	err = relay.Flush(ctx) // or relay.Run(ctx) in a goroutine
 //	broker.Messages("outbox.event.order")
 //
-// Guarantees: the contract is the same as with servers. The exported test suites (inboxtest, consumertest, sagatest) check both. A transaction sees one snapshot and its own
+// Guarantees: the contract is the same as with servers. Test suites check both. A transaction sees one snapshot and its own
 // writes. Its writes are visible after the commit, and do not exist after an error. If two
 // transactions write the same row, they conflict, and the later one starts again. Stored values are
 // encoded, so they cannot be changed from outside. Events with the same key reach their topic in

@@ -29,7 +29,7 @@ func (s *Orders) Place(ctx context.Context, id string, total int) error {
 		if err := s.Store.Insert(ctx, id, total); err != nil {
 			return err
 		}
-		return s.Outbox.Append(ctx, event.New("order", id, "OrderPlaced", fmt.Appendf(nil, "%d", total)))
+		return s.Outbox.Append(ctx, event.New(event.Aggregate{Type: "order", ID: id}, "OrderPlaced", event.Bytes("", fmt.Appendf(nil, "%d", total))))
 	})
 }
 
@@ -124,7 +124,7 @@ func ExampleManualClock() {
 		log.Fatal(err)
 	}
 	if err := db.Transaction(ctx, func(ctx context.Context) error {
-		_, err := box.Schedule(ctx, clock.Now().Add(24*time.Hour), event.New("order", "o-1", "PaymentDue", nil))
+		_, err := box.Schedule(ctx, clock.Now().Add(24*time.Hour), event.New(event.Aggregate{Type: "order", ID: "o-1"}, "PaymentDue", event.Payload{}))
 		return err
 	}); err != nil {
 		log.Fatal(err)

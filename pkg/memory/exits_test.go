@@ -353,6 +353,23 @@ func TestEventsOfTwoSourcesWithEqualIDsHaveTheirEffects(t *testing.T) {
 	}
 }
 
+// The mode AtLeastOnce runs the handler for every delivery and stores nothing.
+func TestAtLeastOnceStoresNothing(t *testing.T) {
+	t.Parallel()
+	e := newExit(t, consumer.Exactly(consumer.AtLeastOnce))
+	for range 2 {
+		e.put("in", "k", "x", "id", "1", "type", "A")
+	}
+
+	e.runs()
+	if handled, letters := e.passes(); len(handled) != 2 || len(letters) != 0 {
+		t.Errorf("handled %q, letters %+v", handled, letters)
+	}
+	if n, err := e.inbox.Counts(e.context()); n.Markers != 0 || err != nil {
+		t.Errorf("%d markers, %v", n.Markers, err)
+	}
+}
+
 // crashing is an inbox whose process dies once, after a message was moved and before its watermark
 // moves.
 type crashing struct {

@@ -6,13 +6,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/inbox"
+	engine "github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/inbox/inboxtest"
+	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-func newInbox(t *testing.T, db *DB, opts ...InboxOption) *Inbox {
+func newInbox(t *testing.T, db *DB, s engine.Settings) *engine.Inbox {
 	t.Helper()
-	x, err := NewInbox(db, opts...)
+	x, err := openInbox(db, s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -23,23 +24,29 @@ func TestInboxContract(t *testing.T) {
 	t.Parallel()
 	inboxtest.Run(t, func(t *testing.T) inboxtest.Setup {
 		db := NewDB()
-		x := newInbox(t, db)
-		every := func(ctx context.Context, table *storedTable, change func(v any) any) error {
+		every := func(ctx context.Context, table string, change func(v any) any) error {
 			return db.runOperation(ctx, func(t *tx) error {
 				var errs []error
-				t.scanRows(table, func(key string, v any) { errs = append(errs, t.putRow(table, key, change(v))) })
+				rows := db.findOrAddTable(table)
+				t.scanRows(rows, func(key string, v any) { errs = append(errs, t.putRow(rows, key, change(v))) })
 				return errors.Join(errs...)
 			})
 		}
 
 		return inboxtest.Setup{
-			Inbox: x, Other: newInbox(t, db), Halting: newInbox(t, db, InboxRecreated(inbox.Halt)),
+			Inbox:       newInbox(t, db, engine.Settings{}),
+			Other:       newInbox(t, db, engine.Settings{}),
+			Halting:     newInbox(t, db, engine.Settings{HaltOnRecreated: true}),
 			Transaction: db.Transaction,
 			Expire: func(ctx context.Context) error {
-				return every(ctx, x.markers, func(any) any { return nil })
+				return every(ctx, "inbox", func(any) any { return nil })
 			},
 			Lapse: func(ctx context.Context) error {
-				return every(ctx, x.claims, func(v any) any { return &lease{owner: v.(*lease).owner} })
+				return every(ctx, "inbox_claims", func(v any) any {
+					l := v.(engine.Lease)
+					l.Until = time.Time{}
+					return l
+				})
 			},
 		}
 	})
@@ -50,20 +57,22 @@ func TestInboxGoesByTheClock(t *testing.T) {
 	t.Parallel()
 	clock := NewManualClock(noon)
 	db := NewDB(WithClock(clock))
-	x := newInbox(t, db, InboxRetention(time.Hour), InboxLease(time.Minute))
+	x := newInbox(t, db, engine.Settings{Retention: time.Hour, Lease: time.Minute})
 	ctx := t.Context()
-	once := func(id string) error { return x.Once(ctx, "c", id, func(context.Context) error { return nil }) }
+	once := func(id string) error {
+		return x.Once(ctx, engine.Entry{Key: engine.Key{Consumer: "c", ID: id}}, nothing, engine.OnceConfig{})
+	}
 	if err := once("1"); err != nil {
 		t.Fatal(err)
 	}
 
-	claimed := inbox.Entry{Key: inbox.Key{Consumer: "c", ID: "2"}}
+	claimed := engine.Entry{Key: engine.Key{Consumer: "c", ID: "2"}}
 	if _, err := x.Claim(ctx, claimed, 0); err != nil {
 		t.Fatal(err)
 	}
 
 	clock.Advance(time.Minute - time.Millisecond)
-	if _, err := x.Claim(ctx, claimed, 0); !errors.Is(err, inbox.ErrClaimed) {
+	if _, err := x.Claim(ctx, claimed, 0); !errors.Is(err, inbox.ErrInProgress) {
 		t.Errorf("within the lease: %v", err)
 	}
 
@@ -78,7 +87,7 @@ func TestInboxGoesByTheClock(t *testing.T) {
 	}
 
 	clock.Advance(time.Millisecond)
-	if n, err := x.Sweep(ctx); n != 1 || err != nil {
+	if n, err := x.Sweep(ctx, 0); n != 1 || err != nil {
 		t.Errorf("%d swept, %v", n, err)
 	}
 
@@ -87,33 +96,16 @@ func TestInboxGoesByTheClock(t *testing.T) {
 	}
 }
 
+func nothing(context.Context) error { return nil }
+
 func TestInboxRefusesBadOptions(t *testing.T) {
 	t.Parallel()
-	for name, opt := range map[string]InboxOption{"name": InboxCollection("a$"), "retention": InboxRetention(time.Second), "lease": InboxLease(time.Millisecond)} {
-		if _, err := NewInbox(NewDB(), opt); err == nil {
-			t.Errorf("a bad %s is accepted", name)
+	for name, opt := range map[string]inbox.Option{"name": inbox.WithCollection("a$"), "retention": inbox.WithRetention(time.Second)} {
+		if _, err := NewInbox(NewDB(), opt); !errors.Is(err, inbox.ErrInvalid) {
+			t.Errorf("a bad %s: %v", name, err)
 		}
 	}
 	if _, err := NewInbox(nil); err == nil {
 		t.Error("no database is accepted")
-	}
-}
-
-// If the id alone identifies a message, only the first consumer handles it.
-func TestInboxIdentity(t *testing.T) {
-	t.Parallel()
-	for identity, effects := range map[inbox.Identity]int{inbox.IDAndConsumer: 2, inbox.IDOnly: 1} {
-		x := newInbox(t, NewDB(), InboxIdentity(identity))
-		n := 0
-		for _, consumer := range []string{"a", "b"} {
-			err := x.Once(t.Context(), consumer, "1", func(context.Context) error { n++; return nil })
-			if err != nil && !errors.Is(err, inbox.ErrDuplicate) {
-				t.Fatal(err)
-			}
-		}
-
-		if n != effects {
-			t.Errorf("identity %d: %d effects, %d are wanted", identity, n, effects)
-		}
 	}
 }

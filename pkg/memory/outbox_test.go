@@ -62,7 +62,7 @@ func TestOutboxOptions(t *testing.T) {
 	db := NewDB()
 	plain, audit := newOutbox(t, db), newOutbox(t, db, WithCollection("audit"))
 	err := db.Transaction(t.Context(), func(ctx context.Context) error {
-		return errors.Join(plain.Append(ctx, event.New("order", "1", "Placed", "x")), audit.Append(ctx, event.New("order", "2", "Placed", "x")))
+		return errors.Join(plain.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "1"}, "Placed", event.Bytes("", []byte("x")))), audit.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "2"}, "Placed", event.Bytes("", []byte("x")))))
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -80,7 +80,7 @@ func texts(list []consumer.Record) []string {
 }
 
 func order(id, value string, opts ...event.Option) event.Event {
-	return event.New("order", id, "OrderPlaced", value, opts...)
+	return event.New(event.Aggregate{Type: "order", ID: id}, "OrderPlaced", event.Bytes("", []byte(value)), opts...)
 }
 
 func TestRelayBringsWhatIsCommittedInItsOrder(t *testing.T) {
@@ -297,7 +297,7 @@ func TestRoutesAndPresets(t *testing.T) {
 		return Fault{}
 	})
 
-	k.append(event.New("invoice", "i-1", "Issued", "x"), order("o-1", "y"))
+	k.append(event.New(event.Aggregate{Type: "invoice", ID: "i-1"}, "Issued", event.Bytes("", []byte("x"))), order("o-1", "y"))
 	if err := k.relay.Flush(t.Context()); err == nil {
 		t.Error("an outage is not reported")
 	}

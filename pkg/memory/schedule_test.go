@@ -309,7 +309,7 @@ func TestAckUnknownReportsEachTypeOnce(t *testing.T) {
 // A handler may use a separate inbox, whose errors are ordinary failures.
 func TestAHandlersOwnInboxErrorsAreItsFailures(t *testing.T) {
 	t.Parallel()
-	for _, failure := range []error{inbox.ErrClaimed, inbox.ErrStale, inbox.ErrClaimLost} {
+	for _, failure := range []error{inbox.ErrInProgress, inbox.ErrStale, inbox.ErrClaimLost} {
 		t.Run(failure.Error(), func(t *testing.T) {
 			t.Parallel()
 			p := newPlan(t)

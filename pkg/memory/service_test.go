@@ -111,7 +111,7 @@ func (w *world) append(events ...event.Event) {
 type balance struct{ Count, Sum int }
 
 func deposit(account string, n int) event.Event {
-	return event.New("account", account, "Deposited", fmt.Appendf(nil, "%d", n))
+	return event.New(event.Aggregate{Type: "account", ID: account}, "Deposited", event.Bytes("", fmt.Appendf(nil, "%d", n)))
 }
 
 // Two members of a group are rebalanced all the time, records are written twice, and handlers fail
@@ -272,7 +272,7 @@ func TestSagaTakesDocumentsWithoutServers(t *testing.T) {
 	w.ok(s.Register(c))
 	w.start("consumer", c.Run)
 	want := measured{N: 1 << 60, At: time.UnixMilli(1_700_000_000_123).UTC()}
-	w.append(event.New("order", "o-1", "Measured", bson.D{{Key: "n", Value: want.N}, {Key: "at", Value: want.At}}))
+	w.append(event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Measured", event.Document(bson.D{{Key: "n", Value: want.N}, {Key: "at", Value: want.At}})))
 	select {
 	case m := <-got:
 		if m.N != want.N || !m.At.Equal(want.At) {
@@ -303,11 +303,11 @@ func TestSagaWithoutServers(t *testing.T) {
 	}
 
 	s.Start("OrderPlaced", saga.ByKey[string](), step("placed", func(in *saga.Instance[checkout, string]) error {
-		in.Emit(event.New("payment", in.ID(), "TakePayment", "x"))
-		return in.Timeout("unpaid", 0, nil)
+		in.Emit(event.New(event.Aggregate{Type: "payment", ID: in.ID()}, "TakePayment", event.Bytes("", []byte("x"))))
+		return in.Timeout("unpaid", 0, event.Payload{})
 	}))
 	s.Timeout("unpaid", step("unpaid", func(in *saga.Instance[checkout, string]) error {
-		in.Emit(event.New("order", in.ID(), "OrderCancelled", strings.Join(in.State.Steps, " ")))
+		in.Emit(event.New(event.Aggregate{Type: "order", ID: in.ID()}, "OrderCancelled", event.Bytes("", []byte(strings.Join(in.State.Steps, " ")))))
 		in.Complete()
 		return nil
 	}))
@@ -318,7 +318,7 @@ func TestSagaWithoutServers(t *testing.T) {
 	w.ok(c.Handle("OrderCancelled", consumer.HandlerFunc(func(context.Context, *consumer.Message) error { return nil })))
 	w.start("consumer", c.Run)
 	for i := range 10 {
-		w.append(event.New("order", fmt.Sprint("o-", i), "OrderPlaced", "x"))
+		w.append(event.New(event.Aggregate{Type: "order", ID: fmt.Sprint("o-", i)}, "OrderPlaced", event.Bytes("", []byte("x"))))
 	}
 
 	records, err := w.broker.Await(w.context(), "outbox.event.order", 20)

@@ -3,7 +3,6 @@ package memory
 import (
 	"context"
 	"errors"
-	"sync"
 
 	"github.com/outrelay/outrelay/internal/unit"
 )
@@ -56,9 +55,6 @@ type unitKey struct{ db *DB }
 type unitOfWork struct {
 	tx   *tx
 	work unit.Work
-
-	mu      sync.Mutex
-	answers map[memoKey]bool // answers of inboxes in this attempt
 }
 
 // state returns the work of u, or nil for a nil u.

@@ -86,7 +86,7 @@ func (b bundle) want(t *testing.T, types ...string) {
 }
 
 func ev(typ string, opts ...event.Option) event.Event {
-	return event.New("order", "o-1", typ, []byte("p"), opts...)
+	return event.New(event.Aggregate{Type: "order", ID: "o-1"}, typ, event.Bytes("", []byte("p")), opts...)
 }
 
 func TestNewRefusesBadOptions(t *testing.T) {
@@ -233,9 +233,9 @@ func TestAppendSaysEverythingThatIsWrong(t *testing.T) {
 	t.Parallel()
 	b, ctx := setup(t), t.Context()
 	small := b.newBox(t, outbox.WithMaxSize(300))
-	big := event.New("order", "o-1", "big", bytes.Repeat([]byte("x"), 300))
+	big := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "big", event.Bytes("", bytes.Repeat([]byte("x"), 300)))
 	err := b.box.Transaction(ctx, func(ctx context.Context) error {
-		err := small.Append(ctx, ev("fine"), event.New("", "o-1", "bad", nil), big)
+		err := small.Append(ctx, ev("fine"), event.New(event.Aggregate{Type: "", ID: "o-1"}, "bad", event.Payload{}), big)
 		if !errors.Is(err, event.ErrInvalid) || !errors.Is(err, outbox.ErrTooLarge) {
 			t.Errorf("got %v", err)
 		} else if want := fmt.Sprintf("event %s has %d bytes, the limit is 300", big.ID(), big.Size()); !strings.Contains(err.Error(), want) {
@@ -250,7 +250,7 @@ func TestAppendSaysEverythingThatIsWrong(t *testing.T) {
 	}
 
 	b.want(t, "fine")
-	limit := event.New("order", "o-1", "limit", make([]byte, 900<<10))
+	limit := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "limit", event.Bytes("", make([]byte, 900<<10)))
 	if err := b.newBox(t, outbox.WithoutTransaction()).Append(ctx, limit); !errors.Is(err, outbox.ErrTooLarge) {
 		t.Errorf("above the default: %v", err)
 	}

@@ -7,7 +7,7 @@
 //		if _, err := orders.InsertOne(ctx, order); err != nil {
 //			return err
 //		}
-//		return box.Append(ctx, event.New("order", order.ID, "OrderPlaced", payload))
+//		return box.Append(ctx, OrderPlaced.New(order.ID, order))
 //	})
 //
 // Atomicity: an event is in the collection if and only if its transaction commits. If the commit

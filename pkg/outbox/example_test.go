@@ -32,7 +32,7 @@ func ExampleBox_Transaction() {
 		if _, err := db.Collection("orders").InsertOne(ctx, bson.D{{Key: "_id", Value: "o-1"}, {Key: "total", Value: 42}}); err != nil {
 			return err
 		}
-		return box.Append(ctx, event.New("order", "o-1", "OrderPlaced", []byte(`{"total":42}`), event.WithContentType("application/json")))
+		return box.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.JSON(map[string]int{"total": 42})))
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -47,7 +47,7 @@ func ExampleBox_Schedule() {
 		id  event.ID
 	)
 	err := box.Transaction(ctx, func(ctx context.Context) (err error) {
-		id, err = box.Schedule(ctx, time.Now().Add(24*time.Hour), event.New("order", "o-1", "PaymentDue", nil))
+		id, err = box.Schedule(ctx, time.Now().Add(24*time.Hour), event.New(event.Aggregate{Type: "order", ID: "o-1"}, "PaymentDue", event.Payload{}))
 		return err
 	})
 	if err != nil {
@@ -73,7 +73,7 @@ func ExampleBox_Append() {
 		log.Fatal(err)
 	}
 
-	err = box.Append(ctx, event.New("order", "o-1", "OrderPlaced", nil))
+	err = box.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Payload{}))
 	fmt.Println(errors.Is(err, outbox.ErrNoTransaction))
 	fmt.Println(err)
 	// Output:
@@ -97,7 +97,7 @@ func ExampleMiddleware() {
 	}
 
 	err = db.Transaction(ctx, func(ctx context.Context) error {
-		return box.Append(ctx, event.New("order", "o-1", "OrderPlaced", nil))
+		return box.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Payload{}))
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -118,7 +118,7 @@ func ExampleBox_Scheduled() {
 	monday := time.Date(2030, 1, 7, 9, 0, 0, 0, time.UTC)
 	err = db.Transaction(ctx, func(ctx context.Context) error {
 		for _, days := range []int{3, 1, 30} {
-			order := event.New("order", fmt.Sprintf("o-%d", days), "PaymentDue", nil)
+			order := event.New(event.Aggregate{Type: "order", ID: fmt.Sprintf("o-%d", days)}, "PaymentDue", event.Payload{})
 			if _, err := box.Schedule(ctx, monday.AddDate(0, 0, days), order); err != nil {
 				return err
 			}
@@ -134,7 +134,7 @@ func ExampleBox_Scheduled() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println(e.AggregateID, e.DueAt.Weekday())
+		fmt.Println(e.Aggregate.ID, e.DueAt.Weekday())
 	}
 
 	n, err := box.CancelScheduled(ctx, week)

@@ -85,7 +85,7 @@ func await(t *testing.T, r *relay.Relay, roles ...relay.Role) {
 func (s *scene) append(t *testing.T, n int) {
 	t.Helper()
 	for i := range n {
-		if err := s.box.Append(t.Context(), event.New("order", fmt.Sprint(i%5), "Placed", []byte(fmt.Sprint(i)))); err != nil {
+		if err := s.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: fmt.Sprint(i % 5)}, "Placed", event.Bytes("", []byte(fmt.Sprint(i))))); err != nil {
 			t.Fatal(err)
 		}
 	}

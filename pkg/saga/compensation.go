@@ -57,20 +57,16 @@ func restoreEvent(raw bson.Raw) (event.Event, error) {
 		return event.Event{}, err
 	}
 
-	var payload any
+	var payload event.Payload
 	switch t := bson.Type(v.PayloadType); t {
 	case bson.TypeNull:
-	case bson.TypeBinary:
-		payload = append([]byte{}, v.Payload...)
-	case bson.TypeString:
-		payload = string(v.Payload)
-	case bson.TypeEmbeddedDocument:
-		payload = bson.Raw(v.Payload)
+	case bson.TypeBinary, bson.TypeString:
+		payload = event.Bytes(string(v.ContentType), v.Payload)
 	default:
-		payload = bson.RawValue{Type: t, Value: v.Payload}
+		payload = event.Document(bson.RawValue{Type: t, Value: v.Payload})
 	}
 
-	return event.New(string(v.AggregateType), string(v.AggregateID), string(v.Type), payload, restoreOptions(raw, &v)...), nil
+	return event.New(event.Aggregate{Type: string(v.AggregateType), ID: string(v.AggregateID)}, string(v.Type), payload, restoreOptions(raw, &v)...), nil
 }
 
 // restoreOptions returns the options for all fields of an event that New does not set.
@@ -92,7 +88,6 @@ func restoreOptions(raw bson.Raw, v *envelope.View) []event.Option {
 	}
 	addText(v.Key, event.WithKey)
 	addText(v.Topic, event.WithTopic)
-	addText(v.ContentType, event.WithContentType)
 	addText(v.SchemaVersion, event.WithSchemaVersion)
 	addText(v.Source, event.WithSource)
 	addText(v.Subject, event.WithSubject)

@@ -103,7 +103,7 @@ func counting(tb testing.TB, r *saga.Registry, last int64) consumer.Handler {
 	s.StartOrHandle("Step", saga.ByKey[int32](), func(_ context.Context, in *saga.Instance[ledger, int32], m *consumer.Message) error {
 		n, _ := number(m)
 		in.State.Steps = append(in.State.Steps, n)
-		in.Emit(event.New("ledger", saga.FormatID(in.ID()), "Stepped", fmt.Sprint(n)))
+		in.Emit(event.New(event.Aggregate{Type: "ledger", ID: saga.FormatID(in.ID())}, "Stepped", event.JSON(n)))
 		if n == last {
 			in.Complete()
 		}
@@ -221,7 +221,7 @@ func TestAStaleCompletionIsRefused(t *testing.T) {
 		var h consumer.Handler
 		s.StartOrHandle("Step", by, func(context.Context, *saga.Instance[order, string], *consumer.Message) error { return nil })
 		s.Handle("End", by, func(_ context.Context, in *saga.Instance[order, string], _ *consumer.Message) error {
-			in.Emit(event.New("order", "a", "Ended", "{}"))
+			in.Emit(event.New(event.Aggregate{Type: "order", ID: "a"}, "Ended", event.Bytes("", []byte("{}"))))
 			in.Complete()
 			return h.Handle(t.Context(), msg(t, "Step", "a", nil)) // another step, committed meanwhile
 		})

@@ -39,7 +39,7 @@ func steps(tb testing.TB, r *saga.Registry, name string, last int) *saga.Saga[le
 		}
 
 		in.State.Steps = append(in.State.Steps, n)
-		in.Emit(event.New(name, saga.FormatID(in.ID()), "Stepped", string(m.Value)))
+		in.Emit(event.New(event.Aggregate{Type: name, ID: saga.FormatID(in.ID())}, "Stepped", event.Bytes("text/plain", m.Value)))
 		if int(n) == last {
 			in.Complete()
 		}

@@ -6,8 +6,8 @@
 //	orders.Start("OrderPlaced", saga.ByJSON(func(p Placed) uuid.UUID { return p.OrderID }),
 //		saga.JSON(func(ctx context.Context, o *saga.Instance[Order, uuid.UUID], p Placed) error {
 //			o.State.Amount = p.Amount
-//			o.Emit(event.New("payment", p.OrderID.String(), "TakePayment", payload))
-//			return o.Timeout("unpaid", 15*time.Minute, nil)
+//			o.Emit(TakePayment.New(p.OrderID.String(), Payment{Amount: p.Amount}))
+//			return o.Timeout("unpaid", 15*time.Minute, event.Payload{})
 //		}))
 //	orders.Handle("PaymentTaken", saga.ByHeader[uuid.UUID](), …)
 //	orders.Timeout("unpaid", …)

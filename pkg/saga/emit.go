@@ -57,7 +57,7 @@ func (o *outgoing) addEvents(events []event.Event) {
 
 // withSagaID returns ev with the header saga-id, unless there is no saga or ev has the header.
 func (o *outgoing) withSagaID(ev event.Event) event.Event {
-	if o.id == "" || ev.HasHeader(HeaderID) {
+	if _, ok := ev.Header(HeaderID); ok || o.id == "" {
 		return ev
 	}
 	return ev.With(event.WithHeader(HeaderID, []byte(o.id)))

@@ -47,12 +47,12 @@ func Example() {
 		purchases.Start("OrderPlaced", saga.ByJSON(func(p Placed) uuid.UUID { return p.OrderID }),
 			saga.JSON(func(_ context.Context, in *purchase, p Placed) error {
 				in.State.Amount = p.Amount
-				in.Emit(event.New("payment", in.ID().String(), "PaymentWanted", []byte(`{}`)))
-				if err := in.Compensation(event.New("stock", in.ID().String(), "GoodsReleased", []byte(`{}`))); err != nil {
+				in.Emit(event.New(event.Aggregate{Type: "payment", ID: in.ID().String()}, "PaymentWanted", event.Bytes("", []byte(`{}`))))
+				if err := in.Compensation(event.New(event.Aggregate{Type: "stock", ID: in.ID().String()}, "GoodsReleased", event.Bytes("", []byte(`{}`)))); err != nil {
 					return err
 				}
 
-				return in.Timeout("unpaid", 15*time.Minute, nil)
+				return in.Timeout("unpaid", 15*time.Minute, event.Payload{})
 			}))
 
 		purchases.Handle("PaymentTaken", saga.ByHeader[uuid.UUID](), func(_ context.Context, in *purchase, _ *consumer.Message) error {

@@ -25,16 +25,16 @@ type offer struct {
 func gather(t *testing.T, p *place) consumer.Handler {
 	s := define[quotes, string](t, p.registry(t), "quotes", saga.WithTombstone(time.Hour))
 	decide := func(in *saga.Instance[quotes, string]) {
-		in.Emit(event.New("quote", in.ID(), "Chosen", in.State.Winner))
+		in.Emit(event.New(event.Aggregate{Type: "quote", ID: in.ID()}, "Chosen", event.Bytes("text/plain", []byte(in.State.Winner))))
 		in.Complete()
 	}
 	s.Start("Wanted", saga.ByKey[string](), saga.JSON(func(_ context.Context, in *saga.Instance[quotes, string], shops []string) error {
 		for _, shop := range shops { // scatter
-			in.Emit(event.New("shop", shop, "Offer", []byte(in.ID())))
+			in.Emit(event.New(event.Aggregate{Type: "shop", ID: shop}, "Offer", event.Bytes("", []byte(in.ID()))))
 		}
 
 		in.State.Asked = len(shops)
-		return in.Timeout("patience", time.Minute, nil)
+		return in.Timeout("patience", time.Minute, event.Payload{})
 	}))
 
 	s.Handle("Offered", saga.ByHeader[string](), saga.JSON(func(_ context.Context, in *saga.Instance[quotes, string], o offer) error {

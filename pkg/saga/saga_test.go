@@ -35,7 +35,7 @@ func orders[I saga.Identifier](tb testing.TB, r *saga.Registry, name string, opt
 	byBody := saga.ByJSON(func(b begin[I]) I { return b.ID })
 	start := saga.JSON(func(_ context.Context, in *saga.Instance[order, I], b begin[I]) error {
 		in.State.Name = b.Name
-		in.Emit(event.New("order", "x", "Begun", "{}"))
+		in.Emit(event.New(event.Aggregate{Type: "order", ID: "x"}, "Begun", event.Bytes("", []byte("{}"))))
 		return nil
 	})
 
@@ -43,7 +43,7 @@ func orders[I saga.Identifier](tb testing.TB, r *saga.Registry, name string, opt
 	s.Start("BeginToo", byBody, start)
 	step := func(_ context.Context, in *saga.Instance[order, I], m *consumer.Message) error {
 		in.State.Steps = append(in.State.Steps, m.Type)
-		in.Emit(event.New("order", "x", "Stepped", "{}"))
+		in.Emit(event.New(event.Aggregate{Type: "order", ID: "x"}, "Stepped", event.Bytes("", []byte("{}"))))
 		return nil
 	}
 
@@ -214,7 +214,7 @@ func TestUnknownSaga(t *testing.T) {
 	p.wantEvents(t)
 
 	s.NotFound(func(ctx context.Context, id string, m *consumer.Message) error {
-		return saga.Emit(ctx, event.New("order", id, "Unknown", "{}"))
+		return saga.Emit(ctx, event.New(event.Aggregate{Type: "order", ID: id}, "Unknown", event.Bytes("", []byte("{}"))))
 	}, "ByKey")
 	s.NotFound(func(context.Context, string, *consumer.Message) error { return errors.New("any") })
 	h := handlerOf(t, s)
@@ -289,7 +289,7 @@ func TestAFailedStepLeavesNothing(t *testing.T) {
 	var size int
 	s.StartOrHandle("Step", saga.ByKey[string](), func(_ context.Context, in *saga.Instance[order, string], _ *consumer.Message) error {
 		in.State.Steps = append(in.State.Steps, "step")
-		in.Emit(event.New("order", "a", "Stepped", strings.Repeat("x", size)))
+		in.Emit(event.New(event.Aggregate{Type: "order", ID: "a"}, "Stepped", event.Bytes("", []byte(strings.Repeat("x", size)))))
 		return fail
 	})
 

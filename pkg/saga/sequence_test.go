@@ -206,7 +206,7 @@ func TestADroppedMessageHasHadItsTurn(t *testing.T) {
 	f := func(_ context.Context, in *saga.Instance[ledger, string], m *consumer.Message) error {
 		n, err := number(m)
 		in.State.Steps = append(in.State.Steps, n)
-		in.Emit(event.New("ledger", "a", fmt.Sprint("Step", n), nil))
+		in.Emit(event.New(event.Aggregate{Type: "ledger", ID: "a"}, fmt.Sprint("Step", n), event.Payload{}))
 		if n == 2 || n == 5 {
 			return consumer.ErrDrop
 		}

@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
@@ -139,7 +140,7 @@ func TestATimeoutThatIsDroppedHasCome(t *testing.T) {
 	r := p.registry(t)
 	s := define[ledger, string](t, r, "ledgers")
 	s.Start("Odd", saga.ByKey[string](), func(_ context.Context, in *saga.Instance[ledger, string], _ *consumer.Message) error {
-		return in.Timeout("late", time.Hour, nil)
+		return in.Timeout("late", time.Hour, event.Payload{})
 	})
 	s.Timeout("late", func(_ context.Context, in *saga.Instance[ledger, string], _ *consumer.Message) error {
 		in.State.Steps = append(in.State.Steps, 7)

@@ -1,7 +1,6 @@
 package saga
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
@@ -25,11 +24,10 @@ type pendingTimeout struct {
 // canceled.
 //
 // The timeout is a scheduled event of the aggregate type of the saga (see WithAggregate). The
-// consumer of the saga must read its topic. payload is passed to event.New. If it is nil, the
-// payload is the JSON object {}.
+// consumer of the saga must read its topic. The zero payload means the JSON object {}.
 //
 // It is an error if after is negative, or if Saga.Timeout has not defined a step for name.
-func (in *Instance[S, I]) Timeout(name string, after time.Duration, payload any, opts ...event.Option) error {
+func (in *Instance[S, I]) Timeout(name string, after time.Duration, payload event.Payload, opts ...event.Option) error {
 	s := in.h.saga
 	typ := s.TimeoutType(name)
 	if in.h.routes[typ].timeout == "" {
@@ -39,15 +37,13 @@ func (in *Instance[S, I]) Timeout(name string, after time.Duration, payload any,
 		return fmt.Errorf("timeout %q of saga %s: invalid delay of %s: it must not be negative", name, s.name, after)
 	}
 
-	if payload == nil {
-		payload = json.RawMessage("{}")
-		opts = append([]event.Option{event.WithContentType("application/json")}, opts...)
-	}
-
 	// A saga has at most one timeout of a name.
 	in.CancelTimeout(name)
 
-	ev := event.New(s.aggregate, in.out.id, typ, payload, opts...)
+	ev := event.New(event.Aggregate{Type: s.aggregate, ID: in.out.id}, typ, payload, opts...)
+	if body, err := ev.Payload(); err == nil && body == nil {
+		ev = ev.With(event.WithPayload(event.Bytes("application/json", []byte("{}"))))
+	}
 	ev = in.out.withSagaID(ev).With(event.WithHeader(headerTimeout, []byte(ev.ID().String())))
 
 	in.doc.Timeouts = append(in.doc.Timeouts, pendingTimeout{Name: name, Event: ev.ID()})

@@ -138,14 +138,24 @@ func eventVariants() []struct {
 		rules        []routing.Rule
 		make         func(i int) event.Event
 	}{
-		{"bytes", routing.Debezium, nil, func(i int) event.Event { return event.New("order", key(i), "OrderPlaced", kb) }},
-		{"document", routing.Debezium, nil, func(i int) event.Event { return event.New("order", key(i), "OrderPlaced", document) }},
-		{"headers", routing.Debezium, nil, func(i int) event.Event {
-			return event.New("order", key(i), "OrderPlaced", kb, event.WithHeader("traceparent", []byte("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")), event.WithHeader("tenant", []byte("t1")))
+		{"bytes", routing.Debezium, nil, func(i int) event.Event {
+			return event.New(event.Aggregate{Type: "order", ID: key(i)}, "OrderPlaced", event.Bytes("", kb))
 		}},
-		{"cloudevents", routing.CloudEvents, nil, func(i int) event.Event { return event.New("order", key(i), "OrderPlaced", kb) }},
-		{"plain", routing.Plain, nil, func(i int) event.Event { return event.New("order", key(i), "OrderPlaced", kb) }},
-		{"fanout", routing.Debezium, fanOut, func(i int) event.Event { return event.New("order", key(i), "OrderPlaced", kb) }},
+		{"document", routing.Debezium, nil, func(i int) event.Event {
+			return event.New(event.Aggregate{Type: "order", ID: key(i)}, "OrderPlaced", event.Document(document))
+		}},
+		{"headers", routing.Debezium, nil, func(i int) event.Event {
+			return event.New(event.Aggregate{Type: "order", ID: key(i)}, "OrderPlaced", event.Bytes("", kb), event.WithHeader("traceparent", []byte("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")), event.WithHeader("tenant", []byte("t1")))
+		}},
+		{"cloudevents", routing.CloudEvents, nil, func(i int) event.Event {
+			return event.New(event.Aggregate{Type: "order", ID: key(i)}, "OrderPlaced", event.Bytes("", kb))
+		}},
+		{"plain", routing.Plain, nil, func(i int) event.Event {
+			return event.New(event.Aggregate{Type: "order", ID: key(i)}, "OrderPlaced", event.Bytes("", kb))
+		}},
+		{"fanout", routing.Debezium, fanOut, func(i int) event.Event {
+			return event.New(event.Aggregate{Type: "order", ID: key(i)}, "OrderPlaced", event.Bytes("", kb))
+		}},
 	}
 }
 

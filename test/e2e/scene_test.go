@@ -19,6 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/operators"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/process"
@@ -221,7 +222,7 @@ func (s *scene) ageDelivered() {
 }
 
 func (s *scene) fillInbox() {
-	box, err := inbox.New(s.db)
+	box, err := mongostore.Open(s.db, inbox.Settings{})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -230,7 +231,8 @@ func (s *scene) fillInbox() {
 	}
 
 	for _, id := range []string{"old", "new"} {
-		if err := box.Once(s.t.Context(), "billing/pay", id, func(context.Context) error { return nil }); err != nil {
+		e := inbox.Entry{Key: inbox.Key{Consumer: "billing/pay", ID: id}}
+		if err := box.Once(s.t.Context(), e, func(context.Context) error { return nil }, inbox.OnceConfig{}); err != nil {
 			s.t.Fatal(err)
 		}
 	}
@@ -267,7 +269,7 @@ func (s *scene) appendEvents() {
 	add := func(n int, prefix, aggregate, typ string, opts ...event.Option) {
 		for i := range n {
 			id := fmt.Sprintf("%s-%03d", prefix, i)
-			list = append(list, event.New(aggregate, id, typ, map[string]any{"total": i, "note": hostile}, append([]event.Option{event.WithID(id), event.WithKey(fmt.Sprintf("customer-%d", i%5))}, opts...)...))
+			list = append(list, event.New(event.Aggregate{Type: aggregate, ID: id}, typ, event.Document(map[string]any{"total": i, "note": hostile}), append([]event.Option{event.WithID(id), event.WithKey(fmt.Sprintf("customer-%d", i%5))}, opts...)...))
 		}
 	}
 
@@ -280,7 +282,7 @@ func (s *scene) appendEvents() {
 	}
 
 	for i := range scheduled {
-		if _, err := box.Schedule(s.t.Context(), time.Now().Add(24*time.Hour), event.New("order", fmt.Sprint(i), "PaymentDue", nil, event.WithID(fmt.Sprintf("due-%d", i)))); err != nil {
+		if _, err := box.Schedule(s.t.Context(), time.Now().Add(24*time.Hour), event.New(event.Aggregate{Type: "order", ID: fmt.Sprint(i)}, "PaymentDue", event.Payload{}, event.WithID(fmt.Sprintf("due-%d", i)))); err != nil {
 			s.t.Fatal(err)
 		}
 	}

@@ -71,7 +71,7 @@ func (x *shop) runWorker(ctx context.Context, worker, rate int) {
 		for i := range together {
 			number++
 			key := fmt.Sprintf("c%d-%d", worker, (int(number)/together+i)%7)
-			e := event.New("order", key, "OrderPlaced", fmt.Appendf(nil, `{"n":%d}`, number), event.WithHeader(member.NumberHeader, strconv.AppendInt(nil, number, 10)))
+			e := event.New(event.Aggregate{Type: "order", ID: key}, "OrderPlaced", event.Bytes("", fmt.Appendf(nil, `{"n":%d}`, number)), event.WithHeader(member.NumberHeader, strconv.AppendInt(nil, number, 10)))
 			events = append(events, e)
 			orders = append(orders, member.Order{Event: e.ID().String(), Key: key, Number: number})
 		}
@@ -238,7 +238,7 @@ func requestSteps(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int)
 			events = append(events, e)
 			if (id+n)%5 == 0 {
 				again = append(again, &consumer.Message{Key: []byte(e.Key()), Value: payloadOf(t, e), Headers: []consumer.Header{
-					{Key: "id", Value: []byte(e.ID().String())}, {Key: "type", Value: []byte(e.Type())},
+					{Key: "id", Value: []byte(e.ID().String())}, {Key: "type", Value: []byte(e.Name())},
 				}})
 			}
 		}

@@ -47,7 +47,7 @@ func TestManyMissingTopicsDisturbNobody(t *testing.T) {
 	}
 
 	began := time.Now()
-	s.AppendEvents(s.Outbox(), event.New("order", "k", "Placed", "real", event.WithID("real")))
+	s.AppendEvents(s.Outbox(), event.New(event.Aggregate{Type: "order", ID: "k"}, "Placed", event.Bytes("", []byte("real")), event.WithID("real")))
 	topics.WaitDistinct(1)
 	late := time.Since(began)
 	stacktest.Eventually(t, "each envelope of the flood waits or is dead", func() bool {

@@ -55,7 +55,7 @@ func TestForgedStateReachesNoTopic(t *testing.T) {
 			s.Ledger.Add(kit.Entry{NS: ns, ID: id, Key: "k", Topics: []string{s.TopicOf("order")}})
 			s.Ledger.MarkDead(ns, id)
 		}
-		s.AppendEvents(s.Outbox(), event.New("order", "k", "Placed", "real", event.WithID(round+"real")))
+		s.AppendEvents(s.Outbox(), event.New(event.Aggregate{Type: "order", ID: "k"}, "Placed", event.Bytes("", []byte("real")), event.WithID(round+"real")))
 	}
 
 	// This is the state after an operator's requeue: the reconciler reads the collection before the stream

@@ -21,7 +21,7 @@ func TestRaisedLimitOfATopicDeliversWithoutARestart(t *testing.T) {
 	topics := s.ReadTopics()
 	s.StartRelay().WaitTookOver()
 	large := func(id string) event.Event {
-		return event.New("order", "k", "x", make([]byte, 100_000), event.WithID(id))
+		return event.New(event.Aggregate{Type: "order", ID: "k"}, "x", event.Bytes("", make([]byte, 100_000)), event.WithID(id))
 	}
 	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "k", 0, 50), large("requeued"))
 	letters := s.DB.Collection(deadletter.Collection("outbox"))

@@ -93,7 +93,7 @@ func (g *guarded) checkWithout(privileges []doctor.Privilege, what, action, want
 
 	g.updateRole(g.roles.MongoDB[0].Name, privileges)
 	relay := g.StartRelay()
-	g.AppendEvents(g.Outbox(), event.New("order", "1", "Placed", nil), event.New("late", what, "Placed", nil))
+	g.AppendEvents(g.Outbox(), event.New(event.Aggregate{Type: "order", ID: "1"}, "Placed", event.Payload{}), event.New(event.Aggregate{Type: "late", ID: what}, "Placed", event.Payload{}))
 	g.AppendMalformed(what)
 	names := func() (right bool, wrong []string) {
 		for _, m := range advice.FindAllStringSubmatch(relay.ReadLog(), -1) {

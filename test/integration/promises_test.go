@@ -109,21 +109,21 @@ func TestBytesSurvive(t *testing.T) {
 	}
 
 	events := []event.Event{
-		event.New("order", "k", "Bytes", every, event.WithHeader("every", every), event.WithHeader("null", nil), event.WithHeader("ünï", []byte("ö")), event.WithHeader("empty", []byte{})),
-		event.New("order", "k", "Text", "text with ünïcode and \x00"),
-		event.New("order", "k", "Empty", []byte{}),
-		event.New("order", "k", "Null", nil),
-		event.New("order", "k", "Document", bson.D{{Key: "b", Value: 1}, {Key: "a", Value: bson.A{"x", 2.5, true, nil}}, {Key: "n", Value: int64(1) << 60}}),
-		event.New("order", "k", "List", bson.A{1, "two"}),
-		event.New("order", "k", "Large", large),
+		event.New(event.Aggregate{Type: "order", ID: "k"}, "Bytes", event.Bytes("", every), event.WithHeader("every", every), event.WithHeader("null", nil), event.WithHeader("ünï", []byte("ö")), event.WithHeader("empty", []byte{})),
+		event.New(event.Aggregate{Type: "order", ID: "k"}, "Text", event.Bytes("", []byte("text with ünïcode and \x00"))),
+		event.New(event.Aggregate{Type: "order", ID: "k"}, "Empty", event.Bytes("", []byte{})),
+		event.New(event.Aggregate{Type: "order", ID: "k"}, "Null", event.Payload{}),
+		event.New(event.Aggregate{Type: "order", ID: "k"}, "Document", event.Document(bson.D{{Key: "b", Value: 1}, {Key: "a", Value: bson.A{"x", 2.5, true, nil}}, {Key: "n", Value: int64(1) << 60}})),
+		event.New(event.Aggregate{Type: "order", ID: "k"}, "List", event.Document(bson.A{1, "two"})),
+		event.New(event.Aggregate{Type: "order", ID: "k"}, "Large", event.Bytes("", large)),
 	}
 
 	s.AppendEvents(s.Outbox(), events...)
 	s.CheckDelivery(topics)
 	want := map[string]string{"Document": `{"b":1,"a":["x",2.5,true,null],"n":1152921504606846976}`, "List": `[1,"two"]`, "Text": "text with ünïcode and \x00"}
 	for i, r := range topics.AllRecords() {
-		if w := want[events[i].Type()]; w != "" && string(r.Value) != w {
-			t.Errorf("%s: value %q, want %q", events[i].Type(), r.Value, w)
+		if w := want[events[i].Name()]; w != "" && string(r.Value) != w {
+			t.Errorf("%s: value %q, want %q", events[i].Name(), r.Value, w)
 		}
 	}
 }

@@ -18,9 +18,9 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/doctor"
-	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/test/kit"
 )
@@ -177,7 +177,7 @@ func TestRolesAreEnough(t *testing.T) {
 	g.CheckDelivery(topics)
 
 	// The event waits until its topic exists, and is then delivered.
-	late := event.New("late", "1", "Placed", bson.D{{Key: "n", Value: 1}})
+	late := event.New(event.Aggregate{Type: "late", ID: "1"}, "Placed", event.Document(bson.D{{Key: "n", Value: 1}}))
 	box, err := outbox.New(service.Database(rootDB.Name()))
 	if err != nil {
 		t.Fatal(err)
@@ -249,7 +249,7 @@ func checkScheduling(t *testing.T, scheduler, service *mongo.Database) {
 		t.Fatal(err)
 	}
 
-	id, err := appending.Schedule(t.Context(), time.Now().Add(time.Hour), event.New("order", "1", "Reminded", nil))
+	id, err := appending.Schedule(t.Context(), time.Now().Add(time.Hour), event.New(event.Aggregate{Type: "order", ID: "1"}, "Reminded", event.Payload{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -271,10 +271,10 @@ func checkConsuming(t *testing.T, db *mongo.Database) {
 	if err := box.EnsureIndexes(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if err := box.Once(t.Context(), "payments", "1", func(context.Context) error { return nil }); err != nil {
+	if err := box.Once(t.Context(), inbox.Key{Scope: "payments", ID: "1"}, func(context.Context) error { return nil }); err != nil {
 		t.Error(err)
 	}
-	if err := box.Once(t.Context(), "payments", "1", func(context.Context) error { return nil }); !errors.Is(err, inbox.ErrDuplicate) {
+	if err := box.Once(t.Context(), inbox.Key{Scope: "payments", ID: "1"}, func(context.Context) error { return nil }); !errors.Is(err, inbox.ErrDuplicate) {
 		t.Error(err)
 	}
 

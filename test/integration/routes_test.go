@@ -52,8 +52,8 @@ func TestTwoTenantsWithEqualIDs(t *testing.T) {
 		return func(from, to int) {
 			for i := from; i < to; i++ {
 				s.AppendEvents(coll,
-					event.New("order", "k", "Changed", []byte(name), event.WithID(fmt.Sprintf("id-%d", i))),
-					event.New("order", "k", "Changed", []byte(name), event.WithID(fmt.Sprintf("0190c0de-0000-7000-8000-%012d", i))))
+					event.New(event.Aggregate{Type: "order", ID: "k"}, "Changed", event.Bytes("", []byte(name)), event.WithID(fmt.Sprintf("id-%d", i))),
+					event.New(event.Aggregate{Type: "order", ID: "k"}, "Changed", event.Bytes("", []byte(name)), event.WithID(fmt.Sprintf("0190c0de-0000-7000-8000-%012d", i))))
 			}
 		}
 	}
@@ -61,7 +61,7 @@ func TestTwoTenantsWithEqualIDs(t *testing.T) {
 	one, two, late := tenant("t1"), tenant("t2"), tenant("t3")
 	one(0, 10)
 	two(0, 10)
-	if _, err := s.Client.Database(s.Prefix+"_x").Collection("outbox").InsertOne(t.Context(), event.New("order", "k", "Foreign", "not of the pattern")); err != nil {
+	if _, err := s.Client.Database(s.Prefix+"_x").Collection("outbox").InsertOne(t.Context(), event.New(event.Aggregate{Type: "order", ID: "k"}, "Foreign", event.Bytes("", []byte("not of the pattern")))); err != nil {
 		t.Fatal(err)
 	}
 
@@ -137,11 +137,11 @@ func TestDeadAtOnce(t *testing.T) {
 			{Key: "payload", Value: "x"},
 			{Key: "headers", Value: bson.A{bson.D{{Key: "k", Value: "id"}, {Key: "v", Value: bson.Binary{Data: []byte("mine")}}}}},
 		}},
-		{class: record.NotAllowed, ev: event.New("order", "k", "x", "p", event.WithID("not-allowed"), event.WithTopic("somewhere-else"))},
-		{class: record.PartitionOutOfRange, ev: event.New("order", "k", "x", "p", event.WithID("partition"), event.WithPartition(99))},
-		{class: record.Expired, ev: event.New("order", "k", "x", "p", event.WithID("expired"), event.WithExpiresAt(time.Now().Add(-time.Hour)))},
-		{class: record.MessageTooLarge, ev: event.New("order", "k", "x", big, event.WithID("too-large-for-the-topic"))},
-		{class: record.MessageTooLarge, ev: event.New("order", "k", "x", huge, event.WithID("too-large-for-any"))},
+		{class: record.NotAllowed, ev: event.New(event.Aggregate{Type: "order", ID: "k"}, "x", event.Bytes("", []byte("p")), event.WithID("not-allowed"), event.WithTopic("somewhere-else"))},
+		{class: record.PartitionOutOfRange, ev: event.New(event.Aggregate{Type: "order", ID: "k"}, "x", event.Bytes("", []byte("p")), event.WithID("partition"), event.WithPartition(99))},
+		{class: record.Expired, ev: event.New(event.Aggregate{Type: "order", ID: "k"}, "x", event.Bytes("", []byte("p")), event.WithID("expired"), event.WithExpiresAt(time.Now().Add(-time.Hour)))},
+		{class: record.MessageTooLarge, ev: event.New(event.Aggregate{Type: "order", ID: "k"}, "x", event.Bytes("", big), event.WithID("too-large-for-the-topic"))},
+		{class: record.MessageTooLarge, ev: event.New(event.Aggregate{Type: "order", ID: "k"}, "x", event.Bytes("", huge), event.WithID("too-large-for-any"))},
 	} {
 		s.AppendEvents(s.Outbox(), kit.NewEvent("order", "k", 2*i, 50))
 		raw, err := bson.Marshal(c.doc)
@@ -208,7 +208,7 @@ func TestPresets(t *testing.T) {
 
 			topics := s.ReadTopics()
 			s.StartRelay().WaitTookOver()
-			ev := event.New("order", "42", "Placed", bson.D{{Key: "total", Value: 1}}, event.WithSubject("sub"), event.WithContentType("application/json"), event.WithHeader("own", []byte("h")))
+			ev := event.New(event.Aggregate{Type: "order", ID: "42"}, "Placed", event.Bytes("application/json", []byte(`{"total":1}`)), event.WithSubject("sub"), event.WithHeader("own", []byte("h")))
 			s.AppendEvents(s.Outbox(), ev)
 			r := topics.WaitForRecord("the event", func(r *kit.Record) bool { return true })
 			if r.Headers[0].Key != "id" || r.Header("id") != ev.ID().String() || r.Header("own") != "h" || string(r.Key) != "42" {

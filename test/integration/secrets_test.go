@@ -164,7 +164,7 @@ func plantEvents(t *testing.T, s *kit.Scene, name string) {
 
 	payload := bson.D{{Key: "secret", Value: plantedPayload}}
 	for _, aggregate := range []string{"order", "missing"} {
-		if err := box.Append(t.Context(), event.New(aggregate, plantedKey, "Placed", payload, event.WithHeader("x-planted", []byte(plantedHeader)))); err != nil {
+		if err := box.Append(t.Context(), event.New(event.Aggregate{Type: aggregate, ID: plantedKey}, "Placed", event.Document(payload), event.WithHeader("x-planted", []byte(plantedHeader)))); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -97,7 +97,7 @@ func (s *Scene) Schedule(aggregateType string, n, keys int, from time.Time, span
 	for i := range all {
 		ev := NewEvent(aggregateType, fmt.Sprintf("w%d-k%d", i%4, i%keys), i, 60)
 		at := from.Add(span * time.Duration(i) / time.Duration(n))
-		event.WithDueAt(at)(&ev)
+		ev = ev.With(event.WithDueAt(at))
 		all[i] = ev
 	}
 

@@ -197,7 +197,7 @@ func NewEvent(aggregateType, key string, n, size int) event.Event {
 	payload := fmt.Appendf(nil, "%s:%d:", key, n)
 	noise := make([]byte, size+4)
 	_, _ = rand.Read(noise)
-	return event.New(aggregateType, key, "Changed", append(payload, noise[:size]...),
+	return event.New(event.Aggregate{Type: aggregateType, ID: key}, "Changed", event.Bytes("", append(payload, noise[:size]...)),
 		event.WithHeader("trace", noise[size:size+2]), event.WithHeader("trace", []byte{0, 0xff, '\n'}), event.WithHeader("none", nil))
 }
 
@@ -207,7 +207,7 @@ func (s *Scene) ledgerEntries(ns string, fate Fate, events []event.Event) []Entr
 	for i, e := range events {
 		v := parsePayload(e)
 		out[i] = Entry{
-			NS: ns, ID: e.ID().String(), Key: e.Key(), Topics: s.Route(e.AggregateType()),
+			NS: ns, ID: e.ID().String(), Key: e.Key(), Topics: s.Route(e.Aggregate().Type),
 			Payload: v.payload, Null: v.null, Headers: e.Headers(), Fate: fate, At: time.Now(),
 		}
 	}

@@ -12,7 +12,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"time"
 
@@ -63,7 +62,7 @@ func buildParts(ctx context.Context, s *shop.Shop) ([]func(context.Context) erro
 		payments.Register(c),
 		// The bank is outside of the database, so the handler must not run twice at the same time.
 		// Claimed claims the message before the handler runs.
-		c.Handle(shop.ChargeCard, consumer.HandlerFunc(bank.chargeCard), consumer.Exactly(consumer.Claimed)),
+		c.Handle(shop.ChargeCard.Name, consumer.HandlerFunc(bank.chargeCard), consumer.Exactly(consumer.Claimed)),
 	)
 }
 
@@ -75,32 +74,30 @@ func definePayments(reg *saga.Registry) (*saga.Saga[payment, string], error) {
 		return nil, err
 	}
 
-	s.Start(shop.OrderPlaced, saga.ByKey[string](), saga.JSON(func(_ context.Context, in *instance, o shop.Order) error {
+	s.Start(shop.OrderPlaced.Name, saga.ByKey[string](), saga.JSON(func(_ context.Context, in *instance, o shop.Order) error {
 		in.State.Cents = o.Cents
-		return errors.Join(emitCharge(in, shop.ChargeCard), in.Timeout("unanswered", 15*time.Minute, nil))
+		emitCharge(in, shop.ChargeCard)
+		return in.Timeout("unanswered", 15*time.Minute, event.Payload{})
 	}))
 
-	s.Handle(shop.CardCharged, saga.ByHeader[string](), completeWith(shop.PaymentTaken))
-	s.Handle(shop.CardRefused, saga.ByHeader[string](), completeWith(shop.PaymentRefused))
+	s.Handle(shop.CardCharged.Name, saga.ByHeader[string](), completeWith(shop.PaymentTaken))
+	s.Handle(shop.CardRefused.Name, saga.ByHeader[string](), completeWith(shop.PaymentRefused))
 	s.Timeout("unanswered", completeWith(shop.PaymentRefused))
 	return s, nil
 }
 
 // completeWith returns a step that completes the saga and emits an event of this type.
-func completeWith(typ string) saga.Func[payment, string] {
+func completeWith(t event.Type[shop.Charge]) saga.Func[payment, string] {
 	return func(_ context.Context, in *instance, _ *consumer.Message) error {
 		in.Complete()
-		return emitCharge(in, typ)
+		emitCharge(in, t)
+		return nil
 	}
 }
 
 // emitCharge emits an event about the charge of the order.
-func emitCharge(in *instance, typ string) error {
-	ev, err := shop.Event("payment", in.ID(), typ, shop.Charge{Order: in.ID(), Cents: in.State.Cents})
-	if err == nil {
-		in.Emit(ev)
-	}
-	return err
+func emitCharge(in *instance, t event.Type[shop.Charge]) {
+	in.Emit(t.New(in.ID(), shop.Charge{Order: in.ID(), Cents: in.State.Cents}))
 }
 
 // bank stands for a service that charges cards. It refuses amounts above 90.00.
@@ -109,8 +106,8 @@ type bank struct{ *shop.Shop }
 // chargeCard charges the card. The answer has the id of the saga as a header, so that it can be
 // correlated.
 func (b *bank) chargeCard(ctx context.Context, m *consumer.Message) error {
-	var c shop.Charge
-	if err := json.Unmarshal(m.Value, &c); err != nil {
+	c, err := shop.ChargeCard.Decode(ctx, m.Value)
+	if err != nil {
 		return err
 	}
 
@@ -123,17 +120,12 @@ func (b *bank) chargeCard(ctx context.Context, m *consumer.Message) error {
 	charge := bson.D{
 		{Key: "_id", Value: c.Order},
 		{Key: "cents", Value: c.Cents},
-		{Key: "answer", Value: answer},
+		{Key: "answer", Value: answer.Name},
 	}
 	if _, err := b.DB.Collection("charges").InsertOne(ctx, charge); err != nil {
 		return err
 	}
 
-	ev, err := shop.Event("payment", c.Order, answer, c)
-	if err != nil {
-		return err
-	}
-
 	id, _ := m.Header(saga.HeaderID)
-	return b.Outbox.Append(ctx, ev.With(event.WithHeader(saga.HeaderID, id)))
+	return b.Outbox.Append(ctx, answer.New(c.Order, c, event.WithHeader(saga.HeaderID, id)))
 }

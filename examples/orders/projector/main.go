@@ -70,11 +70,11 @@ func (v *view) projectBatch(ctx context.Context, ms []*consumer.Message) error {
 
 		var inc bson.D
 		switch m.Type {
-		case shop.OrderPlaced:
+		case shop.OrderPlaced.Name:
 			inc = bson.D{{Key: "placed", Value: 1}}
-		case shop.OrderPaid:
+		case shop.OrderPaid.Name:
 			inc = bson.D{{Key: "paid", Value: 1}, {Key: "cents", Value: o.Cents}}
-		case shop.OrderCancelled:
+		case shop.OrderCancelled.Name:
 			inc = bson.D{{Key: "cancelled", Value: 1}}
 		default:
 			continue // a type of a later version of the service

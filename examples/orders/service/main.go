@@ -22,6 +22,7 @@ import (
 	"github.com/outrelay/outrelay/examples/orders/shop"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/entity"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 func main() { shop.Main(buildParts) }
@@ -46,8 +47,8 @@ func buildParts(_ context.Context, s *shop.Shop) ([]func(context.Context) error,
 	}
 
 	err = errors.Join(
-		c.Handle(shop.PaymentTaken, svc.settleOrder("paid", shop.OrderPaid)),
-		c.Handle(shop.PaymentRefused, svc.settleOrder("cancelled", shop.OrderCancelled)),
+		c.Handle(shop.PaymentTaken.Name, svc.settleOrder("paid", shop.OrderPaid)),
+		c.Handle(shop.PaymentRefused.Name, svc.settleOrder("cancelled", shop.OrderCancelled)),
 	)
 	if err != nil {
 		return nil, err
@@ -69,14 +70,14 @@ func (s *service) placeOrder(ctx context.Context, o shop.Order) (shop.Order, err
 			return err
 		}
 
-		return s.appendEvent(ctx, shop.OrderPlaced, o)
+		return s.Outbox.Append(ctx, shop.OrderPlaced.New(o.ID, o))
 	})
 	return o, err
 }
 
 // settleOrder returns the handler of a message that ends the payment of an order. It runs in the
 // transaction of the message, which also commits the order, the event and the mark in the inbox.
-func (s *service) settleOrder(status, typ string) consumer.HandlerFunc {
+func (s *service) settleOrder(status string, settled event.Type[shop.Order]) consumer.HandlerFunc {
 	orderOf := func(m *consumer.Message) (string, error) { return m.AggregateID, nil }
 	return entity.Required(s.orders, orderOf, func(ctx context.Context, _ *consumer.Message, o shop.Order) error {
 		o.Status = status
@@ -84,17 +85,8 @@ func (s *service) settleOrder(status, typ string) consumer.HandlerFunc {
 			return err
 		}
 
-		return s.appendEvent(ctx, typ, o)
+		return s.Outbox.Append(ctx, settled.New(o.ID, o))
 	})
-}
-
-// appendEvent appends an event with the current order, in the transaction of ctx.
-func (s *service) appendEvent(ctx context.Context, typ string, o shop.Order) error {
-	ev, err := shop.Event("order", o.ID, typ, o)
-	if err != nil {
-		return err
-	}
-	return s.Outbox.Append(ctx, ev)
 }
 
 // runServer serves requests until ctx ends. Then it waits up to 5 s for running requests.

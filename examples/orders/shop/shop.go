@@ -5,7 +5,6 @@ package shop
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -23,16 +22,17 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// Types of events, with the types of their payloads, which are JSON.
-const (
-	OrderPlaced    = "OrderPlaced"    // Order
-	OrderPaid      = "OrderPaid"      // Order
-	OrderCancelled = "OrderCancelled" // Order
-	ChargeCard     = "ChargeCard"     // Charge; a command for the bank
-	CardCharged    = "CardCharged"    // Charge; an answer of the bank
-	CardRefused    = "CardRefused"    // Charge; an answer of the bank
-	PaymentTaken   = "PaymentTaken"   // Charge; a result of the payment
-	PaymentRefused = "PaymentRefused" // Charge; a result of the payment
+// Types of events.
+var (
+	OrderPlaced    = event.Type[Order]{Aggregate: "order", Name: "OrderPlaced"}
+	OrderPaid      = event.Type[Order]{Aggregate: "order", Name: "OrderPaid"}
+	OrderCancelled = event.Type[Order]{Aggregate: "order", Name: "OrderCancelled"}
+
+	ChargeCard     = event.Type[Charge]{Aggregate: "payment", Name: "ChargeCard"}     // a command for the bank
+	CardCharged    = event.Type[Charge]{Aggregate: "payment", Name: "CardCharged"}    // an answer of the bank
+	CardRefused    = event.Type[Charge]{Aggregate: "payment", Name: "CardRefused"}    // an answer of the bank
+	PaymentTaken   = event.Type[Charge]{Aggregate: "payment", Name: "PaymentTaken"}   // a result of the payment
+	PaymentRefused = event.Type[Charge]{Aggregate: "payment", Name: "PaymentRefused"} // a result of the payment
 )
 
 // Order is an order in the collection of the order service, and in the payloads of its events.
@@ -47,15 +47,6 @@ type Order struct {
 type Charge struct {
 	Order string `json:"order"`
 	Cents int64  `json:"cents"`
-}
-
-// Event returns an event with a payload in JSON.
-func Event(aggregate, id, typ string, payload any) (event.Event, error) {
-	data, err := json.Marshal(payload)
-	if err != nil {
-		return event.Event{}, fmt.Errorf("encoding %s: %w", typ, err)
-	}
-	return event.New(aggregate, id, typ, data, event.WithContentType("application/json")), nil
 }
 
 // Shop contains the connections of one program to the servers.

@@ -48,7 +48,7 @@ type sagaState struct {
 // the ordering key: messages of one saga with several keys are handled concurrently.
 func Ask(saga int32, n int, key string, opts ...event.Option) event.Event {
 	payload, _ := json.Marshal(step{saga, n}) // cannot fail: numbers
-	return event.New(Asked, strconv.Itoa(int(saga)), askType, payload, append(opts, event.WithKey(key))...)
+	return event.New(event.Aggregate{Type: Asked, ID: strconv.Itoa(int(saga))}, askType, event.Bytes("", payload), append(opts, event.WithKey(key))...)
 }
 
 // registerSaga registers the saga as the handler of the consumer.
@@ -77,7 +77,7 @@ func (w *witness) registerSaga(ctx context.Context, c *consumer.Consumer) error 
 		if err != nil {
 			return err
 		}
-		in.Emit(event.New(Taken, saga.FormatID(in.ID()), tookType, payload))
+		in.Emit(event.New(event.Aggregate{Type: Taken, ID: saga.FormatID(in.ID())}, tookType, event.Bytes("", payload)))
 
 		if len(in.State.Done) == w.spec.Steps {
 			in.Complete()

@@ -16,17 +16,17 @@ import (
 var errHandler = errors.New("the handler fails")
 
 func onceRunsOnce(s suite) {
-	runs, err := s.countOnce(s.Inbox, "1")
+	runs, err := s.countOnce(s.Inbox, newEntry("1"), inbox.OnceConfig{})
 	s.checkSuccess(err)
 	if runs != 1 {
 		s.Fatalf("the handler ran %d times, want 1", runs)
 	}
 
-	for _, x := range []Inbox{s.Inbox, s.Other} {
-		runs, err := s.countOnce(x, "1")
+	for _, x := range []*inbox.Inbox{s.Inbox, s.Other} {
+		runs, err := s.countOnce(x, newEntry("1"), inbox.OnceConfig{})
 		s.checkError(err, inbox.ErrDuplicate)
 		var dup *inbox.DuplicateError
-		if !errors.As(err, &dup) || len(dup.Keys) != 1 || dup.Keys[0] != newEntry("1").Key {
+		if !errors.As(err, &dup) || dup.Key != newEntry("1").Key {
 			s.Fatalf("the error is %#v, want a *DuplicateError with the key", err)
 		}
 		if runs != 0 {
@@ -38,32 +38,33 @@ func onceRunsOnce(s suite) {
 }
 
 func onceFailureLeavesNothing(s suite) {
-	for _, mode := range []inbox.Mode{inbox.Optimistic, inbox.Eager} {
-		id := mode.String()
-		err := s.Inbox.Once(s.ctx(), consumerA, id, func(ctx context.Context) error {
-			if mode == inbox.Optimistic {
+	for _, claim := range []bool{false, true} {
+		c := inbox.OnceConfig{Claim: claim}
+		id := fmt.Sprintf("claim %t", claim)
+		err := s.Inbox.Once(s.ctx(), newEntry(id), func(ctx context.Context) error {
+			if !claim {
 				if _, err := s.Inbox.Admit(ctx, []inbox.Entry{newEntry("effect of " + id)}); err != nil {
 					return err
 				}
 			}
 
 			return errHandler
-		}, inbox.Using(mode))
+		}, c)
 		s.checkError(err, errHandler)
 		s.checkExists(id, false)
 		s.checkExists("effect of "+id, false)
-		runs, err := s.countOnce(s.Other, id, inbox.Using(mode))
+		runs, err := s.countOnce(s.Other, newEntry(id), c)
 		s.checkSuccess(err)
 		if runs != 1 {
-			s.Fatalf("%s: the handler ran %d times after a failure, want 1", mode, runs)
+			s.Fatalf("%s: the handler ran %d times after a failure, want 1", id, runs)
 		}
 	}
 }
 
 func onceWithinOnce(s suite) {
 	var inner int
-	err := s.Inbox.Once(s.ctx(), consumerA, "1", func(ctx context.Context) error {
-		return s.Inbox.Once(ctx, consumerA, "1", func(ctx context.Context) error {
+	err := s.Inbox.Once(s.ctx(), newEntry("1"), func(ctx context.Context) error {
+		return s.Inbox.Once(ctx, newEntry("1"), func(ctx context.Context) error {
 			fresh, err := s.Inbox.Admit(ctx, []inbox.Entry{newEntry("1")})
 			if err == nil && !fresh[0] {
 				err = errors.New("the message that is being handled is not fresh")
@@ -71,20 +72,20 @@ func onceWithinOnce(s suite) {
 
 			inner++
 			return err
-		})
-	})
+		}, inbox.OnceConfig{})
+	}, inbox.OnceConfig{})
 	s.checkSuccess(err)
 	if inner != 1 {
 		s.Fatalf("the inner handler ran %d times, want 1", inner)
 	}
 
-	_, err = s.countOnce(s.Inbox, "1")
+	_, err = s.countOnce(s.Inbox, newEntry("1"), inbox.OnceConfig{})
 	s.checkError(err, inbox.ErrDuplicate)
 }
 
 func onceInTheCallersTransaction(s suite) {
 	once := func(ctx context.Context) error {
-		return s.Inbox.Once(ctx, consumerA, "1", func(context.Context) error { return nil })
+		return s.Inbox.Once(ctx, newEntry("1"), func(context.Context) error { return nil }, inbox.OnceConfig{})
 	}
 	err := s.Transaction(s.ctx(), func(ctx context.Context) error {
 		if err := once(ctx); err != nil {
@@ -108,17 +109,6 @@ func onceInTheCallersTransaction(s suite) {
 	}))
 
 	s.checkExists("2", true)
-}
-
-func noneRunsAlways(s suite) {
-	for range 2 {
-		runs, err := s.countOnce(s.Inbox, "1", inbox.Using(inbox.None))
-		s.checkSuccess(err)
-		if runs != 1 {
-			s.Fatalf("the handler ran %d times, want 1", runs)
-		}
-	}
-	s.checkExists("1", false)
 }
 
 func admitAnswersEachEntry(s suite) {
@@ -180,9 +170,10 @@ func consumersAndNamespacesAreApart(s suite) {
 	ns := inbox.Entry{Key: inbox.Key{Consumer: consumerA, Namespace: "shop.outbox", ID: "1"}}
 	s.checkFresh([]bool{true, true, true}, newEntry("1"), b, ns)
 	s.checkFresh([]bool{false, false, false}, ns, b, newEntry("1"))
-	runs, err := s.countOnce(s.Inbox, "2")
+	runs, err := s.countOnce(s.Inbox, newEntry("2"), inbox.OnceConfig{})
 	s.checkSuccess(err)
-	more, err := s.countOnce(s.Inbox, "2", inbox.InNamespace("shop.outbox"))
+	ns.Key.ID = "2"
+	more, err := s.countOnce(s.Inbox, ns, inbox.OnceConfig{})
 	s.checkSuccess(err)
 	if runs+more != 2 {
 		s.Fatal("the same id in another namespace was treated as a duplicate")
@@ -202,7 +193,7 @@ func watermarkOutlivesMarkers(s suite) {
 	// A message without a place had only its marker.
 	s.checkFresh([]bool{true}, newEntry("3"))
 
-	_, err := s.countOnce(s.Inbox, "1", inbox.At(placedEntry("1", 0, 10).Place))
+	_, err := s.countOnce(s.Inbox, placedEntry("1", 0, 10), inbox.OnceConfig{})
 	s.checkError(err, inbox.ErrDuplicate)
 	_, err = s.Inbox.Claim(s.ctx(), placedEntry("2", 0, 13), 0)
 	s.checkError(err, inbox.ErrDuplicate)
@@ -260,7 +251,7 @@ func raceOfOnce(s suite) {
 				x = s.Other
 			}
 
-			_, err := s.countOnce(x, "1")
+			_, err := s.countOnce(x, newEntry("1"), inbox.OnceConfig{})
 			switch {
 			case err == nil:
 				done.Add(1)
@@ -292,7 +283,7 @@ func raceOfAdmit(s suite) {
 				list = append(list, newEntry(fmt.Sprint((i+j)%ids)))
 			}
 
-			fresh, err := s.admitInTransaction([]Inbox{s.Inbox, s.Other}[i%2], list...)
+			fresh, err := s.admitInTransaction([]*inbox.Inbox{s.Inbox, s.Other}[i%2], list...)
 			if err != nil {
 				s.Errorf("caller %d: %v", i, err)
 				return

@@ -16,10 +16,10 @@ func claimIsExclusive(s suite) {
 		s.Fatalf("got attempt %d of %v, want 1 of %v", c.Attempt(), c.Entry(), newEntry("1"))
 	}
 
-	for _, x := range []Inbox{s.Inbox, s.Other} {
+	for _, x := range []*inbox.Inbox{s.Inbox, s.Other} {
 		_, err := x.Claim(s.ctx(), newEntry("1"), 0)
-		s.checkError(err, inbox.ErrClaimed)
-		var claimed *inbox.ClaimedError
+		s.checkError(err, inbox.ErrInProgress)
+		var claimed *inbox.InProgressError
 		if !errors.As(err, &claimed) || claimed.Until.IsZero() {
 			s.Fatalf("the error is %#v, want a *ClaimedError with the end of the lease", err)
 		}
@@ -61,7 +61,7 @@ func claimIsReleasedAndDeferred(s suite) {
 
 	s.checkSuccess(c.Defer(s.ctx(), time.Hour))
 	_, err := s.Inbox.Claim(s.ctx(), newEntry("1"), 0)
-	s.checkError(err, inbox.ErrClaimed)
+	s.checkError(err, inbox.ErrInProgress)
 	s.checkSuccess(s.Lapse(s.ctx()))
 	if c := s.mustClaim(s.Inbox, newEntry("1")); c.Attempt() != 3 {
 		s.Fatalf("attempt %d, want 3", c.Attempt())
@@ -105,7 +105,7 @@ func claimLapses(s suite) {
 	// The claim belongs to another holder now, so Release must not end it.
 	s.checkSuccess(old.Release(s.ctx()))
 	_, err = s.Inbox.Claim(s.ctx(), newEntry("1"), 0)
-	s.checkError(err, inbox.ErrClaimed)
+	s.checkError(err, inbox.ErrInProgress)
 
 	s.checkSuccess(s.finishClaim(now))
 	s.checkExists("1", true)
@@ -123,7 +123,7 @@ func claimHandledRollsBack(s suite) {
 	s.checkError(err, errHandler)
 	s.checkExists("1", false)
 	_, err = s.Other.Claim(s.ctx(), placedEntry("1", 0, 10), 0)
-	s.checkError(err, inbox.ErrClaimed)
+	s.checkError(err, inbox.ErrInProgress)
 	s.checkSuccess(s.finishClaim(c))
 	s.checkExists("1", true)
 }
@@ -132,7 +132,7 @@ func claimHandledRollsBack(s suite) {
 func claimAndAdmit(s suite) {
 	c := s.mustClaim(s.Inbox, newEntry("1"))
 	_, err := s.admitInTransaction(s.Other, newEntry("2"), newEntry("1"))
-	s.checkError(err, inbox.ErrClaimed)
+	s.checkError(err, inbox.ErrInProgress)
 	s.checkExists("2", false)
 	s.checkSuccess(s.Lapse(s.ctx()))
 	s.checkFresh([]bool{true, true}, newEntry("2"), newEntry("1"))
@@ -150,7 +150,7 @@ func claimHoldEndsWhenLost(s suite) {
 		for ctx.Err() == nil {
 			ctx := context.WithoutCancel(ctx)
 			s.checkSuccess(s.Lapse(ctx))
-			if _, err := s.Other.Claim(ctx, newEntry("1"), time.Minute); !errors.Is(err, inbox.ErrClaimed) {
+			if _, err := s.Other.Claim(ctx, newEntry("1"), time.Minute); !errors.Is(err, inbox.ErrInProgress) {
 				s.checkSuccess(err)
 				break
 			}
@@ -166,17 +166,17 @@ func claimHoldEndsWhenLost(s suite) {
 	s.checkSuccess(c.Hold(s.ctx(), func(context.Context) error { return nil }))
 }
 
-func eagerOnce(s suite) {
+func claimingOnce(s suite) {
 	begun := make(chan struct{})
 	asked := make(chan struct{})
 	done := make(chan error, 1)
 	begin := sync.OnceFunc(func() { close(begun) })
 	go func() {
-		done <- s.Inbox.Once(s.ctx(), consumerA, "1", func(ctx context.Context) error {
+		done <- s.Inbox.Once(s.ctx(), newEntry("1"), func(ctx context.Context) error {
 			begin()
 			<-asked
-			return s.Inbox.Once(ctx, consumerA, "1", func(context.Context) error { return nil })
-		}, inbox.Using(inbox.Eager))
+			return s.Inbox.Once(ctx, newEntry("1"), func(context.Context) error { return nil }, inbox.OnceConfig{})
+		}, inbox.OnceConfig{Claim: true})
 	}()
 
 	var err error
@@ -188,18 +188,18 @@ func eagerOnce(s suite) {
 		close(asked)
 	}
 
-	s.checkError(err, inbox.ErrClaimed)
+	s.checkError(err, inbox.ErrInProgress)
 	s.checkSuccess(<-done)
 	s.checkExists("1", true)
 
-	_, err = s.countOnce(s.Other, "1", inbox.Using(inbox.Eager))
+	_, err = s.countOnce(s.Other, newEntry("1"), inbox.OnceConfig{Claim: true})
 	s.checkError(err, inbox.ErrDuplicate)
 
 	held := s.mustClaim(s.Inbox, newEntry("2"))
-	_, err = s.countOnce(s.Other, "2", inbox.Using(inbox.Eager))
-	s.checkError(err, inbox.ErrClaimed)
+	_, err = s.countOnce(s.Other, newEntry("2"), inbox.OnceConfig{Claim: true})
+	s.checkError(err, inbox.ErrInProgress)
 	s.checkSuccess(s.finishClaim(held))
-	_, err = s.countOnce(s.Other, "2", inbox.Using(inbox.Eager))
+	_, err = s.countOnce(s.Other, newEntry("2"), inbox.OnceConfig{Claim: true})
 	s.checkError(err, inbox.ErrDuplicate)
 }
 
@@ -209,11 +209,11 @@ func raceOfClaims(s suite) {
 	var wg sync.WaitGroup
 	for i := range callers {
 		wg.Go(func() {
-			_, err := []Inbox{s.Inbox, s.Other}[i%2].Claim(s.ctx(), newEntry("1"), time.Minute)
+			_, err := []*inbox.Inbox{s.Inbox, s.Other}[i%2].Claim(s.ctx(), newEntry("1"), time.Minute)
 			switch {
 			case err == nil:
 				won.Add(1)
-			case !errors.Is(err, inbox.ErrClaimed):
+			case !errors.Is(err, inbox.ErrInProgress):
 				s.Errorf("caller %d: %v", i, err)
 			}
 		})

@@ -7,12 +7,12 @@ import (
 )
 
 // attachConfirmed calls attachLogConfirmed with a log whose topic has no id.
-func (s suite) attachConfirmed(x Inbox, end int64, epoch int32) (inbox.Generation, error) {
+func (s suite) attachConfirmed(x *inbox.Inbox, end int64, epoch int32) (inbox.Generation, error) {
 	return s.attachLogConfirmed(x, inbox.Log{End: end, Epoch: epoch})
 }
 
 // attachLogConfirmed attaches, and again if the first answer must be confirmed, with the same log.
-func (s suite) attachLogConfirmed(x Inbox, l inbox.Log) (inbox.Generation, error) {
+func (s suite) attachLogConfirmed(x *inbox.Inbox, l inbox.Log) (inbox.Generation, error) {
 	g, err := x.Attach(s.ctx(), consumerA, topic, 3, l)
 	if errors.Is(err, inbox.ErrUnconfirmed) {
 		return x.Attach(s.ctx(), consumerA, topic, 3, l)
@@ -31,7 +31,7 @@ func (s suite) checkAttachLog(l inbox.Log, want inbox.Generation) {
 }
 
 // checkAttach is checkAttachLog for a log whose topic has no id.
-func (s suite) checkAttach(x Inbox, end int64, epoch int32, want inbox.Generation) {
+func (s suite) checkAttach(x *inbox.Inbox, end int64, epoch int32, want inbox.Generation) {
 	s.Helper()
 	got, err := s.attachConfirmed(x, end, epoch)
 	s.checkSuccess(err)

@@ -100,7 +100,7 @@ func Encrypt(keys Keys, headers ...string) consumer.EmitMiddleware {
 			if err != nil {
 				return err
 			}
-			if body == nil || ev.HasHeader(headerEncryption) {
+			if _, ok := ev.Header(headerEncryption); ok || body == nil {
 				return next(ctx, ev)
 			}
 
@@ -114,8 +114,7 @@ func Encrypt(keys Keys, headers ...string) consumer.EmitMiddleware {
 			}
 
 			head := strings.Join(append([]string{cryptVersion, key.ID}, headers...), ";")
-			findHeader := func(name string) ([]byte, bool) { return eventHeader(ev, name) }
-			aad := authenticatedData(head, ev.ID().String(), ev.Type(), headers, findHeader)
+			aad := authenticatedData(head, ev.ID().String(), ev.Name(), headers, ev.Header)
 
 			nonce := make([]byte, aead.NonceSize(), aead.NonceSize()+len(body)+aead.Overhead())
 			if _, err := rand.Read(nonce); err != nil {
@@ -123,9 +122,9 @@ func Encrypt(keys Keys, headers ...string) consumer.EmitMiddleware {
 			}
 
 			return next(ctx, ev.With(
-				event.WithPayload(aead.Seal(nonce, nonce, body, aad)),
+				event.WithPayload(event.Bytes(ev.ContentType(), aead.Seal(nonce, nonce, body, aad))),
 				event.WithHeader(headerEncryption, []byte(head)),
-				event.WithHeader(headerType, []byte(ev.Type())),
+				event.WithHeader(headerType, []byte(ev.Name())),
 			))
 		}
 	}
@@ -250,13 +249,4 @@ func authenticatedData(
 		appendPart(v)
 	}
 	return b
-}
-
-func eventHeader(ev event.Event, name string) ([]byte, bool) {
-	for _, h := range ev.Headers() {
-		if h.Key == name {
-			return h.Value, true
-		}
-	}
-	return nil, false
 }

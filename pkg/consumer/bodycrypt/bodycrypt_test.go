@@ -48,7 +48,7 @@ func emitted(t testing.TB, ev event.Event, mws ...consumer.EmitMiddleware) *cons
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &consumer.Message{ID: out.ID().String(), Type: out.Type(), Key: []byte(out.Key()), Value: body}
+	m := &consumer.Message{ID: out.ID().String(), Type: out.Name(), Key: []byte(out.Key()), Value: body}
 	for _, h := range out.Headers() {
 		m.Headers = append(m.Headers, consumer.Header(h))
 	}
@@ -66,7 +66,7 @@ func TestEncryptedBodiesAreReadByHandlersAlone(t *testing.T) {
 	k := keys(t, "k1")
 	rapid.Check(t, func(rt *rapid.T) {
 		body := rapid.SliceOfN(rapid.Byte(), 0, 300).Draw(rt, "body")
-		ev := event.New("order", "1", "A", body, event.WithHeader("tenant", []byte("x")))
+		ev := event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", body), event.WithHeader("tenant", []byte("x")))
 		m := emitted(t, ev, bodycrypt.Encrypt(k, "tenant", "absent"))
 		if len(m.Value) != len(body)+28 || len(body) > 8 && bytes.Contains(m.Value, body) {
 			rt.Fatalf("%d bytes became %d", len(body), len(m.Value))
@@ -86,7 +86,7 @@ func TestWhatWasChangedIsNotDecrypted(t *testing.T) {
 	t.Parallel()
 	k := keys(t, "k1", "k2")
 	fresh := func() *consumer.Message {
-		return emitted(t, event.New("order", "1", "A", "secret", event.WithHeader("tenant", []byte("x"))), bodycrypt.Encrypt(k, "tenant"))
+		return emitted(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("secret")), event.WithHeader("tenant", []byte("x"))), bodycrypt.Encrypt(k, "tenant"))
 	}
 	for name, change := range map[string]func(m *consumer.Message){
 		"body": func(m *consumer.Message) {
@@ -120,7 +120,7 @@ func TestKeysRotate(t *testing.T) {
 	t.Parallel()
 	old := keys(t, "k1")
 	both := keys(t, "k2", "k1")
-	ev := event.New("order", "1", "A", "secret")
+	ev := event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("secret")))
 	for name, m := range map[string]*consumer.Message{"old": emitted(t, ev, bodycrypt.Encrypt(old)), "new": emitted(t, ev, bodycrypt.Encrypt(both))} {
 		if got, err := handled(t.Context(), m, bodycrypt.Decrypt(both)); err != nil || string(got.Value) != "secret" {
 			t.Errorf("%s: %v", name, err)
@@ -134,11 +134,11 @@ func TestKeysRotate(t *testing.T) {
 func TestWhatNeedsNoDecryption(t *testing.T) {
 	t.Parallel()
 	k := keys(t, "k1")
-	tombstone := emitted(t, event.New("order", "1", "A", nil), bodycrypt.Encrypt(k))
+	tombstone := emitted(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}), bodycrypt.Encrypt(k))
 	if got, err := handled(t.Context(), tombstone, bodycrypt.Decrypt(k)); err != nil || !got.Tombstone() {
 		t.Errorf("a tombstone: %v", err)
 	}
-	plain := emitted(t, event.New("order", "1", "A", "open"))
+	plain := emitted(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("open"))))
 	if got, err := handled(t.Context(), plain, bodycrypt.Decrypt(k, bodycrypt.WithPlain())); err != nil || string(got.Value) != "open" {
 		t.Errorf("a plain one that is allowed: %v", err)
 	}
@@ -155,7 +155,7 @@ func (awayKeys) Key(context.Context, string) (bodycrypt.Key, error) {
 func TestAKeyProviderThatIsAwayIsNotTheMessagesFault(t *testing.T) {
 	t.Parallel()
 	k := keys(t, "k1")
-	_, err := handled(t.Context(), emitted(t, event.New("order", "1", "A", "x"), bodycrypt.Encrypt(k)), bodycrypt.Decrypt(awayKeys{k}))
+	_, err := handled(t.Context(), emitted(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("x"))), bodycrypt.Encrypt(k)), bodycrypt.Decrypt(awayKeys{k}))
 	if !errors.Is(err, errAway) || errors.Is(err, consumer.ErrValidation) {
 		t.Error(err)
 	}

@@ -53,7 +53,7 @@ func Produce(store Store, threshold int) consumer.EmitMiddleware {
 			if err != nil {
 				return err
 			}
-			if len(body) <= threshold || ev.HasHeader(header) {
+			if _, ok := ev.Header(header); ok || len(body) <= threshold {
 				return next(ctx, ev)
 			}
 
@@ -64,7 +64,7 @@ func Produce(store Store, threshold int) consumer.EmitMiddleware {
 
 			sum := sha256.Sum256(body)
 			claim := ref + ";sha256=" + hex.EncodeToString(sum[:])
-			return next(ctx, ev.With(event.WithPayload([]byte{}), event.WithHeader(header, []byte(claim))))
+			return next(ctx, ev.With(event.WithPayload(event.Bytes(ev.ContentType(), nil)), event.WithHeader(header, []byte(claim))))
 		}
 	}
 }

@@ -36,7 +36,7 @@ func checkedOut(ctx context.Context, g Store, threshold int, ev event.Event) (ou
 // messageOf returns the message of a record that the relay makes of ev.
 func messageOf(ev event.Event) (*consumer.Message, error) {
 	body, err := ev.Payload()
-	m := &consumer.Message{ID: ev.ID().String(), Type: ev.Type(), Key: []byte(ev.Key()), Value: body}
+	m := &consumer.Message{ID: ev.ID().String(), Type: ev.Name(), Key: []byte(ev.Key()), Value: body}
 	for _, h := range ev.Headers() {
 		m.Headers = append(m.Headers, consumer.Header(h))
 	}
@@ -58,7 +58,7 @@ func TestLargeBodiesGoThroughTheStore(t *testing.T) {
 	wanted := errors.New("abort")
 	var out event.Event
 	err := transaction.Run(ctx, db.Client(), func(ctx context.Context) (err error) {
-		if out, err = checkedOut(ctx, g, 1000, event.New("order", "1", "A", large)); err != nil {
+		if out, err = checkedOut(ctx, g, 1000, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", large))); err != nil {
 			return err
 		}
 		return wanted
@@ -81,7 +81,7 @@ func TestLargeBodiesGoThroughTheStore(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	small, err := checkedOut(ctx, g, 1000, event.New("order", "1", "A", "small"))
+	small, err := checkedOut(ctx, g, 1000, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("small"))))
 	if p, _ := small.Payload(); err != nil || string(p) != "small" {
 		t.Errorf("a small one: %q, %v", p, err)
 	}

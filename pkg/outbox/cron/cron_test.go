@@ -32,7 +32,7 @@ func ExampleNew() {
 		Schedule: "30 9 * * 1-5",
 		Zone:     berlin,
 		Event: func(at time.Time) event.Event {
-			return event.New("report", "sales", "ReportDue", nil, event.WithTime(at))
+			return event.New(event.Aggregate{Type: "report", ID: "sales"}, "ReportDue", event.Payload{}, event.WithTime(at))
 		},
 	})
 	if err != nil {
@@ -45,7 +45,7 @@ func ExampleNew() {
 
 func tick(name, schedule string) cron.Entry {
 	return cron.Entry{Name: name, Schedule: schedule, Event: func(at time.Time) event.Event {
-		return event.New("clock", name, "Tick", []byte(at.UTC().Format(time.RFC3339)))
+		return event.New(event.Aggregate{Type: "clock", ID: name}, "Tick", event.Bytes("", []byte(at.UTC().Format(time.RFC3339))))
 	}}
 }
 

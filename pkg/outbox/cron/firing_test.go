@@ -12,7 +12,9 @@ import (
 
 func checkedEntry(t *testing.T, e Entry) *entry {
 	t.Helper()
-	e.Name, e.Event = "e", func(time.Time) event.Event { return event.New("a", "b", "c", nil) }
+	e.Name, e.Event = "e", func(time.Time) event.Event {
+		return event.New(event.Aggregate{Type: "a", ID: "b"}, "c", event.Payload{})
+	}
 	x, err := newEntry(e)
 	if err != nil {
 		t.Fatal(err)
@@ -130,17 +132,21 @@ func TestCronRefusesBadEntries(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	good := Entry{Name: "e", Schedule: "@daily", Event: func(time.Time) event.Event { return event.New("a", "b", "c", nil) }}
+	good := Entry{Name: "e", Schedule: "@daily", Event: func(time.Time) event.Event {
+		return event.New(event.Aggregate{Type: "a", ID: "b"}, "c", event.Payload{})
+	}}
 	for name, change := range map[string]func(*Entry){
-		"no name":       func(e *Entry) { e.Name = "" },
-		"no event":      func(e *Entry) { e.Event = nil },
-		"no schedule":   func(e *Entry) { e.Schedule = "" },
-		"words":         func(e *Entry) { e.Schedule = "every day" },
-		"too many":      func(e *Entry) { e.Schedule = "* * * * * * *" },
-		"zone alone":    func(e *Entry) { e.Schedule = "CRON_TZ=UTC" },
-		"no such zone":  func(e *Entry) { e.Schedule = "CRON_TZ=Nowhere/Land 0 0 * * *" },
-		"never fires":   func(e *Entry) { e.Schedule = "0 0 30 2 *" },
-		"bad event":     func(e *Entry) { e.Event = func(time.Time) event.Event { return event.New("", "", "", nil) } },
+		"no name":      func(e *Entry) { e.Name = "" },
+		"no event":     func(e *Entry) { e.Event = nil },
+		"no schedule":  func(e *Entry) { e.Schedule = "" },
+		"words":        func(e *Entry) { e.Schedule = "every day" },
+		"too many":     func(e *Entry) { e.Schedule = "* * * * * * *" },
+		"zone alone":   func(e *Entry) { e.Schedule = "CRON_TZ=UTC" },
+		"no such zone": func(e *Entry) { e.Schedule = "CRON_TZ=Nowhere/Land 0 0 * * *" },
+		"never fires":  func(e *Entry) { e.Schedule = "0 0 30 2 *" },
+		"bad event": func(e *Entry) {
+			e.Event = func(time.Time) event.Event { return event.New(event.Aggregate{Type: "", ID: ""}, "", event.Payload{}) }
+		},
 		"bad policy":    func(e *Entry) { e.Missed = 9 },
 		"far ahead":     func(e *Entry) { e.Ahead = 48 * time.Hour },
 		"in the past":   func(e *Entry) { e.Ahead = -time.Second },

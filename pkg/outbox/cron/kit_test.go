@@ -41,7 +41,7 @@ func setup(t *testing.T) bundle {
 func (b bundle) ordinary(t *testing.T, typ string) {
 	t.Helper()
 	if err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
-		return b.box.Append(ctx, event.New("order", "o-1", typ, []byte("p")))
+		return b.box.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "o-1"}, typ, event.Bytes("", []byte("p"))))
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -31,7 +31,7 @@ func ExampleCollection() {
 			return err
 		}
 
-		return box.Append(ctx, event.New("stock", "lamp", "LampTaken", nil))
+		return box.Append(ctx, event.New(event.Aggregate{Type: "stock", ID: "lamp"}, "LampTaken", event.Payload{}))
 	})
 	if err != nil {
 		log.Fatal(err)

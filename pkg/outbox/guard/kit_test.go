@@ -69,7 +69,7 @@ func (b bundle) want(t *testing.T, types ...string) {
 }
 
 func ev(typ string, opts ...event.Option) event.Event {
-	return event.New("order", "o-1", typ, []byte("p"), opts...)
+	return event.New(event.Aggregate{Type: "order", ID: "o-1"}, typ, event.Bytes("", []byte("p")), opts...)
 }
 
 // watch records the commands of a client.

@@ -28,21 +28,21 @@ func (s *suite) newCounterSaga(fail func() error) consumer.Handler {
 	by := saga.ByKey[string]()
 	def.Start("Start", by, func(_ context.Context, in *instance, _ *consumer.Message) error {
 		in.State.Starts++
-		in.Emit(event.New("counter", in.ID(), "Started", "{}"))
+		in.Emit(event.New(event.Aggregate{Type: "counter", ID: in.ID()}, "Started", event.Bytes("", []byte("{}"))))
 		return fail()
 	})
 
 	def.Handle("Step", by, func(_ context.Context, in *instance, _ *consumer.Message) error {
 		in.State.Steps++
-		in.Emit(event.New("counter", in.ID(), "Stepped", "{}"))
+		in.Emit(event.New(event.Aggregate{Type: "counter", ID: in.ID()}, "Stepped", event.Bytes("", []byte("{}"))))
 		return fail()
 	})
 
 	def.Handle("Wait", by, func(_ context.Context, in *instance, _ *consumer.Message) error {
 		return errors.Join(
-			in.Timeout("one", time.Hour, nil),
-			in.Timeout("two", time.Hour, nil),
-			in.Timeout("one", time.Minute, nil),
+			in.Timeout("one", time.Hour, event.Payload{}),
+			in.Timeout("two", time.Hour, event.Payload{}),
+			in.Timeout("one", time.Minute, event.Payload{}),
 		)
 	})
 	def.Handle("End", by, func(_ context.Context, in *instance, _ *consumer.Message) error {

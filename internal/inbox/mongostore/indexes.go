@@ -1,0 +1,83 @@
+package mongostore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/schema"
+)
+
+// Error codes of MongoDB.
+const (
+	codeUnauthorized         = 13
+	codeNamespaceExists      = 48
+	codeIndexOptionsConflict = 85
+	codeIndexKeySpecs        = 86
+)
+
+// EnsureIndexes creates the missing collections and indexes. It does not change existing ones. Call
+// it before the first Admit: if transactions have to create a collection, they conflict. If an index
+// with the same name or key has other options, the error contains its field.
+func (s *Store) EnsureIndexes(ctx context.Context) error {
+	// Collections and indexes are created outside of the transaction of the caller.
+	ctx = mongo.NewSessionContext(ctx, nil)
+	db := s.markers.Database()
+
+	existing, err := db.ListCollectionNames(ctx,
+		bson.D{{Key: "name", Value: s.offsets.Name()}}, options.ListCollections().SetAuthorizedCollections(true))
+	if err != nil {
+		return wrapPrivilege(err, "list the collections", "database "+db.Name())
+	}
+
+	if len(existing) == 0 {
+		if err := db.CreateCollection(ctx, s.offsets.Name()); err != nil && !hasCode(err, codeNamespaceExists) {
+			return wrapPrivilege(err, "create the collection", db.Name()+"."+s.offsets.Name())
+		}
+	}
+
+	markerTTL := options.Index().SetName("k_1")
+	if !s.noTTL {
+		markerTTL.SetExpireAfterSeconds(0)
+	}
+	leaseTTL := options.Index().SetName("until_1").SetExpireAfterSeconds(0)
+	tenureTTL := options.Index().SetName("at_1").SetExpireAfterSeconds(int32(tenureRetention / time.Second))
+
+	return errors.Join(
+		createIndex(ctx, s.markers, "k", markerTTL),
+		createIndex(ctx, s.claims, "until", leaseTTL),
+		createIndex(ctx, s.tenures, "at", tenureTTL),
+	)
+}
+
+// createIndex creates an index on one field, unless it exists.
+func createIndex(ctx context.Context, coll *mongo.Collection, field string, opts *options.IndexOptionsBuilder) error {
+	on := coll.Database().Name() + "." + coll.Name()
+	err := schema.Change(ctx, coll, func(ctx context.Context) error {
+		_, err := coll.Indexes().CreateOne(ctx, mongo.IndexModel{Keys: bson.D{{Key: field, Value: 1}}, Options: opts})
+		return err
+	})
+	if hasCode(err, codeIndexOptionsConflict) || hasCode(err, codeIndexKeySpecs) {
+		return fmt.Errorf("the index on %s of %s exists with other options; "+
+			"drop it and start again, or configure the inbox as it was: %w", field, on, err)
+	}
+
+	return wrapPrivilege(err, "create the index {"+field+": 1}", on)
+}
+
+// wrapPrivilege adds the fix to the error if the user has no permission.
+func wrapPrivilege(err error, action, on string) error {
+	if err == nil {
+		return nil
+	}
+	if hasCode(err, codeUnauthorized) {
+		err = fmt.Errorf("the user has no permission to %s on %s: grant it, or let an administrator do it: %w", action, on, err)
+	}
+
+	return fmt.Errorf("preparing the inbox: %w", err)
+}

@@ -1,0 +1,131 @@
+// Package mongostore stores the state of an inbox in several collections of one MongoDB database.
+package mongostore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/transaction"
+)
+
+// Store is an inbox.Store in MongoDB. It is safe for concurrent use.
+type Store struct {
+	client    *mongo.Client
+	markers   *mongo.Collection
+	offsets   *mongo.Collection // watermarks
+	claims    *mongo.Collection // leases of claims
+	tenures   *mongo.Collection
+	retention time.Duration
+	noTTL     bool
+
+	mu     sync.Mutex
+	tenure *tenure // nil without a partition
+}
+
+var _ inbox.Store = (*Store)(nil)
+
+// Open returns an Inbox in the database db. Its client must be the one that runs the transactions of
+// the handlers. Open does no I/O. The error joins the problems of all settings.
+func Open(db *mongo.Database, s inbox.Settings) (*inbox.Inbox, error) {
+	x, err := inbox.New(s, func(s inbox.Settings) inbox.Store {
+		if db == nil {
+			return nil
+		}
+		return New(db, s)
+	})
+	if db == nil {
+		err = errors.Join(fmt.Errorf("inbox: %w: the database is nil", inbox.ErrInvalid), err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// New returns the Store of an inbox in db, for complete settings. Outside of transactions it writes
+// with majority write concern, even if the client is configured otherwise.
+func New(db *mongo.Database, s inbox.Settings) *Store {
+	concerns := options.Collection().
+		SetWriteConcern(writeconcern.Majority()).
+		SetReadConcern(readconcern.Majority()).
+		SetReadPreference(readpref.Primary())
+	return &Store{
+		client:    db.Client(),
+		markers:   db.Collection(s.Collection, concerns),
+		offsets:   db.Collection(s.Collection+"_offsets", concerns),
+		claims:    db.Collection(s.Collection+"_claims", concerns),
+		tenures:   db.Collection(s.Collection+"_tenures", concerns),
+		retention: s.Retention,
+		noTTL:     s.WithoutTTL,
+	}
+}
+
+// Transaction runs fn in the transaction of ctx, or in a new one: see outbox.Box.Transaction.
+func (s *Store) Transaction(ctx context.Context, fn func(ctx context.Context) error) error {
+	return transaction.Run(ctx, s.client, fn)
+}
+
+// CurrentTransaction returns the session of ctx if it has a running transaction.
+func (s *Store) CurrentTransaction(ctx context.Context) any {
+	sess := mongo.SessionFromContext(ctx)
+	if sess == nil || !sess.TransactionRunning() {
+		return nil
+	}
+	return sess
+}
+
+// Outside returns ctx without its session.
+func (s *Store) Outside(ctx context.Context) context.Context {
+	return mongo.NewSessionContext(ctx, nil)
+}
+
+// Now returns the time of this process.
+func (s *Store) Now() time.Time { return time.Now() }
+
+// Wait blocks for d.
+func (s *Store) Wait(ctx context.Context, d time.Duration) error { return retry.Sleep(ctx, d) }
+
+// serverTime returns the server's time of the last reply in the transaction, with a precision of
+// one second. On an idle replica set it may be ten seconds slow, because the set writes its own
+// time in this interval.
+func serverTime(ctx context.Context) (time.Time, error) {
+	ts := mongo.SessionFromContext(ctx).OperationTime()
+	if ts == nil {
+		return time.Time{}, errors.New("the server's replies have no operation time; transactions need a replica set")
+	}
+
+	return time.Unix(int64(ts.T), 0), nil
+}
+
+// afterNow returns the time d after the server's current time, for an update by pipeline.
+func afterNow(d time.Duration) bson.D {
+	return bson.D{{Key: "$add", Value: bson.A{"$$NOW", d.Milliseconds()}}}
+}
+
+// replaceIf returns an update that replaces the document if the condition holds.
+func replaceIf(cond, with bson.D) bson.A {
+	return bson.A{bson.D{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{cond, with, "$$ROOT"}}}}}}
+}
+
+// upsertOptions returns options for an upsert that returns the new document.
+func upsertOptions() *options.FindOneAndUpdateOptionsBuilder {
+	return options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)
+}
+
+// hasCode reports whether err is an error of the server with this code.
+func hasCode(err error, code int) bool {
+	var se mongo.ServerError
+	return errors.As(err, &se) && se.HasErrorCode(code)
+}

@@ -1,0 +1,120 @@
+package event
+
+import (
+	"bytes"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/pkg/codec"
+)
+
+// Payload is the encoded body of an event. The zero value is a tombstone: the value of the record
+// is null.
+type Payload struct {
+	contentType string
+	typ         bson.Type // 0 for a tombstone
+	data        []byte    // the bytes of a binary or a text, or BSON of a document or an array
+	problem     string    // why there is no valid payload, or ""
+}
+
+// JSON returns v encoded by codec.JSON: by encoding/json, without escapes for HTML.
+func JSON(v any) Payload { return Encode(nil, v) }
+
+// Encode returns v encoded by c, with the content type of c. If c is nil, codec.JSON encodes v. A
+// nil pointer or map is reported as a mistake. Pass Payload{} for a tombstone.
+func Encode(c codec.Codec, v any) Payload {
+	c = codecOrJSON(c)
+	if isNil(v) {
+		return newNilPayload(v)
+	}
+
+	data, err := c.Encode(v)
+	if err != nil {
+		return Payload{problem: fmt.Sprintf("payload of type %T: %s", v, err)}
+	}
+	return newBytesPayload(c.ContentType(), data)
+}
+
+// Bytes returns a payload with a copy of b. contentType is its media type, or "" if it has none. A
+// nil b is an empty payload, not a tombstone.
+func Bytes(contentType string, b []byte) Payload {
+	return newBytesPayload(contentType, bytes.Clone(b))
+}
+
+// Document returns a payload that is stored as a BSON document or array, which MongoDB can query.
+// The relay publishes it as relaxed Extended JSON on one line: a date becomes {"$date": …}, and
+// struct tags `bson:"…"` apply. Consumers decode it with codec.ExtJSON.
+func Document(v any) Payload {
+	if raw, ok := v.(bson.Raw); ok {
+		if err := raw.Validate(); err != nil {
+			return Payload{problem: fmt.Sprintf("payload: %s", err)}
+		}
+		return Payload{typ: bson.TypeEmbeddedDocument, data: slices.Clone(raw)}
+	}
+	if isNil(v) {
+		return newNilPayload(v)
+	}
+
+	t, data, err := bson.MarshalValue(v)
+	switch {
+	case err != nil:
+		return Payload{problem: fmt.Sprintf("payload of type %T: %s", v, err)}
+	case t == bson.TypeEmbeddedDocument || t == bson.TypeArray:
+		return Payload{typ: t, data: slices.Clone(data)}
+	case t == bson.TypeNull:
+		return newNilPayload(v)
+	default:
+		return Payload{problem: fmt.Sprintf("payload of type %T is %s in BSON, not a document or an array: use JSON, Encode or Bytes", v, t)}
+	}
+}
+
+func newBytesPayload(contentType string, data []byte) Payload {
+	t := bson.TypeBinary
+	if isText(contentType) && utf8.Valid(data) {
+		t = bson.TypeString
+	}
+	return Payload{contentType: contentType, typ: t, data: data}
+}
+
+// newNilPayload reports a nil value, which usually is a mistake.
+func newNilPayload(v any) Payload {
+	return Payload{problem: fmt.Sprintf("payload is a nil %T: for a tombstone, use Type.Tombstone or Payload{}", v)}
+}
+
+// value returns the value of the record, which is nil for a tombstone only.
+func (p Payload) value() ([]byte, error) {
+	if p.typ == 0 {
+		return nil, nil
+	}
+
+	v := envelope.View{PayloadType: byte(p.typ), Payload: p.data}
+	out, err := envelope.AppendPayload([]byte{}, &v)
+	return slices.Clip(out), err
+}
+
+// isNil reports whether v contains no value. A nil slice of bytes is empty, but not nil.
+func isNil(v any) bool {
+	switch val := reflect.ValueOf(v); val.Kind() {
+	case reflect.Invalid:
+		return true
+	case reflect.Pointer, reflect.Map:
+		return val.IsNil()
+	case reflect.Slice:
+		return val.IsNil() && val.Type().Elem().Kind() != reflect.Uint8
+	default:
+		return false
+	}
+}
+
+// isText reports whether payloads of a media type are texts that a person can read.
+func isText(contentType string) bool {
+	media, _, _ := strings.Cut(contentType, ";")
+	media = strings.ToLower(strings.TrimSpace(media))
+	return strings.HasPrefix(media, "text/") || media == "application/json" || strings.HasSuffix(media, "+json")
+}
