@@ -248,7 +248,10 @@ func scheduledInOrder(t *testing.T, f Fixture) {
 	}
 
 	seen := 0
-	for range f.Box.Scheduled(t.Context(), outbox.ScheduledQuery{}) {
+	for _, err := range f.Box.Scheduled(t.Context(), outbox.ScheduledQuery{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
 		if seen++; seen == 5 {
 			break
 		}
