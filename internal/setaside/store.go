@@ -239,6 +239,17 @@ func (s *Store) Count(ctx context.Context, handler string, limit int) (int, erro
 	return int(n), nil
 }
 
+// Handlers returns the handlers of a group that have messages.
+func (s *Store) Handlers(ctx context.Context, group string) ([]string, error) {
+	// "0" follows "/", so the range has exactly the names with that prefix.
+	inGroup := bson.D{{Key: "h", Value: bson.D{{Key: "$gt", Value: group + "/"}, {Key: "$lt", Value: group + "0"}}}}
+	var names []string
+	if err := s.coll.Distinct(ctx, "h", inGroup).Decode(&names); err != nil {
+		return nil, fmt.Errorf("listing the handlers with messages that are set aside: %w", err)
+	}
+	return names, nil
+}
+
 // Retire removes all messages of a handler that no longer exists. It returns their number.
 func (s *Store) Retire(ctx context.Context, handler string) (int64, error) {
 	res, err := s.coll.DeleteMany(ctx, bson.D{{Key: "h", Value: handler}})

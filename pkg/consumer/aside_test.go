@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -237,7 +238,7 @@ func TestAMessageThatFailsForTooLongIsADeadLetterAndItsKeyGoesOn(t *testing.T) {
 	if err := k.db.Collection(consumer.DefaultLetters).FindOne(k.context(), bson.D{}).Decode(&l); err != nil {
 		t.Fatal(err)
 	}
-	if l.Class != consumer.ClassHandler || l.Attempts < 4 || l.LastFailure.Sub(l.FirstFailure) < 900*time.Millisecond {
+	if l.Class != consumer.ClassHandler || l.Attempts < 2 || l.LastFailure.Sub(l.FirstFailure) < 900*time.Millisecond {
 		t.Errorf("dead letter: class %q after %d attempts in %v", l.Class, l.Attempts, l.LastFailure.Sub(l.FirstFailure))
 	}
 	if got := k.count(consumer.DefaultWaiting); got != 0 {
@@ -409,4 +410,98 @@ func TestResumeEndsTheSuspensionOfAHandler(t *testing.T) {
 	k.untilCount("effects", 9)
 	k.untilSettled(1, 9)
 	k.once("effects", 9)
+}
+
+// stranger joins another group, so that its member has partitions that another member has too, like a previous owner that
+// does not know it yet.
+type stranger struct{ consumer.Transport }
+
+func (s stranger) Join(ctx context.Context, group string, topics []string, session consumer.Session) error {
+	return s.Transport.Join(ctx, group+"-previous", topics, session)
+}
+
+func TestTwoOwnersOfAPartitionKeepTheOrderOfItsKeys(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	const keys, n = 12, 240
+	hasty := consumer.Retry{Quick: []time.Duration{}, Min: time.Millisecond, Max: 10 * time.Millisecond, Outage: -1}
+	effects := k.effects("effects")
+	for name, transport := range map[string]consumer.Transport{"owner": k.kafka, "previous": stranger{k.kafka}} {
+		c := k.consumer(consumer.WithRetry(hasty), consumer.WithTransport(transport), consumer.Batch(8))
+		var attempts atomic.Int64
+		handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+			// Each member fails at other messages.
+			if i := attempts.Add(1); i%3 == int64(len(name)%3) {
+				return errAway
+			}
+			return effects(ctx, m)
+		}, consumer.Named("effects"))
+		k.start(c)
+	}
+	all := numbered(keys, n)
+	for i := 0; i < n; i += 40 {
+		k.publish(all[i : i+40]...)
+		k.untilCount("effects", i+20)
+	}
+	k.untilCount("effects", n)
+	k.until("no message to be set aside", func(context.Context) bool { return k.count(consumer.DefaultWaiting) == 0 })
+	k.once("effects", n)
+}
+
+func TestAMessageThatWasHandledIsNotSetAsideEvenWithoutItsMark(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	const n = 6
+	var broken atomic.Bool
+	broken.Store(true)
+	effects := k.effects("effects")
+	member := func(opts ...consumer.Option) *consumer.Consumer {
+		c := k.consumer(append(opts, consumer.WithRetry(soon))...)
+		handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+			if string(m.Value) == "3" && broken.Load() {
+				return errAway
+			}
+			return effects(ctx, m)
+		})
+		return c
+	}
+	k.publish(numbered(1, n)...)
+	stop := k.start(member(consumer.WithTransport(uncommitted{k.kafka})))
+	k.until("the messages to be set aside", func(context.Context) bool { return k.count(consumer.DefaultWaiting) == 3 })
+	stop()
+
+	// The retention of the marks is over. The watermarks stay.
+	if _, err := k.db.Collection("inbox").DeleteMany(k.context(), bson.D{}); err != nil {
+		t.Fatal(err)
+	}
+	k.start(member())
+	k.until("all offsets", func(context.Context) bool { return sum(k.committed(1)) == n })
+	if got := k.count(consumer.DefaultWaiting); got != 3 {
+		t.Errorf("messages that are set aside after the redelivery: got %d, want 3", got)
+	}
+	broken.Store(false)
+	k.untilCount("effects", n)
+	k.untilSettled(1, n)
+	k.once("effects", n)
+}
+
+func TestMessagesOfAHandlerThatIsNoMoreAreReported(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	first := k.consumer(consumer.WithRetry(soon))
+	handle(t, first, "counted", func(context.Context, *consumer.Message) error { return errAway }, consumer.Named("old"))
+	k.publish(numbered(1, 1)...)
+	stop := k.start(first)
+	k.until("the message to be set aside", func(context.Context) bool { return k.count(consumer.DefaultWaiting) == 1 })
+	stop()
+
+	reported := make(chan struct{}, 10)
+	second := k.consumer(consumer.OnError(func(_ context.Context, err error) {
+		if errors.Is(err, consumer.ErrNoHandler) && strings.Contains(err.Error(), `"old"`) {
+			reported <- struct{}{}
+		}
+	}))
+	handle(t, second, "counted", nop, consumer.Named("new"))
+	k.start(second)
+	k.await("the report", reported)
 }

@@ -221,7 +221,7 @@ func (b *Breaker) recordOutcome(err error, round int) {
 // isNeutral reports whether err is neither a success nor a failure of the resource that the breaker protects.
 func isNeutral(err error) bool {
 	switch Class(err) {
-	case ClassDropped, ClassBlocked, ClassBreaker, ClassNotDue:
+	case ClassDropped, ClassBreaker, ClassNotDue:
 		return true
 	}
 	return isDuplicate(err)

@@ -99,7 +99,7 @@ func TestBreakerCountsOnlyFailures(t *testing.T) {
 	b := newBreaker(t, consumer.BreakerConfig{MinThroughput: 2, Failure: consumer.Not(consumer.Is(context.Canceled))})
 	var outcomes []error
 	for range 50 {
-		outcomes = append(outcomes, consumer.ErrDrop, &inbox.DuplicateError{}, &consumer.BlockedError{}, &consumer.NotDueError{}, context.Canceled)
+		outcomes = append(outcomes, consumer.ErrDrop, &inbox.DuplicateError{}, &consumer.NotDueError{}, context.Canceled)
 	}
 	if n := through(b, outcomes...); n != len(outcomes) || b.State() != consumer.BreakerClosed {
 		t.Errorf("%d of %d passed, %s", n, len(outcomes), b.State())

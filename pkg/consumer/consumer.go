@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -160,6 +162,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 		}
 		return err
 	}
+	r.reportOrphans() //nolint:contextcheck // r has the context
 	if err := r.joinGroup(ctx); err != nil {
 		return fmt.Errorf("consumer: group %s: %w", c.group, err)
 	}
@@ -207,6 +210,29 @@ func (r *run) ensureIndexesOf(name string, store any) error {
 }
 
 const readyTimeout = 10 * time.Second
+
+// reportOrphans reports the handlers that have messages that are set aside, and are not registered in this process. Nobody
+// retries these messages unless another member has the handler.
+func (r *run) reportOrphans() {
+	if r.c.waiting == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.ctx, readyTimeout)
+	defer cancel()
+	names, err := r.c.waiting.Handlers(ctx, r.c.group)
+	if err != nil {
+		r.report(err)
+		return
+	}
+
+	for _, name := range names {
+		isRegistered := func(x *registration) bool { return r.c.inboxConsumer(x) == name }
+		if !slices.ContainsFunc(r.c.reg.snapshot().all, isRegistered) {
+			r.report(fmt.Errorf("%w is named %q, but messages in %s wait for it: register a handler of that name, "+
+				"or delete the messages", ErrNoHandler, strings.TrimPrefix(name, r.c.group+"/"), DefaultWaiting))
+		}
+	}
+}
 
 // Fault reports an error from which the transport recovers without help.
 func (r *run) Fault(err error) { r.report(err) }

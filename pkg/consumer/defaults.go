@@ -49,12 +49,6 @@ func PublishFaults(f Faults) Option {
 	return option(func(s *settings) { s.defaults.disposer.Faults = &f })
 }
 
-// BlockingKeys sets the gate for Rule.BlockKey. The consumer wraps the handlers whose policy has such a rule in the gate's
-// Middleware.
-func BlockingKeys(g *KeyGate) Option {
-	return option(func(s *settings) { s.defaults.disposer.Gate = g })
-}
-
 // defaultDisposer returns the disposer of a consumer without a Disposer.
 func (c *Consumer) defaultDisposer(report func(error)) (Disposer, error) {
 	cfg := c.s.defaults.disposer
@@ -113,7 +107,7 @@ func (c *Consumer) Unpark(ctx context.Context, actor string) (int64, error) {
 type topicMover interface {
 	Topics(group, topic string) []string
 	Validate() error
-	listNeeds() (outbox, gate bool)
+	needsOutbox() bool
 }
 
 // retryTopics returns the topics to which the policies of the handlers move messages, without the given topics. The error
@@ -144,35 +138,11 @@ func (c *Consumer) retryTopics(topics []string) ([]string, error) {
 	return names, errors.Join(errs...)
 }
 
-// wrapWithGate wraps a handler in the gate if its policy blocks keys. The gate is outside of all other middleware, because it
-// needs the original key and id of the record.
-func (c *Consumer) wrapWithGate(d Decider, h Handler) Handler {
-	mover, ok := d.(topicMover)
-	gate := c.s.defaults.disposer.Gate
-	if !ok || gate == nil {
-		return h
-	}
-
-	if _, blocksKeys := mover.listNeeds(); !blocksKeys {
-		return h
-	}
-	return gate.Middleware()(h)
-}
-
-// checkRequirements returns an error for each part that a policy needs and the consumer does not have. It checks nothing if
-// the user gave a Disposer, because the Disposer has these parts itself.
+// checkRequirements returns an error if a policy needs an outbox and the consumer has none. It checks nothing if the user
+// gave a Disposer, because the Disposer has the outbox itself.
 func (c *Consumer) checkRequirements(mover topicMover) error {
-	if c.s.disposer != nil {
-		return nil
+	if c.s.disposer == nil && mover.needsOutbox() && c.s.defaults.disposer.Outbox == nil {
+		return &UnsupportedError{Operation: "Schedule of a policy", Needs: "an outbox, by Via"}
 	}
-
-	var errs []error
-	needsOutbox, needsGate := mover.listNeeds()
-	if needsOutbox && c.s.defaults.disposer.Outbox == nil {
-		errs = append(errs, &UnsupportedError{Operation: "Schedule of a policy", Needs: "an outbox, by Via"})
-	}
-	if needsGate && c.s.defaults.disposer.Gate == nil {
-		errs = append(errs, &UnsupportedError{Operation: "BlockKey of a policy", Needs: "a KeyGate, by BlockingKeys"})
-	}
-	return errors.Join(errs...)
+	return nil
 }

@@ -190,14 +190,6 @@ func (e *BreakerOpenError) Error() string {
 // Is reports ErrOperational.
 func (e *BreakerOpenError) Is(target error) bool { return target == ErrOperational }
 
-// BlockedError reports that an earlier message of the key is not handled yet.
-type BlockedError struct{ Behind string } // namespace and id of the earlier message
-
-func (e *BlockedError) Error() string { return "message " + e.Behind + " of its key comes first" }
-
-// Is reports ErrOperational.
-func (e *BlockedError) Is(target error) bool { return target == ErrOperational }
-
 // ErrUnfit reports that a message can never be stored in this form: it is too large for a topic, or the topic rejects it. The
 // consumer then tries a dead letter, and after that a bare dead letter (Verdict.Bare). If that fails too, the message passes
 // with a *LostError. A Disposer and a LetterStore return errors that wrap ErrUnfit. The consumer repeats the call after every
@@ -244,7 +236,6 @@ const (
 	ClassDatabase  = "database" // the database was unavailable, or rejected requests for a while
 	ClassDropped   = "dropped"
 	ClassDuplicate = "duplicate"
-	ClassBlocked   = "blocked"
 	ClassBreaker   = "breaker"
 	ClassNotDue    = "not_due"
 	ClassRejected  = "rejected"  // by Reject
@@ -272,7 +263,6 @@ var classes = []struct {
 	{ClassNoHandler, Is(ErrNoHandler)},
 	{ClassExpired, As[*ExpiredError]()},
 	{ClassNotDue, As[*NotDueError]()},
-	{ClassBlocked, As[*BlockedError]()},
 	{ClassBreaker, As[*BreakerOpenError]()},
 	{ClassPanic, As[*PanicError]()},
 	{ClassTimeout, As[*TimeoutError]()},

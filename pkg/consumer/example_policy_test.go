@@ -15,7 +15,7 @@ var errGatewayAway = errors.New("the payment gateway is away")
 // A policy is read from top to bottom; what no rule matches is decided by the default policy.
 func ExampleNewPolicy() {
 	policy := consumer.NewPolicy(
-		consumer.On(consumer.Is(errGatewayAway)).Retry(2, 100*time.Millisecond).RetryTopic(30*time.Second, 10*time.Minute).BlockKey().DeadLetter(),
+		consumer.On(consumer.Is(errGatewayAway)).Retry(2, 100*time.Millisecond).RetryTopic(30*time.Second, 10*time.Minute).DeadLetter(),
 		consumer.On(consumer.As[*consumer.ExpiredError]()).Discard(),
 	)
 	m := &consumer.Message{Topic: "orders", Group: "billing", Attempt: 1}

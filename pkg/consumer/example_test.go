@@ -52,7 +52,7 @@ func ExampleOn() {
 	policy := consumer.NewPolicy(
 		consumer.On(consumer.Is(errNoSuchArticle)).Then(consumer.ToDeadLetter),
 		consumer.On(consumer.Is(errStockAway)).RetryTopic(10*time.Second, time.Minute, time.Hour).Then(consumer.ToDeadLetter),
-		consumer.On().Cooldown(50*time.Millisecond, 250*time.Millisecond, time.Second).Then(consumer.ToDeadLetter),
+		consumer.On().Retry(3, 50*time.Millisecond, 250*time.Millisecond, time.Second).Then(consumer.ToDeadLetter),
 	)
 	var c *consumer.Consumer
 	if err := c.Handle("order.*", consumer.HandlerFunc(func(context.Context, *consumer.Message) error {

@@ -142,31 +142,6 @@ func (k *kit) effectsOnce(name string, n int) {
 	}
 }
 
-func TestAKeyThatIsRetriedKeepsItsOrder(t *testing.T) {
-	t.Parallel()
-	k := newKit(t, 2)
-	k.ladder(1)
-	gate, err := consumer.NewKeyGate(k.db, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	k.collection(consumer.DefaultGates)
-	c := k.consumer(consumer.BlockingKeys(gate),
-		consumer.OnFailure(consumer.NewPolicy(consumer.On(consumer.Is(errFlaky)).RetryTopic(200*time.Millisecond).Requeue(5).BlockKey())))
-	seen, effect := newAttempts(), k.effects("effects")
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
-		if tries := seen.add(m); strings.HasSuffix(m.ID, "key00/counted/1") && len(tries) < 3 {
-			return errFlaky
-		}
-		return effect(ctx, m)
-	}, consumer.Named("h"))
-	k.publish(numbered(3, 18)...)
-	k.start(c)
-	k.untilCount("effects", 18)
-	k.once("effects", 18)
-	k.until("no gate is left", func(context.Context) bool { return k.count(consumer.DefaultGates) == 0 })
-}
-
 func TestWhatNobodyCanHandleIsKeptAndComesBack(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)

@@ -88,10 +88,6 @@ func (p *Policy) Validate() error {
 			}
 			delays[name] = s.delay
 		}
-
-		if r.outcome == ToRequeue && r.blockKey && r.rungCount == 0 {
-			addError("BlockKey with an endless Requeue needs a RetryTopic")
-		}
 	}
 	return errors.Join(errs...)
 }
@@ -109,13 +105,11 @@ func (p *Policy) Topics(group, topic string) []string {
 	return names
 }
 
-// listNeeds reports whether the rules need the outbox and the gate of a disposer.
-func (p *Policy) listNeeds() (outbox, gate bool) {
-	for i := range p.rules {
-		gate = gate || p.rules[i].blockKey
-		outbox = outbox || slices.ContainsFunc(p.rules[i].steps, func(s step) bool { return s.action == Schedule })
-	}
-	return outbox, gate
+// needsOutbox reports whether the rules need the outbox of a disposer.
+func (p *Policy) needsOutbox() bool {
+	return slices.ContainsFunc(p.rules, func(r Rule) bool {
+		return slices.ContainsFunc(r.steps, func(s step) bool { return s.action == Schedule })
+	})
 }
 
 // retryTopic returns the retry topic of the step, or the topic in s if it has another action.
@@ -131,9 +125,9 @@ func (s *step) retryTopic(group, topic string) string {
 //
 // Some errors of the consumer have the same meaning in every policy. After ErrDrop and
 // inbox.ErrDuplicate the message is skipped. A message waits, without spending an attempt, if it is
-// not due, if an earlier message of its key waits, or if a circuit breaker is open.
+// not due, or if a circuit breaker is open.
 func (p *Policy) Decide(err error, m *Message, a Attempts) Verdict {
-	v, ok := p.decideConsumerError(err, m, a)
+	v, ok := decideConsumerError(err)
 	if !ok {
 		v = p.decideByRule(err, m, a)
 	}
@@ -141,13 +135,9 @@ func (p *Policy) Decide(err error, m *Message, a Attempts) Verdict {
 	return v
 }
 
-// blockedWait is how long a lane waits for an earlier message of the key if no retry topic can keep
-// the later ones.
-const blockedWait = time.Second
-
 // decideConsumerError decides about the errors of the consumer itself. It returns false for all
 // other errors.
-func (p *Policy) decideConsumerError(err error, m *Message, a Attempts) (Verdict, bool) {
+func decideConsumerError(err error) (Verdict, bool) {
 	if errors.Is(err, ErrDrop) {
 		return Verdict{Action: Skip, Reason: ClassDropped}, true
 	}
@@ -165,31 +155,7 @@ func (p *Policy) decideConsumerError(err error, m *Message, a Attempts) (Verdict
 		}
 		return v, true
 	}
-
-	if _, ok := errors.AsType[*BlockedError](err); ok {
-		return p.decideBlocked(m), true
-	}
 	return Verdict{}, false
-}
-
-// decideBlocked decides about a message that has to wait for an earlier message of its key. It goes
-// to the first retry topic of the rules with BlockKey. Without such a topic its lane waits.
-func (p *Policy) decideBlocked(m *Message) Verdict {
-	v := Verdict{Action: RetryAfter, Delay: blockedWait, Uncounted: true, Block: true, Reason: ClassBlocked}
-
-	for i := range p.rules {
-		if !p.rules[i].blockKey {
-			continue
-		}
-
-		for _, s := range p.rules[i].steps {
-			if s.action == RetryTopic {
-				v.Action, v.Delay, v.Topic = RetryTopic, s.delay, s.retryTopic(m.Group, originOf(m).Topic)
-				return v
-			}
-		}
-	}
-	return v
 }
 
 // decideByRule returns the verdict of the first matching rule of p, or of the default policy.
@@ -222,12 +188,8 @@ func (r *Rule) chooseVerdict(m *Message, a Attempts) Verdict {
 		s := &r.steps[n-1]
 		v.Action, v.Delay, v.Pause = s.action, s.delay, s.pause
 		v.Topic = s.retryTopic(m.Group, originOf(m).Topic)
-		switch s.action {
-		case RetryInline, RetryAfter:
+		if s.action == RetryInline {
 			v.Delay = addJitter(s.delay, r.jitter)
-		case RetryTopic, Requeue, Schedule:
-			v.Block = r.blockKey
-		default:
 		}
 		return v
 	}
@@ -238,7 +200,7 @@ func (r *Rule) chooseVerdict(m *Message, a Attempts) Verdict {
 	case ToPark:
 		v.Action = Park
 	case ToRequeue:
-		v.Action, v.Block = Requeue, r.blockKey
+		v.Action = Requeue
 	case ToPause:
 		v.Action, v.Delay = PauseConsumer, UntilResumed
 	default:

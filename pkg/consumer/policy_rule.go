@@ -53,7 +53,6 @@ type Rule struct {
 	reason                  string
 	jitter                  float64
 	backoffBase, backoffCap time.Duration // of RetryForever; 0 without
-	blockKey                bool
 	uncounted               bool
 	rungCount               int
 	problems                []string
@@ -72,7 +71,8 @@ type step struct {
 func On(ms ...Matcher) Rule { return Rule{matchers: ms} }
 
 // Retry attempts the message again up to n times, each time after the next of waits. The last wait
-// repeats. Without waits, it attempts the message again at once. The lane of the message waits.
+// repeats. Without waits, it attempts the message again at once. The lane of the message waits. A waiting lane holds no
+// transaction and does not count as running.
 func (r Rule) Retry(n int, waits ...time.Duration) Rule {
 	if n < 1 {
 		return r.addProblem("Retry(%d): at least 1", n)
@@ -87,12 +87,6 @@ func (r Rule) Retry(n int, waits ...time.Duration) Rule {
 	return r
 }
 
-// Cooldown attempts the message again after each of waits. It is meant for longer waits than Retry:
-// the lane releases its transaction and its place among the running lanes.
-func (r Rule) Cooldown(waits ...time.Duration) Rule {
-	return r.addSteps("Cooldown", waits, func(d time.Duration) step { return step{action: RetryAfter, delay: d} })
-}
-
 // RetryForever attempts the message again until it succeeds or another rule matches. The waits
 // double from base to cap, with full jitter. Such failures spend no attempts.
 func (r Rule) RetryForever(base, cap time.Duration) Rule {
@@ -105,7 +99,7 @@ func (r Rule) RetryForever(base, cap time.Duration) Rule {
 
 // RetryTopic moves the message to a retry topic for each of delays. It is handled again when the
 // delay has passed. No lane of its topic waits for it. Later messages of its key are handled before
-// it unless the rule has BlockKey.
+// it. A Retry keeps the order of the key.
 func (r Rule) RetryTopic(delays ...time.Duration) Rule {
 	return r.addSteps("RetryTopic", delays, func(d time.Duration) step { return step{action: RetryTopic, delay: d} })
 }
@@ -122,7 +116,7 @@ func (r Rule) RetryTopics(rungs ...Rung) Rule {
 }
 
 // Requeue moves the message to the end of its topic, up to n times. Later messages of its key are
-// handled before it unless the rule has BlockKey.
+// handled before it.
 func (r Rule) Requeue(n int) Rule {
 	if n < 1 {
 		return r.addProblem("Requeue(%d): at least 1", n)
@@ -158,21 +152,13 @@ func (r Rule) PauseThenRequeue(delays ...time.Duration) Rule {
 	return r.addSteps("PauseThenRequeue", delays, func(d time.Duration) step { return step{action: Requeue, pause: d} })
 }
 
-// Jitter shortens each wait of Retry and Cooldown by a random share of up to f, between 0 and 1.
+// Jitter shortens each wait of Retry by a random share of up to f, between 0 and 1.
 // Defaults to 0.
 func (r Rule) Jitter(f float64) Rule {
 	if f < 0 || f > 1 {
 		return r.addProblem("Jitter(%g): between 0 and 1", f)
 	}
 	r.jitter = f
-	return r
-}
-
-// BlockKey holds back later messages of the key, for this handler, until a message that this rule
-// moved is handled or given up. It needs a KeyGate, which BlockingKeys sets. The later messages
-// wait in the first retry topic of the rule. If the rule has none, their lane waits.
-func (r Rule) BlockKey() Rule {
-	r.blockKey = true
 	return r
 }
 

@@ -76,9 +76,9 @@ func TestStepsFollowEachOtherThroughAllPlaces(t *testing.T) {
 			consumer.On().Retry(3, time.Second, 2*time.Second), "retry_inline 1s, retry_inline 2s, retry_inline 2s, dead_letter",
 		},
 		"all": {
-			consumer.On().Retry(1).Cooldown(time.Second).RetryTopic(time.Minute, time.Hour).Requeue(1).Schedule(2 * time.Hour).
+			consumer.On().Retry(1).RetryTopic(time.Minute, time.Hour).Requeue(1).Schedule(2 * time.Hour).
 				Pause(time.Minute).PauseThenRequeue(3 * time.Minute).Then(consumer.ToDiscard),
-			"retry_inline, retry_after 1s, retry_topic:orders.g.retry.1 1m0s, retry_topic:orders.g.retry.2 1h0m0s, requeue, schedule 2h0m0s, " +
+			"retry_inline, retry_topic:orders.g.retry.1 1m0s, retry_topic:orders.g.retry.2 1h0m0s, requeue, schedule 2h0m0s, " +
 				"pause 1m0s, requeue pause 3m0s, discard",
 		},
 		"named topics": {
@@ -248,7 +248,7 @@ func TestFailuresThatAreNotCountedSpendNothing(t *testing.T) {
 func TestMistakesInRulesAreListedAllAtOnce(t *testing.T) {
 	t.Parallel()
 	p := consumer.NewPolicy(
-		consumer.On().Retry(0).Cooldown().Jitter(2).RetryTopic(-time.Second).Pause(0).Requeue(0).RetryForever(0, 0),
+		consumer.On().Retry(0).Jitter(2).RetryTopic(-time.Second).Pause(0).Requeue(0).RetryForever(0, 0),
 		consumer.On().RetryTopic(time.Second),
 		consumer.On().RetryTopic(time.Minute),
 		consumer.On().Then(99),
@@ -259,7 +259,7 @@ func TestMistakesInRulesAreListedAllAtOnce(t *testing.T) {
 	}
 
 	for _, want := range []string{
-		"Retry(0)", "Cooldown", "Jitter(2)", "-1s", "Pause", "Requeue(0)", "RetryForever", "would hold up the shorter",
+		"Retry(0)", "Jitter(2)", "-1s", "Pause", "Requeue(0)", "RetryForever", "would hold up the shorter",
 		"Then(99)",
 	} {
 		if !strings.Contains(err.Error(), want) {
@@ -301,7 +301,7 @@ func TestRetryTopicsOfAPolicy(t *testing.T) {
 
 func TestTheConsumersOwnErrorsWait(t *testing.T) {
 	t.Parallel()
-	p := consumer.NewPolicy(consumer.On().RetryTopic(time.Minute).BlockKey().Discard())
+	p := consumer.NewPolicy(consumer.On().RetryTopic(time.Minute).Discard())
 	m, a := &consumer.Message{Topic: "orders", Group: "g", Attempt: 1}, consumer.Attempts{Failed: 1, Total: 1}
 
 	v := p.Decide(&consumer.NotDueError{Due: time.Now().Add(time.Hour)}, m, a)
@@ -316,15 +316,6 @@ func TestTheConsumersOwnErrorsWait(t *testing.T) {
 	v = p.Decide(&consumer.BreakerOpenError{Wait: time.Minute, Consumer: true}, m, a)
 	if v.Action != consumer.PauseConsumer || v.Delay != time.Minute {
 		t.Errorf("breaker of the consumer: %+v", v)
-	}
-
-	v = p.Decide(&consumer.BlockedError{Behind: "x"}, m, a)
-	if v.Action != consumer.RetryTopic || v.Topic != "orders.g.retry.1" || !v.Uncounted || !v.Block {
-		t.Errorf("blocked: %+v", v)
-	}
-	v = consumer.DefaultPolicy().Decide(&consumer.BlockedError{Behind: "x"}, m, a)
-	if v.Action != consumer.RetryAfter || !v.Uncounted {
-		t.Errorf("blocked without a retry topic: %+v", v)
 	}
 }
 
@@ -356,7 +347,6 @@ func TestAPolicyThatTheConsumerCannotCarryOutIsRefused(t *testing.T) {
 		}
 	}
 	refused("no outbox", consumer.NewPolicy(consumer.On().Schedule(time.Hour)))
-	refused("no gate", consumer.NewPolicy(consumer.On().RetryTopic(time.Hour).BlockKey()))
 	refused("none", nil)
 	refused("a broken rule", consumer.NewPolicy(consumer.On().Retry(-1)))
 }

@@ -294,7 +294,7 @@ func (c *Consumer) prepareHandler(r *registration) {
 	if inner == nil {
 		inner = HandlerFunc(collectMessage)
 	}
-	r.chained = c.wrapWithGate(r.decider, chainMiddlewares(inner, r.middlewares))
+	r.chained = chainMiddlewares(inner, r.middlewares)
 }
 
 // Handlers returns the registered handlers, in the order of their registration.

@@ -29,8 +29,8 @@ func RetryIn(d time.Duration, err error) error {
 	return &requestError{request: requestRetry, delay: max(d, 0), err: err}
 }
 
-// Suspend returns an error that makes this handler take no message for d, in this process. Then it tries this message
-// first. It spends no attempt. Use it if every message would fail: at a rate limit or in a maintenance window. A negative d
+// Suspend returns an error that makes this handler take no message for d, in this process. Then it tries one message that
+// waits, usually this one, and goes on if that succeeds. It spends no attempt. Use it if every message would fail: at a rate limit or in a maintenance window. A negative d
 // counts as 0.
 func Suspend(d time.Duration, err error) error {
 	return &requestError{request: requestSuspend, delay: max(d, 0), err: err}

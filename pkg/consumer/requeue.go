@@ -45,8 +45,6 @@ type DisposerConfig struct {
 	Redact []Redactor
 	// Faults selects the given-up messages for which a fault event is published. nil selects none.
 	Faults *Faults
-	// Gate holds back later messages of a key after one of its messages was moved.
-	Gate *KeyGate
 	// Report is called after a partial success: a letter that is in Letters but not in its topic, a
 	// fault event that has no body or was not published. It may be nil.
 	Report func(err error)
@@ -126,12 +124,10 @@ func (d *MessageDisposer) disposeByAction(ctx context.Context, m *Message, handl
 		return d.writeDeadLetter(ctx, m, handler, v, errors.Join(cause, why))
 
 	case Skip:
-		if v.Reason != ClassDuplicate && v.Reason != ClassDropped {
-			if err := d.publishLetterFault(ctx, newLetter(m, handler, v, cause, d.cfg.Now()), m); err != nil {
-				return err
-			}
+		if v.Reason == ClassDuplicate || v.Reason == ClassDropped {
+			return nil
 		}
-		return d.openGate(ctx, m, handler)
+		return d.publishLetterFault(ctx, newLetter(m, handler, v, cause, d.cfg.Now()), m)
 
 	case DeadLetter, Park:
 		return d.writeDeadLetter(ctx, m, handler, v, cause)
@@ -147,23 +143,15 @@ type immovableError struct{ why string }
 
 func (e *immovableError) Error() string { return "it cannot be retried: " + e.why }
 
-// moveMessage moves the message to another place. It closes the gate of the key first. Otherwise
-// later messages of the key could be handled while the message is on its way.
+// moveMessage moves the message to another place.
 func (d *MessageDisposer) moveMessage(ctx context.Context, m *Message, handler string, v Verdict) error {
 	switch {
 	case v.Action == Schedule && (d.cfg.Outbox == nil || d.cfg.Transact == nil):
 		return &immovableError{"scheduling needs an Outbox"}
 	case v.Action != Schedule && d.cfg.Publisher == nil:
 		return &immovableError{"it needs a Publisher"}
-	case v.Block && d.cfg.Gate == nil:
-		return &immovableError{"BlockKey needs a KeyGate"}
 	}
 
-	if v.Block {
-		if err := d.cfg.Gate.appendWaiter(ctx, m, handler); err != nil {
-			return err
-		}
-	}
 	if v.Action == Schedule {
 		return d.scheduleRetry(ctx, m, handler, v)
 	}
@@ -307,7 +295,6 @@ var presetHeaders = map[string]bool{
 }
 
 // writeDeadLetter writes a dead letter: the topic first, then the document, then the fault event.
-// Then it opens the gate.
 func (d *MessageDisposer) writeDeadLetter(ctx context.Context, m *Message, handler string, v Verdict, cause error) error {
 	if v.Action == Park {
 		v.Reason = cmp.Or(v.Reason, ClassNoHandler)
@@ -325,7 +312,7 @@ func (d *MessageDisposer) writeDeadLetter(ctx context.Context, m *Message, handl
 		l.stripContent()
 	} else if err := d.redactLetter(ctx, l); err != nil {
 		if errors.Is(err, ErrDrop) {
-			return d.openGate(ctx, m, handler)
+			return nil
 		}
 		return fmt.Errorf("redacting: %w", err)
 	}
@@ -338,12 +325,10 @@ func (d *MessageDisposer) writeDeadLetter(ctx context.Context, m *Message, handl
 			return err
 		}
 	}
-	if v.Action != Park && !v.Bare {
-		if err := d.publishLetterFault(ctx, l, m); err != nil {
-			return err
-		}
+	if v.Action == Park || v.Bare {
+		return nil
 	}
-	return d.openGate(ctx, m, handler)
+	return d.publishLetterFault(ctx, l, m)
 }
 
 // redactLetter calls the functions of Redact. An error or a panic of one of them makes the letter unfit.
@@ -381,12 +366,4 @@ func (d *MessageDisposer) publishLetter(ctx context.Context, l *Letter, v Verdic
 		return fmt.Errorf("%w: %w", ErrUnfit, err)
 	}
 	return err
-}
-
-// openGate removes the message from the gate of its key, so that later messages of the key can be handled.
-func (d *MessageDisposer) openGate(ctx context.Context, m *Message, handler string) error {
-	if d.cfg.Gate == nil {
-		return nil
-	}
-	return d.cfg.Gate.removeWaiter(ctx, m, handler)
 }

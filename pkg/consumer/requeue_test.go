@@ -114,16 +114,13 @@ func TestWhatCannotBeMovedIsADeadLetter(t *testing.T) {
 	if err := g.Dispose(t.Context(), failed(2, "A"), "h", consumer.Verdict{Action: consumer.Schedule, Delay: time.Second}, errFlaky); err != nil {
 		t.Errorf("without an outbox: %v", err)
 	}
-	if err := g.Dispose(t.Context(), failed(3, "A"), "h", consumer.Verdict{Action: consumer.Requeue, Block: true}, errFlaky); err != nil {
-		t.Errorf("without a gate: %v", err)
-	}
 	for n, code := range []kafka.Error{kafka.UnknownTopicOrPartition, kafka.InvalidTopic, kafka.TopicAuthorizationFailed} {
 		g.out.fail = code
 		if err := g.Dispose(t.Context(), failed(4+n, "A"), "h", consumer.Verdict{Action: consumer.RetryTopic, Topic: "retry", Delay: time.Second}, errFlaky); err != nil {
 			t.Errorf("%v: %v", code, err)
 		}
 	}
-	if n, err := g.letters.Count(t.Context(), consumer.LetterQuery{}); n != 6 || err != nil {
+	if n, err := g.letters.Count(t.Context(), consumer.LetterQuery{}); n != 5 || err != nil {
 		t.Errorf("%d letters, %v", n, err)
 	}
 	if err := g.Dispose(t.Context(), big, "h", consumer.Verdict{Action: consumer.RetryInline}, errFlaky); !errors.Is(err, errors.ErrUnsupported) {
@@ -290,117 +287,5 @@ func TestFaultsToATopic(t *testing.T) {
 	g.bury(t, "h", m) // a handler of faults that fails
 	if len(g.out.list["faults"]) != 1 {
 		t.Error("a fault of a fault")
-	}
-}
-
-func newGate(t *testing.T) (*consumer.KeyGate, *graveyard) {
-	t.Helper()
-	db := stacktest.Database(t, stacktest.Client(t))
-	gate, err := consumer.NewKeyGate(db, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := newGraveyard(t, func(cfg *consumer.DisposerConfig) { cfg.Gate = gate })
-	g.db = db
-	return gate, g
-}
-
-func TestAKeyWaitsBehindItsFirstMessage(t *testing.T) {
-	t.Parallel()
-	gate, g := newGate(t)
-	p := consumer.NewPolicy(consumer.On().RetryTopic(time.Minute).BlockKey())
-	var j journal
-	fail := map[string]bool{"m1": true}
-	h := gate.Middleware()(consumer.HandlerFunc(func(_ context.Context, m *consumer.Message) error {
-		if fail[m.ID] {
-			return errFlaky
-		}
-		j.add(m.ID)
-		return nil
-	}))
-	// run is what a consumer does with a message, in a transaction.
-	run := func(m *consumer.Message) {
-		t.Helper()
-		err := transaction.Run(consumer.WithHandlerName(t.Context(), "h"), g.db.Client(), func(ctx context.Context) error { return h.Handle(ctx, m) })
-		if err == nil {
-			return
-		}
-		v := p.Decide(err, m, consumer.Attempts{}.Note(err, m, time.Now()))
-		if err := g.Dispose(t.Context(), m, "h", v, err); err != nil {
-			t.Fatal(err)
-		}
-	}
-	keyed := func(n int, key string) *consumer.Message {
-		m := failed(n, "A")
-		m.Key = []byte(key)
-		return m
-	}
-	for _, m := range []*consumer.Message{keyed(1, "a"), keyed(2, "a"), keyed(3, "b"), keyed(4, "a")} {
-		run(m)
-	}
-	const retry = "orders.g.retry.1"
-	if got := j.String(); got != "m3" || len(g.out.list[retry]) != 3 {
-		t.Fatalf("handled %s, %d wait", got, len(g.out.list[retry]))
-	}
-	blocked, err := gate.List(t.Context(), "g", 10)
-	if err != nil || len(blocked) != 1 || !cmp.Equal(blocked[0].Waiting, []string{"/m1", "/m2", "/m4"}) {
-		t.Fatalf("blocked %+v, %v", blocked, err)
-	}
-	// They come back out of order, and again and again until their turn has come.
-	fail["m1"] = false
-	for round, order := range [][]int{{1, 2, 0}, {1, 0}, {0}} {
-		back := g.out.list[retry]
-		g.out.list[retry] = nil
-		for _, i := range order {
-			m := again(t, back[i%len(back)], retry)
-			if m.ID != "m1" && m.Attempt != 1 {
-				t.Errorf("round %d: %s spent attempts while it waited: %d", round, m.ID, m.Attempt)
-			}
-			run(m)
-		}
-	}
-	if got := j.String(); got != "m3 m1 m2 m4" {
-		t.Errorf("handled %s", got)
-	}
-	run(keyed(5, "a"))
-	if got := j.String(); got != "m3 m1 m2 m4 m5" {
-		t.Errorf("handled %s", got)
-	}
-	if n, err := g.db.Collection(consumer.DefaultGates).CountDocuments(t.Context(), bson.D{}); n != 0 || err != nil {
-		t.Errorf("%d gates left, %v", n, err)
-	}
-}
-
-func TestAGateOpensWhenItsMessageIsGivenUp(t *testing.T) {
-	t.Parallel()
-	gate, g := newGate(t)
-	m := failed(1, "A")
-	hold := consumer.Verdict{Action: consumer.RetryTopic, Topic: "retry", Block: true}
-	for range 2 { // again after a crash: once in the list
-		if err := g.Dispose(t.Context(), m, "h", hold, errFlaky); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if blocked, err := gate.List(t.Context(), "g", 10); err != nil || len(blocked) != 1 || len(blocked[0].Waiting) != 1 {
-		t.Fatalf("blocked %+v, %v", blocked, err)
-	}
-	if err := g.Dispose(t.Context(), again(t, g.out.list["retry"][0], "retry"), "h", dead(1, m, errFlaky), errFlaky); err != nil {
-		t.Fatal(err)
-	}
-	if blocked, err := gate.List(t.Context(), "g", 10); err != nil || len(blocked) != 0 {
-		t.Fatalf("blocked %+v, %v", blocked, err)
-	}
-	if err := g.Dispose(t.Context(), m, "h", hold, errFlaky); err != nil {
-		t.Fatal(err)
-	}
-	blocked, err := gate.List(t.Context(), "g", 10)
-	if err != nil || len(blocked) != 1 {
-		t.Fatal(blocked, err)
-	}
-	if err := gate.Clear(t.Context(), blocked[0]); err != nil {
-		t.Fatal(err)
-	}
-	if blocked, err := gate.List(t.Context(), "g", 10); err != nil || len(blocked) != 0 {
-		t.Fatalf("after Clear: %+v, %v", blocked, err)
 	}
 }

@@ -173,7 +173,7 @@ func (d *retryDecider) Decide(err error, m *Message, a Attempts) Verdict {
 // chooseVerdict returns the verdict without the attempts. Errors of the consumer and errors that the handler made with
 // RetryIn, Suspend, Reject or Discard have a fixed meaning. For other errors the Retry decides.
 func (d *retryDecider) chooseVerdict(err error, m *Message, a Attempts) Verdict {
-	if v, ok := defaultPolicy.decideConsumerError(err, m, a); ok {
+	if v, ok := decideConsumerError(err); ok {
 		return v
 	}
 

@@ -54,8 +54,11 @@ func (t *track) isBehind(x task) bool {
 		return false
 	}
 	room := t.room()
+	if room == nil || room.size.Load() == 0 {
+		return false
+	}
 	key, ok := t.queueOf(x)
-	return ok && room != nil && room.hasQueue(key)
+	return ok && room.hasQueue(key)
 }
 
 // takeTurn blocks while the handler is suspended. It returns:

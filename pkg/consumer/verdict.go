@@ -12,8 +12,8 @@ type Action uint8
 const (
 	// RetryInline attempts the message again in place, at once or after Delay. Its lane waits for it.
 	RetryInline Action = iota + 1
-	// RetryAfter attempts the message again after Delay. Later messages of its lane wait too, other
-	// lanes do not.
+	// RetryAfter attempts the message again after Delay, for a cause outside of the message. Its lane
+	// waits for it. If the message is set aside, only its key waits.
 	RetryAfter
 	// RetryTopic moves the message to the topic of the verdict, to be delivered after Delay.
 	RetryTopic
@@ -65,9 +65,6 @@ type Verdict struct {
 	// Bare writes a dead letter without key, body, headers and failure texts, which can always be
 	// written. It is used if the complete letter cannot be written.
 	Bare bool
-	// Block holds back later messages of the key until this one is finished, with the KeyGate of
-	// the Disposer.
-	Block bool
 	// Unordered lets later messages of the key be handled while the message is set aside.
 	Unordered bool
 	// Attempts has the failures on which the decision is based.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
@@ -33,6 +34,7 @@ type waitingRoom struct {
 	loaded  chan struct{} // closed when the stored queues are known
 	wake    chan struct{} // a queue was added, or is due earlier
 
+	size      atomic.Int32 // of queues; lets messages pass without a look at the queues while there are none
 	mu        sync.Mutex
 	queues    map[queueKey]*waitingQueue
 	scheduled dueHeap
@@ -132,6 +134,7 @@ func (r *waitingRoom) findQueueLocked(key queueKey) *waitingQueue {
 	if q == nil {
 		q = &waitingQueue{key: key, index: -1}
 		r.queues[key] = q
+		r.size.Add(1)
 	}
 	return q
 }
@@ -394,6 +397,7 @@ func (r *waitingRoom) removeQueue(q *waitingQueue, added int) bool {
 	q.running = false
 	if q.adding == 0 {
 		delete(r.queues, q.key)
+		r.size.Add(-1)
 	}
 	return true
 }

@@ -235,7 +235,7 @@ func TestAppendSaysEverythingThatIsWrong(t *testing.T) {
 	small := b.newBox(t, outbox.WithMaxSize(300))
 	big := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "big", event.Bytes("", bytes.Repeat([]byte("x"), 300)))
 	err := b.box.Transaction(ctx, func(ctx context.Context) error {
-		err := small.Append(ctx, ev("fine"), event.New(event.Aggregate{Type: "", ID: "o-1"}, "bad", event.Payload{}), big)
+		err := small.Append(ctx, ev("fine"), event.New(event.Aggregate{ID: "o-1"}, "bad", event.Payload{}), big)
 		if !errors.Is(err, event.ErrInvalid) || !errors.Is(err, outbox.ErrTooLarge) {
 			t.Errorf("got %v", err)
 		} else if want := fmt.Sprintf("event %s has %d bytes, the limit is 300", big.ID(), big.Size()); !strings.Contains(err.Error(), want) {
