@@ -116,8 +116,8 @@ func (s Schedule) List(
 				Collection:    b.ns,
 				ID:            e.ID.String(),
 				Type:          e.Name,
-				AggregateType: e.AggregateType,
-				AggregateID:   e.AggregateID,
+				AggregateType: e.Aggregate.Type,
+				AggregateID:   e.Aggregate.ID,
 				DueAt:         e.DueAt,
 				ExpiresAt:     e.ExpiresAt,
 			})

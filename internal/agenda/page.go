@@ -20,8 +20,7 @@ const maxPageSize = 10_000
 // Event is a scheduled event. See outbox.ScheduledEvent.
 type Event struct {
 	ID               event.ID
-	AggregateType    string
-	AggregateID      string
+	Aggregate        event.Aggregate
 	Name             string
 	DueAt, ExpiresAt time.Time // ExpiresAt is zero if the event never expires
 }
@@ -142,16 +141,16 @@ type scheduledDocument struct {
 func (d *scheduledDocument) toEvent() Event {
 	s := Event{DueAt: d.DueAt.Time().UTC()}
 	_ = s.ID.UnmarshalBSONValue(byte(d.ID.Type), d.ID.Value)
-	s.AggregateType, _ = d.AggregateType.StringValueOK()
+	s.Aggregate.Type, _ = d.AggregateType.StringValueOK()
 	s.Name, _ = d.Type.StringValueOK()
 
 	var id event.ID
 	switch d.AggregateID.Type {
 	case bson.TypeInt32, bson.TypeInt64:
-		s.AggregateID = fmt.Sprint(d.AggregateID.AsInt64())
+		s.Aggregate.ID = fmt.Sprint(d.AggregateID.AsInt64())
 	default:
 		if id.UnmarshalBSONValue(byte(d.AggregateID.Type), d.AggregateID.Value) == nil {
-			s.AggregateID = id.String()
+			s.Aggregate.ID = id.String()
 		}
 	}
 	if ms, ok := d.ExpiresAt.DateTimeOK(); ok {

@@ -205,12 +205,11 @@ func scheduledByCondition(t *testing.T, f Fixture) {
 	expires := newEvent("expires", event.WithExpiresAt(soon.Add(time.Hour)))
 	f.scheduleEvent(t, expires, soon)
 	checkEqual(t, "the event", f.readScheduled(t, outbox.ScheduledQuery{Name: "expires"}), []outbox.ScheduledEvent{{
-		ID:            expires.ID(),
-		AggregateType: "order",
-		AggregateID:   "o-1",
-		Name:          "expires",
-		DueAt:         soon,
-		ExpiresAt:     soon.Add(time.Hour),
+		ID:        expires.ID(),
+		Aggregate: event.Aggregate{Type: "order", ID: "o-1"},
+		Name:      "expires",
+		DueAt:     soon,
+		ExpiresAt: soon.Add(time.Hour),
 	}})
 }
 
@@ -249,7 +248,10 @@ func scheduledInOrder(t *testing.T, f Fixture) {
 	}
 
 	seen := 0
-	for range f.Box.Scheduled(t.Context(), outbox.ScheduledQuery{}) {
+	for _, err := range f.Box.Scheduled(t.Context(), outbox.ScheduledQuery{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
 		if seen++; seen == 5 {
 			break
 		}

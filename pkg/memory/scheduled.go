@@ -128,12 +128,11 @@ func (b *Outbox) Scheduled(ctx context.Context, q outbox.ScheduledQuery) iter.Se
 // scheduledEvent returns the event as Scheduled lists it.
 func (e *outboxEntry) scheduledEvent() outbox.ScheduledEvent {
 	return outbox.ScheduledEvent{
-		ID:            e.id,
-		AggregateType: e.fields.aggregateType,
-		AggregateID:   e.fields.aggregateID,
-		Name:          e.fields.typ,
-		DueAt:         e.fields.dueAt,
-		ExpiresAt:     e.fields.expiresAt,
+		ID:        e.id,
+		Aggregate: event.Aggregate{Type: e.fields.aggregateType, ID: e.fields.aggregateID},
+		Name:      e.fields.typ,
+		DueAt:     e.fields.dueAt,
+		ExpiresAt: e.fields.expiresAt,
 	}
 }
 

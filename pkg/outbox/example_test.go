@@ -134,7 +134,7 @@ func ExampleBox_Scheduled() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println(e.AggregateID, e.DueAt.Weekday())
+		fmt.Println(e.Aggregate.ID, e.DueAt.Weekday())
 	}
 
 	n, err := box.CancelScheduled(ctx, week)

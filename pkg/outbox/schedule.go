@@ -34,8 +34,7 @@ type ScheduledQuery struct {
 // ScheduledEvent is an event that waits for its due time.
 type ScheduledEvent struct {
 	ID               event.ID
-	AggregateType    string
-	AggregateID      string
+	Aggregate        event.Aggregate
 	Name             string
 	DueAt, ExpiresAt time.Time // ExpiresAt is zero if the event never expires
 }

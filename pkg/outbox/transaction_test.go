@@ -330,7 +330,6 @@ func TestSessionOfAnotherClientIsRefused(t *testing.T) {
 	if !errors.Is(err, mongo.ErrWrongClient) {
 		t.Error(err)
 	}
-
 }
 
 // The fail point is for the whole server, so the cases run one after the other.

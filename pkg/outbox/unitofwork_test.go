@@ -34,7 +34,6 @@ func TestSessionFromContextAndCheck(t *testing.T) {
 		if err := outbox.CheckTransaction(ctx); !errors.Is(err, want) {
 			t.Errorf("%s: %v", what, err)
 		}
-
 	}
 
 	check("no session", ctx, outbox.ErrNoTransaction)
