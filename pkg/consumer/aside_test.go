@@ -86,8 +86,9 @@ func TestAnOutageOfAnotherServiceSlowsTheConsumerDownAndMakesNoDeadLetter(t *tes
 	most := slow.Outage + 8
 	before := d.attempts.Load()
 	k.until("three attempts of the suspended handler", func(context.Context) bool { return d.attempts.Load() >= before+3 })
-	if got := k.count(consumer.DefaultWaiting); got < slow.Outage || got > most {
-		t.Errorf("messages that are set aside: got %d, want from %d to %d", got, slow.Outage, most)
+	// A lane that fails while the handler is suspended leaves its message in Kafka.
+	if got := k.count(consumer.DefaultWaiting); got > most {
+		t.Errorf("messages that are set aside: got %d, want at most %d", got, most)
 	}
 	if got := sum(k.committed(2)); got > int64(most) {
 		t.Errorf("committed offsets: got %d, want at most %d", got, most)

@@ -124,7 +124,7 @@ func testInboxes(s *scene, b *tab) {
 
 	b.clickButton("Release claims …")
 	b.waitForText("1 claim is live")
-	b.waitForText("Nothing would be done")
+	b.waitForText("This action would change nothing")
 	b.clickButton("Back")
 	b.waitForText("Release claims …")
 	b.runActions("those that are held, too", chromedp.Click(`input[name=force]`))
@@ -250,7 +250,7 @@ func testViewer(s *scene, b *tab) {
 
 	b.takeScreenshot("viewer")
 	b.openPage(evaluate[string](b, `document.querySelector('a[href^="/dead/letter"]').getAttribute('href')`) + "&payload=1")
-	b.waitForText("your role may not see it")
+	b.waitForText("Your role cannot read payloads")
 	if strings.Contains(b.pageText(), "onerror") || evaluate[int](b, "document."+offers) != 0 {
 		b.t.Error("a viewer sees a payload, or may act on a letter")
 	}
@@ -282,9 +282,9 @@ func testClearing(s *scene, b *tab) {
 	b.runActions("dead letters", chromedp.Click(`input[name=what][value=dead]`))
 	b.clickButton("Clear …")
 	b.waitForText("works for it on slot 0of1")
-	b.waitForText("Nothing would be done")
+	b.waitForText("This action would change nothing")
 	b.clickButton("Back")
-	b.waitForText("Empties collections for good")
+	b.waitForText("Deletes all documents of the chosen collections")
 	b.runActions("dead letters, all the same", chromedp.Click(`input[name=what][value=dead]`), chromedp.Click(`form[action="/confirm/clear"] input[name=force]`))
 	before := s.countDocuments("outbox", bson.D{})
 	b.clickButton("Clear …")
