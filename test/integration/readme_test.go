@@ -32,7 +32,6 @@ import (
 	"os/signal"
 	"syscall"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
@@ -41,11 +40,9 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-type Order struct {
-	ID string ` + "`bson:\"_id\"`" + `
-}
+TYPES
 
-func place(ctx context.Context, db *mongo.Database, orders *mongo.Collection, order Order, payload []byte) error {
+func place(ctx context.Context, db *mongo.Database, orders *mongo.Collection, order Order) error {
 	SERVICE
 	return err
 }
@@ -67,7 +64,7 @@ func main() {
 		log.Fatal(err)
 	}
 	db := client.Database(os.Args[1])
-	if err := place(ctx, db, db.Collection("orders"), Order{ID: "o-1"}, []byte("{}")); err != nil {
+	if err := place(ctx, db, db.Collection("orders"), Order{ID: "o-1"}); err != nil {
 		log.Fatal(err)
 	}
 	log.Print("placed")
@@ -113,6 +110,7 @@ func buildReadme(t *testing.T, oldNew ...string) string {
 	const path = "github.com/outrelay/outrelay"
 	own := strings.NewReplacer(oldNew...)
 	program := strings.NewReplacer(
+		"TYPES", own.Replace(readmeBlock(t, "go", "event.Type[Order]")),
 		"SERVICE", own.Replace(readmeBlock(t, "go", "box.Transaction(ctx, func")),
 		"CONSUMER", own.Replace(readmeBlock(t, "go", `consumer.New("shipping"`)),
 	).Replace(readmeProgram)
@@ -189,7 +187,7 @@ func TestReadmeExamplesWorkWhenCopied(t *testing.T) {
 	}
 	relay := kit.Launch(t, "relay", binary, []string{"MONGODB_URI=" + mongoURI, "OUTRELAY_HTTP_LISTEN=off"}, "run", "--config", config)
 	// The aggregates differ from those of dev, so that no topic exists.
-	copied(buildReadme(t, "kafka-1:9092", broker, `New("order"`, `New("purchase"`, ".order", ".purchase", `New("parcel"`, `New("letter"`, `"shipping"`, `"mailing"`), "store", "outbox.event.letter")
+	copied(buildReadme(t, "kafka-1:9092", broker, `Aggregate: "order"`, `Aggregate: "purchase"`, ".order", ".purchase", `Aggregate: "parcel"`, `Aggregate: "letter"`, `"shipping"`, `"mailing"`), "store", "outbox.event.letter")
 	relay.Terminate()
 	relay.WaitExit()
 

@@ -1,0 +1,55 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/outrelay/outrelay/pkg/codec"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+type placed struct {
+	Customer string `json:"customer"`
+}
+
+// flakyCodec is a codec whose schema registry is away for the text "away".
+type flakyCodec struct{ codec.Codec }
+
+func (c flakyCodec) Decode(ctx context.Context, data []byte, into any) error {
+	if string(data) == "away" {
+		return fmt.Errorf("reading the schema: %w", codec.ErrUnavailable)
+	}
+	return c.Codec.Decode(ctx, data, into)
+}
+
+func TestATypedHandlerGetsTheDecodedPayload(t *testing.T) {
+	t.Parallel()
+	orderPlaced := event.Type[placed]{Aggregate: "order", Name: "OrderPlaced", Codec: flakyCodec{codec.JSON()}}
+	var got []placed
+	h := consumer.For(orderPlaced, func(_ context.Context, m *consumer.Message, p placed) error {
+		if m.Tombstone() != (p == placed{}) {
+			t.Errorf("tombstone %t with payload %+v", m.Tombstone(), p)
+		}
+		got = append(got, p)
+		return nil
+	})
+
+	for value, check := range map[string]func(err error) bool{
+		`{"customer":"c-7","more":1}`: func(err error) bool { return err == nil },
+		`{"customer":7}`:              func(err error) bool { return errors.Is(err, consumer.ErrValidation) },
+		`away`:                        func(err error) bool { return errors.Is(err, codec.ErrUnavailable) && !errors.Is(err, consumer.ErrValidation) },
+	} {
+		if err := h.Handle(t.Context(), &consumer.Message{ID: "1", Type: "OrderPlaced", Value: []byte(value)}); !check(err) {
+			t.Errorf("value %s: got error %v", value, err)
+		}
+	}
+	if err := h.Handle(t.Context(), &consumer.Message{ID: "2", Type: "OrderPlaced"}); err != nil {
+		t.Errorf("a tombstone: %v", err)
+	}
+	if len(got) != 2 || got[0].Customer+got[1].Customer != "c-7" {
+		t.Errorf("the handler got %+v, want the payload and a zero value", got)
+	}
+}
