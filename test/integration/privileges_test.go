@@ -46,7 +46,7 @@ func TestASingleMissingPrivilegeIsNamed(t *testing.T) {
 		"find on " + state + ".": state, "insert on " + state + ".": state, "update on " + state + ".": state, "remove on " + state + ".": state, "changeStream on " + state + ".": state,
 		"listCollections on " + g.DB.Name() + ".": "its database",
 		"replSetGetConfig on the cluster":         "the cluster",
-		"serverStatus on the cluster":             "", // of the oplog's window
+		"serverStatus on the cluster":             "the cluster",
 		"getParameter on the cluster":             "", // of the purge's margin
 	}
 
