@@ -359,7 +359,7 @@ type Proxy struct {
 	From []string `yaml:"from"`
 }
 
-// Redact lists the values that the page and the API hide from all users.
+// Redact lists the values that the page, the API and the commands hide from all users.
 type Redact struct {
 	// Headers are names of headers whose values are hidden. * and ? are allowed, and case does not
 	// matter. Defaults to none.
