@@ -109,7 +109,7 @@ func (e *Emitter) Append(ctx context.Context, events ...event.Event) error {
 
 // Schedule is Append for one event that is due at the given time. It returns the id of the stored event. If a middleware
 // drops the event, it returns ErrDrop.
-func (e *Emitter) Schedule(ctx context.Context, ev event.Event, at time.Time) (event.ID, error) {
+func (e *Emitter) Schedule(ctx context.Context, at time.Time, ev event.Event) (event.ID, error) {
 	out, err := e.applyMiddlewares(ctx, []event.Event{ev.With(event.WithDueAt(at))})
 	if err != nil {
 		return event.ID{}, err

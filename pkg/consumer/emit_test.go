@@ -199,14 +199,14 @@ func TestScheduleGoesThroughMiddleware(t *testing.T) {
 		return next(ctx, renamed(ev, "B").With(event.WithDueAt(dueAt(t, ev))))
 	})))
 	at := time.Now().Add(time.Hour).Truncate(time.Millisecond)
-	id, err := e.Schedule(t.Context(), order("A", "1"), at)
+	id, err := e.Schedule(t.Context(), at, order("A", "1"))
 	if err != nil || box.String() != "[B=1]" || id != box.calls[0][0].ID() {
 		t.Fatalf("stored %s as %s: %v", box.String(), id, err)
 	}
 	if due := dueAt(t, box.calls[0][0]); !due.Equal(at) {
 		t.Errorf("due at %v", due)
 	}
-	if _, err := e.Schedule(t.Context(), order("drop", "1"), at); !errors.Is(err, consumer.ErrDrop) {
+	if _, err := e.Schedule(t.Context(), at, order("drop", "1")); !errors.Is(err, consumer.ErrDrop) {
 		t.Errorf("a dropped one: %v", err)
 	}
 }
