@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.uber.org/goleak"
 
+	"github.com/outrelay/outrelay/internal/boxtest"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/keyhash"
@@ -58,31 +59,9 @@ func (b bundle) newBox(t *testing.T, opts ...outbox.Option) *outbox.Box {
 	return box
 }
 
-// stored returns the types of the stored events, in the order of their timestamps.
-func (b bundle) stored(t *testing.T) []string {
-	t.Helper()
-	cur, err := b.coll.Find(t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	types := []string{}
-	for cur.Next(t.Context()) {
-		types = append(types, cur.Current.Lookup("type").StringValue())
-	}
-
-	if err := cur.Err(); err != nil {
-		t.Fatal(err)
-	}
-
-	return types
-}
-
 func (b bundle) want(t *testing.T, types ...string) {
 	t.Helper()
-	if diff := cmp.Diff(append([]string{}, types...), b.stored(t)); diff != "" {
-		t.Errorf("in the outbox: %s", diff)
-	}
+	boxtest.RequireStored(t, b.coll, types...)
 }
 
 func ev(typ string, opts ...event.Option) event.Event {

@@ -4,12 +4,10 @@ import (
 	"context"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.uber.org/goleak"
 
+	"github.com/outrelay/outrelay/internal/boxtest"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -50,20 +48,5 @@ func (b bundle) ordinary(t *testing.T, typ string) {
 // want fails the test unless the outbox contains events of these types, in the order of their timestamps.
 func (b bundle) want(t *testing.T, types ...string) {
 	t.Helper()
-	cur, err := b.coll.Find(t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	got := []string{}
-	for cur.Next(t.Context()) {
-		got = append(got, cur.Current.Lookup("type").StringValue())
-	}
-	if err := cur.Err(); err != nil {
-		t.Fatal(err)
-	}
-
-	if diff := cmp.Diff(append([]string{}, types...), got); diff != "" {
-		t.Errorf("in the outbox: %s", diff)
-	}
+	boxtest.RequireStored(t, b.coll, types...)
 }

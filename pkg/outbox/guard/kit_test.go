@@ -6,13 +6,13 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	mongoevent "go.mongodb.org/mongo-driver/v2/event"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.uber.org/goleak"
 
+	"github.com/outrelay/outrelay/internal/boxtest"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -50,22 +50,7 @@ func (b bundle) newBox(t *testing.T, opts ...outbox.Option) *outbox.Box {
 // want fails the test unless the outbox contains events of these types, in the order of their timestamps.
 func (b bundle) want(t *testing.T, types ...string) {
 	t.Helper()
-	cur, err := b.db.Collection("outbox").Find(t.Context(), bson.D{}, options.Find().SetSort(id("ts", 1)))
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	got := []string{}
-	for cur.Next(t.Context()) {
-		got = append(got, cur.Current.Lookup("type").StringValue())
-	}
-	if err := cur.Err(); err != nil {
-		t.Fatal(err)
-	}
-
-	if diff := cmp.Diff(append([]string{}, types...), got); diff != "" {
-		t.Errorf("in the outbox: %s", diff)
-	}
+	boxtest.RequireStored(t, b.db.Collection("outbox"), types...)
 }
 
 func ev(typ string, opts ...event.Option) event.Event {
