@@ -149,23 +149,23 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 	ctx, h.stop = context.WithCancel(ctx)
 	defer h.stop()
 	opts := []consumer.Option{
-		consumer.Brokers(h.Kafka...), consumer.Topics(h.Topic), consumer.WithObserver(h),
+		consumer.WithBrokers(h.Kafka...), consumer.WithTopics(h.Topic), consumer.WithObserver(h),
 		consumer.WithLogger(slog.New(slog.DiscardHandler)),
 	}
 
 	var problems []error
-	opts = append(opts, consumer.OnError(func(_ context.Context, err error) {
+	opts = append(opts, consumer.WithErrorHook(func(_ context.Context, err error) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		problems = append(problems, err)
 	}))
 
 	if h.Handling.Alone {
-		opts = append(opts, consumer.Concurrency(1), consumer.Batch(1))
+		opts = append(opts, consumer.WithConcurrency(1), consumer.WithBatch(1))
 	}
-	mode := consumer.Exactly(consumer.Transactional)
+	mode := consumer.WithMode(consumer.Transactional)
 	if !h.Handling.Inbox {
-		opts, mode = append(opts, consumer.InTransaction()), consumer.Exactly(consumer.AtLeastOnce)
+		opts, mode = append(opts, consumer.InTransaction()), consumer.WithMode(consumer.AtLeastOnce)
 	}
 
 	c, err := consumer.New(h.Group, h.client.Database(h.DB), append(opts, mode)...)

@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 const (
@@ -118,7 +119,7 @@ func (b *bench) records(ctx context.Context) (string, error) {
 
 	batch := make([]*consumer.Message, 0, publishBatch)
 	for i := range b.Events {
-		batch = append(batch, &consumer.Message{Key: []byte(orderingKey(i)), Value: newPayload(i, b.Payload), Headers: []consumer.Header{
+		batch = append(batch, &consumer.Message{Key: []byte(orderingKey(i)), Value: newPayload(i, b.Payload), Headers: []event.Header{
 			{Key: "id", Value: []byte(uuid.Must(uuid.NewV7()).String())}, {Key: "type", Value: []byte(eventType)},
 		}})
 

@@ -13,6 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 const (
@@ -215,7 +216,7 @@ func (r *repeater) publishAll(ctx context.Context, p consumer.Publisher) error {
 		case m := <-r.queue:
 			c := &consumer.Message{Key: m.Key, Value: m.Value}
 			for _, h := range m.Headers {
-				c.Headers = append(c.Headers, consumer.Header{Key: h.Key, Value: h.Value})
+				c.Headers = append(c.Headers, event.Header{Key: h.Key, Value: h.Value})
 			}
 			c.SetHeader(record.HeaderRedelivered, []byte("true"))
 			if err := p.Publish(ctx, m.Topic, []*consumer.Message{c}); err != nil && ctx.Err() == nil {

@@ -103,7 +103,7 @@ func TestTracesJoinUpEndToEnd(t *testing.T) {
 
 	placed, packed := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("", []byte("x")), event.WithID("placed")), event.New(event.Aggregate{Type: "parcel", ID: "o-1"}, "ParcelPacked", event.Bytes("", []byte("x")), event.WithID("packed"))
 	quiet := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Unsampled", event.Bytes("", []byte("x")), event.WithID("quiet"))
-	c, err := consumer.New("shipping-"+b.topic, b.db, consumer.Brokers(stacktest.Brokers(t)...), consumer.Topics(b.topic), consumer.AckUnknown(),
+	c, err := consumer.New("shipping-"+b.topic, b.db, consumer.WithBrokers(stacktest.Brokers(t)...), consumer.WithTopics(b.topic), consumer.AckUnknown(),
 		consumer.WithTracer(consumer.Spans(service, nil)))
 	if err != nil {
 		t.Fatal(err)

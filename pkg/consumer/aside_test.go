@@ -40,7 +40,7 @@ func (d *dependent) Handle(ctx context.Context, m *consumer.Message) error {
 type suspensions struct{ began, over atomic.Int64 }
 
 func (s *suspensions) option(k *kit) consumer.Option {
-	return consumer.OnError(func(_ context.Context, err error) {
+	return consumer.WithErrorHook(func(_ context.Context, err error) {
 		if e, ok := errors.AsType[*consumer.SuspendedError](err); ok {
 			if e.Over {
 				s.over.Add(1)
@@ -74,7 +74,7 @@ func TestAnOutageOfAnotherServiceSlowsTheConsumerDownAndMakesNoDeadLetter(t *tes
 	d := &dependent{next: k.effects("effects")}
 	d.away.Store(true)
 	s := &suspensions{}
-	c := k.consumer(consumer.WithRetry(slow), s.option(k), consumer.Concurrency(8))
+	c := k.consumer(consumer.WithRetry(slow), s.option(k), consumer.WithConcurrency(8))
 	if err := c.Handle("counted", d); err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +202,7 @@ func TestASuspendedHandlerDoesNotHoldUpTheOthers(t *testing.T) {
 	d.away.Store(true)
 	slow := soon
 	slow.Outage = 2
-	c := k.consumer(consumer.WithRetry(slow), consumer.Buffer(20, 1<<20))
+	c := k.consumer(consumer.WithRetry(slow), consumer.WithBuffer(20, 1<<20))
 	if err := c.Handle("counted", d, consumer.Named("dependent")); err != nil {
 		t.Fatal(err)
 	}
@@ -256,7 +256,7 @@ func TestNoMoreMessagesThanAllowedAreSetAside(t *testing.T) {
 	few.Outage = -1
 	d := &dependent{next: k.effects("effects")}
 	d.away.Store(true)
-	c := k.consumer(consumer.WithRetry(few), consumer.Concurrency(2))
+	c := k.consumer(consumer.WithRetry(few), consumer.WithConcurrency(2))
 	if err := c.Handle("counted", d); err != nil {
 		t.Fatal(err)
 	}
@@ -280,27 +280,27 @@ func TestAHandlerDecidesAboutItsMessage(t *testing.T) {
 	var mu sync.Mutex
 	attempts := map[string][]int{}
 	var suspendedAt, after atomic.Int64
-	c := k.consumer(consumer.Batch(1))
+	c := k.consumer(consumer.WithBatch(1))
 	handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
 		mu.Lock()
-		attempts[m.Type] = append(attempts[m.Type], m.Attempt)
-		tries := len(attempts[m.Type])
+		attempts[m.Name] = append(attempts[m.Name], m.Attempt)
+		tries := len(attempts[m.Name])
 		mu.Unlock()
 
 		if err := effects(ctx, m); err != nil {
 			return err
 		}
 		switch {
-		case m.Type == "reject":
+		case m.Name == "reject":
 			return consumer.Reject(errAway)
-		case m.Type == "discard":
+		case m.Name == "discard":
 			return consumer.Discard(errAway)
-		case m.Type == "retry" && tries < 3:
+		case m.Name == "retry" && tries < 3:
 			return consumer.RetryIn(20*time.Millisecond, nil)
-		case m.Type == "suspend" && tries == 1:
+		case m.Name == "suspend" && tries == 1:
 			suspendedAt.Store(time.Now().UnixMilli())
 			return consumer.Suspend(time.Second, errAway)
-		case m.Type == "suspend":
+		case m.Name == "suspend":
 			after.Store(time.Now().UnixMilli())
 		}
 		return nil
@@ -339,9 +339,9 @@ func TestAHandlerDecidesAboutItsMessage(t *testing.T) {
 func TestMessagesOfEveryModeCanWait(t *testing.T) {
 	t.Parallel()
 	for name, opts := range map[string][]consumer.HandlerOption{
-		"claimed":                           {consumer.Exactly(consumer.Claimed)},
-		"at least once":                     {consumer.Exactly(consumer.AtLeastOnce)},
-		"at least once, in the transaction": {consumer.Exactly(consumer.AtLeastOnce), consumer.InTransaction()},
+		"claimed":                           {consumer.WithMode(consumer.Claimed)},
+		"at least once":                     {consumer.WithMode(consumer.AtLeastOnce)},
+		"at least once, in the transaction": {consumer.WithMode(consumer.AtLeastOnce), consumer.InTransaction()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -396,7 +396,7 @@ func TestResumeEndsTheSuspensionOfAHandler(t *testing.T) {
 	d := &dependent{next: k.effects("effects")}
 	d.away.Store(true)
 	s := &suspensions{}
-	c := k.consumer(consumer.WithRetry(stubborn), s.option(k), consumer.Concurrency(1))
+	c := k.consumer(consumer.WithRetry(stubborn), s.option(k), consumer.WithConcurrency(1))
 	if err := c.Handle("counted", d); err != nil {
 		t.Fatal(err)
 	}
@@ -428,7 +428,7 @@ func TestTwoOwnersOfAPartitionKeepTheOrderOfItsKeys(t *testing.T) {
 	hasty := consumer.Retry{Quick: []time.Duration{}, Min: time.Millisecond, Max: 10 * time.Millisecond, Outage: -1}
 	effects := k.effects("effects")
 	for name, transport := range map[string]consumer.Transport{"owner": k.kafka, "previous": stranger{k.kafka}} {
-		c := k.consumer(consumer.WithRetry(hasty), consumer.WithTransport(transport), consumer.Batch(8))
+		c := k.consumer(consumer.WithRetry(hasty), consumer.WithTransport(transport), consumer.WithBatch(8))
 		var attempts atomic.Int64
 		handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 			// Each member fails at other messages.
@@ -497,7 +497,7 @@ func TestMessagesOfAHandlerThatIsNoMoreAreReported(t *testing.T) {
 	stop()
 
 	reported := make(chan struct{}, 10)
-	second := k.consumer(consumer.OnError(func(_ context.Context, err error) {
+	second := k.consumer(consumer.WithErrorHook(func(_ context.Context, err error) {
 		if errors.Is(err, consumer.ErrNoHandler) && strings.Contains(err.Error(), `"old"`) {
 			reported <- struct{}{}
 		}

@@ -187,7 +187,7 @@ func (t *track) noHandlerCause(x task) error {
 	if x.entry.decodeErr != nil {
 		return x.entry.decodeErr
 	}
-	return fmt.Errorf("%w takes type %q: register one, or set AckUnknown", ErrNoHandler, x.entry.m.Type)
+	return fmt.Errorf("%w takes type %q: register one, or set AckUnknown", ErrNoHandler, x.entry.m.Name)
 }
 
 func messagesOf(list []task) []*Message {

@@ -39,7 +39,7 @@ func BenchmarkConsumer(b *testing.B) {
 				k := benchKit(b)
 				var n atomic.Int64
 				stats := &handledBy{n: &n, done: make(chan struct{})}
-				c := k.consumer(consumer.Exactly(mode), consumer.InTransaction(), consumer.WithObserver(stats))
+				c := k.consumer(consumer.WithMode(mode), consumer.InTransaction(), consumer.WithObserver(stats))
 				coll := k.db.Collection("effects")
 				handle(b, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 					_, err := coll.InsertOne(ctx, bson.D{{Key: "id", Value: m.ID}})

@@ -50,7 +50,7 @@ func TestAnOutageOfTheDatabaseIsReportedOnce(t *testing.T) {
 	k := newKit(t, 2, options.Client().SetAppName(app))
 	var mu sync.Mutex
 	var told []error
-	c := k.consumer(consumer.OnError(func(_ context.Context, err error) {
+	c := k.consumer(consumer.WithErrorHook(func(_ context.Context, err error) {
 		mu.Lock()
 		defer mu.Unlock()
 		told = append(told, err)
@@ -101,7 +101,7 @@ func TestAMessageThatOutlastsEveryTransactionIsADeadLetter(t *testing.T) {
 			insert := k.effects("effects")
 			dead := newDisposed()
 			var outages atomic.Int32
-			c := k.consumer(consumer.WithDisposer(dead), consumer.OnFailure(tries(1)), consumer.OnError(func(_ context.Context, err error) {
+			c := k.consumer(consumer.WithDisposer(dead), consumer.OnFailure(tries(1)), consumer.WithErrorHook(func(_ context.Context, err error) {
 				k.log(err)
 				if _, ok := errors.AsType[*consumer.OutageError](err); ok {
 					outages.Add(1)
@@ -152,7 +152,7 @@ func TestASlowCommitIsNoOutage(t *testing.T) {
 	app := stacktest.Name(t)
 	k := newKit(t, 1, options.Client().SetAppName(app))
 	var outages atomic.Int32
-	c := k.consumer(consumer.OnError(func(_ context.Context, err error) {
+	c := k.consumer(consumer.WithErrorHook(func(_ context.Context, err error) {
 		k.log(err)
 		if _, ok := errors.AsType[*consumer.OutageError](err); ok {
 			outages.Add(1)

@@ -237,7 +237,7 @@ func (r *run) reportOrphans() {
 // Fault reports an error from which the transport recovers without help.
 func (r *run) Fault(err error) { r.report(err) }
 
-// report passes an error to OnError. It logs the error if there is no OnError, or if OnError panics.
+// report passes an error to WithErrorHook. It logs the error if there is no WithErrorHook, or if WithErrorHook panics.
 func (r *run) report(err error) {
 	if err == nil {
 		return
@@ -252,7 +252,7 @@ func (r *run) report(err error) {
 		if panicErr == nil {
 			return
 		}
-		err = errors.Join(err, fmt.Errorf("OnError: %w", panicErr))
+		err = errors.Join(err, fmt.Errorf("WithErrorHook: %w", panicErr))
 	}
 
 	r.c.s.log.WarnContext(r.ctx, "consumer", "group", r.c.group, "error", err)

@@ -27,7 +27,7 @@ func TestEachEffectHappensOnceInTheOrderOfItsKey(t *testing.T) {
 			k := newKit(t, 2)
 			k.publish(numbered(10, n)...)
 			k.publish(numbered(10, n)...) // the producer sent all of it again
-			c := k.consumer(consumer.Exactly(mode))
+			c := k.consumer(consumer.WithMode(mode))
 			handle(t, c, "counted", k.effects("effects"))
 			stop := k.start(c)
 			k.untilCount("effects", n)
@@ -157,7 +157,7 @@ func TestKeysRunInParallelAndEachInOrder(t *testing.T) {
 	go func() { some.Wait(); close(all) }()
 	var at sync.Map
 	effects := k.effects("effects")
-	c := k.consumer(consumer.Concurrency(4), consumer.Exactly(consumer.AtLeastOnce))
+	c := k.consumer(consumer.WithConcurrency(4), consumer.WithMode(consumer.AtLeastOnce))
 	handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
 		if _, there := at.LoadOrStore(string(m.Key), true); there {
 			return fmt.Errorf("two of key %s at once", m.Key)
@@ -251,7 +251,7 @@ func TestOffsetPassesAfterTheDeadLetterIsWritten(t *testing.T) {
 	dead := newDisposed()
 	dead.failing(errWanted)
 	refused := make(chan struct{}, 1000)
-	c := k.consumer(consumer.WithDisposer(dead), consumer.OnFailure(tries(1)), consumer.OnError(func(_ context.Context, err error) {
+	c := k.consumer(consumer.WithDisposer(dead), consumer.OnFailure(tries(1)), consumer.WithErrorHook(func(_ context.Context, err error) {
 		if errors.Is(err, errWanted) {
 			refused <- struct{}{}
 		}
@@ -296,7 +296,7 @@ func TestUnknownTypeIsParkedAndPoisonIsADeadLetter(t *testing.T) {
 	c := k.consumer(consumer.WithDisposer(dead))
 	handle(t, c, "counted", k.effects("effects"))
 	bad := msg("a", "counted", "x")
-	bad.Headers = append(bad.Headers, consumer.Header{Key: "outrelay-delivery", Value: []byte("many")})
+	bad.Headers = append(bad.Headers, event.Header{Key: "outrelay-delivery", Value: []byte("many")})
 	k.publish(msg("a", "nobody.knows", "1"), bad, msg("a", "counted", "0"))
 	k.start(c)
 	k.untilCount("effects", 1)
@@ -307,7 +307,7 @@ func TestUnknownTypeIsParkedAndPoisonIsADeadLetter(t *testing.T) {
 	for _, d := range dead.all() {
 		var decode *consumer.DecodeError
 		switch {
-		case d.verdict.Action == consumer.Park && errors.Is(d.cause, consumer.ErrNoHandler) && d.m.Type == "nobody.knows" && d.handler == "":
+		case d.verdict.Action == consumer.Park && errors.Is(d.cause, consumer.ErrNoHandler) && d.m.Name == "nobody.knows" && d.handler == "":
 			parked = true
 		case d.verdict.Action == consumer.DeadLetter && errors.As(d.cause, &decode) && string(d.m.Value) == "x":
 			poison = true
@@ -340,9 +340,9 @@ func TestTombstonesAndMissingIDs(t *testing.T) {
 	handle(t, c, "*", func(_ context.Context, m *consumer.Message) error {
 		got <- m
 		return nil
-	}, consumer.Batch(1))
+	}, consumer.WithBatch(1))
 	k.publish(
-		&consumer.Message{Key: []byte("a"), Headers: []consumer.Header{{Key: "id", Value: []byte("x")}}},
+		&consumer.Message{Key: []byte("a"), Headers: []event.Header{{Key: "id", Value: []byte("x")}}},
 		&consumer.Message{Key: []byte("a"), Value: []byte{}},
 	)
 	k.start(c)

@@ -3,6 +3,7 @@ package consumer
 import (
 	"cmp"
 	"fmt"
+	"github.com/outrelay/outrelay/pkg/event"
 	"strconv"
 	"time"
 )
@@ -77,11 +78,11 @@ const maxLetterReason = 8 << 10
 // newLetter returns the letter of a message that v gives up because of cause.
 func newLetter(m *Message, handler string, v Verdict, cause error, at time.Time) *Letter {
 	l := &Letter{
-		ID:            LetterID{Group: m.Group, Handler: handler, NS: m.Namespace, ID: m.ID, Delivery: m.Delivery},
+		ID:            LetterID{Group: m.Group, Handler: handler, NS: m.Source, ID: m.ID, Delivery: m.Delivery},
 		Class:         cmp.Or(v.Reason, Class(cause)),
-		Type:          m.Type,
-		AggregateType: m.AggregateType,
-		AggregateID:   m.AggregateID,
+		Type:          m.Name,
+		AggregateType: m.Aggregate.Type,
+		AggregateID:   m.Aggregate.ID,
 		ContentType:   m.ContentType,
 		SchemaVersion: m.SchemaVersion,
 		Origin:        originOf(m),
@@ -134,10 +135,9 @@ func (l *Letter) Message() *Message {
 		Key:           l.Key,
 		Value:         l.Value,
 		ID:            l.ID.ID,
-		Namespace:     l.ID.NS,
-		Type:          l.Type,
-		AggregateType: l.AggregateType,
-		AggregateID:   l.AggregateID,
+		Source:        l.ID.NS,
+		Name:          l.Type,
+		Aggregate:     event.Aggregate{Type: l.AggregateType, ID: l.AggregateID},
 		ContentType:   l.ContentType,
 		SchemaVersion: l.SchemaVersion,
 		Delivery:      l.ID.Delivery,
@@ -145,7 +145,7 @@ func (l *Letter) Message() *Message {
 		Group:         l.ID.Group,
 	}
 	for _, h := range l.Headers {
-		m.Headers = append(m.Headers, Header(h))
+		m.Headers = append(m.Headers, event.Header(h))
 	}
 	return m
 }
@@ -166,14 +166,14 @@ func DeadTopicName(topic, group string) string { return topic + "." + group + ".
 // deadTopicRecord returns the letter as a record for a dead letter topic.
 func (l *Letter) deadTopicRecord() *Message {
 	m := l.Message()
-	for _, h := range []Header{
-		{HeaderDeadClass, []byte(l.Class)},
-		{HeaderDeadReason, []byte(clip(l.Reason, maxReason))},
-		{HeaderDeadGroup, []byte(l.ID.Group)},
-		{HeaderDeadHandler, []byte(l.ID.Handler)},
-		{HeaderDeadAttempts, strconv.AppendInt(nil, int64(l.Attempts), 10)},
-		{HeaderDeadAt, formatMillis(l.LastFailure)},
-		{HeaderRetryOrigin, []byte(l.Origin.String())},
+	for _, h := range []event.Header{
+		{Key: HeaderDeadClass, Value: []byte(l.Class)},
+		{Key: HeaderDeadReason, Value: []byte(clip(l.Reason, maxReason))},
+		{Key: HeaderDeadGroup, Value: []byte(l.ID.Group)},
+		{Key: HeaderDeadHandler, Value: []byte(l.ID.Handler)},
+		{Key: HeaderDeadAttempts, Value: strconv.AppendInt(nil, int64(l.Attempts), 10)},
+		{Key: HeaderDeadAt, Value: formatMillis(l.LastFailure)},
+		{Key: HeaderRetryOrigin, Value: []byte(l.Origin.String())},
 	} {
 		m.SetHeader(h.Key, h.Value)
 	}

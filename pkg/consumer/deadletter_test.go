@@ -16,6 +16,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // graveyard is a database with dead letters, and a disposer that writes to them.
@@ -47,8 +48,8 @@ func newGraveyard(t *testing.T, change func(*consumer.DisposerConfig), opts ...c
 func failed(n int, typ string) *consumer.Message {
 	return &consumer.Message{
 		Topic: "orders", Partition: 2, Offset: int64(n), Time: time.UnixMilli(1_700_000_000_000), Key: []byte{0, byte(n)}, Value: []byte{255, byte(n)},
-		ID: fmt.Sprint("m", n), Type: typ, AggregateType: "order", AggregateID: "7", ContentType: "x/y", SchemaVersion: "2", Attempt: 1, Group: "g",
-		Headers: []consumer.Header{{Key: "id", Value: fmt.Append(nil, "m", n)}, {Key: "type", Value: []byte(typ)}, {Key: "bin", Value: []byte{0, 1}}, {Key: "null"}},
+		ID: fmt.Sprint("m", n), Name: typ, Aggregate: event.Aggregate{Type: "order", ID: "7"}, ContentType: "x/y", SchemaVersion: "2", Attempt: 1, Group: "g",
+		Headers: []event.Header{{Key: "id", Value: fmt.Append(nil, "m", n)}, {Key: "type", Value: []byte(typ)}, {Key: "bin", Value: []byte{0, 1}}, {Key: "null"}},
 	}
 }
 
@@ -381,7 +382,7 @@ func TestParkedOnesComeBackWhenThereIsAHandler(t *testing.T) {
 		}
 	}
 	g.bury(t, "h", failed(7, "A"))
-	takes := func(m *consumer.Message) bool { return m.Type == "A" }
+	takes := func(m *consumer.Message) bool { return m.Name == "A" }
 	n, err := g.letters.Unpark(t.Context(), "g", consumer.Replay{Publisher: g.out}, takes)
 	if n != 2 || err != nil || len(g.out.list["orders"]) != 2 {
 		t.Fatalf("unparked %d, published %d, %v", n, len(g.out.list["orders"]), err)

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // The headers that the relay writes with every preset. The name of the header with the type depends on the preset, and with
@@ -73,7 +74,7 @@ func Decode(r *Record) (*Message, error) {
 		case HeaderID:
 			setIfEmpty(&m.ID, v)
 		case HeaderNamespace:
-			setIfEmpty(&m.Namespace, hex.EncodeToString(h.Value))
+			setIfEmpty(&m.Source, hex.EncodeToString(h.Value))
 		case HeaderDelivery:
 			n, err := strconv.Atoi(v)
 			if err != nil || n < 0 {
@@ -93,11 +94,11 @@ func Decode(r *Record) (*Message, error) {
 		case record.HeaderCESource:
 			setIfEmpty(&source, v)
 		case record.HeaderType, record.HeaderCEType, "eventType":
-			setIfEmpty(&m.Type, v)
+			setIfEmpty(&m.Name, v)
 		case record.HeaderAggregateType:
-			setIfEmpty(&m.AggregateType, v)
+			setIfEmpty(&m.Aggregate.Type, v)
 		case record.HeaderAggregateID:
-			setIfEmpty(&m.AggregateID, v)
+			setIfEmpty(&m.Aggregate.ID, v)
 		case record.HeaderContentType, record.HeaderHTTPContentType:
 			structured = structured || strings.HasPrefix(v, record.TypeCloudEvents)
 			setIfEmpty(&m.ContentType, v)
@@ -112,9 +113,9 @@ func Decode(r *Record) (*Message, error) {
 		}
 	}
 
-	setIfEmpty(&m.Namespace, boundIdentity(source))
-	if m.AggregateID == "" {
-		m.AggregateID = string(r.Key)
+	setIfEmpty(&m.Source, boundIdentity(source))
+	if m.Aggregate.ID == "" {
+		m.Aggregate.ID = string(r.Key)
 	}
 	return m, nil
 }
@@ -154,7 +155,7 @@ func unwrapCloudEvent(m *Message, source *string) error {
 
 	setIfEmpty(&m.ID, e.ID)
 	setIfEmpty(source, e.Source)
-	m.Type, m.ContentType, m.SchemaVersion = e.Type, e.DataContentType, e.SchemaVersion
+	m.Name, m.ContentType, m.SchemaVersion = e.Type, e.DataContentType, e.SchemaVersion
 
 	isText := len(e.Data) > 0 && e.Data[0] == '"' && !isJSON(e.DataContentType)
 	switch {
@@ -185,7 +186,7 @@ func isJSON(contentType string) bool {
 // checkIdentity returns an error if the id or the namespace is too long. The inbox could not mark such a message, and no
 // dead letter could have its id.
 func checkIdentity(m *Message) error {
-	if n := max(len(m.ID), len(m.Namespace)); n > maxIdentity {
+	if n := max(len(m.ID), len(m.Source)); n > maxIdentity {
 		return fmt.Errorf("the id or namespace has %d bytes: at most %d are allowed", n, maxIdentity)
 	}
 	return nil
@@ -207,7 +208,7 @@ func completeMessage(m *Message, r *Record, group string) *Message {
 
 	// With the header, the message keeps its id when it is moved to another topic.
 	if _, ok := m.Header(HeaderID); !ok {
-		m.Headers = append([]Header{{Key: HeaderID, Value: []byte(m.ID)}}, m.Headers...)
+		m.Headers = append([]event.Header{{Key: HeaderID, Value: []byte(m.ID)}}, m.Headers...)
 	}
 
 	m.Attempt = max(m.Attempt, 1)

@@ -39,7 +39,7 @@ func relayed(t *testing.T, cfg routing.PresetConfig, ev event.Event, meta routin
 	}
 	r := &consumer.Record{Topic: rec.Topic, Partition: rec.Partition, Offset: 9, Time: time.UnixMilli(rec.TimeMS), Key: rec.Key, Value: rec.Value}
 	for _, h := range rec.Headers {
-		r.Headers = append(r.Headers, consumer.Header{Key: string(h.Key), Value: h.Value})
+		r.Headers = append(r.Headers, event.Header{Key: string(h.Key), Value: h.Value})
 	}
 	return r
 }
@@ -55,19 +55,19 @@ func TestDecodeReadsEveryPresetOfTheRelay(t *testing.T) {
 	}{
 		"debezium": {
 			routing.PresetConfig{Name: routing.Debezium, Headers: map[string]string{"eventType": "{type}"}},
-			consumer.Message{Type: "OrderPlaced"},
+			consumer.Message{Name: "OrderPlaced"},
 		},
 		"plain": {
 			routing.PresetConfig{Name: routing.Plain},
-			consumer.Message{Type: "OrderPlaced", AggregateType: "order", ContentType: "application/json", SchemaVersion: "3"},
+			consumer.Message{Name: "OrderPlaced", Aggregate: event.Aggregate{Type: "order"}, ContentType: "application/json", SchemaVersion: "3"},
 		},
 		"cloudevents": {
 			routing.PresetConfig{Name: routing.CloudEvents},
-			consumer.Message{Type: "OrderPlaced", ContentType: "application/json", SchemaVersion: "3"},
+			consumer.Message{Name: "OrderPlaced", ContentType: "application/json", SchemaVersion: "3"},
 		},
 		"structured": {
 			routing.PresetConfig{Name: routing.CloudEvents, Structured: true},
-			consumer.Message{Type: "OrderPlaced", ContentType: "application/json", SchemaVersion: "3"},
+			consumer.Message{Name: "OrderPlaced", ContentType: "application/json", SchemaVersion: "3"},
 		},
 	} {
 		r := relayed(t, c.cfg, ev, meta)
@@ -76,12 +76,12 @@ func TestDecodeReadsEveryPresetOfTheRelay(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		if len(m.Namespace) != 16 || m.ID != ev.ID().String() {
-			t.Errorf("%s: id %q of %q", name, m.ID, m.Namespace)
+		if len(m.Source) != 16 || m.ID != ev.ID().String() {
+			t.Errorf("%s: id %q of %q", name, m.ID, m.Source)
 		}
-		c.want.ID, c.want.Namespace, c.want.Headers, c.want.Time = m.ID, m.Namespace, r.Headers, r.Time
+		c.want.ID, c.want.Source, c.want.Headers, c.want.Time = m.ID, m.Source, r.Headers, r.Time
 		c.want.Topic, c.want.Partition, c.want.Offset, c.want.Key = "topic", 3, 9, []byte("o-1")
-		c.want.AggregateID, c.want.Value, c.want.Delivery, c.want.Redelivered = "o-1", []byte(`{"total":7}`), 2, true
+		c.want.Aggregate.ID, c.want.Value, c.want.Delivery, c.want.Redelivered = "o-1", []byte(`{"total":7}`), 2, true
 		if d := cmp.Diff(&c.want, m); d != "" {
 			t.Errorf("%s: %s", name, d)
 		}
@@ -101,7 +101,7 @@ func TestDecodeOfStructuredEventsByTheirData(t *testing.T) {
 		`{"type":"a","data_base64":"?"}`:                                  "error: data_base64",
 		`{"type":"a","data":"x\u00e9","datacontenttype":"text/plain; q=\"\""}`: "xé",
 	} {
-		m, err := consumer.Decode(&consumer.Record{Value: []byte(body), Headers: []consumer.Header{{Key: "content-type", Value: []byte("application/cloudevents+json; charset=UTF-8")}}})
+		m, err := consumer.Decode(&consumer.Record{Value: []byte(body), Headers: []event.Header{{Key: "content-type", Value: []byte("application/cloudevents+json; charset=UTF-8")}}})
 		if reason, bad := strings.CutPrefix(want, "error: "); bad {
 			if err == nil || !strings.Contains(err.Error(), reason) {
 				t.Errorf("%s: %v", body, err)
@@ -116,10 +116,10 @@ func TestDecodeOfStructuredEventsByTheirData(t *testing.T) {
 
 func TestDecodeRefusesHeadersThatAreNone(t *testing.T) {
 	t.Parallel()
-	for _, h := range []consumer.Header{
+	for _, h := range []event.Header{
 		{Key: consumer.HeaderDelivery, Value: []byte("-1")}, {Key: consumer.HeaderDelivery}, {Key: consumer.HeaderAttempt, Value: []byte("0")},
 	} {
-		if m, err := consumer.Decode(&consumer.Record{Headers: []consumer.Header{h}}); err == nil {
+		if m, err := consumer.Decode(&consumer.Record{Headers: []event.Header{h}}); err == nil {
 			t.Errorf("%s=%q: %+v", h.Key, h.Value, m)
 		}
 	}

@@ -39,8 +39,8 @@ func RedactLetters(rs ...Redactor) Option {
 	return option(func(s *settings) { s.defaults.disposer.Redact = append(s.defaults.disposer.Redact, rs...) })
 }
 
-// Via sets the outbox for Rule.Schedule and for fault events. It must be in the database of the consumer's transactions.
-func Via(box Outbox) Option {
+// WithOutbox sets the outbox for Rule.Schedule and for fault events. It must be in the database of the consumer's transactions.
+func WithOutbox(box Outbox) Option {
 	return option(func(s *settings) { s.defaults.disposer.Outbox = box })
 }
 
@@ -99,7 +99,7 @@ func (c *Consumer) Unpark(ctx context.Context, actor string) (int64, error) {
 
 	replay := Replay{Publisher: c.transport, Actor: actor, Note: "there is a handler"}
 	return x.Unpark(ctx, c.group, replay, func(m *Message) bool {
-		return len(c.reg.snapshot().forType(m.Type)) > 0
+		return len(c.reg.snapshot().forType(m.Name)) > 0
 	})
 }
 
@@ -142,7 +142,7 @@ func (c *Consumer) retryTopics(topics []string) ([]string, error) {
 // gave a Disposer, because the Disposer has the outbox itself.
 func (c *Consumer) checkRequirements(mover topicMover) error {
 	if c.s.disposer == nil && mover.needsOutbox() && c.s.defaults.disposer.Outbox == nil {
-		return &UnsupportedError{Operation: "Schedule of a policy", Needs: "an outbox, by Via"}
+		return &UnsupportedError{Operation: "Schedule of a policy", Needs: "an outbox, by WithOutbox"}
 	}
 	return nil
 }

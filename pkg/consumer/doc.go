@@ -16,7 +16,7 @@
 //
 // By default a handler runs in a transaction that also writes the mark of the message to the inbox. The handler's writes and
 // the events that it appends to the outbox, made with its context, are committed once. This holds however often Kafka
-// delivers the record, and also if the producer sent the message twice. Exactly selects another Mode. With
+// delivers the record, and also if the producer sent the message twice. WithMode selects another Mode. With
 // AtLeastOnce the handler runs at least once, for every delivery. Deliveries then depend only on Kafka's offsets, as in a
 // consumer that commits offsets after its work.
 //
@@ -55,7 +55,7 @@
 //
 // No message blocks its partition permanently. If the decision of the policy can never be carried out, the message becomes a
 // dead letter. If the letter cannot be written, a letter without key, body and headers is written. If that fails too, the
-// message passes with a *LostError. Each step is reported to OnError. If MongoDB aborts the transaction of one message twice
+// message passes with a *LostError. Each step is reported to WithErrorHook. If MongoDB aborts the transaction of one message twice
 // while its handler runs, the policy decides about the message with a *LifetimeError. A Kafka batch that is damaged, or older
 // than Kafka 0.11, becomes one dead letter without a body, which names its offsets. A damaged batch is fetched five times
 // first. The consumer waits only for servers that are unavailable, and for a missing dead letter topic if the letters are not
@@ -81,7 +81,7 @@
 // handler still commits, the watermark of the inbox rejects its messages for the next owner of the partition. A handler that
 // ignores its context can be abandoned but not stopped.
 //
-// OnError gets every error once. Panics of handlers, decoders, the inbox and transactions count as errors of the message. A
+// WithErrorHook gets every error once. Panics of handlers, decoders, the inbox and transactions count as errors of the message. A
 // panic at the end of a trace is reported. An Observer must not panic.
 //
 // # Cost

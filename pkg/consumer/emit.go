@@ -188,28 +188,27 @@ func directMessage(ev event.Event) (*Message, error) {
 
 	m := &Message{
 		ID:            ev.ID().String(),
-		Type:          ev.Name(),
-		AggregateType: ev.Aggregate().Type,
-		AggregateID:   ev.Aggregate().ID,
+		Name:          ev.Name(),
+		Aggregate:     ev.Aggregate(),
 		ContentType:   ev.ContentType(),
 		SchemaVersion: string(v.SchemaVersion),
 		Key:           []byte(ev.Key()),
 		Value:         body,
 	}
-	for _, h := range []Header{
-		{HeaderID, []byte(m.ID)},
-		{"type", []byte(m.Type)},
-		{record.HeaderAggregateType, []byte(m.AggregateType)},
-		{record.HeaderAggregateID, []byte(m.AggregateID)},
-		{record.HeaderContentType, []byte(m.ContentType)},
-		{record.HeaderSchemaVersion, []byte(m.SchemaVersion)},
+	for _, h := range []event.Header{
+		{Key: HeaderID, Value: []byte(m.ID)},
+		{Key: "type", Value: []byte(m.Name)},
+		{Key: record.HeaderAggregateType, Value: []byte(m.Aggregate.Type)},
+		{Key: record.HeaderAggregateID, Value: []byte(m.Aggregate.ID)},
+		{Key: record.HeaderContentType, Value: []byte(m.ContentType)},
+		{Key: record.HeaderSchemaVersion, Value: []byte(m.SchemaVersion)},
 	} {
 		if len(h.Value) > 0 {
 			m.Headers = append(m.Headers, h)
 		}
 	}
 	for _, h := range ev.Headers() {
-		m.Headers = append(m.Headers, Header(h))
+		m.Headers = append(m.Headers, event.Header(h))
 	}
 	return m, nil
 }

@@ -247,7 +247,7 @@ func TestPublishDirectSkipsTheOutbox(t *testing.T) {
 	// It is a record as the relay writes it.
 	m := out.list["outbox.event.order"][0]
 	got, err := consumer.Decode(&consumer.Record{Topic: "t", Key: m.Key, Value: m.Value, Headers: m.Headers})
-	if err != nil || got.ID != ev.ID().String() || got.Type != "A" || got.AggregateType != "order" || string(got.Value) != "1" || string(got.Key) != "1" {
+	if err != nil || got.ID != ev.ID().String() || got.Name != "A" || got.Aggregate.Type != "order" || string(got.Value) != "1" || string(got.Key) != "1" {
 		t.Errorf("decoded %+v, %v", got, err)
 	}
 	if v, _ := got.Header("h"); !bytes.Equal(v, []byte{0, 1}) {

@@ -46,9 +46,9 @@ func TestN29_ALeaderThatLostRecordsAndHasGrownIsReadFromWhereItDiffers(t *testin
 	gaps := make(chan *consumer.RangeError, 10)
 	c, err := consumer.New("group", nil,
 		consumer.WithKafka(consumer.KafkaConfig{Brokers: cluster.ListenAddrs(), MaxWait: 100 * time.Millisecond, HeartbeatInterval: 100 * time.Millisecond}),
-		consumer.Topics("log"), consumer.WithInbox(&renewed{}), consumer.WithDisposer(newDisposed()),
+		consumer.WithTopics("log"), consumer.WithInbox(&renewed{}), consumer.WithDisposer(newDisposed()),
 		consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error { return fn(ctx) }),
-		consumer.OnError(func(_ context.Context, err error) {
+		consumer.WithErrorHook(func(_ context.Context, err error) {
 			if gap, ok := errors.AsType[*consumer.RangeError](err); ok {
 				gaps <- gap
 			}
@@ -60,7 +60,7 @@ func TestN29_ALeaderThatLostRecordsAndHasGrownIsReadFromWhereItDiffers(t *testin
 	handle(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
 		got <- m.Offset
 		return nil
-	}, consumer.Exactly(consumer.AtLeastOnce))
+	}, consumer.WithMode(consumer.AtLeastOnce))
 	expect := func(offsets ...int64) {
 		t.Helper()
 		for _, want := range offsets {

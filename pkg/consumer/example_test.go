@@ -23,7 +23,7 @@ func ExampleConsumer() {
 		db  *mongo.Database
 		box *outbox.Box
 	)
-	c, err := consumer.New("shipping", db, consumer.Brokers("kafka-1:9092"), consumer.Topics("outbox.event.order"), consumer.AckUnknown())
+	c, err := consumer.New("shipping", db, consumer.WithBrokers("kafka-1:9092"), consumer.WithTopics("outbox.event.order"), consumer.AckUnknown())
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -32,7 +32,7 @@ func (e *DuplicateHandlerError) Error() string {
 		e.Name, e.Pattern)
 }
 
-// HandlerError describes a failure of a handler for OnError.
+// HandlerError describes a failure of a handler for WithErrorHook.
 type HandlerError struct {
 	Handler   string // the handler's name; "" if there is no handler, and for records that could not be decoded
 	Topic     string

@@ -8,7 +8,7 @@ import (
 	"github.com/outrelay/outrelay/internal/inbox"
 )
 
-// Mode determines how often a handler takes effect for a message. See Exactly.
+// Mode determines how often a handler takes effect for a message. See WithMode.
 type Mode int
 
 const (

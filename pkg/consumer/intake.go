@@ -91,7 +91,7 @@ func (s *session) decodeRecord(r *Record) (m *Message, err error) {
 // N18: a message that was retried or requeued for one handler is only for this handler. If the handler is not registered, the
 // message is parked, regardless of AckUnknown: the handler may have been renamed, or this process may not have it yet.
 func (c *Consumer) routeMessage(m *Message) []share {
-	all := c.reg.snapshot().forType(m.Type)
+	all := c.reg.snapshot().forType(m.Name)
 	only, hasOnly := m.Header(HeaderOnly)
 
 	// A parked message has an empty handler name. It is for every handler of the group.

@@ -13,6 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // Fetch reads committed records of one partition.
@@ -227,10 +228,10 @@ func (w *walker) readRecords(b *fetched.Batch) (all bool) {
 			Err:         err,
 		}
 		if len(x.Headers) > 0 {
-			r.Headers = make([]Header, len(x.Headers))
+			r.Headers = make([]event.Header, len(x.Headers))
 		}
 		for i, h := range x.Headers {
-			r.Headers[i] = Header{Key: string(h.Key), Value: h.Value}
+			r.Headers[i] = event.Header{Key: string(h.Key), Value: h.Value}
 		}
 		w.out = append(w.out, r)
 

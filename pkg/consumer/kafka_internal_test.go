@@ -16,6 +16,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // batchOf writes a batch as a broker keeps it.
@@ -120,7 +121,7 @@ func TestN29_HolesArePassed(t *testing.T) {
 		if w.next != 66 {
 			t.Errorf("%v: next is %d", codec, w.next)
 		}
-		want := Record{Offset: 13, LeaderEpoch: 7, Time: time.UnixMilli(1003).UTC(), Key: []byte("k"), Headers: []Header{{Key: "h", Value: []byte{}}}}
+		want := Record{Offset: 13, LeaderEpoch: 7, Time: time.UnixMilli(1003).UTC(), Key: []byte("k"), Headers: []event.Header{{Key: "h", Value: []byte{}}}}
 		if d := cmp.Diff(want, w.out[0]); d != "" {
 			t.Error(d)
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // A topic that is born later keeps nobody from reading the others, is reported, and is joined when it is there.
@@ -25,7 +26,7 @@ func TestTopicThatDoesNotExistYet(t *testing.T) {
 	k.cfg.WatchPartitions = 50 * time.Millisecond
 	later := stacktest.Name(t)
 	told := make(chan struct{}, 10)
-	c := k.consumer(consumer.Topics(later), consumer.OnError(func(_ context.Context, err error) {
+	c := k.consumer(consumer.WithTopics(later), consumer.WithErrorHook(func(_ context.Context, err error) {
 		if strings.Contains(err.Error(), later) && strings.Contains(err.Error(), "do not exist yet") {
 			told <- struct{}{}
 		}
@@ -95,7 +96,7 @@ func TestPublishWritesRecordsAsTheyAre(t *testing.T) {
 	var want []string
 	for i := range 40 {
 		m := msg(fmt.Sprint("key", i), "type", fmt.Sprint(i))
-		m.Headers = append(m.Headers, consumer.Header{Key: "type", Value: []byte("twice")})
+		m.Headers = append(m.Headers, event.Header{Key: "type", Value: []byte("twice")})
 		if i%5 == 0 {
 			m.Value = nil
 		}
@@ -168,7 +169,7 @@ func TestBrokersThatAreAwayAreReportedAndWaitedFor(t *testing.T) {
 	k := newKit(t, 1)
 	k.cfg.Brokers = []string{"127.0.0.1:1"}
 	told := make(chan struct{}, 1000)
-	c := k.consumer(consumer.OnError(func(context.Context, error) { told <- struct{}{} }))
+	c := k.consumer(consumer.WithErrorHook(func(context.Context, error) { told <- struct{}{} }))
 	handle(t, c, "*", nop)
 	stop := k.start(c)
 	k.await("a report", told)

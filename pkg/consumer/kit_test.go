@@ -16,6 +16,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // patience is how long a test waits for what has to happen: the machine may be busy.
@@ -55,7 +56,7 @@ func (k *kit) context() context.Context {
 }
 
 func msg(key, typ, value string) *consumer.Message {
-	return &consumer.Message{Key: []byte(key), Value: []byte(value), Headers: []consumer.Header{
+	return &consumer.Message{Key: []byte(key), Value: []byte(value), Headers: []event.Header{
 		{Key: "id", Value: []byte(key + "/" + typ + "/" + value)}, {Key: "type", Value: []byte(typ)},
 	}}
 }
@@ -79,8 +80,8 @@ func numbered(keys, n int) []*consumer.Message {
 func (k *kit) consumer(opts ...consumer.Option) *consumer.Consumer {
 	k.Helper()
 	base := []consumer.Option{
-		consumer.WithKafka(k.cfg), consumer.Topics(k.topic), consumer.Commits(consumer.CommitInterval(50 * time.Millisecond)),
-		consumer.OnError(func(_ context.Context, err error) { k.log(err) }),
+		consumer.WithKafka(k.cfg), consumer.WithTopics(k.topic), consumer.Commits(consumer.CommitInterval(50 * time.Millisecond)),
+		consumer.WithErrorHook(func(_ context.Context, err error) { k.log(err) }),
 	}
 	c, err := consumer.New(k.group, k.db, append(base, opts...)...)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // The headers of messages that a policy moved to another place, in addition to HeaderOnly and
@@ -111,14 +112,14 @@ func (c *Consumer) dropForeignControls(m *Message, now time.Time) {
 // dropHeaders removes the headers of these names from m. It copies the list, which other messages
 // may share.
 func (*Consumer) dropHeaders(m *Message, names ...string) {
-	if slices.ContainsFunc(m.Headers, func(h Header) bool { return slices.Contains(names, h.Key) }) {
-		m.Headers = slices.DeleteFunc(slices.Clone(m.Headers), func(h Header) bool { return slices.Contains(names, h.Key) })
+	if slices.ContainsFunc(m.Headers, func(h event.Header) bool { return slices.Contains(names, h.Key) }) {
+		m.Headers = slices.DeleteFunc(slices.Clone(m.Headers), func(h event.Header) bool { return slices.Contains(names, h.Key) })
 	}
 }
 
 // isForGroup reports whether the record is for the group alone: the group moved it, or it was
 // requeued for the group.
-func isForGroup(headers []Header, group string) bool {
+func isForGroup(headers []event.Header, group string) bool {
 	for _, h := range headers {
 		if h.Key == HeaderOnly {
 			return bytes.HasPrefix(h.Value, []byte(group+"/"))
@@ -206,7 +207,7 @@ func formatMillis(t time.Time) []byte { return strconv.AppendInt(nil, t.UnixMill
 
 // restoreForGroup calls restoreHeaders for records that the group appended to the outbox, and
 // returns other records unchanged. They may have headers of the same names.
-func restoreForGroup(group string, headers []Header, key []byte) ([]Header, []byte) {
+func restoreForGroup(group string, headers []event.Header, key []byte) ([]event.Header, []byte) {
 	for _, h := range headers {
 		if h.Key == keptPrefix+HeaderOnly && bytes.HasPrefix(h.Value, []byte(group+"/")) {
 			return restoreHeaders(headers, key)
@@ -218,7 +219,7 @@ func restoreForGroup(group string, headers []Header, key []byte) ([]Header, []by
 // restoreHeaders returns the headers and the key of a record as they were before the record passed
 // through the outbox to be delivered later. It is called before the decoder, so that a decoder gets
 // the original message.
-func restoreHeaders(headers []Header, key []byte) ([]Header, []byte) {
+func restoreHeaders(headers []event.Header, key []byte) ([]event.Header, []byte) {
 	kept, dropPreset := false, false
 	for _, h := range headers {
 		kept = kept || strings.HasPrefix(h.Key, keptPrefix)
@@ -232,10 +233,10 @@ func restoreHeaders(headers []Header, key []byte) ([]Header, []byte) {
 	dropPreset = dropPreset && !isStructured(headers)
 
 	// The restored headers come first, as the identity does in other records.
-	out := make([]Header, 0, len(headers))
+	out := make([]event.Header, 0, len(headers))
 	for _, h := range headers {
 		if name, ok := strings.CutPrefix(h.Key, keptPrefix); ok {
-			out = append(out, Header{Key: name, Value: h.Value})
+			out = append(out, event.Header{Key: name, Value: h.Value})
 		}
 	}
 
@@ -253,8 +254,8 @@ func restoreHeaders(headers []Header, key []byte) ([]Header, []byte) {
 }
 
 // isStructured reports whether the value is a CloudEvent that contains its payload.
-func isStructured(headers []Header) bool {
-	return slices.ContainsFunc(headers, func(h Header) bool {
+func isStructured(headers []event.Header) bool {
+	return slices.ContainsFunc(headers, func(h event.Header) bool {
 		contentType := h.Key == record.HeaderHTTPContentType || h.Key == record.HeaderContentType
 		return contentType && strings.HasPrefix(string(h.Value), record.TypeCloudEvents)
 	})

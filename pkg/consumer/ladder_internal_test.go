@@ -25,7 +25,7 @@ func relayEvent(t *rapid.T, ev event.Event, preset string) *Record {
 	}
 
 	r := &Record{Topic: string(v.Topic), Key: v.OrderingKey(), Value: v.Payload}
-	add := func(k string, val []byte) { r.Headers = append(r.Headers, Header{k, val}) }
+	add := func(k string, val []byte) { r.Headers = append(r.Headers, event.Header{Key: k, Value: val}) }
 	add("id", v.AppendID(nil))
 	add("outrelay-ns", []byte("12345678"))
 
@@ -70,7 +70,7 @@ func TestAMessageIsTheSameAfterItsWayThroughTheOutbox(t *testing.T) {
 			"traceparent", "bin",
 		} {
 			if rapid.Bool().Draw(t, name) {
-				from.Headers = append(from.Headers, Header{name, []byte(nonEmpty.Draw(t, name+" value"))})
+				from.Headers = append(from.Headers, event.Header{Key: name, Value: []byte(nonEmpty.Draw(t, name+" value"))})
 			}
 		}
 
@@ -106,13 +106,13 @@ func TestAMessageIsTheSameAfterItsWayThroughTheOutbox(t *testing.T) {
 		// These fields and the other headers differ in every redelivery.
 		for _, m := range []*Message{before, after} {
 			m.Partition, m.Offset, m.Attempt = 0, 0, 0
-			var own []Header
+			var own []event.Header
 			for _, name := range []string{
 				"id", "outrelay-ns", "outrelay-id-type", "type", "ce_type", "ce_id", "aggregatetype", "aggregateid",
 				"contenttype", "traceparent", "bin",
 			} {
 				if val, ok := m.Header(name); ok {
-					own = append(own, Header{name, val})
+					own = append(own, event.Header{Key: name, Value: val})
 				}
 			}
 			m.Headers = own
@@ -149,28 +149,28 @@ func TestAStructuredEventComesBackWithTheSamePayload(t *testing.T) {
 		}
 		after = completeMessage(after, r, "g")
 
-		if !bytes.Equal(after.Value, body) || after.Type != "A" || after.ID != "one" {
-			t.Errorf("got type %q, id %q, value %x; want type \"A\", id \"one\", value %x", after.Type, after.ID, after.Value, body)
+		if !bytes.Equal(after.Value, body) || after.Name != "A" || after.ID != "one" {
+			t.Errorf("got type %q, id %q, value %x; want type \"A\", id \"one\", value %x", after.Name, after.ID, after.Value, body)
 		}
 	})
 }
 
 func TestRecordsThatCameStraightStayAsTheyAre(t *testing.T) {
 	t.Parallel()
-	headers := []Header{{"id", []byte("1")}, {"retry-no-key", []byte("true")}, {"type", []byte("A")}}
+	headers := []event.Header{{Key: "id", Value: []byte("1")}, {Key: "retry-no-key", Value: []byte("true")}, {Key: "type", Value: []byte("A")}}
 	got, key := restoreHeaders(headers, []byte("k"))
 	if diff := cmp.Diff(headers, got); diff != "" || string(key) != "k" {
 		t.Errorf("key: got %q, want k; headers (-want +got):\n%s", key, diff)
 	}
 
 	for _, bad := range []string{"", "a/b", "a/x/1", "a/1/x", "a/1/2/3"} {
-		m := &Message{Topic: "own", Headers: []Header{{HeaderRetryOrigin, []byte(bad)}}}
+		m := &Message{Topic: "own", Headers: []event.Header{{Key: HeaderRetryOrigin, Value: []byte(bad)}}}
 		if o := m.Origin(); o.Topic != "own" {
 			t.Errorf("origin of header %q: got %v, want the own place", bad, o)
 		}
 	}
 
-	m := &Message{Headers: []Header{{HeaderRetryHistory, []byte("not JSON")}, {HeaderDeliverBy, []byte("soon")}}}
+	m := &Message{Headers: []event.Header{{Key: HeaderRetryHistory, Value: []byte("not JSON")}, {Key: HeaderDeliverBy, Value: []byte("soon")}}}
 	if h := failureHistory(m, Verdict{}); len(h) != 0 {
 		t.Errorf("history of an invalid header: got %v, want none", h)
 	}

@@ -210,7 +210,7 @@ func TestAMessageComesBackThroughTheOutbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.collection("outbox")
-	c := k.consumer(consumer.Via(box), consumer.OnFailure(consumer.NewPolicy(consumer.On().Schedule(time.Hour))))
+	c := k.consumer(consumer.WithOutbox(box), consumer.OnFailure(consumer.NewPolicy(consumer.On().Schedule(time.Hour))))
 	seen, effect := newAttempts(), k.effects("effects")
 	handle(t, c, "A", func(ctx context.Context, m *consumer.Message) error {
 		if len(seen.add(m)) == 1 {
@@ -223,7 +223,7 @@ func TestAMessageComesBackThroughTheOutbox(t *testing.T) {
 	}, consumer.Named("h"))
 	m := msg("", "A", "1")
 	m.Key = nil
-	m.Headers = append(m.Headers, consumer.Header{Key: consumer.HeaderNamespace, Value: []byte{1, 2, 3, 4, 5, 6, 7, 8}}, consumer.Header{Key: "bin", Value: []byte{0, 255}})
+	m.Headers = append(m.Headers, event.Header{Key: consumer.HeaderNamespace, Value: []byte{1, 2, 3, 4, 5, 6, 7, 8}}, event.Header{Key: "bin", Value: []byte{0, 255}})
 	k.publish(m)
 	k.start(c)
 	k.untilCount("outbox", 1)
@@ -237,11 +237,11 @@ func TestAMessageComesBackThroughTheOutbox(t *testing.T) {
 	if err := envelope.Parse(raw, &v); err != nil {
 		t.Fatal(err)
 	}
-	rec := &consumer.Message{Key: v.OrderingKey(), Value: v.Payload, Headers: []consumer.Header{
+	rec := &consumer.Message{Key: v.OrderingKey(), Value: v.Payload, Headers: []event.Header{
 		{Key: "id", Value: v.AppendID(nil)}, {Key: consumer.HeaderNamespace, Value: []byte("another.")}, {Key: "type", Value: v.Type},
 	}}
 	for it := v.Headers.Iter(); it.Next(); {
-		rec.Headers = append(rec.Headers, consumer.Header{Key: string(it.Key), Value: it.Value})
+		rec.Headers = append(rec.Headers, event.Header{Key: string(it.Key), Value: it.Value})
 	}
 	if string(v.Topic) != k.topic {
 		t.Errorf("topic %s", v.Topic)
@@ -273,7 +273,7 @@ func TestALargeSecretReachesItsHandler(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := make(chan string, 100)
-	c := k.consumer(consumer.Use(bodystore.Consume(store), bodycrypt.Decrypt(secrets)), consumer.OnFailure(consumer.NewPolicy(consumer.On().DeadLetter())))
+	c := k.consumer(consumer.WithMiddleware(bodystore.Consume(store), bodycrypt.Decrypt(secrets)), consumer.OnFailure(consumer.NewPolicy(consumer.On().DeadLetter())))
 	handle(t, c, "A", func(_ context.Context, m *consumer.Message) error {
 		got <- string(m.Value)
 		return errFlaky // a dead letter does not have the body in plain
@@ -336,7 +336,7 @@ func TestAnOpenBreakerHoldsMessagesBackAndLosesNone(t *testing.T) {
 			return errFlaky
 		}
 		return effect(ctx, m)
-	}, consumer.Use(b.Middleware()))
+	}, consumer.WithMiddleware(b.Middleware()))
 	k.publish(numbered(3, 9)...)
 	k.start(c)
 	k.await("the breaker opens", opened)
@@ -355,7 +355,7 @@ func TestAnExpiredMessageMeetsThePolicy(t *testing.T) {
 	handle(t, c, "A", k.effects("dropped"), consumer.Named("drops"),
 		consumer.OnFailure(consumer.NewPolicy(consumer.On(consumer.As[*consumer.ExpiredError]()).Discard())))
 	late := msg("k", "A", "late")
-	late.Headers = append(late.Headers, consumer.Header{Key: consumer.HeaderDeliverBy, Value: []byte("2020-01-01T00:00:00Z")})
+	late.Headers = append(late.Headers, event.Header{Key: consumer.HeaderDeliverBy, Value: []byte("2020-01-01T00:00:00Z")})
 	k.publish(late, msg("k", "A", "fresh"))
 	k.start(c)
 	k.untilCount("dead", 1)
@@ -526,7 +526,7 @@ func TestTheDedupKeyIsTheIdentity(t *testing.T) {
 	handle(t, c, "A", k.effects("effects"), consumer.Named("h"))
 	keyed := func(value, dedup string) *consumer.Message {
 		m := msg("k", "A", value)
-		m.Headers = append(m.Headers, consumer.Header{Key: consumer.HeaderDedupKey, Value: []byte(dedup)})
+		m.Headers = append(m.Headers, event.Header{Key: consumer.HeaderDedupKey, Value: []byte(dedup)})
 		return m
 	}
 	k.publish(keyed("1", "same"), keyed("2", "same"), keyed("3", "other"), msg("k", "A", "4"))
@@ -553,10 +553,10 @@ func TestAChangedTypeLeadsToOtherHandlers(t *testing.T) {
 	k := newKit(t, 1)
 	var j journal
 	c := k.consumer(consumer.Receive(func(_ context.Context, m *consumer.Message) (*consumer.Message, error) {
-		j.add("saw " + m.Type)
-		switch m.Type {
+		j.add("saw " + m.Name)
+		switch m.Name {
 		case "old":
-			m.Type = "new"
+			m.Name = "new"
 		case "noise":
 			return nil, consumer.ErrDrop
 		}

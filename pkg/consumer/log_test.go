@@ -18,6 +18,7 @@ import (
 	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // changing is a transport of one partition, whose log a test may change under the consumer.
@@ -64,7 +65,7 @@ func (l *changing) append(key string) {
 func (l *changing) add(key string) {
 	l.records = append(l.records, consumer.Record{
 		Topic: "log", Offset: l.end, Key: []byte(key), Value: []byte("x"), Time: time.Unix(1, 0),
-		Headers: []consumer.Header{{Key: "id", Value: fmt.Append(nil, l.life, l.end)}, {Key: "type", Value: []byte("counted")}},
+		Headers: []event.Header{{Key: "id", Value: fmt.Append(nil, l.life, l.end)}, {Key: "type", Value: []byte("counted")}},
 	})
 	l.end++
 }
@@ -196,12 +197,12 @@ func (x *renewed) Attach(context.Context, string, string, int32, inbox.Log) (inb
 
 func (*renewed) Release(context.Context, string, string, int32) error { return nil }
 
-// over is a consumer of a log, without servers. Its OnError is silent.
+// over is a consumer of a log, without servers. Its WithErrorHook is silent.
 func over(t *testing.T, l *changing, opts ...consumer.Option) *consumer.Consumer {
 	t.Helper()
 	base := []consumer.Option{
-		consumer.WithTransport(l), consumer.Topics("log"), consumer.Commits(consumer.CommitEach()), consumer.WithInbox(&renewed{}),
-		consumer.WithDisposer(newDisposed()), consumer.OnError(func(context.Context, error) {}),
+		consumer.WithTransport(l), consumer.WithTopics("log"), consumer.Commits(consumer.CommitEach()), consumer.WithInbox(&renewed{}),
+		consumer.WithDisposer(newDisposed()), consumer.WithErrorHook(func(context.Context, error) {}),
 		consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error { return fn(ctx) }),
 	}
 	c, err := consumer.New("group", nil, append(base, opts...)...)
@@ -261,7 +262,7 @@ func dropped(t *testing.T) (l *changing, c *consumer.Consumer, goOn func(), hand
 		defer mu.Unlock()
 		times[m.Offset]++
 		return nil
-	}, consumer.Exactly(consumer.AtLeastOnce))
+	}, consumer.WithMode(consumer.AtLeastOnce))
 	handled = func() map[int64]int {
 		mu.Lock()
 		defer mu.Unlock()
@@ -340,7 +341,7 @@ func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 	began, release := make(chan struct{}), make(chan struct{})
 	begin := sync.OnceFunc(func() { close(began) })
 	gaps := make(chan struct{}, 10)
-	c := over(t, l, consumer.WithInbox(x), consumer.Batch(1), consumer.OnError(func(_ context.Context, err error) {
+	c := over(t, l, consumer.WithInbox(x), consumer.WithBatch(1), consumer.WithErrorHook(func(_ context.Context, err error) {
 		var gap *consumer.RangeError
 		if errors.As(err, &gap) {
 			gaps <- struct{}{}
@@ -407,7 +408,7 @@ func TestN29_ATruncatedTopicGoesOnFromItsEnd(t *testing.T) {
 			var mu sync.Mutex
 			handled := map[string]int{}
 			gaps := make(chan struct{}, 100)
-			c := over(t, l, consumer.WithInbox(x), consumer.OnError(func(_ context.Context, err error) {
+			c := over(t, l, consumer.WithInbox(x), consumer.WithErrorHook(func(_ context.Context, err error) {
 				if _, ok := errors.AsType[*consumer.RangeError](err); ok {
 					gaps <- struct{}{}
 				}
@@ -419,7 +420,7 @@ func TestN29_ATruncatedTopicGoesOnFromItsEnd(t *testing.T) {
 				defer mu.Unlock()
 				handled[m.ID]++
 				return nil
-			}, consumer.Exactly(mode))
+			}, consumer.WithMode(mode))
 			for range 10 {
 				l.append("a")
 			}
@@ -471,7 +472,7 @@ func TestPanicsOfWhatIsAroundAHandlerAreItsErrors(t *testing.T) {
 func TestAPanicAtTheEndOfATraceIsReported(t *testing.T) {
 	t.Parallel()
 	l, gone, told := &changing{}, newDisposed(), make(chan error, 10)
-	c := over(t, l, consumer.WithDisposer(gone), consumer.OnError(func(_ context.Context, err error) { told <- err }),
+	c := over(t, l, consumer.WithDisposer(gone), consumer.WithErrorHook(func(_ context.Context, err error) { told <- err }),
 		consumer.WithTracer(func(ctx context.Context, _ string, _ []*consumer.Message) (context.Context, func(error)) {
 			return ctx, func(error) { panic("wanted") }
 		}))
@@ -493,13 +494,13 @@ func TestN29_ARecreatedTopicHaltsTheRun(t *testing.T) {
 	l := &changing{id: "cluster/topic"}
 	member := func(opts ...consumer.Option) *consumer.Consumer {
 		t.Helper()
-		c, err := consumer.New("group", db, append(opts, consumer.WithTransport(l), consumer.Topics("log"),
+		c, err := consumer.New("group", db, append(opts, consumer.WithTransport(l), consumer.WithTopics("log"),
 			consumer.WithCollections("marks"), consumer.WithRetention(time.Hour), consumer.WithoutTTL(), consumer.WithLease(time.Second),
-			consumer.Commits(consumer.CommitEach()), consumer.WithDisposer(newDisposed()), consumer.OnError(func(context.Context, error) {}))...)
+			consumer.Commits(consumer.CommitEach()), consumer.WithDisposer(newDisposed()), consumer.WithErrorHook(func(context.Context, error) {}))...)
 		if err != nil {
 			t.Fatal(err)
 		}
-		handle(t, c, "counted", nop, consumer.Exactly(consumer.Claimed))
+		handle(t, c, "counted", nop, consumer.WithMode(consumer.Claimed))
 		return c
 	}
 
@@ -532,7 +533,7 @@ func TestN29_ARecreatedTopicHaltsTheRun(t *testing.T) {
 	runs(t, member())
 	l.untilCommitted(t, 2)
 
-	if _, err := consumer.New("group", db, consumer.Topics("log"), consumer.WithTransport(l), consumer.WithRetention(time.Second),
+	if _, err := consumer.New("group", db, consumer.WithTopics("log"), consumer.WithTransport(l), consumer.WithRetention(time.Second),
 		consumer.WithLease(time.Millisecond), consumer.WithCollections("a$b")); err == nil ||
 		!strings.Contains(err.Error(), "retention 1s") || !strings.Contains(err.Error(), "lease 1ms") || !strings.Contains(err.Error(), "a$b") {
 		t.Errorf("invalid options: %v", err)

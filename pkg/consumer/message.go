@@ -3,15 +3,10 @@ package consumer
 import (
 	"bytes"
 	"errors"
+	"github.com/outrelay/outrelay/pkg/event"
 	"slices"
 	"time"
 )
-
-// Header is one header of a record. Names may repeat.
-type Header struct {
-	Key   string
-	Value []byte
-}
 
 // Record is one record as a Transport returns it. Its bytes belong to the holder of the record.
 type Record struct {
@@ -21,7 +16,7 @@ type Record struct {
 	LeaderEpoch int32 // of the partition leader that wrote it; -1 unknown
 	Time        time.Time
 	Key, Value  []byte // Value nil: a tombstone
-	Headers     []Header
+	Headers     []event.Header
 	// Err is set if the record cannot be read, for example because it is too large. The record then
 	// has only its place and its time, and becomes a dead letter.
 	Err error
@@ -36,19 +31,20 @@ type Message struct {
 	Offset      int64
 	LeaderEpoch int32 // of the partition leader that wrote it; -1 unknown
 	Time        time.Time
-	Key, Value  []byte   // Value nil: a tombstone
-	Headers     []Header // all headers of the record, unchanged
+	Key, Value  []byte         // Value nil: a tombstone
+	Headers     []event.Header // all headers of the record, unchanged
 
 	// ID is the text of the event's id. For a record without an id it is
 	// "<topic>/<partition>/<offset>@<timestamp in ms>", which is the same in each redelivery.
 	ID string
-	// Namespace distinguishes equal ids of different origins. It is the header outrelay-ns in
+	// Source distinguishes equal ids of different origins. It is the header outrelay-ns in
 	// hexadecimal; without that header, the source of a CloudEvent; otherwise "".
-	Namespace string
-	// Type is the event's type; "" if the record has none.
-	Type string
-	// AggregateType, AggregateID, ContentType and SchemaVersion are set if the relay's preset writes them.
-	AggregateType, AggregateID, ContentType, SchemaVersion string
+	Source string
+	// Name is the event's type; "" if the record has none.
+	Name string
+	// Aggregate, ContentType and SchemaVersion are set if the relay's preset writes them.
+	Aggregate                  event.Aggregate
+	ContentType, SchemaVersion string
 
 	Delivery    int  // incremented by each requeue or replay of the outbox
 	Redelivered bool // set by the relay if the event may have been delivered before
@@ -76,19 +72,19 @@ func (m *Message) Header(name string) ([]byte, bool) {
 // SetHeader replaces all headers of that name by one. It copies the list, so copies of the message
 // do not change.
 func (m *Message) SetHeader(name string, value []byte) {
-	hs := make([]Header, 0, len(m.Headers)+1)
+	hs := make([]event.Header, 0, len(m.Headers)+1)
 	for _, h := range m.Headers {
 		if h.Key != name {
 			hs = append(hs, h)
 		}
 	}
-	m.Headers = append(hs, Header{Key: name, Value: value})
+	m.Headers = append(hs, event.Header{Key: name, Value: value})
 }
 
 // DeleteHeader removes all headers of that name. It copies the list, so copies of the message do
 // not change.
 func (m *Message) DeleteHeader(name string) {
-	m.Headers = slices.DeleteFunc(slices.Clone(m.Headers), func(h Header) bool { return h.Key == name })
+	m.Headers = slices.DeleteFunc(slices.Clone(m.Headers), func(h event.Header) bool { return h.Key == name })
 }
 
 // Copy returns a copy that shares the bytes of key, value and header values, but not the list of headers.

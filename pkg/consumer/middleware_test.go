@@ -46,7 +46,7 @@ func (j *journal) around(name string) consumer.Middleware {
 // handler returns a handler that records the type and the value of each message.
 func (j *journal) handler() consumer.Handler {
 	return consumer.HandlerFunc(func(_ context.Context, m *consumer.Message) error {
-		j.add(m.Type + "=" + string(m.Value))
+		j.add(m.Name + "=" + string(m.Value))
 		return nil
 	})
 }
@@ -59,7 +59,7 @@ func TestChainIsAnOnion(t *testing.T) {
 	c.Use(j.around("c"))
 
 	h := c.Middleware()(j.handler())
-	if err := h.Handle(t.Context(), &consumer.Message{Type: "T", Value: []byte("1")}); err != nil {
+	if err := h.Handle(t.Context(), &consumer.Message{Name: "T", Value: []byte("1")}); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := j.String(), "a( b( c( T=1 )c )b )a"; got != want {
@@ -79,7 +79,7 @@ func TestMiddlewareMutatesReplacesAndDrops(t *testing.T) {
 			return next.Handle(ctx, m)
 		}), "a( T=2 )a", nil},
 		"replace": {wrap(func(ctx context.Context, m *consumer.Message, next consumer.Handler) error {
-			return next.Handle(ctx, &consumer.Message{Type: "U", Value: m.Value})
+			return next.Handle(ctx, &consumer.Message{Name: "U", Value: m.Value})
 		}), "a( U=1 )a", nil},
 		"drop":        {wrap(func(context.Context, *consumer.Message, consumer.Handler) error { return consumer.ErrDrop }), "a( )a", consumer.ErrDrop},
 		"fail":        {wrap(func(context.Context, *consumer.Message, consumer.Handler) error { return errFlaky }), "a( )a", errFlaky},
@@ -96,7 +96,7 @@ func TestMiddlewareMutatesReplacesAndDrops(t *testing.T) {
 			var j journal
 			var chain consumer.Chain
 			chain.Use(j.around("a"), c.mw)
-			err := chain.Middleware()(j.handler()).Handle(t.Context(), &consumer.Message{Type: "T", Value: []byte("1")})
+			err := chain.Middleware()(j.handler()).Handle(t.Context(), &consumer.Message{Name: "T", Value: []byte("1")})
 			if !errors.Is(err, c.err) || (err == nil) != (c.err == nil) || j.String() != c.want {
 				t.Errorf("ran %s, %v; want %s, %v", j.String(), err, c.want, c.err)
 			}
@@ -116,7 +116,7 @@ func TestARunKeepsTheMiddlewaresThatItBeganWith(t *testing.T) {
 	var j journal
 	var c consumer.Chain
 	c.Use(wrap(func(ctx context.Context, m *consumer.Message, next consumer.Handler) error {
-		if m.Type == "first" {
+		if m.Name == "first" {
 			c.Use(j.around("late"))
 		}
 		return next.Handle(ctx, m)
@@ -124,13 +124,13 @@ func TestARunKeepsTheMiddlewaresThatItBeganWith(t *testing.T) {
 
 	h := c.Middleware()(j.handler())
 	for _, typ := range []string{"first", "second"} {
-		if err := h.Handle(t.Context(), &consumer.Message{Type: typ}); err != nil {
+		if err := h.Handle(t.Context(), &consumer.Message{Name: typ}); err != nil {
 			t.Fatal(err)
 		}
 	}
 
 	c.Clear()
-	if err := h.Handle(t.Context(), &consumer.Message{Type: "third"}); err != nil {
+	if err := h.Handle(t.Context(), &consumer.Message{Name: "third"}); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := j.String(), "first= late( second= )late third="; got != want {
@@ -200,19 +200,19 @@ func TestValidatorsByType(t *testing.T) {
 	var j journal
 	h, strict := v.Middleware()(j.handler()), v.Strict().Middleware()(j.handler())
 
-	err = h.Handle(t.Context(), &consumer.Message{ID: "7", Type: "A"})
+	err = h.Handle(t.Context(), &consumer.Message{ID: "7", Name: "A"})
 	bad, ok := errors.AsType[*consumer.InvalidError](err)
 	if !ok || bad.ID != "7" || !cmp.Equal(bad.Problems, []string{"no body", "no id"}) {
 		t.Errorf("invalid body: got %v, want an InvalidError of message 7 with two problems", err)
 	}
 
-	if err := h.Handle(t.Context(), &consumer.Message{Type: "A", Value: []byte("x")}); err != nil {
+	if err := h.Handle(t.Context(), &consumer.Message{Name: "A", Value: []byte("x")}); err != nil {
 		t.Errorf("valid body: got %v, want nil", err)
 	}
-	if err := h.Handle(t.Context(), &consumer.Message{Type: "B"}); err != nil {
+	if err := h.Handle(t.Context(), &consumer.Message{Name: "B"}); err != nil {
 		t.Errorf("type without a validator: got %v, want nil", err)
 	}
-	if err := strict.Handle(t.Context(), &consumer.Message{Type: "B"}); !errors.Is(err, consumer.ErrValidation) {
+	if err := strict.Handle(t.Context(), &consumer.Message{Name: "B"}); !errors.Is(err, consumer.ErrValidation) {
 		t.Errorf("type without a validator, strict: got %v, want ErrValidation", err)
 	}
 

@@ -14,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // Whatever the mode is, nothing is committed past a message that is not finished, though later ones are.
@@ -33,7 +34,7 @@ func TestCommitModesNeverCommitPastAGap(t *testing.T) {
 			k := newKit(t, 1)
 			b := newBlocked("stop", k.effects("effects"))
 			stats := &counts{}
-			cons := k.consumer(consumer.Commits(c.mode), consumer.Batch(1), consumer.WithObserver(stats))
+			cons := k.consumer(consumer.Commits(c.mode), consumer.WithBatch(1), consumer.WithObserver(stats))
 			if err := cons.Handle("*", b); err != nil {
 				t.Fatal(err)
 			}
@@ -258,7 +259,7 @@ func TestN29_OffsetsThatRetentionRemovedArePassed(t *testing.T) {
 	k := newKit(t, 1)
 	k.publish(numbered(1, 10)...)
 	gaps := make(chan struct{}, 10)
-	c := k.consumer(consumer.Commits(consumer.CommitEach()), consumer.Batch(1), consumer.OnError(func(_ context.Context, err error) {
+	c := k.consumer(consumer.Commits(consumer.CommitEach()), consumer.WithBatch(1), consumer.WithErrorHook(func(_ context.Context, err error) {
 		var gap *consumer.RangeError
 		if errors.As(err, &gap) && gap.Offset == 10 && gap.Start == 20 {
 			gaps <- struct{}{}
@@ -276,7 +277,7 @@ func TestN29_OffsetsThatRetentionRemovedArePassed(t *testing.T) {
 	if _, err := adm.DeleteRecords(k.context(), offsets); err != nil {
 		t.Fatal(err)
 	}
-	halting := k.consumer(consumer.HaltOnGap())
+	halting := k.consumer(consumer.WithHaltOnGap())
 	handle(t, halting, "counted", k.effects("effects"))
 	var gap *consumer.RangeError
 	if err := halting.Run(k.context()); !errors.As(err, &gap) || gap.Start != 20 {
@@ -297,7 +298,7 @@ func TestN18_LettersOfOneHandlerAreForItAlone(t *testing.T) {
 	only := func(to string) *consumer.Message {
 		m := msg("a", "counted", "0")
 		m.SetHeader("id", []byte(to))
-		m.Headers = append(m.Headers, consumer.Header{Key: "outrelay-only", Value: []byte(to)})
+		m.Headers = append(m.Headers, event.Header{Key: "outrelay-only", Value: []byte(to)})
 		return m
 	}
 	k.publish(only(k.group+"/one"), only("another/two"), msg("a", "counted", "1"))
@@ -314,7 +315,7 @@ func TestMemoryIsBoundedWhileAHandlerHangs(t *testing.T) {
 	stats := &counts{}
 	release := make(chan struct{})
 	reached := make(chan struct{}, 1000)
-	c := k.consumer(consumer.Buffer(50, 4<<10), consumer.MaxAhead(100), consumer.Batch(1), consumer.WithObserver(stats))
+	c := k.consumer(consumer.WithBuffer(50, 4<<10), consumer.MaxAhead(100), consumer.WithBatch(1), consumer.WithObserver(stats))
 	handle(t, c, "counted", func(ctx context.Context, _ *consumer.Message) error {
 		reached <- struct{}{}
 		select {
@@ -323,7 +324,7 @@ func TestMemoryIsBoundedWhileAHandlerHangs(t *testing.T) {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-	}, consumer.Exactly(consumer.AtLeastOnce))
+	}, consumer.WithMode(consumer.AtLeastOnce))
 	n := 600
 	all := numbered(20, n)
 	for i := 0; i < n; i += 20 { // a batch is never taken in by parts

@@ -101,8 +101,8 @@ type settings struct {
 	defaults      defaults
 }
 
-// Topics names the topics that the group reads.
-func Topics(names ...string) Option {
+// WithTopics names the topics that the group reads.
+func WithTopics(names ...string) Option {
 	return option(func(s *settings) { s.topics = append(s.topics, names...) })
 }
 
@@ -132,9 +132,9 @@ func Receive(f func(ctx context.Context, m *Message) (*Message, error)) Option {
 // WithDisposer replaces the Disposer, which carries out the verdicts that move a message to another place.
 func WithDisposer(d Disposer) Option { return option(func(s *settings) { s.disposer = d }) }
 
-// OnError sets a function that is called once with each error of the consumer, also with errors
+// WithErrorHook sets a function that is called once with each error of the consumer, also with errors
 // that the consumer handles without help. It must not block. ctx is never nil.
-func OnError(f func(ctx context.Context, err error)) Option {
+func WithErrorHook(f func(ctx context.Context, err error)) Option {
 	return option(func(s *settings) { s.onError = f })
 }
 
@@ -147,20 +147,20 @@ func WithTracer(t Tracer) Option { return option(func(s *settings) { s.tracer = 
 // WithLogger replaces slog.Default. Payloads, keys and headers are never logged.
 func WithLogger(log *slog.Logger) Option { return option(func(s *settings) { s.log = log }) }
 
-// Concurrency sets how many lanes run at once, over all partitions and handlers.
-func Concurrency(n int) Option { return option(func(s *settings) { s.concurrency = n }) }
+// WithConcurrency sets how many lanes run at once, over all partitions and handlers.
+func WithConcurrency(n int) Option { return option(func(s *settings) { s.concurrency = n }) }
 
-// Drain sets how long a stop or a rebalance waits for running handlers before it abandons them. It
+// WithDrain sets how long a stop or a rebalance waits for running handlers before it abandons them. It
 // is limited to three quarters of the time that the group waits for a member: the shorter of
 // Kafka's session and rebalance time-outs.
-func Drain(d time.Duration) Option { return option(func(s *settings) { s.drain = d }) }
+func WithDrain(d time.Duration) Option { return option(func(s *settings) { s.drain = d }) }
 
 // Commits sets when offsets are committed. Defaults to CommitInterval(DefaultCommitInterval).
 func Commits(m CommitMode) Option { return option(func(s *settings) { s.commitMode = m }) }
 
-// Buffer bounds the messages and bytes of one partition that are fetched and not finished. One
+// WithBuffer bounds the messages and bytes of one partition that are fetched and not finished. One
 // fetch may exceed the bound.
-func Buffer(records, bytes int) Option {
+func WithBuffer(records, bytes int) Option {
 	return option(func(s *settings) { s.bufferRecords, s.bufferBytes = records, bytes })
 }
 
@@ -178,32 +178,32 @@ func AllowIdle() Option { return option(func(s *settings) { s.allowIdle = true }
 // letters of class no_handler, which can be requeued when there is a handler.
 func AckUnknown() Option { return option(func(s *settings) { s.ackUnknown = true }) }
 
-// HaltOnGap makes Run return a *RangeError if a partition no longer has the next record. Without it
+// WithHaltOnGap makes Run return a *RangeError if a partition no longer has the next record. Without it
 // the consumer reports the error and continues with the first record that exists.
-func HaltOnGap() Option { return option(func(s *settings) { s.haltOnGap = true }) }
+func WithHaltOnGap() Option { return option(func(s *settings) { s.haltOnGap = true }) }
 
 // Named sets the name of the handler. Group and name are its identity in the inbox:
 // "<group>/<name>". Do not change it during the life of the service. Defaults to the patterns,
 // joined by commas.
 func Named(name string) HandlerOption { return handlerOption(func(h *handling) { h.name = name }) }
 
-// Exactly sets the mode of the inbox. Defaults to Transactional.
-func Exactly(mode Mode) Setting { return setting(func(h *handling) { h.mode = mode }) }
+// WithMode sets the mode of the inbox. Defaults to Transactional.
+func WithMode(mode Mode) Setting { return setting(func(h *handling) { h.mode = mode }) }
 
 // InTransaction runs handlers of mode AtLeastOnce in a transaction too. In the other modes handlers
 // always do.
 func InTransaction() Setting { return setting(func(h *handling) { h.inTransaction = true }) }
 
-// Timeout bounds one call of a handler by its context. Keep it well below the server's limit for a
+// WithTimeout bounds one call of a handler by its context. Keep it well below the server's limit for a
 // transaction, 60 s.
-func Timeout(d time.Duration) Setting { return setting(func(h *handling) { h.timeout = d }) }
+func WithTimeout(d time.Duration) Setting { return setting(func(h *handling) { h.timeout = d }) }
 
-// Batch sets how many messages of a lane may share a transaction.
-func Batch(n int) Setting { return setting(func(h *handling) { h.batch = n }) }
+// WithBatch sets how many messages of a lane may share a transaction.
+func WithBatch(n int) Setting { return setting(func(h *handling) { h.batch = n }) }
 
-// Limit sets how many calls of the handler run at once, over all lanes and partitions. 0 sets no
+// WithLimit sets how many calls of the handler run at once, over all lanes and partitions. 0 sets no
 // limit other than Concurrency. As an option of New it limits each handler separately.
-func Limit(n int) Setting { return setting(func(h *handling) { h.limit = n }) }
+func WithLimit(n int) Setting { return setting(func(h *handling) { h.limit = n }) }
 
 // OnFailure sets the Decider, such as a Policy, that decides about messages whose handler failed. It
 // replaces Retry.
@@ -219,8 +219,8 @@ func OnFailure(d Decider) Setting {
 	})
 }
 
-// Use adds middlewares. The middlewares of New are outside those of the handler.
-func Use(mws ...Middleware) Setting {
+// WithMiddleware adds middlewares. The middlewares of New are outside those of the handler.
+func WithMiddleware(mws ...Middleware) Setting {
 	return setting(func(h *handling) {
 		h.middlewares = append(h.middlewares[:len(h.middlewares):len(h.middlewares)], mws...)
 		for _, m := range mws {

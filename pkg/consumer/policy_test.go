@@ -17,6 +17,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 var errFlaky = errors.New("flaky")
@@ -292,8 +293,8 @@ func TestRetryTopicsOfAPolicy(t *testing.T) {
 	}
 
 	// The next retry topic of a message belongs to the topic of its first record.
-	origin := consumer.Header{Key: consumer.HeaderRetryOrigin, Value: []byte("orders/3/17")}
-	m := &consumer.Message{Topic: "orders.g.retry.1", Group: "g", Attempt: 2, Headers: []consumer.Header{origin}}
+	origin := event.Header{Key: consumer.HeaderRetryOrigin, Value: []byte("orders/3/17")}
+	m := &consumer.Message{Topic: "orders.g.retry.1", Group: "g", Attempt: 2, Headers: []event.Header{origin}}
 	if v := p.Decide(io.EOF, m, consumer.Attempts{Failed: 1, Total: 2}); v.Topic != "orders.g.retry.2" {
 		t.Errorf("next retry topic: got %q, want orders.g.retry.2", v.Topic)
 	}
@@ -336,7 +337,7 @@ func TestAPolicyThatTheConsumerCannotCarryOutIsRefused(t *testing.T) {
 	t.Parallel()
 	refused := func(name string, p *consumer.Policy) {
 		t.Helper()
-		c, err := consumer.New("g", nil, consumer.Topics("t"), consumer.Brokers("127.0.0.1:1"), consumer.OnFailure(p), consumer.AllowIdle(),
+		c, err := consumer.New("g", nil, consumer.WithTopics("t"), consumer.WithBrokers("127.0.0.1:1"), consumer.OnFailure(p), consumer.AllowIdle(),
 			consumer.Letters(nil), consumer.DeadTopics(nil), consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error { return fn(ctx) }),
 			consumer.WithInbox(noInbox{}))
 		if err == nil {

@@ -373,7 +373,7 @@ func (w *watch) matchesMessage(m *Message) (yes bool) {
 			yes = false
 		}
 	}()
-	return glob.Match(w.pattern, m.Type) && (w.cond == nil || w.cond(m))
+	return glob.Match(w.pattern, m.Name) && (w.cond == nil || w.cond(m))
 }
 
 // notifyWatches passes a copy of a finished message to the watches that match it. It calls their

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // offline returns a consumer that is never run.
@@ -23,7 +24,7 @@ func offline(t *testing.T, opts ...consumer.Option) *consumer.Consumer {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cl.Disconnect(context.WithoutCancel(t.Context())) })
-	c, err := consumer.New("group", cl.Database("db"), append([]consumer.Option{consumer.Brokers("127.0.0.1:1"), consumer.Topics("t")}, opts...)...)
+	c, err := consumer.New("group", cl.Database("db"), append([]consumer.Option{consumer.WithBrokers("127.0.0.1:1"), consumer.WithTopics("t")}, opts...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,8 +35,8 @@ func nop(context.Context, *consumer.Message) error { return nil }
 
 func TestNewListsAllThatIsWrong(t *testing.T) {
 	t.Parallel()
-	_, err := consumer.New("", nil, consumer.Concurrency(0), consumer.Batch(0), consumer.Timeout(-1), consumer.Drain(0),
-		consumer.Buffer(0, 0), consumer.Commits(consumer.CommitCount(0)), consumer.Exactly(consumer.Mode(9)), consumer.Brokers("nowhere"), consumer.Use(nil))
+	_, err := consumer.New("", nil, consumer.WithConcurrency(0), consumer.WithBatch(0), consumer.WithTimeout(-1), consumer.WithDrain(0),
+		consumer.WithBuffer(0, 0), consumer.Commits(consumer.CommitCount(0)), consumer.WithMode(consumer.Mode(9)), consumer.WithBrokers("nowhere"), consumer.WithMiddleware(nil))
 	if err == nil {
 		t.Fatal("no error")
 	}
@@ -53,7 +54,7 @@ func TestRegistryListsAndTakesBack(t *testing.T) {
 	t.Parallel()
 	c := offline(t)
 	handle(t, c, "order.*", nop)
-	handle(t, c, "*", nop, consumer.Named("audit"), consumer.Exactly(consumer.AtLeastOnce))
+	handle(t, c, "*", nop, consumer.Named("audit"), consumer.WithMode(consumer.AtLeastOnce))
 	off, err := c.On("order.placed", nop)
 	if err != nil {
 		t.Fatal(err)
@@ -129,7 +130,7 @@ func TestHandleRefusesWhatCannotBe(t *testing.T) {
 		"nil func": c.Handle("a", consumer.HandlerFunc(nil)),
 		"empty":    c.Handle("", consumer.HandlerFunc(nop)),
 		"slash":    c.Handle("a", consumer.HandlerFunc(nop), consumer.Named("a/b")),
-		"batch":    c.Handle("a", consumer.HandlerFunc(nop), consumer.Batch(1000)),
+		"batch":    c.Handle("a", consumer.HandlerFunc(nop), consumer.WithBatch(1000)),
 		"policy":   c.Handle("a", consumer.HandlerFunc(nop), consumer.OnFailure(nil)),
 	} {
 		if err == nil {
@@ -144,10 +145,10 @@ func TestHandleRefusesWhatCannotBe(t *testing.T) {
 // The settings of a handler override those of New, in both directions.
 func TestSettingsOfAHandlerOverrideThoseOfAll(t *testing.T) {
 	t.Parallel()
-	c := offline(t, consumer.Exactly(consumer.Claimed))
+	c := offline(t, consumer.WithMode(consumer.Claimed))
 	handle(t, c, "a", nop)
-	handle(t, c, "b", nop, consumer.Exactly(consumer.Transactional))
-	handle(t, c, "c", nop, consumer.Exactly(consumer.AtLeastOnce), consumer.InTransaction())
+	handle(t, c, "b", nop, consumer.WithMode(consumer.Transactional))
+	handle(t, c, "c", nop, consumer.WithMode(consumer.AtLeastOnce), consumer.InTransaction())
 	var modes []consumer.Mode
 	for _, h := range c.Handlers() {
 		modes = append(modes, h.Mode)
@@ -210,7 +211,7 @@ func TestOnceAndWaitFor(t *testing.T) {
 		break
 	}
 	k.publish(msg("other", "counted", "3"))
-	k.publish(&consumer.Message{Value: []byte("3"), Headers: []consumer.Header{{Key: "type", Value: []byte("counted")}}})
+	k.publish(&consumer.Message{Value: []byte("3"), Headers: []event.Header{{Key: "type", Value: []byte("counted")}}})
 	a := <-got
 	if a.err != nil || string(a.m.Value) != "3" {
 		t.Errorf("%+v", a)
@@ -239,25 +240,25 @@ func TestMiddlewareIsAnOnion(t *testing.T) {
 
 	stats := &counts{}
 	got, batches := make(chan string, 10), make(chan string, 10)
-	c := k.consumer(consumer.Use(trail("a"), trail("b")), consumer.WithObserver(stats), consumer.Receive(func(_ context.Context, m *consumer.Message) (*consumer.Message, error) {
+	c := k.consumer(consumer.WithMiddleware(trail("a"), trail("b")), consumer.WithObserver(stats), consumer.Receive(func(_ context.Context, m *consumer.Message) (*consumer.Message, error) {
 		switch string(m.Value) {
 		case "gone":
 			return nil, consumer.ErrDrop
 		case "0":
-			m.Type = "routed"
+			m.Name = "routed"
 		}
 		return m, nil
 	}))
 	handle(t, c, "routed", func(_ context.Context, m *consumer.Message) error {
 		got <- string(m.Value)
 		return nil
-	}, consumer.Use(trail("c")), consumer.Batch(1))
+	}, consumer.WithMiddleware(trail("c")), consumer.WithBatch(1))
 	err := c.HandleBatch("counted", func(_ context.Context, ms []*consumer.Message) error {
 		for _, m := range ms {
 			batches <- string(m.Value)
 		}
 		return nil
-	}, consumer.Exactly(consumer.AtLeastOnce))
+	}, consumer.WithMode(consumer.AtLeastOnce))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -243,7 +243,7 @@ func (d *MessageDisposer) appendEvent(ctx context.Context, ev event.Event) error
 // other names, which restoreHeaders replaces by the original ones.
 func newScheduledRetry(m *Message, handler string, due time.Time) event.Event {
 	id := boundIdentity(fmt.Sprintf("retry/%s/%s/%s/%s/%d/%s/%d/%d",
-		m.Group, handler, m.Namespace, m.ID, m.Delivery, m.Topic, m.Partition, m.Offset))
+		m.Group, handler, m.Source, m.ID, m.Delivery, m.Topic, m.Partition, m.Offset))
 	origin := originOf(m)
 	opts := []event.Option{event.WithTopic(origin.Topic), event.WithDueAt(due), event.WithID(id)}
 	if len(m.Key) > 0 {
@@ -281,8 +281,8 @@ func newScheduledRetry(m *Message, handler string, due time.Time) event.Event {
 	if m.Value != nil {
 		payload = event.Bytes(m.ContentType, m.Value)
 	}
-	about := event.Aggregate{Type: cmp.Or(m.AggregateType, "retry"), ID: cmp.Or(m.AggregateID, m.ID)}
-	return event.New(about, cmp.Or(m.Type, "retry"), payload, opts...)
+	about := event.Aggregate{Type: cmp.Or(m.Aggregate.Type, "retry"), ID: cmp.Or(m.Aggregate.ID, m.ID)}
+	return event.New(about, cmp.Or(m.Name, "retry"), payload, opts...)
 }
 
 // presetHeaders has the headers that the relay writes from the fields of an event.

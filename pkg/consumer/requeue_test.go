@@ -17,6 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -133,7 +134,7 @@ func TestALetterLargerThanADocumentIsBare(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t, nil)
 	large := failed(1, "A")
-	large.Headers = append(large.Headers, consumer.Header{Key: "x", Value: make([]byte, 17<<20)})
+	large.Headers = append(large.Headers, event.Header{Key: "x", Value: make([]byte, 17<<20)})
 	v := consumer.Verdict{Action: consumer.DeadLetter}
 	if err := g.Dispose(t.Context(), large, "h", v, errFlaky); !errors.Is(err, consumer.ErrUnfit) {
 		t.Fatalf("17 MiB of headers: %v", err)
@@ -281,8 +282,8 @@ func TestFaultsToATopic(t *testing.T) {
 		t.Fatalf("published %v", g.out.list)
 	}
 	m := again(t, g.out.list["faults"][0], "faults")
-	if m.Type != "fault.A" {
-		t.Errorf("type %q", m.Type)
+	if m.Name != "fault.A" {
+		t.Errorf("type %q", m.Name)
 	}
 	g.bury(t, "h", m) // a handler of faults that fails
 	if len(g.out.list["faults"]) != 1 {

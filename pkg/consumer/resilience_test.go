@@ -82,7 +82,7 @@ func TestDatabaseAwayPausesAndLosesNothing(t *testing.T) {
 	n := 120
 	stats := &counts{}
 	dead := newDisposed()
-	c := k.consumer(consumer.WithObserver(stats), consumer.WithDisposer(dead), consumer.OnFailure(tries(1)), consumer.Buffer(20, 1<<20))
+	c := k.consumer(consumer.WithObserver(stats), consumer.WithDisposer(dead), consumer.OnFailure(tries(1)), consumer.WithBuffer(20, 1<<20))
 	handle(t, c, "counted", k.effects("effects"))
 	k.publish(numbered(8, n/2)...)
 	k.start(c)
@@ -117,7 +117,7 @@ func TestWhatCannotBeWaitedOutEndsTheRun(t *testing.T) {
 	standalone := func(ctx context.Context, fn func(ctx context.Context) error) error {
 		return fmt.Errorf("%w: %w", outbox.ErrStandalone, fn(ctx))
 	}
-	for _, opts := range [][]consumer.Option{{}, {consumer.Exactly(consumer.AtLeastOnce), consumer.InTransaction()}} {
+	for _, opts := range [][]consumer.Option{{}, {consumer.WithMode(consumer.AtLeastOnce), consumer.InTransaction()}} {
 		c := k.consumer(append(opts, consumer.Transactions(standalone))...)
 		handle(t, c, "*", func(context.Context, *consumer.Message) error { return errWanted })
 		if err := c.Run(k.context()); !errors.Is(err, outbox.ErrStandalone) {
@@ -158,7 +158,7 @@ func TestPauseHoldsNothingInMemory(t *testing.T) {
 	n := 60
 	stats := &counts{}
 	b := newBlocked("3", k.effects("effects"))
-	c := k.consumer(consumer.WithObserver(stats), consumer.Batch(4))
+	c := k.consumer(consumer.WithObserver(stats), consumer.WithBatch(4))
 	if err := c.Handle("counted", b); err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +187,7 @@ func TestStopFinishesWhatIsInFlight(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	b := newBlocked("0", k.effects("effects"))
-	c := k.consumer(consumer.Commits(consumer.CommitOnDrain()), consumer.Batch(1))
+	c := k.consumer(consumer.Commits(consumer.CommitOnDrain()), consumer.WithBatch(1))
 	if err := c.Handle("counted", b); err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +222,7 @@ func TestStopAbandonsWhatDoesNotEndInTime(t *testing.T) {
 	k := newKit(t, 1)
 	b := newBlocked("2", k.effects("effects"))
 	abandoned := make(chan struct{}, 10)
-	c := k.consumer(consumer.Drain(50*time.Millisecond), consumer.Batch(1), consumer.OnError(func(_ context.Context, err error) {
+	c := k.consumer(consumer.WithDrain(50*time.Millisecond), consumer.WithBatch(1), consumer.WithErrorHook(func(_ context.Context, err error) {
 		if errors.Is(err, consumer.ErrAbandoned) {
 			abandoned <- struct{}{}
 		}
@@ -258,7 +258,7 @@ func TestACoolingLaneDoesNotBlockOthers(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	effects := k.effects("effects")
-	c := k.consumer(consumer.Concurrency(1), consumer.OnFailure(cooling{time.Hour, consumer.RetryAfter}))
+	c := k.consumer(consumer.WithConcurrency(1), consumer.OnFailure(cooling{time.Hour, consumer.RetryAfter}))
 	handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
 		if string(m.Key) == "bad" {
 			return errWanted
@@ -296,7 +296,7 @@ func TestNothingOfALanePassesAnInterruptedMessage(t *testing.T) {
 			stats := &counts{}
 			failed := make(chan struct{}, 10)
 			var healed atomic.Bool
-			c := k.consumer(consumer.Batch(1), consumer.WithObserver(stats), consumer.OnFailure(cooling{time.Hour, consumer.RetryAfter}))
+			c := k.consumer(consumer.WithBatch(1), consumer.WithObserver(stats), consumer.OnFailure(cooling{time.Hour, consumer.RetryAfter}))
 			effects := k.effects("effects")
 			handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
 				if string(m.Value) == "3" && !healed.Load() {
@@ -350,14 +350,14 @@ func TestHandlersHaveLimitedTimeAndNumber(t *testing.T) {
 	handle(t, c, "slow", func(ctx context.Context, _ *consumer.Message) error {
 		<-ctx.Done()
 		return ctx.Err()
-	}, consumer.Timeout(50*time.Millisecond))
+	}, consumer.WithTimeout(50*time.Millisecond))
 	var at, most atomic.Int64
 	effects := k.effects("effects")
 	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		most.Store(max(most.Load(), at.Add(1)))
 		defer at.Add(-1)
 		return effects(ctx, m)
-	}, consumer.Limit(1), consumer.Exactly(consumer.AtLeastOnce))
+	}, consumer.WithLimit(1), consumer.WithMode(consumer.AtLeastOnce))
 	k.publish(msg("a", "slow", "0"))
 	k.publish(numbered(8, 40)...)
 	k.start(c)
@@ -379,7 +379,7 @@ func TestBatchHandlersGetALaneTogether(t *testing.T) {
 			t.Parallel()
 			k := newKit(t, 1)
 			dead := newDisposed()
-			c := k.consumer(consumer.WithDisposer(dead), consumer.OnFailure(tries(1)), consumer.Exactly(mode))
+			c := k.consumer(consumer.WithDisposer(dead), consumer.OnFailure(tries(1)), consumer.WithMode(mode))
 			var mu sync.Mutex
 			var sizes []int
 			coll := k.collection("effects")
@@ -396,7 +396,7 @@ func TestBatchHandlersGetALaneTogether(t *testing.T) {
 				mu.Unlock()
 				_, err := coll.InsertMany(ctx, docs)
 				return err
-			}, consumer.Batch(5))
+			}, consumer.WithBatch(5))
 			if err != nil {
 				t.Fatal(err)
 			}

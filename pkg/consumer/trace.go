@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/outrelay/outrelay/pkg/event"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/propagation"
@@ -11,7 +12,7 @@ import (
 )
 
 // headerCarrier lets a propagator read the headers of a message. It uses the first header of each name.
-type headerCarrier []Header
+type headerCarrier []event.Header
 
 func (c headerCarrier) Get(key string) string {
 	for _, h := range c {
@@ -76,7 +77,7 @@ func Spans(tracer trace.Tracer, p propagation.TextMapPropagator) Tracer {
 		if len(ms) == 1 {
 			attrs = append(attrs,
 				attribute.String("messaging.message.id", ms[0].ID),
-				attribute.String("outrelay.type", ms[0].Type),
+				attribute.String("outrelay.type", ms[0].Name),
 				attribute.Int("outrelay.attempt", ms[0].Attempt))
 		}
 

@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // spans is a tracer that records its spans.
@@ -52,10 +53,10 @@ func (s *span) SpanContext() trace.SpanContext      { return s.sc }
 func startTrace(id, parent, bag string) *consumer.Message {
 	m := &consumer.Message{ID: id, Topic: "orders", Group: "g", Attempt: 1}
 	if parent != "" {
-		m.Headers = append(m.Headers, consumer.Header{Key: "traceparent", Value: []byte(parent)})
+		m.Headers = append(m.Headers, event.Header{Key: "traceparent", Value: []byte(parent)})
 	}
 	if bag != "" {
-		m.Headers = append(m.Headers, consumer.Header{Key: "baggage", Value: []byte(bag)})
+		m.Headers = append(m.Headers, event.Header{Key: "baggage", Value: []byte(bag)})
 	}
 	return m
 }

@@ -203,7 +203,7 @@ func (t *track) newWaiting(x task, unordered bool) *setaside.Message {
 	}
 
 	w.Generation = t.p.generationOf(t.reg)
-	w.ID = setaside.MessageID(place, w.Generation, w.Offset, m.Namespace+"/"+dedupID(m))
+	w.ID = setaside.MessageID(place, w.Generation, w.Offset, m.Source+"/"+dedupID(m))
 	w.Queue = setaside.KeyQueue(rec.Key)
 	if rec.Key == nil || unordered && !t.isBehind(x) {
 		w.Queue = w.ID

@@ -26,7 +26,7 @@ func (t *track) applyPolicy(x task, cause error) (done, again bool) {
 	// With AckUnknown, messages without a handler are normal. They are reported once per type, not
 	// once per message.
 	if t.reg == t.p.s.c.unknown && v.Action == Skip {
-		t.p.s.c.reg.reportUnknownOnce(m.Type, t.p.s.report)
+		t.p.s.c.reg.reportUnknownOnce(m.Name, t.p.s.report)
 		return t.disposeTask(x, v, cause), false
 	}
 
@@ -35,7 +35,7 @@ func (t *track) applyPolicy(x task, cause error) (done, again bool) {
 		reported = &RetriesExhaustedError{Attempts: n, Err: cause}
 	}
 	t.p.s.report(&HandlerError{
-		Handler: t.reg.name, Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, ID: m.ID, Type: m.Type,
+		Handler: t.reg.name, Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, ID: m.ID, Type: m.Name,
 		Attempts: *attempts, Verdict: v, Err: reported,
 	})
 

@@ -61,8 +61,8 @@ const (
 	idleLinks = 64
 )
 
-// Brokers sets the addresses of Kafka.
-func Brokers(addrs ...string) Option {
+// WithBrokers sets the addresses of Kafka.
+func WithBrokers(addrs ...string) Option {
 	return option(func(s *settings) { s.kafka.Brokers = append(s.kafka.Brokers, addrs...) })
 }
 

@@ -22,7 +22,7 @@ func For[T any](t event.Type[T], f func(ctx context.Context, m *Message, payload
 				return err
 			}
 			if err != nil {
-				return &InvalidError{ID: m.ID, Type: m.Type, Problems: []string{err.Error()}, Err: err}
+				return &InvalidError{ID: m.ID, Type: m.Name, Problems: []string{err.Error()}, Err: err}
 			}
 		}
 		return f(ctx, m, payload)

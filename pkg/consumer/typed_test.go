@@ -44,11 +44,11 @@ func TestATypedHandlerGetsTheDecodedPayload(t *testing.T) {
 			return errors.Is(err, codec.ErrUnavailable) && !errors.Is(err, consumer.ErrValidation)
 		},
 	} {
-		if err := h.Handle(t.Context(), &consumer.Message{ID: "1", Type: "OrderPlaced", Value: []byte(value)}); !check(err) {
+		if err := h.Handle(t.Context(), &consumer.Message{ID: "1", Name: "OrderPlaced", Value: []byte(value)}); !check(err) {
 			t.Errorf("value %s: got error %v", value, err)
 		}
 	}
-	if err := h.Handle(t.Context(), &consumer.Message{ID: "2", Type: "OrderPlaced"}); err != nil {
+	if err := h.Handle(t.Context(), &consumer.Message{ID: "2", Name: "OrderPlaced"}); err != nil {
 		t.Errorf("a tombstone: %v", err)
 	}
 	if len(got) != 2 || got[0].Customer+got[1].Customer != "c-7" {

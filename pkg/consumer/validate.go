@@ -45,7 +45,7 @@ func (v *Validation) Strict() *Validation { return &Validation{byType: v.byType,
 func (v *Validation) Middleware() Middleware {
 	return func(next Handler) Handler {
 		return HandlerFunc(func(ctx context.Context, m *Message) error {
-			if err := v.checkBody(ctx, m.ID, m.Type, m.Value); err != nil {
+			if err := v.checkBody(ctx, m.ID, m.Name, m.Value); err != nil {
 				return err
 			}
 			return next.Handle(ctx, m)

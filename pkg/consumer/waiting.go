@@ -11,6 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // DefaultWaiting is the name of the collection of messages that are set aside.
@@ -416,7 +417,7 @@ func (t *track) waitingTask() task {
 		Time: m.Time, Key: m.Key, Value: m.Value,
 	}
 	for _, h := range m.Headers {
-		rec.Headers = append(rec.Headers, Header(h))
+		rec.Headers = append(rec.Headers, event.Header(h))
 	}
 
 	e := &entry{

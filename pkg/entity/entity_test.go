@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/entity"
+	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -118,7 +119,7 @@ func (w world) messages(from int) []*consumer.Message {
 			w.t.Fatal(err)
 		}
 		m := &consumer.Message{
-			Topic: "t", Offset: int64(from + len(ms)), ID: string(v.AppendID(nil)), Type: string(v.Type),
+			Topic: "t", Offset: int64(from + len(ms)), ID: string(v.AppendID(nil)), Name: string(v.Type),
 			Key: append([]byte{}, v.OrderingKey()...),
 		}
 		if bson.Type(v.PayloadType) != bson.TypeNull {
@@ -127,7 +128,7 @@ func (w world) messages(from int) []*consumer.Message {
 			}
 		}
 		for it := v.Headers.Iter(); it.Next(); {
-			m.Headers = append(m.Headers, consumer.Header{Key: string(it.Key), Value: append([]byte{}, it.Value...)})
+			m.Headers = append(m.Headers, event.Header{Key: string(it.Key), Value: append([]byte{}, it.Value...)})
 		}
 		ms = append(ms, m)
 	}
@@ -141,7 +142,7 @@ func (w world) messages(from int) []*consumer.Message {
 func changes(ms []*consumer.Message) []string {
 	list := []string{}
 	for _, m := range ms {
-		s := m.Type
+		s := m.Name
 		for _, h := range []string{entity.HeaderID, entity.HeaderVersion} {
 			v, _ := m.Header(h)
 			s += " " + string(v)

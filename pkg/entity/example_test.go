@@ -72,7 +72,7 @@ func ExampleProjector() {
 		log.Fatal(err)
 	}
 
-	c, err := consumer.New("reports", db, consumer.Topics("outbox.event.customer"))
+	c, err := consumer.New("reports", db, consumer.WithTopics("outbox.event.customer"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func ExampleRequired() {
 		customers *entity.Collection[Customer, uuid.UUID]
 	)
 	h := entity.Required(customers,
-		func(m *consumer.Message) (uuid.UUID, error) { return uuid.Parse(m.AggregateID) },
+		func(m *consumer.Message) (uuid.UUID, error) { return uuid.Parse(m.Aggregate.ID) },
 		func(ctx context.Context, _ *consumer.Message, cu Customer) error {
 			cu.Name += " (confirmed)"
 			_, err := customers.Update(ctx, cu)

@@ -69,8 +69,8 @@ func TestEachChangeIsRecorded(t *testing.T) {
 		t.Errorf("the ordering key is %s", ms[0].Key)
 	}
 	w.tx(func(ctx context.Context) error { return just(w.recorded(entity.WithTombstones()).Delete(ctx, "a")) })
-	if m := w.messages(5)[0]; !m.Tombstone() || m.Type != "order.deleted" {
-		t.Errorf("no tombstone: %s %q", m.Type, m.Value)
+	if m := w.messages(5)[0]; !m.Tombstone() || m.Name != "order.deleted" {
+		t.Errorf("no tombstone: %s %q", m.Name, m.Value)
 	}
 }
 
@@ -399,7 +399,7 @@ func TestProjectorRefusesWhatItDoesNotKnow(t *testing.T) {
 		"another shape":      func(m *consumer.Message) { m.Value = []byte(`{"total":"many"}`) },
 		"two documents":      func(m *consumer.Message) { m.Value = []byte(`{"total":1}{"total":2}`) },
 		"a foreign event": func(m *consumer.Message) {
-			m.Headers, m.Type = nil, "OrderPlaced"
+			m.Headers, m.Name = nil, "OrderPlaced"
 		},
 	} {
 		m := good.Copy()

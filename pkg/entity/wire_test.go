@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/entity"
+	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/memory"
 )
 
@@ -46,7 +47,7 @@ func (w world) records(c routing.PresetConfig) []*consumer.Record {
 
 		r := &consumer.Record{Topic: "orders", Offset: int64(len(list)), Key: bytes.Clone(rec.Key), Value: bytes.Clone(rec.Value)}
 		for _, h := range rec.Headers {
-			r.Headers = append(r.Headers, consumer.Header{Key: string(h.Key), Value: bytes.Clone(h.Value)})
+			r.Headers = append(r.Headers, event.Header{Key: string(h.Key), Value: bytes.Clone(h.Value)})
 		}
 
 		list = append(list, r)
@@ -100,7 +101,7 @@ func TestProjectorBehindAConsumer(t *testing.T) {
 	w := setup(t)
 	w.history()
 	broker := memory.NewBroker()
-	c, err := consumer.New("readers", w.db, consumer.Topics("orders"), consumer.WithTransport(broker), consumer.Commits(consumer.CommitEach()))
+	c, err := consumer.New("readers", w.db, consumer.WithTopics("orders"), consumer.WithTransport(broker), consumer.Commits(consumer.CommitEach()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // DefaultPartitions is the default number of partitions of a topic. WithPartitions and CreateTopic
@@ -374,9 +375,9 @@ func cloneRecord(r consumer.Record) consumer.Record {
 	r.Key = bytes.Clone(r.Key)
 	r.Value = bytes.Clone(r.Value)
 
-	headers := make([]consumer.Header, len(r.Headers))
+	headers := make([]event.Header, len(r.Headers))
 	for i, h := range r.Headers {
-		headers[i] = consumer.Header{Key: h.Key, Value: bytes.Clone(h.Value)}
+		headers[i] = event.Header{Key: h.Key, Value: bytes.Clone(h.Value)}
 	}
 	r.Headers = headers
 	return r

@@ -75,7 +75,7 @@ func ExampleBroker() {
 		log.Fatal(err)
 	}
 
-	c, err := consumer.New("shipping", nil, consumer.Topics("orders"),
+	c, err := consumer.New("shipping", nil, consumer.WithTopics("orders"),
 		consumer.WithTransport(broker), consumer.WithInbox(inbox), consumer.Transactions(db.Transaction),
 		consumer.Letters(memory.NewLetters(db)), consumer.Commits(consumer.CommitEach()))
 	if err != nil {
@@ -95,7 +95,7 @@ func ExampleBroker() {
 	done := make(chan error, 1)
 	go func() { done <- c.Run(run) }()
 
-	placed := &consumer.Message{Key: []byte("o-1"), Headers: []consumer.Header{{Key: "id", Value: []byte("1")}, {Key: "type", Value: []byte("OrderPlaced")}}}
+	placed := &consumer.Message{Key: []byte("o-1"), Headers: []event.Header{{Key: "id", Value: []byte("1")}, {Key: "type", Value: []byte("OrderPlaced")}}}
 	if err := broker.Publish(ctx, "orders", []*consumer.Message{placed, placed}); err != nil { // twice, with one id
 		log.Fatal(err)
 	}

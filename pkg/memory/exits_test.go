@@ -13,6 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/memory"
 )
 
@@ -38,9 +39,9 @@ func newExit(t *testing.T, opts ...consumer.Option) *exit {
 func (e *exit) member(x consumer.Inbox, opts ...consumer.Option) *consumer.Consumer {
 	e.Helper()
 	c, err := consumer.New("g", nil, append([]consumer.Option{
-		consumer.Topics("in"), consumer.WithTransport(e.broker), consumer.WithInbox(x), consumer.Transactions(e.db.Transaction),
-		consumer.Letters(e.dead), consumer.Commits(consumer.CommitEach()), consumer.Via(e.box),
-		consumer.OnError(func(_ context.Context, err error) { e.reported <- err }),
+		consumer.WithTopics("in"), consumer.WithTransport(e.broker), consumer.WithInbox(x), consumer.Transactions(e.db.Transaction),
+		consumer.Letters(e.dead), consumer.Commits(consumer.CommitEach()), consumer.WithOutbox(e.box),
+		consumer.WithErrorHook(func(_ context.Context, err error) { e.reported <- err }),
 	}, opts...)...)
 	e.ok(err)
 	return c
@@ -75,9 +76,9 @@ func (e *exit) runs(opts ...consumer.HandlerOption) {
 // put writes a record of type A with additional headers, given as names and values.
 func (e *exit) put(topic, key, value string, headers ...string) {
 	e.Helper()
-	m := &consumer.Message{Key: []byte(key), Value: []byte(value), Headers: []consumer.Header{{Key: "type", Value: []byte("A")}}}
+	m := &consumer.Message{Key: []byte(key), Value: []byte(value), Headers: []event.Header{{Key: "type", Value: []byte("A")}}}
 	for i := 0; i < len(headers); i += 2 {
-		m.Headers = append(m.Headers, consumer.Header{Key: headers[i], Value: []byte(headers[i+1])})
+		m.Headers = append(m.Headers, event.Header{Key: headers[i], Value: []byte(headers[i+1])})
 	}
 	e.ok(e.broker.Publish(e.context(), topic, []*consumer.Message{m}))
 }
@@ -137,7 +138,7 @@ func TestAFaultEventThatIsNotLegalDoesNotBlockItsPartition(t *testing.T) {
 	e := newExit(t, toLetters, consumer.PublishFaults(consumer.Faults{Body: true}))
 	typ := strings.Repeat("T", 4101)
 	e.ok(e.Handle(typ, consumer.HandlerFunc(func(context.Context, *consumer.Message) error { return errors.New("no") })))
-	m := &consumer.Message{Key: []byte("k"), Value: []byte("x"), Headers: []consumer.Header{{Key: "type", Value: []byte(typ)}, {Key: "id", Value: []byte("1")}}}
+	m := &consumer.Message{Key: []byte("k"), Value: []byte("x"), Headers: []event.Header{{Key: "type", Value: []byte(typ)}, {Key: "id", Value: []byte("1")}}}
 	e.ok(e.broker.Publish(e.context(), "in", []*consumer.Message{m}))
 	e.put("in", strings.Repeat("k", 5000), "bad key", "id", "2")
 	e.put("in", "k", "bad"+strings.Repeat("x", 700_000), "id", "3")
@@ -329,7 +330,7 @@ func TestAckUnknownKeepsTheRetriesOfAnotherName(t *testing.T) {
 	e := newExit(t, consumer.AckUnknown())
 	e.put("in", "k", "retry", "id", "1", consumer.HeaderOnly, "g/old")
 	e.put("in", "k", "foreign", "id", "2", consumer.HeaderOnly, "another/h")
-	m := &consumer.Message{Key: []byte("k"), Headers: []consumer.Header{{Key: "type", Value: []byte("unknown")}, {Key: "id", Value: []byte("3")}}}
+	m := &consumer.Message{Key: []byte("k"), Headers: []event.Header{{Key: "type", Value: []byte("unknown")}, {Key: "id", Value: []byte("3")}}}
 	e.ok(e.broker.Publish(e.context(), "in", []*consumer.Message{m}))
 	e.runs()
 	_, letters := e.passes()
@@ -356,7 +357,7 @@ func TestEventsOfTwoSourcesWithEqualIDsHaveTheirEffects(t *testing.T) {
 // The mode AtLeastOnce runs the handler for every delivery and stores nothing.
 func TestAtLeastOnceStoresNothing(t *testing.T) {
 	t.Parallel()
-	e := newExit(t, consumer.Exactly(consumer.AtLeastOnce))
+	e := newExit(t, consumer.WithMode(consumer.AtLeastOnce))
 	for range 2 {
 		e.put("in", "k", "x", "id", "1", "type", "A")
 	}

@@ -337,7 +337,7 @@ func (r *Relay) sendRecords(ctx context.Context, e *outboxEntry, at time.Time) e
 func toMessage(rec *record.Record) *consumer.Message {
 	m := &consumer.Message{Key: rec.Key, Value: rec.Value, Time: time.UnixMilli(rec.TimeMS)}
 	for _, h := range rec.Headers {
-		m.Headers = append(m.Headers, consumer.Header{Key: string(h.Key), Value: h.Value})
+		m.Headers = append(m.Headers, event.Header{Key: string(h.Key), Value: h.Value})
 	}
 	return m
 }

@@ -307,7 +307,7 @@ func TestRoutesAndPresets(t *testing.T) {
 	k.want("a", "x") // once, although the other topic was away
 	k.want("b", "x")
 	k.want("order.OrderPlaced", "y")
-	if h := k.broker.Records("a")[0].Headers; !slices.ContainsFunc(h, func(h consumer.Header) bool { return h.Key == "ce_type" && string(h.Value) == "Issued" }) {
+	if h := k.broker.Records("a")[0].Headers; !slices.ContainsFunc(h, func(h event.Header) bool { return h.Key == "ce_type" && string(h.Value) == "Issued" }) {
 		t.Errorf("headers %v", h)
 	}
 
@@ -376,7 +376,7 @@ func TestBrokerHelpsTests(t *testing.T) {
 func TestNobodyChangesWhatIsStored(t *testing.T) {
 	t.Parallel()
 	k := newKit(t)
-	m := &consumer.Message{Key: []byte("k"), Value: []byte("value"), Headers: []consumer.Header{{Key: "h", Value: []byte("x")}}}
+	m := &consumer.Message{Key: []byte("k"), Value: []byte("value"), Headers: []event.Header{{Key: "h", Value: []byte("x")}}}
 	if err := k.broker.Publish(t.Context(), "t", []*consumer.Message{m}); err != nil {
 		t.Fatal(err)
 	}

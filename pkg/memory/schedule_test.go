@@ -13,6 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/memory"
 )
 
@@ -29,9 +30,9 @@ func newPlan(t *testing.T, opts ...consumer.Option) *plan {
 	p.broker.CreateTopic("plan", 1)
 	var err error
 	p.Consumer, err = consumer.New("g", nil, append([]consumer.Option{
-		consumer.Topics("plan"), consumer.WithTransport(p.broker), consumer.WithInbox(p.inbox), consumer.Transactions(p.db.Transaction),
+		consumer.WithTopics("plan"), consumer.WithTransport(p.broker), consumer.WithInbox(p.inbox), consumer.Transactions(p.db.Transaction),
 		consumer.Letters(p.dead), consumer.Commits(consumer.CommitEach()),
-		consumer.OnError(func(_ context.Context, err error) { p.reported <- err }),
+		consumer.WithErrorHook(func(_ context.Context, err error) { p.reported <- err }),
 	}, opts...)...)
 
 	p.ok(err)
@@ -45,7 +46,7 @@ func (p *plan) put(typ string, n int, keys int) {
 		id := fmt.Sprint(typ, "-", i)
 		p.ok(p.broker.Publish(p.context(), "plan", []*consumer.Message{{
 			Key: []byte(fmt.Sprint("key-", i%keys)), Value: []byte(id),
-			Headers: []consumer.Header{{Key: "id", Value: []byte(id)}, {Key: "type", Value: []byte(typ)}},
+			Headers: []event.Header{{Key: "id", Value: []byte(id)}, {Key: "type", Value: []byte(typ)}},
 		}}))
 	}
 }
@@ -94,7 +95,7 @@ func TestMessagesThatWaitForTheirHandlerAtAStopAreNotBlamed(t *testing.T) {
 				<-release
 				handled.Add(1)
 				return nil
-			}, consumer.Limit(1), consumer.OnFailure(fate))
+			}, consumer.WithLimit(1), consumer.OnFailure(fate))
 
 			ctx, stop := context.WithCancel(p.context())
 			done := make(chan error, 1)
@@ -123,14 +124,14 @@ func TestMessagesThatWaitForTheirHandlerAtAStopAreNotBlamed(t *testing.T) {
 
 func TestALimitedHandlerDoesNotStarveOthers(t *testing.T) {
 	t.Parallel()
-	p := newPlan(t, consumer.Concurrency(4))
+	p := newPlan(t, consumer.WithConcurrency(4))
 	p.put("slow", 64, 64)
 	begun, release := make(chan struct{}, 64), make(chan struct{})
 	p.on("slow", func(context.Context, *consumer.Message) error {
 		begun <- struct{}{}
 		<-release
 		return nil
-	}, consumer.Limit(1))
+	}, consumer.WithLimit(1))
 
 	quick := make(chan struct{}, 1)
 	p.on("quick", func(context.Context, *consumer.Message) error {
@@ -176,7 +177,7 @@ func TestAHandlerThatIsReplacedLosesNoMessageThatWaits(t *testing.T) {
 	p.Off("h")
 	p.on("A", handler, consumer.Named("h"), policy)
 	p.ok(p.broker.Publish(p.context(), "plan", []*consumer.Message{{
-		Key: []byte("key-0"), Headers: []consumer.Header{{Key: "id", Value: []byte("second")}, {Key: "type", Value: []byte("A")}},
+		Key: []byte("key-0"), Headers: []event.Header{{Key: "id", Value: []byte("second")}, {Key: "type", Value: []byte("A")}},
 	}}))
 	p.passes()
 	if n := effects.Load(); n != 2 {
@@ -264,7 +265,7 @@ func TestABreakerOpensForTimeOutsAndForBatches(t *testing.T) {
 			p := newPlan(t)
 			p.put("A", 12, 1)
 			opts := []consumer.HandlerOption{
-				consumer.Use(b.Middleware()), consumer.Timeout(20 * time.Millisecond), consumer.OnFailure(consumer.NewPolicy(consumer.On().DeadLetter())),
+				consumer.WithMiddleware(b.Middleware()), consumer.WithTimeout(20 * time.Millisecond), consumer.OnFailure(consumer.NewPolicy(consumer.On().DeadLetter())),
 			}
 			if c.batch {
 				p.ok(p.HandleBatch("A", func(ctx context.Context, _ []*consumer.Message) error { return c.f(ctx) }, opts...))
@@ -335,7 +336,7 @@ func TestATimeOutKeepsTheHandlersOwnError(t *testing.T) {
 	p.on("A", func(ctx context.Context, _ *consumer.Message) error {
 		<-ctx.Done()
 		return own
-	}, consumer.Timeout(10*time.Millisecond), consumer.OnFailure(consumer.NewPolicy(
+	}, consumer.WithTimeout(10*time.Millisecond), consumer.OnFailure(consumer.NewPolicy(
 		consumer.On(consumer.Is(own)).Then(consumer.ToPark), consumer.On().DeadLetter())))
 
 	p.start("consumer", p.Run)
@@ -360,7 +361,7 @@ func (m *measures) Oldest(_ string, _ int32, age time.Duration) { m.age.Store(in
 func TestTheLagOfAStuckPartitionGrows(t *testing.T) {
 	t.Parallel()
 	seen := &measures{}
-	p := newPlan(t, consumer.WithObserver(seen), consumer.Buffer(1, 1<<20), consumer.MaxAhead(1))
+	p := newPlan(t, consumer.WithObserver(seen), consumer.WithBuffer(1, 1<<20), consumer.MaxAhead(1))
 	p.put("A", 1, 1)
 	begun, release := make(chan struct{}, 100), make(chan struct{})
 	p.on("A", func(context.Context, *consumer.Message) error {
@@ -405,7 +406,7 @@ func TestAHandlerThatIsAbandonedKeepsItsClaimAndNoSlot(t *testing.T) {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			kept := &claims{generations: make(chan struct{}, 10)}
-			p := newPlan(t, consumer.WithInbox(kept), consumer.Concurrency(1), consumer.Drain(10*time.Millisecond), consumer.WithObserver(kept))
+			p := newPlan(t, consumer.WithInbox(kept), consumer.WithConcurrency(1), consumer.WithDrain(10*time.Millisecond), consumer.WithObserver(kept))
 			kept.Inbox = p.inbox
 			p.put("A", 1, 1)
 			hangs, release := make(chan struct{}, 10), make(chan struct{})
@@ -417,7 +418,7 @@ func TestAHandlerThatIsAbandonedKeepsItsClaimAndNoSlot(t *testing.T) {
 				}
 
 				return nil
-			}, consumer.Exactly(mode))
+			}, consumer.WithMode(mode))
 
 			p.start("consumer", p.Run)
 			t.Cleanup(func() { close(release) })

@@ -82,9 +82,9 @@ func (w *world) consumer(group string, topics ...string) *consumer.Consumer {
 
 func (w *world) consumerOf(group string, topics []string, more ...consumer.Option) *consumer.Consumer {
 	w.Helper()
-	c, err := consumer.New(group, nil, append(more, consumer.Topics(topics...), consumer.WithTransport(w.broker), consumer.WithInbox(w.inbox),
+	c, err := consumer.New(group, nil, append(more, consumer.WithTopics(topics...), consumer.WithTransport(w.broker), consumer.WithInbox(w.inbox),
 		consumer.Transactions(w.db.Transaction), consumer.Letters(w.dead), consumer.Commits(consumer.CommitEach()),
-		consumer.OnError(func(_ context.Context, err error) {
+		consumer.WithErrorHook(func(_ context.Context, err error) {
 			if w.Context().Err() == nil {
 				w.Log(err)
 			}
@@ -223,7 +223,7 @@ func TestDeadLettersWithoutServers(t *testing.T) {
 func TestDeadLettersAreRedactedAndTold(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	c := w.consumerOf("g", []string{"outbox.event.account"}, consumer.Via(w.box), consumer.PublishFaults(consumer.Faults{Body: true}),
+	c := w.consumerOf("g", []string{"outbox.event.account"}, consumer.WithOutbox(w.box), consumer.PublishFaults(consumer.Faults{Body: true}),
 		consumer.RedactLetters(func(_ context.Context, l *consumer.Letter) error {
 			l.Value = []byte("hidden")
 			return nil

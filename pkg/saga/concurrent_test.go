@@ -261,7 +261,7 @@ func TestAConflictIsRetriedOnWhatTheOtherLeft(t *testing.T) {
 		var h consumer.Handler
 		var runs atomic.Int32
 		note := func(in *saga.Instance[order, string], m *consumer.Message) {
-			in.State.Steps = append(in.State.Steps, m.Type)
+			in.State.Steps = append(in.State.Steps, m.Name)
 		}
 		s.StartOrHandle("Other", by, func(_ context.Context, in *saga.Instance[order, string], m *consumer.Message) error {
 			note(in, m)

@@ -54,9 +54,9 @@ func newNode(t *testing.T, db, topic, group string, last int) *node {
 	t.Helper()
 	p := placeIn(t, stacktest.Client(t).Database(db))
 	r := p.registry(t)
-	c, err := consumer.New(group, p.db, consumer.Topics(topic), consumer.Exactly(consumer.Transactional),
+	c, err := consumer.New(group, p.db, consumer.WithTopics(topic), consumer.WithMode(consumer.Transactional),
 		consumer.Commits(consumer.CommitInterval(50*time.Millisecond)),
-		consumer.OnError(func(_ context.Context, err error) {
+		consumer.WithErrorHook(func(_ context.Context, err error) {
 			if t.Context().Err() == nil {
 				t.Log(err)
 			}
@@ -125,7 +125,7 @@ func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 		for n := from; n <= to; n++ {
 			for id := range sagas {
 				text, number := strconv.Itoa(id), strconv.Itoa(n)
-				ms = append(ms, &consumer.Message{Key: []byte(text), Value: []byte(number), Headers: []consumer.Header{
+				ms = append(ms, &consumer.Message{Key: []byte(text), Value: []byte(number), Headers: []event.Header{
 					{Key: "id", Value: []byte(text + "-" + number)}, {Key: "type", Value: []byte("Step")},
 				}})
 			}

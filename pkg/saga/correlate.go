@@ -30,7 +30,7 @@ func ByKey[I Identifier]() Correlate[I] {
 
 // ByAggregate correlates messages by their aggregate id, which must be the text of the id.
 func ByAggregate[I Identifier]() Correlate[I] {
-	return func(m *consumer.Message) (I, error) { return idFromText[I](m.AggregateID) }
+	return func(m *consumer.Message) (I, error) { return idFromText[I](m.Aggregate.ID) }
 }
 
 // idFromText parses an id. An empty text is ErrNoSagaID.
@@ -78,7 +78,7 @@ func decodePayload[P any](decode Decode, m *consumer.Message) (P, error) {
 		err = decode(m.Value, &p)
 	}
 	if err != nil {
-		return p, &PayloadError{Type: m.Type, Message: m.ID, Err: err}
+		return p, &PayloadError{Type: m.Name, Message: m.ID, Err: err}
 	}
 	return p, nil
 }

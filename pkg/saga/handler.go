@@ -27,9 +27,9 @@ type handler[S any, I Identifier] struct {
 // Handle runs the step for one message in a transaction. It joins the transaction of ctx, if there
 // is one.
 func (h *handler[S, I]) Handle(ctx context.Context, m *consumer.Message) error {
-	rt, ok := h.routes[m.Type]
+	rt, ok := h.routes[m.Name]
 	if !ok {
-		return fmt.Errorf("saga %s: message %s of type %q: %w", h.saga.name, m.ID, m.Type, ErrUnknownMessage)
+		return fmt.Errorf("saga %s: message %s of type %q: %w", h.saga.name, m.ID, m.Name, ErrUnknownMessage)
 	}
 
 	id, err := h.correlateMessage(rt, m)
@@ -81,10 +81,10 @@ func (h *handler[S, I]) correlateMessage(rt route[S, I], m *consumer.Message) (I
 	case err == nil && !isMissingID(id):
 		return id, nil
 	case err != nil && !errors.Is(err, ErrNoSagaID):
-		return id, fmt.Errorf("saga %s: correlating message %s of type %s: %w", h.saga.name, m.ID, m.Type, err)
+		return id, fmt.Errorf("saga %s: correlating message %s of type %s: %w", h.saga.name, m.ID, m.Name, err)
 	}
 
-	missing := &CorrelationError{Saga: h.saga.name, Type: m.Type, Message: m.ID}
+	missing := &CorrelationError{Saga: h.saga.name, Type: m.Name, Message: m.ID}
 	text, ok := m.Header(HeaderID)
 	if !ok {
 		return id, missing
@@ -153,12 +153,12 @@ func (h *handler[S, I]) handleOnce(ctx context.Context, rt route[S, I], id I, m 
 // handleNotFound runs the NotFound callback for a message whose saga does not exist. Without one it
 // returns a *NotFoundError.
 func (h *handler[S, I]) handleNotFound(ctx context.Context, id I, m *consumer.Message) error {
-	f := h.notFound[m.Type]
+	f := h.notFound[m.Name]
 	if f == nil {
 		f = h.notFound[""]
 	}
 	if f == nil {
-		return &NotFoundError{Saga: h.saga.name, ID: FormatID(id), Type: m.Type, Message: m.ID}
+		return &NotFoundError{Saga: h.saga.name, ID: FormatID(id), Type: m.Name, Message: m.ID}
 	}
 
 	out := &outgoing{}
@@ -182,7 +182,7 @@ func (h *handler[S, I]) handleInstance(
 	var number int64
 	if rt.sequence != nil {
 		if number, err = rt.sequence(m); err != nil {
-			return false, fmt.Errorf("saga %s: the number of message %s of type %s: %w", h.saga.name, m.ID, m.Type, err)
+			return false, fmt.Errorf("saga %s: the number of message %s of type %s: %w", h.saga.name, m.ID, m.Name, err)
 		}
 	}
 
@@ -247,8 +247,8 @@ func (h *handler[S, I]) releaseHeld(ctx context.Context, in *Instance[S, I]) err
 		}
 
 		// The definition may have changed since the message was held.
-		err := fmt.Errorf("type %q: %w", m.Type, ErrUnknownMessage)
-		if rt, known := h.routes[m.Type]; known {
+		err := fmt.Errorf("type %q: %w", m.Name, ErrUnknownMessage)
+		if rt, known := h.routes[m.Name]; known {
 			err = h.runStepOrUndo(ctx, in, rt, m)
 		}
 

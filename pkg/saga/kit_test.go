@@ -18,6 +18,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/saga"
 	"github.com/outrelay/outrelay/pkg/saga/sagatest"
@@ -170,9 +171,9 @@ func msg(tb testing.TB, typ, key string, value any, headers ...string) *consumer
 		tb.Fatal(err)
 	}
 
-	m := &consumer.Message{ID: typ + "/" + key, Type: typ, Key: []byte(key), Value: text}
+	m := &consumer.Message{ID: typ + "/" + key, Name: typ, Key: []byte(key), Value: text}
 	for i := 0; i+1 < len(headers); i += 2 {
-		m.Headers = append(m.Headers, consumer.Header{Key: headers[i], Value: []byte(headers[i+1])})
+		m.Headers = append(m.Headers, event.Header{Key: headers[i], Value: []byte(headers[i+1])})
 	}
 
 	return m
@@ -191,9 +192,9 @@ func arrived(tb testing.TB, raw bson.Raw) *consumer.Message {
 		tb.Fatal(err)
 	}
 
-	m := &consumer.Message{ID: string(v.AppendID(nil)), Type: string(v.Type), Key: bytes.Clone(v.OrderingKey()), Value: value}
+	m := &consumer.Message{ID: string(v.AppendID(nil)), Name: string(v.Type), Key: bytes.Clone(v.OrderingKey()), Value: value}
 	for it := v.Headers.Iter(); it.Next(); {
-		m.Headers = append(m.Headers, consumer.Header{Key: string(it.Key), Value: bytes.Clone(it.Value)})
+		m.Headers = append(m.Headers, event.Header{Key: string(it.Key), Value: bytes.Clone(it.Value)})
 	}
 
 	return m

@@ -42,7 +42,7 @@ func orders[I saga.Identifier](tb testing.TB, r *saga.Registry, name string, opt
 	s.Start("Begin", byBody, start)
 	s.Start("BeginToo", byBody, start)
 	step := func(_ context.Context, in *saga.Instance[order, I], m *consumer.Message) error {
-		in.State.Steps = append(in.State.Steps, m.Type)
+		in.State.Steps = append(in.State.Steps, m.Name)
 		in.Emit(event.New(event.Aggregate{Type: "order", ID: "x"}, "Stepped", event.Bytes("", []byte("{}"))))
 		return nil
 	}
@@ -72,7 +72,7 @@ func kind[I saga.Identifier](t *testing.T, id I, native any) {
 		}
 
 		byAggregate := msg(t, "ByAggregate", "k", nil)
-		byAggregate.AggregateID = text
+		byAggregate.Aggregate.ID = text
 		handle(t, h,
 			msg(t, "ByBody", "k", begin[I]{ID: id}), msg(t, "ByHeader", "k", nil, saga.HeaderID, text),
 			msg(t, "ByKey", text, nil), byAggregate)

@@ -8,6 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // heldMessage is a message that arrived before its turn.
@@ -25,25 +26,24 @@ type stuckMessage struct {
 
 // storedMessage is a consumer.Message in the document of a saga: the same fields, with their names in it.
 type storedMessage struct {
-	Topic         string            `bson:"topic,omitempty"`
-	Partition     int32             `bson:"partition"`
-	Offset        int64             `bson:"offset"`
-	LeaderEpoch   int32             `bson:"leaderEpoch"`
-	Time          time.Time         `bson:"time"`
-	Key           []byte            `bson:"key"`
-	Value         []byte            `bson:"value"`
-	Headers       []consumer.Header `bson:"headers,omitempty"`
-	ID            string            `bson:"id"`
-	Namespace     string            `bson:"namespace,omitempty"`
-	Type          string            `bson:"type"`
-	AggregateType string            `bson:"aggregateType,omitempty"`
-	AggregateID   string            `bson:"aggregateId,omitempty"`
-	ContentType   string            `bson:"contentType,omitempty"`
-	SchemaVersion string            `bson:"schemaVersion,omitempty"`
-	Delivery      int               `bson:"delivery,omitempty"`
-	Redelivered   bool              `bson:"redelivered,omitempty"`
-	Attempt       int               `bson:"attempt,omitempty"`
-	Group         string            `bson:"group,omitempty"`
+	Topic         string          `bson:"topic,omitempty"`
+	Partition     int32           `bson:"partition"`
+	Offset        int64           `bson:"offset"`
+	LeaderEpoch   int32           `bson:"leaderEpoch"`
+	Time          time.Time       `bson:"time"`
+	Key           []byte          `bson:"key"`
+	Value         []byte          `bson:"value"`
+	Headers       []event.Header  `bson:"headers,omitempty"`
+	ID            string          `bson:"id"`
+	Source        string          `bson:"source,omitempty"`
+	Name          string          `bson:"name"`
+	Aggregate     event.Aggregate `bson:"aggregate"`
+	ContentType   string          `bson:"contentType,omitempty"`
+	SchemaVersion string          `bson:"schemaVersion,omitempty"`
+	Delivery      int             `bson:"delivery,omitempty"`
+	Redelivered   bool            `bson:"redelivered,omitempty"`
+	Attempt       int             `bson:"attempt,omitempty"`
+	Group         string          `bson:"group,omitempty"`
 }
 
 // savepoint is a copy of the parts of an instance that a step can change.

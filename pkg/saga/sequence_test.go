@@ -146,12 +146,12 @@ func TestHeldMessagesComeBackAsTheyWere(t *testing.T) {
 	h := handlerOf(t, s)
 	full := &consumer.Message{
 		Topic: "t", Partition: 3, Offset: 1 << 40, LeaderEpoch: -1, Key: []byte("a"), Value: []byte{},
-		Headers: []consumer.Header{{Key: "number", Value: []byte("2")}, {Key: "null"}, {Key: "empty", Value: []byte{}}, {Key: "bytes", Value: []byte{0xff}}},
-		ID:      "id", Namespace: "ns", Type: "Step", AggregateType: "at", AggregateID: "ai", ContentType: "ct", SchemaVersion: "sv",
+		Headers: []event.Header{{Key: "number", Value: []byte("2")}, {Key: "null"}, {Key: "empty", Value: []byte{}}, {Key: "bytes", Value: []byte{0xff}}},
+		ID:      "id", Source: "ns", Name: "Step", Aggregate: event.Aggregate{Type: "at", ID: "ai"}, ContentType: "ct", SchemaVersion: "sv",
 		Delivery: 2, Redelivered: true, Attempt: 3, Group: "g",
 	}
 
-	tombstone := &consumer.Message{ID: "x", Type: "Step", Key: []byte("a"), Headers: []consumer.Header{{Key: "number", Value: []byte("3")}}}
+	tombstone := &consumer.Message{ID: "x", Name: "Step", Key: []byte("a"), Headers: []event.Header{{Key: "number", Value: []byte("3")}}}
 	handle(t, h, tombstone, full, msg(t, "Step", "a", nil, "number", "1"))
 	if len(got) != 3 {
 		t.Fatalf("%d messages", len(got))

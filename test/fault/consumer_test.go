@@ -237,7 +237,7 @@ func requestSteps(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int)
 			e := member.Ask(int32(id), n, fmt.Sprintf("k%d", (id+n*7)%13))
 			events = append(events, e)
 			if (id+n)%5 == 0 {
-				again = append(again, &consumer.Message{Key: []byte(e.Key()), Value: payloadOf(t, e), Headers: []consumer.Header{
+				again = append(again, &consumer.Message{Key: []byte(e.Key()), Value: payloadOf(t, e), Headers: []event.Header{
 					{Key: "id", Value: []byte(e.ID().String())}, {Key: "type", Value: []byte(e.Name())},
 				}})
 			}

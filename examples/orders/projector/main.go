@@ -65,11 +65,11 @@ func (v *view) projectBatch(ctx context.Context, ms []*consumer.Message) error {
 	for _, m := range ms {
 		var o shop.Order
 		if err := json.Unmarshal(m.Value, &o); err != nil {
-			return fmt.Errorf("reading %s %s: %w", m.Type, m.ID, err)
+			return fmt.Errorf("reading %s %s: %w", m.Name, m.ID, err)
 		}
 
 		var inc bson.D
-		switch m.Type {
+		switch m.Name {
 		case shop.OrderPlaced.Name:
 			inc = bson.D{{Key: "placed", Value: 1}}
 		case shop.OrderPaid.Name:
@@ -81,7 +81,7 @@ func (v *view) projectBatch(ctx context.Context, ms []*consumer.Message) error {
 		}
 
 		counts = append(counts, upsertByID(o.Customer, bson.D{{Key: "$inc", Value: inc}}))
-		history = append(history, upsertByID(o.ID, bson.D{{Key: "$push", Value: bson.D{{Key: "events", Value: m.Type}}}}))
+		history = append(history, upsertByID(o.ID, bson.D{{Key: "$push", Value: bson.D{{Key: "events", Value: m.Name}}}}))
 	}
 
 	if len(counts) == 0 {

@@ -78,7 +78,7 @@ func (s *service) placeOrder(ctx context.Context, o shop.Order) (shop.Order, err
 // settleOrder returns the handler of a message that ends the payment of an order. It runs in the
 // transaction of the message, which also commits the order, the event and the mark in the inbox.
 func (s *service) settleOrder(status string, settled event.Type[shop.Order]) consumer.HandlerFunc {
-	orderOf := func(m *consumer.Message) (string, error) { return m.AggregateID, nil }
+	orderOf := func(m *consumer.Message) (string, error) { return m.Aggregate.ID, nil }
 	return entity.Required(s.orders, orderOf, func(ctx context.Context, _ *consumer.Message, o shop.Order) error {
 		o.Status = status
 		if _, err := s.orders.Update(ctx, o); err != nil {

@@ -116,13 +116,13 @@ func (s *Shop) Consumer(group string, aggregates ...string) (*consumer.Consumer,
 		topics[i] = s.topics + a
 	}
 
-	return consumer.New(s.DB.Name()+"."+group, s.DB, consumer.Topics(topics...),
+	return consumer.New(s.DB.Name()+"."+group, s.DB, consumer.WithTopics(topics...),
 		// If a process is killed, others wait for this time before they can claim its messages.
 		consumer.WithLease(5*time.Second),
 		// The topics also contain events for other consumers.
 		consumer.AckUnknown(),
 		// This is below the RebalanceTimeout of the group.
-		consumer.Drain(5*time.Second),
+		consumer.WithDrain(5*time.Second),
 		consumer.WithKafka(consumer.KafkaConfig{
 			Brokers: s.brokers,
 			// The group waits for this time for a member that was killed.

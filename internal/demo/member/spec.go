@@ -127,10 +127,10 @@ func Run(ctx context.Context, s Spec, logs io.Writer) (err error) {
 		return err
 	}
 	c, err := consumer.New(s.Group, db,
-		consumer.Topics(s.Topics...),
+		consumer.WithTopics(s.Topics...),
 		consumer.WithTransport(&recordedTransport{transport, w}),
 		consumer.WithObserver(w),
-		consumer.Drain(drainTimeout),
+		consumer.WithDrain(drainTimeout),
 		consumer.Commits(consumer.CommitInterval(commitEvery)),
 		consumer.WithLogger(slog.New(slog.NewTextHandler(logs, nil))))
 	if err != nil {

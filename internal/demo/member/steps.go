@@ -89,7 +89,7 @@ func (w *witness) registerSaga(ctx context.Context, c *consumer.Consumer) error 
 	if err := registry.Prepare(ctx); err != nil {
 		return err
 	}
-	return walks.Register(c, consumer.Batch(stepBatch))
+	return walks.Register(c, consumer.WithBatch(stepBatch))
 }
 
 // conflictCounter counts the conflicts of a store.

@@ -197,7 +197,7 @@ func decryptBody(ctx context.Context, keys Keys, head string, m *consumer.Messag
 	}
 
 	typ, _ := m.Header(headerType)
-	if m.Type != "" && m.Type != string(typ) {
+	if m.Name != "" && m.Name != string(typ) {
 		return nil, newDecryptError(m, errors.New("the message was encrypted with another type"))
 	}
 
@@ -214,7 +214,7 @@ func decryptBody(ctx context.Context, keys Keys, head string, m *consumer.Messag
 }
 
 func newDecryptError(m *consumer.Message, err error) error {
-	return &consumer.InvalidError{ID: m.ID, Type: m.Type, Problems: []string{"decryption: " + err.Error()}, Err: err}
+	return &consumer.InvalidError{ID: m.ID, Type: m.Name, Problems: []string{"decryption: " + err.Error()}, Err: err}
 }
 
 func newGCM(key []byte) (cipher.AEAD, error) {

@@ -48,9 +48,9 @@ func emitted(t testing.TB, ev event.Event, mws ...consumer.EmitMiddleware) *cons
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &consumer.Message{ID: out.ID().String(), Type: out.Name(), Key: []byte(out.Key()), Value: body}
+	m := &consumer.Message{ID: out.ID().String(), Name: out.Name(), Key: []byte(out.Key()), Value: body}
 	for _, h := range out.Headers() {
-		m.Headers = append(m.Headers, consumer.Header(h))
+		m.Headers = append(m.Headers, event.Header(h))
 	}
 	return m
 }
@@ -94,8 +94,8 @@ func TestWhatWasChangedIsNotDecrypted(t *testing.T) {
 		},
 		"short body":      func(m *consumer.Message) { m.Value = m.Value[:5] },
 		"id":              func(m *consumer.Message) { m.ID = "another" },
-		"type":            func(m *consumer.Message) { m.Type = "B" },
-		"type and header": func(m *consumer.Message) { m.Type = "B"; m.SetHeader("encryption-type", []byte("B")) },
+		"type":            func(m *consumer.Message) { m.Name = "B" },
+		"type and header": func(m *consumer.Message) { m.Name = "B"; m.SetHeader("encryption-type", []byte("B")) },
 		"header":          func(m *consumer.Message) { m.SetHeader("tenant", []byte("y")) },
 		"header gone":     func(m *consumer.Message) { m.DeleteHeader("tenant") },
 		"another key":     func(m *consumer.Message) { m.SetHeader("encryption", []byte("1;aes-gcm;k2;tenant")) },

@@ -84,14 +84,14 @@ func Consume(store Store) consumer.Middleware {
 			body, err := store.Get(ctx, ref)
 			if errors.Is(err, ErrGone) {
 				problem := "claim check: " + ErrGone.Error()
-				return &consumer.InvalidError{ID: m.ID, Type: m.Type, Problems: []string{problem}, Err: err}
+				return &consumer.InvalidError{ID: m.ID, Type: m.Name, Problems: []string{problem}, Err: err}
 			}
 			if err != nil {
 				return fmt.Errorf("reading the body of message %s: %w", m.ID, err)
 			}
 			if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != want {
 				problem := "claim check: the body differs from the stored checksum"
-				return &consumer.InvalidError{ID: m.ID, Type: m.Type, Problems: []string{problem}}
+				return &consumer.InvalidError{ID: m.ID, Type: m.Name, Problems: []string{problem}}
 			}
 
 			c := m.Copy()

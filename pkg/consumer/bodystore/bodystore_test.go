@@ -36,9 +36,9 @@ func checkedOut(ctx context.Context, g Store, threshold int, ev event.Event) (ou
 // messageOf returns the message of a record that the relay makes of ev.
 func messageOf(ev event.Event) (*consumer.Message, error) {
 	body, err := ev.Payload()
-	m := &consumer.Message{ID: ev.ID().String(), Type: ev.Name(), Key: []byte(ev.Key()), Value: body}
+	m := &consumer.Message{ID: ev.ID().String(), Name: ev.Name(), Key: []byte(ev.Key()), Value: body}
 	for _, h := range ev.Headers() {
-		m.Headers = append(m.Headers, consumer.Header(h))
+		m.Headers = append(m.Headers, event.Header(h))
 	}
 	return m, err
 }

@@ -12,12 +12,13 @@ import (
 
 	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 func testBytesArrive(t *testing.T, f Fixture) {
 	tr, topic := f.Transport(t), f.Topic(t, 1)
 	sent := []*consumer.Message{
-		{Key: []byte("k"), Value: []byte{0, 255, 10}, Headers: []consumer.Header{
+		{Key: []byte("k"), Value: []byte{0, 255, 10}, Headers: []event.Header{
 			{Key: "id", Value: []byte("7")},
 			{Key: "dup", Value: []byte{0}},
 			{Key: "dup", Value: []byte("b")},

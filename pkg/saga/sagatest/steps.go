@@ -62,7 +62,7 @@ func (s *suite) newCounterSaga(fail func() error) consumer.Handler {
 func noFailure() error { return nil }
 
 func newMessage(typ, key string) *consumer.Message {
-	return &consumer.Message{ID: typ + "-" + key, Type: typ, Key: []byte(key), Value: []byte("{}")}
+	return &consumer.Message{ID: typ + "-" + key, Name: typ, Key: []byte(key), Value: []byte("{}")}
 }
 
 // checkEvents fails the test unless the outbox contains events of exactly these types.
