@@ -2,6 +2,7 @@ package connect
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -11,17 +12,19 @@ import (
 	"github.com/outrelay/outrelay/internal/metrics"
 )
 
-// NewKafka returns the client of the configured cluster. It does no I/O.
-func NewKafka(cfg config.Config, log *slog.Logger, m *metrics.Set) (*kafkawire.Client, error) {
+// NewKafka returns the client of the configured cluster. It connects at the first use. secured replaces
+// kafka.tls, unless it is nil.
+func NewKafka(cfg config.Config, secured *tls.Config, log *slog.Logger, m *metrics.Set) (*kafkawire.Client, error) {
 	m = metrics.OrNew(m)
-	tls, err := cfg.Kafka.TLS.Source(log, func(ok bool) { m.Reloaded(metrics.Certificates, ok) })
+	current, err := cfg.Kafka.TLS.Source(log, func(ok bool) { m.Reloaded(metrics.Certificates, ok) })
 	if err != nil {
 		return nil, fmt.Errorf("kafka.tls: %w", err)
 	}
 
 	c := kafkawire.Config{
 		Brokers:    cfg.Kafka.Brokers,
-		CurrentTLS: tls,
+		TLS:        secured,
+		CurrentTLS: current,
 		Reachable:  func(ok bool) { m.KafkaReachable.Set(metrics.Bool(ok)) },
 	}
 	if s := cfg.Kafka.SASL; s != nil {
@@ -39,7 +42,7 @@ func NewKafka(cfg config.Config, log *slog.Logger, m *metrics.Set) (*kafkawire.C
 // key, in the same order. It connects to Kafka for the call. It leaves out topics that do not exist
 // or may not be described.
 func CompactedTopics(ctx context.Context, cfg config.Config, topics []string) ([]string, error) {
-	client, err := NewKafka(cfg, slog.New(slog.DiscardHandler), metrics.New(""))
+	client, err := NewKafka(cfg, nil, slog.New(slog.DiscardHandler), metrics.New(""))
 	if err != nil {
 		return nil, err
 	}

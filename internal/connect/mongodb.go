@@ -33,23 +33,26 @@ type Clients struct {
 	State  *mongo.Client // lease, exceptions, nodes, events
 }
 
-// NewClients returns the clients. It does no I/O: the driver connects at the first use. m counts
-// renewed certificates. It may be nil.
-func NewClients(cfg config.MongoDB, node string, slots int, log *slog.Logger, m *metrics.Set) (*Clients, error) {
+// NewClients returns the clients, which connect in the background. If from is nil, they connect as cfg.URI
+// and cfg.TLS say, otherwise as from says. m counts renewed certificates. It may be nil.
+func NewClients(
+	cfg config.MongoDB, from *options.ClientOptions, node string, slots int, log *slog.Logger, m *metrics.Set,
+) (*Clients, error) {
 	pref, err := parseReadPreference(cfg.ReadPreference)
 	if err != nil {
 		return nil, fmt.Errorf("mongodb.read_preference: %w", err)
 	}
 
-	stream := changestream.Tune(options.Client().ApplyURI(cfg.URI.Reveal())).
+	if from == nil {
+		from = options.Client().ApplyURI(cfg.URI.Reveal())
+	}
+	stream := changestream.Tune(connectionOptions(from)).
 		SetAppName("outrelay stream " + node).
 		SetReadConcern(readconcern.Majority()).
 		SetWriteConcern(writeconcern.Majority()).
 		SetReadPreference(pref)
-	stream.Timeout = nil
 
-	state := lease.ClientOptions(cfg.URI.Reveal()).SetAppName("outrelay state " + node)
-	state.Timeout = nil
+	state := lease.Tune(connectionOptions(from)).SetAppName("outrelay state " + node)
 	// Each standby of a slot waits on a connection.
 	if slots > 1 {
 		state.SetMaxPoolSize(uint64(8 + 4*(slots-1)))
@@ -70,6 +73,16 @@ func NewClients(cfg config.MongoDB, node string, slots int, log *slog.Logger, m 
 		return nil, fmt.Errorf("mongodb.uri: %w", err)
 	}
 	return c, nil
+}
+
+// connectionOptions returns a copy of from without the options that change the meaning of reads and
+// writes: the relay depends on its own. It also removes Timeout, which would end the wait for an event.
+func connectionOptions(from *options.ClientOptions) *options.ClientOptions {
+	o := *from
+	o.Timeout = nil
+	o.ReadConcern, o.WriteConcern, o.ReadPreference = nil, nil, nil
+	o.BSONOptions, o.Registry, o.AutoEncryptionOptions = nil, nil, nil
+	return &o
 }
 
 // Disconnect closes the clients, within two seconds. Errors are ignored: the process ends, or makes
@@ -111,7 +124,7 @@ func (c *ServerClock) Sync(ctx context.Context, client *mongo.Client) error {
 // StateDatabase connects to the state database, for commands. The returned function closes the
 // connection.
 func StateDatabase(cfg config.Config) (*mongo.Database, func(), error) {
-	c, err := NewClients(cfg.MongoDB, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
+	c, err := NewClients(cfg.MongoDB, nil, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
 	if err != nil {
 		return nil, nil, err
 	}

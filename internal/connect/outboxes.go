@@ -32,9 +32,11 @@ func Outboxes(cfg config.Config, client *mongo.Client) func(ctx context.Context)
 	}
 }
 
-// Router returns the configured router.
-func Router(cfg config.Config) (*routing.Router, error) {
-	r, err := routing.New(cfg.Routing())
+// Router returns the configured router. choose, if not nil, comes before the rules: see [routing.Config].
+func Router(cfg config.Config, choose func(aggregateType, typ string) []string) (*routing.Router, error) {
+	c := cfg.Routing()
+	c.Choose = choose
+	r, err := routing.New(c)
 	if err != nil {
 		return nil, fmt.Errorf("topics: %w", err)
 	}
@@ -59,12 +61,12 @@ func Oplog(client *mongo.Client) func(ctx context.Context) (oldest, newest time.
 func RunReslice(
 	ctx context.Context, cfg config.Config, log *slog.Logger, want slots.ResliceOptions,
 ) (slots.ResliceReport, error) {
-	mongo, err := NewClients(cfg.MongoDB, cfg.Node, slot.MaxSlots, log, nil)
+	mongo, err := NewClients(cfg.MongoDB, nil, cfg.Node, slot.MaxSlots, log, nil)
 	if err != nil {
 		return slots.ResliceReport{}, err
 	}
 	defer mongo.Disconnect(ctx)
-	brokers, err := NewKafka(cfg, log, nil)
+	brokers, err := NewKafka(cfg, nil, log, nil)
 	if err != nil {
 		return slots.ResliceReport{}, err
 	}

@@ -127,13 +127,12 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// ClientOptions returns the settings of a client for leases. The client notices an election within a
-// second, and no wait for a server outlasts a lease. The driver's retries are off: the lease repeats
-// its writes itself, by seq, and a retryable findAndModify would store a second copy of the document
-// for each write.
-func ClientOptions(uri string) *options.ClientOptions {
-	return options.Client().ApplyURI(uri).
-		SetHeartbeatInterval(time.Second).
+// Tune sets the options of a client for leases. The client notices an election within a second, and no
+// wait for a server outlasts a lease. The driver's retries are off: the lease repeats its writes
+// itself, by seq, and a retryable findAndModify would store a second copy of the document for each
+// write.
+func Tune(o *options.ClientOptions) *options.ClientOptions {
+	return o.SetHeartbeatInterval(time.Second).
 		SetConnectTimeout(2 * time.Second).
 		SetServerSelectionTimeout(3 * time.Second).
 		SetRetryWrites(false).

@@ -75,7 +75,7 @@ func TestAStandbyThatMayNotWatchLooksOftener(t *testing.T) {
 
 func TestClientOptionsSuitALease(t *testing.T) {
 	t.Parallel()
-	o := ClientOptions(stacktest.MongoURI(t))
+	o := Tune(options.Client().ApplyURI(stacktest.MongoURI(t)))
 	if err := o.Validate(); err != nil {
 		t.Fatal(err)
 	}

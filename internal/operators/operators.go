@@ -74,7 +74,7 @@ func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*
 // NewOperator returns the operator of the configured watcher for the page, the API and the command line. So all of
 // them hide the same values.
 func NewOperator(cfg config.Config, version string, state *mongo.Database) (admin.Operator, error) {
-	router, err := connect.Router(cfg)
+	router, err := connect.Router(cfg, nil)
 	if err != nil {
 		return admin.Operator{}, err
 	}

@@ -7,12 +7,14 @@ package process
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/changestream"
@@ -47,6 +49,7 @@ type Relay struct {
 	member   *nodes.Member
 	figures  *figures
 	embedded bool
+	host     Host
 	// buildOperators binds the operators' page and API. It is nil in programs that do not contain
 	// them.
 	buildOperators func(config.Config, string, *slog.Logger, *metrics.Set) (Listener, error)
@@ -69,23 +72,30 @@ func WithOperators(build func(config.Config, string, *slog.Logger, *metrics.Set)
 	return func(r *Relay) { r.buildOperators = build }
 }
 
-// errNoOperators is the error of http.admin in a program without the operators' page.
-var errNoOperators = errors.New("http.admin: this program does not contain the operators' page and API: " +
+// Host has the values that a program in which the relay is embedded passes to it. All are optional.
+type Host struct {
+	Mongo *options.ClientOptions                   // replaces mongodb.uri and mongodb.tls
+	Kafka *tls.Config                              // replaces kafka.tls
+	Route func(aggregateType, typ string) []string // see [routing.Config.Choose]
+}
+
+// ErrNoOperators is the error of http.admin in a program without the operators' page.
+var ErrNoOperators = errors.New("http.admin: this program does not contain the operators' page and API: " +
 	"remove the key, and start `outrelay run` with `roles: [admin]` in another process")
 
-// Embedded is for a relay inside another program. The relay does not notify the service manager:
-// that is up to the program.
-func Embedded() Option { return func(r *Relay) { r.embedded = true } }
+// EmbeddedIn is for a relay inside another program. The relay does not notify the service manager: that is
+// up to the program.
+func EmbeddedIn(h Host) Option { return func(r *Relay) { r.embedded, r.host = true, h } }
 
-// New builds a relay. It does no I/O, and all its errors are errors of the configuration. The
-// caller must call Run or Close.
+// New builds a relay, whose clients connect to MongoDB in the background. All its errors are errors of the
+// configuration. The caller must call Run or Close.
 func New(cfg config.Config, version string, log *slog.Logger, options ...Option) (*Relay, error) {
 	r := &Relay{cfg: cfg, log: log}
 	for _, o := range options {
 		o(r)
 	}
 	if r.servesOperators() && r.buildOperators == nil {
-		return nil, errNoOperators
+		return nil, ErrNoOperators
 	}
 
 	parts := slot.Ranges(cfg.Slots)
@@ -102,7 +112,7 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	}
 
 	var err error
-	if r.shared, err = newShared(cfg, version, log, r.metrics); err != nil {
+	if r.shared, err = newShared(cfg, r.host, version, log, r.metrics); err != nil {
 		return nil, err
 	}
 	db := r.shared.Mongo.State.Database(cfg.MongoDB.State)
@@ -122,7 +132,9 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 }
 
 // newShared returns what the slots share, except for the balancer.
-func newShared(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (s *term.Shared, err error) {
+func newShared(
+	cfg config.Config, host Host, version string, log *slog.Logger, m *metrics.Set,
+) (s *term.Shared, err error) {
 	s = &term.Shared{
 		Config:  cfg,
 		Log:     log,
@@ -135,17 +147,17 @@ func newShared(cfg config.Config, version string, log *slog.Logger, m *metrics.S
 	if s.Scope, err = changestream.ParseScope(cfg.Watch, connect.StateCollections(cfg)...); err != nil {
 		return nil, fmt.Errorf("watch: %w", err)
 	}
-	if s.Router, err = connect.Router(cfg); err != nil {
+	if s.Router, err = connect.Router(cfg, host.Route); err != nil {
 		return nil, err
 	}
 	if s.Preset, err = routing.NewPreset(cfg.Preset()); err != nil {
 		return nil, fmt.Errorf("record: %w", err)
 	}
 
-	if s.Mongo, err = connect.NewClients(cfg.MongoDB, cfg.Node, cfg.Slots, log, m); err != nil {
+	if s.Mongo, err = connect.NewClients(cfg.MongoDB, host.Mongo, cfg.Node, cfg.Slots, log, m); err != nil {
 		return nil, err
 	}
-	if s.Kafka, err = connect.NewKafka(cfg, log, m); err != nil {
+	if s.Kafka, err = connect.NewKafka(cfg, host.Kafka, log, m); err != nil {
 		return nil, err
 	}
 	if s.Sinks, err = newSinks(cfg, s.Kafka, log, m); err != nil {
@@ -236,17 +248,11 @@ func (r *Relay) listenOperators() (Listener, error) {
 	return o, nil
 }
 
-// Handler returns a handler that serves /livez, /readyz and /metrics. It is independent of
-// http.listen.
-func (r *Relay) Handler() http.Handler {
-	return probes.Handler(r.processHealth(), r.metrics.Registry, r.log)
-}
+// Health returns the health of the process, as its probes report it.
+func (r *Relay) Health() probes.Health { return r.processHealth() }
 
-// Ready returns the readiness, the role and the problems of the process, as /readyz does.
-func (r *Relay) Ready() (ok bool, role readiness.Role, reasons []string) {
-	ok, as, reasons := r.processHealth().Ready()
-	return ok, readiness.Role(as), reasons
-}
+// Metrics returns the metrics of the process.
+func (r *Relay) Metrics() prometheus.Gatherer { return r.metrics.Registry }
 
 // Close closes the connections of a relay that is never run. Run closes them itself.
 func (r *Relay) Close() { r.closeClients(context.Background()) }

@@ -14,10 +14,13 @@ import (
 
 // Config configures a Router.
 type Config struct {
-	Template string   // topic if no rule matches; has {aggregatetype} and {type}. Empty: DefaultTemplate
-	Rules    []Rule   // the first matching rule decides
-	Allow    []string // patterns of topics that may be written; empty allows all but Kafka's internal ones
-	Max      int      // how many topics envelopes may name, besides those named in full here; 0: DefaultMax
+	Template string // topic if no rule matches; has {aggregatetype} and {type}. Empty: DefaultTemplate
+	Rules    []Rule // the first matching rule decides
+	// Choose, if not nil, is called before the rules. If it returns no topic, the rules decide. Its results
+	// are cached, so it must always return the same topics for the same arguments.
+	Choose func(aggregateType, typ string) []string
+	Allow  []string // patterns of topics that may be written; empty allows all but Kafka's internal ones
+	Max    int      // how many topics envelopes may name, besides those named in full here; 0: DefaultMax
 }
 
 // DefaultMax is the default of Config.Max. Each topic costs the relay about 5 kB, and a line in the
@@ -80,6 +83,7 @@ const maxCachedKey = 512
 type Router struct {
 	fallback template
 	rules    []rule
+	choose   func(aggregateType, typ string) []string
 	allow    []string
 	byType   bool // decisions depend on the type as well as on the aggregatetype
 
@@ -107,7 +111,7 @@ type decision struct {
 
 // New validates c and returns a Router. Its error is an [*InvalidError] that lists every problem.
 func New(c Config) (*Router, error) {
-	r := &Router{allow: c.Allow, maxTopics: cmp.Or(c.Max, DefaultMax), staticTopics: make(map[string]bool)}
+	r := &Router{choose: c.Choose, allow: c.Allow, maxTopics: cmp.Or(c.Max, DefaultMax), staticTopics: make(map[string]bool)}
 	r.ResetTopics(func(string) bool { return false })
 	bad := &InvalidError{}
 
@@ -122,7 +126,7 @@ func New(c Config) (*Router, error) {
 		c.Template = DefaultTemplate
 	}
 	r.fallback = r.topicTemplate(bad, "template", c.Template)
-	r.byType = r.fallback.uses("type")
+	r.byType = r.choose != nil || r.fallback.uses("type")
 
 	for i, configured := range c.Rules {
 		field := fmt.Sprintf("rules[%d]", i)
@@ -319,10 +323,17 @@ func (r *Router) decideByRules(v *envelope.View) decision {
 	return d
 }
 
-// topicNames returns the topics of the first matching rule, or of the template if no rule matches.
+// topicNames returns the topics that Choose returns, or those of the first matching rule, or of the
+// template if no rule matches.
 func (r *Router) topicNames(v *envelope.View) []string {
-	to := []template{r.fallback}
 	aggregateType, typ := string(v.AggregateType), string(v.Type)
+	if r.choose != nil {
+		if chosen := r.choose(aggregateType, typ); len(chosen) > 0 {
+			return distinct(chosen)
+		}
+	}
+
+	to := []template{r.fallback}
 	for _, candidate := range r.rules {
 		if glob.Match(candidate.aggregateType, aggregateType) && glob.Match(candidate.typ, typ) {
 			to = candidate.to
@@ -330,14 +341,23 @@ func (r *Router) topicNames(v *envelope.View) []string {
 		}
 	}
 
-	names := make([]string, 0, len(to))
-	for _, t := range to {
-		// Two templates may yield the same topic. The identity of a delivery has one record per topic (N7).
-		if name := string(t.appendTo(nil, v)); !slices.Contains(names, name) {
-			names = append(names, name)
+	names := make([]string, len(to))
+	for i, t := range to {
+		names[i] = string(t.appendTo(nil, v))
+	}
+	return distinct(names)
+}
+
+// distinct returns names without repetitions, in their order: the identity of a delivery has one record per
+// topic (N7).
+func distinct(names []string) []string {
+	out := make([]string, 0, len(names))
+	for _, name := range names {
+		if !slices.Contains(out, name) {
+			out = append(out, name)
 		}
 	}
-	return names
+	return out
 }
 
 // decideTopics returns the targets for the named topics, or the refusal of the first one that may not be

@@ -24,16 +24,23 @@ import (
 	"net/http"
 	"runtime/debug"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/outrelay/outrelay/internal/config"
+	rules "github.com/outrelay/outrelay/internal/health"
+	"github.com/outrelay/outrelay/internal/probes"
 	"github.com/outrelay/outrelay/internal/process"
 	"github.com/outrelay/outrelay/internal/readiness"
 )
 
 // Errors of Run and Await. Test for them with errors.Is.
 var (
-	// ErrRan means that Run or Close was called before. Create a new Relay instead.
+	// ErrRan means that Run was called before. Create a new Relay instead.
 	ErrRan = errors.New("this relay has run already; make a new one")
 
 	// ErrOutdated ends Run if a newer version of outrelay has migrated the collections, so that
@@ -73,51 +80,37 @@ type Status struct {
 
 // Relay is one node of a watcher. It is safe for concurrent use. Create a Relay with New.
 type Relay struct {
-	app   *process.Relay
-	ran   atomic.Bool
-	ended chan struct{}
+	cfg      config.Config
+	settings settings
+	process  atomic.Pointer[process.Relay] // nil before Run
+	ran      atomic.Bool
+	ended    chan struct{}
 }
 
-// Option passes a value that a file cannot contain.
-type Option interface{ apply(*settings) }
-
-type settings struct{ log *slog.Logger }
-
-type optionFunc func(*settings)
-
-func (f optionFunc) apply(s *settings) { f(s) }
-
-// WithLogger sets the logger. Defaults to [slog.Default] at the time of New, and nil is the default.
-// The relay never uses Config.Log.
-func WithLogger(log *slog.Logger) Option {
-	return optionFunc(func(s *settings) { s.log = log })
-}
-
-// New returns a relay. It does no I/O. The error lists every problem of the configuration, with the fix
-// for each. Call Run, or Close if the relay is not needed.
+// New returns a relay. It does no I/O except for reading the files that the configuration names, and a
+// relay that never runs needs no Close. The error lists every problem of the configuration, with the fix
+// for each.
 func New(cfg Config, options ...Option) (*Relay, error) {
-	var s settings
+	s := settings{log: slog.Default()}
 	for _, o := range options {
 		o.apply(&s)
 	}
-	if s.log == nil {
-		s.log = slog.Default()
+	cfg, err := s.replaceConnections(cfg)
+	if err != nil {
+		return nil, err
 	}
 
 	resolved, warnings, err := cfg.resolve()
 	if err != nil {
 		return nil, err
 	}
+	if resolved.HTTP.Admin != nil && resolved.HasRole(config.RoleAdmin) {
+		return nil, fmt.Errorf("relay: %w", process.ErrNoOperators)
+	}
 	for _, w := range warnings {
 		s.log.Warn(w)
 	}
-
-	inner, err := process.New(resolved, moduleVersion(), s.log, process.Embedded())
-	if err != nil {
-		return nil, fmt.Errorf("relay: %w", err)
-	}
-
-	return &Relay{app: inner, ended: make(chan struct{})}, nil
+	return &Relay{cfg: resolved, settings: s, ended: make(chan struct{})}, nil
 }
 
 // Run relays events until ctx ends. Then it stops reading, waits for the acknowledgements of events
@@ -132,24 +125,51 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	defer close(r.ended)
 
-	if err := r.app.Run(ctx); err != nil {
+	inner, err := process.New(r.cfg, moduleVersion(), r.settings.log, process.EmbeddedIn(r.settings.host))
+	if err != nil {
+		return fmt.Errorf("relay: %w", err)
+	}
+	r.process.Store(inner)
+
+	if r.settings.onStatus != nil {
+		watched, stop := context.WithCancel(context.WithoutCancel(ctx))
+		var watching sync.WaitGroup
+		watching.Go(func() { r.watchStatus(watched) })
+		defer watching.Wait()
+		defer stop()
+	}
+	if err := inner.Run(ctx); err != nil {
 		return fmt.Errorf("relay: %w", err)
 	}
 	return nil
 }
 
-// Close releases the connections of a relay that was not run. After Run it does nothing.
-func (r *Relay) Close() {
-	if r.ran.CompareAndSwap(false, true) {
-		r.app.Close()
-		close(r.ended)
-	}
-}
-
 // Status returns the current state of the relay. It does no I/O.
 func (r *Relay) Status() Status {
-	ok, role, reasons := r.app.Ready()
+	ok, role, reasons := health{r}.Ready()
 	return Status{Role: Role(role), Ready: ok, Reasons: reasons}
+}
+
+// watchStatus calls the function of WithStatusHook for the first status and after each change, until ctx
+// ends. The last call has the status at the end.
+func (r *Relay) watchStatus(ctx context.Context) {
+	tick := time.NewTicker(awaitInterval)
+	defer tick.Stop()
+
+	var last Status
+	for {
+		if s := r.Status(); s.Role != last.Role || s.Ready != last.Ready || !slices.Equal(s.Reasons, last.Reasons) {
+			last = s
+			r.settings.onStatus(s)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
 }
 
 // awaitInterval is the time between two checks of Await.
@@ -185,8 +205,47 @@ func (s Status) matchesRoles(roles []Role) bool {
 }
 
 // Handler returns a handler for the paths /livez, /readyz and /metrics of the relay. The metrics
-// have a separate registry.
-func (r *Relay) Handler() http.Handler { return r.app.Handler() }
+// have a separate registry. Before Run, the relay is live and not ready, and has no metrics.
+func (r *Relay) Handler() http.Handler {
+	gather := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
+		inner := r.process.Load()
+		if inner == nil {
+			return nil, nil
+		}
+		return inner.Metrics().Gather()
+	})
+	return probes.Handler(health{r}, gather, r.settings.log)
+}
+
+// health is the health of a relay, also before it runs.
+type health struct{ *Relay }
+
+// Live implements probes.Health.
+func (h health) Live() error {
+	inner := h.process.Load()
+	if inner == nil {
+		return nil
+	}
+	return inner.Health().Live()
+}
+
+// Ready implements probes.Health.
+func (h health) Ready() (ok bool, role string, reasons []string) {
+	inner := h.process.Load()
+	if inner == nil {
+		return false, string(Starting), nil
+	}
+	return inner.Health().Ready()
+}
+
+// Report implements probes.Health.
+func (h health) Report() *rules.Report {
+	inner := h.process.Load()
+	if inner == nil {
+		return nil
+	}
+	return inner.Health().Report()
+}
 
 // moduleVersion returns the version of this module in the running program, or "dev".
 func moduleVersion() string {

@@ -65,12 +65,18 @@ func (s *scene) start(t *testing.T, node string) (r *relay.Relay, stop func() er
 		t.Fatal(err)
 	}
 
+	return r, s.run(t, r)
+}
+
+// run runs r until stop, which returns the result of Run.
+func (s *scene) run(t *testing.T, r *relay.Relay) (stop func() error) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()
 	stop = func() error { cancel(); err := <-ended; ended <- nil; return err }
 	t.Cleanup(func() { _ = stop() })
-	return r, stop
+	return stop
 }
 
 func await(t *testing.T, r *relay.Relay, roles ...relay.Role) {
@@ -94,7 +100,14 @@ func (s *scene) append(t *testing.T, n int) {
 // values returns the values of the first n records of the topic.
 func (s *scene) values(t *testing.T, n int) (values []string) {
 	t.Helper()
-	cl, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(t)...), kgo.ConsumeTopics(s.topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	return s.valuesFrom(t, stacktest.Brokers(t), n)
+}
+
+// valuesFrom is like values, for other brokers.
+func (s *scene) valuesFrom(t *testing.T, brokers []string, n int, opts ...kgo.Opt) (values []string) {
+	t.Helper()
+	opts = append(opts, kgo.SeedBrokers(brokers...), kgo.ConsumeTopics(s.topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	cl, err := kgo.NewClient(opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,10 +235,10 @@ func TestEnvironmentIsAskedFor(t *testing.T) {
 		t.Errorf("before it runs: %+v", got)
 	}
 
-	r.Close()
-	r.Close()
-	if err := r.Run(t.Context()); !errors.Is(err, relay.ErrRan) {
-		t.Errorf("a run after the close: %v", err)
+	w := httptest.NewRecorder()
+	r.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/readyz", nil))
+	if w.Code != 503 {
+		t.Errorf("/readyz before it runs: got %d, want 503", w.Code)
 	}
 }
 

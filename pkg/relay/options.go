@@ -1,0 +1,83 @@
+package relay
+
+import (
+	"cmp"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/process"
+)
+
+// Option passes a value that a file cannot contain.
+type Option interface{ apply(*settings) }
+
+// settings has the values of the options.
+type settings struct {
+	log      *slog.Logger
+	host     process.Host
+	onStatus func(Status)
+}
+
+type optionFunc func(*settings)
+
+func (f optionFunc) apply(s *settings) { f(s) }
+
+// WithLogger sets the logger. Defaults to [slog.Default] at the time of New, and nil is the default.
+// The relay never uses Config.Log.
+func WithLogger(log *slog.Logger) Option {
+	return optionFunc(func(s *settings) { s.log = cmp.Or(log, slog.Default()) })
+}
+
+// WithMongoOptions connects to MongoDB with the options of the service instead of Config.MongoDB.URI and
+// TLS, which must then be empty: hosts, login, TLS, dialer and monitors. The relay makes its own clients
+// from a copy, because its lease needs shorter time-outs than a service has, and must not wait for a
+// connection of the service. It ignores concerns, the read preference, Timeout, encryption and the BSON
+// registry of the options.
+func WithMongoOptions(o *options.ClientOptions) Option {
+	return optionFunc(func(s *settings) { s.host.Mongo = o })
+}
+
+// WithKafkaTLS connects to Kafka with this configuration instead of Config.Kafka.TLS, which must then be
+// nil.
+func WithKafkaTLS(c *tls.Config) Option {
+	return optionFunc(func(s *settings) { s.host.Kafka = c })
+}
+
+// WithRouter chooses the topics of events by a function, for events that name no topic themselves. If it
+// returns none, Config.Topics decides. It must always return the same topics for the same arguments,
+// because the relay caches them and asks again after a take-over. Config.Topics.Allow applies to them too.
+func WithRouter(topics func(aggregateType, eventName string) []string) Option {
+	return optionFunc(func(s *settings) { s.host.Route = topics })
+}
+
+// WithStatusHook calls f with the first status of a running relay and after each change, at most 50 times
+// in a second, for example to alert or to start work that only the owner does. The calls come from one
+// goroutine, in order, and Run waits for the last of them. f must not block for long.
+func WithStatusHook(f func(Status)) Option {
+	return optionFunc(func(s *settings) { s.onStatus = f })
+}
+
+// replaceConnections returns cfg with the address of the caller's options for MongoDB. The error lists the
+// keys that an option contradicts.
+func (s *settings) replaceConnections(cfg Config) (Config, error) {
+	var bad []error
+	if s.host.Kafka != nil && cfg.Kafka.TLS != nil {
+		bad = append(bad, errors.New("relay: kafka.tls and WithKafkaTLS: use one of them"))
+	}
+	if o := s.host.Mongo; o != nil {
+		if cfg.MongoDB.URI != "" || cfg.MongoDB.TLS != nil {
+			bad = append(bad, errors.New("relay: mongodb.uri or mongodb.tls, and WithMongoOptions: use one of them"))
+		}
+		if err := o.Validate(); err != nil {
+			bad = append(bad, fmt.Errorf("relay: WithMongoOptions: %w", err))
+		}
+		// The rest of the program shows this address and derives the default of Config.Watch from it.
+		cfg.MongoDB.URI = cmp.Or(o.GetURI(), "mongodb://"+strings.Join(o.Hosts, ","))
+	}
+	return cfg, errors.Join(bad...)
+}
