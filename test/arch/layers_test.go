@@ -84,6 +84,8 @@ var rooms = []room{
 	{dir: "pkg/consumer/bodystore", layer: 3, also: []string{"pkg/consumer"}, why: "middleware that keeps large payloads outside of Kafka"},
 	{dir: "pkg/entity", layer: 3, also: []string{"pkg/consumer"}, why: "documents and their events in one transaction; the projector is a handler"},
 	{dir: "pkg/saga", layer: 3, also: []string{"pkg/consumer"}, why: "a saga is a consumer with a state"},
+	{dir: "internal/entitytest", layer: 4, only: []string{"pkg/entity", "pkg/event", "pkg/outbox"}, testsOnly: true, why: "the contract of the documents of entities, for both stores"},
+	{dir: "internal/sagatest", layer: 4, only: []string{"pkg/saga", "pkg/consumer", "pkg/event", "internal/envelope"}, testsOnly: true, why: "the contract of a store of sagas, for both stores"},
 
 	// Layer 4: packages that connect the stages.
 	{dir: "internal/connect", layer: 4, why: "the configured servers and collections, for the relay and for commands"},
