@@ -1,4 +1,4 @@
-package setaside
+package setaside_test
 
 import (
 	"testing"

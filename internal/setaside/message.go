@@ -3,8 +3,15 @@ package setaside
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"time"
 )
+
+// ErrTooLarge reports that a record does not fit in a document.
+var ErrTooLarge = errors.New("the record is too large to be set aside")
+
+// maxRecordBytes leaves room for the rest of the document, which has at most 16 MiB.
+const maxRecordBytes = 12 << 20
 
 // Digest identifies a message or a queue.
 type Digest [16]byte
@@ -55,6 +62,18 @@ type Failure struct {
 	Attempt int       `bson:"attempt"`
 	Class   string    `bson:"class"`
 	Reason  string    `bson:"reason"`
+}
+
+// CheckSize returns ErrTooLarge if the record of m does not fit in a document.
+func (m *Message) CheckSize() error {
+	n := len(m.Key) + len(m.Value)
+	for _, h := range m.Headers {
+		n += len(h.Key) + len(h.Value)
+	}
+	if n > maxRecordBytes {
+		return ErrTooLarge
+	}
+	return nil
 }
 
 // MessageID returns the id of the message at an offset. identity distinguishes a record from another one that took its

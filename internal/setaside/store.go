@@ -17,28 +17,65 @@ import (
 	"github.com/outrelay/outrelay/internal/schema"
 )
 
-// ErrTooLarge reports that a record does not fit in a document.
-var ErrTooLarge = errors.New("the record is too large to be set aside")
+// Store stores messages that are set aside. Its methods join the transaction of their context. It is safe for concurrent
+// use. Package setasidetest has its contract as tests.
+type Store interface {
+	// EnsureIndexes prepares the store. Call it before the first message.
+	EnsureIndexes(ctx context.Context) error
 
-// maxRecordBytes leaves room for the rest of the document, which has at most 16 MiB.
-const maxRecordBytes = 12 << 20
+	// Add stores m, due after wait. A message without a failed attempt has no due time: it follows the messages of its queue
+	// at once. If m is stored already, Add changes nothing. Call Add in the transaction that moves the watermark past m. The
+	// error of a record that does not fit is ErrTooLarge.
+	Add(ctx context.Context, m *Message, wait time.Duration) error
 
-// Store is a collection of messages that are set aside. It is safe for concurrent use. Outside of transactions its writes
-// have majority write concern.
-type Store struct {
+	// Postpone stores the attempts of m, which failed again, and makes it due after wait.
+	Postpone(ctx context.Context, m *Message, wait time.Duration) error
+
+	// First returns the first message of a queue, or nil if the queue is empty.
+	First(ctx context.Context, p Place, queue Digest) (*Message, error)
+
+	// Take deletes m in the transaction of ctx, which has to handle the message. It returns false if m is not the first of
+	// its queue any more: another member has handled it.
+	Take(ctx context.Context, m *Message) (bool, error)
+
+	// Remove deletes m. It returns nil if m does not exist.
+	Remove(ctx context.Context, m *Message) error
+
+	// Heads returns the queues of a handler in these partitions of a topic.
+	Heads(ctx context.Context, handler, topic string, partitions []int32) ([]Head, error)
+
+	// Waiting returns those of the queues that have messages.
+	Waiting(ctx context.Context, p Place, queues []Digest) ([]Digest, error)
+
+	// Count returns how many messages of a handler are set aside, at most limit.
+	Count(ctx context.Context, handler string, limit int) (int, error)
+
+	// Handlers returns the handlers of a group that have messages.
+	Handlers(ctx context.Context, group string) ([]string, error)
+}
+
+// Head is a queue with messages.
+type Head struct {
+	Partition int32
+	Queue     Digest
+	Wait      time.Duration // until the first message is due; 0 if it is due
+}
+
+// Collection is the Store in a collection of MongoDB. Outside of transactions its writes have majority write concern.
+type Collection struct {
 	coll *mongo.Collection
 }
 
 // New returns the store in the collection name of db. It does no I/O: call EnsureIndexes before the first message.
-func New(db *mongo.Database, name string) *Store {
-	return &Store{coll: db.Collection(name, options.Collection().
+func New(db *mongo.Database, name string) *Collection {
+	return &Collection{coll: db.Collection(name, options.Collection().
 		SetWriteConcern(writeconcern.Majority()).
 		SetReadConcern(readconcern.Majority()).
 		SetReadPreference(readpref.Primary()))}
 }
 
 // EnsureIndexes creates the collection and its index.
-func (s *Store) EnsureIndexes(ctx context.Context) error {
+func (s *Collection) EnsureIndexes(ctx context.Context) error {
 	var keys bson.D
 	for _, field := range []string{"h", "t", "p", "q", "g", "o", "due"} {
 		keys = append(keys, bson.E{Key: field, Value: 1})
@@ -55,11 +92,10 @@ func (s *Store) EnsureIndexes(ctx context.Context) error {
 	return nil
 }
 
-// Add stores m, due after wait. A message without a failed attempt has no due time: it follows the messages of its queue
-// at once. If m is stored already, Add changes nothing. Call Add in the transaction that moves the watermark past m.
-func (s *Store) Add(ctx context.Context, m *Message, wait time.Duration) error {
-	if m.recordBytes() > maxRecordBytes {
-		return ErrTooLarge
+// Add stores m, due after wait: see Store.
+func (s *Collection) Add(ctx context.Context, m *Message, wait time.Duration) error {
+	if err := m.CheckSize(); err != nil {
+		return err
 	}
 
 	added := bson.D{{Key: "at", Value: "$$NOW"}}
@@ -84,8 +120,8 @@ func (s *Store) Add(ctx context.Context, m *Message, wait time.Duration) error {
 	return nil
 }
 
-// Postpone stores the attempts of m, which failed again, and makes it due after wait.
-func (s *Store) Postpone(ctx context.Context, m *Message, wait time.Duration) error {
+// Postpone stores the attempts of m: see Store.
+func (s *Collection) Postpone(ctx context.Context, m *Message, wait time.Duration) error {
 	update := mongo.Pipeline{{{Key: "$set", Value: bson.D{
 		{Key: "n", Value: m.Failed},
 		{Key: "s", Value: m.Spared},
@@ -99,8 +135,8 @@ func (s *Store) Postpone(ctx context.Context, m *Message, wait time.Duration) er
 	return nil
 }
 
-// First returns the first message of a queue, or nil if the queue is empty.
-func (s *Store) First(ctx context.Context, p Place, queue Digest) (*Message, error) {
+// First returns the first message of a queue: see Store.
+func (s *Collection) First(ctx context.Context, p Place, queue Digest) (*Message, error) {
 	cur, err := s.coll.Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$match", Value: inQueue(p, queue)}},
 		{{Key: "$sort", Value: queueOrder}},
@@ -129,9 +165,8 @@ func (s *Store) First(ctx context.Context, p Place, queue Digest) (*Message, err
 	return m, nil
 }
 
-// Take deletes m in the transaction of ctx, which has to handle the message. It returns false if m is not the first of its
-// queue any more: another member has handled it.
-func (s *Store) Take(ctx context.Context, m *Message) (bool, error) {
+// Take deletes m if it is the first of its queue: see Store.
+func (s *Collection) Take(ctx context.Context, m *Message) (bool, error) {
 	var first struct {
 		ID Digest `bson:"_id"`
 	}
@@ -146,23 +181,16 @@ func (s *Store) Take(ctx context.Context, m *Message) (bool, error) {
 	return true, s.Remove(ctx, m)
 }
 
-// Remove deletes m. It returns nil if m does not exist.
-func (s *Store) Remove(ctx context.Context, m *Message) error {
+// Remove deletes m: see Store.
+func (s *Collection) Remove(ctx context.Context, m *Message) error {
 	if _, err := s.coll.DeleteOne(ctx, byID(m.ID)); err != nil {
 		return fmt.Errorf("removing a message that was set aside: %w", err)
 	}
 	return nil
 }
 
-// Head is a queue with messages.
-type Head struct {
-	Partition int32
-	Queue     Digest
-	Wait      time.Duration // until the first message is due; 0 if it is due
-}
-
-// Heads returns the queues of a handler in these partitions of a topic.
-func (s *Store) Heads(ctx context.Context, handler, topic string, partitions []int32) ([]Head, error) {
+// Heads returns the queues of a handler: see Store.
+func (s *Collection) Heads(ctx context.Context, handler, topic string, partitions []int32) ([]Head, error) {
 	order := append(bson.D{{Key: "h", Value: 1}, {Key: "t", Value: 1}, {Key: "p", Value: 1}, {Key: "q", Value: 1}}, queueOrder...)
 	cur, err := s.coll.Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{
@@ -200,8 +228,8 @@ func (s *Store) Heads(ctx context.Context, handler, topic string, partitions []i
 	return heads, nil
 }
 
-// Waiting returns those of the queues that have messages.
-func (s *Store) Waiting(ctx context.Context, p Place, queues []Digest) ([]Digest, error) {
+// Waiting returns those of the queues that have messages: see Store.
+func (s *Collection) Waiting(ctx context.Context, p Place, queues []Digest) ([]Digest, error) {
 	if len(queues) == 0 {
 		return nil, nil
 	}
@@ -229,8 +257,8 @@ func (s *Store) Waiting(ctx context.Context, p Place, queues []Digest) ([]Digest
 	return found, nil
 }
 
-// Count returns how many messages of a handler are set aside, at most limit.
-func (s *Store) Count(ctx context.Context, handler string, limit int) (int, error) {
+// Count returns how many messages of a handler are set aside: see Store.
+func (s *Collection) Count(ctx context.Context, handler string, limit int) (int, error) {
 	filter := bson.D{{Key: "h", Value: handler}}
 	n, err := s.coll.CountDocuments(ctx, filter, options.Count().SetLimit(int64(limit)))
 	if err != nil {
@@ -239,8 +267,8 @@ func (s *Store) Count(ctx context.Context, handler string, limit int) (int, erro
 	return int(n), nil
 }
 
-// Handlers returns the handlers of a group that have messages.
-func (s *Store) Handlers(ctx context.Context, group string) ([]string, error) {
+// Handlers returns the handlers of a group that have messages: see Store.
+func (s *Collection) Handlers(ctx context.Context, group string) ([]string, error) {
 	// "0" follows "/", so the range has exactly the names with that prefix.
 	inGroup := bson.D{{Key: "h", Value: bson.D{{Key: "$gt", Value: group + "/"}, {Key: "$lt", Value: group + "0"}}}}
 	var names []string
@@ -251,7 +279,7 @@ func (s *Store) Handlers(ctx context.Context, group string) ([]string, error) {
 }
 
 // Retire removes all messages of a handler that no longer exists. It returns their number.
-func (s *Store) Retire(ctx context.Context, handler string) (int64, error) {
+func (s *Collection) Retire(ctx context.Context, handler string) (int64, error) {
 	res, err := s.coll.DeleteMany(ctx, bson.D{{Key: "h", Value: handler}})
 	if err != nil {
 		return 0, fmt.Errorf("removing the messages of %s: %w", handler, err)
@@ -275,15 +303,6 @@ func inQueue(p Place, queue Digest) bson.D {
 // afterNow returns the time d after the server's current time, for an update by pipeline.
 func afterNow(d time.Duration) bson.D {
 	return bson.D{{Key: "$add", Value: bson.A{"$$NOW", d.Milliseconds()}}}
-}
-
-// recordBytes returns the size of the record.
-func (m *Message) recordBytes() int {
-	n := len(m.Key) + len(m.Value)
-	for _, h := range m.Headers {
-		n += len(h.Key) + len(h.Value)
-	}
-	return n
 }
 
 // isTooLarge reports whether the server or the driver rejected a document because of its size.

@@ -26,8 +26,8 @@ type Consumer struct {
 	running        atomic.Bool
 	transport      Transport // created by New, or given as an option
 	currentSession atomic.Pointer[session]
-	topicBoard     *topicBoard     // nil without DynamicTopics
-	waiting        *setaside.Store // nil without a database: failed messages then wait in their lanes
+	topicBoard     *topicBoard    // nil without DynamicTopics
+	waiting        setaside.Store // messages that are set aside; nil if an inbox given by WithInbox has none
 
 	unknown, orphaned, poison *registration
 }
@@ -65,9 +65,7 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 		return nil, fmt.Errorf("consumer: %w", err)
 	}
 
-	if db != nil {
-		c.waiting = setaside.New(db, DefaultWaiting)
-	}
+	c.waiting = openWaiting(db, c.s.inbox.replacement)
 	c.reg.strict = c.s.strict
 	if c.s.dynamic {
 		c.topicBoard = newTopicBoard(db, group)
@@ -82,6 +80,17 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	c.poison = &registration{handling: own, system: true}
 	c.poison.decider = poisonDecider{c.s.decider}
 	return c, nil
+}
+
+// openWaiting returns the store of the messages that are set aside. Without a database, it is that of the inbox, or nil.
+func openWaiting(db *mongo.Database, x Inbox) setaside.Store {
+	if db != nil {
+		return setaside.New(db, DefaultWaiting)
+	}
+	if own, ok := x.(interface{ Waiting() setaside.Store }); ok {
+		return own.Waiting()
+	}
+	return nil
 }
 
 // Group returns the name of the consumer group.

@@ -43,8 +43,7 @@
 //
 // So an outage of a service that handlers need causes lag, and no dead letters. WithRetry and WithRetryFor change the
 // values. A handler can also decide itself, with the errors of RetryIn, Suspend, Reject and Discard. Expired and invalid
-// messages become dead letters at once. OnFailure replaces all of this by a Policy. Without a database, the default is
-// DefaultPolicy.
+// messages become dead letters at once. OnFailure replaces all of this by a Policy.
 //
 // # Offsets
 //

@@ -66,7 +66,6 @@ type handling struct {
 	decider       Decider // of OnFailure; without it, the Retry decides
 	retry         Retry
 	retryRules    []retryRule
-	retrySet      bool // WithRetry or WithRetryFor was given
 	middlewares   []Middleware
 
 	problems []error

@@ -278,13 +278,8 @@ func (c *Consumer) registerHandler(r *registration, opts []HandlerOption) error 
 // prepareHandler sets the decider, the slots and the middleware chain of r.
 func (c *Consumer) prepareHandler(r *registration) {
 	r.retry = r.retry.withDefaults()
-	switch {
-	case r.decider != nil:
-	case c.waiting != nil || r.retrySet:
+	if r.decider == nil {
 		r.decider = &retryDecider{base: r.retry, rules: r.retryRules}
-	default:
-		// Without a database a message would wait in its lane for hours.
-		r.decider = DefaultPolicy()
 	}
 	if r.limit > 0 {
 		r.slots = make(chan struct{}, r.limit)

@@ -84,7 +84,7 @@ func NoRetry() Retry { return Retry{Quick: []time.Duration{}, MaxAttempts: 1} }
 func WithRetry(r Retry) Setting {
 	return setting(func(h *handling) {
 		h.problems = append(h.problems, r.findProblems("WithRetry"))
-		h.retry, h.retrySet, h.decider = r, true, nil
+		h.retry, h.decider = r, nil
 	})
 }
 
@@ -97,7 +97,7 @@ func WithRetryFor(match func(err error) bool, r Retry) Setting {
 			h.problems = append(h.problems, errors.New("WithRetryFor: the function is nil"))
 		}
 		h.retryRules = append(h.retryRules[:len(h.retryRules):len(h.retryRules)], retryRule{match, r.withDefaults()})
-		h.retrySet, h.decider = true, nil
+		h.decider = nil
 	})
 }
 

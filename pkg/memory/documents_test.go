@@ -3,7 +3,7 @@ package memory
 import (
 	"testing"
 
-	"github.com/outrelay/outrelay/pkg/entity/entitytest"
+	"github.com/outrelay/outrelay/internal/entitytest"
 )
 
 func TestEntityContract(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	engine "github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/setaside"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
@@ -14,6 +15,7 @@ import (
 type Inbox struct {
 	*inbox.Inbox
 	ofConsumers
+	db *DB
 }
 
 // ofConsumers has the methods that only consumers use. The methods of *inbox.Inbox take precedence.
@@ -24,7 +26,7 @@ var _ consumer.Inbox = (*Inbox)(nil)
 // NewInbox returns an inbox in db, with the options of package inbox. WithoutTTL has no effect: a
 // marker is ignored when its retention is over. The error joins the problems of all options.
 func NewInbox(db *DB, opts ...inbox.Option) (*Inbox, error) {
-	var x Inbox
+	x := Inbox{db: db}
 	public, err := engine.OpenPublic(opts, func(s engine.Settings) (_ *engine.Inbox, err error) {
 		x.ofConsumers.Inbox, err = openInbox(db, s)
 		return x.ofConsumers.Inbox, err
@@ -39,6 +41,9 @@ func NewInbox(db *DB, opts ...inbox.Option) (*Inbox, error) {
 	}
 	return &x, nil
 }
+
+// Waiting returns the messages in the DB that consumers have set aside.
+func (x *Inbox) Waiting() setaside.Store { return newSetAsideStore(x.db) }
 
 // openInbox returns the inbox without its public type.
 func openInbox(db *DB, s engine.Settings) (*engine.Inbox, error) {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/saga"
-	"github.com/outrelay/outrelay/pkg/saga/sagatest"
+	"github.com/outrelay/outrelay/internal/sagatest"
 )
 
 func TestSagaStoreContract(t *testing.T) {

@@ -397,3 +397,46 @@ func TestProjectorWithoutServers(t *testing.T) {
 		t.Errorf("the view has %v, want %v", got, want)
 	}
 }
+
+// A message whose handler fails is set aside as with servers: other keys go on, messages of its key follow it, and the
+// transaction that handles it removes it.
+func TestFailedMessagesAreSetAsideWithoutServers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var mu sync.Mutex
+	var got []string
+	attempts := 0
+	handled := make(chan struct{})
+	handler := consumer.HandlerFunc(func(_ context.Context, m *consumer.Message) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if string(m.Value) == "1" {
+			if attempts++; attempts < 4 {
+				return errors.New("not yet")
+			}
+		}
+		if got = append(got, fmt.Sprintf("%s %s", m.Key, m.Value)); len(got) == 3 {
+			close(handled)
+		}
+		return nil
+	})
+
+	c := w.consumer("g", "outbox.event.account")
+	w.ok(c.Handle("Deposited", handler, consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}, Min: 50 * time.Millisecond})))
+	stop := w.start("consumer", c.Run)
+	w.append(deposit("a", 1), deposit("a", 2), deposit("b", 3))
+	select {
+	case <-handled:
+	case <-w.context().Done():
+		t.Fatal("not all messages were handled")
+	}
+	stop()
+
+	if want := []string{"b 3", "a 1", "a 2"}; !slices.Equal(got, want) || attempts != 4 {
+		t.Errorf("handled: got %v after %d attempts, want %v after 4", got, attempts, want)
+	}
+	n, err := w.inbox.Waiting().Count(w.context(), "g/Deposited", 10)
+	if n != 0 || err != nil {
+		t.Errorf("messages that are still set aside: got %d (%v), want none", n, err)
+	}
+}

@@ -21,7 +21,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/saga"
-	"github.com/outrelay/outrelay/pkg/saga/sagatest"
+	"github.com/outrelay/outrelay/internal/sagatest"
 )
 
 func TestMain(m *testing.M) {

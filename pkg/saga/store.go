@@ -47,8 +47,7 @@ type TypeInfo struct {
 }
 
 // Store stores the records of sagas. A call with the context of a transaction belongs to that
-// transaction. A Store must be safe for concurrent use. The package sagatest contains the tests
-// that every Store must pass.
+// transaction. A Store must be safe for concurrent use.
 type Store interface {
 	// Transaction runs fn as one unit of work, in the same way as outbox.Box.Transaction.
 	Transaction(ctx context.Context, fn func(ctx context.Context) error) error

@@ -61,6 +61,7 @@ var rooms = []room{
 	{dir: "internal/inbox", layer: 2, why: "the decisions about handled messages: marks, claims, watermarks of lanes, generations"},
 	{dir: "internal/inbox/inboxtest", layer: 2, only: []string{"internal/inbox", "pkg/outbox"}, testsOnly: true, why: "the contract of an inbox, for both stores"},
 	{dir: "internal/setaside", layer: 2, only: []string{"internal/schema"}, why: "the messages of consumers that wait for a retry; statements on MongoDB only"},
+	{dir: "internal/setaside/setasidetest", layer: 2, only: []string{"internal/setaside"}, testsOnly: true, why: "the contract of a store of such messages, for MongoDB and memory"},
 
 	{dir: "pkg/inbox", layer: 3, only: []string{"internal/inbox"}, why: "an effect once, for webhooks and idempotency keys; a thin layer over the decisions"},
 
@@ -83,6 +84,8 @@ var rooms = []room{
 	{dir: "pkg/consumer/bodystore", layer: 3, also: []string{"pkg/consumer"}, why: "middleware that keeps large payloads outside of Kafka"},
 	{dir: "pkg/entity", layer: 3, also: []string{"pkg/consumer"}, why: "documents and their events in one transaction; the projector is a handler"},
 	{dir: "pkg/saga", layer: 3, also: []string{"pkg/consumer"}, why: "a saga is a consumer with a state"},
+	{dir: "internal/entitytest", layer: 4, only: []string{"pkg/entity", "pkg/event", "pkg/outbox"}, testsOnly: true, why: "the contract of the documents of entities, for both stores"},
+	{dir: "internal/sagatest", layer: 4, only: []string{"pkg/saga", "pkg/consumer", "pkg/event", "internal/envelope"}, testsOnly: true, why: "the contract of a store of sagas, for both stores"},
 
 	// Layer 4: packages that connect the stages.
 	{dir: "internal/connect", layer: 4, why: "the configured servers and collections, for the relay and for commands"},
@@ -98,7 +101,7 @@ var rooms = []room{
 	{dir: "internal/demo", layer: 4, also: []string{"internal/devstack", "pkg/relay", "internal/operators"}, why: "outrelay dev"},
 	{dir: "internal/bench", layer: 4, also: []string{"internal/devstack", "pkg/relay"}, why: "outrelay bench"},
 	{dir: "pkg/memory", layer: 4, why: "an environment for services without servers, with the contracts of the packages that it replaces", only: []string{
-		"internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/record", "internal/envelope", "internal/keyhash", "internal/routing", "internal/appending",
+		"internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/setaside", "internal/record", "internal/envelope", "internal/keyhash", "internal/routing", "internal/appending",
 	}},
 	{dir: "pkg/relay", layer: 4, also: []string{"internal/process"}, why: "the watcher inside another program"},
 
