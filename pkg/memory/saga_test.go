@@ -8,8 +8,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/envelope"
-	"github.com/outrelay/outrelay/pkg/saga"
 	"github.com/outrelay/outrelay/internal/sagatest"
+	"github.com/outrelay/outrelay/pkg/saga"
 )
 
 func TestSagaStoreContract(t *testing.T) {
