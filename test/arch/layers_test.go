@@ -79,6 +79,7 @@ var rooms = []room{
 	{dir: "internal/purge", layer: 3, why: "what becomes of delivered envelopes: records of deliveries, their history, and the purge"},
 	{dir: "internal/admin", layer: 3, also: []string{"pkg/saga", "internal/gap", "internal/slots", "internal/waiting", "internal/purge"}, why: "use-cases behind the CLI, the API and the page; a dry run counts by the conditions of the sweep"},
 	{dir: "internal/admin/admintest", layer: 3, testsOnly: true, why: "data for tests of the operators' views"},
+	{dir: "pkg/consumer/topics", layer: 2, why: "topics of a group that may change while it runs"},
 	{dir: "pkg/consumer", layer: 3, why: "from Kafka to handlers"},
 	{dir: "pkg/consumer/breaker", layer: 3, also: []string{"pkg/consumer"}, why: "middleware that suspends handlers while a dependency fails"},
 	{dir: "pkg/consumer/bodycrypt", layer: 3, also: []string{"pkg/consumer"}, why: "middleware that encrypts payloads"},

@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 // ErrOpen is wrapped by the errors of messages that met an open breaker. These messages spend no attempt.

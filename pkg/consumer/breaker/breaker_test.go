@@ -9,8 +9,8 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
