@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 // newEntry decodes a record and finds its handlers.
@@ -28,7 +29,7 @@ func (p *partition) newEntry(r *Record) *entry {
 	switch {
 	case errors.Is(err, ErrDrop):
 		// Without parts the entry is finished already.
-		p.s.c.s.observer.Dropped("", 1)
+		p.s.c.measure(telemetry.Measurement{Metric: telemetry.Discarded, N: 1})
 		e.m = m
 		return e
 	case err != nil:

@@ -9,6 +9,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer/topics"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 // Defaults of the options of New.
@@ -84,8 +85,7 @@ type settings struct {
 	receivers     []func(ctx context.Context, m *Message) (*Message, error)
 	disposer      Disposer
 	onError       func(ctx context.Context, err error)
-	observer      Observer
-	tracer        Tracer
+	telemetry     telemetry.Sink
 	log           *slog.Logger
 	concurrency   int
 	drain         time.Duration
@@ -138,11 +138,11 @@ func WithErrorHook(f func(ctx context.Context, err error)) Option {
 	return option(func(s *settings) { s.onError = f })
 }
 
-// WithObserver sets the Observer, which receives measurements for metrics.
-func WithObserver(o Observer) Option { return option(func(s *settings) { s.observer = o }) }
-
-// WithTracer sets the Tracer, which is called around each attempt.
-func WithTracer(t Tracer) Option { return option(func(s *settings) { s.tracer = t }) }
+// WithTelemetry sets where metrics and spans go. Defaults to telemetry.OTel(), which does nothing in a program without
+// providers of OpenTelemetry.
+func WithTelemetry(sink telemetry.Sink) Option {
+	return option(func(s *settings) { s.telemetry = sink })
+}
 
 // WithLogger replaces slog.Default. Payloads, keys and headers are never logged.
 func WithLogger(log *slog.Logger) Option { return option(func(s *settings) { s.log = log }) }
@@ -237,7 +237,6 @@ func newSettings(opts []Option) settings {
 		handling:      handling{mode: Transactional, timeout: DefaultTimeout, batch: DefaultBatch},
 		decoder:       Decode,
 		log:           slog.Default(),
-		observer:      Unobserved{},
 		concurrency:   DefaultConcurrency,
 		drain:         DefaultDrain,
 		commitMode:    CommitInterval(DefaultCommitInterval),
@@ -250,6 +249,9 @@ func newSettings(opts []Option) settings {
 		if o != nil {
 			o.applyToConsumer(&s)
 		}
+	}
+	if s.telemetry == nil {
+		s.telemetry = telemetry.OTel()
 	}
 	return s
 }
@@ -294,7 +296,6 @@ func (s *settings) validate() error {
 
 	add(s.decoder == nil, "the decoder is nil")
 	add(s.log == nil, "the logger is nil")
-	add(s.observer == nil, "the observer is nil")
 	for _, f := range s.receivers {
 		add(f == nil, "Receive: the function is nil")
 	}

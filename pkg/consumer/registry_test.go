@@ -240,7 +240,7 @@ func TestMiddlewareIsAnOnion(t *testing.T) {
 
 	stats := &counts{}
 	got, batches := make(chan string, 10), make(chan string, 10)
-	c := k.consumer(consumer.WithMiddleware(trail("a"), trail("b")), consumer.WithObserver(stats), consumer.Receive(func(_ context.Context, m *consumer.Message) (*consumer.Message, error) {
+	c := k.consumer(consumer.WithMiddleware(trail("a"), trail("b")), consumer.WithTelemetry(stats), consumer.Receive(func(_ context.Context, m *consumer.Message) (*consumer.Message, error) {
 		switch string(m.Value) {
 		case "gone":
 			return nil, consumer.ErrDrop
