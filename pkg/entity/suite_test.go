@@ -6,9 +6,9 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/pkg/entity"
 	"github.com/outrelay/outrelay/internal/entitytest"
-	"github.com/outrelay/outrelay/pkg/memory"
+	"github.com/outrelay/outrelay/internal/memory"
+	"github.com/outrelay/outrelay/pkg/entity"
 )
 
 func TestMongoKeepsTheContract(t *testing.T) {

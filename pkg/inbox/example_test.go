@@ -11,8 +11,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/memory"
 	"github.com/outrelay/outrelay/pkg/inbox"
-	"github.com/outrelay/outrelay/pkg/memory"
 )
 
 // A webhook whose sender repeats it until it gets an answer. The payment is captured at a provider, so

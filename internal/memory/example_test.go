@@ -6,9 +6,9 @@ import (
 	"log"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/memory"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/memory"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 

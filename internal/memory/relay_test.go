@@ -12,6 +12,7 @@ import (
 
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 var noon = time.UnixMilli(1_900_000_000_000).UTC()
@@ -21,7 +22,7 @@ type kit struct {
 	t      *testing.T
 	clock  *ManualClock
 	db     *DB
-	box    *Outbox
+	box    *outbox.Box
 	broker *Broker
 	relay  *Relay
 }
@@ -275,7 +276,7 @@ func TestScheduledEventsGoByTheClock(t *testing.T) {
 			k.want("outbox.event.order", x.want...)
 		}
 
-		if n := len(k.box.Envelopes()); n != 0 {
+		if n := len(stored(t, k.box)); n != 0 {
 			t.Errorf("%d delivered ones are kept", n)
 		}
 

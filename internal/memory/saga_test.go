@@ -8,8 +8,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/envelope"
-	"github.com/outrelay/outrelay/pkg/saga"
 	"github.com/outrelay/outrelay/internal/sagatest"
+	"github.com/outrelay/outrelay/pkg/saga"
 )
 
 func TestSagaStoreContract(t *testing.T) {
@@ -24,9 +24,13 @@ func TestSagaStoreContract(t *testing.T) {
 
 		return sagatest.Fixture{
 			Store: NewSagas(db), Outbox: box,
-			Events: func(context.Context) ([]string, error) {
+			Events: func(ctx context.Context) ([]string, error) {
+				docs, err := storeOf(box).Stored(ctx)
+				if err != nil {
+					return nil, err
+				}
 				var types []string
-				for _, doc := range box.Envelopes() {
+				for _, doc := range docs {
 					var v envelope.View
 					if err := envelope.Parse(doc, &v); err != nil {
 						return nil, err

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	engine "github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/transaction"
 )
 
 // inboxStore is the store of an Inbox. Its rows contain inboxMarkers, engine.Leases and engine.Marks.
@@ -47,7 +48,7 @@ func (s *inboxStore) CurrentTransaction(ctx context.Context) any {
 
 // Outside returns ctx without its transaction.
 func (s *inboxStore) Outside(ctx context.Context) context.Context {
-	return context.WithValue(ctx, unitKey{s.db}, (*unitOfWork)(nil))
+	return transaction.Outside(ctx)
 }
 
 // Now returns the time of the clock.

@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 const (
@@ -26,7 +27,7 @@ const (
 	retryAfter = 10 * time.Millisecond
 )
 
-// Relay delivers the committed events of an Outbox to the topics of a Broker in commit order. It
+// Relay delivers the committed events of an outbox to the topics of a Broker in commit order. It
 // creates the same records for the same topics as the real relay. Events that were appended before
 // it runs are delivered too. An outbox must have one relay at a time.
 //
@@ -34,7 +35,7 @@ const (
 // events and events that the broker refuses become dead letters. After any other error of an
 // injected Fault, the relay waits until the outage is over, and keeps the order.
 type Relay struct {
-	box      *Outbox
+	box      *outboxStore
 	broker   *Broker
 	attempts int
 	routes   routing.Config
@@ -89,13 +90,14 @@ func WithAttempts(n int) RelayOption { return func(r *Relay) { r.attempts = n } 
 
 // NewRelay returns a relay. It does nothing until Flush or Run is called. The error reports a nil
 // argument or an invalid option.
-func NewRelay(box *Outbox, broker *Broker, opts ...RelayOption) (*Relay, error) {
-	if box == nil || broker == nil {
-		return nil, errors.New("relay: the outbox or the broker is nil")
+func NewRelay(box *outbox.Box, broker *Broker, opts ...RelayOption) (*Relay, error) {
+	store := storeOf(box)
+	if store == nil || broker == nil {
+		return nil, errors.New("relay: the broker is nil, or the outbox is not in memory")
 	}
 
 	r := &Relay{
-		box:      box,
+		box:      store,
 		broker:   broker,
 		attempts: DefaultAttempts,
 		sent:     map[event.ID][]string{},
@@ -309,7 +311,7 @@ func (r *Relay) sendRecords(ctx context.Context, e *outboxEntry, at time.Time) e
 
 	meta := routing.Meta{
 		DB:          []byte("memory"),
-		Coll:        []byte(r.box.settings.Collection),
+		Coll:        []byte(r.box.rows.name),
 		ClusterTime: bson.Timestamp{T: uint32(at.Unix()), I: 1},
 		CommitMS:    at.UnixMilli(),
 	}
