@@ -24,6 +24,9 @@ type Parts struct {
 
 // Store stores the envelopes of a Box. Its methods join the transaction of their context: see internal/transaction.
 type Store interface {
+	// Name returns the name of the collection.
+	Name() string
+
 	// Transaction runs fn as one unit of work. See outbox.Box.Transaction. With snapshot, all reads see one point in time.
 	Transaction(ctx context.Context, snapshot bool, fn func(ctx context.Context) error) error
 

@@ -61,6 +61,9 @@ type scheduledFields struct {
 	dueAt, expiresAt                time.Time // zero if there is none
 }
 
+// Name returns the name of the collection.
+func (s *outboxStore) Name() string { return s.rows.name }
+
 // Transaction runs fn in a transaction of the DB, whose reads always see one snapshot.
 func (s *outboxStore) Transaction(ctx context.Context, _ bool, fn func(ctx context.Context) error) error {
 	return s.db.Transaction(ctx, fn)
@@ -88,6 +91,9 @@ func (s *outboxStore) insertEnvelopes(t *tx, list []appending.Envelope) error {
 	for _, x := range list {
 		e, err := parseEnvelope(x.Doc, x.ID)
 		if err != nil {
+			return err
+		}
+		if err := s.db.fail(Op{Kind: "append", Name: e.fields.typ}); err != nil {
 			return err
 		}
 		e.seq = s.feed.nextSequence()

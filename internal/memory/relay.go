@@ -23,7 +23,7 @@ const (
 	// After the last one, the event becomes a dead letter.
 	DefaultAttempts = 3
 
-	// retryAfter is the delay of a relay before it tries again, by the clock of the database.
+	// retryAfter is the delay of a relay before it tries again.
 	retryAfter = 10 * time.Millisecond
 )
 
@@ -31,7 +31,7 @@ const (
 // creates the same records for the same topics as the real relay. Events that were appended before
 // it runs are delivered too. An outbox must have one relay at a time.
 //
-// Scheduled events are delivered when the clock of the database has reached their due time. Expired
+// Scheduled events are delivered at their due time. Expired
 // events and events that the broker refuses become dead letters. After any other error of an
 // injected Fault, the relay waits until the outage is over, and keeps the order.
 type Relay struct {
@@ -146,6 +146,20 @@ func (r *Relay) Flush(ctx context.Context) error {
 	}
 }
 
+// Pending returns the number of events that are committed and due, and not delivered yet.
+func (r *Relay) Pending(ctx context.Context) (n int, err error) {
+	err = r.box.db.runAlone(ctx, func(t *tx) error {
+		n = r.box.feed.countPending()
+		t.scanRows(r.box.rows, func(_ string, v any) {
+			if e := v.(*outboxEntry); !e.fields.dueAt.IsZero() && !e.fields.dueAt.After(time.Now()) {
+				n++
+			}
+		})
+		return nil
+	})
+	return n, err
+}
+
 // Run delivers events until ctx ends. Then it delivers the events that were committed before, and
 // returns nil. If that fails, it returns the error, and the events stay in the outbox.
 func (r *Relay) Run(ctx context.Context) error {
@@ -171,18 +185,17 @@ func (r *Relay) Run(ctx context.Context) error {
 // waitForWork blocks until there may be events to deliver: after a commit, at the next due time,
 // after a change of the broker, or if the last attempt has failed, after retryAfter.
 func (r *Relay) waitForWork(ctx context.Context, failed error, brokerChanged <-chan struct{}) {
-	clock := r.box.db.clock
 	wake, ok := r.nextDueTime(ctx)
 	if failed != nil {
-		wake = clock.Now().Add(retryAfter)
+		wake = time.Now().Add(retryAfter)
 		ok = true
 	}
 
-	var reached <-chan struct{}
+	var reached <-chan time.Time
 	if ok {
-		var stop func()
-		reached, stop = clock.At(wake)
-		defer stop()
+		timer := time.NewTimer(time.Until(wake))
+		defer timer.Stop()
+		reached = timer.C
 	}
 
 	select {
@@ -219,6 +232,7 @@ func (r *Relay) deliverNext(ctx context.Context) (bool, error) {
 		}
 
 		r.box.feed.removeFirst()
+		r.broker.notify()
 		return true, nil
 	}
 
@@ -226,7 +240,7 @@ func (r *Relay) deliverNext(ctx context.Context) (bool, error) {
 	if err != nil || e == nil {
 		return false, err
 	}
-	if err := r.deliverEvent(ctx, e, r.box.db.clock.Now()); err != nil {
+	if err := r.deliverEvent(ctx, e, time.Now()); err != nil {
 		return true, err
 	}
 
@@ -236,7 +250,7 @@ func (r *Relay) deliverNext(ctx context.Context) (bool, error) {
 // claimDue claims the scheduled event that is due first, or returns nil. A claimed event can
 // neither be canceled nor rescheduled. If a claimed event was not delivered, it is claimed again.
 func (r *Relay) claimDue(ctx context.Context) (found *outboxEntry, err error) {
-	now := r.box.db.clock.Now()
+	now := time.Now()
 	err = r.box.db.runAlone(ctx, func(t *tx) error {
 		found = nil
 		t.scanRows(r.box.rows, func(_ string, v any) {
@@ -295,7 +309,7 @@ func (r *Relay) addDeadLetter(e *outboxEntry, class, reason string) {
 
 // sendRecords writes the record of each topic that does not have it yet.
 func (r *Relay) sendRecords(ctx context.Context, e *outboxEntry, at time.Time) error {
-	if x := e.fields.expiresAt; !x.IsZero() && !r.box.db.clock.Now().Before(x) {
+	if x := e.fields.expiresAt; !x.IsZero() && !time.Now().Before(x) {
 		return &record.Refusal{Class: record.Expired, Reason: "expired at " + x.Format(time.RFC3339)}
 	}
 

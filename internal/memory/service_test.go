@@ -35,7 +35,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{T: t, db: memory.NewDB(), broker: memory.NewBroker(memory.WithPartitions(3))}
+	w := &world{T: t, db: memory.NewDB(), broker: memory.NewBroker(3)}
 	w.dead = memory.NewLetters(w.db)
 	var err error
 	if w.box, err = memory.NewOutbox(w.db); err != nil {

@@ -3,6 +3,7 @@ package memory
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/internal/unit"
@@ -90,6 +91,9 @@ func (u *unitOfWork) runCallback(ctx context.Context, fn func(context.Context) e
 	}
 	if err := ctx.Err(); err != nil {
 		return err
+	}
+	if err := u.tx.db.fail(Op{Kind: "commit"}); err != nil {
+		return fmt.Errorf("committing: %w", err)
 	}
 
 	u.tx.commit()

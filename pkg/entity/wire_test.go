@@ -100,7 +100,7 @@ func TestProjectorBehindAConsumer(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
 	w.history()
-	broker := memory.NewBroker()
+	broker := memory.NewBroker(0)
 	c, err := consumer.New("readers", w.db, consumer.WithTopics("orders"), consumer.WithTransport(broker), consumer.Commits(consumer.CommitEach()))
 	if err != nil {
 		t.Fatal(err)

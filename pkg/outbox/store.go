@@ -18,6 +18,8 @@ import (
 // mongoStore is the store of a Box in a collection of MongoDB.
 type mongoStore struct{ coll *mongo.Collection }
 
+func (s mongoStore) Name() string { return s.coll.Name() }
+
 func (s mongoStore) Transaction(ctx context.Context, snapshot bool, fn func(ctx context.Context) error) error {
 	run := transaction.Run
 	if snapshot {
