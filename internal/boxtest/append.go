@@ -353,6 +353,15 @@ func failingMiddleware(t *testing.T, f Fixture) {
 	}); err != nil || runs != 1 {
 		t.Errorf("got %v after %d runs, want success after 1", err, runs)
 	}
+	repeat := f.With(func(next outbox.AppendFunc) outbox.AppendFunc {
+		return func(ctx context.Context, ev event.Event) error { return errors.Join(next(ctx, ev), next(ctx, ev)) }
+	})
+	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
+		return repeat.Append(ctx, newEvent("repeated"))
+	}); !mongo.IsDuplicateKeyError(err) {
+		t.Errorf("a middleware that passes an event on twice: %v, want an error for the second", err)
+	}
+
 	if err := box.Append(t.Context(), newEvent("bad")); !errors.Is(err, outbox.ErrNoTransaction) {
 		t.Errorf("without a transaction the middleware must not run: %v", err)
 	}

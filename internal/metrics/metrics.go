@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	dto "github.com/prometheus/client_model/go"
 )
 
 // maxTopics is how many topics have their own label. Envelopes name topics, so their number is not trusted.
@@ -367,4 +368,14 @@ func Bool(b bool) float64 {
 		return 1
 	}
 	return 0
+}
+
+// GatherFrom returns the metrics of the set that current returns. While it returns nil, there are none.
+func GatherFrom(current func() *Set) prometheus.Gatherer {
+	return prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
+		if s := current(); s != nil {
+			return s.Registry.Gather()
+		}
+		return nil, nil
+	})
 }

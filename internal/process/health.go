@@ -67,3 +67,31 @@ func (h *slotHealth) Ready() (ok bool, role string, reasons []string) {
 	at := slices.IndexFunc(rolesByRank, func(r readiness.Role) bool { return had[string(r)] })
 	return ok, string(rolesByRank[max(at, 0)]), reasons
 }
+
+// lateHealth is the health of a relay that the function returns once it has begun. Before, the process is live and
+// not ready.
+type lateHealth func() *Relay
+
+// Live implements probes.Health.
+func (current lateHealth) Live() error {
+	if r := current(); r != nil {
+		return r.processHealth().Live()
+	}
+	return nil
+}
+
+// Ready implements probes.Health.
+func (current lateHealth) Ready() (ok bool, role string, reasons []string) {
+	if r := current(); r != nil {
+		return r.processHealth().Ready()
+	}
+	return false, string(readiness.RoleStarting), nil
+}
+
+// Report implements probes.Health.
+func (current lateHealth) Report() *rules.Report {
+	if r := current(); r != nil {
+		return r.processHealth().Report()
+	}
+	return nil
+}

@@ -11,9 +11,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"golang.org/x/sync/errgroup"
 
@@ -248,11 +248,23 @@ func (r *Relay) listenOperators() (Listener, error) {
 	return o, nil
 }
 
-// Health returns the health of the process, as its probes report it.
-func (r *Relay) Health() probes.Health { return r.processHealth() }
+// Ready returns the readiness, the role and the problems of the process, as /readyz does.
+func (r *Relay) Ready() (ok bool, role readiness.Role, reasons []string) {
+	ok, as, reasons := r.processHealth().Ready()
+	return ok, readiness.Role(as), reasons
+}
 
-// Metrics returns the metrics of the process.
-func (r *Relay) Metrics() prometheus.Gatherer { return r.metrics.Registry }
+// Handler returns a handler that serves /livez, /readyz and /metrics of the relay that current returns. While it
+// returns nil, the process is live and not ready, and has no metrics.
+func Handler(current func() *Relay, log *slog.Logger) http.Handler {
+	gatherer := metrics.GatherFrom(func() *metrics.Set {
+		if r := current(); r != nil {
+			return r.metrics
+		}
+		return nil
+	})
+	return probes.Handler(lateHealth(current), gatherer, log)
+}
 
 // Close closes the connections of a relay that is never run. Run closes them itself.
 func (r *Relay) Close() { r.closeClients(context.Background()) }

@@ -16,6 +16,10 @@ const (
 // HeaderDedupKey is the header whose value replaces the event's id for deduplication.
 const HeaderDedupKey = "dedup-key"
 
+// HeaderDeliverBy is the time at which a message expires: Unix milliseconds, or RFC 3339. The relay makes it of an
+// envelope's expiry. Other producers may set it, so its name does not begin with ReservedPrefix.
+const HeaderDeliverBy = "x-outrelay-deliver-by"
+
 // The headers of messages that a consumer moved to a retry topic.
 const (
 	HeaderAttempt      = ReservedPrefix + "attempt"       // how often the message was tried before

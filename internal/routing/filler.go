@@ -29,6 +29,7 @@ var (
 	hDelivery    = []byte(record.HeaderDelivery)
 	hRedelivered = []byte(record.HeaderRedelivered)
 	hOnly        = []byte(record.HeaderOnly)
+	hDeliverBy   = []byte(record.HeaderDeliverBy)
 )
 
 // Constant values.
@@ -72,6 +73,11 @@ func (f *Filler) Fill(v *envelope.View, m *Meta, target Target, rec *record.Reco
 	}
 
 	f.addIdentityHeaders(v, m)
+	if v.HasExpiresAt {
+		start := len(f.buf)
+		f.buf = strconv.AppendInt(f.buf, v.ExpiresAt, 10)
+		f.addHeader(hDeliverBy, f.buf[start:])
+	}
 	f.preset.format(f, v, m, rec)
 	f.addConfiguredHeaders(v)
 	for it := v.Headers.Iter(); it.Next(); {

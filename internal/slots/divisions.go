@@ -15,87 +15,98 @@ import (
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
-// ErrDivided is what a *DividedError is.
+// ErrDivided means that a watcher has another number of slots. Its type is [DividedError].
 var ErrDivided = errors.New("watcher divided otherwise")
 
-// DividedError refuses a number of slots that is not the watcher's: two divisions at a time would each deliver everything (N28).
+// DividedError reports that a process is configured for another number of slots than its watcher has. Two divisions at
+// the same time would each deliver every event (N28).
 type DividedError struct {
 	Watcher   string
 	Has, Want int
 }
 
 func (e *DividedError) Error() string {
-	return fmt.Sprintf("watcher %q has %d slots, and this process is configured for %d: set slots: %d, or run `outrelay reslice --slots %d` to change it", e.Watcher, e.Has, e.Want, e.Has, e.Want)
+	return fmt.Sprintf("watcher %q has %d slots, and this process is configured for %d: set slots: %d, "+
+		"or run `outrelay reslice --slots %d` to change it", e.Watcher, e.Has, e.Want, e.Has, e.Want)
 }
 
-// Is makes the error an [ErrDivided].
+// Is reports whether target is [ErrDivided].
 func (e *DividedError) Is(target error) bool { return target == ErrDivided }
 
-// Division is how a watcher is divided.
+// Division is the number of slots of a watcher, and the progress of its slots.
 type Division struct {
 	Watcher string         `bson:"_id"`
 	Of      int            `bson:"of"`
 	Begun   []int          `bson:"begun"` // slots that have had a position
-	Start   bson.Timestamp `bson:"start"` // where all of them began; zero while none has
-	// Paused are the watcher documents that an operator had paused before a division anew began, while it is under way.
+	Start   bson.Timestamp `bson:"start"` // where all slots began; zero before the first one has begun
+	// Paused has the watcher documents that an operator had paused before a reslice. It is set while the reslice runs.
 	Paused *[]string `bson:"paused,omitempty"`
 }
 
-// Divisions is `slots` of the state database: how many slots each watcher has, so that processes that are configured
-// otherwise are refused.
+// Divisions is the collection `slots` of the state database. It has the number of slots of each watcher, so that
+// processes with another configuration can be refused.
 type Divisions struct{ coll, watchers *mongo.Collection }
 
-// NewDivisions keeps them in the state database.
+// NewDivisions returns the divisions in the state database, with majority concerns.
 func NewDivisions(state *mongo.Database) *Divisions {
 	return &Divisions{mongodb.Majority(state.Collection("slots")), mongodb.Majority(state.Collection("watchers"))}
 }
 
-// NewDivisionsIn are those of a transaction: its concerns are the transaction's.
+// NewDivisionsIn returns the divisions for calls in a transaction, which has concerns of its own.
 func NewDivisionsIn(state *mongo.Database) *Divisions {
 	return &Divisions{state.Collection("slots"), state.Collection("watchers")}
 }
 
-// Read is the division of a watcher; [mongodb.ErrNotFound] where nobody has noted one.
+// Read returns the division of a watcher, or [mongodb.ErrNotFound] if none is stored.
 func (d *Divisions) Read(ctx context.Context, watcher string) (Division, error) {
 	var v Division
-	err := d.coll.FindOne(ctx, bson.D{{Key: "_id", Value: watcher}}).Decode(&v)
+	err := d.coll.FindOne(ctx, byID(watcher)).Decode(&v)
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return v, fmt.Errorf("division of watcher %s: %w", watcher, mongodb.ErrNotFound)
 	}
 	return v, describeRefusal(err, "reading the division of watcher "+watcher, "find", d.coll)
 }
 
-// Agree makes sure that the watcher has p.N slots, or is a [*DividedError]. The first one to ask decides for a watcher that is new; one
-// that has documents and no division, as from a version before there were any, has as many as its documents say.
+// Agree returns nil if the watcher has p.N slots, and a [*DividedError] if it has another number. If no division is
+// stored, Agree stores one: the number of its documents, which an older version may have written, or p.N if there are none.
 func (d *Divisions) Agree(ctx context.Context, watcher string, p slot.Range) error {
-	n := max(p.N, 1)
+	want := max(p.N, 1)
 	v, err := d.Read(ctx, watcher)
 	if errors.Is(err, mongodb.ErrNotFound) {
-		has, err := d.Documents(ctx, watcher)
-		if err != nil {
-			return err
-		}
-		if has == 0 {
-			has = n
-		}
-		err = d.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: watcher}}, bson.D{{Key: "$setOnInsert", Value: bson.D{{Key: "of", Value: has}}}},
-			options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)).Decode(&v)
-		if mongo.IsDuplicateKeyError(err) { // made by another at the same moment; now it is there
-			return d.Agree(ctx, watcher, p)
-		}
-		if err != nil {
-			return mongodb.Refusal(err, "noting the division of watcher "+watcher, "find, insert and update", mongodb.Namespace(d.coll))
-		}
-	} else if err != nil {
+		v, err = d.storeFirst(ctx, watcher, want)
+	}
+	if err != nil {
 		return err
 	}
-	if v.Of != n {
-		return &DividedError{Watcher: watcher, Has: v.Of, Want: n}
+
+	if v.Of != want {
+		return &DividedError{Watcher: watcher, Has: v.Of, Want: want}
 	}
 	return nil
 }
 
-// Documents is into how many slots the documents of a watcher divide it; 0 if there is none.
+// storeFirst stores a division unless there is one, and returns the stored one.
+func (d *Divisions) storeFirst(ctx context.Context, watcher string, want int) (Division, error) {
+	has, err := d.Documents(ctx, watcher)
+	if err != nil {
+		return Division{}, err
+	}
+	if has == 0 {
+		has = want
+	}
+
+	var v Division
+	insert := bson.D{{Key: "$setOnInsert", Value: bson.D{{Key: "of", Value: has}}}}
+	opts := options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)
+	err = d.coll.FindOneAndUpdate(ctx, byID(watcher), insert, opts).Decode(&v)
+	if mongo.IsDuplicateKeyError(err) {
+		// Another process has stored one at the same moment.
+		return d.Read(ctx, watcher)
+	}
+	return v, describeRefusal(err, "noting the division of watcher "+watcher, "find, insert and update", d.coll)
+}
+
+// Documents returns the number of slots according to the documents of a watcher, or 0 if it has none.
 func (d *Divisions) Documents(ctx context.Context, watcher string) (int, error) {
 	ids, err := d.IDs(ctx, watcher)
 	if err != nil || len(ids) == 0 {
@@ -111,12 +122,13 @@ func (d *Divisions) IDs(ctx context.Context, watcher string) ([]string, error) {
 	return ids, describeRefusal(err, "listing the documents of watcher "+watcher, "find", d.watchers)
 }
 
-// Begin notes that a slot has a position. For the only slot of a watcher it does nothing.
+// Begin records that a slot has a position. For the only slot of a watcher it does nothing.
 func (d *Divisions) Begin(ctx context.Context, watcher string, p slot.Range) error {
 	if had, err := d.Begun(ctx, watcher, p); err != nil || had {
 		return err
 	}
-	_, err := d.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: watcher}, {Key: "of", Value: p.N}}, bson.D{{Key: "$addToSet", Value: bson.D{{Key: "begun", Value: p.I}}}})
+	add := bson.D{{Key: "$addToSet", Value: bson.D{{Key: "begun", Value: p.I}}}}
+	_, err := d.coll.UpdateOne(ctx, byNumber(watcher, p.N), add)
 	return describeRefusal(err, "noting that slot "+p.ID(watcher)+" has begun", "update", d.coll)
 }
 
@@ -133,39 +145,44 @@ func (d *Divisions) Begun(ctx context.Context, watcher string, p slot.Range) (bo
 	return err == nil && v.Of == p.N && slices.Contains(v.Begun, p.I), err
 }
 
-// StartAt returns where the slots of a watcher begin: at, unless another slot was there before.
+// StartAt returns the time at which all slots of a watcher begin. The first slot that calls it chooses at.
 func (d *Divisions) StartAt(ctx context.Context, watcher string, p slot.Range, at bson.Timestamp) (bson.Timestamp, error) {
 	if p.Whole() {
 		return at, nil
 	}
+
 	var v Division
-	err := d.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: watcher}, {Key: "of", Value: p.N}},
-		mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "start", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$start", at}}}}}}}},
-		options.FindOneAndUpdate().SetReturnDocument(options.After)).Decode(&v)
+	start := bson.D{{Key: "$ifNull", Value: bson.A{"$start", at}}}
+	update := mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "start", Value: start}}}}}
+	opts := options.FindOneAndUpdate().SetReturnDocument(options.After)
+	err := d.coll.FindOneAndUpdate(ctx, byNumber(watcher, p.N), update, opts).Decode(&v)
 	if err != nil {
 		return at, describeRefusal(err, "noting where the slots of watcher "+watcher+" begin", "find and update", d.coll)
 	}
 	return v.Start, nil
 }
 
-// Mark notes that a division anew is under way, and which documents an operator had paused before it; what was noted by one that
-// broke off stays.
+// Mark records that a reslice runs, and which documents an operator had paused before. After an interrupted reslice, its
+// record stays: the documents are paused by the reslice then.
 func (d *Divisions) Mark(ctx context.Context, watcher string, of int, paused []string) error {
-	_, err := d.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: watcher}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
+	list := bson.D{{Key: "$literal", Value: paused}}
+	update := mongo.Pipeline{{{Key: "$set", Value: bson.D{
 		{Key: "of", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$of", of}}}},
-		{Key: "paused", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$paused", bson.D{{Key: "$literal", Value: paused}}}}}},
-	}}}}, options.UpdateOne().SetUpsert(true))
+		{Key: "paused", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$paused", list}}}},
+	}}}}
+	_, err := d.coll.UpdateOne(ctx, byID(watcher), update, options.UpdateOne().SetUpsert(true))
 	return describeRefusal(err, "noting the division of watcher "+watcher, "find, insert and update", d.coll)
 }
 
-// Unmark takes that back.
+// Unmark removes the record of Mark.
 func (d *Divisions) Unmark(ctx context.Context, watcher string) error {
-	_, err := d.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: watcher}}, bson.D{{Key: "$unset", Value: bson.D{{Key: "paused", Value: ""}}}})
+	remove := bson.D{{Key: "$unset", Value: bson.D{{Key: "paused", Value: ""}}}}
+	_, err := d.coll.UpdateOne(ctx, byID(watcher), remove)
 	return describeRefusal(err, "noting the division of watcher "+watcher, "update", d.coll)
 }
 
-// Divide makes n the number of slots; all of them have begun, if the watcher has. ctx may be that of a transaction, whose client
-// has to be that of the database.
+// Divide sets the number of slots to n. If begun is true, all of them have had a position. In a transaction, the client of
+// the database must be that of the transaction.
 func (d *Divisions) Divide(ctx context.Context, watcher string, n int, begun bool) error {
 	list := []int{}
 	for i := range n {
@@ -173,19 +190,34 @@ func (d *Divisions) Divide(ctx context.Context, watcher string, n int, begun boo
 			list = append(list, i)
 		}
 	}
-	_, err := d.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: watcher}}, bson.D{
+
+	update := bson.D{
 		{Key: "$set", Value: bson.D{{Key: "of", Value: n}, {Key: "begun", Value: list}}},
 		{Key: "$unset", Value: bson.D{{Key: "paused", Value: ""}}},
-	}, options.UpdateOne().SetUpsert(true))
+	}
+	_, err := d.coll.UpdateOne(ctx, byID(watcher), update, options.UpdateOne().SetUpsert(true))
 	return describeRefusal(err, "dividing watcher "+watcher, "find, insert and update", d.coll)
 }
 
-// Discard removes a watcher document that was made by mistake: nobody owns it and it has had no position.
+// Discard removes a watcher document that has no owner and has never had a position.
 func (d *Divisions) Discard(ctx context.Context, id string) error {
-	_, err := d.watchers.DeleteOne(ctx, bson.D{
-		{Key: "_id", Value: id}, {Key: "owner", Value: nil}, {Key: "clusterTime", Value: nil}, {Key: "token", Value: nil}, {Key: "gap", Value: nil},
-	})
+	unused := bson.D{
+		{Key: "_id", Value: id},
+		{Key: "owner", Value: nil},
+		{Key: "clusterTime", Value: nil},
+		{Key: "token", Value: nil},
+		{Key: "gap", Value: nil},
+	}
+	_, err := d.watchers.DeleteOne(ctx, unused)
 	return describeRefusal(err, "removing watcher document "+id, "remove", d.watchers)
+}
+
+// byID returns the filter for the division of a watcher.
+func byID(watcher string) bson.D { return bson.D{{Key: "_id", Value: watcher}} }
+
+// byNumber returns the filter for the division of a watcher while it has n slots.
+func byNumber(watcher string, n int) bson.D {
+	return bson.D{{Key: "_id", Value: watcher}, {Key: "of", Value: n}}
 }
 
 // describeRefusal adds to err what failed and the privilege that may be missing. It returns nil if err is nil.

@@ -17,6 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // graveyard is a database with dead letters, and a disposer that writes to them.
@@ -429,7 +430,7 @@ func TestABrokenGraveyardIsRefused(t *testing.T) {
 			return err
 		},
 		"no transaction": func() error {
-			_, err := consumer.NewDisposer(consumer.DisposerConfig{DeadTopic: consumer.DeadTopicName, Publisher: &published{}, Outbox: &fakeBox{}})
+			_, err := consumer.NewDisposer(consumer.DisposerConfig{DeadTopic: consumer.DeadTopicName, Publisher: &published{}, Outbox: &outbox.Box{}})
 			return err
 		},
 		"no outbox": func() error {

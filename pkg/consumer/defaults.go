@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"slices"
+
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // defaults are the settings of the default policy and the default disposer.
@@ -37,6 +39,11 @@ func CreateTopics() Option {
 // RedactLetters adds functions that may change dead letters before they are written.
 func RedactLetters(rs ...Redactor) Option {
 	return option(func(s *settings) { s.defaults.disposer.Redact = append(s.defaults.disposer.Redact, rs...) })
+}
+
+// Outbox stores events: an *outbox.Box, or the in-memory one.
+type Outbox interface {
+	Append(ctx context.Context, events ...event.Event) error
 }
 
 // WithOutbox sets the outbox for Rule.Schedule and for fault events. It must be in the database of the consumer's transactions.

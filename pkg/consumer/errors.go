@@ -51,16 +51,6 @@ func (e *UnsupportedError) Is(target error) bool {
 	return target == ErrConfiguration || target == errors.ErrUnsupported
 }
 
-// BatchSizeError reports that a call has more events than the limit.
-type BatchSizeError struct{ Size, Limit int }
-
-func (e *BatchSizeError) Error() string {
-	return fmt.Sprintf("a batch of %d events, the limit is %d; append it in parts", e.Size, e.Limit)
-}
-
-// Is reports ErrValidation.
-func (e *BatchSizeError) Is(target error) bool { return target == ErrValidation }
-
 // InvalidError lists the problems that a validator found in a message or an event. Problems never quote the body.
 type InvalidError struct {
 	ID, Type string
@@ -131,19 +121,6 @@ func (e *LifetimeError) Error() string {
 
 // Is reports ErrOperational.
 func (e *LifetimeError) Is(target error) bool { return target == ErrOperational }
-
-// BackpressureError reports that a limit was reached. The caller should try again later.
-type BackpressureError struct {
-	What  string // the queue or list that is full
-	Limit int
-}
-
-func (e *BackpressureError) Error() string {
-	return fmt.Sprintf("%s is full (%d); try again later", e.What, e.Limit)
-}
-
-// Is reports ErrOperational.
-func (e *BackpressureError) Is(target error) bool { return target == ErrOperational }
 
 // MaintenanceError reports that a background task, such as a sweep or an index build, failed. The task runs again.
 type MaintenanceError struct {

@@ -2,12 +2,12 @@ package consumer_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 var errGatewayAway = errors.New("the payment gateway is away")
@@ -33,25 +33,43 @@ func ExampleNewPolicy() {
 	// dead_letter after 0s ""
 }
 
-// Middleware sees each event before it is stored, in the transaction of the call.
-func ExampleEmitter() {
-	var box fakeBox // in a service: outbox.New(db)
-	marked := func(next consumer.Emit) consumer.Emit {
-		return func(ctx context.Context, ev event.Event) error {
-			if ev.Name() == "Debug" {
-				return consumer.ErrDrop
+// A middleware that checks the body of a message by its type, before the handler runs. Any library of schemas fits into such a
+// function. Another attempt cannot repair a wrong body, so the message becomes a dead letter at once.
+func ExampleMiddleware_validation() {
+	validators := map[string]func(body []byte) error{
+		"OrderPlaced": func(body []byte) error {
+			var order struct{ Customer string }
+			if err := json.Unmarshal(body, &order); err != nil || order.Customer == "" {
+				return errors.New("the order has no customer") // no part of the body: the text is logged
 			}
-			return next(ctx, ev.With(event.WithHeader("tenant", []byte("acme"))))
+			return nil
+		},
+	}
+	validate := func(next consumer.Handler) consumer.Handler {
+		return consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error {
+			if check, ok := validators[m.Name]; ok && !m.Tombstone() {
+				if err := check(m.Value); err != nil {
+					return consumer.Reject(err)
+				}
+			}
+			return next.Handle(ctx, m)
+		})
+	}
+
+	// In a service: consumer.New(group, db, consumer.WithMiddleware(validate)).
+	handler := validate(consumer.HandlerFunc(func(_ context.Context, m *consumer.Message) error {
+		fmt.Println("handling", m.ID)
+		return nil
+	}))
+	for _, m := range []*consumer.Message{
+		{ID: "1", Name: "OrderPlaced", Value: []byte(`{"customer": "ann"}`)},
+		{ID: "2", Name: "OrderPlaced", Value: []byte(`{}`)},
+	} {
+		if err := handler.Handle(context.Background(), m); err != nil {
+			fmt.Println(err)
 		}
 	}
-	events, err := consumer.NewEmitter(&box, consumer.EmitVia(marked), consumer.BatchLimit(100))
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	about := event.Aggregate{Type: "order", ID: "1"}
-	err = events.Append(context.Background(), event.New(about, "OrderPlaced", event.JSON("…")), event.New(about, "Debug", event.JSON("…")))
-	fmt.Println(err, len(box.calls[0]), box.calls[0][0].Name(), box.calls[0][0].Headers())
 	// Output:
-	// <nil> 1 OrderPlaced [{tenant [97 99 109 101]}]
+	// handling 1
+	// the handler rejected the message: the order has no customer
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -144,4 +146,53 @@ func faultKey(l *Letter) string {
 		return boundIdentity(key)
 	}
 	return boundIdentity(l.ID.ID)
+}
+
+// directMessage returns the event as the relay would write it.
+func directMessage(ev event.Event) (*Message, error) {
+	raw, err := ev.MarshalBSON()
+	var v envelope.View
+	if err == nil {
+		err = envelope.Parse(raw, &v)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("event %s: %w", ev.ID(), err)
+	}
+	if v.HasDueAt {
+		return nil, &UnsupportedError{
+			Operation: "PublishDirect of a scheduled event",
+			Needs:     "the outbox: use Schedule",
+		}
+	}
+
+	body, err := ev.Payload()
+	if err != nil {
+		return nil, fmt.Errorf("event %s: %w", ev.ID(), err)
+	}
+
+	m := &Message{
+		ID:            ev.ID().String(),
+		Name:          ev.Name(),
+		Aggregate:     ev.Aggregate(),
+		ContentType:   ev.ContentType(),
+		SchemaVersion: string(v.SchemaVersion),
+		Key:           []byte(ev.Key()),
+		Value:         body,
+	}
+	for _, h := range []event.Header{
+		{Key: HeaderID, Value: []byte(m.ID)},
+		{Key: "type", Value: []byte(m.Name)},
+		{Key: record.HeaderAggregateType, Value: []byte(m.Aggregate.Type)},
+		{Key: record.HeaderAggregateID, Value: []byte(m.Aggregate.ID)},
+		{Key: record.HeaderContentType, Value: []byte(m.ContentType)},
+		{Key: record.HeaderSchemaVersion, Value: []byte(m.SchemaVersion)},
+	} {
+		if len(h.Value) > 0 {
+			m.Headers = append(m.Headers, h)
+		}
+	}
+	for _, h := range ev.Headers() {
+		m.Headers = append(m.Headers, event.Header(h))
+	}
+	return m, nil
 }

@@ -36,11 +36,11 @@ const (
 	headerDropPreset = "retry-as-it-was"
 )
 
-// HeaderDeliverBy is the time at which a message expires: RFC 3339, or Unix milliseconds. The
-// attribute expirytime of a CloudEvent, header ce_expirytime, means the same. Producers set it, so
-// its name does not begin with the reserved prefix.
+// HeaderDeliverBy is the time at which a message expires: RFC 3339, or Unix milliseconds. The relay
+// sets it for events with an expiry. The attribute expirytime of a CloudEvent, header ce_expirytime,
+// means the same.
 const (
-	HeaderDeliverBy    = "x-outrelay-deliver-by"
+	HeaderDeliverBy    = record.HeaderDeliverBy
 	headerCEExpiryTime = "ce_expirytime"
 	headerFaultOf      = "fault-of" // marks fault events, so that no fault event is made of another one
 )

@@ -228,23 +228,10 @@ func TestAMessageComesBackThroughTheOutbox(t *testing.T) {
 	k.start(c)
 	k.untilCount("outbox", 1)
 
-	// The relay delivers it when it is due: a record with the event's own id, type and headers.
-	raw, err := k.db.Collection("outbox").FindOne(k.context(), bson.D{}).Raw()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var v envelope.View
-	if err := envelope.Parse(raw, &v); err != nil {
-		t.Fatal(err)
-	}
-	rec := &consumer.Message{Key: v.OrderingKey(), Value: v.Payload, Headers: []event.Header{
-		{Key: "id", Value: v.AppendID(nil)}, {Key: consumer.HeaderNamespace, Value: []byte("another.")}, {Key: "type", Value: v.Type},
-	}}
-	for it := v.Headers.Iter(); it.Next(); {
-		rec.Headers = append(rec.Headers, event.Header{Key: string(it.Key), Value: it.Value})
-	}
-	if string(v.Topic) != k.topic {
-		t.Errorf("topic %s", v.Topic)
+	rec := k.relayed()
+	rec.Headers = append(rec.Headers, event.Header{Key: consumer.HeaderNamespace, Value: []byte("another.")})
+	if rec.Topic != k.topic {
+		t.Errorf("topic %s", rec.Topic)
 	}
 	k.publish(rec, rec) // and once more, as a relay may
 	k.untilCount("effects", 1)
@@ -253,6 +240,27 @@ func TestAMessageComesBackThroughTheOutbox(t *testing.T) {
 	if got := seen.numbered("/A/1"); len(got) != 2 || got[1].n != 2 {
 		t.Errorf("attempts %+v", got)
 	}
+}
+
+// relayed returns the record that the relay makes of the only event in the outbox, with the event's own id, type and headers.
+func (k *kit) relayed() *consumer.Message {
+	k.Helper()
+	raw, err := k.db.Collection("outbox").FindOne(k.context(), bson.D{}).Raw()
+	if err != nil {
+		k.Fatal(err)
+	}
+	var v envelope.View
+	if err := envelope.Parse(raw, &v); err != nil {
+		k.Fatal(err)
+	}
+
+	m := &consumer.Message{Topic: string(v.Topic), Key: v.OrderingKey(), Value: v.Payload, Headers: []event.Header{
+		{Key: "id", Value: v.AppendID(nil)}, {Key: "type", Value: v.Type},
+	}}
+	for it := v.Headers.Iter(); it.Next(); {
+		m.Headers = append(m.Headers, event.Header{Key: string(it.Key), Value: it.Value})
+	}
+	return m
 }
 
 func TestALargeSecretReachesItsHandler(t *testing.T) {
@@ -266,12 +274,17 @@ func TestALargeSecretReachesItsHandler(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := emitter(t, &fakeBox{}, consumer.EmitDirect(k.kafka, func(event.Event) string { return k.topic }),
-		consumer.EmitVia(bodycrypt.Encrypt(secrets), bodystore.Produce(store, 1000)))
-	body := strings.Repeat("secret ", 300_000) // 2 MB: more than a record may have
-	if err := e.PublishDirect(k.context(), event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte(body)))); err != nil {
+	box, err := outbox.New(k.db, outbox.WithMiddleware(bodycrypt.Encrypt(secrets), bodystore.Produce(store, 1000)))
+	if err != nil {
 		t.Fatal(err)
 	}
+	k.collection("outbox")
+	body := strings.Repeat("secret ", 300_000) // 2 MB: more than a record may have
+	secret := event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte(body)))
+	if err := box.Transaction(k.context(), func(ctx context.Context) error { return box.Append(ctx, secret) }); err != nil {
+		t.Fatal(err)
+	}
+	k.publish(k.relayed())
 	got := make(chan string, 100)
 	c := k.consumer(consumer.WithMiddleware(bodystore.Consume(store), bodycrypt.Decrypt(secrets)), consumer.OnFailure(consumer.NewPolicy(consumer.On().DeadLetter())))
 	handle(t, c, "A", func(_ context.Context, m *consumer.Message) error {

@@ -9,8 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
@@ -180,46 +178,5 @@ func TestHandlerNameIsInTheContext(t *testing.T) {
 	}
 	if got := consumer.HandlerName(t.Context()); got != "" {
 		t.Errorf("HandlerName outside of a handler: got %q, want none", got)
-	}
-}
-
-func TestValidatorsByType(t *testing.T) {
-	t.Parallel()
-	v, err := consumer.NewValidation(map[string]consumer.Validator{
-		"A": func(_ context.Context, _ string, body []byte) error {
-			if len(body) == 0 {
-				return errors.Join(errors.New("no body"), errors.New("no id"))
-			}
-			return nil
-		},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	var j journal
-	h, strict := v.Middleware()(j.handler()), v.Strict().Middleware()(j.handler())
-
-	err = h.Handle(t.Context(), &consumer.Message{ID: "7", Name: "A"})
-	bad, ok := errors.AsType[*consumer.InvalidError](err)
-	if !ok || bad.ID != "7" || !cmp.Equal(bad.Problems, []string{"no body", "no id"}) {
-		t.Errorf("invalid body: got %v, want an InvalidError of message 7 with two problems", err)
-	}
-
-	if err := h.Handle(t.Context(), &consumer.Message{Name: "A", Value: []byte("x")}); err != nil {
-		t.Errorf("valid body: got %v, want nil", err)
-	}
-	if err := h.Handle(t.Context(), &consumer.Message{Name: "B"}); err != nil {
-		t.Errorf("type without a validator: got %v, want nil", err)
-	}
-	if err := strict.Handle(t.Context(), &consumer.Message{Name: "B"}); !errors.Is(err, consumer.ErrValidation) {
-		t.Errorf("type without a validator, strict: got %v, want ErrValidation", err)
-	}
-
-	if got, want := j.String(), "A=x B="; got != want {
-		t.Errorf("handled %q, want %q", got, want)
-	}
-	if _, err := consumer.NewValidation(map[string]consumer.Validator{"A": nil}); !errors.Is(err, consumer.ErrConfiguration) {
-		t.Errorf("nil validator: got %v, want ErrConfiguration", err)
 	}
 }

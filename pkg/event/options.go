@@ -85,5 +85,6 @@ func WithDueAt(t time.Time) Option {
 
 // WithExpiresAt sets the time after which the event is useless, with millisecond precision. If the
 // relay cannot deliver the event before, it moves it to the dead letters, or drops it if so
-// configured. Defaults to never.
+// configured. The record carries the time in a header: a consumer that gets the message later does
+// not handle it either. Defaults to never.
 func WithExpiresAt(t time.Time) Option { return option(func(e *Event) { e.expiresAt = t }) }

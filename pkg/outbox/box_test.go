@@ -235,6 +235,41 @@ func TestAppendSaysEverythingThatIsWrong(t *testing.T) {
 	}
 }
 
+// The context of a middleware is the transaction's: a write with it stays and goes with the event.
+func TestMiddlewareWritesInTheTransaction(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	audit := b.db.Collection("audit")
+	for _, name := range []string{"outbox", "audit"} {
+		if err := b.db.CreateCollection(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	box := b.newBox(t, outbox.WithMiddleware(func(next outbox.AppendFunc) outbox.AppendFunc {
+		return func(ctx context.Context, ev event.Event) error {
+			if _, err := audit.InsertOne(ctx, bson.D{{Key: "_id", Value: ev.ID()}}); err != nil {
+				return err
+			}
+			return next(ctx, ev)
+		}
+	}))
+
+	abort := errors.New("abort")
+	for commits, end := range []error{abort, nil} {
+		err := box.Transaction(t.Context(), func(ctx context.Context) error {
+			return errors.Join(box.Append(ctx, ev("A"), ev("B")), end)
+		})
+		if !errors.Is(err, end) {
+			t.Fatal(err)
+		}
+		for _, coll := range []*mongo.Collection{b.coll, audit} {
+			if n, err := coll.CountDocuments(t.Context(), bson.D{}); int(n) != 2*commits || err != nil {
+				t.Errorf("%s has %d documents, %v; want %d", coll.Name(), n, err, 2*commits)
+			}
+		}
+	}
+}
+
 func TestTraceContextIsCaptured(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

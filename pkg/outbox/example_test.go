@@ -2,6 +2,7 @@ package outbox_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log"
@@ -99,6 +100,44 @@ func ExampleMiddleware() {
 
 	fmt.Println(stored(box)[0].Lookup("source"))
 	// Output: "/tenants/7"
+}
+
+// A middleware that checks the payload of an event by its name. The error of Append rolls the transaction back. Any library of
+// schemas fits into such a function. In a list, it precedes middleware that encrypts the payload or stores it elsewhere.
+func ExampleMiddleware_validation() {
+	validators := map[string]func(payload []byte) error{
+		"OrderPlaced": func(payload []byte) error {
+			var order struct{ Customer string }
+			if err := json.Unmarshal(payload, &order); err != nil || order.Customer == "" {
+				return errors.New("the order has no customer")
+			}
+			return nil
+		},
+	}
+	validate := func(next outbox.AppendFunc) outbox.AppendFunc {
+		return func(ctx context.Context, ev event.Event) error {
+			payload, err := ev.Payload()
+			if check, ok := validators[ev.Name()]; ok && err == nil {
+				err = check(payload)
+			}
+			if err != nil {
+				return err
+			}
+			return next(ctx, ev)
+		}
+	}
+
+	ctx := context.Background()
+	box := newBox(outbox.WithMiddleware(validate)) // in a service: outbox.New(db, outbox.WithMiddleware(validate))
+	for _, order := range []map[string]string{{"customer": "ann"}, {}} {
+		err := box.Transaction(ctx, func(ctx context.Context) error {
+			return box.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.JSON(order), event.WithID("e-1")))
+		})
+		fmt.Println(len(stored(box)), err)
+	}
+	// Output:
+	// 1 <nil>
+	// 1 appending to outbox: event e-1: the order has no customer
 }
 
 // The reminders that are due in the next week, the earliest first.

@@ -157,6 +157,32 @@ func TestScheduledEventsFollowTheFakeClock(t *testing.T) {
 	})
 }
 
+// The record of an event carries its expiry: an event that was published in time and is read too late is not handled.
+func TestTheExpiryOfAnEventReachesTheConsumer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		env := outboxtest.New(t)
+		env.Publish(
+			OrderPlaced.New("late", Placed{}, event.WithExpiresAt(time.Now().Add(time.Hour))),
+			OrderPlaced.New("fresh", Placed{}, event.WithExpiresAt(time.Now().Add(24*time.Hour))),
+		)
+		env.Advance(2 * time.Hour)
+
+		var handled []string
+		c := env.Consumer("shipping", consumer.WithTopics("outbox.event.order"))
+		handle(t, c, func(_ context.Context, m *consumer.Message) error {
+			handled = append(handled, m.Aggregate.ID)
+			return nil
+		})
+		env.Settle()
+
+		letters := env.DeadLetters()
+		if len(letters) != 1 || letters[0].Class != consumer.ClassExpired || !slices.Equal(handled, []string{"fresh"}) {
+			t.Errorf("letters %+v, handled %q; want a letter of the late event", letters, handled)
+		}
+	})
+}
+
 func TestFaultsAreInjected(t *testing.T) {
 	t.Parallel()
 	env := outboxtest.New(t)

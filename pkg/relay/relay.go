@@ -28,12 +28,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
-
 	"github.com/outrelay/outrelay/internal/config"
-	rules "github.com/outrelay/outrelay/internal/health"
-	"github.com/outrelay/outrelay/internal/probes"
 	"github.com/outrelay/outrelay/internal/process"
 	"github.com/outrelay/outrelay/internal/readiness"
 )
@@ -146,7 +141,11 @@ func (r *Relay) Run(ctx context.Context) error {
 
 // Status returns the current state of the relay. It does no I/O.
 func (r *Relay) Status() Status {
-	ok, role, reasons := health{r}.Ready()
+	inner := r.process.Load()
+	if inner == nil {
+		return Status{Role: Starting}
+	}
+	ok, role, reasons := inner.Ready()
 	return Status{Role: Role(role), Ready: ok, Reasons: reasons}
 }
 
@@ -206,46 +205,7 @@ func (s Status) matchesRoles(roles []Role) bool {
 
 // Handler returns a handler for the paths /livez, /readyz and /metrics of the relay. The metrics
 // have a separate registry. Before Run, the relay is live and not ready, and has no metrics.
-func (r *Relay) Handler() http.Handler {
-	gather := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
-		inner := r.process.Load()
-		if inner == nil {
-			return nil, nil
-		}
-		return inner.Metrics().Gather()
-	})
-	return probes.Handler(health{r}, gather, r.settings.log)
-}
-
-// health is the health of a relay, also before it runs.
-type health struct{ *Relay }
-
-// Live implements probes.Health.
-func (h health) Live() error {
-	inner := h.process.Load()
-	if inner == nil {
-		return nil
-	}
-	return inner.Health().Live()
-}
-
-// Ready implements probes.Health.
-func (h health) Ready() (ok bool, role string, reasons []string) {
-	inner := h.process.Load()
-	if inner == nil {
-		return false, string(Starting), nil
-	}
-	return inner.Health().Ready()
-}
-
-// Report implements probes.Health.
-func (h health) Report() *rules.Report {
-	inner := h.process.Load()
-	if inner == nil {
-		return nil
-	}
-	return inner.Health().Report()
-}
+func (r *Relay) Handler() http.Handler { return process.Handler(r.process.Load, r.settings.log) }
 
 // moduleVersion returns the version of this module in the running program, or "dev".
 func moduleVersion() string {

@@ -16,7 +16,7 @@ const headersFile = "internal/record/header.go"
 
 var headerNames = []string{
 	record.ReservedPrefix, record.HeaderIDType, record.HeaderNamespace, record.HeaderDelivery, record.HeaderRedelivered, record.HeaderOnly,
-	record.HeaderAttempt, record.HeaderRetryDue, record.HeaderRetryOrigin, record.HeaderRetryHistory,
+	record.HeaderAttempt, record.HeaderRetryDue, record.HeaderRetryOrigin, record.HeaderRetryHistory, record.HeaderDeliverBy,
 }
 
 func TestHeaderNamesHaveOneHome(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // Headers of an encrypted record.
@@ -93,8 +94,8 @@ const cryptVersion = "1;aes-gcm"
 // its headers and its type stay readable. Tombstones have no body and pass unchanged.
 //
 // The body grows by 28 bytes. Each event gets a random nonce. Use a key for at most 2³² events.
-func Encrypt(keys Keys, headers ...string) consumer.EmitMiddleware {
-	return func(next consumer.Emit) consumer.Emit {
+func Encrypt(keys Keys, headers ...string) outbox.Middleware {
+	return func(next outbox.AppendFunc) outbox.AppendFunc {
 		return func(ctx context.Context, ev event.Event) error {
 			body, err := ev.Payload()
 			if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/bodycrypt"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 func key(id string) bodycrypt.Key {
@@ -33,10 +34,10 @@ func keys(t testing.TB, current string, old ...string) bodycrypt.Keys {
 }
 
 // emitted is the event as a consumer gets it, after middlewares.
-func emitted(t testing.TB, ev event.Event, mws ...consumer.EmitMiddleware) *consumer.Message {
+func emitted(t testing.TB, ev event.Event, mws ...outbox.Middleware) *consumer.Message {
 	t.Helper()
 	var out event.Event
-	emit := func(_ context.Context, ev event.Event) error { out = ev; return nil }
+	emit := outbox.AppendFunc(func(_ context.Context, ev event.Event) error { out = ev; return nil })
 	for _, mw := range slices.Backward(mws) {
 		emit = mw(emit)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // header is the record header with the reference to a stored body.
@@ -42,12 +43,12 @@ const defaultThreshold = 256 << 10
 // Produce stores payloads above threshold bytes in store and puts a reference into the event. The record
 // then has an empty value. A threshold of 0 is 256 KiB. Produce must be the innermost middleware, inside
 // of bodycrypt.Encrypt.
-func Produce(store Store, threshold int) consumer.EmitMiddleware {
+func Produce(store Store, threshold int) outbox.Middleware {
 	if threshold <= 0 {
 		threshold = defaultThreshold
 	}
 
-	return func(next consumer.Emit) consumer.Emit {
+	return func(next outbox.AppendFunc) outbox.AppendFunc {
 		return func(ctx context.Context, ev event.Event) error {
 			body, err := ev.Payload()
 			if err != nil {

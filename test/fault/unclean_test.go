@@ -1,0 +1,176 @@
+//go:build unix
+
+package fault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// TestRecordsOfAnUncleanElectionAreHandled: a broker that has missed half of the log becomes the leader, and its log grows past
+// the position of the group before the consumer reads again. The offsets alone show nothing. The records that replaced those
+// that the consumer had handled are handled too (N29).
+func TestRecordsOfAnUncleanElectionAreHandled(t *testing.T) {
+	t.Parallel()
+	stacktest.OnlyWith(t, "it starts a cluster of three brokers", "fault.long")
+	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{
+		Props: map[string]string{"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"},
+	}})
+	s := kit.New(t, kit.Options{Stack: stack})
+	log := newLossyLog(t, stack)
+
+	var mu sync.Mutex
+	var handled []string
+	c, err := consumer.New("readers", s.DB, consumer.WithBrokers(stack.Brokers()...), consumer.WithTopics(log.topic))
+	mustSucceed(t, err)
+	mustSucceed(t, c.HandleFunc("*", func(_ context.Context, m *consumer.Message) error {
+		mu.Lock()
+		defer mu.Unlock()
+		handled = append(handled, string(m.Value))
+		return nil
+	}))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	waitHandled := func(prefix string, n int) {
+		t.Helper()
+		stacktest.EventuallyIn(t, kit.Patience, fmt.Sprintf("%d records %s are handled", n, prefix), func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			for i := range n {
+				if !slices.Contains(handled, prefix+strconv.Itoa(i)) {
+					return false
+				}
+			}
+			return true
+		}, func() any { mu.Lock(); defer mu.Unlock(); return fmt.Sprint(handled) })
+	}
+
+	log.produce(t, "both-", 5)
+	waitHandled("both-", 5)
+	leader, follower := log.replicas(t)
+	mustSucceed(t, follower.Kill())
+	log.waitInSync(t, leader)
+	log.produce(t, "lost-", 5)
+	waitHandled("lost-", 5)
+
+	// The consumer reads nothing until the other log is longer than the position of the group.
+	c.Pause()
+	mustSucceed(t, leader.Kill())
+	mustSucceed(t, follower.Restart(t.Context()))
+	log.waitInSync(t, follower)
+	log.produce(t, "new-", 10)
+	c.Resume()
+	waitHandled("new-", 10)
+	mustSucceed(t, leader.Restart(t.Context()))
+
+	mu.Lock()
+	defer mu.Unlock()
+	slices.Sort(handled)
+	if n := len(slices.Compact(slices.Clone(handled))); n != len(handled) {
+		t.Errorf("a record was handled twice: %v", handled)
+	}
+}
+
+// lossyLog is a topic with one partition on two brokers, whose leader may be any of them.
+type lossyLog struct {
+	stack  *devstack.Stack
+	client *kgo.Client
+	topic  string
+}
+
+func newLossyLog(t *testing.T, stack *devstack.Stack) *lossyLog {
+	t.Helper()
+	topic := stacktest.Name(t)
+	client, err := kgo.NewClient(kgo.SeedBrokers(stack.Brokers()...), kgo.DefaultProduceTopic(topic), kgo.RequiredAcks(kgo.LeaderAck()),
+		kgo.DisableIdempotentWrite(), kgo.MetadataMinAge(100*time.Millisecond))
+	mustSucceed(t, err)
+	t.Cleanup(client.Close)
+
+	req := kmsg.NewPtrCreateTopicsRequest()
+	created := kmsg.NewCreateTopicsRequestTopic()
+	created.Topic, created.NumPartitions, created.ReplicationFactor = topic, 1, 2
+	for name, value := range map[string]string{"unclean.leader.election.enable": "true", "min.insync.replicas": "1"} {
+		config := kmsg.NewCreateTopicsRequestTopicConfig()
+		config.Name, config.Value = name, &value
+		created.Configs = append(created.Configs, config)
+	}
+	req.Topics = append(req.Topics, created)
+	res, err := req.RequestWith(t.Context(), client)
+	mustSucceed(t, err)
+	mustSucceed(t, kerr.ErrorForCode(res.Topics[0].ErrorCode))
+	return &lossyLog{stack: stack, client: client, topic: topic}
+}
+
+// produce writes n records with one key.
+func (l *lossyLog) produce(t *testing.T, prefix string, n int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
+	defer cancel()
+	for i := range n {
+		r := &kgo.Record{Key: []byte("k"), Value: []byte(prefix + strconv.Itoa(i)), Headers: []kgo.RecordHeader{{Key: "type", Value: []byte("written")}}}
+		mustSucceed(t, l.client.ProduceSync(ctx, r).FirstErr())
+	}
+}
+
+// partition returns the current state of the partition.
+func (l *lossyLog) partition(ctx context.Context) (p kmsg.MetadataResponseTopicPartition, err error) {
+	req := kmsg.NewPtrMetadataRequest()
+	topic := kmsg.NewMetadataRequestTopic()
+	topic.Topic = &l.topic
+	req.Topics = append(req.Topics, topic)
+	res, err := req.RequestWith(ctx, l.client)
+	if err != nil {
+		return p, err
+	}
+	if len(res.Topics) == 0 || len(res.Topics[0].Partitions) == 0 {
+		return p, errors.New("the partition is not in the metadata")
+	}
+	return res.Topics[0].Partitions[0], nil
+}
+
+// replicas returns the leader and the other broker of the partition.
+func (l *lossyLog) replicas(t *testing.T) (leader, follower *devstack.Member) {
+	t.Helper()
+	p, err := l.partition(t.Context())
+	mustSucceed(t, err)
+	for _, m := range l.stack.Kafkas() {
+		switch {
+		case int32(m.ID()) == p.Leader:
+			leader = m
+		case slices.Contains(p.Replicas, int32(m.ID())):
+			follower = m
+		}
+	}
+	return leader, follower
+}
+
+// waitInSync waits until the broker leads the partition and is its only replica in sync.
+func (l *lossyLog) waitInSync(t *testing.T, only *devstack.Member) {
+	t.Helper()
+	stacktest.EventuallyIn(t, kit.Patience, "broker "+only.Name()+" alone has the log", func() bool {
+		p, err := l.partition(t.Context())
+		return err == nil && p.Leader == int32(only.ID()) && slices.Equal(p.ISR, []int32{p.Leader})
+	})
+}
