@@ -177,12 +177,52 @@ func (b *Broker) Expire(name string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 
-	g := b.findOrAddGroupLocked(name)
+	b.expireLocked(b.findOrAddGroupLocked(name))
+}
+
+func (b *Broker) expireLocked(g *group) {
 	g.id++
 	for _, m := range g.members {
 		m.expired = m.serving != nil
 	}
 	b.rebalanceLocked(g)
+}
+
+// Members returns the number of members of a group.
+func (b *Broker) Members(name string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.findOrAddGroupLocked(name).members)
+}
+
+// Unread describes the records that groups with members have not committed. It is empty if there are none.
+func (b *Broker) Unread() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	var list []string
+	for name, g := range b.groups {
+		for _, m := range g.members {
+			for _, topic := range m.topics {
+				if lag := b.lagLocked(name, topic); lag > 0 {
+					list = append(list, fmt.Sprintf("group %s has not handled %d records of topic %s", name, lag, topic))
+				}
+			}
+		}
+	}
+	return list
+}
+
+// Redeliver makes all groups read the records of a topic from the beginning.
+func (b *Broker) Redeliver(topic string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, g := range b.groups {
+		maps.DeleteFunc(g.offsets, func(tp consumer.TopicPartition, _ int64) bool { return tp.Topic == topic })
+		if slices.ContainsFunc(g.members, func(m *member) bool { return slices.Contains(m.topics, topic) }) {
+			b.expireLocked(g) // so that the current members cannot commit
+		}
+	}
 }
 
 // Committed returns the committed offset of a group in a partition, and whether there is one.

@@ -12,10 +12,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/memory"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/breaker"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/memory"
 )
 
 // plan is a consumer of the topic "plan", which has one partition.

@@ -3,7 +3,9 @@ package memory
 import (
 	"context"
 	"errors"
+	"fmt"
 
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/internal/unit"
 )
 
@@ -51,7 +53,7 @@ func (db *DB) InTransaction(ctx context.Context) bool {
 type unitKey struct{ db *DB }
 
 // unitOfWork is one attempt of a transaction, in the context of its callback. A nil unitOfWork stands for no
-// transaction.
+// transaction. The context also has the work for internal/transaction, so that the functions of package outbox apply.
 type unitOfWork struct {
 	tx   *tx
 	work unit.Work
@@ -65,9 +67,12 @@ func (u *unitOfWork) state() *unit.Work {
 	return &u.work
 }
 
-// unitFromContext returns the unit of work of this database in ctx, or nil.
+// unitFromContext returns the unit of work of this database in ctx, or nil. A context of transaction.Outside has none.
 func (db *DB) unitFromContext(ctx context.Context) *unitOfWork {
 	u, _ := ctx.Value(unitKey{db}).(*unitOfWork)
+	if u == nil || transaction.WorkFromContext(ctx) != &u.work {
+		return nil
+	}
 	return u
 }
 
@@ -77,6 +82,7 @@ func (u *unitOfWork) runCallback(ctx context.Context, fn func(context.Context) e
 	defer u.tx.abort()
 	defer u.work.End()
 
+	ctx = transaction.WithWork(ctx, &u.work)
 	if err := fn(context.WithValue(ctx, unitKey{u.tx.db}, u)); err != nil {
 		return err
 	}
@@ -85,6 +91,9 @@ func (u *unitOfWork) runCallback(ctx context.Context, fn func(context.Context) e
 	}
 	if err := ctx.Err(); err != nil {
 		return err
+	}
+	if err := u.tx.db.fail(Op{Kind: "commit"}); err != nil {
+		return fmt.Errorf("committing: %w", err)
 	}
 
 	u.tx.commit()

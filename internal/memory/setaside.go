@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -12,7 +13,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
-// setAsideStore stores the messages that consumers have set aside. Its times refer to the clock of the database.
+// setAsideStore stores the messages that consumers have set aside.
 type setAsideStore struct {
 	db   *DB
 	rows *storedTable
@@ -33,6 +34,21 @@ type setAsideMessage struct {
 // EnsureIndexes does nothing: a DB has no indexes.
 func (s *setAsideStore) EnsureIndexes(context.Context) error { return nil }
 
+// DueRetries describes the messages in db that are set aside and due. It is empty if there are none.
+func DueRetries(ctx context.Context, db *DB) (list []string, err error) {
+	s := newSetAsideStore(db)
+	err = db.runOperation(ctx, func(t *tx) error {
+		list = nil
+		for _, m := range s.firsts(t, func(*setAsideMessage) bool { return true }) {
+			if !m.due.After(time.Now()) {
+				list = append(list, fmt.Sprintf("a message of handler %s is due: %s/%d/%d", m.Handler, m.Topic, m.Partition, m.Offset))
+			}
+		}
+		return nil
+	})
+	return list, err
+}
+
 // Add stores m, due after wait.
 func (s *setAsideStore) Add(ctx context.Context, m *setaside.Message, wait time.Duration) error {
 	if err := m.CheckSize(); err != nil {
@@ -46,8 +62,8 @@ func (s *setAsideStore) Add(ctx context.Context, m *setaside.Message, wait time.
 
 		stored := &setAsideMessage{Message: copySetAside(m)}
 		if m.Failed > 0 {
-			stored.since = s.db.clock.Now().Add(-m.Elapsed)
-			stored.due = s.db.clock.Now().Add(wait)
+			stored.since = time.Now().Add(-m.Elapsed)
+			stored.due = time.Now().Add(wait)
 		}
 		return t.putRow(s.rows, key, stored)
 	})
@@ -79,9 +95,9 @@ func (s *setAsideStore) Postpone(ctx context.Context, m *setaside.Message, wait 
 		changed.Attempts = m.Attempts
 		changed.History = slices.Clone(m.History)
 		if changed.since.IsZero() {
-			changed.since = s.db.clock.Now().Add(-m.Elapsed)
+			changed.since = time.Now().Add(-m.Elapsed)
 		}
-		changed.due = s.db.clock.Now().Add(wait)
+		changed.due = time.Now().Add(wait)
 		return t.putRow(s.rows, key, &changed)
 	})
 }
@@ -90,10 +106,10 @@ func (s *setAsideStore) Postpone(ctx context.Context, m *setaside.Message, wait 
 func (s *setAsideStore) First(ctx context.Context, p setaside.Place, queue setaside.Digest) (m *setaside.Message, err error) {
 	err = s.db.runOperation(ctx, func(t *tx) error {
 		m = nil
-		if first := s.firstOf(t, p, queue); first != nil {
+		if first := s.firstOf(t, queueKey{p, queue}); first != nil {
 			found := copySetAside(&first.Message)
 			if !first.since.IsZero() {
-				found.Elapsed = max(0, s.db.clock.Now().Sub(first.since))
+				found.Elapsed = max(0, time.Now().Sub(first.since))
 			}
 			m = &found
 		}
@@ -103,15 +119,8 @@ func (s *setAsideStore) First(ctx context.Context, p setaside.Place, queue setas
 }
 
 // firstOf returns the first message of a queue that t sees, or nil.
-func (s *setAsideStore) firstOf(t *tx, p setaside.Place, queue setaside.Digest) *setAsideMessage {
-	var first *setAsideMessage
-	s.scan(t, func(m *setAsideMessage) {
-		inQueue := m.Place == p && m.Queue == queue
-		if inQueue && (first == nil || compareInQueue(m, first) < 0) {
-			first = m
-		}
-	})
-	return first
+func (s *setAsideStore) firstOf(t *tx, q queueKey) *setAsideMessage {
+	return s.firsts(t, func(m *setAsideMessage) bool { return m.Place == q.Place && m.Queue == q.queue })[q]
 }
 
 // scan calls f with all messages that t sees.
@@ -127,7 +136,7 @@ func compareInQueue(a, b *setAsideMessage) int {
 // Take deletes m if it is the first of its queue.
 func (s *setAsideStore) Take(ctx context.Context, m *setaside.Message) (taken bool, err error) {
 	err = s.db.runOperation(ctx, func(t *tx) error {
-		first := s.firstOf(t, m.Place, m.Queue)
+		first := s.firstOf(t, queueKey{m.Place, m.Queue})
 		taken = first != nil && first.ID == m.ID
 		if !taken {
 			return nil
@@ -144,29 +153,37 @@ func (s *setAsideStore) Remove(ctx context.Context, m *setaside.Message) error {
 
 // Heads returns the queues of a handler in these partitions of a topic.
 func (s *setAsideStore) Heads(ctx context.Context, handler, topic string, partitions []int32) (heads []setaside.Head, err error) {
-	type queueKey struct {
-		partition int32
-		queue     setaside.Digest
+	isWanted := func(m *setAsideMessage) bool {
+		return m.Handler == handler && m.Topic == topic && slices.Contains(partitions, m.Partition)
 	}
 	err = s.db.runOperation(ctx, func(t *tx) error {
-		firsts := map[queueKey]*setAsideMessage{}
-		s.scan(t, func(m *setAsideMessage) {
-			key := queueKey{m.Partition, m.Queue}
-			isWanted := m.Handler == handler && m.Topic == topic && slices.Contains(partitions, m.Partition)
-			if isWanted && (firsts[key] == nil || compareInQueue(m, firsts[key]) < 0) {
-				firsts[key] = m
-			}
-		})
-
 		heads = nil
-		for key, m := range firsts {
+		for _, m := range s.firsts(t, isWanted) {
 			// Without a due time the wait is 0.
-			wait := max(0, m.due.Sub(s.db.clock.Now()))
-			heads = append(heads, setaside.Head{Partition: key.partition, Queue: key.queue, Wait: wait})
+			wait := max(0, time.Until(m.due))
+			heads = append(heads, setaside.Head{Partition: m.Partition, Queue: m.Queue, Wait: wait})
 		}
 		return nil
 	})
 	return heads, err
+}
+
+// queueKey identifies a queue.
+type queueKey struct {
+	setaside.Place
+	queue setaside.Digest
+}
+
+// firsts returns the first message of each queue, among the messages that are wanted.
+func (s *setAsideStore) firsts(t *tx, isWanted func(m *setAsideMessage) bool) map[queueKey]*setAsideMessage {
+	firsts := map[queueKey]*setAsideMessage{}
+	s.scan(t, func(m *setAsideMessage) {
+		key := queueKey{m.Place, m.Queue}
+		if isWanted(m) && (firsts[key] == nil || compareInQueue(m, firsts[key]) < 0) {
+			firsts[key] = m
+		}
+	})
+	return firsts
 }
 
 // Waiting returns those of the queues that have messages.

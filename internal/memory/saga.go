@@ -13,8 +13,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
-// Sagas stores the records of sagas in a DB. It implements saga.Store. Its times refer to the clock
-// of the database, and a tombstone is ignored when its time is over.
+// Sagas stores the records of sagas in a DB. It implements saga.Store. A tombstone is ignored
+// when its time is over.
 type Sagas struct{ db *DB }
 
 var _ saga.Store = (*Sagas)(nil)
@@ -30,8 +30,8 @@ func (s *Sagas) Transaction(ctx context.Context, fn func(ctx context.Context) er
 // InTransaction calls DB.InTransaction.
 func (s *Sagas) InTransaction(ctx context.Context) bool { return s.db.InTransaction(ctx) }
 
-// nowMillis returns the time of the database with millisecond precision, as MongoDB stores it.
-func (s *Sagas) nowMillis() time.Time { return time.UnixMilli(s.db.clock.Now().UnixMilli()).UTC() }
+// nowMillis returns the current time with millisecond precision, as MongoDB stores it.
+func (s *Sagas) nowMillis() time.Time { return time.UnixMilli(time.Now().UnixMilli()).UTC() }
 
 // sagaTable returns the table of a saga.
 func (s *Sagas) sagaTable(name string) *storedTable { return s.db.findOrAddTable(name) }

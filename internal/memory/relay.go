@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 const (
@@ -22,19 +23,19 @@ const (
 	// After the last one, the event becomes a dead letter.
 	DefaultAttempts = 3
 
-	// retryAfter is the delay of a relay before it tries again, by the clock of the database.
+	// retryAfter is the delay of a relay before it tries again.
 	retryAfter = 10 * time.Millisecond
 )
 
-// Relay delivers the committed events of an Outbox to the topics of a Broker in commit order. It
+// Relay delivers the committed events of an outbox to the topics of a Broker in commit order. It
 // creates the same records for the same topics as the real relay. Events that were appended before
 // it runs are delivered too. An outbox must have one relay at a time.
 //
-// Scheduled events are delivered when the clock of the database has reached their due time. Expired
+// Scheduled events are delivered at their due time. Expired
 // events and events that the broker refuses become dead letters. After any other error of an
 // injected Fault, the relay waits until the outage is over, and keeps the order.
 type Relay struct {
-	box      *Outbox
+	box      *outboxStore
 	broker   *Broker
 	attempts int
 	routes   routing.Config
@@ -89,13 +90,14 @@ func WithAttempts(n int) RelayOption { return func(r *Relay) { r.attempts = n } 
 
 // NewRelay returns a relay. It does nothing until Flush or Run is called. The error reports a nil
 // argument or an invalid option.
-func NewRelay(box *Outbox, broker *Broker, opts ...RelayOption) (*Relay, error) {
-	if box == nil || broker == nil {
-		return nil, errors.New("relay: the outbox or the broker is nil")
+func NewRelay(box *outbox.Box, broker *Broker, opts ...RelayOption) (*Relay, error) {
+	store := storeOf(box)
+	if store == nil || broker == nil {
+		return nil, errors.New("relay: the broker is nil, or the outbox is not in memory")
 	}
 
 	r := &Relay{
-		box:      box,
+		box:      store,
 		broker:   broker,
 		attempts: DefaultAttempts,
 		sent:     map[event.ID][]string{},
@@ -144,6 +146,20 @@ func (r *Relay) Flush(ctx context.Context) error {
 	}
 }
 
+// Pending returns the number of events that are committed and due, and not delivered yet.
+func (r *Relay) Pending(ctx context.Context) (n int, err error) {
+	err = r.box.db.runAlone(ctx, func(t *tx) error {
+		n = r.box.feed.countPending()
+		t.scanRows(r.box.rows, func(_ string, v any) {
+			if e := v.(*outboxEntry); !e.fields.dueAt.IsZero() && !e.fields.dueAt.After(time.Now()) {
+				n++
+			}
+		})
+		return nil
+	})
+	return n, err
+}
+
 // Run delivers events until ctx ends. Then it delivers the events that were committed before, and
 // returns nil. If that fails, it returns the error, and the events stay in the outbox.
 func (r *Relay) Run(ctx context.Context) error {
@@ -169,18 +185,17 @@ func (r *Relay) Run(ctx context.Context) error {
 // waitForWork blocks until there may be events to deliver: after a commit, at the next due time,
 // after a change of the broker, or if the last attempt has failed, after retryAfter.
 func (r *Relay) waitForWork(ctx context.Context, failed error, brokerChanged <-chan struct{}) {
-	clock := r.box.db.clock
 	wake, ok := r.nextDueTime(ctx)
 	if failed != nil {
-		wake = clock.Now().Add(retryAfter)
+		wake = time.Now().Add(retryAfter)
 		ok = true
 	}
 
-	var reached <-chan struct{}
+	var reached <-chan time.Time
 	if ok {
-		var stop func()
-		reached, stop = clock.At(wake)
-		defer stop()
+		timer := time.NewTimer(time.Until(wake))
+		defer timer.Stop()
+		reached = timer.C
 	}
 
 	select {
@@ -217,6 +232,7 @@ func (r *Relay) deliverNext(ctx context.Context) (bool, error) {
 		}
 
 		r.box.feed.removeFirst()
+		r.broker.notify()
 		return true, nil
 	}
 
@@ -224,7 +240,7 @@ func (r *Relay) deliverNext(ctx context.Context) (bool, error) {
 	if err != nil || e == nil {
 		return false, err
 	}
-	if err := r.deliverEvent(ctx, e, r.box.db.clock.Now()); err != nil {
+	if err := r.deliverEvent(ctx, e, time.Now()); err != nil {
 		return true, err
 	}
 
@@ -234,7 +250,7 @@ func (r *Relay) deliverNext(ctx context.Context) (bool, error) {
 // claimDue claims the scheduled event that is due first, or returns nil. A claimed event can
 // neither be canceled nor rescheduled. If a claimed event was not delivered, it is claimed again.
 func (r *Relay) claimDue(ctx context.Context) (found *outboxEntry, err error) {
-	now := r.box.db.clock.Now()
+	now := time.Now()
 	err = r.box.db.runAlone(ctx, func(t *tx) error {
 		found = nil
 		t.scanRows(r.box.rows, func(_ string, v any) {
@@ -293,7 +309,7 @@ func (r *Relay) addDeadLetter(e *outboxEntry, class, reason string) {
 
 // sendRecords writes the record of each topic that does not have it yet.
 func (r *Relay) sendRecords(ctx context.Context, e *outboxEntry, at time.Time) error {
-	if x := e.fields.expiresAt; !x.IsZero() && !r.box.db.clock.Now().Before(x) {
+	if x := e.fields.expiresAt; !x.IsZero() && !time.Now().Before(x) {
 		return &record.Refusal{Class: record.Expired, Reason: "expired at " + x.Format(time.RFC3339)}
 	}
 
@@ -309,7 +325,7 @@ func (r *Relay) sendRecords(ctx context.Context, e *outboxEntry, at time.Time) e
 
 	meta := routing.Meta{
 		DB:          []byte("memory"),
-		Coll:        []byte(r.box.settings.Collection),
+		Coll:        []byte(r.box.rows.name),
 		ClusterTime: bson.Timestamp{T: uint32(at.Unix()), I: 1},
 		CommitMS:    at.UnixMilli(),
 	}

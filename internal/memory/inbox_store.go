@@ -7,6 +7,7 @@ import (
 	"time"
 
 	engine "github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/transaction"
 )
 
 // inboxStore is the store of an Inbox. Its rows contain inboxMarkers, engine.Leases and engine.Marks.
@@ -47,19 +48,19 @@ func (s *inboxStore) CurrentTransaction(ctx context.Context) any {
 
 // Outside returns ctx without its transaction.
 func (s *inboxStore) Outside(ctx context.Context) context.Context {
-	return context.WithValue(ctx, unitKey{s.db}, (*unitOfWork)(nil))
+	return transaction.Outside(ctx)
 }
 
-// Now returns the time of the clock.
-func (s *inboxStore) Now() time.Time { return s.db.clock.Now() }
+// Now returns the current time.
+func (s *inboxStore) Now() time.Time { return time.Now() }
 
-// Wait blocks for d by the clock.
+// Wait blocks for d.
 func (s *inboxStore) Wait(ctx context.Context, d time.Duration) error {
-	reached, stop := s.db.clock.At(s.Now().Add(d))
-	defer stop()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
 
 	select {
-	case <-reached:
+	case <-timer.C:
 		return ctx.Err()
 	case <-ctx.Done():
 		return ctx.Err()

@@ -12,7 +12,7 @@ import (
 func TestTransportContract(t *testing.T) {
 	t.Parallel()
 	consumertest.Run(t, func(*testing.T) consumertest.Fixture {
-		b := NewBroker()
+		b := NewBroker(0)
 		var n atomic.Int32
 		return consumertest.Fixture{
 			Transport: func(*testing.T) consumer.Transport { return b },
@@ -22,7 +22,7 @@ func TestTransportContract(t *testing.T) {
 				return name
 			},
 			Later: func(*testing.T) (string, func()) {
-				return "later", func() { b.CreateTopic("later", DefaultPartitions+1) }
+				return "later", func() { b.CreateTopic("later", defaultPartitions+1) }
 			},
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"time"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
@@ -31,7 +32,7 @@ func (s *Letters) Put(ctx context.Context, l *consumer.Letter) error {
 		}
 
 		stored := copyLetter(l)
-		stored.MovedAt = s.db.clock.Now()
+		stored.MovedAt = time.Now()
 		return t.putRow(s.rows, key, stored)
 	})
 }

@@ -18,10 +18,6 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// DefaultPartitions is the default number of partitions of a topic. WithPartitions and CreateTopic
-// change it.
-const DefaultPartitions = 4
-
 // Broker replaces a Kafka cluster: it contains topics with partitions, and consumer groups. It
 // implements consumer.Transport. Several consumers can share it, each as a member of its group. It
 // is safe for concurrent use.
@@ -29,8 +25,7 @@ const DefaultPartitions = 4
 // A topic is created when a record is written to it or a group subscribes to it. A group without
 // committed offsets begins with the first record.
 type Broker struct {
-	clock      Clock
-	partitions int
+	partitions int // of a topic that CreateTopic has not created
 
 	mu     sync.Mutex
 	topics map[string]*topic
@@ -44,33 +39,21 @@ type Broker struct {
 
 var _ consumer.Transport = (*Broker)(nil)
 
-// BrokerOption configures a Broker. See WithClock and WithPartitions.
-type BrokerOption interface{ applyBroker(*Broker) }
+// defaultPartitions is the default number of partitions of a topic.
+const defaultPartitions = 4
 
-// partitionsOption is the result of WithPartitions.
-type partitionsOption int
-
-func (n partitionsOption) applyBroker(b *Broker) { b.partitions = int(n) }
-
-// WithPartitions sets the number of partitions of topics that CreateTopic has not created. Defaults
-// to DefaultPartitions.
-func WithPartitions(n int) BrokerOption { return partitionsOption(max(n, 1)) }
-
-// NewBroker returns a broker without topics.
-func NewBroker(opts ...BrokerOption) *Broker {
-	b := &Broker{
-		clock:      systemClock{},
-		partitions: DefaultPartitions,
+// NewBroker returns a broker without topics. partitions is the number of partitions of topics that CreateTopic has not
+// created. Defaults to 4.
+func NewBroker(partitions int) *Broker {
+	if partitions <= 0 {
+		partitions = defaultPartitions
+	}
+	return &Broker{
+		partitions: partitions,
 		topics:     map[string]*topic{},
 		groups:     map[string]*group{},
 		changed:    make(chan struct{}),
 	}
-
-	for _, o := range opts {
-		o.applyBroker(b)
-	}
-
-	return b
 }
 
 // topic is a topic with its partitions.
@@ -102,7 +85,7 @@ type Fault struct {
 	// Duplicate is the number of additional copies of the record.
 	Duplicate int
 
-	// Delay blocks the writer for this time, by the clock of the broker.
+	// Delay blocks the writer for this time.
 	Delay time.Duration
 }
 
@@ -232,8 +215,15 @@ func (b *Broker) Await(ctx context.Context, name string, n int) ([]consumer.Reco
 	}
 }
 
-// Publish writes messages to a topic. Each gets the partition of its key and the time of the
-// broker's clock. After an error, the messages before the failed one stay written.
+// Changed returns a channel that is closed when a record is written, offsets are committed, or a group changes.
+func (b *Broker) Changed() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.changed
+}
+
+// Publish writes messages to a topic. Each gets the partition of its key and the current
+// time. After an error, the messages before the failed one stay written.
 func (b *Broker) Publish(ctx context.Context, name string, ms []*consumer.Message) error {
 	for _, m := range ms {
 		now := *m
@@ -262,10 +252,10 @@ func (b *Broker) writeRecord(ctx context.Context, name string, m *consumer.Messa
 		f = faults(name, m)
 	}
 	if f.Delay > 0 {
-		reached, stop := b.clock.At(b.clock.Now().Add(f.Delay))
-		defer stop()
+		timer := time.NewTimer(f.Delay)
+		defer timer.Stop()
 		select {
-		case <-reached:
+		case <-timer.C:
 		case <-ctx.Done():
 		}
 	}
@@ -327,7 +317,7 @@ func (b *Broker) appendRecordLocked(p *partition, name string, part int32, m *co
 		Headers:   m.Headers,
 	})
 	if r.Time.IsZero() {
-		r.Time = b.clock.Now()
+		r.Time = time.Now()
 	}
 	r.Time = time.UnixMilli(r.Time.UnixMilli())
 
@@ -361,6 +351,13 @@ func (b *Broker) growTopicLocked(name string, n int) {
 	}
 
 	b.rebalanceSubscribersLocked(name)
+	b.notifyLocked()
+}
+
+// notify wakes all goroutines that wait for a change.
+func (b *Broker) notify() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.notifyLocked()
 }
 

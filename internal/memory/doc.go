@@ -3,12 +3,15 @@
 //
 //	db := memory.NewDB()
 //	box, err := memory.NewOutbox(db)
-//	broker := memory.NewBroker()
+//	broker := memory.NewBroker(0)
 //	relay, err := memory.NewRelay(box, broker)
 //	…
-//	err = db.Transaction(ctx, func(ctx context.Context) error { return service.PlaceOrder(ctx, order) })
+//	err = box.Transaction(ctx, func(ctx context.Context) error { return service.PlaceOrder(ctx, order) })
 //	err = relay.Flush(ctx) // or relay.Run(ctx) in a goroutine
-//	broker.Messages("outbox.event.order")
+//	broker.Records("outbox.event.order")
+//
+// Package outboxtest is its public part. The faults of a Broker and the methods that change logs and groups are for the tests
+// of this module.
 //
 // Guarantees: the contract is the same as with servers. Test suites check both. A transaction sees one snapshot and its own
 // writes. Its writes are visible after the commit, and do not exist after an error. If two
@@ -21,7 +24,7 @@
 // through the driver needs an interface for them, which its tests implement with a Table. All data
 // is lost when the process ends.
 //
-// Waiting: methods wait for signals. No method polls, and none sleeps unless its Clock does.
+// Waiting: methods wait for signals and timers, and none polls. So tests can use testing/synctest as a fake clock.
 //
 // Concurrency and cost: everything is safe for concurrent use, but a transaction belongs to one
 // goroutine. The data is stored in maps that one lock protects.

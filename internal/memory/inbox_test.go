@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	engine "github.com/outrelay/outrelay/internal/inbox"
@@ -53,48 +54,48 @@ func TestInboxContract(t *testing.T) {
 	})
 }
 
-// Retention and leases use the clock of the database.
+// Retention and leases follow the clock.
 func TestInboxGoesByTheClock(t *testing.T) {
 	t.Parallel()
-	clock := NewManualClock(noon)
-	db := NewDB(WithClock(clock))
-	x := newInbox(t, db, engine.Settings{Retention: time.Hour, Lease: time.Minute})
-	ctx := t.Context()
-	once := func(id string) error {
-		return x.Once(ctx, engine.Entry{Key: engine.Key{Consumer: "c", ID: id}}, nothing, engine.OnceConfig{})
-	}
-	if err := once("1"); err != nil {
-		t.Fatal(err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		x := newInbox(t, NewDB(), engine.Settings{Retention: time.Hour, Lease: time.Minute})
+		ctx := t.Context()
+		once := func(id string) error {
+			return x.Once(ctx, engine.Entry{Key: engine.Key{Consumer: "c", ID: id}}, nothing, engine.OnceConfig{})
+		}
+		if err := once("1"); err != nil {
+			t.Fatal(err)
+		}
 
-	claimed := engine.Entry{Key: engine.Key{Consumer: "c", ID: "2"}}
-	if _, err := x.Claim(ctx, claimed, 0); err != nil {
-		t.Fatal(err)
-	}
+		claimed := engine.Entry{Key: engine.Key{Consumer: "c", ID: "2"}}
+		if _, err := x.Claim(ctx, claimed, 0); err != nil {
+			t.Fatal(err)
+		}
 
-	clock.Advance(time.Minute - time.Millisecond)
-	if _, err := x.Claim(ctx, claimed, 0); !errors.Is(err, inbox.ErrInProgress) {
-		t.Errorf("within the lease: %v", err)
-	}
+		time.Sleep(time.Minute - time.Millisecond)
+		if _, err := x.Claim(ctx, claimed, 0); !errors.Is(err, inbox.ErrInProgress) {
+			t.Errorf("within the lease: %v", err)
+		}
 
-	clock.Advance(time.Millisecond)
-	if c, err := x.Claim(ctx, claimed, 0); err != nil || c.Attempt() != 2 {
-		t.Errorf("after the lease: %v", err)
-	}
+		time.Sleep(time.Millisecond)
+		if c, err := x.Claim(ctx, claimed, 0); err != nil || c.Attempt() != 2 {
+			t.Errorf("after the lease: %v", err)
+		}
 
-	clock.Advance(time.Hour - time.Minute - time.Millisecond)
-	if err := once("1"); !errors.Is(err, inbox.ErrDuplicate) {
-		t.Errorf("within the retention: %v", err)
-	}
+		time.Sleep(time.Hour - time.Minute - time.Millisecond)
+		if err := once("1"); !errors.Is(err, inbox.ErrDuplicate) {
+			t.Errorf("within the retention: %v", err)
+		}
 
-	clock.Advance(time.Millisecond)
-	if n, err := x.Sweep(ctx, 0); n != 1 || err != nil {
-		t.Errorf("%d swept, %v", n, err)
-	}
+		time.Sleep(time.Millisecond)
+		if n, err := x.Sweep(ctx, 0); n != 1 || err != nil {
+			t.Errorf("%d swept, %v", n, err)
+		}
 
-	if err := once("1"); err != nil {
-		t.Errorf("after the retention: %v", err)
-	}
+		if err := once("1"); err != nil {
+			t.Errorf("after the retention: %v", err)
+		}
+	})
 }
 
 func nothing(context.Context) error { return nil }

@@ -9,8 +9,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// Inbox is an inbox in a DB: an *inbox.Inbox for services, and an inbox for consumer.WithInbox. Its
-// times refer to the clock of the database. Several Inboxes of one collection behave as those of
+// Inbox is an inbox in a DB: an *inbox.Inbox for services, and an inbox for consumer.WithInbox. Several Inboxes of one collection behave as those of
 // several processes. It is safe for concurrent use.
 type Inbox struct {
 	*inbox.Inbox

@@ -8,8 +8,6 @@ import (
 // feed contains the committed events of an outbox that no relay has delivered yet, in commit order.
 // It exists before a relay does, so events that are appended before that are not lost.
 type feed struct {
-	clock Clock
-
 	mu      sync.Mutex
 	seq     uint64
 	pending []committedEnvelope
@@ -28,7 +26,7 @@ func findOrAddFeed(db *DB, table *storedTable) *feed {
 	defer db.mu.Unlock()
 
 	if table.feed == nil {
-		table.feed = &feed{clock: db.clock, wake: make(chan struct{}, 1)}
+		table.feed = &feed{wake: make(chan struct{}, 1)}
 		table.onCommit = table.feed.addCommitted
 	}
 
@@ -46,7 +44,7 @@ func (f *feed) nextSequence() uint64 {
 
 // addCommitted adds the inserted envelopes, except for scheduled ones, and wakes the relay.
 func (f *feed) addCommitted(inserted []any) {
-	now := f.clock.Now()
+	now := time.Now()
 
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -72,6 +70,13 @@ func (f *feed) firstPending() (committedEnvelope, bool) {
 		return committedEnvelope{}, false
 	}
 	return f.pending[0], true
+}
+
+// countPending returns the number of envelopes to be delivered.
+func (f *feed) countPending() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.pending)
 }
 
 // removeFirst removes the first envelope after its delivery.

@@ -14,25 +14,53 @@ import (
 // DB is a database of tables. Each row has all versions that a running transaction may still read.
 // Create a DB with NewDB.
 type DB struct {
-	clock  Clock
-	mu     sync.Mutex
-	tables map[string]*storedTable
-	time   uint64 // number of the last commit
-	open   map[*tx]struct{}
+	mu      sync.Mutex
+	tables  map[string]*storedTable
+	time    uint64 // number of the last commit
+	open    map[*tx]struct{}
+	changed chan struct{} // closed and replaced at each commit
+	faults  func(op Op) error
 }
 
-// DBOption configures a DB. See WithClock.
-type DBOption interface{ applyDB(*DB) }
+// Op is an operation that can fail. See DB.Inject and Broker.Inject.
+type Op struct {
+	// Kind is "append" for an event that is appended, "commit" for a transaction that is about to commit, or "publish" for a
+	// record that is about to be written to a topic.
+	Kind string
+
+	Name  string // of the event, unless Kind is "commit"
+	Topic string // if Kind is "publish"
+}
+
+// Inject makes the DB call f before each append and commit. An error of f is that of the operation. A nil f removes the
+// function.
+func (db *DB) Inject(f func(op Op) error) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	db.faults = f
+}
+
+// fail returns the injected error of an operation. It must be called without the lock.
+func (db *DB) fail(op Op) error {
+	db.mu.Lock()
+	f := db.faults
+	db.mu.Unlock()
+	if f == nil {
+		return nil
+	}
+	return f(op)
+}
+
+// Changed returns a channel that is closed at the next commit.
+func (db *DB) Changed() <-chan struct{} {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	return db.changed
+}
 
 // NewDB returns an empty database.
-func NewDB(opts ...DBOption) *DB {
-	db := &DB{clock: systemClock{}, tables: map[string]*storedTable{}, open: map[*tx]struct{}{}}
-
-	for _, o := range opts {
-		o.applyDB(db)
-	}
-
-	return db
+func NewDB() *DB {
+	return &DB{tables: map[string]*storedTable{}, open: map[*tx]struct{}{}, changed: make(chan struct{})}
 }
 
 // storedTable is a table. A value must not be changed after it was stored. A nil value means that
@@ -233,6 +261,8 @@ func (t *tx) commit() {
 	defer db.mu.Unlock()
 	if len(t.writes) > 0 {
 		db.time++
+		close(db.changed)
+		db.changed = make(chan struct{})
 	}
 
 	// The tables in the order of their first write, each with the inserted values.

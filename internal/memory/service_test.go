@@ -13,10 +13,11 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/memory"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/entity"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/memory"
+	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
@@ -26,7 +27,7 @@ const patience = 60 * time.Second
 type world struct {
 	*testing.T
 	db     *memory.DB
-	box    *memory.Outbox
+	box    *outbox.Box
 	inbox  *memory.Inbox
 	dead   *memory.Letters
 	broker *memory.Broker
@@ -34,7 +35,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{T: t, db: memory.NewDB(), broker: memory.NewBroker(memory.WithPartitions(3))}
+	w := &world{T: t, db: memory.NewDB(), broker: memory.NewBroker(3)}
 	w.dead = memory.NewLetters(w.db)
 	var err error
 	if w.box, err = memory.NewOutbox(w.db); err != nil {

@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/memory"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/memory"
 )
 
 // exit is a consumer of one topic. Its handler fails for values that begin with "bad" and collects
