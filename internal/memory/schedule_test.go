@@ -14,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/memory"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/breaker"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -252,16 +253,7 @@ func TestABreakerOpensForTimeOutsAndForBatches(t *testing.T) {
 	}{{"time-outs", false, hang}, {"batches that fail", true, fail}, {"batches that time out", true, hang}} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			open := make(chan struct{}, 10)
-			b, err := consumer.NewBreaker(consumer.BreakerConfig{MinThroughput: 5, OnChange: func(_, to consumer.BreakerState) {
-				if to == consumer.BreakerOpen {
-					open <- struct{}{}
-				}
-			}})
-			if err != nil {
-				t.Fatal(err)
-			}
-
+			b := breaker.New("x", breaker.WithMinimum(5))
 			p := newPlan(t)
 			p.put("A", 12, 1)
 			opts := []consumer.HandlerOption{
@@ -274,10 +266,16 @@ func TestABreakerOpensForTimeOutsAndForBatches(t *testing.T) {
 			}
 
 			p.start("consumer", p.Run)
-			select {
-			case <-open:
-			case <-time.After(10 * time.Second):
-				t.Error("all messages fail, and the breaker does not open")
+			timeout := time.After(10 * time.Second)
+			for {
+				select {
+				case err := <-p.reported:
+					if errors.Is(err, breaker.ErrOpen) {
+						return
+					}
+				case <-timeout:
+					t.Fatal("all messages fail, and the breaker does not open")
+				}
 			}
 		})
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/transaction"
+	"github.com/outrelay/outrelay/pkg/consumer/topics"
 )
 
 // Defaults of the options of New.
@@ -96,7 +97,7 @@ type settings struct {
 	allowIdle     bool
 	ackUnknown    bool
 	haltOnGap     bool
-	dynamic       bool
+	topicList     *topics.List
 	defaults      defaults
 }
 
@@ -281,7 +282,7 @@ func (s *settings) validate() error {
 		}
 	}
 
-	add(len(s.topics) == 0 && !s.dynamic, "no topics: name them with Topics")
+	add(len(s.topics) == 0 && s.topicList == nil, "no topics: name them with WithTopics")
 	for _, t := range s.topics {
 		add(t == "", "a topic's name is empty")
 	}

@@ -71,7 +71,7 @@ var (
 // shared returns the stack that all test processes of this machine share. It starts the stack if necessary.
 func shared(tb testing.TB) address {
 	tb.Helper()
-	sharedOnce.Do(func() { sharedAt, errShared = joinShared(sharedDir()) })
+	sharedOnce.Do(func() { sharedAt, errShared = joinShared(sharedDir(), testing.Verbose()) })
 	if errShared != nil {
 		tb.Fatalf("shared test servers: %v", errShared)
 	}
@@ -80,8 +80,8 @@ func shared(tb testing.TB) address {
 
 func sharedDir() string { return filepath.Join(devstack.CacheDir(), "shared") }
 
-// joinShared marks the stack as used by this process, and finds or starts it.
-func joinShared(dir string) (address, error) {
+// joinShared marks the stack as used by this process, and finds or starts it. If show is set, it shows the start.
+func joinShared(dir string, show bool) (address, error) {
 	// A first call may have to fetch the servers.
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
@@ -110,7 +110,7 @@ func joinShared(dir string) (address, error) {
 			}
 		}
 
-		at, err := awaitState(ctx, dir, !found && testing.Verbose())
+		at, err := awaitState(ctx, dir, show && !found)
 		if found && errors.Is(err, errKeeperEnded) {
 			// That keeper was about to end. Start a new one.
 			continue

@@ -8,6 +8,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/topics"
 )
 
 // A topic that is added in one process is read by all members, also by those that start later; one that is taken away is
@@ -17,8 +18,12 @@ func TestTopicsMayBeAddedAndTakenAway(t *testing.T) {
 	k := newKit(t, 1)
 	later := stacktest.Topic(t, 1)
 	stats := &counts{}
+	list, err := topics.New(k.db, k.group)
+	if err != nil {
+		t.Fatal(err)
+	}
 	member := func() *consumer.Consumer {
-		c := k.consumer(consumer.DynamicTopics(), consumer.WithObserver(stats))
+		c := k.consumer(consumer.WithTopicList(list), consumer.WithObserver(stats))
 		handle(t, c, "counted", k.effects("effects"))
 		return c
 	}
@@ -26,9 +31,8 @@ func TestTopicsMayBeAddedAndTakenAway(t *testing.T) {
 	stop := k.start(c)
 	k.publish(numbered(2, 4)...)
 	k.untilCount("effects", 4)
-	other := offlineIn(k)
 	for range 2 {
-		if err := other.AddTopic(k.context(), later); err != nil {
+		if err := list.Add(k.context(), later); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -40,7 +44,7 @@ func TestTopicsMayBeAddedAndTakenAway(t *testing.T) {
 	}
 	send(6)
 	k.untilCount("effects", 6)
-	got, err := other.AddedTopics(k.context())
+	got, err := list.All(k.context())
 	if d := cmp.Diff([]string{later}, got); err != nil || d != "" {
 		t.Error(err, d)
 	}
@@ -49,10 +53,10 @@ func TestTopicsMayBeAddedAndTakenAway(t *testing.T) {
 	send(8)
 	k.untilCount("effects", 8)
 	joined := stats.assigned.Load()
-	if was, err := other.RemoveTopic(k.context(), later); err != nil || !was {
+	if was, err := list.Remove(k.context(), later); err != nil || !was {
 		t.Error(was, err)
 	}
-	if was, err := other.RemoveTopic(k.context(), later); err != nil || was {
+	if was, err := list.Remove(k.context(), later); err != nil || was {
 		t.Error(was, err)
 	}
 	k.until("the group without it", func(context.Context) bool { return stats.assigned.Load() > joined })
@@ -62,10 +66,4 @@ func TestTopicsMayBeAddedAndTakenAway(t *testing.T) {
 	k.publish(numbered(2, 10)[8:]...)
 	k.untilCount("effects", 10)
 	k.once("effects", 10)
-	if err := offline(t).AddTopic(t.Context(), "x"); err == nil {
-		t.Error("a consumer without DynamicTopics takes one")
-	}
 }
-
-// offlineIn is a consumer of the group in another process, which does not run.
-func offlineIn(k *kit) *consumer.Consumer { return k.consumer(consumer.DynamicTopics()) }
