@@ -9,7 +9,7 @@ type room struct {
 
 	also      []string // rooms of the same or a higher layer that it may import as well
 	only      []string // if not nil: the only rooms that it may import, in any layer
-	testsOnly bool     // only test files and the packages below test/ may import it
+	testsOnly bool     // only test files, the packages below test/ and other rooms of this kind may import it
 }
 
 var none = []string{}
@@ -41,7 +41,7 @@ var rooms = []room{
 	{dir: "resume", layer: 1, only: none, why: "a public leaf: tokens and positions for any user of change streams"},
 	{dir: "internal/agenda", layer: 1, only: []string{"pkg/event"}, why: "scheduled events as services and operators see them"},
 	{dir: "internal/transaction", layer: 1, only: []string{"internal/unit"}, why: "transactions of services, which the packages of pkg join"},
-	{dir: "internal/boxparts", layer: 0, only: none, why: "what packages of the module need of an outbox.Box, and services do not"},
+	{dir: "internal/boxparts", layer: 1, only: []string{"internal/agenda", "internal/appending", "pkg/event"}, why: "what packages of the module need of an outbox.Box, and services do not"},
 	{dir: "pkg/outbox", layer: 1, only: []string{"pkg/event", "internal/record", "internal/appending", "internal/transaction", "internal/boxparts", "internal/agenda", "pkg/telemetry"}, why: "runs inside services of users: no library for metrics, no Kafka"},
 	{dir: "internal/boxtest", layer: 2, only: []string{"pkg/outbox", "pkg/event", "internal/envelope", "internal/keyhash"}, testsOnly: true, why: "the contract of an outbox, for both stores"},
 	{dir: "pkg/outbox/cron", layer: 2, only: []string{"pkg/event", "pkg/outbox", "internal/transaction", "internal/boxparts"}, why: "recurring events: a service without them does not link the parser of expressions"},
@@ -103,9 +103,13 @@ var rooms = []room{
 	{dir: "internal/doctor", layer: 4, also: []string{"internal/connect"}, why: "checks with the same connections as the relay"},
 	{dir: "internal/demo", layer: 4, also: []string{"internal/devstack", "pkg/relay", "internal/operators"}, why: "outrelay dev"},
 	{dir: "internal/bench", layer: 4, also: []string{"internal/devstack", "pkg/relay"}, why: "outrelay bench"},
-	{dir: "pkg/memory", layer: 4, why: "an environment for services without servers, with the contracts of the packages that it replaces", only: []string{
-		"internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/setaside", "internal/record", "internal/envelope", "internal/keyhash", "internal/routing", "internal/appending",
+	{dir: "internal/memory", layer: 4, why: "the surroundings of a service without servers, with the contracts of the packages that it replaces", only: []string{
+		"internal/agenda", "internal/boxparts", "internal/transaction", "internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/setaside", "internal/record", "internal/envelope", "internal/keyhash", "internal/routing", "internal/appending",
 	}},
+	{dir: "pkg/outboxtest", layer: 5, testsOnly: true, why: "unit tests of services; links no server", only: []string{
+		"internal/memory", "internal/boxparts", "internal/envelope", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga",
+	}},
+	{dir: "pkg/servertest", layer: 5, testsOnly: true, only: []string{"internal/devstack/stacktest", "pkg/outbox", "pkg/consumer", "pkg/relay"}, why: "integration tests of services: links all that starts servers"},
 	{dir: "pkg/relay", layer: 4, also: []string{"internal/process"}, why: "the watcher inside another program"},
 
 	// Layer 5: programs.
@@ -115,7 +119,7 @@ var rooms = []room{
 	}},
 	{dir: "examples/orders/servers", layer: 4, only: []string{"internal/devstack"}, why: "real servers for the example that starts itself; not part of a service"},
 	{dir: "examples", layer: 5, why: "code that a user can write", only: []string{
-		"resume", "pkg/codec", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "pkg/memory", "pkg/relay", "examples/orders/servers",
+		"resume", "pkg/codec", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "pkg/relay", "examples/orders/servers",
 	}},
 
 	// Tests across packages.
