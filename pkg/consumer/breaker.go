@@ -45,7 +45,7 @@ type BreakerConfig struct {
 	// Probes is the maximum number of concurrent messages while the breaker is half open, and the number of successes
 	// that close it. Defaults to 1.
 	Probes int
-	// Failure selects the errors that count as failures. ErrDrop and duplicates never count. Defaults to all other errors.
+	// Failure selects the errors that count as failures. Discard and duplicates never count. Defaults to all other errors.
 	Failure Matcher
 	// Consumer pauses the whole consumer while the breaker is open, instead of only the lanes of its messages.
 	Consumer bool
@@ -123,8 +123,8 @@ func setDefault[T comparable](v *T, d T) {
 // Middleware returns a middleware that runs the handler while the breaker lets messages through. Otherwise it returns a
 // *BreakerOpenError without running the handler.
 func (b *Breaker) Middleware() Middleware {
-	return func(next Handler) Handler {
-		return HandlerFunc(func(ctx context.Context, m *Message) (err error) {
+	return func(next HandlerFunc) HandlerFunc {
+		return func(ctx context.Context, m *Message) (err error) {
 			done, err := b.Allow()
 			if err != nil {
 				return err
@@ -138,17 +138,17 @@ func (b *Breaker) Middleware() Middleware {
 					return
 				}
 
-				// An interrupted handler neither succeeded nor failed. ErrDrop is neutral for the breaker.
+				// An interrupted handler neither succeeded nor failed. Discard is neutral for the breaker.
 				interrupted := ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded)
 				if outcome != nil && interrupted {
-					outcome = ErrDrop
+					outcome = errBatchNotRun
 				}
 				done(outcome)
 			}()
 
-			outcome = next.Handle(ctx, m)
+			outcome = next(ctx, m)
 			return outcome
-		})
+		}
 	}
 }
 
@@ -221,10 +221,10 @@ func (b *Breaker) recordOutcome(err error, round int) {
 // isNeutral reports whether err is neither a success nor a failure of the resource that the breaker protects.
 func isNeutral(err error) bool {
 	switch Class(err) {
-	case ClassDropped, ClassBreaker, ClassNotDue:
+	case ClassBreaker, ClassNotDue:
 		return true
 	}
-	return isDuplicate(err)
+	return isDuplicate(err) || isDiscard(err)
 }
 
 func (b *Breaker) openLocked() {

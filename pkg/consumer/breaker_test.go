@@ -26,8 +26,8 @@ func newBreaker(t *testing.T, cfg consumer.BreakerConfig) *consumer.Breaker {
 // through sends outcomes through a breaker and says how many it let.
 func through(b *consumer.Breaker, outcomes ...error) (passed int) {
 	for _, err := range outcomes {
-		h := b.Middleware()(consumer.HandlerFunc(func(context.Context, *consumer.Message) error { passed++; return err }))
-		_ = h.Handle(context.Background(), &consumer.Message{})
+		h := b.Middleware()(func(context.Context, *consumer.Message) error { passed++; return err })
+		_ = h(context.Background(), &consumer.Message{})
 	}
 	return passed
 }
@@ -99,7 +99,7 @@ func TestBreakerCountsOnlyFailures(t *testing.T) {
 	b := newBreaker(t, consumer.BreakerConfig{MinThroughput: 2, Failure: consumer.Not(consumer.Is(context.Canceled))})
 	var outcomes []error
 	for range 50 {
-		outcomes = append(outcomes, consumer.ErrDrop, &inbox.DuplicateError{}, &consumer.NotDueError{}, context.Canceled)
+		outcomes = append(outcomes, consumer.Discard(nil), &inbox.DuplicateError{}, &consumer.NotDueError{}, context.Canceled)
 	}
 	if n := through(b, outcomes...); n != len(outcomes) || b.State() != consumer.BreakerClosed {
 		t.Errorf("%d of %d passed, %s", n, len(outcomes), b.State())
@@ -145,7 +145,7 @@ func TestAPanicIsAFailure(t *testing.T) {
 	b := newBreaker(t, consumer.BreakerConfig{MinThroughput: 1, Share: 1})
 	func() {
 		defer func() { _ = recover() }()
-		_ = b.Middleware()(consumer.HandlerFunc(func(context.Context, *consumer.Message) error { panic("x") })).Handle(t.Context(), &consumer.Message{})
+		_ = b.Middleware()(func(context.Context, *consumer.Message) error { panic("x") })(t.Context(), &consumer.Message{})
 	}()
 	if b.State() != consumer.BreakerOpen {
 		t.Error(b.State())

@@ -83,10 +83,10 @@ func ExampleBroker() {
 	}
 
 	parcels := memory.NewTable[string, int](db, "parcels")
-	err = c.Handle("OrderPlaced", consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error {
+	err = c.Handle("OrderPlaced", consumer.Func(func(ctx context.Context, m *consumer.Message) error {
 		n, _ := parcels.Get(ctx, string(m.Key))
 		return parcels.Put(ctx, string(m.Key), n+1)
-	}))
+	}, "OrderPlaced"))
 	if err != nil {
 		log.Fatal(err)
 	}

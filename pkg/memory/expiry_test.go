@@ -33,7 +33,7 @@ func TestTheExpiryOfAnEventReachesTheConsumer(t *testing.T) {
 	w.ok(c.HandleFunc("Deposited", func(_ context.Context, m *consumer.Message) error {
 		handled <- string(m.Key)
 		return nil
-	}))
+	}, "Deposited"))
 	w.start("consumer", c.Run)
 
 	w.ok(w.broker.AwaitCommitted(w.context(), "g", "outbox.event.account"))
