@@ -1,18 +1,53 @@
-// Package boxparts gives other packages of this module the parts of an outbox.Box that are not exported.
+// Package boxparts gives other packages of this module the parts of an outbox.Box that are not exported, and lets
+// internal/memory create a Box over another store than MongoDB.
 package boxparts
 
 import (
+	"context"
 	"log/slog"
+	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/agenda"
+	"github.com/outrelay/outrelay/internal/appending"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // Parts are the parts of a Box.
 type Parts struct {
-	Collection *mongo.Collection // with majority concerns on the primary
+	Store      Store
+	Collection *mongo.Collection // with majority concerns on the primary; nil if the Store is not MongoDB
 	Log        *slog.Logger
+}
+
+// Store stores the envelopes of a Box. Its methods join the transaction of their context: see internal/transaction.
+type Store interface {
+	// Name returns the name of the collection.
+	Name() string
+
+	// Transaction runs fn as one unit of work. See outbox.Box.Transaction. With snapshot, all reads see one point in time.
+	Transaction(ctx context.Context, snapshot bool, fn func(ctx context.Context) error) error
+
+	// Insert stores the envelopes in this order.
+	Insert(ctx context.Context, envelopes []appending.Envelope) error
+
+	// Stored returns the stored envelopes in the order of their inserts.
+	Stored(ctx context.Context) ([]bson.Raw, error)
+
+	// The methods for scheduled events are the functions of package agenda.
+
+	Cancel(ctx context.Context, id event.ID) (bool, error)
+	Move(ctx context.Context, id event.ID, at time.Time) (bool, error)
+	ReadPage(ctx context.Context, q agenda.Query, size int, after string) (agenda.Page, error)
+	CancelMatching(ctx context.Context, q agenda.Query) (int64, error)
 }
 
 // Of returns the parts of box, which must be an *outbox.Box. Package outbox sets the function: an import in the
 // other direction would be a cycle.
 var Of func(box any) Parts
+
+// New returns an *outbox.Box over the store that open returns for the name of a collection. opts must be an
+// []outbox.Option. Package outbox sets the function.
+var New func(opts any, open func(collection string) Store) (box any, err error)

@@ -1,5 +1,5 @@
 // Package boxtest contains the contract of an outbox as tests. pkg/outbox passes them on a
-// server, and pkg/memory without one.
+// server, and internal/memory without one.
 //
 // The tests run in parallel. They do not wait and do not depend on time.
 package boxtest

@@ -1,6 +1,6 @@
 // Package inbox gives a message its effect once, even if it is delivered several times. It stores
 // which messages were handled, in the same transaction as the effect. It decides; a [Store] reads and
-// writes: package mongostore in MongoDB, pkg/memory in memory. Package pkg/inbox is its public part.
+// writes: package mongostore in MongoDB, internal/memory in memory. Package pkg/inbox is its public part.
 //
 // The inbox stores two kinds of documents:
 //

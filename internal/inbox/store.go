@@ -6,7 +6,7 @@ import (
 )
 
 // Store contains the state of an inbox: markers of handled messages, leases of claims, and watermarks.
-// The Inbox decides, the Store reads and writes. Package mongostore and pkg/memory implement it.
+// The Inbox decides, the Store reads and writes. Package mongostore and internal/memory implement it.
 //
 // Each method is one atomic operation. If ctx has a transaction, the operation is part of it, and an
 // error of the transaction (for example a write conflict) is returned. All times refer to the clock of
@@ -180,5 +180,5 @@ type Counts struct {
 }
 
 // OpenPublic returns an *Inbox of pkg/inbox over the Inbox that open returns. opts is a slice of its
-// options. pkg/inbox sets this variable, so that pkg/memory can call it although it is not public.
+// options. pkg/inbox sets this variable, so that internal/memory can call it although it is not public.
 var OpenPublic func(opts any, open func(s Settings) (*Inbox, error)) (any, error)

@@ -27,7 +27,7 @@ func Check(ctx context.Context) error {
 
 	sess := mongo.SessionFromContext(ctx)
 	switch {
-	case sess != nil && sess.TransactionRunning():
+	case sess != nil && sess.TransactionRunning(), u != nil && u.sess == nil:
 		return nil
 	case u != nil:
 		// The callback itself has committed or aborted the transaction.
@@ -85,7 +85,16 @@ func abortsTransaction(err error) bool {
 
 // Outside returns ctx without its transaction.
 func Outside(ctx context.Context) context.Context {
+	ctx = context.WithValue(ctx, unitKey{}, (*unitOfWork)(nil))
 	return context.WithValue(mongo.NewSessionContext(ctx, nil), outsideKey{}, true)
 }
+
+// WithWork returns ctx with a transaction of a store that has no sessions of the driver.
+func WithWork(ctx context.Context, work *unit.Work) context.Context {
+	return context.WithValue(mongo.NewSessionContext(ctx, nil), unitKey{}, &unitOfWork{work: work})
+}
+
+// WorkFromContext returns the work of a transaction that Run or WithWork has started, or nil.
+func WorkFromContext(ctx context.Context) *unit.Work { return unitFromContext(ctx).state() }
 
 type outsideKey struct{}

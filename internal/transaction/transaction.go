@@ -73,7 +73,7 @@ func inSession(
 			return nil, err
 		}
 
-		u := &unitOfWork{sess: sess}
+		u := &unitOfWork{sess: sess, work: new(unit.Work)}
 		defer u.work.End()
 		defer trackCallback()()
 		if err := fn(context.WithValue(ctx, unitKey{}, u)); err != nil {
@@ -121,11 +121,11 @@ func certainlyAborted(err error) bool {
 
 type unitKey struct{}
 
-// unitOfWork is one attempt of a transaction that Run has started. A nil unitOfWork stands for a transaction
-// that was started elsewhere.
+// unitOfWork is one attempt of a transaction that Run or WithWork has started. A nil unitOfWork stands for a
+// transaction that was started elsewhere.
 type unitOfWork struct {
-	sess *mongo.Session
-	work unit.Work
+	sess *mongo.Session // nil by WithWork
+	work *unit.Work
 }
 
 // state returns the work of u, or nil for a nil u.
@@ -133,7 +133,7 @@ func (u *unitOfWork) state() *unit.Work {
 	if u == nil {
 		return nil
 	}
-	return &u.work
+	return u.work
 }
 
 // unitFromContext returns the unit of work that an operation with ctx would belong to. It returns nil if Run

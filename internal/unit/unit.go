@@ -1,5 +1,5 @@
 // Package unit tracks one attempt of a transaction whose callback may call Transaction again: who has joined,
-// whether it can still commit, and whether it is over. internal/transaction and pkg/memory share it, so that a test
+// whether it can still commit, and whether it is over. internal/transaction and internal/memory share it, so that a test
 // against the memory sees the same errors as the service in production.
 //
 // No call blocks. All methods are safe for concurrent use.

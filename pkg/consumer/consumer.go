@@ -26,7 +26,6 @@ type Consumer struct {
 	running        atomic.Bool
 	transport      Transport // created by New, or given as an option
 	currentSession atomic.Pointer[session]
-	topicBoard     *topicBoard    // nil without DynamicTopics
 	waiting        setaside.Store // messages that are set aside; nil if an inbox given by WithInbox has none
 
 	unknown, orphaned, poison *registration
@@ -43,9 +42,6 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	}
 	if db == nil && (c.s.inbox.replacement == nil || c.s.transact == nil) {
 		problems = append(problems, errors.New("the database is nil: give one, or use both WithInbox and Transactions"))
-	}
-	if db == nil && c.s.dynamic {
-		problems = append(problems, errors.New("DynamicTopics needs a database"))
 	}
 
 	if c.s.inbox.replacement == nil && db != nil {
@@ -66,9 +62,6 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	}
 
 	c.waiting = openWaiting(db, c.s.inbox.replacement)
-	if c.s.dynamic {
-		c.topicBoard = newTopicBoard(db, group)
-	}
 	c.gate.notify = func(on bool) { c.s.observer.Suspended("paused", on) }
 
 	own := handling{mode: AtLeastOnce, timeout: DefaultTimeout, batchSize: 1}

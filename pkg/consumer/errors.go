@@ -149,21 +149,6 @@ func (e *RetriesExhaustedError) Is(target error) bool { return target == ErrOper
 // Unwrap returns the last failure.
 func (e *RetriesExhaustedError) Unwrap() error { return e.Err }
 
-// BreakerOpenError reports that a circuit breaker lets no messages through before Until.
-type BreakerOpenError struct {
-	Name     string
-	Until    time.Time
-	Wait     time.Duration // the time until Until when the error was created
-	Consumer bool          // the whole consumer must pause
-}
-
-func (e *BreakerOpenError) Error() string {
-	return fmt.Sprintf("circuit breaker %q is open until %s", e.Name, e.Until.UTC().Format(time.RFC3339Nano))
-}
-
-// Is reports ErrOperational.
-func (e *BreakerOpenError) Is(target error) bool { return target == ErrOperational }
-
 // ErrUnfit reports that a message can never be stored in this form: it is too large for a topic, or the topic rejects it. The
 // consumer then tries a dead letter, and after that a bare dead letter (Verdict.Bare). If that fails too, the message passes
 // with a *LostError. A Disposer and a LetterStore return errors that wrap ErrUnfit. The consumer repeats the call after every
@@ -209,7 +194,6 @@ const (
 	ClassExpired   = "expired"
 	ClassDatabase  = "database" // the database was unavailable, or rejected requests for a while
 	ClassDuplicate = "duplicate"
-	ClassBreaker   = "breaker"
 	ClassNotDue    = "not_due"
 	ClassRejected  = "rejected"  // by Reject
 	ClassDiscarded = "discarded" // by Discard or ThenDiscard
@@ -235,7 +219,6 @@ var classes = []struct {
 	{ClassNoHandler, Is(ErrNoHandler)},
 	{ClassExpired, As[*ExpiredError]()},
 	{ClassNotDue, As[*NotDueError]()},
-	{ClassBreaker, As[*BreakerOpenError]()},
 	{ClassPanic, As[*PanicError]()},
 	{ClassTimeout, As[*TimeoutError]()},
 	{ClassTimeout, As[*LifetimeError]()},

@@ -30,7 +30,6 @@ func TestEveryErrorHasItsCategoryAndClass(t *testing.T) {
 		{&consumer.RetriesExhaustedError{Attempts: 3, Err: io.EOF}, consumer.ErrOperational, consumer.ClassHandler},
 		{&consumer.ExpiredError{}, consumer.ErrOperational, consumer.ClassExpired},
 		{&consumer.NotDueError{}, consumer.ErrOperational, consumer.ClassNotDue},
-		{&consumer.BreakerOpenError{}, consumer.ErrOperational, consumer.ClassBreaker},
 		{&consumer.HandlerError{Err: io.EOF}, consumer.ErrHandler, consumer.ClassHandler},
 		{&consumer.PanicError{Value: io.EOF}, consumer.ErrHandler, consumer.ClassPanic},
 	} {

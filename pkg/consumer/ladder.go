@@ -164,7 +164,7 @@ func (c *Consumer) mayComeFrom(origin, topic string) bool {
 	if at, n := parseRetryTopic(topic, c.group); n > 0 {
 		return at == origin
 	}
-	return c.isNamedRetryTopic(topic) && (c.topicBoard != nil || slices.Contains(c.s.topics, origin))
+	return c.isNamedRetryTopic(topic) && (c.s.topicList != nil || slices.Contains(c.s.topics, origin))
 }
 
 // Precheck reports whether m may be handled now. It returns a *NotDueError for a message of a retry

@@ -19,6 +19,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/bodycrypt"
 	"github.com/outrelay/outrelay/pkg/consumer/bodystore"
+	"github.com/outrelay/outrelay/pkg/consumer/breaker"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -336,13 +337,15 @@ func TestAnOpenBreakerHoldsMessagesBackAndLosesNone(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	opened := make(chan struct{}, 100)
-	b := newBreaker(t, consumer.BreakerConfig{MinThroughput: 2, Open: 200 * time.Millisecond, OnChange: func(_, to consumer.BreakerState) {
-		if to == consumer.BreakerOpen {
-			opened <- struct{}{}
-		}
-	}})
+	b := breaker.New("flaky", breaker.WithMinimum(2), breaker.WithOpenFor(200*time.Millisecond))
 	var mended sync.Map
-	c := k.consumer(consumer.OnFailure(consumer.NewPolicy(consumer.On(consumer.Is(errFlaky)).Retry(1000, 10*time.Millisecond))))
+	c := k.consumer(
+		consumer.WithRetry(consumer.Retry{Quick: []time.Duration{10 * time.Millisecond}, Min: 10 * time.Millisecond, Max: 100 * time.Millisecond}),
+		consumer.WithErrorHook(func(_ context.Context, err error) {
+			if errors.Is(err, breaker.ErrOpen) {
+				opened <- struct{}{}
+			}
+		}))
 	effect := k.effects("effects")
 	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if _, ok := mended.Load("x"); !ok {
@@ -352,8 +355,7 @@ func TestAnOpenBreakerHoldsMessagesBackAndLosesNone(t *testing.T) {
 	}, consumer.WithMiddleware(b.Middleware()))
 	k.publish(numbered(3, 9)...)
 	k.start(c)
-	k.await("the breaker opens", opened)
-	k.await("a probe fails", opened)
+	k.await("the breaker suspends the handler", opened)
 	mended.Store("x", true)
 	k.untilCount("effects", 9)
 	k.once("effects", 9)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/transaction"
+	"github.com/outrelay/outrelay/pkg/consumer/topics"
 )
 
 // Defaults of the options of New.
@@ -85,7 +86,7 @@ type settings struct {
 	maxAhead      int
 	deadUnknown   bool
 	haltOnGap     bool
-	dynamic       bool
+	topicList     *topics.List
 	defaults      defaults
 }
 
@@ -255,7 +256,7 @@ func (s *settings) validate() error {
 		}
 	}
 
-	add(len(s.topics) == 0 && !s.dynamic, "no topics: name them with Topics")
+	add(len(s.topics) == 0 && s.topicList == nil, "no topics: name them with WithTopics")
 	for _, t := range s.topics {
 		add(t == "", "a topic's name is empty")
 	}

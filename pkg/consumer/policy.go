@@ -124,8 +124,8 @@ func (s *step) retryTopic(group, topic string) string {
 // arguments, except for the jitter of delays and the remaining time of a message that is not due.
 //
 // Some errors of the consumer have the same meaning in every policy. After
-// inbox.ErrDuplicate the message is skipped. A message waits, without spending an attempt, if it is
-// not due, or if a circuit breaker is open.
+// inbox.ErrDuplicate the message is skipped. A message that is not due waits without spending an
+// attempt.
 func (p *Policy) Decide(err error, m *Message, a Attempts) Verdict {
 	v, ok := decideConsumerError(err)
 	if !ok {
@@ -144,13 +144,6 @@ func decideConsumerError(err error) (Verdict, bool) {
 
 	if e, ok := errors.AsType[*NotDueError](err); ok {
 		return Verdict{Action: RetryAfter, Delay: e.Wait(now()), Uncounted: true, Reason: ClassNotDue}, true
-	}
-	if e, ok := errors.AsType[*BreakerOpenError](err); ok {
-		v := Verdict{Action: RetryAfter, Delay: e.Wait, Uncounted: true, Reason: ClassBreaker}
-		if e.Consumer {
-			v.Action = PauseConsumer
-		}
-		return v, true
 	}
 	return Verdict{}, false
 }

@@ -308,15 +308,6 @@ func TestTheConsumersOwnErrorsWait(t *testing.T) {
 	if v.Action != consumer.RetryAfter || !v.Uncounted || v.Delay < 59*time.Minute {
 		t.Errorf("not due: %+v", v)
 	}
-
-	v = p.Decide(&consumer.BreakerOpenError{Wait: time.Minute}, m, a)
-	if v.Action != consumer.RetryAfter || !v.Uncounted || v.Delay != time.Minute {
-		t.Errorf("breaker: %+v", v)
-	}
-	v = p.Decide(&consumer.BreakerOpenError{Wait: time.Minute, Consumer: true}, m, a)
-	if v.Action != consumer.PauseConsumer || v.Delay != time.Minute {
-		t.Errorf("breaker of the consumer: %+v", v)
-	}
 }
 
 func TestADatabaseThatIsAwayIsTransient(t *testing.T) {

@@ -75,6 +75,11 @@ func (e *requestError) Unwrap() error { return e.err }
 // Is reports ErrHandler.
 func (e *requestError) Is(target error) bool { return target == ErrHandler }
 
+// GivesUp reports whether the handler gave the message up, for the circuit breaker.
+func (e *requestError) GivesUp() bool {
+	return e.request == requestReject || e.request == requestDiscard
+}
+
 // chooseVerdict returns the verdict that the handler asked for. r is the Retry for the error.
 func (e *requestError) chooseVerdict(r *Retry, a Attempts) Verdict {
 	switch e.request {

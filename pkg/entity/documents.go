@@ -14,7 +14,7 @@ import (
 )
 
 // Documents stores the documents of entities by _id. OnMongo returns the implementation for
-// MongoDB, and pkg/memory has one for unit tests. All methods except Transaction and RollbackOnly
+// MongoDB, and internal/memory has one for unit tests. All methods except Transaction and RollbackOnly
 // run in the transaction of ctx. Without one they fail as the methods of guard.Collection do.
 type Documents interface {
 	// Name returns the name for error messages.

@@ -7,8 +7,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/entitytest"
+	"github.com/outrelay/outrelay/internal/memory"
 	"github.com/outrelay/outrelay/pkg/entity"
-	"github.com/outrelay/outrelay/pkg/memory"
 )
 
 func TestMongoKeepsTheContract(t *testing.T) {

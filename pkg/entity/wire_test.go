@@ -11,12 +11,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/memory"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/entity"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/memory"
 )
 
 // records returns the events of the outbox as records that the relay would write with this preset.
@@ -100,7 +100,7 @@ func TestProjectorBehindAConsumer(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
 	w.history()
-	broker := memory.NewBroker()
+	broker := memory.NewBroker(0)
 	c, err := consumer.New("readers", w.db, consumer.WithTopics("orders"), consumer.WithTransport(broker), consumer.Commits(consumer.CommitEach()))
 	if err != nil {
 		t.Fatal(err)

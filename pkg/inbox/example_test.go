@@ -11,16 +11,15 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/memory"
 	"github.com/outrelay/outrelay/pkg/inbox"
-	"github.com/outrelay/outrelay/pkg/memory"
 )
 
 // A webhook whose sender repeats it until it gets an answer. The payment is captured at a provider, so
 // a claim prevents that two processes do it at the same time. While one of them works, the other one
 // asks the sender to come back later. In production, the inboxes come from inbox.New.
 func ExampleInbox_Once_webhook() {
-	clock := memory.NewManualClock(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC))
-	db := memory.NewDB(memory.WithClock(clock))
+	db := memory.NewDB()
 	captured := memory.NewTable[string, string](db, "captured")
 
 	// receive returns the HTTP handler of one process.
@@ -42,7 +41,7 @@ func ExampleInbox_Once_webhook() {
 			case err == nil || errors.Is(err, inbox.ErrDuplicate):
 				w.WriteHeader(http.StatusNoContent)
 			case errors.As(err, &progress):
-				wait := max(1, math.Ceil(progress.Until.Sub(clock.Now()).Seconds()))
+				wait := max(1, math.Ceil(time.Until(progress.Until).Seconds()))
 				w.Header().Set("Retry-After", strconv.Itoa(int(wait)))
 				w.WriteHeader(http.StatusTooManyRequests)
 			default:

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -23,14 +22,22 @@ import (
 // need not be closed.
 type Box struct {
 	settings
-	coll     *mongo.Collection
+	store    boxparts.Store
+	coll     *mongo.Collection // nil in memory
 	warnOnce sync.Once
 }
 
 func init() {
 	boxparts.Of = func(box any) boxparts.Parts {
 		b := box.(*Box)
-		return boxparts.Parts{Collection: b.coll, Log: b.log}
+		return boxparts.Parts{Store: b.store, Collection: b.coll, Log: b.log}
+	}
+	boxparts.New = func(opts any, open func(collection string) boxparts.Store) (any, error) {
+		s, err := newSettings(opts.([]Option))
+		if err != nil {
+			return nil, err
+		}
+		return &Box{settings: s, store: open(s.events.Collection)}, nil
 	}
 }
 
@@ -45,22 +52,17 @@ func New(db *mongo.Database, opts ...Option) (*Box, error) {
 		return nil, errors.New("outbox: the database is nil")
 	}
 
-	var s settings
-	for _, o := range opts {
-		o.applyTo(&s)
-	}
-	if err := s.events.Complete(); err != nil {
-		return nil, fmt.Errorf("outbox: %w", err)
-	}
-	if s.log == nil {
-		s.log = slog.Default()
+	s, err := newSettings(opts)
+	if err != nil {
+		return nil, err
 	}
 
 	majority := options.Collection().
 		SetWriteConcern(writeconcern.Majority()).
 		SetReadConcern(readconcern.Majority()).
 		SetReadPreference(readpref.Primary())
-	return &Box{settings: s, coll: db.Collection(s.events.Collection, majority)}, nil
+	coll := db.Collection(s.events.Collection, majority)
+	return &Box{settings: s, store: mongoStore{coll}, coll: coll}, nil
 }
 
 // Append stores the events in the transaction of ctx, in the given order. It stores all of them or
@@ -78,7 +80,7 @@ func New(db *mongo.Database, opts ...Option) (*Box, error) {
 func (b *Box) Append(ctx context.Context, events ...event.Event) error {
 	_, err := b.appendEvents(ctx, events)
 	if err != nil {
-		return fmt.Errorf("appending to %s: %w", b.coll.Name(), err)
+		return fmt.Errorf("appending to %s: %w", b.events.Collection, err)
 	}
 	return nil
 }
@@ -98,11 +100,7 @@ func (b *Box) appendEvents(ctx context.Context, events []event.Event) ([]appendi
 		return nil, err
 	}
 
-	docs := make([]any, len(envelopes))
-	for i, e := range envelopes {
-		docs[i] = e.Doc
-	}
-	if _, err := b.coll.InsertMany(ctx, docs); err != nil {
+	if err := b.store.Insert(ctx, envelopes); err != nil {
 		// The server has aborted the transaction, even if the callback ignores the error.
 		transaction.SetRollbackOnly(ctx, err)
 		return nil, err
@@ -117,7 +115,7 @@ func (b *Box) requireTransaction(ctx context.Context) error {
 	if b.plain && errors.Is(err, ErrNoTransaction) {
 		return nil
 	}
-	if err == nil && !transaction.IsPinned(ctx) {
+	if err == nil && b.coll != nil && !transaction.IsPinned(ctx) {
 		b.warnWeakConcern(ctx, mongo.SessionFromContext(ctx))
 	}
 	return err

@@ -13,7 +13,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/memory"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -82,8 +81,7 @@ func ExampleBox_Append() {
 	// appending to outbox: no running transaction in this context: use the context that the transaction's callback gets
 }
 
-// A middleware that adds a header to each event of the service. The example uses an outbox in memory, which has the
-// same middleware as a Box.
+// A middleware that adds a header to each event of the service.
 func ExampleMiddleware() {
 	tenant := func(next outbox.AppendFunc) outbox.AppendFunc {
 		return func(ctx context.Context, ev event.Event) error {
@@ -91,20 +89,16 @@ func ExampleMiddleware() {
 		}
 	}
 
-	ctx, db := context.Background(), memory.NewDB()
-	box, err := memory.NewOutbox(db, memory.WithMiddleware(tenant)) // in a service: outbox.New(db, outbox.WithMiddleware(tenant))
-	if err != nil {
-		log.Fatal(err)
-	}
-
-	err = db.Transaction(ctx, func(ctx context.Context) error {
+	ctx := context.Background()
+	box := newBox(outbox.WithMiddleware(tenant)) // in a service: outbox.New(db, outbox.WithMiddleware(tenant))
+	err := box.Transaction(ctx, func(ctx context.Context) error {
 		return box.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Payload{}))
 	})
 	if err != nil {
 		log.Fatal(err)
 	}
 
-	fmt.Println(box.Envelopes()[0].Lookup("source"))
+	fmt.Println(stored(box)[0].Lookup("source"))
 	// Output: "/tenants/7"
 }
 
@@ -133,17 +127,13 @@ func ExampleMiddleware_validation() {
 		}
 	}
 
-	ctx, db := context.Background(), memory.NewDB()
-	box, err := memory.NewOutbox(db, memory.WithMiddleware(validate)) // in a service: outbox.New(db, outbox.WithMiddleware(validate))
-	if err != nil {
-		log.Fatal(err)
-	}
-
+	ctx := context.Background()
+	box := newBox(outbox.WithMiddleware(validate)) // in a service: outbox.New(db, outbox.WithMiddleware(validate))
 	for _, order := range []map[string]string{{"customer": "ann"}, {}} {
-		err := db.Transaction(ctx, func(ctx context.Context) error {
+		err := box.Transaction(ctx, func(ctx context.Context) error {
 			return box.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.JSON(order), event.WithID("e-1")))
 		})
-		fmt.Println(len(box.Envelopes()), err)
+		fmt.Println(len(stored(box)), err)
 	}
 	// Output:
 	// 1 <nil>
@@ -152,14 +142,10 @@ func ExampleMiddleware_validation() {
 
 // The reminders that are due in the next week, the earliest first.
 func ExampleBox_Scheduled() {
-	ctx, db := context.Background(), memory.NewDB()
-	box, err := memory.NewOutbox(db) // in a service: outbox.New(db)
-	if err != nil {
-		log.Fatal(err)
-	}
-
+	ctx := context.Background()
+	box := newBox() // in a service: outbox.New(db)
 	monday := time.Date(2030, 1, 7, 9, 0, 0, 0, time.UTC)
-	err = db.Transaction(ctx, func(ctx context.Context) error {
+	err := box.Transaction(ctx, func(ctx context.Context) error {
 		for _, days := range []int{3, 1, 30} {
 			order := event.New(event.Aggregate{Type: "order", ID: fmt.Sprintf("o-%d", days)}, "PaymentDue", event.Payload{})
 			if _, err := box.Schedule(ctx, monday.AddDate(0, 0, days), order); err != nil {

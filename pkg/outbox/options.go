@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 
 	"github.com/outrelay/outrelay/internal/appending"
@@ -15,6 +16,21 @@ type settings struct {
 	events appending.Settings
 	plain  bool // events may be appended without a transaction
 	log    *slog.Logger
+}
+
+// newSettings returns the settings with their defaults. The error joins all problems.
+func newSettings(opts []Option) (settings, error) {
+	var s settings
+	for _, o := range opts {
+		o.applyTo(&s)
+	}
+	if err := s.events.Complete(); err != nil {
+		return settings{}, fmt.Errorf("outbox: %w", err)
+	}
+	if s.log == nil {
+		s.log = slog.Default()
+	}
+	return s, nil
 }
 
 type option func(s *settings)

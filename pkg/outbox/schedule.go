@@ -49,7 +49,7 @@ type ScheduledEvent struct {
 func (b *Box) Schedule(ctx context.Context, at time.Time, ev event.Event) (event.ID, error) {
 	envelopes, err := b.appendEvents(ctx, []event.Event{ev.With(event.WithDueAt(at))})
 	if err != nil {
-		return event.ID{}, fmt.Errorf("appending to %s: %w", b.coll.Name(), err)
+		return event.ID{}, fmt.Errorf("appending to %s: %w", b.events.Collection, err)
 	}
 	if len(envelopes) == 0 {
 		return event.ID{}, nil
@@ -61,7 +61,7 @@ func (b *Box) Schedule(ctx context.Context, at time.Time, ev event.Event) (event
 // If ctx has a transaction, Cancel joins it. Otherwise it returns after a majority has stored the
 // change.
 func (b *Box) Cancel(ctx context.Context, id event.ID) error {
-	err := b.changeScheduled(ctx, func() (bool, error) { return agenda.Cancel(ctx, b.coll, id) })
+	err := b.changeScheduled(ctx, func() (bool, error) { return b.store.Cancel(ctx, id) })
 	if err != nil {
 		return fmt.Errorf("canceling event %s: %w", id, err)
 	}
@@ -72,7 +72,7 @@ func (b *Box) Cancel(ctx context.Context, id event.ID) error {
 // returns the same errors as Cancel and treats transactions in the same way. The expiry of the
 // event does not change: an event that has expired at its new due time is not delivered.
 func (b *Box) Reschedule(ctx context.Context, id event.ID, at time.Time) error {
-	err := b.changeScheduled(ctx, func() (bool, error) { return agenda.Move(ctx, b.coll, id, at) })
+	err := b.changeScheduled(ctx, func() (bool, error) { return b.store.Move(ctx, id, at) })
 	if err != nil {
 		return fmt.Errorf("rescheduling event %s: %w", id, err)
 	}
@@ -104,10 +104,10 @@ func (b *Box) Scheduled(ctx context.Context, q ScheduledQuery) iter.Seq2[Schedul
 		for first := true; first || page.Next != ""; first = false {
 			err := transaction.CheckOptional(ctx)
 			if err == nil {
-				page, err = agenda.ReadPage(ctx, b.coll, q.toAgenda(), scheduledPageSize, page.Next)
+				page, err = b.store.ReadPage(ctx, q.toAgenda(), scheduledPageSize, page.Next)
 			}
 			if err != nil {
-				yield(ScheduledEvent{}, fmt.Errorf("reading scheduled events of %s: %w", b.coll.Name(), err))
+				yield(ScheduledEvent{}, fmt.Errorf("reading scheduled events of %s: %w", b.events.Collection, err))
 				return
 			}
 
@@ -129,7 +129,7 @@ func (b *Box) Scheduled(ctx context.Context, q ScheduledQuery) iter.Seq2[Schedul
 func (b *Box) CancelScheduled(ctx context.Context, q ScheduledQuery) (int64, error) {
 	n, err := b.cancelMatching(ctx, q)
 	if err != nil {
-		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.coll.Name(), err)
+		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.events.Collection, err)
 	}
 	return n, nil
 }
@@ -142,7 +142,7 @@ func (b *Box) cancelMatching(ctx context.Context, q ScheduledQuery) (int64, erro
 		return 0, err
 	}
 
-	n, err := agenda.CancelMatching(ctx, b.coll, q.toAgenda())
+	n, err := b.store.CancelMatching(ctx, q.toAgenda())
 	transaction.RecordFailure(ctx, err)
 	return n, err
 }

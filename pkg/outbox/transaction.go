@@ -40,12 +40,7 @@ func (b *Box) Transaction(ctx context.Context, fn func(ctx context.Context) erro
 	for _, o := range opts {
 		o.applyTo(&s)
 	}
-
-	run := transaction.Run
-	if s.snapshot {
-		run = transaction.RunSnapshot
-	}
-	return run(ctx, b.coll.Database().Client(), fn)
+	return b.store.Transaction(ctx, s.snapshot, fn)
 }
 
 // CheckTransaction returns nil if a write with ctx is part of a transaction that may still commit.

@@ -40,7 +40,7 @@ var rooms = []room{
 	{dir: "resume", layer: 1, only: none, why: "a public leaf: tokens and positions for any user of change streams"},
 	{dir: "internal/agenda", layer: 1, only: []string{"pkg/event"}, why: "scheduled events as services and operators see them"},
 	{dir: "internal/transaction", layer: 1, only: []string{"internal/unit"}, why: "transactions of services, which the packages of pkg join"},
-	{dir: "internal/boxparts", layer: 0, only: none, why: "what packages of the module need of an outbox.Box, and services do not"},
+	{dir: "internal/boxparts", layer: 1, only: []string{"internal/agenda", "internal/appending", "pkg/event"}, why: "what packages of the module need of an outbox.Box, and services do not"},
 	{dir: "pkg/outbox", layer: 1, only: []string{"pkg/event", "internal/record", "internal/appending", "internal/transaction", "internal/boxparts", "internal/agenda"}, why: "runs inside services of users: no metrics, no Kafka"},
 	{dir: "internal/boxtest", layer: 2, only: []string{"pkg/outbox", "pkg/event", "internal/envelope", "internal/keyhash"}, testsOnly: true, why: "the contract of an outbox, for both stores"},
 	{dir: "pkg/outbox/cron", layer: 2, only: []string{"pkg/event", "pkg/outbox", "internal/transaction", "internal/boxparts"}, why: "recurring events: a service without them does not link the parser of expressions"},
@@ -79,7 +79,9 @@ var rooms = []room{
 	{dir: "internal/purge", layer: 3, why: "what becomes of delivered envelopes: records of deliveries, their history, and the purge"},
 	{dir: "internal/admin", layer: 3, also: []string{"pkg/saga", "internal/gap", "internal/slots", "internal/waiting", "internal/purge"}, why: "use-cases behind the CLI, the API and the page; a dry run counts by the conditions of the sweep"},
 	{dir: "internal/admin/admintest", layer: 3, testsOnly: true, why: "data for tests of the operators' views"},
+	{dir: "pkg/consumer/topics", layer: 2, why: "topics of a group that may change while it runs"},
 	{dir: "pkg/consumer", layer: 3, why: "from Kafka to handlers"},
+	{dir: "pkg/consumer/breaker", layer: 3, also: []string{"pkg/consumer"}, why: "middleware that suspends handlers while a dependency fails"},
 	{dir: "pkg/consumer/bodycrypt", layer: 3, also: []string{"pkg/consumer"}, why: "middleware that encrypts payloads"},
 	{dir: "pkg/consumer/bodystore", layer: 3, also: []string{"pkg/consumer"}, why: "middleware that keeps large payloads outside of Kafka"},
 	{dir: "pkg/entity", layer: 3, also: []string{"pkg/consumer"}, why: "documents and their events in one transaction; the projector is a handler"},
@@ -100,8 +102,11 @@ var rooms = []room{
 	{dir: "internal/doctor", layer: 4, also: []string{"internal/connect"}, why: "checks with the same connections as the relay"},
 	{dir: "internal/demo", layer: 4, also: []string{"internal/devstack", "pkg/relay", "internal/operators"}, why: "outrelay dev"},
 	{dir: "internal/bench", layer: 4, also: []string{"internal/devstack", "pkg/relay"}, why: "outrelay bench"},
-	{dir: "pkg/memory", layer: 4, why: "an environment for services without servers, with the contracts of the packages that it replaces", only: []string{
-		"internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/setaside", "internal/record", "internal/envelope", "internal/keyhash", "internal/routing", "internal/appending",
+	{dir: "internal/memory", layer: 4, why: "the surroundings of a service without servers, with the contracts of the packages that it replaces", only: []string{
+		"internal/agenda", "internal/boxparts", "internal/transaction", "internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/setaside", "internal/record", "internal/envelope", "internal/keyhash", "internal/routing", "internal/appending",
+	}},
+	{dir: "pkg/outboxtest", layer: 5, testsOnly: true, why: "unit tests of services; links no server", only: []string{
+		"internal/memory", "internal/boxparts", "internal/envelope", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga",
 	}},
 	{dir: "pkg/relay", layer: 4, also: []string{"internal/process"}, why: "the watcher inside another program"},
 
@@ -112,7 +117,7 @@ var rooms = []room{
 	}},
 	{dir: "examples/orders/servers", layer: 4, only: []string{"internal/devstack"}, why: "real servers for the example that starts itself; not part of a service"},
 	{dir: "examples", layer: 5, why: "code that a user can write", only: []string{
-		"resume", "pkg/codec", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "pkg/memory", "pkg/relay", "examples/orders/servers",
+		"resume", "pkg/codec", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "pkg/relay", "examples/orders/servers",
 	}},
 
 	// Tests across packages.

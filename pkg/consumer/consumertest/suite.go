@@ -1,5 +1,5 @@
 // Package consumertest tests the contract of a consumer.Transport. The Kafka transport and the
-// transport of pkg/memory, which needs no server, pass the tests.
+// transport of internal/memory, which needs no server, pass the tests.
 //
 //	func TestContract(t *testing.T) {
 //		consumertest.Run(t, func(t *testing.T) consumertest.Fixture { … })

@@ -1,0 +1,422 @@
+package memory_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/memory"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// exit is a consumer of one topic. Its handler fails for values that begin with "bad" and collects
+// the others.
+type exit struct {
+	*world
+	*consumer.Consumer
+	topic    string
+	calls    chan string
+	reported chan error
+}
+
+func newExit(t *testing.T, opts ...consumer.Option) *exit {
+	t.Helper()
+	w := newWorld(t)
+	w.broker.CreateTopic("in", 1)
+	e := &exit{world: w, topic: "in", calls: make(chan string, 10_000), reported: make(chan error, 10_000)}
+	e.Consumer = e.member(w.inbox, opts...)
+	return e
+}
+
+func (e *exit) member(x consumer.Inbox, opts ...consumer.Option) *consumer.Consumer {
+	e.Helper()
+	c, err := consumer.New("g", nil, append([]consumer.Option{
+		consumer.WithTopics("in"), consumer.WithTransport(e.broker), consumer.WithInbox(x), consumer.Transactions(e.db.Transaction),
+		consumer.Letters(e.dead), consumer.Commits(consumer.CommitEach()), consumer.WithOutbox(e.box),
+		consumer.WithErrorHook(func(_ context.Context, err error) { e.reported <- err }),
+	}, opts...)...)
+	e.ok(err)
+	return c
+}
+
+// reports reports whether an error that matches was reported.
+func (e *exit) reports(is func(err error) bool) bool {
+	for {
+		select {
+		case err := <-e.reported:
+			if is(err) {
+				return true
+			}
+		default:
+			return false
+		}
+	}
+}
+
+func (e *exit) runs(opts ...consumer.HandlerOption) {
+	e.Helper()
+	e.ok(e.Handle("h", consumer.Func(func(_ context.Context, m *consumer.Message) error {
+		if strings.HasPrefix(string(m.Value), "bad") {
+			return errors.New("not this one")
+		}
+		e.calls <- string(m.Value)
+		return nil
+	}, "A"), opts...))
+	e.start("consumer", e.Run)
+}
+
+// put writes a record of type A with additional headers, given as names and values.
+func (e *exit) put(topic, key, value string, headers ...string) {
+	e.Helper()
+	m := &consumer.Message{Key: []byte(key), Value: []byte(value), Headers: []event.Header{{Key: "type", Value: []byte("A")}}}
+	for i := 0; i < len(headers); i += 2 {
+		m.Headers = append(m.Headers, event.Header{Key: headers[i], Value: []byte(headers[i+1])})
+	}
+	e.ok(e.broker.Publish(e.context(), topic, []*consumer.Message{m}))
+}
+
+// passes waits until all offsets of the topic are committed. It returns the handled values and the
+// dead letters.
+func (e *exit) passes() (handled []string, letters []consumer.Letter) {
+	e.Helper()
+	ctx, cancel := context.WithTimeout(e.Context(), 20*time.Second)
+	defer cancel()
+	e.ok(e.broker.AwaitCommitted(ctx, "g", e.topic))
+	letters, err := e.dead.All(e.context())
+	e.ok(err)
+	slices.SortFunc(letters, func(a, b consumer.Letter) int { return cmp.Compare(a.Offset, b.Offset) })
+	for {
+		select {
+		case v := <-e.calls:
+			handled = append(handled, v)
+		default:
+			return handled, letters
+		}
+	}
+}
+
+var toLetters = consumer.OnFailure(consumer.NewPolicy(consumer.On().DeadLetter()))
+
+func TestALongIdentityDoesNotBlockItsPartition(t *testing.T) {
+	t.Parallel()
+	e := newExit(t, toLetters)
+	long := strings.Repeat("x", 1100)
+	e.put("in", "k", "long id", "id", long)
+	e.put("in", "k", "long namespace", "id", "1", "outrelay-ns", long[:600])
+	e.put("in", "k", "long key", "id", "2", consumer.HeaderDedupKey, long)
+	e.put("in", "k", "long key again", "id", "3", consumer.HeaderDedupKey, long)
+	e.put("in", "k", "long source", "ce_id", "4", "ce_source", long, "ce_specversion", "1.0")
+	e.put("in", "k", "good", "id", "5")
+	e.runs()
+	handled, letters := e.passes()
+	if got := strings.Join(handled, ", "); got != "long key, long source, good" {
+		t.Errorf("handled: %s", got)
+	}
+
+	if len(letters) != 2 {
+		t.Fatalf("%d letters", len(letters))
+	}
+
+	for _, l := range letters {
+		if l.Class != consumer.ClassPoison || !strings.Contains(l.Reason, "at most 1024") || len(l.ID.ID) > 100 || len(l.Reason) > 500 {
+			t.Errorf("letter %s: class %s, %s", l.ID, l.Class, l.Reason)
+		}
+	}
+}
+
+// The outbox rejects fault events and scheduled messages that are too long or too large.
+func TestAFaultEventThatIsNotLegalDoesNotBlockItsPartition(t *testing.T) {
+	t.Parallel()
+	e := newExit(t, toLetters, consumer.PublishFaults(consumer.Faults{Body: true}))
+	typ := strings.Repeat("T", 4101)
+	e.ok(e.Handle(typ, consumer.Func(func(context.Context, *consumer.Message) error { return errors.New("no") }, typ)))
+	m := &consumer.Message{Key: []byte("k"), Value: []byte("x"), Headers: []event.Header{{Key: "type", Value: []byte(typ)}, {Key: "id", Value: []byte("1")}}}
+	e.ok(e.broker.Publish(e.context(), "in", []*consumer.Message{m}))
+	e.put("in", strings.Repeat("k", 5000), "bad key", "id", "2")
+	e.put("in", "k", "bad"+strings.Repeat("x", 700_000), "id", "3")
+	e.put("in", "k", "bad", "id", strings.Repeat("i", 1010))
+	e.put("in", "k", "good", "id", "5")
+	e.runs()
+	handled, letters := e.passes()
+	if len(handled) != 1 || len(letters) != 4 {
+		t.Errorf("handled %q, %d letters", handled, len(letters))
+	}
+
+	told, err := e.broker.Await(e.context(), "outbox.event."+consumer.FaultType, 4)
+	e.ok(err)
+	if len(told) != 4 {
+		t.Errorf("%d fault events", len(told))
+	}
+
+	if !e.reports(func(err error) bool { return strings.Contains(err.Error(), "goes without the body") }) {
+		t.Error("the missing body was not reported")
+	}
+}
+
+func TestARedactorThatFailsDoesNotBlockItsPartition(t *testing.T) {
+	t.Parallel()
+	e := newExit(t, toLetters, consumer.RedactLetters(func(_ context.Context, l *consumer.Letter) error {
+		switch string(l.Value) {
+		case "bad panic":
+			panic("in a redactor")
+		case "bad error":
+			return errors.New("the redactor fails")
+		}
+
+		return nil
+	}))
+
+	e.put("in", "secret key", "bad panic", "id", "1", "secret", "header")
+	e.put("in", "secret key", "bad error", "id", "2", "secret", "header")
+	e.put("in", "k", "bad", "id", "3")
+	e.put("in", "k", "good", "id", "4")
+	e.runs()
+	handled, letters := e.passes()
+	if len(handled) != 1 || len(letters) != 3 {
+		t.Fatalf("handled %q, %d letters", handled, len(letters))
+	}
+
+	for _, l := range letters[:2] { // nothing that a redactor did not see
+		if l.Key != nil || l.Value != nil || l.Headers != nil || l.History != nil || !strings.Contains(l.Reason, "the record is at in/0/") || l.Class != consumer.ClassHandler {
+			t.Errorf("%+v", l)
+		}
+	}
+
+	if string(letters[2].Value) != "bad" {
+		t.Errorf("%+v", letters[2])
+	}
+}
+
+// decides always returns the same verdict.
+type decides consumer.Verdict
+
+func (d decides) Decide(error, *consumer.Message, consumer.Attempts) consumer.Verdict {
+	return consumer.Verdict(d)
+}
+
+func TestAVerdictThatNobodyKnowsIsADeadLetter(t *testing.T) {
+	t.Parallel()
+	e := newExit(t)
+	e.put("in", "k", "bad", "id", "1")
+	e.put("in", "k", "good", "id", "2")
+	e.runs(consumer.OnFailure(decides{Action: 99}))
+	if handled, letters := e.passes(); len(handled) != 1 || len(letters) != 1 {
+		t.Errorf("handled %q, %d letters", handled, len(letters))
+	}
+}
+
+func TestARetryTopicThatCannotBeIsADeadLetter(t *testing.T) {
+	t.Parallel()
+	e := newExit(t)
+	e.broker.Inject(func(topic string, _ *consumer.Message) memory.Fault {
+		if strings.HasPrefix(topic, "in.g.retry") {
+			return memory.Fault{Err: fmt.Errorf("%w: larger than the topic allows", consumer.ErrUnfit)}
+		}
+		return memory.Fault{}
+	})
+
+	e.put("in", "k", "bad", "id", "1")
+	e.put("in", "k", "good", "id", "2")
+	e.runs(consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(time.Second))))
+	if handled, letters := e.passes(); len(handled) != 1 || len(letters) != 1 {
+		t.Errorf("handled %q, %d letters", handled, len(letters))
+	}
+}
+
+// panics is a disposer of a user that panics.
+type panics struct{}
+
+func (panics) Dispose(context.Context, *consumer.Message, string, consumer.Verdict, error) error {
+	panic("in a disposer")
+}
+
+func TestADisposerThatPanicsDoesNotBlockItsPartition(t *testing.T) {
+	t.Parallel()
+	e := newExit(t, consumer.WithDisposer(panics{}), toLetters)
+	e.put("in", "k", "bad", "id", "1")
+	e.put("in", "k", "good", "id", "2")
+	e.runs()
+	if handled, _ := e.passes(); len(handled) != 1 || !e.reports(func(err error) bool {
+		_, ok := errors.AsType[*consumer.LostError](err)
+		return ok
+	}) {
+		t.Errorf("handled %q, or nothing reported as lost", handled)
+	}
+}
+
+// A writer of the topic can neither block a lane, nor remove the retries of a message, nor redirect
+// them.
+func TestControlHeadersOfStrangersAreIgnored(t *testing.T) {
+	t.Parallel()
+	never := "9999999999999"
+	for name, headers := range map[string][]string{
+		"due, by its old name":        {"retry-due", never},
+		"due":                         {consumer.HeaderRetryDue, never},
+		"due of the handler":          {consumer.HeaderRetryDue, never, consumer.HeaderOnly, "g/h"},
+		"deadline of another meaning": {"deliver-by", "2020-01-01T00:00:00Z"},
+		"expiry of no CloudEvent":     {"ce_expirytime", "2020-01-01T00:00:00Z"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newExit(t)
+			e.put("in", "k", "held", append([]string{"id", "1"}, headers...)...)
+			e.put("in", "k", "good", "id", "2")
+			e.runs()
+			if handled, letters := e.passes(); len(handled) != 2 || len(letters) != 0 {
+				t.Errorf("handled %q, letters %+v", handled, letters)
+			}
+		})
+	}
+
+	for name, headers := range map[string][]string{
+		"origin, by its old name": {"retry-origin", "secret/0/0"},
+		"origin":                  {consumer.HeaderRetryOrigin, "secret/0/0"},
+		"origin of the handler":   {consumer.HeaderRetryOrigin, "secret/0/0", consumer.HeaderOnly, "g/h"},
+		"attempt":                 {consumer.HeaderAttempt, "9223372036854775807"},
+		"kept headers":            {"retry-keep-outrelay-retry-origin", "secret/0/0", "retry-keep-id", "another"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newExit(t)
+			e.put("in", "k", "bad", append([]string{"id", "1"}, headers...)...)
+			e.put("in", "k", "good", "id", "2")
+			e.runs(consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(10 * time.Millisecond).DeadLetter())))
+			e.passes()
+			e.topic = "in.g.retry.1"
+			e.passes()
+			letters, err := e.dead.All(e.context())
+			e.ok(err)
+			if len(letters) != 1 || letters[0].Topic != "in" || letters[0].Attempts != 2 || letters[0].ID.ID != "1" {
+				t.Errorf("letters %+v", letters)
+			}
+
+			if topics := strings.Join(e.broker.Topics(), " "); strings.Contains(topics, "secret") {
+				t.Errorf("topics %s", topics)
+			}
+		})
+	}
+}
+
+// A due time that is later than any policy allows is ignored.
+func TestARetryIsNotHeldForever(t *testing.T) {
+	t.Parallel()
+	e := newExit(t, consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(time.Second))))
+	e.broker.CreateTopic("in.g.retry.1", 1)
+	e.put("in.g.retry.1", "k", "held", "id", "1", consumer.HeaderOnly, "g/h", consumer.HeaderRetryDue, "9999999999999", consumer.HeaderRetryOrigin, "in/0/0")
+	e.topic = "in.g.retry.1"
+	e.runs()
+	if handled, _ := e.passes(); len(handled) != 1 {
+		t.Errorf("handled %q", handled)
+	}
+
+	long := consumer.NewPolicy(consumer.On().RetryTopic(30 * 24 * time.Hour))
+	if err := long.Validate(); !errors.Is(err, consumer.ErrConfiguration) {
+		t.Errorf("a delay of a month: %v", err)
+	}
+}
+
+// If a handler was renamed, or exists only in newer members, its retries are kept although other
+// unknown messages are skipped.
+func TestRetriesOfAnotherHandlerAreKept(t *testing.T) {
+	t.Parallel()
+	e := newExit(t)
+	e.put("in", "k", "retry", "id", "1", consumer.HeaderOnly, "g/old")
+	e.put("in", "k", "foreign", "id", "2", consumer.HeaderOnly, "another/h")
+	m := &consumer.Message{Key: []byte("k"), Headers: []event.Header{{Key: "type", Value: []byte("unknown")}, {Key: "id", Value: []byte("3")}}}
+	e.ok(e.broker.Publish(e.context(), "in", []*consumer.Message{m}))
+	e.runs()
+	_, letters := e.passes()
+	if len(letters) != 1 || letters[0].ID.Handler != "old" || letters[0].Class != consumer.ClassNoHandler {
+		t.Errorf("letters %+v", letters)
+	}
+}
+
+// CloudEvents are unique by source and id.
+func TestEventsOfTwoSourcesWithEqualIDsHaveTheirEffects(t *testing.T) {
+	t.Parallel()
+	e := newExit(t)
+	for _, source := range []string{"/a", "/b", "/a"} {
+		e.put("in", "k", "binary", "ce_id", "1", "ce_source", source, "ce_specversion", "1.0")
+		e.put("in", "k", fmt.Sprintf(`{"specversion":"1.0","id":"2","source":%q,"type":"A","data":"structured"}`, source), "content-type", "application/cloudevents+json")
+	}
+
+	e.runs()
+	if handled, letters := e.passes(); len(handled) != 4 || len(letters) != 0 {
+		t.Errorf("handled %q, letters %+v", handled, letters)
+	}
+}
+
+// The mode AtLeastOnce runs the handler for every delivery and stores nothing.
+func TestAtLeastOnceStoresNothing(t *testing.T) {
+	t.Parallel()
+	e := newExit(t, consumer.WithMode(consumer.AtLeastOnce))
+	for range 2 {
+		e.put("in", "k", "x", "id", "1", "type", "A")
+	}
+
+	e.runs()
+	if handled, letters := e.passes(); len(handled) != 2 || len(letters) != 0 {
+		t.Errorf("handled %q, letters %+v", handled, letters)
+	}
+	if n, err := e.inbox.Counts(e.context()); n.Markers != 0 || err != nil {
+		t.Errorf("%d markers, %v", n.Markers, err)
+	}
+}
+
+// crashing is an inbox whose process dies once, after a message was moved and before its watermark
+// moves.
+type crashing struct {
+	consumer.Inbox
+	dies func()
+}
+
+func (x *crashing) Pass(context.Context, []inbox.Entry) error {
+	x.dies()
+	return errors.New("the process dies here")
+}
+
+// A record without an id that was moved, and is read again after a crash, has its effect once,
+// because the copy contains its place.
+func TestARecordWithoutAnIDHasItsEffectOnceWhereverItIsMoved(t *testing.T) {
+	t.Parallel()
+	e := newExit(t)
+	e.broker.CreateTopic("in.g.retry.1", 1)
+	died, effects := make(chan struct{}), make(chan string, 100)
+	policy := consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(10 * time.Millisecond)))
+	member := func(x consumer.Inbox, fails bool) *consumer.Consumer {
+		c := e.member(x, policy)
+		e.ok(c.Handle("h", consumer.Func(func(_ context.Context, m *consumer.Message) error {
+			if fails {
+				return errors.New("not yet")
+			}
+
+			effects <- m.Topic
+			return nil
+		}, "A")))
+
+		return c
+	}
+
+	e.put("in", "k", "x")
+	dies := sync.OnceFunc(func() { close(died) })
+	stop := e.start("dying", member(&crashing{e.inbox, dies}, true).Run)
+	<-died
+	stop()
+	next, err := memory.NewInbox(e.db)
+	e.ok(err)
+	e.start("next", member(next, false).Run)
+	e.passes()
+	e.topic = "in.g.retry.1"
+	e.passes()
+	if len(effects) != 1 {
+		t.Errorf("%d effects", len(effects))
+	}
+}

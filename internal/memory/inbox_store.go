@@ -1,0 +1,353 @@
+package memory
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	engine "github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/transaction"
+)
+
+// inboxStore is the store of an Inbox. Its rows contain inboxMarkers, engine.Leases and engine.Marks.
+type inboxStore struct {
+	db        *DB
+	retention time.Duration
+	markers   *storedTable
+	offsets   *storedTable // watermarks
+	claims    *storedTable // leases of claims
+}
+
+// inboxMarker is a marker with the end of its retention.
+type inboxMarker struct {
+	engine.Marker
+	expires time.Time
+}
+
+func markerKey(id engine.ID) string {
+	return fmt.Sprintf("%s\x00%s\x00%s\x00%d", id.Consumer, id.Namespace, id.Key.ID, id.Generation)
+}
+
+func markKey(l engine.LaneKey) string {
+	return fmt.Sprintf("%s\x00%s\x00%d\x00%d", l.Consumer, l.Topic, l.Number, l.Lane)
+}
+
+// Transaction runs fn in the transaction of ctx, or in a new one.
+func (s *inboxStore) Transaction(ctx context.Context, fn func(ctx context.Context) error) error {
+	return s.db.Transaction(ctx, fn)
+}
+
+// CurrentTransaction returns the unit of work of ctx, if it is running.
+func (s *inboxStore) CurrentTransaction(ctx context.Context) any {
+	if !s.db.InTransaction(ctx) {
+		return nil
+	}
+	return s.db.unitFromContext(ctx)
+}
+
+// Outside returns ctx without its transaction.
+func (s *inboxStore) Outside(ctx context.Context) context.Context {
+	return transaction.Outside(ctx)
+}
+
+// Now returns the current time.
+func (s *inboxStore) Now() time.Time { return time.Now() }
+
+// Wait blocks for d.
+func (s *inboxStore) Wait(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+
+	select {
+	case <-timer.C:
+		return ctx.Err()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// ReadMarks returns the stored watermarks of the lanes.
+func (s *inboxStore) ReadMarks(ctx context.Context, lanes []engine.LaneKey) (engine.Marks, error) {
+	found := engine.Marks{}
+	err := s.db.runOperation(ctx, func(t *tx) error {
+		clear(found)
+		for _, l := range lanes {
+			if m, ok := t.getRow(s.offsets, markKey(l)).(engine.Mark); ok {
+				found[l] = m
+			}
+		}
+		return nil
+	})
+	return found, err
+}
+
+// AdvanceMarks writes the moves.
+func (s *inboxStore) AdvanceMarks(ctx context.Context, moves []engine.Move) error {
+	return s.db.runOperation(ctx, func(t *tx) error {
+		for _, m := range moves {
+			stored, ok := t.getRow(s.offsets, markKey(m.LaneKey)).(engine.Mark)
+			switch {
+			case !ok || stored.Generation < m.Generation:
+				stored = m.Mark
+			case stored.Generation == m.Generation:
+				stored.Next = max(stored.Next, m.Next)
+				stored.Epoch = max(stored.Epoch, m.Epoch)
+			default:
+				continue
+			}
+
+			if err := t.putRow(s.offsets, markKey(m.LaneKey), stored); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// WriteGeneration writes the watermark of the partition if it is still seen.
+func (s *inboxStore) WriteGeneration(
+	ctx context.Context, p engine.Partition, seen *engine.Mark, next engine.Mark,
+) (ok bool, err error) {
+	key := markKey(engine.LaneKey{Partition: p, Lane: engine.PartitionLane})
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		stored, exists := t.getRow(s.offsets, key).(engine.Mark)
+		ok = exists == (seen != nil) && (seen == nil || stored.Generation == seen.Generation)
+		if !ok {
+			return nil
+		}
+		return t.putRow(s.offsets, key, next)
+	})
+	return ok, err
+}
+
+// LowerMark changes the offset of the watermark to next if it is still seen.
+func (s *inboxStore) LowerMark(ctx context.Context, l engine.LaneKey, seen engine.Mark, next int64) error {
+	return s.db.runOperation(ctx, func(t *tx) error {
+		if t.getRow(s.offsets, markKey(l)) != seen {
+			return nil
+		}
+
+		lower := seen
+		lower.Next = next
+		return t.putRow(s.offsets, markKey(l), lower)
+	})
+}
+
+// findMarker returns the marker. ok is false if there is none, or if its retention is over.
+func (s *inboxStore) findMarker(t *tx, id engine.ID) (m inboxMarker, ok bool) {
+	m, ok = t.getRow(s.markers, markerKey(id)).(inboxMarker)
+	if !ok || !s.Now().Before(m.expires) {
+		return inboxMarker{}, false
+	}
+	return m, true
+}
+
+// putMarker stores the marker with a new retention.
+func (s *inboxStore) putMarker(t *tx, id engine.ID, m engine.Marker) error {
+	return t.putRow(s.markers, markerKey(id), inboxMarker{m, s.Now().Add(s.retention)})
+}
+
+// ReadMarkers returns the stored markers with these ids.
+func (s *inboxStore) ReadMarkers(ctx context.Context, ids []engine.ID) (map[engine.ID]engine.Marker, error) {
+	found := map[engine.ID]engine.Marker{}
+	err := s.db.runOperation(ctx, func(t *tx) error {
+		clear(found)
+		for _, id := range ids {
+			if m, ok := s.findMarker(t, id); ok {
+				found[id] = m.Marker
+			}
+		}
+		return nil
+	})
+	return found, err
+}
+
+// InsertMarkers inserts markers of handled messages.
+func (s *inboxStore) InsertMarkers(ctx context.Context, list []engine.NewMarker) error {
+	return s.db.runOperation(ctx, func(t *tx) error {
+		for _, m := range list {
+			if err := s.putMarker(t, m.ID, engine.Marker{State: engine.StateHandled}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// ClaimMarker writes a claim into the marker and counts an attempt, if that is possible.
+func (s *inboxStore) ClaimMarker(
+	ctx context.Context, n engine.NewMarker, h engine.Holder,
+) (m engine.Marker, err error) {
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		stored, ok := s.findMarker(t, n.ID)
+		m = stored.Marker
+		if ok && (m.State == engine.StateHandled || m.Epoch >= h.Epoch) {
+			return nil
+		}
+
+		m = engine.Marker{State: engine.StateClaimed, Holder: h, Attempts: m.Attempts + 1}
+		return s.putMarker(t, n.ID, m)
+	})
+	return m, err
+}
+
+// MarkHandled marks a claimed message as handled, if h is still the holder.
+func (s *inboxStore) MarkHandled(
+	ctx context.Context, id engine.ID, h engine.Holder, takeOver bool,
+) (ok bool, err error) {
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		m, exists := t.getRow(s.markers, markerKey(id)).(inboxMarker)
+		ok = exists && m.Holder == h
+		if !ok {
+			return nil
+		}
+
+		m.State = engine.StateHandled
+		if takeOver {
+			m.Owner = ""
+		}
+		return s.putMarker(t, id, m.Marker)
+	})
+	return ok, err
+}
+
+// ReadLeases returns the stored leases with these ids.
+func (s *inboxStore) ReadLeases(ctx context.Context, ids []engine.ID) (map[engine.ID]engine.Lease, error) {
+	found := map[engine.ID]engine.Lease{}
+	err := s.db.runOperation(ctx, func(t *tx) error {
+		clear(found)
+		for _, id := range ids {
+			if l, ok := t.getRow(s.claims, markerKey(id)).(engine.Lease); ok {
+				l.Live = s.Now().Before(l.Until)
+				found[id] = l
+			}
+		}
+		return nil
+	})
+	return found, err
+}
+
+// AcquireLease acquires the lease for the owner if it has expired.
+func (s *inboxStore) AcquireLease(
+	ctx context.Context, id engine.ID, owner string, d time.Duration,
+) (l engine.Lease, err error) {
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		now := s.Now()
+		var exists bool
+		l, exists = t.getRow(s.claims, markerKey(id)).(engine.Lease)
+		if exists && now.Before(l.Until) {
+			return nil
+		}
+
+		epoch := max(l.Epoch+1, now.UnixMilli())
+		l = engine.Lease{Holder: engine.Holder{Owner: owner, Epoch: epoch}, Until: now.Add(d)}
+		return t.putRow(s.claims, markerKey(id), l)
+	})
+	return l, err
+}
+
+// updateLease stores the result of f for the lease, if the owner still holds it.
+func (s *inboxStore) updateLease(
+	ctx context.Context, id engine.ID, owner string, f func(l engine.Lease) any,
+) (ok bool, err error) {
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		l, exists := t.getRow(s.claims, markerKey(id)).(engine.Lease)
+		ok = exists && l.Owner == owner
+		if !ok {
+			return nil
+		}
+		return t.putRow(s.claims, markerKey(id), f(l))
+	})
+	return ok, err
+}
+
+// RaiseEpoch sets the epoch of the lease, if the owner still holds it.
+func (s *inboxStore) RaiseEpoch(ctx context.Context, id engine.ID, h engine.Holder) (ok bool, err error) {
+	return s.updateLease(ctx, id, h.Owner, func(l engine.Lease) any {
+		l.Epoch = h.Epoch
+		return l
+	})
+}
+
+// RenewLease extends the lease to d from now, if the owner still holds it.
+func (s *inboxStore) RenewLease(ctx context.Context, id engine.ID, owner string, d time.Duration) (ok bool, err error) {
+	return s.updateLease(ctx, id, owner, func(l engine.Lease) any {
+		l.Until = s.Now().Add(d)
+		return l
+	})
+}
+
+// ReleaseLease removes the owner from the lease, which ends after d, if the owner still holds it.
+func (s *inboxStore) ReleaseLease(ctx context.Context, id engine.ID, owner string, d time.Duration) error {
+	_, err := s.updateLease(ctx, id, owner, func(l engine.Lease) any {
+		l.Owner = ""
+		l.Until = s.Now().Add(d)
+		return l
+	})
+	return err
+}
+
+// DeleteLease deletes the lease if the owner still holds it.
+func (s *inboxStore) DeleteLease(ctx context.Context, id engine.ID, owner string) error {
+	_, err := s.updateLease(ctx, id, owner, func(engine.Lease) any { return nil })
+	return err
+}
+
+// EnsureIndexes does nothing: a DB has no indexes.
+func (s *inboxStore) EnsureIndexes(context.Context) error { return nil }
+
+// Sweep deletes at most limit expired markers, the oldest first, and returns their number.
+func (s *inboxStore) Sweep(ctx context.Context, limit int) (removed int64, err error) {
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		var expired []string
+		ends := map[string]time.Time{}
+		t.scanRows(s.markers, func(key string, v any) {
+			if m, ok := v.(inboxMarker); ok && !s.Now().Before(m.expires) {
+				expired = append(expired, key)
+				ends[key] = m.expires
+			}
+		})
+		slices.SortStableFunc(expired, func(a, b string) int { return ends[a].Compare(ends[b]) })
+
+		expired = expired[:min(limit, len(expired))]
+		removed = int64(len(expired))
+		for _, key := range expired {
+			if err := t.putRow(s.markers, key, nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return removed, err
+}
+
+// Counts returns the sizes of the inbox.
+func (s *inboxStore) Counts(ctx context.Context) (c engine.Counts, err error) {
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		c = engine.Counts{}
+		t.scanRows(s.markers, func(string, any) { c.Markers++ })
+		t.scanRows(s.claims, func(_ string, v any) {
+			c.Claimed++
+			if l, ok := v.(engine.Lease); ok && !s.Now().Before(l.Until) {
+				c.Expired++
+			}
+		})
+		return nil
+	})
+	return c, err
+}
+
+// A DB has no sessions, and a process that is gone leaves no open transaction. So there are no tenures.
+
+// AddPartition returns no tenure.
+func (s *inboxStore) AddPartition(engine.Partition) string { return "" }
+
+// RemovePartition does nothing.
+func (s *inboxStore) RemovePartition(context.Context, engine.Partition) error { return nil }
+
+// RecordTransaction does nothing.
+func (s *inboxStore) RecordTransaction(context.Context) {}
+
+// EndTransactions does nothing.
+func (s *inboxStore) EndTransactions(context.Context, string) error { return nil }

@@ -1,0 +1,397 @@
+package memory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+// start is the time at which a bubble of synctest begins.
+var start = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// kit contains everything that a service needs for one test.
+type kit struct {
+	t      *testing.T
+	db     *DB
+	box    *outbox.Box
+	broker *Broker
+	relay  *Relay
+}
+
+func newKit(t *testing.T, opts ...RelayOption) *kit {
+	t.Helper()
+	k := &kit{t: t, db: NewDB(), broker: NewBroker(0)}
+	k.box = newOutbox(t, k.db)
+	var err error
+	if k.relay, err = NewRelay(k.box, k.broker, opts...); err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+func (k *kit) append(events ...event.Event) {
+	k.t.Helper()
+	if err := k.db.Transaction(k.t.Context(), func(ctx context.Context) error { return k.box.Append(ctx, events...) }); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+func (k *kit) schedule(ev event.Event, at time.Time) event.ID {
+	k.t.Helper()
+	if err := k.db.Transaction(k.t.Context(), func(ctx context.Context) error {
+		_, err := k.box.Schedule(ctx, at, ev)
+		return err
+	}); err != nil {
+		k.t.Fatal(err)
+	}
+	return ev.ID()
+}
+
+func (k *kit) flush() {
+	k.t.Helper()
+	if err := k.relay.Flush(k.t.Context()); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// want compares the values of the records of a topic.
+func (k *kit) want(topic string, values ...string) {
+	k.t.Helper()
+	if got := texts(k.broker.Records(topic)); !slices.Equal(got, values) {
+		k.t.Errorf("in %s: %v, want %v", topic, got, values)
+	}
+}
+
+func texts(list []consumer.Record) []string {
+	var got []string
+	for _, r := range list {
+		got = append(got, string(r.Value))
+	}
+	return got
+}
+
+func order(id, value string, opts ...event.Option) event.Event {
+	return event.New(event.Aggregate{Type: "order", ID: id}, "OrderPlaced", event.Bytes("", []byte(value)), opts...)
+}
+
+func TestRelayBringsWhatIsCommittedInItsOrder(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		k := newKit(t)
+		no := errors.New("no")
+		k.append(order("o-1", "before the start"))
+		if err := k.db.Transaction(t.Context(), func(ctx context.Context) error {
+			_ = k.box.Append(ctx, order("o-1", "rolled back"))
+			return no
+		}); !errors.Is(err, no) {
+			t.Error(err)
+		}
+
+		// The transaction that commits first is delivered first, whichever appended first.
+		if err := k.db.Transaction(t.Context(), func(ctx context.Context) error {
+			if err := k.box.Append(ctx, order("o-1", "committed last")); err != nil {
+				return err
+			}
+
+			k.append(order("o-1", "committed in between"))
+			k.flush()
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+
+		k.flush()
+		k.want("outbox.event.order", "before the start", "committed in between", "committed last")
+		r := k.broker.Records("outbox.event.order")[0]
+		if string(r.Key) != "o-1" || !r.Time.Equal(start) || r.Headers[0].Key != "id" {
+			t.Errorf("%+v", r)
+		}
+
+		var names []string
+		for _, h := range r.Headers {
+			names = append(names, h.Key)
+		}
+
+		if want := []string{"id", "type"}; !slices.Equal(names, want) {
+			t.Errorf("headers %v, want %v", names, want)
+		}
+	})
+}
+
+func TestRelayRunsUntilItsContextEndsAndDrains(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		k := newKit(t)
+		k.append(order("o-1", "buffered before the start"))
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- k.relay.Run(ctx) }()
+		synctest.Wait()
+		k.append(order("o-1", "while it runs"))
+		synctest.Wait()
+		k.want("outbox.event.order", "buffered before the start", "while it runs")
+		// No record can be written when the context ends, but the committed events are still
+		// delivered.
+		outage := errors.New("the broker is away")
+		k.broker.Inject(func(string, *consumer.Message) Fault { return Fault{Err: outage} })
+		k.append(order("o-1", "in the outage"), order("o-2", "too"))
+		synctest.Wait()
+		k.want("outbox.event.order", "buffered before the start", "while it runs")
+		stop()
+		if err := <-done; !errors.Is(err, outage) {
+			t.Errorf("what could not be delivered is reported as %v", err)
+		}
+
+		k.broker.Inject(nil)
+		k.flush()
+		k.want("outbox.event.order", "buffered before the start", "while it runs", "in the outage", "too")
+	})
+}
+
+func TestRelayWaitsAnOutageOut(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		k := newKit(t)
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- k.relay.Run(ctx) }()
+		tries := 0
+		k.broker.Inject(func(string, *consumer.Message) Fault { tries++; return Fault{Err: errors.New("away")} })
+		k.append(order("o-1", "first"), order("o-1", "second"))
+		synctest.Wait()
+		before := tries
+		time.Sleep(retryAfter)
+		synctest.Wait()
+		if before == 0 || tries <= before {
+			t.Errorf("%d tries, then %d", before, tries)
+		}
+
+		k.broker.Inject(nil) // it goes on by itself, in order
+		synctest.Wait()
+		k.want("outbox.event.order", "first", "second")
+		if dead := k.relay.DeadLetters(); len(dead) != 0 {
+			t.Errorf("an outage spends attempts: %v", dead)
+		}
+
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestRelayFaults(t *testing.T) {
+	t.Parallel()
+	k := newKit(t)
+	tries := 0
+	k.broker.Inject(func(_ string, m *consumer.Message) Fault {
+		switch string(m.Value) {
+		case "refused":
+			tries++
+			return Fault{Err: ErrRefused}
+		case "twice":
+			return Fault{Duplicate: 1}
+		}
+
+		return Fault{}
+	})
+
+	bad := order("o-1", "refused")
+	late := order("o-1", "late", event.WithExpiresAt(start))
+	k.append(bad, order("o-1", "twice"), late, order("o-1", "last"), order("o-1", "nowhere", event.WithTopic("__consumer_offsets")))
+	k.flush()
+	k.want("outbox.event.order", "twice", "twice", "last")
+	if tries != DefaultAttempts {
+		t.Errorf("%d attempts, want %d", tries, DefaultAttempts)
+	}
+
+	var got []string
+	for _, d := range k.relay.DeadLetters() {
+		got = append(got, d.Class)
+	}
+
+	if want := []string{"attempts_exhausted", "expired", "not_allowed"}; !slices.Equal(got, want) || k.relay.DeadLetters()[0].ID != bad.ID() {
+		t.Errorf("dead letters %v, want %v", got, want)
+	}
+}
+
+func TestDelayedRecordHoldsItsWriter(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		k := newKit(t)
+		k.broker.Inject(func(string, *consumer.Message) Fault { return Fault{Delay: time.Minute} })
+		done := make(chan error, 1)
+		go func() { done <- k.broker.Publish(t.Context(), "t", []*consumer.Message{{Value: []byte("x")}}) }()
+		synctest.Wait()
+		k.want("t")
+		time.Sleep(time.Minute)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+
+		k.want("t", "x")
+	})
+}
+
+func TestScheduledEventsGoByTheClock(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		k := newKit(t)
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- k.relay.Run(ctx) }()
+		k.schedule(order("o-1", "in an hour"), start.Add(time.Hour))
+		moved := k.schedule(order("o-1", "moved"), start.Add(time.Hour))
+		cancelled := k.schedule(order("o-1", "cancelled"), start.Add(time.Minute))
+		k.schedule(order("o-1", "past"), start.Add(-time.Minute))
+		synctest.Wait()
+		k.want("outbox.event.order", "past")
+		if err := k.box.Reschedule(t.Context(), moved, start.Add(time.Minute)); err != nil {
+			t.Error(err)
+		}
+
+		if err := k.box.Cancel(t.Context(), cancelled); err != nil {
+			t.Error(err)
+		}
+
+		for _, x := range []struct {
+			ahead time.Duration
+			want  []string
+		}{
+			{time.Minute - time.Millisecond, []string{"past"}},
+			{time.Millisecond, []string{"past", "moved"}},
+			{time.Hour, []string{"past", "moved", "in an hour"}},
+		} {
+			synctest.Wait()
+			time.Sleep(x.ahead)
+			synctest.Wait()
+			k.want("outbox.event.order", x.want...)
+		}
+
+		if n := len(stored(t, k.box)); n != 0 {
+			t.Errorf("%d delivered ones are kept", n)
+		}
+
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestRoutesAndPresets(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, WithTopics("{aggregatetype}.{type}"), WithRoute("invoice", "", "a", "b"), WithPreset("cloudevents"))
+	outage := true
+	k.broker.Inject(func(topic string, _ *consumer.Message) Fault {
+		if topic == "b" && outage {
+			return Fault{Err: errors.New("away")}
+		}
+		return Fault{}
+	})
+
+	k.append(event.New(event.Aggregate{Type: "invoice", ID: "i-1"}, "Issued", event.Bytes("", []byte("x"))), order("o-1", "y"))
+	if err := k.relay.Flush(t.Context()); err == nil {
+		t.Error("an outage is not reported")
+	}
+
+	outage = false
+	k.flush()
+	k.want("a", "x") // once, although the other topic was away
+	k.want("b", "x")
+	k.want("order.OrderPlaced", "y")
+	if h := k.broker.Records("a")[0].Headers; !slices.ContainsFunc(h, func(h event.Header) bool { return h.Key == "ce_type" && string(h.Value) == "Issued" }) {
+		t.Errorf("headers %v", h)
+	}
+
+	for name, opt := range map[string]RelayOption{"template": WithTopics("{x}"), "preset": WithPreset("x"), "attempts": WithAttempts(0)} {
+		if _, err := NewRelay(k.box, k.broker, opt); err == nil {
+			t.Errorf("a bad %s is accepted", name)
+		}
+	}
+
+	if _, err := NewRelay(nil, nil); err == nil {
+		t.Error("nothing is accepted")
+	}
+}
+
+func TestBrokerHelpsTests(t *testing.T) {
+	t.Parallel()
+	b := NewBroker(1)
+	var ms []*consumer.Message
+	for i := range 6 {
+		ms = append(ms, &consumer.Message{Key: fmt.Appendf(nil, "k%d", i%2), Value: fmt.Appendf(nil, "%d", i)})
+	}
+
+	if err := b.Publish(t.Context(), "t", ms); err != nil {
+		t.Fatal(err)
+	}
+
+	if list, err := b.Await(t.Context(), "t", 6); err != nil || len(list) != 6 {
+		t.Errorf("%d records, %v", len(list), err)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := b.Await(ctx, "t", 7); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "there are 6") {
+		t.Errorf("one that never comes: %v", err)
+	}
+
+	if lag := b.Lag("g", "t"); lag != 6 {
+		t.Errorf("lag %d", lag)
+	}
+
+	b.Compact("t")
+	if got := texts(b.Records("t")); !slices.Equal(got, []string{"4", "5"}) {
+		t.Errorf("after compaction: %v", got)
+	}
+
+	b.Truncate("t", 0, 5)
+	if got := texts(b.Records("t")); !slices.Equal(got, []string{"5"}) || b.Lag("g", "t") != 1 {
+		t.Errorf("after retention: %v, lag %d", got, b.Lag("g", "t"))
+	}
+
+	if got := b.Topics(); !slices.Equal(got, []string{"t"}) {
+		t.Errorf("topics %v", got)
+	}
+
+	b.DeleteTopic("t")
+	if got := b.Records("t"); len(got) != 0 {
+		t.Errorf("after deleting: %v", got)
+	}
+
+	if err := b.Publish(t.Context(), "no name", ms); !errors.Is(err, ErrRefused) {
+		t.Errorf("a topic of a bad name: %v", err)
+	}
+}
+
+// The caller cannot change a stored record, neither by its source nor by its copies.
+func TestNobodyChangesWhatIsStored(t *testing.T) {
+	t.Parallel()
+	k := newKit(t)
+	m := &consumer.Message{Key: []byte("k"), Value: []byte("value"), Headers: []event.Header{{Key: "h", Value: []byte("x")}}}
+	if err := k.broker.Publish(t.Context(), "t", []*consumer.Message{m}); err != nil {
+		t.Fatal(err)
+	}
+
+	m.Value[0], m.Headers[0].Value[0] = '!', '!'
+	first := k.broker.Records("t")
+	first[0].Value[0], first[0].Headers[0].Value[0], first[0].Key[0] = '?', '?', '?'
+	second := k.broker.Records("t")[0]
+	if string(second.Value) != "value" || string(second.Headers[0].Value) != "x" || string(second.Key) != "k" {
+		t.Errorf("%+v", second)
+	}
+
+	if &first[0].Value[0] == &second.Value[0] || &first[0].Headers[0].Value[0] == &second.Headers[0].Value[0] || &first[0].Key[0] == &second.Key[0] {
+		t.Error("the two readings share their bytes")
+	}
+}

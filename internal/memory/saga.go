@@ -1,0 +1,239 @@
+package memory
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/pkg/saga"
+)
+
+// Sagas stores the records of sagas in a DB. It implements saga.Store. A tombstone is ignored
+// when its time is over.
+type Sagas struct{ db *DB }
+
+var _ saga.Store = (*Sagas)(nil)
+
+// NewSagas returns the sagas in db.
+func NewSagas(db *DB) *Sagas { return &Sagas{db} }
+
+// Transaction calls DB.Transaction.
+func (s *Sagas) Transaction(ctx context.Context, fn func(ctx context.Context) error) error {
+	return s.db.Transaction(ctx, fn)
+}
+
+// InTransaction calls DB.InTransaction.
+func (s *Sagas) InTransaction(ctx context.Context) bool { return s.db.InTransaction(ctx) }
+
+// nowMillis returns the current time with millisecond precision, as MongoDB stores it.
+func (s *Sagas) nowMillis() time.Time { return time.UnixMilli(time.Now().UnixMilli()).UTC() }
+
+// sagaTable returns the table of a saga.
+func (s *Sagas) sagaTable(name string) *storedTable { return s.db.findOrAddTable(name) }
+
+// findRecord returns the record that t sees. It returns nil if there is none, or if it is a
+// tombstone whose time is over.
+func (s *Sagas) findRecord(t *tx, name, key string) *saga.Record {
+	r, _ := t.getRow(s.sagaTable(name), key).(*saga.Record)
+	if r == nil || !r.ExpiresAt.IsZero() && !s.nowMillis().Before(r.ExpiresAt) {
+		return nil
+	}
+	return r
+}
+
+// Load returns the record with this id: see saga.Store.
+func (s *Sagas) Load(ctx context.Context, name string, id any) (r saga.Record, found bool, err error) {
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		key, err := encodeKey(id)
+		if err != nil {
+			return newRefusal(err)
+		}
+
+		stored := s.findRecord(t, name, key)
+		found = stored != nil
+		if found {
+			r = cloneSagaRecord(stored)
+		}
+		return nil
+	})
+	if err != nil {
+		return saga.Record{}, false, fmt.Errorf("loading saga %s %s: %w", name, saga.FormatID(id), err)
+	}
+
+	return r, found, nil
+}
+
+// cloneSagaRecord returns a copy that shares no memory with r.
+func cloneSagaRecord(r *saga.Record) saga.Record {
+	c := *r
+	c.Body = slices.Clone(r.Body)
+	return c
+}
+
+// Save stores a record of the expected version: see saga.Store.
+func (s *Sagas) Save(ctx context.Context, name string, r saga.Record) (saved saga.Record, err error) {
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		key, stored, err := s.checkVersion(t, name, r)
+		if err != nil {
+			return err
+		}
+
+		saved = s.nextRecord(r, stored)
+		return s.putRecord(t, name, key, saved)
+	})
+
+	return saved, s.wrapError("saving", name, r, err)
+}
+
+// nextRecord returns the record that replaces the stored one, which may be nil.
+func (s *Sagas) nextRecord(r saga.Record, stored *saga.Record) saga.Record {
+	now := s.nowMillis()
+	n := saga.Record{ID: r.ID, Version: 1, Body: slices.Clone(r.Body), CreatedAt: now, UpdatedAt: now}
+
+	if n.Body == nil {
+		n.Body = bson.Raw{5, 0, 0, 0, 0}
+	}
+
+	if stored != nil {
+		n.Version = stored.Version + 1
+		n.CreatedAt = stored.CreatedAt
+	}
+
+	return n
+}
+
+// putRecord stores a copy of the record.
+func (s *Sagas) putRecord(t *tx, name, key string, r saga.Record) error {
+	stored := cloneSagaRecord(&r)
+	return t.putRow(s.sagaTable(name), key, &stored)
+}
+
+// checkVersion returns the stored record, or nil if there is none. If it does not have the version
+// of r, the error is errStale.
+func (s *Sagas) checkVersion(t *tx, name string, r saga.Record) (key string, stored *saga.Record, err error) {
+	if key, err = encodeKey(r.ID); err != nil {
+		return "", nil, newRefusal(err)
+	}
+
+	stored = s.findRecord(t, name, key)
+	version := int64(0)
+	if stored != nil {
+		version = stored.Version
+	}
+
+	// The error is a refusal: nothing was written, so the transaction can continue.
+	if r.Version != saga.AnyVersion && r.Version != version {
+		return "", nil, newRefusal(errStale)
+	}
+
+	return key, stored, nil
+}
+
+// errStale means that the stored record has another version.
+var errStale = errors.New("stale version")
+
+// Complete deletes the record or makes it a tombstone: see saga.Store.
+func (s *Sagas) Complete(ctx context.Context, name string, r saga.Record, keep time.Duration) error {
+	err := s.db.runOperation(ctx, func(t *tx) error {
+		if keep <= 0 && r.Version == 0 {
+			return nil
+		}
+
+		key, stored, err := s.checkVersion(t, name, r)
+		switch {
+		case err != nil:
+			return err
+		case stored == nil && r.Version == saga.AnyVersion:
+			return nil
+		case keep <= 0:
+			return t.putRow(s.sagaTable(name), key, nil)
+		}
+
+		tomb := s.nextRecord(r, stored)
+		tomb.CompletedAt = tomb.UpdatedAt
+		tomb.ExpiresAt = tomb.CompletedAt.Add(keep)
+		return s.putRecord(t, name, key, tomb)
+	})
+
+	return s.wrapError("completing", name, r, err)
+}
+
+// wrapError returns a *saga.ConflictError if err reports a conflict.
+func (s *Sagas) wrapError(doing, name string, r saga.Record, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, errStale):
+		return &saga.ConflictError{Saga: name, ID: saga.FormatID(r.ID), Version: r.Version}
+	case isTransient(err):
+		return &saga.ConflictError{Saga: name, ID: saga.FormatID(r.ID), Version: r.Version, Err: err}
+	}
+	return fmt.Errorf("%s saga %s %s: %w", doing, name, saga.FormatID(r.ID), err)
+}
+
+// Recent returns the records that were changed last: see saga.Store.
+func (s *Sagas) Recent(ctx context.Context, name string, limit int) (list []saga.Record, err error) {
+	if limit <= 0 {
+		return nil, nil
+	}
+
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		list = nil
+		t.scanRows(s.sagaTable(name), func(key string, _ any) {
+			if r := s.findRecord(t, name, key); r != nil {
+				list = append(list, cloneSagaRecord(r))
+			}
+		})
+
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing sagas of %s: %w", name, err)
+	}
+
+	slices.SortStableFunc(list, func(a, b saga.Record) int {
+		return cmp.Compare(b.UpdatedAt.UnixMilli(), a.UpdatedAt.UnixMilli())
+	})
+	return list[:min(limit, len(list))], nil
+}
+
+// Prepare stores the type of a saga: see saga.Store.
+func (s *Sagas) Prepare(ctx context.Context, info saga.TypeInfo) error {
+	err := s.db.runOperation(ctx, func(t *tx) error {
+		types := s.sagaTable(saga.DefaultTypes)
+		if found, _ := t.getRow(types, info.Name).(*saga.TypeInfo); found != nil {
+			if found.Owner != info.Owner || found.ID != info.ID {
+				want := info
+				want.Messages = nil
+				return newRefusal(&saga.OwnerError{Want: want, Found: *found})
+			}
+
+			return nil
+		}
+
+		return t.putRow(types, info.Name, &saga.TypeInfo{Name: info.Name, Owner: info.Owner, ID: info.ID})
+	})
+	if err != nil {
+		return fmt.Errorf("storing the type of saga %s: %w", info.Name, err)
+	}
+
+	return nil
+}
+
+// Types returns the stored types, sorted by name: see saga.Store.
+func (s *Sagas) Types(ctx context.Context) (list []saga.TypeInfo, err error) {
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		list = nil
+		t.scanRows(s.sagaTable(saga.DefaultTypes), func(_ string, v any) { list = append(list, *v.(*saga.TypeInfo)) })
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing sagas: %w", err)
+	}
+	return list, nil
+}

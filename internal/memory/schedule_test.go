@@ -1,0 +1,469 @@
+package memory_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/memory"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/breaker"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// plan is a consumer of the topic "plan", which has one partition.
+type plan struct {
+	*world
+	*consumer.Consumer
+	reported chan error
+}
+
+func newPlan(t *testing.T, opts ...consumer.Option) *plan {
+	t.Helper()
+	p := &plan{world: newWorld(t), reported: make(chan error, 10_000)}
+	p.broker.CreateTopic("plan", 1)
+	var err error
+	p.Consumer, err = consumer.New("g", nil, append([]consumer.Option{
+		consumer.WithTopics("plan"), consumer.WithTransport(p.broker), consumer.WithInbox(p.inbox), consumer.Transactions(p.db.Transaction),
+		consumer.Letters(p.dead), consumer.Commits(consumer.CommitEach()),
+		consumer.WithErrorHook(func(_ context.Context, err error) { p.reported <- err }),
+	}, opts...)...)
+
+	p.ok(err)
+	return p
+}
+
+// put writes n messages of a type, with different keys or with the same key.
+func (p *plan) put(typ string, n int, keys int) {
+	p.Helper()
+	for i := range n {
+		id := fmt.Sprint(typ, "-", i)
+		p.ok(p.broker.Publish(p.context(), "plan", []*consumer.Message{{
+			Key: []byte(fmt.Sprint("key-", i%keys)), Value: []byte(id),
+			Headers: []event.Header{{Key: "id", Value: []byte(id)}, {Key: "type", Value: []byte(typ)}},
+		}}))
+	}
+}
+
+func (p *plan) on(typ string, f consumer.HandlerFunc, opts ...consumer.HandlerOption) {
+	p.Helper()
+	p.ok(p.Handle("h-"+typ, consumer.Func(f, typ), opts...))
+}
+
+// passes waits until all offsets of the topic are committed.
+func (p *plan) passes() {
+	p.Helper()
+	ctx, cancel := context.WithTimeout(p.Context(), 20*time.Second)
+	defer cancel()
+	p.ok(p.broker.AwaitCommitted(ctx, "g", "plan"))
+}
+
+// reports returns the errors that were reported since the last call.
+func (p *plan) reports() (all []error) {
+	for {
+		select {
+		case err := <-p.reported:
+			all = append(all, err)
+		default:
+			return all
+		}
+	}
+}
+
+// A message that waits for its turn when the consumer stops has not failed. It is neither a dead
+// letter nor lost, and is handled later.
+func TestMessagesThatWaitForTheirHandlerAtAStopAreNotBlamed(t *testing.T) {
+	t.Parallel()
+	for name, fate := range map[string]consumer.Decider{
+		"dead letter": consumer.NewPolicy(consumer.On().DeadLetter()),
+		"discard":     consumer.NewPolicy(consumer.On().Discard()),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPlan(t)
+			p.put("A", 40, 40)
+			var handled atomic.Int32
+			begun, release := make(chan struct{}, 40), make(chan struct{})
+			p.on("A", func(context.Context, *consumer.Message) error {
+				begun <- struct{}{}
+				<-release
+				handled.Add(1)
+				return nil
+			}, consumer.WithLimit(1), consumer.OnFailure(fate))
+
+			ctx, stop := context.WithCancel(p.context())
+			done := make(chan error, 1)
+			go func() { done <- p.Run(ctx) }()
+			<-begun
+			stop()
+			close(release)
+			p.ok(<-done)
+			p.start("consumer", p.Run)
+			p.passes()
+
+			letters, err := p.dead.All(p.context())
+			p.ok(err)
+			if n := handled.Load(); n != 40 || len(letters) > 0 {
+				t.Errorf("%d of 40 messages were handled, %d are dead letters", n, len(letters))
+			}
+
+			for _, err := range p.reports() {
+				if _, ok := errors.AsType[*consumer.HandlerError](err); ok {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+func TestALimitedHandlerDoesNotStarveOthers(t *testing.T) {
+	t.Parallel()
+	p := newPlan(t, consumer.WithConcurrency(4))
+	p.put("slow", 64, 64)
+	begun, release := make(chan struct{}, 64), make(chan struct{})
+	p.on("slow", func(context.Context, *consumer.Message) error {
+		begun <- struct{}{}
+		<-release
+		return nil
+	}, consumer.WithLimit(1))
+
+	quick := make(chan struct{}, 1)
+	p.on("quick", func(context.Context, *consumer.Message) error {
+		quick <- struct{}{}
+		return nil
+	})
+	p.start("consumer", p.Run)
+	<-begun
+	p.put("quick", 1, 1)
+	select {
+	case <-quick:
+	case <-time.After(5 * time.Second):
+		t.Error("the other handler was not called while 64 messages waited for the limited one")
+	}
+
+	close(release)
+	p.passes()
+}
+
+// One handler is removed while its message waits for the next attempt, and another one with the
+// same name replaces it.
+func TestAHandlerThatIsReplacedLosesNoMessageThatWaits(t *testing.T) {
+	t.Parallel()
+	p := newPlan(t)
+	p.put("A", 1, 1)
+	var effects atomic.Int32
+	failed := make(chan struct{}, 10)
+	policy := consumer.OnFailure(consumer.NewPolicy(consumer.On().Retry(5, 500*time.Millisecond).DeadLetter()))
+	var calls atomic.Int32
+	handler := func(context.Context, *consumer.Message) error {
+		if calls.Add(1) == 1 {
+			failed <- struct{}{}
+			return errors.New("the first time")
+		}
+
+		effects.Add(1)
+		return nil
+	}
+
+	p.on("A", handler, policy)
+	p.start("consumer", p.Run)
+	<-failed
+	p.Remove("h-A")
+	p.on("A", handler, policy)
+	p.ok(p.broker.Publish(p.context(), "plan", []*consumer.Message{{
+		Key: []byte("key-0"), Headers: []event.Header{{Key: "id", Value: []byte("second")}, {Key: "type", Value: []byte("A")}},
+	}}))
+	p.passes()
+	if n := effects.Load(); n != 2 {
+		t.Errorf("%d of 2 messages had their effect", n)
+	}
+}
+
+// The server aborts a transaction that is open for too long. The driver runs it again unchanged for
+// up to two minutes.
+func TestASlowHandlerWithABacklogMakesProgress(t *testing.T) {
+	t.Parallel()
+	db := memory.NewDB()
+	short := func(ctx context.Context, fn func(ctx context.Context) error) error {
+		expired := mongo.CommandError{Code: 251, Name: "NoSuchTransaction", Labels: []string{"TransientTransactionError"}}
+		for began := time.Now(); ; {
+			err := db.Transaction(ctx, func(ctx context.Context) error {
+				begun := time.Now()
+				if err := fn(ctx); err != nil {
+					return err
+				}
+				if time.Since(begun) > 300*time.Millisecond {
+					return errExpired
+				}
+
+				return nil
+			})
+
+			switch {
+			case err == nil || ctx.Err() != nil:
+				return err
+			case !errors.Is(err, errExpired):
+				return err
+			case time.Since(began) > 2*time.Minute:
+				return expired
+			}
+		}
+	}
+
+	in, err := memory.NewInbox(db)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	p := newPlan(t, consumer.WithInbox(in), consumer.Transactions(short))
+	p.put("A", 64, 1)
+	p.on("A", func(ctx context.Context, _ *consumer.Message) error {
+		select {
+		case <-time.After(20 * time.Millisecond):
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})
+
+	p.start("consumer", p.Run)
+	p.passes()
+}
+
+var errExpired = errors.New("the transaction was open for too long")
+
+func TestABreakerOpensForTimeOutsAndForBatches(t *testing.T) {
+	t.Parallel()
+	hang := func(ctx context.Context) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	fail := func(context.Context) error { return errors.New("no") }
+	for _, c := range []struct {
+		name  string
+		batch bool
+		f     func(ctx context.Context) error
+	}{{"time-outs", false, hang}, {"batches that fail", true, fail}, {"batches that time out", true, hang}} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			b := breaker.New("x", breaker.WithMinimum(5))
+			p := newPlan(t)
+			p.put("A", 12, 1)
+			opts := []consumer.HandlerOption{
+				consumer.WithMiddleware(b.Middleware()), consumer.WithTimeout(20 * time.Millisecond), consumer.OnFailure(consumer.NewPolicy(consumer.On().DeadLetter())),
+			}
+			if c.batch {
+				p.ok(p.Handle("A", consumer.Batch(func(ctx context.Context, _ []*consumer.Message) error { return c.f(ctx) }, "A"), opts...))
+			} else {
+				p.on("A", func(ctx context.Context, _ *consumer.Message) error { return c.f(ctx) }, opts...)
+			}
+
+			p.start("consumer", p.Run)
+			timeout := time.After(10 * time.Second)
+			for {
+				select {
+				case err := <-p.reported:
+					if errors.Is(err, breaker.ErrOpen) {
+						return
+					}
+				case <-timeout:
+					t.Fatal("all messages fail, and the breaker does not open")
+				}
+			}
+		})
+	}
+}
+
+func TestUnknownTypesAreReportedOnceEach(t *testing.T) {
+	t.Parallel()
+	p := newPlan(t)
+	p.on("known", func(context.Context, *consumer.Message) error { return nil })
+	p.put("A", 10, 3)
+	p.put("B", 10, 3)
+	p.start("consumer", p.Run)
+	p.passes()
+	var types []string
+	for _, err := range p.reports() {
+		e, ok := errors.AsType[*consumer.NoHandlerError](err)
+		if !ok {
+			t.Error(err)
+			continue
+		}
+
+		types = append(types, e.Type)
+	}
+
+	slices.Sort(types)
+	if !slices.Equal(types, []string{"A", "B"}) {
+		t.Errorf("reported for %q", types)
+	}
+}
+
+// A handler may use a separate inbox, whose errors are ordinary failures.
+func TestAHandlersOwnInboxErrorsAreItsFailures(t *testing.T) {
+	t.Parallel()
+	for _, failure := range []error{inbox.ErrInProgress, inbox.ErrStale, inbox.ErrClaimLost} {
+		t.Run(failure.Error(), func(t *testing.T) {
+			t.Parallel()
+			p := newPlan(t)
+			p.put("A", 1, 1)
+			p.on("A", func(context.Context, *consumer.Message) error { return fmt.Errorf("of another inbox: %w", failure) },
+				consumer.OnFailure(consumer.NewPolicy(consumer.On().DeadLetter())))
+			p.start("consumer", p.Run)
+			p.passes()
+			letters, err := p.dead.All(p.context())
+			p.ok(err)
+			if len(letters) != 1 {
+				t.Errorf("%d dead letters", len(letters))
+			}
+		})
+	}
+}
+
+func TestATimeOutKeepsTheHandlersOwnError(t *testing.T) {
+	t.Parallel()
+	own := errors.New("the article is reserved")
+	p := newPlan(t)
+	p.put("A", 1, 1)
+	p.on("A", func(ctx context.Context, _ *consumer.Message) error {
+		<-ctx.Done()
+		return own
+	}, consumer.WithTimeout(10*time.Millisecond), consumer.OnFailure(consumer.NewPolicy(
+		consumer.On(consumer.Is(own)).Then(consumer.ToPark), consumer.On().DeadLetter())))
+
+	p.start("consumer", p.Run)
+	p.passes()
+	for _, err := range p.reports() {
+		if e, ok := errors.AsType[*consumer.HandlerError](err); !ok || e.Verdict.Action != consumer.Park || !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+	}
+}
+
+// measures stores the last lag and age.
+type measures struct {
+	consumer.Unobserved
+	lag, age atomic.Int64
+}
+
+func (m *measures) Lag(_ string, _ int32, n int64)              { m.lag.Store(n) }
+func (m *measures) Oldest(_ string, _ int32, age time.Duration) { m.age.Store(int64(age)) }
+
+// If a partition makes no progress, its lag grows and the observer is notified.
+func TestTheLagOfAStuckPartitionGrows(t *testing.T) {
+	t.Parallel()
+	seen := &measures{}
+	p := newPlan(t, consumer.WithObserver(seen), consumer.WithBuffer(1, 1<<20), consumer.MaxAhead(1))
+	p.put("A", 1, 1)
+	begun, release := make(chan struct{}, 100), make(chan struct{})
+	p.on("A", func(context.Context, *consumer.Message) error {
+		begun <- struct{}{}
+		<-release
+		return nil
+	})
+
+	p.start("consumer", p.Run)
+	t.Cleanup(func() { close(release) })
+	<-begun
+	p.put("A", 50, 1)
+	for ctx := p.context(); seen.lag.Load() != 51 || seen.age.Load() < int64(2*time.Second); {
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			t.Fatalf("the lag is %d of 51, the age %v", seen.lag.Load(), time.Duration(seen.age.Load()))
+		}
+	}
+}
+
+// claims counts releases.
+type claims struct {
+	consumer.Inbox
+	consumer.Unobserved
+	released    atomic.Int32
+	generations chan struct{}
+}
+
+func (c *claims) Release(ctx context.Context, consumer, topic string, part int32) error {
+	c.released.Add(1)
+	return c.Inbox.Release(ctx, consumer, topic, part)
+}
+
+func (c *claims) Assigned(int) { c.generations <- struct{}{} }
+
+// A handler that ignores its context keeps its claim while it runs, but no slot in later
+// generations.
+func TestAHandlerThatIsAbandonedKeepsItsClaimAndNoSlot(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []consumer.Mode{consumer.AtLeastOnce, consumer.Transactional} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			kept := &claims{generations: make(chan struct{}, 10)}
+			p := newPlan(t, consumer.WithInbox(kept), consumer.WithConcurrency(1), consumer.WithDrain(10*time.Millisecond), consumer.WithObserver(kept))
+			kept.Inbox = p.inbox
+			p.put("A", 1, 1)
+			hangs, release := make(chan struct{}, 10), make(chan struct{})
+			var hung atomic.Bool
+			p.on("A", func(context.Context, *consumer.Message) error {
+				if hung.CompareAndSwap(false, true) {
+					hangs <- struct{}{}
+					<-release
+				}
+
+				return nil
+			}, consumer.WithMode(mode))
+
+			p.start("consumer", p.Run)
+			t.Cleanup(func() { close(release) })
+			<-kept.generations
+			<-hangs
+
+			p.broker.Rebalance("g")
+			<-kept.generations
+			if n := kept.released.Load(); n > 0 {
+				t.Errorf("the claims of a partition were released %d times while its handler ran", n)
+			}
+
+			if mode == consumer.AtLeastOnce {
+				p.passes() // in the only slot of the next generation
+			}
+		})
+	}
+}
+
+func TestRetryTopicsOfAHandlerThatComesLaterAreRead(t *testing.T) {
+	t.Parallel()
+	p := newPlan(t)
+	generations := make(chan struct{}, 10)
+	p.on("ready", func(context.Context, *consumer.Message) error {
+		generations <- struct{}{}
+		return nil
+	})
+	p.start("consumer", p.Run)
+	p.put("ready", 1, 1)
+	<-generations
+
+	var calls atomic.Int32
+	done := make(chan struct{}, 1)
+	p.on("A", func(context.Context, *consumer.Message) error {
+		if calls.Add(1) == 1 {
+			return errors.New("the first time")
+		}
+
+		done <- struct{}{}
+		return nil
+	}, consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(10*time.Millisecond).DeadLetter())))
+
+	p.put("A", 1, 1)
+	select {
+	case <-done:
+	case <-time.After(5 * time.Second):
+		t.Error("the message is in a retry topic that nobody reads")
+	}
+}

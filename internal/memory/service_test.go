@@ -1,0 +1,442 @@
+package memory_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/memory"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/entity"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/pkg/saga"
+)
+
+const patience = 60 * time.Second
+
+// world contains everything that a service needs: a database, topics, and a running relay.
+type world struct {
+	*testing.T
+	db     *memory.DB
+	box    *outbox.Box
+	inbox  *memory.Inbox
+	dead   *memory.Letters
+	broker *memory.Broker
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{T: t, db: memory.NewDB(), broker: memory.NewBroker(3)}
+	w.dead = memory.NewLetters(w.db)
+	var err error
+	if w.box, err = memory.NewOutbox(w.db); err != nil {
+		t.Fatal(err)
+	}
+	if w.inbox, err = memory.NewInbox(w.db); err != nil {
+		t.Fatal(err)
+	}
+
+	relay, err := memory.NewRelay(w.box, w.broker)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	w.start("relay", relay.Run)
+	return w
+}
+
+// start runs a part of the program until stop is called or the test ends, and waits for its end.
+func (w *world) start(name string, run func(ctx context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(w.Context()))
+	done := make(chan error, 1)
+	go func() { done <- run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.Errorf("%s: %v", name, err)
+		}
+	})
+
+	w.Cleanup(stop)
+	return stop
+}
+
+func (w *world) context() context.Context {
+	ctx, cancel := context.WithTimeout(w.Context(), patience)
+	w.Cleanup(cancel)
+	return ctx
+}
+
+func (w *world) consumer(group string, topics ...string) *consumer.Consumer {
+	w.Helper()
+	return w.consumerOf(group, topics)
+}
+
+func (w *world) consumerOf(group string, topics []string, more ...consumer.Option) *consumer.Consumer {
+	w.Helper()
+	c, err := consumer.New(group, nil, append(more, consumer.WithTopics(topics...), consumer.WithTransport(w.broker), consumer.WithInbox(w.inbox),
+		consumer.Transactions(w.db.Transaction), consumer.Letters(w.dead), consumer.Commits(consumer.CommitEach()),
+		consumer.WithErrorHook(func(_ context.Context, err error) {
+			if w.Context().Err() == nil {
+				w.Log(err)
+			}
+		}))...)
+	if err != nil {
+		w.Fatal(err)
+	}
+
+	return c
+}
+
+func (w *world) ok(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *world) append(events ...event.Event) {
+	w.Helper()
+	w.ok(w.db.Transaction(w.context(), func(ctx context.Context) error { return w.box.Append(ctx, events...) }))
+}
+
+type balance struct{ Count, Sum int }
+
+func deposit(account string, n int) event.Event {
+	return event.New(event.Aggregate{Type: "account", ID: account}, "Deposited", event.Bytes("", fmt.Appendf(nil, "%d", n)))
+}
+
+// Two members of a group are rebalanced all the time, records are written twice, and handlers fail
+// sometimes. Each event has its effect once, in the order of its key.
+func TestConsumerWithoutServers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const accounts, each = 5, 40
+	w.broker.Inject(func(_ string, m *consumer.Message) memory.Fault {
+		return memory.Fault{Duplicate: len(m.Value) % 2}
+	})
+	balances := memory.NewTable[string, balance](w.db, "balances")
+	var mu sync.Mutex
+	failed := map[string]bool{}
+	handler := func(ctx context.Context, m *consumer.Message) error {
+		b, err := balances.Get(ctx, string(m.Key))
+		if err != nil && b.Count > 0 {
+			return err
+		}
+
+		var n int
+		if err := json.Unmarshal(m.Value, &n); err != nil {
+			return err
+		}
+		if n != b.Count+1 {
+			return fmt.Errorf("%s: %d after %d", m.Key, n, b.Count)
+		}
+		if err := balances.Put(ctx, string(m.Key), balance{n, b.Sum + n}); err != nil {
+			return err
+		}
+
+		mu.Lock()
+		defer mu.Unlock()
+		if n%7 == 0 && !failed[m.ID] {
+			failed[m.ID] = true
+			return errors.New("once in a while") // and what it wrote is not there
+		}
+
+		return nil
+	}
+
+	for i := range 2 {
+		c := w.consumer("bank", "outbox.event.account")
+		w.ok(c.Handle("balances", consumer.Func(handler, "Deposited")))
+		w.start(fmt.Sprint("member ", i), c.Run)
+	}
+
+	for n := range each {
+		for a := range accounts {
+			w.append(deposit(fmt.Sprint("a-", a), n+1))
+		}
+
+		if n%10 == 0 {
+			w.broker.Rebalance("bank")
+		}
+
+		if n%16 == 5 {
+			w.broker.Expire("bank")
+		}
+	}
+
+	_, err := w.broker.Await(w.context(), "outbox.event.account", accounts*each)
+	w.ok(err)
+	w.ok(w.broker.AwaitCommitted(w.context(), "bank", "outbox.event.account"))
+	all, err := balances.All(w.context())
+	w.ok(err)
+	for a, b := range all {
+		if b != (balance{each, each * (each + 1) / 2}) {
+			t.Errorf("%s: %+v", a, b)
+		}
+	}
+
+	letters, err := w.dead.All(w.context())
+	if len(all) != accounts || len(letters) != 0 || err != nil {
+		t.Errorf("%d accounts, dead letters %+v, %v", len(all), letters, err)
+	}
+}
+
+// A message that cannot be handled becomes a complete dead letter, and the other messages continue.
+func TestDeadLettersWithoutServers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	handled := memory.NewTable[string, balance](w.db, "handled")
+	c := w.consumer("g", "outbox.event.account")
+	w.ok(c.Handle("Deposited", consumer.Func(func(ctx context.Context, m *consumer.Message) error {
+		if string(m.Value) == "2" {
+			return errors.New("not this one")
+		}
+		return handled.Insert(ctx, string(m.Value), balance{})
+	}, "Deposited"), consumer.OnFailure(consumer.NewPolicy(consumer.On().Then(consumer.ToDeadLetter)))))
+
+	w.start("consumer", c.Run)
+	w.append(deposit("a", 1), deposit("a", 2), deposit("a", 3))
+	_, err := w.broker.Await(w.context(), "outbox.event.account", 3)
+	w.ok(err)
+	w.ok(w.broker.AwaitCommitted(w.context(), "g", "outbox.event.account"))
+	letters, err := w.dead.All(w.context())
+	w.ok(err)
+	if len(letters) != 1 || string(letters[0].Value) != "2" || letters[0].Type != "Deposited" || !strings.Contains(letters[0].Reason, "not this one") {
+		t.Errorf("dead letters %+v", letters)
+	}
+
+	if n, err := handled.Len(w.context()); n != 2 || err != nil {
+		t.Errorf("%d were handled, %v", n, err)
+	}
+}
+
+// The options of a consumer for dead letters apply to handlers without a separate Disposer.
+func TestDeadLettersAreRedactedAndTold(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.consumerOf("g", []string{"outbox.event.account"}, consumer.WithOutbox(w.box), consumer.PublishFaults(consumer.Faults{Body: true}),
+		consumer.RedactLetters(func(_ context.Context, l *consumer.Letter) error {
+			l.Value = []byte("hidden")
+			return nil
+		}))
+
+	w.ok(c.Handle("Deposited", consumer.Func(func(context.Context, *consumer.Message) error { return errors.New("no") }, "Deposited"), consumer.OnFailure(consumer.NewPolicy(consumer.On().Then(consumer.ToDeadLetter)))))
+	w.start("consumer", c.Run)
+	w.append(deposit("a", 1))
+	told, err := w.broker.Await(w.context(), "outbox.event."+consumer.FaultType, 1)
+	w.ok(err)
+	var f consumer.Fault
+	w.ok(json.Unmarshal(told[0].Value, &f))
+	if string(f.Body) != "hidden" || f.Type != "Deposited" || f.Group != "g" {
+		t.Errorf("told %+v", f)
+	}
+
+	w.ok(w.broker.AwaitCommitted(w.context(), "g", "outbox.event.account"))
+	letters, err := w.dead.All(w.context())
+	w.ok(err)
+	if len(letters) != 1 || string(letters[0].Value) != "hidden" {
+		t.Errorf("dead letters %+v", letters)
+	}
+}
+
+// A payload that was appended as a document arrives as relaxed Extended JSON. A step can decode it
+// into BSON types.
+func TestSagaTakesDocumentsWithoutServers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	reg, err := saga.NewRegistry(memory.NewSagas(w.db), saga.WithOutbox(w.box))
+	w.ok(err)
+	type measured struct {
+		N  int64     `bson:"n"`
+		At time.Time `bson:"at"`
+	}
+	s, err := saga.New[checkout, string](reg, "measures")
+	w.ok(err)
+	got := make(chan measured, 1)
+	s.Start("Measured", saga.ByKey[string](), saga.ExtJSON(func(_ context.Context, _ *saga.Instance[checkout, string], m measured) error {
+		got <- m
+		return nil
+	}))
+	w.ok(reg.Prepare(w.context()))
+	c := w.consumer("shop", "outbox.event.order")
+	w.ok(s.Register(c))
+	w.start("consumer", c.Run)
+	want := measured{N: 1 << 60, At: time.UnixMilli(1_700_000_000_123).UTC()}
+	w.append(event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Measured", event.Document(bson.D{{Key: "n", Value: want.N}, {Key: "at", Value: want.At}})))
+	select {
+	case m := <-got:
+		if m.N != want.N || !m.At.Equal(want.At) {
+			t.Errorf("%+v", m)
+		}
+	case <-w.context().Done():
+		t.Fatal("the step was never run")
+	}
+
+	w.ok(w.broker.AwaitCommitted(w.context(), "shop", "outbox.event.order"))
+}
+
+type checkout struct{ Steps []string }
+
+// A saga, its timeout, and the events that it emits, all in memory.
+func TestSagaWithoutServers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	reg, err := saga.NewRegistry(memory.NewSagas(w.db), saga.WithOutbox(w.box))
+	w.ok(err)
+	s, err := saga.New[checkout, string](reg, "checkouts", saga.WithTombstone(time.Hour))
+	w.ok(err)
+	step := func(name string, then func(in *saga.Instance[checkout, string]) error) saga.Func[checkout, string] {
+		return func(_ context.Context, in *saga.Instance[checkout, string], _ *consumer.Message) error {
+			in.State.Steps = append(in.State.Steps, name)
+			return then(in)
+		}
+	}
+
+	s.Start("OrderPlaced", saga.ByKey[string](), step("placed", func(in *saga.Instance[checkout, string]) error {
+		in.Emit(event.New(event.Aggregate{Type: "payment", ID: in.ID()}, "TakePayment", event.Bytes("", []byte("x"))))
+		return in.Timeout("unpaid", 0, event.Payload{})
+	}))
+	s.Timeout("unpaid", step("unpaid", func(in *saga.Instance[checkout, string]) error {
+		in.Emit(event.New(event.Aggregate{Type: "order", ID: in.ID()}, "OrderCancelled", event.Bytes("", []byte(strings.Join(in.State.Steps, " ")))))
+		in.Complete()
+		return nil
+	}))
+
+	w.ok(reg.Prepare(w.context()))
+	c := w.consumer("shop", "outbox.event.order", "outbox.event.checkouts")
+	w.ok(s.Register(c))
+	w.ok(c.Handle("OrderCancelled", consumer.Func(func(context.Context, *consumer.Message) error { return nil }, "OrderCancelled")))
+	w.start("consumer", c.Run)
+	for i := range 10 {
+		w.append(event.New(event.Aggregate{Type: "order", ID: fmt.Sprint("o-", i)}, "OrderPlaced", event.Bytes("", []byte("x"))))
+	}
+
+	records, err := w.broker.Await(w.context(), "outbox.event.order", 20)
+	w.ok(err)
+	cancelled := 0
+	for _, r := range records {
+		if string(r.Value) == "placed unpaid" {
+			cancelled++
+		}
+	}
+
+	if payments := len(w.broker.Records("outbox.event.payment")); cancelled != 10 || payments != 10 {
+		t.Errorf("%d cancelled, %d payments", cancelled, payments)
+	}
+}
+
+type article struct {
+	ID    string
+	Price int64
+}
+
+// A recorded collection and its projector.
+func TestProjectorWithoutServers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	articles, err := entity.NewRecordedOn(memory.NewDocuments(w.db, "articles", false), memory.NewDocuments(w.db, "articles_deleted", false),
+		w.box, "article", func(a *article) *string { return &a.ID })
+	w.ok(err)
+	view := memory.NewView(w.db, "catalogue")
+	projector, err := entity.NewProjectorOn[article, string](view, "article")
+	w.ok(err)
+	c := w.consumer("catalogue", "outbox.event.article")
+	w.ok(c.Handle("article.*", consumer.Func(projector.Handle, "article.*")))
+	w.start("consumer", c.Run)
+	w.ok(w.db.Transaction(w.context(), func(ctx context.Context) error {
+		for i := range int64(4) {
+			if _, err := articles.Store(ctx, article{ID: fmt.Sprint("a-", i), Price: i}); err != nil {
+				return err
+			}
+		}
+
+		return nil
+	}))
+
+	w.ok(w.db.Transaction(w.context(), func(ctx context.Context) error {
+		a, err := articles.Load(ctx, "a-1")
+		if err != nil {
+			return err
+		}
+
+		a.Price = 99
+		if _, err := articles.Update(ctx, a); err != nil {
+			return err
+		}
+
+		_, err = articles.Delete(ctx, "a-2")
+		return err
+	}))
+
+	_, err = w.broker.Await(w.context(), "outbox.event.article", 6)
+	w.ok(err)
+	w.ok(w.broker.AwaitCommitted(w.context(), "catalogue", "outbox.event.article"))
+	docs, err := view.All(w.context())
+	w.ok(err)
+	var got []string
+	for _, d := range docs {
+		var a struct {
+			ID    string `bson:"_id"`
+			Price int64
+		}
+		w.ok(bson.Unmarshal(d, &a))
+		got = append(got, fmt.Sprint(a.ID, " ", a.Price))
+	}
+
+	if want := []string{"a-0 0", "a-1 99", "a-3 3"}; !slices.Equal(got, want) {
+		t.Errorf("the view has %v, want %v", got, want)
+	}
+}
+
+// A message whose handler fails is set aside as with servers: other keys go on, messages of its key follow it, and the
+// transaction that handles it removes it.
+func TestFailedMessagesAreSetAsideWithoutServers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var mu sync.Mutex
+	var got []string
+	attempts := 0
+	handled := make(chan struct{})
+	handler := func(_ context.Context, m *consumer.Message) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if string(m.Value) == "1" {
+			if attempts++; attempts < 4 {
+				return errors.New("not yet")
+			}
+		}
+		if got = append(got, fmt.Sprintf("%s %s", m.Key, m.Value)); len(got) == 3 {
+			close(handled)
+		}
+		return nil
+	}
+
+	c := w.consumer("g", "outbox.event.account")
+	w.ok(c.Handle("Deposited", consumer.Func(handler, "Deposited"), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}, Min: 50 * time.Millisecond})))
+	stop := w.start("consumer", c.Run)
+	w.append(deposit("a", 1), deposit("a", 2), deposit("b", 3))
+	select {
+	case <-handled:
+	case <-w.context().Done():
+		t.Fatal("not all messages were handled")
+	}
+	stop()
+
+	if want := []string{"b 3", "a 1", "a 2"}; !slices.Equal(got, want) || attempts != 4 {
+		t.Errorf("handled: got %v after %d attempts, want %v after 4", got, attempts, want)
+	}
+	n, err := w.inbox.Waiting().Count(w.context(), "g/Deposited", 10)
+	if n != 0 || err != nil {
+		t.Errorf("messages that are still set aside: got %d (%v), want none", n, err)
+	}
+}

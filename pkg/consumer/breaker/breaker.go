@@ -1,0 +1,273 @@
+// Package breaker is a circuit breaker for handlers that share a dependency. A single handler needs none: consumer.Retry
+// suspends it if everything fails.
+package breaker
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/pkg/consumer"
+)
+
+// ErrOpen is wrapped by the errors of messages that met an open breaker. These messages spend no attempt.
+var ErrOpen = errors.New("circuit breaker is open")
+
+// State is the state of a Breaker.
+type State uint8
+
+// The states of a Breaker.
+const (
+	Closed   State = iota // all messages pass
+	Open                  // no messages pass
+	HalfOpen              // one message at a time passes as a probe
+)
+
+// String returns the name of the state. It can be used as a metric label.
+func (s State) String() string {
+	switch s {
+	case Open:
+		return "open"
+	case HalfOpen:
+		return "half_open"
+	default:
+		return "closed"
+	}
+}
+
+// windowBuckets is the number of parts in which the window slides.
+const windowBuckets = 10
+
+// Breaker opens if too many messages fail within its window, and then suspends the handlers that it guards. Afterwards it lets
+// one message through as a probe, and closes or opens again depending on its outcome. A Breaker is safe for concurrent use and
+// starts no goroutine.
+type Breaker struct {
+	name    string
+	share   float64
+	window  time.Duration
+	minimum int
+	openFor time.Duration
+	isFault func(err error) bool
+
+	mu        sync.Mutex
+	state     State
+	openUntil time.Time // while open
+	probing   bool      // while half open
+	round     int       // counts changes of the state: outcomes of earlier rounds are ignored
+	buckets   [windowBuckets]struct {
+		slot       int64 // the number of the time slot that this bucket counts
+		total, bad int
+	}
+}
+
+// Option configures a Breaker. A zero value is the default.
+type Option interface{ apply(*Breaker) }
+
+type optionFunc func(*Breaker)
+
+func (f optionFunc) apply(b *Breaker) { f(b) }
+
+// WithShare sets the share of failures within the window that opens the breaker: above 0, at most 1. Defaults to 0.5.
+func WithShare(share float64) Option {
+	return optionFunc(func(b *Breaker) { b.share = share })
+}
+
+// WithWindow sets the length of the sliding window. Defaults to 30 s.
+func WithWindow(d time.Duration) Option {
+	return optionFunc(func(b *Breaker) { b.window = d })
+}
+
+// WithMinimum sets how many messages of the window it takes before the breaker may open. Defaults to 10.
+func WithMinimum(n int) Option {
+	return optionFunc(func(b *Breaker) { b.minimum = n })
+}
+
+// WithOpenFor sets how long the breaker stays open before it lets a probe through. Defaults to 30 s.
+func WithOpenFor(d time.Duration) Option {
+	return optionFunc(func(b *Breaker) { b.openFor = d })
+}
+
+// WithFailure selects the errors that count as failures. The breaker ignores all other errors. Defaults to all errors except
+// those of consumer.Reject and consumer.Discard, which are about the message, and inbox.ErrDuplicate.
+func WithFailure(match func(err error) bool) Option {
+	return optionFunc(func(b *Breaker) { b.isFault = match })
+}
+
+// New returns a closed breaker. The name appears in its errors. New panics if an option is out of range.
+func New(name string, opts ...Option) *Breaker {
+	b := &Breaker{name: name}
+	for _, o := range opts {
+		o.apply(b)
+	}
+
+	b.share = cmp.Or(b.share, 0.5)
+	b.window = cmp.Or(b.window, 30*time.Second)
+	b.minimum = cmp.Or(b.minimum, 10)
+	b.openFor = cmp.Or(b.openFor, 30*time.Second)
+	if b.isFault == nil {
+		b.isFault = isNotAboutMessage
+	}
+
+	if b.share < 0 || b.share > 1 || b.window < windowBuckets || b.minimum < 0 || b.openFor < 0 {
+		panic(fmt.Sprintf("breaker %q: invalid option: share %g must be above 0 and at most 1, "+
+			"window %s, minimum %d and open time %s must be positive", name, b.share, b.window, b.minimum, b.openFor))
+	}
+	return b
+}
+
+// errNoOutcome is the outcome of a handler that was interrupted.
+var errNoOutcome = errors.New("the handler was interrupted")
+
+// isNotAboutMessage reports whether the handler neither rejected nor discarded the message, nor knew it.
+func isNotAboutMessage(err error) bool {
+	var decided interface{ GivesUp() bool }
+	if errors.As(err, &decided) && decided.GivesUp() {
+		return false
+	}
+	return !errors.Is(err, inbox.ErrDuplicate)
+}
+
+// Middleware returns a middleware that runs the handler while the breaker lets messages through. Otherwise it suspends the
+// handler, as consumer.Suspend does, until the next message may pass. Give one breaker to all handlers that share the
+// dependency. Timeouts, panics and the failures of batches count.
+func (b *Breaker) Middleware() consumer.Middleware {
+	return func(next consumer.HandlerFunc) consumer.HandlerFunc {
+		return func(ctx context.Context, m *consumer.Message) (err error) {
+			done, err := b.allow()
+			if err != nil {
+				return err
+			}
+
+			// Stays a panic if next does not return.
+			outcome := error(&consumer.PanicError{})
+			defer func() {
+				// In a batch the outcome is known only after the batch has run.
+				if outcome == nil && consumer.AfterBatch(ctx, done) {
+					return
+				}
+
+				// An interrupted handler neither succeeded nor failed.
+				interrupted := ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded)
+				if outcome != nil && interrupted {
+					outcome = errNoOutcome
+				}
+				done(outcome)
+			}()
+
+			outcome = next(ctx, m)
+			return outcome
+		}
+	}
+}
+
+// allow reports whether a call may run now. If so, it returns a function that must be called with the outcome of the call. Only
+// the first call of that function counts. Otherwise it returns an error that suspends the handler.
+func (b *Breaker) allow() (done func(err error), err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	now := time.Now()
+	if b.state == Open && !now.Before(b.openUntil) {
+		b.changeStateLocked(HalfOpen)
+	}
+
+	if b.state == Open {
+		return nil, b.newOpenError(b.openUntil.Sub(now))
+	}
+	if b.state == HalfOpen {
+		if b.probing {
+			return nil, b.newOpenError(max(b.openFor/10, time.Millisecond))
+		}
+		b.probing = true
+	}
+
+	round := b.round
+	var once sync.Once
+	return func(err error) { once.Do(func() { b.recordOutcome(err, round) }) }, nil
+}
+
+func (b *Breaker) newOpenError(wait time.Duration) error {
+	return consumer.Suspend(wait, fmt.Errorf("%w: %s", ErrOpen, b.name))
+}
+
+// recordOutcome counts the outcome of a call that was allowed in round, and changes the state if necessary.
+func (b *Breaker) recordOutcome(err error, round int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if round != b.round {
+		return
+	}
+
+	failed := err != nil
+	if failed && b.ignores(err) {
+		b.probing = false
+		return
+	}
+
+	if b.state == HalfOpen {
+		if failed {
+			b.openLocked()
+		} else {
+			b.changeStateLocked(Closed)
+		}
+		return
+	}
+
+	total, bad := b.countLocked(failed)
+	if failed && total >= b.minimum && float64(bad) >= b.share*float64(total) {
+		b.openLocked()
+	}
+}
+
+// ignores reports whether err is neither a success nor a failure of the dependency.
+func (b *Breaker) ignores(err error) bool {
+	for _, neutral := range []error{errNoOutcome, ErrOpen} {
+		if errors.Is(err, neutral) {
+			return true
+		}
+	}
+	return !b.isFault(err)
+}
+
+func (b *Breaker) openLocked() {
+	b.changeStateLocked(Open)
+	b.openUntil = time.Now().Add(b.openFor)
+}
+
+func (b *Breaker) changeStateLocked(to State) {
+	b.state, b.probing = to, false
+	b.round++
+	clear(b.buckets[:])
+}
+
+// countLocked adds an outcome to the window. It returns the number of outcomes in the window, and how many are failures.
+func (b *Breaker) countLocked(failed bool) (total, bad int) {
+	slot := time.Now().UnixNano() / int64(b.window/windowBuckets)
+	w := &b.buckets[slot%windowBuckets]
+	if w.slot != slot {
+		w.slot, w.total, w.bad = slot, 0, 0
+	}
+	w.total++
+	if failed {
+		w.bad++
+	}
+
+	for i := range b.buckets {
+		if w := &b.buckets[i]; w.slot > slot-windowBuckets {
+			total += w.total
+			bad += w.bad
+		}
+	}
+	return total, bad
+}
+
+// State returns the current state. If the time of an open breaker is over, it becomes half open with the next message.
+func (b *Breaker) State() State {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.state
+}

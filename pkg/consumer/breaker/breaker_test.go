@@ -1,0 +1,166 @@
+package breaker
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/pkg/consumer"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var errAway = errors.New("the dependency is away")
+
+// through sends outcomes through a breaker and returns how many it let, and the error of the last message.
+func through(b *Breaker, outcomes ...error) (passed int, err error) {
+	for _, outcome := range outcomes {
+		h := b.Middleware()(func(context.Context, *consumer.Message) error { passed++; return outcome })
+		err = h(context.Background(), &consumer.Message{})
+	}
+	return passed, err
+}
+
+func requireState(t *testing.T, b *Breaker, want State, when string) {
+	t.Helper()
+	if got := b.State(); got != want {
+		t.Fatalf("%s: %s, want %s", when, got, want)
+	}
+}
+
+func TestBreakerOpensHalfOpensAndCloses(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := New("orders", WithMinimum(4), WithWindow(10*time.Second), WithOpenFor(time.Minute))
+		through(b, errAway, errAway, errAway)
+		requireState(t, b, Closed, "below the minimum")
+		through(b, errAway)
+		requireState(t, b, Open, "all four failed")
+
+		<-time.After(time.Minute - 1)
+		if n, err := through(b, nil); n != 0 || !errors.Is(err, ErrOpen) {
+			t.Fatalf("before its time: %d passed, %v", n, err)
+		}
+		<-time.After(1)
+		through(b, errAway)
+		requireState(t, b, Open, "the probe failed")
+
+		<-time.After(time.Minute)
+		done, err := b.allow()
+		if _, second := b.allow(); err != nil || !errors.Is(second, ErrOpen) {
+			t.Fatalf("one probe at a time: %v, %v", err, second)
+		}
+		requireState(t, b, HalfOpen, "during the probe")
+		done(nil)
+		requireState(t, b, Closed, "the probe succeeded")
+		done(errAway) // an outcome counts once
+		requireState(t, b, Closed, "the same outcome again")
+	})
+}
+
+func TestBreakerForgetsWhatIsPastItsWindow(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := New("x", WithMinimum(4), WithWindow(10*time.Second))
+		for range 20 { // three failures in any ten seconds, never four
+			through(b, errAway)
+			<-time.After(3600 * time.Millisecond)
+		}
+		requireState(t, b, Closed, "at the end")
+	})
+}
+
+func TestBreakerCountsOnlyFailures(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		opts     []Option
+		outcomes []error
+	}{
+		"default": {nil, []error{consumer.Reject(errAway), consumer.Discard(errAway), inbox.ErrDuplicate, ErrOpen}},
+		"chosen": {
+			[]Option{WithFailure(func(err error) bool { return !errors.Is(err, context.Canceled) })},
+			[]error{context.Canceled, ErrOpen},
+		},
+	} {
+		b := New(name, append(c.opts, WithMinimum(2))...)
+		for range 50 {
+			if n, _ := through(b, c.outcomes...); n != len(c.outcomes) || b.State() != Closed {
+				t.Fatalf("%s: %d of %d passed, %s", name, n, len(c.outcomes), b.State())
+			}
+		}
+		through(b, consumer.RetryIn(0, errAway), consumer.Suspend(0, errAway))
+		requireState(t, b, Open, name)
+	}
+}
+
+// A probe without an outcome decides nothing, and the next message is a probe again.
+func TestAnInterruptedProbeIsRepeated(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := New("x", WithMinimum(1), WithOpenFor(time.Second))
+		through(b, errAway)
+		<-time.After(time.Second)
+
+		ctx, cancel := context.WithCancel(t.Context())
+		h := b.Middleware()(func(ctx context.Context, _ *consumer.Message) error {
+			cancel()
+			return ctx.Err()
+		})
+		_ = h(ctx, &consumer.Message{})
+		requireState(t, b, HalfOpen, "the probe was interrupted")
+		through(b, nil)
+		requireState(t, b, Closed, "the next probe succeeded")
+	})
+}
+
+func TestAnAnswerFromBeforeAChangeSaysNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := New("x", WithMinimum(2), WithOpenFor(time.Second))
+		late, err := b.allow()
+		if err != nil {
+			t.Fatal(err)
+		}
+		through(b, errAway, errAway)
+		<-time.After(time.Second)
+		probe, err := b.allow()
+		if err != nil {
+			t.Fatal(err)
+		}
+		late(nil)
+		requireState(t, b, HalfOpen, "the late answer")
+		probe(nil)
+		requireState(t, b, Closed, "the probe")
+	})
+}
+
+func TestABrokenBreakerIsRefused(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]Option{
+		"large share": WithShare(1.5), "negative share": WithShare(-1), "minimum": WithMinimum(-1), "window": WithWindow(5), "time": WithOpenFor(-1),
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: New did not panic", name)
+				}
+			}()
+			New("x", o)
+		}()
+	}
+}
+
+func TestAPanicIsAFailure(t *testing.T) {
+	t.Parallel()
+	b := New("x", WithMinimum(1), WithShare(1))
+	func() {
+		defer func() { _ = recover() }()
+		_ = b.Middleware()(func(context.Context, *consumer.Message) error { panic("x") })(t.Context(), &consumer.Message{})
+	}()
+	requireState(t, b, Open, "after a panic")
+}

@@ -1,0 +1,153 @@
+package consumer
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/pkg/consumer/topics"
+)
+
+// WithTopicList makes the group read the topics of the list too. Every member needs the option and watches the list. With it,
+// WithTopics may be missing.
+func WithTopicList(list *topics.List) Option { return option(func(s *settings) { s.topicList = list }) }
+
+// watchTopicList calls onTopics with the topics of the list, and again after each change. It blocks until ctx ends, and tries
+// again after errors, which it reports.
+func (r *run) watchTopicList(ctx context.Context, onTopics func(topics []string)) {
+	backoff := retry.Reopen.Start()
+	for ctx.Err() == nil {
+		for topics, err := range r.c.s.topicList.Watch(ctx) {
+			switch {
+			case err == nil:
+				backoff.Reset()
+				onTopics(topics)
+			case ctx.Err() == nil:
+				r.report(err)
+			}
+		}
+		_ = backoff.Wait(ctx)
+	}
+}
+
+// latestTopics is the latest content of the topic list. It is safe for concurrent use.
+type latestTopics struct {
+	mu      sync.Mutex
+	topics  []string
+	known   bool
+	changed chan struct{} // closed and replaced at each change
+}
+
+func (l *latestTopics) set(topics []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.known && slices.Equal(topics, l.topics) {
+		return
+	}
+
+	l.topics, l.known = topics, true
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+// current returns the topics, whether they are known yet, and a channel that is closed at the next change.
+func (l *latestTopics) current() (topics []string, known bool, changed <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.topics, l.known, l.changed
+}
+
+// joinGroup is a member of the group until ctx ends. It joins again whenever the topic list changes.
+func (r *run) joinGroup(ctx context.Context) error {
+	c := r.c
+	if c.s.topicList == nil {
+		for ctx.Err() == nil {
+			if err := r.joinTopics(ctx, c.s.topics); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+
+	latest := &latestTopics{changed: make(chan struct{})}
+	ctx, cancel := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() { r.watchTopicList(ctx, latest.set) })
+
+	for ctx.Err() == nil {
+		added, known, changed := latest.current()
+		topics := slices.Compact(slices.Sorted(slices.Values(slices.Concat(c.s.topics, added))))
+
+		// Before the first list arrives, the set of topics is incomplete.
+		if !known || len(topics) == 0 {
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
+			continue
+		}
+
+		if err := r.joinUntilChange(ctx, topics, changed); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// joinUntilChange is a member of the group until changed is closed or ctx ends.
+func (r *run) joinUntilChange(ctx context.Context, topics []string, changed <-chan struct{}) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer cancel()
+
+	waiting.Go(func() {
+		select {
+		case <-changed:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	return r.joinTopics(ctx, topics)
+}
+
+// joinTopics is a member of the group until ctx ends, or until a handler is added whose policy needs further retry topics.
+func (r *run) joinTopics(ctx context.Context, topics []string) error {
+	retryTopics, err := r.c.retryTopics(topics)
+	if err != nil {
+		return err
+	}
+
+	ctx, cancel := context.WithCancel(ctx)
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer cancel()
+
+	waiting.Go(func() {
+		defer cancel()
+		r.c.awaitRetryTopics(ctx, topics, retryTopics)
+	})
+	return r.c.transport.Join(ctx, r.c.group, slices.Concat(topics, retryTopics), r)
+}
+
+// awaitRetryTopics blocks until a policy needs a retry topic that is not in known, or until ctx ends.
+func (c *Consumer) awaitRetryTopics(ctx context.Context, topics, known []string) {
+	for {
+		// An invalid policy must not stop the other handlers. The messages of its handler get its error.
+		changed := c.reg.nextChange()
+		wanted, err := c.retryTopics(topics)
+		isNew := func(t string) bool { return !slices.Contains(known, t) }
+		if err == nil && slices.ContainsFunc(wanted, isNew) {
+			return
+		}
+
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,65 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/agenda"
+	"github.com/outrelay/outrelay/internal/appending"
+	"github.com/outrelay/outrelay/internal/transaction"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// mongoStore is the store of a Box in a collection of MongoDB.
+type mongoStore struct{ coll *mongo.Collection }
+
+func (s mongoStore) Name() string { return s.coll.Name() }
+
+func (s mongoStore) Transaction(ctx context.Context, snapshot bool, fn func(ctx context.Context) error) error {
+	run := transaction.Run
+	if snapshot {
+		run = transaction.RunSnapshot
+	}
+	return run(ctx, s.coll.Database().Client(), fn)
+}
+
+func (s mongoStore) Insert(ctx context.Context, envelopes []appending.Envelope) error {
+	docs := make([]any, len(envelopes))
+	for i, e := range envelopes {
+		docs[i] = e.Doc
+	}
+	_, err := s.coll.InsertMany(ctx, docs)
+	return err
+}
+
+func (s mongoStore) Stored(ctx context.Context) (list []bson.Raw, err error) {
+	cur, err := s.coll.Find(ctx, bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
+	if err == nil {
+		err = cur.All(ctx, &list)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the events of %s: %w", s.coll.Name(), err)
+	}
+	return list, nil
+}
+
+func (s mongoStore) Cancel(ctx context.Context, id event.ID) (bool, error) {
+	return agenda.Cancel(ctx, s.coll, id)
+}
+
+func (s mongoStore) Move(ctx context.Context, id event.ID, at time.Time) (bool, error) {
+	return agenda.Move(ctx, s.coll, id, at)
+}
+
+func (s mongoStore) ReadPage(ctx context.Context, q agenda.Query, size int, after string) (agenda.Page, error) {
+	return agenda.ReadPage(ctx, s.coll, q, size, after)
+}
+
+func (s mongoStore) CancelMatching(ctx context.Context, q agenda.Query) (int64, error) {
+	return agenda.CancelMatching(ctx, s.coll, q)
+}

@@ -1,0 +1,338 @@
+package outboxtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/boxparts"
+	"github.com/outrelay/outrelay/internal/memory"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/entity"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/pkg/saga"
+)
+
+// settleLimit is how long Settle waits.
+const settleLimit = time.Minute
+
+// Env is everything around a service: a database, topics, and a relay between them. It ends with the test. It is safe for
+// concurrent use, but methods that can fail the test must be called from its goroutine.
+type Env struct {
+	tb       testing.TB
+	db       *memory.DB
+	broker   *memory.Broker
+	settings settings
+	running  context.Context
+	tasks    sync.WaitGroup
+	ended    chan struct{} // has a value after a consumer has ended
+
+	others *outbox.Box // of other services: see Publish
+
+	mu        sync.Mutex
+	relays    map[string]*memory.Relay
+	consumers []*member
+}
+
+// member is a consumer of an Env.
+type member struct {
+	*consumer.Consumer
+	group   string
+	started bool
+	err     error // of Run
+}
+
+// Option configures an Env.
+type Option func(s *settings)
+
+type settings struct {
+	partitions int
+	relay      []memory.RelayOption
+}
+
+// WithPartitions sets the number of partitions of each topic. Defaults to 4.
+func WithPartitions(n int) Option { return func(s *settings) { s.partitions = n } }
+
+// WithTopics sets the template for the names of topics, as topics.template in the configuration of the relay. Defaults to
+// "outbox.event.{aggregatetype}".
+func WithTopics(template string) Option {
+	return func(s *settings) { s.relay = append(s.relay, memory.WithTopics(template)) }
+}
+
+// WithPreset sets the headers and values of the records, as record.preset in the configuration of the relay. Defaults to
+// "typed".
+func WithPreset(name string) Option {
+	return func(s *settings) { s.relay = append(s.relay, memory.WithPreset(name)) }
+}
+
+// New returns an empty Env. It ends with the test: then it stops its consumers and waits for them.
+func New(tb testing.TB, opts ...Option) *Env {
+	tb.Helper()
+	e := &Env{tb: tb, db: memory.NewDB(), relays: map[string]*memory.Relay{}, ended: make(chan struct{}, 1)}
+	for _, o := range opts {
+		o(&e.settings)
+	}
+	e.broker = memory.NewBroker(e.settings.partitions)
+
+	var stop context.CancelFunc
+	e.running, stop = context.WithCancel(context.WithoutCancel(tb.Context()))
+	tb.Cleanup(func() {
+		e.Fail(nil)
+		stop()
+		e.tasks.Wait()
+		for name, relay := range e.relays {
+			for _, d := range relay.DeadLetters() {
+				tb.Logf("relay of %s: event %s %s was not published: %s: %s", name, d.Type, d.ID, d.Class, d.Reason)
+			}
+		}
+	})
+
+	e.others = e.Box(outbox.WithCollection("outboxtest_others"), outbox.WithoutTransaction())
+	return e
+}
+
+// Box returns an outbox. Outboxes of the same collection share their events. It fails the test if an option is wrong.
+func (e *Env) Box(opts ...outbox.Option) *outbox.Box {
+	e.tb.Helper()
+	box, err := memory.NewOutbox(e.db, opts...)
+	if err != nil {
+		e.tb.Fatal(err)
+	}
+	e.relayEvents(box)
+	return box
+}
+
+// relayEvents starts a relay for the collection of box, unless it has one.
+func (e *Env) relayEvents(box *outbox.Box) {
+	e.tb.Helper()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	name := boxparts.Of(box).Store.Name()
+	if e.relays[name] != nil {
+		return
+	}
+
+	relay, err := memory.NewRelay(box, e.broker, e.settings.relay...)
+	if err != nil {
+		e.tb.Fatal(err)
+	}
+	e.relays[name] = relay
+	e.tasks.Go(func() {
+		if err := relay.Run(e.running); err != nil {
+			e.tb.Errorf("relay of %s: %v", name, err)
+		}
+	})
+}
+
+// Inbox returns an inbox. Inboxes of the same collection share their keys. It fails the test if an option is wrong.
+func (e *Env) Inbox(opts ...inbox.Option) *inbox.Inbox {
+	e.tb.Helper()
+	x, err := memory.NewInbox(e.db, opts...)
+	if err != nil {
+		e.tb.Fatal(err)
+	}
+	return x.Inbox
+}
+
+// Consumer returns a member of a group. Register its handlers, and call Settle, which runs it. It commits after each
+// message and logs errors, unless the options say otherwise. It fails the test if an option is wrong.
+func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer {
+	e.tb.Helper()
+	x, err := memory.NewInbox(e.db)
+	if err != nil {
+		e.tb.Fatal(err)
+	}
+	logError := func(_ context.Context, err error) { e.tb.Logf("consumer of group %s: %v", group, err) }
+	c, err := consumer.New(group, nil, append([]consumer.Option{
+		consumer.WithTransport(e.broker), consumer.WithInbox(x), consumer.Transactions(e.db.Transaction),
+		consumer.Letters(memory.NewLetters(e.db)), consumer.Commits(consumer.CommitEach()), consumer.WithErrorHook(logError),
+	}, opts...)...)
+	if err != nil {
+		e.tb.Fatal(err)
+	}
+
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.consumers = append(e.consumers, &member{Consumer: c, group: group})
+	return c
+}
+
+// Sagas returns the store of sagas, for saga.NewRegistry.
+func (e *Env) Sagas() saga.Store { return memory.NewSagas(e.db) }
+
+// Documents returns a collection of entities, for entity.NewOn and entity.NewRecordedOn.
+func (e *Env) Documents(name string) entity.Documents { return memory.NewDocuments(e.db, name, false) }
+
+// View returns the target of a projector, for entity.NewProjectorOn.
+func (e *Env) View(name string) entity.View { return memory.NewView(e.db, name) }
+
+// DeadLetters returns the messages that handlers have given up, the earliest first.
+func (e *Env) DeadLetters() []consumer.Letter {
+	e.tb.Helper()
+	list, err := memory.NewLetters(e.db).All(e.tb.Context())
+	if err != nil {
+		e.tb.Fatal(err)
+	}
+	return list
+}
+
+// Publish publishes events of other services, in the same way as their relay would.
+func (e *Env) Publish(events ...event.Event) {
+	e.tb.Helper()
+	if err := e.others.Append(outbox.Outside(e.tb.Context()), events...); err != nil {
+		e.tb.Fatal(err)
+	}
+}
+
+// PublishRecord writes a record to a topic, as a producer without an outbox would.
+func (e *Env) PublishRecord(topic string, key, value []byte, headers ...event.Header) {
+	e.tb.Helper()
+	m := &consumer.Message{Key: key, Value: value, Headers: headers}
+	if err := e.broker.Publish(e.tb.Context(), topic, []*consumer.Message{m}); err != nil {
+		e.tb.Fatal(err)
+	}
+}
+
+// Published returns the records of a topic, in the order in which they were written.
+func (e *Env) Published(topic string) []*consumer.Message {
+	e.tb.Helper()
+	var list []*consumer.Message
+	for _, r := range e.broker.Records(topic) {
+		m, err := consumer.Decode(&r)
+		if err != nil {
+			e.tb.Fatalf("decoding record %s/%d/%d: %v", topic, r.Partition, r.Offset, err)
+		}
+		list = append(list, m)
+	}
+	return list
+}
+
+// Redeliver makes all groups read the records of a topic again from the beginning, as it may happen with Kafka.
+func (e *Env) Redeliver(topic string) { e.broker.Redeliver(topic) }
+
+// Op is an operation that Fail can make fail.
+type Op = memory.Op
+
+// Fail calls f before each operation of kind "append", "commit" and "publish". If f returns an error, the operation fails
+// with it. The relay repeats a failed publish, as in an outage of Kafka. A nil f ends the faults.
+func (e *Env) Fail(f func(op Op) error) {
+	e.db.Inject(f)
+	if f == nil {
+		e.broker.Inject(nil)
+		return
+	}
+	e.broker.Inject(func(topic string, m *consumer.Message) memory.Fault {
+		name, _ := m.Header("type")
+		return memory.Fault{Err: f(Op{Kind: "publish", Name: string(name), Topic: topic})}
+	})
+}
+
+// Settle runs the consumers, and blocks until all events that are due are published and handled, and all retries that are
+// due are over. A message whose handler has failed waits for its next retry: see Advance. Settle fails the test after a
+// minute, for example if a consumer is paused.
+func (e *Env) Settle() {
+	e.tb.Helper()
+	e.start()
+	limit := time.NewTimer(settleLimit)
+	defer limit.Stop()
+
+	for {
+		// Both are read before the state, so that no change is missed.
+		broker, db := e.broker.Changed(), e.db.Changed()
+		left := e.unsettled()
+		select {
+		case <-broker:
+			continue
+		case <-db:
+			continue
+		default:
+		}
+		if len(left) == 0 {
+			return
+		}
+
+		select {
+		case <-broker:
+		case <-db:
+		case <-e.ended:
+		case <-limit.C:
+			e.tb.Fatalf("not settled after %v:\n%s", settleLimit, strings.Join(left, "\n"))
+		case <-e.tb.Context().Done():
+			e.tb.Fatalf("not settled when the context of the test has ended:\n%s", strings.Join(left, "\n"))
+		}
+	}
+}
+
+// Advance lets d pass, and calls Settle. In a bubble of testing/synctest, that takes no time.
+func (e *Env) Advance(d time.Duration) {
+	e.tb.Helper()
+	e.Settle()
+	time.Sleep(d)
+	e.Settle()
+}
+
+// start runs the consumers that do not run yet.
+func (e *Env) start() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, m := range e.consumers {
+		if m.started {
+			continue
+		}
+		m.started = true
+		e.tasks.Go(func() {
+			err := m.Run(e.running)
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			m.err = err
+			select {
+			case e.ended <- struct{}{}:
+			default:
+			}
+		})
+	}
+}
+
+// unsettled describes what is left to do. It fails the test if a consumer has ended.
+func (e *Env) unsettled() []string {
+	e.tb.Helper()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+
+	var left []string
+	groups := map[string]int{}
+	for _, m := range e.consumers {
+		if m.err != nil && !errors.Is(m.err, consumer.ErrRunning) {
+			e.tb.Fatalf("consumer of group %s: %v", m.group, m.err)
+		}
+		groups[m.group]++
+	}
+	for name, want := range groups {
+		if got := e.broker.Members(name); got < want {
+			left = append(left, fmt.Sprintf("group %s has %d of %d members", name, got, want))
+		}
+	}
+
+	left = append(left, e.broker.Unread()...)
+	retries, err := memory.DueRetries(e.running, e.db)
+	if err != nil {
+		e.tb.Fatal(err)
+	}
+	left = append(left, retries...)
+	for name, relay := range e.relays {
+		n, err := relay.Pending(e.running)
+		if err != nil {
+			e.tb.Fatal(err)
+		}
+		if n > 0 {
+			left = append(left, fmt.Sprintf("the relay has not published %d events of %s", n, name))
+		}
+	}
+	return left
+}

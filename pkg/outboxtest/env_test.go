@@ -1,0 +1,322 @@
+package outboxtest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/pkg/outboxtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
+
+// recorder is the testing.TB of a test that should fail. Its failures end the goroutine.
+type recorder struct {
+	testing.TB
+	failures []string
+}
+
+func (r *recorder) Helper()             {}
+func (r *recorder) Logf(string, ...any) {}
+
+func (r *recorder) Fatalf(format string, args ...any) {
+	r.failures = append(r.failures, fmt.Sprintf(format, args...))
+	runtime.Goexit()
+}
+
+func (r *recorder) Fatal(args ...any) { r.Fatalf("%s", fmt.Sprint(args...)) }
+
+// requireFailure fails the test unless f fails with a message that contains all texts.
+func requireFailure(t *testing.T, f func(tb testing.TB), texts ...string) {
+	t.Helper()
+	r := &recorder{TB: t}
+	var wg sync.WaitGroup
+	wg.Go(func() { f(r) })
+	wg.Wait()
+	if len(r.failures) != 1 {
+		t.Fatalf("failures: got %q, want one", r.failures)
+	}
+	for _, text := range texts {
+		if !strings.Contains(r.failures[0], text) {
+			t.Errorf("failure: got %q, want %q in it", r.failures[0], text)
+		}
+	}
+}
+
+func appendEvents(t *testing.T, box *outbox.Box, events ...event.Event) {
+	t.Helper()
+	err := box.Transaction(t.Context(), func(ctx context.Context) error { return box.Append(ctx, events...) })
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// handle registers a handler of Placed events.
+func handle(t *testing.T, c *consumer.Consumer, f consumer.HandlerFunc, opts ...consumer.HandlerOption) {
+	t.Helper()
+	if err := c.Handle(OrderPlaced.Name, consumer.Func(f, OrderPlaced.Name), opts...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRetriesFollowTheFakeClock(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		env := outboxtest.New(t)
+		box := env.Box()
+		down := true
+		var handled []string
+		c := env.Consumer("shipping", consumer.WithTopics("outbox.event.order"))
+		handle(t, c, func(_ context.Context, m *consumer.Message) error {
+			if m.Aggregate.ID == "o-1" && down {
+				return errors.New("the warehouse is away")
+			}
+			handled = append(handled, m.Aggregate.ID)
+			return nil
+		})
+
+		appendEvents(t, box, OrderPlaced.New("o-1", Placed{}), OrderPlaced.New("o-2", Placed{}))
+		env.Settle()
+		if want := []string{"o-2"}; !slices.Equal(handled, want) {
+			t.Errorf("handled at once: got %q, want %q", handled, want)
+		}
+
+		env.Advance(time.Hour)
+		down = false
+		env.Settle()
+		if len(handled) != 1 {
+			t.Error("a message was handled before its next retry")
+		}
+		env.Advance(10 * time.Minute)
+		if want := []string{"o-2", "o-1"}; !slices.Equal(handled, want) {
+			t.Errorf("handled after an hour: got %q, want %q", handled, want)
+		}
+	})
+}
+
+func TestAMessageIsGivenUpAfterADay(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		env := outboxtest.New(t)
+		c := env.Consumer("shipping", consumer.WithTopics("outbox.event.order"))
+		handle(t, c, func(context.Context, *consumer.Message) error { return errors.New("bad order") })
+		env.Publish(OrderPlaced.New("o-1", Placed{}))
+
+		env.Advance(23 * time.Hour)
+		if got := env.DeadLetters(); len(got) != 0 {
+			t.Errorf("dead letters before a day: got %v, want none", got)
+		}
+		env.Advance(2 * time.Hour)
+		if got := env.DeadLetters(); len(got) != 1 || !strings.Contains(got[0].Reason, "bad order") {
+			t.Errorf("dead letters after a day: got %+v, want the message", got)
+		}
+	})
+}
+
+func TestScheduledEventsFollowTheFakeClock(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		env := outboxtest.New(t)
+		box := env.Box()
+		due := time.Now().Add(24 * time.Hour)
+		err := box.Transaction(t.Context(), func(ctx context.Context) error {
+			_, err := box.Schedule(ctx, due, OrderPlaced.New("o-1", Placed{}))
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		if got := outboxtest.RequireAppended(t, box, OrderPlaced); !got.DueAt.Equal(due) {
+			t.Errorf("due time: got %v, want %v", got.DueAt, due)
+		}
+		env.Advance(23 * time.Hour)
+		if got := env.Published("outbox.event.order"); len(got) != 0 {
+			t.Errorf("published before the due time: %v", got)
+		}
+		env.Advance(time.Hour)
+		if got := env.Published("outbox.event.order"); len(got) != 1 || got[0].Name != OrderPlaced.Name {
+			t.Errorf("published at the due time: got %v, want the event", got)
+		}
+	})
+}
+
+// The record of an event carries its expiry: an event that was published in time and is read too late is not handled.
+func TestTheExpiryOfAnEventReachesTheConsumer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		env := outboxtest.New(t)
+		env.Publish(
+			OrderPlaced.New("late", Placed{}, event.WithExpiresAt(time.Now().Add(time.Hour))),
+			OrderPlaced.New("fresh", Placed{}, event.WithExpiresAt(time.Now().Add(24*time.Hour))),
+		)
+		env.Advance(2 * time.Hour)
+
+		var handled []string
+		c := env.Consumer("shipping", consumer.WithTopics("outbox.event.order"))
+		handle(t, c, func(_ context.Context, m *consumer.Message) error {
+			handled = append(handled, m.Aggregate.ID)
+			return nil
+		})
+		env.Settle()
+
+		letters := env.DeadLetters()
+		if len(letters) != 1 || letters[0].Class != consumer.ClassExpired || !slices.Equal(handled, []string{"fresh"}) {
+			t.Errorf("letters %+v, handled %q; want a letter of the late event", letters, handled)
+		}
+	})
+}
+
+func TestFaultsAreInjected(t *testing.T) {
+	t.Parallel()
+	env := outboxtest.New(t)
+	box := env.Box()
+	away := errors.New("away")
+	for _, kind := range []string{"append", "commit"} {
+		env.Fail(func(op outboxtest.Op) error {
+			if op.Kind == kind {
+				return away
+			}
+			return nil
+		})
+		err := box.Transaction(t.Context(), func(ctx context.Context) error {
+			return box.Append(ctx, OrderPlaced.New("o-1", Placed{}))
+		})
+		if !errors.Is(err, away) {
+			t.Errorf("Transaction with a failing %s: got %v, want %v", kind, err, away)
+		}
+		outboxtest.RequireNone(t, box, OrderPlaced)
+	}
+
+	var attempts atomic.Int32
+	env.Fail(func(op outboxtest.Op) error {
+		isOrder := op.Kind == "publish" && op.Topic == "outbox.event.order" && op.Name == OrderPlaced.Name
+		if isOrder && attempts.Add(1) < 3 {
+			return away
+		}
+		return nil
+	})
+	appendEvents(t, box, OrderPlaced.New("o-1", Placed{}))
+	env.Settle()
+	if got := env.Published("outbox.event.order"); len(got) != 1 || attempts.Load() != 3 {
+		t.Errorf("published after an outage: got %d records in %d attempts, want 1 in 3", len(got), attempts.Load())
+	}
+}
+
+func TestRedeliveryHasNoSecondEffect(t *testing.T) {
+	t.Parallel()
+	env := outboxtest.New(t, outboxtest.WithPartitions(2))
+	var effects, runs atomic.Int32
+	once := env.Consumer("once", consumer.WithTopics("orders"))
+	handle(t, once, func(context.Context, *consumer.Message) error { effects.Add(1); return nil })
+	often := env.Consumer("often", consumer.WithTopics("orders"), consumer.WithMode(consumer.AtLeastOnce))
+	handle(t, often, func(context.Context, *consumer.Message) error { runs.Add(1); return nil })
+
+	for _, id := range []string{"1", "2", "3"} {
+		env.PublishRecord("orders", []byte(id), []byte("{}"),
+			event.Header{Key: "id", Value: []byte(id)}, event.Header{Key: "type", Value: []byte(OrderPlaced.Name)})
+	}
+	env.Settle()
+	env.Redeliver("orders")
+	env.Settle()
+	if effects.Load() != 3 || runs.Load() != 6 {
+		t.Errorf("effects: got %d and %d, want 3 and 6", effects.Load(), runs.Load())
+	}
+}
+
+func TestTheFunctionsOfOutboxSeeTransactionsInMemory(t *testing.T) {
+	t.Parallel()
+	env := outboxtest.New(t)
+	box := env.Box()
+	keys := env.Inbox()
+	table := outboxtest.NewTable[string, string](env, "audit")
+	cause := errors.New("not allowed")
+
+	err := box.Transaction(t.Context(), func(ctx context.Context) error {
+		if err := outbox.CheckTransaction(ctx); err != nil {
+			t.Errorf("CheckTransaction: %v", err)
+		}
+		if err := table.Put(outbox.Outside(ctx), "a", "stays"); err != nil {
+			t.Error(err)
+		}
+		if err := keys.Once(ctx, inbox.Key{Scope: "s", ID: "1"}, func(context.Context) error { return nil }); err != nil {
+			t.Error(err)
+		}
+		if !outbox.SetRollbackOnly(ctx, cause) {
+			t.Error("SetRollbackOnly had no effect")
+		}
+		return nil
+	})
+	if !errors.Is(err, outbox.ErrRollbackOnly) || !errors.Is(err, cause) {
+		t.Errorf("Transaction: got %v, want ErrRollbackOnly and the cause", err)
+	}
+	if got, err := table.Get(t.Context(), "a"); got != "stays" || err != nil {
+		t.Errorf("a write outside of the transaction: got %q (%v), want it to stay", got, err)
+	}
+	if handled, err := keys.Handled(t.Context(), inbox.Key{Scope: "s", ID: "1"}); handled || err != nil {
+		t.Errorf("a key of the transaction: got %t (%v), want it rolled back", handled, err)
+	}
+	if err := box.Append(t.Context(), OrderPlaced.New("o-1", Placed{})); !errors.Is(err, outbox.ErrNoTransaction) {
+		t.Errorf("Append without a transaction: got %v, want ErrNoTransaction", err)
+	}
+}
+
+func TestSettleReportsWhatIsLeft(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		requireFailure(t, func(tb testing.TB) {
+			env := outboxtest.New(tb)
+			c := env.Consumer("shipping", consumer.WithTopics("outbox.event.order"))
+			handle(t, c, func(context.Context, *consumer.Message) error { return nil })
+			c.Pause()
+			env.Publish(OrderPlaced.New("o-1", Placed{}))
+			env.Settle()
+		}, "not settled after 1m0s", "group shipping has not handled 1 records of topic outbox.event.order")
+	})
+
+	requireFailure(t, func(tb testing.TB) {
+		env := outboxtest.New(tb)
+		env.Consumer("shipping", consumer.WithTopics("outbox.event.order"))
+		env.Settle()
+	}, "consumer of group shipping", consumer.ErrNoHandler.Error())
+}
+
+func TestWrongOptionsFailTheTest(t *testing.T) {
+	t.Parallel()
+	for want, f := range map[string]func(env *outboxtest.Env){
+		"invalid collection name": func(env *outboxtest.Env) { env.Box(outbox.WithCollection("a$")) },
+		"invalid retention":       func(env *outboxtest.Env) { env.Inbox(inbox.WithRetention(time.Second)) },
+		"name of the group":       func(env *outboxtest.Env) { env.Consumer("") },
+	} {
+		requireFailure(t, func(tb testing.TB) { f(outboxtest.New(tb)) }, want)
+	}
+	requireFailure(t, func(tb testing.TB) { outboxtest.New(tb, outboxtest.WithPreset("x")) }, "x")
+}
+
+func TestTableRefusesASecondRow(t *testing.T) {
+	t.Parallel()
+	env := outboxtest.New(t)
+	orders := outboxtest.NewTable[string, Placed](env, "orders")
+	if err := orders.Insert(t.Context(), "o-1", Placed{Cents: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := orders.Insert(t.Context(), "o-1", Placed{}); !mongo.IsDuplicateKeyError(err) {
+		t.Errorf("second Insert: got %v, want a duplicate key error", err)
+	}
+}

@@ -1,0 +1,81 @@
+package outboxtest_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/pkg/outboxtest"
+)
+
+// Placed is the payload of OrderPlaced.
+type Placed struct {
+	Cents int64 `json:"cents"`
+}
+
+// OrderPlaced reports a new order.
+var OrderPlaced = event.Type[Placed]{Aggregate: "order", Name: "OrderPlaced"}
+
+// Orders is the part of the service's database that it needs.
+type Orders interface {
+	Insert(ctx context.Context, id string, order Placed) error
+}
+
+// Shop is the service under test.
+type Shop struct {
+	Box    *outbox.Box
+	Orders Orders
+}
+
+// Place stores an order together with its event.
+func (s *Shop) Place(ctx context.Context, id string, order Placed) error {
+	return s.Box.Transaction(ctx, func(ctx context.Context) error {
+		if err := s.Orders.Insert(ctx, id, order); err != nil {
+			return err
+		}
+		return s.Box.Append(ctx, OrderPlaced.New(id, order))
+	})
+}
+
+// TestPlace is the unit test of the service.
+func TestPlace(t *testing.T) {
+	t.Parallel()
+	env := outboxtest.New(t)
+	shop := &Shop{Box: env.Box(), Orders: outboxtest.NewTable[string, Placed](env, "orders")}
+	if err := shop.Place(t.Context(), "o-1", Placed{Cents: 4200}); err != nil {
+		t.Fatal(err)
+	}
+	if err := shop.Place(t.Context(), "o-1", Placed{Cents: 1}); err == nil {
+		t.Error("a second order with the same id was accepted")
+	}
+
+	placed := outboxtest.RequireAppended(t, shop.Box, OrderPlaced, outboxtest.WithAggregateID("o-1"))
+	if placed.Payload.Cents != 4200 {
+		t.Errorf("cents: got %d, want 4200", placed.Payload.Cents)
+	}
+}
+
+// TestTotals is the unit test of a handler.
+func TestTotals(t *testing.T) {
+	t.Parallel()
+	env := outboxtest.New(t)
+	totals := outboxtest.NewTable[string, int64](env, "totals")
+	c := env.Consumer("totals", consumer.WithTopics("outbox.event.order"))
+	err := c.Handle("pack-parcels", consumer.For(OrderPlaced, func(ctx context.Context, _ *consumer.Message, p Placed) error {
+		sum, _ := totals.Get(ctx, "all")
+		return totals.Put(ctx, "all", sum+p.Cents)
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	env.Publish(OrderPlaced.New("o-1", Placed{Cents: 100}), OrderPlaced.New("o-2", Placed{Cents: 200}))
+	env.Settle()
+	env.Redeliver("outbox.event.order")
+	env.Settle()
+	if sum, err := totals.Get(t.Context(), "all"); sum != 300 || err != nil {
+		t.Errorf("total: got %d (%v), want 300", sum, err)
+	}
+}
