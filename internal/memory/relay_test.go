@@ -169,7 +169,7 @@ func TestRelayWaitsAnOutageOut(t *testing.T) {
 		k.append(order("o-1", "first"), order("o-1", "second"))
 		synctest.Wait()
 		before := tries
-		time.Sleep(retryAfter)
+		<-time.After(retryAfter)
 		synctest.Wait()
 		if before == 0 || tries <= before {
 			t.Errorf("%d tries, then %d", before, tries)
@@ -233,7 +233,7 @@ func TestDelayedRecordHoldsItsWriter(t *testing.T) {
 		go func() { done <- k.broker.Publish(t.Context(), "t", []*consumer.Message{{Value: []byte("x")}}) }()
 		synctest.Wait()
 		k.want("t")
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
@@ -272,7 +272,7 @@ func TestScheduledEventsGoByTheClock(t *testing.T) {
 			{time.Hour, []string{"past", "moved", "in an hour"}},
 		} {
 			synctest.Wait()
-			time.Sleep(x.ahead)
+			<-time.After(x.ahead)
 			synctest.Wait()
 			k.want("outbox.event.order", x.want...)
 		}

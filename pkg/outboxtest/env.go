@@ -140,7 +140,7 @@ func (e *Env) Inbox(opts ...inbox.Option) *inbox.Inbox {
 }
 
 // Consumer returns a member of a group. Register its handlers, and call Settle, which runs it. It commits after each
-// message and logs errors, unless the options say otherwise. It fails the test if an option is wrong.
+// message and logs errors, unless the options set something else. It fails the test if an option is wrong.
 func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer {
 	e.tb.Helper()
 	x, err := memory.NewInbox(e.db)
@@ -237,14 +237,14 @@ func (e *Env) Fail(f func(op Op) error) {
 // minute, for example if a consumer is paused.
 func (e *Env) Settle() {
 	e.tb.Helper()
-	e.start()
+	e.startConsumers()
 	limit := time.NewTimer(settleLimit)
 	defer limit.Stop()
 
 	for {
 		// Both are read before the state, so that no change is missed.
 		broker, db := e.broker.Changed(), e.db.Changed()
-		left := e.unsettled()
+		left := e.describeUnsettled()
 		select {
 		case <-broker:
 			continue
@@ -276,8 +276,8 @@ func (e *Env) Advance(d time.Duration) {
 	e.Settle()
 }
 
-// start runs the consumers that do not run yet.
-func (e *Env) start() {
+// startConsumers runs the consumers that do not run yet.
+func (e *Env) startConsumers() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, m := range e.consumers {
@@ -285,6 +285,7 @@ func (e *Env) start() {
 			continue
 		}
 		m.started = true
+
 		e.tasks.Go(func() {
 			err := m.Run(e.running)
 			e.mu.Lock()
@@ -298,8 +299,8 @@ func (e *Env) start() {
 	}
 }
 
-// unsettled describes what is left to do. It fails the test if a consumer has ended.
-func (e *Env) unsettled() []string {
+// describeUnsettled lists the work that Settle waits for. It fails the test if a consumer has ended.
+func (e *Env) describeUnsettled() []string {
 	e.tb.Helper()
 	e.mu.Lock()
 	defer e.mu.Unlock()

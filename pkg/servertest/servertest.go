@@ -104,7 +104,7 @@ func (e *Env) Topic(name string) string {
 }
 
 // Consumer returns a member of a consumer group of this Env. It uses DB and Brokers, commits after each message, and logs
-// errors, unless the options say otherwise. It fails the test if an option is wrong. Register its handlers, and pass its Run
+// errors, unless the options set something else. It fails the test if an option is wrong. Register its handlers, and pass its Run
 // to Env.Run.
 func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer {
 	e.tb.Helper()
