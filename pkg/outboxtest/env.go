@@ -11,6 +11,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/boxparts"
 	"github.com/outrelay/outrelay/internal/memory"
+	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/entity"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -52,7 +53,8 @@ type Option func(s *settings)
 
 type settings struct {
 	partitions int
-	relay      []memory.RelayOption
+	routes     routing.Config
+	preset     string
 }
 
 // WithPartitions sets the number of partitions of each topic. Defaults to 4.
@@ -61,14 +63,12 @@ func WithPartitions(n int) Option { return func(s *settings) { s.partitions = n 
 // WithTopics sets the template for the names of topics, as topics.template in the configuration of the relay. Defaults to
 // "outbox.event.{aggregatetype}".
 func WithTopics(template string) Option {
-	return func(s *settings) { s.relay = append(s.relay, memory.WithTopics(template)) }
+	return func(s *settings) { s.routes.Template = template }
 }
 
 // WithPreset sets the headers and values of the records, as record.preset in the configuration of the relay. Defaults to
 // "typed".
-func WithPreset(name string) Option {
-	return func(s *settings) { s.relay = append(s.relay, memory.WithPreset(name)) }
-}
+func WithPreset(name string) Option { return func(s *settings) { s.preset = name } }
 
 // New returns an empty Env. It ends with the test: then it stops its consumers and waits for them.
 func New(tb testing.TB, opts ...Option) *Env {
@@ -117,7 +117,7 @@ func (e *Env) relayEvents(box *outbox.Box) {
 		return
 	}
 
-	relay, err := memory.NewRelay(box, e.broker, e.settings.relay...)
+	relay, err := memory.NewRelay(box, e.broker, e.settings.routes, e.settings.preset)
 	if err != nil {
 		e.tb.Fatal(err)
 	}
