@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -29,6 +30,7 @@ type Env struct {
 	tb       testing.TB
 	db       *memory.DB
 	broker   *memory.Broker
+	log      *slog.Logger // of the test, for warnings
 	settings settings
 	running  context.Context
 	tasks    sync.WaitGroup
@@ -74,6 +76,7 @@ func WithPreset(name string) Option { return func(s *settings) { s.preset = name
 func New(tb testing.TB, opts ...Option) *Env {
 	tb.Helper()
 	e := &Env{tb: tb, db: memory.NewDB(), relays: map[string]*memory.Relay{}, ended: make(chan struct{}, 1)}
+	e.log = slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	for _, o := range opts {
 		o(&e.settings)
 	}
@@ -99,7 +102,7 @@ func New(tb testing.TB, opts ...Option) *Env {
 // Box returns an outbox. Outboxes of the same collection share their events. It fails the test if an option is wrong.
 func (e *Env) Box(opts ...outbox.Option) *outbox.Box {
 	e.tb.Helper()
-	box, err := memory.NewOutbox(e.db, opts...)
+	box, err := memory.NewOutbox(e.db, append([]outbox.Option{outbox.WithLogger(e.log)}, opts...)...)
 	if err != nil {
 		e.tb.Fatal(err)
 	}
@@ -140,17 +143,16 @@ func (e *Env) Inbox(opts ...inbox.Option) *inbox.Inbox {
 }
 
 // Consumer returns a member of a group. Register its handlers, and call Settle, which runs it. It commits after each
-// message and logs errors, unless the options set something else. It fails the test if an option is wrong.
+// message and logs errors to the test, unless the options set something else. It fails the test if an option is wrong.
 func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer {
 	e.tb.Helper()
 	x, err := memory.NewInbox(e.db)
 	if err != nil {
 		e.tb.Fatal(err)
 	}
-	logError := func(_ context.Context, err error) { e.tb.Logf("consumer of group %s: %v", group, err) }
 	c, err := consumer.New(group, nil, append([]consumer.Option{
 		consumer.WithTransport(e.broker), consumer.WithInbox(x), consumer.Transactions(e.db.Transaction),
-		consumer.Letters(memory.NewLetters(e.db)), consumer.Commits(consumer.CommitEach()), consumer.WithErrorHook(logError),
+		consumer.Letters(memory.NewLetters(e.db)), consumer.Commits(consumer.CommitEach()), consumer.WithLogger(e.log),
 	}, opts...)...)
 	if err != nil {
 		e.tb.Fatal(err)
@@ -218,8 +220,9 @@ func (e *Env) Redeliver(topic string) { e.broker.Redeliver(topic) }
 // Op is an operation that Fail can make fail.
 type Op = memory.Op
 
-// Fail calls f before each operation of kind "append", "commit" and "publish". If f returns an error, the operation fails
-// with it. The relay repeats a failed publish, as in an outage of Kafka. A nil f ends the faults.
+// Fail calls f before each operation of kind "append", "commit" and "publish", of the service and of the consumers. If f
+// returns an error, the operation fails with it. The relay repeats a failed publish, as in an outage of Kafka. Several
+// goroutines may call f at the same time. A nil f ends the faults.
 func (e *Env) Fail(f func(op Op) error) {
 	e.db.Inject(f)
 	if f == nil {
