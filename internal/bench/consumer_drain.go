@@ -173,10 +173,10 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 		return outcome{}, err
 	}
 
-	handler := consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error {
+	handler := func(ctx context.Context, m *consumer.Message) error {
 		return h.applyEffect(ctx, m.Key, m.Value)
-	})
-	err = c.Handle("*", handler, consumer.Named("effects"))
+	}
+	err = c.Handle("effects", consumer.Func(handler, "*"))
 	if err != nil {
 		return outcome{}, err
 	}

@@ -63,13 +63,13 @@ func (e *exit) reports(is func(err error) bool) bool {
 
 func (e *exit) runs(opts ...consumer.HandlerOption) {
 	e.Helper()
-	e.ok(e.Handle("A", consumer.HandlerFunc(func(_ context.Context, m *consumer.Message) error {
+	e.ok(e.Handle("h", consumer.Func(func(_ context.Context, m *consumer.Message) error {
 		if strings.HasPrefix(string(m.Value), "bad") {
 			return errors.New("not this one")
 		}
 		e.calls <- string(m.Value)
 		return nil
-	}), append(opts, consumer.Named("h"))...))
+	}, "A"), opts...))
 	e.start("consumer", e.Run)
 }
 
@@ -137,7 +137,7 @@ func TestAFaultEventThatIsNotLegalDoesNotBlockItsPartition(t *testing.T) {
 	t.Parallel()
 	e := newExit(t, toLetters, consumer.PublishFaults(consumer.Faults{Body: true}))
 	typ := strings.Repeat("T", 4101)
-	e.ok(e.Handle(typ, consumer.HandlerFunc(func(context.Context, *consumer.Message) error { return errors.New("no") })))
+	e.ok(e.Handle(typ, consumer.Func(func(context.Context, *consumer.Message) error { return errors.New("no") }, typ)))
 	m := &consumer.Message{Key: []byte("k"), Value: []byte("x"), Headers: []event.Header{{Key: "type", Value: []byte(typ)}, {Key: "id", Value: []byte("1")}}}
 	e.ok(e.broker.Publish(e.context(), "in", []*consumer.Message{m}))
 	e.put("in", strings.Repeat("k", 5000), "bad key", "id", "2")
@@ -325,9 +325,9 @@ func TestARetryIsNotHeldForever(t *testing.T) {
 
 // If a handler was renamed, or exists only in newer members, its retries are kept although other
 // unknown messages are skipped.
-func TestAckUnknownKeepsTheRetriesOfAnotherName(t *testing.T) {
+func TestRetriesOfAnotherHandlerAreKept(t *testing.T) {
 	t.Parallel()
-	e := newExit(t, consumer.AckUnknown())
+	e := newExit(t)
 	e.put("in", "k", "retry", "id", "1", consumer.HeaderOnly, "g/old")
 	e.put("in", "k", "foreign", "id", "2", consumer.HeaderOnly, "another/h")
 	m := &consumer.Message{Key: []byte("k"), Headers: []event.Header{{Key: "type", Value: []byte("unknown")}, {Key: "id", Value: []byte("3")}}}
@@ -393,14 +393,14 @@ func TestARecordWithoutAnIDHasItsEffectOnceWhereverItIsMoved(t *testing.T) {
 	policy := consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(10 * time.Millisecond)))
 	member := func(x consumer.Inbox, fails bool) *consumer.Consumer {
 		c := e.member(x, policy)
-		e.ok(c.Handle("A", consumer.HandlerFunc(func(_ context.Context, m *consumer.Message) error {
+		e.ok(c.Handle("h", consumer.Func(func(_ context.Context, m *consumer.Message) error {
 			if fails {
 				return errors.New("not yet")
 			}
 
 			effects <- m.Topic
 			return nil
-		}), consumer.Named("h")))
+		}, "A")))
 
 		return c
 	}

@@ -54,7 +54,7 @@ func (p *plan) put(typ string, n int, keys int) {
 
 func (p *plan) on(typ string, f consumer.HandlerFunc, opts ...consumer.HandlerOption) {
 	p.Helper()
-	p.ok(p.Handle(typ, f, opts...))
+	p.ok(p.Handle("h-"+typ, consumer.Func(f, typ), opts...))
 }
 
 // passes waits until all offsets of the topic are committed.
@@ -172,11 +172,11 @@ func TestAHandlerThatIsReplacedLosesNoMessageThatWaits(t *testing.T) {
 		return nil
 	}
 
-	p.on("A", handler, consumer.Named("h"), policy)
+	p.on("A", handler, policy)
 	p.start("consumer", p.Run)
 	<-failed
-	p.Off("h")
-	p.on("A", handler, consumer.Named("h"), policy)
+	p.Remove("h-A")
+	p.on("A", handler, policy)
 	p.ok(p.broker.Publish(p.context(), "plan", []*consumer.Message{{
 		Key: []byte("key-0"), Headers: []event.Header{{Key: "id", Value: []byte("second")}, {Key: "type", Value: []byte("A")}},
 	}}))
@@ -260,7 +260,7 @@ func TestABreakerOpensForTimeOutsAndForBatches(t *testing.T) {
 				consumer.WithMiddleware(b.Middleware()), consumer.WithTimeout(20 * time.Millisecond), consumer.OnFailure(consumer.NewPolicy(consumer.On().DeadLetter())),
 			}
 			if c.batch {
-				p.ok(p.HandleBatch("A", func(ctx context.Context, _ []*consumer.Message) error { return c.f(ctx) }, opts...))
+				p.ok(p.Handle("A", consumer.Batch(func(ctx context.Context, _ []*consumer.Message) error { return c.f(ctx) }, "A"), opts...))
 			} else {
 				p.on("A", func(ctx context.Context, _ *consumer.Message) error { return c.f(ctx) }, opts...)
 			}
@@ -281,9 +281,10 @@ func TestABreakerOpensForTimeOutsAndForBatches(t *testing.T) {
 	}
 }
 
-func TestAckUnknownReportsEachTypeOnce(t *testing.T) {
+func TestUnknownTypesAreReportedOnceEach(t *testing.T) {
 	t.Parallel()
-	p := newPlan(t, consumer.AckUnknown(), consumer.AllowIdle())
+	p := newPlan(t)
+	p.on("known", func(context.Context, *consumer.Message) error { return nil })
 	p.put("A", 10, 3)
 	p.put("B", 10, 3)
 	p.start("consumer", p.Run)
@@ -438,7 +439,7 @@ func TestAHandlerThatIsAbandonedKeepsItsClaimAndNoSlot(t *testing.T) {
 
 func TestRetryTopicsOfAHandlerThatComesLaterAreRead(t *testing.T) {
 	t.Parallel()
-	p := newPlan(t, consumer.AllowIdle())
+	p := newPlan(t)
 	generations := make(chan struct{}, 10)
 	p.on("ready", func(context.Context, *consumer.Message) error {
 		generations <- struct{}{}

@@ -128,7 +128,7 @@ func TestConsumerWithoutServers(t *testing.T) {
 	balances := memory.NewTable[string, balance](w.db, "balances")
 	var mu sync.Mutex
 	failed := map[string]bool{}
-	handler := consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error {
+	handler := func(ctx context.Context, m *consumer.Message) error {
 		b, err := balances.Get(ctx, string(m.Key))
 		if err != nil && b.Count > 0 {
 			return err
@@ -153,11 +153,11 @@ func TestConsumerWithoutServers(t *testing.T) {
 		}
 
 		return nil
-	})
+	}
 
 	for i := range 2 {
 		c := w.consumer("bank", "outbox.event.account")
-		w.ok(c.Handle("Deposited", handler, consumer.Named("balances")))
+		w.ok(c.Handle("balances", consumer.Func(handler, "Deposited")))
 		w.start(fmt.Sprint("member ", i), c.Run)
 	}
 
@@ -198,12 +198,12 @@ func TestDeadLettersWithoutServers(t *testing.T) {
 	w := newWorld(t)
 	handled := memory.NewTable[string, balance](w.db, "handled")
 	c := w.consumer("g", "outbox.event.account")
-	w.ok(c.Handle("Deposited", consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error {
+	w.ok(c.Handle("Deposited", consumer.Func(func(ctx context.Context, m *consumer.Message) error {
 		if string(m.Value) == "2" {
 			return errors.New("not this one")
 		}
 		return handled.Insert(ctx, string(m.Value), balance{})
-	}), consumer.OnFailure(consumer.NewPolicy(consumer.On().Then(consumer.ToDeadLetter)))))
+	}, "Deposited"), consumer.OnFailure(consumer.NewPolicy(consumer.On().Then(consumer.ToDeadLetter)))))
 
 	w.start("consumer", c.Run)
 	w.append(deposit("a", 1), deposit("a", 2), deposit("a", 3))
@@ -231,8 +231,7 @@ func TestDeadLettersAreRedactedAndTold(t *testing.T) {
 			return nil
 		}))
 
-	w.ok(c.Handle("Deposited", consumer.HandlerFunc(func(context.Context, *consumer.Message) error { return errors.New("no") }),
-		consumer.OnFailure(consumer.NewPolicy(consumer.On().Then(consumer.ToDeadLetter)))))
+	w.ok(c.Handle("Deposited", consumer.Func(func(context.Context, *consumer.Message) error { return errors.New("no") }, "Deposited"), consumer.OnFailure(consumer.NewPolicy(consumer.On().Then(consumer.ToDeadLetter)))))
 	w.start("consumer", c.Run)
 	w.append(deposit("a", 1))
 	told, err := w.broker.Await(w.context(), "outbox.event."+consumer.FaultType, 1)
@@ -317,7 +316,7 @@ func TestSagaWithoutServers(t *testing.T) {
 	w.ok(reg.Prepare(w.context()))
 	c := w.consumer("shop", "outbox.event.order", "outbox.event.checkouts")
 	w.ok(s.Register(c))
-	w.ok(c.Handle("OrderCancelled", consumer.HandlerFunc(func(context.Context, *consumer.Message) error { return nil })))
+	w.ok(c.Handle("OrderCancelled", consumer.Func(func(context.Context, *consumer.Message) error { return nil }, "OrderCancelled")))
 	w.start("consumer", c.Run)
 	for i := range 10 {
 		w.append(event.New(event.Aggregate{Type: "order", ID: fmt.Sprint("o-", i)}, "OrderPlaced", event.Bytes("", []byte("x"))))
@@ -353,7 +352,7 @@ func TestProjectorWithoutServers(t *testing.T) {
 	projector, err := entity.NewProjectorOn[article, string](view, "article")
 	w.ok(err)
 	c := w.consumer("catalogue", "outbox.event.article")
-	w.ok(c.Handle("article.*", projector))
+	w.ok(c.Handle("article.*", consumer.Func(projector.Handle, "article.*")))
 	w.start("consumer", c.Run)
 	w.ok(w.db.Transaction(w.context(), func(ctx context.Context) error {
 		for i := range int64(4) {
@@ -409,7 +408,7 @@ func TestFailedMessagesAreSetAsideWithoutServers(t *testing.T) {
 	var got []string
 	attempts := 0
 	handled := make(chan struct{})
-	handler := consumer.HandlerFunc(func(_ context.Context, m *consumer.Message) error {
+	handler := func(_ context.Context, m *consumer.Message) error {
 		mu.Lock()
 		defer mu.Unlock()
 		if string(m.Value) == "1" {
@@ -421,10 +420,10 @@ func TestFailedMessagesAreSetAsideWithoutServers(t *testing.T) {
 			close(handled)
 		}
 		return nil
-	})
+	}
 
 	c := w.consumer("g", "outbox.event.account")
-	w.ok(c.Handle("Deposited", handler, consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}, Min: 50 * time.Millisecond})))
+	w.ok(c.Handle("Deposited", consumer.Func(handler, "Deposited"), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}, Min: 50 * time.Millisecond})))
 	stop := w.start("consumer", c.Run)
 	w.append(deposit("a", 1), deposit("a", 2), deposit("b", 3))
 	select {

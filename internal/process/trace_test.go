@@ -103,14 +103,14 @@ func TestTracesJoinUpEndToEnd(t *testing.T) {
 
 	placed, packed := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("", []byte("x")), event.WithID("placed")), event.New(event.Aggregate{Type: "parcel", ID: "o-1"}, "ParcelPacked", event.Bytes("", []byte("x")), event.WithID("packed"))
 	quiet := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Unsampled", event.Bytes("", []byte("x")), event.WithID("quiet"))
-	c, err := consumer.New("shipping-"+b.topic, b.db, consumer.WithBrokers(stacktest.Brokers(t)...), consumer.WithTopics(b.topic), consumer.AckUnknown(),
+	c, err := consumer.New("shipping-"+b.topic, b.db, consumer.WithBrokers(stacktest.Brokers(t)...), consumer.WithTopics(b.topic),
 		consumer.WithTracer(consumer.Spans(service, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Handle("OrderPlaced", consumer.HandlerFunc(func(ctx context.Context, _ *consumer.Message) error {
+	if err := c.Handle("packing", consumer.Func(func(ctx context.Context, _ *consumer.Message) error {
 		return b.box.Append(ctx, packed)
-	}), consumer.Named("packing")); err != nil {
+	}, "OrderPlaced")); err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())

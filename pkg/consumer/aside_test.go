@@ -75,7 +75,7 @@ func TestAnOutageOfAnotherServiceSlowsTheConsumerDownAndMakesNoDeadLetter(t *tes
 	d.away.Store(true)
 	s := &suspensions{}
 	c := k.consumer(consumer.WithRetry(slow), s.option(k), consumer.WithConcurrency(8))
-	if err := c.Handle("counted", d); err != nil {
+	if err := c.Handle("counted", consumer.Func(d.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}
 	k.publish(numbered(keys, n)...)
@@ -140,12 +140,12 @@ func TestMessagesThatWaitSurviveACrashAndARedelivery(t *testing.T) {
 	const keys, n = 6, 60
 	effects := k.effects("effects")
 	first := k.consumer(consumer.WithRetry(soon), consumer.WithTransport(uncommitted{k.kafka}))
-	handle(t, first, "counted", func(ctx context.Context, m *consumer.Message) error {
+	handleAs(t, first, "effects", "counted", func(ctx context.Context, m *consumer.Message) error {
 		if (string(m.Key) == "key01" || string(m.Key) == "key04") && string(m.Value) == "3" {
 			return errAway
 		}
 		return effects(ctx, m)
-	}, consumer.Named("effects"))
+	})
 	k.publish(numbered(keys, n)...)
 	stop := k.start(first)
 	k.until("the messages to be set aside", func(context.Context) bool { return k.count(consumer.DefaultWaiting) == 14 })
@@ -154,7 +154,7 @@ func TestMessagesThatWaitSurviveACrashAndARedelivery(t *testing.T) {
 
 	// Everything is delivered again, also the messages that wait.
 	second := k.consumer(consumer.WithRetry(soon))
-	handle(t, second, "counted", effects, consumer.Named("effects"))
+	handleAs(t, second, "effects", "counted", effects)
 	k.start(second)
 	k.untilCount("effects", n)
 	k.untilSettled(2, n)
@@ -203,10 +203,10 @@ func TestASuspendedHandlerDoesNotHoldUpTheOthers(t *testing.T) {
 	slow := soon
 	slow.Outage = 2
 	c := k.consumer(consumer.WithRetry(slow), consumer.WithBuffer(20, 1<<20))
-	if err := c.Handle("counted", d, consumer.Named("dependent")); err != nil {
+	if err := c.Handle("dependent", consumer.Func(d.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}
-	handle(t, c, "counted", k.effects("independent"), consumer.Named("independent"))
+	handleAs(t, c, "independent", "counted", k.effects("independent"))
 	k.publish(numbered(keys, n)...)
 	k.start(c)
 
@@ -257,7 +257,7 @@ func TestNoMoreMessagesThanAllowedAreSetAside(t *testing.T) {
 	d := &dependent{next: k.effects("effects")}
 	d.away.Store(true)
 	c := k.consumer(consumer.WithRetry(few), consumer.WithConcurrency(2))
-	if err := c.Handle("counted", d); err != nil {
+	if err := c.Handle("counted", consumer.Func(d.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}
 	k.publish(numbered(20, n)...)
@@ -397,7 +397,7 @@ func TestResumeEndsTheSuspensionOfAHandler(t *testing.T) {
 	d.away.Store(true)
 	s := &suspensions{}
 	c := k.consumer(consumer.WithRetry(stubborn), s.option(k), consumer.WithConcurrency(1))
-	if err := c.Handle("counted", d); err != nil {
+	if err := c.Handle("counted", consumer.Func(d.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}
 	k.publish(numbered(3, 9)...)
@@ -430,13 +430,13 @@ func TestTwoOwnersOfAPartitionKeepTheOrderOfItsKeys(t *testing.T) {
 	for name, transport := range map[string]consumer.Transport{"owner": k.kafka, "previous": stranger{k.kafka}} {
 		c := k.consumer(consumer.WithRetry(hasty), consumer.WithTransport(transport), consumer.WithBatch(8))
 		var attempts atomic.Int64
-		handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		handleAs(t, c, "effects", "counted", func(ctx context.Context, m *consumer.Message) error {
 			// Each member fails at other messages.
 			if i := attempts.Add(1); i%3 == int64(len(name)%3) {
 				return errAway
 			}
 			return effects(ctx, m)
-		}, consumer.Named("effects"))
+		})
 		k.start(c)
 	}
 	all := numbered(keys, n)
@@ -490,7 +490,7 @@ func TestMessagesOfAHandlerThatIsNoMoreAreReported(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	first := k.consumer(consumer.WithRetry(soon))
-	handle(t, first, "counted", func(context.Context, *consumer.Message) error { return errAway }, consumer.Named("old"))
+	handleAs(t, first, "old", "counted", func(context.Context, *consumer.Message) error { return errAway })
 	k.publish(numbered(1, 1)...)
 	stop := k.start(first)
 	k.until("the message to be set aside", func(context.Context) bool { return k.count(consumer.DefaultWaiting) == 1 })
@@ -502,7 +502,7 @@ func TestMessagesOfAHandlerThatIsNoMoreAreReported(t *testing.T) {
 			reported <- struct{}{}
 		}
 	}))
-	handle(t, second, "counted", nop, consumer.Named("new"))
+	handleAs(t, second, "new", "counted", nop)
 	k.start(second)
 	k.await("the report", reported)
 }

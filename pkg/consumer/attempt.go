@@ -14,8 +14,8 @@ import (
 
 // attemptResult counts the outcomes of the messages of one attempt.
 type attemptResult struct {
-	handled, duplicates, dropped int
-	took                         time.Duration
+	handled, duplicates int
+	took                time.Duration
 }
 
 // handlerFailure is a failure of the handler. Failures of the inbox and the transaction have other types.
@@ -187,7 +187,7 @@ func (t *track) noHandlerCause(x task) error {
 	if x.entry.decodeErr != nil {
 		return x.entry.decodeErr
 	}
-	return fmt.Errorf("%w takes type %q: register one, or set AckUnknown", ErrNoHandler, x.entry.m.Name)
+	return fmt.Errorf("%w takes type %q: register one", ErrNoHandler, x.entry.m.Name)
 }
 
 func messagesOf(list []task) []*Message {
@@ -284,7 +284,7 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 	ctx = withHandlerName(ctx, t.reg.name)
 	batch := &batchCollector{}
 	// Has no effect if the batch ran, because its outcome is reported once.
-	defer batch.reportOutcome(ErrDrop)
+	defer batch.reportOutcome(errBatchNotRun)
 
 	// From here on the time is the handler's, and afterwards the commit's.
 	if t.usesTransaction() {
@@ -295,8 +295,8 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 	began := time.Now()
 	defer func() { t.lastRun = time.Since(began) }()
 	for i, x := range list {
-		finished := res.handled + res.dropped
-		if finished > 0 && t.usesTransaction() && t.reg.batchHandler == nil && time.Since(began) > 2*targetDuration {
+		finished := res.handled
+		if finished > 0 && t.usesTransaction() && t.reg.batch == nil && time.Since(began) > 2*targetDuration {
 			return &overrunError{after: time.Since(began), handled: finished}
 		}
 		if fresh != nil && !fresh[i] {
@@ -305,7 +305,7 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 		}
 
 		messageCtx := ctx
-		if t.reg.batchHandler != nil {
+		if t.reg.batch != nil {
 			messageCtx = context.WithValue(ctx, collectorKey{}, batch)
 		}
 
@@ -316,22 +316,18 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 
 		m := x.entry.m.Copy()
 		m.Attempt += x.share.attempts.Failed - x.share.attempts.Spared
-		err := t.callWithTimeout(messageCtx, func(ctx context.Context) error { return t.reg.chained.Handle(ctx, m) })
-		switch {
-		case err == nil:
-			res.handled++
-		case errors.Is(err, ErrDrop):
-			res.dropped++
-		default:
+		err := t.callWithTimeout(messageCtx, func(ctx context.Context) error { return t.reg.chained(ctx, m) })
+		if err != nil {
 			return t.wrapFailure(ctx, err)
 		}
+		res.handled++
 	}
 	if len(batch.messages) == 0 {
 		return nil
 	}
 
 	err := t.callWithTimeout(ctx, func(ctx context.Context) error {
-		return t.reg.batchHandler(ctx, slices.Clip(batch.messages))
+		return t.reg.batch(ctx, slices.Clip(batch.messages))
 	})
 
 	// If ctx ended, the error may come from the interruption and is not an outcome of the batch.
@@ -339,12 +335,8 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 		batch.reportOutcome(err)
 	}
 
-	if err != nil && !errors.Is(err, ErrDrop) {
-		return t.wrapFailure(ctx, err)
-	}
 	if err != nil {
-		res.dropped += res.handled
-		res.handled = 0
+		return t.wrapFailure(ctx, err)
 	}
 	return nil
 }
@@ -366,7 +358,7 @@ func (t *track) callWithTimeout(ctx context.Context, f func(ctx context.Context)
 	defer recoverPanic(&err)
 
 	err = f(limited)
-	if err != nil && limited.Err() != nil && ctx.Err() == nil && !errors.Is(err, ErrDrop) {
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
 		err = &TimeoutError{Handler: t.reg.name, After: t.reg.timeout, Err: err}
 	}
 	return err
@@ -387,8 +379,11 @@ func (b *batchCollector) reportOutcome(err error) {
 	}
 }
 
+// errBatchNotRun is the outcome of a batch that was not run.
+var errBatchNotRun = Discard(errors.New("the batch was not run"))
+
 // AfterBatch lets a middleware of a batch handler observe the outcome of the batch. f is called once, before the
-// transaction commits, with the outcome of the batch that contains the message. If the batch was not run, f gets ErrDrop.
+// transaction commits, with the outcome of the batch that contains the message. If the batch was not run, f gets an error of Discard.
 // A middleware needs this because it runs for each message on the way into the batch: its next handler returns before
 // the batch runs.
 //

@@ -33,7 +33,7 @@ func CommitCount(n int) CommitMode { return CommitMode{kind: commitCount, n: n} 
 // CommitInterval commits at the interval d if the offset has advanced.
 func CommitInterval(d time.Duration) CommitMode { return CommitMode{kind: commitInterval, every: d} }
 
-// CommitOnDrain commits only at a stop, at a rebalance, and when Consumer.Commit is called. After a crash, Kafka delivers
+// CommitOnDrain commits only at a stop, and at a rebalance. After a crash, Kafka delivers
 // all messages since the last commit again. The inbox then rejects the messages that were handled.
 func CommitOnDrain() CommitMode { return CommitMode{kind: commitDrain} }
 

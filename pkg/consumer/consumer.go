@@ -62,12 +62,11 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	}
 
 	c.waiting = openWaiting(db, c.s.inbox.replacement)
-	c.reg.strict = c.s.strict
 	c.gate.notify = func(on bool) { c.s.observer.Suspended("paused", on) }
 
-	own := handling{mode: AtLeastOnce, timeout: DefaultTimeout, batch: 1}
+	own := handling{mode: AtLeastOnce, timeout: DefaultTimeout, batchSize: 1}
 	c.unknown = &registration{handling: own, system: true}
-	c.unknown.decider = unknownDecider{ack: c.s.ackUnknown}
+	c.unknown.decider = unknownDecider{pass: !c.s.deadUnknown}
 	c.orphaned = &registration{handling: own, system: true}
 	c.orphaned.decider = unknownDecider{}
 	c.poison = &registration{handling: own, system: true}
@@ -86,17 +85,14 @@ func openWaiting(db *mongo.Database, x Inbox) setaside.Store {
 	return nil
 }
 
-// Group returns the name of the consumer group.
-func (c *Consumer) Group() string { return c.group }
-
 // Publisher returns the publisher of the consumer's transport, for other parts of the service that write to its topics.
 func (c *Consumer) Publisher() Publisher { return c.transport }
 
 // unknownDecider decides about messages for which no handler is registered.
-type unknownDecider struct{ ack bool }
+type unknownDecider struct{ pass bool }
 
 func (d unknownDecider) Decide(error, *Message, Attempts) Verdict {
-	if d.ack {
+	if d.pass {
 		return Verdict{Action: Skip, Reason: "no_handler"}
 	}
 	return Verdict{Action: Park, Reason: "no_handler"}
@@ -141,8 +137,8 @@ func (c *Consumer) Run(ctx context.Context) error {
 	}
 	defer c.running.Store(false)
 
-	if len(c.reg.snapshot().all) == 0 && !c.s.allowIdle {
-		return fmt.Errorf("%w: register one before Run, or set AllowIdle", ErrNoHandler)
+	if len(c.reg.snapshot().all) == 0 {
+		return fmt.Errorf("%w: call Handle before Run", ErrNoHandler)
 	}
 	if _, err := c.retryTopics(c.s.topics); err != nil {
 		return fmt.Errorf("consumer: %w", err)
@@ -266,13 +262,4 @@ func (r *run) countRunning(by int64) { r.c.s.observer.Running(int(r.runningLanes
 // countHeld adds to the number and the size of the messages in memory.
 func (r *run) countHeld(messages, bytes int64) {
 	r.c.s.observer.Held(r.heldMessages.Add(messages), r.heldBytes.Add(bytes))
-}
-
-// Commit commits the offsets of the finished messages now. Between two generations of the group it does nothing.
-func (c *Consumer) Commit(ctx context.Context) error {
-	s := c.currentSession.Load()
-	if s == nil {
-		return nil
-	}
-	return s.commitOffsets(ctx)
 }

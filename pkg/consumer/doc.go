@@ -1,14 +1,14 @@
 // Package consumer delivers the records of Kafka topics to handlers. Each message has its effect once for each handler, in
 // the order of its key. This holds through rebalances, crashes, and outages of the database.
 //
-//	c, err := consumer.New("billing", db, consumer.Brokers("kafka:9092"), consumer.Topics("outbox.event.order"))
+//	c, err := consumer.New("billing", db, consumer.WithBrokers("kafka:9092"), consumer.WithTopics("outbox.event.order"))
 //	…
-//	err = c.Handle("OrderPlaced", consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error {
+//	err = c.Handle("send-invoices", consumer.Func(func(ctx context.Context, m *consumer.Message) error {
 //		if _, err := invoices.InsertOne(ctx, invoice(m)); err != nil {
 //			return err
 //		}
 //		return box.Append(ctx, InvoiceSent.New(id, invoice))
-//	}))
+//	}, "OrderPlaced"))
 //	…
 //	err = c.Run(ctx)
 //

@@ -24,9 +24,6 @@ var (
 // from many goroutines. The caller waits for it, so it should return fast.
 type ErrorSink func(ctx context.Context, err error)
 
-// Is reports ErrConfiguration.
-func (e *DuplicateHandlerError) Is(target error) bool { return target == ErrConfiguration }
-
 // Is reports ErrValidation.
 func (e *DecodeError) Is(target error) bool { return target == ErrValidation }
 
@@ -196,7 +193,6 @@ const (
 	ClassNoHandler = "no_handler" // no handler is registered for the type
 	ClassExpired   = "expired"
 	ClassDatabase  = "database" // the database was unavailable, or rejected requests for a while
-	ClassDropped   = "dropped"
 	ClassDuplicate = "duplicate"
 	ClassNotDue    = "not_due"
 	ClassRejected  = "rejected"  // by Reject
@@ -218,7 +214,6 @@ var classes = []struct {
 	name  string
 	match Matcher
 }{
-	{ClassDropped, Is(ErrDrop)},
 	{ClassDuplicate, isDuplicate},
 	{ClassPoison, As[*DecodeError]()},
 	{ClassNoHandler, Is(ErrNoHandler)},

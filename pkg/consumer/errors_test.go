@@ -20,7 +20,6 @@ func TestEveryErrorHasItsCategoryAndClass(t *testing.T) {
 		category error
 		class    string
 	}{
-		{&consumer.DuplicateHandlerError{Name: "h"}, consumer.ErrConfiguration, consumer.ClassHandler},
 		{&consumer.UnsupportedError{Operation: "x", Needs: "y"}, consumer.ErrConfiguration, consumer.ClassHandler},
 		{&consumer.NoHandlerError{Type: "T"}, consumer.ErrConfiguration, consumer.ClassNoHandler},
 		{&consumer.InvalidError{ID: "1"}, consumer.ErrValidation, consumer.ClassInvalid},
@@ -70,8 +69,5 @@ func TestErrorsKeepTheirCauses(t *testing.T) {
 	}
 	if got := consumer.Class(&inbox.DuplicateError{}); got != consumer.ClassDuplicate {
 		t.Errorf("class of a duplicate: %q", got)
-	}
-	if got := consumer.Class(fmt.Errorf("x: %w", consumer.ErrDrop)); got != consumer.ClassDropped {
-		t.Errorf("class of a drop: %q", got)
 	}
 }

@@ -45,27 +45,27 @@ func ExampleMiddleware_validation() {
 			return nil
 		},
 	}
-	validate := func(next consumer.Handler) consumer.Handler {
-		return consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error {
+	validate := func(next consumer.HandlerFunc) consumer.HandlerFunc {
+		return func(ctx context.Context, m *consumer.Message) error {
 			if check, ok := validators[m.Name]; ok && !m.Tombstone() {
 				if err := check(m.Value); err != nil {
 					return consumer.Reject(err)
 				}
 			}
-			return next.Handle(ctx, m)
-		})
+			return next(ctx, m)
+		}
 	}
 
 	// In a service: consumer.New(group, db, consumer.WithMiddleware(validate)).
-	handler := validate(consumer.HandlerFunc(func(_ context.Context, m *consumer.Message) error {
+	handler := validate(func(_ context.Context, m *consumer.Message) error {
 		fmt.Println("handling", m.ID)
 		return nil
-	}))
+	})
 	for _, m := range []*consumer.Message{
 		{ID: "1", Name: "OrderPlaced", Value: []byte(`{"customer": "ann"}`)},
 		{ID: "2", Name: "OrderPlaced", Value: []byte(`{}`)},
 	} {
-		if err := handler.Handle(context.Background(), m); err != nil {
+		if err := handler(context.Background(), m); err != nil {
 			fmt.Println(err)
 		}
 	}

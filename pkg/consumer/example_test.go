@@ -23,11 +23,11 @@ func ExampleConsumer() {
 		db  *mongo.Database
 		box *outbox.Box
 	)
-	c, err := consumer.New("shipping", db, consumer.WithBrokers("kafka-1:9092"), consumer.WithTopics("outbox.event.order"), consumer.AckUnknown())
+	c, err := consumer.New("shipping", db, consumer.WithBrokers("kafka-1:9092"), consumer.WithTopics("outbox.event.order"))
 	if err != nil {
 		log.Fatal(err)
 	}
-	err = c.Handle("OrderPlaced", consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error {
+	err = c.Handle("OrderPlaced", consumer.Func(func(ctx context.Context, m *consumer.Message) error {
 		var order struct{ ID string }
 		if err := json.Unmarshal(m.Value, &order); err != nil {
 			return err // tried again, and then a dead letter
@@ -36,7 +36,7 @@ func ExampleConsumer() {
 			return err
 		}
 		return box.Append(ctx, event.New(event.Aggregate{Type: "parcel", ID: order.ID}, "ParcelPacked", event.Bytes("", m.Value)))
-	}))
+	}, "OrderPlaced"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -55,9 +55,9 @@ func ExampleOn() {
 		consumer.On().Retry(3, 50*time.Millisecond, 250*time.Millisecond, time.Second).Then(consumer.ToDeadLetter),
 	)
 	var c *consumer.Consumer
-	if err := c.Handle("order.*", consumer.HandlerFunc(func(context.Context, *consumer.Message) error {
+	if err := c.Handle("order.*", consumer.Func(func(context.Context, *consumer.Message) error {
 		return errors.New("no stock")
-	}), consumer.OnFailure(policy)); err != nil {
+	}, "order.*"), consumer.OnFailure(policy)); err != nil {
 		log.Fatal(err)
 	}
 }

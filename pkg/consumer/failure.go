@@ -6,7 +6,7 @@ import (
 )
 
 var (
-	// ErrNoHandler reports that no handler is registered for the type of a message. Such messages are parked. Run returns
+	// ErrNoHandler reports that no handler is registered for the type of a message. Run returns
 	// ErrNoHandler if there is no handler at all.
 	ErrNoHandler = errors.New("consumer: no handler")
 	// ErrRunning reports that Run was called while the consumer runs.
@@ -15,22 +15,6 @@ var (
 	// again. The inbox rejects the messages that were committed after all.
 	ErrAbandoned = errors.New("consumer: in flight when the time to drain was over")
 )
-
-// DuplicateHandlerError reports that the name of a handler is already registered. A strict consumer also returns it if a
-// handler for the same types is registered.
-type DuplicateHandlerError struct {
-	Pattern string // the rejected pattern; "" if the name was rejected
-	Name    string // the name of the registered handler
-}
-
-func (e *DuplicateHandlerError) Error() string {
-	if e.Pattern == "" {
-		return fmt.Sprintf("a handler named %q is registered already: name this one with Named", e.Name)
-	}
-
-	return fmt.Sprintf("handler %q is already registered for types of %q, and a strict consumer has one handler for a type",
-		e.Name, e.Pattern)
-}
 
 // HandlerError describes a failure of a handler for WithErrorHook.
 type HandlerError struct {

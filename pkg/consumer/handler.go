@@ -1,36 +1,174 @@
 package consumer
 
-import "context"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
 
-// Handler handles messages. Many goroutines call it at once. Messages of one key are handled one after another, in order.
-//
-// In a transactional mode ctx carries the session of the message's transaction. Writes with ctx, and events that are appended
-// to the outbox with it, commit together with the mark of the message, or not at all. Such a handler may run more than once
-// for one message, like the callback of outbox.Box.Transaction. Effects outside of the transaction must therefore be repeatable.
-// If Handle returns an error, the handler's policy decides about the message.
-type Handler interface {
-	Handle(ctx context.Context, m *Message) error
+	"github.com/outrelay/outrelay/internal/glob"
+	"github.com/outrelay/outrelay/pkg/codec"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// Handler names types of events and the function that handles them. For, Func, Batch and Mux return one. The zero value is
+// invalid.
+type Handler struct {
+	names    []string
+	handle   HandlerFunc
+	batch    func(ctx context.Context, ms []*Message) error
+	problems []error
 }
 
-// HandlerFunc is a function that implements Handler.
+// HandlerFunc handles one message. Many goroutines call it at once, but messages of one key one after another, in order.
+//
+// By default ctx carries the session of the message's transaction. Writes with ctx, and events that are appended to the
+// outbox with it, commit together with the mark of the message, or not at all. The function may run more than once before
+// a commit, so effects outside of the transaction must be repeatable. ctx ends when the handler must stop.
+//
+// Nil commits. An error rolls back. Then Retry decides, unless the error is one of RetryIn, Suspend, Reject or Discard.
 type HandlerFunc func(ctx context.Context, m *Message) error
 
-// Handle calls f.
-func (f HandlerFunc) Handle(ctx context.Context, m *Message) error { return f(ctx, m) }
+// For returns a handler of events of type t, which decodes the payload and passes it to f. For a tombstone, payload is the
+// zero value and m.Tombstone is true.
+//
+// A payload that cannot be decoded fails with an *InvalidError, so by default the message becomes a dead letter at once. If
+// the codec cannot reach its schema registry, the message is retried.
+func For[T any](t event.Type[T], f func(ctx context.Context, m *Message, payload T) error) Handler {
+	if f == nil {
+		return Func(nil, t.Name)
+	}
+	return Func(func(ctx context.Context, m *Message) error {
+		var payload T
+		if !m.Tombstone() {
+			var err error
+			if payload, err = t.Decode(ctx, m.Value); errors.Is(err, codec.ErrUnavailable) {
+				return err
+			}
+			if err != nil {
+				return &InvalidError{ID: m.ID, Type: m.Name, Problems: []string{err.Error()}, Err: err}
+			}
+		}
+		return f(ctx, m, payload)
+	}, t.Name)
+}
 
-// BatchHandlerFunc handles messages of one lane together, in their order, in one transaction. If it fails for more than
-// one message, it is called again for each message alone, so that the policy decides only about the message that fails.
-type BatchHandlerFunc func(ctx context.Context, ms []*Message) error
+// Func returns a handler of the events with these names. It does not decode payloads. In a name, * stands for any
+// characters and ? for one character, as in "order.*" or "*".
+func Func(f HandlerFunc, names ...string) Handler {
+	h := Handler{names: slices.Clone(names), handle: f}
+	if f == nil {
+		h.addProblem("the function is nil")
+	}
+	h.checkNames()
+	return h
+}
 
-// Middleware wraps a handler. The first middleware of a list is the outermost.
-type Middleware func(next Handler) Handler
+// Batch returns a handler that gets several messages of one transaction at once, in order, at most WithBatch. Names are
+// those of Func. If f fails for more than one message, it is called again for each message alone, so that Retry decides
+// only about the message that fails.
+func Batch(f func(ctx context.Context, ms []*Message) error, names ...string) Handler {
+	h := Handler{names: slices.Clone(names), handle: collectMessage, batch: f}
+	if f == nil {
+		h.addProblem("the function is nil")
+	}
+	h.checkNames()
+	return h
+}
+
+// Mux joins handlers of different types under one name: they share one place in the inbox, and one order of each key over
+// all their types. Handle rejects two handlers for one type, and a Batch.
+func Mux(hs ...Handler) Handler {
+	var joined Handler
+	for i, h := range hs {
+		joined.problems = append(joined.problems, h.problems...)
+		if h.batch != nil {
+			joined.addProblem("a Batch cannot be part of a Mux: give it a name of its own")
+		}
+		for _, other := range hs[:i] {
+			if p, ok := findOverlap(h.names, other.names); ok {
+				joined.addProblem("two handlers of the Mux take %q", p)
+			}
+		}
+		joined.names = append(joined.names, h.names...)
+	}
+
+	joined.checkNames()
+	joined.handle = func(ctx context.Context, m *Message) error {
+		for i := range hs {
+			if hs[i].takesType(m.Name) {
+				return hs[i].handle(ctx, m)
+			}
+		}
+		return fmt.Errorf("%w of the Mux takes type %q", ErrNoHandler, m.Name)
+	}
+	return joined
+}
+
+// Handle calls the function of h for one message: without a consumer, an inbox, a transaction and middleware. Use it in
+// unit tests.
+func (h Handler) Handle(ctx context.Context, m *Message) error {
+	if err := errors.Join(h.problems...); err != nil {
+		return err
+	}
+	if h.batch != nil {
+		return h.batch(ctx, []*Message{m})
+	}
+	return h.handle(ctx, m)
+}
+
+func (h *Handler) addProblem(format string, args ...any) {
+	h.problems = append(h.problems, fmt.Errorf(format, args...))
+}
+
+// checkNames adds the problems of the names.
+func (h *Handler) checkNames() {
+	if len(h.names) == 0 {
+		h.addProblem("it takes no events: name them, or use \"*\" for all")
+	}
+	if slices.Contains(h.names, "") {
+		h.addProblem("the name of an event is empty: \"*\" matches every name")
+	}
+}
+
+// takesType reports whether some name of h matches typ.
+func (h *Handler) takesType(typ string) bool {
+	return slices.ContainsFunc(h.names, func(p string) bool { return glob.Match(p, typ) })
+}
+
+// findOverlap returns a pattern of as that has a type in common with one of bs.
+func findOverlap(as, bs []string) (string, bool) {
+	for _, p := range as {
+		if slices.ContainsFunc(bs, func(q string) bool { return glob.Overlap(p, q) }) {
+			return p, true
+		}
+	}
+	return "", false
+}
+
+// Middleware wraps a handler. It runs for each message, in the transaction of the message. The first of a list is the
+// outermost. If it returns nil without calling next, the message counts as handled.
+type Middleware func(next HandlerFunc) HandlerFunc
 
 // chainMiddlewares wraps h in the middlewares. The first is the outermost.
-func chainMiddlewares(h Handler, mws []Middleware) Handler {
+func chainMiddlewares(h HandlerFunc, mws []Middleware) HandlerFunc {
 	for i := len(mws) - 1; i >= 0; i-- {
 		h = mws[i](h)
 	}
 	return h
+}
+
+type handlerNameKey struct{}
+
+// withHandlerName returns a context from which HandlerName returns name.
+func withHandlerName(ctx context.Context, name string) context.Context {
+	return context.WithValue(ctx, handlerNameKey{}, name)
+}
+
+// HandlerName returns the name of the handler that runs with this context, or "" outside of a handler.
+func HandlerName(ctx context.Context) string {
+	name, _ := ctx.Value(handlerNameKey{}).(string)
+	return name
 }
 
 // Publisher writes messages to topics. Publish blocks until all in-sync replicas have all messages. After an error, any of

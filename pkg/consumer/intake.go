@@ -26,11 +26,6 @@ func (p *partition) newEntry(r *Record) *entry {
 
 	m, err := p.s.decodeRecord(r)
 	switch {
-	case errors.Is(err, ErrDrop):
-		// Without parts the entry is finished already.
-		p.s.c.s.observer.Dropped("", 1)
-		e.m = m
-		return e
 	case err != nil:
 		e.decodeErr = &DecodeError{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Err: err}
 		e.m = completeMessage(newMessage(r), r, p.s.c.group)
@@ -54,8 +49,7 @@ func recordSize(r *Record) int {
 	return n
 }
 
-// decodeRecord decodes a record and passes the message through the functions of Receive. It returns a panic of the Decoder or
-// of these functions as an error.
+// decodeRecord decodes a record. It returns a panic of the Decoder as an error.
 func (s *session) decodeRecord(r *Record) (m *Message, err error) {
 	defer recoverPanic(&err)
 	if r.Err != nil {
@@ -72,16 +66,6 @@ func (s *session) decodeRecord(r *Record) (m *Message, err error) {
 	m = completeMessage(m, r, s.c.group)
 	s.c.dropForeignControls(m, time.Now())
 
-	for _, receive := range s.c.s.receivers {
-		received, err := receive(s.serveCtx, m)
-		if err != nil {
-			return m, err
-		}
-		if received == nil {
-			return nil, errors.New("a function of Receive returned no message")
-		}
-		m = completeMessage(received, r, s.c.group)
-	}
 	return m, checkIdentity(m)
 }
 
@@ -89,7 +73,7 @@ func (s *session) decodeRecord(r *Record) (m *Message, err error) {
 // that decides about such messages. A message that is only for another group has no parts.
 //
 // N18: a message that was retried or requeued for one handler is only for this handler. If the handler is not registered, the
-// message is parked, regardless of AckUnknown: the handler may have been renamed, or this process may not have it yet.
+// message is parked, without WithUnknown too: the handler may have been renamed, or this process may not have it yet.
 func (c *Consumer) routeMessage(m *Message) []share {
 	all := c.reg.snapshot().forType(m.Name)
 	only, hasOnly := m.Header(HeaderOnly)
@@ -99,20 +83,15 @@ func (c *Consumer) routeMessage(m *Message) []share {
 	ours := !forOne || bytes.HasPrefix(only, []byte(c.group+"/"))
 
 	var parts []share
-	onceFired := false
 	for _, r := range all {
 		if forOne && string(only) != c.inboxConsumer(r) {
-			continue
-		}
-		if r.once && !r.fired.CompareAndSwap(false, true) {
-			onceFired = true
 			continue
 		}
 		parts = append(parts, share{reg: r})
 	}
 
 	switch {
-	case len(parts) > 0 || onceFired || !ours:
+	case len(parts) > 0 || !ours:
 		return parts
 	case forOne:
 		return append(parts, share{reg: c.orphaned})

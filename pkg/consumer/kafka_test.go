@@ -2,7 +2,6 @@ package consumer_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -133,34 +132,6 @@ func TestPublishWritesRecordsAsTheyAre(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "create it") {
 		t.Errorf("a topic that does not exist: %v", err)
 	}
-}
-
-func TestRoutesChooseThePublisher(t *testing.T) {
-	t.Parallel()
-	var got []string
-	to := func(name string) consumer.Publisher {
-		return publisherFunc(func(topic string) { got = append(got, name+":"+topic) })
-	}
-	r := consumer.Routes{{Pattern: "commands.*", Publisher: to("memory")}, {Pattern: "events.*", Publisher: to("kafka")}}
-	for _, topic := range []string{"commands.pay", "events.paid"} {
-		if err := r.Publish(t.Context(), topic, nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	var unrouted *consumer.UnroutedError
-	if err := r.Publish(t.Context(), "other", nil); !errors.As(err, &unrouted) || unrouted.Topic != "other" {
-		t.Errorf("%v", err)
-	}
-	if strings.Join(got, " ") != "memory:commands.pay kafka:events.paid" {
-		t.Error(got)
-	}
-}
-
-type publisherFunc func(topic string)
-
-func (f publisherFunc) Publish(_ context.Context, topic string, _ []*consumer.Message) error {
-	f(topic)
-	return nil
 }
 
 // Brokers that cannot be reached are waited for and reported; a stop does not wait with them.

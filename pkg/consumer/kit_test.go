@@ -120,7 +120,13 @@ func (k *kit) start(c *consumer.Consumer) (stop func()) {
 
 func handle(t testing.TB, c *consumer.Consumer, pattern string, f consumer.HandlerFunc, opts ...consumer.HandlerOption) {
 	t.Helper()
-	if err := c.Handle(pattern, f, opts...); err != nil {
+	handleAs(t, c, pattern, pattern, f, opts...)
+}
+
+// handleAs registers f for a pattern under another name.
+func handleAs(t testing.TB, c *consumer.Consumer, name, pattern string, f consumer.HandlerFunc, opts ...consumer.HandlerOption) {
+	t.Helper()
+	if err := c.Handle(name, consumer.Func(f, pattern), opts...); err != nil {
 		t.Fatal(err)
 	}
 }

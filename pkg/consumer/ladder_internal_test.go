@@ -80,7 +80,7 @@ func TestAMessageIsTheSameAfterItsWayThroughTheOutbox(t *testing.T) {
 		}
 		before = completeMessage(before, from, "g")
 
-		v := Verdict{Action: Schedule, Attempts: Attempts{}.Note(ErrDrop, before, time.Unix(1, 0))}
+		v := Verdict{Action: Schedule, Attempts: Attempts{}.Note(errBatchNotRun, before, time.Unix(1, 0))}
 		// The disposer gets the message with the record's own bytes.
 		ev := newScheduledRetry(newRetryMessage(before, "h", v, time.Time{}), "h", time.Now())
 		if err := ev.Validate(); err != nil {

@@ -82,13 +82,13 @@ func TestARetriedMessageWaitsInTopicsAndHasItsEffectOnce(t *testing.T) {
 	c := k.consumer(consumer.OnFailure(consumer.NewPolicy(consumer.On(consumer.Is(errFlaky)).RetryTopic(300*time.Millisecond, 600*time.Millisecond))))
 	seen, effect := newAttempts(), k.effects("effects")
 	other := k.effects("others")
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+	handleAs(t, c, "h", "counted", func(ctx context.Context, m *consumer.Message) error {
 		if seen.add(m); string(m.Key) == "key01" && m.Attempt < 3 {
 			return fmt.Errorf("not yet: %w", errFlaky)
 		}
 		return effect(ctx, m)
-	}, consumer.Named("h"))
-	handle(t, c, "*", other, consumer.Named("other"))
+	})
+	handleAs(t, c, "other", "*", other)
 	k.publish(numbered(4, 12)...)
 	k.start(c)
 	k.untilCount("effects", 12)
@@ -157,17 +157,17 @@ func TestWhatNobodyCanHandleIsKeptAndComesBack(t *testing.T) {
 		}
 		return consumer.Decode(r)
 	}
-	c := k.consumer(consumer.WithDecoder(decode))
+	c := k.consumer(consumer.WithUnknown(), consumer.WithDecoder(decode))
 	var broken sync.Map
 	broken.Store("h", true)
 	effect := k.effects("effects")
-	handle(t, c, "A", func(ctx context.Context, m *consumer.Message) error {
+	handleAs(t, c, "h", "A", func(ctx context.Context, m *consumer.Message) error {
 		if _, ok := broken.Load("h"); ok && string(m.Value) == "bad" {
 			return errFlaky
 		}
 		return effect(ctx, m)
-	}, consumer.Named("h"), consumer.WithRetry(consumer.NoRetry()))
-	handle(t, c, "A", k.effects("others"), consumer.Named("other"))
+	}, consumer.WithRetry(consumer.NoRetry()))
+	handleAs(t, c, "other", "A", k.effects("others"))
 	k.publish(msg("k", "A", "bad"), msg("k", "Z", "parked"), msg("k", "A", "poison"), msg("k", "A", "good"))
 	k.start(c)
 	k.untilCount("effects", 1)
@@ -189,7 +189,7 @@ func TestWhatNobodyCanHandleIsKeptAndComesBack(t *testing.T) {
 
 	// The handler is mended, another one is added: what waited comes back, for those that it is for.
 	broken.Delete("h")
-	handle(t, c, "Z", effect, consumer.Named("z"))
+	handleAs(t, c, "z", "Z", effect)
 	r := consumer.Replay{Publisher: k.kafka, Actor: "test"}
 	if n, err := letters.Requeue(k.context(), consumer.LetterQuery{Handler: "h"}, r); n != 1 || err != nil {
 		t.Fatal(n, err)
@@ -213,7 +213,7 @@ func TestAMessageComesBackThroughTheOutbox(t *testing.T) {
 	k.collection("outbox")
 	c := k.consumer(consumer.WithOutbox(box), consumer.OnFailure(consumer.NewPolicy(consumer.On().Schedule(time.Hour))))
 	seen, effect := newAttempts(), k.effects("effects")
-	handle(t, c, "A", func(ctx context.Context, m *consumer.Message) error {
+	handleAs(t, c, "h", "A", func(ctx context.Context, m *consumer.Message) error {
 		if len(seen.add(m)) == 1 {
 			return errFlaky
 		}
@@ -221,7 +221,7 @@ func TestAMessageComesBackThroughTheOutbox(t *testing.T) {
 			t.Errorf("key %q; the message had none", m.Key)
 		}
 		return effect(ctx, m)
-	}, consumer.Named("h"))
+	})
 	m := msg("", "A", "1")
 	m.Key = nil
 	m.Headers = append(m.Headers, event.Header{Key: consumer.HeaderNamespace, Value: []byte{1, 2, 3, 4, 5, 6, 7, 8}}, event.Header{Key: "bin", Value: []byte{0, 255}})
@@ -314,7 +314,7 @@ func TestAPauseOfAPolicyEndsAndIsCounted(t *testing.T) {
 	k.collection(consumer.DefaultLetters)
 	c := k.consumer(consumer.OnFailure(consumer.NewPolicy(consumer.On().Retry(1).Pause(100*time.Millisecond, 100*time.Millisecond).DeadLetter())))
 	seen := newAttempts()
-	handle(t, c, "A", func(_ context.Context, m *consumer.Message) error { seen.add(m); return errFlaky }, consumer.Named("h"))
+	handleAs(t, c, "h", "A", func(_ context.Context, m *consumer.Message) error { seen.add(m); return errFlaky })
 	k.publish(msg("k", "A", "1"))
 	k.start(c)
 	var l *consumer.Letter
@@ -366,9 +366,8 @@ func TestAnExpiredMessageMeetsThePolicy(t *testing.T) {
 	k := newKit(t, 1)
 	k.collection(consumer.DefaultLetters)
 	c := k.consumer()
-	handle(t, c, "A", k.effects("dead"), consumer.Named("keeps"))
-	handle(t, c, "A", k.effects("dropped"), consumer.Named("drops"),
-		consumer.OnFailure(consumer.NewPolicy(consumer.On(consumer.As[*consumer.ExpiredError]()).Discard())))
+	handleAs(t, c, "keeps", "A", k.effects("dead"))
+	handleAs(t, c, "drops", "A", k.effects("dropped"), consumer.OnFailure(consumer.NewPolicy(consumer.On(consumer.As[*consumer.ExpiredError]()).Discard())))
 	late := msg("k", "A", "late")
 	late.Headers = append(late.Headers, event.Header{Key: consumer.HeaderDeliverBy, Value: []byte("2020-01-01T00:00:00Z")})
 	k.publish(late, msg("k", "A", "fresh"))
@@ -391,7 +390,7 @@ func TestARetryOfAHandlerThatIsNoMoreIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := k.consumer()
-	handle(t, c, "A", k.effects("effects"), consumer.Named("new"))
+	handleAs(t, c, "new", "A", k.effects("effects"))
 	old, foreign := msg("k", "A", "1"), msg("k", "A", "2")
 	old.SetHeader(consumer.HeaderOnly, []byte(k.group+"/old"))
 	foreign.SetHeader(consumer.HeaderOnly, []byte("another/new"))
@@ -423,7 +422,7 @@ func TestMessagesInRetryTopicsOfAnEarlierPolicyAreHandled(t *testing.T) {
 		}
 	}
 	c := k.consumer(consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(time.Second))))
-	handle(t, c, "A", k.effects("effects"), consumer.Named("a"))
+	handleAs(t, c, "a", "A", k.effects("effects"))
 	k.start(c)
 	k.untilCount("effects", 2)
 	k.once("effects", 2)
@@ -445,7 +444,7 @@ func TestMissingTopicsAreCreatedOnDemand(t *testing.T) {
 	c := k.consumer(consumer.CreateTopics(), consumer.DeadTopics(nil),
 		consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(100*time.Millisecond))))
 	seen := newAttempts()
-	handle(t, c, "A", func(_ context.Context, m *consumer.Message) error { seen.add(m); return errFlaky }, consumer.Named("h"))
+	handleAs(t, c, "h", "A", func(_ context.Context, m *consumer.Message) error { seen.add(m); return errFlaky })
 	k.publish(msg("k", "A", "1"))
 	k.start(c)
 	k.until("it died behind the ladder", func(ctx context.Context) bool {
@@ -501,12 +500,12 @@ func TestWhatIsMovedTwiceHasItsEffectOnce(t *testing.T) {
 	c := k.consumer(consumer.WithDisposer(&forgetful{Disposer: d, failed: map[string]bool{}}),
 		consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(100*time.Millisecond))))
 	effect := k.effects("effects")
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+	handleAs(t, c, "h", "counted", func(ctx context.Context, m *consumer.Message) error {
 		if string(m.Key) == "key00" && m.Attempt == 1 || string(m.Key) == "key01" {
 			return errFlaky
 		}
 		return effect(ctx, m)
-	}, consumer.Named("h"))
+	})
 	k.publish(numbered(3, 9)...)
 	k.start(c)
 	k.untilCount("effects", 6)
@@ -538,7 +537,7 @@ func TestTheDedupKeyIsTheIdentity(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	c := k.consumer()
-	handle(t, c, "A", k.effects("effects"), consumer.Named("h"))
+	handleAs(t, c, "h", "A", k.effects("effects"))
 	keyed := func(value, dedup string) *consumer.Message {
 		m := msg("k", "A", value)
 		m.Headers = append(m.Headers, event.Header{Key: consumer.HeaderDedupKey, Value: []byte(dedup)})
@@ -567,18 +566,19 @@ func TestAChangedTypeLeadsToOtherHandlers(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	var j journal
-	c := k.consumer(consumer.Receive(func(_ context.Context, m *consumer.Message) (*consumer.Message, error) {
+	c := k.consumer(consumer.WithDecoder(func(r *consumer.Record) (*consumer.Message, error) {
+		m, err := consumer.Decode(r)
+		if err != nil {
+			return nil, err
+		}
 		j.add("saw " + m.Name)
-		switch m.Name {
-		case "old":
+		if m.Name == "old" {
 			m.Name = "new"
-		case "noise":
-			return nil, consumer.ErrDrop
 		}
 		return m, nil
 	}))
-	handle(t, c, "new", k.effects("effects"), consumer.Named("a"))
-	handle(t, c, "*w", k.effects("others"), consumer.Named("b"))
+	handleAs(t, c, "a", "new", k.effects("effects"))
+	handleAs(t, c, "b", "*w", k.effects("others"))
 	k.publish(msg("k", "noise", "0"), msg("k", "old", "1"), msg("k", "unknown", "2"), msg("k", "new", "3"))
 	k.start(c)
 	k.until("all is committed", func(context.Context) bool { return k.committed(1)[0] == 4 })

@@ -2,7 +2,6 @@ package consumer
 
 import (
 	"bytes"
-	"errors"
 	"github.com/outrelay/outrelay/pkg/event"
 	"slices"
 	"time"
@@ -103,8 +102,3 @@ func (m *Message) Clone() *Message {
 	}
 	return c
 }
-
-// ErrDrop is returned by a handler or a middleware, wrapped or not, to end the message without a
-// failure. Nothing more runs for this handler, the writes of the message's transaction are
-// committed, the message counts as dropped, and its offset is committed.
-var ErrDrop = errors.New("consumer: the message is dropped")

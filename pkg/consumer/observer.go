@@ -13,7 +13,7 @@ type Observer interface {
 	Handled(handler string, n int, took time.Duration)
 	// Duplicates reports n messages that were handled before, according to the inbox.
 	Duplicates(handler string, n int)
-	// Dropped reports n messages that were dropped by ErrDrop or skipped without being handled.
+	// Dropped reports n messages that were dropped by Discard or skipped without being handled.
 	Dropped(handler string, n int)
 	// Failed reports a failed attempt and the action of the policy.
 	Failed(handler string, action Action)

@@ -35,7 +35,7 @@ func TestCommitModesNeverCommitPastAGap(t *testing.T) {
 			b := newBlocked("stop", k.effects("effects"))
 			stats := &counts{}
 			cons := k.consumer(consumer.Commits(c.mode), consumer.WithBatch(1), consumer.WithObserver(stats))
-			if err := cons.Handle("*", b); err != nil {
+			if err := cons.Handle("*", consumer.Func(b.Handle, "*")); err != nil {
 				t.Fatal(err)
 			}
 			ms := numbered(20, 40)
@@ -293,8 +293,8 @@ func TestN18_LettersOfOneHandlerAreForItAlone(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	c := k.consumer()
-	handle(t, c, "*", k.effects("one"), consumer.Named("one"))
-	handle(t, c, "*", k.effects("two"), consumer.Named("two"))
+	handleAs(t, c, "one", "*", k.effects("one"))
+	handleAs(t, c, "two", "*", k.effects("two"))
 	only := func(to string) *consumer.Message {
 		m := msg("a", "counted", "0")
 		m.SetHeader("id", []byte(to))

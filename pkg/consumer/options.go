@@ -30,14 +30,10 @@ const maxBatch = 500
 // Option is an option of New.
 type Option interface{ applyToConsumer(s *settings) }
 
-// HandlerOption is an option of Handle.
-type HandlerOption interface{ applyToHandler(h *handling) }
-
-// Setting is an option of both New and Handle. New sets the default of all handlers, Handle sets
-// the value of one handler.
-type Setting interface {
+// HandlerOption is an option of Handle. As an option of New, it sets the default of all handlers.
+type HandlerOption interface {
 	Option
-	HandlerOption
+	applyToHandler(h *handling)
 }
 
 type option func(s *settings)
@@ -46,12 +42,8 @@ func (o option) applyToConsumer(s *settings) { o(s) }
 
 type handlerOption func(h *handling)
 
-func (o handlerOption) applyToHandler(h *handling) { o(h) }
-
-type setting func(h *handling)
-
-func (o setting) applyToConsumer(s *settings) { o(&s.handling) }
-func (o setting) applyToHandler(h *handling)  { o(h) }
+func (o handlerOption) applyToConsumer(s *settings) { o(&s.handling) }
+func (o handlerOption) applyToHandler(h *handling)  { o(h) }
 
 // Transactor runs fn in a transaction that commits when fn returns nil. fn may run more than once.
 type Transactor = func(ctx context.Context, fn func(ctx context.Context) error) error
@@ -62,7 +54,7 @@ type handling struct {
 	mode          Mode
 	inTransaction bool
 	timeout       time.Duration
-	batch         int
+	batchSize     int
 	limit         int
 	decider       Decider // of OnFailure; without it, the Retry decides
 	retry         Retry
@@ -81,7 +73,6 @@ type settings struct {
 	inbox         inboxSettings
 	transact      Transactor
 	decoder       Decoder
-	receivers     []func(ctx context.Context, m *Message) (*Message, error)
 	disposer      Disposer
 	onError       func(ctx context.Context, err error)
 	observer      Observer
@@ -93,9 +84,7 @@ type settings struct {
 	bufferRecords int
 	bufferBytes   int
 	maxAhead      int
-	strict        bool
-	allowIdle     bool
-	ackUnknown    bool
+	deadUnknown   bool
 	haltOnGap     bool
 	topicList     *topics.List
 	defaults      defaults
@@ -119,15 +108,6 @@ func Transactions(f Transactor) Option { return option(func(s *settings) { s.tra
 
 // WithDecoder replaces Decode.
 func WithDecoder(d Decoder) Option { return option(func(s *settings) { s.decoder = d }) }
-
-// Receive adds a function that is called once for each message, after decoding and before the
-// handlers are chosen. It may change the message, also its Type, return another message, or return
-// ErrDrop. After any other error the message is treated like a record that cannot be decoded. The
-// function runs outside of any transaction, in the goroutine that fetches the partition, so it must
-// be fast. Several functions run in the given order.
-func Receive(f func(ctx context.Context, m *Message) (*Message, error)) Option {
-	return option(func(s *settings) { s.receivers = append(s.receivers, f) })
-}
 
 // WithDisposer replaces the Disposer, which carries out the verdicts that move a message to another place.
 func WithDisposer(d Disposer) Option { return option(func(s *settings) { s.disposer = d }) }
@@ -168,47 +148,41 @@ func WithBuffer(records, bytes int) Option {
 // stops fetching.
 func MaxAhead(n int) Option { return option(func(s *settings) { s.maxAhead = n }) }
 
-// Strict rejects a second handler for a type: Handle returns a *DuplicateHandlerError.
-func Strict() Option { return option(func(s *settings) { s.strict = true }) }
-
-// AllowIdle lets Run start without any handler.
-func AllowIdle() Option { return option(func(s *settings) { s.allowIdle = true }) }
-
-// AckUnknown skips messages that no handler takes. Without it they are parked: they become dead
-// letters of class no_handler, which can be requeued when there is a handler.
-func AckUnknown() Option { return option(func(s *settings) { s.ackUnknown = true }) }
+// WithUnknown makes messages that no handler takes dead letters of class no_handler. Requeue them when there is a handler.
+// Without it they pass, because a topic usually has more types than one service takes. They are counted, and reported once
+// for each type.
+func WithUnknown() Option { return option(func(s *settings) { s.deadUnknown = true }) }
 
 // WithHaltOnGap makes Run return a *RangeError if a partition no longer has the next record. Without it
 // the consumer reports the error and continues with the first record that exists.
 func WithHaltOnGap() Option { return option(func(s *settings) { s.haltOnGap = true }) }
 
-// Named sets the name of the handler. Group and name are its identity in the inbox:
-// "<group>/<name>". Do not change it during the life of the service. Defaults to the patterns,
-// joined by commas.
-func Named(name string) HandlerOption { return handlerOption(func(h *handling) { h.name = name }) }
-
 // WithMode sets the mode of the inbox. Defaults to Transactional.
-func WithMode(mode Mode) Setting { return setting(func(h *handling) { h.mode = mode }) }
+func WithMode(mode Mode) HandlerOption { return handlerOption(func(h *handling) { h.mode = mode }) }
 
 // InTransaction runs handlers of mode AtLeastOnce in a transaction too. In the other modes handlers
 // always do.
-func InTransaction() Setting { return setting(func(h *handling) { h.inTransaction = true }) }
+func InTransaction() HandlerOption {
+	return handlerOption(func(h *handling) { h.inTransaction = true })
+}
 
 // WithTimeout bounds one call of a handler by its context. Keep it well below the server's limit for a
 // transaction, 60 s.
-func WithTimeout(d time.Duration) Setting { return setting(func(h *handling) { h.timeout = d }) }
+func WithTimeout(d time.Duration) HandlerOption {
+	return handlerOption(func(h *handling) { h.timeout = d })
+}
 
 // WithBatch sets how many messages of a lane may share a transaction.
-func WithBatch(n int) Setting { return setting(func(h *handling) { h.batch = n }) }
+func WithBatch(n int) HandlerOption { return handlerOption(func(h *handling) { h.batchSize = n }) }
 
 // WithLimit sets how many calls of the handler run at once, over all lanes and partitions. 0 sets no
 // limit other than Concurrency. As an option of New it limits each handler separately.
-func WithLimit(n int) Setting { return setting(func(h *handling) { h.limit = n }) }
+func WithLimit(n int) HandlerOption { return handlerOption(func(h *handling) { h.limit = n }) }
 
 // OnFailure sets the Decider, such as a Policy, that decides about messages whose handler failed. It
 // replaces Retry.
-func OnFailure(d Decider) Setting {
-	return setting(func(h *handling) {
+func OnFailure(d Decider) HandlerOption {
+	return handlerOption(func(h *handling) {
 		if d == nil {
 			h.problems = append(h.problems, errors.New("OnFailure: the policy is nil"))
 		}
@@ -220,12 +194,12 @@ func OnFailure(d Decider) Setting {
 }
 
 // WithMiddleware adds middlewares. The middlewares of New are outside those of the handler.
-func WithMiddleware(mws ...Middleware) Setting {
-	return setting(func(h *handling) {
+func WithMiddleware(mws ...Middleware) HandlerOption {
+	return handlerOption(func(h *handling) {
 		h.middlewares = append(h.middlewares[:len(h.middlewares):len(h.middlewares)], mws...)
 		for _, m := range mws {
 			if m == nil {
-				h.problems = append(h.problems, errors.New("Use: a middleware is nil"))
+				h.problems = append(h.problems, errors.New("WithMiddleware: a middleware is nil"))
 			}
 		}
 	})
@@ -234,7 +208,7 @@ func WithMiddleware(mws ...Middleware) Setting {
 // newSettings returns the defaults with opts applied.
 func newSettings(opts []Option) settings {
 	s := settings{
-		handling:      handling{mode: Transactional, timeout: DefaultTimeout, batch: DefaultBatch},
+		handling:      handling{mode: Transactional, timeout: DefaultTimeout, batchSize: DefaultBatch},
 		decoder:       Decode,
 		log:           slog.Default(),
 		observer:      Unobserved{},
@@ -264,8 +238,8 @@ func (h *handling) validate() error {
 		bad = append(bad, fmt.Errorf("time-out of a handler is %v: it must be positive", h.timeout))
 	}
 
-	if h.batch < 1 || h.batch > maxBatch {
-		bad = append(bad, fmt.Errorf("batch of %d messages: it must be from 1 to %d", h.batch, maxBatch))
+	if h.batchSize < 1 || h.batchSize > maxBatch {
+		bad = append(bad, fmt.Errorf("batch of %d messages: it must be from 1 to %d", h.batchSize, maxBatch))
 	}
 	if h.limit < 0 {
 		bad = append(bad, fmt.Errorf("limit of %d calls at once: it must not be negative", h.limit))
@@ -295,9 +269,6 @@ func (s *settings) validate() error {
 	add(s.decoder == nil, "the decoder is nil")
 	add(s.log == nil, "the logger is nil")
 	add(s.observer == nil, "the observer is nil")
-	for _, f := range s.receivers {
-		add(f == nil, "Receive: the function is nil")
-	}
 
 	bad = append(bad, s.commitMode.validate())
 	return errors.Join(bad...)

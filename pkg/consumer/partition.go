@@ -178,9 +178,6 @@ func (p *partition) finishLostLocked(from, to int64) {
 			if sh.state != shareWaiting {
 				continue
 			}
-			if sh.reg.once {
-				sh.reg.fired.Store(false)
-			}
 			sh.state = shareDone
 			e.openShares--
 		}
@@ -233,9 +230,6 @@ func (p *partition) acceptFetched(from int64, f Fetched) {
 	defer p.mu.Unlock()
 
 	if p.closed || p.refetch || p.s.c.gate.isPaused() {
-		for _, e := range list {
-			p.rearmOnce(e)
-		}
 		return
 	}
 
@@ -289,21 +283,11 @@ func (s *session) reportGauges() {
 	}
 }
 
-// rearmOnce lets the Once handlers of e accept another message, because e is not handled now.
-func (p *partition) rearmOnce(e *entry) {
-	for i := range e.shares {
-		if r := e.shares[i].reg; r.once && e.shares[i].state != shareDone {
-			r.fired.Store(false)
-		}
-	}
-}
-
 // addEntryLocked adds an entry that is new, or gives its body back to one that was fetched again.
 func (p *partition) addEntryLocked(e *entry) {
 	i := sort.Search(len(p.entries), func(i int) bool { return p.entries[i].offset >= e.offset })
 	if i < len(p.entries) {
 		if old := p.entries[i]; old.offset == e.offset && old.openShares > 0 {
-			p.rearmOnce(e)
 			p.restoreBodyLocked(old, e)
 			p.enqueueLocked(old)
 		}
@@ -312,7 +296,6 @@ func (p *partition) addEntryLocked(e *entry) {
 
 	// The entry is finished already.
 	if e.offset < p.fetchedTo {
-		p.rearmOnce(e)
 		return
 	}
 
@@ -397,18 +380,13 @@ func (p *partition) dropBodyLocked(e *entry) {
 	p.s.countHeld(-1, -int64(e.size))
 }
 
-// finishTasks marks tasks as done, frees their bodies and wakes the fetch loop. A Once handler is
-// removed with its task.
+// finishTasks marks tasks as done, frees their bodies and wakes the fetch loop.
 func (p *partition) finishTasks(list []task) {
 	var finished []*Message
 
 	p.mu.Lock()
 	for _, x := range list {
 		x.share.state = shareDone
-		if x.share.reg.once {
-			reg := x.share.reg
-			defer p.s.c.reg.removeIf(func(r *registration) bool { return r == reg })
-		}
 		if x.entry.openShares--; x.entry.openShares == 0 {
 			finished = append(finished, x.entry.m)
 		}
@@ -487,9 +465,6 @@ func (p *partition) releaseBuffers() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	for _, e := range p.entries {
-		p.rearmOnce(e)
-	}
 	p.s.countHeld(-int64(p.heldMessages), -int64(p.heldBytes))
 	p.heldMessages, p.heldBytes, p.entries, p.forgotten = 0, 0, nil, true
 }

@@ -96,7 +96,6 @@ func (p *partition) abandonEntries(from, next int64) {
 
 	at := sort.Search(len(p.entries), func(i int) bool { return p.entries[i].offset >= from })
 	for _, e := range p.entries[at:] {
-		p.rearmOnce(e)
 		e.orphan.Store(true)
 		if e.hasShareLocked(shareStarted) {
 			p.orphans = append(p.orphans, e)

@@ -31,9 +31,6 @@ func (c *Consumer) Resume() {
 	c.gate.update(func(g *pauseGate) { g.manual, g.until = false, time.Time{} })
 }
 
-// Paused reports whether the consumer is paused, by Pause or by a policy.
-func (c *Consumer) Paused() bool { return c.gate.isPaused() }
-
 // pauseFor pauses for d. It does not shorten a longer pause.
 func (g *pauseGate) pauseFor(d time.Duration) {
 	until := time.Now().Add(d)

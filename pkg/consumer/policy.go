@@ -123,7 +123,7 @@ func (s *step) retryTopic(group, topic string) string {
 // Decide returns the verdict on m after err. It does no I/O. Its result depends only on its
 // arguments, except for the jitter of delays and the remaining time of a message that is not due.
 //
-// Some errors of the consumer have the same meaning in every policy. After ErrDrop and
+// Some errors of the consumer have the same meaning in every policy. After
 // inbox.ErrDuplicate the message is skipped. A message that is not due waits without spending an
 // attempt.
 func (p *Policy) Decide(err error, m *Message, a Attempts) Verdict {
@@ -138,9 +138,6 @@ func (p *Policy) Decide(err error, m *Message, a Attempts) Verdict {
 // decideConsumerError decides about the errors of the consumer itself. It returns false for all
 // other errors.
 func decideConsumerError(err error) (Verdict, bool) {
-	if errors.Is(err, ErrDrop) {
-		return Verdict{Action: Skip, Reason: ClassDropped}, true
-	}
 	if isDuplicate(err) {
 		return Verdict{Action: Skip, Reason: ClassDuplicate}, true
 	}

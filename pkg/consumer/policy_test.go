@@ -177,7 +177,6 @@ func TestDefaultPolicy(t *testing.T) {
 		{&consumer.ExpiredError{}, consumer.DeadLetter},
 		{&consumer.InvalidError{}, consumer.DeadLetter},
 		{&consumer.DecodeError{Err: io.EOF}, consumer.DeadLetter},
-		{fmt.Errorf("wrapped: %w", consumer.ErrDrop), consumer.Skip},
 		{&inbox.DuplicateError{}, consumer.Skip},
 		{&consumer.TimeoutError{Err: transient}, consumer.RetryInline},
 	} {
@@ -328,10 +327,11 @@ func TestAPolicyThatTheConsumerCannotCarryOutIsRefused(t *testing.T) {
 	t.Parallel()
 	refused := func(name string, p *consumer.Policy) {
 		t.Helper()
-		c, err := consumer.New("g", nil, consumer.WithTopics("t"), consumer.WithBrokers("127.0.0.1:1"), consumer.OnFailure(p), consumer.AllowIdle(),
+		c, err := consumer.New("g", nil, consumer.WithTopics("t"), consumer.WithBrokers("127.0.0.1:1"), consumer.OnFailure(p),
 			consumer.Letters(nil), consumer.DeadTopics(nil), consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error { return fn(ctx) }),
 			consumer.WithInbox(noInbox{}))
 		if err == nil {
+			handle(t, c, "*", nop)
 			err = c.Run(t.Context())
 		}
 		if !errors.Is(err, consumer.ErrConfiguration) {

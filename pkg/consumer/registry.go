@@ -12,17 +12,13 @@ import (
 	"github.com/outrelay/outrelay/internal/glob"
 )
 
-// registration is one handler with its patterns. It has either a handler or a batchHandler.
+// registration is one handler with its name and its settings.
 type registration struct {
 	handling
-	patterns     []string
-	handler      Handler
-	batchHandler BatchHandlerFunc
-	once         bool
+	Handler
 
-	chained Handler       // handler, or the collector of batchHandler, with its middlewares
-	slots   chan struct{} // of Limit; nil without a limit
-	fired   atomic.Bool   // a Once handler has accepted its message
+	chained HandlerFunc   // the function of Handler with its middlewares
+	slots   chan struct{} // of WithLimit; nil without a limit
 	removed atomic.Bool
 	pace    pace
 
@@ -31,25 +27,15 @@ type registration struct {
 	system bool // a handler of the consumer: for messages without a handler or that cannot be decoded
 }
 
-// HandlerInfo describes a registered handler.
-type HandlerInfo struct {
-	Name     string
-	Patterns []string
-	Mode     Mode
-	Batched  bool
-	Once     bool
-}
-
 // registry has the handlers of a consumer. The lookup for a message uses an immutable list and
 // takes no lock.
 type registry struct {
 	mu            sync.Mutex
-	strict        bool
 	current       atomic.Pointer[handlers]
 	watches       []*watch
 	watchCount    atomic.Int32
 	changed       chan struct{}       // closed when a handler is added; nil while no goroutine waits
-	reportedTypes map[string]struct{} // types skipped by AckUnknown that were reported
+	reportedTypes map[string]struct{} // types without a handler that were reported
 }
 
 // handlers is a snapshot of the registrations, in their order, with a cache of the handlers of each type.
@@ -82,7 +68,7 @@ func (h *handlers) forType(typ string) []*registration {
 	return out
 }
 
-// reportUnknownOnce reports, once for each type, that AckUnknown skips messages. It stops at
+// reportUnknownOnce reports, once for each type, that messages pass because no handler takes them. It stops at
 // maxCachedTypes types.
 func (g *registry) reportUnknownOnce(typ string, report func(err error)) {
 	g.mu.Lock()
@@ -98,13 +84,8 @@ func (g *registry) reportUnknownOnce(typ string, report func(err error)) {
 
 	// report may call a function of the user, so it is called without the lock.
 	if first {
-		report(fmt.Errorf("%w: AckUnknown skips all messages of that type", &NoHandlerError{Type: typ}))
+		report(fmt.Errorf("%w: all messages of that type pass", &NoHandlerError{Type: typ}))
 	}
-}
-
-// takesType reports whether some pattern of r matches typ.
-func (r *registration) takesType(typ string) bool {
-	return slices.ContainsFunc(r.patterns, func(p string) bool { return glob.Match(p, typ) })
 }
 
 // snapshot returns the current handlers, which do not change any more.
@@ -115,8 +96,7 @@ func (g *registry) snapshot() *handlers {
 	return &handlers{}
 }
 
-// addHandler adds r. If a name or, with Strict, a type is taken, it adds nothing and returns a
-// *DuplicateHandlerError.
+// addHandler adds r. It returns an error if the name is taken.
 func (g *registry) addHandler(r *registration) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -124,16 +104,7 @@ func (g *registry) addHandler(r *registration) error {
 	all := g.snapshot().all
 	for _, other := range all {
 		if other.name == r.name {
-			return &DuplicateHandlerError{Name: r.name}
-		}
-
-		if !g.strict {
-			continue
-		}
-		for _, p := range r.patterns {
-			if slices.ContainsFunc(other.patterns, func(q string) bool { return glob.Overlap(p, q) }) {
-				return &DuplicateHandlerError{Pattern: p, Name: other.name}
-			}
+			return fmt.Errorf("consumer: a handler named %q is registered already: choose another name", r.name)
 		}
 	}
 
@@ -155,124 +126,60 @@ func (g *registry) nextChange() <-chan struct{} {
 	return g.changed
 }
 
-// removeIf removes the registrations for which cond is true, and returns their number.
-func (g *registry) removeIf(cond func(r *registration) bool) int {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-
-	var keep []*registration
-	n := 0
-	for _, r := range g.snapshot().all {
-		if cond(r) {
-			r.removed.Store(true)
-			n++
-			continue
-		}
-		keep = append(keep, r)
-	}
-
-	if n > 0 {
-		g.current.Store(&handlers{all: keep})
-	}
-	return n
-}
-
-// Handle registers a handler for the messages whose type matches the pattern. A pattern is a type
-// in which * stands for any characters and ? for one character, such as "order.*" or "*". All
-// handlers that match a type get its messages, in no fixed order. Each handler has its own name,
-// and therefore its own place in the inbox, attempts and outcome.
+// Handle registers a handler under a name. Group and name identify the handler in the inbox as "<group>/<name>", so they must
+// not change during the life of the service. All handlers that take a type get its messages, in no fixed order, and each
+// has its own attempts and outcome.
 //
-// Handle may be called while the consumer runs. Messages that are fetched later reach the handler.
-// The error lists all invalid arguments.
-func (c *Consumer) Handle(pattern string, h Handler, opts ...HandlerOption) error {
-	return c.Subscribe([]string{pattern}, h, opts...)
-}
-
-// HandleBatch registers a handler that gets several messages of one lane at once. Otherwise it is
-// like Handle.
-func (c *Consumer) HandleBatch(pattern string, f BatchHandlerFunc, opts ...HandlerOption) error {
-	if f == nil {
-		return errors.New("consumer: HandleBatch: the handler is nil")
-	}
-	return c.registerHandler(&registration{patterns: []string{pattern}, batchHandler: f}, opts)
-}
-
-// On is like Handle with a function. off removes the handler.
-func (c *Consumer) On(pattern string, f HandlerFunc, opts ...HandlerOption) (off func(), err error) {
-	if f == nil {
-		return func() {}, errors.New("consumer: On: the handler is nil")
-	}
-	r := &registration{patterns: []string{pattern}, handler: f}
-	if err := c.registerHandler(r, opts); err != nil {
-		return func() {}, err
-	}
-	return func() { c.reg.removeIf(func(x *registration) bool { return x == r }) }, nil
-}
-
-// Once registers a handler for the first message that matches. The handler is removed when that
-// message is finished. Each member and each generation of the group has its own first message.
-func (c *Consumer) Once(pattern string, f HandlerFunc, opts ...HandlerOption) (off func(), err error) {
-	if f == nil {
-		return func() {}, errors.New("consumer: Once: the handler is nil")
-	}
-	r := &registration{patterns: []string{pattern}, handler: f, once: true}
-	if err := c.registerHandler(r, opts); err != nil {
-		return func() {}, err
-	}
-	return func() { c.reg.removeIf(func(x *registration) bool { return x == r }) }, nil
-}
-
-// Off removes the handler of that name, and reports whether there was one. Messages that were
-// fetched for it and not started are skipped.
-func (c *Consumer) Off(name string) bool {
-	return c.reg.removeIf(func(r *registration) bool { return r.name == name }) > 0
-}
-
-// OffAll removes all handlers that were registered with exactly that pattern, and returns their
-// number. OffAll("") removes all handlers.
-func (c *Consumer) OffAll(pattern string) int {
-	return c.reg.removeIf(func(r *registration) bool { return pattern == "" || slices.Contains(r.patterns, pattern) })
-}
-
-// Subscribe registers one handler for several patterns. If one of them is invalid or taken, it
-// registers none. Without patterns it does nothing and returns nil.
-func (c *Consumer) Subscribe(patterns []string, h Handler, opts ...HandlerOption) error {
-	if f, ok := h.(HandlerFunc); h == nil || ok && f == nil {
-		return errors.New("consumer: the handler is nil")
-	}
-	if len(patterns) == 0 {
-		return nil
-	}
-	return c.registerHandler(&registration{patterns: slices.Clone(patterns), handler: h}, opts)
-}
-
-// registerHandler applies the options to r, validates it and adds it.
-func (c *Consumer) registerHandler(r *registration, opts []HandlerOption) error {
-	r.handling = c.s.handling
-	r.name = strings.Join(r.patterns, ",")
-	r.problems, r.retryRules = nil, nil
+// Handle may be called while the consumer runs. Messages that are fetched later reach the handler. The error lists all
+// invalid arguments.
+func (c *Consumer) Handle(name string, h Handler, opts ...HandlerOption) error {
+	r := &registration{Handler: h, handling: c.s.handling}
+	r.name = name
+	r.handling.problems, r.retryRules = nil, nil
 	for _, o := range opts {
 		if o != nil {
 			o.applyToHandler(&r.handling)
 		}
 	}
 
-	var bad []error
-	if slices.Contains(r.patterns, "") {
-		bad = append(bad, errors.New("a pattern is empty: \"*\" matches every type"))
+	bad := slices.Clone(h.problems)
+	if h.handle == nil && len(bad) == 0 {
+		bad = append(bad, errors.New("the handler is the zero value: use For, Func, Batch or Mux"))
 	}
-	if r.name == "" || strings.Contains(r.name, "/") {
-		bad = append(bad, fmt.Errorf("name %q of a handler: it must not be empty or contain a slash", r.name))
+	if name == "" || strings.Contains(name, "/") {
+		bad = append(bad, errors.New("a name must not be empty or contain a slash"))
 	}
 	bad = append(bad, r.validate())
 	if err := errors.Join(bad...); err != nil {
-		return fmt.Errorf("consumer: handler %q: %w", r.name, err)
+		return fmt.Errorf("consumer: handler %q: %w", name, err)
 	}
 
 	// The rules of the handler come before those of New.
 	r.retryRules = append(r.retryRules, c.s.retryRules...)
 	c.prepareHandler(r)
 	return c.reg.addHandler(r)
+}
+
+// HandleFunc registers f for events with these names. It is short for Handle(name, Func(f, names...)).
+func (c *Consumer) HandleFunc(name string, f HandlerFunc, names ...string) error {
+	return c.Handle(name, Func(f, names...))
+}
+
+// Remove removes the handler of that name, and reports whether there was one. Messages that were fetched for it and not
+// started are skipped. It may be called while the consumer runs.
+func (c *Consumer) Remove(name string) bool {
+	g := &c.reg
+	g.mu.Lock()
+	defer g.mu.Unlock()
+
+	all := g.snapshot().all
+	i := slices.IndexFunc(all, func(r *registration) bool { return r.name == name })
+	if i < 0 {
+		return false
+	}
+	all[i].removed.Store(true)
+	g.current.Store(&handlers{all: slices.Delete(slices.Clone(all), i, i+1)})
+	return true
 }
 
 // prepareHandler sets the decider, the slots and the middleware chain of r.
@@ -284,45 +191,7 @@ func (c *Consumer) prepareHandler(r *registration) {
 	if r.limit > 0 {
 		r.slots = make(chan struct{}, r.limit)
 	}
-
-	inner := r.handler
-	if inner == nil {
-		inner = HandlerFunc(collectMessage)
-	}
-	r.chained = chainMiddlewares(inner, r.middlewares)
-}
-
-// Handlers returns the registered handlers, in the order of their registration.
-func (c *Consumer) Handlers() []HandlerInfo {
-	all := c.reg.snapshot().all
-	out := make([]HandlerInfo, len(all))
-	for i, r := range all {
-		out[i] = HandlerInfo{
-			Name: r.name, Patterns: slices.Clone(r.patterns), Mode: r.mode, Batched: r.batchHandler != nil, Once: r.once,
-		}
-	}
-	return out
-}
-
-// Patterns returns the distinct patterns of all handlers, sorted.
-func (c *Consumer) Patterns() []string {
-	var out []string
-	for _, r := range c.reg.snapshot().all {
-		out = append(out, r.patterns...)
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
-}
-
-// Count returns how many handlers match the type.
-func (c *Consumer) Count(typ string) int {
-	n := 0
-	for _, r := range c.reg.snapshot().all {
-		if r.takesType(typ) {
-			n++
-		}
-	}
-	return n
+	r.chained = chainMiddlewares(r.handle, r.middlewares)
 }
 
 // watch is the state of one call of WaitFor.

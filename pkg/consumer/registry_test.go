@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,127 +49,95 @@ func TestNewListsAllThatIsWrong(t *testing.T) {
 	}
 }
 
-func TestRegistryListsAndTakesBack(t *testing.T) {
+func TestHandlersAreRemovedByName(t *testing.T) {
 	t.Parallel()
 	c := offline(t)
 	handle(t, c, "order.*", nop)
-	handle(t, c, "*", nop, consumer.Named("audit"), consumer.WithMode(consumer.AtLeastOnce))
-	off, err := c.On("order.placed", nop)
-	if err != nil {
+	if err := c.HandleFunc("both", nop, "a", "b"); err != nil {
 		t.Fatal(err)
 	}
 
-	if err := c.Subscribe([]string{"a", "b"}, consumer.HandlerFunc(nop), consumer.Named("both")); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Subscribe(nil, consumer.HandlerFunc(nop)); err != nil {
-		t.Errorf("Subscribe without patterns: got %v, want nil", err)
-	}
-
-	if d := cmp.Diff([]string{"*", "a", "b", "order.*", "order.placed"}, c.Patterns()); d != "" {
-		t.Errorf("Patterns (-want +got):\n%s", d)
-	}
-	if n := c.Count("order.placed"); n != 3 {
-		t.Errorf("Count: got %d, want 3", n)
-	}
-
-	want := []consumer.HandlerInfo{
-		{Name: "order.*", Patterns: []string{"order.*"}},
-		{Name: "audit", Patterns: []string{"*"}, Mode: consumer.AtLeastOnce},
-		{Name: "order.placed", Patterns: []string{"order.placed"}},
-		{Name: "both", Patterns: []string{"a", "b"}},
-	}
-	if d := cmp.Diff(want, c.Handlers()); d != "" {
-		t.Errorf("Handlers (-want +got):\n%s", d)
-	}
-
-	off()
-	off()
-	if !c.Off("audit") || c.Off("audit") || c.OffAll("a") != 1 || c.Count("order.placed") != 1 || c.OffAll("") != 1 {
-		t.Errorf("handlers after Off and OffAll: got %v, want none", c.Handlers())
+	if !c.Remove("both") || c.Remove("both") || !c.Remove("order.*") {
+		t.Error("Remove: got a wrong answer, want true for each registered handler, once")
 	}
 	if err := c.Run(t.Context()); !errors.Is(err, consumer.ErrNoHandler) {
 		t.Errorf("Run without handlers: got %v, want ErrNoHandler", err)
 	}
+	handle(t, c, "both", nop)
 }
 
-func TestSecondHandlerOfATypeIsRefusedWhereStrict(t *testing.T) {
+func TestMuxRefusesTwoHandlersOfAType(t *testing.T) {
 	t.Parallel()
-	c := offline(t, consumer.Strict())
-	handle(t, c, "order.*", nop)
-
-	var dup *consumer.DuplicateHandlerError
-	err := c.Handle("order.placed", consumer.HandlerFunc(nop))
-	if !errors.As(err, &dup) || dup.Name != "order.*" || dup.Pattern != "order.placed" {
-		t.Errorf("second handler of a type: got %v, want a DuplicateHandlerError of order.* for order.placed", err)
+	c := offline(t)
+	err := c.Handle("orders", consumer.Mux(consumer.Func(nop, "order.*"), consumer.Func(nop, "paid", "*.placed")))
+	if err == nil || !strings.Contains(err.Error(), `two handlers of the Mux take "*.placed"`) {
+		t.Errorf("two handlers of a type: got %v", err)
 	}
-
-	// Subscribe registers all patterns or none.
-	if err := c.Subscribe([]string{"paid", "*.placed"}, consumer.HandlerFunc(nop), consumer.Named("x")); !errors.As(err, &dup) {
-		t.Errorf("Subscribe with a pattern that is taken: got %v, want a DuplicateHandlerError", err)
+	err = c.Handle("orders", consumer.Mux(consumer.Batch(func(context.Context, []*consumer.Message) error { return nil }, "paid"), consumer.Func(nop, "order.*")))
+	if err == nil || !strings.Contains(err.Error(), "a Batch cannot be part of a Mux") {
+		t.Errorf("a Batch in a Mux: got %v", err)
 	}
-	if c.Count("paid") != 0 {
-		t.Error("a rejected Subscribe registered one of its patterns")
+	if c.Remove("orders") {
+		t.Error("a handler that was refused is registered")
 	}
-	handle(t, c, "paid", nop)
+}
 
-	c = offline(t)
-	handle(t, c, "paid", nop)
-	handle(t, c, "paid", nop, consumer.Named("other"))
-	if err := c.Handle("paid", consumer.HandlerFunc(nop)); !errors.As(err, &dup) || dup.Pattern != "" {
-		t.Errorf("same name twice: got %v, want a DuplicateHandlerError", err)
+func TestMuxPassesAMessageToTheHandlerOfItsType(t *testing.T) {
+	t.Parallel()
+	var got []string
+	note := func(text string) consumer.HandlerFunc {
+		return func(_ context.Context, m *consumer.Message) error {
+			got = append(got, text+" "+m.Name)
+			return nil
+		}
+	}
+	h := consumer.Mux(consumer.Func(note("orders"), "order.*"), consumer.Func(note("paid"), "paid", "refused"))
+	for _, name := range []string{"paid", "order.placed", "refused"} {
+		if err := h.Handle(t.Context(), &consumer.Message{Name: name}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := h.Handle(t.Context(), &consumer.Message{Name: "other"}); !errors.Is(err, consumer.ErrNoHandler) {
+		t.Errorf("a type without a handler: got %v, want ErrNoHandler", err)
+	}
+	if d := cmp.Diff([]string{"paid paid", "orders order.placed", "paid refused"}, got); d != "" {
+		t.Error(d)
 	}
 }
 
 func TestHandleRefusesWhatCannotBe(t *testing.T) {
 	t.Parallel()
 	c := offline(t)
+	handle(t, c, "taken", nop)
+	typed := event.Type[placed]{Aggregate: "order", Name: "OrderPlaced"}
 	for name, err := range map[string]error{
-		"nil":      c.Handle("a", nil),
-		"nil func": c.Handle("a", consumer.HandlerFunc(nil)),
-		"empty":    c.Handle("", consumer.HandlerFunc(nop)),
-		"slash":    c.Handle("a", consumer.HandlerFunc(nop), consumer.Named("a/b")),
-		"batch":    c.Handle("a", consumer.HandlerFunc(nop), consumer.WithBatch(1000)),
-		"policy":   c.Handle("a", consumer.HandlerFunc(nop), consumer.OnFailure(nil)),
+		"zero":     c.Handle("a", consumer.Handler{}),
+		"nil":      c.Handle("a", consumer.Func(nil, "a")),
+		"nil For":  c.Handle("a", consumer.For(typed, nil)),
+		"no type":  c.Handle("a", consumer.Func(nop)),
+		"no Mux":   c.Handle("a", consumer.Mux()),
+		"empty":    c.Handle("a", consumer.Func(nop, "")),
+		"no name":  c.Handle("", consumer.Func(nop, "a")),
+		"slash":    c.Handle("a/b", consumer.Func(nop, "a")),
+		"batch":    c.Handle("a", consumer.Func(nop, "a"), consumer.WithBatch(1000)),
+		"policy":   c.Handle("a", consumer.Func(nop, "a"), consumer.OnFailure(nil)),
+		"taken":    c.Handle("taken", consumer.Func(nop, "a")),
+		"a middle": c.Handle("a", consumer.Func(nop, "a"), consumer.WithMiddleware(nil)),
 	} {
 		if err == nil {
 			t.Errorf("%s: got no error, want one", name)
 		}
 	}
-	if n := len(c.Handlers()); n != 0 {
-		t.Errorf("%d handlers", n)
+	if c.Remove("a") {
+		t.Error("a handler that was refused is registered")
 	}
 }
 
-// The settings of a handler override those of New, in both directions.
-func TestSettingsOfAHandlerOverrideThoseOfAll(t *testing.T) {
-	t.Parallel()
-	c := offline(t, consumer.WithMode(consumer.Claimed))
-	handle(t, c, "a", nop)
-	handle(t, c, "b", nop, consumer.WithMode(consumer.Transactional))
-	handle(t, c, "c", nop, consumer.WithMode(consumer.AtLeastOnce), consumer.InTransaction())
-	var modes []consumer.Mode
-	for _, h := range c.Handlers() {
-		modes = append(modes, h.Mode)
-	}
-	if d := cmp.Diff([]consumer.Mode{consumer.Claimed, consumer.Transactional, consumer.AtLeastOnce}, modes); d != "" {
-		t.Error(d)
-	}
-}
-
-func TestOnceAndWaitFor(t *testing.T) {
+func TestWaitFor(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	c := k.consumer()
 	handle(t, c, "counted", k.effects("effects"))
-	var ran atomic.Int64
-	_, err := c.Once("counted", func(context.Context, *consumer.Message) error {
-		ran.Add(1)
-		return nil
-	}, consumer.Named("first"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	if _, err := c.WaitFor(short, "counted", nil); !errors.Is(err, context.DeadlineExceeded) {
@@ -216,54 +183,45 @@ func TestOnceAndWaitFor(t *testing.T) {
 	if a.err != nil || string(a.m.Value) != "3" {
 		t.Errorf("%+v", a)
 	}
-	k.until("the first one's end", func(context.Context) bool { return c.Count("counted") == 1 })
-	if ran.Load() != 1 {
-		t.Errorf("calls of the Once handler: got %d, want 1", ran.Load())
-	}
 }
 
 func TestMiddlewareIsAnOnion(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	trail := func(word string) consumer.Middleware {
-		return func(next consumer.Handler) consumer.Handler {
-			return consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error {
+		return func(next consumer.HandlerFunc) consumer.HandlerFunc {
+			return func(ctx context.Context, m *consumer.Message) error {
+				if name := consumer.HandlerName(ctx); name != m.Name {
+					t.Errorf("HandlerName: got %q, want %q", name, m.Name)
+				}
 				if strings.HasPrefix(string(m.Value), "drop") && word == "b" {
-					return consumer.ErrDrop
+					return consumer.Discard(nil)
 				}
 				changed := m.Copy()
 				changed.Value = append([]byte(nil), append(m.Value, word...)...)
-				return next.Handle(ctx, changed)
-			})
+				return next(ctx, changed)
+			}
 		}
 	}
 
 	stats := &counts{}
 	got, batches := make(chan string, 10), make(chan string, 10)
-	c := k.consumer(consumer.WithMiddleware(trail("a"), trail("b")), consumer.WithObserver(stats), consumer.Receive(func(_ context.Context, m *consumer.Message) (*consumer.Message, error) {
-		switch string(m.Value) {
-		case "gone":
-			return nil, consumer.ErrDrop
-		case "0":
-			m.Name = "routed"
-		}
-		return m, nil
-	}))
+	c := k.consumer(consumer.WithMiddleware(trail("a"), trail("b")), consumer.WithObserver(stats))
 	handle(t, c, "routed", func(_ context.Context, m *consumer.Message) error {
 		got <- string(m.Value)
 		return nil
 	}, consumer.WithMiddleware(trail("c")), consumer.WithBatch(1))
-	err := c.HandleBatch("counted", func(_ context.Context, ms []*consumer.Message) error {
+	err := c.Handle("counted", consumer.Batch(func(_ context.Context, ms []*consumer.Message) error {
 		for _, m := range ms {
 			batches <- string(m.Value)
 		}
 		return nil
-	}, consumer.WithMode(consumer.AtLeastOnce))
+	}, "counted"), consumer.WithMode(consumer.AtLeastOnce))
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	k.publish(msg("a", "counted", "0"), msg("a", "counted", "drop"), msg("a", "counted", "gone"), msg("a", "counted", "1"))
+	k.publish(msg("a", "routed", "0"), msg("a", "counted", "drop"), msg("a", "counted", "1"))
 	k.start(c)
 	for what, ch := range map[string]chan string{"0abc": got, "1ab": batches} {
 		select {
@@ -276,8 +234,8 @@ func TestMiddlewareIsAnOnion(t *testing.T) {
 		}
 	}
 
-	k.until("offsets", func(context.Context) bool { return k.committed(1)[0] == 4 })
-	if n := stats.dropped.Load(); n != 2 {
-		t.Errorf("dropped messages: got %d, want 2", n)
+	k.until("offsets", func(context.Context) bool { return k.committed(1)[0] == 3 })
+	if n := stats.dropped.Load(); n != 1 {
+		t.Errorf("dropped messages: got %d, want 1", n)
 	}
 }

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"errors"
 	"fmt"
 	"time"
 )
@@ -41,8 +42,14 @@ func Suspend(d time.Duration, err error) error {
 func Reject(err error) error { return &requestError{request: requestReject, err: err} }
 
 // Discard returns an error that skips the message. What the handler has written is rolled back. The message is counted and
-// reported, and nothing is kept. ErrDrop skips a message too, but commits.
+// reported, and nothing is kept. To skip a message and keep what the handler has written, return nil.
 func Discard(err error) error { return &requestError{request: requestDiscard, err: err} }
+
+// isDiscard reports whether err is of Discard.
+func isDiscard(err error) bool {
+	e, ok := errors.AsType[*requestError](err)
+	return ok && e.request == requestDiscard
+}
 
 func (e *requestError) Error() string {
 	text := ""

@@ -17,7 +17,7 @@ import (
 )
 
 // Redactor may change a dead letter before it is written. It can clear its body, key, reason,
-// headers and the reasons in its history. If it returns ErrDrop, no letter is written. After any
+// headers and the reasons in its history. If it returns an error of Discard, no letter is written. After any
 // other error, and after a panic, the letter that is written contains only the place and the
 // identity of the message.
 type Redactor func(ctx context.Context, l *Letter) error
@@ -124,7 +124,7 @@ func (d *MessageDisposer) disposeByAction(ctx context.Context, m *Message, handl
 		return d.writeDeadLetter(ctx, m, handler, v, errors.Join(cause, why))
 
 	case Skip:
-		if v.Reason == ClassDuplicate || v.Reason == ClassDropped {
+		if v.Reason == ClassDuplicate {
 			return nil
 		}
 		return d.publishLetterFault(ctx, newLetter(m, handler, v, cause, d.cfg.Now()), m)
@@ -311,7 +311,7 @@ func (d *MessageDisposer) writeDeadLetter(ctx context.Context, m *Message, handl
 	if v.Bare {
 		l.stripContent()
 	} else if err := d.redactLetter(ctx, l); err != nil {
-		if errors.Is(err, ErrDrop) {
+		if isDiscard(err) {
 			return nil
 		}
 		return fmt.Errorf("redacting: %w", err)
@@ -335,7 +335,7 @@ func (d *MessageDisposer) writeDeadLetter(ctx context.Context, m *Message, handl
 func (d *MessageDisposer) redactLetter(ctx context.Context, l *Letter) (err error) {
 	defer recoverPanic(&err)
 	for _, r := range d.cfg.Redact {
-		if err := r(ctx, l); errors.Is(err, ErrDrop) {
+		if err := r(ctx, l); isDiscard(err) {
 			return err
 		} else if err != nil {
 			return fmt.Errorf("%w: %w", ErrUnfit, err)

@@ -81,8 +81,8 @@ const (
 func NoRetry() Retry { return Retry{Quick: []time.Duration{}, MaxAttempts: 1} }
 
 // WithRetry sets the Retry of all errors that match no WithRetryFor. It replaces an earlier OnFailure.
-func WithRetry(r Retry) Setting {
-	return setting(func(h *handling) {
+func WithRetry(r Retry) HandlerOption {
+	return handlerOption(func(h *handling) {
 		h.problems = append(h.problems, r.findProblems("WithRetry"))
 		h.retry, h.decider = r, nil
 	})
@@ -90,8 +90,8 @@ func WithRetry(r Retry) Setting {
 
 // WithRetryFor sets the Retry of errors that match, for example of ErrorIs. The first match counts. Those of a handler come
 // before those of New. match must be a pure function. It replaces an earlier OnFailure.
-func WithRetryFor(match func(err error) bool, r Retry) Setting {
-	return setting(func(h *handling) {
+func WithRetryFor(match func(err error) bool, r Retry) HandlerOption {
+	return handlerOption(func(h *handling) {
 		h.problems = append(h.problems, r.findProblems("WithRetryFor"))
 		if match == nil {
 			h.problems = append(h.problems, errors.New("WithRetryFor: the function is nil"))

@@ -2,7 +2,6 @@ package consumer
 
 import (
 	"context"
-	"errors"
 
 	"github.com/outrelay/outrelay/pkg/event"
 	"go.opentelemetry.io/otel/attribute"
@@ -84,7 +83,7 @@ func Spans(tracer trace.Tracer, p propagation.TextMapPropagator) Tracer {
 		ctx, span := tracer.Start(ctx, "process "+handler, trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindConsumer),
 			trace.WithLinks(links...), trace.WithAttributes(attrs...))
 		return ctx, func(err error) {
-			if err != nil && !errors.Is(err, ErrDrop) {
+			if err != nil && !isDiscard(err) {
 				// Only the class: the text of an error may quote content that must not be in a trace.
 				span.SetStatus(codes.Error, Class(err))
 				span.SetAttributes(attribute.String("error.type", Class(err)))
@@ -97,15 +96,15 @@ func Spans(tracer trace.Tracer, p propagation.TextMapPropagator) Tracer {
 // Traced returns Spans as a middleware, for handlers that are called without a consumer.
 func Traced(tracer trace.Tracer, p propagation.TextMapPropagator) Middleware {
 	start := Spans(tracer, p)
-	return func(next Handler) Handler {
-		return HandlerFunc(func(ctx context.Context, m *Message) (err error) {
+	return func(next HandlerFunc) HandlerFunc {
+		return func(ctx context.Context, m *Message) (err error) {
 			ctx, end := start(ctx, HandlerName(ctx), []*Message{m})
 
 			err = errPanicked
 			defer func() { end(err) }()
-			err = next.Handle(ctx, m)
+			err = next(ctx, m)
 			return err
-		})
+		}
 	}
 }
 

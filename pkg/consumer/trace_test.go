@@ -94,14 +94,14 @@ func TestTheOutcomeOfASpanQuotesNothing(t *testing.T) {
 	t.Parallel()
 	var s spans
 	secret := errors.New("card 4111")
-	h := consumer.Traced(&s, nil)(consumer.HandlerFunc(func(ctx context.Context, _ *consumer.Message) error {
+	h := consumer.Traced(&s, nil)(func(ctx context.Context, _ *consumer.Message) error {
 		if got := baggage.FromContext(ctx).Member("tenant").Value(); got != "x" {
 			t.Errorf("baggage: got %q, want x", got)
 		}
 		return secret
-	}))
+	})
 
-	if err := h.Handle(t.Context(), startTrace("1", parent, "tenant=x")); !errors.Is(err, secret) {
+	if err := h(t.Context(), startTrace("1", parent, "tenant=x")); !errors.Is(err, secret) {
 		t.Fatal(err)
 	}
 

@@ -157,7 +157,7 @@ func (t *track) startTasks() []task {
 
 	most := 1
 	if t.mayBatch() {
-		most = t.reg.pace.batchSize(t.reg.batch)
+		most = t.reg.pace.batchSize(t.reg.batchSize)
 	}
 	n := 0
 	for n < min(most, len(t.queue)) && t.queue[n].share.reg == t.reg {
@@ -177,7 +177,7 @@ func (t *track) mayBatch() bool {
 	if t.reg.system || t.reg.mode == Claimed {
 		return false
 	}
-	return t.reg.batchHandler != nil || t.usesTransaction()
+	return t.reg.batch != nil || t.usesTransaction()
 }
 
 // usesTransaction reports whether the handler runs in a transaction.
@@ -217,7 +217,7 @@ func (t *track) waitYielding(d time.Duration) {
 // handleTasks handles started tasks: together where that is allowed, one by one otherwise and after
 // a failure. It returns the tasks that an interruption left unfinished.
 func (t *track) handleTasks(list []task) (left []task) {
-	if t.reg.removed.Load() && !t.reg.once && len(list) > 0 {
+	if t.reg.removed.Load() && len(list) > 0 {
 		t.p.s.c.s.observer.Dropped(t.reg.name, len(list))
 		t.p.finishTasks(list)
 		return nil
@@ -228,7 +228,7 @@ func (t *track) handleTasks(list []task) (left []task) {
 	defer t.trouble.clearTrouble(t)
 
 	for len(list) > 0 {
-		n := min(t.countDue(list), t.reg.pace.batchSize(t.reg.batch))
+		n := min(t.countDue(list), t.reg.pace.batchSize(t.reg.batchSize))
 		if n <= 1 || !t.mayBatch() || t.reg.suspension.isSuspended() {
 			if !t.handleAlone(list[0]) {
 				return list
@@ -389,7 +389,7 @@ func (t *track) finishAttempt(list []task, res attemptResult) {
 	observer := t.p.s.c.s.observer
 	t.reg.pace.growAfter(len(list))
 
-	if res.handled+res.dropped > 0 && t.reg.suspension.noteSuccess() {
+	if res.handled > 0 && t.reg.suspension.noteSuccess() {
 		t.p.s.report(&SuspendedError{Handler: t.reg.name, Over: true})
 	}
 	if res.handled > 0 {
@@ -398,9 +398,6 @@ func (t *track) finishAttempt(list []task, res attemptResult) {
 	}
 	if res.duplicates > 0 {
 		observer.Duplicates(t.reg.name, res.duplicates)
-	}
-	if res.dropped > 0 {
-		observer.Dropped(t.reg.name, res.dropped)
 	}
 	t.completeTasks(list)
 }

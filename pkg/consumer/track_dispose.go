@@ -23,7 +23,7 @@ func (t *track) applyPolicy(x task, cause error) (done, again bool) {
 	t.p.s.c.s.observer.Failed(t.reg.name, v.Action)
 	t.noteOutcome(x, v, cause)
 
-	// With AckUnknown, messages without a handler are normal. They are reported once per type, not
+	// Without WithUnknown, messages without a handler are normal. They are reported once per type, not
 	// once per message.
 	if t.reg == t.p.s.c.unknown && v.Action == Skip {
 		t.p.s.c.reg.reportUnknownOnce(m.Name, t.p.s.report)

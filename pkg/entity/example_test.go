@@ -76,7 +76,7 @@ func ExampleProjector() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := c.HandleBatch("customer.*", customers.HandleBatch); err != nil {
+	if err := c.Handle("customer.*", consumer.Batch(customers.HandleBatch, "customer.*")); err != nil {
 		log.Fatal(err)
 	}
 	if err := c.Run(ctx); err != nil {
@@ -97,7 +97,7 @@ func ExampleRequired() {
 			_, err := customers.Update(ctx, cu)
 			return err
 		})
-	if err := c.Handle("CustomerConfirmed", h); err != nil {
+	if err := c.Handle("CustomerConfirmed", consumer.Func(h, "CustomerConfirmed")); err != nil {
 		log.Fatal(err)
 	}
 }

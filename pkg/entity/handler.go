@@ -3,7 +3,6 @@ package entity
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
@@ -17,9 +16,9 @@ type Finder[T any, I ID] interface {
 // Required returns a message handler that loads an entity and passes it to fn. id returns the id of
 // the entity for a message. The entity is loaded in the transaction of the message.
 //
-// If the entity does not exist, fn is not called and the message counts as handled. The error then
-// is both consumer.ErrDrop, so that the consumer counts the message as dropped, and ErrMissing, so
-// that a middleware can recognize it. If fn itself returns ErrMissing, the message is not dropped,
+// If the entity does not exist, fn is not called. The error then is one of consumer.Discard, so that
+// the message passes and is counted, and it wraps ErrMissing, so that a middleware can recognize it.
+// If fn itself returns ErrMissing, the message is not dropped,
 // because fn may have written something before: the policy decides. An error of id is returned.
 func Required[T any, I ID](
 	from Finder[T, I],
@@ -35,7 +34,7 @@ func Required[T any, I ID](
 		t, err := from.Load(ctx, key)
 		switch {
 		case errors.Is(err, ErrMissing):
-			return fmt.Errorf("%w: %w", consumer.ErrDrop, err)
+			return consumer.Discard(err)
 		case err != nil:
 			return err
 		}

@@ -12,10 +12,10 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
-// Projector is a consumer.Handler that copies the changes of a Recorded to a collection for
+// Projector is a handler that copies the changes of a Recorded to a collection for
 // reading. Register it for all changes:
 //
-//	c.Handle("order.*", projector)
+//	c.Handle("orders", consumer.Batch(projector.HandleBatch, "order.*"))
 //
 // If the relay uses the preset debezium, records have no type. Then configure a header for the
 // type, or use a separate consumer for this topic with the pattern "*".
@@ -117,7 +117,7 @@ func (p *Projector[T, I]) Handle(ctx context.Context, m *consumer.Message) error
 	return p.HandleBatch(ctx, []*consumer.Message{m})
 }
 
-// HandleBatch copies several changes together. It is a consumer.BatchHandlerFunc. If several
+// HandleBatch copies several changes together. It is a function for consumer.Batch. If several
 // changes are of one entity, only the newest is written. It needs two to four commands regardless
 // of the number of changes.
 func (p *Projector[T, I]) HandleBatch(ctx context.Context, ms []*consumer.Message) error {

@@ -107,7 +107,7 @@ func TestProjectorBehindAConsumer(t *testing.T) {
 	}
 
 	p := w.projector()
-	if err := c.HandleBatch("order.*", p.HandleBatch); err != nil {
+	if err := c.Handle("order.*", consumer.Batch(p.HandleBatch, "order.*")); err != nil {
 		t.Fatal(err)
 	}
 

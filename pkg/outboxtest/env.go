@@ -46,6 +46,7 @@ type Env struct {
 // member is a consumer of an Env.
 type member struct {
 	*consumer.Consumer
+	group   string
 	started bool
 	err     error // of Run
 }
@@ -160,7 +161,7 @@ func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer
 
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.consumers = append(e.consumers, &member{Consumer: c})
+	e.consumers = append(e.consumers, &member{Consumer: c, group: group})
 	return c
 }
 
@@ -312,9 +313,9 @@ func (e *Env) describeUnsettled() []string {
 	groups := map[string]int{}
 	for _, m := range e.consumers {
 		if m.err != nil && !errors.Is(m.err, consumer.ErrRunning) {
-			e.tb.Fatalf("consumer of group %s: %v", m.Group(), m.err)
+			e.tb.Fatalf("consumer of group %s: %v", m.group, m.err)
 		}
-		groups[m.Group()]++
+		groups[m.group]++
 	}
 	for name, want := range groups {
 		if got := e.broker.Members(name); got < want {

@@ -71,7 +71,7 @@ func appendEvents(t *testing.T, box *outbox.Box, events ...event.Event) {
 // handle registers a handler of Placed events.
 func handle(t *testing.T, c *consumer.Consumer, f consumer.HandlerFunc, opts ...consumer.HandlerOption) {
 	t.Helper()
-	if err := c.Handle(OrderPlaced.Name, f, opts...); err != nil {
+	if err := c.Handle(OrderPlaced.Name, consumer.Func(f, OrderPlaced.Name), opts...); err != nil {
 		t.Fatal(err)
 	}
 }

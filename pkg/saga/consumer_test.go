@@ -72,10 +72,10 @@ func newNode(t *testing.T, db, topic, group string, last int) *node {
 	for _, err := range []error{
 		steps(t, r, "ledgers", last).Register(c),
 		steps(t, r, "copies", last).Register(c),
-		c.Handle("Step", consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error {
+		c.Handle("plain", consumer.Func(func(ctx context.Context, m *consumer.Message) error {
 			_, err := p.db.Collection("plain").InsertOne(ctx, bson.D{{Key: "message", Value: m.ID}})
 			return err
-		}), consumer.Named("plain")),
+		}, "Step")),
 		r.Prepare(t.Context()),
 	} {
 		if err != nil {

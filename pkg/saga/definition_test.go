@@ -49,7 +49,7 @@ func TestADefinitionSaysEverythingThatIsWrong(t *testing.T) {
 		}
 	}
 
-	if register := s.Register(&subscriptions{}); !errors.As(register, &e) {
+	if register := s.Register(&registered{}); !errors.As(register, &e) {
 		t.Errorf("Register: %v", register)
 	}
 
@@ -146,25 +146,17 @@ func (*owner) of(t *testing.T, p *place) string {
 	return types[0].Owner
 }
 
-// subscriptions is a Registrar that passes a message to all handlers of its type.
-type subscriptions struct {
-	byType map[string][]consumer.Handler
+// registered is a Registrar that keeps the handlers by their names.
+type registered struct {
+	byName map[string]consumer.Handler
 	fail   error
 }
 
-func (s *subscriptions) Subscribe(types []string, h consumer.Handler, opts ...consumer.HandlerOption) error {
-	if s.byType == nil {
-		s.byType = map[string][]consumer.Handler{}
+func (s *registered) Handle(name string, h consumer.Handler, _ ...consumer.HandlerOption) error {
+	if s.byName == nil {
+		s.byName = map[string]consumer.Handler{}
 	}
-
-	for _, t := range types {
-		s.byType[t] = append(s.byType[t], h)
-	}
-
-	if len(opts) == 0 {
-		return errors.New("a saga is registered without a name")
-	}
-
+	s.byName[name] = h
 	return s.fail
 }
 
@@ -172,20 +164,20 @@ func TestSeveralSagasAndHandlersTakeOneMessage(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
 	r := p.registry(t)
-	subs := &subscriptions{}
+	subs := &registered{}
 	plain := 0
 	first, second := orders[string](t, r, "first"), orders[string](t, r, "second")
 	for _, err := range []error{
 		first.Register(subs), second.Register(subs),
-		subs.Subscribe([]string{"Begin"}, consumer.HandlerFunc(func(context.Context, *consumer.Message) error { plain++; return nil }), consumer.Named("plain")),
+		subs.Handle("plain", consumer.Func(func(context.Context, *consumer.Message) error { plain++; return nil }, "Begin")),
 	} {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 
-	for _, h := range subs.byType["Begin"] {
-		handle(t, h, msg(t, "Begin", "", begin[string]{ID: "a"}))
+	for _, name := range []string{"first", "second", "plain"} {
+		handle(t, subs.byName[name], msg(t, "Begin", "", begin[string]{ID: "a"}))
 	}
 
 	if p.document(t, "first", "a") == nil || p.document(t, "second", "a") == nil || plain != 1 {

@@ -13,6 +13,9 @@ var (
 	// ErrNoSagaID, so that the header decides.
 	ErrNoSagaID = errors.New("no saga id")
 
+	// ErrDrop is for steps: see Func.
+	ErrDrop = errors.New("the step drops the message")
+
 	// ErrNotFound means that the saga of a message does not exist. The error is a *NotFoundError.
 	ErrNotFound = errors.New("saga not found")
 

@@ -25,8 +25,16 @@ type handler[S any, I Identifier] struct {
 }
 
 // Handle runs the step for one message in a transaction. It joins the transaction of ctx, if there
-// is one.
+// is one. It returns nil if the step dropped the message.
 func (h *handler[S, I]) Handle(ctx context.Context, m *consumer.Message) error {
+	err := h.handleMessage(ctx, m)
+	if errors.Is(err, ErrDrop) {
+		return nil
+	}
+	return err
+}
+
+func (h *handler[S, I]) handleMessage(ctx context.Context, m *consumer.Message) error {
 	rt, ok := h.routes[m.Name]
 	if !ok {
 		return fmt.Errorf("saga %s: message %s of type %q: %w", h.saga.name, m.ID, m.Name, ErrUnknownMessage)
@@ -60,7 +68,7 @@ func (h *handler[S, I]) runInTransaction(ctx context.Context, f func(context.Con
 		dropped = nil
 
 		err := f(ctx)
-		if errors.Is(err, consumer.ErrDrop) {
+		if errors.Is(err, ErrDrop) {
 			dropped = err
 			return nil
 		}
@@ -139,7 +147,7 @@ func (h *handler[S, I]) handleOnce(ctx context.Context, rt route[S, I], id I, m 
 	defer in.out.endStep()
 
 	changed, err := h.handleInstance(in.out.stepContext(ctx), in, rt, m)
-	dropped := errors.Is(err, consumer.ErrDrop)
+	dropped := errors.Is(err, ErrDrop)
 	if !changed || err != nil && !dropped {
 		return err
 	}
@@ -175,7 +183,7 @@ func (h *handler[S, I]) handleNotFound(ctx context.Context, id I, m *consumer.Me
 // changed reports whether the instance must be stored.
 //
 // If the step drops a message in sequence, the message has had its turn: otherwise the messages
-// after it would wait forever. In this case changed is true and the error is consumer.ErrDrop.
+// after it would wait forever. In this case changed is true and the error is ErrDrop.
 func (h *handler[S, I]) handleInstance(
 	ctx context.Context, in *Instance[S, I], rt route[S, I], m *consumer.Message,
 ) (changed bool, err error) {
@@ -190,7 +198,7 @@ func (h *handler[S, I]) handleInstance(
 	case number <= 0 && rt.timeout != "":
 		// A timeout is used up even if its step drops it.
 		err = h.runStepOrUndo(ctx, in, rt, m)
-		return err == nil || errors.Is(err, consumer.ErrDrop), err
+		return err == nil || errors.Is(err, ErrDrop), err
 
 	case number <= 0:
 		changed, err = h.runStep(ctx, in, rt, m)
@@ -211,7 +219,7 @@ func (h *handler[S, I]) handleInstance(
 	}
 
 	err = h.runStepOrUndo(ctx, in, rt, m)
-	if err != nil && !errors.Is(err, consumer.ErrDrop) {
+	if err != nil && !errors.Is(err, ErrDrop) {
 		return false, err
 	}
 
@@ -252,7 +260,7 @@ func (h *handler[S, I]) releaseHeld(ctx context.Context, in *Instance[S, I]) err
 			err = h.runStepOrUndo(ctx, in, rt, m)
 		}
 
-		if err == nil || errors.Is(err, consumer.ErrDrop) {
+		if err == nil || errors.Is(err, ErrDrop) {
 			in.doc.Held = slices.Delete(in.doc.Held, 0, 1)
 			in.doc.Sequence = next.Number
 			in.doc.Stuck = nil

@@ -21,7 +21,7 @@ const DefaultHeldLimit = 100
 // Func is a step of a saga. If it returns nil, its changes of in.State and its events are stored.
 // If it returns an error, the saga does not change.
 //
-// If it returns consumer.ErrDrop, the saga does not change either, but the message counts as
+// If it returns ErrDrop, the saga does not change either, but the message counts as
 // handled: the writes that the step did with its context are committed, and a message in sequence
 // has had its turn.
 type Func[S any, I Identifier] func(ctx context.Context, in *Instance[S, I], m *consumer.Message) error
@@ -346,20 +346,21 @@ func (s *Saga[S, I]) Handler() (consumer.Handler, error) {
 	}
 
 	if len(problems) > 0 {
-		return nil, &DefinitionError{Saga: s.name, Problems: problems}
+		return consumer.Handler{}, &DefinitionError{Saga: s.name, Problems: problems}
 	}
 
-	return &handler[S, I]{saga: s, routes: maps.Clone(s.routes), notFound: maps.Clone(s.notFound)}, nil
+	h := &handler[S, I]{saga: s, routes: maps.Clone(s.routes), notFound: maps.Clone(s.notFound)}
+	return consumer.Func(h.Handle, slices.Sorted(maps.Keys(s.routes))...), nil
 }
 
 // Registrar accepts the handler of a saga. *consumer.Consumer implements it.
 type Registrar interface {
-	Subscribe(patterns []string, h consumer.Handler, opts ...consumer.HandlerOption) error
+	Handle(name string, h consumer.Handler, opts ...consumer.HandlerOption) error
 }
 
-// Register subscribes the saga to all its types of messages. It uses a copy of the definition, so
+// Register registers the saga for all its types of messages. It uses a copy of the definition, so
 // later changes have no effect. All types share one handler with the name of the saga, which has
-// its own marks in the inbox. Other sagas and handlers may subscribe to the same types.
+// its own marks in the inbox. Other sagas and handlers may take the same types.
 //
 // The consumer must also read the topic of the timeouts: see WithAggregate. The error is a
 // *DefinitionError, or the error of the consumer.
@@ -369,9 +370,7 @@ func (s *Saga[S, I]) Register(c Registrar, opts ...consumer.HandlerOption) error
 		return err
 	}
 
-	// Options of the caller come last, so they can override the name.
-	opts = append([]consumer.HandlerOption{consumer.Named(s.name)}, opts...)
-	if err := c.Subscribe(s.Messages(), h, opts...); err != nil {
+	if err := c.Handle(s.name, h, opts...); err != nil {
 		return fmt.Errorf("registering saga %s: %w", s.name, err)
 	}
 	return nil

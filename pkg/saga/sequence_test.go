@@ -208,7 +208,7 @@ func TestADroppedMessageHasHadItsTurn(t *testing.T) {
 		in.State.Steps = append(in.State.Steps, n)
 		in.Emit(event.New(event.Aggregate{Type: "ledger", ID: "a"}, fmt.Sprint("Step", n), event.Payload{}))
 		if n == 2 || n == 5 {
-			return consumer.ErrDrop
+			return saga.ErrDrop
 		}
 
 		return err
@@ -218,7 +218,7 @@ func TestADroppedMessageHasHadItsTurn(t *testing.T) {
 	s.StartOrHandle("Odd", saga.ByKey[string](), f, saga.InSequence(number))
 	h := handlerOf(t, s)
 	handle(t, h, numberedMsg(t, 3), numberedMsg(t, 2), numberedMsg(t, 1), numberedMsg(t, 4))
-	if err := h.Handle(t.Context(), numberedMsg(t, 5)); !errors.Is(err, consumer.ErrDrop) {
+	if err := h.Handle(t.Context(), numberedMsg(t, 5)); err != nil {
 		t.Errorf("a message that is dropped in its turn: %v", err)
 	}
 

@@ -38,12 +38,12 @@ func TestRecordsOfAnUncleanElectionAreHandled(t *testing.T) {
 	var handled []string
 	c, err := consumer.New("readers", s.DB, consumer.WithBrokers(stack.Brokers()...), consumer.WithTopics(log.topic))
 	mustSucceed(t, err)
-	mustSucceed(t, c.HandleFunc("*", func(_ context.Context, m *consumer.Message) error {
+	mustSucceed(t, c.HandleFunc("lines", func(_ context.Context, m *consumer.Message) error {
 		mu.Lock()
 		defer mu.Unlock()
 		handled = append(handled, string(m.Value))
 		return nil
-	}))
+	}, "*"))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()

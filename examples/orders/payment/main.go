@@ -62,7 +62,7 @@ func buildParts(ctx context.Context, s *shop.Shop) ([]func(context.Context) erro
 		payments.Register(c),
 		// The bank is outside of the database, so the handler must not run twice at the same time.
 		// Claimed claims the message before the handler runs.
-		c.Handle(shop.ChargeCard.Name, consumer.HandlerFunc(bank.chargeCard), consumer.WithMode(consumer.Claimed)),
+		c.Handle("charge-cards", consumer.Func(bank.chargeCard, shop.ChargeCard.Name), consumer.WithMode(consumer.Claimed)),
 	)
 }
 

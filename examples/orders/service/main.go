@@ -47,8 +47,8 @@ func buildParts(_ context.Context, s *shop.Shop) ([]func(context.Context) error,
 	}
 
 	err = errors.Join(
-		c.Handle(shop.PaymentTaken.Name, svc.settleOrder("paid", shop.OrderPaid)),
-		c.Handle(shop.PaymentRefused.Name, svc.settleOrder("cancelled", shop.OrderCancelled)),
+		c.Handle("pay-orders", consumer.Func(svc.settleOrder("paid", shop.OrderPaid), shop.PaymentTaken.Name)),
+		c.Handle("cancel-orders", consumer.Func(svc.settleOrder("cancelled", shop.OrderCancelled), shop.PaymentRefused.Name)),
 	)
 	if err != nil {
 		return nil, err

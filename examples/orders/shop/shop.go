@@ -120,7 +120,6 @@ func (s *Shop) Consumer(group string, aggregates ...string) (*consumer.Consumer,
 		// If a process is killed, others wait for this time before they can claim its messages.
 		consumer.WithLease(5*time.Second),
 		// The topics also contain events for other consumers.
-		consumer.AckUnknown(),
 		// This is below the RebalanceTimeout of the group.
 		consumer.WithDrain(5*time.Second),
 		consumer.WithKafka(consumer.KafkaConfig{

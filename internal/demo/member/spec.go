@@ -140,7 +140,7 @@ func Run(ctx context.Context, s Spec, logs io.Writer) (err error) {
 	if s.Role == Saga {
 		err = w.registerSaga(ctx, c)
 	} else {
-		err = c.Handle("*", consumer.HandlerFunc(w.handleOrder), consumer.Named("effects"))
+		err = c.Handle("effects", consumer.Func(w.handleOrder, "*"))
 	}
 	if err != nil {
 		return err

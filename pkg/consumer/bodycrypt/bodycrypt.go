@@ -140,12 +140,12 @@ func Decrypt(keys Keys, opts ...Option) consumer.Middleware {
 		o.apply(&s)
 	}
 
-	return func(next consumer.Handler) consumer.Handler {
-		return consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error {
+	return func(next consumer.HandlerFunc) consumer.HandlerFunc {
+		return func(ctx context.Context, m *consumer.Message) error {
 			head, ok := m.Header(headerEncryption)
 			if !ok {
 				if s.plain || m.Tombstone() {
-					return next.Handle(ctx, m)
+					return next(ctx, m)
 				}
 				return newDecryptError(m, errors.New("the message is not encrypted"))
 			}
@@ -159,8 +159,8 @@ func Decrypt(keys Keys, opts ...Option) consumer.Middleware {
 			c.Value = body
 			c.DeleteHeader(headerEncryption)
 			c.DeleteHeader(headerType)
-			return next.Handle(ctx, c)
-		})
+			return next(ctx, c)
+		}
 	}
 }
 

@@ -58,7 +58,7 @@ func emitted(t testing.TB, ev event.Event, mws ...outbox.Middleware) *consumer.M
 
 // handled is the message that a handler inside of the middleware gets.
 func handled(ctx context.Context, m *consumer.Message, mw consumer.Middleware) (got *consumer.Message, err error) {
-	err = mw(consumer.HandlerFunc(func(_ context.Context, m *consumer.Message) error { got = m; return nil })).Handle(ctx, m)
+	err = mw(func(_ context.Context, m *consumer.Message) error { got = m; return nil })(ctx, m)
 	return got, err
 }
 

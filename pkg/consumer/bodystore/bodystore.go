@@ -74,11 +74,11 @@ func Produce(store Store, threshold int) outbox.Middleware {
 // payload. Consume must be the outermost middleware, outside of bodycrypt.Decrypt. Dead letters keep the
 // reference. If a body is gone or was changed, the error is a *consumer.InvalidError.
 func Consume(store Store) consumer.Middleware {
-	return func(next consumer.Handler) consumer.Handler {
-		return consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error {
+	return func(next consumer.HandlerFunc) consumer.HandlerFunc {
+		return func(ctx context.Context, m *consumer.Message) error {
 			claim, ok := m.Header(header)
 			if !ok {
-				return next.Handle(ctx, m)
+				return next(ctx, m)
 			}
 
 			ref, want, _ := strings.Cut(string(claim), ";sha256=")
@@ -98,7 +98,7 @@ func Consume(store Store) consumer.Middleware {
 			c := m.Copy()
 			c.Value = body
 			c.DeleteHeader(header)
-			return next.Handle(ctx, c)
-		})
+			return next(ctx, c)
+		}
 	}
 }

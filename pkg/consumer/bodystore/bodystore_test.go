@@ -45,7 +45,7 @@ func messageOf(ev event.Event) (*consumer.Message, error) {
 
 // checkedIn is what a handler inside of Consume gets.
 func checkedIn(ctx context.Context, g Store, m *consumer.Message) (got *consumer.Message, err error) {
-	err = Consume(g)(consumer.HandlerFunc(func(_ context.Context, m *consumer.Message) error { got = m; return nil })).Handle(ctx, m)
+	err = Consume(g)(func(_ context.Context, m *consumer.Message) error { got = m; return nil })(ctx, m)
 	return got, err
 }
 

@@ -135,8 +135,8 @@ func isNotAboutMessage(err error) bool {
 // handler, as consumer.Suspend does, until the next message may pass. Give one breaker to all handlers that share the
 // dependency. Timeouts, panics and the failures of batches count.
 func (b *Breaker) Middleware() consumer.Middleware {
-	return func(next consumer.Handler) consumer.Handler {
-		return consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) (err error) {
+	return func(next consumer.HandlerFunc) consumer.HandlerFunc {
+		return func(ctx context.Context, m *consumer.Message) (err error) {
 			done, err := b.allow()
 			if err != nil {
 				return err
@@ -158,9 +158,9 @@ func (b *Breaker) Middleware() consumer.Middleware {
 				done(outcome)
 			}()
 
-			outcome = next.Handle(ctx, m)
+			outcome = next(ctx, m)
 			return outcome
-		})
+		}
 	}
 }
 
@@ -225,7 +225,7 @@ func (b *Breaker) recordOutcome(err error, round int) {
 
 // ignores reports whether err is neither a success nor a failure of the dependency.
 func (b *Breaker) ignores(err error) bool {
-	for _, neutral := range []error{errNoOutcome, consumer.ErrDrop, ErrOpen} {
+	for _, neutral := range []error{errNoOutcome, ErrOpen} {
 		if errors.Is(err, neutral) {
 			return true
 		}

@@ -20,8 +20,8 @@ var errAway = errors.New("the dependency is away")
 // through sends outcomes through a breaker and returns how many it let, and the error of the last message.
 func through(b *Breaker, outcomes ...error) (passed int, err error) {
 	for _, outcome := range outcomes {
-		h := b.Middleware()(consumer.HandlerFunc(func(context.Context, *consumer.Message) error { passed++; return outcome }))
-		err = h.Handle(context.Background(), &consumer.Message{})
+		h := b.Middleware()(func(context.Context, *consumer.Message) error { passed++; return outcome })
+		err = h(context.Background(), &consumer.Message{})
 	}
 	return passed, err
 }
@@ -107,11 +107,11 @@ func TestAnInterruptedProbeIsRepeated(t *testing.T) {
 		<-time.After(time.Second)
 
 		ctx, cancel := context.WithCancel(t.Context())
-		h := b.Middleware()(consumer.HandlerFunc(func(ctx context.Context, _ *consumer.Message) error {
+		h := b.Middleware()(func(ctx context.Context, _ *consumer.Message) error {
 			cancel()
 			return ctx.Err()
-		}))
-		_ = h.Handle(ctx, &consumer.Message{})
+		})
+		_ = h(ctx, &consumer.Message{})
 		requireState(t, b, HalfOpen, "the probe was interrupted")
 		through(b, nil)
 		requireState(t, b, Closed, "the next probe succeeded")
@@ -160,7 +160,7 @@ func TestAPanicIsAFailure(t *testing.T) {
 	b := New("x", WithMinimum(1), WithShare(1))
 	func() {
 		defer func() { _ = recover() }()
-		_ = b.Middleware()(consumer.HandlerFunc(func(context.Context, *consumer.Message) error { panic("x") })).Handle(t.Context(), &consumer.Message{})
+		_ = b.Middleware()(func(context.Context, *consumer.Message) error { panic("x") })(t.Context(), &consumer.Message{})
 	}()
 	requireState(t, b, Open, "after a panic")
 }
