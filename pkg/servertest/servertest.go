@@ -47,6 +47,7 @@ type Env struct {
 	Brokers  []string
 
 	tb      testing.TB
+	log     *slog.Logger // of the test, for warnings
 	topics  *stacktest.Topics
 	running context.Context
 	tasks   sync.WaitGroup
@@ -67,6 +68,7 @@ func Start(tb testing.TB, opts ...Option) *Env {
 	e := &Env{
 		DB: stacktest.Database(tb, client), MongoURI: stacktest.MongoURI(tb), Brokers: stacktest.Brokers(tb),
 		tb: tb, topics: stacktest.NewTopics(tb),
+		log: slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
 	state := stacktest.Database(tb, client)
 
@@ -80,7 +82,7 @@ func Start(tb testing.TB, opts ...Option) *Env {
 	for _, o := range opts {
 		o(&cfg)
 	}
-	r, err := relay.New(cfg, relay.WithLogger(slog.New(slog.DiscardHandler)))
+	r, err := relay.New(cfg, relay.WithLogger(e.log))
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -104,13 +106,12 @@ func (e *Env) Topic(name string) string {
 }
 
 // Consumer returns a member of a consumer group of this Env. It uses DB and Brokers, commits after each message, and logs
-// errors, unless the options say otherwise. It fails the test if an option is wrong. Register its handlers, and pass its Run
+// errors to the test, unless the options set something else. It fails the test if an option is wrong. Register its handlers, and pass its Run
 // to Env.Run.
 func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer {
 	e.tb.Helper()
-	logError := func(_ context.Context, err error) { e.tb.Logf("consumer of group %s: %v", group, err) }
 	c, err := consumer.New(e.topics.Prefix+group, e.DB, append([]consumer.Option{
-		consumer.WithBrokers(e.Brokers...), consumer.Commits(consumer.CommitEach()), consumer.WithErrorHook(logError),
+		consumer.WithBrokers(e.Brokers...), consumer.Commits(consumer.CommitEach()), consumer.WithLogger(e.log),
 	}, opts...)...)
 	if err != nil {
 		e.tb.Fatal(err)
