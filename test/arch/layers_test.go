@@ -34,7 +34,8 @@ var rooms = []room{
 	{dir: "internal/health", layer: 0, only: none, why: "rules over counts; other packages count"},
 	{dir: "internal/systemd", layer: 0, only: []string{"internal/logging"}, why: "notifications to a service manager; masks secrets in reasons"},
 	{dir: "pkg/codec", layer: 0, only: []string{"internal/envelope"}, why: "formats of payloads; each library of a format has a package of its own"},
-	{dir: "pkg/codec/protobuf", layer: 0, only: []string{"pkg/codec"}, why: "the only package of the library that links Protobuf"},
+	{dir: "pkg/codec/protobuf", layer: 0, only: []string{"pkg/codec"}, why: "payloads in Protobuf; links its library"},
+	{dir: "pkg/codec/registry", layer: 0, only: []string{"pkg/codec"}, why: "the only package that links a schema registry, Avro and JSON Schema"},
 	{dir: "pkg/event", layer: 0, only: []string{"pkg/codec", "internal/envelope", "internal/keyhash", "internal/record"}, why: "the envelope is a value: services import it, so it has few dependencies"},
 
 	// Layer 1: packages that need no lease.
