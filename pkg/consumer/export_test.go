@@ -1,6 +1,9 @@
 package consumer
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 // Commit commits the offsets of the finished messages now.
 func (c *Consumer) Commit(ctx context.Context) error {
@@ -8,4 +11,11 @@ func (c *Consumer) Commit(ctx context.Context) error {
 		return s.commitOffsets(ctx)
 	}
 	return nil
+}
+
+// SetNow replaces the clock that decides how long trouble lasts.
+func (c *Consumer) SetNow(now func() time.Time) {
+	c.health.mu.Lock()
+	defer c.health.mu.Unlock()
+	c.health.now = now
 }

@@ -23,6 +23,8 @@ type registration struct {
 	pace    pace
 
 	suspension suspension
+	running    atomic.Int32           // attempts
+	lastError  atomic.Pointer[string] // of the last attempt; nil after a success
 
 	system bool // a handler of the consumer: for messages without a handler or that cannot be decoded
 }
