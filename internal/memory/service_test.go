@@ -202,7 +202,7 @@ func TestDeadLettersWithoutServers(t *testing.T) {
 			return errors.New("not this one")
 		}
 		return handled.Insert(ctx, string(m.Value), balance{})
-	}, "Deposited"), consumer.OnFailure(consumer.NewPolicy(consumer.On().Then(consumer.ToDeadLetter)))))
+	}, "Deposited"), consumer.WithRetry(consumer.NoRetry())))
 
 	w.start("consumer", c.Run)
 	w.append(deposit("a", 1), deposit("a", 2), deposit("a", 3))
@@ -230,7 +230,7 @@ func TestDeadLettersAreRedactedAndTold(t *testing.T) {
 			return nil
 		}))
 
-	w.ok(c.Handle("Deposited", consumer.Func(func(context.Context, *consumer.Message) error { return errors.New("no") }, "Deposited"), consumer.OnFailure(consumer.NewPolicy(consumer.On().Then(consumer.ToDeadLetter)))))
+	w.ok(c.Handle("Deposited", consumer.Func(func(context.Context, *consumer.Message) error { return errors.New("no") }, "Deposited"), consumer.WithRetry(consumer.NoRetry())))
 	w.start("consumer", c.Run)
 	w.append(deposit("a", 1))
 	told, err := w.broker.Await(w.context(), "outbox.event."+consumer.FaultType, 1)

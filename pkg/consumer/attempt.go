@@ -408,7 +408,7 @@ func collectMessage(ctx context.Context, m *Message) error {
 	return nil
 }
 
-// assignBlame reports whether the message is to blame for err. If so, the policy decides about cause. Otherwise the
+// assignBlame reports whether the message is to blame for err. If so, Retry decides about cause. Otherwise the
 // cause is an unavailable database, a conflict of transactions, the claim of another member, or a partition that has
 // changed. The consumer waits until these are over, and they cost no attempts.
 //

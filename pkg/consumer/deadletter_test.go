@@ -56,11 +56,11 @@ func failed(n int, typ string) *consumer.Message {
 
 // dead is the verdict of a message that failed n times.
 func dead(n int, m *consumer.Message, err error) consumer.Verdict {
-	var a consumer.Attempts
+	var a consumer.Failures
 	for i := range n {
 		a = a.Note(err, m, time.UnixMilli(int64(1000*(i+1))).UTC())
 	}
-	return consumer.Verdict{Action: consumer.DeadLetter, Attempts: a}
+	return consumer.Verdict{Action: consumer.ActDeadLetter, Attempts: a}
 }
 
 func (g *graveyard) bury(t *testing.T, handler string, ms ...*consumer.Message) {
@@ -242,7 +242,7 @@ func TestLettersAreFoundByWhatTheyAre(t *testing.T) {
 	g.bury(t, "h1", failed(1, "A"), failed(2, "B"), failed(3, "A"))
 	g.bury(t, "h2", failed(1, "A"))
 	park := failed(4, "Z")
-	if err := g.Dispose(t.Context(), park, "", consumer.Verdict{Action: consumer.Park}, &consumer.NoHandlerError{Type: "Z"}); err != nil {
+	if err := g.Dispose(t.Context(), park, "", consumer.Verdict{Action: consumer.ActDeadLetter, Reason: consumer.ClassNoHandler}, &consumer.NoHandlerError{Type: "Z"}); err != nil {
 		t.Fatal(err)
 	}
 	yes, no := true, false
@@ -378,7 +378,7 @@ func TestParkedOnesComeBackWhenThereIsAHandler(t *testing.T) {
 	g := newGraveyard(t, nil)
 	for n, typ := range []string{"A", "B", "A"} {
 		m := failed(n, typ)
-		if err := g.Dispose(t.Context(), m, "", consumer.Verdict{Action: consumer.Park}, &consumer.NoHandlerError{Type: typ}); err != nil {
+		if err := g.Dispose(t.Context(), m, "", consumer.Verdict{Action: consumer.ActDeadLetter, Reason: consumer.ClassNoHandler}, &consumer.NoHandlerError{Type: typ}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -402,7 +402,7 @@ func TestAnExpiredLetterComesBackWithoutItsDeadline(t *testing.T) {
 	m := failed(1, "A")
 	m.SetHeader(consumer.HeaderDeliverBy, []byte("2020-01-01T00:00:00Z"))
 	err := consumer.Precheck(m, time.Now())
-	v := consumer.DefaultPolicy().Decide(err, m, consumer.Attempts{Failed: 1, Total: 1})
+	v := consumer.Verdict{Action: consumer.ActDeadLetter, Attempts: consumer.Failures{Failed: 1, Total: 1}}
 	if err := g.Dispose(t.Context(), m, "h", v, err); err != nil {
 		t.Fatal(err)
 	}

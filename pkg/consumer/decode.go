@@ -40,7 +40,7 @@ func boundIdentity(text string) string {
 }
 
 // Decoder converts a record to a Message. The message may refer to the bytes of the record. If the Decoder returns an error,
-// the policy decides about the record with a *DecodeError. By default the record becomes a dead letter, and its offset passes
+// Retry decides about the record with a *DecodeError. By default the record becomes a dead letter, and its offset passes
 // after the letter is written. The consumer sets Topic, Partition, Offset, LeaderEpoch and Group, and fills in Time, ID and
 // Attempt if they are empty.
 type Decoder func(r *Record) (*Message, error)

@@ -25,7 +25,7 @@
 // A partition has inbox.Lanes lanes, split by key. A handler gets the messages of a lane one after another, in their order.
 // Lanes run in parallel, up to Concurrency over all partitions. Messages that wait in a lane share a transaction: up to Batch
 // messages, and as many as are expected to take five seconds. If one of them fails, they are tried again one by one, so that
-// the policy decides only about the message that failed. While a message is retried in place, its lane waits, but only for
+// Retry decides only about the message that failed. While a message is retried in place, its lane waits, but only for
 // this handler. Several handlers of a message are independent of each other.
 //
 // # Failures
@@ -43,19 +43,19 @@
 //
 // So an outage of a service that handlers need causes lag, and no dead letters. WithRetry and WithRetryFor change the
 // values. A handler can also decide itself, with the errors of RetryIn, Suspend, Reject and Discard. Expired and invalid
-// messages become dead letters at once. OnFailure replaces all of this by a Policy.
+// messages become dead letters at once. WithRetryTopics lets messages wait in Kafka instead of MongoDB.
 //
 // # Offsets
 //
 // An offset is committed when its message and all messages that were fetched before it are finished for all their handlers.
 // A message is finished when it is handled, recognized as a duplicate, dropped, set aside, or safely stored as a dead letter,
-// in a retry topic or in the outbox. Commit modes only define how soon the commit follows. Records of aborted transactions are never
+// or in a retry topic. Commit modes only define how soon the commit follows. Records of aborted transactions are never
 // delivered. Transaction markers and compaction leave holes in the offsets, and the committed offset passes them.
 //
-// No message blocks its partition permanently. If the decision of the policy can never be carried out, the message becomes a
+// No message blocks its partition permanently. If what follows a failure can never be carried out, the message becomes a
 // dead letter. If the letter cannot be written, a letter without key, body and headers is written. If that fails too, the
 // message passes with a *LostError. Each step is reported to WithErrorHook. If MongoDB aborts the transaction of one message twice
-// while its handler runs, the policy decides about the message with a *LifetimeError. A Kafka batch that is damaged, or older
+// while its handler runs, Retry decides about the message with a *LifetimeError. A Kafka batch that is damaged, or older
 // than Kafka 0.11, becomes one dead letter without a body, which names its offsets. A damaged batch is fetched five times
 // first. The consumer waits only for servers that are unavailable, and for a missing dead letter topic if the letters are not
 // also stored in a collection.

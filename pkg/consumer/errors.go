@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/inbox"
 )
 
 // The categories of errors. Test with errors.Is. Every typed error of this package belongs to one of the four.
@@ -133,7 +135,7 @@ func (e *MaintenanceError) Is(target error) bool { return target == ErrOperation
 // Unwrap returns the task's error.
 func (e *MaintenanceError) Unwrap() error { return e.Err }
 
-// RetriesExhaustedError reports that a message has used up the attempts of its policy. Err is the last failure.
+// RetriesExhaustedError reports that a message has used up its attempts. Err is the last failure.
 type RetriesExhaustedError struct {
 	Attempts int
 	Err      error
@@ -150,8 +152,8 @@ func (e *RetriesExhaustedError) Is(target error) bool { return target == ErrOper
 func (e *RetriesExhaustedError) Unwrap() error { return e.Err }
 
 // ErrUnfit reports that a message can never be stored in this form: it is too large for a topic, or the topic rejects it. The
-// consumer then tries a dead letter, and after that a bare dead letter (Verdict.Bare). If that fails too, the message passes
-// with a *LostError. A Disposer and a LetterStore return errors that wrap ErrUnfit. The consumer repeats the call after every
+// consumer then tries a dead letter, and after that a bare dead letter without content. If that fails too, the message passes
+// with a *LostError. A LetterStore returns errors that wrap ErrUnfit. The consumer repeats the call after every
 // other error until it succeeds.
 var ErrUnfit = errors.New("the message cannot be stored like this")
 
@@ -212,18 +214,24 @@ func Class(err error) string {
 // The first match wins. The consumer's own errors come first, because they can wrap errors of the handler.
 var classes = []struct {
 	name  string
-	match Matcher
+	match func(err error) bool
 }{
-	{ClassDuplicate, isDuplicate},
-	{ClassPoison, As[*DecodeError]()},
-	{ClassNoHandler, Is(ErrNoHandler)},
-	{ClassExpired, As[*ExpiredError]()},
-	{ClassNotDue, As[*NotDueError]()},
-	{ClassPanic, As[*PanicError]()},
-	{ClassTimeout, As[*TimeoutError]()},
-	{ClassTimeout, As[*LifetimeError]()},
-	{ClassInvalid, Is(ErrValidation)},
-	{ClassDatabase, Transient()},
+	{ClassDuplicate, ErrorIs(inbox.ErrDuplicate)},
+	{ClassPoison, isA[*DecodeError]},
+	{ClassNoHandler, ErrorIs(ErrNoHandler)},
+	{ClassExpired, isA[*ExpiredError]},
+	{ClassNotDue, isA[*NotDueError]},
+	{ClassPanic, isA[*PanicError]},
+	{ClassTimeout, isA[*TimeoutError]},
+	{ClassTimeout, isA[*LifetimeError]},
+	{ClassInvalid, ErrorIs(ErrValidation)},
+	{ClassDatabase, isTransient},
+}
+
+// isA reports whether err is or wraps an E.
+func isA[E error](err error) bool {
+	_, ok := errors.AsType[E](err)
+	return ok
 }
 
 // maxReason is the maximum length of the text of a failure, in bytes.

@@ -30,7 +30,7 @@ func TestEveryErrorHasItsCategoryAndClass(t *testing.T) {
 		{&consumer.RetriesExhaustedError{Attempts: 3, Err: io.EOF}, consumer.ErrOperational, consumer.ClassHandler},
 		{&consumer.ExpiredError{}, consumer.ErrOperational, consumer.ClassExpired},
 		{&consumer.NotDueError{}, consumer.ErrOperational, consumer.ClassNotDue},
-		{&consumer.HandlerError{Err: io.EOF}, consumer.ErrHandler, consumer.ClassHandler},
+		{&consumer.HandlerError{Message: &consumer.Message{}, Err: io.EOF}, consumer.ErrHandler, consumer.ClassHandler},
 		{&consumer.PanicError{Value: io.EOF}, consumer.ErrHandler, consumer.ClassPanic},
 	} {
 		wrapped := fmt.Errorf("deep: %w", fmt.Errorf("deeper: %w", c.err))
@@ -51,7 +51,7 @@ func TestEveryErrorHasItsCategoryAndClass(t *testing.T) {
 func TestErrorsKeepTheirCauses(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{
-		&consumer.DecodeError{Err: io.EOF}, &consumer.MaintenanceError{Task: "sweep", Err: io.EOF}, &consumer.HandlerError{Err: io.EOF},
+		&consumer.DecodeError{Err: io.EOF}, &consumer.MaintenanceError{Task: "sweep", Err: io.EOF}, &consumer.HandlerError{Message: &consumer.Message{}, Err: io.EOF},
 		&consumer.RetriesExhaustedError{Err: io.EOF}, &consumer.InvalidError{Err: io.EOF}, &consumer.PanicError{Value: io.EOF},
 	} {
 		if !errors.Is(err, io.EOF) {

@@ -1,6 +1,38 @@
 package consumer
 
-import "context"
+import (
+	"context"
+	"time"
+)
+
+// What the tests of the package use of its inside.
+type (
+	Verdict         = verdict
+	Failures        = failures
+	Disposer        = messageDisposer
+	DisposerConfig  = disposerConfig
+	MessageDisposer = disposer
+)
+
+const (
+	ActRetry      = actRetry
+	ActRetryTopic = actRetryTopic
+	ActDiscard    = actDiscard
+	ActDeadLetter = actDeadLetter
+
+	MaxHistory = maxHistory
+)
+
+var (
+	NewDisposer = newDisposer
+	IsTransient = isTransient
+)
+
+// Note counts one more failure.
+func (a failures) Note(err error, m *Message, at time.Time) failures { return a.note(err, m, at) }
+
+// WithDisposer replaces the disposer.
+func WithDisposer(d Disposer) Option { return option(func(s *settings) { s.disposer = d }) }
 
 // Commit commits the offsets of the finished messages now.
 func (c *Consumer) Commit(ctx context.Context) error {

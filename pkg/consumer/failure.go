@@ -16,26 +16,22 @@ var (
 	ErrAbandoned = errors.New("consumer: in flight when the time to drain was over")
 )
 
-// HandlerError describes a failure of a handler for WithErrorHook.
+// HandlerError describes a failed attempt for WithErrorHook.
 type HandlerError struct {
-	Handler   string // the handler's name; "" if there is no handler, and for records that could not be decoded
-	Topic     string
-	Partition int32
-	Offset    int64
-	ID, Type  string
-	Attempts  Attempts
-	Verdict   Verdict
-	Err       error
+	Handler string   // the handler's name; "" if there is no handler, and for records that could not be decoded
+	Message *Message // as it was read; do not change it
+	Attempt int      // 1 for the first
+	Next    string   // what follows: "retry", "wait", "aside", "suspend", "retry_topic", "dead_letter" or "discard"
+	Err     error    // of the handler
 }
 
 func (e *HandlerError) Error() string {
-	handler := e.Handler
+	handler, m := e.Handler, e.Message
 	if handler == "" {
 		handler = "no handler"
 	}
 	return fmt.Sprintf("%s: message %s (%s/%d/%d, type %q), attempt %d, then %s: %v",
-		handler, clip(e.ID, maxReason), e.Topic, e.Partition, e.Offset, clip(e.Type, maxReason),
-		e.Attempts.Total, e.Verdict.Action, e.Err)
+		handler, clip(m.ID, maxReason), m.Topic, m.Partition, m.Offset, clip(m.Name, maxReason), e.Attempt, e.Next, e.Err)
 }
 
 // Unwrap returns the handler's error.

@@ -178,16 +178,10 @@ type Publisher interface {
 	Publish(ctx context.Context, topic string, ms []*Message) error
 }
 
-// Disposer carries out the verdict of a policy for a message that the consumer does not handle now. It moves the message to a
-// retry topic, to the end of its topic, into the outbox, or to the dead letters. With Discard it moves nothing. When Dispose
-// returns nil, the message is finished and its offset passes. After an error the consumer calls Dispose again, with backoff,
-// and commits nothing until then. handler is the name of the handler. It is "" for a message without a handler, and for a
-// record that could not be decoded.
-type Disposer interface {
-	Dispose(ctx context.Context, m *Message, handler string, v Verdict, cause error) error
-}
-
-// Decider decides what happens to a message whose handler failed. *Policy implements it. Many goroutines call it at once.
-type Decider interface {
-	Decide(err error, m *Message, a Attempts) Verdict
+// messageDisposer carries out a verdict on a message that the consumer does not handle now. It moves the message to a retry
+// topic or to the dead letters. With actDiscard it moves nothing. When Dispose returns nil, the message is finished and its
+// offset passes. After an error the consumer calls Dispose again, with backoff, and commits nothing until then. handler is the
+// name of the handler. It is "" for a message without a handler, and for a record that could not be decoded.
+type messageDisposer interface {
+	Dispose(ctx context.Context, m *Message, handler string, v verdict, cause error) error
 }

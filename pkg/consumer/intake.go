@@ -15,7 +15,6 @@ import (
 
 // newEntry decodes a record and finds its handlers.
 func (p *partition) newEntry(r *Record) *entry {
-	r.Headers, r.Key = restoreForGroup(p.s.c.group, r.Headers, r.Key)
 	e := &entry{
 		offset:    r.Offset,
 		lane:      inbox.Lane(r.Key, r.Offset),

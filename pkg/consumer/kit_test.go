@@ -284,14 +284,9 @@ func (k *kit) await(what string, c <-chan struct{}) {
 	}
 }
 
-// tries is a policy that tries n times without a wait.
-type tries int
-
-func (n tries) Decide(_ error, _ *consumer.Message, a consumer.Attempts) consumer.Verdict {
-	if a.Failed < int(n) {
-		return consumer.Verdict{Action: consumer.RetryInline}
-	}
-	return consumer.Verdict{Action: consumer.DeadLetter}
+// tries lets a message be tried n times without a wait.
+func tries(n int) consumer.HandlerOption {
+	return consumer.WithRetry(consumer.Retry{Quick: make([]time.Duration, n-1), MaxAttempts: n})
 }
 
 var errWanted = errors.New("as wanted")

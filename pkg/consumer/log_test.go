@@ -316,7 +316,7 @@ func TestALetterPassesAGenerationThatBegan(t *testing.T) {
 	t.Parallel()
 	l, x := &changing{}, &renewed{}
 	c := over(t, l, consumer.WithInbox(x))
-	handle(t, c, "counted", func(context.Context, *consumer.Message) error { return errWanted }, consumer.OnFailure(tries(1)))
+	handle(t, c, "counted", func(context.Context, *consumer.Message) error { return errWanted }, tries(1))
 	l.append("a")
 	runs(t, c)
 	l.untilCommitted(t, 1)
@@ -458,7 +458,7 @@ func TestPanicsOfWhatIsAroundAHandlerAreItsErrors(t *testing.T) {
 	l, gone := &changing{}, newDisposed()
 	c := over(t, l, consumer.WithDisposer(gone), consumer.WithInbox(&renewed{attached: 1}),
 		consumer.Transactions(func(context.Context, func(context.Context) error) error { panic("wanted") }))
-	handle(t, c, "counted", func(context.Context, *consumer.Message) error { return nil }, consumer.OnFailure(tries(1)))
+	handle(t, c, "counted", func(context.Context, *consumer.Message) error { return nil }, tries(1))
 	l.append("a")
 	runs(t, c)
 	l.untilCommitted(t, 1)
@@ -476,7 +476,7 @@ func TestAPanicAtTheEndOfATraceIsReported(t *testing.T) {
 		consumer.WithTracer(func(ctx context.Context, _ string, _ []*consumer.Message) (context.Context, func(error)) {
 			return ctx, func(error) { panic("wanted") }
 		}))
-	handle(t, c, "counted", func(context.Context, *consumer.Message) error { return nil }, consumer.OnFailure(tries(1)))
+	handle(t, c, "counted", func(context.Context, *consumer.Message) error { return nil }, tries(1))
 	l.append("a")
 	runs(t, c)
 	l.untilCommitted(t, 1)

@@ -15,8 +15,8 @@ type Observer interface {
 	Duplicates(handler string, n int)
 	// Dropped reports n messages that were dropped by Discard or skipped without being handled.
 	Dropped(handler string, n int)
-	// Failed reports a failed attempt and the action of the policy.
-	Failed(handler string, action Action)
+	// Failed reports a failed attempt and what follows, as in HandlerError.Next.
+	Failed(handler, next string)
 	// Lag reports how many offsets of the partition are not finished. It is called with each fetch,
 	// and every few seconds for a partition that is not fetched.
 	Lag(topic string, partition int32, n int64)
@@ -51,7 +51,7 @@ func (Unobserved) Duplicates(string, int) {}
 func (Unobserved) Dropped(string, int) {}
 
 // Failed does nothing.
-func (Unobserved) Failed(string, Action) {}
+func (Unobserved) Failed(string, string) {}
 
 // Lag does nothing.
 func (Unobserved) Lag(string, int32, int64) {}

@@ -56,9 +56,9 @@ type handling struct {
 	timeout       time.Duration
 	batchSize     int
 	limit         int
-	decider       Decider // of OnFailure; without it, the Retry decides
 	retry         Retry
 	retryRules    []retryRule
+	retryTopics   []time.Duration
 	middlewares   []Middleware
 
 	problems []error
@@ -73,7 +73,7 @@ type settings struct {
 	inbox         inboxSettings
 	transact      Transactor
 	decoder       Decoder
-	disposer      Disposer
+	disposer      messageDisposer // of tests
 	onError       func(ctx context.Context, err error)
 	observer      Observer
 	tracer        Tracer
@@ -108,9 +108,6 @@ func Transactions(f Transactor) Option { return option(func(s *settings) { s.tra
 
 // WithDecoder replaces Decode.
 func WithDecoder(d Decoder) Option { return option(func(s *settings) { s.decoder = d }) }
-
-// WithDisposer replaces the Disposer, which carries out the verdicts that move a message to another place.
-func WithDisposer(d Disposer) Option { return option(func(s *settings) { s.disposer = d }) }
 
 // WithErrorHook sets a function that is called once with each error of the consumer, also with errors
 // that the consumer handles without help. It must not block. ctx is never nil.
@@ -178,20 +175,6 @@ func WithBatch(n int) HandlerOption { return handlerOption(func(h *handling) { h
 // WithLimit sets how many calls of the handler run at once, over all lanes and partitions. 0 sets no
 // limit other than Concurrency. As an option of New it limits each handler separately.
 func WithLimit(n int) HandlerOption { return handlerOption(func(h *handling) { h.limit = n }) }
-
-// OnFailure sets the Decider, such as a Policy, that decides about messages whose handler failed. It
-// replaces Retry.
-func OnFailure(d Decider) HandlerOption {
-	return handlerOption(func(h *handling) {
-		if d == nil {
-			h.problems = append(h.problems, errors.New("OnFailure: the policy is nil"))
-		}
-		if p, ok := d.(interface{ Validate() error }); ok {
-			h.problems = append(h.problems, p.Validate())
-		}
-		h.decider = d
-	})
-}
 
 // WithMiddleware adds middlewares. The middlewares of New are outside those of the handler.
 func WithMiddleware(mws ...Middleware) HandlerOption {

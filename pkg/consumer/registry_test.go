@@ -120,7 +120,6 @@ func TestHandleRefusesWhatCannotBe(t *testing.T) {
 		"no name":  c.Handle("", consumer.Func(nop, "a")),
 		"slash":    c.Handle("a/b", consumer.Func(nop, "a")),
 		"batch":    c.Handle("a", consumer.Func(nop, "a"), consumer.WithBatch(1000)),
-		"policy":   c.Handle("a", consumer.Func(nop, "a"), consumer.OnFailure(nil)),
 		"taken":    c.Handle("taken", consumer.Func(nop, "a")),
 		"a middle": c.Handle("a", consumer.Func(nop, "a"), consumer.WithMiddleware(nil)),
 	} {

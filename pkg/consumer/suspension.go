@@ -159,7 +159,7 @@ func (s *suspension) noteFailure(queue setaside.Digest, r *Retry) (until time.Ti
 	return s.until, true
 }
 
-// suspendFor suspends the handler for d, or until resume if d is UntilResumed. It does not shorten a longer suspension. It
+// suspendFor suspends the handler for d, or until resume if d is untilResumed. It does not shorten a longer suspension. It
 // reports whether the handler was not suspended before, and until when it is.
 func (s *suspension) suspendFor(d time.Duration) (until time.Time, began bool) {
 	s.mu.Lock()
@@ -167,7 +167,7 @@ func (s *suspension) suspendFor(d time.Duration) (until time.Time, began bool) {
 
 	began = !s.isSuspendedLocked()
 	s.probeID = 0
-	if d == UntilResumed {
+	if d == untilResumed {
 		s.manual = true
 	} else if until := time.Now().Add(d); until.After(s.until) {
 		s.until, s.asked = until, true

@@ -199,7 +199,7 @@ func (t *track) waitYielding(d time.Duration) {
 
 		for {
 			// The channel is read before the check. A pause in between closes it.
-			_, _, changed := t.p.s.c.gate.currentState()
+			_, changed := t.p.s.c.gate.currentState()
 			if t.mustStop() {
 				return
 			}
@@ -267,7 +267,7 @@ const (
 	outcomeHandled outcome = iota
 	outcomeInterrupted
 	outcomeRetry // with as many messages as the pace allows now
-	outcomeSplit // one by one: the policy decides about the message that failed
+	outcomeSplit // one by one: Retry decides about the message that failed
 )
 
 // handleTogether attempts several messages in one transaction.
@@ -305,7 +305,6 @@ func (t *track) handleTogether(list []task) outcome {
 // handleAlone handles one message until it is finished. It returns false if it was interrupted before.
 func (t *track) handleAlone(x task) bool {
 	defer t.trouble.clearTrouble(t)
-	t.p.s.restoreAttempts(t, x)
 	overruns := 0 // in a row
 	probe := 0    // the id of the probe, if the handler is suspended
 	defer func() { t.reg.suspension.endProbe(probe) }()
@@ -325,7 +324,7 @@ func (t *track) handleAlone(x task) bool {
 		if err := t.precheckTask(x); err != nil {
 			if e, ok := errors.AsType[*NotDueError](err); ok {
 				t.waitYielding(e.Wait(time.Now()))
-			} else if done, again := t.applyPolicy(x, err); !again {
+			} else if done, again := t.applyVerdict(x, err); !again {
 				return done
 			}
 			continue
@@ -354,7 +353,7 @@ func (t *track) handleAlone(x task) bool {
 
 		if blamed, cause := t.assignBlame(err); blamed {
 			t.trouble.clearTrouble(t)
-			if done, again := t.applyPolicy(x, cause); !again {
+			if done, again := t.applyVerdict(x, cause); !again {
 				return done
 			}
 			continue

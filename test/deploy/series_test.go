@@ -14,7 +14,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/metrics"
-	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/consumermetrics"
 )
 
@@ -38,7 +37,7 @@ func collectMetrics(t *testing.T) map[string]family {
 	}
 
 	o.Handled("h", 1, time.Second) // creates the series of the histogram
-	o.Failed("h", consumer.Skip)
+	o.Failed("h", "discard")
 	out := map[string]family{}
 	for _, r := range []*prometheus.Registry{relay.Registry, group} {
 		ch := make(chan *prometheus.Desc)

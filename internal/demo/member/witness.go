@@ -38,7 +38,7 @@ func (w *witness) Handled(_ string, n int, _ time.Duration) { w.handled.Add(int6
 func (w *witness) Duplicates(_ string, n int) { w.refused.Add(int64(n)) }
 
 // Failed counts failed attempts that a policy decided about.
-func (w *witness) Failed(string, consumer.Action) { w.failed.Add(1) }
+func (w *witness) Failed(string, string) { w.failed.Add(1) }
 
 // Counts are the sums of the counts of all members.
 type Counts struct {

@@ -63,7 +63,7 @@ func New(registry prometheus.Registerer, group string) (*Observer, error) {
 		handled:    prometheus.NewCounterVec(counter("handled_total", "Messages handled."), []string{"handler"}),
 		duplicates: prometheus.NewCounterVec(counter("duplicates_total", "Messages that the inbox knew."), []string{"handler"}),
 		dropped:    prometheus.NewCounterVec(counter("dropped_total", "Messages dropped by their handler, or let pass unhandled."), []string{"handler"}),
-		failed:     prometheus.NewCounterVec(counter("failures_total", "Attempts that failed, by what the policy decided."), []string{"handler", "action"}),
+		failed:     prometheus.NewCounterVec(counter("failures_total", "Attempts that failed, by what follows."), []string{"handler", "action"}),
 		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: "outrelay", Subsystem: "consumer", Name: "handle_seconds", Help: "Time of one successful attempt with its commit.", Buckets: buckets,
 		}, []string{"handler"}),
@@ -108,8 +108,8 @@ func (o *Observer) Dropped(handler string, n int) {
 }
 
 // Failed implements [consumer.Observer].
-func (o *Observer) Failed(handler string, action consumer.Action) {
-	o.failed.WithLabelValues(handler, action.String()).Inc()
+func (o *Observer) Failed(handler, next string) {
+	o.failed.WithLabelValues(handler, next).Inc()
 }
 
 // Lag implements [consumer.Observer].

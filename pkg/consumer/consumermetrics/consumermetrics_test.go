@@ -10,7 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
-	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -61,7 +60,7 @@ func TestEverythingIsCounted(t *testing.T) {
 	o.Handled("pay", 3, 4*time.Millisecond)
 	o.Duplicates("pay", 1)
 	o.Dropped("", 2)
-	o.Failed("pay", consumer.Skip)
+	o.Failed("pay", "discard")
 	o.Lag("orders", 1, 40)
 	o.Oldest("orders", 1, 90*time.Second)
 	o.Held(5, 1000)
@@ -78,7 +77,7 @@ func TestEverythingIsCounted(t *testing.T) {
 	}
 	want := map[string]float64{
 		"handled_total billing pay": 3, "handle_seconds billing pay": 1, "duplicates_total billing pay": 1, "dropped_total billing ": 2,
-		fmt.Sprintf("failures_total %s billing pay", consumer.Skip): 1, "lag_messages billing 1 orders": 40,
+		fmt.Sprintf("failures_total %s billing pay", "discard"): 1, "lag_messages billing 1 orders": 40,
 		"oldest_unfinished_seconds billing 1 orders": 90, "held_messages billing": 5,
 		"held_bytes billing": 1000, "running_lanes billing": 2, "assigned_partitions billing": 2, "generations_total billing": 1,
 		"commits_total billing ok": 1, "commits_total billing failed": 1, "suspended billing database": 1,
