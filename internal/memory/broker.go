@@ -78,15 +78,12 @@ type storedRecord struct {
 // Fault describes what happens to a record that is to be written. The zero value does nothing.
 type Fault struct {
 	// Err rejects the record and all later records of the same call. A relay treats ErrRefused as
-	// an error of the record and tries it DefaultAttempts times. It treats all other errors as an
+	// an error of the record and tries it three times. It treats all other errors as an
 	// outage and retries until the outage is over.
 	Err error
 
 	// Duplicate is the number of additional copies of the record.
 	Duplicate int
-
-	// Delay blocks the writer for this time.
-	Delay time.Duration
 }
 
 // ErrRefused is a Fault.Err for an error of the record itself.
@@ -109,19 +106,6 @@ func (b *Broker) CreateTopic(name string, n int) {
 	b.growTopicLocked(name, n)
 }
 
-// DeleteTopic removes a topic, its records, and the offsets that groups have committed for it. A
-// later topic with the same name is another one and begins with offset 0.
-func (b *Broker) DeleteTopic(name string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	delete(b.topics, name)
-	for _, g := range b.groups {
-		maps.DeleteFunc(g.offsets, func(tp consumer.TopicPartition, _ int64) bool { return tp.Topic == name })
-	}
-	b.rebalanceSubscribersLocked(name)
-	b.notifyLocked()
-}
-
 // Compact removes every record whose key has a later record in the same partition, as Kafka does
 // with compacted topics.
 func (b *Broker) Compact(name string) {
@@ -137,22 +121,6 @@ func (b *Broker) Compact(name string) {
 			return r.Key != nil && last[string(r.Key)] > r.Offset
 		})
 	}
-}
-
-// Truncate removes the records before the offset before, as retention does. It ignores partitions
-// that do not exist.
-func (b *Broker) Truncate(name string, part int32, before int64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	ps := b.findOrAddTopicLocked(name).partitions
-	if int(part) >= len(ps) {
-		return
-	}
-
-	p := ps[part]
-	p.start = min(max(before, p.start), p.end)
-	p.records = slices.DeleteFunc(slices.Clone(p.records), func(r storedRecord) bool { return r.Offset < p.start })
-	b.notifyLocked()
 }
 
 // Topics returns the names of the topics, sorted.
@@ -251,15 +219,6 @@ func (b *Broker) writeRecord(ctx context.Context, name string, m *consumer.Messa
 	if faults != nil {
 		f = faults(name, m)
 	}
-	if f.Delay > 0 {
-		timer := time.NewTimer(f.Delay)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-		}
-	}
-
 	if err := errors.Join(ctx.Err(), f.Err); err != nil {
 		return err
 	}

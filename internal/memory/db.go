@@ -40,8 +40,8 @@ func (db *DB) Inject(f func(op Op) error) {
 	db.faults = f
 }
 
-// fail returns the injected error of an operation. It must be called without the lock.
-func (db *DB) fail(op Op) error {
+// injectedError returns the injected error of an operation. It must be called without the lock.
+func (db *DB) injectedError(op Op) error {
 	db.mu.Lock()
 	f := db.faults
 	db.mu.Unlock()

@@ -53,8 +53,8 @@ func TestTableRollsBackWithItsTransaction(t *testing.T) {
 			t.Errorf("inside: %v, %v", all, err)
 		}
 
-		if n, err := accounts.Len(context.WithoutCancel(t.Context())); err != nil || n != 1 {
-			t.Errorf("outside: %d, %v", n, err)
+		if all, err := accounts.All(context.WithoutCancel(t.Context())); err != nil || len(all) != 1 {
+			t.Errorf("outside: %v, %v", all, err)
 		}
 
 		return no
@@ -159,7 +159,7 @@ func TestSwallowedConflictStartsAfresh(t *testing.T) {
 	runs := 0
 	if err := db.Transaction(t.Context(), func(ctx context.Context) error {
 		runs++
-		if _, err := table.Len(ctx); err != nil {
+		if _, err := table.All(ctx); err != nil {
 			return err
 		}
 

@@ -4,7 +4,7 @@
 //	db := memory.NewDB()
 //	box, err := memory.NewOutbox(db)
 //	broker := memory.NewBroker(0)
-//	relay, err := memory.NewRelay(box, broker)
+//	relay, err := memory.NewRelay(box, broker, routing.Config{}, "")
 //	…
 //	err = box.Transaction(ctx, func(ctx context.Context) error { return service.PlaceOrder(ctx, order) })
 //	err = relay.Flush(ctx) // or relay.Run(ctx) in a goroutine

@@ -72,22 +72,22 @@ func TestInboxGoesByTheClock(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		time.Sleep(time.Minute - time.Millisecond)
+		<-time.After(time.Minute - time.Millisecond)
 		if _, err := x.Claim(ctx, claimed, 0); !errors.Is(err, inbox.ErrInProgress) {
 			t.Errorf("within the lease: %v", err)
 		}
 
-		time.Sleep(time.Millisecond)
+		<-time.After(time.Millisecond)
 		if c, err := x.Claim(ctx, claimed, 0); err != nil || c.Attempt() != 2 {
 			t.Errorf("after the lease: %v", err)
 		}
 
-		time.Sleep(time.Hour - time.Minute - time.Millisecond)
+		<-time.After(time.Hour - time.Minute - time.Millisecond)
 		if err := once("1"); !errors.Is(err, inbox.ErrDuplicate) {
 			t.Errorf("within the retention: %v", err)
 		}
 
-		time.Sleep(time.Millisecond)
+		<-time.After(time.Millisecond)
 		if n, err := x.Sweep(ctx, 0); n != 1 || err != nil {
 			t.Errorf("%d swept, %v", n, err)
 		}

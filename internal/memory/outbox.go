@@ -93,7 +93,8 @@ func (s *outboxStore) insertEnvelopes(t *tx, list []appending.Envelope) error {
 		if err != nil {
 			return err
 		}
-		if err := s.db.fail(Op{Kind: "append", Name: e.fields.typ}); err != nil {
+
+		if err := s.db.injectedError(Op{Kind: "append", Name: e.fields.typ}); err != nil {
 			return err
 		}
 		e.seq = s.feed.nextSequence()

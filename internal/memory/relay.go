@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// DefaultAttempts is the default number of attempts to write a record that the broker refuses.
-	// After the last one, the event becomes a dead letter.
-	DefaultAttempts = 3
+	// maxAttempts is the number of attempts to write a record that the broker refuses. After the last one, the event becomes
+	// a dead letter.
+	maxAttempts = 3
 
 	// retryAfter is the delay of a relay before it tries again.
 	retryAfter = 10 * time.Millisecond
@@ -35,13 +35,10 @@ const (
 // events and events that the broker refuses become dead letters. After any other error of an
 // injected Fault, the relay waits until the outage is over, and keeps the order.
 type Relay struct {
-	box      *outboxStore
-	broker   *Broker
-	attempts int
-	routes   routing.Config
-	preset   routing.PresetConfig
-	router   *routing.Router
-	filler   *routing.Filler
+	box    *outboxStore
+	broker *Broker
+	router *routing.Router
+	filler *routing.Filler
 
 	// deliveryMu is held while an event is delivered. It protects sent.
 	deliveryMu sync.Mutex
@@ -65,63 +62,23 @@ type DeadLetter struct {
 	Reason string
 }
 
-// RelayOption configures a Relay. See NewRelay.
-type RelayOption func(*Relay)
-
-// WithTopics sets the template for the names of topics, with the placeholders {aggregatetype} and
-// {type}. Defaults to "outbox.event.{aggregatetype}".
-func WithTopics(template string) RelayOption { return func(r *Relay) { r.routes.Template = template } }
-
-// WithRoute sends events with this aggregate type and type to the topics to. Both are patterns with
-// * and ?, and "" matches all values. The first route that matches is used.
-func WithRoute(aggregateType, typ string, to ...string) RelayOption {
-	return func(r *Relay) {
-		r.routes.Rules = append(r.routes.Rules, routing.Rule{AggregateType: aggregateType, Type: typ, To: to})
-	}
-}
-
-// WithPreset sets the headers and values of the records, as record.preset does in the configuration
-// of the relay: "typed", "debezium", "cloudevents" or "plain". The default is the same as there.
-func WithPreset(name string) RelayOption { return func(r *Relay) { r.preset.Name = name } }
-
-// WithAttempts sets the number of attempts to write a record that the broker refuses, at least 1.
-// Defaults to DefaultAttempts.
-func WithAttempts(n int) RelayOption { return func(r *Relay) { r.attempts = n } }
-
-// NewRelay returns a relay. It does nothing until Flush or Run is called. The error reports a nil
-// argument or an invalid option.
-func NewRelay(box *outbox.Box, broker *Broker, opts ...RelayOption) (*Relay, error) {
+// NewRelay returns a relay. It does nothing until Flush or Run is called. preset sets the headers and values of the records, as
+// record.preset in the configuration of the relay. The error reports a nil argument or an invalid one.
+func NewRelay(box *outbox.Box, broker *Broker, routes routing.Config, preset string) (*Relay, error) {
 	store := storeOf(box)
 	if store == nil || broker == nil {
 		return nil, errors.New("relay: the broker is nil, or the outbox is not in memory")
 	}
 
-	r := &Relay{
-		box:      store,
-		broker:   broker,
-		attempts: DefaultAttempts,
-		sent:     map[event.ID][]string{},
-	}
-	for _, o := range opts {
-		o(r)
-	}
-
-	if r.attempts < 1 {
-		return nil, fmt.Errorf("relay: invalid number of attempts %d: it must be at least 1", r.attempts)
-	}
-
-	var err error
-	if r.router, err = routing.New(r.routes); err != nil {
-		return nil, fmt.Errorf("relay: %w", err)
-	}
-
-	preset, err := routing.NewPreset(r.preset)
+	router, err := routing.New(routes)
 	if err != nil {
 		return nil, fmt.Errorf("relay: %w", err)
 	}
-
-	r.filler = preset.Filler()
-	return r, nil
+	records, err := routing.NewPreset(routing.PresetConfig{Name: preset})
+	if err != nil {
+		return nil, fmt.Errorf("relay: %w", err)
+	}
+	return &Relay{box: store, broker: broker, router: router, filler: records.Filler(), sent: map[event.ID][]string{}}, nil
 }
 
 // DeadLetters returns the events that could not be delivered, in the order of their failures.
@@ -286,7 +243,7 @@ func (r *Relay) deliverEvent(ctx context.Context, e *outboxEntry, at time.Time) 
 		case err == nil:
 		case errors.As(err, &refusal):
 			r.addDeadLetter(e, string(refusal.Class), refusal.Reason)
-		case errors.Is(err, ErrRefused) && attempt < r.attempts:
+		case errors.Is(err, ErrRefused) && attempt < maxAttempts:
 			continue
 		case errors.Is(err, ErrRefused):
 			r.addDeadLetter(e, string(record.AttemptsExhausted), err.Error())

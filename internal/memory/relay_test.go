@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -27,12 +28,17 @@ type kit struct {
 	relay  *Relay
 }
 
-func newKit(t *testing.T, opts ...RelayOption) *kit {
+func newKit(t *testing.T) *kit {
+	t.Helper()
+	return newRoutedKit(t, routing.Config{}, "")
+}
+
+func newRoutedKit(t *testing.T, routes routing.Config, preset string) *kit {
 	t.Helper()
 	k := &kit{t: t, db: NewDB(), broker: NewBroker(0)}
 	k.box = newOutbox(t, k.db)
 	var err error
-	if k.relay, err = NewRelay(k.box, k.broker, opts...); err != nil {
+	if k.relay, err = NewRelay(k.box, k.broker, routes, preset); err != nil {
 		t.Fatal(err)
 	}
 	return k
@@ -169,7 +175,7 @@ func TestRelayWaitsAnOutageOut(t *testing.T) {
 		k.append(order("o-1", "first"), order("o-1", "second"))
 		synctest.Wait()
 		before := tries
-		time.Sleep(retryAfter)
+		<-time.After(retryAfter)
 		synctest.Wait()
 		if before == 0 || tries <= before {
 			t.Errorf("%d tries, then %d", before, tries)
@@ -210,8 +216,8 @@ func TestRelayFaults(t *testing.T) {
 	k.append(bad, order("o-1", "twice"), late, order("o-1", "last"), order("o-1", "nowhere", event.WithTopic("__consumer_offsets")))
 	k.flush()
 	k.want("outbox.event.order", "twice", "twice", "last")
-	if tries != DefaultAttempts {
-		t.Errorf("%d attempts, want %d", tries, DefaultAttempts)
+	if tries != maxAttempts {
+		t.Errorf("%d attempts, want %d", tries, maxAttempts)
 	}
 
 	var got []string
@@ -222,24 +228,6 @@ func TestRelayFaults(t *testing.T) {
 	if want := []string{"attempts_exhausted", "expired", "not_allowed"}; !slices.Equal(got, want) || k.relay.DeadLetters()[0].ID != bad.ID() {
 		t.Errorf("dead letters %v, want %v", got, want)
 	}
-}
-
-func TestDelayedRecordHoldsItsWriter(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		k := newKit(t)
-		k.broker.Inject(func(string, *consumer.Message) Fault { return Fault{Delay: time.Minute} })
-		done := make(chan error, 1)
-		go func() { done <- k.broker.Publish(t.Context(), "t", []*consumer.Message{{Value: []byte("x")}}) }()
-		synctest.Wait()
-		k.want("t")
-		time.Sleep(time.Minute)
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-
-		k.want("t", "x")
-	})
 }
 
 func TestScheduledEventsGoByTheClock(t *testing.T) {
@@ -272,7 +260,7 @@ func TestScheduledEventsGoByTheClock(t *testing.T) {
 			{time.Hour, []string{"past", "moved", "in an hour"}},
 		} {
 			synctest.Wait()
-			time.Sleep(x.ahead)
+			<-time.After(x.ahead)
 			synctest.Wait()
 			k.want("outbox.event.order", x.want...)
 		}
@@ -290,7 +278,8 @@ func TestScheduledEventsGoByTheClock(t *testing.T) {
 
 func TestRoutesAndPresets(t *testing.T) {
 	t.Parallel()
-	k := newKit(t, WithTopics("{aggregatetype}.{type}"), WithRoute("invoice", "", "a", "b"), WithPreset("cloudevents"))
+	rules := []routing.Rule{{AggregateType: "invoice", To: []string{"a", "b"}}}
+	k := newRoutedKit(t, routing.Config{Template: "{aggregatetype}.{type}", Rules: rules}, "cloudevents")
 	outage := true
 	k.broker.Inject(func(topic string, _ *consumer.Message) Fault {
 		if topic == "b" && outage {
@@ -313,13 +302,13 @@ func TestRoutesAndPresets(t *testing.T) {
 		t.Errorf("headers %v", h)
 	}
 
-	for name, opt := range map[string]RelayOption{"template": WithTopics("{x}"), "preset": WithPreset("x"), "attempts": WithAttempts(0)} {
-		if _, err := NewRelay(k.box, k.broker, opt); err == nil {
-			t.Errorf("a bad %s is accepted", name)
-		}
+	if _, err := NewRelay(k.box, k.broker, routing.Config{Template: "{x}"}, ""); err == nil {
+		t.Error("a bad template is accepted")
 	}
-
-	if _, err := NewRelay(nil, nil); err == nil {
+	if _, err := NewRelay(k.box, k.broker, routing.Config{}, "x"); err == nil {
+		t.Error("a bad preset is accepted")
+	}
+	if _, err := NewRelay(nil, nil, routing.Config{}, ""); err == nil {
 		t.Error("nothing is accepted")
 	}
 }
@@ -355,18 +344,8 @@ func TestBrokerHelpsTests(t *testing.T) {
 		t.Errorf("after compaction: %v", got)
 	}
 
-	b.Truncate("t", 0, 5)
-	if got := texts(b.Records("t")); !slices.Equal(got, []string{"5"}) || b.Lag("g", "t") != 1 {
-		t.Errorf("after retention: %v, lag %d", got, b.Lag("g", "t"))
-	}
-
 	if got := b.Topics(); !slices.Equal(got, []string{"t"}) {
 		t.Errorf("topics %v", got)
-	}
-
-	b.DeleteTopic("t")
-	if got := b.Records("t"); len(got) != 0 {
-		t.Errorf("after deleting: %v", got)
 	}
 
 	if err := b.Publish(t.Context(), "no name", ms); !errors.Is(err, ErrRefused) {

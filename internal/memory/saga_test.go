@@ -63,7 +63,7 @@ func TestTombstoneGoesByTheClock(t *testing.T) {
 			ahead time.Duration
 			there bool
 		}{{time.Hour - time.Millisecond, true}, {time.Millisecond, false}} {
-			time.Sleep(x.ahead)
+			<-time.After(x.ahead)
 			if _, found, err := s.Load(t.Context(), "s", "a"); found != x.there || err != nil {
 				t.Errorf("%s later: there %t, %v", x.ahead, found, err)
 			}

@@ -121,7 +121,7 @@ func (s *outboxStore) runQuery(ctx context.Context, q agenda.Query, f func(t *tx
 	return s.db.runOperation(ctx, func(t *tx) error {
 		var found []*outboxEntry
 		t.scanRows(s.rows, func(_ string, v any) {
-			if e := v.(*outboxEntry); e.isWaiting() && e.matches(q) {
+			if e := v.(*outboxEntry); e.isWaiting() && e.isSelectedBy(q) {
 				found = append(found, e)
 			}
 		})
@@ -131,8 +131,8 @@ func (s *outboxStore) runQuery(ctx context.Context, q agenda.Query, f func(t *tx
 	})
 }
 
-// matches reports whether q selects the envelope.
-func (e *outboxEntry) matches(q agenda.Query) bool {
+// isSelectedBy reports whether q selects the envelope.
+func (e *outboxEntry) isSelectedBy(q agenda.Query) bool {
 	switch f := e.fields; {
 	case q.IDs != nil && !slices.Contains(q.IDs, e.id),
 		q.Name != "" && q.Name != f.typ,

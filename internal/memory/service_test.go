@@ -14,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/memory"
+	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/entity"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -45,7 +46,7 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 
-	relay, err := memory.NewRelay(w.box, w.broker)
+	relay, err := memory.NewRelay(w.box, w.broker, routing.Config{}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,8 +216,8 @@ func TestDeadLettersWithoutServers(t *testing.T) {
 		t.Errorf("dead letters %+v", letters)
 	}
 
-	if n, err := handled.Len(w.context()); n != 2 || err != nil {
-		t.Errorf("%d were handled, %v", n, err)
+	if all, err := handled.All(w.context()); len(all) != 2 || err != nil {
+		t.Errorf("%v were handled, %v", all, err)
 	}
 }
 

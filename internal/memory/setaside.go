@@ -39,7 +39,7 @@ func DueRetries(ctx context.Context, db *DB) (list []string, err error) {
 	s := newSetAsideStore(db)
 	err = db.runOperation(ctx, func(t *tx) error {
 		list = nil
-		for _, m := range s.firsts(t, func(*setAsideMessage) bool { return true }) {
+		for _, m := range s.firstMessages(t, func(*setAsideMessage) bool { return true }) {
 			if !m.due.After(time.Now()) {
 				list = append(list, fmt.Sprintf("a message of handler %s is due: %s/%d/%d", m.Handler, m.Topic, m.Partition, m.Offset))
 			}
@@ -109,7 +109,7 @@ func (s *setAsideStore) First(ctx context.Context, p setaside.Place, queue setas
 		if first := s.firstOf(t, queueKey{p, queue}); first != nil {
 			found := copySetAside(&first.Message)
 			if !first.since.IsZero() {
-				found.Elapsed = max(0, time.Now().Sub(first.since))
+				found.Elapsed = max(0, time.Since(first.since))
 			}
 			m = &found
 		}
@@ -120,11 +120,11 @@ func (s *setAsideStore) First(ctx context.Context, p setaside.Place, queue setas
 
 // firstOf returns the first message of a queue that t sees, or nil.
 func (s *setAsideStore) firstOf(t *tx, q queueKey) *setAsideMessage {
-	return s.firsts(t, func(m *setAsideMessage) bool { return m.Place == q.Place && m.Queue == q.queue })[q]
+	return s.firstMessages(t, func(m *setAsideMessage) bool { return m.Place == q.Place && m.Queue == q.queue })[q]
 }
 
-// scan calls f with all messages that t sees.
-func (s *setAsideStore) scan(t *tx, f func(m *setAsideMessage)) {
+// scanMessages calls f with all messages that t sees.
+func (s *setAsideStore) scanMessages(t *tx, f func(m *setAsideMessage)) {
 	t.scanRows(s.rows, func(_ string, v any) { f(v.(*setAsideMessage)) })
 }
 
@@ -156,9 +156,10 @@ func (s *setAsideStore) Heads(ctx context.Context, handler, topic string, partit
 	isWanted := func(m *setAsideMessage) bool {
 		return m.Handler == handler && m.Topic == topic && slices.Contains(partitions, m.Partition)
 	}
+
 	err = s.db.runOperation(ctx, func(t *tx) error {
 		heads = nil
-		for _, m := range s.firsts(t, isWanted) {
+		for _, m := range s.firstMessages(t, isWanted) {
 			// Without a due time the wait is 0.
 			wait := max(0, time.Until(m.due))
 			heads = append(heads, setaside.Head{Partition: m.Partition, Queue: m.Queue, Wait: wait})
@@ -174,10 +175,10 @@ type queueKey struct {
 	queue setaside.Digest
 }
 
-// firsts returns the first message of each queue, among the messages that are wanted.
-func (s *setAsideStore) firsts(t *tx, isWanted func(m *setAsideMessage) bool) map[queueKey]*setAsideMessage {
+// firstMessages returns the first message of each queue, among the messages that are wanted.
+func (s *setAsideStore) firstMessages(t *tx, isWanted func(m *setAsideMessage) bool) map[queueKey]*setAsideMessage {
 	firsts := map[queueKey]*setAsideMessage{}
-	s.scan(t, func(m *setAsideMessage) {
+	s.scanMessages(t, func(m *setAsideMessage) {
 		key := queueKey{m.Place, m.Queue}
 		if isWanted(m) && (firsts[key] == nil || compareInQueue(m, firsts[key]) < 0) {
 			firsts[key] = m
@@ -190,7 +191,7 @@ func (s *setAsideStore) firsts(t *tx, isWanted func(m *setAsideMessage) bool) ma
 func (s *setAsideStore) Waiting(ctx context.Context, p setaside.Place, queues []setaside.Digest) (found []setaside.Digest, err error) {
 	err = s.db.runOperation(ctx, func(t *tx) error {
 		found = nil
-		s.scan(t, func(m *setAsideMessage) {
+		s.scanMessages(t, func(m *setAsideMessage) {
 			if m.Place == p && slices.Contains(queues, m.Queue) && !slices.Contains(found, m.Queue) {
 				found = append(found, m.Queue)
 			}
@@ -204,7 +205,7 @@ func (s *setAsideStore) Waiting(ctx context.Context, p setaside.Place, queues []
 func (s *setAsideStore) Count(ctx context.Context, handler string, limit int) (n int, err error) {
 	err = s.db.runOperation(ctx, func(t *tx) error {
 		n = 0
-		s.scan(t, func(m *setAsideMessage) {
+		s.scanMessages(t, func(m *setAsideMessage) {
 			if m.Handler == handler && n < limit {
 				n++
 			}
@@ -218,7 +219,7 @@ func (s *setAsideStore) Count(ctx context.Context, handler string, limit int) (n
 func (s *setAsideStore) Handlers(ctx context.Context, group string) (names []string, err error) {
 	err = s.db.runOperation(ctx, func(t *tx) error {
 		names = nil
-		s.scan(t, func(m *setAsideMessage) {
+		s.scanMessages(t, func(m *setAsideMessage) {
 			if strings.HasPrefix(m.Handler, group+"/") {
 				names = append(names, m.Handler)
 			}

@@ -139,13 +139,3 @@ func (t *Table[K, V]) All(ctx context.Context) (map[K]V, error) {
 	})
 	return out, t.wrapError("reading", err)
 }
-
-// Len returns the number of documents.
-func (t *Table[K, V]) Len(ctx context.Context) (n int, err error) {
-	err = t.db.runOperation(ctx, func(x *tx) error {
-		n = 0
-		x.scanRows(t.rows, func(string, any) { n++ })
-		return nil
-	})
-	return n, t.wrapError("counting", err)
-}

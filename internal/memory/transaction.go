@@ -92,7 +92,7 @@ func (u *unitOfWork) runCallback(ctx context.Context, fn func(context.Context) e
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := u.tx.db.fail(Op{Kind: "commit"}); err != nil {
+	if err := u.tx.db.injectedError(Op{Kind: "commit"}); err != nil {
 		return fmt.Errorf("committing: %w", err)
 	}
 

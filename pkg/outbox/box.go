@@ -112,10 +112,14 @@ func (b *Box) appendEvents(ctx context.Context, events []event.Event) ([]appendi
 // With WithoutTransaction it accepts a context without a transaction.
 func (b *Box) requireTransaction(ctx context.Context) error {
 	err := transaction.Check(ctx)
+	isInMemory := mongo.SessionFromContext(ctx) == nil
+	if err == nil && isInMemory != (b.coll == nil) {
+		err = ErrNoTransaction // the transaction belongs to another store
+	}
 	if b.plain && errors.Is(err, ErrNoTransaction) {
 		return nil
 	}
-	if err == nil && b.coll != nil && !transaction.IsPinned(ctx) {
+	if err == nil && !transaction.IsPinned(ctx) {
 		b.warnWeakConcern(ctx, mongo.SessionFromContext(ctx))
 	}
 	return err

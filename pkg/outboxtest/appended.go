@@ -44,9 +44,9 @@ func RequireAppended[T any](tb testing.TB, box *outbox.Box, t event.Type[T], mat
 	all := readEvents(tb, box)
 	found := selectEvents(all, t.Aggregate, t.Name, matches)
 	if len(found) != 1 {
-		tb.Fatalf("%d events %s of aggregate %s match, want 1\n%s", len(found), t.Name, t.Aggregate, describe(all))
+		tb.Fatalf("%d events %s of aggregate %s match, want 1\n%s", len(found), t.Name, t.Aggregate, describeEvents(all))
 	}
-	return decode(tb, found[0], t)
+	return decodeEvent(tb, found[0], t)
 }
 
 // RequireNone fails the test if events of type t are in the outbox.
@@ -54,7 +54,7 @@ func RequireNone[T any](tb testing.TB, box *outbox.Box, t event.Type[T], matches
 	tb.Helper()
 	all := readEvents(tb, box)
 	if found := selectEvents(all, t.Aggregate, t.Name, matches); len(found) > 0 {
-		tb.Fatalf("%d events %s of aggregate %s match, want none\n%s", len(found), t.Name, t.Aggregate, describe(all))
+		tb.Fatalf("%d events %s of aggregate %s match, want none\n%s", len(found), t.Name, t.Aggregate, describeEvents(all))
 	}
 }
 
@@ -63,7 +63,7 @@ func AllAppended[T any](tb testing.TB, box *outbox.Box, t event.Type[T], matches
 	tb.Helper()
 	var list []Appended[T]
 	for _, e := range selectEvents(readEvents(tb, box), t.Aggregate, t.Name, matches) {
-		list = append(list, decode(tb, e, t))
+		list = append(list, decodeEvent(tb, e, t))
 	}
 	return list
 }
@@ -139,8 +139,8 @@ func selectEvents(all []*storedEvent, aggregate, name string, matches []Match) [
 	return found
 }
 
-// decode returns the event with its payload.
-func decode[T any](tb testing.TB, e *storedEvent, t event.Type[T]) Appended[T] {
+// decodeEvent returns the event with its payload.
+func decodeEvent[T any](tb testing.TB, e *storedEvent, t event.Type[T]) Appended[T] {
 	tb.Helper()
 	a := Appended[T]{
 		ID: e.id, Aggregate: e.about, Key: e.key, Topic: e.topic, Headers: e.headers, DueAt: e.dueAt, ExpiresAt: e.expiresAt,
@@ -161,8 +161,8 @@ const (
 	maxPayload   = 200 // bytes of a payload in a failure
 )
 
-// describe lists the events of an outbox for a failure.
-func describe(all []*storedEvent) string {
+// describeEvents lists the events of an outbox for a failure.
+func describeEvents(all []*storedEvent) string {
 	if len(all) == 0 {
 		return "the outbox is empty"
 	}

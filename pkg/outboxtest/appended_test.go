@@ -2,6 +2,7 @@ package outboxtest_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 
@@ -83,6 +84,26 @@ func testAppended(t *testing.T, box *outbox.Box) {
 	requireFailure(t, func(tb testing.TB) {
 		outboxtest.AllAppended(tb, box, event.Type[int]{Aggregate: "order", Name: "OrderNote"})
 	}, "about order o-1: decoding the payload of OrderNote")
+}
+
+// A transaction of one store is none for a box of the other.
+func TestABoxRequiresATransactionOfItsStore(t *testing.T) {
+	t.Parallel()
+	inMemory := outboxtest.New(t).Box()
+	onMongo, err := outbox.New(stacktest.Database(t, stacktest.Client(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	for _, boxes := range [][2]*outbox.Box{{inMemory, onMongo}, {onMongo, inMemory}} {
+		err := boxes[0].Transaction(t.Context(), func(ctx context.Context) error {
+			return boxes[1].Append(ctx, OrderPlaced.New("o-1", Placed{}))
+		})
+		if !errors.Is(err, outbox.ErrNoTransaction) {
+			t.Errorf("Append in a transaction of another store: got %v, want ErrNoTransaction", err)
+		}
+		outboxtest.RequireNone(t, boxes[1], OrderPlaced)
+	}
 }
 
 func TestAFailureDoesNotListEverything(t *testing.T) {

@@ -9,7 +9,8 @@
 //
 // Box, Inbox and Consumer return the types of their packages, with the options of their packages. So a service needs no
 // interfaces for outrelay. The collections of a service itself need a server: put them behind an interface, and use a Table
-// in unit tests. For a test with real servers, see package stacktest.
+// in unit tests. CheckTransaction and the other functions of package outbox see the transactions in memory. For a test with
+// real servers, see package servertest.
 //
 // # Guarantees
 //

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/boxparts"
 	"github.com/outrelay/outrelay/internal/memory"
+	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/entity"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -28,6 +30,7 @@ type Env struct {
 	tb       testing.TB
 	db       *memory.DB
 	broker   *memory.Broker
+	log      *slog.Logger // of the test, for warnings
 	settings settings
 	running  context.Context
 	tasks    sync.WaitGroup
@@ -53,7 +56,8 @@ type Option func(s *settings)
 
 type settings struct {
 	partitions int
-	relay      []memory.RelayOption
+	routes     routing.Config
+	preset     string
 }
 
 // WithPartitions sets the number of partitions of each topic. Defaults to 4.
@@ -62,19 +66,18 @@ func WithPartitions(n int) Option { return func(s *settings) { s.partitions = n 
 // WithTopics sets the template for the names of topics, as topics.template in the configuration of the relay. Defaults to
 // "outbox.event.{aggregatetype}".
 func WithTopics(template string) Option {
-	return func(s *settings) { s.relay = append(s.relay, memory.WithTopics(template)) }
+	return func(s *settings) { s.routes.Template = template }
 }
 
 // WithPreset sets the headers and values of the records, as record.preset in the configuration of the relay. Defaults to
 // "typed".
-func WithPreset(name string) Option {
-	return func(s *settings) { s.relay = append(s.relay, memory.WithPreset(name)) }
-}
+func WithPreset(name string) Option { return func(s *settings) { s.preset = name } }
 
 // New returns an empty Env. It ends with the test: then it stops its consumers and waits for them.
 func New(tb testing.TB, opts ...Option) *Env {
 	tb.Helper()
 	e := &Env{tb: tb, db: memory.NewDB(), relays: map[string]*memory.Relay{}, ended: make(chan struct{}, 1)}
+	e.log = slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	for _, o := range opts {
 		o(&e.settings)
 	}
@@ -100,7 +103,7 @@ func New(tb testing.TB, opts ...Option) *Env {
 // Box returns an outbox. Outboxes of the same collection share their events. It fails the test if an option is wrong.
 func (e *Env) Box(opts ...outbox.Option) *outbox.Box {
 	e.tb.Helper()
-	box, err := memory.NewOutbox(e.db, opts...)
+	box, err := memory.NewOutbox(e.db, append([]outbox.Option{outbox.WithLogger(e.log)}, opts...)...)
 	if err != nil {
 		e.tb.Fatal(err)
 	}
@@ -118,7 +121,7 @@ func (e *Env) relayEvents(box *outbox.Box) {
 		return
 	}
 
-	relay, err := memory.NewRelay(box, e.broker, e.settings.relay...)
+	relay, err := memory.NewRelay(box, e.broker, e.settings.routes, e.settings.preset)
 	if err != nil {
 		e.tb.Fatal(err)
 	}
@@ -141,17 +144,16 @@ func (e *Env) Inbox(opts ...inbox.Option) *inbox.Inbox {
 }
 
 // Consumer returns a member of a group. Register its handlers, and call Settle, which runs it. It commits after each
-// message and logs errors, unless the options say otherwise. It fails the test if an option is wrong.
+// message and logs errors to the test, unless the options set something else. It fails the test if an option is wrong.
 func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer {
 	e.tb.Helper()
 	x, err := memory.NewInbox(e.db)
 	if err != nil {
 		e.tb.Fatal(err)
 	}
-	logError := func(_ context.Context, err error) { e.tb.Logf("consumer of group %s: %v", group, err) }
 	c, err := consumer.New(group, nil, append([]consumer.Option{
 		consumer.WithTransport(e.broker), consumer.WithInbox(x), consumer.Transactions(e.db.Transaction),
-		consumer.Letters(memory.NewLetters(e.db)), consumer.Commits(consumer.CommitEach()), consumer.WithErrorHook(logError),
+		consumer.Letters(memory.NewLetters(e.db)), consumer.Commits(consumer.CommitEach()), consumer.WithLogger(e.log),
 	}, opts...)...)
 	if err != nil {
 		e.tb.Fatal(err)
@@ -219,8 +221,9 @@ func (e *Env) Redeliver(topic string) { e.broker.Redeliver(topic) }
 // Op is an operation that Fail can make fail.
 type Op = memory.Op
 
-// Fail calls f before each operation of kind "append", "commit" and "publish". If f returns an error, the operation fails
-// with it. The relay repeats a failed publish, as in an outage of Kafka. A nil f ends the faults.
+// Fail calls f before each operation of kind "append", "commit" and "publish", of the service and of the consumers. If f
+// returns an error, the operation fails with it. The relay repeats a failed publish, as in an outage of Kafka. Several
+// goroutines may call f at the same time. A nil f ends the faults.
 func (e *Env) Fail(f func(op Op) error) {
 	e.db.Inject(f)
 	if f == nil {
@@ -238,14 +241,14 @@ func (e *Env) Fail(f func(op Op) error) {
 // minute, for example if a consumer is paused.
 func (e *Env) Settle() {
 	e.tb.Helper()
-	e.start()
+	e.startConsumers()
 	limit := time.NewTimer(settleLimit)
 	defer limit.Stop()
 
 	for {
 		// Both are read before the state, so that no change is missed.
 		broker, db := e.broker.Changed(), e.db.Changed()
-		left := e.unsettled()
+		left := e.describeUnsettled()
 		select {
 		case <-broker:
 			continue
@@ -277,8 +280,8 @@ func (e *Env) Advance(d time.Duration) {
 	e.Settle()
 }
 
-// start runs the consumers that do not run yet.
-func (e *Env) start() {
+// startConsumers runs the consumers that do not run yet.
+func (e *Env) startConsumers() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, m := range e.consumers {
@@ -286,6 +289,7 @@ func (e *Env) start() {
 			continue
 		}
 		m.started = true
+
 		e.tasks.Go(func() {
 			err := m.Run(e.running)
 			e.mu.Lock()
@@ -299,8 +303,8 @@ func (e *Env) start() {
 	}
 }
 
-// unsettled describes what is left to do. It fails the test if a consumer has ended.
-func (e *Env) unsettled() []string {
+// describeUnsettled lists the work that Settle waits for. It fails the test if a consumer has ended.
+func (e *Env) describeUnsettled() []string {
 	e.tb.Helper()
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -22,6 +22,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/outboxtest"
+	"github.com/outrelay/outrelay/pkg/saga"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
@@ -319,4 +320,45 @@ func TestTableRefusesASecondRow(t *testing.T) {
 	if err := orders.Insert(t.Context(), "o-1", Placed{}); !mongo.IsDuplicateKeyError(err) {
 		t.Errorf("second Insert: got %v, want a duplicate key error", err)
 	}
+}
+
+type checkout struct{ Reminded bool }
+
+func TestASagaFollowsTheFakeClock(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		env := outboxtest.New(t)
+		box := env.Box()
+		sagas, err := saga.NewRegistry(env.Sagas(), saga.WithOutbox(box))
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkouts, err := saga.New[checkout, string](sagas, "checkouts")
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkouts.Start(OrderPlaced.Name, saga.ByKey[string](), func(_ context.Context, in *saga.Instance[checkout, string], _ *consumer.Message) error {
+			return in.Timeout("unpaid", 15*time.Minute, event.Payload{})
+		})
+		checkouts.Timeout("unpaid", func(_ context.Context, in *saga.Instance[checkout, string], _ *consumer.Message) error {
+			in.Emit(orderNote.New(in.ID(), []byte("please pay")))
+			in.Complete()
+			return nil
+		})
+		if err := sagas.Prepare(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		c := env.Consumer("checkout", consumer.WithTopics("outbox.event.order", "outbox.event.checkouts"))
+		if err := checkouts.Register(c); err != nil {
+			t.Fatal(err)
+		}
+
+		appendEvents(t, box, OrderPlaced.New("o-1", Placed{}))
+		env.Advance(14 * time.Minute)
+		outboxtest.RequireNone(t, box, orderNote)
+		env.Advance(time.Minute)
+		if got := outboxtest.RequireAppended(t, box, orderNote); string(got.Payload) != "please pay" {
+			t.Errorf("payload: got %q", got.Payload)
+		}
+	})
 }

@@ -117,7 +117,7 @@ func layerProblems(tb testing.TB, files []source) []string {
 			switch {
 			case !ok:
 				out = append(out, fmt.Sprintf("%s: imports %s, which has no room in the table of layers", f.path, dir))
-			case to.testsOnly && from.dir != to.dir:
+			case to.testsOnly && !from.testsOnly:
 				out = append(out, fmt.Sprintf("%s: imports %s, which is for tests only", f.path, dir))
 			case !mayImport(from, to):
 				out = append(out, fmt.Sprintf("%s: %s (layer %d: %s) may not import %s (layer %d)", f.path, from.dir, from.layer, from.why, dir, to.layer))

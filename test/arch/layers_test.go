@@ -9,7 +9,7 @@ type room struct {
 
 	also      []string // rooms of the same or a higher layer that it may import as well
 	only      []string // if not nil: the only rooms that it may import, in any layer
-	testsOnly bool     // only test files and the packages below test/ may import it
+	testsOnly bool     // only test files, the packages below test/ and other rooms of this kind may import it
 }
 
 var none = []string{}
@@ -106,8 +106,9 @@ var rooms = []room{
 		"internal/agenda", "internal/boxparts", "internal/transaction", "internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/setaside", "internal/record", "internal/envelope", "internal/keyhash", "internal/routing", "internal/appending",
 	}},
 	{dir: "pkg/outboxtest", layer: 5, testsOnly: true, why: "unit tests of services; links no server", only: []string{
-		"internal/memory", "internal/boxparts", "internal/envelope", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga",
+		"internal/memory", "internal/boxparts", "internal/envelope", "internal/routing", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga",
 	}},
+	{dir: "pkg/servertest", layer: 5, testsOnly: true, only: []string{"internal/devstack/stacktest", "pkg/outbox", "pkg/consumer", "pkg/relay"}, why: "integration tests of services: links all that starts servers"},
 	{dir: "pkg/relay", layer: 4, also: []string{"internal/process"}, why: "the watcher inside another program"},
 
 	// Layer 5: programs.

@@ -71,7 +71,7 @@ var (
 // shared returns the stack that all test processes of this machine share. It starts the stack if necessary.
 func shared(tb testing.TB) address {
 	tb.Helper()
-	sharedOnce.Do(func() { sharedAt, errShared = joinShared(sharedDir()) })
+	sharedOnce.Do(func() { sharedAt, errShared = joinShared(sharedDir(), testing.Verbose()) })
 	if errShared != nil {
 		tb.Fatalf("shared test servers: %v", errShared)
 	}
@@ -80,8 +80,8 @@ func shared(tb testing.TB) address {
 
 func sharedDir() string { return filepath.Join(devstack.CacheDir(), "shared") }
 
-// joinShared marks the stack as used by this process, and finds or starts it.
-func joinShared(dir string) (address, error) {
+// joinShared marks the stack as used by this process, and finds or starts it. If show is set, it shows the start.
+func joinShared(dir string, show bool) (address, error) {
 	// A first call may have to fetch the servers.
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
@@ -110,7 +110,7 @@ func joinShared(dir string) (address, error) {
 			}
 		}
 
-		at, err := awaitState(ctx, dir)
+		at, err := awaitState(ctx, dir, show && !found)
 		if found && errors.Is(err, errKeeperEnded) {
 			// That keeper was about to end. Start a new one.
 			continue
@@ -165,11 +165,19 @@ func startKeeper(dir string) error {
 	return cmd.Process.Release()
 }
 
-// awaitState blocks until the keeper has written its state, and then checks that the brokers respond.
-func awaitState(ctx context.Context, dir string) (address, error) {
+// awaitState blocks until the keeper has written its state, and then checks that the brokers respond. If show is set, it
+// copies the log of the keeper to the standard error.
+func awaitState(ctx context.Context, dir string, show bool) (address, error) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
+	shown := 0
 	for {
+		if show {
+			words, _ := os.ReadFile(logPath(dir))
+			_, _ = os.Stderr.Write(words[min(shown, len(words)):])
+			shown = len(words)
+		}
+
 		// Checked before the file is read, because a keeper removes the file before it ends.
 		alive := keeperAlive(dir)
 

@@ -21,7 +21,7 @@ const childVar = "OUTRELAY_STACKTEST_CHILD"
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(childVar); dir != "" {
 		_ = os.Unsetenv(childVar)
-		at, err := joinShared(dir)
+		at, err := joinShared(dir, false)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)

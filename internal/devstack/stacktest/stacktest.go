@@ -84,6 +84,48 @@ func Topic(tb testing.TB, partitions int) string {
 	return name
 }
 
+// Topics are the topics of one test, whose names begin with Prefix.
+type Topics struct {
+	Prefix string
+
+	tb testing.TB
+	cl *kafka.Client
+}
+
+// NewTopics returns topics with a unique prefix. When the test ends, it deletes all topics with this prefix.
+func NewTopics(tb testing.TB) *Topics {
+	tb.Helper()
+	tr := &kafka.Transport{}
+	cl := &kafka.Client{Addr: kafka.TCP(Brokers(tb)...), Transport: tr, Timeout: 10 * time.Second}
+	t := &Topics{Prefix: Name(tb) + ".", tb: tb, cl: cl}
+	tb.Cleanup(func() {
+		defer tr.CloseIdleConnections()
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		known, err := cl.Metadata(ctx, &kafka.MetadataRequest{})
+		if err != nil {
+			return
+		}
+
+		var names []string
+		for _, topic := range known.Topics {
+			if strings.HasPrefix(topic.Name, t.Prefix) {
+				names = append(names, topic.Name)
+			}
+		}
+		_, _ = cl.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: names})
+	})
+	return t
+}
+
+// Create creates the topic Prefix + name, unless it exists, and returns its name.
+func (t *Topics) Create(name string, partitions int) string {
+	t.tb.Helper()
+	name = t.Prefix + name
+	createTopic(t.tb, t.cl, kafka.TopicConfig{Topic: name, NumPartitions: partitions, ReplicationFactor: 1})
+	return name
+}
+
 // CreateTopic creates a topic by name.
 func CreateTopic(tb testing.TB, name string, partitions int, configs ...kafka.ConfigEntry) {
 	tb.Helper()
