@@ -9,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
-
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
