@@ -40,7 +40,7 @@ func (e *exit) member(x consumer.Inbox, opts ...consumer.Option) *consumer.Consu
 	e.Helper()
 	c, err := consumer.New("g", nil, append([]consumer.Option{
 		consumer.WithTopics("in"), consumer.WithTransport(e.broker), consumer.WithInbox(x), consumer.Transactions(e.db.Transaction),
-		consumer.Letters(e.dead), consumer.Commits(consumer.CommitEach()), consumer.WithOutbox(e.box),
+		consumer.Letters(e.dead), consumer.WithCommitInterval(0), consumer.WithOutbox(e.box),
 		consumer.WithErrorHook(func(_ context.Context, err error) { e.reported <- err }),
 	}, opts...)...)
 	e.ok(err)

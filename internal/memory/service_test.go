@@ -85,7 +85,7 @@ func (w *world) consumer(group string, topics ...string) *consumer.Consumer {
 func (w *world) consumerOf(group string, topics []string, more ...consumer.Option) *consumer.Consumer {
 	w.Helper()
 	c, err := consumer.New(group, nil, append(more, consumer.WithTopics(topics...), consumer.WithTransport(w.broker), consumer.WithInbox(w.inbox),
-		consumer.Transactions(w.db.Transaction), consumer.Letters(w.dead), consumer.Commits(consumer.CommitEach()),
+		consumer.Transactions(w.db.Transaction), consumer.Letters(w.dead), consumer.WithCommitInterval(0),
 		consumer.WithErrorHook(func(_ context.Context, err error) {
 			if w.Context().Err() == nil {
 				w.Log(err)

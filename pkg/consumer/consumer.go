@@ -91,7 +91,7 @@ func (c *Consumer) Publisher() Publisher { return c.transport }
 // newSystemHandler returns the registration for messages that no handler gets. Its verdict is always v.
 func newSystemHandler(v verdict) *registration {
 	return &registration{
-		handling: handling{mode: AtLeastOnce, timeout: DefaultTimeout, batchSize: 1},
+		handling: handling{mode: AtLeastOnce, timeout: defaultTimeout, batchSize: 1},
 		decider:  decider{fixed: &v},
 		system:   true,
 	}

@@ -53,11 +53,11 @@ func TestRedeliveryHasNoEffectAndIsCommitted(t *testing.T) {
 	n := 100
 	k.publish(numbered(7, n)...)
 	stats := &counts{}
-	c := k.consumer(consumer.Commits(consumer.CommitOnDrain()), consumer.WithObserver(stats))
+	c := k.consumer(consumer.WithCommitInterval(-1), consumer.WithObserver(stats))
 	handle(t, c, "counted", k.effects("effects"))
 	// The first one never commits: its member is cut off from the group.
 	ctx, cancel := context.WithCancel(t.Context())
-	lost := k.consumer(consumer.Commits(consumer.CommitOnDrain()), consumer.WithTransport(uncommitted{k.kafka}))
+	lost := k.consumer(consumer.WithCommitInterval(-1), consumer.WithTransport(uncommitted{k.kafka}))
 	handle(t, lost, "counted", k.effects("effects"))
 	done := make(chan error, 1)
 	go func() { done <- lost.Run(ctx) }()

@@ -56,7 +56,7 @@ func (c *Consumer) defaultDisposer(report func(error)) (messageDisposer, error) 
 
 	if !c.s.defaults.lettersSet {
 		if c.db == nil {
-			return nil, &UnsupportedError{
+			return nil, &unsupportedError{
 				Operation: "a consumer without a database and without a Disposer",
 				Needs:     "Letters, for its dead letters",
 			}

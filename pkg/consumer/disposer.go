@@ -52,12 +52,12 @@ type disposerConfig struct {
 // get the same id again.
 type disposer struct{ cfg disposerConfig }
 
-// newDisposer returns a disposer. It does no I/O. Its errors are ErrConfiguration.
+// newDisposer returns a disposer. It does no I/O.
 func newDisposer(cfg disposerConfig) (*disposer, error) {
 	var errs []error
 	bad := func(wrong bool, what string) {
 		if wrong {
-			errs = append(errs, fmt.Errorf("%w: dead letters: %s", ErrConfiguration, what))
+			errs = append(errs, fmt.Errorf("consumer: dead letters: %s", what))
 		}
 	}
 
@@ -110,7 +110,7 @@ func (d *disposer) Dispose(ctx context.Context, m *Message, handler string, v ve
 			err = d.publishLetterFault(ctx, newLetter(m, handler, v, cause, d.cfg.Now()), m)
 		}
 	default:
-		err = &UnsupportedError{Operation: "disposing by " + v.Action.String(), Needs: "a consumer, which carries it out"}
+		err = &unsupportedError{Operation: "disposing by " + v.Action.String(), Needs: "a consumer, which carries it out"}
 	}
 
 	if err != nil {

@@ -54,8 +54,8 @@
 //
 // No message blocks its partition permanently. If what follows a failure can never be carried out, the message becomes a
 // dead letter. If the letter cannot be written, a letter without key, body and headers is written. If that fails too, the
-// message passes with a *LostError. Each step is reported to WithErrorHook. If MongoDB aborts the transaction of one message twice
-// while its handler runs, Retry decides about the message with a *LifetimeError. A Kafka batch that is damaged, or older
+// message passes with a *lostError. Each step is reported to WithErrorHook. If MongoDB aborts the transaction of one message twice
+// while its handler runs, Retry decides about the message with a *lifetimeError. A Kafka batch that is damaged, or older
 // than Kafka 0.11, becomes one dead letter without a body, which names its offsets. A damaged batch is fetched five times
 // first. The consumer waits only for servers that are unavailable, and for a missing dead letter topic if the letters are not
 // also stored in a collection.

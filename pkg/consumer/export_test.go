@@ -12,6 +12,21 @@ type (
 	Disposer        = messageDisposer
 	DisposerConfig  = disposerConfig
 	MessageDisposer = disposer
+
+	TimeoutError          = timeoutError
+	PanicError            = panicError
+	NoHandlerError        = noHandlerError
+	NotDueError           = notDueError
+	LifetimeError         = lifetimeError
+	MaintenanceError      = maintenanceError
+	RetriesExhaustedError = retriesExhaustedError
+	LostError             = lostError
+	SuspendedError        = suspendedError
+	OutageError           = outageError
+	UnsupportedError      = unsupportedError
+	ExpiredError          = expiredError
+	DecodeError           = decodeError
+	InvalidError          = invalidError
 )
 
 const (
@@ -26,6 +41,8 @@ const (
 var (
 	NewDisposer = newDisposer
 	IsTransient = isTransient
+
+	ErrAbandoned = errAbandoned
 )
 
 // Note counts one more failure.
@@ -33,6 +50,12 @@ func (a failures) Note(err error, m *Message, at time.Time) failures { return a.
 
 // WithDisposer replaces the disposer.
 func WithDisposer(d Disposer) Option { return option(func(s *settings) { s.disposer = d }) }
+
+// WithBufferedRecords sets how many messages of a partition are fetched and not finished.
+func WithBufferedRecords(n int) Option { return option(func(s *settings) { s.bufferRecords = n }) }
+
+// WithMaxAhead sets how many messages of a partition may follow an unfinished one.
+func WithMaxAhead(n int) Option { return option(func(s *settings) { s.maxAhead = n }) }
 
 // Commit commits the offsets of the finished messages now.
 func (c *Consumer) Commit(ctx context.Context) error {

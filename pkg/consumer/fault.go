@@ -159,7 +159,7 @@ func directMessage(ev event.Event) (*Message, error) {
 		return nil, fmt.Errorf("event %s: %w", ev.ID(), err)
 	}
 	if v.HasDueAt {
-		return nil, &UnsupportedError{
+		return nil, &unsupportedError{
 			Operation: "PublishDirect of a scheduled event",
 			Needs:     "the outbox: use Schedule",
 		}

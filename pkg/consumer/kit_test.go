@@ -80,7 +80,7 @@ func numbered(keys, n int) []*consumer.Message {
 func (k *kit) consumer(opts ...consumer.Option) *consumer.Consumer {
 	k.Helper()
 	base := []consumer.Option{
-		consumer.WithKafka(k.cfg), consumer.WithTopics(k.topic), consumer.Commits(consumer.CommitInterval(50 * time.Millisecond)),
+		consumer.WithKafka(k.cfg), consumer.WithTopics(k.topic), consumer.WithCommitInterval(50 * time.Millisecond), consumer.WithBatch(64),
 		consumer.WithErrorHook(func(_ context.Context, err error) { k.log(err) }),
 	}
 	c, err := consumer.New(k.group, k.db, append(base, opts...)...)

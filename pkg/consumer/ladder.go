@@ -148,12 +148,12 @@ func RetryTopicName(topic, group string, n int) string {
 	return fmt.Sprintf("%s.%s.retry.%d", topic, group, n)
 }
 
-// Precheck reports whether m may be handled now. It returns a *NotDueError for a message of a retry
-// topic that is not due, and an *ExpiredError for an expired message. The times in headers come
+// Precheck reports whether m may be handled now. It returns a *notDueError for a message of a retry
+// topic that is not due, and an *expiredError for an expired message. The times in headers come
 // from the clocks of clients.
 func Precheck(m *Message, now time.Time) error {
 	if due, ok := parseTimeHeader(m, HeaderRetryDue); ok && due.After(now) {
-		return &NotDueError{Due: due}
+		return &notDueError{Due: due}
 	}
 
 	names := []string{HeaderDeliverBy}
@@ -162,7 +162,7 @@ func Precheck(m *Message, now time.Time) error {
 	}
 	for _, name := range names {
 		if end, ok := parseTimeHeader(m, name); ok && !end.After(now) {
-			return &ExpiredError{Deadline: end}
+			return &expiredError{Deadline: end}
 		}
 	}
 	return nil

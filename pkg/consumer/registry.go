@@ -85,7 +85,7 @@ func (g *registry) reportUnknownOnce(typ string, report func(err error)) {
 
 	// report may call a function of the user, so it is called without the lock.
 	if first {
-		report(fmt.Errorf("%w: all messages of that type pass", &NoHandlerError{Type: typ}))
+		report(fmt.Errorf("%w: all messages of that type pass", &noHandlerError{Type: typ}))
 	}
 }
 

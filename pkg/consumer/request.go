@@ -72,9 +72,6 @@ func (e *requestError) Error() string {
 // Unwrap returns the handler's error.
 func (e *requestError) Unwrap() error { return e.err }
 
-// Is reports ErrHandler.
-func (e *requestError) Is(target error) bool { return target == ErrHandler }
-
 // GivesUp reports whether the handler gave the message up, for the circuit breaker.
 func (e *requestError) GivesUp() bool {
 	return e.request == requestReject || e.request == requestDiscard

@@ -82,7 +82,7 @@ func TestDatabaseAwayPausesAndLosesNothing(t *testing.T) {
 	n := 120
 	stats := &counts{}
 	dead := newDisposed()
-	c := k.consumer(consumer.WithObserver(stats), consumer.WithDisposer(dead), tries(1), consumer.WithBuffer(20, 1<<20))
+	c := k.consumer(consumer.WithObserver(stats), consumer.WithDisposer(dead), tries(1), consumer.WithBufferedRecords(20))
 	handle(t, c, "counted", k.effects("effects"))
 	k.publish(numbered(8, n/2)...)
 	k.start(c)
@@ -184,7 +184,7 @@ func TestStopFinishesWhatIsInFlight(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	b := newBlocked("0", k.effects("effects"))
-	c := k.consumer(consumer.Commits(consumer.CommitOnDrain()), consumer.WithBatch(1))
+	c := k.consumer(consumer.WithCommitInterval(-1), consumer.WithBatch(1))
 	if err := c.Handle("counted", consumer.Func(b.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}

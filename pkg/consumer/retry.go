@@ -119,7 +119,7 @@ func WithRetryTopics(delays ...time.Duration) HandlerOption {
 		for _, d := range delays {
 			if d <= 0 || d > maxRetryDelay {
 				h.problems = append(h.problems,
-					fmt.Errorf("%w: WithRetryTopics: the delay is %v: it must be positive and at most %v", ErrConfiguration, d, maxRetryDelay))
+					fmt.Errorf("WithRetryTopics: the delay is %v: it must be positive and at most %v", d, maxRetryDelay))
 			}
 		}
 		h.retryTopics = delays
@@ -131,7 +131,7 @@ func (r Retry) findProblems(option string) error {
 	var errs []error
 	addProblem := func(wrong bool, format string, args ...any) {
 		if wrong {
-			errs = append(errs, fmt.Errorf("%w: %s: %s", ErrConfiguration, option, fmt.Sprintf(format, args...)))
+			errs = append(errs, fmt.Errorf("%s: %s", option, fmt.Sprintf(format, args...)))
 		}
 	}
 

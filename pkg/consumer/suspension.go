@@ -24,15 +24,15 @@ type suspension struct {
 	changed chan struct{} // closed and replaced at each change
 }
 
-// SuspendedError reports that a handler is suspended, and later that it goes on. Each is reported once.
-type SuspendedError struct {
+// suspendedError reports that a handler is suspended, and later that it goes on. Each is reported once.
+type suspendedError struct {
 	Handler string
 	Over    bool
 	Until   time.Time // of the first probe; zero until Consumer.Resume
 	Err     error     // the last failure; nil if it is over
 }
 
-func (e *SuspendedError) Error() string {
+func (e *suspendedError) Error() string {
 	switch {
 	case e.Over:
 		return fmt.Sprintf("handler %q goes on", e.Handler)
@@ -43,11 +43,8 @@ func (e *SuspendedError) Error() string {
 		e.Handler, e.Until.UTC().Format(time.RFC3339), e.Err)
 }
 
-// Is reports ErrOperational.
-func (e *SuspendedError) Is(target error) bool { return target == ErrOperational }
-
 // Unwrap returns the last failure.
-func (e *SuspendedError) Unwrap() error { return e.Err }
+func (e *suspendedError) Unwrap() error { return e.Err }
 
 // isSuspendedLocked reports whether the handler takes no messages other than a probe.
 func (s *suspension) isSuspendedLocked() bool { return s.manual || !s.until.IsZero() }

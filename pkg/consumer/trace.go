@@ -109,4 +109,4 @@ func Traced(tracer trace.Tracer, p propagation.TextMapPropagator) Middleware {
 }
 
 // errPanicked is the error of an attempt whose handler did not return.
-var errPanicked = &PanicError{Value: "the handler did not return"}
+var errPanicked = &panicError{Value: "the handler did not return"}

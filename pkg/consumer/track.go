@@ -322,7 +322,7 @@ func (t *track) handleAlone(x task) bool {
 		}
 
 		if err := t.precheckTask(x); err != nil {
-			if e, ok := errors.AsType[*NotDueError](err); ok {
+			if e, ok := errors.AsType[*notDueError](err); ok {
 				t.waitYielding(e.Wait(time.Now()))
 			} else if done, again := t.applyVerdict(x, err); !again {
 				return done
@@ -345,7 +345,7 @@ func (t *track) handleAlone(x task) bool {
 			if overruns++; overruns == 1 {
 				continue
 			}
-			err = &handlerFailure{&LifetimeError{
+			err = &handlerFailure{&lifetimeError{
 				Handler: t.reg.name, Ran: t.lastRun, Reason: cmp.Or(errorText(slow.err), "its commit failed"),
 			}}
 		}
@@ -389,7 +389,7 @@ func (t *track) finishAttempt(list []task, res attemptResult) {
 	t.reg.pace.growAfter(len(list))
 
 	if res.handled > 0 && t.reg.suspension.noteSuccess() {
-		t.p.s.report(&SuspendedError{Handler: t.reg.name, Over: true})
+		t.p.s.report(&suspendedError{Handler: t.reg.name, Over: true})
 	}
 	if res.handled > 0 {
 		t.reg.pace.recordDuration(res.took, res.handled)

@@ -324,11 +324,11 @@ func (t *track) noteOutcome(x task, v verdict, cause error) {
 	switch {
 	case v.Action == actSuspend:
 		if until, began := s.suspendFor(v.Delay); began {
-			t.p.s.report(&SuspendedError{Handler: t.reg.name, Until: until, Err: cause})
+			t.p.s.report(&suspendedError{Handler: t.reg.name, Until: until, Err: cause})
 		}
 	case v.Action == actAside && !v.Uncounted:
 		if until, began := s.noteFailure(t.outageKey(x), &t.reg.retry); began {
-			t.p.s.report(&SuspendedError{Handler: t.reg.name, Until: until, Err: cause})
+			t.p.s.report(&suspendedError{Handler: t.reg.name, Until: until, Err: cause})
 		}
 	default:
 	}

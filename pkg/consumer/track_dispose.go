@@ -32,11 +32,13 @@ func (t *track) applyVerdict(x task, cause error) (done, again bool) {
 
 	reported := cause
 	if n := attempts.Total - attempts.Spared; v.Action == actDeadLetter && n > 1 {
-		reported = &RetriesExhaustedError{Attempts: n, Err: cause}
+		reported = &retriesExhaustedError{Attempts: n, Err: cause}
 	}
-	t.p.s.report(&HandlerError{
-		Handler: t.reg.name, Message: m, Attempt: attempts.Total, Next: v.Action.String(), Err: reported,
-	})
+	failed := &HandlerError{Handler: t.reg.name, Message: m, Attempt: attempts.Total, Next: v.Action.String(), Err: reported}
+	if p, ok := errors.AsType[*panicError](cause); ok {
+		failed.Stack = p.Stack
+	}
+	t.p.s.report(failed)
 
 	switch v.Action {
 	case actRetry:
@@ -102,7 +104,7 @@ func (t *track) disposeTask(x task, v verdict, cause error) bool {
 				continue
 			}
 			moved, lost = true, true
-			s.report(&LostError{
+			s.report(&lostError{
 				Handler: t.reg.name, Topic: x.entry.m.Topic, Partition: x.entry.m.Partition, Offset: x.entry.m.Offset, Err: err,
 			})
 			err = nil

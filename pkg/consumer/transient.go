@@ -42,7 +42,7 @@ var transientLabels = []string{
 // available, a new primary was elected, or another transaction wrote the same documents at the same
 // time. The time-out of a handler is not transient.
 func isTransient(err error) bool {
-	if _, ok := errors.AsType[*TimeoutError](err); ok {
+	if _, ok := errors.AsType[*timeoutError](err); ok {
 		return false
 	}
 	if l, ok := errors.AsType[mongo.LabeledError](err); ok && slices.ContainsFunc(transientLabels, l.HasErrorLabel) {

@@ -143,7 +143,7 @@ func (d *decider) chooseVerdict(err error, m *Message, a failures) verdict {
 	if errors.Is(err, inbox.ErrDuplicate) {
 		return verdict{Action: actDiscard, Reason: ClassDuplicate}
 	}
-	if e, ok := errors.AsType[*NotDueError](err); ok {
+	if e, ok := errors.AsType[*notDueError](err); ok {
 		return verdict{Action: actWait, Delay: e.Wait(now()), Uncounted: true, Reason: ClassNotDue}
 	}
 
@@ -158,7 +158,7 @@ func (d *decider) chooseVerdict(err error, m *Message, a failures) verdict {
 		// The database is away. To set the message aside, the consumer would need it.
 		bound := 100 * time.Millisecond << min(max(a.Failed-1, 0), 10)
 		return verdict{Action: actWait, Uncounted: true, Delay: addJitter(min(bound, 30*time.Second), 1)}
-	case errors.Is(err, ErrValidation) || errors.As(err, new(*ExpiredError)):
+	case errors.Is(err, ErrMalformed) || errors.As(err, new(*expiredError)):
 		return verdict{Action: actDeadLetter}
 	}
 	return d.chooseByRetry(r, m, a)

@@ -426,7 +426,7 @@ func (t *track) waitingTask() task {
 	}
 	decoded, err := t.p.s.decodeRecord(&rec)
 	if err != nil {
-		e.decodeErr = &DecodeError{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Err: err}
+		e.decodeErr = &decodeError{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Err: err}
 		decoded = completeMessage(newMessage(&rec), &rec, t.p.s.c.group)
 		t.p.s.c.dropForeignControls(decoded, time.Now())
 	}

@@ -55,7 +55,7 @@ func newNode(t *testing.T, db, topic, group string, last int) *node {
 	p := placeIn(t, stacktest.Client(t).Database(db))
 	r := p.registry(t)
 	c, err := consumer.New(group, p.db, consumer.WithTopics(topic), consumer.WithMode(consumer.Transactional),
-		consumer.Commits(consumer.CommitInterval(50*time.Millisecond)),
+		consumer.WithCommitInterval(50*time.Millisecond),
 		consumer.WithErrorHook(func(_ context.Context, err error) {
 			if t.Context().Err() == nil {
 				t.Log(err)
@@ -187,23 +187,23 @@ func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 func TestErrorsAreOfTheConsumersKinds(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		err  error
-		kind error
-		own  error
+		err       error
+		malformed bool
+		own       error
 	}{
-		{&saga.ConflictError{Saga: "s"}, consumer.ErrOperational, saga.ErrConflict},
-		{&saga.NotFoundError{Saga: "s"}, consumer.ErrOperational, saga.ErrNotFound},
-		{&saga.GapError{Saga: "s"}, consumer.ErrOperational, saga.ErrGap},
-		{&saga.CorrelationError{Saga: "s"}, consumer.ErrValidation, saga.ErrNoSagaID},
-		{&saga.PayloadError{Err: errors.New("x")}, consumer.ErrValidation, saga.ErrPayload},
-		{&saga.IDError{Text: "x"}, consumer.ErrValidation, saga.ErrID},
-		{&saga.DefinitionError{Saga: "s"}, consumer.ErrConfiguration, saga.ErrDefinition},
-		{&saga.DuplicateSagaError{Saga: "s"}, consumer.ErrConfiguration, saga.ErrDuplicateSaga},
-		{&saga.OwnerError{}, consumer.ErrConfiguration, saga.ErrDuplicateSaga},
+		{&saga.ConflictError{Saga: "s"}, false, saga.ErrConflict},
+		{&saga.NotFoundError{Saga: "s"}, false, saga.ErrNotFound},
+		{&saga.GapError{Saga: "s"}, false, saga.ErrGap},
+		{&saga.CorrelationError{Saga: "s"}, true, saga.ErrNoSagaID},
+		{&saga.PayloadError{Err: errors.New("x")}, true, saga.ErrPayload},
+		{&saga.IDError{Text: "x"}, true, saga.ErrID},
+		{&saga.DefinitionError{Saga: "s"}, false, saga.ErrDefinition},
+		{&saga.DuplicateSagaError{Saga: "s"}, false, saga.ErrDuplicateSaga},
+		{&saga.OwnerError{}, false, saga.ErrDuplicateSaga},
 	} {
 		err := fmt.Errorf("wrapped: %w", c.err)
-		if !errors.Is(err, c.kind) || !errors.Is(err, c.own) || errors.Is(err, consumer.ErrHandler) || err.Error() == "" {
-			t.Errorf("%T is not %v and %v: %v", c.err, c.kind, c.own, err)
+		if errors.Is(err, consumer.ErrMalformed) != c.malformed || !errors.Is(err, c.own) || err.Error() == "" {
+			t.Errorf("%T is not %v, or malformed is not %t: %v", c.err, c.own, c.malformed, err)
 		}
 	}
 
