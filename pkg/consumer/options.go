@@ -10,6 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer/topics"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 // Defaults of the options of New.
@@ -80,8 +81,7 @@ type settings struct {
 	decoder       Decoder
 	disposer      messageDisposer // of tests
 	onError       func(ctx context.Context, err error)
-	observer      Observer
-	tracer        Tracer
+	telemetry     telemetry.Sink
 	log           *slog.Logger
 	concurrency   int
 	drain         time.Duration
@@ -120,11 +120,11 @@ func WithErrorHook(f func(ctx context.Context, err error)) Option {
 	return option(func(s *settings) { s.onError = f })
 }
 
-// WithObserver sets the Observer, which receives measurements for metrics.
-func WithObserver(o Observer) Option { return option(func(s *settings) { s.observer = o }) }
-
-// WithTracer sets the Tracer, which is called around each attempt.
-func WithTracer(t Tracer) Option { return option(func(s *settings) { s.tracer = t }) }
+// WithTelemetry sets where metrics and spans go. Defaults to telemetry.OTel(), which does nothing in a program without
+// providers of OpenTelemetry.
+func WithTelemetry(sink telemetry.Sink) Option {
+	return option(func(s *settings) { s.telemetry = sink })
+}
 
 // WithLogger replaces slog.Default. Payloads, keys and headers are never logged.
 func WithLogger(log *slog.Logger) Option { return option(func(s *settings) { s.log = log }) }
@@ -200,7 +200,6 @@ func newSettings(opts []Option) settings {
 		handling:      handling{mode: Transactional, timeout: defaultTimeout, batchSize: 1},
 		decoder:       Decode,
 		log:           slog.Default(),
-		observer:      Unobserved{},
 		concurrency:   defaultConcurrency,
 		drain:         defaultDrain,
 		commitMode:    commitMode{every: defaultCommitInterval},
@@ -213,6 +212,9 @@ func newSettings(opts []Option) settings {
 		if o != nil {
 			o.applyToConsumer(&s)
 		}
+	}
+	if s.telemetry == nil {
+		s.telemetry = telemetry.OTel()
 	}
 	return s
 }
@@ -255,7 +257,6 @@ func (s *settings) validate() error {
 
 	add(s.decoder == nil, "the decoder is nil")
 	add(s.log == nil, "the logger is nil")
-	add(s.observer == nil, "the observer is nil")
 
 	return errors.Join(bad...)
 }

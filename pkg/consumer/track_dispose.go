@@ -8,6 +8,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 // applyVerdict records the failure of x, and carries out the verdict. done reports
@@ -20,7 +21,7 @@ func (t *track) applyVerdict(x task, cause error) (done, again bool) {
 	if v.Uncounted {
 		attempts.Spared++
 	}
-	t.p.s.c.s.observer.Failed(t.reg.name, v.Action.String())
+	t.count(telemetry.Failed, 1, v.Action.String())
 	t.noteOutcome(x, v, cause)
 
 	// Without WithUnknown, messages without a handler are normal. They are reported once per type, not
@@ -138,8 +139,13 @@ func (t *track) disposeTask(x task, v verdict, cause error) bool {
 		}
 	}
 
-	if v.Action == actDiscard || lost {
-		s.c.s.observer.Dropped(t.reg.name, 1)
+	switch {
+	case t.reg == s.c.unknown:
+		t.count(telemetry.Unknown, 1, "")
+	case v.Action == actDiscard || lost:
+		t.count(telemetry.Discarded, 1, "")
+	case v.Action == actDeadLetter:
+		t.count(telemetry.Letters, 1, Class(cause))
 	}
 	t.completeTasks([]task{x})
 	return true

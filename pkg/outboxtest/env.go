@@ -238,7 +238,7 @@ func (e *Env) Fail(f func(op Op) error) {
 
 // Settle runs the consumers, and blocks until all events that are due are published and handled, and all retries that are
 // due are over. A message whose handler has failed waits for its next retry: see Advance. Settle fails the test after a
-// minute, for example if a consumer is paused.
+// minute, for example if a consumer is paused or a handler is suspended.
 func (e *Env) Settle() {
 	e.tb.Helper()
 	e.startConsumers()
