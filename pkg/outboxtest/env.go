@@ -153,7 +153,7 @@ func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer
 	}
 	c, err := consumer.New(group, nil, append([]consumer.Option{
 		consumer.WithTransport(e.broker), consumer.WithInbox(x), consumer.Transactions(e.db.Transaction),
-		consumer.Letters(memory.NewLetters(e.db)), consumer.Commits(consumer.CommitEach()), consumer.WithLogger(e.log),
+		consumer.Letters(memory.NewLetters(e.db)), consumer.WithCommitInterval(0), consumer.WithLogger(e.log),
 	}, opts...)...)
 	if err != nil {
 		e.tb.Fatal(err)
