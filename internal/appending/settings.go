@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 const (
@@ -45,9 +46,9 @@ func AsMiddleware[M ~func(F) F, F ~func(ctx context.Context, ev event.Event) err
 // Settings are the settings of an outbox. Zero values are the defaults.
 type Settings struct {
 	Collection string
-	MaxSize    int                                      // of an envelope, in bytes
-	Headers    func(ctx context.Context) []event.Header // added to each event
-	Middleware []Middleware                             // the first is the outermost
+	MaxSize    int            // of an envelope, in bytes
+	Telemetry  telemetry.Sink // of the headers that are added to each event
+	Middleware []Middleware   // the first is the outermost
 }
 
 // Complete sets the defaults, and returns the problems of the settings.
@@ -58,8 +59,8 @@ func (s *Settings) Complete() error {
 	if s.MaxSize == 0 {
 		s.MaxSize = defaultMaxSize
 	}
-	if s.Headers == nil {
-		s.Headers = traceHeaders
+	if s.Telemetry == nil {
+		s.Telemetry = telemetry.OTel()
 	}
 
 	var problems []error
@@ -89,7 +90,7 @@ func (s *Settings) Encode(ctx context.Context, events []event.Event) ([]Envelope
 		return nil, err
 	}
 
-	headers := s.Headers(ctx)
+	headers := s.Telemetry.Inject(ctx)
 	list := make([]Envelope, 0, len(events))
 	var errs []error
 	// All problems are reported together, so an invalid event does not end the loop.

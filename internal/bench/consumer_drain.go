@@ -15,6 +15,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 const (
@@ -139,17 +140,21 @@ func (r readerLoop) handleRecords(ctx context.Context, reader *kafka.Reader) err
 // handlerLoop is a handler of pkg/consumer with the same effect.
 type handlerLoop struct {
 	*effects
-	consumer.Unobserved
+	telemetry.Discard
 }
 
-// Handled is called by the consumer when a transaction with n messages has committed.
-func (h handlerLoop) Handled(_ string, n int, took time.Duration) { h.countDone(n, took) }
+// Measure counts the messages of each transaction that has committed.
+func (h handlerLoop) Measure(m telemetry.Measurement) {
+	if m.Metric == telemetry.Handled {
+		h.countDone(int(m.N), m.Took)
+	}
+}
 
 func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 	ctx, h.stop = context.WithCancel(ctx)
 	defer h.stop()
 	opts := []consumer.Option{
-		consumer.WithBrokers(h.Kafka...), consumer.WithTopics(h.Topic), consumer.WithObserver(h),
+		consumer.WithBrokers(h.Kafka...), consumer.WithTopics(h.Topic), consumer.WithTelemetry(h),
 		consumer.WithLogger(slog.New(slog.DiscardHandler)),
 	}
 

@@ -16,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/breaker"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 // plan is a consumer of the topic "plan", which has one partition.
@@ -349,18 +350,24 @@ func TestATimeOutKeepsTheHandlersOwnError(t *testing.T) {
 
 // measures stores the last lag and age.
 type measures struct {
-	consumer.Unobserved
+	telemetry.Discard
 	lag, age atomic.Int64
 }
 
-func (m *measures) Lag(_ string, _ int32, n int64)              { m.lag.Store(n) }
-func (m *measures) Oldest(_ string, _ int32, age time.Duration) { m.age.Store(int64(age)) }
+func (m *measures) Measure(x telemetry.Measurement) {
+	switch x.Metric {
+	case telemetry.Lag:
+		m.lag.Store(x.N)
+	case telemetry.Oldest:
+		m.age.Store(int64(x.Took))
+	}
+}
 
 // If a partition makes no progress, its lag grows and the observer is notified.
 func TestTheLagOfAStuckPartitionGrows(t *testing.T) {
 	t.Parallel()
 	seen := &measures{}
-	p := newPlan(t, consumer.WithObserver(seen), consumer.WithBuffer(1, 1<<20), consumer.MaxAhead(1))
+	p := newPlan(t, consumer.WithTelemetry(seen), consumer.WithBuffer(1, 1<<20), consumer.MaxAhead(1))
 	p.put("A", 1, 1)
 	begun, release := make(chan struct{}, 100), make(chan struct{})
 	p.on("A", func(context.Context, *consumer.Message) error {
@@ -385,7 +392,7 @@ func TestTheLagOfAStuckPartitionGrows(t *testing.T) {
 // claims counts releases.
 type claims struct {
 	consumer.Inbox
-	consumer.Unobserved
+	telemetry.Discard
 	released    atomic.Int32
 	generations chan struct{}
 }
@@ -395,7 +402,11 @@ func (c *claims) Release(ctx context.Context, consumer, topic string, part int32
 	return c.Inbox.Release(ctx, consumer, topic, part)
 }
 
-func (c *claims) Assigned(int) { c.generations <- struct{}{} }
+func (c *claims) Measure(m telemetry.Measurement) {
+	if m.Metric == telemetry.Assigned {
+		c.generations <- struct{}{}
+	}
+}
 
 // A handler that ignores its context keeps its claim while it runs, but no slot in later
 // generations.
@@ -405,7 +416,7 @@ func TestAHandlerThatIsAbandonedKeepsItsClaimAndNoSlot(t *testing.T) {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			kept := &claims{generations: make(chan struct{}, 10)}
-			p := newPlan(t, consumer.WithInbox(kept), consumer.WithConcurrency(1), consumer.WithDrain(10*time.Millisecond), consumer.WithObserver(kept))
+			p := newPlan(t, consumer.WithInbox(kept), consumer.WithConcurrency(1), consumer.WithDrain(10*time.Millisecond), consumer.WithTelemetry(kept))
 			kept.Inbox = p.inbox
 			p.put("A", 1, 1)
 			hangs, release := make(chan struct{}, 10), make(chan struct{})

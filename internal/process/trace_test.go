@@ -22,6 +22,8 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/telemetry"
+	"go.opentelemetry.io/otel"
 )
 
 // receiver is an OTLP collector over real HTTP that keeps spans by the id of their event.
@@ -98,13 +100,14 @@ func TestTracesJoinUpEndToEnd(t *testing.T) {
 	collector := newReceiver(t)
 	kept := tracetest.NewInMemoryExporter()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(kept))
+	otel.SetTracerProvider(provider)
 	service := provider.Tracer("shop")
 	b.start("otel.endpoint="+collector.URL, "otel.metrics_interval=1s", "record.preset=plain")
 
 	placed, packed := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("", []byte("x")), event.WithID("placed")), event.New(event.Aggregate{Type: "parcel", ID: "o-1"}, "ParcelPacked", event.Bytes("", []byte("x")), event.WithID("packed"))
 	quiet := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Unsampled", event.Bytes("", []byte("x")), event.WithID("quiet"))
 	c, err := consumer.New("shipping-"+b.topic, b.db, consumer.WithBrokers(stacktest.Brokers(t)...), consumer.WithTopics(b.topic),
-		consumer.WithTracer(consumer.Spans(service, nil)))
+		consumer.WithTelemetry(telemetry.OTel()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -170,7 +170,7 @@ func TestMessagesThatWaitMoveWithTheirPartition(t *testing.T) {
 	effects := k.effects("effects")
 	stats := &counts{}
 	member := func() *consumer.Consumer {
-		c := k.consumer(consumer.WithRetry(soon), consumer.WithObserver(stats))
+		c := k.consumer(consumer.WithRetry(soon), consumer.WithTelemetry(stats))
 		handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 			if string(m.Value) == "4" && away.Load() {
 				return errAway

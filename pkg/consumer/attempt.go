@@ -78,14 +78,11 @@ func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 		}
 	}
 
-	if tracer := t.p.s.c.s.tracer; tracer != nil {
-		traceCtx, end, traceErr := startTrace(ctx, tracer, t.reg.name, messagesOf(list))
-		if traceErr != nil {
-			return res, &handlerFailure{traceErr}
-		}
-		ctx = traceCtx
-		defer func() { t.endTrace(end, err) }()
+	ctx, endSpan, spanErr := t.startSpan(ctx, list)
+	if spanErr != nil {
+		return res, &handlerFailure{spanErr}
 	}
+	defer func() { t.endSpan(endSpan, err) }()
 
 	began := time.Now()
 	err = t.handleByMode(ctx, list, &res)
@@ -155,32 +152,6 @@ func (t *track) runTransaction(ctx context.Context, list []task, f func(ctx cont
 
 // handlerRanLong reports whether the last run of the handler took most of a long transaction.
 func (t *track) handlerRanLong() bool { return t.lastRun > targetDuration/2 }
-
-// endTrace ends a trace with the outcome of the attempt. It reports a panic of end. The panic does not change the outcome.
-func (t *track) endTrace(end func(error), outcome error) {
-	var panicErr error
-	func() {
-		defer recoverPanic(&panicErr)
-		end(outcome)
-	}()
-
-	if panicErr != nil {
-		t.p.s.report(fmt.Errorf("ending the trace of handler %s: %w", t.reg.name, panicErr))
-	}
-}
-
-// startTrace calls the user's tracer and returns its context and its end function. It returns a panic as an error.
-func startTrace(
-	ctx context.Context, tracer Tracer, handler string, ms []*Message,
-) (_ context.Context, end func(error), err error) {
-	defer recoverPanic(&err)
-
-	ctx, end = tracer(ctx, handler, ms)
-	if ctx == nil || end == nil {
-		return nil, nil, errors.New("the tracer returned nil")
-	}
-	return ctx, end, nil
-}
 
 // noHandlerCause returns the reason why no handler gets the message.
 func (t *track) noHandlerCause(x task) error {

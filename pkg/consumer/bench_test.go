@@ -12,6 +12,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 const benchMessages = 2000
@@ -39,7 +40,7 @@ func BenchmarkConsumer(b *testing.B) {
 				k := benchKit(b)
 				var n atomic.Int64
 				stats := &handledBy{n: &n, done: make(chan struct{})}
-				c := k.consumer(consumer.WithMode(mode), consumer.InTransaction(), consumer.WithObserver(stats))
+				c := k.consumer(consumer.WithMode(mode), consumer.InTransaction(), consumer.WithTelemetry(stats))
 				coll := k.db.Collection("effects")
 				handle(b, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 					_, err := coll.InsertOne(ctx, bson.D{{Key: "id", Value: m.ID}})
@@ -59,13 +60,13 @@ func BenchmarkConsumer(b *testing.B) {
 }
 
 type handledBy struct {
-	consumer.Unobserved
+	telemetry.Discard
 	n    *atomic.Int64
 	done chan struct{}
 }
 
-func (h *handledBy) Handled(_ string, n int, _ time.Duration) {
-	if h.n.Add(int64(n)) == benchMessages {
+func (h *handledBy) Measure(m telemetry.Measurement) {
+	if m.Metric == telemetry.Handled && h.n.Add(m.N) == benchMessages {
 		close(h.done)
 	}
 }

@@ -62,7 +62,7 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	}
 
 	c.waiting = openWaiting(db, c.s.inbox.replacement)
-	c.gate.notify = func(on bool) { c.s.observer.Suspended("paused", on) }
+	c.gate.notify = func(on bool) { c.measureStop("paused", on) }
 
 	own := handling{mode: AtLeastOnce, timeout: DefaultTimeout, batchSize: 1}
 	c.unknown = &registration{handling: own, system: true}
@@ -254,12 +254,4 @@ func (r *run) report(err error) {
 	}
 
 	r.c.s.log.WarnContext(r.ctx, "consumer", "group", r.c.group, "error", err)
-}
-
-// countRunning adds by to the number of running lanes.
-func (r *run) countRunning(by int64) { r.c.s.observer.Running(int(r.runningLanes.Add(by))) }
-
-// countHeld adds to the number and the size of the messages in memory.
-func (r *run) countHeld(messages, bytes int64) {
-	r.c.s.observer.Held(r.heldMessages.Add(messages), r.heldBytes.Add(bytes))
 }

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -17,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 func TestEachEffectHappensOnceInTheOrderOfItsKey(t *testing.T) {
@@ -53,7 +53,7 @@ func TestRedeliveryHasNoEffectAndIsCommitted(t *testing.T) {
 	n := 100
 	k.publish(numbered(7, n)...)
 	stats := &counts{}
-	c := k.consumer(consumer.Commits(consumer.CommitOnDrain()), consumer.WithObserver(stats))
+	c := k.consumer(consumer.Commits(consumer.CommitOnDrain()), consumer.WithTelemetry(stats))
 	handle(t, c, "counted", k.effects("effects"))
 	// The first one never commits: its member is cut off from the group.
 	ctx, cancel := context.WithCancel(t.Context())
@@ -102,33 +102,40 @@ func (uncommittedGeneration) Commit(context.Context, map[consumer.TopicPartition
 
 // counts counts.
 type counts struct {
-	consumer.Unobserved
+	telemetry.Discard
 	handled, duplicates, dropped, failed atomic.Int64
 	held, maxHeld, heldBytes             atomic.Int64
-	commits, assigned                    atomic.Int64
+	commits, assigned, unknown           atomic.Int64
 	database                             atomic.Int64
 }
 
-func (c *counts) Handled(_ string, n int, _ time.Duration) { c.handled.Add(int64(n)) }
-func (c *counts) Duplicates(_ string, n int)               { c.duplicates.Add(int64(n)) }
-func (c *counts) Dropped(_ string, n int)                  { c.dropped.Add(int64(n)) }
-func (c *counts) Failed(string, consumer.Action)           { c.failed.Add(1) }
-func (c *counts) Assigned(int)                             { c.assigned.Add(1) }
-func (c *counts) Committed(err error) {
-	if err == nil {
-		c.commits.Add(1)
-	}
-}
-
-func (c *counts) Held(n, bytes int64) {
-	c.held.Store(n)
-	c.heldBytes.Store(bytes)
-	c.maxHeld.Store(max(c.maxHeld.Load(), n))
-}
-
-func (c *counts) Suspended(reason string, on bool) {
-	if reason == "database" && on {
-		c.database.Add(1)
+func (c *counts) Measure(m telemetry.Measurement) {
+	switch m.Metric {
+	case telemetry.Handled:
+		c.handled.Add(m.N)
+	case telemetry.Duplicates:
+		c.duplicates.Add(m.N)
+	case telemetry.Discarded:
+		c.dropped.Add(m.N)
+	case telemetry.Unknown:
+		c.unknown.Add(m.N)
+	case telemetry.Failed:
+		c.failed.Add(m.N)
+	case telemetry.Assigned:
+		c.assigned.Add(1)
+	case telemetry.Committed:
+		if m.Reason == "ok" {
+			c.commits.Add(1)
+		}
+	case telemetry.Held:
+		c.held.Store(m.N)
+		c.maxHeld.Store(max(c.maxHeld.Load(), m.N))
+	case telemetry.HeldBytes:
+		c.heldBytes.Store(m.N)
+	case telemetry.Suspended:
+		if m.Reason == "database" {
+			c.database.Add(m.N)
+		}
 	}
 }
 
@@ -313,13 +320,13 @@ func TestUnknownTypePasses(t *testing.T) {
 	k := newKit(t, 1)
 	dead := newDisposed()
 	stats := &counts{}
-	c := k.consumer(consumer.WithDisposer(dead), consumer.WithObserver(stats))
+	c := k.consumer(consumer.WithDisposer(dead), consumer.WithTelemetry(stats))
 	handle(t, c, "known", nop)
 	k.publish(msg("a", "nobody.knows", "1"))
 	k.start(c)
 	k.until("offsets", func(context.Context) bool { return k.committed(1)[0] == 1 })
-	if got := dead.all(); len(got) != 1 || got[0].verdict.Action != consumer.Skip || stats.dropped.Load() != 1 {
-		t.Errorf("disposed %+v, dropped %d", got, stats.dropped.Load())
+	if got := dead.all(); len(got) != 1 || got[0].verdict.Action != consumer.Skip || stats.unknown.Load() != 1 {
+		t.Errorf("disposed %+v, unknown %d", got, stats.unknown.Load())
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 // A topic that is born later keeps nobody from reading the others, is reported, and is joined when it is there.
@@ -52,7 +53,7 @@ func TestExclusiveMemberHasAllPartitionsAndAnotherTakesOver(t *testing.T) {
 	for i := range stops {
 		k.cfg.Priority = int32(i)
 		parts[i] = make(chan int, 100)
-		c := k.consumer(consumer.WithObserver(&assigned{Observer: &stats[i], n: parts[i]}))
+		c := k.consumer(consumer.WithTelemetry(&assigned{counts: &stats[i], n: parts[i]}))
 		handle(t, c, "counted", k.effects("effects"))
 		stops[i] = k.start(c)
 	}
@@ -82,11 +83,15 @@ func TestExclusiveMemberHasAllPartitionsAndAnotherTakesOver(t *testing.T) {
 }
 
 type assigned struct {
-	consumer.Observer
+	*counts
 	n chan int
 }
 
-func (a *assigned) Assigned(n int) { a.n <- n }
+func (a *assigned) Measure(m telemetry.Measurement) {
+	if m.Metric == telemetry.Assigned {
+		a.n <- int(m.N)
+	}
+}
 
 // What is published stands where Java's client, and so the relay, would have put it, with all that belongs to it.
 func TestPublishWritesRecordsAsTheyAre(t *testing.T) {

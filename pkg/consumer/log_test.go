@@ -19,6 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 // changing is a transport of one partition, whose log a test may change under the consumer.
@@ -227,16 +228,18 @@ func runs(t *testing.T, c *consumer.Consumer) {
 
 // held is what is in memory.
 type held struct {
-	consumer.Unobserved
+	telemetry.Discard
 
 	mu       sync.Mutex
 	messages int64
 }
 
-func (h *held) Held(messages, _ int64) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.messages = messages
+func (h *held) Measure(m telemetry.Measurement) {
+	if m.Metric == telemetry.Held {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.messages = m.N
+	}
 }
 
 // dropped is a consumer that was paused in its first message, with a second one of the key behind it that was dropped from
@@ -248,7 +251,7 @@ func dropped(t *testing.T) (l *changing, c *consumer.Consumer, goOn func(), hand
 	var mu sync.Mutex
 	times := map[int64]int{}
 	began, release := make(chan struct{}), make(chan struct{})
-	c = over(t, l, consumer.WithObserver(mem))
+	c = over(t, l, consumer.WithTelemetry(mem))
 	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if m.Offset == 0 {
 			close(began)
@@ -468,14 +471,19 @@ func TestPanicsOfWhatIsAroundAHandlerAreItsErrors(t *testing.T) {
 	}
 }
 
+// panicking panics at the end of each span.
+type panicking struct{ telemetry.Discard }
+
+func (panicking) Start(ctx context.Context, _ telemetry.Attempt) (context.Context, func(error)) {
+	return ctx, func(error) { panic("wanted") }
+}
+
 // What was committed is committed, whatever becomes of its trace.
 func TestAPanicAtTheEndOfATraceIsReported(t *testing.T) {
 	t.Parallel()
 	l, gone, told := &changing{}, newDisposed(), make(chan error, 10)
 	c := over(t, l, consumer.WithDisposer(gone), consumer.WithErrorHook(func(_ context.Context, err error) { told <- err }),
-		consumer.WithTracer(func(ctx context.Context, _ string, _ []*consumer.Message) (context.Context, func(error)) {
-			return ctx, func(error) { panic("wanted") }
-		}))
+		consumer.WithTelemetry(panicking{}))
 	handle(t, c, "counted", func(context.Context, *consumer.Message) error { return nil }, consumer.OnFailure(tries(1)))
 	l.append("a")
 	runs(t, c)

@@ -34,7 +34,7 @@ func TestCommitModesNeverCommitPastAGap(t *testing.T) {
 			k := newKit(t, 1)
 			b := newBlocked("stop", k.effects("effects"))
 			stats := &counts{}
-			cons := k.consumer(consumer.Commits(c.mode), consumer.WithBatch(1), consumer.WithObserver(stats))
+			cons := k.consumer(consumer.Commits(c.mode), consumer.WithBatch(1), consumer.WithTelemetry(stats))
 			if err := cons.Handle("*", consumer.Func(b.Handle, "*")); err != nil {
 				t.Fatal(err)
 			}
@@ -315,7 +315,7 @@ func TestMemoryIsBoundedWhileAHandlerHangs(t *testing.T) {
 	stats := &counts{}
 	release := make(chan struct{})
 	reached := make(chan struct{}, 1000)
-	c := k.consumer(consumer.WithBuffer(50, 4<<10), consumer.MaxAhead(100), consumer.WithBatch(1), consumer.WithObserver(stats))
+	c := k.consumer(consumer.WithBuffer(50, 4<<10), consumer.MaxAhead(100), consumer.WithBatch(1), consumer.WithTelemetry(stats))
 	handle(t, c, "counted", func(ctx context.Context, _ *consumer.Message) error {
 		reached <- struct{}{}
 		select {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer/topics"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 // Defaults of the options of New.
@@ -75,8 +76,7 @@ type settings struct {
 	decoder       Decoder
 	disposer      Disposer
 	onError       func(ctx context.Context, err error)
-	observer      Observer
-	tracer        Tracer
+	telemetry     telemetry.Sink
 	log           *slog.Logger
 	concurrency   int
 	drain         time.Duration
@@ -118,11 +118,11 @@ func WithErrorHook(f func(ctx context.Context, err error)) Option {
 	return option(func(s *settings) { s.onError = f })
 }
 
-// WithObserver sets the Observer, which receives measurements for metrics.
-func WithObserver(o Observer) Option { return option(func(s *settings) { s.observer = o }) }
-
-// WithTracer sets the Tracer, which is called around each attempt.
-func WithTracer(t Tracer) Option { return option(func(s *settings) { s.tracer = t }) }
+// WithTelemetry sets where metrics and spans go. Defaults to telemetry.OTel(), which does nothing in a program without
+// providers of OpenTelemetry.
+func WithTelemetry(sink telemetry.Sink) Option {
+	return option(func(s *settings) { s.telemetry = sink })
+}
 
 // WithLogger replaces slog.Default. Payloads, keys and headers are never logged.
 func WithLogger(log *slog.Logger) Option { return option(func(s *settings) { s.log = log }) }
@@ -211,7 +211,6 @@ func newSettings(opts []Option) settings {
 		handling:      handling{mode: Transactional, timeout: DefaultTimeout, batchSize: DefaultBatch},
 		decoder:       Decode,
 		log:           slog.Default(),
-		observer:      Unobserved{},
 		concurrency:   DefaultConcurrency,
 		drain:         DefaultDrain,
 		commitMode:    CommitInterval(DefaultCommitInterval),
@@ -224,6 +223,9 @@ func newSettings(opts []Option) settings {
 		if o != nil {
 			o.applyToConsumer(&s)
 		}
+	}
+	if s.telemetry == nil {
+		s.telemetry = telemetry.OTel()
 	}
 	return s
 }
@@ -268,7 +270,6 @@ func (s *settings) validate() error {
 
 	add(s.decoder == nil, "the decoder is nil")
 	add(s.log == nil, "the logger is nil")
-	add(s.observer == nil, "the observer is nil")
 
 	bad = append(bad, s.commitMode.validate())
 	return errors.Join(bad...)

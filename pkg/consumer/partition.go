@@ -246,43 +246,6 @@ func (p *partition) acceptFetched(from int64, f Fetched) {
 	p.reportLagLocked(f.End)
 }
 
-// reportLagLocked reports the lag of the partition, whose log ends at end.
-func (p *partition) reportLagLocked(end int64) {
-	p.lagMeasured = time.Now()
-	p.s.c.s.observer.Lag(p.tp.Topic, p.tp.Partition, max(0, end-p.finishedToLocked()))
-}
-
-// gaugeInterval is how often partitions are measured in addition to their fetches.
-const gaugeInterval = 3 * time.Second
-
-// reportGauges reports the age of the oldest unfinished message of each partition until the
-// generation ends. It also reports the lag of partitions that are not fetched. Otherwise the
-// growing lag of a blocked partition would stay invisible.
-func (s *session) reportGauges() {
-	for retry.Sleep(s.serveCtx, gaugeInterval) == nil {
-		for tp, p := range s.partitions {
-			p.mu.Lock()
-			age := time.Duration(0)
-			if len(p.entries) > 0 {
-				age = max(0, time.Since(time.UnixMilli(p.entries[0].writtenAt)))
-			}
-			stale := time.Since(p.lagMeasured) > gaugeInterval
-			p.mu.Unlock()
-
-			s.c.s.observer.Oldest(tp.Topic, tp.Partition, age)
-			if !stale {
-				continue
-			}
-
-			if log, err := s.g.Log(s.serveCtx, tp); err == nil && log.End >= 0 {
-				p.mu.Lock()
-				p.reportLagLocked(log.End)
-				p.mu.Unlock()
-			}
-		}
-	}
-}
-
 // addEntryLocked adds an entry that is new, or gives its body back to one that was fetched again.
 func (p *partition) addEntryLocked(e *entry) {
 	i := sort.Search(len(p.entries), func(i int) bool { return p.entries[i].offset >= e.offset })

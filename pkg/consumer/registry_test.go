@@ -206,7 +206,7 @@ func TestMiddlewareIsAnOnion(t *testing.T) {
 
 	stats := &counts{}
 	got, batches := make(chan string, 10), make(chan string, 10)
-	c := k.consumer(consumer.WithMiddleware(trail("a"), trail("b")), consumer.WithObserver(stats))
+	c := k.consumer(consumer.WithMiddleware(trail("a"), trail("b")), consumer.WithTelemetry(stats))
 	handle(t, c, "routed", func(_ context.Context, m *consumer.Message) error {
 		got <- string(m.Value)
 		return nil

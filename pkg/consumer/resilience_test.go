@@ -27,7 +27,7 @@ func TestRebalancesUnderLoadLoseAndDoubleNothing(t *testing.T) {
 	keys := 12
 	stats := &counts{}
 	member := func() *consumer.Consumer {
-		c := k.consumer(consumer.WithObserver(stats))
+		c := k.consumer(consumer.WithTelemetry(stats))
 		handle(t, c, "counted", k.effects("effects"))
 		return c
 	}
@@ -82,7 +82,7 @@ func TestDatabaseAwayPausesAndLosesNothing(t *testing.T) {
 	n := 120
 	stats := &counts{}
 	dead := newDisposed()
-	c := k.consumer(consumer.WithObserver(stats), consumer.WithDisposer(dead), consumer.OnFailure(tries(1)), consumer.WithBuffer(20, 1<<20))
+	c := k.consumer(consumer.WithTelemetry(stats), consumer.WithDisposer(dead), consumer.OnFailure(tries(1)), consumer.WithBuffer(20, 1<<20))
 	handle(t, c, "counted", k.effects("effects"))
 	k.publish(numbered(8, n/2)...)
 	k.start(c)
@@ -158,7 +158,7 @@ func TestPauseHoldsNothingInMemory(t *testing.T) {
 	n := 60
 	stats := &counts{}
 	b := newBlocked("3", k.effects("effects"))
-	c := k.consumer(consumer.WithObserver(stats), consumer.WithBatch(4))
+	c := k.consumer(consumer.WithTelemetry(stats), consumer.WithBatch(4))
 	if err := c.Handle("counted", consumer.Func(b.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}
@@ -293,7 +293,7 @@ func TestNothingOfALanePassesAnInterruptedMessage(t *testing.T) {
 			stats := &counts{}
 			failed := make(chan struct{}, 10)
 			var healed atomic.Bool
-			c := k.consumer(consumer.WithBatch(1), consumer.WithObserver(stats), consumer.OnFailure(cooling{time.Hour, consumer.RetryAfter}))
+			c := k.consumer(consumer.WithBatch(1), consumer.WithTelemetry(stats), consumer.OnFailure(cooling{time.Hour, consumer.RetryAfter}))
 			effects := k.effects("effects")
 			handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
 				if string(m.Value) == "3" && !healed.Load() {

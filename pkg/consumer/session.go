@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 const (
@@ -53,13 +54,13 @@ func (r *run) Serve(ctx context.Context, g Generation) error {
 		laneSlots:       make(chan struct{}, r.c.s.concurrency),
 		commitRequested: make(chan struct{}, 1),
 	}
-	s.outage.notify = func(on bool) { r.c.s.observer.Suspended("database", on) }
+	s.outage.notify = func(on bool) { r.c.measureStop("database", on) }
 	s.outage.report = r.report
 	for _, a := range g.Partitions() {
 		s.partitions[a.TopicPartition] = newPartition(s, a)
 	}
 
-	r.c.s.observer.Assigned(len(s.partitions))
+	r.c.measure(telemetry.Measurement{Metric: telemetry.Assigned, N: int64(len(s.partitions))})
 	r.c.currentSession.Store(s)
 	defer r.c.currentSession.CompareAndSwap(s, nil)
 
@@ -118,6 +119,8 @@ func (s *session) drainPartitions(abandon context.CancelCauseFunc) {
 	s.releaseClaims()
 	for _, p := range s.partitions {
 		p.releaseBuffers()
+		p.measureLag(0)
+		p.measureOldest(0)
 	}
 }
 
@@ -260,7 +263,11 @@ func (s *session) commitOffsets(ctx context.Context) error {
 	}
 
 	err := s.g.Commit(ctx, offsets)
-	s.c.s.observer.Committed(err)
+	result := "ok"
+	if err != nil {
+		result = "failed"
+	}
+	s.c.measure(telemetry.Measurement{Metric: telemetry.Committed, N: 1, Reason: result})
 	if errors.Is(err, ErrGenerationOver) {
 		s.generationOver.Store(true)
 	}

@@ -23,7 +23,7 @@ func TestTopicsMayBeAddedAndTakenAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	member := func() *consumer.Consumer {
-		c := k.consumer(consumer.WithTopicList(list), consumer.WithObserver(stats))
+		c := k.consumer(consumer.WithTopicList(list), consumer.WithTelemetry(stats))
 		handle(t, c, "counted", k.effects("effects"))
 		return c
 	}

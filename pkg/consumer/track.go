@@ -8,6 +8,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 // track handles the messages of one lane for one handler, one after another and in order. Tracks do
@@ -218,7 +219,7 @@ func (t *track) waitYielding(d time.Duration) {
 // a failure. It returns the tasks that an interruption left unfinished.
 func (t *track) handleTasks(list []task) (left []task) {
 	if t.reg.removed.Load() && len(list) > 0 {
-		t.p.s.c.s.observer.Dropped(t.reg.name, len(list))
+		t.count(telemetry.Discarded, len(list), "")
 		t.p.finishTasks(list)
 		return nil
 	}
@@ -386,7 +387,6 @@ func (t *track) precheckTask(x task) error {
 
 // finishAttempt reports the result of a successful attempt and finishes its tasks.
 func (t *track) finishAttempt(list []task, res attemptResult) {
-	observer := t.p.s.c.s.observer
 	t.reg.pace.growAfter(len(list))
 
 	if res.handled > 0 && t.reg.suspension.noteSuccess() {
@@ -394,11 +394,9 @@ func (t *track) finishAttempt(list []task, res attemptResult) {
 	}
 	if res.handled > 0 {
 		t.reg.pace.recordDuration(res.took, res.handled)
-		observer.Handled(t.reg.name, res.handled, res.took)
+		t.p.s.c.measure(telemetry.Measurement{Metric: telemetry.Handled, N: int64(res.handled), Took: res.took, Handler: t.reg.name})
 	}
-	if res.duplicates > 0 {
-		observer.Duplicates(t.reg.name, res.duplicates)
-	}
+	t.count(telemetry.Duplicates, res.duplicates, "")
 	t.completeTasks(list)
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 // applyPolicy records the failure of x, and carries out the verdict of the policy. done reports
@@ -20,7 +21,7 @@ func (t *track) applyPolicy(x task, cause error) (done, again bool) {
 	if v.Uncounted {
 		attempts.Spared++
 	}
-	t.p.s.c.s.observer.Failed(t.reg.name, v.Action)
+	t.count(telemetry.Failed, 1, v.Action.String())
 	t.noteOutcome(x, v, cause)
 
 	// Without WithUnknown, messages without a handler are normal. They are reported once per type, not
@@ -158,8 +159,13 @@ func (t *track) disposeTask(x task, v Verdict, cause error) bool {
 		}
 	}
 
-	if v.Action == Skip || lost {
-		s.c.s.observer.Dropped(t.reg.name, 1)
+	switch {
+	case t.reg == s.c.unknown:
+		t.count(telemetry.Unknown, 1, "")
+	case v.Action == Skip || lost:
+		t.count(telemetry.Discarded, 1, "")
+	case v.Action == DeadLetter:
+		t.count(telemetry.Letters, 1, Class(cause))
 	}
 	t.completeTasks([]task{x})
 	if v.Pause != 0 {

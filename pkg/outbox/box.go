@@ -16,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/boxparts"
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 // Box is the outbox of a service: one collection of one database. It is safe for concurrent use and
@@ -105,6 +106,7 @@ func (b *Box) appendEvents(ctx context.Context, events []event.Event) ([]appendi
 		transaction.SetRollbackOnly(ctx, err)
 		return nil, err
 	}
+	b.events.Telemetry.Measure(telemetry.Measurement{Metric: telemetry.Appended, N: int64(len(envelopes))})
 	return envelopes, nil
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 func TestMain(m *testing.M) {
@@ -88,7 +89,7 @@ func TestNewRefusesBadOptions(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "a$b") || !strings.Contains(err.Error(), "-1 bytes") {
 		t.Errorf("two problems are reported as %v", err)
 	}
-	if _, err := outbox.New(db, outbox.WithCollection(""), outbox.WithMaxSize(0), outbox.WithLogger(nil), outbox.WithTraceHeaders(nil)); err != nil {
+	if _, err := outbox.New(db, outbox.WithCollection(""), outbox.WithMaxSize(0), outbox.WithLogger(nil), outbox.WithTelemetry(nil)); err != nil {
 		t.Errorf("zero is the default: %v", err)
 	}
 }
@@ -278,7 +279,7 @@ func TestTraceContextIsCaptured(t *testing.T) {
 	ctx := w3c.Extract(t.Context(), in)
 	own := "00-ffffffffffffffffffffffffffffffff-b7ad6b7169203331-01"
 	if err := b.box.Transaction(ctx, func(ctx context.Context) error {
-		if err := b.newBox(t, outbox.WithTraceHeaders(func(context.Context) []event.Header { return nil })).Append(ctx, ev("untraced")); err != nil {
+		if err := b.newBox(t, outbox.WithTelemetry(telemetry.Discard{})).Append(ctx, ev("untraced")); err != nil {
 			return err
 		}
 		return b.box.Append(ctx, ev("traced", event.WithHeader("mine", []byte("x"))), ev("own", event.WithHeader("traceparent", []byte(own))))

@@ -7,6 +7,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/appending"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 // Option configures a Box. See New.
@@ -61,11 +62,11 @@ func WithMiddleware(ms ...Middleware) Option {
 	})
 }
 
-// WithTraceHeaders sets the function that returns the headers for the trace context of the caller.
-// They are added to each event that does not have them yet. Defaults to the W3C trace context and
-// baggage of OpenTelemetry.
-func WithTraceHeaders(headers func(ctx context.Context) []event.Header) Option {
-	return option(func(s *settings) { s.events.Headers = headers })
+// WithTelemetry sets where the headers for the trace context of the caller come from, and where events
+// are counted. The headers are added to each event that does not have them yet. Defaults to
+// telemetry.OTel(): the global propagator, or W3C trace context and baggage.
+func WithTelemetry(sink telemetry.Sink) Option {
+	return option(func(s *settings) { s.events.Telemetry = sink })
 }
 
 // WithLogger sets the logger. A Box logs a warning, once, if a transaction commits with a write

@@ -20,8 +20,9 @@ func TestServicesLinkFewModules(t *testing.T) {
 		{"./pkg/codec", nil},
 		{"./pkg/outbox", []string{
 			"github.com/google/uuid",
-			"go.opentelemetry.io/otel", "go.opentelemetry.io/otel/trace",
-			"github.com/cespare/xxhash/v2", // of OpenTelemetry
+			// The API of OpenTelemetry with its global providers, and the modules that it requires.
+			"go.opentelemetry.io/otel", "go.opentelemetry.io/otel/trace", "go.opentelemetry.io/otel/metric", "go.opentelemetry.io/otel/log",
+			"go.opentelemetry.io/auto/sdk", "github.com/cespare/xxhash/v2", "github.com/go-logr/logr", "github.com/go-logr/stdr",
 		}},
 	} {
 		for _, m := range linkedModules(t, c.pkg) {

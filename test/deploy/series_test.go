@@ -1,21 +1,23 @@
 package deploy
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/metrics"
-	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/consumer/consumermetrics"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -31,53 +33,75 @@ var described = regexp.MustCompile(`fqName: "([^"]+)".*constLabels: \{([^}]*)\},
 // collectMetrics returns all metrics of the relay and of a consumer, including metrics without series.
 func collectMetrics(t *testing.T) map[string]family {
 	t.Helper()
-	relay, group := metrics.New("test"), prometheus.NewRegistry()
-	o, err := consumermetrics.New(group, "g")
+	out := collectServiceMetrics(t)
+	r := metrics.New("test").Registry
+	ch := make(chan *prometheus.Desc)
+	go func() { r.Describe(ch); close(ch) }()
+	for d := range ch {
+		m := described.FindStringSubmatch(d.String())
+		if m == nil {
+			t.Fatalf("a description of another form: %s", d)
+		}
+
+		f := family{}
+		for pair := range strings.SplitSeq(m[2], ",") {
+			if name, _, ok := strings.Cut(pair, "="); ok {
+				f.labels = append(f.labels, name)
+			}
+		}
+
+		for name := range strings.SplitSeq(m[3], ",") {
+			if name != "" {
+				f.labels = append(f.labels, name)
+			}
+		}
+
+		slices.Sort(f.labels)
+		out[m[1]] = f
+	}
+
+	families, err := r.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	o.Handled("h", 1, time.Second) // creates the series of the histogram
-	o.Failed("h", consumer.Skip)
+	for _, g := range families {
+		if g.GetType() == dto.MetricType_HISTOGRAM {
+			f := out[g.GetName()]
+			f.histogram = true
+			out[g.GetName()] = f
+		}
+	}
+	return out
+}
+
+// collectServiceMetrics returns the metrics of a service that appends and consumes.
+func collectServiceMetrics(t *testing.T) map[string]family {
+	t.Helper()
+	p := telemetry.NewPrometheus()
+	for _, m := range []telemetry.Metric{
+		telemetry.Handled, telemetry.Duplicates, telemetry.Unknown, telemetry.Failed, telemetry.Discarded, telemetry.Letters,
+		telemetry.Waiting, telemetry.OldestWaiting, telemetry.Lag, telemetry.Oldest, telemetry.Held, telemetry.HeldBytes,
+		telemetry.Running, telemetry.Assigned, telemetry.Committed, telemetry.Suspended, telemetry.Appended,
+	} {
+		p.Measure(telemetry.Measurement{Metric: m})
+	}
+	page := httptest.NewRecorder()
+	p.ServeHTTP(page, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody))
+
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(page.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
 	out := map[string]family{}
-	for _, r := range []*prometheus.Registry{relay.Registry, group} {
-		ch := make(chan *prometheus.Desc)
-		go func() { r.Describe(ch); close(ch) }()
-		for d := range ch {
-			m := described.FindStringSubmatch(d.String())
-			if m == nil {
-				t.Fatalf("a description of another form: %s", d)
-			}
-
-			f := family{}
-			for pair := range strings.SplitSeq(m[2], ",") {
-				if name, _, ok := strings.Cut(pair, "="); ok {
-					f.labels = append(f.labels, name)
-				}
-			}
-
-			for name := range strings.SplitSeq(m[3], ",") {
-				if name != "" {
-					f.labels = append(f.labels, name)
-				}
-			}
-
-			slices.Sort(f.labels)
-			out[m[1]] = f
+	for name, g := range families {
+		f := family{histogram: g.GetType() == dto.MetricType_HISTOGRAM}
+		for _, l := range g.GetMetric()[0].GetLabel() {
+			f.labels = append(f.labels, l.GetName())
 		}
-
-		families, err := r.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
-
-		for _, g := range families {
-			if g.GetType() == dto.MetricType_HISTOGRAM {
-				f := out[g.GetName()]
-				f.histogram = true
-				out[g.GetName()] = f
-			}
-		}
+		slices.Sort(f.labels)
+		out[name] = f
 	}
 	return out
 }

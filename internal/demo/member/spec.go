@@ -129,7 +129,7 @@ func Run(ctx context.Context, s Spec, logs io.Writer) (err error) {
 	c, err := consumer.New(s.Group, db,
 		consumer.WithTopics(s.Topics...),
 		consumer.WithTransport(&recordedTransport{transport, w}),
-		consumer.WithObserver(w),
+		consumer.WithTelemetry(w),
 		consumer.WithDrain(drainTimeout),
 		consumer.Commits(consumer.CommitInterval(commitEvery)),
 		consumer.WithLogger(slog.New(slog.NewTextHandler(logs, nil))))

@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 const (
@@ -24,21 +25,24 @@ const (
 
 // witness stores what a member does in addition to its effects: counts and generations.
 type witness struct {
-	consumer.Unobserved
+	telemetry.Discard
 	spec Spec
 	db   *mongo.Database
 
 	handled, refused, failed, conflicts atomic.Int64
 }
 
-// Handled counts messages.
-func (w *witness) Handled(_ string, n int, _ time.Duration) { w.handled.Add(int64(n)) }
-
-// Duplicates counts messages that have a mark in the inbox.
-func (w *witness) Duplicates(_ string, n int) { w.refused.Add(int64(n)) }
-
-// Failed counts failed attempts that a policy decided about.
-func (w *witness) Failed(string, consumer.Action) { w.failed.Add(1) }
+// Measure counts messages.
+func (w *witness) Measure(m telemetry.Measurement) {
+	switch m.Metric {
+	case telemetry.Handled:
+		w.handled.Add(m.N)
+	case telemetry.Duplicates:
+		w.refused.Add(m.N)
+	case telemetry.Failed:
+		w.failed.Add(m.N)
+	}
+}
 
 // Counts are the sums of the counts of all members.
 type Counts struct {

@@ -1,0 +1,134 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/pkg/telemetry"
+)
+
+// measure passes a measurement of the group to WithTelemetry.
+func (c *Consumer) measure(m telemetry.Measurement) {
+	m.Group = c.group
+	c.s.telemetry.Measure(m)
+}
+
+// count measures n messages of the handler. It does nothing if n is 0.
+func (t *track) count(metric telemetry.Metric, n int, reason string) {
+	if n > 0 {
+		t.p.s.c.measure(telemetry.Measurement{Metric: metric, N: int64(n), Handler: t.reg.name, Reason: reason})
+	}
+}
+
+// measureStop measures that fetching has stopped, or goes on. The reason is "paused" or "database".
+func (c *Consumer) measureStop(reason string, stopped bool) {
+	m := telemetry.Measurement{Metric: telemetry.Suspended, Reason: reason}
+	if stopped {
+		m.N = 1
+	}
+	c.measure(m)
+}
+
+// countRunning adds by to the number of running lanes.
+func (r *run) countRunning(by int64) {
+	r.c.measure(telemetry.Measurement{Metric: telemetry.Running, N: r.runningLanes.Add(by)})
+}
+
+// countHeld adds to the number and the size of the messages in memory.
+func (r *run) countHeld(messages, bytes int64) {
+	r.c.measure(telemetry.Measurement{Metric: telemetry.Held, N: r.heldMessages.Add(messages)})
+	r.c.measure(telemetry.Measurement{Metric: telemetry.HeldBytes, N: r.heldBytes.Add(bytes)})
+}
+
+// startSpan begins the span of an attempt at the messages. It returns a panic of the Sink as an error.
+func (t *track) startSpan(ctx context.Context, list []task) (_ context.Context, end func(error), err error) {
+	defer recoverPanic(&err)
+
+	a := telemetry.Attempt{
+		Group: t.p.s.c.group, Handler: t.reg.name, Topic: t.p.tp.Topic, Messages: make([]telemetry.Message, len(list)),
+	}
+	for i, x := range list {
+		m := x.entry.m
+		a.Messages[i] = telemetry.Message{ID: m.ID, Name: m.Name, Number: m.Attempt, Headers: m.Headers}
+	}
+
+	ctx, end = t.p.s.c.s.telemetry.Start(ctx, a)
+	if ctx == nil || end == nil {
+		return nil, nil, errors.New("the telemetry sink returned nil")
+	}
+	return ctx, end, nil
+}
+
+// endSpan ends a span with the outcome of the attempt. It reports a panic of end. The panic does not change the outcome.
+func (t *track) endSpan(end func(error), outcome error) {
+	if isDiscard(outcome) {
+		outcome = nil
+	}
+	if outcome != nil {
+		outcome = &classifiedError{outcome}
+	}
+
+	var panicErr error
+	func() {
+		defer recoverPanic(&panicErr)
+		end(outcome)
+	}()
+	if panicErr != nil {
+		t.p.s.report(fmt.Errorf("ending the span of handler %s: %w", t.reg.name, panicErr))
+	}
+}
+
+// classifiedError has the class of an error as its text, because the text of the error itself may quote the message.
+type classifiedError struct{ err error }
+
+func (e *classifiedError) Error() string { return Class(e.err) }
+
+func (e *classifiedError) Unwrap() error { return e.err }
+
+// reportLagLocked reports the lag of the partition, whose log ends at end.
+func (p *partition) reportLagLocked(end int64) {
+	p.lagMeasured = time.Now()
+	p.measureLag(max(0, end-p.finishedToLocked()))
+}
+
+func (p *partition) measureLag(n int64) {
+	p.s.c.measure(telemetry.Measurement{Metric: telemetry.Lag, N: n, Topic: p.tp.Topic, Partition: p.tp.Partition})
+}
+
+func (p *partition) measureOldest(age time.Duration) {
+	p.s.c.measure(telemetry.Measurement{Metric: telemetry.Oldest, Took: age, Topic: p.tp.Topic, Partition: p.tp.Partition})
+}
+
+// gaugeInterval is how often partitions are measured in addition to their fetches.
+const gaugeInterval = 3 * time.Second
+
+// reportGauges reports the age of the oldest unfinished message of each partition until the
+// generation ends. It also reports the lag of partitions that are not fetched. Otherwise the
+// growing lag of a blocked partition would stay invisible.
+func (s *session) reportGauges() {
+	for retry.Sleep(s.serveCtx, gaugeInterval) == nil {
+		for tp, p := range s.partitions {
+			p.mu.Lock()
+			age := time.Duration(0)
+			if len(p.entries) > 0 {
+				age = max(0, time.Since(time.UnixMilli(p.entries[0].writtenAt)))
+			}
+			stale := time.Since(p.lagMeasured) > gaugeInterval
+			p.mu.Unlock()
+
+			p.measureOldest(age)
+			if !stale {
+				continue
+			}
+
+			if log, err := s.g.Log(s.serveCtx, tp); err == nil && log.End >= 0 {
+				p.mu.Lock()
+				p.reportLagLocked(log.End)
+				p.mu.Unlock()
+			}
+		}
+	}
+}

@@ -1,0 +1,53 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/telemetry"
+)
+
+// spanLog passes each attempt on, with its outcome.
+type spanLog struct {
+	telemetry.Discard
+	ended chan error
+	begun chan telemetry.Attempt
+}
+
+type spanKey struct{}
+
+func (a *spanLog) Start(ctx context.Context, x telemetry.Attempt) (context.Context, func(error)) {
+	a.begun <- x
+	return context.WithValue(ctx, spanKey{}, "span"), func(err error) { a.ended <- err }
+}
+
+// The text of a span's error is the class of the failure: the failure itself may quote the message.
+func TestTheOutcomeOfASpanQuotesNothing(t *testing.T) {
+	t.Parallel()
+	l, seen, secret := &changing{}, &spanLog{ended: make(chan error, 100), begun: make(chan telemetry.Attempt, 100)}, errors.New("card 4111")
+	c := over(t, l, consumer.WithDisposer(newDisposed()), consumer.WithTelemetry(seen))
+	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if ctx.Value(spanKey{}) == nil {
+			t.Error("the handler has another context than that of the span")
+		}
+		if m.Offset == 0 {
+			return secret
+		}
+		return nil
+	}, consumer.OnFailure(tries(1)))
+	l.append("a")
+	runs(t, c)
+	if a := <-seen.begun; a.Group != "group" || a.Handler != "counted" || len(a.Messages) != 1 || a.Messages[0].Number != 1 {
+		t.Errorf("the attempt is %+v", a)
+	}
+	if err := <-seen.ended; err == nil || err.Error() != consumer.ClassHandler || !errors.Is(err, secret) {
+		t.Errorf("ended with %v, want the class %s of the handler's error", err, consumer.ClassHandler)
+	}
+
+	l.append("b")
+	if err := <-seen.ended; err != nil {
+		t.Errorf("ended with %v after a success", err)
+	}
+}
