@@ -358,6 +358,7 @@ func (m *measures) Measure(x telemetry.Measurement) {
 		m.lag.Store(x.N)
 	case telemetry.Oldest:
 		m.age.Store(int64(x.Took))
+	default:
 	}
 }
 
