@@ -202,7 +202,7 @@ func TestASuspendedHandlerDoesNotHoldUpTheOthers(t *testing.T) {
 	d.away.Store(true)
 	slow := soon
 	slow.Outage = 2
-	c := k.consumer(consumer.WithRetry(slow), consumer.WithBuffer(20, 1<<20))
+	c := k.consumer(consumer.WithRetry(slow), consumer.WithBufferedRecords(20))
 	if err := c.Handle("dependent", consumer.Func(d.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ type entry struct {
 type share struct {
 	reg      *registration
 	state    shareState
-	attempts Attempts
+	attempts failures
 }
 
 // hasShareLocked reports whether some share of e is in the given state. The partition's lock guards
@@ -157,7 +157,7 @@ func (p *partition) fetchLoop() {
 
 // pauseChanged returns a channel that is closed when the consumer is paused or resumed.
 func (p *partition) pauseChanged() <-chan struct{} {
-	_, _, changed := p.s.c.gate.currentState()
+	_, changed := p.s.c.gate.currentState()
 	return changed
 }
 

@@ -146,8 +146,8 @@ func (s *session) awaitTracks(drained <-chan struct{}, abandon context.CancelCau
 	case <-late.C:
 	}
 
-	s.report(fmt.Errorf("%w (%v)", ErrAbandoned, limit))
-	abandon(ErrAbandoned)
+	s.report(fmt.Errorf("%w (%v)", errAbandoned, limit))
+	abandon(errAbandoned)
 	left := time.NewTimer(abandonGrace)
 	defer left.Stop()
 
@@ -198,7 +198,7 @@ func (s *session) countFinished(n int) {
 	}
 
 	m := s.c.s.commitMode
-	if m.kind == commitEach || m.kind == commitCount && s.finishedMessages.Add(int64(n)) >= int64(m.n) {
+	if m.count > 0 && s.finishedMessages.Add(int64(n)) >= int64(m.count) {
 		s.requestCommit()
 	}
 }
@@ -214,7 +214,7 @@ func (s *session) requestCommit() {
 // commitLoop commits offsets according to the commit mode until the generation ends.
 func (s *session) commitLoop() {
 	var tick <-chan time.Time
-	if m := s.c.s.commitMode; m.kind == commitInterval {
+	if m := s.c.s.commitMode; m.every > 0 {
 		t := time.NewTicker(m.every)
 		defer t.Stop()
 		tick = t.C

@@ -38,7 +38,7 @@ func TestStatusShowsAStuckPartition(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	seen, page := &gauges{}, telemetry.NewPrometheus()
-	c := k.consumer(consumer.WithTelemetry(telemetry.Join(seen, page)), consumer.WithBuffer(1, 1<<20), consumer.MaxAhead(1))
+	c := k.consumer(consumer.WithTelemetry(telemetry.Join(seen, page)), consumer.WithBufferedRecords(1), consumer.WithMaxAhead(1))
 	if s := c.Status(); s.Ready || len(s.Reasons) != 1 || len(s.Partitions) != 0 {
 		t.Errorf("before Run: %+v", s)
 	}

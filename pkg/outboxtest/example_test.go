@@ -63,7 +63,7 @@ func TestTotals(t *testing.T) {
 	env := outboxtest.New(t)
 	totals := outboxtest.NewTable[string, int64](env, "totals")
 	c := env.Consumer("totals", consumer.WithTopics("outbox.event.order"))
-	err := c.Handle("pack-parcels", consumer.For(OrderPlaced, func(ctx context.Context, _ *consumer.Message, p Placed) error {
+	err := c.Handle("totals", consumer.For(OrderPlaced, func(ctx context.Context, _ *consumer.Message, p Placed) error {
 		sum, _ := totals.Get(ctx, "all")
 		return totals.Put(ctx, "all", sum+p.Cents)
 	}))

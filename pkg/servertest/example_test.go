@@ -28,7 +28,7 @@ func TestOrdersReachShipping(t *testing.T) {
 	}
 	shipped := make(chan Placed, 1)
 	c := env.Consumer("shipping", consumer.WithTopics(env.Topic("outbox.event.order")))
-	err = c.Handle(OrderPlaced.Name, consumer.For(OrderPlaced, func(_ context.Context, _ *consumer.Message, p Placed) error {
+	err = c.Handle("ship", consumer.For(OrderPlaced, func(_ context.Context, _ *consumer.Message, p Placed) error {
 		shipped <- p
 		return nil
 	}))

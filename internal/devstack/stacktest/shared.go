@@ -172,16 +172,16 @@ func awaitState(ctx context.Context, dir string, show bool) (address, error) {
 	defer tick.Stop()
 	shown := 0
 	for {
+		// Checked before the file is read, because a keeper removes the file before it ends.
+		alive := keeperAlive(dir)
+
+		at, err := readState(dir)
 		if show {
 			words, _ := os.ReadFile(logPath(dir))
 			_, _ = os.Stderr.Write(words[min(shown, len(words)):])
 			shown = len(words)
 		}
 
-		// Checked before the file is read, because a keeper removes the file before it ends.
-		alive := keeperAlive(dir)
-
-		at, err := readState(dir)
 		if err == nil {
 			return at, checkBrokers(at)
 		}

@@ -2,16 +2,20 @@ package stacktest
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/gofrs/flock"
 	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/devstack"
 )
 
 // childVar makes this test program a process that uses the shared stack of the named directory until
@@ -21,7 +25,7 @@ const childVar = "OUTRELAY_STACKTEST_CHILD"
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(childVar); dir != "" {
 		_ = os.Unsetenv(childVar)
-		at, err := joinShared(dir, false)
+		at, err := joinShared(dir, true)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -37,13 +41,15 @@ type child struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
+	log *bytes.Buffer // may be read after the process has ended
 }
 
 func startChild(t *testing.T, dir string) child {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), childVar+"="+dir, idleVar+"=1s")
-	cmd.Stderr = os.Stderr
+	log := new(bytes.Buffer)
+	cmd.Stderr = io.MultiWriter(os.Stderr, log)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +61,7 @@ func startChild(t *testing.T, dir string) child {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	return child{cmd, in, bufio.NewReader(out)}
+	return child{cmd, in, bufio.NewReader(out), log}
 }
 
 func (c child) address(t *testing.T) (at address) {
@@ -98,6 +104,12 @@ func TestSharedByProcesses(t *testing.T) {
 		_ = c.in.Close()
 		_ = c.cmd.Wait()
 	}
+
+	showsStart := func(c child) bool { return bytes.Contains(c.log.Bytes(), []byte(devstack.Ready)) }
+	if n := len(slices.DeleteFunc(children, func(c child) bool { return !showsStart(c) })); n != 1 || showsStart(late) {
+		t.Errorf("processes that showed the start of the servers: got %d, want the one that started them", n)
+	}
+
 	// The kernel frees the keeper's lock when the keeper ends.
 	keeper := flock.New(filepath.Join(dir, "keeper.lock"))
 	if err := keeper.Lock(); err != nil {

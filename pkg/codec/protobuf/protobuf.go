@@ -1,5 +1,5 @@
-// Package protobuf contains the codecs of Protobuf messages. It is the only package of the library
-// that imports google.golang.org/protobuf.
+// Package protobuf contains the codecs of Protobuf messages. Services that do not import it do not
+// link google.golang.org/protobuf. Package codec/registry has a codec for schema registries.
 package protobuf
 
 import (

@@ -140,7 +140,7 @@ func (b *Breaker) Middleware() consumer.Middleware {
 			}
 
 			// Stays a panic if next does not return.
-			outcome := error(&consumer.PanicError{})
+			outcome := consumer.ErrPanic
 			defer func() {
 				// In a batch the outcome is known only after the batch has run.
 				if outcome == nil && consumer.AfterBatch(ctx, done) {

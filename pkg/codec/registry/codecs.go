@@ -1,0 +1,324 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/twmb/avro"
+	"github.com/twmb/franz-go/pkg/sr"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// header writes and reads the bytes before a payload.
+var header sr.ConfluentHeader
+
+// appendHeader begins a payload of the schema id. index is the place of a Protobuf message, otherwise nil.
+func appendHeader(id int, index []int) ([]byte, error) { return header.AppendEncode(nil, id, index) }
+
+// cutHeader returns the id of the schema of a payload, and the rest.
+func cutHeader(data []byte) (id int, rest []byte, err error) {
+	id, rest, err = header.DecodeID(data)
+	if err != nil {
+		return 0, nil, fmt.Errorf("%w: the payload does not begin with the id of a schema: was it written by a serializer of "+
+			"a schema registry? %w", ErrSchema, err)
+	}
+	return id, rest, nil
+}
+
+// avroCodec encodes with one schema, and decodes payloads of all versions that can be resolved to it.
+type avroCodec struct {
+	client   *Client
+	id       int
+	own      *avro.Schema
+	resolved cache[*avro.Schema] // by the id of the writer's schema
+}
+
+func newAvroCodec(ctx context.Context, client *Client, s sr.SubjectSchema) (*avroCodec, error) {
+	own, err := client.parseAvro(ctx, s.Schema)
+	if err != nil {
+		return nil, fmt.Errorf("registry: subject %q: %w", s.Subject, err)
+	}
+	return &avroCodec{client: client, id: s.ID, own: own}, nil
+}
+
+// parseAvro parses a schema, after those to which it refers.
+func (c *Client) parseAvro(ctx context.Context, s sr.Schema) (*avro.Schema, error) {
+	var known avro.SchemaCache
+	err := c.eachReference(ctx, s, func(_, definition string) error {
+		if _, err := known.Parse(definition); err != nil {
+			return fmt.Errorf("%w: %w", ErrSchema, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	parsed, err := known.Parse(s.Schema)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrSchema, err)
+	}
+	return parsed, nil
+}
+
+// ContentType implements codec.Codec.
+func (*avroCodec) ContentType() string { return "application/vnd.confluent.avro" }
+
+// Encode implements codec.Codec.
+func (c *avroCodec) Encode(v any) ([]byte, error) {
+	out, err := appendHeader(c.id, nil)
+	if err != nil {
+		return nil, err
+	}
+	out, err = c.own.AppendEncode(out, v)
+	if err != nil {
+		return nil, fmt.Errorf("%w %d: encoding %T: %w", ErrSchema, c.id, v, err)
+	}
+	return out, nil
+}
+
+// Decode implements codec.Codec.
+func (c *avroCodec) Decode(ctx context.Context, data []byte, into any) (err error) {
+	id, rest, err := cutHeader(data)
+	if err != nil {
+		return err
+	}
+	schema := c.own
+	if id != c.id {
+		if schema, err = c.resolved.get(id, func() (*avro.Schema, error) { return c.resolveWriter(ctx, id) }); err != nil {
+			return err
+		}
+	}
+
+	tail, err := schema.Decode(rest, into)
+	if err == nil && len(tail) > 0 {
+		err = fmt.Errorf("%d bytes are left", len(tail))
+	}
+	if err != nil {
+		return fmt.Errorf("%w %d: decoding into %T: %w", ErrSchema, id, into, err)
+	}
+	return nil
+}
+
+// resolveWriter returns a schema that reads payloads of the schema id as those of the codec's own.
+func (c *avroCodec) resolveWriter(ctx context.Context, id int) (*avro.Schema, error) {
+	s, err := c.client.schemaByID(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if s.Type != sr.TypeAvro {
+		return nil, fmt.Errorf("%w %d is of type %v, not Avro", ErrSchema, id, s.Type)
+	}
+	writer, err := c.client.parseAvro(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	resolved, err := avro.Resolve(writer, c.own)
+	if err != nil {
+		return nil, fmt.Errorf("%w %d cannot be read as schema %d: %w", ErrSchema, id, c.id, err)
+	}
+	return resolved, nil
+}
+
+// protobufCodec encodes generated messages. Their own descriptor decodes them, so it needs no schema after the first look-up.
+type protobufCodec struct{ id int }
+
+// ContentType implements codec.Codec.
+func (*protobufCodec) ContentType() string { return "application/vnd.confluent.protobuf" }
+
+// Encode implements codec.Codec.
+func (c *protobufCodec) Encode(v any) ([]byte, error) {
+	m, ok := v.(proto.Message)
+	if !ok || !m.ProtoReflect().IsValid() {
+		return nil, fmt.Errorf("%w %d: %T is not a Protobuf message: pass a pointer to a generated type", ErrSchema, c.id, v)
+	}
+	out, err := appendHeader(c.id, placeInFile(m))
+	if err != nil {
+		return nil, err
+	}
+	out, err = proto.MarshalOptions{Deterministic: true}.MarshalAppend(out, m)
+	if err != nil {
+		return nil, fmt.Errorf("%w %d: encoding %T: %w", ErrSchema, c.id, v, err)
+	}
+	return out, nil
+}
+
+// Decode accepts a message, or a pointer to a variable for a message, which gets a new one.
+func (c *protobufCodec) Decode(_ context.Context, data []byte, into any) error {
+	id, rest, err := cutHeader(data)
+	if err != nil {
+		return err
+	}
+	m, set := messageFor(into)
+	if m == nil {
+		return fmt.Errorf("registry: %T is neither a message nor a pointer to one", into)
+	}
+
+	want := placeInFile(m)
+	place, rest, err := header.DecodeIndex(rest, maxNesting)
+	if err != nil {
+		return fmt.Errorf("%w %d: the place of the message in its file: %w", ErrSchema, id, err)
+	}
+	if !slices.Equal(place, want) {
+		return fmt.Errorf("%w %d: the payload is message %v of its file, and %s is message %v",
+			ErrSchema, id, place, m.ProtoReflect().Descriptor().FullName(), want)
+	}
+	if err := proto.Unmarshal(rest, m); err != nil {
+		return fmt.Errorf("%w %d: decoding into %T: %w", ErrSchema, id, m, err)
+	}
+	set()
+	return nil
+}
+
+// maxNesting bounds the nesting of messages in a file.
+const maxNesting = 32
+
+// placeInFile returns the indexes of a message and of those around it, outermost first.
+func placeInFile(m proto.Message) (place []int) {
+	var d protoreflect.Descriptor = m.ProtoReflect().Descriptor()
+	for ; d != nil; d = d.Parent() {
+		if _, ok := d.(protoreflect.MessageDescriptor); !ok {
+			break
+		}
+		place = append(place, d.Index())
+	}
+	slices.Reverse(place)
+	return place
+}
+
+// messageFor returns the message to decode into, and a function that stores it in the variable of into.
+func messageFor(into any) (m proto.Message, set func()) {
+	if m, ok := into.(proto.Message); ok && m.ProtoReflect().IsValid() {
+		return m, func() {}
+	}
+	ptr := reflect.ValueOf(into)
+	if ptr.Kind() != reflect.Pointer || ptr.IsNil() || ptr.Elem().Kind() != reflect.Pointer {
+		return nil, nil
+	}
+	fresh := reflect.New(ptr.Type().Elem().Elem())
+	m, ok := fresh.Interface().(proto.Message)
+	if !ok {
+		return nil, nil
+	}
+	return m, func() { ptr.Elem().Set(fresh) }
+}
+
+// jsonCodec validates JSON in both directions.
+type jsonCodec struct {
+	client  *Client
+	id      int
+	own     *jsonschema.Schema
+	writers cache[*jsonschema.Schema]
+}
+
+func newJSONCodec(ctx context.Context, client *Client, s sr.SubjectSchema) (*jsonCodec, error) {
+	own, err := client.compileJSON(ctx, s.Schema)
+	if err != nil {
+		return nil, fmt.Errorf("registry: subject %q: %w", s.Subject, err)
+	}
+	return &jsonCodec{client: client, id: s.ID, own: own}, nil
+}
+
+// compileJSON compiles a schema with those to which it refers. It loads nothing from elsewhere.
+func (c *Client) compileJSON(ctx context.Context, s sr.Schema) (*jsonschema.Schema, error) {
+	const root = "schema.json"
+	compiler := jsonschema.NewCompiler()
+	compiler.UseLoader(noLoader{})
+	add := func(name, definition string) error {
+		doc, err := jsonschema.UnmarshalJSON(bytes.NewReader([]byte(definition)))
+		if err == nil {
+			err = compiler.AddResource(name, doc)
+		}
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrSchema, err)
+		}
+		return nil
+	}
+	if err := c.eachReference(ctx, s, add); err != nil {
+		return nil, err
+	}
+	if err := add(root, s.Schema); err != nil {
+		return nil, err
+	}
+	compiled, err := compiler.Compile(root)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrSchema, err)
+	}
+	return compiled, nil
+}
+
+// noLoader refuses references to other addresses: a schema must not make a service read files or web pages.
+type noLoader struct{}
+
+// Load implements jsonschema.URLLoader.
+func (noLoader) Load(string) (any, error) {
+	return nil, errors.New("the schema refers to an address that is not among its references in the registry")
+}
+
+// ContentType implements codec.Codec.
+func (*jsonCodec) ContentType() string { return "application/vnd.confluent.json" }
+
+// Encode implements codec.Codec.
+func (c *jsonCodec) Encode(v any) ([]byte, error) {
+	out, err := appendHeader(c.id, nil)
+	if err != nil {
+		return nil, err
+	}
+	body, err := json.Marshal(v)
+	if err == nil {
+		err = validateJSON(c.own, body)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w %d: encoding %T: %w", ErrSchema, c.id, v, err)
+	}
+	return append(out, body...), nil
+}
+
+// Decode implements codec.Codec.
+func (c *jsonCodec) Decode(ctx context.Context, data []byte, into any) error {
+	id, body, err := cutHeader(data)
+	if err != nil {
+		return err
+	}
+	schema := c.own
+	if id != c.id {
+		if schema, err = c.writers.get(id, func() (*jsonschema.Schema, error) { return c.compileWriter(ctx, id) }); err != nil {
+			return err
+		}
+	}
+
+	if err = validateJSON(schema, body); err == nil {
+		err = json.Unmarshal(body, into)
+	}
+	if err != nil {
+		return fmt.Errorf("%w %d: decoding into %T: %w", ErrSchema, id, into, err)
+	}
+	return nil
+}
+
+// compileWriter returns the schema of a payload of another version.
+func (c *jsonCodec) compileWriter(ctx context.Context, id int) (*jsonschema.Schema, error) {
+	s, err := c.client.schemaByID(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if s.Type != sr.TypeJSON {
+		return nil, fmt.Errorf("%w %d is of type %v, not JSON", ErrSchema, id, s.Type)
+	}
+	return c.client.compileJSON(ctx, s)
+}
+
+// validateJSON returns an error if body is no JSON or does not match the schema.
+func validateJSON(s *jsonschema.Schema, body []byte) error {
+	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	return s.Validate(v)
+}

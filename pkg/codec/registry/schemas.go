@@ -1,0 +1,169 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/sr"
+
+	"github.com/outrelay/outrelay/pkg/codec"
+)
+
+// findSchema returns the schema of s with its id. It registers a definition that the registry does not have, if the client
+// may.
+func (c *Client) findSchema(ctx context.Context, s Schema, kind sr.SchemaType) (sr.SubjectSchema, error) {
+	if s.Subject == "" {
+		return sr.SubjectSchema{}, errors.New("registry: the subject of the schema is empty")
+	}
+
+	const latest = -1
+	wanted := sr.Schema{Schema: s.Definition, Type: kind}
+	var found sr.SubjectSchema
+	err := c.request(ctx, func(ctx context.Context) (err error) {
+		switch {
+		case s.Definition == "":
+			found, err = c.api.SchemaByVersion(ctx, s.Subject, latest)
+		case c.register:
+			// The registry returns the existing version if it has the schema.
+			found, err = c.api.CreateSchema(ctx, s.Subject, wanted)
+		default:
+			found, err = c.api.LookupSchema(ctx, s.Subject, wanted)
+		}
+		return err
+	})
+	if errors.Is(err, errUnknown) && !c.register {
+		err = fmt.Errorf("%w: register it, or use WithRegister", err)
+	}
+	if err != nil {
+		return found, fmt.Errorf("registry: reading the schema of subject %q: %w", s.Subject, err)
+	}
+	if found.Type != kind {
+		return found, fmt.Errorf("%w: subject %q has a schema of type %v, not %v", ErrSchema, s.Subject, found.Type, kind)
+	}
+	c.schemas.put(found.ID, found.Schema)
+	return found, nil
+}
+
+// schemaByID returns the schema of a payload. Producers choose the id, so known and unknown ids are remembered.
+func (c *Client) schemaByID(ctx context.Context, id int) (sr.Schema, error) {
+	return c.schemas.get(id, func() (s sr.Schema, err error) {
+		err = c.request(ctx, func(ctx context.Context) (err error) {
+			s, err = c.api.SchemaByID(ctx, id)
+			return err
+		})
+		if err != nil {
+			err = fmt.Errorf("registry: reading schema %d: %w", id, err)
+		}
+		return s, err
+	})
+}
+
+// maxReferenceDepth bounds the references between schemas. A registry contains no cycles.
+const maxReferenceDepth = 20
+
+// eachReference calls f for the schemas to which s refers, deepest first.
+func (c *Client) eachReference(ctx context.Context, s sr.Schema, f func(name, definition string) error) error {
+	return c.walkReferences(ctx, s, 0, f)
+}
+
+func (c *Client) walkReferences(ctx context.Context, s sr.Schema, depth int, f func(name, definition string) error) error {
+	if depth > maxReferenceDepth {
+		return fmt.Errorf("%w: its references are more than %d schemas deep", ErrSchema, maxReferenceDepth)
+	}
+	for _, r := range s.References {
+		var found sr.SubjectSchema
+		err := c.request(ctx, func(ctx context.Context) (err error) {
+			found, err = c.api.SchemaByVersion(ctx, r.Subject, r.Version)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("registry: reading version %d of subject %q: %w", r.Version, r.Subject, err)
+		}
+		if err := c.walkReferences(ctx, found.Schema, depth+1, f); err != nil {
+			return err
+		}
+		if err := f(r.Name, found.Schema.Schema); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// errUnknown reports that the registry does not have a schema.
+var errUnknown = fmt.Errorf("%w: the registry does not have it", ErrSchema)
+
+// request calls f within the time of one request. Its error wraps ErrSchema if the registry will give the same answer again, and
+// otherwise codec.ErrUnavailable.
+func (c *Client) request(ctx context.Context, f func(ctx context.Context) error) error {
+	if c.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.timeout)
+		defer cancel()
+	}
+
+	err := f(ctx)
+	var answer *sr.ResponseError
+	switch {
+	case err == nil:
+		return nil
+	case !errors.As(err, &answer):
+		return fmt.Errorf("%w: %w", codec.ErrUnavailable, err)
+	case answer.StatusCode == http.StatusNotFound:
+		return fmt.Errorf("%w: %w", errUnknown, err)
+	case answer.StatusCode == http.StatusConflict || answer.StatusCode == http.StatusUnprocessableEntity:
+		return fmt.Errorf("%w: the registry rejects it: %w", ErrSchema, err)
+	default:
+		// The registry is overloaded or broken, or a person must change the login.
+		return fmt.Errorf("%w: %w", codec.ErrUnavailable, err)
+	}
+}
+
+const (
+	// maxCached bounds the remembered ids, because producers choose them. A full cache begins again.
+	maxCached = 1000
+	// unknownFor is how long an id is remembered that the registry does not have.
+	unknownFor = 30 * time.Second
+)
+
+// cache remembers values by the id of a schema, and for a while the ids that cannot have one. The zero value is empty.
+type cache[V any] struct {
+	mu      sync.Mutex
+	entries map[int]cached[V]
+}
+
+type cached[V any] struct {
+	value V
+	err   error // wraps ErrSchema, or is nil
+	until time.Time
+}
+
+// get returns the remembered value for id, or that of load. Several goroutines may load the same id at once.
+func (c *cache[V]) get(id int, load func() (V, error)) (V, error) {
+	c.mu.Lock()
+	e, ok := c.entries[id]
+	c.mu.Unlock()
+	if ok && (e.err == nil || time.Now().Before(e.until)) {
+		return e.value, e.err
+	}
+
+	v, err := load()
+	if err == nil || errors.Is(err, ErrSchema) {
+		c.store(id, cached[V]{value: v, err: err, until: time.Now().Add(unknownFor)})
+	}
+	return v, err
+}
+
+func (c *cache[V]) put(id int, v V) { c.store(id, cached[V]{value: v}) }
+
+func (c *cache[V]) store(id int, e cached[V]) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.entries == nil || len(c.entries) >= maxCached {
+		c.entries = map[int]cached[V]{}
+	}
+	c.entries[id] = e
+}
