@@ -163,14 +163,6 @@ func (t *track) noHandlerCause(x task) error {
 	return fmt.Errorf("%w takes type %q: register one", ErrNoHandler, x.entry.m.Name)
 }
 
-func messagesOf(list []task) []*Message {
-	out := make([]*Message, len(list))
-	for i, x := range list {
-		out[i] = x.entry.m
-	}
-	return out
-}
-
 // handleOptimistic marks and handles the messages in one transaction.
 func (t *track) handleOptimistic(ctx context.Context, list []task, res *attemptResult) error {
 	entries := make([]inbox.Entry, len(list))

@@ -3,9 +3,10 @@ package consumer
 import (
 	"cmp"
 	"fmt"
-	"github.com/outrelay/outrelay/pkg/event"
 	"strconv"
 	"time"
+
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // LetterID identifies a dead letter by group, handler, identity of the message, and delivery. Each requeue increments the

@@ -37,7 +37,7 @@ func TestEveryErrorHasItsSentinelAndClass(t *testing.T) {
 		for _, sentinel := range []error{
 			errors.ErrUnsupported, consumer.ErrNoHandler, consumer.ErrMalformed, consumer.ErrTimeout, consumer.ErrExpired, consumer.ErrPanic,
 		} {
-			if got := errors.Is(wrapped, sentinel); got != (c.sentinel == sentinel) {
+			if got := errors.Is(wrapped, sentinel); got != errors.Is(c.sentinel, sentinel) {
 				t.Errorf("%T: is %v: %v", c.err, sentinel, got)
 			}
 		}
