@@ -78,6 +78,8 @@ func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 		}
 	}
 
+	t.reg.running.Add(1)
+	defer t.reg.running.Add(-1)
 	ctx, endSpan, spanErr := t.startSpan(ctx, list)
 	if spanErr != nil {
 		return res, &handlerFailure{spanErr}

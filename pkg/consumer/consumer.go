@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -26,6 +27,7 @@ type Consumer struct {
 	running        atomic.Bool
 	transport      Transport // created by New, or given as an option
 	currentSession atomic.Pointer[session]
+	health         *health
 	waiting        setaside.Store // messages that are set aside; nil if an inbox given by WithInbox has none
 
 	unknown, orphaned, poison *registration
@@ -34,7 +36,7 @@ type Consumer struct {
 // New returns a member of a consumer group whose handlers write to db. It does no I/O. It returns all problems of its
 // arguments in one error. db may be nil if WithInbox and Transactions supply the inbox and the transactions.
 func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
-	c := &Consumer{group: group, db: db, s: newSettings(opts)}
+	c := &Consumer{group: group, db: db, s: newSettings(opts), health: newHealth()}
 
 	problems := []error{c.s.validate()}
 	if group == "" {
@@ -112,11 +114,13 @@ type run struct {
 // Run joins the group and handles its messages until ctx ends. Then it stops reading, finishes the messages in flight
 // within the time of Drain, commits, leaves the group and returns nil. It returns other errors only if it cannot recover
 // from them. Run may be called again after it has returned. While it runs, a second call returns ErrRunning.
-func (c *Consumer) Run(ctx context.Context) error {
+func (c *Consumer) Run(ctx context.Context) (err error) {
 	if !c.running.CompareAndSwap(false, true) {
 		return ErrRunning
 	}
 	defer c.running.Store(false)
+	c.health.begin()
+	defer func() { c.health.end(err) }()
 
 	if len(c.reg.snapshot().all) == 0 {
 		return fmt.Errorf("%w: call Handle before Run", ErrNoHandler)
@@ -130,6 +134,12 @@ func (c *Consumer) Run(ctx context.Context) error {
 		}
 		r.disposer = d
 	}
+
+	healthCtx, stop := context.WithCancel(ctx)
+	var refreshing sync.WaitGroup
+	defer refreshing.Wait()
+	defer stop()
+	refreshing.Go(func() { r.refreshHealth(healthCtx) })
 
 	if err := r.ensureIndexes(); err != nil { //nolint:contextcheck // r has the context
 		if ctx.Err() != nil {

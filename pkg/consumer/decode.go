@@ -60,6 +60,9 @@ func (e *decodeError) Error() string {
 // Unwrap returns the error of the Decoder.
 func (e *decodeError) Unwrap() error { return e.Err }
 
+// Is reports true for ErrMalformed, also if the error of the Decoder has no class: another attempt would read the same bytes.
+func (e *decodeError) Is(target error) bool { return target == ErrMalformed }
+
 // Decode is the default Decoder. It accepts the records of all presets of the relay, and recognizes them by their headers:
 // plain, Debezium's event router, and CloudEvents in binary and structured mode. For a structured CloudEvent, the value of
 // the message is the data of the event. The id of a CloudEvent is unique only together with its source, so the source is the

@@ -64,3 +64,10 @@ func (c *Consumer) Commit(ctx context.Context) error {
 	}
 	return nil
 }
+
+// SetNow replaces the clock that decides how long trouble lasts.
+func (c *Consumer) SetNow(now func() time.Time) {
+	c.health.mu.Lock()
+	defer c.health.mu.Unlock()
+	c.health.now = now
+}

@@ -24,6 +24,8 @@ type registration struct {
 
 	decider    decider
 	suspension suspension
+	running    atomic.Int32           // attempts
+	lastError  atomic.Pointer[string] // of the last attempt; nil after a success
 
 	system bool // a handler of the consumer: for messages without a handler or that cannot be decoded
 }

@@ -54,7 +54,14 @@ func (r *run) Serve(ctx context.Context, g Generation) error {
 		laneSlots:       make(chan struct{}, r.c.s.concurrency),
 		commitRequested: make(chan struct{}, 1),
 	}
-	s.outage.notify = func(on bool) { r.c.measureStop("database", on) }
+	s.outage.notify = func(on bool) {
+		r.c.measureStop("database", on)
+		if on {
+			r.c.health.note(healthOutage, errors.New(healthOutage))
+		} else {
+			r.c.health.note(healthOutage, nil)
+		}
+	}
 	s.outage.report = r.report
 	for _, a := range g.Partitions() {
 		s.partitions[a.TopicPartition] = newPartition(s, a)
@@ -63,6 +70,8 @@ func (r *run) Serve(ctx context.Context, g Generation) error {
 	r.c.measure(telemetry.Measurement{Metric: telemetry.Assigned, N: int64(len(s.partitions))})
 	r.c.currentSession.Store(s)
 	defer r.c.currentSession.CompareAndSwap(s, nil)
+	r.c.health.join(true)
+	defer r.c.health.join(false)
 
 	var loops sync.WaitGroup
 	for _, p := range s.partitions {

@@ -55,6 +55,13 @@ func (s *suspension) isSuspended() bool {
 	return s.isSuspendedLocked()
 }
 
+// status reports whether the handler is suspended, and until when: zero until resume.
+func (s *suspension) status() (suspended bool, until time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.isSuspendedLocked(), s.until
+}
+
 // changeLocked wakes all goroutines that wait for a change.
 func (s *suspension) changeLocked() {
 	if s.changed != nil {

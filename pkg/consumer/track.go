@@ -392,6 +392,7 @@ func (t *track) finishAttempt(list []task, res attemptResult) {
 		t.p.s.report(&suspendedError{Handler: t.reg.name, Over: true})
 	}
 	if res.handled > 0 {
+		t.reg.lastError.Store(nil)
 		t.reg.pace.recordDuration(res.took, res.handled)
 		t.p.s.c.measure(telemetry.Measurement{Metric: telemetry.Handled, N: int64(res.handled), Took: res.took, Handler: t.reg.name})
 	}

@@ -22,6 +22,8 @@ func (t *track) applyVerdict(x task, cause error) (done, again bool) {
 		attempts.Spared++
 	}
 	t.count(telemetry.Failed, 1, v.Action.String())
+	text := errorText(cause)
+	t.reg.lastError.Store(&text)
 	t.noteOutcome(x, v, cause)
 
 	// Without WithUnknown, messages without a handler are normal. They are reported once per type, not
@@ -142,6 +144,7 @@ func (t *track) disposeTask(x task, v verdict, cause error) bool {
 	switch {
 	case t.reg == s.c.unknown:
 		t.count(telemetry.Unknown, 1, "")
+		s.c.health.countUnknown(x.entry.m.Name)
 	case v.Action == actDiscard || lost:
 		t.count(telemetry.Discarded, 1, "")
 	case v.Action == actDeadLetter:
