@@ -166,7 +166,9 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 	}))
 
 	if h.Handling.Alone {
-		opts = append(opts, consumer.WithConcurrency(1), consumer.WithBatch(1))
+		opts = append(opts, consumer.WithConcurrency(1))
+	} else {
+		opts = append(opts, consumer.WithBatch(64))
 	}
 	mode := consumer.WithMode(consumer.Transactional)
 	if !h.Handling.Inbox {

@@ -40,7 +40,7 @@ func (e *exit) member(x consumer.Inbox, opts ...consumer.Option) *consumer.Consu
 	e.Helper()
 	c, err := consumer.New("g", nil, append([]consumer.Option{
 		consumer.WithTopics("in"), consumer.WithTransport(e.broker), consumer.WithInbox(x), consumer.Transactions(e.db.Transaction),
-		consumer.Letters(e.dead), consumer.Commits(consumer.CommitEach()), consumer.WithOutbox(e.box),
+		consumer.Letters(e.dead), consumer.WithCommitInterval(0), consumer.WithOutbox(e.box),
 		consumer.WithErrorHook(func(_ context.Context, err error) { e.reported <- err }),
 	}, opts...)...)
 	e.ok(err)
@@ -103,7 +103,10 @@ func (e *exit) passes() (handled []string, letters []consumer.Letter) {
 	}
 }
 
-var toLetters = consumer.OnFailure(consumer.NewPolicy(consumer.On().DeadLetter()))
+// noQuick moves a failed message to a retry topic at once.
+var noQuick = consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}})
+
+var toLetters = consumer.WithRetry(consumer.NoRetry())
 
 func TestALongIdentityDoesNotBlockItsPartition(t *testing.T) {
 	t.Parallel()
@@ -195,24 +198,6 @@ func TestARedactorThatFailsDoesNotBlockItsPartition(t *testing.T) {
 	}
 }
 
-// decides always returns the same verdict.
-type decides consumer.Verdict
-
-func (d decides) Decide(error, *consumer.Message, consumer.Attempts) consumer.Verdict {
-	return consumer.Verdict(d)
-}
-
-func TestAVerdictThatNobodyKnowsIsADeadLetter(t *testing.T) {
-	t.Parallel()
-	e := newExit(t)
-	e.put("in", "k", "bad", "id", "1")
-	e.put("in", "k", "good", "id", "2")
-	e.runs(consumer.OnFailure(decides{Action: 99}))
-	if handled, letters := e.passes(); len(handled) != 1 || len(letters) != 1 {
-		t.Errorf("handled %q, %d letters", handled, len(letters))
-	}
-}
-
 func TestARetryTopicThatCannotBeIsADeadLetter(t *testing.T) {
 	t.Parallel()
 	e := newExit(t)
@@ -225,30 +210,9 @@ func TestARetryTopicThatCannotBeIsADeadLetter(t *testing.T) {
 
 	e.put("in", "k", "bad", "id", "1")
 	e.put("in", "k", "good", "id", "2")
-	e.runs(consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(time.Second))))
+	e.runs(noQuick, consumer.WithRetryTopics(time.Second))
 	if handled, letters := e.passes(); len(handled) != 1 || len(letters) != 1 {
 		t.Errorf("handled %q, %d letters", handled, len(letters))
-	}
-}
-
-// panics is a disposer of a user that panics.
-type panics struct{}
-
-func (panics) Dispose(context.Context, *consumer.Message, string, consumer.Verdict, error) error {
-	panic("in a disposer")
-}
-
-func TestADisposerThatPanicsDoesNotBlockItsPartition(t *testing.T) {
-	t.Parallel()
-	e := newExit(t, consumer.WithDisposer(panics{}), toLetters)
-	e.put("in", "k", "bad", "id", "1")
-	e.put("in", "k", "good", "id", "2")
-	e.runs()
-	if handled, _ := e.passes(); len(handled) != 1 || !e.reports(func(err error) bool {
-		_, ok := errors.AsType[*consumer.LostError](err)
-		return ok
-	}) {
-		t.Errorf("handled %q, or nothing reported as lost", handled)
 	}
 }
 
@@ -288,7 +252,7 @@ func TestControlHeadersOfStrangersAreIgnored(t *testing.T) {
 			e := newExit(t)
 			e.put("in", "k", "bad", append([]string{"id", "1"}, headers...)...)
 			e.put("in", "k", "good", "id", "2")
-			e.runs(consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(10 * time.Millisecond).DeadLetter())))
+			e.runs(noQuick, consumer.WithRetryTopics(10*time.Millisecond))
 			e.passes()
 			e.topic = "in.g.retry.1"
 			e.passes()
@@ -308,18 +272,13 @@ func TestControlHeadersOfStrangersAreIgnored(t *testing.T) {
 // A due time that is later than any policy allows is ignored.
 func TestARetryIsNotHeldForever(t *testing.T) {
 	t.Parallel()
-	e := newExit(t, consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(time.Second))))
+	e := newExit(t, noQuick, consumer.WithRetryTopics(time.Second))
 	e.broker.CreateTopic("in.g.retry.1", 1)
 	e.put("in.g.retry.1", "k", "held", "id", "1", consumer.HeaderOnly, "g/h", consumer.HeaderRetryDue, "9999999999999", consumer.HeaderRetryOrigin, "in/0/0")
 	e.topic = "in.g.retry.1"
 	e.runs()
 	if handled, _ := e.passes(); len(handled) != 1 {
 		t.Errorf("handled %q", handled)
-	}
-
-	long := consumer.NewPolicy(consumer.On().RetryTopic(30 * 24 * time.Hour))
-	if err := long.Validate(); !errors.Is(err, consumer.ErrConfiguration) {
-		t.Errorf("a delay of a month: %v", err)
 	}
 }
 
@@ -390,9 +349,9 @@ func TestARecordWithoutAnIDHasItsEffectOnceWhereverItIsMoved(t *testing.T) {
 	e := newExit(t)
 	e.broker.CreateTopic("in.g.retry.1", 1)
 	died, effects := make(chan struct{}), make(chan string, 100)
-	policy := consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(10 * time.Millisecond)))
+	policy := consumer.WithRetryTopics(10 * time.Millisecond)
 	member := func(x consumer.Inbox, fails bool) *consumer.Consumer {
-		c := e.member(x, policy)
+		c := e.member(x, noQuick, policy)
 		e.ok(c.Handle("h", consumer.Func(func(_ context.Context, m *consumer.Message) error {
 			if fails {
 				return errors.New("not yet")

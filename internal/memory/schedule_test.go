@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -33,7 +34,7 @@ func newPlan(t *testing.T, opts ...consumer.Option) *plan {
 	var err error
 	p.Consumer, err = consumer.New("g", nil, append([]consumer.Option{
 		consumer.WithTopics("plan"), consumer.WithTransport(p.broker), consumer.WithInbox(p.inbox), consumer.Transactions(p.db.Transaction),
-		consumer.Letters(p.dead), consumer.Commits(consumer.CommitEach()),
+		consumer.Letters(p.dead), consumer.WithCommitInterval(0),
 		consumer.WithErrorHook(func(_ context.Context, err error) { p.reported <- err }),
 	}, opts...)...)
 
@@ -82,9 +83,9 @@ func (p *plan) reports() (all []error) {
 // letter nor lost, and is handled later.
 func TestMessagesThatWaitForTheirHandlerAtAStopAreNotBlamed(t *testing.T) {
 	t.Parallel()
-	for name, fate := range map[string]consumer.Decider{
-		"dead letter": consumer.NewPolicy(consumer.On().DeadLetter()),
-		"discard":     consumer.NewPolicy(consumer.On().Discard()),
+	for name, fate := range map[string]consumer.Retry{
+		"dead letter": consumer.NoRetry(),
+		"discard":     {MaxAttempts: 1, Then: consumer.ThenDiscard},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -97,7 +98,7 @@ func TestMessagesThatWaitForTheirHandlerAtAStopAreNotBlamed(t *testing.T) {
 				<-release
 				handled.Add(1)
 				return nil
-			}, consumer.WithLimit(1), consumer.OnFailure(fate))
+			}, consumer.WithLimit(1), consumer.WithRetry(fate))
 
 			ctx, stop := context.WithCancel(p.context())
 			done := make(chan error, 1)
@@ -161,7 +162,7 @@ func TestAHandlerThatIsReplacedLosesNoMessageThatWaits(t *testing.T) {
 	p.put("A", 1, 1)
 	var effects atomic.Int32
 	failed := make(chan struct{}, 10)
-	policy := consumer.OnFailure(consumer.NewPolicy(consumer.On().Retry(5, 500*time.Millisecond).DeadLetter()))
+	policy := consumer.WithRetry(consumer.Retry{Quick: []time.Duration{500 * time.Millisecond}})
 	var calls atomic.Int32
 	handler := func(context.Context, *consumer.Message) error {
 		if calls.Add(1) == 1 {
@@ -258,7 +259,7 @@ func TestABreakerOpensForTimeOutsAndForBatches(t *testing.T) {
 			p := newPlan(t)
 			p.put("A", 12, 1)
 			opts := []consumer.HandlerOption{
-				consumer.WithMiddleware(b.Middleware()), consumer.WithTimeout(20 * time.Millisecond), consumer.OnFailure(consumer.NewPolicy(consumer.On().DeadLetter())),
+				consumer.WithMiddleware(b.Middleware()), consumer.WithTimeout(20 * time.Millisecond), consumer.WithRetry(consumer.NoRetry()),
 			}
 			if c.batch {
 				p.ok(p.Handle("A", consumer.Batch(func(ctx context.Context, _ []*consumer.Message) error { return c.f(ctx) }, "A"), opts...))
@@ -290,20 +291,17 @@ func TestUnknownTypesAreReportedOnceEach(t *testing.T) {
 	p.put("B", 10, 3)
 	p.start("consumer", p.Run)
 	p.passes()
-	var types []string
+	var reports []string
 	for _, err := range p.reports() {
-		e, ok := errors.AsType[*consumer.NoHandlerError](err)
-		if !ok {
+		if !errors.Is(err, consumer.ErrNoHandler) {
 			t.Error(err)
-			continue
 		}
-
-		types = append(types, e.Type)
+		reports = append(reports, err.Error())
 	}
 
-	slices.Sort(types)
-	if !slices.Equal(types, []string{"A", "B"}) {
-		t.Errorf("reported for %q", types)
+	slices.Sort(reports)
+	if len(reports) != 2 || !strings.Contains(reports[0], `"A"`) || !strings.Contains(reports[1], `"B"`) {
+		t.Errorf("reported %q", reports)
 	}
 }
 
@@ -316,7 +314,7 @@ func TestAHandlersOwnInboxErrorsAreItsFailures(t *testing.T) {
 			p := newPlan(t)
 			p.put("A", 1, 1)
 			p.on("A", func(context.Context, *consumer.Message) error { return fmt.Errorf("of another inbox: %w", failure) },
-				consumer.OnFailure(consumer.NewPolicy(consumer.On().DeadLetter())))
+				consumer.WithRetry(consumer.NoRetry()))
 			p.start("consumer", p.Run)
 			p.passes()
 			letters, err := p.dead.All(p.context())
@@ -336,13 +334,13 @@ func TestATimeOutKeepsTheHandlersOwnError(t *testing.T) {
 	p.on("A", func(ctx context.Context, _ *consumer.Message) error {
 		<-ctx.Done()
 		return own
-	}, consumer.WithTimeout(10*time.Millisecond), consumer.OnFailure(consumer.NewPolicy(
-		consumer.On(consumer.Is(own)).Then(consumer.ToPark), consumer.On().DeadLetter())))
+	}, consumer.WithTimeout(10*time.Millisecond),
+		consumer.WithRetry(consumer.NoRetry()), consumer.WithRetryFor(consumer.ErrorIs(own), consumer.Retry{MaxAttempts: 1, Then: consumer.ThenDiscard}))
 
 	p.start("consumer", p.Run)
 	p.passes()
 	for _, err := range p.reports() {
-		if e, ok := errors.AsType[*consumer.HandlerError](err); !ok || e.Verdict.Action != consumer.Park || !errors.Is(err, context.DeadlineExceeded) {
+		if e, ok := errors.AsType[*consumer.HandlerError](err); !ok || e.Next != "discard" || !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
 	}
@@ -360,6 +358,7 @@ func (m *measures) Measure(x telemetry.Measurement) {
 		m.lag.Store(x.N)
 	case telemetry.Oldest:
 		m.age.Store(int64(x.Took))
+	default:
 	}
 }
 
@@ -367,7 +366,7 @@ func (m *measures) Measure(x telemetry.Measurement) {
 func TestTheLagOfAStuckPartitionGrows(t *testing.T) {
 	t.Parallel()
 	seen := &measures{}
-	p := newPlan(t, consumer.WithTelemetry(seen), consumer.WithBuffer(1, 1<<20), consumer.MaxAhead(1))
+	p := newPlan(t, consumer.WithTelemetry(seen), consumer.WithBuffer(1))
 	p.put("A", 1, 1)
 	begun, release := make(chan struct{}, 100), make(chan struct{})
 	p.on("A", func(context.Context, *consumer.Message) error {
@@ -469,7 +468,7 @@ func TestRetryTopicsOfAHandlerThatComesLaterAreRead(t *testing.T) {
 
 		done <- struct{}{}
 		return nil
-	}, consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(10*time.Millisecond).DeadLetter())))
+	}, noQuick, consumer.WithRetryTopics(10*time.Millisecond))
 
 	p.put("A", 1, 1)
 	select {

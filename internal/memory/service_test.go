@@ -85,7 +85,7 @@ func (w *world) consumer(group string, topics ...string) *consumer.Consumer {
 func (w *world) consumerOf(group string, topics []string, more ...consumer.Option) *consumer.Consumer {
 	w.Helper()
 	c, err := consumer.New(group, nil, append(more, consumer.WithTopics(topics...), consumer.WithTransport(w.broker), consumer.WithInbox(w.inbox),
-		consumer.Transactions(w.db.Transaction), consumer.Letters(w.dead), consumer.Commits(consumer.CommitEach()),
+		consumer.Transactions(w.db.Transaction), consumer.Letters(w.dead), consumer.WithCommitInterval(0),
 		consumer.WithErrorHook(func(_ context.Context, err error) {
 			if w.Context().Err() == nil {
 				w.Log(err)
@@ -203,7 +203,7 @@ func TestDeadLettersWithoutServers(t *testing.T) {
 			return errors.New("not this one")
 		}
 		return handled.Insert(ctx, string(m.Value), balance{})
-	}, "Deposited"), consumer.OnFailure(consumer.NewPolicy(consumer.On().Then(consumer.ToDeadLetter)))))
+	}, "Deposited"), consumer.WithRetry(consumer.NoRetry())))
 
 	w.start("consumer", c.Run)
 	w.append(deposit("a", 1), deposit("a", 2), deposit("a", 3))
@@ -231,7 +231,7 @@ func TestDeadLettersAreRedactedAndTold(t *testing.T) {
 			return nil
 		}))
 
-	w.ok(c.Handle("Deposited", consumer.Func(func(context.Context, *consumer.Message) error { return errors.New("no") }, "Deposited"), consumer.OnFailure(consumer.NewPolicy(consumer.On().Then(consumer.ToDeadLetter)))))
+	w.ok(c.Handle("Deposited", consumer.Func(func(context.Context, *consumer.Message) error { return errors.New("no") }, "Deposited"), consumer.WithRetry(consumer.NoRetry())))
 	w.start("consumer", c.Run)
 	w.append(deposit("a", 1))
 	told, err := w.broker.Await(w.context(), "outbox.event."+consumer.FaultType, 1)

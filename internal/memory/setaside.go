@@ -215,6 +215,20 @@ func (s *setAsideStore) Count(ctx context.Context, handler string, limit int) (n
 	return n, err
 }
 
+// Oldest returns the time since the first failure of the handler's oldest message.
+func (s *setAsideStore) Oldest(ctx context.Context, handler string) (age time.Duration, err error) {
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		age = 0
+		s.scanMessages(t, func(m *setAsideMessage) {
+			if m.Handler == handler && !m.since.IsZero() {
+				age = max(age, time.Since(m.since), time.Millisecond)
+			}
+		})
+		return nil
+	})
+	return age, err
+}
+
 // Handlers returns the handlers of a group that have messages.
 func (s *setAsideStore) Handlers(ctx context.Context, group string) (names []string, err error) {
 	err = s.db.runOperation(ctx, func(t *tx) error {

@@ -50,6 +50,9 @@ type Store interface {
 	// Count returns how many messages of a handler are set aside, at most limit.
 	Count(ctx context.Context, handler string, limit int) (int, error)
 
+	// Oldest returns the time since the first failure of the handler's message that failed first; 0 if there is none.
+	Oldest(ctx context.Context, handler string) (time.Duration, error)
+
 	// Handlers returns the handlers of a group that have messages.
 	Handlers(ctx context.Context, group string) ([]string, error)
 }
@@ -74,7 +77,7 @@ func New(db *mongo.Database, name string) *Collection {
 		SetReadPreference(readpref.Primary()))}
 }
 
-// EnsureIndexes creates the collection and its index.
+// EnsureIndexes creates the collection and its indexes.
 func (s *Collection) EnsureIndexes(ctx context.Context) error {
 	var keys bson.D
 	for _, field := range []string{"h", "t", "p", "q", "g", "o", "due"} {
@@ -82,12 +85,15 @@ func (s *Collection) EnsureIndexes(ctx context.Context) error {
 	}
 
 	err := schema.Change(ctx, s.coll, func(ctx context.Context) error {
-		model := mongo.IndexModel{Keys: keys, Options: options.Index().SetName("queues")}
-		_, err := s.coll.Indexes().CreateOne(ctx, model)
+		_, err := s.coll.Indexes().CreateMany(ctx, []mongo.IndexModel{
+			{Keys: keys, Options: options.Index().SetName("queues")},
+			{Keys: bson.D{{Key: "h", Value: 1}, {Key: "since", Value: 1}}, Options: options.Index().SetName("oldest").
+				SetPartialFilterExpression(bson.D{{Key: "since", Value: bson.D{{Key: "$exists", Value: true}}}})},
+		})
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("creating the index of %s: %w", s.coll.Name(), err)
+		return fmt.Errorf("creating the indexes of %s: %w", s.coll.Name(), err)
 	}
 	return nil
 }
@@ -265,6 +271,29 @@ func (s *Collection) Count(ctx context.Context, handler string, limit int) (int,
 		return 0, fmt.Errorf("counting the messages that are set aside: %w", err)
 	}
 	return int(n), nil
+}
+
+// Oldest returns the time since the first failure of the handler's oldest message: see Store.
+func (s *Collection) Oldest(ctx context.Context, handler string) (time.Duration, error) {
+	cur, err := s.coll.Aggregate(ctx, mongo.Pipeline{
+		{{Key: "$match", Value: bson.D{{Key: "h", Value: handler}, {Key: "since", Value: bson.D{{Key: "$exists", Value: true}}}}}},
+		{{Key: "$sort", Value: bson.D{{Key: "since", Value: 1}}}},
+		{{Key: "$limit", Value: 1}},
+		{{Key: "$project", Value: bson.D{{Key: "age", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", "$since"}}}}}}},
+	})
+	var docs []struct {
+		Age int64 `bson:"age"` // milliseconds
+	}
+	if err == nil {
+		err = cur.All(ctx, &docs)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("reading the oldest message that is set aside: %w", err)
+	}
+	if len(docs) == 0 {
+		return 0, nil
+	}
+	return max(time.Duration(docs[0].Age)*time.Millisecond, time.Millisecond), nil
 }
 
 // Handlers returns the handlers of a group that have messages: see Store.

@@ -28,25 +28,25 @@ type inboxFailure struct{ error }
 
 func (e *inboxFailure) Unwrap() error { return e.error }
 
-// TimeoutError reports that a handler exceeded its Timeout.
-type TimeoutError struct {
+// timeoutError reports that a handler exceeded its Timeout.
+type timeoutError struct {
 	Handler string
 	After   time.Duration
 	Err     error // the error that the handler returned after the timeout
 }
 
-func (e *TimeoutError) Error() string {
+func (e *timeoutError) Error() string {
 	return fmt.Sprintf("handler %s did not end within %v: %v", e.Handler, e.After, e.Err)
 }
 
-// Unwrap returns context.DeadlineExceeded and the handler's error. A timeout does not mean that the database is
-// unavailable, so Transient does not match a TimeoutError.
-func (e *TimeoutError) Unwrap() []error { return []error{context.DeadlineExceeded, e.Err} }
+// Unwrap returns ErrTimeout, context.DeadlineExceeded and the handler's error. A timeout does not mean that the database is
+// unavailable, so it is not transient.
+func (e *timeoutError) Unwrap() []error { return []error{ErrTimeout, context.DeadlineExceeded, e.Err} }
 
-// recoverPanic stores a panic as a *PanicError in err. It must be deferred directly.
+// recoverPanic stores a panic as a *panicError in err. It must be deferred directly.
 func recoverPanic(err *error) {
 	if v := recover(); v != nil {
-		*err = &PanicError{Value: v, Stack: debug.Stack()}
+		*err = &panicError{Value: v, Stack: debug.Stack()}
 	}
 }
 
@@ -78,6 +78,8 @@ func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 		}
 	}
 
+	t.reg.running.Add(1)
+	defer t.reg.running.Add(-1)
 	ctx, endSpan, spanErr := t.startSpan(ctx, list)
 	if spanErr != nil {
 		return res, &handlerFailure{spanErr}
@@ -159,14 +161,6 @@ func (t *track) noHandlerCause(x task) error {
 		return x.entry.decodeErr
 	}
 	return fmt.Errorf("%w takes type %q: register one", ErrNoHandler, x.entry.m.Name)
-}
-
-func messagesOf(list []task) []*Message {
-	out := make([]*Message, len(list))
-	for i, x := range list {
-		out[i] = x.entry.m
-	}
-	return out
 }
 
 // handleOptimistic marks and handles the messages in one transaction.
@@ -322,7 +316,7 @@ func (t *track) wrapFailure(ctx context.Context, err error) error {
 }
 
 // callWithTimeout calls f with the handler's timeout. It returns a panic as an error, and an error after the timeout as
-// a *TimeoutError.
+// a *timeoutError.
 func (t *track) callWithTimeout(ctx context.Context, f func(ctx context.Context) error) (err error) {
 	limited, cancel := context.WithTimeout(ctx, t.reg.timeout)
 	defer cancel()
@@ -330,7 +324,7 @@ func (t *track) callWithTimeout(ctx context.Context, f func(ctx context.Context)
 
 	err = f(limited)
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
-		err = &TimeoutError{Handler: t.reg.name, After: t.reg.timeout, Err: err}
+		err = &timeoutError{Handler: t.reg.name, After: t.reg.timeout, Err: err}
 	}
 	return err
 }
@@ -379,7 +373,7 @@ func collectMessage(ctx context.Context, m *Message) error {
 	return nil
 }
 
-// assignBlame reports whether the message is to blame for err. If so, the policy decides about cause. Otherwise the
+// assignBlame reports whether the message is to blame for err. If so, Retry decides about cause. Otherwise the
 // cause is an unavailable database, a conflict of transactions, the claim of another member, or a partition that has
 // changed. The consumer waits until these are over, and they cost no attempts.
 //

@@ -22,7 +22,7 @@ func TestAPoisonMessageThatOutlastsTheClientsTimeoutIsADeadLetter(t *testing.T) 
 	t.Parallel()
 	k := newKit(t, 1, options.Client().SetTimeout(300*time.Millisecond))
 	dead := newDisposed()
-	c := k.consumer(consumer.WithDisposer(dead), consumer.OnFailure(tries(1)))
+	c := k.consumer(consumer.WithDisposer(dead), tries(1))
 	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if string(m.Value) != "2" {
 			return nil
@@ -101,7 +101,7 @@ func TestAMessageThatOutlastsEveryTransactionIsADeadLetter(t *testing.T) {
 			insert := k.effects("effects")
 			dead := newDisposed()
 			var outages atomic.Int32
-			c := k.consumer(consumer.WithDisposer(dead), consumer.OnFailure(tries(1)), consumer.WithErrorHook(func(_ context.Context, err error) {
+			c := k.consumer(consumer.WithDisposer(dead), tries(1), consumer.WithErrorHook(func(_ context.Context, err error) {
 				k.log(err)
 				if _, ok := errors.AsType[*consumer.OutageError](err); ok {
 					outages.Add(1)

@@ -1,65 +1,28 @@
 package consumer
 
-import (
-	"errors"
-	"fmt"
-	"time"
-)
+import "time"
 
-// CommitMode defines when the consumer commits offsets to the group. In every mode an offset is committed only when all
+// commitMode defines when the consumer commits offsets to the group. In every mode an offset is committed only when all
 // messages below it are finished, and a drain commits all finished messages.
-type CommitMode struct {
-	kind  commitKind
-	n     int
-	every time.Duration
+type commitMode struct {
+	count int           // commits after so many finished messages; 0 does not
+	every time.Duration // commits at this interval; 0 does not
 }
 
-type commitKind uint8
-
-const (
-	commitEach commitKind = iota + 1
-	commitCount
-	commitInterval
-	commitDrain
-)
-
-// CommitEach commits whenever a finished message lets the offset advance. Messages that finish during a commit share the
-// next one.
-func CommitEach() CommitMode { return CommitMode{kind: commitEach} }
-
-// CommitCount commits when the offset has advanced over n messages.
-func CommitCount(n int) CommitMode { return CommitMode{kind: commitCount, n: n} }
-
-// CommitInterval commits at the interval d if the offset has advanced.
-func CommitInterval(d time.Duration) CommitMode { return CommitMode{kind: commitInterval, every: d} }
-
-// CommitOnDrain commits only at a stop, and at a rebalance. After a crash, Kafka delivers
-// all messages since the last commit again. The inbox then rejects the messages that were handled.
-func CommitOnDrain() CommitMode { return CommitMode{kind: commitDrain} }
-
-// String returns the mode as text, such as "every 100 messages".
-func (m CommitMode) String() string {
-	switch m.kind {
-	case commitEach:
-		return "each"
-	case commitCount:
-		return fmt.Sprintf("every %d messages", m.n)
-	case commitInterval:
-		return "every " + m.every.String()
-	case commitDrain:
-		return "on drain"
-	}
-	return "none"
+// WithCommitInterval sets how often offsets are committed. Defaults to 1 s. 0 commits after each message, and a negative
+// interval only when partitions are given up: at a stop and at a rebalance. After a crash, Kafka delivers all messages since
+// the last commit again, and the inbox rejects the messages that were handled. It replaces WithCommitCount.
+func WithCommitInterval(d time.Duration) Option {
+	return option(func(s *settings) {
+		s.commitMode = commitMode{every: max(d, 0)}
+		if d == 0 {
+			s.commitMode.count = 1
+		}
+	})
 }
 
-func (m CommitMode) validate() error {
-	switch {
-	case m.kind == 0:
-		return errors.New("no commit mode: use CommitEach, CommitCount, CommitInterval or CommitOnDrain")
-	case m.kind == commitCount && m.n < 1:
-		return fmt.Errorf("commit after %d messages: it must be positive", m.n)
-	case m.kind == commitInterval && m.every <= 0:
-		return fmt.Errorf("commit every %v: it must be positive", m.every)
-	}
-	return nil
+// WithCommitCount commits when n messages are finished since the last commit. A negative n commits only when partitions are
+// given up. It replaces WithCommitInterval.
+func WithCommitCount(n int) Option {
+	return option(func(s *settings) { s.commitMode = commitMode{count: max(n, 0)} })
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -26,6 +27,7 @@ type Consumer struct {
 	running        atomic.Bool
 	transport      Transport // created by New, or given as an option
 	currentSession atomic.Pointer[session]
+	health         *health
 	waiting        setaside.Store // messages that are set aside; nil if an inbox given by WithInbox has none
 
 	unknown, orphaned, poison *registration
@@ -34,7 +36,7 @@ type Consumer struct {
 // New returns a member of a consumer group whose handlers write to db. It does no I/O. It returns all problems of its
 // arguments in one error. db may be nil if WithInbox and Transactions supply the inbox and the transactions.
 func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
-	c := &Consumer{group: group, db: db, s: newSettings(opts)}
+	c := &Consumer{group: group, db: db, s: newSettings(opts), health: newHealth()}
 
 	problems := []error{c.s.validate()}
 	if group == "" {
@@ -64,13 +66,13 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	c.waiting = openWaiting(db, c.s.inbox.replacement)
 	c.gate.notify = func(on bool) { c.measureStop("paused", on) }
 
-	own := handling{mode: AtLeastOnce, timeout: DefaultTimeout, batchSize: 1}
-	c.unknown = &registration{handling: own, system: true}
-	c.unknown.decider = unknownDecider{pass: !c.s.deadUnknown}
-	c.orphaned = &registration{handling: own, system: true}
-	c.orphaned.decider = unknownDecider{}
-	c.poison = &registration{handling: own, system: true}
-	c.poison.decider = poisonDecider{c.s.decider}
+	unknown, orphaned := verdict{Action: actDiscard, Reason: ClassNoHandler}, verdict{Action: actDeadLetter, Reason: ClassNoHandler}
+	if c.s.deadUnknown {
+		unknown = orphaned
+	}
+	c.unknown = newSystemHandler(unknown)
+	c.orphaned = newSystemHandler(orphaned)
+	c.poison = newSystemHandler(verdict{Action: actDeadLetter, Reason: ClassPoison})
 	return c, nil
 }
 
@@ -88,30 +90,12 @@ func openWaiting(db *mongo.Database, x Inbox) setaside.Store {
 // Publisher returns the publisher of the consumer's transport, for other parts of the service that write to its topics.
 func (c *Consumer) Publisher() Publisher { return c.transport }
 
-// unknownDecider decides about messages for which no handler is registered.
-type unknownDecider struct{ pass bool }
-
-func (d unknownDecider) Decide(error, *Message, Attempts) Verdict {
-	if d.pass {
-		return Verdict{Action: Skip, Reason: "no_handler"}
-	}
-	return Verdict{Action: Park, Reason: "no_handler"}
-}
-
-// poisonDecider decides about records that cannot be decoded. It never retries, because the bytes stay the same.
-type poisonDecider struct{ policy Decider }
-
-func (d poisonDecider) Decide(err error, m *Message, a Attempts) Verdict {
-	dead := Verdict{Action: DeadLetter, Reason: "malformed"}
-	if d.policy == nil {
-		return dead
-	}
-
-	switch v := d.policy.Decide(err, m, a); v.Action {
-	case Skip, DeadLetter, Park:
-		return v
-	default:
-		return dead
+// newSystemHandler returns the registration for messages that no handler gets. Its verdict is always v.
+func newSystemHandler(v verdict) *registration {
+	return &registration{
+		handling: handling{mode: AtLeastOnce, timeout: defaultTimeout, batchSize: 1},
+		decider:  decider{fixed: &v},
+		system:   true,
 	}
 }
 
@@ -119,10 +103,9 @@ func (d poisonDecider) Decide(err error, m *Message, a Attempts) Verdict {
 type run struct {
 	c            *Consumer
 	ctx          context.Context
-	disposer     Disposer
+	disposer     messageDisposer
 	inbox        Inbox
 	transact     Transactor
-	kept         keptAttempts
 	runningLanes atomic.Int64
 	heldMessages atomic.Int64
 	heldBytes    atomic.Int64
@@ -131,19 +114,17 @@ type run struct {
 // Run joins the group and handles its messages until ctx ends. Then it stops reading, finishes the messages in flight
 // within the time of Drain, commits, leaves the group and returns nil. It returns other errors only if it cannot recover
 // from them. Run may be called again after it has returned. While it runs, a second call returns ErrRunning.
-func (c *Consumer) Run(ctx context.Context) error {
+func (c *Consumer) Run(ctx context.Context) (err error) {
 	if !c.running.CompareAndSwap(false, true) {
 		return ErrRunning
 	}
 	defer c.running.Store(false)
+	c.health.begin()
+	defer func() { c.health.end(err) }()
 
 	if len(c.reg.snapshot().all) == 0 {
 		return fmt.Errorf("%w: call Handle before Run", ErrNoHandler)
 	}
-	if _, err := c.retryTopics(c.s.topics); err != nil {
-		return fmt.Errorf("consumer: %w", err)
-	}
-
 	r := &run{c: c, ctx: ctx, inbox: c.s.inbox.replacement, transact: c.transactor()}
 	r.disposer = c.s.disposer
 	if r.disposer == nil {
@@ -153,6 +134,12 @@ func (c *Consumer) Run(ctx context.Context) error {
 		}
 		r.disposer = d
 	}
+
+	healthCtx, stop := context.WithCancel(ctx)
+	var refreshing sync.WaitGroup
+	defer refreshing.Wait()
+	defer stop()
+	refreshing.Go(func() { r.refreshHealth(healthCtx) })
 
 	if err := r.ensureIndexes(); err != nil { //nolint:contextcheck // r has the context
 		if ctx.Err() != nil {

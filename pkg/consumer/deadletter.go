@@ -58,7 +58,7 @@ func LettersExpire(after time.Duration) LettersOption {
 // LettersNode sets the name of the process in the source of the letters.
 func LettersNode(name string) LettersOption { return func(d *DeadLetters) { d.node = name } }
 
-// NewDeadLetters returns the dead letters of db. It does no I/O. Its errors are ErrConfiguration.
+// NewDeadLetters returns the dead letters of db. It does no I/O.
 func NewDeadLetters(db *mongo.Database, opts ...LettersOption) (*DeadLetters, error) {
 	d := &DeadLetters{name: DefaultLetters}
 	for _, o := range opts {
@@ -67,12 +67,11 @@ func NewDeadLetters(db *mongo.Database, opts ...LettersOption) (*DeadLetters, er
 
 	switch {
 	case db == nil:
-		return nil, fmt.Errorf("%w: dead letters: the database is nil", ErrConfiguration)
+		return nil, errors.New("consumer: dead letters: the database is nil")
 	case d.name == "":
-		return nil, fmt.Errorf("%w: dead letters: the collection has no name", ErrConfiguration)
+		return nil, errors.New("consumer: dead letters: the collection has no name")
 	case d.expire < 0 || d.expire > 0 && d.expire < time.Second || d.expire/time.Second > math.MaxInt32:
-		return nil, fmt.Errorf("%w: dead letters: expiry after %s: set at least 1 s and at most 68 years",
-			ErrConfiguration, d.expire)
+		return nil, fmt.Errorf("consumer: dead letters: expiry after %s: set at least 1 s and at most 68 years", d.expire)
 	}
 
 	d.coll = majorityCollection(db, d.name)
@@ -101,7 +100,7 @@ func (d *DeadLetters) EnsureIndexes(ctx context.Context) error {
 		return err
 	})
 	if err != nil {
-		return &MaintenanceError{Task: "creating the indexes of " + d.name, Err: err}
+		return &maintenanceError{Task: "creating the indexes of " + d.name, Err: err}
 	}
 	return nil
 }

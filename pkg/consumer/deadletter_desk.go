@@ -147,7 +147,7 @@ func encodeCursor(l *Letter) (string, error) {
 func decodeCursor(text string) (LetterID, time.Time, error) {
 	var c letterCursor
 	if err := bson.UnmarshalExtJSON([]byte(text), false, &c); err != nil {
-		return c.ID, c.MovedAt, fmt.Errorf("%w: invalid cursor %q: pass the Next of the previous page", ErrValidation, text)
+		return c.ID, c.MovedAt, fmt.Errorf("%w: invalid cursor %q: pass the Next of the previous page", ErrMalformed, text)
 	}
 	return c.ID, c.MovedAt, nil
 }

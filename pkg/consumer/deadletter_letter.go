@@ -3,9 +3,10 @@ package consumer
 import (
 	"cmp"
 	"fmt"
-	"github.com/outrelay/outrelay/pkg/event"
 	"strconv"
 	"time"
+
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // LetterID identifies a dead letter by group, handler, identity of the message, and delivery. Each requeue increments the
@@ -76,7 +77,7 @@ type Replayed struct {
 const maxLetterReason = 8 << 10
 
 // newLetter returns the letter of a message that v gives up because of cause.
-func newLetter(m *Message, handler string, v Verdict, cause error, at time.Time) *Letter {
+func newLetter(m *Message, handler string, v verdict, cause error, at time.Time) *Letter {
 	l := &Letter{
 		ID:            LetterID{Group: m.Group, Handler: handler, NS: m.Source, ID: m.ID, Delivery: m.Delivery},
 		Class:         cmp.Or(v.Reason, Class(cause)),

@@ -49,7 +49,7 @@ func (d *DeadLetters) requeueMatching(
 	ctx context.Context, q LetterQuery, r Replay, takes func(*Message) bool,
 ) (int64, error) {
 	if r.Publisher == nil {
-		return 0, &UnsupportedError{Operation: "requeueing dead letters", Needs: "a Publisher"}
+		return 0, &unsupportedError{Operation: "requeueing dead letters", Needs: "a Publisher"}
 	}
 
 	notReplayed := false

@@ -40,25 +40,28 @@ func boundIdentity(text string) string {
 }
 
 // Decoder converts a record to a Message. The message may refer to the bytes of the record. If the Decoder returns an error,
-// the policy decides about the record with a *DecodeError. By default the record becomes a dead letter, and its offset passes
+// Retry decides about the record with a *decodeError. By default the record becomes a dead letter, and its offset passes
 // after the letter is written. The consumer sets Topic, Partition, Offset, LeaderEpoch and Group, and fills in Time, ID and
 // Attempt if they are empty.
 type Decoder func(r *Record) (*Message, error)
 
-// DecodeError reports that a record could not be decoded.
-type DecodeError struct {
+// decodeError reports that a record could not be decoded.
+type decodeError struct {
 	Topic     string
 	Partition int32
 	Offset    int64
 	Err       error
 }
 
-func (e *DecodeError) Error() string {
+func (e *decodeError) Error() string {
 	return fmt.Sprintf("record %s/%d/%d is not readable: %v", e.Topic, e.Partition, e.Offset, e.Err)
 }
 
 // Unwrap returns the error of the Decoder.
-func (e *DecodeError) Unwrap() error { return e.Err }
+func (e *decodeError) Unwrap() error { return e.Err }
+
+// Is reports true for ErrMalformed, also if the error of the Decoder has no class: another attempt would read the same bytes.
+func (e *decodeError) Is(target error) bool { return target == ErrMalformed }
 
 // Decode is the default Decoder. It accepts the records of all presets of the relay, and recognizes them by their headers:
 // plain, Debezium's event router, and CloudEvents in binary and structured mode. For a structured CloudEvent, the value of

@@ -1,92 +1,71 @@
-// Package consumer delivers the records of Kafka topics to handlers. Each message has its effect once for each handler, in
-// the order of its key. This holds through rebalances, crashes, and outages of the database.
+// Package consumer handles the records of Kafka topics. Each message takes effect once for each handler, in the order of its
+// key, through crashes, rebalances and outages of the database.
 //
-//	c, err := consumer.New("billing", db, consumer.WithBrokers("kafka:9092"), consumer.WithTopics("outbox.event.order"))
+//	c, err := consumer.New("shipping", db, consumer.WithBrokers("kafka:9092"), consumer.WithTopics("outbox.event.order"))
 //	…
-//	err = c.Handle("send-invoices", consumer.Func(func(ctx context.Context, m *consumer.Message) error {
-//		if _, err := invoices.InsertOne(ctx, invoice(m)); err != nil {
-//			return err
-//		}
-//		return box.Append(ctx, InvoiceSent.New(id, invoice))
-//	}, "OrderPlaced"))
+//	err = c.Handle("pack-parcels", consumer.For(OrderPlaced, pack))
 //	…
-//	err = c.Run(ctx)
+//	err = c.Run(ctx) // until ctx ends
 //
 // # Effect
 //
-// By default a handler runs in a transaction that also writes the mark of the message to the inbox. The handler's writes and
-// the events that it appends to the outbox, made with its context, are committed once. This holds however often Kafka
-// delivers the record, and also if the producer sent the message twice. WithMode selects another Mode. With
-// AtLeastOnce the handler runs at least once, for every delivery. Deliveries then depend only on Kafka's offsets, as in a
-// consumer that commits offsets after its work.
+// A handler runs in a MongoDB transaction with the mark that its message was handled. The writes that it makes with its
+// context, and the events that it appends to the outbox, are committed once, however often Kafka delivers the record. Effects
+// outside of the database can repeat: see Mode.
 //
-// # Order and parallelism
+// # Names
 //
-// A partition has inbox.Lanes lanes, split by key. A handler gets the messages of a lane one after another, in their order.
-// Lanes run in parallel, up to Concurrency over all partitions. Messages that wait in a lane share a transaction: up to Batch
-// messages, and as many as are expected to take five seconds. If one of them fails, they are tried again one by one, so that
-// the policy decides only about the message that failed. While a message is retried in place, its lane waits, but only for
-// this handler. Several handlers of a message are independent of each other.
+// The group and the name of a handler identify it in the inbox. If you rename a handler, or the group, a new handler begins
+// with the messages that follow the group's offset, or that Kafka still holds. Messages that were set aside stay with the old
+// name.
+//
+// The inbox identifies a message by its namespace and id: those of the relay, or the source and id of a CloudEvent. A record
+// without an id is identified by its place and time.
+//
+// # Order
+//
+// Messages of one key are handled one after another. Different keys run at the same time, up to WithConcurrency. Several
+// handlers of a message do not wait for each other.
 //
 // # Failures
 //
-// A message fails when its handler returns an error, panics, or exceeds its Timeout. All that it wrote is rolled back. By
-// default (see Retry) the following happens:
+// A message fails when its handler returns an error, panics or exceeds WithTimeout. Its writes are rolled back. Then, by
+// default (see Retry):
 //
 //   - The message is tried again in place after 100 ms and 400 ms.
-//   - Then it is set aside in MongoDB, together with later messages of its key. It is tried again after 5 s, 10 s, 20 s and
-//     so on up to 5 min. Its offset passes, so that other keys go on.
+//   - Then it is set aside in MongoDB, together with later messages of its key, and tried again after 5 s, 10 s, 20 s and so on
+//     up to 5 min. Its offset passes, so that other keys go on.
 //   - If messages of 20 different keys fail in a row, the handler is suspended. It tries one of its messages after 5 s up to
-//     5 min, until one succeeds. All other messages stay in Kafka. If other handlers of the topic have finished a message,
-//     it is set aside untried.
+//     5 min, until one succeeds. All other messages stay in Kafka. If other handlers of the topic have finished a message, it is
+//     set aside untried.
 //   - After 24 hours the message becomes a dead letter.
 //
-// So an outage of a service that handlers need causes lag, and no dead letters. WithRetry and WithRetryFor change the
-// values. A handler can also decide itself, with the errors of RetryIn, Suspend, Reject and Discard. Expired and invalid
-// messages become dead letters at once. OnFailure replaces all of this by a Policy.
+// So an outage of a service that handlers need causes lag, and no dead letters. A handler can decide itself, by the errors of
+// RetryIn, Suspend, Reject and Discard. Messages that are malformed or expired become dead letters at once. An outage of the
+// database spends no attempts: the consumer waits, fetches nothing and commits nothing.
+//
+// No message blocks its partition permanently. If a dead letter cannot be written, a letter without key, body and headers is
+// written. If that fails too, the message passes, and its place is reported to WithErrorHook. A Kafka batch that is damaged
+// becomes one dead letter after five fetches. If a partition lost records, for example after an unclean leader election, the
+// consumer continues from the first offset where the log differs.
+//
+// # Unknown messages
+//
+// A message whose type no handler takes passes. It is counted, and reported once for each type. WithUnknown makes it a dead
+// letter instead.
 //
 // # Offsets
 //
-// An offset is committed when its message and all messages that were fetched before it are finished for all their handlers.
-// A message is finished when it is handled, recognized as a duplicate, dropped, set aside, or safely stored as a dead letter,
-// in a retry topic or in the outbox. Commit modes only define how soon the commit follows. Records of aborted transactions are never
-// delivered. Transaction markers and compaction leave holes in the offsets, and the committed offset passes them.
+// An offset is committed when its message and all earlier ones of the partition are finished for all handlers: handled,
+// recognized as a duplicate, skipped, set aside, in a retry topic, or stored as a dead letter. Options of commits only define
+// how soon the commit follows.
 //
-// No message blocks its partition permanently. If the decision of the policy can never be carried out, the message becomes a
-// dead letter. If the letter cannot be written, a letter without key, body and headers is written. If that fails too, the
-// message passes with a *LostError. Each step is reported to WithErrorHook. If MongoDB aborts the transaction of one message twice
-// while its handler runs, the policy decides about the message with a *LifetimeError. A Kafka batch that is damaged, or older
-// than Kafka 0.11, becomes one dead letter without a body, which names its offsets. A damaged batch is fetched five times
-// first. The consumer waits only for servers that are unavailable, and for a missing dead letter topic if the letters are not
-// also stored in a collection.
+// # Stop and cost
 //
-// If a partition lost records, for example after an unclean leader election, the consumer continues from the first offset
-// where the log differs. It detects this by the leader epochs, even if the partition has grown again before the next fetch.
-// A member knows the epochs only since it got the partition. Records that were lost and replaced while no member had the
-// partition are detected only if the log is shorter than the group's offset.
+// At a stop and at a rebalance, running handlers may finish within WithDrain, and are then abandoned. If an abandoned handler
+// still commits, the inbox rejects its messages for the next owner of the partition. Nothing starts before Run. When Run
+// returns, everything that it started has ended, except abandoned handlers.
 //
-// # Identity
-//
-// The inbox identifies a message by its namespace and id: those of the relay, or the source and id of a CloudEvent. A record
-// without an id is identified by its place and timestamp. A record with an id or namespace above 1,024 bytes counts as
-// undecodable.
-//
-// # Trouble
-//
-// An outage of the database uses no attempts. Lanes wait with backoff, nothing more is fetched, and nothing is committed. The
-// messages in memory stay within Buffer and one fetch for each partition. Pause drops the messages in memory.
-//
-// At a stop and at a rebalance, running handlers may finish within the time of Drain, and are then abandoned. If an abandoned
-// handler still commits, the watermark of the inbox rejects its messages for the next owner of the partition. A handler that
-// ignores its context can be abandoned but not stopped.
-//
-// WithErrorHook gets every error once. Panics of handlers, decoders, the inbox and transactions count as errors of the message. A
-// panic at the end of a trace is reported. An Observer must not panic.
-//
-// # Cost
-//
-// In addition to the handler's own writes, a batch costs two reads, one insert and one update in its transaction, and the
-// commit. Package internal/setaside describes the costs of failures. Each partition has one goroutine and one connection that
-// read it. Each handler has one that retries messages. A lane has a goroutine while it has messages.
-// Nothing starts before Run. When Run returns, everything that it started has ended, except abandoned handlers.
+// A transaction costs two reads, one insert, one update and the commit in addition to the handler's own writes. WithBatch
+// shares it among messages. Each partition has one goroutine and one connection that read it.
 package consumer

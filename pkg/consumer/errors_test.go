@@ -13,30 +13,32 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
-func TestEveryErrorHasItsCategoryAndClass(t *testing.T) {
+func TestEveryErrorHasItsSentinelAndClass(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		err      error
-		category error
+		sentinel error
 		class    string
 	}{
-		{&consumer.UnsupportedError{Operation: "x", Needs: "y"}, consumer.ErrConfiguration, consumer.ClassHandler},
-		{&consumer.NoHandlerError{Type: "T"}, consumer.ErrConfiguration, consumer.ClassNoHandler},
-		{&consumer.InvalidError{ID: "1"}, consumer.ErrValidation, consumer.ClassInvalid},
-		{&consumer.DecodeError{Err: io.EOF}, consumer.ErrValidation, consumer.ClassPoison},
-		{&consumer.TimeoutError{After: time.Second}, consumer.ErrOperational, consumer.ClassTimeout},
-		{&consumer.LifetimeError{Ran: time.Second}, consumer.ErrOperational, consumer.ClassTimeout},
-		{&consumer.MaintenanceError{Task: "sweep", Err: io.EOF}, consumer.ErrOperational, consumer.ClassHandler},
-		{&consumer.RetriesExhaustedError{Attempts: 3, Err: io.EOF}, consumer.ErrOperational, consumer.ClassHandler},
-		{&consumer.ExpiredError{}, consumer.ErrOperational, consumer.ClassExpired},
-		{&consumer.NotDueError{}, consumer.ErrOperational, consumer.ClassNotDue},
-		{&consumer.HandlerError{Err: io.EOF}, consumer.ErrHandler, consumer.ClassHandler},
-		{&consumer.PanicError{Value: io.EOF}, consumer.ErrHandler, consumer.ClassPanic},
+		{&consumer.UnsupportedError{Operation: "x", Needs: "y"}, errors.ErrUnsupported, consumer.ClassHandler},
+		{&consumer.NoHandlerError{Type: "T"}, consumer.ErrNoHandler, consumer.ClassNoHandler},
+		{&consumer.InvalidError{ID: "1"}, consumer.ErrMalformed, consumer.ClassInvalid},
+		{&consumer.DecodeError{Err: io.EOF}, consumer.ErrMalformed, consumer.ClassPoison},
+		{&consumer.TimeoutError{After: time.Second}, consumer.ErrTimeout, consumer.ClassTimeout},
+		{&consumer.LifetimeError{Ran: time.Second}, consumer.ErrTimeout, consumer.ClassTimeout},
+		{&consumer.MaintenanceError{Task: "sweep", Err: io.EOF}, nil, consumer.ClassHandler},
+		{&consumer.RetriesExhaustedError{Attempts: 3, Err: io.EOF}, nil, consumer.ClassHandler},
+		{&consumer.ExpiredError{}, consumer.ErrExpired, consumer.ClassExpired},
+		{&consumer.NotDueError{}, nil, consumer.ClassNotDue},
+		{&consumer.HandlerError{Message: &consumer.Message{}, Err: io.EOF}, nil, consumer.ClassHandler},
+		{&consumer.PanicError{Value: io.EOF}, consumer.ErrPanic, consumer.ClassPanic},
 	} {
 		wrapped := fmt.Errorf("deep: %w", fmt.Errorf("deeper: %w", c.err))
-		for _, category := range []error{consumer.ErrConfiguration, consumer.ErrValidation, consumer.ErrOperational, consumer.ErrHandler} {
-			if got := errors.Is(wrapped, category); got != errors.Is(c.category, category) {
-				t.Errorf("%T: is %v: %v", c.err, category, got)
+		for _, sentinel := range []error{
+			errors.ErrUnsupported, consumer.ErrNoHandler, consumer.ErrMalformed, consumer.ErrTimeout, consumer.ErrExpired, consumer.ErrPanic,
+		} {
+			if got := errors.Is(wrapped, sentinel); got != errors.Is(c.sentinel, sentinel) {
+				t.Errorf("%T: is %v: %v", c.err, sentinel, got)
 			}
 		}
 		if got := consumer.Class(wrapped); got != c.class {
@@ -51,7 +53,7 @@ func TestEveryErrorHasItsCategoryAndClass(t *testing.T) {
 func TestErrorsKeepTheirCauses(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{
-		&consumer.DecodeError{Err: io.EOF}, &consumer.MaintenanceError{Task: "sweep", Err: io.EOF}, &consumer.HandlerError{Err: io.EOF},
+		&consumer.DecodeError{Err: io.EOF}, &consumer.MaintenanceError{Task: "sweep", Err: io.EOF}, &consumer.HandlerError{Message: &consumer.Message{}, Err: io.EOF},
 		&consumer.RetriesExhaustedError{Err: io.EOF}, &consumer.InvalidError{Err: io.EOF}, &consumer.PanicError{Value: io.EOF},
 	} {
 		if !errors.Is(err, io.EOF) {

@@ -45,19 +45,27 @@ func ExampleConsumer() {
 	}
 }
 
-// A policy: what nobody can mend is a dead letter at once, a service that is away is asked again and again through retry
-// topics, which hold nothing up, and the rest is tried three times in place.
-func ExampleOn() {
-	var errNoSuchArticle, errStockAway error
-	policy := consumer.NewPolicy(
-		consumer.On(consumer.Is(errNoSuchArticle)).Then(consumer.ToDeadLetter),
-		consumer.On(consumer.Is(errStockAway)).RetryTopic(10*time.Second, time.Minute, time.Hour).Then(consumer.ToDeadLetter),
-		consumer.On().Retry(3, 50*time.Millisecond, 250*time.Millisecond, time.Second).Then(consumer.ToDeadLetter),
-	)
+// An article that does not exist is not found by another attempt. A service that is away is tried for two days.
+func ExampleWithRetry() {
 	var c *consumer.Consumer
-	if err := c.Handle("order.*", consumer.Func(func(context.Context, *consumer.Message) error {
-		return errors.New("no stock")
-	}, "order.*"), consumer.OnFailure(policy)); err != nil {
+	errNoSuchArticle := errors.New("no such article")
+	err := c.Handle("reserve-stock", consumer.Func(func(context.Context, *consumer.Message) error {
+		return errNoSuchArticle
+	}, "OrderPlaced"),
+		consumer.WithRetry(consumer.Retry{Max: time.Minute, GiveUpAfter: 48 * time.Hour}),
+		consumer.WithRetryFor(consumer.ErrorIs(errNoSuchArticle), consumer.NoRetry()))
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// Failed messages wait in three topics instead of MongoDB, and later messages of their keys go on.
+func ExampleWithRetryTopics() {
+	var c *consumer.Consumer
+	err := c.Handle("send-mails", consumer.Func(func(context.Context, *consumer.Message) error {
+		return errors.New("the mail server is away")
+	}, "order.*"), consumer.WithRetryTopics(10*time.Second, time.Minute, time.Hour))
+	if err != nil {
 		log.Fatal(err)
 	}
 }

@@ -1,6 +1,61 @@
 package consumer
 
-import "context"
+import (
+	"context"
+	"time"
+)
+
+// What the tests of the package use of its inside.
+type (
+	Verdict         = verdict
+	Failures        = failures
+	Disposer        = messageDisposer
+	DisposerConfig  = disposerConfig
+	MessageDisposer = disposer
+
+	TimeoutError          = timeoutError
+	PanicError            = panicError
+	NoHandlerError        = noHandlerError
+	NotDueError           = notDueError
+	LifetimeError         = lifetimeError
+	MaintenanceError      = maintenanceError
+	RetriesExhaustedError = retriesExhaustedError
+	LostError             = lostError
+	SuspendedError        = suspendedError
+	OutageError           = outageError
+	UnsupportedError      = unsupportedError
+	ExpiredError          = expiredError
+	DecodeError           = decodeError
+	InvalidError          = invalidError
+)
+
+const (
+	ActRetry      = actRetry
+	ActRetryTopic = actRetryTopic
+	ActDiscard    = actDiscard
+	ActDeadLetter = actDeadLetter
+
+	MaxHistory = maxHistory
+)
+
+var (
+	NewDisposer = newDisposer
+	IsTransient = isTransient
+
+	ErrAbandoned = errAbandoned
+)
+
+// Note counts one more failure.
+func (a failures) Note(err error, m *Message, at time.Time) failures { return a.note(err, m, at) }
+
+// WithDisposer replaces the disposer.
+func WithDisposer(d Disposer) Option { return option(func(s *settings) { s.disposer = d }) }
+
+// WithBufferedRecords sets how many messages of a partition are fetched and not finished.
+func WithBufferedRecords(n int) Option { return option(func(s *settings) { s.bufferRecords = n }) }
+
+// WithMaxAhead sets how many messages of a partition may follow an unfinished one.
+func WithMaxAhead(n int) Option { return option(func(s *settings) { s.maxAhead = n }) }
 
 // Commit commits the offsets of the finished messages now.
 func (c *Consumer) Commit(ctx context.Context) error {
@@ -8,4 +63,11 @@ func (c *Consumer) Commit(ctx context.Context) error {
 		return s.commitOffsets(ctx)
 	}
 	return nil
+}
+
+// SetNow replaces the clock that decides how long trouble lasts.
+func (c *Consumer) SetNow(now func() time.Time) {
+	c.health.mu.Lock()
+	defer c.health.mu.Unlock()
+	c.health.now = now
 }

@@ -33,7 +33,7 @@ type Fault struct {
 // Faults configures the fault events of messages that are given up. Every dead letter has a fault event. A fault event that
 // is given up itself has none, regardless of which service published it.
 type Faults struct {
-	// Discarded also publishes fault events for messages that a policy discards.
+	// Discarded also publishes fault events for messages that are discarded.
 	Discarded bool
 	// NotExpired leaves out messages that expired.
 	NotExpired bool
@@ -52,7 +52,7 @@ const maxFaultText = 1024
 // publishLetterFault publishes the fault event of a letter, if the settings require one. The id of the event comes from the
 // letter, so a repetition publishes the same event. If the event can never be published, it is only reported, because the
 // letter is already written.
-func (d *MessageDisposer) publishLetterFault(ctx context.Context, l *Letter, m *Message) error {
+func (d *disposer) publishLetterFault(ctx context.Context, l *Letter, m *Message) error {
 	cfg := d.cfg.Faults
 	if cfg == nil {
 		return nil
@@ -106,7 +106,7 @@ func redactFault(cfg *Faults, f *Fault) (wanted bool, err error) {
 }
 
 // publishFault appends the fault event to the outbox, or writes it to Faults.Topic.
-func (d *MessageDisposer) publishFault(ctx context.Context, f *Fault, l *Letter) error {
+func (d *disposer) publishFault(ctx context.Context, f *Fault, l *Letter) error {
 	cfg := d.cfg.Faults
 	body, err := json.Marshal(f)
 	if err != nil {
@@ -159,7 +159,7 @@ func directMessage(ev event.Event) (*Message, error) {
 		return nil, fmt.Errorf("event %s: %w", ev.ID(), err)
 	}
 	if v.HasDueAt {
-		return nil, &UnsupportedError{
+		return nil, &unsupportedError{
 			Operation: "PublishDirect of a scheduled event",
 			Needs:     "the outbox: use Schedule",
 		}

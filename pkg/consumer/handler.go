@@ -32,7 +32,7 @@ type HandlerFunc func(ctx context.Context, m *Message) error
 // For returns a handler of events of type t, which decodes the payload and passes it to f. For a tombstone, payload is the
 // zero value and m.Tombstone is true.
 //
-// A payload that cannot be decoded fails with an *InvalidError, so by default the message becomes a dead letter at once. If
+// A payload that cannot be decoded fails with an *invalidError, so by default the message becomes a dead letter at once. If
 // the codec cannot reach its schema registry, the message is retried.
 func For[T any](t event.Type[T], f func(ctx context.Context, m *Message, payload T) error) Handler {
 	if f == nil {
@@ -46,7 +46,7 @@ func For[T any](t event.Type[T], f func(ctx context.Context, m *Message, payload
 				return err
 			}
 			if err != nil {
-				return &InvalidError{ID: m.ID, Type: m.Name, Problems: []string{err.Error()}, Err: err}
+				return &invalidError{ID: m.ID, Type: m.Name, Problems: []string{err.Error()}, Err: err}
 			}
 		}
 		return f(ctx, m, payload)
@@ -178,16 +178,10 @@ type Publisher interface {
 	Publish(ctx context.Context, topic string, ms []*Message) error
 }
 
-// Disposer carries out the verdict of a policy for a message that the consumer does not handle now. It moves the message to a
-// retry topic, to the end of its topic, into the outbox, or to the dead letters. With Discard it moves nothing. When Dispose
-// returns nil, the message is finished and its offset passes. After an error the consumer calls Dispose again, with backoff,
-// and commits nothing until then. handler is the name of the handler. It is "" for a message without a handler, and for a
-// record that could not be decoded.
-type Disposer interface {
-	Dispose(ctx context.Context, m *Message, handler string, v Verdict, cause error) error
-}
-
-// Decider decides what happens to a message whose handler failed. *Policy implements it. Many goroutines call it at once.
-type Decider interface {
-	Decide(err error, m *Message, a Attempts) Verdict
+// messageDisposer carries out a verdict on a message that the consumer does not handle now. It moves the message to a retry
+// topic or to the dead letters. With actDiscard it moves nothing. When Dispose returns nil, the message is finished and its
+// offset passes. After an error the consumer calls Dispose again, with backoff, and commits nothing until then. handler is the
+// name of the handler. It is "" for a message without a handler, and for a record that could not be decoded.
+type messageDisposer interface {
+	Dispose(ctx context.Context, m *Message, handler string, v verdict, cause error) error
 }

@@ -15,7 +15,6 @@ import (
 
 // newEntry decodes a record and finds its handlers.
 func (p *partition) newEntry(r *Record) *entry {
-	r.Headers, r.Key = restoreForGroup(p.s.c.group, r.Headers, r.Key)
 	e := &entry{
 		offset:    r.Offset,
 		lane:      inbox.Lane(r.Key, r.Offset),
@@ -27,7 +26,7 @@ func (p *partition) newEntry(r *Record) *entry {
 	m, err := p.s.decodeRecord(r)
 	switch {
 	case err != nil:
-		e.decodeErr = &DecodeError{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Err: err}
+		e.decodeErr = &decodeError{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Err: err}
 		e.m = completeMessage(newMessage(r), r, p.s.c.group)
 		p.s.c.dropForeignControls(e.m, time.Now())
 		e.shares = []share{{reg: p.s.c.poison}}

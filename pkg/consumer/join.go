@@ -114,13 +114,9 @@ func (r *run) joinUntilChange(ctx context.Context, topics []string, changed <-ch
 	return r.joinTopics(ctx, topics)
 }
 
-// joinTopics is a member of the group until ctx ends, or until a handler is added whose policy needs further retry topics.
+// joinTopics is a member of the group until ctx ends, or until a handler is added that needs further retry topics.
 func (r *run) joinTopics(ctx context.Context, topics []string) error {
-	retryTopics, err := r.c.retryTopics(topics)
-	if err != nil {
-		return err
-	}
-
+	retryTopics := r.c.retryTopics(topics)
 	ctx, cancel := context.WithCancel(ctx)
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
@@ -133,14 +129,12 @@ func (r *run) joinTopics(ctx context.Context, topics []string) error {
 	return r.c.transport.Join(ctx, r.c.group, slices.Concat(topics, retryTopics), r)
 }
 
-// awaitRetryTopics blocks until a policy needs a retry topic that is not in known, or until ctx ends.
+// awaitRetryTopics blocks until a handler needs a retry topic that is not in known, or until ctx ends.
 func (c *Consumer) awaitRetryTopics(ctx context.Context, topics, known []string) {
 	for {
-		// An invalid policy must not stop the other handlers. The messages of its handler get its error.
 		changed := c.reg.nextChange()
-		wanted, err := c.retryTopics(topics)
 		isNew := func(t string) bool { return !slices.Contains(known, t) }
-		if err == nil && slices.ContainsFunc(wanted, isNew) {
+		if slices.ContainsFunc(c.retryTopics(topics), isNew) {
 			return
 		}
 

@@ -107,7 +107,7 @@ func (k *Kafka) withOldRetryTopics(ctx context.Context, group string, topics []s
 			}
 		}
 		if len(old) > 0 {
-			session.Fault(fmt.Errorf("retry topics %q are in no policy any longer, and are read because "+
+			session.Fault(fmt.Errorf("retry topics %q are used by no handler any longer, and are read because "+
 				"messages may wait there: delete them once they are empty", old))
 		}
 		return slices.Concat(topics, old)

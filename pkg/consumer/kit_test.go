@@ -80,7 +80,7 @@ func numbered(keys, n int) []*consumer.Message {
 func (k *kit) consumer(opts ...consumer.Option) *consumer.Consumer {
 	k.Helper()
 	base := []consumer.Option{
-		consumer.WithKafka(k.cfg), consumer.WithTopics(k.topic), consumer.Commits(consumer.CommitInterval(50 * time.Millisecond)),
+		consumer.WithKafka(k.cfg), consumer.WithTopics(k.topic), consumer.WithCommitInterval(50 * time.Millisecond), consumer.WithBatch(64),
 		consumer.WithErrorHook(func(_ context.Context, err error) { k.log(err) }),
 	}
 	c, err := consumer.New(k.group, k.db, append(base, opts...)...)
@@ -284,14 +284,9 @@ func (k *kit) await(what string, c <-chan struct{}) {
 	}
 }
 
-// tries is a policy that tries n times without a wait.
-type tries int
-
-func (n tries) Decide(_ error, _ *consumer.Message, a consumer.Attempts) consumer.Verdict {
-	if a.Failed < int(n) {
-		return consumer.Verdict{Action: consumer.RetryInline}
-	}
-	return consumer.Verdict{Action: consumer.DeadLetter}
+// tries lets a message be tried n times without a wait.
+func tries(n int) consumer.HandlerOption {
+	return consumer.WithRetry(consumer.Retry{Quick: make([]time.Duration, n-1), MaxAttempts: n})
 }
 
 var errWanted = errors.New("as wanted")

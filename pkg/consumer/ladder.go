@@ -13,7 +13,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// The headers of messages that a policy moved to another place, in addition to HeaderOnly and
+// The headers of messages that were moved to a retry topic, in addition to HeaderOnly and
 // HeaderAttempt. All of them are removed when the message is handled or moved again. A consumer
 // ignores them, and HeaderAttempt, in records that its group did not write: in records whose
 // HeaderOnly names another group or none.
@@ -25,15 +25,6 @@ const (
 	HeaderRetryOrigin = record.HeaderRetryOrigin
 	// HeaderRetryHistory lists the failures so far, as a JSON array of Failure.
 	HeaderRetryHistory = record.HeaderRetryHistory
-	// keptPrefix precedes the names of headers that the outbox reserves, while a message passes
-	// through the outbox.
-	keptPrefix = "retry-keep-"
-	// headerNoKey marks a message that had no key before it passed through the outbox, where every
-	// event has one.
-	headerNoKey = "retry-no-key"
-	// headerDropPreset marks a message whose own headers replace those that the relay writes from
-	// the event's fields.
-	headerDropPreset = "retry-as-it-was"
 )
 
 // HeaderDeliverBy is the time at which a message expires: RFC 3339, or Unix milliseconds. The relay
@@ -55,7 +46,7 @@ type Origin struct {
 // String returns "topic/partition/offset".
 func (o Origin) String() string { return fmt.Sprintf("%s/%d/%d", o.Topic, o.Partition, o.Offset) }
 
-// Origin returns the place of the message's first record: its own place unless a policy moved it.
+// Origin returns the place of the message's first record: its own place unless it was moved to a retry topic.
 func (m *Message) Origin() Origin { return originOf(m) }
 
 func originOf(m *Message) Origin {
@@ -79,7 +70,6 @@ func originOf(m *Message) Origin {
 
 const (
 	// maxRetryDelay bounds how long a message may wait in a retry topic: Kafka's default retention.
-	// [Rule.Schedule] is for longer delays.
 	maxRetryDelay = 7 * 24 * time.Hour
 	// maxAttempt bounds the attempt number that a record may carry.
 	maxAttempt = 1_000_000
@@ -103,7 +93,7 @@ func (c *Consumer) dropForeignControls(m *Message, now time.Time) {
 		c.dropHeaders(m, HeaderRetryOrigin)
 	}
 
-	named := isRetryTopic(m.Topic, c.group) || c.isNamedRetryTopic(m.Topic)
+	named := isRetryTopic(m.Topic, c.group)
 	if due, ok := parseTimeHeader(m, HeaderRetryDue); ok && (!named || due.After(now.Add(maxRetryDelay))) {
 		c.dropHeaders(m, HeaderRetryDue)
 	}
@@ -147,32 +137,23 @@ func parseRetryTopic(topic, group string) (origin string, n int) {
 	return topic[:at], n
 }
 
-// isNamedRetryTopic reports whether topic is the Topic of a Rung of some policy.
-func (c *Consumer) isNamedRetryTopic(topic string) bool {
-	deciders := []Decider{c.s.decider}
-	for _, r := range c.reg.snapshot().all {
-		deciders = append(deciders, r.decider)
-	}
-	return slices.ContainsFunc(deciders, func(d Decider) bool {
-		t, ok := d.(topicMover)
-		return ok && slices.Contains(t.Topics(c.group, ""), topic)
-	})
-}
-
 // mayComeFrom reports whether a message in a retry topic can have been moved there from the topic origin.
 func (c *Consumer) mayComeFrom(origin, topic string) bool {
-	if at, n := parseRetryTopic(topic, c.group); n > 0 {
-		return at == origin
-	}
-	return c.isNamedRetryTopic(topic) && (c.s.topicList != nil || slices.Contains(c.s.topics, origin))
+	at, n := parseRetryTopic(topic, c.group)
+	return n > 0 && at == origin
 }
 
-// Precheck reports whether m may be handled now. It returns a *NotDueError for a message of a retry
-// topic that is not due, and an *ExpiredError for an expired message. The times in headers come
+// RetryTopicName returns the name of the n-th retry topic, from 1, of a topic for a group: "<topic>.<group>.retry.<n>".
+func RetryTopicName(topic, group string, n int) string {
+	return fmt.Sprintf("%s.%s.retry.%d", topic, group, n)
+}
+
+// Precheck reports whether m may be handled now. It returns a *notDueError for a message of a retry
+// topic that is not due, and an *expiredError for an expired message. The times in headers come
 // from the clocks of clients.
 func Precheck(m *Message, now time.Time) error {
 	if due, ok := parseTimeHeader(m, HeaderRetryDue); ok && due.After(now) {
-		return &NotDueError{Due: due}
+		return &notDueError{Due: due}
 	}
 
 	names := []string{HeaderDeliverBy}
@@ -181,7 +162,7 @@ func Precheck(m *Message, now time.Time) error {
 	}
 	for _, name := range names {
 		if end, ok := parseTimeHeader(m, name); ok && !end.After(now) {
-			return &ExpiredError{Deadline: end}
+			return &expiredError{Deadline: end}
 		}
 	}
 	return nil
@@ -205,71 +186,10 @@ func parseTimeHeader(m *Message, name string) (time.Time, bool) {
 // formatMillis returns t in Unix milliseconds, for parseTimeHeader.
 func formatMillis(t time.Time) []byte { return strconv.AppendInt(nil, t.UnixMilli(), 10) }
 
-// restoreForGroup calls restoreHeaders for records that the group appended to the outbox, and
-// returns other records unchanged. They may have headers of the same names.
-func restoreForGroup(group string, headers []event.Header, key []byte) ([]event.Header, []byte) {
-	for _, h := range headers {
-		if h.Key == keptPrefix+HeaderOnly && bytes.HasPrefix(h.Value, []byte(group+"/")) {
-			return restoreHeaders(headers, key)
-		}
-	}
-	return headers, key
-}
-
-// restoreHeaders returns the headers and the key of a record as they were before the record passed
-// through the outbox to be delivered later. It is called before the decoder, so that a decoder gets
-// the original message.
-func restoreHeaders(headers []event.Header, key []byte) ([]event.Header, []byte) {
-	kept, dropPreset := false, false
-	for _, h := range headers {
-		kept = kept || strings.HasPrefix(h.Key, keptPrefix)
-		dropPreset = dropPreset || h.Key == headerDropPreset
-	}
-	if !kept {
-		return headers, key
-	}
-
-	// In a structured CloudEvent the attributes are part of the body.
-	dropPreset = dropPreset && !isStructured(headers)
-
-	// The restored headers come first, as the identity does in other records.
-	out := make([]event.Header, 0, len(headers))
-	for _, h := range headers {
-		if name, ok := strings.CutPrefix(h.Key, keptPrefix); ok {
-			out = append(out, event.Header{Key: name, Value: h.Value})
-		}
-	}
-
-	for _, h := range headers {
-		switch {
-		case strings.HasPrefix(h.Key, keptPrefix), isReservedHeader(h.Key), h.Key == headerDropPreset:
-		case dropPreset && presetHeaders[h.Key]:
-		case h.Key == headerNoKey:
-			key = nil
-		default:
-			out = append(out, h)
-		}
-	}
-	return out, key
-}
-
-// isStructured reports whether the value is a CloudEvent that contains its payload.
-func isStructured(headers []event.Header) bool {
-	return slices.ContainsFunc(headers, func(h event.Header) bool {
-		contentType := h.Key == record.HeaderHTTPContentType || h.Key == record.HeaderContentType
-		return contentType && strings.HasPrefix(string(h.Value), record.TypeCloudEvents)
-	})
-}
-
-// isReservedHeader reports whether the outbox rejects events with a header of that name.
-func isReservedHeader(name string) bool {
-	return name == HeaderID || strings.HasPrefix(name, record.ReservedPrefix)
-}
-
 // newRetryMessage returns a copy of m for another place. Its headers name the only handler of the
 // group that gets it, the next attempt, the origin and the failures so far. due is zero if the
 // message may be handled at once.
-func newRetryMessage(m *Message, handler string, v Verdict, due time.Time) *Message {
+func newRetryMessage(m *Message, handler string, v verdict, due time.Time) *Message {
 	c := m.Copy()
 	origin := originOf(m)
 	history := failureHistory(m, v)
@@ -299,7 +219,7 @@ func newRetryMessage(m *Message, handler string, v Verdict, due time.Time) *Mess
 const maxHeaderReason = 128
 
 // nextAttempt returns the number of the attempt that follows the verdict.
-func nextAttempt(m *Message, v Verdict) int {
+func nextAttempt(m *Message, v verdict) int {
 	spent := max(v.Attempts.Total, max(m.Attempt, 1)) - v.Attempts.Spared
 	if v.Uncounted {
 		spent--
@@ -308,11 +228,11 @@ func nextAttempt(m *Message, v Verdict) int {
 }
 
 // attemptsSpent returns how many attempts a message had when it is given up.
-func attemptsSpent(m *Message, v Verdict) int { return nextAttempt(m, v) - 1 }
+func attemptsSpent(m *Message, v verdict) int { return nextAttempt(m, v) - 1 }
 
-// failureHistory returns the failures of earlier deliveries and of this one: the latest MaxHistory,
+// failureHistory returns the failures of earlier deliveries and of this one: the latest maxHistory,
 // in a new slice.
-func failureHistory(m *Message, v Verdict) []Failure {
+func failureHistory(m *Message, v verdict) []Failure {
 	var all []Failure
 	if text, ok := m.Header(HeaderRetryHistory); ok {
 		d := json.NewDecoder(bytes.NewReader(text))
@@ -322,5 +242,5 @@ func failureHistory(m *Message, v Verdict) []Failure {
 	}
 
 	all = append(all, v.Attempts.History...)
-	return all[max(0, len(all)-MaxHistory):]
+	return all[max(0, len(all)-maxHistory):]
 }

@@ -79,7 +79,7 @@ func TestARetriedMessageWaitsInTopicsAndHasItsEffectOnce(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 2)
 	k.ladder(2)
-	c := k.consumer(consumer.OnFailure(consumer.NewPolicy(consumer.On(consumer.Is(errFlaky)).RetryTopic(300*time.Millisecond, 600*time.Millisecond))))
+	c := k.consumer(consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(300*time.Millisecond, 600*time.Millisecond))
 	seen, effect := newAttempts(), k.effects("effects")
 	other := k.effects("others")
 	handleAs(t, c, "h", "counted", func(ctx context.Context, m *consumer.Message) error {
@@ -194,53 +194,13 @@ func TestWhatNobodyCanHandleIsKeptAndComesBack(t *testing.T) {
 	if n, err := letters.Requeue(k.context(), consumer.LetterQuery{Handler: "h"}, r); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
-	if n, err := c.Unpark(k.context(), "test"); n != 1 || err != nil {
+	if n, err := letters.Requeue(k.context(), consumer.LetterQuery{Class: consumer.ClassNoHandler}, r); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
 	k.untilCount("effects", 3)
 	k.until("both are committed", func(context.Context) bool { return k.committed(1)[0] == 6 })
 	k.effectsOnce("effects", 3)
 	k.effectsOnce("others", 2)
-}
-
-func TestAMessageComesBackThroughTheOutbox(t *testing.T) {
-	t.Parallel()
-	k := newKit(t, 1)
-	box, err := outbox.New(k.db)
-	if err != nil {
-		t.Fatal(err)
-	}
-	k.collection("outbox")
-	c := k.consumer(consumer.WithOutbox(box), consumer.OnFailure(consumer.NewPolicy(consumer.On().Schedule(time.Hour))))
-	seen, effect := newAttempts(), k.effects("effects")
-	handleAs(t, c, "h", "A", func(ctx context.Context, m *consumer.Message) error {
-		if len(seen.add(m)) == 1 {
-			return errFlaky
-		}
-		if m.Key != nil {
-			t.Errorf("key %q; the message had none", m.Key)
-		}
-		return effect(ctx, m)
-	})
-	m := msg("", "A", "1")
-	m.Key = nil
-	m.Headers = append(m.Headers, event.Header{Key: consumer.HeaderNamespace, Value: []byte{1, 2, 3, 4, 5, 6, 7, 8}}, event.Header{Key: "bin", Value: []byte{0, 255}})
-	k.publish(m)
-	k.start(c)
-	k.untilCount("outbox", 1)
-
-	rec := k.relayed()
-	rec.Headers = append(rec.Headers, event.Header{Key: consumer.HeaderNamespace, Value: []byte("another.")})
-	if rec.Topic != k.topic {
-		t.Errorf("topic %s", rec.Topic)
-	}
-	k.publish(rec, rec) // and once more, as a relay may
-	k.untilCount("effects", 1)
-	k.until("all is committed", func(context.Context) bool { return k.committed(1)[0] == 3 })
-	k.effectsOnce("effects", 1)
-	if got := seen.numbered("/A/1"); len(got) != 2 || got[1].n != 2 {
-		t.Errorf("attempts %+v", got)
-	}
 }
 
 // relayed returns the record that the relay makes of the only event in the outbox, with the event's own id, type and headers.
@@ -287,7 +247,7 @@ func TestALargeSecretReachesItsHandler(t *testing.T) {
 	}
 	k.publish(k.relayed())
 	got := make(chan string, 100)
-	c := k.consumer(consumer.WithMiddleware(bodystore.Consume(store), bodycrypt.Decrypt(secrets)), consumer.OnFailure(consumer.NewPolicy(consumer.On().DeadLetter())))
+	c := k.consumer(consumer.WithMiddleware(bodystore.Consume(store), bodycrypt.Decrypt(secrets)), consumer.WithRetry(consumer.NoRetry()))
 	handle(t, c, "A", func(_ context.Context, m *consumer.Message) error {
 		got <- string(m.Value)
 		return errFlaky // a dead letter does not have the body in plain
@@ -301,35 +261,6 @@ func TestALargeSecretReachesItsHandler(t *testing.T) {
 	raw, err := k.db.Collection(consumer.DefaultLetters).FindOne(k.context(), bson.D{}).Raw()
 	if err != nil || bytes.Contains(raw, []byte("secret")) {
 		t.Errorf("the letter holds the body in plain, %v", err)
-	}
-}
-
-func TestAPauseOfAPolicyEndsAndIsCounted(t *testing.T) {
-	t.Parallel()
-	k := newKit(t, 1)
-	letters, err := consumer.NewDeadLetters(k.db)
-	if err != nil {
-		t.Fatal(err)
-	}
-	k.collection(consumer.DefaultLetters)
-	c := k.consumer(consumer.OnFailure(consumer.NewPolicy(consumer.On().Retry(1).Pause(100*time.Millisecond, 100*time.Millisecond).DeadLetter())))
-	seen := newAttempts()
-	handleAs(t, c, "h", "A", func(_ context.Context, m *consumer.Message) error { seen.add(m); return errFlaky })
-	k.publish(msg("k", "A", "1"))
-	k.start(c)
-	var l *consumer.Letter
-	k.until("a letter", func(ctx context.Context) bool {
-		l, err = letters.Get(ctx, consumer.LetterID{Group: k.group, Handler: "h", ID: "k/A/1"})
-		return err == nil
-	})
-	got := seen.of("k/A/1")
-	for i, a := range got {
-		if a.n != i+1 {
-			t.Errorf("attempt %d is number %d", i+1, a.n)
-		}
-	}
-	if l.Attempts != 4 || len(got) != 4 || len(l.History) != 4 {
-		t.Errorf("%d attempts, the letter has %+v", len(got), l)
 	}
 }
 
@@ -361,13 +292,13 @@ func TestAnOpenBreakerHoldsMessagesBackAndLosesNone(t *testing.T) {
 	k.once("effects", 9)
 }
 
-func TestAnExpiredMessageMeetsThePolicy(t *testing.T) {
+func TestAnExpiredMessageMeetsItsRetry(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	k.collection(consumer.DefaultLetters)
 	c := k.consumer()
 	handleAs(t, c, "keeps", "A", k.effects("dead"))
-	handleAs(t, c, "drops", "A", k.effects("dropped"), consumer.OnFailure(consumer.NewPolicy(consumer.On(consumer.As[*consumer.ExpiredError]()).Discard())))
+	handleAs(t, c, "drops", "A", k.effects("dropped"), consumer.WithRetryFor(func(err error) bool { return errors.As(err, new(*consumer.ExpiredError)) }, consumer.Retry{MaxAttempts: 1, Then: consumer.ThenDiscard}))
 	late := msg("k", "A", "late")
 	late.Headers = append(late.Headers, event.Header{Key: consumer.HeaderDeliverBy, Value: []byte("2020-01-01T00:00:00Z")})
 	k.publish(late, msg("k", "A", "fresh"))
@@ -421,7 +352,7 @@ func TestMessagesInRetryTopicsOfAnEarlierPolicyAreHandled(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c := k.consumer(consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(time.Second))))
+	c := k.consumer(consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(time.Second))
 	handleAs(t, c, "a", "A", k.effects("effects"))
 	k.start(c)
 	k.untilCount("effects", 2)
@@ -441,8 +372,8 @@ func TestMissingTopicsAreCreatedOnDemand(t *testing.T) {
 		done()
 	})
 	k.cfg.WatchPartitions = 100 * time.Millisecond // how soon a new topic is seen
-	c := k.consumer(consumer.CreateTopics(), consumer.DeadTopics(nil),
-		consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(100*time.Millisecond))))
+	c := k.consumer(consumer.DeadTopics(nil),
+		consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(100*time.Millisecond))
 	seen := newAttempts()
 	handleAs(t, c, "h", "A", func(_ context.Context, m *consumer.Message) error { seen.add(m); return errFlaky })
 	k.publish(msg("k", "A", "1"))
@@ -498,7 +429,7 @@ func TestWhatIsMovedTwiceHasItsEffectOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := k.consumer(consumer.WithDisposer(&forgetful{Disposer: d, failed: map[string]bool{}}),
-		consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(100*time.Millisecond))))
+		consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(100*time.Millisecond))
 	effect := k.effects("effects")
 	handleAs(t, c, "h", "counted", func(ctx context.Context, m *consumer.Message) error {
 		if string(m.Key) == "key00" && m.Attempt == 1 || string(m.Key) == "key01" {
@@ -550,15 +481,6 @@ func TestTheDedupKeyIsTheIdentity(t *testing.T) {
 	n, err := k.db.Collection("effects").CountDocuments(k.context(), bson.D{{Key: "value", Value: "2"}})
 	if err != nil || n != 0 {
 		t.Errorf("the second of one key had an effect: %d, %v", n, err)
-	}
-}
-
-func TestUnparkNeedsLettersThatCan(t *testing.T) {
-	t.Parallel()
-	k := newKit(t, 1)
-	c := k.consumer(consumer.Letters(nil), consumer.DeadTopics(nil))
-	if _, err := c.Unpark(t.Context(), "test"); !errors.Is(err, errors.ErrUnsupported) {
-		t.Error(err)
 	}
 }
 

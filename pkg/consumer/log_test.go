@@ -202,7 +202,7 @@ func (*renewed) Release(context.Context, string, string, int32) error { return n
 func over(t *testing.T, l *changing, opts ...consumer.Option) *consumer.Consumer {
 	t.Helper()
 	base := []consumer.Option{
-		consumer.WithTransport(l), consumer.WithTopics("log"), consumer.Commits(consumer.CommitEach()), consumer.WithInbox(&renewed{}),
+		consumer.WithTransport(l), consumer.WithTopics("log"), consumer.WithCommitInterval(0), consumer.WithInbox(&renewed{}),
 		consumer.WithDisposer(newDisposed()), consumer.WithErrorHook(func(context.Context, error) {}),
 		consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error { return fn(ctx) }),
 	}
@@ -319,7 +319,7 @@ func TestALetterPassesAGenerationThatBegan(t *testing.T) {
 	t.Parallel()
 	l, x := &changing{}, &renewed{}
 	c := over(t, l, consumer.WithInbox(x))
-	handle(t, c, "counted", func(context.Context, *consumer.Message) error { return errWanted }, consumer.OnFailure(tries(1)))
+	handle(t, c, "counted", func(context.Context, *consumer.Message) error { return errWanted }, tries(1))
 	l.append("a")
 	runs(t, c)
 	l.untilCommitted(t, 1)
@@ -461,7 +461,7 @@ func TestPanicsOfWhatIsAroundAHandlerAreItsErrors(t *testing.T) {
 	l, gone := &changing{}, newDisposed()
 	c := over(t, l, consumer.WithDisposer(gone), consumer.WithInbox(&renewed{attached: 1}),
 		consumer.Transactions(func(context.Context, func(context.Context) error) error { panic("wanted") }))
-	handle(t, c, "counted", func(context.Context, *consumer.Message) error { return nil }, consumer.OnFailure(tries(1)))
+	handle(t, c, "counted", func(context.Context, *consumer.Message) error { return nil }, tries(1))
 	l.append("a")
 	runs(t, c)
 	l.untilCommitted(t, 1)
@@ -484,7 +484,7 @@ func TestAPanicAtTheEndOfATraceIsReported(t *testing.T) {
 	l, gone, told := &changing{}, newDisposed(), make(chan error, 10)
 	c := over(t, l, consumer.WithDisposer(gone), consumer.WithErrorHook(func(_ context.Context, err error) { told <- err }),
 		consumer.WithTelemetry(panicking{}))
-	handle(t, c, "counted", func(context.Context, *consumer.Message) error { return nil }, consumer.OnFailure(tries(1)))
+	handle(t, c, "counted", func(context.Context, *consumer.Message) error { return nil }, tries(1))
 	l.append("a")
 	runs(t, c)
 	l.untilCommitted(t, 1)
@@ -504,7 +504,7 @@ func TestN29_ARecreatedTopicHaltsTheRun(t *testing.T) {
 		t.Helper()
 		c, err := consumer.New("group", db, append(opts, consumer.WithTransport(l), consumer.WithTopics("log"),
 			consumer.WithCollections("marks"), consumer.WithRetention(time.Hour), consumer.WithoutTTL(), consumer.WithLease(time.Second),
-			consumer.Commits(consumer.CommitEach()), consumer.WithDisposer(newDisposed()), consumer.WithErrorHook(func(context.Context, error) {}))...)
+			consumer.WithCommitInterval(0), consumer.WithDisposer(newDisposed()), consumer.WithErrorHook(func(context.Context, error) {}))...)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -90,8 +90,19 @@ func (e *classifiedError) Unwrap() error { return e.err }
 
 // reportLagLocked reports the lag of the partition, whose log ends at end.
 func (p *partition) reportLagLocked(end int64) {
-	p.lagMeasured = time.Now()
-	p.measureLag(max(0, end-p.finishedToLocked()))
+	p.lagMeasured, p.logEnd = time.Now(), end
+	p.measureLag(p.lagLocked())
+}
+
+// lagLocked returns how many offsets up to the last known end are not finished.
+func (p *partition) lagLocked() int64 { return max(0, p.logEnd-p.finishedToLocked()) }
+
+// oldestLocked returns the age of the oldest unfinished message, or 0 if there is none.
+func (p *partition) oldestLocked() time.Duration {
+	if len(p.entries) == 0 {
+		return 0
+	}
+	return max(0, time.Since(time.UnixMilli(p.entries[0].writtenAt)))
 }
 
 func (p *partition) measureLag(n int64) {
@@ -110,25 +121,36 @@ const gaugeInterval = 3 * time.Second
 // growing lag of a blocked partition would stay invisible.
 func (s *session) reportGauges() {
 	for retry.Sleep(s.serveCtx, gaugeInterval) == nil {
-		for tp, p := range s.partitions {
+		s.c.health.beat()
+		s.c.health.note(healthKafka, s.measurePartitions())
+	}
+}
+
+// measurePartitions measures all partitions. It returns the first error of Kafka, and measures no more lags after it.
+func (s *session) measurePartitions() (failed error) {
+	for tp, p := range s.partitions {
+		p.mu.Lock()
+		age := p.oldestLocked()
+		stale := time.Since(p.lagMeasured) > gaugeInterval
+		p.mu.Unlock()
+
+		p.measureOldest(age)
+		if !stale || failed != nil {
+			continue
+		}
+
+		ctx, cancel := context.WithTimeout(s.serveCtx, healthTimeout)
+		log, err := s.g.Log(ctx, tp)
+		cancel()
+		if err != nil {
+			failed = fmt.Errorf("reading the end of partition %s: %w", tp, err)
+			continue
+		}
+		if log.End >= 0 {
 			p.mu.Lock()
-			age := time.Duration(0)
-			if len(p.entries) > 0 {
-				age = max(0, time.Since(time.UnixMilli(p.entries[0].writtenAt)))
-			}
-			stale := time.Since(p.lagMeasured) > gaugeInterval
+			p.reportLagLocked(log.End)
 			p.mu.Unlock()
-
-			p.measureOldest(age)
-			if !stale {
-				continue
-			}
-
-			if log, err := s.g.Log(s.serveCtx, tp); err == nil && log.End >= 0 {
-				p.mu.Lock()
-				p.reportLagLocked(log.End)
-				p.mu.Unlock()
-			}
 		}
 	}
+	return failed
 }

@@ -2,9 +2,10 @@ package consumer
 
 import (
 	"bytes"
-	"github.com/outrelay/outrelay/pkg/event"
 	"slices"
 	"time"
+
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // Record is one record as a Transport returns it. Its bytes belong to the holder of the record.

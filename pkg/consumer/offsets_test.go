@@ -21,20 +21,20 @@ import (
 func TestCommitModesNeverCommitPastAGap(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		mode   consumer.CommitMode
+		mode   consumer.Option
 		itself bool
 	}{
-		"each":     {consumer.CommitEach(), true},
-		"count":    {consumer.CommitCount(5), true},
-		"interval": {consumer.CommitInterval(30 * time.Millisecond), true},
-		"drain":    {consumer.CommitOnDrain(), false},
+		"each":     {consumer.WithCommitInterval(0), true},
+		"count":    {consumer.WithCommitCount(5), true},
+		"interval": {consumer.WithCommitInterval(30 * time.Millisecond), true},
+		"drain":    {consumer.WithCommitInterval(-1), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			k := newKit(t, 1)
 			b := newBlocked("stop", k.effects("effects"))
 			stats := &counts{}
-			cons := k.consumer(consumer.Commits(c.mode), consumer.WithBatch(1), consumer.WithTelemetry(stats))
+			cons := k.consumer(c.mode, consumer.WithBatch(1), consumer.WithTelemetry(stats))
 			if err := cons.Handle("*", consumer.Func(b.Handle, "*")); err != nil {
 				t.Fatal(err)
 			}
@@ -259,7 +259,7 @@ func TestN29_OffsetsThatRetentionRemovedArePassed(t *testing.T) {
 	k := newKit(t, 1)
 	k.publish(numbered(1, 10)...)
 	gaps := make(chan struct{}, 10)
-	c := k.consumer(consumer.Commits(consumer.CommitEach()), consumer.WithBatch(1), consumer.WithErrorHook(func(_ context.Context, err error) {
+	c := k.consumer(consumer.WithCommitInterval(0), consumer.WithBatch(1), consumer.WithErrorHook(func(_ context.Context, err error) {
 		var gap *consumer.RangeError
 		if errors.As(err, &gap) && gap.Offset == 10 && gap.Start == 20 {
 			gaps <- struct{}{}
@@ -315,7 +315,7 @@ func TestMemoryIsBoundedWhileAHandlerHangs(t *testing.T) {
 	stats := &counts{}
 	release := make(chan struct{})
 	reached := make(chan struct{}, 1000)
-	c := k.consumer(consumer.WithBuffer(50, 4<<10), consumer.MaxAhead(100), consumer.WithBatch(1), consumer.WithTelemetry(stats))
+	c := k.consumer(consumer.WithBuffer(4<<10), consumer.WithBufferedRecords(50), consumer.WithMaxAhead(100), consumer.WithBatch(1), consumer.WithTelemetry(stats))
 	handle(t, c, "counted", func(ctx context.Context, _ *consumer.Message) error {
 		reached <- struct{}{}
 		select {

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,14 +15,18 @@ import (
 
 // Defaults of the options of New.
 const (
-	DefaultConcurrency    = 16
-	DefaultBatch          = 64
-	DefaultTimeout        = 30 * time.Second
-	DefaultDrain          = 10 * time.Second
-	DefaultCommitInterval = time.Second
-	DefaultBufferRecords  = 1000
-	DefaultBufferBytes    = 8 << 20
-	DefaultMaxAhead       = 10_000
+	defaultConcurrency    = 16
+	defaultTimeout        = 30 * time.Second
+	defaultDrain          = 10 * time.Second
+	defaultCommitInterval = time.Second
+	defaultBuffer         = 8 << 20
+)
+
+const (
+	// maxBufferedRecords bounds the messages of one partition that are fetched and not finished, in addition to their bytes.
+	maxBufferedRecords = 1000
+	// maxAhead is how many messages of a partition may follow an unfinished one before the partition stops fetching.
+	maxAhead = 10_000
 )
 
 // maxBatch keeps a transaction below the thousand documents that MongoDB recommends. Each message
@@ -57,9 +62,9 @@ type handling struct {
 	timeout       time.Duration
 	batchSize     int
 	limit         int
-	decider       Decider // of OnFailure; without it, the Retry decides
 	retry         Retry
 	retryRules    []retryRule
+	retryTopics   []time.Duration
 	middlewares   []Middleware
 
 	problems []error
@@ -74,13 +79,13 @@ type settings struct {
 	inbox         inboxSettings
 	transact      Transactor
 	decoder       Decoder
-	disposer      Disposer
+	disposer      messageDisposer // of tests
 	onError       func(ctx context.Context, err error)
 	telemetry     telemetry.Sink
 	log           *slog.Logger
 	concurrency   int
 	drain         time.Duration
-	commitMode    CommitMode
+	commitMode    commitMode
 	bufferRecords int
 	bufferBytes   int
 	maxAhead      int
@@ -109,9 +114,6 @@ func Transactions(f Transactor) Option { return option(func(s *settings) { s.tra
 // WithDecoder replaces Decode.
 func WithDecoder(d Decoder) Option { return option(func(s *settings) { s.decoder = d }) }
 
-// WithDisposer replaces the Disposer, which carries out the verdicts that move a message to another place.
-func WithDisposer(d Disposer) Option { return option(func(s *settings) { s.disposer = d }) }
-
 // WithErrorHook sets a function that is called once with each error of the consumer, also with errors
 // that the consumer handles without help. It must not block. ctx is never nil.
 func WithErrorHook(f func(ctx context.Context, err error)) Option {
@@ -135,18 +137,17 @@ func WithConcurrency(n int) Option { return option(func(s *settings) { s.concurr
 // Kafka's session and rebalance time-outs.
 func WithDrain(d time.Duration) Option { return option(func(s *settings) { s.drain = d }) }
 
-// Commits sets when offsets are committed. Defaults to CommitInterval(DefaultCommitInterval).
-func Commits(m CommitMode) Option { return option(func(s *settings) { s.commitMode = m }) }
-
-// WithBuffer bounds the messages and bytes of one partition that are fetched and not finished. One
-// fetch may exceed the bound.
-func WithBuffer(records, bytes int) Option {
-	return option(func(s *settings) { s.bufferRecords, s.bufferBytes = records, bytes })
+// WithBuffer limits the memory for the messages of one partition that are fetched and not finished. Defaults to 8 MiB. One
+// fetch may exceed the limit. 0 is the default.
+func WithBuffer(bytes int) Option {
+	return option(func(s *settings) { s.bufferBytes = cmp.Or(bytes, defaultBuffer) })
 }
 
-// MaxAhead sets how many messages of a partition may follow an unfinished one before the partition
-// stops fetching.
-func MaxAhead(n int) Option { return option(func(s *settings) { s.maxAhead = n }) }
+// WithExclusive gives all partitions to one member of the group: the one with the highest priority. The others wait until it
+// leaves. All members of the group need this option.
+func WithExclusive(priority int) Option {
+	return option(func(s *settings) { s.kafka.Exclusive, s.kafka.Priority = true, int32(priority) })
+}
 
 // WithUnknown makes messages that no handler takes dead letters of class no_handler. Requeue them when there is a handler.
 // Without it they pass, because a topic usually has more types than one service takes. They are counted, and reported once
@@ -172,26 +173,14 @@ func WithTimeout(d time.Duration) HandlerOption {
 	return handlerOption(func(h *handling) { h.timeout = d })
 }
 
-// WithBatch sets how many messages of a lane may share a transaction.
+// WithBatch sets how many messages that wait may share a transaction, at most 500. Defaults to 1: a failure then repeats no
+// other message. More is much faster for handlers that only write to MongoDB. If a transaction fails, its messages are tried
+// again one by one.
 func WithBatch(n int) HandlerOption { return handlerOption(func(h *handling) { h.batchSize = n }) }
 
 // WithLimit sets how many calls of the handler run at once, over all lanes and partitions. 0 sets no
 // limit other than Concurrency. As an option of New it limits each handler separately.
 func WithLimit(n int) HandlerOption { return handlerOption(func(h *handling) { h.limit = n }) }
-
-// OnFailure sets the Decider, such as a Policy, that decides about messages whose handler failed. It
-// replaces Retry.
-func OnFailure(d Decider) HandlerOption {
-	return handlerOption(func(h *handling) {
-		if d == nil {
-			h.problems = append(h.problems, errors.New("OnFailure: the policy is nil"))
-		}
-		if p, ok := d.(interface{ Validate() error }); ok {
-			h.problems = append(h.problems, p.Validate())
-		}
-		h.decider = d
-	})
-}
 
 // WithMiddleware adds middlewares. The middlewares of New are outside those of the handler.
 func WithMiddleware(mws ...Middleware) HandlerOption {
@@ -208,15 +197,15 @@ func WithMiddleware(mws ...Middleware) HandlerOption {
 // newSettings returns the defaults with opts applied.
 func newSettings(opts []Option) settings {
 	s := settings{
-		handling:      handling{mode: Transactional, timeout: DefaultTimeout, batchSize: DefaultBatch},
+		handling:      handling{mode: Transactional, timeout: defaultTimeout, batchSize: 1},
 		decoder:       Decode,
 		log:           slog.Default(),
-		concurrency:   DefaultConcurrency,
-		drain:         DefaultDrain,
-		commitMode:    CommitInterval(DefaultCommitInterval),
-		bufferRecords: DefaultBufferRecords,
-		bufferBytes:   DefaultBufferBytes,
-		maxAhead:      DefaultMaxAhead,
+		concurrency:   defaultConcurrency,
+		drain:         defaultDrain,
+		commitMode:    commitMode{every: defaultCommitInterval},
+		bufferRecords: maxBufferedRecords,
+		bufferBytes:   defaultBuffer,
+		maxAhead:      maxAhead,
 	}
 
 	for _, o := range opts {
@@ -264,14 +253,11 @@ func (s *settings) validate() error {
 	}
 	add(s.concurrency < 1, "concurrency of %d: it must be positive", s.concurrency)
 	add(s.drain <= 0, "drain of %v: it must be positive", s.drain)
-	add(s.bufferRecords < 1 || s.bufferBytes < 1, "buffer of %d records and %d bytes: both must be positive",
-		s.bufferRecords, s.bufferBytes)
-	add(s.maxAhead < s.bufferRecords, "MaxAhead is %d, less than the buffer's %d records", s.maxAhead, s.bufferRecords)
+	add(s.bufferBytes < 1, "buffer of %d bytes: it must be positive", s.bufferBytes)
 
 	add(s.decoder == nil, "the decoder is nil")
 	add(s.log == nil, "the logger is nil")
 
-	bad = append(bad, s.commitMode.validate())
 	return errors.Join(bad...)
 }
 

@@ -36,7 +36,7 @@ type entry struct {
 type share struct {
 	reg      *registration
 	state    shareState
-	attempts Attempts
+	attempts failures
 }
 
 // hasShareLocked reports whether some share of e is in the given state. The partition's lock guards
@@ -80,6 +80,8 @@ type partition struct {
 	attached     map[string]*attachment
 	topicID      *string   // of the topic that the offsets belong to, nil while unknown; used only by fetchLoop
 	lagMeasured  time.Time // when the lag was last reported
+	logEnd       int64     // at that time
+	progressAt   time.Time // when a message was finished, or the first one after none was read
 
 	wake       chan struct{} // there is room, or a record to fetch again
 	trackGroup sync.WaitGroup
@@ -155,7 +157,7 @@ func (p *partition) fetchLoop() {
 
 // pauseChanged returns a channel that is closed when the consumer is paused or resumed.
 func (p *partition) pauseChanged() <-chan struct{} {
-	_, _, changed := p.s.c.gate.currentState()
+	_, changed := p.s.c.gate.currentState()
 	return changed
 }
 
@@ -262,6 +264,9 @@ func (p *partition) addEntryLocked(e *entry) {
 		return
 	}
 
+	if len(p.entries) == 0 {
+		p.progressAt = time.Now()
+	}
 	p.entries = append(p.entries, e)
 	if e.openShares == 0 {
 		p.s.c.reg.notifyWatches(e.m)
@@ -355,6 +360,7 @@ func (p *partition) finishTasks(list []task) {
 		}
 		p.dropBodyLocked(x.entry)
 	}
+	p.progressAt = time.Now()
 	trimmed := p.trimLocked()
 	p.wakeReader()
 	p.mu.Unlock()

@@ -22,7 +22,10 @@ type registration struct {
 	removed atomic.Bool
 	pace    pace
 
+	decider    decider
 	suspension suspension
+	running    atomic.Int32           // attempts
+	lastError  atomic.Pointer[string] // of the last attempt; nil after a success
 
 	system bool // a handler of the consumer: for messages without a handler or that cannot be decoded
 }
@@ -84,7 +87,7 @@ func (g *registry) reportUnknownOnce(typ string, report func(err error)) {
 
 	// report may call a function of the user, so it is called without the lock.
 	if first {
-		report(fmt.Errorf("%w: all messages of that type pass", &NoHandlerError{Type: typ}))
+		report(fmt.Errorf("%w: all messages of that type pass", &noHandlerError{Type: typ}))
 	}
 }
 
@@ -185,9 +188,7 @@ func (c *Consumer) Remove(name string) bool {
 // prepareHandler sets the decider, the slots and the middleware chain of r.
 func (c *Consumer) prepareHandler(r *registration) {
 	r.retry = r.retry.withDefaults()
-	if r.decider == nil {
-		r.decider = &retryDecider{base: r.retry, rules: r.retryRules}
-	}
+	r.decider = decider{retry: r.retry, rules: r.retryRules, topics: r.handling.retryTopics}
 	if r.limit > 0 {
 		r.slots = make(chan struct{}, r.limit)
 	}

@@ -35,13 +35,13 @@ func nop(context.Context, *consumer.Message) error { return nil }
 func TestNewListsAllThatIsWrong(t *testing.T) {
 	t.Parallel()
 	_, err := consumer.New("", nil, consumer.WithConcurrency(0), consumer.WithBatch(0), consumer.WithTimeout(-1), consumer.WithDrain(0),
-		consumer.WithBuffer(0, 0), consumer.Commits(consumer.CommitCount(0)), consumer.WithMode(consumer.Mode(9)), consumer.WithBrokers("nowhere"), consumer.WithMiddleware(nil))
+		consumer.WithBuffer(-1), consumer.WithMode(consumer.Mode(9)), consumer.WithBrokers("nowhere"), consumer.WithMiddleware(nil))
 	if err == nil {
 		t.Fatal("no error")
 	}
 	for _, want := range []string{
-		"group is empty", "database is nil", "no topics", "concurrency of 0", "batch of 0", "time-out of a handler", "drain of 0", "buffer of 0",
-		"commit after 0", "mode ", "broker \"nowhere\"", "a middleware is nil",
+		"group is empty", "database is nil", "no topics", "concurrency of 0", "batch of 0", "time-out of a handler", "drain of 0", "buffer of -1",
+		"mode ", "broker \"nowhere\"", "a middleware is nil",
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("New: got error %v, want it to contain %q", err, want)
@@ -120,7 +120,6 @@ func TestHandleRefusesWhatCannotBe(t *testing.T) {
 		"no name":  c.Handle("", consumer.Func(nop, "a")),
 		"slash":    c.Handle("a/b", consumer.Func(nop, "a")),
 		"batch":    c.Handle("a", consumer.Func(nop, "a"), consumer.WithBatch(1000)),
-		"policy":   c.Handle("a", consumer.Func(nop, "a"), consumer.OnFailure(nil)),
 		"taken":    c.Handle("taken", consumer.Func(nop, "a")),
 		"a middle": c.Handle("a", consumer.Func(nop, "a"), consumer.WithMiddleware(nil)),
 	} {

@@ -72,30 +72,27 @@ func (e *requestError) Error() string {
 // Unwrap returns the handler's error.
 func (e *requestError) Unwrap() error { return e.err }
 
-// Is reports ErrHandler.
-func (e *requestError) Is(target error) bool { return target == ErrHandler }
-
 // GivesUp reports whether the handler gave the message up, for the circuit breaker.
 func (e *requestError) GivesUp() bool {
 	return e.request == requestReject || e.request == requestDiscard
 }
 
 // chooseVerdict returns the verdict that the handler asked for. r is the Retry for the error.
-func (e *requestError) chooseVerdict(r *Retry, a Attempts) Verdict {
+func (e *requestError) chooseVerdict(r *Retry, a failures) verdict {
 	switch e.request {
 	case requestReject:
-		return Verdict{Action: DeadLetter, Reason: ClassRejected}
+		return verdict{Action: actDeadLetter, Reason: ClassRejected}
 	case requestDiscard:
-		return Verdict{Action: Skip, Reason: ClassDiscarded}
+		return verdict{Action: actDiscard, Reason: ClassDiscarded}
 	default:
 	}
 
 	if r.isOverdue(a) {
 		return r.giveUp()
 	}
-	v := Verdict{Action: SetAside, Delay: e.delay, Uncounted: true, Unordered: r.Unordered}
+	v := verdict{Action: actAside, Delay: e.delay, Uncounted: true, Unordered: r.Unordered}
 	if e.request == requestSuspend {
-		v.Action = SuspendHandler
+		v.Action = actSuspend
 	}
 	return v
 }

@@ -82,7 +82,7 @@ func TestDatabaseAwayPausesAndLosesNothing(t *testing.T) {
 	n := 120
 	stats := &counts{}
 	dead := newDisposed()
-	c := k.consumer(consumer.WithTelemetry(stats), consumer.WithDisposer(dead), consumer.OnFailure(tries(1)), consumer.WithBuffer(20, 1<<20))
+	c := k.consumer(consumer.WithTelemetry(stats), consumer.WithDisposer(dead), tries(1), consumer.WithBufferedRecords(20))
 	handle(t, c, "counted", k.effects("effects"))
 	k.publish(numbered(8, n/2)...)
 	k.start(c)
@@ -184,7 +184,7 @@ func TestStopFinishesWhatIsInFlight(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	b := newBlocked("0", k.effects("effects"))
-	c := k.consumer(consumer.Commits(consumer.CommitOnDrain()), consumer.WithBatch(1))
+	c := k.consumer(consumer.WithCommitInterval(-1), consumer.WithBatch(1))
 	if err := c.Handle("counted", consumer.Func(b.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}
@@ -241,21 +241,11 @@ func TestStopAbandonsWhatDoesNotEndInTime(t *testing.T) {
 	k.once("effects", 5)
 }
 
-// cooling lets a lane wait.
-type cooling struct {
-	d      time.Duration
-	action consumer.Action
-}
-
-func (c cooling) Decide(error, *consumer.Message, consumer.Attempts) consumer.Verdict {
-	return consumer.Verdict{Action: c.action, Delay: c.d}
-}
-
 func TestACoolingLaneDoesNotBlockOthers(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	effects := k.effects("effects")
-	c := k.consumer(consumer.WithConcurrency(1), consumer.OnFailure(cooling{time.Hour, consumer.RetryAfter}))
+	c := k.consumer(consumer.WithConcurrency(1), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{time.Hour}}))
 	handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
 		if string(m.Key) == "bad" {
 			return errWanted
@@ -293,7 +283,7 @@ func TestNothingOfALanePassesAnInterruptedMessage(t *testing.T) {
 			stats := &counts{}
 			failed := make(chan struct{}, 10)
 			var healed atomic.Bool
-			c := k.consumer(consumer.WithBatch(1), consumer.WithTelemetry(stats), consumer.OnFailure(cooling{time.Hour, consumer.RetryAfter}))
+			c := k.consumer(consumer.WithBatch(1), consumer.WithTelemetry(stats), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{time.Hour}}))
 			effects := k.effects("effects")
 			handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
 				if string(m.Value) == "3" && !healed.Load() {
@@ -320,30 +310,11 @@ func TestNothingOfALanePassesAnInterruptedMessage(t *testing.T) {
 	}
 }
 
-func TestAPolicyMayPauseTheConsumer(t *testing.T) {
-	t.Parallel()
-	k := newKit(t, 1)
-	var failing atomic.Bool
-	failing.Store(true)
-	c := k.consumer(consumer.OnFailure(cooling{300 * time.Millisecond, consumer.PauseConsumer}))
-	effects := k.effects("effects")
-	handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
-		if failing.CompareAndSwap(true, false) {
-			return errWanted
-		}
-		return effects(ctx, m)
-	})
-	k.publish(numbered(3, 30)...)
-	k.start(c)
-	k.untilCount("effects", 30)
-	k.once("effects", 30)
-}
-
 func TestHandlersHaveLimitedTimeAndNumber(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	dead := newDisposed()
-	c := k.consumer(consumer.WithDisposer(dead), consumer.OnFailure(tries(1)))
+	c := k.consumer(consumer.WithDisposer(dead), tries(1))
 	handle(t, c, "slow", func(ctx context.Context, _ *consumer.Message) error {
 		<-ctx.Done()
 		return ctx.Err()
@@ -376,7 +347,7 @@ func TestBatchHandlersGetALaneTogether(t *testing.T) {
 			t.Parallel()
 			k := newKit(t, 1)
 			dead := newDisposed()
-			c := k.consumer(consumer.WithDisposer(dead), consumer.OnFailure(tries(1)), consumer.WithMode(mode))
+			c := k.consumer(consumer.WithDisposer(dead), tries(1), consumer.WithMode(mode))
 			var mu sync.Mutex
 			var sizes []int
 			coll := k.collection("effects")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -80,16 +81,16 @@ const (
 // NoRetry returns a Retry that gives up at the first failure.
 func NoRetry() Retry { return Retry{Quick: []time.Duration{}, MaxAttempts: 1} }
 
-// WithRetry sets the Retry of all errors that match no WithRetryFor. It replaces an earlier OnFailure.
+// WithRetry sets the Retry of all errors that match no WithRetryFor.
 func WithRetry(r Retry) HandlerOption {
 	return handlerOption(func(h *handling) {
 		h.problems = append(h.problems, r.findProblems("WithRetry"))
-		h.retry, h.decider = r, nil
+		h.retry = r
 	})
 }
 
 // WithRetryFor sets the Retry of errors that match, for example of ErrorIs. The first match counts. Those of a handler come
-// before those of New. match must be a pure function. It replaces an earlier OnFailure.
+// before those of New. match must be a pure function.
 func WithRetryFor(match func(err error) bool, r Retry) HandlerOption {
 	return handlerOption(func(h *handling) {
 		h.problems = append(h.problems, r.findProblems("WithRetryFor"))
@@ -97,19 +98,40 @@ func WithRetryFor(match func(err error) bool, r Retry) HandlerOption {
 			h.problems = append(h.problems, errors.New("WithRetryFor: the function is nil"))
 		}
 		h.retryRules = append(h.retryRules[:len(h.retryRules):len(h.retryRules)], retryRule{match, r.withDefaults()})
-		h.decider = nil
 	})
 }
 
 // ErrorIs matches the errors for which errors.Is is true for one of the targets.
-func ErrorIs(targets ...error) func(err error) bool { return Is(targets...) }
+func ErrorIs(targets ...error) func(err error) bool {
+	return func(err error) bool {
+		return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
+	}
+}
+
+// WithRetryTopics lets a failed message wait in Kafka instead of MongoDB. After the waits of Retry.Quick it moves to the
+// topic "<topic>.<group>.retry.1" for the first of delays, then to "….retry.2" for the second, and so on. After the last one
+// it is given up. Later messages of its key are handled before it. Missing topics are created with as many partitions as the
+// message's own topic. A delay must be positive and at most seven days, Kafka's default retention.
+//
+// Existing topics with such names are consumed even if no handler uses them any more. Delete an unused one when it is empty.
+func WithRetryTopics(delays ...time.Duration) HandlerOption {
+	return handlerOption(func(h *handling) {
+		for _, d := range delays {
+			if d <= 0 || d > maxRetryDelay {
+				h.problems = append(h.problems,
+					fmt.Errorf("WithRetryTopics: the delay is %v: it must be positive and at most %v", d, maxRetryDelay))
+			}
+		}
+		h.retryTopics = delays
+	})
+}
 
 // findProblems returns the problems of r. option is the name of the option in the text.
 func (r Retry) findProblems(option string) error {
 	var errs []error
 	addProblem := func(wrong bool, format string, args ...any) {
 		if wrong {
-			errs = append(errs, fmt.Errorf("%w: %s: %s", ErrConfiguration, option, fmt.Sprintf(format, args...)))
+			errs = append(errs, fmt.Errorf("%s: %s", option, fmt.Sprintf(format, args...)))
 		}
 	}
 
@@ -141,86 +163,19 @@ func (r *Retry) waitAfter(n int) time.Duration {
 	return addJitter(time.Duration(min(d, float64(r.Max))), retryJitter)
 }
 
-// retryRule is a Retry for some errors.
-type retryRule struct {
-	match func(err error) bool
-	retry Retry
-}
-
-// retryDecider decides by the Retry of a handler. It is the Decider of handlers without OnFailure.
-type retryDecider struct {
-	base  Retry
-	rules []retryRule
-}
-
-// retryFor returns the Retry for err, and whether a rule of the user matches err.
-func (d *retryDecider) retryFor(err error) (r *Retry, matched bool) {
-	for i := range d.rules {
-		if d.rules[i].match(err) {
-			return &d.rules[i].retry, true
-		}
-	}
-	return &d.base, false
-}
-
-// Decide implements Decider.
-func (d *retryDecider) Decide(err error, m *Message, a Attempts) Verdict {
-	v := d.chooseVerdict(err, m, a)
-	v.Attempts = a
-	return v
-}
-
-// chooseVerdict returns the verdict without the attempts. Errors of the consumer and errors that the handler made with
-// RetryIn, Suspend, Reject or Discard have a fixed meaning. For other errors the Retry decides.
-func (d *retryDecider) chooseVerdict(err error, m *Message, a Attempts) Verdict {
-	if v, ok := decideConsumerError(err); ok {
-		return v
-	}
-
-	r, matched := d.retryFor(err)
-	asked, ok := errors.AsType[*requestError](err)
-	switch {
-	case ok:
-		return asked.chooseVerdict(r, a)
-	case matched:
-		return r.chooseVerdict(a)
-	case isTransient(err):
-		// The database is away. To set the message aside, the consumer would need it.
-		v := Verdict{Action: RetryAfter, Uncounted: true}
-		bound := float64(100*time.Millisecond) * math.Pow(2, float64(max(a.Failed-1, 0)))
-		v.Delay = addJitter(time.Duration(min(bound, float64(30*time.Second))), 1)
-		return v
-	case errors.Is(err, ErrValidation) || errors.As(err, new(*ExpiredError)):
-		return Verdict{Action: DeadLetter}
-	}
-	return r.chooseVerdict(a)
-}
-
-// chooseVerdict returns the verdict after the failures in a.
-func (r *Retry) chooseVerdict(a Attempts) Verdict {
-	n := max(max(a.Total, 1)-a.Spared, 1) // the number of the failed attempt
-	switch {
-	case r.MaxAttempts > 0 && n >= r.MaxAttempts, r.isOverdue(a):
-		return r.giveUp()
-	case n <= len(r.Quick):
-		return Verdict{Action: RetryInline, Delay: r.Quick[n-1]}
-	}
-	return Verdict{Action: SetAside, Delay: r.waitAfter(n - len(r.Quick)), Unordered: r.Unordered}
-}
-
 // isOverdue reports whether the message has failed for GiveUpAfter.
-func (r *Retry) isOverdue(a Attempts) bool {
+func (r *Retry) isOverdue(a failures) bool {
 	return r.GiveUpAfter >= 0 && a.Failed > 1 && now().Sub(a.Since) >= r.GiveUpAfter
 }
 
 // giveUp returns the verdict on a message that is given up.
-func (r *Retry) giveUp() Verdict {
+func (r *Retry) giveUp() verdict {
 	switch r.Then {
 	case ThenDiscard:
-		return Verdict{Action: Skip, Reason: ClassDiscarded}
+		return verdict{Action: actDiscard, Reason: ClassDiscarded}
 	case ThenSuspend:
-		return Verdict{Action: SuspendHandler, Delay: UntilResumed, Uncounted: true}
+		return verdict{Action: actSuspend, Delay: untilResumed, Uncounted: true}
 	default:
-		return Verdict{Action: DeadLetter}
+		return verdict{Action: actDeadLetter}
 	}
 }

@@ -7,82 +7,174 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"pgregory.net/rapid"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/setaside"
 )
 
 var errTest = errors.New("the service is away")
 
 // decideAfter returns the verdict after n failures, the first of which was so long ago.
-func decideAfter(d *retryDecider, err error, n int, ago time.Duration) Verdict {
-	m, a := &Message{Attempt: 1}, Attempts{}
+func decideAfter(d *decider, err error, n int, ago time.Duration) verdict {
+	m, a := &Message{Attempt: 1, Topic: "orders", Group: "g"}, failures{}
 	for range n {
-		a = a.Note(err, m, time.Now().Add(-ago))
+		a = a.note(err, m, time.Now().Add(-ago))
 	}
-	return d.Decide(err, m, a)
+	return d.decide(err, m, a)
 }
 
 func TestDefaultsOfRetry(t *testing.T) {
 	t.Parallel()
-	d := &retryDecider{base: Retry{}.withDefaults()}
+	d := &decider{retry: Retry{}.withDefaults()}
 	for n, want := range []time.Duration{
 		100 * time.Millisecond, 400 * time.Millisecond,
 		5 * time.Second, 10 * time.Second, 20 * time.Second, 40 * time.Second, 80 * time.Second, 160 * time.Second,
 		5 * time.Minute, 5 * time.Minute,
 	} {
 		v := decideAfter(d, errTest, n+1, time.Hour)
-		action, least := SetAside, want*4/5
+		action, least := actAside, want*4/5
 		if n < 2 {
-			action, least = RetryInline, want
+			action, least = actRetry, want
 		}
 		if v.Action != action || v.Delay < least || v.Delay > want {
 			t.Errorf("failure %d: got %s after %v, want %s after %v to %v", n+1, v.Action, v.Delay, action, least, want)
 		}
 	}
 
-	if v := decideAfter(d, errTest, 100, 23*time.Hour); v.Action != SetAside {
-		t.Errorf("after 23 hours: got %s, want %s", v.Action, SetAside)
+	if v := decideAfter(d, errTest, 100, 23*time.Hour); v.Action != actAside {
+		t.Errorf("after 23 hours: got %s, want %s", v.Action, actAside)
 	}
-	if v := decideAfter(d, errTest, 100, 24*time.Hour); v.Action != DeadLetter {
-		t.Errorf("after 24 hours: got %s, want %s", v.Action, DeadLetter)
+	if v := decideAfter(d, errTest, 100, 24*time.Hour); v.Action != actDeadLetter {
+		t.Errorf("after 24 hours: got %s, want %s", v.Action, actDeadLetter)
 	}
-	if v := decideAfter(d, mongo.CommandError{Code: 91}, 100, 48*time.Hour); v.Action != RetryAfter || !v.Uncounted {
+	if v := decideAfter(d, mongo.CommandError{Code: 91}, 100, 48*time.Hour); v.Action != actWait || !v.Uncounted {
 		t.Errorf("while the database is away: got %+v", v)
 	}
-	if v := decideAfter(d, &InvalidError{}, 1, 0); v.Action != DeadLetter {
-		t.Errorf("an invalid message: got %s, want %s", v.Action, DeadLetter)
+	for _, c := range []struct {
+		err  error
+		want action
+	}{
+		{&invalidError{}, actDeadLetter},
+		{&expiredError{}, actDeadLetter},
+		{&decodeError{Err: errTest}, actDeadLetter},
+		{&inbox.DuplicateError{}, actDiscard},
+		{&timeoutError{Err: mongo.CommandError{Code: 189}}, actRetry},
+		{Reject(errTest), actDeadLetter},
+		{Discard(errTest), actDiscard},
+	} {
+		if v := decideAfter(d, c.err, 1, 0); v.Action != c.want {
+			t.Errorf("%T: got %s, want %s", c.err, v.Action, c.want)
+		}
+	}
+	if v := decideAfter(d, &notDueError{Due: time.Now().Add(time.Hour)}, 1, 0); v.Action != actWait || !v.Uncounted || v.Delay < 59*time.Minute {
+		t.Errorf("a message that is not due: got %+v", v)
+	}
+}
+
+func TestRetryTopicsFollowTheQuickAttempts(t *testing.T) {
+	t.Parallel()
+	d := &decider{retry: Retry{Quick: []time.Duration{time.Second}}.withDefaults(), topics: []time.Duration{time.Minute, time.Hour}}
+	m := &Message{Topic: "orders", Group: "g", Attempt: 1}
+	var a failures
+	for i, want := range []verdict{
+		{Action: actRetry, Delay: time.Second},
+		{Action: actRetryTopic, Delay: time.Minute, Topic: "orders.g.retry.1"},
+		{Action: actRetryTopic, Delay: time.Hour, Topic: "orders.g.retry.2"},
+		{Action: actDeadLetter},
+	} {
+		a = a.note(errTest, m, time.Now())
+		v := d.decide(errTest, m, a)
+		if v.Action != want.Action || v.Delay != want.Delay || v.Topic != want.Topic {
+			t.Errorf("failure %d: got %s after %v to %q, want %s after %v to %q", i+1, v.Action, v.Delay, v.Topic, want.Action, want.Delay, want.Topic)
+		}
+		// The next failure belongs to the next delivery.
+		if v.Action == actRetryTopic {
+			m, a = &Message{Topic: "orders", Group: "g", Attempt: a.Total + 1}, failures{}
+		}
+	}
+}
+
+// In any order of failures, uncounted ones spend no attempt.
+func TestFailuresThatAreNotCountedSpendNothing(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		most := rapid.IntRange(1, 6).Draw(t, "attempts")
+		d := &decider{retry: Retry{MaxAttempts: most}.withDefaults()}
+		m := &Message{Attempt: rapid.IntRange(1, 3).Draw(t, "attempt")}
+		var a failures
+		counted := m.Attempt - 1
+
+		for {
+			err := errTest
+			if rapid.Bool().Draw(t, "transient") {
+				err = mongo.CommandError{Code: 91}
+			}
+
+			a = a.note(err, m, time.Now())
+			v := d.decide(err, m, a)
+			if v.Uncounted {
+				a.Spared++
+				continue
+			}
+
+			counted++
+			if dead := v.Action == actDeadLetter; dead != (counted >= most) {
+				t.Fatalf("counted failure %d of at most %d: got %s", counted, most, v.Action)
+			} else if dead {
+				if len(a.History) > maxHistory {
+					t.Fatalf("kept failures: got %d, want at most %d", len(a.History), maxHistory)
+				}
+				return
+			}
+		}
+	})
+}
+
+func TestARuleThatPanicsMakesADeadLetter(t *testing.T) {
+	t.Parallel()
+	d := &decider{rules: []retryRule{{func(error) bool { panic("in a rule") }, Retry{}}}}
+	if v := decideAfter(d, errTest, 1, 0); v.Action != actDeadLetter || v.Attempts.Failed != 1 {
+		t.Errorf("got %+v, want a dead letter", v)
 	}
 }
 
 func TestRetryForAnErrorComesBeforeTheDefault(t *testing.T) {
 	t.Parallel()
 	never := Retry{GiveUpAfter: -1, Then: ThenDiscard}.withDefaults()
-	d := &retryDecider{base: Retry{}.withDefaults(), rules: []retryRule{
-		{ErrorIs(ErrValidation), never},
+	d := &decider{retry: Retry{}.withDefaults(), rules: []retryRule{
+		{ErrorIs(ErrMalformed), never},
 		{ErrorIs(errTest), NoRetry().withDefaults()},
 	}}
-	if v := decideAfter(d, errTest, 1, 0); v.Action != DeadLetter {
-		t.Errorf("NoRetry: got %s, want %s", v.Action, DeadLetter)
+	if v := decideAfter(d, errTest, 1, 0); v.Action != actDeadLetter {
+		t.Errorf("NoRetry: got %s, want %s", v.Action, actDeadLetter)
 	}
-	if v := decideAfter(d, &InvalidError{}, 100, 1000*time.Hour); v.Action != SetAside {
-		t.Errorf("without an end: got %s, want %s", v.Action, SetAside)
+	if v := decideAfter(d, &invalidError{}, 100, 1000*time.Hour); v.Action != actAside {
+		t.Errorf("without an end: got %s, want %s", v.Action, actAside)
 	}
-	if v := decideAfter(d, errors.New("another"), 1, 0); v.Action != RetryInline {
-		t.Errorf("another error: got %s, want %s", v.Action, RetryInline)
+	if v := decideAfter(d, errors.New("another"), 1, 0); v.Action != actRetry {
+		t.Errorf("another error: got %s, want %s", v.Action, actRetry)
 	}
-	if v := decideAfter(d, RetryIn(time.Hour, errors.New("another")), 100, 25*time.Hour); v.Action != DeadLetter {
-		t.Errorf("RetryIn after a day: got %s, want %s", v.Action, DeadLetter)
+	if v := decideAfter(d, RetryIn(time.Hour, errors.New("another")), 100, 25*time.Hour); v.Action != actDeadLetter {
+		t.Errorf("RetryIn after a day: got %s, want %s", v.Action, actDeadLetter)
 	}
-	if v := decideAfter(d, RetryIn(time.Hour, nil), 100, time.Hour); v.Action != SetAside || v.Delay != time.Hour || !v.Uncounted {
+	if v := decideAfter(d, RetryIn(time.Hour, nil), 100, time.Hour); v.Action != actAside || v.Delay != time.Hour || !v.Uncounted {
 		t.Errorf("RetryIn: got %+v", v)
 	}
 }
 
 func TestMistakesInRetryAreListed(t *testing.T) {
 	t.Parallel()
+	for _, delay := range []time.Duration{0, -1, 30 * 24 * time.Hour} {
+		var h handling
+		WithRetryTopics(time.Second, delay).applyToHandler(&h)
+		if err := h.validate(); err == nil || !strings.Contains(err.Error(), "WithRetryTopics") {
+			t.Errorf("a retry topic with a delay of %v: got %v", delay, err)
+		}
+	}
 	err := Retry{Quick: []time.Duration{-1}, Min: time.Hour, Max: time.Minute, Then: 9}.findProblems("WithRetry")
 	for _, want := range []string{"Quick", "Min is 1h0m0s and Max is 1m0s", "Then is 9"} {
-		if !errors.Is(err, ErrConfiguration) || !strings.Contains(err.Error(), want) {
+		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("findProblems: got %v, want it to contain %q", err, want)
 		}
 	}
@@ -144,7 +236,7 @@ func TestASuspensionEndsWithASuccess(t *testing.T) {
 	if s.noteSuccess() || s.mayStart(time.Now()).ok {
 		t.Error("a success ended a suspension that the handler asked for")
 	}
-	s.suspendFor(UntilResumed)
+	s.suspendFor(untilResumed)
 	if s.mayStart(now.Add(1000 * time.Hour)).ok {
 		t.Error("a suspension until Resume ended by itself")
 	}

@@ -54,7 +54,14 @@ func (r *run) Serve(ctx context.Context, g Generation) error {
 		laneSlots:       make(chan struct{}, r.c.s.concurrency),
 		commitRequested: make(chan struct{}, 1),
 	}
-	s.outage.notify = func(on bool) { r.c.measureStop("database", on) }
+	s.outage.notify = func(on bool) {
+		r.c.measureStop("database", on)
+		if on {
+			r.c.health.note(healthOutage, errors.New(healthOutage))
+		} else {
+			r.c.health.note(healthOutage, nil)
+		}
+	}
 	s.outage.report = r.report
 	for _, a := range g.Partitions() {
 		s.partitions[a.TopicPartition] = newPartition(s, a)
@@ -63,6 +70,8 @@ func (r *run) Serve(ctx context.Context, g Generation) error {
 	r.c.measure(telemetry.Measurement{Metric: telemetry.Assigned, N: int64(len(s.partitions))})
 	r.c.currentSession.Store(s)
 	defer r.c.currentSession.CompareAndSwap(s, nil)
+	r.c.health.join(true)
+	defer r.c.health.join(false)
 
 	var loops sync.WaitGroup
 	for _, p := range s.partitions {
@@ -137,8 +146,8 @@ func (s *session) awaitTracks(drained <-chan struct{}, abandon context.CancelCau
 	case <-late.C:
 	}
 
-	s.report(fmt.Errorf("%w (%v)", ErrAbandoned, limit))
-	abandon(ErrAbandoned)
+	s.report(fmt.Errorf("%w (%v)", errAbandoned, limit))
+	abandon(errAbandoned)
 	left := time.NewTimer(abandonGrace)
 	defer left.Stop()
 
@@ -189,7 +198,7 @@ func (s *session) countFinished(n int) {
 	}
 
 	m := s.c.s.commitMode
-	if m.kind == commitEach || m.kind == commitCount && s.finishedMessages.Add(int64(n)) >= int64(m.n) {
+	if m.count > 0 && s.finishedMessages.Add(int64(n)) >= int64(m.count) {
 		s.requestCommit()
 	}
 }
@@ -205,7 +214,7 @@ func (s *session) requestCommit() {
 // commitLoop commits offsets according to the commit mode until the generation ends.
 func (s *session) commitLoop() {
 	var tick <-chan time.Time
-	if m := s.c.s.commitMode; m.kind == commitInterval {
+	if m := s.c.s.commitMode; m.every > 0 {
 		t := time.NewTicker(m.every)
 		defer t.Stop()
 		tick = t.C

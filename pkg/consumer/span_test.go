@@ -36,7 +36,7 @@ func TestTheOutcomeOfASpanQuotesNothing(t *testing.T) {
 			return secret
 		}
 		return nil
-	}, consumer.OnFailure(tries(1)))
+	}, tries(1))
 	l.append("a")
 	runs(t, c)
 	if a := <-seen.begun; a.Group != "group" || a.Handler != "counted" || len(a.Messages) != 1 || a.Messages[0].Number != 1 {

@@ -24,15 +24,15 @@ type suspension struct {
 	changed chan struct{} // closed and replaced at each change
 }
 
-// SuspendedError reports that a handler is suspended, and later that it goes on. Each is reported once.
-type SuspendedError struct {
+// suspendedError reports that a handler is suspended, and later that it goes on. Each is reported once.
+type suspendedError struct {
 	Handler string
 	Over    bool
 	Until   time.Time // of the first probe; zero until Consumer.Resume
 	Err     error     // the last failure; nil if it is over
 }
 
-func (e *SuspendedError) Error() string {
+func (e *suspendedError) Error() string {
 	switch {
 	case e.Over:
 		return fmt.Sprintf("handler %q goes on", e.Handler)
@@ -43,11 +43,8 @@ func (e *SuspendedError) Error() string {
 		e.Handler, e.Until.UTC().Format(time.RFC3339), e.Err)
 }
 
-// Is reports ErrOperational.
-func (e *SuspendedError) Is(target error) bool { return target == ErrOperational }
-
 // Unwrap returns the last failure.
-func (e *SuspendedError) Unwrap() error { return e.Err }
+func (e *suspendedError) Unwrap() error { return e.Err }
 
 // isSuspendedLocked reports whether the handler takes no messages other than a probe.
 func (s *suspension) isSuspendedLocked() bool { return s.manual || !s.until.IsZero() }
@@ -56,6 +53,13 @@ func (s *suspension) isSuspended() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.isSuspendedLocked()
+}
+
+// status reports whether the handler is suspended, and until when: zero until resume.
+func (s *suspension) status() (suspended bool, until time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.isSuspendedLocked(), s.until
 }
 
 // changeLocked wakes all goroutines that wait for a change.
@@ -159,7 +163,7 @@ func (s *suspension) noteFailure(queue setaside.Digest, r *Retry) (until time.Ti
 	return s.until, true
 }
 
-// suspendFor suspends the handler for d, or until resume if d is UntilResumed. It does not shorten a longer suspension. It
+// suspendFor suspends the handler for d, or until resume if d is untilResumed. It does not shorten a longer suspension. It
 // reports whether the handler was not suspended before, and until when it is.
 func (s *suspension) suspendFor(d time.Duration) (until time.Time, began bool) {
 	s.mu.Lock()
@@ -167,7 +171,7 @@ func (s *suspension) suspendFor(d time.Duration) (until time.Time, began bool) {
 
 	began = !s.isSuspendedLocked()
 	s.probeID = 0
-	if d == UntilResumed {
+	if d == untilResumed {
 		s.manual = true
 	} else if until := time.Now().Add(d); until.After(s.until) {
 		s.until, s.asked = until, true

@@ -200,7 +200,7 @@ func (t *track) waitYielding(d time.Duration) {
 
 		for {
 			// The channel is read before the check. A pause in between closes it.
-			_, _, changed := t.p.s.c.gate.currentState()
+			_, changed := t.p.s.c.gate.currentState()
 			if t.mustStop() {
 				return
 			}
@@ -268,7 +268,7 @@ const (
 	outcomeHandled outcome = iota
 	outcomeInterrupted
 	outcomeRetry // with as many messages as the pace allows now
-	outcomeSplit // one by one: the policy decides about the message that failed
+	outcomeSplit // one by one: Retry decides about the message that failed
 )
 
 // handleTogether attempts several messages in one transaction.
@@ -306,7 +306,6 @@ func (t *track) handleTogether(list []task) outcome {
 // handleAlone handles one message until it is finished. It returns false if it was interrupted before.
 func (t *track) handleAlone(x task) bool {
 	defer t.trouble.clearTrouble(t)
-	t.p.s.restoreAttempts(t, x)
 	overruns := 0 // in a row
 	probe := 0    // the id of the probe, if the handler is suspended
 	defer func() { t.reg.suspension.endProbe(probe) }()
@@ -324,9 +323,9 @@ func (t *track) handleAlone(x task) bool {
 		}
 
 		if err := t.precheckTask(x); err != nil {
-			if e, ok := errors.AsType[*NotDueError](err); ok {
+			if e, ok := errors.AsType[*notDueError](err); ok {
 				t.waitYielding(e.Wait(time.Now()))
-			} else if done, again := t.applyPolicy(x, err); !again {
+			} else if done, again := t.applyVerdict(x, err); !again {
 				return done
 			}
 			continue
@@ -347,7 +346,7 @@ func (t *track) handleAlone(x task) bool {
 			if overruns++; overruns == 1 {
 				continue
 			}
-			err = &handlerFailure{&LifetimeError{
+			err = &handlerFailure{&lifetimeError{
 				Handler: t.reg.name, Ran: t.lastRun, Reason: cmp.Or(errorText(slow.err), "its commit failed"),
 			}}
 		}
@@ -355,7 +354,7 @@ func (t *track) handleAlone(x task) bool {
 
 		if blamed, cause := t.assignBlame(err); blamed {
 			t.trouble.clearTrouble(t)
-			if done, again := t.applyPolicy(x, cause); !again {
+			if done, again := t.applyVerdict(x, cause); !again {
 				return done
 			}
 			continue
@@ -390,9 +389,10 @@ func (t *track) finishAttempt(list []task, res attemptResult) {
 	t.reg.pace.growAfter(len(list))
 
 	if res.handled > 0 && t.reg.suspension.noteSuccess() {
-		t.p.s.report(&SuspendedError{Handler: t.reg.name, Over: true})
+		t.p.s.report(&suspendedError{Handler: t.reg.name, Over: true})
 	}
 	if res.handled > 0 {
+		t.reg.lastError.Store(nil)
 		t.reg.pace.recordDuration(res.took, res.handled)
 		t.p.s.c.measure(telemetry.Measurement{Metric: telemetry.Handled, N: int64(res.handled), Took: res.took, Handler: t.reg.name})
 	}

@@ -28,7 +28,7 @@ func (t *track) room() *waitingRoom {
 func (t *track) awaitRoom() bool {
 	room := t.room()
 	for room != nil {
-		_, _, changed := t.p.s.c.gate.currentState()
+		_, changed := t.p.s.c.gate.currentState()
 		if t.mustStop() {
 			return false
 		}
@@ -137,7 +137,7 @@ func (t *track) waitForChange(p permit) {
 	t.yieldSlots(func() {
 		timer := time.NewTimer(roomPoll)
 		defer timer.Stop()
-		_, _, paused := t.p.s.c.gate.currentState()
+		_, paused := t.p.s.c.gate.currentState()
 		if t.mustStop() {
 			return
 		}
@@ -319,16 +319,16 @@ func (t *track) checkOrder(ctx context.Context, list []task, fresh []bool) error
 }
 
 // noteOutcome records the failure of a message, after its attempts in place, for the suspension of the handler.
-func (t *track) noteOutcome(x task, v Verdict, cause error) {
+func (t *track) noteOutcome(x task, v verdict, cause error) {
 	s := &t.reg.suspension
 	switch {
-	case v.Action == SuspendHandler:
+	case v.Action == actSuspend:
 		if until, began := s.suspendFor(v.Delay); began {
-			t.p.s.report(&SuspendedError{Handler: t.reg.name, Until: until, Err: cause})
+			t.p.s.report(&suspendedError{Handler: t.reg.name, Until: until, Err: cause})
 		}
-	case v.Action == SetAside && !v.Uncounted:
+	case v.Action == actAside && !v.Uncounted:
 		if until, began := s.noteFailure(t.outageKey(x), &t.reg.retry); began {
-			t.p.s.report(&SuspendedError{Handler: t.reg.name, Until: until, Err: cause})
+			t.p.s.report(&suspendedError{Handler: t.reg.name, Until: until, Err: cause})
 		}
 	default:
 	}

@@ -11,86 +11,68 @@ import (
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
-// applyPolicy records the failure of x, and carries out the verdict of the policy. done reports
+// applyVerdict records the failure of x, and carries out the verdict. done reports
 // whether the message is finished, again whether it has to be attempted again.
-func (t *track) applyPolicy(x task, cause error) (done, again bool) {
+func (t *track) applyVerdict(x task, cause error) (done, again bool) {
 	attempts, m := &x.share.attempts, x.entry.m
-	*attempts = attempts.Note(cause, m, time.Now())
+	*attempts = attempts.note(cause, m, time.Now())
 
-	v := t.reg.decideVerdict(cause, originalMessage(x.entry), *attempts)
+	v := t.reg.decider.decide(cause, originalMessage(x.entry), *attempts)
 	if v.Uncounted {
 		attempts.Spared++
 	}
 	t.count(telemetry.Failed, 1, v.Action.String())
+	text := errorText(cause)
+	t.reg.lastError.Store(&text)
 	t.noteOutcome(x, v, cause)
 
 	// Without WithUnknown, messages without a handler are normal. They are reported once per type, not
 	// once per message.
-	if t.reg == t.p.s.c.unknown && v.Action == Skip {
+	if t.reg == t.p.s.c.unknown && v.Action == actDiscard {
 		t.p.s.c.reg.reportUnknownOnce(m.Name, t.p.s.report)
 		return t.disposeTask(x, v, cause), false
 	}
 
 	reported := cause
-	if n := attempts.Total - attempts.Spared; v.Action == DeadLetter && n > 1 {
-		reported = &RetriesExhaustedError{Attempts: n, Err: cause}
+	if n := attempts.Total - attempts.Spared; v.Action == actDeadLetter && n > 1 {
+		reported = &retriesExhaustedError{Attempts: n, Err: cause}
 	}
-	t.p.s.report(&HandlerError{
-		Handler: t.reg.name, Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, ID: m.ID, Type: m.Name,
-		Attempts: *attempts, Verdict: v, Err: reported,
-	})
+	failed := &HandlerError{Handler: t.reg.name, Message: m, Attempt: attempts.Total, Next: v.Action.String(), Err: reported}
+	if p, ok := errors.AsType[*panicError](cause); ok {
+		failed.Stack = p.Stack
+	}
+	t.p.s.report(failed)
 
 	switch v.Action {
-	case RetryInline:
+	case actRetry:
 		t.waitYielding(v.Delay)
 		return false, true
-	case RetryAfter, SetAside, SuspendHandler:
+	case actWait, actAside, actSuspend:
 		return t.waitElsewhere(x, v)
-	case PauseConsumer:
-		t.p.s.keepAttempts(t, x)
-		t.p.s.c.pauseFor(v.Delay)
-		return false, false
 	default:
 		return t.disposeTask(x, v, cause), false
 	}
 }
 
 // waitElsewhere lets x wait for the delay of v: set aside if v asks for that, otherwise in its lane. The results are those
-// of applyPolicy.
-func (t *track) waitElsewhere(x task, v Verdict) (done, again bool) {
-	delay := max(v.Delay, 0) // UntilResumed is the time of the suspension, not of the message
+// of applyVerdict.
+func (t *track) waitElsewhere(x task, v verdict) (done, again bool) {
+	delay := max(v.Delay, 0) // untilResumed is the time of the suspension, not of the message
 	if t.waiting != nil {
 		return t.postpone(x, delay), false
 	}
 
-	if v.Action != RetryAfter && t.room() != nil {
+	if v.Action != actWait && t.room() != nil {
 		if stored, full := t.setAside(x, delay, v.Unordered); !full {
 			return stored, false
 		}
 	}
 
 	// The suspension of the handler holds up its lanes.
-	if v.Action != SuspendHandler {
+	if v.Action != actSuspend {
 		t.waitYielding(delay)
 	}
 	return false, true
-}
-
-// decideVerdict returns the verdict of the policy. A policy that panics or returns no known action
-// sends the message to the dead letters.
-func (r *registration) decideVerdict(cause error, m *Message, attempts Attempts) (v Verdict) {
-	dead := Verdict{Action: DeadLetter}
-	defer func() {
-		if recover() != nil {
-			v = dead
-		}
-	}()
-
-	v = r.decider.Decide(cause, m, attempts)
-	if v.Action == 0 || int(v.Action) >= len(actions) {
-		v = dead
-	}
-	return v
 }
 
 // disposeTask moves the message to the place that the verdict names, then moves its watermark, then
@@ -100,7 +82,7 @@ func (r *registration) decideVerdict(cause error, m *Message, attempts Attempts)
 // If a disposal can never succeed for this message, a weaker one replaces it, so that no message
 // blocks its partition forever. If it fails because a server is away, it is repeated until the
 // server is back.
-func (t *track) disposeTask(x task, v Verdict, cause error) bool {
+func (t *track) disposeTask(x task, v verdict, cause error) bool {
 	s := t.p.s
 	backoff := retry.Reopen.Start()
 	moved, lost := false, false
@@ -125,7 +107,7 @@ func (t *track) disposeTask(x task, v Verdict, cause error) bool {
 				continue
 			}
 			moved, lost = true, true
-			s.report(&LostError{
+			s.report(&lostError{
 				Handler: t.reg.name, Topic: x.entry.m.Topic, Partition: x.entry.m.Partition, Offset: x.entry.m.Offset, Err: err,
 			})
 			err = nil
@@ -162,40 +144,38 @@ func (t *track) disposeTask(x task, v Verdict, cause error) bool {
 	switch {
 	case t.reg == s.c.unknown:
 		t.count(telemetry.Unknown, 1, "")
-	case v.Action == Skip || lost:
+		s.c.health.countUnknown(x.entry.m.Name)
+	case v.Action == actDiscard || lost:
 		t.count(telemetry.Discarded, 1, "")
-	case v.Action == DeadLetter:
+	case v.Action == actDeadLetter:
 		t.count(telemetry.Letters, 1, Class(cause))
 	}
 	t.completeTasks([]task{x})
-	if v.Pause != 0 {
-		s.c.pauseFor(v.Pause)
-	}
 	return true
 }
 
 // disposalError wraps the error of a disposal with the action, the message and the handler.
-func (t *track) disposalError(x task, v Verdict, err error) error {
+func (t *track) disposalError(x task, v verdict, err error) error {
 	return fmt.Errorf("%s of message %s for handler %q: %w", v.Action, clip(x.entry.m.ID, maxReason), t.reg.name, err)
 }
 
 // weakerVerdict returns the verdict that replaces one that cannot be carried out for the message.
 // last reports that there is none.
-func weakerVerdict(v Verdict) (next Verdict, last bool) {
+func weakerVerdict(v verdict) (next verdict, last bool) {
 	next = v
 	switch {
 	case v.Bare:
 		return v, true
-	case v.Action == DeadLetter || v.Action == Park:
+	case v.Action == actDeadLetter:
 		next.Bare = true
 	default:
-		next.Action, next.Topic = DeadLetter, ""
+		next.Action, next.Topic = actDeadLetter, ""
 	}
 	return next, false
 }
 
 // callDisposer calls the disposer, and turns a panic into an error.
-func (s *session) callDisposer(m *Message, handler string, v Verdict, cause error) (err error) {
+func (s *session) callDisposer(m *Message, handler string, v verdict, cause error) (err error) {
 	defer recoverPanic(&err)
 	return s.disposer.Dispose(s.drainCtx, m, handler, v, cause)
 }

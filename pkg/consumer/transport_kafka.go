@@ -152,7 +152,7 @@ func (k *Kafka) MemberTimeout() time.Duration {
 
 // Join is one member of the group until ctx ends. Topics that do not exist yet are reported, and checked
 // every WatchPartitions, while the existing ones are read. Retry topics of the group that exist although
-// no policy has them are read as well, see RetryTopicName.
+// no handler uses them are read as well, see RetryTopicName.
 func (k *Kafka) Join(ctx context.Context, group string, topics []string, s Session) error {
 	defer k.client.CloseIdle()
 	topics = slices.Compact(slices.Sorted(slices.Values(k.withOldRetryTopics(ctx, group, topics, s))))

@@ -119,27 +119,24 @@ func (o *trouble) clearTrouble(t *track) {
 	}
 }
 
-// OutageError reports that the database does not answer, and later that it answers again. In
+// outageError reports that the database does not answer, and later that it answers again. In
 // between nothing is fetched, nothing is lost and no attempt is spent. Each of the two is reported
 // once, however many messages wait.
-type OutageError struct {
+type outageError struct {
 	Over bool
 	Took time.Duration // if it is over
 	Err  error         // of the first failed call; nil if it is over
 }
 
-func (e *OutageError) Error() string {
+func (e *outageError) Error() string {
 	if e.Over {
 		return fmt.Sprintf("the database answers again after %v", e.Took.Round(time.Millisecond))
 	}
 	return fmt.Sprintf("waiting for the database, nothing is fetched until it answers: %v", e.Err)
 }
 
-// Is reports whether target is ErrOperational.
-func (e *OutageError) Is(target error) bool { return target == ErrOperational }
-
 // Unwrap returns the error of the first failed call.
-func (e *OutageError) Unwrap() error { return e.Err }
+func (e *outageError) Unwrap() error { return e.Err }
 
 // outage counts the lanes that cannot reach the database. While there are any, nothing is fetched.
 type outage struct {
@@ -158,7 +155,7 @@ func (o *outage) addLane(err error) {
 	if o.lanes++; o.lanes == 1 {
 		o.over, o.since = make(chan struct{}), time.Now()
 		o.notify(true)
-		o.report(&OutageError{Err: err})
+		o.report(&outageError{Err: err})
 	}
 }
 
@@ -169,7 +166,7 @@ func (o *outage) removeLane() {
 	if o.lanes--; o.lanes == 0 {
 		close(o.over)
 		o.notify(false)
-		o.report(&OutageError{Over: true, Took: time.Since(o.since)})
+		o.report(&outageError{Over: true, Took: time.Since(o.since)})
 	}
 }
 

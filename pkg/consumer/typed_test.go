@@ -39,9 +39,9 @@ func TestATypedHandlerGetsTheDecodedPayload(t *testing.T) {
 
 	for value, check := range map[string]func(err error) bool{
 		`{"customer":"c-7","more":1}`: func(err error) bool { return err == nil },
-		`{"customer":7}`:              func(err error) bool { return errors.Is(err, consumer.ErrValidation) },
+		`{"customer":7}`:              func(err error) bool { return errors.Is(err, consumer.ErrMalformed) },
 		`away`: func(err error) bool {
-			return errors.Is(err, codec.ErrUnavailable) && !errors.Is(err, consumer.ErrValidation)
+			return errors.Is(err, codec.ErrUnavailable) && !errors.Is(err, consumer.ErrMalformed)
 		},
 	} {
 		if err := h.Handle(t.Context(), &consumer.Message{ID: "1", Name: "OrderPlaced", Value: []byte(value)}); !check(err) {

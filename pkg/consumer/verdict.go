@@ -1,80 +1,74 @@
 package consumer
 
 import (
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/inbox"
 )
 
-// Action is the treatment of a message whose handler failed.
-type Action uint8
+// action is the treatment of a message whose handler failed.
+type action uint8
 
 const (
-	// RetryInline attempts the message again in place, at once or after Delay. Its lane waits for it.
-	RetryInline Action = iota + 1
-	// RetryAfter attempts the message again after Delay, for a cause outside of the message. Its lane
-	// waits for it. If the message is set aside, only its key waits.
-	RetryAfter
-	// RetryTopic moves the message to the topic of the verdict, to be delivered after Delay.
-	RetryTopic
-	// Requeue moves the message to the end of its own topic.
-	Requeue
-	// Schedule appends the message to the outbox, to be delivered after Delay.
-	Schedule
-	// PauseConsumer pauses the whole consumer for Delay. Then the message is attempted again.
-	PauseConsumer
-	// Skip skips the message.
-	Skip
-	// DeadLetter moves the message to the dead letters.
-	DeadLetter
-	// Park stores the message as a dead letter that waits for a handler: no handler takes its type.
-	Park
-	// SetAside keeps the message in MongoDB and attempts it again after Delay. Later messages of its key
-	// wait too, unless Unordered is set. If it cannot be set aside, its lane waits for Delay.
-	SetAside
-	// SuspendHandler sets the message aside, and the handler takes no message for Delay in this process.
-	SuspendHandler
+	// actRetry attempts the message again in place, after the delay. Its lane waits for it.
+	actRetry action = iota + 1
+	// actWait attempts the message again after the delay, for a cause outside of the message. Its lane waits for it. If the
+	// message is set aside, only its key waits.
+	actWait
+	// actRetryTopic moves the message to the topic of the verdict, to be delivered after the delay.
+	actRetryTopic
+	// actDiscard skips the message.
+	actDiscard
+	// actDeadLetter moves the message to the dead letters.
+	actDeadLetter
+	// actAside keeps the message in MongoDB and attempts it again after the delay. Later messages of its key wait too, unless
+	// Unordered is set. If it cannot be set aside, its lane waits for the delay.
+	actAside
+	// actSuspend sets the message aside, and the handler takes no message for the delay in this process.
+	actSuspend
 )
 
 var actions = [...]string{
-	RetryInline: "retry_inline", RetryAfter: "retry_after", RetryTopic: "retry_topic", Requeue: "requeue", Schedule: "schedule",
-	PauseConsumer: "pause", Skip: "discard", DeadLetter: "dead_letter", Park: "park", SetAside: "set_aside", SuspendHandler: "suspend",
+	actRetry: "retry", actWait: "wait", actRetryTopic: "retry_topic", actDiscard: "discard", actDeadLetter: "dead_letter",
+	actAside: "aside", actSuspend: "suspend",
 }
 
-// String returns the name of the action, for metric labels.
-func (a Action) String() string {
+// String returns the name of the action, for metric labels and HandlerError.
+func (a action) String() string {
 	if int(a) < len(actions) && actions[a] != "" {
 		return actions[a]
 	}
 	return fmt.Sprintf("action_%d", uint8(a))
 }
 
-// Verdict is the decision of a policy.
-type Verdict struct {
-	Action Action
+// untilResumed is the delay of an actSuspend that ends only with Resume.
+const untilResumed time.Duration = -1
+
+// verdict is the decision about a message whose handler failed.
+type verdict struct {
+	Action action
 	Delay  time.Duration
-	Topic  string // of RetryTopic; optional for DeadLetter
-	// Reason is a class for metric labels, such as "attempts_exhausted". If it is "", the Disposer
-	// chooses one.
+	Topic  string // of actRetryTopic
+	// Reason is a class for dead letters and metric labels. If it is "", the class of the error is used.
 	Reason string
 	// Uncounted is set if the message is not to blame for the failure. It spends no attempt.
 	Uncounted bool
-	// Pause is how long the consumer is paused after the message was moved. RetryInline and
-	// RetryAfter ignore it.
-	Pause time.Duration
 	// Bare writes a dead letter without key, body, headers and failure texts, which can always be
 	// written. It is used if the complete letter cannot be written.
 	Bare bool
 	// Unordered lets later messages of the key be handled while the message is set aside.
 	Unordered bool
 	// Attempts has the failures on which the decision is based.
-	Attempts Attempts
+	Attempts failures
 }
 
-// Attempts counts the failures of one message in one handler.
-type Attempts struct {
-	// Failed counts the failures in this delivery, including the current one. It is 1 after the
-	// first failure.
+// failures counts the failures of one message in one handler.
+type failures struct {
+	// Failed counts the failures in this delivery, including the current one.
 	Failed int
 	// Total includes earlier deliveries by retry topics: the message's Attempt - 1 + Failed.
 	Total int
@@ -83,7 +77,7 @@ type Attempts struct {
 	Spared int
 	// Since is the time of the first failure of this delivery.
 	Since time.Time
-	// History has the latest failures of this delivery, oldest first, at most MaxHistory.
+	// History has the latest failures of this delivery, oldest first, at most maxHistory.
 	History []Failure
 }
 
@@ -95,20 +89,115 @@ type Failure struct {
 	Reason  string    `bson:"reason" json:"reason"` // clipped to 512 bytes
 }
 
-// MaxHistory is how many of its latest failures are kept of one message.
-const MaxHistory = 20
+// maxHistory is how many of its latest failures are kept of one message.
+const maxHistory = 20
 
-// Note returns a with one more failure at the given time. If the verdict is Uncounted, the caller
+// note returns a with one more failure at the given time. If the verdict is Uncounted, the caller
 // increments Spared.
-func (a Attempts) Note(err error, m *Message, at time.Time) Attempts {
+func (a failures) note(err error, m *Message, at time.Time) failures {
 	if a.Failed == 0 {
 		a.Since = at
 	}
 	a.Failed++
 	a.Total = max(m.Attempt, 1) - 1 + a.Failed
 
-	kept := a.History[max(0, len(a.History)+1-MaxHistory):]
+	kept := a.History[max(0, len(a.History)+1-maxHistory):]
 	failure := Failure{At: at, Attempt: a.Total - a.Spared, Class: Class(err), Reason: errorText(err)}
 	a.History = append(slices.Clip(slices.Clone(kept)), failure)
 	return a
 }
+
+// retryRule is a Retry for some errors.
+type retryRule struct {
+	match func(err error) bool
+	retry Retry
+}
+
+// decider decides what follows a failure of one handler. It does no I/O.
+type decider struct {
+	retry  Retry
+	rules  []retryRule
+	topics []time.Duration // the delays of the retry topics
+
+	// fixed is the verdict on all messages of a handler of the consumer itself.
+	fixed *verdict
+}
+
+// decide returns the verdict on m after err. If a function of WithRetryFor panics, the message becomes a dead letter.
+func (d *decider) decide(err error, m *Message, a failures) (v verdict) {
+	defer func() {
+		if recover() != nil {
+			v = verdict{Action: actDeadLetter}
+		}
+		v.Attempts = a
+	}()
+	if d.fixed != nil {
+		return *d.fixed
+	}
+	return d.chooseVerdict(err, m, a)
+}
+
+// chooseVerdict returns the verdict without the attempts. Errors of the consumer and errors that the handler made with
+// RetryIn, Suspend, Reject or Discard have a fixed meaning. For other errors the Retry decides.
+func (d *decider) chooseVerdict(err error, m *Message, a failures) verdict {
+	if errors.Is(err, inbox.ErrDuplicate) {
+		return verdict{Action: actDiscard, Reason: ClassDuplicate}
+	}
+	if e, ok := errors.AsType[*notDueError](err); ok {
+		return verdict{Action: actWait, Delay: e.Wait(now()), Uncounted: true, Reason: ClassNotDue}
+	}
+
+	r, matched := d.retryFor(err)
+	asked, ok := errors.AsType[*requestError](err)
+	switch {
+	case ok:
+		return asked.chooseVerdict(r, a)
+	case matched:
+		return d.chooseByRetry(r, m, a)
+	case isTransient(err):
+		// The database is away. To set the message aside, the consumer would need it.
+		bound := 100 * time.Millisecond << min(max(a.Failed-1, 0), 10)
+		return verdict{Action: actWait, Uncounted: true, Delay: addJitter(min(bound, 30*time.Second), 1)}
+	case errors.Is(err, ErrMalformed) || errors.As(err, new(*expiredError)):
+		return verdict{Action: actDeadLetter}
+	}
+	return d.chooseByRetry(r, m, a)
+}
+
+// retryFor returns the Retry for err, and whether a rule of the user matches err.
+func (d *decider) retryFor(err error) (r *Retry, matched bool) {
+	for i := range d.rules {
+		if d.rules[i].match(err) {
+			return &d.rules[i].retry, true
+		}
+	}
+	return &d.retry, false
+}
+
+// chooseByRetry returns the verdict of r after the failures in a.
+func (d *decider) chooseByRetry(r *Retry, m *Message, a failures) verdict {
+	n := max(max(a.Total, 1)-a.Spared, 1) // the number of the failed attempt
+	later := n - len(r.Quick)
+	switch {
+	case r.MaxAttempts > 0 && n >= r.MaxAttempts, r.isOverdue(a):
+		return r.giveUp()
+	case later <= 0:
+		return verdict{Action: actRetry, Delay: r.Quick[n-1]}
+	case later <= len(d.topics):
+		return verdict{Action: actRetryTopic, Delay: d.topics[later-1], Topic: RetryTopicName(originOf(m).Topic, m.Group, later)}
+	case len(d.topics) > 0:
+		return r.giveUp()
+	}
+	return verdict{Action: actAside, Delay: r.waitAfter(later), Unordered: r.Unordered}
+}
+
+// addJitter returns a random duration in [d·(1-f), d].
+func addJitter(d time.Duration, f float64) time.Duration {
+	if share := time.Duration(float64(d) * f); share > 0 {
+		return d - rand.N(share)
+	}
+	return d
+}
+
+// now returns the time that is compared with times written by other processes.
+func now() time.Time { return time.Now() }

@@ -426,7 +426,7 @@ func (t *track) waitingTask() task {
 	}
 	decoded, err := t.p.s.decodeRecord(&rec)
 	if err != nil {
-		e.decodeErr = &DecodeError{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Err: err}
+		e.decodeErr = &decodeError{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Err: err}
 		decoded = completeMessage(newMessage(&rec), &rec, t.p.s.c.group)
 		t.p.s.c.dropForeignControls(decoded, time.Now())
 	}
@@ -435,8 +435,8 @@ func (t *track) waitingTask() task {
 }
 
 // attemptsFromStore returns the attempts of a message that was set aside.
-func attemptsFromStore(a setaside.Attempts, now time.Time) Attempts {
-	out := Attempts{Failed: a.Failed, Spared: a.Spared}
+func attemptsFromStore(a setaside.Attempts, now time.Time) failures {
+	out := failures{Failed: a.Failed, Spared: a.Spared}
 	if a.Failed > 0 {
 		out.Since = now.Add(-a.Elapsed)
 	}
@@ -447,7 +447,7 @@ func attemptsFromStore(a setaside.Attempts, now time.Time) Attempts {
 }
 
 // attemptsForStore is the reverse of attemptsFromStore.
-func attemptsForStore(a Attempts, now time.Time) setaside.Attempts {
+func attemptsForStore(a failures, now time.Time) setaside.Attempts {
 	out := setaside.Attempts{Failed: a.Failed, Spared: a.Spared}
 	if a.Failed > 0 {
 		out.Elapsed = max(0, now.Sub(a.Since))

@@ -118,8 +118,8 @@ func (e *UnknownChangeError) Error() string {
 	return s
 }
 
-// Is reports true for consumer.ErrValidation: another attempt has the same result.
-func (e *UnknownChangeError) Is(target error) bool { return target == consumer.ErrValidation }
+// Is reports true for consumer.ErrMalformed: another attempt has the same result.
+func (e *UnknownChangeError) Is(target error) bool { return target == consumer.ErrMalformed }
 
 // Unwrap returns ErrUnknownChange and the cause.
 func (e *UnknownChangeError) Unwrap() []error {

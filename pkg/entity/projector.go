@@ -27,7 +27,7 @@ import (
 // transactions that do not see each other. The lanes and the inbox of the consumer ensure that.
 //
 // Errors: a message that the Projector does not understand is never ignored. It returns an
-// *UnknownChangeError, which is also a consumer.ErrValidation, for another name, another kind of
+// *UnknownChangeError, which is also a consumer.ErrMalformed, for another name, another kind of
 // id, a missing version, and a value that is not a T. Fields that T does not have are not copied,
 // so deploy the projector before a writer that adds a field.
 //

@@ -406,7 +406,7 @@ func TestProjectorRefusesWhatItDoesNotKnow(t *testing.T) {
 		change(m)
 		err := p.Handle(t.Context(), m)
 		var unknown *entity.UnknownChangeError
-		if !errors.Is(err, entity.ErrUnknownChange) || !errors.Is(err, consumer.ErrValidation) || !errors.As(err, &unknown) || unknown.Reason == "" || unknown.ID != m.ID {
+		if !errors.Is(err, entity.ErrUnknownChange) || !errors.Is(err, consumer.ErrMalformed) || !errors.As(err, &unknown) || unknown.Reason == "" || unknown.ID != m.ID {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err != nil && bytes.Contains([]byte(err.Error()), []byte("many")) {

@@ -101,7 +101,7 @@ func TestProjectorBehindAConsumer(t *testing.T) {
 	w := setup(t)
 	w.history()
 	broker := memory.NewBroker(0)
-	c, err := consumer.New("readers", w.db, consumer.WithTopics("orders"), consumer.WithTransport(broker), consumer.Commits(consumer.CommitEach()))
+	c, err := consumer.New("readers", w.db, consumer.WithTopics("orders"), consumer.WithTransport(broker), consumer.WithCommitInterval(0))
 	if err != nil {
 		t.Fatal(err)
 	}

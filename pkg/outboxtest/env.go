@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/boxparts"
+	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/memory"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -21,8 +23,13 @@ import (
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
-// settleLimit is how long Settle waits.
-const settleLimit = time.Minute
+const (
+	// settleLimit is how long Settle waits.
+	settleLimit = time.Minute
+
+	// heldFor is how long Settle waits for a change while a handler takes no messages.
+	heldFor = time.Second
+)
 
 // Env is everything around a service: a database, topics, and a relay between them. It ends with the test. It is safe for
 // concurrent use, but methods that can fail the test must be called from its goroutine.
@@ -153,7 +160,7 @@ func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer
 	}
 	c, err := consumer.New(group, nil, append([]consumer.Option{
 		consumer.WithTransport(e.broker), consumer.WithInbox(x), consumer.Transactions(e.db.Transaction),
-		consumer.Letters(memory.NewLetters(e.db)), consumer.Commits(consumer.CommitEach()), consumer.WithLogger(e.log),
+		consumer.Letters(memory.NewLetters(e.db)), consumer.WithCommitInterval(0), consumer.WithLogger(e.log),
 	}, opts...)...)
 	if err != nil {
 		e.tb.Fatal(err)
@@ -237,8 +244,8 @@ func (e *Env) Fail(f func(op Op) error) {
 }
 
 // Settle runs the consumers, and blocks until all events that are due are published and handled, and all retries that are
-// due are over. A message whose handler has failed waits for its next retry: see Advance. Settle fails the test after a
-// minute, for example if a consumer is paused or a handler is suspended.
+// due are over. A message whose handler has failed waits for its next retry: see Advance. While a consumer is paused or a
+// handler is suspended, Settle returns when nothing has happened for a second. It fails the test after a minute.
 func (e *Env) Settle() {
 	e.tb.Helper()
 	e.startConsumers()
@@ -264,6 +271,10 @@ func (e *Env) Settle() {
 		case <-broker:
 		case <-db:
 		case <-e.ended:
+		case <-time.After(heldFor):
+			if e.isHeld() {
+				return
+			}
 		case <-limit.C:
 			e.tb.Fatalf("not settled after %v:\n%s", settleLimit, strings.Join(left, "\n"))
 		case <-e.tb.Context().Done():
@@ -278,6 +289,13 @@ func (e *Env) Advance(d time.Duration) {
 	e.Settle()
 	time.Sleep(d)
 	e.Settle()
+}
+
+// isHeld reports whether a consumer is paused or one of its handlers is suspended.
+func (e *Env) isHeld() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.ContainsFunc(e.consumers, func(m *member) bool { return consumerparts.IsHeld(m.Consumer) })
 }
 
 // startConsumers runs the consumers that do not run yet.

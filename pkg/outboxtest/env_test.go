@@ -111,6 +111,45 @@ func TestRetriesFollowTheFakeClock(t *testing.T) {
 	})
 }
 
+func TestSettleDoesNotWaitForASuspendedHandler(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		env := outboxtest.New(t)
+		var calls []time.Duration
+		began := time.Now()
+		c := env.Consumer("shipping", consumer.WithTopics("outbox.event.order"))
+		handle(t, c, func(context.Context, *consumer.Message) error {
+			if calls = append(calls, time.Since(began).Round(time.Minute)); len(calls) == 1 {
+				return consumer.Suspend(10*time.Minute, errors.New("too many requests"))
+			}
+			return nil
+		})
+
+		env.Publish(OrderPlaced.New("o-1", Placed{}))
+		env.Settle()
+		env.Advance(9 * time.Minute)
+		if len(calls) != 1 {
+			t.Fatalf("calls of a suspended handler: got them after %v, want one", calls)
+		}
+		env.Advance(time.Minute)
+		if want := []time.Duration{0, 10 * time.Minute}; !slices.Equal(calls, want) {
+			t.Errorf("calls: got them after %v, want %v", calls, want)
+		}
+
+		c.Pause()
+		env.Publish(OrderPlaced.New("o-2", Placed{}))
+		env.Settle()
+		if len(calls) != 2 {
+			t.Error("a paused consumer has handled a message")
+		}
+		c.Resume()
+		env.Settle()
+		if len(calls) != 3 {
+			t.Error("the consumer has not handled the message after Resume")
+		}
+	})
+}
+
 func TestAMessageIsGivenUpAfterADay(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -283,9 +322,11 @@ func TestSettleReportsWhatIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		requireFailure(t, func(tb testing.TB) {
 			env := outboxtest.New(tb)
-			c := env.Consumer("shipping", consumer.WithTopics("outbox.event.order"))
-			handle(t, c, func(context.Context, *consumer.Message) error { return nil })
-			c.Pause()
+			c := env.Consumer("shipping", consumer.WithTopics("outbox.event.order"), consumer.WithTimeout(time.Hour))
+			handle(t, c, func(ctx context.Context, _ *consumer.Message) error {
+				<-ctx.Done()
+				return ctx.Err()
+			})
 			env.Publish(OrderPlaced.New("o-1", Placed{}))
 			env.Settle()
 		}, "not settled after 1m0s", "group shipping has not handled 1 records of topic outbox.event.order")

@@ -55,7 +55,7 @@ func newNode(t *testing.T, db, topic, group string, last int) *node {
 	p := placeIn(t, stacktest.Client(t).Database(db))
 	r := p.registry(t)
 	c, err := consumer.New(group, p.db, consumer.WithTopics(topic), consumer.WithMode(consumer.Transactional),
-		consumer.Commits(consumer.CommitInterval(50*time.Millisecond)),
+		consumer.WithCommitInterval(50*time.Millisecond),
 		consumer.WithErrorHook(func(_ context.Context, err error) {
 			if t.Context().Err() == nil {
 				t.Log(err)
@@ -183,46 +183,38 @@ func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 	}
 }
 
-// The default decisions of a policy about the errors of a saga.
+// A consumer decides by these kinds: what is invalid becomes a dead letter at once.
 func TestErrorsAreOfTheConsumersKinds(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		err  error
-		kind error
-		own  error
-		then consumer.Action
+		err       error
+		malformed bool
+		own       error
 	}{
-		{&saga.ConflictError{Saga: "s"}, consumer.ErrOperational, saga.ErrConflict, consumer.RetryInline},
-		{&saga.NotFoundError{Saga: "s"}, consumer.ErrOperational, saga.ErrNotFound, consumer.RetryInline},
-		{&saga.GapError{Saga: "s"}, consumer.ErrOperational, saga.ErrGap, consumer.RetryInline},
-		{&saga.CorrelationError{Saga: "s"}, consumer.ErrValidation, saga.ErrNoSagaID, consumer.DeadLetter},
-		{&saga.PayloadError{Err: errors.New("x")}, consumer.ErrValidation, saga.ErrPayload, consumer.DeadLetter},
-		{&saga.IDError{Text: "x"}, consumer.ErrValidation, saga.ErrID, consumer.DeadLetter},
-		{&saga.DefinitionError{Saga: "s"}, consumer.ErrConfiguration, saga.ErrDefinition, consumer.RetryInline},
-		{&saga.DuplicateSagaError{Saga: "s"}, consumer.ErrConfiguration, saga.ErrDuplicateSaga, consumer.RetryInline},
-		{&saga.OwnerError{}, consumer.ErrConfiguration, saga.ErrDuplicateSaga, consumer.RetryInline},
+		{&saga.ConflictError{Saga: "s"}, false, saga.ErrConflict},
+		{&saga.NotFoundError{Saga: "s"}, false, saga.ErrNotFound},
+		{&saga.GapError{Saga: "s"}, false, saga.ErrGap},
+		{&saga.CorrelationError{Saga: "s"}, true, saga.ErrNoSagaID},
+		{&saga.PayloadError{Err: errors.New("x")}, true, saga.ErrPayload},
+		{&saga.IDError{Text: "x"}, true, saga.ErrID},
+		{&saga.DefinitionError{Saga: "s"}, false, saga.ErrDefinition},
+		{&saga.DuplicateSagaError{Saga: "s"}, false, saga.ErrDuplicateSaga},
+		{&saga.OwnerError{}, false, saga.ErrDuplicateSaga},
 	} {
 		err := fmt.Errorf("wrapped: %w", c.err)
-		if !errors.Is(err, c.kind) || !errors.Is(err, c.own) || errors.Is(err, consumer.ErrHandler) || err.Error() == "" {
-			t.Errorf("%T is not %v and %v: %v", c.err, c.kind, c.own, err)
-		}
-
-		a := consumer.Attempts{Failed: 1, Total: 1, Since: time.Now()}
-		if v := consumer.DefaultPolicy().Decide(err, &consumer.Message{}, a); v.Action != c.then {
-			t.Errorf("%T: %s by default, want %s", c.err, v.Action, c.then)
+		if errors.Is(err, consumer.ErrMalformed) != c.malformed || !errors.Is(err, c.own) || err.Error() == "" {
+			t.Errorf("%T is not %v, or malformed is not %t: %v", c.err, c.own, c.malformed, err)
 		}
 	}
 
 	labelled := mongo.CommandError{Code: 112, Labels: []string{"TransientTransactionError"}}
-	if server := (&saga.ConflictError{Saga: "s", Err: labelled}); !consumer.Transient()(server) {
+	if server := (&saga.ConflictError{Saga: "s", Err: labelled}); !isLabelled(server) {
 		t.Errorf("%v is not transient", server)
 	}
+}
 
-	conflict := &saga.ConflictError{Saga: "s"}
-	for failed, want := range map[int]time.Duration{1: 50 * time.Millisecond, 2: 100 * time.Millisecond, 3: 250 * time.Millisecond} {
-		v := consumer.DefaultPolicy().Decide(conflict, &consumer.Message{}, consumer.Attempts{Failed: failed, Total: failed, Since: time.Now()})
-		if v.Action != consumer.RetryInline || v.Delay > want || v.Delay < want*3/4 {
-			t.Errorf("conflict %d: %s after %s, want about %s", failed, v.Action, v.Delay, want)
-		}
-	}
+// isLabelled reports whether err has the label by which the consumer recognizes that the database was at fault.
+func isLabelled(err error) bool {
+	e, ok := errors.AsType[mongo.LabeledError](err)
+	return ok && e.HasErrorLabel("TransientTransactionError")
 }

@@ -111,7 +111,7 @@ func (e *Env) Topic(name string) string {
 func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer {
 	e.tb.Helper()
 	c, err := consumer.New(e.topics.Prefix+group, e.DB, append([]consumer.Option{
-		consumer.WithBrokers(e.Brokers...), consumer.Commits(consumer.CommitEach()), consumer.WithLogger(e.log),
+		consumer.WithBrokers(e.Brokers...), consumer.WithCommitInterval(0), consumer.WithLogger(e.log),
 	}, opts...)...)
 	if err != nil {
 		e.tb.Fatal(err)

@@ -42,6 +42,7 @@ var rooms = []room{
 	{dir: "resume", layer: 1, only: none, why: "a public leaf: tokens and positions for any user of change streams"},
 	{dir: "internal/agenda", layer: 1, only: []string{"pkg/event"}, why: "scheduled events as services and operators see them"},
 	{dir: "internal/transaction", layer: 1, only: []string{"internal/unit"}, why: "transactions of services, which the packages of pkg join"},
+	{dir: "internal/consumerparts", layer: 0, only: none, why: "what packages of the module need of a consumer.Consumer, and services do not"},
 	{dir: "internal/boxparts", layer: 1, only: []string{"internal/agenda", "internal/appending", "pkg/event"}, why: "what packages of the module need of an outbox.Box, and services do not"},
 	{dir: "pkg/outbox", layer: 1, only: []string{"pkg/event", "internal/record", "internal/appending", "internal/transaction", "internal/boxparts", "internal/agenda", "pkg/telemetry"}, why: "runs inside services of users: no library for metrics, no Kafka"},
 	{dir: "internal/boxtest", layer: 2, only: []string{"pkg/outbox", "pkg/event", "internal/envelope", "internal/keyhash"}, testsOnly: true, why: "the contract of an outbox, for both stores"},
@@ -108,7 +109,7 @@ var rooms = []room{
 		"internal/agenda", "internal/boxparts", "internal/transaction", "internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/setaside", "internal/record", "internal/envelope", "internal/keyhash", "internal/routing", "internal/appending",
 	}},
 	{dir: "pkg/outboxtest", layer: 5, testsOnly: true, why: "unit tests of services; links no server", only: []string{
-		"internal/memory", "internal/boxparts", "internal/envelope", "internal/routing", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga",
+		"internal/memory", "internal/boxparts", "internal/consumerparts", "internal/envelope", "internal/routing", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga",
 	}},
 	{dir: "pkg/servertest", layer: 5, testsOnly: true, only: []string{"internal/devstack/stacktest", "pkg/outbox", "pkg/consumer", "pkg/relay"}, why: "integration tests of services: links all that starts servers"},
 	{dir: "pkg/relay", layer: 4, also: []string{"internal/process"}, why: "the watcher inside another program"},

@@ -131,7 +131,7 @@ func Run(ctx context.Context, s Spec, logs io.Writer) (err error) {
 		consumer.WithTransport(&recordedTransport{transport, w}),
 		consumer.WithTelemetry(w),
 		consumer.WithDrain(drainTimeout),
-		consumer.Commits(consumer.CommitInterval(commitEvery)),
+		consumer.WithCommitInterval(commitEvery),
 		consumer.WithLogger(slog.New(slog.NewTextHandler(logs, nil))))
 	if err != nil {
 		return err

@@ -82,6 +82,30 @@ func (s *Store) RemovePartition(ctx context.Context, p inbox.Partition) error {
 	return nil
 }
 
+// IsHeld reports whether a process that recorded a transaction within the last day has attached one of the consumer's
+// partitions, and has not given it back.
+func (s *Store) IsHeld(ctx context.Context, consumer string) (bool, error) {
+	docs, err := s.findMarks(ctx, bson.D{
+		{Key: "_id.c", Value: consumer}, {Key: "_id.l", Value: inbox.PartitionLane}, {Key: "by", Value: bson.D{{Key: "$type", Value: "string"}}},
+	})
+	if err != nil || len(docs) == 0 {
+		return false, err
+	}
+
+	owners := make(bson.A, len(docs))
+	for i, d := range docs {
+		owners[i] = d.Mark.By
+	}
+	n, err := s.tenures.CountDocuments(ctx, bson.D{
+		{Key: "_id", Value: bson.D{{Key: "$in", Value: owners}}},
+		{Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{"$at", afterNow(-sessionRecordInterval - time.Hour)}}}},
+	})
+	if err != nil {
+		return false, fmt.Errorf("looking for the owners of the partitions of %s: %w", consumer, err)
+	}
+	return n > 0, nil
+}
+
 // RecordTransaction stores the session of the transaction of ctx, once and outside of the transaction.
 // A failure is ignored: it does not prevent the handling of the message. It only makes the next
 // owner wait longer if this process is killed.

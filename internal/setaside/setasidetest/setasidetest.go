@@ -352,6 +352,14 @@ func waitingCountAndHandlers(s suite) {
 			s.Errorf("count up to %d: got %d (%v), want %d", limit, n, err, want)
 		}
 	}
+	old := NewMessage("9", 0, 9, 1)
+	old.Elapsed = time.Hour
+	s.add(old, NewMessage("9", 0, 10, 0))
+	for handler, want := range map[string]time.Duration{Orders.Handler: time.Hour, "billing/none": 0} {
+		if age, err := s.Store.Oldest(s.Context(), handler); err != nil || age < want || age > want+time.Minute {
+			s.Errorf("age of the oldest message of %s: got %v (%v), want %v", handler, age, err, want)
+		}
+	}
 	names, err := s.Store.Handlers(s.Context(), "billing")
 	if want := []string{Orders.Handler, stranger.Handler}; err != nil || !slices.Equal(names, want) {
 		s.Errorf("handlers with messages: got %v (%v), want %v", names, err, want)

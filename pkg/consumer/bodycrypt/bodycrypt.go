@@ -132,7 +132,7 @@ func Encrypt(keys Keys, headers ...string) outbox.Middleware {
 }
 
 // Decrypt decrypts the bodies that Encrypt has encrypted, and passes a copy of the message to the next handler. If the
-// message was changed, or was not encrypted at all, the error is a *consumer.InvalidError and the handler does not run. WithPlain
+// message was changed, or was not encrypted at all, the error is a consumer.ErrMalformed and the handler does not run. WithPlain
 // accepts messages without encryption.
 func Decrypt(keys Keys, opts ...Option) consumer.Middleware {
 	var s settings
@@ -178,7 +178,7 @@ func (f optionFunc) apply(s *settings) { f(s) }
 func WithPlain() Option { return optionFunc(func(s *settings) { s.plain = true }) }
 
 // decryptBody returns the plain body of m. Errors of the key provider are worth another attempt. All other errors are an
-// *consumer.InvalidError.
+// consumer.ErrMalformed.
 func decryptBody(ctx context.Context, keys Keys, head string, m *consumer.Message) ([]byte, error) {
 	parts := strings.Split(head, ";")
 	if len(parts) < 3 || strings.Join(parts[:2], ";") != cryptVersion {
@@ -215,7 +215,7 @@ func decryptBody(ctx context.Context, keys Keys, head string, m *consumer.Messag
 }
 
 func newDecryptError(m *consumer.Message, err error) error {
-	return &consumer.InvalidError{ID: m.ID, Type: m.Name, Problems: []string{"decryption: " + err.Error()}, Err: err}
+	return fmt.Errorf("%w: message %s: decryption: %w", consumer.ErrMalformed, m.ID, err)
 }
 
 func newGCM(key []byte) (cipher.AEAD, error) {

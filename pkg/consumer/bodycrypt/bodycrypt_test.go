@@ -108,7 +108,7 @@ func TestWhatWasChangedIsNotDecrypted(t *testing.T) {
 		m := fresh()
 		change(m)
 		got, err := handled(t.Context(), m, bodycrypt.Decrypt(k))
-		if !errors.Is(err, consumer.ErrValidation) || got != nil {
+		if !errors.Is(err, consumer.ErrMalformed) || got != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -157,7 +157,7 @@ func TestAKeyProviderThatIsAwayIsNotTheMessagesFault(t *testing.T) {
 	t.Parallel()
 	k := keys(t, "k1")
 	_, err := handled(t.Context(), emitted(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("x"))), bodycrypt.Encrypt(k)), bodycrypt.Decrypt(awayKeys{k}))
-	if !errors.Is(err, errAway) || errors.Is(err, consumer.ErrValidation) {
+	if !errors.Is(err, errAway) || errors.Is(err, consumer.ErrMalformed) {
 		t.Error(err)
 	}
 }

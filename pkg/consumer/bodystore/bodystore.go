@@ -72,7 +72,7 @@ func Produce(store Store, threshold int) outbox.Middleware {
 
 // Consume loads the payloads that Produce stored: the handler gets a copy of the message with the whole
 // payload. Consume must be the outermost middleware, outside of bodycrypt.Decrypt. Dead letters keep the
-// reference. If a body is gone or was changed, the error is a *consumer.InvalidError.
+// reference. If a body is gone or was changed, the error is a consumer.ErrMalformed.
 func Consume(store Store) consumer.Middleware {
 	return func(next consumer.HandlerFunc) consumer.HandlerFunc {
 		return func(ctx context.Context, m *consumer.Message) error {
@@ -85,14 +85,14 @@ func Consume(store Store) consumer.Middleware {
 			body, err := store.Get(ctx, ref)
 			if errors.Is(err, ErrGone) {
 				problem := "claim check: " + ErrGone.Error()
-				return &consumer.InvalidError{ID: m.ID, Type: m.Name, Problems: []string{problem}, Err: err}
+				return fmt.Errorf("%w: message %s: %s: %w", consumer.ErrMalformed, m.ID, problem, err)
 			}
 			if err != nil {
 				return fmt.Errorf("reading the body of message %s: %w", m.ID, err)
 			}
 			if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != want {
 				problem := "claim check: the body differs from the stored checksum"
-				return &consumer.InvalidError{ID: m.ID, Type: m.Name, Problems: []string{problem}}
+				return fmt.Errorf("%w: message %s: %s", consumer.ErrMalformed, m.ID, problem)
 			}
 
 			c := m.Copy()

@@ -88,12 +88,12 @@ func TestLargeBodiesGoThroughTheStore(t *testing.T) {
 	tampered := m.Copy()
 	claim, _ := m.Header(header)
 	tampered.SetHeader(header, append(bytes.Clone(claim[:len(claim)-1]), 'x'))
-	if _, err := checkedIn(ctx, g, tampered); !errors.Is(err, consumer.ErrValidation) {
+	if _, err := checkedIn(ctx, g, tampered); !errors.Is(err, consumer.ErrMalformed) {
 		t.Errorf("another checksum: %v", err)
 	}
 	for _, ref := range []string{"nothing", bson.NewObjectID().Hex() + ";sha256=00"} {
 		tampered.SetHeader(header, []byte(ref))
-		if _, err := checkedIn(ctx, g, tampered); !errors.Is(err, ErrGone) || !errors.Is(err, consumer.ErrValidation) {
+		if _, err := checkedIn(ctx, g, tampered); !errors.Is(err, ErrGone) || !errors.Is(err, consumer.ErrMalformed) {
 			t.Errorf("reference %q: %v", ref, err)
 		}
 	}

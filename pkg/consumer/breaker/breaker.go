@@ -91,8 +91,8 @@ func WithOpenFor(d time.Duration) Option {
 	return optionFunc(func(b *Breaker) { b.openFor = d })
 }
 
-// WithFailure selects the errors that count as failures. The breaker ignores all other errors. Defaults to all errors except
-// those of consumer.Reject and consumer.Discard, which are about the message, and inbox.ErrDuplicate.
+// WithFailure selects the errors that count as failures. The breaker ignores all other errors. Defaults to all errors. Those of
+// consumer.Reject and consumer.Discard, and inbox.ErrDuplicate, never count, because they are about the message.
 func WithFailure(match func(err error) bool) Option {
 	return optionFunc(func(b *Breaker) { b.isFault = match })
 }
@@ -109,7 +109,7 @@ func New(name string, opts ...Option) *Breaker {
 	b.minimum = cmp.Or(b.minimum, 10)
 	b.openFor = cmp.Or(b.openFor, 30*time.Second)
 	if b.isFault == nil {
-		b.isFault = isNotAboutMessage
+		b.isFault = func(error) bool { return true }
 	}
 
 	if b.share < 0 || b.share > 1 || b.window < windowBuckets || b.minimum < 0 || b.openFor < 0 {
@@ -122,13 +122,10 @@ func New(name string, opts ...Option) *Breaker {
 // errNoOutcome is the outcome of a handler that was interrupted.
 var errNoOutcome = errors.New("the handler was interrupted")
 
-// isNotAboutMessage reports whether the handler neither rejected nor discarded the message, nor knew it.
-func isNotAboutMessage(err error) bool {
+// isAboutMessage reports whether the handler has rejected or discarded the message.
+func isAboutMessage(err error) bool {
 	var decided interface{ GivesUp() bool }
-	if errors.As(err, &decided) && decided.GivesUp() {
-		return false
-	}
-	return !errors.Is(err, inbox.ErrDuplicate)
+	return errors.As(err, &decided) && decided.GivesUp()
 }
 
 // Middleware returns a middleware that runs the handler while the breaker lets messages through. Otherwise it suspends the
@@ -143,7 +140,7 @@ func (b *Breaker) Middleware() consumer.Middleware {
 			}
 
 			// Stays a panic if next does not return.
-			outcome := error(&consumer.PanicError{})
+			outcome := consumer.ErrPanic
 			defer func() {
 				// In a batch the outcome is known only after the batch has run.
 				if outcome == nil && consumer.AfterBatch(ctx, done) {
@@ -225,12 +222,12 @@ func (b *Breaker) recordOutcome(err error, round int) {
 
 // ignores reports whether err is neither a success nor a failure of the dependency.
 func (b *Breaker) ignores(err error) bool {
-	for _, neutral := range []error{errNoOutcome, ErrOpen} {
+	for _, neutral := range []error{errNoOutcome, ErrOpen, inbox.ErrDuplicate} {
 		if errors.Is(err, neutral) {
 			return true
 		}
 	}
-	return !b.isFault(err)
+	return isAboutMessage(err) || !b.isFault(err)
 }
 
 func (b *Breaker) openLocked() {

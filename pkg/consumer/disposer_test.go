@@ -36,15 +36,14 @@ func TestAMessageClimbsTheLadder(t *testing.T) {
 	t.Parallel()
 	now := time.UnixMilli(1_800_000_000_000)
 	g := newGraveyard(t, func(cfg *consumer.DisposerConfig) { cfg.Now = func() time.Time { return now } })
-	p := consumer.NewPolicy(consumer.On().Retry(1).RetryTopic(time.Minute, time.Hour))
 	m := failed(1, "A")
 	for rung, delay := range []time.Duration{time.Minute, time.Hour} {
-		var a consumer.Attempts
-		var v consumer.Verdict
-		for v.Action != consumer.RetryTopic { // at first once in place
-			a = a.Note(errFlaky, m, now)
-			v = p.Decide(errFlaky, m, a)
+		var a consumer.Failures
+		if rung == 0 {
+			a = a.Note(errFlaky, m, now) // at first once in place
 		}
+		a = a.Note(errFlaky, m, now)
+		v := consumer.Verdict{Action: consumer.ActRetryTopic, Delay: delay, Topic: consumer.RetryTopicName("orders", "g", rung+1), Attempts: a}
 		if err := g.Dispose(t.Context(), m, "h", v, errFlaky); err != nil {
 			t.Fatal(err)
 		}
@@ -69,11 +68,8 @@ func TestAMessageClimbsTheLadder(t *testing.T) {
 		}
 		m = next
 	}
-	a := consumer.Attempts{}.Note(errFlaky, m, now)
-	v := p.Decide(errFlaky, m, a)
-	if v.Action != consumer.DeadLetter {
-		t.Fatalf("behind the last rung: %s", v.Action)
-	}
+	a := consumer.Failures{}.Note(errFlaky, m, now)
+	v := consumer.Verdict{Action: consumer.ActDeadLetter, Attempts: a}
 	if err := g.Dispose(t.Context(), m, "h", v, errFlaky); err != nil {
 		t.Fatal(err)
 	}
@@ -86,45 +82,24 @@ func TestAMessageClimbsTheLadder(t *testing.T) {
 	}
 }
 
-func TestRequeueGoesToTheEndOfItsTopic(t *testing.T) {
-	t.Parallel()
-	g := newGraveyard(t, nil)
-	m := failed(1, "A")
-	v := consumer.Verdict{Action: consumer.Requeue, Attempts: consumer.Attempts{}.Note(errFlaky, m, time.Now())}
-	if err := g.Dispose(t.Context(), m, "h", v, errFlaky); err != nil {
-		t.Fatal(err)
-	}
-	next := again(t, g.out.list["orders"][0], "orders")
-	if next.Attempt != 2 || consumer.Precheck(next, time.Now()) != nil {
-		t.Errorf("attempt %d, %v", next.Attempt, consumer.Precheck(next, time.Now()))
-	}
-	g.out.fail = errFlaky
-	if err := g.Dispose(t.Context(), m, "h", v, errFlaky); !errors.Is(err, errFlaky) {
-		t.Errorf("the topic is away: %v", err)
-	}
-}
-
 func TestWhatCannotBeMovedIsADeadLetter(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t, nil)
 	g.out.fail = kafka.MessageSizeTooLarge
 	big := failed(1, "A")
-	if err := g.Dispose(t.Context(), big, "h", consumer.Verdict{Action: consumer.RetryTopic, Topic: "retry", Delay: time.Second}, errFlaky); err != nil {
+	if err := g.Dispose(t.Context(), big, "h", consumer.Verdict{Action: consumer.ActRetryTopic, Topic: "retry", Delay: time.Second}, errFlaky); err != nil {
 		t.Errorf("too large: %v", err)
-	}
-	if err := g.Dispose(t.Context(), failed(2, "A"), "h", consumer.Verdict{Action: consumer.Schedule, Delay: time.Second}, errFlaky); err != nil {
-		t.Errorf("without an outbox: %v", err)
 	}
 	for n, code := range []kafka.Error{kafka.UnknownTopicOrPartition, kafka.InvalidTopic, kafka.TopicAuthorizationFailed} {
 		g.out.fail = code
-		if err := g.Dispose(t.Context(), failed(4+n, "A"), "h", consumer.Verdict{Action: consumer.RetryTopic, Topic: "retry", Delay: time.Second}, errFlaky); err != nil {
+		if err := g.Dispose(t.Context(), failed(4+n, "A"), "h", consumer.Verdict{Action: consumer.ActRetryTopic, Topic: "retry", Delay: time.Second}, errFlaky); err != nil {
 			t.Errorf("%v: %v", code, err)
 		}
 	}
-	if n, err := g.letters.Count(t.Context(), consumer.LetterQuery{}); n != 5 || err != nil {
+	if n, err := g.letters.Count(t.Context(), consumer.LetterQuery{}); n != 4 || err != nil {
 		t.Errorf("%d letters, %v", n, err)
 	}
-	if err := g.Dispose(t.Context(), big, "h", consumer.Verdict{Action: consumer.RetryInline}, errFlaky); !errors.Is(err, errors.ErrUnsupported) {
+	if err := g.Dispose(t.Context(), big, "h", consumer.Verdict{Action: consumer.ActRetry}, errFlaky); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("what the consumer does itself: %v", err)
 	}
 }
@@ -135,7 +110,7 @@ func TestALetterLargerThanADocumentIsBare(t *testing.T) {
 	g := newGraveyard(t, nil)
 	large := failed(1, "A")
 	large.Headers = append(large.Headers, event.Header{Key: "x", Value: make([]byte, 17<<20)})
-	v := consumer.Verdict{Action: consumer.DeadLetter}
+	v := consumer.Verdict{Action: consumer.ActDeadLetter}
 	if err := g.Dispose(t.Context(), large, "h", v, errFlaky); !errors.Is(err, consumer.ErrUnfit) {
 		t.Fatalf("17 MiB of headers: %v", err)
 	}
@@ -146,23 +121,6 @@ func TestALetterLargerThanADocumentIsBare(t *testing.T) {
 	l, err := g.letters.Get(t.Context(), consumer.LetterID{Group: "g", Handler: "h", ID: "m1"})
 	if err != nil || l.Offset != 1 || l.Headers != nil || l.Value != nil {
 		t.Errorf("%+v, %v", l, err)
-	}
-}
-
-// A message that comes back and fails again, spending no attempt, is scheduled again; only the same record is not.
-func TestAnUncountedScheduleIsANewEventEachTime(t *testing.T) {
-	t.Parallel()
-	g := withBox(t, nil)
-	m := failed(1, "A")
-	v := consumer.Verdict{Action: consumer.Schedule, Delay: time.Hour, Uncounted: true, Attempts: consumer.Attempts{}.Note(errFlaky, m, time.Now())}
-	for _, offset := range []int64{1, 1, 2, 3} {
-		m.Offset = offset
-		if err := g.Dispose(t.Context(), m, "h", v, errFlaky); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if n := len(g.envelopes(t)); n != 3 {
-		t.Errorf("%d scheduled events of three records", n)
 	}
 }
 
@@ -197,37 +155,6 @@ func (g *graveyard) envelopes(t *testing.T) []bson.Raw {
 	return docs
 }
 
-func TestAMessageIsScheduledThroughTheOutboxOnce(t *testing.T) {
-	t.Parallel()
-	g := withBox(t, nil)
-	m := failed(1, "A")
-	m.Key = []byte("key")
-	v := consumer.Verdict{Action: consumer.Schedule, Delay: time.Hour, Attempts: consumer.Attempts{}.Note(errFlaky, m, time.Now())}
-	for range 2 { // again after a crash
-		if err := g.Dispose(t.Context(), m, "h", v, errFlaky); err != nil {
-			t.Fatal(err)
-		}
-	}
-	docs := g.envelopes(t)
-	if len(docs) != 1 {
-		t.Fatalf("%d envelopes", len(docs))
-	}
-	var view envelope.View
-	if err := envelope.Parse(docs[0], &view); err != nil {
-		t.Fatal(err)
-	}
-	due := time.UnixMilli(view.DueAt)
-	if string(view.Topic) != "orders" || string(view.OrderingKey()) != "key" || string(view.Type) != "A" || !bytes.Equal(view.Payload, m.Value) ||
-		due.Before(time.Now().Add(50*time.Minute)) || due.After(time.Now().Add(time.Hour)) {
-		t.Errorf("topic %s, key %s, type %s, payload %x, due %v", view.Topic, view.OrderingKey(), view.Type, view.Payload, due)
-	}
-	for it := view.Headers.Iter(); it.Next(); {
-		if string(it.Key) == "id" || bytes.HasPrefix(it.Key, []byte("outrelay-")) {
-			t.Errorf("header %s would be refused", it.Key)
-		}
-	}
-}
-
 func TestFaultsTellOthersOnceAndNeverOfThemselves(t *testing.T) {
 	t.Parallel()
 	g := withBox(t, &consumer.Faults{Discarded: true, NotExpired: true, Body: true, Redact: func(f *consumer.Fault) bool {
@@ -248,10 +175,10 @@ func TestFaultsTellOthersOnceAndNeverOfThemselves(t *testing.T) {
 		v     consumer.Verdict
 		cause error
 	}{
-		{expired, consumer.Verdict{Action: consumer.DeadLetter}, &consumer.ExpiredError{}},
-		{parked, consumer.Verdict{Action: consumer.Park}, &consumer.NoHandlerError{}},
-		{dup, consumer.Verdict{Action: consumer.Skip, Reason: consumer.ClassDuplicate}, errFlaky},
-		{failed(7, "A"), consumer.Verdict{Action: consumer.Skip}, errFlaky},
+		{expired, consumer.Verdict{Action: consumer.ActDeadLetter}, &consumer.ExpiredError{}},
+		{parked, consumer.Verdict{Action: consumer.ActDeadLetter, Reason: consumer.ClassNoHandler}, &consumer.NoHandlerError{}},
+		{dup, consumer.Verdict{Action: consumer.ActDiscard, Reason: consumer.ClassDuplicate}, errFlaky},
+		{failed(7, "A"), consumer.Verdict{Action: consumer.ActDiscard}, errFlaky},
 	} {
 		if err := g.Dispose(t.Context(), c.m, "h", c.v, c.cause); err != nil {
 			t.Fatal(err)

@@ -7,49 +7,7 @@ import (
 	"strings"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
-
-	"github.com/outrelay/outrelay/internal/inbox"
 )
-
-// Matcher reports whether a rule applies to an error. It must be a pure function: it is called from
-// many goroutines.
-type Matcher func(err error) bool
-
-// Is returns a Matcher of errors for which errors.Is is true for one of the targets.
-func Is(targets ...error) Matcher {
-	return func(err error) bool {
-		return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
-	}
-}
-
-// As returns a Matcher of errors that are or wrap an E.
-func As[E error]() Matcher {
-	return func(err error) bool {
-		_, ok := errors.AsType[E](err)
-		return ok
-	}
-}
-
-// AsFunc returns a Matcher of errors that are or wrap an E for which f is true.
-func AsFunc[E error](f func(E) bool) Matcher {
-	return func(err error) bool {
-		e, ok := errors.AsType[E](err)
-		return ok && f(e)
-	}
-}
-
-// Not returns a Matcher of the errors that m does not match.
-func Not(m Matcher) Matcher { return func(err error) bool { return !m(err) } }
-
-// All returns a Matcher of the errors that all of ms match.
-func All(ms ...Matcher) Matcher {
-	return func(err error) bool {
-		return !slices.ContainsFunc(ms, func(m Matcher) bool { return !m(err) })
-	}
-}
-
-// isDuplicate reports whether err means that the message was handled before.
-func isDuplicate(err error) bool { return errors.Is(err, inbox.ErrDuplicate) }
 
 // transientCodes are the codes of a MongoDB server that cannot serve now, although the command was valid.
 var transientCodes = []int{
@@ -80,14 +38,11 @@ var transientLabels = []string{
 	"NetworkError", "NetworkTimeoutError", "ExceededTimeLimitError",
 }
 
-// Transient returns a Matcher of MongoDB errors that the message did not cause: no server is
+// isTransient reports whether err is an error of MongoDB that the message did not cause: no server is
 // available, a new primary was elected, or another transaction wrote the same documents at the same
-// time. It does not match the time-out of a handler.
-func Transient() Matcher { return isTransient }
-
-// isTransient is the Matcher of Transient.
+// time. The time-out of a handler is not transient.
 func isTransient(err error) bool {
-	if _, ok := errors.AsType[*TimeoutError](err); ok {
+	if _, ok := errors.AsType[*timeoutError](err); ok {
 		return false
 	}
 	if l, ok := errors.AsType[mongo.LabeledError](err); ok && slices.ContainsFunc(transientLabels, l.HasErrorLabel) {

@@ -5,33 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
-
-var errGatewayAway = errors.New("the payment gateway is away")
-
-// A policy is read from top to bottom; what no rule matches is decided by the default policy.
-func ExampleNewPolicy() {
-	policy := consumer.NewPolicy(
-		consumer.On(consumer.Is(errGatewayAway)).Retry(2, 100*time.Millisecond).RetryTopic(30*time.Second, 10*time.Minute).DeadLetter(),
-		consumer.On(consumer.As[*consumer.ExpiredError]()).Discard(),
-	)
-	m := &consumer.Message{Topic: "orders", Group: "billing", Attempt: 1}
-	var a consumer.Attempts
-	for range 5 {
-		a = a.Note(errGatewayAway, m, time.Now())
-		v := policy.Decide(fmt.Errorf("charging: %w", errGatewayAway), m, a)
-		fmt.Printf("%s after %s %q\n", v.Action, v.Delay, v.Topic)
-	}
-	// Output:
-	// retry_inline after 100ms ""
-	// retry_inline after 100ms ""
-	// retry_topic after 30s "orders.billing.retry.1"
-	// retry_topic after 10m0s "orders.billing.retry.2"
-	// dead_letter after 0s ""
-}
 
 // A middleware that checks the body of a message by its type, before the handler runs. Any library of schemas fits into such a
 // function. Another attempt cannot repair a wrong body, so the message becomes a dead letter at once.

@@ -1,0 +1,98 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+type order struct {
+	Customer string `json:"customer"`
+}
+
+// The types of events that producer and consumer share.
+var (
+	orderPlaced  = event.Type[order]{Aggregate: "order", Name: "OrderPlaced"}
+	orderDropped = event.Type[order]{Aggregate: "order", Name: "OrderDropped"}
+)
+
+// A typed handler gets the decoded payload. Its unit test needs no servers.
+func ExampleFor() {
+	h := consumer.For(orderPlaced, func(_ context.Context, m *consumer.Message, o order) error {
+		fmt.Println(m.ID, "is an order of", o.Customer)
+		return nil
+	})
+
+	// In a service: c.Handle("pack-parcels", h).
+	ctx := context.Background()
+	fmt.Println(h.Handle(ctx, &consumer.Message{ID: "1", Name: "OrderPlaced", Value: []byte(`{"customer": "ann"}`)}))
+	err := h.Handle(ctx, &consumer.Message{ID: "2", Name: "OrderPlaced", Value: []byte(`{`)})
+	fmt.Println(errors.Is(err, consumer.ErrMalformed))
+	// Output:
+	// 1 is an order of ann
+	// <nil>
+	// true
+}
+
+// Handlers of several types under one name share one order for each key: an order is never dropped before it is placed.
+func ExampleMux() {
+	h := consumer.Mux(
+		consumer.For(orderPlaced, func(_ context.Context, _ *consumer.Message, o order) error {
+			fmt.Println("packing for", o.Customer)
+			return nil
+		}),
+		consumer.For(orderDropped, func(_ context.Context, _ *consumer.Message, o order) error {
+			fmt.Println("unpacking for", o.Customer)
+			return nil
+		}))
+
+	// In a service: c.Handle("parcels", h).
+	for _, name := range []string{"OrderPlaced", "OrderDropped"} {
+		if err := h.Handle(context.Background(), &consumer.Message{Name: name, Value: []byte(`{"customer": "ann"}`)}); err != nil {
+			fmt.Println(err)
+		}
+	}
+	// Output:
+	// packing for ann
+	// unpacking for ann
+}
+
+// A batch handler gets the messages of one transaction at once, for example for one bulk write.
+func ExampleBatch() {
+	h := consumer.Batch(func(_ context.Context, ms []*consumer.Message) error {
+		fmt.Println(len(ms), "messages, the first is", ms[0].Name)
+		return nil
+	}, "order.*")
+
+	// In a service: c.Handle("count-orders", h, consumer.WithBatch(100)).
+	if err := h.Handle(context.Background(), &consumer.Message{Name: "order.placed"}); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// 1 messages, the first is order.placed
+}
+
+// A handler decides about its message by the error that it returns.
+func ExampleReject() {
+	errLimited, errBanned := errors.New("too many requests"), errors.New("the customer is banned")
+	h := consumer.Func(func(_ context.Context, m *consumer.Message) error {
+		switch string(m.Key) {
+		case "limited":
+			return consumer.Suspend(0, errLimited)
+		case "banned":
+			return consumer.Reject(errBanned)
+		}
+		return nil
+	}, "OrderPlaced")
+
+	for _, key := range []string{"limited", "banned", "ann"} {
+		fmt.Println(h.Handle(context.Background(), &consumer.Message{Key: []byte(key)}))
+	}
+	// Output:
+	// the handler asked to be suspended for 0s: too many requests
+	// the handler rejected the message: the customer is banned
+	// <nil>
+}

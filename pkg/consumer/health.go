@@ -1,0 +1,215 @@
+package consumer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/pkg/telemetry"
+)
+
+const (
+	// readyAfter is how long trouble lasts before Status.Ready becomes false.
+	readyAfter = 30 * time.Second
+	// liveAfter is how long the loop of reportGauges may make no progress in a process that works.
+	liveAfter = time.Minute
+	// healthInterval is how often the database is asked for the messages that are set aside.
+	healthInterval = 5 * time.Second
+	// healthTimeout bounds one such call, and a call of Kafka.
+	healthTimeout = 5 * time.Second
+	// maxUnknown is the maximum number of names in Status.Unknown.
+	maxUnknown = 100
+)
+
+// The kinds of trouble that make a consumer not ready. They begin a sentence that an error may follow.
+const (
+	healthGroup   = "the consumer is not a member of its group"
+	healthKafka   = "Kafka does not answer"
+	healthMongoDB = "MongoDB does not answer"
+	healthOutage  = "nothing is fetched until MongoDB answers"
+)
+
+// health is the state of a consumer that Status reports without I/O.
+type health struct {
+	now func() time.Time // time.Now, except in tests
+
+	mu      sync.Mutex
+	running bool
+	failed  error // of the last Run
+	beatAt  time.Time
+	trouble map[string]problem // by kind
+	waiting map[string]waitingCount
+	unknown map[string]int64
+}
+
+// problem is a trouble that has not ended.
+type problem struct {
+	since time.Time
+	text  string
+}
+
+// waitingCount describes the messages of a handler that are set aside.
+type waitingCount struct {
+	n     int
+	since time.Time // of the first failure of the oldest
+}
+
+func newHealth() *health {
+	return &health{now: time.Now, trouble: map[string]problem{}, waiting: map[string]waitingCount{}, unknown: map[string]int64{}}
+}
+
+// note records that there is trouble of this kind, or with nil that there is none.
+func (h *health) note(kind string, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err == nil {
+		delete(h.trouble, kind)
+		return
+	}
+
+	p, known := h.trouble[kind]
+	if !known {
+		p.since = h.now()
+	}
+	p.text = kind
+	if text := errorText(err); text != kind {
+		p.text += ": " + text
+	}
+	h.trouble[kind] = p
+}
+
+// beat records that the loop of reportGauges works.
+func (h *health) beat() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.beatAt = h.now()
+}
+
+// join records the beginning or the end of a membership in the group.
+func (h *health) join(member bool) {
+	if member {
+		h.beat()
+		h.note(healthGroup, nil)
+		return
+	}
+	h.note(healthGroup, errors.New(healthGroup))
+	h.note(healthKafka, nil)
+}
+
+// begin records that Run has begun.
+func (h *health) begin() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.running, h.failed = true, nil
+	// A member is ready only once it is in the group.
+	h.trouble[healthGroup] = problem{text: healthGroup}
+}
+
+// end records that Run has ended.
+func (h *health) end(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.running, h.failed = false, err
+	clear(h.trouble)
+}
+
+// countUnknown counts a message whose name no handler takes.
+func (h *health) countUnknown(name string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if _, counted := h.unknown[name]; counted || len(h.unknown) < maxUnknown {
+		h.unknown[name]++
+	}
+}
+
+// isReady reports whether all trouble is recent, and returns its texts.
+func (h *health) isReady() (ready bool, reasons []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.running {
+		return false, []string{"Run is not running"}
+	}
+
+	ready = true
+	for _, kind := range slices.Sorted(maps.Keys(h.trouble)) {
+		p := h.trouble[kind]
+		reasons = append(reasons, p.text)
+		ready = ready && h.now().Sub(p.since) < readyAfter
+	}
+	return ready, reasons
+}
+
+// isLive reports whether the consumer can make progress without help.
+func (h *health) isLive(member bool) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.failed == nil && !(member && h.now().Sub(h.beatAt) > liveAfter)
+}
+
+// refreshHealth asks the database for the messages that are set aside, until ctx ends.
+func (r *run) refreshHealth(ctx context.Context) {
+	for {
+		if r.c.waiting != nil {
+			r.c.health.note(healthMongoDB, r.countWaiting(ctx))
+		}
+		if retry.Sleep(ctx, healthInterval) != nil {
+			return
+		}
+	}
+}
+
+// countWaiting measures the messages of each handler that are set aside, and the suspensions.
+func (r *run) countWaiting(ctx context.Context) error {
+	for _, reg := range r.c.reg.snapshot().all {
+		suspended := telemetry.Measurement{Metric: telemetry.Suspended, Handler: reg.name, Reason: "handler"}
+		if reg.suspension.isSuspended() {
+			suspended.N = 1
+		}
+		r.c.measure(suspended)
+
+		limited, cancel := context.WithTimeout(ctx, healthTimeout)
+		n, err := r.c.waiting.Count(limited, r.c.inboxConsumer(reg), reg.retry.MaxWaiting+1)
+		var age time.Duration
+		if err == nil {
+			age, err = r.c.waiting.Oldest(limited, r.c.inboxConsumer(reg))
+		}
+		cancel()
+		if err != nil {
+			return err
+		}
+
+		r.c.health.mu.Lock()
+		r.c.health.waiting[reg.name] = waitingCount{n: n, since: time.Now().Add(-age)}
+		r.c.health.mu.Unlock()
+		r.c.measure(telemetry.Measurement{Metric: telemetry.Waiting, N: int64(n), Handler: reg.name})
+		r.c.measure(telemetry.Measurement{Metric: telemetry.OldestWaiting, Took: age, Handler: reg.name})
+	}
+	return nil
+}
+
+// HealthHandler serves /livez and /readyz: 200 or 503, with the Status as JSON. It does no I/O.
+//
+// /readyz fails while Status.Ready is false. /livez fails if the consumer cannot make progress without a restart: Run has
+// returned an error, or its loops hang. Outages of MongoDB and Kafka never make it fail.
+func (c *Consumer) HealthHandler() http.Handler {
+	mux := http.NewServeMux()
+	serve := func(path string, isOK func(s *Status) bool) {
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
+			s := c.Status()
+			w.Header().Set("Content-Type", "application/json")
+			if !isOK(&s) {
+				w.WriteHeader(http.StatusServiceUnavailable)
+			}
+			_ = json.NewEncoder(w).Encode(s)
+		})
+	}
+	serve("/livez", func(*Status) bool { return c.health.isLive(c.currentSession.Load() != nil) })
+	serve("/readyz", func(s *Status) bool { return s.Ready })
+	return mux
+}

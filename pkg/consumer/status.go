@@ -1,0 +1,115 @@
+package consumer
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Status describes a consumer. It marshals to JSON, with durations in nanoseconds, and contains no payloads and no keys.
+type Status struct {
+	// Ready is true while the consumer is a member of its group and MongoDB and Kafka answer, also if it has no partitions. It
+	// becomes false after 30 s of trouble, so that a short outage takes no instance out of service.
+	Ready bool `json:"ready"`
+	// Reasons are sentences about everything that is wrong: the trouble that makes Ready false, from its beginning, and in
+	// addition stuck partitions and suspended handlers, which never do.
+	Reasons    []string          `json:"reasons,omitempty"`
+	Group      string            `json:"group"`
+	Paused     bool              `json:"paused"`
+	Partitions []PartitionStatus `json:"partitions,omitempty"`
+	Handlers   []HandlerStatus   `json:"handlers,omitempty"`
+	// Unknown counts messages since the start whose name no handler takes, by name. It has at most 100 names.
+	Unknown map[string]int64 `json:"unknown,omitempty"`
+}
+
+// PartitionStatus describes a partition that this member has.
+type PartitionStatus struct {
+	Topic     string        `json:"topic"`
+	Partition int32         `json:"partition"`
+	Lag       int64         `json:"lag"`    // offsets that are not finished; refreshed every 3 s while nothing is fetched
+	Oldest    time.Duration `json:"oldest"` // age of the oldest message that was read and is not finished; 0 if there is none
+	Stuck     bool          `json:"stuck"`  // nothing was finished for longer than the timeout of the slowest handler
+}
+
+// HandlerStatus describes a handler.
+type HandlerStatus struct {
+	Name           string        `json:"name"`
+	Running        int           `json:"running"`                  // attempts of this member
+	Waiting        int           `json:"waiting"`                  // messages set aside, in the whole group; refreshed every 5 s
+	OldestWaiting  time.Duration `json:"oldest_waiting"`           // since the first failure of the oldest of them
+	Suspended      bool          `json:"suspended"`                // the handler takes no messages
+	SuspendedUntil time.Time     `json:"suspended_until,omitzero"` // zero: not suspended, or until Resume
+	LastError      string        `json:"last_error,omitempty"`     // at most 512 bytes; empty after a success
+}
+
+// Status describes the consumer now. It does no I/O: the values of servers are refreshed in the background while Run runs.
+func (c *Consumer) Status() Status {
+	s := Status{Group: c.group, Paused: c.gate.isPaused(), Partitions: c.partitionStatus(), Handlers: c.handlerStatus()}
+	s.Ready, s.Reasons = c.health.isReady()
+	c.health.mu.Lock()
+	s.Unknown = maps.Clone(c.health.unknown)
+	c.health.mu.Unlock()
+
+	for _, p := range s.Partitions {
+		if p.Stuck {
+			s.Reasons = append(s.Reasons, fmt.Sprintf("partition %s/%d is stuck: its oldest message is %v old", p.Topic, p.Partition, p.Oldest.Round(time.Second)))
+		}
+	}
+	for _, h := range s.Handlers {
+		if h.Suspended {
+			s.Reasons = append(s.Reasons, fmt.Sprintf("handler %q is suspended", h.Name))
+		}
+	}
+	return s
+}
+
+// partitionStatus describes the partitions of the current session, by topic and number.
+func (c *Consumer) partitionStatus() []PartitionStatus {
+	session := c.currentSession.Load()
+	if session == nil {
+		return nil
+	}
+
+	slowest := time.Duration(0)
+	for _, r := range c.reg.snapshot().all {
+		slowest = max(slowest, r.timeout)
+	}
+
+	var list []PartitionStatus
+	for tp, p := range session.partitions {
+		p.mu.Lock()
+		list = append(list, PartitionStatus{
+			Topic: tp.Topic, Partition: tp.Partition, Lag: p.lagLocked(), Oldest: p.oldestLocked(),
+			Stuck: len(p.entries) > 0 && time.Since(p.progressAt) > slowest,
+		})
+		p.mu.Unlock()
+	}
+	slices.SortFunc(list, func(a, b PartitionStatus) int {
+		return cmp.Or(strings.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition))
+	})
+	return list
+}
+
+// handlerStatus describes the handlers in the order of their registration.
+func (c *Consumer) handlerStatus() []HandlerStatus {
+	var list []HandlerStatus
+	for _, r := range c.reg.snapshot().all {
+		h := HandlerStatus{Name: r.name, Running: int(r.running.Load())}
+		if text := r.lastError.Load(); text != nil {
+			h.LastError = *text
+		}
+		h.Suspended, h.SuspendedUntil = r.suspension.status()
+
+		c.health.mu.Lock()
+		w := c.health.waiting[r.name]
+		c.health.mu.Unlock()
+		if h.Waiting = w.n; w.n > 0 {
+			h.OldestWaiting = time.Since(w.since)
+		}
+		list = append(list, h)
+	}
+	return list
+}

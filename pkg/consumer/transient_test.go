@@ -1,0 +1,51 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/pkg/consumer"
+)
+
+var errFlaky = errors.New("flaky")
+
+func TestWhatIsTransientIsToldByCodesAndLabels(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{mongo.CommandError{Code: 91}, true},
+		{mongo.CommandError{Code: 112, Labels: []string{"TransientTransactionError"}}, true},
+		{mongo.CommandError{Labels: []string{"NetworkError"}}, true},
+		{fmt.Errorf("x: %w", mongo.CommandError{Code: 50, Wrapped: context.DeadlineExceeded}), true},
+		{mongo.WriteException{WriteErrors: mongo.WriteErrors{{Code: 11000}}}, false},
+		{mongo.CommandError{Code: 13}, false},
+		{context.DeadlineExceeded, false}, // whose, nobody knows
+		{errors.New("NotWritablePrimary"), false},
+		{&consumer.TimeoutError{Err: mongo.CommandError{Labels: []string{"NetworkError"}}}, false},
+	} {
+		if got := consumer.IsTransient(c.err); got != c.want {
+			t.Errorf("isTransient of %#v: got %t", c.err, got)
+		}
+	}
+}
+
+func TestADatabaseThatIsAwayIsTransient(t *testing.T) {
+	t.Parallel()
+	c, err := mongo.Connect(options.Client().ApplyURI("mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=50"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Disconnect(context.WithoutCancel(t.Context())) }()
+	_, err = c.Database("db").Collection("c").InsertOne(t.Context(), bson.D{})
+	if !consumer.IsTransient(errors.Join(errFlaky, fmt.Errorf("writing: %w", err))) {
+		t.Errorf("%T: %v", err, err)
+	}
+}
