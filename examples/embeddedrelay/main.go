@@ -23,7 +23,7 @@ import (
 
 func main() {
 	local.Main(func(ctx context.Context, db *mongo.Database) error {
-		listener, err := net.Listen("tcp", "localhost:8080")
+		listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "localhost:8080")
 		if err != nil {
 			return err
 		}

@@ -14,6 +14,12 @@ import (
 func TestTheServiceServesTheProbesOfItsRelay(t *testing.T) {
 	t.Parallel()
 	env := servertest.Start(t)
+	state := env.DB.Client().Database(env.DB.Name() + "_state")
+	t.Cleanup(func() {
+		if err := state.Drop(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
 	listener, err := net.Listen("tcp", "localhost:0")
 	if err != nil {
 		t.Fatal(err)
@@ -21,7 +27,7 @@ func TestTheServiceServesTheProbesOfItsRelay(t *testing.T) {
 	env.Run(func(ctx context.Context) error {
 		return run(ctx, listener, relay.Config{
 			Watcher: "embedded",
-			MongoDB: relay.MongoDB{URI: env.MongoURI, State: env.DB.Name()},
+			MongoDB: relay.MongoDB{URI: env.MongoURI, State: state.Name()},
 			Kafka:   relay.Kafka{Brokers: env.Brokers},
 			Watch:   []string{env.DB.Name() + ".other"},
 		})

@@ -33,7 +33,7 @@ var OrderPlaced = event.Type[Order]{Aggregate: "order", Name: "OrderPlaced"}
 
 func main() {
 	local.Main(func(ctx context.Context, db *mongo.Database) error {
-		listener, err := net.Listen("tcp", "localhost:8080")
+		listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "localhost:8080")
 		if err != nil {
 			return err
 		}

@@ -1,5 +1,5 @@
-// Package local reads the addresses of the servers for the examples from the environment. The defaults are those that
-// a local MongoDB and Kafka usually have.
+// Package local reads the addresses of the servers for the examples from the environment. The defaults are the default ports
+// of MongoDB and Kafka on this machine.
 package local
 
 import (
