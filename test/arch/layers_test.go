@@ -120,8 +120,10 @@ var rooms = []room{
 		"internal/config", "internal/logging", "internal/metrics", "internal/admin", "internal/slots",
 	}},
 	{dir: "examples/orders/servers", layer: 4, only: []string{"internal/devstack"}, why: "real servers for the example that starts itself; not part of a service"},
+	{dir: "examples/local", layer: 4, why: "addresses of servers for the small examples"},
 	{dir: "examples", layer: 5, why: "code that a user can write", only: []string{
-		"resume", "pkg/codec", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "pkg/relay", "examples/orders/servers",
+		"resume", "pkg/codec", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "pkg/relay", "examples/orders/servers", "examples/local",
+		"pkg/consumer/bodystore", "pkg/outbox/cron", "pkg/codec/registry",
 	}},
 
 	// Tests across packages.

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/pkg/relay"
+	"github.com/outrelay/outrelay/pkg/servertest"
+)
+
+func TestTheServiceServesTheProbesOfItsRelay(t *testing.T) {
+	t.Parallel()
+	env := servertest.Start(t)
+	state := env.DB.Client().Database(env.DB.Name() + "_state")
+	t.Cleanup(func() {
+		if err := state.Drop(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	listener, err := net.Listen("tcp", "localhost:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	env.Run(func(ctx context.Context) error {
+		return run(ctx, listener, relay.Config{
+			Watcher: "embedded",
+			MongoDB: relay.MongoDB{URI: env.MongoURI, State: state.Name()},
+			Kafka:   relay.Kafka{Brokers: env.Brokers},
+			Watch:   []string{env.DB.Name() + ".other"},
+		})
+	})
+
+	client := &http.Client{}
+	defer client.CloseIdleConnections()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+listener.Addr().String()+"/relay/readyz", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res, err := client.Do(req); err == nil {
+			_ = res.Body.Close()
+			if res.StatusCode == http.StatusOK {
+				return
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatal("the relay did not become ready")
+		}
+	}
+}
