@@ -25,7 +25,7 @@ func TestPurgeAndHistoryCommands(t *testing.T) {
 	if err != nil || len(found) != 1 {
 		t.Fatalf("%v, %v", found, err)
 	}
-	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), found[0].UUID, found[0].NS(), "default"); err != nil {
+	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), found[0].UUID, found[0].NS(), "default", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 	now := uint32(time.Now().Unix())

@@ -150,16 +150,10 @@ func (k Desk) filterOpenLetters(tx context.Context, ns string, letters []*Dead) 
 	for i, d := range letters {
 		ids[i] = d.ID
 	}
-	cur, err := dead.Find(tx, fieldIn("_id", ids), options.Find().SetProjection(bson.D{{Key: "replayed", Value: 1}}))
+	found, err := mongodb.FindAll[Dead](tx, dead, "reading "+mongodb.Namespace(dead), idIn(ids),
+		options.Find().SetProjection(bson.D{{Key: "replayed", Value: 1}}))
 	if err != nil {
-		return nil, 0, fmt.Errorf("reading %s: %w", mongodb.Namespace(dead), err)
-	}
-	var found []struct {
-		ID       ID        `bson:"_id"`
-		Replayed *Replayed `bson:"replayed"`
-	}
-	if err := cur.All(tx, &found); err != nil {
-		return nil, 0, fmt.Errorf("reading %s: %w", mongodb.Namespace(dead), err)
+		return nil, 0, err
 	}
 
 	openIDs := make(map[string]bool, len(found))
@@ -255,7 +249,7 @@ func (k Desk) writePlan(tx context.Context, ns string, plan requeuePlan) error {
 	crash.At("mid-requeue")
 
 	for _, delivery := range slices.Sorted(maps.Keys(plan.replayed)) {
-		if _, err := k.markReplayed(tx, dead, fieldIn("_id", plan.replayed[delivery]), delivery, nil); err != nil {
+		if _, err := k.markReplayed(tx, dead, idIn(plan.replayed[delivery]), delivery, nil); err != nil {
 			return err
 		}
 	}

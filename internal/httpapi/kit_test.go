@@ -60,7 +60,7 @@ func open(t *testing.T, change ...func(*AdminOptions)) *site {
 		t.Fatal(err)
 	}
 	s.run(func(ctx context.Context) error { return s.owner.Run(ctx) })
-	if _, err := outboxes.NewRegistry(s.state.Collection("collections")).Register(t.Context(), [16]byte{1}, s.ns, "orders"); err != nil {
+	if _, err := outboxes.NewRegistry(s.state.Collection("collections")).Register(t.Context(), [16]byte{1}, s.ns, "orders", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 	router, err := routing.New(routing.Config{Template: "outbox.event.{aggregatetype}"})
