@@ -29,7 +29,7 @@ type chunkDocument struct {
 func writeChunks(ctx context.Context, f mongodb.Fencer, part []preparedLetter) error {
 	for i := range part {
 		p := &part[i]
-		chunksPerWrite := MaxBytes / chunkSize
+		chunksPerWrite := mongodb.MaxBytes / chunkSize
 
 		for from := 0; from < p.dead.Chunks; {
 			to := min(from+chunksPerWrite, p.dead.Chunks)

@@ -26,7 +26,7 @@ const maxCheckpointWait = 2 * time.Second
 // Discard removes the letters of one outbox that match q and existed when it began, and returns
 // their number. If did is not nil, Discard calls it with the total after each part.
 //
-// Discard takes no fence, because no envelope changes. Each part of at most [maxLetters] letters is
+// Discard takes no fence, because no envelope changes. Each part of at most [mongodb.MaxDocuments] letters is
 // one majority write. If Discard is interrupted, the same call removes the rest.
 //
 // Discard returns a [*RefusedError] and removes nothing if the watcher has not passed the event of
@@ -57,7 +57,7 @@ func (k Desk) Discard(ctx context.Context, ns string, q Query, did func(int64)) 
 	var total int64
 	s := &scan{dead: dead, filter: q.mongoFilter()}
 	for {
-		part, err := s.nextPart(ctx, maxLetters, math.MaxInt)
+		part, err := s.nextPart(ctx, mongodb.MaxDocuments, math.MaxInt)
 		if err != nil || len(part) == 0 {
 			return total, err
 		}

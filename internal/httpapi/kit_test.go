@@ -52,10 +52,8 @@ func open(t *testing.T, change ...func(*AdminOptions)) *site {
 	s := &site{t: t, state: stacktest.Database(t, c), outbox: stacktest.Database(t, c).Collection("outbox"), log: &bytes.Buffer{}}
 	s.ns = mongodb.Namespace(s.outbox)
 	// It never seems to be gone because the machine is busy.
-	l, err := lease.New(lease.Config{Collection: s.state.Collection("watchers"), ID: "orders/" + "0of1", Node: "n1", ReplicaSetID: "x", TTL: time.Hour, Renew: 200 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := lease.New(lease.Config{Collection: s.state.Collection("watchers"), ID: "orders/" + "0of1", Node: "n1", ReplicaSetID: "x", TTL: time.Hour, Renew: 200 * time.Millisecond})
+	var err error
 	if s.owner, err = l.Acquire(t.Context()); err != nil {
 		t.Fatal(err)
 	}

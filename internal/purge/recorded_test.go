@@ -215,11 +215,11 @@ func TestRecordSentOfTheWatermarkMarksTheUnstampedOnly(t *testing.T) {
 func TestRecordSentKeepsToTheBoundsOfATransaction(t *testing.T) {
 	t.Parallel()
 	many := make([]Sent, 2500)
-	if n := countFitting(many, maxFencedDocs); n != maxFencedDocs {
+	if n := mongodb.CountFitting(many, mongodb.MaxDocuments, (*Sent).estimateSize); n != mongodb.MaxDocuments {
 		t.Errorf("%d at once", n)
 	}
-	many[0].ID.Value = make([]byte, maxFencedBytes+1)
-	if n := countFitting(many, maxFencedDocs); n != 1 {
+	many[0].ID.Value = make([]byte, mongodb.MaxBytes+1)
+	if n := mongodb.CountFitting(many, mongodb.MaxDocuments, (*Sent).estimateSize); n != 1 {
 		t.Errorf("%d with one that is too large for any bound", n)
 	}
 }
