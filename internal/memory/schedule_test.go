@@ -12,8 +12,10 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/memory"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/breaker"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -33,7 +35,7 @@ func newPlan(t *testing.T, opts ...consumer.Option) *plan {
 	p.broker.CreateTopic("plan", 1)
 	var err error
 	p.Consumer, err = consumer.New("g", nil, append([]consumer.Option{
-		consumer.WithTopics("plan"), consumer.WithTransport(p.broker), consumer.WithInbox(p.inbox), consumer.Transactions(p.db.Transaction),
+		consumer.WithTopics("plan"), around(consumerparts.Surroundings{Transport: p.broker, Inbox: p.inbox, Transact: p.db.Transaction}),
 		consumer.Letters(p.dead), consumer.WithCommitInterval(0),
 		consumer.WithErrorHook(func(_ context.Context, err error) { p.reported <- err }),
 	}, opts...)...)
@@ -47,7 +49,7 @@ func (p *plan) put(typ string, n int, keys int) {
 	p.Helper()
 	for i := range n {
 		id := fmt.Sprint(typ, "-", i)
-		p.ok(p.broker.Publish(p.context(), "plan", []*consumer.Message{{
+		p.ok(p.broker.Publish(p.context(), "plan", []transport.Record{{
 			Key: []byte(fmt.Sprint("key-", i%keys)), Value: []byte(id),
 			Headers: []event.Header{{Key: "id", Value: []byte(id)}, {Key: "type", Value: []byte(typ)}},
 		}}))
@@ -179,7 +181,7 @@ func TestAHandlerThatIsReplacedLosesNoMessageThatWaits(t *testing.T) {
 	<-failed
 	p.Remove("h-A")
 	p.on("A", handler, policy)
-	p.ok(p.broker.Publish(p.context(), "plan", []*consumer.Message{{
+	p.ok(p.broker.Publish(p.context(), "plan", []transport.Record{{
 		Key: []byte("key-0"), Headers: []event.Header{{Key: "id", Value: []byte("second")}, {Key: "type", Value: []byte("A")}},
 	}}))
 	p.passes()
@@ -224,7 +226,7 @@ func TestASlowHandlerWithABacklogMakesProgress(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	p := newPlan(t, consumer.WithInbox(in), consumer.Transactions(short))
+	p := newPlan(t, around(consumerparts.Surroundings{Inbox: in, Transact: short}))
 	p.put("A", 64, 1)
 	p.on("A", func(ctx context.Context, _ *consumer.Message) error {
 		select {
@@ -390,7 +392,7 @@ func TestTheLagOfAStuckPartitionGrows(t *testing.T) {
 
 // claims counts releases.
 type claims struct {
-	consumer.Inbox
+	consumerparts.Inbox
 	telemetry.Discard
 	released    atomic.Int32
 	generations chan struct{}
@@ -415,7 +417,7 @@ func TestAHandlerThatIsAbandonedKeepsItsClaimAndNoSlot(t *testing.T) {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			kept := &claims{generations: make(chan struct{}, 10)}
-			p := newPlan(t, consumer.WithInbox(kept), consumer.WithConcurrency(1), consumer.WithDrain(10*time.Millisecond), consumer.WithTelemetry(kept))
+			p := newPlan(t, around(consumerparts.Surroundings{Inbox: kept}), consumer.WithConcurrency(1), consumer.WithDrain(10*time.Millisecond), consumer.WithTelemetry(kept))
 			kept.Inbox = p.inbox
 			p.put("A", 1, 1)
 			hangs, release := make(chan struct{}, 10), make(chan struct{})

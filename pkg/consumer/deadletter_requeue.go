@@ -7,13 +7,14 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/transport"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
 // Replay configures how letters are requeued.
 type Replay struct {
-	Publisher Publisher
+	Publisher transport.Publisher
 	Actor     string // the person or the process that requeues; stored with the letter
 	Note      string // the reason; stored with the letter
 	// Topic is the topic to publish to. Defaults to the topic of the message's first record.
@@ -105,7 +106,7 @@ func (d *DeadLetters) requeueLetter(ctx context.Context, l *Letter, r Replay) (b
 
 	m, topic, err := d.prepareRequeue(ctx, l, r)
 	if err == nil {
-		err = r.Publisher.Publish(ctx, topic, []*Message{m})
+		err = r.Publisher.Publish(ctx, topic, []transport.Record{recordOf(m)})
 	}
 	if err != nil {
 		// The record may not have been published. Without the claim the next call can try again at once.

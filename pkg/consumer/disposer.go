@@ -10,6 +10,8 @@ import (
 	"github.com/segmentio/kafka-go"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/consumerparts"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -23,7 +25,7 @@ type Redactor func(ctx context.Context, l *Letter) error
 // disposerConfig configures a disposer.
 type disposerConfig struct {
 	// Publisher writes to retry topics and to dead letter topics.
-	Publisher Publisher
+	Publisher transport.Publisher
 	// Letters stores dead letters as documents.
 	Letters LetterStore
 	// DeadTopic returns the dead letter topic of a topic and a group, as DeadTopicName does. If it
@@ -33,7 +35,7 @@ type disposerConfig struct {
 	// Outbox stores fault events.
 	Outbox Outbox
 	// Transact runs the appends to Outbox: outbox.Box.Transaction on the client of its database.
-	Transact Transactor
+	Transact consumerparts.Transactor
 	// Redact has the functions that are called for each letter, in this order.
 	Redact []Redactor
 	// Faults selects the given-up messages for which a fault event is published. nil selects none.
@@ -146,12 +148,12 @@ func (d *disposer) publishMessage(ctx context.Context, topic, like string, m *Me
 		CreateTopic(ctx context.Context, name, like string) error
 	}
 
-	err := d.cfg.Publisher.Publish(ctx, topic, []*Message{m})
+	err := d.cfg.Publisher.Publish(ctx, topic, []transport.Record{recordOf(m)})
 	if c, ok := d.cfg.Publisher.(creator); ok && errors.Is(err, kafka.UnknownTopicOrPartition) {
 		if err := c.CreateTopic(ctx, topic, like); err != nil {
 			return err
 		}
-		err = d.cfg.Publisher.Publish(ctx, topic, []*Message{m})
+		err = d.cfg.Publisher.Publish(ctx, topic, []transport.Record{recordOf(m)})
 	}
 	if err != nil {
 		return fmt.Errorf("publishing to %s (the topic must exist, and the user must be allowed to write to it): %w", topic, err)

@@ -3,6 +3,9 @@ package consumer
 import (
 	"context"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/consumerparts"
+	"github.com/outrelay/outrelay/internal/transport"
 )
 
 // What the tests of the package use of its inside.
@@ -50,6 +53,24 @@ func (a failures) Note(err error, m *Message, at time.Time) failures { return a.
 
 // WithDisposer replaces the disposer.
 func WithDisposer(d Disposer) Option { return option(func(s *settings) { s.disposer = d }) }
+
+// WithTransport replaces Kafka.
+func WithTransport(t transport.Transport) Option {
+	return option(func(s *settings) { s.transport = t })
+}
+
+// WithInbox replaces the inbox in the database.
+func WithInbox(x consumerparts.Inbox) Option {
+	return option(func(s *settings) { s.inbox.replacement = x })
+}
+
+// Transactions replaces the transactions of the database.
+func Transactions(f consumerparts.Transactor) Option {
+	return option(func(s *settings) { s.transact = f })
+}
+
+// WithKafka sets all options of Kafka.
+func WithKafka(cfg transport.Config) Option { return option(func(s *settings) { s.kafka = cfg }) }
 
 // WithBufferedRecords sets how many messages of a partition are fetched and not finished.
 func WithBufferedRecords(n int) Option { return option(func(s *settings) { s.bufferRecords = n }) }

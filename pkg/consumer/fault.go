@@ -8,6 +8,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -129,7 +130,7 @@ func (d *disposer) publishFault(ctx context.Context, f *Fault, l *Letter) error 
 	if err != nil {
 		return err
 	}
-	if err := d.cfg.Publisher.Publish(ctx, cfg.Topic, []*Message{msg}); err != nil {
+	if err := d.cfg.Publisher.Publish(ctx, cfg.Topic, []transport.Record{recordOf(msg)}); err != nil {
 		if isTooLarge(err) || isTopicUnavailable(err) {
 			err = fmt.Errorf("%w: %w", ErrUnfit, err)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -45,7 +46,7 @@ type waitingRoom struct {
 
 // queueKey identifies a queue within a handler.
 type queueKey struct {
-	tp    TopicPartition
+	tp    transport.TopicPartition
 	queue setaside.Digest
 }
 
@@ -111,7 +112,7 @@ func (s *session) openRoom(reg *registration, host *partition, start func(f func
 }
 
 // place returns the place of a partition in the store.
-func (r *waitingRoom) place(tp TopicPartition) setaside.Place {
+func (r *waitingRoom) place(tp transport.TopicPartition) setaside.Place {
 	return setaside.Place{Handler: r.handler, Topic: tp.Topic, Partition: tp.Partition}
 }
 
@@ -183,7 +184,7 @@ func (r *waitingRoom) endAdd(key queueKey, due time.Time) {
 }
 
 // discover adds queues whose messages another member has set aside.
-func (r *waitingRoom) discover(tp TopicPartition, queues []setaside.Digest) {
+func (r *waitingRoom) discover(tp transport.TopicPartition, queues []setaside.Digest) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, digest := range queues {
@@ -248,7 +249,7 @@ func (r *waitingRoom) addHeads(topic string, heads []setaside.Head) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, h := range heads {
-		q := r.findQueueLocked(queueKey{TopicPartition{topic, h.Partition}, h.Queue})
+		q := r.findQueueLocked(queueKey{transport.TopicPartition{Topic: topic, Partition: h.Partition}, h.Queue})
 		r.scheduleLocked(q, time.Now().Add(h.Wait))
 	}
 }
@@ -412,7 +413,7 @@ func (p *partition) newRetryTrack(reg *registration, m *setaside.Message) *track
 // waitingTask returns the task of a track of newRetryTrack.
 func (t *track) waitingTask() task {
 	m := t.waiting
-	rec := Record{
+	rec := transport.Record{
 		Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, LeaderEpoch: m.LeaderEpoch,
 		Time: m.Time, Key: m.Key, Value: m.Value,
 	}
