@@ -126,15 +126,6 @@ func hex32(n uint32) string {
 	return string(b)
 }
 
-func contains(s, sub string) bool {
-	for i := 0; i+len(sub) <= len(s); i++ {
-		if s[i:i+len(sub)] == sub {
-			return true
-		}
-	}
-	return false
-}
-
 func TestGuard(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ ttl, configured, p99, want time.Duration }{
