@@ -41,6 +41,7 @@ func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolv
 		return err
 	}
 
+	// N8: the hold has to be in place before the record can be acked.
 	d.holdOffsetsInReplay()
 	ticket := d.tracker.BeginSide()
 	if len(recs) == 0 {
