@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/transaction"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/consumer/topics"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
@@ -92,7 +93,7 @@ type settings struct {
 	deadUnknown   bool
 	haltOnGap     bool
 	topicList     *topics.List
-	defaults      defaults
+	letters       []deadletter.Option
 }
 
 // WithTopics names the topics that the group reads.
@@ -149,9 +150,9 @@ func WithExclusive(priority int) Option {
 	return option(func(s *settings) { s.kafka.Exclusive, s.kafka.Priority = true, int32(priority) })
 }
 
-// WithUnknown makes messages that no handler takes dead letters of class no_handler. Requeue them when there is a handler.
-// Without it they pass, because a topic usually has more types than one service takes. They are counted, and reported once
-// for each type.
+// WithUnknown makes messages that no handler takes dead letters of class unknown. When there is a handler, requeue them to
+// it. Without WithUnknown they pass, because a topic usually has more types than one service takes. They are counted, and
+// reported once for each type.
 func WithUnknown() Option { return option(func(s *settings) { s.deadUnknown = true }) }
 
 // WithHaltOnGap makes Run return a *RangeError if a partition no longer has the next record. Without it
