@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/resume"
 )
@@ -57,4 +59,23 @@ func ExampleParseInvalidate() {
 	policy, err := resume.ParseInvalidate("halt")
 	fmt.Println(policy, err)
 	// Output: halt <nil>
+}
+
+// Each consumer of a change stream has its checkpoint in one collection.
+func ExampleNewMongo() {
+	var (
+		ctx context.Context
+		db  *mongo.Database
+	)
+	store := resume.NewMongo(db.Collection("checkpoints"))
+	checkpoint, err := store.Load(ctx, "orders")
+	if err != nil && !errors.Is(err, resume.ErrNotFound) {
+		log.Fatal(err)
+	}
+
+	// … open the change stream after checkpoint.Position, and handle its events.
+	checkpoint.Position = resume.Position{Token: resume.TokenOf("8266A1B2C30000000629")}
+	if err := store.Save(ctx, "orders", checkpoint); err != nil {
+		log.Fatal(err)
+	}
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/transport/kafkago"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -111,15 +112,15 @@ func (b *bench) records(ctx context.Context) (string, error) {
 		return "", err
 	}
 
-	t, err := consumer.NewKafka(consumer.KafkaConfig{Brokers: b.Kafka, ClientID: clientID})
+	t, err := kafkago.New(transport.Config{Brokers: b.Kafka, ClientID: clientID})
 	if err != nil {
 		return "", err
 	}
 	defer t.Close()
 
-	batch := make([]*consumer.Message, 0, publishBatch)
+	batch := make([]transport.Record, 0, publishBatch)
 	for i := range b.Events {
-		batch = append(batch, &consumer.Message{Key: []byte(orderingKey(i)), Value: newPayload(i, b.Payload), Headers: []event.Header{
+		batch = append(batch, transport.Record{Key: []byte(orderingKey(i)), Value: newPayload(i, b.Payload), Headers: []event.Header{
 			{Key: "id", Value: []byte(uuid.Must(uuid.NewV7()).String())}, {Key: "type", Value: []byte(eventType)},
 		}})
 

@@ -12,7 +12,8 @@ import (
 	"github.com/outrelay/outrelay/internal/demo/member"
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/transport/kafkago"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -179,7 +180,7 @@ type repeater struct {
 // repeatSome starts a repeater for all topics of the stage. It runs until ctx ends or done is
 // called.
 func (s *stage) repeatSome(ctx context.Context) (r *repeater, done func() error, err error) {
-	t, err := consumer.NewKafka(consumer.KafkaConfig{Brokers: s.stack.Brokers()})
+	t, err := kafkago.New(transport.Config{Brokers: s.stack.Brokers()})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -210,16 +211,16 @@ func (s *stage) repeatSome(ctx context.Context) (r *repeater, done func() error,
 }
 
 // publishAll publishes the queued records until ctx ends.
-func (r *repeater) publishAll(ctx context.Context, p consumer.Publisher) error {
+func (r *repeater) publishAll(ctx context.Context, p transport.Publisher) error {
 	for {
 		select {
 		case m := <-r.queue:
-			c := &consumer.Message{Key: m.Key, Value: m.Value}
+			c := transport.Record{Key: m.Key, Value: m.Value}
 			for _, h := range m.Headers {
 				c.Headers = append(c.Headers, event.Header{Key: h.Key, Value: h.Value})
 			}
-			c.SetHeader(record.HeaderRedelivered, []byte("true"))
-			if err := p.Publish(ctx, m.Topic, []*consumer.Message{c}); err != nil && ctx.Err() == nil {
+			c.Headers = append(c.Headers, event.Header{Key: record.HeaderRedelivered, Value: []byte("true")})
+			if err := p.Publish(ctx, m.Topic, []transport.Record{c}); err != nil && ctx.Err() == nil {
 				return fmt.Errorf("repeating a record: %w", err)
 			}
 			r.repeated.Add(1)

@@ -9,7 +9,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/internal/transport"
 )
 
 func TestOnlyScenariosOfConsumersTakeARhythm(t *testing.T) {
@@ -37,11 +37,11 @@ func TestEarsCountSteps(t *testing.T) {
 type published struct {
 	mu   sync.Mutex
 	err  error
-	all  []*consumer.Message
+	all  []transport.Record
 	came chan struct{}
 }
 
-func (p *published) Publish(_ context.Context, _ string, ms []*consumer.Message) error {
+func (p *published) Publish(_ context.Context, _ string, ms []transport.Record) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.all = append(p.all, ms...)

@@ -50,10 +50,12 @@ type TopicCreate struct {
 
 // SASL authenticates a user. It implements sasl.Mechanism.
 type SASL struct {
-	Mechanism string // PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512, in any case
+	Mechanism string // PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER, in any case
 	User      string
 	// Password is called for each connection, so that a rotated secret is picked up.
 	Password func() (string, error)
+	// Token returns a bearer token, for OAUTHBEARER. It is called for each connection.
+	Token func(ctx context.Context) (string, error)
 }
 
 // withDefaults returns c with defaults, or an error that joins all invalid settings.
@@ -72,7 +74,7 @@ func (c Config) withDefaults() (Config, error) {
 		if _, err := s.scramAlgorithm(); err != nil {
 			errs = append(errs, err)
 		}
-		if s.Password == nil {
+		if s.Password == nil && s.Name() != mechanismOAuth {
 			errs = append(errs, errors.New("SASL needs a password"))
 		}
 	}
@@ -91,18 +93,21 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// scramAlgorithm returns the SCRAM algorithm of the mechanism, nil for PLAIN, or an error for an
+// mechanismOAuth is the mechanism of RFC 7628.
+const mechanismOAuth = "OAUTHBEARER"
+
+// scramAlgorithm returns the SCRAM algorithm of the mechanism, nil for PLAIN and OAUTHBEARER, or an error for an
 // unknown mechanism.
 func (s *SASL) scramAlgorithm() (scram.Algorithm, error) {
 	switch strings.ToUpper(s.Mechanism) {
-	case "PLAIN":
+	case "PLAIN", mechanismOAuth:
 		return nil, nil
 	case "SCRAM-SHA-256":
 		return scram.SHA256, nil
 	case "SCRAM-SHA-512":
 		return scram.SHA512, nil
 	}
-	return nil, fmt.Errorf("SASL mechanism %q is not one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512", s.Mechanism)
+	return nil, fmt.Errorf("SASL mechanism %q is not one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER", s.Mechanism)
 }
 
 // Name implements sasl.Mechanism.
@@ -110,6 +115,9 @@ func (s *SASL) Name() string { return strings.ToUpper(s.Mechanism) }
 
 // Start implements sasl.Mechanism.
 func (s *SASL) Start(ctx context.Context) (sasl.StateMachine, []byte, error) {
+	if s.Name() == mechanismOAuth {
+		return s.startOAuth(ctx)
+	}
 	password, err := s.Password()
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading the SASL password: %w", err)
@@ -127,4 +135,24 @@ func (s *SASL) Start(ctx context.Context) (sasl.StateMachine, []byte, error) {
 		return nil, nil, fmt.Errorf("preparing %s: %w", s.Name(), err)
 	}
 	return m.Start(ctx)
+}
+
+// startOAuth sends the bearer token.
+func (s *SASL) startOAuth(ctx context.Context) (sasl.StateMachine, []byte, error) {
+	token, err := s.Token(ctx)
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the SASL token: %w", err)
+	}
+	return oauthSession{}, []byte("n,,\x01auth=Bearer " + token + "\x01\x01"), nil
+}
+
+// oauthSession waits for the response to the bearer token.
+type oauthSession struct{}
+
+// Next ends the session. The response to a valid token is empty. Another one has the reason of the failure.
+func (oauthSession) Next(_ context.Context, challenge []byte) (done bool, response []byte, err error) {
+	if len(challenge) > 0 {
+		return false, nil, fmt.Errorf("the broker rejects the token: %q", challenge)
+	}
+	return true, nil, nil
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/outrelay/outrelay/internal/keyhash"
-	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -30,14 +30,14 @@ type Broker struct {
 	mu     sync.Mutex
 	topics map[string]*topic
 	groups map[string]*group
-	faults func(topic string, m *consumer.Message) Fault
+	faults func(topic string, m *transport.Record) Fault
 
 	roundRobin int32         // for records without a key
 	written    uint64        // order of the records of all partitions
 	changed    chan struct{} // closed and replaced at each change
 }
 
-var _ consumer.Transport = (*Broker)(nil)
+var _ transport.Transport = (*Broker)(nil)
 
 // defaultPartitions is the default number of partitions of a topic.
 const defaultPartitions = 4
@@ -71,7 +71,7 @@ type partition struct {
 
 // storedRecord is a record with its position among the records of all partitions.
 type storedRecord struct {
-	consumer.Record
+	transport.Record
 	order uint64
 }
 
@@ -91,7 +91,7 @@ var ErrRefused = errors.New("the broker refuses the record")
 
 // Inject makes the broker call f for each record before it is written. A nil f removes the
 // function.
-func (b *Broker) Inject(f func(topic string, m *consumer.Message) Fault) {
+func (b *Broker) Inject(f func(topic string, m *transport.Record) Fault) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.faults = f
@@ -132,14 +132,14 @@ func (b *Broker) Topics() []string {
 
 // Records returns the records of a topic, in the order in which they were written to all its
 // partitions.
-func (b *Broker) Records(name string) []consumer.Record {
+func (b *Broker) Records(name string) []transport.Record {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.recordsLocked(name)
 }
 
 // recordsLocked is Records for callers that hold the lock.
-func (b *Broker) recordsLocked(name string) []consumer.Record {
+func (b *Broker) recordsLocked(name string) []transport.Record {
 	var list []storedRecord
 	if t := b.topics[name]; t != nil {
 		for _, p := range t.partitions {
@@ -154,7 +154,7 @@ func (b *Broker) recordsLocked(name string) []consumer.Record {
 		return 1
 	})
 
-	out := make([]consumer.Record, len(list))
+	out := make([]transport.Record, len(list))
 	for i, r := range list {
 		out[i] = cloneRecord(r.Record)
 	}
@@ -164,7 +164,7 @@ func (b *Broker) recordsLocked(name string) []consumer.Record {
 
 // Await blocks until the topic has at least n records, and returns all of them. If ctx ends before,
 // it returns the existing records and an error.
-func (b *Broker) Await(ctx context.Context, name string, n int) ([]consumer.Record, error) {
+func (b *Broker) Await(ctx context.Context, name string, n int) ([]transport.Record, error) {
 	for {
 		b.mu.Lock()
 		list := b.recordsLocked(name)
@@ -192,11 +192,10 @@ func (b *Broker) Changed() <-chan struct{} {
 
 // Publish writes messages to a topic. Each gets the partition of its key and the current
 // time. After an error, the messages before the failed one stay written.
-func (b *Broker) Publish(ctx context.Context, name string, ms []*consumer.Message) error {
-	for _, m := range ms {
-		now := *m
-		now.Time = time.Time{}
-		if err := b.writeRecord(ctx, name, &now, -1); err != nil {
+func (b *Broker) Publish(ctx context.Context, name string, records []transport.Record) error {
+	for _, r := range records {
+		r.Time = time.Time{}
+		if err := b.writeRecord(ctx, name, &r, -1); err != nil {
 			return fmt.Errorf("publishing to %s: %w", name, err)
 		}
 	}
@@ -205,7 +204,7 @@ func (b *Broker) Publish(ctx context.Context, name string, ms []*consumer.Messag
 
 // writeRecord writes one record to the partition part. If part is negative, the key selects the
 // partition.
-func (b *Broker) writeRecord(ctx context.Context, name string, m *consumer.Message, part int32) error {
+func (b *Broker) writeRecord(ctx context.Context, name string, m *transport.Record, part int32) error {
 	if err := checkTopic(name); err != nil {
 		return err
 	}
@@ -264,9 +263,9 @@ func (b *Broker) choosePartitionLocked(t *topic, key []byte) int32 {
 	return int32(keyhash.Murmur2(key)&0x7fffffff) % n
 }
 
-// appendRecordLocked writes a copy of the message to the partition.
-func (b *Broker) appendRecordLocked(p *partition, name string, part int32, m *consumer.Message) {
-	r := cloneRecord(consumer.Record{
+// appendRecordLocked writes a copy of the record to the partition.
+func (b *Broker) appendRecordLocked(p *partition, name string, part int32, m *transport.Record) {
+	r := cloneRecord(transport.Record{
 		Topic:     name,
 		Partition: part,
 		Offset:    p.end,
@@ -327,7 +326,7 @@ func (b *Broker) notifyLocked() {
 }
 
 // cloneRecord returns a copy that shares no memory with r.
-func cloneRecord(r consumer.Record) consumer.Record {
+func cloneRecord(r transport.Record) transport.Record {
 	r.Key = bytes.Clone(r.Key)
 	r.Value = bytes.Clone(r.Value)
 

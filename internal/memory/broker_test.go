@@ -5,17 +5,17 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/consumer/consumertest"
+	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/transport/transporttest"
 )
 
 func TestTransportContract(t *testing.T) {
 	t.Parallel()
-	consumertest.Run(t, func(*testing.T) consumertest.Fixture {
+	transporttest.Run(t, func(*testing.T) transporttest.Fixture {
 		b := NewBroker(0)
 		var n atomic.Int32
-		return consumertest.Fixture{
-			Transport: func(*testing.T) consumer.Transport { return b },
+		return transporttest.Fixture{
+			Transport: func(*testing.T) transport.Transport { return b },
 			Topic: func(_ *testing.T, partitions int) string {
 				name := fmt.Sprint("topic-", n.Add(1))
 				b.CreateTopic(name, partitions)

@@ -11,8 +11,10 @@ import (
 
 	"github.com/segmentio/kafka-go"
 
+	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/memory"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -36,10 +38,10 @@ func newExit(t *testing.T, opts ...consumer.Option) *exit {
 	return e
 }
 
-func (e *exit) member(x consumer.Inbox, opts ...consumer.Option) *consumer.Consumer {
+func (e *exit) member(x consumerparts.Inbox, opts ...consumer.Option) *consumer.Consumer {
 	e.Helper()
 	c, err := consumer.New("g", nil, append([]consumer.Option{
-		consumer.WithTopics("in"), consumer.WithTransport(e.broker), consumer.WithInbox(x), consumer.Transactions(e.db.Transaction),
+		consumer.WithTopics("in"), around(consumerparts.Surroundings{Transport: e.broker, Inbox: x, Transact: e.db.Transaction}),
 		consumer.WithCommitInterval(0),
 		consumer.WithErrorHook(func(_ context.Context, err error) {
 			if e.Context().Err() == nil {
@@ -66,11 +68,11 @@ func (e *exit) runs(opts ...consumer.HandlerOption) {
 // put writes a record of type A with additional headers, given as names and values.
 func (e *exit) put(topic, key, value string, headers ...string) {
 	e.Helper()
-	m := &consumer.Message{Key: []byte(key), Value: []byte(value), Headers: []event.Header{{Key: "type", Value: []byte("A")}}}
+	m := transport.Record{Key: []byte(key), Value: []byte(value), Headers: []event.Header{{Key: "type", Value: []byte("A")}}}
 	for i := 0; i < len(headers); i += 2 {
 		m.Headers = append(m.Headers, event.Header{Key: headers[i], Value: []byte(headers[i+1])})
 	}
-	e.ok(e.broker.Publish(e.context(), topic, []*consumer.Message{m}))
+	e.ok(e.broker.Publish(e.context(), topic, []transport.Record{m}))
 }
 
 // passes waits until all offsets of the topic are committed. It returns the handled values and the
@@ -129,8 +131,8 @@ func TestAFaultEventThatIsNotLegalDoesNotBlockItsPartition(t *testing.T) {
 	e.Consumer = e.member(e.inbox, toLetters, consumer.WithDeadLetters(deadletter.WithNotification(e.box)))
 	typ := strings.Repeat("T", 4101)
 	e.ok(e.Handle(typ, consumer.Func(func(context.Context, *consumer.Message) error { return errors.New("no") }, typ)))
-	m := &consumer.Message{Key: []byte("k"), Value: []byte("x"), Headers: []event.Header{{Key: "type", Value: []byte(typ)}, {Key: "id", Value: []byte("1")}}}
-	e.ok(e.broker.Publish(e.context(), "in", []*consumer.Message{m}))
+	m := transport.Record{Key: []byte("k"), Value: []byte("x"), Headers: []event.Header{{Key: "type", Value: []byte(typ)}, {Key: "id", Value: []byte("1")}}}
+	e.ok(e.broker.Publish(e.context(), "in", []transport.Record{m}))
 	e.put("in", strings.Repeat("k", 5000), "bad key", "id", "2")
 	e.put("in", "k", "bad"+strings.Repeat("x", 700_000), "id", "3")
 	e.put("in", "k", "bad", "id", strings.Repeat("i", 1010))
@@ -184,7 +186,7 @@ func TestARedactorThatFailsDoesNotBlockItsPartition(t *testing.T) {
 func TestARetryTopicThatCannotBeIsADeadLetter(t *testing.T) {
 	t.Parallel()
 	e := newExit(t)
-	e.broker.Inject(func(topic string, _ *consumer.Message) memory.Fault {
+	e.broker.Inject(func(topic string, _ *transport.Record) memory.Fault {
 		if strings.HasPrefix(topic, "in.g.retry") {
 			return memory.Fault{Err: fmt.Errorf("in.g.retry.1: %w", kafka.MessageSizeTooLarge)}
 		}
@@ -271,8 +273,8 @@ func TestRetriesOfAnotherHandlerAreKept(t *testing.T) {
 	e := newExit(t)
 	e.put("in", "k", "retry", "id", "1", consumer.HeaderOnly, "g/old")
 	e.put("in", "k", "foreign", "id", "2", consumer.HeaderOnly, "another/h")
-	m := &consumer.Message{Key: []byte("k"), Headers: []event.Header{{Key: "type", Value: []byte("unknown")}, {Key: "id", Value: []byte("3")}}}
-	e.ok(e.broker.Publish(e.context(), "in", []*consumer.Message{m}))
+	m := transport.Record{Key: []byte("k"), Headers: []event.Header{{Key: "type", Value: []byte("unknown")}, {Key: "id", Value: []byte("3")}}}
+	e.ok(e.broker.Publish(e.context(), "in", []transport.Record{m}))
 	e.runs()
 	_, letters := e.passes()
 	if len(letters) != 1 || letters[0].ID.Handler != "old" || letters[0].Class != deadletter.ClassUnknown {
@@ -332,7 +334,7 @@ func TestARecordWithoutAnIDHasItsEffectOnceWhereverItIsMoved(t *testing.T) {
 	e.broker.CreateTopic("in.g.retry.1", 1)
 	died, effects := make(chan struct{}), make(chan string, 100)
 	policy := consumer.WithRetryTopics(10 * time.Millisecond)
-	member := func(x consumer.Inbox, fails bool) *consumer.Consumer {
+	member := func(x consumerparts.Inbox, fails bool) *consumer.Consumer {
 		c := e.member(x, noQuick, policy)
 		e.ok(c.Handle("h", consumer.Func(func(_ context.Context, m *consumer.Message) error {
 			if fails {

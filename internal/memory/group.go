@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
-	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/internal/transport"
 )
 
 // group is a consumer group. The lock of the broker protects it.
@@ -17,7 +17,7 @@ type group struct {
 	name    string
 	id      int32 // of the current generation
 	forming bool  // members are changing to the next generation
-	offsets map[consumer.TopicPartition]int64
+	offsets map[transport.TopicPartition]int64
 	members []*member
 }
 
@@ -35,7 +35,7 @@ var errRebalance = errors.New("the group is rebalanced")
 // Join makes the caller a member of the group until ctx ends: see consumer.Transport. If a member
 // joins or leaves, or a topic of the group gets more partitions, all members stop serving, and the
 // partitions are assigned again.
-func (b *Broker) Join(ctx context.Context, name string, topics []string, s consumer.Session) error {
+func (b *Broker) Join(ctx context.Context, name string, topics []string, s transport.Session) error {
 	if name == "" || len(topics) == 0 {
 		return errors.New("joining a group: a name and at least one topic are required")
 	}
@@ -88,7 +88,7 @@ func (b *Broker) enterGroup(name string, topics []string) (*group, *member) {
 func (b *Broker) findOrAddGroupLocked(name string) *group {
 	g := b.groups[name]
 	if g == nil {
-		g = &group{name: name, offsets: map[consumer.TopicPartition]int64{}}
+		g = &group{name: name, offsets: map[transport.TopicPartition]int64{}}
 		b.groups[name] = g
 	}
 	return g
@@ -218,7 +218,7 @@ func (b *Broker) Redeliver(topic string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, g := range b.groups {
-		maps.DeleteFunc(g.offsets, func(tp consumer.TopicPartition, _ int64) bool { return tp.Topic == topic })
+		maps.DeleteFunc(g.offsets, func(tp transport.TopicPartition, _ int64) bool { return tp.Topic == topic })
 		if slices.ContainsFunc(g.members, func(m *member) bool { return slices.Contains(m.topics, topic) }) {
 			b.expireLocked(g) // so that the current members cannot commit
 		}
@@ -230,7 +230,7 @@ func (b *Broker) Committed(name, topic string, part int32) (int64, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 
-	offset, ok := b.findOrAddGroupLocked(name).offsets[consumer.TopicPartition{Topic: topic, Partition: part}]
+	offset, ok := b.findOrAddGroupLocked(name).offsets[transport.TopicPartition{Topic: topic, Partition: part}]
 	return offset, ok
 }
 
@@ -245,7 +245,7 @@ func (b *Broker) Lag(name, topic string) (lag int64) {
 // lagLocked is Lag for callers that hold the lock.
 func (b *Broker) lagLocked(name, topic string) (lag int64) {
 	for i, p := range b.findOrAddTopicLocked(topic).partitions {
-		tp := consumer.TopicPartition{Topic: topic, Partition: int32(i)}
+		tp := transport.TopicPartition{Topic: topic, Partition: int32(i)}
 		lag += p.end - max(b.findOrAddGroupLocked(name).offsets[tp], p.start)
 	}
 	return lag
@@ -297,7 +297,7 @@ func (b *Broker) formGenerationLocked(g *group) {
 	next := 0
 	for _, name := range slices.Sorted(maps.Keys(subscribed)) {
 		for i := range b.findOrAddTopicLocked(name).partitions {
-			tp := consumer.TopicPartition{Topic: name, Partition: int32(i)}
+			tp := transport.TopicPartition{Topic: name, Partition: int32(i)}
 			gen := subscribed[name][next%len(subscribed[name])]
 			next++
 
@@ -306,7 +306,7 @@ func (b *Broker) formGenerationLocked(g *group) {
 				offset = b.topics[name].partitions[i].start
 			}
 
-			gen.partitions = append(gen.partitions, consumer.Assignment{TopicPartition: tp, Offset: offset})
+			gen.partitions = append(gen.partitions, transport.Assignment{TopicPartition: tp, Offset: offset})
 		}
 	}
 
@@ -318,7 +318,7 @@ type generation struct {
 	broker     *Broker
 	group      *group
 	id         int32
-	partitions []consumer.Assignment
+	partitions []transport.Assignment
 	cancel     context.CancelCauseFunc // ends the context of Serve
 }
 
@@ -326,10 +326,10 @@ type generation struct {
 func (g *generation) ID() int32 { return g.id }
 
 // Partitions returns the assigned partitions with the offsets to start from.
-func (g *generation) Partitions() []consumer.Assignment { return slices.Clone(g.partitions) }
+func (g *generation) Partitions() []transport.Assignment { return slices.Clone(g.partitions) }
 
 // Log describes a partition.
-func (g *generation) Log(ctx context.Context, tp consumer.TopicPartition) (inbox.Log, error) {
+func (g *generation) Log(ctx context.Context, tp transport.TopicPartition) (inbox.Log, error) {
 	g.broker.mu.Lock()
 	defer g.broker.mu.Unlock()
 
@@ -345,7 +345,7 @@ func (g *generation) Log(ctx context.Context, tp consumer.TopicPartition) (inbox
 }
 
 // findPartitionLocked returns the partition, or an error if it does not exist.
-func (b *Broker) findPartitionLocked(tp consumer.TopicPartition) (*partition, error) {
+func (b *Broker) findPartitionLocked(tp transport.TopicPartition) (*partition, error) {
 	t := b.topics[tp.Topic]
 	if t == nil || tp.Partition < 0 || int(tp.Partition) >= len(t.partitions) {
 		return nil, fmt.Errorf("partition %s does not exist", tp)
@@ -359,12 +359,12 @@ const fetchWait = time.Second
 // Fetch returns the records from offset on, of about maxBytes. If there are none, it waits for at
 // most fetchWait.
 func (g *generation) Fetch(
-	ctx context.Context, tp consumer.TopicPartition, offset int64, maxBytes int,
-) (consumer.Fetched, error) {
+	ctx context.Context, tp transport.TopicPartition, offset int64, maxBytes int,
+) (transport.Fetched, error) {
 	var timeout <-chan time.Time
 	for {
 		if err := ctx.Err(); err != nil {
-			return consumer.Fetched{}, err
+			return transport.Fetched{}, err
 		}
 
 		g.broker.mu.Lock()
@@ -394,16 +394,16 @@ func (g *generation) Fetch(
 
 // fetchLocked returns the records of a partition from offset on. It returns at least one record if
 // there is one.
-func (b *Broker) fetchLocked(tp consumer.TopicPartition, offset int64, maxBytes int) (consumer.Fetched, error) {
+func (b *Broker) fetchLocked(tp transport.TopicPartition, offset int64, maxBytes int) (transport.Fetched, error) {
 	p, err := b.findPartitionLocked(tp)
 	if err != nil {
-		return consumer.Fetched{}, err
+		return transport.Fetched{}, err
 	}
 	if offset < p.start || offset > p.end {
-		return consumer.Fetched{}, &consumer.RangeError{TopicPartition: tp, Offset: offset, Start: p.start, End: p.end}
+		return transport.Fetched{}, &transport.RangeError{TopicPartition: tp, Offset: offset, Start: p.start, End: p.end}
 	}
 
-	f := consumer.Fetched{Next: p.end, End: p.end}
+	f := transport.Fetched{Next: p.end, End: p.end}
 	compareOffset := func(r storedRecord, o int64) int { return int(r.Offset - o) }
 	first, _ := slices.BinarySearchFunc(p.records, offset, compareOffset)
 
@@ -423,7 +423,7 @@ func (b *Broker) fetchLocked(tp consumer.TopicPartition, offset int64, maxBytes 
 
 // Commit stores the offsets of the group. After the generation is over, it returns
 // consumer.ErrGenerationOver.
-func (g *generation) Commit(ctx context.Context, offsets map[consumer.TopicPartition]int64) error {
+func (g *generation) Commit(ctx context.Context, offsets map[transport.TopicPartition]int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -433,7 +433,7 @@ func (g *generation) Commit(ctx context.Context, offsets map[consumer.TopicParti
 
 	// Another member may be reading the partitions by now.
 	if g.group.id != g.id {
-		return consumer.ErrGenerationOver
+		return transport.ErrGenerationOver
 	}
 
 	maps.Copy(g.group.offsets, offsets)

@@ -3,13 +3,13 @@ package memory
 import (
 	"fmt"
 
+	"github.com/outrelay/outrelay/internal/consumerparts"
 	engine "github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/setaside"
-	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// Inbox is an inbox in a DB: an *inbox.Inbox for services, and an inbox for consumer.WithInbox. Several Inboxes of one collection behave as those of
+// Inbox is an inbox in a DB: an *inbox.Inbox for services, and an inbox for consumers. Several Inboxes of one collection behave as those of
 // several processes. It is safe for concurrent use.
 type Inbox struct {
 	*inbox.Inbox
@@ -20,7 +20,7 @@ type Inbox struct {
 // ofConsumers has the methods that only consumers use. The methods of *inbox.Inbox take precedence.
 type ofConsumers struct{ *engine.Inbox }
 
-var _ consumer.Inbox = (*Inbox)(nil)
+var _ consumerparts.Inbox = (*Inbox)(nil)
 
 // NewInbox returns an inbox in db, with the options of package inbox. WithoutTTL has no effect: a
 // marker is ignored when its retention is over. The error joins the problems of all options.

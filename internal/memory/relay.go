@@ -13,7 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
-	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -296,7 +296,7 @@ func (r *Relay) sendRecords(ctx context.Context, e *outboxEntry, at time.Time) e
 		if err := r.filler.Fill(&v, &meta, target, &rec); err != nil {
 			return err
 		}
-		if err := r.broker.writeRecord(ctx, target.Topic, toMessage(&rec), rec.Partition); err != nil {
+		if err := r.broker.writeRecord(ctx, target.Topic, toBrokerRecord(&rec), rec.Partition); err != nil {
 			return err
 		}
 
@@ -306,9 +306,9 @@ func (r *Relay) sendRecords(ctx context.Context, e *outboxEntry, at time.Time) e
 	return nil
 }
 
-// toMessage returns a message that shares the bytes of the record. The broker copies them.
-func toMessage(rec *record.Record) *consumer.Message {
-	m := &consumer.Message{Key: rec.Key, Value: rec.Value, Time: time.UnixMilli(rec.TimeMS)}
+// toBrokerRecord returns a record that shares the bytes of rec. The broker copies them.
+func toBrokerRecord(rec *record.Record) *transport.Record {
+	m := &transport.Record{Key: rec.Key, Value: rec.Value, Time: time.UnixMilli(rec.TimeMS)}
 	for _, h := range rec.Headers {
 		m.Headers = append(m.Headers, event.Header{Key: string(h.Key), Value: h.Value})
 	}

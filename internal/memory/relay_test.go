@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/routing"
-	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -77,7 +77,7 @@ func (k *kit) want(topic string, values ...string) {
 	}
 }
 
-func texts(list []consumer.Record) []string {
+func texts(list []transport.Record) []string {
 	var got []string
 	for _, r := range list {
 		got = append(got, string(r.Value))
@@ -148,7 +148,7 @@ func TestRelayRunsUntilItsContextEndsAndDrains(t *testing.T) {
 		// No record can be written when the context ends, but the committed events are still
 		// delivered.
 		outage := errors.New("the broker is away")
-		k.broker.Inject(func(string, *consumer.Message) Fault { return Fault{Err: outage} })
+		k.broker.Inject(func(string, *transport.Record) Fault { return Fault{Err: outage} })
 		k.append(order("o-1", "in the outage"), order("o-2", "too"))
 		synctest.Wait()
 		k.want("outbox.event.order", "buffered before the start", "while it runs")
@@ -171,7 +171,7 @@ func TestRelayWaitsAnOutageOut(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- k.relay.Run(ctx) }()
 		tries := 0
-		k.broker.Inject(func(string, *consumer.Message) Fault { tries++; return Fault{Err: errors.New("away")} })
+		k.broker.Inject(func(string, *transport.Record) Fault { tries++; return Fault{Err: errors.New("away")} })
 		k.append(order("o-1", "first"), order("o-1", "second"))
 		synctest.Wait()
 		before := tries
@@ -199,7 +199,7 @@ func TestRelayFaults(t *testing.T) {
 	t.Parallel()
 	k := newKit(t)
 	tries := 0
-	k.broker.Inject(func(_ string, m *consumer.Message) Fault {
+	k.broker.Inject(func(_ string, m *transport.Record) Fault {
 		switch string(m.Value) {
 		case "refused":
 			tries++
@@ -281,7 +281,7 @@ func TestRoutesAndPresets(t *testing.T) {
 	rules := []routing.Rule{{AggregateType: "invoice", To: []string{"a", "b"}}}
 	k := newRoutedKit(t, routing.Config{Template: "{aggregatetype}.{type}", Rules: rules}, "cloudevents")
 	outage := true
-	k.broker.Inject(func(topic string, _ *consumer.Message) Fault {
+	k.broker.Inject(func(topic string, _ *transport.Record) Fault {
 		if topic == "b" && outage {
 			return Fault{Err: errors.New("away")}
 		}
@@ -316,9 +316,9 @@ func TestRoutesAndPresets(t *testing.T) {
 func TestBrokerHelpsTests(t *testing.T) {
 	t.Parallel()
 	b := NewBroker(1)
-	var ms []*consumer.Message
+	var ms []transport.Record
 	for i := range 6 {
-		ms = append(ms, &consumer.Message{Key: fmt.Appendf(nil, "k%d", i%2), Value: fmt.Appendf(nil, "%d", i)})
+		ms = append(ms, transport.Record{Key: fmt.Appendf(nil, "k%d", i%2), Value: fmt.Appendf(nil, "%d", i)})
 	}
 
 	if err := b.Publish(t.Context(), "t", ms); err != nil {
@@ -357,8 +357,8 @@ func TestBrokerHelpsTests(t *testing.T) {
 func TestNobodyChangesWhatIsStored(t *testing.T) {
 	t.Parallel()
 	k := newKit(t)
-	m := &consumer.Message{Key: []byte("k"), Value: []byte("value"), Headers: []event.Header{{Key: "h", Value: []byte("x")}}}
-	if err := k.broker.Publish(t.Context(), "t", []*consumer.Message{m}); err != nil {
+	m := transport.Record{Key: []byte("k"), Value: []byte("value"), Headers: []event.Header{{Key: "h", Value: []byte("x")}}}
+	if err := k.broker.Publish(t.Context(), "t", []transport.Record{m}); err != nil {
 		t.Fatal(err)
 	}
 

@@ -12,8 +12,10 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/memory"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/breaker"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -38,7 +40,7 @@ func newPlanIn(w *world, opts ...consumer.Option) *plan {
 	p.broker.CreateTopic("plan", 1)
 	var err error
 	p.Consumer, err = consumer.New("g", nil, append([]consumer.Option{
-		consumer.WithTopics("plan"), consumer.WithTransport(p.broker), consumer.WithInbox(p.inbox), consumer.Transactions(p.db.Transaction),
+		consumer.WithTopics("plan"), around(consumerparts.Surroundings{Transport: p.broker, Inbox: p.inbox, Transact: p.db.Transaction}),
 		consumer.WithCommitInterval(0),
 		consumer.WithErrorHook(func(_ context.Context, err error) { p.reported <- err }),
 	}, opts...)...)
@@ -52,7 +54,7 @@ func (p *plan) put(typ string, n int, keys int) {
 	p.Helper()
 	for i := range n {
 		id := fmt.Sprint(typ, "-", i)
-		p.ok(p.broker.Publish(p.context(), "plan", []*consumer.Message{{
+		p.ok(p.broker.Publish(p.context(), "plan", []transport.Record{{
 			Key: []byte(fmt.Sprint("key-", i%keys)), Value: []byte(id),
 			Headers: []event.Header{{Key: "id", Value: []byte(id)}, {Key: "type", Value: []byte(typ)}},
 		}}))
@@ -183,7 +185,7 @@ func TestAHandlerThatIsReplacedLosesNoMessageThatWaits(t *testing.T) {
 	<-failed
 	p.Remove("h-A")
 	p.on("A", handler, policy)
-	p.ok(p.broker.Publish(p.context(), "plan", []*consumer.Message{{
+	p.ok(p.broker.Publish(p.context(), "plan", []transport.Record{{
 		Key: []byte("key-0"), Headers: []event.Header{{Key: "id", Value: []byte("second")}, {Key: "type", Value: []byte("A")}},
 	}}))
 	p.passes()
@@ -228,7 +230,7 @@ func TestASlowHandlerWithABacklogMakesProgress(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	p := newPlan(t, consumer.WithInbox(in), consumer.Transactions(short))
+	p := newPlan(t, around(consumerparts.Surroundings{Inbox: in, Transact: short}))
 	p.put("A", 64, 1)
 	p.on("A", func(ctx context.Context, _ *consumer.Message) error {
 		select {
@@ -419,7 +421,7 @@ func TestAHandlerThatIsAbandonedKeepsItsClaimAndNoSlot(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			kept := &claims{Inbox: w.inbox, generations: make(chan struct{}, 10)}
-			p := newPlanIn(w, consumer.WithInbox(kept), consumer.WithConcurrency(1), consumer.WithDrain(10*time.Millisecond), consumer.WithTelemetry(kept))
+			p := newPlanIn(w, around(consumerparts.Surroundings{Inbox: kept}), consumer.WithConcurrency(1), consumer.WithDrain(10*time.Millisecond), consumer.WithTelemetry(kept))
 			p.put("A", 1, 1)
 			hangs, release := make(chan struct{}, 10), make(chan struct{})
 			var hung atomic.Bool

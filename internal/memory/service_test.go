@@ -14,8 +14,10 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/memory"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/entity"
@@ -81,6 +83,11 @@ func (w *world) context() context.Context {
 	return ctx
 }
 
+// around replaces the surroundings of a consumer.
+func around(s consumerparts.Surroundings) consumer.Option {
+	return consumerparts.Option(s).(consumer.Option)
+}
+
 func (w *world) consumer(group string, topics ...string) *consumer.Consumer {
 	w.Helper()
 	return w.consumerOf(group, topics)
@@ -88,8 +95,8 @@ func (w *world) consumer(group string, topics ...string) *consumer.Consumer {
 
 func (w *world) consumerOf(group string, topics []string, more ...consumer.Option) *consumer.Consumer {
 	w.Helper()
-	c, err := consumer.New(group, nil, append(more, consumer.WithTopics(topics...), consumer.WithTransport(w.broker), consumer.WithInbox(w.inbox),
-		consumer.Transactions(w.db.Transaction), consumer.WithCommitInterval(0),
+	c, err := consumer.New(group, nil, append(more, consumer.WithTopics(topics...),
+		around(consumerparts.Surroundings{Transport: w.broker, Inbox: w.inbox, Transact: w.db.Transaction}), consumer.WithCommitInterval(0),
 		consumer.WithErrorHook(func(_ context.Context, err error) {
 			if w.Context().Err() == nil {
 				w.Log(err)
@@ -137,7 +144,7 @@ func TestConsumerWithoutServers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	const accounts, each = 5, 40
-	w.broker.Inject(func(_ string, m *consumer.Message) memory.Fault {
+	w.broker.Inject(func(_ string, m *transport.Record) memory.Fault {
 		return memory.Fault{Duplicate: len(m.Value) % 2}
 	})
 	balances := memory.NewTable[string, balance](w.db, "balances")

@@ -14,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
@@ -425,9 +426,9 @@ func TestResumeEndsTheSuspensionOfAHandler(t *testing.T) {
 
 // stranger joins another group, so that its member has partitions that another member has too, like a previous owner that
 // does not know it yet.
-type stranger struct{ consumer.Transport }
+type stranger struct{ transport.Transport }
 
-func (s stranger) Join(ctx context.Context, group string, topics []string, session consumer.Session) error {
+func (s stranger) Join(ctx context.Context, group string, topics []string, session transport.Session) error {
 	return s.Transport.Join(ctx, group+"-previous", topics, session)
 }
 
@@ -437,7 +438,7 @@ func TestTwoOwnersOfAPartitionKeepTheOrderOfItsKeys(t *testing.T) {
 	const keys, n = 12, 240
 	hasty := consumer.Retry{Quick: []time.Duration{}, Min: time.Millisecond, Max: 10 * time.Millisecond, Outage: -1}
 	effects := k.effects("effects")
-	for name, transport := range map[string]consumer.Transport{"owner": k.kafka, "previous": stranger{k.kafka}} {
+	for name, transport := range map[string]transport.Transport{"owner": k.kafka, "previous": stranger{k.kafka}} {
 		c := k.consumer(consumer.WithRetry(hasty), consumer.WithTransport(transport), consumer.WithBatch(8))
 		var attempts atomic.Int64
 		handleAs(t, c, "effects", "counted", func(ctx context.Context, m *consumer.Message) error {

@@ -12,10 +12,12 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/letterparts"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
@@ -27,17 +29,17 @@ type Consumer struct {
 	reg            registry
 	gate           pauseGate
 	running        atomic.Bool
-	transport      Transport // created by New, or given as an option
+	transport      transport.Transport // created by New, or given as an option
 	currentSession atomic.Pointer[session]
 	health         *health
-	waiting        setaside.Store // messages that are set aside; nil if an inbox given by WithInbox has none
+	waiting        setaside.Store // messages that are set aside; nil if there is no database and the inbox has none
 	letters        *deadletter.Desk
 
 	unknown, orphaned, poison *registration
 }
 
 // New returns a member of a consumer group whose handlers write to db. It does no I/O. It returns all problems of its
-// arguments in one error. db may be nil if WithInbox and Transactions supply the inbox and the transactions.
+// arguments in one error.
 func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	c := &Consumer{group: group, db: db, s: newSettings(opts), health: newHealth()}
 
@@ -46,7 +48,7 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 		problems = append(problems, errors.New("the name of the group is empty"))
 	}
 	if db == nil && (c.s.inbox.replacement == nil || c.s.transact == nil) {
-		problems = append(problems, errors.New("the database is nil: give one, or use both WithInbox and Transactions"))
+		problems = append(problems, errors.New("the database is nil"))
 	}
 
 	if c.s.inbox.replacement == nil && db != nil {
@@ -57,7 +59,7 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 
 	c.transport = c.s.transport
 	if c.transport == nil {
-		t, err := NewKafka(c.s.kafka)
+		t, err := c.s.open(c.s.kafka)
 		problems = append(problems, err)
 		c.transport = t
 	}
@@ -87,7 +89,7 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 }
 
 // openWaiting returns the store of the messages that are set aside. Without a database, it is that of the inbox, or nil.
-func openWaiting(db *mongo.Database, x Inbox) setaside.Store {
+func openWaiting(db *mongo.Database, x consumerparts.Inbox) setaside.Store {
 	if db != nil {
 		return setaside.New(db, setaside.DefaultCollection)
 	}
@@ -111,8 +113,8 @@ type run struct {
 	c            *Consumer
 	ctx          context.Context
 	disposer     messageDisposer
-	inbox        Inbox
-	transact     Transactor
+	inbox        consumerparts.Inbox
+	transact     consumerparts.Transactor
 	runningLanes atomic.Int64
 	heldMessages atomic.Int64
 	heldBytes    atomic.Int64

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/inbox/mongostore"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -83,22 +84,22 @@ func TestRedeliveryHasNoEffectAndIsCommitted(t *testing.T) {
 }
 
 // uncommitted loses all commits.
-type uncommitted struct{ consumer.Transport }
+type uncommitted struct{ transport.Transport }
 
-func (u uncommitted) Join(ctx context.Context, group string, topics []string, s consumer.Session) error {
+func (u uncommitted) Join(ctx context.Context, group string, topics []string, s transport.Session) error {
 	return u.Transport.Join(ctx, group, topics, uncommittedSession{s})
 }
 
-type uncommittedSession struct{ consumer.Session }
+type uncommittedSession struct{ transport.Session }
 
-func (u uncommittedSession) Serve(ctx context.Context, g consumer.Generation) error {
+func (u uncommittedSession) Serve(ctx context.Context, g transport.Generation) error {
 	return u.Session.Serve(ctx, uncommittedGeneration{g})
 }
 
-type uncommittedGeneration struct{ consumer.Generation }
+type uncommittedGeneration struct{ transport.Generation }
 
-func (uncommittedGeneration) Commit(context.Context, map[consumer.TopicPartition]int64) error {
-	return consumer.ErrGenerationOver
+func (uncommittedGeneration) Commit(context.Context, map[transport.TopicPartition]int64) error {
+	return transport.ErrGenerationOver
 }
 
 // counts counts.

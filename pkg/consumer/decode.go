@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -39,12 +40,6 @@ func boundIdentity(text string) string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(text)))
 }
 
-// Decoder converts a record to a Message. The message may refer to the bytes of the record. If the Decoder returns an error,
-// Retry decides about the record with a *decodeError. By default the record becomes a dead letter, and its offset passes
-// after the letter is written. The consumer sets Topic, Partition, Offset, LeaderEpoch and Group, and fills in Time, ID and
-// Attempt if they are empty.
-type Decoder func(r *Record) (*Message, error)
-
 // decodeError reports that a record could not be decoded.
 type decodeError struct {
 	Topic     string
@@ -57,21 +52,20 @@ func (e *decodeError) Error() string {
 	return fmt.Sprintf("record %s/%d/%d is not readable: %v", e.Topic, e.Partition, e.Offset, e.Err)
 }
 
-// Unwrap returns the error of the Decoder.
+// Unwrap returns the error of the decoder.
 func (e *decodeError) Unwrap() error { return e.Err }
 
-// Is reports true for ErrMalformed, also if the error of the Decoder has no class: another attempt would read the same bytes.
+// Is reports true for ErrMalformed, also if the error of the decoder has no class: another attempt would read the same bytes.
 func (e *decodeError) Is(target error) bool { return target == ErrMalformed }
 
-// Decode is the default Decoder. It accepts the records of all presets of the relay, and recognizes them by their headers:
+// Decode is the default decoder: it sets the fields of m that the headers contain. See WithDecoder. It accepts the records of all presets of the relay, and recognizes them by their headers:
 // plain, Debezium's event router, and CloudEvents in binary and structured mode. For a structured CloudEvent, the value of
 // the message is the data of the event. The id of a CloudEvent is unique only together with its source, so the source is the
 // namespace of an event without the relay's namespace header.
-func Decode(r *Record) (*Message, error) {
-	m := newMessage(r)
+func Decode(m *Message) error {
 	structured, source := false, ""
-	for i := range r.Headers {
-		h := &r.Headers[i]
+	for i := range m.Headers {
+		h := &m.Headers[i]
 		v := string(h.Value)
 		switch h.Key {
 		case HeaderID:
@@ -81,7 +75,7 @@ func Decode(r *Record) (*Message, error) {
 		case HeaderDelivery:
 			n, err := strconv.Atoi(v)
 			if err != nil || n < 0 {
-				return nil, errors.New("header " + HeaderDelivery + " is not a number")
+				return errors.New("header " + HeaderDelivery + " is not a number")
 			}
 			m.Delivery = n
 		case HeaderRedelivered:
@@ -89,7 +83,7 @@ func Decode(r *Record) (*Message, error) {
 		case HeaderAttempt:
 			n, err := strconv.Atoi(v)
 			if err != nil || n < 1 {
-				return nil, errors.New("header " + HeaderAttempt + " is not a positive number")
+				return errors.New("header " + HeaderAttempt + " is not a positive number")
 			}
 			m.Attempt = n
 		case record.HeaderCEID:
@@ -110,17 +104,17 @@ func Decode(r *Record) (*Message, error) {
 		}
 	}
 
-	if structured && r.Value != nil {
+	if structured && m.Value != nil {
 		if err := unwrapCloudEvent(m, &source); err != nil {
-			return nil, err
+			return err
 		}
 	}
 
 	setIfEmpty(&m.Source, boundIdentity(source))
 	if m.Aggregate.ID == "" {
-		m.Aggregate.ID = string(r.Key)
+		m.Aggregate.ID = string(m.Key)
 	}
-	return m, nil
+	return nil
 }
 
 // setIfEmpty sets field to v if it is empty, so that the first of repeated headers wins.
@@ -130,7 +124,7 @@ func setIfEmpty(field *string, v string) {
 	}
 }
 
-func newMessage(r *Record) *Message {
+func newMessage(r *transport.Record) *Message {
 	return &Message{
 		Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, LeaderEpoch: r.LeaderEpoch, Time: r.Time,
 		Key: r.Key, Value: r.Value, Headers: r.Headers,
@@ -195,12 +189,12 @@ func checkIdentity(m *Message) error {
 	return nil
 }
 
-// completeMessage fills in the fields that every message has with any Decoder.
+// completeMessage fills in the fields that every message has with any decoder.
 //
 // A record without an id is identified by its place and its timestamp. With the timestamp, a record at the same place of a
 // topic that was deleted and created again has another identity. The identity stays the same when the record is moved to
 // another topic.
-func completeMessage(m *Message, r *Record, group string) *Message {
+func completeMessage(m *Message, r *transport.Record, group string) *Message {
 	m.Topic, m.Partition, m.Offset, m.LeaderEpoch = r.Topic, r.Partition, r.Offset, r.LeaderEpoch
 	if m.Time.IsZero() {
 		m.Time = r.Time

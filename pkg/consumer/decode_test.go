@@ -17,7 +17,7 @@ import (
 )
 
 // relayed is the record that the relay makes of an event.
-func relayed(t *testing.T, cfg routing.PresetConfig, ev event.Event, meta routing.Meta) *consumer.Record {
+func relayed(t *testing.T, cfg routing.PresetConfig, ev event.Event, meta routing.Meta) *consumer.Message {
 	t.Helper()
 	p, err := routing.NewPreset(cfg)
 	if err != nil {
@@ -37,7 +37,7 @@ func relayed(t *testing.T, cfg routing.PresetConfig, ev event.Event, meta routin
 	if err := p.Filler().Fill(&v, &meta, routing.Target{Topic: "topic", Partition: 3}, &rec); err != nil {
 		t.Fatal(err)
 	}
-	r := &consumer.Record{Topic: rec.Topic, Partition: rec.Partition, Offset: 9, Time: time.UnixMilli(rec.TimeMS), Key: rec.Key, Value: rec.Value}
+	r := &consumer.Message{Topic: rec.Topic, Partition: rec.Partition, Offset: 9, Time: time.UnixMilli(rec.TimeMS), Key: rec.Key, Value: rec.Value}
 	for _, h := range rec.Headers {
 		r.Headers = append(r.Headers, event.Header{Key: string(h.Key), Value: h.Value})
 	}
@@ -70,9 +70,9 @@ func TestDecodeReadsEveryPresetOfTheRelay(t *testing.T) {
 			consumer.Message{Name: "OrderPlaced", ContentType: "application/json", SchemaVersion: "3"},
 		},
 	} {
-		r := relayed(t, c.cfg, ev, meta)
-		m, err := consumer.Decode(r)
-		if err != nil {
+		m := relayed(t, c.cfg, ev, meta)
+		r := m.Copy()
+		if err := consumer.Decode(m); err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
@@ -101,7 +101,8 @@ func TestDecodeOfStructuredEventsByTheirData(t *testing.T) {
 		`{"type":"a","data_base64":"?"}`:                                  "error: data_base64",
 		`{"type":"a","data":"x\u00e9","datacontenttype":"text/plain; q=\"\""}`: "xé",
 	} {
-		m, err := consumer.Decode(&consumer.Record{Value: []byte(body), Headers: []event.Header{{Key: "content-type", Value: []byte("application/cloudevents+json; charset=UTF-8")}}})
+		m := &consumer.Message{Value: []byte(body), Headers: []event.Header{{Key: "content-type", Value: []byte("application/cloudevents+json; charset=UTF-8")}}}
+		err := consumer.Decode(m)
 		if reason, bad := strings.CutPrefix(want, "error: "); bad {
 			if err == nil || !strings.Contains(err.Error(), reason) {
 				t.Errorf("%s: %v", body, err)
@@ -119,7 +120,8 @@ func TestDecodeRefusesHeadersThatAreNone(t *testing.T) {
 	for _, h := range []event.Header{
 		{Key: consumer.HeaderDelivery, Value: []byte("-1")}, {Key: consumer.HeaderDelivery}, {Key: consumer.HeaderAttempt, Value: []byte("0")},
 	} {
-		if m, err := consumer.Decode(&consumer.Record{Headers: []event.Header{h}}); err == nil {
+		m := &consumer.Message{Headers: []event.Header{h}}
+		if err := consumer.Decode(m); err == nil {
 			t.Errorf("%s=%q: %+v", h.Key, h.Value, m)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/segmentio/kafka-go"
 
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
@@ -17,7 +18,7 @@ import (
 // the same id again.
 type disposer struct {
 	letters   *deadletter.Desk
-	publisher Publisher
+	publisher transport.Publisher
 	// report is called after a partial success, for example for a letter that is stored without its content.
 	report func(err error)
 }
@@ -71,12 +72,12 @@ func (d *disposer) publishMessage(ctx context.Context, topic, like string, m *Me
 		CreateTopic(ctx context.Context, name, like string) error
 	}
 
-	err := d.publisher.Publish(ctx, topic, []*Message{m})
+	err := d.publisher.Publish(ctx, topic, []transport.Record{recordOf(m)})
 	if c, ok := d.publisher.(creator); ok && errors.Is(err, kafka.UnknownTopicOrPartition) {
 		if err := c.CreateTopic(ctx, topic, like); err != nil {
 			return err
 		}
-		err = d.publisher.Publish(ctx, topic, []*Message{m})
+		err = d.publisher.Publish(ctx, topic, []transport.Record{recordOf(m)})
 	}
 	if err != nil {
 		return fmt.Errorf("publishing to %s (the topic must exist, and the user must be allowed to write to it): %w", topic, err)

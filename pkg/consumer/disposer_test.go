@@ -135,8 +135,8 @@ func TestTheDeadTopicIsWrittenFirst(t *testing.T) {
 // again is the published message as the consumer gets it.
 func again(t *testing.T, m *consumer.Message, topic string) *consumer.Message {
 	t.Helper()
-	got, err := consumer.Decode(&consumer.Record{Topic: topic, Partition: 5, Offset: 99, Key: m.Key, Value: m.Value, Headers: m.Headers})
-	if err != nil {
+	got := &consumer.Message{Topic: topic, Partition: 5, Offset: 99, Key: m.Key, Value: m.Value, Headers: m.Headers}
+	if err := consumer.Decode(got); err != nil {
 		t.Fatal(err)
 	}
 	got.Group = "g"

@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
@@ -43,13 +44,13 @@ func TestN29_ALeaderThatLostRecordsAndHasGrownIsReadFromWhereItDiffers(t *testin
 		}
 	}
 
-	gaps := make(chan *consumer.RangeError, 10)
+	gaps := make(chan *transport.RangeError, 10)
 	c, err := consumer.New("group", nil,
-		consumer.WithKafka(consumer.KafkaConfig{Brokers: cluster.ListenAddrs(), MaxWait: 100 * time.Millisecond, HeartbeatInterval: 100 * time.Millisecond}),
+		consumer.WithKafka(transport.Config{Brokers: cluster.ListenAddrs(), MaxWait: 100 * time.Millisecond, HeartbeatInterval: 100 * time.Millisecond}),
 		consumer.WithTopics("log"), consumer.WithInbox(&renewed{}), consumer.WithDisposer(newDisposed()),
 		consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error { return fn(ctx) }),
 		consumer.WithErrorHook(func(_ context.Context, err error) {
-			if gap, ok := errors.AsType[*consumer.RangeError](err); ok {
+			if gap, ok := errors.AsType[*transport.RangeError](err); ok {
 				gaps <- gap
 			}
 		}))

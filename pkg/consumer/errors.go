@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
@@ -25,6 +26,8 @@ var (
 	ErrMalformed = errors.New("consumer: malformed message")
 	// ErrExpired reports that the deadline of the message has passed.
 	ErrExpired = errors.New("consumer: the message has expired")
+	// ErrGap: a partition no longer has the next records. See WithHaltOnGap.
+	ErrGap = transport.ErrGap
 )
 
 // errAbandoned reports that a handler did not end within the drain. The next owner of the partition handles its messages

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/consumerparts"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
@@ -49,12 +51,30 @@ var (
 func (a failures) Note(err error, m *Message, at time.Time) failures { return a.note(err, m, at) }
 
 // NewDisposer returns the disposer of a consumer.
-func NewDisposer(letters *deadletter.Desk, p Publisher, report func(err error)) Disposer {
+func NewDisposer(letters *deadletter.Desk, p transport.Publisher, report func(err error)) Disposer {
 	return &disposer{letters: letters, publisher: p, report: report}
 }
 
 // WithDisposer replaces the disposer.
 func WithDisposer(d Disposer) Option { return option(func(s *settings) { s.disposer = d }) }
+
+// WithTransport replaces Kafka.
+func WithTransport(t transport.Transport) Option {
+	return option(func(s *settings) { s.transport = t })
+}
+
+// WithInbox replaces the inbox in the database.
+func WithInbox(x consumerparts.Inbox) Option {
+	return option(func(s *settings) { s.inbox.replacement = x })
+}
+
+// Transactions replaces the transactions of the database.
+func Transactions(f consumerparts.Transactor) Option {
+	return option(func(s *settings) { s.transact = f })
+}
+
+// WithKafka sets all options of Kafka.
+func WithKafka(cfg transport.Config) Option { return option(func(s *settings) { s.kafka = cfg }) }
 
 // WithBufferedRecords sets how many messages of a partition are fetched and not finished.
 func WithBufferedRecords(n int) Option { return option(func(s *settings) { s.bufferRecords = n }) }

@@ -171,13 +171,6 @@ func HandlerName(ctx context.Context) string {
 	return name
 }
 
-// Publisher writes messages to topics. Publish blocks until all in-sync replicas have all messages. After an error, any of
-// the messages may have been written. Headers, key and value are written unchanged, a nil value as a tombstone. The key
-// selects the partition in the same way as in the Java client.
-type Publisher interface {
-	Publish(ctx context.Context, topic string, ms []*Message) error
-}
-
 // messageDisposer carries out a verdict on a message that the consumer does not handle now. It moves the message to a retry
 // topic or to the dead letters. With actDiscard it moves nothing. When Dispose returns nil, the message is finished and its
 // offset passes. After an error the consumer calls Dispose again, with backoff, and commits nothing until then. handler is the

@@ -10,13 +10,14 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/transport/kafkago"
 )
 
 // faults are the errors that a transport reports.
 type faults chan error
 
-func (f faults) Serve(ctx context.Context, _ consumer.Generation) error {
+func (f faults) Serve(ctx context.Context, _ transport.Generation) error {
 	<-ctx.Done()
 	return nil
 }
@@ -40,7 +41,7 @@ func TestBrokerThatLiesAboutLengthsIsReported(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			k, err := consumer.NewKafka(consumer.KafkaConfig{Brokers: []string{addr}, JoinBackoff: 10 * time.Millisecond})
+			k, err := kafkago.New(transport.Config{Brokers: []string{addr}, JoinBackoff: 10 * time.Millisecond})
 			if err != nil {
 				t.Fatal(err)
 			}

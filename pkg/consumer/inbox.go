@@ -1,10 +1,10 @@
 package consumer
 
 import (
-	"context"
 	"fmt"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/inbox"
 )
 
@@ -65,20 +65,6 @@ func HaltOnRecreated() Option {
 
 // inboxSettings has the options about the inbox.
 type inboxSettings struct {
-	replacement Inbox // by WithInbox, or nil
+	replacement consumerparts.Inbox // nil: the one in the database
 	settings    inbox.Settings
 }
-
-// Inbox is the part of an inbox that a consumer uses. Package memory implements it. If the inbox has a method
-// EnsureIndexes(ctx) error, the consumer calls it when it starts.
-type Inbox interface {
-	Remember(ctx context.Context) context.Context
-	Admit(ctx context.Context, list []inbox.Entry) (fresh []bool, err error)
-	Check(ctx context.Context, list []inbox.Entry) (fresh []bool, err error)
-	Pass(ctx context.Context, list []inbox.Entry) error
-	Claim(ctx context.Context, e inbox.Entry, lease time.Duration) (*inbox.Claim, error)
-	Attach(ctx context.Context, consumer, topic string, part int32, l inbox.Log) (inbox.Generation, error)
-	Release(ctx context.Context, consumer, topic string, part int32) error
-}
-
-var _ Inbox = (*inbox.Inbox)(nil)

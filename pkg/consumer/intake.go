@@ -11,15 +11,16 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/transport"
 )
 
 // newEntry decodes a record and finds its handlers.
-func (p *partition) newEntry(r *Record) *entry {
+func (p *partition) newEntry(r *transport.Record) *entry {
 	e := &entry{
 		offset:    r.Offset,
 		lane:      inbox.Lane(r.Key, r.Offset),
 		rec:       *r,
-		size:      recordSize(r),
+		size:      r.Size(),
 		writtenAt: r.Time.UnixMilli(),
 	}
 
@@ -39,28 +40,16 @@ func (p *partition) newEntry(r *Record) *entry {
 	return e
 }
 
-// recordSize returns about how many bytes the record needs in memory.
-func recordSize(r *Record) int {
-	n := len(r.Key) + len(r.Value) + 128
-	for i := range r.Headers {
-		n += len(r.Headers[i].Key) + len(r.Headers[i].Value) + 32
-	}
-	return n
-}
-
-// decodeRecord decodes a record. It returns a panic of the Decoder as an error.
-func (s *session) decodeRecord(r *Record) (m *Message, err error) {
+// decodeRecord decodes a record. It returns a panic of the decoder as an error.
+func (s *session) decodeRecord(r *transport.Record) (m *Message, err error) {
 	defer recoverPanic(&err)
 	if r.Err != nil {
 		return nil, r.Err
 	}
 
-	m, err = s.c.s.decoder(r)
-	if err != nil {
+	m = newMessage(r)
+	if err := s.c.s.decoder(m); err != nil {
 		return nil, err
-	}
-	if m == nil {
-		return nil, errors.New("the decoder returned no message")
 	}
 	m = completeMessage(m, r, s.c.group)
 	s.c.dropForeignControls(m, time.Now())

@@ -14,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/transport/kafkago"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/telemetry"
@@ -38,7 +39,7 @@ func TestTopicThatDoesNotExistYet(t *testing.T) {
 	k.await("the report", told)
 	stacktest.CreateTopic(t, later, 2)
 	k.until("a message", func(ctx context.Context) bool {
-		return k.kafka.Publish(ctx, later, []*consumer.Message{msg("new", "counted", "0")}) == nil
+		return k.kafka.Publish(ctx, later, records(msg("new", "counted", "0"))) == nil
 	})
 	k.untilCount("effects", 11)
 }
@@ -133,7 +134,7 @@ func TestPublishWritesRecordsAsTheyAre(t *testing.T) {
 			}
 		})
 	}
-	err = k.kafka.Publish(k.context(), stacktest.Name(t), []*consumer.Message{msg("a", "b", "c")})
+	err = k.kafka.Publish(k.context(), stacktest.Name(t), records(msg("a", "b", "c")))
 	if err == nil || !strings.Contains(err.Error(), "create it") {
 		t.Errorf("a topic that does not exist: %v", err)
 	}
@@ -186,13 +187,13 @@ func TestPublishWaitsForTheBrokers(t *testing.T) {
 	})
 	cfg := k.cfg
 	cfg.Brokers = []string{way.Addr().String()}
-	away, err := consumer.NewKafka(cfg)
+	away, err := kafkago.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { away.Close(); _ = way.Close(); wg.Wait() })
 	ended := make(chan error, 1)
-	go func() { ended <- away.Publish(k.context(), k.topic, []*consumer.Message{msg("a", "t", "waits")}) }()
+	go func() { ended <- away.Publish(k.context(), k.topic, records(msg("a", "t", "waits"))) }()
 	select {
 	case err := <-ended:
 		t.Fatalf("it does not wait: %v", err)

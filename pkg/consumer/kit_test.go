@@ -15,6 +15,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/transport/kafkago"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -28,20 +30,20 @@ type kit struct {
 	db    *mongo.Database
 	topic string
 	group string
-	kafka *consumer.Kafka
-	cfg   consumer.KafkaConfig
+	kafka *kafkago.Transport
+	cfg   transport.Config
 }
 
 func newKit(t testing.TB, partitions int, opts ...*options.ClientOptions) *kit {
 	t.Helper()
 	k := &kit{TB: t, topic: stacktest.Topic(t, partitions), group: stacktest.Name(t)}
 	k.db = stacktest.Database(t, stacktest.Client(t, opts...))
-	k.cfg = consumer.KafkaConfig{
+	k.cfg = transport.Config{
 		Brokers: stacktest.Brokers(t), SessionTimeout: 20 * time.Second, HeartbeatInterval: 100 * time.Millisecond,
 		RebalanceTimeout: 20 * time.Second, JoinBackoff: 100 * time.Millisecond, MaxWait: 100 * time.Millisecond,
 	}
 	var err error
-	if k.kafka, err = consumer.NewKafka(k.cfg); err != nil {
+	if k.kafka, err = kafkago.New(k.cfg); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(k.kafka.Close)
@@ -61,9 +63,18 @@ func msg(key, typ, value string) *consumer.Message {
 	}}
 }
 
+// records returns messages as records to publish.
+func records(ms ...*consumer.Message) []transport.Record {
+	out := make([]transport.Record, len(ms))
+	for i, m := range ms {
+		out[i] = transport.Record{Key: m.Key, Value: m.Value, Headers: m.Headers}
+	}
+	return out
+}
+
 func (k *kit) publish(ms ...*consumer.Message) {
 	k.Helper()
-	if err := k.kafka.Publish(k.context(), k.topic, ms); err != nil {
+	if err := k.kafka.Publish(k.context(), k.topic, records(ms...)); err != nil {
 		k.Fatal(err)
 	}
 }

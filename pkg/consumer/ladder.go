@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -120,32 +121,19 @@ func isForGroup(headers []event.Header, group string) bool {
 
 // isRetryTopic reports whether topic is a name that RetryTopicName returns for the group.
 func isRetryTopic(topic, group string) bool {
-	origin, n := parseRetryTopic(topic, group)
+	origin, n := transport.ParseRetryTopic(topic, group)
 	return origin != "" && n > 0
-}
-
-// parseRetryTopic is the reverse of RetryTopicName. It returns "" and 0 for other names.
-func parseRetryTopic(topic, group string) (origin string, n int) {
-	at := strings.LastIndex(topic, "."+group+".retry.")
-	if at < 0 {
-		return "", 0
-	}
-	n, err := strconv.Atoi(topic[at+len("."+group+".retry."):])
-	if err != nil {
-		return "", 0
-	}
-	return topic[:at], n
 }
 
 // mayComeFrom reports whether a message in a retry topic can have been moved there from the topic origin.
 func (c *Consumer) mayComeFrom(origin, topic string) bool {
-	at, n := parseRetryTopic(topic, c.group)
+	at, n := transport.ParseRetryTopic(topic, c.group)
 	return n > 0 && at == origin
 }
 
 // RetryTopicName returns the name of the n-th retry topic, from 1, of a topic for a group: "<topic>.<group>.retry.<n>".
 func RetryTopicName(topic, group string, n int) string {
-	return fmt.Sprintf("%s.%s.retry.%d", topic, group, n)
+	return transport.RetryTopicName(topic, group, n)
 }
 
 // Precheck reports whether m may be handled now. It returns a *notDueError for a message of a retry

@@ -153,11 +153,11 @@ func TestWhatNobodyCanHandleIsKeptAndComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.collection(deadletter.DefaultCollection)
-	decode := func(r *consumer.Record) (*consumer.Message, error) {
-		if bytes.HasPrefix(r.Value, []byte("poison")) {
-			return nil, errors.New("not a message")
+	decode := func(m *consumer.Message) error {
+		if bytes.HasPrefix(m.Value, []byte("poison")) {
+			return errors.New("not a message")
 		}
-		return consumer.Decode(r)
+		return consumer.Decode(m)
 	}
 	c := k.consumer(consumer.WithUnknown(), consumer.WithDecoder(decode))
 	var broken sync.Map
@@ -350,7 +350,7 @@ func TestMessagesInRetryTopicsOfAnEarlierPolicyAreHandled(t *testing.T) {
 		m := msg(fmt.Sprint("k", i), "A", "0")
 		m.SetHeader(consumer.HeaderOnly, []byte(k.group+"/a"))
 		m.SetHeader(consumer.HeaderAttempt, []byte("2"))
-		if err := k.kafka.Publish(k.context(), topic, []*consumer.Message{m}); err != nil {
+		if err := k.kafka.Publish(k.context(), topic, records(m)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -487,16 +487,15 @@ func TestAChangedTypeLeadsToOtherHandlers(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	var j journal
-	c := k.consumer(consumer.WithDecoder(func(r *consumer.Record) (*consumer.Message, error) {
-		m, err := consumer.Decode(r)
-		if err != nil {
-			return nil, err
+	c := k.consumer(consumer.WithDecoder(func(m *consumer.Message) error {
+		if err := consumer.Decode(m); err != nil {
+			return err
 		}
 		j.add("saw " + m.Name)
 		if m.Name == "old" {
 			m.Name = "new"
 		}
-		return m, nil
+		return nil
 	}))
 	handleAs(t, c, "a", "new", k.effects("effects"))
 	handleAs(t, c, "b", "*w", k.effects("others"))

@@ -8,6 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/letterparts"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -20,7 +21,7 @@ func WithDeadLetters(opts ...deadletter.Option) Option {
 }
 
 // openLetters returns the dead letters. Without a database, they are those of the inbox.
-func openLetters(db *mongo.Database, x Inbox, opts []deadletter.Option) (*deadletter.Desk, error) {
+func openLetters(db *mongo.Database, x consumerparts.Inbox, opts []deadletter.Option) (*deadletter.Desk, error) {
 	if own, ok := x.(interface {
 		Letters(opts []deadletter.Option) (*deadletter.Desk, error)
 	}); ok && db == nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/transaction"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/telemetry"
@@ -25,7 +26,7 @@ import (
 // changing is a transport of one partition, whose log a test may change under the consumer.
 type changing struct {
 	mu        sync.Mutex
-	records   []consumer.Record
+	records   []transport.Record
 	start     int64
 	end       int64
 	committed int64
@@ -39,7 +40,7 @@ type changing struct {
 func (l *changing) replace(end int64, n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.records = slices.DeleteFunc(l.records, func(r consumer.Record) bool { return r.Offset >= end })
+	l.records = slices.DeleteFunc(l.records, func(r transport.Record) bool { return r.Offset >= end })
 	l.end, l.diverged, l.life = end, end, "after the election "
 	for range n {
 		l.add("a")
@@ -64,7 +65,7 @@ func (l *changing) append(key string) {
 
 // add appends. The lock is held.
 func (l *changing) add(key string) {
-	l.records = append(l.records, consumer.Record{
+	l.records = append(l.records, transport.Record{
 		Topic: "log", Offset: l.end, Key: []byte(key), Value: []byte("x"), Time: time.Unix(1, 0),
 		Headers: []event.Header{{Key: "id", Value: fmt.Append(nil, l.life, l.end)}, {Key: "type", Value: []byte("counted")}},
 	})
@@ -76,14 +77,14 @@ func (l *changing) cut(end int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.end = end
-	l.records = slices.DeleteFunc(l.records, func(r consumer.Record) bool { return r.Offset >= end })
+	l.records = slices.DeleteFunc(l.records, func(r transport.Record) bool { return r.Offset >= end })
 }
 
 // compact removes records, and leaves holes.
 func (l *changing) compact(offsets ...int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.records = slices.DeleteFunc(l.records, func(r consumer.Record) bool { return slices.Contains(offsets, r.Offset) })
+	l.records = slices.DeleteFunc(l.records, func(r transport.Record) bool { return slices.Contains(offsets, r.Offset) })
 }
 
 // retain removes what is below start.
@@ -91,38 +92,38 @@ func (l *changing) retain(start int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.start = start
-	l.records = slices.DeleteFunc(l.records, func(r consumer.Record) bool { return r.Offset < start })
+	l.records = slices.DeleteFunc(l.records, func(r transport.Record) bool { return r.Offset < start })
 }
 
-func (l *changing) Join(ctx context.Context, _ string, _ []string, s consumer.Session) error {
+func (l *changing) Join(ctx context.Context, _ string, _ []string, s transport.Session) error {
 	return s.Serve(ctx, l)
 }
 
-func (*changing) Publish(context.Context, string, []*consumer.Message) error { return nil }
+func (*changing) Publish(context.Context, string, []transport.Record) error { return nil }
 
 func (*changing) ID() int32 { return 1 }
 
-func (l *changing) Partitions() []consumer.Assignment {
-	return []consumer.Assignment{{TopicPartition: consumer.TopicPartition{Topic: "log"}}}
+func (l *changing) Partitions() []transport.Assignment {
+	return []transport.Assignment{{TopicPartition: transport.TopicPartition{Topic: "log"}}}
 }
 
-func (l *changing) Log(context.Context, consumer.TopicPartition) (inbox.Log, error) {
+func (l *changing) Log(context.Context, transport.TopicPartition) (inbox.Log, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return inbox.Log{ID: l.id, End: l.end}, nil
 }
 
-func (l *changing) Fetch(ctx context.Context, tp consumer.TopicPartition, offset int64, _ int) (consumer.Fetched, error) {
+func (l *changing) Fetch(ctx context.Context, tp transport.TopicPartition, offset int64, _ int) (transport.Fetched, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if offset < l.start || offset > l.end {
-		return consumer.Fetched{}, &consumer.RangeError{TopicPartition: tp, Offset: offset, Start: l.start, End: l.end}
+		return transport.Fetched{}, &transport.RangeError{TopicPartition: tp, Offset: offset, Start: l.start, End: l.end}
 	}
 	if end := l.diverged; end > 0 && offset > end {
 		l.diverged = 0
-		return consumer.Fetched{}, &consumer.RangeError{TopicPartition: tp, Offset: offset, Start: l.start, End: end, Diverged: true}
+		return transport.Fetched{}, &transport.RangeError{TopicPartition: tp, Offset: offset, Start: l.start, End: end, Diverged: true}
 	}
-	at, _ := slices.BinarySearchFunc(l.records, offset, func(r consumer.Record, o int64) int { return cmp.Compare(r.Offset, o) })
+	at, _ := slices.BinarySearchFunc(l.records, offset, func(r transport.Record, o int64) int { return cmp.Compare(r.Offset, o) })
 	if at == len(l.records) && offset == l.end {
 		l.mu.Unlock()
 		select {
@@ -130,13 +131,13 @@ func (l *changing) Fetch(ctx context.Context, tp consumer.TopicPartition, offset
 		case <-ctx.Done():
 		}
 		l.mu.Lock()
-		return consumer.Fetched{Next: offset, End: offset}, nil
+		return transport.Fetched{Next: offset, End: offset}, nil
 	}
 	l.served = l.served || len(l.records) > at
-	return consumer.Fetched{Records: slices.Clone(l.records[at:]), Next: l.end, End: l.end}, nil
+	return transport.Fetched{Records: slices.Clone(l.records[at:]), Next: l.end, End: l.end}, nil
 }
 
-func (l *changing) Commit(_ context.Context, offsets map[consumer.TopicPartition]int64) error {
+func (l *changing) Commit(_ context.Context, offsets map[transport.TopicPartition]int64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, at := range offsets {
@@ -345,7 +346,7 @@ func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 	begin := sync.OnceFunc(func() { close(began) })
 	gaps := make(chan struct{}, 10)
 	c := over(t, l, consumer.WithInbox(x), consumer.WithBatch(1), consumer.WithErrorHook(func(_ context.Context, err error) {
-		var gap *consumer.RangeError
+		var gap *transport.RangeError
 		if errors.As(err, &gap) {
 			gaps <- struct{}{}
 		}
@@ -412,7 +413,7 @@ func TestN29_ATruncatedTopicGoesOnFromItsEnd(t *testing.T) {
 			handled := map[string]int{}
 			gaps := make(chan struct{}, 100)
 			c := over(t, l, consumer.WithInbox(x), consumer.WithErrorHook(func(_ context.Context, err error) {
-				if _, ok := errors.AsType[*consumer.RangeError](err); ok {
+				if _, ok := errors.AsType[*transport.RangeError](err); ok {
 					gaps <- struct{}{}
 				}
 			}), consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error {

@@ -5,22 +5,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/event"
 )
-
-// Record is one record as a Transport returns it. Its bytes belong to the holder of the record.
-type Record struct {
-	Topic       string
-	Partition   int32
-	Offset      int64
-	LeaderEpoch int32 // of the partition leader that wrote it; -1 unknown
-	Time        time.Time
-	Key, Value  []byte // Value nil: a tombstone
-	Headers     []event.Header
-	// Err is set if the record cannot be read, for example because it is too large. The record then
-	// has only its place and its time, and becomes a dead letter.
-	Err error
-}
 
 // Message is one record as handlers and middleware get it. They may change the message or pass on
 // another one, because each handler gets its own copy for each attempt. The copies share the bytes
@@ -102,4 +89,9 @@ func (m *Message) Clone() *Message {
 		c.Headers[i].Value = bytes.Clone(c.Headers[i].Value)
 	}
 	return c
+}
+
+// recordOf returns m as a record for a Publisher.
+func recordOf(m *Message) transport.Record {
+	return transport.Record{Offset: m.Offset, Key: m.Key, Value: m.Value, Headers: m.Headers}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -195,7 +196,7 @@ func TestN29_RecreatedTopicIsNotRefused(t *testing.T) {
 	stop()
 	k.recreateTopic()
 	k.until("the record", func(ctx context.Context) bool {
-		return k.kafka.Publish(ctx, k.topic, []*consumer.Message{msg("new", "counted", "0")}) == nil
+		return k.kafka.Publish(ctx, k.topic, records(msg("new", "counted", "0"))) == nil
 	})
 	k.start(c)
 	k.untilCount("effects", 31)
@@ -216,7 +217,7 @@ func TestN29_ARefilledTopicIsNotRefused(t *testing.T) {
 	for i := range list {
 		list[i] = msg(fmt.Sprintf("key%02d", i%3), "counted", fmt.Sprint("new", i))
 	}
-	k.until("the records", func(ctx context.Context) bool { return k.kafka.Publish(ctx, k.topic, list) == nil })
+	k.until("the records", func(ctx context.Context) bool { return k.kafka.Publish(ctx, k.topic, records(list...)) == nil })
 	k.start(c)
 	k.untilCount("effects", 45)
 }
@@ -260,7 +261,7 @@ func TestN29_OffsetsThatRetentionRemovedArePassed(t *testing.T) {
 	k.publish(numbered(1, 10)...)
 	gaps := make(chan struct{}, 10)
 	c := k.consumer(consumer.WithCommitInterval(0), consumer.WithBatch(1), consumer.WithErrorHook(func(_ context.Context, err error) {
-		var gap *consumer.RangeError
+		var gap *transport.RangeError
 		if errors.As(err, &gap) && gap.Offset == 10 && gap.Start == 20 {
 			gaps <- struct{}{}
 		}
@@ -279,7 +280,7 @@ func TestN29_OffsetsThatRetentionRemovedArePassed(t *testing.T) {
 	}
 	halting := k.consumer(consumer.WithHaltOnGap())
 	handle(t, halting, "counted", k.effects("effects"))
-	var gap *consumer.RangeError
+	var gap *transport.RangeError
 	if err := halting.Run(k.context()); !errors.As(err, &gap) || gap.Start != 20 {
 		t.Errorf("Run: %v", err)
 	}

@@ -8,7 +8,9 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/transaction"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/consumer/topics"
 	"github.com/outrelay/outrelay/pkg/telemetry"
@@ -52,9 +54,6 @@ type handlerOption func(h *handling)
 func (o handlerOption) applyToConsumer(s *settings) { o(&s.handling) }
 func (o handlerOption) applyToHandler(h *handling)  { o(h) }
 
-// Transactor runs fn in a transaction that commits when fn returns nil. fn may run more than once.
-type Transactor = func(ctx context.Context, fn func(ctx context.Context) error) error
-
 // handling has the settings of one handler.
 type handling struct {
 	name          string
@@ -74,12 +73,13 @@ type handling struct {
 // settings has the options of New.
 type settings struct {
 	handling
-	kafka         KafkaConfig
+	kafka         transport.Config
 	topics        []string
-	transport     Transport
+	transport     transport.Transport // nil: opened with kafka
+	open          func(cfg transport.Config) (transport.Transport, error)
 	inbox         inboxSettings
-	transact      Transactor
-	decoder       Decoder
+	transact      consumerparts.Transactor
+	decoder       func(m *Message) error
 	disposer      messageDisposer // of tests
 	onError       func(ctx context.Context, err error)
 	telemetry     telemetry.Sink
@@ -96,24 +96,11 @@ type settings struct {
 	letters       []deadletter.Option
 }
 
-// WithTopics names the topics that the group reads.
-func WithTopics(names ...string) Option {
-	return option(func(s *settings) { s.topics = append(s.topics, names...) })
-}
-
-// WithTransport replaces the Kafka transport. Brokers and Kafka then have no effect.
-func WithTransport(t Transport) Option { return option(func(s *settings) { s.transport = t }) }
-
-// WithInbox replaces the inbox in the database by one of package memory. WithCollections,
-// WithRetention, WithoutTTL, WithLease and HaltOnRecreated then have no effect.
-func WithInbox(x Inbox) Option { return option(func(s *settings) { s.inbox.replacement = x }) }
-
-// Transactions replaces outbox.Box.Transaction on the client of the database. With Transactions and
-// WithInbox, the consumer needs no database.
-func Transactions(f Transactor) Option { return option(func(s *settings) { s.transact = f }) }
-
-// WithDecoder replaces Decode.
-func WithDecoder(d Decoder) Option { return option(func(s *settings) { s.decoder = d }) }
+// WithDecoder replaces Decode, for records that no relay wrote. f gets a message with the place, the time, the key, the value
+// and the headers of the record. It may set the other fields, for example the name, and replace the value. The consumer sets
+// Group, and fills in ID and Attempt if they are empty. If f returns an error, Retry decides about the record. By default the
+// record becomes a dead letter, and its offset passes after the letter is written.
+func WithDecoder(f func(m *Message) error) Option { return option(func(s *settings) { s.decoder = f }) }
 
 // WithErrorHook sets a function that is called once with each error of the consumer, also with errors
 // that the consumer handles without help. It must not block. ctx is never nil.
@@ -134,8 +121,7 @@ func WithLogger(log *slog.Logger) Option { return option(func(s *settings) { s.l
 func WithConcurrency(n int) Option { return option(func(s *settings) { s.concurrency = n }) }
 
 // WithDrain sets how long a stop or a rebalance waits for running handlers before it abandons them. It
-// is limited to three quarters of the time that the group waits for a member: the shorter of
-// Kafka's session and rebalance time-outs.
+// is limited to three quarters of WithSessionTimeout, and to 22 s.
 func WithDrain(d time.Duration) Option { return option(func(s *settings) { s.drain = d }) }
 
 // WithBuffer limits the memory for the messages of one partition that are fetched and not finished. Defaults to 8 MiB. One
@@ -144,18 +130,12 @@ func WithBuffer(bytes int) Option {
 	return option(func(s *settings) { s.bufferBytes = cmp.Or(bytes, defaultBuffer) })
 }
 
-// WithExclusive gives all partitions to one member of the group: the one with the highest priority. The others wait until it
-// leaves. All members of the group need this option.
-func WithExclusive(priority int) Option {
-	return option(func(s *settings) { s.kafka.Exclusive, s.kafka.Priority = true, int32(priority) })
-}
-
 // WithUnknown makes messages that no handler takes dead letters of class unknown. When there is a handler, requeue them to
 // it. Without WithUnknown they pass, because a topic usually has more types than one service takes. They are counted, and
 // reported once for each type.
 func WithUnknown() Option { return option(func(s *settings) { s.deadUnknown = true }) }
 
-// WithHaltOnGap makes Run return a *RangeError if a partition no longer has the next record. Without it
+// WithHaltOnGap makes Run return ErrGap if a partition no longer has the next record. Without it
 // the consumer reports the error and continues with the first record that exists.
 func WithHaltOnGap() Option { return option(func(s *settings) { s.haltOnGap = true }) }
 
@@ -207,6 +187,7 @@ func newSettings(opts []Option) settings {
 		bufferRecords: maxBufferedRecords,
 		bufferBytes:   defaultBuffer,
 		maxAhead:      maxAhead,
+		open:          openKafka,
 	}
 
 	for _, o := range opts {
@@ -262,9 +243,8 @@ func (s *settings) validate() error {
 	return errors.Join(bad...)
 }
 
-// transactor returns the function of Transactions. Without that option, it is outbox.Box.Transaction on
-// the client of the database.
-func (c *Consumer) transactor() Transactor {
+// transactor returns outbox.Box.Transaction on the client of the database, or the function that replaces it.
+func (c *Consumer) transactor() consumerparts.Transactor {
 	if c.s.transact != nil {
 		return c.s.transact
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/transport"
 )
 
 // fetchBytes is the most bytes that one fetch requests.
@@ -23,7 +24,7 @@ type entry struct {
 	shares     []share
 	openShares int // shares that are not done
 
-	rec       Record
+	rec       transport.Record
 	m         *Message // nil while the body is not in memory
 	decodeErr error    // of a record that cannot be decoded
 	size      int
@@ -63,7 +64,7 @@ const (
 // keeps the offset up to which everything is finished.
 type partition struct {
 	s  *session
-	tp TopicPartition
+	tp transport.TopicPartition
 
 	mu           sync.Mutex
 	entries      []*entry // by offset; the first is not finished
@@ -96,7 +97,7 @@ type trackKey struct {
 	handler string
 }
 
-func newPartition(s *session, a Assignment) *partition {
+func newPartition(s *session, a transport.Assignment) *partition {
 	return &partition{
 		s: s, tp: a.TopicPartition, nextFetch: a.Offset, fetchedTo: a.Offset, committed: a.Offset,
 		tracks: map[trackKey]*track{}, attached: map[string]*attachment{}, wake: make(chan struct{}, 1),
@@ -131,7 +132,7 @@ func (p *partition) fetchLoop() {
 		}
 
 		f, err := p.s.g.Fetch(ctx, p.tp, from, min(fetchBytes, p.s.c.s.bufferBytes))
-		var gap *RangeError
+		var gap *transport.RangeError
 		switch {
 		case err == nil:
 			backoff.Reset()
@@ -220,7 +221,7 @@ func (p *partition) nextOffset() (offset int64, ok bool) {
 // acceptFetched adds the records of a fetch that began at from, and queues them for their handlers.
 // It ignores the fetch if the partition was closed, rewound or paused in the meantime. The records
 // are then fetched again.
-func (p *partition) acceptFetched(from int64, f Fetched) {
+func (p *partition) acceptFetched(from int64, f transport.Fetched) {
 	list := make([]*entry, 0, len(f.Records))
 	for i := range f.Records {
 		if r := &f.Records[i]; r.Offset >= from {
@@ -270,7 +271,7 @@ func (p *partition) addEntryLocked(e *entry) {
 	p.entries = append(p.entries, e)
 	if e.openShares == 0 {
 		p.s.c.reg.notifyWatches(e.m)
-		e.rec, e.m = Record{}, nil
+		e.rec, e.m = transport.Record{}, nil
 		return
 	}
 
@@ -342,7 +343,7 @@ func (p *partition) dropBodyLocked(e *entry) {
 	if p.forgotten || e.m == nil || !p.isIdleLocked(e) {
 		return
 	}
-	e.rec, e.m = Record{}, nil
+	e.rec, e.m = transport.Record{}, nil
 	p.heldMessages--
 	p.heldBytes -= e.size
 	p.s.countHeld(-1, -int64(e.size))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/transport"
 )
 
 // recordTopicID stores the id of the topic that the offsets belong to. Call it only after a
@@ -23,7 +24,7 @@ func (p *partition) recordTopicID(ctx context.Context) {
 // skipGap moves the partition to an offset that exists. There are three cases: after the records
 // that retention removed, at the end of a truncated topic, and at the start of a recreated topic.
 // With HaltOnGap it ends the Run instead.
-func (p *partition) skipGap(ctx context.Context, gap *RangeError) {
+func (p *partition) skipGap(ctx context.Context, gap *transport.RangeError) {
 	if p.s.c.s.haltOnGap {
 		p.s.failRun(gap)
 		return

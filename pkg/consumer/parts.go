@@ -12,4 +12,20 @@ func init() {
 		isSuspended := func(r *registration) bool { return r.suspension.isSuspended() }
 		return x.gate.isPaused() || slices.ContainsFunc(x.reg.snapshot().all, isSuspended)
 	}
+	consumerparts.Option = func(x consumerparts.Surroundings) any {
+		return option(func(s *settings) {
+			if x.Transport != nil {
+				s.transport = x.Transport
+			}
+			if x.Open != nil {
+				s.open = x.Open
+			}
+			if x.Inbox != nil {
+				s.inbox.replacement = x.Inbox
+			}
+			if x.Transact != nil {
+				s.transact = x.Transact
+			}
+		})
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
@@ -14,7 +15,7 @@ type published struct {
 	fail error
 }
 
-func (p *published) Publish(_ context.Context, topic string, ms []*consumer.Message) error {
+func (p *published) Publish(_ context.Context, topic string, records []transport.Record) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.fail != nil {
@@ -23,6 +24,8 @@ func (p *published) Publish(_ context.Context, topic string, ms []*consumer.Mess
 	if p.list == nil {
 		p.list = map[string][]*consumer.Message{}
 	}
-	p.list[topic] = append(p.list[topic], ms...)
+	for _, r := range records {
+		p.list[topic] = append(p.list[topic], &consumer.Message{Key: r.Key, Value: r.Value, Headers: r.Headers})
+	}
 	return nil
 }

@@ -41,7 +41,7 @@ func TestNewListsAllThatIsWrong(t *testing.T) {
 	}
 	for _, want := range []string{
 		"group is empty", "database is nil", "no topics", "concurrency of 0", "batch of 0", "time-out of a handler", "drain of 0", "buffer of -1",
-		"mode ", "broker \"nowhere\"", "a middleware is nil",
+		"mode ", "WithBrokers: \"nowhere\"", "a middleware is nil",
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("New: got error %v, want it to contain %q", err, want)

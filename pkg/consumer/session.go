@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
@@ -22,11 +23,11 @@ const (
 // session is one generation of the group.
 type session struct {
 	*run
-	g          Generation
+	g          transport.Generation
 	serveCtx   context.Context // ends when the partitions have to be given back
 	drainCtx   context.Context // ends when the time to drain is over
 	endServe   context.CancelCauseFunc
-	partitions map[TopicPartition]*partition
+	partitions map[transport.TopicPartition]*partition
 	outage     outage
 	laneSlots  chan struct{} // one for each running lane; an abandoned handler keeps its slot
 
@@ -41,7 +42,7 @@ type session struct {
 
 // Serve handles the partitions of one generation. It blocks until ctx ends, then drains and
 // commits. It returns an error only if the whole Run has to end.
-func (r *run) Serve(ctx context.Context, g Generation) error {
+func (r *run) Serve(ctx context.Context, g transport.Generation) error {
 	drainCtx, abandon := context.WithCancelCause(context.WithoutCancel(r.ctx))
 	defer abandon(nil)
 	serveCtx, endServe := context.WithCancelCause(ctx)
@@ -49,7 +50,7 @@ func (r *run) Serve(ctx context.Context, g Generation) error {
 
 	s := &session{
 		run: r, g: g, serveCtx: serveCtx, drainCtx: drainCtx, endServe: endServe,
-		partitions:      map[TopicPartition]*partition{},
+		partitions:      map[transport.TopicPartition]*partition{},
 		rooms:           map[*registration]*waitingRoom{},
 		laneSlots:       make(chan struct{}, r.c.s.concurrency),
 		commitRequested: make(chan struct{}, 1),
@@ -124,7 +125,7 @@ func (s *session) drainPartitions(abandon context.CancelCauseFunc) {
 
 	ctx, cancel := context.WithTimeout(s.cleanupContext(), commitTimeout)
 	defer cancel()
-	if err := s.commitOffsets(ctx); err != nil && !errors.Is(err, ErrGenerationOver) {
+	if err := s.commitOffsets(ctx); err != nil && !errors.Is(err, transport.ErrGenerationOver) {
 		s.report(fmt.Errorf("committing the last offsets: %w", err))
 	}
 
@@ -241,7 +242,7 @@ func (s *session) commitLoop() {
 		}
 
 		// The transport ends the generation as well. Further commits of this member would be rejected.
-		if errors.Is(err, ErrGenerationOver) {
+		if errors.Is(err, transport.ErrGenerationOver) {
 			return
 		}
 
@@ -260,11 +261,11 @@ func (s *session) commitOffsets(ctx context.Context) error {
 	defer s.commitMu.Unlock()
 
 	if s.generationOver.Load() {
-		return ErrGenerationOver
+		return transport.ErrGenerationOver
 	}
 	s.finishedMessages.Store(0)
 
-	offsets := map[TopicPartition]int64{}
+	offsets := map[transport.TopicPartition]int64{}
 	for tp, p := range s.partitions {
 		if offset, changed := p.uncommittedOffset(); changed {
 			offsets[tp] = offset
@@ -280,7 +281,7 @@ func (s *session) commitOffsets(ctx context.Context) error {
 		result = "failed"
 	}
 	s.c.measure(telemetry.Measurement{Metric: telemetry.Committed, N: 1, Reason: result})
-	if errors.Is(err, ErrGenerationOver) {
+	if errors.Is(err, transport.ErrGenerationOver) {
 		s.generationOver.Store(true)
 	}
 	if err != nil {

@@ -38,7 +38,7 @@ func TestTopicsMayBeAddedAndTakenAway(t *testing.T) {
 	}
 	send := func(n int) {
 		t.Helper()
-		if err := k.kafka.Publish(k.context(), later, numbered(2, n)[n-2:]); err != nil {
+		if err := k.kafka.Publish(k.context(), later, records(numbered(2, n)[n-2:]...)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -60,7 +60,7 @@ func TestTopicsMayBeAddedAndTakenAway(t *testing.T) {
 		t.Error(was, err)
 	}
 	k.until("the group without it", func(context.Context) bool { return stats.assigned.Load() > joined })
-	if err := k.kafka.Publish(k.context(), later, []*consumer.Message{msg("gone", "counted", "0")}); err != nil {
+	if err := k.kafka.Publish(k.context(), later, records(msg("gone", "counted", "0"))); err != nil {
 		t.Fatal(err)
 	}
 	k.publish(numbered(2, 10)[8:]...)

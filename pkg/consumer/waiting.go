@@ -12,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -46,7 +47,7 @@ type waitingRoom struct {
 
 // queueKey identifies a queue within a handler.
 type queueKey struct {
-	tp    TopicPartition
+	tp    transport.TopicPartition
 	queue setaside.Digest
 }
 
@@ -112,7 +113,7 @@ func (s *session) openRoom(reg *registration, host *partition, start func(f func
 }
 
 // place returns the place of a partition in the store.
-func (r *waitingRoom) place(tp TopicPartition) setaside.Place {
+func (r *waitingRoom) place(tp transport.TopicPartition) setaside.Place {
 	return setaside.Place{Handler: r.handler, Topic: tp.Topic, Partition: tp.Partition}
 }
 
@@ -184,7 +185,7 @@ func (r *waitingRoom) endAdd(key queueKey, due time.Time) {
 }
 
 // discover adds queues whose messages another member has set aside.
-func (r *waitingRoom) discover(tp TopicPartition, queues []setaside.Digest) {
+func (r *waitingRoom) discover(tp transport.TopicPartition, queues []setaside.Digest) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, digest := range queues {
@@ -211,7 +212,7 @@ func (s *session) discoverRequeued(start func(f func())) {
 			s.report(err)
 		}
 		for _, q := range queues {
-			tp := TopicPartition{q.Topic, q.Partition}
+			tp := transport.TopicPartition{Topic: q.Topic, Partition: q.Partition}
 			hasName := func(r *registration) bool { return s.c.inboxConsumer(r) == q.Handler }
 			all := s.c.reg.snapshot().all
 			if i := slices.IndexFunc(all, hasName); i >= 0 && s.partitions[tp] != nil {
@@ -276,7 +277,7 @@ func (r *waitingRoom) addHeads(topic string, heads []setaside.Head) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, h := range heads {
-		q := r.findQueueLocked(queueKey{TopicPartition{topic, h.Partition}, h.Queue})
+		q := r.findQueueLocked(queueKey{transport.TopicPartition{Topic: topic, Partition: h.Partition}, h.Queue})
 		r.scheduleLocked(q, time.Now().Add(h.Wait))
 	}
 }
@@ -440,7 +441,7 @@ func (p *partition) newRetryTrack(reg *registration, m *setaside.Message) *track
 // waitingTask returns the task of a track of newRetryTrack.
 func (t *track) waitingTask() task {
 	m := t.waiting
-	rec := Record{
+	rec := transport.Record{
 		Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, LeaderEpoch: m.LeaderEpoch,
 		Time: m.Time, Key: m.Key, Value: m.Value,
 	}

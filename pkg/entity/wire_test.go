@@ -10,10 +10,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/memory"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/entity"
@@ -21,7 +23,7 @@ import (
 )
 
 // records returns the events of the outbox as records that the relay would write with this preset.
-func (w world) records(c routing.PresetConfig) []*consumer.Record {
+func (w world) records(c routing.PresetConfig) []*transport.Record {
 	w.t.Helper()
 	preset, err := routing.NewPreset(c)
 	if err != nil {
@@ -34,7 +36,7 @@ func (w world) records(c routing.PresetConfig) []*consumer.Record {
 	}
 
 	meta := routing.Meta{DB: []byte(w.db.Name()), Coll: []byte("outbox"), CommitMS: time.Now().UnixMilli()}
-	var list []*consumer.Record
+	var list []*transport.Record
 	for cur.Next(w.t.Context()) {
 		var v envelope.View
 		if err := envelope.Parse(cur.Current, &v); err != nil {
@@ -46,7 +48,7 @@ func (w world) records(c routing.PresetConfig) []*consumer.Record {
 			w.t.Fatal(err)
 		}
 
-		r := &consumer.Record{Topic: "orders", Offset: int64(len(list)), Key: bytes.Clone(rec.Key), Value: bytes.Clone(rec.Value)}
+		r := &transport.Record{Topic: "orders", Offset: int64(len(list)), Key: bytes.Clone(rec.Key), Value: bytes.Clone(rec.Value)}
 		for _, h := range rec.Headers {
 			r.Headers = append(r.Headers, event.Header{Key: string(h.Key), Value: bytes.Clone(h.Value)})
 		}
@@ -77,8 +79,8 @@ func TestChangesSurviveEachPreset(t *testing.T) {
 		}
 
 		for i, r := range w.records(c) {
-			m, err := consumer.Decode(r)
-			if err != nil {
+			m := &consumer.Message{Topic: r.Topic, Offset: r.Offset, Key: r.Key, Value: r.Value, Headers: r.Headers}
+			if err := consumer.Decode(m); err != nil {
 				t.Fatal(err)
 			}
 
@@ -102,7 +104,7 @@ func TestProjectorBehindAConsumer(t *testing.T) {
 	w := setup(t)
 	w.history()
 	broker := memory.NewBroker(0)
-	c, err := consumer.New("readers", w.db, consumer.WithTopics("orders"), consumer.WithTransport(broker), consumer.WithCommitInterval(0))
+	c, err := consumer.New("readers", w.db, consumer.WithTopics("orders"), consumerparts.Option(consumerparts.Surroundings{Transport: broker}).(consumer.Option), consumer.WithCommitInterval(0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,15 +116,17 @@ func TestProjectorBehindAConsumer(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	var ms []*consumer.Message
+	var ms []transport.Record
 	for _, r := range w.records(routing.PresetConfig{Name: routing.Plain}) {
-		ms = append(ms, &consumer.Message{Key: r.Key, Value: r.Value, Headers: r.Headers})
+		ms = append(ms, *r)
 	}
 
-	strange := ms[1].Copy()
+	strange := consumer.Message{Headers: ms[1].Headers}
 	strange.SetHeader("id", []byte("strange"))
 	strange.SetHeader(entity.HeaderID, []byte("int64:5"))
-	ms = slices.Concat(ms[:2], []*consumer.Message{strange}, ms[2:], ms) // and all of them again
+	foreign := ms[1]
+	foreign.Headers = strange.Headers
+	ms = slices.Concat(ms[:2], []transport.Record{foreign}, ms[2:], ms) // and all of them again
 	if err := broker.Publish(ctx, "orders", ms); err != nil {
 		t.Fatal(err)
 	}

@@ -104,3 +104,10 @@ func ExampleEvent_Validate() {
 	fmt.Println(e.Validate())
 	// Output: invalid event x: payload of type int is 32-bit integer in BSON, not a document or an array: use JSON, Encode or Bytes; aggregate id is empty; header id is the event's own
 }
+
+// An id may have any type that MongoDB stores as an id. ParseID reads it back from a header or a URL.
+func ExampleNewID() {
+	id := event.NewID("place-o-1")
+	fmt.Println(id, event.ParseID(id.String()) == id)
+	// Output: place-o-1 true
+}

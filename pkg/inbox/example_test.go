@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
 	"github.com/outrelay/outrelay/internal/memory"
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
@@ -105,4 +107,19 @@ func ExampleInbox_Once_idempotencyKey() {
 	// order o-1 of 4200 cents <nil>
 	// order o-1 of 4200 cents <nil>
 	// order o-3 of 100 cents <nil>
+}
+
+// The service creates the indexes of the inbox when it starts.
+func ExampleNew() {
+	var (
+		ctx context.Context
+		db  *mongo.Database
+	)
+	in, err := inbox.New(db, inbox.WithRetention(90*24*time.Hour))
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := in.EnsureIndexes(ctx); err != nil {
+		log.Fatal(err)
+	}
 }

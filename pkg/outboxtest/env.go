@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/memory"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/entity"
@@ -159,8 +160,11 @@ func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer
 	if err != nil {
 		e.tb.Fatal(err)
 	}
+	around, _ := consumerparts.Option(consumerparts.Surroundings{
+		Transport: e.broker, Inbox: x, Transact: e.db.Transaction,
+	}).(consumer.Option)
 	c, err := consumer.New(group, nil, append([]consumer.Option{
-		consumer.WithTransport(e.broker), consumer.WithInbox(x), consumer.Transactions(e.db.Transaction),
+		around,
 		consumer.WithCommitInterval(0), consumer.WithLogger(e.log),
 	}, opts...)...)
 	if err != nil {
@@ -203,8 +207,8 @@ func (e *Env) Publish(events ...event.Event) {
 // PublishRecord writes a record to a topic, as a producer without an outbox would.
 func (e *Env) PublishRecord(topic string, key, value []byte, headers ...event.Header) {
 	e.tb.Helper()
-	m := &consumer.Message{Key: key, Value: value, Headers: headers}
-	if err := e.broker.Publish(e.tb.Context(), topic, []*consumer.Message{m}); err != nil {
+	r := transport.Record{Key: key, Value: value, Headers: headers}
+	if err := e.broker.Publish(e.tb.Context(), topic, []transport.Record{r}); err != nil {
 		e.tb.Fatal(err)
 	}
 }
@@ -214,8 +218,10 @@ func (e *Env) Published(topic string) []*consumer.Message {
 	e.tb.Helper()
 	var list []*consumer.Message
 	for _, r := range e.broker.Records(topic) {
-		m, err := consumer.Decode(&r)
-		if err != nil {
+		m := &consumer.Message{
+			Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Time: r.Time, Key: r.Key, Value: r.Value, Headers: r.Headers,
+		}
+		if err := consumer.Decode(m); err != nil {
 			e.tb.Fatalf("decoding record %s/%d/%d: %v", topic, r.Partition, r.Offset, err)
 		}
 		list = append(list, m)
@@ -238,8 +244,8 @@ func (e *Env) Fail(f func(op Op) error) {
 		e.broker.Inject(nil)
 		return
 	}
-	e.broker.Inject(func(topic string, m *consumer.Message) memory.Fault {
-		name, _ := m.Header("type")
+	e.broker.Inject(func(topic string, r *transport.Record) memory.Fault {
+		name, _ := r.Header("type")
 		return memory.Fault{Err: f(Op{Kind: "publish", Name: string(name), Topic: topic})}
 	})
 }

@@ -79,3 +79,22 @@ func TestTotals(t *testing.T) {
 		t.Errorf("total: got %d (%v), want 300", sum, err)
 	}
 }
+
+// TestEachOrderHasItsEvent reads several events of one transaction.
+func TestEachOrderHasItsEvent(t *testing.T) {
+	t.Parallel()
+	box := outboxtest.New(t).Box()
+	err := box.Transaction(t.Context(), func(ctx context.Context) error {
+		return box.Append(ctx, OrderPlaced.New("o-1", Placed{Cents: 100}), OrderPlaced.New("o-2", Placed{Cents: 200}))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	outboxtest.RequireNone(t, box, OrderPlaced, outboxtest.WithAggregateID("o-3"))
+	for i, placed := range outboxtest.AllAppended(t, box, OrderPlaced) {
+		if want := int64(100 * (i + 1)); placed.Payload.Cents != want {
+			t.Errorf("order %s: got %d cents, want %d", placed.Aggregate.ID, placed.Payload.Cents, want)
+		}
+	}
+}

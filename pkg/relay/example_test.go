@@ -51,3 +51,18 @@ func serve(ctx context.Context, h http.Handler) error {
 	defer context.AfterFunc(ctx, func() { _ = srv.Close() })()
 	return srv.ListenAndServe()
 }
+
+// The relay of a service may have the same file and environment variables as the program outrelay.
+func ExampleLoad() {
+	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+	cfg, err := relay.Load("outrelay.yaml", os.Environ())
+	if err != nil {
+		log.Error("the configuration of the relay is invalid", "error", err)
+		return
+	}
+
+	cfg.Watch = []string{"shop.outbox"}
+	if _, err := relay.New(cfg, relay.WithLogger(log)); err != nil {
+		log.Error("the configuration of the relay is invalid", "error", err)
+	}
+}

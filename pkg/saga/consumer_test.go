@@ -12,7 +12,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/transport/kafkago"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/saga"
@@ -54,6 +57,13 @@ func newNode(t *testing.T, db, topic, group string, last int) *node {
 	t.Helper()
 	p := placeIn(t, stacktest.Client(t).Database(db))
 	r := p.registry(t)
+	kafka, err := kafkago.New(transport.Config{
+		Brokers: stacktest.Brokers(t), SessionTimeout: 20 * time.Second, HeartbeatInterval: 100 * time.Millisecond,
+		RebalanceTimeout: 20 * time.Second, JoinBackoff: 100 * time.Millisecond, MaxWait: 100 * time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	c, err := consumer.New(group, p.db, consumer.WithTopics(topic), consumer.WithMode(consumer.Transactional),
 		consumer.WithCommitInterval(50*time.Millisecond),
 		consumer.WithErrorHook(func(_ context.Context, err error) {
@@ -61,10 +71,7 @@ func newNode(t *testing.T, db, topic, group string, last int) *node {
 				t.Log(err)
 			}
 		}),
-		consumer.WithKafka(consumer.KafkaConfig{
-			Brokers: stacktest.Brokers(t), SessionTimeout: 20 * time.Second, HeartbeatInterval: 100 * time.Millisecond,
-			RebalanceTimeout: 20 * time.Second, JoinBackoff: 100 * time.Millisecond, MaxWait: 100 * time.Millisecond,
-		}))
+		consumerparts.Option(consumerparts.Surroundings{Transport: kafka}).(consumer.Option))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +120,7 @@ func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 	perSaga, sagas := size()
 	p := newPlace(t)
 	topic, group := stacktest.Topic(t, 4), stacktest.Name(t)
-	publisher, err := consumer.NewKafka(consumer.KafkaConfig{Brokers: stacktest.Brokers(t)})
+	publisher, err := kafkago.New(transport.Config{Brokers: stacktest.Brokers(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,11 +128,11 @@ func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 	t.Cleanup(publisher.Close)
 	publish := func(from, to int) {
 		t.Helper()
-		var ms []*consumer.Message
+		var ms []transport.Record
 		for n := from; n <= to; n++ {
 			for id := range sagas {
 				text, number := strconv.Itoa(id), strconv.Itoa(n)
-				ms = append(ms, &consumer.Message{Key: []byte(text), Value: []byte(number), Headers: []event.Header{
+				ms = append(ms, transport.Record{Key: []byte(text), Value: []byte(number), Headers: []event.Header{
 					{Key: "id", Value: []byte(text + "-" + number)}, {Key: "type", Value: []byte("Step")},
 				}})
 			}

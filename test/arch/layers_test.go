@@ -42,7 +42,6 @@ var rooms = []room{
 	{dir: "resume", layer: 1, only: none, why: "a public leaf: tokens and positions for any user of change streams"},
 	{dir: "internal/agenda", layer: 1, only: []string{"pkg/event"}, why: "scheduled events as services and operators see them"},
 	{dir: "internal/transaction", layer: 1, only: []string{"internal/unit"}, why: "transactions of services, which the packages of pkg join"},
-	{dir: "internal/consumerparts", layer: 0, only: none, why: "what packages of the module need of a consumer.Consumer, and services do not"},
 	{dir: "internal/boxparts", layer: 1, only: []string{"internal/agenda", "internal/appending", "pkg/event"}, why: "what packages of the module need of an outbox.Box, and services do not"},
 	{dir: "pkg/outbox", layer: 1, only: []string{"pkg/event", "internal/record", "internal/appending", "internal/transaction", "internal/boxparts", "internal/agenda", "pkg/telemetry"}, why: "runs inside services of users: no library for metrics, no Kafka"},
 	{dir: "internal/boxtest", layer: 2, only: []string{"pkg/outbox", "pkg/event", "internal/envelope", "internal/keyhash"}, testsOnly: true, why: "the contract of an outbox, for both stores"},
@@ -63,6 +62,9 @@ var rooms = []room{
 	{dir: "internal/kafkawire", layer: 2, only: []string{"internal/record", "internal/keyhash"}, why: "the protocol of Kafka, for the relay and for consumers: connections, requests, batches, error codes"},
 	{dir: "internal/inbox", layer: 2, why: "the decisions about handled messages: marks, claims, watermarks of lanes, generations"},
 	{dir: "internal/inbox/inboxtest", layer: 2, only: []string{"internal/inbox", "pkg/outbox"}, testsOnly: true, why: "the contract of an inbox, for both stores"},
+	{dir: "internal/transport", layer: 2, only: []string{"internal/inbox", "internal/retry", "internal/record", "internal/kafkawire", "pkg/event"}, why: "how a consumer joins a group, reads and publishes; one package for each library that joins groups"},
+	{dir: "internal/transport/transporttest", layer: 2, only: []string{"internal/transport", "internal/keyhash", "pkg/event"}, testsOnly: true, why: "the contract of a transport, for Kafka and memory"},
+	{dir: "internal/consumerparts", layer: 2, only: []string{"internal/inbox", "internal/transport"}, why: "what packages of the module need of a consumer.Consumer, and services do not"},
 	{dir: "internal/setaside", layer: 2, only: []string{"internal/schema"}, why: "the messages of consumers that wait for a retry; statements on MongoDB only"},
 	{dir: "internal/setaside/setasidetest", layer: 2, only: []string{"internal/setaside"}, testsOnly: true, why: "the contract of a store of such messages, for MongoDB and memory"},
 
@@ -106,10 +108,10 @@ var rooms = []room{
 	{dir: "internal/demo", layer: 4, also: []string{"internal/devstack", "pkg/relay", "internal/operators"}, why: "outrelay dev"},
 	{dir: "internal/bench", layer: 4, also: []string{"internal/devstack", "pkg/relay"}, why: "outrelay bench"},
 	{dir: "internal/memory", layer: 4, why: "the surroundings of a service without servers, with the contracts of the packages that it replaces", only: []string{
-		"internal/agenda", "internal/boxparts", "internal/transaction", "internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/setaside", "internal/record", "internal/envelope", "internal/keyhash", "internal/routing", "internal/appending",
+		"internal/agenda", "internal/boxparts", "internal/transaction", "internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "internal/consumerparts", "internal/transport", "pkg/entity", "pkg/saga", "internal/hold", "internal/setaside", "internal/record", "internal/envelope", "internal/keyhash", "internal/routing", "internal/appending",
 	}},
 	{dir: "pkg/outboxtest", layer: 5, testsOnly: true, why: "unit tests of services; links no server", only: []string{
-		"internal/memory", "internal/boxparts", "internal/consumerparts", "internal/envelope", "internal/routing", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga",
+		"internal/memory", "internal/boxparts", "internal/consumerparts", "internal/transport", "internal/envelope", "internal/routing", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga",
 	}},
 	{dir: "pkg/servertest", layer: 5, testsOnly: true, only: []string{"internal/devstack/stacktest", "pkg/outbox", "pkg/consumer", "pkg/relay"}, why: "integration tests of services: links all that starts servers"},
 	{dir: "pkg/relay", layer: 4, also: []string{"internal/process"}, why: "the watcher inside another program"},

@@ -14,7 +14,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/demo/member"
-	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/transport/kafkago"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/test/kit"
@@ -225,19 +226,19 @@ func TestSagaNodesDie(t *testing.T) {
 // producer that does not know whether it has written them.
 func requestSteps(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int) {
 	t.Helper()
-	publisher, err := consumer.NewKafka(consumer.KafkaConfig{Brokers: s.Brokers})
+	publisher, err := kafkago.New(transport.Config{Brokers: s.Brokers})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer publisher.Close()
 	for n := 1; n <= steps; n++ {
 		var events []event.Event
-		var again []*consumer.Message
+		var again []transport.Record
 		for id := range sagas {
 			e := member.Ask(int32(id), n, fmt.Sprintf("k%d", (id+n*7)%13))
 			events = append(events, e)
 			if (id+n)%5 == 0 {
-				again = append(again, &consumer.Message{Key: []byte(e.Key()), Value: payloadOf(t, e), Headers: []event.Header{
+				again = append(again, transport.Record{Key: []byte(e.Key()), Value: payloadOf(t, e), Headers: []event.Header{
 					{Key: "id", Value: []byte(e.ID().String())}, {Key: "type", Value: []byte(e.Name())},
 				}})
 			}

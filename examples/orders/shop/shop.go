@@ -120,16 +120,8 @@ func (s *Shop) Consumer(group string, aggregates ...string) (*consumer.Consumer,
 		// If a process is killed, others wait for this time before they can claim its messages.
 		consumer.WithLease(5*time.Second),
 		// The topics also contain events for other consumers.
-		// This is below the RebalanceTimeout of the group.
-		consumer.WithDrain(5*time.Second),
-		consumer.WithKafka(consumer.KafkaConfig{
-			Brokers: s.brokers,
-			// The group waits for this time for a member that was killed.
-			SessionTimeout:   6 * time.Second,
-			RebalanceTimeout: 10 * time.Second,
-			// With its heartbeats, a member detects that another one has joined or left.
-			HeartbeatInterval: 500 * time.Millisecond,
-			// The relay creates a topic with its first event.
-			WatchPartitions: time.Second,
-		}))
+		consumer.WithDrain(4*time.Second),
+		consumer.WithBrokers(s.brokers...),
+		// The group waits for this time for a member that was killed.
+		consumer.WithSessionTimeout(6*time.Second))
 }

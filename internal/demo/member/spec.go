@@ -14,6 +14,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/consumerparts"
+	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/transport/kafkago"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -114,7 +117,7 @@ func Run(ctx context.Context, s Spec, logs io.Writer) (err error) {
 
 	db := client.Database(s.Database)
 	w := &witness{spec: s, db: db}
-	transport, err := consumer.NewKafka(consumer.KafkaConfig{
+	kafka, err := kafkago.New(transport.Config{
 		Brokers:           s.Brokers,
 		ClientID:          s.Name,
 		SessionTimeout:    cmp.Or(s.SessionTimeout, 6*time.Second),
@@ -126,9 +129,10 @@ func Run(ctx context.Context, s Spec, logs io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
+	recorded, _ := consumerparts.Option(consumerparts.Surroundings{Transport: &recordedTransport{kafka, w}}).(consumer.Option)
 	c, err := consumer.New(s.Group, db,
 		consumer.WithTopics(s.Topics...),
-		consumer.WithTransport(&recordedTransport{transport, w}),
+		recorded,
 		consumer.WithTelemetry(w),
 		consumer.WithDrain(drainTimeout),
 		consumer.WithCommitInterval(commitEvery),

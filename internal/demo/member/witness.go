@@ -11,7 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
@@ -116,17 +116,17 @@ func ReadCounts(ctx context.Context, db *mongo.Database) (Counts, error) {
 
 // recordedTransport is a transport that stores the generations of the group.
 type recordedTransport struct {
-	consumer.Transport
+	transport.Transport
 	w *witness
 }
 
 // Join calls Join of the transport.
-func (t *recordedTransport) Join(ctx context.Context, group string, topics []string, s consumer.Session) error {
+func (t *recordedTransport) Join(ctx context.Context, group string, topics []string, s transport.Session) error {
 	return t.Transport.Join(ctx, group, topics, &recordedSession{s, t.w})
 }
 
 type recordedSession struct {
-	consumer.Session
+	transport.Session
 	w *witness
 }
 
@@ -140,7 +140,7 @@ type generation struct {
 }
 
 // Serve stores the generation and then calls Serve of the session.
-func (s *recordedSession) Serve(ctx context.Context, g consumer.Generation) error {
+func (s *recordedSession) Serve(ctx context.Context, g transport.Generation) error {
 	doc := generation{Partitions: len(g.Partitions())}
 	doc.ID.Generation = g.ID()
 	doc.ID.Member = s.w.spec.Name

@@ -70,14 +70,13 @@ func createIndex(ctx context.Context, coll *mongo.Collection, field string, opts
 	return wrapPrivilege(err, "create the index {"+field+": 1}", on)
 }
 
-// wrapPrivilege adds the fix to the error if the user has no permission.
+// wrapPrivilege adds the action to the error, and the fix if the user has no permission.
 func wrapPrivilege(err error, action, on string) error {
 	if err == nil {
 		return nil
 	}
 	if hasCode(err, codeUnauthorized) {
-		err = fmt.Errorf("the user has no permission to %s on %s: grant it, or let an administrator do it: %w", action, on, err)
+		return fmt.Errorf("the user has no permission to %s on %s: grant it, or let an administrator do it: %w", action, on, err)
 	}
-
-	return fmt.Errorf("preparing the inbox: %w", err)
+	return fmt.Errorf("could not %s on %s: %w", action, on, err)
 }

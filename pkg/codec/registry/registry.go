@@ -1,6 +1,7 @@
 // Package registry contains codecs for schema registries with the API of Confluent's. They write the wire format of its
 // serializers: a zero byte, the id of the schema in four bytes, for Protobuf the place of the message in its file, and the
-// payload. So Confluent's deserializers can read the records, and the codecs can read records of its serializers.
+// payload. So Confluent's deserializers can read the records, and the codecs can read records of its serializers: the test flag
+// -registry.confluent compares both directions with Confluent's client for Python.
 //
 //	schemas, err := registry.New("https://registry:8081", registry.WithRegister())
 //	…

@@ -1,4 +1,4 @@
-package consumertest
+package transporttest
 
 import (
 	"bytes"
@@ -11,13 +11,13 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/keyhash"
-	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
 func testBytesArrive(t *testing.T, f Fixture) {
 	tr, topic := f.Transport(t), f.Topic(t, 1)
-	sent := []*consumer.Message{
+	sent := []transport.Record{
 		{Key: []byte("k"), Value: []byte{0, 255, 10}, Headers: []event.Header{
 			{Key: "id", Value: []byte("7")},
 			{Key: "dup", Value: []byte{0}},
@@ -35,7 +35,7 @@ func testBytesArrive(t *testing.T, f Fixture) {
 	records, _ := g.readRecords(t, len(sent))
 	m.leaveGroup(g)
 
-	got := records[consumer.TopicPartition{Topic: topic}]
+	got := records[transport.TopicPartition{Topic: topic}]
 	if len(got) != len(sent) {
 		t.Fatalf("got %d records, want %d", len(got), len(sent))
 	}
@@ -101,7 +101,7 @@ func testKeyOrder(t *testing.T, f Fixture) {
 
 func testResumesAtCommit(t *testing.T, f Fixture) {
 	tr, topic, group := f.Transport(t), f.Topic(t, 1), groupName()
-	tp := consumer.TopicPartition{Topic: topic}
+	tp := transport.TopicPartition{Topic: topic}
 	publishValues(t, tr, topic, "k", "a", "b", "c")
 
 	m := joinGroup(t, tr, group, topic)
@@ -110,7 +110,7 @@ func testResumesAtCommit(t *testing.T, f Fixture) {
 		t.Errorf("start offset of a new group: got %d, want 0", off)
 	}
 	g.readRecords(t, 3)
-	g.commitOffsets(t, map[consumer.TopicPartition]int64{tp: 2})
+	g.commitOffsets(t, map[transport.TopicPartition]int64{tp: 2})
 	m.leaveGroup(g)
 
 	m = joinGroup(t, f.Transport(t), group, topic)
@@ -166,13 +166,13 @@ func testMembersShare(t *testing.T, f Fixture) {
 		t.Errorf("generations of two members: got %d and %d, want equal ids above %d", a.ID(), b.ID(), first.ID())
 	}
 
-	have := map[consumer.TopicPartition]int{}
+	have := map[transport.TopicPartition]int{}
 	for _, x := range slices.Concat(a.Partitions(), b.Partitions()) {
 		have[x.TopicPartition]++
 	}
-	want := map[consumer.TopicPartition]int{}
+	want := map[transport.TopicPartition]int{}
 	for i := range int32(partitions) {
-		want[consumer.TopicPartition{Topic: topic, Partition: i}] = 1
+		want[transport.TopicPartition{Topic: topic, Partition: i}] = 1
 	}
 	assertEqual(t, "partitions of both", have, want)
 
@@ -194,7 +194,7 @@ func testCommitAtEnd(t *testing.T, f Fixture) {
 
 	two := joinGroup(t, f.Transport(t), group, topic)
 	g.waitForEnd(t)
-	g.commitOffsets(t, map[consumer.TopicPartition]int64{{Topic: topic}: 3})
+	g.commitOffsets(t, map[transport.TopicPartition]int64{{Topic: topic}: 3})
 	close(g.finish)
 
 	// Either of the two members may have the partition now.
@@ -236,8 +236,8 @@ func testPastGeneration(t *testing.T, f Fixture) {
 	now := two.nextWithPartitions(1)
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
-	err := past.Commit(ctx, map[consumer.TopicPartition]int64{{Topic: topic}: 7})
-	if !errors.Is(err, consumer.ErrGenerationOver) {
+	err := past.Commit(ctx, map[transport.TopicPartition]int64{{Topic: topic}: 7})
+	if !errors.Is(err, transport.ErrGenerationOver) {
 		t.Errorf("commit of a past generation: got %v, want ErrGenerationOver", err)
 	}
 	two.leaveGroup(now)
@@ -252,7 +252,7 @@ func testPastGeneration(t *testing.T, f Fixture) {
 
 func testFetchBounds(t *testing.T, f Fixture) {
 	tr, topic := f.Transport(t), f.Topic(t, 1)
-	tp := consumer.TopicPartition{Topic: topic}
+	tp := transport.TopicPartition{Topic: topic}
 	m := joinGroup(t, tr, groupName(), topic)
 	g := m.nextGeneration()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
@@ -312,7 +312,7 @@ func testFetchBounds(t *testing.T, f Fixture) {
 
 func testMissingOffsets(t *testing.T, f Fixture) {
 	tr, topic := f.Transport(t), f.Topic(t, 1)
-	tp := consumer.TopicPartition{Topic: topic}
+	tp := transport.TopicPartition{Topic: topic}
 	publishValues(t, tr, topic, "k", "a", "b")
 	m := joinGroup(t, tr, groupName(), topic)
 	g := m.nextGeneration()
@@ -321,7 +321,7 @@ func testMissingOffsets(t *testing.T, f Fixture) {
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
 	_, err := g.Fetch(ctx, tp, 100, 1<<20)
-	var bad *consumer.RangeError
+	var bad *transport.RangeError
 	if !errors.As(err, &bad) || bad.TopicPartition != tp || bad.Offset != 100 || bad.Start != 0 || bad.End != 2 {
 		t.Errorf("fetch above the end: got %v, want a RangeError of 0 to 2", err)
 	}
@@ -364,7 +364,7 @@ func testJoinEnds(t *testing.T, f Fixture) {
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
 
-	fail := funcSession{t, func(context.Context, consumer.Generation) error { return errStop }}
+	fail := funcSession{t, func(context.Context, transport.Generation) error { return errStop }}
 	err := tr.Join(ctx, group, []string{topic}, fail)
 	if !errors.Is(err, errStop) {
 		t.Errorf("Join: got %v, want the error of Serve", err)
@@ -377,7 +377,7 @@ func testJoinEnds(t *testing.T, f Fixture) {
 
 	gone, leave := context.WithCancel(ctx)
 	leave()
-	succeed := funcSession{t, func(context.Context, consumer.Generation) error { return nil }}
+	succeed := funcSession{t, func(context.Context, transport.Generation) error { return nil }}
 	if err := tr.Join(gone, group, []string{topic}, succeed); err != nil {
 		t.Errorf("Join with a canceled context: got %v, want nil", err)
 	}

@@ -1,4 +1,4 @@
-package consumer
+package kafkago
 
 import (
 	"cmp"
@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/segmentio/kafka-go"
 )
 
@@ -91,7 +92,7 @@ func priorityOf(m kafka.GroupMember) int32 {
 	return int32(binary.BigEndian.Uint32(m.UserData))
 }
 
-func (cfg *KafkaConfig) balancers() []kafka.GroupBalancer {
+func balancers(cfg *transport.Config) []kafka.GroupBalancer {
 	if cfg.Exclusive {
 		return []kafka.GroupBalancer{exclusive{cfg.Priority}}
 	}

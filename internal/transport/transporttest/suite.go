@@ -1,13 +1,13 @@
-// Package consumertest tests the contract of a consumer.Transport. The Kafka transport and the
+// Package transporttest tests the contract of a transport.Transport. The Kafka transports and the
 // transport of internal/memory, which needs no server, pass the tests.
 //
 //	func TestContract(t *testing.T) {
-//		consumertest.Run(t, func(t *testing.T) consumertest.Fixture { … })
+//		transporttest.Run(t, func(t *testing.T) transporttest.Fixture { … })
 //	}
 //
 // The tests run in parallel, each with its own topics and groups. They wait for events, at most for
 // Patience.
-package consumertest
+package transporttest
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/internal/transport"
 )
 
 // Patience is how long a test waits for an expected event.
@@ -28,7 +28,7 @@ const Patience = 2 * time.Minute
 // Fixture has the functions with which the tests create transports and topics.
 type Fixture struct {
 	// Transport returns a new transport. All transports of a fixture use the same servers.
-	Transport func(t *testing.T) consumer.Transport
+	Transport func(t *testing.T) transport.Transport
 	// Topic creates a topic for this test with so many partitions, and returns its name.
 	Topic func(t *testing.T, partitions int) string
 	// Later returns the name of a topic that does not exist, and a function that creates it.
@@ -77,16 +77,16 @@ func assertEqual[T any](t *testing.T, what string, got, want T) {
 func groupName() string { return fmt.Sprintf("group-%08x", rand.Uint32()) }
 
 // publishValues publishes one message with the key for each of values.
-func publishValues(t *testing.T, tr consumer.Transport, topic, key string, values ...string) {
+func publishValues(t *testing.T, tr transport.Transport, topic, key string, values ...string) {
 	t.Helper()
-	ms := make([]*consumer.Message, len(values))
+	ms := make([]transport.Record, len(values))
 	for i, v := range values {
-		ms[i] = &consumer.Message{Key: []byte(key), Value: []byte(v)}
+		ms[i] = transport.Record{Key: []byte(key), Value: []byte(v)}
 	}
 	publishAll(t, tr, topic, ms)
 }
 
-func publishAll(t *testing.T, tr consumer.Transport, topic string, ms []*consumer.Message) {
+func publishAll(t *testing.T, tr transport.Transport, topic string, ms []transport.Record) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
@@ -98,10 +98,10 @@ func publishAll(t *testing.T, tr consumer.Transport, topic string, ms []*consume
 // funcSession is a consumer.Session whose Serve calls a function.
 type funcSession struct {
 	t     *testing.T
-	serve func(ctx context.Context, g consumer.Generation) error
+	serve func(ctx context.Context, g transport.Generation) error
 }
 
-func (s funcSession) Serve(ctx context.Context, g consumer.Generation) error { return s.serve(ctx, g) }
+func (s funcSession) Serve(ctx context.Context, g transport.Generation) error { return s.serve(ctx, g) }
 
 func (s funcSession) Fault(err error) { s.t.Logf("the transport reports: %v", err) }
 
@@ -115,20 +115,20 @@ type member struct {
 
 // servedGeneration is one generation of a member. Its Serve returns when finish is closed.
 type servedGeneration struct {
-	consumer.Generation
+	transport.Generation
 	ctx    context.Context // of Serve; ends when the generation has to end
 	finish chan struct{}
 }
 
 // joinGroup joins the group. The test receives the generations one by one. Each Serve blocks until
 // finish is closed.
-func joinGroup(t *testing.T, tr consumer.Transport, group string, topics ...string) *member {
+func joinGroup(t *testing.T, tr transport.Transport, group string, topics ...string) *member {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 
 	m := &member{t: t, generations: make(chan servedGeneration), stop: cancel, done: make(chan error, 1)}
 	go func() {
-		m.done <- tr.Join(ctx, group, topics, funcSession{t, func(ctx context.Context, g consumer.Generation) error {
+		m.done <- tr.Join(ctx, group, topics, funcSession{t, func(ctx context.Context, g transport.Generation) error {
 			s := servedGeneration{g, ctx, make(chan struct{})}
 			select {
 			case m.generations <- s:
@@ -250,7 +250,7 @@ func (m *member) leaveGroup(s servedGeneration) {
 // them by partition, with the next offset of each partition.
 func (s servedGeneration) readRecords(
 	t *testing.T, n int,
-) (map[consumer.TopicPartition][]consumer.Record, map[consumer.TopicPartition]int64) {
+) (map[transport.TopicPartition][]transport.Record, map[transport.TopicPartition]int64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
@@ -258,8 +258,8 @@ func (s servedGeneration) readRecords(
 	defer stop()
 
 	var mu sync.Mutex
-	records := map[consumer.TopicPartition][]consumer.Record{}
-	next := map[consumer.TopicPartition]int64{}
+	records := map[transport.TopicPartition][]transport.Record{}
+	next := map[transport.TopicPartition]int64{}
 	total := 0
 
 	var wg sync.WaitGroup
@@ -294,7 +294,7 @@ func (s servedGeneration) readRecords(
 	return records, next
 }
 
-func (s servedGeneration) commitOffsets(t *testing.T, offsets map[consumer.TopicPartition]int64) {
+func (s servedGeneration) commitOffsets(t *testing.T, offsets map[transport.TopicPartition]int64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
 	defer cancel()
@@ -304,7 +304,7 @@ func (s servedGeneration) commitOffsets(t *testing.T, offsets map[consumer.Topic
 }
 
 // countValues returns how often each value occurs in records.
-func countValues(records map[consumer.TopicPartition][]consumer.Record) map[string]int {
+func countValues(records map[transport.TopicPartition][]transport.Record) map[string]int {
 	out := map[string]int{}
 	for _, list := range records {
 		for _, r := range list {

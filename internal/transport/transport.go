@@ -1,15 +1,17 @@
-package consumer
+package transport
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Transport joins consumer groups and publishes messages. The default transport uses Kafka. Package
-// memory has one for tests.
+// Transport joins consumer groups and publishes records. Package kafkago has the default one, package internal/memory the one for
+// tests without servers.
 type Transport interface {
 	// Join is a member of the group until ctx ends or s.Serve returns an error. It returns that
 	// error, or nil if ctx ended. For each generation of the group it calls s.Serve once. It joins
@@ -17,6 +19,47 @@ type Transport interface {
 	// returned. If servers are away, it waits for them and reports that by s.Fault.
 	Join(ctx context.Context, group string, topics []string, s Session) error
 	Publisher
+}
+
+// Publisher writes records to topics. Publish blocks until all in-sync replicas have all records. After an error, any of the
+// records may have been written. Headers, key and value are written unchanged, a nil value as a tombstone. The key selects the
+// partition in the same way as in the Java client. A record without a key goes to a partition by its offset.
+type Publisher interface {
+	Publish(ctx context.Context, topic string, records []Record) error
+}
+
+// Record is one record as a Transport returns it. Its bytes belong to the holder of the record. A Publisher uses only the key,
+// the value, the headers and the offset.
+type Record struct {
+	Topic       string
+	Partition   int32
+	Offset      int64
+	LeaderEpoch int32 // of the partition leader that wrote it; -1 unknown
+	Time        time.Time
+	Key, Value  []byte // Value nil: a tombstone
+	Headers     []event.Header
+	// Err is set if the record cannot be read, for example because it is too large. The record then
+	// has only its place and its time, and becomes a dead letter.
+	Err error
+}
+
+// Header returns the value of the first header of that name, and reports whether there is one.
+func (r *Record) Header(name string) ([]byte, bool) {
+	for i := range r.Headers {
+		if r.Headers[i].Key == name {
+			return r.Headers[i].Value, true
+		}
+	}
+	return nil, false
+}
+
+// Size returns about how many bytes the record needs in memory.
+func (r *Record) Size() int {
+	n := len(r.Key) + len(r.Value) + 128
+	for i := range r.Headers {
+		n += len(r.Headers[i].Key) + len(r.Headers[i].Value) + 32
+	}
+	return n
 }
 
 // Session is the consumer's side of a membership.
@@ -76,6 +119,9 @@ type Fetched struct {
 	End int64
 }
 
+// ErrGap matches each *RangeError.
+var ErrGap = errors.New("consumer: records are missing")
+
 // ErrGenerationOver reports that the group moved on, so this member no longer has the partitions.
 var ErrGenerationOver = errors.New("consumer: the group has moved on without this member")
 
@@ -98,3 +144,6 @@ func (e *RangeError) Error() string {
 	return fmt.Sprintf("partition %s has the offsets from %d to %d, not %d: retention removed it, or the topic was recreated",
 		e.TopicPartition, e.Start, e.End, e.Offset)
 }
+
+// Is reports true for ErrGap.
+func (e *RangeError) Is(target error) bool { return target == ErrGap }

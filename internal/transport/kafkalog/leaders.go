@@ -1,4 +1,4 @@
-package consumer
+package kafkalog
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/transport"
 )
 
 // leaders finds the leaders of the partitions of some topics. It is safe for concurrent use.
@@ -19,7 +20,7 @@ type leaders struct {
 }
 
 // findAddr returns the address of the leader of tp. After forget it reads the layout first.
-func (l *leaders) findAddr(ctx context.Context, tp TopicPartition) (string, error) {
+func (l *leaders) findAddr(ctx context.Context, tp transport.TopicPartition) (string, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.layout == nil {
@@ -51,7 +52,7 @@ func (l *leaders) forget() {
 
 // readEdge returns one end of a partition from its leader, and the epoch of the leader.
 func (l *leaders) readEdge(
-	ctx context.Context, tp TopicPartition, edge kafkawire.LogEdge,
+	ctx context.Context, tp transport.TopicPartition, edge kafkawire.LogEdge,
 ) (kafkawire.LogOffset, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -87,7 +88,7 @@ func (e *epochs) check(ctx context.Context, w *walker) error {
 			if err != nil {
 				return err
 			}
-			return &RangeError{TopicPartition: w.tp, Offset: w.from, Start: min(start.Offset, end), End: end, Diverged: true}
+			return &transport.RangeError{TopicPartition: w.tp, Offset: w.from, Start: min(start.Offset, end), End: end, Diverged: true}
 		}
 	}
 
@@ -98,7 +99,7 @@ func (e *epochs) check(ctx context.Context, w *walker) error {
 }
 
 // readEnd returns the offset after an epoch, or -1 if the leader does not know it.
-func (e *epochs) readEnd(ctx context.Context, tp TopicPartition, epoch int32) (int64, error) {
+func (e *epochs) readEnd(ctx context.Context, tp transport.TopicPartition, epoch int32) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	addr, err := e.leaders.findAddr(ctx, tp)

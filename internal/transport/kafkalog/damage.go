@@ -1,10 +1,11 @@
-package consumer
+package kafkalog
 
 import (
 	"fmt"
 	"sync"
 
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
+	"github.com/outrelay/outrelay/internal/transport"
 )
 
 // damagedAttempts is how often a damaged batch is fetched before it is given up: its bytes may have been
@@ -13,7 +14,7 @@ const damagedAttempts = 5
 
 // damagedError means that a fetch began with a damaged batch.
 type damagedError struct {
-	tp   TopicPartition
+	tp   transport.TopicPartition
 	base int64
 	end  int64 // the offset after the batch, if its header is right
 	err  error
@@ -26,7 +27,7 @@ func (e *damagedError) Unwrap() error { return e.err }
 // damage counts the fetches of each partition that began with a damaged batch.
 type damage struct {
 	mu   sync.Mutex
-	seen map[TopicPartition]damaged
+	seen map[transport.TopicPartition]damaged
 }
 
 type damaged struct {
@@ -48,7 +49,7 @@ func (d *damage) giveUp(bad *damagedError, w *walker, high int64) bool {
 	}
 	at.times++
 	if d.seen == nil {
-		d.seen = map[TopicPartition]damaged{}
+		d.seen = map[transport.TopicPartition]damaged{}
 	}
 	d.seen[bad.tp] = at
 	if at.times < damagedAttempts || w.from >= high {

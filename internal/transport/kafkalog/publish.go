@@ -1,4 +1,4 @@
-package consumer
+package kafkalog
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/transport"
 )
 
 const (
@@ -21,56 +22,57 @@ const (
 	publishPatience = 15 * time.Second
 )
 
-// Publish writes messages with acks of all in-sync replicas. The messages of a partition are one batch, in
-// their order. If the outcome of a batch is unknown, it is sent again, so its messages may be in the topic
+// Publish writes records with acks of all in-sync replicas. The records of a partition are one batch, in
+// their order. If the outcome of a batch is unknown, it is sent again, so its records may be in the topic
 // twice, with the same id. While brokers are away or have no leader, Publish retries for about 15 s, or
 // until ctx ends, and then returns the last error. A missing topic is an error within seconds.
-func (k *Kafka) Publish(ctx context.Context, topic string, ms []*Message) error {
-	if len(ms) == 0 {
+func (c *Client) Publish(ctx context.Context, topic string, records []transport.Record) error {
+	if len(records) == 0 {
 		return nil
 	}
-	n, err := k.countPartitions(ctx, topic)
+	n, err := c.countPartitions(ctx, topic)
 	if err != nil {
 		return fmt.Errorf("publishing to topic %s: %w", topic, err)
 	}
 
 	byPartition := map[int32][]record.Record{}
-	for _, m := range ms {
-		p := choosePartition(m, int32(n))
-		byPartition[p] = append(byPartition[p], recordOf(m))
+	for i := range records {
+		r := &records[i]
+		p := choosePartition(r, int32(n))
+		byPartition[p] = append(byPartition[p], newRecord(r))
 	}
 	for p, list := range byPartition {
 		tp := record.TopicPartition{Topic: topic, Partition: p}
-		if err := k.publishBatch(ctx, tp, list); err != nil {
+		if err := c.publishBatch(ctx, tp, list); err != nil {
 			return fmt.Errorf("publishing to topic %s, partition %d: %w", topic, p, err)
 		}
 	}
 	return nil
 }
 
-// choosePartition returns the partition of the key, or for a message without a key, a partition by the
+// choosePartition returns the partition of the key, or for a record without a key, a partition by the
 // offset that it came from.
-func choosePartition(m *Message, partitions int32) int32 {
-	if m.Key == nil {
-		return int32(max(m.Offset, 0) % int64(partitions))
+func choosePartition(r *transport.Record, partitions int32) int32 {
+	if r.Key == nil {
+		return int32(max(r.Offset, 0) % int64(partitions))
 	}
-	return kafkawire.ChoosePartition(m.Key, partitions)
+	return kafkawire.ChoosePartition(r.Key, partitions)
 }
 
-func recordOf(m *Message) record.Record {
-	r := record.Record{Key: m.Key, Value: m.Value, TimeMS: time.Now().UnixMilli()}
-	for _, h := range m.Headers {
-		r.Headers = append(r.Headers, record.Header{Key: []byte(h.Key), Value: h.Value})
+func newRecord(r *transport.Record) record.Record {
+	out := record.Record{Key: r.Key, Value: r.Value, TimeMS: time.Now().UnixMilli()}
+	for _, h := range r.Headers {
+		out.Headers = append(out.Headers, record.Header{Key: []byte(h.Key), Value: h.Value})
 	}
-	return r
+	return out
 }
 
 // countPartitions returns the number of partitions of a topic. It retries while brokers are away, and
 // a few times while the topic is missing.
-func (k *Kafka) countPartitions(ctx context.Context, topic string) (int, error) {
+func (c *Client) countPartitions(ctx context.Context, topic string) (int, error) {
 	attempts, began := retry.Reopen.Start(), time.Now()
 	for {
-		layout, err := k.client.Metadata(ctx, []string{topic})
+		layout, err := c.Wire.Metadata(ctx, []string{topic})
 		if err == nil {
 			t := layout.Topics[topic]
 			if t.Err == nil && len(t.Partitions) > 0 {
@@ -95,14 +97,14 @@ func (k *Kafka) countPartitions(ctx context.Context, topic string) (int, error) 
 }
 
 // publishBatch writes records to a partition, and retries for publishPatience.
-func (k *Kafka) publishBatch(ctx context.Context, tp record.TopicPartition, list []record.Record) error {
+func (c *Client) publishBatch(ctx context.Context, tp record.TopicPartition, list []record.Record) error {
 	attempts, began := retry.Reopen.Start(), time.Now()
 	for {
-		layout, err := k.client.Metadata(ctx, []string{tp.Topic})
+		layout, err := c.Wire.Metadata(ctx, []string{tp.Topic})
 		if err == nil {
 			err = kafka.LeaderNotAvailable
 			if addr := layout.LeaderAddr(tp); addr != "" {
-				err = k.client.Publish(ctx, addr, tp, list, requestTimeout)
+				err = c.Wire.Publish(ctx, addr, tp, list, requestTimeout)
 			}
 		}
 		if err == nil {
@@ -117,10 +119,10 @@ func (k *Kafka) publishBatch(ctx context.Context, tp record.TopicPartition, list
 // CreateTopic creates a topic with the number of partitions of another one, so that a key is in the same
 // partition of both. The number of replicas and the settings are the defaults of the brokers. It does
 // nothing if the topic exists.
-func (k *Kafka) CreateTopic(ctx context.Context, name, like string) error {
-	n, err := k.countPartitions(ctx, like)
+func (c *Client) CreateTopic(ctx context.Context, name, like string) error {
+	n, err := c.countPartitions(ctx, like)
 	if err != nil {
 		return fmt.Errorf("creating topic %s: reading the partitions of %s: %w", name, like, err)
 	}
-	return k.client.CreateTopic(ctx, name, kafkawire.TopicCreate{Partitions: n})
+	return c.Wire.CreateTopic(ctx, name, kafkawire.TopicCreate{Partitions: n})
 }

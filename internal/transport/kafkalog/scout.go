@@ -1,4 +1,4 @@
-package consumer
+package kafkalog
 
 import (
 	"context"
@@ -8,15 +8,16 @@ import (
 
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/transport"
 )
 
 // scout finds out which topics exist. If a group asks for a topic that does not exist, kafka-go assigns
 // no partition of the other topics either, and might create the topic.
 type scout struct {
 	client  *kafkawire.Client
-	cfg     *KafkaConfig
+	cfg     *transport.Config
 	topics  []string
-	session Session
+	session transport.Session
 
 	reported []string // missing topics
 }
@@ -87,11 +88,11 @@ func (s *scout) splitTopics(ctx context.Context) (existing, missing []string, er
 
 // withOldRetryTopics adds the retry topics of earlier policies to topics. Messages that wait in them would
 // otherwise wait forever. It blocks until a broker responds or ctx ends.
-func (k *Kafka) withOldRetryTopics(ctx context.Context, group string, topics []string, session Session) []string {
+func (c *Client) withOldRetryTopics(ctx context.Context, group string, topics []string, session transport.Session) []string {
 	attempts := retry.Reopen.Start()
 	for ctx.Err() == nil {
 		callCtx, cancel := context.WithTimeout(ctx, requestTimeout)
-		all, err := k.client.TopicNames(callCtx)
+		all, err := c.Wire.TopicNames(callCtx)
 		cancel()
 		if err != nil {
 			session.Fault(fmt.Errorf("listing the topics, for retry topics of earlier policies: %w", err))
@@ -101,7 +102,7 @@ func (k *Kafka) withOldRetryTopics(ctx context.Context, group string, topics []s
 
 		var old []string
 		for _, name := range slices.Sorted(maps.Keys(all)) {
-			origin, n := parseRetryTopic(name, group)
+			origin, n := transport.ParseRetryTopic(name, group)
 			if n > 0 && slices.Contains(topics, origin) && !slices.Contains(topics, name) {
 				old = append(old, name)
 			}

@@ -1,20 +1,21 @@
-package consumer_test
+package kafkago_test
 
 import (
 	"testing"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/consumer/consumertest"
+	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/transport/kafkago"
+	"github.com/outrelay/outrelay/internal/transport/transporttest"
 )
 
 func TestKafkaTransportContract(t *testing.T) {
 	t.Parallel()
-	consumertest.Run(t, func(*testing.T) consumertest.Fixture {
-		return consumertest.Fixture{
-			Transport: func(t *testing.T) consumer.Transport {
-				k, err := consumer.NewKafka(consumer.KafkaConfig{
+	transporttest.Run(t, func(*testing.T) transporttest.Fixture {
+		return transporttest.Fixture{
+			Transport: func(t *testing.T) transport.Transport {
+				k, err := kafkago.New(transport.Config{
 					Brokers: stacktest.Brokers(t), SessionTimeout: 20 * time.Second, HeartbeatInterval: 100 * time.Millisecond,
 					RebalanceTimeout: 20 * time.Second, JoinBackoff: 100 * time.Millisecond, MaxWait: 100 * time.Millisecond,
 					WatchPartitions: 200 * time.Millisecond,

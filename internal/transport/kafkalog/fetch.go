@@ -1,4 +1,4 @@
-package consumer
+package kafkalog
 
 import (
 	"cmp"
@@ -10,26 +10,77 @@ import (
 
 	"github.com/segmentio/kafka-go"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Fetch reads committed records of one partition.
-func (g *generation) Fetch(ctx context.Context, tp TopicPartition, offset int64, maxBytes int) (Fetched, error) {
-	ctx, cancel := context.WithTimeout(ctx, g.cfg.MaxWait+requestTimeout)
+// Reader reads partitions for one membership. It is safe for concurrent use, but only one goroutine at a time may fetch a
+// partition.
+type Reader struct {
+	maxWait time.Duration
+	leaders leaders
+	damage  damage
+	epochs  epochs
+}
+
+// Reader returns a reader of these topics.
+func (c *Client) Reader(topics []string) *Reader {
+	r := &Reader{maxWait: c.Config.MaxWait, leaders: leaders{client: c.Wire, topics: topics}}
+	r.epochs.leaders = &r.leaders
+	return r
+}
+
+// Locate returns the first offset of a partition, or with atEnd the offset after the last one. It repeats the request until a
+// leader responds, and reports each failure. It returns false if ctx ends before.
+func (r *Reader) Locate(ctx context.Context, tp transport.TopicPartition, atEnd bool, s transport.Session) (int64, bool) {
+	edge := kafkawire.LogStart
+	if atEnd {
+		edge = kafkawire.LogEnd
+	}
+	for attempts := retry.Reopen.Start(); ; {
+		at, err := r.leaders.readEdge(ctx, tp, edge)
+		if err == nil {
+			return at.Offset, true
+		}
+		if ctx.Err() != nil {
+			return 0, false
+		}
+		s.Fault(fmt.Errorf("reading where partition %s begins: %w", tp, err))
+		_ = attempts.Wait(ctx)
+	}
+}
+
+// Log returns the end of the partition, the epoch of its leader, and the id of its topic.
+func (r *Reader) Log(ctx context.Context, tp transport.TopicPartition) (inbox.Log, error) {
+	idCtx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	addr, err := g.leaders.findAddr(ctx, tp)
+	id, err := r.leaders.client.TopicID(idCtx, tp.Topic)
 	if err != nil {
-		return Fetched{}, err
+		return inbox.Log{}, err
+	}
+	end, err := r.leaders.readEdge(ctx, tp, kafkawire.LogEnd)
+	return inbox.Log{ID: id, End: end.Offset, Epoch: end.LeaderEpoch}, err
+}
+
+// Fetch reads committed records of one partition: see transport.Generation.
+func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, offset int64, maxBytes int) (transport.Fetched, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.maxWait+requestTimeout)
+	defer cancel()
+	addr, err := r.leaders.findAddr(ctx, tp)
+	if err != nil {
+		return transport.Fetched{}, err
 	}
 
 	from := []kafkawire.FetchFrom{{TopicPartition: record.TopicPartition(tp), Offset: offset}}
-	answer, err := g.leaders.client.Fetch(ctx, addr, from, kafkawire.FetchLimits{
+	answer, err := r.leaders.client.Fetch(ctx, addr, from, kafkawire.FetchLimits{
 		MaxBytes:          maxBytes,
 		MaxPartitionBytes: maxBytes,
-		MaxWait:           g.cfg.MaxWait,
+		MaxWait:           r.maxWait,
 		Timeout:           requestTimeout,
 		Committed:         true,
 	})
@@ -37,40 +88,40 @@ func (g *generation) Fetch(ctx context.Context, tp TopicPartition, offset int64,
 		err = errors.New("a response without the partition")
 	}
 	if err != nil {
-		g.leaders.forget()
-		return Fetched{}, err
+		r.leaders.forget()
+		return transport.Fetched{}, err
 	}
 
 	a := &answer.Partitions[0]
 	switch code := kafka.Error(a.Code); code {
 	case 0:
 	case kafka.OffsetOutOfRange:
-		return Fetched{}, g.explainRange(ctx, tp, offset)
+		return transport.Fetched{}, r.explainRange(ctx, tp, offset)
 	default:
-		g.leaders.forget()
-		return Fetched{}, code
+		r.leaders.forget()
+		return transport.Fetched{}, code
 	}
 
 	w := walker{tp: tp, from: offset, next: offset, aborted: a.Aborted, first: -1, last: -1}
 	if err := w.readSet(a.Set); err != nil {
 		bad, ok := errors.AsType[*damagedError](err)
-		if !ok || !g.damage.giveUp(bad, &w, a.High) {
-			return Fetched{}, err
+		if !ok || !r.damage.giveUp(bad, &w, a.High) {
+			return transport.Fetched{}, err
 		}
 	}
-	if err := g.epochs.check(ctx, &w); err != nil {
-		return Fetched{}, err
+	if err := r.epochs.check(ctx, &w); err != nil {
+		return transport.Fetched{}, err
 	}
-	return Fetched{Records: w.out, Next: w.next, End: max(a.Stable, w.next)}, nil
+	return transport.Fetched{Records: w.out, Next: w.next, End: max(a.Stable, w.next)}, nil
 }
 
 // explainRange returns a *RangeError with the offsets that the partition has.
-func (g *generation) explainRange(ctx context.Context, tp TopicPartition, offset int64) error {
-	start, err := g.leaders.readEdge(ctx, tp, kafkawire.LogStart)
+func (r *Reader) explainRange(ctx context.Context, tp transport.TopicPartition, offset int64) error {
+	start, err := r.leaders.readEdge(ctx, tp, kafkawire.LogStart)
 	if err != nil {
 		return err
 	}
-	end, err := g.leaders.readEdge(ctx, tp, kafkawire.LogEnd)
+	end, err := r.leaders.readEdge(ctx, tp, kafkawire.LogEnd)
 	if err != nil {
 		return err
 	}
@@ -79,17 +130,17 @@ func (g *generation) explainRange(ctx context.Context, tp TopicPartition, offset
 	if offset >= start.Offset && offset <= end.Offset {
 		return kafka.OffsetOutOfRange
 	}
-	return &RangeError{TopicPartition: tp, Offset: offset, Start: start.Offset, End: end.Offset}
+	return &transport.RangeError{TopicPartition: tp, Offset: offset, Start: start.Offset, End: end.Offset}
 }
 
 // walker reads the record set of a fetch.
 type walker struct {
-	tp      TopicPartition
+	tp      transport.TopicPartition
 	from    int64
 	next    int64
 	aborted []fetched.Aborted  // transactions that begin later in the set; readSet sorts them
 	dropped map[int64]struct{} // producers whose current transaction was aborted
-	out     []Record
+	out     []transport.Record
 	size    int   // of out
 	first   int32 // leader epoch of the first batch, -1 for none
 	last    int32 // leader epoch of the last batch
@@ -217,7 +268,7 @@ func (w *walker) readRecords(b *fetched.Batch) (all bool) {
 			continue
 		}
 
-		r := Record{
+		r := transport.Record{
 			Topic:       w.tp.Topic,
 			Partition:   w.tp.Partition,
 			LeaderEpoch: b.LeaderEpoch,
@@ -236,7 +287,7 @@ func (w *walker) readRecords(b *fetched.Batch) (all bool) {
 		w.out = append(w.out, r)
 
 		next = x.Offset + 1
-		if w.size += recordSize(&r); w.size >= fetchRoom {
+		if w.size += r.Size(); w.size >= fetchRoom {
 			w.next = max(w.next, next)
 			return false
 		}
@@ -246,7 +297,7 @@ func (w *walker) readRecords(b *fetched.Batch) (all bool) {
 // addBroken adds one record with an error, which stands for the batch from an offset on.
 func (w *walker) addBroken(b *fetched.Batch, from int64, err error) {
 	from = min(from, b.End-1)
-	w.out = append(w.out, Record{
+	w.out = append(w.out, transport.Record{
 		Topic:       w.tp.Topic,
 		Partition:   w.tp.Partition,
 		LeaderEpoch: b.LeaderEpoch,
@@ -254,5 +305,5 @@ func (w *walker) addBroken(b *fetched.Batch, from int64, err error) {
 		Time:        time.UnixMilli(b.TimeMS()).UTC(),
 		Err:         fmt.Errorf("the records at the offsets from %d to %d cannot be read: %w", from, b.End-1, err),
 	})
-	w.size += recordSize(&w.out[len(w.out)-1])
+	w.size += w.out[len(w.out)-1].Size()
 }

@@ -1,4 +1,4 @@
-package consumer
+package kafkalog
 
 import (
 	"bytes"
@@ -11,11 +11,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/compress"
 	"pgregory.net/rapid"
 
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -85,7 +85,7 @@ func (s *sink) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func offsetsOf(list []Record) []int64 {
+func offsetsOf(list []transport.Record) []int64 {
 	var out []int64
 	for _, r := range list {
 		out = append(out, r.Offset)
@@ -121,7 +121,7 @@ func TestN29_HolesArePassed(t *testing.T) {
 		if w.next != 66 {
 			t.Errorf("%v: next is %d", codec, w.next)
 		}
-		want := Record{Offset: 13, LeaderEpoch: 7, Time: time.UnixMilli(1003).UTC(), Key: []byte("k"), Headers: []event.Header{{Key: "h", Value: []byte{}}}}
+		want := transport.Record{Offset: 13, LeaderEpoch: 7, Time: time.UnixMilli(1003).UTC(), Key: []byte("k"), Headers: []event.Header{{Key: "h", Value: []byte{}}}}
 		if d := cmp.Diff(want, w.out[0]); d != "" {
 			t.Error(d)
 		}
@@ -177,7 +177,7 @@ func TestBrokenBatchesAreErrorsAndNeverSkipped(t *testing.T) {
 func TestADamagedBatchIsGivenUpAfterSomeFetches(t *testing.T) {
 	t.Parallel()
 	const high = 20
-	tp := TopicPartition{Topic: "t"}
+	tp := transport.TopicPartition{Topic: "t"}
 	behind := batchOf{base: 14, offsets: []int32{0}}.bytes(t)
 	damagedBatch := func(edit func(b []byte)) []byte {
 		b := batchOf{base: 10, last: 2, offsets: []int32{0, 1, 2}}.bytes(t)
@@ -266,7 +266,7 @@ func rawRecord(delta, n, headers int) []byte {
 }
 
 // walkAll reads a set by as many fetches as it takes, and returns the most bytes that one of them allocated.
-func walkAll(t *testing.T, set []byte, end int64) (out []Record, allocated uint64) {
+func walkAll(t *testing.T, set []byte, end int64) (out []transport.Record, allocated uint64) {
 	t.Helper()
 	for next := int64(0); next < end; {
 		var before, after runtime.MemStats
@@ -379,81 +379,11 @@ func TestNoBytesMakeTheWalkerPanic(t *testing.T) {
 	})
 }
 
-func TestExclusiveGivesAllToOne(t *testing.T) {
-	t.Parallel()
-	data := func(p int32) []byte {
-		b, err := exclusive{p}.UserData()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return b
-	}
-	members := []kafka.GroupMember{
-		{ID: "a", Topics: []string{"x"}, UserData: data(1)},
-		{ID: "c", Topics: []string{"x", "y"}, UserData: data(5)},
-		{ID: "b", Topics: []string{"x"}, UserData: data(5)},
-		{ID: "d", Topics: []string{"z"}, UserData: data(-1)},
-	}
-	var parts []kafka.Partition
-	for _, topic := range []string{"x", "y", "z"} {
-		for i := range 2 {
-			parts = append(parts, kafka.Partition{Topic: topic, ID: i})
-		}
-	}
-	want := kafka.GroupMemberAssignments{
-		"a": {}, "b": {"x": {0, 1}}, "c": {"y": {0, 1}}, "d": {"z": {0, 1}},
-	}
-	if d := cmp.Diff(want, exclusive{}.AssignGroups(members, parts)); d != "" {
-		t.Error(d)
-	}
-}
-
-func TestPartitionsOfAllTopicsAreSpreadEvenly(t *testing.T) {
-	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
-		names := []string{"a", "b", "c", "d"}
-		var members []kafka.GroupMember
-		for i := range rapid.IntRange(1, 5).Draw(t, "members") {
-			members = append(members, kafka.GroupMember{ID: fmt.Sprint("m", i), Topics: names})
-		}
-		var parts []kafka.Partition
-		for _, topic := range names {
-			for i := range rapid.IntRange(0, 6).Draw(t, topic) {
-				parts = append(parts, kafka.Partition{Topic: topic, ID: i})
-			}
-		}
-		got := spread{}.AssignGroups(members, parts)
-		if d := cmp.Diff(got, spread{}.AssignGroups(members, rapid.Permutation(parts).Draw(t, "order"))); d != "" {
-			t.Fatal("it depends on the order: ", d)
-		}
-		seen := map[string]bool{}
-		least, most := len(parts), 0
-		for _, m := range members {
-			n := 0
-			for topic, ids := range got[m.ID] {
-				for _, id := range ids {
-					seen[fmt.Sprint(topic, id)] = true
-					n++
-				}
-			}
-			least, most = min(least, n), max(most, n)
-		}
-		if len(seen) != len(parts) || most-least > 1 {
-			t.Fatalf("%d of %d partitions, from %d to %d for a member", len(seen), len(parts), least, most)
-		}
-	})
-	got := spread{}.AssignGroups([]kafka.GroupMember{{ID: "a", Topics: []string{"x"}}, {ID: "b", Topics: []string{"y"}}},
-		[]kafka.Partition{{Topic: "x"}, {Topic: "x", ID: 1}, {Topic: "z"}})
-	if d := cmp.Diff(kafka.GroupMemberAssignments{"a": {"x": {0, 1}}, "b": {}}, got); d != "" {
-		t.Error(d)
-	}
-}
-
 func TestMessagesWithoutAKeyAreSpread(t *testing.T) {
 	t.Parallel()
 	seen := map[int32]bool{}
 	for i := range 8 {
-		seen[choosePartition(&Message{Offset: int64(i)}, 4)] = true
+		seen[choosePartition(&transport.Record{Offset: int64(i)}, 4)] = true
 	}
 	if len(seen) != 4 {
 		t.Error(fmt.Sprint(seen))

@@ -1,0 +1,103 @@
+// Package kafkalog reads, publishes and finds the records of Kafka. It does not join groups: the packages kafkago and franz do that,
+// each with another library, and read with this package.
+package kafkalog
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/transport"
+)
+
+const (
+	// requestTimeout bounds a request. A fetch gets MaxWait in addition.
+	requestTimeout = 10 * time.Second
+	// idleLinks is the number of connections to a broker that are kept for fetches, one for each
+	// partition at a time.
+	idleLinks = 64
+)
+
+// Client reads, publishes and finds the records of one cluster. It is safe for concurrent use.
+type Client struct {
+	Config transport.Config // with defaults
+	Wire   *kafkawire.Client
+}
+
+// New returns a client. It does no I/O. The error joins all invalid settings.
+func New(cfg transport.Config) (*Client, error) {
+	cfg, err := cfg.WithDefaults()
+	if err != nil {
+		return nil, err
+	}
+
+	wire := kafkawire.Config{Brokers: cfg.Brokers, TLS: cfg.TLS, ClientID: cfg.ClientID, IdleLinks: idleLinks}
+	if login := Login(cfg); login != nil {
+		wire.SASL = login
+	}
+	w, err := kafkawire.NewClient(wire)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{Config: cfg, Wire: w}, nil
+}
+
+// Login returns the login of the configuration, or nil.
+func Login(cfg transport.Config) *kafkawire.SASL {
+	s := cfg.SASL
+	if s == nil {
+		return nil
+	}
+	return &kafkawire.SASL{
+		Mechanism: s.Mechanism,
+		User:      s.Username,
+		Password:  func() (string, error) { return s.Password, nil },
+		Token:     s.Token,
+	}
+}
+
+// Close closes idle connections. The client can be used again.
+func (c *Client) Close() { c.Wire.CloseIdle() }
+
+// MemberTimeout returns how long the group waits for a member that does not respond or does not rejoin.
+func (c *Client) MemberTimeout() time.Duration {
+	return min(c.Config.SessionTimeout, c.Config.RebalanceTimeout)
+}
+
+// Follow calls join with those of the topics that exist, and once more whenever others exist. The context of join ends then.
+// Follow returns the first error of join, or nil when ctx ends. Topics that do not exist yet are reported, and checked every
+// WatchPartitions. Retry topics of the group that exist although no handler uses them are added: see transport.RetryTopicName.
+func (c *Client) Follow(
+	ctx context.Context, group string, topics []string, s transport.Session,
+	join func(ctx context.Context, topics []string) error,
+) error {
+	defer c.Wire.CloseIdle()
+	topics = slices.Compact(slices.Sorted(slices.Values(c.withOldRetryTopics(ctx, group, topics, s))))
+	look := &scout{client: c.Wire, cfg: &c.Config, topics: topics, session: s}
+	for {
+		existing := look.awaitTopics(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err := look.joinUntilChange(ctx, existing, join); err != nil || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// joinUntilChange calls join with a context that ends when other topics exist than those given.
+func (s *scout) joinUntilChange(
+	ctx context.Context, topics []string, join func(ctx context.Context, topics []string) error,
+) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() {
+		s.watchTopics(ctx, topics)
+		cancel()
+	})
+	return join(ctx, topics)
+}

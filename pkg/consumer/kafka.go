@@ -1,0 +1,91 @@
+package consumer
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/transport/kafkago"
+)
+
+// WithBrokers names Kafka servers, as host:port. Required.
+func WithBrokers(addrs ...string) Option {
+	return option(func(s *settings) { s.kafka.Brokers = append(s.kafka.Brokers, addrs...) })
+}
+
+// WithTopics names the topics that the group reads. A topic that does not exist yet is reported and waited for. Required, unless
+// WithTopicList is given.
+func WithTopics(names ...string) Option {
+	return option(func(s *settings) { s.topics = append(s.topics, names...) })
+}
+
+// WithTLS connects to Kafka with TLS. An empty configuration trusts the roots of the system. Defaults to no TLS. If ServerName is
+// empty, it is the host of the address.
+func WithTLS(c *tls.Config) Option { return option(func(s *settings) { s.kafka.TLS = c }) }
+
+// WithSASL logs in to Kafka. Defaults to no login.
+func WithSASL(login SASL) Option {
+	return option(func(s *settings) {
+		l := transport.SASL(login)
+		s.kafka.SASL = &l
+	})
+}
+
+// SASL is a login to Kafka.
+type SASL struct {
+	Mechanism string // "plain", "scram-sha-256", "scram-sha-512" or "oauthbearer"; required
+
+	// Username and Password are required, except for "oauthbearer". Use "plain" only with WithTLS: it sends the password as it is.
+	Username, Password string
+
+	// Token returns a bearer token, for "oauthbearer". It is called for each connection.
+	Token func(ctx context.Context) (string, error)
+}
+
+// WithClientID names this client in the logs and quotas of the brokers. Defaults to "outrelay".
+func WithClientID(id string) Option { return option(func(s *settings) { s.kafka.ClientID = id }) }
+
+// WithSessionTimeout sets how long the group waits for a member that does not respond. Defaults to 30 s: with a longer time, the
+// others take over later after a crash, and with a shorter time, a pause of a busy machine looks like a crash. Brokers accept at
+// least 6 s, unless their configuration says otherwise.
+func WithSessionTimeout(d time.Duration) Option {
+	return option(func(s *settings) { s.kafka.SessionTimeout = d })
+}
+
+// Start is the place at which a group without offsets begins.
+type Start int
+
+const (
+	// Earliest begins with the first record.
+	Earliest Start = iota
+	// Latest begins with the records that are written from then on.
+	Latest
+)
+
+// WithStart sets where a group without offsets begins. Defaults to Earliest: events that were published before the first start
+// would otherwise be lost.
+func WithStart(at Start) Option {
+	return option(func(s *settings) {
+		s.kafka.FromEnd = at == Latest
+		if at != Earliest && at != Latest {
+			s.problems = append(s.problems, fmt.Errorf("WithStart: %d is neither Earliest nor Latest", at))
+		}
+	})
+}
+
+// WithExclusive gives all partitions to one member of the group: the one with the highest priority. The others wait until it
+// leaves. All members of the group need this option.
+func WithExclusive(priority int) Option {
+	return option(func(s *settings) { s.kafka.Exclusive, s.kafka.Priority = true, int32(priority) })
+}
+
+// openKafka returns the default transport.
+func openKafka(cfg transport.Config) (transport.Transport, error) {
+	t, err := kafkago.New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}
