@@ -118,8 +118,12 @@ func compareLetters(a, b *deadletter.Letter) int {
 // isSelected reports whether q selects l.
 func isSelected(q *deadletter.Query, l *deadletter.Letter) bool {
 	for _, c := range [][2]string{
-		{q.Group, l.ID.Group}, {q.Handler, l.ID.Handler}, {q.Class, l.Class}, {q.Name, l.Name},
-		{q.AggregateType, l.Aggregate.Type}, {q.Topic, l.Topic},
+		{q.Group, l.ID.Group},
+		{q.Handler, l.ID.Handler},
+		{q.Class, l.Class},
+		{q.Name, l.Name},
+		{q.AggregateType, l.Aggregate.Type},
+		{q.Topic, l.Topic},
 	} {
 		if c[0] != "" && c[0] != c[1] {
 			return false

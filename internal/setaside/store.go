@@ -104,8 +104,10 @@ func (s *Collection) EnsureIndexes(ctx context.Context) error {
 			{Keys: keys, Options: options.Index().SetName("queues")},
 			{Keys: bson.D{{Key: "h", Value: 1}, {Key: "since", Value: 1}}, Options: options.Index().SetName("oldest").
 				SetPartialFilterExpression(bson.D{{Key: "since", Value: bson.D{{Key: "$exists", Value: true}}}})},
-			{Keys: bson.D{{Key: "h", Value: 1}, {Key: "t", Value: 1}, {Key: "p", Value: 1}, {Key: "q", Value: 1}},
-				Options: options.Index().SetName("requeued").SetPartialFilterExpression(isRequeued)},
+			{
+				Keys:    bson.D{{Key: "h", Value: 1}, {Key: "t", Value: 1}, {Key: "p", Value: 1}, {Key: "q", Value: 1}},
+				Options: options.Index().SetName("requeued").SetPartialFilterExpression(isRequeued),
+			},
 		})
 		return err
 	})
