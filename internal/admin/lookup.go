@@ -173,15 +173,20 @@ func (q LookupQuery) lookupFilters() ([]bson.D, *time.Time, error) {
 
 	// The ordering key of an envelope without a key is its aggregate id.
 	keys := bson.D{{Key: "$in", Value: parseKeyValues(q.Key)}}
-	waiting := WaitingFilter{Key: q.Key}.mongoFilter()
-	inWindow := bson.D{
-		{Key: "ts", Value: window},
-		{Key: "$or", Value: bson.A{
-			bson.D{{Key: "key", Value: keys}},
-			bson.D{{Key: "key", Value: nil}, {Key: "aggregateid", Value: keys}},
-		}},
+	hasKey := bson.E{Key: "$or", Value: bson.A{
+		bson.D{{Key: "key", Value: keys}},
+		bson.D{{Key: "key", Value: nil}, {Key: "aggregateid", Value: keys}},
+	}}
+	filters := []bson.D{
+		WaitingFilter{Key: q.Key}.mongoFilter(),
+		{{Key: "ts", Value: window}, hasKey},
 	}
-	return []bson.D{waiting, inWindow}, &since, nil
+
+	// If an envelope has no timestamp, its id may contain the time.
+	for _, ids := range outboxes.IDsBetween(since, q.To) {
+		filters = append(filters, bson.D{ids, hasKey, {Key: "$and", Value: bson.A{bson.D{outboxes.Unstamped()}}}})
+	}
+	return filters, &since, nil
 }
 
 // findEnvelopes returns up to limit matching envelopes, newest first, without payloads and headers.
@@ -277,6 +282,9 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 	ts := bson.Timestamp{T: t, I: i}
 	if t > 0 {
 		at := time.Unix(int64(t), 0).UTC()
+		e.Written = &at
+	} else if at, ok := outboxes.IDTime(byte(d.ID.Type), d.ID.Value); ok {
+		at = at.UTC()
 		e.Written = &at
 	}
 	if e.State == "" {

@@ -54,6 +54,7 @@ type ReplayPlan struct {
 	Until       time.Time     `json:"until"` // the end of the order, or the position of the watcher if that is earlier
 	Found       int64         `json:"found"` // envelopes to send again
 	LeftOut     int64         `json:"left_out"`
+	Unstamped   int64         `json:"unstamped"` // envelopes without a ts, at any time; not sent; 100,000 at most are counted per collection
 	Collections []ReplayCount `json:"collections"`
 	Topics      []ReplayTopic `json:"topics"`
 	query       replayQuery
@@ -144,6 +145,12 @@ func (r Replays) countTargets(ctx context.Context, p *ReplayPlan) error {
 		if err != nil {
 			return err
 		}
+
+		unstamped, err := countUnstamped(ctx, coll, p.query)
+		if err != nil {
+			return err
+		}
+		p.Unstamped += unstamped
 
 		var found int64
 		for _, g := range groups {

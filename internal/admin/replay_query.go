@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -39,7 +40,12 @@ func (q replayQuery) filter(after, until bson.Timestamp) bson.D {
 		ts[0] = bson.E{Key: "$gte", Value: q.From}
 	}
 
-	d := bson.D{{Key: "ts", Value: ts}, {Key: "state", Value: nil}, {Key: "dueAt", Value: nil}}
+	return append(bson.D{{Key: "ts", Value: ts}}, q.conditions()...)
+}
+
+// conditions selects the envelopes at any time that are neither exceptions nor scheduled.
+func (q replayQuery) conditions() bson.D {
+	d := bson.D{{Key: "state", Value: nil}, {Key: "dueAt", Value: nil}}
 	if len(q.IDs) > 0 {
 		var ids []event.ID
 		for _, text := range q.IDs {
@@ -110,6 +116,17 @@ func countReplay(ctx context.Context, coll *mongo.Collection, q replayQuery) ([]
 	}
 
 	return out, nil
+}
+
+// maxUnstampedCount bounds the envelopes that countUnstamped reads.
+const maxUnstampedCount = 100_000
+
+// countUnstamped counts the envelopes without a timestamp that match all other conditions, up to
+// [maxUnstampedCount]. A replay cannot send them, because nothing shows when they were delivered.
+func countUnstamped(ctx context.Context, coll *mongo.Collection, q replayQuery) (int64, error) {
+	filter := bson.D{{Key: "$and", Value: bson.A{bson.D{outboxes.Unstamped()}, q.conditions()}}}
+	n, err := coll.CountDocuments(ctx, filter, options.Count().SetLimit(maxUnstampedCount))
+	return n, mongodb.Refusal(err, "counting envelopes of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 }
 
 // readEnvelopes reads up to limit envelopes after a timestamp, in the order of their timestamps. It

@@ -51,6 +51,9 @@ type Registration struct {
 	// Left is the cluster time at which a rename last gave the collection a name that the watcher does not read.
 	// The stream has brought the envelopes that were inserted before.
 	Left bson.Timestamp `bson:"left,omitempty"`
+	// IrregularIDs is set once the watcher has read an envelope without a stamp whose id contains a time outside of
+	// [ClockMargin]. The times in the ids of the collection are not used from then on.
+	IrregularIDs bool `bson:"irregularIds,omitempty"`
 }
 
 // Away reports whether the collection has a name that no watcher reads.
@@ -93,6 +96,17 @@ func ReadUpTo(claims []Registration, list []Outbox, position, from bson.Timestam
 				upTo = from
 			}
 			out[o.NS()] = upTo
+		}
+	}
+	return out
+}
+
+// IrregularIDs returns the collections of the entries whose ids must not be used as times, by UUID.
+func IrregularIDs(claims []Registration) map[[16]byte]bool {
+	out := map[[16]byte]bool{}
+	for _, c := range claims {
+		if c.IrregularIDs && len(c.UUID.Data) == 16 {
+			out[[16]byte(c.UUID.Data)] = true
 		}
 	}
 	return out
@@ -171,6 +185,14 @@ func (r *Registry) Leave(ctx context.Context, uuid [16]byte, watcher string, at 
 
 	_, err := r.coll.UpdateOne(ctx, filter, bson.D{{Key: "$max", Value: bson.D{{Key: "left", Value: at}}}})
 	return mongodb.Refusal(err, "recording that a collection was renamed away", "update", mongodb.Namespace(r.coll))
+}
+
+// MarkIrregularIDs records that the times in the ids of the collection must not be used. A sweep then delivers each
+// envelope without a stamp.
+func (r *Registry) MarkIrregularIDs(ctx context.Context, uuid [16]byte, watcher string) error {
+	filter := bson.D{{Key: "_id", Value: encodeUUID(uuid)}, {Key: "watcher", Value: watcher}}
+	_, err := r.coll.UpdateOne(ctx, filter, bson.D{{Key: "$set", Value: bson.D{{Key: "irregularIds", Value: true}}}})
+	return mongodb.Refusal(err, "recording that the ids of a collection contain wrong times", "update", mongodb.Namespace(r.coll))
 }
 
 // Release removes the entry of the collection if the collection belongs to the watcher.

@@ -59,12 +59,15 @@ func (e *HeldError) Error() string {
 
 // Cut is the boundary up to which a collection may be purged.
 type Cut struct {
-	Before bson.Timestamp // envelopes with an older stamp are delivered, and older than the retention
-	Slot   string         // the watcher document with the earliest position
+	Before   bson.Timestamp // envelopes with an older stamp are delivered, and older than the retention
+	Position bson.Timestamp // the earliest position
+	Slot     string         // the watcher document with the earliest position
+	// IrregularIDs is set if the times in the ids of the collection must not be used.
+	IrregularIDs bool
 }
 
-// SentBefore returns the same boundary as a time of delivery, for envelopes without a stamp.
-func (c Cut) SentBefore() time.Time { return time.Unix(int64(c.Before.T), 0) }
+// Time returns Before as a time of a clock.
+func (c Cut) Time() time.Time { return time.Unix(int64(c.Before.T), 0).UTC() }
 
 // Watermarks holds the saved positions of all watchers and slots, and the registry of collections. A position counts
 // even if no node owns the watcher, or if the watcher is paused.
@@ -156,6 +159,7 @@ func (w *Watermarks) Cut(o outboxes.Outbox, keep time.Duration) (Cut, error) {
 	earliest := Cut{Before: bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}}
 	for _, claim := range claims {
 		name, seen := claim.Watcher, make(map[int]int)
+		earliest.IrregularIDs = earliest.IrregularIDs || claim.IrregularIDs
 		for _, s := range w.slots[name] {
 			seen[s.of]++
 			switch {
@@ -168,7 +172,7 @@ func (w *Watermarks) Cut(o outboxes.Outbox, keep time.Duration) (Cut, error) {
 			case claim.Away(), s.ClusterTime.Before(claim.Seen):
 				return held(s.ID, HoldUnread)
 			case s.ClusterTime.Before(earliest.Before):
-				earliest = Cut{Before: s.ClusterTime, Slot: s.ID}
+				earliest.Before, earliest.Slot = s.ClusterTime, s.ID
 			}
 		}
 
@@ -183,6 +187,7 @@ func (w *Watermarks) Cut(o outboxes.Outbox, keep time.Duration) (Cut, error) {
 		}
 	}
 
+	earliest.Position = earliest.Before
 	earliest.Before = subtractDuration(earliest.Before, keep)
 	return earliest, nil
 }

@@ -14,7 +14,7 @@ import (
 
 // The ways to record a delivery, as in the configuration.
 const (
-	RecordWatermark = "watermark" // marks only envelopes without a stamp
+	RecordWatermark = "watermark" // writes nothing
 	RecordDelete    = "delete"
 	RecordMark      = "mark"
 )
@@ -57,17 +57,12 @@ func (s *Sent) estimateSize() int {
 }
 
 // RecordSent records that envelopes were delivered, in as many fenced transactions as their number requires. It marks
-// them with the server's time and their positions, or deletes them. With [RecordWatermark] it marks only those without a
-// stamp, because no purge could recognize by a stamp that they were delivered.
+// them with the server's time and their positions, or deletes them. mode is [RecordMark] or [RecordDelete].
 //
 // It does not change an envelope that has become an exception, or that was replaced by a newer one with its id (N25). A
 // missing envelope is not an error. So the call may be repeated. It returns when all of it is majority committed.
 // Resolve the tickets of the envelopes only after that: after a crash, deliveries before the checkpoint are not recorded.
 func RecordSent(ctx context.Context, f mongodb.Fencer, mode string, list []Sent) error {
-	if mode == RecordWatermark {
-		list = slices.DeleteFunc(slices.Clone(list), func(s Sent) bool { return !s.TS.IsZero() })
-	}
-
 	write := func(tx context.Context, c *mongo.Client, part []Sent) error {
 		groups := map[sentGroup][]Sent{}
 		for _, s := range part {

@@ -187,25 +187,6 @@ func TestN25_RecordingLeavesExceptionsAndNewerEnvelopes(t *testing.T) {
 	}
 }
 
-func TestRecordSentOfTheWatermarkMarksTheUnstampedOnly(t *testing.T) {
-	t.Parallel()
-	coll := database(t).Collection("outbox")
-	sent := fill(t, coll, 5)
-	f := &fencer{client: coll.Database().Client()}
-	if err := RecordSent(t.Context(), f, RecordWatermark, sent); err != nil || f.runs != 0 {
-		t.Fatalf("%d transactions for nothing to record, %v", f.runs, err)
-	}
-	sent[2].TS = bson.Timestamp{}
-	if err := RecordSent(t.Context(), f, RecordWatermark, sent); err != nil || marked(t, coll) != 1 {
-		t.Fatalf("%d marked, %v", marked(t, coll), err)
-	}
-	// It is stamped now, after all others, so that the purge finds it.
-	n, err := coll.CountDocuments(t.Context(), bson.D{{Key: "_id", Value: sent[2].ID}, {Key: "ts", Value: bson.D{{Key: "$gt", Value: sent[4].TS}}}})
-	if err != nil || n != 1 {
-		t.Errorf("%d newly stamped, %v", n, err)
-	}
-}
-
 func TestRecordSentKeepsToTheBoundsOfATransaction(t *testing.T) {
 	t.Parallel()
 	many := make([]Sent, 2500)
