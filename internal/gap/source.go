@@ -2,7 +2,6 @@ package gap
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -63,15 +62,7 @@ func HasUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collectio
 	defer session.EndSession(context.WithoutCancel(ctx))
 	ctx = mongo.NewSessionContext(ctx, session)
 
-	opts := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
-	err = mongodb.Majority(coll).FindOne(ctx, p.AddFilter(unstampedFilter(time.Time{})), opts).Err()
-	if errors.Is(err, mongo.ErrNoDocuments) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("looking for envelopes without a stamp in %s: %w", mongodb.Namespace(coll), err)
-	}
-	return true, nil
+	return mongodb.Exists(ctx, mongodb.Majority(coll), p.AddFilter(unstampedFilter(time.Time{})))
 }
 
 // source reads one collection for a sweep. After an error it can continue: it opens a new cursor after

@@ -19,12 +19,6 @@ const (
 	RecordMark      = "mark"
 )
 
-// Bounds of one fenced transaction (N3).
-const (
-	maxFencedDocs  = 1000
-	maxFencedBytes = 8 << 20
-)
-
 // markGroup is how many envelopes one update statement marks. The statement finds the positions of each envelope by a
 // search in a list of so many ids. A longer list costs more than it saves in statements.
 const markGroup = 50
@@ -77,20 +71,8 @@ func RecordSent(ctx context.Context, f mongodb.Fencer, mode string, list []Sent)
 		return nil
 	}
 	return mongodb.WriteInParts(ctx, f, list, mongodb.Parts[Sent]{
-		Doing: "recording deliveries", Top: maxFencedDocs, Fits: countFitting, Write: write,
+		Doing: "recording deliveries", Size: (*Sent).estimateSize, Write: write,
 	})
-}
-
-// countFitting returns how many envelopes go into one transaction, at least one and at most limit.
-func countFitting(list []Sent, limit int) int {
-	bytes := 0
-	for i := range list {
-		bytes += list[i].estimateSize()
-		if i == limit || i > 0 && bytes > maxFencedBytes {
-			return i
-		}
-	}
-	return len(list)
 }
 
 // sentGroup identifies envelopes that one filter can select: those of one collection, all with a stamp or all without.

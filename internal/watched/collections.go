@@ -143,7 +143,7 @@ func (c *Collections) ClaimCollection(
 	// A claim of another watcher does not go away, so it must not be retried.
 	var claimed *outboxes.ClaimedError
 	err = c.Calls.RetryCall(ctx, func(ctx context.Context) (err error) {
-		before, err = c.Registry.RegisterAt(ctx, o.UUID, o.NS(), c.Watcher, at)
+		before, err = c.Registry.Register(ctx, o.UUID, o.NS(), c.Watcher, at)
 		if errors.As(err, &claimed) {
 			return nil
 		}
