@@ -25,14 +25,13 @@ const (
 	interruptedPause = time.Second
 )
 
-// waitingRoom has the queues of one handler with messages that are set aside, in the partitions of one session, and
+// waitingRoom has the queues of one handler with messages that are set aside, in the partitions of the session, and
 // retries their messages. Package setaside describes the steps.
 type waitingRoom struct {
 	s       *session
 	reg     *registration
 	handler string // the handler's name in the inbox
 	workers chan struct{}
-	host    *partition    // whose track has opened the room; nil if the session has
 	loaded  chan struct{} // closed when the stored queues are known
 	wake    chan struct{} // a queue was added, or is due earlier
 
@@ -87,10 +86,9 @@ func (h *dueHeap) Pop() any {
 	return q
 }
 
-// openRoom returns the waiting room of a handler. If there is none, it opens one and starts its loop with start. host is
-// the partition whose track opens the room, or nil. openRoom returns nil if the consumer has no store for messages that are
-// set aside.
-func (s *session) openRoom(reg *registration, host *partition, start func(f func())) *waitingRoom {
+// openRoom returns the waiting room of a handler. If there is none, it opens one and starts its loop, unless the session ends.
+// openRoom returns nil if the consumer has no store for messages that are set aside.
+func (s *session) openRoom(reg *registration) *waitingRoom {
 	if s.c.waiting == nil || reg.system {
 		return nil
 	}
@@ -100,13 +98,15 @@ func (s *session) openRoom(reg *registration, host *partition, start func(f func
 	r := s.rooms[reg]
 	if r == nil {
 		r = &waitingRoom{
-			s: s, reg: reg, host: host, handler: s.c.inboxConsumer(reg),
+			s: s, reg: reg, handler: s.c.inboxConsumer(reg),
 			workers: make(chan struct{}, max(1, s.c.s.concurrency/4)),
 			loaded:  make(chan struct{}), wake: make(chan struct{}, 1),
 			queues: map[queueKey]*waitingQueue{},
 		}
 		s.rooms[reg] = r
-		start(r.retryDueQueues)
+		if !s.closing {
+			s.loops.Go(r.retryDueQueues)
+		}
 	}
 	return r
 }
@@ -173,7 +173,11 @@ func (r *waitingRoom) endAdd(key queueKey, due time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
+	// The partition was given back while a handler was abandoned.
 	q := r.queues[key]
+	if q == nil {
+		return
+	}
 	q.adding--
 	q.added++
 	r.count++
@@ -216,11 +220,11 @@ func (r *waitingRoom) isFull(ctx context.Context) bool {
 	return n >= limit
 }
 
-// load reads the queues of the session's partitions. It repeats that until it succeeds or ctx ends.
-func (r *waitingRoom) load(ctx context.Context) error {
+// load reads the queues of some partitions. It repeats that until it succeeds or ctx ends.
+func (r *waitingRoom) load(ctx context.Context, list []*partition) error {
 	partitions := map[string][]int32{}
-	for tp := range r.s.partitions {
-		partitions[tp.Topic] = append(partitions[tp.Topic], tp.Partition)
+	for _, p := range list {
+		partitions[p.tp.Topic] = append(partitions[p.tp.Topic], p.tp.Partition)
 	}
 
 	backoff := retry.Reopen.Start()
@@ -240,8 +244,23 @@ func (r *waitingRoom) load(ctx context.Context) error {
 			}
 		}
 	}
-	close(r.loaded)
 	return nil
+}
+
+// forget removes the queues of a partition that was given back.
+func (r *waitingRoom) forget(tp transport.TopicPartition) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for key, q := range r.queues {
+		if key.tp != tp {
+			continue
+		}
+		if q.index >= 0 {
+			heap.Remove(&r.scheduled, q.index)
+		}
+		delete(r.queues, key)
+		r.size.Add(-1)
+	}
 }
 
 // addHeads schedules the queues that were read from the store.
@@ -254,12 +273,13 @@ func (r *waitingRoom) addHeads(topic string, heads []setaside.Head) {
 	}
 }
 
-// retryDueQueues retries the messages of due queues until the generation ends.
+// retryDueQueues retries the messages of due queues until the session ends.
 func (r *waitingRoom) retryDueQueues() {
 	ctx := r.s.serveCtx
-	if r.load(ctx) != nil {
+	if r.load(ctx, r.s.listPartitions()) != nil {
 		return
 	}
+	close(r.loaded)
 
 	for ctx.Err() == nil && !r.reg.removed.Load() {
 		if r.s.c.gate.waitOpen(ctx) != nil || r.s.outage.waitOver(ctx) != nil {
@@ -277,15 +297,17 @@ func (r *waitingRoom) retryDueQueues() {
 			r.sleep(ctx, idle)
 			continue
 		}
-		// A drain waits for the attempts in the groups of the partitions. The group of the host counts this loop.
-		group := &r.s.partitions[q.key.tp].trackGroup
-		if r.host != nil {
-			group = &r.host.trackGroup
-		}
-		group.Go(func() {
+		// A drain waits for the attempts in the groups of the partitions.
+		p := r.s.findPartition(q.key.tp)
+		started := p != nil && p.goWorker(func() {
 			defer func() { <-r.workers }()
-			r.retryQueue(q, probe)
+			r.retryQueue(p, q, probe)
 		})
+		if !started {
+			r.dropQueue(q)
+			r.reg.suspension.endProbe(probe)
+			<-r.workers
+		}
 	}
 }
 
@@ -330,9 +352,8 @@ func (r *waitingRoom) sleep(ctx context.Context, idle permit) {
 
 // retryQueue tries the messages of a queue, one after another, until one of them fails or the queue is empty. A probe is
 // for one message.
-func (r *waitingRoom) retryQueue(q *waitingQueue, probe int) {
+func (r *waitingRoom) retryQueue(p *partition, q *waitingQueue, probe int) {
 	defer r.reg.suspension.endProbe(probe)
-	p := r.s.partitions[q.key.tp]
 
 	for {
 		added := r.addedTo(q)
@@ -383,7 +404,9 @@ func (r *waitingRoom) returnQueue(q *waitingQueue, due time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	q.running = false
-	r.scheduleLocked(q, due)
+	if r.queues[q.key] == q {
+		r.scheduleLocked(q, due)
+	}
 }
 
 // removeQueue removes a queue that was found empty when it had the given number of added messages. It returns false if
@@ -397,11 +420,21 @@ func (r *waitingRoom) removeQueue(q *waitingQueue, added int) bool {
 		return false
 	}
 	q.running = false
-	if q.adding == 0 {
+	if q.adding == 0 && r.queues[q.key] == q {
 		delete(r.queues, q.key)
 		r.size.Add(-1)
 	}
 	return true
+}
+
+// dropQueue removes a queue whose partition was given back.
+func (r *waitingRoom) dropQueue(q *waitingQueue) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.queues[q.key] == q {
+		delete(r.queues, q.key)
+		r.size.Add(-1)
+	}
 }
 
 // newRetryTrack returns a track that handles one message that is set aside. It is not a track of the partition.
