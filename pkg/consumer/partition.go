@@ -64,12 +64,9 @@ const (
 // partition is one partition of this member. It fetches records, queues them for its tracks, and
 // keeps the offset up to which everything is finished.
 type partition struct {
-	s        *session
-	tp       transport.TopicPartition
-	serveCtx context.Context // ends when the partition has to be given back
-	endServe context.CancelFunc
-	drainCtx context.Context // ends when the time to drain is over
-	abandon  context.CancelCauseFunc
+	s  *session
+	tp transport.TopicPartition
+	tenure
 
 	mu           sync.Mutex
 	entries      []*entry // by offset; the first is not finished
@@ -93,6 +90,14 @@ type partition struct {
 	wake       chan struct{} // there is room, or a record to fetch again
 	trackGroup sync.WaitGroup
 	stopped    atomic.Bool // all tracks have ended after stopStarting
+}
+
+// tenure is how long this member has a partition.
+type tenure struct {
+	serveCtx context.Context // ends when the partition has to be given back
+	endServe context.CancelFunc
+	drainCtx context.Context // ends when the time to drain is over
+	abandon  context.CancelCauseFunc
 }
 
 // trackKey is a lane and the name of a handler. A handler that is registered again under the same
