@@ -165,14 +165,26 @@ func (m *member) serveGenerations(ctx context.Context, client *kgo.Client) error
 		}
 
 		serveCtx, cancel := context.WithCancel(ctx)
-		unhook := context.AfterFunc(g.lost, cancel)
+		var watching sync.WaitGroup
+		watching.Go(func() {
+			select {
+			case <-g.lost:
+				cancel()
+			case <-serveCtx.Done():
+			}
+		})
 		err := m.session.Serve(serveCtx, g)
 		g.over.Store(true)
-		lost := g.lost.Err() != nil
-		unhook()
 		cancel()
+		watching.Wait()
 		close(g.ended)
-		if err != nil || !lost || ctx.Err() != nil {
+
+		select {
+		case <-g.lost:
+		default:
+			return err
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -183,8 +195,10 @@ func (m *member) begin(client *kgo.Client) {
 	if m.current != nil {
 		return
 	}
-	g := &generation{Reader: m.reader, client: client, changes: make(chan transport.Change), ended: make(chan struct{})}
-	g.lost, g.lose = context.WithCancel(context.Background())
+	g := &generation{
+		Reader: m.reader, client: client, changes: make(chan transport.Change),
+		lost: make(chan struct{}), ended: make(chan struct{}),
+	}
 	m.current = g
 	select {
 	case m.joined <- g:
@@ -265,7 +279,7 @@ func (m *member) lose() {
 		return
 	}
 	m.current.over.Store(true)
-	m.current.lose()
+	close(m.current.lost)
 	select {
 	case <-m.current.ended:
 	case <-m.served:
@@ -292,8 +306,7 @@ type generation struct {
 	*kafkalog.Reader
 	client  *kgo.Client
 	changes chan transport.Change
-	lost    context.Context // ends when the group has moved on without this member
-	lose    context.CancelFunc
+	lost    chan struct{} // closed when the group has moved on without this member
 	ended   chan struct{} // closed when Serve has returned
 	over    atomic.Bool   // the partitions are lost, or Serve has returned
 }

@@ -18,8 +18,6 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer/franz"
 )
 
-const patience = 3 * time.Minute
-
 // group is a group of its own, with a topic and a database.
 type group struct {
 	*testing.T
