@@ -7,6 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/internal/transport/franz"
@@ -208,4 +212,47 @@ func TestAStaticMemberIsFencedByItsSuccessor(t *testing.T) {
 	}
 	two.stop()
 	one.stop()
+}
+
+// A member that the group has removed gives its partitions up without a commit, and joins again.
+func TestAMemberThatWasRemovedJoinsAgain(t *testing.T) {
+	t.Parallel()
+	topic, group := stacktest.Topic(t, 1), stacktest.Name(t)
+	one := join(t, group, topic, "")
+	g := <-one.g
+	c := one.next()
+	c.Done()
+
+	client, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(t)...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	groups, err := kadm.NewClient(client).DescribeGroups(t.Context(), group)
+	if err != nil || len(groups[group].Members) != 1 {
+		t.Fatalf("the group has %+v, %v", groups, err)
+	}
+	req := kmsg.NewPtrLeaveGroupRequest()
+	req.Group = group
+	gone := kmsg.NewLeaveGroupRequestMember()
+	gone.MemberID = groups[group].Members[0].MemberID
+	req.Members = append(req.Members, gone)
+	if _, err := req.RequestWith(t.Context(), client); err != nil {
+		t.Fatal(err)
+	}
+
+	select {
+	case <-one.g:
+	case <-time.After(patience):
+		t.Fatal("the member does not join again")
+	}
+	err = g.Commit(t.Context(), map[transport.TopicPartition]int64{c.Added[0].TopicPartition: 0})
+	if !errors.Is(err, transport.ErrGenerationOver) {
+		t.Errorf("a commit of the first membership: %v, want ErrGenerationOver", err)
+	}
+	again := one.next()
+	again.Done()
+	if len(again.Added) != 1 {
+		t.Errorf("after it has joined again, the member has %+v", again)
+	}
 }
