@@ -83,6 +83,9 @@ func (r *run) Serve(ctx context.Context, g transport.Generation) error {
 	for _, reg := range r.c.reg.snapshot().all {
 		s.openRoom(reg)
 	}
+	if r.c.waiting != nil {
+		s.loops.Go(s.discoverRequeued)
+	}
 
 	for serveCtx.Err() == nil {
 		select {
