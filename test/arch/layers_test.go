@@ -89,7 +89,7 @@ var rooms = []room{
 	{dir: "internal/admin/admintest", layer: 3, testsOnly: true, why: "data for tests of the operators' views"},
 	{dir: "pkg/consumer/topics", layer: 2, why: "topics of a group that may change while it runs"},
 	{dir: "pkg/consumer", layer: 3, why: "from Kafka to handlers"},
-	{dir: "pkg/consumer/franz", layer: 4, only: []string{"pkg/consumer", "internal/consumerparts", "internal/transport", "internal/transport/franz"}, why: "joins groups with franz-go, for services that want it"},
+	{dir: "pkg/consumer/franz", layer: 3, only: []string{"pkg/consumer", "internal/consumerparts", "internal/transport", "internal/transport/franz"}, why: "joins groups with franz-go, for services that want it"},
 	{dir: "pkg/consumer/breaker", layer: 3, also: []string{"pkg/consumer"}, why: "middleware that suspends handlers while a dependency fails"},
 	{dir: "pkg/consumer/bodycrypt", layer: 3, also: []string{"pkg/consumer"}, why: "middleware that encrypts payloads"},
 	{dir: "pkg/consumer/bodystore", layer: 3, also: []string{"pkg/consumer"}, why: "middleware that keeps large payloads outside of Kafka"},
