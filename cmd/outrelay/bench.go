@@ -77,6 +77,7 @@ about six minutes.`,
 	f.IntSliceVar(&o.Rates, "rates", []int{100, 1000}, "`events` per second at which latency is measured, separated by commas")
 	f.IntVar(&seconds, "seconds", 15, "duration of each rate in each run in `seconds`")
 	f.IntVar(&o.Failover, "failover", 0, "how many `times` the owner is killed, and stopped gracefully, while a standby runs")
+	f.BoolVar(&o.Foreign, "foreign", false, "also drain documents as another writer inserts them, without ts and slot")
 	f.DurationVar(&o.TTL, "ttl", 0, "`lease` time for --failover; 0: the default of the configuration")
 	f.BoolVar(&reconciler, "reconciler", false, "measure the delivery outside of the stream instead")
 	f.BoolVar(&consumer, "consumer", false, "measure a handler with its inbox instead")
@@ -88,7 +89,7 @@ about six minutes.`,
 	f.StringVar(&o.CPUProfile, "cpuprofile", "", "prefix of the `file` names for CPU profiles of the relay")
 	f.StringVar(&o.MemProfile, "memprofile", "", "prefix of the `file` names for allocation profiles of the relay")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object on standard output")
-	c.MarkFlagsMutuallyExclusive("reconciler", "consumer", "observed")
+	c.MarkFlagsMutuallyExclusive("reconciler", "consumer", "observed", "foreign")
 	return c
 }
 

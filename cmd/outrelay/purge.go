@@ -89,7 +89,7 @@ func (a *operatorCommand) runPurge(ctx context.Context, o admin.Operator, want a
 	if err != nil {
 		return err
 	}
-	if a.dryRun || before.Purgeable == 0 {
+	if a.dryRun || before.Purgeable == 0 && before.Timeless == 0 {
 		before.DryRun = a.dryRun
 		return a.printResult(before, func(w io.Writer) error { return printPurge(w, before) })
 	}
@@ -111,10 +111,11 @@ func (a *operatorCommand) runPurge(ctx context.Context, o admin.Operator, want a
 		for _, b := range before.Collections {
 			if b.Collection == done.Collections[i].Collection {
 				done.Collections[i].Purgeable = b.Purgeable
+				done.Collections[i].Timeless = b.Timeless
 			}
 		}
 	}
-	done.Purgeable = before.Purgeable
+	done.Purgeable, done.Timeless = before.Purgeable, before.Timeless
 
 	if err != nil {
 		return fmt.Errorf("purging, after %s: %w", countNoun(done.Removed, "removed envelope"), err)
@@ -146,6 +147,10 @@ func printPurge(w io.Writer, r admin.PurgeReport) error {
 	}
 	if err != nil {
 		return err
+	}
+	if r.Timeless > 0 {
+		fmt.Fprintf(w, "%s without a ts or a time in the id: a purge gives them a ts, and their age counts from there\n",
+			countNoun(r.Timeless, "envelope"))
 	}
 
 	switch {

@@ -36,7 +36,8 @@ number. The relay sends them in parallel with new envelopes.
 
 Times are delivery times by the server's clock, or commit times if no delivery time is recorded, in
 whole seconds. --to is excluded. The time of a replayed envelope is its latest delivery. Envelopes
-that are not delivered yet, wait, or are past their expiresAt are left out.
+that are not delivered yet, wait, or are past their expiresAt are left out. So are envelopes without
+a ts, unless recording is mark.
 
 At most --open envelopes are queued at a time, so the command runs until all are sent. With
 --wait=false it queues all of them and ends. The command may be interrupted at any time; --resume ID
@@ -168,6 +169,10 @@ func printReplayPlan(w io.Writer, p admin.ReplayPlan) error {
 		fmt.Fprintf(w, ", %s left out because they go to other topics", formatThousands(p.LeftOut))
 	}
 	fmt.Fprintf(w, "; the range ends at %s\n", p.Until.Local().Format(time.DateTime))
+	if p.Unstamped > 0 {
+		fmt.Fprintf(w, "%s without a ts cannot be sent again, because nothing shows when they were delivered; "+
+			"recording: mark gives each delivered envelope a ts\n", countNoun(p.Unstamped, "envelope"))
+	}
 	if p.Found == 0 {
 		return nil
 	}

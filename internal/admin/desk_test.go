@@ -101,7 +101,7 @@ func TestTheEventsLogIsReadByPagesAndTrimmed(t *testing.T) {
 	if err != nil || len(p.Events) != 4 {
 		t.Errorf("%d, %v", len(p.Events), err)
 	}
-	if _, err := k.Events(t.Context(), admin.EventFilter{}, 0, "bad"); !errors.Is(err, admin.ErrCursor) {
+	if _, err := k.Events(t.Context(), admin.EventFilter{}, 0, "bad"); !errors.Is(err, mongodb.ErrCursor) {
 		t.Errorf("%v", err)
 	}
 	for keep, want := range map[int]int64{0: 0, -1: 0, 100: 0, 10: 15} {
@@ -152,7 +152,7 @@ func TestWhatWaitsIsListedByPages(t *testing.T) {
 	if _, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{State: "dead"}, 0, ""); err == nil {
 		t.Error("a state that is none")
 	}
-	if _, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{}, 0, "e30"); !errors.Is(err, admin.ErrCursor) {
+	if _, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{}, 0, "e30"); !errors.Is(err, mongodb.ErrCursor) {
 		t.Errorf("%v", err)
 	}
 	topics, err := k.Waiting().Topics(t.Context())

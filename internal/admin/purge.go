@@ -14,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/purge"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 // Purge requests that delivered envelopes are removed now. It follows the same rules as the owner's
@@ -39,6 +40,7 @@ type PurgedCollection struct {
 	Watcher    string     `json:"watcher,omitempty"` // id of the watcher document with the earliest position
 	Purgeable  int64      `json:"purgeable"`         // number of envelopes before the purge; 0 if the purge is blocked
 	Removed    int64      `json:"removed"`
+	Timeless   int64      `json:"timeless"`         // number of envelopes before the purge without a ts or a time in their id; it stamps them
 	Held       string     `json:"held,omitempty"`   // why nothing is purged, as a word for programs
 	Reason     string     `json:"reason,omitempty"` // the same as a sentence
 }
@@ -49,11 +51,15 @@ type PurgeReport struct {
 	KeptS       float64            `json:"kept_s"` // the requested age, or the margin if that is greater
 	Collections []PurgedCollection `json:"collections"`
 	Purgeable   int64              `json:"purgeable"`
+	Timeless    int64              `json:"timeless"`
 	Removed     int64              `json:"removed"`
 	Seconds     float64            `json:"seconds"`
 }
 
 const defaultPurgeBatch = 500
+
+// maxPurgeWait bounds the wait for the position to pass envelopes without a stamp.
+const maxPurgeWait = 15 * time.Second
 
 // Purge counts delivered envelopes, and removes them unless it is a dry run. If it fails, the
 // report contains the removals until then, and the same call continues. It writes an entry to the
@@ -84,6 +90,7 @@ func (o Operator) Purge(ctx context.Context, p Purge) (PurgeReport, error) {
 		c, err := o.purgeCollection(ctx, p, b, cuts, limit, r.Removed)
 		r.Collections = append(r.Collections, c)
 		r.Purgeable += c.Purgeable
+		r.Timeless += c.Timeless
 		r.Removed += c.Removed
 		if err != nil {
 			return r, errors.Join(err, o.logPurge(ctx, r))
@@ -124,22 +131,24 @@ func (o Operator) purgeCollection(
 	if err != nil {
 		return c, err
 	}
-	sentBefore := cut.SentBefore().UTC()
-	c.Cut = &sentBefore
+	before := cut.Time()
+	c.Cut = &before
 	c.Watcher = cut.Slot
 
 	coll := o.State.Client().Database(b.DB).Collection(b.Coll)
 	if p.DryRun {
-		stamped, unstamped, err := purge.Purgeable(ctx, coll, cut)
-		c.Purgeable = stamped + unstamped
+		n, err := purge.CountPurgeable(ctx, coll, cut)
+		c.Purgeable, c.Timeless = n.Stamped+n.Unstamped, n.Timeless
 		return c, err
 	}
 
 	total := removedBefore
-	c.Removed, err = purge.PurgeLoop{
-		Coll: coll,
-		Size: func() int { return p.Batch },
-		Cut:  func(ctx context.Context) (purge.Cut, error) { return cuts.Of(ctx, b) },
+	candidates := &purge.Candidates{}
+	loop := purge.PurgeLoop{
+		Coll:       coll,
+		Candidates: candidates,
+		Size:       func() int { return p.Batch },
+		Cut:        func(ctx context.Context) (purge.Cut, error) { return cuts.Of(ctx, b) },
 		Step: func(ctx context.Context, n int64) error {
 			total += n
 			if p.Progress != nil {
@@ -155,7 +164,25 @@ func (o Operator) purgeCollection(
 			}
 			return nil
 		},
-	}.Run(ctx)
+	}
+
+	// Envelopes without a stamp are removed once the position has passed the time at which they were read. The
+	// position of an idle stream moves about every ten seconds.
+	for waited := time.Now(); ; {
+		before := candidates.Len()
+		var removed int64
+		removed, err = loop.Run(ctx)
+		c.Removed += removed
+		if candidates.Len() != before {
+			waited = time.Now()
+		}
+		if err != nil || candidates.Len() == 0 || time.Since(waited) > maxPurgeWait {
+			break
+		}
+		if err = retry.Sleep(ctx, time.Second); err != nil {
+			break
+		}
+	}
 
 	// A gap may be found while the purge runs.
 	if errors.As(err, &held) {

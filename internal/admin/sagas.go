@@ -113,14 +113,22 @@ func (s Sagas) List(ctx context.Context, database, name string, limit int, after
 	filter := bson.D{}
 	if after != "" {
 		var p sagaPlace
-		if err := parseCursor(after, &p); err != nil {
+		if err := mongodb.ParseCursor(after, &p); err != nil {
 			return page, err
 		}
 		filter = afterPlace("updatedAt", p.At, p.ID)
 	}
 	limit = pageSize(limit)
 	coll := mongodb.Majority(s.op.database(database).Collection(name))
-	cur, err := coll.Find(ctx, filter, options.Find().
+	type document struct {
+		ID          bson.RawValue `bson:"_id"`
+		Version     int64         `bson:"version"`
+		CreatedAt   time.Time     `bson:"createdAt"`
+		UpdatedAt   time.Time     `bson:"updatedAt"`
+		CompletedAt *time.Time    `bson:"completedAt"`
+		ExpiresAt   *time.Time    `bson:"expiresAt"`
+	}
+	docs, err := mongodb.FindAll[document](ctx, coll, "listing sagas of "+name, filter, options.Find().
 		SetAllowDiskUse(true).
 		SetLimit(int64(limit)).
 		SetSort(bson.D{{Key: "updatedAt", Value: -1}, {Key: "_id", Value: -1}}).
@@ -132,18 +140,7 @@ func (s Sagas) List(ctx context.Context, database, name string, limit int, after
 			{Key: "expiresAt", Value: 1},
 		}))
 	if err != nil {
-		return page, wrapError("listing sagas of "+name, err)
-	}
-	var docs []struct {
-		ID          bson.RawValue `bson:"_id"`
-		Version     int64         `bson:"version"`
-		CreatedAt   time.Time     `bson:"createdAt"`
-		UpdatedAt   time.Time     `bson:"updatedAt"`
-		CompletedAt *time.Time    `bson:"completedAt"`
-		ExpiresAt   *time.Time    `bson:"expiresAt"`
-	}
-	if err := cur.All(ctx, &docs); err != nil {
-		return page, wrapError("listing sagas of "+name, err)
+		return page, err
 	}
 
 	for _, d := range docs {
@@ -161,7 +158,7 @@ func (s Sagas) List(ctx context.Context, database, name string, limit int, after
 	page.Total = sagaType.Count
 	if n := len(docs); n == limit {
 		last := &docs[n-1]
-		page.Next, err = encodeCursor(sagaPlace{bson.NewDateTimeFromTime(last.UpdatedAt), last.ID})
+		page.Next, err = mongodb.EncodeCursor(sagaPlace{bson.NewDateTimeFromTime(last.UpdatedAt), last.ID})
 	}
 	return page, err
 }

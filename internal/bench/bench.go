@@ -35,6 +35,8 @@ type Options struct {
 
 	// Failover is how often an owner with a standby is killed, and how often it is stopped gracefully. 0 skips this.
 	Failover int
+	// Foreign adds a drain of documents as another writer inserts them, without ts and slot, to each run.
+	Foreign bool
 	// TTL is the ttl of the lease in the failover. Defaults to that of the configuration.
 	TTL time.Duration
 
@@ -94,24 +96,28 @@ func (o Options) Check() error {
 
 // The collections of the benchmark's database.
 const (
-	backlog = "outbox"
-	live    = "live"
+	backlog        = "outbox"
+	foreignBacklog = "foreign" // the same events, as another writer inserts them
+	live           = "live"
 )
 
 // bench is the state of one benchmark.
 type bench struct {
 	Options
-	stack    *devstack.Stack // nil if both servers were given
-	servers  []int           // known processes of the servers
-	client   *mongo.Client
-	cluster  *cluster
-	db       string
-	dir      string // of configuration files
-	start    bson.Timestamp
-	numbered int
-	perDoc   time.Duration // slowest bulk write so far, per document
-	states   []string
-	began    time.Time
+	stack   *devstack.Stack // nil if both servers were given
+	servers []int           // known processes of the servers
+	mongods []int           // those of MongoDB
+	client  *mongo.Client
+	cluster *cluster
+	db      string
+	dir     string // of configuration files
+	start   bson.Timestamp
+
+	foreignStart bson.Timestamp
+	numbered     int
+	perDoc       time.Duration // slowest bulk write so far, per document
+	states       []string
+	began        time.Time
 }
 
 // Run runs the benchmark. It takes minutes. The end of ctx interrupts it.
@@ -163,7 +169,9 @@ func (b *bench) openServers(ctx context.Context) (err error) {
 		mb := b.Events / 1024 * (b.Payload + 600) / 1024
 		want.Mongo = devstack.MongoOptions{CacheMB: max(1024, 3*mb), OplogMB: max(2048, 3*mb)}
 	} else {
-		given = append(given, options.Client().ApplyURI(b.MongoDB).Hosts...)
+		hosts := options.Client().ApplyURI(b.MongoDB).Hosts
+		b.mongods = listeners(hosts)
+		given = append(given, hosts...)
 	}
 
 	if len(b.Kafka) == 0 {
@@ -180,11 +188,8 @@ func (b *bench) openServers(ctx context.Context) (err error) {
 		if b.OnHardStop != nil {
 			b.OnHardStop(b.stack.Stop)
 		}
-		for _, m := range slices.Concat(b.stack.Mongods(), b.stack.Kafkas()) {
-			if pid := m.PID(); pid != 0 {
-				b.servers = append(b.servers, pid)
-			}
-		}
+		b.mongods = knownPIDs(b.stack.Mongods())
+		b.servers = slices.Concat(b.mongods, knownPIDs(b.stack.Kafkas()))
 	}
 	if b.MongoDB == "" {
 		b.MongoDB = b.stack.MongoURI()
@@ -232,6 +237,16 @@ func (b *bench) cleanUp(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// knownPIDs returns the process ids that are known.
+func knownPIDs[P interface{ PID() int }](processes []P) (pids []int) {
+	for _, p := range processes {
+		if pid := p.PID(); pid != 0 {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
 // serverPIDs returns the processes that do not count as foreign.
 func (b *bench) serverPIDs() []int { return slices.Clone(b.servers) }
 
@@ -253,7 +268,8 @@ func (b *bench) newStateDB(name string) string {
 // samples are the figures of all runs.
 type samples struct {
 	raw, produce, both, drain    []float64
-	cpu, peak, allocs            []float64
+	cpu, peak, allocs, mongodCPU []float64
+	foreignDrain                 []drained
 	early, end                   []float64
 	foreign                      map[string][]float64
 	rawP50, rawP99, p50, p99, p3 map[int][]float64
@@ -271,6 +287,13 @@ func (b *bench) measureAll(ctx context.Context) (Result, error) {
 	b.logProgress("writing a backlog of %d events of %d bytes", b.Events, b.Payload)
 	if b.start, err = b.fillBacklog(ctx); err != nil {
 		return Result{}, err
+	}
+
+	if b.Foreign {
+		b.logProgress("writing the same backlog as another writer would")
+		if b.foreignStart, err = b.fillOutbox(ctx, foreignBacklog, newForeignEnvelope); err != nil {
+			return Result{}, err
+		}
 	}
 
 	coll, err := b.newOutbox(ctx, live)
@@ -349,8 +372,15 @@ func (b *bench) measureCeilings(ctx context.Context, run int, s *samples) error 
 	return nil
 }
 
-// measureDrain measures the drain of the backlog through the relay.
+// measureDrain measures the drain of the backlog through the relay, and that of a foreign one if there is one. Even runs
+// begin with the foreign one, so that neither profits from its place.
 func (b *bench) measureDrain(ctx context.Context, run int, s *samples) error {
+	if b.Foreign && run%2 == 0 {
+		if err := b.measureForeignDrain(ctx, run, s); err != nil {
+			return err
+		}
+	}
+
 	d, err := b.drainBacklog(ctx, run)
 	if err != nil {
 		return fmt.Errorf("drain: %w", err)
@@ -358,6 +388,7 @@ func (b *bench) measureDrain(ctx context.Context, run int, s *samples) error {
 
 	s.drain = append(s.drain, d.eps)
 	s.cpu = append(s.cpu, d.cpuPerMillion)
+	s.mongodCPU = append(s.mongodCPU, d.mongodPerMillion)
 	s.peak = append(s.peak, d.peak)
 	s.allocs = append(s.allocs, d.allocs)
 	s.early = append(s.early, d.early)
@@ -369,6 +400,26 @@ func (b *bench) measureDrain(ctx context.Context, run int, s *samples) error {
 	b.logProgress("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%  %.2f CPU-s per million  "+
 		"%.1f MB (%.1f after 50,000)  %.3f allocations per event",
 		run, b.Runs, "drain", d.eps, d.foreign, d.cpuPerMillion, d.peak, d.early, d.allocs)
+
+	if b.Foreign && run%2 == 1 {
+		return b.measureForeignDrain(ctx, run, s)
+	}
+	return nil
+}
+
+// measureForeignDrain measures the drain of the documents of another writer.
+func (b *bench) measureForeignDrain(ctx context.Context, run int, s *samples) error {
+	d, err := b.drainForeign(ctx, run)
+	if err != nil {
+		return fmt.Errorf("drain of foreign documents: %w", err)
+	}
+
+	s.foreignDrain = append(s.foreignDrain, d)
+	if d.known {
+		s.foreign["foreign_drain"] = append(s.foreign["foreign_drain"], d.foreign)
+	}
+	b.logProgress("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%  %.2f CPU-s per million  %.1f MB  %.2f CPU-s per million in MongoDB",
+		run, b.Runs, "foreign", d.eps, d.foreign, d.cpuPerMillion, d.peak, d.mongodPerMillion)
 	return nil
 }
 

@@ -19,6 +19,7 @@ const (
 // drained has the figures of one drain of the backlog through the relay.
 type drained struct {
 	eps, cpuPerMillion, allocs float64
+	mongodPerMillion           float64 // CPU seconds; -1 if it is unknown
 	peak, early, end           float64 // MiB: VmHWM, resident after the first 50,000, maximum after that
 	foreign                    float64
 	known                      bool // whether foreign is known
@@ -31,6 +32,14 @@ func (b *bench) drainBacklog(ctx context.Context, run int) (drained, error) {
 	return b.drainBeside(ctx, fmt.Sprintf("drain%d", run), setting{}, func(*relay) {}, func() error { return nil })
 }
 
+// drainForeign is drainBacklog for the documents of another writer. They have no stamp to begin a stream at, so the
+// relay gets the time at which they were written.
+func (b *bench) drainForeign(ctx context.Context, run int) (drained, error) {
+	start := time.Unix(int64(b.foreignStart.T), 0).UTC().Format(time.RFC3339)
+	s := setting{watch: foreignBacklog, start: start}
+	return b.drainBeside(ctx, fmt.Sprintf("foreign%d", run), s, func(*relay) {}, func() error { return nil })
+}
+
 // drainBeside is drainBacklog with a concurrent activity. It calls begin after the start of the process. It
 // always calls end when all records are there or the drain has failed, and before it stops the process.
 func (b *bench) drainBeside(ctx context.Context, name string, s setting, begin func(*relay), end func() error) (d drained, err error) {
@@ -40,7 +49,10 @@ func (b *bench) drainBeside(ctx context.Context, name string, s setting, begin f
 	}
 	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
 
-	s.watch, s.topic, s.state, s.start, s.label = backlog, topic, b.newStateDB(name), "backlog", name
+	if s.watch == "" {
+		s.watch, s.start = backlog, "backlog"
+	}
+	s.topic, s.state, s.label = topic, b.newStateDB(name), name
 	r, err := b.startRelay(ctx, s)
 	if err != nil {
 		return d, err
@@ -75,6 +87,8 @@ type watcher struct {
 
 	meter         *meter
 	before, after usage
+	mongod        *meter // since the last check that found no record
+	mongodCPU     float64
 	start         counters
 	early, most   float64
 	foreign       float64
@@ -90,6 +104,7 @@ func (w *watcher) followDrain(ctx context.Context, events int) error {
 		}
 		if w.n == 0 {
 			w.before, _ = processUsage(w.relay.pid())
+			w.mongod = startMeter(w.mongods...)
 		}
 
 		n, err := w.cluster.countRecords(ctx, w.topic)
@@ -126,6 +141,7 @@ func (w *watcher) followDrain(ctx context.Context, events int) error {
 	}
 
 	w.after, _ = processUsage(w.relay.pid())
+	w.mongodCPU = w.mongod.used(w.mongods...)
 	w.foreign, w.known = w.meter.foreign()
 	return nil
 }
@@ -199,5 +215,9 @@ func (w *watcher) drainResult(ctx context.Context) (drained, error) {
 		cpu = end.cpu
 	}
 	d.cpuPerMillion = cpu * 1e6 / float64(w.n)
+	d.mongodPerMillion = -1
+	if w.mongodCPU > 0 {
+		d.mongodPerMillion = w.mongodCPU * 1e6 / float64(w.n)
+	}
 	return d, nil
 }

@@ -71,9 +71,26 @@ func (b *bench) newOutbox(ctx context.Context, name string) (*mongo.Collection, 
 	return coll, nil
 }
 
+// newForeignEnvelope returns a document as a writer that does not use outrelay would insert it: with an ObjectId, and
+// without ts and slot.
+func newForeignEnvelope(i, size int) (bson.Raw, error) {
+	return bson.Marshal(bson.D{
+		{Key: "_id", Value: bson.NewObjectID()},
+		{Key: "aggregatetype", Value: aggregate},
+		{Key: "aggregateid", Value: orderingKey(i)},
+		{Key: "type", Value: eventType},
+		{Key: "payload", Value: newPayload(i, size)},
+	})
+}
+
 // fillBacklog writes the backlog for all drains, and returns the start time for a stream of it.
 func (b *bench) fillBacklog(ctx context.Context) (bson.Timestamp, error) {
-	coll, err := b.newOutbox(ctx, backlog)
+	return b.fillOutbox(ctx, backlog, newEnvelope)
+}
+
+// fillOutbox writes the events of a drain to a new collection, and returns the start time for a stream of it.
+func (b *bench) fillOutbox(ctx context.Context, name string, envelope func(i, size int) (bson.Raw, error)) (bson.Timestamp, error) {
+	coll, err := b.newOutbox(ctx, name)
 	if err != nil {
 		return bson.Timestamp{}, err
 	}
@@ -84,7 +101,7 @@ func (b *bench) fillBacklog(ctx context.Context) (bson.Timestamp, error) {
 	}
 
 	start.I++
-	if err := b.writeDocuments(ctx, coll, b.Events, func(i int) (bson.Raw, error) { return newEnvelope(i, b.Payload) }); err != nil {
+	if err := b.writeDocuments(ctx, coll, b.Events, func(i int) (bson.Raw, error) { return envelope(i, b.Payload) }); err != nil {
 		return start, err
 	}
 	return start, nil

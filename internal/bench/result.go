@@ -25,12 +25,40 @@ type Result struct {
 	RSSAfter50k    float64            `json:"rss_50k_mb"`  // resident after the first 50,000 events; 0 in shorter drains
 	RSSEnd         float64            `json:"rss_end_mb"`  // maximum after that
 	AllocsPerEvent float64            `json:"allocs_per_event"`
+	MongodCPU      float64            `json:"mongod_cpu_s_per_million"` // of the drain; -1 if it is unknown
+	*Foreign                          // nil unless it was measured
 	Latency        []Latency          `json:"latency"`
 	Failover       *Failover          `json:"failover,omitempty"`
 
 	Events  int `json:"events"`
 	Payload int `json:"payload_bytes"`
 	Runs    int `json:"runs"`
+}
+
+// Foreign has the figures of the drain of documents as another writer inserts them, without ts and slot.
+type Foreign struct {
+	EPS           float64 `json:"foreign_eps"`
+	Ratio         float64 `json:"foreign_ratio"` // foreign ÷ drain of the same run
+	CPUPerMillion float64 `json:"foreign_cpu_s_per_million"`
+	MongodCPU     float64 `json:"foreign_mongod_cpu_s_per_million"` // -1 if it is unknown
+	PeakRSS       float64 `json:"foreign_peak_rss_mb"`              // MiB
+}
+
+// foreignMedians returns the medians of the drains of another writer's documents, or nil if there are none.
+func (s *samples) foreignMedians() *Foreign {
+	if len(s.foreignDrain) == 0 {
+		return nil
+	}
+
+	var eps, ratios, cpu, mongod, peak []float64
+	for i, d := range s.foreignDrain {
+		eps, ratios = append(eps, d.eps), append(ratios, d.eps/s.drain[i])
+		cpu, mongod, peak = append(cpu, d.cpuPerMillion), append(mongod, d.mongodPerMillion), append(peak, d.peak)
+	}
+	return &Foreign{
+		EPS: round(median(eps), 0), Ratio: round(median(ratios), 3), CPUPerMillion: round(median(cpu), 2),
+		MongodCPU: round(median(mongod), 2), PeakRSS: round(median(peak), 1),
+	}
 }
 
 // Latency is the time from the acknowledged insert to the arrival at a consumer, in milliseconds.
@@ -87,6 +115,7 @@ func (s *samples) medians(b *bench) Result {
 		BothEPS: round(median(s.both), 0), DrainEPS: round(median(s.drain), 0),
 		CPUPerMillion: round(median(s.cpu), 2), PeakRSS: round(median(s.peak), 1), AllocsPerEvent: round(median(s.allocs), 3),
 		RSSAfter50k: round(median(s.early), 1), RSSEnd: round(median(s.end), 1),
+		MongodCPU: round(median(s.mongodCPU), 2), Foreign: s.foreignMedians(),
 		ForeignCPUPct: -1, ForeignCPU: map[string]float64{}, Latency: []Latency{},
 		Events: b.Events, Payload: b.Payload, Runs: b.Runs,
 	}
@@ -127,9 +156,15 @@ func (r Result) Print(w io.Writer) error {
 	row("both at once", "%.0f events/s", r.BothEPS)
 	row("drain through the relay", "%.0f events/s, %.3f of the raw stream of the same run", r.DrainEPS, r.DrainRatio)
 	row("CPU of the relay", "%.2f s per million events", r.CPUPerMillion)
+	row("CPU of MongoDB", "%.2f s per million events", r.MongodCPU)
 	row("memory of the relay", "%.1f MB at most; %.1f after 50,000 events, then %.1f at most",
 		r.PeakRSS, r.RSSAfter50k, r.RSSEnd)
 	row("allocations", "%.3f per event", r.AllocsPerEvent)
+
+	if f := r.Foreign; f != nil {
+		row("documents without ts", "%.0f events/s, %.3f of the drain of the same run; CPU per million %.2f s in the relay, "+
+			"%.2f s in MongoDB; %.1f MB at most", f.EPS, f.Ratio, f.CPUPerMillion, f.MongodCPU, f.PeakRSS)
+	}
 
 	for _, l := range r.Latency {
 		row(fmt.Sprintf("latency at %d/s", l.Rate), "p50 %.2f ms, p99 %.2f ms, p99.9 %.2f ms; bare stream %.2f / %.2f ms",

@@ -9,7 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/demo/member"
-	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
 var consumerScenario = Scenario{
@@ -199,12 +199,12 @@ func (s *stage) judgeEffects(ctx context.Context, f *ConsumerFinding) error {
 
 // countLetters counts the events that consumers gave up. Any such event breaks the promise.
 func (s *stage) countLetters(ctx context.Context) (int, error) {
-	n, err := s.shopDatabase().Collection(consumer.DefaultLetters).CountDocuments(ctx, bson.D{})
+	n, err := s.shopDatabase().Collection(deadletter.DefaultCollection).CountDocuments(ctx, bson.D{})
 	if err != nil {
 		return 0, fmt.Errorf("counting the consumers' dead letters: %w", err)
 	}
 	if n > 0 {
-		s.recordBroken("the consumers gave up %d events: they are in %s.%s", n, s.names.database, consumer.DefaultLetters)
+		s.recordBroken("the consumers gave up %d events: they are in %s.%s", n, s.names.database, deadletter.DefaultCollection)
 	}
 	return int(n), nil
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/sagas"
-	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/internal/setaside"
+	handlerletters "github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
 type roleMaker struct {
@@ -187,8 +188,8 @@ func (m *roleMaker) consumerRole() Role {
 		}
 
 		r.Privileges = addPrivileges(r.Privileges,
-			Privilege{Resource: resourceOf(db, consumer.DefaultLetters), Actions: slices.Concat(readWrite, schema, []string{"collMod"}), Why: "messages that could not be handled"},
-			Privilege{Resource: resourceOf(db, consumer.DefaultWaiting), Actions: slices.Concat(readWrite, schema), Why: "messages that wait for a retry"})
+			Privilege{Resource: resourceOf(db, handlerletters.DefaultCollection), Actions: slices.Concat(readWrite, schema, []string{"collMod"}), Why: "messages that could not be handled"},
+			Privilege{Resource: resourceOf(db, setaside.DefaultCollection), Actions: slices.Concat(readWrite, schema), Why: "messages that wait for a retry"})
 		for _, coll := range append(slices.Clone(m.who.Sagas), sagas.TypesCollection) {
 			if len(m.who.Sagas) > 0 {
 				r.Privileges = addPrivileges(r.Privileges,

@@ -100,7 +100,11 @@ type publisher struct {
 func (p *publisher) Deliver(_ context.Context, e *outboxes.Envelope) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.ids = append(p.ids, strings.Clone(e.Raw.Lookup("_id").StringValue()))
+	id, ok := e.Raw.Lookup("_id").StringValueOK()
+	if !ok {
+		id = e.Raw.Lookup("type").StringValue() // whatever the id is
+	}
+	p.ids = append(p.ids, strings.Clone(id))
 	p.stamps = append(p.stamps, e.TS)
 	if p.deliver != nil {
 		return p.deliver(e)

@@ -240,18 +240,13 @@ func (r *Recovery) HasUnstampedBacklog(ctx context.Context, now bson.Timestamp) 
 
 // findReadUpTo returns, for collections that got a watched name after the position, the time up to
 // which they were read before. start is where the term has started.
-func (r *Recovery) findReadUpTo(ctx context.Context, start bson.Timestamp) (map[string]bson.Timestamp, error) {
-	claims, err := r.Collections.Registrations(ctx)
-	if err != nil {
-		return nil, err
-	}
-
+func (r *Recovery) findReadUpTo(claims []outboxes.Registration, start bson.Timestamp) map[string]bson.Timestamp {
 	// A gap begins at the position, unless an operator has ordered another time.
 	position := r.gap.From
 	if r.gap.Reason == lease.GapRequested {
 		position = start
 	}
-	return outboxes.ReadUpTo(claims, r.Collections.WatchedOutboxes(), position, r.gap.From), nil
+	return outboxes.ReadUpTo(claims, r.Collections.WatchedOutboxes(), position, r.gap.From)
 }
 
 // SweepGap delivers the envelopes of the gap and closes it. It returns when all of them are
@@ -262,22 +257,23 @@ func (r *Recovery) SweepGap(ctx context.Context, start resume.Position) error {
 		return nil
 	}
 	g.margin = mongodb.Margin(ctx, r.Calls.Client)
-	readUpTo, err := r.findReadUpTo(ctx, start.ClusterTime)
+	claims, err := r.Collections.Registrations(ctx)
 	if err != nil {
 		return err
 	}
 
 	s := &Sweep{
-		Client:      r.Calls.Client,
-		Collections: r.Collections.WatchedOutboxes(),
-		From:        g.From,
-		ReadUpTo:    readUpTo,
-		To:          g.To,
-		Cursor:      g.Cursor,
-		Margin:      g.margin,
-		Memory:      int64(r.Config.Limits.Memory) / 4,
-		Skip:        r.Pump.SkipSwept(int64(r.Config.Limits.Memory) / 4),
-		Publisher:   gapPublisher{sweptPublisher{r}},
+		Client:       r.Calls.Client,
+		Collections:  r.Collections.WatchedOutboxes(),
+		From:         g.From,
+		ReadUpTo:     r.findReadUpTo(claims, start.ClusterTime),
+		IrregularIDs: outboxes.IrregularIDs(claims),
+		To:           g.To,
+		Cursor:       g.Cursor,
+		Margin:       g.margin,
+		Memory:       int64(r.Config.Limits.Memory) / 4,
+		Skip:         r.Pump.SkipSwept(int64(r.Config.Limits.Memory) / 4),
+		Publisher:    gapPublisher{sweptPublisher{r}},
 	}
 	g.lower = s.LowerBound()
 	r.sweeping.Store(&sweepProgress{endStamp: g.To.T})

@@ -2,7 +2,6 @@ package gap
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -24,10 +23,7 @@ const (
 	maxReply     = 2000
 )
 
-var (
-	noStamp   = bson.Timestamp{}
-	lastStamp = bson.Timestamp{T: 1<<32 - 1, I: 1<<32 - 1}
-)
+var lastStamp = bson.Timestamp{T: 1<<32 - 1, I: 1<<32 - 1}
 
 // streamFilter matches the envelopes that the stream has to send, together with the conditions in and.
 // An envelope with a state or a due time is sent for another reason, and one with sentAt was sent.
@@ -40,14 +36,20 @@ func stampedFilter(after, to bson.Timestamp) bson.D {
 	return streamFilter(bson.E{Key: "ts", Value: bson.D{{Key: "$gt", Value: after}, {Key: "$lte", Value: to}}})
 }
 
-// unstampedFilter matches the envelopes whose ts is missing, 0,0, or no timestamp. In the order of BSON
-// these are before and after all stamps, so that the index finds them. ($not and $type would read the
-// whole index.)
-func unstampedFilter() bson.D {
-	side := func(op string, t bson.Timestamp) bson.D {
-		return bson.D{{Key: "$expr", Value: bson.D{{Key: op, Value: bson.A{"$ts", t}}}}}
+// unstampedFilter matches the envelopes without a stamp. If idsFrom is not zero, it leaves out those with an
+// ObjectId from before idsFrom. $expr prevents the server from using the index on _id, whose order is not that
+// of insertion. No expression selects UUIDs by version, so [source] leaves them out itself.
+func unstampedFilter(idsFrom time.Time) bson.D {
+	filter := streamFilter(outboxes.Unstamped())
+	if idsFrom.IsZero() {
+		return filter
 	}
-	return streamFilter(bson.E{Key: "$or", Value: bson.A{side("$lte", noStamp), side("$gt", lastStamp)}})
+
+	isObjectID := bson.D{{Key: "$eq", Value: bson.A{bson.D{{Key: "$type", Value: "$_id"}}, "objectId"}}}
+	isEarly := bson.D{{Key: "$lt", Value: bson.A{"$_id", outboxes.FirstObjectID(idsFrom)}}}
+	return append(filter, bson.E{Key: "$expr", Value: bson.D{
+		{Key: "$not", Value: bson.A{bson.D{{Key: "$and", Value: bson.A{isObjectID, isEarly}}}}},
+	}})
 }
 
 // HasUnstamped reports whether coll holds an envelope without a stamp that was committed up to now and
@@ -60,15 +62,7 @@ func HasUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collectio
 	defer session.EndSession(context.WithoutCancel(ctx))
 	ctx = mongo.NewSessionContext(ctx, session)
 
-	opts := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
-	err = mongodb.Majority(coll).FindOne(ctx, p.AddFilter(unstampedFilter()), opts).Err()
-	if errors.Is(err, mongo.ErrNoDocuments) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("looking for envelopes without a stamp in %s: %w", mongodb.Namespace(coll), err)
-	}
-	return true, nil
+	return mongodb.Exists(ctx, mongodb.Majority(coll), p.AddFilter(unstampedFilter(time.Time{})))
 }
 
 // source reads one collection for a sweep. After an error it can continue: it opens a new cursor after
@@ -80,6 +74,7 @@ type source struct {
 	part       slot.Range
 	to         bson.Timestamp
 	unstamped  bool
+	idsFrom    time.Time     // ids with an earlier time are left out; zero leaves out none
 	replyBytes int           // wanted size of a reply
 	timeout    time.Duration // for a reply
 
@@ -105,7 +100,7 @@ func (s *source) openCursor(ctx context.Context) error {
 	}
 
 	opts := options.Find().SetBatchSize(firstReply)
-	filter := unstampedFilter()
+	filter := unstampedFilter(s.idsFrom)
 	if !s.unstamped {
 		// More documents may have the last stamp. Those that were read are left out by their ids.
 		after := s.last
@@ -170,7 +165,7 @@ func (s *source) advanceCursor(ctx context.Context) (bool, error) {
 }
 
 // acceptCurrent reads the stamp and the id of the current document. It returns false if the document
-// was read before.
+// was read before, or if its id is too early.
 func (s *source) acceptCurrent() bool {
 	raw := s.cursor.Current
 	s.cursorDocs++
@@ -182,7 +177,8 @@ func (s *source) acceptCurrent() bool {
 
 	s.id = raw.Lookup("_id")
 	if s.unstamped {
-		return true
+		at, hasTime := outboxes.IDTime(byte(s.id.Type), s.id.Value)
+		return !hasTime || !at.Before(s.idsFrom)
 	}
 
 	s.ts = outboxes.Stamp(raw)

@@ -11,6 +11,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -53,6 +54,8 @@ type Sweep struct {
 	// From. These are collections that were renamed to a watched name since From. The time is zero for a
 	// collection that was never read.
 	ReadUpTo map[string]bson.Timestamp
+	// IrregularIDs contains the collections, by UUID, whose ids must not be used as times.
+	IrregularIDs map[[16]byte]bool
 	// Cursor is the place where an earlier pass over the same stretch stopped. Everything up to it is
 	// delivered, and everything without a stamp. It is zero if there was no earlier pass.
 	Cursor bson.Timestamp
@@ -107,14 +110,53 @@ func (s *Sweep) lowerBound(c outboxes.Outbox) bson.Timestamp {
 func (s *Sweep) Count(ctx context.Context, c outboxes.Outbox) (int64, error) {
 	coll := mongodb.Majority(s.Client.Database(c.DB).Collection(c.Coll))
 	total := int64(0)
-	for _, filter := range []bson.D{unstampedFilter(), stampedFilter(s.lowerBound(c), lastStamp)} {
+	count := func(filter bson.D) error {
 		n, err := coll.CountDocuments(ctx, c.Part.AddFilter(filter))
-		if err != nil {
-			return 0, fmt.Errorf("counting envelopes of %s: %w", c.NS(), err)
-		}
 		total += n
+		return err
 	}
-	return total, nil
+
+	idsFrom := s.idsFrom(c)
+	err := count(stampedFilter(s.lowerBound(c), lastStamp))
+	if err == nil {
+		err = count(unstampedFilter(idsFrom))
+	}
+	if err != nil {
+		return 0, fmt.Errorf("counting envelopes of %s: %w", c.NS(), err)
+	}
+	if idsFrom.IsZero() {
+		return total, nil
+	}
+
+	// The filter does not leave out early UUIDs.
+	uuids := outboxes.IDsBetween(time.Time{}, idsFrom)[1]
+	early := streamFilter(outboxes.Unstamped(), uuids)
+	err = mongodb.FindEach(ctx, coll, "counting envelopes of "+c.NS(), c.Part.AddFilter(early), func(raw bson.Raw) error {
+		id := raw.Lookup("_id")
+		if _, hasTime := outboxes.IDTime(byte(id.Type), id.Value); hasTime {
+			total--
+		}
+		return nil
+	}, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
+	return total, err
+}
+
+// idsFrom returns the time before which the sweep of one collection leaves out envelopes without a stamp, by the
+// times in their ids. It returns zero if the sweep delivers all of them.
+//
+// An envelope that is to be delivered was committed after the collection was read for the last time. So the time
+// in its id is after that, unless the clock of its writer is wrong by more than the margin. If such an envelope
+// was ever read, the collection is in IrregularIDs. That set contains UUIDs, so a collection whose UUID is not
+// known counts as if it were there.
+func (s *Sweep) idsFrom(c outboxes.Outbox) time.Time {
+	from, known := s.ReadUpTo[c.NS()]
+	if !known {
+		from = s.From
+	}
+	if from.IsZero() || !c.Identified() || s.IrregularIDs[c.UUID] {
+		return time.Time{}
+	}
+	return time.Unix(int64(from.T), 0).Add(-outboxes.ClockMargin)
 }
 
 // Run sweeps to the end of the stretch and returns nil. It returns early with the cause of ctx when ctx
@@ -225,10 +267,11 @@ func (r *sweepRun) newSource(c outboxes.Outbox) *source {
 	}
 }
 
-// sweepUnstamped delivers the envelopes of c without a stamp, in the order of insertion.
+// sweepUnstamped delivers the envelopes of c without a stamp, in the order of insertion. The ids of some show that
+// they are too old.
 func (r *sweepRun) sweepUnstamped(ctx context.Context, c outboxes.Outbox) error {
 	s := r.newSource(c)
-	s.unstamped = true
+	s.unstamped, s.idsFrom = true, r.idsFrom(c)
 	defer s.closeCursor(ctx)
 
 	for {

@@ -93,6 +93,89 @@ func TestFromCursorAndMargin(t *testing.T) {
 	}
 }
 
+// The time in an id limits what a sweep repeats. It leaves out nothing that a writer with a clock that is wrong by less than
+// the margin has inserted since, and it keeps the order of insertion.
+func TestN25_TimesInIDsLimitTheSweepOfUnstampedEnvelopes(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c := b.outbox("o")
+	now := time.Now()
+	const margin = outboxes.ClockMargin
+
+	objectID := func(at time.Time) any {
+		id, fresh := outboxes.FirstObjectID(at), bson.NewObjectID()
+		copy(id[4:], fresh[4:])
+		return id
+	}
+	uuidOf := func(version byte) func(at time.Time) any {
+		return func(at time.Time) any {
+			id := outboxes.FirstUUID(at)
+			id.Data[6], id.Data[8] = version<<4, 0x80
+			return id
+		}
+	}
+	// The latest come first, so that the order of the ids is not that of insertion.
+	var all, recent []string
+	for _, kind := range []struct {
+		name  string
+		id    func(at time.Time) any
+		timed bool
+	}{{"ObjectId", objectID, true}, {"UUIDv7", uuidOf(7), true}, {"UUIDv4", uuidOf(4), false}, {"text", nil, false}} {
+		for _, ago := range []time.Duration{-2 * margin, 0, 10 * time.Hour, margin - time.Minute, margin + time.Minute, 1000 * margin} {
+			name := kind.name + " of " + ago.String() + " ago"
+			id := any(name)
+			if kind.id != nil {
+				id = kind.id(now.Add(-ago))
+			}
+			if _, err := c.InsertOne(t.Context(), bson.D{{Key: "_id", Value: id}, {Key: "type", Value: name}}); err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, name)
+			if !kind.timed || ago < margin {
+				recent = append(recent, name)
+			}
+		}
+	}
+	uuid := listed(t, b, "o")
+	for _, x := range []struct {
+		name   string
+		from   bson.Timestamp
+		change func(s *Sweep)
+		want   []string
+	}{
+		{"since a time", bson.Timestamp{T: uint32(now.Unix())}, func(*Sweep) {}, recent},
+		{"of everything", bson.Timestamp{}, func(*Sweep) {}, all},
+		{"with irregular ids", bson.Timestamp{T: uint32(now.Unix())}, func(s *Sweep) { s.IrregularIDs = map[[16]byte]bool{uuid: true} }, all},
+		{"of a collection without a known UUID", bson.Timestamp{T: uint32(now.Unix())}, func(s *Sweep) { s.Collections[0].UUID = [16]byte{} }, all},
+		{"of a collection that was never read", bson.Timestamp{T: uint32(now.Unix())}, func(s *Sweep) {
+			s.ReadUpTo = map[string]bson.Timestamp{s.Collections[0].NS(): {}}
+		}, all},
+	} {
+		p := &publisher{}
+		s := b.sweep(b.now(), p, "o")
+		s.From, s.Collections[0].UUID = x.from, uuid
+		x.change(s)
+		n, err := s.Count(t.Context(), s.Collections[0])
+		b.run(s)
+		if !slices.Equal(p.ids, x.want) {
+			t.Errorf("%s: swept %q, want %q", x.name, p.ids, x.want)
+		}
+		if err != nil || int(n) != len(x.want) {
+			t.Errorf("%s: %d are counted, want %d (%v)", x.name, n, len(x.want), err)
+		}
+	}
+}
+
+// listed returns the UUID of a collection.
+func listed(t *testing.T, b *bundle, name string) [16]byte {
+	t.Helper()
+	found, err := outboxes.ListOutboxes(t.Context(), b.client, func(_, c []byte) bool { return string(c) == name }, b.db.Name())
+	if err != nil || len(found) != 1 {
+		t.Fatalf("%v, %v", found, err)
+	}
+	return found[0].UUID
+}
+
 // Documents without a stamp are found by the index, in the order of insertion within a kind, before the others.
 func TestUnstampedAreSweptByPresence(t *testing.T) {
 	t.Parallel()
@@ -150,7 +233,7 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	b.run(s)
 	p.wants(t, "stamped") // a cursor says that they are done
 	var plan bson.M
-	explain := bson.D{{Key: "explain", Value: bson.D{{Key: "find", Value: "o"}, {Key: "filter", Value: unstampedFilter()}}}, {Key: "verbosity", Value: "executionStats"}}
+	explain := bson.D{{Key: "explain", Value: bson.D{{Key: "find", Value: "o"}, {Key: "filter", Value: unstampedFilter(time.Time{})}}}, {Key: "verbosity", Value: "executionStats"}}
 	if err := b.db.RunCommand(t.Context(), explain).Decode(&plan); err != nil {
 		t.Fatal(err)
 	}

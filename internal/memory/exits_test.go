@@ -1,21 +1,22 @@
 package memory_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/segmentio/kafka-go"
 
 	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/memory"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -24,16 +25,15 @@ import (
 type exit struct {
 	*world
 	*consumer.Consumer
-	topic    string
-	calls    chan string
-	reported chan error
+	topic string
+	calls chan string
 }
 
 func newExit(t *testing.T, opts ...consumer.Option) *exit {
 	t.Helper()
 	w := newWorld(t)
 	w.broker.CreateTopic("in", 1)
-	e := &exit{world: w, topic: "in", calls: make(chan string, 10_000), reported: make(chan error, 10_000)}
+	e := &exit{world: w, topic: "in", calls: make(chan string, 10_000)}
 	e.Consumer = e.member(w.inbox, opts...)
 	return e
 }
@@ -42,25 +42,15 @@ func (e *exit) member(x consumerparts.Inbox, opts ...consumer.Option) *consumer.
 	e.Helper()
 	c, err := consumer.New("g", nil, append([]consumer.Option{
 		consumer.WithTopics("in"), around(consumerparts.Surroundings{Transport: e.broker, Inbox: x, Transact: e.db.Transaction}),
-		consumer.Letters(e.dead), consumer.WithCommitInterval(0), consumer.WithOutbox(e.box),
-		consumer.WithErrorHook(func(_ context.Context, err error) { e.reported <- err }),
+		consumer.WithCommitInterval(0),
+		consumer.WithErrorHook(func(_ context.Context, err error) {
+			if e.Context().Err() == nil {
+				e.Log(err)
+			}
+		}),
 	}, opts...)...)
 	e.ok(err)
 	return c
-}
-
-// reports reports whether an error that matches was reported.
-func (e *exit) reports(is func(err error) bool) bool {
-	for {
-		select {
-		case err := <-e.reported:
-			if is(err) {
-				return true
-			}
-		default:
-			return false
-		}
-	}
 }
 
 func (e *exit) runs(opts ...consumer.HandlerOption) {
@@ -87,20 +77,17 @@ func (e *exit) put(topic, key, value string, headers ...string) {
 
 // passes waits until all offsets of the topic are committed. It returns the handled values and the
 // dead letters.
-func (e *exit) passes() (handled []string, letters []consumer.Letter) {
+func (e *exit) passes() (handled []string, letters []deadletter.Letter) {
 	e.Helper()
 	ctx, cancel := context.WithTimeout(e.Context(), 20*time.Second)
 	defer cancel()
 	e.ok(e.broker.AwaitCommitted(ctx, "g", e.topic))
-	letters, err := e.dead.All(e.context())
-	e.ok(err)
-	slices.SortFunc(letters, func(a, b consumer.Letter) int { return cmp.Compare(a.Offset, b.Offset) })
 	for {
 		select {
 		case v := <-e.calls:
 			handled = append(handled, v)
 		default:
-			return handled, letters
+			return handled, e.letters()
 		}
 	}
 }
@@ -131,16 +118,17 @@ func TestALongIdentityDoesNotBlockItsPartition(t *testing.T) {
 	}
 
 	for _, l := range letters {
-		if l.Class != consumer.ClassPoison || !strings.Contains(l.Reason, "at most 1024") || len(l.ID.ID) > 100 || len(l.Reason) > 500 {
+		if l.Class != deadletter.ClassMalformed || !strings.Contains(l.Reason, "at most 1024") || len(l.ID.Message) > 100 || len(l.Reason) > 500 {
 			t.Errorf("letter %s: class %s, %s", l.ID, l.Class, l.Reason)
 		}
 	}
 }
 
-// The outbox rejects fault events and scheduled messages that are too long or too large.
+// The outbox rejects events that are too long or too large.
 func TestAFaultEventThatIsNotLegalDoesNotBlockItsPartition(t *testing.T) {
 	t.Parallel()
-	e := newExit(t, toLetters, consumer.PublishFaults(consumer.Faults{Body: true}))
+	e := newExit(t)
+	e.Consumer = e.member(e.inbox, toLetters, consumer.WithDeadLetters(deadletter.WithNotification(e.box)))
 	typ := strings.Repeat("T", 4101)
 	e.ok(e.Handle(typ, consumer.Func(func(context.Context, *consumer.Message) error { return errors.New("no") }, typ)))
 	m := transport.Record{Key: []byte("k"), Value: []byte("x"), Headers: []event.Header{{Key: "type", Value: []byte(typ)}, {Key: "id", Value: []byte("1")}}}
@@ -155,29 +143,24 @@ func TestAFaultEventThatIsNotLegalDoesNotBlockItsPartition(t *testing.T) {
 		t.Errorf("handled %q, %d letters", handled, len(letters))
 	}
 
-	told, err := e.broker.Await(e.context(), "outbox.event."+consumer.FaultType, 4)
+	told, err := e.broker.Await(e.context(), "outbox.event."+deadletter.Notified.Aggregate, 4)
 	e.ok(err)
 	if len(told) != 4 {
-		t.Errorf("%d fault events", len(told))
-	}
-
-	if !e.reports(func(err error) bool { return strings.Contains(err.Error(), "goes without the body") }) {
-		t.Error("the missing body was not reported")
+		t.Errorf("%d notifications", len(told))
 	}
 }
 
 func TestARedactorThatFailsDoesNotBlockItsPartition(t *testing.T) {
 	t.Parallel()
-	e := newExit(t, toLetters, consumer.RedactLetters(func(_ context.Context, l *consumer.Letter) error {
+	e := newExit(t, toLetters, consumer.WithDeadLetters(deadletter.WithRedaction(func(_ context.Context, l *deadletter.Letter) error {
 		switch string(l.Value) {
 		case "bad panic":
 			panic("in a redactor")
 		case "bad error":
 			return errors.New("the redactor fails")
 		}
-
 		return nil
-	}))
+	})))
 
 	e.put("in", "secret key", "bad panic", "id", "1", "secret", "header")
 	e.put("in", "secret key", "bad error", "id", "2", "secret", "header")
@@ -190,7 +173,7 @@ func TestARedactorThatFailsDoesNotBlockItsPartition(t *testing.T) {
 	}
 
 	for _, l := range letters[:2] { // nothing that a redactor did not see
-		if l.Key != nil || l.Value != nil || l.Headers != nil || l.History != nil || !strings.Contains(l.Reason, "the record is at in/0/") || l.Class != consumer.ClassHandler {
+		if l.Key != nil || l.Value != nil || l.Headers != nil || l.History != nil || !strings.Contains(l.Reason, "the record is at in/0/") || l.Class != deadletter.ClassHandler {
 			t.Errorf("%+v", l)
 		}
 	}
@@ -205,7 +188,7 @@ func TestARetryTopicThatCannotBeIsADeadLetter(t *testing.T) {
 	e := newExit(t)
 	e.broker.Inject(func(topic string, _ *transport.Record) memory.Fault {
 		if strings.HasPrefix(topic, "in.g.retry") {
-			return memory.Fault{Err: fmt.Errorf("%w: larger than the topic allows", consumer.ErrUnfit)}
+			return memory.Fault{Err: fmt.Errorf("in.g.retry.1: %w", kafka.MessageSizeTooLarge)}
 		}
 		return memory.Fault{}
 	})
@@ -258,9 +241,8 @@ func TestControlHeadersOfStrangersAreIgnored(t *testing.T) {
 			e.passes()
 			e.topic = "in.g.retry.1"
 			e.passes()
-			letters, err := e.dead.All(e.context())
-			e.ok(err)
-			if len(letters) != 1 || letters[0].Topic != "in" || letters[0].Attempts != 2 || letters[0].ID.ID != "1" {
+			letters := e.letters()
+			if len(letters) != 1 || letters[0].Topic != "in" || letters[0].Attempts != 2 || letters[0].ID.Message != "1" {
 				t.Errorf("letters %+v", letters)
 			}
 
@@ -295,7 +277,7 @@ func TestRetriesOfAnotherHandlerAreKept(t *testing.T) {
 	e.ok(e.broker.Publish(e.context(), "in", []transport.Record{m}))
 	e.runs()
 	_, letters := e.passes()
-	if len(letters) != 1 || letters[0].ID.Handler != "old" || letters[0].Class != consumer.ClassNoHandler {
+	if len(letters) != 1 || letters[0].ID.Handler != "old" || letters[0].Class != deadletter.ClassUnknown {
 		t.Errorf("letters %+v", letters)
 	}
 }
@@ -335,7 +317,7 @@ func TestAtLeastOnceStoresNothing(t *testing.T) {
 // crashing is an inbox whose process dies once, after a message was moved and before its watermark
 // moves.
 type crashing struct {
-	consumerparts.Inbox
+	*memory.Inbox
 	dies func()
 }
 

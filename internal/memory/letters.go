@@ -1,65 +1,224 @@
 package memory
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 
-	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/internal/letterparts"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
-// Letters stores the dead letters of consumers in a DB. Pass it to consumer.Letters. It is safe for
-// concurrent use.
-type Letters struct {
+// letterStore stores the dead letters of consumers. Package deadletter has its interface.
+type letterStore struct {
 	db   *DB
 	rows *storedTable
 }
 
-var _ consumer.LetterStore = (*Letters)(nil)
-
-// NewLetters returns the dead letters in db.
-func NewLetters(db *DB) *Letters {
-	return &Letters{db: db, rows: db.findOrAddTable(consumer.DefaultLetters)}
+// NewLetters returns the dead letters of the consumers of db, with the options of package deadletter. WithCollection and
+// WithExpiry have no effect.
+func NewLetters(db *DB, opts ...deadletter.Option) (*deadletter.Desk, error) {
+	store := &letterStore{db: db, rows: db.findOrAddTable(deadletter.DefaultCollection)}
+	desk, err := letterparts.New(opts, store, newSetAsideStore(db))
+	if err != nil {
+		return nil, err
+	}
+	return desk.(*deadletter.Desk), nil
 }
 
-// Put stores a letter: see consumer.LetterStore. If a letter with this id exists, it stays.
-func (s *Letters) Put(ctx context.Context, l *consumer.Letter) error {
+// Letters returns the dead letters of consumers in the DB.
+func (x *Inbox) Letters(opts []deadletter.Option) (*deadletter.Desk, error) {
+	return NewLetters(x.db, opts...)
+}
+
+// EnsureIndexes does nothing: a DB has no indexes.
+func (s *letterStore) EnsureIndexes(context.Context) error { return nil }
+
+// Transaction runs fn in a transaction of the DB.
+func (s *letterStore) Transaction(ctx context.Context, fn func(ctx context.Context) error) error {
+	return s.db.Transaction(ctx, fn)
+}
+
+// Put stores a letter, unless there is one with this id.
+func (s *letterStore) Put(ctx context.Context, l *deadletter.Letter) error {
 	return s.db.runOperation(ctx, func(t *tx) error {
 		key := l.ID.String()
 		if t.getRow(s.rows, key) != nil {
 			return nil
 		}
-
 		stored := copyLetter(l)
-		stored.MovedAt = time.Now()
-		return t.putRow(s.rows, key, stored)
+		stored.GivenUpAt = time.Now().Truncate(time.Millisecond).UTC() // as MongoDB
+		return t.putRow(s.rows, key, &stored)
 	})
 }
 
 // copyLetter returns a copy that shares no memory with l.
-func copyLetter(l *consumer.Letter) *consumer.Letter {
+func copyLetter(l *deadletter.Letter) deadletter.Letter {
 	c := *l
-	c.Key = slices.Clone(l.Key)
-	c.Value = slices.Clone(l.Value)
+	c.Key = bytes.Clone(l.Key)
+	c.Value = bytes.Clone(l.Value)
 	c.Headers = slices.Clone(l.Headers)
 	c.History = slices.Clone(l.History)
 	for i := range c.Headers {
-		c.Headers[i].Value = slices.Clone(c.Headers[i].Value)
+		c.Headers[i].Value = bytes.Clone(c.Headers[i].Value)
 	}
-	return &c
+	if l.Requeued != nil {
+		r := *l.Requeued
+		r.Handlers = slices.Clone(r.Handlers)
+		c.Requeued = &r
+	}
+	return c
 }
 
-// All returns the letters, the earliest first.
-func (s *Letters) All(ctx context.Context) (list []consumer.Letter, err error) {
+// Get reads one letter.
+func (s *letterStore) Get(ctx context.Context, id deadletter.ID) (l deadletter.Letter, err error) {
 	err = s.db.runOperation(ctx, func(t *tx) error {
-		list = nil
-		t.scanRows(s.rows, func(_ string, v any) { list = append(list, *copyLetter(v.(*consumer.Letter))) })
+		stored, ok := t.getRow(s.rows, id.String()).(*deadletter.Letter)
+		if !ok {
+			return fmt.Errorf("%w: %s", deadletter.ErrNotFound, id)
+		}
+		l = copyLetter(stored)
 		return nil
 	})
+	return l, err
+}
 
-	slices.SortStableFunc(list, func(a, b consumer.Letter) int {
-		return cmp.Or(a.MovedAt.Compare(b.MovedAt), cmp.Compare(a.Offset, b.Offset))
+// Find returns the first letters that q selects.
+func (s *letterStore) Find(
+	ctx context.Context, q deadletter.Query, after *deadletter.Letter, oldestFirst bool, limit int,
+) (list []deadletter.Letter, err error) {
+	order := compareLetters
+	if oldestFirst {
+		order = func(a, b *deadletter.Letter) int { return compareLetters(b, a) }
+	}
+
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		list = nil
+		t.scanRows(s.rows, func(_ string, v any) {
+			l := v.(*deadletter.Letter)
+			if isSelected(&q, l) && (after == nil || order(after, l) < 0) {
+				list = append(list, copyLetter(l))
+			}
+		})
+		return nil
 	})
+	slices.SortFunc(list, func(a, b deadletter.Letter) int { return order(&a, &b) })
+	return list[:min(len(list), limit)], err
+}
+
+// compareLetters orders letters, the latest first.
+func compareLetters(a, b *deadletter.Letter) int {
+	return cmp.Or(b.GivenUpAt.Compare(a.GivenUpAt), strings.Compare(a.ID.String(), b.ID.String()))
+}
+
+// isSelected reports whether q selects l.
+func isSelected(q *deadletter.Query, l *deadletter.Letter) bool {
+	for _, c := range [][2]string{
+		{q.Group, l.ID.Group},
+		{q.Handler, l.ID.Handler},
+		{q.Class, l.Class},
+		{q.Name, l.Name},
+		{q.AggregateType, l.Aggregate.Type},
+		{q.Topic, l.Topic},
+	} {
+		if c[0] != "" && c[0] != c[1] {
+			return false
+		}
+	}
+	return (len(q.IDs) == 0 || slices.Contains(q.IDs, l.ID)) &&
+		(len(q.Messages) == 0 || slices.Contains(q.Messages, l.ID.Message)) &&
+		(len(q.Key) == 0 || bytes.Equal(q.Key, l.Key)) &&
+		strings.HasPrefix(l.Reason, q.Reason) &&
+		!l.GivenUpAt.Before(q.From) && (q.Before.IsZero() || l.GivenUpAt.Before(q.Before)) &&
+		(q.Requeued == nil || *q.Requeued == (l.Requeued != nil))
+}
+
+// Count counts the letters that q selects.
+func (s *letterStore) Count(ctx context.Context, q deadletter.Query) (int64, error) {
+	n := int64(0)
+	list, err := s.Summarize(ctx, q)
+	for _, g := range list {
+		n += g.Count
+	}
+	return n, err
+}
+
+// Summarize counts the letters that q selects by group, handler, name and class.
+func (s *letterStore) Summarize(ctx context.Context, q deadletter.Query) (list []deadletter.Summary, err error) {
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		list = nil
+		t.scanRows(s.rows, func(_ string, v any) {
+			if l := v.(*deadletter.Letter); isSelected(&q, l) {
+				list = addToSummary(list, l)
+			}
+		})
+		return nil
+	})
+	slices.SortStableFunc(list, func(a, b deadletter.Summary) int { return cmp.Compare(b.Count, a.Count) })
 	return list, err
+}
+
+// addToSummary counts l in its group, which it adds if it is missing.
+func addToSummary(list []deadletter.Summary, l *deadletter.Letter) []deadletter.Summary {
+	i := slices.IndexFunc(list, func(g deadletter.Summary) bool {
+		return g.Group == l.ID.Group && g.Handler == l.ID.Handler && g.Name == l.Name && g.Class == l.Class
+	})
+	if i < 0 {
+		i = len(list)
+		list = append(list, deadletter.Summary{
+			Group: l.ID.Group, Handler: l.ID.Handler, Name: l.Name, Class: l.Class, First: l.GivenUpAt, Last: l.GivenUpAt,
+		})
+	}
+
+	g := &list[i]
+	g.Count++
+	if l.Requeued != nil {
+		g.Requeued++
+	}
+	if l.GivenUpAt.Before(g.First) {
+		g.First = l.GivenUpAt
+	}
+	if l.GivenUpAt.After(g.Last) {
+		g.Last = l.GivenUpAt
+	}
+	return list
+}
+
+// MarkRequeued stores by, unless the letter is marked already.
+func (s *letterStore) MarkRequeued(ctx context.Context, id deadletter.ID, by deadletter.Requeued) (marked bool, err error) {
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		stored, ok := t.getRow(s.rows, id.String()).(*deadletter.Letter)
+		marked = ok && stored.Requeued == nil
+		if !marked {
+			return nil
+		}
+		changed := copyLetter(stored)
+		by.At = time.Now()
+		changed.Requeued = &by
+		return t.putRow(s.rows, id.String(), &changed)
+	})
+	return marked, err
+}
+
+// Delete deletes letters.
+func (s *letterStore) Delete(ctx context.Context, letters []deadletter.Letter) (n int64, err error) {
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		n = 0
+		for i := range letters {
+			key := letters[i].ID.String()
+			if t.getRow(s.rows, key) == nil {
+				continue
+			}
+			if err := t.putRow(s.rows, key, nil); err != nil {
+				return err
+			}
+			n++
+		}
+		return nil
+	})
+	return n, err
 }

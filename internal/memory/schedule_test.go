@@ -31,12 +31,17 @@ type plan struct {
 
 func newPlan(t *testing.T, opts ...consumer.Option) *plan {
 	t.Helper()
-	p := &plan{world: newWorld(t), reported: make(chan error, 10_000)}
+	return newPlanIn(newWorld(t), opts...)
+}
+
+func newPlanIn(w *world, opts ...consumer.Option) *plan {
+	w.Helper()
+	p := &plan{world: w, reported: make(chan error, 10_000)}
 	p.broker.CreateTopic("plan", 1)
 	var err error
 	p.Consumer, err = consumer.New("g", nil, append([]consumer.Option{
 		consumer.WithTopics("plan"), around(consumerparts.Surroundings{Transport: p.broker, Inbox: p.inbox, Transact: p.db.Transaction}),
-		consumer.Letters(p.dead), consumer.WithCommitInterval(0),
+		consumer.WithCommitInterval(0),
 		consumer.WithErrorHook(func(_ context.Context, err error) { p.reported <- err }),
 	}, opts...)...)
 
@@ -112,8 +117,7 @@ func TestMessagesThatWaitForTheirHandlerAtAStopAreNotBlamed(t *testing.T) {
 			p.start("consumer", p.Run)
 			p.passes()
 
-			letters, err := p.dead.All(p.context())
-			p.ok(err)
+			letters := p.letters()
 			if n := handled.Load(); n != 40 || len(letters) > 0 {
 				t.Errorf("%d of 40 messages were handled, %d are dead letters", n, len(letters))
 			}
@@ -319,8 +323,7 @@ func TestAHandlersOwnInboxErrorsAreItsFailures(t *testing.T) {
 				consumer.WithRetry(consumer.NoRetry()))
 			p.start("consumer", p.Run)
 			p.passes()
-			letters, err := p.dead.All(p.context())
-			p.ok(err)
+			letters := p.letters()
 			if len(letters) != 1 {
 				t.Errorf("%d dead letters", len(letters))
 			}
@@ -392,7 +395,7 @@ func TestTheLagOfAStuckPartitionGrows(t *testing.T) {
 
 // claims counts releases.
 type claims struct {
-	consumerparts.Inbox
+	*memory.Inbox
 	telemetry.Discard
 	released    atomic.Int32
 	generations chan struct{}
@@ -416,9 +419,9 @@ func TestAHandlerThatIsAbandonedKeepsItsClaimAndNoSlot(t *testing.T) {
 	for _, mode := range []consumer.Mode{consumer.AtLeastOnce, consumer.Transactional} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
-			kept := &claims{generations: make(chan struct{}, 10)}
-			p := newPlan(t, around(consumerparts.Surroundings{Inbox: kept}), consumer.WithConcurrency(1), consumer.WithDrain(10*time.Millisecond), consumer.WithTelemetry(kept))
-			kept.Inbox = p.inbox
+			w := newWorld(t)
+			kept := &claims{Inbox: w.inbox, generations: make(chan struct{}, 10)}
+			p := newPlanIn(w, around(consumerparts.Surroundings{Inbox: kept}), consumer.WithConcurrency(1), consumer.WithDrain(10*time.Millisecond), consumer.WithTelemetry(kept))
 			p.put("A", 1, 1)
 			hangs, release := make(chan struct{}, 10), make(chan struct{})
 			var hung atomic.Bool

@@ -1,6 +1,7 @@
 package memory_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,6 +20,7 @@ import (
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/codec"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/entity"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -33,15 +35,17 @@ type world struct {
 	db     *memory.DB
 	box    *outbox.Box
 	inbox  *memory.Inbox
-	dead   *memory.Letters
+	dead   *deadletter.Desk
 	broker *memory.Broker
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{T: t, db: memory.NewDB(), broker: memory.NewBroker(3)}
-	w.dead = memory.NewLetters(w.db)
 	var err error
+	if w.dead, err = memory.NewLetters(w.db); err != nil {
+		t.Fatal(err)
+	}
 	if w.box, err = memory.NewOutbox(w.db); err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +97,7 @@ func (w *world) consumer(group string, topics ...string) *consumer.Consumer {
 func (w *world) consumerOf(group string, topics []string, more ...consumer.Option) *consumer.Consumer {
 	w.Helper()
 	c, err := consumer.New(group, nil, append(more, consumer.WithTopics(topics...),
-		around(consumerparts.Surroundings{Transport: w.broker, Inbox: w.inbox, Transact: w.db.Transaction}), consumer.Letters(w.dead), consumer.WithCommitInterval(0),
+		around(consumerparts.Surroundings{Transport: w.broker, Inbox: w.inbox, Transact: w.db.Transaction}), consumer.WithCommitInterval(0),
 		consumer.WithErrorHook(func(_ context.Context, err error) {
 			if w.Context().Err() == nil {
 				w.Log(err)
@@ -104,6 +108,17 @@ func (w *world) consumerOf(group string, topics []string, more ...consumer.Optio
 	}
 
 	return c
+}
+
+// letters returns the dead letters, in the order of their offsets.
+func (w *world) letters() (list []deadletter.Letter) {
+	w.Helper()
+	for l, err := range w.dead.All(w.context(), deadletter.Query{}) {
+		w.ok(err)
+		list = append(list, l)
+	}
+	slices.SortFunc(list, func(a, b deadletter.Letter) int { return cmp.Compare(a.Offset, b.Offset) })
+	return list
 }
 
 func (w *world) ok(err error) {
@@ -194,9 +209,8 @@ func TestConsumerWithoutServers(t *testing.T) {
 		}
 	}
 
-	letters, err := w.dead.All(w.context())
-	if len(all) != accounts || len(letters) != 0 || err != nil {
-		t.Errorf("%d accounts, dead letters %+v, %v", len(all), letters, err)
+	if letters := w.letters(); len(all) != accounts || len(letters) != 0 {
+		t.Errorf("%d accounts, dead letters %+v", len(all), letters)
 	}
 }
 
@@ -218,9 +232,8 @@ func TestDeadLettersWithoutServers(t *testing.T) {
 	_, err := w.broker.Await(w.context(), "outbox.event.account", 3)
 	w.ok(err)
 	w.ok(w.broker.AwaitCommitted(w.context(), "g", "outbox.event.account"))
-	letters, err := w.dead.All(w.context())
-	w.ok(err)
-	if len(letters) != 1 || string(letters[0].Value) != "2" || letters[0].Type != "Deposited" || !strings.Contains(letters[0].Reason, "not this one") {
+	letters := w.letters()
+	if len(letters) != 1 || string(letters[0].Value) != "2" || letters[0].Name != "Deposited" || !strings.Contains(letters[0].Reason, "not this one") {
 		t.Errorf("dead letters %+v", letters)
 	}
 
@@ -229,31 +242,30 @@ func TestDeadLettersWithoutServers(t *testing.T) {
 	}
 }
 
-// The options of a consumer for dead letters apply to handlers without a separate Disposer.
+// Other services see a letter as an event of the outbox.
 func TestDeadLettersAreRedactedAndTold(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	c := w.consumerOf("g", []string{"outbox.event.account"}, consumer.WithOutbox(w.box), consumer.PublishFaults(consumer.Faults{Body: true}),
-		consumer.RedactLetters(func(_ context.Context, l *consumer.Letter) error {
-			l.Value = []byte("hidden")
+	c := w.consumerOf("g", []string{"outbox.event.account"}, consumer.WithDeadLetters(
+		deadletter.WithNotification(w.box),
+		deadletter.WithRedaction(func(_ context.Context, l *deadletter.Letter) error {
+			l.Value, l.Reason = []byte("hidden"), "hidden"
 			return nil
-		}))
+		})))
 
 	w.ok(c.Handle("Deposited", consumer.Func(func(context.Context, *consumer.Message) error { return errors.New("no") }, "Deposited"), consumer.WithRetry(consumer.NoRetry())))
 	w.start("consumer", c.Run)
 	w.append(deposit("a", 1))
-	told, err := w.broker.Await(w.context(), "outbox.event."+consumer.FaultType, 1)
+	told, err := w.broker.Await(w.context(), "outbox.event."+deadletter.Notified.Aggregate, 1)
 	w.ok(err)
-	var f consumer.Fault
-	w.ok(json.Unmarshal(told[0].Value, &f))
-	if string(f.Body) != "hidden" || f.Type != "Deposited" || f.Group != "g" {
-		t.Errorf("told %+v", f)
+	var n deadletter.Notification
+	w.ok(json.Unmarshal(told[0].Value, &n))
+	if n.Reason != "hidden" || n.Name != "Deposited" || n.ID.Group != "g" {
+		t.Errorf("told %+v", n)
 	}
 
 	w.ok(w.broker.AwaitCommitted(w.context(), "g", "outbox.event.account"))
-	letters, err := w.dead.All(w.context())
-	w.ok(err)
-	if len(letters) != 1 || string(letters[0].Value) != "hidden" {
+	if letters := w.letters(); len(letters) != 1 || string(letters[0].Value) != "hidden" {
 		t.Errorf("dead letters %+v", letters)
 	}
 }

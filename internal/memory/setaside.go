@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/setaside"
-	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
 // setAsideStore stores the messages that consumers have set aside.
@@ -22,7 +21,7 @@ type setAsideStore struct {
 var _ setaside.Store = (*setAsideStore)(nil)
 
 func newSetAsideStore(db *DB) *setAsideStore {
-	return &setAsideStore{db: db, rows: db.findOrAddTable(consumer.DefaultWaiting)}
+	return &setAsideStore{db: db, rows: db.findOrAddTable(setaside.DefaultCollection)}
 }
 
 // setAsideMessage is a stored message with its times. It is never changed: a change stores a new one.
@@ -242,4 +241,33 @@ func (s *setAsideStore) Handlers(ctx context.Context, group string) (names []str
 	})
 	slices.Sort(names)
 	return slices.Compact(names), err
+}
+
+// Requeued returns the queues of a group with requeued messages.
+func (s *setAsideStore) Requeued(ctx context.Context, group string) (queues []setaside.Queue, err error) {
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		queues = nil
+		s.scanMessages(t, func(m *setAsideMessage) {
+			q := setaside.Queue{Place: m.Place, Digest: m.Queue}
+			if m.Requeued && strings.HasPrefix(m.Handler, group+"/") && !slices.Contains(queues, q) {
+				queues = append(queues, q)
+			}
+		})
+		return nil
+	})
+	return queues, err
+}
+
+// Stored returns those of the ids that messages have.
+func (s *setAsideStore) Stored(ctx context.Context, ids []setaside.Digest) (found []setaside.Digest, err error) {
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		found = nil
+		for _, id := range ids {
+			if t.getRow(s.rows, string(id[:])) != nil {
+				found = append(found, id)
+			}
+		}
+		return nil
+	})
+	return found, err
 }

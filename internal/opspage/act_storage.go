@@ -77,6 +77,9 @@ func planReplay(c *call) (preview, error) {
 	if plan.LeftOut > 0 {
 		p.Lines = append(p.Lines, formatNumber(plan.LeftOut)+" are left out: expired, malformed, or for none of the topics.")
 	}
+	if plan.Unstamped > 0 {
+		p.Lines = append(p.Lines, formatNumber(plan.Unstamped)+" cannot be sent again: they have no ts, so nothing shows when they were delivered.")
+	}
 	for _, t := range plan.Topics {
 		text := countNoun(t.Found, "record")
 		if t.Compacted {

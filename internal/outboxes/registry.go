@@ -51,6 +51,9 @@ type Registration struct {
 	// Left is the cluster time at which a rename last gave the collection a name that the watcher does not read.
 	// The stream has brought the envelopes that were inserted before.
 	Left bson.Timestamp `bson:"left,omitempty"`
+	// IrregularIDs is set once the watcher has read an envelope without a stamp whose id contains a time outside of
+	// [ClockMargin]. The times in the ids of the collection are not used from then on.
+	IrregularIDs bool `bson:"irregularIds,omitempty"`
 }
 
 // Away reports whether the collection has a name that no watcher reads.
@@ -98,22 +101,27 @@ func ReadUpTo(claims []Registration, list []Outbox, position, from bson.Timestam
 	return out
 }
 
+// IrregularIDs returns the collections of the entries whose ids must not be used as times, by UUID.
+func IrregularIDs(claims []Registration) map[[16]byte]bool {
+	out := map[[16]byte]bool{}
+	for _, c := range claims {
+		if c.IrregularIDs && len(c.UUID.Data) == 16 {
+			out[[16]byte(c.UUID.Data)] = true
+		}
+	}
+	return out
+}
+
 // encodeUUID returns the UUID as the server stores it.
 func encodeUUID(u [16]byte) bson.Binary {
 	return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: u[:]}
 }
 
-// Register assigns the collection to the watcher (its name, without a slot). If the collection already belongs
-// to the watcher, Register only stores a new name after a rename. fresh reports whether the entry is new. If
-// the collection belongs to another watcher, the error is a [*ClaimedError].
-func (r *Registry) Register(ctx context.Context, uuid [16]byte, ns, watcher string) (fresh bool, err error) {
-	before, err := r.RegisterAt(ctx, uuid, ns, watcher, bson.Timestamp{})
-	return err == nil && before.Watcher == "", err
-}
-
-// RegisterAt is [Registry.Register] for a collection that had its name at the cluster time at. It returns the
-// entry as it was before the call.
-func (r *Registry) RegisterAt(
+// Register assigns the collection to the watcher (its name, without a slot), with the cluster time at which it
+// had its name, or zero. If the collection already belongs to the watcher, Register stores a new name after a
+// rename. It returns the entry as it was before the call. If the collection belongs to another watcher, the
+// error is a [*ClaimedError].
+func (r *Registry) Register(
 	ctx context.Context, uuid [16]byte, ns, watcher string, at bson.Timestamp,
 ) (before Registration, err error) {
 	if uuid == ([16]byte{}) {
@@ -148,7 +156,7 @@ func (r *Registry) RegisterAt(
 		return Registration{}, nil
 	case mongo.IsDuplicateKeyError(err):
 		// Another process has inserted the entry at the same moment, so the next attempt finds it.
-		return r.RegisterAt(ctx, uuid, ns, watcher, at)
+		return r.Register(ctx, uuid, ns, watcher, at)
 	case err != nil:
 		return before, mongodb.Refusal(err, "claiming "+ns, "find, insert and update", mongodb.Namespace(r.coll))
 	case before.Watcher != watcher:
@@ -171,6 +179,14 @@ func (r *Registry) Leave(ctx context.Context, uuid [16]byte, watcher string, at 
 
 	_, err := r.coll.UpdateOne(ctx, filter, bson.D{{Key: "$max", Value: bson.D{{Key: "left", Value: at}}}})
 	return mongodb.Refusal(err, "recording that a collection was renamed away", "update", mongodb.Namespace(r.coll))
+}
+
+// MarkIrregularIDs records that the times in the ids of the collection must not be used. A sweep then delivers each
+// envelope without a stamp.
+func (r *Registry) MarkIrregularIDs(ctx context.Context, uuid [16]byte, watcher string) error {
+	filter := bson.D{{Key: "_id", Value: encodeUUID(uuid)}, {Key: "watcher", Value: watcher}}
+	_, err := r.coll.UpdateOne(ctx, filter, bson.D{{Key: "$set", Value: bson.D{{Key: "irregularIds", Value: true}}}})
+	return mongodb.Refusal(err, "recording that the ids of a collection contain wrong times", "update", mongodb.Namespace(r.coll))
 }
 
 // Release removes the entry of the collection if the collection belongs to the watcher.

@@ -11,6 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/gap"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -52,6 +53,9 @@ type Term interface {
 	AdoptCollection(ctx context.Context, ev *changestream.Event) error
 	// MarkDirty returns once the collection ns is on the dirty list.
 	MarkDirty(ctx context.Context, ns string) error
+	// NoteIrregularID returns once the registry says that the ids of the collection with this UUID
+	// must not be used as times.
+	NoteIrregularID(ctx context.Context, uuid [16]byte) error
 	// NoteScheduled notes a scheduled envelope.
 	NoteScheduled(ns string, id bson.RawValue, dueAt time.Time)
 	// NoteProgress is called for each batch, also for an empty one.
@@ -234,6 +238,9 @@ func (p *Pump) deliverInsert(ctx context.Context, commitMS int64) error {
 		return p.leaveToReconciler(ctx)
 	}
 
+	if err := p.checkIDTime(ctx); err != nil {
+		return err
+	}
 	p.recordDelivery(item)
 	p.traceDelivery(item)
 	return p.Dispatcher.Deliver(ctx, item)
@@ -301,18 +308,18 @@ func (p *Pump) isInTopic(r record.Record) bool {
 	return ok
 }
 
-// recordDelivery requests that the delivery of item is recorded on its envelope. The configuration
-// may require that. An envelope without a server timestamp always requires it: otherwise neither
-// sweep nor purge could determine that it was sent (N25).
+// recordDelivery requests that the delivery of item is recorded on its envelope, if the configuration
+// requires it.
 func (p *Pump) recordDelivery(item *Item) {
+	if !p.RecordDeliveries {
+		return
+	}
+
 	// A timestamp far older than the commit was copied here with the document. It is unrelated to
 	// this insert.
 	stamp := p.view.TS
 	if p.ev.ClusterTime.T > stamp.T+p.StampMargin {
 		stamp = bson.Timestamp{}
-	}
-	if !p.RecordDeliveries && !stamp.IsZero() {
-		return
 	}
 
 	id := p.documentID()
@@ -321,6 +328,22 @@ func (p *Pump) recordDelivery(item *Item) {
 		ID: bson.RawValue{Type: id.Type, Value: slices.Clone(id.Value)},
 		TS: stamp,
 	}
+}
+
+// checkIDTime compares the time in the id of an envelope without a stamp with the commit of its event.
+// If they differ by more than the margin, it returns once the registry says that the ids of the
+// collection are irregular (N25). That must happen before the watermark passes the event. A swept
+// envelope has no commit time to compare with.
+func (p *Pump) checkIDTime(ctx context.Context) error {
+	if !p.view.TS.IsZero() || p.ev.ClusterTime.IsZero() || !p.ev.HasUUID {
+		return nil
+	}
+
+	at, ok := outboxes.IDTime(p.ev.IDType, p.ev.ID)
+	if !ok || time.Unix(int64(p.ev.ClusterTime.T), 0).Sub(at).Abs() <= outboxes.ClockMargin {
+		return nil
+	}
+	return p.Term.NoteIrregularID(ctx, p.ev.UUID)
 }
 
 // documentID returns the _id of the envelope in p.ev. It aliases the batch.

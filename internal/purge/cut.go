@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"strconv"
 	"strings"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/slot"
 )
 
 // PurgeBlock is the reason why no envelope of a collection may be purged.
@@ -59,12 +59,15 @@ func (e *HeldError) Error() string {
 
 // Cut is the boundary up to which a collection may be purged.
 type Cut struct {
-	Before bson.Timestamp // envelopes with an older stamp are delivered, and older than the retention
-	Slot   string         // the watcher document with the earliest position
+	Before   bson.Timestamp // envelopes with an older stamp are delivered, and older than the retention
+	Position bson.Timestamp // the earliest position
+	Slot     string         // the watcher document with the earliest position
+	// IrregularIDs is set if the times in the ids of the collection must not be used.
+	IrregularIDs bool
 }
 
-// SentBefore returns the same boundary as a time of delivery, for envelopes without a stamp.
-func (c Cut) SentBefore() time.Time { return time.Unix(int64(c.Before.T), 0) }
+// Time returns Before as a time of a clock.
+func (c Cut) Time() time.Time { return time.Unix(int64(c.Before.T), 0).UTC() }
 
 // Watermarks holds the saved positions of all watchers and slots, and the registry of collections. A position counts
 // even if no node owns the watcher, or if the watcher is paused.
@@ -113,28 +116,12 @@ func ReadWatermarks(ctx context.Context, state *mongo.Database) (*Watermarks, er
 	}
 
 	for _, d := range docs {
-		if name, of, ok := parseSlotID(d.ID); ok {
-			d.of = of
+		if name, p, ok := slot.ParseID(d.ID); ok {
+			d.of = p.N
 			w.slots[name] = append(w.slots[name], d)
 		}
 	}
 	return w, nil
-}
-
-// parseSlotID parses the id of a watcher document: "<watcher>/<i>of<N>" (N28).
-func parseSlotID(id string) (watcher string, of int, ok bool) {
-	slash := strings.LastIndexByte(id, '/')
-	if slash < 0 {
-		return "", 0, false
-	}
-
-	i, n, found := strings.Cut(id[slash+1:], "of")
-	_, notNumber := strconv.Atoi(i)
-	of, err := strconv.Atoi(n)
-	if !found || notNumber != nil || err != nil || of < 1 {
-		return "", 0, false
-	}
-	return id[:slash], of, true
 }
 
 // Cut returns the earliest position of all slots of all watchers that are registered for the collection, less keep. keep
@@ -156,6 +143,7 @@ func (w *Watermarks) Cut(o outboxes.Outbox, keep time.Duration) (Cut, error) {
 	earliest := Cut{Before: bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}}
 	for _, claim := range claims {
 		name, seen := claim.Watcher, make(map[int]int)
+		earliest.IrregularIDs = earliest.IrregularIDs || claim.IrregularIDs
 		for _, s := range w.slots[name] {
 			seen[s.of]++
 			switch {
@@ -168,7 +156,7 @@ func (w *Watermarks) Cut(o outboxes.Outbox, keep time.Duration) (Cut, error) {
 			case claim.Away(), s.ClusterTime.Before(claim.Seen):
 				return held(s.ID, HoldUnread)
 			case s.ClusterTime.Before(earliest.Before):
-				earliest = Cut{Before: s.ClusterTime, Slot: s.ID}
+				earliest.Before, earliest.Slot = s.ClusterTime, s.ID
 			}
 		}
 
@@ -183,6 +171,7 @@ func (w *Watermarks) Cut(o outboxes.Outbox, keep time.Duration) (Cut, error) {
 		}
 	}
 
+	earliest.Position = earliest.Before
 	earliest.Before = subtractDuration(earliest.Before, keep)
 	return earliest, nil
 }

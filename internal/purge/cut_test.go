@@ -2,7 +2,6 @@ package purge
 
 import (
 	"errors"
-	"fmt"
 	"testing"
 	"time"
 
@@ -25,13 +24,13 @@ func TestN25_AGapStopsAPurgeThatIsUnderWay(t *testing.T) {
 	t.Parallel()
 	state := database(t)
 	o := outboxes.Outbox{DB: "shop", Coll: "outbox", UUID: [16]byte{7}}
-	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), o.UUID, o.NS(), "w"); err != nil {
+	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 	at := bson.Timestamp{T: 10_000, I: 5}
 	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: at}})
 	cuts := NewCuts(state, 1500*time.Millisecond)
-	if cut, err := cuts.Of(t.Context(), o); err != nil || cut != (Cut{bson.Timestamp{T: 9998, I: 5}, "w/0of1"}) {
+	if cut, err := cuts.Of(t.Context(), o); err != nil || cut != (Cut{Before: bson.Timestamp{T: 9998, I: 5}, Position: at, Slot: "w/0of1"}) {
 		t.Fatalf("%+v, %v", cut, err)
 	}
 	position(t, state, "w/0of1", bson.D{{Key: "gap", Value: bson.D{{Key: "reason", Value: "286"}}}})
@@ -56,15 +55,9 @@ func TestCutGoesNoFurtherThanItKeeps(t *testing.T) {
 			t.Errorf("%v before %v is %v, want %v", keep, at, got, want)
 		}
 	}
-	for id, want := range map[string]string{"w/0of1": "w 1", "a/b/3of12": "a/b 12", "w": "", "w/": "", "w/of2": "", "w/xof2": "", "w/0of": "", "w/0of0": ""} {
-		name, of, ok := parseSlotID(id)
-		if got := fmt.Sprint(name, " ", of); ok != (want != "") || ok && got != want {
-			t.Errorf("%q: %s, %v", id, got, ok)
-		}
-	}
 }
 
-func TestPurgeableCountsWhatAPurgeRemoves(t *testing.T) {
+func TestCountPurgeableCountsWhatAPurgeRemoves(t *testing.T) {
 	t.Parallel()
 	coll := database(t).Collection("outbox")
 	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
@@ -80,15 +73,20 @@ func TestPurgeableCountsWhatAPurgeRemoves(t *testing.T) {
 		bson.D{{Key: "ts", Value: old}, {Key: "dueAt", Value: time.Now()}},
 		bson.D{{Key: "ts", Value: old}, {Key: "dueAt", Value: time.Now()}, {Key: "state", Value: "retry"}},
 		bson.D{{Key: "ts", Value: old}, {Key: "dueAt", Value: nil}, {Key: "state", Value: nil}},
-		bson.D{{Key: "sentAt", Value: time.Unix(1, 0)}}, bson.D{{Key: "sentAt", Value: time.Now()}}, bson.D{},
+		bson.D{{Key: "_id", Value: outboxes.FirstObjectID(time.Unix(109, 0))}}, bson.D{{Key: "_id", Value: outboxes.FirstObjectID(time.Unix(110, 0))}},
+		bson.D{{Key: "_id", Value: outboxes.FirstObjectID(time.Unix(108, 0))}, {Key: "state", Value: "retry"}}, bson.D{{Key: "_id", Value: "timeless"}},
 	)
 	if _, err := coll.InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
 	cut := Cut{Before: bson.Timestamp{T: 110}}
-	stamped, unstamped, err := Purgeable(t.Context(), coll, cut)
-	if err != nil || stamped != 11 || unstamped != 1 {
-		t.Fatalf("%d and %d, %v", stamped, unstamped, err)
+	if n, err := CountPurgeable(t.Context(), coll, cut); err != nil || n != (Count{Stamped: 11, Unstamped: 1, Timeless: 1}) {
+		t.Fatalf("%+v, %v", n, err)
+	}
+	irregular := cut
+	irregular.IrregularIDs = true
+	if n, err := CountPurgeable(t.Context(), coll, irregular); err != nil || n != (Count{Stamped: 11, Timeless: 3}) {
+		t.Fatalf("with irregular ids: %+v, %v", n, err)
 	}
 	first, err := PurgeBatch(t.Context(), coll, bson.Timestamp{}, cut.Before, 6)
 	if err != nil || !first.More || first.Deleted != 3 { // three of the six are exceptions
@@ -97,9 +95,6 @@ func TestPurgeableCountsWhatAPurgeRemoves(t *testing.T) {
 	rest, err := PurgeBatch(t.Context(), coll, first.Upto, cut.Before, 100)
 	if err != nil || rest.More || rest.Deleted != 8 {
 		t.Fatalf("%+v, %v", rest, err)
-	}
-	if p, err := PurgeUnstamped(t.Context(), coll, cut.SentBefore(), 10); err != nil || p.Deleted != 1 || p.More {
-		t.Errorf("%+v, %v", p, err)
 	}
 }
 
@@ -126,7 +121,7 @@ func TestN25_APositionInTheFutureStopsThePurge(t *testing.T) {
 	t.Parallel()
 	state := database(t)
 	o := outboxes.Outbox{DB: "shop", Coll: "outbox", UUID: [16]byte{8}}
-	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), o.UUID, o.NS(), "w"); err != nil {
+	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 	now := uint32(time.Now().Unix())
@@ -169,7 +164,7 @@ func TestN25_WhatWasNotReadYetIsNotPurged(t *testing.T) {
 		}
 	}
 	renamed := bson.Timestamp{T: 10_000, I: 5}
-	if _, err := r.RegisterAt(t.Context(), o.UUID, o.NS(), "w", renamed); err != nil {
+	if _, err := r.Register(t.Context(), o.UUID, o.NS(), "w", renamed); err != nil {
 		t.Fatal(err)
 	}
 	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 9_999, I: 1}}})
@@ -181,7 +176,7 @@ func TestN25_WhatWasNotReadYetIsNotPurged(t *testing.T) {
 	}
 	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 12_000, I: 1}}})
 	holds(HoldUnread)
-	if before, err := r.RegisterAt(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{T: 11_500, I: 1}); err != nil || before.Left.T != 11_000 {
+	if before, err := r.Register(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{T: 11_500, I: 1}); err != nil || before.Left.T != 11_000 {
 		t.Fatalf("%+v, %v", before, err)
 	}
 	holds("")

@@ -4,7 +4,8 @@
 //
 //   - The stamp of the envelope is older than the saved position of every slot of every watcher that is
 //     registered for its collection. The distance is at least the retention, and at least the margin between
-//     stamps and the order of commits (N25).
+//     stamps and the order of commits (N25). An envelope without a stamp was read by the purge before a time of the
+//     cluster that all these positions have passed since ([Candidates]).
 //   - The envelope has neither a state nor a due time. The deletion itself checks this.
 //   - No registered watcher has a gap.
 //

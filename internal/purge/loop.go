@@ -6,6 +6,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -54,54 +55,73 @@ func (c *Cuts) Of(ctx context.Context, o outboxes.Outbox) (Cut, error) {
 
 // PurgeLoop removes the envelopes of one collection up to its cut, statement by statement.
 type PurgeLoop struct {
-	Coll *mongo.Collection
-	Size func() int                               // returns how many envelopes the next statement may remove
-	Cut  func(ctx context.Context) (Cut, error)   // called before each statement; an error ends the loop
-	Step func(ctx context.Context, n int64) error // called after each statement with its removals; an error ends the loop
+	Coll       *mongo.Collection
+	Candidates *Candidates                              // of the collection; kept for the next PurgeLoop
+	Size       func() int                               // returns how many envelopes the next statement may remove
+	Cut        func(ctx context.Context) (Cut, error)   // called before each statement; an error ends the loop
+	Step       func(ctx context.Context, n int64) error // called after each statement with its removals; an error ends the loop
 }
 
-// Run removes envelopes until none is left before the cut or an error occurs. It returns how many it removed.
+// Run removes envelopes until none is left before the cut or an error occurs. It returns how many it removed. It
+// leaves the candidates that the positions have not passed yet to the next Run.
 func (l PurgeLoop) Run(ctx context.Context) (total int64, err error) {
-	// Envelopes with stamps come first. They are removed in the order of the stamps, so after is where to continue.
+	// Envelopes with stamps are removed in the order of the stamps, so after is where to continue.
 	var after bson.Timestamp
-	for stamped := true; ; {
-		cut, err := l.Cut(ctx)
+	for more := true; more; {
+		err := l.runStatement(ctx, func(ctx context.Context, cut Cut) (int64, error) {
+			purged, err := PurgeBatch(ctx, l.Coll, after, cut.Before, l.Size())
+			after, more = purged.Upto, purged.More
+			total += purged.Deleted
+			return purged.Deleted, err
+		})
 		if err != nil {
 			return total, err
-		}
-		purged, err := l.runStatement(ctx, stamped, after, cut)
-		total += purged.Deleted
-		if err != nil {
-			return total, err
-		}
-		if err := l.Step(ctx, purged.Deleted); err != nil {
-			return total, err
-		}
-
-		after = purged.Upto
-		switch {
-		case purged.More:
-		case stamped:
-			stamped = false
-		default:
-			return total, nil
 		}
 	}
+
+	for remaining := -1; l.Candidates.Len() != remaining; {
+		remaining = l.Candidates.Len()
+		err := l.runStatement(ctx, func(ctx context.Context, cut Cut) (int64, error) {
+			if remaining == 0 {
+				return 0, l.Candidates.read(ctx, l.Coll, cut)
+			}
+			deleted, err := l.Candidates.purge(ctx, l.Coll, cut, l.Size())
+			total += deleted
+			return deleted, err
+		})
+		if err != nil {
+			return total, err
+		}
+	}
+	return total, nil
 }
 
-func (l PurgeLoop) runStatement(ctx context.Context, stamped bool, after bson.Timestamp, cut Cut) (Purged, error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+// runStatement runs one statement with the present cut.
+func (l PurgeLoop) runStatement(ctx context.Context, run func(context.Context, Cut) (deleted int64, err error)) error {
+	cut, err := l.Cut(ctx)
+	if err != nil {
+		return err
+	}
+
+	call, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-
-	if !stamped {
-		return PurgeUnstamped(ctx, l.Coll, cut.SentBefore(), l.Size())
+	deleted, err := run(call, cut)
+	if err != nil {
+		return err
 	}
-	return PurgeBatch(ctx, l.Coll, after, cut.Before, l.Size())
+	return l.Step(ctx, deleted)
 }
 
-// Purgeable returns how many envelopes with a stamp, and how many without one, a purge up to the cut would remove. It
-// counts the envelopes with a stamp by the index alone, and subtracts the exceptions among them.
-func Purgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (stamped, unstamped int64, err error) {
+// Count is the number of envelopes that a purge would remove or stamp.
+type Count struct {
+	Stamped   int64 // to remove
+	Unstamped int64 // to remove
+	Timeless  int64 // to stamp, because nothing shows how old they are
+}
+
+// CountPurgeable counts the envelopes that a purge up to the cut would remove or stamp. It counts those with a stamp by the
+// index alone, and subtracts the exceptions among them. It reads the ids of the others.
+func CountPurgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (c Count, err error) {
 	within := bson.E{Key: "ts", Value: bson.D{{Key: "$gt", Value: bson.Timestamp{}}, {Key: "$lt", Value: cut.Before}}}
 	present := bson.D{{Key: "$exists", Value: true}, {Key: "$ne", Value: nil}}
 
@@ -112,12 +132,28 @@ func Purgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (stamped, u
 		}
 		return n
 	}
-	stamped = count(bson.D{within})
-	stamped -= count(bson.D{{Key: "state", Value: present}, within})
-	stamped -= count(bson.D{{Key: "dueAt", Value: present}, {Key: "state", Value: nil}, within})
-	unstamped = count(unstampedSent(cut.SentBefore()))
+	c.Stamped = count(bson.D{within})
+	c.Stamped -= count(bson.D{{Key: "state", Value: present}, within})
+	c.Stamped -= count(bson.D{{Key: "dueAt", Value: present}, {Key: "state", Value: nil}, within})
+	c.Stamped = max(c.Stamped, 0)
 	if err != nil {
-		return 0, 0, mongodb.Refusal(err, "counting envelopes to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+		return Count{}, mongodb.Refusal(err, "counting envelopes to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
-	return max(stamped, 0), unstamped, nil
+
+	for _, ids := range append(cut.expiredIDs(), cut.timelessIDs(time.Now())) {
+		err := mongodb.FindEach(ctx, coll, "counting envelopes to purge of "+mongodb.Namespace(coll),
+			outboxes.Healthy(ids, outboxes.Unstamped()),
+			func(raw bson.Raw) error {
+				if cut.isExpired(raw.Lookup("_id")) {
+					c.Unstamped++
+				} else {
+					c.Timeless++
+				}
+				return nil
+			}, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
+		if err != nil {
+			return Count{}, err
+		}
+	}
+	return c, nil
 }

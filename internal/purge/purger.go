@@ -12,12 +12,16 @@ import (
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 const (
 	// maxIdle bounds the time between two looks at a collection without anything to remove, unless the
 	// interval is longer.
 	maxIdle = time.Minute
+
+	// candidatesPause is the time for positions to pass the candidates that a pass has read.
+	candidatesPause = 2 * time.Second
 
 	// maxTurn bounds the turn of one collection, so that a backlog does not delay the other collections.
 	maxTurn = 5 * time.Second
@@ -47,6 +51,7 @@ type Purger struct {
 	margin      time.Duration
 	turn        time.Duration
 	idle        map[[16]byte]idleTime
+	candidates  map[[16]byte]*Candidates
 	loggedHolds map[[16]byte]HeldError
 }
 
@@ -64,16 +69,23 @@ func (p *Purger) Run(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 
-	tick := time.NewTicker(p.config.Interval)
-	defer tick.Stop()
 	for {
 		p.runPass(ctx)
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		if err := retry.Sleep(ctx, p.pause()); err != nil {
+			return err
 		}
 	}
+}
+
+// pause returns the time until the next pass. It is shorter while a collection has more envelopes without a stamp
+// than one pass may read: positions usually pass these within a second.
+func (p *Purger) pause() time.Duration {
+	for _, c := range p.candidates {
+		if c.isFull() {
+			return min(candidatesPause, p.config.Interval)
+		}
+	}
+	return p.config.Interval
 }
 
 // New returns a Purger. It does no I/O before Run.
@@ -100,6 +112,7 @@ func New(c Config) *Purger {
 		margin:      c.Margin,
 		turn:        maxTurn,
 		idle:        map[[16]byte]idleTime{},
+		candidates:  map[[16]byte]*Candidates{},
 		loggedHolds: map[[16]byte]HeldError{},
 	}
 }
@@ -139,7 +152,9 @@ func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) 
 	now := time.Now()
 	p.pace.startPass(now)
 	cuts := NewCuts(p.config.State, max(p.margin, p.config.Retention))
-	pending := slices.DeleteFunc(slices.Clone(p.config.Collections()), func(o outboxes.Outbox) bool {
+	collections := p.config.Collections()
+	p.forgetCandidates(collections)
+	pending := slices.DeleteFunc(slices.Clone(collections), func(o outboxes.Outbox) bool {
 		return p.idle[o.UUID].until.After(now)
 	})
 
@@ -170,10 +185,26 @@ func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) 
 	return total, nil
 }
 
+// forgetCandidates forgets the candidates of collections that are not watched any more, and divides the limit of ids
+// between the others.
+func (p *Purger) forgetCandidates(watched []outboxes.Outbox) {
+	for uuid := range p.candidates {
+		if !slices.ContainsFunc(watched, func(o outboxes.Outbox) bool { return o.UUID == uuid }) {
+			delete(p.candidates, uuid)
+		}
+	}
+	for _, o := range watched {
+		if p.candidates[o.UUID] == nil {
+			p.candidates[o.UUID] = &Candidates{}
+		}
+		p.candidates[o.UUID].Limit = max(maxCandidates/len(watched), p.config.Batch)
+	}
+}
+
 // scheduleNextLook doubles the idle time of a collection without anything to remove, so that a thousand quiet
 // tenants cost little.
 func (p *Purger) scheduleNextLook(o outboxes.Outbox, removed int64) {
-	if removed > 0 {
+	if removed > 0 || p.candidates[o.UUID].Len() > 0 {
 		delete(p.idle, o.UUID)
 		return
 	}
@@ -205,8 +236,9 @@ func (p *Purger) logHold(ctx context.Context, o outboxes.Outbox, held *HeldError
 func (p *Purger) purgeCollection(ctx context.Context, o outboxes.Outbox, cuts *Cuts) (int64, error) {
 	started := time.Now()
 	return PurgeLoop{
-		Coll: p.config.Client.Database(o.DB).Collection(o.Coll),
-		Size: p.pace.batchSize,
+		Coll:       p.config.Client.Database(o.DB).Collection(o.Coll),
+		Candidates: p.candidates[o.UUID],
+		Size:       p.pace.batchSize,
 
 		Cut: func(ctx context.Context) (Cut, error) {
 			// N2: no statement is sent while the lease is suspended.

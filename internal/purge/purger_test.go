@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
@@ -112,27 +114,144 @@ func TestPurgeTakesWhatIsOldAndHealthyInBatches(t *testing.T) {
 	}
 }
 
-func TestN25_WhatHasNoStampGoesByTheTimeItWasSent(t *testing.T) {
+// unstamped inserts an envelope without a stamp, in each of the forms that this has.
+func (b *bench) unstamped(t *testing.T, id func() any, more ...bson.E) (ids bson.A) {
+	t.Helper()
+	stamps := []any{nil, bson.Timestamp{}, "text", int64(7), time.Now(), bson.A{bson.Timestamp{T: 1}, bson.Timestamp{T: 1 << 31}}, bson.D{{Key: "x", Value: 1}}}
+	for _, ts := range stamps {
+		d := append(bson.D{{Key: "_id", Value: id()}}, more...)
+		if ts != nil {
+			d = append(d, bson.E{Key: "ts", Value: "set below"})
+		}
+		insertAs(t, b.coll, d, ts)
+		ids = append(ids, d[0].Value)
+	}
+	return ids
+}
+
+// objectIDOf returns a new ObjectId of that time.
+func objectIDOf(at time.Time) bson.ObjectID {
+	id, fresh := outboxes.FirstObjectID(at), bson.NewObjectID()
+	copy(id[4:], fresh[4:])
+	return id
+}
+
+// N25: nothing in an envelope without a stamp shows that it was delivered. It goes once every position has passed the time at
+// which it was read, and not before.
+func TestN25_UnstampedEnvelopesGoOncePositionsHavePassedTheirReading(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	b.position(t, "w/0of1", at(uint32(time.Now().Unix())))
-	old, young := time.Now().Add(-time.Hour), time.Now()
-	stamps := []any{nil, bson.Timestamp{}, "text", int64(7), old, bson.A{bson.Timestamp{T: 1}, bson.Timestamp{T: 1 << 31}}, bson.D{{Key: "x", Value: 1}}}
-	for _, ts := range stamps {
-		for _, more := range [][]bson.E{{}, {{Key: "sentAt", Value: young}}, {{Key: "sentAt", Value: old}, {Key: "state", Value: "parked"}}, {{Key: "sentAt", Value: old}, {Key: "dueAt", Value: old}}} {
-			d := append(bson.D{{Key: "stays", Value: true}}, more...)
-			if ts != nil {
-				d = append(d, bson.E{Key: "ts", Value: "set below"})
-			}
-			insertAs(t, b.coll, d, ts)
-		}
-		insertAs(t, b.coll, bson.D{{Key: "sentAt", Value: old}, {Key: "ts", Value: "set below"}}, ts)
-	}
+	now := time.Now()
+	old := func() any { return objectIDOf(now.Add(-2 * time.Hour)) }
+	goes := b.unstamped(t, old)
+	goes = append(goes, b.unstamped(t, func() any {
+		u := outboxes.FirstUUID(now.Add(-2 * time.Hour))
+		fresh := bson.NewObjectID()
+		copy(u.Data[9:], fresh[5:])
+		u.Data[6], u.Data[8] = 0x70, 0x80
+		return u
+	})...)
+	stays := b.unstamped(t, func() any { return objectIDOf(now.Add(-time.Second)) }) // younger than the retention
+	stays = append(stays, b.unstamped(t, old, bson.E{Key: "state", Value: "parked"})...)
+	stays = append(stays, b.unstamped(t, old, bson.E{Key: "dueAt", Value: now})...)
+	all := len(goes) + len(stays)
+
+	// The position of one slot is where the envelopes could be read before they are delivered.
+	passed := func() { b.position(t, "w/0of2", bson.D{{Key: "clusterTime", Value: clusterTime(t, b.coll)}}) }
+	passed()
+	b.position(t, "w/1of2", bson.D{{Key: "clusterTime", Value: clusterTime(t, b.coll)}})
 	b.mustPass(t)
-	n, err := b.coll.CountDocuments(t.Context(), bson.D{{Key: "stays", Value: nil}})
-	if stay := len(stamps) * 4; err != nil || n != 0 || b.left(t) != stay {
-		t.Errorf("%d of those that should go are there, %d in all instead of %d (%v)", n, b.left(t), stay, err)
+	b.mustPass(t)
+	if b.left(t) != all {
+		t.Fatalf("%d of %d left before any position has passed their reading", b.left(t), all)
 	}
+	passed()
+	b.mustPass(t)
+	if b.left(t) != all {
+		t.Fatalf("%d of %d left before every position has passed their reading", b.left(t), all)
+	}
+
+	// Another one is inserted after the reading, with an id of before. Its event is not behind the positions.
+	late := b.unstamped(t, old)
+	if _, err := b.coll.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: goes[0]}}, bson.D{{Key: "$set", Value: bson.D{{Key: "state", Value: "retry"}}}}); err != nil {
+		t.Fatal(err)
+	}
+	b.position(t, "w/1of2", bson.D{{Key: "clusterTime", Value: clusterTime(t, b.coll)}})
+	b.mustPass(t)
+	stays = append(stays, goes[0])
+	stays = append(stays, late...)
+	if missing := b.missing(t, stays); len(missing) > 0 || b.left(t) != len(stays) || b.purged != len(goes)-1 {
+		t.Fatalf("%d left instead of %d, %d removed; missing: %v", b.left(t), len(stays), b.purged, missing)
+	}
+
+	passed()
+	b.position(t, "w/1of2", bson.D{{Key: "clusterTime", Value: clusterTime(t, b.coll)}})
+	b.mustPass(t)
+	if b.left(t) != len(stays)-len(late) {
+		t.Errorf("%d left instead of %d once the late ones are delivered", b.left(t), len(stays)-len(late))
+	}
+}
+
+// N25: where an id shows no time, or a wrong one, the purge gives the envelope a stamp after its delivery.
+func TestN25_UnstampedEnvelopesWithoutATimeGetAStamp(t *testing.T) {
+	t.Parallel()
+	for _, irregular := range []bool{false, true} {
+		t.Run(fmt.Sprintf("irregular ids %v", irregular), func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			n := 0
+			id := func() any { n++; return fmt.Sprint("id-", n) }
+			if irregular {
+				id = func() any { return objectIDOf(time.Now().Add(-1000 * time.Hour)) }
+				if err := outboxes.NewRegistry(b.config.State.Collection("collections")).MarkIrregularIDs(t.Context(), b.config.Collections()[0].UUID, "w"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			ids := b.unstamped(t, id)
+			exceptions := b.unstamped(t, id, bson.E{Key: "state", Value: "parked"})
+			stamped := func() int64 {
+				t.Helper()
+				n, err := b.coll.CountDocuments(t.Context(), bson.D{{Key: "ts", Value: bson.D{{Key: "$gt", Value: bson.Timestamp{T: 1000}}, {Key: "$not", Value: bson.D{{Key: "$type", Value: "array"}}}}}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+
+			b.position(t, "w/0of1", bson.D{{Key: "clusterTime", Value: clusterTime(t, b.coll)}})
+			b.mustPass(t)
+			b.mustPass(t)
+			if stamped() != 0 {
+				t.Fatal("an envelope has a stamp before its delivery")
+			}
+			b.position(t, "w/0of1", bson.D{{Key: "clusterTime", Value: clusterTime(t, b.coll)}})
+			b.mustPass(t)
+			if int(stamped()) != len(ids) || b.left(t) != len(ids)+len(exceptions) {
+				t.Fatalf("%d of %d have a stamp, %d left", stamped(), len(ids), b.left(t))
+			}
+
+			later := clusterTime(t, b.coll)
+			later.T += 100 // the retention is a minute
+			b.position(t, "w/0of1", bson.D{{Key: "clusterTime", Value: later}})
+			b.mustPass(t)
+			if b.left(t) != len(exceptions) {
+				t.Errorf("%d left instead of %d after the retention", b.left(t), len(exceptions))
+			}
+		})
+	}
+}
+
+// clusterTime returns a time after everything that was committed before.
+func clusterTime(t *testing.T, coll *mongo.Collection) bson.Timestamp {
+	t.Helper()
+	if _, err := coll.Database().Collection("other").InsertOne(t.Context(), bson.D{}); err != nil { // a new time
+		t.Fatal(err)
+	}
+	at, err := mongodb.ClusterTime(t.Context(), coll.Database().Client())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at
 }
 
 // insertAs inserts d with a ts that the server would have stamped.
@@ -193,7 +312,7 @@ func TestN25_EverySlotAndWatcherHoldsThePurge(t *testing.T) {
 		t.Fatal(err)
 	}
 	holds(HoldUnclaimed, 10)
-	if _, err := outboxes.NewRegistry(registry).Register(t.Context(), o.UUID, o.NS(), "w"); err != nil {
+	if _, err := outboxes.NewRegistry(registry).Register(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 	holds("", 0)
@@ -334,6 +453,27 @@ func TestAFaultIsLoggedAndPasses(t *testing.T) {
 // that follows it as closely as it may.
 func TestN25_RealStampsBehindARealStream(t *testing.T) {
 	t.Parallel()
+	followStream(t, func(id string) bson.D { return bson.D{{Key: "_id", Value: id}, {Key: "ts", Value: bson.Timestamp{}}} }, false)
+}
+
+// N25: without stamps, nothing is removed before its delivery, however long transactions are open and whatever the clocks of
+// the writers show.
+func TestN25_UnstampedBehindARealStream(t *testing.T) {
+	t.Parallel()
+	n := atomic.Int64{}
+	followStream(t, func(id string) bson.D {
+		// Clocks that are hours behind, days behind, and ahead by a second.
+		behind := []time.Duration{2 * time.Hour, 100 * time.Hour, -time.Second}
+		if i := int(n.Add(1)) % 4; i < len(behind) {
+			return bson.D{{Key: "_id", Value: objectIDOf(time.Now().Add(-behind[i]))}}
+		}
+		return bson.D{{Key: "_id", Value: id}}
+	}, true)
+}
+
+// followStream runs writers, a stream and a purger. strict means that no transaction is excused for the time that it was open.
+func followStream(t *testing.T, envelope func(id string) bson.D, strict bool) {
+	t.Helper()
 	b := newBench(t)
 	b.config.Retention, b.margin = 0, 4*time.Second // as for transactions that live two seconds
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -354,7 +494,7 @@ func TestN25_RealStampsBehindARealStream(t *testing.T) {
 	var slow sync.Map                   // ids of transactions that lived longer than the margin is made for
 	committed := make(chan struct{}, 1) // one that was open for long
 	for i := range 4 {
-		writers.Go(func() { slowWriter(ctx, b.coll, i, &slow, committed) })
+		writers.Go(func() { slowWriter(ctx, b.coll, i, envelope, &slow, committed) })
 	}
 	defer func() { cancel(); writers.Wait() }()
 	var early []any // removed before they were delivered
@@ -397,7 +537,7 @@ func TestN25_RealStampsBehindARealStream(t *testing.T) {
 	writers.Wait()
 	deliver(t.Context(), math.MaxInt)
 	for _, id := range early {
-		if _, excused := slow.Load(id); !excused {
+		if _, excused := slow.Load(id); strict || !excused {
 			t.Errorf("%v was removed before it was delivered", id)
 		}
 	}
@@ -432,7 +572,7 @@ func (b *bench) missing(t *testing.T, ids []any) (out []any) {
 }
 
 // slowWriter inserts within transactions that commit up to 400 ms later, and notes those that took two seconds all the same.
-func slowWriter(ctx context.Context, coll *mongo.Collection, i int, slow *sync.Map, committed chan<- struct{}) {
+func slowWriter(ctx context.Context, coll *mongo.Collection, i int, envelope func(id string) bson.D, slow *sync.Map, committed chan<- struct{}) {
 	client := coll.Database().Client()
 	for n := 0; ctx.Err() == nil; n++ {
 		_ = client.UseSession(ctx, func(ctx context.Context) error {
@@ -446,7 +586,7 @@ func slowWriter(ctx context.Context, coll *mongo.Collection, i int, slow *sync.M
 					slow.Store(id, true)
 				}
 			}()
-			if _, err := coll.InsertOne(ctx, bson.D{{Key: "_id", Value: id}, {Key: "ts", Value: bson.Timestamp{}}}); err != nil {
+			if _, err := coll.InsertOne(ctx, envelope(id)); err != nil {
 				return err
 			}
 			select {

@@ -14,15 +14,9 @@ import (
 
 // The ways to record a delivery, as in the configuration.
 const (
-	RecordWatermark = "watermark" // marks only envelopes without a stamp
+	RecordWatermark = "watermark" // writes nothing
 	RecordDelete    = "delete"
 	RecordMark      = "mark"
-)
-
-// Bounds of one fenced transaction (N3).
-const (
-	maxFencedDocs  = 1000
-	maxFencedBytes = 8 << 20
 )
 
 // markGroup is how many envelopes one update statement marks. The statement finds the positions of each envelope by a
@@ -57,17 +51,12 @@ func (s *Sent) estimateSize() int {
 }
 
 // RecordSent records that envelopes were delivered, in as many fenced transactions as their number requires. It marks
-// them with the server's time and their positions, or deletes them. With [RecordWatermark] it marks only those without a
-// stamp, because no purge could recognize by a stamp that they were delivered.
+// them with the server's time and their positions, or deletes them. mode is [RecordMark] or [RecordDelete].
 //
 // It does not change an envelope that has become an exception, or that was replaced by a newer one with its id (N25). A
 // missing envelope is not an error. So the call may be repeated. It returns when all of it is majority committed.
 // Resolve the tickets of the envelopes only after that: after a crash, deliveries before the checkpoint are not recorded.
 func RecordSent(ctx context.Context, f mongodb.Fencer, mode string, list []Sent) error {
-	if mode == RecordWatermark {
-		list = slices.DeleteFunc(slices.Clone(list), func(s Sent) bool { return !s.TS.IsZero() })
-	}
-
 	write := func(tx context.Context, c *mongo.Client, part []Sent) error {
 		groups := map[sentGroup][]Sent{}
 		for _, s := range part {
@@ -82,20 +71,8 @@ func RecordSent(ctx context.Context, f mongodb.Fencer, mode string, list []Sent)
 		return nil
 	}
 	return mongodb.WriteInParts(ctx, f, list, mongodb.Parts[Sent]{
-		Doing: "recording deliveries", Top: maxFencedDocs, Fits: countFitting, Write: write,
+		Doing: "recording deliveries", Size: (*Sent).estimateSize, Write: write,
 	})
-}
-
-// countFitting returns how many envelopes go into one transaction, at least one and at most limit.
-func countFitting(list []Sent, limit int) int {
-	bytes := 0
-	for i := range list {
-		bytes += list[i].estimateSize()
-		if i == limit || i > 0 && bytes > maxFencedBytes {
-			return i
-		}
-	}
-	return len(list)
 }
 
 // sentGroup identifies envelopes that one filter can select: those of one collection, all with a stamp or all without.

@@ -3,8 +3,6 @@ package purge
 import (
 	"context"
 	"errors"
-	"math"
-	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -80,37 +78,4 @@ func readNthStamp(
 		// The n-th entry of the index is an element of a list. The condition that excludes lists also reads documents.
 		within = append(within, noArray)
 	}
-}
-
-// PurgeUnstamped removes up to n envelopes without a stamp (0,0, missing, or no timestamp) that were marked as sent before
-// sentBefore. It never removes an unmarked envelope, because nothing shows that it was sent. [RecordSent] gives a stamp to
-// each envelope that it marks, so only other writers leave such envelopes, and there are few. PurgeUnstamped reads all.
-func PurgeUnstamped(ctx context.Context, coll *mongo.Collection, sentBefore time.Time, n int) (Purged, error) {
-	filter := unstampedSent(sentBefore)
-	var ids []bson.RawValue
-	err := mongodb.FindEach(ctx, coll, "looking for envelopes to purge of "+mongodb.Namespace(coll), filter, func(raw bson.Raw) error {
-		ids = append(ids, mongodb.CloneValue(raw.Lookup("_id")))
-		return nil
-	}, options.Find().SetLimit(int64(max(n, 1))).SetProjection(bson.D{{Key: "_id", Value: 1}}))
-	if err != nil || len(ids) == 0 {
-		return Purged{}, err
-	}
-
-	res, err := mongodb.Majority(coll).DeleteMany(ctx, append(filter, bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}))
-	if err != nil {
-		return Purged{}, mongodb.Refusal(err, "purging "+mongodb.Namespace(coll), "remove", mongodb.Namespace(coll))
-	}
-	return Purged{Deleted: res.DeletedCount, More: len(ids) == n && res.DeletedCount > 0}, nil
-}
-
-// unstampedSent returns the filter for marked envelopes without a stamp. By the index on ts, it reads both sides of all
-// stamps in the order of BSON.
-func unstampedSent(before time.Time) bson.D {
-	side := func(op string, t bson.Timestamp) bson.D {
-		return bson.D{{Key: "$expr", Value: bson.D{{Key: op, Value: bson.A{"$ts", t}}}}}
-	}
-	return outboxes.Healthy(
-		bson.E{Key: "sentAt", Value: bson.D{{Key: "$lt", Value: before}}},
-		bson.E{Key: "$or", Value: bson.A{side("$lte", bson.Timestamp{}), side("$gt", bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32})}},
-	)
 }

@@ -10,7 +10,7 @@ const (
 	HeaderNamespace   = ReservedPrefix + "ns"          // a digest of the envelope's collection, if there may be several
 	HeaderDelivery    = ReservedPrefix + "delivery"    // the number of a replay, from the second delivery on
 	HeaderRedelivered = ReservedPrefix + "redelivered" // "true": it may have been delivered before
-	HeaderOnly        = ReservedPrefix + "only"        // group/handler that a requeued letter is for
+	HeaderOnly        = ReservedPrefix + "only"        // group/handler that a message in a retry topic is for
 )
 
 // HeaderDedupKey is the header whose value replaces the event's id for deduplication.
@@ -46,6 +46,7 @@ const (
 	HeaderCESubject       = "ce_subject"
 	HeaderCETime          = "ce_time"
 	HeaderCESchemaVersion = "ce_schemaversion"
+	HeaderCEExpiryTime    = "ce_expirytime"
 	HeaderHTTPContentType = "content-type" // of CloudEvents
 )
 

@@ -221,15 +221,15 @@ func (s *Scheduled) findOrAddCollection(ns string) *scheduledCollection {
 		return c
 	}
 
-	db, name, ok := strings.Cut(ns, ".")
-	if !ok || db == "" || name == "" {
+	coll, err := outboxes.Outboxed(s.Client, strings.Clone(ns))
+	if err != nil {
 		return nil
 	}
 	c := &scheduledCollection{
-		ns:   strings.Clone(ns),
-		db:   []byte(db),
-		name: []byte(name),
-		coll: s.Client.Database(db).Collection(name),
+		ns:   mongodb.Namespace(coll),
+		db:   []byte(coll.Database().Name()),
+		name: []byte(coll.Name()),
+		coll: coll,
 	}
 	s.collections[c.ns] = c
 	return c

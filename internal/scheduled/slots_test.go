@@ -1,6 +1,7 @@
 package scheduled
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -112,7 +113,14 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 			_, err := purge.PurgeBatch(t.Context(), coll, bson.Timestamp{}, bson.Timestamp{T: 1000 + healthy}, 100)
 			return err
 		}},
-		{"purge of unstamped", 0, func() error { _, err := purge.PurgeUnstamped(t.Context(), coll, now, 100); return err }},
+		{"purge of unstamped", 0, func() error {
+			_, err := purge.PurgeLoop{
+				Coll: coll, Candidates: &purge.Candidates{}, Size: func() int { return 100 },
+				Cut:  func(context.Context) (purge.Cut, error) { return purge.Cut{Before: bson.Timestamp{T: 1}}, nil },
+				Step: func(context.Context, int64) error { return nil },
+			}.Run(t.Context())
+			return err
+		}},
 		{"by id", 1, func() error { _, err := mongodb.Fetch(t.Context(), coll, keysOf(t, "healthy500")[0]); return err }},
 	} {
 		name, most = s.name, s.most

@@ -10,12 +10,14 @@
 //	q        queue: digest of the record's key, or the _id if the message has no key or needs no order
 //	g o      generation of the topic and offset: the order of a queue
 //	e ts k v hd   the record: leader epoch, time, key, value, headers
+//	rq       true if an operator has requeued a dead letter; missing otherwise
 //	n s hist failed attempts, those of them that do not count, and the last failures
 //	since    time of the first failure; missing while the message waits untried after another one
 //	due      time of the next attempt; missing while the message waits untried
 //
-// One index serves all queries: {h, t, p, q, g, o, due}. There is no TTL: a message leaves only when it is handled, given
-// up, or removed with its handler (Retire). All times refer to the server's clock.
+// The index {h, t, p, q, g, o, due} serves the retries. Partial indexes serve the oldest failure and the requeues. There is no
+// TTL: a message leaves only when it is handled, given up, or removed with its handler (Retire). All times refer to the
+// server's clock.
 //
 // # Steps
 //
@@ -29,6 +31,10 @@
 //
 // Give up (Remove): the dead letter is stored first, then the document is deleted. After a crash in between, the message is
 // tried once more.
+//
+// Requeue (Add, Requeued): one transaction marks the dead letter and inserts the document, untried, at the place of the
+// message's first record. So it is before all messages of its key that wait. Members of the group look for such documents
+// every two seconds.
 //
 // Later messages of a waiting key are set aside after it, untried. A handler knows its waiting queues in memory. It loads
 // them (Heads) when it gets partitions, and a message is added there before its transaction begins.
@@ -50,7 +56,8 @@
 //
 // A message that is handled at the first attempt costs nothing here. A failed message costs one transaction with an upsert,
 // two statements for each retry, and one update after each failed retry. A message that was delivered before costs one more
-// read for its batch. Nothing polls: the worker sleeps until the first due time, and wakes when a message is set aside.
+// read for its batch. The worker sleeps until the first due time, and wakes when a message is set aside. Only the search for
+// requeued messages polls: every two seconds, in an index that is usually empty.
 // Loading the queues reads one index entry for each waiting message.
 //
 // # Limits

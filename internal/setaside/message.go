@@ -36,6 +36,7 @@ type Message struct {
 	Key         []byte    `bson:"k"` // nil: null
 	Value       []byte    `bson:"v"` // nil: null
 	Headers     []Header  `bson:"hd"`
+	Requeued    bool      `bson:"rq,omitempty"` // a dead letter that an operator has requeued
 
 	Attempts `bson:",inline"`
 }

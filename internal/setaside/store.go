@@ -55,6 +55,18 @@ type Store interface {
 
 	// Handlers returns the handlers of a group that have messages.
 	Handlers(ctx context.Context, group string) ([]string, error)
+
+	// Requeued returns the queues of a group that have a message with Requeued.
+	Requeued(ctx context.Context, group string) ([]Queue, error)
+
+	// Stored returns those of the ids that messages have.
+	Stored(ctx context.Context, ids []Digest) ([]Digest, error)
+}
+
+// Queue identifies a queue.
+type Queue struct {
+	Place  `bson:",inline"`
+	Digest Digest `bson:"q"`
 }
 
 // Head is a queue with messages.
@@ -63,6 +75,9 @@ type Head struct {
 	Queue     Digest
 	Wait      time.Duration // until the first message is due; 0 if it is due
 }
+
+// DefaultCollection is the name of the collection of messages that are set aside.
+const DefaultCollection = "inbox_waiting"
 
 // Collection is the Store in a collection of MongoDB. Outside of transactions its writes have majority write concern.
 type Collection struct {
@@ -89,6 +104,10 @@ func (s *Collection) EnsureIndexes(ctx context.Context) error {
 			{Keys: keys, Options: options.Index().SetName("queues")},
 			{Keys: bson.D{{Key: "h", Value: 1}, {Key: "since", Value: 1}}, Options: options.Index().SetName("oldest").
 				SetPartialFilterExpression(bson.D{{Key: "since", Value: bson.D{{Key: "$exists", Value: true}}}})},
+			{
+				Keys:    bson.D{{Key: "h", Value: 1}, {Key: "t", Value: 1}, {Key: "p", Value: 1}, {Key: "q", Value: 1}},
+				Options: options.Index().SetName("requeued").SetPartialFilterExpression(isRequeued),
+			},
 		})
 		return err
 	})
@@ -298,13 +317,42 @@ func (s *Collection) Oldest(ctx context.Context, handler string) (time.Duration,
 
 // Handlers returns the handlers of a group that have messages: see Store.
 func (s *Collection) Handlers(ctx context.Context, group string) ([]string, error) {
-	// "0" follows "/", so the range has exactly the names with that prefix.
-	inGroup := bson.D{{Key: "h", Value: bson.D{{Key: "$gt", Value: group + "/"}, {Key: "$lt", Value: group + "0"}}}}
 	var names []string
-	if err := s.coll.Distinct(ctx, "h", inGroup).Decode(&names); err != nil {
+	if err := s.coll.Distinct(ctx, "h", inGroup(group)).Decode(&names); err != nil {
 		return nil, fmt.Errorf("listing the handlers with messages that are set aside: %w", err)
 	}
 	return names, nil
+}
+
+// Requeued returns the queues of a group with requeued messages: see Store.
+func (s *Collection) Requeued(ctx context.Context, group string) ([]Queue, error) {
+	key := bson.D{{Key: "h", Value: "$h"}, {Key: "t", Value: "$t"}, {Key: "p", Value: "$p"}, {Key: "q", Value: "$q"}}
+	cur, err := s.coll.Aggregate(ctx, mongo.Pipeline{
+		{{Key: "$match", Value: append(inGroup(group), isRequeued...)}},
+		{{Key: "$group", Value: bson.D{{Key: "_id", Value: key}}}},
+		{{Key: "$replaceWith", Value: "$_id"}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("looking for requeued messages: %w", err)
+	}
+	var queues []Queue
+	if err := cur.All(ctx, &queues); err != nil {
+		return nil, fmt.Errorf("looking for requeued messages: %w", err)
+	}
+	return queues, nil
+}
+
+// Stored returns those of the ids that messages have: see Store.
+func (s *Collection) Stored(ctx context.Context, ids []Digest) ([]Digest, error) {
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	var found []Digest
+	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
+	if err := s.coll.Distinct(ctx, "_id", filter).Decode(&found); err != nil {
+		return nil, fmt.Errorf("looking for messages that are set aside: %w", err)
+	}
+	return found, nil
 }
 
 // Retire removes all messages of a handler that no longer exists. It returns their number.
@@ -318,6 +366,14 @@ func (s *Collection) Retire(ctx context.Context, handler string) (int64, error) 
 
 // queueOrder is the order of the messages of a queue.
 var queueOrder = bson.D{{Key: "g", Value: 1}, {Key: "o", Value: 1}}
+
+// isRequeued matches requeued messages.
+var isRequeued = bson.D{{Key: "rq", Value: true}}
+
+// inGroup matches the messages of a group. "0" follows "/", so the range has exactly the handlers with that prefix.
+func inGroup(group string) bson.D {
+	return bson.D{{Key: "h", Value: bson.D{{Key: "$gt", Value: group + "/"}, {Key: "$lt", Value: group + "0"}}}}
+}
 
 func byID(id Digest) bson.D { return bson.D{{Key: "_id", Value: id}} }
 

@@ -104,8 +104,10 @@ func TestEveryQueryUsesTheIndex(t *testing.T) {
 			}
 			return err
 		},
-		"Waiting": func() error { _, err := s.Waiting(t.Context(), orders, []setaside.Digest{m.Queue}); return err },
-		"Count":   func() error { _, err := s.Count(t.Context(), orders.Handler, 10); return err },
+		"Waiting":  func() error { _, err := s.Waiting(t.Context(), orders, []setaside.Digest{m.Queue}); return err },
+		"Count":    func() error { _, err := s.Count(t.Context(), orders.Handler, 10); return err },
+		"Requeued": func() error { _, err := s.Requeued(t.Context(), "billing"); return err },
+		"Stored":   func() error { _, err := s.Stored(t.Context(), []setaside.Digest{m.ID}); return err },
 	}
 	for name, step := range steps {
 		if err := step(); err != nil {

@@ -103,7 +103,7 @@ func (r *resliceRun) waitForRelease(ctx context.Context) error {
 func (r *resliceRun) acquireSlot(ctx context.Context, id string) (*lease.Held, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.Wait)
 	defer cancel()
-	l, err := lease.New(lease.Config{
+	l := lease.New(lease.Config{
 		Collection:    r.watchers,
 		ID:            id,
 		Node:          "reslice-" + r.cfg.Node,
@@ -112,9 +112,6 @@ func (r *resliceRun) acquireSlot(ctx context.Context, id string) (*lease.Held, e
 		Log:           r.log,
 		AcquirePaused: true,
 	})
-	if err != nil {
-		return nil, err
-	}
 
 	h, err := l.Acquire(ctx)
 	if err != nil {

@@ -116,7 +116,7 @@ type Runner struct {
 }
 
 // NewRunner returns the runner of the slot p. It does no I/O.
-func NewRunner(s *Shared, p slot.Range, m *metrics.Set) (*Runner, error) {
+func NewRunner(s *Shared, p slot.Range, m *metrics.Set) *Runner {
 	r := &Runner{
 		shared:  s,
 		Part:    p,
@@ -158,12 +158,9 @@ func NewRunner(s *Shared, p slot.Range, m *metrics.Set) (*Runner, error) {
 		c.MayAttempt = func(pinned bool) (time.Duration, func(bool)) { return s.Balancer.AdmitAttempt(p.I, pinned) }
 	}
 
-	var err error
-	if r.lease, err = lease.New(c); err != nil {
-		return nil, err
-	}
+	r.lease = lease.New(c)
 	r.registerGauges()
-	return r, nil
+	return r
 }
 
 // registerGauges sets the sources of the metrics that are computed at each scrape.

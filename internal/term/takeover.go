@@ -343,6 +343,11 @@ func (t *term) AdoptCollection(ctx context.Context, ev *changestream.Event) erro
 // MarkDirty implements pipeline.Term.
 func (t *term) MarkDirty(ctx context.Context, ns string) error { return t.dirty.Mark(ctx, ns) }
 
+// NoteIrregularID implements pipeline.Term.
+func (t *term) NoteIrregularID(ctx context.Context, uuid [16]byte) error {
+	return t.collections.MarkIrregularIDs(ctx, uuid)
+}
+
 // NoteScheduled implements pipeline.Term.
 func (t *term) NoteScheduled(ns string, id bson.RawValue, dueAt time.Time) {
 	t.reconciler.scheduled.NoteScheduled(ns, id, dueAt)

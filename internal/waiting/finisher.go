@@ -139,7 +139,7 @@ type deadReason struct {
 
 // Finisher writes the fates of deliveries outside of the order of the stream. Each write is a fenced
 // transaction (N3) of all deliveries that were answered since the previous one, at most
-// [MaxExceptions]. Only after it is majority-committed, the Finisher releases their offsets (N8),
+// [mongodb.MaxDocuments]. Only after it is majority-committed, the Finisher releases their offsets (N8),
 // opens their gates (N15) and calls Done. When the lease is lost, it writes nothing more.
 //
 // Answered, Refused and Drain may be called from any goroutine. Memory is bounded by the deliveries in
@@ -169,7 +169,7 @@ func NewFinisher(c FinisherConfig) *Finisher {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Finisher{config: c, wake: make(chan struct{}, 1), partSize: mongodb.NewPartSize(MaxExceptions)}
+	return &Finisher{config: c, wake: make(chan struct{}, 1), partSize: mongodb.NewPartSize(mongodb.MaxDocuments)}
 }
 
 // Answered accepts a delivery with all of its answers. It does not block.
@@ -248,7 +248,7 @@ func (f *Finisher) nextBatch(removals bool) []*decision {
 	defer f.mu.Unlock()
 
 	var batch []*decision
-	n := min(len(f.queue), MaxExceptions)
+	n := min(len(f.queue), mongodb.MaxDocuments)
 	if n > 0 || !removals {
 		batch = f.queue[:n:n]
 		f.queue = f.queue[n:]

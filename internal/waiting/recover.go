@@ -81,7 +81,7 @@ func (x *Exceptions) WidenIncomplete(ctx context.Context, after string, unsure f
 			number, _ := raw.Lookup("delivery").AsInt64OK()
 			id := copyValue(raw.Lookup("_id"))
 			list = append(list, Wider{NS: c.NS(), ID: id, Delivery: int32(number), Topics: more})
-			if len(list) < MaxExceptions {
+			if len(list) < mongodb.MaxDocuments {
 				return nil
 			}
 			return write()

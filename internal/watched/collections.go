@@ -39,6 +39,8 @@ type Collections struct {
 	// the pump runs, only its goroutine uses it.
 	Claimed map[[16]byte]bool
 
+	irregular map[[16]byte]bool // collections that this term has marked; for the pump's goroutine
+
 	mu     sync.Mutex
 	listed []outboxes.Outbox // as they were listed last
 }
@@ -141,7 +143,7 @@ func (c *Collections) ClaimCollection(
 	// A claim of another watcher does not go away, so it must not be retried.
 	var claimed *outboxes.ClaimedError
 	err = c.Calls.RetryCall(ctx, func(ctx context.Context) (err error) {
-		before, err = c.Registry.RegisterAt(ctx, o.UUID, o.NS(), c.Watcher, at)
+		before, err = c.Registry.Register(ctx, o.UUID, o.NS(), c.Watcher, at)
 		if errors.As(err, &claimed) {
 			return nil
 		}
@@ -174,6 +176,34 @@ func (c *Collections) LeaveCollection(ctx context.Context, ev *changestream.Even
 	return c.Calls.RetryCall(ctx, func(ctx context.Context) error {
 		return c.Registry.Leave(ctx, ev.UUID, c.Watcher, ev.ClusterTime)
 	})
+}
+
+// MarkIrregularIDs returns once the registry says that the ids of a collection must not be used as times.
+// It costs nothing if this term has marked the collection already.
+func (c *Collections) MarkIrregularIDs(ctx context.Context, uuid [16]byte) error {
+	if c.irregular[uuid] {
+		return nil
+	}
+
+	err := c.Calls.RetryCall(ctx, func(ctx context.Context) error {
+		return c.Registry.MarkIrregularIDs(ctx, uuid, c.Watcher)
+	})
+	if err != nil {
+		return err
+	}
+
+	if c.irregular == nil {
+		c.irregular = map[[16]byte]bool{}
+	}
+	c.irregular[uuid] = true
+	for _, o := range c.WatchedOutboxes() {
+		if o.UUID == uuid {
+			c.Log.Info("the times in the ids of a collection differ from the commits by more than a day, so they are "+
+				"not used; if the stream's history is lost, every envelope without a ts is delivered again",
+				"collection", o.NS(), "advice", "insert ts: Timestamp(0,0)")
+		}
+	}
+	return nil
 }
 
 // CollectionIdentities returns the watched collections in the form that the watcher document

@@ -13,8 +13,10 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/setaside"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
 var errAway = errors.New("the carrier does not answer")
@@ -57,11 +59,11 @@ func (s *suspensions) option(k *kit) consumer.Option {
 func (k *kit) untilSettled(partitions, n int) {
 	k.Helper()
 	k.until("no message to be set aside", func(ctx context.Context) bool {
-		left, err := k.db.Collection(consumer.DefaultWaiting).CountDocuments(ctx, bson.D{})
+		left, err := k.db.Collection(setaside.DefaultCollection).CountDocuments(ctx, bson.D{})
 		return err == nil && left == 0
 	})
 	k.until("all offsets", func(context.Context) bool { return sum(k.committed(partitions)) == int64(n) })
-	if got := k.count(consumer.DefaultLetters); got != 0 {
+	if got := k.count(deadletter.DefaultCollection); got != 0 {
 		k.Errorf("dead letters: got %d, want none", got)
 	}
 }
@@ -90,7 +92,7 @@ func TestAnOutageOfAnotherServiceSlowsTheConsumerDownAndMakesNoDeadLetter(t *tes
 	// A lane that fails while the handler is suspended leaves its message in Kafka. The later messages of a key that is set
 	// aside follow it, tried or not.
 	var waiting []string
-	if err := k.db.Collection(consumer.DefaultWaiting).Distinct(k.context(), "q", bson.D{}).Decode(&waiting); err != nil {
+	if err := k.db.Collection(setaside.DefaultCollection).Distinct(k.context(), "q", bson.D{}).Decode(&waiting); err != nil {
 		t.Fatal(err)
 	}
 	if len(waiting) > most {
@@ -130,7 +132,7 @@ func TestAFailedMessageHoldsUpItsKeyAloneAndKeepsItsOrder(t *testing.T) {
 	if got := k.count("effects"); got != n-8 {
 		t.Errorf("effects while the message fails: got %d, want %d", got, n-8)
 	}
-	if got := k.count(consumer.DefaultWaiting); got != 8 {
+	if got := k.count(setaside.DefaultCollection); got != 8 {
 		t.Errorf("messages that are set aside: got %d, want 8", got)
 	}
 
@@ -154,7 +156,7 @@ func TestMessagesThatWaitSurviveACrashAndARedelivery(t *testing.T) {
 	})
 	k.publish(numbered(keys, n)...)
 	stop := k.start(first)
-	k.until("the messages to be set aside", func(context.Context) bool { return k.count(consumer.DefaultWaiting) == 14 })
+	k.until("the messages to be set aside", func(context.Context) bool { return k.count(setaside.DefaultCollection) == 14 })
 	k.untilCount("effects", n-14)
 	stop()
 
@@ -188,7 +190,7 @@ func TestMessagesThatWaitMoveWithTheirPartition(t *testing.T) {
 
 	k.start(member())
 	k.publish(numbered(keys, n)...)
-	k.until("every key to wait", func(context.Context) bool { return k.count(consumer.DefaultWaiting) == keys*6 })
+	k.until("every key to wait", func(context.Context) bool { return k.count(setaside.DefaultCollection) == keys*6 })
 	before := stats.assigned.Load()
 	stop := k.start(member())
 	k.until("a rebalance", func(context.Context) bool { return stats.assigned.Load() >= before+2 })
@@ -241,14 +243,17 @@ func TestAMessageThatFailsForTooLongIsADeadLetterAndItsKeyGoesOn(t *testing.T) {
 	k.start(c)
 	k.untilCount("effects", 3)
 
-	var l consumer.Letter
-	if err := k.db.Collection(consumer.DefaultLetters).FindOne(k.context(), bson.D{}).Decode(&l); err != nil {
+	var l deadletter.Letter
+	if err := k.db.Collection(deadletter.DefaultCollection).FindOne(k.context(), bson.D{}).Decode(&l); err != nil {
 		t.Fatal(err)
 	}
-	if l.Class != consumer.ClassHandler || l.Attempts < 2 || l.LastFailure.Sub(l.FirstFailure) < 900*time.Millisecond {
-		t.Errorf("dead letter: class %q after %d attempts in %v", l.Class, l.Attempts, l.LastFailure.Sub(l.FirstFailure))
+	if l.Class != deadletter.ClassHandler || l.Attempts < 2 || len(l.History) < 2 {
+		t.Fatalf("dead letter: class %q after %d attempts: %+v", l.Class, l.Attempts, l.History)
 	}
-	if got := k.count(consumer.DefaultWaiting); got != 0 {
+	if took := l.History[len(l.History)-1].At.Sub(l.History[0].At); took < 900*time.Millisecond {
+		t.Errorf("dead letter: given up after %v", took)
+	}
+	if got := k.count(setaside.DefaultCollection); got != 0 {
 		t.Errorf("messages that are set aside: got %d, want none", got)
 	}
 }
@@ -270,7 +275,7 @@ func TestNoMoreMessagesThanAllowedAreSetAside(t *testing.T) {
 	k.start(c)
 	k.until("many attempts", func(context.Context) bool { return d.attempts.Load() > 60 })
 	// Two lanes may have checked the limit at the same moment.
-	if got := k.count(consumer.DefaultWaiting); got < 3 || got > 5 {
+	if got := k.count(setaside.DefaultCollection); got < 3 || got > 5 {
 		t.Errorf("messages that are set aside: got %d, want 3", got)
 	}
 	d.away.Store(false)
@@ -314,7 +319,7 @@ func TestAHandlerDecidesAboutItsMessage(t *testing.T) {
 	k.publish(msg("a", "reject", "0"), msg("b", "discard", "0"), msg("c", "retry", "0"))
 	k.start(c)
 	k.untilCount("effects", 1)
-	k.until("a dead letter", func(context.Context) bool { return k.count(consumer.DefaultLetters) == 1 })
+	k.until("a dead letter", func(context.Context) bool { return k.count(deadletter.DefaultCollection) == 1 })
 	k.until("all offsets", func(context.Context) bool { return sum(k.committed(1)) == 3 })
 
 	k.publish(msg("d", "suspend", "0"))
@@ -333,12 +338,12 @@ func TestAHandlerDecidesAboutItsMessage(t *testing.T) {
 		t.Errorf("the suspension of one second took %d ms", took)
 	}
 
-	var l consumer.Letter
-	if err := k.db.Collection(consumer.DefaultLetters).FindOne(k.context(), bson.D{}).Decode(&l); err != nil {
+	var l deadletter.Letter
+	if err := k.db.Collection(deadletter.DefaultCollection).FindOne(k.context(), bson.D{}).Decode(&l); err != nil {
 		t.Fatal(err)
 	}
-	if l.Class != consumer.ClassRejected || l.Type != "reject" {
-		t.Errorf("dead letter: got class %q and type %q, want %q and reject", l.Class, l.Type, consumer.ClassRejected)
+	if l.Class != deadletter.ClassRejected || l.Name != "reject" {
+		t.Errorf("dead letter: got class %q and type %q, want %q and reject", l.Class, l.Name, deadletter.ClassRejected)
 	}
 }
 
@@ -451,7 +456,7 @@ func TestTwoOwnersOfAPartitionKeepTheOrderOfItsKeys(t *testing.T) {
 		k.untilCount("effects", i+20)
 	}
 	k.untilCount("effects", n)
-	k.until("no message to be set aside", func(context.Context) bool { return k.count(consumer.DefaultWaiting) == 0 })
+	k.until("no message to be set aside", func(context.Context) bool { return k.count(setaside.DefaultCollection) == 0 })
 	k.once("effects", n)
 }
 
@@ -474,7 +479,7 @@ func TestAMessageThatWasHandledIsNotSetAsideEvenWithoutItsMark(t *testing.T) {
 	}
 	k.publish(numbered(1, n)...)
 	stop := k.start(member(consumer.WithTransport(uncommitted{k.kafka})))
-	k.until("the messages to be set aside", func(context.Context) bool { return k.count(consumer.DefaultWaiting) == 3 })
+	k.until("the messages to be set aside", func(context.Context) bool { return k.count(setaside.DefaultCollection) == 3 })
 	stop()
 
 	// The retention of the marks is over. The watermarks stay.
@@ -483,7 +488,7 @@ func TestAMessageThatWasHandledIsNotSetAsideEvenWithoutItsMark(t *testing.T) {
 	}
 	k.start(member())
 	k.until("all offsets", func(context.Context) bool { return sum(k.committed(1)) == n })
-	if got := k.count(consumer.DefaultWaiting); got != 3 {
+	if got := k.count(setaside.DefaultCollection); got != 3 {
 		t.Errorf("messages that are set aside after the redelivery: got %d, want 3", got)
 	}
 	broken.Store(false)
@@ -499,7 +504,7 @@ func TestMessagesOfAHandlerThatIsNoMoreAreReported(t *testing.T) {
 	handleAs(t, first, "old", "counted", func(context.Context, *consumer.Message) error { return errAway })
 	k.publish(numbered(1, 1)...)
 	stop := k.start(first)
-	k.until("the message to be set aside", func(context.Context) bool { return k.count(consumer.DefaultWaiting) == 1 })
+	k.until("the message to be set aside", func(context.Context) bool { return k.count(setaside.DefaultCollection) == 1 })
 	stop()
 
 	reported := make(chan struct{}, 10)

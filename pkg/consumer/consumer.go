@@ -14,9 +14,11 @@ import (
 
 	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/inbox/mongostore"
+	"github.com/outrelay/outrelay/internal/letterparts"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/setaside"
 	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
 // Consumer delivers the messages of a consumer group to handlers. It is safe for concurrent use.
@@ -31,6 +33,7 @@ type Consumer struct {
 	currentSession atomic.Pointer[session]
 	health         *health
 	waiting        setaside.Store // messages that are set aside; nil if there is no database and the inbox has none
+	letters        *deadletter.Desk
 
 	unknown, orphaned, poison *registration
 }
@@ -61,6 +64,12 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 		c.transport = t
 	}
 
+	if c.s.disposer == nil {
+		letters, err := openLetters(db, c.s.inbox.replacement, c.s.letters)
+		problems = append(problems, err)
+		c.letters = letters
+	}
+
 	if err := errors.Join(problems...); err != nil {
 		return nil, fmt.Errorf("consumer: %w", err)
 	}
@@ -68,20 +77,21 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	c.waiting = openWaiting(db, c.s.inbox.replacement)
 	c.gate.notify = func(on bool) { c.measureStop("paused", on) }
 
-	unknown, orphaned := verdict{Action: actDiscard, Reason: ClassNoHandler}, verdict{Action: actDeadLetter, Reason: ClassNoHandler}
+	unknown := verdict{Action: actDiscard, Reason: deadletter.ClassUnknown}
+	orphaned := verdict{Action: actDeadLetter, Reason: deadletter.ClassUnknown}
 	if c.s.deadUnknown {
 		unknown = orphaned
 	}
 	c.unknown = newSystemHandler(unknown)
 	c.orphaned = newSystemHandler(orphaned)
-	c.poison = newSystemHandler(verdict{Action: actDeadLetter, Reason: ClassPoison})
+	c.poison = newSystemHandler(verdict{Action: actDeadLetter, Reason: deadletter.ClassMalformed})
 	return c, nil
 }
 
 // openWaiting returns the store of the messages that are set aside. Without a database, it is that of the inbox, or nil.
 func openWaiting(db *mongo.Database, x consumerparts.Inbox) setaside.Store {
 	if db != nil {
-		return setaside.New(db, DefaultWaiting)
+		return setaside.New(db, setaside.DefaultCollection)
 	}
 	if own, ok := x.(interface{ Waiting() setaside.Store }); ok {
 		return own.Waiting()
@@ -127,11 +137,7 @@ func (c *Consumer) Run(ctx context.Context) (err error) {
 	r := &run{c: c, ctx: ctx, inbox: c.s.inbox.replacement, transact: c.transactor()}
 	r.disposer = c.s.disposer
 	if r.disposer == nil {
-		d, err := c.defaultDisposer(r.report)
-		if err != nil {
-			return fmt.Errorf("consumer: %w", err)
-		}
-		r.disposer = d
+		r.disposer = &disposer{letters: c.letters, publisher: c.transport, report: r.report}
 	}
 
 	healthCtx, stop := context.WithCancel(ctx)
@@ -155,29 +161,31 @@ func (c *Consumer) Run(ctx context.Context) (err error) {
 
 // ensureIndexes creates the indexes of the inbox, of the dead letters, and of the messages that are set aside. It blocks while the database is unavailable.
 func (r *run) ensureIndexes() error {
-	if err := r.ensureIndexesOf("inbox", r.inbox); err != nil {
-		return err
-	}
-	if err := r.ensureIndexesOf("dead letters", r.disposer); err != nil || r.c.waiting == nil {
-		return err
-	}
-	return r.ensureIndexesOf("messages that are set aside", r.c.waiting)
-}
-
-// ensureIndexesOf calls EnsureIndexes of store, if it has this method, until it succeeds. It returns errors that are not
-// transient.
-func (r *run) ensureIndexesOf(name string, store any) error {
-	x, ok := store.(interface {
+	if x, ok := r.inbox.(interface {
 		EnsureIndexes(ctx context.Context) error
-	})
-	if !ok {
+	}); ok {
+		if err := r.repeatUntilReady("inbox", x.EnsureIndexes); err != nil {
+			return err
+		}
+	}
+	if r.c.letters != nil {
+		ensure := func(ctx context.Context) error { return letterparts.EnsureIndexes(ctx, r.c.letters) }
+		if err := r.repeatUntilReady("dead letters", ensure); err != nil {
+			return err
+		}
+	}
+	if r.c.waiting == nil {
 		return nil
 	}
+	return r.repeatUntilReady("messages that are set aside", r.c.waiting.EnsureIndexes)
+}
 
+// repeatUntilReady calls ensureIndexes until it succeeds. It returns errors that are not transient.
+func (r *run) repeatUntilReady(name string, ensureIndexes func(ctx context.Context) error) error {
 	b := retry.Reopen.Start()
 	for {
 		ctx, cancel := context.WithTimeout(r.ctx, readyTimeout)
-		err := x.EnsureIndexes(ctx)
+		err := ensureIndexes(ctx)
 		cancel()
 		if err == nil {
 			return nil
@@ -213,7 +221,7 @@ func (r *run) reportOrphans() {
 		isRegistered := func(x *registration) bool { return r.c.inboxConsumer(x) == name }
 		if !slices.ContainsFunc(r.c.reg.snapshot().all, isRegistered) {
 			r.report(fmt.Errorf("%w is named %q, but messages in %s wait for it: register a handler of that name, "+
-				"or delete the messages", ErrNoHandler, strings.TrimPrefix(name, r.c.group+"/"), DefaultWaiting))
+				"or delete the messages", ErrNoHandler, strings.TrimPrefix(name, r.c.group+"/"), setaside.DefaultCollection))
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/telemetry"
@@ -307,7 +308,7 @@ func TestUnknownTypeAndPoisonAreDeadLetters(t *testing.T) {
 	for _, d := range dead.all() {
 		var decode *consumer.DecodeError
 		switch {
-		case d.verdict.Reason == consumer.ClassNoHandler && errors.Is(d.cause, consumer.ErrNoHandler) && d.m.Name == "nobody.knows" && d.handler == "":
+		case d.verdict.Reason == deadletter.ClassUnknown && errors.Is(d.cause, consumer.ErrNoHandler) && d.m.Name == "nobody.knows" && d.handler == "":
 			parked = true
 		case d.verdict.Action == consumer.ActDeadLetter && errors.As(d.cause, &decode) && string(d.m.Value) == "x":
 			poison = true

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
 // editBatch lets a test change the bytes of the batch at an offset, in the file of the broker that has the first partition. The
@@ -85,7 +86,7 @@ func TestABatchThatCannotBeReadIsOneDeadLetter(t *testing.T) {
 				t.Errorf("%d messages had their effect", n)
 			}
 			got := dead.all()
-			if len(got) != 1 || !strings.Contains(got[0].cause.Error(), c.says) || consumer.Class(got[0].cause) != consumer.ClassPoison {
+			if len(got) != 1 || !strings.Contains(got[0].cause.Error(), c.says) || consumer.ClassOf(got[0].cause) != deadletter.ClassMalformed {
 				t.Errorf("%d messages were disposed of: %+v", len(got), got)
 			}
 		})

@@ -2,24 +2,135 @@ package consumer_test
 
 import (
 	"bytes"
-	"context"
-	"encoding/json"
 	"errors"
+	"fmt"
 	"strconv"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/segmentio/kafka-go"
-	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/envelope"
-	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
+
+// graveyard is a database with dead letters, and a disposer that writes to them.
+type graveyard struct {
+	consumer.Disposer
+	db      *mongo.Database
+	letters *deadletter.Desk
+	out     *published
+}
+
+func newGraveyard(t *testing.T, opts ...deadletter.Option) *graveyard {
+	t.Helper()
+	g := &graveyard{db: stacktest.Database(t, stacktest.Client(t)), out: &published{}}
+	var err error
+	if g.letters, err = deadletter.New(g.db, opts...); err != nil {
+		t.Fatal(err)
+	}
+	g.Disposer = consumer.NewDisposer(g.letters, g.out, func(err error) { t.Log(err) })
+	return g
+}
+
+// failed is message n of a type, as a handler gets it.
+func failed(n int, typ string) *consumer.Message {
+	return &consumer.Message{
+		Topic: "orders", Partition: 2, Offset: int64(n), Time: time.UnixMilli(1_700_000_000_000).UTC(), Key: []byte{0, byte(n)}, Value: []byte{255, byte(n)},
+		ID: fmt.Sprint("m", n), Name: typ, Aggregate: event.Aggregate{Type: "order", ID: "7"}, ContentType: "x/y", SchemaVersion: "2", Attempt: 1, Group: "g",
+		Headers: []event.Header{{Key: "id", Value: fmt.Append(nil, "m", n)}, {Key: "type", Value: []byte(typ)}, {Key: "bin", Value: []byte{0, 1}}, {Key: "null"}},
+	}
+}
+
+// dead is the verdict of a message that failed n times.
+func dead(n int, m *consumer.Message, err error) consumer.Verdict {
+	var a consumer.Failures
+	for i := range n {
+		a = a.Note(err, m, time.UnixMilli(int64(1000*(i+1))).UTC())
+	}
+	return consumer.Verdict{Action: consumer.ActDeadLetter, Attempts: a}
+}
+
+// count returns how many letters there are.
+func (g *graveyard) count(t *testing.T) int64 {
+	t.Helper()
+	n, err := g.letters.Count(t.Context(), deadletter.Query{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestALetterHasTheWholeRecordAndWhy(t *testing.T) {
+	t.Parallel()
+	g := newGraveyard(t)
+	m := failed(1, "A")
+	if err := g.Dispose(t.Context(), m, "h", dead(3, m, errFlaky), fmt.Errorf("billing: %w", errFlaky)); err != nil {
+		t.Fatal(err)
+	}
+	got, err := g.letters.Get(t.Context(), deadletter.ID{Group: "g", Handler: "h", Message: "m1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	want := deadletter.Letter{
+		ID: got.ID, Class: deadletter.ClassHandler, Reason: "billing: flaky", GivenUpAt: got.GivenUpAt,
+		Name: m.Name, Aggregate: m.Aggregate, ContentType: m.ContentType, SchemaVersion: m.SchemaVersion,
+		Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Time: m.Time,
+		Key: m.Key, Value: m.Value, Headers: m.Headers, Size: 2, Attempts: 3,
+	}
+	for i := range 3 {
+		want.History = append(want.History, deadletter.Failure{
+			At: time.UnixMilli(int64(1000 * (i + 1))).UTC(), Attempt: i + 1, Class: deadletter.ClassHandler, Reason: "flaky",
+		})
+	}
+	if diff := cmp.Diff(want, got); diff != "" || got.GivenUpAt.IsZero() {
+		t.Errorf("given up at %v; difference: %s", got.GivenUpAt, diff)
+	}
+}
+
+func TestTheDeadTopicIsWrittenFirst(t *testing.T) {
+	t.Parallel()
+	g := newGraveyard(t, deadletter.WithTopic(""))
+	m := failed(1, "A")
+	g.out.fail = errFlaky
+	if err := g.Dispose(t.Context(), m, "h", dead(2, m, errFlaky), errFlaky); !errors.Is(err, errFlaky) {
+		t.Fatalf("the topic is away: %v", err)
+	}
+	if n := g.count(t); n != 0 {
+		t.Fatal("a letter before the topic was written")
+	}
+
+	// A topic that can never take the record does not hold the letter up.
+	g.out.fail = kafka.MessageSizeTooLarge
+	if err := g.Dispose(t.Context(), failed(2, "A"), "h", dead(2, m, errFlaky), errFlaky); err != nil {
+		t.Fatal(err)
+	}
+
+	g.out.fail = nil
+	if err := g.Dispose(t.Context(), m, "h", dead(2, m, errFlaky), errFlaky); err != nil {
+		t.Fatal(err)
+	}
+	rec := g.out.list["orders.g.dead"][0]
+	if !bytes.Equal(rec.Value, m.Value) || !bytes.Equal(rec.Key, m.Key) {
+		t.Error("the record's bytes changed")
+	}
+	for name, want := range map[string]string{
+		"dead-class": "handler", "dead-reason": "flaky", "dead-group": "g", "dead-handler": "h",
+		"dead-attempts": "2", "dead-at": "2000", "bin": "\x00\x01",
+	} {
+		if v, ok := rec.Header(name); !ok || string(v) != want {
+			t.Errorf("header %s is %q, want %q", name, v, want)
+		}
+	}
+	if n := g.count(t); n != 2 {
+		t.Errorf("%d letters beside the record", n)
+	}
+}
 
 // again is the published message as the consumer gets it.
 func again(t *testing.T, m *consumer.Message, topic string) *consumer.Message {
@@ -34,186 +145,72 @@ func again(t *testing.T, m *consumer.Message, topic string) *consumer.Message {
 
 func TestAMessageClimbsTheLadder(t *testing.T) {
 	t.Parallel()
-	now := time.UnixMilli(1_800_000_000_000)
-	g := newGraveyard(t, func(cfg *consumer.DisposerConfig) { cfg.Now = func() time.Time { return now } })
+	g := newGraveyard(t)
 	m := failed(1, "A")
 	for rung, delay := range []time.Duration{time.Minute, time.Hour} {
 		var a consumer.Failures
 		if rung == 0 {
-			a = a.Note(errFlaky, m, now) // at first once in place
+			a = a.Note(errFlaky, m, time.Now()) // at first once in place
 		}
-		a = a.Note(errFlaky, m, now)
+		a = a.Note(errFlaky, m, time.Now())
+		before := time.Now().Truncate(time.Millisecond)
 		v := consumer.Verdict{Action: consumer.ActRetryTopic, Delay: delay, Topic: consumer.RetryTopicName("orders", "g", rung+1), Attempts: a}
 		if err := g.Dispose(t.Context(), m, "h", v, errFlaky); err != nil {
 			t.Fatal(err)
 		}
+		after := time.Now()
+
 		topic := "orders.g.retry." + strconv.Itoa(rung+1)
 		if len(g.out.list[topic]) != 1 {
 			t.Fatalf("published %v", g.out.list)
 		}
 		next := again(t, g.out.list[topic][0], topic)
 		only, _ := next.Header(consumer.HeaderOnly)
-		if next.ID != "m1" || next.Attempt != rung+3 || string(only) != "g/h" || next.Origin() != (consumer.Origin{Topic: "orders", Partition: 2, Offset: 1}) {
-			t.Errorf("rung %d: id %s, attempt %d, only %s, origin %v", rung+1, next.ID, next.Attempt, only, next.Origin())
+		origin, _ := next.Header(consumer.HeaderRetryOrigin)
+		if next.ID != "m1" || next.Attempt != rung+3 || string(only) != "g/h" || string(origin) != "orders/2/1" {
+			t.Errorf("rung %d: id %s, attempt %d, only %s, origin %s", rung+1, next.ID, next.Attempt, only, origin)
 		}
 		if !bytes.Equal(next.Key, m.Key) || !bytes.Equal(next.Value, m.Value) {
 			t.Errorf("rung %d: the record's bytes changed", rung+1)
 		}
-		early, ok := errors.AsType[*consumer.NotDueError](consumer.Precheck(next, now.Add(delay-time.Millisecond)))
-		if !ok || !early.Due.Equal(now.Add(delay)) || early.Wait(now) != delay {
+
+		early, ok := errors.AsType[*consumer.NotDueError](consumer.Precheck(next, before.Add(delay-time.Millisecond)))
+		if !ok || early.Due.Before(before.Add(delay)) || early.Due.After(after.Add(delay)) {
 			t.Errorf("rung %d: before it is due: %v", rung+1, early)
 		}
-		if err := consumer.Precheck(next, now.Add(delay)); err != nil {
+		if err := consumer.Precheck(next, after.Add(delay)); err != nil {
 			t.Errorf("rung %d: when it is due: %v", rung+1, err)
 		}
 		m = next
 	}
-	a := consumer.Failures{}.Note(errFlaky, m, now)
+
+	a := consumer.Failures{}.Note(errFlaky, m, time.Now())
 	v := consumer.Verdict{Action: consumer.ActDeadLetter, Attempts: a}
 	if err := g.Dispose(t.Context(), m, "h", v, errFlaky); err != nil {
 		t.Fatal(err)
 	}
-	l, err := g.letters.Get(t.Context(), consumer.LetterID{Group: "g", Handler: "h", ID: "m1"})
+	l, err := g.letters.Get(t.Context(), deadletter.ID{Group: "g", Handler: "h", Message: "m1"})
 	if err != nil || l.Attempts != 4 || len(l.History) != 4 || l.Topic != "orders" || l.Offset != 1 {
 		t.Fatalf("letter %+v, %v", l, err)
 	}
-	if diff := cmp.Diff(failed(1, "A").Headers, l.Message().Headers); diff != "" {
+	if diff := cmp.Diff(failed(1, "A").Headers, l.Headers); diff != "" {
 		t.Errorf("headers of the letter: %s", diff)
 	}
 }
 
 func TestWhatCannotBeMovedIsADeadLetter(t *testing.T) {
 	t.Parallel()
-	g := newGraveyard(t, nil)
-	g.out.fail = kafka.MessageSizeTooLarge
-	big := failed(1, "A")
-	if err := g.Dispose(t.Context(), big, "h", consumer.Verdict{Action: consumer.ActRetryTopic, Topic: "retry", Delay: time.Second}, errFlaky); err != nil {
-		t.Errorf("too large: %v", err)
-	}
-	for n, code := range []kafka.Error{kafka.UnknownTopicOrPartition, kafka.InvalidTopic, kafka.TopicAuthorizationFailed} {
+	g := newGraveyard(t)
+	v := consumer.Verdict{Action: consumer.ActRetryTopic, Topic: "retry", Delay: time.Second}
+	for n, code := range []kafka.Error{
+		kafka.MessageSizeTooLarge, kafka.UnknownTopicOrPartition, kafka.InvalidTopic, kafka.TopicAuthorizationFailed,
+	} {
 		g.out.fail = code
-		if err := g.Dispose(t.Context(), failed(4+n, "A"), "h", consumer.Verdict{Action: consumer.ActRetryTopic, Topic: "retry", Delay: time.Second}, errFlaky); err != nil {
+		if err := g.Dispose(t.Context(), failed(n, "A"), "h", v, errFlaky); err != nil {
 			t.Errorf("%v: %v", code, err)
 		}
 	}
-	if n, err := g.letters.Count(t.Context(), consumer.LetterQuery{}); n != 4 || err != nil {
-		t.Errorf("%d letters, %v", n, err)
-	}
-	if err := g.Dispose(t.Context(), big, "h", consumer.Verdict{Action: consumer.ActRetry}, errFlaky); !errors.Is(err, errors.ErrUnsupported) {
-		t.Errorf("what the consumer does itself: %v", err)
-	}
-}
-
-// A letter that no document can hold is written without what makes it so large.
-func TestALetterLargerThanADocumentIsBare(t *testing.T) {
-	t.Parallel()
-	g := newGraveyard(t, nil)
-	large := failed(1, "A")
-	large.Headers = append(large.Headers, event.Header{Key: "x", Value: make([]byte, 17<<20)})
-	v := consumer.Verdict{Action: consumer.ActDeadLetter}
-	if err := g.Dispose(t.Context(), large, "h", v, errFlaky); !errors.Is(err, consumer.ErrUnfit) {
-		t.Fatalf("17 MiB of headers: %v", err)
-	}
-	v.Bare = true
-	if err := g.Dispose(t.Context(), large, "h", v, errFlaky); err != nil {
-		t.Fatal(err)
-	}
-	l, err := g.letters.Get(t.Context(), consumer.LetterID{Group: "g", Handler: "h", ID: "m1"})
-	if err != nil || l.Offset != 1 || l.Headers != nil || l.Value != nil {
-		t.Errorf("%+v, %v", l, err)
-	}
-}
-
-// withBox is a disposer with a real outbox.
-func withBox(t *testing.T, faults *consumer.Faults) *graveyard {
-	t.Helper()
-	db := stacktest.Database(t, stacktest.Client(t))
-	box, err := outbox.New(db)
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := newGraveyard(t, func(cfg *consumer.DisposerConfig) {
-		cfg.Outbox, cfg.Faults = box, faults
-		cfg.Transact = func(ctx context.Context, fn func(context.Context) error) error {
-			return transaction.Run(ctx, db.Client(), fn)
-		}
-	})
-	g.db = db
-	return g
-}
-
-func (g *graveyard) envelopes(t *testing.T) []bson.Raw {
-	t.Helper()
-	cur, err := g.db.Collection("outbox").Find(t.Context(), bson.D{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var docs []bson.Raw
-	if err := cur.All(t.Context(), &docs); err != nil {
-		t.Fatal(err)
-	}
-	return docs
-}
-
-func TestFaultsTellOthersOnceAndNeverOfThemselves(t *testing.T) {
-	t.Parallel()
-	g := withBox(t, &consumer.Faults{Discarded: true, NotExpired: true, Body: true, Redact: func(f *consumer.Fault) bool {
-		f.Body = []byte("redacted")
-		return f.Type != "quiet"
-	}})
-	m := failed(1, "A")
-	for range 2 { // again after a crash
-		if err := g.Dispose(t.Context(), m, "h", dead(3, m, errFlaky), errFlaky); err != nil {
-			t.Fatal(err)
-		}
-	}
-	own, quiet, expired, parked, dup := failed(2, "fault.A"), failed(3, "quiet"), failed(4, "A"), failed(5, "A"), failed(6, "A")
-	own.SetHeader("fault-of", []byte("x"))
-	g.bury(t, "h", own, quiet)
-	for _, c := range []struct {
-		m     *consumer.Message
-		v     consumer.Verdict
-		cause error
-	}{
-		{expired, consumer.Verdict{Action: consumer.ActDeadLetter}, &consumer.ExpiredError{}},
-		{parked, consumer.Verdict{Action: consumer.ActDeadLetter, Reason: consumer.ClassNoHandler}, &consumer.NoHandlerError{}},
-		{dup, consumer.Verdict{Action: consumer.ActDiscard, Reason: consumer.ClassDuplicate}, errFlaky},
-		{failed(7, "A"), consumer.Verdict{Action: consumer.ActDiscard}, errFlaky},
-	} {
-		if err := g.Dispose(t.Context(), c.m, "h", c.v, c.cause); err != nil {
-			t.Fatal(err)
-		}
-	}
-	docs := g.envelopes(t)
-	if len(docs) != 2 {
-		t.Fatalf("%d fault events: %v", len(docs), docs)
-	}
-	var view envelope.View
-	if err := envelope.Parse(docs[0], &view); err != nil {
-		t.Fatal(err)
-	}
-	var f consumer.Fault
-	if err := json.Unmarshal(view.Payload, &f); err != nil {
-		t.Fatal(err)
-	}
-	if string(view.Type) != "fault.A" || f.ID != "m1" || f.Handler != "h" || f.Class != consumer.ClassHandler || f.Attempts != 3 || f.Origin.Offset != 1 || string(f.Body) != "redacted" {
-		t.Errorf("type %s, fault %+v", view.Type, f)
-	}
-}
-
-func TestFaultsToATopic(t *testing.T) {
-	t.Parallel()
-	g := newGraveyard(t, func(cfg *consumer.DisposerConfig) { cfg.Faults = &consumer.Faults{Topic: "faults"} })
-	g.bury(t, "h", failed(1, "A"))
-	if len(g.out.list["faults"]) != 1 {
-		t.Fatalf("published %v", g.out.list)
-	}
-	m := again(t, g.out.list["faults"][0], "faults")
-	if m.Name != "fault.A" {
-		t.Errorf("type %q", m.Name)
-	}
-	g.bury(t, "h", m) // a handler of faults that fails
-	if len(g.out.list["faults"]) != 1 {
-		t.Error("a fault of a fault")
+	if n := g.count(t); n != 4 {
+		t.Errorf("letters: got %d, want 4", n)
 	}
 }

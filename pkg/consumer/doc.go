@@ -44,15 +44,18 @@
 // RetryIn, Suspend, Reject and Discard. Messages that are malformed or expired become dead letters at once. An outage of the
 // database spends no attempts: the consumer waits, fetches nothing and commits nothing.
 //
-// No message blocks its partition permanently. If a dead letter cannot be written, a letter without key, body and headers is
-// written. If that fails too, the message passes, and its place is reported to WithErrorHook. A Kafka batch that is damaged
-// becomes one dead letter after five fetches. If a partition lost records, for example after an unclean leader election, the
+// No message blocks its partition permanently. If a message is larger than a dead letter can be, the letter has its place and
+// the failure alone. A Kafka batch that is damaged becomes one dead letter after five fetches. If a partition lost records, for example after an unclean leader election, the
 // consumer continues from the first offset where the log differs.
 //
 // # Unknown messages
 //
 // A message whose type no handler takes passes. It is counted, and reported once for each type. WithUnknown makes it a dead
 // letter instead.
+//
+// # Dead letters
+//
+// Package deadletter lists them and hands them back to their handlers. WithDeadLetters has their options.
 //
 // # Offsets
 //

@@ -8,6 +8,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
 // Errors, for errors.Is.
@@ -32,19 +33,6 @@ var (
 // errAbandoned reports that a handler did not end within the drain. The next owner of the partition handles its messages
 // again. The inbox rejects the messages that were committed after all.
 var errAbandoned = errors.New("consumer: in flight when the time to drain was over")
-
-// unsupportedError reports that an operation needs a part that is not configured. It also matches errors.ErrUnsupported.
-type unsupportedError struct {
-	Operation string
-	Needs     string // what to configure
-}
-
-func (e *unsupportedError) Error() string {
-	return fmt.Sprintf("%s is not supported here: it needs %s", e.Operation, e.Needs)
-}
-
-// Is reports errors.ErrUnsupported.
-func (e *unsupportedError) Is(target error) bool { return target == errors.ErrUnsupported }
 
 // invalidError lists the problems that a validator found in a message or an event. Problems never quote the body.
 type invalidError struct {
@@ -109,17 +97,6 @@ func (e *lifetimeError) Error() string {
 		e.Handler, e.Ran.Round(time.Millisecond), e.Reason)
 }
 
-// maintenanceError reports that a background task, such as a sweep or an index build, failed. The task runs again.
-type maintenanceError struct {
-	Task string
-	Err  error
-}
-
-func (e *maintenanceError) Error() string { return e.Task + ": " + e.Err.Error() }
-
-// Unwrap returns the task's error.
-func (e *maintenanceError) Unwrap() error { return e.Err }
-
 // retriesExhaustedError reports that a message has used up its attempts. Err is the last failure.
 type retriesExhaustedError struct {
 	Attempts int
@@ -133,61 +110,21 @@ func (e *retriesExhaustedError) Error() string {
 // Unwrap returns the last failure.
 func (e *retriesExhaustedError) Unwrap() error { return e.Err }
 
-// ErrUnfit reports that a message can never be stored in this form: it is too large for a topic, or the topic rejects it. The
-// consumer then tries a dead letter, and after that a bare dead letter without content. If that fails too, the message passes
-// with a *lostError. A LetterStore returns errors that wrap ErrUnfit. The consumer repeats the call after every
-// other error until it succeeds.
-var ErrUnfit = errors.New("the message cannot be stored like this")
-
-// isUnfit reports whether a disposal that failed with err can never succeed. Panics count, because they would repeat.
-func isUnfit(err error) bool {
-	_, panicked := errors.AsType[*panicError](err)
-	_, unsupported := errors.AsType[*unsupportedError](err)
-	return panicked || unsupported || errors.Is(err, ErrUnfit)
-}
-
-// lostError reports that no dead letter could be written for a message, not even a bare one. The message passed, and this
-// error is its only trace. Its record is in the topic until retention removes it.
-type lostError struct {
-	Handler   string
-	Topic     string
-	Partition int32
-	Offset    int64
-	Err       error
-}
-
-func (e *lostError) Error() string {
-	return fmt.Sprintf("message %s/%d/%d of handler %q is in no dead letter; read its record from the topic: %v",
-		e.Topic, e.Partition, e.Offset, e.Handler, e.Err)
-}
-
-// Unwrap returns the error of the last attempt to write a letter.
-func (e *lostError) Unwrap() error { return e.Err }
-
-// The classes of failures. Dead letters are labeled with them, and can be filtered by them.
+// The classes of failures that no dead letter has. The others are in package deadletter.
 const (
-	ClassHandler   = "handler"
-	ClassTimeout   = "timeout"
-	ClassPanic     = "panic"
-	ClassInvalid   = "invalid"
-	ClassPoison    = "malformed"  // the record could not be decoded
-	ClassNoHandler = "no_handler" // no handler is registered for the type
-	ClassExpired   = "expired"
-	ClassDatabase  = "database" // the database was unavailable, or rejected requests for a while
-	ClassDuplicate = "duplicate"
-	ClassNotDue    = "not_due"
-	ClassRejected  = "rejected"  // by Reject
-	ClassDiscarded = "discarded" // by Discard or ThenDiscard
+	classDuplicate = "duplicate"
+	classNotDue    = "not_due"
+	classDiscarded = "discarded" // by Discard or ThenDiscard
 )
 
-// Class returns the class of an error. It returns ClassHandler for errors of handlers without another class.
-func Class(err error) string {
+// classOf returns the class of an error. It returns ClassHandler for errors of handlers without another class.
+func classOf(err error) string {
 	for _, c := range classes {
 		if c.match(err) {
 			return c.name
 		}
 	}
-	return ClassHandler
+	return deadletter.ClassHandler
 }
 
 // The first match wins. The consumer's own errors come first, because they can wrap errors of the handler.
@@ -195,16 +132,15 @@ var classes = []struct {
 	name  string
 	match func(err error) bool
 }{
-	{ClassDuplicate, ErrorIs(inbox.ErrDuplicate)},
-	{ClassPoison, isA[*decodeError]},
-	{ClassNoHandler, ErrorIs(ErrNoHandler)},
-	{ClassExpired, isA[*expiredError]},
-	{ClassNotDue, isA[*notDueError]},
-	{ClassPanic, isA[*panicError]},
-	{ClassTimeout, isA[*timeoutError]},
-	{ClassTimeout, isA[*lifetimeError]},
-	{ClassInvalid, ErrorIs(ErrMalformed)},
-	{ClassDatabase, isTransient},
+	{classDuplicate, ErrorIs(inbox.ErrDuplicate)},
+	{deadletter.ClassUnknown, ErrorIs(ErrNoHandler)},
+	{deadletter.ClassExpired, isA[*expiredError]},
+	{classNotDue, isA[*notDueError]},
+	{deadletter.ClassPanic, isA[*panicError]},
+	{deadletter.ClassTimeout, isA[*timeoutError]},
+	{deadletter.ClassTimeout, isA[*lifetimeError]},
+	{deadletter.ClassMalformed, ErrorIs(ErrMalformed)},
+	{deadletter.ClassDatabase, isTransient},
 }
 
 // isA reports whether err is or wraps an E.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
 func TestEveryErrorHasItsSentinelAndClass(t *testing.T) {
@@ -20,28 +21,26 @@ func TestEveryErrorHasItsSentinelAndClass(t *testing.T) {
 		sentinel error
 		class    string
 	}{
-		{&consumer.UnsupportedError{Operation: "x", Needs: "y"}, errors.ErrUnsupported, consumer.ClassHandler},
-		{&consumer.NoHandlerError{Type: "T"}, consumer.ErrNoHandler, consumer.ClassNoHandler},
-		{&consumer.InvalidError{ID: "1"}, consumer.ErrMalformed, consumer.ClassInvalid},
-		{&consumer.DecodeError{Err: io.EOF}, consumer.ErrMalformed, consumer.ClassPoison},
-		{&consumer.TimeoutError{After: time.Second}, consumer.ErrTimeout, consumer.ClassTimeout},
-		{&consumer.LifetimeError{Ran: time.Second}, consumer.ErrTimeout, consumer.ClassTimeout},
-		{&consumer.MaintenanceError{Task: "sweep", Err: io.EOF}, nil, consumer.ClassHandler},
-		{&consumer.RetriesExhaustedError{Attempts: 3, Err: io.EOF}, nil, consumer.ClassHandler},
-		{&consumer.ExpiredError{}, consumer.ErrExpired, consumer.ClassExpired},
+		{&consumer.NoHandlerError{Type: "T"}, consumer.ErrNoHandler, deadletter.ClassUnknown},
+		{&consumer.InvalidError{ID: "1"}, consumer.ErrMalformed, deadletter.ClassMalformed},
+		{&consumer.DecodeError{Err: io.EOF}, consumer.ErrMalformed, deadletter.ClassMalformed},
+		{&consumer.TimeoutError{After: time.Second}, consumer.ErrTimeout, deadletter.ClassTimeout},
+		{&consumer.LifetimeError{Ran: time.Second}, consumer.ErrTimeout, deadletter.ClassTimeout},
+		{&consumer.RetriesExhaustedError{Attempts: 3, Err: io.EOF}, nil, deadletter.ClassHandler},
+		{&consumer.ExpiredError{}, consumer.ErrExpired, deadletter.ClassExpired},
 		{&consumer.NotDueError{}, nil, consumer.ClassNotDue},
-		{&consumer.HandlerError{Message: &consumer.Message{}, Err: io.EOF}, nil, consumer.ClassHandler},
-		{&consumer.PanicError{Value: io.EOF}, consumer.ErrPanic, consumer.ClassPanic},
+		{&consumer.HandlerError{Message: &consumer.Message{}, Err: io.EOF}, nil, deadletter.ClassHandler},
+		{&consumer.PanicError{Value: io.EOF}, consumer.ErrPanic, deadletter.ClassPanic},
 	} {
 		wrapped := fmt.Errorf("deep: %w", fmt.Errorf("deeper: %w", c.err))
 		for _, sentinel := range []error{
-			errors.ErrUnsupported, consumer.ErrNoHandler, consumer.ErrMalformed, consumer.ErrTimeout, consumer.ErrExpired, consumer.ErrPanic,
+			consumer.ErrNoHandler, consumer.ErrMalformed, consumer.ErrTimeout, consumer.ErrExpired, consumer.ErrPanic,
 		} {
 			if got := errors.Is(wrapped, sentinel); got != errors.Is(c.sentinel, sentinel) {
 				t.Errorf("%T: is %v: %v", c.err, sentinel, got)
 			}
 		}
-		if got := consumer.Class(wrapped); got != c.class {
+		if got := consumer.ClassOf(wrapped); got != c.class {
 			t.Errorf("%T: class %q, want %q", c.err, got, c.class)
 		}
 		if c.err.Error() == "" || strings.Contains(c.err.Error(), "%!") {
@@ -53,7 +52,7 @@ func TestEveryErrorHasItsSentinelAndClass(t *testing.T) {
 func TestErrorsKeepTheirCauses(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{
-		&consumer.DecodeError{Err: io.EOF}, &consumer.MaintenanceError{Task: "sweep", Err: io.EOF}, &consumer.HandlerError{Message: &consumer.Message{}, Err: io.EOF},
+		&consumer.DecodeError{Err: io.EOF}, &consumer.HandlerError{Message: &consumer.Message{}, Err: io.EOF},
 		&consumer.RetriesExhaustedError{Err: io.EOF}, &consumer.InvalidError{Err: io.EOF}, &consumer.PanicError{Value: io.EOF},
 	} {
 		if !errors.Is(err, io.EOF) {
@@ -63,13 +62,10 @@ func TestErrorsKeepTheirCauses(t *testing.T) {
 	if !errors.Is(&consumer.TimeoutError{}, context.DeadlineExceeded) {
 		t.Error("a time-out is no exceeded deadline")
 	}
-	if !errors.Is(&consumer.UnsupportedError{}, errors.ErrUnsupported) {
-		t.Error("what is unsupported is not errors.ErrUnsupported")
-	}
 	if !errors.Is(&consumer.NoHandlerError{}, consumer.ErrNoHandler) {
 		t.Error("no handler is not ErrNoHandler")
 	}
-	if got := consumer.Class(&inbox.DuplicateError{}); got != consumer.ClassDuplicate {
+	if got := consumer.ClassOf(&inbox.DuplicateError{}); got != consumer.ClassDuplicate {
 		t.Errorf("class of a duplicate: %q", got)
 	}
 }

@@ -6,27 +6,23 @@ import (
 
 	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
 // What the tests of the package use of its inside.
 type (
-	Verdict         = verdict
-	Failures        = failures
-	Disposer        = messageDisposer
-	DisposerConfig  = disposerConfig
-	MessageDisposer = disposer
+	Verdict  = verdict
+	Failures = failures
+	Disposer = messageDisposer
 
 	TimeoutError          = timeoutError
 	PanicError            = panicError
 	NoHandlerError        = noHandlerError
 	NotDueError           = notDueError
 	LifetimeError         = lifetimeError
-	MaintenanceError      = maintenanceError
 	RetriesExhaustedError = retriesExhaustedError
-	LostError             = lostError
 	SuspendedError        = suspendedError
 	OutageError           = outageError
-	UnsupportedError      = unsupportedError
 	ExpiredError          = expiredError
 	DecodeError           = decodeError
 	InvalidError          = invalidError
@@ -39,17 +35,25 @@ const (
 	ActDeadLetter = actDeadLetter
 
 	MaxHistory = maxHistory
+
+	ClassDuplicate = classDuplicate
+	ClassNotDue    = classNotDue
 )
 
 var (
-	NewDisposer = newDisposer
 	IsTransient = isTransient
+	ClassOf     = classOf
 
 	ErrAbandoned = errAbandoned
 )
 
 // Note counts one more failure.
 func (a failures) Note(err error, m *Message, at time.Time) failures { return a.note(err, m, at) }
+
+// NewDisposer returns the disposer of a consumer.
+func NewDisposer(letters *deadletter.Desk, p transport.Publisher, report func(err error)) Disposer {
+	return &disposer{letters: letters, publisher: p, report: report}
+}
 
 // WithDisposer replaces the disposer.
 func WithDisposer(d Disposer) Option { return option(func(s *settings) { s.disposer = d }) }

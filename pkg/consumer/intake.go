@@ -60,14 +60,11 @@ func (s *session) decodeRecord(r *transport.Record) (m *Message, err error) {
 // routeMessage returns a part for each handler of the message. If there is none, it returns a part for the registration
 // that decides about such messages. A message that is only for another group has no parts.
 //
-// N18: a message that was retried or requeued for one handler is only for this handler. If the handler is not registered, the
-// message is parked, without WithUnknown too: the handler may have been renamed, or this process may not have it yet.
+// N18: a message in a retry topic is only for one handler. If the handler is not registered, the message becomes a dead
+// letter, without WithUnknown too: the handler may have been renamed, or this process may not have it yet.
 func (c *Consumer) routeMessage(m *Message) []share {
 	all := c.reg.snapshot().forType(m.Name)
-	only, hasOnly := m.Header(HeaderOnly)
-
-	// A parked message has an empty handler name. It is for every handler of the group.
-	forOne := hasOnly && string(only) != c.group+"/"
+	only, forOne := m.Header(HeaderOnly)
 	ours := !forOne || bytes.HasPrefix(only, []byte(c.group+"/"))
 
 	var parts []share

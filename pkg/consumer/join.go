@@ -145,3 +145,19 @@ func (c *Consumer) awaitRetryTopics(ctx context.Context, topics, known []string)
 		}
 	}
 }
+
+// retryTopics returns the names of the retry topics of the given topics, for the handler with the most of them.
+func (c *Consumer) retryTopics(topics []string) []string {
+	most := 0
+	for _, r := range c.reg.snapshot().all {
+		most = max(most, len(r.decider.topics))
+	}
+
+	var names []string
+	for _, topic := range topics {
+		for n := range most {
+			names = append(names, RetryTopicName(topic, c.group, n+1))
+		}
+	}
+	return names
+}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -24,7 +25,7 @@ const (
 	HeaderRetryDue = record.HeaderRetryDue
 	// HeaderRetryOrigin is "<topic>/<partition>/<offset>" of the message's first record.
 	HeaderRetryOrigin = record.HeaderRetryOrigin
-	// HeaderRetryHistory lists the failures so far, as a JSON array of Failure.
+	// HeaderRetryHistory lists the failures so far, as a JSON array of deadletter.Failure.
 	HeaderRetryHistory = record.HeaderRetryHistory
 )
 
@@ -33,25 +34,25 @@ const (
 // means the same.
 const (
 	HeaderDeliverBy    = record.HeaderDeliverBy
-	headerCEExpiryTime = "ce_expirytime"
-	headerFaultOf      = "fault-of" // marks fault events, so that no fault event is made of another one
+	headerCEExpiryTime = record.HeaderCEExpiryTime
 )
 
-// Origin is the first record of a message, before policies moved it.
-type Origin struct {
-	Topic     string `bson:"topic" json:"topic"`
-	Partition int32  `bson:"partition" json:"partition"`
-	Offset    int64  `bson:"offset" json:"offset"`
+// retryHeaders are the headers of messages in retry topics.
+var retryHeaders = []string{HeaderOnly, HeaderAttempt, HeaderRetryDue, HeaderRetryOrigin, HeaderRetryHistory}
+
+// recordPlace is the place of a record.
+type recordPlace struct {
+	Topic     string
+	Partition int32
+	Offset    int64
 }
 
 // String returns "topic/partition/offset".
-func (o Origin) String() string { return fmt.Sprintf("%s/%d/%d", o.Topic, o.Partition, o.Offset) }
+func (p recordPlace) String() string { return fmt.Sprintf("%s/%d/%d", p.Topic, p.Partition, p.Offset) }
 
-// Origin returns the place of the message's first record: its own place unless it was moved to a retry topic.
-func (m *Message) Origin() Origin { return originOf(m) }
-
-func originOf(m *Message) Origin {
-	own := Origin{m.Topic, m.Partition, m.Offset}
+// originOf returns the place of the message's first record: its own place unless it was moved to a retry topic.
+func originOf(m *Message) recordPlace {
+	own := recordPlace{m.Topic, m.Partition, m.Offset}
 	v, ok := m.Header(HeaderRetryOrigin)
 	if !ok {
 		return own
@@ -66,7 +67,7 @@ func originOf(m *Message) Origin {
 	if err != nil || err2 != nil {
 		return own
 	}
-	return Origin{parts[0], int32(p), o}
+	return recordPlace{parts[0], int32(p), o}
 }
 
 const (
@@ -108,8 +109,7 @@ func (*Consumer) dropHeaders(m *Message, names ...string) {
 	}
 }
 
-// isForGroup reports whether the record is for the group alone: the group moved it, or it was
-// requeued for the group.
+// isForGroup reports whether the record is for the group alone: the group moved it.
 func isForGroup(headers []event.Header, group string) bool {
 	for _, h := range headers {
 		if h.Key == HeaderOnly {
@@ -182,7 +182,7 @@ func newRetryMessage(m *Message, handler string, v verdict, due time.Time) *Mess
 	origin := originOf(m)
 	history := failureHistory(m, v)
 
-	for _, name := range []string{HeaderOnly, HeaderAttempt, HeaderRetryDue, HeaderRetryOrigin, HeaderRetryHistory} {
+	for _, name := range retryHeaders {
 		c.DeleteHeader(name)
 	}
 
@@ -220,8 +220,8 @@ func attemptsSpent(m *Message, v verdict) int { return nextAttempt(m, v) - 1 }
 
 // failureHistory returns the failures of earlier deliveries and of this one: the latest maxHistory,
 // in a new slice.
-func failureHistory(m *Message, v verdict) []Failure {
-	var all []Failure
+func failureHistory(m *Message, v verdict) []deadletter.Failure {
+	var all []deadletter.Failure
 	if text, ok := m.Header(HeaderRetryHistory); ok {
 		d := json.NewDecoder(bytes.NewReader(text))
 		if d.Decode(&all) != nil {

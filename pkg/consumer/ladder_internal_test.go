@@ -11,7 +11,7 @@ func TestInvalidRetryHeadersAreIgnored(t *testing.T) {
 	t.Parallel()
 	for _, bad := range []string{"", "a/b", "a/x/1", "a/1/x", "a/1/2/3"} {
 		m := &Message{Topic: "own", Headers: []event.Header{{Key: HeaderRetryOrigin, Value: []byte(bad)}}}
-		if o := m.Origin(); o.Topic != "own" {
+		if o := originOf(m); o.Topic != "own" {
 			t.Errorf("origin of header %q: got %v, want the own place", bad, o)
 		}
 	}

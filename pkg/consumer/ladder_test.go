@@ -16,10 +16,12 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/setaside"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/bodycrypt"
 	"github.com/outrelay/outrelay/pkg/consumer/bodystore"
 	"github.com/outrelay/outrelay/pkg/consumer/breaker"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -146,11 +148,11 @@ func (k *kit) effectsOnce(name string, n int) {
 func TestWhatNobodyCanHandleIsKeptAndComesBack(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	letters, err := consumer.NewDeadLetters(k.db)
+	letters, err := deadletter.New(k.db)
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.collection(consumer.DefaultLetters)
+	k.collection(deadletter.DefaultCollection)
 	decode := func(m *consumer.Message) error {
 		if bytes.HasPrefix(m.Value, []byte("poison")) {
 			return errors.New("not a message")
@@ -172,17 +174,17 @@ func TestWhatNobodyCanHandleIsKeptAndComesBack(t *testing.T) {
 	k.start(c)
 	k.untilCount("effects", 1)
 	k.untilCount("others", 2)
-	k.untilCount(consumer.DefaultLetters, 3)
-	var sum []consumer.LetterSummary
+	k.untilCount(deadletter.DefaultCollection, 3)
+	var sum []deadletter.Summary
 	k.until("three letters are committed by a majority", func(ctx context.Context) bool {
-		sum, err = letters.Summarize(ctx, consumer.LetterQuery{Group: k.group})
+		sum, err = letters.Summary(ctx, deadletter.Query{Group: k.group})
 		return err == nil && len(sum) == 3
 	})
 	classes := map[string]string{}
 	for _, s := range sum {
 		classes[s.Class] = s.Handler
 	}
-	if len(classes) != 3 || classes[consumer.ClassHandler] != "h" || classes[consumer.ClassPoison] != "" || classes[consumer.ClassNoHandler] != "" {
+	if len(classes) != 3 || classes[deadletter.ClassHandler] != "h" || classes[deadletter.ClassMalformed] != "" || classes[deadletter.ClassUnknown] != "" {
 		t.Fatalf("letters %+v", sum)
 	}
 	k.until("the offset passes behind the letters", func(context.Context) bool { return k.committed(1)[0] == 4 })
@@ -190,15 +192,15 @@ func TestWhatNobodyCanHandleIsKeptAndComesBack(t *testing.T) {
 	// The handler is mended, another one is added: what waited comes back, for those that it is for.
 	broken.Delete("h")
 	handleAs(t, c, "z", "Z", effect)
-	r := consumer.Replay{Publisher: k.kafka, Actor: "test"}
-	if n, err := letters.Requeue(k.context(), consumer.LetterQuery{Handler: "h"}, r); n != 1 || err != nil {
+	if n, err := letters.Requeue(k.context(), deadletter.Query{Handler: "h"}, deadletter.Requeue{}); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
-	if n, err := letters.Requeue(k.context(), consumer.LetterQuery{Class: consumer.ClassNoHandler}, r); n != 1 || err != nil {
+	r := deadletter.Requeue{Handlers: []string{"z"}}
+	if n, err := letters.Requeue(k.context(), deadletter.Query{Class: deadletter.ClassUnknown}, r); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
 	k.untilCount("effects", 3)
-	k.until("both are committed", func(context.Context) bool { return k.committed(1)[0] == 6 })
+	k.until("both are handled", func(context.Context) bool { return k.count(setaside.DefaultCollection) == 0 })
 	k.effectsOnce("effects", 3)
 	k.effectsOnce("others", 2)
 }
@@ -252,13 +254,13 @@ func TestALargeSecretReachesItsHandler(t *testing.T) {
 		got <- string(m.Value)
 		return errFlaky // a dead letter does not have the body in plain
 	})
-	k.collection(consumer.DefaultLetters)
+	k.collection(deadletter.DefaultCollection)
 	k.start(c)
-	k.untilCount(consumer.DefaultLetters, 1)
+	k.untilCount(deadletter.DefaultCollection, 1)
 	if b := <-got; b != body {
 		t.Errorf("the handler got %d bytes", len(b))
 	}
-	raw, err := k.db.Collection(consumer.DefaultLetters).FindOne(k.context(), bson.D{}).Raw()
+	raw, err := k.db.Collection(deadletter.DefaultCollection).FindOne(k.context(), bson.D{}).Raw()
 	if err != nil || bytes.Contains(raw, []byte("secret")) {
 		t.Errorf("the letter holds the body in plain, %v", err)
 	}
@@ -295,7 +297,7 @@ func TestAnOpenBreakerHoldsMessagesBackAndLosesNone(t *testing.T) {
 func TestAnExpiredMessageMeetsItsRetry(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	k.collection(consumer.DefaultLetters)
+	k.collection(deadletter.DefaultCollection)
 	c := k.consumer()
 	handleAs(t, c, "keeps", "A", k.effects("dead"))
 	handleAs(t, c, "drops", "A", k.effects("dropped"), consumer.WithRetryFor(func(err error) bool { return errors.As(err, new(*consumer.ExpiredError)) }, consumer.Retry{MaxAttempts: 1, Then: consumer.ThenDiscard}))
@@ -305,10 +307,10 @@ func TestAnExpiredMessageMeetsItsRetry(t *testing.T) {
 	k.start(c)
 	k.untilCount("dead", 1)
 	k.untilCount("dropped", 1)
-	k.untilCount(consumer.DefaultLetters, 1)
+	k.untilCount(deadletter.DefaultCollection, 1)
 	k.effectsOnce("dead", 1)
 	k.effectsOnce("dropped", 1)
-	if n := k.count(consumer.DefaultLetters); n != 1 {
+	if n := k.count(deadletter.DefaultCollection); n != 1 {
 		t.Errorf("%d letters", n)
 	}
 }
@@ -316,7 +318,7 @@ func TestAnExpiredMessageMeetsItsRetry(t *testing.T) {
 func TestARetryOfAHandlerThatIsNoMoreIsKept(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	letters, err := consumer.NewDeadLetters(k.db)
+	letters, err := deadletter.New(k.db)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -330,10 +332,10 @@ func TestARetryOfAHandlerThatIsNoMoreIsKept(t *testing.T) {
 	k.untilCount("effects", 1)
 	k.effectsOnce("effects", 1)
 	k.until("a letter for the old name", func(ctx context.Context) bool {
-		l, err := letters.Get(ctx, consumer.LetterID{Group: k.group, Handler: "old", ID: "k/A/1"})
-		return err == nil && l.Class == consumer.ClassNoHandler
+		l, err := letters.Get(ctx, deadletter.ID{Group: k.group, Handler: "old", Message: "k/A/1"})
+		return err == nil && l.Class == deadletter.ClassUnknown
 	})
-	if n := k.count(consumer.DefaultLetters); n != 1 {
+	if n := k.count(deadletter.DefaultCollection); n != 1 {
 		t.Errorf("%d letters", n)
 	}
 }
@@ -363,7 +365,7 @@ func TestMissingTopicsAreCreatedOnDemand(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 3)
 	retries := consumer.RetryTopicName(k.topic, k.group, 1)
-	graves := consumer.DeadTopicName(k.topic, k.group)
+	graves := k.topic + "." + k.group + ".dead"
 	cl, done := k.client()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Context()), 10*time.Second)
@@ -372,14 +374,14 @@ func TestMissingTopicsAreCreatedOnDemand(t *testing.T) {
 		done()
 	})
 	k.cfg.WatchPartitions = 100 * time.Millisecond // how soon a new topic is seen
-	c := k.consumer(consumer.DeadTopics(nil),
+	c := k.consumer(consumer.WithDeadLetters(deadletter.WithTopic("")),
 		consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(100*time.Millisecond))
 	seen := newAttempts()
 	handleAs(t, c, "h", "A", func(_ context.Context, m *consumer.Message) error { seen.add(m); return errFlaky })
 	k.publish(msg("k", "A", "1"))
 	k.start(c)
 	k.until("it died behind the ladder", func(ctx context.Context) bool {
-		n, err := k.db.Collection(consumer.DefaultLetters).CountDocuments(ctx, bson.D{})
+		n, err := k.db.Collection(deadletter.DefaultCollection).CountDocuments(ctx, bson.D{})
 		return err == nil && n == 1
 	})
 	if got := seen.numbered("k/A/1"); len(got) != 2 || got[1].topic != retries {
@@ -420,14 +422,11 @@ func TestWhatIsMovedTwiceHasItsEffectOnce(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 2)
 	k.ladder(1)
-	letters, err := consumer.NewDeadLetters(k.db)
+	letters, err := deadletter.New(k.db)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := consumer.NewDisposer(consumer.DisposerConfig{Publisher: k.kafka, Letters: letters})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := consumer.NewDisposer(letters, k.kafka, k.log)
 	c := k.consumer(consumer.WithDisposer(&forgetful{Disposer: d, failed: map[string]bool{}}),
 		consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(100*time.Millisecond))
 	effect := k.effects("effects")
@@ -441,7 +440,7 @@ func TestWhatIsMovedTwiceHasItsEffectOnce(t *testing.T) {
 	k.start(c)
 	k.untilCount("effects", 6)
 	k.until("three letters", func(ctx context.Context) bool {
-		n, err := letters.Count(ctx, consumer.LetterQuery{Handler: "h"})
+		n, err := letters.Count(ctx, deadletter.Query{Handler: "h"})
 		return err == nil && n == 3
 	})
 	cl, done := k.client()
@@ -459,7 +458,7 @@ func TestWhatIsMovedTwiceHasItsEffectOnce(t *testing.T) {
 		return sum == 12
 	})
 	k.effectsOnce("effects", 6)
-	if n, err := letters.Count(k.context(), consumer.LetterQuery{}); n != 3 || err != nil {
+	if n, err := letters.Count(k.context(), deadletter.Query{}); n != 3 || err != nil {
 		t.Errorf("%d letters, %v", n, err)
 	}
 }

@@ -84,7 +84,7 @@ func (t *track) endSpan(end func(error), outcome error) {
 // classifiedError has the class of an error as its text, because the text of the error itself may quote the message.
 type classifiedError struct{ err error }
 
-func (e *classifiedError) Error() string { return Class(e.err) }
+func (e *classifiedError) Error() string { return classOf(e.err) }
 
 func (e *classifiedError) Unwrap() error { return e.err }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/consumer/topics"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
@@ -92,7 +93,7 @@ type settings struct {
 	deadUnknown   bool
 	haltOnGap     bool
 	topicList     *topics.List
-	defaults      defaults
+	letters       []deadletter.Option
 }
 
 // WithDecoder replaces Decode, for records that no relay wrote. f gets a message with the place, the time, the key, the value
@@ -129,9 +130,9 @@ func WithBuffer(bytes int) Option {
 	return option(func(s *settings) { s.bufferBytes = cmp.Or(bytes, defaultBuffer) })
 }
 
-// WithUnknown makes messages that no handler takes dead letters of class no_handler. Requeue them when there is a handler.
-// Without it they pass, because a topic usually has more types than one service takes. They are counted, and reported once
-// for each type.
+// WithUnknown makes messages that no handler takes dead letters of class unknown. When there is a handler, requeue them to
+// it. Without WithUnknown they pass, because a topic usually has more types than one service takes. They are counted, and
+// reported once for each type.
 func WithUnknown() Option { return option(func(s *settings) { s.deadUnknown = true }) }
 
 // WithHaltOnGap makes Run return ErrGap if a partition no longer has the next record. Without it

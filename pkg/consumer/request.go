@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
 // request is a decision that a handler makes about its message, by the error that it returns.
@@ -81,9 +83,9 @@ func (e *requestError) GivesUp() bool {
 func (e *requestError) chooseVerdict(r *Retry, a failures) verdict {
 	switch e.request {
 	case requestReject:
-		return verdict{Action: actDeadLetter, Reason: ClassRejected}
+		return verdict{Action: actDeadLetter, Reason: deadletter.ClassRejected}
 	case requestDiscard:
-		return verdict{Action: actDiscard, Reason: ClassDiscarded}
+		return verdict{Action: actDiscard, Reason: classDiscarded}
 	default:
 	}
 

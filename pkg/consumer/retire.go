@@ -37,7 +37,7 @@ func Retire(ctx context.Context, db *mongo.Database, id HandlerID) error {
 	}
 
 	// The messages go first: a watermark without messages is harmless, but a message without its watermark would run again.
-	if _, err := setaside.New(db, DefaultWaiting).Retire(ctx, handler); err != nil {
+	if _, err := setaside.New(db, setaside.DefaultCollection).Retire(ctx, handler); err != nil {
 		return fmt.Errorf("consumer: retiring handler %s: %w", handler, err)
 	}
 	if _, err := store.Forget(ctx, handler, ""); err != nil {

@@ -172,7 +172,7 @@ func (r *Retry) isOverdue(a failures) bool {
 func (r *Retry) giveUp() verdict {
 	switch r.Then {
 	case ThenDiscard:
-		return verdict{Action: actDiscard, Reason: ClassDiscarded}
+		return verdict{Action: actDiscard, Reason: classDiscarded}
 	case ThenSuspend:
 		return verdict{Action: actSuspend, Delay: untilResumed, Uncounted: true}
 	default:

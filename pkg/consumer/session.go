@@ -83,6 +83,9 @@ func (r *run) Serve(ctx context.Context, g transport.Generation) error {
 	for _, reg := range r.c.reg.snapshot().all {
 		s.openRoom(reg, nil, loops.Go)
 	}
+	if r.c.waiting != nil {
+		loops.Go(func() { s.discoverRequeued(loops.Go) })
+	}
 
 	<-serveCtx.Done()
 	loops.Wait()

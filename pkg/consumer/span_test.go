@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
@@ -42,8 +43,8 @@ func TestTheOutcomeOfASpanQuotesNothing(t *testing.T) {
 	if a := <-seen.begun; a.Group != "group" || a.Handler != "counted" || len(a.Messages) != 1 || a.Messages[0].Number != 1 {
 		t.Errorf("the attempt is %+v", a)
 	}
-	if err := <-seen.ended; err == nil || err.Error() != consumer.ClassHandler || !errors.Is(err, secret) {
-		t.Errorf("ended with %v, want the class %s of the handler's error", err, consumer.ClassHandler)
+	if err := <-seen.ended; err == nil || err.Error() != deadletter.ClassHandler || !errors.Is(err, secret) {
+		t.Errorf("ended with %v, want the class %s of the handler's error", err, deadletter.ClassHandler)
 	}
 
 	l.append("b")

@@ -15,6 +15,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/setaside"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
@@ -175,12 +176,12 @@ func TestStatusDescribesHandlersAndRetireRemovesThem(t *testing.T) {
 
 	left := func(name string) (messages, marks int64) {
 		t.Helper()
-		for coll, field := range map[string]string{consumer.DefaultWaiting: "h", "inbox_offsets": "_id.c"} {
+		for coll, field := range map[string]string{setaside.DefaultCollection: "h", "inbox_offsets": "_id.c"} {
 			n, err := k.db.Collection(coll).CountDocuments(k.context(), bson.D{{Key: field, Value: k.group + "/" + name}})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if coll == consumer.DefaultWaiting {
+			if coll == setaside.DefaultCollection {
 				messages = n
 			} else {
 				marks = n

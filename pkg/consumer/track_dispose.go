@@ -1,7 +1,6 @@
 package consumer
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -77,40 +76,17 @@ func (t *track) waitElsewhere(x task, v verdict) (done, again bool) {
 
 // disposeTask moves the message to the place that the verdict names, then moves its watermark, then
 // finishes the task. It returns false if it was interrupted before that. So the offset passes only
-// a message that was moved.
-//
-// If a disposal can never succeed for this message, a weaker one replaces it, so that no message
-// blocks its partition forever. If it fails because a server is away, it is repeated until the
-// server is back.
+// a message that was moved. A step that fails is repeated until it succeeds.
 func (t *track) disposeTask(x task, v verdict, cause error) bool {
 	s := t.p.s
 	backoff := retry.Reopen.Start()
-	moved, lost := false, false
+	moved := false
 
 	for {
 		var err error
 		if !moved {
 			err = s.callDisposer(originalMessage(x.entry), t.reg.name, v, cause)
 			moved = err == nil
-		}
-
-		if isUnfit(err) {
-			s.report(t.disposalError(x, v, err))
-
-			// The letter's class is that of the handler's failure, not that of the disposal's.
-			v.Reason = cmp.Or(v.Reason, Class(cause))
-			cause = errors.Join(cause, err)
-
-			weaker, last := weakerVerdict(v)
-			if !last {
-				v = weaker
-				continue
-			}
-			moved, lost = true, true
-			s.report(&lostError{
-				Handler: t.reg.name, Topic: x.entry.m.Topic, Partition: x.entry.m.Partition, Offset: x.entry.m.Offset, Err: err,
-			})
-			err = nil
 		}
 
 		switch {
@@ -145,10 +121,10 @@ func (t *track) disposeTask(x task, v verdict, cause error) bool {
 	case t.reg == s.c.unknown:
 		t.count(telemetry.Unknown, 1, "")
 		s.c.health.countUnknown(x.entry.m.Name)
-	case v.Action == actDiscard || lost:
+	case v.Action == actDiscard:
 		t.count(telemetry.Discarded, 1, "")
 	case v.Action == actDeadLetter:
-		t.count(telemetry.Letters, 1, Class(cause))
+		t.count(telemetry.Letters, 1, classOf(cause))
 	}
 	t.completeTasks([]task{x})
 	return true
@@ -157,21 +133,6 @@ func (t *track) disposeTask(x task, v verdict, cause error) bool {
 // disposalError wraps the error of a disposal with the action, the message and the handler.
 func (t *track) disposalError(x task, v verdict, err error) error {
 	return fmt.Errorf("%s of message %s for handler %q: %w", v.Action, clip(x.entry.m.ID, maxReason), t.reg.name, err)
-}
-
-// weakerVerdict returns the verdict that replaces one that cannot be carried out for the message.
-// last reports that there is none.
-func weakerVerdict(v verdict) (next verdict, last bool) {
-	next = v
-	switch {
-	case v.Bare:
-		return v, true
-	case v.Action == actDeadLetter:
-		next.Bare = true
-	default:
-		next.Action, next.Topic = actDeadLetter, ""
-	}
-	return next, false
 }
 
 // callDisposer calls the disposer, and turns a panic into an error.

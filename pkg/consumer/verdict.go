@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
 // action is the treatment of a message whose handler failed.
@@ -57,9 +58,6 @@ type verdict struct {
 	Reason string
 	// Uncounted is set if the message is not to blame for the failure. It spends no attempt.
 	Uncounted bool
-	// Bare writes a dead letter without key, body, headers and failure texts, which can always be
-	// written. It is used if the complete letter cannot be written.
-	Bare bool
 	// Unordered lets later messages of the key be handled while the message is set aside.
 	Unordered bool
 	// Attempts has the failures on which the decision is based.
@@ -78,15 +76,7 @@ type failures struct {
 	// Since is the time of the first failure of this delivery.
 	Since time.Time
 	// History has the latest failures of this delivery, oldest first, at most maxHistory.
-	History []Failure
-}
-
-// Failure is one failed attempt, as recorded in dead letters.
-type Failure struct {
-	At      time.Time `bson:"at" json:"at"`
-	Attempt int       `bson:"attempt" json:"attempt"`
-	Class   string    `bson:"class" json:"class"`
-	Reason  string    `bson:"reason" json:"reason"` // clipped to 512 bytes
+	History []deadletter.Failure
 }
 
 // maxHistory is how many of its latest failures are kept of one message.
@@ -102,7 +92,7 @@ func (a failures) note(err error, m *Message, at time.Time) failures {
 	a.Total = max(m.Attempt, 1) - 1 + a.Failed
 
 	kept := a.History[max(0, len(a.History)+1-maxHistory):]
-	failure := Failure{At: at, Attempt: a.Total - a.Spared, Class: Class(err), Reason: errorText(err)}
+	failure := deadletter.Failure{At: at, Attempt: a.Total - a.Spared, Class: classOf(err), Reason: errorText(err)}
 	a.History = append(slices.Clip(slices.Clone(kept)), failure)
 	return a
 }
@@ -141,10 +131,10 @@ func (d *decider) decide(err error, m *Message, a failures) (v verdict) {
 // RetryIn, Suspend, Reject or Discard have a fixed meaning. For other errors the Retry decides.
 func (d *decider) chooseVerdict(err error, m *Message, a failures) verdict {
 	if errors.Is(err, inbox.ErrDuplicate) {
-		return verdict{Action: actDiscard, Reason: ClassDuplicate}
+		return verdict{Action: actDiscard, Reason: classDuplicate}
 	}
 	if e, ok := errors.AsType[*notDueError](err); ok {
-		return verdict{Action: actWait, Delay: e.Wait(now()), Uncounted: true, Reason: ClassNotDue}
+		return verdict{Action: actWait, Delay: e.Wait(now()), Uncounted: true, Reason: classNotDue}
 	}
 
 	r, matched := d.retryFor(err)

@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,15 +13,15 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/setaside"
 	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
 )
-
-// DefaultWaiting is the name of the collection of messages that are set aside.
-const DefaultWaiting = "inbox_waiting"
 
 const (
 	// countInterval is how long a count of the messages that are set aside is used.
 	countInterval = 5 * time.Second
+	// requeuePoll is how often a member looks for requeued dead letters.
+	requeuePoll = 2 * time.Second
 	// interruptedPause is how long a queue rests after an attempt that was interrupted.
 	interruptedPause = time.Second
 )
@@ -190,6 +191,33 @@ func (r *waitingRoom) discover(tp transport.TopicPartition, queues []setaside.Di
 	for _, digest := range queues {
 		if key := (queueKey{tp, digest}); r.queues[key] == nil {
 			r.scheduleLocked(r.findQueueLocked(key), time.Now())
+		}
+	}
+}
+
+// discoverRequeued adds the queues of requeued dead letters to the rooms of their handlers, until the generation ends. It opens
+// missing rooms with start. It leaves out the handlers that this process does not have.
+func (s *session) discoverRequeued(start func(f func())) {
+	tick := time.NewTicker(requeuePoll)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-s.serveCtx.Done():
+			return
+		}
+
+		queues, err := s.c.waiting.Requeued(s.serveCtx, s.c.group)
+		if err != nil && s.serveCtx.Err() == nil {
+			s.report(err)
+		}
+		for _, q := range queues {
+			tp := transport.TopicPartition{Topic: q.Topic, Partition: q.Partition}
+			hasName := func(r *registration) bool { return s.c.inboxConsumer(r) == q.Handler }
+			all := s.c.reg.snapshot().all
+			if i := slices.IndexFunc(all, hasName); i >= 0 && s.partitions[tp] != nil {
+				s.openRoom(all[i], nil, start).discover(tp, []setaside.Digest{q.Digest})
+			}
 		}
 	}
 }
@@ -442,7 +470,7 @@ func attemptsFromStore(a setaside.Attempts, now time.Time) failures {
 		out.Since = now.Add(-a.Elapsed)
 	}
 	for _, f := range a.History {
-		out.History = append(out.History, Failure(f))
+		out.History = append(out.History, deadletter.Failure(f))
 	}
 	return out
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/entity"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -150,7 +151,7 @@ func TestProjectorBehindAConsumer(t *testing.T) {
 	}
 
 	w.want("view", w.stored("orders")...)
-	n, err := w.db.Collection(consumer.DefaultLetters).CountDocuments(ctx, bson.D{})
+	n, err := w.db.Collection(deadletter.DefaultCollection).CountDocuments(ctx, bson.D{})
 	if n != 1 || err != nil {
 		t.Errorf("%d dead letters, %v", n, err)
 	}

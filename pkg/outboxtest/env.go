@@ -17,6 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/entity"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/inbox"
@@ -163,7 +164,7 @@ func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer
 	}).(consumer.Option)
 	c, err := consumer.New(group, nil, append([]consumer.Option{
 		around,
-		consumer.Letters(memory.NewLetters(e.db)), consumer.WithCommitInterval(0), consumer.WithLogger(e.log),
+		consumer.WithCommitInterval(0), consumer.WithLogger(e.log),
 	}, opts...)...)
 	if err != nil {
 		e.tb.Fatal(err)
@@ -181,14 +182,14 @@ func (e *Env) Documents(name string) entity.Documents { return memory.NewDocumen
 // View returns the target of a projector, for entity.NewProjectorOn.
 func (e *Env) View(name string) entity.View { return memory.NewView(e.db, name) }
 
-// DeadLetters returns the messages that handlers have given up, the earliest first.
-func (e *Env) DeadLetters() []consumer.Letter {
+// DeadLetters returns the messages that the handlers of all consumers have given up. After a requeue, call Settle.
+func (e *Env) DeadLetters() *deadletter.Desk {
 	e.tb.Helper()
-	list, err := memory.NewLetters(e.db).All(e.tb.Context())
+	desk, err := memory.NewLetters(e.db)
 	if err != nil {
 		e.tb.Fatal(err)
 	}
-	return list
+	return desk
 }
 
 // Publish publishes events of other services, in the same way as their relay would.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -159,12 +160,75 @@ func TestAMessageIsGivenUpAfterADay(t *testing.T) {
 		env.Publish(OrderPlaced.New("o-1", Placed{}))
 
 		env.Advance(23 * time.Hour)
-		if got := env.DeadLetters(); len(got) != 0 {
+		if got := letters(t, env); len(got) != 0 {
 			t.Errorf("dead letters before a day: got %v, want none", got)
 		}
 		env.Advance(2 * time.Hour)
-		if got := env.DeadLetters(); len(got) != 1 || !strings.Contains(got[0].Reason, "bad order") {
+		if got := letters(t, env); len(got) != 1 || !strings.Contains(got[0].Reason, "bad order") {
 			t.Errorf("dead letters after a day: got %+v, want the message", got)
+		}
+	})
+}
+
+// letters returns the dead letters of env, the latest first.
+func letters(t *testing.T, env *outboxtest.Env) (list []deadletter.Letter) {
+	t.Helper()
+	for l, err := range env.DeadLetters().All(t.Context(), deadletter.Query{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, l)
+	}
+	return list
+}
+
+// A requeued letter reaches only the handler that gave it up.
+func TestALetterIsRequeuedInMemory(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		env := outboxtest.New(t)
+		var mu sync.Mutex
+		var handled []string
+		var isMended atomic.Bool
+		for _, group := range []string{"billing", "shipping"} {
+			c := env.Consumer(group, consumer.WithTopics("outbox.event.order"), consumer.WithRetry(consumer.NoRetry()))
+			for _, name := range []string{"first", "second"} {
+				who := group + "/" + name
+				h := consumer.For(OrderPlaced, func(context.Context, *consumer.Message, Placed) error {
+					if who == "billing/first" && !isMended.Load() {
+						return errors.New("bad order")
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					handled = append(handled, who)
+					return nil
+				})
+				if err := c.Handle(name, h); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		env.Publish(OrderPlaced.New("o-1", Placed{}))
+		env.Settle()
+		if len(handled) != 3 {
+			t.Fatalf("handled by %q, want three handlers", handled)
+		}
+
+		isMended.Store(true)
+		handled = nil
+		desk := env.DeadLetters()
+		if n, err := desk.Requeue(t.Context(), deadletter.Query{Handler: "first"}, deadletter.Requeue{Actor: "ann"}); n != 1 || err != nil {
+			t.Fatalf("requeued %d letters: %v", n, err)
+		}
+		if got := letters(t, env); !got[0].Requeued.Waiting {
+			t.Errorf("after the requeue: got %+v, want a message that waits", got[0].Requeued)
+		}
+		env.Settle()
+		if got := letters(t, env); !slices.Equal(handled, []string{"billing/first"}) || got[0].Requeued.Waiting || got[0].Requeued.Actor != "ann" {
+			t.Errorf("handled by %q, letters %+v; want the handler that gave up", handled, got)
+		}
+		if n, err := desk.Discard(t.Context(), deadletter.Query{Group: "billing"}); n != 1 || err != nil {
+			t.Errorf("discarded %d letters: %v", n, err)
 		}
 	})
 }
@@ -216,9 +280,9 @@ func TestTheExpiryOfAnEventReachesTheConsumer(t *testing.T) {
 		})
 		env.Settle()
 
-		letters := env.DeadLetters()
-		if len(letters) != 1 || letters[0].Class != consumer.ClassExpired || !slices.Equal(handled, []string{"fresh"}) {
-			t.Errorf("letters %+v, handled %q; want a letter of the late event", letters, handled)
+		got := letters(t, env)
+		if len(got) != 1 || got[0].Class != deadletter.ClassExpired || !slices.Equal(handled, []string{"fresh"}) {
+			t.Errorf("letters %+v, handled %q; want a letter of the late event", got, handled)
 		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
@@ -16,6 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -69,6 +71,80 @@ func TestLostHistoryIsSwept(t *testing.T) {
 			t.Errorf("the metrics do not contain %s", want)
 		}
 	}
+}
+
+// N25: the history is lost while writers insert envelopes without a timestamp, with ids of every kind and clocks that are
+// hours off. Nothing is lost. Only events of the last day are repeated, and all repetitions are flagged. If a clock
+// is wrong by days, the relay has noticed that before, and repeats everything.
+func TestN25_LostHistoryOfUnstampedEnvelopesIsSwept(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Mongo: devstack.MongoOptions{OplogMB: 4, Args: []string{"--syncdelay", "1"}}})
+	clocks := map[string][]time.Duration{
+		"hours off": {0, 5 * time.Hour, -5 * time.Hour},
+		"days off":  {0, 1000 * time.Hour},
+	}
+
+	var scenes []*unstampedScene
+	for name, behind := range clocks {
+		s := kit.New(t, kit.Options{Stack: stack})
+		x := &unstampedScene{Scene: s, name: name, behind: behind, topics: s.ReadTopics()}
+		scenes = append(scenes, x)
+		p := s.StartRelay()
+		p.WaitTookOver()
+		x.insert(t, "before")
+		s.CheckDelivery(x.topics)
+		p.Terminate()
+		p.WaitExit()
+
+		irregular, err := s.State.Collection("collections").CountDocuments(t.Context(), bson.D{{Key: "irregularIds", Value: true}})
+		if want := map[string]int64{"hours off": 0, "days off": 1}[name]; err != nil || irregular != want {
+			t.Errorf("%s: %d collections with irregular ids, want %d (%v)", name, irregular, want, err)
+		}
+	}
+	for _, x := range scenes {
+		x.insert(t, "within")
+	}
+	at, i := scenes[1].WatcherDocument().Lookup("clusterTime").Timestamp()
+	rollOverOplog(t, scenes[1].Scene, bson.Timestamp{T: at, I: i})
+
+	for _, x := range scenes {
+		p := x.StartRelay()
+		p.WaitForLog("the gap is closed")
+		x.insert(t, "after")
+		checkSwept(t, x.Scene, x.topics)
+		p.Terminate()
+		p.WaitExit()
+	}
+}
+
+// unstampedScene has writers whose clocks are behind by different times.
+type unstampedScene struct {
+	*kit.Scene
+	name   string
+	behind []time.Duration
+	topics *kit.Topics
+}
+
+func (x *unstampedScene) insert(t *testing.T, phase string) {
+	t.Helper()
+	insertForeign(t, x.Scene, 60, func(i int) any {
+		at := time.Now().Add(-x.behind[i/4%len(x.behind)])
+		switch i % 4 {
+		case 0:
+			id, fresh := outboxes.FirstObjectID(at), bson.NewObjectID()
+			copy(id[4:], fresh[4:])
+			return id
+		case 1:
+			id, fresh := outboxes.FirstUUID(at), uuid.New()
+			copy(id.Data[6:], fresh[6:])
+			id.Data[6] = 0x70 | id.Data[6]&0x0f
+			return id
+		case 2:
+			fresh := uuid.New()
+			return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: fresh[:]}
+		}
+		return fmt.Sprintf("%s-%d", phase, i)
+	})
 }
 
 // checkSwept checks the effects of a gap: no event is lost or out of order, and all duplicates are flagged.

@@ -18,7 +18,8 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/doctor"
-	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/internal/letterparts"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -278,11 +279,11 @@ func checkConsuming(t *testing.T, db *mongo.Database) {
 		t.Error(err)
 	}
 
-	letters, err := consumer.NewDeadLetters(db, consumer.LettersExpire(time.Hour))
+	letters, err := deadletter.New(db, deadletter.WithExpiry(time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := letters.EnsureIndexes(t.Context()); err != nil {
+	if err := letterparts.EnsureIndexes(t.Context(), letters); err != nil {
 		t.Error(err)
 	}
 }

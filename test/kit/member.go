@@ -12,7 +12,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/demo/member"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
 // NewCrew returns a consumer group for the events of an aggregate type. No member runs yet.
@@ -99,7 +99,7 @@ func (c *Crew) waitCount(n int, what string, count func(context.Context, *mongo.
 // CheckNothingDead fails the test if the group has dead letters.
 func (c *Crew) CheckNothingDead() {
 	c.scene.tb.Helper()
-	n, err := c.scene.DB.Collection(consumer.DefaultLetters).CountDocuments(c.scene.tb.Context(), bson.D{})
+	n, err := c.scene.DB.Collection(deadletter.DefaultCollection).CountDocuments(c.scene.tb.Context(), bson.D{})
 	if err != nil || n > 0 {
 		c.scene.tb.Errorf("the group has %d dead letters, want 0 (%v)", n, err)
 	}

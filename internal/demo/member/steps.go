@@ -142,7 +142,7 @@ func JudgeSteps(ctx context.Context, db *mongo.Database, outboxColl string, saga
 	}
 
 	var events []struct {
-		Payload bson.Binary `bson:"payload"`
+		Payload string `bson:"payload"`
 	}
 	cur, err = db.Collection(outboxColl).Find(ctx, fieldEquals("type", stepTaken.Name))
 	if err == nil {
@@ -153,7 +153,7 @@ func JudgeSteps(ctx context.Context, db *mongo.Database, outboxColl string, saga
 	}
 	emitted := make([]step, len(events))
 	for i, e := range events {
-		if err := json.Unmarshal(e.Payload.Data, &emitted[i]); err != nil {
+		if err := json.Unmarshal([]byte(e.Payload), &emitted[i]); err != nil {
 			return nil, fmt.Errorf("parsing an event of a saga: %w", err)
 		}
 	}

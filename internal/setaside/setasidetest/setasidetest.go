@@ -43,6 +43,7 @@ func Run(t *testing.T, factory func(t *testing.T) Setup) {
 		{"AMessageIsStoredOnceAndAsItWas", aMessageIsStoredOnceAndAsItWas},
 		{"AttemptsAndDueTimesAreStored", attemptsAndDueTimesAreStored},
 		{"WaitingCountAndHandlers", waitingCountAndHandlers},
+		{"RequeuedMessagesAreFound", requeuedMessagesAreFound},
 		{"ARecordThatDoesNotFitIsRefused", aRecordThatDoesNotFitIsRefused},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -372,6 +373,40 @@ func waitingCountAndHandlers(s suite) {
 	}
 	if n, err := s.Store.Count(s.Context(), stranger.Handler, 10); n != 0 || err != nil {
 		s.Errorf("messages of a handler after Remove: got %d (%v), want none", n, err)
+	}
+}
+
+func requeuedMessagesAreFound(s suite) {
+	requeued, foreign := NewMessage("a", 0, 2, 0), NewMessage("a", 0, 3, 0)
+	requeued.Requeued, foreign.Requeued = true, true
+	foreign.Handler = "shipping/pack"
+	foreign.ID = setaside.MessageID(foreign.Place, 0, 3, "")
+	failed := NewMessage("b", 0, 4, 1)
+	s.add(requeued, foreign, failed)
+
+	want := []setaside.Queue{{Place: Orders, Digest: requeued.Queue}}
+	if got, err := s.Store.Requeued(s.Context(), "billing"); err != nil || !slices.Equal(got, want) {
+		s.Errorf("queues with requeued messages: got %v (%v), want %v", got, err, want)
+	}
+	ids := []setaside.Digest{requeued.ID, failed.ID, {1}}
+	got, err := s.Store.Stored(s.Context(), ids)
+	if err != nil || len(got) != 2 || slices.Contains(got, ids[2]) {
+		s.Errorf("stored ids: got %v (%v), want %v", got, err, ids[:2])
+	}
+
+	// It stays a requeued message when it fails.
+	requeued.Failed = 1
+	if err := s.Store.Postpone(s.Context(), requeued, time.Hour); err != nil {
+		s.Fatal(err)
+	}
+	if m := s.first(requeued.Queue); m == nil || !m.Requeued {
+		s.Errorf("after a failure: got %+v, want a requeued message", m)
+	}
+	if !s.take(requeued) {
+		s.Error("the message was not taken")
+	}
+	if got, err := s.Store.Requeued(s.Context(), "billing"); err != nil || len(got) != 0 {
+		s.Errorf("queues after the message was taken: got %v (%v), want none", got, err)
 	}
 }
 

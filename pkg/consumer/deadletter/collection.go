@@ -1,0 +1,296 @@
+package deadletter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/schema"
+	"github.com/outrelay/outrelay/internal/transaction"
+)
+
+const (
+	maxInline  = 12 << 20 // bytes of a record in one document, which has at most 16 MiB
+	chunkBytes = 8 << 20
+
+	minExpiry = time.Second
+	maxExpiry = math.MaxInt32 * time.Second
+)
+
+// errTooLarge reports that a letter does not fit in a document.
+var errTooLarge = errors.New("the letter is larger than a document can be")
+
+// collection is the store of letters in MongoDB. A value above 12 MiB is in separate documents of the collection.
+type collection struct {
+	coll   *mongo.Collection
+	expiry time.Duration
+}
+
+// newCollection returns the store in the collection name of db. Its reads and writes cannot be rolled back.
+func newCollection(db *mongo.Database, name string, expiry time.Duration) *collection {
+	return &collection{expiry: expiry, coll: db.Collection(name, options.Collection().
+		SetWriteConcern(writeconcern.Majority()).
+		SetReadConcern(readconcern.Majority()).
+		SetReadPreference(readpref.Primary()))}
+}
+
+// EnsureIndexes creates the indexes for queries and for the expiry.
+func (c *collection) EnsureIndexes(ctx context.Context) error {
+	models := []mongo.IndexModel{
+		{Keys: bson.D{{Key: "givenUpAt", Value: -1}, {Key: "_id", Value: 1}}},
+		{Keys: bson.D{{Key: "class", Value: 1}, {Key: "givenUpAt", Value: -1}}},
+		{Keys: bson.D{{Key: "_id.message", Value: 1}}},
+	}
+
+	err := schema.Change(ctx, c.coll, func(ctx context.Context) error {
+		_, err := c.coll.Indexes().CreateMany(ctx, models)
+		if err == nil && c.expiry > 0 {
+			err = c.ensureExpiry(ctx)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("creating the indexes of %s: %w", c.coll.Name(), err)
+	}
+	return nil
+}
+
+// ensureExpiry creates the TTL index of the letters. If the index exists with another expiry, it changes the expiry.
+func (c *collection) ensureExpiry(ctx context.Context) error {
+	const name, indexOptionsConflict = "expiry", 85
+	seconds := int32(c.expiry / time.Second)
+
+	_, err := c.coll.Indexes().CreateOne(ctx, mongo.IndexModel{
+		Keys:    bson.D{{Key: "givenUpAt", Value: 1}},
+		Options: options.Index().SetName(name).SetExpireAfterSeconds(seconds),
+	})
+	if se, ok := errors.AsType[mongo.ServerError](err); !ok || !se.HasErrorCode(indexOptionsConflict) {
+		return err
+	}
+
+	change := bson.D{{Key: "name", Value: name}, {Key: "expireAfterSeconds", Value: seconds}}
+	err = c.coll.Database().RunCommand(ctx, bson.D{{Key: "collMod", Value: c.coll.Name()}, {Key: "index", Value: change}}).Err()
+	if err != nil {
+		return fmt.Errorf("changing the expiry of letters to %s (grant collMod, or drop the index %s): %w",
+			c.expiry, name, err)
+	}
+	return nil
+}
+
+// Transaction runs fn in a transaction of MongoDB.
+func (c *collection) Transaction(ctx context.Context, fn func(ctx context.Context) error) error {
+	return transaction.Run(ctx, c.coll.Database().Client(), fn)
+}
+
+// chunkID is the id of a chunk of a large value. It differs from all ids of letters, which have no field chunk. A chunk
+// document has no class, which letters have.
+type chunkID struct {
+	ID    `bson:",inline"`
+	Chunk int `bson:"chunk"`
+}
+
+// countChunks returns how many chunks have the value of a letter that was read without its value.
+func (l *Letter) countChunks() int {
+	if l.Value != nil {
+		return 0
+	}
+	return (l.Size + chunkBytes - 1) / chunkBytes
+}
+
+// Put stores l. The chunks are stored before the letter, so that a letter is never without its value.
+func (c *collection) Put(ctx context.Context, l *Letter) error {
+	stored := *l
+	if l.countRecordBytes() > maxInline {
+		stored.Value = nil
+		for n := range stored.countChunks() {
+			data := l.Value[n*chunkBytes : min((n+1)*chunkBytes, len(l.Value))]
+			if err := c.upsert(ctx, l.ID, chunkID{l.ID, n}, bson.D{{Key: "data", Value: data}}); err != nil {
+				return err
+			}
+		}
+	}
+	return c.upsert(ctx, l.ID, l.ID, stored)
+}
+
+// countRecordBytes returns how many bytes of the letter come from the record.
+func (l *Letter) countRecordBytes() int {
+	n := len(l.Key) + len(l.Value)
+	for _, h := range l.Headers {
+		n += len(h.Key) + len(h.Value)
+	}
+	return n
+}
+
+// upsert inserts a document of a letter with the time of the server. The fields of an existing document win, so a
+// repetition changes nothing.
+func (c *collection) upsert(ctx context.Context, letter ID, id, doc any) error {
+	merged := bson.D{{Key: "$mergeObjects", Value: bson.A{
+		bson.D{{Key: "$literal", Value: doc}}, bson.D{{Key: "givenUpAt", Value: "$$NOW"}}, "$$ROOT",
+	}}}
+	update := mongo.Pipeline{{{Key: "$replaceWith", Value: merged}}}
+
+	_, err := c.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, update, options.UpdateOne().SetUpsert(true))
+	switch {
+	case isDocumentTooLarge(err):
+		return fmt.Errorf("%w: %w", errTooLarge, err)
+	case err != nil && !mongo.IsDuplicateKeyError(err):
+		// Two concurrent upserts of the same document can collide. One of them has stored it.
+		return fmt.Errorf("writing dead letter %s: %w", letter, err)
+	}
+	return nil
+}
+
+// isDocumentTooLarge reports whether the server or the driver rejected a document because of its size.
+func isDocumentTooLarge(err error) bool {
+	const bsonObjectTooLarge, tooLargeMessage = 10334, "an inserted document is too large"
+	if server, ok := errors.AsType[mongo.ServerError](err); ok {
+		return server.HasErrorCode(bsonObjectTooLarge) || server.HasErrorCode(17419) || server.HasErrorCode(17420)
+	}
+	return err != nil && strings.Contains(err.Error(), tooLargeMessage)
+}
+
+// Get reads one letter with the chunks of its value.
+func (c *collection) Get(ctx context.Context, id ID) (Letter, error) {
+	var l Letter
+	err := c.coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&l)
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		return l, fmt.Errorf("%w: %s", ErrNotFound, id)
+	}
+	if err != nil {
+		return l, fmt.Errorf("reading dead letter %s: %w", id, err)
+	}
+
+	for n := range l.countChunks() {
+		var part struct {
+			Data []byte `bson:"data"`
+		}
+		if err := c.coll.FindOne(ctx, bson.D{{Key: "_id", Value: chunkID{id, n}}}).Decode(&part); err != nil {
+			return l, fmt.Errorf("reading part %d of dead letter %s: %w", n+1, id, err)
+		}
+		l.Value = append(l.Value, part.Data...)
+	}
+	return l, nil
+}
+
+// Find returns the first letters that q selects.
+func (c *collection) Find(ctx context.Context, q Query, after *Letter, oldestFirst bool, limit int) ([]Letter, error) {
+	direction, beyond, then := -1, "$lt", "$gt"
+	if oldestFirst {
+		direction, beyond, then = 1, "$gt", "$lt"
+	}
+	filter := q.buildFilter()
+	if after != nil {
+		filter = bson.D{{Key: "$and", Value: bson.A{filter, bson.D{{Key: "$or", Value: bson.A{
+			bson.D{{Key: "givenUpAt", Value: bson.D{{Key: beyond, Value: after.GivenUpAt}}}},
+			bson.D{{Key: "givenUpAt", Value: after.GivenUpAt}, {Key: "_id", Value: bson.D{{Key: then, Value: after.ID}}}},
+		}}}}}}
+	}
+
+	order := bson.D{{Key: "givenUpAt", Value: direction}, {Key: "_id", Value: -direction}}
+	cur, err := c.coll.Find(ctx, filter, options.Find().SetSort(order).SetLimit(int64(limit)))
+	if err != nil {
+		return nil, fmt.Errorf("listing dead letters of %s: %w", c.coll.Name(), err)
+	}
+	var list []Letter
+	if err := cur.All(ctx, &list); err != nil {
+		return nil, fmt.Errorf("listing dead letters of %s: %w", c.coll.Name(), err)
+	}
+	return list, nil
+}
+
+// Count counts the letters that q selects.
+func (c *collection) Count(ctx context.Context, q Query) (int64, error) {
+	n, err := c.coll.CountDocuments(ctx, q.buildFilter())
+	if err != nil {
+		return 0, fmt.Errorf("counting dead letters of %s: %w", c.coll.Name(), err)
+	}
+	return n, nil
+}
+
+// Summarize counts the letters that q selects by group, handler, name and class.
+func (c *collection) Summarize(ctx context.Context, q Query) ([]Summary, error) {
+	groupKey := bson.D{
+		{Key: "group", Value: "$_id.group"},
+		{Key: "handler", Value: "$_id.handler"},
+		{Key: "name", Value: "$name"},
+		{Key: "class", Value: "$class"},
+	}
+	oneIfRequeued := bson.D{{Key: "$cond", Value: bson.A{
+		bson.D{{Key: "$gt", Value: bson.A{"$requeued", nil}}}, 1, 0,
+	}}}
+
+	cur, err := c.coll.Aggregate(ctx, mongo.Pipeline{
+		{{Key: "$match", Value: q.buildFilter()}},
+		{{Key: "$group", Value: bson.D{
+			{Key: "_id", Value: groupKey},
+			{Key: "count", Value: bson.D{{Key: "$sum", Value: 1}}},
+			{Key: "requeued", Value: bson.D{{Key: "$sum", Value: oneIfRequeued}}},
+			{Key: "first", Value: bson.D{{Key: "$min", Value: "$givenUpAt"}}},
+			{Key: "last", Value: bson.D{{Key: "$max", Value: "$givenUpAt"}}},
+		}}},
+		{{Key: "$replaceWith", Value: bson.D{{Key: "$mergeObjects", Value: bson.A{"$_id", "$$ROOT"}}}}},
+		{{Key: "$sort", Value: bson.D{{Key: "count", Value: -1}, {Key: "_id", Value: 1}}}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("summarizing dead letters of %s: %w", c.coll.Name(), err)
+	}
+
+	var out []Summary
+	if err := cur.All(ctx, &out); err != nil {
+		return nil, fmt.Errorf("summarizing dead letters of %s: %w", c.coll.Name(), err)
+	}
+	return out, nil
+}
+
+// MarkRequeued stores by with the time of the server, unless the letter is marked already.
+func (c *collection) MarkRequeued(ctx context.Context, id ID, by Requeued) (bool, error) {
+	stamped := bson.D{{Key: "$mergeObjects", Value: bson.A{
+		bson.D{{Key: "$literal", Value: by}}, bson.D{{Key: "at", Value: "$$NOW"}},
+	}}}
+	unmarked := bson.D{{Key: "_id", Value: id}, {Key: "requeued", Value: nil}}
+
+	res, err := c.coll.UpdateOne(ctx, unmarked, mongo.Pipeline{
+		{{Key: "$set", Value: bson.D{{Key: "requeued", Value: stamped}}}},
+	})
+	if err != nil {
+		return false, fmt.Errorf("marking dead letter %s as requeued: %w", id, err)
+	}
+	return res.MatchedCount > 0, nil
+}
+
+// Delete deletes letters. Chunks are deleted first, because only their letter leads to them.
+func (c *collection) Delete(ctx context.Context, letters []Letter) (int64, error) {
+	var ids, chunks []any
+	for i := range letters {
+		ids = append(ids, letters[i].ID)
+		for n := range letters[i].countChunks() {
+			chunks = append(chunks, chunkID{letters[i].ID, n})
+		}
+	}
+
+	if len(chunks) > 0 {
+		if _, err := c.deleteByID(ctx, chunks); err != nil {
+			return 0, err
+		}
+	}
+	return c.deleteByID(ctx, ids)
+}
+
+// deleteByID deletes documents and returns how many there were.
+func (c *collection) deleteByID(ctx context.Context, ids []any) (int64, error) {
+	res, err := c.coll.DeleteMany(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}})
+	if err != nil {
+		return 0, fmt.Errorf("discarding dead letters of %s: %w", c.coll.Name(), err)
+	}
+	return res.DeletedCount, nil
+}

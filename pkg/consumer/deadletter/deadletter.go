@@ -1,0 +1,222 @@
+// Package deadletter reads, requeues and discards the messages that a consumer gave up.
+//
+// Each handler that gives a message up makes a letter with the whole record and the reason. A Desk lists them. Requeue
+// hands letters back to their handlers through MongoDB, without Kafka: other handlers and other groups do not see it.
+// The command `outrelay dead --source handler` does the same.
+package deadletter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/letterparts"
+	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+var (
+	// ErrNotFound reports that no letter has the id.
+	ErrNotFound = errors.New("deadletter: no such letter")
+	// ErrEmptyQuery reports that the query of a requeue or a discard has no condition and does not set All.
+	ErrEmptyQuery = errors.New("deadletter: the query selects every letter: give it a condition, or set All")
+	// ErrRefused reports that a letter cannot be requeued as it is. The error says how to change that.
+	ErrRefused = errors.New("deadletter: the letter cannot be requeued")
+)
+
+// DefaultCollection is the default name of the collection of letters.
+const DefaultCollection = "inbox_dead"
+
+// Desk works on the letters of a database. It is safe for concurrent use.
+type Desk struct {
+	settings
+	store   store
+	waiting setaside.Store
+}
+
+// store stores letters. Package internal/memory implements it too. Its methods join the transaction of their context.
+type store interface {
+	// EnsureIndexes prepares the store.
+	EnsureIndexes(ctx context.Context) error
+	// Transaction runs fn as one unit of work.
+	Transaction(ctx context.Context, fn func(ctx context.Context) error) error
+	// Put stores l with the current time, unless a letter with its id exists.
+	Put(ctx context.Context, l *Letter) error
+	// Get reads one letter, whole. It returns ErrNotFound if there is none.
+	Get(ctx context.Context, id ID) (Letter, error)
+	// Find returns the first letters that q selects: the latest, or the oldest. If after is not nil, they follow the place of
+	// its ID and GivenUpAt. Find may leave out large values, and ignores q.After.
+	Find(ctx context.Context, q Query, after *Letter, oldestFirst bool, limit int) ([]Letter, error)
+	// Count counts the letters that q selects.
+	Count(ctx context.Context, q Query) (int64, error)
+	// Summarize counts the letters that q selects by group, handler, name and class.
+	Summarize(ctx context.Context, q Query) ([]Summary, error)
+	// MarkRequeued stores by with the current time. It returns false if the letter is marked already, or does not exist.
+	MarkRequeued(ctx context.Context, id ID, by Requeued) (bool, error)
+	// Delete deletes letters, and returns how many there were.
+	Delete(ctx context.Context, letters []Letter) (int64, error)
+}
+
+func init() {
+	letterparts.New = func(opts, s any, waiting setaside.Store) (any, error) {
+		return newDesk(opts.([]Option), func(string, time.Duration) store { return s.(store) }, waiting)
+	}
+	letterparts.EnsureIndexes = func(ctx context.Context, desk any) error {
+		return desk.(*Desk).store.EnsureIndexes(ctx)
+	}
+	letterparts.Put = func(ctx context.Context, desk, l any, publish func(context.Context, string) error) (error, error) {
+		return desk.(*Desk).put(ctx, l.(*Letter), publish)
+	}
+}
+
+// settings has the options of a Desk.
+type settings struct {
+	collection string
+	expiry     time.Duration
+	redact     []func(ctx context.Context, l *Letter) error
+	box        *outbox.Box
+	hasTopic   bool
+	topic      string
+}
+
+// Option configures the letters. consumer.WithDeadLetters and New take the same options.
+type Option func(s *settings)
+
+// WithCollection sets the name of the collection. Defaults to DefaultCollection.
+func WithCollection(name string) Option { return func(s *settings) { s.collection = name } }
+
+// WithExpiry makes MongoDB remove letters when they have existed for d, from 1 s to 68 years. Consumers apply it to all
+// letters of the collection when they start. Without it letters stay until they are discarded.
+func WithExpiry(d time.Duration) Option { return func(s *settings) { s.expiry = d } }
+
+// WithRedaction calls f for each letter before it is written anywhere. f may change every field except ID. If f fails or
+// panics, the letter is written without the content and the headers of the message.
+func WithRedaction(f func(ctx context.Context, l *Letter) error) Option {
+	return func(s *settings) { s.redact = append(s.redact, f) }
+}
+
+// WithNotification appends a Notification to box for each letter, so that other services see it. A message that is a
+// Notification itself has none. box must be in the database of the consumer.
+func WithNotification(box *outbox.Box) Option { return func(s *settings) { s.box = box } }
+
+// WithTopic also writes each letter to a topic, before it is stored: the key, value and headers of the message, with the
+// additional headers dead-class, dead-reason, dead-group, dead-handler, dead-attempts and dead-at (Unix milliseconds). An
+// empty name means "<topic>.<group>.dead". A missing topic is created.
+func WithTopic(name string) Option { return func(s *settings) { s.hasTopic, s.topic = true, name } }
+
+// New returns the letters of db. It does no I/O. It returns all problems of its arguments in one error.
+func New(db *mongo.Database, opts ...Option) (*Desk, error) {
+	if db == nil {
+		return nil, errors.New("deadletter: the database is nil")
+	}
+	open := func(name string, expiry time.Duration) store { return newCollection(db, name, expiry) }
+	return newDesk(opts, open, setaside.New(db, setaside.DefaultCollection))
+}
+
+// newDesk returns a Desk over the store that open returns for the name of a collection.
+func newDesk(opts []Option, open func(name string, expiry time.Duration) store, waiting setaside.Store) (*Desk, error) {
+	s := settings{collection: DefaultCollection}
+	for _, o := range opts {
+		o(&s)
+	}
+
+	var errs []error
+	if s.collection == "" {
+		errs = append(errs, errors.New("the collection has no name"))
+	}
+	if s.expiry != 0 && (s.expiry < minExpiry || s.expiry > maxExpiry) {
+		errs = append(errs, fmt.Errorf("the expiry is %s: set at least 1 s and at most 68 years", s.expiry))
+	}
+	for _, f := range s.redact {
+		if f == nil {
+			errs = append(errs, errors.New("a function of WithRedaction is nil"))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("deadletter: %w", err)
+	}
+	return &Desk{settings: s, store: open(s.collection, s.expiry), waiting: waiting}, nil
+}
+
+// pageSize is how many letters are read at once.
+const pageSize = 100
+
+// All iterates over the letters that q selects, latest first. Values above 12 MiB are left out: Get has them. It stops after
+// the first error.
+func (d *Desk) All(ctx context.Context, q Query) iter.Seq2[Letter, error] {
+	return d.iterate(ctx, q, false)
+}
+
+// iterate iterates over the letters that q selects.
+func (d *Desk) iterate(ctx context.Context, q Query, oldestFirst bool) iter.Seq2[Letter, error] {
+	return func(yield func(Letter, error) bool) {
+		after, err := parseCursor(q.After)
+		for {
+			var page []Letter
+			if err == nil {
+				page, err = d.store.Find(ctx, q, after, oldestFirst, pageSize)
+			}
+			if err == nil {
+				err = d.findWaiting(ctx, page)
+			}
+			if err != nil {
+				yield(Letter{}, err)
+				return
+			}
+
+			for i := range page {
+				if !yield(page[i], nil) {
+					return
+				}
+			}
+			if len(page) < pageSize {
+				return
+			}
+			after = &page[len(page)-1]
+		}
+	}
+}
+
+// Get reads one letter, whole. It returns ErrNotFound if there is none.
+func (d *Desk) Get(ctx context.Context, id ID) (Letter, error) {
+	l, err := d.store.Get(ctx, id)
+	if err != nil {
+		return Letter{}, err
+	}
+	list := []Letter{l}
+	err = d.findWaiting(ctx, list)
+	return list[0], err
+}
+
+// Count counts the letters that q selects.
+func (d *Desk) Count(ctx context.Context, q Query) (int64, error) { return d.store.Count(ctx, q) }
+
+// Summary counts the letters that q selects by group, handler, name and class, the largest count first.
+func (d *Desk) Summary(ctx context.Context, q Query) ([]Summary, error) {
+	return d.store.Summarize(ctx, q)
+}
+
+// Discard deletes the letters that q selects permanently, and returns how many. It returns ErrEmptyQuery if q has no
+// condition and does not set All. It does not affect messages that were requeued.
+func (d *Desk) Discard(ctx context.Context, q Query) (int64, error) {
+	if q.isEmpty() && !q.All {
+		return 0, ErrEmptyQuery
+	}
+
+	var n int64
+	for {
+		page, err := d.store.Find(ctx, q, nil, false, pageSize)
+		if err != nil || len(page) == 0 {
+			return n, err
+		}
+		deleted, err := d.store.Delete(ctx, page)
+		n += deleted
+		if err != nil {
+			return n, err
+		}
+	}
+}

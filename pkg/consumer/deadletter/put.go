@@ -1,0 +1,102 @@
+package deadletter
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"slices"
+
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+// put stores a letter. See letterparts.Put.
+func (d *Desk) put(
+	ctx context.Context, l *Letter, publish func(ctx context.Context, topic string) error,
+) (omitted, err error) {
+	isNotification := slices.ContainsFunc(l.Headers, func(h event.Header) bool { return h.Key == headerNotification })
+	if omitted = d.redactLetter(ctx, l); omitted != nil {
+		l.omitContent(omitted)
+	}
+	l.Size = len(l.Value)
+
+	if d.hasTopic {
+		topic := d.topic
+		if topic == "" {
+			topic = l.Topic + "." + l.ID.Group + ".dead"
+		}
+		if err := publish(ctx, topic); err != nil {
+			return omitted, err
+		}
+	}
+
+	err = d.store.Put(ctx, l)
+	if errors.Is(err, errTooLarge) {
+		omitted = err
+		l.omitContent(err)
+		l.Size = 0
+		err = d.store.Put(ctx, l)
+	}
+	if err != nil || d.box == nil || isNotification {
+		return omitted, err
+	}
+
+	err = d.notify(ctx, l)
+	if errors.Is(err, event.ErrInvalid) || errors.Is(err, outbox.ErrTooLarge) {
+		// It would be refused each time.
+		return errors.Join(omitted, err), nil
+	}
+	return omitted, err
+}
+
+// redactLetter calls the functions of WithRedaction. It returns a panic as an error.
+func (d *Desk) redactLetter(ctx context.Context, l *Letter) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("redacting dead letter %s: panic: %v", l.ID, v)
+		}
+	}()
+	for _, f := range d.redact {
+		if err := f(ctx, l); err != nil {
+			return fmt.Errorf("redacting dead letter %s: %w", l.ID, err)
+		}
+	}
+	return nil
+}
+
+// Notification is the payload of the events of WithNotification.
+type Notification struct {
+	ID        ID     `json:"id"`
+	Class     string `json:"class"`
+	Reason    string `json:"reason"`
+	Name      string `json:"name"` // of the event that was given up
+	Topic     string `json:"topic"`
+	Partition int32  `json:"partition"`
+	Offset    int64  `json:"offset"`
+	Attempts  int    `json:"attempts"`
+}
+
+// Notified is the type of the events of WithNotification. Handle them with consumer.For.
+var Notified = event.Type[Notification]{Aggregate: "dead-letter", Name: "DeadLetter"}
+
+// headerNotification marks notifications, so that there is no notification of another one.
+const headerNotification = "dead-letter"
+
+// notify appends the notification of a letter. Its id comes from the letter, so a repetition appends nothing.
+func (d *Desk) notify(ctx context.Context, l *Letter) error {
+	n := Notification{
+		ID: l.ID, Class: l.Class, Reason: l.Reason, Name: l.Name,
+		Topic: l.Topic, Partition: l.Partition, Offset: l.Offset, Attempts: l.Attempts,
+	}
+	digest := fmt.Sprintf("dead-letter/%x", sha256.Sum256([]byte(l.ID.String())))
+	ev := Notified.New(digest, n, event.WithID(digest), event.WithHeader(headerNotification, []byte(l.ID.Group)))
+
+	err := d.box.Transaction(ctx, func(ctx context.Context) error { return d.box.Append(ctx, ev) })
+	if err != nil && !mongo.IsDuplicateKeyError(err) {
+		return fmt.Errorf("appending the notification of dead letter %s: %w", l.ID, err)
+	}
+	return nil
+}

@@ -1,0 +1,185 @@
+package deadletter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/setaside"
+)
+
+// Requeue has the arguments of Desk.Requeue. The zero value is valid.
+type Requeue struct {
+	Actor, Note string // who requeues and why; stored with the letters
+
+	// Handlers are the handlers of the group that get the messages. Defaults to the handler that gave the message up. A
+	// letter without a handler, or of a handler that was renamed, needs it.
+	Handlers []string
+
+	// Edit may change Key, Value and Headers of a letter before its message goes back. The stored letter stays as it was. An
+	// error ends the call.
+	Edit func(l *Letter) error
+}
+
+// maxRefused bounds the refused letters that an error of Requeue lists.
+const maxRefused = 20
+
+// Requeue hands the letters that q selects, and that were not requeued before, back to their handlers, in the order in which
+// they were given up. It returns their number, also with an error.
+//
+// The messages wait in the collection inbox_waiting until the member of the group that owns their partition takes them,
+// usually within a few seconds. Their handlers get them with fresh attempts, and in the order of their keys with other
+// messages that wait. Other handlers and groups do not get them. If a handler does not run, its messages stay:
+// Requeued.Waiting shows them.
+//
+// A letter and its message change in one transaction. Letters that cannot be requeued stay, and the others go on: the error
+// then joins one ErrRefused for each of the first 20. Requeue returns ErrEmptyQuery if q has no condition and does not set
+// All. If it is interrupted, the same call does the rest.
+func (d *Desk) Requeue(ctx context.Context, q Query, r Requeue) (int64, error) {
+	if q.isEmpty() && !q.All {
+		return 0, ErrEmptyQuery
+	}
+
+	notRequeued := false
+	q.Requeued = &notRequeued
+	var n int64
+	var refused []error
+	for l, err := range d.iterate(ctx, q, true) {
+		if err != nil {
+			return n, errors.Join(append(refused, err)...)
+		}
+
+		requeued, err := d.requeueLetter(ctx, l, r)
+		switch {
+		case errors.Is(err, ErrRefused) && len(refused) < maxRefused:
+			refused = append(refused, err)
+		case errors.Is(err, ErrRefused):
+		case err != nil:
+			return n, errors.Join(append(refused, err)...)
+		case requeued:
+			n++
+		}
+	}
+	return n, errors.Join(refused...)
+}
+
+// requeueLetter requeues one letter. It returns false if another call has requeued or discarded it.
+func (d *Desk) requeueLetter(ctx context.Context, l Letter, r Requeue) (bool, error) {
+	handlers := r.Handlers
+	if len(handlers) == 0 && l.ID.Handler != "" {
+		handlers = []string{l.ID.Handler}
+	}
+	if len(handlers) == 0 {
+		return false, fmt.Errorf("%w: %s: no handler took it: name the handler that gets it", ErrRefused, l.ID)
+	}
+
+	// A list leaves out large values.
+	if l.countChunks() > 0 {
+		whole, err := d.store.Get(ctx, l.ID)
+		if err != nil {
+			return false, err
+		}
+		l = whole
+	}
+	if r.Edit != nil {
+		l.Headers = slices.Clone(l.Headers)
+		if err := r.Edit(&l); err != nil {
+			return false, fmt.Errorf("editing dead letter %s: %w", l.ID, err)
+		}
+	}
+
+	var messages []*setaside.Message
+	for _, h := range handlers {
+		m := newWaiting(&l, h)
+		if err := m.CheckSize(); err != nil {
+			return false, fmt.Errorf("%w: %s: %w", ErrRefused, l.ID, err)
+		}
+		messages = append(messages, m)
+	}
+
+	marked := false
+	mark := Requeued{Actor: r.Actor, Note: r.Note, Handlers: handlers}
+	err := d.store.Transaction(ctx, func(ctx context.Context) (err error) {
+		marked, err = d.store.MarkRequeued(ctx, l.ID, mark)
+		if err != nil || !marked {
+			return err
+		}
+		for _, m := range messages {
+			if err := d.waiting.Add(ctx, m, 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("requeueing dead letter %s: %w", l.ID, err)
+	}
+	return marked, nil
+}
+
+// newWaiting returns the message of a letter for a handler, to be set aside at the place of its first record. So it is
+// before all messages of its key that wait there.
+func newWaiting(l *Letter, handler string) *setaside.Message {
+	m := &setaside.Message{
+		ID:          waitingID(l, handler),
+		Place:       placeOf(l, handler),
+		Offset:      l.Offset,
+		LeaderEpoch: -1,
+		Time:        l.Time,
+		Key:         l.Key,
+		Value:       l.Value,
+		Requeued:    true,
+	}
+	m.Queue = m.ID
+	if l.Key != nil {
+		m.Queue = setaside.KeyQueue(l.Key)
+	}
+
+	for _, h := range l.Headers {
+		// With its deadline the message would expire again.
+		isDeadline := h.Key == record.HeaderDeliverBy || h.Key == record.HeaderCEExpiryTime
+		if h.Key == record.HeaderDelivery || isDeadline && l.Class == ClassExpired {
+			continue
+		}
+		m.Headers = append(m.Headers, setaside.Header(h))
+	}
+
+	// If the message is given up again, it gets another letter. The header also stays in retry topics.
+	delivery := strconv.AppendInt(nil, int64(l.ID.Delivery)+1, 10)
+	m.Headers = append(m.Headers, setaside.Header{Key: record.HeaderDelivery, Value: delivery})
+	return m
+}
+
+func placeOf(l *Letter, handler string) setaside.Place {
+	return setaside.Place{Handler: l.ID.Group + "/" + handler, Topic: l.Topic, Partition: l.Partition}
+}
+
+// waitingID returns the id of the requeued message of l for a handler.
+func waitingID(l *Letter, handler string) setaside.Digest {
+	return setaside.MessageID(placeOf(l, handler), 0, l.Offset, "letter/"+l.ID.String())
+}
+
+// findWaiting sets Requeued.Waiting of the letters.
+func (d *Desk) findWaiting(ctx context.Context, letters []Letter) error {
+	owners := map[setaside.Digest]*Requeued{}
+	for i := range letters {
+		if r := letters[i].Requeued; r != nil {
+			for _, h := range r.Handlers {
+				owners[waitingID(&letters[i], h)] = r
+			}
+		}
+	}
+
+	ids := make([]setaside.Digest, 0, len(owners))
+	for id := range owners {
+		ids = append(ids, id)
+	}
+	waiting, err := d.waiting.Stored(ctx, ids)
+	for _, id := range waiting {
+		owners[id].Waiting = true
+	}
+	return err
+}

@@ -1,0 +1,210 @@
+package deadletter_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+func TestALetterIsRequeuedForItsHandlerAlone(t *testing.T) {
+	t.Parallel()
+	onBothStores(t, func(g *graveyard) {
+		first := failed(1, "h", "A")
+		first.ID.Delivery = 2
+		g.bury(first, failed(2, "h", "B"), failed(1, "other", "A"))
+		edit := func(l *deadletter.Letter) error {
+			l.Value = []byte("edited")
+			l.Headers = append(l.Headers, event.Header{Key: "mended", Value: []byte("yes")})
+			return nil
+		}
+
+		q := deadletter.Query{Handler: "h", Name: "A"}
+		g.requeue(q, deadletter.Requeue{Actor: "ann", Note: "fixed", Edit: edit}, 1)
+		m := g.handedBack("h", first.Key)
+		if m == nil {
+			g.Fatal("no message waits for the handler")
+		}
+		headers := map[string]string{}
+		for _, h := range m.Headers {
+			headers[h.Key] = string(h.Value)
+		}
+		if string(m.Value) != "edited" || headers["mended"] != "yes" || headers["id"] != "m1" || headers[record.HeaderDelivery] != "3" || m.Offset != 1 || !m.Requeued {
+			g.Errorf("the message that waits: got %+v with the headers %v", m, headers)
+		}
+		if n := g.countHandedBack("h") + g.countHandedBack("other"); n != 1 {
+			g.Errorf("messages that wait: got %d, want 1", n)
+		}
+
+		l, err := g.Get(g.Context(), first.ID)
+		if err != nil {
+			g.Fatal(err)
+		}
+		if l.Requeued == nil || l.Requeued.Actor != "ann" || l.Requeued.Note != "fixed" || !l.Requeued.Waiting || l.Requeued.At.IsZero() {
+			g.Errorf("requeued: got %+v", l.Requeued)
+		}
+		if !bytes.Equal(l.Value, []byte{255, 1}) || len(l.Headers) != 3 {
+			g.Errorf("the letter was changed by the edit: %+v", l)
+		}
+
+		// A second call has nothing to do, also after the message was handled.
+		if err := g.waiting.Remove(g.Context(), m); err != nil {
+			g.Fatal(err)
+		}
+		g.requeue(q, deadletter.Requeue{}, 0)
+		if l, err := g.Get(g.Context(), first.ID); err != nil || l.Requeued.Waiting {
+			g.Errorf("requeued after the message was handled: got %+v (%v)", l.Requeued, err)
+		}
+
+		// It is given up again: this is another letter.
+		again := failed(1, "h", "A")
+		again.ID.Delivery = 3
+		g.bury(again)
+		if n, err := g.Count(g.Context(), deadletter.Query{Handler: "h", Messages: []string{"m1"}}); n != 2 || err != nil {
+			g.Errorf("letters of the message: got %d (%v), want 2", n, err)
+		}
+	})
+}
+
+func TestTwoWhoRequeueAtOnceShareNothing(t *testing.T) {
+	t.Parallel()
+	onBothStores(t, func(g *graveyard) {
+		const letters = 30
+		for n := range letters {
+			g.bury(failed(n, "h", "A"))
+		}
+		var wg sync.WaitGroup
+		var total atomic.Int64
+		for range 3 {
+			wg.Go(func() {
+				n, err := g.Requeue(g.Context(), deadletter.Query{All: true}, deadletter.Requeue{})
+				if err != nil {
+					g.Error(err)
+				}
+				total.Add(n)
+			})
+		}
+		wg.Wait()
+		if n := g.countHandedBack("h"); total.Load() != letters || n != letters {
+			g.Errorf("requeued %d letters, and %d messages wait; want %d", total.Load(), n, letters)
+		}
+	})
+}
+
+func TestALetterWithoutAHandlerNeedsTheNameOfOne(t *testing.T) {
+	t.Parallel()
+	onBothStores(t, func(g *graveyard) {
+		unknown := failed(1, "", "Z")
+		unknown.Class = deadletter.ClassUnknown
+		g.bury(unknown, failed(2, "h", "A"))
+
+		n, err := g.Requeue(g.Context(), deadletter.Query{All: true}, deadletter.Requeue{})
+		if n != 1 || !errors.Is(err, deadletter.ErrRefused) {
+			g.Errorf("requeued %d (%v), want the other letter and ErrRefused", n, err)
+		}
+		g.requeue(deadletter.Query{Class: deadletter.ClassUnknown}, deadletter.Requeue{Handlers: []string{"new", "audit"}}, 1)
+		if g.handedBack("new", unknown.Key) == nil || g.handedBack("audit", unknown.Key) == nil {
+			g.Error("the message does not wait for both handlers")
+		}
+	})
+}
+
+func TestAnExpiredLetterComesBackWithoutItsDeadline(t *testing.T) {
+	t.Parallel()
+	onBothStores(t, func(g *graveyard) {
+		deadline := event.Header{Key: record.HeaderDeliverBy, Value: []byte("2020-01-01T00:00:00Z")}
+		expired, rejected := failed(1, "h", "A"), failed(2, "h", "A")
+		expired.Class = deadletter.ClassExpired
+		expired.Headers = append(expired.Headers, deadline)
+		rejected.Headers = append(rejected.Headers, deadline)
+		g.bury(expired, rejected)
+		g.requeue(deadletter.Query{All: true}, deadletter.Requeue{}, 2)
+
+		for _, c := range []struct {
+			l    *deadletter.Letter
+			want bool
+		}{{expired, false}, {rejected, true}} {
+			has := false
+			for _, h := range g.handedBack("h", c.l.Key).Headers {
+				has = has || h.Key == record.HeaderDeliverBy
+			}
+			if has != c.want {
+				g.Errorf("class %s: the message has its deadline: %v, want %v", c.l.Class, has, c.want)
+			}
+		}
+	})
+}
+
+func TestAnEditThatFailsEndsTheRequeue(t *testing.T) {
+	t.Parallel()
+	onBothStores(t, func(g *graveyard) {
+		g.bury(failed(1, "h", "A"))
+		r := deadletter.Requeue{Edit: func(*deadletter.Letter) error { return errFlaky }}
+		if n, err := g.Requeue(g.Context(), deadletter.Query{All: true}, r); n != 0 || !errors.Is(err, errFlaky) {
+			g.Errorf("requeued %d (%v), want the error of the edit", n, err)
+		}
+		g.requeue(deadletter.Query{All: true}, deadletter.Requeue{}, 1)
+	})
+}
+
+// The process or its connection can end at each statement of a requeue. Then the letter is either as before, or it is marked
+// and its message waits.
+func TestARequeueThatIsInterruptedLosesAndDoublesNothing(t *testing.T) {
+	t.Parallel()
+	for _, command := range []string{"update", "commitTransaction"} {
+		t.Run(command, func(t *testing.T) {
+			t.Parallel()
+			app := stacktest.Name(t)
+			db := stacktest.Database(t, stacktest.Client(t, options.Client().SetAppName(app)))
+			desk, err := deadletter.New(db)
+			if err != nil {
+				t.Fatal(err)
+			}
+			g := &graveyard{T: t, Desk: desk, waiting: setaside.New(db, setaside.DefaultCollection), db: db}
+			const letters = 4
+			for n := range letters {
+				g.bury(failed(n, "h", "A"))
+			}
+
+			reached, off := stacktest.FailAlways(t, app, bson.D{
+				{Key: "failCommands", Value: bson.A{command}}, {Key: "closeConnection", Value: true},
+			})
+			ctx, crash := context.WithCancel(t.Context())
+			defer crash()
+			done := make(chan error, 1)
+			go func() {
+				_, err := g.Requeue(ctx, deadletter.Query{All: true}, deadletter.Requeue{})
+				done <- err
+			}()
+			reached()
+			crash()
+			off() // the driver repeats a commit for two minutes
+			if err := <-done; err == nil {
+				t.Error("the requeue survived the crash")
+			}
+
+			for _, l := range g.list(deadletter.Query{}) {
+				if l.Requeued != nil && !l.Requeued.Waiting {
+					t.Errorf("letter %s is marked, and no message waits", l.ID)
+				}
+			}
+			if _, err := g.Requeue(t.Context(), deadletter.Query{All: true}, deadletter.Requeue{}); err != nil {
+				t.Fatal(err)
+			}
+			if n := g.countHandedBack("h"); n != letters {
+				t.Errorf("messages that wait: got %d, want %d", n, letters)
+			}
+		})
+	}
+}
