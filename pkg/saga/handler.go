@@ -1,6 +1,7 @@
 package saga
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,7 +69,7 @@ func (h *handler[S]) findID(rt *route[S], payload any, m *consumer.Message) (any
 		text = string(header)
 	}
 	if text == "" && rt.id == nil {
-		text = m.Aggregate.ID
+		text = cmp.Or(m.Aggregate.ID, string(m.Key))
 	}
 	if text == "" {
 		return nil, fmt.Errorf("%w: By found none, and there is no header %s", ErrNoID, HeaderID)

@@ -170,7 +170,7 @@ type stepOption[P any] func(*stepSettings[P])
 func (o stepOption[P]) applyTo(s *stepSettings[P]) { o(s) }
 
 // By finds the id of the saga in the payload. If id returns "", the header saga-id counts. Defaults to the header saga-id,
-// and without it the id of the aggregate.
+// without it the id of the aggregate, and without that the key, for presets of the relay that do not write the aggregate.
 func By[P any](id func(P) string) StepOption[P] {
 	return stepOption[P](func(s *stepSettings[P]) { s.id = id })
 }

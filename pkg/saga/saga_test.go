@@ -155,6 +155,13 @@ func TestCorrelation(t *testing.T) {
 		}
 	}
 
+	keyed := msg(t, "default", "", nil)
+	keyed.Key = []byte(inAggregate)
+	handle(t, h, keyed)
+	if got != inAggregate {
+		t.Errorf("a record with nothing but a key is for %q, want %q", got, inAggregate)
+	}
+
 	tombstone := msg(t, "body", inAggregate, nil, header...)
 	tombstone.Value = nil
 	handle(t, h, tombstone)

@@ -69,7 +69,7 @@ func (w *witness) registerSaga(ctx context.Context, c *consumer.Consumer) error 
 			in.Complete()
 		}
 		return nil
-	})
+	}, saga.By(func(s step) string { return strconv.Itoa(int(s.Saga)) }))
 
 	h, err := walks.Handler(ctx, box)
 	if err != nil {
