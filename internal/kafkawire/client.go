@@ -166,3 +166,6 @@ func (c *Client) Layout() *Layout { return c.layout.Load() }
 // MarkFailed notes that the broker at addr failed, so that it becomes the last candidate for requests
 // that any broker can serve.
 func (c *Client) MarkFailed(addr string) { c.links.markFailed(addr) }
+
+// ClientID returns the name that brokers use for this client.
+func (c *Client) ClientID() string { return c.cfg.ClientID }

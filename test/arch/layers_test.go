@@ -63,6 +63,7 @@ var rooms = []room{
 	{dir: "internal/inbox", layer: 2, why: "the decisions about handled messages: marks, claims, watermarks of lanes, generations"},
 	{dir: "internal/inbox/inboxtest", layer: 2, only: []string{"internal/inbox", "pkg/outbox"}, testsOnly: true, why: "the contract of an inbox, for both stores"},
 	{dir: "internal/transport", layer: 2, only: []string{"internal/inbox", "internal/retry", "internal/record", "internal/kafkawire", "pkg/event"}, why: "how a consumer joins a group, reads and publishes; one package for each library that joins groups"},
+	{dir: "internal/transport/franz", layer: 3, only: []string{"internal/transport"}, why: "the only package that links franz-go for consumers; pkg/consumer/franz selects it"},
 	{dir: "internal/transport/transporttest", layer: 2, only: []string{"internal/transport", "internal/keyhash", "pkg/event"}, testsOnly: true, why: "the contract of a transport, for Kafka and memory"},
 	{dir: "internal/consumerparts", layer: 2, only: []string{"internal/inbox", "internal/transport"}, why: "what packages of the module need of a consumer.Consumer, and services do not"},
 	{dir: "internal/sagas", layer: 2, only: []string{"internal/schema"}, why: "the stored sagas, for their steps and for operators; statements on MongoDB only"},
@@ -89,6 +90,7 @@ var rooms = []room{
 	{dir: "internal/admin/admintest", layer: 3, testsOnly: true, why: "data for tests of the operators' views"},
 	{dir: "pkg/consumer/topics", layer: 2, why: "topics of a group that may change while it runs"},
 	{dir: "pkg/consumer", layer: 3, why: "from Kafka to handlers"},
+	{dir: "pkg/consumer/franz", layer: 3, only: []string{"pkg/consumer", "internal/consumerparts", "internal/transport", "internal/transport/franz"}, why: "joins groups with franz-go, for services that want it"},
 	{dir: "pkg/consumer/breaker", layer: 3, also: []string{"pkg/consumer"}, why: "middleware that suspends handlers while a dependency fails"},
 	{dir: "pkg/consumer/bodycrypt", layer: 3, also: []string{"pkg/consumer"}, why: "middleware that encrypts payloads"},
 	{dir: "pkg/consumer/bodystore", layer: 3, also: []string{"pkg/consumer"}, why: "middleware that keeps large payloads outside of Kafka"},
@@ -122,7 +124,7 @@ var rooms = []room{
 	// Layer 5: programs.
 	{dir: "cmd", layer: 5, why: "parses flags, creates the log and metric set, prints; the work is in lower layers", only: []string{
 		"internal/connect", "internal/process", "internal/httpapi", "internal/operators", "internal/opspage", "internal/devstack", "internal/doctor", "internal/demo", "internal/bench", "pkg/relay",
-		"internal/config", "internal/logging", "internal/metrics", "internal/admin", "internal/slots",
+		"internal/config", "internal/envelope", "internal/logging", "internal/metrics", "internal/admin", "internal/slots",
 	}},
 	{dir: "examples/orders/servers", layer: 4, only: []string{"internal/devstack"}, why: "real servers for the example that starts itself; not part of a service"},
 	{dir: "examples/local", layer: 4, why: "addresses of servers for the small examples"},
