@@ -239,7 +239,8 @@ func (a *adopter) noteObstacle(names []string, err error) {
 			continue
 		}
 
-		if t.setObstacle(why, now) {
+		t.setObstacle(why, now)
+		if t.shouldLog(now, creates) {
 			a.sink.log.Error("records wait for a topic", "topic", name, "reason", why.text, "records", countRecords(t.waiting))
 		}
 	}

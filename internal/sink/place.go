@@ -135,7 +135,8 @@ func (r *refresher) detachTopicLocked(t *topic, err error, now time.Time) {
 		why.text = fmt.Sprintf("topic %q was deleted, or may not be described; "+
 			"create it again with at least %d partitions, or grant DESCRIBE", t.name, len(t.partitions))
 	}
-	if t.setObstacle(why, now) {
+	t.setObstacle(why, now)
+	if t.shouldLog(now, false) {
 		r.sink.log.Error("topic cannot be written", "topic", t.name, "reason", why.text)
 	}
 

@@ -194,7 +194,9 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time) {
 		}
 
 		m.brokersAway = m.brokersAway || b.WaitsForBroker()
-		if text == "" {
+
+		// A topic that was just created has no leader for a moment.
+		if text == "" && now.Sub(b.Since) >= stuckAfter {
 			text = fmt.Sprintf("topic %q: %s (%d envelopes wait)", b.Topic, b.Reason, b.Records)
 		}
 	}
@@ -207,6 +209,9 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time) {
 	}
 	m.stats.update(now, m, stream, blocked)
 }
+
+// stuckAfter is how long a target may be blocked before it counts as a problem.
+const stuckAfter = 2 * time.Second
 
 // mostBlocked is the largest number of blocked targets that the watcher document, the metrics and
 // the events log list one by one.
