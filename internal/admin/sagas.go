@@ -11,6 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/sagas"
+	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
@@ -54,11 +56,7 @@ func (s Sagas) Types(ctx context.Context) ([]SagaType, error) {
 
 func (s Sagas) listTypes(ctx context.Context, database string) ([]SagaType, error) {
 	db := s.op.database(database)
-	sagas, err := saga.NewMongoStore(db)
-	if err != nil {
-		return nil, err
-	}
-	registered, err := sagas.Types(ctx)
+	registered, err := sagas.NewMongo(db).Types(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -192,20 +190,19 @@ func (s Sagas) Show(ctx context.Context, database, name, id string, payload bool
 	if _, err := s.findType(ctx, database, name); err != nil {
 		return Saga{}, err
 	}
-	sagas, err := saga.NewMongoStore(s.op.database(database))
+	box, err := outbox.New(s.op.database(database))
 	if err != nil {
 		return Saga{}, err
 	}
 
-	instance, found, err := saga.NewDesk(sagas).Read(ctx, name, id)
-	var wrongID *saga.IDError
+	instance, err := saga.NewDesk(box).Get(ctx, saga.Ref{Saga: name, ID: id})
 	switch {
-	case errors.As(err, &wrongID):
-		return Saga{}, invalidRequest("%v", wrongID)
+	case errors.Is(err, saga.ErrNoID):
+		return Saga{}, invalidRequest("%v", err)
+	case errors.Is(err, saga.ErrNotFound):
+		return Saga{}, fmt.Errorf("saga %s %s: %w", name, id, mongodb.ErrNotFound)
 	case err != nil:
 		return Saga{}, err
-	case !found:
-		return Saga{}, fmt.Errorf("saga %s %s: %w", name, id, mongodb.ErrNotFound)
 	}
 
 	out := Saga{

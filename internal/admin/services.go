@@ -9,7 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/pkg/saga"
+	"github.com/outrelay/outrelay/internal/sagas"
 )
 
 // offsetsSuffix ends the name of the collection that each inbox has in addition to its marks.
@@ -27,7 +27,7 @@ type serviceCollections struct {
 func findServices(ctx context.Context, db *mongo.Database) (serviceCollections, error) {
 	var found serviceCollections
 	filter := bson.D{{Key: "$or", Value: bson.A{
-		bson.D{{Key: "name", Value: saga.DefaultTypes}},
+		bson.D{{Key: "name", Value: sagas.TypesCollection}},
 		bson.D{{Key: "name", Value: bson.Regex{Pattern: offsetsSuffix + "$"}}},
 	}}}
 	authorized := options.ListCollections().SetAuthorizedCollections(true)
@@ -38,7 +38,7 @@ func findServices(ctx context.Context, db *mongo.Database) (serviceCollections, 
 
 	slices.Sort(names)
 	for _, n := range names {
-		if n == saga.DefaultTypes {
+		if n == sagas.TypesCollection {
 			found.sagas = true
 		} else if base := strings.TrimSuffix(n, offsetsSuffix); base != "" {
 			found.inboxes = append(found.inboxes, base)

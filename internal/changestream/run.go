@@ -111,6 +111,7 @@ func (s *Stream) newRun(ctx context.Context, start Start, out chan<- *Batch) (*r
 		}
 
 	case !r.position.Token.IsZero():
+		// openCursor starts after the token.
 
 	case hasTime:
 		r.startAt(start.Position.ClusterTime)

@@ -50,6 +50,7 @@ func (k Desk) Discard(ctx context.Context, ns string, q Query, did func(int64)) 
 	if err := mongodb.CatchUp(ctx, dead); err != nil {
 		return 0, err
 	}
+	// The checkpoint that passes these events may be a moment away.
 	if err := k.waitUntilPassed(ctx, dead, q); err != nil {
 		return 0, err
 	}

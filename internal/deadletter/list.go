@@ -259,6 +259,7 @@ func (c *cursor) narrowFilter(ns string, filter bson.D) bson.D {
 	movedAt := func(op string) bson.D {
 		return bson.D{{Key: "movedAt", Value: bson.D{{Key: op, Value: c.MovedAt}}}}
 	}
+	// Letters of equal times are in descending order of their namespaces.
 	switch strings.Compare(ns, c.NS) {
 	case -1:
 		return joinFilters(filter, movedAt("$lte"))

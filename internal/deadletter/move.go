@@ -51,6 +51,8 @@ func Move(ctx context.Context, f mongodb.Fencer, letters []Letter) (Result, erro
 	pace := newPace()
 	for len(rest) > 0 {
 		part := rest[:mongodb.CountFitting(rest, pace.partSize, (*preparedLetter).estimateSize)]
+		// A process may die in between. Chunks without a letter do no harm, but a letter without its
+		// chunks cannot be read.
 		if err := writeChunks(ctx, f, part); err != nil {
 			return total, err
 		}
@@ -159,6 +161,7 @@ func groupByCollection(client *mongo.Client, part []preparedLetter) []*collectio
 		b.upserts = append(b.upserts, p.upsertModel())
 		switch {
 		case p.id.Delivery > 0:
+			// The outbox may contain a later delivery of the envelope by now.
 			b.laterDeliveries = append(b.laterDeliveries, bson.D{
 				{Key: "_id", Value: p.id.ID},
 				{Key: "delivery", Value: p.id.Delivery},

@@ -162,6 +162,7 @@ func (k Desk) filterOpenLetters(tx context.Context, ns string, letters []*Dead) 
 		case f.Replayed == nil:
 			openIDs[f.ID.mapKey()] = true
 		case f.Replayed.Run == k.Run:
+			// An attempt with an unknown outcome has committed.
 			done++
 		}
 	}

@@ -94,6 +94,8 @@ type source struct {
 
 // openCursor opens a cursor on the documents after last.
 func (s *source) openCursor(ctx context.Context) error {
+	// A member of the replica set that has not reached the end of the stretch waits, instead of
+	// returning less.
 	session, err := mongodb.Causal(ctx, s.coll.Database().Client(), s.to)
 	if err != nil {
 		return err
@@ -108,6 +110,8 @@ func (s *source) openCursor(ctx context.Context) error {
 			after = precedingStamp(after)
 		}
 		filter = stampedFilter(after, s.to)
+		// Without the index on ts, the server sorts the collection itself, which may need more than the
+		// memory of a query.
 		opts.SetSort(bson.D{{Key: "ts", Value: 1}}).SetAllowDiskUse(true)
 	}
 
@@ -171,6 +175,8 @@ func (s *source) acceptCurrent() bool {
 	s.cursorDocs++
 	s.cursorBytes += len(raw)
 	if s.cursor.RemainingBatchLength() == 0 {
+		// The server limits a reply by its number of documents. The mean size so far turns the wanted
+		// bytes into that number.
 		docs := s.replyBytes * s.cursorDocs / max(s.cursorBytes, 1)
 		s.cursor.SetBatchSize(int32(max(1, min(maxReply, docs))))
 	}

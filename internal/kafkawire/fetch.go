@@ -38,6 +38,7 @@ var correlation atomic.Int32
 func (c *Client) Fetch(
 	ctx context.Context, addr string, from []FetchFrom, limits FetchLimits,
 ) (*fetched.Answer, error) {
+	// In the protocol, -1 means here: no replica, no fetch session, and no check of the leader epoch.
 	req := &fetch.Request{
 		ReplicaID:    -1,
 		MaxWaitTime:  int32(limits.MaxWait.Milliseconds()),

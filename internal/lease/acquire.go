@@ -165,6 +165,8 @@ func (c *contender) acquireIfFree(ctx context.Context) (*Held, time.Duration, er
 		return nil, 0, err
 	}
 	absent := err != nil
+	// The response to an earlier attempt was lost. This process owns the lease already, so nothing
+	// below may delay it.
 	_, ours := c.sentAt[doc.Owner]
 
 	if absent {
@@ -363,6 +365,8 @@ func (c *contender) attemptAcquire(ctx context.Context, create bool) (*Held, err
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.CallTimeout)
 	defer cancel()
 	c.claim.owner = ownerName(l.cfg.Node)
+	// N2: the lease counts from before the request, because the server may apply it at any time after
+	// this.
 	c.sentAt[c.claim.owner] = l.clock()
 
 	var doc Document

@@ -16,7 +16,7 @@ import (
 // times and the defaults of the command line.
 type Config struct {
 	// Collection holds the watcher documents: `watchers` of the state database. Use its client for
-	// nothing else but short writes (see ClientOptions). If other work exhausts the connection pool,
+	// nothing else but short writes (see Tune). If other work exhausts the connection pool,
 	// the lease cannot be renewed.
 	Collection *mongo.Collection
 	// ID is `<watcher>/<i>of<N>`, such as "orders/0of1" (N28).

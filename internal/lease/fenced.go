@@ -66,6 +66,8 @@ func (h *Held) runTransaction(
 	}
 	defer h.releaseTurn()
 
+	// The next owner could not write the document while the transaction holds its lock, so the
+	// transaction ends before the lease does.
 	within, cancel := context.WithTimeoutCause(ctx, h.validFor(), errOutcomeUnknown)
 	defer cancel()
 	defer context.AfterFunc(h.ctx, cancel)()

@@ -109,6 +109,8 @@ func (g sentGroup) filterUnchanged(part []Sent) bson.D {
 		return f
 	}
 
+	// An envelope that was inserted again with this id has a later stamp, and was not sent by this
+	// delivery.
 	newest := part[0].TS
 	for _, s := range part[1:] {
 		if s.TS.After(newest) {
@@ -142,6 +144,7 @@ func (g sentGroup) markUpdate(part []Sent) mongo.Pipeline {
 		{Key: "sentAt", Value: "$$NOW"},
 		{Key: "sent", Value: bson.D{{Key: "$arrayElemAt", Value: bson.A{mongodb.Literal(positions), index}}}},
 	}
+	// With a stamp, the purge finds the envelope by its index.
 	if !g.stamped {
 		set = append(set, bson.E{Key: "ts", Value: "$$CLUSTER_TIME"})
 	}

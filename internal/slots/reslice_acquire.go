@@ -67,6 +67,8 @@ func (r *resliceRun) pauseSlot(ctx context.Context, id string) error {
 		if ctx.Err() != nil {
 			return refusalf("slot %s cannot be paused: %w", id, err)
 		}
+		// A killed owner or command may have left a transaction open, which blocks the write for up to
+		// a minute.
 		if err := lease.EndTransactions(ctx, r.watchers, id); err != nil {
 			r.log.Debug("cannot end the last owner's session", "slot", id, "reason", err)
 		}

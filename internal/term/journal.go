@@ -157,6 +157,8 @@ func (f *fenceEvents) writeEach(write func(first fence.Event, n int)) {
 		f.mu.Lock()
 		list := f.waiting
 		f.waiting = nil
+		// Under the same lock as the empty list, so that an event which is added now starts the next
+		// writer.
 		f.writing = len(list) > 0
 		f.mu.Unlock()
 		if len(list) == 0 {

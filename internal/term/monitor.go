@@ -109,6 +109,7 @@ func (m *monitor) watchTerm(ctx context.Context, end context.CancelCauseFunc) {
 				return
 			}
 
+			// An idle stream has no acks, which must not count as missing progress.
 			if !m.hasPendingWork() {
 				acked = idleTimer{}
 			}
@@ -152,6 +153,7 @@ func (m *monitor) shouldStepDown(ctx context.Context, idle time.Duration, now ti
 	}
 
 	m.slot.steppedDownAt = now
+	// Otherwise this node could acquire the lease again before the other node tries.
 	m.slot.lease.HoldOff(stalledAfter)
 	return true
 }
@@ -245,6 +247,7 @@ func limitBlocked(list []Blocked) []Blocked {
 			})
 		}
 		out[i].Count += b.Count
+		// The watermark waits as soon as one of them is not parked.
 		out[i].Parked = out[i].Parked && b.Parked
 	}
 	return out

@@ -323,6 +323,7 @@ func (r *Runner) OwnSlot(stop, work context.Context) error {
 			return nil
 		}
 
+		// A term of this length shows that the obstacle of the earlier terms is gone.
 		if time.Since(began) > time.Minute {
 			backoff.Reset()
 		}
@@ -414,6 +415,7 @@ func (r *Runner) haltWithoutLease(stop context.Context, halt *readiness.HaltErro
 	r.State.SetRole(readiness.RoleHalted)
 	r.State.ReportProblem("halted", halt, true)
 	defer r.State.ClearProblems("halted")
+	// After the pause, the limit counts from zero. Otherwise the next fencing would halt again at once.
 	r.fencedAt = nil
 	return retry.Sleep(stop, fencedHalt)
 }

@@ -55,7 +55,7 @@ type Delivery struct {
 	Pending []string // targets that do not have it yet; nil: all that it routes to
 	// Attempts is the number of earlier attempts that failed.
 	Attempts int32
-	// CallerResumes leaves calls of Resume to the caller, which knows when all of the key has returned.
+	// CallerResumes leaves calls of ResumeKey to the caller, which knows when all of the key has returned.
 	CallerResumes bool
 	// Done is called once with the fate, after it is majority-committed, on the goroutine of the
 	// Finisher. It does not block and must not publish. May be nil.
@@ -107,8 +107,8 @@ type FinisherConfig struct {
 	Seal        []byte           // of the state database, see [outboxes.Registry.Seal]
 	Now         func() time.Time // the time of the server
 	Log         *slog.Logger     // defaults to none
-	// OnRetry is called with the error of each write that failed and is retried, and Well after the
-	// next write that succeeds. Both may be nil.
+	// OnRetry is called with the error of each write that failed and is retried, and OnRecovered after
+	// the next write that succeeds. Both may be nil.
 	OnRetry     func(error)
 	OnRecovered func()
 	// Count adds n to the counters of fates. May be nil.
@@ -253,6 +253,7 @@ func (f *Finisher) nextBatch(removals bool) []*decision {
 		batch = f.queue[:n:n]
 		f.queue = f.queue[n:]
 		if len(f.queue) == 0 {
+			// The array would stay in memory for the sake of its end.
 			f.queue = nil
 		}
 	} else {
@@ -338,6 +339,8 @@ func (f *Finisher) writeBatch(ctx context.Context, batch []*decision) error {
 
 // retryWrite calls op until it succeeds, ctx ends or the lease is lost.
 func (f *Finisher) retryWrite(ctx context.Context, op func(context.Context) error) error {
+	// There is no last attempt: without a written fate, the stored offset of a delivery cannot move
+	// (N8).
 	backoff := retry.Reopen.Start()
 	for {
 		err := op(ctx)
@@ -411,6 +414,7 @@ func (f *Finisher) writeOutcomePart(ctx context.Context, batch []*decision) erro
 		return err
 	}
 
+	// A repetition after a lost response matches nothing either, so the documents have to be read.
 	if matched < int64(len(list)) {
 		return f.markGone(ctx, batch)
 	}

@@ -110,6 +110,7 @@ func (x *Exception) upsertModel() (mongo.WriteModel, error) {
 		origin = outboxes.OriginStream
 	}
 
+	// Without Literal, a pipeline would evaluate a text that begins with $.
 	fields := bson.D{
 		{Key: "ts", Value: "$$CLUSTER_TIME"},
 		{Key: "state", Value: mongodb.Literal(x.State)},

@@ -66,6 +66,7 @@ var rooms = []room{
 	{dir: "internal/transport/franz", layer: 3, only: []string{"internal/transport"}, why: "the only package that links franz-go for consumers; pkg/consumer/franz selects it"},
 	{dir: "internal/transport/transporttest", layer: 2, only: []string{"internal/transport", "internal/keyhash", "pkg/event"}, testsOnly: true, why: "the contract of a transport, for Kafka and memory"},
 	{dir: "internal/consumerparts", layer: 2, only: []string{"internal/inbox", "internal/transport"}, why: "what packages of the module need of a consumer.Consumer, and services do not"},
+	{dir: "internal/sagas", layer: 2, only: []string{"internal/schema"}, why: "the stored sagas, for their steps and for operators; statements on MongoDB only"},
 	{dir: "internal/setaside", layer: 2, only: []string{"internal/schema"}, why: "the messages of consumers that wait for a retry; statements on MongoDB only"},
 	{dir: "internal/letterparts", layer: 2, only: []string{"internal/setaside"}, why: "what packages of the module need of a deadletter.Desk, and services do not"},
 	{dir: "pkg/consumer/deadletter", layer: 2, only: []string{"internal/letterparts", "internal/setaside", "internal/schema", "internal/transaction", "internal/record", "pkg/event", "pkg/outbox"}, why: "the dead letters of handlers; MongoDB only, so that operators' tools need no Kafka"},
@@ -96,7 +97,7 @@ var rooms = []room{
 	{dir: "pkg/entity", layer: 3, also: []string{"pkg/consumer"}, why: "documents and their events in one transaction; the projector is a handler"},
 	{dir: "pkg/saga", layer: 3, also: []string{"pkg/consumer"}, why: "a saga is a consumer with a state"},
 	{dir: "internal/entitytest", layer: 4, only: []string{"pkg/entity", "pkg/event", "pkg/outbox"}, testsOnly: true, why: "the contract of the documents of entities, for both stores"},
-	{dir: "internal/sagatest", layer: 4, only: []string{"pkg/saga", "pkg/consumer", "pkg/event", "internal/envelope"}, testsOnly: true, why: "the contract of a store of sagas, for both stores"},
+	{dir: "internal/sagatest", layer: 4, only: []string{"internal/sagas", "pkg/saga", "pkg/consumer", "pkg/event", "pkg/outbox"}, testsOnly: true, why: "the contract of a store of sagas, for both stores"},
 
 	// Layer 4: packages that connect the stages.
 	{dir: "internal/connect", layer: 4, why: "the configured servers and collections, for the relay and for commands"},
@@ -112,10 +113,10 @@ var rooms = []room{
 	{dir: "internal/demo", layer: 4, also: []string{"internal/devstack", "pkg/relay", "internal/operators"}, why: "outrelay dev"},
 	{dir: "internal/bench", layer: 4, also: []string{"internal/devstack", "pkg/relay"}, why: "outrelay bench"},
 	{dir: "internal/memory", layer: 4, why: "the surroundings of a service without servers, with the contracts of the packages that it replaces", only: []string{
-		"internal/agenda", "internal/boxparts", "internal/transaction", "internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "internal/consumerparts", "internal/transport", "pkg/entity", "pkg/saga", "internal/hold", "internal/setaside", "internal/letterparts", "pkg/consumer/deadletter", "internal/record", "internal/envelope", "internal/keyhash", "internal/routing", "internal/appending",
+		"internal/agenda", "internal/boxparts", "internal/transaction", "internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "internal/consumerparts", "internal/transport", "pkg/entity", "internal/sagas", "internal/hold", "internal/setaside", "internal/letterparts", "pkg/consumer/deadletter", "internal/record", "internal/envelope", "internal/keyhash", "internal/routing", "internal/appending",
 	}},
 	{dir: "pkg/outboxtest", layer: 5, testsOnly: true, why: "unit tests of services; links no server", only: []string{
-		"internal/memory", "internal/boxparts", "internal/consumerparts", "internal/transport", "internal/envelope", "internal/routing", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/consumer/deadletter", "pkg/entity", "pkg/saga",
+		"internal/memory", "internal/boxparts", "internal/consumerparts", "internal/transport", "internal/envelope", "internal/routing", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/consumer/deadletter", "pkg/entity",
 	}},
 	{dir: "pkg/servertest", layer: 5, testsOnly: true, only: []string{"internal/devstack/stacktest", "pkg/outbox", "pkg/consumer", "pkg/relay"}, why: "integration tests of services: links all that starts servers"},
 	{dir: "pkg/relay", layer: 4, also: []string{"internal/process"}, why: "the watcher inside another program"},
