@@ -24,6 +24,9 @@ const (
 	leaveGrace = time.Second
 	// maxReply bounds the responses of brokers. The largest one is the assignment of a whole group.
 	maxReply = 32 << 20
+	// heartbeat is the default interval, shorter than with kafka-go: the new owner of a partition learns of it at its next
+	// heartbeat, and nobody handles the partition until then.
+	heartbeat = time.Second
 )
 
 // Transport joins Kafka's consumer groups. It reads committed records only. Each partition has at most one fetch in flight.
@@ -33,6 +36,9 @@ var _ transport.Transport = (*Transport)(nil)
 
 // New returns a transport. It does no I/O. The error joins all invalid settings.
 func New(cfg transport.Config) (*Transport, error) {
+	if cfg.HeartbeatInterval == 0 && cfg.SessionTimeout >= 0 {
+		cfg.HeartbeatInterval = cmp.Or(min(heartbeat, cfg.SessionTimeout/3), heartbeat)
+	}
 	c, err := kafkalog.New(cfg)
 	if err != nil {
 		return nil, err
