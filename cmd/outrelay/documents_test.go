@@ -33,7 +33,8 @@ func TestDocumentsNameCommandsThatExist(t *testing.T) {
 		for _, m := range example.FindAllStringSubmatch(string(text), -1) {
 			n++
 			p := &program{in: strings.NewReader(""), out: io.Discard, errOut: io.Discard}
-			c, rest, err := newRootCommand(p).Find(strings.Fields(strings.ReplaceAll(m[1], "ID...", "ID")))
+			line, _, _ := strings.Cut(strings.ReplaceAll(m[1], "ID...", "ID"), " > ") // into a file
+			c, rest, err := newRootCommand(p).Find(strings.Fields(line))
 			if err == nil {
 				if err = c.ParseFlags(rest); err == nil {
 					err = c.ValidateArgs(c.Flags().Args())
