@@ -35,7 +35,7 @@ func New[T any, I ID](coll *mongo.Collection, id func(*T) *I, opts ...Option) (*
 		return nil, fmt.Errorf("entity: collection %s: %w", coll.Name(), err)
 	}
 
-	docs, err := OnMongo(coll, c.plain)
+	docs, err := onMongo(coll, c.plain)
 	if err != nil {
 		return nil, err
 	}

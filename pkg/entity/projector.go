@@ -44,7 +44,8 @@ type Projector[T any, I ID] struct {
 	project func(T) (any, error)
 }
 
-// View is the target of a Projector. OnMongoView returns the implementation for MongoDB.
+// View is the target of a Projector. NewProjector uses one in MongoDB, and outboxtest.Env.View returns one
+// for unit tests.
 type View interface {
 	// Name returns the name for error messages.
 	Name() string
@@ -78,7 +79,7 @@ func NewProjector[T any, I ID](coll *mongo.Collection, name string, opts ...Opti
 		return nil, fmt.Errorf("entity: projector to %s: %w", coll.Name(), err)
 	}
 
-	v, err := OnMongoView(coll, cfg.versionField)
+	v, err := onMongoView(coll, cfg.versionField)
 	if err != nil {
 		return nil, err
 	}

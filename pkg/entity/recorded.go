@@ -52,12 +52,12 @@ func NewRecorded[T any, I ID](
 		return nil, errors.New("entity: the collection is nil")
 	}
 
-	docs, err := OnMongo(coll, false)
+	docs, err := onMongo(coll, false)
 	if err != nil {
 		return nil, err
 	}
 
-	deleted, err := OnMongo(deletedCollection(coll), false)
+	deleted, err := onMongo(deletedCollection(coll), false)
 	if err != nil {
 		return nil, err
 	}
