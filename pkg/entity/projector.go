@@ -102,7 +102,7 @@ func NewProjectorOn[T any, I ID](v View, name string, opts ...Option) (*Projecto
 	if cfg.project != nil {
 		f, ok := cfg.project.(func(T) (any, error))
 		if !ok || f == nil {
-			return nil, fmt.Errorf("entity: projector to %s: ProjectAs got a %T, want a func(%s) (any, error)",
+			return nil, fmt.Errorf("entity: projector to %s: WithProjection got a %T, want a func(%s) (any, error)",
 				v.Name(), cfg.project, reflect.TypeFor[T]())
 		}
 
@@ -112,7 +112,7 @@ func NewProjectorOn[T any, I ID](v View, name string, opts ...Option) (*Projecto
 	return p, nil
 }
 
-// Handle copies one change. It returns ErrUnknownChange, an error of ProjectAs, or an error
+// Handle copies one change. It returns ErrUnknownChange, an error of WithProjection, or an error
 // of the View.
 func (p *Projector[T, I]) Handle(ctx context.Context, m *consumer.Message) error {
 	return p.HandleBatch(ctx, []*consumer.Message{m})
