@@ -130,7 +130,7 @@ func storedEnvelope(t *testing.T, f Fixture) {
 		event.WithID(id), event.WithKey("k"), event.WithTopic("t"), event.WithPartition(3),
 		event.WithHeader("dup", []byte{0, 255}), event.WithHeader("dup", nil), event.WithSchemaVersion("3"),
 		event.WithSource("/s"), event.WithSubject("u"),
-		event.WithTime(at), event.WithExpiresAt(at.Add(time.Hour)))
+		event.WithTime(at), event.WithExpiry(at.Add(time.Hour)))
 
 	// The caller may change the bytes after New.
 	payload[0] = 9

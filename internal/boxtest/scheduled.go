@@ -202,7 +202,7 @@ func scheduledByCondition(t *testing.T, f Fixture) {
 		checkEqual(t, name, f.scheduledTypes(t, x.q), x.want)
 	}
 
-	expires := newEvent("expires", event.WithExpiresAt(soon.Add(time.Hour)))
+	expires := newEvent("expires", event.WithExpiry(soon.Add(time.Hour)))
 	f.scheduleEvent(t, expires, soon)
 	checkEqual(t, "the event", f.readScheduled(t, outbox.ScheduledQuery{Name: "expires"}), []outbox.ScheduledEvent{{
 		ID:        expires.ID(),

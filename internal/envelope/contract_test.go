@@ -174,7 +174,7 @@ func TestFieldsOfTheLibraryArePartOfTheContract(t *testing.T) {
 	t.Parallel()
 	at := time.Now()
 	raw, err := event.New(event.Aggregate{Type: "order", ID: "1"}, "Placed", event.Bytes("text/plain", []byte("x")),
-		event.WithKey("k"), event.WithTopic("t"), event.WithHeader("h", []byte("v")), event.WithDueAt(at), event.WithExpiresAt(at.Add(time.Hour))).MarshalBSON()
+		event.WithKey("k"), event.WithTopic("t"), event.WithHeader("h", []byte("v")), event.WithDueAt(at), event.WithExpiry(at.Add(time.Hour))).MarshalBSON()
 	if err != nil {
 		t.Fatal(err)
 	}

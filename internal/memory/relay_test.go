@@ -212,7 +212,7 @@ func TestRelayFaults(t *testing.T) {
 	})
 
 	bad := order("o-1", "refused")
-	late := order("o-1", "late", event.WithExpiresAt(start))
+	late := order("o-1", "late", event.WithExpiry(start))
 	k.append(bad, order("o-1", "twice"), late, order("o-1", "last"), order("o-1", "nowhere", event.WithTopic("__consumer_offsets")))
 	k.flush()
 	k.want("outbox.event.order", "twice", "twice", "last")

@@ -257,7 +257,7 @@ func TestRunsStartAfresh(t *testing.T) {
 func TestExpired(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.append(1, event.WithExpiresAt(time.Now().Add(-time.Minute)))
+	b.append(1, event.WithExpiry(time.Now().Add(-time.Minute)))
 	b.append(1)
 	b.start()
 	b.consume(1)

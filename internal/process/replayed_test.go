@@ -49,7 +49,7 @@ func TestN15_WhatWasSentInTimeDoesNotExpire(t *testing.T) {
 	b.crashed(nil, func() {
 		b.log.wait(t, "took over")
 		expires = time.Now().Add(4 * time.Second)
-		if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "k"}, "Placed", event.Bytes("", []byte("sent")), event.WithExpiresAt(expires))); err != nil {
+		if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "k"}, "Placed", event.Bytes("", []byte("sent")), event.WithExpiry(expires))); err != nil {
 			t.Fatal(err)
 		}
 		b.delivered("sent")

@@ -207,7 +207,7 @@ func TestN07_IDHeaderFirst(t *testing.T) {
 		"delivery":     {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID("abc")), 12, meta, []string{"id=abc", "outrelay-delivery=12"}},
 		"redelivered":  {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID("abc")), 0, Meta{Redelivered: true}, []string{"id=abc", "outrelay-redelivered=true"}},
 		"only":         {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID("abc")), 1, Meta{Only: []byte("g/h")}, []string{"id=abc", "outrelay-delivery=1", "outrelay-only=g/h"}},
-		"expiry":       {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID("abc"), event.WithExpiresAt(time.UnixMilli(commit))), 0, meta, []string{"id=abc", "x-outrelay-deliver-by=1760000000123"}},
+		"expiry":       {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID("abc"), event.WithExpiry(time.UnixMilli(commit))), 0, meta, []string{"id=abc", "x-outrelay-deliver-by=1760000000123"}},
 		"with headers": {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID("abc"), event.WithHeader("a", []byte("b"))), 0, Meta{DB: meta.DB, Coll: meta.Coll, MultiCollection: true}, []string{"id=abc", "outrelay-ns=" + string(hash[:]), "a=b"}},
 	} {
 		for _, preset := range []PresetConfig{{}, {Name: Plain}, {Name: CloudEvents}, {Name: CloudEvents, Structured: true}, {Headers: map[string]string{"A": "x"}}} {

@@ -35,7 +35,7 @@ func New[T any, I ID](coll *mongo.Collection, id func(*T) *I, opts ...Option) (*
 		return nil, fmt.Errorf("entity: collection %s: %w", coll.Name(), err)
 	}
 
-	docs, err := OnMongo(coll, c.plain)
+	docs, err := onMongo(coll, c.plain)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func NewOn[T any, I ID](docs Documents, id func(*T) *I, opts ...Option) (*Collec
 	if cfg.version != nil {
 		versionPtr, ok := cfg.version.(func(*T) *int64)
 		if !ok || versionPtr == nil {
-			return nil, fmt.Errorf("entity: collection %s: Versioned got a %T, want a func(*%s) *int64",
+			return nil, fmt.Errorf("entity: collection %s: WithVersion got a %T, want a func(*%s) *int64",
 				docs.Name(), cfg.version, reflect.TypeFor[T]())
 		}
 
@@ -112,7 +112,7 @@ func (c *Collection[T, I]) Insert(ctx context.Context, t T) (int64, error) {
 }
 
 // Update replaces an entity and returns its new version, or 0 without versions. If the entity does
-// not exist, the error is ErrMissing. With Versioned, the stored version must be the version
+// not exist, the error is ErrMissing. With WithVersion, the stored version must be the version
 // of t, otherwise the error is ErrStale. t is not changed: to update it again, set its
 // version to the returned one.
 func (c *Collection[T, I]) Update(ctx context.Context, t T) (int64, error) {
@@ -206,7 +206,7 @@ func (c *Collection[T, I]) Delete(ctx context.Context, id I) (bool, error) {
 }
 
 // DeleteEntity removes an entity. If it does not exist, the error is ErrMissing. With
-// Versioned, the stored version must be the version of t, otherwise the error is ErrStale.
+// WithVersion, the stored version must be the version of t, otherwise the error is ErrStale.
 func (c *Collection[T, I]) DeleteEntity(ctx context.Context, t T) error {
 	id := *c.id(&t)
 	key, err := idValue(id)

@@ -14,8 +14,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox/guard"
 )
 
-// Documents stores the documents of entities by _id. OnMongo returns the implementation for
-// MongoDB, and internal/memory has one for unit tests. All methods except Transaction and RollbackOnly
+// Documents stores the documents of entities by _id. New and NewRecorded use the ones in
+// MongoDB, and outboxtest.Env.Documents returns some for unit tests. All methods except Transaction and RollbackOnly
 // run in the transaction of ctx. Without one they fail as the methods of guard.Collection do.
 type Documents interface {
 	// Name returns the name for error messages.
@@ -68,9 +68,9 @@ type mongoDocuments struct {
 	client *mongo.Client
 }
 
-// OnMongo returns Documents in the collection coll. With plain, calls without a transaction are
+// onMongo returns Documents in the collection coll. With plain, calls without a transaction are
 // allowed. It does no I/O. The error reports a nil collection.
-func OnMongo(coll *mongo.Collection, plain bool) (Documents, error) {
+func onMongo(coll *mongo.Collection, plain bool) (Documents, error) {
 	if coll == nil {
 		return nil, errNilCollection
 	}

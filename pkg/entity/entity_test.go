@@ -332,7 +332,7 @@ func TestVersionGuard(t *testing.T) {
 	if err := just(w.db.Collection("orders").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "old"}, {Key: "total", Value: 7}})); err != nil {
 		t.Fatal(err)
 	}
-	c := w.collection(entity.Versioned(orderVersion))
+	c := w.collection(entity.WithVersion(orderVersion))
 	w.tx(func(ctx context.Context) error {
 		v, err := c.Insert(ctx, order{ID: "a", Total: 1})
 		if v != 1 || err != nil {
@@ -376,7 +376,7 @@ func TestVersionGuard(t *testing.T) {
 func TestPlainStoresOfOneEntity(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
-	c := w.collection(entity.Versioned(orderVersion), entity.WithoutTransaction())
+	c := w.collection(entity.WithVersion(orderVersion), entity.WithoutTransaction())
 	const writers = 4
 	got := make(chan int64, writers)
 	for i := range writers {
@@ -402,7 +402,7 @@ func TestNewListsWhatIsWrong(t *testing.T) {
 	coll := stacktest.Client(t).Database("x").Collection("y")
 	for name, opts := range map[string][]entity.Option{
 		"field": {entity.WithVersionField("a.b")}, "id": {entity.WithVersionField("_id")}, "chunk": {entity.WithChunk(0)},
-		"version": {entity.Versioned(func(*int) *int64 { return nil })},
+		"version": {entity.WithVersion(func(*int) *int64 { return nil })},
 	} {
 		if _, err := entity.New(coll, orderKey, opts...); err == nil {
 			t.Errorf("%s was accepted", name)
@@ -417,7 +417,7 @@ func TestNewListsWhatIsWrong(t *testing.T) {
 	if _, err := entity.NewProjector[order, orderID](coll, ""); err == nil {
 		t.Error("a projector without a name was accepted")
 	}
-	if _, err := entity.NewProjector[order, orderID](coll, "x", entity.ProjectAs(func(int) (any, error) { return nil, nil })); err == nil {
+	if _, err := entity.NewProjector[order, orderID](coll, "x", entity.WithProjection(func(int) (any, error) { return nil, nil })); err == nil {
 		t.Error("a projection of another type was accepted")
 	}
 }

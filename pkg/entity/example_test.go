@@ -28,7 +28,7 @@ func customerID(c *Customer) *string { return &c.ID }
 func ExampleNew() {
 	open := func(db *mongo.Database) (*entity.Collection[Customer, string], error) {
 		return entity.New(db.Collection("customers"), customerID,
-			entity.Versioned(func(c *Customer) *int64 { return &c.Version }))
+			entity.WithVersion(func(c *Customer) *int64 { return &c.Version }))
 	}
 	_ = open
 }

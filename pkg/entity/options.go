@@ -50,11 +50,11 @@ func newConfig(opts []Option) (config, error) {
 	return c, errors.Join(errs...)
 }
 
-// Versioned sets the function that returns a pointer to the version in an entity. A Collection then
+// WithVersion sets the function that returns a pointer to the version in an entity. A Collection then
 // stores a version with each entity, beginning with 1. Update and DeleteEntity fail if the entity
 // was changed since it was loaded. By default, a Collection has no versions. A Recorded always has
 // versions, and checks them with this option only.
-func Versioned[T any](version func(*T) *int64) Option {
+func WithVersion[T any](version func(*T) *int64) Option {
 	return func(c *config) { c.version = version }
 }
 
@@ -78,6 +78,6 @@ func WithTombstones() Option { return func(c *config) { c.tombstones = true } }
 // own transactions start one for each chunk. Defaults to 500. n must be between 1 and 10,000.
 func WithChunk(n int) Option { return func(c *config) { c.chunk = n } }
 
-// ProjectAs makes a Projector store the result of f instead of the entity: a document of another
+// WithProjection makes a Projector store the result of f instead of the entity: a document of another
 // form, with the same id. An error of f is returned by Projector.Handle.
-func ProjectAs[T any](f func(T) (any, error)) Option { return func(c *config) { c.project = f } }
+func WithProjection[T any](f func(T) (any, error)) Option { return func(c *config) { c.project = f } }

@@ -44,7 +44,8 @@ type Projector[T any, I ID] struct {
 	project func(T) (any, error)
 }
 
-// View is the target of a Projector. OnMongoView returns the implementation for MongoDB.
+// View is the target of a Projector. NewProjector uses one in MongoDB, and outboxtest.Env.View returns one
+// for unit tests.
 type View interface {
 	// Name returns the name for error messages.
 	Name() string
@@ -78,7 +79,7 @@ func NewProjector[T any, I ID](coll *mongo.Collection, name string, opts ...Opti
 		return nil, fmt.Errorf("entity: projector to %s: %w", coll.Name(), err)
 	}
 
-	v, err := OnMongoView(coll, cfg.versionField)
+	v, err := onMongoView(coll, cfg.versionField)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +102,7 @@ func NewProjectorOn[T any, I ID](v View, name string, opts ...Option) (*Projecto
 	if cfg.project != nil {
 		f, ok := cfg.project.(func(T) (any, error))
 		if !ok || f == nil {
-			return nil, fmt.Errorf("entity: projector to %s: ProjectAs got a %T, want a func(%s) (any, error)",
+			return nil, fmt.Errorf("entity: projector to %s: WithProjection got a %T, want a func(%s) (any, error)",
 				v.Name(), cfg.project, reflect.TypeFor[T]())
 		}
 
@@ -111,7 +112,7 @@ func NewProjectorOn[T any, I ID](v View, name string, opts ...Option) (*Projecto
 	return p, nil
 }
 
-// Handle copies one change. It returns ErrUnknownChange, an error of ProjectAs, or an error
+// Handle copies one change. It returns ErrUnknownChange, an error of WithProjection, or an error
 // of the View.
 func (p *Projector[T, I]) Handle(ctx context.Context, m *consumer.Message) error {
 	return p.HandleBatch(ctx, []*consumer.Message{m})

@@ -52,12 +52,12 @@ func NewRecorded[T any, I ID](
 		return nil, errors.New("entity: the collection is nil")
 	}
 
-	docs, err := OnMongo(coll, false)
+	docs, err := onMongo(coll, false)
 	if err != nil {
 		return nil, err
 	}
 
-	deleted, err := OnMongo(deletedCollection(coll), false)
+	deleted, err := onMongo(deletedCollection(coll), false)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +92,7 @@ func NewRecordedOn[T any, I ID](
 		errs = append(errs, fmt.Errorf("%w: a change and its event need a transaction: remove WithoutTransaction", ErrRefused))
 	}
 	if c.project != nil {
-		errs = append(errs, errors.New("ProjectAs applies to a Projector only"))
+		errs = append(errs, errors.New("WithProjection applies to a Projector only"))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("entity: recorded collection %s: %w", docs.Name(), err)
@@ -117,7 +117,7 @@ func (r *Recorded[T, I]) Insert(ctx context.Context, t T) (int64, error) {
 }
 
 // Update replaces an entity and returns its new version. If the entity does not exist, the error is
-// ErrMissing. With Versioned, the stored version must be the version of t, otherwise the
+// ErrMissing. With WithVersion, the stored version must be the version of t, otherwise the
 // error is ErrStale. t is not changed.
 func (r *Recorded[T, I]) Update(ctx context.Context, t T) (int64, error) {
 	return firstVersion(r.writeEntities(ctx, verbUpdate, []T{t}))
@@ -145,7 +145,7 @@ func (r *Recorded[T, I]) Delete(ctx context.Context, id I) (bool, error) {
 }
 
 // DeleteEntity removes an entity. If it does not exist, the error is ErrMissing. With
-// Versioned, the stored version must be the version of t, otherwise the error is ErrStale.
+// WithVersion, the stored version must be the version of t, otherwise the error is ErrStale.
 func (r *Recorded[T, I]) DeleteEntity(ctx context.Context, t T) error {
 	id := *r.entities.id(&t)
 	keys, err := r.distinctKeys([]I{id})

@@ -77,7 +77,7 @@ func TestEachChangeIsRecorded(t *testing.T) {
 func TestRecordedGuards(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
-	r := w.recorded(entity.Versioned(orderVersion))
+	r := w.recorded(entity.WithVersion(orderVersion))
 	w.tx(func(ctx context.Context) error {
 		if err := just(r.Insert(ctx, order{ID: "a"})); err != nil {
 			return err
@@ -422,7 +422,7 @@ func TestRebuild(t *testing.T) {
 	})
 	ms := w.messages(before)
 	slices.Reverse(ms)
-	double := w.projector(entity.WithVersionField("v"), entity.ProjectAs(func(o order) (any, error) {
+	double := w.projector(entity.WithVersionField("v"), entity.WithProjection(func(o order) (any, error) {
 		return bson.D{{Key: "double", Value: 2 * o.Total}}, nil
 	}))
 	if err := double.HandleBatch(t.Context(), ms[:3]); err != nil {
@@ -438,7 +438,7 @@ func TestRebuild(t *testing.T) {
 	}
 	w.want("view", line("o-000", 0, 1), line("o-001", 100, 2), line("o-003", 6, 1), line("old", 14, 1))
 	no := errors.New("no")
-	failing := w.projector(entity.ProjectAs(func(order) (any, error) { return nil, no }))
+	failing := w.projector(entity.WithProjection(func(order) (any, error) { return nil, no }))
 	if err := failing.Handle(t.Context(), ms[0]); err != nil { // a deletion is not projected
 		t.Error(err)
 	}

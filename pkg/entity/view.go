@@ -20,9 +20,9 @@ type mongoView struct {
 	field   string // of the version
 }
 
-// OnMongoView returns a View in the collection coll. field is the field of the version in its
+// onMongoView returns a View in the collection coll. field is the field of the version in its
 // documents. It does no I/O. The error reports a nil collection.
-func OnMongoView(coll *mongo.Collection, field string) (View, error) {
+func onMongoView(coll *mongo.Collection, field string) (View, error) {
 	if coll == nil {
 		return nil, errNilCollection
 	}

@@ -108,5 +108,5 @@ func (e Event) Header(name string) ([]byte, bool) {
 // must not be changed.
 func (e Event) Headers() []Header { return slices.Clone(e.headers) }
 
-// ExpiresAt returns the time of WithExpiresAt, and whether the event expires.
+// ExpiresAt returns the time of WithExpiry, and whether the event expires.
 func (e Event) ExpiresAt() (time.Time, bool) { return e.expiresAt, !e.expiresAt.IsZero() }

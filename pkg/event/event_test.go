@@ -58,7 +58,7 @@ func TestEveryFieldIsStoredAndRead(t *testing.T) {
 	now := time.UnixMilli(1_790_000_000_123)
 	e := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("application/x", []byte{0, 1, 255}), event.WithID(id), event.WithKey("k"), event.WithTopic("t.x"),
 		event.WithPartition(3), event.WithHeader("h", []byte{1}), event.WithHeader("h", nil), event.WithHeader("h", []byte{}), event.WithSchemaVersion("2"), event.WithSource("/shop"), event.WithSubject("s"),
-		event.WithTime(now), event.WithDueAt(now.Add(time.Second)), event.WithExpiresAt(now.Add(time.Minute)))
+		event.WithTime(now), event.WithDueAt(now.Add(time.Second)), event.WithExpiry(now.Add(time.Minute)))
 	v, raw := stored(t, e)
 	for name, c := range map[string][2]string{
 		"aggregatetype": {string(v.AggregateType), "order"}, "aggregateid": {string(v.AggregateID), "o-1"},
@@ -227,7 +227,7 @@ func TestValidateListsEveryProblem(t *testing.T) {
 	now := time.Now()
 	e := event.New(event.Aggregate{Type: "", ID: ""}, "\xff", event.Document(5), event.WithID(""), event.WithTopic("a/b"),
 		event.WithHeader("id", nil), event.WithHeader("", nil), event.WithHeader("outrelay-ns", nil),
-		event.WithSource(strings.Repeat("x", 5000)), event.WithTime(time.Unix(-1, 0)), event.WithDueAt(now.Add(time.Hour)), event.WithExpiresAt(now))
+		event.WithSource(strings.Repeat("x", 5000)), event.WithTime(time.Unix(-1, 0)), event.WithDueAt(now.Add(time.Hour)), event.WithExpiry(now))
 	err := e.Validate()
 	var inv *event.InvalidError
 	if !errors.As(err, &inv) {
@@ -270,10 +270,10 @@ func has(e event.Event, header string) bool {
 func TestZeroIsTheDefaultOfEachOption(t *testing.T) {
 	t.Parallel()
 	e := event.New(about, "t", event.Payload{}, event.WithKey("k"), event.WithTopic("x"), event.WithPartition(3), event.WithDedupKey("d"),
-		event.WithTime(time.Unix(1, 0)), event.WithExpiresAt(time.Unix(2, 0)), event.WithSource("s"), event.WithSubject("u"), event.WithSchemaVersion("v"))
+		event.WithTime(time.Unix(1, 0)), event.WithExpiry(time.Unix(2, 0)), event.WithSource("s"), event.WithSubject("u"), event.WithSchemaVersion("v"))
 	plain := event.New(about, "t", event.Payload{}, event.WithID(e.ID()))
 	got := e.With(event.WithKey(""), event.WithTopic(""), event.WithPartition(-1), event.WithDedupKey(""), event.WithTime(time.Time{}),
-		event.WithExpiresAt(time.Time{}), event.WithSource(""), event.WithSubject(""), event.WithSchemaVersion(""))
+		event.WithExpiry(time.Time{}), event.WithSource(""), event.WithSubject(""), event.WithSchemaVersion(""))
 
 	_, a := stored(t, got)
 	_, b := stored(t, plain)

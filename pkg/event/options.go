@@ -83,8 +83,8 @@ func WithDueAt(t time.Time) Option {
 	return option(func(e *Event) { e.dueAt, e.scheduled = t, true })
 }
 
-// WithExpiresAt sets the time after which the event is useless, with millisecond precision. If the
+// WithExpiry sets the time after which the event is useless, with millisecond precision. If the
 // relay cannot deliver the event before, it moves it to the dead letters, or drops it if so
 // configured. The record carries the time in a header: a consumer that gets the message later does
 // not handle it either. Defaults to never.
-func WithExpiresAt(t time.Time) Option { return option(func(e *Event) { e.expiresAt = t }) }
+func WithExpiry(t time.Time) Option { return option(func(e *Event) { e.expiresAt = t }) }

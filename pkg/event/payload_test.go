@@ -33,7 +33,7 @@ func TestPayloadIsTheRecordsValue(t *testing.T) {
 func TestAChangedCopyLeavesTheEventAsItWas(t *testing.T) {
 	t.Parallel()
 	until := time.UnixMilli(1_900_000_000_000)
-	e := event.New(event.Aggregate{Type: "order", ID: "1"}, "T", event.Bytes("", []byte("old")), event.WithHeader("a", []byte("1")), event.WithHeader("b", []byte("2")), event.WithExpiresAt(until))
+	e := event.New(event.Aggregate{Type: "order", ID: "1"}, "T", event.Bytes("", []byte("old")), event.WithHeader("a", []byte("1")), event.WithHeader("b", []byte("2")), event.WithExpiry(until))
 	c := e.With(event.WithPayload(event.Bytes("text/plain", []byte("new"))), event.WithHeader("c", nil), event.WithTopic("t"),
 		event.WithSchemaVersion("2"))
 	if p, _ := c.Payload(); string(p) != "new" || !has(c, "a") || !has(c, "b") || !has(c, "c") || c.ID() != e.ID() || c.Name() != "T" {

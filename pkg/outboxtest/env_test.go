@@ -267,8 +267,8 @@ func TestTheExpiryOfAnEventReachesTheConsumer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := outboxtest.New(t)
 		env.Publish(
-			OrderPlaced.New("late", Placed{}, event.WithExpiresAt(time.Now().Add(time.Hour))),
-			OrderPlaced.New("fresh", Placed{}, event.WithExpiresAt(time.Now().Add(24*time.Hour))),
+			OrderPlaced.New("late", Placed{}, event.WithExpiry(time.Now().Add(time.Hour))),
+			OrderPlaced.New("fresh", Placed{}, event.WithExpiry(time.Now().Add(24*time.Hour))),
 		)
 		env.Advance(2 * time.Hour)
 

@@ -93,6 +93,6 @@ func restoreOptions(raw bson.Raw, v *envelope.View) []event.Option {
 	}
 	addDate(v.HasTime, v.Time, event.WithTime)
 	addDate(v.HasDueAt, v.DueAt, event.WithDueAt)
-	addDate(v.HasExpiresAt, v.ExpiresAt, event.WithExpiresAt)
+	addDate(v.HasExpiresAt, v.ExpiresAt, event.WithExpiry)
 	return opts
 }

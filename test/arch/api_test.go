@@ -5,7 +5,6 @@ import (
 	"flag"
 	"go/ast"
 	"go/doc"
-	"go/parser"
 	"go/printer"
 	"go/token"
 	"os"
@@ -94,22 +93,7 @@ func difference(a, b string) (lines []string) {
 func listExported(t *testing.T, dir string) string {
 	t.Helper()
 	set := token.NewFileSet()
-	paths, err := filepath.Glob(filepath.Join("..", "..", dir, "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var files []*ast.File
-	for _, path := range paths {
-		if strings.HasSuffix(path, "_test.go") {
-			continue
-		}
-		file, err := parser.ParseFile(set, path, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
-		files = append(files, file)
-	}
-	pkg, err := doc.NewFromFiles(set, files, "github.com/outrelay/outrelay/"+dir)
+	pkg, err := doc.NewFromFiles(set, parseDir(t, set, dir, false), "github.com/outrelay/outrelay/"+dir)
 	if err != nil {
 		t.Fatal(err)
 	}

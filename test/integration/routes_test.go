@@ -139,7 +139,7 @@ func TestDeadAtOnce(t *testing.T) {
 		}},
 		{class: record.NotAllowed, ev: event.New(event.Aggregate{Type: "order", ID: "k"}, "x", event.Bytes("", []byte("p")), event.WithID("not-allowed"), event.WithTopic("somewhere-else"))},
 		{class: record.PartitionOutOfRange, ev: event.New(event.Aggregate{Type: "order", ID: "k"}, "x", event.Bytes("", []byte("p")), event.WithID("partition"), event.WithPartition(99))},
-		{class: record.Expired, ev: event.New(event.Aggregate{Type: "order", ID: "k"}, "x", event.Bytes("", []byte("p")), event.WithID("expired"), event.WithExpiresAt(time.Now().Add(-time.Hour)))},
+		{class: record.Expired, ev: event.New(event.Aggregate{Type: "order", ID: "k"}, "x", event.Bytes("", []byte("p")), event.WithID("expired"), event.WithExpiry(time.Now().Add(-time.Hour)))},
 		{class: record.MessageTooLarge, ev: event.New(event.Aggregate{Type: "order", ID: "k"}, "x", event.Bytes("", big), event.WithID("too-large-for-the-topic"))},
 		{class: record.MessageTooLarge, ev: event.New(event.Aggregate{Type: "order", ID: "k"}, "x", event.Bytes("", huge), event.WithID("too-large-for-any"))},
 	} {
