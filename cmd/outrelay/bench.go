@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -20,6 +21,9 @@ import (
 // consumerEvents is the default number of records for bench --consumer. Each record needs a
 // transaction, so the default for the relay's backlog would take too long.
 const consumerEvents = 20_000
+
+// memberEvents is the default for bench --consumer --transport: the drain takes long enough for several rebalances.
+const memberEvents = 200_000
 
 // observedEvents is the default number of events for bench --observed. A short drain would measure
 // mainly the start and the noise of the machine, because both exceed the cost of observation.
@@ -45,6 +49,10 @@ With --consumer, measure instead a handler of pkg/consumer with its inbox. It is
 loop around kafka-go's Reader that has the same effect with one transaction per record. The default
 is 20,000 records.
 
+With --consumer --transport kafka-go,franz, compare instead the libraries that join consumer groups:
+one member drains a topic, alone, and while a second member joins and leaves every four seconds. The
+default is 200,000 records.
+
 With --observed, measure instead the cost of observation. The same backlog is drained in pairs: once
 without observers, and once with the operator's page and its live stream open and /metrics scraped
 every second. The default is 1,000,000 events.
@@ -58,6 +66,12 @@ about six minutes.`,
 			o.Progress, o.OnHardStop = p.errOut, p.onHardStop
 			if consumer && !c.Flags().Changed("events") {
 				o.Events = consumerEvents
+				if len(o.Transports) > 0 {
+					o.Events = memberEvents
+				}
+			}
+			if len(o.Transports) > 0 && !consumer {
+				return errors.New("--transport compares consumers: add --consumer")
 			}
 			if observed && !c.Flags().Changed("events") {
 				o.Events = observedEvents
@@ -66,7 +80,7 @@ about six minutes.`,
 				return err
 			}
 
-			return p.runBenchmark(c.Context(), o, asJSON, selectBenchmark(consumer, reconciler, observed))
+			return p.runBenchmark(c.Context(), o, asJSON, selectBenchmark(consumer, reconciler, observed, len(o.Transports) > 0))
 		},
 	}
 
@@ -81,6 +95,7 @@ about six minutes.`,
 	f.DurationVar(&o.TTL, "ttl", 0, "`lease` time for --failover; 0: the default of the configuration")
 	f.BoolVar(&reconciler, "reconciler", false, "measure the delivery outside of the stream instead")
 	f.BoolVar(&consumer, "consumer", false, "measure a handler with its inbox instead")
+	f.StringSliceVar(&o.Transports, "transport", nil, "with --consumer, compare these `libraries` while members join and leave: "+strings.Join(bench.Transports(), ", "))
 	f.BoolVar(&observed, "observed", false, "measure pairs of drains instead: one with the page open and a scraper, one without")
 	f.IntVar(&o.Pairs, "pairs", bench.DefaultPairs, "with --observed, the `number` of pairs")
 	f.StringSliceVar(&o.Only, "only", nil, "with --reconciler, only these `measurements`: "+strings.Join(bench.ReconcilerSteps(), ", "))
@@ -99,8 +114,10 @@ type benchmarkResult interface{ Print(w io.Writer) error }
 type benchmark func(context.Context, bench.Options) (benchmarkResult, error)
 
 // selectBenchmark returns the benchmark that the flags select.
-func selectBenchmark(consumer, reconciler, observed bool) benchmark {
+func selectBenchmark(consumer, reconciler, observed, transports bool) benchmark {
 	switch {
+	case transports:
+		return func(ctx context.Context, o bench.Options) (benchmarkResult, error) { return bench.RunMembers(ctx, o) }
 	case consumer:
 		return func(ctx context.Context, o bench.Options) (benchmarkResult, error) { return bench.RunConsumer(ctx, o) }
 	case reconciler:

@@ -61,15 +61,3 @@ func newConfigKeysCommand(p *program) *cobra.Command {
 		},
 	}
 }
-
-func newSchemaCommand(p *program) *cobra.Command {
-	return &cobra.Command{
-		Use:   "schema",
-		Short: "Print the JSON Schema of the configuration file",
-		Args:  cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			_, err := p.out.Write(config.Schema())
-			return err
-		},
-	}
-}

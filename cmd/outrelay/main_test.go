@@ -122,7 +122,7 @@ func TestConfigPrint(t *testing.T) {
 
 func TestSchemaAndVersion(t *testing.T) {
 	t.Parallel()
-	if code, out, errOut := runCommand(t, nil, "schema"); code != 0 || out != string(config.Schema()) || errOut != "" {
+	if code, out, errOut := runCommand(t, nil, "schema", "config"); code != 0 || out != string(config.Schema()) || errOut != "" {
 		t.Errorf("exit code %d, stderr %q", code, errOut)
 	}
 	code, out, errOut := runCommand(t, nil, "version", "--json")

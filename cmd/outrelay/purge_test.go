@@ -25,7 +25,7 @@ func TestPurgeAndHistoryCommands(t *testing.T) {
 	if err != nil || len(found) != 1 {
 		t.Fatalf("%v, %v", found, err)
 	}
-	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), found[0].UUID, found[0].NS(), "default"); err != nil {
+	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), found[0].UUID, found[0].NS(), "default", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 	now := uint32(time.Now().Unix())
@@ -72,7 +72,7 @@ func TestPurgeAndHistoryCommands(t *testing.T) {
 	expect(exitConfig, "--from must be before --to", "history", "--from", "1m", "--to", "2m")
 	expect(exitConfig, "not between 1 and 10000", "history", "--limit", "0")
 	expect(exitConfig, "id", "history", "--id", "x", "--key", "y")
-	expect(exitConfig, "invalid history cursor", "history", "--after", "nonsense")
+	expect(exitConfig, "invalid cursor", "history", "--after", "nonsense")
 
 	expect(0, "nothing to remove is older than 24h0m0s", "purge")
 	expect(exitConfig, `--older-than "soon"`, "purge", "--older-than", "soon")

@@ -41,7 +41,7 @@ func TestReplayCommands(t *testing.T) {
 	}
 
 	ns := shop.Name() + ".outbox"
-	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), [16]byte{1}, ns, "default"); err != nil {
+	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), [16]byte{1}, ns, "default", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 

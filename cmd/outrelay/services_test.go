@@ -11,7 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/inbox/mongostore"
-	"github.com/outrelay/outrelay/pkg/saga"
+	"github.com/outrelay/outrelay/internal/sagas"
 )
 
 func TestLookupCommand(t *testing.T) {
@@ -35,11 +35,8 @@ func TestSagaCommands(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	expectTexts(t, d.runCommand(nil, exitOK, "saga", "types"), "no service")
-	s, err := saga.NewMongoStore(d.shop)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Prepare(t.Context(), saga.TypeInfo{Name: "payments", Owner: "shop.Payment", ID: saga.KindString}); err != nil {
+	s := sagas.NewMongo(d.shop)
+	if _, err := s.Prepare(t.Context(), sagas.Type{Name: "payments", Owner: "shop.Payment", ID: sagas.String}); err != nil {
 		t.Fatal(err)
 	}
 

@@ -85,6 +85,7 @@ func (o Operator) forEachSlot(ctx context.Context, kind nodes.Kind, fields bson.
 			errs = append(errs, err)
 		}
 	}
+	// Nothing was done, so there is nothing to log.
 	if len(errs) == len(ids) {
 		return errors.Join(errs...)
 	}

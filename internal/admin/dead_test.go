@@ -43,7 +43,7 @@ func openOffice(t *testing.T) *office {
 	f.owner = held(t, f.state)
 	f.op = admin.Operator{State: f.state, Watcher: "orders", Actor: "ann"}
 	for i, coll := range []*mongo.Collection{f.a, f.b} {
-		if _, err := outboxes.NewRegistry(f.state.Collection("collections")).Register(t.Context(), [16]byte{byte(i + 1)}, mongodb.Namespace(coll), "orders"); err != nil {
+		if _, err := outboxes.NewRegistry(f.state.Collection("collections")).Register(t.Context(), [16]byte{byte(i + 1)}, mongodb.Namespace(coll), "orders", bson.Timestamp{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -303,7 +303,7 @@ func TestACollectionThatWasMadeAgainIsListedOnce(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	again := mongodb.Namespace(f.a)
-	if _, err := outboxes.NewRegistry(f.state.Collection("collections")).Register(t.Context(), [16]byte{99}, again, "orders"); err != nil {
+	if _, err := outboxes.NewRegistry(f.state.Collection("collections")).Register(t.Context(), [16]byte{99}, again, "orders", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 	f.die(f.a, record.Malformed, letterOf("dead1", planted))

@@ -18,7 +18,7 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/saga"
+	"github.com/outrelay/outrelay/internal/sagas"
 )
 
 // logged are the entries of one kind; all of the log are by ann and hold no payload.
@@ -101,7 +101,7 @@ func TestTheEventsLogIsReadByPagesAndTrimmed(t *testing.T) {
 	if err != nil || len(p.Events) != 4 {
 		t.Errorf("%d, %v", len(p.Events), err)
 	}
-	if _, err := k.Events(t.Context(), admin.EventFilter{}, 0, "bad"); !errors.Is(err, admin.ErrCursor) {
+	if _, err := k.Events(t.Context(), admin.EventFilter{}, 0, "bad"); !errors.Is(err, mongodb.ErrCursor) {
 		t.Errorf("%v", err)
 	}
 	for keep, want := range map[int]int64{0: 0, -1: 0, 100: 0, 10: 15} {
@@ -152,7 +152,7 @@ func TestWhatWaitsIsListedByPages(t *testing.T) {
 	if _, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{State: "dead"}, 0, ""); err == nil {
 		t.Error("a state that is none")
 	}
-	if _, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{}, 0, "e30"); !errors.Is(err, admin.ErrCursor) {
+	if _, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{}, 0, "e30"); !errors.Is(err, mongodb.ErrCursor) {
 		t.Errorf("%v", err)
 	}
 	topics, err := k.Waiting().Topics(t.Context())
@@ -246,11 +246,8 @@ func TestSagasAreListedAndTheirStateHidden(t *testing.T) {
 	}
 	k := admin.New(admin.Operator{State: f.state, Watcher: "orders", Redact: redact}).For(admin.Actor{Name: "ann"})
 	db := f.a.Database()
-	s, err := saga.NewMongoStore(db)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Prepare(t.Context(), saga.TypeInfo{Name: "pay_sagas", Owner: "x", ID: saga.KindString}); err != nil {
+	s := sagas.NewMongo(db)
+	if _, err := s.Prepare(t.Context(), sagas.Type{Name: "pay_sagas", Owner: "x", ID: sagas.String}); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 5 {
@@ -258,7 +255,7 @@ func TestSagasAreListedAndTheirStateHidden(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.Save(t.Context(), "pay_sagas", saga.Record{ID: fmt.Sprint("s", i), Body: body}); err != nil {
+		if _, err := s.Save(t.Context(), "pay_sagas", sagas.Record{ID: fmt.Sprint("s", i), Body: body}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/purge"
 )
 
 // Failure is the kind of an error that a use-case returned. The command line, the API and the page
@@ -26,8 +25,6 @@ const (
 	FailForbidden   Failure = "forbidden"   // the relay's user lacks a privilege
 	FailUnavailable Failure = "unavailable" // the servers did not respond or failed; a retry may help
 )
-
-const codeUnauthorized = 13
 
 // Explain returns the kind of an error and a hint how to fix it. The hint is "" if the error text
 // already contains the fix. An error of a use-case that has no other kind is invalid.
@@ -54,7 +51,7 @@ func Explain(err error) (kind Failure, hint string) {
 	case is(mongodb.ErrNotFound, lease.ErrNotFound, mongodb.ErrNoWatcher):
 		return FailNotFound, "check the name, the id, the watcher and its slot"
 
-	case is(ErrCursor, deadletter.ErrCursor, purge.ErrBadCursor):
+	case is(mongodb.ErrCursor):
 		return FailInvalid, "pass the cursor that the previous page returned, or none for the first page"
 	case is(deadletter.ErrEmptyQuery, ErrNoCondition):
 		return FailInvalid, "give a condition, or all: true if everything is meant"
@@ -82,10 +79,9 @@ func Explain(err error) (kind Failure, hint string) {
 		is(context.DeadlineExceeded, context.Canceled, mongo.ErrClientDisconnected):
 		return FailUnavailable, "MongoDB did not respond in time; completed parts are kept, and the same request does the rest"
 
+	case mongodb.HasCode(err, mongodb.CodeUnauthorized):
+		return FailForbidden, "grant the privilege to the relay's user; outrelay doctor lists all missing privileges"
 	case errors.As(err, &server):
-		if server.HasErrorCode(codeUnauthorized) {
-			return FailForbidden, "grant the privilege to the relay's user; outrelay doctor lists all missing privileges"
-		}
 		return FailUnavailable, "MongoDB rejected it; see the MongoDB log for the reason"
 	}
 	return FailInvalid, ""

@@ -2,23 +2,16 @@ package admin
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
-
-	"github.com/outrelay/outrelay/internal/nodes"
 )
-
-// ErrCursor is returned for a cursor that no page of the list returned.
-var ErrCursor = errors.New("invalid cursor: pass the cursor that the previous page of this list returned")
 
 // EventFilter selects entries of the events log. An entry matches if it fulfills all conditions
 // that are set.
@@ -95,21 +88,17 @@ func (o Operator) Events(ctx context.Context, f EventFilter, limit int, after st
 
 	if after != "" {
 		var p eventPlace
-		if err := parseCursor(after, &p); err != nil {
+		if err := mongodb.ParseCursor(after, &p); err != nil {
 			return page, err
 		}
 		filter = bson.D{{Key: "$and", Value: bson.A{filter, afterPlace("at", p.At, p.ID)}}}
 	}
 	limit = pageSize(limit)
-	cur, err := coll.Find(ctx, filter, options.Find().
+	list, err := mongodb.FindAll[nodes.Event](ctx, coll, "reading the events log", filter, options.Find().
 		SetSort(bson.D{{Key: "at", Value: -1}, {Key: "_id", Value: -1}}).
 		SetLimit(int64(limit)))
 	if err != nil {
-		return page, wrapError("reading the events log", err)
-	}
-	var list []nodes.Event
-	if err := cur.All(ctx, &list); err != nil {
-		return page, wrapError("reading the events log", err)
+		return page, err
 	}
 
 	for i := range list {
@@ -117,7 +106,7 @@ func (o Operator) Events(ctx context.Context, f EventFilter, limit int, after st
 	}
 	if n := len(list); n == limit {
 		last := &list[n-1]
-		page.Next, err = encodeCursor(eventPlace{bson.NewDateTimeFromTime(last.At), last.ID})
+		page.Next, err = mongodb.EncodeCursor(eventPlace{bson.NewDateTimeFromTime(last.At), last.ID})
 	}
 	return page, err
 }
@@ -166,49 +155,14 @@ func (o Operator) EventsTrim(ctx context.Context, keep int) (int64, error) {
 		return 0, nil
 	}
 
-	coll := mongodb.Majority(o.State.Collection("events"))
-	var oldestKept nodes.Event
-	err := coll.FindOne(ctx, bson.D{}, options.FindOne().
-		SetSort(bson.D{{Key: "at", Value: -1}, {Key: "_id", Value: -1}}).
-		SetSkip(int64(keep)-1)).Decode(&oldestKept)
-	if errors.Is(err, mongo.ErrNoDocuments) {
-		return 0, nil
+	removed, err := nodes.NewEvents(mongodb.Majority(o.State.Collection("events")), o.Watcher, "").Trim(ctx, int64(keep))
+	if err != nil || removed == 0 {
+		return 0, err
 	}
-	if err != nil {
-		return 0, wrapError("trimming the events log", err)
-	}
-
-	older := afterPlace("at", bson.NewDateTimeFromTime(oldestKept.At), oldestKept.ID)
-	res, err := coll.DeleteMany(ctx, older)
-	if err != nil {
-		return 0, wrapError("trimming the events log", err)
-	}
-	if res.DeletedCount == 0 {
-		return 0, nil
-	}
-	return res.DeletedCount, o.logAction(ctx, "events_trimmed", bson.D{
-		{Key: "removed", Value: res.DeletedCount},
+	return removed, o.logAction(ctx, "events_trimmed", bson.D{
+		{Key: "removed", Value: removed},
 		{Key: "kept", Value: keep},
 	})
-}
-
-// encodeCursor returns the cursor of a place.
-func encodeCursor(place any) (string, error) {
-	b, err := bson.Marshal(place)
-	if err != nil {
-		return "", fmt.Errorf("encoding a cursor: %w", err)
-	}
-	return base64.RawURLEncoding.EncodeToString(b), nil
-}
-
-// parseCursor parses a cursor of encodeCursor into place. It returns [ErrCursor] for any other
-// text.
-func parseCursor(text string, place any) error {
-	b, err := base64.RawURLEncoding.DecodeString(text)
-	if err != nil || bson.Raw(b).Validate() != nil || bson.Unmarshal(b, place) != nil {
-		return ErrCursor
-	}
-	return nil
 }
 
 // wrapError adds the failed action to err. It returns nil if err is nil.

@@ -8,14 +8,13 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/waiting"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
-
-	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/nodes"
-	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // The entries of the events log for actions on failed envelopes.
@@ -173,7 +172,7 @@ func (w Waiting) applyToCollections(
 			return err
 		}
 
-		for part := range slices.Chunk(ids, waiting.MaxExceptions) {
+		for part := range slices.Chunk(ids, mongodb.MaxDocuments) {
 			n, err := mongodb.Majority(coll).CountDocuments(ctx, bson.D{
 				{Key: "_id", Value: bson.D{{Key: "$in", Value: part}}},
 				{Key: "state", Value: envelope.StateRetry},

@@ -214,6 +214,7 @@ func (s *figureSet) dueOperators(now time.Time) []Operator {
 
 		every := figuresIdle
 		if viewed {
+			// A little early, so that the next request finds fresh figures.
 			every = figuresFresh - figuresFresh/4
 		}
 		if now.Sub(w.last.at) >= max(every, countingShare*w.cost) && w.busy == nil {

@@ -31,10 +31,7 @@ func TestN03_AStoppedForeignTransactionHoldsUpNobodyForLong(t *testing.T) {
 				Collection: stacktest.Client(t).Database(state.Name()).Collection("watchers"), ID: "orders/0of1", Node: "a",
 				TTL: time.Hour, CallTimeout: time.Second, ReplicaSetID: "here",
 			}
-			l, err := lease.New(cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := lease.New(cfg)
 			held, err := l.Acquire(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -90,10 +87,7 @@ func TestN03_AForeignWriteNeedsFewAttemptsBesideBusySlots(t *testing.T) {
 	defer cancel()
 	var work atomic.Int64
 	for _, p := range slot.Ranges(slots) {
-		l, err := lease.New(lease.Config{Collection: db.Collection("watchers"), ID: p.ID("orders"), Node: "a", TTL: time.Hour, ReplicaSetID: "here"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := lease.New(lease.Config{Collection: db.Collection("watchers"), ID: p.ID("orders"), Node: "a", TTL: time.Hour, ReplicaSetID: "here"})
 		held, err := l.Acquire(ctx)
 		if err != nil {
 			t.Fatal(err)

@@ -141,7 +141,7 @@ func (h handlerLetters) list(ctx context.Context, f DeadFilter, limit int, after
 	page := DeadPage{Letters: []DeadLetter{}}
 	var from letterCursor
 	if after != "" {
-		if err := parseCursor(after, &from); err != nil {
+		if err := mongodb.ParseCursor(after, &from); err != nil {
 			return page, err
 		}
 	}
@@ -185,7 +185,7 @@ func (h handlerLetters) list(ctx context.Context, f DeadFilter, limit int, after
 	}
 	if len(all) > limit {
 		last := &all[limit-1]
-		page.Next, err = encodeCursor(letterCursor{last.ns, last.GivenUpAt, last.Cursor()})
+		page.Next, err = mongodb.EncodeCursor(letterCursor{last.ns, last.GivenUpAt, last.Cursor()})
 	}
 	return page, err
 }

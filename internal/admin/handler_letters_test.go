@@ -101,7 +101,7 @@ func TestLettersOfHandlersAreSeenOverAllCollections(t *testing.T) {
 			t.Errorf("%s was taken", name)
 		}
 	}
-	if _, err := f.op.Letters().List(t.Context(), ofHandlers, 2, "nonsense"); !errors.Is(err, admin.ErrCursor) {
+	if _, err := f.op.Letters().List(t.Context(), ofHandlers, 2, "nonsense"); !errors.Is(err, mongodb.ErrCursor) {
 		t.Errorf("a wrong cursor: %v", err)
 	}
 }

@@ -200,25 +200,16 @@ func (i Inboxes) Purge(ctx context.Context, p InboxPurge) (InboxPurged, error) {
 // after an error.
 func removeAll(ctx context.Context, coll *mongo.Collection, filter bson.D) (removed int64, err error) {
 	doing := "removing documents of " + mongodb.Namespace(coll)
+	onlyIDs := options.Find().SetLimit(removeBatchSize).SetProjection(bson.D{{Key: "_id", Value: 1}})
 	for {
-		onlyIDs := options.Find().SetLimit(removeBatchSize).SetProjection(bson.D{{Key: "_id", Value: 1}})
-		cur, err := coll.Find(ctx, filter, onlyIDs)
-		if err != nil {
-			return removed, wrapError(doing, err)
-		}
-		var docs []struct {
-			ID bson.RawValue `bson:"_id"`
-		}
-		if err := cur.All(ctx, &docs); err != nil {
-			return removed, wrapError(doing, err)
-		}
-		if len(docs) == 0 {
-			return removed, nil
+		docs, err := mongodb.FindAll[bson.Raw](ctx, coll, doing, filter, onlyIDs)
+		if err != nil || len(docs) == 0 {
+			return removed, err
 		}
 
 		ids := make(bson.A, len(docs))
 		for i, d := range docs {
-			ids[i] = d.ID
+			ids[i] = d.Lookup("_id")
 		}
 
 		// The filter is repeated because a document that has changed since may no longer match.

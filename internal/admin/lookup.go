@@ -7,14 +7,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/purge"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
-
-	"github.com/outrelay/outrelay/internal/deadletter"
-	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/purge"
 )
 
 // LookupQuery selects an event by its id, or the events of an ordering key. Either ID or Key must
@@ -166,9 +165,9 @@ func (q LookupQuery) lookupFilters() ([]bson.D, *time.Time, error) {
 	if err := checkWindow(since, q.To); err != nil {
 		return nil, nil, err
 	}
-	window := bson.D{{Key: "$gte", Value: firstStampAt(since)}}
+	window := bson.D{{Key: "$gte", Value: outboxes.FirstStampAt(since)}}
 	if !q.To.IsZero() {
-		window = append(window, bson.E{Key: "$lte", Value: lastStampBefore(q.To)})
+		window = append(window, bson.E{Key: "$lte", Value: outboxes.LastStampBefore(q.To)})
 	}
 
 	// The ordering key of an envelope without a key is its aggregate id.
@@ -196,16 +195,11 @@ func (o Operator) findEnvelopes(ctx context.Context, ns string, filter bson.D, l
 		return nil, err
 	}
 
-	cur, err := mongodb.Majority(outbox).Find(ctx, filter, options.Find().
+	return mongodb.FindAll[bson.Raw](ctx, mongodb.Majority(outbox), "finding envelopes in "+ns, filter, options.Find().
 		SetLimit(int64(limit)).
 		SetSort(bson.D{{Key: "ts", Value: -1}}).
 		SetAllowDiskUse(true).
 		SetProjection(bson.D{{Key: "payload", Value: 0}, {Key: "headers", Value: 0}}))
-	if err != nil {
-		return nil, wrapError("finding envelopes in "+ns, err)
-	}
-	var docs []bson.Raw
-	return docs, wrapError("finding envelopes in "+ns, cur.All(ctx, &docs))
 }
 
 // settledUpTo is the position that the watcher has passed, and the margin between a timestamp and

@@ -202,6 +202,7 @@ func (c *clearing) removableFilter(what string) bson.D {
 	watcher := bson.E{Key: "watcher", Value: c.op.Watcher}
 	switch what {
 	case ClearEvents:
+		// The entry that announces the clearing stays.
 		return bson.D{watcher, {Key: "kind", Value: bson.D{{Key: "$ne", Value: "clearing"}}}}
 	case ClearReplays:
 		return bson.D{watcher, {Key: "state", Value: bson.D{{Key: "$ne", Value: ReplayRunning}}}}

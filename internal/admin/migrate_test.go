@@ -5,11 +5,11 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/outrelay/outrelay/internal/outboxes"
-
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
 func TestMigrationsAreInTheEventsLog(t *testing.T) {
@@ -67,7 +67,7 @@ func TestTheIndexesOfAnotherWatcherAreThoseOfItsOutboxes(t *testing.T) {
 		t.Fatalf("%+v, %v", all, err)
 	}
 	bills := all[slices.IndexFunc(all, func(o outboxes.Outbox) bool { return o.Coll == "bills" })]
-	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), bills.UUID, bills.NS(), "billing"); err != nil {
+	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), bills.UUID, bills.NS(), "billing", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 

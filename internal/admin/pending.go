@@ -6,12 +6,11 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
-
-	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // PendingTopic counts the envelopes that wait for one topic. An envelope that waits for several
@@ -103,7 +102,7 @@ func (w Waiting) Page(ctx context.Context, f WaitingFilter, limit int, after str
 
 	var place waitingPlace
 	if after != "" {
-		if err := parseCursor(after, &place); err != nil {
+		if err := mongodb.ParseCursor(after, &place); err != nil {
 			return page, err
 		}
 	}
@@ -124,7 +123,7 @@ func (w Waiting) Page(ctx context.Context, f WaitingFilter, limit int, after str
 		}
 
 		if len(page.Envelopes) == limit && page.Next == "" && room > 0 {
-			if page.Next, err = encodeCursor(lastWaitingPlace(ns, &page)); err != nil {
+			if page.Next, err = mongodb.EncodeCursor(lastWaitingPlace(ns, &page)); err != nil {
 				return page, err
 			}
 		}
@@ -190,17 +189,13 @@ func (w Waiting) readWaiting(
 		filter = append(filter, bson.E{Key: "$expr", Value: isAfter})
 	}
 
-	cur, err := coll.Find(ctx, filter, options.Find().
+	docs, err := mongodb.FindAll[bson.Raw](ctx, coll, "reading waiting envelopes in "+ns, filter, options.Find().
 		SetAllowDiskUse(true).
 		SetLimit(int64(room)).
 		SetSort(bson.D{{Key: "key", Value: 1}, {Key: "pos", Value: 1}, {Key: "_id", Value: 1}}).
 		SetProjection(bson.D{{Key: "payload", Value: 0}, {Key: "headers", Value: 0}, {Key: "history", Value: 0}}))
 	if err != nil {
-		return wrapError("reading waiting envelopes in "+ns, err)
-	}
-	var docs []bson.Raw
-	if err := cur.All(ctx, &docs); err != nil {
-		return wrapError("reading waiting envelopes in "+ns, err)
+		return err
 	}
 
 	for _, raw := range docs {

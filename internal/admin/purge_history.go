@@ -8,6 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -93,7 +94,7 @@ func (o Operator) History(ctx context.Context, q HistoryQuery) (History, error) 
 	}
 
 	if !found {
-		return page, fmt.Errorf("%w: the query does not include collection %s", purge.ErrBadCursor, firstNS)
+		return page, fmt.Errorf("%w: the query does not include collection %s", mongodb.ErrCursor, firstNS)
 	}
 	return page, nil
 }

@@ -36,7 +36,7 @@ func outboxNames(t *testing.T, names ...string) (admin.Operator, []*mongo.Collec
 		if err != nil || len(found) != 1 {
 			t.Fatalf("%v, %v", found, err)
 		}
-		if _, err := registry.Register(t.Context(), found[0].UUID, found[0].NS(), "orders"); err != nil {
+		if _, err := registry.Register(t.Context(), found[0].UUID, found[0].NS(), "orders", bson.Timestamp{}); err != nil {
 			t.Fatal(err)
 		}
 		out = append(out, coll)
@@ -171,7 +171,7 @@ func TestHistoryOverCollections(t *testing.T) {
 		t.Errorf("%+v, %v", page, err)
 	}
 	for _, after := range []string{"x.y abc", mongodb.Namespace(colls[0]) + " abc"} {
-		if _, err := o.History(t.Context(), admin.HistoryQuery{After: after}); !errors.Is(err, purge.ErrBadCursor) {
+		if _, err := o.History(t.Context(), admin.HistoryQuery{After: after}); !errors.Is(err, mongodb.ErrCursor) {
 			t.Errorf("%q: %v", after, err)
 		}
 	}

@@ -102,7 +102,7 @@ func (r Replays) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
 		return p, err
 	}
 	if !o.To.IsZero() {
-		if end := lastStampBefore(o.To); until.After(end) {
+		if end := outboxes.LastStampBefore(o.To); until.After(end) {
 			until = end
 		}
 	}
@@ -114,7 +114,7 @@ func (r Replays) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
 	}
 	p.query = replayQuery{
 		Collections:    namespaces,
-		From:           firstStampAt(o.From),
+		From:           outboxes.FirstStampAt(o.From),
 		Until:          until,
 		IDs:            o.IDs,
 		Keys:           o.Keys,
@@ -344,14 +344,10 @@ func joinSome(names []string) string {
 // was committed before it is delivered, or is an exception.
 func (o Operator) lowestPosition(ctx context.Context) (bson.Timestamp, error) {
 	ofWatcher := bson.D{{Key: "_id", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(o.Watcher) + "/"}}}
-	cur, err := mongodb.Majority(o.watcherDocuments()).Find(ctx, ofWatcher,
+	docs, err := mongodb.FindAll[lease.Document](ctx, mongodb.Majority(o.watcherDocuments()), "reading watcher "+o.Watcher, ofWatcher,
 		options.Find().SetProjection(bson.D{{Key: "token", Value: 1}, {Key: "clusterTime", Value: 1}}))
 	if err != nil {
-		return bson.Timestamp{}, fmt.Errorf("reading watcher %s: %w", o.Watcher, err)
-	}
-	var docs []lease.Document
-	if err := cur.All(ctx, &docs); err != nil {
-		return bson.Timestamp{}, fmt.Errorf("reading watcher %s: %w", o.Watcher, err)
+		return bson.Timestamp{}, err
 	}
 	if len(docs) == 0 {
 		return bson.Timestamp{}, fmt.Errorf("watcher %s: %w; check the name, or start outrelay run once",
@@ -371,27 +367,3 @@ func (o Operator) lowestPosition(ctx context.Context) (bson.Timestamp, error) {
 	}
 	return lowest, nil
 }
-
-// firstStampAt returns the first timestamp of the second of at, or zero for the zero time.
-func firstStampAt(at time.Time) bson.Timestamp {
-	if at.IsZero() {
-		return bson.Timestamp{}
-	}
-	return bson.Timestamp{T: clampSeconds(at)}
-}
-
-// lastStampBefore returns the last timestamp of the second before at.
-func lastStampBefore(at time.Time) bson.Timestamp {
-	if at.Nanosecond() > 0 {
-		at = at.Add(time.Second)
-	}
-
-	t := clampSeconds(at)
-	if t == 0 {
-		return bson.Timestamp{}
-	}
-	return bson.Timestamp{T: t - 1, I: math.MaxUint32}
-}
-
-// clampSeconds returns the Unix seconds of at, within the range of a timestamp.
-func clampSeconds(at time.Time) uint32 { return uint32(min(max(at.Unix(), 0), math.MaxUint32)) }

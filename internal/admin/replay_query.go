@@ -85,7 +85,11 @@ type replayGroup struct {
 // countReplay counts the matching envelopes by all fields that determine their routing.
 func countReplay(ctx context.Context, coll *mongo.Collection, q replayQuery) ([]replayGroup, error) {
 	text := func(field string) bson.D { return bson.D{{Key: "$ifNull", Value: bson.A{field, ""}}} }
-	cur, err := mongodb.Majority(coll).Aggregate(ctx, mongo.Pipeline{
+	type row struct {
+		ID struct{ A, T, O bson.RawValue } `bson:"_id"`
+		N  int64                           `bson:"n"`
+	}
+	rows, err := mongodb.AggregateAll[row](ctx, mongodb.Majority(coll), "counting envelopes of "+mongodb.Namespace(coll), mongo.Pipeline{
 		{{Key: "$match", Value: q.filter(bson.Timestamp{}, q.Until)}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: bson.D{
@@ -96,15 +100,7 @@ func countReplay(ctx context.Context, coll *mongo.Collection, q replayQuery) ([]
 		{{Key: "$sort", Value: bson.D{{Key: "n", Value: -1}, {Key: "_id", Value: 1}}}},
 	}, options.Aggregate().SetAllowDiskUse(true))
 	if err != nil {
-		return nil, mongodb.Refusal(err, "counting envelopes of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
-	}
-
-	var rows []struct {
-		ID struct{ A, T, O bson.RawValue } `bson:"_id"`
-		N  int64                           `bson:"n"`
-	}
-	if err := cur.All(ctx, &rows); err != nil {
-		return nil, fmt.Errorf("counting envelopes of %s: %w", mongodb.Namespace(coll), err)
+		return nil, err
 	}
 
 	out := make([]replayGroup, len(rows))
@@ -180,20 +176,12 @@ var replayFields = bson.D{
 	{Key: "topic", Value: 1},
 	{Key: "partition", Value: 1},
 	{Key: "expiresAt", Value: 1},
-	{Key: "payload", Value: asLiteral(nil)},
+	{Key: "payload", Value: mongodb.Literal(nil)},
 }
 
 func findEnvelopesToReplay(ctx context.Context, coll *mongo.Collection, filter bson.D, limit int) ([]bson.Raw, error) {
-	cur, err := mongodb.Majority(coll).Find(ctx, filter,
+	return mongodb.FindAll[bson.Raw](ctx, mongodb.Majority(coll), "reading envelopes of "+mongodb.Namespace(coll), filter,
 		options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}).SetLimit(int64(limit)).SetProjection(replayFields).SetAllowDiskUse(true))
-	if err != nil {
-		return nil, mongodb.Refusal(err, "reading envelopes of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
-	}
-	var docs []bson.Raw
-	if err := cur.All(ctx, &docs); err != nil {
-		return nil, fmt.Errorf("reading envelopes of %s: %w", mongodb.Namespace(coll), err)
-	}
-	return docs, nil
 }
 
 // beforeStamp returns the greatest timestamp below t. t must not be zero.

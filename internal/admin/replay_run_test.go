@@ -183,10 +183,7 @@ func TestN03_AReplayLeavesTheOwnerItsLease(t *testing.T) {
 	if _, err := s.state.Collection("watchers").DeleteMany(t.Context(), bson.D{}); err != nil {
 		t.Fatal(err)
 	}
-	l, err := lease.New(lease.Config{Collection: s.state.Collection("watchers"), ID: "orders/0of1", Node: "n1", ReplicaSetID: "x", TTL: 5 * time.Second, Renew: 200 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := lease.New(lease.Config{Collection: s.state.Collection("watchers"), ID: "orders/0of1", Node: "n1", ReplicaSetID: "x", TTL: 5 * time.Second, Renew: 200 * time.Millisecond})
 	h, err := l.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)

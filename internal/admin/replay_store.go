@@ -24,8 +24,6 @@ const (
 
 const codeBadValue = 2 // returned for a hint to an index that does not exist
 
-func asLiteral(v any) bson.D { return bson.D{{Key: "$literal", Value: v}} }
-
 // ErrReplayMoved is returned if another process runs the replay, or has ended it.
 var ErrReplayMoved = errors.New("another process moved the replay")
 
@@ -75,7 +73,7 @@ func (r *replayStore) Start(ctx context.Context, p storedReplay) error {
 
 	// An insert could contain only the time of the client.
 	times := bson.D{{Key: "startedAt", Value: "$$NOW"}, {Key: "updatedAt", Value: "$$NOW"}}
-	document := bson.D{{Key: "$mergeObjects", Value: bson.A{asLiteral(bson.Raw(raw)), times}}}
+	document := bson.D{{Key: "$mergeObjects", Value: bson.A{mongodb.Literal(bson.Raw(raw)), times}}}
 	_, err = r.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: p.ID}},
 		mongo.Pipeline{{{Key: "$replaceWith", Value: document}}}, options.UpdateOne().SetUpsert(true))
 	if err != nil {
@@ -100,17 +98,8 @@ func (r *replayStore) Get(ctx context.Context, id string) (storedReplay, error) 
 // List returns the latest n replays of a watcher.
 func (r *replayStore) List(ctx context.Context, watcher string, n int64) ([]storedReplay, error) {
 	filter := bson.D{{Key: "watcher", Value: watcher}}
-	cur, err := r.coll.Find(ctx, filter,
+	return mongodb.FindAll[storedReplay](ctx, r.coll, "listing replays", filter,
 		options.Find().SetSort(bson.D{{Key: "startedAt", Value: -1}, {Key: "_id", Value: -1}}).SetLimit(n))
-	if err != nil {
-		return nil, mongodb.Refusal(err, "listing replays", "find", mongodb.Namespace(r.coll))
-	}
-
-	out := []storedReplay{}
-	if err := cur.All(ctx, &out); err != nil {
-		return nil, fmt.Errorf("listing replays: %w", err)
-	}
-	return out, nil
 }
 
 // End sets the final state of a running replay, and adds to the skipped envelopes. It returns
@@ -232,7 +221,7 @@ func (r *replayStore) move(tx context.Context, id string, b replayBatch) (bool, 
 	}
 
 	_, err := r.coll.UpdateOne(tx, bson.D{{Key: "_id", Value: id}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
-		{Key: "cursor", Value: asLiteral(b.To)}, {Key: "batch", Value: asLiteral(b.Name)}, {Key: "updatedAt", Value: "$$NOW"},
+		{Key: "cursor", Value: mongodb.Literal(b.To)}, {Key: "batch", Value: mongodb.Literal(b.Name)}, {Key: "updatedAt", Value: "$$NOW"},
 	}}}})
 	if err != nil {
 		return false, mongodb.Refusal(err, "moving replay "+id, "find and update", mongodb.Namespace(r.coll))
@@ -246,20 +235,20 @@ func (q *requeue) update(replay string, seal []byte) mongo.WriteModel {
 	set := bson.D{
 		{Key: "state", Value: "retry"},
 		{Key: "nextAt", Value: "$$NOW"},
-		{Key: "attempts", Value: asLiteral(int32(0))},
+		{Key: "attempts", Value: mongodb.Literal(int32(0))},
 		{Key: "delivery", Value: bson.D{{Key: "$add", Value: bson.A{delivery, int32(1)}}}},
 		{Key: "origin", Value: outboxes.OriginReplay},
-		{Key: "replayOf", Value: asLiteral(replay)},
+		{Key: "replayOf", Value: mongodb.Literal(replay)},
 		{Key: "seal", Value: seal},
 		{Key: "pos", Value: outboxes.PosAt(q.TS)},
 		{Key: "ts", Value: "$$CLUSTER_TIME"},
 	}
 	if q.Key != "" {
-		set = append(set, bson.E{Key: "key", Value: asLiteral(q.Key)})
+		set = append(set, bson.E{Key: "key", Value: mongodb.Literal(q.Key)})
 	}
 	drop := bson.A{"sentAt", "sent", "lastError", "history", "claim"}
 	if q.Pending != nil {
-		set = append(set, bson.E{Key: "pending", Value: asLiteral(q.Pending)})
+		set = append(set, bson.E{Key: "pending", Value: mongodb.Literal(q.Pending)})
 	} else {
 		drop = append(drop, "pending")
 	}
@@ -281,8 +270,7 @@ func (r *replayStore) Outstanding(ctx context.Context, id string, ns string, lim
 	mine := bson.D{{Key: "origin", Value: outboxes.OriginReplay}, {Key: "replayOf", Value: id}}
 	opts := options.Count().SetLimit(max(limit, 1))
 	n, err := mongodb.Majority(coll).CountDocuments(ctx, mine, opts.SetHint(mongodb.ReplayIndex))
-	var server mongo.ServerError
-	if errors.As(err, &server) && server.HasErrorCode(codeBadValue) {
+	if mongodb.HasCode(err, codeBadValue) {
 		mine = append(mine,
 			bson.E{Key: "state", Value: bson.D{{Key: "$in", Value: bson.A{envelope.StateRetry, envelope.StateBlocked, envelope.StateParked}}}})
 		n, err = mongodb.Majority(coll).CountDocuments(ctx, mine, options.Count().SetLimit(max(limit, 1)))

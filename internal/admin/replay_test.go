@@ -10,19 +10,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/routing"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
-
-	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/nodes"
-	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/routing"
 )
 
 // stand is a watcher without a relay: the test says where it stands.
@@ -44,7 +43,7 @@ func newStand(t *testing.T, c *mongo.Client) *stand {
 	if _, err := s.state.Collection("watchers").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}, {Key: "epoch", Value: int64(1)}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := outboxes.NewRegistry(s.state.Collection("collections")).Register(t.Context(), [16]byte{1}, s.ns(), "orders"); err != nil {
+	if _, err := outboxes.NewRegistry(s.state.Collection("collections")).Register(t.Context(), [16]byte{1}, s.ns(), "orders", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 	router, err := routing.New(routing.Config{Rules: []routing.Rule{{AggregateType: "order", To: []string{"orders", "audit"}}}})

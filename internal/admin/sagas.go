@@ -11,6 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/sagas"
+	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
@@ -54,11 +56,7 @@ func (s Sagas) Types(ctx context.Context) ([]SagaType, error) {
 
 func (s Sagas) listTypes(ctx context.Context, database string) ([]SagaType, error) {
 	db := s.op.database(database)
-	sagas, err := saga.NewMongoStore(db)
-	if err != nil {
-		return nil, err
-	}
-	registered, err := sagas.Types(ctx)
+	registered, err := sagas.NewMongo(db).Types(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -115,14 +113,22 @@ func (s Sagas) List(ctx context.Context, database, name string, limit int, after
 	filter := bson.D{}
 	if after != "" {
 		var p sagaPlace
-		if err := parseCursor(after, &p); err != nil {
+		if err := mongodb.ParseCursor(after, &p); err != nil {
 			return page, err
 		}
 		filter = afterPlace("updatedAt", p.At, p.ID)
 	}
 	limit = pageSize(limit)
 	coll := mongodb.Majority(s.op.database(database).Collection(name))
-	cur, err := coll.Find(ctx, filter, options.Find().
+	type document struct {
+		ID          bson.RawValue `bson:"_id"`
+		Version     int64         `bson:"version"`
+		CreatedAt   time.Time     `bson:"createdAt"`
+		UpdatedAt   time.Time     `bson:"updatedAt"`
+		CompletedAt *time.Time    `bson:"completedAt"`
+		ExpiresAt   *time.Time    `bson:"expiresAt"`
+	}
+	docs, err := mongodb.FindAll[document](ctx, coll, "listing sagas of "+name, filter, options.Find().
 		SetAllowDiskUse(true).
 		SetLimit(int64(limit)).
 		SetSort(bson.D{{Key: "updatedAt", Value: -1}, {Key: "_id", Value: -1}}).
@@ -134,18 +140,7 @@ func (s Sagas) List(ctx context.Context, database, name string, limit int, after
 			{Key: "expiresAt", Value: 1},
 		}))
 	if err != nil {
-		return page, wrapError("listing sagas of "+name, err)
-	}
-	var docs []struct {
-		ID          bson.RawValue `bson:"_id"`
-		Version     int64         `bson:"version"`
-		CreatedAt   time.Time     `bson:"createdAt"`
-		UpdatedAt   time.Time     `bson:"updatedAt"`
-		CompletedAt *time.Time    `bson:"completedAt"`
-		ExpiresAt   *time.Time    `bson:"expiresAt"`
-	}
-	if err := cur.All(ctx, &docs); err != nil {
-		return page, wrapError("listing sagas of "+name, err)
+		return page, err
 	}
 
 	for _, d := range docs {
@@ -163,7 +158,7 @@ func (s Sagas) List(ctx context.Context, database, name string, limit int, after
 	page.Total = sagaType.Count
 	if n := len(docs); n == limit {
 		last := &docs[n-1]
-		page.Next, err = encodeCursor(sagaPlace{bson.NewDateTimeFromTime(last.UpdatedAt), last.ID})
+		page.Next, err = mongodb.EncodeCursor(sagaPlace{bson.NewDateTimeFromTime(last.UpdatedAt), last.ID})
 	}
 	return page, err
 }
@@ -195,20 +190,19 @@ func (s Sagas) Show(ctx context.Context, database, name, id string, payload bool
 	if _, err := s.findType(ctx, database, name); err != nil {
 		return Saga{}, err
 	}
-	sagas, err := saga.NewMongoStore(s.op.database(database))
+	box, err := outbox.New(s.op.database(database))
 	if err != nil {
 		return Saga{}, err
 	}
 
-	instance, found, err := saga.NewDesk(sagas).Read(ctx, name, id)
-	var wrongID *saga.IDError
+	instance, err := saga.NewDesk(box).Get(ctx, saga.Ref{Saga: name, ID: id})
 	switch {
-	case errors.As(err, &wrongID):
-		return Saga{}, invalidRequest("%v", wrongID)
+	case errors.Is(err, saga.ErrNoID):
+		return Saga{}, invalidRequest("%v", err)
+	case errors.Is(err, saga.ErrNotFound):
+		return Saga{}, fmt.Errorf("saga %s %s: %w", name, id, mongodb.ErrNotFound)
 	case err != nil:
 		return Saga{}, err
-	case !found:
-		return Saga{}, fmt.Errorf("saga %s %s: %w", name, id, mongodb.ErrNotFound)
 	}
 
 	out := Saga{

@@ -26,7 +26,7 @@ func dueShop(t *testing.T) (o admin.Operator, dbs []*mongo.Database, schedule fu
 	var boxes []*outbox.Box
 	for i := range 2 {
 		db := stacktest.Database(t, client)
-		if _, err := r.Register(t.Context(), [16]byte{byte(i + 1)}, db.Name()+".outbox", "orders"); err != nil {
+		if _, err := r.Register(t.Context(), [16]byte{byte(i + 1)}, db.Name()+".outbox", "orders", bson.Timestamp{}); err != nil {
 			t.Fatal(err)
 		}
 		box, err := outbox.New(db, outbox.WithoutTransaction())

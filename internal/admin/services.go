@@ -8,7 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/pkg/saga"
+	"github.com/outrelay/outrelay/internal/sagas"
 )
 
 // offsetsSuffix ends the name of the collection that each inbox has in addition to its marks.
@@ -28,7 +28,7 @@ func (o Operator) findServices(ctx context.Context, database string) (serviceCol
 	var found serviceCollections
 	db := o.database(database)
 	filter := bson.D{{Key: "$or", Value: bson.A{
-		bson.D{{Key: "name", Value: saga.DefaultTypes}},
+		bson.D{{Key: "name", Value: sagas.TypesCollection}},
 		bson.D{{Key: "name", Value: bson.D{{Key: "$in", Value: slices.Concat([]string{""}, o.HandlerLetters)}}}},
 		bson.D{{Key: "name", Value: bson.Regex{Pattern: offsetsSuffix + "$"}}},
 	}}}
@@ -41,7 +41,7 @@ func (o Operator) findServices(ctx context.Context, database string) (serviceCol
 	slices.Sort(names)
 	for _, n := range names {
 		switch base, isOffsets := strings.CutSuffix(n, offsetsSuffix); {
-		case n == saga.DefaultTypes:
+		case n == sagas.TypesCollection:
 			found.sagas = true
 		case slices.Contains(o.HandlerLetters, n):
 			found.letters = append(found.letters, n)

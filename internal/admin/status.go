@@ -17,6 +17,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // Status is the output of `outrelay status --json`.
@@ -85,16 +86,12 @@ type storedStats struct {
 // measured by the server's clock.
 func ReadStatus(ctx context.Context, state *mongo.Database) (Status, error) {
 	s := Status{Watchers: []Watcher{}}
-	cur, err := state.Collection("watchers").Aggregate(ctx, mongo.Pipeline{
+	docs, err := mongodb.AggregateAll[watcherDocument](ctx, state.Collection("watchers"), "reading the watchers of "+state.Name(), mongo.Pipeline{
 		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
 		{{Key: "$addFields", Value: bson.D{{Key: "now", Value: "$$NOW"}}}},
 	})
 	if err != nil {
-		return s, fmt.Errorf("reading the watchers of %s: %w", state.Name(), err)
-	}
-	var docs []watcherDocument
-	if err := cur.All(ctx, &docs); err != nil {
-		return s, fmt.Errorf("reading the watchers of %s: %w", state.Name(), err)
+		return s, err
 	}
 
 	for i := range docs {

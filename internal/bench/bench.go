@@ -42,6 +42,8 @@ type Options struct {
 
 	// Pairs is how many pairs of drains [RunObserved] makes. Defaults to [DefaultPairs].
 	Pairs int
+	// Transports are the transports that [RunMembers] compares: see [Transports].
+	Transports []string
 	// Only lists the measurements of the reconciler to run. Empty runs all.
 	Only []string
 
@@ -78,6 +80,11 @@ func (o Options) Check() error {
 
 	for _, r := range o.Rates {
 		least("rates", r, 1)
+	}
+	for _, name := range o.Transports {
+		if known := Transports(); !slices.Contains(known, name) {
+			errs = append(errs, fmt.Errorf("transport: %q is not one of %s", name, strings.Join(known, ", ")))
+		}
 	}
 	for _, name := range o.Only {
 		if known := ReconcilerSteps(); !slices.Contains(known, name) {

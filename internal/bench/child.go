@@ -49,6 +49,10 @@ type outcome struct {
 	Goes int     `json:"goes,omitempty"`
 	P50  float64 `json:"p50,omitempty"`
 	P99  float64 `json:"p99,omitempty"`
+
+	// The longest time without a handled record, and the sum of those of 100 ms and more, in milliseconds.
+	Stall   float64 `json:"stall,omitempty"`
+	Stalled float64 `json:"stalled,omitempty"`
 }
 
 func perSecond(events int, began, ended int64) float64 {

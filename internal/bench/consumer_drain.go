@@ -13,8 +13,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/franz"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
@@ -31,6 +33,9 @@ const (
 type handling struct {
 	Inbox bool `json:"inbox"` // Optimistic; otherwise none, but also in a transaction
 	Alone bool `json:"alone"` // one message at a time in each transaction, one transaction at a time
+
+	Transport string `json:"transport,omitempty"` // kafka-go or franz; "" is the default of the consumer
+	Moves     bool   `json:"moves,omitempty"`     // a second member joins and leaves
 }
 
 // effects is the common part of both modes: one insert per record. It records when the first insert started and when
@@ -43,6 +48,7 @@ type effects struct {
 	mu    sync.Mutex
 	out   outcome
 	delay *hdrhistogram.Histogram
+	last  time.Time // when a record was last handled
 	stop  context.CancelFunc
 }
 
@@ -79,6 +85,7 @@ func (e *effects) countDone(n int, took time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	_ = e.delay.RecordValue(min(took.Microseconds(), longestRecorded))
+	e.noteStallLocked(time.Now())
 
 	e.out.Goes++
 	e.out.Events += n
@@ -86,6 +93,22 @@ func (e *effects) countDone(n int, took time.Duration) {
 		e.out.Ended = time.Now().UnixNano()
 		e.stop()
 	}
+}
+
+// leastStall is the least time without a handled record that counts as a stall.
+const leastStall = 100 * time.Millisecond
+
+// noteStallLocked records how long no record was handled before now.
+func (e *effects) noteStallLocked(now time.Time) {
+	if !e.last.IsZero() && e.out.Ended == 0 {
+		stall := now.Sub(e.last)
+		ms := float64(stall.Microseconds()) / 1000
+		e.out.Stall = max(e.out.Stall, ms)
+		if stall >= leastStall {
+			e.out.Stalled += ms
+		}
+	}
+	e.last = now
 }
 
 // finalOutcome returns the outcome, or an error if too few records were handled.
@@ -165,6 +188,9 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 		problems = append(problems, err)
 	}))
 
+	if h.Handling.Transport == transportFranz {
+		opts = append(opts, franz.Use())
+	}
 	if h.Handling.Alone {
 		opts = append(opts, consumer.WithConcurrency(1))
 	} else {
@@ -175,22 +201,56 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 		opts, mode = append(opts, consumer.InTransaction()), consumer.WithMode(consumer.AtLeastOnce)
 	}
 
-	c, err := consumer.New(h.Group, h.client.Database(h.DB), append(opts, mode)...)
+	opts = append(opts, mode)
+	c, err := h.newMember(opts)
 	if err != nil {
 		return outcome{}, err
 	}
 
-	handler := func(ctx context.Context, m *consumer.Message) error {
-		return h.applyEffect(ctx, m.Key, m.Value)
+	var joining sync.WaitGroup
+	if h.Handling.Moves {
+		joining.Go(func() {
+			if err := h.joinAndLeave(ctx, opts); err != nil {
+				h.mu.Lock()
+				defer h.mu.Unlock()
+				problems = append(problems, err)
+			}
+		})
 	}
-	err = c.Handle("effects", consumer.Func(handler, "*"))
-	if err != nil {
-		return outcome{}, err
-	}
-
 	err = c.Run(ctx)
+	h.stop()
+	joining.Wait()
 	h.mu.Lock()
 	err = errors.Join(append(problems, err)...)
 	h.mu.Unlock()
 	return h.finalOutcome(err)
+}
+
+// newMember returns a member of the group.
+func (h handlerLoop) newMember(opts []consumer.Option) (*consumer.Consumer, error) {
+	c, err := consumer.New(h.Group, h.client.Database(h.DB), opts...)
+	if err != nil {
+		return nil, err
+	}
+	handler := func(ctx context.Context, m *consumer.Message) error {
+		return h.applyEffect(ctx, m.Key, m.Value)
+	}
+	return c, c.Handle("effects", consumer.Func(handler, "*"))
+}
+
+// joinAndLeave runs a second member for one turn after another, with a turn between them, until ctx ends.
+func (h handlerLoop) joinAndLeave(ctx context.Context, opts []consumer.Option) error {
+	for retry.Sleep(ctx, memberTurn) == nil {
+		c, err := h.newMember(opts)
+		if err != nil {
+			return err
+		}
+		turn, cancel := context.WithTimeout(ctx, memberTurn)
+		err = c.Run(turn)
+		cancel()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -172,7 +172,7 @@ func (b *bench) drainBy(ctx context.Context, name string, s spec, run int, got f
 	each := func(pids ...int) float64 { return 1000 * m.used(pids...) / float64(o.Events) }
 	for what, v := range map[string]float64{
 		"eps": eps, "p50": o.P50, "p99": o.P99, "per": float64(o.Events) / float64(max(o.Goes, 1)),
-		"cpu": each(c.pid()), "servers": each(b.serverPIDs()...),
+		"stall": o.Stall, "stalled": o.Stalled, "cpu": each(c.pid()), "servers": each(b.serverPIDs()...),
 	} {
 		got.addValue(name+"_"+what, v)
 	}

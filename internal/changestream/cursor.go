@@ -58,6 +58,7 @@ func (r *run) openCursor(ctx context.Context) (*cursor, error) {
 	if r.byTime {
 		opts.SetStartAtOperationTime(&r.startTime)
 	} else {
+		// resumeAfter would reject the token of an invalidate event.
 		opts.SetStartAfter(bson.Raw(r.position.Token))
 	}
 
@@ -117,6 +118,7 @@ func (c *cursor) killServerCursor(ctx context.Context) {
 	}
 
 	db, coll := c.stream.cfg.Scope.Target()
+	// The cursor of a stream over several collections belongs to a pseudo collection.
 	switch c.stream.cfg.Scope.kind {
 	case Database:
 		coll = "$cmd.aggregate"
@@ -131,6 +133,8 @@ func (c *cursor) killServerCursor(ctx context.Context) {
 }
 
 func (s *Stream) streamOptions() *options.ChangeStreamOptionsBuilder {
+	// With a first batch of size 0, the server opens the cursor before it searches the oplog. Only
+	// expanded events contain the UUID of their collection.
 	return options.ChangeStream().SetBatchSize(0).SetMaxAwaitTime(s.cfg.MaxAwait).SetShowExpandedEvents(true)
 }
 
@@ -198,6 +202,7 @@ func (s *Stream) watchScope(
 func (c *cursor) fetchReply(limit time.Duration, b *Batch) error {
 	c.replyTimer.Reset(limit)
 	begin := time.Now()
+	// Next would repeat the getMore until an event arrives, and the idle position would never be saved.
 	ok := c.changeStream.TryNext(c.base)
 	c.replyWait = time.Since(begin)
 	c.replyTimer.Stop()
@@ -260,6 +265,7 @@ func (c *cursor) dropDelivered(b *Batch) {
 func (c *cursor) positionAfter(b *Batch) resume.Position {
 	p := resume.Position{Token: resume.Token(c.changeStream.ResumeToken()).Clone()}
 	t, ok := p.Token.ClusterTime()
+	// The time of a token in an unknown format cannot be read.
 	if !ok && len(b.Docs) > 0 {
 		var ev Event
 		if Parse(b.Docs[len(b.Docs)-1], &ev) == nil {

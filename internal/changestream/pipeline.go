@@ -81,6 +81,7 @@ func (s *Scope) matchBranches() []bson.D {
 		return s.databaseBranches(names)
 	}
 
+	// The order in the configuration must not change the pipeline hash.
 	slices.Sort(names)
 	out := make([]bson.D, 0, len(names))
 	for _, name := range names {
@@ -153,6 +154,7 @@ func nameCondition(part string, patterns []string) bson.D {
 	name := bson.D{{Key: "$ifNull", Value: bson.A{"$ns." + part, ""}}}
 	return bson.D{{Key: "$expr", Value: bson.D{{Key: "$regexMatch", Value: bson.D{
 		{Key: "input", Value: name},
+		// A $ would also match before a line break at the end of the name.
 		{Key: "regex", Value: `(?s)^(?:` + strings.Join(alternatives, "|") + `)\z`},
 	}}}}}
 }

@@ -111,6 +111,7 @@ func (s *Stream) newRun(ctx context.Context, start Start, out chan<- *Batch) (*r
 		}
 
 	case !r.position.Token.IsZero():
+		// openCursor starts after the token.
 
 	case hasTime:
 		r.startAt(start.Position.ClusterTime)
@@ -142,11 +143,12 @@ func (r *run) verifyCheckpoint(ctx context.Context) error {
 		why = "the watched collections or the slots have changed since the checkpoint"
 	}
 	if r.checkpointUUID != [16]byte{} {
-		now, found, err := CollectionUUID(ctx, r.stream.cfg.Client, scope.db, scope.coll)
-		if err != nil {
+		// A user without listCollections gets no UUID here. Then only the events show it.
+		now, err := mongodb.CollectionUUID(ctx, r.stream.cfg.Client, scope.db, scope.coll)
+		if err != nil && !mongodb.HasCode(err, mongodb.CodeUnauthorized) {
 			return err
 		}
-		if found && now != r.checkpointUUID {
+		if now != [16]byte{} && now != r.checkpointUUID {
 			why = "the collection was dropped and created again since the checkpoint"
 		}
 	}

@@ -60,26 +60,3 @@ func OplogWindow(ctx context.Context, client *mongo.Client) (oldest, newest bson
 	}
 	return oldest, newest, nil
 }
-
-// CollectionUUID returns the UUID of a collection. found is false if the collection does not exist,
-// and also if the user may not list collections. In that case only the events contain the UUID.
-func CollectionUUID(ctx context.Context, client *mongo.Client, db, coll string) (uuid [16]byte, found bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, openTimeout)
-	defer cancel()
-	raw, err := client.Database(db).RunCommand(ctx, bson.D{
-		{Key: "listCollections", Value: 1},
-		{Key: "filter", Value: bson.D{{Key: "name", Value: coll}}},
-	}).Raw()
-	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
-		return uuid, false, nil
-	}
-	if err != nil {
-		return uuid, false, fmt.Errorf("reading the UUID of %s.%s: %w", db, coll, err)
-	}
-
-	_, b, ok := raw.Lookup("cursor", "firstBatch", "0", "info", "uuid").BinaryOK()
-	if !ok || len(b) != len(uuid) {
-		return uuid, false, nil
-	}
-	return [16]byte(b), true, nil
-}

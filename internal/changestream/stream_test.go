@@ -14,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -369,14 +370,14 @@ func TestOplogWindowAndUUID(t *testing.T) {
 	if err != nil || oldest.IsZero() || newest.Before(oldest) {
 		t.Errorf("window %v to %v: %v", oldest, newest, err)
 	}
-	if _, found, err := CollectionUUID(t.Context(), b.watch, b.db.Name(), "outbox"); found || err != nil {
-		t.Errorf("missing collection: found %v, error %v, want neither", found, err)
+	if id, err := mongodb.CollectionUUID(t.Context(), b.watch, b.db.Name(), "outbox"); err != nil || id != [16]byte{} {
+		t.Errorf("missing collection: UUID %x, error %v, want neither", id, err)
 	}
 
 	b.insertIDs(b.db.Collection("outbox"), "a")
-	id, found, err := CollectionUUID(t.Context(), b.watch, b.db.Name(), "outbox")
-	if !found || err != nil || id == [16]byte{} {
-		t.Errorf("UUID %x, found %v, error %v, want a UUID", id, found, err)
+	id, err := mongodb.CollectionUUID(t.Context(), b.watch, b.db.Name(), "outbox")
+	if err != nil || id == [16]byte{} {
+		t.Errorf("UUID %x, error %v, want a UUID", id, err)
 	}
 }
 

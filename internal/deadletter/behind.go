@@ -2,7 +2,6 @@ package deadletter
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -36,66 +35,29 @@ func afterPosition(after string) bson.D {
 // EachLater sees every letter that was committed before the call. It holds one reply of the server
 // in memory. It returns the first error of take.
 func EachLater(ctx context.Context, letters *mongo.Collection, after string, take func(LaterLetter) error) error {
-	// A majority read alone may miss a letter that was committed just before, so the session waits
-	// for it (N22).
-	client := letters.Database().Client()
-	now, err := mongodb.ClusterTime(ctx, client)
-	if err != nil {
-		return err
-	}
-	sess, err := mongodb.Causal(ctx, client, now)
-	if err != nil {
-		return err
-	}
-	defer sess.EndSession(context.WithoutCancel(ctx))
-	ctx = mongo.NewSessionContext(ctx, sess)
-
-	cur, err := mongodb.Majority(letters).Find(ctx, afterPosition(after), options.Find().
-		SetBatchSize(5000).
-		SetProjection(bson.D{
+	// A majority read alone may miss a letter that was committed just before (N22).
+	return mongodb.AfterCommitted(ctx, letters, func(ctx context.Context) error {
+		doing := "finding dead letters after the position in " + mongodb.Namespace(letters)
+		fields := options.Find().SetBatchSize(5000).SetProjection(bson.D{
 			{Key: "_id", Value: 0},
 			{Key: "id", Value: "$_id.id"},
 			{Key: "pos", Value: 1},
 			{Key: "topic", Value: 1},
-		}))
-	if err != nil {
-		return findError(letters, err)
-	}
-	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
-
-	for cur.Next(ctx) {
-		var b LaterLetter
-		if err := cur.Decode(&b); err != nil {
-			return fmt.Errorf("decoding a dead letter of %s: %w", mongodb.Namespace(letters), err)
-		}
-		if err := take(b); err != nil {
-			return err
-		}
-	}
-	if err := cur.Err(); err != nil {
-		return findError(letters, err)
-	}
-	return nil
-}
-
-// findError wraps the error of a search for letters, and names the privilege if that is missing.
-func findError(letters *mongo.Collection, err error) error {
-	ns := mongodb.Namespace(letters)
-	return mongodb.Refusal(err, "finding dead letters after the position in "+ns, "find", ns)
+		})
+		return mongodb.FindEach(ctx, mongodb.Majority(letters), doing, afterPosition(after), func(raw bson.Raw) error {
+			var b LaterLetter
+			if err := bson.Unmarshal(raw, &b); err != nil {
+				return fmt.Errorf("decoding a dead letter of %s: %w", mongodb.Namespace(letters), err)
+			}
+			return take(b)
+		}, fields)
+	})
 }
 
 // HasLater reports whether letters has a letter whose event comes after the position after. If ctx
-// is that of a transaction, AnyBehind reads the snapshot of the transaction.
+// is that of a transaction, HasLater reads the snapshot of the transaction.
 func HasLater(ctx context.Context, letters *mongo.Collection, after string) (bool, error) {
-	onlyID := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
-	err := letters.FindOne(ctx, afterPosition(after), onlyID).Err()
-	if errors.Is(err, mongo.ErrNoDocuments) {
-		return false, nil
-	}
-	if err != nil {
-		return false, findError(letters, err)
-	}
-	return true, nil
+	return mongodb.Exists(ctx, letters, afterPosition(after))
 }
 
 // namespacesToMarkDirty returns the outboxes of those letters in part that a later owner has to

@@ -29,7 +29,7 @@ type chunkDocument struct {
 func writeChunks(ctx context.Context, f mongodb.Fencer, part []preparedLetter) error {
 	for i := range part {
 		p := &part[i]
-		chunksPerWrite := MaxBytes / chunkSize
+		chunksPerWrite := mongodb.MaxBytes / chunkSize
 
 		for from := 0; from < p.dead.Chunks; {
 			to := min(from+chunksPerWrite, p.dead.Chunks)
@@ -106,13 +106,9 @@ func readChunks(ctx context.Context, coll *mongo.Collection, d Dead) (bson.Raw, 
 	}
 
 	inOrder := options.Find().SetSort(bson.D{{Key: "_id", Value: 1}})
-	cur, err := coll.Find(ctx, fieldIn("_id", ids), inOrder)
+	chunks, err := mongodb.FindAll[chunkDocument](ctx, coll, "reading the chunks of a dead letter of "+d.ID.NS, idIn(ids), inOrder)
 	if err != nil {
-		return nil, fmt.Errorf("reading the chunks of a dead letter of %s: %w", d.ID.NS, err)
-	}
-	var chunks []chunkDocument
-	if err := cur.All(ctx, &chunks); err != nil {
-		return nil, fmt.Errorf("reading the chunks of a dead letter of %s: %w", d.ID.NS, err)
+		return nil, err
 	}
 
 	raw := make([]byte, 0, d.Size)

@@ -52,7 +52,7 @@ func setUp(t *testing.T) *bench {
 // acquireLease acquires a lease that outlasts every test, so that it need not be renewed.
 func acquireLease(t *testing.T, db *mongo.Database, node string) *lease.Held {
 	t.Helper()
-	l, err := lease.New(lease.Config{
+	l := lease.New(lease.Config{
 		Collection:   db.Collection("watchers"),
 		ID:           "orders/0of1",
 		Node:         node,
@@ -60,9 +60,6 @@ func acquireLease(t *testing.T, db *mongo.Database, node string) *lease.Held {
 		Renew:        200 * time.Millisecond,
 		ReplicaSetID: "here",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	h, err := l.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)

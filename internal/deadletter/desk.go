@@ -98,12 +98,12 @@ func (k Desk) markReplayed(
 	// Literals, because a text that begins with $ would be an expression in a pipeline.
 	replayed := bson.D{
 		{Key: "at", Value: "$$NOW"},
-		{Key: "actor", Value: bson.D{{Key: "$literal", Value: k.Actor}}},
-		{Key: "delivery", Value: bson.D{{Key: "$literal", Value: delivery}}},
-		{Key: "run", Value: bson.D{{Key: "$literal", Value: k.Run}}},
+		{Key: "actor", Value: mongodb.Literal(k.Actor)},
+		{Key: "delivery", Value: mongodb.Literal(delivery)},
+		{Key: "run", Value: mongodb.Literal(k.Run)},
 	}
 	if len(edited) > 0 {
-		replayed = append(replayed, bson.E{Key: "edited", Value: bson.D{{Key: "$literal", Value: edited}}})
+		replayed = append(replayed, bson.E{Key: "edited", Value: mongodb.Literal(edited)})
 	}
 
 	oldVersion := bson.D{{Key: "$ifNull", Value: bson.A{"$version", int32(0)}}}
@@ -122,26 +122,19 @@ func (k Desk) markReplayed(
 func readOutboxEntries(
 	ctx context.Context, outbox *mongo.Collection, ids []bson.RawValue,
 ) (map[string]*outboxEntry, error) {
-	cur, err := outbox.Find(ctx, fieldIn("_id", ids), options.Find().SetProjection(bson.D{
+	fields := options.Find().SetProjection(bson.D{
 		{Key: "state", Value: 1},
 		{Key: "dueAt", Value: 1},
 		{Key: "claim", Value: 1},
 		{Key: "sentAt", Value: 1},
 		{Key: "delivery", Value: 1},
-	}))
-	if err != nil {
-		return nil, fmt.Errorf("finding envelopes in %s: %w", mongodb.Namespace(outbox), err)
-	}
-	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
-
+	})
 	entries := make(map[string]*outboxEntry)
-	for cur.Next(ctx) {
-		entries[valueKey(cur.Current.Lookup("_id"))] = newOutboxEntry(cur.Current)
-	}
-	if err := cur.Err(); err != nil {
-		return nil, fmt.Errorf("finding envelopes in %s: %w", mongodb.Namespace(outbox), err)
-	}
-	return entries, nil
+	err := mongodb.FindEach(ctx, outbox, "finding envelopes in "+mongodb.Namespace(outbox), idIn(ids), func(raw bson.Raw) error {
+		entries[valueKey(raw.Lookup("_id"))] = newOutboxEntry(raw)
+		return nil
+	}, fields)
+	return entries, err
 }
 
 // valueKey returns a map key for v. Values of different BSON types have different keys.

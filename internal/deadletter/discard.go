@@ -26,7 +26,7 @@ const maxCheckpointWait = 2 * time.Second
 // Discard removes the letters of one outbox that match q and existed when it began, and returns
 // their number. If did is not nil, Discard calls it with the total after each part.
 //
-// Discard takes no fence, because no envelope changes. Each part of at most [maxLetters] letters is
+// Discard takes no fence, because no envelope changes. Each part of at most [mongodb.MaxDocuments] letters is
 // one majority write. If Discard is interrupted, the same call removes the rest.
 //
 // Discard returns a [*RefusedError] and removes nothing if the watcher has not passed the event of
@@ -50,6 +50,7 @@ func (k Desk) Discard(ctx context.Context, ns string, q Query, did func(int64)) 
 	if err := mongodb.CatchUp(ctx, dead); err != nil {
 		return 0, err
 	}
+	// The checkpoint that passes these events may be a moment away.
 	if err := k.waitUntilPassed(ctx, dead, q); err != nil {
 		return 0, err
 	}
@@ -57,7 +58,7 @@ func (k Desk) Discard(ctx context.Context, ns string, q Query, did func(int64)) 
 	var total int64
 	s := &scan{dead: dead, filter: q.mongoFilter()}
 	for {
-		part, err := s.nextPart(ctx, maxLetters, math.MaxInt)
+		part, err := s.nextPart(ctx, mongodb.MaxDocuments, math.MaxInt)
 		if err != nil || len(part) == 0 {
 			return total, err
 		}
@@ -88,14 +89,14 @@ func removePart(ctx context.Context, dead *mongo.Collection, part []scanEntry, q
 	// Chunks first: after a crash between the two deletes, a letter with missing chunks can still
 	// be found. Chunks without their letter could not.
 	if len(chunks) > 0 {
-		if _, err := dead.DeleteMany(ctx, fieldIn("_id", chunks)); err != nil {
+		if _, err := dead.DeleteMany(ctx, idIn(chunks)); err != nil {
 			return 0, err
 		}
 	}
 
 	// The query is part of the filter because a letter that was requeued since the scan may no
 	// longer match.
-	res, err := dead.DeleteMany(ctx, joinFilters(fieldIn("_id", ids), q.mongoFilter()))
+	res, err := dead.DeleteMany(ctx, joinFilters(idIn(ids), q.mongoFilter()))
 	if err != nil {
 		return 0, err
 	}
@@ -126,7 +127,7 @@ func (k Desk) checkPassed(ctx context.Context, dead *mongo.Collection, q Query) 
 	watchers := mongodb.Majority(k.State.Collection("watchers"))
 	ids, err := lease.ListIDs(ctx, watchers, k.Watcher)
 	if err != nil {
-		return mongodb.Refusal(err, "listing the documents of watcher "+k.Watcher, "find", mongodb.Namespace(watchers))
+		return err
 	}
 
 	for _, id := range ids {

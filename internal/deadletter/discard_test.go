@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -27,12 +28,12 @@ func TestDiscard(t *testing.T) {
 	// An interrupted discard keeps the finished parts, and the same call does the rest.
 	ctx, cancel := context.WithCancel(t.Context())
 	n, err := b.desk().Discard(ctx, b.ns(), Query{Key: "a"}, func(int64) { cancel() })
-	if err == nil || n != maxLetters {
-		t.Errorf("interrupted after the first part: got %d, %v, want %d and an error", n, err, maxLetters)
+	if err == nil || n != mongodb.MaxDocuments {
+		t.Errorf("interrupted after the first part: got %d, %v, want %d and an error", n, err, mongodb.MaxDocuments)
 	}
 	n, err = b.desk().Discard(t.Context(), b.ns(), Query{Key: "a"}, nil)
-	if err != nil || n != 1250-maxLetters {
-		t.Errorf("the second call: got %d, %v, want %d", n, err, 1250-maxLetters)
+	if err != nil || n != 1250-mongodb.MaxDocuments {
+		t.Errorf("the second call: got %d, %v, want %d", n, err, 1250-mongodb.MaxDocuments)
 	}
 	if left := b.count("outbox_dead"); left != 1251 {
 		t.Errorf("%d letters are left, want 1251", left)
@@ -141,9 +142,15 @@ func TestExpiryIsOffUntilItIsAskedFor(t *testing.T) {
 		if err := SetExpiry(t.Context(), coll, d); err != nil {
 			t.Fatal(err)
 		}
-		seconds, err := readExpirySeconds(t.Context(), coll)
+		seconds := map[string]int64{}
+		specs, err := coll.Indexes().ListSpecifications(t.Context())
 		if err != nil {
 			t.Fatal(err)
+		}
+		for _, s := range specs {
+			if s.ExpireAfterSeconds != nil {
+				seconds[s.Name] = int64(*s.ExpireAfterSeconds)
+			}
 		}
 		if d == 0 && len(seconds) != 0 {
 			t.Errorf("after SetExpiry(0): got %v, want no expiry", seconds)

@@ -8,7 +8,7 @@
 // is made from the event of the stream. So the letter is complete even if the envelope was deleted
 // in the meantime (N16), and a malformed envelope keeps its bytes.
 //
-// One transaction holds at most [maxLetters] letters and [MaxBytes] bytes. A single larger letter
+// One transaction holds at most [mongodb.MaxDocuments] letters and [mongodb.MaxBytes] bytes. A single larger letter
 // is allowed, and a slow server gets fewer letters, because the transaction must end well within
 // the lease. [Move] blocks while the lease is suspended. It costs one round trip for the server
 // time. Each transaction costs the fence, one bulk write and one delete per collection, and the

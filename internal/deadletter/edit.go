@@ -194,6 +194,7 @@ func (k Desk) requeueEdited(tx context.Context, d *Dead, e Edit, builder envelop
 		return 0, err
 	}
 
+	// Read in the transaction: a delivery that is on its way must not be replaced.
 	entries, err := readOutboxEntries(tx, outbox, []bson.RawValue{d.ID.ID})
 	if err != nil {
 		return 0, err

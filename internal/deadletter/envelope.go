@@ -52,9 +52,11 @@ func (b envelopeBuilder) buildEnvelope(d *Dead, delivery int32) (bson.D, error) 
 	if err != nil {
 		return nil, err
 	}
+	// Exceptions are ordered by the field key, so it is stored even if the key is the aggregate id.
 	if v.Key == nil {
 		doc = append(doc, bson.E{Key: "key", Value: string(v.OrderingKey())})
 	}
+	// N18: the server replaces the zero timestamp, so retention counts from this delivery.
 	doc = append(doc,
 		bson.E{Key: "ts", Value: bson.Timestamp{}},
 		bson.E{Key: "state", Value: envelope.StateRetry},

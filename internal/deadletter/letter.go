@@ -13,10 +13,8 @@ import (
 
 // Bounds of a move.
 const (
-	maxLetters = 1000     // letters in one transaction (N20)
-	MaxBytes   = 8 << 20  // bytes in one transaction (N3), unless a single letter is larger
-	maxInline  = 15 << 20 // larger envelopes are stored in chunks: with the reason they do not fit a document (N20)
-	chunkSize  = 4 << 20
+	maxInline = 15 << 20 // larger envelopes are stored in chunks: with the reason they do not fit a document (N20)
+	chunkSize = 4 << 20
 
 	maxReason  = 8 << 10 // bytes of a reason, that of the letter and of each attempt
 	maxTopic   = 1024    // bytes of the topic

@@ -3,8 +3,6 @@ package deadletter
 import (
 	"cmp"
 	"context"
-	"encoding/base64"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -41,9 +40,6 @@ type Listing struct {
 	Next    string // After of the next page, or "" on the last page
 }
 
-// ErrCursor is returned for a page whose After was not returned by another page.
-var ErrCursor = errors.New("invalid cursor: pass the cursor that the previous page returned")
-
 // List returns a page of the letters of several outboxes, given as namespaces. A cursor remains
 // valid while letters are added, requeued or discarded: it contains the place of the last letter,
 // not a number of letters.
@@ -61,13 +57,17 @@ func List(ctx context.Context, client *mongo.Client, namespaces []string, q Quer
 
 	// One letter more than the limit shows whether there is another page.
 	perCollection := make([][]Dead, len(namespaces))
+	options := options.Find().
+		SetSort(bson.D{{Key: "movedAt", Value: -1}, {Key: "_id", Value: -1}}).
+		SetLimit(int64(limit) + 1).
+		SetProjection(bson.D{{Key: "envelope", Value: 0}})
 	err = forEachNamespace(ctx, namespaces, func(ctx context.Context, i int) error {
 		coll, err := deadCollection(client, namespaces[i])
 		if err != nil {
 			return err
 		}
 		filter := after.narrowFilter(namespaces[i], q.mongoFilter())
-		perCollection[i], err = listCollection(ctx, coll, filter, limit+1)
+		perCollection[i], err = mongodb.FindAll[Dead](ctx, coll, "listing "+mongodb.Namespace(coll), filter, options)
 		return err
 	})
 	if err != nil {
@@ -81,29 +81,15 @@ func List(ctx context.Context, client *mongo.Client, namespaces []string, q Quer
 	})
 	if len(out.Letters) > limit {
 		out.Letters = out.Letters[:limit]
-		if out.Next, err = newCursor(out.Letters[limit-1]).encode(); err != nil {
+		last := out.Letters[limit-1]
+		out.Next, err = mongodb.EncodeCursor(cursor{bson.NewDateTimeFromTime(last.MovedAt), last.ID.NS, last.ID})
+		if err != nil {
 			return Listing{}, err
 		}
 	}
 
 	out.Total, err = Count(ctx, client, namespaces, q)
 	return out, err
-}
-
-func listCollection(ctx context.Context, coll *mongo.Collection, filter bson.D, limit int) ([]Dead, error) {
-	cur, err := coll.Find(ctx, filter, options.Find().
-		SetSort(bson.D{{Key: "movedAt", Value: -1}, {Key: "_id", Value: -1}}).
-		SetLimit(int64(limit)).
-		SetProjection(bson.D{{Key: "envelope", Value: 0}}))
-	if err != nil {
-		return nil, fmt.Errorf("listing %s: %w", mongodb.Namespace(coll), err)
-	}
-
-	var letters []Dead
-	if err := cur.All(ctx, &letters); err != nil {
-		return nil, fmt.Errorf("listing %s: %w", mongodb.Namespace(coll), err)
-	}
-	return letters, nil
 }
 
 // Count returns the number of letters that match q in the given outboxes.
@@ -204,7 +190,7 @@ func mergeGroups(groups []Group) []Group {
 func summarizeCollection(ctx context.Context, coll *mongo.Collection, q Query) ([]Group, error) {
 	notRequeued := bson.D{{Key: "$eq", Value: bson.A{bson.D{{Key: "$type", Value: "$replayed"}}, "missing"}}}
 	replayable := bson.D{{Key: "$cond", Value: bson.A{notRequeued, 1, 0}}}
-	cur, err := coll.Aggregate(ctx, mongo.Pipeline{
+	return mongodb.AggregateAll[Group](ctx, coll, "summarizing "+mongodb.Namespace(coll), mongo.Pipeline{
 		{{Key: "$match", Value: q.mongoFilter()}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: bson.D{
@@ -217,45 +203,17 @@ func summarizeCollection(ctx context.Context, coll *mongo.Collection, q Query) (
 			{Key: "first", Value: bson.D{{Key: "$min", Value: "$movedAt"}}},
 			{Key: "last", Value: bson.D{{Key: "$max", Value: "$movedAt"}}},
 		}}},
+		{{Key: "$replaceWith", Value: bson.D{{Key: "$mergeObjects", Value: bson.A{"$_id", "$$ROOT"}}}}},
 	})
-	if err != nil {
-		return nil, fmt.Errorf("summarizing %s: %w", mongodb.Namespace(coll), err)
-	}
-
-	var rows []struct {
-		ID struct {
-			Topic, Type string
-			Class       record.Class
-		} `bson:"_id"`
-		Count, Replayable int64
-		First, Last       time.Time
-	}
-	if err := cur.All(ctx, &rows); err != nil {
-		return nil, fmt.Errorf("summarizing %s: %w", mongodb.Namespace(coll), err)
-	}
-
-	groups := make([]Group, len(rows))
-	for i, r := range rows {
-		groups[i] = Group{
-			Topic:      r.ID.Topic,
-			Type:       r.ID.Type,
-			Class:      r.ID.Class,
-			Count:      r.Count,
-			Replayable: r.Replayable,
-			First:      r.First,
-			Last:       r.Last,
-		}
-	}
-	return groups, nil
 }
 
 // deadCollection returns the collection with the letters of the outbox ns.
 func deadCollection(client *mongo.Client, ns string) (*mongo.Collection, error) {
-	db, coll, ok := strings.Cut(ns, ".")
-	if !ok || db == "" || coll == "" {
-		return nil, fmt.Errorf("namespace %q is not <database>.<collection>", ns)
+	coll, err := outboxes.Outboxed(client, Collection(ns))
+	if err != nil {
+		return nil, err
 	}
-	return mongodb.Majority(client.Database(db).Collection(Collection(coll))), nil
+	return mongodb.Majority(coll), nil
 }
 
 // forEachNamespace calls f for each index of namespaces, several at the same time, and returns the
@@ -277,32 +235,16 @@ type cursor struct {
 	ID      ID            `bson:"i"`
 }
 
-func newCursor(d Dead) *cursor {
-	return &cursor{MovedAt: bson.NewDateTimeFromTime(d.MovedAt), NS: d.ID.NS, ID: d.ID}
-}
-
-func (c *cursor) encode() (string, error) {
-	b, err := bson.Marshal(c)
-	if err != nil {
-		return "", fmt.Errorf("encoding a cursor: %w", err)
-	}
-	return base64.RawURLEncoding.EncodeToString(b), nil
-}
-
-// parseCursor parses the text of a cursor. It returns nil for "", and [ErrCursor] for an invalid
+// parseCursor parses the text of a cursor. It returns nil for "", and [mongodb.ErrCursor] for an invalid
 // text.
 func parseCursor(text string) (*cursor, error) {
 	if text == "" {
 		return nil, nil
 	}
 
-	b, err := base64.RawURLEncoding.DecodeString(text)
-	if err != nil {
-		return nil, ErrCursor
-	}
 	c := &cursor{}
-	if err := bson.Unmarshal(b, c); err != nil || c.NS == "" || c.ID.ID.IsZero() {
-		return nil, ErrCursor
+	if mongodb.ParseCursor(text, c) != nil || c.NS == "" || c.ID.ID.IsZero() {
+		return nil, mongodb.ErrCursor
 	}
 	return c, nil
 }
@@ -317,6 +259,7 @@ func (c *cursor) narrowFilter(ns string, filter bson.D) bson.D {
 	movedAt := func(op string) bson.D {
 		return bson.D{{Key: "movedAt", Value: bson.D{{Key: op, Value: c.MovedAt}}}}
 	}
+	// Letters of equal times are in descending order of their namespaces.
 	switch strings.Compare(ns, c.NS) {
 	case -1:
 		return joinFilters(filter, movedAt("$lte"))

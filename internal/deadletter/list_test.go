@@ -147,8 +147,8 @@ func TestPagesAreStable(t *testing.T) {
 	}
 
 	_, err = List(t.Context(), b.db.Client(), namespaces, Query{}, Page{After: "x"})
-	if !errors.Is(err, ErrCursor) {
-		t.Errorf("an invalid cursor: got %v, want %v", err, ErrCursor)
+	if !errors.Is(err, mongodb.ErrCursor) {
+		t.Errorf("an invalid cursor: got %v, want %v", err, mongodb.ErrCursor)
 	}
 	if _, err := List(t.Context(), b.db.Client(), []string{"outbox"}, Query{}, Page{}); err == nil {
 		t.Error("a namespace without a database: got no error")

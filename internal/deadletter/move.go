@@ -50,7 +50,9 @@ func Move(ctx context.Context, f mongodb.Fencer, letters []Letter) (Result, erro
 	var now time.Time
 	pace := newPace()
 	for len(rest) > 0 {
-		part := rest[:countFitting(rest, pace.partSize)]
+		part := rest[:mongodb.CountFitting(rest, pace.partSize, (*preparedLetter).estimateSize)]
+		// A process may die in between. Chunks without a letter do no harm, but a letter without its
+		// chunks cannot be read.
 		if err := writeChunks(ctx, f, part); err != nil {
 			return total, err
 		}
@@ -100,19 +102,6 @@ func (r *Result) addResult(o Result) {
 	r.Known += o.Known
 	r.Deleted += o.Deleted
 	r.Chunked += o.Chunked
-}
-
-// countFitting returns how many letters of rest fit one transaction: at least one, and at most
-// limit.
-func countFitting(rest []preparedLetter, limit int) int {
-	bytes := 0
-	for i := range rest {
-		bytes += rest[i].estimateSize()
-		if i == limit || i > 0 && bytes > MaxBytes {
-			return i
-		}
-	}
-	return len(rest)
 }
 
 // collectionBatch contains the writes of one transaction to one outbox and its dead letters.
@@ -172,6 +161,7 @@ func groupByCollection(client *mongo.Client, part []preparedLetter) []*collectio
 		b.upserts = append(b.upserts, p.upsertModel())
 		switch {
 		case p.id.Delivery > 0:
+			// The outbox may contain a later delivery of the envelope by now.
 			b.laterDeliveries = append(b.laterDeliveries, bson.D{
 				{Key: "_id", Value: p.id.ID},
 				{Key: "delivery", Value: p.id.Delivery},

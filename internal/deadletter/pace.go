@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
@@ -32,7 +33,7 @@ func (p *pace) recordDuration(d time.Duration, letters int) {
 
 	// A part that its bytes kept small shows nothing about larger parts.
 	case d < fastPart && letters >= p.partSize:
-		p.partSize = min(p.partSize*2, maxLetters)
+		p.partSize = min(p.partSize*2, mongodb.MaxDocuments)
 	}
 }
 

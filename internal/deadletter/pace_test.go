@@ -3,6 +3,8 @@ package deadletter
 import (
 	"testing"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 func TestPartsFitTheServer(t *testing.T) {
@@ -11,12 +13,12 @@ func TestPartsFitTheServer(t *testing.T) {
 	for range 10 {
 		p.recordDuration(10*time.Millisecond, p.partSize)
 	}
-	if p.partSize != maxLetters {
-		t.Errorf("after fast parts: part size %d, want %d", p.partSize, maxLetters)
+	if p.partSize != mongodb.MaxDocuments {
+		t.Errorf("after fast parts: part size %d, want %d", p.partSize, mongodb.MaxDocuments)
 	}
 	p.recordDuration(200*time.Millisecond, p.partSize)
-	if p.partSize != maxLetters {
-		t.Errorf("after a part of medium speed: part size %d, want %d", p.partSize, maxLetters)
+	if p.partSize != mongodb.MaxDocuments {
+		t.Errorf("after a part of medium speed: part size %d, want %d", p.partSize, mongodb.MaxDocuments)
 	}
 
 	// This part had fewer letters than allowed, because of its bytes.
@@ -45,21 +47,21 @@ func TestPartsFitTheServer(t *testing.T) {
 func TestAPartHasAtMostItsLettersAndBytes(t *testing.T) {
 	t.Parallel()
 	small := preparedLetter{}
-	large := preparedLetter{dead: Dead{Envelope: make([]byte, MaxBytes/2)}}
-	many := make([]preparedLetter, 2*maxLetters)
+	large := preparedLetter{dead: Dead{Envelope: make([]byte, mongodb.MaxBytes/2)}}
+	many := make([]preparedLetter, 2*mongodb.MaxDocuments)
 
 	for _, c := range []struct {
 		rest        []preparedLetter
 		limit, want int
 	}{
-		{many, maxLetters, maxLetters},
+		{many, mongodb.MaxDocuments, mongodb.MaxDocuments},
 		{many, 25, 25},
 		{many[:3], 25, 3},
 		{[]preparedLetter{large, large, large}, 25, 1},
 		{[]preparedLetter{large, small, small, large}, 25, 3},
 		{nil, 25, 0},
 	} {
-		if got := countFitting(c.rest, c.limit); got != c.want {
+		if got := mongodb.CountFitting(c.rest, c.limit, (*preparedLetter).estimateSize); got != c.want {
 			t.Errorf("countFitting of %d letters with limit %d: got %d, want %d", len(c.rest), c.limit, got, c.want)
 		}
 	}

@@ -111,7 +111,7 @@ func joinFilters(filters ...bson.D) bson.D {
 	return bson.D{{Key: "$and", Value: all}}
 }
 
-// fieldIn returns a filter that matches if the field has one of the values, which must be a slice.
-func fieldIn(field string, values any) bson.D {
-	return bson.D{{Key: field, Value: bson.D{{Key: "$in", Value: values}}}}
+// idIn returns the filter for the documents with these ids, which must be a slice.
+func idIn(ids any) bson.D {
+	return bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
 }

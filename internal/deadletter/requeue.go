@@ -43,8 +43,8 @@ func (o *Outcome) addOutcome(p Outcome) {
 // Requeue leaves out letters that are already requeued, and letters of envelopes that die while it
 // runs, so it ends. If Requeue is interrupted, the same call requeues the rest.
 //
-// Requeue works in the order of the stream. Each part of at most [maxLetters] letters and
-// [MaxBytes] bytes is one transaction with the fence of all slots (N3): it writes the envelopes and
+// Requeue works in the order of the stream. Each part of at most [mongodb.MaxDocuments] letters and
+// [mongodb.MaxBytes] bytes is one transaction with the fence of all slots (N3): it writes the envelopes and
 // marks the letters, or does neither. If did is not nil, Requeue calls it with the total after each
 // part. If Requeue fails, it returns the total until then.
 func (k Desk) Requeue(ctx context.Context, ns string, q Query, o Options, did func(Outcome)) (Outcome, error) {
@@ -71,7 +71,7 @@ func (k Desk) Requeue(ctx context.Context, ns string, q Query, o Options, did fu
 	s := &scan{dead: dead, filter: q.mongoFilter()}
 	pace := newPace()
 	for {
-		part, err := s.nextPart(ctx, pace.partSize, MaxBytes)
+		part, err := s.nextPart(ctx, pace.partSize, mongodb.MaxBytes)
 		if err != nil || len(part) == 0 {
 			return total, err
 		}
@@ -150,16 +150,10 @@ func (k Desk) filterOpenLetters(tx context.Context, ns string, letters []*Dead) 
 	for i, d := range letters {
 		ids[i] = d.ID
 	}
-	cur, err := dead.Find(tx, fieldIn("_id", ids), options.Find().SetProjection(bson.D{{Key: "replayed", Value: 1}}))
+	found, err := mongodb.FindAll[Dead](tx, dead, "reading "+mongodb.Namespace(dead), idIn(ids),
+		options.Find().SetProjection(bson.D{{Key: "replayed", Value: 1}}))
 	if err != nil {
-		return nil, 0, fmt.Errorf("reading %s: %w", mongodb.Namespace(dead), err)
-	}
-	var found []struct {
-		ID       ID        `bson:"_id"`
-		Replayed *Replayed `bson:"replayed"`
-	}
-	if err := cur.All(tx, &found); err != nil {
-		return nil, 0, fmt.Errorf("reading %s: %w", mongodb.Namespace(dead), err)
+		return nil, 0, err
 	}
 
 	openIDs := make(map[string]bool, len(found))
@@ -168,6 +162,7 @@ func (k Desk) filterOpenLetters(tx context.Context, ns string, letters []*Dead) 
 		case f.Replayed == nil:
 			openIDs[f.ID.mapKey()] = true
 		case f.Replayed.Run == k.Run:
+			// An attempt with an unknown outcome has committed.
 			done++
 		}
 	}
@@ -255,7 +250,7 @@ func (k Desk) writePlan(tx context.Context, ns string, plan requeuePlan) error {
 	crash.At("mid-requeue")
 
 	for _, delivery := range slices.Sorted(maps.Keys(plan.replayed)) {
-		if _, err := k.markReplayed(tx, dead, fieldIn("_id", plan.replayed[delivery]), delivery, nil); err != nil {
+		if _, err := k.markReplayed(tx, dead, idIn(plan.replayed[delivery]), delivery, nil); err != nil {
 			return err
 		}
 	}

@@ -3,7 +3,6 @@ package deadletter
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -37,16 +36,12 @@ func (s *scan) nextPart(ctx context.Context, letters, bytes int) ([]scanEntry, e
 		return nil, nil
 	}
 
-	cur, err := s.dead.Find(ctx, s.remainingFilter(), options.Find().
+	part, err := mongodb.FindAll[scanEntry](ctx, s.dead, "reading "+mongodb.Namespace(s.dead), s.remainingFilter(), options.Find().
 		SetSort(bson.D{{Key: "pos", Value: 1}, {Key: "_id", Value: 1}}).
 		SetLimit(int64(letters)).
 		SetProjection(bson.D{{Key: "pos", Value: 1}, {Key: "size", Value: 1}, {Key: "chunks", Value: 1}}))
 	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", mongodb.Namespace(s.dead), err)
-	}
-	var part []scanEntry
-	if err := cur.All(ctx, &part); err != nil {
-		return nil, fmt.Errorf("reading %s: %w", mongodb.Namespace(s.dead), err)
+		return nil, err
 	}
 	s.exhausted = len(part) < letters
 
@@ -92,13 +87,9 @@ func (s *scan) readLetters(ctx context.Context, part []scanEntry) ([]*Dead, erro
 	for i := range part {
 		ids[i] = part[i].ID
 	}
-	cur, err := s.dead.Find(ctx, fieldIn("_id", ids))
+	found, err := mongodb.FindAll[*Dead](ctx, s.dead, "reading "+mongodb.Namespace(s.dead), idIn(ids))
 	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", mongodb.Namespace(s.dead), err)
-	}
-	var found []*Dead
-	if err := cur.All(ctx, &found); err != nil {
-		return nil, fmt.Errorf("reading %s: %w", mongodb.Namespace(s.dead), err)
+		return nil, err
 	}
 
 	byID := make(map[string]*Dead, len(found))

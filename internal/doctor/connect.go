@@ -294,6 +294,3 @@ func serverCode(err error) int {
 	}
 	return 0
 }
-
-// codeUnauthorized is the code of a missing privilege.
-const codeUnauthorized = 13

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
@@ -104,7 +105,7 @@ func (x mongoChecks) checkTransactions(ctx context.Context) finding {
 	}
 	err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "getParameter", Value: 1}, {Key: name, Value: 1}}, &reply)
 	switch {
-	case serverCode(err) == codeUnauthorized:
+	case mongodb.HasCode(err, mongodb.CodeUnauthorized):
 		return unchecked(x.mongo.access.grantCluster("getParameter"),
 			"the action getParameter on the cluster is not allowed, so %s may not be read; its default is 60", name)
 	case err != nil && x.mongo.hello.mongos():
@@ -146,7 +147,7 @@ func (x mongoChecks) checkOplog(ctx context.Context) finding {
 
 	err := x.mongo.runAdminCommand(ctx, cmd, &s)
 	switch {
-	case serverCode(err) == codeUnauthorized:
+	case mongodb.HasCode(err, mongodb.CodeUnauthorized):
 		return unchecked(x.mongo.access.grantCluster("serverStatus"), "the oplog's window may not be read")
 	case err != nil:
 		return unchecked("", "the oplog's window cannot be read: %v", err)

@@ -235,7 +235,7 @@ func TestOutboxes(t *testing.T) {
 	}
 	state := client.Database(cfg.MongoDB.State)
 	registry := outboxes.NewRegistry(state.Collection("collections"))
-	if _, err := registry.Register(t.Context(), list[0].UUID, list[0].NS(), "another"); err != nil {
+	if _, err := registry.Register(t.Context(), list[0].UUID, list[0].NS(), "another", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 	expect(t, examine(t, cfg), "outbox.claims", Fail, `belongs to watcher "another"`, "recover --release")
@@ -244,7 +244,7 @@ func TestOutboxes(t *testing.T) {
 	}
 
 	expect(t, examine(t, cfg), "watcher", OK, "has never run; it will start with backlog")
-	if _, err := registry.Register(t.Context(), list[0].UUID, list[0].NS(), cfg.Watcher); err != nil {
+	if _, err := registry.Register(t.Context(), list[0].UUID, list[0].NS(), cfg.Watcher, bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 	expect(t, examine(t, cfg), "watcher", Fail, "vanished", "outrelay recover")

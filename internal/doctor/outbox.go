@@ -159,17 +159,12 @@ func (x outboxChecks) sampleOutbox(ctx context.Context, o outboxes.Outbox, refus
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	coll := mongodb.Majority(x.mongo.client.Database(o.DB).Collection(o.Coll))
-	cur, err := coll.Find(ctx, bson.D{}, options.Find().SetSort(bson.D{{Key: "$natural", Value: -1}}).SetLimit(sampledNewest).
-		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "aggregatetype", Value: 1}, {Key: "type", Value: 1}, {Key: "topic", Value: 1}}))
-	if err != nil {
-		return err
-	}
-
-	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
-	for cur.Next(ctx) {
+	newest := options.Find().SetSort(bson.D{{Key: "$natural", Value: -1}}).SetLimit(sampledNewest).
+		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "aggregatetype", Value: 1}, {Key: "type", Value: 1}, {Key: "topic", Value: 1}})
+	return mongodb.FindEach(ctx, coll, "sampling "+o.NS(), bson.D{}, func(raw bson.Raw) error {
 		v := envelope.View{Partition: envelope.AnyPartition}
 		text := func(field string) []byte {
-			s, _ := cur.Current.Lookup(field).StringValueOK()
+			s, _ := raw.Lookup(field).StringValueOK()
 			return []byte(s)
 		}
 		v.AggregateType, v.Type = text("aggregatetype"), text("type")
@@ -181,15 +176,13 @@ func (x outboxChecks) sampleOutbox(ctx context.Context, o outboxes.Outbox, refus
 			if line := fmt.Sprintf("%s: an envelope would be refused: %s", o.NS(), refusal.Reason); !slices.Contains(*refusals, line) && len(*refusals) < 10 {
 				*refusals = append(*refusals, line)
 			}
-			continue
 		}
 
 		for _, target := range targets {
 			x.topics.addTopic(target.Topic)
 		}
-	}
-
-	return cur.Err()
+		return nil
+	}, newest)
 }
 
 // checkRegistrations finds collections that belong to another watcher. N25
@@ -228,16 +221,13 @@ func (x outboxChecks) checkSlotFields(ctx context.Context) finding {
 	var without []string
 	for _, o := range x.mongo.outboxes.list[:min(len(x.mongo.outboxes.list), sampledMost)] {
 		call, cancel := context.WithTimeout(ctx, lookTimeout)
-		cur, err := x.mongo.client.Database(o.DB).Collection(o.Coll).Aggregate(call, mongo.Pipeline{
+		outbox := x.mongo.client.Database(o.DB).Collection(o.Coll)
+		found, err := mongodb.AggregateAll[struct{ N int }](call, outbox, "sampling "+o.NS(), mongo.Pipeline{
 			{{Key: "$sort", Value: bson.D{{Key: "ts", Value: -1}}}},
 			{{Key: "$limit", Value: sampledNewest}},
 			{{Key: "$match", Value: bson.D{{Key: "slot", Value: nil}}}},
 			{{Key: "$count", Value: "n"}},
 		})
-		var found []struct{ N int }
-		if err == nil {
-			err = cur.All(call, &found)
-		}
 		cancel()
 		if err != nil {
 			return x.mongo.access.explainRefusal(err)

@@ -9,8 +9,6 @@ import (
 	"strings"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -115,7 +113,7 @@ func (a access) explainRefusal(err error) finding {
 			"the action %s on %s is not allowed", p.Action, on)
 	}
 
-	if serverCode(err) == codeUnauthorized {
+	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
 		return unchecked("", "it is not allowed; the privileges above say what to grant")
 	}
 	return unchecked("", "MongoDB answers: %v", err)
@@ -182,9 +180,8 @@ func (x privilegeChecks) checkAccess(ctx context.Context) finding {
 // accessControlOff tries a command that only few users may run, and reads the options of the server.
 func (x privilegeChecks) accessControlOff(ctx context.Context, loggedIn bool) bool {
 	if !loggedIn {
-		err := x.mongo.client.Database(x.cfg.MongoDB.State).Collection("watchers").FindOne(ctx, bson.D{},
-			options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Err()
-		return err == nil || errors.Is(err, mongo.ErrNoDocuments)
+		_, err := mongodb.Exists(ctx, x.mongo.client.Database(x.cfg.MongoDB.State).Collection("watchers"), bson.D{})
+		return err == nil
 	}
 
 	var opts struct {

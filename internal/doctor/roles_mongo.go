@@ -7,8 +7,8 @@ import (
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/sagas"
 	"github.com/outrelay/outrelay/internal/setaside"
-	"github.com/outrelay/outrelay/pkg/saga"
 )
 
 type roleMaker struct {
@@ -220,7 +220,7 @@ func (m *roleMaker) consumerRole() Role {
 			r.Privileges = addPrivileges(r.Privileges,
 				Privilege{Resource: resourceOf(db, coll), Actions: slices.Concat(readWrite, schema, []string{"collMod"}), Why: "messages that could not be handled"})
 		}
-		for _, coll := range append(slices.Clone(m.who.Sagas), saga.DefaultTypes) {
+		for _, coll := range append(slices.Clone(m.who.Sagas), sagas.TypesCollection) {
 			if len(m.who.Sagas) > 0 {
 				r.Privileges = addPrivileges(r.Privileges,
 					Privilege{Resource: resourceOf(db, coll), Actions: slices.Concat(readWrite, schema), Why: "the states of sagas"})

@@ -241,6 +241,9 @@ func (v *View) setRelayField(f fieldSet, c *cursor) error {
 // times, and must not exceed the limit of the server.
 const MaxIDBytes = 1024
 
+// standardUUIDs says how a writer stores UUIDs that every reader understands.
+const standardUUIDs = "let the writer store UUIDs with uuidRepresentation=standard"
+
 // ParseID returns the bytes of an id that is stored as a BSON value: those of a UUID, an ObjectId or a
 // string. It fails for other types and for invalid values.
 func ParseID(t bson.Type, value []byte) ([]byte, error) {
@@ -264,7 +267,10 @@ func (v *View) setID(c *cursor) error {
 		v.ID = c.val
 	case bson.TypeBinary:
 		id, subtype, ok := binaryData(c.val)
-		if !ok || subtype != bson.TypeBinaryUUID || len(id) != 16 {
+		switch {
+		case ok && subtype == bson.TypeBinaryUUIDOld:
+			return newMalformed("_id is a UUID of the legacy subtype 3, whose byte order depends on the driver; " + standardUUIDs)
+		case !ok || subtype != bson.TypeBinaryUUID || len(id) != 16:
 			return newMalformed("_id is a binary of subtype %d and %d bytes; a UUID is subtype 4 and 16 bytes", subtype, len(id))
 		}
 		v.ID = id
@@ -396,7 +402,7 @@ func setText(dst *[]byte, buf *[36]byte, c *cursor) error {
 	case bson.TypeBinary:
 		id, subtype, ok := binaryData(c.val)
 		if !ok || subtype != bson.TypeBinaryUUID || len(id) != 16 {
-			return newMalformed("%s is a binary that is not a UUID of subtype 4", c.name)
+			return newMalformed("%s is a binary that is not a UUID of subtype 4; "+standardUUIDs, c.name)
 		}
 		val = id
 	default:

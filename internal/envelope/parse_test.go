@@ -63,13 +63,9 @@ func legacyUUID() bson.Binary {
 	return bson.Binary{Subtype: bson.TypeBinaryUUIDOld, Data: make([]byte, 16)}
 }
 
-func TestMalformed(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		field string
-		value any
-		want  string
-	}{
+// malformedFields are values of fields that make an envelope malformed, and a part of the reason.
+func malformedFields() []malformedField {
+	return []malformedField{
 		{"_id", absent, "_id is missing"},
 		{"_id", "", "_id is missing or empty"},
 		{"_id", strings.Repeat("x", 1025), "_id has 1025 bytes; at most 1024"},
@@ -113,7 +109,18 @@ func TestMalformed(t *testing.T) {
 		{"state", 1, "state is not one of"},
 		{"delivery", -1, "delivery is not a count"},
 		{"delivery", "1", "delivery is not a count"},
-	} {
+	}
+}
+
+type malformedField struct {
+	field string
+	value any
+	want  string
+}
+
+func TestMalformed(t *testing.T) {
+	t.Parallel()
+	for _, c := range malformedFields() {
 		refusal(t, doc(t, bson.E{Key: c.field, Value: c.value}), record.Malformed, c.want)
 	}
 

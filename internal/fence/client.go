@@ -73,6 +73,8 @@ func (c *Client) Barrier(
 	ctx context.Context, id string, p Producer, partitions []record.TopicPartition, patience Patience,
 ) (refused map[record.TopicPartition]error, begun bool, err error) {
 	refused = map[record.TopicPartition]error{}
+	// Kafka accepts or refuses a request as a whole. So it is sent again without the partitions at
+	// fault.
 	for !begun {
 		if len(partitions) == 0 {
 			return refused, false, nil
@@ -109,6 +111,7 @@ func (c *Client) addPartitions(
 	for tp, code := range codes {
 		switch code {
 		case 0, kafkawire.OperationNotAttempted:
+			// Kafka did not try the others if one partition is at fault.
 		case kafkawire.UnknownTopicOrPartition, kafkawire.TopicAuthorizationFailed, kafkawire.InvalidTopic:
 			refused[tp] = code
 		default:

@@ -42,10 +42,12 @@ func (x *identityValues) digest() (Identity, bool) {
 	b := room[:0]
 	for i := range identityHeaders {
 		if !x.has[i] {
+			// A missing header and an empty one are different identities.
 			b = append(b, 0)
 			continue
 		}
 		b = append(b, 1)
+		// With its length, no value can be read as a part of the next one.
 		b = binary.AppendUvarint(b, uint64(len(x.value[i])))
 		b = append(b, x.value[i]...)
 	}

@@ -35,6 +35,8 @@ func (s *Session) KeepAlive(ctx context.Context, idle, spare []record.TopicParti
 		return err
 	}
 	current := s.Producer()
+	// H3: after its last epoch, the id would get another producer id, whose markers do not fence this
+	// one.
 	if current.Epoch >= s.in.epochs {
 		return fmt.Errorf("epoch %d of transactional id %s nears its end: %w",
 			current.Epoch, s.TransactionalID(), ErrSelfMove)
@@ -80,6 +82,7 @@ func (s *Session) markIfHealthy(ctx context.Context, tp record.TopicPartition) (
 	if err != nil || h.Reason(tp) != "" {
 		return false, context.Cause(ctx)
 	}
+	// The marker will be at or above the present end, so the read begins there.
 	end, err := s.client.kafka.LeaderOffset(ctx, h.layout.LeaderAddr(tp), tp, kafkawire.LogEnd)
 	if err != nil {
 		return false, context.Cause(ctx)

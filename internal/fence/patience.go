@@ -48,6 +48,8 @@ func (p Patience) retry(ctx context.Context, step string, try func() error) erro
 		err := try()
 		now := time.Now()
 
+		// A coordinator that is still writing markers (H4) mostly ends within milliseconds, so the
+		// first waits are short.
 		wait := min(time.Duration(n)*3*time.Millisecond, 100*time.Millisecond)
 		switch {
 		case err == nil:

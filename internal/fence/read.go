@@ -100,11 +100,13 @@ func (r *reader) readAll(ctx context.Context, list []*reading) error {
 			return nil
 		}
 
+		// Leaders may have moved since the last round.
 		h, err := r.kafka.awaitHealth(ctx, names, Patience{Gate: r.patience.Gate, Total: r.idle})
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if err != nil {
+			// giveUpIdle ends the loop when no partition has made progress for long enough.
 			for _, p := range list {
 				if !p.done {
 					p.err = err
@@ -115,6 +117,7 @@ func (r *reader) readAll(ctx context.Context, list []*reading) error {
 
 		r.applyBounds(list)
 		groups := groupByLeader(list, h)
+		// Each partition waits for its next attempt, or for a leader.
 		if len(groups) == 0 {
 			_ = retry.Sleep(ctx, backoff)
 			continue
@@ -137,6 +140,7 @@ func (r *reader) giveUpIdle(list []*reading) (left int) {
 		}
 
 		last := p.lastProgress
+		// Responses are limited in size, so a partition may only have waited for its turn.
 		if anyProgress.After(last) {
 			last = anyProgress
 		}
@@ -177,6 +181,7 @@ func groupByLeader(list []*reading, h *Health) map[string][]*reading {
 // readGroup reads the partitions of one leader for roundTime, with one fetch for all of them at a time.
 func (r *reader) readGroup(ctx context.Context, leader string, list []*reading) {
 	until, budget := time.Now().Add(min(roundTime, r.idle/4)), r.bounds.Bytes/8
+	// A single fetch must not exceed a small bound by much.
 	limits := kafkawire.FetchLimits{
 		MaxBytes:          fetchBytes,
 		MaxPartitionBytes: int(min(partitionBytes, max(r.bounds.Bytes/16, 1))),
@@ -246,6 +251,7 @@ func (r *reader) handleFetched(ctx context.Context, leader string, p *reading, g
 		return
 	}
 
+	// The read goes at least to the end that the partition has now, also if it waits for no marker.
 	if p.tail.target < 0 {
 		p.tail.target = got.High
 	}
@@ -345,6 +351,7 @@ func (r *reader) applyBounds(list []*reading) {
 
 	spent := time.Since(r.began)
 	for topic, s := range topics {
+		// Nothing was read yet that could show how long the rest takes.
 		if s.span == 0 || s.rest == 0 {
 			continue
 		}

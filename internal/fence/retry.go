@@ -68,6 +68,7 @@ func (s *Session) Retry(ctx context.Context) (map[record.TopicPartition]*Tail, e
 		if err := s.writeBarriers(ctx, p.TopicPartition, hanging); err != nil {
 			return released, err
 		}
+		// writeBarriers has continued the read of this tail.
 		if tail := s.releaseIfFenced(&reading{TopicPartition: p.TopicPartition, tail: p.tail}); tail != nil {
 			released[p.TopicPartition] = tail
 		}
@@ -170,7 +171,9 @@ func (s *Session) writeOwnMarker(ctx context.Context, tp record.TopicPartition, 
 	case err == nil && refused[tp] != nil:
 		return fmt.Errorf("%w: %w", errRefused, refused[tp])
 	case err == nil:
+		// A marker has the epoch of its transaction, so it is above the previous epoch only.
 		above := Producer{ID: current.ID, Epoch: current.Epoch - 1}
+		// The read gets some time even if the transaction has used all of it.
 		err = s.readMarker(ctx, tp, tail, above, max(limit-time.Since(began), limit/5))
 	case errors.Is(err, ErrFenced) || errors.Is(err, kafkawire.TransactionalIDAuthorizationFailed):
 		return err

@@ -243,6 +243,7 @@ func (s *Session) noteForgotten(ctx context.Context, generation int, got Produce
 func (s *Session) takeNextGeneration(ctx context.Context) error {
 	for generation := s.Generation() + 1; ; generation++ {
 		got, err := s.client.Init(ctx, s.formatID(generation), AnyEpoch, s.patience())
+		// An earlier owner may have left this id hanging as well.
 		if errors.Is(err, ErrStuck) {
 			continue
 		}

@@ -122,6 +122,7 @@ func (t *takeOver) quarantineTargets(h *Health) {
 	for topic, stored := range s.in.Offsets {
 		layout := h.layout.Topics[topic]
 		n := max(len(stored), len(layout.Partitions))
+		// A topic that is missing now is read when it exists again.
 		if layout.Err != nil {
 			n = max(n, 1)
 		}
@@ -149,6 +150,7 @@ func (t *takeOver) quarantineTargets(h *Health) {
 func (t *takeOver) acquire(ctx context.Context) error {
 	s := t.session
 	id := s.formatID(s.generation)
+	// N4: a marker above the last owner needs an epoch above that owner.
 	got, err := s.client.Init(ctx, id, AnyEpoch, s.patience())
 	crash.At("after-init")
 
@@ -181,6 +183,8 @@ func (t *takeOver) fenceTargets(ctx context.Context) error {
 	}
 
 	id := s.formatID(s.generation)
+	// N4: with a sick partition, the transaction would not end, and the id could fence no other
+	// partition.
 	covered := h.Healthy(s.quarantinedPartitions())
 	refused, _, err := s.client.Barrier(ctx, id, s.current, covered, s.patience())
 	crash.At("after-barrier")

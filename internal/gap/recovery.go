@@ -276,6 +276,8 @@ func (r *Recovery) SweepGap(ctx context.Context, start resume.Position) error {
 		Publisher:    gapPublisher{sweptPublisher{r}},
 	}
 	g.lower = s.LowerBound()
+	// Before the first position of the sweep: a renewal would save it as the position of the stream
+	// (N22).
 	r.sweeping.Store(&sweepProgress{endStamp: g.To.T})
 	r.Dispatcher.Position(resume.Position{ClusterTime: g.lower})
 
@@ -294,6 +296,7 @@ func (r *Recovery) SweepGap(ctx context.Context, start resume.Position) error {
 func (r *Recovery) closeGap(ctx context.Context, res Result) error {
 	g := r.gap
 	end := resume.Position{ClusterTime: g.To}
+	// IsSweeping holds until the write below, so no renewal saves this position before.
 	r.Dispatcher.Position(end)
 	_, _, offsets := r.Dispatcher.Snapshot()
 	hash := r.Scope.PipelineHash()

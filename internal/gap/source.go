@@ -2,7 +2,6 @@ package gap
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -63,15 +62,7 @@ func HasUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collectio
 	defer session.EndSession(context.WithoutCancel(ctx))
 	ctx = mongo.NewSessionContext(ctx, session)
 
-	opts := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
-	err = mongodb.Majority(coll).FindOne(ctx, p.AddFilter(unstampedFilter(time.Time{})), opts).Err()
-	if errors.Is(err, mongo.ErrNoDocuments) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("looking for envelopes without a stamp in %s: %w", mongodb.Namespace(coll), err)
-	}
-	return true, nil
+	return mongodb.Exists(ctx, mongodb.Majority(coll), p.AddFilter(unstampedFilter(time.Time{})))
 }
 
 // source reads one collection for a sweep. After an error it can continue: it opens a new cursor after
@@ -103,6 +94,8 @@ type source struct {
 
 // openCursor opens a cursor on the documents after last.
 func (s *source) openCursor(ctx context.Context) error {
+	// A member of the replica set that has not reached the end of the stretch waits, instead of
+	// returning less.
 	session, err := mongodb.Causal(ctx, s.coll.Database().Client(), s.to)
 	if err != nil {
 		return err
@@ -117,6 +110,8 @@ func (s *source) openCursor(ctx context.Context) error {
 			after = precedingStamp(after)
 		}
 		filter = stampedFilter(after, s.to)
+		// Without the index on ts, the server sorts the collection itself, which may need more than the
+		// memory of a query.
 		opts.SetSort(bson.D{{Key: "ts", Value: 1}}).SetAllowDiskUse(true)
 	}
 
@@ -180,6 +175,8 @@ func (s *source) acceptCurrent() bool {
 	s.cursorDocs++
 	s.cursorBytes += len(raw)
 	if s.cursor.RemainingBatchLength() == 0 {
+		// The server limits a reply by its number of documents. The mean size so far turns the wanted
+		// bytes into that number.
 		docs := s.replyBytes * s.cursorDocs / max(s.cursorBytes, 1)
 		s.cursor.SetBatchSize(int32(max(1, min(maxReply, docs))))
 	}

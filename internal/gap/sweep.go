@@ -170,6 +170,7 @@ func (s *Sweep) Run(ctx context.Context) (Result, error) {
 		s.Memory = defaultMemory
 	}
 	s.Skip.to = s.To
+	// The ids of an earlier pass are not in the set.
 	s.Skip.partial = s.Skip.partial || !s.Cursor.IsZero()
 
 	err := r.sweepAll(ctx)
@@ -255,13 +256,14 @@ func (r *sweepRun) reportReached(ctx context.Context, ts bson.Timestamp) error {
 
 func (r *sweepRun) newSource(c outboxes.Outbox) *source {
 	return &source{
-		outbox:     c,
-		coll:       r.Client.Database(c.DB).Collection(c.Coll),
-		db:         []byte(c.DB),
-		name:       []byte(c.Coll),
-		part:       c.Part,
-		to:         r.To,
-		idsAtLast:  map[string]struct{}{},
+		outbox:    c,
+		coll:      r.Client.Database(c.DB).Collection(c.Coll),
+		db:        []byte(c.DB),
+		name:      []byte(c.Coll),
+		part:      c.Part,
+		to:        r.To,
+		idsAtLast: map[string]struct{}{},
+		// The merge holds one reply of each collection.
 		replyBytes: max(int(r.Memory)/max(len(r.Collections), 1), leastReply),
 		timeout:    cmp.Or(r.reply, replyTimeout),
 	}

@@ -365,7 +365,7 @@ func TestProblemsOfUseCasesHaveTheirStatus(t *testing.T) {
 		want int
 	}{
 		{fmt.Errorf("x: %w", mongodb.ErrNotFound), 404},
-		{admin.ErrCursor, 422},
+		{mongodb.ErrCursor, 422},
 		{&admin.InvalidError{Reason: "no"}, 422},
 		{admin.ErrInUse, 409},
 		{&admin.CompactedError{Topics: []string{"t"}}, 409},

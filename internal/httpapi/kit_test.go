@@ -52,15 +52,13 @@ func open(t *testing.T, change ...func(*AdminOptions)) *site {
 	s := &site{t: t, state: stacktest.Database(t, c), outbox: stacktest.Database(t, c).Collection("outbox"), log: &bytes.Buffer{}}
 	s.ns = mongodb.Namespace(s.outbox)
 	// It never seems to be gone because the machine is busy.
-	l, err := lease.New(lease.Config{Collection: s.state.Collection("watchers"), ID: "orders/" + "0of1", Node: "n1", ReplicaSetID: "x", TTL: time.Hour, Renew: 200 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := lease.New(lease.Config{Collection: s.state.Collection("watchers"), ID: "orders/" + "0of1", Node: "n1", ReplicaSetID: "x", TTL: time.Hour, Renew: 200 * time.Millisecond})
+	var err error
 	if s.owner, err = l.Acquire(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.run(func(ctx context.Context) error { return s.owner.Run(ctx) })
-	if _, err := outboxes.NewRegistry(s.state.Collection("collections")).Register(t.Context(), [16]byte{1}, s.ns, "orders"); err != nil {
+	if _, err := outboxes.NewRegistry(s.state.Collection("collections")).Register(t.Context(), [16]byte{1}, s.ns, "orders", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 	router, err := routing.New(routing.Config{Template: "outbox.event.{aggregatetype}"})

@@ -75,6 +75,7 @@ func (c *Client) useLink(ctx context.Context, addr string, timeout time.Duration
 			return nil
 		}
 		l.Close()
+		// A time-out does not mean that the broker has closed the link: it may still work on the request.
 		if ctx.Err() != nil || isTimeout(err) {
 			return err
 		}
@@ -127,6 +128,7 @@ func (c *Client) useAny(ctx context.Context, timeout time.Duration, exchange fun
 		}
 
 		errs = append(errs, err)
+		// The end of ctx says nothing about the broker.
 		if ctx.Err() != nil {
 			break
 		}
@@ -166,3 +168,6 @@ func (c *Client) Layout() *Layout { return c.layout.Load() }
 // MarkFailed notes that the broker at addr failed, so that it becomes the last candidate for requests
 // that any broker can serve.
 func (c *Client) MarkFailed(addr string) { c.links.markFailed(addr) }
+
+// ClientID returns the name that brokers use for this client.
+func (c *Client) ClientID() string { return c.cfg.ClientID }

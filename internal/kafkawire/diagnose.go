@@ -89,6 +89,7 @@ func (c *Client) probeBroker(ctx context.Context, addr string) (*metadata.Respon
 
 	var m protocol.Message
 	err = k.exchange(ctx, adminTimeout, func(k *Link) error {
+		// An empty list asks for the brokers only. A nil list would ask for all topics.
 		m, err = k.protoConn.RoundTrip(&metadata.Request{TopicNames: []string{}})
 		return err
 	})

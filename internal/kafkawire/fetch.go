@@ -27,22 +27,25 @@ type FetchLimits struct {
 	MaxWait           time.Duration // how long the broker waits for the first record
 	Timeout           time.Duration // of the response, beyond MaxWait; at least 5 s and a millisecond for each partition
 	Committed         bool          // leave out records of open transactions, and list the aborted ones
+	Rack              string        // of this client, for which the leader may name a replica; "" for none
 }
 
 // correlation numbers the requests that are not written by protocol.Conn.
 var correlation atomic.Int32
 
-// Fetch reads partitions from the broker at addr, which leads them. It blocks for at most MaxWait more
+// Fetch reads partitions from the broker at addr, which leads them or has a replica. It blocks for at most MaxWait more
 // than other requests.
 func (c *Client) Fetch(
 	ctx context.Context, addr string, from []FetchFrom, limits FetchLimits,
 ) (*fetched.Answer, error) {
+	// In the protocol, -1 means here: no replica, no fetch session, and no check of the leader epoch.
 	req := &fetch.Request{
 		ReplicaID:    -1,
 		MaxWaitTime:  int32(limits.MaxWait.Milliseconds()),
 		MinBytes:     1,
 		MaxBytes:     int32(limits.MaxBytes),
 		SessionEpoch: -1,
+		RackID:       limits.Rack,
 	}
 	if limits.Committed {
 		req.IsolationLevel = int8(kafkago.ReadCommitted)

@@ -88,6 +88,7 @@ func (c *Client) Dial(ctx context.Context, addr string) (*Link, error) {
 	// The handshake has no context, so a deadline in the past interrupts it.
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	l, err := c.handshake(ctx, conn, addr)
+	// The end of ctx has left a deadline in the past on the connection.
 	if !stop() && err == nil {
 		err = &connectError{addr, stageSASL, context.Cause(ctx)}
 	}
@@ -196,6 +197,7 @@ func authenticate(ctx context.Context, pc *protocol.Conn, s sasl.Mechanism) erro
 	for done := false; !done; {
 		m, err := pc.RoundTrip(&saslauthenticate.Request{AuthBytes: state})
 		if err != nil {
+			// A broker may reject credentials without a response.
 			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 				return fmt.Errorf("%w: the broker closed the connection", kafkago.SASLAuthenticationFailed)
 			}
@@ -297,6 +299,7 @@ func (p *linkPool) takeIdle(addr string) *Link {
 			return nil
 		}
 
+		// The link that was used last is the least likely one to be closed by the broker.
 		l := list[len(list)-1]
 		p.idle[addr] = list[:len(list)-1]
 		if !l.IsStale() {

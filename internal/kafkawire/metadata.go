@@ -94,6 +94,7 @@ func parseLayout(r *metadata.Response) *Layout {
 
 	for _, t := range r.Topics {
 		tl := TopicLayout{Partitions: make([]PartitionLayout, len(t.Partitions))}
+		// With LEADER_NOT_AVAILABLE, the topic exists and waits for an election.
 		if code := kafkago.Error(t.ErrorCode); code != 0 && code != kafkago.LeaderNotAvailable {
 			tl.Err = code
 		}
@@ -115,6 +116,7 @@ func parseLayout(r *metadata.Response) *Layout {
 				ISR:      len(p.IsrNodes),
 			}
 			code := kafkago.Error(p.ErrorCode)
+			// A replica that is down does not hinder the leader.
 			if l.Brokers[pl.Leader] == "" || code != 0 && code != kafkago.ReplicaNotAvailable {
 				pl.Leader = -1
 			}

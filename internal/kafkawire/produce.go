@@ -173,6 +173,7 @@ func (w *Producer) writeRequest(conn net.Conn) error {
 		}
 		w.copyBuf = append(w.copyBuf, b...)
 	}
+	// Otherwise the array would keep the sealed batches in memory until the next request.
 	clear(pieces)
 	return flush()
 }
@@ -272,6 +273,7 @@ func (c *Client) Publish(
 	for i := range list {
 		b.Append(&list[i])
 	}
+	// The producer id -1 stands for a producer that is not idempotent.
 	sealed, err := b.Seal(batch.None(), nil, batch.Producer{ID: -1, Epoch: -1}, -1)
 	if err != nil {
 		return err

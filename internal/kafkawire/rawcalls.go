@@ -62,6 +62,7 @@ func (c *Client) TopicID(ctx context.Context, topic string) (id string, err erro
 
 	var d *reply.Decoder
 	err = c.useAny(ctx, metaTimeout, func(l *Link) error {
+		// This may be another attempt, at the next broker.
 		d = nil
 		if l.highest[protocol.Metadata] < metadataWithIDs {
 			return nil

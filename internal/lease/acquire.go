@@ -37,11 +37,8 @@ type Lease struct {
 	watches    sync.WaitGroup
 }
 
-// New returns a Lease, or an error if cfg is not valid. It does no I/O.
-func New(cfg Config) (*Lease, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
+// New returns a Lease. It does no I/O.
+func New(cfg Config) *Lease {
 	cfg = cfg.withDefaults()
 
 	coll := mongodb.Majority(cfg.Collection)
@@ -55,7 +52,7 @@ func New(cfg Config) (*Lease, error) {
 	}
 	l.holdOff.Store(int64(l.clock()))
 	l.reason.Store(new(string))
-	return l, nil
+	return l
 }
 
 // HoldOff keeps this process from acquiring for d, so that an owner that stepped down does not take
@@ -168,6 +165,8 @@ func (c *contender) acquireIfFree(ctx context.Context) (*Held, time.Duration, er
 		return nil, 0, err
 	}
 	absent := err != nil
+	// The response to an earlier attempt was lost. This process owns the lease already, so nothing
+	// below may delay it.
 	_, ours := c.sentAt[doc.Owner]
 
 	if absent {
@@ -302,7 +301,7 @@ func (l *Lease) checkCopiedState(doc *Document) error {
 func (l *Lease) endOpenTransactions(ctx context.Context, doc *Document) {
 	call, cancel := context.WithTimeout(ctx, l.cfg.CallTimeout)
 	defer cancel()
-	if err := killSessions(call, l.coll.Database().Client(), doc.openSessions()); err != nil {
+	if err := mongodb.KillSessions(call, l.coll.Database().Client(), doc.openSessions()); err != nil {
 		l.log.Debug("cannot end the open transactions on the watcher document", "error", err)
 	}
 }
@@ -315,16 +314,6 @@ func (d *Document) openSessions() []bson.Raw {
 		list = append(list, raw)
 	}
 	return list
-}
-
-// killSessions aborts the transactions of the listed sessions, which must belong to the user of client.
-// Sessions without an open transaction are not affected.
-func killSessions(ctx context.Context, client *mongo.Client, list []bson.Raw) error {
-	// For the server an empty list means all sessions of the user.
-	if len(list) == 0 {
-		return nil
-	}
-	return client.Database("admin").RunCommand(ctx, bson.D{{Key: "killSessions", Value: list}}).Err()
 }
 
 // contender is the state of one call of Acquire. It records owner name and time of each attempt. If the
@@ -376,6 +365,8 @@ func (c *contender) attemptAcquire(ctx context.Context, create bool) (*Held, err
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.CallTimeout)
 	defer cancel()
 	c.claim.owner = ownerName(l.cfg.Node)
+	// N2: the lease counts from before the request, because the server may apply it at any time after
+	// this.
 	c.sentAt[c.claim.owner] = l.clock()
 
 	var doc Document

@@ -2,11 +2,7 @@ package lease
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
-	"regexp"
-	"strconv"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -16,11 +12,11 @@ import (
 	"github.com/outrelay/outrelay/internal/metrics"
 )
 
-// Config configures a [Lease]. Collection, ID, Node and TTL are required. The defaults of the command line
-// are in internal/config.
+// Config configures a [Lease]. Collection, ID, Node and TTL are required. internal/config has the limits of the
+// times and the defaults of the command line.
 type Config struct {
 	// Collection holds the watcher documents: `watchers` of the state database. Use its client for
-	// nothing else but short writes (see ClientOptions). If other work exhausts the connection pool,
+	// nothing else but short writes (see Tune). If other work exhausts the connection pool,
 	// the lease cannot be renewed.
 	Collection *mongo.Collection
 	// ID is `<watcher>/<i>of<N>`, such as "orders/0of1" (N28).
@@ -29,9 +25,9 @@ type Config struct {
 	Node string
 	// Address and Version are stored in the document, so that operators can find the owner.
 	Address, Version string
-	// TTL is how long the lease lasts after the last renewal. At least 100 ms.
+	// TTL is how long the lease lasts after the last renewal.
 	TTL time.Duration
-	// Renew is the longest time between two renewals. Defaults to TTL/5; at most TTL/3.
+	// Renew is the longest time between two renewals, less than TTL. Defaults to TTL/5.
 	Renew time.Duration
 	// CheckpointEvery is how often a changed position is saved. Each such write also renews the lease.
 	// Defaults to Renew/4; at most Renew.
@@ -62,51 +58,6 @@ type Config struct {
 	// Log defaults to a logger that discards everything, Metrics to a set that is not served.
 	Log     *slog.Logger
 	Metrics *metrics.Set
-}
-
-var idPattern = regexp.MustCompile(`^[^/\s]+/(\d{1,4})of(\d{1,4})$`)
-
-// Validate returns an error that lists every problem of the configuration.
-func (c Config) Validate() error {
-	var errs []error
-	bad := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf("lease: "+format, args...))
-	}
-
-	if c.Collection == nil {
-		bad("a collection for the watcher documents is required")
-	}
-
-	m := idPattern.FindStringSubmatch(c.ID)
-	if m == nil {
-		bad("id %q is not of the form <watcher>/<i>of<N>, such as orders/0of1", c.ID)
-	} else {
-		i, _ := strconv.Atoi(m[1])
-		n, _ := strconv.Atoi(m[2])
-		if i >= n {
-			bad("id %q: slot %d is not one of %d", c.ID, i, n)
-		}
-	}
-
-	if c.Node == "" {
-		bad("a node name is required")
-	}
-
-	d := c.withDefaults()
-	if d.TTL < 100*time.Millisecond {
-		bad("ttl %v is below 100ms", d.TTL)
-	}
-	if d.Renew <= 0 || d.Renew > d.TTL/3 {
-		bad("renew %v must be above 0 and at most a third of ttl (%v)", d.Renew, d.TTL)
-	}
-	if d.CheckpointEvery <= 0 || d.CheckpointEvery > d.Renew {
-		bad("checkpoint interval %v must be above 0 and at most renew (%v)", d.CheckpointEvery, d.Renew)
-	}
-	if d.Guard < 0 || d.Guard > d.TTL/2 {
-		bad("guard %v must be at most half of ttl (%v)", d.Guard, d.TTL)
-	}
-
-	return errors.Join(errs...)
 }
 
 func (c Config) withDefaults() Config {

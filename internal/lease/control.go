@@ -127,20 +127,16 @@ func Read(ctx context.Context, coll *mongo.Collection, id string) (Document, tim
 }
 
 func readDocument(ctx context.Context, coll *mongo.Collection, id string) (Document, time.Time, error) {
-	cur, err := coll.Aggregate(ctx, mongo.Pipeline{
+	type reply struct {
+		Doc Document  `bson:"doc"`
+		Now time.Time `bson:"now"`
+	}
+	found, err := mongodb.AggregateAll[reply](ctx, coll, "reading watcher "+id, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "_id", Value: id}}}},
 		{{Key: "$project", Value: bson.D{{Key: "doc", Value: "$$ROOT"}, {Key: "now", Value: "$$NOW"}}}},
 	})
 	if err != nil {
-		return Document{}, time.Time{}, fmt.Errorf("reading watcher %s: %w", id, err)
-	}
-
-	var found []struct {
-		Doc Document  `bson:"doc"`
-		Now time.Time `bson:"now"`
-	}
-	if err := cur.All(ctx, &found); err != nil {
-		return Document{}, time.Time{}, fmt.Errorf("reading watcher %s: %w", id, err)
+		return Document{}, time.Time{}, err
 	}
 	if len(found) == 0 {
 		return Document{}, time.Time{}, fmt.Errorf("reading watcher %s: %w", id, ErrNotFound)

@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -198,5 +199,5 @@ func EndTransactions(ctx context.Context, coll *mongo.Collection, id string) err
 	if d.Owner != "" && d.ExpiresAt.After(now) {
 		return nil
 	}
-	return killSessions(ctx, coll.Database().Client(), d.openSessions())
+	return mongodb.KillSessions(ctx, coll.Database().Client(), d.openSessions())
 }

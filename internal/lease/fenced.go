@@ -15,6 +15,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
@@ -65,6 +66,8 @@ func (h *Held) runTransaction(
 	}
 	defer h.releaseTurn()
 
+	// The next owner could not write the document while the transaction holds its lock, so the
+	// transaction ends before the lease does.
 	within, cancel := context.WithTimeoutCause(ctx, h.validFor(), errOutcomeUnknown)
 	defer cancel()
 	defer context.AfterFunc(h.ctx, cancel)()
@@ -78,7 +81,7 @@ func (h *Held) runTransaction(
 		err = fn(mongo.NewSessionContext(within, h.session))
 	}
 	if err == nil {
-		err = h.commitTransaction(within)
+		err = mongodb.Commit(within, h.session, h.lease.cfg.CallTimeout)
 	}
 	if err != nil {
 		h.abortTransaction(ctx)
@@ -162,22 +165,6 @@ func (h *Held) yieldToForeign(ctx context.Context) {
 	}
 }
 
-// commitTransaction commits, and repeats the commit while its outcome is unknown and the lease is valid.
-// A repeated commit has no second effect.
-func (h *Held) commitTransaction(ctx context.Context) error {
-	for {
-		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.lease.cfg.CallTimeout)
-		err := h.session.CommitTransaction(call)
-		cancel()
-
-		var le mongo.LabeledError
-		unknown := mongo.IsTimeout(err) || errors.As(err, &le) && le.HasErrorLabel("UnknownTransactionCommitResult")
-		if err == nil || !unknown || retry.Sleep(ctx, 10*time.Millisecond) != nil {
-			return err
-		}
-	}
-}
-
 // abortTransaction aborts the transaction of the session. If the abort does not reach the server, or the
 // first statement of the transaction arrives after the abort, the server keeps the write lock on the
 // watcher document for transactionLifetimeLimitSeconds, a minute. The renewals of this process would
@@ -201,7 +188,7 @@ func (h *Held) abortTransaction(ctx context.Context) {
 
 	h.log.Debug("cannot supersede an aborted transaction yet", "error", err)
 	err = withTimeout(func(call context.Context) error {
-		return killSessions(call, h.lease.coll.Database().Client(), []bson.Raw{h.session.ID()})
+		return mongodb.KillSessions(call, h.lease.coll.Database().Client(), []bson.Raw{h.session.ID()})
 	})
 	if err != nil {
 		h.log.Debug("cannot end the session of the transaction", "error", err)
@@ -242,7 +229,7 @@ func (h *Held) endForeignTransactions(ctx context.Context) {
 	if err == nil && len(doc.Foreign) > 0 {
 		h.log.Warn("cannot renew the lease in time; ending transactions of commands and the API on its document",
 			"transactions", len(doc.Foreign))
-		err = killSessions(call, h.lease.coll.Database().Client(), doc.Foreign)
+		err = mongodb.KillSessions(call, h.lease.coll.Database().Client(), doc.Foreign)
 	}
 	if err != nil {
 		h.log.Debug("cannot end the transactions of other processes", "error", err)

@@ -68,6 +68,7 @@ func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration
 		savedPosition: doc.Position(),
 		offsets:       doc.OffsetMap(),
 	}
+	// The ownership outlasts the context of Acquire: only a release or a loss ends it.
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	extended := make(chan struct{})
 	h.extended.Store(&extended)

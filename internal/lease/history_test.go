@@ -162,11 +162,7 @@ func pauseRandomly(r *rand.Rand, ttl time.Duration) {
 func (h *history) contendUntil(t *testing.T, client int, coll *mongo.Collection, enough func() bool) {
 	cfg := shortConfig(coll, fmt.Sprintf("node%d", client))
 	cfg.TTL, cfg.Renew = 150*time.Millisecond, 30*time.Millisecond
-	l, err := New(cfg)
-	if err != nil {
-		t.Error(err)
-		return
-	}
+	l := New(cfg)
 
 	r := rand.New(rand.NewPCG(uint64(client), 1))
 	c, err := l.newContender()

@@ -8,22 +8,20 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
-// ListIDs returns the ids of the documents of a watcher, in the order of the slots. The error is
-// that of the driver.
+// ListIDs returns the ids of the documents of a watcher, in the order of the slots.
 func ListIDs(ctx context.Context, watchers *mongo.Collection, watcher string) ([]string, error) {
 	// The character after / is 0.
 	ofWatcher := bson.D{{Key: "_id", Value: bson.D{{Key: "$gt", Value: watcher + "/"}, {Key: "$lt", Value: watcher + "0"}}}}
-	cur, err := watchers.Find(ctx, ofWatcher, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
-	if err != nil {
-		return nil, err
-	}
-	var docs []struct {
+	type document struct {
 		ID string `bson:"_id"`
 	}
-	if err := cur.All(ctx, &docs); err != nil {
+	docs, err := mongodb.FindAll[document](ctx, watchers, "listing the documents of watcher "+watcher, ofWatcher,
+		options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
+	if err != nil {
 		return nil, err
 	}
 

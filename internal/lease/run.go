@@ -31,6 +31,7 @@ type Checkpoint struct {
 // changed position every CheckpointEvery, and renews at least every Renew. While the server is not
 // available, it retries and the work is suspended. Only the document decides that the lease is lost (N2).
 func (h *Held) Run(ctx context.Context) error {
+	// Acquire has stopped its stream, but has not waited for the last getMore.
 	defer h.lease.watches.Wait()
 
 	checkpointAge := h.lease.cfg.Metrics.CheckpointAge
@@ -96,6 +97,7 @@ func (h *Held) renewIfDue(ctx context.Context) error {
 	defer h.releaseTurn()
 
 	c := h.currentCheckpoint()
+	// While work is suspended, each attempt may end the suspension.
 	due := h.lease.clock()-time.Duration(h.lastWrite.Load()) >= h.lease.cfg.Renew || !h.Valid()
 	if !due && c.Position.Compare(h.savedPosition) <= 0 {
 		return nil

@@ -68,6 +68,7 @@ func (h *Held) saveOnce(ctx context.Context, u Update) error {
 	if u.Current {
 		u.Checkpoint = h.currentCheckpoint()
 	}
+	// Positions of two histories cannot be compared, so the new one has to follow none.
 	if u.Rewind {
 		h.sentPosition, h.savedPosition = resume.Position{}, resume.Position{}
 	}
@@ -165,6 +166,7 @@ func (h *Held) releaseOnce(ctx context.Context) error {
 	}
 	crash.At("after-release")
 
+	// Goroutines that have not seen the end of the context must not work either.
 	h.deadline.Store(0)
 	h.cancel(ErrReleased)
 	h.lease.noteStandingBy("released", h.acquired.Epoch)

@@ -328,6 +328,9 @@ func (g *generation) ID() int32 { return g.id }
 // Partitions returns the assigned partitions with the offsets to start from.
 func (g *generation) Partitions() []transport.Assignment { return slices.Clone(g.partitions) }
 
+// Changes returns nil: a rebalance ends the generation.
+func (*generation) Changes() <-chan transport.Change { return nil }
+
 // Log describes a partition.
 func (g *generation) Log(ctx context.Context, tp transport.TopicPartition) (inbox.Log, error) {
 	g.broker.mu.Lock()

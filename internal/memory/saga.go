@@ -10,25 +10,20 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/pkg/saga"
+	"github.com/outrelay/outrelay/internal/sagas"
 )
 
-// Sagas stores the records of sagas in a DB. It implements saga.Store. A tombstone is ignored
+// Sagas stores the records of sagas in a DB. It implements sagas.Store. A tombstone is ignored
 // when its time is over.
 type Sagas struct{ db *DB }
 
-var _ saga.Store = (*Sagas)(nil)
+var _ sagas.Store = (*Sagas)(nil)
+
+// Sagas returns the store of the sagas that emit into the outbox. Package saga uses it.
+func (s *outboxStore) Sagas() sagas.Store { return NewSagas(s.db) }
 
 // NewSagas returns the sagas in db.
 func NewSagas(db *DB) *Sagas { return &Sagas{db} }
-
-// Transaction calls DB.Transaction.
-func (s *Sagas) Transaction(ctx context.Context, fn func(ctx context.Context) error) error {
-	return s.db.Transaction(ctx, fn)
-}
-
-// InTransaction calls DB.InTransaction.
-func (s *Sagas) InTransaction(ctx context.Context) bool { return s.db.InTransaction(ctx) }
 
 // nowMillis returns the current time with millisecond precision, as MongoDB stores it.
 func (s *Sagas) nowMillis() time.Time { return time.UnixMilli(time.Now().UnixMilli()).UTC() }
@@ -38,16 +33,16 @@ func (s *Sagas) sagaTable(name string) *storedTable { return s.db.findOrAddTable
 
 // findRecord returns the record that t sees. It returns nil if there is none, or if it is a
 // tombstone whose time is over.
-func (s *Sagas) findRecord(t *tx, name, key string) *saga.Record {
-	r, _ := t.getRow(s.sagaTable(name), key).(*saga.Record)
+func (s *Sagas) findRecord(t *tx, name, key string) *sagas.Record {
+	r, _ := t.getRow(s.sagaTable(name), key).(*sagas.Record)
 	if r == nil || !r.ExpiresAt.IsZero() && !s.nowMillis().Before(r.ExpiresAt) {
 		return nil
 	}
 	return r
 }
 
-// Load returns the record with this id: see saga.Store.
-func (s *Sagas) Load(ctx context.Context, name string, id any) (r saga.Record, found bool, err error) {
+// Load returns the record with this id: see sagas.Store.
+func (s *Sagas) Load(ctx context.Context, name string, id any) (r sagas.Record, found bool, err error) {
 	err = s.db.runOperation(ctx, func(t *tx) error {
 		key, err := encodeKey(id)
 		if err != nil {
@@ -62,21 +57,21 @@ func (s *Sagas) Load(ctx context.Context, name string, id any) (r saga.Record, f
 		return nil
 	})
 	if err != nil {
-		return saga.Record{}, false, fmt.Errorf("loading saga %s %s: %w", name, saga.FormatID(id), err)
+		return sagas.Record{}, false, fmt.Errorf("loading saga %s %s: %w", name, sagas.FormatID(id), err)
 	}
 
 	return r, found, nil
 }
 
 // cloneSagaRecord returns a copy that shares no memory with r.
-func cloneSagaRecord(r *saga.Record) saga.Record {
+func cloneSagaRecord(r *sagas.Record) sagas.Record {
 	c := *r
 	c.Body = slices.Clone(r.Body)
 	return c
 }
 
-// Save stores a record of the expected version: see saga.Store.
-func (s *Sagas) Save(ctx context.Context, name string, r saga.Record) (saved saga.Record, err error) {
+// Save stores a record of the expected version: see sagas.Store.
+func (s *Sagas) Save(ctx context.Context, name string, r sagas.Record) (saved sagas.Record, err error) {
 	err = s.db.runOperation(ctx, func(t *tx) error {
 		key, stored, err := s.checkVersion(t, name, r)
 		if err != nil {
@@ -91,9 +86,9 @@ func (s *Sagas) Save(ctx context.Context, name string, r saga.Record) (saved sag
 }
 
 // nextRecord returns the record that replaces the stored one, which may be nil.
-func (s *Sagas) nextRecord(r saga.Record, stored *saga.Record) saga.Record {
+func (s *Sagas) nextRecord(r sagas.Record, stored *sagas.Record) sagas.Record {
 	now := s.nowMillis()
-	n := saga.Record{ID: r.ID, Version: 1, Body: slices.Clone(r.Body), CreatedAt: now, UpdatedAt: now}
+	n := sagas.Record{ID: r.ID, Version: 1, Body: slices.Clone(r.Body), CreatedAt: now, UpdatedAt: now}
 
 	if n.Body == nil {
 		n.Body = bson.Raw{5, 0, 0, 0, 0}
@@ -108,14 +103,14 @@ func (s *Sagas) nextRecord(r saga.Record, stored *saga.Record) saga.Record {
 }
 
 // putRecord stores a copy of the record.
-func (s *Sagas) putRecord(t *tx, name, key string, r saga.Record) error {
+func (s *Sagas) putRecord(t *tx, name, key string, r sagas.Record) error {
 	stored := cloneSagaRecord(&r)
 	return t.putRow(s.sagaTable(name), key, &stored)
 }
 
 // checkVersion returns the stored record, or nil if there is none. If it does not have the version
 // of r, the error is errStale.
-func (s *Sagas) checkVersion(t *tx, name string, r saga.Record) (key string, stored *saga.Record, err error) {
+func (s *Sagas) checkVersion(t *tx, name string, r sagas.Record) (key string, stored *sagas.Record, err error) {
 	if key, err = encodeKey(r.ID); err != nil {
 		return "", nil, newRefusal(err)
 	}
@@ -127,7 +122,7 @@ func (s *Sagas) checkVersion(t *tx, name string, r saga.Record) (key string, sto
 	}
 
 	// The error is a refusal: nothing was written, so the transaction can continue.
-	if r.Version != saga.AnyVersion && r.Version != version {
+	if r.Version != version {
 		return "", nil, newRefusal(errStale)
 	}
 
@@ -137,8 +132,8 @@ func (s *Sagas) checkVersion(t *tx, name string, r saga.Record) (key string, sto
 // errStale means that the stored record has another version.
 var errStale = errors.New("stale version")
 
-// Complete deletes the record or makes it a tombstone: see saga.Store.
-func (s *Sagas) Complete(ctx context.Context, name string, r saga.Record, keep time.Duration) error {
+// Complete deletes the record or makes it a tombstone: see sagas.Store.
+func (s *Sagas) Complete(ctx context.Context, name string, r sagas.Record, keep time.Duration) error {
 	err := s.db.runOperation(ctx, func(t *tx) error {
 		if keep <= 0 && r.Version == 0 {
 			return nil
@@ -148,8 +143,6 @@ func (s *Sagas) Complete(ctx context.Context, name string, r saga.Record, keep t
 		switch {
 		case err != nil:
 			return err
-		case stored == nil && r.Version == saga.AnyVersion:
-			return nil
 		case keep <= 0:
 			return t.putRow(s.sagaTable(name), key, nil)
 		}
@@ -163,21 +156,21 @@ func (s *Sagas) Complete(ctx context.Context, name string, r saga.Record, keep t
 	return s.wrapError("completing", name, r, err)
 }
 
-// wrapError returns a *saga.ConflictError if err reports a conflict.
-func (s *Sagas) wrapError(doing, name string, r saga.Record, err error) error {
+// wrapError returns sagas.ErrConflict if err reports a conflict.
+func (s *Sagas) wrapError(doing, name string, r sagas.Record, err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, errStale):
-		return &saga.ConflictError{Saga: name, ID: saga.FormatID(r.ID), Version: r.Version}
+		return sagas.NewConflict(name, r, nil)
 	case isTransient(err):
-		return &saga.ConflictError{Saga: name, ID: saga.FormatID(r.ID), Version: r.Version, Err: err}
+		return sagas.NewConflict(name, r, err)
 	}
-	return fmt.Errorf("%s saga %s %s: %w", doing, name, saga.FormatID(r.ID), err)
+	return fmt.Errorf("%s saga %s %s: %w", doing, name, sagas.FormatID(r.ID), err)
 }
 
-// Recent returns the records that were changed last: see saga.Store.
-func (s *Sagas) Recent(ctx context.Context, name string, limit int) (list []saga.Record, err error) {
+// Recent returns the records that were changed last: see sagas.Store.
+func (s *Sagas) Recent(ctx context.Context, name string, limit int) (list []sagas.Record, err error) {
 	if limit <= 0 {
 		return nil, nil
 	}
@@ -196,40 +189,35 @@ func (s *Sagas) Recent(ctx context.Context, name string, limit int) (list []saga
 		return nil, fmt.Errorf("listing sagas of %s: %w", name, err)
 	}
 
-	slices.SortStableFunc(list, func(a, b saga.Record) int {
+	slices.SortStableFunc(list, func(a, b sagas.Record) int {
 		return cmp.Compare(b.UpdatedAt.UnixMilli(), a.UpdatedAt.UnixMilli())
 	})
 	return list[:min(limit, len(list))], nil
 }
 
-// Prepare stores the type of a saga: see saga.Store.
-func (s *Sagas) Prepare(ctx context.Context, info saga.TypeInfo) error {
-	err := s.db.runOperation(ctx, func(t *tx) error {
-		types := s.sagaTable(saga.DefaultTypes)
-		if found, _ := t.getRow(types, info.Name).(*saga.TypeInfo); found != nil {
-			if found.Owner != info.Owner || found.ID != info.ID {
-				want := info
-				want.Messages = nil
-				return newRefusal(&saga.OwnerError{Want: want, Found: *found})
-			}
-
+// Prepare stores the type of a saga: see sagas.Store.
+func (s *Sagas) Prepare(ctx context.Context, want sagas.Type) (found sagas.Type, err error) {
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		types := s.sagaTable(sagas.TypesCollection)
+		if stored, _ := t.getRow(types, want.Name).(*sagas.Type); stored != nil {
+			found = *stored
 			return nil
 		}
 
-		return t.putRow(types, info.Name, &saga.TypeInfo{Name: info.Name, Owner: info.Owner, ID: info.ID})
+		found = want
+		return t.putRow(types, want.Name, &want)
 	})
 	if err != nil {
-		return fmt.Errorf("storing the type of saga %s: %w", info.Name, err)
+		return found, fmt.Errorf("storing the type of saga %s: %w", want.Name, err)
 	}
-
-	return nil
+	return found, nil
 }
 
-// Types returns the stored types, sorted by name: see saga.Store.
-func (s *Sagas) Types(ctx context.Context) (list []saga.TypeInfo, err error) {
+// Types returns the stored types, sorted by name: see sagas.Store.
+func (s *Sagas) Types(ctx context.Context) (list []sagas.Type, err error) {
 	err = s.db.runOperation(ctx, func(t *tx) error {
 		list = nil
-		t.scanRows(s.sagaTable(saga.DefaultTypes), func(_ string, v any) { list = append(list, *v.(*saga.TypeInfo)) })
+		t.scanRows(s.sagaTable(sagas.TypesCollection), func(_ string, v any) { list = append(list, *v.(*sagas.Type)) })
 		return nil
 	})
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/sagas"
 	"github.com/outrelay/outrelay/internal/sagatest"
-	"github.com/outrelay/outrelay/pkg/saga"
 )
 
 func TestSagaStoreContract(t *testing.T) {
@@ -24,7 +24,7 @@ func TestSagaStoreContract(t *testing.T) {
 		}
 
 		return sagatest.Fixture{
-			Store: NewSagas(db), Outbox: box,
+			Store: NewSagas(db), Box: box,
 			Events: func(ctx context.Context) ([]string, error) {
 				docs, err := storeOf(box).Stored(ctx)
 				if err != nil {
@@ -51,7 +51,7 @@ func TestTombstoneGoesByTheClock(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := NewSagas(NewDB())
-		r, err := s.Save(t.Context(), "s", saga.Record{ID: "a", Body: bson.Raw{5, 0, 0, 0, 0}})
+		r, err := s.Save(t.Context(), "s", sagas.Record{ID: "a", Body: bson.Raw{5, 0, 0, 0, 0}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -69,7 +69,7 @@ func TestTombstoneGoesByTheClock(t *testing.T) {
 			}
 		}
 
-		if again, err := s.Save(t.Context(), "s", saga.Record{ID: "a"}); err != nil || again.Version != 1 {
+		if again, err := s.Save(t.Context(), "s", sagas.Record{ID: "a"}); err != nil || again.Version != 1 {
 			t.Errorf("begun anew: %+v, %v", again, err)
 		}
 	})

@@ -18,6 +18,7 @@ import (
 	"github.com/outrelay/outrelay/internal/memory"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/pkg/codec"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/entity"
@@ -274,22 +275,21 @@ func TestDeadLettersAreRedactedAndTold(t *testing.T) {
 func TestSagaTakesDocumentsWithoutServers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	reg, err := saga.NewRegistry(memory.NewSagas(w.db), saga.WithOutbox(w.box))
-	w.ok(err)
 	type measured struct {
 		N  int64     `bson:"n"`
 		At time.Time `bson:"at"`
 	}
-	s, err := saga.New[checkout, string](reg, "measures")
-	w.ok(err)
+	s := saga.Define[checkout]("measures")
 	got := make(chan measured, 1)
-	s.Start("Measured", saga.ByKey[string](), saga.ExtJSON(func(_ context.Context, _ *saga.Instance[checkout, string], m measured) error {
+	taken := event.Type[measured]{Aggregate: "order", Name: "Measured", Codec: codec.ExtJSON()}
+	saga.Start(s, taken, func(_ context.Context, _ *saga.Instance[checkout], m measured) error {
 		got <- m
 		return nil
-	}))
-	w.ok(reg.Prepare(w.context()))
+	})
+	h, err := s.Handler(w.context(), w.box)
+	w.ok(err)
 	c := w.consumer("shop", "outbox.event.order")
-	w.ok(s.Register(c))
+	w.ok(c.Handle("measures", h))
 	w.start("consumer", c.Run)
 	want := measured{N: 1 << 60, At: time.UnixMilli(1_700_000_000_123).UTC()}
 	w.append(event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Measured", event.Document(bson.D{{Key: "n", Value: want.N}, {Key: "at", Value: want.At}})))
@@ -311,30 +311,25 @@ type checkout struct{ Steps []string }
 func TestSagaWithoutServers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	reg, err := saga.NewRegistry(memory.NewSagas(w.db), saga.WithOutbox(w.box))
-	w.ok(err)
-	s, err := saga.New[checkout, string](reg, "checkouts", saga.WithTombstone(time.Hour))
-	w.ok(err)
-	step := func(name string, then func(in *saga.Instance[checkout, string]) error) saga.Func[checkout, string] {
-		return func(_ context.Context, in *saga.Instance[checkout, string], _ *consumer.Message) error {
-			in.State.Steps = append(in.State.Steps, name)
-			return then(in)
-		}
-	}
-
-	s.Start("OrderPlaced", saga.ByKey[string](), step("placed", func(in *saga.Instance[checkout, string]) error {
+	s := saga.Define[checkout]("checkouts")
+	placed := event.Type[[]byte]{Aggregate: "order", Name: "OrderPlaced", Codec: codec.Raw("")}
+	saga.Start(s, placed, func(_ context.Context, in *saga.Instance[checkout], _ []byte) error {
+		in.State.Steps = append(in.State.Steps, "placed")
 		in.Emit(event.New(event.Aggregate{Type: "payment", ID: in.ID()}, "TakePayment", event.Bytes("", []byte("x"))))
-		return in.Timeout("unpaid", 0, event.Payload{})
-	}))
-	s.Timeout("unpaid", step("unpaid", func(in *saga.Instance[checkout, string]) error {
+		in.TimeoutIn("unpaid", 0)
+		return nil
+	})
+	s.Timeout("unpaid", func(_ context.Context, in *saga.Instance[checkout]) error {
+		in.State.Steps = append(in.State.Steps, "unpaid")
 		in.Emit(event.New(event.Aggregate{Type: "order", ID: in.ID()}, "OrderCancelled", event.Bytes("", []byte(strings.Join(in.State.Steps, " ")))))
 		in.Complete()
 		return nil
-	}))
+	})
 
-	w.ok(reg.Prepare(w.context()))
+	h, err := s.Handler(w.context(), w.box)
+	w.ok(err)
 	c := w.consumer("shop", "outbox.event.order", "outbox.event.checkouts")
-	w.ok(s.Register(c))
+	w.ok(c.Handle("checkouts", h))
 	w.ok(c.Handle("OrderCancelled", consumer.Func(func(context.Context, *consumer.Message) error { return nil }, "OrderCancelled")))
 	w.start("consumer", c.Run)
 	for i := range 10 {

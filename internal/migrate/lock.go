@@ -123,6 +123,7 @@ func (l *lock) renewUntilDone(ctx context.Context, lost context.CancelCauseFunc)
 		cancel()
 
 		if err == nil && res.MatchedCount == 1 {
+			// The server counts the ttl from a later time, so the lock lasts at least this long.
 			renewedAt = sent
 			continue
 		}

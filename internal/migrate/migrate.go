@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"golang.org/x/sync/errgroup"
 
@@ -302,8 +303,8 @@ func (m *Migrator) outboxCollections(ctx context.Context, o outboxes.Outbox) (ma
 	}
 
 	dead := db.Collection(deadletter.Collection(o.Coll))
-	empty, err := mongodb.Empty(ctx, dead)
-	if err == nil && !empty {
+	hasLetters, err := mongodb.Exists(ctx, mongodb.Majority(dead), bson.D{})
+	if hasLetters {
 		colls[Dead] = dead
 	}
 	return colls, err

@@ -14,12 +14,8 @@ import (
 // Without it, they may miss the latest of these writes (N22). It costs two calls.
 func CatchUp(ctx context.Context, coll *mongo.Collection) error {
 	err := AfterCommitted(ctx, coll, func(ctx context.Context) error {
-		opts := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
-		err := Majority(coll).FindOne(ctx, bson.D{}, opts).Err()
-		if err != nil && !errors.Is(err, mongo.ErrNoDocuments) {
-			return Refusal(err, "reading "+Namespace(coll), "find", Namespace(coll))
-		}
-		return nil
+		_, err := Exists(ctx, Majority(coll), bson.D{})
+		return err
 	})
 
 	if errors.Is(err, ErrNoClusterTime) {

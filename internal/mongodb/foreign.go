@@ -79,7 +79,7 @@ func runForeignOnce(
 		err = fn(tx)
 	}
 	if err == nil {
-		err = commitForeign(ctx, session)
+		err = Commit(ctx, session, foreignCall)
 	}
 
 	if err != nil {
@@ -140,11 +140,12 @@ func takeForeignFence(tx context.Context, state *mongo.Database, watcher string,
 	return nil
 }
 
-// commitForeign commits the transaction, and repeats the commit while its outcome is unknown. A repeated
-// commit has no second effect.
-func commitForeign(ctx context.Context, session *mongo.Session) error {
+// Commit commits the transaction of session, and repeats the commit while its outcome is unknown, until ctx
+// ends. A repeated commit has no second effect. timeout bounds each attempt.
+func Commit(ctx context.Context, session *mongo.Session, timeout time.Duration) error {
 	for {
-		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), foreignCall)
+		// A commit that is interrupted may still happen, so the end of ctx does not interrupt it.
+		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 		err := session.CommitTransaction(call)
 		cancel()
 
@@ -163,9 +164,18 @@ func abortForeign(ctx context.Context, session *mongo.Session, client *mongo.Cli
 	defer cancel()
 
 	if err := session.AbortTransaction(call); err != nil {
-		kill := bson.D{{Key: "killSessions", Value: bson.A{session.ID()}}}
-		_ = client.Database("admin").RunCommand(call, kill).Err()
+		_ = KillSessions(call, client, []bson.Raw{session.ID()})
 	}
+}
+
+// KillSessions aborts the transactions of the listed sessions, which must belong to the user of client.
+// Sessions without an open transaction are not affected.
+func KillSessions(ctx context.Context, client *mongo.Client, list []bson.Raw) error {
+	// For the server an empty list means all sessions of the user.
+	if len(list) == 0 {
+		return nil
+	}
+	return client.Database("admin").RunCommand(ctx, bson.D{{Key: "killSessions", Value: list}}).Err()
 }
 
 // isRepeatable reports whether the whole transaction may run again after err. If an owner kills the session,

@@ -156,18 +156,41 @@ func DropIndexNamed(ctx context.Context, coll *mongo.Collection, name string) (r
 	return true, nil
 }
 
-// FindIndexTTL reports whether coll has an index with the name, and returns its TTL in seconds, or 0 if it has none.
-func FindIndexTTL(ctx context.Context, coll *mongo.Collection, name string) (found bool, seconds float64, err error) {
+// EnsureTTL creates index, or gives an existing one of the name the TTL of index. If the TTL is nil, it removes
+// the index. changed reports whether it changed anything.
+func EnsureTTL(ctx context.Context, coll *mongo.Collection, index Index) (changed bool, err error) {
 	have, err := listIndexes(ctx, coll)
-	for _, h := range have {
-		if h.Name == name {
-			found = true
-			if h.TTL != nil {
-				seconds = *h.TTL
-			}
+	if err != nil {
+		return false, err
+	}
+
+	i := slices.IndexFunc(have, func(h existingIndex) bool { return h.Name == index.Name })
+	switch exists := i >= 0; {
+	case index.TTL == nil && !exists:
+		return false, nil
+	case index.TTL == nil:
+		return DropIndexNamed(ctx, coll, index.Name)
+	case exists && have[i].TTL != nil && *have[i].TTL == float64(*index.TTL):
+		return false, nil
+
+	case exists && have[i].TTL != nil:
+		err = schema.Change(ctx, coll, func(ctx context.Context) error {
+			return coll.Database().RunCommand(ctx, bson.D{
+				{Key: "collMod", Value: coll.Name()},
+				{Key: "index", Value: bson.D{
+					{Key: "name", Value: index.Name}, {Key: "expireAfterSeconds", Value: *index.TTL},
+				}},
+			}).Err()
+		})
+		return err == nil, Refusal(err, "changing the TTL of "+Namespace(coll), "collMod", Namespace(coll))
+
+	case exists:
+		// The index has no TTL. Before MongoDB 5.1, no command can add one to it.
+		if _, err := DropIndexNamed(ctx, coll, index.Name); err != nil {
+			return false, err
 		}
 	}
-	return found, seconds, err
+	return true, CreateIndexes(ctx, coll, []Index{index})
 }
 
 // MissingIndexes returns the indexes of want that the collection does not have.

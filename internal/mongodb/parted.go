@@ -59,28 +59,44 @@ func (s *PartSize) Ended() {
 // ErrNoTransaction means that a Fencer ran its function without a transaction.
 var ErrNoTransaction = errors.New("the write needs a transaction")
 
-// Parts describes how a list is written in fenced transactions.
+// Bounds of one fenced transaction (N3). A single larger document is written alone.
+const (
+	MaxDocuments = 1000
+	MaxBytes     = 8 << 20
+)
+
+// Parts describes how [WriteInParts] writes a list.
 type Parts[T any] struct {
 	// Doing names the purpose in errors.
 	Doing string
-	// Top is the most that one transaction holds.
-	Top int
-	// Fits returns how much of a list one transaction takes, at least one and at most limit. nil takes limit.
-	Fits func(list []T, limit int) int
-	// Dirty returns the collections that the transaction of a part adds to `dirty`. nil adds none.
+	// Size returns the bytes of a document. If it is nil, the documents are small.
+	Size func(doc *T) int
+	// Dirty returns the collections that the transaction of a part adds to `dirty` (N17). nil adds none.
 	Dirty func(part []T) []string
 	// Write writes a part. It may run several times, so it must be idempotent.
 	Write func(tx context.Context, c *mongo.Client, part []T) error
 }
 
+// CountFitting returns how many documents of list fit one transaction: at most limit, and at most [MaxBytes],
+// but at least one.
+func CountFitting[T any](list []T, limit int, size func(doc *T) int) int {
+	bytes := 0
+	for i := range list {
+		if size != nil {
+			bytes += size(&list[i])
+		}
+		if i == limit || i > 0 && bytes > MaxBytes {
+			return i
+		}
+	}
+	return len(list)
+}
+
 // WriteInParts writes a list in fenced transactions. Each is majority committed before the next begins. If
 // the attempts at a transaction fail, the next one is smaller.
 func WriteInParts[T any](ctx context.Context, f Fencer, list []T, p Parts[T]) error {
-	for size := NewPartSize(p.Top); len(list) > 0; {
-		n := min(len(list), size.Most())
-		if p.Fits != nil {
-			n = p.Fits(list, n)
-		}
+	for size := NewPartSize(MaxDocuments); len(list) > 0; {
+		n := CountFitting(list, size.Most(), p.Size)
 		part := list[:n]
 
 		var dirty []string

@@ -12,17 +12,14 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 )
 
-// Empty reports whether coll holds no document.
-func Empty(ctx context.Context, coll *mongo.Collection) (bool, error) {
+// Exists reports whether coll has a document that filter matches.
+func Exists(ctx context.Context, coll *mongo.Collection, filter bson.D) (bool, error) {
 	opts := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
-	err := Majority(coll).FindOne(ctx, bson.D{}, opts).Err()
+	err := coll.FindOne(ctx, filter, opts).Err()
 	if errors.Is(err, mongo.ErrNoDocuments) {
-		return true, nil
+		return false, nil
 	}
-	if err != nil {
-		return false, Refusal(err, "reading "+Namespace(coll), "find", Namespace(coll))
-	}
-	return false, nil
+	return err == nil, Refusal(err, "reading "+Namespace(coll), "find", Namespace(coll))
 }
 
 // Fetch returns one envelope unchanged, majority committed (N21). The caller owns the bytes. If the
@@ -59,8 +56,9 @@ func FindAll[T any](
 // AggregateAll returns the documents that pipeline produces from coll. doing names the purpose in errors.
 func AggregateAll[T any](
 	ctx context.Context, coll *mongo.Collection, doing string, pipeline mongo.Pipeline,
+	opts ...options.Lister[options.AggregateOptions],
 ) ([]T, error) {
-	cur, err := coll.Aggregate(ctx, pipeline)
+	cur, err := coll.Aggregate(ctx, pipeline, opts...)
 	return decodeAll[T](ctx, coll, doing, cur, err)
 }
 
@@ -122,4 +120,23 @@ func ServerTime(ctx context.Context, client *mongo.Client) (time.Time, error) {
 		return time.Time{}, fmt.Errorf("reading the server's time: %w", err)
 	}
 	return reply.LocalTime, nil
+}
+
+// CollectionUUID returns the UUID of a collection, or zero if the collection does not exist. It needs the
+// privilege listCollections.
+func CollectionUUID(ctx context.Context, client *mongo.Client, db, coll string) (uuid [16]byte, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+
+	raw, err := client.Database(db).RunCommand(ctx, bson.D{
+		{Key: "listCollections", Value: 1},
+		{Key: "filter", Value: bson.D{{Key: "name", Value: coll}}},
+	}).Raw()
+	if err != nil {
+		return uuid, Refusal(err, "reading the UUID of "+db+"."+coll, "listCollections", db)
+	}
+
+	_, b, _ := raw.Lookup("cursor", "firstBatch", "0", "info", "uuid").BinaryOK()
+	copy(uuid[:], b)
+	return uuid, nil
 }

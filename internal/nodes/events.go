@@ -68,13 +68,12 @@ type Events struct {
 	coll     *mongo.Collection
 	watcher  string
 	node     string
-	kept     int64
 	appended atomic.Int64
 }
 
 // NewEvents returns the log in coll, for entries of a watcher and a node. Either may be "".
 func NewEvents(coll *mongo.Collection, watcher, node string) *Events {
-	return &Events{coll: coll, watcher: watcher, node: node, kept: EventsKept}
+	return &Events{coll: coll, watcher: watcher, node: node}
 }
 
 // Append writes an entry. Every [trimEvery] calls it also removes the oldest entries above the limit.
@@ -96,27 +95,30 @@ func (e *Events) Append(ctx context.Context, kind Kind, fields bson.D) error {
 	}
 
 	if e.appended.Add(1)%trimEvery == 0 {
-		return e.Trim(ctx)
+		_, err = e.Trim(ctx, EventsKept)
 	}
-	return nil
+	return err
 }
 
-// Trim removes the oldest entries above the limit of the log.
-func (e *Events) Trim(ctx context.Context) error {
+// Trim removes all entries but the newest, of all watchers. keep is at least 1.
+func (e *Events) Trim(ctx context.Context, keep int64) (removed int64, err error) {
 	var last Event
-	err := e.coll.FindOne(ctx, bson.D{}, options.FindOne().SetSort(newest).SetSkip(e.kept-1)).Decode(&last)
+	err = e.coll.FindOne(ctx, bson.D{}, options.FindOne().SetSort(newest).SetSkip(keep-1)).Decode(&last)
 	if errors.Is(err, mongo.ErrNoDocuments) {
-		return nil
+		return 0, nil
 	}
 	if err != nil {
-		return mongodb.Refusal(err, "trimming the log of events", "find", mongodb.Namespace(e.coll))
+		return 0, mongodb.Refusal(err, "trimming the log of events", "find", mongodb.Namespace(e.coll))
 	}
 
-	_, err = e.coll.DeleteMany(ctx, bson.D{{Key: "$or", Value: bson.A{
+	res, err := e.coll.DeleteMany(ctx, bson.D{{Key: "$or", Value: bson.A{
 		bson.D{{Key: "at", Value: bson.D{{Key: "$lt", Value: last.At}}}},
 		bson.D{{Key: "at", Value: last.At}, {Key: "_id", Value: bson.D{{Key: "$lt", Value: last.ID}}}},
 	}}})
-	return mongodb.Refusal(err, "trimming the log of events", "remove", mongodb.Namespace(e.coll))
+	if err != nil {
+		return 0, mongodb.Refusal(err, "trimming the log of events", "remove", mongodb.Namespace(e.coll))
+	}
+	return res.DeletedCount, nil
 }
 
 var newest = bson.D{{Key: "at", Value: -1}, {Key: "_id", Value: -1}}

@@ -252,7 +252,8 @@ func (m *Member) RemoveOld(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return m.events.Trim(ctx)
+	_, err = m.events.Trim(ctx, EventsKept)
+	return err
 }
 
 // LogEvent writes an entry about this node into the events log. If the write fails, it logs a warning, unless the

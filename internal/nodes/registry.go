@@ -126,9 +126,11 @@ func (n *Nodes) Heartbeat(ctx context.Context, s Sign) (Was, error) {
 			}, nil
 
 		case errors.Is(err, mongo.ErrNoDocuments) && !upsert:
+			// The entry was removed while the node ran.
 			upsert = true
 
 		case errors.Is(err, mongo.ErrNoDocuments):
+			// The upsert has inserted the entry, so there was none before.
 			return Was{}, nil
 
 		case mongo.IsDuplicateKeyError(err) && try < 2:

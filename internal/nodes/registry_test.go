@@ -82,13 +82,12 @@ func TestEventsAreKeptInOrderAndTrimmed(t *testing.T) {
 	if err := mongodb.CreateIndexes(t.Context(), coll, []mongodb.Index{{Name: "at_1", Keys: mongodb.Ascending("at")}}); err != nil {
 		t.Fatal(err)
 	}
-	e.kept = 5
 	for i := range 12 {
 		if err := e.Append(t.Context(), TookOver, bson.D{{Key: "epoch", Value: i}, {Key: "$odd", Value: "$now"}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := e.Trim(t.Context()); err != nil {
+	if _, err := e.Trim(t.Context(), 5); err != nil {
 		t.Fatal(err)
 	}
 	got, err := e.Latest(t.Context(), 100)

@@ -31,7 +31,7 @@ func TestPageDoesNotGrowWithTheOutbox(t *testing.T) {
 	if _, err := state.Collection("watchers").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}, {Key: "epoch", Value: int64(1)}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), [16]byte{1}, db.Name()+".outbox", "orders"); err != nil {
+	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), [16]byte{1}, db.Name()+".outbox", "orders", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 	_, _, get, _ := serve(t, state.Name(), db.Name()+".outbox")

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -497,7 +498,7 @@ func TestErrorStates(t *testing.T) {
 	}{
 		{context.DeadlineExceeded, http.StatusServiceUnavailable},
 		{admin.ErrUnavailable, http.StatusServiceUnavailable},
-		{admin.ErrCursor, http.StatusBadRequest},
+		{mongodb.ErrCursor, http.StatusBadRequest},
 		{admin.ErrInUse, http.StatusConflict},
 	} {
 		h := site(&desk{err: c.err})

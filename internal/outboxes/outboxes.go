@@ -122,21 +122,11 @@ func (o Outbox) NameHolder(ctx context.Context, client *mongo.Client) (uuid [16]
 		return o.UUID, nil
 	}
 
-	raw, err := client.Database(o.DB).RunCommand(ctx, bson.D{
-		{Key: "listCollections", Value: 1},
-		{Key: "filter", Value: bson.D{{Key: "name", Value: o.Coll}}},
-	}).Raw()
+	uuid, err = mongodb.CollectionUUID(ctx, client, o.DB, o.Coll)
 	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
 		return o.UUID, nil
 	}
-	if err != nil {
-		return uuid, fmt.Errorf("reading the UUID of %s: %w", o.NS(), err)
-	}
-
-	// If no collection has the name, the lookup finds nothing and the UUID stays zero.
-	_, b, _ := raw.Lookup("cursor", "firstBatch", "0", "info", "uuid").BinaryOK()
-	copy(uuid[:], b)
-	return uuid, nil
+	return uuid, err
 }
 
 // The values of the field `origin`: the ways in which an envelope becomes an exception.

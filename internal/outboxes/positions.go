@@ -2,6 +2,7 @@ package outboxes
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -70,3 +71,27 @@ func Stamp(doc []byte) bson.Timestamp {
 	}
 	return bson.Timestamp{T: t, I: i}
 }
+
+// FirstStampAt returns the first timestamp of the second of at, or zero for the zero time.
+func FirstStampAt(at time.Time) bson.Timestamp {
+	if at.IsZero() {
+		return bson.Timestamp{}
+	}
+	return bson.Timestamp{T: clampSeconds(at)}
+}
+
+// LastStampBefore returns the last timestamp of the second before at.
+func LastStampBefore(at time.Time) bson.Timestamp {
+	if at.Nanosecond() > 0 {
+		at = at.Add(time.Second)
+	}
+
+	t := clampSeconds(at)
+	if t == 0 {
+		return bson.Timestamp{}
+	}
+	return bson.Timestamp{T: t - 1, I: math.MaxUint32}
+}
+
+// clampSeconds returns the Unix seconds of at, within the range of a timestamp.
+func clampSeconds(at time.Time) uint32 { return uint32(min(max(at.Unix(), 0), math.MaxUint32)) }

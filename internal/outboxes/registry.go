@@ -117,17 +117,11 @@ func encodeUUID(u [16]byte) bson.Binary {
 	return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: u[:]}
 }
 
-// Register assigns the collection to the watcher (its name, without a slot). If the collection already belongs
-// to the watcher, Register only stores a new name after a rename. fresh reports whether the entry is new. If
-// the collection belongs to another watcher, the error is a [*ClaimedError].
-func (r *Registry) Register(ctx context.Context, uuid [16]byte, ns, watcher string) (fresh bool, err error) {
-	before, err := r.RegisterAt(ctx, uuid, ns, watcher, bson.Timestamp{})
-	return err == nil && before.Watcher == "", err
-}
-
-// RegisterAt is [Registry.Register] for a collection that had its name at the cluster time at. It returns the
-// entry as it was before the call.
-func (r *Registry) RegisterAt(
+// Register assigns the collection to the watcher (its name, without a slot), with the cluster time at which it
+// had its name, or zero. If the collection already belongs to the watcher, Register stores a new name after a
+// rename. It returns the entry as it was before the call. If the collection belongs to another watcher, the
+// error is a [*ClaimedError].
+func (r *Registry) Register(
 	ctx context.Context, uuid [16]byte, ns, watcher string, at bson.Timestamp,
 ) (before Registration, err error) {
 	if uuid == ([16]byte{}) {
@@ -162,7 +156,7 @@ func (r *Registry) RegisterAt(
 		return Registration{}, nil
 	case mongo.IsDuplicateKeyError(err):
 		// Another process has inserted the entry at the same moment, so the next attempt finds it.
-		return r.RegisterAt(ctx, uuid, ns, watcher, at)
+		return r.Register(ctx, uuid, ns, watcher, at)
 	case err != nil:
 		return before, mongodb.Refusal(err, "claiming "+ns, "find, insert and update", mongodb.Namespace(r.coll))
 	case before.Watcher != watcher:

@@ -23,18 +23,18 @@ func TestN25_ACollectionBelongsToOneWatcher(t *testing.T) {
 	t.Parallel()
 	r := NewRegistry(database(t).Collection("collections"))
 	one, two := [16]byte{1}, [16]byte{2}
-	if fresh, err := r.Register(t.Context(), one, "shop.outbox", "orders"); err != nil || !fresh {
-		t.Fatalf("first claim: fresh %v, %v", fresh, err)
+	if before, err := r.Register(t.Context(), one, "shop.outbox", "orders", bson.Timestamp{}); err != nil || before.Watcher != "" {
+		t.Fatalf("first claim: before %+v, %v", before, err)
 	}
-	if fresh, err := r.Register(t.Context(), one, "shop.outbox2", "orders"); err != nil || fresh {
-		t.Fatalf("again, after a rename: fresh %v, %v", fresh, err)
+	if before, err := r.Register(t.Context(), one, "shop.outbox2", "orders", bson.Timestamp{}); err != nil || before.Watcher != "orders" {
+		t.Fatalf("again, after a rename: before %+v, %v", before, err)
 	}
-	_, err := r.Register(t.Context(), one, "shop.outbox2", "other")
+	_, err := r.Register(t.Context(), one, "shop.outbox2", "other", bson.Timestamp{})
 	var claimed *ClaimedError
 	if !errors.Is(err, ErrClaimed) || !errors.As(err, &claimed) || claimed.By != "orders" {
 		t.Fatalf("a second watcher: %v", err)
 	}
-	if _, err := r.Register(t.Context(), two, "shop.outbox2", "$other"); err != nil { // re-created: another collection
+	if _, err := r.Register(t.Context(), two, "shop.outbox2", "$other", bson.Timestamp{}); err != nil { // re-created: another collection
 		t.Fatal(err)
 	}
 	if err := r.Release(t.Context(), one, "other"); err != nil {
@@ -50,10 +50,10 @@ func TestN25_ACollectionBelongsToOneWatcher(t *testing.T) {
 	if err := r.Release(t.Context(), one, "orders"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Register(t.Context(), one, "shop.outbox", "other"); err != nil {
+	if _, err := r.Register(t.Context(), one, "shop.outbox", "other", bson.Timestamp{}); err != nil {
 		t.Errorf("after the release: %v", err)
 	}
-	if _, err := r.Register(t.Context(), [16]byte{}, "a.b", "orders"); err == nil {
+	if _, err := r.Register(t.Context(), [16]byte{}, "a.b", "orders", bson.Timestamp{}); err == nil {
 		t.Error("a collection without an identity was claimed")
 	}
 }
@@ -65,7 +65,7 @@ func TestN25_OfTwoWatchersAtOnceOneIsRefused(t *testing.T) {
 		errs := make(chan error, 4)
 		for w := range 4 {
 			go func() {
-				_, err := r.Register(t.Context(), [16]byte{9, round}, "a.b", fmt.Sprint("w", w))
+				_, err := r.Register(t.Context(), [16]byte{9, round}, "a.b", fmt.Sprint("w", w), bson.Timestamp{})
 				errs <- err
 			}()
 		}
@@ -126,8 +126,8 @@ func TestOldestTSAndEmpty(t *testing.T) {
 	if _, ok, err := OldestTS(t.Context(), coll); ok || err != nil {
 		t.Errorf("of nothing: %v, %v", ok, err)
 	}
-	if empty, err := mongodb.Empty(t.Context(), coll); !empty || err != nil {
-		t.Errorf("empty: %v, %v", empty, err)
+	if exists, err := mongodb.Exists(t.Context(), coll, bson.D{}); exists || err != nil {
+		t.Errorf("exists: %v, %v", exists, err)
 	}
 	// Unstamped ones, by an upsert and by a writer that put a date there, do not count.
 	_, err := coll.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: 1}}, bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: bson.Timestamp{}}}}}, options.UpdateOne().SetUpsert(true))
@@ -155,8 +155,8 @@ func TestOldestTSAndEmpty(t *testing.T) {
 	if ts, ok, err := OldestTS(t.Context(), coll); !ok || err != nil || ts != first.TS {
 		t.Errorf("oldest %v of %v, %v, %v", ts, first.TS, ok, err)
 	}
-	if empty, err := mongodb.Empty(t.Context(), coll); empty || err != nil {
-		t.Errorf("empty: %v, %v", empty, err)
+	if exists, err := mongodb.Exists(t.Context(), coll, bson.D{}); !exists || err != nil {
+		t.Errorf("exists: %v, %v", exists, err)
 	}
 }
 

@@ -2,11 +2,9 @@ package outboxes
 
 import (
 	"context"
-	"errors"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/slot"
@@ -46,15 +44,8 @@ func Healthy(and ...bson.E) bson.D {
 // transaction.
 func StillDirty(ctx context.Context, coll *mongo.Collection, p slot.Range) (bool, error) {
 	for _, waits := range []bson.D{IsException(), IsScheduled()} {
-		opts := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
-		err := coll.FindOne(ctx, p.AddFilter(waits), opts).Err()
-		if err == nil {
-			return true, nil
-		}
-
-		if !errors.Is(err, mongo.ErrNoDocuments) {
-			ns := mongodb.Namespace(coll)
-			return false, mongodb.Refusal(err, "looking for exceptions in "+ns, "find", ns)
+		if found, err := mongodb.Exists(ctx, coll, p.AddFilter(waits)); found || err != nil {
+			return found, err
 		}
 	}
 	return false, nil

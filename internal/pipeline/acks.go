@@ -60,6 +60,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		case <-d.exceptionWake:
 		}
 
+		// One token stands for any number of exceptions.
 		for batch := d.nextExceptions(); len(batch) > 0; batch = d.nextExceptions() {
 			err := d.cfg.Retry(ctx, func() error { return d.cfg.Exceptions.Record(ctx, batch) })
 			if err != nil {
@@ -117,6 +118,8 @@ func (d *Dispatcher) nextExceptions() []Exception {
 // the cause of ctx.
 func (d *Dispatcher) Drain(ctx context.Context) error {
 	d.sink.Flush()
+	// A reservation of no bytes always fits, so only the condition counts. Each ack makes reserve check
+	// it again.
 	return d.budget.reserve(ctx, 0, func() bool { return d.tracker.Unresolved() == 0 }, func() {})
 }
 

@@ -93,6 +93,7 @@ func (b *budget) reserve(ctx context.Context, n int64, ready func() bool, before
 // waiting for them.
 func (b *budget) release(n int64) (waiting bool) {
 	b.mu.Lock()
+	// The dispatcher may have left the pool, which has taken everything back.
 	n = min(n, b.used)
 	b.used -= n
 	b.shared.used.Add(-n)

@@ -128,7 +128,7 @@ type Metrics struct {
 // Config configures a Dispatcher.
 type Config struct {
 	// Pool limits the bytes that are read and not yet acked, and the tickets. The
-	// dispatcher has a part of it from Start until Leave.
+	// dispatcher has a part of it from Start until LeavePool.
 	Pool *Pool
 
 	Exceptions Exceptions
@@ -193,7 +193,7 @@ type Dispatcher struct {
 
 var _ record.Acks = (*Dispatcher)(nil)
 
-// New returns a dispatcher. Use must be called before the first Deliver.
+// New returns a dispatcher. SetSink must be called before the first Deliver.
 func New(cfg Config) *Dispatcher {
 	if cfg.Now == nil {
 		cfg.Now = time.Now

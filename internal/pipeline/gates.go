@@ -144,6 +144,7 @@ func (g *gates) foldLocked() {
 			return
 		}
 
+		// The mask has so few values that at most half of the counters are left.
 		largest.mask = min(largest.mask>>1, 1<<(bits.Len(uint(n))-2)-1)
 		folded := make(map[uint32]gateCount, n/2)
 		for hash, c := range largest.byHash {

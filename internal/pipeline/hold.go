@@ -82,6 +82,7 @@ func (d *Dispatcher) Found(tp record.TopicPartition, offset int64) {
 // MemoryPressure implements record.Holder. More than three quarters count as most.
 func (d *Dispatcher) MemoryPressure() (low record.Ticket, stream, side bool) {
 	low, next := d.tracker.Window()
+	// A caller may wait although a quarter is free: its envelope needs more.
 	stream = isPressed(int64(next-low), d.maxTickets.Load()) ||
 		isPressed(d.budget.inUse(), d.budget.currentShare()) ||
 		d.budget.hasWaiters()

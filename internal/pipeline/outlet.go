@@ -63,6 +63,7 @@ func (o *Outlet) Publish(
 	if w.recs, refused, err = w.buildRecords(w.recs[:0], topics); err != nil {
 		return err
 	}
+	// Without a record there is no delivery whose answers could contain the refusals.
 	if len(w.recs) == 0 {
 		return refused[0].Refusal
 	}

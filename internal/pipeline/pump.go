@@ -280,6 +280,7 @@ func (p *Pump) fillItem(item *Item) error {
 	if p.ownedByReconciler() {
 		return nil
 	}
+	// In the replay, the previous owner may have sent it in time. Only its records show that.
 	expired := p.checkExpiry(p.Now())
 	if expired != nil && !p.replaying {
 		return expired
@@ -323,6 +324,7 @@ func (p *Pump) recordDelivery(item *Item) {
 	}
 
 	id := p.documentID()
+	// The delivery is recorded when the batch is gone, so nothing in it may alias the batch.
 	item.Sent = &Sent{
 		NS: p.namespace(),
 		ID: bson.RawValue{Type: id.Type, Value: slices.Clone(id.Value)},

@@ -63,6 +63,7 @@ func (d *Dispatcher) RunRecorder(ctx context.Context) error {
 		case <-d.deliveryWake:
 		}
 
+		// One token stands for any number of deliveries.
 		for batch := d.nextDeliveries(); len(batch) > 0; batch = d.nextDeliveries() {
 			err := d.cfg.Retry(ctx, func() error { return d.cfg.Recorder.Sent(ctx, batch) })
 			if err != nil {

@@ -41,6 +41,7 @@ func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolv
 		return err
 	}
 
+	// N8: the hold has to be in place before the record can be acked.
 	d.holdOffsetsInReplay()
 	ticket := d.tracker.BeginSide()
 	if len(recs) == 0 {
@@ -71,7 +72,7 @@ func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolv
 }
 
 // AckIfFound acks the records in recs that the read-back has found, and sends none. The records
-// belong to one envelope outside of the stream's order. Take does not block.
+// belong to one envelope outside of the stream's order. It does not block.
 //
 // If it finds any, it calls onResolved once with their answers before it returns true. The
 // stored offsets then wait for Settle.

@@ -21,11 +21,13 @@ func (p *Pump) DeliverSwept(ctx context.Context, e *outboxes.Envelope, pos strin
 		WallMS:      now, // the record gets the time at which it is sent (N12)
 		Data:        []byte(pos),
 	}
+	// The lag counts from the insert.
 	commit := now
 	if !e.TS.IsZero() {
 		commit = int64(e.TS.T) * 1000
 	}
 
+	// The events of the stream that follow use the same meta.
 	p.meta.Redelivered = true
 	defer func() { p.meta.Redelivered = false }()
 	p.eventCount++

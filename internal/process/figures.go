@@ -2,18 +2,17 @@ package process
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/letterparts"
 	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/retry"
@@ -289,12 +288,9 @@ func (f *figures) countIndexes(ctx context.Context, o outboxes.Outbox) {
 	}
 }
 
-// unauthorized is the server's error code for missing privileges.
-const unauthorized = 13
-
 // ignoreUnauthorized returns nil if err is caused by a missing privilege, and err otherwise.
 func ignoreUnauthorized(err error) error {
-	if se := mongo.ServerError(nil); errors.As(err, &se) && se.HasErrorCode(unauthorized) {
+	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
 		return nil
 	}
 	return err

@@ -122,11 +122,7 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 		r.shared.Balancer = slots.NewBalancer(cfg, db, r.shared.Nodes, r)
 	}
 	for i, p := range parts {
-		one, err := term.NewRunner(r.shared, p, sets[i])
-		if err != nil {
-			return nil, err
-		}
-		r.slots = append(r.slots, one)
+		r.slots = append(r.slots, term.NewRunner(r.shared, p, sets[i]))
 	}
 	return r, nil
 }

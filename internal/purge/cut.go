@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"strconv"
 	"strings"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/slot"
 )
 
 // PurgeBlock is the reason why no envelope of a collection may be purged.
@@ -116,28 +116,12 @@ func ReadWatermarks(ctx context.Context, state *mongo.Database) (*Watermarks, er
 	}
 
 	for _, d := range docs {
-		if name, of, ok := parseSlotID(d.ID); ok {
-			d.of = of
+		if name, p, ok := slot.ParseID(d.ID); ok {
+			d.of = p.N
 			w.slots[name] = append(w.slots[name], d)
 		}
 	}
 	return w, nil
-}
-
-// parseSlotID parses the id of a watcher document: "<watcher>/<i>of<N>" (N28).
-func parseSlotID(id string) (watcher string, of int, ok bool) {
-	slash := strings.LastIndexByte(id, '/')
-	if slash < 0 {
-		return "", 0, false
-	}
-
-	i, n, found := strings.Cut(id[slash+1:], "of")
-	_, notNumber := strconv.Atoi(i)
-	of, err := strconv.Atoi(n)
-	if !found || notNumber != nil || err != nil || of < 1 {
-		return "", 0, false
-	}
-	return id[:slash], of, true
 }
 
 // Cut returns the earliest position of all slots of all watchers that are registered for the collection, less keep. keep

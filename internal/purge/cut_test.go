@@ -2,7 +2,6 @@ package purge
 
 import (
 	"errors"
-	"fmt"
 	"testing"
 	"time"
 
@@ -25,7 +24,7 @@ func TestN25_AGapStopsAPurgeThatIsUnderWay(t *testing.T) {
 	t.Parallel()
 	state := database(t)
 	o := outboxes.Outbox{DB: "shop", Coll: "outbox", UUID: [16]byte{7}}
-	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), o.UUID, o.NS(), "w"); err != nil {
+	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 	at := bson.Timestamp{T: 10_000, I: 5}
@@ -54,12 +53,6 @@ func TestCutGoesNoFurtherThanItKeeps(t *testing.T) {
 	} {
 		if got := subtractDuration(at, keep); got != want {
 			t.Errorf("%v before %v is %v, want %v", keep, at, got, want)
-		}
-	}
-	for id, want := range map[string]string{"w/0of1": "w 1", "a/b/3of12": "a/b 12", "w": "", "w/": "", "w/of2": "", "w/xof2": "", "w/0of": "", "w/0of0": ""} {
-		name, of, ok := parseSlotID(id)
-		if got := fmt.Sprint(name, " ", of); ok != (want != "") || ok && got != want {
-			t.Errorf("%q: %s, %v", id, got, ok)
 		}
 	}
 }
@@ -128,7 +121,7 @@ func TestN25_APositionInTheFutureStopsThePurge(t *testing.T) {
 	t.Parallel()
 	state := database(t)
 	o := outboxes.Outbox{DB: "shop", Coll: "outbox", UUID: [16]byte{8}}
-	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), o.UUID, o.NS(), "w"); err != nil {
+	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 	now := uint32(time.Now().Unix())
@@ -171,7 +164,7 @@ func TestN25_WhatWasNotReadYetIsNotPurged(t *testing.T) {
 		}
 	}
 	renamed := bson.Timestamp{T: 10_000, I: 5}
-	if _, err := r.RegisterAt(t.Context(), o.UUID, o.NS(), "w", renamed); err != nil {
+	if _, err := r.Register(t.Context(), o.UUID, o.NS(), "w", renamed); err != nil {
 		t.Fatal(err)
 	}
 	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 9_999, I: 1}}})
@@ -183,7 +176,7 @@ func TestN25_WhatWasNotReadYetIsNotPurged(t *testing.T) {
 	}
 	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 12_000, I: 1}}})
 	holds(HoldUnread)
-	if before, err := r.RegisterAt(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{T: 11_500, I: 1}); err != nil || before.Left.T != 11_000 {
+	if before, err := r.Register(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{T: 11_500, I: 1}); err != nil || before.Left.T != 11_000 {
 		t.Fatalf("%+v, %v", before, err)
 	}
 	holds("")

@@ -2,9 +2,6 @@ package purge
 
 import (
 	"context"
-	"encoding/base64"
-	"errors"
-	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -51,9 +48,6 @@ type HistoryPage struct {
 	Next      string
 }
 
-// ErrBadCursor means that HistoryQuery.After is not a cursor of [HistoryPage].
-var ErrBadCursor = errors.New("invalid history cursor: pass the cursor that the previous page returned")
-
 const (
 	defaultHistoryLimit = 100
 	maxHistoryLimit     = 10_000
@@ -63,25 +57,6 @@ const (
 type cursor struct {
 	At bson.Timestamp `bson:"t"`
 	ID bson.RawValue  `bson:"i"`
-}
-
-func (c cursor) String() string {
-	raw, err := bson.Marshal(c)
-	if err != nil {
-		return ""
-	}
-	return base64.RawURLEncoding.EncodeToString(raw)
-}
-
-func parseCursor(s string) (c cursor, err error) {
-	raw, err := base64.RawURLEncoding.DecodeString(s)
-	if err == nil {
-		err = bson.Unmarshal(raw, &c)
-	}
-	if err != nil || c.At.IsZero() {
-		return cursor{}, ErrBadCursor
-	}
-	return c, nil
 }
 
 // SentHistory reads the history of coll. A page costs the entries of the index on ts that are read until the page is
@@ -99,18 +74,16 @@ func SentHistory(ctx context.Context, coll *mongo.Collection, q HistoryQuery) (H
 	}
 
 	// The page begins after this stamp. From is inclusive, so it is the last stamp of the second before.
-	after := bson.Timestamp{}
-	if s := q.From.Unix(); !q.From.IsZero() && s > 0 {
-		after = bson.Timestamp{T: uint32(min(s, math.MaxUint32)) - 1, I: math.MaxUint32}
-	}
+	after := outboxes.LastStampBefore(q.From.Truncate(time.Second))
 
 	// The previous page may have ended between two envelopes of one stamp. The others come first, in the order of ids.
 	var page HistoryPage
 	if q.After != "" {
-		last, err := parseCursor(q.After)
-		if err != nil {
-			return page, err
+		var last cursor
+		if mongodb.ParseCursor(q.After, &last) != nil || last.At.IsZero() {
+			return page, mongodb.ErrCursor
 		}
+		var err error
 		if page.Envelopes, err = h.findAtStamp(ctx, last, limit); err != nil {
 			return page, err
 		}
@@ -126,7 +99,10 @@ func SentHistory(ctx context.Context, coll *mongo.Collection, q HistoryQuery) (H
 	}
 	if n := len(page.Envelopes); n >= limit {
 		end := page.Envelopes[n-1]
-		page.Next = cursor{At: end.TS, ID: end.ID}.String()
+		var err error
+		if page.Next, err = mongodb.EncodeCursor(cursor{At: end.TS, ID: end.ID}); err != nil {
+			return page, err
+		}
 	}
 	return page, nil
 }
@@ -189,12 +165,8 @@ func (h historian) findAtStamp(ctx context.Context, c cursor, limit int) ([]Hist
 // page again, in the order of ids.
 func (h historian) findInWindow(ctx context.Context, after bson.Timestamp, to time.Time, limit int) ([]History, error) {
 	stamp := bson.D{{Key: "$gt", Value: after}}
-	if s := to.Unix(); !to.IsZero() {
-		if to.Nanosecond() > 0 {
-			s++
-		}
-		before := bson.Timestamp{T: uint32(min(max(s, 0), math.MaxUint32))}
-		stamp = append(stamp, bson.E{Key: "$lt", Value: before})
+	if !to.IsZero() {
+		stamp = append(stamp, bson.E{Key: "$lte", Value: outboxes.LastStampBefore(to)})
 	}
 
 	found, err := h.findEnvelopes(ctx, h.filterSent(stamp), "ts", limit)

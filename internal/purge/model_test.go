@@ -137,7 +137,7 @@ func register(t testing.TB, db *mongo.Database, coll *mongo.Collection, watcher 
 	if err != nil || len(found) != 1 {
 		t.Fatalf("%v, %v", found, err)
 	}
-	if _, err := outboxes.NewRegistry(db.Collection("collections")).Register(t.Context(), found[0].UUID, found[0].NS(), watcher); err != nil {
+	if _, err := outboxes.NewRegistry(db.Collection("collections")).Register(t.Context(), found[0].UUID, found[0].NS(), watcher, bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 	return found[0].UUID

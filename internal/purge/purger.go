@@ -158,6 +158,7 @@ func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) 
 		return p.idle[o.UUID].until.After(now)
 	})
 
+	// The collections take turns, so that a large one does not delay the others.
 	for len(pending) > 0 {
 		var unfinished []outboxes.Outbox
 		for _, o := range pending {

@@ -312,7 +312,7 @@ func TestN25_EverySlotAndWatcherHoldsThePurge(t *testing.T) {
 		t.Fatal(err)
 	}
 	holds(HoldUnclaimed, 10)
-	if _, err := outboxes.NewRegistry(registry).Register(t.Context(), o.UUID, o.NS(), "w"); err != nil {
+	if _, err := outboxes.NewRegistry(registry).Register(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 	holds("", 0)

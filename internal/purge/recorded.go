@@ -19,12 +19,6 @@ const (
 	RecordMark      = "mark"
 )
 
-// Bounds of one fenced transaction (N3).
-const (
-	maxFencedDocs  = 1000
-	maxFencedBytes = 8 << 20
-)
-
 // markGroup is how many envelopes one update statement marks. The statement finds the positions of each envelope by a
 // search in a list of so many ids. A longer list costs more than it saves in statements.
 const markGroup = 50
@@ -77,20 +71,8 @@ func RecordSent(ctx context.Context, f mongodb.Fencer, mode string, list []Sent)
 		return nil
 	}
 	return mongodb.WriteInParts(ctx, f, list, mongodb.Parts[Sent]{
-		Doing: "recording deliveries", Top: maxFencedDocs, Fits: countFitting, Write: write,
+		Doing: "recording deliveries", Size: (*Sent).estimateSize, Write: write,
 	})
-}
-
-// countFitting returns how many envelopes go into one transaction, at least one and at most limit.
-func countFitting(list []Sent, limit int) int {
-	bytes := 0
-	for i := range list {
-		bytes += list[i].estimateSize()
-		if i == limit || i > 0 && bytes > maxFencedBytes {
-			return i
-		}
-	}
-	return len(list)
 }
 
 // sentGroup identifies envelopes that one filter can select: those of one collection, all with a stamp or all without.
@@ -127,6 +109,8 @@ func (g sentGroup) filterUnchanged(part []Sent) bson.D {
 		return f
 	}
 
+	// An envelope that was inserted again with this id has a later stamp, and was not sent by this
+	// delivery.
 	newest := part[0].TS
 	for _, s := range part[1:] {
 		if s.TS.After(newest) {
@@ -160,6 +144,7 @@ func (g sentGroup) markUpdate(part []Sent) mongo.Pipeline {
 		{Key: "sentAt", Value: "$$NOW"},
 		{Key: "sent", Value: bson.D{{Key: "$arrayElemAt", Value: bson.A{mongodb.Literal(positions), index}}}},
 	}
+	// With a stamp, the purge finds the envelope by its index.
 	if !g.stamped {
 		set = append(set, bson.E{Key: "ts", Value: "$$CLUSTER_TIME"})
 	}

@@ -92,7 +92,7 @@ type Router struct {
 
 	mu            sync.RWMutex
 	exists        func(topic string) bool
-	countedTopics map[string]struct{} // topics allowed since the last Begin; at most maxTopics
+	countedTopics map[string]struct{} // topics allowed since the last ResetTopics; at most maxTopics
 	byTypeCache   map[string]decision // by aggregatetype, or by aggregatetype NUL type
 	byTopicCache  map[string]decision // topics that envelopes name themselves
 }
@@ -259,7 +259,7 @@ func (r *Router) countTopic(name string) *record.Refusal {
 }
 
 // RestrictTo returns the targets for the listed topics, in their order. The list is stored on the document and
-// may be older than the configuration. So Narrow validates each topic that is not among the targets, and
+// may be older than the configuration. So RestrictTo validates each topic that is not among the targets, and
 // returns an answer in refused for each topic that may not be written.
 func (r *Router) RestrictTo(targets []Target, topics []string) (kept []Target, refused []record.Answer) {
 	for _, topic := range topics {
@@ -376,7 +376,7 @@ func (r *Router) decideTopics(names []string) decision {
 	return d
 }
 
-// cacheDecision stores d in the cache. It takes a pointer, because Begin replaces the caches.
+// cacheDecision stores d in the cache. It takes a pointer, because ResetTopics replaces the caches.
 func (r *Router) cacheDecision(cache *map[string]decision, key string, d decision) {
 	if len(key) > maxCachedKey || d.transient {
 		return

@@ -14,55 +14,51 @@ import (
 
 type counter struct{ Starts, Steps int }
 
-type instance = saga.Instance[counter, string]
+type instance = saga.Instance[counter]
+
+func eventType(name string) event.Type[struct{}] {
+	return event.Type[struct{}]{Aggregate: "counter", Name: name}
+}
 
 // newCounterSaga returns the handler of a saga that counts its steps and emits an event for each.
 // fail returns the error of a step.
 func (s *suite) newCounterSaga(fail func() error) consumer.Handler {
 	s.Helper()
-	reg, err := saga.NewRegistry(s.Store, saga.WithOutbox(s.Outbox))
-	s.must(err)
-	def, err := saga.New[counter, string](reg, sagaName, saga.WithTombstone(time.Hour))
-	s.must(err)
+	def := saga.Define[counter](sagaName, saga.WithTombstone(time.Hour))
 
-	by := saga.ByKey[string]()
-	def.Start("Start", by, func(_ context.Context, in *instance, _ *consumer.Message) error {
+	saga.Start(def, eventType("Start"), func(_ context.Context, in *instance, _ struct{}) error {
 		in.State.Starts++
-		in.Emit(event.New(event.Aggregate{Type: "counter", ID: in.ID()}, "Started", event.Bytes("", []byte("{}"))))
+		in.Emit(eventType("Started").New(in.ID(), struct{}{}))
 		return fail()
 	})
-
-	def.Handle("Step", by, func(_ context.Context, in *instance, _ *consumer.Message) error {
+	saga.On(def, eventType("Step"), func(_ context.Context, in *instance, _ struct{}) error {
 		in.State.Steps++
-		in.Emit(event.New(event.Aggregate{Type: "counter", ID: in.ID()}, "Stepped", event.Bytes("", []byte("{}"))))
+		in.Emit(eventType("Stepped").New(in.ID(), struct{}{}))
 		return fail()
 	})
-
-	def.Handle("Wait", by, func(_ context.Context, in *instance, _ *consumer.Message) error {
-		return errors.Join(
-			in.Timeout("one", time.Hour, event.Payload{}),
-			in.Timeout("two", time.Hour, event.Payload{}),
-			in.Timeout("one", time.Minute, event.Payload{}),
-		)
+	saga.On(def, eventType("Wait"), func(_ context.Context, in *instance, _ struct{}) error {
+		in.TimeoutIn("one", time.Hour)
+		in.TimeoutIn("two", time.Hour)
+		in.TimeoutIn("one", time.Minute)
+		return nil
 	})
-	def.Handle("End", by, func(_ context.Context, in *instance, _ *consumer.Message) error {
+	saga.On(def, eventType("End"), func(_ context.Context, in *instance, _ struct{}) error {
 		in.Complete()
 		return fail()
 	})
 	for _, t := range []string{"one", "two"} {
-		def.Timeout(t, func(context.Context, *instance, *consumer.Message) error { return nil })
+		def.Timeout(t, func(context.Context, *instance) error { return nil })
 	}
 
-	h, err := def.Handler()
+	h, err := def.Handler(s.ctx, s.Box)
 	s.must(err)
-	s.must(reg.Prepare(s.ctx))
 	return h
 }
 
 func noFailure() error { return nil }
 
 func newMessage(typ, key string) *consumer.Message {
-	return &consumer.Message{ID: typ + "-" + key, Name: typ, Key: []byte(key), Value: []byte("{}")}
+	return &consumer.Message{ID: typ + "-" + key, Name: typ, Aggregate: event.Aggregate{ID: key}, Value: []byte("{}")}
 }
 
 // checkEvents fails the test unless the outbox contains events of exactly these types.
@@ -80,7 +76,11 @@ func (s *suite) concurrentStarts() {
 	var wg sync.WaitGroup
 	for range 20 {
 		wg.Go(func() {
-			if err := h.Handle(s.ctx, newMessage("Start", "a")); err != nil {
+			err := saga.ErrConflict
+			for errors.Is(err, saga.ErrConflict) {
+				err = h.Handle(s.ctx, newMessage("Start", "a"))
+			}
+			if err != nil {
 				s.Error(err)
 			}
 		})
@@ -111,7 +111,7 @@ func (s *suite) stepIsOneTransaction() {
 	err = nil
 	s.must(h.Handle(s.ctx, newMessage("Step", "a")))
 	s.checkEvents("Started", "Stepped")
-	s.must(s.Store.Transaction(s.ctx, func(ctx context.Context) error { return h.Handle(ctx, newMessage("End", "a")) }))
+	s.must(s.Box.Transaction(s.ctx, func(ctx context.Context) error { return h.Handle(ctx, newMessage("End", "a")) }))
 	s.must(h.Handle(s.ctx, newMessage("Start", "a")))
 	s.must(h.Handle(s.ctx, newMessage("Step", "a")))
 	s.checkEvents("Started", "Stepped")

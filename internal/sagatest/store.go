@@ -9,12 +9,12 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/outrelay/outrelay/pkg/saga"
+	"github.com/outrelay/outrelay/internal/sagas"
 )
 
 func (s *suite) saveAndLoad() {
 	s.checkRecord(s.ctx, "a", 0, nil)
-	first := s.mustSave(s.ctx, saga.Record{ID: "a", Body: newBody(1)})
+	first := s.mustSave(s.ctx, sagas.Record{ID: "a", Body: newBody(1)})
 	if first.Version != 1 || first.CreatedAt.IsZero() || !first.CreatedAt.Equal(first.UpdatedAt) || first.Completed() {
 		s.Errorf("after the start: %+v", first)
 	}
@@ -32,72 +32,66 @@ func (s *suite) saveAndLoad() {
 			second.CreatedAt, second.UpdatedAt, got.CreatedAt, got.UpdatedAt)
 	}
 
-	s.mustSave(s.ctx, saga.Record{ID: "b"})
+	s.mustSave(s.ctx, sagas.Record{ID: "b"})
 	s.checkRecord(s.ctx, "b", 1, nil)
 	s.checkRecord(s.ctx, "a", 2, newBody(2))
 }
 
 func (s *suite) everyKindOfID() {
 	for i, id := range []any{uuid.New(), "7", int32(7), int64(-7), "", int32(0), int64(1) << 40} {
-		s.mustSave(s.ctx, saga.Record{ID: id, Body: newBody(i)})
+		s.mustSave(s.ctx, sagas.Record{ID: id, Body: newBody(i)})
 		s.checkRecord(s.ctx, id, 1, newBody(i))
 	}
 }
 
 func (s *suite) secondStart() {
-	s.mustSave(s.ctx, saga.Record{ID: "a", Body: newBody(1)})
-	_, err := s.Store.Save(s.ctx, sagaName, saga.Record{ID: "a", Body: newBody(2)})
-	s.checkConflict(err, 0)
-	err = s.Store.Transaction(s.ctx, func(ctx context.Context) error {
-		_, err := s.Store.Save(ctx, sagaName, saga.Record{ID: "a", Body: newBody(2)})
+	s.mustSave(s.ctx, sagas.Record{ID: "a", Body: newBody(1)})
+	_, err := s.Store.Save(s.ctx, sagaName, sagas.Record{ID: "a", Body: newBody(2)})
+	s.checkConflict(err)
+	err = s.Box.Transaction(s.ctx, func(ctx context.Context) error {
+		_, err := s.Store.Save(ctx, sagaName, sagas.Record{ID: "a", Body: newBody(2)})
 		return err
 	})
-	s.checkConflict(err, 0)
+	s.checkConflict(err)
 	s.checkRecord(s.ctx, "a", 1, newBody(1))
 }
 
 func (s *suite) staleChange() {
-	old := s.mustSave(s.ctx, saga.Record{ID: "a", Body: newBody(1)})
-	s.mustSave(s.ctx, saga.Record{ID: "a", Version: 1, Body: newBody(2)})
+	old := s.mustSave(s.ctx, sagas.Record{ID: "a", Body: newBody(1)})
+	s.mustSave(s.ctx, sagas.Record{ID: "a", Version: 1, Body: newBody(2)})
 	old.Body = newBody(3)
 	_, err := s.Store.Save(s.ctx, sagaName, old)
-	s.checkConflict(err, 1)
-	_, err = s.Store.Save(s.ctx, sagaName, saga.Record{ID: "nobody", Version: 1, Body: newBody(3)})
-	s.checkConflict(err, 1)
+	s.checkConflict(err)
+	_, err = s.Store.Save(s.ctx, sagaName, sagas.Record{ID: "nobody", Version: 1, Body: newBody(3)})
+	s.checkConflict(err)
 	s.checkRecord(s.ctx, "a", 2, newBody(2))
 	s.checkRecord(s.ctx, "nobody", 0, nil)
 }
 
 func (s *suite) completionDeletes() {
-	r := s.mustSave(s.ctx, saga.Record{ID: "a", Body: newBody(1)})
+	r := s.mustSave(s.ctx, sagas.Record{ID: "a", Body: newBody(1)})
 	s.must(s.Store.Complete(s.ctx, sagaName, r, 0))
 	s.checkRecord(s.ctx, "a", 0, nil)
-	s.must(s.Store.Complete(s.ctx, sagaName, saga.Record{ID: "never"}, 0))
-	s.must(s.Store.Complete(s.ctx, sagaName, saga.Record{ID: "a", Version: saga.AnyVersion}, 0))
-	s.must(s.Store.Complete(s.ctx, sagaName, saga.Record{ID: "a", Version: saga.AnyVersion}, time.Hour))
-	s.checkRecord(s.ctx, "a", 0, nil)
-	if again := s.mustSave(s.ctx, saga.Record{ID: "a", Body: newBody(2)}); again.Version != 1 {
+	s.must(s.Store.Complete(s.ctx, sagaName, sagas.Record{ID: "never"}, 0))
+	if again := s.mustSave(s.ctx, sagas.Record{ID: "a", Body: newBody(2)}); again.Version != 1 {
 		s.Errorf("a saga that was started again has version %d, want 1", again.Version)
 	}
 }
 
 func (s *suite) staleCompletion() {
-	old := s.mustSave(s.ctx, saga.Record{ID: "a", Body: newBody(1)})
-	s.mustSave(s.ctx, saga.Record{ID: "a", Version: 1, Body: newBody(2)})
-	s.checkConflict(s.Store.Complete(s.ctx, sagaName, old, 0), 1)
-	s.checkConflict(s.Store.Complete(s.ctx, sagaName, old, time.Hour), 1)
-	s.checkConflict(s.Store.Complete(s.ctx, sagaName, saga.Record{ID: "nobody", Version: 4}, 0), 4)
+	old := s.mustSave(s.ctx, sagas.Record{ID: "a", Body: newBody(1)})
+	s.mustSave(s.ctx, sagas.Record{ID: "a", Version: 1, Body: newBody(2)})
+	s.checkConflict(s.Store.Complete(s.ctx, sagaName, old, 0))
+	s.checkConflict(s.Store.Complete(s.ctx, sagaName, old, time.Hour))
+	s.checkConflict(s.Store.Complete(s.ctx, sagaName, sagas.Record{ID: "nobody", Version: 4}, 0))
 	s.checkRecord(s.ctx, "a", 2, newBody(2))
-	old.Version = saga.AnyVersion
-	s.must(s.Store.Complete(s.ctx, sagaName, old, 0))
-	s.checkRecord(s.ctx, "a", 0, nil)
 }
 
 func (s *suite) tombstoneStays() {
-	r := s.mustSave(s.ctx, saga.Record{ID: "a", Body: newBody(1)})
+	r := s.mustSave(s.ctx, sagas.Record{ID: "a", Body: newBody(1)})
 	r.Body = newBody(2)
 	s.must(s.Store.Complete(s.ctx, sagaName, r, time.Hour))
-	s.must(s.Store.Complete(s.ctx, sagaName, saga.Record{ID: "b", Body: newBody(3)}, time.Hour))
+	s.must(s.Store.Complete(s.ctx, sagaName, sagas.Record{ID: "b", Body: newBody(3)}, time.Hour))
 	s.checkRecord(s.ctx, "a", 2, newBody(2))
 	s.checkRecord(s.ctx, "b", 1, newBody(3))
 	for _, id := range []string{"a", "b"} {
@@ -107,8 +101,8 @@ func (s *suite) tombstoneStays() {
 			s.Errorf("tombstone: %+v", got)
 		}
 
-		_, err = s.Store.Save(s.ctx, sagaName, saga.Record{ID: id, Body: newBody(9)})
-		s.checkConflict(err, 0)
+		_, err = s.Store.Save(s.ctx, sagaName, sagas.Record{ID: id, Body: newBody(9)})
+		s.checkConflict(err)
 	}
 }
 
@@ -118,7 +112,7 @@ func (s *suite) recentOrder() {
 	for i := range 6 {
 		// Times have millisecond precision. Change the record until it is later than the
 		// previous one.
-		r := s.mustSave(s.ctx, saga.Record{ID: int32(i), Body: newBody(i)})
+		r := s.mustSave(s.ctx, sagas.Record{ID: int32(i), Body: newBody(i)})
 		for !r.UpdatedAt.After(last) {
 			r = s.mustSave(s.ctx, r)
 		}
@@ -148,50 +142,37 @@ func (s *suite) recentOrder() {
 }
 
 func (s *suite) prepareTypes() {
-	mine := saga.TypeInfo{Name: "b_sagas", Owner: "shop.Order", ID: saga.KindUUID, Messages: []string{"Placed"}}
-	for range 2 {
-		s.must(s.Store.Prepare(s.ctx, mine))
+	mine := sagas.Type{Name: "b_sagas", Owner: "shop.Order", ID: sagas.UUID}
+	a := sagas.Type{Name: "a_sagas", Owner: "shop.Order", ID: sagas.Int32}
+	for _, want := range []sagas.Type{mine, mine, a} {
+		if found, err := s.Store.Prepare(s.ctx, want); err != nil || found != want {
+			s.Errorf("Prepare of %+v: %+v, %v", want, found, err)
+		}
 	}
 
-	s.must(s.Store.Prepare(s.ctx, saga.TypeInfo{Name: "a_sagas", Owner: "shop.Order", ID: saga.KindInt32}))
-	for _, other := range []saga.TypeInfo{
-		{Name: "b_sagas", Owner: "billing.Order", ID: saga.KindUUID},
-		{Name: "b_sagas", Owner: "shop.Order", ID: saga.KindString},
+	for _, other := range []sagas.Type{
+		{Name: "b_sagas", Owner: "billing.Order", ID: sagas.UUID},
+		{Name: "b_sagas", Owner: "shop.Order", ID: sagas.String},
 	} {
-		err := s.Store.Prepare(s.ctx, other)
-		var owner *saga.OwnerError
-		if !errors.Is(err, saga.ErrDuplicateSaga) || !errors.As(err, &owner) {
-			s.Fatalf("another saga of the same name: %v", err)
-		}
-
-		if owner.Found.Owner != "shop.Order" || owner.Found.ID != saga.KindUUID {
-			s.Errorf("OwnerError.Found is %+v", owner.Found)
+		if found, err := s.Store.Prepare(s.ctx, other); err != nil || found != mine {
+			s.Errorf("another saga of the same name: found %+v, %v", found, err)
 		}
 	}
 
 	types, err := s.Store.Types(s.ctx)
 	s.must(err)
-	if len(types) != 2 || types[0].Name != "a_sagas" || types[0].ID != saga.KindInt32 ||
-		types[1].Name != "b_sagas" || types[1].Owner != "shop.Order" {
+	if !slices.Equal(types, []sagas.Type{a, mine}) {
 		s.Errorf("types: %+v", types)
 	}
 }
 
 func (s *suite) rollbackLeavesNothing() {
 	boom := errors.New("boom")
-	kept := s.mustSave(s.ctx, saga.Record{ID: "kept", Body: newBody(1)})
-	done := s.mustSave(s.ctx, saga.Record{ID: "done", Body: newBody(1)})
-	if s.Store.InTransaction(s.ctx) {
-		s.Error("InTransaction is true for a context without a transaction")
-	}
-
-	err := s.Store.Transaction(s.ctx, func(ctx context.Context) error {
-		if !s.Store.InTransaction(ctx) {
-			s.Error("InTransaction is false for the context of a transaction")
-		}
-
-		s.mustSave(ctx, saga.Record{ID: "new", Body: newBody(2)})
-		s.mustSave(ctx, saga.Record{ID: "kept", Version: kept.Version, Body: newBody(2)})
+	kept := s.mustSave(s.ctx, sagas.Record{ID: "kept", Body: newBody(1)})
+	done := s.mustSave(s.ctx, sagas.Record{ID: "done", Body: newBody(1)})
+	err := s.Box.Transaction(s.ctx, func(ctx context.Context) error {
+		s.mustSave(ctx, sagas.Record{ID: "new", Body: newBody(2)})
+		s.mustSave(ctx, sagas.Record{ID: "kept", Version: kept.Version, Body: newBody(2)})
 		s.must(s.Store.Complete(ctx, sagaName, done, 0))
 		return boom
 	})
@@ -207,9 +188,9 @@ func (s *suite) rollbackLeavesNothing() {
 // joinedFailure checks that a transaction whose inner part failed cannot commit.
 func (s *suite) joinedFailure() {
 	boom := errors.New("boom")
-	err := s.Store.Transaction(s.ctx, func(ctx context.Context) error {
-		err := s.Store.Transaction(ctx, func(ctx context.Context) error {
-			s.mustSave(ctx, saga.Record{ID: "a", Body: newBody(1)})
+	err := s.Box.Transaction(s.ctx, func(ctx context.Context) error {
+		err := s.Box.Transaction(ctx, func(ctx context.Context) error {
+			s.mustSave(ctx, sagas.Record{ID: "a", Body: newBody(1)})
 			return boom
 		})
 		if !errors.Is(err, boom) {
@@ -223,9 +204,9 @@ func (s *suite) joinedFailure() {
 	}
 
 	s.checkRecord(s.ctx, "a", 0, nil)
-	s.must(s.Store.Transaction(s.ctx, func(ctx context.Context) error {
-		return s.Store.Transaction(ctx, func(ctx context.Context) error {
-			s.mustSave(ctx, saga.Record{ID: "b", Body: newBody(2)})
+	s.must(s.Box.Transaction(s.ctx, func(ctx context.Context) error {
+		return s.Box.Transaction(ctx, func(ctx context.Context) error {
+			s.mustSave(ctx, sagas.Record{ID: "b", Body: newBody(2)})
 			return nil
 		})
 	}))
@@ -234,15 +215,15 @@ func (s *suite) joinedFailure() {
 }
 
 func (s *suite) ownWrites() {
-	s.must(s.Store.Transaction(s.ctx, func(ctx context.Context) error {
-		r := s.mustSave(ctx, saga.Record{ID: "a", Body: newBody(1)})
+	s.must(s.Box.Transaction(s.ctx, func(ctx context.Context) error {
+		r := s.mustSave(ctx, sagas.Record{ID: "a", Body: newBody(1)})
 		s.checkRecord(ctx, "a", 1, newBody(1))
 		r.Body = newBody(2)
 		r = s.mustSave(ctx, r)
 		s.checkRecord(ctx, "a", 2, newBody(2))
 		s.must(s.Store.Complete(ctx, sagaName, r, 0))
 		s.checkRecord(ctx, "a", 0, nil)
-		s.mustSave(ctx, saga.Record{ID: "b", Body: newBody(3)})
+		s.mustSave(ctx, sagas.Record{ID: "b", Body: newBody(3)})
 		return nil
 	}))
 
@@ -254,7 +235,7 @@ func (s *suite) ownWrites() {
 // succeed in the end.
 func (s *suite) concurrentChanges() {
 	const workers, each = 4, 10
-	s.mustSave(s.ctx, saga.Record{ID: "a"})
+	s.mustSave(s.ctx, sagas.Record{ID: "a"})
 	var wg sync.WaitGroup
 	for range workers {
 		wg.Go(func() {
@@ -275,7 +256,7 @@ func (s *suite) concurrentChanges() {
 // transaction did not resolve.
 func (s *suite) changeWithRetries(id any) error {
 	for {
-		err := s.Store.Transaction(s.ctx, func(ctx context.Context) error {
+		err := s.Box.Transaction(s.ctx, func(ctx context.Context) error {
 			r, _, err := s.Store.Load(ctx, sagaName, id)
 			if err != nil {
 				return err
@@ -284,7 +265,7 @@ func (s *suite) changeWithRetries(id any) error {
 			_, err = s.Store.Save(ctx, sagaName, r)
 			return err
 		})
-		if !errors.Is(err, saga.ErrConflict) {
+		if !errors.Is(err, sagas.ErrConflict) {
 			return err
 		}
 	}

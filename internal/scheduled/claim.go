@@ -181,6 +181,7 @@ func (s *Scheduled) claimGroups(
 // putBack returns a group to the heap, where it is due at once.
 func (s *Scheduled) putBack(g *claimGroup) {
 	for _, e := range g.timers {
+		// The heap accepts no envelope that is in flight.
 		s.endTimers(e.key)
 		s.timers.pushTimer(e)
 	}

@@ -61,6 +61,7 @@ func (s *Scheduled) shouldRead(c *scheduledCollection) bool {
 	if c.cursor != nil {
 		return c.indexEntries.Load() < feedLow
 	}
+	// A hint of the stream ends the rest of an idle collection before its time.
 	return !time.Now().Before(c.nextPass) || c.restedAfterPass && !c.idle.Load()
 }
 
@@ -111,6 +112,7 @@ func (s *Scheduled) readIndex(ctx context.Context, c *scheduledCollection) (done
 		c.passFound++
 		id, at := c.cursor.Current.Lookup("_id"), c.cursor.Current.Lookup("dueAt")
 		ms, ok := at.DateTimeOK()
+		// An array that contains a time matches the query as well.
 		if !ok {
 			continue
 		}

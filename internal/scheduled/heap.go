@@ -136,6 +136,7 @@ func (t *timerCache) takeDue(now int64, n, collections int) (due []timer, next i
 		seen[head.collection] = struct{}{}
 
 		heap.Pop(&t.heap)
+		// The entry is stale: the envelope has got an earlier time since.
 		if !t.uncountLocked(head) {
 			continue
 		}

@@ -27,7 +27,7 @@ const (
 	// horizon is the time by which an envelope of the stream is cached before it is due. The index
 	// brings later ones in time.
 	horizon = time.Minute
-	// idleRecheck is the time between two looks at a collection without scheduled envelopes. Saw is not
+	// idleRecheck is the time between two looks at a collection without scheduled envelopes. NoteScheduled is not
 	// called for envelopes that are appended during a gap of the stream.
 	idleRecheck = 5 * time.Second
 
@@ -75,7 +75,7 @@ type ScheduledConfig struct {
 // ownership. N19
 //
 // The index on dueAt is authoritative. Scheduled reads it every Poll for envelopes that are due within a
-// second. Calls of Saw are hints that only make it faster. Scheduled claims due envelopes, up to 1,000 at
+// second. Calls of NoteScheduled are hints that only make it faster. Scheduled claims due envelopes, up to 1,000 at
 // a time in one fenced transaction whose filter decides, reads the claimed envelopes back, publishes
 // them, and passes them to the Finisher. An envelope keeps its claim until it is finished, or becomes an
 // exception because its target refused it or cannot be written. A successor takes over the claims.
@@ -130,11 +130,11 @@ type scheduledCollection struct {
 	envelopeSize int // mean bytes of an envelope in the latest read
 }
 
-// keepAfterHint is the time for which a collection is read after a call of Saw although Collections does
+// keepAfterHint is the time for which a collection is read after a call of NoteScheduled although Collections does
 // not return it.
 const keepAfterHint = 5 * time.Minute
 
-// NewScheduled returns a Scheduled. Saw may be called at once, and nothing is sent before Run.
+// NewScheduled returns a Scheduled. NoteScheduled may be called at once, and nothing is sent before Run.
 func NewScheduled(cfg ScheduledConfig) *Scheduled {
 	if cfg.Poll <= 0 {
 		cfg.Poll = schedulePoll
@@ -191,7 +191,7 @@ func (s *Scheduled) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// HasClaimable implements dueSource. It counts unread entries of an index as due.
+// HasClaimable implements waiting.DueSource. It counts unread entries of an index as due.
 func (s *Scheduled) HasClaimable() bool {
 	if !s.running.Load() {
 		return false
@@ -221,22 +221,22 @@ func (s *Scheduled) findOrAddCollection(ns string) *scheduledCollection {
 		return c
 	}
 
-	db, name, ok := strings.Cut(ns, ".")
-	if !ok || db == "" || name == "" {
+	coll, err := outboxes.Outboxed(s.Client, strings.Clone(ns))
+	if err != nil {
 		return nil
 	}
 	c := &scheduledCollection{
-		ns:   strings.Clone(ns),
-		db:   []byte(db),
-		name: []byte(name),
-		coll: s.Client.Database(db).Collection(name),
+		ns:   mongodb.Namespace(coll),
+		db:   []byte(coll.Database().Name()),
+		name: []byte(coll.Name()),
+		coll: coll,
 	}
 	s.collections[c.ns] = c
 	return c
 }
 
 // watchedCollections returns the state of the collections that Collections returns, and of those with a
-// recent call of Saw, which Collections returns before the stream's position passes their envelopes. It
+// recent call of NoteScheduled, which Collections returns before the stream's position passes their envelopes. It
 // removes all other collections with their entries in the heap.
 func (s *Scheduled) watchedCollections() []*scheduledCollection {
 	listed := map[*scheduledCollection]struct{}{}

@@ -81,11 +81,9 @@ type taking struct {
 // take acquires the watcher and starts the parts.
 func (p *planned) take(change func(*waiting.FinisherConfig, *ScheduledConfig)) *taking {
 	p.t.Helper()
-	l, err := lease.New(lease.Config{Collection: p.db.Collection("watchers"), ID: "orders/0of1", Node: "n", ReplicaSetID: "x", TTL: time.Minute})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	l := lease.New(lease.Config{Collection: p.db.Collection("watchers"), ID: "orders/0of1", Node: "n", ReplicaSetID: "x", TTL: time.Minute})
 	x := &taking{p: p, outlet: newOutlet(), ended: make(chan struct{})}
+	var err error
 	if x.held, err = l.Acquire(p.t.Context()); err != nil {
 		p.t.Fatal(err)
 	}

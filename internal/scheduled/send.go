@@ -158,7 +158,7 @@ func (s *Scheduled) publishEnvelope(ctx context.Context, c *scheduledCollection,
 	return outletError{err}
 }
 
-// reportLateness calls Late with the time since due, if every target has the envelope.
+// reportLateness calls OnSent with the time since due, if every target has the envelope.
 func (s *Scheduled) reportLateness(due int64, p record.Published) {
 	if s.OnSent == nil {
 		return

@@ -101,6 +101,7 @@ func ClaimDue(ctx context.Context, f mongodb.Fencer, c DueClaim, now time.Time, 
 			coll := fenced.Database(g.Coll.Database().Name()).Collection(g.Coll.Name())
 			res, err := coll.UpdateMany(ctx, c.filterClaimable(
 				bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: g.IDs}}},
+				// $expr compares across types, where a number or null is less than any time.
 				bson.E{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}},
 				bson.E{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$dueAt", "$$NOW"}}}},
 			), set, options.UpdateMany().SetHint(outboxes.PickedByID))

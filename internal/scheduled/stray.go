@@ -71,5 +71,5 @@ func disownClaims(ctx context.Context, f mongodb.Fencer, coll *mongo.Collection,
 			options.UpdateMany().SetHint(outboxes.PickedByID))
 		return mongodb.Refusal(err, "updating claims of "+mongodb.Namespace(coll), "update", mongodb.Namespace(coll))
 	}
-	return mongodb.WriteInParts(ctx, f, ids, mongodb.Parts[bson.RawValue]{Doing: "disowning claims", Top: maxClaim, Write: write})
+	return mongodb.WriteInParts(ctx, f, ids, mongodb.Parts[bson.RawValue]{Doing: "disowning claims", Write: write})
 }

@@ -44,6 +44,8 @@ func (a *adopter) runAdopter(ctx context.Context) error {
 
 		if err := a.adoptTopics(ctx); err != nil && ctx.Err() == nil {
 			a.sink.log.Warn("adopting topics failed; retrying", "error", err)
+			// Each new topic wakes the adopter. This pause keeps a series of new topics from becoming a
+			// series of failing requests.
 			_ = retry.Sleep(ctx, adoptEvery/4)
 		}
 	}
@@ -61,6 +63,8 @@ func (a *adopter) topicsToAdopt() []string {
 			continue
 		}
 
+		// Send keeps no more records for a parked topic, and only its adoption shows that it can be
+		// written again.
 		unadopted := len(t.partitions) == 0 && (len(t.waiting) > 0 || t.parked)
 		if unadopted || t.growing && t.isDrained() {
 			names = append(names, name)
@@ -129,6 +133,8 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 		return nil
 	}
 
+	// Without its configuration, a topic counts as compacted (N10), and the responses of the brokers
+	// show the largest batch.
 	configs, configErr := a.sink.c.kafka.DescribeTopics(ctx, good)
 	if configErr != nil {
 		a.sink.log.Debug("reading topic limits failed", "error", configErr)
@@ -151,6 +157,7 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 	for _, name := range good {
 		a.openTopic(name, layout.Topics[name], configs[name], ends)
 	}
+	// openTopic has cleared the mark.
 	if configErr != nil {
 		a.sink.mu.Lock()
 		a.sink.refresher.markConfigsStaleLocked(good)
@@ -184,6 +191,8 @@ func (a *adopter) createMissing(
 		created = append(created, name)
 	}
 
+	// After the response to CreateTopics, other brokers may not know the topic yet, and its partitions
+	// may have no leader.
 	for range createdTries {
 		if len(created) == 0 {
 			return layout, nil
@@ -230,7 +239,8 @@ func (a *adopter) noteObstacle(names []string, err error) {
 			continue
 		}
 
-		if t.setObstacle(why, now) {
+		t.setObstacle(why, now)
+		if t.shouldLog(now, creates) {
 			a.sink.log.Error("records wait for a topic", "topic", name, "reason", why.text, "records", countRecords(t.waiting))
 		}
 	}
@@ -252,6 +262,7 @@ func (a *adopter) openTopic(
 	defer a.sink.mu.Unlock()
 	t := a.sink.topics[name]
 	first := len(t.partitions)
+	// N9: an earlier attempt may be in the partition that the key had before the growth.
 	t.addEarlierCount(first)
 	t.addPartitions(len(tl.Partitions))
 	for _, p := range t.partitions[first:] {
@@ -265,6 +276,7 @@ func (a *adopter) openTopic(
 	}
 
 	a.sink.log.Info("topic is adopted", "topic", name, "partitions", len(t.partitions))
+	// Still under the lock, so that no later Send overtakes the records that have waited.
 	a.sink.resendWaitingLocked(t)
 	a.sink.parker.unparkTopicLocked(t)
 }
@@ -274,6 +286,7 @@ func (s *Sink) resendWaitingLocked(t *topic) {
 	waiting := t.waiting
 	t.waiting = nil
 	s.resendBatchesLocked(t, waiting, func(b *pending, i int) int32 { return b.wantedPartitions[i] })
+	// The replay has ended while these records waited, and EndReplay kept the hits for them.
 	if !s.replaying {
 		t.dropHitsLocked()
 	}
@@ -310,6 +323,7 @@ func (s *Sink) resendLocked(t *topic, rec *record.Record, k record.Ticket) {
 	need, size := recordSizes(rec)
 	if !p.quarantine {
 		if tp, offset, found := p.claimOrMarkSentLocked(rec, k.IsSide()); found {
+			// Send counted the record when it kept it, and no lane will count it down.
 			s.batches.changeUnresolvedLocked(-1, -size)
 			s.ackHitLocked(tp, offset, k, size)
 			return

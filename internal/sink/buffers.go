@@ -45,6 +45,7 @@ func (b *buffers) get(n int) []byte {
 		return buf
 	}
 
+	// The list was empty, so none of its buffers was unused.
 	b.minFree[class] = 0
 	return make([]byte, 0, 1<<(class+minClassBits))
 }

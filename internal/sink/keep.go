@@ -132,6 +132,8 @@ func (k *keeper) admitTails(ctx context.Context, tails map[record.TopicPartition
 			continue
 		}
 
+		// N8: a successor has to read from here until the hits are recorded. So the offset is set
+		// before the first record of ours can move it.
 		k.sink.acks.Restore(tp, tail.From)
 		k.sink.mu.Lock()
 		k.openPartitionLocked(p, tail)
@@ -150,8 +152,10 @@ func (k *keeper) openPartitionLocked(p *partition, tail *fence.Tail) {
 	p.readBack.hits, p.readBack.incomplete = tail.Hits, tail.OutOfRange || tail.Truncated
 	p.quarantine = false
 	p.clearObstacle()
+	// Our sender has not written to the partition yet, so its sequences begin at 0.
 	p.ackedEnd, p.lastUsed, p.nextSeq = max(p.ackedEnd, tail.Next), time.Now(), 0
 
+	// The records that were queued in quarantine were not looked up in the read-back.
 	held := p.queue
 	p.queue, p.openBatch = nil, nil
 	k.sink.resendBatchesLocked(p.topic, held, func(*pending, int) int32 { return p.tp.Partition })
@@ -217,6 +221,7 @@ func (k *keeper) quietPartitions() (idle, spare []record.TopicPartition, more bo
 // arrive stays open for the old id, so that the next sink reads it up to the old id's marker. If the
 // next generation cannot be acquired, the sink continues with the old id.
 func (k *keeper) moveToNextGeneration(ctx context.Context) (err error) {
+	// A batch that is sent after the partitions in doubt are listed would be missing from the list.
 	k.setPaused(true)
 	defer func() {
 		if err != nil {
@@ -236,6 +241,7 @@ func (k *keeper) moveToNextGeneration(ctx context.Context) (err error) {
 	if _, err := k.session.NextGeneration(ctx, unsettled, ends); err != nil {
 		return fmt.Errorf("taking the next generation: %w", err)
 	}
+	// Kafka has given us the new id already. A successor fences only senders that the document lists.
 	err = retry.Do(ctx, retry.Reopen, func(ctx context.Context) error {
 		return k.sink.claims.Save(ctx, k.session.Senders(), nil)
 	}, func(err error, _ time.Duration) {

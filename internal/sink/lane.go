@@ -93,6 +93,7 @@ const gatePoll = 10 * time.Millisecond
 
 // sendLoop sends requests until ctx ends.
 func (l *lane) sendLoop(ctx context.Context) {
+	// A produce request does not watch ctx. Only the end of its connection ends it.
 	stop := context.AfterFunc(ctx, func() { l.cutLink() })
 	defer stop()
 	defer l.cutLink()
@@ -115,6 +116,7 @@ func (l *lane) sendLoop(ctx context.Context) {
 		}
 
 		l.failures++
+		// The broker may lead the partitions no longer. The layout is read again during the pause.
 		wake(l.sink.refresher.wake)
 		if retry.Sleep(ctx, sendBackoff.Delay(l.failures)) != nil {
 			return
@@ -137,9 +139,11 @@ func (l *lane) fillRequest() bool {
 	for _, p := range l.ready {
 		b := p.queue[0]
 		size := b.builder.Len()
+		// A batch that was sent before is sent with the same bytes, which compression has made smaller.
 		if b.sealed != nil {
 			size = len(b.sealed)
 		}
+		// The first batch always goes, even if it alone exceeds the limit.
 		if total > 0 && total+size > l.sink.c.cfg.MaxRequestBytes {
 			break
 		}
@@ -147,6 +151,7 @@ func (l *lane) fillRequest() bool {
 		n++
 		p.ready = false
 		l.freezeLocked(p, b, now)
+		// The batch was too old to be sent again.
 		if l.sink.ended != nil {
 			return false
 		}
@@ -232,6 +237,7 @@ func (l *lane) sendRequest(ctx context.Context) error {
 	l.lastDuration, l.requestBegan = time.Since(l.requestBegan), time.Time{}
 	l.sink.mu.Unlock()
 	if err != nil {
+		// The response may still arrive, so the connection cannot carry another request.
 		l.cutLink()
 		l.sink.c.kafka.MarkFailed(k.Addr())
 		return fmt.Errorf("producing to %s: %w", k.Addr(), err)
@@ -291,6 +297,8 @@ func (l *lane) ensureLink(ctx context.Context) (*kafkawire.Link, error) {
 		return nil, kafkawire.UnknownBrokerError(l.id.broker)
 	}
 
+	// A dial can hang as long as a request. It counts as one, so that the refresher looks for another
+	// leader and can interrupt it.
 	dialCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	l.sink.mu.Lock()
@@ -305,6 +313,7 @@ func (l *lane) ensureLink(ctx context.Context) (*kafkawire.Link, error) {
 	l.sink.mu.Lock()
 	defer l.sink.mu.Unlock()
 	l.abortDial = nil
+	// At the end of ctx, sendLoop has cut the link that the lane had then, which is not this one.
 	if err == nil && ctx.Err() != nil {
 		k.Close()
 		err = context.Cause(ctx)

@@ -103,6 +103,8 @@ func (pk *parker) parkUnwritable(now time.Time) {
 			if pk.sink.ended != nil {
 				return
 			}
+			// The head of a busy partition belongs to its lane. The lane wakes the parker when it has
+			// settled the request.
 			if !p.busy && pk.mustParkLocked(p, now, full) {
 				pk.parkPartitionLocked(p, now)
 			}
@@ -165,8 +167,12 @@ func (pk *parker) probeFailedLocked(p *partition, now time.Time) bool {
 	case p.quarantine || p.needsReadBack:
 		return true
 	case !p.queue[0].maybeAppended:
+		// Kafka has certainly not appended the probe. If it is not frozen, no lane has tried it yet.
 		return p.queue[0].frozen || p.lane == nil
 	}
+
+	// The probe may be in the log. To give it back would require a take-over, so its retries get the
+	// usual time.
 	return p.obstacle.kind != kindUnreachable && now.Sub(p.probedAt) >= pk.parkAfter
 }
 
@@ -194,6 +200,7 @@ func (pk *parker) mustParkTopicLocked(t *topic, anyParked bool, now time.Time) b
 
 // parkPartitionLocked gives back the queued records of p. The head must not be in flight.
 func (pk *parker) parkPartitionLocked(p *partition, now time.Time) {
+	// Only a read-back can show which records of this batch arrived.
 	if len(p.queue) > 0 && p.queue[0].maybeAppended {
 		p.needsReadBack = true
 	}
@@ -324,6 +331,8 @@ func (pk *parker) countTurnedAwayLocked(t *topic, rec *record.Record) {
 // turnAwayLocked counts a record that the parked partition p does not take.
 func (pk *parker) turnAwayLocked(p *partition) {
 	p.turnedAway++
+	// The record may be in the partition. It is looked up when its turn comes, perhaps after the
+	// replay.
 	if pk.sink.replaying && p.quarantine {
 		p.keepHits()
 	}
@@ -331,6 +340,7 @@ func (pk *parker) turnAwayLocked(p *partition) {
 
 // unparkLocked lets a parked partition take records again, if no obstacle is left.
 func (pk *parker) unparkLocked(p *partition) {
+	// Queued records are a probe whose outcome is not known yet.
 	if !p.parked || p.quarantine || p.needsReadBack || p.probing || p.lane == nil || len(p.queue) > 0 {
 		return
 	}

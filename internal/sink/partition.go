@@ -63,21 +63,34 @@ type obstruction struct {
 	obstacle        obstacle
 	since           time.Time // when the first of the current obstacles appeared
 	unwritableSince time.Time // since when the obstacle is one that parks
+	logged          obstacle  // the obstacle that was logged last since then
 }
 
-// updateObstacle replaces the obstacle, and reports whether it has changed. since keeps the time of
-// the first obstacle until the obstruction is cleared.
-func (o *obstruction) updateObstacle(to obstacle, now time.Time, parks func(obstacle) bool) (changed bool) {
+// settleTime is how long a topic that was just created may have no leader, or not exist yet, before that is logged.
+const settleTime = 2 * time.Second
+
+// shouldLog reports whether the obstacle has to be logged now, and counts it as logged. creates means that missing topics are
+// created automatically.
+func (o *obstruction) shouldLog(now time.Time, creates bool) bool {
+	mayBeNew := o.obstacle.kind == kindNoLeader || creates && o.obstacle.kind == kindMissing
+	if o.obstacle == o.logged || mayBeNew && now.Sub(o.since) < settleTime {
+		return false
+	}
+	o.logged = o.obstacle
+	return true
+}
+
+// updateObstacle replaces the obstacle. since keeps the time of the first obstacle until the
+// obstruction is cleared.
+func (o *obstruction) updateObstacle(to obstacle, now time.Time, parks func(obstacle) bool) {
 	if o.obstacle.none() {
-		o.since = now
+		o.since, o.logged = now, obstacle{}
 	}
 	if parks(to) && !parks(o.obstacle) {
 		o.unwritableSince = now
 	}
 
-	changed = o.obstacle != to
 	o.obstacle = to
-	return changed
 }
 
 // parking is the state of a parked topic or partition (N11).
@@ -203,8 +216,8 @@ func (t *topic) addEarlierCount(n int) {
 // isReady reports whether records can be sent to the partitions of the topic.
 func (t *topic) isReady() bool { return len(t.partitions) > 0 && !t.growing }
 
-func (t *topic) setObstacle(o obstacle, now time.Time) (changed bool) {
-	return t.updateObstacle(o, now, obstacle.parksTopic)
+func (t *topic) setObstacle(o obstacle, now time.Time) {
+	t.updateObstacle(o, now, obstacle.parksTopic)
 }
 
 // dropHitsLocked drops the read-back after the replay. It keeps everything while records wait for

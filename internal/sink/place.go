@@ -69,6 +69,7 @@ func (r *refresher) runMetadataRefresh(ctx context.Context) error {
 				r.sink.log.Debug("reading topic limits failed", "error", err)
 			}
 		}
+		// However many partitions fail at once, their wake-ups share one request.
 		_ = retry.Sleep(ctx, max(renewEvery-time.Since(begin), 0))
 	}
 }
@@ -134,7 +135,8 @@ func (r *refresher) detachTopicLocked(t *topic, err error, now time.Time) {
 		why.text = fmt.Sprintf("topic %q was deleted, or may not be described; "+
 			"create it again with at least %d partitions, or grant DESCRIBE", t.name, len(t.partitions))
 	}
-	if t.setObstacle(why, now) {
+	t.setObstacle(why, now)
+	if t.shouldLog(now, false) {
 		r.sink.log.Error("topic cannot be written", "topic", t.name, "reason", why.text)
 	}
 
@@ -170,6 +172,7 @@ func (r *refresher) setLeaderLocked(p *partition, layout []kafkawire.PartitionLa
 	topic, id := p.tp.Topic, p.tp.Partition
 	switch {
 	case p.quarantine:
+		// The reason of the quarantine explains more than the state of the leader.
 	case p.needsReadBack && to != nil:
 		p.setObstacle(obstacle{kindQuarantined, fmt.Sprintf("a batch may be in partition %d of topic %q, "+
 			"which could not be written; a take-over reads it soon", id, topic)}, now)
@@ -186,6 +189,7 @@ func (r *refresher) setLeaderLocked(p *partition, layout []kafkawire.PartitionLa
 	p.leader = leader
 	if p.lane != to {
 		p.unmarkReadyLocked()
+		// The old leader may hold the request until it times out.
 		if p.busy && p.lane != nil {
 			p.lane.interruptLocked()
 		}
@@ -218,6 +222,7 @@ func (r *refresher) loadTopicConfigs(ctx context.Context) error {
 	var names []string
 	for name, t := range r.sink.topics {
 		if t.configStale && len(t.partitions) > 0 {
+			// Cleared before the request: a lane may find the limit wrong again in the meantime.
 			t.configStale = false
 			names = append(names, name)
 		}

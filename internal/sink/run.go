@@ -27,10 +27,12 @@ func (s *Sink) Run(ctx context.Context) error {
 
 	s.mu.Lock()
 	s.cancelRun = cancel
+	// The sink may have ended since Open.
 	if s.ended != nil {
 		cancel(s.ended)
 	}
 	s.lanes.start = func(l *lane) { wg.Go(func() { l.sendLoop(ctx) }) }
+	// Open has made the lanes of the leaders that it found.
 	for _, l := range s.lanes.byID {
 		s.lanes.start(l)
 	}
@@ -53,6 +55,7 @@ func (s *Sink) Run(ctx context.Context) error {
 
 	<-ctx.Done()
 	s.mu.Lock()
+	// No goroutine may be added to wg while Wait runs.
 	s.lanes.start = nil
 	if s.ended == nil {
 		s.ended = ErrClosed

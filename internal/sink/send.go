@@ -221,6 +221,7 @@ func newTooLargeRefusal(t *topic, size int) *record.Refusal {
 // read back: a partition that the key hashed to before the topic grew. Such a record must not be
 // sent to any partition yet.
 func (p *partition) mayBeUnreadLocked(rec *record.Record) bool {
+	// A named partition does not depend on the number of partitions.
 	if rec.Partition != record.AnyPartition {
 		return false
 	}
@@ -328,6 +329,7 @@ func (s *Sink) enqueueLocked(p *partition, rec *record.Record, t record.Ticket, 
 	unread := p.readBack.incomplete || p.topic.allKeysSent
 	if unread && mayBeCopy && !slices.ContainsFunc(rec.Headers, isRedeliveredHeader) {
 		s.headerScratch = append(append(s.headerScratch[:0], rec.Headers...), redeliveredHeader)
+		// The records of the other targets share the headers, so a copy gets the flag.
 		flagged := *rec
 		flagged.Headers = s.headerScratch
 		rec, need = &flagged, batch.Size(&flagged)

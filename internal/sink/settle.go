@@ -69,6 +69,7 @@ func (l *lane) settleRequest(err error) {
 		p := f.partition
 		p.busy = false
 		p.markReadyLocked()
+		// This lane looks at its own ready list next.
 		if p.ready && p.lane != l {
 			wake(p.lane.wake)
 		}
@@ -166,6 +167,7 @@ func (l *lane) applyResultLocked(p *partition, r *kafkawire.ProduceResult, now t
 func (l *lane) removeAckedHeadLocked(p *partition, b *pending, r *kafkawire.ProduceResult, now time.Time) ackedBatch {
 	n := b.builder.Count()
 	a := ackedBatch{partition: p, baseOffset: r.BaseOffset, tickets: b.tickets, bytes: b.reserved}
+	// The receiver of the ack owns the tickets now, so the batch must not return them to the free list.
 	b.tickets = nil
 
 	switch {
@@ -205,6 +207,7 @@ func (l *lane) retryLaterLocked(p *partition, why obstacle, now time.Time, wait 
 		wait = sendBackoff.Delay(p.tries)
 	}
 
+	// Until then, records that are queued do not make the partition ready.
 	p.retryPending = true
 	time.AfterFunc(wait, func() {
 		l.sink.mu.Lock()
@@ -332,6 +335,7 @@ func (l *lane) handleCorruptLocked(p *partition, b *pending, now time.Time) {
 
 	corruptCount := b.corruptCount
 	l.reencodeHeadLocked(p, b, 1, true)
+	// The new batch continues the count, so that its retries become slow.
 	p.queue[0].corruptCount = corruptCount
 
 	wait := time.Duration(0)

@@ -100,6 +100,8 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 	s.keeper.session, s.producer = out.Session, batch.Producer(out.Producer)
 	s.keeper.expiry = o.fence.Expiry(ctx)
 
+	// N4: the sender is stored before its first record. A successor fences only senders that the
+	// document lists.
 	if err := claims.Save(ctx, out.Senders, storedOffsets(out.Released)); err != nil {
 		return nil, fmt.Errorf("taking over in Kafka: saving the sender: %w", err)
 	}
@@ -162,6 +164,7 @@ func (s *Sink) adoptTails(out *fence.Out, stored map[string][]int64) {
 		p.quarantine = true
 		p.setObstacle(obstacle{kindQuarantined, reason}, now)
 
+		// N9: a partition without a stored offset is read from 0.
 		offset := int64(0)
 		if list := stored[tp.Topic]; int(tp.Partition) < len(list) {
 			offset = max(list[tp.Partition], 0)

@@ -102,3 +102,32 @@ func TestN02_TheGateIsAskedRightBeforeTheWrite(t *testing.T) {
 	shut.Store(false)
 	r.acks.waitResolved(2)
 }
+
+// A topic that was just created has no leader for a moment, which is no error.
+func TestAnObstacleOfANewTopicIsLoggedOnceItLasts(t *testing.T) {
+	t.Parallel()
+	began := time.Now()
+	for _, c := range []struct {
+		kind    string
+		creates bool
+		atOnce  bool
+	}{{kindNoLeader, false, false}, {kindMissing, true, false}, {kindMissing, false, true}, {kindForbidden, true, true}} {
+		o := &obstruction{}
+		set := func(kind string, after time.Duration) bool {
+			o.updateObstacle(obstacle{kind, "why"}, began.Add(after), obstacle.parksTopic)
+			return o.shouldLog(began.Add(after), c.creates)
+		}
+		if got := set(c.kind, 0); got != c.atOnce {
+			t.Errorf("%s is logged at once: %v, want %v", c.kind, got, c.atOnce)
+		}
+		if got := set(c.kind, settleTime); got == c.atOnce {
+			t.Errorf("%s is logged after %v: %v, want %v", c.kind, settleTime, got, !c.atOnce)
+		}
+		if set(c.kind, 2*settleTime) {
+			t.Errorf("%s is logged twice", c.kind)
+		}
+		if !set(kindRefused, 2*settleTime) {
+			t.Errorf("another reason after %s is not logged", c.kind)
+		}
+	}
+}

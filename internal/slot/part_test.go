@@ -230,3 +230,16 @@ func (t Table) Surplus(node string) int {
 	}
 	return max(n, 0)
 }
+
+func TestN28_IDsOfDocumentsNameTheirSlot(t *testing.T) {
+	t.Parallel()
+	for id, want := range map[string]string{
+		"w/0of1": "w 1", "a/b/3of12": "a/b 12",
+		"w": "", "w/": "", "w/of2": "", "w/xof2": "", "w/0of": "", "w/0of0": "", "w/2of2": "",
+	} {
+		name, p, ok := ParseID(id)
+		if got := fmt.Sprint(name, " ", p.N); ok != (want != "") || ok && got != want {
+			t.Errorf("ParseID(%q): got %s, %v, want %q", id, got, ok, want)
+		}
+	}
+}

@@ -118,6 +118,7 @@ func (b *Balancer) Run(stop, work context.Context) error {
 		case <-tick.C:
 
 		case <-b.wakeup:
+			// Several slots may ask for a refresh at the same moment.
 			pause := time.NewTimer(refreshSoon)
 			select {
 			case <-pause.C:
@@ -155,6 +156,7 @@ func (b *Balancer) refreshTable(ctx context.Context) error {
 		case d.Live:
 			t.Slots[i].Node = d.Node
 		case !d.Control.Paused:
+			// An expired lease shows a crash earlier than the missing heartbeats do.
 			lapsed[d.Node] = true
 		}
 	}
@@ -272,6 +274,7 @@ func (b *Balancer) handOverOne(now time.Time) {
 	}
 
 	for i := len(b.table.Slots) - 1; i >= 0; i-- {
+		// A halted slot keeps its lease on purpose: another node would meet the same problem.
 		if b.table.Slots[i].Node != self || !b.table.CountsForQuota(i) || !b.held[i] || b.handingOver[i] ||
 			b.process.IsHalted(i) {
 			continue
@@ -309,6 +312,7 @@ func (b *Balancer) AdmitAttempt(i int, pinned bool) (time.Duration, func(bool)) 
 		return refreshSoon, nil
 	}
 
+	// Attempts count, so that slots that try at the same time do not exceed the quota together.
 	b.trying[i] = true
 	return 0, func(won bool) {
 		b.mu.Lock()

@@ -118,8 +118,7 @@ func (d *Divisions) Documents(ctx context.Context, watcher string) (int, error) 
 
 // IDs returns the ids of the documents of a watcher, in the order of the slots.
 func (d *Divisions) IDs(ctx context.Context, watcher string) ([]string, error) {
-	ids, err := lease.ListIDs(ctx, d.watchers, watcher)
-	return ids, describeRefusal(err, "listing the documents of watcher "+watcher, "find", d.watchers)
+	return lease.ListIDs(ctx, d.watchers, watcher)
 }
 
 // Begin records that a slot has a position. For the only slot of a watcher it does nothing.
@@ -222,8 +221,5 @@ func byNumber(watcher string, n int) bson.D {
 
 // describeRefusal adds to err what failed and the privilege that may be missing. It returns nil if err is nil.
 func describeRefusal(err error, doing, action string, on *mongo.Collection) error {
-	if err == nil {
-		return nil
-	}
 	return mongodb.Refusal(err, doing, action, mongodb.Namespace(on))
 }

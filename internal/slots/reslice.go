@@ -256,6 +256,8 @@ func (r *resliceRun) replaceSlots(ctx context.Context, from int) (err error) {
 	if r.paused == nil {
 		r.paused = []string{}
 	}
+	// The list of slots that an operator has paused is saved before reslice pauses the others. If
+	// reslice is repeated, it must not take those for paused by an operator.
 	if err := r.divisions.Mark(ctx, r.cfg.Watcher, from, r.paused); err != nil {
 		return err
 	}
@@ -366,6 +368,7 @@ func (r *resliceRun) replaceDocuments(ctx context.Context, old, fresh []lease.Do
 		return nil
 	}
 
+	// The response to the commit may be lost.
 	if v, e := r.divisions.Read(ctx, r.cfg.Watcher); e == nil && v.Of == r.Slots {
 		return nil
 	}

@@ -67,6 +67,8 @@ func (r *resliceRun) pauseSlot(ctx context.Context, id string) error {
 		if ctx.Err() != nil {
 			return refusalf("slot %s cannot be paused: %w", id, err)
 		}
+		// A killed owner or command may have left a transaction open, which blocks the write for up to
+		// a minute.
 		if err := lease.EndTransactions(ctx, r.watchers, id); err != nil {
 			r.log.Debug("cannot end the last owner's session", "slot", id, "reason", err)
 		}
@@ -103,7 +105,7 @@ func (r *resliceRun) waitForRelease(ctx context.Context) error {
 func (r *resliceRun) acquireSlot(ctx context.Context, id string) (*lease.Held, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.Wait)
 	defer cancel()
-	l, err := lease.New(lease.Config{
+	l := lease.New(lease.Config{
 		Collection:    r.watchers,
 		ID:            id,
 		Node:          "reslice-" + r.cfg.Node,
@@ -112,9 +114,6 @@ func (r *resliceRun) acquireSlot(ctx context.Context, id string) (*lease.Held, e
 		Log:           r.log,
 		AcquirePaused: true,
 	})
-	if err != nil {
-		return nil, err
-	}
 
 	h, err := l.Acquire(ctx)
 	if err != nil {

@@ -35,7 +35,9 @@ type journal struct {
 // appendEvent appends an entry to the events log. It waits at most two seconds. A failure is only
 // logged.
 func (j *journal) appendEvent(ctx context.Context, kind nodes.Kind, fields bson.D) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	// The end of the term must not cancel the write. The server might still execute it, and the entry would
+	// follow later ones.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
 
 	fields = append(fields, bson.E{Key: "epoch", Value: j.held.Document().Epoch})
@@ -96,7 +98,7 @@ func (j *journal) announceReleased(work context.Context, why error) {
 	if why != nil {
 		reason = why.Error()
 	}
-	j.appendEvent(context.WithoutCancel(work), nodes.Released, bson.D{{Key: "reason", Value: reason}})
+	j.appendEvent(work, nodes.Released, bson.D{{Key: "reason", Value: reason}})
 }
 
 // recordFenceEvent appends an event of the fence to the events log, in the background.
@@ -155,6 +157,8 @@ func (f *fenceEvents) writeEach(write func(first fence.Event, n int)) {
 		f.mu.Lock()
 		list := f.waiting
 		f.waiting = nil
+		// Under the same lock as the empty list, so that an event which is added now starts the next
+		// writer.
 		f.writing = len(list) > 0
 		f.mu.Unlock()
 		if len(list) == 0 {

@@ -109,6 +109,7 @@ func (m *monitor) watchTerm(ctx context.Context, end context.CancelCauseFunc) {
 				return
 			}
 
+			// An idle stream has no acks, which must not count as missing progress.
 			if !m.hasPendingWork() {
 				acked = idleTimer{}
 			}
@@ -152,6 +153,7 @@ func (m *monitor) shouldStepDown(ctx context.Context, idle time.Duration, now ti
 	}
 
 	m.slot.steppedDownAt = now
+	// Otherwise this node could acquire the lease again before the other node tries.
 	m.slot.lease.HoldOff(stalledAfter)
 	return true
 }
@@ -192,7 +194,9 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time) {
 		}
 
 		m.brokersAway = m.brokersAway || b.WaitsForBroker()
-		if text == "" {
+
+		// A topic that was just created has no leader for a moment.
+		if text == "" && now.Sub(b.Since) >= stuckAfter {
 			text = fmt.Sprintf("topic %q: %s (%d envelopes wait)", b.Topic, b.Reason, b.Records)
 		}
 	}
@@ -205,6 +209,9 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time) {
 	}
 	m.stats.update(now, m, stream, blocked)
 }
+
+// stuckAfter is how long a target may be blocked before it counts as a problem.
+const stuckAfter = 2 * time.Second
 
 // mostBlocked is the largest number of blocked targets that the watcher document, the metrics and
 // the events log list one by one.
@@ -240,6 +247,7 @@ func limitBlocked(list []Blocked) []Blocked {
 			})
 		}
 		out[i].Count += b.Count
+		// The watermark waits as soon as one of them is not parked.
 		out[i].Parked = out[i].Parked && b.Parked
 	}
 	return out

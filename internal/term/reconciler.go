@@ -164,6 +164,7 @@ func (t *term) loadExceptions(ctx context.Context) (*pipeline.PreviousOwner, err
 
 	var n waiting.Loaded
 	err := t.calls.RetryRead(ctx, func(ctx context.Context) (err error) {
+		// A failed attempt may have closed some gates already.
 		t.dispatcher.OpenAllGates()
 		previous.Reset()
 		n, err = t.reconciler.exceptions.Load(ctx, behind,
@@ -246,6 +247,7 @@ func (t *term) drainReconciler(work context.Context) {
 
 	ctx, cancel := context.WithTimeout(work, t.slot.cfg.Drain)
 	defer cancel()
+	// A loop that still publishes would prolong the drain of its own records.
 	r.stopPublishing()
 	select {
 	case <-r.publishingEnded:

@@ -116,7 +116,7 @@ type Runner struct {
 }
 
 // NewRunner returns the runner of the slot p. It does no I/O.
-func NewRunner(s *Shared, p slot.Range, m *metrics.Set) (*Runner, error) {
+func NewRunner(s *Shared, p slot.Range, m *metrics.Set) *Runner {
 	r := &Runner{
 		shared:  s,
 		Part:    p,
@@ -158,12 +158,9 @@ func NewRunner(s *Shared, p slot.Range, m *metrics.Set) (*Runner, error) {
 		c.MayAttempt = func(pinned bool) (time.Duration, func(bool)) { return s.Balancer.AdmitAttempt(p.I, pinned) }
 	}
 
-	var err error
-	if r.lease, err = lease.New(c); err != nil {
-		return nil, err
-	}
+	r.lease = lease.New(c)
 	r.registerGauges()
-	return r, nil
+	return r
 }
 
 // registerGauges sets the sources of the metrics that are computed at each scrape.
@@ -326,6 +323,7 @@ func (r *Runner) OwnSlot(stop, work context.Context) error {
 			return nil
 		}
 
+		// A term of this length shows that the obstacle of the earlier terms is gone.
 		if time.Since(began) > time.Minute {
 			backoff.Reset()
 		}
@@ -417,6 +415,7 @@ func (r *Runner) haltWithoutLease(stop context.Context, halt *readiness.HaltErro
 	r.State.SetRole(readiness.RoleHalted)
 	r.State.ReportProblem("halted", halt, true)
 	defer r.State.ClearProblems("halted")
+	// After the pause, the limit counts from zero. Otherwise the next fencing would halt again at once.
 	r.fencedAt = nil
 	return retry.Sleep(stop, fencedHalt)
 }

@@ -83,6 +83,8 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 		return none, err
 	}
 	if err := t.calls.RetryCall(ctx, func(ctx context.Context) error {
+		// Only after the first position is saved: a slot that has begun and has no position has lost
+		// its document.
 		return t.slot.shared.Divisions.Begin(ctx, t.slot.cfg.Watcher, t.slot.Part)
 	}); err != nil {
 		return none, err
@@ -110,6 +112,8 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	t.reconciler = t.newReconciler(&doc)
 	t.exceptions.seal = t.seal
 	t.exceptions.reconciler = t.reconciler
+
+	// The envelopes whose delivery this records no longer wait when the exceptions are loaded.
 	if err := t.recoverUnrecorded(ctx); err != nil {
 		return none, err
 	}
@@ -385,6 +389,7 @@ func (t *term) countTopics(ctx context.Context) {
 	t.slot.shared.Router.ResetTopics(func(topic string) bool { return (*existing.Load())[topic] })
 	t.inBackground(func(ctx context.Context) {
 		for retry.Sleep(ctx, topicNamesEvery) == nil {
+			// Below the maximum, a topic is accepted whether or not the cluster has it.
 			if t.slot.shared.Router.TopicsFull() {
 				list(ctx)
 			}

@@ -220,6 +220,7 @@ func (r *Runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 	}
 	background.Wait()
 
+	// Until its goroutines have ended, the term uses memory of the shared budget.
 	t.dispatcher.LeavePool()
 	r.State.ClearProblems(termParts...)
 	r.setBlockedGauges(nil)
@@ -348,6 +349,9 @@ func (t *term) drainStream(work context.Context) {
 
 	ctx, cancel := context.WithTimeout(work, t.slot.cfg.Drain)
 	defer cancel()
+
+	// One long drain would wait for a blocked target until its end. Between short drains, the acks show
+	// whether other targets still make progress.
 	for acked := int64(-1); t.drainBriefly(ctx) != nil; {
 		if ctx.Err() != nil || acked == t.acked.Load() && t.hasBlockedTargets() {
 			n, _ := t.dispatcher.Unresolved()
@@ -424,6 +428,8 @@ func (t *term) haltWithLease(stop, work context.Context, err error) error {
 // currentCheckpoint returns the checkpoint that the next renewal saves.
 func (t *term) currentCheckpoint() lease.Checkpoint {
 	c := lease.Checkpoint{Stats: t.stats.encode()}
+	// During the takeover no offset may move: recoverUnrecorded relies on the stored offsets. During a
+	// sweep, positions are those of the sweep.
 	if !t.delivering.Load() || t.recovery.IsSweeping() {
 		return c
 	}

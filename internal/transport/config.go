@@ -18,6 +18,12 @@ type Config struct {
 	TLS      *tls.Config
 	SASL     *SASL // nil: none
 
+	// InstanceID makes the member a static one. Package franz uses it.
+	InstanceID string
+	// Rack is where the member runs. It reads from a replica there, if the brokers select one. Defaults to none: it reads from
+	// leaders.
+	Rack string
+
 	// SessionTimeout is how long the group waits for a member that does not respond. Defaults to 30 s.
 	SessionTimeout time.Duration
 	// HeartbeatInterval must be at most half of SessionTimeout. It is also how soon a rebalance is noticed. Defaults to 3 s, or

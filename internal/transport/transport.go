@@ -65,7 +65,7 @@ func (r *Record) Size() int {
 // Session is the consumer's side of a membership.
 type Session interface {
 	// Serve handles the partitions of g until ctx ends, because the group is rebalanced or the
-	// member leaves. It then finishes or abandons the messages in progress within a bounded time,
+	// member leaves. If g has changes, a rebalance changes the partitions instead. It then finishes or abandons the messages in progress within a bounded time,
 	// commits with g, and returns.
 	Serve(ctx context.Context, g Generation) error
 	// Fault reports an error from which the transport recovers without help.
@@ -95,8 +95,11 @@ type Assignment struct {
 type Generation interface {
 	// ID increases with each generation.
 	ID() int32
-	// Partitions returns the partitions of this member.
+	// Partitions returns the partitions that the member has when the generation begins.
 	Partitions() []Assignment
+	// Changes has the partitions that the group gives or takes while the generation goes on. It is nil if the generation ends
+	// instead, as with all transports that stop all partitions for a rebalance.
+	Changes() <-chan Change
 	// Log returns the current state of the partition, from its leader.
 	Log(ctx context.Context, tp TopicPartition) (inbox.Log, error)
 	// Fetch returns committed records from offset on, in order, up to about maxBytes. If there are
@@ -106,6 +109,15 @@ type Generation interface {
 	// Commit stores the next offsets to handle. It returns ErrGenerationOver if the group has moved
 	// on without this member. Another member may then have the partitions.
 	Commit(ctx context.Context, offsets map[TopicPartition]int64) error
+}
+
+// Change gives or takes partitions. The other partitions of the member go on.
+type Change struct {
+	Added   []Assignment
+	Revoked []TopicPartition
+	// Done must be called when the revoked partitions are given back: their handlers have ended, and their offsets are
+	// committed. The group waits for it, at most for the time of a drain.
+	Done func()
 }
 
 // Fetched is the result of Generation.Fetch.

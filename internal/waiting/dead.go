@@ -86,7 +86,7 @@ func (f *Finisher) moveDeadPart(ctx context.Context, ns string, part []*decision
 		}
 		letters, moving = append(letters, l), append(moving, a)
 		size += len(raw)
-		if size > deadletter.MaxBytes {
+		if size > mongodb.MaxBytes {
 			return move()
 		}
 		return nil

@@ -31,6 +31,7 @@ func (f *Finisher) decideFate(a *decision, answers []record.Answer) {
 		switch {
 		case x.Refusal != nil:
 			a.fate.Refused = append(a.fate.Refused, x.Topic)
+			// A refusal that no further attempt can change decides about the envelope.
 			if refusal == nil || x.Refusal.Class.DeadAtOnce() && !refusal.Class.DeadAtOnce() {
 				refusal, refusedBy = x.Refusal, x
 			}
@@ -49,6 +50,8 @@ func (f *Finisher) decideFate(a *decision, answers []record.Answer) {
 	case len(left) == 0:
 		a.fate.End = Finished
 		a.outcome = a.newOutcome(OutcomeSent)
+		// The watermark does not show that a scheduled envelope was sent, so with recording by
+		// watermark it is removed at once.
 		a.outcome.Delete = f.config.Recording == "delete" || a.Claim != "" && f.config.Recording != "mark"
 	case refusal != nil:
 		f.decideRefused(a, refusal, left, a.fate.Refused, refusedBy)
@@ -136,6 +139,7 @@ func (f *Finisher) setPosition(a *decision) {
 	}
 
 	f.mu.Lock()
+	// The counter keeps the order of envelopes that begin to wait in the same second.
 	f.seq++
 	n := f.seq
 	f.mu.Unlock()

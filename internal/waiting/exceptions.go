@@ -51,7 +51,7 @@ const (
 // earlier event of its key can still come.
 //
 // Cost: one indexed query for each dirty collection and Poll, and further reads for a reason only.
-// While Collections is empty there are no queries. Memory: MaxFlying envelopes without their bodies,
+// While Collections is empty there are no queries. Memory: MaxInFlight envelopes without their bodies,
 // and one page. Run blocks only in Publish.
 //
 // Wake and QueueWritten may be called from any goroutine, at any time.
@@ -123,9 +123,10 @@ type Config struct {
 	// Such an envelope becomes a dead letter at once. nil accepts all.
 	Check func(v *envelope.View) error
 	// FindRecords returns the records of an envelope that a read-back has found in topics (nil: in all
-	// topics that it routes to). Take acks those that are still there, and sends nothing. If there are
-	// any, Take returns true and calls answer once, as Outlet.Publish does. Otherwise it returns false.
-	// The envelopes have neither body nor headers. Both may be nil if no partition is read late.
+	// topics that it routes to). AckIfFound acks those that are still there, and sends nothing. If
+	// there are any, it returns true and calls answer once, as Outlet.Publish does. Otherwise it
+	// returns false. The envelopes have neither body nor headers. Both functions may be nil if no
+	// partition is read late.
 	FindRecords func(e *outboxes.Envelope, topics []string) []Hit
 	AckIfFound  func(e *outboxes.Envelope, topics []string, answer func(record.Published)) bool
 

@@ -45,10 +45,7 @@ func BenchmarkExceptions(b *testing.B) {
 			if err := outboxes.EnsureIndexes(b.Context(), coll); err != nil {
 				b.Fatal(err)
 			}
-			l, err := lease.New(lease.Config{Collection: db.Collection("watchers"), ID: "orders/0of1", Node: "a", TTL: 10 * time.Minute, Renew: time.Minute, ReplicaSetID: "here"})
-			if err != nil {
-				b.Fatal(err)
-			}
+			l := lease.New(lease.Config{Collection: db.Collection("watchers"), ID: "orders/0of1", Node: "a", TTL: 10 * time.Minute, Renew: time.Minute, ReplicaSetID: "here"})
 			held, err := l.Acquire(b.Context())
 			if err != nil {
 				b.Fatal(err)

@@ -122,7 +122,7 @@ func ListFailed(ctx context.Context, coll *mongo.Collection, limit int) ([]Faile
 
 // ResetFailed clears the count of attempts and the error of the failed envelopes among ids, makes them due now, and
 // returns their number. It keeps their history. It does not change other envelopes, for example an envelope that was
-// blocked, parked or sent in the meantime. Call it within [mongodb.Foreign], with the client of the transaction, for at most [MaxExceptions] ids at a time.
+// blocked, parked or sent in the meantime. Call it within [mongodb.Foreign], with the client of the transaction, for at most [mongodb.MaxDocuments] ids at a time.
 func ResetFailed(tx context.Context, coll *mongo.Collection, ids []bson.RawValue) (int64, error) {
 	return makeDue(tx, coll, ids, bson.D{{Key: "attempts", Value: int32(0)}, {Key: "nextAt", Value: "$$NOW"}}, bson.A{"lastError"})
 }

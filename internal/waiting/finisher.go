@@ -55,7 +55,7 @@ type Delivery struct {
 	Pending []string // targets that do not have it yet; nil: all that it routes to
 	// Attempts is the number of earlier attempts that failed.
 	Attempts int32
-	// CallerResumes leaves calls of Resume to the caller, which knows when all of the key has returned.
+	// CallerResumes leaves calls of ResumeKey to the caller, which knows when all of the key has returned.
 	CallerResumes bool
 	// Done is called once with the fate, after it is majority-committed, on the goroutine of the
 	// Finisher. It does not block and must not publish. May be nil.
@@ -107,8 +107,8 @@ type FinisherConfig struct {
 	Seal        []byte           // of the state database, see [outboxes.Registry.Seal]
 	Now         func() time.Time // the time of the server
 	Log         *slog.Logger     // defaults to none
-	// OnRetry is called with the error of each write that failed and is retried, and Well after the
-	// next write that succeeds. Both may be nil.
+	// OnRetry is called with the error of each write that failed and is retried, and OnRecovered after
+	// the next write that succeeds. Both may be nil.
 	OnRetry     func(error)
 	OnRecovered func()
 	// Count adds n to the counters of fates. May be nil.
@@ -139,7 +139,7 @@ type deadReason struct {
 
 // Finisher writes the fates of deliveries outside of the order of the stream. Each write is a fenced
 // transaction (N3) of all deliveries that were answered since the previous one, at most
-// [MaxExceptions]. Only after it is majority-committed, the Finisher releases their offsets (N8),
+// [mongodb.MaxDocuments]. Only after it is majority-committed, the Finisher releases their offsets (N8),
 // opens their gates (N15) and calls Done. When the lease is lost, it writes nothing more.
 //
 // Answered, Refused and Drain may be called from any goroutine. Memory is bounded by the deliveries in
@@ -169,7 +169,7 @@ func NewFinisher(c FinisherConfig) *Finisher {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Finisher{config: c, wake: make(chan struct{}, 1), partSize: mongodb.NewPartSize(MaxExceptions)}
+	return &Finisher{config: c, wake: make(chan struct{}, 1), partSize: mongodb.NewPartSize(mongodb.MaxDocuments)}
 }
 
 // Answered accepts a delivery with all of its answers. It does not block.
@@ -248,11 +248,12 @@ func (f *Finisher) nextBatch(removals bool) []*decision {
 	defer f.mu.Unlock()
 
 	var batch []*decision
-	n := min(len(f.queue), MaxExceptions)
+	n := min(len(f.queue), mongodb.MaxDocuments)
 	if n > 0 || !removals {
 		batch = f.queue[:n:n]
 		f.queue = f.queue[n:]
 		if len(f.queue) == 0 {
+			// The array would stay in memory for the sake of its end.
 			f.queue = nil
 		}
 	} else {
@@ -338,6 +339,8 @@ func (f *Finisher) writeBatch(ctx context.Context, batch []*decision) error {
 
 // retryWrite calls op until it succeeds, ctx ends or the lease is lost.
 func (f *Finisher) retryWrite(ctx context.Context, op func(context.Context) error) error {
+	// There is no last attempt: without a written fate, the stored offset of a delivery cannot move
+	// (N8).
 	backoff := retry.Reopen.Start()
 	for {
 		err := op(ctx)
@@ -411,6 +414,7 @@ func (f *Finisher) writeOutcomePart(ctx context.Context, batch []*decision) erro
 		return err
 	}
 
+	// A repetition after a lost response matches nothing either, so the documents have to be read.
 	if matched < int64(len(list)) {
 		return f.markGone(ctx, batch)
 	}

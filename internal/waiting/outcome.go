@@ -42,18 +42,18 @@ type Outcome struct {
 	Claim    string // token of a scheduled envelope's claim (N19); "" for an exception
 	Attempts int32  // as it was read
 
-	Delete  bool     // FateSent: remove the document (recording delete)
+	Delete  bool     // OutcomeSent: remove the document (recording delete)
 	Sent    []SentTo // targets that have it now, for recording mark; else nil
 	Pending []string // targets that are left; nil: all that it routes to
 
-	Delay time.Duration // FateFailed: until the next attempt
+	Delay time.Duration // OutcomeFailed: until the next attempt
 	Error *ExceptionError
 	Node  string
 
 	// Seal is the seal of the state database, see [outboxes.Registry.Seal]. A scheduled envelope that gets a
 	// state needs it.
 	Seal            []byte
-	State, Pos, Key string // what a scheduled envelope becomes with FateHeld; with FateFailed its state is retry
+	State, Pos, Key string // what a scheduled envelope becomes with OutcomeHeld; with OutcomeFailed its state is retry
 }
 
 // WriteOutcomes writes the fates of envelopes, inside a transaction that holds the fence (N3). It is idempotent.

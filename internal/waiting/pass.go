@@ -57,6 +57,7 @@ func (x *Exceptions) scanCollection(ctx context.Context, c outboxes.Outbox, p sc
 	scan := ExceptionScan{Coll: coll, Keys: p.keys, Only: p.onlyTopics, Part: c.Part}
 
 	x.mu.Lock()
+	// The first key may be the last one of the previous pass, and starts anew.
 	x.current = keyTurn{}
 	x.mu.Unlock()
 
@@ -104,6 +105,8 @@ func (x *Exceptions) scanCollection(ctx context.Context, c outboxes.Outbox, p sc
 			return err
 		}
 
+		// The server limits a page by its number of documents. Their mean size so far keeps the page
+		// below pageBytes.
 		limit = max(firstReply, min(pageDocs, pageBytes*docs/max(bytes, 1)))
 	}
 	return nil
@@ -192,6 +195,8 @@ func (x *Exceptions) publishInTurn(ctx context.Context, p *scanPass, ns string, 
 			DB: p.db, Coll: p.coll, TS: p.view.TS, Raw: raw,
 			Redelivered: redelivered || it.origin == outboxes.OriginReplay,
 		}
+		// The outlet routes an envelope whose targets are unknown. If Route named them, the fate has to
+		// list those that are left.
 		if it.pending == nil && topics[0] == allTopics {
 			topics = nil
 		} else if d.Pending == nil {
@@ -218,6 +223,7 @@ func (x *Exceptions) publishInTurn(ctx context.Context, p *scanPass, ns string, 
 		}
 	}
 
+	// Until its fate is written, later envelopes of the key would overtake this one.
 	x.breakKey(f.ref.orderKey)
 	x.config.Finisher.Refused(d, refused)
 	return nil
@@ -239,7 +245,7 @@ func (x *Exceptions) newDelivery(p *scanPass, it *candidate, f *flight) *Deliver
 	}
 }
 
-// awaitRoom blocks until fewer than MaxFlying envelopes are in flight, or returns the cause of ctx.
+// awaitRoom blocks until fewer than MaxInFlight envelopes are in flight, or returns the cause of ctx.
 func (x *Exceptions) awaitRoom(ctx context.Context, p *scanPass) error {
 	for {
 		x.mu.Lock()

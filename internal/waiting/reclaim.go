@@ -11,16 +11,16 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// lateRead holds the arguments of a call of Found.
+// lateRead holds the arguments of a call of ReclaimLate.
 type lateRead struct {
 	ready   func() bool
 	release func()
 }
 
-// lateWork is the unfinished part of earlier calls of Found.
+// lateWork is the unfinished part of earlier calls of ReclaimLate.
 type lateWork struct {
 	releases []func()
-	// left are envelopes with a record in the partition that could not be taken yet: they were in
+	// left are envelopes with a record in the partition that could not be finished yet: they were in
 	// flight, or Scheduled had them.
 	left map[outboxes.Outbox][]bson.RawValue
 }
@@ -32,7 +32,7 @@ type lateWork struct {
 // sending them and whether or not it is their turn. It starts when ready reports that the earlier
 // exceptions are written. It then calls release, from its own goroutine, when a successor would find
 // all of them written, or held by deliveries in flight. If Run ends before, release is not called.
-// Found does not block.
+// ReclaimLate does not block.
 //
 // The sink itself finds the record of an envelope that is in flight at that time. Such an envelope is
 // looked at again when its delivery has ended. The same holds for a scheduled envelope, which belongs
@@ -47,8 +47,8 @@ func (x *Exceptions) ReclaimLate(ready func() bool, release func()) {
 	Signal(x.wake)
 }
 
-// reclaimLateHits does the work of Found. Envelopes that it could not take are looked at again at each
-// poll, which due announces.
+// reclaimLateHits does the work of ReclaimLate. Envelopes that it could not finish are looked at again
+// at each poll, which due announces.
 func (x *Exceptions) reclaimLateHits(ctx context.Context, collections []outboxes.Outbox, due bool) error {
 	var fresh, waiting []lateRead
 	x.mu.Lock()

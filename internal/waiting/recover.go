@@ -25,7 +25,7 @@ type Hit struct {
 	TP       record.TopicPartition
 	Offset   int64
 
-	// Find sets these. pos is empty if the envelope has no place in the order of its key.
+	// FindHits sets these. pos is empty if the envelope has no place in the order of its key.
 	order orderScope
 	pos   string
 }
@@ -35,11 +35,11 @@ type orderScope struct{ ns, topic, key string }
 
 // WidenIncomplete adds topics to exceptions that may be incomplete after a crash: an exception of the stream
 // with a position above after for which unsure holds then waits for all topics that it routes to. Call
-// Widen at a takeover before Find. It returns the number of exceptions it changed.
+// it at a takeover before FindHits. It returns the number of exceptions it changed.
 //
 // The previous owner wrote such an exception as soon as one of its topics could not be written. The
 // records for its other topics may still have been queued when that owner died, and neither the stream
-// nor a sweep sends an envelope that has a state. Find then finds the topics that have the record.
+// nor a sweep sends an envelope that has a state. FindHits then finds the topics that have the record.
 func (x *Exceptions) WidenIncomplete(ctx context.Context, after string, unsure func(pos string) bool) (widened int, err error) {
 	if x.config.Route == nil {
 		return 0, nil
@@ -81,7 +81,7 @@ func (x *Exceptions) WidenIncomplete(ctx context.Context, after string, unsure f
 			number, _ := raw.Lookup("delivery").AsInt64OK()
 			id := copyValue(raw.Lookup("_id"))
 			list = append(list, Wider{NS: c.NS(), ID: id, Delivery: int32(number), Topics: more})
-			if len(list) < MaxExceptions {
+			if len(list) < mongodb.MaxDocuments {
 				return nil
 			}
 			return write()
@@ -93,7 +93,7 @@ func (x *Exceptions) WidenIncomplete(ctx context.Context, after string, unsure f
 	return widened, write()
 }
 
-// FindHits returns, for Recover, the hits of envelopes that an earlier owner may have sent outside of the
+// FindHits returns, for FinishHits, the hits of envelopes that an earlier owner may have sent outside of the
 // stream. find returns the records of an envelope that were found in topics (nil: in all topics that it
 // routes to). Its envelope has no payload. The size of the result is bounded by the envelopes that the
 // earlier owner had in flight.
@@ -182,7 +182,7 @@ const recoverAtOnce = 500
 // anything is published. After it has returned without an error, the offsets of the read-back may be
 // released.
 //
-// Recover leaves the hits that are of no exception to the stream. It finishes an envelope that does not
+// FinishHits leaves the hits that are of no exception to the stream. It finishes an envelope that does not
 // list its targets only if Route returns them. Otherwise the sink finds the records when the envelope
 // is sent again.
 func (x *Exceptions) FinishHits(ctx context.Context, hits []Hit) (finished int, err error) {

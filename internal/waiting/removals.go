@@ -6,6 +6,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -28,8 +29,8 @@ type removalQueue [][]removal
 // appendRemoval adds s to the last chunk.
 func (q *removalQueue) appendRemoval(s removal) {
 	n := len(*q)
-	if n == 0 || len((*q)[n-1]) == MaxExceptions {
-		*q = append(*q, make([]removal, 0, MaxExceptions))
+	if n == 0 || len((*q)[n-1]) == mongodb.MaxDocuments {
+		*q = append(*q, make([]removal, 0, mongodb.MaxDocuments))
 	}
 	last := &(*q)[len(*q)-1]
 	*last = append(*last, s)

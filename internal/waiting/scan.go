@@ -115,6 +115,7 @@ func (s *ExceptionScan) notePlace(raw bson.Raw) {
 func (s *ExceptionScan) buildFilter() bson.D {
 	d := outboxes.IsException()
 	read := s.odd
+	// A filter cannot name any number of ids. Later scans read the others.
 	if len(s.odd) >= mostOdd {
 		d = append(d, bson.E{Key: "key", Value: bson.D{{Key: "$not", Value: bson.D{{Key: "$type", Value: "array"}}}}})
 		read = nil
@@ -134,6 +135,8 @@ func (s *ExceptionScan) buildFilter() bson.D {
 	case s.rest:
 		d = append(d, keyIn(s.last.key))
 		if s.last.pos.Type == bson.TypeString {
+			// Several exceptions may have this position. Those that were read are left out by their
+			// ids.
 			d = append(d, bson.E{Key: "pos", Value: bson.D{{Key: "$gte", Value: s.last.pos}}})
 		}
 	default:
@@ -185,6 +188,7 @@ func (s *ExceptionScan) sortOrder() bson.D {
 func waitsForTopics(only, skip []string) bson.D {
 	var and bson.A
 	either := func(cond bson.D) {
+		// An exception that lists no topics may wait for any of them.
 		and = append(and, bson.D{{Key: "$or", Value: bson.A{
 			bson.D{{Key: "pending", Value: nil}}, bson.D{{Key: "pending", Value: cond}},
 		}}})

@@ -23,6 +23,7 @@ func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]strin
 	if x.current.orderKey != key || !x.current.started {
 		x.current = keyTurn{orderKey: key, started: true, stopped: map[string]struct{}{}}
 		p.held, p.leftTopics = 0, 0
+		// This pass finds out again whether the first envelope waits.
 		delete(x.sleepingKeys, key)
 	}
 
@@ -33,6 +34,8 @@ func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]strin
 	}
 
 	if f := x.inFlight[it.flightID]; f != nil {
+		// Later envelopes may follow it only to the topics to which it is in flight, and only if it is
+		// not alone.
 		if f.partial || f.alone {
 			x.stopTopicsLocked(it.topics, f.alone, f.topics)
 		}
@@ -41,6 +44,7 @@ func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]strin
 
 	k := x.keyStates[key]
 	if x.current.stoppedAll || k != nil && k.broken {
+		// The mark lasts for the rest of the key, although the last answer may end k before.
 		x.current.stoppedAll = true
 		return nil, nil
 	}
@@ -70,6 +74,8 @@ func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]strin
 	}
 
 	if len(topics) == 0 {
+		// findDueKeys leaves out these keys: until the topic is no longer parked, each scan would be in
+		// vain.
 		if firstOfKey && parked && len(x.heldKeys) < maxKeys {
 			x.heldKeys[key] = true
 		}
@@ -165,6 +171,8 @@ func (x *Exceptions) mayPublishLocked(p *scanPass, k *keyState, topic string, al
 		return false
 	}
 
+	// It may go to any topic. So nothing else of the key may be in flight, and the pass must not have
+	// left out an earlier envelope.
 	if topic == allTopics {
 		return len(x.current.stopped) == 0 && k == nil && !p.skipParked
 	}
@@ -285,6 +293,7 @@ func (x *Exceptions) endFlight(id string, f *flight, fate Fate) {
 	x.untrackLocked(id, f)
 	if k.count == 0 && k.broken {
 		resume = k.resume
+		// A scan at once would probably meet the same obstacle.
 		x.queueKeyLocked(x.work.nextPoll, f.ref)
 
 		// A dead envelope no longer blocks its key.

@@ -48,7 +48,7 @@ func WidenExceptions(ctx context.Context, f mongodb.Fencer, list []Wider) error 
 	}
 
 	return mongodb.WriteInParts(ctx, f, list, mongodb.Parts[Wider]{
-		Doing: "widening exceptions", Top: MaxExceptions, Write: write,
+		Doing: "widening exceptions", Write: write,
 	})
 }
 

@@ -17,12 +17,10 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// Bounds of one fenced transaction (N3), and of the history of an exception.
+// Bounds of the history of an exception.
 const (
-	MaxExceptions     = 1000
-	MaxExceptionBytes = 8 << 20
-	MaxHistory        = 50      // failed attempts that are kept, the latest
-	maxErrorReason    = 2 << 10 // bytes of a reason
+	MaxHistory     = 50      // failed attempts that are kept, the latest
+	maxErrorReason = 2 << 10 // bytes of a reason
 )
 
 // ExceptionError is why an envelope was not delivered, as it is stored.
@@ -59,20 +57,11 @@ type Exception struct {
 // becomes an exception too. A document that has a state keeps it, and waits for the new targets as well.
 func WriteExceptions(ctx context.Context, f mongodb.Fencer, list []Exception) error {
 	return mongodb.WriteInParts(ctx, f, list, mongodb.Parts[Exception]{
-		Doing: "writing exceptions", Top: MaxExceptions,
-		Fits: countFitting, Dirty: distinctNamespaces, Write: upsertExceptions,
+		Doing: "writing exceptions",
+		Size:  func(x *Exception) int { return len(x.Raw) + 512 },
+		Dirty: distinctNamespaces,
+		Write: upsertExceptions,
 	})
-}
-
-// countFitting returns how many exceptions go into one transaction: at least one and at most limit.
-func countFitting(list []Exception, limit int) int {
-	size := 0
-	for n := range limit {
-		if size += len(list[n].Raw) + 512; n > 0 && size > MaxExceptionBytes {
-			return n
-		}
-	}
-	return limit
 }
 
 func distinctNamespaces(list []Exception) []string {
@@ -121,6 +110,7 @@ func (x *Exception) upsertModel() (mongo.WriteModel, error) {
 		origin = outboxes.OriginStream
 	}
 
+	// Without Literal, a pipeline would evaluate a text that begins with $.
 	fields := bson.D{
 		{Key: "ts", Value: "$$CLUSTER_TIME"},
 		{Key: "state", Value: mongodb.Literal(x.State)},

@@ -143,7 +143,7 @@ func (c *Collections) ClaimCollection(
 	// A claim of another watcher does not go away, so it must not be retried.
 	var claimed *outboxes.ClaimedError
 	err = c.Calls.RetryCall(ctx, func(ctx context.Context) (err error) {
-		before, err = c.Registry.RegisterAt(ctx, o.UUID, o.NS(), c.Watcher, at)
+		before, err = c.Registry.Register(ctx, o.UUID, o.NS(), c.Watcher, at)
 		if errors.As(err, &claimed) {
 			return nil
 		}
@@ -164,6 +164,7 @@ func (c *Collections) AdoptCollection(ctx context.Context, ev *changestream.Even
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	// An earlier collection with this name is gone.
 	others := slices.DeleteFunc(c.listed, func(x outboxes.Outbox) bool { return x.NS() == o.NS() })
 	c.listed = append(others, o)
 	c.Log.Info("a new collection is watched", "collection", o.NS())
@@ -347,7 +348,7 @@ func (d *DirtyList) holdsWork(
 var errCheckSlow = errors.New("checking whether the collection is empty takes too long; is an index missing?")
 
 // removeInTransaction checks the collection again and removes it from the list, in one transaction
-// with the fence. Every other writer of exceptions takes the fence, too. The stream waits in mark
+// with the fence. Every other writer of exceptions takes the fence, too. The stream waits in Mark
 // during the transaction.
 func (d *DirtyList) removeInTransaction(ctx context.Context, o outboxes.Outbox) error {
 	d.mu.Lock()
@@ -355,6 +356,7 @@ func (d *DirtyList) removeInTransaction(ctx context.Context, o outboxes.Outbox) 
 
 	removed := false
 	err := d.Held.Fenced(ctx, nil, func(tx context.Context) error {
+		// The driver may run the function several times.
 		removed = false
 		call, cancel := context.WithTimeoutCause(tx, cleanTimeout, errCheckSlow)
 		defer cancel()
@@ -362,6 +364,7 @@ func (d *DirtyList) removeInTransaction(ctx context.Context, o outboxes.Outbox) 
 		client := mongo.SessionFromContext(tx).Client()
 		watchers := client.Database(d.State.Name()).Collection("watchers")
 		own := bson.D{{Key: "_id", Value: d.Held.Document().ID}}
+		// A later owner starts at the stored position, which may be before the watermark.
 		var doc lease.Document
 		err := watchers.FindOne(call, own).Decode(&doc)
 

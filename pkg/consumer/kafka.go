@@ -47,6 +47,11 @@ type SASL struct {
 // WithClientID names this client in the logs and quotas of the brokers. Defaults to "outrelay".
 func WithClientID(id string) Option { return option(func(s *settings) { s.kafka.ClientID = id }) }
 
+// WithRack lets the consumer read from a replica in this rack, or availability zone. The brokers need broker.rack and
+// replica.selector.class. Defaults to none: the consumer reads from leaders. If a replica fails, it reads from the leader for a
+// minute.
+func WithRack(rack string) Option { return option(func(s *settings) { s.kafka.Rack = rack }) }
+
 // WithSessionTimeout sets how long the group waits for a member that does not respond. Defaults to 30 s: with a longer time, the
 // others take over later after a crash, and with a shorter time, a pause of a busy machine looks like a crash. Brokers accept at
 // least 6 s, unless their configuration says otherwise.

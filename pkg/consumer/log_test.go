@@ -107,6 +107,8 @@ func (l *changing) Partitions() []transport.Assignment {
 	return []transport.Assignment{{TopicPartition: transport.TopicPartition{Topic: "log"}}}
 }
 
+func (*changing) Changes() <-chan transport.Change { return nil }
+
 func (l *changing) Log(context.Context, transport.TopicPartition) (inbox.Log, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

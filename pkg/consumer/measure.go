@@ -128,7 +128,7 @@ func (s *session) reportGauges() {
 
 // measurePartitions measures all partitions. It returns the first error of Kafka, and measures no more lags after it.
 func (s *session) measurePartitions() (failed error) {
-	for tp, p := range s.partitions {
+	for _, p := range s.listPartitions() {
 		p.mu.Lock()
 		age := p.oldestLocked()
 		stale := time.Since(p.lagMeasured) > gaugeInterval
@@ -140,10 +140,10 @@ func (s *session) measurePartitions() (failed error) {
 		}
 
 		ctx, cancel := context.WithTimeout(s.serveCtx, healthTimeout)
-		log, err := s.g.Log(ctx, tp)
+		log, err := s.g.Log(ctx, p.tp)
 		cancel()
 		if err != nil {
-			failed = fmt.Errorf("reading the end of partition %s: %w", tp, err)
+			failed = fmt.Errorf("reading the end of partition %s: %w", p.tp, err)
 			continue
 		}
 		if log.End >= 0 {

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -65,6 +66,7 @@ const (
 type partition struct {
 	s  *session
 	tp transport.TopicPartition
+	tenure
 
 	mu           sync.Mutex
 	entries      []*entry // by offset; the first is not finished
@@ -84,9 +86,18 @@ type partition struct {
 	logEnd       int64     // at that time
 	progressAt   time.Time // when a message was finished, or the first one after none was read
 
+	fetchEnded chan struct{} // closed when fetchLoop has ended
 	wake       chan struct{} // there is room, or a record to fetch again
 	trackGroup sync.WaitGroup
 	stopped    atomic.Bool // all tracks have ended after stopStarting
+}
+
+// tenure is how long this member has a partition.
+type tenure struct {
+	serveCtx context.Context // ends when the partition has to be given back
+	endServe context.CancelFunc
+	drainCtx context.Context // ends when the time to drain is over
+	abandon  context.CancelCauseFunc
 }
 
 // trackKey is a lane and the name of a handler. A handler that is registered again under the same
@@ -98,16 +109,21 @@ type trackKey struct {
 }
 
 func newPartition(s *session, a transport.Assignment) *partition {
-	return &partition{
+	p := &partition{
 		s: s, tp: a.TopicPartition, nextFetch: a.Offset, fetchedTo: a.Offset, committed: a.Offset,
 		tracks: map[trackKey]*track{}, attached: map[string]*attachment{}, wake: make(chan struct{}, 1),
+		fetchEnded: make(chan struct{}),
 	}
+	p.serveCtx, p.endServe = context.WithCancel(s.serveCtx)
+	p.drainCtx, p.abandon = context.WithCancelCause(s.drainCtx)
+	return p
 }
 
-// fetchLoop fetches records until the generation ends. It blocks while the consumer is paused,
+// fetchLoop fetches records until the partition has to be given back. It blocks while the consumer is paused,
 // while the database is away, and while the partition has no room.
 func (p *partition) fetchLoop() {
-	ctx := p.s.serveCtx
+	defer close(p.fetchEnded)
+	ctx := p.serveCtx
 	backoff := retry.Reopen.Start()
 
 	for ctx.Err() == nil {
@@ -416,6 +432,17 @@ func (p *partition) wakeReader() {
 	case p.wake <- struct{}{}:
 	default:
 	}
+}
+
+// goWorker runs f in the group of the tracks. It returns false if the partition is closed.
+func (p *partition) goWorker(f func()) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
+	}
+	p.trackGroup.Go(f)
+	return true
 }
 
 // stopStarting drops the queued tasks. No track starts another task after it.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,16 +25,20 @@ const (
 // session is one generation of the group.
 type session struct {
 	*run
-	g          transport.Generation
-	serveCtx   context.Context // ends when the partitions have to be given back
-	drainCtx   context.Context // ends when the time to drain is over
-	endServe   context.CancelCauseFunc
-	partitions map[transport.TopicPartition]*partition
-	outage     outage
-	laneSlots  chan struct{} // one for each running lane; an abandoned handler keeps its slot
+	g         transport.Generation
+	serveCtx  context.Context // ends when all partitions have to be given back
+	drainCtx  context.Context // outlives serveCtx; the contexts of the partitions end when the time to drain is over
+	endServe  context.CancelCauseFunc
+	loops     sync.WaitGroup // all that ends with serveCtx
+	outage    outage
+	laneSlots chan struct{} // one for each running lane; an abandoned handler keeps its slot
+
+	partitionsMu sync.Mutex
+	partitions   map[transport.TopicPartition]*partition
 
 	roomsMu sync.Mutex
 	rooms   map[*registration]*waitingRoom
+	closing bool // no room starts another loop
 
 	commitRequested  chan struct{}
 	finishedMessages atomic.Int64 // since the last commit, for CommitCount
@@ -43,8 +49,8 @@ type session struct {
 // Serve handles the partitions of one generation. It blocks until ctx ends, then drains and
 // commits. It returns an error only if the whole Run has to end.
 func (r *run) Serve(ctx context.Context, g transport.Generation) error {
-	drainCtx, abandon := context.WithCancelCause(context.WithoutCancel(r.ctx))
-	defer abandon(nil)
+	drainCtx, endDrain := context.WithCancel(context.WithoutCancel(r.ctx))
+	defer endDrain()
 	serveCtx, endServe := context.WithCancelCause(ctx)
 	defer endServe(nil)
 
@@ -64,33 +70,115 @@ func (r *run) Serve(ctx context.Context, g transport.Generation) error {
 		}
 	}
 	s.outage.report = r.report
-	for _, a := range g.Partitions() {
-		s.partitions[a.TopicPartition] = newPartition(s, a)
-	}
-
-	r.c.measure(telemetry.Measurement{Metric: telemetry.Assigned, N: int64(len(s.partitions))})
 	r.c.currentSession.Store(s)
 	defer r.c.currentSession.CompareAndSwap(s, nil)
 	r.c.health.join(true)
 	defer r.c.health.join(false)
 
-	var loops sync.WaitGroup
-	for _, p := range s.partitions {
-		loops.Go(p.fetchLoop)
-	}
-	loops.Go(s.commitLoop)
-	loops.Go(s.reportGauges)
+	// This goroutine counts as a loop, so that others may be added until serveCtx ends.
+	s.loops.Add(1)
+	s.addPartitions(g.Partitions())
+	s.loops.Go(s.commitLoop)
+	s.loops.Go(s.reportGauges)
 	for _, reg := range r.c.reg.snapshot().all {
-		s.openRoom(reg, nil, loops.Go)
+		s.openRoom(reg)
 	}
 	if r.c.waiting != nil {
-		loops.Go(func() { s.discoverRequeued(loops.Go) })
+		s.loops.Go(s.discoverRequeued)
 	}
 
-	<-serveCtx.Done()
-	loops.Wait()
-	s.drainPartitions(abandon) //nolint:contextcheck // ctx has ended; the drain outlives it
+	for serveCtx.Err() == nil {
+		select {
+		case <-serveCtx.Done():
+		case change := <-g.Changes():
+			s.applyChange(change) //nolint:contextcheck // the drain outlives serveCtx
+		}
+	}
+	s.roomsMu.Lock()
+	s.closing = true
+	s.roomsMu.Unlock()
+	s.loops.Done()
+	s.loops.Wait()
+	s.drainPartitions(s.listPartitions()) //nolint:contextcheck // ctx has ended; the drain outlives it
 	return s.fatalError()
+}
+
+// applyChange gives back the revoked partitions, and then adds the new ones.
+func (s *session) applyChange(change transport.Change) {
+	var revoked []*partition
+	for _, tp := range change.Revoked {
+		if p := s.findPartition(tp); p != nil {
+			revoked = append(revoked, p)
+		}
+	}
+	if len(revoked) > 0 {
+		s.drainPartitions(revoked)
+		s.forgetPartitions(revoked)
+	}
+	s.addPartitions(change.Added)
+	change.Done()
+}
+
+// addPartitions begins to read partitions.
+func (s *session) addPartitions(list []transport.Assignment) {
+	added := make([]*partition, len(list))
+	s.partitionsMu.Lock()
+	for i, a := range list {
+		added[i] = newPartition(s, a)
+		s.partitions[a.TopicPartition] = added[i]
+	}
+	n := len(s.partitions)
+	s.partitionsMu.Unlock()
+	s.c.measure(telemetry.Measurement{Metric: telemetry.Assigned, N: int64(n)})
+
+	// A room that is opened later loads the queues of all partitions.
+	rooms := s.listRooms()
+	for _, p := range added {
+		s.loops.Go(func() {
+			for _, r := range rooms {
+				if r.load(p.serveCtx, []*partition{p}) != nil {
+					break
+				}
+			}
+			p.fetchLoop()
+		})
+	}
+}
+
+// forgetPartitions removes partitions that are drained.
+func (s *session) forgetPartitions(list []*partition) {
+	s.partitionsMu.Lock()
+	for _, p := range list {
+		delete(s.partitions, p.tp)
+	}
+	s.partitionsMu.Unlock()
+
+	for _, r := range s.listRooms() {
+		for _, p := range list {
+			r.forget(p.tp)
+		}
+	}
+}
+
+// listPartitions returns the current partitions.
+func (s *session) listPartitions() []*partition {
+	s.partitionsMu.Lock()
+	defer s.partitionsMu.Unlock()
+	return slices.Collect(maps.Values(s.partitions))
+}
+
+// findPartition returns a current partition, or nil.
+func (s *session) findPartition(tp transport.TopicPartition) *partition {
+	s.partitionsMu.Lock()
+	defer s.partitionsMu.Unlock()
+	return s.partitions[tp]
+}
+
+// listRooms returns the waiting rooms.
+func (s *session) listRooms() []*waitingRoom {
+	s.roomsMu.Lock()
+	defer s.roomsMu.Unlock()
+	return slices.Collect(maps.Values(s.rooms))
 }
 
 // errFatal marks the cause of a session that ends the whole Run.
@@ -110,36 +198,41 @@ func (s *session) fatalError() error {
 	return nil
 }
 
-// drainPartitions finishes the running tasks, commits and releases the inbox's claims. It abandons
+// drainPartitions finishes the running tasks of some partitions, commits and releases the inbox's claims. It abandons
 // handlers that run longer than the drain limit.
-func (s *session) drainPartitions(abandon context.CancelCauseFunc) {
+func (s *session) drainPartitions(list []*partition) {
 	drained := make(chan struct{})
 	var tracks sync.WaitGroup
-	for _, p := range s.partitions {
+	for _, p := range list {
+		p.endServe()
 		p.stopStarting()
-		tracks.Go(func() { p.trackGroup.Wait(); p.stopped.Store(true) })
+		tracks.Go(func() {
+			<-p.fetchEnded
+			p.trackGroup.Wait()
+			p.stopped.Store(true)
+		})
 	}
 	go func() { tracks.Wait(); close(drained) }()
 
-	s.awaitTracks(drained, abandon)
+	s.awaitTracks(drained, list)
 
-	ctx, cancel := context.WithTimeout(s.cleanupContext(), commitTimeout)
+	ctx, cancel := context.WithTimeout(s.drainCtx, commitTimeout)
 	defer cancel()
 	if err := s.commitOffsets(ctx); err != nil && !errors.Is(err, transport.ErrGenerationOver) {
 		s.report(fmt.Errorf("committing the last offsets: %w", err))
 	}
 
-	s.releaseClaims()
-	for _, p := range s.partitions {
+	s.releaseClaims(list)
+	for _, p := range list {
 		p.releaseBuffers()
 		p.measureLag(0)
 		p.measureOldest(0)
 	}
 }
 
-// awaitTracks blocks until drained is closed. After the drain limit it calls abandon and waits for
+// awaitTracks blocks until drained is closed. After the drain limit it abandons the handlers of the partitions and waits for
 // at most abandonGrace.
-func (s *session) awaitTracks(drained <-chan struct{}, abandon context.CancelCauseFunc) {
+func (s *session) awaitTracks(drained <-chan struct{}, list []*partition) {
 	limit := s.c.drainLimit()
 	late := time.NewTimer(limit)
 	defer late.Stop()
@@ -151,7 +244,9 @@ func (s *session) awaitTracks(drained <-chan struct{}, abandon context.CancelCau
 	}
 
 	s.report(fmt.Errorf("%w (%v)", errAbandoned, limit))
-	abandon(errAbandoned)
+	for _, p := range list {
+		p.abandon(errAbandoned)
+	}
 	left := time.NewTimer(abandonGrace)
 	defer left.Stop()
 
@@ -172,23 +267,20 @@ func (c *Consumer) drainLimit() time.Duration {
 	return c.s.drain
 }
 
-// cleanupContext returns a context for the work after the drain. It does not end with the session.
-func (s *session) cleanupContext() context.Context { return context.WithoutCancel(s.drainCtx) }
-
 // releaseClaims releases the inbox's claims of the partitions. A claim that cannot be released
 // expires later. A partition with a running handler keeps its claims, so that no other member
 // starts the same messages at the same time.
-func (s *session) releaseClaims() {
-	ctx, cancel := context.WithTimeout(s.cleanupContext(), releaseTimeout)
+func (s *session) releaseClaims(list []*partition) {
+	ctx, cancel := context.WithTimeout(s.drainCtx, releaseTimeout)
 	defer cancel()
 
 	var failed []error
-	for tp, p := range s.partitions {
+	for _, p := range list {
 		if !p.hasAttachments() || !p.stopped.Load() {
 			continue
 		}
 		if err := p.releaseAttachments(ctx); err != nil {
-			failed = append(failed, fmt.Errorf("releasing partition %s in the inbox: %w", tp, err))
+			failed = append(failed, fmt.Errorf("releasing partition %s in the inbox: %w", p.tp, err))
 		}
 	}
 	s.report(errors.Join(failed...))
@@ -265,10 +357,10 @@ func (s *session) commitOffsets(ctx context.Context) error {
 	}
 	s.finishedMessages.Store(0)
 
-	offsets := map[transport.TopicPartition]int64{}
-	for tp, p := range s.partitions {
+	offsets, list := map[transport.TopicPartition]int64{}, s.listPartitions()
+	for _, p := range list {
 		if offset, changed := p.uncommittedOffset(); changed {
-			offsets[tp] = offset
+			offsets[p.tp] = offset
 		}
 	}
 	if len(offsets) == 0 {
@@ -288,8 +380,10 @@ func (s *session) commitOffsets(ctx context.Context) error {
 		return err
 	}
 
-	for tp, offset := range offsets {
-		s.partitions[tp].setCommitted(offset)
+	for _, p := range list {
+		if offset, ok := offsets[p.tp]; ok {
+			p.setCommitted(offset)
+		}
 	}
 	return nil
 }

@@ -79,10 +79,10 @@ func (c *Consumer) partitionStatus() []PartitionStatus {
 	}
 
 	var list []PartitionStatus
-	for tp, p := range session.partitions {
+	for _, p := range session.listPartitions() {
 		p.mu.Lock()
 		list = append(list, PartitionStatus{
-			Topic: tp.Topic, Partition: tp.Partition, Lag: p.lagLocked(), Oldest: p.oldestLocked(),
+			Topic: p.tp.Topic, Partition: p.tp.Partition, Lag: p.lagLocked(), Oldest: p.oldestLocked(),
 			Stuck: len(p.entries) > 0 && time.Since(p.progressAt) > slowest,
 		})
 		p.mu.Unlock()

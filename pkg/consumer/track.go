@@ -63,7 +63,7 @@ func (t *track) selectRegistration() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if len(t.queue) == 0 || p.closed || p.s.serveCtx.Err() != nil {
+	if len(t.queue) == 0 || p.closed || p.serveCtx.Err() != nil {
 		t.retireLocked()
 		return false
 	}
@@ -86,7 +86,7 @@ func (t *track) acquireSlots() bool {
 	if t.reg.slots != nil {
 		select {
 		case t.reg.slots <- struct{}{}:
-		case <-s.serveCtx.Done():
+		case <-t.p.serveCtx.Done():
 			return false
 		}
 	}
@@ -95,7 +95,7 @@ func (t *track) acquireSlots() bool {
 	case s.laneSlots <- struct{}{}:
 		t.handlerSlots, t.holdsSlot = t.reg.slots, true
 		s.countRunning(1)
-	case <-s.serveCtx.Done():
+	case <-t.p.serveCtx.Done():
 		if t.reg.slots != nil {
 			<-t.reg.slots
 		}
@@ -152,7 +152,7 @@ func (t *track) startTasks() []task {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if p.closed || p.s.serveCtx.Err() != nil {
+	if p.closed || p.serveCtx.Err() != nil {
 		return nil
 	}
 
@@ -186,7 +186,7 @@ func (t *track) usesTransaction() bool { return t.reg.mode != AtLeastOnce || t.r
 
 // mustStop reports whether the track must not start anything: the generation ends or the consumer
 // is paused.
-func (t *track) mustStop() bool { return t.p.s.serveCtx.Err() != nil || t.p.s.c.gate.isPaused() }
+func (t *track) mustStop() bool { return t.p.serveCtx.Err() != nil || t.p.s.c.gate.isPaused() }
 
 // waitYielding blocks for d or until the track must stop. Other lanes use its slots during the wait.
 func (t *track) waitYielding(d time.Duration) {
@@ -209,7 +209,7 @@ func (t *track) waitYielding(d time.Duration) {
 			case <-timer.C:
 				return
 			case <-changed:
-			case <-t.p.s.serveCtx.Done():
+			case <-t.p.serveCtx.Done():
 			}
 		}
 	})
@@ -279,7 +279,7 @@ func (t *track) handleTogether(list []task) outcome {
 		t.finishAttempt(list, res)
 		return outcomeHandled
 	}
-	if t.p.s.drainCtx.Err() != nil || errors.Is(err, errOrphan) {
+	if t.p.drainCtx.Err() != nil || errors.Is(err, errOrphan) {
 		return outcomeInterrupted
 	}
 	if errors.Is(err, errBehind) {
@@ -337,7 +337,7 @@ func (t *track) handleAlone(x task) bool {
 			t.finishAttempt(list, res)
 			return true
 		}
-		if t.p.s.drainCtx.Err() != nil || errors.Is(err, errOrphan) {
+		if t.p.drainCtx.Err() != nil || errors.Is(err, errOrphan) {
 			return false
 		}
 
@@ -414,4 +414,4 @@ func (t *track) inboxEntry(x task) inbox.Entry {
 }
 
 // baseContext returns the parent of the handler's context. It ends with the drain.
-func (t *track) baseContext() context.Context { return t.p.s.drainCtx }
+func (t *track) baseContext() context.Context { return t.p.drainCtx }

@@ -21,7 +21,7 @@ var errBehind = errors.New("an earlier message of the key is set aside")
 
 // room returns the waiting room of the handler, or nil if its messages cannot be set aside.
 func (t *track) room() *waitingRoom {
-	return t.p.s.openRoom(t.reg, t.p, t.p.trackGroup.Go)
+	return t.p.s.openRoom(t.reg)
 }
 
 // awaitRoom blocks until the stored queues of the handler are known. It returns false if the track must stop before.
@@ -36,7 +36,7 @@ func (t *track) awaitRoom() bool {
 		case <-room.loaded:
 			return true
 		case <-changed:
-		case <-t.p.s.serveCtx.Done():
+		case <-t.p.serveCtx.Done():
 		}
 	}
 	return true
@@ -145,7 +145,7 @@ func (t *track) waitForChange(p permit) {
 		case <-timer.C:
 		case <-p.changed:
 		case <-paused:
-		case <-t.p.s.serveCtx.Done():
+		case <-t.p.serveCtx.Done():
 		}
 	})
 }

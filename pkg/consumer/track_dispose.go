@@ -85,15 +85,15 @@ func (t *track) disposeTask(x task, v verdict, cause error) bool {
 	for {
 		var err error
 		if !moved {
-			err = s.callDisposer(originalMessage(x.entry), t.reg.name, v, cause)
+			err = t.p.callDisposer(originalMessage(x.entry), t.reg.name, v, cause)
 			moved = err == nil
 		}
 
 		switch {
 		case moved && t.waiting != nil:
-			err = s.c.waiting.Remove(s.drainCtx, t.waiting)
+			err = s.c.waiting.Remove(t.p.drainCtx, t.waiting)
 		case moved && t.reg.mode != AtLeastOnce && !x.entry.orphan.Load():
-			if err = s.inbox.Pass(s.drainCtx, []inbox.Entry{t.inboxEntry(x)}); err != nil {
+			if err = s.inbox.Pass(t.p.drainCtx, []inbox.Entry{t.inboxEntry(x)}); err != nil {
 				err = fmt.Errorf("passing the watermark: %w", err)
 			}
 		}
@@ -136,9 +136,9 @@ func (t *track) disposalError(x task, v verdict, err error) error {
 }
 
 // callDisposer calls the disposer, and turns a panic into an error.
-func (s *session) callDisposer(m *Message, handler string, v verdict, cause error) (err error) {
+func (p *partition) callDisposer(m *Message, handler string, v verdict, cause error) (err error) {
 	defer recoverPanic(&err)
-	return s.disposer.Dispose(s.drainCtx, m, handler, v, cause)
+	return p.s.disposer.Dispose(p.drainCtx, m, handler, v, cause)
 }
 
 // originalMessage returns a copy of the message as it was read, with the record's own key and value.

@@ -9,12 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/setaside"
 	"github.com/outrelay/outrelay/internal/transport"
-	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 const (
@@ -26,14 +23,13 @@ const (
 	interruptedPause = time.Second
 )
 
-// waitingRoom has the queues of one handler with messages that are set aside, in the partitions of one session, and
+// waitingRoom has the queues of one handler with messages that are set aside, in the partitions of the session, and
 // retries their messages. Package setaside describes the steps.
 type waitingRoom struct {
 	s       *session
 	reg     *registration
 	handler string // the handler's name in the inbox
 	workers chan struct{}
-	host    *partition    // whose track has opened the room; nil if the session has
 	loaded  chan struct{} // closed when the stored queues are known
 	wake    chan struct{} // a queue was added, or is due earlier
 
@@ -88,10 +84,9 @@ func (h *dueHeap) Pop() any {
 	return q
 }
 
-// openRoom returns the waiting room of a handler. If there is none, it opens one and starts its loop with start. host is
-// the partition whose track opens the room, or nil. openRoom returns nil if the consumer has no store for messages that are
-// set aside.
-func (s *session) openRoom(reg *registration, host *partition, start func(f func())) *waitingRoom {
+// openRoom returns the waiting room of a handler. If there is none, it opens one and starts its loop, unless the session ends.
+// openRoom returns nil if the consumer has no store for messages that are set aside.
+func (s *session) openRoom(reg *registration) *waitingRoom {
 	if s.c.waiting == nil || reg.system {
 		return nil
 	}
@@ -101,13 +96,15 @@ func (s *session) openRoom(reg *registration, host *partition, start func(f func
 	r := s.rooms[reg]
 	if r == nil {
 		r = &waitingRoom{
-			s: s, reg: reg, host: host, handler: s.c.inboxConsumer(reg),
+			s: s, reg: reg, handler: s.c.inboxConsumer(reg),
 			workers: make(chan struct{}, max(1, s.c.s.concurrency/4)),
 			loaded:  make(chan struct{}), wake: make(chan struct{}, 1),
 			queues: map[queueKey]*waitingQueue{},
 		}
 		s.rooms[reg] = r
-		start(r.retryDueQueues)
+		if !s.closing {
+			s.loops.Go(r.retryDueQueues)
+		}
 	}
 	return r
 }
@@ -174,7 +171,11 @@ func (r *waitingRoom) endAdd(key queueKey, due time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
+	// The partition was given back while a handler was abandoned.
 	q := r.queues[key]
+	if q == nil {
+		return
+	}
 	q.adding--
 	q.added++
 	r.count++
@@ -195,9 +196,9 @@ func (r *waitingRoom) discover(tp transport.TopicPartition, queues []setaside.Di
 	}
 }
 
-// discoverRequeued adds the queues of requeued dead letters to the rooms of their handlers, until the generation ends. It opens
-// missing rooms with start. It leaves out the handlers that this process does not have.
-func (s *session) discoverRequeued(start func(f func())) {
+// discoverRequeued adds the queues of requeued dead letters to the rooms of their handlers, until the session ends. It opens
+// missing rooms. It leaves out the handlers that this process does not have.
+func (s *session) discoverRequeued() {
 	tick := time.NewTicker(requeuePoll)
 	defer tick.Stop()
 	for {
@@ -215,8 +216,8 @@ func (s *session) discoverRequeued(start func(f func())) {
 			tp := transport.TopicPartition{Topic: q.Topic, Partition: q.Partition}
 			hasName := func(r *registration) bool { return s.c.inboxConsumer(r) == q.Handler }
 			all := s.c.reg.snapshot().all
-			if i := slices.IndexFunc(all, hasName); i >= 0 && s.partitions[tp] != nil {
-				s.openRoom(all[i], nil, start).discover(tp, []setaside.Digest{q.Digest})
+			if i := slices.IndexFunc(all, hasName); i >= 0 && s.findPartition(tp) != nil {
+				s.openRoom(all[i]).discover(tp, []setaside.Digest{q.Digest})
 			}
 		}
 	}
@@ -244,11 +245,11 @@ func (r *waitingRoom) isFull(ctx context.Context) bool {
 	return n >= limit
 }
 
-// load reads the queues of the session's partitions. It repeats that until it succeeds or ctx ends.
-func (r *waitingRoom) load(ctx context.Context) error {
+// load reads the queues of some partitions. It repeats that until it succeeds or ctx ends.
+func (r *waitingRoom) load(ctx context.Context, list []*partition) error {
 	partitions := map[string][]int32{}
-	for tp := range r.s.partitions {
-		partitions[tp.Topic] = append(partitions[tp.Topic], tp.Partition)
+	for _, p := range list {
+		partitions[p.tp.Topic] = append(partitions[p.tp.Topic], p.tp.Partition)
 	}
 
 	backoff := retry.Reopen.Start()
@@ -268,8 +269,23 @@ func (r *waitingRoom) load(ctx context.Context) error {
 			}
 		}
 	}
-	close(r.loaded)
 	return nil
+}
+
+// forget removes the queues of a partition that was given back.
+func (r *waitingRoom) forget(tp transport.TopicPartition) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for key, q := range r.queues {
+		if key.tp != tp {
+			continue
+		}
+		if q.index >= 0 {
+			heap.Remove(&r.scheduled, q.index)
+		}
+		delete(r.queues, key)
+		r.size.Add(-1)
+	}
 }
 
 // addHeads schedules the queues that were read from the store.
@@ -280,209 +296,4 @@ func (r *waitingRoom) addHeads(topic string, heads []setaside.Head) {
 		q := r.findQueueLocked(queueKey{transport.TopicPartition{Topic: topic, Partition: h.Partition}, h.Queue})
 		r.scheduleLocked(q, time.Now().Add(h.Wait))
 	}
-}
-
-// retryDueQueues retries the messages of due queues until the generation ends.
-func (r *waitingRoom) retryDueQueues() {
-	ctx := r.s.serveCtx
-	if r.load(ctx) != nil {
-		return
-	}
-
-	for ctx.Err() == nil && !r.reg.removed.Load() {
-		if r.s.c.gate.waitOpen(ctx) != nil || r.s.outage.waitOver(ctx) != nil {
-			return
-		}
-		select {
-		case r.workers <- struct{}{}:
-		case <-ctx.Done():
-			return
-		}
-
-		q, probe, idle := r.takeDueQueue(time.Now())
-		if q == nil {
-			<-r.workers
-			r.sleep(ctx, idle)
-			continue
-		}
-		// A drain waits for the attempts in the groups of the partitions. The group of the host counts this loop.
-		group := &r.s.partitions[q.key.tp].trackGroup
-		if r.host != nil {
-			group = &r.host.trackGroup
-		}
-		group.Go(func() {
-			defer func() { <-r.workers }()
-			r.retryQueue(q, probe)
-		})
-	}
-}
-
-// takeDueQueue returns the queue that is due first. If there is none, or if the handler is suspended, it returns the time
-// to wait in idle.
-func (r *waitingRoom) takeDueQueue(now time.Time) (q *waitingQueue, probe int, idle permit) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-
-	if len(r.scheduled) == 0 {
-		return nil, 0, permit{}
-	}
-	if due := r.scheduled[0].due; due.After(now) {
-		return nil, 0, permit{wait: due.Sub(now)}
-	}
-	p := r.reg.suspension.mayStart(now)
-	if !p.ok {
-		return nil, 0, p
-	}
-
-	q = heap.Pop(&r.scheduled).(*waitingQueue)
-	q.running = true
-	return q, p.probe, permit{}
-}
-
-// sleep blocks until the time of idle is over, the suspension changes, or a queue is scheduled. A time of 0 means no limit.
-func (r *waitingRoom) sleep(ctx context.Context, idle permit) {
-	var timer <-chan time.Time
-	if idle.wait > 0 {
-		t := time.NewTimer(idle.wait)
-		defer t.Stop()
-		timer = t.C
-	}
-
-	select {
-	case <-timer:
-	case <-idle.changed:
-	case <-r.wake:
-	case <-ctx.Done():
-	}
-}
-
-// retryQueue tries the messages of a queue, one after another, until one of them fails or the queue is empty. A probe is
-// for one message.
-func (r *waitingRoom) retryQueue(q *waitingQueue, probe int) {
-	defer r.reg.suspension.endProbe(probe)
-	p := r.s.partitions[q.key.tp]
-
-	for {
-		added := r.addedTo(q)
-		m, err := r.s.c.waiting.First(p.s.drainCtx, r.place(q.key.tp), q.key.queue)
-		if err != nil {
-			r.s.report(err)
-			r.returnQueue(q, time.Now().Add(interruptedPause))
-			return
-		}
-		if m == nil {
-			if r.removeQueue(q, added) {
-				return
-			}
-			continue
-		}
-
-		t := p.newRetryTrack(r.reg, m)
-		if !t.acquireSlots() {
-			r.returnQueue(q, time.Now())
-			return
-		}
-		finished := t.handleAlone(t.waitingTask())
-		t.releaseSlots()
-
-		switch {
-		case !finished:
-			r.returnQueue(q, time.Now().Add(interruptedPause))
-			return
-		case t.isPostponed:
-			r.returnQueue(q, time.Now().Add(t.postponedFor))
-			return
-		case probe != 0 || t.mustStop() || r.reg.suspension.isSuspended():
-			r.returnQueue(q, time.Now())
-			return
-		}
-	}
-}
-
-// addedTo returns how many messages were added to the queue so far.
-func (r *waitingRoom) addedTo(q *waitingQueue) int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return q.added
-}
-
-// returnQueue ends the work on a queue, which is due again at the given time.
-func (r *waitingRoom) returnQueue(q *waitingQueue, due time.Time) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	q.running = false
-	r.scheduleLocked(q, due)
-}
-
-// removeQueue removes a queue that was found empty when it had the given number of added messages. It returns false if
-// messages were added since: the worker has to look again. If a message is being added, the queue stays, and endAdd
-// schedules it.
-func (r *waitingRoom) removeQueue(q *waitingQueue, added int) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-
-	if q.added != added {
-		return false
-	}
-	q.running = false
-	if q.adding == 0 {
-		delete(r.queues, q.key)
-		r.size.Add(-1)
-	}
-	return true
-}
-
-// newRetryTrack returns a track that handles one message that is set aside. It is not a track of the partition.
-func (p *partition) newRetryTrack(reg *registration, m *setaside.Message) *track {
-	lane := inbox.Lane(m.Key, m.Offset)
-	return &track{p: p, key: trackKey{lane, reg.name}, reg: reg, lane: lane, waiting: m}
-}
-
-// waitingTask returns the task of a track of newRetryTrack.
-func (t *track) waitingTask() task {
-	m := t.waiting
-	rec := transport.Record{
-		Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, LeaderEpoch: m.LeaderEpoch,
-		Time: m.Time, Key: m.Key, Value: m.Value,
-	}
-	for _, h := range m.Headers {
-		rec.Headers = append(rec.Headers, event.Header(h))
-	}
-
-	e := &entry{
-		offset: m.Offset, lane: t.lane, rec: rec, openShares: 1,
-		shares: []share{{reg: t.reg, state: shareStarted, attempts: attemptsFromStore(m.Attempts, time.Now())}},
-	}
-	decoded, err := t.p.s.decodeRecord(&rec)
-	if err != nil {
-		e.decodeErr = &decodeError{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Err: err}
-		decoded = completeMessage(newMessage(&rec), &rec, t.p.s.c.group)
-		t.p.s.c.dropForeignControls(decoded, time.Now())
-	}
-	e.m = decoded
-	return task{e, &e.shares[0]}
-}
-
-// attemptsFromStore returns the attempts of a message that was set aside.
-func attemptsFromStore(a setaside.Attempts, now time.Time) failures {
-	out := failures{Failed: a.Failed, Spared: a.Spared}
-	if a.Failed > 0 {
-		out.Since = now.Add(-a.Elapsed)
-	}
-	for _, f := range a.History {
-		out.History = append(out.History, deadletter.Failure(f))
-	}
-	return out
-}
-
-// attemptsForStore is the reverse of attemptsFromStore.
-func attemptsForStore(a failures, now time.Time) setaside.Attempts {
-	out := setaside.Attempts{Failed: a.Failed, Spared: a.Spared}
-	if a.Failed > 0 {
-		out.Elapsed = max(0, now.Sub(a.Since))
-	}
-	for _, f := range a.History {
-		out.History = append(out.History, setaside.Failure(f))
-	}
-	return out
 }

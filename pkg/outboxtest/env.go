@@ -22,7 +22,6 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
-	"github.com/outrelay/outrelay/pkg/saga"
 )
 
 const (
@@ -176,9 +175,6 @@ func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer
 	e.consumers = append(e.consumers, &member{Consumer: c, group: group})
 	return c
 }
-
-// Sagas returns the store of sagas, for saga.NewRegistry.
-func (e *Env) Sagas() saga.Store { return memory.NewSagas(e.db) }
 
 // Documents returns a collection of entities, for entity.NewOn and entity.NewRecordedOn.
 func (e *Env) Documents(name string) entity.Documents { return memory.NewDocuments(e.db, name, false) }

@@ -434,27 +434,22 @@ func TestASagaFollowsTheFakeClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := outboxtest.New(t)
 		box := env.Box()
-		sagas, err := saga.NewRegistry(env.Sagas(), saga.WithOutbox(box))
-		if err != nil {
-			t.Fatal(err)
-		}
-		checkouts, err := saga.New[checkout, string](sagas, "checkouts")
-		if err != nil {
-			t.Fatal(err)
-		}
-		checkouts.Start(OrderPlaced.Name, saga.ByKey[string](), func(_ context.Context, in *saga.Instance[checkout, string], _ *consumer.Message) error {
-			return in.Timeout("unpaid", 15*time.Minute, event.Payload{})
+		checkouts := saga.Define[checkout]("checkouts")
+		saga.Start(checkouts, OrderPlaced, func(_ context.Context, in *saga.Instance[checkout], _ Placed) error {
+			in.TimeoutIn("unpaid", 15*time.Minute)
+			return nil
 		})
-		checkouts.Timeout("unpaid", func(_ context.Context, in *saga.Instance[checkout, string], _ *consumer.Message) error {
+		checkouts.Timeout("unpaid", func(_ context.Context, in *saga.Instance[checkout]) error {
 			in.Emit(orderNote.New(in.ID(), []byte("please pay")))
 			in.Complete()
 			return nil
 		})
-		if err := sagas.Prepare(t.Context()); err != nil {
+		h, err := checkouts.Handler(t.Context(), box)
+		if err != nil {
 			t.Fatal(err)
 		}
 		c := env.Consumer("checkout", consumer.WithTopics("outbox.event.order", "outbox.event.checkouts"))
-		if err := checkouts.Register(c); err != nil {
+		if err := c.Handle("checkouts", h); err != nil {
 			t.Fatal(err)
 		}
 

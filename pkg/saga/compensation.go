@@ -1,7 +1,6 @@
 package saga
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -12,42 +11,30 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Compensation stores events that undo the step in the document of the saga, until Compensate emits
-// them. The events keep their ids. The error is the one of Event.Validate.
-func (in *Instance[S, I]) Compensation(events ...event.Event) error {
+// OnCompensate stores events that undo the step in the document of the saga, until Compensate emits them. The events keep
+// their ids. An invalid event makes the step fail.
+func (in *Instance[S]) OnCompensate(events ...event.Event) {
 	for _, ev := range events {
 		raw, err := ev.MarshalBSON()
 		if err != nil {
-			return fmt.Errorf("compensation of saga %s %s: %w", in.h.saga.name, in.out.id, err)
+			in.addProblem("compensation: %w", err)
 		}
 		in.doc.Compensations = append(in.doc.Compensations, raw)
 	}
-	return nil
 }
 
-// Compensate emits the events that Compensation has stored, the last one first, and discards them.
-// It returns their number.
-func (in *Instance[S, I]) Compensate() (int, error) {
-	events := make([]event.Event, 0, len(in.doc.Compensations))
-	for _, raw := range slices.Backward(in.doc.Compensations) {
+// Compensate emits the events that OnCompensate has stored, the last one first, and discards them. It returns their number.
+func (in *Instance[S]) Compensate() int {
+	stored := in.doc.Compensations
+	in.doc.Compensations = nil
+	for _, raw := range slices.Backward(stored) {
 		ev, err := restoreEvent(raw)
 		if err != nil {
-			return 0, fmt.Errorf("compensation of saga %s %s: %w", in.h.saga.name, in.out.id, err)
+			in.addProblem("compensation: %w", err)
 		}
-		events = append(events, ev)
+		in.Emit(ev)
 	}
-
-	in.doc.Compensations = nil
-	in.Emit(events...)
-	return len(events), nil
-}
-
-// ForgetCompensations discards the stored events, when the saga has reached a point from which it
-// cannot go back. It returns their number.
-func (in *Instance[S, I]) ForgetCompensations() int {
-	n := len(in.doc.Compensations)
-	in.doc.Compensations = nil
-	return n
+	return len(stored)
 }
 
 // restoreEvent returns the event whose stored form is raw.

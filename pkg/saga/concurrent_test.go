@@ -2,7 +2,6 @@ package saga_test
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -11,7 +10,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -19,7 +17,6 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
@@ -35,20 +32,14 @@ func size() (perSaga, sagas int) {
 func TestOfManyDuplicateStartsOneStarts(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
-	r := p.registry(t)
-	s := orders[int32](t, r, "orders")
-	if err := r.Prepare(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-
-	h := handlerOf(t, s)
+	h := handlerOf(t, orders("orders", saga.WithIDs(saga.Int32IDs)), p.box)
 	var wg sync.WaitGroup
 	gate := make(chan struct{})
 	for i := range 200 {
-		m := msg(t, "Begin", "", begin[int32]{ID: 7, Name: strconv.Itoa(i)})
+		m := msg(t, "Begin", "", begin{ID: "7", Name: strconv.Itoa(i)})
 		wg.Go(func() {
 			<-gate
-			if err := h.Handle(t.Context(), m); err != nil {
+			if err := retried(t.Context(), h, m); err != nil {
 				t.Error(err)
 			}
 		})
@@ -65,19 +56,13 @@ func TestOfManyDuplicateStartsOneStarts(t *testing.T) {
 func TestDuplicatesThatComeAtOnceCountOnce(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
-	r := p.registry(t)
-	s := orders[int64](t, r, "orders", saga.WithTombstone(time.Hour))
-	if err := r.Prepare(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-
-	h := handlerOf(t, s)
+	h := handlerOf(t, orders("orders"), p.box)
 	var wg sync.WaitGroup
-	for i := range int64(100) {
+	for i := range 100 {
 		for range 3 {
-			m := msg(t, "Begin", "", begin[int64]{ID: i})
+			m := msg(t, "Begin", "", begin{ID: strconv.Itoa(i)})
 			wg.Go(func() {
-				if err := h.Handle(t.Context(), m); err != nil {
+				if err := retried(t.Context(), h, m); err != nil {
 					t.Error(err)
 				}
 			})
@@ -92,26 +77,21 @@ func TestDuplicatesThatComeAtOnceCountOnce(t *testing.T) {
 
 type ledger struct{ Steps []int64 }
 
-// counter defines a saga that stores the numbers of its messages, handles them in sequence, and
-// completes after the last one. done receives the result.
-func counting(tb testing.TB, r *saga.Registry, last int64) consumer.Handler {
-	s := define[ledger, int32](tb, r, "ledgers", saga.WithTombstone(time.Hour), saga.WithHeldLimit(int(last)))
-	number := func(m *consumer.Message) (int64, error) {
-		v, _ := m.Header("number")
-		return strconv.ParseInt(string(v), 10, 64)
-	}
-	s.StartOrHandle("Step", saga.ByKey[int32](), func(_ context.Context, in *saga.Instance[ledger, int32], m *consumer.Message) error {
-		n, _ := number(m)
+// counting defines a saga that stores the numbers of its messages, handles them in sequence, and
+// completes after the last one.
+func counting(tb testing.TB, p *place, last int64) consumer.Handler {
+	s := saga.Define[ledger]("ledgers", saga.WithIDs(saga.Int32IDs), saga.WithHeld(int(last)))
+	saga.StartOrOn(s, typ[int64]("Step"), func(_ context.Context, in *saga.Instance[ledger], n int64) error {
 		in.State.Steps = append(in.State.Steps, n)
-		in.Emit(event.New(event.Aggregate{Type: "ledger", ID: saga.FormatID(in.ID())}, "Stepped", event.JSON(n)))
+		in.Emit(event.New(event.Aggregate{Type: "ledger", ID: in.ID()}, "Stepped", event.JSON(n)))
 		if n == last {
 			in.Complete()
 		}
 
 		return nil
-	}, saga.InSequence(number))
+	}, inSequence())
 
-	return handlerOf(tb, s)
+	return handlerOf(tb, s, p.box)
 }
 
 // Two nodes receive every message, as if a partition moved between them repeatedly, each in a
@@ -123,19 +103,15 @@ func TestTwoNodesTakeEveryStepOnce(t *testing.T) {
 	db := stacktest.Database(t, stacktest.Client(t))
 	first := placeIn(t, db)
 	other := placeIn(t, stacktest.Client(t).Database(db.Name()))
-	if err := first.registry(t).Prepare(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-
 	began := time.Now()
 	var wg sync.WaitGroup
 	for _, node := range []*place{first, other} {
-		h := counting(t, node.registry(t), int64(perSaga))
+		h := counting(t, node, int64(perSaga))
 		for lane := range lanes {
 			var work []*consumer.Message
 			for n := 1; n <= perSaga; n++ {
 				for id := lane; id < sagas; id += lanes {
-					work = append(work, msg(t, "Step", strconv.Itoa(id), nil, "number", strconv.Itoa(n)))
+					work = append(work, msg(t, "Step", strconv.Itoa(id), n))
 				}
 			}
 
@@ -147,7 +123,7 @@ func TestTwoNodesTakeEveryStepOnce(t *testing.T) {
 
 			wg.Go(func() {
 				for _, m := range work {
-					if err := policy(t.Context(), h, m); err != nil {
+					if err := retried(t.Context(), h, m); err != nil {
 						t.Error(err)
 						return
 					}
@@ -159,15 +135,6 @@ func TestTwoNodesTakeEveryStepOnce(t *testing.T) {
 	wg.Wait()
 	t.Logf("%d messages over %d sagas on two nodes in %s", 2*sagas*perSaga, sagas, time.Since(began).Round(time.Millisecond))
 	wantAllSteps(t, first, sagas, perSaga)
-}
-
-// policy runs a message again as long as there are conflicts.
-func policy(ctx context.Context, h consumer.Handler, m *consumer.Message) error {
-	for {
-		if err := h.Handle(ctx, m); !errors.Is(err, saga.ErrConflict) {
-			return err
-		}
-	}
 }
 
 func wantAllSteps(t *testing.T, p *place, sagas, perSaga int) {
@@ -208,113 +175,46 @@ func wantAllSteps(t *testing.T, p *place, sagas, perSaga int) {
 
 func TestAStaleCompletionIsRefused(t *testing.T) {
 	t.Parallel()
-	for _, unguarded := range []bool{false, true} {
-		p := newPlace(t, outbox.WithoutTransaction())
-		r := p.registry(t, saga.WithoutTransaction(), saga.WithRetries())
-		var opts []saga.SagaOption
-		if unguarded {
-			opts = append(opts, saga.WithoutCompletionGuard())
-		}
-
-		s := define[order, string](t, r, "orders", opts...)
-		by := saga.ByKey[string]()
-		var h consumer.Handler
-		s.StartOrHandle("Step", by, func(context.Context, *saga.Instance[order, string], *consumer.Message) error { return nil })
-		s.Handle("End", by, func(_ context.Context, in *saga.Instance[order, string], _ *consumer.Message) error {
-			in.Emit(event.New(event.Aggregate{Type: "order", ID: "a"}, "Ended", event.Bytes("", []byte("{}"))))
-			in.Complete()
+	p := newPlace(t)
+	s := saga.Define[order]("orders")
+	var h consumer.Handler
+	var runs atomic.Int32
+	saga.StartOrOn(s, typ[any]("Step"), step[any])
+	saga.On(s, typ[any]("End"), func(_ context.Context, in *saga.Instance[order], _ any) error {
+		in.Emit(event.New(event.Aggregate{Type: "order", ID: "a"}, fmt.Sprint("Ended", in.State.Steps), event.Bytes("", []byte("{}"))))
+		in.Complete()
+		if runs.Add(1) == 1 {
 			return h.Handle(t.Context(), msg(t, "Step", "a", nil)) // another step, committed meanwhile
-		})
-
-		h = handlerOf(t, s)
-		handle(t, h, msg(t, "Step", "a", nil))
-		err := h.Handle(t.Context(), msg(t, "End", "a", nil))
-		doc := p.document(t, "orders", "a")
-		if unguarded {
-			if err != nil || doc != nil {
-				t.Errorf("unguarded: %v, %s", err, doc)
-			}
-			continue
 		}
+		return nil
+	})
 
-		var e *saga.ConflictError
-		if !errors.Is(err, saga.ErrConflict) || !errors.As(err, &e) || e.Version != 1 || e.ID != "a" {
-			t.Errorf("a stale completion: %v", err)
-		}
-
-		if doc == nil || doc.Lookup("version").Int64() != 2 {
-			t.Errorf("it has left %s", doc)
-		}
-
-		p.wantEvents(t)
+	h = handlerOf(t, s, p.box)
+	handle(t, h, msg(t, "Step", "a", nil), msg(t, "End", "a", nil))
+	if doc := p.document(t, "orders", "a"); doc.Lookup("version").Int64() != 3 || runs.Load() != 2 {
+		t.Errorf("after %d runs the saga is %s", runs.Load(), doc)
 	}
+	p.wantEvents(t, "Stepped", "Stepped", "Ended[Step Step]")
 }
 
+// The server finds the conflict, and the transaction runs again without a retry of the consumer.
 func TestAConflictIsRetriedOnWhatTheOtherLeft(t *testing.T) {
 	t.Parallel()
-	p := newPlace(t, outbox.WithoutTransaction())
-	// In a transaction the server finds the conflict, and the transaction runs again without a
-	// retry of the saga.
-	for what, opts := range map[string][]saga.Option{"without": {saga.WithoutTransaction()}, "own": {saga.WithRetries()}} {
-		s := define[order, string](t, p.registry(t, opts...), "orders_"+what)
-		by := saga.ByKey[string]()
-		var h consumer.Handler
-		var runs atomic.Int32
-		note := func(in *saga.Instance[order, string], m *consumer.Message) {
-			in.State.Steps = append(in.State.Steps, m.Name)
+	p := newPlace(t)
+	s := saga.Define[order]("orders")
+	var h consumer.Handler
+	var runs atomic.Int32
+	saga.StartOrOn(s, typ[any]("Other"), step[any])
+	saga.StartOrOn(s, typ[any]("Step"), func(ctx context.Context, in *saga.Instance[order], payload any) error {
+		if runs.Add(1) == 1 {
+			return h.Handle(t.Context(), msg(t, "Other", "a", nil)) // with a context outside of the step
 		}
-		s.StartOrHandle("Other", by, func(_ context.Context, in *saga.Instance[order, string], m *consumer.Message) error {
-			note(in, m)
-			return nil
-		})
-		s.StartOrHandle("Step", by, func(_ context.Context, in *saga.Instance[order, string], m *consumer.Message) error {
-			note(in, m)
-			if runs.Add(1) == 1 {
-				return h.Handle(t.Context(), msg(t, "Other", "a", nil)) // with a context outside of the step
-			}
-
-			return nil
-		})
-
-		h = handlerOf(t, s)
-		handle(t, h, msg(t, "Step", "a", nil))
-		doc := p.document(t, "orders_"+what, "a")
-		var d struct{ State order }
-		if err := bson.Unmarshal(doc, &d); err != nil || fmt.Sprint(d.State.Steps) != "[Other Step]" || runs.Load() != 2 {
-			t.Errorf("%s: %s after %d runs, %v", what, doc, runs.Load(), err)
-		}
-	}
-}
-
-func TestConflictsAreRetriedAfter50And100And250ms(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		for refused, want := range map[int]time.Duration{0: 0, 1: 50 * time.Millisecond, 2: 150 * time.Millisecond, 3: 400 * time.Millisecond, 4: 400 * time.Millisecond} {
-			store := newMemory()
-			store.refuse = refused
-			s := define[order, string](t, registry(t, store), "orders")
-			s.Start("Step", saga.ByKey[string](), func(context.Context, *saga.Instance[order, string], *consumer.Message) error { return nil })
-			began := time.Now()
-			err := handlerOf(t, s).Handle(t.Context(), msg(t, "Step", "a", nil))
-			if took := time.Since(began); took != want || errors.Is(err, saga.ErrConflict) != (refused == 4) {
-				t.Errorf("after %d conflicts: %v in %s, want %s", refused, err, took, want)
-			}
-
-			if want := min(refused+1, 4); store.saves != want {
-				t.Errorf("%d attempts, want %d", store.saves, want)
-			}
-		}
-
-		store := newMemory()
-		store.refuse = 9
-		s := define[order, string](t, registry(t, store), "orders")
-		ctx, cancel := context.WithCancel(t.Context())
-		s.Start("Step", saga.ByKey[string](), func(context.Context, *saga.Instance[order, string], *consumer.Message) error {
-			cancel()
-			return nil
-		})
-		if err := handlerOf(t, s).Handle(ctx, msg(t, "Step", "a", nil)); !errors.Is(err, saga.ErrConflict) || store.saves != 1 {
-			t.Errorf("with a context that has ended: %v after %d attempts", err, store.saves)
-		}
+		return step(ctx, in, payload)
 	})
+
+	h = handlerOf(t, s, p.box)
+	handle(t, h, msg(t, "Step", "a", nil))
+	if got := snapshot(t, p.box, "orders", "a"); string(got.State) != `{"name":"","steps":["Other","Step"]}` || runs.Load() != 2 {
+		t.Errorf("%s after %d runs", got.State, runs.Load())
+	}
 }

@@ -3,7 +3,6 @@ package saga_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"sync"
 	"testing"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/sagas"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/internal/transport/kafkago"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -33,16 +33,11 @@ type node struct {
 }
 
 // steps defines a saga that relies on the consumer for order and for handling each message once.
-func steps(tb testing.TB, r *saga.Registry, name string, last int) *saga.Saga[ledger, int32] {
-	s := define[ledger, int32](tb, r, name, saga.WithTombstone(time.Hour))
-	s.StartOrHandle("Step", saga.ByKey[int32](), func(_ context.Context, in *saga.Instance[ledger, int32], m *consumer.Message) error {
-		n, err := strconv.ParseInt(string(m.Value), 10, 64)
-		if err != nil {
-			return err
-		}
-
+func steps(name string, last int) *saga.Saga[ledger] {
+	s := saga.Define[ledger](name, saga.WithIDs(saga.Int32IDs), saga.WithTombstone(time.Hour))
+	saga.StartOrOn(s, typ[int64]("Step"), func(_ context.Context, in *saga.Instance[ledger], n int64) error {
 		in.State.Steps = append(in.State.Steps, n)
-		in.Emit(event.New(event.Aggregate{Type: name, ID: saga.FormatID(in.ID())}, "Stepped", event.Bytes("text/plain", m.Value)))
+		in.Emit(event.New(event.Aggregate{Type: name, ID: in.ID()}, "Stepped", event.Bytes("text/plain", in.Message().Value)))
 		if int(n) == last {
 			in.Complete()
 		}
@@ -56,7 +51,6 @@ func steps(tb testing.TB, r *saga.Registry, name string, last int) *saga.Saga[le
 func newNode(t *testing.T, db, topic, group string, last int) *node {
 	t.Helper()
 	p := placeIn(t, stacktest.Client(t).Database(db))
-	r := p.registry(t)
 	kafka, err := kafkago.New(transport.Config{
 		Brokers: stacktest.Brokers(t), SessionTimeout: 20 * time.Second, HeartbeatInterval: 100 * time.Millisecond,
 		RebalanceTimeout: 20 * time.Second, JoinBackoff: 100 * time.Millisecond, MaxWait: 100 * time.Millisecond,
@@ -77,13 +71,12 @@ func newNode(t *testing.T, db, topic, group string, last int) *node {
 	}
 
 	for _, err := range []error{
-		steps(t, r, "ledgers", last).Register(c),
-		steps(t, r, "copies", last).Register(c),
+		c.Handle("ledgers", handlerOf(t, steps("ledgers", last), p.box)),
+		c.Handle("copies", handlerOf(t, steps("copies", last), p.box)),
 		c.Handle("plain", consumer.Func(func(ctx context.Context, m *consumer.Message) error {
 			_, err := p.db.Collection("plain").InsertOne(ctx, bson.D{{Key: "message", Value: m.ID}})
 			return err
 		}, "Step")),
-		r.Prepare(t.Context()),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -133,7 +126,7 @@ func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 			for id := range sagas {
 				text, number := strconv.Itoa(id), strconv.Itoa(n)
 				ms = append(ms, transport.Record{Key: []byte(text), Value: []byte(number), Headers: []event.Header{
-					{Key: "id", Value: []byte(text + "-" + number)}, {Key: "type", Value: []byte("Step")},
+					{Key: "id", Value: []byte(text + "-" + number)}, {Key: "type", Value: []byte("Step")}, {Key: saga.HeaderID, Value: []byte(text)},
 				}})
 			}
 		}
@@ -190,38 +183,12 @@ func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 	}
 }
 
-// A consumer decides by these kinds: what is invalid becomes a dead letter at once.
-func TestErrorsAreOfTheConsumersKinds(t *testing.T) {
+// The label of the server makes the consumer's transaction start again.
+func TestAConflictHasTheLabelOfTheServer(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct {
-		err       error
-		malformed bool
-		own       error
-	}{
-		{&saga.ConflictError{Saga: "s"}, false, saga.ErrConflict},
-		{&saga.NotFoundError{Saga: "s"}, false, saga.ErrNotFound},
-		{&saga.GapError{Saga: "s"}, false, saga.ErrGap},
-		{&saga.CorrelationError{Saga: "s"}, true, saga.ErrNoSagaID},
-		{&saga.PayloadError{Err: errors.New("x")}, true, saga.ErrPayload},
-		{&saga.IDError{Text: "x"}, true, saga.ErrID},
-		{&saga.DefinitionError{Saga: "s"}, false, saga.ErrDefinition},
-		{&saga.DuplicateSagaError{Saga: "s"}, false, saga.ErrDuplicateSaga},
-		{&saga.OwnerError{}, false, saga.ErrDuplicateSaga},
-	} {
-		err := fmt.Errorf("wrapped: %w", c.err)
-		if errors.Is(err, consumer.ErrMalformed) != c.malformed || !errors.Is(err, c.own) || err.Error() == "" {
-			t.Errorf("%T is not %v, or malformed is not %t: %v", c.err, c.own, c.malformed, err)
-		}
-	}
-
 	labelled := mongo.CommandError{Code: 112, Labels: []string{"TransientTransactionError"}}
-	if server := (&saga.ConflictError{Saga: "s", Err: labelled}); !isLabelled(server) {
-		t.Errorf("%v is not transient", server)
+	err := sagas.NewConflict("s", sagas.Record{ID: "a"}, labelled)
+	if e, ok := errors.AsType[mongo.LabeledError](err); !ok || !e.HasErrorLabel("TransientTransactionError") || !errors.Is(err, saga.ErrConflict) {
+		t.Errorf("%v is not transient", err)
 	}
-}
-
-// isLabelled reports whether err has the label by which the consumer recognizes that the database was at fault.
-func isLabelled(err error) bool {
-	e, ok := errors.AsType[mongo.LabeledError](err)
-	return ok && e.HasErrorLabel("TransientTransactionError")
 }

@@ -4,110 +4,91 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"iter"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/sagas"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// MaxRecent is the largest number of sagas that Desk.Recent returns.
-const MaxRecent = 1000
+// maxRecent is the largest number of sagas that Desk.Recent yields.
+const maxRecent = 1000
 
-// Desk reads types and states of sagas for operators. It changes nothing.
-type Desk struct {
-	store Store
-	types func(context.Context) ([]TypeInfo, error)
-}
+// Desk reads the states of sagas for operators and tests. It changes nothing.
+type Desk struct{ store sagas.Store }
 
-// NewDesk returns a Desk for all sagas whose types are in the store. Registry.Prepare of any
-// program has stored them.
-func NewDesk(store Store) *Desk { return &Desk{store: store, types: store.Types} }
+// NewDesk returns a Desk for all sagas in the database of box. It does no I/O.
+func NewDesk(box *outbox.Box) *Desk { return &Desk{storeOf(box)} }
+
+// Ref names one saga by the name of its definition and the text of its id.
+type Ref struct{ Saga, ID string }
 
 // Snapshot is the stored state of one saga. The times refer to the server's clock.
 type Snapshot struct {
-	Saga        string          `json:"saga"`
-	ID          string          `json:"id"`
-	Version     int64           `json:"version"`
-	CreatedAt   time.Time       `json:"created_at"`
-	UpdatedAt   time.Time       `json:"updated_at"`
-	CompletedAt time.Time       `json:"completed_at,omitzero"`
-	ExpiresAt   time.Time       `json:"expires_at,omitzero"`
-	State       json.RawMessage `json:"state"` // in relaxed Extended JSON
+	Ref
+	Version                                      int64 // 1 after the start, and one more with each change
+	CreatedAt, UpdatedAt, CompletedAt, ExpiresAt time.Time
+	State                                        json.RawMessage // in relaxed Extended JSON
 
-	Timeouts      []string `json:"timeouts,omitempty"`      // names of the pending timeouts
-	Compensations int      `json:"compensations,omitempty"` // number of stored compensations
-	Sequence      int64    `json:"sequence,omitempty"`      // number of the last message handled in sequence
-	Held          []int64  `json:"held,omitempty"`          // numbers of the held messages
-	Stuck         string   `json:"stuck,omitempty"`         // error of the step for the first held message
+	Timeouts      []string // names of the pending timeouts
+	Compensations int      // number of stored compensations
+	Sequence      int64    // number of the last message handled in sequence
+	Held          []int64  // numbers of the held messages
+	Stuck         string   // error of the step for the first held message
 }
 
-// Types returns the types of sagas, sorted by name.
-func (d *Desk) Types(ctx context.Context) ([]TypeInfo, error) { return d.types(ctx) }
-
-// Read returns the saga with this name and id, and whether it exists. If the name is unknown, it
-// does not exist. If the text cannot be an id of the saga, the error is an *IDError.
-func (d *Desk) Read(ctx context.Context, saga, id string) (Snapshot, bool, error) {
-	t, known, err := d.findType(ctx, saga)
-	if err != nil || !known {
-		return Snapshot{}, false, err
-	}
-
-	native, err := ParseID(t.ID, id)
+// Get returns one saga. It returns ErrNotFound if there is none, or if the name is unknown, and ErrNoID if the text cannot be
+// an id of the saga.
+func (d *Desk) Get(ctx context.Context, ref Ref) (Snapshot, error) {
+	types, err := d.store.Types(ctx)
 	if err != nil {
-		return Snapshot{}, false, fmt.Errorf("reading saga %s: %w", saga, err)
+		return Snapshot{}, err
 	}
 
-	r, found, err := d.store.Load(ctx, saga, native)
-	if err != nil || !found {
-		return Snapshot{}, false, err
-	}
-
-	s, err := newSnapshot(saga, r)
-	return s, err == nil, err
-}
-
-// Recent returns the sagas with this name that were changed last, the latest first. They include
-// completed sagas that have a tombstone. limit is reduced to MaxRecent. If the name is unknown, the
-// result is empty.
-func (d *Desk) Recent(ctx context.Context, saga string, limit int) ([]Snapshot, error) {
-	list := []Snapshot{}
-	limit = min(max(limit, 0), MaxRecent)
-	_, known, err := d.findType(ctx, saga)
-	if err != nil || !known || limit == 0 {
-		return list, err
-	}
-
-	records, err := d.store.Recent(ctx, saga, limit)
-	if err != nil {
-		return list, err
-	}
-
-	for _, r := range records {
-		s, err := newSnapshot(saga, r)
-		if err != nil {
-			return list, err
-		}
-		list = append(list, s)
-	}
-
-	return list, nil
-}
-
-// findType returns the type with this name, and whether it exists.
-func (d *Desk) findType(ctx context.Context, saga string) (TypeInfo, bool, error) {
-	types, err := d.types(ctx)
 	for _, t := range types {
-		if t.Name == saga {
-			return t, true, err
+		if t.Name != ref.Saga {
+			continue
+		}
+
+		id, err := sagas.ParseID(t.ID, ref.ID)
+		if err != nil {
+			return Snapshot{}, fmt.Errorf("reading saga %s: %w", ref.Saga, err)
+		}
+		r, found, err := d.store.Load(ctx, ref.Saga, id)
+		if err != nil {
+			return Snapshot{}, err
+		}
+		if found {
+			return newSnapshot(ref.Saga, r)
 		}
 	}
-	return TypeInfo{}, false, err
+	return Snapshot{}, fmt.Errorf("%w: %s %s", ErrNotFound, ref.Saga, ref.ID)
+}
+
+// Recent iterates over the sagas with this name, the last changed first, at most 1,000. They include completed sagas that have
+// a tombstone. If the name is unknown, there are none. The iteration ends after an error.
+func (d *Desk) Recent(ctx context.Context, saga string) iter.Seq2[Snapshot, error] {
+	return func(yield func(Snapshot, error) bool) {
+		records, err := d.store.Recent(ctx, saga, maxRecent)
+		if err != nil {
+			yield(Snapshot{}, err)
+			return
+		}
+
+		for _, r := range records {
+			if s, err := newSnapshot(saga, r); !yield(s, err) || err != nil {
+				return
+			}
+		}
+	}
 }
 
 // newSnapshot decodes the record of a saga.
-func newSnapshot(saga string, r Record) (Snapshot, error) {
+func newSnapshot(saga string, r sagas.Record) (Snapshot, error) {
 	s := Snapshot{
-		Saga:        saga,
-		ID:          FormatID(r.ID),
+		Ref:         Ref{Saga: saga, ID: sagas.FormatID(r.ID)},
 		Version:     r.Version,
 		CreatedAt:   r.CreatedAt,
 		UpdatedAt:   r.UpdatedAt,

@@ -23,37 +23,36 @@ type offer struct {
 }
 
 func gather(t *testing.T, p *place) consumer.Handler {
-	s := define[quotes, string](t, p.registry(t), "quotes", saga.WithTombstone(time.Hour))
-	decide := func(in *saga.Instance[quotes, string]) {
+	type instance = saga.Instance[quotes]
+	s := saga.Define[quotes]("quotes")
+	decide := func(_ context.Context, in *instance) error {
 		in.Emit(event.New(event.Aggregate{Type: "quote", ID: in.ID()}, "Chosen", event.Bytes("text/plain", []byte(in.State.Winner))))
 		in.Complete()
+		return nil
 	}
-	s.Start("Wanted", saga.ByKey[string](), saga.JSON(func(_ context.Context, in *saga.Instance[quotes, string], shops []string) error {
+	saga.Start(s, typ[[]string]("Wanted"), func(_ context.Context, in *instance, shops []string) error {
 		for _, shop := range shops { // scatter
 			in.Emit(event.New(event.Aggregate{Type: "shop", ID: shop}, "Offer", event.Bytes("", []byte(in.ID()))))
 		}
 
 		in.State.Asked = len(shops)
-		return in.Timeout("patience", time.Minute, event.Payload{})
-	}))
+		in.TimeoutIn("patience", time.Minute)
+		return nil
+	})
 
-	s.Handle("Offered", saga.ByHeader[string](), saga.JSON(func(_ context.Context, in *saga.Instance[quotes, string], o offer) error {
+	saga.On(s, typ[offer]("Offered"), func(ctx context.Context, in *instance, o offer) error {
 		if in.State.Winner == "" || o.Price < in.State.Best {
 			in.State.Best, in.State.Winner = o.Price, o.Shop
 		}
 
 		if in.State.Asked--; in.State.Asked == 0 { // gathered
-			decide(in)
+			return decide(ctx, in)
 		}
-
-		return nil
-	}))
-
-	s.Timeout("patience", func(_ context.Context, in *saga.Instance[quotes, string], _ *consumer.Message) error {
-		decide(in)
 		return nil
 	})
-	return handlerOf(t, s)
+
+	s.Timeout("patience", decide)
+	return handlerOf(t, s, p.box)
 }
 
 func TestScatterAndGather(t *testing.T) {

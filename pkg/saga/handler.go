@@ -1,6 +1,7 @@
 package saga
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,131 +10,84 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/sagas"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// handler handles the messages of a Saga. It has a copy of its definition.
-type handler[S any, I Identifier] struct {
-	saga     *Saga[S, I]
-	routes   map[string]route[S, I]
-	notFound map[string]func(context.Context, I, *consumer.Message) error
+// handler handles the messages of a Saga.
+type handler[S any] struct {
+	saga  *Saga[S]
+	box   *outbox.Box
+	store sagas.Store
 
 	// failedHeld contains held messages whose step has aborted the transaction. The next attempt
 	// leaves them out. The key is id/number, the value the error text.
 	failedHeld sync.Map
 }
 
-// Handle runs the step for one message in a transaction. It joins the transaction of ctx, if there
-// is one. It returns nil if the step dropped the message.
-func (h *handler[S, I]) Handle(ctx context.Context, m *consumer.Message) error {
-	err := h.handleMessage(ctx, m)
-	if errors.Is(err, ErrDrop) {
-		return nil
+// prepare creates the collection of the saga and stores its type.
+func (h *handler[S]) prepare(ctx context.Context) error {
+	want := sagas.Type{Name: h.saga.name, Owner: h.saga.settings.owner, ID: h.saga.settings.ids}
+	found, err := h.store.Prepare(ctx, want)
+	if err == nil && found != want {
+		return fmt.Errorf("%w: collection %s contains sagas of %s with %s ids, but this program defines it for %s with %s ids; "+
+			"choose another name, or if both are the same saga, set WithOwner(%q)",
+			ErrDefinition, want.Name, found.Owner, found.ID, want.Owner, want.ID, found.Owner)
 	}
 	return err
 }
 
-func (h *handler[S, I]) handleMessage(ctx context.Context, m *consumer.Message) error {
-	rt, ok := h.routes[m.Name]
+// handleMessage runs the step for one message. If ctx has a transaction, the step joins it. If the step fails, that
+// transaction can only roll back, so that no half of a step is committed.
+func (h *handler[S]) handleMessage(ctx context.Context, m *consumer.Message) error {
+	rt, ok := h.saga.routes[m.Name]
 	if !ok {
-		return fmt.Errorf("saga %s: message %s of type %q: %w", h.saga.name, m.ID, m.Name, ErrUnknownMessage)
+		return fmt.Errorf("saga %s: %w takes type %q", h.saga.name, consumer.ErrNoHandler, m.Name)
 	}
 
-	id, err := h.correlateMessage(rt, m)
+	payload, err := rt.decodePayload(ctx, m)
 	if err != nil {
-		return err
+		return fmt.Errorf("saga %s: %w", h.saga.name, err)
+	}
+	id, err := h.findID(rt, payload, m)
+	if err != nil {
+		return fmt.Errorf("saga %s: %w: message %s of type %s: %w", h.saga.name, consumer.ErrMalformed, m.ID, m.Name, err)
 	}
 
-	// In the transaction of the caller, the policy of the caller retries conflicts.
-	once := func(ctx context.Context) error { return h.handleOnce(ctx, rt, id, m) }
-	reg := h.saga.reg
-	switch {
-	case reg.store.InTransaction(ctx):
-		return h.runInTransaction(ctx, once)
-	case reg.plain:
-		return h.retryConflicts(ctx, once)
-	}
-
-	return h.retryConflicts(ctx, func(ctx context.Context) error { return h.runInTransaction(ctx, once) })
+	return h.box.Transaction(ctx, func(ctx context.Context) error { return h.handleOnce(ctx, rt, id, payload, m) })
 }
 
-// runInTransaction runs f in the transaction of ctx, or in a new one. If f fails, the transaction
-// can only roll back, so that no half of a step is committed. If f drops the message, the writes
-// before that are committed.
-func (h *handler[S, I]) runInTransaction(ctx context.Context, f func(context.Context) error) error {
-	var dropped error
-	err := h.saga.reg.store.Transaction(ctx, func(ctx context.Context) error {
-		// The transaction may run again.
-		dropped = nil
-
-		err := f(ctx)
-		if errors.Is(err, ErrDrop) {
-			dropped = err
-			return nil
-		}
-		return err
-	})
-	if err != nil {
-		return err
+// findID returns the id of the saga of m.
+func (h *handler[S]) findID(rt *route[S], payload any, m *consumer.Message) (any, error) {
+	text := ""
+	if rt.id != nil {
+		text = rt.id(payload)
 	}
-
-	return dropped
-}
-
-// correlateMessage returns the id of the saga. It uses the correlation function first, and then the
-// header.
-func (h *handler[S, I]) correlateMessage(rt route[S, I], m *consumer.Message) (I, error) {
-	id, err := rt.by(m)
-	switch {
-	case err == nil && !isMissingID(id):
-		return id, nil
-	case err != nil && !errors.Is(err, ErrNoSagaID):
-		return id, fmt.Errorf("saga %s: correlating message %s of type %s: %w", h.saga.name, m.ID, m.Name, err)
+	if text == "" {
+		header, _ := m.Header(HeaderID)
+		text = string(header)
 	}
-
-	missing := &CorrelationError{Saga: h.saga.name, Type: m.Name, Message: m.ID}
-	text, ok := m.Header(HeaderID)
-	if !ok {
-		return id, missing
+	if text == "" && rt.id == nil {
+		text = cmp.Or(m.Aggregate.ID, string(m.Key))
 	}
-
-	id, err = parseID[I](string(text))
-	if err != nil {
-		missing.Err = fmt.Errorf("header %s: %w", HeaderID, err)
-		return id, missing
+	if text == "" {
+		return nil, fmt.Errorf("%w: By found none, and there is no header %s", ErrNoID, HeaderID)
 	}
-
-	return id, nil
-}
-
-// retryConflicts runs f, and again after each conflict until the retries of the registry are used
-// up.
-func (h *handler[S, I]) retryConflicts(ctx context.Context, f func(context.Context) error) error {
-	for _, wait := range h.saga.reg.retries {
-		err := f(ctx)
-		if !errors.Is(err, ErrConflict) {
-			return err
-		}
-		if retry.Sleep(ctx, wait) != nil {
-			return err
-		}
-	}
-
-	return f(ctx)
+	return sagas.ParseID(h.saga.settings.ids, text)
 }
 
 // handleOnce loads the saga, runs the step of m and stores the result. It is one attempt.
-func (h *handler[S, I]) handleOnce(ctx context.Context, rt route[S, I], id I, m *consumer.Message) error {
-	rec, found, err := h.saga.reg.store.Load(ctx, h.saga.name, id)
+func (h *handler[S]) handleOnce(ctx context.Context, rt *route[S], id, payload any, m *consumer.Message) error {
+	rec, found, err := h.store.Load(ctx, h.saga.name, id)
 	switch {
 	case err != nil:
 		return err
 	case found && rec.Completed(), !found && rt.timeout != "":
 		// The message comes too late.
 		return nil
-	case !found && rt.start == nil && !comesEarly(rt.sequence, m):
-		return h.handleNotFound(ctx, id, m)
+	case !found && rt.start == nil && rt.numberOf(payload) <= 1:
+		return h.handleMissing(ctx, rt, id, payload, m)
 	}
 
 	in, err := h.newInstance(rec, found, id)
@@ -144,65 +98,40 @@ func (h *handler[S, I]) handleOnce(ctx context.Context, rt route[S, I], id I, m 
 		return nil
 	}
 
-	defer in.out.endStep()
-
-	changed, err := h.handleInstance(in.out.stepContext(ctx), in, rt, m)
-	dropped := errors.Is(err, ErrDrop)
-	if !changed || err != nil && !dropped {
+	changed, err := h.handleInstance(ctx, in, rt, payload, m)
+	if !changed || err != nil {
 		return err
 	}
-	if commitErr := in.commitStep(ctx); commitErr != nil {
-		return commitErr
-	}
-
-	return err
+	return in.commitStep(ctx)
 }
 
-// handleNotFound runs the NotFound callback for a message whose saga does not exist. Without one it
-// returns a *NotFoundError.
-func (h *handler[S, I]) handleNotFound(ctx context.Context, id I, m *consumer.Message) error {
-	f := h.notFound[m.Name]
-	if f == nil {
-		f = h.notFound[""]
+// numberOf returns the number of a message in its sequence, or 0.
+func (r *route[S]) numberOf(payload any) int64 {
+	if r.number == nil {
+		return 0
 	}
-	if f == nil {
-		return &NotFoundError{Saga: h.saga.name, ID: FormatID(id), Type: m.Name, Message: m.ID}
+	return r.number(payload)
+}
+
+// handleMissing runs the callback of Missing for a message whose saga does not exist. Without one it returns ErrNotFound.
+func (h *handler[S]) handleMissing(ctx context.Context, rt *route[S], id, payload any, m *consumer.Message) error {
+	text := sagas.FormatID(id)
+	if rt.missing != nil {
+		return rt.missing(ctx, text, payload)
 	}
-
-	out := &outgoing{}
-	defer out.endStep()
-
-	if err := f(out.stepContext(ctx), id, m); err != nil {
-		return err
-	}
-
-	return out.appendToOutbox(ctx, h.saga.reg.outbox)
+	return fmt.Errorf("%w: %s %s for message %s of type %s, which does not start a saga; "+
+		"if this can happen, define a callback with Missing", ErrNotFound, h.saga.name, text, m.ID, m.Name)
 }
 
 // handleInstance runs the step of m, and then the steps of the held messages whose turn has come.
 // changed reports whether the instance must be stored.
-//
-// If the step drops a message in sequence, the message has had its turn: otherwise the messages
-// after it would wait forever. In this case changed is true and the error is ErrDrop.
-func (h *handler[S, I]) handleInstance(
-	ctx context.Context, in *Instance[S, I], rt route[S, I], m *consumer.Message,
+func (h *handler[S]) handleInstance(
+	ctx context.Context, in *Instance[S], rt *route[S], payload any, m *consumer.Message,
 ) (changed bool, err error) {
-	var number int64
-	if rt.sequence != nil {
-		if number, err = rt.sequence(m); err != nil {
-			return false, fmt.Errorf("saga %s: the number of message %s of type %s: %w", h.saga.name, m.ID, m.Name, err)
-		}
-	}
-
+	number := rt.numberOf(payload)
 	switch {
-	case number <= 0 && rt.timeout != "":
-		// A timeout is used up even if its step drops it.
-		err = h.runStepOrUndo(ctx, in, rt, m)
-		return err == nil || errors.Is(err, ErrDrop), err
-
 	case number <= 0:
-		changed, err = h.runStep(ctx, in, rt, m)
-		return changed && err == nil, err
+		return h.runStep(ctx, in, rt, payload, m)
 
 	case number <= in.doc.Sequence:
 		// The message was handled before.
@@ -218,17 +147,12 @@ func (h *handler[S, I]) handleInstance(
 		return true, h.releaseHeld(ctx, in)
 	}
 
-	err = h.runStepOrUndo(ctx, in, rt, m)
-	if err != nil && !errors.Is(err, ErrDrop) {
+	if _, err = h.runStep(ctx, in, rt, payload, m); err != nil {
 		return false, err
 	}
 
 	in.doc.Sequence++
-	if heldErr := h.releaseHeld(ctx, in); heldErr != nil {
-		return false, heldErr
-	}
-
-	return true, err
+	return true, h.releaseHeld(ctx, in)
 }
 
 // releaseHeld runs the steps of the held messages whose turn has come. If such a step fails, the
@@ -236,9 +160,9 @@ func (h *handler[S, I]) handleInstance(
 // message stays as in.doc.Stuck until another message of the sequence arrives, or another one with
 // its number.
 //
-// In a transaction, an error of the server has undone everything. Then releaseHeld returns the
-// error, and the next attempt leaves the held message out.
-func (h *handler[S, I]) releaseHeld(ctx context.Context, in *Instance[S, I]) error {
+// An error of the server has undone the whole transaction. Then releaseHeld returns the error, and
+// the next attempt leaves the held message out.
+func (h *handler[S]) releaseHeld(ctx context.Context, in *Instance[S]) error {
 	for !in.completed {
 		next, ok := in.nextHeld()
 		if !ok {
@@ -246,7 +170,7 @@ func (h *handler[S, I]) releaseHeld(ctx context.Context, in *Instance[S, I]) err
 		}
 
 		m := (*consumer.Message)(&next.Message)
-		key := fmt.Sprintf("%s/%d", in.out.id, next.Number)
+		key := fmt.Sprintf("%s/%d", in.ID(), next.Number)
 
 		// The previous attempt has failed in this step, and its transaction was aborted.
 		if reason, refused := h.failedHeld.LoadAndDelete(key); refused {
@@ -254,13 +178,8 @@ func (h *handler[S, I]) releaseHeld(ctx context.Context, in *Instance[S, I]) err
 			return nil
 		}
 
-		// The definition may have changed since the message was held.
-		err := fmt.Errorf("type %q: %w", m.Name, ErrUnknownMessage)
-		if rt, known := h.routes[m.Name]; known {
-			err = h.runStepOrUndo(ctx, in, rt, m)
-		}
-
-		if err == nil || errors.Is(err, ErrDrop) {
+		err := h.runHeld(ctx, in, m)
+		if err == nil {
 			in.doc.Held = slices.Delete(in.doc.Held, 0, 1)
 			in.doc.Sequence = next.Number
 			in.doc.Stuck = nil
@@ -274,9 +193,9 @@ func (h *handler[S, I]) releaseHeld(ctx context.Context, in *Instance[S, I]) err
 
 		reason := err.Error()
 		reason = reason[:min(len(reason), maxStuckReason)]
-		if h.saga.reg.store.InTransaction(ctx) && isServerError(err) {
+		if isServerError(err) {
 			h.failedHeld.Store(key, reason)
-			return fmt.Errorf("saga %s: held message %s, number %d of %s: %w", h.saga.name, m.ID, next.Number, in.out.id, err)
+			return fmt.Errorf("saga %s: held message %s, number %d of %s: %w", h.saga.name, m.ID, next.Number, in.ID(), err)
 		}
 
 		in.doc.Stuck = &stuckMessage{Number: next.Number, Message: m.ID, Reason: reason}
@@ -297,50 +216,47 @@ func isServerError(err error) bool {
 	return labeled || server
 }
 
-// comesEarly reports whether m must wait for earlier messages of its sequence, even if its saga
-// does not exist.
-func comesEarly(number Sequence, m *consumer.Message) bool {
-	if number == nil {
-		return false
+// runHeld runs the step of a held message. If the step fails, the instance is restored.
+func (h *handler[S]) runHeld(ctx context.Context, in *Instance[S], m *consumer.Message) error {
+	// The definition may have changed since the message was held.
+	rt, ok := h.saga.routes[m.Name]
+	if !ok {
+		return fmt.Errorf("%w takes type %q", consumer.ErrNoHandler, m.Name)
+	}
+	payload, err := rt.decodePayload(ctx, m)
+	if err != nil {
+		return err
 	}
 
-	n, err := number(m)
-	return err == nil && n > 1
-}
-
-// runStepOrUndo runs the step of m. If the step fails or drops the message, the instance is
-// restored.
-func (h *handler[S, I]) runStepOrUndo(ctx context.Context, in *Instance[S, I], rt route[S, I], m *consumer.Message) error {
 	// A failed step may have changed a part of the instance.
 	before, err := in.newSavepoint()
 	if err != nil {
 		return err
 	}
-
-	_, err = h.runStep(ctx, in, rt, m)
-	if err != nil {
-		if restoreErr := before.restoreTo(in); restoreErr != nil {
-			return restoreErr
-		}
+	if _, err = h.runStep(ctx, in, rt, payload, m); err != nil {
+		return errors.Join(err, before.restoreTo(in))
 	}
-	return err
+	return nil
 }
 
-// runStep runs the callback for m. changed reports whether the instance must be stored.
-func (h *handler[S, I]) runStep(
-	ctx context.Context, in *Instance[S, I], rt route[S, I], m *consumer.Message,
+// runStep runs the step for m. changed reports whether the instance must be stored.
+func (h *handler[S]) runStep(
+	ctx context.Context, in *Instance[S], rt *route[S], payload any, m *consumer.Message,
 ) (changed bool, err error) {
-	f := rt.handle
+	step := rt.on
 	if in.doc.Waiting {
-		f = rt.start
+		step = rt.start
 	}
 
 	switch {
-	case f != nil:
+	case step != nil:
 		in.doc.Waiting = false
-		return true, f(ctx, in, m)
+		in.message = m
+		err := errors.Join(step(ctx, in, payload), errors.Join(in.problems...))
+		in.problems = nil
+		return err == nil, err
 	case in.doc.Waiting:
-		return false, h.handleNotFound(ctx, in.id, m)
+		return false, h.handleMissing(ctx, rt, in.id, payload, m)
 	default:
 		// Another message has started the saga before.
 		return false, nil

@@ -2,27 +2,33 @@ package saga
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/sagas"
+	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // Instance is one saga during a step. It belongs to the goroutine of the step and must not be used
 // after the step.
-type Instance[S any, I Identifier] struct {
+type Instance[S any] struct {
 	// State is the state of the saga. It is the zero value when the saga starts. The step changes
 	// it in place.
 	State S
 
-	h         *handler[S, I]
-	id        I
-	record    Record
+	h         *handler[S]
+	id        any
+	message   *consumer.Message
+	record    sagas.Record
 	doc       document[S]
-	out       *outgoing
+	out       outgoing
 	completed bool
+	problems  []error // of the running step; they fail it
 }
 
 // document is the stored form of an instance, without the fields of the Store.
@@ -39,19 +45,32 @@ type document[S any] struct {
 	Stuck         *stuckMessage    `bson:"stuck,omitempty"`         // the first held message, if its step failed
 }
 
+// outgoing collects the events of a step. They are appended when the step succeeds.
+type outgoing struct {
+	events   []event.Event
+	timeouts []delayedEvent
+	cancel   []event.ID // timeouts to cancel
+}
+
+// delayedEvent is an event that is due some time after the step.
+type delayedEvent struct {
+	event event.Event
+	after time.Duration
+}
+
 // newInstance returns an instance with the state of the stored record. Each attempt of a step gets
 // a new one.
-func (h *handler[S, I]) newInstance(rec Record, found bool, id I) (*Instance[S, I], error) {
-	in := &Instance[S, I]{h: h, id: id, record: rec, out: &outgoing{id: FormatID(id)}}
+func (h *handler[S]) newInstance(rec sagas.Record, found bool, id any) (*Instance[S], error) {
+	in := &Instance[S]{h: h, id: id, record: rec}
 	if !found {
-		in.record = Record{ID: id}
+		in.record = sagas.Record{ID: id}
 
 		// No step has run yet.
 		in.doc.Waiting = true
 		return in, nil
 	}
 	if err := bson.Unmarshal(rec.Body, &in.doc); err != nil {
-		return nil, fmt.Errorf("decoding saga %s %s: %w", h.saga.name, FormatID(id), err)
+		return nil, fmt.Errorf("decoding saga %s %s: %w", h.saga.name, in.ID(), err)
 	}
 
 	in.State = in.doc.State
@@ -59,23 +78,41 @@ func (h *handler[S, I]) newInstance(rec Record, found bool, id I) (*Instance[S, 
 }
 
 // ID returns the id of the saga.
-func (in *Instance[S, I]) ID() I { return in.id }
+func (in *Instance[S]) ID() string { return sagas.FormatID(in.id) }
 
-// Version returns the number of changes of the saga before this step. It is 0 when the saga starts.
-func (in *Instance[S, I]) Version() int64 { return in.record.Version }
+// Message returns the message that the step handles. It must not be changed.
+func (in *Instance[S]) Message() *consumer.Message { return in.message }
 
 // Complete ends the saga when the step succeeds. The events of the step are emitted. Pending
-// timeouts are canceled, and held messages and compensations are discarded. The document is
-// deleted, or kept for the time of WithTombstone.
-func (in *Instance[S, I]) Complete() { in.completed = true }
+// timeouts are canceled, and held messages and compensations are discarded. The document stays as a
+// tombstone: see WithTombstone.
+func (in *Instance[S]) Complete() { in.completed = true }
 
 // Emit appends the events to the outbox when the step succeeds, together with the new state and in
 // the order of the calls. An event without the header saga-id gets it.
-func (in *Instance[S, I]) Emit(events ...event.Event) { in.out.addEvents(events) }
+func (in *Instance[S]) Emit(events ...event.Event) {
+	for _, ev := range events {
+		in.out.events = append(in.out.events, in.withSagaID(ev))
+	}
+}
+
+// withSagaID returns ev with the header saga-id, unless ev has the header.
+func (in *Instance[S]) withSagaID(ev event.Event) event.Event {
+	if _, ok := ev.Header(HeaderID); ok {
+		return ev
+	}
+	return ev.With(event.WithHeader(HeaderID, []byte(in.ID())))
+}
+
+// addProblem makes the step fail when it returns.
+func (in *Instance[S]) addProblem(format string, args ...any) {
+	err := fmt.Errorf(format, args...)
+	in.problems = append(in.problems, fmt.Errorf("saga %s %s: %w", in.h.saga.name, in.ID(), err))
+}
 
 // commitStep stores the instance and its events. It writes the state first: if another step was
 // faster, nothing else is written.
-func (in *Instance[S, I]) commitStep(ctx context.Context) error {
+func (in *Instance[S]) commitStep(ctx context.Context) error {
 	s := in.h.saga
 	in.doc.State = in.State
 
@@ -89,42 +126,43 @@ func (in *Instance[S, I]) commitStep(ctx context.Context) error {
 
 	body, err := bson.Marshal(in.doc)
 	if err != nil {
-		return fmt.Errorf("encoding saga %s %s: %w", s.name, FormatID(in.id), err)
+		return fmt.Errorf("encoding saga %s %s: %w", s.name, in.ID(), err)
 	}
 
 	in.record.Body = body
-	if err := in.saveRecord(ctx); err != nil {
-		return err
-	}
-	if err := in.out.appendToOutbox(ctx, s.reg.outbox); err != nil {
-		return fmt.Errorf("saga %s %s: %w", s.name, FormatID(in.id), err)
-	}
-
-	return nil
-}
-
-// saveRecord stores the state, or completes the saga.
-func (in *Instance[S, I]) saveRecord(ctx context.Context) error {
-	s := in.h.saga
+	saved := in.record
 	if in.completed {
-		r := in.record
-		if s.unguarded && r.Version > 0 {
-			r.Version = AnyVersion
-		}
-		return s.reg.store.Complete(ctx, s.name, r, s.keep)
+		err = in.h.store.Complete(ctx, s.name, in.record, s.settings.keep)
+	} else {
+		saved, err = in.h.store.Save(ctx, s.name, in.record)
 	}
-
-	saved, err := s.reg.store.Save(ctx, s.name, in.record)
 	if err != nil {
 		return err
 	}
 
-	// Timeouts are counted from the server's clock.
-	in.out.now = saved.UpdatedAt
+	if err := in.appendToOutbox(ctx, saved.UpdatedAt); err != nil {
+		return fmt.Errorf("saga %s %s: %w", s.name, in.ID(), err)
+	}
 	return nil
 }
 
-// ceilMilliseconds rounds d up to milliseconds, the precision of a due time.
-func ceilMilliseconds(d time.Duration) time.Duration {
-	return (d + time.Millisecond - 1).Truncate(time.Millisecond)
+// appendToOutbox appends all events with one insert command and cancels timeouts. now is the server's time when the state was
+// stored.
+func (in *Instance[S]) appendToOutbox(ctx context.Context, now time.Time) error {
+	events := in.out.events
+	for _, t := range in.out.timeouts {
+		events = append(events, t.event.With(event.WithDueAt(now.Add(t.after))))
+	}
+
+	for _, id := range in.out.cancel {
+		// A timeout that is being sent already is ignored when it arrives.
+		if err := in.h.box.Cancel(ctx, id); err != nil && !errors.Is(err, outbox.ErrNotScheduled) {
+			return fmt.Errorf("canceling a timeout: %w", err)
+		}
+	}
+
+	if len(events) == 0 {
+		return nil
+	}
+	return in.h.box.Append(ctx, events...)
 }

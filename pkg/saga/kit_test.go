@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,6 +16,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/memory"
+	"github.com/outrelay/outrelay/internal/sagas"
 	"github.com/outrelay/outrelay/internal/sagatest"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -31,10 +32,9 @@ func TestMain(m *testing.M) {
 
 // place contains the database of one test.
 type place struct {
-	db    *mongo.Database
-	store *saga.MongoStore
-	box   *outbox.Box
-	sent  *mongo.Collection
+	db   *mongo.Database
+	box  *outbox.Box
+	sent *mongo.Collection
 }
 
 func newPlace(tb testing.TB, opts ...outbox.Option) *place {
@@ -44,31 +44,21 @@ func newPlace(tb testing.TB, opts ...outbox.Option) *place {
 
 func placeIn(tb testing.TB, db *mongo.Database, opts ...outbox.Option) *place {
 	tb.Helper()
-	store, err := saga.NewMongoStore(db)
-	if err != nil {
-		tb.Fatal(err)
-	}
-
 	box, err := outbox.New(db, opts...)
 	if err != nil {
 		tb.Fatal(err)
 	}
-
-	return &place{db: db, store: store, box: box, sent: db.Collection("outbox")}
+	return &place{db: db, box: box, sent: db.Collection("outbox")}
 }
 
-func (p *place) registry(tb testing.TB, opts ...saga.Option) *saga.Registry {
+// memoryBox returns an outbox without a server.
+func memoryBox(tb testing.TB) *outbox.Box {
 	tb.Helper()
-	return registry(tb, p.store, append([]saga.Option{saga.WithOutbox(p.box)}, opts...)...)
-}
-
-func registry(tb testing.TB, store saga.Store, opts ...saga.Option) *saga.Registry {
-	tb.Helper()
-	r, err := saga.NewRegistry(store, opts...)
+	box, err := memory.NewOutbox(memory.NewDB())
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return r
+	return box
 }
 
 // types returns the types of the events in the outbox, in the order of their appends.
@@ -128,30 +118,39 @@ func TestMongoStore(t *testing.T) {
 	t.Parallel()
 	sagatest.Run(t, func(tb testing.TB) sagatest.Fixture {
 		p := newPlace(tb)
-		return sagatest.Fixture{Store: p.store, Outbox: p.box, Events: p.types}
+		return sagatest.Fixture{Store: sagas.NewMongo(p.db), Box: p.box, Events: p.types}
 	})
 }
 
-func define[S any, I saga.Identifier](tb testing.TB, r *saga.Registry, name string, opts ...saga.SagaOption) *saga.Saga[S, I] {
-	tb.Helper()
-	s, err := saga.New[S, I](r, name, opts...)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return s
-}
+// typ returns a type of events with payloads in JSON.
+func typ[P any](name string) event.Type[P] { return event.Type[P]{Aggregate: "order", Name: name} }
 
-type handlerer interface {
-	Handler() (consumer.Handler, error)
-}
-
-func handlerOf(tb testing.TB, s handlerer) consumer.Handler {
+func handlerOf[S any](tb testing.TB, s *saga.Saga[S], box *outbox.Box) consumer.Handler {
 	tb.Helper()
-	h, err := s.Handler()
+	h, err := s.Handler(tb.Context(), box)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	return h
+}
+
+// snapshot returns a stored saga.
+func snapshot(tb testing.TB, box *outbox.Box, name, id string) saga.Snapshot {
+	tb.Helper()
+	got, err := saga.NewDesk(box).Get(tb.Context(), saga.Ref{Saga: name, ID: id})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return got
+}
+
+// retried runs a message again as long as there are conflicts, as a consumer does.
+func retried(ctx context.Context, h consumer.Handler, m *consumer.Message) error {
+	for {
+		if err := h.Handle(ctx, m); !errors.Is(err, saga.ErrConflict) {
+			return err
+		}
+	}
 }
 
 func handle(tb testing.TB, h consumer.Handler, ms ...*consumer.Message) {
@@ -163,15 +162,15 @@ func handle(tb testing.TB, h consumer.Handler, ms ...*consumer.Message) {
 	}
 }
 
-// msg returns a message with a JSON value and pairs of headers.
-func msg(tb testing.TB, typ, key string, value any, headers ...string) *consumer.Message {
+// msg returns a message about the aggregate id, with a JSON value and pairs of headers.
+func msg(tb testing.TB, typ, id string, value any, headers ...string) *consumer.Message {
 	tb.Helper()
 	text, err := json.Marshal(value)
 	if err != nil {
 		tb.Fatal(err)
 	}
 
-	m := &consumer.Message{ID: typ + "/" + key, Name: typ, Key: []byte(key), Value: text}
+	m := &consumer.Message{ID: typ + "/" + id, Name: typ, Aggregate: event.Aggregate{Type: "order", ID: id}, Value: text}
 	for i := 0; i+1 < len(headers); i += 2 {
 		m.Headers = append(m.Headers, event.Header{Key: headers[i], Value: []byte(headers[i+1])})
 	}
@@ -198,49 +197,4 @@ func arrived(tb testing.TB, raw bson.Raw) *consumer.Message {
 	}
 
 	return m
-}
-
-// memory is a Store without transactions, for tests that need no server.
-type memory struct {
-	saga.Store
-	mu      sync.Mutex
-	records map[any]saga.Record
-	refuse  int // conflicts to come
-	saves   int
-}
-
-func newMemory() *memory { return &memory{records: map[any]saga.Record{}} }
-
-func (s *memory) InTransaction(context.Context) bool { return false }
-
-func (s *memory) Transaction(ctx context.Context, fn func(context.Context) error) error {
-	return fn(ctx)
-}
-
-func (s *memory) Load(_ context.Context, _ string, id any) (saga.Record, bool, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	r, ok := s.records[id]
-	return r, ok, nil
-}
-
-func (s *memory) Save(_ context.Context, name string, r saga.Record) (saga.Record, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.saves++
-	if s.refuse > 0 || s.records[r.ID].Version != r.Version {
-		s.refuse--
-		return r, &saga.ConflictError{Saga: name, ID: saga.FormatID(r.ID), Version: r.Version}
-	}
-
-	r.Version, r.UpdatedAt = r.Version+1, time.Now()
-	s.records[r.ID] = r
-	return r, nil
-}
-
-func (s *memory) Complete(_ context.Context, _ string, r saga.Record, _ time.Duration) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.records, r.ID)
-	return nil
 }

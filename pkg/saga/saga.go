@@ -1,179 +1,91 @@
 package saga
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/boxparts"
+	"github.com/outrelay/outrelay/internal/sagas"
+	"github.com/outrelay/outrelay/pkg/codec"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// DefaultHeldLimit is the default limit of early messages that are held for one saga. WithHeldLimit
-// changes it.
-const DefaultHeldLimit = 100
+// HeaderID is the name of the header that contains the id of the saga. Every event that a step emits has it. A service that
+// answers such an event passes the header on with Reply.
+const HeaderID = "saga-id"
 
-// Func is a step of a saga. If it returns nil, its changes of in.State and its events are stored.
-// If it returns an error, the saga does not change.
-//
-// If it returns ErrDrop, the saga does not change either, but the message counts as
-// handled: the writes that the step did with its context are committed, and a message in sequence
-// has had its turn.
-type Func[S any, I Identifier] func(ctx context.Context, in *Instance[S, I], m *consumer.Message) error
-
-// JSON returns a step that receives the value of the message, decoded from JSON. A value that
-// cannot be decoded is a *PayloadError.
-func JSON[P, S any, I Identifier](f func(ctx context.Context, in *Instance[S, I], p P) error) Func[S, I] {
-	return Payload(json.Unmarshal, f)
-}
-
-// ExtJSON returns a step that receives the value of the message, decoded from relaxed Extended
-// JSON. The relay publishes a payload in this format if it was appended as a document. A value that
-// cannot be decoded is a *PayloadError.
-func ExtJSON[P, S any, I Identifier](f func(ctx context.Context, in *Instance[S, I], p P) error) Func[S, I] {
-	return Payload(unmarshalExtJSON, f)
-}
-
-// Payload returns a step that receives the value of the message, decoded by decode. A value that
-// cannot be decoded is a *PayloadError.
-func Payload[P, S any, I Identifier](
-	decode Decode, f func(ctx context.Context, in *Instance[S, I], p P) error,
-) Func[S, I] {
-	return func(ctx context.Context, in *Instance[S, I], m *consumer.Message) error {
-		p, err := decodePayload[P](decode, m)
-		if err != nil {
-			return err
-		}
-		return f(ctx, in, p)
+// Reply returns ev with the saga's id of m, for a service that answers an event of a saga. If m has no such id, Reply returns
+// ev unchanged.
+func Reply(m *consumer.Message, ev event.Event) event.Event {
+	id, ok := m.Header(HeaderID)
+	if !ok {
+		return ev
 	}
+	return ev.With(event.WithHeader(HeaderID, id))
 }
 
-// Saga is the definition of one kind of process: the type of its state, the messages that it
-// handles, and the steps for them. Complete the definition before you call Register or Handler.
-// Later changes have no effect on them.
-type Saga[S any, I Identifier] struct {
-	name      string
-	reg       *Registry
-	owner     string
-	aggregate string
-	keep      time.Duration // of the tombstone; 0 is no tombstone
-	heldLimit int
-	unguarded bool // completion ignores changes by other steps
-
-	mu       sync.Mutex
-	routes   map[string]route[S, I]
-	notFound map[string]func(context.Context, I, *consumer.Message) error
-	problems []string // mistakes in the definition
+// Saga is the definition of one kind of process: the type S of its state, which is stored with bson tags, and the steps for
+// its messages. Complete the definition before you call Handler. It is not safe for concurrent changes.
+type Saga[S any] struct {
+	name     string
+	settings settings
+	routes   map[string]*route[S] // by the name of the message
+	problems []string             // mistakes in the definition
 }
 
-// route defines the handling of one type of message.
-type route[S any, I Identifier] struct {
-	by            Correlate[I]
-	start, handle Func[S, I] // nil if not defined
-	sequence      Sequence
-	timeout       string // name of the timeout, or "" for other messages
+// Step handles a message with payload P. If it returns nil, the changes of in.State and the events of in are stored. If it
+// returns an error, the saga does not change, and the consumer's Retry decides about the message. For a tombstone, p is the
+// zero value and in.Message().Tombstone is true.
+type Step[S, P any] func(ctx context.Context, in *Instance[S], p P) error
+
+// route defines the handling of the messages with one name. Its functions get the decoded payload.
+type route[S any] struct {
+	payload   reflect.Type
+	decode    func(ctx context.Context, data []byte) (any, error)
+	id        func(payload any) string // nil if not defined, like all functions below
+	number    func(payload any) int64
+	start, on func(ctx context.Context, in *Instance[S], payload any) error
+	missing   func(ctx context.Context, id string, payload any) error
+	timeout   string // name of the timeout, or "" for other messages
 }
 
-// SagaOption configures one saga. See New.
-type SagaOption func(*sagaSettings)
-
-type sagaSettings struct {
-	owner, aggregate string
-	keep             time.Duration
-	heldLimit        int
-	unguarded        bool
-	problems         []string
-}
-
-// WithTombstone keeps the document of a completed saga for the time keep, by the server's clock.
-// Late messages are then ignored and do not start the saga again. keep must be at least 1 ms. By
-// default, completion deletes the document, and a late start begins a new saga.
-func WithTombstone(keep time.Duration) SagaOption {
-	return func(s *sagaSettings) {
-		if keep < time.Millisecond {
-			s.problems = append(s.problems, fmt.Sprintf("invalid tombstone time %s: it must be at least 1 ms", keep))
-		}
-		s.keep = keep
-	}
-}
-
-// WithoutCompletionGuard lets a step complete a saga even if another step has changed it in the
-// meantime. By default the step runs again on the new state. In a transaction the server still
-// rejects simultaneous changes.
-func WithoutCompletionGuard() SagaOption { return func(s *sagaSettings) { s.unguarded = true } }
-
-// WithOwner sets the owner of the saga, which distinguishes it from a saga with the same name in
-// another program. Defaults to the Go type of the state. Set the owner to the old type before you
-// rename that type.
-func WithOwner(owner string) SagaOption { return func(s *sagaSettings) { s.owner = owner } }
-
-// WithAggregate sets the aggregate type of the events for timeouts, which selects their topic:
-// outbox.event.<aggregateType>, unless the relay is configured otherwise. Defaults to the name of
-// the saga.
-func WithAggregate(aggregateType string) SagaOption {
-	return func(s *sagaSettings) { s.aggregate = aggregateType }
-}
-
-// WithHeldLimit sets how many early messages of one saga are held, at least 1. Together they must
-// not exceed 8 MiB. Defaults to DefaultHeldLimit.
-func WithHeldLimit(n int) SagaOption {
-	return func(s *sagaSettings) {
-		if n < 1 {
-			s.problems = append(s.problems, fmt.Sprintf("invalid limit of %d held messages: it must be at least 1", n))
-		}
-		s.heldLimit = n
-	}
-}
-
-// New defines a saga in the registry r. Its name is also the name of its collection. New does no
-// I/O. It returns a *DuplicateSagaError if the registry has a saga of this name, and a
-// *DefinitionError for other mistakes.
-func New[S any, I Identifier](r *Registry, name string, opts ...SagaOption) (*Saga[S, I], error) {
-	set := sagaSettings{owner: typeOwner[S](), aggregate: name, heldLimit: DefaultHeldLimit}
-
+// Define begins the definition of a saga. Its name is also the name of its collection. Handler reports mistakes.
+func Define[S any](name string, opts ...Option) *Saga[S] {
+	s := &Saga[S]{name: name, routes: map[string]*route[S]{}}
 	for _, o := range opts {
-		o(&set)
+		o.applyTo(&s.settings)
 	}
 
-	if !isLegalName(name) {
-		set.problems = append(set.problems, "the name is no valid collection name, or it is "+DefaultTypes)
-	}
-	if set.owner == "" || set.aggregate == "" {
-		set.problems = append(set.problems, "owner and aggregate must not be empty")
-	}
-	if r == nil {
-		set.problems = append(set.problems, "the registry is nil")
-	}
+	set := &s.settings
+	set.ids = cmp.Or(set.ids, sagas.String)
+	set.owner = cmp.Or(set.owner, typeOwner[S]())
+	set.aggregate = cmp.Or(set.aggregate, name)
+	set.keep = cmp.Or(set.keep, 7*24*time.Hour)
+	set.held = cmp.Or(set.held, 100)
 
-	if len(set.problems) > 0 {
-		return nil, &DefinitionError{Saga: name, Problems: set.problems}
+	if name == "" || len(name) > 200 || name == sagas.TypesCollection ||
+		strings.ContainsAny(name, "$\x00") || strings.HasPrefix(name, "system.") {
+		s.addProblem("the name %q is no valid collection name, or it is %s", name, sagas.TypesCollection)
 	}
-
-	s := &Saga[S, I]{
-		name:      name,
-		reg:       r,
-		owner:     set.owner,
-		aggregate: set.aggregate,
-		keep:      set.keep,
-		heldLimit: set.heldLimit,
-		unguarded: set.unguarded,
-		routes:    map[string]route[S, I]{},
-		notFound:  map[string]func(context.Context, I, *consumer.Message) error{},
+	if _, err := sagas.ParseID(set.ids, "1"); err != nil && set.ids != sagas.UUID {
+		s.addProblem("unknown kind of ids %q", set.ids)
 	}
-	if err := r.addSaga(name, s); err != nil {
-		return nil, err
+	if set.held < 0 {
+		s.addProblem("invalid limit of %d held messages: it must not be negative", set.held)
 	}
-
-	return s, nil
+	return s
 }
 
-// typeOwner returns the default owner of a saga: the Go type of its state with the path of its
-// package.
+// typeOwner returns the default owner of a saga: the Go type of its state with the path of its package.
 func typeOwner[S any]() string {
 	t := reflect.TypeFor[S]()
 
@@ -185,193 +97,195 @@ func typeOwner[S any]() string {
 }
 
 // Name returns the name of the saga, which is also the name of its collection.
-func (s *Saga[S, I]) Name() string { return s.name }
+func (s *Saga[S]) Name() string { return s.name }
 
-// HandleOption configures the handling of one type of message. See InSequence.
-type HandleOption func(*handleSettings)
-
-type handleSettings struct{ sequence Sequence }
-
-// InSequence handles the messages of a saga in the order of their numbers. The order includes all
-// types of messages that have this option. An early message is held in the document of the saga
-// until all messages before it have arrived. A message that was handled before is ignored. A
-// message with a number of 0 or less is handled at once.
-func InSequence(number Sequence) HandleOption { return func(s *handleSettings) { s.sequence = number } }
-
-// Sequence returns the number of a message within its saga. The first number is 1. An error fails
-// the message.
-type Sequence func(m *consumer.Message) (int64, error)
-
-// Start defines f as the step that starts a saga with a message of type typ. If the saga exists,
-// the step of Handle for the same type runs instead. Without such a step the message has no effect,
-// because the saga was started before.
-func (s *Saga[S, I]) Start(typ string, by Correlate[I], f Func[S, I], opts ...HandleOption) {
-	s.defineRoute(typ, by, f, opts, func(r *route[S, I]) bool {
-		taken := r.start != nil
-		r.start = f
-		return taken
-	})
+func (s *Saga[S]) addProblem(format string, args ...any) {
+	s.problems = append(s.problems, fmt.Sprintf(format, args...))
 }
 
-// StartOrHandle defines f as the step for messages of type typ, whether the saga exists or not.
-func (s *Saga[S, I]) StartOrHandle(typ string, by Correlate[I], f Func[S, I], opts ...HandleOption) {
-	s.defineRoute(typ, by, f, opts, func(r *route[S, I]) bool {
-		taken := r.start != nil || r.handle != nil
-		r.start, r.handle = f, f
-		return taken
-	})
+// Start defines the step that starts a saga with an event of type t. If the saga exists, the step of On for the same type
+// runs instead. Without such a step, or if the saga is complete, the event has no effect.
+func Start[S, P any](s *Saga[S], t event.Type[P], step Step[S, P], opts ...StepOption[P]) {
+	r := addRoute(s, t, opts)
+	setStep(s, &r.start, t, step)
 }
 
-// Handle defines f as the step for messages of type typ if the saga exists. If it does not exist
-// and the message does not start it, the callback of NotFound runs. Without such a callback, the
-// message fails with a *NotFoundError.
-func (s *Saga[S, I]) Handle(typ string, by Correlate[I], f Func[S, I], opts ...HandleOption) {
-	s.defineRoute(typ, by, f, opts, func(r *route[S, I]) bool {
-		taken := r.handle != nil
-		r.handle = f
-		return taken
-	})
+// On defines the step for events of type t if the saga exists. If the saga is complete, the event has no effect. If it does
+// not exist and the event does not start it, the event fails with ErrNotFound, unless Missing takes it.
+func On[S, P any](s *Saga[S], t event.Type[P], step Step[S, P], opts ...StepOption[P]) {
+	r := addRoute(s, t, opts)
+	setStep(s, &r.on, t, step)
 }
 
-// NotFound defines f as the callback for messages of these types whose saga does not exist. Without
-// types, it applies to all types. f may call Emit.
-func (s *Saga[S, I]) NotFound(f func(ctx context.Context, id I, m *consumer.Message) error, types ...string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// StartOrOn defines the step for events of type t, whether the saga exists or not.
+func StartOrOn[S, P any](s *Saga[S], t event.Type[P], step Step[S, P], opts ...StepOption[P]) {
+	Start(s, t, step, opts...)
+	On(s, t, step)
+}
 
-	if f == nil {
-		s.problems = append(s.problems, "NotFound without a function")
+// Missing defines f as the callback for events of type t whose saga does not exist. The context has the transaction of the
+// message, so f may append to the outbox.
+func Missing[S, P any](s *Saga[S], t event.Type[P], f func(ctx context.Context, id string, p P) error) {
+	r := addRoute(s, t, nil)
+	switch {
+	case f == nil:
+		s.addProblem("Missing for type %q has no function", t.Name)
+	case r.missing != nil:
+		s.addProblem("Missing is given twice for type %q", t.Name)
 	}
-	if len(types) == 0 {
-		types = []string{""}
-	}
-
-	for _, t := range types {
-		if s.notFound[t] != nil {
-			s.problems = append(s.problems, fmt.Sprintf("NotFound is given twice for type %q", t))
-		}
-		s.notFound[t] = f
-	}
+	r.missing = func(ctx context.Context, id string, payload any) error { return f(ctx, id, payloadAs[P](payload)) }
 }
 
-// Timeout defines f as the step for the timeout name, which a step has requested with
-// Instance.Timeout. A timeout is ignored if the saga was completed, or if the timeout was canceled
-// or requested again, before it arrived.
-func (s *Saga[S, I]) Timeout(name string, f Func[S, I]) {
+// Timeout defines the step for the timeout name, which a step requests with Instance.TimeoutIn. A timeout is ignored if the
+// saga was completed, or if the timeout was canceled or requested again, before it arrived.
+//
+// A timeout is an event with the name "<saga>.<name>". Its aggregate type is that of WithAggregate.
+func (s *Saga[S]) Timeout(name string, step func(ctx context.Context, in *Instance[S]) error) {
+	t := event.Type[any]{Aggregate: s.settings.aggregate, Name: s.timeoutType(name)}
 	if name == "" {
 		s.addProblem("a timeout without a name")
-		return
+	}
+	if step == nil {
+		s.addProblem("timeout %q has no step", name)
 	}
 
-	s.defineRoute(s.TimeoutType(name), ByHeader[I](), f, nil, func(r *route[S, I]) bool {
-		taken := r.handle != nil || r.start != nil
-		r.handle, r.timeout = f, name
-		return taken
-	})
+	On(s, t, func(ctx context.Context, in *Instance[S], _ any) error { return step(ctx, in) })
+	s.routes[t.Name].timeout = name
 }
 
-// TimeoutType returns the type of the event for the timeout name: "<saga>.<name>".
-func (s *Saga[S, I]) TimeoutType(name string) string { return s.name + "." + name }
+// timeoutType returns the name of the event for a timeout.
+func (s *Saga[S]) timeoutType(timeout string) string { return s.name + "." + timeout }
 
-// defineRoute sets a part of the route for typ. set reports whether that part was defined before.
-func (s *Saga[S, I]) defineRoute(
-	typ string, by Correlate[I], f Func[S, I], opts []HandleOption, set func(*route[S, I]) (taken bool),
-) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// StepOption configures the handling of events with payload P. If both Start and On take a type, an option of one of them
+// applies to both.
+type StepOption[P any] interface{ applyTo(*stepSettings[P]) }
 
-	var h handleSettings
-	for _, o := range opts {
-		o(&h)
+type stepSettings[P any] struct {
+	id     func(P) string
+	number func(P) int64
+}
+
+type stepOption[P any] func(*stepSettings[P])
+
+func (o stepOption[P]) applyTo(s *stepSettings[P]) { o(s) }
+
+// By finds the id of the saga in the payload. If id returns "", the header saga-id counts. Defaults to the header saga-id,
+// without it the id of the aggregate, and without that the key, for presets of the relay that do not write the aggregate.
+func By[P any](id func(P) string) StepOption[P] {
+	return stepOption[P](func(s *stepSettings[P]) { s.id = id })
+}
+
+// Sequenced handles the events of a saga in the order of their numbers, from 1. The order includes all types of events with
+// this option. An early event is held in the document of the saga until all events before it have arrived. An event that was
+// handled before is ignored. An event with a number of 0 or less is handled at once.
+//
+// If the step for a held event fails, only that event stays held. It is tried again when another event of the sequence
+// arrives, or another event with its number.
+func Sequenced[P any](number func(P) int64) StepOption[P] {
+	return stepOption[P](func(s *stepSettings[P]) { s.number = number })
+}
+
+// addRoute returns the route for events of type t, with the options added. Mistakes become problems of s.
+func addRoute[S, P any](s *Saga[S], t event.Type[P], opts []StepOption[P]) *route[S] {
+	r := s.routes[t.Name]
+	if r == nil {
+		r = &route[S]{
+			payload: reflect.TypeFor[P](),
+			decode:  func(ctx context.Context, data []byte) (any, error) { return t.Decode(ctx, data) },
+		}
+		s.routes[t.Name] = r
 	}
 
 	switch {
-	case typ == "":
-		s.problems = append(s.problems, "a callback is defined for no type of message")
-	case strings.Contains(typ, "*"):
-		s.problems = append(s.problems, fmt.Sprintf("type %q is a pattern; use the exact name of a type", typ))
-	case by == nil:
-		s.problems = append(s.problems, fmt.Sprintf("type %q has no correlation function; "+
-			"use ByHeader if the header is sufficient", typ))
-	case f == nil:
-		s.problems = append(s.problems, fmt.Sprintf("type %q has no callback", typ))
+	case t.Name == "":
+		s.addProblem("a type of events has no name")
+	case strings.Contains(t.Name, "*"):
+		s.addProblem("type %q is a pattern; use the exact name of a type", t.Name)
+	case r.payload != reflect.TypeFor[P]():
+		s.addProblem("type %q has the payloads %s and %s", t.Name, r.payload, reflect.TypeFor[P]())
 	}
 
-	r := s.routes[typ]
-	if set(&r) {
-		s.problems = append(s.problems, fmt.Sprintf("type %q is defined twice", typ))
+	var set stepSettings[P]
+	for _, o := range opts {
+		o.applyTo(&set)
+	}
+	if set.id != nil {
+		r.id = func(payload any) string { return set.id(payloadAs[P](payload)) }
+	}
+	if set.number != nil {
+		r.number = func(payload any) int64 { return set.number(payloadAs[P](payload)) }
+	}
+	return r
+}
+
+// payloadAs returns the decoded payload. It is the zero value for a tombstone, which has no payload.
+func payloadAs[P any](payload any) P {
+	p, _ := payload.(P)
+	return p
+}
+
+// setStep sets a step of a route.
+func setStep[S, P any](s *Saga[S], place *func(context.Context, *Instance[S], any) error, t event.Type[P], step Step[S, P]) {
+	switch {
+	case step == nil:
+		s.addProblem("type %q has no step", t.Name)
+	case *place != nil:
+		s.addProblem("type %q is defined twice", t.Name)
+	}
+	*place = func(ctx context.Context, in *Instance[S], payload any) error {
+		return step(ctx, in, payloadAs[P](payload))
+	}
+}
+
+// decodePayload decodes the value of m. The error of a value that cannot be decoded is consumer.ErrMalformed.
+func (r *route[S]) decodePayload(ctx context.Context, m *consumer.Message) (any, error) {
+	if m.Tombstone() {
+		return nil, nil
 	}
 
-	r.by = by
-	if h.sequence != nil {
-		r.sequence = h.sequence
+	payload, err := r.decode(ctx, m.Value)
+	if err == nil || errors.Is(err, codec.ErrUnavailable) {
+		return payload, err
 	}
-
-	s.routes[typ] = r
+	return nil, fmt.Errorf("%w: message %s of type %s: %w", consumer.ErrMalformed, m.ID, m.Name, err)
 }
 
-func (s *Saga[S, I]) addProblem(text string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.problems = append(s.problems, text)
-}
-
-// Messages returns the types of messages that the saga handles, including timeouts, sorted.
-func (s *Saga[S, I]) Messages() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Sorted(maps.Keys(s.routes))
-}
-
-// typeInfo describes the saga as it is defined now.
-func (s *Saga[S, I]) typeInfo() TypeInfo {
-	return TypeInfo{Name: s.name, Owner: s.owner, ID: kindOf[I](), Messages: s.Messages()}
-}
-
-// Handler returns a handler for all messages of the saga. It uses a copy of the definition, so
-// later changes have no effect. The error is a *DefinitionError that lists all mistakes.
-func (s *Saga[S, I]) Handler() (consumer.Handler, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-
+// Handler returns the handler of the saga for consumer.Consumer.Handle. Use Name as the name of the handler, and read the
+// topic of the timeouts too: see WithAggregate. The steps emit into box, and the states are stored in its database.
+//
+// Handler creates the collection and its index. It returns ErrDefinition, which lists all mistakes of the definition, if there
+// are any, or if another program has a saga of this name. Other errors come from the server.
+func (s *Saga[S]) Handler(ctx context.Context, box *outbox.Box) (consumer.Handler, error) {
 	problems := slices.Clone(s.problems)
-	starts := func(r route[S, I]) bool { return r.start != nil }
-	if !slices.ContainsFunc(slices.Collect(maps.Values(s.routes)), starts) {
-		problems = append(problems, "no message starts it")
+	if box == nil {
+		problems = append(problems, "the outbox is nil")
 	}
-	for typ := range s.notFound {
-		if _, ok := s.routes[typ]; !ok && typ != "" {
-			problems = append(problems, fmt.Sprintf("NotFound for type %q, which the saga does not handle", typ))
+	starts := false
+	for name, r := range s.routes {
+		starts = starts || r.start != nil
+		if r.start == nil && r.on == nil {
+			problems = append(problems, fmt.Sprintf("Missing for type %q, which has no step", name))
 		}
 	}
-
+	if !starts {
+		problems = append(problems, "no message starts it")
+	}
 	if len(problems) > 0 {
-		return consumer.Handler{}, &DefinitionError{Saga: s.name, Problems: problems}
+		return consumer.Handler{}, fmt.Errorf("%w: %s: %s", ErrDefinition, s.name, strings.Join(problems, "; "))
 	}
 
-	h := &handler[S, I]{saga: s, routes: maps.Clone(s.routes), notFound: maps.Clone(s.notFound)}
-	return consumer.Func(h.Handle, slices.Sorted(maps.Keys(s.routes))...), nil
+	h := &handler[S]{saga: s, box: box, store: storeOf(box)}
+	if err := h.prepare(ctx); err != nil {
+		return consumer.Handler{}, err
+	}
+	return consumer.Func(h.handleMessage, slices.Sorted(maps.Keys(s.routes))...), nil
 }
 
-// Registrar accepts the handler of a saga. *consumer.Consumer implements it.
-type Registrar interface {
-	Handle(name string, h consumer.Handler, opts ...consumer.HandlerOption) error
-}
-
-// Register registers the saga for all its types of messages. It uses a copy of the definition, so
-// later changes have no effect. All types share one handler with the name of the saga, which has
-// its own marks in the inbox. Other sagas and handlers may take the same types.
-//
-// The consumer must also read the topic of the timeouts: see WithAggregate. The error is a
-// *DefinitionError, or the error of the consumer.
-func (s *Saga[S, I]) Register(c Registrar, opts ...consumer.HandlerOption) error {
-	h, err := s.Handler()
-	if err != nil {
-		return err
+// storeOf returns the store of sagas in the database of box.
+func storeOf(box *outbox.Box) sagas.Store {
+	parts := boxparts.Of(box)
+	if inMemory, ok := parts.Store.(interface{ Sagas() sagas.Store }); ok {
+		return inMemory.Sagas()
 	}
-
-	if err := c.Handle(s.name, h, opts...); err != nil {
-		return fmt.Errorf("registering saga %s: %w", s.name, err)
-	}
-	return nil
+	return sagas.NewMongo(parts.Collection.Database())
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/pkg/codec"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -23,83 +24,70 @@ type order struct {
 }
 
 // begin has the id of the saga in its body.
-type begin[I saga.Identifier] struct {
-	ID   I
-	Name string
-}
+type begin struct{ ID, Name string }
 
-// orders is a saga that two types of messages start, that correlates by the body or the header, and
-// that ends.
-func orders[I saga.Identifier](tb testing.TB, r *saga.Registry, name string, opts ...saga.SagaOption) *saga.Saga[order, I] {
-	s := define[order, I](tb, r, name, opts...)
-	byBody := saga.ByJSON(func(b begin[I]) I { return b.ID })
-	start := saga.JSON(func(_ context.Context, in *saga.Instance[order, I], b begin[I]) error {
+func byBody() saga.StepOption[begin] { return saga.By(func(b begin) string { return b.ID }) }
+
+// orders is a saga that two types of messages start, that correlates by the body, the header or the aggregate, and that ends.
+func orders(name string, opts ...saga.Option) *saga.Saga[order] {
+	s := saga.Define[order](name, opts...)
+	start := func(_ context.Context, in *saga.Instance[order], b begin) error {
 		in.State.Name = b.Name
 		in.Emit(event.New(event.Aggregate{Type: "order", ID: "x"}, "Begun", event.Bytes("", []byte("{}"))))
 		return nil
-	})
-
-	s.Start("Begin", byBody, start)
-	s.Start("BeginToo", byBody, start)
-	step := func(_ context.Context, in *saga.Instance[order, I], m *consumer.Message) error {
-		in.State.Steps = append(in.State.Steps, m.Name)
-		in.Emit(event.New(event.Aggregate{Type: "order", ID: "x"}, "Stepped", event.Bytes("", []byte("{}"))))
-		return nil
 	}
 
-	s.Handle("ByBody", byBody, step)
-	s.Handle("ByHeader", saga.ByHeader[I](), step)
-	s.Handle("ByKey", saga.ByKey[I](), step)
-	s.Handle("ByAggregate", saga.ByAggregate[I](), step)
-	s.Handle("End", byBody, func(_ context.Context, in *saga.Instance[order, I], _ *consumer.Message) error {
+	saga.Start(s, typ[begin]("Begin"), start, byBody())
+	saga.Start(s, typ[begin]("BeginToo"), start, byBody())
+	saga.On(s, typ[begin]("ByBody"), step[begin], byBody())
+	saga.On(s, typ[any]("ByHeader"), step[any])
+	saga.On(s, typ[any]("ByAggregate"), step[any])
+	saga.On(s, typ[begin]("End"), func(_ context.Context, in *saga.Instance[order], _ begin) error {
 		in.Complete()
 		return nil
-	})
+	}, byBody())
 	return s
 }
 
-// kind runs a complete saga whose ids are of kind I.
-func kind[I saga.Identifier](t *testing.T, id I, native any) {
+// step stores the name of the message and emits an event.
+func step[P any](_ context.Context, in *saga.Instance[order], _ P) error {
+	in.State.Steps = append(in.State.Steps, in.Message().Name)
+	in.Emit(event.New(event.Aggregate{Type: "order", ID: "x"}, "Stepped", event.Bytes("", []byte("{}"))))
+	return nil
+}
+
+// kind runs a complete saga whose ids are stored in this way.
+func kind(t *testing.T, ids saga.IDs, id string, native any) {
 	p := newPlace(t)
-	r := p.registry(t)
-	h := handlerOf(t, orders[I](t, r, "orders_of_kind"))
-	text := saga.FormatID(id)
+	h := handlerOf(t, orders("orders_of_kind", saga.WithIDs(ids), saga.WithTombstone(-1)), p.box)
 	for _, typ := range []string{"Begin", "BeginToo"} {
-		handle(t, h, msg(t, typ, "k", begin[I]{id, typ}))
+		handle(t, h, msg(t, typ, "k", begin{id, typ}))
 		doc := p.document(t, "orders_of_kind", native)
 		if doc == nil {
 			t.Fatalf("%s has not made a document with _id %v", typ, native)
 		}
 
-		byAggregate := msg(t, "ByAggregate", "k", nil)
-		byAggregate.Aggregate.ID = text
-		handle(t, h,
-			msg(t, "ByBody", "k", begin[I]{ID: id}), msg(t, "ByHeader", "k", nil, saga.HeaderID, text),
-			msg(t, "ByKey", text, nil), byAggregate)
-		got, found, err := r.Desk().Read(t.Context(), "orders_of_kind", text)
-		if err != nil || !found {
-			t.Fatalf("read by the text %q: %v %v", text, found, err)
+		handle(t, h, msg(t, "ByBody", "k", begin{ID: id}), msg(t, "ByHeader", "k", nil, saga.HeaderID, id), msg(t, "ByAggregate", id, nil))
+		got := snapshot(t, p.box, "orders_of_kind", id)
+		want := fmt.Sprintf(`{"name":%q,"steps":["ByBody","ByHeader","ByAggregate"]}`, typ)
+		if string(got.State) != want || got.Version != 4 || got.ID != id {
+			t.Errorf("the saga is %s at version %d, want %s at 4", got.State, got.Version, want)
 		}
 
-		want := fmt.Sprintf(`{"name":%q,"steps":["ByBody","ByHeader","ByKey","ByAggregate"]}`, typ)
-		if string(got.State) != want || got.Version != 5 || got.ID != text {
-			t.Errorf("the saga is %s at version %d, want %s at 5", got.State, got.Version, want)
-		}
-
-		handle(t, h, msg(t, "End", "k", begin[I]{ID: id}))
+		handle(t, h, msg(t, "End", "k", begin{ID: id}))
 		if p.document(t, "orders_of_kind", native) != nil {
 			t.Error("completion has left the document")
 		}
 	}
 
 	envelopes, err := p.envelopes(t.Context())
-	if err != nil || len(envelopes) != 10 {
+	if err != nil || len(envelopes) != 8 {
 		t.Fatalf("%d events, %v", len(envelopes), err)
 	}
 
 	for _, e := range envelopes {
-		if v, _ := arrived(t, e).Header(saga.HeaderID); string(v) != text {
-			t.Errorf("an event has %s %q, want %q", saga.HeaderID, v, text)
+		if v, _ := arrived(t, e).Header(saga.HeaderID); string(v) != id {
+			t.Errorf("an event has %s %q, want %q", saga.HeaderID, v, id)
 		}
 	}
 }
@@ -108,102 +96,112 @@ func TestIDsOfEveryKindAreStoredNatively(t *testing.T) {
 	t.Parallel()
 	u := uuid.New()
 	for name, f := range map[string]func(*testing.T){
-		"uuid":   func(t *testing.T) { kind(t, u, bson.Binary{Subtype: 4, Data: u[:]}) },
-		"string": func(t *testing.T) { kind(t, "order 7", "order 7") },
-		"int32":  func(t *testing.T) { kind(t, int32(7), int32(7)) },
-		"int64":  func(t *testing.T) { kind(t, int64(1)<<40, int64(1)<<40) },
-		"zero":   func(t *testing.T) { kind(t, int64(0), int64(0)) },
+		"uuid":   func(t *testing.T) { kind(t, saga.UUIDs, u.String(), bson.Binary{Subtype: 4, Data: u[:]}) },
+		"string": func(t *testing.T) { kind(t, "", "order 7", "order 7") },
+		"int32":  func(t *testing.T) { kind(t, saga.Int32IDs, "7", int32(7)) },
+		"int64":  func(t *testing.T) { kind(t, saga.Int64IDs, "1099511627776", int64(1)<<40) },
+		"zero":   func(t *testing.T) { kind(t, saga.Int64IDs, "0", int64(0)) },
 	} {
 		t.Run(name, func(t *testing.T) { t.Parallel(); f(t) })
 	}
 }
 
-func TestWhatAnIDCannotBeIsRefused(t *testing.T) {
-	t.Parallel()
-	for kind, bad := range map[saga.IDKind][]string{
-		saga.KindUUID: {"", "x", uuid.Nil.String()}, saga.KindString: {""}, saga.KindInt32: {"", "x", "1.0", "2147483648"}, saga.KindInt64: {"", "9223372036854775808"},
-	} {
-		for _, text := range bad {
-			_, err := saga.ParseID(kind, text)
-			if e := new(saga.IDError); !errors.Is(err, saga.ErrID) || !errors.As(err, &e) || e.Kind != kind || e.Text != text {
-				t.Errorf("%s %q: %v", kind, text, err)
-			}
-		}
-	}
-
-	if _, err := saga.ParseID("float", "1"); !errors.Is(err, saga.ErrID) {
-		t.Errorf("an unknown kind: %v", err)
-	}
-}
-
 func TestCorrelation(t *testing.T) {
 	t.Parallel()
-	s := define[order, uuid.UUID](t, registry(t, newMemory()), "orders")
-	own := errors.New("own")
-	answer := func(id uuid.UUID, err error) saga.Correlate[uuid.UUID] {
-		return func(*consumer.Message) (uuid.UUID, error) { return id, err }
-	}
-	inBody, inHeader := uuid.New(), uuid.New()
-	var got uuid.UUID
-	f := func(_ context.Context, in *saga.Instance[order, uuid.UUID], _ *consumer.Message) error {
+	s := saga.Define[order]("orders", saga.WithIDs(saga.UUIDs))
+	inBody, inHeader, inAggregate := uuid.NewString(), uuid.NewString(), uuid.NewString()
+	got := ""
+	saga.StartOrOn(s, typ[begin]("body"), func(_ context.Context, in *saga.Instance[order], _ begin) error {
 		got = in.ID()
 		return nil
-	}
-	s.StartOrHandle("function", answer(inBody, nil), f)
-	s.StartOrHandle("nil", answer(uuid.Nil, nil), f)
-	s.StartOrHandle("none", answer(inBody, fmt.Errorf("wrapped: %w", saga.ErrNoSagaID)), f)
-	s.StartOrHandle("fails", answer(inBody, own), f)
-	s.StartOrHandle("payload", saga.ByJSON(func(b begin[uuid.UUID]) uuid.UUID { return b.ID }), f)
-	s.StartOrHandle("extended", saga.ByExtJSON(func(b begin[uuid.UUID]) uuid.UUID { return b.ID }), f)
-	s.StartOrHandle("key", saga.ByKey[uuid.UUID](), f)
-	h := handlerOf(t, s)
+	}, byBody())
+	saga.StartOrOn(s, typ[any]("default"), func(_ context.Context, in *saga.Instance[order], _ any) error {
+		got = in.ID()
+		return nil
+	})
+	h := handlerOf(t, s, memoryBox(t))
 
-	header := []string{saga.HeaderID, inHeader.String()}
+	header := []string{saga.HeaderID, inHeader}
+	wrong := []string{saga.HeaderID, "7"}
 	for _, c := range []struct {
-		typ     string
-		headers []string
-		value   any
-		want    uuid.UUID
-		err     error
+		typ, aggregate string
+		headers        []string
+		value          any
+		want           string
+		err            error
 	}{
-		{"function", nil, nil, inBody, nil},
-		{"function", header, nil, inBody, nil},
-		{"nil", header, nil, inHeader, nil},
-		{"none", header, nil, inHeader, nil},
-		{"none", nil, nil, uuid.Nil, saga.ErrNoSagaID},
-		{"none", []string{saga.HeaderID, "7"}, nil, uuid.Nil, saga.ErrNoSagaID},
-		{"none", []string{saga.HeaderID, "7"}, nil, uuid.Nil, saga.ErrID},
-		{"fails", header, nil, uuid.Nil, own},
-		{"payload", header, "text", uuid.Nil, saga.ErrPayload},
-		{"extended", header, "text", uuid.Nil, saga.ErrPayload},
-		{"key", nil, nil, uuid.Nil, saga.ErrID},
-		{"other", header, nil, uuid.Nil, saga.ErrUnknownMessage},
+		{"body", inAggregate, nil, begin{ID: inBody}, inBody, nil},
+		{"body", inAggregate, header, begin{ID: inBody}, inBody, nil},
+		{"body", inAggregate, header, begin{ID: strings.ToUpper(inBody)}, inBody, nil},
+		{"body", inAggregate, header, begin{}, inHeader, nil},
+		{"body", inAggregate, nil, begin{}, "", saga.ErrNoID},
+		{"body", inAggregate, wrong, begin{}, "", saga.ErrNoID},
+		{"body", inAggregate, header, begin{ID: uuid.Nil.String()}, "", saga.ErrNoID},
+		{"body", inAggregate, header, "text", "", consumer.ErrMalformed},
+		{"default", inAggregate, header, nil, inHeader, nil},
+		{"default", inAggregate, nil, nil, inAggregate, nil},
+		{"default", inAggregate, wrong, nil, "", saga.ErrNoID},
+		{"default", "7", nil, nil, "", saga.ErrNoID},
+		{"default", "", nil, nil, "", saga.ErrNoID},
+		{"other", inAggregate, header, nil, "", consumer.ErrNoHandler},
 	} {
-		got = uuid.Nil
-		err := h.Handle(t.Context(), msg(t, c.typ, "k", c.value, c.headers...))
+		got = ""
+		err := h.Handle(t.Context(), msg(t, c.typ, c.aggregate, c.value, c.headers...))
 		if !errors.Is(err, c.err) || got != c.want {
 			t.Errorf("%s with %v: %v and %v, want %v and %v", c.typ, c.headers, got, err, c.want, c.err)
 		}
-
-		if e := new(saga.CorrelationError); errors.Is(err, saga.ErrNoSagaID) && (!errors.As(err, &e) || e.Type != c.typ || e.Saga != "orders") {
-			t.Errorf("%v is no CorrelationError with the message", err)
+		if errors.Is(err, saga.ErrNoID) && !errors.Is(err, consumer.ErrMalformed) {
+			t.Errorf("%v does not make the message a dead letter at once", err)
 		}
 	}
 
-	tombstone := msg(t, "payload", "k", nil)
+	keyed := msg(t, "default", "", nil)
+	keyed.Key = []byte(inAggregate)
+	handle(t, h, keyed)
+	if got != inAggregate {
+		t.Errorf("a record with nothing but a key is for %q, want %q", got, inAggregate)
+	}
+
+	tombstone := msg(t, "body", inAggregate, nil, header...)
 	tombstone.Value = nil
-	if err := h.Handle(t.Context(), tombstone); !errors.Is(err, saga.ErrPayload) {
-		t.Errorf("a record without a value: %v", err)
+	handle(t, h, tombstone)
+	if got != inHeader {
+		t.Errorf("a record without a value is for %q, want %q", got, inHeader)
+	}
+}
+
+// A codec that cannot reach its registry fails the message, but does not make it malformed.
+func TestAPayloadThatCannotBeDecodedNowIsRetried(t *testing.T) {
+	t.Parallel()
+	s := saga.Define[order]("orders")
+	saga.Start(s, event.Type[begin]{Aggregate: "order", Name: "Begin", Codec: unavailable{codec.JSON()}}, step[begin])
+	err := handlerOf(t, s, memoryBox(t)).Handle(t.Context(), msg(t, "Begin", "a", begin{}))
+	if !errors.Is(err, codec.ErrUnavailable) || errors.Is(err, consumer.ErrMalformed) {
+		t.Error(err)
+	}
+}
+
+type unavailable struct{ codec.Codec }
+
+func (unavailable) Decode(context.Context, []byte, any) error { return codec.ErrUnavailable }
+
+func TestAnAnswerHasTheIDOfTheQuestion(t *testing.T) {
+	t.Parallel()
+	answer := event.New(event.Aggregate{Type: "bank", ID: "b"}, "Answer", event.Payload{})
+	if v, _ := saga.Reply(msg(t, "Question", "a", nil, saga.HeaderID, "s"), answer).Header(saga.HeaderID); string(v) != "s" {
+		t.Errorf("the answer has the id %q", v)
+	}
+	if _, ok := saga.Reply(msg(t, "Question", "a", nil), answer).Header(saga.HeaderID); ok {
+		t.Error("the answer to no saga has an id")
 	}
 }
 
 func TestUnknownSaga(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
-	s := orders[string](t, p.registry(t), "orders")
-	err := handlerOf(t, s).Handle(t.Context(), msg(t, "ByKey", "nobody", nil))
-	var e *saga.NotFoundError
-	if !errors.Is(err, saga.ErrNotFound) || !errors.As(err, &e) || e.ID != "nobody" || e.Saga != "orders" || e.Type != "ByKey" {
+	s := orders("orders")
+	err := handlerOf(t, s, p.box).Handle(t.Context(), msg(t, "ByAggregate", "nobody", nil))
+	if !errors.Is(err, saga.ErrNotFound) || !strings.Contains(err.Error(), "orders nobody for message ByAggregate/nobody") {
 		t.Fatalf("a message for nobody: %v", err)
 	}
 
@@ -213,39 +211,38 @@ func TestUnknownSaga(t *testing.T) {
 
 	p.wantEvents(t)
 
-	s.NotFound(func(ctx context.Context, id string, m *consumer.Message) error {
-		return saga.Emit(ctx, event.New(event.Aggregate{Type: "order", ID: id}, "Unknown", event.Bytes("", []byte("{}"))))
-	}, "ByKey")
-	s.NotFound(func(context.Context, string, *consumer.Message) error { return errors.New("any") })
-	h := handlerOf(t, s)
-	handle(t, h, msg(t, "ByKey", "nobody", nil))
+	saga.Missing(s, typ[any]("ByAggregate"), func(ctx context.Context, id string, _ any) error {
+		return p.box.Append(ctx, event.New(event.Aggregate{Type: "order", ID: id}, "Unknown", event.Bytes("", []byte("{}"))))
+	})
+	h := handlerOf(t, s, p.box)
+	handle(t, h, msg(t, "ByAggregate", "nobody", nil))
 	p.wantEvents(t, "Unknown")
 	envelopes, _ := p.envelopes(t.Context())
 	if _, ok := arrived(t, envelopes[0]).Header(saga.HeaderID); ok {
 		t.Error("an event of no saga says that it is of one")
 	}
 
-	if err := h.Handle(t.Context(), msg(t, "ByHeader", "k", nil, saga.HeaderID, "nobody")); err == nil || err.Error() != "any" {
-		t.Errorf("the callback for all types: %v", err)
+	if err := h.Handle(t.Context(), msg(t, "ByHeader", "k", nil, saga.HeaderID, "nobody")); !errors.Is(err, saga.ErrNotFound) {
+		t.Errorf("a type without a callback: %v", err)
 	}
 }
 
 func TestADuplicateStartIsForTheSagaThatIsThere(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
-	s := define[order, string](t, p.registry(t), "orders")
-	note := func(what string) saga.Func[order, string] {
-		return func(_ context.Context, in *saga.Instance[order, string], _ *consumer.Message) error {
+	s := saga.Define[order]("orders")
+	note := func(what string) saga.Step[order, any] {
+		return func(_ context.Context, in *saga.Instance[order], _ any) error {
 			in.State.Steps = append(in.State.Steps, what)
 			return nil
 		}
 	}
 
-	s.Start("Both", saga.ByKey[string](), note("started"))
-	s.Handle("Both", saga.ByKey[string](), note("handled"))
-	s.Start("Only", saga.ByKey[string](), note("started"))
-	s.StartOrHandle("Either", saga.ByKey[string](), note("either"))
-	h := handlerOf(t, s)
+	saga.Start(s, typ[any]("Both"), note("started"))
+	saga.On(s, typ[any]("Both"), note("handled"))
+	saga.Start(s, typ[any]("Only"), note("started"))
+	saga.StartOrOn(s, typ[any]("Either"), note("either"))
+	h := handlerOf(t, s, p.box)
 	for range 2 {
 		handle(t, h, msg(t, "Only", "a", nil), msg(t, "Both", "a", nil), msg(t, "Either", "a", nil), msg(t, "Either", "b", nil))
 	}
@@ -261,9 +258,9 @@ func TestADuplicateStartIsForTheSagaThatIsThere(t *testing.T) {
 func TestVersionsAndTimes(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
-	h := handlerOf(t, orders[string](t, p.registry(t), "orders"))
+	h := handlerOf(t, orders("orders"), p.box)
 	var created time.Time
-	for i, m := range []*consumer.Message{msg(t, "Begin", "", begin[string]{ID: "a"}), msg(t, "ByKey", "a", nil), msg(t, "ByKey", "a", nil)} {
+	for i, m := range []*consumer.Message{msg(t, "Begin", "", begin{ID: "a"}), msg(t, "ByAggregate", "a", nil), msg(t, "ByAggregate", "a", nil)} {
 		handle(t, h, m)
 		doc := p.document(t, "orders", "a")
 		if v, ok := doc.Lookup("version").Int64OK(); !ok || v != int64(i+1) {
@@ -283,17 +280,17 @@ func TestVersionsAndTimes(t *testing.T) {
 func TestAFailedStepLeavesNothing(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t, outbox.WithMaxSize(1000))
-	s := define[order, string](t, p.registry(t), "orders")
+	s := saga.Define[order]("orders")
 	boom := errors.New("boom")
 	var fail error
 	var size int
-	s.StartOrHandle("Step", saga.ByKey[string](), func(_ context.Context, in *saga.Instance[order, string], _ *consumer.Message) error {
+	saga.StartOrOn(s, typ[any]("Step"), func(_ context.Context, in *saga.Instance[order], _ any) error {
 		in.State.Steps = append(in.State.Steps, "step")
 		in.Emit(event.New(event.Aggregate{Type: "order", ID: "a"}, "Stepped", event.Bytes("", []byte(strings.Repeat("x", size)))))
 		return fail
 	})
 
-	h := handlerOf(t, s)
+	h := handlerOf(t, s, p.box)
 	step := msg(t, "Step", "a", nil)
 	handle(t, h, step)
 	before := p.document(t, "orders", "a")
@@ -336,17 +333,11 @@ func TestAFailedStepLeavesNothing(t *testing.T) {
 func TestATombstoneIsNoSaga(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
-	r := p.registry(t)
-	s := orders[string](t, r, "orders", saga.WithTombstone(time.Hour))
-	if err := r.Prepare(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-
-	h := handlerOf(t, s)
-	begins := msg(t, "Begin", "", begin[string]{ID: "a", Name: "first"})
-	handle(t, h, begins, msg(t, "End", "", begin[string]{ID: "a"}))
+	h := handlerOf(t, orders("orders", saga.WithTombstone(time.Hour)), p.box)
+	begins := msg(t, "Begin", "", begin{ID: "a", Name: "first"})
+	handle(t, h, begins, msg(t, "End", "", begin{ID: "a"}))
 	before := p.document(t, "orders", "a")
-	handle(t, h, begins, msg(t, "ByKey", "a", nil), msg(t, "End", "", begin[string]{ID: "a"}))
+	handle(t, h, begins, msg(t, "ByAggregate", "a", nil), msg(t, "End", "", begin{ID: "a"}))
 	if after := p.document(t, "orders", "a"); string(after) != string(before) {
 		t.Errorf("late messages have changed it from %s to %s", before, after)
 	}
@@ -362,33 +353,33 @@ func TestATombstoneIsNoSaga(t *testing.T) {
 	}
 }
 
-func TestADroppedMessageLeavesTheSagaAlone(t *testing.T) {
+// A completed saga is remembered for a week without an option.
+func TestTombstonesAreTheDefault(t *testing.T) {
+	t.Parallel()
+	box := memoryBox(t)
+	h := handlerOf(t, orders("orders"), box)
+	handle(t, h, msg(t, "Begin", "", begin{ID: "a"}), msg(t, "End", "", begin{ID: "a"}), msg(t, "Begin", "", begin{ID: "a"}))
+	got := snapshot(t, box, "orders", "a")
+	if got.Version != 2 || got.ExpiresAt.Sub(got.CompletedAt) != 7*24*time.Hour {
+		t.Errorf("a late start has made %+v", got)
+	}
+}
+
+func TestADiscardedMessageLeavesTheSagaAlone(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
-	s := define[order, string](t, p.registry(t), "orders")
-	s.Start("Start", saga.ByKey[string](), func(ctx context.Context, in *saga.Instance[order, string], _ *consumer.Message) error {
+	s := saga.Define[order]("orders")
+	saga.Start(s, typ[any]("Start"), func(ctx context.Context, in *saga.Instance[order], _ any) error {
 		in.Emit(stepped())
 		_, err := p.db.Collection("notes").InsertOne(ctx, bson.D{{Key: "_id", Value: in.ID()}})
-		return errors.Join(err, saga.ErrDrop)
+		return errors.Join(err, consumer.Discard(errors.New("not now")))
 	})
 
-	h := handlerOf(t, s)
-	err := h.Handle(t.Context(), msg(t, "Start", "own", nil))
-	joined := p.box.Transaction(t.Context(), func(ctx context.Context) error {
-		if err := h.Handle(ctx, msg(t, "Start", "joined", nil)); err != nil {
-			t.Errorf("in a transaction: %v", err)
-		}
-		return nil
-	})
-	if err != nil || joined != nil {
-		t.Errorf("dropped: %v and %v", err, joined)
+	if err := handlerOf(t, s, p.box).Handle(t.Context(), msg(t, "Start", "a", nil)); err == nil {
+		t.Error("the consumer does not learn that the message is discarded")
 	}
-
-	for _, id := range []string{"own", "joined"} {
-		if p.document(t, "orders", id) != nil || p.document(t, "notes", id) == nil {
-			t.Errorf("%s: saga %s, note %s", id, p.document(t, "orders", id), p.document(t, "notes", id))
-		}
+	if p.document(t, "orders", "a") != nil || p.document(t, "notes", "a") != nil {
+		t.Error("the discarded message has an effect")
 	}
-
 	p.wantEvents(t)
 }

@@ -47,7 +47,7 @@ type storedMessage struct {
 }
 
 // savepoint is a copy of the parts of an instance that a step can change.
-type savepoint[S any, I Identifier] struct {
+type savepoint[S any] struct {
 	state     bson.Raw
 	doc       document[S]
 	out       outgoing
@@ -55,13 +55,13 @@ type savepoint[S any, I Identifier] struct {
 }
 
 // newSavepoint copies the instance. The state is encoded, because it can contain pointers.
-func (in *Instance[S, I]) newSavepoint() (*savepoint[S, I], error) {
+func (in *Instance[S]) newSavepoint() (*savepoint[S], error) {
 	state, err := bson.Marshal(document[S]{State: in.State})
 	if err != nil {
-		return nil, fmt.Errorf("encoding saga %s %s: %w", in.h.saga.name, in.out.id, err)
+		return nil, fmt.Errorf("encoding saga %s %s: %w", in.h.saga.name, in.ID(), err)
 	}
 
-	s := &savepoint[S, I]{state: state, doc: in.doc, out: *in.out, completed: in.completed}
+	s := &savepoint[S]{state: state, doc: in.doc, out: in.out, completed: in.completed}
 	s.doc.Timeouts = slices.Clone(in.doc.Timeouts)
 	s.doc.Compensations = slices.Clone(in.doc.Compensations)
 	// The other slices of out only grow, so they need no copy.
@@ -70,15 +70,15 @@ func (in *Instance[S, I]) newSavepoint() (*savepoint[S, I], error) {
 }
 
 // restoreTo resets the instance to the savepoint.
-func (s *savepoint[S, I]) restoreTo(in *Instance[S, I]) error {
+func (s *savepoint[S]) restoreTo(in *Instance[S]) error {
 	var d document[S]
 	if err := bson.Unmarshal(s.state, &d); err != nil {
-		return fmt.Errorf("decoding saga %s %s: %w", in.h.saga.name, in.out.id, err)
+		return fmt.Errorf("decoding saga %s %s: %w", in.h.saga.name, in.ID(), err)
 	}
 
 	in.State = d.State
 	in.doc = s.doc
-	*in.out = s.out
+	in.out = s.out
 	in.completed = s.completed
 	return nil
 }
@@ -87,8 +87,8 @@ func (s *savepoint[S, I]) restoreTo(in *Instance[S, I]) error {
 func compareNumber(h heldMessage, n int64) int { return int(min(max(h.Number-n, -1), 1)) }
 
 // holdMessage stores the message with number n until its turn. If a message with this number is
-// held already, m is ignored. If too many messages are held, the error is a *GapError.
-func (in *Instance[S, I]) holdMessage(n int64, m *consumer.Message) (changed bool, err error) {
+// held already, m is ignored. If too many messages are held, the error is ErrGap.
+func (in *Instance[S]) holdMessage(n int64, m *consumer.Message) (changed bool, err error) {
 	i, found := slices.BinarySearchFunc(in.doc.Held, n, compareNumber)
 	if found {
 		return false, nil
@@ -100,27 +100,20 @@ func (in *Instance[S, I]) holdMessage(n int64, m *consumer.Message) (changed boo
 		bytes += messageSize((*consumer.Message)(&h.Message))
 	}
 
-	limit := in.h.saga.heldLimit
-	if len(in.doc.Held) >= limit || bytes > maxHeldBytes {
-		e := &GapError{
-			Saga:  in.h.saga.name,
-			ID:    in.out.id,
-			Next:  in.doc.Sequence + 1,
-			Got:   n,
-			Held:  len(in.doc.Held),
-			Limit: limit,
-		}
-		if e.Held < limit {
-			e.Bytes = bytes
-		}
-		if s := in.doc.Stuck; s != nil {
-			e.Stuck = s.Reason
-		}
-		return false, e
+	held, limit := len(in.doc.Held), in.h.saga.settings.held
+	if held < limit && bytes <= maxHeldBytes {
+		in.doc.Held = slices.Insert(in.doc.Held, i, heldMessage{Number: n, Message: storedMessage(*m)})
+		return true, nil
 	}
 
-	in.doc.Held = slices.Insert(in.doc.Held, i, heldMessage{Number: n, Message: storedMessage(*m)})
-	return true, nil
+	advice := fmt.Sprintf("with number %d they would have %d bytes, above 8 MiB", n, bytes)
+	if s := in.doc.Stuck; s != nil {
+		advice = fmt.Sprintf("the step for that number fails: %s; fix the step, or send another message with this number", s.Reason)
+	} else if held >= limit {
+		advice = fmt.Sprintf("the limit is %d; raise WithHeld, or retry this error later", limit)
+	}
+	return false, fmt.Errorf("%w: %s %s waits for number %d and holds %d messages: %s",
+		ErrGap, in.h.saga.name, in.ID(), in.doc.Sequence+1, held, advice)
 }
 
 // maxHeldBytes limits the held messages of one saga. Its document must not exceed 16 MiB.
@@ -137,7 +130,7 @@ func messageSize(m *consumer.Message) int {
 
 // nextHeld returns the held message whose turn has come, and whether there is one. It discards held
 // messages whose number was handled by another message.
-func (in *Instance[S, I]) nextHeld() (heldMessage, bool) {
+func (in *Instance[S]) nextHeld() (heldMessage, bool) {
 	in.doc.Held = slices.DeleteFunc(in.doc.Held, func(h heldMessage) bool { return h.Number <= in.doc.Sequence })
 
 	if s := in.doc.Stuck; s != nil && s.Number <= in.doc.Sequence {

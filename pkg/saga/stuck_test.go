@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/internal/sagas"
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
@@ -35,22 +33,13 @@ func TestAHeldMessageThatFailsHarmsNoOther(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			r := p.registry(t)
-			s := define[ledger, string](t, r, "ledgers", saga.WithHeldLimit(2))
 			poisoned := true
-			step := func(ctx context.Context, in *saga.Instance[ledger, string], m *consumer.Message) error {
-				n, err := number(m)
-				in.State.Steps = append(in.State.Steps, n)
+			h := handlerOf(t, sequence(func(ctx context.Context, _ *saga.Instance[ledger], n int64) error {
 				if n == 3 && poisoned {
 					return failure(ctx, coll)
 				}
-
-				return err
-			}
-
-			s.StartOrHandle("Even", saga.ByKey[string](), step, saga.InSequence(number))
-			s.StartOrHandle("Odd", saga.ByKey[string](), step, saga.InSequence(number))
-			h := handlerOf(t, s)
+				return nil
+			}, saga.WithHeld(2)), p.box)
 			// A consumer tries a failed message again.
 			take := func(n int64) (err error) {
 				for range 3 {
@@ -68,13 +57,13 @@ func TestAHeldMessageThatFailsHarmsNoOther(t *testing.T) {
 				}
 			}
 
-			got, _, err := r.Desk().Read(t.Context(), "ledgers", "a")
-			if err != nil || string(got.State) != `{"steps":[1,2]}` || fmt.Sprint(got.Held) != "[3 4]" || !strings.HasPrefix(got.Stuck, "number 3, message ") {
-				t.Errorf("%s, held %v, stuck %q, %v", got.State, got.Held, got.Stuck, err)
+			got := snapshot(t, p.box, "ledgers", "a")
+			if string(got.State) != `{"steps":[1,2]}` || fmt.Sprint(got.Held) != "[3 4]" || !strings.HasPrefix(got.Stuck, "number 3, message ") {
+				t.Errorf("%s, held %v, stuck %q", got.State, got.Held, got.Stuck)
 			}
 
-			gap, ok := errors.AsType[*saga.GapError](take(5))
-			if !ok || gap.Stuck == "" || gap.Next != 3 {
+			gap := take(5)
+			if !errors.Is(gap, saga.ErrGap) || !strings.Contains(gap.Error(), "waits for number 3") || !strings.Contains(gap.Error(), "the step for that number fails") {
 				t.Errorf("one too many: %v", gap)
 			}
 
@@ -83,9 +72,9 @@ func TestAHeldMessageThatFailsHarmsNoOther(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			got, _, err = r.Desk().Read(t.Context(), "ledgers", "a")
-			if err != nil || string(got.State) != `{"steps":[1,2,3,4]}` || len(got.Held) != 0 || got.Stuck != "" {
-				t.Errorf("%s, held %v, stuck %q, %v", got.State, got.Held, got.Stuck, err)
+			got = snapshot(t, p.box, "ledgers", "a")
+			if string(got.State) != `{"steps":[1,2,3,4]}` || len(got.Held) != 0 || got.Stuck != "" {
+				t.Errorf("%s, held %v, stuck %q", got.State, got.Held, got.Stuck)
 			}
 		})
 	}
@@ -94,21 +83,18 @@ func TestAHeldMessageThatFailsHarmsNoOther(t *testing.T) {
 // An early message is held even if it cannot start the saga, which does not exist yet.
 func TestAnEarlyMessageIsHeldBeforeItsSagaBegins(t *testing.T) {
 	t.Parallel()
-	r := registry(t, newMemory())
-	s := define[ledger, string](t, r, "ledgers")
-	step := func(_ context.Context, in *saga.Instance[ledger, string], m *consumer.Message) error {
-		n, err := number(m)
+	box := memoryBox(t)
+	s := saga.Define[ledger]("ledgers")
+	step := func(_ context.Context, in *saga.Instance[ledger], n int64) error {
 		in.State.Steps = append(in.State.Steps, n)
-		return err
+		return nil
 	}
 
-	s.Start("Odd", saga.ByKey[string](), step, saga.InSequence(number))
-	s.Handle("Even", saga.ByKey[string](), step, saga.InSequence(number))
-	h := handlerOf(t, s)
-	handle(t, h, numberedMsg(t, 2), numberedMsg(t, 1))
-	got, _, err := r.Desk().Read(t.Context(), "ledgers", "a")
-	if err != nil || string(got.State) != `{"steps":[1,2]}` {
-		t.Errorf("%s, %v", got.State, err)
+	saga.Start(s, typ[int64]("Odd"), step, inSequence())
+	saga.On(s, typ[int64]("Even"), step, inSequence())
+	handle(t, handlerOf(t, s, box), numberedMsg(t, 2), numberedMsg(t, 1))
+	if got := snapshot(t, box, "ledgers", "a"); string(got.State) != `{"steps":[1,2]}` {
+		t.Errorf("%s", got.State)
 	}
 }
 
@@ -116,16 +102,16 @@ func TestAnEarlyMessageIsHeldBeforeItsSagaBegins(t *testing.T) {
 func TestHeldMessagesAreBoundedInBytes(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
-	h := numbered(t, p.registry(t), 100)
+	h := handlerOf(t, sequence(count), p.box)
 	for n := int64(2); ; n++ {
 		m := numberedMsg(t, n)
-		m.Value = make([]byte, 1<<20)
+		m.SetHeader("large", make([]byte, 1<<20))
 		err := h.Handle(t.Context(), m)
 		if err == nil && n < 20 {
 			continue
 		}
 
-		if gap, ok := errors.AsType[*saga.GapError](err); !ok || n < 8 || n > 10 || gap.Bytes == 0 {
+		if !errors.Is(err, saga.ErrGap) || n < 8 || n > 10 || !strings.Contains(err.Error(), "above 8 MiB") {
 			t.Errorf("number %d: %v", n, err)
 		}
 
@@ -133,44 +119,11 @@ func TestHeldMessagesAreBoundedInBytes(t *testing.T) {
 	}
 }
 
-// A timeout is used up even if its step drops it.
-func TestATimeoutThatIsDroppedHasCome(t *testing.T) {
-	t.Parallel()
-	p := newPlace(t)
-	r := p.registry(t)
-	s := define[ledger, string](t, r, "ledgers")
-	s.Start("Odd", saga.ByKey[string](), func(_ context.Context, in *saga.Instance[ledger, string], _ *consumer.Message) error {
-		return in.Timeout("late", time.Hour, event.Payload{})
-	})
-	s.Timeout("late", func(_ context.Context, in *saga.Instance[ledger, string], _ *consumer.Message) error {
-		in.State.Steps = append(in.State.Steps, 7)
-		return saga.ErrDrop
-	})
-	h := handlerOf(t, s)
-	handle(t, h, numberedMsg(t, 1))
-	list, err := p.envelopes(t.Context())
-	if err != nil || len(list) != 1 {
-		t.Fatal(len(list), err)
-	}
-	if err := h.Handle(t.Context(), arrived(t, list[0])); err != nil {
-		t.Fatal(err)
-	}
-
-	got, _, err := r.Desk().Read(t.Context(), "ledgers", "a")
-	if err != nil || len(got.Timeouts) != 0 || string(got.State) != `{"steps":null}` {
-		t.Errorf("%s, timeouts %v, %v", got.State, got.Timeouts, err)
-	}
-}
-
 // A saga that was deleted and started again is another one, even with the same version.
 func TestAnOldVersionDoesNotOverwriteANewSaga(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
-	store, err := saga.NewMongoStore(p.db)
-	if err != nil {
-		t.Fatal(err)
-	}
-
+	store := sagas.NewMongo(p.db)
 	body := func(n int) bson.Raw {
 		raw, err := bson.Marshal(bson.D{{Key: "n", Value: n}})
 		if err != nil {
@@ -180,7 +133,7 @@ func TestAnOldVersionDoesNotOverwriteANewSaga(t *testing.T) {
 		return raw
 	}
 
-	old, err := store.Save(t.Context(), "ledgers", saga.Record{ID: "a", Body: body(1)})
+	old, err := store.Save(t.Context(), "ledgers", sagas.Record{ID: "a", Body: body(1)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +143,7 @@ func TestAnOldVersionDoesNotOverwriteANewSaga(t *testing.T) {
 
 	again := old
 	for again.CreatedAt.Equal(old.CreatedAt) { // the server's clock has milliseconds
-		if again, err = store.Save(t.Context(), "ledgers", saga.Record{ID: "a", Body: body(2)}); err != nil || again.Version != old.Version {
+		if again, err = store.Save(t.Context(), "ledgers", sagas.Record{ID: "a", Body: body(2)}); err != nil || again.Version != old.Version {
 			t.Fatal(again.Version, err)
 		}
 

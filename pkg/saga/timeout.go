@@ -1,7 +1,6 @@
 package saga
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -19,41 +18,36 @@ type pendingTimeout struct {
 	Event event.ID `bson:"event"`
 }
 
-// Timeout requests the timeout name. It arrives after the time after, measured from this step by
-// the server's clock and rounded up to milliseconds. If a timeout of this name is pending, it is
-// canceled.
+// TimeoutIn requests the timeout name. It arrives after the time after, measured from this step by the server's clock and
+// rounded up to milliseconds. If a timeout of this name is pending, it is canceled.
 //
-// The timeout is a scheduled event of the aggregate type of the saga (see WithAggregate). The
-// consumer of the saga must read its topic. The zero payload means the JSON object {}.
-//
-// It is an error if after is negative, or if Saga.Timeout has not defined a step for name.
-func (in *Instance[S, I]) Timeout(name string, after time.Duration, payload event.Payload, opts ...event.Option) error {
+// The timeout is a scheduled event of the aggregate type of the saga (see WithAggregate). The consumer of the saga must read
+// its topic. If after is negative, or if Saga.Timeout has not defined a step for name, the step fails.
+func (in *Instance[S]) TimeoutIn(name string, after time.Duration) {
 	s := in.h.saga
-	typ := s.TimeoutType(name)
-	if in.h.routes[typ].timeout == "" {
-		return fmt.Errorf("timeout %q of saga %s: %w: define its step with Saga.Timeout", name, s.name, ErrUnknownMessage)
+	typ := s.timeoutType(name)
+	if s.routes[typ] == nil || s.routes[typ].timeout == "" {
+		in.addProblem("timeout %q has no step: define it with Saga.Timeout", name)
 	}
 	if after < 0 {
-		return fmt.Errorf("timeout %q of saga %s: invalid delay of %s: it must not be negative", name, s.name, after)
+		in.addProblem("timeout %q: invalid delay of %s: it must not be negative", name, after)
 	}
 
 	// A saga has at most one timeout of a name.
 	in.CancelTimeout(name)
 
-	ev := event.New(event.Aggregate{Type: s.aggregate, ID: in.out.id}, typ, payload, opts...)
-	if body, err := ev.Payload(); err == nil && body == nil {
-		ev = ev.With(event.WithPayload(event.Bytes("application/json", []byte("{}"))))
-	}
-	ev = in.out.withSagaID(ev).With(event.WithHeader(headerTimeout, []byte(ev.ID().String())))
+	ev := event.New(event.Aggregate{Type: s.settings.aggregate, ID: in.ID()}, typ, event.Bytes("application/json", []byte("{}")))
+	ev = in.withSagaID(ev).With(event.WithHeader(headerTimeout, []byte(ev.ID().String())))
 
+	// The precision of a due time is a millisecond.
+	after = (after + time.Millisecond - 1).Truncate(time.Millisecond)
 	in.doc.Timeouts = append(in.doc.Timeouts, pendingTimeout{Name: name, Event: ev.ID()})
-	in.out.timeouts = append(in.out.timeouts, delayedEvent{event: ev, after: ceilMilliseconds(after)})
-	return nil
+	in.out.timeouts = append(in.out.timeouts, delayedEvent{event: ev, after: after})
 }
 
 // CancelTimeout cancels the timeout name and reports whether it was pending. Its step will not run,
 // even if the event is being sent already.
-func (in *Instance[S, I]) CancelTimeout(name string) bool {
+func (in *Instance[S]) CancelTimeout(name string) bool {
 	i := slices.IndexFunc(in.doc.Timeouts, func(t pendingTimeout) bool { return t.Name == name })
 	if i < 0 {
 		return false
@@ -73,7 +67,7 @@ func (in *Instance[S, I]) CancelTimeout(name string) bool {
 }
 
 // cancelTimeouts cancels all pending timeouts.
-func (in *Instance[S, I]) cancelTimeouts() {
+func (in *Instance[S]) cancelTimeouts() {
 	for len(in.doc.Timeouts) > 0 {
 		in.CancelTimeout(in.doc.Timeouts[0].Name)
 	}
@@ -81,7 +75,7 @@ func (in *Instance[S, I]) cancelTimeouts() {
 
 // expireTimeout removes the timeout of m from the pending ones. It returns false if it was not
 // pending.
-func (in *Instance[S, I]) expireTimeout(m *consumer.Message) bool {
+func (in *Instance[S]) expireTimeout(m *consumer.Message) bool {
 	// The name is not enough: the timeout may have been requested again.
 	id, _ := m.Header(headerTimeout)
 	n := len(in.doc.Timeouts)

@@ -37,6 +37,17 @@ func TestServicesLinkFewModules(t *testing.T) {
 	}
 }
 
+// TestConsumersLinkFranzOnlyIfTheyImportIt: package pkg/consumer/franz is the only one that brings franz-go.
+func TestConsumersLinkFranzOnlyIfTheyImportIt(t *testing.T) {
+	t.Parallel()
+	const franz = "github.com/twmb/franz-go"
+	for pkg, want := range map[string]bool{"./pkg/consumer": false, "./pkg/saga": false, "./pkg/consumer/franz": true} {
+		if got := slices.Contains(linkedModules(t, pkg), franz); got != want {
+			t.Errorf("%s links %s: %t, want %t", pkg, franz, got, want)
+		}
+	}
+}
+
 // linkedModules returns the modules of the packages that pkg links, without the standard library.
 func linkedModules(t *testing.T, pkg string) []string {
 	t.Helper()

@@ -63,8 +63,10 @@ var rooms = []room{
 	{dir: "internal/inbox", layer: 2, why: "the decisions about handled messages: marks, claims, watermarks of lanes, generations"},
 	{dir: "internal/inbox/inboxtest", layer: 2, only: []string{"internal/inbox", "pkg/outbox"}, testsOnly: true, why: "the contract of an inbox, for both stores"},
 	{dir: "internal/transport", layer: 2, only: []string{"internal/inbox", "internal/retry", "internal/record", "internal/kafkawire", "pkg/event"}, why: "how a consumer joins a group, reads and publishes; one package for each library that joins groups"},
+	{dir: "internal/transport/franz", layer: 3, only: []string{"internal/transport"}, why: "the only package that links franz-go for consumers; pkg/consumer/franz selects it"},
 	{dir: "internal/transport/transporttest", layer: 2, only: []string{"internal/transport", "internal/keyhash", "pkg/event"}, testsOnly: true, why: "the contract of a transport, for Kafka and memory"},
 	{dir: "internal/consumerparts", layer: 2, only: []string{"internal/inbox", "internal/transport"}, why: "what packages of the module need of a consumer.Consumer, and services do not"},
+	{dir: "internal/sagas", layer: 2, only: []string{"internal/schema"}, why: "the stored sagas, for their steps and for operators; statements on MongoDB only"},
 	{dir: "internal/setaside", layer: 2, only: []string{"internal/schema"}, why: "the messages of consumers that wait for a retry; statements on MongoDB only"},
 	{dir: "internal/letterparts", layer: 2, only: []string{"internal/setaside"}, why: "what packages of the module need of a deadletter.Desk, and services do not"},
 	{dir: "pkg/consumer/deadletter", layer: 2, only: []string{"internal/letterparts", "internal/setaside", "internal/schema", "internal/transaction", "internal/record", "pkg/event", "pkg/outbox"}, why: "the dead letters of handlers; MongoDB only, so that operators' tools need no Kafka"},
@@ -88,13 +90,14 @@ var rooms = []room{
 	{dir: "internal/admin/admintest", layer: 3, testsOnly: true, why: "data for tests of the operators' views"},
 	{dir: "pkg/consumer/topics", layer: 2, why: "topics of a group that may change while it runs"},
 	{dir: "pkg/consumer", layer: 3, why: "from Kafka to handlers"},
+	{dir: "pkg/consumer/franz", layer: 3, only: []string{"pkg/consumer", "internal/consumerparts", "internal/transport", "internal/transport/franz"}, why: "joins groups with franz-go, for services that want it"},
 	{dir: "pkg/consumer/breaker", layer: 3, also: []string{"pkg/consumer"}, why: "middleware that suspends handlers while a dependency fails"},
 	{dir: "pkg/consumer/bodycrypt", layer: 3, also: []string{"pkg/consumer"}, why: "middleware that encrypts payloads"},
 	{dir: "pkg/consumer/bodystore", layer: 3, also: []string{"pkg/consumer"}, why: "middleware that keeps large payloads outside of Kafka"},
 	{dir: "pkg/entity", layer: 3, also: []string{"pkg/consumer"}, why: "documents and their events in one transaction; the projector is a handler"},
 	{dir: "pkg/saga", layer: 3, also: []string{"pkg/consumer"}, why: "a saga is a consumer with a state"},
 	{dir: "internal/entitytest", layer: 4, only: []string{"pkg/entity", "pkg/event", "pkg/outbox"}, testsOnly: true, why: "the contract of the documents of entities, for both stores"},
-	{dir: "internal/sagatest", layer: 4, only: []string{"pkg/saga", "pkg/consumer", "pkg/event", "internal/envelope"}, testsOnly: true, why: "the contract of a store of sagas, for both stores"},
+	{dir: "internal/sagatest", layer: 4, only: []string{"internal/sagas", "pkg/saga", "pkg/consumer", "pkg/event", "pkg/outbox"}, testsOnly: true, why: "the contract of a store of sagas, for both stores"},
 
 	// Layer 4: packages that connect the stages.
 	{dir: "internal/connect", layer: 4, why: "the configured servers and collections, for the relay and for commands"},
@@ -110,10 +113,10 @@ var rooms = []room{
 	{dir: "internal/demo", layer: 4, also: []string{"internal/devstack", "pkg/relay", "internal/operators"}, why: "outrelay dev"},
 	{dir: "internal/bench", layer: 4, also: []string{"internal/devstack", "pkg/relay"}, why: "outrelay bench"},
 	{dir: "internal/memory", layer: 4, why: "the surroundings of a service without servers, with the contracts of the packages that it replaces", only: []string{
-		"internal/agenda", "internal/boxparts", "internal/transaction", "internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "internal/consumerparts", "internal/transport", "pkg/entity", "pkg/saga", "internal/hold", "internal/setaside", "internal/letterparts", "pkg/consumer/deadletter", "internal/record", "internal/envelope", "internal/keyhash", "internal/routing", "internal/appending",
+		"internal/agenda", "internal/boxparts", "internal/transaction", "internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "internal/consumerparts", "internal/transport", "pkg/entity", "internal/sagas", "internal/hold", "internal/setaside", "internal/letterparts", "pkg/consumer/deadletter", "internal/record", "internal/envelope", "internal/keyhash", "internal/routing", "internal/appending",
 	}},
 	{dir: "pkg/outboxtest", layer: 5, testsOnly: true, why: "unit tests of services; links no server", only: []string{
-		"internal/memory", "internal/boxparts", "internal/consumerparts", "internal/transport", "internal/envelope", "internal/routing", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/consumer/deadletter", "pkg/entity", "pkg/saga",
+		"internal/memory", "internal/boxparts", "internal/consumerparts", "internal/transport", "internal/envelope", "internal/routing", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/consumer/deadletter", "pkg/entity",
 	}},
 	{dir: "pkg/servertest", layer: 5, testsOnly: true, only: []string{"internal/devstack/stacktest", "pkg/outbox", "pkg/consumer", "pkg/relay"}, why: "integration tests of services: links all that starts servers"},
 	{dir: "pkg/relay", layer: 4, also: []string{"internal/process"}, why: "the watcher inside another program"},
@@ -121,7 +124,7 @@ var rooms = []room{
 	// Layer 5: programs.
 	{dir: "cmd", layer: 5, why: "parses flags, creates the log and metric set, prints; the work is in lower layers", only: []string{
 		"internal/connect", "internal/process", "internal/httpapi", "internal/operators", "internal/opspage", "internal/devstack", "internal/doctor", "internal/demo", "internal/bench", "pkg/relay",
-		"internal/config", "internal/logging", "internal/metrics", "internal/admin", "internal/slots",
+		"internal/config", "internal/envelope", "internal/logging", "internal/metrics", "internal/admin", "internal/slots",
 	}},
 	{dir: "examples/orders/servers", layer: 4, only: []string{"internal/devstack"}, why: "real servers for the example that starts itself; not part of a service"},
 	{dir: "examples/local", layer: 4, why: "addresses of servers for the small examples"},

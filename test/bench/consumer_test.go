@@ -29,3 +29,23 @@ func TestBenchConsumerCommand(t *testing.T) {
 		t.Errorf("%v messages per transaction", v)
 	}
 }
+
+// TestBenchTransportsCommand compares the libraries that join groups at a small size.
+func TestBenchTransportsCommand(t *testing.T) {
+	t.Parallel()
+	var r struct {
+		Transports map[string]map[string]float64 `json:"transports"`
+		RateRatio  float64                       `json:"rate_ratio"`
+	}
+	runBench(t, &r, "--consumer", "--transport", "kafka-go,franz", "--events", "240", "--runs", "1")
+	for _, name := range []string{"kafka-go", "franz"} {
+		for _, figure := range []string{"steady_eps", "moving_eps", "ratio"} {
+			if r.Transports[name][figure] <= 0 {
+				t.Errorf("%s of %s is %v", figure, name, r.Transports[name][figure])
+			}
+		}
+	}
+	if r.RateRatio <= 0 {
+		t.Errorf("ratio of the rates: %v", r.RateRatio)
+	}
+}

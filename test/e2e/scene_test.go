@@ -23,9 +23,9 @@ import (
 	"github.com/outrelay/outrelay/internal/operators"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/process"
+	"github.com/outrelay/outrelay/internal/sagas"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
-	"github.com/outrelay/outrelay/pkg/saga"
 )
 
 // patience is the time limit of each wait. It is long, because the machine may be busy.
@@ -193,19 +193,16 @@ func (s *scene) insertInitialState() {
 		})
 	}
 
-	sagas, err := saga.NewMongoStore(s.db)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	store := sagas.NewMongo(s.db)
 
 	body, err := bson.Marshal(bson.D{{Key: "state", Value: bson.D{{Key: "step", Value: "paying" + hostile}}}})
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	if err := sagas.Prepare(s.t.Context(), saga.TypeInfo{Name: "order_sagas", Owner: "orders", ID: saga.KindString}); err != nil {
+	if _, err := store.Prepare(s.t.Context(), sagas.Type{Name: "order_sagas", Owner: "orders", ID: sagas.String}); err != nil {
 		s.t.Fatal(err)
 	}
-	if _, err := sagas.Save(s.t.Context(), "order_sagas", saga.Record{ID: "saga-1", Body: body}); err != nil {
+	if _, err := store.Save(s.t.Context(), "order_sagas", sagas.Record{ID: "saga-1", Body: body}); err != nil {
 		s.t.Fatal(err)
 	}
 

@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
-
 	"github.com/outrelay/outrelay/internal/demo/member"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/internal/transport/kafkago"
@@ -255,15 +253,9 @@ func requestSteps(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int)
 
 func payloadOf(t *testing.T, e event.Event) []byte {
 	t.Helper()
-	raw, err := bson.Marshal(e)
+	payload, err := e.Payload()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var doc struct {
-		Payload bson.Binary `bson:"payload"`
-	}
-	if err := bson.Unmarshal(raw, &doc); err != nil {
-		t.Fatal(err)
-	}
-	return doc.Payload.Data
+	return payload
 }

@@ -30,25 +30,30 @@ type payment struct {
 	Cents int64 `bson:"cents"`
 }
 
-type instance = saga.Instance[payment, string]
+type instance = saga.Instance[payment]
 
-// buildParts defines the saga and registers it and the bank.
+// payments is the saga. A complete saga leaves a tombstone for a week, so that a late message does not start it again.
+var payments = saga.Define[payment]("payments", saga.WithAggregate("payment"))
+
+func init() {
+	saga.Start(payments, shop.OrderPlaced, func(_ context.Context, in *instance, o shop.Order) error {
+		in.State.Cents = o.Cents
+		emitCharge(in, shop.ChargeCard)
+		in.TimeoutIn("unanswered", 15*time.Minute)
+		return nil
+	})
+
+	saga.On(payments, shop.CardCharged, completeWith(shop.PaymentTaken))
+	saga.On(payments, shop.CardRefused, completeWith(shop.PaymentRefused))
+	payments.Timeout("unanswered", func(ctx context.Context, in *instance) error {
+		return completeWith(shop.PaymentRefused)(ctx, in, shop.Charge{})
+	})
+}
+
+// buildParts registers the saga and the bank.
 func buildParts(ctx context.Context, s *shop.Shop) ([]func(context.Context) error, error) {
-	store, err := saga.NewMongoStore(s.DB)
+	h, err := payments.Handler(ctx, s.Outbox)
 	if err != nil {
-		return nil, err
-	}
-
-	reg, err := saga.NewRegistry(store, saga.WithOutbox(s.Outbox))
-	if err != nil {
-		return nil, err
-	}
-
-	payments, err := definePayments(reg)
-	if err != nil {
-		return nil, err
-	}
-	if err := reg.Prepare(ctx); err != nil {
 		return nil, err
 	}
 
@@ -59,36 +64,16 @@ func buildParts(ctx context.Context, s *shop.Shop) ([]func(context.Context) erro
 
 	bank := &bank{s}
 	return []func(context.Context) error{c.Run}, errors.Join(
-		payments.Register(c),
+		c.Handle(payments.Name(), h),
 		// The bank is outside of the database, so the handler must not run twice at the same time.
 		// Claimed claims the message before the handler runs.
-		c.Handle("charge-cards", consumer.Func(bank.chargeCard, shop.ChargeCard.Name), consumer.WithMode(consumer.Claimed)),
+		c.Handle("charge-cards", consumer.For(shop.ChargeCard, bank.chargeCard), consumer.WithMode(consumer.Claimed)),
 	)
 }
 
-// definePayments defines the messages and steps of the saga. A complete saga leaves a tombstone for
-// a day, so that a late message does not start it again.
-func definePayments(reg *saga.Registry) (*saga.Saga[payment, string], error) {
-	s, err := saga.New[payment, string](reg, "payments", saga.WithAggregate("payment"), saga.WithTombstone(24*time.Hour))
-	if err != nil {
-		return nil, err
-	}
-
-	s.Start(shop.OrderPlaced.Name, saga.ByKey[string](), saga.JSON(func(_ context.Context, in *instance, o shop.Order) error {
-		in.State.Cents = o.Cents
-		emitCharge(in, shop.ChargeCard)
-		return in.Timeout("unanswered", 15*time.Minute, event.Payload{})
-	}))
-
-	s.Handle(shop.CardCharged.Name, saga.ByHeader[string](), completeWith(shop.PaymentTaken))
-	s.Handle(shop.CardRefused.Name, saga.ByHeader[string](), completeWith(shop.PaymentRefused))
-	s.Timeout("unanswered", completeWith(shop.PaymentRefused))
-	return s, nil
-}
-
 // completeWith returns a step that completes the saga and emits an event of this type.
-func completeWith(t event.Type[shop.Charge]) saga.Func[payment, string] {
-	return func(_ context.Context, in *instance, _ *consumer.Message) error {
+func completeWith(t event.Type[shop.Charge]) saga.Step[payment, shop.Charge] {
+	return func(_ context.Context, in *instance, _ shop.Charge) error {
 		in.Complete()
 		emitCharge(in, t)
 		return nil
@@ -103,14 +88,8 @@ func emitCharge(in *instance, t event.Type[shop.Charge]) {
 // bank stands for a service that charges cards. It refuses amounts above 90.00.
 type bank struct{ *shop.Shop }
 
-// chargeCard charges the card. The answer has the id of the saga as a header, so that it can be
-// correlated.
-func (b *bank) chargeCard(ctx context.Context, m *consumer.Message) error {
-	c, err := shop.ChargeCard.Decode(ctx, m.Value)
-	if err != nil {
-		return err
-	}
-
+// chargeCard charges the card. The answer has the id of the saga as a header.
+func (b *bank) chargeCard(ctx context.Context, m *consumer.Message, c shop.Charge) error {
 	answer := shop.CardCharged
 	if c.Cents > 9000 {
 		answer = shop.CardRefused
@@ -125,7 +104,5 @@ func (b *bank) chargeCard(ctx context.Context, m *consumer.Message) error {
 	if _, err := b.DB.Collection("charges").InsertOne(ctx, charge); err != nil {
 		return err
 	}
-
-	id, _ := m.Header(saga.HeaderID)
-	return b.Outbox.Append(ctx, answer.New(c.Order, c, event.WithHeader(saga.HeaderID, id)))
+	return b.Outbox.Append(ctx, saga.Reply(m, answer.New(c.Order, c)))
 }

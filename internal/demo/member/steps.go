@@ -25,8 +25,6 @@ const (
 	Taken = "step"
 
 	sagaName = "walk_sagas"
-	askType  = "StepAsked"
-	tookType = "StepTaken"
 
 	// stepBatch is the number of messages in one transaction. With more, almost all transactions
 	// would conflict in some saga.
@@ -44,78 +42,51 @@ type sagaState struct {
 	Done []int `bson:"done"` // numbers of the steps, in the order in which they were taken
 }
 
+var (
+	stepAsked = event.Type[step]{Aggregate: Asked, Name: "StepAsked"}
+	stepTaken = event.Type[step]{Aggregate: Taken, Name: "StepTaken"}
+)
+
 // Ask returns a message that requests the n-th step of a saga, counted from 1. The caller chooses
 // the ordering key: messages of one saga with several keys are handled concurrently.
 func Ask(saga int32, n int, key string, opts ...event.Option) event.Event {
-	payload, _ := json.Marshal(step{saga, n}) // cannot fail: numbers
-	return event.New(event.Aggregate{Type: Asked, ID: strconv.Itoa(int(saga))}, askType, event.Bytes("", payload), append(opts, event.WithKey(key))...)
+	return stepAsked.New(strconv.Itoa(int(saga)), step{saga, n}, append(opts, event.WithKey(key))...)
 }
 
 // registerSaga registers the saga as the handler of the consumer.
 func (w *witness) registerSaga(ctx context.Context, c *consumer.Consumer) error {
-	store, err := saga.NewMongoStore(w.db)
-	if err != nil {
-		return err
-	}
 	box, err := w.openOutbox()
 	if err != nil {
 		return err
 	}
-	registry, err := saga.NewRegistry(&conflictCounter{store, w}, saga.WithOutbox(box))
-	if err != nil {
-		return err
-	}
-	walks, err := saga.New[sagaState, int32](registry, sagaName, saga.WithTombstone(time.Hour))
-	if err != nil {
-		return err
-	}
 
-	idOf := saga.ByJSON(func(s step) int32 { return s.Saga })
-	takeStep := func(_ context.Context, in *saga.Instance[sagaState, int32], s step) error {
+	walks := saga.Define[sagaState](sagaName, saga.WithIDs(saga.Int32IDs), saga.WithTombstone(time.Hour))
+	saga.StartOrOn(walks, stepAsked, func(_ context.Context, in *saga.Instance[sagaState], s step) error {
 		in.State.Done = append(in.State.Done, s.N)
-		payload, err := json.Marshal(s)
-		if err != nil {
-			return err
-		}
-		in.Emit(event.New(event.Aggregate{Type: Taken, ID: saga.FormatID(in.ID())}, tookType, event.Bytes("", payload)))
+		in.Emit(stepTaken.New(in.ID(), s))
 
 		if len(in.State.Done) == w.spec.Steps {
 			in.Complete()
 		}
 		return nil
-	}
-	walks.StartOrHandle(askType, idOf, saga.JSON(takeStep))
+	}, saga.By(func(s step) string { return strconv.Itoa(int(s.Saga)) }))
 
-	if err := registry.Prepare(ctx); err != nil {
+	h, err := walks.Handler(ctx, box)
+	if err != nil {
 		return err
 	}
-	return walks.Register(c, consumer.WithBatch(stepBatch))
+	return c.Handle(walks.Name(), h, consumer.WithBatch(stepBatch), consumer.WithMiddleware(w.countConflicts))
 }
 
-// conflictCounter counts the conflicts of a store.
-type conflictCounter struct {
-	saga.Store
-	w *witness
-}
-
-func (c *conflictCounter) countConflict(err error) {
-	if errors.Is(err, saga.ErrConflict) {
-		c.w.conflicts.Add(1)
+// countConflicts counts the steps that conflicted with another step.
+func (w *witness) countConflicts(next consumer.HandlerFunc) consumer.HandlerFunc {
+	return func(ctx context.Context, m *consumer.Message) error {
+		err := next(ctx, m)
+		if errors.Is(err, saga.ErrConflict) {
+			w.conflicts.Add(1)
+		}
+		return err
 	}
-}
-
-// Save calls Save of the store.
-func (c *conflictCounter) Save(ctx context.Context, name string, r saga.Record) (saga.Record, error) {
-	r, err := c.Store.Save(ctx, name, r)
-	c.countConflict(err)
-	return r, err
-}
-
-// Complete calls Complete of the store.
-func (c *conflictCounter) Complete(ctx context.Context, name string, r saga.Record, keep time.Duration) error {
-	err := c.Store.Complete(ctx, name, r, keep)
-	c.countConflict(err)
-	return err
 }
 
 // CountSteps returns the number of steps that all sagas have taken.
@@ -171,9 +142,9 @@ func JudgeSteps(ctx context.Context, db *mongo.Database, outboxColl string, saga
 	}
 
 	var events []struct {
-		Payload bson.Binary `bson:"payload"`
+		Payload string `bson:"payload"`
 	}
-	cur, err = db.Collection(outboxColl).Find(ctx, fieldEquals("type", tookType))
+	cur, err = db.Collection(outboxColl).Find(ctx, fieldEquals("type", stepTaken.Name))
 	if err == nil {
 		err = cur.All(ctx, &events)
 	}
@@ -182,7 +153,7 @@ func JudgeSteps(ctx context.Context, db *mongo.Database, outboxColl string, saga
 	}
 	emitted := make([]step, len(events))
 	for i, e := range events {
-		if err := json.Unmarshal(e.Payload.Data, &emitted[i]); err != nil {
+		if err := json.Unmarshal([]byte(e.Payload), &emitted[i]); err != nil {
 			return nil, fmt.Errorf("parsing an event of a saga: %w", err)
 		}
 	}

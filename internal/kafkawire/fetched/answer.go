@@ -30,6 +30,8 @@ type Partition struct {
 	Stable  int64 // last stable offset
 	Start   int64 // of the log; -1 if unknown
 	Aborted []Aborted
+	// Replica is the broker that the leader names for the rack of the client, with no batches; -1 for none.
+	Replica int32
 	Set     []byte // batches; the last batch may be incomplete
 }
 
@@ -82,7 +84,7 @@ func Parse(body []byte, v int16) (*Answer, error) {
 	for range d.Count(2 + 4) {
 		topic := string(d.Bytes(int(d.Int16())))
 		for range d.Count(4 + 2 + 8 + 8 + 4 + 4) {
-			p := Partition{TopicPartition: record.TopicPartition{Topic: topic, Partition: d.Int32()}, Start: -1}
+			p := Partition{TopicPartition: record.TopicPartition{Topic: topic, Partition: d.Int32()}, Start: -1, Replica: -1}
 			p.Code, p.High, p.Stable = d.Int16(), d.Int64(), d.Int64()
 			if v >= 5 {
 				p.Start = d.Int64()
@@ -91,7 +93,7 @@ func Parse(body []byte, v int16) (*Answer, error) {
 				p.Aborted = append(p.Aborted, Aborted{Producer: d.Int64(), First: d.Int64()})
 			}
 			if v >= 11 {
-				d.Skip(4) // preferred replica
+				p.Replica = d.Int32()
 			}
 			p.Set = d.Bytes(int(d.Int32()))
 			out.Partitions = append(out.Partitions, p)

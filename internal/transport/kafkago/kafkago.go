@@ -250,6 +250,9 @@ func (g *generation) ID() int32 { return g.gen.ID }
 // Partitions returns the partitions of this member.
 func (g *generation) Partitions() []transport.Assignment { return g.assigned }
 
+// Changes returns nil: a rebalance ends the generation.
+func (*generation) Changes() <-chan transport.Change { return nil }
+
 // Commit stores offsets.
 func (g *generation) Commit(_ context.Context, offsets map[transport.TopicPartition]int64) error {
 	if g.over.Load() {

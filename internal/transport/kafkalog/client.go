@@ -4,11 +4,13 @@ package kafkalog
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/transport"
 )
 
@@ -68,13 +70,13 @@ func (c *Client) MemberTimeout() time.Duration {
 
 // Follow calls join with those of the topics that exist, and once more whenever others exist. The context of join ends then.
 // Follow returns the first error of join, or nil when ctx ends. Topics that do not exist yet are reported, and checked every
-// WatchPartitions. Retry topics of the group that exist although no handler uses them are added: see transport.RetryTopicName.
+// WatchPartitions.
 func (c *Client) Follow(
 	ctx context.Context, group string, topics []string, s transport.Session,
 	join func(ctx context.Context, topics []string) error,
 ) error {
 	defer c.Wire.CloseIdle()
-	topics = slices.Compact(slices.Sorted(slices.Values(c.withOldRetryTopics(ctx, group, topics, s))))
+	topics = c.CompleteTopics(ctx, group, topics, s)
 	look := &scout{client: c.Wire, cfg: &c.Config, topics: topics, session: s}
 	for {
 		existing := look.awaitTopics(ctx)
@@ -84,6 +86,27 @@ func (c *Client) Follow(
 		if err := look.joinUntilChange(ctx, existing, join); err != nil || ctx.Err() != nil {
 			return err
 		}
+	}
+}
+
+// CompleteTopics returns the topics in order, with the retry topics of the group that exist although no handler uses them: see
+// transport.RetryTopicName. It blocks until a broker responds or ctx ends.
+func (c *Client) CompleteTopics(ctx context.Context, group string, topics []string, s transport.Session) []string {
+	return slices.Compact(slices.Sorted(slices.Values(c.withOldRetryTopics(ctx, group, topics, s))))
+}
+
+// ReportMissing reports topics that do not exist, until ctx ends.
+func (c *Client) ReportMissing(ctx context.Context, topics []string, s transport.Session) {
+	look := &scout{client: c.Wire, cfg: &c.Config, topics: topics, session: s}
+	for ctx.Err() == nil {
+		_, missing, err := look.splitTopics(ctx)
+		switch {
+		case err == nil:
+			look.reportMissing(missing)
+		case ctx.Err() == nil:
+			s.Fault(fmt.Errorf("reading the topics: %w", err))
+		}
+		_ = retry.Sleep(ctx, c.Config.WatchPartitions)
 	}
 }
 

@@ -23,14 +23,16 @@ import (
 // partition.
 type Reader struct {
 	maxWait time.Duration
+	rack    string
 	leaders leaders
+	nearby  nearby
 	damage  damage
 	epochs  epochs
 }
 
 // Reader returns a reader of these topics.
 func (c *Client) Reader(topics []string) *Reader {
-	r := &Reader{maxWait: c.Config.MaxWait, leaders: leaders{client: c.Wire, topics: topics}}
+	r := &Reader{maxWait: c.Config.MaxWait, rack: c.Config.Rack, leaders: leaders{client: c.Wire, topics: topics}}
 	r.epochs.leaders = &r.leaders
 	return r
 }
@@ -75,6 +77,14 @@ func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, offset 
 	if err != nil {
 		return transport.Fetched{}, err
 	}
+	rack := r.rack
+	replica, near := r.nearby.find(tp)
+	if near {
+		rack = ""
+		if a := r.leaders.findBroker(replica); a != "" {
+			addr = a
+		}
+	}
 
 	from := []kafkawire.FetchFrom{{TopicPartition: record.TopicPartition(tp), Offset: offset}}
 	answer, err := r.leaders.client.Fetch(ctx, addr, from, kafkawire.FetchLimits{
@@ -83,9 +93,15 @@ func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, offset 
 		MaxWait:           r.maxWait,
 		Timeout:           requestTimeout,
 		Committed:         true,
+		Rack:              rack,
 	})
 	if err == nil && len(answer.Partitions) != 1 {
 		err = errors.New("a response without the partition")
+	}
+	// The leader decides about all errors.
+	if near && replica != leaderOnly && (err != nil || answer.Partitions[0].Code != 0) && ctx.Err() == nil {
+		r.nearby.set(tp, leaderOnly, leaderTime)
+		return transport.Fetched{Next: offset, End: offset}, nil
 	}
 	if err != nil {
 		r.leaders.forget()
@@ -93,6 +109,10 @@ func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, offset 
 	}
 
 	a := &answer.Partitions[0]
+	if a.Code == 0 && a.Replica >= 0 && !near {
+		r.nearby.set(tp, a.Replica, replicaTime)
+		return transport.Fetched{Next: offset, End: max(a.Stable, offset)}, nil
+	}
 	switch code := kafka.Error(a.Code); code {
 	case 0:
 	case kafka.OffsetOutOfRange:

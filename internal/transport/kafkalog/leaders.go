@@ -43,6 +43,16 @@ func (l *leaders) findAddr(ctx context.Context, tp transport.TopicPartition) (st
 	return addr, nil
 }
 
+// findBroker returns the address of a broker, or "" if it is unknown.
+func (l *leaders) findBroker(id int32) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.layout == nil {
+		return ""
+	}
+	return l.layout.Brokers[id]
+}
+
 // forget makes the next call of findAddr read the layout, because a request to a leader has failed.
 func (l *leaders) forget() {
 	l.mu.Lock()

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -113,11 +114,59 @@ type member struct {
 	done        chan error
 }
 
-// servedGeneration is one generation of a member. Its Serve returns when finish is closed.
+// servedGeneration is one generation of a member, or the time between two changes of it. Its Serve returns, or the change is
+// done, when finish is closed.
 type servedGeneration struct {
 	transport.Generation
-	ctx    context.Context // of Serve; ends when the generation has to end
-	finish chan struct{}
+	id         int32
+	partitions []transport.Assignment
+	ctx        context.Context // ends when the generation has to end, or changes
+	finish     chan struct{}
+}
+
+// ID returns the number of the generation when it began.
+func (s servedGeneration) ID() int32 { return s.id }
+
+// Partitions returns the partitions between two changes.
+func (s servedGeneration) Partitions() []transport.Assignment { return s.partitions }
+
+// serveChanges sends a servedGeneration for the generation, or for each time between two of its changes.
+func (m *member) serveChanges(ctx context.Context, g transport.Generation) error {
+	partitions := g.Partitions()
+	begun := g.Changes() == nil
+	for {
+		spell, end := context.WithCancel(ctx)
+		s := servedGeneration{g, g.ID(), slices.Clone(partitions), spell, make(chan struct{})}
+		taken := false
+		offer := m.generations
+		if !begun {
+			offer = nil
+		}
+
+		var change transport.Change
+		for change.Done == nil && ctx.Err() == nil {
+			select {
+			case offer <- s:
+				taken, offer = true, nil
+			case change = <-g.Changes():
+			case <-ctx.Done():
+			}
+		}
+		end()
+		if taken {
+			<-s.finish
+		}
+		if change.Done == nil {
+			return nil
+		}
+
+		begun = true
+		partitions = slices.DeleteFunc(partitions, func(a transport.Assignment) bool {
+			return slices.Contains(change.Revoked, a.TopicPartition)
+		})
+		partitions = append(partitions, change.Added...)
+		change.Done()
+	}
 }
 
 // joinGroup joins the group. The test receives the generations one by one. Each Serve blocks until
@@ -128,16 +177,7 @@ func joinGroup(t *testing.T, tr transport.Transport, group string, topics ...str
 
 	m := &member{t: t, generations: make(chan servedGeneration), stop: cancel, done: make(chan error, 1)}
 	go func() {
-		m.done <- tr.Join(ctx, group, topics, funcSession{t, func(ctx context.Context, g transport.Generation) error {
-			s := servedGeneration{g, ctx, make(chan struct{})}
-			select {
-			case m.generations <- s:
-			case <-ctx.Done():
-				return nil
-			}
-			<-s.finish
-			return nil
-		}})
+		m.done <- tr.Join(ctx, group, topics, funcSession{t, m.serveChanges})
 	}()
 	t.Cleanup(cancel)
 	return m

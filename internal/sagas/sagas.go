@@ -1,16 +1,35 @@
-package saga
+// Package sagas stores the instances of sagas. Package saga defines their steps.
+package sagas
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// AnyVersion as the version of a record lets Store.Complete end a saga of any version.
-const AnyVersion int64 = -1
+// TypesCollection is the name of the collection in which Prepare stores the types of the sagas of a database.
+const TypesCollection = "saga_types"
 
-// Record is a saga in a Store.
+// ErrConflict means that another step of the saga was committed first. It wraps the error of the server, if there is one:
+// in a transaction its label makes the transaction start again.
+var ErrConflict = errors.New("saga was changed by another step")
+
+// NewConflict returns an ErrConflict. cause is the error of the server, or nil if the server did not report the conflict.
+func NewConflict(saga string, r Record, cause error) error {
+	text := fmt.Sprintf("%s %s at version %d", saga, FormatID(r.ID), r.Version)
+	if r.Version == 0 {
+		text = fmt.Sprintf("%s %s was started before", saga, FormatID(r.ID))
+	}
+	if cause != nil {
+		return fmt.Errorf("%w: %s: %w", ErrConflict, text, cause)
+	}
+	return fmt.Errorf("%w: %s", ErrConflict, text)
+}
+
+// Record is one stored saga.
 type Record struct {
 	// ID is a uuid.UUID, string, int32 or int64.
 	ID any
@@ -30,32 +49,21 @@ type Record struct {
 // Completed reports whether the saga is complete and the record is its tombstone.
 func (r *Record) Completed() bool { return !r.CompletedAt.IsZero() }
 
-// TypeInfo describes one type of saga.
-type TypeInfo struct {
+// Type describes one type of saga.
+type Type struct {
 	// Name is the name of the saga, which is also its collection.
 	Name string `bson:"_id"`
 
-	// Owner is the Go type of the state, unless WithOwner sets another text.
+	// Owner is the Go type of the state, unless saga.WithOwner sets another text.
 	Owner string `bson:"owner"`
 
 	// ID is the kind of the ids.
-	ID IDKind `bson:"id"`
-
-	// Messages contains the types of messages that the saga handles, sorted. It is empty if the
-	// TypeInfo was read from a Store.
-	Messages []string `bson:"-"`
+	ID Kind `bson:"id"`
 }
 
 // Store stores the records of sagas. A call with the context of a transaction belongs to that
 // transaction. A Store must be safe for concurrent use.
 type Store interface {
-	// Transaction runs fn as one unit of work, in the same way as outbox.Box.Transaction.
-	Transaction(ctx context.Context, fn func(ctx context.Context) error) error
-
-	// InTransaction reports whether ctx has a running transaction that the calls of the Store would
-	// join.
-	InTransaction(ctx context.Context) bool
-
 	// Load returns the record with this id, and whether it exists.
 	Load(ctx context.Context, saga string, id any) (Record, bool, error)
 
@@ -63,26 +71,24 @@ type Store interface {
 	// and its times are set by the server.
 	//
 	// If Version is 0, the record must not exist. Otherwise it must have that version. If this does
-	// not hold, nothing is changed and the error is a *ConflictError, which also wraps the server's
-	// error that makes a transaction start again.
+	// not hold, nothing is changed and the error is ErrConflict.
 	Save(ctx context.Context, saga string, r Record) (Record, error)
 
 	// Complete ends the saga. If keep is positive, the record becomes a tombstone with the Body of
 	// r. The tombstone is deleted after the time keep by the server's clock, and not before.
 	// Otherwise the record is deleted.
 	//
-	// The version is checked as in Save, unless it is AnyVersion. With AnyVersion, a missing record
-	// is not an error. With version 0 and no tombstone, Complete does nothing.
+	// The version is checked as in Save. With version 0 and no tombstone, Complete does nothing.
 	Complete(ctx context.Context, saga string, r Record, keep time.Duration) error
 
 	// Recent returns at most limit records, the last changed first. They include tombstones.
 	Recent(ctx context.Context, saga string, limit int) ([]Record, error)
 
-	// Prepare creates everything that a saga needs before its first message, and stores its type.
-	// If the name is stored with another owner or another kind of id, the error is an *OwnerError.
-	// Prepare may be called repeatedly.
-	Prepare(ctx context.Context, t TypeInfo) error
+	// Prepare creates everything that a saga needs before its first message, and stores its type
+	// unless the name is stored already. It returns the stored type, which may have another owner or
+	// another kind of id. Prepare may be called repeatedly.
+	Prepare(ctx context.Context, t Type) (Type, error)
 
 	// Types returns the stored types of sagas, sorted by name.
-	Types(ctx context.Context) ([]TypeInfo, error)
+	Types(ctx context.Context) ([]Type, error)
 }

@@ -1,10 +1,9 @@
-package saga
+package sagas
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -15,14 +14,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
-	"github.com/outrelay/outrelay/internal/transaction"
-
 	"github.com/outrelay/outrelay/internal/schema"
 )
-
-// DefaultTypes is the name of the collection in which Prepare stores the types of the sagas of a
-// database.
-const DefaultTypes = "saga_types"
 
 // Error codes of MongoDB that report a conflict.
 const (
@@ -30,43 +23,27 @@ const (
 	codeDuplicateKey  = 11000
 )
 
-// MongoStore is a Store in a MongoDB database. Each saga has a collection, and each instance one
+// Mongo is a Store in a MongoDB database. Each saga has a collection, and each instance one
 // document.
-type MongoStore struct {
+type Mongo struct {
 	db    *mongo.Database
 	types *mongo.Collection
 }
 
-// NewMongoStore returns a store in the database db. It does no I/O. Outside of transactions, the
-// store reads majority-committed data from the primary and writes with majority write concern, even
-// if the client is configured otherwise.
-func NewMongoStore(db *mongo.Database) (*MongoStore, error) {
-	if db == nil {
-		return nil, errors.New("saga store: the database is nil")
-	}
-
-	s := &MongoStore{db: db}
-	s.types = s.sagaCollection(DefaultTypes)
-	return s, nil
+// NewMongo returns a store in the database db. It does no I/O. Outside of transactions, the store reads majority-committed
+// data from the primary and writes with majority write concern, even if the client is configured otherwise.
+func NewMongo(db *mongo.Database) *Mongo {
+	s := &Mongo{db: db}
+	s.types = s.sagaCollection(TypesCollection)
+	return s
 }
 
 // sagaCollection returns the collection of a saga.
-func (s *MongoStore) sagaCollection(name string) *mongo.Collection {
+func (s *Mongo) sagaCollection(name string) *mongo.Collection {
 	return s.db.Collection(name, options.Collection().
 		SetReadConcern(readconcern.Majority()).
 		SetWriteConcern(writeconcern.Majority()).
 		SetReadPreference(readpref.Primary()))
-}
-
-// Transaction calls outbox.Box.Transaction with the client of the database.
-func (s *MongoStore) Transaction(ctx context.Context, fn func(ctx context.Context) error) error {
-	return transaction.Run(ctx, s.db.Client(), fn)
-}
-
-// InTransaction reports whether ctx has a session of the driver with a running transaction.
-func (s *MongoStore) InTransaction(ctx context.Context) bool {
-	sess := mongo.SessionFromContext(ctx)
-	return sess != nil && sess.TransactionRunning()
 }
 
 // storeFields contains the fields of the Store, except for _id.
@@ -79,7 +56,7 @@ type storeFields struct {
 }
 
 // Load returns the record with this id, and whether it exists. It is one query.
-func (s *MongoStore) Load(ctx context.Context, saga string, id any) (Record, bool, error) {
+func (s *Mongo) Load(ctx context.Context, saga string, id any) (Record, bool, error) {
 	raw, err := s.sagaCollection(saga).FindOne(ctx, bson.D{{Key: "_id", Value: storedID(id)}}).Raw()
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return Record{}, false, nil
@@ -98,7 +75,7 @@ func (s *MongoStore) Load(ctx context.Context, saga string, id any) (Record, boo
 
 // Save stores the record: see Store.Save. It is one findAndModify command. A start is an upsert of
 // a version that no document has, so a second start violates the unique index of _id.
-func (s *MongoStore) Save(ctx context.Context, saga string, r Record) (Record, error) {
+func (s *Mongo) Save(ctx context.Context, saga string, r Record) (Record, error) {
 	raw, err := s.replaceDocument(ctx, saga, r, bson.D{})
 	if err != nil {
 		return Record{}, s.wrapError("saving", saga, r, err)
@@ -108,7 +85,7 @@ func (s *MongoStore) Save(ctx context.Context, saga string, r Record) (Record, e
 }
 
 // Complete deletes the record or makes it a tombstone: see Store.Complete. It is one command.
-func (s *MongoStore) Complete(ctx context.Context, saga string, r Record, keep time.Duration) error {
+func (s *Mongo) Complete(ctx context.Context, saga string, r Record, keep time.Duration) error {
 	var err error
 	switch {
 	case keep > 0:
@@ -116,14 +93,10 @@ func (s *MongoStore) Complete(ctx context.Context, saga string, r Record, keep t
 			{Key: "completedAt", Value: "$$NOW"},
 			{Key: "expiresAt", Value: bson.D{{Key: "$add", Value: bson.A{"$$NOW", keep.Milliseconds()}}}},
 		})
-		// With AnyVersion a missing record is not an error.
-		if errors.Is(err, mongo.ErrNoDocuments) && r.Version == AnyVersion {
-			err = nil
-		}
 	case r.Version != 0:
 		var res *mongo.DeleteResult
 		res, err = s.sagaCollection(saga).DeleteOne(ctx, versionFilter(r))
-		if err == nil && res.DeletedCount == 0 && r.Version != AnyVersion {
+		if err == nil && res.DeletedCount == 0 {
 			err = mongo.ErrNoDocuments
 		}
 	}
@@ -138,7 +111,7 @@ func (s *MongoStore) Complete(ctx context.Context, saga string, r Record, keep t
 // replaceDocument replaces the document with the id and the version of r by the body of r and the
 // fields of the Store. The server computes the times, so the update is a pipeline that contains the
 // body as a literal.
-func (s *MongoStore) replaceDocument(ctx context.Context, saga string, r Record, more bson.D) (bson.Raw, error) {
+func (s *Mongo) replaceDocument(ctx context.Context, saga string, r Record, more bson.D) (bson.Raw, error) {
 	body := r.Body
 	if body == nil {
 		body = bson.Raw{5, 0, 0, 0, 0} // an empty document
@@ -160,12 +133,8 @@ func (s *MongoStore) replaceDocument(ctx context.Context, saga string, r Record,
 
 // versionFilter returns a filter for the document with the id and the version of r.
 func versionFilter(r Record) bson.D {
-	g := bson.D{{Key: "_id", Value: storedID(r.ID)}}
+	g := bson.D{{Key: "_id", Value: storedID(r.ID)}, {Key: "version", Value: r.Version}}
 
-	// With AnyVersion, other steps may have changed the saga.
-	if r.Version != AnyVersion {
-		g = append(g, bson.E{Key: "version", Value: r.Version})
-	}
 	// A saga that was deleted and started again counts its versions from 1 again.
 	if r.Version > 0 && !r.CreatedAt.IsZero() {
 		g = append(g, bson.E{Key: "createdAt", Value: r.CreatedAt})
@@ -173,18 +142,15 @@ func versionFilter(r Record) bson.D {
 	return g
 }
 
-// wrapError returns a *ConflictError if err reports a conflict. The error of the server is wrapped:
-// in a transaction its label makes outbox.Box.Transaction start again.
-func (s *MongoStore) wrapError(doing, saga string, r Record, err error) error {
-	conflict := &ConflictError{Saga: saga, ID: FormatID(r.ID), Version: r.Version}
+// wrapError returns ErrConflict if err reports a conflict.
+func (s *Mongo) wrapError(doing, saga string, r Record, err error) error {
 	if errors.Is(err, mongo.ErrNoDocuments) {
-		return conflict
+		return NewConflict(saga, r, nil)
 	}
 
 	var server mongo.ServerError
 	if errors.As(err, &server) && (server.HasErrorCode(codeDuplicateKey) || server.HasErrorCode(codeWriteConflict)) {
-		conflict.Err = err
-		return conflict
+		return NewConflict(saga, r, err)
 	}
 
 	return fmt.Errorf("%s saga %s %s: %w", doing, saga, FormatID(r.ID), err)
@@ -192,7 +158,7 @@ func (s *MongoStore) wrapError(doing, saga string, r Record, err error) error {
 
 // Recent returns the records that were changed last: see Store.Recent. It sorts the whole
 // collection, because an index would add cost to each step.
-func (s *MongoStore) Recent(ctx context.Context, saga string, limit int) ([]Record, error) {
+func (s *Mongo) Recent(ctx context.Context, saga string, limit int) ([]Record, error) {
 	if limit <= 0 {
 		return nil, nil
 	}
@@ -225,20 +191,18 @@ func (s *MongoStore) Recent(ctx context.Context, saga string, limit int) ([]Reco
 // Prepare creates the collection and its TTL index for tombstones, and stores the type: see
 // Store.Prepare. Because the collection exists, the first steps do not conflict when they create
 // it.
-func (s *MongoStore) Prepare(ctx context.Context, t TypeInfo) error {
-	// An existing type stays, and is compared below.
+func (s *Mongo) Prepare(ctx context.Context, t Type) (Type, error) {
+	// An existing type stays.
 	update := bson.D{{Key: "$setOnInsert", Value: bson.D{{Key: "owner", Value: t.Owner}, {Key: "id", Value: t.ID}}}}
 	opts := options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)
 
-	var found TypeInfo
+	var found Type
 	err := s.types.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: t.Name}}, update, opts).Decode(&found)
 	if err != nil {
-		return fmt.Errorf("storing the type of saga %s: %w", t.Name, err)
+		return Type{}, fmt.Errorf("storing the type of saga %s: %w", t.Name, err)
 	}
-
-	if found.Owner != t.Owner || found.ID != t.ID {
-		t.Messages = nil
-		return &OwnerError{Want: t, Found: found}
+	if found != t {
+		return found, nil
 	}
 
 	coll := s.sagaCollection(t.Name)
@@ -252,20 +216,20 @@ func (s *MongoStore) Prepare(ctx context.Context, t TypeInfo) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("creating the index for tombstones of saga %s: %w", t.Name, err)
+		return found, fmt.Errorf("creating the index for tombstones of saga %s: %w", t.Name, err)
 	}
 
-	return nil
+	return found, nil
 }
 
 // Types returns the types that Prepare has stored, sorted by name.
-func (s *MongoStore) Types(ctx context.Context) ([]TypeInfo, error) {
+func (s *Mongo) Types(ctx context.Context) ([]Type, error) {
 	cur, err := s.types.Find(ctx, bson.D{}, options.Find().SetSort(bson.D{{Key: "_id", Value: 1}}))
 	if err != nil {
 		return nil, fmt.Errorf("listing sagas: %w", err)
 	}
 
-	var list []TypeInfo
+	var list []Type
 	if err := cur.All(ctx, &list); err != nil {
 		return nil, fmt.Errorf("listing sagas: %w", err)
 	}
@@ -336,10 +300,4 @@ func withoutStoreFields(raw bson.Raw) (bson.Raw, error) {
 	}
 
 	return bson.Marshal(body)
-}
-
-// isLegalName reports whether name can be the name of a saga and its collection.
-func isLegalName(name string) bool {
-	return name != "" && len(name) <= 200 && name != DefaultTypes &&
-		!strings.ContainsAny(name, "$\x00") && !strings.HasPrefix(name, "system.")
 }

@@ -1,0 +1,140 @@
+package producers
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/servertest"
+)
+
+// The flag enables the tests with the drivers of other languages, which npm, pip and Maven fetch (about 10 MB).
+var _ = flag.Bool("producers", false, "run the producers in other languages; needs Node with npm, Python with pip, and a JDK with Maven")
+
+// orders is how many orders each program places. It aborts every tenth.
+const orders = 1000
+
+// maxLines is the most lines of a program, so that it stays an example.
+const maxLines = 80
+
+func TestProducersOfOtherLanguages(t *testing.T) {
+	t.Parallel()
+	stacktest.OnlyWith(t, "fetches drivers with npm, pip and Maven", "producers")
+	for _, p := range []struct {
+		language string
+		install  []string
+		run      []string
+		env      []string
+	}{
+		{"node", []string{"npm", "install", "--no-audit", "--no-fund"}, []string{"node", "producer.js"}, nil},
+		{"python", []string{"python3", "-m", "pip", "install", "--disable-pip-version-check", "--target", "libs", "-r", "requirements.txt"},
+			[]string{"python3", "producer.py"}, []string{"PYTHONPATH=libs"}},
+		{"java", []string{"mvn", "-B", "--no-transfer-progress", "dependency:copy-dependencies", "-DoutputDirectory=libs"},
+			[]string{"java", "-cp", "libs" + string(os.PathSeparator) + "*", "Producer.java"}, nil},
+	} {
+		t.Run(p.language, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			if err := os.CopyFS(dir, os.DirFS(p.language)); err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("fetching the driver for %s: %s", p.language, strings.Join(p.install, " "))
+			runProgram(t, dir, nil, p.install)
+
+			env := servertest.Start(t)
+			database := []string{"MONGODB_URI=" + env.MongoURI, "MONGODB_DATABASE=" + env.DB.Name()}
+			runProgram(t, dir, append(database, p.env...), append(p.run, fmt.Sprint(orders)))
+			checkRecords(t, env, p.language)
+		})
+	}
+}
+
+// runProgram runs a program in dir until it ends.
+func runProgram(t *testing.T, dir string, env, args []string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+// checkRecords reads the topic until all committed orders are there. It checks each record, that the records of each customer
+// are in order, and that there is none of an aborted order.
+func checkRecords(t *testing.T, env *servertest.Env, language string) {
+	t.Helper()
+	client, err := kgo.NewClient(kgo.SeedBrokers(env.Brokers...), kgo.ConsumeTopics(env.Topic("outbox.event.order")),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchIsolationLevel(kgo.ReadCommitted()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	last := map[string]int{}
+	records, ids := 0, map[string]bool{}
+	for records < orders-orders/10 {
+		fetches := client.PollFetches(ctx)
+		if err := fetches.Err(); err != nil {
+			t.Fatalf("after %d records: %v", records, err)
+		}
+		fetches.EachRecord(func(r *kgo.Record) {
+			records++
+			number, headers := -1, map[string]string{}
+			for _, h := range r.Headers {
+				headers[h.Key] = string(h.Value)
+			}
+			ids[headers["id"]] = true
+			_, _ = fmt.Sscanf(string(r.Value), `{"number":%d`, &number)
+
+			// The golden record, which is the same for each language.
+			value := fmt.Sprintf(`{"number":%d,"cents":%d}`, number, 100*number)
+			customer := fmt.Sprintf("customer-%d", number%20)
+			if string(r.Value) != value || string(r.Key) != customer || headers["type"] != "OrderPlaced" || headers["language"] != language {
+				t.Errorf("record %s: %s %v, want %s: %s", r.Key, r.Value, headers, customer, value)
+			}
+			if number%10 == 9 {
+				t.Errorf("order %d was aborted, and its event was sent", number)
+			}
+			if before, ok := last[customer]; ok && number <= before {
+				t.Errorf("%s: order %d follows order %d", customer, number, before)
+			}
+			last[customer] = number
+		})
+	}
+	if len(ids) != records {
+		t.Errorf("%d records with %d ids", records, len(ids))
+	}
+}
+
+func TestProducersAreShort(t *testing.T) {
+	t.Parallel()
+	programs := 0
+	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.Contains(path, string(os.PathSeparator)) || !strings.Contains(strings.ToLower(filepath.Base(path)), "producer.") {
+			return err
+		}
+		programs++
+		text, err := os.ReadFile(path)
+		if n := strings.Count(string(text), "\n"); n > maxLines {
+			t.Errorf("%s has %d lines, at most %d", path, n, maxLines)
+		}
+		return err
+	})
+	if err != nil || programs != 3 {
+		t.Errorf("%d programs, %v", programs, err)
+	}
+}
