@@ -159,7 +159,7 @@ func parseIDs(text string) []event.ID {
 type Letters struct{ op Operator }
 
 // ofHandlers returns the letters of handlers.
-func (l Letters) ofHandlers() handlerLetters { return handlerLetters{l.op} }
+func (l Letters) ofHandlers() handlerLetters { return handlerLetters(l) }
 
 // resolveFilter returns the outboxes and the query of a filter.
 func (l Letters) resolveFilter(ctx context.Context, f DeadFilter) ([]string, deadletter.Query, error) {

@@ -42,7 +42,6 @@ func (h handlerLetters) requeue(ctx context.Context, f DeadFilter, opts DeadOpti
 		n, err = d.Requeue(ctx, q, r)
 		out.Requeued += n
 		err = out.addRefused(d.ns, err)
-
 		// The action is logged even if it failed halfway.
 		if err != nil {
 			break
@@ -70,7 +69,7 @@ func (h handlerLetters) planRequeue(ctx context.Context, f DeadFilter, opts Dead
 // addRefused adds the letters that a requeue has refused. It returns the error of the requeue without them.
 func (d *DeadOutcome) addRefused(ns string, err error) error {
 	list := []error{err}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // Requeue joins its errors
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		list = joined.Unwrap()
 	}
 
