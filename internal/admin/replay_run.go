@@ -277,6 +277,7 @@ func (u *replayRun) waitDelivered(ctx context.Context, last, seen bson.Timestamp
 			return nil
 		}
 
+		// There is no pause before the first look, nor while the watcher moves.
 		if time.Since(lastMove) > positionPoll {
 			u.reportProgress()
 			if err := retry.Sleep(ctx, positionPoll); err != nil {

@@ -169,6 +169,7 @@ func (r *replayStore) Queue(
 	err = mongodb.Foreign(ctx, r.state, watcher, []string{b.NS}, func(tx context.Context) error {
 		began := time.Now()
 		defer func() { held = time.Since(began) }()
+		// Foreign may run this several times.
 		queued, again = 0, false
 		moved, err := r.move(tx, id, b)
 		if err != nil || !moved {
@@ -215,6 +216,7 @@ func (r *replayStore) move(tx context.Context, id string, b replayBatch) (bool, 
 
 	switch {
 	case p.Batch == b.Name:
+		// An earlier attempt was committed, although its outcome was unknown.
 		return false, nil
 	case p.State != ReplayRunning || p.Cursor != b.From:
 		return false, ErrReplayMoved
@@ -240,6 +242,7 @@ func (q *requeue) update(replay string, seal []byte) mongo.WriteModel {
 		{Key: "origin", Value: outboxes.OriginReplay},
 		{Key: "replayOf", Value: mongodb.Literal(replay)},
 		{Key: "seal", Value: seal},
+		// The envelopes of a key follow each other as they were first committed.
 		{Key: "pos", Value: outboxes.PosAt(q.TS)},
 		{Key: "ts", Value: "$$CLUSTER_TIME"},
 	}
@@ -253,6 +256,8 @@ func (q *requeue) update(replay string, seal []byte) mongo.WriteModel {
 		drop = append(drop, "pending")
 	}
 	return mongo.NewUpdateOneModel().
+		// Whoever queues an envelope gives it another timestamp, so two replays cannot queue it at the
+		// same time.
 		SetFilter(bson.D{
 			{Key: "_id", Value: q.ID}, {Key: "ts", Value: q.TS}, {Key: "state", Value: nil}, {Key: "dueAt", Value: nil},
 		}).

@@ -65,6 +65,7 @@ func decodeKeys(defaults Config, keys map[string]any, env []string, p *Problems)
 	c.setDerivedDefaults()
 	c.validate(p)
 
+	// A problem may quote the value of a reference, which may be a secret.
 	p.hideReferences(d.references)
 	if err := p.asError(); err != nil {
 		return Config{}, nil, nil, err

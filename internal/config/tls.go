@@ -14,7 +14,7 @@ import (
 
 // ClientConfig reads the files and returns the configuration of a TLS client. Each handshake checks the
 // client certificate for changes; the trusted authorities do not change. See [TLS.Source] for both.
-// Client returns nil for a nil TLS.
+// ClientConfig returns nil for a nil TLS.
 func (t *TLS) ClientConfig() (*tls.Config, error) {
 	source, err := t.Source(slog.New(slog.DiscardHandler), nil)
 	if source == nil || err != nil {
@@ -93,6 +93,7 @@ func (f *tlsFiles) currentConfig() *tls.Config {
 		return f.config
 	}
 
+	// Stored even if the files turn out to be unusable, so that they are reported only once.
 	f.versions = versions
 	config, err := f.readConfig()
 	f.onReload(err == nil)
@@ -132,7 +133,7 @@ func (f *tlsFiles) readConfig() (*tls.Config, error) {
 	}
 	c.Certificates = []tls.Certificate{pair}
 
-	// A caller of Client uses one configuration for all its connections, and still needs a renewed certificate.
+	// A caller of ClientConfig uses one configuration for all its connections, and still needs a renewed certificate.
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 		return &f.currentConfig().Certificates[0], nil
 	}

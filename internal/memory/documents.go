@@ -84,7 +84,7 @@ func (d *Documents) Insert(ctx context.Context, docs []bson.Raw) error {
 		for _, doc := range docs {
 			err := t.insertRow(d.rows, rawKey(doc.Lookup("_id")), slices.Clone(doc))
 			if mongo.IsDuplicateKeyError(err) {
-				return &entity.ExistsError{Collection: d.Name(), Err: err}
+				return fmt.Errorf("%w: %w", entity.ErrExists, err)
 			}
 			if err != nil {
 				return err

@@ -89,7 +89,7 @@ func (m *Migrator) openLedger() ledger {
 // that every collection has its indexes. It blocks while another process holds the lock. If a missing
 // privilege, an index of another owner or a long transaction prevents a change, the report contains it,
 // and the step stays pending. The error is a [*ChangedError] or a [*NewerError], both without any change,
-// the error of Ready, or an error of the server.
+// the error of CheckStep, or an error of the server.
 func (m *Migrator) Up(ctx context.Context) (Report, error) {
 	r := newCollector()
 	collections, err := m.listOutboxes(ctx, r)
@@ -146,6 +146,7 @@ func (m *Migrator) applyPendingSteps(ctx context.Context, collections []outboxes
 			err = lock.runHolding(ctx, func(ctx context.Context) error {
 				return m.applyHoldingLock(ctx, l, collections, complete, r)
 			})
+			// If the lock was lost, another process applies the steps now, and the loop waits for it.
 			if !errors.Is(err, errLockLost) {
 				return err
 			}

@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"slices"
@@ -298,10 +299,11 @@ func (r *Router) decideNamedTopic(topic []byte) decision {
 
 // decideByRules returns the decision of the rules and the template.
 func (r *Router) decideByRules(v *envelope.View) decision {
-	// The key is built on the stack, so that a cached decision costs no allocation.
+	// The key is built on the stack, so that a cached decision costs no allocation. The first NUL ends the
+	// aggregatetype.
 	var array [maxCachedKey]byte
 	key := array[:0]
-	cacheable := len(v.AggregateType)+len(v.Type) < maxCachedKey
+	cacheable := len(v.AggregateType)+len(v.Type) < maxCachedKey && bytes.IndexByte(v.AggregateType, 0) < 0
 	if cacheable {
 		key = append(key, v.AggregateType...)
 		if r.byType {

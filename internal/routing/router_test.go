@@ -283,3 +283,20 @@ func TestTopicsThatEnvelopesNameAreBounded(t *testing.T) {
 		t.Errorf("d in the next term: %v", why)
 	}
 }
+
+// A name may contain NUL, which separates the two names in the key of a cached decision.
+func TestNamesWithNULDoNotShareADecision(t *testing.T) {
+	t.Parallel()
+	r, err := New(Config{Template: "t", Rules: []Rule{
+		{AggregateType: "a", Type: "b\x00c", To: []string{"first"}}, {AggregateType: "a\x00b", Type: "c", To: []string{"second"}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ aggregateType, typ, want string }{{"a", "b\x00c", "first"}, {"a\x00b", "c", "second"}, {"a", "b\x00c", "first"}} {
+		v := envelope.View{AggregateType: []byte(c.aggregateType), Type: []byte(c.typ), Partition: record.AnyPartition}
+		if got, err := r.Route(&v, nil); err != nil || len(got) != 1 || got[0].Topic != c.want {
+			t.Errorf("%q %q goes to %v, want %s (%v)", c.aggregateType, c.typ, got, c.want, err)
+		}
+	}
+}

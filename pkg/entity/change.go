@@ -17,29 +17,26 @@ import (
 // Headers of the event of a change. They contain everything that a Projector needs besides the
 // entity, with every header preset of the relay, and also for a tombstone.
 const (
-	HeaderName    = "entity-name"    // the name that was passed to NewRecorded
-	HeaderChange  = "entity-change"  // Upserted or Deleted
-	HeaderID      = "entity-id"      // "<kind>:<text>", such as int64:5; kinds are uuid, objectid, string, int32, int64
-	HeaderVersion = "entity-version" // decimal
+	headerName    = "entity-name"    // the name that was passed to NewRecorded
+	headerChange  = "entity-change"  // upserted or deleted
+	headerID      = "entity-id"      // "<kind>:<text>", such as int64:5; kinds are uuid, objectid, string, int32, int64
+	headerVersion = "entity-version" // decimal
 )
 
 // Kinds of changes. The type of the event is "<name>.<change>".
 const (
-	Upserted = "upserted"
-	Deleted  = "deleted"
+	changeUpserted = "upserted"
+	changeDeleted  = "deleted"
 )
-
-// TypeOf returns the type of the event for a change, for example "order.upserted".
-func TypeOf(name, change string) string { return name + "." + change }
 
 // changeEvent returns the event for one change. Its key is the id, so the changes of an entity stay
 // in order.
 func changeEvent[I ID](name, change string, id I, version int64, payload event.Payload) event.Event {
-	return event.New(event.Aggregate{Type: name, ID: formatID(id)}, TypeOf(name, change), payload,
-		event.WithHeader(HeaderName, []byte(name)),
-		event.WithHeader(HeaderChange, []byte(change)),
-		event.WithHeader(HeaderID, []byte(kindOf[I]()+":"+formatID(id))),
-		event.WithHeader(HeaderVersion, strconv.AppendInt(nil, version, 10)))
+	return event.New(event.Aggregate{Type: name, ID: formatID(id)}, name+"."+change, payload,
+		event.WithHeader(headerName, []byte(name)),
+		event.WithHeader(headerChange, []byte(change)),
+		event.WithHeader(headerID, []byte(kindOf[I]()+":"+formatID(id))),
+		event.WithHeader(headerVersion, strconv.AppendInt(nil, version, 10)))
 }
 
 // change is the content of the headers of a change.
@@ -52,7 +49,7 @@ type change[I ID] struct {
 // readChange reads the headers of a message. reason is "" if they are valid.
 func readChange[I ID](m *consumer.Message, name string) (c change[I], reason string) {
 	var h [4]string
-	for i, key := range [...]string{HeaderName, HeaderChange, HeaderID, HeaderVersion} {
+	for i, key := range [...]string{headerName, headerChange, headerID, headerVersion} {
 		v, ok := m.Header(key)
 		if !ok {
 			return c, "it has no header " + key
@@ -66,11 +63,11 @@ func readChange[I ID](m *consumer.Message, name string) (c change[I], reason str
 	}
 
 	switch h[1] {
-	case Upserted:
-	case Deleted:
+	case changeUpserted:
+	case changeDeleted:
 		c.deleted = true
 	default:
-		return c, fmt.Sprintf("header %s is %.64q", HeaderChange, h[1])
+		return c, fmt.Sprintf("header %s is %.64q", headerChange, h[1])
 	}
 
 	kind, id, ok := strings.Cut(h[2], ":")
@@ -83,7 +80,7 @@ func readChange[I ID](m *consumer.Message, name string) (c change[I], reason str
 		return c, fmt.Sprintf("its id is not a valid %s", kind)
 	}
 	if c.version, err = strconv.ParseInt(h[3], 10, 64); err != nil || c.version < 1 {
-		return c, fmt.Sprintf("header %s is not a valid version", HeaderVersion)
+		return c, fmt.Sprintf("header %s is not a valid version", headerVersion)
 	}
 	if !c.deleted && m.Value == nil {
 		return c, "it has no value"

@@ -69,7 +69,7 @@ func NewOn[T any, I ID](docs Documents, id func(*T) *I, opts ...Option) (*Collec
 	return c, nil
 }
 
-// Load returns the entity with this id. If it does not exist, the error is a *NotFoundError.
+// Load returns the entity with this id. If it does not exist, the error is ErrMissing.
 func (c *Collection[T, I]) Load(ctx context.Context, id I) (T, error) {
 	t, ok, err := c.Find(ctx, id)
 	if err == nil && !ok {
@@ -95,7 +95,7 @@ func (c *Collection[T, I]) Find(ctx context.Context, id I) (t T, ok bool, err er
 }
 
 // Insert adds an entity and returns its version: 1, or 0 without versions. If an entity with this
-// id exists, the error is an *ExistsError. t is not changed.
+// id exists, the error is ErrExists. t is not changed.
 func (c *Collection[T, I]) Insert(ctx context.Context, t T) (int64, error) {
 	doc, err := c.encodeEntity(t, 1)
 	if err != nil {
@@ -104,16 +104,16 @@ func (c *Collection[T, I]) Insert(ctx context.Context, t T) (int64, error) {
 
 	// Only one document is inserted, so an error is about its id.
 	err = c.docs.Insert(ctx, []bson.Raw{doc})
-	if exists := new(*ExistsError); errors.As(err, exists) {
-		return 0, &ExistsError{Collection: c.docs.Name(), ID: formatID(*c.id(&t)), Err: (*exists).Err}
+	if errors.Is(err, ErrExists) {
+		return 0, fmt.Errorf("%s %s: %w", c.docs.Name(), formatID(*c.id(&t)), err)
 	}
 
 	return c.returnedVersion(1), err
 }
 
 // Update replaces an entity and returns its new version, or 0 without versions. If the entity does
-// not exist, the error is a *NotFoundError. With Versioned, the stored version must be the version
-// of t, otherwise the error is a *VersionError. t is not changed: to update it again, set its
+// not exist, the error is ErrMissing. With Versioned, the stored version must be the version
+// of t, otherwise the error is ErrStale. t is not changed: to update it again, set its
 // version to the returned one.
 func (c *Collection[T, I]) Update(ctx context.Context, t T) (int64, error) {
 	var g *Guard
@@ -205,8 +205,8 @@ func (c *Collection[T, I]) Delete(ctx context.Context, id I) (bool, error) {
 	return n > 0, err
 }
 
-// DeleteEntity removes an entity. If it does not exist, the error is a *NotFoundError. With
-// Versioned, the stored version must be the version of t, otherwise the error is a *VersionError.
+// DeleteEntity removes an entity. If it does not exist, the error is ErrMissing. With
+// Versioned, the stored version must be the version of t, otherwise the error is ErrStale.
 func (c *Collection[T, I]) DeleteEntity(ctx context.Context, t T) error {
 	id := *c.id(&t)
 	key, err := idValue(id)
@@ -251,12 +251,18 @@ func (c *Collection[T, I]) mismatchError(ctx context.Context, id I, g *Guard) er
 		return fmt.Errorf("%s %s: %w", c.docs.Name(), formatID(id), err)
 	}
 
-	return &VersionError{Collection: c.docs.Name(), ID: formatID(id), Given: g.Version, Stored: v}
+	return c.staleError(id, g.Version, v)
+}
+
+// staleError returns the error for an entity with another version than the stored one.
+func (c *Collection[T, I]) staleError(id I, given, stored int64) error {
+	return fmt.Errorf("%s %s: %w: version %d is stored, version %d was given; load it again",
+		c.docs.Name(), formatID(id), ErrStale, stored, given)
 }
 
 // notFoundError returns the error for an entity that does not exist.
 func (c *Collection[T, I]) notFoundError(id I) error {
-	return &NotFoundError{Collection: c.docs.Name(), ID: formatID(id)}
+	return fmt.Errorf("%s %s: %w", c.docs.Name(), formatID(id), ErrMissing)
 }
 
 // returnedVersion returns v, or 0 without versions.

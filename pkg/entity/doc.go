@@ -8,7 +8,7 @@
 //	orders, err := entity.NewRecorded(db.Collection("orders"), box, "order", func(o *Order) *uuid.UUID { return &o.ID })
 //	...
 //	err = box.Transaction(ctx, func(ctx context.Context) error {
-//		o, err := orders.Load(ctx, id) // *NotFoundError if it does not exist
+//		o, err := orders.Load(ctx, id) // ErrMissing if it does not exist
 //		if err != nil {
 //			return err
 //		}

@@ -3,6 +3,7 @@ package entity
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -28,7 +29,7 @@ type Documents interface {
 	// starts after that id.
 	Scan(ctx context.Context, after bson.RawValue, limit int) ([]bson.Raw, error)
 
-	// Insert adds documents. If one of them exists, the error is an *ExistsError.
+	// Insert adds documents. If one of them exists, the error is ErrExists.
 	Insert(ctx context.Context, docs []bson.Raw) error
 
 	// Put adds each document, or replaces the document with the same _id.
@@ -132,7 +133,7 @@ func (m *mongoDocuments) Insert(ctx context.Context, docs []bson.Raw) error {
 
 	// Another unique index is not about the existence of the entity.
 	if mongo.IsDuplicateKeyError(err) && isDuplicateID(err) {
-		return &ExistsError{Collection: m.Name(), Err: err}
+		return fmt.Errorf("%w: %w", ErrExists, err)
 	}
 	return err
 }

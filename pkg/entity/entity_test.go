@@ -144,7 +144,7 @@ func changes(ms []*consumer.Message) []string {
 	list := []string{}
 	for _, m := range ms {
 		s := m.Name
-		for _, h := range []string{entity.HeaderID, entity.HeaderVersion} {
+		for _, h := range []string{"entity-id", "entity-version"} {
 			v, _ := m.Header(h)
 			s += " " + string(v)
 		}
@@ -166,8 +166,7 @@ func TestLoadRequiredAndOptional(t *testing.T) {
 	c := w.collection()
 	w.tx(func(ctx context.Context) error {
 		_, err := c.Load(ctx, "o-1")
-		var missing *entity.NotFoundError
-		if !errors.Is(err, entity.ErrMissing) || !errors.As(err, &missing) || missing.ID != "o-1" || missing.Collection != "orders" {
+		if !errors.Is(err, entity.ErrMissing) || !strings.Contains(err.Error(), "orders o-1") {
 			t.Errorf("required and missing: %v", err)
 		}
 		if _, ok, err := c.Find(ctx, "o-1"); ok || err != nil {
@@ -220,8 +219,7 @@ func TestInsertUpdateStoreDelete(t *testing.T) {
 		_, err := c.Insert(ctx, order{ID: "o-1"})
 		return err
 	})
-	var exists *entity.ExistsError
-	if !errors.Is(err, entity.ErrExists) || !errors.As(err, &exists) || exists.ID != "o-1" || !mongo.IsDuplicateKeyError(err) {
+	if !errors.Is(err, entity.ErrExists) || !strings.Contains(err.Error(), "orders o-1") || !mongo.IsDuplicateKeyError(err) {
 		t.Errorf("insert of an existing one: %v", err)
 	}
 }
@@ -276,27 +274,6 @@ func TestFieldWithTheNameOfTheVersions(t *testing.T) {
 		return just(named.Store(ctx, release{"a", "v1"}))
 	})
 	w.want("releases", `{"_id":"a","version":"v1","n":{"$numberLong":"1"}}`)
-}
-
-func TestActions(t *testing.T) {
-	t.Parallel()
-	w := setup(t)
-	c, r := w.collection(), w.recorded(entity.WithVersionField("v"))
-	w.tx(func(ctx context.Context) error {
-		return c.Apply(ctx, entity.ToInsert(order{ID: "a", Total: 1}), entity.Nothing[order](), entity.ToUpdate(order{ID: "a", Total: 2}),
-			entity.ToStore(order{ID: "b", Total: 3}), entity.ToDelete(order{ID: "a"}), entity.Action[order]{})
-	})
-	w.tx(func(ctx context.Context) error {
-		return r.Apply(ctx, entity.ToInsert(order{ID: "c"}), entity.ToDelete(order{ID: "b"}))
-	})
-	w.want("orders", `{"_id":"c","id":"c","total":{"$numberLong":"0"},"v":{"$numberLong":"1"}}`)
-	w.wantChanges("order.upserted string:c 1", "order.deleted string:b 1")
-	err := w.box.Transaction(t.Context(), func(ctx context.Context) error {
-		return c.Apply(ctx, entity.ToStore(order{ID: "d"}), entity.ToUpdate(order{ID: "x"}))
-	})
-	if !errors.Is(err, entity.ErrMissing) || len(w.stored("orders")) != 1 {
-		t.Errorf("%v; %v", err, w.stored("orders"))
-	}
 }
 
 // All changes commit and roll back with the transaction, and no change happens without one.
@@ -369,8 +346,7 @@ func TestVersionGuard(t *testing.T) {
 			t.Errorf("updated to version %d, %v", v, err)
 		}
 		_, err = c.Update(ctx, o)
-		var stale *entity.VersionError
-		if !errors.Is(err, entity.ErrStale) || !errors.As(err, &stale) || stale.Given != 1 || stale.Stored != 2 {
+		if !errors.Is(err, entity.ErrStale) || !strings.Contains(err.Error(), "version 2 is stored, version 1 was given") {
 			t.Errorf("a stale update: %v", err)
 		}
 		if err := c.DeleteEntity(ctx, o); !errors.Is(err, entity.ErrStale) {
@@ -443,47 +419,5 @@ func TestNewListsWhatIsWrong(t *testing.T) {
 	}
 	if _, err := entity.NewProjector[order, orderID](coll, "x", entity.ProjectAs(func(int) (any, error) { return nil, nil })); err == nil {
 		t.Error("a projection of another type was accepted")
-	}
-}
-
-// The handler of an entity is skipped if the entity is missing, but not if the handler itself
-// returns ErrMissing.
-func TestRequiredAndOptionalHandlers(t *testing.T) {
-	t.Parallel()
-	w := setup(t)
-	c := w.collection()
-	id := func(m *consumer.Message) (orderID, error) { return orderID(m.Key), nil }
-	ran := 0
-	required := entity.Required(c, id, func(_ context.Context, _ *consumer.Message, o order) error {
-		if ran++; o.Total != 5 {
-			t.Errorf("got %+v", o)
-		}
-		return nil
-	})
-	optional := entity.Optional(c, id, func(_ context.Context, m *consumer.Message, o *order) error {
-		if ran++; (o != nil) != (string(m.Key) == "here") {
-			t.Errorf("got %+v", o)
-		}
-		return nil
-	})
-	w.tx(func(ctx context.Context) error {
-		if _, err := c.Insert(ctx, order{ID: "here", Total: 5}); err != nil {
-			return err
-		}
-		here, away := &consumer.Message{Key: []byte("here")}, &consumer.Message{Key: []byte("away")}
-		if err := required(ctx, away); !strings.Contains(err.Error(), "discarded") || !errors.Is(err, entity.ErrMissing) || ran != 0 {
-			t.Errorf("required and missing: %v, ran %d", err, ran)
-		}
-		return errors.Join(required(ctx, here), optional(ctx, here), optional(ctx, away))
-	})
-	if ran != 3 {
-		t.Errorf("ran %d times", ran)
-	}
-	bad := errors.New("bad")
-	if err := entity.Required(c, func(*consumer.Message) (orderID, error) { return "", bad }, nil)(t.Context(), nil); !errors.Is(err, bad) {
-		t.Error(err)
-	}
-	if err := entity.Optional(c, func(*consumer.Message) (orderID, error) { return "x", nil }, nil)(t.Context(), nil); !errors.Is(err, outbox.ErrNoTransaction) {
-		t.Error(err)
 	}
 }

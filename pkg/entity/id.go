@@ -2,7 +2,6 @@ package entity
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"reflect"
 	"strconv"
@@ -17,7 +16,7 @@ type ID interface {
 	~string | ~int32 | ~int64 | uuid.UUID | bson.ObjectID
 }
 
-// Kinds of ids, as they are written in HeaderID.
+// Kinds of ids, as they are written in headerID.
 const (
 	kindUUID     = "uuid"
 	kindObjectID = "objectid"
@@ -289,6 +288,3 @@ func readVersion(doc bson.Raw, field string) (int64, error) {
 
 	return n, nil
 }
-
-// ErrNoID means that the id of an entity is the zero value.
-var ErrNoID = errors.New("entity without an id")

@@ -8,10 +8,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// DefaultVersionField is the default name of the field for the version. WithVersionField changes
-// it.
-const DefaultVersionField = "version"
-
 const (
 	defaultChunk = 500
 
@@ -35,7 +31,7 @@ type config struct {
 
 // newConfig applies the options and checks them.
 func newConfig(opts []Option) (config, error) {
-	c := config{versionField: DefaultVersionField, chunk: defaultChunk}
+	c := config{versionField: "version", chunk: defaultChunk}
 	for _, o := range opts {
 		o(&c)
 	}
@@ -63,7 +59,7 @@ func Versioned[T any](version func(*T) *int64) Option {
 }
 
 // WithVersionField sets the name of the document field that contains the version. Defaults to
-// DefaultVersionField.
+// "version".
 func WithVersionField(name string) Option { return func(c *config) { c.versionField = name } }
 
 // WithRegistry sets the registry with which T is encoded and decoded. Defaults to NewRegistry.

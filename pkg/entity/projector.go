@@ -26,8 +26,8 @@ import (
 // not restore the entity. Two changes of one entity must not be handled at the same time in
 // transactions that do not see each other. The lanes and the inbox of the consumer ensure that.
 //
-// Errors: a message that the Projector does not understand is never ignored. It returns an
-// *UnknownChangeError, which is also a consumer.ErrMalformed, for another name, another kind of
+// Errors: a message that the Projector does not understand is never ignored. It returns
+// ErrUnknownChange, which is also consumer.ErrMalformed, for another name, another kind of
 // id, a missing version, and a value that is not a T. Fields that T does not have are not copied,
 // so deploy the projector before a writer that adds a field.
 //
@@ -111,7 +111,7 @@ func NewProjectorOn[T any, I ID](v View, name string, opts ...Option) (*Projecto
 	return p, nil
 }
 
-// Handle copies one change. It returns an *UnknownChangeError, an error of ProjectAs, or an error
+// Handle copies one change. It returns ErrUnknownChange, an error of ProjectAs, or an error
 // of the View.
 func (p *Projector[T, I]) Handle(ctx context.Context, m *consumer.Message) error {
 	return p.HandleBatch(ctx, []*consumer.Message{m})
@@ -154,7 +154,11 @@ func (p *Projector[T, I]) HandleBatch(ctx context.Context, ms []*consumer.Messag
 func (p *Projector[T, I]) readState(m *consumer.Message) (State, error) {
 	unknown := func(reason string, err error) (State, error) {
 		place := fmt.Sprintf("%s/%d/%d", m.Topic, m.Partition, m.Offset)
-		return State{}, &UnknownChangeError{Message: place, ID: m.ID, Reason: reason, Err: err}
+		unknown := fmt.Errorf("message %s at %s: %w: %w: %s", m.ID, place, consumer.ErrMalformed, ErrUnknownChange, reason)
+		if err != nil {
+			unknown = fmt.Errorf("%w: %w", unknown, err)
+		}
+		return State{}, unknown
 	}
 
 	c, reason := readChange[I](m, p.name)

@@ -89,7 +89,7 @@ func NewRecordedOn[T any, I ID](
 		errs = append(errs, errors.New("the name is empty"))
 	}
 	if c.plain {
-		errs = append(errs, &RefusedError{docs.Name(), "a change and its event need a transaction: remove WithoutTransaction"})
+		errs = append(errs, fmt.Errorf("%w: a change and its event need a transaction: remove WithoutTransaction", ErrRefused))
 	}
 	if c.project != nil {
 		errs = append(errs, errors.New("ProjectAs applies to a Projector only"))
@@ -103,7 +103,7 @@ func NewRecordedOn[T any, I ID](
 	return &Recorded[T, I]{c, gone, box, name}, nil
 }
 
-// Load returns the entity with this id. If it does not exist, the error is a *NotFoundError.
+// Load returns the entity with this id. If it does not exist, the error is ErrMissing.
 func (r *Recorded[T, I]) Load(ctx context.Context, id I) (T, error) { return r.entities.Load(ctx, id) }
 
 // Find returns the entity with this id, and whether it exists.
@@ -111,15 +111,14 @@ func (r *Recorded[T, I]) Find(ctx context.Context, id I) (T, bool, error) {
 	return r.entities.Find(ctx, id)
 }
 
-// Insert adds an entity and returns its version. If an entity with this id exists, the error is an
-// *ExistsError. t is not changed.
+// Insert adds an entity and returns its version. If an entity with this id exists, the error is ErrExists. t is not changed.
 func (r *Recorded[T, I]) Insert(ctx context.Context, t T) (int64, error) {
 	return firstVersion(r.writeEntities(ctx, verbInsert, []T{t}))
 }
 
 // Update replaces an entity and returns its new version. If the entity does not exist, the error is
-// a *NotFoundError. With Versioned, the stored version must be the version of t, otherwise the
-// error is a *VersionError. t is not changed.
+// ErrMissing. With Versioned, the stored version must be the version of t, otherwise the
+// error is ErrStale. t is not changed.
 func (r *Recorded[T, I]) Update(ctx context.Context, t T) (int64, error) {
 	return firstVersion(r.writeEntities(ctx, verbUpdate, []T{t}))
 }
@@ -145,8 +144,8 @@ func (r *Recorded[T, I]) Delete(ctx context.Context, id I) (bool, error) {
 	return n > 0, err
 }
 
-// DeleteEntity removes an entity. If it does not exist, the error is a *NotFoundError. With
-// Versioned, the stored version must be the version of t, otherwise the error is a *VersionError.
+// DeleteEntity removes an entity. If it does not exist, the error is ErrMissing. With
+// Versioned, the stored version must be the version of t, otherwise the error is ErrStale.
 func (r *Recorded[T, I]) DeleteEntity(ctx context.Context, t T) error {
 	id := *r.entities.id(&t)
 	keys, err := r.distinctKeys([]I{id})
@@ -170,23 +169,21 @@ func (r *Recorded[T, I]) DeleteEntity(ctx context.Context, t T) error {
 	return r.removeEntities(ctx, []I{id}, keys, found)
 }
 
-// Apply applies the actions in their order. It stops at the first error, which contains the
-// position of the action.
-func (r *Recorded[T, I]) Apply(ctx context.Context, actions ...Action[T]) error {
-	return applyActions(ctx, r, r.entities.id, actions)
-}
+// verb is the kind of a write.
+type verb uint8
 
-// checkVersion returns a *VersionError if t has another version than the stored one.
+const (
+	verbInsert verb = iota
+	verbUpdate
+	verbStore
+)
+
+// checkVersion returns ErrStale if t has another version than the stored one.
 func (r *Recorded[T, I]) checkVersion(t T, stored int64) error {
 	if r.entities.versionPtr == nil || *r.entities.versionPtr(&t) == stored {
 		return nil
 	}
-	return &VersionError{
-		Collection: r.entities.docs.Name(),
-		ID:         formatID(*r.entities.id(&t)),
-		Given:      *r.entities.versionPtr(&t),
-		Stored:     stored,
-	}
+	return r.entities.staleError(*r.entities.id(&t), *r.entities.versionPtr(&t), stored)
 }
 
 // distinctKeys returns the ids as BSON values. It fails if an id occurs twice, because the second
@@ -202,7 +199,7 @@ func (r *Recorded[T, I]) distinctKeys(ids []I) ([]bson.RawValue, error) {
 
 		// Both changes would get the same version.
 		if _, twice := seen[mapKey(key)]; twice {
-			return nil, &RefusedError{r.entities.docs.Name(), fmt.Sprintf("%s occurs twice in one call", formatID(id))}
+			return nil, fmt.Errorf("%s: %w: %s occurs twice in one call", r.entities.docs.Name(), ErrRefused, formatID(id))
 		}
 
 		seen[mapKey(key)] = struct{}{}
@@ -276,7 +273,7 @@ func (r *Recorded[T, I]) writeEntities(ctx context.Context, v verb, ts []T) ([]i
 		stored, exists := existing[mapKey(keys[i])]
 		switch {
 		case exists && v == verbInsert:
-			return nil, &ExistsError{Collection: r.entities.docs.Name(), ID: formatID(ids[i])}
+			return nil, fmt.Errorf("%s %s: %w", r.entities.docs.Name(), formatID(ids[i]), ErrExists)
 		case !exists && v == verbUpdate:
 			return nil, r.entities.notFoundError(ids[i])
 		case v == verbUpdate:
@@ -290,7 +287,7 @@ func (r *Recorded[T, I]) writeEntities(ctx context.Context, v verb, ts []T) ([]i
 			return nil, err
 		}
 
-		events[i] = changeEvent(r.name, Upserted, ids[i], next[i], event.Document(docs[i]))
+		events[i] = changeEvent(r.name, changeUpserted, ids[i], next[i], event.Document(docs[i]))
 	}
 
 	// The outbox checks the size of the events before it sends them.
@@ -341,7 +338,7 @@ func (r *Recorded[T, I]) removeEntities(
 			payload = event.Payload{}
 		}
 
-		events = append(events, changeEvent(r.name, Deleted, ids[i], v+1, payload))
+		events = append(events, changeEvent(r.name, changeDeleted, ids[i], v+1, payload))
 		marks = append(marks, mark)
 		existing = append(existing, key)
 	}

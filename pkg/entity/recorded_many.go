@@ -2,7 +2,6 @@ package entity
 
 import (
 	"context"
-	"iter"
 	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -11,7 +10,7 @@ import (
 )
 
 // InsertMany inserts the entities in the transaction of ctx and returns their versions. It records
-// one event for each. If an id occurs twice, the error is a *RefusedError. If it fails after it has
+// one event for each. If an id occurs twice, the error is ErrRefused. If it fails after it has
 // started to write, the transaction is rollback-only. For other errors, see Insert.
 func (r *Recorded[T, I]) InsertMany(ctx context.Context, ts ...T) ([]int64, error) {
 	return r.writeMany(ctx, verbInsert, ts)
@@ -92,8 +91,8 @@ func (r *Recorded[T, I]) DeleteMany(ctx context.Context, ids ...I) (int64, error
 }
 
 // DeleteAll deletes all entities in the transaction of ctx. It records one event for each and
-// returns their number. MongoDB ends a transaction after 60 s, so use DeleteAllInChunks for more
-// than about ten thousand entities.
+// returns their number. MongoDB ends a transaction after 60 s, which is enough for about ten
+// thousand entities. Delete more of them by DeleteMany in several transactions.
 func (r *Recorded[T, I]) DeleteAll(ctx context.Context) (int64, error) {
 	var n int64
 	for {
@@ -103,24 +102,6 @@ func (r *Recorded[T, I]) DeleteAll(ctx context.Context) (int64, error) {
 		}
 		if deleted == 0 {
 			return n, nil
-		}
-
-		n += deleted
-	}
-}
-
-// DeleteAllInChunks deletes all entities with one transaction for each chunk (see WithChunk), and
-// records one event for each. It returns the number of entities that were deleted, also with an
-// error. If ctx has a transaction, everything is done in it.
-func (r *Recorded[T, I]) DeleteAllInChunks(ctx context.Context) (n int64, err error) {
-	for {
-		var deleted int64
-		err := r.entities.docs.Transaction(ctx, func(ctx context.Context) (err error) {
-			deleted, err = r.deleteChunk(ctx)
-			return err
-		})
-		if err != nil || deleted == 0 {
-			return n, err
 		}
 
 		n += deleted
@@ -142,39 +123,6 @@ func (r *Recorded[T, I]) deleteChunk(ctx context.Context) (int64, error) {
 	}
 
 	return r.DeleteMany(ctx, ids...)
-}
-
-// StoreInChunks stores the entities of seq with one transaction for each chunk (see WithChunk). It
-// returns the number of entities that were stored and recorded, also with an error. An id may occur
-// again in a later chunk, but not twice in one chunk. If ctx has a transaction, everything is done
-// in it.
-func (r *Recorded[T, I]) StoreInChunks(ctx context.Context, seq iter.Seq[T]) (n int64, err error) {
-	chunk := make([]T, 0, r.entities.chunk)
-	flush := func() error {
-		err := r.entities.docs.Transaction(ctx, func(ctx context.Context) error {
-			_, err := r.StoreMany(ctx, chunk...)
-			return err
-		})
-		if err == nil {
-			n += int64(len(chunk))
-			chunk = chunk[:0]
-		}
-		return err
-	}
-
-	for t := range seq {
-		if chunk = append(chunk, t); len(chunk) == r.entities.chunk {
-			if err := flush(); err != nil {
-				return n, err
-			}
-		}
-	}
-
-	if len(chunk) > 0 {
-		err = flush()
-	}
-
-	return n, err
 }
 
 // RecordAll appends an event "<name>.upserted" for each existing entity, with one transaction for
@@ -230,7 +178,7 @@ func (r *Recorded[T, I]) recordChunk(ctx context.Context, docs []bson.Raw) error
 			adopted = append(adopted, d)
 		}
 
-		events[i] = changeEvent(r.name, Upserted, id, v, event.Document(d))
+		events[i] = changeEvent(r.name, changeUpserted, id, v, event.Document(d))
 	}
 
 	if err := r.box.Append(ctx, events...); err != nil || len(adopted) == 0 {

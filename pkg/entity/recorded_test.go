@@ -5,8 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -212,35 +212,23 @@ func TestChunksHaveTheirOwnTransactions(t *testing.T) {
 	t.Parallel()
 	w, ctx := setup(t), t.Context()
 	r := w.recorded(entity.WithChunk(3))
-	if n, err := r.StoreInChunks(ctx, slices.Values(orders(7))); n != 7 || err != nil {
-		t.Errorf("%d stored, %v", n, err)
+	w.tx(func(ctx context.Context) error { return just(r.StoreMany(ctx, orders(7)...)) })
+	if n, err := r.RecordAll(ctx); n != 7 || err != nil {
+		t.Errorf("%d recorded, %v", n, err)
 	}
-	var bad iter.Seq[order] = func(yield func(order) bool) {
-		for _, o := range append(orders(4), order{}) {
-			if !yield(o) {
-				return
-			}
-		}
-	}
-	if n, err := r.StoreInChunks(ctx, bad); n != 3 || !errors.Is(err, entity.ErrNoID) {
-		t.Errorf("%d stored, %v", n, err)
-	}
-	if got := len(w.messages(0)); got != 10 {
+	if got := len(w.messages(0)); got != 14 {
 		t.Errorf("%d events", got)
 	}
-	if n, err := r.DeleteAllInChunks(ctx); n != 7 || err != nil {
-		t.Errorf("%d deleted, %v", n, err)
-	}
-	if got := len(w.messages(0)); got != 17 {
-		t.Errorf("%d events", got)
-	}
+
 	no := errors.New("no")
 	if err := w.box.Transaction(ctx, func(ctx context.Context) error { // joined
-		return errors.Join(just(r.StoreInChunks(ctx, slices.Values(orders(5)))), just(r.RecordAll(ctx)), no)
+		return errors.Join(just(r.RecordAll(ctx)), no)
 	}); !errors.Is(err, no) {
 		t.Error(err)
 	}
-	w.want("orders")
+	if got := len(w.messages(0)); got != 14 {
+		t.Errorf("%d events after a transaction that was rolled back", got)
+	}
 }
 
 // With two writers of one entity, every version is used once, whichever writer is first.
@@ -267,7 +255,7 @@ func TestWritersOfOneEntityCountTogether(t *testing.T) {
 	}
 	wg.Wait()
 	for i, m := range w.messages(0) {
-		v, _ := m.Header(entity.HeaderVersion)
+		v, _ := m.Header("entity-version")
 		if got, want := string(v), fmt.Sprint(i+1); got != want {
 			t.Fatalf("event %d has version %s", i+1, got)
 		}
@@ -385,14 +373,14 @@ func TestProjectorRefusesWhatItDoesNotKnow(t *testing.T) {
 	good := w.history()[0]
 	p := w.projector()
 	for name, change := range map[string]func(m *consumer.Message){
-		"another name":       func(m *consumer.Message) { m.SetHeader(entity.HeaderName, []byte("customer")) },
-		"no name":            func(m *consumer.Message) { m.DeleteHeader(entity.HeaderName) },
-		"another change":     func(m *consumer.Message) { m.SetHeader(entity.HeaderChange, []byte("truncated")) },
-		"no id":              func(m *consumer.Message) { m.DeleteHeader(entity.HeaderID) },
-		"an empty id":        func(m *consumer.Message) { m.SetHeader(entity.HeaderID, []byte("string:")) },
-		"another kind of id": func(m *consumer.Message) { m.SetHeader(entity.HeaderID, []byte("int64:5")) },
-		"no version":         func(m *consumer.Message) { m.DeleteHeader(entity.HeaderVersion) },
-		"version zero":       func(m *consumer.Message) { m.SetHeader(entity.HeaderVersion, []byte("0")) },
+		"another name":       func(m *consumer.Message) { m.SetHeader("entity-name", []byte("customer")) },
+		"no name":            func(m *consumer.Message) { m.DeleteHeader("entity-name") },
+		"another change":     func(m *consumer.Message) { m.SetHeader("entity-change", []byte("truncated")) },
+		"no id":              func(m *consumer.Message) { m.DeleteHeader("entity-id") },
+		"an empty id":        func(m *consumer.Message) { m.SetHeader("entity-id", []byte("string:")) },
+		"another kind of id": func(m *consumer.Message) { m.SetHeader("entity-id", []byte("int64:5")) },
+		"no version":         func(m *consumer.Message) { m.DeleteHeader("entity-version") },
+		"version zero":       func(m *consumer.Message) { m.SetHeader("entity-version", []byte("0")) },
 		"no value":           func(m *consumer.Message) { m.Value = nil },
 		"an empty value":     func(m *consumer.Message) { m.Value = []byte{} },
 		"no JSON":            func(m *consumer.Message) { m.Value = []byte("total") },
@@ -405,8 +393,7 @@ func TestProjectorRefusesWhatItDoesNotKnow(t *testing.T) {
 		m := good.Copy()
 		change(m)
 		err := p.Handle(t.Context(), m)
-		var unknown *entity.UnknownChangeError
-		if !errors.Is(err, entity.ErrUnknownChange) || !errors.Is(err, consumer.ErrMalformed) || !errors.As(err, &unknown) || unknown.Reason == "" || unknown.ID != m.ID {
+		if !errors.Is(err, entity.ErrUnknownChange) || !errors.Is(err, consumer.ErrMalformed) || !strings.Contains(err.Error(), m.ID) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err != nil && bytes.Contains([]byte(err.Error()), []byte("many")) {

@@ -123,7 +123,7 @@ func TestProjectorBehindAConsumer(t *testing.T) {
 
 	strange := consumer.Message{Headers: ms[1].Headers}
 	strange.SetHeader("id", []byte("strange"))
-	strange.SetHeader(entity.HeaderID, []byte("int64:5"))
+	strange.SetHeader("entity-id", []byte("int64:5"))
 	foreign := ms[1]
 	foreign.Headers = strange.Headers
 	ms = slices.Concat(ms[:2], []transport.Record{foreign}, ms[2:], ms) // and all of them again

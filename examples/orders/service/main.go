@@ -78,15 +78,22 @@ func (s *service) placeOrder(ctx context.Context, o shop.Order) (shop.Order, err
 // settleOrder returns the handler of a message that ends the payment of an order. It runs in the
 // transaction of the message, which also commits the order, the event and the mark in the inbox.
 func (s *service) settleOrder(status string, settled event.Type[shop.Order]) consumer.HandlerFunc {
-	orderOf := func(m *consumer.Message) (string, error) { return m.Aggregate.ID, nil }
-	return entity.Required(s.orders, orderOf, func(ctx context.Context, _ *consumer.Message, o shop.Order) error {
+	return func(ctx context.Context, m *consumer.Message) error {
+		o, err := s.orders.Load(ctx, m.Aggregate.ID)
+		if errors.Is(err, entity.ErrMissing) {
+			return consumer.Discard(err)
+		}
+		if err != nil {
+			return err
+		}
+
 		o.Status = status
 		if _, err := s.orders.Update(ctx, o); err != nil {
 			return err
 		}
 
 		return s.Outbox.Append(ctx, settled.New(o.ID, o))
-	})
+	}
 }
 
 // runServer serves requests until ctx ends. Then it waits up to 5 s for running requests.

@@ -24,6 +24,8 @@ const (
 	// joinGrace is how long a stop waits for the response to a join, which may take the whole
 	// RebalanceTimeout.
 	joinGrace = time.Second
+	// coordinatorGrace is how long the group may have no coordinator before that is reported.
+	coordinatorGrace = 10 * time.Second
 )
 
 // Transport joins Kafka's consumer groups. It reads committed records only. Each partition has at most one fetch in flight.
@@ -101,13 +103,15 @@ type member struct {
 
 // serveGenerations serves one generation after another.
 func (m *member) serveGenerations(ctx context.Context) error {
-	for {
+	for began := time.Now(); ; {
 		gen, err := m.cg.Next(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return nil //nolint:nilerr // the end of ctx is the normal end
 		case err != nil:
-			if !errors.Is(err, kafka.RebalanceInProgress) {
+			// A new cluster creates the topic of the offsets for its first group, which has no coordinator until then.
+			starting := errors.Is(err, kafka.GroupCoordinatorNotAvailable) && time.Since(began) < coordinatorGrace
+			if !starting && !errors.Is(err, kafka.RebalanceInProgress) {
 				m.session.Fault(fmt.Errorf("joining the group: %w", err))
 			}
 			continue
@@ -118,6 +122,7 @@ func (m *member) serveGenerations(ctx context.Context) error {
 		if err := <-done; err != nil {
 			return err
 		}
+		began = time.Now()
 	}
 }
 

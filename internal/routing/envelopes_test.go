@@ -1,0 +1,128 @@
+package routing
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+var updateEnvelopes = flag.Bool("update-envelopes", false, "write the records of docs/envelopes")
+
+// goldenEnvelope is a file of docs/envelopes: a document in Extended JSON, and its record or the reason why there is none.
+type goldenEnvelope struct {
+	Document json.RawMessage `json:"document"`
+	Record   *goldenRecord   `json:"record,omitempty"`
+	Refused  *goldenRefusal  `json:"refused,omitempty"`
+}
+
+type goldenRecord struct {
+	Topic     string   `json:"topic"`
+	Partition int32    `json:"partition"` // -1: by the key
+	Key       any      `json:"key"`
+	Value     any      `json:"value"`
+	Headers   [][2]any `json:"headers"`
+}
+
+type goldenRefusal struct {
+	Class  string `json:"class"`
+	Reason string `json:"reason"`
+}
+
+// readable returns text as a string, other bytes as {"base64": …}, and a missing value as null.
+func readable(b []byte) any {
+	if b == nil {
+		return nil
+	}
+	if utf8.Valid(b) && !strings.ContainsRune(string(b), 0) {
+		return string(b)
+	}
+	return map[string]any{"base64": base64.StdEncoding.EncodeToString(b)}
+}
+
+// docs/envelopes shows the record of each kind of document with the default configuration, and the reason why others become
+// dead letters.
+func TestEnvelopesOfTheDocumentation(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("../../docs/envelopes/*.json")
+	if err != nil || len(files) < 20 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want goldenEnvelope
+		if err := json.Unmarshal(text, &want); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+
+		got := goldenEnvelope{Document: want.Document}
+		got.Record, got.Refused = recordOf(t, want.Document)
+		now, err := json.MarshalIndent(got, "", "  ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if *updateEnvelopes {
+			if err := os.WriteFile(file, append(now, '\n'), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if diff := cmp.Diff(string(text), string(now)+"\n"); diff != "" {
+			t.Errorf("%s (-file +relay; -update-envelopes writes the file):\n%s", file, diff)
+		}
+	}
+}
+
+// recordOf returns the record of a document in Extended JSON, or the reason why there is none.
+func recordOf(t *testing.T, document []byte) (*goldenRecord, *goldenRefusal) {
+	t.Helper()
+	var doc bson.D
+	if err := bson.UnmarshalExtJSON(document, false, &doc); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := bson.Marshal(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	var v envelope.View
+	var rec record.Record
+	err = envelope.Parse(raw, &v)
+	var targets []Target
+	if err == nil {
+		router, newErr := New(Config{})
+		if newErr != nil {
+			t.Fatal(newErr)
+		}
+		targets, err = router.Route(&v, nil)
+	}
+	if err == nil {
+		err = filler(t, PresetConfig{}).Fill(&v, &meta, targets[0], &rec)
+	}
+	if refusal := (*record.Refusal)(nil); errors.As(err, &refusal) {
+		return nil, &goldenRefusal{string(refusal.Class), refusal.Reason}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	out := &goldenRecord{Topic: rec.Topic, Partition: rec.Partition, Key: readable(rec.Key), Value: readable(rec.Value)}
+	for _, h := range rec.Headers {
+		out.Headers = append(out.Headers, [2]any{string(h.Key), readable(h.Value)})
+	}
+	return out, nil
+}
