@@ -19,7 +19,11 @@ func newDeadCommand(p *program) *cobra.Command {
 		Short: "List dead letters, and requeue, edit or discard them",
 		Long: `An envelope becomes a dead letter if it cannot be sent without a change, or if it has used up its
 attempts. The relay moves it with the reason from its outbox to <collection>_dead. It stays there
-until an operator requeues or discards it.`,
+until an operator requeues or discards it.
+
+With --source handler, the commands act on the messages that handlers of consumers gave up. They
+are in the databases of the outboxes, in the collections of dead_letters.handlers. A requeue hands
+a message back to its handler through MongoDB. Other handlers and groups do not get it again.`,
 	}, newDeadListCommand(p), newDeadSummaryCommand(p), newDeadShowCommand(p), newDeadRequeueCommand(p),
 		newDeadEditCommand(p), newDeadDiscardCommand(p))
 }
@@ -42,14 +46,29 @@ func addDeadFilterFlags(c *cobra.Command, changes bool) *deadFilter {
 	flags.StringVar(&f.Type, "type", "", "only with this event `type`")
 	flags.StringVar(&f.AggregateType, "aggregate-type", "", "only with this aggregate `type`")
 	flags.StringVar(&f.Key, "key", "", "only with this ordering `key`")
-	flags.StringVar(&f.Class, "class", "", "only with this error `class`: "+strings.Join(admin.Classes(), ", "))
+	flags.StringVar(&f.Class, "class", "", "only with this error `class`: "+strings.Join(admin.Classes(), ", ")+
+		"; with --source handler: "+strings.Join(admin.HandlerClasses(), ", "))
 	flags.StringVar(&f.Message, "message", "", "only if the reason begins with exactly this `text`")
-	flags.StringVar(&f.Source, "source", "", "who gave up: relay or handler")
+	addSourceFlags(c, &f.Source, &f.Group, &f.Handler)
 
 	if changes {
 		flags.BoolVar(&f.All, "all", false, "all dead letters; required without another condition")
 	}
 	return f
+}
+
+// addSourceFlags adds the flags that select letters by who gave up.
+func addSourceFlags(c *cobra.Command, source, group, handler *string) {
+	flags := c.Flags()
+	flags.StringVar(source, "source", admin.FromRelay, "who gave up: relay, or handler of a consumer")
+	flags.StringVar(group, "group", "", "with --source handler: only of this consumer `group`")
+	flags.StringVar(handler, "handler", "", "with --source handler: only of the handler with this `name`")
+}
+
+// addToFlag adds the flag that names the handlers that get requeued messages.
+func addToFlag(c *cobra.Command, o *admin.DeadOptions) {
+	c.Flags().StringSliceVar(&o.Handlers, "to", nil,
+		"with --source handler: the `handlers` of the group that get the messages; default: the handler that gave up")
 }
 
 // addStateFlag adds the flag that selects letters by whether they were requeued.
@@ -93,6 +112,10 @@ func newDeadListCommand(p *program) *cobra.Command {
 }
 
 func printDead(w io.Writer, page admin.DeadPage) error {
+	if len(page.Letters) > 0 && page.Letters[0].Source.Kind == admin.FromHandler {
+		return printHandlerLetters(w, page)
+	}
+
 	head := "DIED\tID\tDELIVERY\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON"
 	addRow := func(l admin.DeadLetter, row func(...any)) {
 		requeued := "no"
@@ -103,6 +126,28 @@ func printDead(w io.Writer, page admin.DeadPage) error {
 			requeued, truncate(l.Reason, 100))
 	}
 	return writePage(w, "no dead letter matches", head, page.Letters, page.Total, "dead letter", page.Next, addRow)
+}
+
+// printHandlerLetters is printDead for letters of handlers.
+func printHandlerLetters(w io.Writer, page admin.DeadPage) error {
+	head := "DIED\tID\tDELIVERY\tGROUP\tHANDLER\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON"
+	addRow := func(l admin.DeadLetter, row func(...any)) {
+		row(l.DiedAt.Local().Format(time.DateTime), l.ID, l.Delivery, l.Source.Group, l.Source.Handler, l.Type,
+			truncate(l.Key, 40), l.Topic, l.Class, requeueState(l), truncate(l.Reason, 100))
+	}
+	return writePage(w, "no dead letter matches", head, page.Letters, page.Total, "dead letter", page.Next, addRow)
+}
+
+// requeueState describes whether a letter of a handler was requeued.
+func requeueState(l admin.DeadLetter) string {
+	switch {
+	case l.Replayed == nil:
+		return "no"
+	case l.Waiting:
+		return "waiting"
+	default:
+		return "done"
+	}
 }
 
 // truncate shortens s to n characters for a table.
@@ -116,7 +161,7 @@ func truncate(s string, n int) string {
 func newDeadSummaryCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "summary [ID...]",
-		Short: "Count dead letters by topic, type and class",
+		Short: "Count dead letters by topic, type and class, or by group, handler, type and class",
 	}
 
 	a, f := p.addReadFlags(c), addDeadFilterFlags(c, false)
@@ -140,6 +185,14 @@ type deadGroups struct {
 }
 
 func printDeadGroups(w io.Writer, all deadGroups) error {
+	if len(all.Groups) > 0 && all.Groups[0].ConsumerGroup != "" {
+		head := "COUNT\tNOT REQUEUED\tGROUP\tHANDLER\tTYPE\tCLASS\tFIRST\tLAST"
+		return writeList(w, "", head, all.Groups, func(g admin.DeadGroup, row func(...any)) {
+			row(formatThousands(g.Count), formatThousands(g.Replayable), g.ConsumerGroup, g.Handler, g.Type, g.Class,
+				g.First.Local().Format(time.DateTime), g.Last.Local().Format(time.DateTime))
+		})
+	}
+
 	head := "COUNT\tNOT REQUEUED\tTOPIC\tTYPE\tCLASS\tFIRST\tLAST"
 	return writeList(w, "no dead letter matches", head, all.Groups, func(g admin.DeadGroup, row func(...any)) {
 		row(formatThousands(g.Count), formatThousands(g.Replayable), g.Topic, g.Type, g.Class,
@@ -153,6 +206,7 @@ func addDeadRefFlags(c *cobra.Command) *admin.DeadRef {
 	c.Flags().StringVar(&r.Collection, "collection", "",
 		"the `outbox`, as database.collection; default: the outbox of the watcher that has the letter")
 	c.Flags().IntVar(&r.Delivery, "delivery", -1, "which delivery; default: the latest one that died")
+	addSourceFlags(c, &r.Source, &r.Group, &r.Handler)
 	return r
 }
 
@@ -184,11 +238,15 @@ func newDeadRequeueCommand(p *program) *cobra.Command {
 stream. Each is sent as the next delivery of the same envelope, and its attempts start again from 0.
 Letters that were requeued before are left out. If a requeue was interrupted, start it again.
 
+With --source handler, put the messages of the letters into the queue of their handlers, before
+the messages of the same key that wait there. A letter without a handler needs --to.
+
 A letter that cannot be sent without a change stays and is listed: edit it. In that case the exit
 code is 1.`,
 	}
 
 	a, f := p.addChangeFlags(c), addDeadFilterFlags(c, true)
+	addToFlag(c, &o)
 	c.Flags().BoolVar(&o.IgnoreExpiry, "ignore-expiry", false, "also requeue expired envelopes; they do not expire again")
 	c.RunE = func(c *cobra.Command, ids []string) error {
 		if err := f.parseArgs(ids); err != nil {
@@ -198,7 +256,11 @@ code is 1.`,
 		o.DryRun = a.dryRun
 		f.RequeueStatus = "replayable"
 		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			n, err := a.countAndConfirm(ctx, op, f, "requeue %s; consumers get the same ids again")
+			question := "requeue %s; consumers get the same ids again"
+			if f.Source == admin.FromHandler {
+				question = "requeue %s; only their handlers get them again"
+			}
+			n, err := a.countAndConfirm(ctx, op, f, question)
 			if err != nil {
 				return err
 			}

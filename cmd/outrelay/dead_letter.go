@@ -43,7 +43,9 @@ func printDeadLetter(w io.Writer, l admin.DeadLetter) error {
 	if l.ReplayOf != "" {
 		printField("replay of", "%s", l.ReplayOf)
 	}
-	if r := l.Replayed; r != nil {
+	if r := l.Replayed; r != nil && l.Source.Kind == admin.FromHandler {
+		printField("requeued", "by %s at %s: %s", r.Actor, r.At.Local().Format(time.DateTime), requeueState(l))
+	} else if r != nil {
 		printField("requeued", "by %s at %s as delivery %d", r.Actor, r.At.Local().Format(time.DateTime), r.Delivery)
 		if len(r.Edited) > 0 {
 			printField("edited", "%s", strings.Join(r.Edited, ", "))
@@ -166,7 +168,10 @@ func newDeadEditCommand(p *program) *cobra.Command {
 		Short: "Change the envelope of one dead letter and deliver it again",
 		Long: `Change the envelope of one dead letter and put it back into its outbox as the next delivery. The
 letter keeps the original envelope. The command can also complete a letter that has only an id: set
-aggregatetype, aggregateid, type and a payload. The result is checked before anything is written.`,
+aggregatetype, aggregateid, type and a payload. The result is checked before anything is written.
+
+With --source handler, change the key, the headers or the payload of a message and hand it back to
+its handler. The bytes of the new payload are those of the file, so --payload-as can only be null.`,
 		Example: `  outrelay dead edit 0190b3c2-… --version 0 --topic payments.v2
   outrelay dead edit 0190b3c2-… --version 0 --payload order.json --unset contenttype
   outrelay dead edit 0190b3c2-… --version 0 --field aggregatetype=order --field aggregateid=7 --type OrderPlaced --payload - --payload-as json`,
@@ -174,6 +179,7 @@ aggregatetype, aggregateid, type and a payload. The result is checked before any
 	}
 
 	a, ref, e := p.addChangeFlags(c), addDeadRefFlags(c), addDeadEditFlags(c)
+	addToFlag(c, &o)
 	c.Flags().BoolVar(&o.IgnoreExpiry, "ignore-expiry", false, "also requeue an expired envelope; it does not expire again")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		edit, err := e.parseEdit(c, p.in)

@@ -47,6 +47,7 @@ func newStorageCountsCommand(p *program) *cobra.Command {
 						{"scheduled", n.Scheduled},
 						{"dead letters that were not requeued", n.Dead},
 						{"all dead letters", n.DeadAll},
+						{"dead letters of handlers that were not requeued", n.HandlerDead},
 						{"inbox marks of handled messages", n.InboxHandled},
 						{"claimed messages", n.InboxClaimed},
 						{"sagas", n.Sagas},

@@ -28,14 +28,16 @@ type DeadFilter struct {
 	Type          string    `query:"type" json:"type,omitempty" maxLength:"255"`
 	AggregateType string    `query:"aggregate_type" json:"aggregate_type,omitempty" maxLength:"255"`
 	Key           string    `query:"key" json:"key,omitempty" maxLength:"4096" doc:"The ordering key."`
-	Class         string    `query:"class" json:"class,omitempty" enum:"malformed,message_too_large,not_allowed,partition_out_of_range,expired,record_refused,attempts_exhausted,handler"`
+	Class         string    `query:"class" json:"class,omitempty" enum:"malformed,message_too_large,not_allowed,partition_out_of_range,expired,record_refused,attempts_exhausted,handler,rejected,timeout,panic,unknown,database"`
 	Message       string    `query:"message" json:"message,omitempty" maxLength:"1024" doc:"Prefix of the reason."`
-	Source        string    `query:"source" json:"source,omitempty" enum:"relay,handler"`
+	Source        string    `query:"source" json:"source,omitempty" enum:"relay,handler" doc:"Who gave up: the relay (default), or handlers of consumers. With handler, ids are those of messages, and collection is that of the letters."`
+	Group         string    `query:"group" json:"group,omitempty" maxLength:"255" doc:"With source handler: the consumer group."`
+	Handler       string    `query:"handler" json:"handler,omitempty" maxLength:"255" doc:"With source handler: the name of the handler."`
 	RequeueStatus string    `query:"stand" json:"stand,omitempty" enum:"any,replayable,replayed"`
 	All           bool      `json:"all,omitempty" doc:"Select everything if there is no condition."`
 }
 
-// Classes returns the classes that a dead letter may have.
+// Classes returns the classes that a dead letter of the relay may have.
 func Classes() []string {
 	return []string{
 		string(record.Malformed),
@@ -45,7 +47,6 @@ func Classes() []string {
 		string(record.Expired),
 		string(record.RecordRefused),
 		string(record.AttemptsExhausted),
-		string(record.Handler),
 	}
 }
 
@@ -53,23 +54,13 @@ func Classes() []string {
 func (f DeadFilter) toQuery() (deadletter.Query, error) {
 	q := deadletter.Query{
 		From: f.From, To: f.To, Topic: f.Topic, Type: f.Type, AggregateType: f.AggregateType, Key: f.Key,
-		Class: record.Class(f.Class), Message: f.Message, SourceKind: f.Source, All: f.All,
+		Class: record.Class(f.Class), Message: f.Message, All: f.All,
 	}
 	if f.RequeueStatus != "any" {
 		q.RequeueStatus = deadletter.RequeueStatus(f.RequeueStatus)
 	}
 
-	var errs []error
-	checkValue := func(name, value string, allowed ...string) {
-		if value != "" && !slices.Contains(allowed, value) {
-			errs = append(errs, fmt.Errorf("%s %q is none of %s", name, value, strings.Join(allowed, ", ")))
-		}
-	}
-	checkValue("class", f.Class, Classes()...)
-	checkValue("source", f.Source, deadletter.FromRelay, deadletter.FromHandler)
-	checkValue("stand", f.RequeueStatus, "any", string(deadletter.Replayable), string(deadletter.Requeued))
-
-	errs = append(errs, checkWindow(f.From, f.To))
+	errs := []error{f.checkValues(Classes())}
 	for _, text := range f.IDs {
 		ids, err := parseIDValues(text)
 		if err != nil {
@@ -78,6 +69,24 @@ func (f DeadFilter) toQuery() (deadletter.Query, error) {
 		q.IDs = append(q.IDs, ids...)
 	}
 	return q, errors.Join(errs...)
+}
+
+// checkValues returns an error if a value is none of those that exist, or if the window is empty.
+func (f DeadFilter) checkValues(classes []string) error {
+	var errs []error
+	checkValue := func(name, value string, allowed ...string) {
+		if value != "" && !slices.Contains(allowed, value) {
+			errs = append(errs, fmt.Errorf("%s %q is none of %s", name, value, strings.Join(allowed, ", ")))
+		}
+	}
+	checkValue("class", f.Class, classes...)
+	checkValue("source", f.Source, FromRelay, FromHandler)
+	checkValue("stand", f.RequeueStatus, "any", string(deadletter.Replayable), string(deadletter.Requeued))
+
+	if f.Source != FromHandler && f.Group+f.Handler != "" {
+		errs = append(errs, errors.New("group and handler need source handler"))
+	}
+	return errors.Join(append(errs, checkWindow(f.From, f.To))...)
 }
 
 // auditFields returns the filter for the events log, with at most 100 ids.
@@ -91,6 +100,8 @@ func (f DeadFilter) auditFields() bson.D {
 		{Key: "class", Value: f.Class},
 		{Key: "message", Value: f.Message},
 		{Key: "source", Value: f.Source},
+		{Key: "group", Value: f.Group},
+		{Key: "handler", Value: f.Handler},
 		{Key: "stand", Value: f.RequeueStatus},
 		{Key: "from", Value: f.From},
 		{Key: "to", Value: f.To},
@@ -144,8 +155,11 @@ func parseIDs(text string) []event.ID {
 	return ids
 }
 
-// Letters are the dead letters of a watcher.
+// Letters are the dead letters of a watcher, and those of handlers. [DeadFilter.Source] and [DeadRef.Source] select.
 type Letters struct{ op Operator }
+
+// ofHandlers returns the letters of handlers.
+func (l Letters) ofHandlers() handlerLetters { return handlerLetters(l) }
 
 // resolveFilter returns the outboxes and the query of a filter.
 func (l Letters) resolveFilter(ctx context.Context, f DeadFilter) ([]string, deadletter.Query, error) {
@@ -167,6 +181,10 @@ type DeadPage struct {
 // List returns a page of dead letters. limit defaults to 100. after is Next of the previous
 // page.
 func (l Letters) List(ctx context.Context, f DeadFilter, limit int, after string) (DeadPage, error) {
+	if f.Source == FromHandler {
+		return l.ofHandlers().list(ctx, f, limit, after)
+	}
+
 	page := DeadPage{Letters: []DeadLetter{}}
 	namespaces, q, err := l.resolveFilter(ctx, f)
 	if err != nil {
@@ -186,6 +204,10 @@ func (l Letters) List(ctx context.Context, f DeadFilter, limit int, after string
 
 // Count returns the number of matching dead letters.
 func (l Letters) Count(ctx context.Context, f DeadFilter) (int64, error) {
+	if f.Source == FromHandler {
+		return l.ofHandlers().count(ctx, f)
+	}
+
 	namespaces, q, err := l.resolveFilter(ctx, f)
 	if err != nil {
 		return 0, err
@@ -193,17 +215,48 @@ func (l Letters) Count(ctx context.Context, f DeadFilter) (int64, error) {
 	return deadletter.Count(ctx, l.op.State.Client(), namespaces, q)
 }
 
-// DeadGroup summarizes the letters with the same topic, type and class.
-type DeadGroup = deadletter.Group
+// DeadGroup summarizes letters of the relay with the same topic, type and class, or letters of handlers with the same group,
+// handler, type and class.
+type DeadGroup struct {
+	Topic         string    `json:"topic,omitempty"`
+	ConsumerGroup string    `json:"group,omitempty"`
+	Handler       string    `json:"handler,omitempty"`
+	Type          string    `json:"type"`
+	Class         string    `json:"class"`
+	Count         int64     `json:"count"`
+	Replayable    int64     `json:"replayable"` // letters of Count that are not requeued
+	First         time.Time `json:"first"`      // when the oldest letter died
+	Last          time.Time `json:"last"`       // when the newest letter died
+}
 
-// Summary counts the matching letters by topic, type and class. The largest group comes first.
+// Summary counts the matching letters in groups. The largest group comes first.
 func (l Letters) Summary(ctx context.Context, f DeadFilter) ([]DeadGroup, error) {
+	if f.Source == FromHandler {
+		return l.ofHandlers().summary(ctx, f)
+	}
+
 	namespaces, q, err := l.resolveFilter(ctx, f)
 	if err != nil {
 		return nil, err
 	}
 
-	return deadletter.Summarize(ctx, l.op.State.Client(), namespaces, q)
+	list, err := deadletter.Summarize(ctx, l.op.State.Client(), namespaces, q)
+	if err != nil {
+		return nil, err
+	}
+	groups := make([]DeadGroup, len(list))
+	for i, g := range list {
+		groups[i] = DeadGroup{
+			Topic:      g.Topic,
+			Type:       g.Type,
+			Class:      string(g.Class),
+			Count:      g.Count,
+			Replayable: g.Replayable,
+			First:      g.First,
+			Last:       g.Last,
+		}
+	}
+	return groups, nil
 }
 
 // DeadRef identifies one letter.
@@ -211,19 +264,21 @@ type DeadRef struct {
 	Collection string `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
 	ID         string `query:"id" required:"true" minLength:"1" maxLength:"4096" doc:"Of the envelope, as in the header id."`
 	Delivery   int    `query:"delivery" minimum:"-1" maximum:"2147483647" default:"-1" doc:"The delivery that died; -1 selects the latest one."`
+	Source     string `query:"source" enum:"relay,handler" doc:"Who gave up: the relay (default), or a handler of a consumer."`
+	Group      string `query:"group" maxLength:"255" doc:"With source handler: the consumer group."`
+	Handler    string `query:"handler" maxLength:"255" doc:"With source handler: the name of the handler."`
 }
 
 // Show returns one letter with its envelope, in which the rules of [Operator.Redact] hide values. The
 // payload, and fields that do not belong to an envelope, are included only if payload is true. Show
 // then writes an entry to the events log first, and returns an error if that fails.
 func (l Letters) Show(ctx context.Context, ref DeadRef, payload bool) (DeadLetter, error) {
-	d, err := l.findLetter(ctx, ref)
+	letter, envelope, err := l.open(ctx, ref)
 	if err != nil {
 		return DeadLetter{}, err
 	}
 
-	letter := newDeadLetter(&d)
-	letter.Envelope = l.op.Redact.redactEnvelope(envelopeJSON(d.Envelope, payload), payload)
+	letter.Envelope = l.op.Redact.redactEnvelope(envelopeJSON(envelope, payload), payload)
 	if !payload {
 		return letter, nil
 	}
@@ -237,6 +292,15 @@ func (l Letters) Show(ctx context.Context, ref DeadRef, payload bool) (DeadLette
 		return DeadLetter{}, fmt.Errorf("the payload is not shown, because the events log cannot be written: %w", err)
 	}
 	return letter, nil
+}
+
+// open returns one letter and its envelope.
+func (l Letters) open(ctx context.Context, ref DeadRef) (DeadLetter, bson.Raw, error) {
+	if ref.Source == FromHandler {
+		return l.ofHandlers().show(ctx, ref)
+	}
+	d, err := l.findLetter(ctx, ref)
+	return newDeadLetter(&d), d.Envelope, err
 }
 
 // findLetter returns the letter that ref identifies. It returns an error if letters of two
@@ -281,8 +345,8 @@ func (l Letters) findLetter(ctx context.Context, ref DeadRef) (deadletter.Dead, 
 	return deadletter.Open(ctx, l.op.State.Client().Database(db), found.ID)
 }
 
-// Empty reports whether the filter has no condition except Stand and Collection.
+// Empty reports whether the filter has no condition except Stand, Source and Collection.
 func (f DeadFilter) Empty() bool {
 	return len(f.IDs) == 0 && f.From.IsZero() && f.To.IsZero() && f.Topic == "" && f.Type == "" && f.AggregateType == "" &&
-		f.Key == "" && f.Class == "" && f.Message == "" && f.Source == ""
+		f.Key == "" && f.Class == "" && f.Message == "" && f.Group == "" && f.Handler == ""
 }

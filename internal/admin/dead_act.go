@@ -20,7 +20,16 @@ const (
 )
 
 // DeadOptions are the options of a requeue.
-type DeadOptions = deadletter.Options
+type DeadOptions struct {
+	IgnoreExpiry bool     // of letters of the relay: also requeue expired envelopes, without their expiry
+	Handlers     []string // of letters of handlers: the handlers that get the messages, instead of those that gave up
+	DryRun       bool     // write nothing
+}
+
+// ofRelay returns the options for letters of the relay.
+func (o DeadOptions) ofRelay() deadletter.Options {
+	return deadletter.Options{IgnoreExpiry: o.IgnoreExpiry, DryRun: o.DryRun}
+}
 
 // DeadOutcome counts the effects of a requeue, or with DryRun the expected effects.
 type DeadOutcome struct {
@@ -61,6 +70,9 @@ func (l Letters) Requeue(
 	if f.RequeueStatus == string(deadletter.Requeued) {
 		return out, errors.New("requeued letters cannot be requeued again; use outrelay replay to send sent events again")
 	}
+	if f.Source == FromHandler {
+		return l.ofHandlers().requeue(ctx, f, opts, did)
+	}
 	f.RequeueStatus = string(deadletter.Replayable)
 	namespaces, q, err := l.resolveFilter(ctx, f)
 	if err != nil {
@@ -79,7 +91,7 @@ func (l Letters) Requeue(
 	for _, ns := range namespaces {
 		before := out.Requeued + out.Refused
 		var outcome deadletter.Outcome
-		outcome, err = desk.Requeue(ctx, ns, q, opts, func(p deadletter.Outcome) {
+		outcome, err = desk.Requeue(ctx, ns, q, opts.ofRelay(), func(p deadletter.Outcome) {
 			if did != nil {
 				did(before + p.Requeued + p.Refused)
 			}
@@ -122,6 +134,9 @@ func (l Letters) Edit(ctx context.Context, ref DeadRef, e DeadEdit, opts DeadOpt
 	if err := l.op.Redact.checkEdit(e); err != nil {
 		return DeadEdited{}, err
 	}
+	if ref.Source == FromHandler {
+		return l.ofHandlers().edit(ctx, ref, e, opts)
+	}
 	d, err := l.findLetter(ctx, ref)
 	if err != nil {
 		return DeadEdited{}, err
@@ -139,7 +154,7 @@ func (l Letters) Edit(ctx context.Context, ref DeadRef, e DeadEdit, opts DeadOpt
 		Died:       d.ID.Delivery,
 		Edited:     edit.Fields(),
 	}
-	out.Delivery, err = desk.EditAndRequeue(ctx, d.ID, edit, opts)
+	out.Delivery, err = desk.EditAndRequeue(ctx, d.ID, edit, opts.ofRelay())
 	if err != nil || opts.DryRun {
 		return out, err
 	}
@@ -164,6 +179,9 @@ type DeadDiscarded struct {
 // Discard removes every matching letter permanently. If did is not nil, Discard calls it
 // with the number of removed letters.
 func (l Letters) Discard(ctx context.Context, f DeadFilter, dryRun bool, did func(int64)) (DeadDiscarded, error) {
+	if f.Source == FromHandler {
+		return l.ofHandlers().discard(ctx, f, dryRun, did)
+	}
 	out := DeadDiscarded{DryRun: dryRun}
 	namespaces, q, err := l.resolveFilter(ctx, f)
 	if err != nil {
@@ -178,13 +196,8 @@ func (l Letters) Discard(ctx context.Context, f DeadFilter, dryRun bool, did fun
 		return out, err
 	}
 
-	// Logged before the first removal. Otherwise a discard that crashes would leave no entry.
-	err = l.op.logAction(ctx, deadDiscarding, bson.D{
-		{Key: "matched", Value: out.Matched},
-		{Key: "query", Value: f.auditFields()},
-	})
-	if err != nil {
-		return out, fmt.Errorf("nothing was discarded: %w", err)
+	if err := l.op.logDiscarding(ctx, f, out.Matched); err != nil {
+		return out, err
 	}
 
 	desk := deadletter.NewDesk(l.op.State, l.op.Watcher, l.op.Actor)
@@ -203,8 +216,25 @@ func (l Letters) Discard(ctx context.Context, f DeadFilter, dryRun bool, did fun
 			break
 		}
 	}
-	return out, l.op.logOutcome(ctx, deadDiscarded, bson.D{
-		{Key: "discarded", Value: out.Discarded},
+	return out, l.op.logDiscarded(ctx, f, out.Discarded, err)
+}
+
+// logDiscarding must be called before the first removal. Otherwise a discard that crashes would leave no entry.
+func (o Operator) logDiscarding(ctx context.Context, f DeadFilter, matched int64) error {
+	err := o.logAction(ctx, deadDiscarding, bson.D{
+		{Key: "matched", Value: matched},
+		{Key: "query", Value: f.auditFields()},
+	})
+	if err != nil {
+		return fmt.Errorf("nothing was discarded: %w", err)
+	}
+	return nil
+}
+
+// logDiscarded logs the end of a discard, which returned err.
+func (o Operator) logDiscarded(ctx context.Context, f DeadFilter, discarded int64, err error) error {
+	return o.logOutcome(ctx, deadDiscarded, bson.D{
+		{Key: "discarded", Value: discarded},
 		{Key: "query", Value: f.auditFields()},
 	}, err)
 }

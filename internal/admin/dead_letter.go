@@ -32,6 +32,7 @@ type DeadLetter struct {
 	DiedAt        time.Time            `json:"died_at"`
 	ReplayOf      string               `json:"replay_of,omitempty"`
 	Replayed      *deadletter.Replayed `json:"replayed,omitempty"`
+	Waiting       bool                 `json:"waiting,omitempty"` // the handler has not finished the requeued message
 	// Envelope is relaxed Extended JSON. Only DeadShow sets it.
 	Envelope json.RawMessage `json:"envelope,omitempty"`
 }

@@ -58,7 +58,7 @@ func Explain(err error) (kind Failure, hint string) {
 	case is(ErrUnboundedReplay):
 		return FailInvalid, "give from, or ids"
 
-	case errors.As(err, &conflict):
+	case errors.As(err, &conflict), is(errVersion):
 		return FailChanged, "read the letter again and edit that version"
 
 	case is(ErrUnconfirmed):
@@ -68,7 +68,7 @@ func Explain(err error) (kind Failure, hint string) {
 	case is(ErrOtherNode):
 		return FailConflict, "name a node that runs the watcher; outrelay nodes lists them"
 	case errors.As(err, &refused), errors.As(err, &replayed), errors.As(err, &claimed),
-		is(ErrInUse, ErrNodeAlive, ErrOlderNodes, ErrReplayMoved, ErrReplayStalled):
+		is(errRequeued, ErrInUse, ErrNodeAlive, ErrOlderNodes, ErrReplayMoved, ErrReplayStalled):
 		return FailConflict, ""
 
 	case is(ErrUnavailable, ErrReplaysFull):

@@ -18,6 +18,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/health"
+	"github.com/outrelay/outrelay/internal/letterparts"
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 
@@ -40,6 +41,9 @@ const (
 	// maxPendingCounted bounds the count of pending envelopes in a collection. Without the bound, a
 	// backlog would be read completely for each count, by a server that is busy with the backlog.
 	maxPendingCounted = 10_000
+
+	// maxLettersCounted bounds the count of dead letters of handlers in a collection, with the requeued ones.
+	maxLettersCounted = 100_000
 )
 
 // figures are the values of the overview that have to be counted.
@@ -360,11 +364,11 @@ func (c *figureCount) countOutbox(
 	return n, topics, err
 }
 
-// countServices counts the inboxes and sagas in the databases of the outboxes.
+// countServices counts the inboxes, sagas and dead letters of handlers in the databases of the outboxes.
 func (c *figureCount) countServices(ctx context.Context, databases []string) error {
 	counts := &c.figures.counts
 	for _, name := range databases[:min(len(databases), maxServiceDatabases)] {
-		found, err := findServices(ctx, c.op.database(name))
+		found, err := c.op.findServices(ctx, name)
 		if err != nil {
 			return err
 		}
@@ -376,6 +380,16 @@ func (c *figureCount) countServices(ctx context.Context, databases []string) err
 			}
 			counts.InboxHandled += n.Handled
 			counts.InboxClaimed += n.Claimed
+		}
+
+		for _, coll := range found.letters {
+			series, err := letterparts.CountSeries(ctx, c.op.database(name), coll, maxLettersCounted)
+			if err != nil {
+				return err
+			}
+			for _, one := range series {
+				counts.HandlerDead += one.Dead
+			}
 		}
 
 		if found.sagas {

@@ -38,7 +38,7 @@ func (i Inboxes) List(ctx context.Context) ([]InboxCounts, error) {
 	}
 
 	for _, name := range databases {
-		found, err := findServices(ctx, i.op.database(name))
+		found, err := i.op.findServices(ctx, name)
 		if err != nil {
 			return inboxes, err
 		}
@@ -122,7 +122,7 @@ func (i Inboxes) openInbox(ctx context.Context, database, collection string) (*m
 		collection = inbox.DefaultCollection
 	}
 
-	found, err := findServices(ctx, i.op.database(database))
+	found, err := i.op.findServices(ctx, database)
 	if err != nil {
 		return nil, "", err
 	}

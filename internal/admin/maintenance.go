@@ -14,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/setaside"
 )
 
 func formatInt(n int64) string { return strconv.FormatInt(n, 10) }
@@ -45,6 +46,7 @@ const (
 	ClearEnvelopes = "envelopes"
 	ClearDead      = "dead"
 	ClearInbox     = "inbox"
+	ClearHandlers  = "handler_dead"
 	ClearSagas     = "sagas"
 	ClearEvents    = "events"
 	ClearReplays   = "replays"
@@ -52,12 +54,12 @@ const (
 
 // Clearable returns the names of everything that can be cleared.
 func Clearable() []string {
-	return []string{ClearEnvelopes, ClearDead, ClearInbox, ClearSagas, ClearEvents, ClearReplays}
+	return []string{ClearEnvelopes, ClearDead, ClearInbox, ClearHandlers, ClearSagas, ClearEvents, ClearReplays}
 }
 
 // ClearOrder requests that collections are emptied.
 type ClearOrder struct {
-	What       []string `json:"what" minItems:"1" maxItems:"10" enum:"envelopes,dead,inbox,sagas,events,replays"` // nothing else is cleared
+	What       []string `json:"what" minItems:"1" maxItems:"10" enum:"envelopes,dead,inbox,handler_dead,sagas,events,replays"` // nothing else is cleared
 	Collection string   `json:"collection,omitempty" maxLength:"255" doc:"Only this outbox, and the services of its database."`
 	Confirm    string   `json:"confirm,omitempty" maxLength:"200"` // must equal [ClearPhrase]
 	Force      bool     `json:"force,omitempty" doc:"Also while a relay works for the watcher."`
@@ -241,14 +243,14 @@ func (c *clearing) findCollections(ctx context.Context) ([]ClearedCollection, er
 	return list, nil
 }
 
-// findServiceCollections calls add for the collections of inboxes and sagas in db that the order
+// findServiceCollections calls add for the collections of inboxes, sagas and letters of handlers in db that the order
 // names.
 func (c *clearing) findServiceCollections(ctx context.Context, db string, add func(what, ns string)) error {
-	if !c.names(ClearInbox) && !c.names(ClearSagas) {
+	if !c.names(ClearInbox) && !c.names(ClearSagas) && !c.names(ClearHandlers) {
 		return nil
 	}
 
-	found, err := findServices(ctx, c.op.database(db))
+	found, err := c.op.findServices(ctx, db)
 	if err != nil {
 		return err
 	}
@@ -257,6 +259,15 @@ func (c *clearing) findServiceCollections(ctx context.Context, db string, add fu
 			for _, suffix := range []string{"", offsetsSuffix, "_claims"} {
 				add(ClearInbox, db+"."+name+suffix)
 			}
+		}
+		if len(found.inboxes) > 0 {
+			add(ClearInbox, db+"."+setaside.DefaultCollection)
+		}
+	}
+
+	if c.names(ClearHandlers) {
+		for _, name := range found.letters {
+			add(ClearHandlers, db+"."+name)
 		}
 	}
 

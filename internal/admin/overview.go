@@ -34,6 +34,7 @@ type Counts struct {
 	Scheduled    int64 `json:"scheduled"`
 	Dead         int64 `json:"dead"`          // letters that are not requeued
 	DeadAll      int64 `json:"dead_all"`      // all letters
+	HandlerDead  int64 `json:"handler_dead"`  // letters of handlers that are not requeued
 	InboxHandled int64 `json:"inbox_handled"` // marks, from the collections' metadata
 	InboxClaimed int64 `json:"inbox_claimed"`
 	Sagas        int64 `json:"sagas"`

@@ -38,7 +38,7 @@ func (s Sagas) Types(ctx context.Context) ([]SagaType, error) {
 	}
 
 	for _, name := range databases {
-		found, err := findServices(ctx, s.op.database(name))
+		found, err := s.op.findServices(ctx, name)
 		if err != nil {
 			return types, err
 		}

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/sagas"
@@ -20,27 +19,33 @@ const offsetsSuffix = "_offsets"
 type serviceCollections struct {
 	sagas   bool
 	inboxes []string // names of the collections with marks
+	letters []string // names of the collections with dead letters of handlers
 }
 
-// findServices finds inboxes and sagas by the names of a database's collections. It costs one
+// findServices finds inboxes, sagas and dead letters of handlers by the names of a database's collections. It costs one
 // command, which reads only the catalog.
-func findServices(ctx context.Context, db *mongo.Database) (serviceCollections, error) {
+func (o Operator) findServices(ctx context.Context, database string) (serviceCollections, error) {
 	var found serviceCollections
+	db := o.database(database)
 	filter := bson.D{{Key: "$or", Value: bson.A{
 		bson.D{{Key: "name", Value: sagas.TypesCollection}},
+		bson.D{{Key: "name", Value: bson.D{{Key: "$in", Value: slices.Concat([]string{""}, o.HandlerLetters)}}}},
 		bson.D{{Key: "name", Value: bson.Regex{Pattern: offsetsSuffix + "$"}}},
 	}}}
 	authorized := options.ListCollections().SetAuthorizedCollections(true)
 	names, err := db.ListCollectionNames(ctx, filter, authorized)
 	if err != nil {
-		return found, wrapError("listing collections of "+db.Name(), err)
+		return found, wrapError("listing collections of "+database, err)
 	}
 
 	slices.Sort(names)
 	for _, n := range names {
-		if n == sagas.TypesCollection {
+		switch base, isOffsets := strings.CutSuffix(n, offsetsSuffix); {
+		case n == sagas.TypesCollection:
 			found.sagas = true
-		} else if base := strings.TrimSuffix(n, offsetsSuffix); base != "" {
+		case slices.Contains(o.HandlerLetters, n):
+			found.letters = append(found.letters, n)
+		case isOffsets && base != "":
 			found.inboxes = append(found.inboxes, base)
 		}
 	}

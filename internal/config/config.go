@@ -266,11 +266,14 @@ type Purge struct {
 	TTL time.Duration `yaml:"ttl"`
 }
 
-// DeadLetters configures the removal of dead letters.
+// DeadLetters configures the dead letters.
 type DeadLetters struct {
 	// Expire removes dead letters this long after their last failure. 0 keeps them until an operator
 	// decides. Defaults to 0.
 	Expire time.Duration `yaml:"expire"`
+	// Handlers names the collections with the dead letters of handlers, in the databases of the outboxes:
+	// deadletter.WithCollection of the consumers. Defaults to inbox_dead.
+	Handlers []string `yaml:"handlers"`
 }
 
 // Retry limits the attempts for an envelope whose record Kafka rejects. An outage does not use up attempts.
@@ -439,6 +442,7 @@ func Default() Config {
 		LostHistory: resume.SweepLostHistory,
 		Invalidate:  resume.ResumeAfterInvalidate,
 		Expired:     "dead",
+		DeadLetters: DeadLetters{Handlers: []string{"inbox_dead"}},
 		Limits:      Limits{Memory: 32 * MiB, Envelope: 900 * KiB, Tickets: 200_000},
 		HTTP:        HTTP{Listen: "127.0.0.1:9464", Readiness: 30 * time.Second},
 		OTel:        OTel{SamplePercent: 100, SpansPerSecond: 1000, MetricsInterval: 30 * time.Second},

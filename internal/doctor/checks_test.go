@@ -120,6 +120,7 @@ func rights() map[resource][]string {
 	return map[resource][]string{
 		{db: "shop", coll: "outbox"}:      append(slices.Clone(write), "changeStream", "listIndexes"),
 		{db: "shop", coll: "outbox_dead"}: append(slices.Clone(write), "listIndexes"),
+		{db: "shop", coll: "inbox_dead"}:  {"find"},
 		{db: "shop"}:                      {"listCollections"},
 		{db: "outrelay"}:                  append(slices.Clone(write), "changeStream"),
 		{cluster: true}:                   {"serverStatus", "replSetGetConfig", "getParameter"},
@@ -169,6 +170,7 @@ func privilegesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 			"listIndexes": {"outbox.indexes": Warn},
 		},
 		{db: "shop", coll: "outbox_dead"}: {"find": {dead: Fail}, "insert": {dead: Fail}, "update": {dead: Fail}, "remove": {dead: Fail}, "listIndexes": {dead: Warn}},
+		{db: "shop", coll: "inbox_dead"}:  {"find": {dead: Warn}},
 		{db: "shop"}:                      {"listCollections": {outbox: Warn}},
 		{db: "outrelay"}: {
 			"find":   {state: Fail, "outbox.claims": Warn, "watcher": Warn},

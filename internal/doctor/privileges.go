@@ -290,8 +290,18 @@ func (x privilegeChecks) checkDeadPrivileges(context.Context) finding {
 		needed = append(needed, privilege{on, readWrite})
 		wanted = append(wanted, privilege{on, expiry})
 	}
+	return x.checkPrivileges(needed, append(wanted, x.handlerLetterPrivileges()...))
+}
 
-	return x.checkPrivileges(needed, wanted)
+// handlerLetterPrivileges returns the privileges on the dead letters of handlers.
+func (x privilegeChecks) handlerLetterPrivileges() (wanted []privilege) {
+	var r Role
+	m := roleMaker{cfg: x.cfg}
+	m.cfg.Watch = x.watchedCollections()
+	for _, p := range m.addHandlerLetters(r).Privileges {
+		wanted = append(wanted, privilege{resource{db: *p.Resource.DB, coll: *p.Resource.Collection}, p.Actions})
+	}
+	return wanted
 }
 
 // stateCollections are the collections of the state database.

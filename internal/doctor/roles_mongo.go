@@ -9,7 +9,6 @@ import (
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/sagas"
 	"github.com/outrelay/outrelay/internal/setaside"
-	handlerletters "github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
 type roleMaker struct {
@@ -101,6 +100,16 @@ func (m *roleMaker) listCollections(optional string) (out []Privilege) {
 	return out
 }
 
+// onHandlerLetters returns privileges on the dead letters of handlers.
+func (m *roleMaker) onHandlerLetters(optional, why string, actions ...string) (out []Privilege) {
+	for _, db := range m.databaseNames() {
+		for _, coll := range m.cfg.DeadLetters.Handlers {
+			out = append(out, Privilege{Resource: resourceOf(db, coll), Actions: actions, Why: why, Optional: optional})
+		}
+	}
+	return out
+}
+
 func clusterPrivilege(optional, why string, actions ...string) Privilege {
 	return Privilege{Resource: Resource{Cluster: true}, Actions: actions, Why: why, Optional: optional}
 }
@@ -136,7 +145,25 @@ func (m *roleMaker) relayRole() Role {
 		p.Optional = "without it missing indexes are not noticed, and documents do not expire"
 		r.Privileges = append(r.Privileges, p)
 	}
+	return m.addHandlerLetters(r)
+}
 
+// addHandlerLetters adds the privileges of the relay on the dead letters of handlers. With http.admin, people act by its user.
+func (m *roleMaker) addHandlerLetters(r Role) Role {
+	if m.cfg.HTTP.Admin == nil {
+		r.Privileges = append(r.Privileges,
+			m.onHandlerLetters("without it the dead letters of handlers are not counted", "the dead letters of handlers are counted", "find")...)
+		return r
+	}
+	const optional = "without it the page and the API do not show the dead letters of handlers, or cannot requeue them"
+	r.Privileges = append(r.Privileges,
+		m.onHandlerLetters(optional, "the dead letters of handlers are shown, requeued and discarded", "find", "update", "remove")...)
+	for _, db := range m.databaseNames() {
+		r.Privileges = append(r.Privileges, Privilege{
+			Resource: resourceOf(db, setaside.DefaultCollection), Actions: []string{"find", "insert", "update"},
+			Why: "their messages go back to the handlers", Optional: optional,
+		})
+	}
 	return r
 }
 
@@ -188,8 +215,11 @@ func (m *roleMaker) consumerRole() Role {
 		}
 
 		r.Privileges = addPrivileges(r.Privileges,
-			Privilege{Resource: resourceOf(db, handlerletters.DefaultCollection), Actions: slices.Concat(readWrite, schema, []string{"collMod"}), Why: "messages that could not be handled"},
 			Privilege{Resource: resourceOf(db, setaside.DefaultCollection), Actions: slices.Concat(readWrite, schema), Why: "messages that wait for a retry"})
+		for _, coll := range m.cfg.DeadLetters.Handlers {
+			r.Privileges = addPrivileges(r.Privileges,
+				Privilege{Resource: resourceOf(db, coll), Actions: slices.Concat(readWrite, schema, []string{"collMod"}), Why: "messages that could not be handled"})
+		}
 		for _, coll := range append(slices.Clone(m.who.Sagas), sagas.TypesCollection) {
 			if len(m.who.Sagas) > 0 {
 				r.Privileges = addPrivileges(r.Privileges,
@@ -211,6 +241,13 @@ func (m *roleMaker) operatorRole() Role {
 	r.Privileges = addPrivileges(r.Privileges,
 		m.onOutboxes(deadletter.Collection, "dead letters are shown, edited, requeued and discarded", readWrite...)...)
 	r.Privileges = addPrivileges(r.Privileges,
+		m.onHandlerLetters("", "dead letters of handlers are shown, requeued and discarded", "find", "update", "remove")...)
+	for _, db := range m.databaseNames() {
+		r.Privileges = addPrivileges(r.Privileges, Privilege{
+			Resource: resourceOf(db, setaside.DefaultCollection), Actions: []string{"find", "insert", "update"}, Why: "their messages go back to the handlers",
+		})
+	}
+	r.Privileges = addPrivileges(r.Privileges,
 		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: readWrite, Why: "pause, pin and recover are written there, and each action is noted"})
 	r.Privileges = addPrivileges(r.Privileges, m.listCollections("")...)
 	r.Privileges = addPrivileges(r.Privileges,
@@ -224,6 +261,12 @@ func (m *roleMaker) readerRole() Role {
 		m.onOutboxes(sameName, "what waits is counted and shown; payloads can be read with it", "find", "listIndexes")...)
 	r.Privileges = addPrivileges(r.Privileges,
 		m.onOutboxes(deadletter.Collection, "likewise", "find", "listIndexes")...)
+	r.Privileges = addPrivileges(r.Privileges, m.onHandlerLetters("", "likewise, for the dead letters of handlers", "find")...)
+	for _, db := range m.databaseNames() {
+		r.Privileges = addPrivileges(r.Privileges, Privilege{
+			Resource: resourceOf(db, setaside.DefaultCollection), Actions: []string{"find"}, Why: "whether a requeued message still waits",
+		})
+	}
 	r.Privileges = addPrivileges(r.Privileges,
 		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: []string{"find", "listIndexes"}, Why: "status is there"})
 	r.Privileges = addPrivileges(r.Privileges, m.listCollections("")...)

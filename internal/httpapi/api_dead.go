@@ -44,7 +44,8 @@ type DeadAction struct {
 	Scope
 	Body struct {
 		Filter       admin.DeadFilter `json:"filter"`
-		IgnoreExpiry bool             `json:"ignore_expiry,omitempty" doc:"For a requeue: also expired envelopes."`
+		IgnoreExpiry bool             `json:"ignore_expiry,omitempty" doc:"For a requeue of letters of the relay: also expired envelopes."`
+		Handlers     []string         `json:"handlers,omitempty" maxItems:"100" doc:"For a requeue of letters of handlers: the handlers that get the messages. Default: the handler that gave up."`
 		Preview
 	}
 }
@@ -85,7 +86,7 @@ func (a *api) addDead() {
 			return op.Letters().List(ctx, in.Body.Filter, in.Body.Limit, in.Body.After)
 		}, forViewers)
 
-	addQuery(a, "/dead/summary", "summarize-dead", "Count dead letters by topic, type and class, largest group first",
+	addQuery(a, "/dead/summary", "summarize-dead", "Count dead letters by topic, type and class, or by group, handler, type and class; largest group first",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			admin.DeadFilter
@@ -97,7 +98,7 @@ func (a *api) addDead() {
 
 	a.addLetter()
 
-	addAction(a, "/dead/requeue", "requeue-dead", "Put letters back into their outbox, as the next delivery of the same envelope",
+	addAction(a, "/dead/requeue", "requeue-dead", "Put letters back into their outbox, or hand them back to their handlers, as the next delivery",
 		func(ctx context.Context, op admin.Operator, in *DeadAction) (admin.DeadOutcome, error) {
 			f := in.Body.Filter
 			replayable := f
@@ -105,7 +106,7 @@ func (a *api) addDead() {
 			if err := in.checkExpected(ctx, op, replayable); err != nil {
 				return admin.DeadOutcome{}, err
 			}
-			opts := admin.DeadOptions{IgnoreExpiry: in.Body.IgnoreExpiry, DryRun: in.Body.DryRun}
+			opts := admin.DeadOptions{IgnoreExpiry: in.Body.IgnoreExpiry, Handlers: in.Body.Handlers, DryRun: in.Body.DryRun}
 			return op.Letters().Requeue(ctx, f, opts, nil)
 		})
 
@@ -128,6 +129,7 @@ type EditBody struct {
 	Fields        map[string]string `json:"fields,omitempty" doc:"Other fields by their name in the envelope."`
 	Unset         []string          `json:"unset,omitempty" maxItems:"100" doc:"Fields to remove."`
 	IgnoreExpiry  bool              `json:"ignore_expiry,omitempty"`
+	Handlers      []string          `json:"handlers,omitempty" maxItems:"100" doc:"For a letter of a handler: the handlers that get the message. Default: the handler that gave up."`
 	DryRun        bool              `json:"dry_run,omitempty"`
 }
 
@@ -212,7 +214,7 @@ func (a *api) addLetter() {
 			if err != nil {
 				return admin.DeadEdited{}, err
 			}
-			opts := admin.DeadOptions{IgnoreExpiry: in.Body.IgnoreExpiry, DryRun: in.Body.DryRun}
+			opts := admin.DeadOptions{IgnoreExpiry: in.Body.IgnoreExpiry, Handlers: in.Body.Handlers, DryRun: in.Body.DryRun}
 			return op.Letters().Edit(ctx, in.DeadRef, e, opts)
 		}), func(op *huma.Operation) {
 			op.Errors = append(op.Errors, http.StatusPreconditionFailed, http.StatusPreconditionRequired)

@@ -101,7 +101,11 @@ func (s *letterStore) Find(
 		t.scanRows(s.rows, func(_ string, v any) {
 			l := v.(*deadletter.Letter)
 			if isSelected(&q, l) && (after == nil || order(after, l) < 0) {
-				list = append(list, copyLetter(l))
+				c := copyLetter(l)
+				if q.NoValues {
+					c.Value = nil
+				}
+				list = append(list, c)
 			}
 		})
 		return nil

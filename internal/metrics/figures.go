@@ -21,6 +21,7 @@ type Figures struct {
 	Overdue     *prometheus.GaugeVec // {collection}: seconds since the first overdue envelope was due; 0 if none is
 	DeadLetters *prometheus.GaugeVec // {collection}
 	Inbox       *prometheus.GaugeVec // {collection}: marks of handled messages, and claims
+	Handlers    *prometheus.GaugeVec // {group, handler, class}: dead letters of handlers that nobody has requeued
 	Indexes     *prometheus.GaugeVec // {collection}: missing declared indexes
 	Nodes       *prometheus.GaugeVec // {state}: alive or stale
 	Age         *Live                // seconds since the last count
@@ -52,6 +53,8 @@ func (b builder) newFigures() Figures {
 			"Dead letters in the collection, requeued ones too, by its metadata.", "collection"),
 		Inbox: b.newGaugeVec("inbox_entries",
 			"Markers, claims and watermarks of the inbox, by the collection's metadata.", "collection"),
+		Handlers: b.newGaugeVec("handler_letters",
+			"Messages that handlers gave up and nobody has requeued, up to the limit.", "group", "handler", "class"),
 		Indexes: b.newGaugeVec("missing_indexes",
 			"Declared indexes that the collection does not have; looked at every few minutes.", "collection"),
 
@@ -126,5 +129,27 @@ func (f *Figures) SetCollections(list []Collection) {
 		if c.HasInbox {
 			f.Inbox.WithLabelValues(name).Add(float64(c.Inbox))
 		}
+	}
+}
+
+// maxSeries is how many handlers and classes have series of their own.
+const maxSeries = 100
+
+// HandlerLetters counts the dead letters of a handler with the same class.
+type HandlerLetters struct {
+	Group, Handler, Class string
+	Dead                  int64
+}
+
+// SetHandlerLetters replaces the counts of the letters of handlers. It adds up those beyond [maxSeries].
+func (f *Figures) SetHandlerLetters(list []HandlerLetters) {
+	showMu.Lock()
+	defer showMu.Unlock()
+	f.Handlers.Reset()
+	for i, h := range list {
+		if i >= maxSeries {
+			h.Group, h.Handler, h.Class = OtherTopics, OtherTopics, OtherTopics
+		}
+		f.Handlers.WithLabelValues(h.Group, h.Handler, h.Class).Add(float64(h.Dead))
 	}
 }

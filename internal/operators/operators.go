@@ -86,12 +86,15 @@ func NewOperator(cfg config.Config, version string, state *mongo.Database) (admi
 	}
 
 	return admin.New(admin.Operator{
-		State:    state,
-		Watcher:  cfg.Watcher,
-		Node:     cfg.Node,
-		Version:  version,
-		Router:   router,
-		Redact:   redact,
+		State:   state,
+		Watcher: cfg.Watcher,
+		Node:    cfg.Node,
+		Version: version,
+		Router:  router,
+		Redact:  redact,
+
+		HandlerLetters: cfg.DeadLetters.Handlers,
+
 		Outboxes: connect.Outboxes(cfg, state.Client()),
 		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
 			return connect.CompactedTopics(ctx, cfg, topics)

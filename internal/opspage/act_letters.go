@@ -7,9 +7,10 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-// deadOptions returns the options of a requeue. The box "late" also selects expired events.
+// deadOptions returns the options of a requeue. The box "late" also selects expired events. The field "to" names the handlers
+// that get the messages.
 func (c *call) deadOptions(dryRun bool) admin.DeadOptions {
-	return admin.DeadOptions{DryRun: dryRun, IgnoreExpiry: c.isSet("late")}
+	return admin.DeadOptions{DryRun: dryRun, IgnoreExpiry: c.isSet("late"), Handlers: strings.Fields(c.value("to"))}
 }
 
 func planRequeue(c *call) (preview, error) {
@@ -28,6 +29,10 @@ func planRequeue(c *call) (preview, error) {
 		Lines:   []string{countVerb(out.Matched-out.Refused, "letter") + " given back to the outbox and sent at once."},
 		Undo: "It cannot be taken back: the events are sent again, each as the next delivery of the same event. " +
 			"The letters stay in the list as requeued.",
+	}
+	if f.Source == admin.FromHandler {
+		p.Lines[0] = countVerb(out.Matched-out.Refused, "message") + " handed back to the handlers at once."
+		p.Undo = "It cannot be taken back: the handlers get the messages again. The letters stay in the list as requeued."
 	}
 	if out.Refused > 0 {
 		p.Lines = append(p.Lines, countVerb(out.Refused, "letter")+" not deliverable in this form and left alone:")
@@ -52,6 +57,9 @@ func runRequeue(c *call) (notice, error) {
 		Text:  countNoun(out.Requeued, "letter") + " requeued",
 		Final: "The events are being sent; that is not taken back. The list shows the letters as requeued.",
 	}
+	if f.Source == admin.FromHandler {
+		n.Final = "Their handlers take the messages within a few seconds, if they run. The list shows which ones wait."
+	}
 	if out.Refused > 0 {
 		n.Text += ", " + formatNumber(out.Refused) + " refused"
 		for _, w := range out.Why {
@@ -75,6 +83,10 @@ func planDiscard(c *call) (preview, error) {
 		Lines:   []string{countVerb(out.Matched, "letter") + " removed for good."},
 		Undo: "It cannot be taken back: the letters and their payloads are gone, and the events were never delivered. " +
 			"Download them first if they may be needed.",
+	}
+	if f.Source == admin.FromHandler {
+		p.Undo = "It cannot be taken back: the letters and their messages are gone, and the handlers do not get them. " +
+			"Download them first if they may be needed."
 	}
 	if f.All && f.Empty() {
 		p.Lines = append(p.Lines, "No filter is set: this includes every letter of the selected state.")
@@ -115,6 +127,9 @@ func (c *call) parseEdit() (admin.DeadRef, admin.DeadEdit, error) {
 
 	e := admin.DeadEdit{Version: int32(version), Fields: map[string]string{}}
 	for _, f := range editable {
+		if !c.q.Has("set." + f.Name) {
+			continue
+		}
 		old, value := c.q.Get("was."+f.Name), strings.TrimSpace(c.q.Get("set."+f.Name))
 		switch {
 		case old == value:
@@ -157,6 +172,10 @@ func planEdit(c *call) (preview, error) {
 	if len(out.Edited) > 0 {
 		changed = strings.Join(out.Edited, ", ")
 	}
+	if ref.Source == admin.FromHandler {
+		return newPreview("It cannot be taken back. The letter stays in the list as requeued, with its original message.",
+			"Message "+ref.ID+" goes back to its handler at once.", "Changed: "+changed+"."), err
+	}
 	return newPreview("It cannot be taken back: the event is sent again as delivery "+strconv.Itoa(int(out.Delivery))+
 		". The letter stays in the list as requeued, with its original envelope.",
 		"Event "+ref.ID+" goes back to "+out.Collection+" and is sent at once.", "Changed: "+changed+"."), err
@@ -173,5 +192,10 @@ func runEdit(c *call) (notice, error) {
 	if len(out.Edited) > 0 {
 		text += "; changed: " + strings.Join(out.Edited, ", ")
 	}
-	return notice{Text: text + ".", Final: "It is being sent; that is not taken back."}, err
+	final := "It is being sent; that is not taken back."
+	if ref.Source == admin.FromHandler {
+		text = strings.Replace(text, "Event", "Message", 1)
+		final = "Its handler takes it within a few seconds, if it runs."
+	}
+	return notice{Text: text + ".", Final: final}, err
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -17,6 +18,8 @@ type dead struct {
 	Groups []admin.DeadGroup
 	Empty  bool // the filter has no condition
 	Stand  string
+
+	OfHandlers bool
 }
 
 // lettersPerPage is the default size of a page. It is small, because people read it on phones.
@@ -31,7 +34,7 @@ func showDead(c *call) (any, error) {
 		return nil, err
 	}
 
-	d := dead{Empty: f.Empty(), Stand: f.RequeueStatus}
+	d := dead{Empty: f.Empty(), Stand: f.RequeueStatus, OfHandlers: f.Source == admin.FromHandler}
 	limit := cmp.Or(c.pageLimit(), lettersPerPage)
 	if d.DeadPage, err = c.use.Letters.List(c.ctx, f, limit, c.value("after")); err != nil {
 		return nil, err
@@ -57,6 +60,9 @@ type field struct {
 	Name, Label, Value string
 }
 
+// editableMessage are the fields of the form for a letter of a handler.
+var editableMessage = []field{{Name: "key", Label: "Key"}}
+
 // editable are the fields of the form. An edit keeps all other fields.
 var editable = []field{
 	{Name: "type", Label: "Type"},
@@ -71,7 +77,10 @@ var editable = []field{
 }
 
 func (c *call) parseLetterRef() (admin.DeadRef, error) {
-	ref := admin.DeadRef{Collection: c.value("collection"), ID: c.q.Get("id"), Delivery: -1}
+	ref := admin.DeadRef{
+		Collection: c.value("collection"), ID: c.q.Get("id"), Delivery: -1,
+		Source: c.value("source"), Group: c.value("group"), Handler: c.value("handler"),
+	}
 	if text := c.value("delivery"); text != "" {
 		n, err := strconv.ParseInt(text, 10, 32)
 		if err != nil {
@@ -97,7 +106,11 @@ func showLetter(c *call) (any, error) {
 	}
 
 	// If the envelope cannot be expressed as JSON, the fields of the form are empty.
-	d := letter{DeadLetter: got, Shown: withPayload, Fields: append([]field{}, editable...)}
+	fields := editable
+	if ref.Source == admin.FromHandler {
+		fields = editableMessage
+	}
+	d := letter{DeadLetter: got, Shown: withPayload, Fields: slices.Clone(fields)}
 	var envelope map[string]json.RawMessage
 	if json.Unmarshal(got.Envelope, &envelope) != nil {
 		return d, nil
@@ -158,7 +171,10 @@ func (p *page) download(w http.ResponseWriter, r *http.Request, c *call) {
 	for n := 0; ; {
 		for _, l := range page.Letters {
 			if withPayload {
-				ref := admin.DeadRef{Collection: l.Collection, ID: l.ID, Delivery: int(l.Delivery)}
+				ref := admin.DeadRef{
+					Collection: l.Collection, ID: l.ID, Delivery: int(l.Delivery),
+					Source: f.Source, Group: l.Source.Group, Handler: l.Source.Handler,
+				}
 				l, err = c.use.Letters.Show(c.ctx, ref, true)
 				abortOn(err)
 			}

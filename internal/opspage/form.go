@@ -124,6 +124,8 @@ func (c *call) parseDeadFilter() (f admin.DeadFilter, err error) {
 		Class:         c.value("class"),
 		Message:       c.q.Get("message"),
 		Source:        c.value("source"),
+		Group:         c.value("group"),
+		Handler:       c.value("handler"),
 		RequeueStatus: c.value("stand"),
 	}
 	if f.RequeueStatus == "" {

@@ -91,11 +91,16 @@ func (v *view) Operator() bool { return v.Caller.Operator() }
 // loadTemplates returns the templates by name, each with the layout and the shared parts.
 func loadTemplates(a *assets) map[string]*template.Template {
 	funcs := template.FuncMap{
-		"ago":       formatAgo,
-		"asset":     a.link,
-		"at":        formatTime,
-		"bytes":     formatBytes,
-		"classes":   admin.Classes,
+		"ago":   formatAgo,
+		"asset": a.link,
+		"at":    formatTime,
+		"bytes": formatBytes,
+		"classes": func(ofHandlers bool) []string {
+			if ofHandlers {
+				return admin.HandlerClasses()
+			}
+			return admin.Classes()
+		},
 		"clearable": admin.Clearable,
 		"clock":     func(t time.Time) string { return t.UTC().Format("15:04:05Z") },
 		"deref":     func(f *float64) float64 { return *f },

@@ -2,6 +2,7 @@ package process
 
 import (
 	"context"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/health"
+	"github.com/outrelay/outrelay/internal/letterparts"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
@@ -88,6 +90,7 @@ func (f *figures) countOnce(ctx context.Context, now time.Time) {
 		f.countedAt.Store(0)
 		f.indexesCheckedAt = time.Time{}
 		f.relay.metrics.Figures.SetCollections(nil)
+		f.relay.metrics.Figures.SetHandlerLetters(nil)
 		f.judge = new(health.Evaluator)
 		f.relay.metrics.Figures.Health.SetCurrent(string(health.OK))
 		f.relay.shared.State.SetReport(nil)
@@ -95,6 +98,9 @@ func (f *figures) countOnce(ctx context.Context, now time.Time) {
 	}
 
 	list, err := f.countCollections(ctx, active)
+	if err == nil {
+		err = f.countHandlerLetters(ctx, list)
+	}
 	if ctx.Err() != nil {
 		return
 	}
@@ -198,6 +204,34 @@ func (f *figures) countCollections(ctx context.Context, active []*term.Runner) (
 		list = append(list, c)
 	}
 	return list, failed
+}
+
+// countHandlerLetters updates the metric of the dead letters of handlers, in the databases of the collections.
+func (f *figures) countHandlerLetters(ctx context.Context, list []metrics.Collection) error {
+	ctx, cancel := context.WithTimeout(ctx, figuresTimeout)
+	defer cancel()
+
+	var all []metrics.HandlerLetters
+	databases := map[string]bool{}
+	for _, c := range list {
+		name, _, _ := strings.Cut(c.Name, ".")
+		if databases[name] {
+			continue
+		}
+		databases[name] = true
+
+		for _, coll := range f.relay.cfg.DeadLetters.Handlers {
+			series, err := letterparts.CountSeries(ctx, f.relay.shared.Mongo.State.Database(name), coll, figuresLimit)
+			if err = ignoreUnauthorized(err); err != nil {
+				return err
+			}
+			for _, s := range series {
+				all = append(all, metrics.HandlerLetters(s))
+			}
+		}
+	}
+	f.relay.metrics.Figures.SetHandlerLetters(all)
+	return nil
 }
 
 // countCollection counts one collection into c. It skips documents that the user may not read: the

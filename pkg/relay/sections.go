@@ -256,11 +256,14 @@ type Purge struct {
 	TTL time.Duration `yaml:"ttl"`
 }
 
-// DeadLetters configures the removal of dead letters.
+// DeadLetters configures the dead letters.
 type DeadLetters struct {
 	// Expire removes dead letters this long after their last failure. -1 keeps them until an operator
 	// decides. Defaults to none.
 	Expire time.Duration `yaml:"expire"`
+	// Handlers names the collections with the dead letters of handlers, in the databases of the outboxes:
+	// deadletter.WithCollection of the consumers. Defaults to inbox_dead.
+	Handlers []string `yaml:"handlers"`
 }
 
 // Retry limits the attempts for an envelope whose record Kafka rejects. An outage does not use up attempts.

@@ -15,6 +15,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/outrelay/outrelay/internal/letterparts"
 	"github.com/outrelay/outrelay/internal/schema"
 	"github.com/outrelay/outrelay/internal/transaction"
 )
@@ -50,6 +51,7 @@ func (c *collection) EnsureIndexes(ctx context.Context) error {
 		{Keys: bson.D{{Key: "givenUpAt", Value: -1}, {Key: "_id", Value: 1}}},
 		{Keys: bson.D{{Key: "class", Value: 1}, {Key: "givenUpAt", Value: -1}}},
 		{Keys: bson.D{{Key: "_id.message", Value: 1}}},
+		{Keys: bson.D{{Key: "series", Value: 1}, {Key: "requeued.at", Value: 1}}},
 	}
 
 	err := schema.Change(ctx, c.coll, func(ctx context.Context) error {
@@ -107,9 +109,17 @@ func (l *Letter) countChunks() int {
 	return (l.Size + chunkBytes - 1) / chunkBytes
 }
 
+// storedLetter is the document of a letter. A chunk has no series.
+type storedLetter struct {
+	Letter `bson:",inline"`
+	// Series is of letterparts.SeriesOf. An index of it serves the counts alone, which the server cannot do with parts of the
+	// _id.
+	Series string `bson:"series"`
+}
+
 // Put stores l. The chunks are stored before the letter, so that a letter is never without its value.
 func (c *collection) Put(ctx context.Context, l *Letter) error {
-	stored := *l
+	stored := storedLetter{*l, letterparts.SeriesOf(l.ID.Group, l.ID.Handler, l.Class)}
 	if l.countRecordBytes() > maxInline {
 		stored.Value = nil
 		for n := range stored.countChunks() {
@@ -197,7 +207,11 @@ func (c *collection) Find(ctx context.Context, q Query, after *Letter, oldestFir
 	}
 
 	order := bson.D{{Key: "givenUpAt", Value: direction}, {Key: "_id", Value: -direction}}
-	cur, err := c.coll.Find(ctx, filter, options.Find().SetSort(order).SetLimit(int64(limit)))
+	opts := options.Find().SetSort(order).SetLimit(int64(limit))
+	if q.NoValues {
+		opts.SetProjection(bson.D{{Key: "value", Value: 0}})
+	}
+	cur, err := c.coll.Find(ctx, filter, opts)
 	if err != nil {
 		return nil, fmt.Errorf("listing dead letters of %s: %w", c.coll.Name(), err)
 	}

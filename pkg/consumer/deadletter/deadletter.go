@@ -24,8 +24,6 @@ var (
 	ErrNotFound = errors.New("deadletter: no such letter")
 	// ErrEmptyQuery reports that the query of a requeue or a discard has no condition and does not set All.
 	ErrEmptyQuery = errors.New("deadletter: the query selects every letter: give it a condition, or set All")
-	// ErrRefused reports that a letter cannot be requeued as it is. The error says how to change that.
-	ErrRefused = errors.New("deadletter: the letter cannot be requeued")
 )
 
 // DefaultCollection is the default name of the collection of letters.
@@ -49,7 +47,8 @@ type store interface {
 	// Get reads one letter, whole. It returns ErrNotFound if there is none.
 	Get(ctx context.Context, id ID) (Letter, error)
 	// Find returns the first letters that q selects: the latest, or the oldest. If after is not nil, they follow the place of
-	// its ID and GivenUpAt. Find may leave out large values, and ignores q.After.
+	// its ID and GivenUpAt. Find may leave out large values, leaves out all with
+	// q.NoValues, and ignores q.After.
 	Find(ctx context.Context, q Query, after *Letter, oldestFirst bool, limit int) ([]Letter, error)
 	// Count counts the letters that q selects.
 	Count(ctx context.Context, q Query) (int64, error)
@@ -206,6 +205,7 @@ func (d *Desk) Discard(ctx context.Context, q Query) (int64, error) {
 	if q.isEmpty() && !q.All {
 		return 0, ErrEmptyQuery
 	}
+	q.NoValues = true
 
 	var n int64
 	for {

@@ -132,3 +132,9 @@ func (g *graveyard) countHandedBack(handler string) int {
 	}
 	return n
 }
+
+// isRefused reports whether err has a refused letter.
+func isRefused(err error) bool {
+	_, ok := errors.AsType[*deadletter.RefusedError](err)
+	return ok
+}

@@ -20,6 +20,8 @@ type Query struct {
 	From, Before time.Time // given up at From or later, and before Before
 	Requeued     *bool     // nil: both
 
+	// NoValues leaves out the values of the letters, so that a list costs little. Only All uses it.
+	NoValues bool
 	// After begins a list after the letter with this Cursor. Only All uses it.
 	After string
 	// All lets Requeue and Discard act on every letter if there is no condition.

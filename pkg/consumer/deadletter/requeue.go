@@ -24,6 +24,21 @@ type Requeue struct {
 	Edit func(l *Letter) error
 }
 
+// RefusedError reports a letter that cannot be requeued as it is.
+type RefusedError struct {
+	ID     ID
+	Reason string // with the fix
+	More   int64  // the number of further letters that the same call refused
+}
+
+func (e *RefusedError) Error() string {
+	text := fmt.Sprintf("deadletter: letter %s cannot be requeued: %s", e.ID, e.Reason)
+	if e.More > 0 {
+		text += fmt.Sprintf("; %d more", e.More)
+	}
+	return text
+}
+
 // maxRefused bounds the refused letters that an error of Requeue lists.
 const maxRefused = 20
 
@@ -36,7 +51,7 @@ const maxRefused = 20
 // Requeued.Waiting shows them.
 //
 // A letter and its message change in one transaction. Letters that cannot be requeued stay, and the others go on: the error
-// then joins one ErrRefused for each of the first 20. Requeue returns ErrEmptyQuery if q has no condition and does not set
+// then joins a *RefusedError for each of the first 20. Requeue returns ErrEmptyQuery if q has no condition and does not set
 // All. If it is interrupted, the same call does the rest.
 func (d *Desk) Requeue(ctx context.Context, q Query, r Requeue) (int64, error) {
 	if q.isEmpty() && !q.All {
@@ -44,19 +59,23 @@ func (d *Desk) Requeue(ctx context.Context, q Query, r Requeue) (int64, error) {
 	}
 
 	notRequeued := false
-	q.Requeued = &notRequeued
+	q.Requeued, q.NoValues = &notRequeued, false
 	var n int64
 	var refused []error
+	var last *RefusedError
 	for l, err := range d.iterate(ctx, q, true) {
-		if err != nil {
-			return n, errors.Join(append(refused, err)...)
+		requeued := false
+		if err == nil {
+			requeued, err = d.requeueLetter(ctx, l, r)
 		}
 
-		requeued, err := d.requeueLetter(ctx, l, r)
+		r, isRefused := errors.AsType[*RefusedError](err)
 		switch {
-		case errors.Is(err, ErrRefused) && len(refused) < maxRefused:
-			refused = append(refused, err)
-		case errors.Is(err, ErrRefused):
+		case isRefused && len(refused) < maxRefused:
+			last = r
+			refused = append(refused, r)
+		case isRefused:
+			last.More++
 		case err != nil:
 			return n, errors.Join(append(refused, err)...)
 		case requeued:
@@ -73,7 +92,7 @@ func (d *Desk) requeueLetter(ctx context.Context, l Letter, r Requeue) (bool, er
 		handlers = []string{l.ID.Handler}
 	}
 	if len(handlers) == 0 {
-		return false, fmt.Errorf("%w: %s: no handler took it: name the handler that gets it", ErrRefused, l.ID)
+		return false, &RefusedError{ID: l.ID, Reason: "no handler took it: name the handler that gets it"}
 	}
 
 	// A list leaves out large values.
@@ -95,7 +114,7 @@ func (d *Desk) requeueLetter(ctx context.Context, l Letter, r Requeue) (bool, er
 	for _, h := range handlers {
 		m := newWaiting(&l, h)
 		if err := m.CheckSize(); err != nil {
-			return false, fmt.Errorf("%w: %s: %w", ErrRefused, l.ID, err)
+			return false, &RefusedError{ID: l.ID, Reason: err.Error() + ": edit it"}
 		}
 		messages = append(messages, m)
 	}
