@@ -37,10 +37,18 @@ func TestProducersOfOtherLanguages(t *testing.T) {
 		env      []string
 	}{
 		{"node", []string{"npm", "install", "--no-audit", "--no-fund"}, []string{"node", "producer.js"}, nil},
-		{"python", []string{"python3", "-m", "pip", "install", "--disable-pip-version-check", "--target", "libs", "-r", "requirements.txt"},
-			[]string{"python3", "producer.py"}, []string{"PYTHONPATH=libs"}},
-		{"java", []string{"mvn", "-B", "--no-transfer-progress", "dependency:copy-dependencies", "-DoutputDirectory=libs"},
-			[]string{"java", "-cp", "libs" + string(os.PathSeparator) + "*", "Producer.java"}, nil},
+		{
+			"python",
+			[]string{"python3", "-m", "pip", "install", "--disable-pip-version-check", "--target", "libs", "-r", "requirements.txt"},
+			[]string{"python3", "producer.py"},
+			[]string{"PYTHONPATH=libs"},
+		},
+		{
+			"java",
+			[]string{"mvn", "-B", "--no-transfer-progress", "dependency:copy-dependencies", "-DoutputDirectory=libs"},
+			[]string{"java", "-cp", "libs" + string(os.PathSeparator) + "*", "Producer.java"},
+			nil,
+		},
 	} {
 		t.Run(p.language, func(t *testing.T) {
 			t.Parallel()

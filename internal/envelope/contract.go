@@ -22,18 +22,30 @@ func Fields() []Field {
 	text := []string{"string", "int", "long", "objectId", "binData"}
 	str, date := []string{"string"}, []string{"date"}
 	return []Field{
-		{"_id", []string{"string", "objectId", "binData"}, true,
-			"identifies the event: a UUID (binary subtype 4), an ObjectId, or a string of at most 1,024 bytes"},
+		{
+			"_id",
+			[]string{"string", "objectId", "binData"},
+			true,
+			"identifies the event: a UUID (binary subtype 4), an ObjectId, or a string of at most 1,024 bytes",
+		},
 		{"aggregatetype", str, true, "kind of the object that the event is about, such as order; the rules for topics use it"},
 		{"aggregateid", text, true, "identifies the object; it is the key of the record unless key is set; a UUID has subtype 4"},
 		{"type", str, true, "name of the event, such as OrderPlaced"},
-		{"payload", []string{"binData", "string", "object", "array", "null"}, true,
-			"value of the record: bytes and strings unchanged, documents and arrays as JSON, null as a tombstone"},
+		{
+			"payload",
+			[]string{"binData", "string", "object", "array", "null"},
+			true,
+			"value of the record: bytes and strings unchanged, documents and arrays as JSON, null as a tombstone",
+		},
 		{"key", text, false, "key of the record, instead of aggregateid; events with the same key keep their order"},
 		{"topic", str, false, "topic, instead of the one that the rules select, if the rules allow that"},
 		{"partition", []string{"int", "long", "double"}, false, "partition, a whole number; -1 or missing: by the key"},
-		{"headers", []string{"array", "object"}, false,
-			"headers of the record: an array of {k, v}, which preserves order and repetition, or a document of strings"},
+		{
+			"headers",
+			[]string{"array", "object"},
+			false,
+			"headers of the record: an array of {k, v}, which preserves order and repetition, or a document of strings",
+		},
 		{"contenttype", str, false, "media type of the payload"},
 		{"schemaversion", text, false, "version of the schema of the payload"},
 		{"source", str, false, "CloudEvents attribute source"},
@@ -155,7 +167,9 @@ func JSONSchema() bson.D {
 func jsonForm(bsonType string, f Field) bson.D {
 	wrapped := func(key string, value bson.D) bson.D {
 		return bson.D{
-			{Key: "type", Value: "object"}, {Key: "required", Value: bson.A{key}}, {Key: "additionalProperties", Value: false},
+			{Key: "type", Value: "object"},
+			{Key: "required", Value: bson.A{key}},
+			{Key: "additionalProperties", Value: false},
 			{Key: "properties", Value: bson.D{{Key: key, Value: value}}},
 		}
 	}
@@ -187,7 +201,8 @@ func jsonForm(bsonType string, f Field) bson.D {
 		return wrapped("$oid", bson.D{{Key: "type", Value: "string"}, {Key: "pattern", Value: "^[0-9a-fA-F]{24}$"}})
 	case "binData":
 		binary := wrapped("$binary", bson.D{
-			{Key: "type", Value: "object"}, {Key: "required", Value: bson.A{"base64", "subType"}},
+			{Key: "type", Value: "object"},
+			{Key: "required", Value: bson.A{"base64", "subType"}},
 			{Key: "properties", Value: bson.D{
 				{Key: "base64", Value: bson.D{{Key: "type", Value: "string"}}},
 				{Key: "subType", Value: subtypeOf(f)},
@@ -206,7 +221,8 @@ func jsonForm(bsonType string, f Field) bson.D {
 	case "object":
 		// The other types are objects with one key of this form, so a document must not consist of one.
 		return bson.D{{Key: "type", Value: "object"}, {Key: "not", Value: bson.D{
-			{Key: "minProperties", Value: 1}, {Key: "maxProperties", Value: 1},
+			{Key: "minProperties", Value: 1},
+			{Key: "maxProperties", Value: 1},
 			{Key: "propertyNames", Value: bson.D{{Key: "pattern", Value: "^\\$(number|oid|date|timestamp|undefined|minKey|maxKey|symbol|code|regularExpression|dbPointer)"}}},
 		}}}
 	}
@@ -224,10 +240,13 @@ func subtypeOf(f Field) bson.D {
 // headerForm returns the schema of one header in the array form.
 func headerForm() bson.D {
 	return bson.D{
-		{Key: "type", Value: "object"}, {Key: "required", Value: bson.A{"k"}}, {Key: "additionalProperties", Value: false},
+		{Key: "type", Value: "object"},
+		{Key: "required", Value: bson.A{"k"}},
+		{Key: "additionalProperties", Value: false},
 		{Key: "properties", Value: bson.D{
 			{Key: "k", Value: bson.D{
-				{Key: "type", Value: "string"}, {Key: "minLength", Value: 1},
+				{Key: "type", Value: "string"},
+				{Key: "minLength", Value: 1},
 				{Key: "not", Value: bson.D{{Key: "pattern", Value: reservedHeaders}}},
 			}},
 			{Key: "v", Value: bson.D{{Key: "type", Value: bson.A{"string", "object", "null"}}}},

@@ -25,11 +25,19 @@ func wellFormed() []bson.E {
 	u := uuid.New()
 	standard := bson.Binary{Subtype: bson.TypeBinaryUUID, Data: u[:]}
 	changes := []bson.E{
-		{Key: "_id", Value: bson.NewObjectID()}, {Key: "_id", Value: standard}, {Key: "_id", Value: strings.Repeat("x", 1024)},
-		{Key: "partition", Value: int32(3)}, {Key: "partition", Value: int64(3)}, {Key: "partition", Value: 3.0}, {Key: "partition", Value: -1},
-		{Key: "headers", Value: bson.A{}}, {Key: "headers", Value: bson.A{pair("a", "1"), pair("a", []byte{0}), pair("b", nil)}},
+		{Key: "_id", Value: bson.NewObjectID()},
+		{Key: "_id", Value: standard},
+		{Key: "_id", Value: strings.Repeat("x", 1024)},
+		{Key: "partition", Value: int32(3)},
+		{Key: "partition", Value: int64(3)},
+		{Key: "partition", Value: 3.0},
+		{Key: "partition", Value: -1},
+		{Key: "headers", Value: bson.A{}},
+		{Key: "headers", Value: bson.A{pair("a", "1"), pair("a", []byte{0}), pair("b", nil)}},
 		{Key: "headers", Value: bson.D{{Key: "a", Value: "1"}, {Key: "b", Value: nil}}},
-		{Key: "ts", Value: bson.Timestamp{}}, {Key: "ts", Value: bson.Timestamp{T: 5, I: 6}}, {Key: "slot", Value: int32(1023)},
+		{Key: "ts", Value: bson.Timestamp{}},
+		{Key: "ts", Value: bson.Timestamp{T: 5, I: 6}},
+		{Key: "slot", Value: int32(1023)},
 		{Key: "own", Value: "field of the service"},
 	}
 	for _, p := range []any{[]byte("x"), "x", "", bson.D{{Key: "a", Value: 1}}, bson.A{1, "x"}, nil} {
