@@ -198,7 +198,7 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 	}
 	mode := consumer.WithMode(consumer.Transactional)
 	if !h.Handling.Inbox {
-		opts, mode = append(opts, consumer.InTransaction()), consumer.WithMode(consumer.AtLeastOnce)
+		opts, mode = append(opts, consumer.WithTransaction()), consumer.WithMode(consumer.AtLeastOnce)
 	}
 
 	opts = append(opts, mode)

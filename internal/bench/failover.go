@@ -180,6 +180,14 @@ func (p *pair) endOwners(ctx context.Context, how string, end func(*relay)) ([]f
 			return nil, err
 		}
 
+		// On a busy machine the owner may have lost its lease meanwhile.
+		if p.standby.role(ctx) == "owner" {
+			p.owner, p.standby = p.standby, p.owner
+		}
+		if err := p.awaitRole(ctx, p.owner, "owner"); err != nil {
+			return nil, err
+		}
+
 		next := p.ledger.awaitNewSender()
 		at := time.Now()
 		end(p.owner)

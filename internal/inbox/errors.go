@@ -111,7 +111,7 @@ type RecreatedError struct {
 
 func (e *RecreatedError) Error() string {
 	return fmt.Sprintf("%s: partition %d of %s ends at offset %d with leader epoch %d, but %s has handled up to offset %d at epoch %d; "+
-		"if the topic was deleted and created again, run once without HaltOnRecreated",
+		"if the topic was deleted and created again, run once without consumer.WithHaltOnRecreated",
 		ErrRecreated, e.Partition, e.Topic, e.End, e.Epoch, e.Consumer, e.Watermark, e.Seen)
 }
 

@@ -352,7 +352,7 @@ func TestMessagesOfEveryModeCanWait(t *testing.T) {
 	for name, opts := range map[string][]consumer.HandlerOption{
 		"claimed":                           {consumer.WithMode(consumer.Claimed)},
 		"at least once":                     {consumer.WithMode(consumer.AtLeastOnce)},
-		"at least once, in the transaction": {consumer.WithMode(consumer.AtLeastOnce), consumer.InTransaction()},
+		"at least once, in the transaction": {consumer.WithMode(consumer.AtLeastOnce), consumer.WithTransaction()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

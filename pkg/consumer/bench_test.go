@@ -40,7 +40,7 @@ func BenchmarkConsumer(b *testing.B) {
 				k := benchKit(b)
 				var n atomic.Int64
 				stats := &handledBy{n: &n, done: make(chan struct{})}
-				c := k.consumer(consumer.WithMode(mode), consumer.InTransaction(), consumer.WithTelemetry(stats))
+				c := k.consumer(consumer.WithMode(mode), consumer.WithTransaction(), consumer.WithTelemetry(stats))
 				coll := k.db.Collection("effects")
 				handle(b, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 					_, err := coll.InsertOne(ctx, bson.D{{Key: "id", Value: m.ID}})

@@ -57,9 +57,9 @@ func WithLease(d time.Duration) Option {
 	return option(func(s *settings) { s.inbox.settings.Lease = d })
 }
 
-// HaltOnRecreated makes Run return an error if a topic was deleted and created again, or if it lost handled records. Without
+// WithHaltOnRecreated makes Run return an error if a topic was deleted and created again, or if it lost handled records. Without
 // it the handlers get all records of the new topic.
-func HaltOnRecreated() Option {
+func WithHaltOnRecreated() Option {
 	return option(func(s *settings) { s.inbox.settings.HaltOnRecreated = true })
 }
 

@@ -520,7 +520,7 @@ func TestN29_ARecreatedTopicHaltsTheRun(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- member(consumer.HaltOnRecreated()).Run(ctx) }()
+	go func() { done <- member(consumer.WithHaltOnRecreated()).Run(ctx) }()
 	l.untilCommitted(t, 3)
 	stop()
 	if err := <-done; err != nil {
@@ -536,7 +536,7 @@ func TestN29_ARecreatedTopicHaltsTheRun(t *testing.T) {
 	l.id, l.committed = "cluster/another", 0
 	l.mu.Unlock()
 	l.anew("a", 2)
-	if err := member(consumer.HaltOnRecreated()).Run(t.Context()); !errors.Is(err, inbox.ErrRecreated) {
+	if err := member(consumer.WithHaltOnRecreated()).Run(t.Context()); !errors.Is(err, inbox.ErrRecreated) {
 		t.Fatalf("the run ends with %v", err)
 	}
 

@@ -142,9 +142,9 @@ func WithHaltOnGap() Option { return option(func(s *settings) { s.haltOnGap = tr
 // WithMode sets the mode of the inbox. Defaults to Transactional.
 func WithMode(mode Mode) HandlerOption { return handlerOption(func(h *handling) { h.mode = mode }) }
 
-// InTransaction runs handlers of mode AtLeastOnce in a transaction too. In the other modes handlers
+// WithTransaction runs handlers of mode AtLeastOnce in a transaction too. In the other modes handlers
 // always do.
-func InTransaction() HandlerOption {
+func WithTransaction() HandlerOption {
 	return handlerOption(func(h *handling) { h.inTransaction = true })
 }
 

@@ -117,7 +117,7 @@ func TestWhatCannotBeWaitedOutEndsTheRun(t *testing.T) {
 	standalone := func(ctx context.Context, fn func(ctx context.Context) error) error {
 		return fmt.Errorf("%w: %w", outbox.ErrStandalone, fn(ctx))
 	}
-	for _, opts := range [][]consumer.Option{{}, {consumer.WithMode(consumer.AtLeastOnce), consumer.InTransaction()}} {
+	for _, opts := range [][]consumer.Option{{}, {consumer.WithMode(consumer.AtLeastOnce), consumer.WithTransaction()}} {
 		c := k.consumer(append(opts, consumer.Transactions(standalone))...)
 		handle(t, c, "*", func(context.Context, *consumer.Message) error { return errWanted })
 		if err := c.Run(k.context()); !errors.Is(err, outbox.ErrStandalone) {

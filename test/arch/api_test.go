@@ -9,6 +9,7 @@ import (
 	"go/token"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -153,5 +154,28 @@ func prefixOf(node ast.Node) string {
 		return "value "
 	default:
 		return ""
+	}
+}
+
+// TestOptionsBeginWithWith: the options of all packages look alike.
+func TestOptionsBeginWithWith(t *testing.T) {
+	t.Parallel()
+	// Steps of a saga read as a sentence, and franz.Use contains options.
+	other := []string{"By", "Sequenced", "Use"}
+	option := regexp.MustCompile(`^func (\w+)(\[.*?\])?\(.*\) [\w.]*Option(\[.*\])?$`)
+	n := 0
+	for _, dir := range publicPackages(t) {
+		for line := range strings.SplitSeq(listExported(t, dir), "\n") {
+			m := option.FindStringSubmatch(line)
+			if m == nil {
+				continue
+			}
+			if n++; !strings.HasPrefix(m[1], "With") && !slices.Contains(other, m[1]) {
+				t.Errorf("%s: the name of the option %s does not begin with With", dir, m[1])
+			}
+		}
+	}
+	if n < 50 {
+		t.Errorf("only %d options were found", n)
 	}
 }

@@ -25,7 +25,8 @@ import (
 )
 
 // The relay was stopped for so long that the oplog has neither its token nor its time. It sweeps the outbox
-// without an order, while services continue to write and a transaction spans the end of the gap.
+// without an order, while services continue to write and a transaction spans the end of the gap. Other writers, whose
+// envelopes have no timestamp, lose nothing either.
 func TestLostHistoryIsSwept(t *testing.T) {
 	t.Parallel()
 	n := rounds(8_000, 200_000)
@@ -43,8 +44,12 @@ func TestLostHistoryIsSwept(t *testing.T) {
 	first.WaitExit()
 
 	s.StartLoad(kit.Load{Events: n, PerTx: 40}).WaitDone()
-	at, i := s.WatcherDocument().Lookup("clusterTime").Timestamp()
+	unstamped := startUnstampedScenes(t, stack)
+	at, i := unstamped[len(unstamped)-1].WatcherDocument().Lookup("clusterTime").Timestamp()
 	rollOverOplog(t, s, bson.Timestamp{T: at, I: i})
+	for _, x := range unstamped {
+		x.checkUnstamped(t)
+	}
 	live := s.StartLoad(kit.Load{Rate: 70})
 	live.WaitCommitted(100)
 	slow := beginTransaction(t, s) // the server aborts it after a minute
@@ -73,21 +78,16 @@ func TestLostHistoryIsSwept(t *testing.T) {
 	}
 }
 
-// N25: the history is lost while writers insert envelopes without a timestamp, with ids of every kind and clocks that are
-// hours off. Nothing is lost. Only events of the last day are repeated, and all repetitions are flagged. If a clock
-// is wrong by days, the relay has noticed that before, and repeats everything.
-func TestN25_LostHistoryOfUnstampedEnvelopesIsSwept(t *testing.T) {
-	t.Parallel()
-	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Mongo: devstack.MongoOptions{OplogMB: 4, Args: []string{"--syncdelay", "1"}}})
-	clocks := map[string][]time.Duration{
-		"hours off": {0, 5 * time.Hour, -5 * time.Hour},
-		"days off":  {0, 1000 * time.Hour},
-	}
-
-	var scenes []*unstampedScene
-	for name, behind := range clocks {
+// N25: writers insert envelopes without a timestamp, with ids of every kind. The clocks of some are hours off: only events of
+// the last day are repeated. Those of others are days off: the relay notices that, and repeats everything.
+func startUnstampedScenes(t *testing.T, stack *devstack.Stack) (scenes []*unstampedScene) {
+	t.Helper()
+	for _, c := range []struct {
+		behind    []time.Duration
+		irregular int64
+	}{{[]time.Duration{0, 5 * time.Hour, -5 * time.Hour}, 0}, {[]time.Duration{0, 1000 * time.Hour}, 1}} {
 		s := kit.New(t, kit.Options{Stack: stack})
-		x := &unstampedScene{Scene: s, name: name, behind: behind, topics: s.ReadTopics()}
+		x := &unstampedScene{Scene: s, behind: c.behind, topics: s.ReadTopics()}
 		scenes = append(scenes, x)
 		p := s.StartRelay()
 		p.WaitTookOver()
@@ -97,30 +97,28 @@ func TestN25_LostHistoryOfUnstampedEnvelopesIsSwept(t *testing.T) {
 		p.WaitExit()
 
 		irregular, err := s.State.Collection("collections").CountDocuments(t.Context(), bson.D{{Key: "irregularIds", Value: true}})
-		if want := map[string]int64{"hours off": 0, "days off": 1}[name]; err != nil || irregular != want {
-			t.Errorf("%s: %d collections with irregular ids, want %d (%v)", name, irregular, want, err)
+		if err != nil || irregular != c.irregular {
+			t.Errorf("clocks behind by %v: %d collections with irregular ids, want %d (%v)", c.behind, irregular, c.irregular, err)
 		}
-	}
-	for _, x := range scenes {
 		x.insert(t, "within")
 	}
-	at, i := scenes[1].WatcherDocument().Lookup("clusterTime").Timestamp()
-	rollOverOplog(t, scenes[1].Scene, bson.Timestamp{T: at, I: i})
+	return scenes
+}
 
-	for _, x := range scenes {
-		p := x.StartRelay()
-		p.WaitForLog("the gap is closed")
-		x.insert(t, "after")
-		checkSwept(t, x.Scene, x.topics)
-		p.Terminate()
-		p.WaitExit()
-	}
+// checkUnstamped starts a relay after the history was lost.
+func (x *unstampedScene) checkUnstamped(t *testing.T) {
+	t.Helper()
+	p := x.StartRelay()
+	p.WaitForLog("the gap is closed")
+	x.insert(t, "after")
+	checkSwept(t, x.Scene, x.topics)
+	p.Terminate()
+	p.WaitExit()
 }
 
 // unstampedScene has writers whose clocks are behind by different times.
 type unstampedScene struct {
 	*kit.Scene
-	name   string
 	behind []time.Duration
 	topics *kit.Topics
 }
