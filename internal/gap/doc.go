@@ -15,5 +15,6 @@
 // they succeed. Memory: one reply for each collection, which together stay near the given bytes, and a
 // [Skip]. Cost: one read of an index range for each collection, and no writes. Limit: an envelope that was
 // copied into the outbox with an old stamp from before the stretch is not found, because only the lost
-// stream showed that it was new.
+// stream showed that it was new. Nor is one without a stamp whose id is from more than a day before the
+// stretch, unless the collection is in IrregularIDs.
 package gap

@@ -65,8 +65,9 @@ func (r *Record) Size() int {
 // Session is the consumer's side of a membership.
 type Session interface {
 	// Serve handles the partitions of g until ctx ends, because the group is rebalanced or the
-	// member leaves. If g has changes, a rebalance changes the partitions instead. It then finishes or abandons the messages in progress within a bounded time,
-	// commits with g, and returns.
+	// member leaves. It then finishes or abandons the messages in progress within a bounded time,
+	// commits with g, and returns. If g has changes, a rebalance changes the partitions and does not
+	// end ctx.
 	Serve(ctx context.Context, g Generation) error
 	// Fault reports an error from which the transport recovers without help.
 	Fault(err error)

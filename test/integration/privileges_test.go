@@ -42,8 +42,9 @@ func TestASingleMissingPrivilegeIsNamed(t *testing.T) {
 		"find on " + outbox: outbox, "changeStream on " + outbox: outbox, "update on " + outbox: outbox, "remove on " + outbox: outbox, "listIndexes on " + outbox: outbox,
 		"insert on " + outbox: "", // of an edited letter that is given back
 		"find on " + dead:     dead, "insert on " + dead: dead, "update on " + dead: dead, "listIndexes on " + dead: dead,
-		"remove on " + dead:      "", // of a letter that is discarded
-		"find on " + state + ".": state, "insert on " + state + ".": state, "update on " + state + ".": state, "remove on " + state + ".": state, "changeStream on " + state + ".": state,
+		"remove on " + dead:                      "", // of a letter that is discarded
+		"find on " + g.DB.Name() + ".inbox_dead": "", // of the count of letters of handlers
+		"find on " + state + ".":                 state, "insert on " + state + ".": state, "update on " + state + ".": state, "remove on " + state + ".": state, "changeStream on " + state + ".": state,
 		"listCollections on " + g.DB.Name() + ".": "its database",
 		"replSetGetConfig on the cluster":         "the cluster",
 		"serverStatus on the cluster":             "the cluster",
