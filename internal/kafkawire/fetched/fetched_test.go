@@ -69,10 +69,13 @@ func TestEachVersionOfAnAnswerIsRead(t *testing.T) {
 	for v := int16(4); v <= 11; v++ {
 		want := fetched.Partition{
 			TopicPartition: record.TopicPartition{Topic: "t", Partition: 2}, Code: 3, High: 40, Stable: 30, Start: 4,
-			Aborted: []fetched.Aborted{{Producer: 8, First: 9}}, Set: records,
+			Aborted: []fetched.Aborted{{Producer: 8, First: 9}}, Replica: -1, Set: records,
 		}
 		if v < 5 {
 			want.Start = -1
+		}
+		if v >= 11 {
+			want.Replica = 1
 		}
 		body := answerOf(v, records)
 		got, err := fetched.Parse(body, v)
