@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/outrelay/outrelay/internal/adopt"
+)
+
+func newAdoptCommand(p *program) *cobra.Command {
+	src := adopt.Source{}
+	var at, stopped string
+	c := &cobra.Command{
+		Use:   "adopt",
+		Short: "Take over the position of Debezium, the MongoDB Kafka connector, or a token",
+		Long: `Store the position of another publisher as the position of the watcher, so that outrelay continues
+where the other publisher stopped. Stop the other publisher first, and outrelay on all nodes.
+
+The position comes from one of these:
+
+  --offsets-file   the offset file of Kafka Connect in standalone mode
+  --offsets-topic  the offset topic of Kafka Connect in distributed mode, such as connect-offsets
+  --token          a resume token: its document as JSON, its data, or its BSON in base64
+  --at             a time; the first events are those of that second
+
+The command checks the position before it writes anything, and prints the greatest number of events
+that are sent a second time: those that were inserted after the position and before the stop
+(--stopped-at). Kafka Connect stores offsets every minute by default, so the other publisher may have
+sent them. It refuses a position that is older than the oplog, a token of another cluster, an offset
+of a connector for another source, and a watcher that a node owns or that has a position.`,
+		Example: `  outrelay adopt --offsets-topic connect-offsets --connector orders --dry-run
+  outrelay adopt --offsets-file /var/lib/connect/offsets --stopped-at 5m --yes
+  outrelay adopt --at 2026-11-20T08:00:00Z`,
+		Args: cobra.NoArgs,
+	}
+
+	a := p.addChangeFlags(c)
+	c.Flags().StringVar(&src.File, "offsets-file", "", "offset `file` of Kafka Connect (offset.storage.file.filename)")
+	c.Flags().StringVar(&src.Topic, "offsets-topic", "", "offset `topic` of Kafka Connect (offset.storage.topic)")
+	c.Flags().StringVar(&src.Token, "token", "", "resume `token`")
+	c.Flags().StringVar(&at, "at", "", "`time` with its zone, or so long ago, such as 10m")
+	c.Flags().StringVar(&src.Connector, "connector", "", "`name` of the connector; default: the only one for MongoDB")
+	c.Flags().StringVar(&stopped, "stopped-at", "",
+		"`time` at which the other publisher stopped, or so long ago; default: now")
+	c.Flags().BoolVar(&src.Replace, "replace", false, "replace the position that the watcher has")
+	c.MarkFlagsMutuallyExclusive("offsets-file", "offsets-topic", "token", "at")
+	c.MarkFlagsOneRequired("offsets-file", "offsets-topic", "token", "at")
+
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		var err error
+		if src.At, err = parseZonedPastTime("at", at, time.Now()); err != nil {
+			return err
+		}
+		if src.StoppedAt, err = parseZonedPastTime("stopped-at", stopped, time.Now()); err != nil {
+			return err
+		}
+		return a.adoptPosition(c.Context(), src)
+	}
+	return c
+}
+
+// adoptPosition plans the hand-over, asks for confirmation and performs it.
+func (a *operatorCommand) adoptPosition(ctx context.Context, src adopt.Source) error {
+	cfg, log, err := a.p.loadWithLogger()
+	if err != nil {
+		return err
+	}
+	adopter, disconnect, err := adopt.Connect(cfg, log)
+	if err != nil {
+		return err
+	}
+	defer disconnect()
+
+	r, err := adopter.Plan(ctx, src)
+	if err != nil {
+		return classifyAdoption(err)
+	}
+	if !a.dryRun {
+		action := fmt.Sprintf("let watcher %s continue at %s; consumers get up to %s a second time",
+			r.Watcher, r.At.Format(time.RFC3339), countNoun(r.MaxRepeats, "event"))
+		if err := a.confirm(ctx, action); err != nil {
+			return err
+		}
+		if r, err = adopter.Write(ctx, r, a.actorName()); err != nil {
+			return classifyAdoption(err)
+		}
+	}
+	return a.printResult(r, func(w io.Writer) error { return printAdoption(w, r) })
+}
+
+// classifyAdoption is classifyError, but a refused position stays permanent.
+func classifyAdoption(err error) error {
+	if errors.Is(err, adopt.ErrRefused) {
+		return err
+	}
+	return classifyError(err)
+}
+
+func printAdoption(w io.Writer, r adopt.Report) error {
+	from := r.Source
+	if r.Connector != "" {
+		from = fmt.Sprintf("%s of connector %s (%s, %s)", r.Source, r.Connector, r.Kind, r.Partition)
+	}
+	fmt.Fprintf(w, "position: %s, from the %s\n", r.At.Format(time.RFC3339), from)
+	if r.Token != "" {
+		fmt.Fprintf(w, "token: %s, checked by its %s\n", r.Token, r.Checked)
+	}
+	if !r.OplogFrom.IsZero() {
+		fmt.Fprintf(w, "oplog: from %s\n", r.OplogFrom.Format(time.RFC3339))
+	}
+	if !r.Present.IsZero() {
+		fmt.Fprintf(w, "replaces the position: %s\n", r.Present.Format(time.RFC3339))
+	}
+	fmt.Fprintf(w, "repeats: at most %s\n", countNoun(r.MaxRepeats, "event"))
+
+	text := "continues there; start outrelay run"
+	if !r.Done {
+		text = "would continue there; nothing was done"
+	}
+	_, err := fmt.Fprintf(w, "watcher %s: %s\n", r.Watcher, text)
+	return err
+}

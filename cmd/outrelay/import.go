@@ -1,0 +1,118 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/outrelay/outrelay/internal/importing"
+)
+
+func newImportCommand(p *program) *cobra.Command {
+	o := importing.Options{}
+	c := &cobra.Command{
+		Use:   "import",
+		Short: "Convert the pending rows of another outbox library into envelopes",
+		Long: `Convert the rows that another outbox library has not sent yet into envelopes of the watched outbox.
+Stop the publisher of the library first. The rows are not changed.
+
+Rows with failed attempts keep their number and the time of the next one. Rows with a due time become
+scheduled envelopes, rows that the library gave up become dead letters. The id of an event stays, so
+consumers recognize an event that the library has sent after all.
+
+The command first converts every row without writing anything, and prints the counts. It refuses a
+collection that does not match --from, and rows that a running publisher has locked. Rows that cannot
+be converted are listed with the reason and stay. If the command is interrupted, run it again: rows
+that were imported are left out.
+
+  --from             collections                                        topic by default
+  slimmessagebus     smb_outbox                                         path
+  koan               Outbox                                             EntityType
+  outbox-event-bus   outbox_events                                      type, up to its first dot
+  wolverine          wolverine_outgoing_envelopes,                      destination
+                     wolverine_incoming_envelopes (scheduled),
+                     wolverine_dead_letters
+  masstransit        outbox.messages                                    DestinationAddress`,
+		Example: `  outrelay import --from slimmessagebus --database slimmessagebus --dry-run
+  outrelay import --from masstransit --key-header customer --yes`,
+		Args: cobra.NoArgs,
+	}
+
+	a := p.addChangeFlags(c)
+	c.Flags().StringVar(&o.From, "from", "", "`library`: "+strings.Join(importing.Sources(), ", "))
+	c.Flags().StringVar(&o.Database, "database", "", "`database` of the rows; default: that of the outbox")
+	c.Flags().StringVar(&o.Collection, "collection", "", "`collection` of the messages, if it has another name")
+	c.Flags().StringVar(&o.To, "to", "", "outbox, as `database.collection`; default: the only watched one")
+	c.Flags().StringVar(&o.KeyHeader, "key-header", "", "`header` whose value becomes the key of the record")
+	c.Flags().Int32Var(&o.MaxRetries, "max-retries", 5, "`number` of failures after which outbox-event-bus gives an event up")
+	if err := c.MarkFlagRequired("from"); err != nil {
+		panic("outrelay: " + err.Error())
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error { return a.importRows(c.Context(), o) }
+	return c
+}
+
+// importRows plans the import, asks for confirmation and performs it.
+func (a *operatorCommand) importRows(ctx context.Context, o importing.Options) error {
+	cfg, _, err := a.p.loadWithLogger()
+	if err != nil {
+		return err
+	}
+	o.Actor = a.actorName()
+	var bar progress
+	o.OnProgress = func(rows int64) { bar.setDone(rows) }
+	importer, disconnect, err := importing.Connect(cfg, o)
+	if err != nil {
+		return err
+	}
+	defer disconnect()
+
+	bar = a.startProgress("checking", -1)
+	defer func() { bar.clear() }()
+	r, err := importer.Plan(ctx)
+	bar.clear()
+	if err != nil {
+		return classifyImport(err)
+	}
+	if !a.dryRun && r.Total() > 0 {
+		action := fmt.Sprintf("import %s into %s, and leave %s out", countNoun(r.Total(), "row"), r.To, countNoun(r.Refused, "row"))
+		if err := a.confirm(ctx, action); err != nil {
+			return err
+		}
+		bar = a.startProgress("importing", r.Total()+r.Known+r.Refused)
+		r, err = importer.Run(ctx)
+		bar.clear()
+	}
+	return errors.Join(a.printResult(r, func(w io.Writer) error { return printImport(w, r) }), classifyImport(err))
+}
+
+// classifyImport is classifyError, but a refused import stays permanent.
+func classifyImport(err error) error {
+	if errors.Is(err, importing.ErrRefused) {
+		return err
+	}
+	return classifyError(err)
+}
+
+func printImport(w io.Writer, r importing.Report) error {
+	for _, t := range r.Tables {
+		fmt.Fprintf(w, "%s: %s to import\n", t.Collection, countNoun(t.Rows, "row"))
+	}
+	for _, p := range r.Problems {
+		fmt.Fprintf(w, "%s: %s: cannot be converted: %s\n", p.Collection, sanitizeLine(p.ID), sanitizeLine(p.Reason))
+	}
+	fmt.Fprintf(w, "to send: %s, scheduled: %s, waiting for a retry: %s, dead letters: %s\n",
+		formatThousands(r.Pending), formatThousands(r.Scheduled), formatThousands(r.Retried), formatThousands(r.Dead))
+	fmt.Fprintf(w, "imported before: %s, cannot be converted: %s\n", formatThousands(r.Known), formatThousands(r.Refused))
+
+	text := "imported into"
+	if !r.Done {
+		text = "would be imported into"
+	}
+	_, err := fmt.Fprintf(w, "%s %s %s\n", countNoun(r.Total(), "row"), text, r.To)
+	return err
+}

@@ -1,0 +1,6 @@
+// Package adopt takes over the position of another publisher: of Debezium, of the MongoDB Kafka connector, or a resume token or a time.
+//
+// [Plan] finds the position and checks it against the servers, without any write. [Write] stores it in the documents of a watcher
+// that no node owns. The relay opens its stream at the time of the position and drops the events up to the token, as after a change of
+// the watched collections. So the token may come from a stream over other collections.
+package adopt

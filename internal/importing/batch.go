@@ -1,0 +1,302 @@
+package importing
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// Bounds of a batch, which is at most one transaction of each kind.
+const (
+	batchRows  = 500
+	batchBytes = 8 << 20
+)
+
+// importRun is one run over all tables.
+type importRun struct {
+	*Importer
+	report *Report
+	write  bool
+	marks  *mongo.Collection
+	now    time.Time      // of the server, at the start
+	at     bson.Timestamp // cluster time at the start
+	seal   []byte
+	done   int64
+}
+
+// converted is a row of a batch.
+type converted struct {
+	mark bson.D // its mark
+	kind kind
+	item *item
+	doc  bson.D
+}
+
+func (r *importRun) importTables(ctx context.Context) error {
+	for i, t := range r.source.tables {
+		coll := r.rows.Collection(r.tableName(i))
+		cur, err := r.findRows(ctx, coll, t)
+		if err != nil {
+			return err
+		}
+
+		var batch []bson.Raw
+		size := 0
+		flush := func() error {
+			err := r.importBatch(ctx, coll, t, batch)
+			r.done += int64(len(batch))
+			batch, size = nil, 0
+			if r.options.OnProgress != nil {
+				r.options.OnProgress(r.done)
+			}
+			return err
+		}
+		err = mongodb.EachDocument(ctx, cur, "reading "+mongodb.Namespace(coll), func(raw bson.Raw) error {
+			batch = append(batch, append(bson.Raw(nil), raw...))
+			if size += len(raw); len(batch) < batchRows && size < batchBytes {
+				return nil
+			}
+			return flush()
+		})
+		if err == nil {
+			err = flush()
+		}
+		if err != nil {
+			return fmt.Errorf("importing %s: %w", mongodb.Namespace(coll), err)
+		}
+	}
+	return nil
+}
+
+// importBatch imports the rows that have no mark.
+func (r *importRun) importBatch(ctx context.Context, coll *mongo.Collection, t table, rows []bson.Raw) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	marked, err := r.markedRows(ctx, coll, rows)
+	if err != nil {
+		return err
+	}
+
+	var list []converted
+	for _, raw := range rows {
+		id := raw.Lookup("_id")
+		if marked[id.String()] {
+			r.report.Known++
+			continue
+		}
+		c, err := r.convertRow(coll, t, raw)
+		if err != nil {
+			r.report.Refused++
+			if len(r.report.Problems) < maxProblems {
+				r.report.Problems = append(r.report.Problems, Problem{mongodb.Namespace(coll), id.String(), err.Error()})
+			}
+			continue
+		}
+		list = append(list, c)
+	}
+	if list, err = r.withoutExisting(ctx, list); err != nil {
+		return err
+	}
+
+	if r.write {
+		if err := r.writeBatch(ctx, list); err != nil {
+			return err
+		}
+	}
+	for _, c := range list {
+		switch c.kind {
+		case pending:
+			r.report.Pending++
+		case scheduled:
+			r.report.Scheduled++
+		case retried:
+			r.report.Retried++
+		case dead:
+			r.report.Dead++
+		}
+	}
+	return nil
+}
+
+func (r *importRun) convertRow(coll *mongo.Collection, t table, raw bson.Raw) (converted, error) {
+	it, err := t.convert(row{raw}, r.options)
+	if err != nil {
+		return converted{}, err
+	}
+	c := converted{item: it, kind: it.kindAt(r.now), mark: markOf(coll, raw.Lookup("_id"))}
+	c.doc, err = it.envelope(r.source.name, raw.Lookup("_id"), c.kind, r.options)
+	return c, err
+}
+
+// markOf returns the id of a row's mark.
+func markOf(coll *mongo.Collection, id bson.RawValue) bson.D {
+	return bson.D{{Key: "ns", Value: mongodb.Namespace(coll)}, {Key: "id", Value: id}}
+}
+
+// markedRows returns the ids of the rows that have a mark.
+func (r *importRun) markedRows(ctx context.Context, coll *mongo.Collection, rows []bson.Raw) (map[string]bool, error) {
+	ids := make(bson.A, len(rows))
+	for i, raw := range rows {
+		ids[i] = markOf(coll, raw.Lookup("_id"))
+	}
+	marked := map[string]bool{}
+	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
+	err := mongodb.FindEach(ctx, r.marks, "reading the marks of imported rows", filter, func(raw bson.Raw) error {
+		marked[raw.Lookup("_id", "id").String()] = true
+		return nil
+	})
+	return marked, err
+}
+
+// withoutExisting leaves out the items whose id the outbox has: the service has appended the same event, or its id is not unique.
+func (r *importRun) withoutExisting(ctx context.Context, list []converted) ([]converted, error) {
+	if len(list) == 0 {
+		return nil, nil
+	}
+	ids := make(bson.A, len(list))
+	for i, c := range list {
+		ids[i] = c.item.id
+	}
+	existing := map[string]bool{}
+	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
+	onlyID := options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}})
+	err := mongodb.FindEach(ctx, r.outbox, "reading the outbox", filter, func(raw bson.Raw) error {
+		existing[raw.Lookup("_id").String()] = true
+		return nil
+	}, onlyID)
+	if err != nil {
+		return nil, err
+	}
+
+	out := list[:0]
+	for _, c := range list {
+		raw, err := bson.Marshal(c.doc[:1])
+		if err != nil {
+			return nil, err
+		}
+		text := bson.Raw(raw).Lookup("_id").String()
+		if existing[text] {
+			r.report.Known++
+			continue
+		}
+		existing[text] = true
+		out = append(out, c)
+	}
+	return out, nil
+}
+
+// writeBatch writes the items with their marks.
+func (r *importRun) writeBatch(ctx context.Context, list []converted) error {
+	var plain, waiting, letters []converted
+	for _, c := range list {
+		switch c.kind {
+		case dead:
+			letters = append(letters, c)
+		case retried:
+			c.doc = append(c.doc, c.item.waitingFields(r.now, r.at, r.seal)...)
+			waiting = append(waiting, c)
+		case pending, scheduled:
+			plain = append(plain, c)
+		}
+	}
+
+	fence := foreignFence{r.state, r.cfg.Watcher}
+	if len(plain) > 0 {
+		if err := r.inTransaction(ctx, func(tx context.Context) error { return r.insert(tx, plain) }); err != nil {
+			return err
+		}
+	}
+	if len(waiting) > 0 {
+		err := fence.Fenced(ctx, []string{r.options.To}, func(tx context.Context) error { return r.insert(tx, waiting) })
+		if err != nil {
+			return err
+		}
+	}
+	return r.moveDead(ctx, fence, letters)
+}
+
+// insert inserts envelopes and marks, in the transaction of tx.
+func (r *importRun) insert(tx context.Context, list []converted) error {
+	docs := make([]any, len(list))
+	for i, c := range list {
+		docs[i] = c.doc
+	}
+	outbox := r.client.Database(r.outbox.Database().Name()).Collection(r.outbox.Name())
+	if _, err := outbox.InsertMany(tx, docs); err != nil {
+		return mongodb.Refusal(err, "writing envelopes", "insert", r.options.To)
+	}
+	return r.insertMarks(tx, list)
+}
+
+func (r *importRun) insertMarks(tx context.Context, list []converted) error {
+	marks := make([]any, len(list))
+	for i, c := range list {
+		marks[i] = bson.D{{Key: "_id", Value: c.mark}, {Key: "from", Value: r.source.name}, {Key: "at", Value: r.now}}
+	}
+	coll := r.client.Database(r.state.Name()).Collection(r.marks.Name())
+	_, err := coll.InsertMany(tx, marks)
+	return mongodb.Refusal(err, "writing the marks of imported rows", "insert", mongodb.Namespace(coll))
+}
+
+// moveDead writes dead letters, and then their marks. A letter that exists stays as it is, so a crash in between does no harm.
+func (r *importRun) moveDead(ctx context.Context, fence mongodb.Fencer, list []converted) error {
+	if len(list) == 0 {
+		return nil
+	}
+	letters := make([]deadletter.Letter, len(list))
+	for i, c := range list {
+		raw, err := bson.Marshal(c.doc)
+		if err != nil {
+			return err
+		}
+		reason := c.item.reason
+		if reason == "" {
+			reason = r.source.name + " gave it up"
+		}
+		failed := c.item.at
+		if failed.IsZero() {
+			failed = r.now
+		}
+		letters[i] = deadletter.Letter{
+			NS: r.options.To, Raw: raw, Class: record.AttemptsExhausted, Reason: reason, Partition: record.AnyPartition,
+			Source:       deadletter.Source{Kind: "relay", Watcher: r.cfg.Watcher},
+			FirstFailure: failed,
+		}
+	}
+	if _, err := deadletter.Move(ctx, fence, letters); err != nil {
+		return err
+	}
+	return r.inTransaction(ctx, func(tx context.Context) error { return r.insertMarks(tx, list) })
+}
+
+func (r *importRun) inTransaction(ctx context.Context, fn func(tx context.Context) error) error {
+	s, err := r.client.StartSession()
+	if err != nil {
+		return fmt.Errorf("starting session: %w", err)
+	}
+	defer s.EndSession(context.WithoutCancel(ctx))
+	opts := options.Transaction().SetReadConcern(readconcern.Majority()).SetWriteConcern(writeconcern.Majority())
+	_, err = s.WithTransaction(ctx, func(tx context.Context) (any, error) { return nil, fn(tx) }, opts)
+	return err
+}
+
+// foreignFence is the fence of a command, which does not own the watcher (N3).
+type foreignFence struct {
+	state   *mongo.Database
+	watcher string
+}
+
+func (f foreignFence) Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
+	return mongodb.Foreign(ctx, f.state, f.watcher, dirty, fn)
+}

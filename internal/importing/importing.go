@@ -1,0 +1,276 @@
+package importing
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/connect"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/slots"
+)
+
+// Options describe an import.
+type Options struct {
+	From       string // one of Sources
+	Database   string // of the rows; "" is the database of the outbox
+	Collection string // of the messages, if it does not have its default name
+	To         string // the outbox, as database.collection; "" is the only watched collection
+	KeyHeader  string // the header whose value is the key of the record; "" is none
+	MaxRetries int32  // after which outbox-event-bus gives an event up; 0 is its default, 5
+	Actor      string
+	OnProgress func(rows int64) // called after each batch; may be nil
+}
+
+// maxProblems bounds Report.Problems.
+const maxProblems = 100
+
+// Report counts the rows of an import, or of a plan.
+type Report struct {
+	From      string    `json:"from"`
+	To        string    `json:"to"`
+	Tables    []Table   `json:"tables"`
+	Pending   int64     `json:"pending"`   // envelopes for the stream
+	Scheduled int64     `json:"scheduled"` // envelopes with a due time
+	Retried   int64     `json:"retried"`   // envelopes that wait for their next attempt
+	Dead      int64     `json:"dead"`      // dead letters
+	Known     int64     `json:"known"`     // rows that an earlier run has imported
+	Refused   int64     `json:"refused"`   // rows that cannot be converted; they stay
+	Problems  []Problem `json:"problems"`  // the first of the refused rows
+	DryRun    bool      `json:"dry_run"`
+	Done      bool      `json:"done"`
+}
+
+// Table counts the rows of one collection.
+type Table struct {
+	Collection string `json:"collection"`
+	Rows       int64  `json:"rows"` // that are to be imported
+}
+
+// Problem is a row that cannot be converted.
+type Problem struct {
+	Collection string `json:"collection"`
+	ID         string `json:"id"`
+	Reason     string `json:"reason"`
+}
+
+// Total returns the number of rows that become envelopes or dead letters.
+func (r Report) Total() int64 { return r.Pending + r.Scheduled + r.Retried + r.Dead }
+
+// ErrRefused matches each refusal of an import. Nothing was written.
+var ErrRefused = errors.New("nothing was imported")
+
+func refusalf(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", ErrRefused, fmt.Errorf(format, args...))
+}
+
+// Importer imports rows for the configured watcher.
+type Importer struct {
+	cfg     config.Config
+	options Options
+	source  source
+	client  *mongo.Client
+	state   *mongo.Database
+	rows    *mongo.Database
+	outbox  *mongo.Collection
+}
+
+// Connect returns an Importer. The caller must call the function to disconnect.
+func Connect(cfg config.Config, o Options) (*Importer, func(), error) {
+	at := slices.IndexFunc(sources, func(s source) bool { return s.name == o.From })
+	if at < 0 {
+		return nil, nil, refusalf("--from %q: expected one of %s", o.From, strings.Join(Sources(), ", "))
+	}
+	scope, err := changestream.ParseScope(cfg.Watch, connect.StateCollections(cfg)...)
+	if err != nil {
+		return nil, nil, fmt.Errorf("watch: %w", err)
+	}
+	if o.To == "" {
+		if scope.Kind() != changestream.Collection {
+			return nil, nil, refusalf("the watcher reads %s; name the outbox with --to database.collection", scope)
+		}
+		o.To = scope.String()
+	}
+	db, coll, _ := strings.Cut(o.To, ".")
+	if !scope.Matches([]byte(db), []byte(coll)) {
+		return nil, nil, refusalf("--to %s: the watcher reads %s", o.To, scope)
+	}
+	if o.MaxRetries <= 0 {
+		o.MaxRetries = 5
+	}
+
+	clients, err := connect.NewClients(cfg.MongoDB, nil, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	im := &Importer{cfg: cfg, options: o, source: sources[at], client: clients.State, state: clients.State.Database(cfg.MongoDB.State)}
+	im.outbox = mongodb.Majority(im.client.Database(db).Collection(coll))
+	im.rows = im.client.Database(cmp.Or(o.Database, db))
+	return im, func() { clients.Disconnect(context.Background()) }, nil
+}
+
+func (im *Importer) tableName(i int) string {
+	if i == 0 && im.options.Collection != "" {
+		return im.options.Collection
+	}
+	return im.source.tables[i].name
+}
+
+// Plan converts and counts all rows, and writes nothing. If the source cannot be imported, the error matches [ErrRefused].
+func (im *Importer) Plan(ctx context.Context) (Report, error) {
+	r := im.newReport()
+	r.DryRun = true
+	if err := im.checkSource(ctx, &r); err != nil {
+		return r, err
+	}
+	run, err := im.newRun(ctx, &r, false)
+	if err == nil {
+		err = run.importTables(ctx)
+	}
+	if err != nil || r.Retried+r.Dead == 0 {
+		return r, err
+	}
+
+	// Their transactions take the fence of the watcher.
+	ids, err := slots.NewDivisions(im.state).IDs(ctx, im.cfg.Watcher)
+	if err == nil && len(ids) == 0 {
+		err = refusalf("%d rows have failed attempts, and watcher %s has never run, so it cannot take them; start outrelay run once",
+			r.Retried+r.Dead, im.cfg.Watcher)
+	}
+	return r, err
+}
+
+// Run imports the rows. It makes the checks of [Importer.Plan] that need no conversion again. If it fails, the same call imports the rest.
+func (im *Importer) Run(ctx context.Context) (Report, error) {
+	r := im.newReport()
+	if err := im.checkSource(ctx, &r); err != nil {
+		return r, err
+	}
+	run, err := im.newRun(ctx, &r, true)
+	if err == nil {
+		err = run.importTables(ctx)
+	}
+	r.Done = err == nil
+
+	log := nodes.NewEvents(im.state.Collection("events"), im.cfg.Watcher, "")
+	logErr := log.Append(context.WithoutCancel(ctx), "rows_imported", bson.D{
+		{Key: "from", Value: r.From},
+		{Key: "to", Value: r.To},
+		{Key: "rows", Value: r.Total()},
+		{Key: "refused", Value: r.Refused},
+		{Key: "complete", Value: err == nil},
+		{Key: "actor", Value: im.options.Actor},
+	})
+	if logErr != nil {
+		logErr = fmt.Errorf("not written to the events log: %w", logErr)
+	}
+	return r, errors.Join(err, logErr)
+}
+
+func (im *Importer) newReport() Report {
+	return Report{From: im.options.From, To: im.options.To, Tables: []Table{}, Problems: []Problem{}}
+}
+
+// checkSource refuses collections that are missing, that have rows of another form, or on which a publisher works.
+func (im *Importer) checkSource(ctx context.Context, r *Report) error {
+	now, err := mongodb.ServerTime(ctx, im.client)
+	if err != nil {
+		return err
+	}
+	for i, t := range im.source.tables {
+		coll := im.rows.Collection(im.tableName(i))
+		any, err := mongodb.Exists(ctx, coll, bson.D{})
+		if err != nil {
+			return err
+		}
+		if !any && !t.optional {
+			return refusalf("%s has no rows; expected the messages of %s. Name their place with --database and --collection",
+				mongodb.Namespace(coll), im.source.name)
+		}
+		if err := im.checkFields(ctx, coll, t); err != nil {
+			return err
+		}
+
+		if t.locked != nil {
+			n, err := coll.CountDocuments(ctx, t.locked(now))
+			if err != nil {
+				return mongodb.Refusal(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+			}
+			if n > 0 {
+				return refusalf("a publisher works on %d rows of %s; stop it, and wait until its locks have ended", n, mongodb.Namespace(coll))
+			}
+		}
+		n, err := coll.CountDocuments(ctx, t.pending(im.options))
+		if err != nil {
+			return mongodb.Refusal(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+		}
+		r.Tables = append(r.Tables, Table{mongodb.Namespace(coll), n})
+	}
+	return nil
+}
+
+// checkFields refuses a collection with a row that lacks a field of the source.
+func (im *Importer) checkFields(ctx context.Context, coll *mongo.Collection, t table) error {
+	var lacks bson.A
+	for _, name := range t.required {
+		missing := bson.D{{Key: name, Value: bson.D{{Key: "$exists", Value: false}}}}
+		if camel := strings.ToLower(name[:1]) + name[1:]; camel != name {
+			missing = append(missing, bson.E{Key: camel, Value: bson.D{{Key: "$exists", Value: false}}})
+		}
+		lacks = append(lacks, missing)
+	}
+
+	raw, err := coll.FindOne(ctx, bson.D{{Key: "$or", Value: lacks}}).Raw()
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		return nil
+	}
+	if err != nil {
+		return mongodb.Refusal(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+	}
+	elems, err := raw.Elements()
+	if err != nil {
+		return err
+	}
+	names := make([]string, len(elems))
+	for i, e := range elems {
+		names[i] = e.Key()
+	}
+	return refusalf("%s does not belong to %s: expected the fields %s; found a row with %s",
+		mongodb.Namespace(coll), im.source.name, strings.Join(t.required, ", "), strings.Join(names, ", "))
+}
+
+// newRun reads what the conversion needs from the servers.
+func (im *Importer) newRun(ctx context.Context, r *Report, write bool) (*importRun, error) {
+	run := &importRun{Importer: im, report: r, write: write, marks: mongodb.Majority(im.state.Collection("imports"))}
+	var err error
+	if run.now, err = mongodb.ServerTime(ctx, im.client); err != nil {
+		return nil, err
+	}
+	if run.at, err = mongodb.ClusterTime(ctx, im.client); err != nil {
+		return nil, err
+	}
+	if !write {
+		return run, nil
+	}
+	run.seal, err = outboxes.NewRegistry(im.state.Collection("collections")).Seal(ctx)
+	return run, err
+}
+
+// findRows opens a cursor over the rows of a table, in the order in which the library sends.
+func (im *Importer) findRows(ctx context.Context, coll *mongo.Collection, t table) (*mongo.Cursor, error) {
+	opts := options.Find().SetSort(t.sort).SetAllowDiskUse(true).SetBatchSize(batchRows)
+	cur, err := mongodb.Majority(coll).Find(ctx, t.pending(im.options), opts)
+	return cur, mongodb.Refusal(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+}

@@ -1,0 +1,516 @@
+package importing
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/envelope"
+)
+
+// uuid1 is a GUID. legacy1 has its bytes in the order of the driver for .NET before version 3.
+const uuid1 = "00112233-4455-6677-8899-aabbccddeeff"
+
+var (
+	bytes1  = []byte{0x00, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff}
+	legacy1 = []byte{0x33, 0x22, 0x11, 0x00, 0x55, 0x44, 0x77, 0x66, 0x88, 0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff}
+	past    = time.Date(2026, 1, 2, 3, 4, 5, 678e6, time.UTC)
+	future  = time.Now().Add(time.Hour).Truncate(time.Millisecond).UTC()
+)
+
+type fixture struct {
+	t      *testing.T
+	cfg    config.Config
+	state  *mongo.Database
+	outbox *mongo.Collection
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	client := stacktest.Client(t)
+	f := &fixture{t: t, state: stacktest.Database(t, client), outbox: stacktest.Database(t, client).Collection("outbox")}
+	f.cfg = config.Default()
+	f.cfg.Watcher, f.cfg.Node = "orders", "n1"
+	f.cfg.MongoDB.URI = config.NewURI(stacktest.MongoURI(t))
+	f.cfg.MongoDB.State = f.state.Name()
+	f.cfg.Watch = []string{f.outbox.Database().Name() + ".outbox"}
+	return f
+}
+
+// hasRun makes the watcher one that has run.
+func (f *fixture) hasRun() {
+	f.insert(f.state.Collection("watchers"), bson.D{{Key: "_id", Value: "orders/0of1"}, {Key: "fence", Value: int64(1)}})
+}
+
+func (f *fixture) insert(coll *mongo.Collection, docs ...any) {
+	f.t.Helper()
+	if _, err := coll.InsertMany(f.t.Context(), docs); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// rows inserts rows of a source.
+func (f *fixture) rows(name string, docs ...any) {
+	f.insert(f.outbox.Database().Collection(name), docs...)
+}
+
+func (f *fixture) connect(o Options) *Importer {
+	f.t.Helper()
+	im, disconnect, err := Connect(f.cfg, o)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(disconnect)
+	return im
+}
+
+func (f *fixture) refuses(o Options, want ...string) {
+	f.t.Helper()
+	_, err := f.connect(o).Plan(f.t.Context())
+	if !errors.Is(err, ErrRefused) {
+		f.t.Errorf("%+v is not refused: %v", o, err)
+		return
+	}
+	for _, w := range want {
+		if !strings.Contains(err.Error(), w) {
+			f.t.Errorf("no %q in %v", w, err)
+		}
+	}
+}
+
+// importRows plans, checks that the plan wrote nothing, imports, and imports again. It returns the report of the import.
+func (f *fixture) importRows(o Options) Report {
+	f.t.Helper()
+	im := f.connect(o)
+	plan, err := im.Plan(f.t.Context())
+	if err != nil || !plan.DryRun || plan.Done {
+		f.t.Fatalf("%+v, %v", plan, err)
+	}
+	if n := f.count(f.outbox) + f.count(f.dead()) + f.count(f.state.Collection("imports")); n != 0 {
+		f.t.Errorf("the plan wrote %d documents", n)
+	}
+
+	r, err := im.Run(f.t.Context())
+	if err != nil || !r.Done || r.Total() != plan.Total() || r.Refused != plan.Refused {
+		f.t.Fatalf("planned %+v, imported %+v, %v", plan, r, err)
+	}
+	again, err := im.Run(f.t.Context())
+	if err != nil || again.Total() != 0 || again.Known != r.Total() {
+		f.t.Errorf("a second run: %+v, %v", again, err)
+	}
+	return r
+}
+
+func (f *fixture) dead() *mongo.Collection { return f.outbox.Database().Collection("outbox_dead") }
+
+func (f *fixture) count(coll *mongo.Collection) int64 {
+	f.t.Helper()
+	n, err := coll.CountDocuments(f.t.Context(), bson.D{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return n
+}
+
+// view returns the envelope with an id.
+func (f *fixture) view(id any) (envelope.View, bson.Raw) {
+	f.t.Helper()
+	raw, err := f.outbox.FindOne(f.t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
+	if err != nil {
+		f.t.Fatalf("envelope %v: %v", id, err)
+	}
+	var v envelope.View
+	if err := envelope.Parse(raw, &v); err != nil {
+		f.t.Fatal(err)
+	}
+	return v, raw
+}
+
+// headers returns the headers as text.
+func headersOf(v envelope.View) string {
+	var out []string
+	for it := v.Headers.Iter(); it.Next(); {
+		out = append(out, fmt.Sprintf("%s=%s", it.Key, it.Value))
+	}
+	return strings.Join(out, " ")
+}
+
+// expect compares the fields of an envelope with their text.
+func (f *fixture) expect(id any, aggregateType, key, typ, payload, headers string) (envelope.View, bson.Raw) {
+	f.t.Helper()
+	v, raw := f.view(id)
+	got := []string{string(v.AggregateType), string(v.OrderingKey()), string(v.Type), string(v.Payload), headersOf(v)}
+	want := []string{aggregateType, key, typ, payload, headers}
+	if strings.Join(got, "|") != strings.Join(want, "|") {
+		f.t.Errorf("envelope %v: got %q, want %q", id, got, want)
+	}
+	if v.TS.IsZero() || v.Slot < 0 {
+		f.t.Errorf("envelope %v has no stamp or no slot", id)
+	}
+	return v, raw
+}
+
+func (f *fixture) expectRetry(v envelope.View, raw bson.Raw, attempts int32) {
+	f.t.Helper()
+	if string(v.State) != envelope.StateRetry || v.Attempts != attempts || v.NextAt == 0 || len(raw.Lookup("seal").Value) == 0 {
+		f.t.Errorf("no retry after %d attempts: %s", attempts, raw)
+	}
+}
+
+func uuidOf(data []byte) bson.Binary { return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: data} }
+
+func TestImportOfSlimMessageBus(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	message := func(id string, change ...bson.E) bson.D {
+		doc := bson.D{
+			{Key: "_id", Value: id},
+			{Key: "timestamp", Value: past},
+			{Key: "bus_name", Value: "kafka"},
+			{Key: "message_type", Value: "Shop.OrderPlaced, Shop, Version=1.0.0.0"},
+			{Key: "message_payload", Value: []byte(`{"a":1}`)},
+			{Key: "headers", Value: `{"tenant":"t1","n":5,"none":null}`},
+			{Key: "path", Value: "orders"},
+			{Key: "lock_instance_id", Value: nil},
+			{Key: "lock_expires_on", Value: time.Time{}},
+			{Key: "delivery_attempt", Value: int32(0)},
+			{Key: "delivery_complete", Value: false},
+			{Key: "delivery_aborted", Value: false},
+		}
+		for _, c := range change {
+			for i := range doc {
+				if doc[i].Key == c.Key {
+					doc[i] = c
+				}
+			}
+		}
+		return doc
+	}
+	f.rows("smb_outbox",
+		message(uuid1),
+		message("11112233-4455-6677-8899-aabbccddeeff", bson.E{Key: "delivery_attempt", Value: int32(2)}, bson.E{Key: "path", Value: nil}),
+		message("22112233-4455-6677-8899-aabbccddeeff", bson.E{Key: "delivery_attempt", Value: int32(3)}, bson.E{Key: "delivery_aborted", Value: true}),
+		message("33112233-4455-6677-8899-aabbccddeeff", bson.E{Key: "delivery_complete", Value: true}),
+		message("44112233-4455-6677-8899-aabbccddeeff", bson.E{Key: "headers", Value: `{"id":"x"}`}))
+
+	f.refuses(Options{From: "slimmessagebus"}, "watcher orders has never run")
+	f.hasRun()
+	r := f.importRows(Options{From: "slimmessagebus", KeyHeader: "tenant"})
+	if r.Pending != 1 || r.Retried != 1 || r.Dead != 1 || r.Refused != 1 || len(r.Problems) != 1 || r.Tables[0].Rows != 4 {
+		t.Errorf("%+v", r)
+	}
+	if p := r.Problems[0]; !strings.Contains(p.ID, "44112233") || !strings.Contains(p.Reason, "id") {
+		t.Errorf("%+v", p)
+	}
+	f.expect(uuidOf(bytes1), "orders", "t1", "Shop.OrderPlaced", `{"a":1}`, "tenant=t1 n=5 none=")
+	second := append([]byte{0x11, 0x11}, bytes1[2:]...)
+	v, raw := f.expect(uuidOf(second), "OrderPlaced", "t1", "Shop.OrderPlaced", `{"a":1}`, "tenant=t1 n=5 none=")
+	f.expectRetry(v, raw, 2)
+
+	letter, err := f.dead().FindOne(t.Context(), bson.D{}).Raw()
+	if err != nil || letter.Lookup("class").StringValue() != "attempts_exhausted" || letter.Lookup("envelope", "imported", "attempts").Int32() != 3 {
+		t.Errorf("%s, %v", letter, err)
+	}
+	if n := f.count(f.outbox.Database().Collection("smb_outbox")); n != 5 {
+		t.Errorf("%d rows are left", n)
+	}
+}
+
+func TestImportOfKoan(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.hasRun()
+	record := func(id string, status string, attempt int32, visible any) bson.D {
+		return bson.D{
+			{Key: "_id", Value: id},
+			{Key: "OccurredAt", Value: past},
+			{Key: "EntityType", Value: "Order"},
+			{Key: "Operation", Value: "Upsert"},
+			{Key: "EntityId", Value: "o-1"},
+			{Key: "PayloadJson", Value: `{"Id":"o-1"}`},
+			{Key: "Headers", Value: bson.D{{Key: "h", Value: "v"}}},
+			{Key: "Attempt", Value: attempt},
+			{Key: "VisibleAt", Value: visible},
+			{Key: "Status", Value: status},
+			{Key: "DeadReason", Value: "no handler"},
+		}
+	}
+	ticks := future.UnixNano()/100 + ticksOf1970
+	f.rows("Outbox",
+		record(uuid1, "Pending", 0, past),
+		record("a", "Pending", 0, bson.A{ticks + 60*600_000_000, int32(60)}), // an hour east
+		record("b", "Pending", 4, bson.D{{Key: "DateTime", Value: future}, {Key: "Ticks", Value: ticks}}),
+		record("c", "Dead", 10, past.Format(time.RFC3339)),
+		record("d", "Done", 1, past))
+
+	r := f.importRows(Options{From: "koan"})
+	if r.Pending != 1 || r.Scheduled != 1 || r.Retried != 1 || r.Dead != 1 {
+		t.Errorf("%+v", r)
+	}
+	f.expect(uuidOf(bytes1), "Order", "o-1", "Upsert", `{"Id":"o-1"}`, "h=v")
+	if v, _ := f.view("a"); !v.HasDueAt || v.DueAt != future.UnixMilli() {
+		t.Errorf("due at %d, want %d", v.DueAt, future.UnixMilli())
+	}
+	v, raw := f.view("b")
+	f.expectRetry(v, raw, 4)
+	if v.NextAt != future.UnixMilli() {
+		t.Errorf("next at %d, want %d", v.NextAt, future.UnixMilli())
+	}
+	letter, err := f.dead().FindOne(t.Context(), bson.D{}).Raw()
+	if err != nil || letter.Lookup("reason").StringValue() != "no handler" {
+		t.Errorf("%s, %v", letter, err)
+	}
+}
+
+func TestImportOfOutboxEventBus(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.hasRun()
+	event := func(id, status string, retries int32, next any) bson.D {
+		return bson.D{
+			{Key: "_id", Value: bson.NewObjectID()},
+			{Key: "eventId", Value: id},
+			{Key: "type", Value: "order.created"},
+			{Key: "payload", Value: bson.D{{Key: "n", Value: 1.5}, {Key: "s", Value: "<é\"\n>"}, {Key: "2", Value: int64(2)}, {Key: "at", Value: past}, {Key: "l", Value: bson.A{nil, true}}}},
+			{Key: "status", Value: status},
+			{Key: "occurredAt", Value: past},
+			{Key: "nextRetryAt", Value: next},
+			{Key: "retryCount", Value: retries},
+			{Key: "lastError", Value: "broker down"},
+			{Key: "expireInSeconds", Value: int32(60)},
+			{Key: "keepAlive", Value: past},
+		}
+	}
+	unusual := event("x", "created", 0, past)
+	unusual[3].Value = bson.D{{Key: "r", Value: bson.Regex{Pattern: "a"}}}
+	f.rows("outbox_events", event("e1", "created", 0, past), event("e2", "active", 0, past), event("e3", "failed", 2, future),
+		event("e4", "failed", 5, past), event("e5", "completed", 0, past), unusual)
+
+	r := f.importRows(Options{From: "outbox-event-bus"})
+	if r.Pending != 2 || r.Retried != 1 || r.Dead != 1 || r.Refused != 1 || !strings.Contains(r.Problems[0].Reason, "has no JSON") {
+		t.Errorf("%+v", r)
+	}
+	const value = `{"id":"%s","type":"order.created","payload":{"2":2,"n":1.5,"s":"<é\"\n>","at":"2026-01-02T03:04:05.678Z","l":[null,true]},"occurredAt":"2026-01-02T03:04:05.678Z"}`
+	for _, id := range []string{"e1", "e2", "e3"} {
+		f.expect(id, "order", id, "order.created", fmt.Sprintf(value, id), "eventType=order.created")
+	}
+	v, raw := f.view("e3")
+	f.expectRetry(v, raw, 2)
+}
+
+// wolverineBody serializes a message as Wolverine does.
+func wolverineBody(data []byte, headers ...string) []byte {
+	var b bytes.Buffer
+	number := func(v any) { _ = binary.Write(&b, binary.LittleEndian, v) }
+	number(int64(1))
+	number(int32(len(headers) / 2))
+	for _, h := range headers {
+		b.Write(binary.AppendUvarint(nil, uint64(len(h))))
+		b.WriteString(h)
+	}
+	number(int32(len(data)))
+	b.Write(data)
+	return b.Bytes()
+}
+
+func TestImportOfWolverine(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.hasRun()
+	body := wolverineBody([]byte(`{"a":1}`), "message-type", "OrderPlaced", "content-type", "application/json", "id", uuid1,
+		"tenant", strings.Repeat("t", 200), "destination", "kafka://topic/orders", "attempts", "0")
+	outgoing := func(id byte, body []byte, attempts int32) bson.D {
+		return bson.D{
+			{Key: "_id", Value: uuidOf(append([]byte{id}, bytes1[1:]...))},
+			{Key: "ownerId", Value: int32(1)},
+			{Key: "destination", Value: "kafka://topic/orders"},
+			{Key: "deliverBy", Value: future},
+			{Key: "body", Value: body},
+			{Key: "attempts", Value: attempts},
+			{Key: "messageType", Value: "OrderPlaced"},
+		}
+	}
+	f.rows("wolverine_outgoing_envelopes", outgoing(0, body, 0), outgoing(1, body, 1), outgoing(2, body[:20], 0))
+
+	incoming := func(id byte, status, typ string, body []byte) bson.D {
+		return bson.D{
+			{Key: "_id", Value: fmt.Sprint(id)},
+			{Key: "envelopeId", Value: uuidOf(append([]byte{id}, bytes1[1:]...))},
+			{Key: "status", Value: status},
+			{Key: "ownerId", Value: int32(0)},
+			{Key: "executionTime", Value: future},
+			{Key: "attempts", Value: int32(0)},
+			{Key: "body", Value: body},
+			{Key: "messageType", Value: typ},
+		}
+	}
+	f.rows("wolverine_incoming_envelopes",
+		incoming(5, "Scheduled", scheduledEnvelope, wolverineBody(body)),
+		incoming(6, "Scheduled", "Reminder", wolverineBody(nil)),
+		incoming(7, "Handled", "OrderPlaced", nil))
+	f.rows("wolverine_dead_letters", bson.D{
+		{Key: "_id", Value: uuidOf(append([]byte{9}, bytes1[1:]...))},
+		{Key: "messageType", Value: "OrderPlaced"},
+		{Key: "receivedAt", Value: "kafka://topic/orders"},
+		{Key: "exceptionType", Value: "TimeoutException"},
+		{Key: "exceptionMessage", Value: "late"},
+		{Key: "body", Value: body},
+	})
+
+	r := f.importRows(Options{From: "wolverine"})
+	if r.Pending != 1 || r.Scheduled != 1 || r.Retried != 1 || r.Dead != 1 || r.Refused != 2 || len(r.Tables) != 3 {
+		t.Errorf("%+v", r)
+	}
+	headers := "message-type=OrderPlaced tenant=" + strings.Repeat("t", 200)
+	v, _ := f.expect(uuidOf(bytes1), "orders", uuid1, "OrderPlaced", `{"a":1}`, headers)
+	if v.ExpiresAt != future.UnixMilli() || string(v.ContentType) != "application/json" {
+		t.Errorf("%+v", v)
+	}
+	five := append([]byte{5}, bytes1[1:]...)
+	if v, _ := f.expect(uuidOf(five), "orders", "05112233"+uuid1[8:], "OrderPlaced", `{"a":1}`, headers); v.DueAt != future.UnixMilli() {
+		t.Errorf("due at %d", v.DueAt)
+	}
+	letter, err := f.dead().FindOne(t.Context(), bson.D{}).Raw()
+	if err != nil || letter.Lookup("reason").StringValue() != "TimeoutException: late" {
+		t.Errorf("%s, %v", letter, err)
+	}
+}
+
+func TestImportOfMassTransit(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	message := func(id bson.Binary, enqueue any) bson.D {
+		return bson.D{
+			{Key: "_id", Value: bson.NewObjectID()},
+			{Key: "SentTime", Value: past},
+			{Key: "EnqueueTime", Value: enqueue},
+			{Key: "Headers", Value: `{"tenant":"t1"}`},
+			{Key: "SequenceNumber", Value: int64(1)},
+			{Key: "MessageId", Value: id},
+			{Key: "ContentType", Value: "application/vnd.masstransit+json"},
+			{Key: "MessageType", Value: "urn:message:Shop:OrderPlaced;urn:message:Shop:IEvent"},
+			{Key: "Body", Value: `{"message":{}}`},
+			{Key: "CorrelationId", Value: bson.Binary{Subtype: bson.TypeBinaryUUIDOld, Data: legacy1}},
+			{Key: "ExpirationTime", Value: future},
+			{Key: "DestinationAddress", Value: "rabbitmq://host/vhost/Shop:orders?durable=true"},
+		}
+	}
+	camel := bson.D{
+		{Key: "_id", Value: bson.NewObjectID()},
+		{Key: "messageId", Value: uuidOf(append([]byte{3}, bytes1[1:]...))},
+		{Key: "contentType", Value: "application/json"},
+		{Key: "messageType", Value: "urn:message:Shop:Paid"},
+		{Key: "body", Value: "{}"},
+		{Key: "sentTime", Value: past},
+		{Key: "sequenceNumber", Value: int64(1)},
+	}
+	f.rows("outbox.messages", message(bson.Binary{Subtype: bson.TypeBinaryUUIDOld, Data: legacy1}, nil), message(uuidOf(append([]byte{2}, bytes1[1:]...)), future), camel)
+
+	// Without failed attempts, the watcher may be new.
+	r := f.importRows(Options{From: "masstransit"})
+	if r.Pending != 2 || r.Scheduled != 1 {
+		t.Errorf("%+v", r)
+	}
+	f.expect(uuidOf(bytes1), "orders", uuid1, "Shop:OrderPlaced", `{"message":{}}`, "tenant=t1")
+	f.expect(uuidOf(append([]byte{3}, bytes1[1:]...)), "Paid", "03112233"+uuid1[8:], "Shop:Paid", "{}", "")
+}
+
+// TestImportRefusesOtherCollections: the refusal names the expected and the actual fields, and nothing is written.
+func TestImportRefusesOtherCollections(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.refuses(Options{From: "koan"}, ".Outbox has no rows", "--collection")
+	f.rows("smb_outbox", bson.D{{Key: "_id", Value: "x"}, {Key: "EntityType", Value: "Order"}})
+	f.refuses(Options{From: "slimmessagebus"}, "does not belong to slimmessagebus", "expected the fields timestamp, bus_name", "found a row with _id, EntityType")
+
+	if _, _, err := Connect(f.cfg, Options{From: "debezium"}); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "wolverine") {
+		t.Errorf("an unknown library: %v", err)
+	}
+	if _, _, err := Connect(f.cfg, Options{From: "koan", To: "other.outbox"}); !errors.Is(err, ErrRefused) {
+		t.Errorf("an outbox that is not watched: %v", err)
+	}
+	f.cfg.Watch = []string{"*.outbox"}
+	if _, _, err := Connect(f.cfg, Options{From: "koan"}); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "--to") {
+		t.Errorf("several outboxes: %v", err)
+	}
+}
+
+// TestImportRefusesARunningPublisher: it would send the rows as well.
+func TestImportRefusesARunningPublisher(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.rows("outbox_events", bson.D{
+		{Key: "eventId", Value: "e1"},
+		{Key: "type", Value: "a"},
+		{Key: "payload", Value: nil},
+		{Key: "status", Value: "active"},
+		{Key: "occurredAt", Value: past},
+		{Key: "retryCount", Value: int32(0)},
+		{Key: "expireInSeconds", Value: int32(60)},
+		{Key: "keepAlive", Value: time.Now()},
+	})
+	f.refuses(Options{From: "outbox-event-bus"}, "a publisher works on 1 rows", "stop it")
+}
+
+// TestInterruptedImport: envelopes of a run that ended early count as imported, also if they are delivered and purged by now.
+func TestInterruptedImport(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	const rows = 1200
+	docs := make([]any, rows)
+	for i := range docs {
+		docs[i] = bson.D{
+			{Key: "_id", Value: i},
+			{Key: "messageId", Value: fmt.Sprint("m", i)},
+			{Key: "contentType", Value: "application/json"},
+			{Key: "messageType", Value: "urn:message:Shop:Paid"},
+			{Key: "body", Value: "{}"},
+			{Key: "sentTime", Value: past},
+			{Key: "sequenceNumber", Value: int64(1)},
+		}
+	}
+	f.rows("outbox.messages", docs...)
+
+	stop := errors.New("stopped")
+	im := f.connect(Options{From: "masstransit"})
+	r := im.newReport()
+	run, err := im.newRun(t.Context(), &r, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	batches := 0
+	run.options.OnProgress = func(int64) {
+		if batches++; batches == 1 {
+			if _, err := f.outbox.DeleteMany(t.Context(), bson.D{}); err != nil {
+				t.Error(err)
+			}
+			panic(stop)
+		}
+	}
+	func() {
+		defer func() { _ = recover() }()
+		_ = run.importTables(t.Context())
+	}()
+
+	again, err := f.connect(Options{From: "masstransit"}).Run(t.Context())
+	if err != nil || again.Known != batchRows || again.Pending != rows-batchRows {
+		t.Errorf("%+v, %v", again, err)
+	}
+	if n := f.count(f.outbox); n != rows-batchRows {
+		t.Errorf("%d envelopes", n)
+	}
+}
+
+func FuzzWolverineBody(f *testing.F) {
+	f.Add(wolverineBody([]byte("x"), "a", "b"))
+	f.Fuzz(func(_ *testing.T, b []byte) { _, _ = parseWolverine(b) })
+}

@@ -1,0 +1,313 @@
+package importing
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
+
+// source describes the collections of an outbox library.
+type source struct {
+	name   string
+	tables []table
+}
+
+// table is a collection with rows of one kind. The first table of a source has the messages, and can have another name.
+type table struct {
+	name     string
+	optional bool                                  // the library creates it later, or the source may lack it
+	required []string                              // fields of every row
+	pending  func(o Options) bson.D                // rows to import
+	locked   func(now time.Time) bson.D            // rows that a running publisher works on; nil if the library has no locks
+	sort     bson.D                                // the order in which the library sends
+	convert  func(r row, o Options) (*item, error) // of a row that matches pending
+}
+
+// item is a converted row.
+type item struct {
+	id            any
+	aggregateType string
+	aggregateID   string
+	typ           string
+	payload       any
+	contentType   string
+	headers       []header
+	at            time.Time // when the event happened
+	due           time.Time // not before
+	expires       time.Time
+	attempts      int32 // that failed
+	dead          bool
+	reason        string // of the last failure
+}
+
+// Sources returns the names of the libraries whose rows can be imported.
+func Sources() []string {
+	names := make([]string, len(sources))
+	for i, s := range sources {
+		names[i] = s.name
+	}
+	return names
+}
+
+var sources = []source{
+	{name: "slimmessagebus", tables: []table{{
+		name:     "smb_outbox",
+		required: []string{"timestamp", "bus_name", "message_type", "message_payload", "delivery_attempt", "delivery_complete", "delivery_aborted"},
+		pending:  func(Options) bson.D { return bson.D{{Key: "delivery_complete", Value: false}} },
+		locked: func(now time.Time) bson.D {
+			return bson.D{{Key: "delivery_complete", Value: false}, {Key: "lock_expires_on", Value: bson.D{{Key: "$gt", Value: now}}}}
+		},
+		sort:    bson.D{{Key: "timestamp", Value: 1}, {Key: "_id", Value: 1}},
+		convert: convertSlimMessageBus,
+	}}},
+	{name: "koan", tables: []table{{
+		name:     "Outbox",
+		required: []string{"OccurredAt", "EntityType", "Operation", "EntityId", "PayloadJson", "Attempt", "VisibleAt", "Status"},
+		pending: func(Options) bson.D {
+			return bson.D{{Key: "Status", Value: bson.D{{Key: "$in", Value: bson.A{"Pending", "Dead"}}}}}
+		},
+		locked: func(now time.Time) bson.D {
+			return bson.D{{Key: "Status", Value: "Pending"}, {Key: "LeaseUntil", Value: bson.D{{Key: "$gt", Value: now}}}}
+		},
+		sort:    bson.D{{Key: "_id", Value: 1}},
+		convert: convertKoan,
+	}}},
+	{name: "outbox-event-bus", tables: []table{{
+		name:     "outbox_events",
+		required: []string{"eventId", "type", "payload", "status", "occurredAt", "retryCount", "expireInSeconds", "keepAlive"},
+		pending: func(Options) bson.D {
+			return bson.D{{Key: "status", Value: bson.D{{Key: "$in", Value: bson.A{"created", "active", "failed"}}}}}
+		},
+		locked: func(now time.Time) bson.D {
+			until := bson.D{{Key: "$add", Value: bson.A{"$keepAlive", bson.D{{Key: "$multiply", Value: bson.A{"$expireInSeconds", 1000}}}}}}
+			return bson.D{{Key: "status", Value: "active"}, {Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{until, now}}}}}
+		},
+		sort:    bson.D{{Key: "occurredAt", Value: 1}, {Key: "_id", Value: 1}},
+		convert: convertOutboxEventBus,
+	}}},
+	{name: "wolverine", tables: []table{
+		{
+			name:     "wolverine_outgoing_envelopes",
+			required: []string{"ownerId", "destination", "body", "attempts", "messageType"},
+			pending:  func(Options) bson.D { return bson.D{} },
+			sort:     bson.D{{Key: "_id", Value: 1}},
+			convert:  convertWolverine,
+		},
+		{
+			name: "wolverine_incoming_envelopes", optional: true,
+			required: []string{"status", "ownerId", "body", "attempts", "messageType"},
+			pending:  func(Options) bson.D { return bson.D{{Key: "status", Value: "Scheduled"}} },
+			sort:     bson.D{{Key: "executionTime", Value: 1}, {Key: "_id", Value: 1}},
+			convert:  convertWolverineScheduled,
+		},
+		{
+			name: "wolverine_dead_letters", optional: true,
+			required: []string{"messageType", "body"},
+			pending:  func(Options) bson.D { return bson.D{} },
+			sort:     bson.D{{Key: "_id", Value: 1}},
+			convert:  convertWolverineDead,
+		},
+	}},
+	{name: "masstransit", tables: []table{{
+		name:     "outbox.messages",
+		required: []string{"MessageId", "ContentType", "MessageType", "Body", "SentTime", "SequenceNumber"},
+		pending:  func(Options) bson.D { return bson.D{} },
+		sort:     bson.D{{Key: "_id", Value: 1}},
+		convert:  convertMassTransit,
+	}}},
+}
+
+func convertSlimMessageBus(r row, _ Options) (*item, error) {
+	id, err := r.id("_id")
+	if err != nil {
+		return nil, err
+	}
+	headers, err := parseHeaders(r.text("headers"))
+	if err != nil {
+		return nil, err
+	}
+	_, payload, ok := r.field("message_payload").BinaryOK()
+	if !ok {
+		return nil, errors.New("message_payload: expected bytes")
+	}
+
+	// The type is an assembly-qualified name: Namespace.Type, Assembly, Version=….
+	typ, _, _ := strings.Cut(r.text("message_type"), ",")
+	it := &item{
+		id: id, aggregateType: r.text("path"), typ: typ, payload: bson.Binary{Data: payload}, headers: headers,
+		at: r.time("timestamp"), attempts: r.int("delivery_attempt"), dead: r.isTrue("delivery_aborted"),
+	}
+	if it.aggregateType == "" {
+		it.aggregateType = typ[strings.LastIndexByte(typ, '.')+1:]
+	}
+	if it.dead {
+		it.reason = "SlimMessageBus aborted the delivery"
+	}
+	return it, nil
+}
+
+func convertKoan(r row, _ Options) (*item, error) {
+	id, err := r.id("_id")
+	if err != nil {
+		return nil, err
+	}
+	it := &item{
+		id: id, aggregateType: r.text("EntityType"), aggregateID: r.text("EntityId"), typ: r.text("Operation"),
+		payload: r.text("PayloadJson"), contentType: "application/json", at: r.time("OccurredAt"),
+		due: r.time("VisibleAt"), attempts: r.int("Attempt"), dead: r.text("Status") == "Dead", reason: r.text("DeadReason"),
+	}
+	if doc, ok := r.field("Headers").DocumentOK(); ok {
+		elems, err := doc.Elements()
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range elems {
+			value, ok := e.Value().StringValueOK()
+			if !ok {
+				return nil, fmt.Errorf("header %s: expected a text; found %s", e.Key(), e.Value().Type)
+			}
+			it.headers = append(it.headers, header{e.Key(), &value})
+		}
+	}
+	return it, nil
+}
+
+// convertOutboxEventBus makes the record of the Kafka publisher: the whole event as JSON, with its id as key.
+func convertOutboxEventBus(r row, o Options) (*item, error) {
+	id, err := r.id("eventId")
+	if err != nil {
+		return nil, err
+	}
+	typ := r.text("type")
+	value := appendText([]byte(`{"id":`), r.text("eventId"))
+	value = appendText(append(value, `,"type":`...), typ)
+	value = append(value, `,"payload":`...)
+	if value, err = appendJSON(value, r.field("payload"), 0); err != nil {
+		return nil, err
+	}
+	value = appendText(append(value, `,"occurredAt":`...), isoTime(r.time("occurredAt")))
+
+	it := &item{
+		id: id, aggregateID: r.text("eventId"), typ: typ, payload: string(append(value, '}')), contentType: "application/json",
+		headers: []header{{"eventType", &typ}}, at: r.time("occurredAt"), attempts: r.int("retryCount"), reason: r.text("lastError"),
+	}
+	it.aggregateType, _, _ = strings.Cut(typ, ".")
+	if r.text("status") == "failed" {
+		it.due = r.time("nextRetryAt")
+		it.dead = it.attempts >= o.MaxRetries
+	}
+	return it, nil
+}
+
+func convertWolverine(r row, _ Options) (*item, error) {
+	_, body, _ := r.field("body").BinaryOK()
+	m, err := parseWolverine(body)
+	if err != nil {
+		return nil, err
+	}
+	it, err := wolverineItem(r, "_id", m)
+	if err != nil {
+		return nil, err
+	}
+	it.aggregateType, it.attempts, it.expires = lastSegment(r.text("destination")), r.int("attempts"), r.time("deliverBy")
+	return it, nil
+}
+
+// wolverineItem returns the parts of a message that all tables have.
+func wolverineItem(r row, id string, m wolverineMessage) (*item, error) {
+	key, err := r.id(id)
+	if err != nil {
+		return nil, err
+	}
+	it := &item{id: key, typ: m.get("message-type"), payload: bson.Binary{Data: m.data}, contentType: m.get("content-type")}
+	if it.typ == "" {
+		it.typ = r.text("messageType")
+	}
+	for _, name := range []string{"partition-key", "group-id"} {
+		if it.aggregateID == "" {
+			it.aggregateID = m.get(name)
+		}
+	}
+	// The id of the envelope is a header of the record. Attempts and destination are of the delivery that ends here.
+	it.headers = slices.DeleteFunc(slices.Clone(m.headers), func(h header) bool {
+		return slices.Contains([]string{"id", "attempts", "destination", "content-type", "time-to-send"}, h.name)
+	})
+	return it, nil
+}
+
+// scheduledEnvelope is the message type that wraps a message to a broker until it is due.
+const scheduledEnvelope = "scheduled-envelope"
+
+// convertWolverineScheduled converts a scheduled message to a broker. Wolverine stores it as a message to itself that contains the message.
+func convertWolverineScheduled(r row, _ Options) (*item, error) {
+	_, body, _ := r.field("body").BinaryOK()
+	outer, err := parseWolverine(body)
+	if err != nil {
+		return nil, err
+	}
+	if r.text("messageType") != scheduledEnvelope {
+		return nil, errors.New("it is scheduled for a handler of the service, not for a topic")
+	}
+	m, err := parseWolverine(outer.data)
+	if err != nil {
+		return nil, err
+	}
+
+	it, err := wolverineItem(r, "envelopeId", m)
+	if err != nil {
+		return nil, err
+	}
+	it.aggregateType, it.due, it.attempts = lastSegment(m.get("destination")), r.time("executionTime"), r.int("attempts")
+	return it, nil
+}
+
+func convertWolverineDead(r row, _ Options) (*item, error) {
+	_, body, _ := r.field("body").BinaryOK()
+	if len(body) == 0 {
+		return nil, errors.New("the dead letter has no body")
+	}
+	m, err := parseWolverine(body)
+	if err != nil {
+		return nil, err
+	}
+	it, err := wolverineItem(r, "_id", m)
+	if err != nil {
+		return nil, err
+	}
+	it.aggregateType, it.dead = lastSegment(r.text("receivedAt")), true
+	it.reason = strings.TrimSuffix(r.text("exceptionType")+": "+r.text("exceptionMessage"), ": ")
+	it.at = r.time("sentAt")
+	return it, nil
+}
+
+func convertMassTransit(r row, _ Options) (*item, error) {
+	id, err := r.id("MessageId")
+	if err != nil {
+		return nil, err
+	}
+	headers, err := parseHeaders(r.text("Headers"))
+	if err != nil {
+		return nil, err
+	}
+
+	// MessageType lists the type and its base types: urn:message:Namespace:Type;….
+	typ, _, _ := strings.Cut(r.text("MessageType"), ";")
+	it := &item{
+		id: id, aggregateType: lastSegment(r.text("DestinationAddress")), typ: strings.TrimPrefix(typ, "urn:message:"),
+		payload: r.text("Body"), contentType: r.text("ContentType"), headers: headers,
+		at: r.time("SentTime"), due: r.time("EnqueueTime"), expires: r.time("ExpirationTime"),
+	}
+	if it.aggregateType == "" {
+		it.aggregateType = lastSegment(it.typ)
+	}
+	for _, name := range []string{"CorrelationId", "ConversationId"} {
+		if key, err := r.id(name); err == nil && it.aggregateID == "" {
+			it.aggregateID = idText(key)
+		}
+	}
+	return it, nil
+}

@@ -1,0 +1,438 @@
+//go:build unix
+
+package migrate
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/adopt"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/importing"
+)
+
+// headerID returns the header id of a record.
+func headerID(r *kgo.Record) string {
+	for _, h := range r.Headers {
+		if h.Key == "id" {
+			return string(h.Value)
+		}
+	}
+	return ""
+}
+
+// documentID returns the id of an event, from the header or from the document in the value.
+func documentID(r *kgo.Record) string {
+	if id := headerID(r); id != "" {
+		return id
+	}
+	var doc struct {
+		ID struct {
+			OID string `json:"$oid"`
+		} `json:"_id"`
+	}
+	_ = json.Unmarshal(r.Value, &doc)
+	return doc.ID.OID
+}
+
+// adoptAfter checks and adopts a position while services go on writing, starts outrelay, and lets it run for a while. It returns the bound.
+func (s *scene) adoptAfter(stopped time.Time, args ...string) adopt.Report {
+	s.t.Helper()
+	args = append([]string{"adopt", "--stopped-at", stopped.UTC().Format(time.RFC3339Nano)}, args...)
+	var plan, r adopt.Report
+	s.outrelay(&plan, append(args, "--dry-run")...)
+	s.outrelay(&r, append(args, "--yes")...)
+	// Events of the second of the stop are counted as long as it lasts.
+	if plan.Done || !r.Done || plan.MaxRepeats > r.MaxRepeats || r.Token != plan.Token {
+		s.t.Errorf("planned %+v, adopted %+v", plan, r)
+	}
+	s.startRelay()
+
+	more := s.countWritten() + 500
+	s.waitArrived("events after the switch", func(events, _ int) bool { return events >= more })
+	s.stopWriting()
+	return r
+}
+
+// TestRelayContinuesAtAPosition: a publisher of its own that stores resume tokens late stops under load.
+func TestRelayContinuesAtAPosition(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.follow(s.topic, headerID)
+	cs, err := s.db.Collection("outbox").Watch(t.Context(), mongo.Pipeline{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cs.Close(context.WithoutCancel(t.Context())) }()
+	s.write(s.insertEnvelope)
+
+	// The publisher has sent 300 events, and stored the position of the 200th.
+	client, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(t)...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	var token string
+	for n := range 300 {
+		if !cs.Next(t.Context()) {
+			t.Fatal(cs.Err())
+		}
+		doc := cs.Current.Lookup("fullDocument").Document()
+		r := kgo.KeySliceRecord([]byte(doc.Lookup("aggregateid").StringValue()), []byte(doc.Lookup("payload").StringValue()))
+		r.Topic = s.topic
+		r.Headers = []kgo.RecordHeader{{Key: "id", Value: []byte(doc.Lookup("_id").ObjectID().Hex())}, {Key: "type", Value: []byte("OrderPlaced")}}
+		if err := client.ProduceSync(t.Context(), r).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+		if n == 199 {
+			token = cs.Current.Lookup("_id", "_data").StringValue()
+		}
+	}
+	r := s.adoptAfter(time.Now(), "--token", token)
+	if r.MaxRepeats < 100 || r.Checked != adopt.CheckedByEvent {
+		t.Errorf("%+v", r)
+	}
+	if repeats := s.check(r.MaxRepeats, true); repeats != 100 {
+		t.Errorf("%d repeats instead of 100", repeats)
+	}
+}
+
+// poll sends the documents that are not marked as sent, and marks them after each batch, until the batch after the one at which stop returns
+// true: that batch is sent and not marked, as if the poller was killed.
+func (s *scene) poll(client *kgo.Client, stop func() bool) {
+	s.t.Helper()
+	outbox := s.db.Collection("outbox")
+	for last := false; !last; {
+		last = stop()
+		cur, err := outbox.Find(s.t.Context(), bson.D{{Key: "sent", Value: false}}, options.Find().SetSort(bson.D{{Key: "_id", Value: 1}}).SetLimit(50))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		var docs []bson.Raw
+		if err := cur.All(s.t.Context(), &docs); err != nil {
+			s.t.Fatal(err)
+		}
+
+		ids := bson.A{}
+		for _, doc := range docs {
+			id := doc.Lookup("_id")
+			ids = append(ids, id)
+			r := kgo.KeySliceRecord([]byte(doc.Lookup("customer").StringValue()), []byte(doc.Lookup("body").StringValue()))
+			r.Topic = s.topic
+			r.Headers = []kgo.RecordHeader{{Key: "id", Value: []byte(id.ObjectID().Hex())}, {Key: "type", Value: []byte("OrderPlaced")}}
+			if err := client.ProduceSync(s.t.Context(), r).FirstErr(); err != nil {
+				s.t.Fatal(err)
+			}
+		}
+		if last || len(ids) == 0 {
+			continue
+		}
+		mark := bson.D{{Key: "$set", Value: bson.D{{Key: "sent", Value: true}}}}
+		if _, err := outbox.UpdateMany(s.t.Context(), bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, mark); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+// TestMoveFromPoller: a poller that marks what it has sent stops before it marks a batch. outrelay reads the same documents, and begins at
+// the oldest one without the mark.
+func TestMoveFromPoller(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.env = append(s.env, "OUTRELAY_MAPPING_AGGREGATETYPE=kind", "OUTRELAY_MAPPING_AGGREGATEID=customer", "OUTRELAY_MAPPING_TYPE=name",
+		"OUTRELAY_MAPPING_PAYLOAD=body")
+	s.follow(s.topic, headerID)
+	client, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(t)...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+
+	s.write(func(ctx context.Context, key string, n int) (string, error) {
+		id := bson.NewObjectID()
+		_, err := s.db.Collection("outbox").InsertOne(ctx, bson.D{
+			{Key: "_id", Value: id},
+			{Key: "kind", Value: "order"},
+			{Key: "customer", Value: key},
+			{Key: "name", Value: "OrderPlaced"},
+			{Key: "body", Value: fmt.Sprintf(`{"number":%d}`, n)},
+			{Key: "sent", Value: false},
+		})
+		return id.Hex(), err
+	})
+	s.poll(client, func() bool { return s.countWritten() > 500 })
+	stopped := time.Now()
+
+	var oldest struct {
+		ID bson.ObjectID `bson:"_id"`
+	}
+	byID := options.FindOne().SetSort(bson.D{{Key: "_id", Value: 1}})
+	if err := s.db.Collection("outbox").FindOne(t.Context(), bson.D{{Key: "sent", Value: false}}, byID).Decode(&oldest); err != nil {
+		t.Fatal(err)
+	}
+	at := oldest.ID.Timestamp().Add(-time.Second)
+	r := s.adoptAfter(stopped, "--at", at.UTC().Format(time.RFC3339))
+	repeats := s.check(r.MaxRepeats, false)
+	if repeats == 0 {
+		t.Error("the batch without the mark was not sent again")
+	}
+	t.Logf("%d events, %d repeats, announced were at most %d", s.countWritten(), repeats, r.MaxRepeats)
+}
+
+// TestMoveFromDebezium kills Debezium with its outbox router under load, and adopts its position from the topic of offsets.
+func TestMoveFromDebezium(t *testing.T) {
+	t.Parallel()
+	stacktest.OnlyWith(t, "fetches Kafka Connect and Debezium with Maven", "migrate.peers")
+	s := newScene(t)
+	s.env = append(s.env, "OUTRELAY_RECORD_PRESET=debezium")
+	s.follow(s.topic, headerID)
+	c := s.startConnect("debezium", true, nil, map[string]string{
+		"connector.class":                           "io.debezium.connector.mongodb.MongoDbConnector",
+		"mongodb.connection.string":                 stacktest.MongoURI(t),
+		"topic.prefix":                              s.topics.Prefix + "dbz",
+		"collection.include.list":                   s.db.Name() + ".outbox",
+		"snapshot.mode":                             "no_data",
+		"extended.headers.enabled":                  "false",
+		"transforms":                                "outbox",
+		"transforms.outbox.type":                    "io.debezium.connector.mongodb.transforms.outbox.MongoEventRouter",
+		"transforms.outbox.route.topic.replacement": s.topics.Prefix + "${routedByValue}",
+	})
+	s.warmUp()
+	s.write(s.insertEnvelope)
+	s.waitArrived("records of Debezium", func(events, _ int) bool { return events >= 3000 })
+
+	stopped := s.end(c.cmd, syscall.SIGKILL)
+	r := s.adoptAfter(stopped, "--offsets-topic", c.topic)
+	if r.Kind != adopt.Debezium || r.Connector != "orders" {
+		t.Errorf("%+v", r)
+	}
+	repeats := s.check(r.MaxRepeats, true)
+	t.Logf("%d events, %d repeats, announced were at most %d", s.countWritten(), repeats, r.MaxRepeats)
+
+	s.goBack(c, map[string]any{"server_id": s.topics.Prefix + "dbz"}, func(token string, at bson.Timestamp) map[string]any {
+		return map[string]any{"sec": at.T, "ord": at.I, "resume_token": token}
+	})
+	if again := s.check(repeats, true); again != repeats {
+		t.Errorf("the way back: %d repeats more", again-repeats)
+	}
+	t.Logf("after the way back: %d events, no further repeats", s.countWritten())
+}
+
+// goBack stops outrelay and gives its position to the connector, while services go on writing.
+func (s *scene) goBack(c connector, partition map[string]any, offset func(token string, at bson.Timestamp) map[string]any) {
+	s.t.Helper()
+	s.write(s.insertEnvelope)
+	s.end(s.relay, syscall.SIGTERM)
+	var doc struct {
+		Token struct {
+			Data string `bson:"_data"`
+		} `bson:"token"`
+		ClusterTime bson.Timestamp `bson:"clusterTime"`
+	}
+	if err := s.state.Collection("watchers").FindOne(s.t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}}).Decode(&doc); err != nil {
+		s.t.Fatal(err)
+	}
+
+	c.cmd = s.start("connect", nil, "java", c.args...)
+	if c.distributed {
+		s.call(c, http.MethodPut, "/connectors/orders/stop", nil)
+	} else {
+		s.call(c, http.MethodPost, "/connectors", map[string]any{"name": "orders", "config": c.config, "initial_state": "STOPPED"})
+	}
+	s.call(c, http.MethodPatch, "/connectors/orders/offsets", map[string]any{
+		"offsets": []any{map[string]any{"partition": partition, "offset": offset(doc.Token.Data, doc.ClusterTime)}},
+	})
+	s.call(c, http.MethodPut, "/connectors/orders/resume", nil)
+	more := s.countWritten() + 500
+	s.waitArrived("events after the way back", func(events, _ int) bool { return events >= more })
+	s.stopWriting()
+}
+
+// warmUp writes single events until the first one arrives: a connector without a position begins at the present.
+func (s *scene) warmUp() {
+	s.t.Helper()
+	deadline := time.Now().Add(2 * time.Minute)
+	for n := 0; ; n++ {
+		id, err := s.insertEnvelope(s.t.Context(), "warm-up", n)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		seen := func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.written[id] = written{"warm-up", n}
+			return len(s.arrived[id]) > 0
+		}
+		for end := time.Now().Add(time.Second); time.Now().Before(end); {
+			if seen() {
+				s.forgetSkipped()
+				return
+			}
+			<-time.After(20 * time.Millisecond)
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatal("the connector sends nothing")
+		}
+	}
+}
+
+// forgetSkipped removes the events that were inserted before the connector began.
+func (s *scene) forgetSkipped() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id := range s.written {
+		if len(s.arrived[id]) == 0 {
+			delete(s.written, id)
+		}
+	}
+}
+
+// TestMoveFromMongoKafka kills the MongoDB Kafka connector under load, and adopts its position from its offset file.
+func TestMoveFromMongoKafka(t *testing.T) {
+	t.Parallel()
+	stacktest.OnlyWith(t, "fetches Kafka Connect and the MongoDB Kafka connector with Maven", "migrate.peers")
+	s := newScene(t)
+	s.ignoreID = true
+	topic := s.topics.Create(s.db.Name()+".outbox", 4)
+	s.env = append(s.env, "OUTRELAY_RECORD_PRESET=kafka-connector", "OUTRELAY_TOPICS_TEMPLATE="+topic)
+	s.follow(topic, documentID)
+	c := s.startConnect("mongo-kafka", false, nil, map[string]string{
+		"connector.class":            "com.mongodb.kafka.connect.MongoSourceConnector",
+		"connection.uri":             stacktest.MongoURI(t),
+		"database":                   s.db.Name(),
+		"collection":                 "outbox",
+		"topic.prefix":               strings.TrimSuffix(s.topics.Prefix, "."),
+		"publish.full.document.only": "true",
+	})
+	s.warmUp()
+	s.write(s.insertEnvelope)
+	s.waitArrived("records of the connector", func(events, _ int) bool { return events >= 3000 })
+
+	stopped := s.end(c.cmd, syscall.SIGKILL)
+	r := s.adoptAfter(stopped, "--offsets-file", c.file)
+	repeats := s.check(r.MaxRepeats, false)
+	t.Logf("%d events, %d repeats, announced were at most %d", s.countWritten(), repeats, r.MaxRepeats)
+
+	s.goBack(c, map[string]any{"ns": r.Partition}, func(token string, _ bson.Timestamp) map[string]any {
+		return map[string]any{"_id": fmt.Sprintf(`{"_data": "%s"}`, token)}
+	})
+	if again := s.check(repeats, false); again != repeats {
+		t.Errorf("the way back: %d repeats more", again-repeats)
+	}
+	t.Logf("after the way back: %d events, no further repeats", s.countWritten())
+}
+
+// TestMoveFromOutboxEventBus stops outbox-event-bus under load, and imports the rows that it has not sent.
+func TestMoveFromOutboxEventBus(t *testing.T) {
+	t.Parallel()
+	stacktest.OnlyWith(t, "fetches outbox-event-bus with npm", "migrate.peers")
+	s := newScene(t)
+	s.follow(s.topic, func(r *kgo.Record) string { return string(r.Key) })
+	if err := os.CopyFS(s.dir, os.DirFS("outboxeventbus")); err != nil {
+		t.Fatal(err)
+	}
+	s.run("npm", "install", "--no-audit", "--no-fund")
+	old := s.start("publisher", []string{
+		"MONGODB_URI=" + stacktest.MongoURI(t), "MONGODB_DATABASE=" + s.db.Name(), "BROKERS=" + strings.Join(stacktest.Brokers(t), ","), "TOPIC=" + s.topic,
+	}, "node", "publisher.mjs")
+
+	s.write(func(ctx context.Context, key string, n int) (string, error) {
+		id, now := fmt.Sprintf("%s-%d", key, n), time.Now()
+		_, err := s.db.Collection("outbox_events").InsertOne(ctx, bson.D{
+			{Key: "eventId", Value: id},
+			{Key: "type", Value: "order.created"},
+			{Key: "payload", Value: bson.D{{Key: "number", Value: n}, {Key: "price", Value: 1.5}, {Key: "text", Value: "é <&>\u2028"}}},
+			{Key: "occurredAt", Value: now},
+			{Key: "status", Value: "created"},
+			{Key: "retryCount", Value: int32(0)},
+			{Key: "nextRetryAt", Value: now},
+			{Key: "expireInSeconds", Value: int32(60)},
+			{Key: "keepAlive", Value: now},
+		})
+		return id, err
+	})
+	s.waitArrived("records of outbox-event-bus", func(events, _ int) bool { return events >= 1000 })
+	s.end(old, syscall.SIGTERM)
+	s.mu.Lock()
+	sent := s.records
+	s.mu.Unlock()
+	s.stopWriting()
+
+	var plan, r importing.Report
+	s.outrelay(&plan, "import", "--from", "outbox-event-bus", "--dry-run")
+	s.startRelay()
+	s.outrelay(&r, "import", "--from", "outbox-event-bus", "--yes")
+	if !plan.DryRun || !r.Done || plan.Pending != r.Pending || r.Pending == 0 || r.Refused != 0 {
+		t.Errorf("planned %+v, imported %+v", plan, r)
+	}
+	repeats := s.check(0, false)
+	t.Logf("%d events, %d of them imported, %d records before, %d repeats", s.countWritten(), r.Pending, sent, repeats)
+
+	// The record of an imported event equals what the library sends, except that outrelay adds its own headers.
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	shapes := map[string]int{}
+	for _, list := range s.arrived {
+		var event map[string]json.RawMessage
+		if err := json.Unmarshal(list[0].Value, &event); err != nil {
+			t.Fatal(err)
+		}
+		shapes[fmt.Sprintf("%s %d fields", list[0].Value[:5], len(event))]++
+		if !strings.Contains(string(list[0].Value), `"payload":{"number":`) {
+			t.Errorf("value %s", list[0].Value)
+		}
+	}
+	if len(shapes) != 1 {
+		t.Errorf("the values have different forms: %v", shapes)
+	}
+}
+
+// TestConfigurationsOfTheGuides: each configuration in docs/migrate is valid.
+func TestConfigurationsOfTheGuides(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("../../docs/migrate/*.md")
+	if err != nil || len(files) != 6 {
+		t.Fatalf("%d guides, %v", len(files), err)
+	}
+	s := newScene(t)
+	s.env = nil
+	found := 0
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(text, -1) {
+			path := filepath.Join(t.TempDir(), "outrelay.yaml")
+			if err := os.WriteFile(path, m[1], 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var v struct {
+				OK       bool  `json:"ok"`
+				Warnings []any `json:"warnings"`
+			}
+			s.outrelay(&v, "validate", "--config", path)
+			if !v.OK || len(v.Warnings) != 0 {
+				t.Errorf("%s: %+v", file, v)
+			}
+			found++
+		}
+	}
+	if found != 5 {
+		t.Errorf("%d configurations in the guides", found)
+	}
+}

@@ -1,0 +1,415 @@
+//go:build unix
+
+package migrate
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// keys is the number of ordering keys, each with a writer.
+const keys = 8
+
+// scene is a migration: an outbox under load, and the records that arrive.
+type scene struct {
+	t      *testing.T
+	db     *mongo.Database
+	state  *mongo.Database
+	topics *stacktest.Topics
+	topic  string
+	env    []string // of outrelay
+	dir    string
+	relay  *exec.Cmd
+
+	// ignoreID leaves the header id out of the comparison of records: the MongoDB Kafka connector has no headers.
+	ignoreID bool
+
+	ctx     context.Context
+	stop    context.CancelFunc
+	writers sync.WaitGroup
+
+	mu      sync.Mutex
+	written map[string]written // by id
+	arrived map[string][]*kgo.Record
+	records int
+}
+
+// written is a committed event.
+type written struct {
+	key    string
+	number int // of the key
+}
+
+func newScene(t *testing.T) *scene {
+	t.Helper()
+	client := stacktest.Client(t)
+	s := &scene{
+		t: t, db: stacktest.Database(t, client), state: stacktest.Database(t, client), topics: stacktest.NewTopics(t),
+		dir: t.TempDir(), written: map[string]written{}, arrived: map[string][]*kgo.Record{},
+	}
+	s.topic = s.topics.Create("order", 4)
+	s.env = []string{
+		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_MONGODB_STATE=" + s.state.Name(),
+		"OUTRELAY_KAFKA_BROKERS=" + strings.Join(stacktest.Brokers(t), ","), "OUTRELAY_WATCH=" + s.db.Name() + ".outbox",
+		"OUTRELAY_WATCHER=orders", "OUTRELAY_TOPICS_TEMPLATE=" + s.topics.Prefix + "{aggregatetype}", "OUTRELAY_HTTP_LISTEN=off",
+	}
+	s.ctx, s.stop = context.WithCancel(t.Context())
+	t.Cleanup(func() {
+		s.stop()
+		s.writers.Wait()
+	})
+	return s
+}
+
+// write inserts events with every key until stopWriting, about 25 a second for each. insert inserts one and returns its id.
+func (s *scene) write(insert func(ctx context.Context, key string, number int) (id string, err error)) {
+	for k := range keys {
+		s.writers.Go(func() {
+			key, tick := fmt.Sprint("customer-", k), time.NewTicker(40*time.Millisecond)
+			defer tick.Stop()
+			// Numbers of a later call are higher.
+			for n := s.countWritten(); ; n++ {
+				select {
+				case <-s.ctx.Done():
+					return
+				case <-tick.C:
+				}
+				// The insert that runs when the writing stops ends as well.
+				id, err := insert(context.WithoutCancel(s.ctx), key, n)
+				if err != nil {
+					s.t.Error(err)
+					return
+				}
+				s.mu.Lock()
+				s.written[id] = written{key, n}
+				s.mu.Unlock()
+			}
+		})
+	}
+}
+
+// stopWriting stops the writers. The scene can write again afterwards.
+func (s *scene) stopWriting() {
+	s.stop()
+	s.writers.Wait()
+	s.ctx, s.stop = context.WithCancel(s.t.Context())
+}
+
+func (s *scene) countWritten() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.written)
+}
+
+// insertEnvelope inserts a document as services write it for Debezium.
+func (s *scene) insertEnvelope(ctx context.Context, key string, n int) (string, error) {
+	id := bson.NewObjectID()
+	_, err := s.db.Collection("outbox").InsertOne(ctx, bson.D{
+		{Key: "_id", Value: id},
+		{Key: "aggregatetype", Value: "order"},
+		{Key: "aggregateid", Value: key},
+		{Key: "type", Value: "OrderPlaced"},
+		{Key: "payload", Value: fmt.Sprintf(`{"number":%d,"text":"é <&>"}`, n)},
+	})
+	return id.Hex(), err
+}
+
+// follow reads topic and files each record under the id of its event, until the test ends.
+func (s *scene) follow(topic string, idOf func(r *kgo.Record) string) {
+	s.t.Helper()
+	client, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(s.t)...), kgo.ConsumeTopics(topic),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchIsolationLevel(kgo.ReadCommitted()))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(s.t.Context()))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			client.PollFetches(ctx).EachRecord(func(r *kgo.Record) {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				id := idOf(r)
+				s.arrived[id] = append(s.arrived[id], r)
+				s.records++
+			})
+		}
+	}()
+	s.t.Cleanup(func() {
+		cancel()
+		<-done
+		client.Close()
+	})
+}
+
+// waitArrived blocks until the condition about the numbers of events and records holds.
+func (s *scene) waitArrived(what string, ok func(events, records int) bool) {
+	s.t.Helper()
+	deadline := time.Now().Add(3 * time.Minute)
+	for tick := time.Tick(50 * time.Millisecond); ; <-tick {
+		s.mu.Lock()
+		events, records := len(s.arrived), s.records
+		s.mu.Unlock()
+		if ok(events, records) {
+			return
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("waiting for %s: %d events in %d records", what, events, records)
+		}
+	}
+}
+
+// waitAll blocks until every committed event has arrived.
+func (s *scene) waitAll() {
+	s.t.Helper()
+	s.waitArrived("all events", func(int, int) bool {
+		for id := range s.written {
+			if len(s.arrived[id]) == 0 {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// check checks that nothing is lost, that the repeats are within the bound, that the first records of each key are in order (if ordered), and that
+// all records of one event are equal. It returns the number of repeats.
+func (s *scene) check(bound int64, ordered bool) (repeats int64) {
+	s.t.Helper()
+	s.waitAll()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := map[string][]*kgo.Record{} // by key
+	number := map[*kgo.Record]int{}
+	for id, list := range s.arrived {
+		event, ok := s.written[id]
+		if !ok {
+			s.t.Errorf("event %s was never committed", id)
+		}
+		repeats += int64(len(list) - 1)
+		for _, r := range list[1:] {
+			if got, want := s.printRecord(r), s.printRecord(list[0]); got != want {
+				s.t.Errorf("the records of event %s differ:\n%s\n%s", id, want, got)
+			}
+		}
+		first[event.key] = append(first[event.key], list[0])
+		number[list[0]] = event.number
+	}
+
+	for key, list := range first {
+		slices.SortFunc(list, func(a, b *kgo.Record) int { return int(a.Offset - b.Offset) })
+		for i := 1; i < len(list) && ordered; i++ {
+			if list[i].Partition != list[0].Partition || number[list[i]] <= number[list[i-1]] {
+				s.t.Errorf("%s: event %d at partition %d follows event %d at partition %d", key,
+					number[list[i]], list[i].Partition, number[list[i-1]], list[0].Partition)
+			}
+		}
+	}
+	if repeats > bound {
+		s.t.Errorf("%d repeats, announced were at most %d", repeats, bound)
+	}
+	return repeats
+}
+
+// printRecord returns the bytes of a record that a consumer sees.
+func (s *scene) printRecord(r *kgo.Record) string {
+	text := fmt.Sprintf("partition %d key %q value %q", r.Partition, r.Key, r.Value)
+	for _, h := range r.Headers {
+		if h.Key == "id" && s.ignoreID {
+			continue
+		}
+		text += fmt.Sprintf(" %s=%q", h.Key, h.Value)
+	}
+	return text
+}
+
+// outrelay runs a command to its end, and decodes its output into v.
+func (s *scene) outrelay(v any, args ...string) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, kit.Binary(s.t, ""), append(args, "--json")...)
+	cmd.Env = append(os.Environ(), s.env...)
+	var diagnosis strings.Builder
+	cmd.Stderr = &diagnosis
+	out, err := cmd.Output()
+	if err == nil {
+		err = json.Unmarshal(out, v)
+	}
+	if err != nil {
+		s.t.Fatalf("outrelay %s: %v\n%s%s", strings.Join(args, " "), err, diagnosis.String(), out)
+	}
+}
+
+// startRelay starts outrelay run. It ends with the test.
+func (s *scene) startRelay() { s.relay = s.start("outrelay", s.env, kit.Binary(s.t, ""), "run") }
+
+// start starts a program that writes its output to a file, which a failed test shows. The end of the test kills it.
+func (s *scene) start(name string, env []string, path string, args ...string) *exec.Cmd {
+	s.t.Helper()
+	file, err := os.Create(filepath.Join(s.dir, name+".log"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	cmd := exec.Command(path, args...)
+	cmd.Dir, cmd.Env = s.dir, append(os.Environ(), env...)
+	cmd.Stdout, cmd.Stderr = file, file
+	if err := cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		_ = file.Close()
+		if text, err := os.ReadFile(file.Name()); s.t.Failed() && err == nil {
+			s.t.Logf("output of %s:\n%s", name, text[max(0, len(text)-6000):])
+		}
+	})
+	return cmd
+}
+
+// end ends a program by a signal, and returns the time at which it had ended.
+func (s *scene) end(cmd *exec.Cmd, by syscall.Signal) time.Time {
+	s.t.Helper()
+	if err := cmd.Process.Signal(by); err != nil {
+		s.t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	return time.Now()
+}
+
+// run runs a program to its end.
+func (s *scene) run(name string, args ...string) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = s.dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		s.t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+}
+
+// connector is Kafka Connect with one connector.
+type connector struct {
+	cmd  *exec.Cmd
+	args []string // of java
+	// config is that of the connector, which a worker in standalone mode does not store.
+	config      map[string]string
+	distributed bool
+	api         string
+	topic       string // of offsets, in distributed mode
+	file        string // of offsets, in standalone mode
+}
+
+// startConnect fetches Kafka Connect and a plugin, and starts the plugin. The worker stores offsets every five seconds.
+func (s *scene) startConnect(plugin string, distributed bool, worker, config map[string]string) connector {
+	s.t.Helper()
+	for _, part := range []string{"connect", plugin} {
+		pom, err := filepath.Abs(filepath.Join("connect", part+".xml"))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		s.t.Logf("fetching %s with Maven", part)
+		s.run("mvn", "-B", "-q", "-f", pom, "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies",
+			"-DincludeScope=runtime", "-DoutputDirectory="+filepath.Join(s.dir, "jars", part, part))
+	}
+
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	address := l.Addr().String()
+	_ = l.Close()
+	c := connector{config: config, distributed: distributed, api: "http://" + address, topic: s.topics.Prefix + "connect-offsets", file: filepath.Join(s.dir, "connect.offsets")}
+	settings := map[string]string{
+		"bootstrap.servers":        strings.Join(stacktest.Brokers(s.t), ","),
+		"listeners":                c.api,
+		"plugin.path":              filepath.Join(s.dir, "jars", plugin),
+		"key.converter":            "org.apache.kafka.connect.storage.StringConverter",
+		"value.converter":          "org.apache.kafka.connect.storage.StringConverter",
+		"offset.flush.interval.ms": "5000",
+	}
+	mode := "Standalone"
+	if distributed {
+		mode = "Distributed"
+		settings["group.id"] = s.topics.Prefix + "connect"
+		for _, kind := range []string{"offset", "config", "status"} {
+			settings[kind+".storage.topic"] = s.topics.Prefix + "connect-" + kind + "s"
+			settings[kind+".storage.replication.factor"] = "1"
+		}
+		settings["offset.storage.partitions"] = "3"
+	} else {
+		settings["offset.storage.file.filename"] = c.file
+	}
+	for k, v := range worker {
+		settings[k] = v
+	}
+
+	var text strings.Builder
+	for k, v := range settings {
+		fmt.Fprintf(&text, "%s=%s\n", k, v)
+	}
+	properties := filepath.Join(s.dir, "worker.properties")
+	if err := os.WriteFile(properties, []byte(text.String()), 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+	c.args = []string{
+		"-Xmx512m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", filepath.Join(s.dir, "jars", "connect", "connect", "*"),
+		"org.apache.kafka.connect.cli.Connect" + mode, properties,
+	}
+	c.cmd = s.start("connect", nil, "java", c.args...)
+	s.call(c, http.MethodPost, "/connectors", map[string]any{"name": "orders", "config": config})
+	return c
+}
+
+// call calls the API of Kafka Connect until it accepts the call.
+func (s *scene) call(c connector, method, path string, body any) {
+	s.t.Helper()
+	text, err := json.Marshal(body)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	deadline := time.Now().Add(2 * time.Minute)
+	for tick := time.Tick(250 * time.Millisecond); ; <-tick {
+		status := "no answer"
+		req, err := http.NewRequestWithContext(s.t.Context(), method, c.api+path, strings.NewReader(string(text)))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/json")
+		if res, err := http.DefaultClient.Do(req); err == nil {
+			answer, _ := io.ReadAll(res.Body)
+			_ = res.Body.Close()
+			http.DefaultClient.CloseIdleConnections()
+			if res.StatusCode < http.StatusMultipleChoices {
+				return
+			}
+			status = fmt.Sprintf("%s: %s", res.Status, answer)
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("%s %s: %s", method, path, status)
+		}
+	}
+}
