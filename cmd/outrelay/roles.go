@@ -26,7 +26,11 @@ Some options need more privileges (purge.ttl, dead_letters.expire, topics.create
 again after a change. To find missing privileges of existing roles, run outrelay doctor.
 
   outrelay roles --only mongodb | mongosh "$ADMIN_URI"
-  outrelay roles --only kafka   | sh`,
+  outrelay roles --only kafka   | sh
+
+Managed services have formats of their own: --only atlas prints custom roles for the Atlas
+Administration API, one in a line, --only confluent commands of the confluent CLI, with the id of a
+service account as principal, and --only msk policies of AWS IAM for Amazon MSK.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			cfg, err := p.loadWithoutServers()
@@ -52,8 +56,14 @@ again after a change. To find missing privileges of existing roles, run outrelay
 				// The header of each half is a comment in its language, so that a user can copy either half.
 				text = "// ---- MongoDB, for mongosh (alone: --only mongodb)\n" + r.Script() +
 					"\n# ---- Kafka, for a shell (alone: --only kafka)\n" + r.Commands(cfg.Kafka.Brokers)
+			case "atlas":
+				text = r.AtlasRoles()
+			case "confluent":
+				text = r.ConfluentCommands()
+			case "msk":
+				text = r.MSKPolicies()
 			default:
-				return fmt.Errorf("roles: --only is %q; expected mongodb or kafka", only)
+				return fmt.Errorf("roles: --only is %q; expected mongodb, kafka, atlas, confluent or msk", only)
 			}
 			_, err = fmt.Fprint(p.out, text)
 			return err
@@ -62,7 +72,7 @@ again after a change. To find missing privileges of existing roles, run outrelay
 
 	f := c.Flags()
 	f.BoolVar(&asJSON, "json", false, "print one JSON object on standard output")
-	f.StringVar(&only, "only", "", "mongodb or kafka; default: both")
+	f.StringVar(&only, "only", "", "mongodb, kafka, atlas, confluent or msk; default: mongodb and kafka")
 	f.StringVar(&who.Prefix, "prefix", "outrelay", "prefix of the role `names`")
 	f.StringSliceVar(&who.Databases, "consumer-database", nil, "`databases` of the consuming services; default: the watched databases")
 	f.StringVar(&who.Inbox, "inbox", "", "`collection` of their inbox; default: inbox")

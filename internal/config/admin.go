@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // minTokenLength is the minimum number of characters of a token. A shorter one could be guessed within
@@ -72,6 +73,7 @@ func (c *Config) validateAdmin(v validator) {
 			"expected the name of a header; * and ? are allowed")
 	}
 	v.checkNumber(at("rate"), a.Rate, 1, 10_000)
+	v.checkDuration(at("session"), a.Session, 5*time.Minute, 30*24*time.Hour)
 }
 
 func (p *Proxy) validate(v validator, prefix string) {
@@ -176,10 +178,10 @@ func (t *ServerTLS) findProblems() (list []Problem) {
 		return nil
 	}
 	if t.Cert == "" {
-		list = append(list, Problem{"cert", "required and not set", "set the file with the certificate"})
+		list = append(list, Problem{Path: "cert", Found: "required and not set", Allowed: "set the file with the certificate"})
 	}
 	if t.Key == "" {
-		list = append(list, Problem{"key", "required and not set", "set the file with the private key"})
+		list = append(list, Problem{Path: "key", Found: "required and not set", Allowed: "set the file with the private key"})
 	}
 
 	pair := &TLS{CA: t.ClientCA}

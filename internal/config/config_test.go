@@ -50,6 +50,7 @@ func loadProblems(t *testing.T, text string, env, set []string) []string {
 	}
 	lines := make([]string, len(p.List))
 	for i, one := range p.List {
+		one.Line = 0 // TestMappingProblemsHaveLines
 		lines[i] = one.String()
 	}
 	return lines
@@ -114,6 +115,27 @@ func TestEnvironmentNamesAreUnambiguous(t *testing.T) {
 	}
 }
 
+// Servers that only speak the protocol are refused with their name, before anything is sent to them.
+func TestOtherProductsAreRefused(t *testing.T) {
+	t.Parallel()
+	for uri, want := range map[string]string{
+		"mongodb://u:p@shop.cluster-abc.eu-west-1.docdb.amazonaws.com:27017/?replicaSet=rs0": "Amazon DocumentDB",
+		"mongodb://shop.mongo.cosmos.azure.com:10255/":                                       "Azure Cosmos DB",
+		"mongodb+srv://u:p@shop.global.mongocluster.cosmos.azure.com/":                       "Azure Cosmos DB",
+		"mongodb+srv://shop.abc.mongodb.net/":                                                "",
+		"mongodb://docdb.amazonaws.com.example.com,b:27018/?replicaSet=rs0":                  "",
+	} {
+		if got := findOtherProduct(URI{hideText(uri)}); got != want {
+			t.Errorf("%s: got %q, want %q", uri, got, want)
+		}
+	}
+
+	_, _, err := Load("", []string{"OUTRELAY_MONGODB_URI=mongodb://a.docdb.amazonaws.com:27017/", "OUTRELAY_KAFKA_BROKERS=k:9092"}, nil)
+	if err == nil || !strings.Contains(err.Error(), "Amazon DocumentDB") || !strings.Contains(err.Error(), "startAfter") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestEveryProblemAtOnce(t *testing.T) {
 	t.Parallel()
 	got := loadProblems(t, `
@@ -145,7 +167,7 @@ mongodb: { tls: { ca: /no/such/file, cert: /x } }
 		`kafka.brokers[0]: found "k1"; expected host:port`,
 		`kafka.compresion: unknown key; did you mean kafka.compression?`,
 		`kafka.delivery: found transactional; only idempotent is available in this version`,
-		`kafka.sasl.mechanism: found "scram-sha-521"; expected one of plain, scram-sha-256, scram-sha-512 (did you mean scram-sha-512?)`,
+		`kafka.sasl.mechanism: found "scram-sha-521"; expected one of plain, scram-sha-256, scram-sha-512, oauthbearer, aws_msk_iam (did you mean scram-sha-512?)`,
 		`kafka.sasl.password: required and not set; set the password, best as ${file:/path} or ${env:NAME} (or OUTRELAY_KAFKA_SASL_PASSWORD)`,
 		`lease.renew: found 1s; expected at most a third of lease.ttl, 2s`,
 		`limits.memory: found "1k"; expected a size such as 900KiB or 32MiB`,
@@ -162,8 +184,8 @@ mongodb: { tls: { ca: /no/such/file, cert: /x } }
 		`topics.create: found a text; expected a section with keys`,
 		`topics.rules[0].mach: unknown key; did you mean topics.rules[0].match?`,
 		`topics.rules[0].to[0]: found "__consumer_offsets"; topic "__consumer_offsets" is internal to Kafka`,
-		`topics.rules[1].to: found ""; expected at least one topic`,
-		`topics.template: found "a.{agregatetype}"; {agregatetype} is unknown; known are {aggregatetype}, {type}`,
+		`topics.rules[1].to: found ""; expected at least one topic, or drop: true`,
+		`topics.template: found "a.{agregatetype}"; {agregatetype} is unknown; known are {aggregatetype}, {type}, {database}, {collection}, {header:x}, {field:x}`,
 		`watch[0]: found "shop"; expected database.collection; * and ? are allowed`,
 		`watch[2]: found "x.y"; it is in the list twice`,
 		`watch[3]: found "outrelay.z"; the state database holds outrelay's own documents and cannot be watched`,
@@ -330,5 +352,47 @@ func TestValues(t *testing.T) {
 		if got, err := parseStart(text); err != nil || got.String() != text {
 			t.Errorf("ParseStart(%q) = %v, %v", text, got, err)
 		}
+	}
+}
+
+// An impossible mapping is reported with the line of its key. A value of the environment has no line.
+func TestMappingProblemsHaveLines(t *testing.T) {
+	t.Parallel()
+	file := writeConfig(t, `mongodb: {uri: "mongodb://m1/"}
+kafka: {brokers: [k:1]}
+mapping:
+  payload: "-"
+  timestamp: ts
+  type: a.b
+topics:
+  rules:
+    - match: {type: a}
+      to: ["{nothing}"]
+`)
+	_, _, err := Load(file, []string{"OUTRELAY_MAPPING_TYPE=$x"}, nil)
+	var problems *Problems
+	if !errors.As(err, &problems) {
+		t.Fatalf("the mapping loads: %v", err)
+	}
+	lines := map[string]int{}
+	for _, p := range problems.List {
+		lines[p.Path] = p.Line
+	}
+	want := map[string]int{"mapping.payload": 4, "mapping.timestamp": 5, "mapping.type": 0, "topics.rules[0].to[0]": 10}
+	if diff := cmp.Diff(want, lines); diff != "" {
+		t.Errorf("lines (-want +got):\n%s\n%v", diff, err)
+	}
+	_, _, err = Load(writeConfig(t, "watch: [a.b]\nmapping:\n  aggregatetype: \"-\"\n"), base, nil)
+	if err == nil || !strings.Contains(err.Error(), "mapping.aggregatetype (line 3): ") {
+		t.Errorf("the default template without an aggregatetype: %v", err)
+	}
+}
+
+// The message shows the line.
+func TestProblemsShowTheirLine(t *testing.T) {
+	t.Parallel()
+	_, _, err := Load(writeConfig(t, "watch: [a.b]\nmapping:\n  timestamp: ts\n"), base, nil)
+	if err == nil || !strings.Contains(err.Error(), "mapping.timestamp (line 3): ") {
+		t.Errorf("the message shows no line: %v", err)
 	}
 }

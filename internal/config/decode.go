@@ -121,7 +121,7 @@ func SectionDefault(t reflect.Type) any {
 	case reflect.TypeFor[Create]():
 		return Create{Partitions: -1, Replication: -1}
 	case reflect.TypeFor[Admin]():
-		return Admin{Listen: "127.0.0.1:9465", Anonymous: "none", Payloads: "operator", Rate: 50}
+		return Admin{Listen: "127.0.0.1:9465", Anonymous: "none", Payloads: "operator", Rate: 50, Session: 12 * time.Hour}
 	}
 	return reflect.Zero(t).Interface()
 }
@@ -139,6 +139,10 @@ func (d *decoder) decodeList(in any, out reflect.Value, f field, path string) {
 		return
 	}
 
+	// Without elements, a list that has no default stays as it is.
+	if len(items) == 0 && out.Len() == 0 {
+		return
+	}
 	list := reflect.MakeSlice(f.typ, len(items), len(items))
 	for i, item := range items {
 		at := path + "[" + strconv.Itoa(i) + "]"
@@ -177,6 +181,9 @@ func (d *decoder) decodeMap(in any, out reflect.Value, path string) {
 		return
 	}
 
+	if len(m) == 0 && out.Len() == 0 {
+		return
+	}
 	texts := make(map[string]string, len(m))
 	for name, value := range m {
 		text, ok := scalarText(value)

@@ -40,11 +40,13 @@ func loadWithReferences(defaults Config, path string, env, set []string) (
 ) {
 	p := &Problems{}
 	k := koanf.New(".")
-	loadFile(k, path, p)
+	document := loadFile(k, path, p)
+	ofFile := k.Copy()
 	warnings = loadEnv(k, env, p)
 	loadSet(k, set, p)
 
 	c, references, found, err := decodeKeys(defaults, k.Raw(), env, p)
+	p.setLines(document, func(key string) bool { return reflect.DeepEqual(k.Get(key), ofFile.Get(key)) })
 	return c, references, append(warnings, found...), err
 }
 
@@ -73,9 +75,10 @@ func decodeKeys(defaults Config, keys map[string]any, env []string, p *Problems)
 	return c, d.references, c.findWarnings(), nil
 }
 
-func loadFile(k *koanf.Koanf, path string, p *Problems) {
+// loadFile loads the file at path into k. It returns the parsed file, or nil if there is none or it cannot be loaded.
+func loadFile(k *koanf.Koanf, path string, p *Problems) *yaml.Node {
 	if path == "" {
-		return
+		return nil
 	}
 
 	text, err := os.ReadFile(path)
@@ -85,44 +88,49 @@ func loadFile(k *koanf.Koanf, path string, p *Problems) {
 	}
 	if err != nil {
 		p.report(path, "cannot be read: "+fileErrorCause(err), "pass a readable YAML file, or no file to use only the environment")
-		return
+		return nil
 	}
 
-	if !checkDocument(path, text, p) {
-		return
+	document := parseDocument(path, text, p)
+	if document == nil {
+		return nil
 	}
 	if err := k.Load(rawbytes.Provider(text), koanfyaml.Parser()); err != nil {
 		p.report(path, redactYAMLError(err), "")
 	}
+	return document
 }
 
-// checkDocument reports whether the file holds one YAML mapping to load. It checks the cases that the
-// YAML library accepts silently, or rejects with an error that quotes the file.
-func checkDocument(path string, text []byte, p *Problems) bool {
+// parseDocument returns the YAML mapping that the file holds, or nil if there is none to load. It checks the cases that
+// the YAML library accepts silently, or rejects with an error that quotes the file.
+func parseDocument(path string, text []byte, p *Problems) *yaml.Node {
 	var doc, second yaml.Node
 	d := yaml.NewDecoder(bytes.NewReader(text))
 	err := d.Decode(&doc)
 	if errors.Is(err, io.EOF) {
 		// The file is empty.
-		return false
+		return nil
 	}
 	if err != nil {
 		p.report(path, redactYAMLError(err), "")
-		return false
+		return nil
 	}
 
 	if len(doc.Content) == 1 && doc.Content[0].Kind != yaml.MappingNode {
 		if doc.Content[0].Tag == "!!null" {
-			return false
+			return nil
 		}
 		p.report(path, "not a mapping of keys to values", "start with keys such as mongodb: and kafka:")
-		return false
+		return nil
 	}
 	if err := d.Decode(&second); !errors.Is(err, io.EOF) {
 		p.report(path, "more than one YAML document", "keep one; the others would be ignored")
-		return false
+		return nil
 	}
-	return true
+	if len(doc.Content) != 1 {
+		return nil
+	}
+	return doc.Content[0]
 }
 
 // indexPattern matches the index of a list element in a path.

@@ -1,23 +1,31 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/agnivade/levenshtein"
+	"go.yaml.in/yaml/v3"
 )
 
 // Problem is one problem of the configuration. It never contains a secret.
 type Problem struct {
 	Path    string `json:"path"`              // the key, or the name of a file or an environment variable
+	Line    int    `json:"line,omitempty"`    // where the file has the key, from 1; 0 if the value is not from the file
 	Found   string `json:"found,omitempty"`   // the value found, or what is wrong
 	Allowed string `json:"allowed,omitempty"` // the allowed values, or the fix
 }
 
 // String returns the problem on one line.
 func (p Problem) String() string {
-	s := p.Path + ": " + p.Found
+	s := p.Path
+	if p.Line > 0 {
+		s += fmt.Sprintf(" (line %d)", p.Line)
+	}
+	s += ": " + p.Found
 	if p.Allowed != "" {
 		s += "; " + p.Allowed
 	}
@@ -78,6 +86,48 @@ func (p *Problems) hideReferences(references map[string]resolvedText) {
 			break
 		}
 	}
+}
+
+// setLines sets the lines of the problems whose key is in the file. isFromFile reports whether the value of a key is that
+// of the file.
+func (p *Problems) setLines(document *yaml.Node, isFromFile func(key string) bool) {
+	if document == nil {
+		return
+	}
+	for i := range p.List {
+		problem := &p.List[i]
+		key, _, _ := strings.Cut(problem.Path, "[")
+		if isFromFile(key) {
+			problem.Line = lineOf(document, problem.Path)
+		}
+	}
+}
+
+// lineOf returns the line of the key at path, or of the deepest key above it in the file. It returns 0 if the file
+// has neither.
+func lineOf(n *yaml.Node, path string) int {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+
+	if n.Kind == yaml.MappingNode {
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			key, value := n.Content[i], n.Content[i+1]
+			rest, ok := strings.CutPrefix(path, key.Value)
+			if !ok || rest != "" && rest[0] != '.' && rest[0] != '[' {
+				continue
+			}
+			return cmp.Or(lineOf(value, strings.TrimPrefix(rest, ".")), key.Line)
+		}
+	}
+	if n.Kind == yaml.SequenceNode {
+		index, rest, _ := strings.Cut(strings.TrimPrefix(path, "["), "]")
+		i, err := strconv.Atoi(index)
+		if err == nil && i >= 0 && i < len(n.Content) {
+			return cmp.Or(lineOf(n.Content[i], strings.TrimPrefix(rest, ".")), n.Content[i].Line)
+		}
+	}
+	return 0
 }
 
 // asError sorts the problems, removes duplicates and returns p. It returns nil if there is no problem.

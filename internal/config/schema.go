@@ -2,7 +2,7 @@ package config
 
 import (
 	"bytes"
-	_ "embed"
+	"embed"
 	"encoding"
 	"encoding/json"
 	"go/ast"
@@ -16,10 +16,10 @@ import (
 // schemaID is the $id of the schema.
 const schemaID = "https://raw.githubusercontent.com/outrelay/outrelay/main/outrelay.schema.json"
 
-// source is the file with the doc comments that become descriptions.
+// sources are the files with the doc comments that become descriptions.
 //
-//go:embed config.go
-var source string
+//go:embed config.go records.go
+var sources embed.FS
 
 // Schema returns the JSON Schema (draft 2020-12) of the configuration file. It is generated from the
 // struct and its comments. Each value may also be a text with a reference such as ${env:NAME}. The
@@ -162,13 +162,24 @@ func shortDuration(d time.Duration) string {
 // fieldComments returns the doc comments of the structs and their fields, each on one line. The keys
 // are Struct and Struct.Field.
 func fieldComments() map[string]string {
-	// The compiler has parsed the same file, so there is no error.
-	file, err := parser.ParseFile(token.NewFileSet(), "config.go", source, parser.ParseComments)
-	if err != nil {
-		panic("config: " + err.Error())
-	}
-
 	docs := make(map[string]string)
+	for _, name := range []string{"config.go", "records.go"} {
+		// The compiler has read the same file, so there is no error.
+		text, err := sources.ReadFile(name)
+		if err != nil {
+			panic("config: " + err.Error())
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, text, parser.ParseComments)
+		if err != nil {
+			panic("config: " + err.Error())
+		}
+		addFieldComments(docs, file)
+	}
+	return docs
+}
+
+// addFieldComments adds the doc comments of a file to docs.
+func addFieldComments(docs map[string]string, file *ast.File) {
 	for _, declaration := range file.Decls {
 		general, ok := declaration.(*ast.GenDecl)
 		if !ok {
@@ -188,7 +199,6 @@ func fieldComments() map[string]string {
 			}
 		}
 	}
-	return docs
 }
 
 // joinLines returns the text of a comment on one line.

@@ -190,22 +190,22 @@ func (t *TLS) findProblems() (list []Problem) {
 	if t.CA != "" {
 		pem, err := os.ReadFile(t.CA)
 		if err != nil {
-			list = append(list, Problem{"ca", "the file " + t.CA + " cannot be read: " + fileErrorCause(err), ""})
+			list = append(list, Problem{Path: "ca", Found: "the file " + t.CA + " cannot be read: " + fileErrorCause(err), Allowed: ""})
 		} else if !x509.NewCertPool().AppendCertsFromPEM(pem) {
-			list = append(list, Problem{"ca", "the file " + t.CA + " holds no certificate", "expected PEM certificates"})
+			list = append(list, Problem{Path: "ca", Found: "the file " + t.CA + " holds no certificate", Allowed: "expected PEM certificates"})
 		}
 	}
 
 	switch {
 	case t.Cert != "" && t.Key == "":
-		list = append(list, Problem{"key", "required with cert and not set", "set the file with the private key"})
+		list = append(list, Problem{Path: "key", Found: "required with cert and not set", Allowed: "set the file with the private key"})
 	case t.Cert == "" && t.Key != "":
-		list = append(list, Problem{"cert", "required with key and not set", "set the file with the certificate"})
+		list = append(list, Problem{Path: "cert", Found: "required with key and not set", Allowed: "set the file with the certificate"})
 	case t.Cert != "":
 		if _, err := tls.LoadX509KeyPair(t.Cert, t.Key); err != nil {
 			list = append(list, Problem{
-				"cert", "the pair " + t.Cert + " and " + t.Key + " cannot be used: " + fileErrorCause(err),
-				"expected a PEM certificate and its unencrypted PEM key",
+				Path: "cert", Found: "the pair " + t.Cert + " and " + t.Key + " cannot be used: " + fileErrorCause(err),
+				Allowed: "expected a PEM certificate and its unencrypted PEM key",
 			})
 		}
 	}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -16,6 +17,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/x/mongo/driver/connstring"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/slot"
 )
@@ -32,6 +34,7 @@ func (c *Config) setDerivedDefaults() {
 		_, _ = rand.Read(random[:]) // never returns an error
 		c.Node = host + "-" + hex.EncodeToString(random[:])
 	}
+	c.Topics.Template = cmp.Or(c.Topics.Template, routing.TemplateOf(c.Record.Preset))
 	if c.Address == "" {
 		c.Address = host
 		if _, port, err := net.SplitHostPort(c.HTTP.Listen); err == nil {
@@ -107,6 +110,9 @@ func (c *Config) validateMongo(v validator) {
 		if found, allowed := findURIProblem(m.URI); found != "" {
 			v.report("mongodb.uri", found, allowed)
 		}
+		product := findOtherProduct(m.URI)
+		v.check("mongodb.uri", product == "", product, "expected MongoDB 6.0 or later: the relay needs change streams with startAfter, "+
+			"transactions and the oplog, which "+product+" does not have")
 	}
 	v.check("mongodb.state", databasePattern.MatchString(m.State), strconv.Quote(m.State), "expected the name of a database")
 	v.checkTLS("mongodb.tls", m.TLS)
@@ -162,17 +168,78 @@ func (c *Config) validateKafka(v validator) {
 	}
 
 	v.checkTLS("kafka.tls", k.TLS)
-	if s := k.SASL; s != nil {
-		v.require("kafka.sasl.mechanism", s.Mechanism == "", "set one of plain, scram-sha-256, scram-sha-512")
-		v.require("kafka.sasl.username", s.Username == "", "set the user name")
-		v.require("kafka.sasl.password", s.Password.IsZero(), "set the password, best as ${file:/path} or ${env:NAME}")
-	}
+	k.SASL.validate(v)
 
 	v.check("kafka.delivery", k.Delivery == "idempotent", k.Delivery, "only idempotent is available in this version")
 	v.checkDuration("kafka.request_timeout", k.RequestTimeout, time.Second, 5*time.Minute)
 	v.checkNumber("kafka.lanes", k.Lanes, 1, 16)
 	v.checkSize("kafka.read_back.bytes", k.ReadBack.Bytes, MiB, 1<<50)
 	v.checkDuration("kafka.read_back.time", k.ReadBack.Time, time.Second, 24*time.Hour)
+}
+
+// validate checks that the login has the fields that its mechanism uses, and no other ones.
+func (s *SASL) validate(v validator) {
+	if s == nil {
+		return
+	}
+	v.require("kafka.sasl.mechanism", s.Mechanism == "", "set one of plain, scram-sha-256, scram-sha-512, oauthbearer, aws_msk_iam")
+
+	byToken, byAWS := s.Mechanism == "oauthbearer", s.Mechanism == "aws_msk_iam"
+	unused := "mechanism " + s.Mechanism + " does not use it: remove it"
+	if byToken || byAWS {
+		v.check("kafka.sasl.username", s.Username == "", s.Username, unused)
+		v.check("kafka.sasl.password", s.Password.IsZero(), "***", unused)
+	} else {
+		v.require("kafka.sasl.username", s.Username == "", "set the user name")
+		v.require("kafka.sasl.password", s.Password.IsZero(), "set the password, best as ${file:/path} or ${env:NAME}")
+	}
+
+	if byAWS {
+		v.require("kafka.sasl.region", s.Region == "", "set the AWS region of the cluster, such as eu-west-1")
+	} else {
+		v.check("kafka.sasl.region", s.Region == "", s.Region, unused)
+	}
+
+	if !byToken {
+		v.check("kafka.sasl.token", s.Token == nil, "present", unused)
+		return
+	}
+	v.require("kafka.sasl.token", s.Token == nil, "set its file, command or oidc")
+	if s.Token != nil {
+		s.Token.validate(v)
+	}
+}
+
+func (t *Token) validate(v validator) {
+	sources := 0
+	for _, present := range []bool{t.File != "", len(t.Command) > 0, t.OIDC != nil} {
+		if present {
+			sources++
+		}
+	}
+	v.check("kafka.sasl.token", sources == 1, fmt.Sprintf("%d sources", sources), "set exactly one of file, command and oidc")
+	for name, value := range t.Extensions {
+		valid := name != "auth" && isExtensionName(name) && !strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' })
+		v.check("kafka.sasl.token.extensions", valid, name, "expected a name of letters other than auth, and a value of printable ASCII")
+	}
+
+	if o := t.OIDC; o != nil {
+		u, err := url.Parse(o.URL)
+		v.check("kafka.sasl.token.oidc.url", err == nil && u.Host != "" && (u.Scheme == "https" || u.Scheme == "http"), o.URL,
+			"expected the https:// address of the token endpoint")
+		v.require("kafka.sasl.token.oidc.client_id", o.ClientID == "", "set the id of the client")
+		v.require("kafka.sasl.token.oidc.client_secret", o.ClientSecret.IsZero(), "set the secret, best as ${file:/path} or ${env:NAME}")
+	}
+}
+
+// isExtensionName reports whether name consists of letters, as RFC 7628 requires.
+func isExtensionName(name string) bool {
+	for _, r := range name {
+		if (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') {
+			return false
+		}
+	}
+	return name != ""
 }
 
 // quoteBroker quotes an address, unless it may contain a login.
@@ -184,6 +251,15 @@ func quoteBroker(b string) string {
 }
 
 func (c *Config) validateRecords(v validator) {
+	_, problems := envelope.NewMapping(c.names())
+	for _, p := range problems {
+		v.check("mapping."+p.Key, false, strconv.Quote(p.Found), p.Reason)
+	}
+	// The default template is not in the file, so its problem would have no line.
+	if m := c.DocumentMapping(); !m.Has("aggregatetype") && c.Topics.Template == routing.DefaultTemplate {
+		v.check("mapping.aggregatetype", false, strconv.Quote(c.Mapping.AggregateType),
+			"topics.template uses {aggregatetype} by default; set a template such as {database}.{collection}")
+	}
 	v.checkRouting("topics.", func() error { _, err := routing.New(c.Routing()); return err })
 	v.checkRouting("record.", func() error { _, err := routing.NewPreset(c.Preset()); return err })
 	v.checkNumber("topics.max", c.Topics.Max, 1, 100_000)
@@ -194,22 +270,6 @@ func (c *Config) validateRecords(v validator) {
 		}
 		checkCount("topics.create.partitions", create.Partitions, 100_000)
 		checkCount("topics.create.replication", create.Replication, 1000)
-	}
-}
-
-// Routing returns the configuration of the router.
-func (c *Config) Routing() routing.Config {
-	r := routing.Config{Template: c.Topics.Template, Allow: c.Topics.Allow, Max: c.Topics.Max}
-	for _, rule := range c.Topics.Rules {
-		r.Rules = append(r.Rules, routing.Rule{AggregateType: rule.Match.AggregateType, Type: rule.Match.Type, To: rule.To})
-	}
-	return r
-}
-
-// Preset returns the configuration of the record format.
-func (c *Config) Preset() routing.PresetConfig {
-	return routing.PresetConfig{
-		Name: c.Record.Preset, Structured: c.Record.Structured, Source: c.Record.Source, Headers: c.Record.Headers,
 	}
 }
 
@@ -359,8 +419,8 @@ func (c *Config) findWarnings() (w []string) {
 	if strings.Contains(uri, "tlsinsecure=true") || strings.Contains(uri, "tlsallowinvalid") {
 		w = append(w, "mongodb.uri accepts any certificate: an attacker in the network can read and change the traffic")
 	}
-	if c.Kafka.SASL != nil && c.Kafka.SASL.Mechanism == "plain" && c.Kafka.TLS == nil {
-		w = append(w, "kafka.sasl.mechanism is plain without kafka.tls: the password is sent unencrypted")
+	if s := c.Kafka.SASL; s != nil && c.Kafka.TLS == nil && slices.Contains([]string{"plain", "oauthbearer", "aws_msk_iam"}, s.Mechanism) {
+		w = append(w, "kafka.sasl.mechanism is "+s.Mechanism+" without kafka.tls: the login is sent unencrypted")
 	}
 	return w
 }

@@ -3,18 +3,33 @@ package connect
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/pkg/bearer"
 )
 
+// KafkaHost has the parts of the connection to Kafka that an embedding program supplies. A nil field replaces nothing.
+type KafkaHost struct {
+	TLS   *tls.Config   // replaces kafka.tls
+	Token bearer.Source // replaces kafka.sasl.token
+}
+
+// NewMSKToken returns the source of tokens for aws_msk_iam in an AWS region. The program sets it, so that services which embed
+// the relay do not link the AWS SDK.
+var NewMSKToken func(region string) bearer.Source
+
+// errNoMSK is the error of aws_msk_iam in a program without [NewMSKToken].
+var errNoMSK = errors.New("kafka.sasl.mechanism: this program does not contain aws_msk_iam: " +
+	"use oauthbearer and relay.WithKafkaToken(msk.Token(region)), from package pkg/bearer/msk")
+
 // NewKafka returns the client of the configured cluster. It connects at the first use. secured replaces
-// kafka.tls, unless it is nil.
-func NewKafka(cfg config.Config, secured *tls.Config, log *slog.Logger, m *metrics.Set) (*kafkawire.Client, error) {
+// kafka.tls, and token the source in kafka.sasl.token, unless they are nil.
+func NewKafka(cfg config.Config, host KafkaHost, log *slog.Logger, m *metrics.Set) (*kafkawire.Client, error) {
 	m = metrics.OrNew(m)
 	current, err := cfg.Kafka.TLS.Source(log, func(ok bool) { m.Reloaded(metrics.Certificates, ok) })
 	if err != nil {
@@ -23,26 +38,70 @@ func NewKafka(cfg config.Config, secured *tls.Config, log *slog.Logger, m *metri
 
 	c := kafkawire.Config{
 		Brokers:    cfg.Kafka.Brokers,
-		TLS:        secured,
+		TLS:        host.TLS,
 		CurrentTLS: current,
 		Reachable:  func(ok bool) { m.KafkaReachable.Set(metrics.Bool(ok)) },
 	}
 	if s := cfg.Kafka.SASL; s != nil {
-		password := s.Password
-		c.SASL = &kafkawire.SASL{
-			Mechanism: strings.ToUpper(s.Mechanism),
-			User:      s.Username,
-			Password:  func() (string, error) { return password.Reveal(), nil },
+		if c.SASL, err = newLogin(*s, host.Token); err != nil {
+			return nil, err
 		}
 	}
 	return kafkawire.NewClient(c)
+}
+
+// newLogin returns the login s. token replaces the source of its tokens, unless it is nil.
+func newLogin(s config.SASL, token bearer.Source) (*kafkawire.SASL, error) {
+	switch s.Mechanism {
+	case "oauthbearer":
+		login := &kafkawire.SASL{Mechanism: s.Mechanism, Token: token}
+		if token == nil {
+			login.Token = tokenSource(*s.Token)
+		}
+		if s.Token != nil {
+			login.Extensions = s.Token.Extensions
+		}
+		return login, nil
+
+	case "aws_msk_iam":
+		// Brokers of MSK accept the signed request as a bearer token.
+		if NewMSKToken == nil {
+			return nil, errNoMSK
+		}
+		return &kafkawire.SASL{Mechanism: "oauthbearer", Token: NewMSKToken(s.Region)}, nil
+
+	default:
+		return &kafkawire.SASL{
+			Mechanism: s.Mechanism,
+			User:      s.Username,
+			Password:  func() (string, error) { return s.Password.Reveal(), nil },
+		}, nil
+	}
+}
+
+// tokenSource returns the one source of t.
+func tokenSource(t config.Token) bearer.Source {
+	switch {
+	case t.File != "":
+		return bearer.FromFile(t.File)
+	case len(t.Command) > 0:
+		return bearer.FromCommand(t.Command[0], t.Command[1:]...)
+	default:
+		return bearer.FromClientCredentials(bearer.ClientCredentials{
+			TokenURL:     t.OIDC.URL,
+			ClientID:     t.OIDC.ClientID,
+			ClientSecret: t.OIDC.ClientSecret.Reveal(),
+			Scopes:       t.OIDC.Scopes,
+			Audience:     t.OIDC.Audience,
+		})
+	}
 }
 
 // CompactedTopics returns the compacted ones of topics, which keep only the newest record of each
 // key, in the same order. It connects to Kafka for the call. It leaves out topics that do not exist
 // or may not be described.
 func CompactedTopics(ctx context.Context, cfg config.Config, topics []string) ([]string, error) {
-	client, err := NewKafka(cfg, nil, slog.New(slog.DiscardHandler), metrics.New(""))
+	client, err := NewKafka(cfg, KafkaHost{}, slog.New(slog.DiscardHandler), metrics.New(""))
 	if err != nil {
 		return nil, err
 	}

@@ -22,10 +22,16 @@ const (
 
 func (x mongoChecks) checkVersion(ctx context.Context) finding {
 	var info struct {
-		Version string `bson:"version"`
+		Version  string   `bson:"version"`
+		FerretDB bson.Raw `bson:"ferretdb"`
 	}
 	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "buildInfo", Value: 1}}, &info); err != nil {
 		return unchecked("", "the server does not tell: %v", err)
+	}
+
+	if info.FerretDB != nil {
+		return failed(fmt.Sprintf("use MongoDB %d.0 or later", oldest),
+			"FerretDB answers as MongoDB %s, but has no change streams", info.Version)
 	}
 
 	head, _, _ := strings.Cut(info.Version, ".")

@@ -142,7 +142,7 @@ func runChecks(ctx context.Context, cfg config.Config, limit time.Duration) (Rep
 		return Report{}, fmt.Errorf("topics: %w", err)
 	}
 
-	if x.brokers, err = connect.NewKafka(cfg, nil, slog.New(slog.DiscardHandler), nil); err != nil {
+	if x.brokers, err = connect.NewKafka(cfg, connect.KafkaHost{}, slog.New(slog.DiscardHandler), nil); err != nil {
 		return Report{}, err
 	}
 

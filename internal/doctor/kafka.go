@@ -90,7 +90,7 @@ func (x *examination) bootstrapFlag() string {
 }
 
 func (x *examination) kafkaPrincipal() string {
-	if s := x.cfg.Kafka.SASL; s != nil {
+	if s := x.cfg.Kafka.SASL; s != nil && s.Username != "" {
 		return "User:" + s.Username
 	}
 	return "User:<the relay's user>"

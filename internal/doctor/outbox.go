@@ -16,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/routing"
 )
 
 // The bounds of a check. A pattern may match a thousand outboxes of tenants, which are alike.
@@ -154,25 +155,30 @@ func (x outboxChecks) findTopics(ctx context.Context) finding {
 	return passed("%s, by the rules and the newest envelopes of %d collections", joinFew(t.names, 5), looked)
 }
 
-// sampleOutbox routes the newest envelopes of one outbox. It reads only the fields that the router uses.
+// sampleOutbox routes the newest envelopes of one outbox. With a mapping, it also checks that the documents fit.
 func (x outboxChecks) sampleOutbox(ctx context.Context, o outboxes.Outbox, refusals *[]string) error {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	coll := mongodb.Majority(x.mongo.client.Database(o.DB).Collection(o.Coll))
-	newest := options.Find().SetSort(bson.D{{Key: "$natural", Value: -1}}).SetLimit(sampledNewest).
-		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "aggregatetype", Value: 1}, {Key: "type", Value: 1}, {Key: "topic", Value: 1}})
+	newest := options.Find().SetSort(bson.D{{Key: "$natural", Value: -1}}).SetLimit(sampledNewest)
+	mapping := x.cfg.DocumentMapping()
+	whole := mapping != nil || x.router.NeedsDocument()
+	if !whole {
+		newest.SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "aggregatetype", Value: 1}, {Key: "type", Value: 1}, {Key: "topic", Value: 1}})
+	}
 	return mongodb.FindEach(ctx, coll, "sampling "+o.NS(), bson.D{}, func(raw bson.Raw) error {
-		v := envelope.View{Partition: envelope.AnyPartition}
-		text := func(field string) []byte {
-			s, _ := raw.Lookup(field).StringValueOK()
-			return []byte(s)
+		var v envelope.View
+		var err error
+		if whole {
+			err = mapping.Parse(raw, &v)
+		} else {
+			v = routingFields(raw)
 		}
-		v.AggregateType, v.Type = text("aggregatetype"), text("type")
-		if topic := text("topic"); len(topic) > 0 {
-			v.Topic = topic
+		var targets []routing.Target
+		if err == nil {
+			targets, err = x.router.Route(&v, &routing.Meta{DB: []byte(o.DB), Coll: []byte(o.Coll)}, nil)
 		}
-		targets, err := x.router.Route(&v, nil)
-		if refusal, ok := errors.AsType[*record.Refusal](err); ok {
+		if refusal, ok := errors.AsType[*record.Refusal](err); ok && refusal.Class != record.Dropped {
 			if line := fmt.Sprintf("%s: an envelope would be refused: %s", o.NS(), refusal.Reason); !slices.Contains(*refusals, line) && len(*refusals) < 10 {
 				*refusals = append(*refusals, line)
 			}
@@ -183,6 +189,20 @@ func (x outboxChecks) sampleOutbox(ctx context.Context, o outboxes.Outbox, refus
 		}
 		return nil
 	}, newest)
+}
+
+// routingFields returns the fields of an envelope of the contract that the router uses.
+func routingFields(raw bson.Raw) envelope.View {
+	v := envelope.View{Partition: envelope.AnyPartition}
+	text := func(field string) []byte {
+		s, _ := raw.Lookup(field).StringValueOK()
+		return []byte(s)
+	}
+	v.AggregateType, v.Type = text("aggregatetype"), text("type")
+	if topic := text("topic"); len(topic) > 0 {
+		v.Topic = topic
+	}
+	return v
 }
 
 // checkRegistrations finds collections that belong to another watcher. N25

@@ -8,8 +8,8 @@ import (
 // listACLs returns the ACLs of the relay, and of consumers if a group is configured.
 func (m *roleMaker) listACLs() []ACL {
 	relay := m.who.Principal
-	if relay == "" && m.cfg.Kafka.SASL != nil {
-		relay = "User:" + m.cfg.Kafka.SASL.Username
+	if s := m.cfg.Kafka.SASL; relay == "" && s != nil && s.Username != "" {
+		relay = "User:" + s.Username
 	}
 	if relay == "" {
 		relay = "User:<relay>"

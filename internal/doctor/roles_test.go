@@ -149,3 +149,66 @@ func TestRolesOfPatterns(t *testing.T) {
 		}
 	}
 }
+
+// Managed services have the same privileges in formats of their own.
+func TestRolesOfManagedServices(t *testing.T) {
+	t.Parallel()
+	cfg := load(t, "mongodb://m/", []string{"k:1"}, "watch=shop.outbox", "topics.template=orders.{aggregatetype}", "topics.create.partitions=3")
+	roles, err := NewRoles(cfg, RolesFor{Group: "shipping", Principal: "User:sa-1", Consumer: "User:sa-2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	var first struct {
+		RoleName string
+		Actions  []struct {
+			Action    string
+			Resources []map[string]any
+		}
+	}
+	lines := strings.Split(strings.TrimSpace(roles.AtlasRoles()), "\n")
+	if err := json.Unmarshal([]byte(lines[0]), &first); err != nil || len(lines) != len(roles.MongoDB) || first.RoleName != "outrelayRelay" {
+		t.Fatalf("%v in %q", err, lines)
+	}
+	var actions []string
+	for _, a := range first.Actions {
+		actions = append(actions, a.Action)
+		if a.Action == "CHANGE_STREAM" && (len(a.Resources) == 0 || a.Resources[0]["db"] != "shop") {
+			t.Errorf("the change stream is on %v", a.Resources)
+		}
+	}
+	for _, want := range []string{"FIND", "INSERT", "CHANGE_STREAM", "LIST_COLLECTIONS"} {
+		if !slices.Contains(actions, want) {
+			t.Errorf("the role has %v, want %s too", actions, want)
+		}
+	}
+
+	confluent := roles.ConfluentCommands()
+	for _, want := range []string{
+		"confluent kafka acl create --allow --service-account 'sa-1' --operations write,read,describe,describe-configs,create --topic 'orders.' --prefix\n",
+		"--service-account 'sa-1' --operations write,describe --transactional-id 'outrelay.' --prefix\n",
+		"--service-account 'sa-2' --operations read,describe --consumer-group 'shipping'\n",
+	} {
+		if !strings.Contains(confluent, want) {
+			t.Errorf("the commands lack %q:\n%s", want, confluent)
+		}
+	}
+
+	msk := roles.MSKPolicies()
+	var policy iamPolicy
+	relay, _, _ := strings.Cut(strings.TrimPrefix(msk, "# the relay; replace REGION, ACCOUNT and CLUSTER\n"), "# the consumer")
+	if err := json.Unmarshal([]byte(relay), &policy); err != nil {
+		t.Fatalf("%v in %s", err, relay)
+	}
+	for _, want := range []string{
+		"kafka-cluster:WriteDataIdempotently", "kafka-cluster:CreateTopic", "kafka-cluster:AlterTransactionalId",
+		"arn:aws:kafka:REGION:ACCOUNT:topic/CLUSTER/*/orders.*", "arn:aws:kafka:REGION:ACCOUNT:transactional-id/CLUSTER/*/outrelay.*",
+	} {
+		if !strings.Contains(relay, want) {
+			t.Errorf("the policy of the relay lacks %q:\n%s", want, relay)
+		}
+	}
+	if !strings.Contains(msk, "arn:aws:kafka:REGION:ACCOUNT:group/CLUSTER/*/shipping") || !strings.Contains(msk, "kafka-cluster:AlterGroup") {
+		t.Errorf("the policy of the consumer:\n%s", msk)
+	}
+}

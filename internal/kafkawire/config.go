@@ -6,7 +6,9 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -56,7 +58,30 @@ type SASL struct {
 	Password func() (string, error)
 	// Token returns a bearer token, for OAUTHBEARER. It is called for each connection.
 	Token func(ctx context.Context) (string, error)
+	// Extensions are sent with the token, for OAUTHBEARER.
+	Extensions map[string]string
 }
+
+// withToken returns a copy of s whose token is fixed. Without OAUTHBEARER it returns s.
+func (s *SASL) withToken(ctx context.Context) (*SASL, error) {
+	if s.Name() != mechanismOAuth {
+		return s, nil
+	}
+	token, err := s.Token(ctx)
+	if err != nil {
+		return nil, &tokenError{err}
+	}
+
+	fixed := *s
+	fixed.Token = func(context.Context) (string, error) { return token, nil }
+	return &fixed, nil
+}
+
+// tokenError means that there is no token to send.
+type tokenError struct{ err error }
+
+func (e *tokenError) Error() string { return "no token: " + e.err.Error() }
+func (e *tokenError) Unwrap() error { return e.err }
 
 // withDefaults returns c with defaults, or an error that joins all invalid settings.
 func (c Config) withDefaults() (Config, error) {
@@ -74,7 +99,10 @@ func (c Config) withDefaults() (Config, error) {
 		if _, err := s.scramAlgorithm(); err != nil {
 			errs = append(errs, err)
 		}
-		if s.Password == nil && s.Name() != mechanismOAuth {
+		switch {
+		case s.Name() == mechanismOAuth && s.Token == nil:
+			errs = append(errs, errors.New("SASL OAUTHBEARER needs a token"))
+		case s.Name() != mechanismOAuth && s.Password == nil:
 			errs = append(errs, errors.New("SASL needs a password"))
 		}
 	}
@@ -141,9 +169,16 @@ func (s *SASL) Start(ctx context.Context) (sasl.StateMachine, []byte, error) {
 func (s *SASL) startOAuth(ctx context.Context) (sasl.StateMachine, []byte, error) {
 	token, err := s.Token(ctx)
 	if err != nil {
-		return nil, nil, fmt.Errorf("reading the SASL token: %w", err)
+		return nil, nil, &tokenError{err}
 	}
-	return oauthSession{}, []byte("n,,\x01auth=Bearer " + token + "\x01\x01"), nil
+
+	var message strings.Builder
+	message.WriteString("n,,\x01auth=Bearer " + token + "\x01")
+	for _, name := range slices.Sorted(maps.Keys(s.Extensions)) {
+		message.WriteString(name + "=" + s.Extensions[name] + "\x01")
+	}
+	message.WriteString("\x01")
+	return oauthSession{}, []byte(message.String()), nil
 }
 
 // oauthSession waits for the response to the bearer token.
@@ -152,7 +187,14 @@ type oauthSession struct{}
 // Next ends the session. The response to a valid token is empty. Another one has the reason of the failure.
 func (oauthSession) Next(_ context.Context, challenge []byte) (done bool, response []byte, err error) {
 	if len(challenge) > 0 {
-		return false, nil, fmt.Errorf("the broker rejects the token: %q", challenge)
+		return false, nil, &rejectedTokenError{string(challenge[:min(len(challenge), 500)])}
 	}
 	return true, nil, nil
+}
+
+// rejectedTokenError means that the broker does not accept the token.
+type rejectedTokenError struct{ answer string }
+
+func (e *rejectedTokenError) Error() string {
+	return fmt.Sprintf("the broker rejects the token: %q", e.answer)
 }

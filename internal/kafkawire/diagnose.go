@@ -109,7 +109,7 @@ func (c *Client) connectionMethod() string {
 		return method + " without SASL"
 	}
 	method += ", SASL " + c.cfg.SASL.Name()
-	if s, ok := c.cfg.SASL.(*SASL); ok {
+	if s, ok := c.cfg.SASL.(*SASL); ok && s.User != "" {
 		method += fmt.Sprintf(" as %q", s.User)
 	}
 	return method
@@ -187,6 +187,15 @@ func explainSASL(err error) (text, fix string) {
 	if m, ok := errors.AsType[*mechanismError](err); ok {
 		return fmt.Sprintf("the listener does not offer SASL %s", m.wanted),
 			"set kafka.sasl.mechanism to one of " + strings.Join(m.offered, ", ")
+	}
+
+	if t, ok := errors.AsType[*tokenError](err); ok {
+		return "there is no token to log in with: " + t.err.Error(),
+			"correct kafka.sasl.token, or the file, program or server that supplies the token"
+	}
+	if t, ok := errors.AsType[*rejectedTokenError](err); ok {
+		return t.Error(),
+			"check that the token is for this cluster and has not expired (issuer, audience and scope), and this machine's clock"
 	}
 
 	switch {

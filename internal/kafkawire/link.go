@@ -24,6 +24,9 @@ import (
 
 const (
 	dialTimeout = 3 * time.Second // to a broker: TCP, TLS, versions and SASL together
+	// sessionShare is the share of a session after which a link is replaced. The broker closes the connection at the end of the
+	// session, and a batch in flight would then have an unknown fate.
+	sessionShare = 0.8
 	// linkIdle is below the broker's connections.max.idle.ms (10 min), so that the first record after a
 	// pause finds an open connection.
 	linkIdle = 9 * time.Minute
@@ -64,13 +67,16 @@ type Link struct {
 	highest   map[protocol.ApiKey]int16 // of the broker, which kafka-go may not support
 	clientID  string
 	lastUsed  time.Time
+	endsAt    time.Time // when the link must be replaced; zero: never
 }
 
 // Addr returns the address of the broker.
 func (l *Link) Addr() string { return l.addr }
 
-// IsStale reports whether the link was idle for so long that the broker may close it.
-func (l *Link) IsStale() bool { return time.Since(l.lastUsed) > linkIdle }
+// IsStale reports whether the broker may close the link soon, because it was idle for long or its login expires.
+func (l *Link) IsStale() bool {
+	return time.Since(l.lastUsed) > linkIdle || !l.endsAt.IsZero() && time.Now().After(l.endsAt)
+}
 
 // Close closes the connection. A request in flight fails at once.
 func (l *Link) Close() { _ = l.conn.Close() }
@@ -78,6 +84,12 @@ func (l *Link) Close() { _ = l.conn.Close() }
 // Dial opens a link to the broker at addr: TCP, TLS, the versions of the broker, SASL. It blocks
 // for at most dialTimeout.
 func (c *Client) Dial(ctx context.Context, addr string) (*Link, error) {
+	// A token may take longer than a connection: it may come from a program or from another server.
+	login, err := c.login(ctx)
+	if err != nil {
+		return nil, &connectError{addr, stageSASL, err}
+	}
+
 	ctx, cancel := context.WithTimeout(ctx, max(dialTimeout, c.cfg.Patience))
 	defer cancel()
 	conn, err := c.cfg.Dial(ctx, "tcp", addr)
@@ -87,7 +99,7 @@ func (c *Client) Dial(ctx context.Context, addr string) (*Link, error) {
 
 	// The handshake has no context, so a deadline in the past interrupts it.
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
-	l, err := c.handshake(ctx, conn, addr)
+	l, err := c.handshake(ctx, conn, addr, login)
 	// The end of ctx has left a deadline in the past on the connection.
 	if !stop() && err == nil {
 		err = &connectError{addr, stageSASL, context.Cause(ctx)}
@@ -97,6 +109,14 @@ func (c *Client) Dial(ctx context.Context, addr string) (*Link, error) {
 		return nil, err
 	}
 	return l, nil
+}
+
+// login returns the mechanism for one connection, or nil if there is no login.
+func (c *Client) login(ctx context.Context) (sasl.Mechanism, error) {
+	if s, ok := c.cfg.SASL.(*SASL); ok {
+		return s.withToken(ctx)
+	}
+	return c.cfg.SASL, nil
 }
 
 // DialChecked opens a connection with TCP and TLS, whose replies are checked. It is for libraries that
@@ -134,7 +154,7 @@ func (c *Client) startTLS(ctx context.Context, conn net.Conn, addr string) (net.
 }
 
 // handshake makes a link of a TCP connection. The caller closes conn after an error.
-func (c *Client) handshake(ctx context.Context, conn net.Conn, addr string) (*Link, error) {
+func (c *Client) handshake(ctx context.Context, conn net.Conn, addr string, login sasl.Mechanism) (*Link, error) {
 	conn, err := c.startTLS(ctx, conn, addr)
 	if err != nil {
 		return nil, &connectError{addr, stageTLS, err}
@@ -146,13 +166,18 @@ func (c *Client) handshake(ctx context.Context, conn net.Conn, addr string) (*Li
 		return nil, &connectError{addr, stageVersions, err}
 	}
 
-	if c.cfg.SASL != nil {
+	if login != nil {
 		// Some mechanisms sign the address of the broker.
 		host, port, _ := net.SplitHostPort(addr)
 		number, _ := strconv.Atoi(port)
 		saslCtx := sasl.WithMetadata(ctx, &sasl.Metadata{Host: host, Port: number})
-		if err := authenticate(saslCtx, l.protoConn, c.cfg.SASL); err != nil {
+		began := time.Now()
+		lifetime, err := authenticate(saslCtx, l.protoConn, login)
+		if err != nil {
 			return nil, &connectError{addr, stageSASL, err}
+		}
+		if lifetime > 0 {
+			l.endsAt = began.Add(time.Duration(sessionShare * float64(lifetime)))
 		}
 	}
 	return l, nil
@@ -179,40 +204,45 @@ func (l *Link) negotiateVersions() error {
 	return nil
 }
 
-// authenticate runs the SASL exchange. If the listener does not offer the mechanism, the error is a
-// *mechanismError.
-func authenticate(ctx context.Context, pc *protocol.Conn, s sasl.Mechanism) error {
+// authenticate runs the SASL exchange, and returns how long the broker accepts the login, or 0 for as long as the connection lasts.
+// If the listener does not offer the mechanism, the error is a *mechanismError.
+func authenticate(ctx context.Context, pc *protocol.Conn, s sasl.Mechanism) (lifetime time.Duration, err error) {
 	m, err := pc.RoundTrip(&saslhandshake.Request{Mechanism: s.Name()})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if hs := m.(*saslhandshake.Response); hs.ErrorCode != 0 {
-		return &mechanismError{s.Name(), hs.Mechanisms, kafkago.Error(hs.ErrorCode)}
+		return 0, &mechanismError{s.Name(), hs.Mechanisms, kafkago.Error(hs.ErrorCode)}
 	}
 
 	session, state, err := s.Start(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	for done := false; !done; {
 		m, err := pc.RoundTrip(&saslauthenticate.Request{AuthBytes: state})
 		if err != nil {
 			// A broker may reject credentials without a response.
 			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-				return fmt.Errorf("%w: the broker closed the connection", kafkago.SASLAuthenticationFailed)
+				return 0, fmt.Errorf("%w: the broker closed the connection", kafkago.SASLAuthenticationFailed)
 			}
-			return err
+			return 0, err
 		}
 
 		res := m.(*saslauthenticate.Response)
 		if res.ErrorCode != 0 {
-			return kafkago.Error(res.ErrorCode)
+			err := error(kafkago.Error(res.ErrorCode))
+			if res.ErrorMessage != "" {
+				err = fmt.Errorf("%w: %s", err, res.ErrorMessage)
+			}
+			return 0, err
 		}
+		lifetime = time.Duration(res.SessionLifetimeMs) * time.Millisecond
 		if done, state, err = session.Next(ctx, res.AuthBytes); err != nil {
-			return fmt.Errorf("%w: %w", kafkago.SASLAuthenticationFailed, err)
+			return 0, fmt.Errorf("%w: %w", kafkago.SASLAuthenticationFailed, err)
 		}
 	}
-	return nil
+	return lifetime, nil
 }
 
 // mechanismError means that the listener does not offer the wanted mechanism. It has the offered ones.

@@ -17,6 +17,7 @@ import (
 )
 
 const (
+	coordinatorOfGroups       = 0
 	coordinatorOfTransactions = 1
 
 	// transactionTimeoutMS is how long the coordinator leaves a transaction open before it aborts it and
@@ -29,16 +30,24 @@ const (
 func (c *Client) callCoordinator(
 	ctx context.Context, id string, items int, req protocol.Message,
 ) (protocol.Message, error) {
-	m, err := c.callAny(ctx, metaTimeout, &findcoordinator.Request{Key: id, KeyType: coordinatorOfTransactions})
+	addr, err := c.findCoordinator(ctx, coordinatorOfTransactions, id)
 	if err != nil {
-		return nil, fmt.Errorf("finding the coordinator of %s: %w", id, err)
+		return nil, err
+	}
+	return c.callBroker(ctx, addr, timeoutFor(adminTimeout, items), req)
+}
+
+// findCoordinator returns the address of the coordinator of a consumer group or transactional id.
+func (c *Client) findCoordinator(ctx context.Context, of int8, id string) (string, error) {
+	m, err := c.callAny(ctx, metaTimeout, &findcoordinator.Request{Key: id, KeyType: of})
+	if err != nil {
+		return "", fmt.Errorf("finding the coordinator of %s: %w", id, err)
 	}
 	at := m.(*findcoordinator.Response)
 	if at.ErrorCode != 0 {
-		return nil, fmt.Errorf("finding the coordinator of %s: %w", id, Code(at.ErrorCode))
+		return "", fmt.Errorf("finding the coordinator of %s: %w", id, Code(at.ErrorCode))
 	}
-	addr := net.JoinHostPort(at.Host, strconv.Itoa(int(at.Port)))
-	return c.callBroker(ctx, addr, timeoutFor(adminTimeout, items), req)
+	return net.JoinHostPort(at.Host, strconv.Itoa(int(at.Port))), nil
 }
 
 // codeError returns the error of a code, nil for 0.

@@ -52,6 +52,7 @@ type SASL struct {
 	Mechanism          string
 	Username, Password string
 	Token              func(ctx context.Context) (string, error)
+	Extensions         map[string]string
 }
 
 // WithDefaults returns c with defaults. The error joins all invalid settings, by the names of the options of package consumer.

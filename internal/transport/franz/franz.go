@@ -225,6 +225,7 @@ func (m *member) add(
 			}
 
 			offset := committed.EpochOffset().Offset
+			m.reader.ResumeEpoch(tp, committed.EpochOffset().Epoch)
 			if offset < 0 {
 				var ok bool
 				if offset, ok = m.reader.Locate(ctx, tp, m.cfg.FromEnd, m.session); !ok {
@@ -339,7 +340,7 @@ func (g *generation) Commit(ctx context.Context, offsets map[transport.TopicPart
 		if byTopic[tp.Topic] == nil {
 			byTopic[tp.Topic] = map[int32]kgo.EpochOffset{}
 		}
-		byTopic[tp.Topic][tp.Partition] = kgo.EpochOffset{Epoch: -1, Offset: at}
+		byTopic[tp.Topic][tp.Partition] = kgo.EpochOffset{Epoch: g.LeaderEpoch(tp), Offset: at}
 	}
 
 	var failed error

@@ -25,7 +25,7 @@ func mechanism(s *transport.SASL) sasl.Mechanism {
 	case "oauthbearer":
 		return oauth.Oauth(func(ctx context.Context) (oauth.Auth, error) {
 			token, err := s.Token(ctx)
-			return oauth.Auth{Token: token}, err
+			return oauth.Auth{Token: token, Extensions: s.Extensions}, err
 		})
 	default:
 		return plain.Auth{User: s.Username, Pass: s.Password}.AsMechanism()

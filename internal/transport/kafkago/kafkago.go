@@ -14,6 +14,8 @@ import (
 	"github.com/segmentio/kafka-go/sasl"
 
 	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/internal/transport/kafkalog"
 )
@@ -85,7 +87,12 @@ func (t *Transport) joinWith(ctx context.Context, group string, topics []string,
 		return fmt.Errorf("joining: %w", err)
 	}
 
-	m := &member{cg: cg, session: s, newReader: func() *kafkalog.Reader { return t.Reader(topics) }}
+	m := &member{
+		cg:        cg,
+		session:   s,
+		newReader: func() *kafkalog.Reader { return t.Reader(topics) },
+		offsets:   groupOffsets{client: t.Wire, group: group},
+	}
 	err = m.serveGenerations(ctx)
 	m.leave(calls)
 	return err
@@ -96,6 +103,7 @@ type member struct {
 	cg        *kafka.ConsumerGroup
 	session   transport.Session
 	newReader func() *kafkalog.Reader
+	offsets   groupOffsets
 
 	closing sync.Once
 	closed  chan struct{}
@@ -132,9 +140,9 @@ func (m *member) serve(ctx, over context.Context, gen *kafka.Generation) error {
 	defer cancel(nil)
 	unhook := context.AfterFunc(over, func() { cancel(kafka.ErrGenerationEnded) })
 	defer unhook()
-	g := &generation{Reader: m.newReader(), gen: gen}
+	g := &generation{Reader: m.newReader(), gen: gen, offsets: &m.offsets}
 	defer g.over.Store(true)
-	if !g.locateOffsets(ctx, m.session) {
+	if !g.locateOffsets(ctx, m.session) || !g.resumeEpochs(ctx, m.session) {
 		return nil
 	}
 
@@ -226,6 +234,7 @@ func (l *connections) closeAll() {
 type generation struct {
 	*kafkalog.Reader
 	gen      *kafka.Generation
+	offsets  *groupOffsets
 	assigned []transport.Assignment
 	over     atomic.Bool // Serve has returned
 }
@@ -258,20 +267,46 @@ func (g *generation) Partitions() []transport.Assignment { return g.assigned }
 // Changes returns nil: a rebalance ends the generation.
 func (*generation) Changes() <-chan transport.Change { return nil }
 
+// resumeEpochs reads the leader epochs of the committed offsets, which kafka-go does not return. Without them, a member that joins
+// after an unclean election of a leader would miss its records. It repeats the request until the coordinator responds, and reports
+// each failure. It returns false if the generation ends before.
+func (g *generation) resumeEpochs(ctx context.Context, s transport.Session) bool {
+	if len(g.assigned) == 0 {
+		return true
+	}
+	partitions := make([]record.TopicPartition, len(g.assigned))
+	for i, a := range g.assigned {
+		partitions[i] = record.TopicPartition(a.TopicPartition)
+	}
+
+	for attempts := retry.Reopen.Start(); ; {
+		committed, err := g.offsets.read(ctx, partitions)
+		if err == nil {
+			for tp, at := range committed {
+				g.ResumeEpoch(transport.TopicPartition(tp), at.LeaderEpoch)
+			}
+			return true
+		}
+		if ctx.Err() != nil {
+			return false
+		}
+		s.Fault(fmt.Errorf("reading the committed offsets: %w", err))
+		_ = attempts.Wait(ctx)
+	}
+}
+
 // Commit stores offsets.
-func (g *generation) Commit(_ context.Context, offsets map[transport.TopicPartition]int64) error {
+func (g *generation) Commit(ctx context.Context, offsets map[transport.TopicPartition]int64) error {
 	if g.over.Load() {
 		return transport.ErrGenerationOver
 	}
-	byTopic := map[string]map[int]int64{}
+	list := make(map[record.TopicPartition]kafkawire.GroupOffset, len(offsets))
 	for tp, at := range offsets {
-		if byTopic[tp.Topic] == nil {
-			byTopic[tp.Topic] = map[int]int64{}
-		}
-		byTopic[tp.Topic][int(tp.Partition)] = at
+		list[record.TopicPartition(tp)] = kafkawire.GroupOffset{Offset: at, LeaderEpoch: g.LeaderEpoch(tp)}
 	}
 
-	err := g.gen.CommitOffsets(byTopic)
+	// The end of a generation does not interrupt the commit, because offsets are committed then.
+	err := g.offsets.commit(context.WithoutCancel(ctx), kafkawire.GroupMember{Group: g.gen.GroupID, Generation: g.gen.ID, Member: g.gen.MemberID}, list)
 	for _, over := range []kafka.Error{
 		kafka.IllegalGeneration, kafka.UnknownMemberId, kafka.RebalanceInProgress, kafka.FencedInstanceID,
 	} {

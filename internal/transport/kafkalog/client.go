@@ -53,10 +53,11 @@ func Login(cfg transport.Config) *kafkawire.SASL {
 		return nil
 	}
 	return &kafkawire.SASL{
-		Mechanism: s.Mechanism,
-		User:      s.Username,
-		Password:  func() (string, error) { return s.Password, nil },
-		Token:     s.Token,
+		Mechanism:  s.Mechanism,
+		User:       s.Username,
+		Password:   func() (string, error) { return s.Password, nil },
+		Token:      s.Token,
+		Extensions: s.Extensions,
 	}
 }
 

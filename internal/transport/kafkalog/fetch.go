@@ -37,6 +37,19 @@ func (c *Client) Reader(topics []string) *Reader {
 	return r
 }
 
+// LeaderEpoch returns the leader epoch of the last record that was read from a partition, or -1 if it is unknown. It belongs into
+// the commit, so that the next member also notices when a leader has lost records. An epoch that is later than the committed
+// record does no harm: the leader then returns the end of the last epoch before it.
+func (r *Reader) LeaderEpoch(tp transport.TopicPartition) int32 { return r.epochs.epochOf(tp) }
+
+// ResumeEpoch sets the leader epoch of the last record before the committed offset of a partition, -1 if it is unknown. Call it
+// before the first fetch.
+func (r *Reader) ResumeEpoch(tp transport.TopicPartition, epoch int32) {
+	if epoch >= 0 {
+		r.epochs.last.Store(tp, epoch)
+	}
+}
+
 // Locate returns the first offset of a partition, or with atEnd the offset after the last one. It repeats the request until a
 // leader responds, and reports each failure. It returns false if ctx ends before.
 func (r *Reader) Locate(ctx context.Context, tp transport.TopicPartition, atEnd bool, s transport.Session) (int64, bool) {

@@ -83,6 +83,14 @@ type epochs struct {
 	last    sync.Map // TopicPartition to int32
 }
 
+// epochOf returns the leader epoch of the last record that was read from a partition, or -1 if it is unknown.
+func (e *epochs) epochOf(tp transport.TopicPartition) int32 {
+	if last, ok := e.last.Load(tp); ok {
+		return last.(int32)
+	}
+	return -1
+}
+
 // check reports records that a new leader has lost after they were read, if it has other records at their
 // offsets already. Their leader epoch is higher, and the leader returns where the epoch before ended
 // (KIP-320). The error is a *RangeError.

@@ -1,0 +1,62 @@
+package config
+
+import (
+	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/routing"
+)
+
+// DocumentMapping returns how envelopes are read from documents. nil means as the contract says. The configuration must
+// be valid.
+func (c *Config) DocumentMapping() *envelope.Mapping {
+	m, _ := envelope.NewMapping(c.names())
+	return m
+}
+
+// names returns the names of the fields of the documents.
+func (c *Config) names() envelope.Names {
+	m := c.Mapping
+	return routing.FieldNames(c.Record.Preset, envelope.Names{
+		ID:            m.ID,
+		AggregateType: m.AggregateType,
+		AggregateID:   m.AggregateID,
+		Key:           m.Key,
+		Type:          m.Type,
+		Payload:       m.Payload,
+		Timestamp:     m.Timestamp,
+		Topic:         m.Topic,
+		Partition:     m.Partition,
+		Headers:       m.Headers,
+		ContentType:   m.ContentType,
+		SchemaVersion: m.SchemaVersion,
+		Source:        m.Source,
+		Subject:       m.Subject,
+		Time:          m.Time,
+		ExpiresAt:     m.ExpiresAt,
+	})
+}
+
+// Routing returns the configuration of the router.
+func (c *Config) Routing() routing.Config {
+	r := routing.Config{Template: c.Topics.Template, Allow: c.Topics.Allow, Max: c.Topics.Max, Mapping: c.DocumentMapping()}
+	for _, rule := range c.Topics.Rules {
+		r.Rules = append(r.Rules, routing.Rule{
+			AggregateType: rule.Match.AggregateType,
+			Type:          rule.Match.Type,
+			Database:      rule.Match.Database,
+			Collection:    rule.Match.Collection,
+			Headers:       rule.Match.Headers,
+			Fields:        rule.Match.Fields,
+			To:            rule.To,
+			Drop:          rule.Drop,
+		})
+	}
+	return r
+}
+
+// Preset returns the configuration of the record format.
+func (c *Config) Preset() routing.PresetConfig {
+	return routing.PresetConfig{
+		Name: c.Record.Preset, Structured: c.Record.Structured, Source: c.Record.Source, Headers: c.Record.Headers,
+		Placement: c.Record.Placement, JSON: c.Record.JSON, Mapping: c.DocumentMapping(),
+	}
+}

@@ -1,0 +1,141 @@
+package doctor
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode"
+)
+
+// atlasRole is a custom role in the format of the Atlas Administration API.
+type atlasRole struct {
+	RoleName string        `json:"roleName"`
+	Actions  []atlasAction `json:"actions"`
+}
+
+type atlasAction struct {
+	Action    string     `json:"action"`
+	Resources []Resource `json:"resources"`
+}
+
+// AtlasRoles returns one document for each role, for createCustomDatabaseRole of the Atlas Administration API: Atlas does not
+// execute createRole.
+func (r Roles) AtlasRoles() string {
+	var b strings.Builder
+	for _, role := range r.MongoDB {
+		out := atlasRole{RoleName: role.Name, Actions: []atlasAction{}}
+		for _, p := range role.Privileges {
+			for _, action := range p.Actions {
+				name := atlasActionName(action)
+				at := slices.IndexFunc(out.Actions, func(a atlasAction) bool { return a.Action == name })
+				if at < 0 {
+					at = len(out.Actions)
+					out.Actions = append(out.Actions, atlasAction{Action: name})
+				}
+				out.Actions[at].Resources = append(out.Actions[at].Resources, p.Resource)
+			}
+		}
+		text, _ := json.Marshal(out) // strings
+		b.Write(text)
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+// atlasActionName returns the name of an action in Atlas: createIndex is CREATE_INDEX there.
+func atlasActionName(action string) string {
+	var b strings.Builder
+	for _, r := range action {
+		if unicode.IsUpper(r) {
+			b.WriteByte('_')
+		}
+		b.WriteRune(unicode.ToUpper(r))
+	}
+	return b.String()
+}
+
+// ConfluentCommands returns the commands of the confluent CLI. A principal is the id of a service account there.
+func (r Roles) ConfluentCommands() string {
+	options := map[string]string{"topic": "--topic", "transactional-id": "--transactional-id", "group": "--consumer-group"}
+	var b strings.Builder
+	for _, a := range r.Kafka {
+		operations := strings.ToLower(strings.ReplaceAll(strings.Join(a.Operations, ","), "_", "-"))
+		fmt.Fprintf(&b, "# the %s: %s\nconfluent kafka acl create --allow --service-account '%s' --operations %s %s '%s'",
+			a.For, a.Why, strings.TrimPrefix(a.Principal, "User:"), operations, options[a.Resource], a.Name)
+		if a.Pattern == "prefixed" {
+			b.WriteString(" --prefix")
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+// iamPolicy is a policy of AWS IAM.
+type iamPolicy struct {
+	Version   string
+	Statement []iamStatement
+}
+
+type iamStatement struct {
+	Sid      string
+	Effect   string
+	Action   []string
+	Resource []string
+}
+
+// iamActions are the actions of Amazon MSK for each operation on a kind of resource.
+var iamActions = map[string]map[string][]string{
+	"topic": {
+		"READ":             {"ReadData"},
+		"WRITE":            {"WriteData"},
+		"DESCRIBE":         {"DescribeTopic"},
+		"DESCRIBE_CONFIGS": {"DescribeTopicDynamicConfiguration"},
+		"CREATE":           {"CreateTopic"},
+	},
+	"transactional-id": {"WRITE": {"AlterTransactionalId"}, "DESCRIBE": {"DescribeTransactionalId"}},
+	"group":            {"READ": {"AlterGroup"}, "DESCRIBE": {"DescribeGroup"}},
+}
+
+// MSKPolicies returns the policies of the relay and, with a group, of consumers, as lines of "name" and a JSON document. The name
+// of the cluster is a variable in them, because the configuration has only its addresses.
+func (r Roles) MSKPolicies() string {
+	const prefix = "arn:aws:kafka:REGION:ACCOUNT:"
+	var users []string
+	policies := map[string]*iamPolicy{}
+	for _, a := range r.Kafka {
+		p := policies[a.For]
+		if p == nil {
+			users = append(users, a.For)
+			p = &iamPolicy{Version: "2012-10-17", Statement: []iamStatement{{
+				Sid: "Cluster", Effect: "Allow", Action: []string{"kafka-cluster:Connect", "kafka-cluster:DescribeCluster"},
+				Resource: []string{prefix + "cluster/CLUSTER/*"},
+			}}}
+			// A producer without a transaction is idempotent by permission on the cluster.
+			if a.For == "relay" {
+				p.Statement[0].Action = append(p.Statement[0].Action, "kafka-cluster:WriteDataIdempotently")
+			}
+			policies[a.For] = p
+		}
+
+		name := a.Name
+		if a.Pattern == "prefixed" {
+			name += "*"
+		}
+		s := iamStatement{Effect: "Allow", Resource: []string{prefix + a.Resource + "/CLUSTER/*/" + name}}
+		s.Sid = fmt.Sprintf("Statement%d", len(p.Statement))
+		for _, op := range a.Operations {
+			for _, action := range iamActions[a.Resource][op] {
+				s.Action = append(s.Action, "kafka-cluster:"+action)
+			}
+		}
+		p.Statement = append(p.Statement, s)
+	}
+
+	var b strings.Builder
+	for _, user := range users {
+		text, _ := json.MarshalIndent(policies[user], "", "  ") // strings
+		fmt.Fprintf(&b, "# the %s; replace REGION, ACCOUNT and CLUSTER\n%s\n", user, text)
+	}
+	return b.String()
+}

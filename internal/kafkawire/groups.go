@@ -1,0 +1,103 @@
+package kafkawire
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/segmentio/kafka-go/protocol/offsetcommit"
+	"github.com/segmentio/kafka-go/protocol/offsetfetch"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// GroupOffset is an offset that a consumer group has committed.
+type GroupOffset struct {
+	Offset int64
+	// LeaderEpoch is that of the last record that was read before the commit, or -1 if it is unknown. It shows after a change of
+	// the leader whether the log still has the records before Offset.
+	LeaderEpoch int32
+}
+
+// GroupMember is a member in one generation of its group.
+type GroupMember struct {
+	Group      string
+	Generation int32
+	Member     string
+}
+
+// FindGroupCoordinator returns the address of the coordinator of a consumer group. An error of the broker is a Code.
+func (c *Client) FindGroupCoordinator(ctx context.Context, group string) (string, error) {
+	return c.findCoordinator(ctx, coordinatorOfGroups, group)
+}
+
+// CommitOffsets stores offsets for the group of m at its coordinator. The first error of a partition is a Code.
+func (c *Client) CommitOffsets(ctx context.Context, coordinator string, m GroupMember, offsets map[record.TopicPartition]GroupOffset) error {
+	req := &offsetcommit.Request{GroupID: m.Group, GenerationID: m.Generation, MemberID: m.Member, RetentionTimeMs: -1}
+	topicIndex := map[string]int{}
+	for tp, at := range offsets {
+		i, ok := topicIndex[tp.Topic]
+		if !ok {
+			i = len(req.Topics)
+			topicIndex[tp.Topic] = i
+			req.Topics = append(req.Topics, offsetcommit.RequestTopic{Name: tp.Topic})
+		}
+		req.Topics[i].Partitions = append(req.Topics[i].Partitions, offsetcommit.RequestPartition{
+			PartitionIndex:       tp.Partition,
+			CommittedOffset:      at.Offset,
+			CommittedLeaderEpoch: at.LeaderEpoch,
+		})
+	}
+
+	response, err := c.callBroker(ctx, coordinator, timeoutFor(adminTimeout, len(offsets)), req)
+	if err != nil {
+		return err
+	}
+	for _, t := range response.(*offsetcommit.Response).Topics {
+		for _, p := range t.Partitions {
+			if err := codeError(p.ErrorCode); err != nil {
+				return fmt.Errorf("partition %s/%d: %w", t.Name, p.PartitionIndex, err)
+			}
+		}
+	}
+	return nil
+}
+
+// CommittedOffsets returns the offsets that a group has committed for these partitions, from its coordinator. It leaves out
+// partitions without one. An error of the broker is a Code.
+func (c *Client) CommittedOffsets(
+	ctx context.Context, coordinator, group string, partitions []record.TopicPartition,
+) (map[record.TopicPartition]GroupOffset, error) {
+	req := &offsetfetch.Request{GroupID: group, Topics: []offsetfetch.RequestTopic{}}
+	topicIndex := map[string]int{}
+	for _, tp := range partitions {
+		i, ok := topicIndex[tp.Topic]
+		if !ok {
+			i = len(req.Topics)
+			topicIndex[tp.Topic] = i
+			req.Topics = append(req.Topics, offsetfetch.RequestTopic{Name: tp.Topic})
+		}
+		req.Topics[i].PartitionIndexes = append(req.Topics[i].PartitionIndexes, tp.Partition)
+	}
+
+	m, err := c.callBroker(ctx, coordinator, timeoutFor(adminTimeout, len(partitions)), req)
+	if err != nil {
+		return nil, err
+	}
+	response := m.(*offsetfetch.Response)
+	if err := codeError(response.ErrorCode); err != nil {
+		return nil, err
+	}
+
+	out := make(map[record.TopicPartition]GroupOffset, len(partitions))
+	for _, t := range response.Topics {
+		for _, p := range t.Partitions {
+			if err := codeError(p.ErrorCode); err != nil {
+				return nil, fmt.Errorf("partition %s/%d: %w", t.Name, p.PartitionIndex, err)
+			}
+			if p.CommittedOffset >= 0 {
+				out[record.TopicPartition{Topic: t.Name, Partition: p.PartitionIndex}] = GroupOffset{p.CommittedOffset, p.ComittedLeaderEpoch}
+			}
+		}
+	}
+	return out, nil
+}

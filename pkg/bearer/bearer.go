@@ -1,0 +1,141 @@
+// Package bearer supplies the tokens with which a client logs in to Kafka by SASL OAUTHBEARER.
+//
+//	consumer.WithSASL(consumer.SASL{Mechanism: "oauthbearer", Token: bearer.FromFile("/var/run/secrets/kafka/token")})
+//
+// The relay takes the same sources from its configuration (kafka.sasl.token), or with relay.WithKafkaToken. For Amazon MSK see
+// package msk.
+package bearer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"golang.org/x/oauth2"
+	"golang.org/x/oauth2/clientcredentials"
+)
+
+// Source returns a token that is valid for some time. Clients call it for each connection, from several goroutines. An error must
+// not contain the token or a secret, because clients log it.
+type Source = func(ctx context.Context) (string, error)
+
+const (
+	maxToken  = 64 << 10 // bytes
+	maxReason = 500      // bytes of the answer of a command or an authorization server in an error
+)
+
+// FromFile returns a Source that reads the token from a file for each connection, so that it may be replaced at any time. White
+// space around the token is ignored.
+func FromFile(path string) Source {
+	return func(context.Context) (string, error) {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return "", fmt.Errorf("reading the token: %w", err)
+		}
+		token, err := checkToken(text)
+		if err != nil {
+			return "", fmt.Errorf("file %s: %w", path, err)
+		}
+		return token, nil
+	}
+}
+
+// FromCommand returns a Source that runs a program, without a shell, and takes the token from its standard output. The program has
+// 15 seconds. If the token is a JWT, the Source runs the program again after 80 % of its lifetime, and otherwise for each
+// connection.
+func FromCommand(name string, args ...string) Source {
+	return keep(func(ctx context.Context) (string, time.Time, error) {
+		cmd := exec.CommandContext(ctx, name, args...)
+		cmd.WaitDelay = time.Second
+		var message limited
+		cmd.Stderr = &message
+		text, err := cmd.Output()
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		if err != nil {
+			return "", time.Time{}, fmt.Errorf("running %s: %w%s", name, err, message.suffix())
+		}
+
+		token, err := checkToken(text)
+		if err != nil {
+			return "", time.Time{}, fmt.Errorf("output of %s: %w", name, err)
+		}
+		return token, expiry(token), nil
+	})
+}
+
+// ClientCredentials is a client of an OAuth 2.0 or OpenID Connect authorization server.
+type ClientCredentials struct {
+	TokenURL     string // of the authorization server; required
+	ClientID     string // required
+	ClientSecret string // required
+	Scopes       []string
+	Audience     string // parameter audience, which some servers require; "" sends none
+}
+
+// FromClientCredentials returns a Source that requests tokens with the grant client_credentials. It requests the next token after
+// 80 % of the lifetime of the last one, and uses that until it expires while the server does not answer.
+func FromClientCredentials(c ClientCredentials) Source {
+	request := clientcredentials.Config{
+		TokenURL: c.TokenURL, ClientID: c.ClientID, ClientSecret: c.ClientSecret, Scopes: c.Scopes,
+	}
+	if c.Audience != "" {
+		request.EndpointParams = map[string][]string{"audience": {c.Audience}}
+	}
+
+	return keep(func(ctx context.Context) (string, time.Time, error) {
+		t, err := request.Token(ctx)
+		if refused, ok := errors.AsType[*oauth2.RetrieveError](err); ok {
+			reason := limited(refused.Body)
+			return "", time.Time{}, fmt.Errorf("%s refuses a token: %s%s", c.TokenURL, refused.Response.Status, reason.suffix())
+		}
+		if err != nil {
+			return "", time.Time{}, fmt.Errorf("requesting a token from %s: %w", c.TokenURL, err)
+		}
+
+		token, err := checkToken([]byte(t.AccessToken))
+		if err != nil {
+			return "", time.Time{}, fmt.Errorf("answer of %s: %w", c.TokenURL, err)
+		}
+		if t.Expiry.IsZero() {
+			return token, expiry(token), nil
+		}
+		return token, t.Expiry, nil
+	})
+}
+
+// checkToken returns the token in text. Its characters are those of RFC 6750, so that it cannot end the message that contains it.
+func checkToken(text []byte) (string, error) {
+	token := strings.TrimSpace(string(text))
+	switch {
+	case token == "":
+		return "", errors.New("there is no token")
+	case len(token) > maxToken:
+		return "", fmt.Errorf("the token has %d bytes; at most %d are allowed", len(token), maxToken)
+	case strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' || r == '"' || r == ',' }):
+		return "", errors.New("it is not a token: it contains a character that no bearer token has, such as a space or a quote")
+	}
+	return token, nil
+}
+
+// limited collects the beginning of a text.
+type limited []byte
+
+func (l *limited) Write(p []byte) (int, error) {
+	*l = append(*l, p[:min(len(p), maxReason-min(len(*l), maxReason))]...)
+	return len(p), nil
+}
+
+// suffix returns the text in one line, after a colon, or "" if there is none.
+func (l *limited) suffix() string {
+	text := strings.Join(strings.Fields(strings.ToValidUTF8(string((*l)[:min(len(*l), maxReason)]), "?")), " ")
+	if text == "" {
+		return ""
+	}
+	return ": " + text
+}

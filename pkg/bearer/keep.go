@@ -1,0 +1,112 @@
+package bearer
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	// fetchTimeout bounds one request for a token. It does not end with the connection that needs the token, so that the next
+	// connection finds the result.
+	fetchTimeout = 15 * time.Second
+	// maxLifetime is the longest time for which a token is kept, whatever it claims.
+	maxLifetime = 24 * time.Hour
+)
+
+// fetch requests a token. expires is zero if its lifetime is unknown.
+type fetch func(ctx context.Context) (token string, expires time.Time, err error)
+
+// keeper keeps one token.
+type keeper struct {
+	fetch fetch
+
+	mu      sync.Mutex
+	token   string
+	renewAt time.Time
+	expires time.Time
+	running *request // nil: none
+}
+
+// request is a fetch that runs. Its results are set when done is closed.
+type request struct {
+	done  chan struct{}
+	token string
+	err   error
+}
+
+// keep returns a Source that keeps the token of f for 80 % of its lifetime. Connections that need a token at the same time share
+// one request. If a request fails, the last token is used until it expires.
+func keep(f fetch) Source {
+	k := &keeper{fetch: f}
+	return k.get
+}
+
+func (k *keeper) get(ctx context.Context) (string, error) {
+	k.mu.Lock()
+	if time.Now().Before(k.renewAt) {
+		defer k.mu.Unlock()
+		return k.token, nil
+	}
+	r := k.running
+	if r == nil {
+		r = &request{done: make(chan struct{})}
+		k.running = r
+		go k.run(context.WithoutCancel(ctx), r)
+	}
+	k.mu.Unlock()
+
+	select {
+	case <-r.done:
+		return r.token, r.err
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	}
+}
+
+// run performs r.
+func (k *keeper) run(ctx context.Context, r *request) {
+	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
+	defer cancel()
+	began := time.Now()
+	token, expires, err := k.fetch(ctx)
+
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.running = nil
+	switch {
+	case err == nil:
+		if limit := began.Add(maxLifetime); expires.After(limit) {
+			expires = limit
+		}
+		k.token, k.expires = token, expires
+		k.renewAt = began.Add(expires.Sub(began) * 4 / 5)
+	case time.Now().Before(k.expires):
+		token, err = k.token, nil
+	}
+	r.token, r.err = token, err
+	close(r.done)
+}
+
+// expiry returns the time at which a JWT expires, or the zero time if token is none. The client does not check the signature: it
+// uses the time only to request the next token early enough.
+func expiry(token string) time.Time {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return time.Time{}
+	}
+	claims, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(parts[1], "="))
+	if err != nil {
+		return time.Time{}
+	}
+	var c struct {
+		Expires float64 `json:"exp"`
+	}
+	if json.Unmarshal(claims, &c) != nil || c.Expires <= 0 || c.Expires > 1<<40 {
+		return time.Time{}
+	}
+	return time.Unix(int64(c.Expires), 0)
+}
