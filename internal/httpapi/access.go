@@ -39,6 +39,9 @@ func (a *Access) identify(r *http.Request) (caller admin.Caller, problem string)
 	if r.Header.Get("Authorization") != "" {
 		return a.identifyByToken(r)
 	}
+	if caller, problem, ok := a.identifyBySession(r); ok {
+		return caller, problem
+	}
 	if a.Anonymous == admin.RoleViewer || a.Anonymous == admin.RoleOperator {
 		return a.newCaller(r, "anonymous", "anonymous", a.Anonymous)
 	}
@@ -85,10 +88,10 @@ func (a *Access) isProxy(r *http.Request) bool {
 }
 
 // clientName returns the name under which the requests of a caller are counted. A caller with a
-// token chooses its own name, so its role is used instead.
+// token or a session chooses its own name, so its role is used instead.
 func clientName(r *http.Request, c admin.Caller) string {
 	name := c.Actor.Name
-	if strings.HasSuffix(c.Actor.Source, "/token") {
+	if strings.HasSuffix(c.Actor.Source, "/token") || strings.HasSuffix(c.Actor.Source, "/session") {
 		name = c.Role
 	}
 	return remoteIP(r).String() + " " + c.Actor.Source + " " + name
@@ -116,14 +119,8 @@ func (a *Access) identifyByToken(r *http.Request) (caller admin.Caller, problem 
 		name = "token"
 	}
 
-	// Both comparisons always run, so that the time of the response reveals nothing about a token.
-	isOperator := equalTokens(token, a.Token)
-	isViewer := equalTokens(token, a.ViewerToken)
-	switch {
-	case ok && isOperator:
-		return a.newCaller(r, name, "token", admin.RoleOperator)
-	case ok && isViewer:
-		return a.newCaller(r, name, "token", admin.RoleViewer)
+	if role := a.Tokens().roleOf(token); ok && role != "" {
+		return a.newCaller(r, name, "token", role)
 	}
 	return admin.Caller{}, "the token is not one of this listener's"
 }

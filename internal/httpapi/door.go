@@ -6,7 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
-	"strconv"
+	"strings"
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/logging"
@@ -19,6 +19,8 @@ type door struct {
 	log     *slog.Logger
 	refused func(reason string)
 	origin  *http.CrossOriginProtection
+
+	loginForm func(w http.ResponseWriter, r *http.Request, status int, problem, next string) // see [AdminOptions]
 
 	// Operators have their own limit of concurrent requests, so that other callers cannot keep them
 	// out.
@@ -43,9 +45,13 @@ func newDoor(o AdminOptions) *door {
 		rates:     newRateLimiter(max(o.Access.Rate, 1)),
 		log:       o.Log,
 		refused:   o.Refused,
+		loginForm: o.LoginForm,
 		origin:    http.NewCrossOriginProtection(),
 		operators: newRequestLimit(adminInFlight, adminOfOne),
 		others:    newRequestLimit(adminInFlight, adminOfOne),
+	}
+	if d.access.Tokens == nil {
+		d.access.Tokens = func() Tokens { return Tokens{} }
 	}
 	if d.refused == nil {
 		d.refused = func(string) {}
@@ -77,15 +83,23 @@ func (d *door) wrap(next http.Handler) http.Handler {
 		// The rate limit comes before the check of the login, so that it also limits guesses.
 		caller, problem := d.access.identify(r)
 		client := clientName(r, caller)
-		if wait := d.rates.reserve(client); wait > 0 {
-			d.refused(RefusedRate)
-			w.Header().Set("Retry-After", strconv.Itoa(int(wait.Seconds())+1))
-			writeProblem(w, r, http.StatusTooManyRequests, "this client sends too many requests",
-				"wait for the time in Retry-After, or raise http.admin.rate")
+		if d.limitRate(w, r, client) {
 			return
 		}
-		if problem != "" {
-			d.rejectLogin(w, r, problem)
+		switch {
+		case r.URL.Path == loginPath:
+			d.serveLogin(w, r)
+			return
+		case r.URL.Path == logoutPath:
+			d.serveLogout(w, r)
+			return
+		case problem != "" && d.loginForm != nil && strings.HasPrefix(r.URL.Path, staticPath) && r.Method == http.MethodGet:
+			next.ServeHTTP(w, r)
+			return
+		case problem != "":
+			if !d.redirectToLogin(w, r) {
+				d.rejectLogin(w, r, problem)
+			}
 			return
 		}
 
@@ -151,12 +165,12 @@ func (d *door) rejectLogin(w http.ResponseWriter, r *http.Request, problem strin
 	d.log.Log(r.Context(), level, "a login at the operator's listener is refused",
 		"reason", problem, "remote", remoteIP(r).String(), "path", r.URL.Path)
 
-	if d.access.Token != "" || d.access.ViewerToken != "" {
+	if !d.access.Tokens().none() {
 		w.Header().Add("WWW-Authenticate", `Bearer realm="outrelay"`)
 		w.Header().Add("WWW-Authenticate", `Basic realm="outrelay", charset="UTF-8"`)
 	}
 	writeProblem(w, r, http.StatusUnauthorized, problem,
-		"send the token as Authorization: Bearer; in a browser, log in with any user name and the token as the password")
+		"send the token as Authorization: Bearer; in a browser, open /login")
 }
 
 // recoverPanic ends a request that panicked with an error, so that the process continues.

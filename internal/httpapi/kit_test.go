@@ -78,7 +78,7 @@ func open(t *testing.T, change ...func(*AdminOptions)) *site {
 		},
 	})
 	o := AdminOptions{Listen: "127.0.0.1:0", Operator: operator, Log: log, Access: Access{
-		Token: operatorToken, ViewerToken: viewerToken, Payloads: admin.RoleOperator, Local: true, Rate: 10_000,
+		Tokens: func() Tokens { return Tokens{operatorToken, viewerToken} }, Session: time.Hour, Payloads: admin.RoleOperator, Local: true, Rate: 10_000,
 	}}
 	for _, f := range change {
 		f(&o)

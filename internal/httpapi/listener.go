@@ -23,15 +23,16 @@ import (
 // header of a trusted proxy, else by a client certificate, else by a token. Anonymous is the role of
 // a caller without any of these.
 type Access struct {
-	Token, ViewerToken string         // "" disables the token
-	ProxyHeader        string         // header in which a proxy names the person; "" trusts no proxy
-	ProxyFrom          []netip.Prefix // addresses of the proxy
-	Operators          []string       // names from certificates and the proxy that may act; with the wildcards * and ?
-	Anonymous          string         // admin.RoleViewer, admin.RoleOperator, or anything else for nobody
-	Payloads           string         // the lowest role that may see payloads, or anything else for nobody
-	Local              bool           // only this machine reaches the listener: requests must name this machine
-	Hosts              []string       // further names that requests may use if Local is set
-	Rate               int            // requests per second of one client; at least 1
+	Tokens      func() Tokens  // the current tokens; nil means none
+	Session     time.Duration  // how long a login in a browser lasts
+	ProxyHeader string         // header in which a proxy names the person; "" trusts no proxy
+	ProxyFrom   []netip.Prefix // addresses of the proxy
+	Operators   []string       // names from certificates and the proxy that may act; with the wildcards * and ?
+	Anonymous   string         // admin.RoleViewer, admin.RoleOperator, or anything else for nobody
+	Payloads    string         // the lowest role that may see payloads, or anything else for nobody
+	Local       bool           // only this machine reaches the listener: requests must name this machine
+	Hosts       []string       // further names that requests may use if Local is set
+	Rate        int            // requests per second of one client; at least 1
 }
 
 // AdminOptions configures the operator's listener.
@@ -48,6 +49,10 @@ type AdminOptions struct {
 	Operator admin.Operator // its Watcher is that of the configuration
 	Page     http.Handler   // serves all paths that are not below /api/, for the caller of admin.CallerOf; may be nil
 	Log      *slog.Logger
+
+	// LoginForm shows the form of the login, which sends the fields name and token to the same address. problem is why the last
+	// attempt failed, and next the page to be opened. Nil means that the page has no login.
+	LoginForm func(w http.ResponseWriter, r *http.Request, status int, problem, next string)
 }
 
 // Bounds of the operator's listener.

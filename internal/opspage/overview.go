@@ -2,8 +2,10 @@ package opspage
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 
 	"github.com/outrelay/outrelay/internal/admin"
@@ -12,11 +14,11 @@ import (
 // overview is the data of the first page.
 type overview struct {
 	admin.Overview
-	Worst    string   // status of the most severe check
-	Failing  int      // number of checks that are not ok
-	Others   []string // names of all watchers
-	HeldLive int      // number of live slots of the watcher
-	Slots    int      // number of slots of the watcher
+	Worst    string        // status of the most severe check of the watcher
+	Problems []admin.Check // checks of the watcher that are not ok, the most severe first
+	Watching []verdict     // all watchers
+	HeldLive int           // number of live slots of the watcher
+	Slots    int           // number of slots of the watcher
 	Own      []admin.Watcher
 	Paused   int // number of slots of the watcher that an operator paused
 }
@@ -40,18 +42,40 @@ func (o *overview) Relays(watcher string) []admin.Node {
 	return slices.DeleteFunc(slices.Clone(o.Nodes), func(n admin.Node) bool { return !slices.Contains(n.Watchers, watcher) })
 }
 
+// verdict is the state of one watcher.
+type verdict struct{ Name, Status string }
+
+// newVerdict returns the status of the most severe check about a watcher.
+func newVerdict(checks []admin.Check, watcher string) verdict {
+	v := verdict{watcher, admin.CheckOK}
+	for _, c := range checks {
+		if c.Watcher == watcher && severity[c.Status] < severity[v.Status] {
+			v.Status = c.Status
+		}
+	}
+	return v
+}
+
+// checkTitles are the names of checks that are not about a slot.
+var checkTitles = map[string]string{
+	"nodes": "Nodes", "counting": "Counts of waiting envelopes", "dead_letters": "Dead letters", "exceptions": "Waiting envelopes",
+}
+
+// titleOfCheck returns the object of a check in words: its id is for programs.
+func titleOfCheck(c admin.Check) string { return cmp.Or(checkTitles[c.ID], c.ID) }
+
 // severity sorts checks: the most severe ones come first.
 var severity = map[string]int{admin.CheckFail: 0, admin.CheckWarn: 1, admin.CheckOK: 2}
 
 func newOverview(o admin.Overview, watcher string) *overview {
 	v := &overview{Overview: o, Worst: admin.CheckOK}
-	v.Checks = slices.Clone(o.Checks)
+	v.Checks = slices.DeleteFunc(slices.Clone(o.Checks), func(c admin.Check) bool { return c.Watcher != "" && c.Watcher != watcher })
 	slices.SortStableFunc(v.Checks, func(a, b admin.Check) int {
 		return cmp.Compare(severity[a.Status], severity[b.Status])
 	})
 	for _, c := range v.Checks {
 		if c.Status != admin.CheckOK {
-			v.Failing++
+			v.Problems = append(v.Problems, c)
 		}
 	}
 	if len(v.Checks) > 0 {
@@ -60,8 +84,8 @@ func newOverview(o admin.Overview, watcher string) *overview {
 
 	for i := range o.Watchers {
 		w := &o.Watchers[i]
-		if !slices.Contains(v.Others, w.Name) {
-			v.Others = append(v.Others, w.Name)
+		if !slices.ContainsFunc(v.Watching, func(x verdict) bool { return x.Name == w.Name }) {
+			v.Watching = append(v.Watching, newVerdict(o.Checks, w.Name))
 		}
 		if w.Name != watcher {
 			continue
@@ -85,6 +109,22 @@ func showOverview(c *call) (any, error) {
 		return nil, err
 	}
 	return newOverview(o, c.v.Watcher), nil
+}
+
+// showHistory serves throughput and lag of the last day, for the charts: seconds, records per second, and seconds of lag.
+func (p *page) showHistory(w http.ResponseWriter, r *http.Request, c *call) {
+	list, err := c.use.Operator.Minutes(c.ctx)
+	if err != nil {
+		p.serveProblem(w, r, c, err)
+		return
+	}
+
+	points := make([][3]float64, len(list))
+	for i, h := range list {
+		points[i] = [3]float64{float64(h.At.Unix()), h.Rate, h.LagS}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(points) // the client may be gone
 }
 
 // pending is the data of the page of waiting envelopes.

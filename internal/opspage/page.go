@@ -56,6 +56,7 @@ func New(o Options) http.Handler {
 	}
 	p.mux.HandleFunc("POST /confirm/{action}", p.handleAction(p.confirm))
 	p.mux.HandleFunc("POST /act/{action}", p.handleAction(p.act))
+	p.mux.HandleFunc("GET /history", p.handle(o.Read, p.showHistory))
 	p.mux.HandleFunc("GET /strip", p.handle(o.Read, p.showStrip))
 	p.mux.HandleFunc("GET /dead/download", p.handle(o.Act, p.download))
 	p.mux.Handle("GET /static/", p.assets)

@@ -114,9 +114,12 @@ func (d *desk) Overview(context.Context) (admin.Overview, error) {
 	if err == nil {
 		o.Watchers[0].Name, o.Watchers[0].State = "orders", "live"
 		o.Checks[0].Status, o.Checks[1].Status = admin.CheckWarn, admin.CheckOK
+		o.Checks[0].Watcher, o.Checks[1].Watcher = "orders", ""
 	}
 	return o, err
 }
+
+func (d *desk) Minutes(context.Context) ([]admin.Minute, error) { return answer[[]admin.Minute](d) }
 
 func (d *desk) Events(context.Context, admin.EventFilter, int, string) (admin.EventPage, error) {
 	return answer[admin.EventPage](d)

@@ -29,6 +29,9 @@ type view struct {
 	Data                any
 }
 
+// HasSession reports whether the caller logged in with the form, and so can log out.
+func (v *view) HasSession() bool { return v.Caller.Actor.Source == "page/session" }
+
 // Link returns an address of the page for the same watcher. pairs are names and values of its query.
 // Empty values are left out.
 func (v *view) Link(path string, pairs ...any) string {
@@ -114,6 +117,7 @@ func loadTemplates(a *assets) map[string]*template.Template {
 		"span":      formatSpan,
 		"spanms":    func(ms int64) string { return formatSpan(float64(ms) / 1000) },
 		"states":    func() []string { return []string{"retry", "blocked", "parked"} },
+		"object":    titleOfCheck,
 		"title":     func(s string) string { return strings.ToUpper(s[:1]) + s[1:] },
 		"unix":      time.Time.UnixMilli,
 	}

@@ -80,7 +80,7 @@ func listCapabilities(cfg config.Config) []string {
 // be derived from it. An empty fingerprint is not compared.
 func configFingerprint(cfg config.Config) string {
 	text, err := json.Marshal([]any{
-		cfg.Watch, cfg.Topics, cfg.Record, cfg.Recording, cfg.Retention, cfg.Purge, cfg.DeadLetters, cfg.Retry,
+		cfg.Watch, cfg.Mapping, cfg.Topics, cfg.Record, cfg.Recording, cfg.Retention, cfg.Purge, cfg.DeadLetters, cfg.Retry,
 		cfg.LostHistory, cfg.Invalidate, cfg.Expired,
 	})
 	if err != nil {
@@ -286,6 +286,15 @@ func (r *Relay) readOplogWindow(ctx context.Context) error {
 		r.metrics.OplogWindow.Set(float64(newest.T - oldest.T))
 	}
 	return err
+}
+
+// ApplyReload uses what the configuration next may change without a restart, and returns the keys that it has applied.
+func (r *Relay) ApplyReload(next config.Config) (applied []string) {
+	o := r.operators.Load()
+	if o == nil || next.HTTP.Admin == nil {
+		return nil
+	}
+	return (*o).Reload(next.HTTP.Admin)
 }
 
 // Reloaded reports that the configuration was read again while the relay runs. applied contains the

@@ -7,11 +7,11 @@ package process
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
@@ -41,15 +41,16 @@ import (
 // Relay runs one watcher in this process: the only slot of the watcher, which is the default, or
 // its share of several slots (N28).
 type Relay struct {
-	cfg      config.Config
-	log      *slog.Logger
-	metrics  *metrics.Set
-	shared   *term.Shared
-	slots    []*term.Runner
-	member   *nodes.Member
-	figures  *figures
-	embedded bool
-	host     Host
+	cfg       config.Config
+	log       *slog.Logger
+	metrics   *metrics.Set
+	shared    *term.Shared
+	slots     []*term.Runner
+	member    *nodes.Member
+	figures   *figures
+	embedded  bool
+	host      Host
+	operators atomic.Pointer[Listener] // nil until it is bound
 	// buildOperators binds the operators' page and API. It is nil in programs that do not contain
 	// them.
 	buildOperators func(config.Config, string, *slog.Logger, *metrics.Set) (Listener, error)
@@ -63,6 +64,8 @@ type Listener interface {
 	Addr() string
 	Run(ctx context.Context) error
 	Close() error
+	// Reload uses what may change without a restart, and returns the keys that it has applied.
+	Reload(a *config.Admin) (applied []string)
 }
 
 // WithOperators makes the relay serve the operators' page and API if http.admin is set. Without
@@ -74,8 +77,8 @@ func WithOperators(build func(config.Config, string, *slog.Logger, *metrics.Set)
 
 // Host has the values that a program in which the relay is embedded passes to it. All are optional.
 type Host struct {
-	Mongo *options.ClientOptions                   // replaces mongodb.uri and mongodb.tls
-	Kafka *tls.Config                              // replaces kafka.tls
+	Mongo *options.ClientOptions // replaces mongodb.uri and mongodb.tls
+	Kafka connect.KafkaHost
 	Route func(aggregateType, typ string) []string // see [routing.Config.Choose]
 }
 
@@ -146,6 +149,7 @@ func newShared(
 	if s.Router, err = connect.Router(cfg, host.Route); err != nil {
 		return nil, err
 	}
+	s.Mapping = cfg.DocumentMapping()
 	if s.Preset, err = routing.NewPreset(cfg.Preset()); err != nil {
 		return nil, fmt.Errorf("record: %w", err)
 	}
@@ -199,6 +203,7 @@ func (r *Relay) Run(ctx context.Context) error {
 
 	g.Go(func() error { return r.shared.Exporter.Run(work) })
 	g.Go(func() error { return r.figures.countPeriodically(work) })
+	g.Go(func() error { return r.recordHistory(work) })
 	g.Go(func() error { return r.runHeartbeat(work) })
 	if !r.embedded {
 		g.Go(func() error { return systemd.New(r.cfg.Watcher, r.processHealth(), r.log).Run(ctx, work) })
@@ -241,6 +246,7 @@ func (r *Relay) listenOperators() (Listener, error) {
 		return nil, err
 	}
 	r.log.Info("the operator's page and API are served", "address", o.Addr())
+	r.operators.Store(&o)
 	return o, nil
 }
 

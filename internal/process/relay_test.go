@@ -353,3 +353,5 @@ func (noOperators) Run(ctx context.Context) error {
 }
 
 func (noOperators) Close() error { return nil }
+
+func (noOperators) Reload(*config.Admin) []string { return nil }

@@ -231,13 +231,20 @@ func quoteList(list []string) string {
 func testViewer(s *scene, b *tab) {
 	operator := b.url
 	defer func() { b.url = operator }()
-	b.url = strings.Replace(s.login, "://", "://vera:"+viewerToken+"@", 1)
-	b.openPage("/")
-	b.url = s.login                       // the browser has stored the login; it blocks fetches from an address with a password
+	b.url = s.login
 	b.openPage("/dead?class=not_allowed") // the texts below appear only in the payloads
+	b.waitForText("Log in to outrelay")
+	b.checkAccessibility("login")
+	b.runActions("a wrong token", chromedp.SetValue(`input[name=name]`, "vera"), chromedp.SetValue(`input[name=token]`, "guessed-token"))
+	b.clickButton("Log in")
+	b.waitForText("The token is not one of this listener's")
+	b.clearConsole() // the response with status 401
+	b.runActions("the token", chromedp.SetValue(`input[name=name]`, "vera"), chromedp.SetValue(`input[name=token]`, viewerToken))
+	b.takeScreenshot("login")
+	b.clickButton("Log in")
 	b.waitForText("vera · viewer")
 	b.clearConsole()
-	offers := "querySelectorAll('form[method=post] button, [formaction], input[name=pick]').length"
+	offers := "querySelectorAll('form[method=post]:not([action^=\"/log\"]) button, [formaction], input[name=pick]').length"
 	for at, n := range evaluate[map[string]int](b, fmt.Sprintf(`Promise.all(%s.map((at) => fetch(at).then((r) => r.text()).then((t) => [at, new DOMParser().parseFromString(t, 'text/html').%s]))).then(Object.fromEntries)`, quoteList(append([]string{"/control?watcher=split"}, pages...)), offers)) {
 		if n != 0 {
 			b.t.Errorf("%s offers a viewer %d buttons that act", at, n)
@@ -274,6 +281,12 @@ func testViewer(s *scene, b *tab) {
 	}
 
 	b.clearConsole() // the browser logs responses with status 403
+	b.openPage("/")
+	b.clickButtonIn("header", "Log out")
+	b.waitForText("Log in to outrelay")
+	b.openPage("/nodes")
+	b.waitForText("Log in to outrelay")
+	b.checkConsole("login")
 }
 
 // testClearing clears the dead letters. This is rejected while a relay runs, and without the phrase.

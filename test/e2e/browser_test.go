@@ -177,7 +177,7 @@ func isNodeGone(err error) bool {
 func (b *tab) openPage(path string) {
 	b.t.Helper()
 	b.runActions("opening "+path, chromedp.Navigate(b.url+path))
-	for _, name := range evaluate[[]string](b, "[...document.querySelectorAll('form[method=post] button')].map((e) => (e.getAttribute('formaction') || e.form.getAttribute('action')).replace('/confirm/', ''))") {
+	for _, name := range evaluate[[]string](b, "[...document.querySelectorAll('form[method=post]:not([action^=\"/log\"]) button')].map((e) => (e.getAttribute('formaction') || e.form.getAttribute('action')).replace('/confirm/', ''))") {
 		b.offered[name] = true
 	}
 }

@@ -49,6 +49,7 @@ func TestPage(t *testing.T) {
 	part("Colours", testColors)
 	part("DeadLetters", testDeadLetters)
 	part("EditAndRequeue", testEditAndRequeue)
+	part("HandlerLetters", testHandlerLetters)
 	part("LookUp", testLookup)
 	part("Scheduled", testScheduledEvents)
 	part("Replays", testReplays)
@@ -74,12 +75,19 @@ func testOverview(s *scene, b *tab) {
 	b.waitForText("slot 0of1")
 	b.waitUntil("the owner and its figures", `/Epoch\s*\d/.test(document.body.innerText) && document.querySelector('.s-live, .s-blocked')`)
 	b.waitUntil("the counts", fmt.Sprintf(`[...document.querySelectorAll('.tiles a')].some((a) => a.innerText.replace(/\s+/g, ' ').includes('%d dead letters'))`, forbidden+expired))
-	for _, want := range []string{"Oplog left", "Lag of the oldest", "Throughput", "Pending by topic", s.topic + "-missing", "Nodes", "one", "two", "Checks", fmt.Sprintf("%d scheduled", scheduled)} {
+	for _, want := range []string{"Oplog left", "Lag of the oldest", "Throughput", "Pending by topic", s.topic + "-missing", "Nodes", "one", "two", "All checks", fmt.Sprintf("%d scheduled", scheduled)} {
 		if !strings.Contains(strings.Join(strings.Fields(b.pageText()), " "), want) {
 			b.t.Errorf("the overview does not say %q", want)
 		}
 	}
+	b.waitForText("Problems")
+	b.waitUntil("times in the zone of the reader", `[...document.querySelectorAll('time')].every((e) => e.title.endsWith('Z'))`)
+	if n := evaluate[int](b, "fetch('/history').then((r) => r.json()).then((l) => l.length)"); n < remembered {
+		b.t.Errorf("the history has %d minutes, want %d", n, remembered)
+	}
 	b.waitUntil("a chart", `document.querySelector('#chart-rate canvas') && document.querySelector('#chart-lag canvas')`)
+	b.clickButton("6 h")
+	b.waitUntil("the range", `document.querySelector('[data-range="21600"]').getAttribute('aria-pressed') === 'true'`)
 	b.takeScreenshot("overview-light")
 	b.checkConsole("overview")
 }

@@ -43,6 +43,8 @@ const (
 	scheduled = 3
 	refused   = 3 // waiting for a retry
 	aged      = 2 // delivered hours ago, according to their timestamp
+
+	remembered = 90 // minutes in the history
 )
 
 // The tokens of the listener with a login.
@@ -191,6 +193,18 @@ func (s *scene) insertInitialState() {
 			{Key: "ts", Value: bson.Timestamp{T: uint32(now.Unix())}},
 			{Key: "lastError", Value: bson.D{{Key: "class", Value: "record_refused"}, {Key: "reason", Value: "the broker refused it (87)"}, {Key: "topic", Value: s.topic}, {Key: "at", Value: now}}},
 		})
+	}
+
+	minutes := bson.A{}
+	for i := range remembered {
+		minutes = append(minutes, bson.D{
+			{Key: "t", Value: now.Add(time.Duration(i-remembered) * time.Minute)},
+			{Key: "r", Value: float64(i % 30)},
+			{Key: "l", Value: float64(i % 7)},
+		})
+	}
+	if _, err := s.state.Collection("history").InsertOne(s.t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}, {Key: "samples", Value: minutes}}); err != nil {
+		s.t.Fatal(err)
 	}
 
 	store := sagas.NewMongo(s.db)

@@ -2,7 +2,7 @@
 (() => {
   'use strict';
   const every = 2000; // ms between two refreshes
-  const points = 450; // of a chart: a quarter of an hour
+  const points = 2400; // of a chart: a day of minutes, and half an hour of refreshes
   const $ = (id) => document.getElementById(id);
   const kept = {
     get(k) { try { return localStorage.getItem('outrelay.' + k); } catch { return null; } },
@@ -60,29 +60,40 @@
     held = null;
   });
 
-  // Charts, from the figures that the overview brings along.
-  const series = (() => {
-    const key = 'outrelay.series.' + document.body.dataset.watcher;
-    let s = { t: [], rate: [], lag: [] };
-    try { s = JSON.parse(sessionStorage.getItem(key)) || s; } catch { /* begins anew */ }
-    return {
-      s,
-      add(t, rate, lag) {
-        if (s.t.length && t <= s.t[s.t.length - 1]) return;
-        s.t.push(t); s.rate.push(rate); s.lag.push(lag);
-        for (const k of Object.keys(s)) if (s[k].length > points) s[k].shift();
-        try { sessionStorage.setItem(key, JSON.stringify(s)); } catch { /* not kept */ }
-      },
-    };
-  })();
+  // Times: the page has them in UTC. They appear in the zone of the reader, with the exact value on hover.
+  function localTimes(root) {
+    for (const el of root.querySelectorAll('time[datetime]:not([title])')) {
+      const t = new Date(el.dateTime);
+      if (Number.isNaN(t.getTime())) continue;
+      el.title = t.toISOString();
+      const pad = (n) => String(n).padStart(2, '0');
+      const clock = pad(t.getHours()) + ':' + pad(t.getMinutes()) + ':' + pad(t.getSeconds());
+      const short = /^\d\d:\d\d/.test(el.textContent.trim());
+      el.textContent = short ? clock : t.getFullYear() + '-' + pad(t.getMonth() + 1) + '-' + pad(t.getDate()) + ' ' + clock;
+    }
+  }
+  localTimes(document);
+  const zone = $('zone');
+  if (zone) zone.textContent = 'times are in ' + Intl.DateTimeFormat().resolvedOptions().timeZone + '; hover one for UTC';
+  document.body.addEventListener('htmx:afterSettle', () => localTimes(document));
+
+  // Charts: a point a minute from the history that the owners store, then one of each refresh.
+  const s = { t: [], rate: [], lag: [] };
+  let range = Number(kept.get('range')) || 900; // seconds
+  function add(t, rate, lag) {
+    if (s.t.length && t <= s.t[s.t.length - 1]) return;
+    s.t.push(t); s.rate.push(rate); s.lag.push(lag);
+    for (const k of Object.keys(s)) if (s[k].length > points) s[k].shift();
+  }
   const charts = {};
   function draw() {
     const f = $('figures');
     if (!f || !window.uPlot) return;
-    series.add(Number(f.dataset.at) / 1000, Number(f.dataset.rate), Number(f.dataset.lag));
-    if (series.s.t.length < 2) return;
+    add(Number(f.dataset.at) / 1000, Number(f.dataset.rate), Number(f.dataset.lag));
+    const from = s.t.findIndex((t) => t >= s.t[s.t.length - 1] - range);
+    if (s.t.length - from < 2) return;
     for (const name of ['rate', 'lag']) {
-      const data = [series.s.t, series.s[name]];
+      const data = [s.t.slice(from), s[name].slice(from)];
       if (charts[name]) { charts[name].setData(data); continue; }
       const at = $('chart-' + name);
       if (!at) continue;
@@ -93,10 +104,29 @@
       charts[name] = new uPlot({
         width: at.clientWidth, height: 120, legend: { show: false }, cursor: { show: false },
         scales: { y: { range: (u, min, max) => [0, Math.max(max * 1.1, 1)] } },
-        axes: [{ ...axis, space: 90, values: (u, at) => at.map((t) => new Date(t * 1e3).toISOString().slice(11, 19)) }, { ...axis, size: 56 }],
+        axes: [{ ...axis, space: 90, values: (u, at) => at.map((t) => new Date(t * 1e3).toTimeString().slice(0, range > 900 ? 5 : 8)) }, { ...axis, size: 56 }],
         series: [{}, { stroke: line, width: 1.5, fill: line + '22' }],
       }, data, at);
     }
+  }
+  const ranges = document.querySelector('.ranges');
+  if (ranges) {
+    ranges.hidden = false;
+    const mark = () => { for (const b of ranges.children) b.setAttribute('aria-pressed', String(Number(b.dataset.range) === range)); };
+    mark();
+    ranges.addEventListener('click', (e) => {
+      if (!e.target.dataset.range) return;
+      range = Number(e.target.dataset.range);
+      kept.set('range', range);
+      mark();
+      redraw();
+    });
+    fetch('/history' + location.search).then((r) => r.ok ? r.json() : []).then((list) => {
+      const later = s.t.map((t, i) => [t, s.rate[i], s.lag[i]]);
+      for (const k of Object.keys(s)) s[k] = [];
+      for (const p of list.concat(later)) add(...p);
+      redraw();
+    }).catch(() => { /* the chart begins with the next refresh */ });
   }
   function redraw() {
     for (const name of Object.keys(charts)) { charts[name].destroy(); delete charts[name]; }

@@ -1,0 +1,126 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/chromedp/chromedp"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/letterparts"
+	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// messageBody is the value of each message.
+const messageBody = "note: " + hostile
+
+// giveUp stores messages that a handler of the group billing has given up.
+func (s *scene) giveUp(handler string, messages ...string) {
+	s.t.Helper()
+	desk, err := deadletter.New(s.db)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := letterparts.EnsureIndexes(s.t.Context(), desk); err != nil {
+		s.t.Fatal(err)
+	}
+
+	for _, id := range messages {
+		l := &deadletter.Letter{
+			ID: deadletter.ID{Group: "billing", Handler: handler, Message: id}, Class: deadletter.ClassHandler, Reason: "no answer " + hostile,
+			Name: "OrderPlaced", Topic: s.topic, Key: []byte("7"), Value: []byte(messageBody),
+			Headers: []event.Header{{Key: "id", Value: []byte(id)}},
+		}
+		omitted, err := letterparts.Put(s.t.Context(), desk, l, func(context.Context, string) error { return nil })
+		if err := errors.Join(omitted, err); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+// waitingMessage is a message that waits for its handler.
+type waitingMessage struct {
+	Handler string `bson:"h"`
+	Value   string `bson:"v"`
+}
+
+// waitingMessages returns the messages that wait, in the order of their values.
+func (s *scene) waitingMessages() (list []waitingMessage) {
+	s.t.Helper()
+	cur, err := s.db.Collection(setaside.DefaultCollection).Find(s.t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "v", Value: 1}}))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var docs []struct {
+		Handler string `bson:"h"`
+		Value   []byte `bson:"v"`
+	}
+	if err := cur.All(s.t.Context(), &docs); err != nil {
+		s.t.Fatal(err)
+	}
+	for _, d := range docs {
+		list = append(list, waitingMessage{d.Handler, string(d.Value)})
+	}
+	return list
+}
+
+// testHandlerLetters edits, requeues and discards letters of handlers: an edited or requeued message waits for its handler.
+func testHandlerLetters(s *scene, b *tab) {
+	s.giveUp("charge", "m-1", "m-2")
+	s.giveUp("ship", "m-1", "m-3", "m-4")
+	b.openPage("/dead")
+	b.runActions("the letters of handlers", chromedp.SetValue(`select[name=source]`, "handler"))
+	b.clickButton("Filter")
+	b.waitForText("5 in all")
+	b.waitForText("billing/charge")
+	if evaluate[int](b, "document.images.length") != 0 {
+		b.t.Error("text of an error became an element")
+	}
+	for _, width := range []int64{360, 1280} {
+		b.setWindowSize(width, 900)
+		if over := evaluate[int](b, "document.documentElement.scrollWidth - document.documentElement.clientWidth"); over > 0 {
+			b.t.Errorf("the letters of handlers scroll sideways by %d px at %d px", over, width)
+		}
+	}
+	b.checkAccessibility("letters of handlers")
+	b.takeScreenshot("dead-handlers")
+
+	// One letter is edited.
+	b.openPage("/dead?source=handler&handler=charge&id=m-1")
+	b.runActions("the letter", chromedp.Click(`tbody tr:nth-child(1) th a`))
+	b.waitForText("Edit and requeue")
+	if strings.Contains(evaluate[string](b, "document.querySelector('pre').innerText"), "onerror") {
+		b.t.Error("the payload is shown to somebody who has not asked for it")
+	}
+	b.checkAccessibility("letter of a handler")
+	b.runActions("a new payload", chromedp.Click(`input[name=replace-payload]`), chromedp.SetValue(`textarea[name=payload]`, "edited"))
+	b.clickButton("Requeue as edited …")
+	b.waitForText("Changed: payload")
+	b.confirmAction("Message m-1 goes back to its handler at once", "Requeue as edited", "Message m-1 was requeued; changed: payload")
+
+	// The rest of its handler is requeued, and the message of another handler with the same id stays.
+	b.openPage("/dead?source=handler&handler=charge")
+	b.waitForText("1 in all")
+	b.runActions("all that match", chromedp.Click(`input[name=scope][value=all]`))
+	b.clickButton("Requeue …")
+	b.confirmAction("1 message is handed back to the handlers", "Requeue 1", "1 letter requeued")
+	want := []waitingMessage{{"billing/charge", "edited"}, {"billing/charge", messageBody}}
+	if got := s.waitingMessages(); !slices.Equal(got, want) {
+		b.t.Errorf("%v wait, want %v", got, want)
+	}
+
+	b.openPage("/dead?source=handler&handler=ship")
+	b.waitForText("3 in all")
+	b.runActions("one is ticked", chromedp.Click(`input[name=pick][value="m-4"]`))
+	b.clickButton("Discard …")
+	b.confirmAction("1 letter is removed for good", "Discard 1", "1 letter discarded")
+	if n := s.countDocuments(deadletter.DefaultCollection, bson.D{}); n != 4 {
+		b.t.Errorf("%d letters are left, want 4", n)
+	}
+	b.checkConsole("letters of handlers")
+}
