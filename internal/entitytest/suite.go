@@ -1,4 +1,4 @@
-// Package entitytest contains the tests that every entity.Documents and entity.View must pass.
+// Package entitytest contains the tests that every entityparts.Documents and entityparts.View must pass.
 package entitytest
 
 import (
@@ -10,6 +10,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/entityparts"
 	"github.com/outrelay/outrelay/pkg/entity"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -19,13 +20,13 @@ import (
 type Fixture struct {
 	// Docs and Gone are the documents and the versions of deleted documents. They share
 	// transactions.
-	Docs, Gone entity.Documents
+	Docs, Gone entityparts.Documents
 
 	// Plain contains the same documents as Docs, but does not require a transaction.
-	Plain entity.Documents
+	Plain entityparts.Documents
 
 	// View is a view whose documents have their version in the field "version".
-	View entity.View
+	View entityparts.View
 
 	// Viewed returns the documents of View in any order.
 	Viewed func(ctx context.Context) ([]bson.Raw, error)
@@ -89,7 +90,7 @@ func (f Fixture) runTransaction(t *testing.T, fn func(ctx context.Context) error
 }
 
 // checkDocuments fails the test unless d contains exactly docs.
-func (f Fixture) checkDocuments(t *testing.T, d entity.Documents, docs ...bson.Raw) {
+func (f Fixture) checkDocuments(t *testing.T, d entityparts.Documents, docs ...bson.Raw) {
 	t.Helper()
 	f.runTransaction(t, func(ctx context.Context) error {
 		got, err := d.Scan(ctx, bson.RawValue{}, 100)
@@ -114,7 +115,7 @@ func checkSame(t *testing.T, place string, got, want []bson.Raw) {
 func transactionIsRequired(t *testing.T, f Fixture) {
 	ctx := t.Context()
 	a := newDoc("a", 1, "")
-	calls := func(ctx context.Context, d entity.Documents) map[string]error {
+	calls := func(ctx context.Context, d entityparts.Documents) map[string]error {
 		_, find := d.Find(ctx, idValues("a"))
 		_, scan := d.Scan(ctx, bson.RawValue{}, 1)
 		_, replace := d.Replace(ctx, a, nil)
@@ -247,7 +248,7 @@ func putAndReplace(t *testing.T, f Fixture) {
 }
 
 func guardedChanges(t *testing.T, f Fixture) {
-	at := func(v int64) *entity.Guard { return &entity.Guard{Field: "version", Version: v} }
+	at := func(v int64) *entityparts.Guard { return &entityparts.Guard{Field: "version", Version: v} }
 	f.runTransaction(t, func(ctx context.Context) error {
 		return f.Docs.Put(ctx, []bson.Raw{newDoc("a", 3, ""), newDoc("old", 0, "")})
 	})
@@ -330,7 +331,8 @@ func (s *eventCollector) Append(_ context.Context, events ...event.Event) error 
 
 func versionsSurviveDeletion(t *testing.T, f Fixture) {
 	box := new(eventCollector)
-	r, err := entity.NewRecordedOn(f.Docs, f.Gone, box, "thing", func(t *thing) *string { return &t.ID }, entity.WithChunk(2))
+	storage, _ := entityparts.Option(entityparts.Storage{Documents: f.Docs, Deleted: f.Gone, Append: box.Append}).(entity.Option)
+	r, err := entity.NewRecorded(nil, nil, "thing", func(t *thing) *string { return &t.ID }, storage, entity.WithChunk(2))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -394,10 +396,10 @@ func (f Fixture) checkView(t *testing.T, want ...bson.Raw) {
 
 func viewGoesForward(t *testing.T, f Fixture) {
 	a := idValues("a")[0]
-	state := func(v int64) entity.State { return entity.State{ID: a, Version: v, Doc: newDoc("a", v, "x")} }
-	gone := func(v int64) entity.State { return entity.State{ID: a, Version: v} }
+	state := func(v int64) entityparts.State { return entityparts.State{ID: a, Version: v, Doc: newDoc("a", v, "x")} }
+	gone := func(v int64) entityparts.State { return entityparts.State{ID: a, Version: v} }
 	for _, step := range []struct {
-		state entity.State
+		state entityparts.State
 		want  []bson.Raw
 	}{
 		{state(2), []bson.Raw{newDoc("a", 2, "x")}},
@@ -414,8 +416,8 @@ func viewGoesForward(t *testing.T, f Fixture) {
 		{gone(7), nil},
 		{state(7), nil},
 	} {
-		b := entity.State{ID: idValues("b")[0], Version: 1, Doc: newDoc("b", 1, "another entity")}
-		if err := f.View.Apply(t.Context(), []entity.State{step.state, b}); err != nil {
+		b := entityparts.State{ID: idValues("b")[0], Version: 1, Doc: newDoc("b", 1, "another entity")}
+		if err := f.View.Apply(t.Context(), []entityparts.State{step.state, b}); err != nil {
 			t.Fatal(err)
 		}
 
@@ -429,7 +431,7 @@ func viewGoesForward(t *testing.T, f Fixture) {
 
 func viewRollback(t *testing.T, f Fixture) {
 	no := errors.New("no")
-	states := []entity.State{{ID: idValues("a")[0], Version: 1, Doc: newDoc("a", 1, "x")}, {ID: idValues("b")[0], Version: 2}}
+	states := []entityparts.State{{ID: idValues("a")[0], Version: 1, Doc: newDoc("a", 1, "x")}, {ID: idValues("b")[0], Version: 2}}
 	err := f.Docs.Transaction(t.Context(), func(ctx context.Context) error {
 		return errors.Join(f.View.Apply(ctx, states), no)
 	})
@@ -439,8 +441,8 @@ func viewRollback(t *testing.T, f Fixture) {
 
 	f.checkView(t)
 	// The deletion was rolled back too, so version 1 is not too old.
-	b := entity.State{ID: idValues("b")[0], Version: 1, Doc: newDoc("b", 1, "x")}
-	if err := f.View.Apply(t.Context(), []entity.State{b}); err != nil {
+	b := entityparts.State{ID: idValues("b")[0], Version: 1, Doc: newDoc("b", 1, "x")}
+	if err := f.View.Apply(t.Context(), []entityparts.State{b}); err != nil {
 		t.Fatal(err)
 	}
 

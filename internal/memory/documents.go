@@ -8,19 +8,30 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/entityparts"
 	"github.com/outrelay/outrelay/pkg/entity"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// Documents stores the documents of entities. It implements entity.Documents. Pass it to
-// entity.NewOn or entity.NewRecordedOn. Scan uses the order of the encoded ids.
+// NewEntities returns an option with which package entity stores in db: entities and projections in the collection name, versions
+// of deleted entities in "<name>_deleted".
+func NewEntities(db *DB, name string) entity.Option {
+	o, _ := entityparts.Option(entityparts.Storage{
+		Documents: NewDocuments(db, name, false),
+		Deleted:   NewDocuments(db, name+"_deleted", false),
+		View:      NewView(db, name),
+	}).(entity.Option)
+	return o
+}
+
+// Documents stores the documents of entities. It implements entityparts.Documents. Scan uses the order of the encoded ids.
 type Documents struct {
 	db    *DB
 	rows  *storedTable
 	plain bool // calls may run without a transaction
 }
 
-var _ entity.Documents = (*Documents)(nil)
+var _ entityparts.Documents = (*Documents)(nil)
 
 // NewDocuments returns the documents called name in db. With plain, calls without a transaction are
 // allowed.
@@ -39,7 +50,7 @@ func (d *Documents) runOperation(ctx context.Context, f func(t *tx) error) error
 	return d.db.runOperation(ctx, f)
 }
 
-// Find returns the existing documents with these ids: see entity.Documents. It ignores the fields.
+// Find returns the existing documents with these ids: see entityparts.Documents. It ignores the fields.
 func (d *Documents) Find(ctx context.Context, ids []bson.RawValue, _ ...string) (list []bson.Raw, err error) {
 	err = d.runOperation(ctx, func(t *tx) error {
 		list = nil
@@ -63,7 +74,7 @@ func (d *Documents) findDocument(t *tx, id bson.RawValue) bson.Raw {
 	return doc
 }
 
-// Scan returns at most limit documents after an id: see entity.Documents.
+// Scan returns at most limit documents after an id: see entityparts.Documents.
 func (d *Documents) Scan(ctx context.Context, after bson.RawValue, limit int) (list []bson.Raw, err error) {
 	err = d.runOperation(ctx, func(t *tx) error {
 		list = nil
@@ -78,7 +89,7 @@ func (d *Documents) Scan(ctx context.Context, after bson.RawValue, limit int) (l
 	return list, err
 }
 
-// Insert adds documents: see entity.Documents.
+// Insert adds documents: see entityparts.Documents.
 func (d *Documents) Insert(ctx context.Context, docs []bson.Raw) error {
 	return d.runOperation(ctx, func(t *tx) error {
 		for _, doc := range docs {
@@ -95,7 +106,7 @@ func (d *Documents) Insert(ctx context.Context, docs []bson.Raw) error {
 	})
 }
 
-// Put adds or replaces documents: see entity.Documents.
+// Put adds or replaces documents: see entityparts.Documents.
 func (d *Documents) Put(ctx context.Context, docs []bson.Raw) error {
 	return d.runOperation(ctx, func(t *tx) error {
 		for _, doc := range docs {
@@ -107,8 +118,8 @@ func (d *Documents) Put(ctx context.Context, docs []bson.Raw) error {
 	})
 }
 
-// Replace replaces a document that has the version of g: see entity.Documents.
-func (d *Documents) Replace(ctx context.Context, doc bson.Raw, g *entity.Guard) (matched bool, err error) {
+// Replace replaces a document that has the version of g: see entityparts.Documents.
+func (d *Documents) Replace(ctx context.Context, doc bson.Raw, g *entityparts.Guard) (matched bool, err error) {
 	err = d.runOperation(ctx, func(t *tx) error {
 		id := doc.Lookup("_id")
 		matched = matchesGuard(d.findDocument(t, id), g)
@@ -121,7 +132,7 @@ func (d *Documents) Replace(ctx context.Context, doc bson.Raw, g *entity.Guard) 
 }
 
 // matchesGuard reports whether doc exists and has the version of g. A nil g matches every version.
-func matchesGuard(doc bson.Raw, g *entity.Guard) bool {
+func matchesGuard(doc bson.Raw, g *entityparts.Guard) bool {
 	switch {
 	case doc == nil:
 		return false
@@ -138,8 +149,8 @@ func matchesGuard(doc bson.Raw, g *entity.Guard) bool {
 	return ok && n == g.Version
 }
 
-// Delete removes documents that have the version of g: see entity.Documents.
-func (d *Documents) Delete(ctx context.Context, ids []bson.RawValue, g *entity.Guard) (n int64, err error) {
+// Delete removes documents that have the version of g: see entityparts.Documents.
+func (d *Documents) Delete(ctx context.Context, ids []bson.RawValue, g *entityparts.Guard) (n int64, err error) {
 	err = d.runOperation(ctx, func(t *tx) error {
 		n = 0
 		for _, id := range ids {
@@ -168,36 +179,42 @@ func (d *Documents) RollbackOnly(ctx context.Context, cause error) {
 	d.db.unitFromContext(ctx).state().SetRollbackOnly(cause)
 }
 
-// View is the target of a projector. It implements entity.View. Pass it to entity.NewProjectorOn.
+// View is the target of a projector. It implements entityparts.View.
 type View struct {
-	db   *DB
-	rows *storedTable
+	db       *DB
+	rows     *storedTable // the documents
+	versions *storedTable // of the entities, also of deleted ones
 }
 
-var _ entity.View = (*View)(nil)
-
-// viewedEntity is the state of an entity. doc is nil if the entity was deleted.
-type viewedEntity struct {
-	version int64
-	doc     bson.Raw
-}
+var _ entityparts.View = (*View)(nil)
 
 // NewView returns the view called name in db.
-func NewView(db *DB, name string) *View { return &View{db: db, rows: db.findOrAddTable(name)} }
+func NewView(db *DB, name string) *View {
+	return &View{db: db, rows: db.findOrAddTable(name), versions: db.findOrAddTable(name + "_versions")}
+}
 
 // Name returns the name that was passed to NewView.
 func (v *View) Name() string { return v.rows.name }
 
-// Apply stores the states: see entity.View.
-func (v *View) Apply(ctx context.Context, states []entity.State) error {
+// Apply stores the states: see entityparts.View.
+func (v *View) Apply(ctx context.Context, states []entityparts.State) error {
 	return v.db.runOperation(ctx, func(t *tx) error {
 		for _, s := range states {
 			key := rawKey(s.ID)
 			// Older versions are ignored, also after a deletion.
-			if old, _ := t.getRow(v.rows, key).(*viewedEntity); old != nil && old.version >= s.Version {
+			if old, ok := t.getRow(v.versions, key).(int64); ok && old >= s.Version {
 				continue
 			}
-			if err := t.putRow(v.rows, key, &viewedEntity{s.Version, slices.Clone(s.Doc)}); err != nil {
+			if err := t.putRow(v.versions, key, s.Version); err != nil {
+				return err
+			}
+
+			// A nil value removes the row, but a nil bson.Raw would be one.
+			var doc any
+			if s.Doc != nil {
+				doc = slices.Clone(s.Doc)
+			}
+			if err := t.putRow(v.rows, key, doc); err != nil {
 				return err
 			}
 		}
@@ -210,12 +227,7 @@ func (v *View) Apply(ctx context.Context, states []entity.State) error {
 func (v *View) All(ctx context.Context) (list []bson.Raw, err error) {
 	err = v.db.runOperation(ctx, func(t *tx) error {
 		list = nil
-		t.scanRows(v.rows, func(_ string, x any) {
-			if doc := x.(*viewedEntity).doc; doc != nil {
-				list = append(list, slices.Clone(doc))
-			}
-		})
-
+		t.scanRows(v.rows, func(_ string, doc any) { list = append(list, slices.Clone(doc.(bson.Raw))) })
 		return nil
 	})
 	return list, err

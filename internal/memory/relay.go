@@ -35,10 +35,11 @@ const (
 // events and events that the broker refuses become dead letters. After any other error of an
 // injected Fault, the relay waits until the outage is over, and keeps the order.
 type Relay struct {
-	box    *outboxStore
-	broker *Broker
-	router *routing.Router
-	filler *routing.Filler
+	box     *outboxStore
+	broker  *Broker
+	mapping *envelope.Mapping // nil: the documents are envelopes of the contract
+	router  *routing.Router
+	filler  *routing.Filler
 
 	// deliveryMu is held while an event is delivered. It protects sent.
 	deliveryMu sync.Mutex
@@ -70,15 +71,20 @@ func NewRelay(box *outbox.Box, broker *Broker, routes routing.Config, preset str
 		return nil, errors.New("relay: the broker is nil, or the outbox is not in memory")
 	}
 
+	mapping, _ := envelope.NewMapping(routing.FieldNames(preset, envelope.Names{})) // the names of a preset are valid
+	routes.Mapping = mapping
+	if routes.Template == "" {
+		routes.Template = routing.TemplateOf(preset)
+	}
 	router, err := routing.New(routes)
 	if err != nil {
 		return nil, fmt.Errorf("relay: %w", err)
 	}
-	records, err := routing.NewPreset(routing.PresetConfig{Name: preset})
+	records, err := routing.NewPreset(routing.PresetConfig{Name: preset, Mapping: mapping})
 	if err != nil {
 		return nil, fmt.Errorf("relay: %w", err)
 	}
-	return &Relay{box: store, broker: broker, router: router, filler: records.Filler(), sent: map[event.ID][]string{}}, nil
+	return &Relay{box: store, broker: broker, mapping: mapping, router: router, filler: records.Filler(), sent: map[event.ID][]string{}}, nil
 }
 
 // DeadLetters returns the events that could not be delivered, in the order of their failures.
@@ -241,6 +247,7 @@ func (r *Relay) deliverEvent(ctx context.Context, e *outboxEntry, at time.Time) 
 		var refusal *record.Refusal
 		switch {
 		case err == nil:
+		case errors.As(err, &refusal) && refusal.Class == record.Dropped:
 		case errors.As(err, &refusal):
 			r.addDeadLetter(e, string(refusal.Class), refusal.Reason)
 		case errors.Is(err, ErrRefused) && attempt < maxAttempts:
@@ -271,12 +278,7 @@ func (r *Relay) sendRecords(ctx context.Context, e *outboxEntry, at time.Time) e
 	}
 
 	var v envelope.View
-	if err := envelope.Parse(e.doc, &v); err != nil {
-		return err
-	}
-
-	targets, err := r.router.Route(&v, nil)
-	if err != nil {
+	if err := r.mapping.Parse(e.doc, &v); err != nil {
 		return err
 	}
 
@@ -286,6 +288,11 @@ func (r *Relay) sendRecords(ctx context.Context, e *outboxEntry, at time.Time) e
 		ClusterTime: bson.Timestamp{T: uint32(at.Unix()), I: 1},
 		CommitMS:    at.UnixMilli(),
 	}
+	targets, err := r.router.Route(&v, &meta, nil)
+	if err != nil {
+		return err
+	}
+
 	for _, target := range targets {
 		// An earlier attempt may have reached some of the topics.
 		if slices.Contains(r.sent[e.id], target.Topic) {

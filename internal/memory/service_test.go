@@ -359,11 +359,10 @@ type article struct {
 func TestProjectorWithoutServers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	articles, err := entity.NewRecordedOn(memory.NewDocuments(w.db, "articles", false), memory.NewDocuments(w.db, "articles_deleted", false),
-		w.box, "article", func(a *article) *string { return &a.ID })
+	articles, err := entity.NewRecorded(nil, w.box, "article", func(a *article) *string { return &a.ID }, memory.NewEntities(w.db, "articles"))
 	w.ok(err)
 	view := memory.NewView(w.db, "catalogue")
-	projector, err := entity.NewProjectorOn[article, string](view, "article")
+	projector, err := entity.NewProjector[article, string](nil, "article", memory.NewEntities(w.db, "catalogue"))
 	w.ok(err)
 	c := w.consumer("catalogue", "outbox.event.article")
 	w.ok(c.Handle("article.*", consumer.Func(projector.Handle, "article.*")))

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"reflect"
 
+	"github.com/outrelay/outrelay/internal/entityparts"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
@@ -16,7 +17,7 @@ import (
 // WithoutTransaction is set.
 type Collection[T any, I ID] struct {
 	config
-	docs       Documents
+	docs       entityparts.Documents
 	id         func(*T) *I
 	versionPtr func(*T) *int64 // nil if T has no field for the version
 	versionKey string          // field of the version in documents, or "" if there are no versions
@@ -26,34 +27,18 @@ type Collection[T any, I ID] struct {
 // with bson.Marshal, except that the id is always stored as _id. New does no I/O. The error reports
 // a nil collection or an invalid option.
 func New[T any, I ID](coll *mongo.Collection, id func(*T) *I, opts ...Option) (*Collection[T, I], error) {
-	if coll == nil {
-		return nil, errors.New("entity: the collection is nil")
+	cfg, err := newConfig(coll, opts)
+	if err == nil && id == nil {
+		err = errors.New("the function of the id is nil")
 	}
-
-	c, err := newConfig(opts)
 	if err != nil {
-		return nil, fmt.Errorf("entity: collection %s: %w", coll.Name(), err)
+		return nil, fmt.Errorf("entity: collection %s: %w", cfg.target, err)
 	}
 
-	docs, err := onMongo(coll, c.plain)
-	if err != nil {
-		return nil, err
+	docs := cfg.storage.Documents
+	if docs == nil {
+		docs = onMongo(coll, cfg.plain)
 	}
-
-	return NewOn(docs, id, opts...)
-}
-
-// NewOn is New for any Documents. They decide whether a transaction is required.
-func NewOn[T any, I ID](docs Documents, id func(*T) *I, opts ...Option) (*Collection[T, I], error) {
-	if docs == nil || id == nil {
-		return nil, errors.New("entity: the documents or the function of the id is nil")
-	}
-
-	cfg, err := newConfig(opts)
-	if err != nil {
-		return nil, fmt.Errorf("entity: collection %s: %w", docs.Name(), err)
-	}
-
 	c := &Collection[T, I]{config: cfg, docs: docs, id: id}
 	if cfg.version != nil {
 		versionPtr, ok := cfg.version.(func(*T) *int64)
@@ -116,15 +101,15 @@ func (c *Collection[T, I]) Insert(ctx context.Context, t T) (int64, error) {
 // of t, otherwise the error is ErrStale. t is not changed: to update it again, set its
 // version to the returned one.
 func (c *Collection[T, I]) Update(ctx context.Context, t T) (int64, error) {
-	var g *Guard
+	var g *entityparts.Guard
 	if c.versionPtr != nil {
-		g = &Guard{c.versionKey, *c.versionPtr(&t)}
+		g = &entityparts.Guard{Field: c.versionKey, Version: *c.versionPtr(&t)}
 	}
 	return c.replaceDocument(ctx, t, g)
 }
 
 // replaceDocument replaces the document of t, if it has the version of g. g may be nil.
-func (c *Collection[T, I]) replaceDocument(ctx context.Context, t T, g *Guard) (int64, error) {
+func (c *Collection[T, I]) replaceDocument(ctx context.Context, t T, g *entityparts.Guard) (int64, error) {
 	var next int64
 	if g != nil {
 		next = g.Version + 1
@@ -191,7 +176,7 @@ func (c *Collection[T, I]) storeOver(ctx context.Context, t T) (int64, error) {
 		return 0, fmt.Errorf("%s %s: %w", c.docs.Name(), formatID(*c.id(&t)), err)
 	}
 
-	return c.replaceDocument(ctx, t, &Guard{c.versionKey, v})
+	return c.replaceDocument(ctx, t, &entityparts.Guard{Field: c.versionKey, Version: v})
 }
 
 // Delete removes an entity regardless of its version, and reports whether it existed.
@@ -214,9 +199,9 @@ func (c *Collection[T, I]) DeleteEntity(ctx context.Context, t T) error {
 		return fmt.Errorf("%s: %w", c.docs.Name(), err)
 	}
 
-	var g *Guard
+	var g *entityparts.Guard
 	if c.versionPtr != nil {
-		g = &Guard{c.versionKey, *c.versionPtr(&t)}
+		g = &entityparts.Guard{Field: c.versionKey, Version: *c.versionPtr(&t)}
 	}
 
 	n, err := c.docs.Delete(ctx, []bson.RawValue{key}, g)
@@ -228,7 +213,7 @@ func (c *Collection[T, I]) DeleteEntity(ctx context.Context, t T) error {
 }
 
 // mismatchError returns the error for a change that matched no document.
-func (c *Collection[T, I]) mismatchError(ctx context.Context, id I, g *Guard) error {
+func (c *Collection[T, I]) mismatchError(ctx context.Context, id I, g *entityparts.Guard) error {
 	if g == nil {
 		return c.notFoundError(id)
 	}

@@ -9,58 +9,11 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/entityparts"
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/outbox/guard"
 )
-
-// Documents stores the documents of entities by _id. New and NewRecorded use the ones in
-// MongoDB, and outboxtest.Env.Documents returns some for unit tests. All methods except Transaction and RollbackOnly
-// run in the transaction of ctx. Without one they fail as the methods of guard.Collection do.
-type Documents interface {
-	// Name returns the name for error messages.
-	Name() string
-
-	// Find returns the existing documents with these ids, in any order. If fields are given, only
-	// they and _id are required.
-	Find(ctx context.Context, ids []bson.RawValue, fields ...string) ([]bson.Raw, error)
-
-	// Scan returns at most limit documents in the order of _id. If after is not the zero value, it
-	// starts after that id.
-	Scan(ctx context.Context, after bson.RawValue, limit int) ([]bson.Raw, error)
-
-	// Insert adds documents. If one of them exists, the error is ErrExists.
-	Insert(ctx context.Context, docs []bson.Raw) error
-
-	// Put adds each document, or replaces the document with the same _id.
-	Put(ctx context.Context, docs []bson.Raw) error
-
-	// Replace replaces the document with the same _id and reports whether it did. With a guard, the
-	// document must have that version.
-	Replace(ctx context.Context, doc bson.Raw, g *Guard) (bool, error)
-
-	// Delete removes the documents with these ids and returns their number. With a guard, only
-	// documents of that version are removed.
-	Delete(ctx context.Context, ids []bson.RawValue, g *Guard) (int64, error)
-
-	// Transaction runs fn in a transaction, or joins the one of ctx, in the same way as
-	// outbox.Box.Transaction.
-	Transaction(ctx context.Context, fn func(context.Context) error) error
-
-	// RollbackOnly prevents the transaction of ctx from committing.
-	RollbackOnly(ctx context.Context, cause error)
-}
-
-// Guard is the version that a document must have.
-type Guard struct {
-	// Field is the field of the version. A document without it has version 0.
-	Field string
-
-	// Version is the required version.
-	Version int64
-}
-
-var errNilCollection = errors.New("the collection is nil")
 
 type mongoDocuments struct {
 	name   string
@@ -68,23 +21,19 @@ type mongoDocuments struct {
 	client *mongo.Client
 }
 
-// onMongo returns Documents in the collection coll. With plain, calls without a transaction are
-// allowed. It does no I/O. The error reports a nil collection.
-func onMongo(coll *mongo.Collection, plain bool) (Documents, error) {
-	if coll == nil {
-		return nil, errNilCollection
-	}
-
+// onMongo returns documents in the collection coll. With plain, calls without a transaction are
+// allowed. It does no I/O.
+func onMongo(coll *mongo.Collection, plain bool) entityparts.Documents {
 	var opts []guard.Option
 	if plain {
 		opts = append(opts, guard.WithoutTransaction())
 	}
-	return &mongoDocuments{coll.Name(), guard.NewCollection(coll, opts...), coll.Database().Client()}, nil
+	return &mongoDocuments{coll.Name(), guard.NewCollection(coll, opts...), coll.Database().Client()}
 }
 
 func (m *mongoDocuments) Name() string { return m.name }
 
-// Find returns the existing documents with one query: see Documents.
+// Find returns the existing documents with one query: see entityparts.Documents.
 func (m *mongoDocuments) Find(ctx context.Context, ids []bson.RawValue, fields ...string) ([]bson.Raw, error) {
 	opts := options.Find()
 	if len(fields) > 0 {
@@ -98,7 +47,7 @@ func (m *mongoDocuments) Find(ctx context.Context, ids []bson.RawValue, fields .
 	return findAll(ctx, m.coll, idsFilter(ids, nil), opts)
 }
 
-// Scan returns the next documents with one query: see Documents.
+// Scan returns the next documents with one query: see entityparts.Documents.
 func (m *mongoDocuments) Scan(ctx context.Context, after bson.RawValue, limit int) ([]bson.Raw, error) {
 	filter := bson.D{}
 	if !after.IsZero() {
@@ -127,7 +76,7 @@ func findAll(
 	return docs, nil
 }
 
-// Insert adds documents with one command: see Documents.
+// Insert adds documents with one command: see entityparts.Documents.
 func (m *mongoDocuments) Insert(ctx context.Context, docs []bson.Raw) error {
 	_, err := m.coll.InsertMany(ctx, docs)
 
@@ -155,7 +104,7 @@ func isDuplicateID(err error) bool {
 	return false
 }
 
-// Put adds or replaces documents with one command: see Documents.
+// Put adds or replaces documents with one command: see entityparts.Documents.
 func (m *mongoDocuments) Put(ctx context.Context, docs []bson.Raw) error {
 	models := make([]mongo.WriteModel, len(docs))
 	for i, d := range docs {
@@ -169,14 +118,14 @@ func (m *mongoDocuments) Put(ctx context.Context, docs []bson.Raw) error {
 	return err
 }
 
-// Replace replaces a document with one command: see Documents.
-func (m *mongoDocuments) Replace(ctx context.Context, doc bson.Raw, g *Guard) (bool, error) {
+// Replace replaces a document with one command: see entityparts.Documents.
+func (m *mongoDocuments) Replace(ctx context.Context, doc bson.Raw, g *entityparts.Guard) (bool, error) {
 	res, err := m.coll.ReplaceOne(ctx, idFilter(doc.Lookup("_id"), g), doc)
 	return err == nil && res.MatchedCount == 1, err
 }
 
-// Delete removes documents with one command: see Documents.
-func (m *mongoDocuments) Delete(ctx context.Context, ids []bson.RawValue, g *Guard) (int64, error) {
+// Delete removes documents with one command: see entityparts.Documents.
+func (m *mongoDocuments) Delete(ctx context.Context, ids []bson.RawValue, g *entityparts.Guard) (int64, error) {
 	res, err := m.coll.DeleteMany(ctx, idsFilter(ids, g))
 	if err != nil {
 		return 0, err
@@ -193,12 +142,12 @@ func (m *mongoDocuments) RollbackOnly(ctx context.Context, cause error) {
 }
 
 // idFilter returns a filter for the document with this id that has the version of g.
-func idFilter(id bson.RawValue, g *Guard) bson.D {
+func idFilter(id bson.RawValue, g *entityparts.Guard) bson.D {
 	return addGuard(bson.D{{Key: "_id", Value: id}}, g)
 }
 
 // idsFilter returns a filter for documents with these ids that have the version of g.
-func idsFilter(ids []bson.RawValue, g *Guard) bson.D {
+func idsFilter(ids []bson.RawValue, g *entityparts.Guard) bson.D {
 	if len(ids) == 1 {
 		return idFilter(ids[0], g)
 	}
@@ -206,7 +155,7 @@ func idsFilter(ids []bson.RawValue, g *Guard) bson.D {
 }
 
 // addGuard adds the version of g to the filter. g may be nil.
-func addGuard(filter bson.D, g *Guard) bson.D {
+func addGuard(filter bson.D, g *entityparts.Guard) bson.D {
 	switch {
 	case g == nil:
 		return filter

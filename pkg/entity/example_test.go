@@ -5,13 +5,12 @@ import (
 	"errors"
 	"fmt"
 
-	"go.mongodb.org/mongo-driver/v2/mongo"
-
+	"github.com/outrelay/outrelay/internal/boxparts"
 	"github.com/outrelay/outrelay/internal/memory"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/entity"
-	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
+	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
 // Customer is the entity in the examples.
@@ -24,18 +23,12 @@ type Customer struct {
 // customerID returns the place of the id.
 func customerID(c *Customer) *string { return &c.ID }
 
-// A service passes its own collection. Each call needs a transaction, for example that of a message.
+// A service passes its own collection instead of nil and the option that keeps the example in memory. Each call needs a
+// transaction, for example that of a message.
 func ExampleNew() {
-	open := func(db *mongo.Database) (*entity.Collection[Customer, string], error) {
-		return entity.New(db.Collection("customers"), customerID,
-			entity.WithVersion(func(c *Customer) *int64 { return &c.Version }))
-	}
-	_ = open
-}
-
-func ExampleNewOn() {
 	db := memory.NewDB()
-	customers, err := entity.NewOn(memory.NewDocuments(db, "customers", false), customerID)
+	customers, err := entity.New(nil, customerID, memory.NewEntities(db, "customers"),
+		entity.WithVersion(func(c *Customer) *int64 { return &c.Version }))
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -46,47 +39,31 @@ func ExampleNewOn() {
 			return err
 		}
 		c, err := customers.Load(ctx, "c-1")
-		fmt.Println(c.Name)
+		fmt.Println(c.Name, c.Version)
 		return err
 	})
 	fmt.Println(err)
 	// Output:
-	// Ada
+	// Ada 1
 	// <nil>
 }
 
-// Either a customer is changed and all consumers of the topic receive the change, or neither happens.
+// Either a customer is changed and all consumers of the topic receive the change, or neither happens. A service passes its own
+// collection instead of nil and the option that keeps the example in memory.
 func ExampleNewRecorded() {
-	open := func(db *mongo.Database, box *outbox.Box) (*entity.Recorded[Customer, string], error) {
-		return entity.NewRecorded(db.Collection("customers"), box, "customer", customerID)
-	}
-	_ = open
-}
-
-// printer prints the events that are appended. A service passes its outbox.
-type printer struct{}
-
-func (printer) Append(_ context.Context, events ...event.Event) error {
-	for _, ev := range events {
-		value, err := ev.Payload()
-		if err != nil {
-			return err
-		}
-		fmt.Printf("%s %s\n", ev.Name(), value)
-	}
-	return nil
-}
-
-func ExampleNewRecordedOn() {
 	db := memory.NewDB()
-	customers, err := entity.NewRecordedOn(memory.NewDocuments(db, "customers", false), memory.NewDocuments(db, "customers_deleted", false),
-		printer{}, "customer", customerID)
+	box, err := memory.NewOutbox(db)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	customers, err := entity.NewRecorded(nil, box, "customer", customerID, memory.NewEntities(db, "customers"))
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 
-	err = db.Transaction(context.Background(), func(ctx context.Context) error {
+	err = box.Transaction(context.Background(), func(ctx context.Context) error {
 		if _, err := customers.Insert(ctx, Customer{ID: "c-1", Name: "Ada"}); err != nil {
 			return err
 		}
@@ -94,30 +71,40 @@ func ExampleNewRecordedOn() {
 		return err
 	})
 	fmt.Println(err)
+	printEvents(box)
 	// Output:
+	// <nil>
 	// customer.upserted {"_id":"c-1","name":"Ada","version":1}
 	// customer.deleted {"_id":"c-1","version":2}
-	// <nil>
 }
 
-// Another service copies the customers to its own database.
-func ExampleNewProjector() {
-	register := func(c *consumer.Consumer, db *mongo.Database) error {
-		customers, err := entity.NewProjector[Customer, string](db.Collection("customers"), "customer")
-		if err != nil {
-			return err
-		}
-		return c.Handle("customers", consumer.Batch(customers.HandleBatch, "customer.*"))
-	}
-	_ = register
-}
-
-func ExampleNewProjectorOn() {
-	customers, err := entity.NewProjectorOn[Customer, string](memory.NewView(memory.NewDB(), "customers"), "customer")
+// printEvents prints the events in the outbox.
+func printEvents(box *outbox.Box) {
+	envelopes, err := boxparts.Of(box).Store.Stored(context.Background())
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
+	for _, e := range envelopes {
+		payload, err := bson.MarshalExtJSON(e.Lookup("payload").Document(), false, false)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Printf("%s %s\n", e.Lookup("type").StringValue(), payload)
+	}
+}
+
+// Another service copies the customers to its own database. It passes its own collection instead of nil and the option that keeps
+// the example in memory.
+func ExampleNewProjector() {
+	customers, err := entity.NewProjector[Customer, string](nil, "customer", memory.NewEntities(memory.NewDB(), "customers"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	handler := consumer.Batch(customers.HandleBatch, "customer.*") // for consumer.Handle
+	_ = handler
 
 	// A message that is no change of a customer is rejected, and becomes a dead letter.
 	err = customers.Handle(context.Background(), &consumer.Message{ID: "m-1", Name: "customer.upserted", Value: []byte("{}")})

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/outrelay/outrelay/internal/entityparts"
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
 const (
@@ -27,10 +29,18 @@ type config struct {
 	plain        bool // calls may run without a transaction
 	tombstones   bool
 	chunk        int
+	storage      entityparts.Storage
+	target       string // name of the collection, for errors
 }
 
-// newConfig applies the options and checks them.
-func newConfig(opts []Option) (config, error) {
+func init() {
+	entityparts.Option = func(s entityparts.Storage) any {
+		return Option(func(c *config) { c.storage = s })
+	}
+}
+
+// newConfig applies the options for coll and checks them. The result has the name of the collection even with an error.
+func newConfig(coll *mongo.Collection, opts []Option) (config, error) {
 	c := config{versionField: "version", chunk: defaultChunk}
 	for _, o := range opts {
 		o(&c)
@@ -40,6 +50,16 @@ func newConfig(opts []Option) (config, error) {
 	}
 
 	var errs []error
+	switch {
+	case c.storage.View != nil:
+		c.target = c.storage.View.Name()
+	case c.storage.Documents != nil:
+		c.target = c.storage.Documents.Name()
+	case coll != nil:
+		c.target = coll.Name()
+	default:
+		errs = append(errs, errors.New("the collection is nil"))
+	}
 	if f := c.versionField; f == "" || f == "_id" || strings.HasPrefix(f, "$") || strings.ContainsAny(f, ".\x00") {
 		errs = append(errs, fmt.Errorf("invalid field %q for the version", f))
 	}

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"reflect"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/entityparts"
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
@@ -39,63 +39,25 @@ import (
 // the readers when the new collection has caught up.
 type Projector[T any, I ID] struct {
 	config
-	view    View
+	view    entityparts.View
 	name    string
 	project func(T) (any, error)
-}
-
-// View is the target of a Projector. NewProjector uses one in MongoDB, and outboxtest.Env.View returns one
-// for unit tests.
-type View interface {
-	// Name returns the name for error messages.
-	Name() string
-
-	// Apply stores the states. It ignores a state if the entity, or its deletion, has this version
-	// or a later one. A call contains each entity at most once.
-	Apply(ctx context.Context, states []State) error
-}
-
-// State is the state of one entity in a View.
-type State struct {
-	// ID is the _id of the entity.
-	ID bson.RawValue
-
-	// Version is the version of the change.
-	Version int64
-
-	// Doc is the document with _id and version, or nil if the entity is deleted.
-	Doc bson.Raw
 }
 
 // NewProjector returns a Projector that copies the changes recorded under name to coll. It does no
 // I/O. The error reports a nil collection, an empty name or an invalid option.
 func NewProjector[T any, I ID](coll *mongo.Collection, name string, opts ...Option) (*Projector[T, I], error) {
-	if coll == nil {
-		return nil, errors.New("entity: the collection is nil")
+	cfg, err := newConfig(coll, opts)
+	if err == nil && name == "" {
+		err = errors.New("the name is empty")
 	}
-
-	cfg, err := newConfig(opts)
 	if err != nil {
-		return nil, fmt.Errorf("entity: projector to %s: %w", coll.Name(), err)
+		return nil, fmt.Errorf("entity: projector to %s: %w", cfg.target, err)
 	}
 
-	v, err := onMongoView(coll, cfg.versionField)
-	if err != nil {
-		return nil, err
-	}
-
-	return NewProjectorOn[T, I](v, name, opts...)
-}
-
-// NewProjectorOn is NewProjector for any View.
-func NewProjectorOn[T any, I ID](v View, name string, opts ...Option) (*Projector[T, I], error) {
-	if v == nil || name == "" {
-		return nil, errors.New("entity: projector without a view or a name")
-	}
-
-	cfg, err := newConfig(opts)
-	if err != nil {
-		return nil, fmt.Errorf("entity: projector to %s: %w", v.Name(), err)
+	v := cfg.storage.View
+	if v == nil {
+		v = onMongoView(coll, cfg.versionField)
 	}
 
 	p := &Projector[T, I]{config: cfg, view: v, name: name}
@@ -103,7 +65,7 @@ func NewProjectorOn[T any, I ID](v View, name string, opts ...Option) (*Projecto
 		f, ok := cfg.project.(func(T) (any, error))
 		if !ok || f == nil {
 			return nil, fmt.Errorf("entity: projector to %s: WithProjection got a %T, want a func(%s) (any, error)",
-				v.Name(), cfg.project, reflect.TypeFor[T]())
+				cfg.target, cfg.project, reflect.TypeFor[T]())
 		}
 
 		p.project = f
@@ -113,7 +75,7 @@ func NewProjectorOn[T any, I ID](v View, name string, opts ...Option) (*Projecto
 }
 
 // Handle copies one change. It returns ErrUnknownChange, an error of WithProjection, or an error
-// of the View.
+// of MongoDB.
 func (p *Projector[T, I]) Handle(ctx context.Context, m *consumer.Message) error {
 	return p.HandleBatch(ctx, []*consumer.Message{m})
 }
@@ -122,7 +84,7 @@ func (p *Projector[T, I]) Handle(ctx context.Context, m *consumer.Message) error
 // changes are of one entity, only the newest is written. It needs two to four commands regardless
 // of the number of changes.
 func (p *Projector[T, I]) HandleBatch(ctx context.Context, ms []*consumer.Message) error {
-	states := make([]State, 0, len(ms))
+	states := make([]entityparts.State, 0, len(ms))
 	index := make(map[string]int, len(ms))
 	for _, m := range ms {
 		s, err := p.readState(m)
@@ -130,7 +92,7 @@ func (p *Projector[T, I]) HandleBatch(ctx context.Context, ms []*consumer.Messag
 			return err
 		}
 
-		// A View gets each entity at most once.
+		// A view gets each entity at most once.
 		i, ok := index[mapKey(s.ID)]
 		switch {
 		case !ok:
@@ -152,14 +114,14 @@ func (p *Projector[T, I]) HandleBatch(ctx context.Context, ms []*consumer.Messag
 }
 
 // readState returns the state that m describes.
-func (p *Projector[T, I]) readState(m *consumer.Message) (State, error) {
-	unknown := func(reason string, err error) (State, error) {
+func (p *Projector[T, I]) readState(m *consumer.Message) (entityparts.State, error) {
+	unknown := func(reason string, err error) (entityparts.State, error) {
 		place := fmt.Sprintf("%s/%d/%d", m.Topic, m.Partition, m.Offset)
 		unknown := fmt.Errorf("message %s at %s: %w: %w: %s", m.ID, place, consumer.ErrMalformed, ErrUnknownChange, reason)
 		if err != nil {
 			unknown = fmt.Errorf("%w: %w", unknown, err)
 		}
-		return State{}, unknown
+		return entityparts.State{}, unknown
 	}
 
 	c, reason := readChange[I](m, p.name)
@@ -172,7 +134,7 @@ func (p *Projector[T, I]) readState(m *consumer.Message) (State, error) {
 		return unknown("the id cannot be stored", err)
 	}
 
-	s := State{ID: key, Version: c.version}
+	s := entityparts.State{ID: key, Version: c.version}
 	if c.deleted {
 		return s, nil
 	}
@@ -185,7 +147,7 @@ func (p *Projector[T, I]) readState(m *consumer.Message) (State, error) {
 	var doc any = t
 	if p.project != nil {
 		if doc, err = p.project(t); err != nil {
-			return State{}, err
+			return entityparts.State{}, err
 		}
 	}
 
@@ -194,7 +156,7 @@ func (p *Projector[T, I]) readState(m *consumer.Message) (State, error) {
 		s.Doc, err = composeDocument(key, body, p.versionField, c.version)
 	}
 	if err != nil {
-		return State{}, fmt.Errorf("projecting %s %s: encoding: %w", p.name, formatID(c.id), err)
+		return entityparts.State{}, fmt.Errorf("projecting %s %s: encoding: %w", p.name, formatID(c.id), err)
 	}
 
 	return s, nil

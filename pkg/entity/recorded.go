@@ -8,13 +8,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/entityparts"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
-
-// Appender is the part of an outbox that a Recorded uses. *outbox.Box implements it.
-type Appender interface {
-	Append(ctx context.Context, events ...event.Event) error
-}
 
 // Recorded is a collection that records its changes. Each written entity becomes an event
 // "<name>.upserted" with the entity as its payload, and each deleted entity an event
@@ -32,8 +29,8 @@ type Appender interface {
 // is rollback-only.
 type Recorded[T any, I ID] struct {
 	entities *Collection[T, I]
-	deleted  Documents // versions of deleted entities
-	box      Appender
+	deleted  entityparts.Documents // versions of deleted entities
+	append   func(ctx context.Context, events ...event.Event) error
 	name     string
 }
 
@@ -46,44 +43,25 @@ type Recorded[T any, I ID] struct {
 // NewRecorded does no I/O. The error reports a nil or empty argument, or an option that a Recorded
 // does not support.
 func NewRecorded[T any, I ID](
-	coll *mongo.Collection, box Appender, name string, id func(*T) *I, opts ...Option,
+	coll *mongo.Collection, box *outbox.Box, name string, id func(*T) *I, opts ...Option,
 ) (*Recorded[T, I], error) {
-	if coll == nil {
-		return nil, errors.New("entity: the collection is nil")
-	}
-
-	docs, err := onMongo(coll, false)
+	c, err := New(coll, id, opts...)
 	if err != nil {
 		return nil, err
 	}
 
-	deleted, err := onMongo(deletedCollection(coll), false)
-	if err != nil {
-		return nil, err
+	appendEvents := c.storage.Append
+	if appendEvents == nil && box != nil {
+		appendEvents = box.Append
 	}
-
-	return NewRecordedOn(docs, deleted, box, name, id, opts...)
-}
-
-// deletedCollection returns the collection that contains the versions of the entities that were
-// deleted from coll.
-func deletedCollection(coll *mongo.Collection) *mongo.Collection {
-	return coll.Database().Collection(coll.Name() + "_deleted")
-}
-
-// NewRecordedOn is NewRecorded for any Documents. gone stores the versions of the entities that
-// were deleted from docs. A transaction must be able to include docs, gone and box.
-func NewRecordedOn[T any, I ID](
-	docs, gone Documents, box Appender, name string, id func(*T) *I, opts ...Option,
-) (*Recorded[T, I], error) {
-	c, err := NewOn(docs, id, opts...)
-	if err != nil {
-		return nil, err
+	deleted := c.storage.Deleted
+	if deleted == nil {
+		deleted = onMongo(deletedCollection(coll), false)
 	}
 
 	var errs []error
-	if gone == nil || box == nil {
-		errs = append(errs, errors.New("the outbox or the documents for deleted entities are nil"))
+	if appendEvents == nil {
+		errs = append(errs, errors.New("the outbox is nil"))
 	}
 	if name == "" {
 		errs = append(errs, errors.New("the name is empty"))
@@ -95,12 +73,18 @@ func NewRecordedOn[T any, I ID](
 		errs = append(errs, errors.New("WithProjection applies to a Projector only"))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("entity: recorded collection %s: %w", docs.Name(), err)
+		return nil, fmt.Errorf("entity: recorded collection %s: %w", c.target, err)
 	}
 
 	// A Recorded stores versions even if T has no field for them.
 	c.versionKey = c.versionField
-	return &Recorded[T, I]{c, gone, box, name}, nil
+	return &Recorded[T, I]{c, deleted, appendEvents, name}, nil
+}
+
+// deletedCollection returns the collection that contains the versions of the entities that were
+// deleted from coll.
+func deletedCollection(coll *mongo.Collection) *mongo.Collection {
+	return coll.Database().Collection(coll.Name() + "_deleted")
 }
 
 // Load returns the entity with this id. If it does not exist, the error is ErrMissing.
@@ -211,7 +195,7 @@ func (r *Recorded[T, I]) distinctKeys(ids []I) ([]bson.RawValue, error) {
 
 // storedVersions returns the versions of the existing documents by their key.
 func (r *Recorded[T, I]) storedVersions(
-	ctx context.Context, docs Documents, keys []bson.RawValue,
+	ctx context.Context, docs entityparts.Documents, keys []bson.RawValue,
 ) (map[string]int64, error) {
 	if len(keys) == 0 {
 		return nil, nil
@@ -291,7 +275,7 @@ func (r *Recorded[T, I]) writeEntities(ctx context.Context, v verb, ts []T) ([]i
 	}
 
 	// The outbox checks the size of the events before it sends them.
-	if err := r.box.Append(ctx, events...); err != nil {
+	if err := r.append(ctx, events...); err != nil {
 		return nil, err
 	}
 	if err := r.putDocuments(ctx, docs, filterKeys(keys, deleted, true)); err != nil {
@@ -346,7 +330,7 @@ func (r *Recorded[T, I]) removeEntities(
 	if len(existing) == 0 {
 		return nil
 	}
-	if err := r.box.Append(ctx, events...); err != nil {
+	if err := r.append(ctx, events...); err != nil {
 		return err
 	}
 

@@ -181,7 +181,7 @@ func (r *Recorded[T, I]) recordChunk(ctx context.Context, docs []bson.Raw) error
 		events[i] = changeEvent(r.name, changeUpserted, id, v, event.Document(d))
 	}
 
-	if err := r.box.Append(ctx, events...); err != nil || len(adopted) == 0 {
+	if err := r.append(ctx, events...); err != nil || len(adopted) == 0 {
 		return err
 	}
 

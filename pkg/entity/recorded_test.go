@@ -447,18 +447,19 @@ func TestRebuild(t *testing.T) {
 	}
 }
 
-// failing is an outbox that rejects all events.
-type failing struct{}
-
-var errOutbox = errors.New("the outbox takes nothing")
-
-func (failing) Append(context.Context, ...event.Event) error { return errOutbox }
+var errOutbox = errors.New("the outbox rejects all events")
 
 // There is no change without its event.
 func TestNothingIsWrittenWithoutItsEvent(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
-	r, err := entity.NewRecorded(w.db.Collection("orders"), failing{}, "order", orderKey)
+	failing, err := outbox.New(w.db, outbox.WithMiddleware(func(outbox.AppendFunc) outbox.AppendFunc {
+		return func(context.Context, event.Event) error { return errOutbox }
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := entity.NewRecorded(w.db.Collection("orders"), failing, "order", orderKey)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/entityparts"
 	"github.com/outrelay/outrelay/internal/entitytest"
 	"github.com/outrelay/outrelay/internal/memory"
 	"github.com/outrelay/outrelay/pkg/entity"
@@ -15,20 +16,10 @@ func TestMongoKeepsTheContract(t *testing.T) {
 	t.Parallel()
 	entitytest.Run(t, func(t *testing.T) entitytest.Fixture {
 		w := setup(t)
-		on := func(name string, plain bool) entity.Documents {
-			d, err := entity.OnMongo(w.db.Collection(name), plain)
-			if err != nil {
-				t.Fatal(err)
-			}
-
-			return d
+		on := func(name string, plain bool) entityparts.Documents {
+			return entity.OnMongo(w.db.Collection(name), plain)
 		}
-
-		view, err := entity.OnMongoView(w.db.Collection("view"), "version")
-		if err != nil {
-			t.Fatal(err)
-		}
-
+		view := entity.OnMongoView(w.db.Collection("view"), "version")
 		return entitytest.Fixture{
 			Docs: on("things", false), Gone: on("things_deleted", false), Plain: on("things", true), View: view,
 			Viewed: func(ctx context.Context) (docs []bson.Raw, err error) {

@@ -7,11 +7,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/entityparts"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/outbox/guard"
 )
 
-// mongoView is a View in a collection of MongoDB.
+// mongoView is a view in a collection of MongoDB.
 type mongoView struct {
 	name    string
 	coll    *guard.Collection
@@ -20,28 +21,24 @@ type mongoView struct {
 	field   string // of the version
 }
 
-// onMongoView returns a View in the collection coll. field is the field of the version in its
-// documents. It does no I/O. The error reports a nil collection.
-func onMongoView(coll *mongo.Collection, field string) (View, error) {
-	if coll == nil {
-		return nil, errNilCollection
-	}
-
+// onMongoView returns a view in the collection coll. field is the field of the version in its
+// documents. It does no I/O.
+func onMongoView(coll *mongo.Collection, field string) entityparts.View {
 	return &mongoView{
 		name:    coll.Name(),
 		coll:    guard.NewCollection(coll, guard.WithoutTransaction()),
 		deleted: guard.NewCollection(deletedCollection(coll), guard.WithoutTransaction()),
 		client:  coll.Database().Client(),
 		field:   field,
-	}, nil
+	}
 }
 
 func (v *mongoView) Name() string { return v.name }
 
-// Apply stores the states: see View.Apply. It is correct without a transaction and with concurrent
+// Apply stores the states: see entityparts.View. It is correct without a transaction and with concurrent
 // processes. A deletion is first recorded and then done. A document is first written and then
 // compared with the recorded deletions. So whichever comes second sees the other one.
-func (v *mongoView) Apply(ctx context.Context, states []State) error {
+func (v *mongoView) Apply(ctx context.Context, states []entityparts.State) error {
 	// The transaction of another cluster cannot include this collection.
 	if s := mongo.SessionFromContext(ctx); s != nil && s.Client() != v.client {
 		ctx = outbox.Outside(ctx)
@@ -133,7 +130,7 @@ func (v *mongoView) upToFilter(id bson.RawValue, version int64) bson.D {
 // replaceUnlessNewer returns an update that replaces the document if it has an older version or
 // none. A version in the filter of an upsert would not work: the upsert would try to insert a
 // second document with the same _id, and the error would end the transaction.
-func (v *mongoView) replaceUnlessNewer(s State) mongo.Pipeline {
+func (v *mongoView) replaceUnlessNewer(s entityparts.State) mongo.Pipeline {
 	field := "$" + v.field
 	stored := bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$isNumber", Value: field}}, field, int64(0)}}}
 	return mongo.Pipeline{{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{

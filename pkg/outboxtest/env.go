@@ -176,11 +176,9 @@ func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer
 	return c
 }
 
-// Documents returns a collection of entities, for entity.NewOn and entity.NewRecordedOn.
-func (e *Env) Documents(name string) entity.Documents { return memory.NewDocuments(e.db, name, false) }
-
-// View returns the target of a projector, for entity.NewProjectorOn.
-func (e *Env) View(name string) entity.View { return memory.NewView(e.db, name) }
+// Entities returns an option for entity.New, entity.NewRecorded and entity.NewProjector. They then store in the collection name of
+// e, and get a nil *mongo.Collection.
+func (e *Env) Entities(name string) entity.Option { return memory.NewEntities(e.db, name) }
 
 // DeadLetters returns the messages that the handlers of all consumers have given up. After a requeue, call Settle.
 func (e *Env) DeadLetters() *deadletter.Desk {
