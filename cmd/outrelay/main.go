@@ -10,8 +10,12 @@ package main
 import (
 	"context"
 	"os"
+
+	"github.com/outrelay/outrelay/internal/connect"
+	"github.com/outrelay/outrelay/pkg/bearer/msk"
 )
 
 func main() {
+	connect.NewMSKToken = msk.Token
 	os.Exit(runCommandLine(context.Background(), os.Args[1:], os.Environ(), os.Stdin, os.Stdout, os.Stderr))
 }

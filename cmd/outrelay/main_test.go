@@ -75,7 +75,7 @@ func TestValidate(t *testing.T) {
 		t.Errorf("exit code %d, stdout %q", code, out)
 	}
 
-	for _, want := range []string{"mongodb.url: unknown key; did you mean mongodb.uri?", `kafka.compression: found "zip"; expected one of none, gzip`, "kafka.brokers: required and not set", "lease.ttl: found 1ms; expected between 1s and 5m0s", "5 problems\n"} {
+	for _, want := range []string{"mongodb.url (line 1): unknown key; did you mean mongodb.uri?", `kafka.compression (line 2): found "zip"; expected one of none, gzip`, "kafka.brokers (line 2): required and not set", "lease.ttl: found 1ms; expected between 1s and 5m0s", "5 problems\n"} {
 		if !strings.Contains(errOut, want) {
 			t.Errorf("no %q in %s", want, errOut)
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -11,13 +12,14 @@ import (
 	"github.com/outrelay/outrelay/internal/logging"
 )
 
-// reloader reads the configuration again while a relay runs. Only the log level applies at once. All
+// reloader reads the configuration again while a relay runs. Only the log level and the tokens of the operators apply at once. All
 // other keys decide where records go or how many resources are used, and must not change between two
 // events. The log names them, and they apply at the next start. An invalid configuration changes
 // nothing. Certificates need no reload: each new connection reads them.
 type reloader struct {
 	*program
-	running  config.Config // the configuration that the relay was started with
+	running  config.Config                               // the configuration that the relay was started with
+	apply    func(next config.Config) (applied []string) // applies what the relay can; nil applies nothing
 	onReload func(applied, waiting []string, err error)
 }
 
@@ -45,8 +47,10 @@ func (l *reloader) reloadOnHangup() (stop func()) {
 	}
 }
 
-// levelKey is the only key that applies at once.
+// The keys that apply at once.
 const levelKey = "log.level"
+
+var tokenKeys = []string{"http.admin.token", "http.admin.viewer_token"}
 
 // reload reads the configuration, applies the log level and reports the keys that apply at the next start.
 func (l *reloader) reload() {
@@ -60,14 +64,17 @@ func (l *reloader) reload() {
 	next.Node = l.running.Node
 
 	var applied, waiting []string
+	if l.apply != nil {
+		applied = l.apply(next)
+	}
 	for _, key := range config.DifferingKeys(l.running, next) {
-		if key != levelKey {
+		if key != levelKey && !slices.Contains(tokenKeys, key) {
 			waiting = append(waiting, key)
 		}
 	}
 	if level, err := logging.ParseLevel(next.Log.Level); err == nil && level != l.level.Level() {
 		l.level.Set(level)
-		applied = []string{levelKey + "=" + strings.ToLower(level.String())}
+		applied = append(applied, levelKey+"="+strings.ToLower(level.String()))
 	}
 	l.onReload(applied, waiting, nil)
 }

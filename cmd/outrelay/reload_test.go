@@ -49,6 +49,13 @@ func TestReloadAppliesTheLevelAlone(t *testing.T) {
 	if !slices.Equal(applied, []string{"log.level=info"}) || len(waiting) != 0 || err != nil || log.Enabled(t.Context(), slog.LevelDebug) {
 		t.Errorf("back: %v %v %v", applied, waiting, err)
 	}
+	// Tokens apply at once, and so do not wait.
+	l.running.HTTP.Admin = &config.Admin{}
+	l.apply = func(config.Config) []string { return []string{"http.admin.token"} }
+	again("retention: 24h\nhttp: {admin: {token: new-token-of-the-test}}\n")
+	if slices.Contains(waiting, "http.admin.token") || !slices.Contains(applied, "http.admin.token") || err != nil {
+		t.Errorf("a token: %v %v %v", applied, waiting, err)
+	}
 	if config.Default().Log.Level != "info" {
 		t.Error("the default is another one")
 	}

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"context"
 	"strings"
 	"testing"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/slots"
 )
 
@@ -56,8 +58,23 @@ func TestResliceCommand(t *testing.T) {
 		t.Error("it was paused")
 	}
 
+	// A writer without slot: more slots would not divide its envelopes.
+	box := g.state.Client().Database(g.state.Name() + "_shop").Collection("outbox")
+	t.Cleanup(func() { _ = box.Database().Drop(context.WithoutCancel(t.Context())) })
+	g.insertDocument(box, bson.D{{Key: "_id", Value: "a"}, {Key: "slot", Value: 7}})
+	g.insertDocument(box, bson.D{{Key: "_id", Value: "b"}})
+	ns := mongodb.Namespace(box)
+	g.insertDocument(g.state.Collection("collections"), bson.D{{Key: "_id", Value: bson.Binary{Subtype: 4, Data: []byte("0123456789abcdef")}}, {Key: "ns", Value: ns}, {Key: "watcher", Value: "orders"}})
+	if text := g.runCommand(exitConfig, nil, "reslice", "--slots", "2", "--yes"); !strings.Contains(text, "1 of the newest 2 envelopes of "+ns+" have no field slot") || !strings.Contains(text, "--allow-undivided") {
+		t.Errorf("unexpected output:\n%s", text)
+	}
+	r = slots.ResliceReport{}
+	if g.runCommand(0, &r, "reslice", "--slots", "2", "--dry-run", "--allow-undivided"); len(r.Undivided) != 1 || r.Undivided[0].Envelopes != 1 {
+		t.Errorf("unexpected result %+v", r)
+	}
+
 	g.insertDocument(docs, bson.D{{Key: "_id", Value: "orders/1of3"}})
-	if text := g.runCommand(exitConfig, nil, "reslice", "--slots", "2", "--yes"); !strings.Contains(text, "run outrelay recover") {
+	if text := g.runCommand(exitConfig, nil, "reslice", "--slots", "2", "--yes", "--allow-undivided"); !strings.Contains(text, "run outrelay recover") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 

@@ -81,6 +81,8 @@ func commands() []func(*program) *cobra.Command {
 		newPinCommand,
 		newStepDownCommand,
 		newScheduledCommand,
+		newAdoptCommand,
+		newImportCommand,
 		newRecoverCommand,
 		newResliceCommand,
 		newPurgeCommand,

@@ -20,7 +20,7 @@ waits for the acknowledgements of the records in flight, saves a checkpoint and 
 A second signal stops the process at once. The next owner then reads back the records that were
 sent.
 
-SIGHUP reloads the configuration. A new log.level applies at once. Other changed keys are logged and
+SIGHUP reloads the configuration. A new log.level and new tokens of http.admin apply at once. Other changed keys are logged and
 apply at the next start. Renewed certificates need no signal.
 
 Several processes may run with the same configuration. One is the owner; the others are standbys and
@@ -46,7 +46,7 @@ func (p *program) runRelay(ctx context.Context) error {
 	log.Info("outrelay starts", "version", version, "watcher", cfg.Watcher, "node", cfg.Node, "watch", cfg.Watch,
 		"mongodb", cfg.MongoDB.URI, "kafka", cfg.Kafka.Brokers, "http", cfg.HTTP.Listen)
 
-	stopReloads := (&reloader{program: p, running: cfg, onReload: r.Reloaded}).reloadOnHangup()
+	stopReloads := (&reloader{program: p, running: cfg, apply: r.ApplyReload, onReload: r.Reloaded}).reloadOnHangup()
 	defer stopReloads()
 	err = r.Run(ctx)
 

@@ -50,7 +50,7 @@ func TestRolesAskNoServer(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 || len(r.MongoDB) != 7 || len(r.Kafka) != 2 || r.Kafka[0].Principal != "User:CN=relay" || !strings.Contains(out, `"relays"`) {
 		t.Errorf("%v: %d %s", err, code, out)
 	}
-	if code, out, errOut := runCommand(t, nil, "roles", "--only", "redis"); code != 1 || out != "" || !strings.Contains(errOut, "mongodb or kafka") {
+	if code, out, errOut := runCommand(t, nil, "roles", "--only", "redis"); code != 1 || out != "" || !strings.Contains(errOut, "mongodb, kafka, atlas, confluent or msk") {
 		t.Errorf("exit code %d, stdout %q, stderr %q", code, out, errOut)
 	}
 	if code, _, errOut := runCommand(t, []string{"OUTRELAY_MONGODB_URI=nonsense"}, "roles"); code != 1 || !strings.Contains(errOut, "mongodb.uri") {

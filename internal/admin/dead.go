@@ -278,7 +278,12 @@ func (l Letters) Show(ctx context.Context, ref DeadRef, payload bool) (DeadLette
 		return DeadLetter{}, err
 	}
 
-	letter.Envelope = l.op.Redact.redactEnvelope(envelopeJSON(envelope, payload), payload)
+	// A message of a handler is shown in the form of the contract.
+	m := l.op.Mapping
+	if ref.Source == FromHandler {
+		m = nil
+	}
+	letter.Envelope = l.op.Redact.redactEnvelope(envelopeJSON(envelope, payload, m), payload, m)
 	if !payload {
 		return letter, nil
 	}

@@ -87,7 +87,7 @@ func (l Letters) Requeue(
 		return out, err
 	}
 
-	desk := deadletter.NewDesk(l.op.State, l.op.Watcher, l.op.Actor)
+	desk := l.op.newDesk()
 	for _, ns := range namespaces {
 		before := out.Requeued + out.Refused
 		var outcome deadletter.Outcome
@@ -141,12 +141,12 @@ func (l Letters) Edit(ctx context.Context, ref DeadRef, e DeadEdit, opts DeadOpt
 	if err != nil {
 		return DeadEdited{}, err
 	}
-	edit, err := e.toEdit(d.Envelope)
+	edit, err := e.toEdit(d.Envelope, l.op.Mapping)
 	if err != nil {
 		return DeadEdited{}, err
 	}
 
-	desk := deadletter.NewDesk(l.op.State, l.op.Watcher, l.op.Actor)
+	desk := l.op.newDesk()
 	out := DeadEdited{
 		DryRun:     opts.DryRun,
 		Collection: d.ID.NS,
@@ -200,7 +200,7 @@ func (l Letters) Discard(ctx context.Context, f DeadFilter, dryRun bool, did fun
 		return out, err
 	}
 
-	desk := deadletter.NewDesk(l.op.State, l.op.Watcher, l.op.Actor)
+	desk := l.op.newDesk()
 	for _, ns := range namespaces {
 		before := out.Discarded
 		var discarded int64
@@ -237,4 +237,11 @@ func (o Operator) logDiscarded(ctx context.Context, f DeadFilter, discarded int6
 		{Key: "discarded", Value: discarded},
 		{Key: "query", Value: f.auditFields()},
 	}, err)
+}
+
+// newDesk returns a desk for one action on dead letters.
+func (o Operator) newDesk() deadletter.Desk {
+	desk := deadletter.NewDesk(o.State, o.Watcher, o.Actor)
+	desk.Mapping = o.Mapping
+	return desk
 }

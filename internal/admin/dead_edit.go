@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/envelope"
 )
 
 // The BSON types that an edited payload may have.
@@ -36,10 +38,10 @@ type DeadEdit struct {
 }
 
 // toEdit converts the change to BSON. raw is the envelope that is edited.
-func (e DeadEdit) toEdit(raw bson.Raw) (deadletter.Edit, error) {
+func (e DeadEdit) toEdit(raw bson.Raw, m *envelope.Mapping) (deadletter.Edit, error) {
 	edit := deadletter.Edit{Version: e.Version, Unset: e.Unset}
 	if e.Payload != nil || e.PayloadAs != "" {
-		v, err := e.payloadValue(raw)
+		v, err := e.payloadValue(raw, m)
 		if err != nil {
 			return edit, err
 		}
@@ -96,8 +98,8 @@ func parseFieldValue(name, text string) (any, error) {
 
 // payloadValue returns the new payload with the requested BSON type, or with the type of the
 // payload in raw.
-func (e DeadEdit) payloadValue(raw bson.Raw) (any, error) {
-	old, _ := raw.LookupErr("payload")
+func (e DeadEdit) payloadValue(raw bson.Raw, m *envelope.Mapping) (any, error) {
+	old, _ := raw.LookupErr(cmp.Or(m.Name("payload"), "payload"))
 	as := e.PayloadAs
 	if as == "" {
 		switch old.Type {

@@ -8,6 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/envelope"
 )
 
 // DeadLetter is a dead letter as the commands and the API show it.
@@ -68,6 +69,11 @@ var shownFields = append(slices.DeleteFunc(deadletter.Editable(), func(f string)
 	"_id", "ts", "slot", "dueAt", "scheduledFor", "state", "pos", "pending", "attempts", "nextAt", "origin", "delivery",
 	"replayOf", "sentAt")
 
+// isShown reports whether a field of a document contains no business data.
+func isShown(name string, m *envelope.Mapping) bool {
+	return slices.ContainsFunc(shownFields, func(f string) bool { return m.Name(f) == name })
+}
+
 // hiddenValue replaces a value that is not shown.
 type hiddenValue struct {
 	Hidden bool   `bson:"hidden"`
@@ -77,7 +83,7 @@ type hiddenValue struct {
 
 // envelopeJSON returns the envelope as relaxed Extended JSON, or nil if it cannot be expressed as
 // such. Unless all is true, it replaces the values of fields with business data.
-func envelopeJSON(raw bson.Raw, all bool) json.RawMessage {
+func envelopeJSON(raw bson.Raw, all bool, m *envelope.Mapping) json.RawMessage {
 	elems, err := raw.Elements()
 	if err != nil {
 		return nil
@@ -86,7 +92,7 @@ func envelopeJSON(raw bson.Raw, all bool) json.RawMessage {
 	doc := make(bson.D, 0, len(elems))
 	for _, e := range elems {
 		var v any = e.Value()
-		if !all && !slices.Contains(shownFields, e.Key()) && e.Value().Type != bson.TypeNull {
+		if !all && !isShown(e.Key(), m) && e.Value().Type != bson.TypeNull {
 			v = hiddenValue{true, e.Value().Type.String(), valueSize(e.Value())}
 		}
 		doc = append(doc, bson.E{Key: e.Key(), Value: v})

@@ -56,7 +56,7 @@ func (w Waiting) Failed(ctx context.Context, collection string, limit int) ([]Fa
 		if err != nil {
 			return failed, err
 		}
-		list, err := waiting.ListFailed(ctx, coll, limit)
+		list, err := waiting.ListFailed(ctx, coll, w.op.Mapping, limit)
 		if err != nil {
 			return failed, err
 		}

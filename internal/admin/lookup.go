@@ -12,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/purge"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
@@ -92,7 +93,7 @@ func (o Operator) Lookup(ctx context.Context, q LookupQuery) (LookupResult, erro
 	}
 	out.Letters = append(out.Letters, dead.Letters...)
 
-	filters, since, err := q.lookupFilters()
+	filters, since, err := q.lookupFilters(o.Mapping)
 	if err != nil {
 		return out, err
 	}
@@ -116,7 +117,7 @@ func (o Operator) Lookup(ctx context.Context, q LookupQuery) (LookupResult, erro
 					continue
 				}
 				seen[name] = true
-				out.Envelopes = append(out.Envelopes, settled.describeEnvelope(ns, raw))
+				out.Envelopes = append(out.Envelopes, settled.describeEnvelope(ns, o.Mapping.ToContract(raw)))
 			}
 		}
 	}
@@ -152,7 +153,7 @@ func optionalID(id string) []string {
 
 // lookupFilters returns the filters that together match everything. Each of them uses an index. For
 // a key, it also returns the begin of the time window.
-func (q LookupQuery) lookupFilters() ([]bson.D, *time.Time, error) {
+func (q LookupQuery) lookupFilters(m *envelope.Mapping) ([]bson.D, *time.Time, error) {
 	if q.ID != "" {
 		ids, err := parseIDValues(q.ID)
 		return []bson.D{{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}}, nil, err
@@ -171,11 +172,7 @@ func (q LookupQuery) lookupFilters() ([]bson.D, *time.Time, error) {
 	}
 
 	// The ordering key of an envelope without a key is its aggregate id.
-	keys := bson.D{{Key: "$in", Value: parseKeyValues(q.Key)}}
-	hasKey := bson.E{Key: "$or", Value: bson.A{
-		bson.D{{Key: "key", Value: keys}},
-		bson.D{{Key: "key", Value: nil}, {Key: "aggregateid", Value: keys}},
-	}}
+	hasKey := m.KeyFilter(parseKeyValues(q.Key))
 	filters := []bson.D{
 		WaitingFilter{Key: q.Key}.mongoFilter(),
 		{{Key: "ts", Value: window}, hasKey},
@@ -199,7 +196,7 @@ func (o Operator) findEnvelopes(ctx context.Context, ns string, filter bson.D, l
 		SetLimit(int64(limit)).
 		SetSort(bson.D{{Key: "ts", Value: -1}}).
 		SetAllowDiskUse(true).
-		SetProjection(bson.D{{Key: "payload", Value: 0}, {Key: "headers", Value: 0}}))
+		SetProjection(o.Mapping.Without("payload", "headers")))
 }
 
 // settledUpTo is the position that the watcher has passed, and the margin between a timestamp and

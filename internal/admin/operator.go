@@ -14,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/routing"
@@ -42,6 +43,7 @@ type Operator struct {
 	Outboxes      func(ctx context.Context) ([]outboxes.Outbox, error)
 	Node, Version string // of this process, for the ledger of migrations
 
+	Mapping   *envelope.Mapping                                               // of Watcher; nil: the documents are envelopes of the contract
 	Router    *routing.Router                                                 // of Watcher, for replays
 	Compacted func(ctx context.Context, topics []string) ([]string, error)    // returns the compacted topics, for replays
 	Oplog     func(ctx context.Context) (oldest, newest time.Time, err error) // returns the times of the oplog's ends

@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
 )
 
 // Overview is the first page that an operator sees.
@@ -45,10 +48,12 @@ func (c Counts) Waiting() int64 { return c.Retry + c.Blocked + c.Parked }
 
 // Check is the result of one health check.
 type Check struct {
-	ID     string `json:"id"`
-	Status string `json:"status"` // ok, warn or fail
-	Detail string `json:"detail"`
-	Fix    string `json:"fix,omitempty"` // what the operator can do
+	ID string `json:"id"`
+	// Watcher is the watcher that the check is about, or "" if it is about the whole deployment.
+	Watcher string `json:"watcher,omitempty"`
+	Status  string `json:"status"` // ok, warn or fail
+	Detail  string `json:"detail"`
+	Fix     string `json:"fix,omitempty"` // what the operator can do
 }
 
 // The statuses of a check.
@@ -66,7 +71,7 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 	if err != nil {
 		return Overview{}, err
 	}
-	nodes, err := o.readNodes(ctx, status)
+	running, err := o.readNodes(ctx, status)
 	if err != nil {
 		return Overview{}, err
 	}
@@ -83,7 +88,7 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 		CountedAt: f.at,
 		Watcher:   o.Watcher,
 		Watchers:  status.Watchers,
-		Nodes:     nodes,
+		Nodes:     running,
 		Counts:    f.counts,
 		Pending:   addTargets(f.pending, status, o.Watcher),
 	}
@@ -106,8 +111,29 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 		view.OldestS = max(view.OldestS, p.OldestAgeS)
 	}
 
-	view.Checks = slices.Concat(checkSlots(view.Watchers, f), checkNodes(nodes), f.checks)
+	view.Checks = slices.Concat(checkSlots(view.Watchers, f), checkNodes(nodesOf(running, o.Watcher)), f.checks)
 	return view, nil
+}
+
+// Minute is one minute of a watcher.
+type Minute struct {
+	At   time.Time `json:"at"`
+	Rate float64   `json:"rate"`  // acked records per second of all slots
+	LagS float64   `json:"lag_s"` // the greatest age of the oldest envelope that was not settled
+}
+
+// Minutes returns throughput and lag of the watcher in the last day, one point a minute, oldest first. Minutes without an owner are
+// missing.
+func (o Operator) Minutes(ctx context.Context) ([]Minute, error) {
+	samples, err := nodes.NewHistory(mongodb.Majority(o.State.Collection("history"))).Read(ctx, o.Watcher)
+	if err != nil {
+		return nil, err
+	}
+	list := make([]Minute, len(samples))
+	for i, s := range samples {
+		list[i] = Minute{At: s.At, Rate: s.Rate, LagS: s.LagS}
+	}
+	return list, nil
 }
 
 // maxHealthyLag is the lag in seconds above which the check of a slot warns.
@@ -129,7 +155,7 @@ func checkSlots(list []Watcher, f figures) []Check {
 
 // checkSlot returns the most severe finding about a slot.
 func checkSlot(w *Watcher) Check {
-	c := Check{ID: "slot " + w.Name + "/" + w.Slot}
+	c := Check{ID: "slot " + w.Name + "/" + w.Slot, Watcher: w.Name}
 	switch {
 	case w.Paused:
 		c.Status, c.Detail, c.Fix = CheckWarn, "an operator paused it", "outrelay resume"
@@ -171,9 +197,10 @@ func checkSlot(w *Watcher) Check {
 func checkOplog(w *Watcher, window float64) Check {
 	used := 1 - *w.OplogHeadroomS/window
 	c := Check{
-		ID:     "oplog " + w.Name + "/" + w.Slot,
-		Status: CheckOK,
-		Detail: fmt.Sprintf("%.0f %% of a window of %.1f h is used", max(used, 0)*100, window/3600),
+		ID:      "oplog " + w.Name + "/" + w.Slot,
+		Watcher: w.Name,
+		Status:  CheckOK,
+		Detail:  fmt.Sprintf("%.0f %% of a window of %.1f h is used", max(used, 0)*100, window/3600),
 	}
 
 	const fix = "let the watcher continue, or make the oplog larger (replSetResizeOplog)"
@@ -186,10 +213,15 @@ func checkOplog(w *Watcher, window float64) Check {
 	return c
 }
 
+// nodesOf returns the nodes that run a watcher.
+func nodesOf(list []Node, watcher string) []Node {
+	return slices.DeleteFunc(slices.Clone(list), func(n Node) bool { return !slices.Contains(n.Watchers, watcher) })
+}
+
 // checkNodes checks whether there is a standby, and whether nodes are stale.
-func checkNodes(nodes []Node) []Check {
+func checkNodes(list []Node) []Check {
 	var live, stale int
-	for _, n := range nodes {
+	for _, n := range list {
 		if n.Stale {
 			stale++
 		} else {

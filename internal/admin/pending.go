@@ -193,13 +193,13 @@ func (w Waiting) readWaiting(
 		SetAllowDiskUse(true).
 		SetLimit(int64(room)).
 		SetSort(bson.D{{Key: "key", Value: 1}, {Key: "pos", Value: 1}, {Key: "_id", Value: 1}}).
-		SetProjection(bson.D{{Key: "payload", Value: 0}, {Key: "headers", Value: 0}, {Key: "history", Value: 0}}))
+		SetProjection(append(w.op.Mapping.Without("payload", "headers"), bson.E{Key: "history", Value: 0})))
 	if err != nil {
 		return err
 	}
 
 	for _, raw := range docs {
-		e := newWaitingEnvelope(ns, raw)
+		e := newWaitingEnvelope(ns, w.op.Mapping.ToContract(raw))
 		e.raw = raw
 		page.Envelopes = append(page.Envelopes, e)
 	}

@@ -54,7 +54,7 @@ func (o Operator) History(ctx context.Context, q HistoryQuery) (History, error) 
 		return History{}, err
 	}
 
-	query := purge.HistoryQuery{Key: q.Key, From: q.From, To: q.To, Limit: q.Limit}
+	query := purge.HistoryQuery{Key: q.Key, From: q.From, To: q.To, Limit: q.Limit, Mapping: o.Mapping}
 	for _, text := range q.IDs {
 		query.IDs = append(query.IDs, parseIDs(text)...)
 	}

@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+
+	"github.com/outrelay/outrelay/internal/envelope"
 )
 
 // Redaction hides parts of envelopes and sagas from all operators.
@@ -148,7 +150,7 @@ func redactPath(v any, p []pathElement) any {
 // redactEnvelope applies the rules to an envelope in Extended JSON, as DeadShow returns it.
 // hasPayload is false if the envelope contains a replacement for the payload. The result is nil if
 // the envelope cannot be parsed.
-func (r Redaction) redactEnvelope(raw json.RawMessage, hasPayload bool) json.RawMessage {
+func (r Redaction) redactEnvelope(raw json.RawMessage, hasPayload bool, m *envelope.Mapping) json.RawMessage {
 	if len(r.headers) == 0 && len(r.paths) == 0 || raw == nil {
 		return raw
 	}
@@ -157,11 +159,17 @@ func (r Redaction) redactEnvelope(raw json.RawMessage, hasPayload bool) json.Raw
 		return nil
 	}
 
-	if list, ok := doc["headers"]; ok && len(r.headers) > 0 {
-		doc["headers"] = r.redactHeaders(list)
+	headers, payload := m.Name("headers"), m.Name("payload")
+	if list, ok := doc[headers]; ok && len(r.headers) > 0 {
+		doc[headers] = r.redactHeaders(list)
 	}
-	if p, ok := doc["payload"]; ok && len(r.paths) > 0 && hasPayload {
-		doc["payload"] = r.redactPayload(p)
+	if p, ok := doc[payload]; ok && len(r.paths) > 0 && hasPayload {
+		doc[payload] = r.redactPayload(p)
+	}
+	if m.Whole() && len(r.paths) > 0 && hasPayload {
+		if redacted, ok := r.redactPayload(doc).(map[string]any); ok {
+			doc = redacted
+		}
 	}
 
 	out, err := json.Marshal(doc)

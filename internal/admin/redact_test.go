@@ -36,14 +36,14 @@ func TestRedactionHidesWhatItsRulesName(t *testing.T) {
 		`{"headers":"authorization: s"}`:                                    `{"headers":"***"}`,
 		`{"payload":null}`:                                                  `{"payload":null}`,
 	} {
-		if got := string(r.redactEnvelope(json.RawMessage(in), true)); got != want {
+		if got := string(r.redactEnvelope(json.RawMessage(in), true, nil)); got != want {
 			t.Errorf("%s\nbecame %s\nnot    %s", in, got, want)
 		}
 	}
-	if got := string((Redaction{}).redactEnvelope(json.RawMessage(`{"payload":"x"}`), true)); got != `{"payload":"x"}` {
+	if got := string((Redaction{}).redactEnvelope(json.RawMessage(`{"payload":"x"}`), true, nil)); got != `{"payload":"x"}` {
 		t.Errorf("without rules: %s", got)
 	}
-	if got := string(r.redactEnvelope(json.RawMessage(`{"payload":{"bytes":3,"hidden":true,"type":"string"}}`), false)); got != `{"payload":{"bytes":3,"hidden":true,"type":"string"}}` {
+	if got := string(r.redactEnvelope(json.RawMessage(`{"payload":{"bytes":3,"hidden":true,"type":"string"}}`), false, nil)); got != `{"payload":{"bytes":3,"hidden":true,"type":"string"}}` {
 		t.Errorf("a payload that was not asked for: %s", got)
 	}
 	if got := string(r.redactJSON(json.RawMessage(`not json`))); got != `"***"` {

@@ -19,6 +19,8 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/routing"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
 // Replays send delivered envelopes again that are still in the outbox.
@@ -122,6 +124,7 @@ func (r Replays) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
 		AggregateTypes: o.AggregateTypes,
 		Topics:         o.Topics,
 	}
+	p.query = r.complete(p.query)
 
 	if err := r.countTargets(ctx, &p); err != nil {
 		return p, err
@@ -132,8 +135,14 @@ func (r Replays) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
 	return p, r.markCompacted(ctx, &p, o.Force)
 }
 
-// countTargets sets the counts of the plan. The topics of an envelope depend on three of its
-// fields, so the routing is evaluated once for each combination.
+// complete returns a query, which may have been stored, with the parts that are not stored.
+func (r Replays) complete(q replayQuery) replayQuery {
+	q.mapping = r.op.Mapping
+	q.whole = r.op.Router != nil && r.op.Router.NeedsDocument()
+	return q
+}
+
+// countTargets sets the counts of the plan.
 func (r Replays) countTargets(ctx context.Context, p *ReplayPlan) error {
 	topics := map[string]int64{}
 	for _, ns := range p.query.Collections {
@@ -141,39 +150,21 @@ func (r Replays) countTargets(ctx context.Context, p *ReplayPlan) error {
 		if err != nil {
 			return err
 		}
-		groups, err := countReplay(ctx, coll, p.query)
+		count := r.countGroups
+		if p.query.whole {
+			count = r.countEach
+		}
+		found, left, err := count(ctx, coll, p.query, topics)
 		if err != nil {
 			return err
 		}
+		p.LeftOut += left
 
 		unstamped, err := countUnstamped(ctx, coll, p.query)
 		if err != nil {
 			return err
 		}
 		p.Unstamped += unstamped
-
-		var found int64
-		for _, g := range groups {
-			v := envelope.View{
-				AggregateType: []byte(g.AggregateType),
-				Type:          []byte(g.Type),
-				Partition:     envelope.AnyPartition,
-			}
-			if g.Topic != "" {
-				v.Topic = []byte(g.Topic)
-			}
-
-			target := r.routeEnvelope(&v, p.query.Topics)
-			malformed := g.AggregateType == "" || g.Type == ""
-			if malformed || len(target.topics) == 0 {
-				p.LeftOut += g.N
-				continue
-			}
-			found += g.N
-			for _, t := range target.topics {
-				topics[t] += g.N
-			}
-		}
 
 		p.Found += found
 		if found > 0 {
@@ -185,6 +176,65 @@ func (r Replays) countTargets(ctx context.Context, p *ReplayPlan) error {
 		p.Topics = append(p.Topics, ReplayTopic{Name: t, Found: topics[t]})
 	}
 	return nil
+}
+
+// countGroups adds the envelopes of a collection to the counts of their topics. found is the number of envelopes that
+// have topics, and left that of the others. The topics depend on three fields, so the routing is evaluated once for each
+// combination.
+func (r Replays) countGroups(
+	ctx context.Context, coll *mongo.Collection, q replayQuery, topics map[string]int64,
+) (found, left int64, err error) {
+	groups, err := countReplay(ctx, coll, q)
+	if err != nil {
+		return 0, 0, err
+	}
+
+	for _, g := range groups {
+		v := envelope.View{
+			AggregateType: []byte(g.AggregateType),
+			Type:          []byte(g.Type),
+			Partition:     envelope.AnyPartition,
+		}
+		if g.Topic != "" {
+			v.Topic = []byte(g.Topic)
+		}
+
+		target := r.routeEnvelope(mongodb.Namespace(coll), &v, q.Topics)
+		malformed := g.AggregateType == "" && q.mapping.Has("aggregatetype") || g.Type == "" && q.mapping.Has("type")
+		if malformed || len(target.topics) == 0 {
+			left += g.N
+			continue
+		}
+		found += g.N
+		for _, t := range target.topics {
+			topics[t] += g.N
+		}
+	}
+	return found, left, nil
+}
+
+// countEach is countGroups for rules that need headers or further fields. It reads each document.
+func (r Replays) countEach(
+	ctx context.Context, coll *mongo.Collection, q replayQuery, topics map[string]int64,
+) (found, left int64, err error) {
+	doing := "counting envelopes of " + mongodb.Namespace(coll)
+	err = mongodb.FindEach(ctx, mongodb.Majority(coll), doing, q.filter(bson.Timestamp{}, q.Until), func(raw bson.Raw) error {
+		var v envelope.View
+		var target routedTopics
+		if q.mapping.Parse(raw, &v) == nil {
+			target = r.routeEnvelope(mongodb.Namespace(coll), &v, q.Topics)
+		}
+		if len(target.topics) == 0 {
+			left++
+			return nil
+		}
+		found++
+		for _, t := range target.topics {
+			topics[t]++
+		}
+		return nil
+	})
+	return found, left, err
 }
 
 // markCompacted marks the compacted topics of the plan. With force, Kafka may be unavailable.
@@ -210,10 +260,11 @@ type routedTopics struct {
 	partial bool // the routing has further topics
 }
 
-// routeEnvelope returns the topics of an envelope, restricted to those in only unless only is
+// routeEnvelope returns the topics of an envelope of the collection ns, restricted to those in only unless only is
 // empty. An envelope that the routing rejects has no topics.
-func (r Replays) routeEnvelope(v *envelope.View, only []string) routedTopics {
-	targets, err := r.op.Router.Route(v, nil)
+func (r Replays) routeEnvelope(ns string, v *envelope.View, only []string) routedTopics {
+	db, coll, _ := strings.Cut(ns, ".")
+	targets, err := r.op.Router.Route(v, &routing.Meta{DB: []byte(db), Coll: []byte(coll)}, nil)
 	if err != nil {
 		return routedTopics{}
 	}

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/purge"
@@ -30,6 +32,9 @@ type replayQuery struct {
 	Types          []string       `bson:"types,omitempty"`
 	AggregateTypes []string       `bson:"aggregateTypes,omitempty"`
 	Topics         []string       `bson:"topics,omitempty"` // evaluated by the routing rules, not by MongoDB
+
+	mapping *envelope.Mapping // of the watcher, not stored
+	whole   bool              // the routing may need every field
 }
 
 // filter selects the envelopes with a timestamp in (after, until] that are neither exceptions nor
@@ -54,20 +59,17 @@ func (q replayQuery) conditions() bson.D {
 		d = append(d, bson.E{Key: "_id", Value: anyOf(ids)})
 	}
 	if len(q.Types) > 0 {
-		d = append(d, bson.E{Key: "type", Value: anyOf(q.Types)})
+		d = append(d, bson.E{Key: cmp.Or(q.mapping.Name("type"), "type"), Value: anyOf(q.Types)})
 	}
 	if len(q.AggregateTypes) > 0 {
-		d = append(d, bson.E{Key: "aggregatetype", Value: anyOf(q.AggregateTypes)})
+		d = append(d, bson.E{Key: cmp.Or(q.mapping.Name("aggregatetype"), "aggregatetype"), Value: anyOf(q.AggregateTypes)})
 	}
 	if len(q.Keys) > 0 {
 		var keys bson.A
 		for _, text := range q.Keys {
 			keys = append(keys, purge.KeyForms(text)...)
 		}
-		d = append(d, bson.E{Key: "$or", Value: bson.A{
-			bson.D{{Key: "key", Value: anyOf(keys)}},
-			bson.D{{Key: "key", Value: anyOf(bson.A{nil, ""})}, {Key: "aggregateid", Value: anyOf(keys)}},
-		}})
+		d = append(d, q.mapping.KeyFilter(keys))
 	}
 	return d
 }
@@ -93,7 +95,7 @@ func countReplay(ctx context.Context, coll *mongo.Collection, q replayQuery) ([]
 		{{Key: "$match", Value: q.filter(bson.Timestamp{}, q.Until)}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: bson.D{
-				{Key: "a", Value: text("$aggregatetype")}, {Key: "t", Value: text("$type")}, {Key: "o", Value: text("$topic")},
+				{Key: "a", Value: text(q.mapping.Ref("aggregatetype"))}, {Key: "t", Value: text(q.mapping.Ref("type"))}, {Key: "o", Value: text(q.mapping.Ref("topic"))},
 			}},
 			{Key: "n", Value: bson.D{{Key: "$sum", Value: 1}}},
 		}}},
@@ -141,7 +143,7 @@ func readEnvelopes(
 
 	defer sess.EndSession(context.WithoutCancel(ctx))
 	ctx = mongo.NewSessionContext(ctx, sess)
-	docs, err = findEnvelopesToReplay(ctx, coll, q.filter(after, q.Until), limit+1)
+	docs, err = q.find(ctx, coll, q.filter(after, q.Until), limit+1)
 	if err == nil && len(docs) > limit {
 		last := parseStamp(docs[limit])
 		n := limit
@@ -153,7 +155,7 @@ func readEnvelopes(
 
 		// Copied documents share a timestamp, and are read all at once.
 		if n == 0 {
-			docs, err = findEnvelopesToReplay(ctx, coll, q.filter(beforeStamp(last), last), 0)
+			docs, err = q.find(ctx, coll, q.filter(beforeStamp(last), last), 0)
 		}
 	}
 	if err != nil {
@@ -167,21 +169,25 @@ func readEnvelopes(
 	return docs, *at, nil
 }
 
-var replayFields = bson.D{
-	{Key: "ts", Value: 1},
-	{Key: "aggregatetype", Value: 1},
-	{Key: "aggregateid", Value: 1},
-	{Key: "type", Value: 1},
-	{Key: "key", Value: 1},
-	{Key: "topic", Value: 1},
-	{Key: "partition", Value: 1},
-	{Key: "expiresAt", Value: 1},
-	{Key: "payload", Value: mongodb.Literal(nil)},
+// fields returns the projection of a replay: what the routing needs, and null for a payload. The relay stores the
+// ordering key in the field key, whatever the mapping is.
+func (q replayQuery) fields() bson.D {
+	if q.whole {
+		return bson.D{}
+	}
+	fields := q.mapping.Select("ts", "aggregatetype", "aggregateid", "type", "key", "topic", "partition", "expiresAt", "seal")
+	if q.mapping.Name("key") != "key" {
+		fields = append(fields, bson.E{Key: "key", Value: 1})
+	}
+	if payload := q.mapping.Name("payload"); payload != "" {
+		fields = append(fields, bson.E{Key: payload, Value: mongodb.Literal(nil)})
+	}
+	return fields
 }
 
-func findEnvelopesToReplay(ctx context.Context, coll *mongo.Collection, filter bson.D, limit int) ([]bson.Raw, error) {
+func (q replayQuery) find(ctx context.Context, coll *mongo.Collection, filter bson.D, limit int) ([]bson.Raw, error) {
 	return mongodb.FindAll[bson.Raw](ctx, mongodb.Majority(coll), "reading envelopes of "+mongodb.Namespace(coll), filter,
-		options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}).SetLimit(int64(limit)).SetProjection(replayFields).SetAllowDiskUse(true))
+		options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}).SetLimit(int64(limit)).SetProjection(q.fields()).SetAllowDiskUse(true))
 }
 
 // beforeStamp returns the greatest timestamp below t. t must not be zero.

@@ -175,7 +175,7 @@ func (u *replayRun) queueNext(ctx context.Context) (more bool, err error) {
 	if u.doc.Rate > 0 {
 		limit = int(min(float64(limit), math.Ceil(5*u.doc.Rate)))
 	}
-	docs, seen, err := readEnvelopes(ctx, coll, u.doc.Query, u.cursor.TS, limit)
+	docs, seen, err := readEnvelopes(ctx, coll, u.replays.complete(u.doc.Query), u.cursor.TS, limit)
 	if err != nil || len(docs) == 0 {
 		return false, err
 	}
@@ -238,19 +238,20 @@ func (u *replayRun) nextBatchSize() int {
 // cannot be sent: the replay would only create a dead letter.
 func (u *replayRun) buildRequeue(raw bson.Raw) (requeue, bool) {
 	var v envelope.View
-	if envelope.Parse(raw, &v) != nil {
+	if u.replays.op.Mapping.Parse(raw, &v) != nil {
 		return requeue{}, false
 	}
 	if v.HasExpiresAt && v.ExpiresAt <= time.Now().Add(u.skew).UnixMilli() {
 		return requeue{}, false
 	}
-	target := u.replays.routeEnvelope(&v, u.doc.Query.Topics)
+	target := u.replays.routeEnvelope(u.doc.Query.Collections[u.cursor.At], &v, u.doc.Query.Topics)
 	if len(target.topics) == 0 {
 		return requeue{}, false
 	}
 
 	q := requeue{ID: raw.Lookup("_id"), TS: v.TS}
-	if v.Key == nil {
+	// The relay orders by the field key, which is text.
+	if key := canonicalText(raw.Lookup("key")); key == "" || key != string(v.OrderingKey()) {
 		q.Key = string(v.OrderingKey())
 	}
 

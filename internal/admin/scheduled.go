@@ -265,7 +265,7 @@ type scheduledOutbox struct {
 // findOutboxes returns the query of a filter, and the outboxes that it applies to, sorted by
 // name.
 func (s Schedule) findOutboxes(ctx context.Context, f ScheduledFilter) (agenda.Query, []scheduledOutbox, error) {
-	query := agenda.Query{Name: f.Type, AggregateType: f.AggregateType, From: f.From, Before: f.To}
+	query := agenda.Query{Name: f.Type, AggregateType: f.AggregateType, From: f.From, Before: f.To, Mapping: s.op.Mapping}
 	if err := checkWindow(f.From, f.To); err != nil {
 		return query, nil, err
 	}

@@ -6,6 +6,7 @@
 package agenda
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -24,6 +26,7 @@ type Query struct {
 	Name          string
 	AggregateType string
 	From, Before  time.Time
+	Mapping       *envelope.Mapping // reads the documents; nil: they are envelopes of the contract
 }
 
 // IsEmpty reports whether no condition is set. A list of ids without elements is a condition.
@@ -54,10 +57,10 @@ func (q Query) buildFilter() (bson.D, error) {
 	}
 
 	if q.Name != "" {
-		f = append(f, bson.E{Key: "type", Value: q.Name})
+		f = append(f, bson.E{Key: cmp.Or(q.Mapping.Name("type"), "type"), Value: q.Name})
 	}
 	if q.AggregateType != "" {
-		f = append(f, bson.E{Key: "aggregatetype", Value: q.AggregateType})
+		f = append(f, bson.E{Key: cmp.Or(q.Mapping.Name("aggregatetype"), "aggregatetype"), Value: q.AggregateType})
 	}
 
 	return f, nil

@@ -66,7 +66,7 @@ func ReadPage(ctx context.Context, coll *mongo.Collection, q Query, size int, af
 	cur, err := coll.Find(ctx, filter, options.Find().
 		SetSort(bson.D{{Key: "dueAt", Value: 1}, {Key: "_id", Value: 1}}).
 		SetLimit(int64(size)).
-		SetProjection(listedFields).
+		SetProjection(q.listedFields()).
 		SetAllowDiskUse(true))
 	if err != nil {
 		return Page{}, err
@@ -116,14 +116,16 @@ func pageBound(
 
 func andFilter(parts ...bson.D) bson.D { return bson.D{{Key: "$and", Value: parts}} }
 
-// listedFields is the projection of a list.
-var listedFields = bson.D{
-	{Key: "_id", Value: 1},
-	{Key: "aggregatetype", Value: clipField("$aggregatetype")},
-	{Key: "aggregateid", Value: clipField("$aggregateid")},
-	{Key: "type", Value: clipField("$type")},
-	{Key: "dueAt", Value: 1},
-	{Key: "expiresAt", Value: 1},
+// listedFields returns the projection of a list.
+func (q Query) listedFields() bson.D {
+	return bson.D{
+		{Key: "_id", Value: 1},
+		{Key: "aggregatetype", Value: clipField(q.Mapping.Ref("aggregatetype"))},
+		{Key: "aggregateid", Value: clipField(q.Mapping.Ref("aggregateid"))},
+		{Key: "type", Value: clipField(q.Mapping.Ref("type"))},
+		{Key: "dueAt", Value: 1},
+		{Key: "expiresAt", Value: q.Mapping.Ref("expiresAt")},
+	}
 }
 
 // scheduledDocument accepts fields of any type, because other writers may have inserted the

@@ -34,7 +34,7 @@ func Summarize(ctx context.Context, coll *mongo.Collection, q Query) ([]Summary,
 	cur, err := coll.Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$match", Value: filter}},
 		{{Key: "$group", Value: bson.D{
-			{Key: "_id", Value: clipField("$type")},
+			{Key: "_id", Value: clipField(q.Mapping.Ref("type"))},
 			{Key: "count", Value: bson.D{{Key: "$sum", Value: int64(1)}}},
 			{Key: "earliest", Value: bson.D{{Key: "$min", Value: "$dueAt"}}},
 			{Key: "latest", Value: bson.D{{Key: "$max", Value: "$dueAt"}}},

@@ -140,7 +140,7 @@ func (r *run) verifyCheckpoint(ctx context.Context) error {
 	scope := r.stream.cfg.Scope
 	why := ""
 	if r.checkpointHash != "" && r.checkpointHash != scope.PipelineHash() {
-		why = "the watched collections or the slots have changed since the checkpoint"
+		why = "the checkpoint belongs to other collections or slots, or to another publisher"
 	}
 	if r.checkpointUUID != [16]byte{} {
 		// A user without listCollections gets no UUID here. Then only the events show it.

@@ -18,12 +18,11 @@ type LaterLetter struct {
 	Topic string        `bson:"topic"` // the topic that rejected the envelope, or "" if no single topic did
 }
 
-// afterPosition returns the filter for the letters that a relay wrote for events after a position.
+// afterPosition returns the filter for the letters for events after a position.
 // It leaves out letters of later deliveries: a requeued envelope is not delivered by the stream.
 func afterPosition(after string) bson.D {
 	return bson.D{
 		{Key: "pos", Value: bson.D{{Key: "$gt", Value: after}}},
-		{Key: "source.kind", Value: FromRelay},
 		{Key: "_id.delivery", Value: 0},
 	}
 }
@@ -67,7 +66,7 @@ func namespacesToMarkDirty(part []preparedLetter) []string {
 	seen := map[string]bool{}
 	for i := range part {
 		p := &part[i]
-		fromStream := p.dead.Pos != "" && p.dead.Source.Kind == FromRelay && p.id.Delivery == 0
+		fromStream := p.dead.Pos != "" && p.id.Delivery == 0
 		if !fromStream || seen[p.id.NS] {
 			continue
 		}

@@ -51,7 +51,6 @@ func TestN15_LettersBehindAPosition(t *testing.T) {
 		add("a", "8201", "", nil),
 		add("b", "8202", "t", nil),
 		add("c", "8203", "", nil),
-		add("handled", "8204", "", func(l *Letter) { l.Source.Kind = FromHandler }),
 		add("nowhere", "", "", func(l *Letter) { l.Partition = record.AnyPartition }),
 	)
 	if list, want := listAfter("8201"), []string{"b 8202 t", "c 8203 "}; !slices.Equal(list, want) {

@@ -11,14 +11,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
-)
-
-// The kinds of sources.
-const (
-	FromRelay   = "relay"
-	FromHandler = "handler"
 )
 
 // Desk edits, requeues and discards the dead letters of a watcher. It is for processes that do not
@@ -29,6 +24,7 @@ type Desk struct {
 	Watcher string
 	Actor   string
 	Run     string
+	Mapping *envelope.Mapping // reads the envelopes; nil: they are those of the contract
 }
 
 // NewDesk returns a Desk for one action of actor, with a new Run.
@@ -47,7 +43,7 @@ func (k Desk) newEnvelopeBuilder(ctx context.Context, ignoreExpiry bool) (envelo
 	}
 
 	seal, err := outboxes.NewRegistry(k.State.Collection("collections")).Seal(ctx)
-	return envelopeBuilder{now: now, ignoreExpiry: ignoreExpiry, seal: seal}, err
+	return envelopeBuilder{mapping: k.Mapping, now: now, ignoreExpiry: ignoreExpiry, seal: seal}, err
 }
 
 func (k Desk) outboxCollection(ns string) (*mongo.Collection, error) {

@@ -79,7 +79,7 @@ func TestIndexesServeTheQueries(t *testing.T) {
 		"window":      {Query{From: time.Now()}.mongoFilter(), newest, "movedAt_1__id_1"},
 		"ids":         {Query{IDs: ids(t, "a")}.mongoFilter(), nil, "_id.id_1"},
 		"key":         {Query{Key: "none"}.mongoFilter(), nil, "key_1_movedAt_1"},
-		"class":       {Query{Class: record.Handler}.mongoFilter(), nil, "class_1_movedAt_1"},
+		"class":       {Query{Class: record.AttemptsExhausted}.mongoFilter(), nil, "class_1_movedAt_1"},
 		"type":        {Query{Type: "none"}.mongoFilter(), nil, "type_1_movedAt_1"},
 		"requeue all": {rest, stream, "pos_1__id_1"},
 	} {

@@ -57,9 +57,29 @@ func (e Edit) validateFields() error {
 	return nil
 }
 
+// rename returns the edit with the field names of the documents.
+func (e Edit) rename(m *envelope.Mapping) (Edit, error) {
+	renamed := Edit{Version: e.Version}
+	for _, f := range e.Set {
+		name := m.Name(f.Key)
+		if name == "" {
+			return e, fmt.Errorf("by the mapping, no field of the documents holds %s", f.Key)
+		}
+		renamed.Set = append(renamed.Set, bson.E{Key: name, Value: f.Value})
+	}
+	for _, f := range e.Unset {
+		renamed.Unset = append(renamed.Unset, m.Name(f))
+	}
+	return renamed, nil
+}
+
 // applyTo returns the envelope raw with the edit. A changed field keeps its place, and a new field
 // is added at the end. The slot follows the new ordering key.
-func (e Edit) applyTo(raw bson.Raw) (bson.Raw, error) {
+func (e Edit) applyTo(raw bson.Raw, m *envelope.Mapping) (bson.Raw, error) {
+	e, err := e.rename(m)
+	if err != nil {
+		return nil, err
+	}
 	elems, err := raw.Elements()
 	if err != nil {
 		return nil, fmt.Errorf("reading the envelope: %w", err)
@@ -100,13 +120,13 @@ func (e Edit) applyTo(raw bson.Raw) (bson.Raw, error) {
 	if err != nil {
 		return nil, fmt.Errorf("writing the edited envelope: %w", err)
 	}
-	return updateSlot(edited)
+	return updateSlot(edited, m)
 }
 
 // updateSlot returns the envelope with the slot of its ordering key (N28).
-func updateSlot(raw bson.Raw) (bson.Raw, error) {
+func updateSlot(raw bson.Raw, m *envelope.Mapping) (bson.Raw, error) {
 	var v envelope.View
-	if err := envelope.Parse(raw, &v); err != nil {
+	if err := m.Parse(raw, &v); err != nil {
 		// buildEnvelope parses the envelope again, and reports the error with the id of the letter.
 		return raw, nil
 	}
@@ -163,7 +183,7 @@ func (k Desk) EditAndRequeue(ctx context.Context, id ID, e Edit, o Options) (int
 		return 0, &ConflictError{id, e.Version, d.Version}
 	}
 
-	if d.Envelope, err = e.applyTo(d.Envelope); err != nil {
+	if d.Envelope, err = e.applyTo(d.Envelope, k.Mapping); err != nil {
 		return 0, &RefusedError{id, err.Error()}
 	}
 	builder, err := k.newEnvelopeBuilder(ctx, o.IgnoreExpiry)

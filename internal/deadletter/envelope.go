@@ -20,12 +20,13 @@ const maxEnvelopeBytes = 16<<20 - 4<<10
 // sets to new values.
 var droppedFields = map[string]bool{
 	"attempts": true, "claim": true, "delivery": true, "dueAt": true, "history": true, "lastError": true, "nextAt": true,
-	"only": true, "origin": true, "pending": true, "pos": true, "redelivered": true, "replayOf": true, "seal": true,
-	"sent": true, "sentAt": true, "state": true, "ts": true,
+	"origin": true, "pending": true, "pos": true, "redelivered": true, "replayOf": true, "seal": true, "sent": true,
+	"sentAt": true, "state": true, "ts": true,
 }
 
 // envelopeBuilder builds the envelopes of a requeue from letters.
 type envelopeBuilder struct {
+	mapping      *envelope.Mapping
 	now          time.Time // server time
 	ignoreExpiry bool      // requeue expired envelopes without their expiry
 	seal         []byte    // seal of the state database, see [outboxes.Registry.Seal]
@@ -39,7 +40,7 @@ func (b envelopeBuilder) buildEnvelope(d *Dead, delivery int32) (bson.D, error) 
 		return nil, &RefusedError{d.ID, defect + "; edit it"}
 	}
 	var v envelope.View
-	if err := envelope.Parse(d.Envelope, &v); err != nil {
+	if err := b.mapping.Parse(d.Envelope, &v); err != nil {
 		return nil, &RefusedError{d.ID, err.Error() + "; edit it"}
 	}
 
@@ -48,16 +49,16 @@ func (b envelopeBuilder) buildEnvelope(d *Dead, delivery int32) (bson.D, error) 
 		return nil, &RefusedError{d.ID, "it has expired; ignore the expiry, or edit it"}
 	}
 
-	doc, err := copyFields(d, &v, expired)
+	doc, err := b.copyFields(d, &v, expired)
 	if err != nil {
 		return nil, err
 	}
 	// Exceptions are ordered by the field key, so it is stored even if the key is the aggregate id.
-	if v.Key == nil {
+	if textField(d.Envelope, "key") != string(v.OrderingKey()) {
 		doc = append(doc, bson.E{Key: "key", Value: string(v.OrderingKey())})
 	}
 	// N18: the server replaces the zero timestamp, so retention counts from this delivery.
-	doc = append(doc,
+	return append(doc,
 		bson.E{Key: "ts", Value: bson.Timestamp{}},
 		bson.E{Key: "state", Value: envelope.StateRetry},
 		bson.E{Key: "attempts", Value: int32(0)},
@@ -67,17 +68,11 @@ func (b envelopeBuilder) buildEnvelope(d *Dead, delivery int32) (bson.D, error) 
 		bson.E{Key: "delivery", Value: delivery},
 		bson.E{Key: "replayOf", Value: d.ID.String()},
 		bson.E{Key: "seal", Value: b.seal},
-	)
-
-	// Other groups have handled the event, so only the handler that gave up gets it again (N18).
-	if d.Source.Kind == FromHandler {
-		doc = append(doc, bson.E{Key: "only", Value: d.Source.Group + "/" + d.Source.Handler})
-	}
-	return doc, nil
+	), nil
 }
 
 // copyFields returns the fields of the envelope that a requeue keeps.
-func copyFields(d *Dead, v *envelope.View, expired bool) (bson.D, error) {
+func (b envelopeBuilder) copyFields(d *Dead, v *envelope.View, expired bool) (bson.D, error) {
 	elems, err := d.Envelope.Elements()
 	if err != nil {
 		return nil, fmt.Errorf("reading the envelope of %s: %w", d.ID, err)
@@ -94,8 +89,8 @@ func copyFields(d *Dead, v *envelope.View, expired bool) (bson.D, error) {
 			continue
 		}
 
-		expiryEnds := name == "expiresAt" && expired
-		emptyKey := name == "key" && v.Key == nil
+		expiryEnds := name == b.mapping.Name("expiresAt") && expired
+		emptyKey := name == "key" && textField(d.Envelope, "key") != string(v.OrderingKey())
 		oldSchedule := name == "scheduledFor" && v.HasDueAt
 		if droppedFields[name] || expiryEnds || emptyKey || oldSchedule {
 			continue
@@ -159,16 +154,15 @@ func newOutboxEntry(raw bson.Raw) *outboxEntry {
 // its delivery has ended. Otherwise nextDelivery returns a *RefusedError:
 //   - An exception or a scheduled envelope is still to be delivered.
 //   - An envelope that is marked as sent has ended.
-//   - An envelope without the mark has ended if a handler gave the letter up, because the event was
-//     consumed. If the relay gave the letter up, it removed the envelope. So this is another
-//     envelope with the same id, and the stream may still deliver it.
+//   - The relay removed the envelope of the letter. So an envelope without the mark is another one
+//     with the same id, and the stream may still deliver it.
 func (h *outboxEntry) nextDelivery(d *Dead) (int32, error) {
 	delivery := d.ID.Delivery
 	if h != nil {
 		if h.active {
 			return 0, &RefusedError{d.ID, "the outbox holds a delivery of it that goes on; wait until it is sent or dead"}
 		}
-		if !h.markedSent && d.Source.Kind != FromHandler {
+		if !h.markedSent {
 			return 0, &RefusedError{d.ID, "the outbox holds another envelope of the same id; " +
 				"discard the letter if that envelope replaces it"}
 		}

@@ -8,6 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -44,8 +45,9 @@ type Attempt struct {
 
 // Letter is an envelope that [Move] moves to the dead letters.
 type Letter struct {
-	NS        string // "db.collection" of the outbox
-	Raw       []byte // the whole envelope from the event of the stream, a BSON document with its _id
+	NS        string            // "db.collection" of the outbox
+	Mapping   *envelope.Mapping // reads the envelope; nil: it is one of the contract
+	Raw       []byte            // the whole envelope from the event of the stream, a BSON document with its _id
 	Class     record.Class
 	Reason    string // for operators; must not contain payload
 	Topic     string // "" if routing found no topic
@@ -166,7 +168,7 @@ func prepareLetter(l Letter) (preparedLetter, error) {
 	p.dead = Dead{
 		ID:       p.id,
 		Size:     len(l.Raw),
-		Facts:    readFacts(l.Raw),
+		Facts:    readFacts(l.Mapping.ToContract(l.Raw)),
 		Class:    l.Class,
 		Reason:   truncateText(l.Reason, maxReason),
 		Topic:    truncateText(l.Topic, maxTopic),

@@ -23,8 +23,7 @@ func TestQueriesFindWhatTheyName(t *testing.T) {
 	c.Topic = "payments"
 	c.Reason = "topic [x] is gone"
 	h := b.good(bson.NewObjectID())
-	h.Source = Source{Kind: FromHandler, Group: "g", Handler: "h"}
-	h.Class = record.Handler
+	h.Class = record.AttemptsExhausted
 	h.Reason = "Topic"
 	large := b.good("large", bson.E{Key: "extra", Value: make([]byte, 15<<20+1)})
 
@@ -46,12 +45,11 @@ func TestQueriesFindWhatTheyName(t *testing.T) {
 		"type, also in parts": {Query{Type: "OrderPlaced", From: mid}, []string{h.id().Text(), "large"}},
 		"aggregate type":      {Query{AggregateType: "order", To: mid}, []string{"a", "c"}},
 		"key":                 {Query{Key: "30313233-3435-3637-3839-616263646566"}, []string{"c"}},
-		"class":               {Query{Class: record.Handler}, []string{h.id().Text()}},
+		"class":               {Query{Class: record.AttemptsExhausted}, []string{h.id().Text()}},
 		"message is escaped":  {Query{Message: "topic ("}, []string{"a"}},
 		"message is exact":    {Query{Message: "topic"}, []string{"a", "c"}},
 		"message is a prefix": {Query{Message: "is gone"}, nil},
 		"message no pattern":  {Query{Message: ".*"}, nil},
-		"source":              {Query{SourceKind: FromHandler}, []string{h.id().Text()}},
 		"from":                {Query{From: mid}, []string{h.id().Text(), "large"}},
 		"replayable":          {Query{RequeueStatus: Replayable, To: mid}, []string{"c"}},
 		"replayed":            {Query{RequeueStatus: Requeued}, []string{"a"}},

@@ -32,7 +32,6 @@ type Query struct {
 	Key           string // the ordering key, as text
 	Class         record.Class
 	Message       string // prefix of the reason, case-sensitive
-	SourceKind    string // "relay" or "handler"
 	RequeueStatus RequeueStatus
 
 	// All allows a query without conditions to requeue or discard every letter.
@@ -45,7 +44,7 @@ var ErrEmptyQuery = errors.New("the query has no condition; add one, or set all 
 // Empty reports whether the query has no condition except Stand.
 func (q Query) Empty() bool {
 	return len(q.IDs) == 0 && q.From.IsZero() && q.To.IsZero() && q.Topic == "" && q.Type == "" && q.AggregateType == "" &&
-		q.Key == "" && q.Class == "" && q.Message == "" && q.SourceKind == ""
+		q.Key == "" && q.Class == "" && q.Message == ""
 }
 
 // restrictToAction returns the query for an action that begins at now. It returns [ErrEmptyQuery]
@@ -85,7 +84,6 @@ func (q Query) mongoFilter() bson.D {
 		{"aggregatetype", q.AggregateType},
 		{"key", q.Key},
 		{"class", string(q.Class)},
-		{"source.kind", q.SourceKind},
 	} {
 		if c.value != "" {
 			filter = append(filter, bson.E{Key: c.field, Value: c.value})

@@ -15,7 +15,6 @@ import (
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -131,7 +130,7 @@ func TestN18_ARequeueIsTheNextDeliveryOfTheSameEnvelope(t *testing.T) {
 	if doc.TS.T < uint32(before.Add(-time.Minute).Unix()) || doc.NextAt.Sub(before).Abs() > time.Minute {
 		t.Errorf("ts %v and nextAt %v are not the server time", doc.TS, doc.NextAt)
 	}
-	for _, dropped := range []string{"lastError", "history", "pending", "dueAt", "claim", "only", "sentAt"} {
+	for _, dropped := range []string{"lastError", "history", "pending", "dueAt", "claim", "sentAt"} {
 		if v, err := raw.LookupErr(dropped); err == nil {
 			t.Errorf("field %s is left: %s", dropped, v)
 		}
@@ -170,30 +169,6 @@ func TestN18_ARequeueIsTheNextDeliveryOfTheSameEnvelope(t *testing.T) {
 	d = b.open(b.id(l, 3))
 	if d.ReplayOf != doc.ReplayOf || d.Replayed != nil || d.Key != "7" || d.Type != "OrderPlaced" || d.AggregateType != "order" {
 		t.Errorf("the second letter: %+v", d)
-	}
-}
-
-func TestN18_ALetterOfAHandlerIsForItAlone(t *testing.T) {
-	t.Parallel()
-	b := setUp(t)
-	l := b.good("h")
-	l.Class = record.Handler
-	l.Source = Source{Kind: FromHandler, Group: "billing", Handler: "invoice"}
-	l.Pos = ""
-	b.move(l)
-
-	// The outbox still contains a delivered envelope that a handler gave up: here its second
-	// delivery, by a replay.
-	b.good("h", bson.E{Key: "delivery", Value: int32(1)})
-	if got := b.requeue(Query{SourceKind: FromHandler}, Options{}); got.Requeued != 1 {
-		t.Fatalf("requeue: got %+v, want 1 requeued", got)
-	}
-	raw := b.stored("h")
-	if only := stringField(raw, "only"); only != "billing/invoice" {
-		t.Errorf("only: got %q, want billing/invoice", only)
-	}
-	if readDelivery(raw) != 2 || stringField(raw, "pos") != outboxes.PosAt(bson.Timestamp{T: 5, I: 6}) {
-		t.Errorf("the requeued envelope: %s", raw)
 	}
 }
 

@@ -62,6 +62,10 @@ type KafkaOptions struct {
 	// Users adds a SASL_PLAINTEXT listener (and SASL_SSL with TLS) on which these users log in by
 	// PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; see [Stack.BrokersOn].
 	Users []User
+	// OAuth adds the mechanism OAUTHBEARER to these listeners. It accepts the tokens of [UnsecuredToken].
+	OAuth bool
+	// Sessions is how long a login by OAUTHBEARER lasts before the broker closes the connection. 0 is for ever.
+	Sessions time.Duration
 	// TLS adds an SSL listener with a certificate from [Stack.CA]. A client certificate is optional, and must
 	// be from the same authority ([Stack.ClientCert]).
 	TLS bool

@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/base64"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -25,6 +27,9 @@ import (
 func securityProps(props map[string]string, k KafkaOptions, a *authority) {
 	if len(k.Users) > 0 {
 		props["sasl.enabled.mechanisms"] = "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512"
+		if k.OAuth {
+			props["sasl.enabled.mechanisms"] += ",OAUTHBEARER"
+		}
 		plain := "org.apache.kafka.common.security.plain.PlainLoginModule required"
 		for _, u := range k.Users {
 			plain += fmt.Sprintf(" user_%s=%q", u.Name, u.Password)
@@ -33,6 +38,10 @@ func securityProps(props map[string]string, k KafkaOptions, a *authority) {
 		for _, l := range []Listener{SASL, SASLTLS} {
 			prefix := "listener.name." + strings.ToLower(string(l)) + "."
 			props[prefix+"plain.sasl.jaas.config"] = plain + ";"
+			if k.OAuth {
+				props[prefix+"oauthbearer.sasl.jaas.config"] = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;"
+				props[prefix+"oauthbearer.connections.max.reauth.ms"] = strconv.FormatInt(k.Sessions.Milliseconds(), 10)
+			}
 			for _, m := range []string{"scram-sha-256", "scram-sha-512"} {
 				props[prefix+m+".sasl.jaas.config"] = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
 			}
@@ -52,6 +61,14 @@ func securityProps(props map[string]string, k KafkaOptions, a *authority) {
 		// Clients of the plain listener: the brokers themselves and the setup of the test.
 		props["super.users"] = "User:ANONYMOUS"
 	}
+}
+
+// UnsecuredToken returns a token for a user. It has no signature: only brokers of tests accept it.
+func UnsecuredToken(user string, lifetime time.Duration) string {
+	part := func(text string) string { return base64.RawURLEncoding.EncodeToString([]byte(text)) }
+	now := time.Now()
+	claims := fmt.Sprintf(`{"sub":%q,"iat":%d,"exp":%.3f}`, user, now.Unix(), float64(now.Add(lifetime).UnixMilli())/1000)
+	return part(`{"alg":"none"}`) + "." + part(claims) + "."
 }
 
 func (o MongoOptions) secured() bool { return o.TLS || o.Root != (User{}) }

@@ -59,7 +59,7 @@ func Fields() []Field {
 }
 
 // relayFields are the fields that only a relay or an operator may write. The seal proves that one did.
-var relayFields = []string{"state", "delivery", "only"}
+var relayFields = []string{"state", "delivery"}
 
 // Validator returns the $jsonSchema for the validator of an outbox collection. MongoDB then rejects the inserts of
 // envelopes that [Parse] would reject, as far as $jsonSchema can express that. It permits all writes of the relay.

@@ -20,8 +20,11 @@ func uint64LE(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 // The error is always a *record.Refusal: of class partition_out_of_range for a partition that no
 // topic can have, otherwise of class malformed. Unknown fields and optional fields that are null
 // are ignored. A field that appears twice is malformed.
-func Parse(raw []byte, v *View) error {
-	*v = View{Raw: raw, Partition: AnyPartition, Slot: -1}
+func Parse(raw []byte, v *View) error { return (*Mapping)(nil).Parse(raw, v) }
+
+// Parse is like the function [Parse], for documents with other field names.
+func (m *Mapping) Parse(raw []byte, v *View) error {
+	*v = View{Raw: raw, Partition: AnyPartition, Slot: -1, Mapped: Mapped{keyBuf: v.keyBuf}}
 	c, ok := openDocument(raw)
 	if !ok {
 		return newMalformed("the bytes are not a BSON document")
@@ -29,7 +32,12 @@ func Parse(raw []byte, v *View) error {
 
 	var seen fieldSet
 	for c.next() {
-		f := fieldByName(c.name)
+		var f fieldSet
+		if m == nil {
+			f = fieldByName(c.name)
+		} else {
+			f = m.partsOf(v, &c)
+		}
 
 		// The document may contain fields of other programs.
 		if f == 0 {
@@ -41,6 +49,14 @@ func Parse(raw []byte, v *View) error {
 
 		seen |= f
 
+		// With a mapping, a field may hold several parts.
+		for f&(f-1) != 0 {
+			one := f & -f
+			if err := v.setField(one, &c); err != nil {
+				return err
+			}
+			f &^= one
+		}
 		if err := v.setField(f, &c); err != nil {
 			return err
 		}
@@ -50,7 +66,7 @@ func Parse(raw []byte, v *View) error {
 		return newMalformed("the document is broken near field %q", clipName(c.name))
 	}
 
-	return v.checkComplete()
+	return m.checkComplete(v)
 }
 
 // fieldSet is a set of fields of the envelope.
@@ -80,13 +96,16 @@ const (
 	fDelivery
 	fAttempts
 	fNextAt
-	fOnly
 	fSeal
+
+	// Parts that only a mapping has.
+	fEventID
+	fTimestamp
 )
 
 // relayOwned contains the fields that change where, when or as which delivery a document is
 // published.
-const relayOwned = fState | fDelivery | fOnly
+const relayOwned = fState | fDelivery
 
 // fieldByName returns the field called name, or 0 if the envelope has no such field.
 func fieldByName(name []byte) fieldSet {
@@ -137,8 +156,6 @@ func fieldByName(name []byte) fieldSet {
 		return fAttempts
 	case "nextAt":
 		return fNextAt
-	case "only":
-		return fOnly
 	case "seal":
 		return fSeal
 	}
@@ -181,6 +198,10 @@ func (v *View) setField(f fieldSet, c *cursor) error {
 		return setDate(&v.DueAt, &v.HasDueAt, c)
 	case fExpiresAt:
 		return setDate(&v.ExpiresAt, &v.HasExpiresAt, c)
+	case fEventID:
+		return v.setEventID(c)
+	case fTimestamp:
+		return v.setTimestamp(c)
 	default:
 		return v.setRelayField(f, c)
 	}
@@ -216,10 +237,6 @@ func (v *View) setRelayField(f fieldSet, c *cursor) error {
 		if c.typ == bson.TypeString {
 			v.Pos = stringBytes(c.val)
 		}
-	case fOnly:
-		if c.typ == bson.TypeString {
-			v.Only = stringBytes(c.val)
-		}
 	case fSeal:
 		if c.typ == bson.TypeBinary {
 			v.Seal, _, _ = binaryData(c.val)
@@ -252,7 +269,7 @@ func ParseID(t bson.Type, value []byte) ([]byte, error) {
 	}
 
 	var v View
-	err := v.setID(&cursor{typ: t, val: value})
+	err := v.setID(&cursor{typ: t, name: []byte("_id"), val: value})
 	return v.ID, err
 }
 
@@ -288,7 +305,7 @@ func (v *View) setPayload(c *cursor) error {
 	case bson.TypeBinary:
 		data, _, ok := binaryData(c.val)
 		if !ok {
-			return newMalformed("payload is a broken binary")
+			return newMalformed("%s is a broken binary", c.name)
 		}
 		v.Payload = data
 	case bson.TypeString:
@@ -297,7 +314,7 @@ func (v *View) setPayload(c *cursor) error {
 		v.Payload = c.val
 	case bson.TypeNull:
 	default:
-		return newMalformed("payload is %s; a binary, string, document, array or null is wanted", typeName(c.typ))
+		return newMalformed("%s is %s; a binary, string, document, array or null is wanted", c.name, typeName(c.typ))
 	}
 
 	v.PayloadType = byte(c.typ)
@@ -313,9 +330,9 @@ func (v *View) setPartition(c *cursor) error {
 	n, ok := integerValue(c)
 	switch {
 	case !ok:
-		return newMalformed("partition is %s; an integer is wanted", typeName(c.typ))
+		return newMalformed("%s is %s; an integer is wanted", c.name, typeName(c.typ))
 	case n < -1 || n > math.MaxInt32:
-		return &record.Refusal{Class: record.PartitionOutOfRange, Reason: fmt.Sprintf("partition %d", n)}
+		return &record.Refusal{Class: record.PartitionOutOfRange, Reason: fmt.Sprintf("%s %d", c.name, n)}
 	}
 
 	v.Partition = int32(n)
@@ -330,7 +347,7 @@ func (v *View) setHeaders(c *cursor) error {
 	case bson.TypeArray, bson.TypeEmbeddedDocument:
 		v.Headers = Headers{raw: c.val, isDoc: c.typ == bson.TypeEmbeddedDocument}
 	default:
-		return newMalformed("headers is %s; an array of {k, v} or a document of strings is wanted", typeName(c.typ))
+		return newMalformed("%s is %s; an array of {k, v} or a document of strings is wanted", c.name, typeName(c.typ))
 	}
 
 	if why := v.Headers.firstProblem(); why != "" {

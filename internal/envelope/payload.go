@@ -9,16 +9,19 @@ import "go.mongodb.org/mongo-driver/v2/bson"
 //
 // If the inside of a document is invalid, AppendPayload returns dst unchanged and a *record.Refusal
 // of class malformed.
-func AppendPayload(dst []byte, v *View) ([]byte, error) {
+func AppendPayload(dst []byte, v *View) ([]byte, error) { return AppendPayloadAs(dst, v, Relaxed) }
+
+// AppendPayloadAs is AppendPayload with a style for documents and arrays.
+func AppendPayloadAs(dst []byte, v *View, style Style) ([]byte, error) {
 	var out []byte
 	var ok bool
-	switch bson.Type(v.PayloadType) {
-	case bson.TypeEmbeddedDocument:
-		out, ok = appendDocument(dst, v.Payload, 1)
-	case bson.TypeArray:
-		out, ok = appendArray(dst, v.Payload, 1)
-	default:
+	switch {
+	case v.whole:
+		out, ok = appendWhole(dst, v.Payload, style)
+	case bson.Type(v.PayloadType) != bson.TypeEmbeddedDocument && bson.Type(v.PayloadType) != bson.TypeArray:
 		return append(dst, v.Payload...), nil
+	default:
+		out, ok = AppendValue(dst, bson.Type(v.PayloadType), v.Payload, style)
 	}
 
 	if !ok {

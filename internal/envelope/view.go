@@ -29,6 +29,7 @@ type View struct {
 
 	Attributes
 	RelayFields
+	Mapped
 
 	DueAt     int64 // when a scheduled event is due, in Unix milliseconds, if HasDueAt
 	ExpiresAt int64 // when the event becomes useless, in Unix milliseconds, if HasExpiresAt
@@ -38,7 +39,7 @@ type View struct {
 	TS   bson.Timestamp // timestamp of the server, or zero if the envelope has none
 	Slot int32          // stored slot, or −1 if there is none (N28)
 
-	idText, keyText, versionText [36]byte // canonical text of values that are not strings
+	idText, keyText, versionText, eventIDText [36]byte // canonical text of values that are not strings
 }
 
 // Attributes are the CloudEvents attributes of an envelope, nil where it has none.
@@ -49,6 +50,19 @@ type Attributes struct {
 	HasTime bool
 }
 
+// Mapped are the parts that only a document with a mapping has.
+type Mapped struct {
+	// EventID is the canonical text of the id of the record, if it is not `_id`; else nil.
+	EventID []byte
+
+	RecordTime    int64 // timestamp of the record, in Unix milliseconds, if HasRecordTime
+	HasRecordTime bool
+
+	whole   bool   // the payload is the whole document, without the fields of the relay
+	foreign []byte // name of a field of the relay in a whole document, or nil
+	keyBuf  []byte // holds the key of the document
+}
+
 // RelayFields are the fields of an envelope that only a relay or an operator writes.
 type RelayFields struct {
 	State    []byte // state of an exception, such as StateRetry, or nil if the envelope is pending
@@ -56,7 +70,6 @@ type RelayFields struct {
 	Delivery int32  // 0 for the first delivery, +1 for each requeue or replay (N7)
 	Attempts int32  // failed attempts to send an exception
 	NextAt   int64  // time of the next attempt in Unix milliseconds, or 0
-	Only     []byte // handler (group/handler) that a requeued letter is for, or nil for all handlers (N18)
 
 	// RelayOwned is the name of the first field that only a relay or an operator may write, or nil
 	// if there is none. Such fields count only if Seal is the seal of the state database.

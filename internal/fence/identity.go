@@ -9,8 +9,8 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// Identity names a delivery within a partition: a digest of the record headers `id`, `outrelay-id-type`,
-// `outrelay-ns` and `outrelay-delivery` (N7). Equal ids of different BSON types, namespaces or deliveries
+// Identity names a delivery within a partition: a digest of the record headers `id` (or `outrelay-id`, if the record has
+// it), `outrelay-id-type`, `outrelay-ns` and `outrelay-delivery` (N7). Equal ids of different BSON types, namespaces or deliveries
 // have different identities.
 type Identity [16]byte
 
@@ -21,6 +21,8 @@ var identityHeaders = [...]string{record.HeaderID, record.HeaderIDType, record.H
 type identityValues struct {
 	value [len(identityHeaders)][]byte
 	has   [len(identityHeaders)]bool
+
+	documentID []byte // replaces the id
 }
 
 func (x *identityValues) addHeader(key, value []byte) {
@@ -29,12 +31,20 @@ func (x *identityValues) addHeader(key, value []byte) {
 			x.value[i], x.has[i] = value, true
 		}
 	}
+
+	// Only the `_id` of a document is unique. With a mapping, the header id may come from another field.
+	if string(key) == record.HeaderDocumentID && x.documentID == nil {
+		x.documentID = value
+	}
 }
 
 // digest returns false for a record without an id, which is not a delivery of the relay.
 func (x *identityValues) digest() (Identity, bool) {
 	if !x.has[0] {
 		return Identity{}, false
+	}
+	if x.documentID != nil {
+		x.value[0] = x.documentID
 	}
 
 	// Ids are short. A longer one costs an allocation.

@@ -103,3 +103,28 @@ func TestKnownFindsItsLowest(t *testing.T) {
 		t.Error("what was taken is still there")
 	}
 }
+
+// The _id of the document decides, wherever the header id comes from. So a record of before a mapping is recognized, and
+// two documents with the same mapped id are two deliveries.
+func TestN07_DocumentIDIsTheIdentity(t *testing.T) {
+	t.Parallel()
+	identity := func(pairs ...string) Identity {
+		var headers []record.Header
+		for i := 0; i < len(pairs); i += 2 {
+			headers = append(headers, record.Header{Key: []byte(pairs[i]), Value: []byte(pairs[i+1])})
+		}
+		id, ok := IdentityOf(headers)
+		if !ok {
+			t.Fatalf("%v has no identity", pairs)
+		}
+		return id
+	}
+
+	plain := identity(record.HeaderID, "e-1")
+	if identity(record.HeaderID, "5", record.HeaderDocumentID, "e-1") != plain {
+		t.Error("the mapped id changes the identity")
+	}
+	if identity(record.HeaderID, "5", record.HeaderDocumentID, "e-2") == plain {
+		t.Error("two documents with the same mapped id are one delivery")
+	}
+}

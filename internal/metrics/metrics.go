@@ -90,6 +90,7 @@ type Outcomes struct {
 	Exceptions     *prometheus.GaugeVec   // {state}: envelopes with a stored exception
 	Reconciled     *prometheus.CounterVec // {class}
 	DeadLetters    *prometheus.CounterVec // {class}
+	Dropped        *prometheus.CounterVec // {class}: expired, or dropped by a rule
 	DueError       *Histogram             // seconds from the due time of a scheduled envelope to Kafka's ack
 	Purged         prometheus.Counter     // delivered envelopes removed after their retention
 }
@@ -252,6 +253,8 @@ func (b builder) newOutcomes() Outcomes {
 		Reconciled: b.newCounterVec("reconciled_total", "Envelopes published or settled by the reconciler.", "class"),
 		DeadLetters: b.newCounterVec("dead_letters_total",
 			"Envelopes moved to the dead letters, by error class.", "class"),
+		Dropped: b.newCounterVec("dropped_total",
+			"Envelopes discarded: expired ones with expired: drop, and those that a rule drops.", "class"),
 		DueError: b.newHistogram("scheduled_due_error_seconds",
 			"Time from the due time of a scheduled envelope to its ack by Kafka.", latencyBuckets),
 		Purged: b.newCounter("purged_total", "Delivered envelopes removed after their retention."),

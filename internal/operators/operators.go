@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"sync/atomic"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"golang.org/x/sync/errgroup"
@@ -27,6 +28,7 @@ type Server struct {
 	server     *probes.Server
 	operator   admin.Operator
 	disconnect func()
+	tokens     atomic.Pointer[httpapi.Tokens]
 }
 
 // New binds http.admin.listen. cfg.HTTP.Admin must be set. It does not connect to MongoDB yet, and
@@ -46,12 +48,15 @@ func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*
 
 	a := cfg.HTTP.Admin
 	o := &Server{disconnect: disconnect, operator: operator}
+	o.tokens.Store(tokensOf(a))
 	opts := httpapi.AdminOptions{
 		Listen:   a.Listen,
-		Access:   accessConfig(a),
+		Access:   accessConfig(a, func() httpapi.Tokens { return *o.tokens.Load() }),
 		Operator: o.operator,
 		Log:      log,
 		Page:     o.newPage(cfg, version, log),
+
+		LoginForm: opspage.LoginForm(),
 	}
 	// The series of refused logins exist from the start, with the value 0.
 	if m != nil {
@@ -91,6 +96,7 @@ func NewOperator(cfg config.Config, version string, state *mongo.Database) (admi
 		Node:    cfg.Node,
 		Version: version,
 		Router:  router,
+		Mapping: cfg.DocumentMapping(),
 		Redact:  redact,
 
 		HandlerLetters: cfg.DeadLetters.Handlers,
@@ -117,22 +123,39 @@ func (o *Server) newPage(cfg config.Config, version string, log *slog.Logger) ht
 }
 
 // accessConfig returns the configured rules of who may use the page and the API.
-func accessConfig(a *config.Admin) httpapi.Access {
+func accessConfig(a *config.Admin, tokens func() httpapi.Tokens) httpapi.Access {
 	out := httpapi.Access{
-		Token:       a.Token.Reveal(),
-		ViewerToken: a.ViewerToken.Reveal(),
-		Operators:   a.Operators,
-		Anonymous:   a.Anonymous,
-		Payloads:    a.Payloads,
-		Local:       a.IsLocal(),
-		Hosts:       a.Hosts,
-		Rate:        a.Rate,
+		Tokens:    tokens,
+		Session:   a.Session,
+		Operators: a.Operators,
+		Anonymous: a.Anonymous,
+		Payloads:  a.Payloads,
+		Local:     a.IsLocal(),
+		Hosts:     a.Hosts,
+		Rate:      a.Rate,
 	}
 	if a.Proxy != nil {
 		out.ProxyHeader = a.Proxy.Header
 		out.ProxyFrom = a.Proxy.Networks()
 	}
 	return out
+}
+
+func tokensOf(a *config.Admin) *httpapi.Tokens {
+	return &httpapi.Tokens{Operator: a.Token.Reveal(), Viewer: a.ViewerToken.Reveal()}
+}
+
+// Reload uses the tokens of a, and returns the keys of those that are new. Sessions of an old token end.
+func (o *Server) Reload(a *config.Admin) (applied []string) {
+	next := tokensOf(a)
+	last := o.tokens.Swap(next)
+	if last.Operator != next.Operator {
+		applied = append(applied, "http.admin.token")
+	}
+	if last.Viewer != next.Viewer {
+		applied = append(applied, "http.admin.viewer_token")
+	}
+	return applied
 }
 
 // Option makes a relay serve the operators' page and API if http.admin is set.

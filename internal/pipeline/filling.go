@@ -15,6 +15,7 @@ import (
 // recordBuilder builds the records of an envelope. It must be used by one goroutine at a time. It
 // reuses its buffers, so that an event costs no allocation.
 type recordBuilder struct {
+	mapping *envelope.Mapping
 	router  *routing.Router
 	filler  *routing.Filler
 	view    envelope.View // the envelope
@@ -25,16 +26,17 @@ type recordBuilder struct {
 
 // BuildConfig contains what is needed to build the records of envelopes.
 type BuildConfig struct {
-	Router *routing.Router
-	Preset *routing.Preset
-	Scope  *changestream.Scope
-	Seal   []byte           // of the state database
-	Now    func() time.Time // server time
-	Tap    *tracing.Tap
+	Mapping *envelope.Mapping // nil: the documents are envelopes of the contract
+	Router  *routing.Router
+	Preset  *routing.Preset
+	Scope   *changestream.Scope
+	Seal    []byte           // of the state database
+	Now     func() time.Time // server time
+	Tap     *tracing.Tap
 }
 
 func (c *BuildConfig) newBuilder() recordBuilder {
-	b := recordBuilder{router: c.Router, filler: c.Preset.Filler(), seal: c.Seal}
+	b := recordBuilder{mapping: c.Mapping, router: c.Router, filler: c.Preset.Filler(), seal: c.Seal}
 	b.meta.MultiCollection = c.Scope.Multiple()
 	return b
 }
@@ -68,14 +70,13 @@ func checkSeal(v *envelope.View, seal []byte) error {
 func (b *recordBuilder) buildRecords(dst []record.Record, topics []string) (
 	_ []record.Record, refused []record.Answer, err error,
 ) {
-	if b.targets, err = b.router.Route(&b.view, b.targets[:0]); err != nil {
+	if b.targets, err = b.router.Route(&b.view, &b.meta, b.targets[:0]); err != nil {
 		return dst, nil, err
 	}
 	if topics != nil {
 		b.targets, refused = b.router.RestrictTo(b.targets, topics)
 	}
 
-	b.meta.Only = b.view.Only
 	for i, to := range b.targets {
 		dst = append(dst, record.Record{})
 		rec := &dst[i]

@@ -39,7 +39,7 @@ func (o *Outlet) Publish(
 ) error {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
-	if err := envelope.Parse(e.Raw, &w.view); err != nil {
+	if err := w.mapping.Parse(e.Raw, &w.view); err != nil {
 		return err
 	}
 	if err := w.checkSeal(); err != nil {
@@ -85,14 +85,15 @@ func (o *Outlet) CheckEnvelope(v *envelope.View) error { return checkSeal(v, o.S
 func (o *Outlet) RouteTopics(e *outboxes.Envelope) ([]string, error) {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
-	if err := envelope.Parse(e.Raw, &w.view); err != nil {
+	if err := w.mapping.Parse(e.Raw, &w.view); err != nil {
 		return nil, err
 	}
 	if err := w.checkSeal(); err != nil {
 		return nil, err
 	}
 
-	targets, err := w.router.Route(&w.view, w.targets[:0])
+	w.meta.DB, w.meta.Coll = e.DB, e.Coll
+	targets, err := w.router.Route(&w.view, &w.meta, w.targets[:0])
 	w.targets = targets
 	if err != nil {
 		return nil, err
@@ -116,7 +117,7 @@ func (o *Outlet) AckFound(e *outboxes.Envelope, topics []string, answer func(rec
 // nil. The records have the right identities and targets, but neither values nor headers. It
 // returns false if the envelope has no records.
 func (w *outgoing) buildIdentities(o *Outlet, e *outboxes.Envelope, topics []string) bool {
-	if envelope.Parse(e.Raw, &w.view) != nil || w.checkSeal() != nil {
+	if w.mapping.Parse(e.Raw, &w.view) != nil || w.checkSeal() != nil {
 		return false
 	}
 

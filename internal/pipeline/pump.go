@@ -9,7 +9,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/changestream"
-	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
@@ -60,8 +59,8 @@ type Term interface {
 	NoteScheduled(ns string, id bson.RawValue, dueAt time.Time)
 	// NoteProgress is called for each batch, also for an empty one.
 	NoteProgress()
-	// CountDropped is called for each expired envelope that is dropped.
-	CountDropped()
+	// CountDropped is called for each envelope of the stream that is discarded, with the class of the reason.
+	CountDropped(class record.Class)
 }
 
 // PumpConfig contains the parts and settings of a pump. All fields are required, except for those
@@ -274,7 +273,7 @@ func (p *Pump) fillItem(item *Item) error {
 		return &record.Refusal{Class: record.Malformed, Reason: string(p.ev.Note)}
 	}
 
-	if err := envelope.Parse(p.ev.Document, &p.view); err != nil {
+	if err := p.mapping.Parse(p.ev.Document, &p.view); err != nil {
 		return err
 	}
 	if p.ownedByReconciler() {
@@ -369,8 +368,8 @@ func (p *Pump) rejectEnvelope(ctx context.Context, item *Item, err error) error 
 		return err
 	}
 
-	if refusal.Class == record.Expired && p.DropExpired {
-		p.Term.CountDropped()
+	if refusal.Class == record.Dropped || refusal.Class == record.Expired && p.DropExpired {
+		p.Term.CountDropped(refusal.Class)
 		return nil
 	}
 

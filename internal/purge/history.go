@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -40,6 +41,8 @@ type HistoryQuery struct {
 	From, To time.Time  // of the stamp, in whole seconds: From ≤ ts < To; zero is no bound
 	After    string     // HistoryPage.Next of the previous page
 	Limit    int        // at most this many; 100 if 0 or less, 10,000 at most
+
+	Mapping *envelope.Mapping // reads the documents; nil: they are envelopes of the contract
 }
 
 // HistoryPage is one page, the oldest envelope first. Next is the cursor of the following page, or "" after the last.
@@ -67,7 +70,7 @@ func SentHistory(ctx context.Context, coll *mongo.Collection, q HistoryQuery) (H
 	if limit <= 0 {
 		limit = defaultHistoryLimit
 	}
-	h := historian{coll: mongodb.Majority(coll), key: keyFilter(q.Key)}
+	h := historian{coll: mongodb.Majority(coll), key: keyFilter(q.Mapping, q.Key), mapping: q.Mapping}
 	if len(q.IDs) > 0 {
 		found, err := h.findEnvelopes(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: q.IDs}}}}, "_id", 0)
 		return HistoryPage{Envelopes: found}, err
@@ -111,16 +114,15 @@ func SentHistory(ctx context.Context, coll *mongo.Collection, q HistoryQuery) (H
 type historian struct {
 	coll *mongo.Collection
 	key  bson.D // condition on the ordering key; nil for all keys
+
+	mapping *envelope.Mapping
 }
 
 // findEnvelopes returns the envelopes that filter matches, sorted by the field sort. limit 0 means no limit.
 func (h historian) findEnvelopes(
 	ctx context.Context, filter bson.D, sort string, limit int,
 ) ([]History, error) {
-	project := bson.D{}
-	for _, f := range []string{"aggregatetype", "aggregateid", "key", "type", "ts", "sentAt", "sent", "state", "dueAt", "delivery"} {
-		project = append(project, bson.E{Key: f, Value: 1})
-	}
+	project := h.mapping.Project("aggregatetype", "aggregateid", "key", "type", "ts", "sentAt", "sent", "state", "dueAt", "delivery")
 
 	type document struct {
 		History `bson:",inline"`
@@ -182,15 +184,11 @@ func (h historian) findInWindow(ctx context.Context, after bson.Timestamp, to ti
 
 // keyFilter returns the condition for the canonical text of an ordering key. It matches the key in every type that has
 // this text.
-func keyFilter(text string) bson.D {
+func keyFilter(m *envelope.Mapping, text string) bson.D {
 	if text == "" {
 		return nil
 	}
-	in := bson.D{{Key: "$in", Value: KeyForms(text)}}
-	return bson.D{{Key: "$or", Value: bson.A{
-		bson.D{{Key: "key", Value: in}},
-		bson.D{{Key: "key", Value: nil}, {Key: "aggregateid", Value: in}},
-	}}}
+	return bson.D{m.KeyFilter(KeyForms(text))}
 }
 
 // KeyForms returns the values whose canonical text is text.

@@ -16,7 +16,7 @@ import (
 // nullable are the fields that an envelope may have beside the required ones.
 var nullable = []string{
 	"key", "expiresAt", "slot", "dueAt", "scheduledFor", "state", "pos", "pending", "attempts", "nextAt", "lastError", "history", "origin",
-	"claim", "redelivered", "delivery", "replayOf", "only", "sentAt", "sent",
+	"claim", "redelivered", "delivery", "replayOf", "sentAt", "sent",
 }
 
 // A document that has a field as null becomes the same exception as one without it, keeps no collection dirty, and is purged.

@@ -13,15 +13,17 @@ const (
 	Expired             Class = "expired"
 	RecordRefused       Class = "record_refused"
 	AttemptsExhausted   Class = "attempts_exhausted"
-	Handler             Class = "handler"
 )
+
+// Dropped is the class of an envelope that a rule discards. It never becomes a dead letter.
+const Dropped Class = "dropped"
 
 // DeadAtOnce reports whether an envelope of this class goes to the dead letters without a retry (N17).
 func (c Class) DeadAtOnce() bool {
 	switch c {
-	case Malformed, MessageTooLarge, NotAllowed, PartitionOutOfRange, Expired:
+	case Malformed, MessageTooLarge, NotAllowed, PartitionOutOfRange, Expired, Dropped:
 		return true
-	case RecordRefused, AttemptsExhausted, Handler:
+	case RecordRefused, AttemptsExhausted:
 	}
 	return false
 }

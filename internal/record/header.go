@@ -6,6 +6,7 @@ const ReservedPrefix = "outrelay-"
 // The headers by which the relay and consumers recognize a delivery. They are part of every preset.
 const (
 	HeaderID          = "id"                           // of the envelope
+	HeaderDocumentID  = ReservedPrefix + "id"          // the `_id` of the document, if a mapping takes the id from another field
 	HeaderIDType      = ReservedPrefix + "id-type"     // "string" for an id that is a string and looks like another type
 	HeaderNamespace   = ReservedPrefix + "ns"          // a digest of the envelope's collection, if there may be several
 	HeaderDelivery    = ReservedPrefix + "delivery"    // the number of a replay, from the second delivery on
@@ -52,6 +53,14 @@ const (
 
 // TypeCloudEvents begins the content type of a CloudEvent in the structured mode.
 const TypeCloudEvents = "application/cloudevents+json"
+
+// DocumentID returns the id of the document of which the record was made.
+func (r *Record) DocumentID() []byte {
+	if id := r.Header(HeaderDocumentID); id != nil {
+		return id
+	}
+	return r.Header(HeaderID)
+}
 
 // Header returns the value of the first header with the given name; nil if there is none.
 func (r *Record) Header(name string) []byte {

@@ -25,7 +25,7 @@ type Withdrawn struct {
 	Topic  string
 	Key    []byte // of the record
 
-	// ID and NS are the values of the record's headers `id` and `outrelay-ns`.
+	// ID is the id of the document, and NS the value of the header `outrelay-ns`.
 	ID, NS []byte
 	// StringID reports that the id is a string that looks like another type.
 	StringID bool

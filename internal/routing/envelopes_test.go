@@ -7,6 +7,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -22,9 +23,35 @@ var updateEnvelopes = flag.Bool("update-envelopes", false, "write the records of
 
 // goldenEnvelope is a file of docs/envelopes: a document in Extended JSON, and its record or the reason why there is none.
 type goldenEnvelope struct {
-	Document json.RawMessage `json:"document"`
-	Record   *goldenRecord   `json:"record,omitempty"`
-	Refused  *goldenRefusal  `json:"refused,omitempty"`
+	Configuration *goldenConfiguration `json:"configuration,omitempty"`
+	Document      json.RawMessage      `json:"document"`
+	Record        *goldenRecord        `json:"record,omitempty"`
+	Refused       *goldenRefusal       `json:"refused,omitempty"`
+}
+
+// goldenConfiguration has keys of the configuration that differ from their defaults.
+type goldenConfiguration struct {
+	Mapping map[string]string `json:"mapping,omitempty"`
+	Topics  struct {
+		Template string `json:"template,omitempty"`
+	} `json:"topics,omitzero"`
+	Record struct {
+		Preset    string            `json:"preset,omitempty"`
+		Headers   map[string]string `json:"headers,omitempty"`
+		Placement []string          `json:"placement,omitempty"`
+		JSON      string            `json:"json,omitempty"`
+	} `json:"record,omitzero"`
+}
+
+// names returns the mapping.
+func (c *goldenConfiguration) names() (n envelope.Names) {
+	fields := reflect.ValueOf(&n).Elem()
+	for key, name := range c.Mapping {
+		fields.FieldByNameFunc(func(field string) bool {
+			return strings.EqualFold(field, strings.ReplaceAll(key, "_", ""))
+		}).SetString(name)
+	}
+	return n
 }
 
 type goldenRecord struct {
@@ -69,8 +96,8 @@ func TestEnvelopesOfTheDocumentation(t *testing.T) {
 			t.Fatalf("%s: %v", file, err)
 		}
 
-		got := goldenEnvelope{Document: want.Document}
-		got.Record, got.Refused = recordOf(t, want.Document)
+		got := goldenEnvelope{Configuration: want.Configuration, Document: want.Document}
+		got.Record, got.Refused = recordOf(t, want.Document, want.Configuration)
 		now, err := json.MarshalIndent(got, "", "  ")
 		if err != nil {
 			t.Fatal(err)
@@ -88,7 +115,7 @@ func TestEnvelopesOfTheDocumentation(t *testing.T) {
 }
 
 // recordOf returns the record of a document in Extended JSON, or the reason why there is none.
-func recordOf(t *testing.T, document []byte) (*goldenRecord, *goldenRefusal) {
+func recordOf(t *testing.T, document []byte, c *goldenConfiguration) (*goldenRecord, *goldenRefusal) {
 	t.Helper()
 	var doc bson.D
 	if err := bson.UnmarshalExtJSON(document, false, &doc); err != nil {
@@ -101,17 +128,27 @@ func recordOf(t *testing.T, document []byte) (*goldenRecord, *goldenRefusal) {
 
 	var v envelope.View
 	var rec record.Record
-	err = envelope.Parse(raw, &v)
+	if c == nil {
+		c = &goldenConfiguration{}
+	}
+	m, problems := envelope.NewMapping(c.names())
+	if problems != nil {
+		t.Fatal(problems)
+	}
+	err = m.Parse(raw, &v)
 	var targets []Target
 	if err == nil {
-		router, newErr := New(Config{})
+		router, newErr := New(Config{Mapping: m, Template: c.Topics.Template})
 		if newErr != nil {
 			t.Fatal(newErr)
 		}
-		targets, err = router.Route(&v, nil)
+		targets, err = router.Route(&v, &meta, nil)
 	}
 	if err == nil {
-		err = filler(t, PresetConfig{}).Fill(&v, &meta, targets[0], &rec)
+		preset := PresetConfig{
+			Name: c.Record.Preset, Headers: c.Record.Headers, Placement: c.Record.Placement, JSON: c.Record.JSON, Mapping: m,
+		}
+		err = filler(t, preset).Fill(&v, &meta, targets[0], &rec)
 	}
 	if refusal := (*record.Refusal)(nil); errors.As(err, &refusal) {
 		return nil, &goldenRefusal{string(refusal.Class), refusal.Reason}

@@ -2,6 +2,8 @@ package routing
 
 import (
 	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"strconv"
 
@@ -18,17 +20,16 @@ type Meta struct {
 	CommitMS        int64          // commit time in Unix milliseconds; 0 means the second of ClusterTime (N12)
 	MultiCollection bool           // the watcher has several collections, so an id alone is ambiguous (N7)
 	Redelivered     bool           // a delivery may have happened that no read-back can find
-	Only            []byte         // group/handler for which a dead letter was requeued; nil means all (N18)
 }
 
 // Names of the headers that all presets add.
 var (
 	hID          = []byte(record.HeaderID)
+	hDocumentID  = []byte(record.HeaderDocumentID)
 	hIDType      = []byte(record.HeaderIDType)
 	hNS          = []byte(record.HeaderNamespace)
 	hDelivery    = []byte(record.HeaderDelivery)
 	hRedelivered = []byte(record.HeaderRedelivered)
-	hOnly        = []byte(record.HeaderOnly)
 	hDeliverBy   = []byte(record.HeaderDeliverBy)
 )
 
@@ -68,6 +69,9 @@ func (f *Filler) Fill(v *envelope.View, m *Meta, target Target, rec *record.Reco
 	rec.Topic, rec.Partition = target.Topic, target.Partition
 	rec.Key = v.OrderingKey()
 	rec.TimeMS = commitMS(m)
+	if v.HasRecordTime {
+		rec.TimeMS = v.RecordTime
+	}
 	if err := f.setValue(v, rec); err != nil {
 		return err
 	}
@@ -79,7 +83,9 @@ func (f *Filler) Fill(v *envelope.View, m *Meta, target Target, rec *record.Reco
 		f.addHeader(hDeliverBy, f.buf[start:])
 	}
 	f.preset.format(f, v, m, rec)
-	f.addConfiguredHeaders(v)
+	if err := f.addConfiguredHeaders(v, m); err != nil {
+		return err
+	}
 	for it := v.Headers.Iter(); it.Next(); {
 		f.addHeader(it.Key, it.Value)
 	}
@@ -105,7 +111,7 @@ func (f *Filler) setValue(v *envelope.View, rec *record.Record) error {
 
 	case bson.TypeEmbeddedDocument, bson.TypeArray:
 		start := len(f.buf)
-		buf, err := envelope.AppendPayload(f.buf, v)
+		buf, err := envelope.AppendPayloadAs(f.buf, v, f.preset.style)
 		if err != nil {
 			return asRefusal(err)
 		}
@@ -119,14 +125,62 @@ func (f *Filler) setValue(v *envelope.View, rec *record.Record) error {
 			rec.Value = noBytes
 		}
 	}
+	if len(f.preset.fields) > 0 && rec.Value != nil {
+		return f.addFieldsToValue(v, rec)
+	}
 	return nil
+}
+
+// addFieldsToValue replaces the value, which is the payload, by a JSON object of the payload and of further fields.
+func (f *Filler) addFieldsToValue(v *envelope.View, rec *record.Record) error {
+	start := len(f.buf)
+	b := f.appendPayloadMember(append(f.buf, `{"payload":`...), v, rec.Value)
+	for i := range f.preset.fields {
+		field := &f.preset.fields[i]
+		t, val := v.Field(field.path)
+		if t == 0 {
+			continue
+		}
+
+		style := f.preset.style
+		if f.preset.wrap {
+			style = envelope.Connect
+		}
+		var ok bool
+		if b, ok = envelope.AppendValue(append(b, field.name...), t, val, style); !ok {
+			return &record.Refusal{Class: record.Malformed, Reason: "field " + field.path + " is broken or nested too deep"}
+		}
+	}
+
+	f.buf = append(b, '}')
+	rec.Value = f.buf[start:len(f.buf):len(f.buf)]
+	return nil
+}
+
+// appendPayloadMember appends the payload as a member of a JSON object: JSON unchanged, text as a string, everything else
+// as base64. With the preset debezium, a document is a string that contains JSON, as in Debezium's records.
+func (f *Filler) appendPayloadMember(dst []byte, v *envelope.View, payload []byte) []byte {
+	kind := bson.Type(v.PayloadType)
+	isDocument := kind == bson.TypeEmbeddedDocument && !f.preset.wrap || kind == bson.TypeArray
+	switch {
+	case isDocument, !f.preset.wrap && isJSON(v.ContentType) && json.Valid(payload):
+		return append(dst, payload...)
+	case kind == bson.TypeString || kind == bson.TypeEmbeddedDocument:
+		return envelope.AppendQuoted(dst, payload)
+	}
+	return append(base64.StdEncoding.AppendEncode(append(dst, '"'), payload), '"')
 }
 
 // addIdentityHeaders adds the headers by which a read-back recognizes a delivery. The id comes first (N7).
 func (f *Filler) addIdentityHeaders(v *envelope.View, m *Meta) {
 	start := len(f.buf)
 	f.buf = v.AppendID(f.buf)
-	f.addHeader(hID, f.buf[start:])
+	if v.EventID != nil {
+		f.addHeader(hID, v.EventID)
+		f.addHeader(hDocumentID, f.buf[start:])
+	} else {
+		f.addHeader(hID, f.buf[start:])
+	}
 	if v.AmbiguousID() {
 		f.addHeader(hIDType, valueString)
 	}
@@ -141,9 +195,6 @@ func (f *Filler) addIdentityHeaders(v *envelope.View, m *Meta) {
 	}
 	if m.Redelivered {
 		f.addHeader(hRedelivered, valueTrue)
-	}
-	if m.Only != nil {
-		f.addHeader(hOnly, m.Only)
 	}
 }
 
@@ -171,21 +222,27 @@ func NamespaceHash(ns string) [8]byte {
 	return [8]byte(sum[:8])
 }
 
-// addConfiguredHeaders adds the headers of the configuration. It leaves out empty ones.
-func (f *Filler) addConfiguredHeaders(v *envelope.View) {
+// addConfiguredHeaders adds the headers of the configuration. It leaves out empty ones. The error is a *record.Refusal for a
+// value that has no text or is too long.
+func (f *Filler) addConfiguredHeaders(v *envelope.View, m *Meta) error {
 	for i := range f.preset.headers {
 		h := &f.preset.headers[i]
 		value := h.text
 		if value == nil {
 			start := len(f.buf)
-			f.buf = h.value.appendTo(f.buf, v)
-			value = f.buf[start:]
+			var worst envelope.Finding
+			if f.buf, worst = h.value.appendTo(f.buf, v, m); worst > envelope.Missing {
+				reason := "header " + string(h.name) + ": " + h.value.findProblem(v, m, envelope.Unfit)
+				return &record.Refusal{Class: record.Malformed, Reason: reason}
+			}
+			value = f.buf[start:len(f.buf):len(f.buf)]
 		}
 
 		if len(value) > 0 {
 			f.addHeader(h.name, value)
 		}
 	}
+	return nil
 }
 
 func (f *Filler) formatTime(ms int64) []byte {

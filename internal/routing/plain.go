@@ -18,9 +18,9 @@ var (
 
 // addPlainHeaders adds each field of the envelope as a header.
 func addPlainHeaders(f *Filler, v *envelope.View, _ *Meta, _ *record.Record) {
-	f.addHeader(hType, v.Type)
-	f.addHeader(hAggregateType, v.AggregateType)
-	f.addHeader(hAggregateID, v.AggregateID)
+	f.addOptionalHeader(hType, v.Type)
+	f.addOptionalHeader(hAggregateType, v.AggregateType)
+	f.addOptionalHeader(hAggregateID, v.AggregateID)
 	f.addOptionalHeader(hContentType, v.ContentType)
 	f.addOptionalHeader(hSchemaVersion, v.SchemaVersion)
 	f.addOptionalHeader(hSource, v.Source)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -83,7 +84,7 @@ func TestGolden(t *testing.T) {
 	}{
 		"default":             {PresetConfig{}, full(), head + "type: \"OrderPlaced\"\n" + mine + value},
 		"typed":               {PresetConfig{Name: Typed}, full(), head + "type: \"OrderPlaced\"\n" + mine + value},
-		"debezium":            {PresetConfig{Name: Debezium}, full(), head + mine + value},
+		"debezium":            {PresetConfig{Name: Debezium}, full(), head + mine + "value " + strconv.Quote("{\n  \"a\": {\n    \"$numberInt\": \"1\"\n  },\n  \"b\": \"x\"\n}") + "\n"},
 		"debezium, small":     {PresetConfig{Name: Debezium}, small(), head + "value \"\\x01\\x02\"\n"},
 		"debezium, extra":     {PresetConfig{Name: Debezium, Headers: map[string]string{"type": "{type}", "b": "x", "none": "{source}", "at": "{time}"}}, small(), head + "b: \"x\"\ntype: \"OrderPlaced\"\nvalue \"\\x01\\x02\"\n"},
 		"debezium, tombstone": {PresetConfig{Name: Debezium}, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Gone", event.Payload{}, event.WithID(id)), head + "value null\n"},
@@ -206,7 +207,6 @@ func TestN07_IDHeaderFirst(t *testing.T) {
 		"many":         {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID("abc")), 0, Meta{DB: meta.DB, Coll: meta.Coll, MultiCollection: true}, []string{"id=abc", "outrelay-ns=" + string(hash[:])}},
 		"delivery":     {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID("abc")), 12, meta, []string{"id=abc", "outrelay-delivery=12"}},
 		"redelivered":  {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID("abc")), 0, Meta{Redelivered: true}, []string{"id=abc", "outrelay-redelivered=true"}},
-		"only":         {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID("abc")), 1, Meta{Only: []byte("g/h")}, []string{"id=abc", "outrelay-delivery=1", "outrelay-only=g/h"}},
 		"expiry":       {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID("abc"), event.WithExpiry(time.UnixMilli(commit))), 0, meta, []string{"id=abc", "x-outrelay-deliver-by=1760000000123"}},
 		"with headers": {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID("abc"), event.WithHeader("a", []byte("b"))), 0, Meta{DB: meta.DB, Coll: meta.Coll, MultiCollection: true}, []string{"id=abc", "outrelay-ns=" + string(hash[:]), "a=b"}},
 	} {
@@ -270,7 +270,7 @@ func TestFanOutSharesOneFill(t *testing.T) {
 	t.Parallel()
 	r := mustNew(t, Config{Rules: []Rule{{To: []string{"a", "b", "c"}}}})
 	v := view(t, full())
-	targets, err := r.Route(v, nil)
+	targets, err := r.Route(v, nil, nil)
 	if err != nil || len(targets) != 3 {
 		t.Fatal(targets, err)
 	}
@@ -388,7 +388,7 @@ func TestHotPathAllocatesNothing(t *testing.T) {
 		var rec record.Record
 		if n := testing.AllocsPerRun(100, func() {
 			var err error
-			if targets, err = r.Route(v, targets[:0]); err != nil {
+			if targets, err = r.Route(v, nil, targets[:0]); err != nil {
 				t.Fatal(err)
 			}
 			for _, one := range targets {
@@ -409,7 +409,7 @@ func BenchmarkRouteAndFill(b *testing.B) {
 	var rec record.Record
 	b.ReportAllocs()
 	for b.Loop() {
-		targets, _ = r.Route(v, targets[:0])
+		targets, _ = r.Route(v, nil, targets[:0])
 		_ = f.Fill(v, &meta, targets[0], &rec)
 	}
 }

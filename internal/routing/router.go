@@ -15,13 +15,15 @@ import (
 
 // Config configures a Router.
 type Config struct {
-	Template string // topic if no rule matches; has {aggregatetype} and {type}. Empty: DefaultTemplate
+	Template string // topic if no rule matches; has placeholders. Empty: DefaultTemplate
 	Rules    []Rule // the first matching rule decides
 	// Choose, if not nil, is called before the rules. If it returns no topic, the rules decide. Its results
 	// are cached, so it must always return the same topics for the same arguments.
 	Choose func(aggregateType, typ string) []string
 	Allow  []string // patterns of topics that may be written; empty allows all but Kafka's internal ones
 	Max    int      // how many topics envelopes may name, besides those named in full here; 0: DefaultMax
+	// Mapping reads the documents. nil: they are envelopes of the contract.
+	Mapping *envelope.Mapping
 }
 
 // DefaultMax is the default of Config.Max. Each topic costs the relay about 5 kB, and a line in the
@@ -30,13 +32,6 @@ const DefaultMax = 5000
 
 // DefaultTemplate is the topic that Debezium's outbox routers use.
 const DefaultTemplate = "outbox.event.{aggregatetype}"
-
-// Rule maps matching envelopes to one or several topics.
-type Rule struct {
-	AggregateType string   // pattern with * and ?; empty matches all
-	Type          string   // pattern with * and ?; empty matches all
-	To            []string // topics, as templates
-}
 
 // Target is a topic for an envelope, and the requested partition or [record.AnyPartition].
 type Target struct {
@@ -87,6 +82,10 @@ type Router struct {
 	choose   func(aggregateType, typ string) []string
 	allow    []string
 	byType   bool // decisions depend on the type as well as on the aggregatetype
+	drops    bool // a rule discards envelopes
+	// inputs are the other values on which decisions depend.
+	inputs  []placeholder
+	mapping *envelope.Mapping
 
 	maxTopics    int
 	staticTopics map[string]bool // topics that the configuration names in full; they do not count
@@ -98,21 +97,18 @@ type Router struct {
 	byTopicCache  map[string]decision // topics that envelopes name themselves
 }
 
-type rule struct {
-	aggregateType, typ string
-	to                 []template
-}
-
 // decision is the result of Route for a cache key. Its targets have AnyPartition.
 type decision struct {
 	targets   []Target
-	refusal   *record.Refusal
-	transient bool // may change soon, so it is not cached
+	refusal   *record.Refusal // of class Dropped, if a rule discards the envelope
+	transient bool            // may change soon, so it is not cached
 }
 
 // New validates c and returns a Router. Its error is an [*InvalidError] that lists every problem.
 func New(c Config) (*Router, error) {
-	r := &Router{choose: c.Choose, allow: c.Allow, maxTopics: cmp.Or(c.Max, DefaultMax), staticTopics: make(map[string]bool)}
+	r := &Router{
+		choose: c.Choose, allow: c.Allow, maxTopics: cmp.Or(c.Max, DefaultMax), staticTopics: make(map[string]bool), mapping: c.Mapping,
+	}
 	r.ResetTopics(func(string) bool { return false })
 	bad := &InvalidError{}
 
@@ -127,14 +123,23 @@ func New(c Config) (*Router, error) {
 		c.Template = DefaultTemplate
 	}
 	r.fallback = r.topicTemplate(bad, "template", c.Template)
-	r.byType = r.choose != nil || r.fallback.uses("type")
+	r.byType = r.byType || r.choose != nil
 
 	for i, configured := range c.Rules {
 		field := fmt.Sprintf("rules[%d]", i)
-		parsed := rule{aggregateType: orAny(configured.AggregateType), typ: orAny(configured.Type)}
-		if len(configured.To) == 0 {
-			bad.addProblem(field+".to", "", "expected at least one topic")
+		parsed := rule{
+			aggregateType: orAny(configured.AggregateType),
+			typ:           orAny(configured.Type),
+			conditions:    r.parseConditions(bad, field+".match", configured),
+			drop:          configured.Drop,
 		}
+		switch {
+		case configured.Drop && len(configured.To) > 0:
+			bad.addProblem(field+".to", configured.To[0], "a rule with drop: true has no topics")
+		case !configured.Drop && len(configured.To) == 0:
+			bad.addProblem(field+".to", "", "expected at least one topic, or drop: true")
+		}
+		r.drops = r.drops || configured.Drop
 
 		for j, to := range configured.To {
 			toField := fmt.Sprintf("%s.to[%d]", field, j)
@@ -142,9 +147,7 @@ func New(c Config) (*Router, error) {
 				bad.addProblem(toField, to, "the rule has this topic already")
 				continue
 			}
-			t := r.topicTemplate(bad, toField, to)
-			parsed.to = append(parsed.to, t)
-			r.byType = r.byType || t.uses("type")
+			parsed.to = append(parsed.to, r.topicTemplate(bad, toField, to))
 		}
 
 		r.rules = append(r.rules, parsed)
@@ -167,10 +170,13 @@ func orAny(pattern string) string {
 // topicTemplate parses the template of a topic. It also validates the topic, as far as the placeholders
 // permit.
 func (r *Router) topicTemplate(bad *InvalidError, field, text string) template {
-	t, err := parseTemplate(text, "aggregatetype", "type")
+	t, err := parseTemplate(text, r.mapping, topicPlaceholders...)
 	if err != nil {
 		bad.addProblem(field, text, err.Error())
 		return nil
+	}
+	for _, p := range t.placeholders() {
+		r.addInput(p)
 	}
 
 	if name, ok := t.staticText(); ok {
@@ -190,21 +196,24 @@ func (r *Router) topicTemplate(bad *InvalidError, field, text string) template {
 	return t
 }
 
-// Route appends the targets of v to dst. The error is a [*record.Refusal] if the name of a topic is not
-// valid (Malformed), a topic may not be written (NotAllowed), or the partition is negative
-// (PartitionOutOfRange; only the sink can tell whether it is too high). On an error, Route returns dst
-// unchanged. The topic names are valid as long as the Router.
-func (r *Router) Route(v *envelope.View, dst []Target) ([]Target, error) {
+// Route appends the targets of v to dst. m says where the envelope is stored; with nil, {database} and {collection} are
+// empty. The error is a [*record.Refusal] if the name of a topic is not valid (Malformed), a topic may not be written
+// (NotAllowed), a rule discards the envelope (Dropped), or the partition is negative (PartitionOutOfRange; only the sink
+// can tell whether it is too high). On an error, Route returns dst unchanged. The topic names are valid as long as the
+// Router.
+func (r *Router) Route(v *envelope.View, m *Meta, dst []Target) ([]Target, error) {
 	if v.Partition < record.AnyPartition {
 		reason := fmt.Sprintf("partition %d is negative", v.Partition)
 		return dst, &record.Refusal{Class: record.PartitionOutOfRange, Reason: reason}
 	}
 
 	var d decision
-	if v.Topic != nil {
+	// A rule that discards an envelope applies to one that names its topic as well.
+	if v.Topic == nil || r.drops {
+		d = r.decideByRules(v, m)
+	}
+	if v.Topic != nil && (d.refusal == nil || d.refusal.Class != record.Dropped) {
 		d = r.decideNamedTopic(v.Topic)
-	} else {
-		d = r.decideByRules(v)
 	}
 	if d.refusal != nil {
 		return dst, d.refusal
@@ -298,7 +307,7 @@ func (r *Router) decideNamedTopic(topic []byte) decision {
 }
 
 // decideByRules returns the decision of the rules and the template.
-func (r *Router) decideByRules(v *envelope.View) decision {
+func (r *Router) decideByRules(v *envelope.View, m *Meta) decision {
 	// The key is built on the stack, so that a cached decision costs no allocation. The first NUL ends the
 	// aggregatetype.
 	var array [maxCachedKey]byte
@@ -309,7 +318,11 @@ func (r *Router) decideByRules(v *envelope.View) decision {
 		if r.byType {
 			key = append(append(key, 0), v.Type...)
 		}
-
+		if len(r.inputs) > 0 {
+			key, cacheable = r.appendInputs(key, v, m)
+		}
+	}
+	if cacheable {
 		r.mu.RLock()
 		d, ok := r.byTypeCache[string(key)]
 		r.mu.RUnlock()
@@ -318,36 +331,17 @@ func (r *Router) decideByRules(v *envelope.View) decision {
 		}
 	}
 
-	d := r.decideTopics(r.topicNames(v))
+	d := decision{}
+	names, refusal := r.topicNames(v, m)
+	if refusal != nil {
+		d.refusal = refusal
+	} else {
+		d = r.decideTopics(names)
+	}
 	if cacheable {
 		r.cacheDecision(&r.byTypeCache, string(key), d)
 	}
 	return d
-}
-
-// topicNames returns the topics that Choose returns, or those of the first matching rule, or of the
-// template if no rule matches.
-func (r *Router) topicNames(v *envelope.View) []string {
-	aggregateType, typ := string(v.AggregateType), string(v.Type)
-	if r.choose != nil {
-		if chosen := r.choose(aggregateType, typ); len(chosen) > 0 {
-			return distinct(chosen)
-		}
-	}
-
-	to := []template{r.fallback}
-	for _, candidate := range r.rules {
-		if glob.Match(candidate.aggregateType, aggregateType) && glob.Match(candidate.typ, typ) {
-			to = candidate.to
-			break
-		}
-	}
-
-	names := make([]string, len(to))
-	for i, t := range to {
-		names[i] = string(t.appendTo(nil, v))
-	}
-	return distinct(names)
 }
 
 // distinct returns names without repetitions, in their order: the identity of a delivery has one record per

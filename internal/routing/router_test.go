@@ -92,7 +92,7 @@ func TestRoutes(t *testing.T) {
 			r := mustNew(t, test.config)
 			for range 2 { // decided, then remembered
 				kept := []Target{{"kept", 3}}
-				got, err := r.Route(view(t, test.event), kept)
+				got, err := r.Route(view(t, test.event), nil, kept)
 				if class(err) != test.class || (err == nil) != (test.class == "") {
 					t.Fatalf("error = %v, want class %q", err, test.class)
 				}
@@ -108,7 +108,7 @@ func TestNegativePartition(t *testing.T) {
 	t.Parallel()
 	v := view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}))
 	v.Partition = -2
-	if _, err := mustNew(t, Config{}).Route(v, nil); class(err) != record.PartitionOutOfRange {
+	if _, err := mustNew(t, Config{}).Route(v, nil, nil); class(err) != record.PartitionOutOfRange {
 		t.Errorf("error = %v", err)
 	}
 }
@@ -116,10 +116,10 @@ func TestNegativePartition(t *testing.T) {
 func TestPartitionOfOneEnvelopeStaysItsOwn(t *testing.T) {
 	t.Parallel()
 	r := mustNew(t, Config{})
-	if got, _ := r.Route(view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}, event.WithPartition(3))), nil); got[0].Partition != 3 {
+	if got, _ := r.Route(view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}, event.WithPartition(3))), nil, nil); got[0].Partition != 3 {
 		t.Errorf("%v", got)
 	}
-	if got, _ := r.Route(view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{})), nil); got[0].Partition != record.AnyPartition {
+	if got, _ := r.Route(view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{})), nil, nil); got[0].Partition != record.AnyPartition {
 		t.Errorf("the remembered decision carries another envelope's partition: %v", got)
 	}
 }
@@ -151,11 +151,11 @@ func TestMemoryOfDecisionsIsBounded(t *testing.T) {
 	v := view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}))
 	for i := range maxCached + 100 {
 		v.AggregateType, v.Topic = fmt.Appendf(nil, "t%d", i), nil
-		if got, err := r.Route(v, nil); err != nil || got[0].Topic != string(v.AggregateType) {
+		if got, err := r.Route(v, nil, nil); err != nil || got[0].Topic != string(v.AggregateType) {
 			t.Fatalf("%v, %v", got, err)
 		}
 		v.Topic = fmt.Appendf(nil, "n%d", i)
-		if got, err := r.Route(v, nil); err != nil || got[0].Topic != string(v.Topic) {
+		if got, err := r.Route(v, nil, nil); err != nil || got[0].Topic != string(v.Topic) {
 			t.Fatalf("%v, %v", got, err)
 		}
 	}
@@ -163,7 +163,7 @@ func TestMemoryOfDecisionsIsBounded(t *testing.T) {
 		t.Errorf("%d and %d remembered", len(r.byTypeCache), len(r.byTopicCache))
 	}
 	v.Topic, v.AggregateType = nil, []byte(strings.Repeat("x", 2*maxCachedKey))
-	if _, err := r.Route(v, nil); class(err) != record.Malformed || r.byTypeCache[string(v.AggregateType)].refusal != nil {
+	if _, err := r.Route(v, nil, nil); class(err) != record.Malformed || r.byTypeCache[string(v.AggregateType)].refusal != nil {
 		t.Errorf("error = %v", err)
 	}
 }
@@ -177,7 +177,7 @@ func TestRouterFromManyGoroutines(t *testing.T) {
 			v := view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}))
 			for j := range 1000 {
 				v.AggregateType = fmt.Appendf(nil, "t%d", (i+j)%50)
-				if got, err := r.Route(v, nil); err != nil || got[0].Topic != "outbox.event."+string(v.AggregateType) {
+				if got, err := r.Route(v, nil, nil); err != nil || got[0].Topic != "outbox.event."+string(v.AggregateType) {
 					t.Errorf("%v, %v", got, err)
 					return
 				}
@@ -196,7 +196,7 @@ func TestTypesOfOneAggregateAreToldApart(t *testing.T) {
 	} {
 		r := mustNew(t, c)
 		for _, typ := range []string{"A", "B", "A"} {
-			if got, err := r.Route(view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, typ, event.Payload{})), nil); err != nil || got[0].Topic != "order."+typ {
+			if got, err := r.Route(view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, typ, event.Payload{})), nil, nil); err != nil || got[0].Topic != "order."+typ {
 				t.Errorf("%s: %v, %v", typ, got, err)
 			}
 		}
@@ -215,7 +215,7 @@ func TestEveryTopicIsLegal(t *testing.T) {
 		if rapid.Bool().Draw(t, "named") {
 			v.Topic = []byte(name.Draw(t, "topic"))
 		}
-		targets, err := r.Route(v, nil)
+		targets, err := r.Route(v, nil, nil)
 		if (err == nil) == (len(targets) == 0) {
 			t.Fatalf("%v with %v", targets, err)
 		}
@@ -257,7 +257,7 @@ func TestTopicsThatEnvelopesNameAreBounded(t *testing.T) {
 	exist := map[string]bool{"outbox.event.old": true}
 	r.ResetTopics(func(topic string) bool { return exist[topic] })
 	route := func(aggregateType string) *record.Refusal {
-		_, err := r.Route(view(t, event.New(event.Aggregate{Type: aggregateType, ID: "1"}, "A", event.Payload{})), nil)
+		_, err := r.Route(view(t, event.New(event.Aggregate{Type: aggregateType, ID: "1"}, "A", event.Payload{})), nil, nil)
 		refusal, _ := errors.AsType[*record.Refusal](err)
 		return refusal
 	}
@@ -295,7 +295,7 @@ func TestNamesWithNULDoNotShareADecision(t *testing.T) {
 	}
 	for _, c := range []struct{ aggregateType, typ, want string }{{"a", "b\x00c", "first"}, {"a\x00b", "c", "second"}, {"a", "b\x00c", "first"}} {
 		v := envelope.View{AggregateType: []byte(c.aggregateType), Type: []byte(c.typ), Partition: record.AnyPartition}
-		if got, err := r.Route(&v, nil); err != nil || len(got) != 1 || got[0].Topic != c.want {
+		if got, err := r.Route(&v, nil, nil); err != nil || len(got) != 1 || got[0].Topic != c.want {
 			t.Errorf("%q %q goes to %v, want %s (%v)", c.aggregateType, c.typ, got, c.want, err)
 		}
 	}

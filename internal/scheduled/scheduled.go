@@ -49,7 +49,8 @@ type ScheduledConfig struct {
 	// Collections returns the collections that may hold scheduled envelopes. It is called at each look
 	// at the indexes.
 	Collections func() []outboxes.Outbox
-	Part        slot.Range // the owner's slot; the zero value is all (N28)
+	Part        slot.Range        // the owner's slot; the zero value is all (N28)
+	Mapping     *envelope.Mapping // reads the documents; nil: they are envelopes of the contract
 	Outlet      waiting.Outlet
 	// Finisher is the Finisher of the same term. No other Scheduled may use it. The caller runs it
 	// concurrently.

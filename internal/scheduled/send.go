@@ -8,7 +8,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/crash"
-	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
@@ -131,7 +130,7 @@ func (s *Scheduled) publishEnvelope(ctx context.Context, c *scheduledCollection,
 	d := &waiting.Delivery{NS: c.ns, ID: e.id, Claim: s.claim.Token, Flight: e.key}
 
 	// Publish refuses an envelope that cannot be parsed.
-	if envelope.Parse(raw, &s.view) == nil {
+	if s.Mapping.Parse(raw, &s.view) == nil {
 		d.Number, d.Key = s.view.Delivery, string(s.view.OrderingKey())
 	}
 

@@ -281,7 +281,7 @@ func newWithdrawn(t *topic, rec *record.Record, k record.Ticket, why *record.Ref
 		Refusal:  why,
 		Held:     held,
 		Bytes:    size,
-		ID:       bytes.Clone(rec.Header(record.HeaderID)),
+		ID:       bytes.Clone(rec.DocumentID()),
 		NS:       bytes.Clone(rec.Header(record.HeaderNamespace)),
 		StringID: string(rec.Header(record.HeaderIDType)) == "string",
 	}

@@ -31,9 +31,11 @@ import (
 type ResliceOptions struct {
 	Slots  int
 	DryRun bool
-	Wait   time.Duration // bounds the time in which the owners have to drain and release
-	Actor  string
-	OnStep func(text string) // called for each step; may be nil
+	// AllowUndivided permits several slots although envelopes lack the field slot.
+	AllowUndivided bool
+	Wait           time.Duration // bounds the time in which the owners have to drain and release
+	Actor          string
+	OnStep         func(text string) // called for each step; may be nil
 }
 
 // ResliceReport is the output of `outrelay reslice --json`.
@@ -48,6 +50,8 @@ type ResliceReport struct {
 	// Unpinned contains the old slots whose pin is not kept by every new slot that gets some of
 	// their keys.
 	Unpinned []string `json:"unpinned"`
+	// Undivided contains the outboxes with envelopes that stay in the first slot.
+	Undivided []Undivided `json:"undivided"`
 }
 
 // NewSlot is a slot of the new division.
@@ -166,12 +170,13 @@ func (r *resliceRun) saveFirstDivision(ctx context.Context) error {
 // complete except for the outcome.
 func (r *resliceRun) planReslice(ctx context.Context) (ResliceReport, error) {
 	rep := ResliceReport{
-		Watcher:  r.cfg.Watcher,
-		To:       r.Slots,
-		DryRun:   r.DryRun,
-		Slots:    []ResliceSlot{},
-		New:      []NewSlot{},
-		Unpinned: []string{},
+		Watcher:   r.cfg.Watcher,
+		To:        r.Slots,
+		DryRun:    r.DryRun,
+		Slots:     []ResliceSlot{},
+		New:       []NewSlot{},
+		Unpinned:  []string{},
+		Undivided: []Undivided{},
 	}
 	if r.Slots < 1 || r.Slots > slot.MaxSlots {
 		return rep, refusalf("%d slots are not possible: choose from 1 to %d", r.Slots, slot.MaxSlots)
@@ -193,6 +198,16 @@ func (r *resliceRun) planReslice(ctx context.Context) (ResliceReport, error) {
 	if rep.From == r.Slots {
 		rep.Done = true
 		return rep, nil
+	}
+	if r.Slots > 1 {
+		found, err := r.findUndivided(ctx)
+		if err != nil {
+			return rep, err
+		}
+		if len(found) > 0 && !r.AllowUndivided {
+			return rep, undividedError(found)
+		}
+		rep.Undivided = append(rep.Undivided, found...)
 	}
 	if len(r.ids) == 0 {
 		return rep, nil

@@ -47,6 +47,7 @@ type exceptionWriter struct {
 	log         *slog.Logger
 
 	// Set during the takeover.
+	mapping    *envelope.Mapping
 	seal       []byte // see term.seal
 	reconciler *reconciler
 
@@ -230,6 +231,7 @@ func (x *exceptionWriter) moveToDeadLetters(ctx context.Context, letters []deadl
 func (x *exceptionWriter) newLetter(e *pipeline.Exception) deadletter.Letter {
 	return deadletter.Letter{
 		NS:            e.NS,
+		Mapping:       x.mapping,
 		Raw:           e.Raw,
 		Class:         e.Refusal.Class,
 		Reason:        e.Refusal.Reason,
@@ -351,7 +353,7 @@ func (x *exceptionWriter) refetchFromStream(
 	// Records may lack the namespace, and the type of an id is known only if the record has it.
 	want := func(ev *changestream.Event) bool {
 		raw := ev.Document
-		if !ev.HasDocument || envelope.Parse(raw, &v) != nil {
+		if !ev.HasDocument || x.mapping.Parse(raw, &v) != nil {
 			return false
 		}
 

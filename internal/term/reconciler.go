@@ -51,6 +51,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		Retry:       retryPolicy(&t.slot.cfg),
 		MaxAttempts: t.slot.cfg.Retry.MaxAttempts,
 		Recording:   t.slot.cfg.Recording,
+		Mapping:     t.slot.shared.Mapping,
 		DropExpired: t.slot.cfg.Expired == "drop",
 		Watcher:     t.slot.cfg.Watcher,
 		Node:        t.slot.cfg.Node,
@@ -63,6 +64,9 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		OnRecovered: well,
 		Count: func(end waiting.End, class record.Class, n int) {
 			t.slot.metrics.Reconciled.WithLabelValues(end.String()).Add(float64(n))
+			if end == waiting.Dropped {
+				t.slot.metrics.Dropped.WithLabelValues(string(class)).Add(float64(n))
+			}
 			if end == waiting.Dead {
 				t.slot.metrics.DeadLetters.WithLabelValues(string(class)).Add(float64(n))
 			}
@@ -73,6 +77,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		Collections: t.dirty.DirtyOutboxes,
 		Outlet:      out,
 		Finisher:    f,
+		Mapping:     t.slot.shared.Mapping,
 		Route:       out.RouteTopics,
 		Check:       out.CheckEnvelope,
 		FindRecords: out.FindHits,
@@ -89,6 +94,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		Epoch:       doc.Epoch,
 		Collections: t.dirty.DirtyOutboxes,
 		Part:        t.slot.Part,
+		Mapping:     t.slot.shared.Mapping,
 		Outlet:      out,
 		Finisher:    f,
 		Now:         t.slot.shared.Clock.Now,

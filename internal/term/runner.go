@@ -14,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/connect"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
@@ -47,6 +48,7 @@ type Shared struct {
 	Scope     *changestream.Scope
 	Router    *routing.Router
 	Preset    *routing.Preset
+	Mapping   *envelope.Mapping // nil: the documents are envelopes of the contract
 	Balancer  *slots.Balancer   // nil for one slot
 	Pool      *pipeline.Pool    // the memory of the slots
 	Exporter  *tracing.Exporter // nil unless configured
@@ -216,6 +218,18 @@ func (r *Runner) ReachedTime() (at bson.Timestamp) {
 		at, _ = pos.Time()
 	}
 	return at
+}
+
+// Figures returns how many records the current term has sent, and the age of its oldest event that is not settled. ok is false if
+// no term delivers.
+func (r *Runner) Figures() (acked int64, lag time.Duration, ok bool) {
+	t := r.current.Load()
+	if t == nil {
+		return 0, 0, false
+	}
+	t.stats.mu.Lock()
+	defer t.stats.mu.Unlock()
+	return t.stats.current.Acked, time.Duration(t.stats.current.LagMS) * time.Millisecond, true
 }
 
 // RequestHandOver requests that the slot is handed over. It returns false if the slot has not

@@ -111,6 +111,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 
 	t.reconciler = t.newReconciler(&doc)
 	t.exceptions.seal = t.seal
+	t.exceptions.mapping = t.slot.shared.Mapping
 	t.exceptions.reconciler = t.reconciler
 
 	// The envelopes whose delivery this records no longer wait when the exceptions are loaded.
@@ -270,12 +271,13 @@ func (t *term) newStream() (*changestream.Stream, error) {
 // buildConfig returns what is needed to build the records of envelopes.
 func (t *term) buildConfig() pipeline.BuildConfig {
 	return pipeline.BuildConfig{
-		Router: t.slot.shared.Router,
-		Preset: t.slot.shared.Preset,
-		Scope:  t.slot.scope,
-		Seal:   t.seal,
-		Now:    t.slot.shared.Clock.Now,
-		Tap:    t.slot.tap,
+		Mapping: t.slot.shared.Mapping,
+		Router:  t.slot.shared.Router,
+		Preset:  t.slot.shared.Preset,
+		Scope:   t.slot.scope,
+		Seal:    t.seal,
+		Now:     t.slot.shared.Clock.Now,
+		Tap:     t.slot.tap,
 	}
 }
 
@@ -361,7 +363,12 @@ func (t *term) NoteScheduled(ns string, id bson.RawValue, dueAt time.Time) {
 func (t *term) NoteProgress() { t.calls.Ticks.Add(1) }
 
 // CountDropped implements pipeline.Term.
-func (t *term) CountDropped() { t.slot.metrics.Reconciled.WithLabelValues("expired_dropped").Inc() }
+func (t *term) CountDropped(class record.Class) {
+	if class == record.Expired {
+		t.slot.metrics.Reconciled.WithLabelValues("expired_dropped").Inc()
+	}
+	t.slot.metrics.Dropped.WithLabelValues(string(class)).Inc()
+}
 
 // topicNamesEvery is the interval at which the topics are listed while envelopes name more topics
 // than topics.max.

@@ -129,6 +129,7 @@ func (f *Finisher) newLetter(a *decision, raw bson.Raw) (deadletter.Letter, erro
 
 	l := deadletter.Letter{
 		NS:        a.NS,
+		Mapping:   f.config.Mapping,
 		Raw:       plain,
 		Class:     a.dead.class,
 		Reason:    a.dead.reason,

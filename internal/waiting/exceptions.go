@@ -116,6 +116,8 @@ type Config struct {
 	Collections func() []outboxes.Outbox
 	Outlet      Outlet
 	Finisher    *Finisher
+	// Mapping reads the documents. nil: they are envelopes of the contract.
+	Mapping *envelope.Mapping
 	// Route returns the topics of an envelope that does not list its targets. If it is nil, only the
 	// Outlet can route, and such an envelope takes its turn for all topics at once.
 	Route func(e *outboxes.Envelope) ([]string, error)

@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
@@ -106,15 +107,13 @@ func filterFailed(and ...bson.E) bson.D {
 }
 
 // ListFailed returns up to limit failed envelopes of coll, the latest failures first. limit is at most [MaxFailed],
-// which is also the default for 0.
-func ListFailed(ctx context.Context, coll *mongo.Collection, limit int) ([]Failed, error) {
+// which is also the default for 0. m reads the documents.
+func ListFailed(ctx context.Context, coll *mongo.Collection, m *envelope.Mapping, limit int) ([]Failed, error) {
 	if limit <= 0 || limit > MaxFailed {
 		limit = MaxFailed
 	}
-	fields := bson.D{}
-	for _, f := range []string{"type", "key", "attempts", "nextAt", "pending", "delivery", "lastError"} {
-		fields = append(fields, bson.E{Key: f, Value: 1})
-	}
+	fields := m.Project("type", "attempts", "nextAt", "pending", "delivery", "lastError")
+	fields = append(fields, bson.E{Key: "key", Value: 1})
 	return mongodb.FindAll[Failed](ctx, mongodb.Majority(coll), "listing failed envelopes of "+mongodb.Namespace(coll), filterFailed(),
 		options.Find().SetLimit(int64(limit)).SetAllowDiskUse(true).SetProjection(fields).
 			SetSort(bson.D{{Key: "lastError.at", Value: -1}, {Key: "_id", Value: -1}}))

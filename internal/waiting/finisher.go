@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -81,7 +82,7 @@ const (
 	Retrying            // it failed, and waits for its next attempt
 	Waiting             // it waits as before
 	Dead                // it is a dead letter
-	Dropped             // it expired and was discarded
+	Dropped             // it expired and was discarded, or a rule discards it
 	Gone                // it was removed, or became another delivery, while it was in flight
 	endCount
 )
@@ -98,8 +99,9 @@ type FinisherConfig struct {
 	// Retry is the wait before the next attempt. After MaxAttempts an envelope is dead.
 	Retry       retry.Policy
 	MaxAttempts int
-	Recording   string // watermark, delete or mark
-	DropExpired bool   // discard expired envelopes instead of dead-lettering them
+	Recording   string            // watermark, delete or mark
+	Mapping     *envelope.Mapping // reads the documents; nil: they are envelopes of the contract
+	DropExpired bool              // discard expired envelopes instead of dead-lettering them
 	Watcher     string
 	Node        string
 	Version     string
@@ -192,7 +194,7 @@ func (f *Finisher) Answered(d *Delivery, p record.Published) {
 // block.
 func (f *Finisher) Refused(d *Delivery, why *record.Refusal) {
 	a := &decision{Delivery: d}
-	if why.Class == record.Expired && f.config.DropExpired {
+	if why.Class == record.Dropped || why.Class == record.Expired && f.config.DropExpired {
 		a.fate = Fate{End: Dropped, Class: why.Class, Refused: d.Pending}
 		a.outcome = a.newOutcome(OutcomeDropped)
 	} else {

@@ -164,7 +164,7 @@ func (x *Exceptions) publishInTurn(ctx context.Context, p *scanPass, ns string, 
 		return err
 	}
 
-	malformed := envelope.Parse(raw, &p.view)
+	malformed := x.config.Mapping.Parse(raw, &p.view)
 	if malformed == nil && x.config.Check != nil {
 		malformed = x.config.Check(&p.view)
 	}
@@ -300,6 +300,16 @@ func (x *Exceptions) newCandidate(p *scanPass, ns string, raw bson.Raw, malforme
 		}
 	}
 	return it
+}
+
+// storedKey returns the canonical text of the ordering key of a document. An exception has it in the field key. A
+// scheduled envelope has it where the mapping says.
+func storedKey(m *envelope.Mapping, raw bson.Raw) string {
+	var v envelope.View
+	if m != nil && m.Parse(raw, &v) == nil {
+		return string(v.OrderingKey())
+	}
+	return keyText(raw.Lookup("key"), raw.Lookup("aggregateid"))
 }
 
 // keyText returns the canonical text of the ordering key: of key, or of aggregateID if key is missing

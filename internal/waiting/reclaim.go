@@ -6,7 +6,6 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 )
@@ -145,7 +144,7 @@ func (x *Exceptions) reclaimEnvelope(
 	ctx context.Context, p *scanPass, ns string, raw bson.Raw,
 ) (took, wait bool, err error) {
 	// A malformed envelope was never sent.
-	if envelope.Parse(raw, &p.view) != nil {
+	if x.config.Mapping.Parse(raw, &p.view) != nil {
 		return false, false, nil
 	}
 

@@ -7,6 +7,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
@@ -112,7 +113,7 @@ func (x *Exceptions) FindHits(ctx context.Context, find func(e *outboxes.Envelop
 
 			for _, h := range find(&e, topics) {
 				h.NSHash = (*[8]byte)(hash[:8])
-				h.order, h.pos = placeOf(c, raw, h.Topic)
+				h.order, h.pos = placeOf(x.config.Mapping, c, raw, h.Topic)
 				hits = append(hits, h)
 			}
 			return nil
@@ -125,9 +126,9 @@ func (x *Exceptions) FindHits(ctx context.Context, find func(e *outboxes.Envelop
 }
 
 // placeOf returns the scope in which an envelope keeps its order, and its position there.
-func placeOf(c outboxes.Outbox, raw bson.Raw, topic string) (orderScope, string) {
+func placeOf(m *envelope.Mapping, c outboxes.Outbox, raw bson.Raw, topic string) (orderScope, string) {
 	pos, _ := raw.Lookup("pos").StringValueOK()
-	return orderScope{c.NS(), topic, keyText(raw.Lookup("key"), raw.Lookup("aggregateid"))}, pos
+	return orderScope{c.NS(), topic, storedKey(m, raw)}, pos
 }
 
 // dropOvertakingHits removes a hit in a compacted topic if an earlier envelope of the same key was not
@@ -154,7 +155,7 @@ func (x *Exceptions) dropOvertakingHits(
 		err := EachTaken(ctx, coll, c.Part, x.config.Now().Add(Lookahead), func(raw bson.Raw) error {
 			e.Raw = raw
 			for _, topic := range stringArray(raw.Lookup("pending")) {
-				o, pos := placeOf(c, raw, topic)
+				o, pos := placeOf(x.config.Mapping, c, raw, topic)
 				lowest, matters := missing[o]
 				lower := pos != "" && (lowest == "" || pos < lowest)
 				if matters && lower && len(find(&e, []string{topic})) == 0 {
@@ -314,7 +315,7 @@ func (x *Exceptions) decideFromHits(c outboxes.Outbox, raw bson.Raw, hits []*Hit
 
 	// A claimed envelope becomes an exception that waits for its other topics, and needs its key.
 	if len(answers) < len(pending) {
-		d.Key = keyText(raw.Lookup("key"), raw.Lookup("aggregateid"))
+		d.Key = storedKey(x.config.Mapping, raw)
 	}
 
 	a := &decision{Delivery: d}

@@ -121,8 +121,8 @@ func (x *Exception) upsertModel() (mongo.WriteModel, error) {
 	}
 
 	// The key is stored as text even if the envelope has another type: 5 and "5" are one key and need one order.
-	// An empty key counts as no key.
-	if key, _ := x.Raw.Lookup("key").StringValueOK(); key == "" {
+	// With a mapping, the key may come from another field.
+	if key, _ := x.Raw.Lookup("key").StringValueOK(); key == "" || x.Key != "" && key != x.Key {
 		fields = append(fields, bson.E{Key: "key", Value: mongodb.Literal(x.Key)})
 	}
 	if x.Pending != nil {

@@ -368,7 +368,7 @@ func TestFailedOnesAreListedAndReset(t *testing.T) {
 	if _, err := coll.InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
-	list, err := ListFailed(t.Context(), coll, 1000)
+	list, err := ListFailed(t.Context(), coll, nil, 1000)
 	if err != nil || len(list) != 100 || list[0].ID.Int32() != 129 || list[99].ID.Int32() != 30 || list[0].LastError.Class != "record_refused" || list[0].Attempts != 3 {
 		t.Fatalf("%d, %v, %+v", len(list), err, list[:1])
 	}

@@ -13,92 +13,154 @@ import (
 
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/franz"
 )
 
 // A new leader that lost records and has grown past the group's offset before the next fetch is found out by its epochs.
 func TestN29_ALeaderThatLostRecordsAndHasGrownIsReadFromWhereItDiffers(t *testing.T) {
 	t.Parallel()
+	l := newShrinkingLog(t)
+	l.move(0)
+	l.produce(4)
+	r := l.join()
+	r.expect(0, 1, 2, 3)
+
+	// A clean change of the leader is none of it.
+	l.move(1)
+	l.produce(1)
+	r.expect(4)
+
+	l.shrinkTo(2)
+	l.move(0)
+	l.produce(1)
+	r.expect(2, 3, 4, 5)
+	if gap := <-r.gaps; !gap.Diverged || gap.End != 2 || gap.Offset != 5 {
+		t.Errorf("%+v", gap)
+	}
+}
+
+// The same is found out by a member that joins after the change of the leader: the group stores the epoch with its offset.
+func TestN29_AMemberThatJoinsLaterFindsOutThatTheLeaderLostRecords(t *testing.T) {
+	t.Parallel()
+	for name, use := range map[string][]consumer.Option{"kafka-go": nil, "franz": {franz.Use()}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newShrinkingLog(t)
+			l.move(0)
+			l.produce(5)
+			r := l.join(use...)
+			r.expect(0, 1, 2, 3, 4)
+			r.leave()
+
+			l.shrinkTo(2)
+			l.move(1)
+			l.produce(1)
+			r = l.join(use...)
+			r.expect(2, 3, 4, 5)
+			if gap := <-r.gaps; !gap.Diverged || gap.End != 2 || gap.Offset != 5 {
+				t.Errorf("%+v", gap)
+			}
+		})
+	}
+}
+
+// shrinkingLog is a topic with one partition on two fake brokers.
+type shrinkingLog struct {
+	t       *testing.T
+	cluster *kfake.Cluster
+	client  *kgo.Client
+}
+
+func newShrinkingLog(t *testing.T) *shrinkingLog {
+	t.Helper()
 	cluster, err := kfake.NewCluster(kfake.NumBrokers(2), kfake.SeedTopics(1, "log"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(cluster.Close)
-	cl, err := kgo.NewClient(kgo.SeedBrokers(cluster.ListenAddrs()...), kgo.DefaultProduceTopic("log"))
+	client, err := kgo.NewClient(kgo.SeedBrokers(cluster.ListenAddrs()...), kgo.DefaultProduceTopic("log"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(cl.Close)
-	produce := func(n int) {
-		t.Helper()
-		for i := range n {
-			r := &kgo.Record{Key: []byte("a"), Value: fmt.Append(nil, i), Headers: []kgo.RecordHeader{{Key: "type", Value: []byte("counted")}}}
-			if err := cl.ProduceSync(t.Context(), r).FirstErr(); err != nil {
-				t.Fatal(err)
-			}
+	t.Cleanup(client.Close)
+	return &shrinkingLog{t, cluster, client}
+}
+
+func (l *shrinkingLog) produce(n int) {
+	l.t.Helper()
+	for i := range n {
+		r := &kgo.Record{Key: []byte("a"), Value: fmt.Append(nil, i), Headers: []kgo.RecordHeader{{Key: "type", Value: []byte("counted")}}}
+		if err := l.client.ProduceSync(l.t.Context(), r).FirstErr(); err != nil {
+			l.t.Fatal(err)
 		}
 	}
-	move := func(to int32) {
-		t.Helper()
-		if err := cluster.MoveTopicPartition("log", 0, to); err != nil {
-			t.Fatal(err)
-		}
-	}
+}
 
-	gaps := make(chan *transport.RangeError, 10)
-	c, err := consumer.New("group", nil,
-		consumer.WithKafka(transport.Config{Brokers: cluster.ListenAddrs(), MaxWait: 100 * time.Millisecond, HeartbeatInterval: 100 * time.Millisecond}),
-		consumer.WithTopics("log"), consumer.WithInbox(&renewed{}), consumer.WithDisposer(newDisposed()),
-		consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error { return fn(ctx) }),
-		consumer.WithErrorHook(func(_ context.Context, err error) {
-			if gap, ok := errors.AsType[*transport.RangeError](err); ok {
-				gaps <- gap
-			}
-		}))
-	if err != nil {
-		t.Fatal(err)
+// move makes a broker the leader.
+func (l *shrinkingLog) move(to int32) {
+	l.t.Helper()
+	if err := l.cluster.MoveTopicPartition("log", 0, to); err != nil {
+		l.t.Fatal(err)
 	}
-	got := make(chan int64, 100)
-	handle(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
-		got <- m.Offset
-		return nil
-	}, consumer.WithMode(consumer.AtLeastOnce))
-	expect := func(offsets ...int64) {
-		t.Helper()
-		for _, want := range offsets {
-			select {
-			case offset := <-got:
-				if offset != want {
-					t.Fatalf("offset %d, want %d", offset, want)
-				}
-			case <-time.After(patience):
-				t.Fatalf("offset %d was not handled", want)
-			}
-		}
-	}
-	move(0)
-	produce(4)
-	runs(t, c)
-	expect(0, 1, 2, 3)
+}
 
-	// A clean change of the leader is none of it.
-	move(1)
-	produce(1)
-	expect(4)
-
-	// The fake broker keeps its records; its answer is that of one that lost those from 2 on.
-	cluster.ControlKey(int16(kmsg.OffsetForLeaderEpoch), func(req kmsg.Request) (kmsg.Response, error, bool) {
+// shrinkTo makes the leader answer once like one that has lost the records from end on. The fake broker keeps them.
+func (l *shrinkingLog) shrinkTo(end int64) {
+	l.cluster.ControlKey(int16(kmsg.OffsetForLeaderEpoch), func(req kmsg.Request) (kmsg.Response, error, bool) {
 		res := req.ResponseKind().(*kmsg.OffsetForLeaderEpochResponse)
 		p := kmsg.NewOffsetForLeaderEpochResponseTopicPartition()
-		p.EndOffset = 2
+		p.EndOffset = end
 		topic := kmsg.NewOffsetForLeaderEpochResponseTopic()
 		topic.Topic, topic.Partitions = "log", append(topic.Partitions, p)
 		res.Topics = append(res.Topics, topic)
 		return res, nil, true
 	})
-	move(0)
-	produce(1)
-	expect(2, 3, 4, 5)
-	if gap := <-gaps; !gap.Diverged || gap.End != 2 || gap.Offset != 5 {
-		t.Errorf("%+v", gap)
+}
+
+// logReader is a consumer of a shrinkingLog.
+type logReader struct {
+	t     *testing.T
+	got   chan int64
+	gaps  chan *transport.RangeError
+	leave func() // commits and leaves the group
+}
+
+// join starts a member of the group.
+func (l *shrinkingLog) join(opts ...consumer.Option) *logReader {
+	l.t.Helper()
+	r := &logReader{t: l.t, got: make(chan int64, 100), gaps: make(chan *transport.RangeError, 10)}
+	c, err := consumer.New("group", nil, append([]consumer.Option{
+		consumer.WithKafka(transport.Config{Brokers: l.cluster.ListenAddrs(), MaxWait: 100 * time.Millisecond, HeartbeatInterval: 100 * time.Millisecond}),
+		consumer.WithTopics("log"), consumer.WithInbox(&renewed{}), consumer.WithDisposer(newDisposed()),
+		consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error { return fn(ctx) }),
+		consumer.WithErrorHook(func(_ context.Context, err error) {
+			if gap, ok := errors.AsType[*transport.RangeError](err); ok {
+				r.gaps <- gap
+			}
+		}),
+	}, opts...)...)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	handle(l.t, c, "counted", func(_ context.Context, m *consumer.Message) error {
+		r.got <- m.Offset
+		return nil
+	}, consumer.WithMode(consumer.AtLeastOnce))
+	r.leave = runs(l.t, c)
+	return r
+}
+
+// expect waits until the records at these offsets are handled, in this order.
+func (r *logReader) expect(offsets ...int64) {
+	r.t.Helper()
+	for _, want := range offsets {
+		select {
+		case offset := <-r.got:
+			if offset != want {
+				r.t.Fatalf("offset %d, want %d", offset, want)
+			}
+		case <-time.After(patience):
+			r.t.Fatalf("offset %d was not handled", want)
+		}
 	}
 }

@@ -40,8 +40,11 @@ type SASL struct {
 	// Username and Password are required, except for "oauthbearer". Use "plain" only with WithTLS: it sends the password as it is.
 	Username, Password string
 
-	// Token returns a bearer token, for "oauthbearer". It is called for each connection.
+	// Token returns a bearer token, for "oauthbearer". It is called for each connection. Package bearer has sources.
 	Token func(ctx context.Context) (string, error)
+
+	// Extensions are sent with the token. Confluent Cloud needs logicalCluster and identityPoolId.
+	Extensions map[string]string
 }
 
 // WithClientID names this client in the logs and quotas of the brokers. Defaults to "outrelay".

@@ -216,17 +216,19 @@ func over(t *testing.T, l *changing, opts ...consumer.Option) *consumer.Consumer
 	return c
 }
 
-func runs(t *testing.T, c *consumer.Consumer) {
+func runs(t *testing.T, c *consumer.Consumer) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
 	})
+	t.Cleanup(stop)
+	return stop
 }
 
 // held is what is in memory.

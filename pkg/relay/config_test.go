@@ -19,27 +19,27 @@ import (
 
 var update = flag.Bool("update", false, "write sections.go")
 
-const (
-	sourceFile    = "../../internal/config/config.go"
-	generatedFile = "sections.go"
-)
+// sectionFiles are the generated files and their sources.
+var sectionFiles = map[string]string{"sections.go": "config.go", "records.go": "records.go"}
 
 // TestSectionsAreCurrent compares sections.go with the configuration of the program.
 func TestSectionsAreCurrent(t *testing.T) {
 	t.Parallel()
-	want := generateSections(t)
-	if *update {
-		if err := os.WriteFile(generatedFile, want, 0o644); err != nil {
+	for generated, source := range sectionFiles {
+		want := generateSections(t, source)
+		if *update {
+			if err := os.WriteFile(generated, want, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+
+		have, err := os.ReadFile(generated)
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-
-	have, err := os.ReadFile(generatedFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(have, want) {
-		t.Errorf("%s differs from %s: run go test ./pkg/relay -run TestSectionsAreCurrent -update", generatedFile, sourceFile)
+		if !bytes.Equal(have, want) {
+			t.Errorf("%s differs from %s: run go test ./pkg/relay -run TestSectionsAreCurrent -update", generated, source)
+		}
 	}
 }
 
@@ -59,9 +59,10 @@ func goWording(comment string) string {
 	return noneInFile.ReplaceAllString(comment, "-1 $1")
 }
 
-// generateSections returns the Go source of Config and its sections.
-func generateSections(t *testing.T) []byte {
+// generateSections returns the Go source of the sections in a file of the package config.
+func generateSections(t *testing.T, name string) []byte {
 	t.Helper()
+	sourceFile := "../../internal/config/" + name
 	source, err := os.ReadFile(sourceFile)
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +77,10 @@ func generateSections(t *testing.T) []byte {
 	}
 
 	var b strings.Builder
-	b.WriteString("// Code generated from internal/config/config.go by TestSectionsAreCurrent. DO NOT EDIT.\n\npackage relay\n\nimport \"time\"\n")
+	b.WriteString("// Code generated from internal/config/" + name + " by TestSectionsAreCurrent. DO NOT EDIT.\n\npackage relay\n")
+	if strings.Contains(string(source), "time.Duration") {
+		b.WriteString("\nimport \"time\"\n")
+	}
 	for _, d := range file.Decls {
 		declaration, ok := d.(*ast.GenDecl)
 		if !ok || declaration.Tok != token.TYPE {

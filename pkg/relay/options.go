@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/process"
+	"github.com/outrelay/outrelay/pkg/bearer"
 )
 
 // Option passes a value that a file cannot contain.
@@ -45,7 +46,13 @@ func WithMongoOptions(o *options.ClientOptions) Option {
 // WithKafkaTLS connects to Kafka with this configuration instead of Config.Kafka.TLS, which must then be
 // nil.
 func WithKafkaTLS(c *tls.Config) Option {
-	return optionFunc(func(s *settings) { s.host.Kafka = c })
+	return optionFunc(func(s *settings) { s.host.Kafka.TLS = c })
+}
+
+// WithKafkaToken logs in to Kafka by SASL OAUTHBEARER with tokens of this source, from package bearer or of
+// the service. Config.Kafka.SASL may only have extensions of the token then.
+func WithKafkaToken(source bearer.Source) Option {
+	return optionFunc(func(s *settings) { s.host.Kafka.Token = source })
 }
 
 // WithRouter chooses the topics of events by a function, for events that name no topic themselves. If it
@@ -66,8 +73,25 @@ func WithStatusHook(f func(Status)) Option {
 // keys that an option contradicts.
 func (s *settings) replaceConnections(cfg Config) (Config, error) {
 	var bad []error
-	if s.host.Kafka != nil && cfg.Kafka.TLS != nil {
+	if s.host.Kafka.TLS != nil && cfg.Kafka.TLS != nil {
 		bad = append(bad, errors.New("relay: kafka.tls and WithKafkaTLS: use one of them"))
+	}
+	if s.host.Kafka.Token != nil {
+		var login SASL
+		if cfg.Kafka.SASL != nil {
+			login = *cfg.Kafka.SASL
+		}
+		var token Token
+		if login.Token != nil {
+			token = *login.Token
+		}
+		if login.Mechanism != "" && login.Mechanism != "oauthbearer" || token.File != "" || len(token.Command) > 0 || token.OIDC != nil {
+			bad = append(bad, errors.New("relay: kafka.sasl and WithKafkaToken: use one of them"))
+		}
+		// The rest of the program shows this source.
+		token.Command = []string{"WithKafkaToken"}
+		login.Mechanism, login.Token = "oauthbearer", &token
+		cfg.Kafka.SASL = &login
 	}
 	if o := s.host.Mongo; o != nil {
 		if cfg.MongoDB.URI != "" || cfg.MongoDB.TLS != nil {

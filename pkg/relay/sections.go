@@ -38,10 +38,11 @@ type Config struct {
 	// continues from there. now skips them, to switch from another publisher. A time
 	// (2026-11-20T08:00:00Z) delivers the events committed since then. It has no effect on a watcher
 	// with a position. Defaults to backlog.
-	Start  string `yaml:"start"`
-	Kafka  Kafka  `yaml:"kafka"`
-	Topics Topics `yaml:"topics"`
-	Record Record `yaml:"record"`
+	Start   string  `yaml:"start"`
+	Kafka   Kafka   `yaml:"kafka"`
+	Mapping Mapping `yaml:"mapping"`
+	Topics  Topics  `yaml:"topics"`
+	Record  Record  `yaml:"record"`
 	// Recording is how deliveries are recorded. watermark writes nothing per event. delete removes each
 	// envelope after its acknowledgement, so it cannot be replayed. mark writes the time, topic,
 	// partition and offset to the envelope, which outrelay history shows; it costs one write per event,
@@ -152,78 +153,49 @@ type ReadBack struct {
 
 // SASL is a login to Kafka.
 type SASL struct {
-	// Mechanism of the login. plain sends the password unencrypted: use it only with TLS. Required.
+	// Mechanism of the login. plain sends the password unencrypted: use it only with TLS. oauthbearer sends
+	// a token, also only with TLS. aws_msk_iam is for Amazon MSK: it sends a token that is signed with the
+	// credentials that the AWS SDK finds. Required.
 	Mechanism string `yaml:"mechanism"`
-	// Username of the login. Required.
+	// Username of the login. Defaults to empty; plain and scram require it.
 	Username string `yaml:"username"`
-	// Password of the login. Prefer ${file:…} or ${env:…}. Never printed. Required.
+	// Password of the login. Prefer ${file:…} or ${env:…}. Never printed. Defaults to empty; plain and scram
+	// require it.
 	Password string `yaml:"password"`
+	// Token is the source of the tokens. Unset has none; oauthbearer requires it.
+	Token *Token `yaml:"token"`
+	// Region is the AWS region of the cluster, such as eu-west-1. Defaults to empty; aws_msk_iam requires it.
+	Region string `yaml:"region"`
 }
 
-// Topics selects the topics of each envelope.
-type Topics struct {
-	// Template is the topic of an envelope that matches no rule and names no topic. {aggregatetype} and
-	// {type} are replaced by these fields. Defaults to outbox.event.{aggregatetype}.
-	Template string `yaml:"template"`
-	// Rules are tried in order, and the first match decides. A rule with several topics sends one
-	// record to each; the envelope is delivered when all records are acknowledged. Defaults to none.
-	Rules []Rule `yaml:"rules"`
-	// Allow lists the topics that may be written, with * and ?. It protects against envelopes that name
-	// a wrong topic. Kafka's internal topics (two leading underscores) are never allowed. Empty allows
-	// all other topics. Defaults to empty.
-	Allow []string `yaml:"allow"`
-	// Max limits the number of different topics that envelopes may name during one ownership. The
-	// topics that template and rules name in full do not count. Envelopes for further topics become
-	// dead letters. Without a limit, a service could fill the relay's memory with topics that do not
-	// exist. Defaults to 5000.
-	Max int `yaml:"max"`
-	// Create creates missing topics. Unset never creates a topic: envelopes for a missing topic wait,
-	// and status shows the fix.
-	Create *Create `yaml:"create"`
+// Token is the source of bearer tokens. Exactly one of file, command and oidc is required.
+type Token struct {
+	// File contains the token. It is read for each connection, so it may be replaced at any time. Defaults to
+	// none.
+	File string `yaml:"file"`
+	// Command is a program and its arguments, without a shell. It prints the token within 15 seconds. It runs
+	// again after 80 % of the lifetime of a JWT, and otherwise for each connection. Defaults to none.
+	Command []string `yaml:"command"`
+	// OIDC requests tokens from an OAuth 2.0 or OpenID Connect server. Unset requests none.
+	OIDC *OIDC `yaml:"oidc"`
+	// Extensions are sent with each token. Confluent Cloud needs logicalCluster and identityPoolId. Defaults
+	// to none.
+	Extensions map[string]string `yaml:"extensions"`
 }
 
-// Rule sends the matching envelopes to one or several topics.
-type Rule struct {
-	Match Match `yaml:"match"`
-	// To is the topic, or a list of topics. {aggregatetype} and {type} are replaced. Required.
-	To []string `yaml:"to"`
-}
-
-// Match selects the envelopes of a rule. * matches any characters and ? matches one.
-type Match struct {
-	// AggregateType is a pattern for the envelope's aggregatetype. Empty matches all.
-	AggregateType string `yaml:"aggregatetype"`
-	// Type is a pattern for the envelope's type. Empty matches all.
-	Type string `yaml:"type"`
-}
-
-// Create holds the settings of new topics.
-type Create struct {
-	// Partitions is the number of partitions of a new topic. Defaults to the brokers' default.
-	Partitions int `yaml:"partitions"`
-	// Replication is the replication factor of a new topic. Defaults to the brokers' default.
-	Replication int `yaml:"replication"`
-	// Configs are topic settings such as retention.ms, with Kafka's names. Defaults to none.
-	Configs map[string]string `yaml:"configs"`
-}
-
-// Record is the format of the Kafka records.
-type Record struct {
-	// Preset is the set of headers. typed is Debezium's record with an additional header for the type,
-	// by which consumers select a handler. debezium is exactly the record of Debezium's
-	// MongoEventRouter. cloudevents adds ce_ headers and content-type. plain adds each field of the
-	// envelope as a header. The key, the payload and the envelope's own headers are the same for all.
-	// Defaults to typed.
-	Preset string `yaml:"preset"`
-	// Structured sends the CloudEvent with its payload as one JSON document in the value. It requires
-	// the preset cloudevents. Defaults to false: binary mode, which sends the payload byte for byte.
-	Structured bool `yaml:"structured"`
-	// Source is the CloudEvents source of envelopes that name none. Defaults to /<database>/<collection>.
-	Source string `yaml:"source"`
-	// Headers are added to each record after the preset's headers and before the envelope's own.
-	// {aggregatetype}, {aggregateid}, {type}, {contenttype}, {schemaversion}, {source}, {subject} and
-	// {time} are replaced. Headers with an empty value are left out. Defaults to none.
-	Headers map[string]string `yaml:"headers"`
+// OIDC requests tokens with the grant client_credentials, the next one after 80 % of the lifetime of the
+// last one.
+type OIDC struct {
+	// URL of the token endpoint. Required.
+	URL string `yaml:"url"`
+	// ClientID of the relay. Required.
+	ClientID string `yaml:"client_id"`
+	// ClientSecret of the relay. Prefer ${file:…} or ${env:…}. Never printed. Required.
+	ClientSecret string `yaml:"client_secret"`
+	// Scopes to request. Defaults to none.
+	Scopes []string `yaml:"scopes"`
+	// Audience to request, which some servers require. Defaults to none.
+	Audience string `yaml:"audience"`
 }
 
 // Lease is the exclusive right of an owner to send.
@@ -312,12 +284,16 @@ type Admin struct {
 	// Listen is the address of the page and the API, host:port. Each request contains a token: if other
 	// machines can reach the address, use tls or a trusted proxy. Defaults to 127.0.0.1:9465.
 	Listen string `yaml:"listen"`
-	// Token is the bearer token of operators. In a browser it is the password with any user name, and
-	// the events log has that name as the actor. At least 12 characters. Never printed. Defaults to
-	// none.
+	// Token is the bearer token of operators. In a browser, a person types it with a name of choice, which
+	// the events log has as the actor. At least 12 characters. A reload changes it. Never printed. Defaults
+	// to none.
 	Token string `yaml:"token"`
-	// ViewerToken is the token of viewers, who can read but not change anything. Defaults to none.
+	// ViewerToken is the token of viewers, who can read but not change anything. A reload changes it.
+	// Defaults to none.
 	ViewerToken string `yaml:"viewer_token"`
+	// Session is how long a login in a browser lasts. It ends earlier with a logout, and when the token
+	// changes. Between 5m and 720h. Defaults to 12h.
+	Session time.Duration `yaml:"session"`
 	// TLS serves HTTPS. Unset serves plain HTTP.
 	TLS *ServerTLS `yaml:"tls"`
 	// Proxy trusts a reverse proxy that authenticates users. Unset trusts none.

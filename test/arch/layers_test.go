@@ -33,6 +33,8 @@ var rooms = []room{
 	{dir: "internal/appending", layer: 0, only: []string{"pkg/event", "pkg/telemetry"}, why: "from the events of a call to envelopes; no spans, no SDK, no server"},
 	{dir: "internal/health", layer: 0, only: none, why: "rules over counts; other packages count"},
 	{dir: "internal/systemd", layer: 0, only: []string{"internal/logging"}, why: "notifications to a service manager; masks secrets in reasons"},
+	{dir: "pkg/bearer", layer: 0, only: none, why: "tokens of a login to Kafka"},
+	{dir: "pkg/bearer/msk", layer: 0, only: []string{"pkg/bearer"}, also: []string{"pkg/bearer"}, why: "tokens of Amazon MSK: links the AWS SDK"},
 	{dir: "pkg/codec", layer: 0, only: []string{"internal/envelope"}, why: "formats of payloads; each library of a format has a package of its own"},
 	{dir: "pkg/codec/protobuf", layer: 0, only: []string{"pkg/codec"}, why: "payloads in Protobuf; links its library"},
 	{dir: "pkg/codec/registry", layer: 0, only: []string{"pkg/codec"}, why: "the only package that links a schema registry, Avro and JSON Schema"},
@@ -40,7 +42,7 @@ var rooms = []room{
 
 	// Layer 1: packages that need no lease.
 	{dir: "resume", layer: 1, only: none, why: "a public leaf: tokens and positions for any user of change streams"},
-	{dir: "internal/agenda", layer: 1, only: []string{"pkg/event"}, why: "scheduled events as services and operators see them"},
+	{dir: "internal/agenda", layer: 1, only: []string{"pkg/event", "internal/envelope"}, why: "scheduled events as services and operators see them"},
 	{dir: "internal/transaction", layer: 1, only: []string{"internal/unit"}, why: "transactions of services, which the packages of pkg join"},
 	{dir: "internal/boxparts", layer: 1, only: []string{"internal/agenda", "internal/appending", "pkg/event"}, why: "what packages of the module need of an outbox.Box, and services do not"},
 	{dir: "pkg/outbox", layer: 1, only: []string{"pkg/event", "internal/record", "internal/appending", "internal/transaction", "internal/boxparts", "internal/agenda", "pkg/telemetry"}, why: "runs inside services of users: no library for metrics, no Kafka"},
@@ -65,6 +67,7 @@ var rooms = []room{
 	{dir: "internal/transport", layer: 2, only: []string{"internal/inbox", "internal/retry", "internal/record", "internal/kafkawire", "pkg/event"}, why: "how a consumer joins a group, reads and publishes; one package for each library that joins groups"},
 	{dir: "internal/transport/franz", layer: 3, only: []string{"internal/transport"}, why: "the only package that links franz-go for consumers; pkg/consumer/franz selects it"},
 	{dir: "internal/transport/transporttest", layer: 2, only: []string{"internal/transport", "internal/keyhash", "pkg/event"}, testsOnly: true, why: "the contract of a transport, for Kafka and memory"},
+	{dir: "internal/entityparts", layer: 2, only: []string{"pkg/event"}, why: "what packages of the module need to store entities elsewhere, and services do not"},
 	{dir: "internal/consumerparts", layer: 2, only: []string{"internal/inbox", "internal/transport"}, why: "what packages of the module need of a consumer.Consumer, and services do not"},
 	{dir: "internal/sagas", layer: 2, only: []string{"internal/schema"}, why: "the stored sagas, for their steps and for operators; statements on MongoDB only"},
 	{dir: "internal/setaside", layer: 2, only: []string{"internal/schema"}, why: "the messages of consumers that wait for a retry; statements on MongoDB only"},
@@ -96,11 +99,13 @@ var rooms = []room{
 	{dir: "pkg/consumer/bodystore", layer: 3, also: []string{"pkg/consumer"}, why: "middleware that keeps large payloads outside of Kafka"},
 	{dir: "pkg/entity", layer: 3, also: []string{"pkg/consumer"}, why: "documents and their events in one transaction; the projector is a handler"},
 	{dir: "pkg/saga", layer: 3, also: []string{"pkg/consumer"}, why: "a saga is a consumer with a state"},
-	{dir: "internal/entitytest", layer: 4, only: []string{"pkg/entity", "pkg/event", "pkg/outbox"}, testsOnly: true, why: "the contract of the documents of entities, for both stores"},
+	{dir: "internal/entitytest", layer: 4, only: []string{"internal/entityparts", "pkg/entity", "pkg/event", "pkg/outbox"}, testsOnly: true, why: "the contract of the documents of entities, for both stores"},
 	{dir: "internal/sagatest", layer: 4, only: []string{"internal/sagas", "pkg/saga", "pkg/consumer", "pkg/event", "pkg/outbox"}, testsOnly: true, why: "the contract of a store of sagas, for both stores"},
 
 	// Layer 4: packages that connect the stages.
 	{dir: "internal/connect", layer: 4, why: "the configured servers and collections, for the relay and for commands"},
+	{dir: "internal/adopt", layer: 4, also: []string{"internal/connect"}, why: "takes over the position of another publisher"},
+	{dir: "internal/importing", layer: 4, also: []string{"internal/connect"}, why: "pending rows of other outbox libraries as envelopes"},
 	{dir: "internal/term", layer: 4, also: []string{"internal/connect"}, why: "one term of ownership: takes over, reads, drains, releases"},
 	{dir: "internal/process", layer: 4, also: []string{"internal/connect", "internal/probes", "internal/term"}, why: "one relay process: builds the slots and runs them beside heartbeat, health and figures"},
 	{dir: "internal/probes", layer: 4, only: []string{"internal/metrics", "internal/health"}, why: "health and metrics over HTTP, also in programs without the operators' page"},
@@ -113,7 +118,7 @@ var rooms = []room{
 	{dir: "internal/demo", layer: 4, also: []string{"internal/devstack", "pkg/relay", "internal/operators"}, why: "outrelay dev"},
 	{dir: "internal/bench", layer: 4, also: []string{"internal/devstack", "pkg/relay"}, why: "outrelay bench"},
 	{dir: "internal/memory", layer: 4, why: "the surroundings of a service without servers, with the contracts of the packages that it replaces", only: []string{
-		"internal/agenda", "internal/boxparts", "internal/transaction", "internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "internal/consumerparts", "internal/transport", "pkg/entity", "internal/sagas", "internal/hold", "internal/setaside", "internal/letterparts", "pkg/consumer/deadletter", "internal/record", "internal/envelope", "internal/keyhash", "internal/routing", "internal/appending",
+		"internal/agenda", "internal/boxparts", "internal/transaction", "internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "internal/consumerparts", "internal/transport", "pkg/entity", "internal/entityparts", "internal/sagas", "internal/hold", "internal/setaside", "internal/letterparts", "pkg/consumer/deadletter", "internal/record", "internal/envelope", "internal/keyhash", "internal/routing", "internal/appending",
 	}},
 	{dir: "pkg/outboxtest", layer: 5, testsOnly: true, why: "unit tests of services; links no server", only: []string{
 		"internal/memory", "internal/boxparts", "internal/consumerparts", "internal/transport", "internal/envelope", "internal/routing", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/consumer/deadletter", "pkg/entity",
@@ -123,8 +128,8 @@ var rooms = []room{
 
 	// Layer 5: programs.
 	{dir: "cmd", layer: 5, why: "parses flags, creates the log and metric set, prints; the work is in lower layers", only: []string{
-		"internal/connect", "internal/process", "internal/httpapi", "internal/operators", "internal/opspage", "internal/devstack", "internal/doctor", "internal/demo", "internal/bench", "pkg/relay",
-		"internal/config", "internal/envelope", "internal/logging", "internal/metrics", "internal/admin", "internal/slots",
+		"internal/connect", "internal/process", "internal/httpapi", "internal/operators", "internal/opspage", "internal/devstack", "internal/doctor", "internal/demo", "internal/bench", "pkg/relay", "pkg/bearer", "pkg/bearer/msk",
+		"internal/config", "internal/envelope", "internal/logging", "internal/metrics", "internal/admin", "internal/slots", "internal/adopt", "internal/importing",
 	}},
 	{dir: "examples/orders/servers", layer: 4, only: []string{"internal/devstack"}, why: "real servers for the example that starts itself; not part of a service"},
 	{dir: "examples/local", layer: 4, why: "addresses of servers for the small examples"},

@@ -39,6 +39,8 @@ var libraries = []library{
 	{path: "github.com/twmb/franz-go/pkg/kerr", in: []string{"internal/transport/franz"}, why: "its error codes"},
 	{path: "github.com/twmb/franz-go/pkg/kmsg", in: []string{"internal/transport/franz"}, why: "its messages"},
 	{path: "github.com/twmb/franz-go/pkg/sasl", in: []string{"internal/transport/franz"}, why: "its logins"},
+	{path: "golang.org/x/oauth2", in: []string{"pkg/bearer"}, why: "tokens of an authorization server"},
+	{path: "github.com/aws", in: []string{"pkg/bearer/msk"}, why: "tokens of Amazon MSK, for the program and services that want them"},
 	{path: "github.com/twmb/avro", in: []string{"pkg/codec/registry"}, why: "payloads in Avro, for services that want them"},
 	{path: "github.com/robfig/cron", in: []string{"pkg/outbox/cron"}, why: "cron expressions of recurring events"},
 	{path: "golang.org/x/sync", why: "errgroup"},

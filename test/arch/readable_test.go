@@ -26,8 +26,8 @@ const (
 var larger = map[string]int{
 	"describeFigures":                 10,
 	"internal/bench.ReconcilerResult": 26,
-	"internal/config.Config":          26,
-	"pkg/relay.Config":                26,
+	"internal/config.Config":          27,
+	"pkg/relay.Config":                27,
 }
 
 func TestTheProductIsReadable(t *testing.T) {

@@ -60,7 +60,7 @@ func (h *path) processEvent(raw []byte) error {
 		return err
 	}
 
-	targets, err := h.router.Route(&h.view, h.targets[:0])
+	targets, err := h.router.Route(&h.view, &h.meta, h.targets[:0])
 	h.targets = targets
 	if err != nil {
 		return err
@@ -141,7 +141,7 @@ func eventVariants() []struct {
 		{"bytes", routing.Debezium, nil, func(i int) event.Event {
 			return event.New(event.Aggregate{Type: "order", ID: key(i)}, "OrderPlaced", event.Bytes("", kb))
 		}},
-		{"document", routing.Debezium, nil, func(i int) event.Event {
+		{"document", routing.Typed, nil, func(i int) event.Event {
 			return event.New(event.Aggregate{Type: "order", ID: key(i)}, "OrderPlaced", event.Document(document))
 		}},
 		{"headers", routing.Debezium, nil, func(i int) event.Event {

@@ -28,69 +28,115 @@ import (
 func TestRecordsOfAnUncleanElectionAreHandled(t *testing.T) {
 	t.Parallel()
 	stacktest.OnlyWith(t, "it starts a cluster of three brokers", "fault.long")
+	// The consumer reads nothing until the other log is longer than the position of the group.
+	t.Run("by a consumer that was paused", func(t *testing.T) {
+		checkUncleanElection(t, (*lineReader).pause, (*lineReader).resume)
+	})
+	t.Run("by a consumer that joins later", func(t *testing.T) {
+		checkUncleanElection(t, (*lineReader).stop, (*lineReader).start)
+	})
+}
+
+// checkUncleanElection makes a broker without the latest records the leader of a log that a consumer reads. leave is called before,
+// and resume when the log has other records at their offsets.
+func checkUncleanElection(t *testing.T, leave, resume func(*lineReader)) {
 	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{
 		Props: map[string]string{"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"},
 	}})
 	s := kit.New(t, kit.Options{Stack: stack})
 	log := newLossyLog(t, stack)
-
-	var mu sync.Mutex
-	var handled []string
-	c, err := consumer.New("readers", s.DB, consumer.WithBrokers(stack.Brokers()...), consumer.WithTopics(log.topic))
-	mustSucceed(t, err)
-	mustSucceed(t, c.HandleFunc("lines", func(_ context.Context, m *consumer.Message) error {
-		mu.Lock()
-		defer mu.Unlock()
-		handled = append(handled, string(m.Value))
-		return nil
-	}, "*"))
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- c.Run(ctx) }()
-	defer func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}()
-	waitHandled := func(prefix string, n int) {
-		t.Helper()
-		stacktest.EventuallyIn(t, kit.Patience, fmt.Sprintf("%d records %s are handled", n, prefix), func() bool {
-			mu.Lock()
-			defer mu.Unlock()
-			for i := range n {
-				if !slices.Contains(handled, prefix+strconv.Itoa(i)) {
-					return false
-				}
-			}
-			return true
-		}, func() any { mu.Lock(); defer mu.Unlock(); return fmt.Sprint(handled) })
-	}
+	r := &lineReader{t: t, s: s, topic: log.topic}
+	r.start()
+	defer r.stop()
 
 	log.produce(t, "both-", 5)
-	waitHandled("both-", 5)
+	r.waitHandled("both-", 5)
 	leader, follower := log.replicas(t)
 	mustSucceed(t, follower.Kill())
 	log.waitInSync(t, leader)
 	log.produce(t, "lost-", 5)
-	waitHandled("lost-", 5)
+	r.waitHandled("lost-", 5)
 
-	// The consumer reads nothing until the other log is longer than the position of the group.
-	c.Pause()
+	leave(r)
 	mustSucceed(t, leader.Kill())
 	mustSucceed(t, follower.Restart(t.Context()))
 	log.waitInSync(t, follower)
 	log.produce(t, "new-", 10)
-	c.Resume()
-	waitHandled("new-", 10)
+	resume(r)
+	r.waitHandled("new-", 10)
 	mustSucceed(t, leader.Restart(t.Context()))
 
-	mu.Lock()
-	defer mu.Unlock()
-	slices.Sort(handled)
-	if n := len(slices.Compact(slices.Clone(handled))); n != len(handled) {
-		t.Errorf("a record was handled twice: %v", handled)
+	lines := r.lines()
+	slices.Sort(lines)
+	if n := len(slices.Compact(slices.Clone(lines))); n != len(lines) {
+		t.Errorf("a record was handled twice: %v", lines)
 	}
+}
+
+// lineReader is a consumer that collects the values of the records.
+type lineReader struct {
+	t     *testing.T
+	s     *kit.Scene
+	topic string
+
+	consumer *consumer.Consumer
+	cancel   context.CancelFunc
+	ended    chan error
+
+	mu      sync.Mutex
+	handled []string
+}
+
+func (r *lineReader) start() {
+	r.t.Helper()
+	c, err := consumer.New("readers", r.s.DB, consumer.WithBrokers(r.s.Brokers...), consumer.WithTopics(r.topic))
+	mustSucceed(r.t, err)
+	mustSucceed(r.t, c.HandleFunc("lines", func(_ context.Context, m *consumer.Message) error {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.handled = append(r.handled, string(m.Value))
+		return nil
+	}, "*"))
+
+	var ctx context.Context
+	ctx, r.cancel = context.WithCancel(context.WithoutCancel(r.t.Context()))
+	r.consumer, r.ended = c, make(chan error, 1)
+	go func() { r.ended <- c.Run(ctx) }()
+}
+
+// stop ends the consumer. It leaves the group.
+func (r *lineReader) stop() {
+	r.t.Helper()
+	if r.cancel == nil {
+		return
+	}
+	r.cancel()
+	r.cancel = nil
+	if err := <-r.ended; err != nil {
+		r.t.Error(err)
+	}
+}
+
+func (r *lineReader) pause()  { r.consumer.Pause() }
+func (r *lineReader) resume() { r.consumer.Resume() }
+
+func (r *lineReader) lines() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.handled)
+}
+
+func (r *lineReader) waitHandled(prefix string, n int) {
+	r.t.Helper()
+	stacktest.EventuallyIn(r.t, kit.Patience, fmt.Sprintf("%d records %s are handled", n, prefix), func() bool {
+		lines := r.lines()
+		for i := range n {
+			if !slices.Contains(lines, prefix+strconv.Itoa(i)) {
+				return false
+			}
+		}
+		return true
+	}, func() any { return fmt.Sprint(r.lines()) })
 }
 
 // lossyLog is a topic with one partition on two brokers, whose leader may be any of them.

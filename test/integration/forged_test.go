@@ -35,7 +35,6 @@ func TestForgedStateReachesNoTopic(t *testing.T) {
 		"allowed":   {{Key: "state", Value: "parked"}, {Key: "pending", Value: bson.A{s.TopicOf("order")}}, {Key: "origin", Value: "replay"}, {Key: "pos", Value: "0"}},
 		"guessed":   {{Key: "state", Value: "parked"}, {Key: "pos", Value: "0"}, {Key: "seal", Value: make([]byte, 16)}},
 		"delivery":  {{Key: "delivery", Value: 7}},
-		"only":      {{Key: "only", Value: "billing/charge"}},
 		"scheduled": {{Key: "delivery", Value: 7}, {Key: "dueAt", Value: past}},
 	}
 	ns := s.DB.Name() + ".outbox"

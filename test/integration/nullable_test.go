@@ -18,7 +18,7 @@ import (
 var nullable = []string{
 	"key", "topic", "partition", "headers", "contenttype", "schemaversion", "source", "subject", "time", "expiresAt", "slot", "ts",
 	"dueAt", "scheduledFor", "state", "pos", "pending", "attempts", "nextAt", "lastError", "history", "origin", "claim", "redelivered",
-	"delivery", "replayOf", "only", "sentAt", "sent",
+	"delivery", "replayOf", "sentAt", "sent",
 }
 
 // If a writer stores null in each field that it does not set, its events are delivered as if the fields were

@@ -1,0 +1,107 @@
+package envelope
+
+import (
+	"slices"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
+
+// setEventID sets the id of the record, for documents whose id is not their `_id`.
+func (v *View) setEventID(c *cursor) error {
+	if err := setText(&v.EventID, &v.eventIDText, c); err != nil {
+		return err
+	}
+	if len(v.EventID) > MaxIDBytes {
+		return newMalformed("%s has %d bytes; at most %d are allowed", c.name, len(v.EventID), MaxIDBytes)
+	}
+	return nil
+}
+
+// setTimestamp sets the timestamp of the record: a date, or a whole number of milliseconds.
+func (v *View) setTimestamp(c *cursor) error {
+	if n, ok := integerValue(c); ok && n >= 0 {
+		v.RecordTime, v.HasRecordTime = n, true
+		return nil
+	}
+	if c.typ != bson.TypeDateTime && c.typ != bson.TypeNull {
+		return newMalformed("%s is %s; a date or a number of milliseconds is wanted", c.name, typeName(c.typ))
+	}
+	return setDate(&v.RecordTime, &v.HasRecordTime, c)
+}
+
+// checkComplete checks that the document in v has all required parts, and adds those that the mapping derives.
+func (m *Mapping) checkComplete(v *View) error {
+	if m == nil {
+		return v.checkComplete()
+	}
+
+	if v.IDType == 0 || len(v.ID) == 0 {
+		return newMalformed("field _id is missing or empty")
+	}
+	for _, r := range []struct {
+		part  fieldSet
+		found bool
+	}{
+		{fEventID, len(v.EventID) > 0},
+		{fAggregateType, len(v.AggregateType) > 0},
+		{fAggregateID, len(v.AggregateID) > 0},
+		{fType, len(v.Type) > 0},
+		{fPayload, v.PayloadType != 0},
+	} {
+		if m.required&r.part != 0 && !r.found {
+			hint := "is missing or empty"
+			if r.part == fPayload {
+				hint = "is missing; null makes a tombstone"
+			}
+			return newMalformed("field %s %s", m.nameOf(r.part), hint)
+		}
+	}
+	return m.derive(v)
+}
+
+// derive sets the parts that are no field: the whole document as the payload, and the key of the document.
+func (m *Mapping) derive(v *View) error {
+	if m.whole {
+		if v.foreign != nil && v.Seal == nil {
+			return newMalformed("the field %s belongs to the relay, so a document that has it cannot be the payload as a whole", v.foreign)
+		}
+		v.Payload, v.PayloadType, v.whole = v.Raw, byte(bson.TypeEmbeddedDocument), true
+	}
+
+	switch {
+	case m.docKey:
+		v.keyBuf = AppendDocumentKey(v.keyBuf[:0], v)
+		v.Key = v.keyBuf
+	case v.Key == nil && v.AggregateID == nil:
+		v.Key = v.AppendID(v.keyText[:0])
+	}
+	return nil
+}
+
+// noteForeign remembers the first field of a whole document that has the name of a field of the relay. A stamp and a slot
+// have the same meaning in such a document as in any other.
+func (v *View) noteForeign(c *cursor) {
+	if v.foreign != nil || c.typ == bson.TypeNull {
+		return
+	}
+	switch string(c.name) {
+	case "ts":
+		if c.typ == bson.TypeTimestamp {
+			return
+		}
+	case "slot":
+		if _, ok := integerValue(c); ok {
+			return
+		}
+	case "claim", "sent", "sentAt", "scheduledFor", "dueAt", "seal":
+		return
+	}
+	if string(c.name) == "key" || slices.Contains(relayWritten, string(c.name)) {
+		v.foreign = c.name
+	}
+}
+
+// leftOut reports whether a field of a whole document is no part of the payload, because it belongs to the relay.
+func leftOut(name []byte) bool {
+	return string(name) == "key" || slices.Contains(relayWritten, string(name))
+}

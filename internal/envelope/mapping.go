@@ -1,0 +1,355 @@
+package envelope
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
+
+// Names are the fields of a document that hold the parts of its envelope. An empty name is the name in the contract,
+// see [Fields]. The contract has no field for Timestamp.
+type Names struct {
+	ID            string // the header id; the relay itself identifies a document by _id
+	AggregateType string
+	AggregateID   string
+	Key           string // or WholeDocument: the key of the document, as JSON
+	Type          string
+	Payload       string // or WholeDocument
+	Timestamp     string // the timestamp of the record
+	Topic         string
+	Partition     string
+	Headers       string
+	ContentType   string
+	SchemaVersion string
+	Source        string
+	Subject       string
+	Time          string
+	ExpiresAt     string
+}
+
+const (
+	// NoField as a name means that the documents do not have this part.
+	NoField = "-"
+	// WholeDocument as the name of the payload makes the whole document the payload. As the name of the key, it makes
+	// {"_id": …} the key.
+	WholeDocument = "*"
+)
+
+// part describes a part of an envelope that a mapping can rename.
+type part struct {
+	field    fieldSet
+	contract string // its name in the contract; "" if the contract has no field for it
+	name     func(*Names) *string
+	required bool
+}
+
+var parts = []part{
+	{fEventID, "", func(n *Names) *string { return &n.ID }, true},
+	{fAggregateType, "aggregatetype", func(n *Names) *string { return &n.AggregateType }, true},
+	{fAggregateID, "aggregateid", func(n *Names) *string { return &n.AggregateID }, true},
+	{fKey, "key", func(n *Names) *string { return &n.Key }, false},
+	{fType, "type", func(n *Names) *string { return &n.Type }, true},
+	{fPayload, "payload", func(n *Names) *string { return &n.Payload }, true},
+	{fTimestamp, "", func(n *Names) *string { return &n.Timestamp }, false},
+	{fTopic, "topic", func(n *Names) *string { return &n.Topic }, false},
+	{fPartition, "partition", func(n *Names) *string { return &n.Partition }, false},
+	{fHeaders, "headers", func(n *Names) *string { return &n.Headers }, false},
+	{fContentType, "contenttype", func(n *Names) *string { return &n.ContentType }, false},
+	{fSchemaVersion, "schemaversion", func(n *Names) *string { return &n.SchemaVersion }, false},
+	{fSource, "source", func(n *Names) *string { return &n.Source }, false},
+	{fSubject, "subject", func(n *Names) *string { return &n.Subject }, false},
+	{fTime, "time", func(n *Names) *string { return &n.Time }, false},
+	{fExpiresAt, "expiresAt", func(n *Names) *string { return &n.ExpiresAt }, false},
+}
+
+// configKey returns the key of the part in the configuration.
+func (p part) configKey() string {
+	switch p.field {
+	case fEventID:
+		return "id"
+	case fTimestamp:
+		return "timestamp"
+	case fExpiresAt:
+		return "expires_at"
+	}
+	return p.contract
+}
+
+// relayWritten are the fields that the relay writes to the document of an envelope that has to wait, or that was
+// recorded as sent. They have the same names in every document, because queries and indexes use them.
+var relayWritten = []string{
+	"state", "pos", "pending", "attempts", "nextAt", "lastError", "history", "claim", "origin", "redelivered", "delivery",
+	"replayOf", "seal", "sent", "sentAt", "scheduledFor", "dueAt", "ts", "slot",
+}
+
+// Mapping reads envelopes from documents whose fields have other names. It is compiled once, immutable, and safe for
+// concurrent use. A nil Mapping reads the documents of the contract.
+type Mapping struct {
+	names    Names // complete
+	byName   map[string]fieldSet
+	required fieldSet
+	whole    bool // the payload is the whole document
+	docKey   bool // the key is the key of the document
+}
+
+// MappingProblem is one reason why a mapping is impossible.
+type MappingProblem struct {
+	Key    string // of the configuration, such as aggregatetype
+	Found  string
+	Reason string
+}
+
+// NewMapping compiles the names. It returns nil if they are those of the contract, and all problems otherwise.
+func NewMapping(n Names) (*Mapping, []MappingProblem) {
+	if n == (Names{}) {
+		return nil, nil
+	}
+
+	m := &Mapping{byName: make(map[string]fieldSet)}
+	var problems []MappingProblem
+	for _, p := range parts {
+		name := *p.name(&n)
+		if reason := p.checkName(name); reason != "" {
+			problems = append(problems, MappingProblem{p.configKey(), name, reason})
+			continue
+		}
+		m.addPart(p, name)
+	}
+	if problems != nil {
+		return nil, problems
+	}
+
+	// The fields of the relay, and those that have a fixed name. `_id` identifies the document.
+	for _, name := range append([]string{"_id"}, relayWritten...) {
+		m.byName[name] |= fieldByName([]byte(name))
+	}
+	if m.isContract() {
+		return nil, nil
+	}
+	return m, nil
+}
+
+// addPart adds a valid part.
+func (m *Mapping) addPart(p part, name string) {
+	isDefault := name == ""
+	if isDefault {
+		name = p.contract
+	}
+	if p.field == fEventID && (isDefault || name == "_id") {
+		return
+	}
+	*p.name(&m.names) = name
+
+	switch {
+	case name == "" || name == NoField:
+		return
+	case name == WholeDocument && p.field == fPayload:
+		m.whole = true
+		return
+	case name == WholeDocument:
+		m.docKey = true
+		return
+	}
+	m.byName[name] |= p.field
+	if p.required {
+		m.required |= p.field
+	}
+}
+
+// checkName returns why the documents cannot have the part in the field, or "".
+func (p part) checkName(name string) string {
+	switch {
+	case name == "":
+		return ""
+	case name == NoField && (p.field == fEventID || p.field == fPayload):
+		return "every envelope needs this part; name its field"
+	case name == NoField:
+		return ""
+	case name == WholeDocument:
+		if p.field == fPayload || p.field == fKey {
+			return ""
+		}
+		return "only payload and key can be the whole document"
+	case strings.HasPrefix(name, "$") || strings.ContainsAny(name, ".\x00"):
+		return "expected a field at the top level of the document, without $ and dots"
+	case slices.Contains(relayWritten, name):
+		return "the relay writes the field " + name + " of envelopes that have to wait; use another field"
+	case name == "key" && p.field != fKey && p.field != fAggregateID:
+		return "the relay stores the ordering key of envelopes that have to wait in the field key; use another field"
+	}
+	return ""
+}
+
+// isContract reports whether the mapping is the same as none.
+func (m *Mapping) isContract() bool {
+	for _, p := range parts {
+		if *p.name(&m.names) != p.contract {
+			return false
+		}
+	}
+	return true
+}
+
+// Has reports whether the documents have the part with this name in the contract.
+func (m *Mapping) Has(contract string) bool { return m.Name(contract) != "" }
+
+// Name returns the field that holds the part with this name in the contract. It returns "" if the documents have no such
+// field. A name that cannot be mapped is returned unchanged.
+func (m *Mapping) Name(contract string) string {
+	if m == nil {
+		return contract
+	}
+	for _, p := range parts {
+		if p.contract != contract {
+			continue
+		}
+		name := *p.name(&m.names)
+		if name == NoField || name == WholeDocument {
+			return ""
+		}
+		return name
+	}
+	return contract
+}
+
+// Whole reports whether the payload is the whole document.
+func (m *Mapping) Whole() bool { return m != nil && m.whole }
+
+// RenamesID reports whether a record has another id than its document.
+func (m *Mapping) RenamesID() bool { return m != nil && m.names.ID != "" }
+
+// Ref returns the expression for the value of a part, which is null if the documents do not have it.
+func (m *Mapping) Ref(contract string) string { return "$" + cmp.Or(m.Name(contract), contract) }
+
+// Select returns a projection with the fields of these parts and with the ids.
+func (m *Mapping) Select(contract ...string) bson.D {
+	selected := bson.D{{Key: "_id", Value: 1}}
+	if m.RenamesID() {
+		selected = append(selected, bson.E{Key: m.names.ID, Value: 1})
+	}
+	for _, c := range contract {
+		name := m.Name(c)
+		if name != "" && !slices.ContainsFunc(selected, func(e bson.E) bool { return e.Key == name }) {
+			selected = append(selected, bson.E{Key: name, Value: 1})
+		}
+	}
+	return selected
+}
+
+// Without returns a projection without the fields of these parts, and without the seal.
+func (m *Mapping) Without(contract ...string) bson.D {
+	// Without a field, the projection would be empty and include everything but the id.
+	out := bson.D{{Key: "seal", Value: 0}}
+	for _, c := range contract {
+		if name := m.Name(c); name != "" {
+			out = append(out, bson.E{Key: name, Value: 0})
+		}
+	}
+	return out
+}
+
+// KeyFilter returns the condition for envelopes whose ordering key is among values, a list. The relay stores the key of an
+// envelope that waits in the field key, whatever the mapping is.
+func (m *Mapping) KeyFilter(values any) bson.E {
+	in := bson.D{{Key: "$in", Value: values}}
+	or := bson.A{bson.D{{Key: "key", Value: in}}}
+	key, aggregate := m.Name("key"), m.Name("aggregateid")
+	if key != "" && key != "key" {
+		or = append(or, bson.D{{Key: key, Value: in}})
+	}
+
+	if aggregate == "" {
+		aggregate = "_id"
+	}
+	if key == "" {
+		or = append(or, bson.D{{Key: aggregate, Value: in}})
+	} else {
+		noKey := bson.D{{Key: "$in", Value: bson.A{nil, ""}}}
+		or = append(or, bson.D{{Key: key, Value: noKey}, {Key: aggregate, Value: in}})
+	}
+	return bson.E{Key: "$or", Value: or}
+}
+
+// partsOf returns the parts that the field at c holds, or 0 if it holds none.
+func (m *Mapping) partsOf(v *View, c *cursor) fieldSet {
+	if m.whole {
+		v.noteForeign(c)
+	}
+	return m.byName[string(c.name)]
+}
+
+// nameOf returns the name of the field that holds a part, for an error message.
+func (m *Mapping) nameOf(f fieldSet) string {
+	for _, p := range parts {
+		if p.field != f {
+			continue
+		}
+		if m != nil {
+			return *p.name(&m.names)
+		}
+		return p.contract
+	}
+	return "_id"
+}
+
+// String returns the names that differ from the contract, for logs.
+func (m *Mapping) String() string {
+	if m == nil {
+		return "contract"
+	}
+	var list []string
+	for _, p := range parts {
+		if name := *p.name(&m.names); name != p.contract {
+			list = append(list, fmt.Sprintf("%s=%s", p.configKey(), name))
+		}
+	}
+	return strings.Join(list, " ")
+}
+
+// Project returns a projection of parts, and of fields that cannot be mapped, under their names in the contract.
+func (m *Mapping) Project(contract ...string) bson.D {
+	projected := bson.D{}
+	for _, c := range contract {
+		switch name := m.Name(c); name {
+		case c:
+			projected = append(projected, bson.E{Key: c, Value: 1})
+		case "":
+		default:
+			projected = append(projected, bson.E{Key: c, Value: "$" + name})
+		}
+	}
+	return projected
+}
+
+// ToContract returns the document with the field names of the contract. It leaves out the fields that hold no part of
+// the envelope. raw is returned unchanged if it is broken, or if the mapping is nil.
+func (m *Mapping) ToContract(raw bson.Raw) bson.Raw {
+	elems, err := raw.Elements()
+	if m == nil || err != nil {
+		return raw
+	}
+
+	doc := make(bson.D, 0, len(elems))
+	for _, e := range elems {
+		name := e.Key()
+		if name == "_id" || name == "key" || slices.Contains(relayWritten, name) {
+			doc = append(doc, bson.E{Key: name, Value: e.Value()})
+		}
+		for _, p := range parts {
+			if p.contract != "" && p.contract != name && *p.name(&m.names) == name {
+				doc = append(doc, bson.E{Key: p.contract, Value: e.Value()})
+			}
+		}
+		if name != "key" && m.Name(name) == name && fieldByName([]byte(name))&^(fID|relayOwned) != 0 && !slices.Contains(relayWritten, name) {
+			doc = append(doc, bson.E{Key: name, Value: e.Value()})
+		}
+	}
+	renamed, err := bson.Marshal(doc)
+	if err != nil {
+		return raw
+	}
+	return renamed
+}

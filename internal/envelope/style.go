@@ -1,0 +1,428 @@
+package envelope
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
+
+// Style is a way to write documents as JSON.
+type Style uint8
+
+// The styles.
+const (
+	Relaxed   Style = iota // relaxed Extended JSON on one line
+	Plain                  // JSON without types: dates and ids are texts, numbers are numbers
+	Debezium               // canonical Extended JSON on several lines, as Debezium's MongoEventRouter writes it
+	Connector              // strict JSON, as the MongoDB Kafka connector writes it by default
+	Connect                // as Kafka Connect's JsonConverter writes the fields of Debezium's records
+)
+
+// AppendValue appends a BSON value as JSON in a style. It returns false if the value is invalid or nested deeper than
+// 256.
+func AppendValue(dst []byte, t bson.Type, val []byte, style Style) ([]byte, bool) {
+	if style == Relaxed {
+		return appendJSON(dst, t, val, 0)
+	}
+	w := styleWriter{dst: dst, style: style}
+	ok := w.writeValue(t, val, 0)
+	return w.dst, ok
+}
+
+// AppendDocumentKey appends the key of the document of v, as the MongoDB Kafka connector writes it: {"_id": …}.
+func AppendDocumentKey(dst []byte, v *View) []byte {
+	w := styleWriter{dst: dst, style: Connector}
+	w.open('{')
+	w.writeName([]byte("_id"))
+	switch bson.Type(v.IDType) {
+	case bson.TypeObjectID:
+		w.writeOID(v.ID)
+	case bson.TypeBinary:
+		w.writeBinary(bson.TypeBinaryUUID, v.ID)
+	default:
+		w.writeText(v.ID)
+	}
+	w.close('}')
+	return w.dst
+}
+
+// appendWhole appends a document without the fields of the relay.
+func appendWhole(dst, doc []byte, style Style) ([]byte, bool) {
+	w := styleWriter{dst: dst, style: style}
+	ok := w.writeElements(doc, 1, leftOut)
+	return w.dst, ok
+}
+
+// styleWriter writes JSON in a style. Its methods append to dst.
+type styleWriter struct {
+	dst   []byte
+	style Style
+	depth int
+	empty bool // the innermost object or array has no element yet
+}
+
+func (w *styleWriter) open(bracket byte) {
+	w.dst = append(w.dst, bracket)
+	w.depth++
+	w.empty = true
+}
+
+func (w *styleWriter) close(bracket byte) {
+	w.depth--
+	if w.style == Debezium && !w.empty {
+		w.startLine()
+	}
+	w.dst = append(w.dst, bracket)
+	w.empty = false
+}
+
+func (w *styleWriter) startLine() {
+	w.dst = append(w.dst, '\n')
+	for range w.depth {
+		w.dst = append(w.dst, "  "...)
+	}
+}
+
+// startElement writes what stands before an element of an object or of an array.
+func (w *styleWriter) startElement() {
+	first := w.empty
+	w.empty = false
+	if !first {
+		w.dst = append(w.dst, ',')
+	}
+	switch {
+	case w.style == Debezium:
+		w.startLine()
+	case w.style == Connector && !first:
+		w.dst = append(w.dst, ' ')
+	}
+}
+
+func (w *styleWriter) writeName(name []byte) {
+	w.startElement()
+	w.writeText(name)
+	w.dst = append(w.dst, ':')
+	if w.style == Debezium || w.style == Connector {
+		w.dst = append(w.dst, ' ')
+	}
+}
+
+// writeText writes a string.
+func (w *styleWriter) writeText(s []byte) {
+	if w.style == Debezium || w.style == Connector {
+		w.dst = appendJavaQuoted(w.dst, s)
+		return
+	}
+	w.dst = appendQuoted(w.dst, s)
+}
+
+// openWrapped writes the beginning of {"key": "text"}, before the text. closeWrapped writes the rest.
+func (w *styleWriter) openWrapped(key string) {
+	w.open('{')
+	w.writeName([]byte(key))
+	w.dst = append(w.dst, '"')
+}
+
+func (w *styleWriter) closeWrapped() {
+	w.dst = append(w.dst, '"')
+	w.close('}')
+}
+
+// writeOne writes {"key": 1} or another constant.
+func (w *styleWriter) writeOne(key, constant string) {
+	w.open('{')
+	w.writeName([]byte(key))
+	w.dst = append(w.dst, constant...)
+	w.close('}')
+}
+
+// writeElements writes a document without the fields that skip selects. A nil skip selects none.
+func (w *styleWriter) writeElements(doc []byte, depth int, skip func(name []byte) bool) bool {
+	c, ok := openDocument(doc)
+	if !ok || depth > maxDepth {
+		return false
+	}
+
+	w.open('{')
+	for c.next() {
+		if skip != nil && skip(c.name) {
+			continue
+		}
+		w.writeName(c.name)
+		if !w.writeValue(c.typ, c.val, depth) {
+			return false
+		}
+	}
+	w.close('}')
+	return !c.broken
+}
+
+func (w *styleWriter) writeArray(arr []byte, depth int) bool {
+	c, ok := openDocument(arr)
+	if !ok || depth > maxDepth {
+		return false
+	}
+
+	w.open('[')
+	for c.next() {
+		w.startElement()
+		if !w.writeValue(c.typ, c.val, depth) {
+			return false
+		}
+	}
+	w.close(']')
+	return !c.broken
+}
+
+// writeValue writes one value. It returns false if the value is invalid.
+func (w *styleWriter) writeValue(t bson.Type, val []byte, depth int) (ok bool) {
+	switch t {
+	case bson.TypeEmbeddedDocument:
+		return w.writeElements(val, depth+1, nil)
+	case bson.TypeArray:
+		return w.writeArray(val, depth+1)
+	}
+	if w.style == Relaxed {
+		w.dst, ok = appendJSON(w.dst, t, val, depth)
+		return ok
+	}
+
+	switch t {
+	case bson.TypeString:
+		w.writeText(stringBytes(val))
+	case bson.TypeInt32:
+		w.writeInt("$numberInt", int64(int32(uint32LE(val))))
+	case bson.TypeInt64:
+		w.writeInt("$numberLong", int64(uint64LE(val)))
+	case bson.TypeDouble:
+		w.writeDouble(math.Float64frombits(uint64LE(val)))
+	case bson.TypeBoolean:
+		w.dst = strconv.AppendBool(w.dst, val[0] == 1)
+		return val[0] <= 1
+	case bson.TypeNull:
+		w.dst = append(w.dst, "null"...)
+	case bson.TypeObjectID:
+		w.writeOID(val)
+	case bson.TypeDateTime:
+		w.writeDate(int64(uint64LE(val)))
+	case bson.TypeBinary:
+		data, subtype, valid := binaryData(val)
+		if !valid {
+			return false
+		}
+		w.writeBinary(subtype, data)
+	case bson.TypeDecimal128:
+		w.writeScalar("$numberDecimal", []byte(bson.NewDecimal128(uint64LE(val[8:]), uint64LE(val)).String()))
+	default:
+		return w.writeRareType(t, val, depth)
+	}
+	return true
+}
+
+// isTyped reports whether the style preserves the types of BSON.
+func (w *styleWriter) isTyped() bool { return w.style == Debezium || w.style == Connector }
+
+// writeScalar writes a text: {"key": "text"} with types, and the text alone without.
+func (w *styleWriter) writeScalar(key string, text []byte) {
+	if !w.isTyped() {
+		w.writeText(text)
+		return
+	}
+	w.open('{')
+	w.writeName([]byte(key))
+	w.writeText(text)
+	w.close('}')
+}
+
+func (w *styleWriter) writeInt(key string, n int64) {
+	if w.style == Debezium || w.style == Connector && key == "$numberLong" {
+		w.openWrapped(key)
+		w.dst = strconv.AppendInt(w.dst, n, 10)
+		w.closeWrapped()
+		return
+	}
+	w.dst = strconv.AppendInt(w.dst, n, 10)
+}
+
+func (w *styleWriter) writeDouble(f float64) {
+	finite := !math.IsNaN(f) && !math.IsInf(f, 0)
+	switch {
+	case w.style == Debezium:
+		w.openWrapped("$numberDouble")
+		w.dst = appendJavaDouble(w.dst, f)
+		w.closeWrapped()
+	case finite && w.style == Plain:
+		w.dst = appendDouble(w.dst, f)
+	case finite || w.style == Connector:
+		w.dst = appendJavaDouble(w.dst, f)
+	default:
+		// JSON has no number for it.
+		w.dst = append(appendJavaDouble(append(w.dst, '"'), f), '"')
+	}
+}
+
+func (w *styleWriter) writeOID(id []byte) {
+	var text [24]byte
+	w.writeScalar("$oid", hex.AppendEncode(text[:0], id))
+}
+
+func (w *styleWriter) writeDate(ms int64) {
+	switch w.style {
+	case Debezium:
+		w.open('{')
+		w.writeName([]byte("$date"))
+		w.writeInt("$numberLong", ms)
+		w.close('}')
+	case Connector:
+		w.open('{')
+		w.writeName([]byte("$date"))
+		w.dst = strconv.AppendInt(w.dst, ms, 10)
+		w.close('}')
+	case Connect:
+		w.dst = strconv.AppendInt(w.dst, ms, 10)
+	case Relaxed, Plain:
+		w.dst = time.UnixMilli(ms).UTC().AppendFormat(append(w.dst, '"'), "2006-01-02T15:04:05.999Z07:00")
+		w.dst = append(w.dst, '"')
+	}
+}
+
+func (w *styleWriter) writeBinary(subtype byte, data []byte) {
+	switch {
+	case w.style == Debezium:
+		w.open('{')
+		w.writeName([]byte("$binary"))
+		w.writeBinaryFields("base64", "subType", subtype, data)
+		w.close('}')
+	case w.style == Connector:
+		w.writeBinaryFields("$binary", "$type", subtype, data)
+	case w.style == Plain && subtype == bson.TypeBinaryUUID && len(data) == 16:
+		var text [36]byte
+		w.writeText(AppendText(text[:0], bson.TypeBinary, data))
+	default:
+		w.writeBase64(data)
+	}
+}
+
+// writeBinaryFields writes a document of a binary value and its subtype.
+func (w *styleWriter) writeBinaryFields(value, kind string, subtype byte, data []byte) {
+	w.open('{')
+	w.writeName([]byte(value))
+	w.writeBase64(data)
+	w.writeName([]byte(kind))
+	w.dst = append(hex.AppendEncode(append(w.dst, '"'), []byte{subtype}), '"')
+	w.close('}')
+}
+
+func (w *styleWriter) writeBase64(data []byte) {
+	w.dst = append(base64.StdEncoding.AppendEncode(append(w.dst, '"'), data), '"')
+}
+
+// writeRareType is writeValue for types that payloads seldom contain.
+func (w *styleWriter) writeRareType(t bson.Type, val []byte, depth int) bool {
+	switch t {
+	case bson.TypeTimestamp:
+		w.writeTimestamp(uint32LE(val[4:]), uint32LE(val))
+	case bson.TypeRegex:
+		w.writeRegex(val)
+	case bson.TypeJavaScript:
+		w.writeScalar("$code", stringBytes(val))
+	case bson.TypeCodeWithScope:
+		n := stringLen(val[4:])
+		if n < 0 {
+			return false
+		}
+		code := stringBytes(val[4 : 4+n])
+		if !w.isTyped() {
+			w.writeText(code)
+			return true
+		}
+
+		w.open('{')
+		w.writeName([]byte("$code"))
+		w.writeText(code)
+		w.writeName([]byte("$scope"))
+		ok := w.writeElements(val[4+n:], depth+1, nil)
+		w.close('}')
+		return ok
+	case bson.TypeSymbol:
+		w.writeScalar("$symbol", stringBytes(val))
+	case bson.TypeDBPointer:
+		ns, id := val[:len(val)-12], val[len(val)-12:]
+		if !w.isTyped() {
+			w.writeOID(id)
+			return true
+		}
+		w.open('{')
+		w.writeName([]byte("$ref"))
+		w.writeText(stringBytes(ns))
+		w.writeName([]byte("$id"))
+		w.writeOID(id)
+		w.close('}')
+	case bson.TypeUndefined, bson.TypeMinKey, bson.TypeMaxKey:
+		w.writeConstant(t)
+	default:
+		return false
+	}
+	return true
+}
+
+// writeConstant writes a type that has one value.
+func (w *styleWriter) writeConstant(t bson.Type) {
+	switch {
+	case !w.isTyped():
+		w.dst = append(w.dst, "null"...)
+	case t == bson.TypeUndefined:
+		w.writeOne("$undefined", "true")
+	case t == bson.TypeMinKey:
+		w.writeOne("$minKey", "1")
+	default:
+		w.writeOne("$maxKey", "1")
+	}
+}
+
+func (w *styleWriter) writeTimestamp(seconds, increment uint32) {
+	if !w.isTyped() {
+		w.writeDate(int64(seconds) * 1000)
+		return
+	}
+	w.open('{')
+	w.writeName([]byte("$timestamp"))
+	w.open('{')
+	w.writeName([]byte("t"))
+	w.dst = strconv.AppendUint(w.dst, uint64(seconds), 10)
+	w.writeName([]byte("i"))
+	w.dst = strconv.AppendUint(w.dst, uint64(increment), 10)
+	w.close('}')
+	w.close('}')
+}
+
+func (w *styleWriter) writeRegex(val []byte) {
+	end := slices.Index(val, 0)
+	pattern, options := val[:end], []rune(string(val[end+1:len(val)-1]))
+	slices.Sort(options)
+	if !w.isTyped() {
+		w.writeText([]byte("/" + string(pattern) + "/" + string(options)))
+		return
+	}
+
+	names := [2]string{"$regex", "$options"}
+	w.open('{')
+	if w.style == Debezium {
+		w.writeName([]byte("$regularExpression"))
+		w.open('{')
+		names = [2]string{"pattern", "options"}
+	}
+	w.writeName([]byte(names[0]))
+	w.writeText(pattern)
+	w.writeName([]byte(names[1]))
+	w.writeText([]byte(string(options)))
+	if w.style == Debezium {
+		w.close('}')
+	}
+	w.close('}')
+}

@@ -1,0 +1,262 @@
+//go:build unix
+
+package integration
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outboxtest"
+	"github.com/outrelay/outrelay/pkg/relay"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// shopMapping names the fields of shopDocument.
+var shopMapping = map[string]any{
+	"id": "eventId", "aggregatetype": "kind", "aggregateid": "orderId", "key": "customer", "type": "name", "payload": "body",
+	"timestamp": "created", "headers": "meta", "topic": "-",
+}
+
+// shopDocument is an event of a service that knows nothing of outrelay.
+func shopDocument(n int, kind string) bson.D {
+	return bson.D{
+		{Key: "_id", Value: bson.NewObjectID()},
+		{Key: "eventId", Value: fmt.Sprintf("event-%d", n)},
+		{Key: "kind", Value: kind},
+		{Key: "orderId", Value: int32(n)},
+		{Key: "customer", Value: int64(n % 3)},
+		{Key: "name", Value: "OrderPlaced"},
+		{Key: "body", Value: bson.D{{Key: "n", Value: int32(n)}}},
+		{Key: "created", Value: time.UnixMilli(1_700_000_000_000 + int64(n))},
+		{Key: "meta", Value: bson.D{{Key: "traceparent", Value: "00-ab"}}},
+		{Key: "topic", Value: bson.D{{Key: "of", Value: "the service"}}}, // the mapping says that it means nothing
+	}
+}
+
+// Documents with field names of their own: they are delivered once and in order, wait if their topic is missing, survive
+// a kill, and are found by key. One that does not fit becomes a dead letter that names its field, and can be edited.
+func TestMappedDocuments(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Types: []string{"order"}})
+	s.SetConfig("mapping", shopMapping)
+	insert := func(from, to int, kind string) {
+		for n := from; n < to; n++ {
+			if _, err := s.Outbox().InsertOne(t.Context(), shopDocument(n, kind)); err != nil {
+				t.Fatal(err)
+			}
+			s.Ledger.Add(kit.Entry{
+				NS: s.DB.Name() + ".outbox", ID: fmt.Sprintf("event-%d", n), Key: fmt.Sprint(n % 3),
+				Topics: []string{s.TopicOf(kind)}, Payload: fmt.Appendf(nil, `{"n":%d}`, n),
+			})
+		}
+	}
+
+	p := s.StartRelay()
+	p.WaitTookOver()
+	insert(0, 50, "order")
+	insert(50, 60, "late")
+	stacktest.Eventually(t, "the envelopes without a topic wait", func() bool { return s.CountHeld("parked", "blocked") == 10 })
+	p.Kill()
+	insert(60, 80, "order")
+	p = s.StartRelay()
+	p.WaitTookOver()
+
+	code, out, errs := s.RunCommand("lookup", "--key", "2", "--json")
+	if code != 0 || !strings.Contains(out, "OrderPlaced") || !strings.Contains(out, "parked") {
+		t.Errorf("lookup by the mapped key: %d %s %s", code, out, errs)
+	}
+	s.CreateTopic("late", 3, 1)
+	s.WaitNoneHeld()
+	topics := s.ReadTopics("order", "late")
+	s.CheckDelivery(topics)
+	r := topics.WaitForRecord("event-52", func(r *kit.Record) bool { return r.Header("id") == "event-52" })
+	if r.Header("type") != "OrderPlaced" || r.Header("traceparent") != "00-ab" || len(r.Header("outrelay-id")) != 24 || r.Time.UnixMilli() != 1_700_000_000_052 {
+		t.Errorf("the record has headers %v and time %s", r.Headers, r.Time)
+	}
+
+	// A document that does not fit.
+	bad := shopDocument(99, "order")
+	bad[2].Value = bson.A{}
+	if _, err := s.Outbox().InsertOne(t.Context(), bad); err != nil {
+		t.Fatal(err)
+	}
+	var letter deadletter.Dead
+	stacktest.Eventually(t, "the document becomes a dead letter", func() bool {
+		return s.DB.Collection("outbox_dead").FindOne(t.Context(), bson.D{{Key: "_id.id", Value: bad[0].Value}}).Decode(&letter) == nil
+	})
+	if letter.Class != "malformed" || !strings.Contains(letter.Reason, "kind") || letter.Type != "OrderPlaced" || letter.Key != "0" {
+		t.Errorf("dead letter %+v", letter)
+	}
+	id := bad[0].Value.(bson.ObjectID).Hex()
+	if code, out, errs := s.RunCommand("dead", "edit", id, "--version", "0", "--field", "aggregatetype=order", "--yes"); code != 0 {
+		t.Fatalf("dead edit: %d %s %s", code, out, errs)
+	}
+	topics.WaitForRecord("the edited event", func(r *kit.Record) bool { return r.Header("id") == "event-99" })
+}
+
+// A watcher over many databases names the tenant in topics and headers. A rule drops events, and a counter shows it.
+func TestTenantsInTopics(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Types: []string{}})
+	s.SetConfig("watch", []string{s.Prefix + "_t*.outbox"})
+	s.SetConfig("topics.template", s.Prefix+".{database}.{field:meta.region}")
+	s.SetConfig("topics.rules", []any{
+		map[string]any{"match": map[string]any{"headers": map[string]any{"env": "test*"}}, "drop": true},
+		map[string]any{"match": map[string]any{"database": s.Prefix + "_t2", "fields": map[string]any{"vip": "true"}}, "to": []string{s.Prefix + ".vip"}},
+	})
+	s.SetConfig("record.headers", map[string]any{"tenant": "{database}/{collection}"})
+	one, two := s.Prefix+"_t1", s.Prefix+"_t2"
+	s.CreateTopic(one+".eu", 1, 1)
+	s.CreateTopic(two+".eu", 1, 1)
+	s.CreateTopic("vip", 1, 1)
+	topics := s.ReadTopics(one+".eu", two+".eu", "vip")
+	p := s.StartRelay()
+	p.WaitTookOver()
+
+	insert := func(db, id string, more ...bson.E) {
+		doc := append(bson.D{
+			{Key: "_id", Value: id},
+			{Key: "aggregatetype", Value: "order"},
+			{Key: "aggregateid", Value: "o"},
+			{Key: "type", Value: "Placed"},
+			{Key: "payload", Value: "x"},
+			{Key: "meta", Value: bson.D{{Key: "region", Value: "eu"}}},
+		}, more...)
+		if _, err := s.Client.Database(db).Collection("outbox").InsertOne(t.Context(), doc); err != nil {
+			t.Fatal(err)
+		}
+	}
+	insert(one, "a")
+	insert(one, "dropped", bson.E{Key: "headers", Value: bson.D{{Key: "env", Value: "test-7"}}})
+	insert(two, "b", bson.E{Key: "vip", Value: false})
+	insert(two, "c", bson.E{Key: "vip", Value: true})
+	insert(two, "no-region", bson.E{Key: "payload2", Value: 1})
+	for id, topic := range map[string]string{"a": one + ".eu", "b": two + ".eu", "c": "vip"} {
+		r := topics.WaitForRecord(id, func(r *kit.Record) bool { return r.Header("id") == id })
+		if r.Topic != s.TopicOf(topic) || r.Header("tenant") == "" || !strings.HasSuffix(r.Header("tenant"), "/outbox") {
+			t.Errorf("%s is in %s with headers %v", id, r.Topic, r.Headers)
+		}
+	}
+	stacktest.Eventually(t, "the counter shows the dropped event", func() bool {
+		code, body := p.Get("/metrics")
+		return code == http.StatusOK && strings.Contains(body, `outrelay_dropped_total{class="dropped"`)
+	})
+	for _, r := range topics.AllRecords() {
+		if r.Header("id") == "dropped" {
+			t.Error("the dropped event was sent")
+		}
+	}
+}
+
+// The preset kafka-connector publishes a document of any shape with the key and the bytes of the MongoDB Kafka connector.
+// An envelope that had to wait has the same bytes.
+func TestConnectorPreset(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Types: []string{}, Set: map[string]any{"record.preset": "kafka-connector"}})
+	s.SetConfig("topics.template", s.Prefix+".{collection}")
+	p := s.StartRelay()
+	p.WaitTookOver()
+	id := bson.NewObjectID()
+	doc := bson.D{
+		{Key: "_id", Value: id},
+		{Key: "total", Value: int64(42)},
+		{Key: "at", Value: time.UnixMilli(1700000000123)},
+		{Key: "type", Value: bson.A{int32(1), "x"}},
+		{Key: "nested", Value: bson.D{{Key: "f", Value: 1e21}, {Key: "none", Value: nil}}},
+	}
+	if _, err := s.Outbox().InsertOne(t.Context(), doc); err != nil {
+		t.Fatal(err)
+	}
+
+	stacktest.Eventually(t, "the document waits for its topic", func() bool { return s.CountHeld("parked") == 1 })
+	s.CreateTopic("outbox", 1, 1)
+	topics := s.ReadTopics("outbox")
+	later := append(bson.D{{Key: "_id", Value: "later"}}, doc[1:]...)
+	if _, err := s.Outbox().InsertOne(t.Context(), later); err != nil {
+		t.Fatal(err)
+	}
+	const rest = `, "total": {"$numberLong": "42"}, "at": {"$date": 1700000000123}, "type": [1, "x"], "nested": {"f": 1.0E21, "none": null}}`
+	for key, value := range map[string]string{
+		`{"_id": {"$oid": "` + id.Hex() + `"}}`: `{"_id": {"$oid": "` + id.Hex() + `"}` + rest,
+		`{"_id": "later"}`:                      `{"_id": "later"` + rest,
+	} {
+		r := topics.WaitForRecord(key, func(r *kit.Record) bool { return string(r.Key) == key })
+		if string(r.Value) != value || len(r.Headers) != 1 {
+			t.Errorf("value %s, want %s; headers %v", r.Value, value, r.Headers)
+		}
+	}
+}
+
+// The program, the relay in another program, and the relay of tests without servers make the same record of an event with
+// their defaults.
+func TestOneDefaultRecord(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Types: []string{"order", "embedded"}})
+	s.StartRelay().WaitTookOver()
+	other := s.Client.Database(s.Prefix + "_embedded").Collection("outbox")
+	embedded, err := relay.New(relay.Config{
+		Watcher: "embedded",
+		MongoDB: relay.MongoDB{URI: stacktest.MongoURI(t), State: s.State.Name()},
+		Kafka:   relay.Kafka{Brokers: s.Brokers},
+		Watch:   []string{other.Database().Name() + ".outbox"},
+		Topics:  relay.Topics{Template: s.TopicOf("embedded")},
+		HTTP:    relay.HTTP{Listen: "off"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- embedded.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+
+	topics := s.ReadTopics("order", "embedded")
+	env := outboxtest.New(t, outboxtest.WithTopics("order"))
+	order := event.Aggregate{Type: "order", ID: "o-1"}
+	for i, ev := range []event.Event{
+		event.New(order, "Placed", event.Bytes("application/json", []byte(`{"a":1}`)), event.WithHeader("own", []byte("h"))),
+		event.New(order, "Placed", event.JSON(map[string]any{"a": 1}), event.WithKey("k"), event.WithSubject("s")),
+		event.New(order, "Removed", event.Payload{}, event.WithExpiry(time.Now().Add(time.Hour))),
+		event.New(order, "Empty", event.Bytes("", []byte{}), event.WithID(bson.NewObjectID().Hex())),
+	} {
+		s.AppendEvents(s.Outbox(), ev)
+		s.AppendEvents(other, ev)
+		env.Publish(ev)
+		env.Settle()
+		have := func(topic string) *kit.Record {
+			return topics.WaitForRecord(topic, func(r *kit.Record) bool { return r.Topic == s.TopicOf(topic) && r.Header("id") == ev.ID().String() })
+		}
+		program, inside, memory := describeRecord(have("order")), describeRecord(have("embedded")), env.Published("order")[i]
+		var headers []string
+		for _, h := range memory.Headers {
+			headers = append(headers, h.Key+"="+string(h.Value))
+		}
+		want := fmt.Sprintf("%q %q %v %q", memory.Key, memory.Value, memory.Value == nil, headers)
+		if program != want || inside != want {
+			t.Errorf("records of %s:\nprogram  %s\nembedded %s\nmemory   %s", ev.Name(), program, inside, want)
+		}
+	}
+}
+
+// describeRecord returns the content of a record.
+func describeRecord(r *kit.Record) string {
+	var headers []string
+	for _, h := range r.Headers {
+		headers = append(headers, h.Key+"="+string(h.Value))
+	}
+	return fmt.Sprintf("%q %q %v %q", r.Key, r.Value, r.Value == nil, headers)
+}
