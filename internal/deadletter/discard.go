@@ -1,7 +1,6 @@
 package deadletter
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -145,7 +143,7 @@ func (k Desk) checkPassed(ctx context.Context, dead *mongo.Collection, q Query) 
 			return fmt.Errorf("reading the position of %s: %w", id, err)
 		}
 
-		position := cmp.Or(doc.Token.Data(), outboxes.PosAt(doc.ClusterTime))
+		position := resume.Position{Token: doc.Token, ClusterTime: doc.ClusterTime}
 		var letter struct {
 			ID ID `bson:"_id"`
 		}

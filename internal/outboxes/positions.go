@@ -59,6 +59,23 @@ func PosSweptBehind(pos string, after bson.Timestamp, margin time.Duration) bool
 	return cut >= 0 && PosUnstamped(pos[:cut]) && pos[cut+1:] > least[len("82"):]
 }
 
+// SweptPattern is a regular expression for the positions that a sweep gave to envelopes that the stream may
+// contain as well. [SweptStamp] accepts the same positions.
+const SweptPattern = "^82([0-9A-F]{16}$|0{16}-|[0-9A-F]+-0{16}(-|$))"
+
+// SweptStamp returns the stamp of the envelope to which a sweep gave the position, in the form of [PosAt].
+// swept is false for the position of an event, and for one that PosWithin made of a stamp: the stream does not
+// contain such an envelope.
+func SweptStamp(pos string) (stamp string, swept bool) {
+	zero := PosAt(bson.Timestamp{})
+	if len(pos) == len(zero) {
+		return pos, true
+	}
+
+	cut := strings.LastIndexByte(pos, '-')
+	return zero, PosUnstamped(pos) || cut >= 0 && PosUnstamped(pos[:cut])
+}
+
 // PosIsWithin reports whether PosWithin made the position.
 func PosIsWithin(pos string) bool { return strings.Contains(pos, "-") }
 

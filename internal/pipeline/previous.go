@@ -6,7 +6,9 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -23,21 +25,39 @@ type PreviousOwner struct {
 	// deadTopics is keyed by the position in the stream as well: a dead envelope has left its
 	// collection, and its id may have been inserted again.
 	deadTopics map[[16]byte][]string
-	buf        []byte
+	// sweptDead contains the envelopes that died in a sweep. Their letters do not have the positions
+	// of their events, so it is keyed by the stamp.
+	sweptDead map[[16]byte]sweptLetter
+	buf       []byte
+}
+
+// sweptLetter is an envelope that died in a sweep.
+type sweptLetter struct {
+	topics []string
+	// movedMS is the server's time of the letter. An envelope with this id that was committed later
+	// was inserted again, even if it has the same stamp.
+	movedMS int64
 }
 
 // NewPreviousOwner returns an empty set.
 func NewPreviousOwner() *PreviousOwner {
-	return &PreviousOwner{waitingTopics: map[[16]byte][]string{}, deadTopics: map[[16]byte][]string{}}
+	return &PreviousOwner{
+		waitingTopics: map[[16]byte][]string{},
+		deadTopics:    map[[16]byte][]string{},
+		sweptDead:     map[[16]byte]sweptLetter{},
+	}
 }
 
 // IsEmpty reports whether nothing was left by the previous owner.
-func (o *PreviousOwner) IsEmpty() bool { return len(o.waitingTopics)+len(o.deadTopics) == 0 }
+func (o *PreviousOwner) IsEmpty() bool {
+	return len(o.waitingTopics)+len(o.deadTopics)+len(o.sweptDead) == 0
+}
 
 // Reset removes everything.
 func (o *PreviousOwner) Reset() {
 	clear(o.waitingTopics)
 	clear(o.deadTopics)
+	clear(o.sweptDead)
 }
 
 // hashKey returns the map key of an envelope or, with pos, of its event at a position.
@@ -56,20 +76,37 @@ func (o *PreviousOwner) hashKey(ns string, id bson.RawValue, pos ...byte) [16]by
 
 // AddDeadLetter adds a dead letter of the collection ns.
 func (o *PreviousOwner) AddDeadLetter(ns string, l deadletter.LaterLetter) {
+	if stamp, swept := outboxes.SweptStamp(l.Pos); swept {
+		k := o.hashKey(ns, l.ID, []byte(stamp)...)
+		known := o.sweptDead[k]
+		o.sweptDead[k] = sweptLetter{append(known.topics, l.Topic), max(known.movedMS, l.MovedAt.UnixMilli())}
+		return
+	}
+
 	k := o.hashKey(ns, l.ID, []byte(l.Pos)...)
 	o.deadTopics[k] = append(o.deadTopics[k], l.Topic)
 }
 
 // removeDeadTopics removes the records for topics that rejected the envelope. dead reports whether
-// the event at pos has a dead letter.
+// the event has a dead letter.
 func (o *PreviousOwner) removeDeadTopics(
-	ns string, id bson.RawValue, pos []byte, records []record.Record,
+	ns string, id bson.RawValue, ev *changestream.Event, records []record.Record,
 ) (rest []record.Record, dead bool) {
-	if len(o.deadTopics) == 0 {
-		return records, false
+	if len(o.deadTopics) > 0 {
+		topics, dead := o.deadTopics[o.hashKey(ns, id, ev.Data...)]
+		if dead {
+			return dropTopics(records, topics), true
+		}
 	}
-	topics, dead := o.deadTopics[o.hashKey(ns, id, pos...)]
-	return dropTopics(records, topics), dead
+
+	if len(o.sweptDead) > 0 {
+		stamp := outboxes.PosAt(outboxes.Stamp(ev.Document))
+		l, dead := o.sweptDead[o.hashKey(ns, id, []byte(stamp)...)]
+		if dead && ev.WallMS <= l.movedMS {
+			return dropTopics(records, l.topics), true
+		}
+	}
+	return records, false
 }
 
 // AddWaiting adds an envelope that waits for topics. The topic "" is for all topics.

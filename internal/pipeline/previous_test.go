@@ -2,10 +2,13 @@ package pipeline
 
 import (
 	"testing"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -29,11 +32,44 @@ func TestN15_WhatIsDeadIsKnownByItsPlace(t *testing.T) {
 	}{
 		{"d.c", "all", "8201", 0, true}, {"d.c", "one", "8202", 1, true}, {"d.c", "one", "8203", 2, false}, {"d.x", "one", "8202", 2, false}, {"d.c", "two", "8202", 2, false},
 	} {
-		rest, dead := o.removeDeadTopics(c.ns, id(c.id), []byte(c.pos), []record.Record{{Topic: "a"}, {Topic: "b"}})
+		rest, dead := o.removeDeadTopics(c.ns, id(c.id), &changestream.Event{Data: []byte(c.pos)}, []record.Record{{Topic: "a"}, {Topic: "b"}})
 		if len(rest) != c.left || dead != c.dead || c.left == 1 && rest[0].Topic != "b" {
 			t.Errorf("%+v: %v, %v", c, rest, dead)
 		}
 	}
+
+	// A letter of a swept envelope has its stamp instead of the position of its event. An envelope that was committed
+	// after the letter was inserted again.
+	stamp := bson.Timestamp{T: 7, I: 1}
+	moved := time.UnixMilli(5000)
+	unstamped := outboxes.PosNumbered(outboxes.PosAt(bson.Timestamp{}), bson.Timestamp{T: 9}, 1)
+	o.AddDeadLetter("d.c", deadletter.LaterLetter{ID: id("stamped"), Pos: outboxes.PosAt(stamp), Topic: "a", MovedAt: moved})
+	o.AddDeadLetter("d.c", deadletter.LaterLetter{ID: id("unstamped"), Pos: unstamped, MovedAt: moved})
+	for _, c := range []struct {
+		id     string
+		stamp  bson.Timestamp
+		wallMS int64
+		left   int
+		dead   bool
+	}{
+		{"stamped", stamp, 5000, 1, true}, {"stamped", stamp, 5001, 2, false}, {"stamped", bson.Timestamp{T: 7, I: 2}, 5000, 2, false},
+		{"unstamped", bson.Timestamp{}, 4000, 0, true}, {"unstamped", bson.Timestamp{}, 6000, 2, false}, {"unstamped", stamp, 4000, 2, false},
+	} {
+		doc := bson.D{{Key: "ts", Value: c.stamp}}
+		if c.stamp.IsZero() {
+			doc = bson.D{}
+		}
+		raw, err := bson.Marshal(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ev := changestream.Event{Data: []byte("8204"), WallMS: c.wallMS, Document: raw}
+		rest, dead := o.removeDeadTopics("d.c", id(c.id), &ev, []record.Record{{Topic: "a"}, {Topic: "b"}})
+		if len(rest) != c.left || dead != c.dead {
+			t.Errorf("%+v: %v, %v", c, rest, dead)
+		}
+	}
+
 	o.Reset()
 	if !o.IsEmpty() {
 		t.Error("it forgets nothing")

@@ -214,7 +214,7 @@ func (p *Pump) deliverInsert(ctx context.Context, commitMS int64) error {
 		id := p.documentID()
 
 		var dead, waiting bool
-		item.Records, dead = p.Previous.removeDeadTopics(p.namespace(), id, p.ev.Data, item.Records)
+		item.Records, dead = p.Previous.removeDeadTopics(p.namespace(), id, &p.ev, item.Records)
 		if dead && fillErr == nil && len(item.Records) == 0 {
 			return nil
 		}

@@ -82,6 +82,83 @@ func TestN15_WhatASweepHeldIsNotSentByTheStream(t *testing.T) {
 	}
 }
 
+// TestN15_WhatDiedInASweepIsNotSentByTheStream: an envelope was committed after the end of a gap, while the gap was swept. The sweep
+// dead-lettered it, because its topic was not allowed, and the owner died before a checkpoint passed its event. The next owner may send
+// to the topic. Its stream repeats the event, and only the letter shows that it is dead. An envelope with the same id that was inserted
+// after the letter is sent.
+func TestN15_WhatDiedInASweepIsNotSentByTheStream(t *testing.T) {
+	t.Parallel()
+	for name, age := range map[string]uint32{"without a stamp": 0, "of an open transaction": 5} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			forbidden := stacktest.Topic(t, 1)
+			outbox, watchers := b.db.Collection("outbox"), b.state.Collection("watchers")
+			stop := b.start()
+			b.append(1)
+			b.consume(1)
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+			before, _, err := lease.Read(t.Context(), watchers, "default/0of1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			at, _ := before.Position().Time()
+
+			insert := func(id, payload string) {
+				t.Helper()
+				doc := bson.D{
+					{Key: "_id", Value: id},
+					{Key: "aggregatetype", Value: "order"},
+					{Key: "aggregateid", Value: "dead"},
+					{Key: "type", Value: "Placed"},
+					{Key: "payload", Value: payload},
+					{Key: "topic", Value: forbidden},
+				}
+				if age > 0 {
+					doc = append(doc, bson.E{Key: "ts", Value: bson.Timestamp{T: at.T - age, I: 1}})
+				}
+				if _, err := outbox.InsertOne(t.Context(), doc); err != nil {
+					t.Fatal(err)
+				}
+			}
+			insert("dead", "1")
+			insert("again", "2")
+			if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recover(t.Context(), time.Time{}); err != nil {
+				t.Fatal(err)
+			}
+			stop = b.start("topics.allow=[" + b.topic + "]")
+			b.log.wait(t, "the gap is closed")
+			waitFor(t, "both envelopes are dead letters", func() bool {
+				n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "class", Value: "not_allowed"}})
+				return err == nil && n == 2
+			})
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+
+			// As if the gap had ended before the envelopes were committed.
+			if _, err := watchers.UpdateOne(t.Context(), bson.D{}, bson.D{
+				{Key: "$set", Value: bson.D{{Key: "clusterTime", Value: at}}}, {Key: "$unset", Value: bson.D{{Key: "token", Value: ""}}},
+			}); err != nil {
+				t.Fatal(err)
+			}
+			insert("again", "3")
+			b.append(1, event.WithID("last"), event.WithTopic(forbidden))
+			b.start("topics.allow=[" + b.topic + "," + forbidden + "]")
+			late := *b
+			late.topic = forbidden
+			if n := late.countUntil("dead", "last"); n != 0 {
+				t.Errorf("the dead envelope was delivered %d times, want 0", n)
+			}
+			if n := late.countUntil("again", "last"); n != 1 {
+				t.Errorf("the id that was inserted again was delivered %d times, want 1", n)
+			}
+		})
+	}
+}
+
 // countUntil counts the records of an envelope in the topic, up to that of another one.
 func (b *bundle) countUntil(envelope, last string) (n int) {
 	b.t.Helper()

@@ -205,7 +205,7 @@ func (t *term) loadExceptions(ctx context.Context) (*pipeline.PreviousOwner, err
 func (t *term) loadLetters(ctx context.Context, o outboxes.Outbox, previous *pipeline.PreviousOwner) error {
 	letters := t.slot.shared.Mongo.Stream.Database(o.DB).Collection(deadletter.Collection(o.Coll))
 	return t.calls.RetryRead(ctx, func(ctx context.Context) error {
-		return deadletter.EachLater(ctx, letters, outboxes.PosOf(t.start.from), func(l deadletter.LaterLetter) error {
+		return deadletter.EachLater(ctx, letters, t.start.from, func(l deadletter.LaterLetter) error {
 			previous.AddDeadLetter(o.NS(), l)
 			return nil
 		})

@@ -341,7 +341,7 @@ func (d *DirtyList) holdsWork(
 	if still, err := outboxes.StillDirty(ctx, as(db.Collection(o.Coll)), o.Part); err != nil || still {
 		return still, err
 	}
-	return deadletter.HasLater(ctx, as(db.Collection(deadletter.Collection(o.Coll))), outboxes.PosOf(at))
+	return deadletter.HasLater(ctx, as(db.Collection(deadletter.Collection(o.Coll))), at)
 }
 
 // errCheckSlow ends a transaction that cannot determine soon enough whether a collection is empty.
