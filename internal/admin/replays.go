@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/retry"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
@@ -63,10 +64,7 @@ func (r *replayRunner) enqueueJob(j replayJob) error {
 }
 
 func (r *replayRunner) wakeRunner() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
+	retry.Signal(r.wake)
 }
 
 // checkCapacity returns [ErrReplaysFull] if the queue is full.

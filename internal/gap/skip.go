@@ -3,7 +3,6 @@ package gap
 import (
 	"crypto/sha256"
 	"encoding/binary"
-	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -81,13 +80,4 @@ func (s *Skip) WasSwept(db, coll []byte, idType byte, id, doc []byte) (known, do
 		return true, false
 	}
 	return false, s.partial
-}
-
-// subtractDuration returns t minus d in whole seconds, but never less than zero.
-func subtractDuration(t bson.Timestamp, d time.Duration) bson.Timestamp {
-	s := uint32(d / time.Second)
-	if t.T <= s {
-		return bson.Timestamp{}
-	}
-	return bson.Timestamp{T: t.T - s, I: t.I}
 }

@@ -98,7 +98,7 @@ func (s *Sweep) LowerBound() bson.Timestamp {
 func (s *Sweep) lowerBound(c outboxes.Outbox) bson.Timestamp {
 	low, known := s.ReadUpTo[c.NS()]
 	if !known {
-		low = subtractDuration(s.From, cmp.Or(s.Margin, MinMargin))
+		low = mongodb.Earlier(s.From, cmp.Or(s.Margin, MinMargin))
 	}
 	if s.Cursor.After(low) {
 		return s.Cursor
@@ -226,7 +226,7 @@ func (r *sweepRun) sweepAll(ctx context.Context) error {
 		}
 
 		// A transaction that was open at the end of the stretch has no lower stamp than this.
-		keep := s.ts.After(subtractDuration(r.To, r.Margin))
+		keep := s.ts.After(mongodb.Earlier(r.To, r.Margin))
 		if err := r.deliverCurrent(ctx, s, keep); err != nil {
 			return err
 		}

@@ -229,7 +229,7 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	}
 	p = &publisher{}
 	s = b.sweep(b.now(), p, "o")
-	s.Cursor = subtractDuration(s.To, time.Hour)
+	s.Cursor = mongodb.Earlier(s.To, time.Hour)
 	b.run(s)
 	p.wants(t, "stamped") // a cursor says that they are done
 	var plan bson.M

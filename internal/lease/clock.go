@@ -33,8 +33,9 @@ func (r *roundTrips) p99() time.Duration {
 }
 
 // guardTime returns how long before the expiry work stops, so that everything sent until then has
-// ended when the lease expires. It is at most half of ttl, because otherwise a slow server would leave
+// ended when the lease expires: 20 % of ttl, or twice the 99th percentile of the renewals' round
+// trips if that is longer. It is at most half of ttl, because otherwise a slow server would leave
 // no time to work.
-func guardTime(ttl, configured, p99 time.Duration) time.Duration {
-	return min(max(configured, ttl/5, 2*p99), ttl/2)
+func guardTime(ttl, p99 time.Duration) time.Duration {
+	return min(max(ttl/5, 2*p99), ttl/2)
 }

@@ -32,9 +32,6 @@ type Config struct {
 	// CheckpointEvery is how often a changed position is saved. Each such write also renews the lease.
 	// Defaults to Renew/4; at most Renew.
 	CheckpointEvery time.Duration
-	// Guard is the shortest time before the expiry at which work is suspended. It is raised to 20 % of
-	// TTL and to twice the 99th percentile of the renewals' round trips, but to at most half of TTL.
-	Guard time.Duration
 	// CallTimeout bounds each call to the server. Defaults to 40 % of TTL, within 1 s to 2 s.
 	CallTimeout time.Duration
 	// ReplicaSetID identifies the deployment (N5). If it is empty, Acquire reads it from the server,

@@ -132,7 +132,7 @@ func (h *Held) validFor() time.Duration { return time.Duration(h.deadline.Load()
 // extendDeadline moves the deadline after a successful write that was sent at the time sent.
 func (h *Held) extendDeadline(sent time.Duration) {
 	cfg := &h.lease.cfg
-	deadline := sent + cfg.TTL - guardTime(cfg.TTL, cfg.Guard, h.roundTrips.p99())
+	deadline := sent + cfg.TTL - guardTime(cfg.TTL, h.roundTrips.p99())
 	h.deadline.Store(int64(deadline))
 	h.lastWrite.Store(int64(sent))
 

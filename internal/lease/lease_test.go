@@ -128,14 +128,13 @@ func hex32(n uint32) string {
 
 func TestGuard(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct{ ttl, configured, p99, want time.Duration }{
-		{5 * time.Second, 0, 0, time.Second},
-		{5 * time.Second, 0, 800 * time.Millisecond, 1600 * time.Millisecond},
-		{5 * time.Second, 2 * time.Second, 0, 2 * time.Second},
-		{5 * time.Second, 0, time.Minute, 2500 * time.Millisecond},
+	for _, c := range []struct{ ttl, p99, want time.Duration }{
+		{5 * time.Second, 0, time.Second},
+		{5 * time.Second, 800 * time.Millisecond, 1600 * time.Millisecond},
+		{5 * time.Second, time.Minute, 2500 * time.Millisecond},
 	} {
-		if got := guardTime(c.ttl, c.configured, c.p99); got != c.want {
-			t.Errorf("guard(%v, %v, %v) = %v, want %v", c.ttl, c.configured, c.p99, got, c.want)
+		if got := guardTime(c.ttl, c.p99); got != c.want {
+			t.Errorf("guard(%v, %v) = %v, want %v", c.ttl, c.p99, got, c.want)
 		}
 	}
 

@@ -52,7 +52,7 @@ func (w *documentWatch) arm() {
 		w.started = true
 		w.lease.watches.Go(w.followUntilStopped)
 	}
-	notify(w.armed)
+	retry.Signal(w.armed)
 }
 
 // stop makes the stream end within watchAwait. It does not wait for the end: Lease.watches does.
@@ -72,14 +72,6 @@ func (w *documentWatch) waitForChange(ctx context.Context, d time.Duration) {
 	case <-w.woken:
 	case <-t.C:
 	case <-ctx.Done():
-	}
-}
-
-// notify sends to c, which has one slot, unless the slot is full.
-func notify(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
 	}
 }
 
@@ -137,7 +129,7 @@ func (w *documentWatch) followStream(ctx context.Context) error {
 	}()
 
 	// The document may have changed before the stream was open.
-	notify(w.woken)
+	retry.Signal(w.woken)
 
 	for !w.stopped() {
 		call, cancel := context.WithTimeout(ctx, watchAwait+w.lease.cfg.CallTimeout)
@@ -159,7 +151,7 @@ func (w *documentWatch) followStream(ctx context.Context) error {
 		case <-w.armed:
 		default:
 		}
-		notify(w.woken)
+		retry.Signal(w.woken)
 
 		// The standby now reads the document, and may acquire the lease and stop this watch. It would
 		// then have to wait for a getMore that is under way, so there is none until it waits again.

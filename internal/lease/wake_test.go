@@ -11,6 +11,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 func TestAStandbyThatWatchesIsWokenByTheReleaseAlone(t *testing.T) {
@@ -27,7 +28,7 @@ func TestAStandbyThatWatchesIsWokenByTheReleaseAlone(t *testing.T) {
 		e *event.CommandStartedEvent,
 	) {
 		if e.CommandName == "getMore" {
-			notify(waiting)
+			retry.Signal(waiting)
 		}
 	}}))
 

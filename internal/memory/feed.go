@@ -3,6 +3,8 @@ package memory
 import (
 	"sync"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 // feed contains the committed events of an outbox that no relay has delivered yet, in commit order.
@@ -55,10 +57,7 @@ func (f *feed) addCommitted(inserted []any) {
 		}
 	}
 
-	select {
-	case f.wake <- struct{}{}:
-	default:
-	}
+	retry.Signal(f.wake)
 }
 
 // firstPending returns the envelope to be delivered next, and whether there is one.

@@ -52,3 +52,16 @@ func AskMargin(ctx context.Context, client *mongo.Client) (time.Duration, error)
 
 	return max(MinMargin, 2*time.Duration(reply.Seconds)*time.Second), nil
 }
+
+// Earlier returns t less d, rounded up to whole seconds, or zero if d is longer than t.
+func Earlier(t bson.Timestamp, d time.Duration) bson.Timestamp {
+	if d <= 0 {
+		return t
+	}
+
+	s := int64((d + time.Second - 1) / time.Second)
+	if s >= int64(t.T) {
+		return bson.Timestamp{}
+	}
+	return bson.Timestamp{T: t.T - uint32(s), I: t.I}
+}

@@ -92,13 +92,12 @@ func (d *Dispatcher) resolveException(e *Exception) {
 }
 
 // nextExceptions removes the next batch from the queue and returns it. The batch is empty if
-// the queue is. d.writing stays set until then.
+// the queue is.
 func (d *Dispatcher) nextExceptions() []Exception {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
 	n := min(len(d.exceptions), maxExceptions)
-	d.writing = n > 0
 	batch := d.exceptions[:n:n]
 
 	// Every ticket of the batch is unresolved, so its event comes after the watermark.

@@ -24,6 +24,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/watermark"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -188,7 +189,6 @@ type Dispatcher struct {
 	exceptionWake chan struct{} // one token: exceptions is not empty
 	mu            sync.Mutex
 	exceptions    []Exception
-	writing       bool // a batch of exceptions is being recorded
 }
 
 var _ record.Acks = (*Dispatcher)(nil)
@@ -339,21 +339,17 @@ func (d *Dispatcher) hasRoom() bool {
 	return int64(d.tracker.Unresolved()) < d.maxTickets.Load()
 }
 
-// queueException closes gates and queues e for Run, in one step.
+// queueException closes gates and queues e for Run.
 func (d *Dispatcher) queueException(e Exception, gates ...Gate) {
 	d.queueDeliveries(d.followers.notifyLeft(&e))
 
-	// Gates and queue change under one lock. An audit corrects a gate only if it finds
-	// the queue empty under this lock.
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	for _, g := range gates {
 		d.gates.changeWaiting(g.NS, g.Topic, g.Key, 1)
 	}
+
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.exceptions = append(d.exceptions, e)
 
-	select {
-	case d.exceptionWake <- struct{}{}:
-	default: // a token is pending already
-	}
+	retry.Signal(d.exceptionWake)
 }

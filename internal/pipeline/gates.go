@@ -35,28 +35,20 @@ type gates struct {
 	// stopped holds keys with a side delivery that the sink returned and whose outcome is not
 	// recorded yet.
 	stopped map[Gate]struct{}
-	waiting int    // exceptions, over all gates
-	changes uint32 // changes of any gate
+	waiting int // exceptions, over all gates
 }
 
 // topicGates are the gates of one topic by hash. A topic with too many keys has a mask with
 // fewer bits.
 type topicGates struct {
 	mask   uint32
-	byHash map[uint32]gateCount
+	byHash map[uint32]int32
 }
 
 // Gate is the scope of an order: the collection, by the value of its header `outrelay-ns`, the
 // topic, and the key.
 type Gate struct {
 	NS, Topic, Key string
-}
-
-// gateCount is the number of exceptions that wait behind a gate, and the value of gates.changes
-// at its last change.
-type gateCount struct {
-	waiting   int32
-	changedAt uint32
 }
 
 func newGates(maxCounters int) *gates {
@@ -83,29 +75,23 @@ func mixHashes(ns, key uint64) uint32 { return uint32((ns*31 + key) >> 32) }
 func (g *gates) changeWaiting(ns, topic, key string, n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.changeLocked(topic, hashKey(ns, key), n)
-}
-
-// changeLocked changes the counter of a hash by n.
-func (g *gates) changeLocked(topic string, hash uint32, n int) {
 	c := g.topics[topic]
 	if c == nil {
-		c = &topicGates{mask: fullMask, byHash: map[uint32]gateCount{}}
+		c = &topicGates{mask: fullMask, byHash: map[uint32]int32{}}
 	}
-	masked := hash & c.mask
+	masked := hashKey(ns, key) & c.mask
 	before, known := c.byHash[masked]
 
-	// The exception was counted before the gates were loaded again, or an audit removed it.
-	left := int(before.waiting) + n
+	// A document that no relay made an exception was never counted.
+	left := int(before) + n
 	if left < 0 {
 		return
 	}
 
-	g.changes++
 	g.waiting += n
 	if left > 0 {
 		g.topics[topic] = c
-		c.byHash[masked] = gateCount{int32(left), g.changes}
+		c.byHash[masked] = int32(left)
 	} else {
 		delete(c.byHash, masked)
 	}
@@ -146,11 +132,9 @@ func (g *gates) foldLocked() {
 
 		// The mask has so few values that at most half of the counters are left.
 		largest.mask = min(largest.mask>>1, 1<<(bits.Len(uint(n))-2)-1)
-		folded := make(map[uint32]gateCount, n/2)
-		for hash, c := range largest.byHash {
-			masked := hash & largest.mask
-			sum := folded[masked]
-			folded[masked] = gateCount{sum.waiting + c.waiting, max(sum.changedAt, c.changedAt)}
+		folded := make(map[uint32]int32, n/2)
+		for hash, waiting := range largest.byHash {
+			folded[hash&largest.mask] += waiting
 		}
 		largest.byHash = folded
 		g.counters += len(folded) - n

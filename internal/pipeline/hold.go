@@ -161,13 +161,6 @@ func (d *Dispatcher) OpenGate(ns, topic, key string) { d.gates.changeWaiting(ns,
 // all withdrawn records of the key have been handled.
 func (d *Dispatcher) ResumeKey(ns, topic, key string) { d.gates.resumeKey(ns, topic, key) }
 
-// CountGated returns the number of exceptions that the gates count, over all topics.
-func (d *Dispatcher) CountGated() int {
-	d.gates.mu.Lock()
-	defer d.gates.mu.Unlock()
-	return d.gates.waiting
-}
-
 // holdTargets queues one exception for the targets of item whose indexes are in held, and
 // closes their gates.
 func (d *Dispatcher) holdTargets(item *Item, held []int, state string, t record.Ticket) {

@@ -7,6 +7,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 // Sent is an envelope whose delivery is recorded on its document. Either this was requested,
@@ -46,10 +47,7 @@ func (d *Dispatcher) queueDeliveries(list []*Sent) {
 	d.deliveries = append(d.deliveries, list...)
 	d.sentMu.Unlock()
 
-	select {
-	case d.deliveryWake <- struct{}{}:
-	default: // a token is pending already
-	}
+	retry.Signal(d.deliveryWake)
 }
 
 // RunRecorder records deliveries until ctx ends, and then returns nil. It resolves their

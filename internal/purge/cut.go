@@ -172,19 +172,6 @@ func (w *Watermarks) Cut(o outboxes.Outbox, keep time.Duration) (Cut, error) {
 	}
 
 	earliest.Position = earliest.Before
-	earliest.Before = subtractDuration(earliest.Before, keep)
+	earliest.Before = mongodb.Earlier(earliest.Before, keep)
 	return earliest, nil
-}
-
-// subtractDuration returns t less d, rounded up to whole seconds, or zero if d is longer than t.
-func subtractDuration(t bson.Timestamp, d time.Duration) bson.Timestamp {
-	if d <= 0 {
-		return t
-	}
-
-	s := int64((d + time.Second - 1) / time.Second)
-	if s >= int64(t.T) {
-		return bson.Timestamp{}
-	}
-	return bson.Timestamp{T: t.T - uint32(s), I: t.I}
 }

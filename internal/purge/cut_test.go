@@ -51,7 +51,7 @@ func TestCutGoesNoFurtherThanItKeeps(t *testing.T) {
 	for keep, want := range map[time.Duration]bson.Timestamp{
 		0: at, -1: at, 1: {T: 99, I: 7}, time.Second: {T: 99, I: 7}, 1001 * time.Millisecond: {T: 98, I: 7}, 100 * time.Second: {}, time.Hour: {},
 	} {
-		if got := subtractDuration(at, keep); got != want {
+		if got := mongodb.Earlier(at, keep); got != want {
 			t.Errorf("%v before %v is %v, want %v", keep, at, got, want)
 		}
 	}

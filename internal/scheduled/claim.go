@@ -9,7 +9,6 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 const (
@@ -99,7 +98,7 @@ func (s *Scheduled) awaitDue(ctx context.Context) ([]timer, error) {
 func (s *Scheduled) requestFeed(taken []timer) {
 	for _, e := range taken {
 		if e.collection.passPending.Load() && e.collection.indexEntries.Load() < feedLow {
-			waiting.Signal(s.feedWake)
+			retry.Signal(s.feedWake)
 			return
 		}
 	}
@@ -199,7 +198,7 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup) err
 // endTimers removes envelopes from those in flight, with any fate.
 func (s *Scheduled) endTimers(keys ...uint64) {
 	s.timers.endFlights(keys...)
-	waiting.Signal(s.room)
+	retry.Signal(s.room)
 }
 
 // releaseUnclaimed releases an envelope that could not be claimed: it was canceled or rescheduled,

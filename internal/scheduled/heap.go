@@ -8,7 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/waiting"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 // timer is one scheduled envelope that is due soon. It is only a hint: the envelope may have been
@@ -97,7 +97,7 @@ func (t *timerCache) pushTimer(e timer) bool {
 		e.collection.indexEntries.Add(1)
 	}
 	if t.heap[0].key == e.key {
-		waiting.Signal(t.wake)
+		retry.Signal(t.wake)
 	}
 	return true
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/waiting"
 )
@@ -171,7 +172,7 @@ func (s *Scheduled) NoteScheduled(ns string, id bson.RawValue, dueAt time.Time) 
 	now := s.Now()
 	c.lastHint.Store(now.UnixMilli())
 	if c.idle.CompareAndSwap(true, false) {
-		waiting.Signal(s.feedWake)
+		retry.Signal(s.feedWake)
 	}
 	if dueAt.Before(now.Add(horizon)) {
 		s.timers.addCopy(c, id, dueAt.UnixMilli(), false)

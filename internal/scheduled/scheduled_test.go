@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"testing"
@@ -91,6 +92,7 @@ func (p *planned) take(change func(*waiting.FinisherConfig, *ScheduledConfig)) *
 	f := waiting.FinisherConfig{
 		Client: p.client, Fencer: x.held, Outlet: x.outlet, Retry: retry.Policy{Base: time.Second, Cap: time.Minute}, MaxAttempts: 5,
 		Recording: "watermark", Watcher: "orders", Node: "n", Version: "v", Epoch: epoch, Now: p.now,
+		OnRetry: func(error) {}, OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler), Count: func(waiting.End, record.Class) {},
 	}
 	c := ScheduledConfig{
 		Client: p.client, Fencer: x.held, Epoch: epoch, Outlet: x.outlet, Now: p.now,

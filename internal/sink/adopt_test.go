@@ -20,6 +20,7 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 // admin returns a client for requests that the sink does not send.
@@ -149,7 +150,7 @@ func TestN09_GrownTopicIsDrainedThenAdopted(t *testing.T) {
 
 	addPartitions(t, topic, 3)
 	stacktest.Eventually(t, "the new partitions are adopted", func() bool {
-		wake(r.refresher.wake)
+		retry.Signal(r.refresher.wake)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return len(r.topics[topic].partitions) == 3 && r.topics[topic].isReady()
@@ -303,7 +304,7 @@ func TestTopicDeletedMidRunIsHeldAndComesBack(t *testing.T) {
 	}
 	// Before that the broker may accept records, and lose them.
 	stacktest.Eventually(t, "the sink has seen the deletion", func() bool {
-		wake(r.refresher.wake)
+		retry.Signal(r.refresher.wake)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return r.topics[topic].obstacle.kind == kindMissing
@@ -478,7 +479,7 @@ func TestN07_FoundAlsoWhenTheGrowthWasAdoptedBeforeTheCrash(t *testing.T) {
 
 	addPartitions(t, topic, 4)
 	stacktest.Eventually(t, "the new partitions are adopted", func() bool {
-		wake(first.refresher.wake)
+		retry.Signal(first.refresher.wake)
 		first.mu.Lock()
 		defer first.mu.Unlock()
 		return len(first.topics[topic].partitions) == 4 && first.topics[topic].isReady()
@@ -516,7 +517,7 @@ func TestN07_TheOldPartitionOfAKeyIsReadBeforeItsRecordsGoElsewhere(t *testing.T
 	p, hits := d.r.quarantineOnly(topic)
 	d.r.run(t)
 	stacktest.Eventually(t, "the new partitions are adopted", func() bool {
-		wake(d.r.refresher.wake)
+		retry.Signal(d.r.refresher.wake)
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()
 		return len(d.r.topics[topic].partitions) == 4 && d.r.topics[topic].isReady()

@@ -117,7 +117,7 @@ func (l *lane) sendLoop(ctx context.Context) {
 
 		l.failures++
 		// The broker may lead the partitions no longer. The layout is read again during the pause.
-		wake(l.sink.refresher.wake)
+		retry.Signal(l.sink.refresher.wake)
 		if retry.Sleep(ctx, sendBackoff.Delay(l.failures)) != nil {
 			return
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 // openManyPartitions opens a sink that does not run, with partitions that have no leaders.
@@ -117,7 +118,7 @@ func TestLimitsThatCouldNotBeReadAreReadLater(t *testing.T) {
 
 	away.Store(false)
 	stacktest.Eventually(t, "the limit is read", func() bool {
-		wake(r.refresher.wake)
+		retry.Signal(r.refresher.wake)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return r.topics["a"].maxBytes > 0

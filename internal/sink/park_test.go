@@ -21,6 +21,7 @@ import (
 	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 // TestN11_MissingTopicIsParkedAndFollowsInOrder: the records of a missing topic are given back, and
@@ -326,7 +327,7 @@ func TestN11_AMovedLeaderMayHaveTheBatch(t *testing.T) {
 	k.on.Store(false)
 	leaderless.Store(false)
 	stacktest.Eventually(t, "the leader is back", func() bool {
-		wake(d.r.refresher.wake)
+		retry.Signal(d.r.refresher.wake)
 		d.mu.Lock()
 		ready := len(d.ready) > 0
 		d.mu.Unlock()
@@ -542,7 +543,7 @@ func quarantineIsParked(t *testing.T, before, during int) {
 
 	d.r.run(t)
 	stacktest.Eventually(t, "the partition has a leader", func() bool {
-		wake(d.r.refresher.wake)
+		retry.Signal(d.r.refresher.wake)
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()
 		return p.lane != nil
@@ -618,7 +619,7 @@ func TestN11_ADeletedTopicIsParkedByPartition(t *testing.T) {
 		t.Fatal(err)
 	}
 	stacktest.Eventually(t, "its deletion is seen", func() bool {
-		wake(d.r.refresher.wake)
+		retry.Signal(d.r.refresher.wake)
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()
 		return d.r.topics[topic].partitions[0].parked && d.r.topics[topic].partitions[1].parked
@@ -680,13 +681,13 @@ func TestN11_AGrownTopicFlowsBesideALeaderlessPartition(t *testing.T) {
 	})
 
 	leaderless.Store(true)
-	wake(d.r.refresher.wake)
+	retry.Signal(d.r.refresher.wake)
 	d.waitUntil("the partition is parked", func() bool { return len(d.held) > 0 })
 
 	old := d.heldCount()
 	partitions.Store(4)
 	stacktest.Eventually(t, "the new partitions are adopted", func() bool {
-		wake(d.r.refresher.wake)
+		retry.Signal(d.r.refresher.wake)
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()
 		top := d.r.topics["a"]
@@ -705,7 +706,7 @@ func TestN11_AGrownTopicFlowsBesideALeaderlessPartition(t *testing.T) {
 
 	k.on.Store(false)
 	leaderless.Store(false)
-	wake(d.r.refresher.wake)
+	retry.Signal(d.r.refresher.wake)
 	if err := d.r.waitEnded(t); !errors.Is(err, ErrReopen) {
 		t.Fatalf("the sink ended with %v, want ErrReopen", err)
 	}

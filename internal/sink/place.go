@@ -117,7 +117,7 @@ func (r *refresher) applyLayout(layout *kafkawire.Layout) {
 			t.setObstacle(obstacle{kindGrowing, text}, now)
 			r.sink.log.Info("topic has grown; waiting for its records in flight before its new partitions are used",
 				"topic", name, "from", from, "to", to)
-			wake(r.sink.adopter.wake)
+			retry.Signal(r.sink.adopter.wake)
 		}
 
 		for _, p := range t.partitions {
@@ -196,7 +196,7 @@ func (r *refresher) setLeaderLocked(p *partition, layout []kafkawire.PartitionLa
 		p.lane = to
 		p.markReadyLocked()
 		if p.ready {
-			wake(to.wake)
+			retry.Signal(to.wake)
 		}
 	}
 	r.sink.parker.unparkLocked(p)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 const (
@@ -49,8 +50,8 @@ func (s *Sink) Run(ctx context.Context) error {
 			}
 		})
 	}
-	wake(s.adopter.wake)
-	wake(s.refresher.wake)
+	retry.Signal(s.adopter.wake)
+	retry.Signal(s.refresher.wake)
 	s.Flush()
 
 	<-ctx.Done()
@@ -107,7 +108,7 @@ func (s *Sink) refreshIdleOffsets(ctx context.Context) {
 	ends, err := s.c.kafka.ListOffsets(ctx, leaders)
 	if err != nil && ctx.Err() == nil {
 		// A leader has failed or moved.
-		wake(s.refresher.wake)
+		retry.Signal(s.refresher.wake)
 		s.log.Debug("listing offsets of idle partitions failed", "error", err)
 	}
 

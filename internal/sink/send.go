@@ -11,6 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire/batch"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 const (
@@ -168,10 +169,10 @@ func (s *Sink) keepUntilAdoptedLocked(t *topic, rec *record.Record, k record.Tic
 
 	if t.obstacle.none() {
 		t.setObstacle(obstacle{kindAdopting, fmt.Sprintf("topic %q is being adopted", t.name)}, time.Now())
-		wake(s.adopter.wake)
+		retry.Signal(s.adopter.wake)
 	}
 	if t.obstacle.parksTopic() && reservedBytes(t.waiting) > s.parker.maxObstructed {
-		wake(s.parker.wake)
+		retry.Signal(s.parker.wake)
 	}
 }
 
@@ -347,7 +348,7 @@ func (s *Sink) enqueueLocked(p *partition, rec *record.Record, t record.Ticket, 
 	p.markReadyLocked()
 
 	if !p.obstacle.none() && reservedBytes(p.queue) > s.parker.maxObstructed {
-		wake(s.parker.wake)
+		retry.Signal(s.parker.wake)
 	}
 }
 
@@ -357,7 +358,7 @@ func (s *Sink) Flush() {
 	defer s.mu.Unlock()
 	for _, l := range s.lanes.byID {
 		if len(l.ready) > 0 {
-			wake(l.wake)
+			retry.Signal(l.wake)
 		}
 	}
 }

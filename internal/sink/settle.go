@@ -9,6 +9,7 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire/batch"
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 const (
@@ -71,16 +72,16 @@ func (l *lane) settleRequest(err error) {
 		p.markReadyLocked()
 		// This lane looks at its own ready list next.
 		if p.ready && p.lane != l {
-			wake(p.lane.wake)
+			retry.Signal(p.lane.wake)
 		}
 
 		if len(p.queue) == 0 && p.topic.growing && p.topic.isDrained() {
-			wake(l.sink.adopter.wake)
+			retry.Signal(l.sink.adopter.wake)
 		}
 
 		// Parking skips busy partitions. A partition may be busy at each tick of its timer.
 		if !p.obstacle.none() && l.sink.parker.mustParkLocked(p, now, false) {
-			wake(l.sink.parker.wake)
+			retry.Signal(l.sink.parker.wake)
 		}
 	}
 	clear(l.acked)
@@ -121,7 +122,7 @@ func (l *lane) applyResultLocked(p *partition, r *kafkawire.ProduceResult, now t
 	case kafkawire.VerdictRetry:
 		// NOT_ENOUGH_REPLICAS comes from the right leader. After other codes the leader may have moved.
 		if r.Code != kafkawire.NotEnoughReplicas {
-			wake(l.sink.refresher.wake)
+			retry.Signal(l.sink.refresher.wake)
 		}
 		text := fmt.Sprintf("partition %d of topic %q: Kafka responds with %v", p.tp.Partition, p.tp.Topic, r.Code)
 		l.retryLaterLocked(p, obstacle{kindRefused, text}, now, 0)
@@ -140,14 +141,14 @@ func (l *lane) applyResultLocked(p *partition, r *kafkawire.ProduceResult, now t
 			return
 		}
 		p.topic.configStale = true
-		wake(l.sink.refresher.wake)
+		retry.Signal(l.sink.refresher.wake)
 		l.splitHeadLocked(p, b)
 
 	case kafkawire.VerdictCorrupt:
 		l.handleCorruptLocked(p, b, now)
 
 	case kafkawire.VerdictRefused:
-		wake(l.sink.refresher.wake)
+		retry.Signal(l.sink.refresher.wake)
 		wait := refusedRetry
 		// A leader that has just moved away responds with this code, too.
 		if r.Code == kafkawire.UnknownTopicOrPartition && p.tries < movedTries {
@@ -215,7 +216,7 @@ func (l *lane) retryLaterLocked(p *partition, why obstacle, now time.Time, wait 
 		p.retryPending = false
 		p.markReadyLocked()
 		if p.ready {
-			wake(p.lane.wake)
+			retry.Signal(p.lane.wake)
 		}
 	})
 }

@@ -291,10 +291,3 @@ func (s *Sink) failLocked(err error) {
 		s.cancelRun(err)
 	}
 }
-
-func wake(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}

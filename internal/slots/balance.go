@@ -18,6 +18,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
@@ -351,8 +352,5 @@ func (b *Balancer) NoteReleased(i int) {
 
 // requestRefresh requests that the table is read soon. It does not block.
 func (b *Balancer) requestRefresh() {
-	select {
-	case b.wakeup <- struct{}{}:
-	default:
-	}
+	retry.Signal(b.wakeup)
 }

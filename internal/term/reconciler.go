@@ -62,13 +62,13 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		Log:         t.log,
 		OnRetry:     trouble,
 		OnRecovered: well,
-		Count: func(end waiting.End, class record.Class, n int) {
-			t.slot.metrics.Reconciled.WithLabelValues(end.String()).Add(float64(n))
+		Count: func(end waiting.End, class record.Class) {
+			t.slot.metrics.Reconciled.WithLabelValues(end.String()).Inc()
 			if end == waiting.Dropped {
-				t.slot.metrics.Dropped.WithLabelValues(string(class)).Add(float64(n))
+				t.slot.metrics.Dropped.WithLabelValues(string(class)).Inc()
 			}
 			if end == waiting.Dead {
-				t.slot.metrics.DeadLetters.WithLabelValues(string(class)).Add(float64(n))
+				t.slot.metrics.DeadLetters.WithLabelValues(string(class)).Inc()
 			}
 		},
 	})
@@ -226,7 +226,7 @@ func (t *term) startReconciler(ctx, work context.Context, g *errgroup.Group) {
 		r.scheduled.Run,
 		r.purger.Run,
 		t.dirty.CleanPeriodically,
-		t.auditPeriodically,
+		t.countPeriodically,
 	} {
 		loops.Go(func() error { return ignoreStop(pub, run(pub)) })
 	}
@@ -272,43 +272,32 @@ func (t *term) drainReconciler(work context.Context) {
 }
 
 const (
-	// auditEvery is the interval at which the gates are compared with the collections (N15).
-	auditEvery = 10 * time.Second
-	// auditShare bounds the cost of audits: after an audit, the pause is at least this many times
+	// countEvery is the interval at which the waiting envelopes are counted.
+	countEvery = 10 * time.Second
+	// countShare bounds the cost of counts: after a count, the pause is at least this many times
 	// as long as it took.
-	auditShare = 50
+	countShare = 50
 )
 
-// auditPeriodically compares the gates with the waiting envelopes in the collections and counts the
-// envelopes, until ctx ends.
-func (t *term) auditPeriodically(ctx context.Context) error {
-	out := t.reconciler.outlet
-	audit := t.dispatcher.NewAudit()
-	for wait := auditEvery; retry.Sleep(ctx, wait) == nil; {
+// countPeriodically counts the waiting envelopes until ctx ends.
+func (t *term) countPeriodically(ctx context.Context) error {
+	for wait := countEvery; retry.Sleep(ctx, wait) == nil; {
 		began := time.Now()
-		if err := t.auditOnce(ctx, out, audit); err != nil && ctx.Err() == nil {
+		if err := t.countWaiting(ctx); err != nil && ctx.Err() == nil {
 			t.log.Debug("cannot count the waiting envelopes", "reason", err)
 		}
-		wait = max(auditEvery, auditShare*time.Since(began))
+		wait = max(countEvery, countShare*time.Since(began))
 	}
 	return nil
 }
 
-func (t *term) auditOnce(ctx context.Context, out *pipeline.Outlet, audit *pipeline.Audit) error {
-	if len(t.dirty.DirtyOutboxes()) == 0 && t.dispatcher.CountGated() == 0 {
-		t.slot.metrics.Exceptions.Reset()
-		t.slot.WaitingCount.Store(0)
-		return nil
-	}
-
-	if err := t.auditGates(ctx, out, audit); err != nil {
-		return err
-	}
-
+// countWaiting counts the waiting envelopes of the dirty collections, for the metrics and the status.
+func (t *term) countWaiting(ctx context.Context) error {
 	counts, err := t.reconciler.exceptions.Counts(ctx)
 	if err != nil {
 		return err
 	}
+
 	t.slot.metrics.Exceptions.Reset()
 	waiting := int64(0)
 	for _, c := range counts {
@@ -318,24 +307,5 @@ func (t *term) auditOnce(ctx context.Context, out *pipeline.Outlet, audit *pipel
 		}
 	}
 	t.slot.WaitingCount.Store(waiting)
-	return nil
-}
-
-// auditGates compares the gates with the collections and corrects the gates.
-func (t *term) auditGates(ctx context.Context, out *pipeline.Outlet, audit *pipeline.Audit) error {
-	look := audit.StartComparison()
-	held := func(ns, topic, key string) { look.AddStored(out.RecordNamespace(ns), topic, key) }
-	behind := func(string) bool { return false }
-	known := func(string, byte, []byte, []string) {}
-	if _, err := t.reconciler.exceptions.Load(ctx, behind, held, known); err != nil {
-		return err
-	}
-
-	t.reconciler.exceptions.EachKeyInFlight(func(ns, key string) { look.MarkInFlight(out.RecordNamespace(ns), key) })
-	if n := look.CorrectGates(); n > 0 {
-		t.log.Warn("corrected gates that did not match the waiting envelopes", "keys", n)
-		t.journal.appendEvent(ctx, "gates_mended", bson.D{{Key: "keys", Value: n}})
-		t.reconciler.exceptions.Wake("")
-	}
 	return nil
 }

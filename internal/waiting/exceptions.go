@@ -118,11 +118,10 @@ type Config struct {
 	Finisher    *Finisher
 	// Mapping reads the documents. nil: they are envelopes of the contract.
 	Mapping *envelope.Mapping
-	// Route returns the topics of an envelope that does not list its targets. If it is nil, only the
-	// Outlet can route, and such an envelope takes its turn for all topics at once.
+	// Route returns the topics of an envelope that does not list its targets.
 	Route func(e *outboxes.Envelope) ([]string, error)
 	// Check returns an error for an envelope that neither a relay nor an operator made an exception.
-	// Such an envelope becomes a dead letter at once. nil accepts all.
+	// Such an envelope becomes a dead letter at once.
 	Check func(v *envelope.View) error
 	// FindRecords returns the records of an envelope that a read-back has found in topics (nil: in all
 	// topics that it routes to). AckIfFound acks those that are still there, and sends nothing. If
@@ -132,8 +131,7 @@ type Config struct {
 	FindRecords func(e *outboxes.Envelope, topics []string) []Hit
 	AckIfFound  func(e *outboxes.Envelope, topics []string, answer func(record.Published)) bool
 
-	// Compacted reports whether a topic may keep only the newest record of a key (N10). nil: no topic
-	// does.
+	// Compacted reports whether a topic may keep only the newest record of a key (N10).
 	Compacted func(topic string) bool
 
 	// Now returns the time of the server.
@@ -143,11 +141,10 @@ type Config struct {
 	// MaxInFlight bounds the envelopes that are published and have no written fate yet. Defaults to
 	// 10,000.
 	MaxInFlight int
-	// Log defaults to none.
-	Log *slog.Logger
-	// OnRetry is called with the error of each read that failed and is retried. May be nil.
-	OnRetry func(error)
-	// OnRecovered is called when reads succeed again. May be nil.
+	Log         *slog.Logger
+	// OnRetry is called with the error of each read that failed and is retried, OnRecovered when reads
+	// succeed again.
+	OnRetry     func(error)
 	OnRecovered func()
 }
 
@@ -159,10 +156,6 @@ func New(c Config) *Exceptions {
 	if c.MaxInFlight <= 0 {
 		c.MaxInFlight = defaultMaxFlying
 	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
-
 	return &Exceptions{
 		config:       c,
 		wake:         make(chan struct{}, 1),
@@ -197,7 +190,7 @@ func (x *Exceptions) Wake(topic string) {
 	clear(x.heldKeys)
 	x.mu.Unlock()
 
-	Signal(x.wake)
+	retry.Signal(x.wake)
 }
 
 // QueueWritten requests scans for exceptions that were just written, so that those whose turn it is are
@@ -222,7 +215,7 @@ func (x *Exceptions) QueueWritten(list []Exception) {
 	}
 	x.mu.Unlock()
 
-	Signal(x.wake)
+	retry.Signal(x.wake)
 }
 
 // allParkedLocked reports whether topics is not empty and all of them are parked.
@@ -233,16 +226,6 @@ func (x *Exceptions) allParkedLocked(topics []string) bool {
 		}
 	}
 	return len(topics) > 0
-}
-
-// EachKeyInFlight calls each for every key with an envelope that is published and whose fate is not written
-// yet. It holds the lock during the calls.
-func (x *Exceptions) EachKeyInFlight(each func(ns, key string)) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for k := range x.keyStates {
-		each(k.ns, k.key)
-	}
 }
 
 // Run publishes until ctx ends, and returns its cause. It retries failed reads until they succeed. The
@@ -269,9 +252,7 @@ func (x *Exceptions) Run(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 		if err != nil {
-			if x.config.OnRetry != nil {
-				x.config.OnRetry(err)
-			}
+			x.config.OnRetry(err)
 			if backoff.Wait(ctx) != nil {
 				return context.Cause(ctx)
 			}
@@ -284,9 +265,7 @@ func (x *Exceptions) Run(ctx context.Context) error {
 
 		if backoff.Attempts() > 0 {
 			backoff.Reset()
-			if x.config.OnRecovered != nil {
-				x.config.OnRecovered()
-			}
+			x.config.OnRecovered()
 		}
 
 		select {
@@ -381,7 +360,7 @@ func (x *Exceptions) publishDueRetries(ctx context.Context, c outboxes.Outbox) e
 	readMore := x.work.moreDue && len(x.inFlight) < fewInFlight
 	x.mu.Unlock()
 	if readMore {
-		Signal(x.wake)
+		retry.Signal(x.wake)
 	}
 	if !stuck {
 		return nil
@@ -408,12 +387,4 @@ func splitRefusal(err error) (refused *record.Refusal, other error) {
 func stringValue(s string) bson.RawValue {
 	_, v, _ := bson.MarshalValue(s)
 	return bson.RawValue{Type: bson.TypeString, Value: v}
-}
-
-// copyValue returns a copy of v that does not alias a reply. A missing value becomes null.
-func copyValue(v bson.RawValue) bson.RawValue {
-	if v.Type == 0 {
-		v.Type = bson.TypeNull
-	}
-	return bson.RawValue{Type: v.Type, Value: append([]byte(nil), v.Value...)}
 }

@@ -2,7 +2,9 @@ package waiting
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -11,6 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -81,14 +84,17 @@ func BenchmarkExceptions(b *testing.B) {
 				out := &instant{}
 				f := NewFinisher(FinisherConfig{
 					OnRetry: func(err error) { b.Log(err) }, Client: client, Fencer: held, Outlet: out, Retry: retry.Reopen, MaxAttempts: 3, Now: time.Now,
-					Count: func(End, record.Class, int) {
+					OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler),
+					Count: func(End, record.Class) {
 						if k := finished.Add(1); k == n {
 							close(done)
 						}
 					},
 				})
 				x := New(Config{
-					Client: client, Outlet: out, Finisher: f, Now: time.Now,
+					Client: client, Outlet: out, Finisher: f, Now: time.Now, OnRetry: func(err error) { b.Log(err) }, OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler),
+					Check: func(*envelope.View) error { return nil }, Compacted: func(string) bool { return false },
+					Route:       func(*outboxes.Envelope) ([]string, error) { return nil, errors.New("only the outlet routes") },
 					Collections: func() []outboxes.Outbox { return []outboxes.Outbox{{DB: db.Name(), Coll: "outbox"}} },
 				})
 				if state == "retry" { // only what the index of due ones tells

@@ -3,6 +3,7 @@ package waiting
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -25,7 +26,7 @@ func TestN03_FatesAreWrittenInPartsWhereTheServerIsSlow(t *testing.T) {
 	te := h.begin()
 	defer te.out.kill(nil)
 	slow := &stacktest.Hasty{Fence: h.held, Coll: h.coll, Done: present("sentAt"), Most: 5}
-	f := NewFinisher(FinisherConfig{Client: h.client, Fencer: slow, Outlet: te.out, Recording: "watermark", Now: time.Now})
+	f := NewFinisher(FinisherConfig{Client: h.client, Fencer: slow, Outlet: te.out, Recording: "watermark", Now: time.Now, OnRetry: func(error) {}, OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	for from := range 2 {

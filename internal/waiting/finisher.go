@@ -108,13 +108,13 @@ type FinisherConfig struct {
 	Epoch       int64
 	Seal        []byte           // of the state database, see [outboxes.Registry.Seal]
 	Now         func() time.Time // the time of the server
-	Log         *slog.Logger     // defaults to none
+	Log         *slog.Logger
 	// OnRetry is called with the error of each write that failed and is retried, and OnRecovered after
-	// the next write that succeeds. Both may be nil.
+	// the next write that succeeds.
 	OnRetry     func(error)
 	OnRecovered func()
-	// Count adds n to the counters of fates. May be nil.
-	Count func(end End, class record.Class, n int)
+	// Count is called for each fate that is written.
+	Count func(end End, class record.Class)
 }
 
 // decision is a delivery whose fate is decided.
@@ -168,9 +168,6 @@ const postponeFor = 5 * time.Second
 
 // NewFinisher returns a Finisher. It writes nothing before Run.
 func NewFinisher(c FinisherConfig) *Finisher {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
 	return &Finisher{config: c, wake: make(chan struct{}, 1), partSize: mongodb.NewPartSize(mongodb.MaxDocuments)}
 }
 
@@ -181,7 +178,7 @@ func (f *Finisher) Answered(d *Delivery, p record.Published) {
 		f.removals.appendRemoval(removal{ns: d.NS, id: d.ID, flight: d.Flight, ticket: p.Ticket, number: d.Number})
 		f.mu.Unlock()
 
-		Signal(f.wake)
+		retry.Signal(f.wake)
 		return
 	}
 
@@ -209,7 +206,7 @@ func (f *Finisher) queueDecision(a *decision) {
 	f.queue = append(f.queue, a)
 	f.mu.Unlock()
 
-	Signal(f.wake)
+	retry.Signal(f.wake)
 }
 
 // Run writes until ctx ends or the lease is lost, and returns the cause.
@@ -347,7 +344,7 @@ func (f *Finisher) retryWrite(ctx context.Context, op func(context.Context) erro
 	for {
 		err := op(ctx)
 		if err == nil {
-			if f.failing && f.config.OnRecovered != nil {
+			if f.failing {
 				f.config.OnRecovered()
 			}
 			f.failing = false
@@ -361,9 +358,7 @@ func (f *Finisher) retryWrite(ctx context.Context, op func(context.Context) erro
 		}
 
 		f.failing = true
-		if f.config.OnRetry != nil {
-			f.config.OnRetry(err)
-		}
+		f.config.OnRetry(err)
 		if backoff.Wait(ctx) != nil {
 			return context.Cause(ctx)
 		}

@@ -2,7 +2,9 @@ package waiting
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -12,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
@@ -66,16 +69,22 @@ func (h *house) begin() *term {
 	te.f = NewFinisher(FinisherConfig{
 		Client: h.client, Fencer: h.held, Outlet: te.out, Retry: retry.Policy{Base: time.Millisecond, Cap: 2 * time.Millisecond}, MaxAttempts: h.attempts,
 		Recording: h.recording, DropExpired: h.drop, Watcher: "orders", Node: "a", Epoch: 1, Now: time.Now,
-		OnRetry: func(err error) { h.t.Log("finishing: ", err) },
-		Count: func(e End, _ record.Class, n int) {
+		OnRetry:     func(err error) { h.t.Log("finishing: ", err) },
+		OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler),
+		Count: func(e End, _ record.Class) {
 			te.mu.Lock()
-			te.ends[e] += n
+			te.ends[e]++
 			te.mu.Unlock()
 		},
 	})
+	route := h.route
+	if route == nil {
+		route = func(*outboxes.Envelope) ([]string, error) { return nil, errors.New("only the outlet routes") }
+	}
 	te.x = New(Config{
-		Client: h.client, Outlet: te.out, Finisher: te.f, Now: time.Now, Poll: 20 * time.Millisecond, Route: h.route, MaxInFlight: h.flying,
-		OnRetry: func(err error) { h.t.Log("reading: ", err) },
+		Client: h.client, Outlet: te.out, Finisher: te.f, Now: time.Now, Poll: 20 * time.Millisecond, Route: route, MaxInFlight: h.flying,
+		OnRetry: func(err error) { h.t.Log("reading: ", err) }, OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler),
+		Check: func(*envelope.View) error { return nil }, Compacted: func(string) bool { return false },
 		Collections: func() []outboxes.Outbox {
 			if !te.dirty.Load() {
 				return nil
@@ -98,7 +107,7 @@ func (te *term) run() *term {
 		te.out.mu.Lock()
 		te.out.dead = true
 		te.out.mu.Unlock()
-		Signal(te.out.kick)
+		retry.Signal(te.out.kick)
 		<-te.out.over
 	})
 	te.h.t.Cleanup(te.stop)

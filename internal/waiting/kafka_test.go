@@ -11,6 +11,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 // broker is what stands behind the Outlets of all terms of a test: topics, and what may go wrong with them.
@@ -66,9 +67,11 @@ type wire struct {
 	seen    map[string]map[written]int64 // read back, by topic
 	latched map[[3]string]bool
 	opened  map[[3]string]int
+	closed  map[[3]string]int // by the test: exceptions that were decided, or loaded at the take-over
 	settled map[record.Ticket]int
 	told    map[record.Ticket]bool
 	reached string
+	early   bool // a gate was opened more often than it was closed
 	held    bool // answers nothing
 	dead    bool
 	last    record.Ticket
@@ -96,7 +99,7 @@ type published struct {
 func (b *broker) connect() *wire {
 	o := &wire{
 		b: b, queue: map[string][]*sent{}, flushed: map[string]int{}, seen: map[string]map[written]int64{}, latched: map[[3]string]bool{},
-		opened: map[[3]string]int{}, settled: map[record.Ticket]int{}, told: map[record.Ticket]bool{}, reached: "9", last: record.Side,
+		opened: map[[3]string]int{}, closed: map[[3]string]int{}, settled: map[record.Ticket]int{}, told: map[record.Ticket]bool{}, reached: "9", last: record.Side,
 		kick: make(chan struct{}, 1), over: make(chan struct{}),
 	}
 	b.mu.Lock()
@@ -180,7 +183,7 @@ func (o *wire) Flush() {
 		o.flushed[topic] = len(q)
 	}
 	o.mu.Unlock()
-	Signal(o.kick)
+	retry.Signal(o.kick)
 }
 
 // run answers one record at a time, of any topic.
@@ -285,7 +288,7 @@ func (o *wire) hold(yes bool) {
 	o.mu.Lock()
 	o.held = yes
 	o.mu.Unlock()
-	Signal(o.kick)
+	retry.Signal(o.kick)
 }
 
 // kill ends the term: of each topic a part of what was in flight is written, nothing without r, and nobody hears of it.
@@ -308,7 +311,7 @@ func (o *wire) kill(r *rand.Rand) {
 	}
 	o.mu.Unlock()
 	o.b.mu.Unlock()
-	Signal(o.kick)
+	retry.Signal(o.kick)
 	<-o.over
 }
 
@@ -326,6 +329,29 @@ func (o *wire) OpenGate(ns, topic, key string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.opened[[3]string{ns, topic, key}]++
+	if o.closed[[3]string{ns, topic, key}] < o.opened[[3]string{ns, topic, key}] {
+		o.early = true
+	}
+}
+
+// closeGate counts an exception, as the dispatcher does when it decides that an envelope waits.
+func (o *wire) closeGate(ns, topic, key string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closed[[3]string{ns, topic, key}]++
+}
+
+// gates returns the exceptions that each gate counts, and whether one was opened more often than it was closed.
+func (o *wire) gates() (left map[[3]string]int, early bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	left = map[[3]string]int{}
+	for gate, n := range o.closed {
+		if n > o.opened[gate] {
+			left[gate] = n - o.opened[gate]
+		}
+	}
+	return left, o.early
 }
 
 func (o *wire) Reached() string {

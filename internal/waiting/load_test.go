@@ -11,6 +11,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/routing"
 )
 
@@ -158,7 +159,7 @@ func TestAFateThatTheServerDoesNotTakeHoldsUpNobodyElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	te.f.retryPostponed()
-	Signal(te.f.wake)
+	retry.Signal(te.f.wake)
 	h.drained()
 	te.landed()
 	h.broker.ordered()

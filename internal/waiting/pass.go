@@ -2,11 +2,13 @@ package waiting
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 )
@@ -71,7 +73,7 @@ func (x *Exceptions) scanCollection(ctx context.Context, c outboxes.Outbox, p sc
 			break
 		}
 		if p.skipParked {
-			scan.Skip = sortedNames(p.skip)
+			scan.Skip = slices.Sorted(maps.Keys(p.skip))
 		}
 
 		var err error
@@ -118,7 +120,7 @@ func (x *Exceptions) stoppedTopics() (topics []string, all bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	_, allStopped := x.current.stopped[allTopics]
-	return sortedNames(x.current.stopped), allStopped || x.current.stoppedAll
+	return slices.Sorted(maps.Keys(x.current.stopped)), allStopped || x.current.stoppedAll
 }
 
 // beginPage prepares for the next page. It reports whether the pass is over because all of its topics
@@ -146,16 +148,6 @@ func (x *Exceptions) beginPage(p *scanPass) (over bool) {
 	return p.onlyTopics != nil
 }
 
-// sortedNames returns the elements of set in ascending order.
-func sortedNames(set map[string]struct{}) []string {
-	list := make([]string, 0, len(set))
-	for t := range set {
-		list = append(list, t)
-	}
-	slices.Sort(list)
-	return list
-}
-
 // publishInTurn publishes the envelope raw to the topics for which it is its turn. An envelope at
 // fault goes to the Finisher instead. publishInTurn blocks while too many envelopes are in flight, and
 // returns an error if the outlet cannot publish at all.
@@ -164,12 +156,17 @@ func (x *Exceptions) publishInTurn(ctx context.Context, p *scanPass, ns string, 
 		return err
 	}
 
-	malformed := x.config.Mapping.Parse(raw, &p.view)
-	if malformed == nil && x.config.Check != nil {
+	malformed, forged := x.config.Mapping.Parse(raw, &p.view), false
+	if malformed == nil {
 		malformed = x.config.Check(&p.view)
+		forged = malformed != nil
 	}
 
 	it := x.newCandidate(p, ns, raw, malformed)
+	if forged {
+		// No gate counts it (N15), whatever origin it claims.
+		it.origin = ""
+	}
 	now := x.config.Now().UnixMilli()
 	if it.pos > p.reached {
 		p.reached = x.config.Outlet.Reached()
@@ -233,7 +230,7 @@ func (x *Exceptions) publishInTurn(ctx context.Context, p *scanPass, ns string, 
 func (x *Exceptions) newDelivery(p *scanPass, it *candidate, f *flight) *Delivery {
 	return &Delivery{
 		NS:            it.ref.ns,
-		ID:            copyValue(it.id),
+		ID:            mongodb.CloneValue(it.id),
 		Number:        p.view.Delivery,
 		Key:           it.ref.key,
 		Pos:           it.pos,
@@ -293,7 +290,7 @@ func (x *Exceptions) newCandidate(p *scanPass, ns string, raw bson.Raw, malforme
 	}
 
 	it.topics = []string{allTopics}
-	if x.config.Route != nil && malformed == nil {
+	if malformed == nil {
 		list, err := x.config.Route(&outboxes.Envelope{DB: p.db, Coll: p.coll, TS: p.view.TS, Raw: raw})
 		if err == nil && len(list) > 0 {
 			it.topics = slices.Clone(list)

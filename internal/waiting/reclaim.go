@@ -6,8 +6,10 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 // lateRead holds the arguments of a call of ReclaimLate.
@@ -43,7 +45,7 @@ func (x *Exceptions) ReclaimLate(ready func() bool, release func()) {
 	x.lateReads = append(x.lateReads, lateRead{ready, release})
 	x.mu.Unlock()
 
-	Signal(x.wake)
+	retry.Signal(x.wake)
 }
 
 // reclaimLateHits does the work of ReclaimLate. Envelopes that it could not finish are looked at again
@@ -116,7 +118,7 @@ func (x *Exceptions) reclaimCollections(
 				taken++
 			}
 			if wait {
-				left[c] = append(left[c], copyValue(raw.Lookup("_id")))
+				left[c] = append(left[c], mongodb.CloneValue(raw.Lookup("_id")))
 			}
 			return err
 		}
@@ -164,7 +166,7 @@ func (x *Exceptions) reclaimEnvelope(
 
 	// The record in a compacted topic is found when the envelope's turn comes, after the earlier
 	// envelopes of its key (N10).
-	compacted := slices.ContainsFunc(hits, func(h Hit) bool { return x.config.Compacted != nil && x.config.Compacted(h.Topic) })
+	compacted := slices.ContainsFunc(hits, func(h Hit) bool { return x.config.Compacted(h.Topic) })
 	if state == "" || compacted {
 		return false, true, nil
 	}
@@ -181,7 +183,7 @@ func (x *Exceptions) reclaimEnvelope(
 		it.pending = hits[0].Targets
 	}
 	f := &flight{
-		ref:     keyRef{it.ref.orderKey, copyValue(it.ref.stored)},
+		ref:     keyRef{it.ref.orderKey, mongodb.CloneValue(it.ref.stored)},
 		topics:  topics,
 		alone:   true,
 		partial: len(topics) < len(it.pending),

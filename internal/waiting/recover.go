@@ -42,10 +42,6 @@ type orderScope struct{ ns, topic, key string }
 // records for its other topics may still have been queued when that owner died, and neither the stream
 // nor a sweep sends an envelope that has a state. FindHits then finds the topics that have the record.
 func (x *Exceptions) WidenIncomplete(ctx context.Context, after string, unsure func(pos string) bool) (widened int, err error) {
-	if x.config.Route == nil {
-		return 0, nil
-	}
-
 	var list []Wider
 	write := func() error {
 		if err := WidenExceptions(ctx, x.config.Finisher.config.Fencer, list); err != nil {
@@ -80,7 +76,7 @@ func (x *Exceptions) WidenIncomplete(ctx context.Context, after string, unsure f
 			}
 
 			number, _ := raw.Lookup("delivery").AsInt64OK()
-			id := copyValue(raw.Lookup("_id"))
+			id := mongodb.CloneValue(raw.Lookup("_id"))
 			list = append(list, Wider{NS: c.NS(), ID: id, Delivery: int32(number), Topics: more})
 			if len(list) < mongodb.MaxDocuments {
 				return nil
@@ -141,7 +137,7 @@ func (x *Exceptions) dropOvertakingHits(
 	missing := map[orderScope]string{}
 	for i := range hits {
 		h := &hits[i]
-		if h.pos != "" && x.config.Compacted != nil && x.config.Compacted(h.Topic) {
+		if h.pos != "" && x.config.Compacted(h.Topic) {
 			missing[h.order] = ""
 		}
 	}
@@ -281,10 +277,6 @@ func (x *Exceptions) decideFromHits(c outboxes.Outbox, raw bson.Raw, hits []*Hit
 		pending = hits[0].Targets
 	}
 	if len(pending) == 0 {
-		if x.config.Route == nil {
-			return nil
-		}
-
 		e := outboxes.Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll), Raw: raw}
 		list, err := x.config.Route(&e)
 		if err != nil || len(list) == 0 {
@@ -295,7 +287,7 @@ func (x *Exceptions) decideFromHits(c outboxes.Outbox, raw bson.Raw, hits []*Hit
 
 	d := &Delivery{
 		NS:      c.NS(),
-		ID:      copyValue(raw.Lookup("_id")),
+		ID:      mongodb.CloneValue(raw.Lookup("_id")),
 		Number:  int32(number),
 		Claim:   claim,
 		Pending: pending,

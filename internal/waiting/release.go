@@ -33,9 +33,7 @@ func (f *Finisher) releaseBatch(batch []*decision) {
 		if a.Done != nil {
 			a.Done(a.fate)
 		}
-		if f.config.Count != nil {
-			f.config.Count(a.fate.End, a.fate.Class, 1)
-		}
+		f.config.Count(a.fate.End, a.fate.Class)
 	}
 	f.config.Log.Debug("fates of envelopes are written",
 		"finished", count[Finished], "retrying", count[Retrying], "waiting", count[Waiting],

@@ -14,6 +14,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 // Requeued envelopes that do not list their topics cannot be left out by the server while their topic is parked. Where more of
@@ -42,7 +43,7 @@ func TestN17_DueRetriesOfAParkedTopicAreNotReadInFullAtEachPoll(t *testing.T) {
 		te.out.mu.Lock()
 		te.out.dead = true
 		te.out.mu.Unlock()
-		Signal(te.out.kick)
+		retry.Signal(te.out.kick)
 		<-te.out.over
 	})
 	te.x.parked["a"] = struct{}{}

@@ -5,8 +5,10 @@ import (
 	"slices"
 
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 // allTopics stands for all topics of an envelope that does not list its targets.
@@ -83,7 +85,7 @@ func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]strin
 	}
 
 	f := &flight{
-		ref:     keyRef{key, copyValue(it.ref.stored)},
+		ref:     keyRef{key, mongodb.CloneValue(it.ref.stored)},
 		topics:  topics,
 		alone:   alone || topics[0] == allTopics,
 		partial: len(topics) < len(it.topics),
@@ -152,7 +154,7 @@ func (x *Exceptions) isReadyLocked(p *scanPass, it *candidate, now int64) bool {
 	if len(x.work.ahead) < maxKeys {
 		a, known := x.work.ahead[it.ref.orderKey]
 		if !known || it.pos < a.pos {
-			x.work.ahead[it.ref.orderKey] = keyAhead{copyValue(it.ref.stored), it.pos}
+			x.work.ahead[it.ref.orderKey] = keyAhead{mongodb.CloneValue(it.ref.stored), it.pos}
 		}
 	} else if x.work.aheadOverflow == "" || it.pos < x.work.aheadOverflow {
 		x.work.aheadOverflow = it.pos
@@ -308,9 +310,9 @@ func (x *Exceptions) endFlight(id string, f *flight, fate Fate) {
 	for t := range resume {
 		x.config.Outlet.ResumeKey(f.ref.ns, t, f.ref.key)
 	}
-	Signal(x.room)
+	retry.Signal(x.room)
 	if wake {
-		Signal(x.wake)
+		retry.Signal(x.wake)
 	}
 }
 

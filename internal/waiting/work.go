@@ -2,9 +2,12 @@ package waiting
 
 import (
 	"context"
+	"maps"
+	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
@@ -32,7 +35,7 @@ func (x *Exceptions) queueKeyLocked(set map[orderKey]bson.RawValue, ref keyRef) 
 		x.work.scanAll = true
 		return
 	}
-	set[ref.orderKey] = copyValue(ref.stored)
+	set[ref.orderKey] = mongodb.CloneValue(ref.stored)
 }
 
 // promoteKeys queues the keys that the watermark has passed and, if due is set, those that waited for
@@ -64,9 +67,7 @@ func (x *Exceptions) promoteKeys(due bool) {
 func (x *Exceptions) takeScanReasons() (all, moreDue bool, topics []string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for t := range x.work.topics {
-		topics = append(topics, t)
-	}
+	topics = slices.Collect(maps.Keys(x.work.topics))
 	clear(x.work.topics)
 	all, x.work.scanAll = x.work.scanAll, false
 	moreDue, x.work.moreDue = x.work.moreDue, false
@@ -91,7 +92,7 @@ func (x *Exceptions) takeQueuedKeys(ns string) []bson.RawValue {
 // wait for a parked topic. many reports that there may be more.
 func (x *Exceptions) findDueKeys(ctx context.Context, c outboxes.Outbox) (refs []bson.RawValue, many bool, err error) {
 	x.mu.Lock()
-	skip := x.parkedTopicsLocked()
+	skip := slices.Collect(maps.Keys(x.parked))
 	x.mu.Unlock()
 
 	coll := x.config.Client.Database(c.DB).Collection(c.Coll)
@@ -104,7 +105,7 @@ func (x *Exceptions) findDueKeys(ctx context.Context, c outboxes.Outbox) (refs [
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, k := range found {
-		stored := copyValue(k.Key)
+		stored := mongodb.CloneValue(k.Key)
 		key := orderKey{c.NS(), keyText(k.Key, k.AggregateID)}
 		_, known := seen[IDKey(stored)]
 		if known || x.keyStates[key] != nil || x.heldKeys[key] {
@@ -114,13 +115,4 @@ func (x *Exceptions) findDueKeys(ctx context.Context, c outboxes.Outbox) (refs [
 		refs = append(refs, stored)
 	}
 	return refs, len(found) >= dueLimit, nil
-}
-
-// parkedTopicsLocked returns the parked topics in no order.
-func (x *Exceptions) parkedTopicsLocked() []string {
-	list := make([]string, 0, len(x.parked))
-	for t := range x.parked {
-		list = append(list, t)
-	}
-	return list
 }

@@ -428,10 +428,7 @@ func (p *partition) setCommitted(offset int64) {
 
 // wakeReader wakes the fetch loop. It does not block.
 func (p *partition) wakeReader() {
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
+	retry.Signal(p.wake)
 }
 
 // goWorker runs f in the group of the tracks. It returns false if the partition is closed.

@@ -301,10 +301,7 @@ func (s *session) countFinished(n int) {
 
 // requestCommit wakes the commit loop. It does not block.
 func (s *session) requestCommit() {
-	select {
-	case s.commitRequested <- struct{}{}:
-	default:
-	}
+	retry.Signal(s.commitRequested)
 }
 
 // commitLoop commits offsets according to the commit mode until the generation ends.

@@ -152,10 +152,7 @@ func (r *waitingRoom) scheduleLocked(q *waitingQueue, due time.Time) {
 		heap.Push(&r.scheduled, q)
 	}
 
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
+	retry.Signal(r.wake)
 }
 
 // beginAdd announces a message of the queue. From now on, later messages of its key follow it. It must be called before
