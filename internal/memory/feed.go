@@ -3,8 +3,6 @@ package memory
 import (
 	"sync"
 	"time"
-
-	"github.com/outrelay/outrelay/internal/retry"
 )
 
 // feed contains the committed events of an outbox that no relay has delivered yet, in commit order.
@@ -57,7 +55,10 @@ func (f *feed) addCommitted(inserted []any) {
 		}
 	}
 
-	retry.Signal(f.wake)
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
 }
 
 // firstPending returns the envelope to be delivered next, and whether there is one.
