@@ -74,15 +74,8 @@ func (l Letters) Requeue(
 		return l.ofHandlers().requeue(ctx, f, opts, did)
 	}
 	f.RequeueStatus = string(deadletter.Replayable)
-	namespaces, q, err := l.resolveFilter(ctx, f)
-	if err != nil {
-		return out, err
-	}
-	if q.Empty() && !q.All {
-		return out, deadletter.ErrEmptyQuery
-	}
-
-	out.Matched, err = deadletter.Count(ctx, l.op.State.Client(), namespaces, q)
+	namespaces, q, matched, err := l.countMatching(ctx, f)
+	out.Matched = matched
 	if err != nil || out.Matched == 0 {
 		return out, err
 	}
@@ -114,6 +107,21 @@ func (l Letters) Requeue(
 		{Key: "refused", Value: out.Refused},
 		{Key: "query", Value: f.auditFields()},
 	}, err)
+}
+
+// countMatching resolves a filter for an action on letters, and counts the letters that it matches. It
+// rejects a filter without any condition.
+func (l Letters) countMatching(
+	ctx context.Context, f DeadFilter,
+) (namespaces []string, q deadletter.Query, matched int64, err error) {
+	namespaces, q, err = l.resolveFilter(ctx, f)
+	if err == nil && q.Empty() && !q.All {
+		err = deadletter.ErrEmptyQuery
+	}
+	if err == nil {
+		matched, err = deadletter.Count(ctx, l.op.State.Client(), namespaces, q)
+	}
+	return namespaces, q, matched, err
 }
 
 // DeadEdited is the result of an edit, or with a dry run the expected result.
@@ -183,15 +191,8 @@ func (l Letters) Discard(ctx context.Context, f DeadFilter, dryRun bool, did fun
 		return l.ofHandlers().discard(ctx, f, dryRun, did)
 	}
 	out := DeadDiscarded{DryRun: dryRun}
-	namespaces, q, err := l.resolveFilter(ctx, f)
-	if err != nil {
-		return out, err
-	}
-	if q.Empty() && !q.All {
-		return out, deadletter.ErrEmptyQuery
-	}
-
-	out.Matched, err = deadletter.Count(ctx, l.op.State.Client(), namespaces, q)
+	namespaces, q, matched, err := l.countMatching(ctx, f)
+	out.Matched = matched
 	if err != nil || dryRun || out.Matched == 0 {
 		return out, err
 	}

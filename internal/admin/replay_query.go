@@ -155,7 +155,7 @@ func readEnvelopes(
 
 		// Copied documents share a timestamp, and are read all at once.
 		if n == 0 {
-			docs, err = q.find(ctx, coll, q.filter(beforeStamp(last), last), 0)
+			docs, err = q.find(ctx, coll, q.filter(mongodb.Preceding(last), last), 0)
 		}
 	}
 	if err != nil {
@@ -188,12 +188,4 @@ func (q replayQuery) fields() bson.D {
 func (q replayQuery) find(ctx context.Context, coll *mongo.Collection, filter bson.D, limit int) ([]bson.Raw, error) {
 	return mongodb.FindAll[bson.Raw](ctx, mongodb.Majority(coll), "reading envelopes of "+mongodb.Namespace(coll), filter,
 		options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}).SetLimit(int64(limit)).SetProjection(q.fields()).SetAllowDiskUse(true))
-}
-
-// beforeStamp returns the greatest timestamp below t. t must not be zero.
-func beforeStamp(t bson.Timestamp) bson.Timestamp {
-	if t.I > 0 {
-		return bson.Timestamp{T: t.T, I: t.I - 1}
-	}
-	return bson.Timestamp{T: t.T - 1, I: 1<<32 - 1}
 }

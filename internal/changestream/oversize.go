@@ -143,9 +143,9 @@ const goneNote = "the document was too large for a change event and is no longer
 // rebuildEvent returns the event with doc as its fullDocument, or with the note if doc is nil. The
 // result may exceed BSON's size limit for a document, because it never leaves the process.
 func rebuildEvent(raw []byte, doc bson.Raw) []byte {
-	typ, name, val := byte(typeDocument), "fullDocument", []byte(doc)
+	typ, name, val := byte(bson.TypeEmbeddedDocument), "fullDocument", []byte(doc)
 	if doc == nil {
-		typ, name = typeString, noteField
+		typ, name = byte(bson.TypeString), noteField
 		val = binary.LittleEndian.AppendUint32(nil, uint32(len(goneNote)+1))
 		val = append(append(val, goneNote...), 0)
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/envelope"
 )
 
 // Op is the kind of a change event. The zero value is a kind that the stream does not request.
@@ -69,30 +71,32 @@ type Event struct {
 // noteField is the name of Event.Note in the rebuilt event of a document that could not be fetched.
 const noteField = "outrelayNote"
 
-var errNotAnEvent = errors.New("no _id or no operationType")
+var (
+	errNotAnEvent = errors.New("no _id or no operationType")
+	errTruncated  = errors.New("truncated BSON")
+)
 
 // Parse reads a raw change event into ev in one pass. It allocates only if it fails. It reads only
 // the fields of Event and does not validate the others. It does not parse the inserted document.
 func Parse(raw []byte, ev *Event) error {
 	*ev = Event{}
-	b, err := documentBody(raw)
-	if err != nil {
-		return fmt.Errorf("parsing change event: %w", err)
-	}
-
-	for len(b) > 0 {
+	b, ok := envelope.Elements(raw)
+	for ok && len(b) > 0 {
 		var (
-			typ       byte
+			typ       bson.Type
 			name, val []byte
 		)
-		if typ, name, val, b, err = splitElement(b); err != nil {
-			return fmt.Errorf("parsing change event: %w", err)
+		if typ, name, val, b, ok = envelope.SplitElement(b); !ok {
+			break
 		}
-		if err = ev.setField(typ, name, val); err != nil {
+		if err := ev.setField(typ, name, val); err != nil {
 			return fmt.Errorf("parsing %q of a change event: %w", name, err)
 		}
 	}
 
+	if !ok {
+		return fmt.Errorf("parsing change event: %w", errTruncated)
+	}
 	if ev.Token == nil || ev.Op == Other {
 		return fmt.Errorf("parsing change event: %w", errNotAnEvent)
 	}
@@ -106,63 +110,64 @@ func Parse(raw []byte, ev *Event) error {
 	return nil
 }
 
-func (ev *Event) setField(typ byte, name, val []byte) (err error) {
+func (ev *Event) setField(typ bson.Type, name, val []byte) error {
 	switch string(name) {
 	case "_id":
-		if typ != typeDocument {
+		if typ != bson.TypeEmbeddedDocument {
 			return nil
 		}
 		ev.Token = val
 		dataType, data, err := lookupField(val, "_data")
-		if dataType == typeString {
-			ev.Data = stringValue(data)
+		if dataType == bson.TypeString {
+			ev.Data = envelope.StringBytes(data)
 		}
 		return err
 
 	case "operationType":
-		if typ == typeString {
-			ev.setOp(stringValue(val))
+		if typ == bson.TypeString {
+			ev.setOp(envelope.StringBytes(val))
 		}
 
 	case "clusterTime":
-		if typ == typeTimestamp {
+		if typ == bson.TypeTimestamp {
 			ev.ClusterTime = bson.Timestamp{T: binary.LittleEndian.Uint32(val[4:]), I: binary.LittleEndian.Uint32(val)}
 		}
 
 	case "wallTime":
-		if typ == typeDate {
+		if typ == bson.TypeDateTime {
 			ev.WallMS = int64(binary.LittleEndian.Uint64(val))
 		}
 
 	case "collectionUUID":
-		if typ == typeBinary && len(val) == 5+16 {
+		if typ == bson.TypeBinary && len(val) == 5+16 {
 			ev.UUID, ev.HasUUID = [16]byte(val[5:]), true
 		}
 
 	case "fullDocument":
-		if typ == typeDocument {
+		if typ == bson.TypeEmbeddedDocument {
 			ev.Document, ev.HasDocument = val, true
 		}
 
 	case "ns":
-		if typ == typeDocument {
+		if typ == bson.TypeEmbeddedDocument {
 			return readNamespace(val, &ev.DB, &ev.Coll)
 		}
 
 	case "to":
-		if typ == typeDocument {
+		if typ == bson.TypeEmbeddedDocument {
 			return readNamespace(val, &ev.ToDB, &ev.ToColl)
 		}
 
 	case "documentKey":
-		if typ == typeDocument {
-			ev.IDType, ev.ID, err = lookupField(val, "_id")
+		if typ == bson.TypeEmbeddedDocument {
+			idType, id, err := lookupField(val, "_id")
+			ev.IDType, ev.ID = byte(idType), id
 			return err
 		}
 
 	case noteField:
-		if typ == typeString {
-			ev.Note = stringValue(val)
+		if typ == bson.TypeString {
+			ev.Note = envelope.StringBytes(val)
 		}
 	}
 	return nil
@@ -190,30 +195,33 @@ func (ev *Event) setOp(name []byte) {
 }
 
 // lookupField returns a field of a document. typ is 0 if the field does not exist.
-func lookupField(doc []byte, field string) (typ byte, val []byte, err error) {
-	b, err := documentBody(doc)
-	for err == nil && len(b) > 0 {
+func lookupField(doc []byte, field string) (typ bson.Type, val []byte, err error) {
+	b, ok := envelope.Elements(doc)
+	for ok && len(b) > 0 {
 		var name []byte
-		typ, name, val, b, err = splitElement(b)
-		if err == nil && string(name) == field {
+		typ, name, val, b, ok = envelope.SplitElement(b)
+		if ok && string(name) == field {
 			return typ, val, nil
 		}
 	}
-	return 0, nil, err
+	if !ok {
+		return 0, nil, errTruncated
+	}
+	return 0, nil, nil
 }
 
 func readNamespace(doc []byte, db, coll *[]byte) error {
 	typ, val, err := lookupField(doc, "db")
-	if typ == typeString {
-		*db = stringValue(val)
+	if typ == bson.TypeString {
+		*db = envelope.StringBytes(val)
 	}
 	if err != nil {
 		return err
 	}
 
 	typ, val, err = lookupField(doc, "coll")
-	if typ == typeString {
-		*coll = stringValue(val)
+	if typ == bson.TypeString {
+		*coll = envelope.StringBytes(val)
 	}
 	return err
 }

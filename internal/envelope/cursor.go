@@ -20,10 +20,17 @@ type cursor struct {
 // openDocument returns a cursor before the first element of doc. It returns false if the length or
 // the final zero is wrong.
 func openDocument(doc []byte) (cursor, bool) {
+	elements, ok := Elements(doc)
+	return cursor{rest: elements}, ok
+}
+
+// Elements returns the elements of a BSON document: the bytes between its length and its final zero. It
+// returns false if one of these is wrong.
+func Elements(doc []byte) (elements []byte, ok bool) {
 	if len(doc) < 5 || uint64(binary.LittleEndian.Uint32(doc)) != uint64(len(doc)) || doc[len(doc)-1] != 0 {
-		return cursor{}, false
+		return nil, false
 	}
-	return cursor{rest: doc[4 : len(doc)-1]}, true
+	return doc[4 : len(doc)-1], true
 }
 
 // next reads one element. It returns false at the end, and at an invalid element, which it marks in
@@ -33,30 +40,32 @@ func (c *cursor) next() bool {
 		return false
 	}
 
-	c.typ = bson.Type(c.rest[0])
+	var ok bool
+	c.typ, c.name, c.val, c.rest, ok = SplitElement(c.rest)
+	c.broken = !ok
+	return ok
+}
+
+// SplitElement splits the first element off b, which must not be empty. It returns false if that element
+// is invalid. It allocates nothing.
+func SplitElement(b []byte) (typ bson.Type, name, val, rest []byte, ok bool) {
+	typ = bson.Type(b[0])
 	// Names are short, so a loop is faster than a call.
 	end := 1
-	for end < len(c.rest) && c.rest[end] != 0 {
+	for end < len(b) && b[end] != 0 {
 		end++
 	}
-
-	if end >= len(c.rest) {
-		c.broken = true
-		return false
+	if end >= len(b) {
+		return 0, nil, nil, nil, false
 	}
-
-	c.name = c.rest[1:end]
-	body := c.rest[end+1:]
 
 	// The length comes from the document, so it may be wrong.
-	n := valueLen(c.typ, body)
+	body := b[end+1:]
+	n := valueLen(typ, body)
 	if n < 0 || n > len(body) {
-		c.broken = true
-		return false
+		return 0, nil, nil, nil, false
 	}
-
-	c.val, c.rest = body[:n], body[n:]
-	return true
+	return typ, b[1:end], body[:n:n], body[n:], true
 }
 
 // valueLen returns the number of bytes of a value of type t at the start of b, or −1 if b cannot
@@ -126,8 +135,8 @@ func framedLen(b []byte, extra, least int64) int {
 	return int(n)
 }
 
-// stringBytes returns the text of a string value. It aliases val.
-func stringBytes(val []byte) []byte { return val[4 : len(val)-1 : len(val)-1] }
+// StringBytes returns the text of a string value. It aliases val.
+func StringBytes(val []byte) []byte { return val[4 : len(val)-1 : len(val)-1] }
 
 // binaryData returns the data and the subtype of a binary value. ok is false if the inner length,
 // which the old subtype 2 has, is wrong.

@@ -70,7 +70,7 @@ func appendArray(dst, arr []byte, depth int) ([]byte, bool) {
 func appendJSON(dst []byte, t bson.Type, val []byte, depth int) ([]byte, bool) {
 	switch t {
 	case bson.TypeString:
-		return appendQuoted(dst, stringBytes(val)), true
+		return appendQuoted(dst, StringBytes(val)), true
 	case bson.TypeInt32:
 		return strconv.AppendInt(dst, int64(int32(uint32LE(val))), 10), true
 	case bson.TypeInt64:
@@ -120,21 +120,21 @@ func appendRareType(dst []byte, t bson.Type, val []byte, depth int) ([]byte, boo
 		dst = appendQuoted(append(dst, `{"$regularExpression":{"pattern":`...), pattern)
 		return append(appendQuoted(append(dst, `,"options":`...), []byte(string(sorted))), "}}"...), true
 	case bson.TypeJavaScript:
-		return append(appendQuoted(append(dst, `{"$code":`...), stringBytes(val)), '}'), true
+		return append(appendQuoted(append(dst, `{"$code":`...), StringBytes(val)), '}'), true
 	case bson.TypeCodeWithScope:
 		n := stringLen(val[4:])
 		if n < 0 {
 			return dst, false
 		}
 
-		dst = appendQuoted(append(dst, `{"$code":`...), stringBytes(val[4:4+n]))
+		dst = appendQuoted(append(dst, `{"$code":`...), StringBytes(val[4:4+n]))
 		dst, ok := appendDocument(append(dst, `,"$scope":`...), val[4+n:], depth+1)
 		return append(dst, '}'), ok
 	case bson.TypeSymbol:
-		return append(appendQuoted(append(dst, `{"$symbol":`...), stringBytes(val)), '}'), true
+		return append(appendQuoted(append(dst, `{"$symbol":`...), StringBytes(val)), '}'), true
 	case bson.TypeDBPointer:
 		ns, id := val[:len(val)-12], val[len(val)-12:]
-		dst = appendQuoted(append(dst, `{"$dbPointer":{"$ref":`...), stringBytes(ns))
+		dst = appendQuoted(append(dst, `{"$dbPointer":{"$ref":`...), StringBytes(ns))
 		return append(appendOID(append(dst, `,"$id":`...), id), "}}"...), true
 	case bson.TypeUndefined:
 		return append(dst, `{"$undefined":true}`...), true

@@ -67,7 +67,7 @@ func (it *HeaderIter) readPair() bool {
 			if e.typ != bson.TypeString || hasKey {
 				return it.stop("k of a header is not one string")
 			}
-			it.Key, hasKey = stringBytes(e.val), true
+			it.Key, hasKey = StringBytes(e.val), true
 		case "v":
 			if hasValue || !it.setValue(e.typ, e.val) {
 				return it.stop("v of a header is not one binary, string or null")
@@ -92,7 +92,7 @@ func (it *HeaderIter) readPair() bool {
 func (it *HeaderIter) setValue(t bson.Type, val []byte) bool {
 	switch t {
 	case bson.TypeString:
-		it.Value = stringBytes(val)
+		it.Value = StringBytes(val)
 		return true
 	case bson.TypeBinary:
 		if data, _, ok := binaryData(val); ok {

@@ -75,7 +75,7 @@ func (v *View) AppendField(dst []byte, path string) ([]byte, Finding) {
 	case 0, bson.TypeNull, bson.TypeUndefined:
 		return dst, Missing
 	case bson.TypeString:
-		dst = append(dst, stringBytes(val)...)
+		dst = append(dst, StringBytes(val)...)
 	case bson.TypeInt32, bson.TypeInt64, bson.TypeObjectID:
 		dst = AppendText(dst, t, val)
 	case bson.TypeBoolean:

@@ -235,7 +235,7 @@ func (v *View) setRelayField(f fieldSet, c *cursor) error {
 		v.Delivery = int32(n)
 	case fPos:
 		if c.typ == bson.TypeString {
-			v.Pos = stringBytes(c.val)
+			v.Pos = StringBytes(c.val)
 		}
 	case fSeal:
 		if c.typ == bson.TypeBinary {
@@ -277,7 +277,7 @@ func ParseID(t bson.Type, value []byte) ([]byte, error) {
 func (v *View) setID(c *cursor) error {
 	switch c.typ {
 	case bson.TypeString:
-		if v.ID = stringBytes(c.val); len(v.ID) > MaxIDBytes {
+		if v.ID = StringBytes(c.val); len(v.ID) > MaxIDBytes {
 			return newMalformed("_id has %d bytes; at most %d are allowed", len(v.ID), MaxIDBytes)
 		}
 	case bson.TypeObjectID:
@@ -309,7 +309,7 @@ func (v *View) setPayload(c *cursor) error {
 		}
 		v.Payload = data
 	case bson.TypeString:
-		v.Payload = stringBytes(c.val)
+		v.Payload = StringBytes(c.val)
 	case bson.TypeEmbeddedDocument, bson.TypeArray:
 		v.Payload = c.val
 	case bson.TypeNull:
@@ -364,7 +364,7 @@ func (v *View) setState(c *cursor) error {
 	}
 
 	if c.typ == bson.TypeString {
-		v.State = stringBytes(c.val)
+		v.State = StringBytes(c.val)
 		switch string(v.State) {
 		case StateRetry, StateBlocked, StateParked:
 			return nil
@@ -398,7 +398,7 @@ func setString(dst *[]byte, c *cursor) error {
 	case bson.TypeNull:
 		return nil
 	case bson.TypeString:
-		if s := stringBytes(c.val); len(s) > 0 {
+		if s := StringBytes(c.val); len(s) > 0 {
 			*dst = s
 		}
 		return nil

@@ -194,7 +194,7 @@ func (w *styleWriter) writeValue(t bson.Type, val []byte, depth int) (ok bool) {
 
 	switch t {
 	case bson.TypeString:
-		w.writeText(stringBytes(val))
+		w.writeText(StringBytes(val))
 	case bson.TypeInt32:
 		w.writeInt("$numberInt", int64(int32(uint32LE(val))))
 	case bson.TypeInt64:
@@ -330,13 +330,13 @@ func (w *styleWriter) writeRareType(t bson.Type, val []byte, depth int) bool {
 	case bson.TypeRegex:
 		w.writeRegex(val)
 	case bson.TypeJavaScript:
-		w.writeScalar("$code", stringBytes(val))
+		w.writeScalar("$code", StringBytes(val))
 	case bson.TypeCodeWithScope:
 		n := stringLen(val[4:])
 		if n < 0 {
 			return false
 		}
-		code := stringBytes(val[4 : 4+n])
+		code := StringBytes(val[4 : 4+n])
 		if !w.isTyped() {
 			w.writeText(code)
 			return true
@@ -350,7 +350,7 @@ func (w *styleWriter) writeRareType(t bson.Type, val []byte, depth int) bool {
 		w.close('}')
 		return ok
 	case bson.TypeSymbol:
-		w.writeScalar("$symbol", stringBytes(val))
+		w.writeScalar("$symbol", StringBytes(val))
 	case bson.TypeDBPointer:
 		ns, id := val[:len(val)-12], val[len(val)-12:]
 		if !w.isTyped() {
@@ -359,7 +359,7 @@ func (w *styleWriter) writeRareType(t bson.Type, val []byte, depth int) bool {
 		}
 		w.open('{')
 		w.writeName([]byte("$ref"))
-		w.writeText(stringBytes(ns))
+		w.writeText(StringBytes(ns))
 		w.writeName([]byte("$id"))
 		w.writeOID(id)
 		w.close('}')

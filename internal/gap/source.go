@@ -107,7 +107,7 @@ func (s *source) openCursor(ctx context.Context) error {
 		// More documents may have the last stamp. Those that were read are left out by their ids.
 		after := s.last
 		if len(s.idsAtLast) > 0 {
-			after = precedingStamp(after)
+			after = mongodb.Preceding(after)
 		}
 		filter = stampedFilter(after, s.to)
 		// Without the index on ts, the server sorts the collection itself, which may need more than the
@@ -122,14 +122,6 @@ func (s *source) openCursor(ctx context.Context) error {
 	}
 	s.cursor, s.session, s.cursorDocs, s.cursorBytes = cursor, session, 0, 0
 	return nil
-}
-
-// precedingStamp returns the greatest timestamp less than t.
-func precedingStamp(t bson.Timestamp) bson.Timestamp {
-	if t.I > 0 {
-		return bson.Timestamp{T: t.T, I: t.I - 1}
-	}
-	return bson.Timestamp{T: t.T - 1, I: 1<<32 - 1}
 }
 
 // nextWithTimeout moves to the next document and returns false at the end. It may be called again after

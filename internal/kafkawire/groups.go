@@ -3,6 +3,8 @@ package kafkawire
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/segmentio/kafka-go/protocol/offsetcommit"
 	"github.com/segmentio/kafka-go/protocol/offsetfetch"
@@ -33,19 +35,17 @@ func (c *Client) FindGroupCoordinator(ctx context.Context, group string) (string
 // CommitOffsets stores offsets for the group of m at its coordinator. The first error of a partition is a Code.
 func (c *Client) CommitOffsets(ctx context.Context, coordinator string, m GroupMember, offsets map[record.TopicPartition]GroupOffset) error {
 	req := &offsetcommit.Request{GroupID: m.Group, GenerationID: m.Generation, MemberID: m.Member, RetentionTimeMs: -1}
-	topicIndex := map[string]int{}
-	for tp, at := range offsets {
-		i, ok := topicIndex[tp.Topic]
-		if !ok {
-			i = len(req.Topics)
-			topicIndex[tp.Topic] = i
-			req.Topics = append(req.Topics, offsetcommit.RequestTopic{Name: tp.Topic})
+	for topic, ids := range groupByTopic(slices.Collect(maps.Keys(offsets))) {
+		t := offsetcommit.RequestTopic{Name: topic}
+		for _, id := range ids {
+			at := offsets[record.TopicPartition{Topic: topic, Partition: id}]
+			t.Partitions = append(t.Partitions, offsetcommit.RequestPartition{
+				PartitionIndex:       id,
+				CommittedOffset:      at.Offset,
+				CommittedLeaderEpoch: at.LeaderEpoch,
+			})
 		}
-		req.Topics[i].Partitions = append(req.Topics[i].Partitions, offsetcommit.RequestPartition{
-			PartitionIndex:       tp.Partition,
-			CommittedOffset:      at.Offset,
-			CommittedLeaderEpoch: at.LeaderEpoch,
-		})
+		req.Topics = append(req.Topics, t)
 	}
 
 	response, err := c.callBroker(ctx, coordinator, timeoutFor(adminTimeout, len(offsets)), req)
@@ -68,15 +68,8 @@ func (c *Client) CommittedOffsets(
 	ctx context.Context, coordinator, group string, partitions []record.TopicPartition,
 ) (map[record.TopicPartition]GroupOffset, error) {
 	req := &offsetfetch.Request{GroupID: group, Topics: []offsetfetch.RequestTopic{}}
-	topicIndex := map[string]int{}
-	for _, tp := range partitions {
-		i, ok := topicIndex[tp.Topic]
-		if !ok {
-			i = len(req.Topics)
-			topicIndex[tp.Topic] = i
-			req.Topics = append(req.Topics, offsetfetch.RequestTopic{Name: tp.Topic})
-		}
-		req.Topics[i].PartitionIndexes = append(req.Topics[i].PartitionIndexes, tp.Partition)
+	for topic, ids := range groupByTopic(partitions) {
+		req.Topics = append(req.Topics, offsetfetch.RequestTopic{Name: topic, PartitionIndexes: ids})
 	}
 
 	m, err := c.callBroker(ctx, coordinator, timeoutFor(adminTimeout, len(partitions)), req)

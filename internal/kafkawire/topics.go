@@ -210,16 +210,12 @@ func (c *Client) LeaderOffsets(
 	ctx context.Context, addr string, partitions []record.TopicPartition, edge LogEdge,
 ) (map[record.TopicPartition]LogOffset, error) {
 	req := &listoffsets.Request{ReplicaID: -1}
-	topicIndex := map[string]int{}
-	for _, tp := range partitions {
-		i, ok := topicIndex[tp.Topic]
-		if !ok {
-			i = len(req.Topics)
-			topicIndex[tp.Topic] = i
-			req.Topics = append(req.Topics, listoffsets.RequestTopic{Topic: tp.Topic})
+	for topic, ids := range groupByTopic(partitions) {
+		t := listoffsets.RequestTopic{Topic: topic}
+		for _, id := range ids {
+			t.Partitions = append(t.Partitions, listoffsets.RequestPartition{Partition: id, CurrentLeaderEpoch: -1, Timestamp: int64(edge)})
 		}
-		p := listoffsets.RequestPartition{Partition: tp.Partition, CurrentLeaderEpoch: -1, Timestamp: int64(edge)}
-		req.Topics[i].Partitions = append(req.Topics[i].Partitions, p)
+		req.Topics = append(req.Topics, t)
 	}
 
 	m, err := c.callBroker(ctx, addr, timeoutFor(adminTimeout, len(partitions)), req)
@@ -239,6 +235,15 @@ func (c *Client) LeaderOffsets(
 		}
 	}
 	return out, err
+}
+
+// groupByTopic returns the numbers of partitions by topic.
+func groupByTopic(partitions []record.TopicPartition) map[string][]int32 {
+	byTopic := map[string][]int32{}
+	for _, tp := range partitions {
+		byTopic[tp.Topic] = append(byTopic[tp.Topic], tp.Partition)
+	}
+	return byTopic
 }
 
 // LeaderOffset is LeaderOffsets for one partition.

@@ -81,15 +81,8 @@ func (c *Client) AddPartitions(
 	ctx context.Context, id string, p batch.Producer, partitions []record.TopicPartition,
 ) (map[record.TopicPartition]Code, error) {
 	req := &addpartitionstotxn.Request{TransactionalID: id, ProducerID: p.ID, ProducerEpoch: p.Epoch}
-	topicIndex := map[string]int{}
-	for _, tp := range partitions {
-		i, ok := topicIndex[tp.Topic]
-		if !ok {
-			i = len(req.Topics)
-			topicIndex[tp.Topic] = i
-			req.Topics = append(req.Topics, addpartitionstotxn.RequestTopic{Name: tp.Topic})
-		}
-		req.Topics[i].Partitions = append(req.Topics[i].Partitions, tp.Partition)
+	for topic, ids := range groupByTopic(partitions) {
+		req.Topics = append(req.Topics, addpartitionstotxn.RequestTopic{Name: topic, Partitions: ids})
 	}
 
 	m, err := c.callCoordinator(ctx, id, len(partitions), req)

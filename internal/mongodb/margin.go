@@ -65,3 +65,11 @@ func Earlier(t bson.Timestamp, d time.Duration) bson.Timestamp {
 	}
 	return bson.Timestamp{T: t.T - uint32(s), I: t.I}
 }
+
+// Preceding returns the greatest timestamp less than t, which must not be zero.
+func Preceding(t bson.Timestamp) bson.Timestamp {
+	if t.I > 0 {
+		return bson.Timestamp{T: t.T, I: t.I - 1}
+	}
+	return bson.Timestamp{T: t.T - 1, I: 1<<32 - 1}
+}
