@@ -44,7 +44,6 @@ type Exception struct {
 	Error    *ExceptionError // nil if the envelope is not at fault
 	Node     string          // the node of the failed attempt
 	Seal     []byte          // of the state database, see [outboxes.Registry.Seal]
-	Origin   string          // defaults to OriginStream
 	// Redelivered marks the records of the envelope, because they may have been sent before.
 	Redelivered bool
 }
@@ -105,18 +104,13 @@ func (x *Exception) upsertModel() (mongo.WriteModel, error) {
 		return nil, fmt.Errorf("exception of %s: its envelope has no _id: %w", x.NS, err)
 	}
 
-	origin := x.Origin
-	if origin == "" {
-		origin = outboxes.OriginStream
-	}
-
 	// Without Literal, a pipeline would evaluate a text that begins with $.
 	fields := bson.D{
 		{Key: "ts", Value: "$$CLUSTER_TIME"},
 		{Key: "state", Value: mongodb.Literal(x.State)},
 		{Key: "pos", Value: mongodb.Literal(x.Pos)},
 		{Key: "attempts", Value: x.Attempts},
-		{Key: "origin", Value: mongodb.Literal(origin)},
+		{Key: "origin", Value: outboxes.OriginStream},
 		{Key: "seal", Value: x.Seal},
 	}
 
