@@ -45,6 +45,11 @@ var _ Inbox = (*inbox.Inbox)(nil)
 var (
 	// IsHeld reports whether c, which must be a *consumer.Consumer, is paused, or one of its handlers is suspended.
 	IsHeld func(c any) bool
+	// AfterBatch lets a middleware of a batch handler observe the outcome of the batch. f is called once, before the transaction
+	// commits, with the outcome of the batch that contains the message. If the batch was not run, f gets an error of
+	// consumer.Discard. A middleware needs this because it runs for each message on the way into the batch: its next handler
+	// returns before the batch runs. AfterBatch returns false and never calls f if ctx is not the context of a batch handler.
+	AfterBatch func(ctx context.Context, f func(err error)) bool
 	// Option returns a consumer.Option.
 	Option func(s Surroundings) any
 )

@@ -14,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/memory"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
@@ -42,7 +43,7 @@ func (e *exit) member(x consumerparts.Inbox, opts ...consumer.Option) *consumer.
 	e.Helper()
 	c, err := consumer.New("g", nil, append([]consumer.Option{
 		consumer.WithTopics("in"), around(consumerparts.Surroundings{Transport: e.broker, Inbox: x, Transact: e.db.Transaction}),
-		consumer.WithCommitInterval(0),
+		consumer.WithCommitCount(1),
 		consumer.WithErrorHook(func(_ context.Context, err error) {
 			if e.Context().Err() == nil {
 				e.Log(err)
@@ -208,8 +209,8 @@ func TestControlHeadersOfStrangersAreIgnored(t *testing.T) {
 	never := "9999999999999"
 	for name, headers := range map[string][]string{
 		"due, by its old name":        {"retry-due", never},
-		"due":                         {consumer.HeaderRetryDue, never},
-		"due of the handler":          {consumer.HeaderRetryDue, never, consumer.HeaderOnly, "g/h"},
+		"due":                         {record.HeaderRetryDue, never},
+		"due of the handler":          {record.HeaderRetryDue, never, record.HeaderOnly, "g/h"},
 		"deadline of another meaning": {"deliver-by", "2020-01-01T00:00:00Z"},
 		"expiry of no CloudEvent":     {"ce_expirytime", "2020-01-01T00:00:00Z"},
 	} {
@@ -227,9 +228,9 @@ func TestControlHeadersOfStrangersAreIgnored(t *testing.T) {
 
 	for name, headers := range map[string][]string{
 		"origin, by its old name": {"retry-origin", "secret/0/0"},
-		"origin":                  {consumer.HeaderRetryOrigin, "secret/0/0"},
-		"origin of the handler":   {consumer.HeaderRetryOrigin, "secret/0/0", consumer.HeaderOnly, "g/h"},
-		"attempt":                 {consumer.HeaderAttempt, "9223372036854775807"},
+		"origin":                  {record.HeaderRetryOrigin, "secret/0/0"},
+		"origin of the handler":   {record.HeaderRetryOrigin, "secret/0/0", record.HeaderOnly, "g/h"},
+		"attempt":                 {record.HeaderAttempt, "9223372036854775807"},
 		"kept headers":            {"retry-keep-outrelay-retry-origin", "secret/0/0", "retry-keep-id", "another"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -258,7 +259,7 @@ func TestARetryIsNotHeldForever(t *testing.T) {
 	t.Parallel()
 	e := newExit(t, noQuick, consumer.WithRetryTopics(time.Second))
 	e.broker.CreateTopic("in.g.retry.1", 1)
-	e.put("in.g.retry.1", "k", "held", "id", "1", consumer.HeaderOnly, "g/h", consumer.HeaderRetryDue, "9999999999999", consumer.HeaderRetryOrigin, "in/0/0")
+	e.put("in.g.retry.1", "k", "held", "id", "1", record.HeaderOnly, "g/h", record.HeaderRetryDue, "9999999999999", record.HeaderRetryOrigin, "in/0/0")
 	e.topic = "in.g.retry.1"
 	e.runs()
 	if handled, _ := e.passes(); len(handled) != 1 {
@@ -271,8 +272,8 @@ func TestARetryIsNotHeldForever(t *testing.T) {
 func TestRetriesOfAnotherHandlerAreKept(t *testing.T) {
 	t.Parallel()
 	e := newExit(t)
-	e.put("in", "k", "retry", "id", "1", consumer.HeaderOnly, "g/old")
-	e.put("in", "k", "foreign", "id", "2", consumer.HeaderOnly, "another/h")
+	e.put("in", "k", "retry", "id", "1", record.HeaderOnly, "g/old")
+	e.put("in", "k", "foreign", "id", "2", record.HeaderOnly, "another/h")
 	m := transport.Record{Key: []byte("k"), Headers: []event.Header{{Key: "type", Value: []byte("unknown")}, {Key: "id", Value: []byte("3")}}}
 	e.ok(e.broker.Publish(e.context(), "in", []transport.Record{m}))
 	e.runs()

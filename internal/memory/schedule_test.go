@@ -41,7 +41,7 @@ func newPlanIn(w *world, opts ...consumer.Option) *plan {
 	var err error
 	p.Consumer, err = consumer.New("g", nil, append([]consumer.Option{
 		consumer.WithTopics("plan"), around(consumerparts.Surroundings{Transport: p.broker, Inbox: p.inbox, Transact: p.db.Transaction}),
-		consumer.WithCommitInterval(0),
+		consumer.WithCommitCount(1),
 		consumer.WithErrorHook(func(_ context.Context, err error) { p.reported <- err }),
 	}, opts...)...)
 

@@ -97,7 +97,7 @@ func (w *world) consumer(group string, topics ...string) *consumer.Consumer {
 func (w *world) consumerOf(group string, topics []string, more ...consumer.Option) *consumer.Consumer {
 	w.Helper()
 	c, err := consumer.New(group, nil, append(more, consumer.WithTopics(topics...),
-		around(consumerparts.Surroundings{Transport: w.broker, Inbox: w.inbox, Transact: w.db.Transaction}), consumer.WithCommitInterval(0),
+		around(consumerparts.Surroundings{Transport: w.broker, Inbox: w.inbox, Transact: w.db.Transaction}), consumer.WithCommitCount(1),
 		consumer.WithErrorHook(func(_ context.Context, err error) {
 			if w.Context().Err() == nil {
 				w.Log(err)

@@ -279,7 +279,7 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 			return &handlerFailure{x.entry.decodeErr}
 		}
 
-		m := x.entry.m.Copy()
+		m := x.entry.m.copy()
 		m.Attempt += x.share.attempts.Failed - x.share.attempts.Spared
 		err := t.callWithTimeout(messageCtx, func(ctx context.Context) error { return t.reg.chained(ctx, m) })
 		if err != nil {
@@ -335,7 +335,7 @@ type batchCollector struct {
 	callbacks []func(err error)
 }
 
-// reportOutcome passes the outcome of the batch to the callbacks of AfterBatch. Only the first call has an effect.
+// reportOutcome passes the outcome of the batch to the callbacks of afterBatch. Only the first call has an effect.
 func (b *batchCollector) reportOutcome(err error) {
 	callbacks := b.callbacks
 	b.callbacks = nil
@@ -347,13 +347,8 @@ func (b *batchCollector) reportOutcome(err error) {
 // errBatchNotRun is the outcome of a batch that was not run.
 var errBatchNotRun = Discard(errors.New("the batch was not run"))
 
-// AfterBatch lets a middleware of a batch handler observe the outcome of the batch. f is called once, before the
-// transaction commits, with the outcome of the batch that contains the message. If the batch was not run, f gets an error of Discard.
-// A middleware needs this because it runs for each message on the way into the batch: its next handler returns before
-// the batch runs.
-//
-// AfterBatch returns false and never calls f if ctx is not the context of a batch handler.
-func AfterBatch(ctx context.Context, f func(err error)) bool {
+// afterBatch is consumerparts.AfterBatch.
+func afterBatch(ctx context.Context, f func(err error)) bool {
 	b, ok := ctx.Value(collectorKey{}).(*batchCollector)
 	if ok {
 		b.callbacks = append(b.callbacks, f)

@@ -16,17 +16,9 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// The headers that the relay writes with every preset. The name of the header with the type depends on the preset, and with
-// Debezium's event router on its configuration. Decode accepts the usual names.
-const (
-	HeaderID          = record.HeaderID
-	HeaderIDType      = record.HeaderIDType
-	HeaderNamespace   = record.HeaderNamespace
-	HeaderDelivery    = record.HeaderDelivery
-	HeaderRedelivered = record.HeaderRedelivered
-	HeaderOnly        = record.HeaderOnly
-	HeaderAttempt     = record.HeaderAttempt // in retry topics: the number of the attempt
-)
+// HeaderID is the header with the event's id, which the relay writes with every preset. Producers without a relay should set it:
+// it identifies the message in the inbox.
+const HeaderID = record.HeaderID
 
 // maxIdentity is the maximum length of an id and of a namespace, in bytes. An inbox rejects longer ones, and the relay
 // does not send them.
@@ -70,20 +62,20 @@ func Decode(m *Message) error {
 		switch h.Key {
 		case HeaderID:
 			setIfEmpty(&m.ID, v)
-		case HeaderNamespace:
+		case record.HeaderNamespace:
 			setIfEmpty(&m.Source, hex.EncodeToString(h.Value))
-		case HeaderDelivery:
+		case record.HeaderDelivery:
 			n, err := strconv.Atoi(v)
 			if err != nil || n < 0 {
-				return errors.New("header " + HeaderDelivery + " is not a number")
+				return errors.New("header " + record.HeaderDelivery + " is not a number")
 			}
 			m.Delivery = n
-		case HeaderRedelivered:
+		case record.HeaderRedelivered:
 			m.Redelivered = v == "true"
-		case HeaderAttempt:
+		case record.HeaderAttempt:
 			n, err := strconv.Atoi(v)
 			if err != nil || n < 1 {
-				return errors.New("header " + HeaderAttempt + " is not a positive number")
+				return errors.New("header " + record.HeaderAttempt + " is not a positive number")
 			}
 			m.Attempt = n
 		case record.HeaderCEID:
@@ -216,7 +208,7 @@ func completeMessage(m *Message, r *transport.Record, group string) *Message {
 // identity returns the id of the message in the inbox. It includes the type of the id, because ids of different types can
 // have the same text.
 func identity(m *Message) string {
-	if kind, ok := m.Header(HeaderIDType); ok {
+	if kind, ok := m.Header(record.HeaderIDType); ok {
 		return string(kind) + ":" + m.ID
 	}
 	return m.ID

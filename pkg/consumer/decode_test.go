@@ -71,7 +71,7 @@ func TestDecodeReadsEveryPresetOfTheRelay(t *testing.T) {
 		},
 	} {
 		m := relayed(t, c.cfg, ev, meta)
-		r := m.Copy()
+		r := m.Clone()
 		if err := consumer.Decode(m); err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -118,7 +118,7 @@ func TestDecodeOfStructuredEventsByTheirData(t *testing.T) {
 func TestDecodeRefusesHeadersThatAreNone(t *testing.T) {
 	t.Parallel()
 	for _, h := range []event.Header{
-		{Key: consumer.HeaderDelivery, Value: []byte("-1")}, {Key: consumer.HeaderDelivery}, {Key: consumer.HeaderAttempt, Value: []byte("0")},
+		{Key: record.HeaderDelivery, Value: []byte("-1")}, {Key: record.HeaderDelivery}, {Key: record.HeaderAttempt, Value: []byte("0")},
 	} {
 		m := &consumer.Message{Headers: []event.Header{h}}
 		if err := consumer.Decode(m); err == nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/segmentio/kafka-go"
 
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
@@ -34,7 +35,7 @@ func (d *disposer) Dispose(ctx context.Context, m *Message, handler string, v ve
 		}
 	case actDeadLetter:
 		// A message for one handler, which does not exist any more, keeps the name of that handler.
-		if only, ok := m.Header(HeaderOnly); ok && handler == "" {
+		if only, ok := m.Header(record.HeaderOnly); ok && handler == "" {
 			if name, ok := strings.CutPrefix(string(only), m.Group+"/"); ok {
 				handler = name
 			}

@@ -13,6 +13,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -154,7 +156,7 @@ func TestAMessageClimbsTheLadder(t *testing.T) {
 		}
 		a = a.Note(errFlaky, m, time.Now())
 		before := time.Now().Truncate(time.Millisecond)
-		v := consumer.Verdict{Action: consumer.ActRetryTopic, Delay: delay, Topic: consumer.RetryTopicName("orders", "g", rung+1), Attempts: a}
+		v := consumer.Verdict{Action: consumer.ActRetryTopic, Delay: delay, Topic: transport.RetryTopicName("orders", "g", rung+1), Attempts: a}
 		if err := g.Dispose(t.Context(), m, "h", v, errFlaky); err != nil {
 			t.Fatal(err)
 		}
@@ -165,8 +167,8 @@ func TestAMessageClimbsTheLadder(t *testing.T) {
 			t.Fatalf("published %v", g.out.list)
 		}
 		next := again(t, g.out.list[topic][0], topic)
-		only, _ := next.Header(consumer.HeaderOnly)
-		origin, _ := next.Header(consumer.HeaderRetryOrigin)
+		only, _ := next.Header(record.HeaderOnly)
+		origin, _ := next.Header(record.HeaderRetryOrigin)
 		if next.ID != "m1" || next.Attempt != rung+3 || string(only) != "g/h" || string(origin) != "orders/2/1" {
 			t.Errorf("rung %d: id %s, attempt %d, only %s, origin %s", rung+1, next.ID, next.Attempt, only, origin)
 		}
@@ -174,11 +176,11 @@ func TestAMessageClimbsTheLadder(t *testing.T) {
 			t.Errorf("rung %d: the record's bytes changed", rung+1)
 		}
 
-		early, ok := errors.AsType[*consumer.NotDueError](consumer.Precheck(next, before.Add(delay-time.Millisecond)))
+		early, ok := errors.AsType[*consumer.NotDueError](consumer.CheckTimes(next, before.Add(delay-time.Millisecond)))
 		if !ok || early.Due.Before(before.Add(delay)) || early.Due.After(after.Add(delay)) {
 			t.Errorf("rung %d: before it is due: %v", rung+1, early)
 		}
-		if err := consumer.Precheck(next, after.Add(delay)); err != nil {
+		if err := consumer.CheckTimes(next, after.Add(delay)); err != nil {
 			t.Errorf("rung %d: when it is due: %v", rung+1, err)
 		}
 		m = next

@@ -45,6 +45,8 @@ var (
 	ClassOf     = classOf
 
 	ErrAbandoned = errAbandoned
+
+	CheckTimes = checkTimes
 )
 
 // Note counts one more failure.

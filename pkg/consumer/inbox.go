@@ -43,7 +43,8 @@ func WithCollections(name string) Option {
 }
 
 // WithRetention sets how long the inbox keeps the marker of a handled message: see inbox.WithRetention. A record that Kafka
-// delivers again is rejected without a time limit. Defaults to seven days.
+// delivers again is rejected without a time limit. Defaults to seven days, the
+// default retention of Kafka: an event that the relay publishes again comes from an outbox of about that age.
 func WithRetention(d time.Duration) Option {
 	return option(func(s *settings) { s.inbox.settings.Retention = d })
 }
@@ -52,7 +53,8 @@ func WithRetention(d time.Duration) Option {
 func WithoutTTL() Option { return option(func(s *settings) { s.inbox.settings.WithoutTTL = true }) }
 
 // WithLease sets how long the other members wait for a member that died in a handler of mode Claimed. The member renews
-// the claim three times in this time. Defaults to 30 s.
+// the claim three times in this time. Defaults to 30 s, as long as Kafka waits for a member by default (WithSessionTimeout): a
+// shorter lease would not let others begin earlier.
 func WithLease(d time.Duration) Option {
 	return option(func(s *settings) { s.inbox.settings.Lease = d })
 }

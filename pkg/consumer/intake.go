@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/transport"
 )
 
@@ -64,7 +65,7 @@ func (s *session) decodeRecord(r *transport.Record) (m *Message, err error) {
 // letter, without WithUnknown too: the handler may have been renamed, or this process may not have it yet.
 func (c *Consumer) routeMessage(m *Message) []share {
 	all := c.reg.snapshot().forType(m.Name)
-	only, forOne := m.Header(HeaderOnly)
+	only, forOne := m.Header(record.HeaderOnly)
 	ours := !forOne || bytes.HasPrefix(only, []byte(c.group+"/"))
 
 	var parts []share

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/topics"
 )
 
@@ -156,7 +157,7 @@ func (c *Consumer) retryTopics(topics []string) []string {
 	var names []string
 	for _, topic := range topics {
 		for n := range most {
-			names = append(names, RetryTopicName(topic, c.group, n+1))
+			names = append(names, transport.RetryTopicName(topic, c.group, n+1))
 		}
 	}
 	return names

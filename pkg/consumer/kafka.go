@@ -84,7 +84,7 @@ func WithStart(at Start) Option {
 }
 
 // WithExclusive gives all partitions to one member of the group: the one with the highest priority. The others wait until it
-// leaves. All members of the group need this option.
+// leaves. All members of the group need this option. Without it they share the partitions.
 func WithExclusive(priority int) Option {
 	return option(func(s *settings) { s.kafka.Exclusive, s.kafka.Priority = true, int32(priority) })
 }

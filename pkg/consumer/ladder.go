@@ -15,30 +15,10 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// The headers of messages that were moved to a retry topic, in addition to HeaderOnly and
-// HeaderAttempt. All of them are removed when the message is handled or moved again. A consumer
-// ignores them, and HeaderAttempt, in records that its group did not write: in records whose
-// HeaderOnly names another group or none.
-const (
-	// HeaderRetryDue is the time at which a message of a retry topic is due, in Unix milliseconds.
-	// A consumer uses it only in retry topics of its own group.
-	HeaderRetryDue = record.HeaderRetryDue
-	// HeaderRetryOrigin is "<topic>/<partition>/<offset>" of the message's first record.
-	HeaderRetryOrigin = record.HeaderRetryOrigin
-	// HeaderRetryHistory lists the failures so far, as a JSON array of deadletter.Failure.
-	HeaderRetryHistory = record.HeaderRetryHistory
-)
-
-// HeaderDeliverBy is the time at which a message expires: RFC 3339, or Unix milliseconds. The relay
-// sets it for events with an expiry. The attribute expirytime of a CloudEvent, header ce_expirytime,
-// means the same.
-const (
-	HeaderDeliverBy    = record.HeaderDeliverBy
-	headerCEExpiryTime = record.HeaderCEExpiryTime
-)
-
-// retryHeaders are the headers of messages in retry topics.
-var retryHeaders = []string{HeaderOnly, HeaderAttempt, HeaderRetryDue, HeaderRetryOrigin, HeaderRetryHistory}
+// retryHeaders are the headers of messages in retry topics. They are removed when the message is handled or moved again. A
+// consumer ignores all but the first in records that its group did not write: in records whose record.HeaderOnly names another
+// group or none. It uses the due time only in retry topics of its own group.
+var retryHeaders = []string{record.HeaderOnly, record.HeaderAttempt, record.HeaderRetryDue, record.HeaderRetryOrigin, record.HeaderRetryHistory}
 
 // recordPlace is the place of a record.
 type recordPlace struct {
@@ -53,7 +33,7 @@ func (p recordPlace) String() string { return fmt.Sprintf("%s/%d/%d", p.Topic, p
 // originOf returns the place of the message's first record: its own place unless it was moved to a retry topic.
 func originOf(m *Message) recordPlace {
 	own := recordPlace{m.Topic, m.Partition, m.Offset}
-	v, ok := m.Header(HeaderRetryOrigin)
+	v, ok := m.Header(record.HeaderRetryOrigin)
 	if !ok {
 		return own
 	}
@@ -83,7 +63,7 @@ const (
 func (c *Consumer) dropForeignControls(m *Message, now time.Time) {
 	if !isForGroup(m.Headers, c.group) {
 		m.Attempt = 1
-		c.dropHeaders(m, HeaderAttempt, HeaderRetryDue, HeaderRetryOrigin, HeaderRetryHistory)
+		c.dropHeaders(m, record.HeaderAttempt, record.HeaderRetryDue, record.HeaderRetryOrigin, record.HeaderRetryHistory)
 		return
 	}
 	m.Attempt = min(m.Attempt, maxAttempt)
@@ -92,12 +72,12 @@ func (c *Consumer) dropForeignControls(m *Message, now time.Time) {
 	// first written there.
 	origin := originOf(m).Topic
 	if origin != m.Topic && !c.mayComeFrom(origin, m.Topic) {
-		c.dropHeaders(m, HeaderRetryOrigin)
+		c.dropHeaders(m, record.HeaderRetryOrigin)
 	}
 
 	named := isRetryTopic(m.Topic, c.group)
-	if due, ok := parseTimeHeader(m, HeaderRetryDue); ok && (!named || due.After(now.Add(maxRetryDelay))) {
-		c.dropHeaders(m, HeaderRetryDue)
+	if due, ok := parseTimeHeader(m, record.HeaderRetryDue); ok && (!named || due.After(now.Add(maxRetryDelay))) {
+		c.dropHeaders(m, record.HeaderRetryDue)
 	}
 }
 
@@ -112,14 +92,14 @@ func (*Consumer) dropHeaders(m *Message, names ...string) {
 // isForGroup reports whether the record is for the group alone: the group moved it.
 func isForGroup(headers []event.Header, group string) bool {
 	for _, h := range headers {
-		if h.Key == HeaderOnly {
+		if h.Key == record.HeaderOnly {
 			return bytes.HasPrefix(h.Value, []byte(group+"/"))
 		}
 	}
 	return false
 }
 
-// isRetryTopic reports whether topic is a name that RetryTopicName returns for the group.
+// isRetryTopic reports whether topic is a name that transport.RetryTopicName returns for the group.
 func isRetryTopic(topic, group string) bool {
 	origin, n := transport.ParseRetryTopic(topic, group)
 	return origin != "" && n > 0
@@ -131,22 +111,17 @@ func (c *Consumer) mayComeFrom(origin, topic string) bool {
 	return n > 0 && at == origin
 }
 
-// RetryTopicName returns the name of the n-th retry topic, from 1, of a topic for a group: "<topic>.<group>.retry.<n>".
-func RetryTopicName(topic, group string, n int) string {
-	return transport.RetryTopicName(topic, group, n)
-}
-
-// Precheck reports whether m may be handled now. It returns a *notDueError for a message of a retry
+// checkTimes reports whether m may be handled now. It returns a *notDueError for a message of a retry
 // topic that is not due, and an *expiredError for an expired message. The times in headers come
-// from the clocks of clients.
-func Precheck(m *Message, now time.Time) error {
-	if due, ok := parseTimeHeader(m, HeaderRetryDue); ok && due.After(now) {
+// from the clocks of clients. The attribute expirytime of a CloudEvent means the same as record.HeaderDeliverBy.
+func checkTimes(m *Message, now time.Time) error {
+	if due, ok := parseTimeHeader(m, record.HeaderRetryDue); ok && due.After(now) {
 		return &notDueError{Due: due}
 	}
 
-	names := []string{HeaderDeliverBy}
+	names := []string{record.HeaderDeliverBy}
 	if _, cloudEvent := m.Header(record.HeaderCESpecVersion); cloudEvent {
-		names = append(names, headerCEExpiryTime)
+		names = append(names, record.HeaderCEExpiryTime)
 	}
 	for _, name := range names {
 		if end, ok := parseTimeHeader(m, name); ok && !end.After(now) {
@@ -178,7 +153,7 @@ func formatMillis(t time.Time) []byte { return strconv.AppendInt(nil, t.UnixMill
 // group that gets it, the next attempt, the origin and the failures so far. due is zero if the
 // message may be handled at once.
 func newRetryMessage(m *Message, handler string, v verdict, due time.Time) *Message {
-	c := m.Copy()
+	c := m.copy()
 	origin := originOf(m)
 	history := failureHistory(m, v)
 
@@ -186,11 +161,11 @@ func newRetryMessage(m *Message, handler string, v verdict, due time.Time) *Mess
 		c.DeleteHeader(name)
 	}
 
-	c.SetHeader(HeaderOnly, []byte(m.Group+"/"+handler))
-	c.SetHeader(HeaderAttempt, strconv.AppendInt(nil, int64(nextAttempt(m, v)), 10))
-	c.SetHeader(HeaderRetryOrigin, []byte(origin.String()))
+	c.SetHeader(record.HeaderOnly, []byte(m.Group+"/"+handler))
+	c.SetHeader(record.HeaderAttempt, strconv.AppendInt(nil, int64(nextAttempt(m, v)), 10))
+	c.SetHeader(record.HeaderRetryOrigin, []byte(origin.String()))
 	if !due.IsZero() {
-		c.SetHeader(HeaderRetryDue, formatMillis(due))
+		c.SetHeader(record.HeaderRetryDue, formatMillis(due))
 	}
 
 	// A header is no place for longer texts.
@@ -198,12 +173,12 @@ func newRetryMessage(m *Message, handler string, v verdict, due time.Time) *Mess
 		history[i].Reason = clip(history[i].Reason, maxHeaderReason)
 	}
 	if text, err := json.Marshal(history); err == nil && len(history) > 0 {
-		c.SetHeader(HeaderRetryHistory, text)
+		c.SetHeader(record.HeaderRetryHistory, text)
 	}
 	return c
 }
 
-// maxHeaderReason bounds the text of each failure in HeaderRetryHistory, in bytes.
+// maxHeaderReason bounds the text of each failure in record.HeaderRetryHistory, in bytes.
 const maxHeaderReason = 128
 
 // nextAttempt returns the number of the attempt that follows the verdict.
@@ -222,7 +197,7 @@ func attemptsSpent(m *Message, v verdict) int { return nextAttempt(m, v) - 1 }
 // in a new slice.
 func failureHistory(m *Message, v verdict) []deadletter.Failure {
 	var all []deadletter.Failure
-	if text, ok := m.Header(HeaderRetryHistory); ok {
+	if text, ok := m.Header(record.HeaderRetryHistory); ok {
 		d := json.NewDecoder(bytes.NewReader(text))
 		if d.Decode(&all) != nil {
 			all = nil // another program wrote a header of that name

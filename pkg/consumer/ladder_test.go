@@ -16,7 +16,9 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/bodycrypt"
 	"github.com/outrelay/outrelay/pkg/consumer/bodystore"
@@ -73,7 +75,7 @@ func (a *attempts) numbered(id string) []attempt {
 // ladder creates the retry topics of the kit's topic and group.
 func (k *kit) ladder(rungs int) {
 	for n := range rungs {
-		stacktest.CreateTopic(k, consumer.RetryTopicName(k.topic, k.group, n+1), 2)
+		stacktest.CreateTopic(k, transport.RetryTopicName(k.topic, k.group, n+1), 2)
 	}
 }
 
@@ -107,7 +109,7 @@ func TestARetriedMessageWaitsInTopicsAndHasItsEffectOnce(t *testing.T) {
 		for i, a := range got {
 			topic := k.topic
 			if i > 0 {
-				topic = consumer.RetryTopicName(k.topic, k.group, i)
+				topic = transport.RetryTopicName(k.topic, k.group, i)
 			}
 			if a.n != i+1 || a.topic != topic {
 				t.Errorf("%s: attempt %d is number %d in %s", id, i+1, a.n, a.topic)
@@ -302,7 +304,7 @@ func TestAnExpiredMessageMeetsItsRetry(t *testing.T) {
 	handleAs(t, c, "keeps", "A", k.effects("dead"))
 	handleAs(t, c, "drops", "A", k.effects("dropped"), consumer.WithRetryFor(func(err error) bool { return errors.As(err, new(*consumer.ExpiredError)) }, consumer.Retry{MaxAttempts: 1, Then: consumer.ThenDiscard}))
 	late := msg("k", "A", "late")
-	late.Headers = append(late.Headers, event.Header{Key: consumer.HeaderDeliverBy, Value: []byte("2020-01-01T00:00:00Z")})
+	late.Headers = append(late.Headers, event.Header{Key: record.HeaderDeliverBy, Value: []byte("2020-01-01T00:00:00Z")})
 	k.publish(late, msg("k", "A", "fresh"))
 	k.start(c)
 	k.untilCount("dead", 1)
@@ -325,8 +327,8 @@ func TestARetryOfAHandlerThatIsNoMoreIsKept(t *testing.T) {
 	c := k.consumer()
 	handleAs(t, c, "new", "A", k.effects("effects"))
 	old, foreign := msg("k", "A", "1"), msg("k", "A", "2")
-	old.SetHeader(consumer.HeaderOnly, []byte(k.group+"/old"))
-	foreign.SetHeader(consumer.HeaderOnly, []byte("another/new"))
+	old.SetHeader(record.HeaderOnly, []byte(k.group+"/old"))
+	foreign.SetHeader(record.HeaderOnly, []byte("another/new"))
 	k.publish(old, foreign, msg("k", "A", "3"))
 	k.start(c)
 	k.untilCount("effects", 1)
@@ -344,12 +346,12 @@ func TestARetryOfAHandlerThatIsNoMoreIsKept(t *testing.T) {
 func TestMessagesInRetryTopicsOfAnEarlierPolicyAreHandled(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	rungs := []string{consumer.RetryTopicName(k.topic, k.group, 1), consumer.RetryTopicName(k.topic, k.group, 2), consumer.RetryTopicName(k.topic, "another", 2)}
+	rungs := []string{transport.RetryTopicName(k.topic, k.group, 1), transport.RetryTopicName(k.topic, k.group, 2), transport.RetryTopicName(k.topic, "another", 2)}
 	for i, topic := range rungs {
 		stacktest.CreateTopic(t, topic, 1)
 		m := msg(fmt.Sprint("k", i), "A", "0")
-		m.SetHeader(consumer.HeaderOnly, []byte(k.group+"/a"))
-		m.SetHeader(consumer.HeaderAttempt, []byte("2"))
+		m.SetHeader(record.HeaderOnly, []byte(k.group+"/a"))
+		m.SetHeader(record.HeaderAttempt, []byte("2"))
 		if err := k.kafka.Publish(k.context(), topic, records(m)); err != nil {
 			t.Fatal(err)
 		}
@@ -364,7 +366,7 @@ func TestMessagesInRetryTopicsOfAnEarlierPolicyAreHandled(t *testing.T) {
 func TestMissingTopicsAreCreatedOnDemand(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 3)
-	retries := consumer.RetryTopicName(k.topic, k.group, 1)
+	retries := transport.RetryTopicName(k.topic, k.group, 1)
 	graves := k.topic + "." + k.group + ".dead"
 	cl, done := k.client()
 	t.Cleanup(func() {
@@ -445,7 +447,7 @@ func TestWhatIsMovedTwiceHasItsEffectOnce(t *testing.T) {
 	})
 	cl, done := k.client()
 	defer done()
-	retries := consumer.RetryTopicName(k.topic, k.group, 1)
+	retries := transport.RetryTopicName(k.topic, k.group, 1)
 	k.until("all copies are committed", func(ctx context.Context) bool { // three messages of two keys, each twice
 		res, err := cl.OffsetFetch(ctx, &kafka.OffsetFetchRequest{GroupID: k.group, Topics: map[string][]int{retries: {0, 1}}})
 		if err != nil || res.Error != nil {

@@ -205,7 +205,7 @@ func (*renewed) Release(context.Context, string, string, int32) error { return n
 func over(t *testing.T, l *changing, opts ...consumer.Option) *consumer.Consumer {
 	t.Helper()
 	base := []consumer.Option{
-		consumer.WithTransport(l), consumer.WithTopics("log"), consumer.WithCommitInterval(0), consumer.WithInbox(&renewed{}),
+		consumer.WithTransport(l), consumer.WithTopics("log"), consumer.WithCommitCount(1), consumer.WithInbox(&renewed{}),
 		consumer.WithDisposer(newDisposed()), consumer.WithErrorHook(func(context.Context, error) {}),
 		consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error { return fn(ctx) }),
 	}
@@ -509,7 +509,7 @@ func TestN29_ARecreatedTopicHaltsTheRun(t *testing.T) {
 		t.Helper()
 		c, err := consumer.New("group", db, append(opts, consumer.WithTransport(l), consumer.WithTopics("log"),
 			consumer.WithCollections("marks"), consumer.WithRetention(time.Hour), consumer.WithoutTTL(), consumer.WithLease(time.Second),
-			consumer.WithCommitInterval(0), consumer.WithDisposer(newDisposed()), consumer.WithErrorHook(func(context.Context, error) {}))...)
+			consumer.WithCommitCount(1), consumer.WithDisposer(newDisposed()), consumer.WithErrorHook(func(context.Context, error) {}))...)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -74,21 +74,21 @@ func (m *Message) DeleteHeader(name string) {
 	m.Headers = slices.DeleteFunc(slices.Clone(m.Headers), func(h event.Header) bool { return h.Key == name })
 }
 
-// Copy returns a copy that shares the bytes of key, value and header values, but not the list of headers.
-func (m *Message) Copy() *Message {
-	c := *m
-	c.Headers = slices.Clone(m.Headers)
-	return &c
-}
-
 // Clone returns a copy that shares nothing.
 func (m *Message) Clone() *Message {
-	c := m.Copy()
+	c := m.copy()
 	c.Key, c.Value = bytes.Clone(m.Key), bytes.Clone(m.Value)
 	for i := range c.Headers {
 		c.Headers[i].Value = bytes.Clone(c.Headers[i].Value)
 	}
 	return c
+}
+
+// copy returns a copy that shares the bytes of key, value and header values, but not the list of headers.
+func (m *Message) copy() *Message {
+	c := *m
+	c.Headers = slices.Clone(m.Headers)
+	return &c
 }
 
 // recordOf returns m as a record for a Publisher.

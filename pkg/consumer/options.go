@@ -19,6 +19,7 @@ import (
 // Defaults of the options of New.
 const (
 	defaultConcurrency    = 16
+	defaultBatch          = 1
 	defaultTimeout        = 30 * time.Second
 	defaultDrain          = 10 * time.Second
 	defaultCommitInterval = time.Second
@@ -100,7 +101,13 @@ type settings struct {
 // and the headers of the record. It may set the other fields, for example the name, and replace the value. The consumer sets
 // Group, and fills in ID and Attempt if they are empty. If f returns an error, Retry decides about the record. By default the
 // record becomes a dead letter, and its offset passes after the letter is written.
-func WithDecoder(f func(m *Message) error) Option { return option(func(s *settings) { s.decoder = f }) }
+func WithDecoder(f func(m *Message) error) Option {
+	return option(func(s *settings) {
+		if f != nil {
+			s.decoder = f
+		}
+	})
+}
 
 // WithErrorHook sets a function that is called once with each error of the consumer, also with errors
 // that the consumer handles without help. It must not block. ctx is never nil.
@@ -115,17 +122,27 @@ func WithTelemetry(sink telemetry.Sink) Option {
 }
 
 // WithLogger replaces slog.Default. Payloads, keys and headers are never logged.
-func WithLogger(log *slog.Logger) Option { return option(func(s *settings) { s.log = log }) }
+func WithLogger(log *slog.Logger) Option {
+	return option(func(s *settings) { s.log = cmp.Or(log, slog.Default()) })
+}
 
-// WithConcurrency sets how many lanes run at once, over all partitions and handlers.
-func WithConcurrency(n int) Option { return option(func(s *settings) { s.concurrency = n }) }
+// WithConcurrency sets how many lanes run at once, over all partitions and handlers. Each runs one handler at a time, with one
+// transaction. Defaults to 16: a handler waits for MongoDB most of its time, and 16 transactions use a small part of the
+// driver's default pool of 100 connections.
+func WithConcurrency(n int) Option {
+	return option(func(s *settings) { s.concurrency = cmp.Or(n, defaultConcurrency) })
+}
 
-// WithDrain sets how long a stop or a rebalance waits for running handlers before it abandons them. It
-// is limited to three quarters of WithSessionTimeout, and to 22 s.
-func WithDrain(d time.Duration) Option { return option(func(s *settings) { s.drain = d }) }
+// WithDrain sets how long a stop or a rebalance waits for running handlers before it abandons them. Defaults to
+// 10 s, which fits into the 30 s that Kubernetes waits for a pod. It is limited to three quarters of WithSessionTimeout, and to
+// 22 s, because the group removes a member that does not rejoin in time.
+func WithDrain(d time.Duration) Option {
+	return option(func(s *settings) { s.drain = cmp.Or(d, defaultDrain) })
+}
 
-// WithBuffer limits the memory for the messages of one partition that are fetched and not finished. Defaults to 8 MiB. One
-// fetch may exceed the limit. 0 is the default.
+// WithBuffer limits the memory for the messages of one partition that are fetched and not finished. Defaults to 8 MiB:
+// several fetches of 1 MiB, so that reading does not wait for handlers, while a member with 50 partitions stays below 400 MiB.
+// One fetch may exceed the limit.
 func WithBuffer(bytes int) Option {
 	return option(func(s *settings) { s.bufferBytes = cmp.Or(bytes, defaultBuffer) })
 }
@@ -148,19 +165,21 @@ func WithTransaction() HandlerOption {
 	return handlerOption(func(h *handling) { h.inTransaction = true })
 }
 
-// WithTimeout bounds one call of a handler by its context. Keep it well below the server's limit for a
-// transaction, 60 s.
+// WithTimeout bounds one call of a handler by its context. Defaults to 30 s: half of the server's limit for a transaction, 60 s,
+// which leaves time for the inbox and the commit. Keep it well below that limit.
 func WithTimeout(d time.Duration) HandlerOption {
-	return handlerOption(func(h *handling) { h.timeout = d })
+	return handlerOption(func(h *handling) { h.timeout = cmp.Or(d, defaultTimeout) })
 }
 
 // WithBatch sets how many messages that wait may share a transaction, at most 500. Defaults to 1: a failure then repeats no
 // other message. More is much faster for handlers that only write to MongoDB. If a transaction fails, its messages are tried
 // again one by one.
-func WithBatch(n int) HandlerOption { return handlerOption(func(h *handling) { h.batchSize = n }) }
+func WithBatch(n int) HandlerOption {
+	return handlerOption(func(h *handling) { h.batchSize = cmp.Or(n, defaultBatch) })
+}
 
-// WithLimit sets how many calls of the handler run at once, over all lanes and partitions. 0 sets no
-// limit other than Concurrency. As an option of New it limits each handler separately.
+// WithLimit sets how many calls of the handler run at once, over all lanes and partitions. Defaults to no
+// limit other than WithConcurrency, because only you know which handlers share a scarce resource. As an option of New it limits each handler separately.
 func WithLimit(n int) HandlerOption { return handlerOption(func(h *handling) { h.limit = n }) }
 
 // WithMiddleware adds middlewares. The middlewares of New are outside those of the handler.
@@ -178,7 +197,7 @@ func WithMiddleware(mws ...Middleware) HandlerOption {
 // newSettings returns the defaults with opts applied.
 func newSettings(opts []Option) settings {
 	s := settings{
-		handling:      handling{mode: Transactional, timeout: defaultTimeout, batchSize: 1},
+		handling:      handling{mode: Transactional, timeout: defaultTimeout, batchSize: defaultBatch},
 		decoder:       Decode,
 		log:           slog.Default(),
 		concurrency:   defaultConcurrency,
@@ -236,9 +255,6 @@ func (s *settings) validate() error {
 	add(s.concurrency < 1, "concurrency of %d: it must be positive", s.concurrency)
 	add(s.drain <= 0, "drain of %v: it must be positive", s.drain)
 	add(s.bufferBytes < 1, "buffer of %d bytes: it must be positive", s.bufferBytes)
-
-	add(s.decoder == nil, "the decoder is nil")
-	add(s.log == nil, "the logger is nil")
 
 	return errors.Join(bad...)
 }

@@ -12,6 +12,7 @@ func init() {
 		isSuspended := func(r *registration) bool { return r.suspension.isSuspended() }
 		return x.gate.isPaused() || slices.ContainsFunc(x.reg.snapshot().all, isSuspended)
 	}
+	consumerparts.AfterBatch = afterBatch
 	consumerparts.Option = func(x consumerparts.Surroundings) any {
 		return option(func(s *settings) {
 			if x.Transport != nil {

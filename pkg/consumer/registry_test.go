@@ -196,7 +196,7 @@ func TestMiddlewareIsAnOnion(t *testing.T) {
 				if strings.HasPrefix(string(m.Value), "drop") && word == "b" {
 					return consumer.Discard(nil)
 				}
-				changed := m.Copy()
+				changed := m.Clone()
 				changed.Value = append([]byte(nil), append(m.Value, word...)...)
 				return next(ctx, changed)
 			}

@@ -381,7 +381,7 @@ func (t *track) precheckTask(x task) error {
 	if t.reg.system {
 		return nil
 	}
-	return Precheck(x.entry.m, time.Now())
+	return checkTimes(x.entry.m, time.Now())
 }
 
 // finishAttempt reports the result of a successful attempt and finishes its tasks.

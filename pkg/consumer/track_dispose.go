@@ -143,7 +143,7 @@ func (p *partition) callDisposer(m *Message, handler string, v verdict, cause er
 
 // originalMessage returns a copy of the message as it was read, with the record's own key and value.
 func originalMessage(e *entry) *Message {
-	m := e.m.Copy()
+	m := e.m.copy()
 	m.Key, m.Value = e.rec.Key, e.rec.Value
 	return m
 }

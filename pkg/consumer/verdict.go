@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
@@ -174,7 +175,7 @@ func (d *decider) chooseByRetry(r *Retry, m *Message, a failures) verdict {
 	case later <= 0:
 		return verdict{Action: actRetry, Delay: r.Quick[n-1]}
 	case later <= len(d.topics):
-		return verdict{Action: actRetryTopic, Delay: d.topics[later-1], Topic: RetryTopicName(originOf(m).Topic, m.Group, later)}
+		return verdict{Action: actRetryTopic, Delay: d.topics[later-1], Topic: transport.RetryTopicName(originOf(m).Topic, m.Group, later)}
 	case len(d.topics) > 0:
 		return r.giveUp()
 	}

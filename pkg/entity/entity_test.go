@@ -401,7 +401,7 @@ func TestNewListsWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	coll := stacktest.Client(t).Database("x").Collection("y")
 	for name, opts := range map[string][]entity.Option{
-		"field": {entity.WithVersionField("a.b")}, "id": {entity.WithVersionField("_id")}, "chunk": {entity.WithChunk(0)},
+		"field": {entity.WithVersionField("a.b")}, "id": {entity.WithVersionField("_id")}, "chunk": {entity.WithChunk(-1)},
 		"version": {entity.WithVersion(func(*int) *int64 { return nil })},
 	} {
 		if _, err := entity.New(coll, orderKey, opts...); err == nil {

@@ -1,6 +1,7 @@
 package entity
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -11,7 +12,8 @@ import (
 )
 
 const (
-	defaultChunk = 500
+	defaultChunk        = 500
+	defaultVersionField = "version"
 
 	// maxChunk is small enough that the events of a chunk fit in one insert command, and its ids in
 	// one filter.
@@ -19,7 +21,11 @@ const (
 )
 
 // Option configures a Collection, a Recorded or a Projector.
-type Option func(*config)
+type Option interface{ configure(c *config) }
+
+type option func(c *config)
+
+func (o option) configure(c *config) { o(c) }
 
 type config struct {
 	registry     *bson.Registry
@@ -35,15 +41,15 @@ type config struct {
 
 func init() {
 	entityparts.Option = func(s entityparts.Storage) any {
-		return Option(func(c *config) { c.storage = s })
+		return option(func(c *config) { c.storage = s })
 	}
 }
 
 // newConfig applies the options for coll and checks them. The result has the name of the collection even with an error.
 func newConfig(coll *mongo.Collection, opts []Option) (config, error) {
-	c := config{versionField: "version", chunk: defaultChunk}
+	c := config{versionField: defaultVersionField, chunk: defaultChunk}
 	for _, o := range opts {
-		o(&c)
+		o.configure(&c)
 	}
 	if c.registry == nil {
 		c.registry = NewRegistry()
@@ -75,29 +81,34 @@ func newConfig(coll *mongo.Collection, opts []Option) (config, error) {
 // was changed since it was loaded. By default, a Collection has no versions. A Recorded always has
 // versions, and checks them with this option only.
 func WithVersion[T any](version func(*T) *int64) Option {
-	return func(c *config) { c.version = version }
+	return option(func(c *config) { c.version = version })
 }
 
 // WithVersionField sets the name of the document field that contains the version. Defaults to
 // "version".
-func WithVersionField(name string) Option { return func(c *config) { c.versionField = name } }
+func WithVersionField(name string) Option {
+	return option(func(c *config) { c.versionField = cmp.Or(name, defaultVersionField) })
+}
 
 // WithRegistry sets the registry with which T is encoded and decoded. Defaults to NewRegistry.
-func WithRegistry(r *bson.Registry) Option { return func(c *config) { c.registry = r } }
+func WithRegistry(r *bson.Registry) Option { return option(func(c *config) { c.registry = r }) }
 
 // WithoutTransaction allows calls of a Collection without a transaction. Each call is then a
 // separate write. A Recorded rejects this option, and a Projector does not need it.
-func WithoutTransaction() Option { return func(c *config) { c.plain = true } }
+func WithoutTransaction() Option { return option(func(c *config) { c.plain = true }) }
 
 // WithTombstones makes a Recorded report a deletion by a record with a null value, which removes
 // the entity from a compacted topic. By default, the value of the record contains the id and the
 // version.
-func WithTombstones() Option { return func(c *config) { c.tombstones = true } }
+func WithTombstones() Option { return option(func(c *config) { c.tombstones = true }) }
 
 // WithChunk sets how many entities a Recorded writes with one statement. Methods that start their
-// own transactions start one for each chunk. Defaults to 500. n must be between 1 and 10,000.
-func WithChunk(n int) Option { return func(c *config) { c.chunk = n } }
+// own transactions start one for each chunk. Defaults to 500: MongoDB recommends at
+// most 1000 documents for a transaction, and each entity has an event as well. n must be between 1 and 10,000.
+func WithChunk(n int) Option { return option(func(c *config) { c.chunk = cmp.Or(n, defaultChunk) }) }
 
 // WithProjection makes a Projector store the result of f instead of the entity: a document of another
 // form, with the same id. An error of f is returned by Projector.Handle.
-func WithProjection[T any](f func(T) (any, error)) Option { return func(c *config) { c.project = f } }
+func WithProjection[T any](f func(T) (any, error)) Option {
+	return option(func(c *config) { c.project = f })
+}

@@ -390,7 +390,7 @@ func TestProjectorRefusesWhatItDoesNotKnow(t *testing.T) {
 			m.Headers, m.Name = nil, "OrderPlaced"
 		},
 	} {
-		m := good.Copy()
+		m := good.Clone()
 		change(m)
 		err := p.Handle(t.Context(), m)
 		if !errors.Is(err, entity.ErrUnknownChange) || !errors.Is(err, consumer.ErrMalformed) || !strings.Contains(err.Error(), m.ID) {

@@ -20,7 +20,8 @@ func WithCollection(name string) Option {
 }
 
 // WithRetention sets how long a marker is kept. It must be longer than the time within which the same
-// key may arrive again. Defaults to seven days. The smallest value is one minute.
+// key may arrive again. Defaults to seven days, because common senders of webhooks retry for up to three.
+// The smallest value is one minute.
 func WithRetention(d time.Duration) Option {
 	return option(func(s *engine.Settings) { s.Retention = d })
 }
@@ -39,7 +40,8 @@ func (o onceOption) applyToOnce(c *engine.OnceConfig) { o(c) }
 // WithClaim commits a claim of the key before fn begins, and renews it while fn runs. So only one
 // process at a time runs fn, also if fn acts outside of the database. If the claim is lost, the context
 // of fn is canceled, nothing is committed, and the error is ErrClaimLost. If the process dies, another
-// call may begin when the lease is over. A lease of 0 means 30 s, the smallest one is 100 ms. WithClaim
+// call may begin when the lease is over. Defaults to 30 s, which a pause of a busy
+// process does not exceed. The smallest lease is 100 ms. WithClaim
 // cannot be used in a transaction.
 func WithClaim(lease time.Duration) OnceOption {
 	return onceOption(func(c *engine.OnceConfig) { c.Claim, c.Lease = true, lease })

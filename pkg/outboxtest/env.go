@@ -60,7 +60,11 @@ type member struct {
 }
 
 // Option configures an Env.
-type Option func(s *settings)
+type Option interface{ applyToEnv(s *settings) }
+
+type option func(s *settings)
+
+func (o option) applyToEnv(s *settings) { o(s) }
 
 type settings struct {
 	partitions int
@@ -69,17 +73,17 @@ type settings struct {
 }
 
 // WithPartitions sets the number of partitions of each topic. Defaults to 4.
-func WithPartitions(n int) Option { return func(s *settings) { s.partitions = n } }
+func WithPartitions(n int) Option { return option(func(s *settings) { s.partitions = n }) }
 
 // WithTopics sets the template for the names of topics, as topics.template in the configuration of the relay. Defaults to
 // "outbox.event.{aggregatetype}".
 func WithTopics(template string) Option {
-	return func(s *settings) { s.routes.Template = template }
+	return option(func(s *settings) { s.routes.Template = template })
 }
 
 // WithPreset sets the headers and values of the records, as record.preset in the configuration of the relay. Defaults to
 // "typed".
-func WithPreset(name string) Option { return func(s *settings) { s.preset = name } }
+func WithPreset(name string) Option { return option(func(s *settings) { s.preset = name }) }
 
 // New returns an empty Env. It ends with the test: then it stops its consumers and waits for them.
 func New(tb testing.TB, opts ...Option) *Env {
@@ -87,7 +91,7 @@ func New(tb testing.TB, opts ...Option) *Env {
 	e := &Env{tb: tb, db: memory.NewDB(), relays: map[string]*memory.Relay{}, ended: make(chan struct{}, 1)}
 	e.log = slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	for _, o := range opts {
-		o(&e.settings)
+		o.applyToEnv(&e.settings)
 	}
 	e.broker = memory.NewBroker(e.settings.partitions)
 
@@ -164,7 +168,7 @@ func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer
 	}).(consumer.Option)
 	c, err := consumer.New(group, nil, append([]consumer.Option{
 		around,
-		consumer.WithCommitInterval(0), consumer.WithLogger(e.log),
+		consumer.WithCommitCount(1), consumer.WithLogger(e.log),
 	}, opts...)...)
 	if err != nil {
 		e.tb.Fatal(err)

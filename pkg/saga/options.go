@@ -51,5 +51,5 @@ func WithAggregate(aggregateType string) Option {
 }
 
 // WithHeld sets how many early messages of one saga Sequenced holds. Together they must not exceed 8 MiB. Above the limit, a
-// message fails with ErrGap. Defaults to 100.
+// message fails with ErrGap. Defaults to 100: far above the disorder that redeliveries cause, so that more means a missing message.
 func WithHeld(n int) Option { return option(func(s *settings) { s.held = n }) }

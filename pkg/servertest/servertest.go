@@ -54,11 +54,15 @@ type Env struct {
 }
 
 // Option configures an Env.
-type Option func(c *relay.Config)
+type Option interface{ applyToRelay(c *relay.Config) }
+
+type option func(c *relay.Config)
+
+func (o option) applyToRelay(c *relay.Config) { o(c) }
 
 // WithRelay changes the configuration of the relay, for example its rules for topics. The names of its topics should begin
 // with the prefix that Topics.Template has: Env.Topic returns such names, and the topics are deleted when the test ends.
-func WithRelay(change func(c *relay.Config)) Option { return change }
+func WithRelay(change func(c *relay.Config)) Option { return option(change) }
 
 // Start starts MongoDB and Kafka, unless they run already, and a relay. Everything that Start has created ends with the
 // test. It fails the test if there are no servers, or if the configuration of the relay is invalid.
@@ -80,7 +84,7 @@ func Start(tb testing.TB, opts ...Option) *Env {
 		Topics:  relay.Topics{Template: e.topics.Prefix + "outbox.event.{aggregatetype}", Create: &relay.Create{Partitions: partitions}},
 	}
 	for _, o := range opts {
-		o(&cfg)
+		o.applyToRelay(&cfg)
 	}
 	r, err := relay.New(cfg, relay.WithLogger(e.log))
 	if err != nil {
@@ -111,7 +115,7 @@ func (e *Env) Topic(name string) string {
 func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer {
 	e.tb.Helper()
 	c, err := consumer.New(e.topics.Prefix+group, e.DB, append([]consumer.Option{
-		consumer.WithBrokers(e.Brokers...), consumer.WithCommitInterval(0), consumer.WithLogger(e.log),
+		consumer.WithBrokers(e.Brokers...), consumer.WithCommitCount(1), consumer.WithLogger(e.log),
 	}, opts...)...)
 	if err != nil {
 		e.tb.Fatal(err)

@@ -96,17 +96,21 @@ func namesInExamples(t *testing.T, dir string) map[string]bool {
 }
 
 // parseDir parses the tests of a directory, or the files that are no tests.
-func parseDir(t *testing.T, set *token.FileSet, dir string, tests bool) (files []*ast.File) {
+func parseDir(t *testing.T, set *token.FileSet, dir string, tests bool, modes ...parser.Mode) (files []*ast.File) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join("..", "..", dir, "*.go"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	mode := parser.SkipObjectResolution
+	for _, m := range modes {
+		mode |= m
+	}
 	for _, path := range paths {
 		if strings.HasSuffix(path, "_test.go") != tests {
 			continue
 		}
-		file, err := parser.ParseFile(set, path, nil, parser.SkipObjectResolution)
+		file, err := parser.ParseFile(set, path, nil, mode)
 		if err != nil {
 			t.Fatal(err)
 		}

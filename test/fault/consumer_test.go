@@ -11,7 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+
 	"github.com/outrelay/outrelay/internal/demo/member"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/setaside"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/internal/transport/kafkago"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -93,11 +97,11 @@ func (x *shop) runWorker(ctx context.Context, worker, rate int) {
 	}
 }
 
-// newShopScene starts a scene with a relay that has taken over, and two consumers that share the partitions.
-func newShopScene(t *testing.T) (*kit.Scene, *kit.Crew, []*kit.Process) {
+// newShopScene starts a scene with a relay that has taken over, and two consumers of a role that share the partitions.
+func newShopScene(t *testing.T, role member.Role) (*kit.Scene, *kit.Crew, []*kit.Process) {
 	t.Helper()
 	s := kit.New(t, kit.Options{})
-	c := s.NewCrew(member.Effects, "order")
+	c := s.NewCrew(role, "order")
 	s.StartRelay().WaitTookOver()
 	hands := []*kit.Process{c.StartMember(), c.StartMember()}
 	c.WaitServing(hands...)
@@ -140,7 +144,7 @@ func checkEffects(t *testing.T, s *kit.Scene, c *kit.Crew, orders int, hands []*
 // effect once, in the order of its key.
 func TestConsumersDie(t *testing.T) {
 	t.Parallel()
-	s, c, hands := newShopScene(t)
+	s, c, hands := newShopScene(t, member.Effects)
 	load := openShop(t, s, 300)
 	for i := range rounds(2, 30) {
 		// Other consumers handle the messages of the killed one before the next kill, so that each kill hits
@@ -158,10 +162,43 @@ func TestConsumersDie(t *testing.T) {
 	checkEffects(t, s, c, load.closeShop(), hands)
 }
 
+// The handler fails for every tenth order, three times each, after its writes. So there are messages that are set aside, their
+// followers, and retries all the time. One of two consumers after the other is killed with SIGKILL among them. Each order has its
+// effect once, in the order of its key, and at the end no message is set aside.
+func TestConsumersDieWhileTheyRetry(t *testing.T) {
+	t.Parallel()
+	s, c, hands := newShopScene(t, member.Stumbling)
+	aside := func(what string, enough func(n int64) bool) {
+		t.Helper()
+		stacktest.Eventually(t, what, func() bool {
+			n, err := s.DB.Collection(setaside.DefaultCollection).CountDocuments(t.Context(), bson.D{})
+			return err == nil && enough(n)
+		})
+	}
+
+	load := openShop(t, s, 150)
+	for i := range rounds(3, 30) {
+		before, err := member.CountEffects(t.Context(), s.DB)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.WaitEffects(before + 50)
+		aside("messages that are set aside", func(n int64) bool { return n >= 5 })
+		hands[i%2].Kill()
+		hands[i%2] = c.StartMember()
+		c.WaitServing(hands...)
+	}
+
+	orders := load.closeShop()
+	c.WaitEffects(orders)
+	aside("the end of the messages that are set aside", func(n int64) bool { return n == 0 })
+	checkEffects(t, s, c, orders, hands)
+}
+
 // A third consumer joins and leaves every second, under load.
 func TestRebalanceEverySecond(t *testing.T) {
 	t.Parallel()
-	s, c, hands := newShopScene(t)
+	s, c, hands := newShopScene(t, member.Effects)
 	load := openShop(t, s, 300)
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -67,6 +68,30 @@ func (w *witness) handleOrder(ctx context.Context, m *consumer.Message) error {
 	e := Effect{Event: m.ID, Key: key, Number: number, Place: counter.Count, By: w.spec.Name}
 	if _, err := w.db.Collection(effectsColl).InsertOne(ctx, e); err != nil {
 		return fmt.Errorf("storing an effect: %w", err)
+	}
+	return nil
+}
+
+// stumblingRetry sets a message aside at its first failure, and retries it soon, so that the members are killed between all
+// steps of a retry.
+var stumblingRetry = consumer.Retry{Quick: []time.Duration{}, Min: 100 * time.Millisecond, Max: 200 * time.Millisecond}
+
+const (
+	// stumbleEvery is the distance of the orders of a key for which stumble fails.
+	stumbleEvery = 10
+	// stumbles is how often it fails for each of them.
+	stumbles = 3
+)
+
+// stumble is handleOrder, but its transaction fails for every tenth order. Only the attempts of the message, which the consumer
+// stores, say when to stop.
+func (w *witness) stumble(ctx context.Context, m *consumer.Message) error {
+	if err := w.handleOrder(ctx, m); err != nil {
+		return err
+	}
+	text, _ := m.Header(NumberHeader)
+	if number, err := strconv.ParseInt(string(text), 10, 64); err == nil && number%stumbleEvery == 0 && m.Attempt <= stumbles {
+		return fmt.Errorf("attempt %d of order %d stumbles", m.Attempt, number)
 	}
 	return nil
 }

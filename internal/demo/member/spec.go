@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -31,6 +32,8 @@ type Role string
 const (
 	Effects Role = "effects"
 	Saga    Role = "saga"
+	// Stumbling is Effects with a handler that fails for some orders, each several times, after it has written their effects.
+	Stumbling Role = "stumbling"
 )
 
 // Spec is the configuration of a member.
@@ -73,8 +76,8 @@ func Parse(arg string) (Spec, error) {
 	}
 
 	var errs []error
-	if s.Role != Effects && s.Role != Saga {
-		errs = append(errs, fmt.Errorf("role %q is none of %q and %q", s.Role, Effects, Saga))
+	if !slices.Contains([]Role{Effects, Saga, Stumbling}, s.Role) {
+		errs = append(errs, fmt.Errorf("role %q is none of %q, %q and %q", s.Role, Effects, Saga, Stumbling))
 	}
 	for name, v := range map[string]string{
 		"name":     s.Name,
@@ -141,9 +144,12 @@ func Run(ctx context.Context, s Spec, logs io.Writer) (err error) {
 		return err
 	}
 
-	if s.Role == Saga {
+	switch s.Role {
+	case Saga:
 		err = w.registerSaga(ctx, c)
-	} else {
+	case Stumbling:
+		err = c.Handle("effects", consumer.Func(w.stumble, "*"), consumer.WithRetry(stumblingRetry))
+	case Effects:
 		err = c.Handle("effects", consumer.Func(w.handleOrder, "*"))
 	}
 	if err != nil {

@@ -155,11 +155,11 @@ func Decrypt(keys Keys, opts ...Option) consumer.Middleware {
 				return err
 			}
 
-			c := m.Copy()
+			c := *m
 			c.Value = body
 			c.DeleteHeader(headerEncryption)
 			c.DeleteHeader(headerType)
-			return next(ctx, c)
+			return next(ctx, &c)
 		}
 	}
 }

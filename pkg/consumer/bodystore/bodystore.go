@@ -95,10 +95,10 @@ func Consume(store Store) consumer.Middleware {
 				return fmt.Errorf("%w: message %s: %s", consumer.ErrMalformed, m.ID, problem)
 			}
 
-			c := m.Copy()
+			c := *m
 			c.Value = body
 			c.DeleteHeader(header)
-			return next(ctx, c)
+			return next(ctx, &c)
 		}
 	}
 }

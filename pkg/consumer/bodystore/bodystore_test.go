@@ -85,7 +85,7 @@ func TestLargeBodiesGoThroughTheStore(t *testing.T) {
 	if p, _ := small.Payload(); err != nil || string(p) != "small" {
 		t.Errorf("a small one: %q, %v", p, err)
 	}
-	tampered := m.Copy()
+	tampered := m.Clone()
 	claim, _ := m.Header(header)
 	tampered.SetHeader(header, append(bytes.Clone(claim[:len(claim)-1]), 'x'))
 	if _, err := checkedIn(ctx, g, tampered); !errors.Is(err, consumer.ErrMalformed) {

@@ -52,7 +52,8 @@ func WithBucket(name string) Option {
 	return optionFunc(func(g *GridFS) { g.name = cmp.Or(name, defaultBucket) })
 }
 
-// WithTTL sets how long bodies are kept, at least one second. Defaults to 30 days.
+// WithTTL sets how long bodies are kept, at least one second. Defaults to 30 days: longer than Kafka keeps
+// records by default, 7 days, plus time for a dead letter to be requeued.
 func WithTTL(d time.Duration) Option {
 	return optionFunc(func(g *GridFS) { g.ttl = cmp.Or(d, defaultTTL) })
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
@@ -71,22 +72,26 @@ type optionFunc func(*Breaker)
 
 func (f optionFunc) apply(b *Breaker) { f(b) }
 
-// WithShare sets the share of failures within the window that opens the breaker: above 0, at most 1. Defaults to 0.5.
+// WithShare sets the share of failures within the window that opens the breaker: above 0, at most 1. Defaults to 0.5: a dependency
+// that fails for one customer only should not suspend the handlers for all.
 func WithShare(share float64) Option {
 	return optionFunc(func(b *Breaker) { b.share = share })
 }
 
-// WithWindow sets the length of the sliding window. Defaults to 30 s.
+// WithWindow sets the length of the sliding window. Defaults to 30 s: long enough for slow handlers to reach WithMinimum, and
+// short enough to forget an outage that is over.
 func WithWindow(d time.Duration) Option {
 	return optionFunc(func(b *Breaker) { b.window = d })
 }
 
-// WithMinimum sets how many messages of the window it takes before the breaker may open. Defaults to 10.
+// WithMinimum sets how many messages of the window it takes before the breaker may open. Defaults to 10, so
+// that a few failures in a quiet hour do not open it.
 func WithMinimum(n int) Option {
 	return optionFunc(func(b *Breaker) { b.minimum = n })
 }
 
-// WithOpenFor sets how long the breaker stays open before it lets a probe through. Defaults to 30 s.
+// WithOpenFor sets how long the breaker stays open before it lets a probe through. Defaults to 30 s: a
+// service that restarts needs about that long, and a probe costs an attempt of nobody.
 func WithOpenFor(d time.Duration) Option {
 	return optionFunc(func(b *Breaker) { b.openFor = d })
 }
@@ -143,7 +148,7 @@ func (b *Breaker) Middleware() consumer.Middleware {
 			outcome := consumer.ErrPanic
 			defer func() {
 				// In a batch the outcome is known only after the batch has run.
-				if outcome == nil && consumer.AfterBatch(ctx, done) {
+				if outcome == nil && consumerparts.AfterBatch(ctx, done) {
 					return
 				}
 

@@ -6,6 +6,7 @@
 package deadletter
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -83,29 +84,37 @@ type settings struct {
 }
 
 // Option configures the letters. consumer.WithDeadLetters and New take the same options.
-type Option func(s *settings)
+type Option interface{ applyToDesk(s *settings) }
+
+type option func(s *settings)
+
+func (o option) applyToDesk(s *settings) { o(s) }
 
 // WithCollection sets the name of the collection. Defaults to DefaultCollection.
-func WithCollection(name string) Option { return func(s *settings) { s.collection = name } }
+func WithCollection(name string) Option {
+	return option(func(s *settings) { s.collection = cmp.Or(name, DefaultCollection) })
+}
 
 // WithExpiry makes MongoDB remove letters when they have existed for d, from 1 s to 68 years. Consumers apply it to all
 // letters of the collection when they start. Without it letters stay until they are discarded.
-func WithExpiry(d time.Duration) Option { return func(s *settings) { s.expiry = d } }
+func WithExpiry(d time.Duration) Option { return option(func(s *settings) { s.expiry = d }) }
 
 // WithRedaction calls f for each letter before it is written anywhere. f may change every field except ID. If f fails or
 // panics, the letter is written without the content and the headers of the message.
 func WithRedaction(f func(ctx context.Context, l *Letter) error) Option {
-	return func(s *settings) { s.redact = append(s.redact, f) }
+	return option(func(s *settings) { s.redact = append(s.redact, f) })
 }
 
 // WithNotification appends a Notification to box for each letter, so that other services see it. A message that is a
 // Notification itself has none. box must be in the database of the consumer.
-func WithNotification(box *outbox.Box) Option { return func(s *settings) { s.box = box } }
+func WithNotification(box *outbox.Box) Option { return option(func(s *settings) { s.box = box }) }
 
 // WithTopic also writes each letter to a topic, before it is stored: the key, value and headers of the message, with the
 // additional headers dead-class, dead-reason, dead-group, dead-handler, dead-attempts and dead-at (Unix milliseconds). An
 // empty name means "<topic>.<group>.dead". A missing topic is created.
-func WithTopic(name string) Option { return func(s *settings) { s.hasTopic, s.topic = true, name } }
+func WithTopic(name string) Option {
+	return option(func(s *settings) { s.hasTopic, s.topic = true, name })
+}
 
 // New returns the letters of db. It does no I/O. It returns all problems of its arguments in one error.
 func New(db *mongo.Database, opts ...Option) (*Desk, error) {
@@ -120,13 +129,10 @@ func New(db *mongo.Database, opts ...Option) (*Desk, error) {
 func newDesk(opts []Option, open func(name string, expiry time.Duration) store, waiting setaside.Store) (*Desk, error) {
 	s := settings{collection: DefaultCollection}
 	for _, o := range opts {
-		o(&s)
+		o.applyToDesk(&s)
 	}
 
 	var errs []error
-	if s.collection == "" {
-		errs = append(errs, errors.New("the collection has no name"))
-	}
 	if s.expiry != 0 && (s.expiry < minExpiry || s.expiry > maxExpiry) {
 		errs = append(errs, fmt.Errorf("the expiry is %s: set at least 1 s and at most 68 years", s.expiry))
 	}
