@@ -26,10 +26,10 @@ The position comes from one of these:
   --offsets-file   the offset file of Kafka Connect in standalone mode
   --offsets-topic  the offset topic of Kafka Connect in distributed mode, such as connect-offsets
   --token          a resume token: its document as JSON, its data, or its BSON in base64
-  --at             a time; the first events are those of that second
+  --at             a time in seconds; the first events are the events of this second
 
 The command checks the position before it writes anything, and prints the greatest number of events
-that are sent a second time: those that were inserted after the position and before the stop
+that are sent a second time: the events inserted after the position and before the stop
 (--stopped-at). Kafka Connect stores offsets every minute by default, so the other publisher may have
 sent them. It refuses a position that is older than the oplog, a token of another cluster, an offset
 of a connector for another source, and a watcher that a node owns or that has a position.`,

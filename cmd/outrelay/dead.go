@@ -93,7 +93,7 @@ func newDeadListCommand(p *program) *cobra.Command {
 
 	a, f := p.addReadFlags(c), addDeadFilterFlags(c, false)
 	f.addStateFlag(c)
-	c.Flags().IntVar(&limit, "limit", 100, "letters on a page, at most 1000")
+	c.Flags().IntVar(&limit, "limit", 100, "dead letters on a page, at most 1000")
 	c.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
 
 	c.RunE = func(c *cobra.Command, ids []string) error {
@@ -204,7 +204,7 @@ func printDeadGroups(w io.Writer, all deadGroups) error {
 func addDeadRefFlags(c *cobra.Command) *admin.DeadRef {
 	r := &admin.DeadRef{}
 	c.Flags().StringVar(&r.Collection, "collection", "",
-		"the `outbox`, as database.collection; default: the outbox of the watcher that has the letter")
+		"the `outbox`, as database.collection; default: the outbox of the watcher that has the dead letter")
 	c.Flags().IntVar(&r.Delivery, "delivery", -1, "which delivery; default: the latest one that died")
 	addSourceFlags(c, &r.Source, &r.Group, &r.Handler)
 	return r
@@ -236,7 +236,7 @@ func newDeadRequeueCommand(p *program) *cobra.Command {
 		Short: "Deliver dead letters again, with the same ids",
 		Long: `Put the envelopes of the matching dead letters back into their outboxes, in the order of the change
 stream. Each is sent as the next delivery of the same envelope, and its attempts start again from 0.
-Letters that were requeued before are left out. If a requeue was interrupted, start it again.
+Dead letters that were requeued before are left out. If a requeue was interrupted, start it again.
 
 With --source handler, put the messages of the letters into the queue of their handlers, before
 the messages of the same key that wait there. A letter without a handler needs --to.

@@ -89,7 +89,7 @@ type deadEditFlags struct {
 func addDeadEditFlags(c *cobra.Command) *deadEditFlags {
 	e := &deadEditFlags{namedFields: map[string]*string{}}
 	flags := c.Flags()
-	flags.Int32Var(&e.version, "version", 0, "the `version` of the letter from dead show; the edit fails if it has changed since")
+	flags.Int32Var(&e.version, "version", 0, "the `version` of the dead letter from dead show; the edit fails if it has changed since")
 	flags.StringVar(&e.payload, "payload", "", "a `file` with the new payload, or - for standard input")
 	flags.StringVar(&e.payloadAs, "payload-as", "", "binary, string, json or null; default: the current type of the payload")
 	flags.StringArrayVar(&e.headers, "header", nil, "a header as `name=value`; may be repeated; replaces all existing headers")
@@ -105,7 +105,7 @@ func addDeadEditFlags(c *cobra.Command) *deadEditFlags {
 func (e *deadEditFlags) parseEdit(c *cobra.Command, in io.Reader) (admin.DeadEdit, error) {
 	out := admin.DeadEdit{Version: e.version, PayloadAs: e.payloadAs, Unset: e.unset, Fields: map[string]string{}}
 	if !c.Flags().Changed("version") {
-		return out, fmt.Errorf("--version is missing: pass the version that `outrelay dead show` prints for the letter")
+		return out, fmt.Errorf("--version is missing: pass the version that `outrelay dead show` prints for the dead letter")
 	}
 
 	for _, f := range e.fields {
@@ -171,7 +171,7 @@ letter keeps the original envelope. The command can also complete a letter that 
 aggregatetype, aggregateid, type and a payload. The result is checked before anything is written.
 
 With --source handler, change the key, the headers or the payload of a message and hand it back to
-its handler. The bytes of the new payload are those of the file, so --payload-as can only be null.`,
+its handler. The new payload contains the bytes of the file, so --payload-as can only be null.`,
 		Example: `  outrelay dead edit 0190b3c2-… --version 0 --topic payments.v2
   outrelay dead edit 0190b3c2-… --version 0 --payload order.json --unset contenttype
   outrelay dead edit 0190b3c2-… --version 0 --field aggregatetype=order --field aggregateid=7 --type OrderPlaced --payload - --payload-as json`,

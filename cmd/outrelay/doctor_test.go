@@ -18,8 +18,8 @@ func runDoctor(t *testing.T, env []string, there bool, flags ...string) (code in
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; {
 		code, out, errOut = runCommand(t, env, append([]string{"doctor"}, flags...)...)
-		late := strings.Contains(out+errOut, "nobody answers in time") || strings.Contains(out+errOut, "no response in time") ||
-			strings.Contains(out+errOut, "no primary answers within")
+		late := strings.Contains(out+errOut, "does not respond in time") || strings.Contains(out+errOut, "no broker responds in time") || strings.Contains(out+errOut, "no response in time") ||
+			strings.Contains(out+errOut, "no primary responds within")
 		if !there || !late || time.Now().After(end) {
 			return code, out, errOut
 		}

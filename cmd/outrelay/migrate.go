@@ -145,7 +145,7 @@ func newMigrateVerifyCommand(p *program) *cobra.Command {
 	var repair bool
 	c := &cobra.Command{
 		Use:   "verify",
-		Short: "Compare the indexes of each collection with those of this version",
+		Short: "Compare the indexes of each collection with the indexes of this version",
 		Long: `Compare the indexes of each watched collection, of its dead letters and of the state database with
 the indexes that this version declares. An index can be missing, have other options, or be left over
 from an older version. --repair creates, replaces and drops indexes. While an index is rebuilt,

@@ -137,7 +137,7 @@ func printKeptOrders(w io.Writer, r slots.ResliceReport) error {
 		}
 	}
 	for _, s := range r.Unpinned {
-		addLine(s, "its pin ends, because its keys join those of slots without this pin; pin the new slots if needed")
+		addLine(s, "its pin ends, because its keys join the keys of slots without this pin; pin the new slots if needed")
 	}
 
 	for _, line := range lines {

@@ -28,7 +28,7 @@ again after a change. To find missing privileges of existing roles, run outrelay
   outrelay roles --only mongodb | mongosh "$ADMIN_URI"
   outrelay roles --only kafka   | sh
 
-Managed services have formats of their own: --only atlas prints custom roles for the Atlas
+Managed services have other formats: --only atlas prints custom roles for the Atlas
 Administration API, one in a line, --only confluent commands of the confluent CLI, with the id of a
 service account as principal, and --only msk policies of AWS IAM for Amazon MSK.`,
 		Args: cobra.NoArgs,

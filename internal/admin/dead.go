@@ -21,7 +21,7 @@ import (
 // conditions that are set. The tags of the filters are those of the API, in a query and in a body.
 type DeadFilter struct {
 	Collection    string    `query:"collection" json:"collection,omitempty" maxLength:"255" doc:"Only this outbox, as database.collection."`
-	IDs           []string  `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Only letters of these envelopes."`
+	IDs           []string  `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Only dead letters of these envelopes."`
 	From          time.Time `query:"from" json:"from,omitzero" doc:"Died at this time or later."`
 	To            time.Time `query:"to" json:"to,omitzero" doc:"Died before this time."`
 	Topic         string    `query:"topic" json:"topic,omitempty" maxLength:"255"`
@@ -30,7 +30,7 @@ type DeadFilter struct {
 	Key           string    `query:"key" json:"key,omitempty" maxLength:"4096" doc:"The ordering key."`
 	Class         string    `query:"class" json:"class,omitempty" enum:"malformed,message_too_large,not_allowed,partition_out_of_range,expired,record_refused,attempts_exhausted,handler,rejected,timeout,panic,unknown,database"`
 	Message       string    `query:"message" json:"message,omitempty" maxLength:"1024" doc:"Prefix of the reason."`
-	Source        string    `query:"source" json:"source,omitempty" enum:"relay,handler" doc:"Who gave up: the relay (default), or handlers of consumers. With handler, ids are those of messages, and collection is that of the letters."`
+	Source        string    `query:"source" json:"source,omitempty" enum:"relay,handler" doc:"Dead letters of the relay (default) or of handlers of consumers. With handler, id is the id of a message, and collection is the collection of the dead letters."`
 	Group         string    `query:"group" json:"group,omitempty" maxLength:"255" doc:"With source handler: the consumer group."`
 	Handler       string    `query:"handler" json:"handler,omitempty" maxLength:"255" doc:"With source handler: the name of the handler."`
 	RequeueStatus string    `query:"stand" json:"stand,omitempty" enum:"any,replayable,replayed"`

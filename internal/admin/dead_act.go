@@ -68,7 +68,7 @@ func (l Letters) Requeue(
 ) (DeadOutcome, error) {
 	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRefused{}}
 	if f.RequeueStatus == string(deadletter.Requeued) {
-		return out, errors.New("requeued letters cannot be requeued again; use outrelay replay to send sent events again")
+		return out, errors.New("requeued dead letters cannot be requeued again; use outrelay replay to send sent events again")
 	}
 	if f.Source == FromHandler {
 		return l.ofHandlers().requeue(ctx, f, opts, did)

@@ -110,7 +110,7 @@ func (e DeadEdit) payloadValue(raw bson.Raw, m *envelope.Mapping) (any, error) {
 		case bson.TypeEmbeddedDocument, bson.TypeArray:
 			as = PayloadJSON
 		default:
-			return nil, fmt.Errorf("the letter has no payload whose type could be kept; choose the type of the new payload: "+
+			return nil, fmt.Errorf("the dead letter has no payload whose type could be kept; choose the type of the new payload: "+
 				"%s, %s, %s or %s", PayloadBinary, PayloadString, PayloadJSON, PayloadNull)
 		}
 	}

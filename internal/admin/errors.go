@@ -59,7 +59,7 @@ func Explain(err error) (kind Failure, hint string) {
 		return FailInvalid, "give from, or ids"
 
 	case errors.As(err, &conflict), is(errVersion):
-		return FailChanged, "read the letter again and edit that version"
+		return FailChanged, "read the dead letter again and edit that version"
 
 	case is(ErrUnconfirmed):
 		return FailConflict, "type the phrase that the preview shows"

@@ -23,7 +23,7 @@ func TestN03_AStoppedForeignTransactionHoldsUpNobodyForLong(t *testing.T) {
 	t.Parallel()
 	const soon = 40 * time.Second // the server itself takes 60 s
 	for _, owned := range []bool{true, false} {
-		name := map[bool]string{true: "renewal", false: "take-over"}[owned]
+		name := map[bool]string{true: "renewal", false: "takeover"}[owned]
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			state := stacktest.Database(t, stacktest.Client(t))

@@ -94,10 +94,10 @@ func (h handlerLetters) edit(ctx context.Context, ref DeadRef, e DeadEdit, opts 
 	}
 	shown := newHandlerLetter(d.ns, &l)
 	if r := shown.Replayed; r != nil {
-		return DeadEdited{}, fmt.Errorf("letter %s: %w by %s at %s", l.ID, errRequeued, r.Actor, r.At.UTC().Format(time.RFC3339))
+		return DeadEdited{}, fmt.Errorf("dead letter %s: %w by %s at %s", l.ID, errRequeued, r.Actor, r.At.UTC().Format(time.RFC3339))
 	}
 	if e.Version != shown.Version {
-		return DeadEdited{}, fmt.Errorf("letter %s: %w", l.ID, errVersion)
+		return DeadEdited{}, fmt.Errorf("dead letter %s: %w", l.ID, errVersion)
 	}
 
 	edited, err := e.applyTo(&l)
@@ -114,7 +114,7 @@ func (h handlerLetters) edit(ctx context.Context, ref DeadRef, e DeadEdit, opts 
 	}}
 	n, err := d.Requeue(ctx, handlerletters.Query{IDs: []handlerletters.ID{l.ID}}, changed)
 	if err == nil && n == 0 {
-		err = fmt.Errorf("letter %s: %w", l.ID, errRequeued)
+		err = fmt.Errorf("dead letter %s: %w", l.ID, errRequeued)
 	}
 	if err != nil {
 		return out, err

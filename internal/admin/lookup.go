@@ -25,7 +25,7 @@ type LookupQuery struct {
 	Collection string    `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
 	From       time.Time `query:"from" doc:"For a key: written at this time or later. Default: an hour ago."`
 	To         time.Time `query:"to" doc:"For a key: written before this time."`
-	Limit      int       `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"For a key: bounds both the envelopes and the letters."`
+	Limit      int       `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"For a key: bounds both the envelopes and the dead letters."`
 }
 
 // LookupResult is the result of a [LookupQuery].

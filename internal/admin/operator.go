@@ -75,7 +75,7 @@ type Actor struct {
 }
 
 // ErrUnavailable is returned by a use-case that needs a function which this process does not have.
-var ErrUnavailable = errors.New("this process was started without what is needed for it")
+var ErrUnavailable = errors.New("this process was started without the component for this action")
 
 // For returns the operator for another actor. It costs nothing.
 func (o Operator) For(a Actor) Operator {

@@ -409,7 +409,7 @@ func (o Operator) lowestPosition(ctx context.Context) (bson.Timestamp, error) {
 	for _, d := range docs {
 		at, ok := d.Position().Time()
 		if !ok || at.IsZero() {
-			return bson.Timestamp{}, fmt.Errorf("slot %s has no position yet, so it is unknown what is delivered; "+
+			return bson.Timestamp{}, fmt.Errorf("slot %s has no position yet, so the delivered envelopes are unknown; "+
 				"start outrelay run", d.ID)
 		}
 		if lowest.After(at) {

@@ -66,7 +66,7 @@ func Run(t *testing.T, factory Factory) {
 		test func(*testing.T, Fixture)
 	}{
 		{"transaction is required", transactionIsRequired},
-		{"plain joins what is there", plainJoins},
+		{"plain joins the transaction", plainJoins},
 		{"all or nothing", allOrNothing},
 		{"order is kept", orderIsKept},
 		{"envelope", storedEnvelope},

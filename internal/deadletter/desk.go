@@ -82,7 +82,7 @@ type ReplayedError struct {
 }
 
 func (e *ReplayedError) Error() string {
-	return fmt.Sprintf("%s: %s requeued it at %s as delivery %d; if that delivery died too, requeue its letter",
+	return fmt.Sprintf("%s: %s requeued it at %s as delivery %d; if that delivery died too, requeue its dead letter",
 		e.ID, e.By.Actor, e.By.At.UTC().Format(time.RFC3339), e.By.Delivery)
 }
 
@@ -108,7 +108,7 @@ func (k Desk) markReplayed(
 		{Key: "replayed", Value: replayed},
 	}}}})
 	if err != nil {
-		return 0, fmt.Errorf("marking letters of %s as requeued: %w", mongodb.Namespace(dead), err)
+		return 0, fmt.Errorf("marking dead letters of %s as requeued: %w", mongodb.Namespace(dead), err)
 	}
 	return res.MatchedCount, nil
 }

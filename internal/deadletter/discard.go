@@ -63,7 +63,7 @@ func (k Desk) Discard(ctx context.Context, ns string, q Query, did func(int64)) 
 
 		removed, err := removePart(ctx, dead, part, q)
 		if err != nil {
-			return total, fmt.Errorf("discarding letters from %s: %w", mongodb.Namespace(dead), err)
+			return total, fmt.Errorf("discarding dead letters from %s: %w", mongodb.Namespace(dead), err)
 		}
 		total += removed
 		if did != nil {
@@ -150,11 +150,11 @@ func (k Desk) checkPassed(ctx context.Context, dead *mongo.Collection, q Query) 
 		err = dead.FindOne(ctx, joinFilters(afterPosition(position), q.mongoFilter()),
 			options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Decode(&letter)
 		if err == nil {
-			return &RefusedError{letter.ID, fmt.Sprintf("%s has not passed its event yet, and without the letter the next "+
+			return &RefusedError{letter.ID, fmt.Sprintf("%s has not passed its event yet, and without the dead letter the next "+
 				"owner would send the event; discard it when the watcher runs and is not held up", id)}
 		}
 		if !errors.Is(err, mongo.ErrNoDocuments) {
-			return fmt.Errorf("finding letters in %s whose events are not passed: %w", mongodb.Namespace(dead), err)
+			return fmt.Errorf("finding dead letters in %s whose events are not passed: %w", mongodb.Namespace(dead), err)
 		}
 	}
 	return nil

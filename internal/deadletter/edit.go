@@ -43,7 +43,7 @@ func (e Edit) Fields() []string {
 func (e Edit) validateFields() error {
 	names := e.Fields()
 	if len(names) == 0 {
-		return fmt.Errorf("the edit changes nothing; requeue the letter instead")
+		return fmt.Errorf("the edit changes nothing; requeue the dead letter instead")
 	}
 	if len(names) != len(e.Set)+len(e.Unset) {
 		return fmt.Errorf("the edit names a field twice")

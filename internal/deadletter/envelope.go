@@ -164,7 +164,7 @@ func (h *outboxEntry) nextDelivery(d *Dead) (int32, error) {
 		}
 		if !h.markedSent {
 			return 0, &RefusedError{d.ID, "the outbox holds another envelope of the same id; " +
-				"discard the letter if that envelope replaces it"}
+				"discard the dead letter if that envelope replaces it"}
 		}
 		delivery = max(delivery, h.delivery)
 	}

@@ -58,7 +58,7 @@ func SetExpiry(ctx context.Context, letters *mongo.Collection, after time.Durati
 			index.TTL = nil
 		}
 		if _, err := mongodb.EnsureTTL(ctx, letters, index); err != nil {
-			return fmt.Errorf("setting the expiry of the letters to %s: %w", after, err)
+			return fmt.Errorf("setting the expiry of the dead letters to %s: %w", after, err)
 		}
 	}
 	return nil

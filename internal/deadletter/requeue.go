@@ -85,7 +85,7 @@ func (k Desk) Requeue(ctx context.Context, ns string, q Query, o Options, did fu
 		took := time.Since(began)
 		pace.recordDuration(took, len(part))
 		if err != nil {
-			return total, fmt.Errorf("requeueing %d letters of %s: %w", len(letters), ns, err)
+			return total, fmt.Errorf("requeueing %d dead letters of %s: %w", len(letters), ns, err)
 		}
 
 		total.addOutcome(outcome)

@@ -50,7 +50,7 @@ func newResult(c check.Report, f check.Figures, takeovers int) Result {
 func (r Result) formatSummary() string {
 	longest := time.Duration(r.MaxGapMS * float64(time.Millisecond))
 	return fmt.Sprintf("%s events committed, %s delivered · lost %d · duplicate %d · out of order %d"+
-		" · %d take-overs · longest wait %s · p50 %.1f ms p99 %.1f ms",
+		" · %d takeovers · longest wait %s · p50 %.1f ms p99 %.1f ms",
 		formatThousands(r.Events), formatThousands(r.Delivered), r.Lost, r.Duplicates, r.OutOfOrder,
 		r.Takeovers, formatDuration(longest), r.P50MS, r.P99MS)
 }

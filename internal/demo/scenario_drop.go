@@ -34,7 +34,7 @@ func (f *DropFinding) describeFigures() []string {
 	return []string{
 		fmt.Sprintf("drops             %d; lag below one second at most %.2f s later", f.Drops, f.ResumedS),
 		fmt.Sprintf("gone              %d events went with the collection before they were delivered", f.Gone),
-		fmt.Sprintf("redelivered       %d · take-overs %d", f.Redelivery, f.Takeovers),
+		fmt.Sprintf("redelivered       %d · takeovers %d", f.Redelivery, f.Takeovers),
 	}
 }
 

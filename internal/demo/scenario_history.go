@@ -20,7 +20,7 @@ import (
 
 var historyScenario = Scenario{
 	Name:       "lost-history",
-	Promise:    "the oplog rolls over while the relay is down: nothing is lost or out of order, and whatever is repeated is flagged",
+	Promise:    "the oplog rolls over while the relay is down: nothing is lost or out of order, and repeated events are flagged",
 	events:     200_000,
 	rate:       300,
 	ownServers: true,

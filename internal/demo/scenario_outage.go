@@ -31,7 +31,7 @@ func (f *OutageFinding) describeFigures() []string {
 	return []string{
 		fmt.Sprintf("outage            %.1f s, %s events waited at its end", f.OutageS, formatThousands(f.Backlog)),
 		fmt.Sprintf("recovered         lag below one second %.1f s after Kafka was back", f.RecoveredS),
-		fmt.Sprintf("attempts spent    %d · take-overs %d", f.Attempts, f.Takeovers),
+		fmt.Sprintf("attempts spent    %d · takeovers %d", f.Attempts, f.Takeovers),
 	}
 }
 

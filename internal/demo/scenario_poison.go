@@ -112,7 +112,7 @@ func runPoison(ctx context.Context, s *stage) (Finding, error) {
 	if err != nil {
 		return f, err
 	}
-	s.printEvent("%s good envelopes at %d/s, and one poisoned envelope for every ten of them",
+	s.printEvent("%s good envelopes at %d/s, and one poisoned envelope after every ten",
 		formatThousands(s.options.Events), s.options.Rate)
 	bad, err := s.insertPoison(ctx, max(s.options.Events/10, 1))
 	f.Poisoned = len(bad)

@@ -43,10 +43,10 @@ type ScheduledFinding struct {
 
 func (f *ScheduledFinding) describeFigures() []string {
 	return []string{
-		fmt.Sprintf("due error         p50 %.1f ms p99 %.1f ms; with those due during the take-over "+
+		fmt.Sprintf("due error         p50 %.1f ms p99 %.1f ms; with those due during the takeover "+
 			"p50 %.1f ms p99 %.1f ms, longest %.1f ms", f.P50MS, f.P99MS, f.AllP50MS, f.AllP99MS, f.MaxMS),
 		fmt.Sprintf("changed           %d cancelled, %d rescheduled; %d came early", f.Cancelled, f.Rescheduled, f.Early),
-		fmt.Sprintf("take-over         %d; first delivery %.1f s after the kill", f.Takeovers, f.TakeoverS),
+		fmt.Sprintf("takeover         %d; first delivery %.1f s after the kill", f.Takeovers, f.TakeoverS),
 	}
 }
 

@@ -80,8 +80,8 @@ func runSlots(ctx context.Context, s *stage) (Finding, error) {
 	r := &slotsRun{s, f}
 	members := s.stack.Mongods()
 	if len(members) != 1 {
-		return f, fmt.Errorf("scenario slots needs a replica set of one member, this one has %d: "+
-			"unset %s, and one is started", len(members), devstack.EnvMongoDB)
+		return f, fmt.Errorf("scenario slots needs a replica set of one member, but the replica set has %d: "+
+			"unset %s, and outrelay starts one", len(members), devstack.EnvMongoDB)
 	}
 
 	proxy, err := newDelayProxy(members[0].Addr(), roundTrip/2)

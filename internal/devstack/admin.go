@@ -29,7 +29,7 @@ func checkBroker(ctx context.Context, addr string, id, n int) error {
 	}
 
 	if len(brokers) < n {
-		return fmt.Errorf("knows %d of %d brokers", len(brokers), n)
+		return fmt.Errorf("the controller has registered %d of %d brokers", len(brokers), n)
 	}
 	if id > 0 && !slices.ContainsFunc(brokers, func(b kafka.Broker) bool { return b.ID == id }) {
 		return fmt.Errorf("broker %d is not part of the cluster yet", id)

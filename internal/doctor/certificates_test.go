@@ -70,7 +70,7 @@ func TestCertificatesAreExplained(t *testing.T) {
 	look := func(uri string, set ...string) Report { return examine(t, load(t, uri, brokers, set...)) }
 
 	r := look(s.MongoURI(), "mongodb.tls.ca="+otherCA, "kafka.tls.ca="+otherCA)
-	expect(t, r, "mongodb", Fail, "authority that is not known", "mongodb.tls.ca")
+	expect(t, r, "mongodb", Fail, "unknown authority", "mongodb.tls.ca")
 	expect(t, r, "kafka", Fail, "does not trust the authority", "kafka.tls.ca")
 	expect(t, r, "config.certificates", Warn, otherCA, "expires at", "without a restart")
 
@@ -83,7 +83,7 @@ func TestCertificatesAreExplained(t *testing.T) {
 		both = append(both, side+".tls.cert="+otherCA, side+".tls.key="+otherKey)
 	}
 	r = look(s.MongoURI(), both...)
-	expect(t, r, "mongodb", Fail, "refuses", "mongodb.tls.cert")
+	expect(t, r, "mongodb", Fail, "rejects", "mongodb.tls.cert")
 	expect(t, r, "kafka", Fail, "certificate", "kafka.tls.cert")
 
 	expect(t, look(s.MongoURI(), "mongodb.tls.cert="+oldCert, "mongodb.tls.key="+oldKey), "config.certificates", Fail, "expired at", oldCert)
@@ -91,6 +91,6 @@ func TestCertificatesAreExplained(t *testing.T) {
 	addr := serve(t, func(c net.Conn) {
 		_ = tls.Server(c, &tls.Config{Certificates: []tls.Certificate{old}}).HandshakeContext(context.Background())
 	})
-	expect(t, look("mongodb://"+addr+"/", "mongodb.tls.ca="+oldCert, "kafka.brokers="+addr, "kafka.tls.ca="+oldCert), "mongodb", Fail, "has expired or is not yet valid", "renew it, or correct this machine's clock")
+	expect(t, look("mongodb://"+addr+"/", "mongodb.tls.ca="+oldCert, "kafka.brokers="+addr, "kafka.tls.ca="+oldCert), "mongodb", Fail, "has expired or is not yet valid", "renew the certificate, or correct this machine's clock")
 	expect(t, look("mongodb://"+addr+"/", "mongodb.tls.ca="+oldCert, "kafka.brokers="+addr, "kafka.tls.ca="+oldCert), "kafka", Fail, "has expired or is not yet valid", "renew it")
 }

@@ -256,7 +256,7 @@ func parameters(t *testing.T, root *mongo.Client, addr string, brokers []string)
 	set(151)
 	r := examine(t, cfg)
 	expect(t, r, "mongodb.transactions", Fail, "is 151", "transactionLifetimeLimitSeconds: 150")
-	expect(t, r, "mongodb.write_concern", Warn, "mongodb.uri asks for w:1", "100 ms", "w:majority")
+	expect(t, r, "mongodb.write_concern", Warn, "mongodb.uri sets w:1", "100 ms", "w:majority")
 	set(150)
 	expect(t, examine(t, cfg), "mongodb.transactions", OK)
 	set(60)
@@ -282,7 +282,7 @@ func hanging(t *testing.T, s *devstack.Stack, cfg config.Config) {
 	if took := time.Since(began); took > 2*Limit { // a call that heeds no limit takes longer
 		t.Errorf("it took %v", took)
 	}
-	expect(t, r, "mongodb", Fail, "nobody answers in time")
+	expect(t, r, "mongodb", Fail, "does not respond in time")
 	if c := find(t, r, "kafka"); c.Status == OK {
 		t.Errorf("%+v", c)
 	}
@@ -343,7 +343,7 @@ func acls(t *testing.T, base func(t *testing.T, mongoUser, kafkaUser string) con
 		}
 		// What a user may not read of the configurations is not checked; some of it warned before.
 		for id, status := range changed {
-			if c := find(t, r, id); strings.HasPrefix(c.Detail, "not checked because the topics' configurations") {
+			if c := find(t, r, id); strings.HasPrefix(c.Detail, "not checked because the user may not read the topics' configurations") {
 				want[id] = status
 			}
 		}

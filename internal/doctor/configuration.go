@@ -18,9 +18,9 @@ func (x configChecks) checkSizes(context.Context) finding {
 	l := x.cfg.Limits
 	if l.Envelope > l.Memory {
 		return warned(fmt.Sprintf("raise limits.memory to at least four times limits.envelope, %s", 4*l.Envelope),
-			"limits.envelope, %s, is above limits.memory, %s: such an envelope goes alone", l.Envelope, l.Memory)
+			"limits.envelope, %s, is above limits.memory, %s: the relay sends such an envelope alone", l.Envelope, l.Memory)
 	}
-	return passed("an envelope of %s, in a budget of %s", l.Envelope, l.Memory)
+	return passed("limits.envelope is %s, limits.memory is %s", l.Envelope, l.Memory)
 }
 
 // checkAllowedTopics checks whether the topics that envelopes may name are restricted.
@@ -36,12 +36,12 @@ func (x configChecks) checkAllowedTopics(context.Context) finding {
 			meant = append(meant, strconv.Quote(t.name+map[string]string{"prefixed": "*"}[t.pattern]))
 		}
 
-		fix := "list in topics.allow the topics that are meant for events"
+		fix := "list the topics for events in topics.allow"
 		if len(meant) > 0 {
-			fix += fmt.Sprintf("; those of topics.template and topics.rules are: [%s]", strings.Join(meant, ", "))
+			fix += fmt.Sprintf("; topics.template and topics.rules use: [%s]", strings.Join(meant, ", "))
 		}
 		return warned(fix,
-			"topics.allow is not set: an envelope may name any topic but Kafka's internal ones, also those that are not meant for events")
+			"topics.allow is not set: an envelope may name any topic except Kafka's internal topics")
 	}
 	return passed("%s", joinFew(x.cfg.Topics.Allow, namesMost))
 }
@@ -52,7 +52,7 @@ const expiresSoon = 14 * 24 * time.Hour
 
 // checkCertificates checks the expiry of the configured certificates and authorities.
 func (x configChecks) checkCertificates(context.Context) finding {
-	worst := passed("no files of certificates are configured")
+	worst := passed("no certificate files are configured")
 	for _, one := range []struct {
 		key string
 		tls *config.TLS
@@ -63,7 +63,7 @@ func (x configChecks) checkCertificates(context.Context) finding {
 		}
 
 		left, when := time.Until(end), end.UTC().Format(time.DateTime)
-		const fix = "replace the file; it is read again for the next connection, without a restart"
+		const fix = "replace the file; the next connection reads it again, without a restart"
 		switch {
 		case left <= 0:
 			return failed(fix, "%s: the certificate in %s expired at %s", one.key, file, when)
@@ -71,7 +71,7 @@ func (x configChecks) checkCertificates(context.Context) finding {
 			worst = warned(fix, "%s: the certificate in %s expires at %s, in %s", one.key, file, when,
 				formatDays(left))
 		case worst.status == OK:
-			worst = passed("valid until %s at least", when)
+			worst = passed("valid at least until %s", when)
 		}
 	}
 	return worst

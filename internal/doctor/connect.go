@@ -151,7 +151,7 @@ func (x mongoChecks) checkConnection(ctx context.Context) finding {
 			return f
 		}
 
-		return failed("correct mongodb.uri", "the driver refuses the address: %s", logging.Clean(err.Error()))
+		return failed("correct mongodb.uri", "the driver rejects the address: %s", logging.Clean(err.Error()))
 	}
 
 	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "hello", Value: 1}}, &m.hello); err != nil {
@@ -164,17 +164,17 @@ func (x mongoChecks) checkConnection(ctx context.Context) finding {
 	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "ping", Value: 1}}, &pong); err != nil {
 		return x.explainUnreachable(err)
 	}
-	return passed("%s answers in %v", joinFew(m.opts.Hosts, 3), time.Since(began).Round(100*time.Microsecond))
+	return passed("%s responds in %v", joinFew(m.opts.Hosts, 3), time.Since(began).Round(100*time.Microsecond))
 }
 
 // explainUnreachable returns the reason why MongoDB does not respond.
 func (x mongoChecks) explainUnreachable(err error) finding {
 	switch code := serverCode(err); code {
 	case 18, 11, 8000:
-		return failed("correct user and password in mongodb.uri, and authSource, the database that the user is defined in\ncharacters such as : / ? # [ ] @ % have to be percent-encoded",
-			"the server refuses the user or the password (%d)", code)
+		return failed("correct the user, the password and authSource (the database that defines the user) in mongodb.uri\npercent-encode characters such as : / ? # [ ] @ %",
+			"the server rejects the user or the password (%d)", code)
 	case 13:
-		return failed("give a user and a password in mongodb.uri", "the server wants a login (13)")
+		return failed("set a user and a password in mongodb.uri", "the server requires a login (13)")
 	}
 
 	if certain, f := explainConnection(err); certain {
@@ -196,8 +196,8 @@ func (x mongoChecks) explainUnreachable(err error) finding {
 
 		_, f := explainConnection(seen[host].err)
 		if t := x.cfg.MongoDB.TLS; t != nil && t.Cert != "" && isHangUp(seen[host].err) {
-			f = failed("set mongodb.tls.cert and mongodb.tls.key to a certificate that the server trusts; if it does not speak TLS, remove mongodb.tls",
-				"the server hangs up when TLS begins: it refuses the certificate that it is shown, or does not speak TLS")
+			f = failed("set mongodb.tls.cert and mongodb.tls.key to a certificate that the server trusts; if the server does not use TLS, remove mongodb.tls",
+				"the server closes the connection during the TLS handshake: it rejects the client certificate, or does not use TLS")
 		}
 		reasons = append(reasons, host+": "+f.detail)
 		if !slices.Contains(fixes, f.fix) {
@@ -209,8 +209,8 @@ func (x mongoChecks) explainUnreachable(err error) finding {
 		return failed(joinLines(fixes, 3), "%s", joinFew(reasons, 5))
 	}
 
-	return failed("look at the servers in mongodb.uri: one of them has to be a primary",
-		"no primary answers within %v", selection)
+	return failed("check the servers in mongodb.uri: one of them has to be a primary",
+		"no primary responds within %v", selection)
 }
 
 // explainMismatch returns the finding for a server that responds but does not match the address.
@@ -223,11 +223,11 @@ func (x mongoChecks) explainMismatch(host string, s sighting) (finding, bool) {
 	case s.kind == "Standalone":
 		return explainStandalone(host), true
 	case s.kind == "RSGhost":
-		return failed(initiateCommand(host), "%s was started with --replSet, and the replica set was never initiated", host), true
+		return failed(initiateCommand(host), "%s was started with --replSet, but the replica set was never initiated", host), true
 	case s.set != "" && asked != "" && s.set != asked:
-		return failed(fmt.Sprintf("write replicaSet=%s in mongodb.uri, or name another server", s.set), "mongodb.uri asks for replica set %s, and %s belongs to %s", asked, host, s.set), true
+		return failed(fmt.Sprintf("set replicaSet=%s in mongodb.uri, or use another server", s.set), "mongodb.uri names replica set %s, but %s belongs to %s", asked, host, s.set), true
 	case s.kind == "RSSecondary":
-		return failed("run in mongosh: rs.status()\na majority of the members has to be up", "%s answers, and its replica set %s has no primary", host, s.set), true
+		return failed("run in mongosh: rs.status()\na majority of the members has to be up", "%s responds, but its replica set %s has no primary", host, s.set), true
 	}
 
 	return finding{}, false
@@ -235,7 +235,7 @@ func (x mongoChecks) explainMismatch(host string, s sighting) (finding, bool) {
 
 func explainStandalone(host string) finding {
 	return failed("restart mongod with --replSet rs0, then:\n"+initiateCommand(host),
-		"%s is a standalone server: it has neither change streams nor transactions", host)
+		"%s is a standalone server, which has neither change streams nor transactions", host)
 }
 
 func initiateCommand(host string) string {
@@ -250,35 +250,35 @@ func explainConnection(err error) (certain bool, f finding) {
 	}
 
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
-		return true, failed("set mongodb.tls.ca to the certificate of that authority", "the server's certificate is signed by an authority that is not known here")
+		return true, failed("set mongodb.tls.ca to the certificate of that authority", "the server's certificate is signed by an unknown authority")
 	}
 
 	if h, ok := errors.AsType[x509.HostnameError](err); ok {
-		return true, failed("use the name that the certificate has in mongodb.uri, or set mongodb.tls.server_name", "the server's certificate is not made out to %q", h.Host)
+		return true, failed("use a name of the certificate in mongodb.uri, or set mongodb.tls.server_name", "the server's certificate does not contain the name %q", h.Host)
 	}
 
 	if invalid, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
-		return true, failed("renew it, or correct this machine's clock", "the server's certificate is not valid: %v", invalid)
+		return true, failed("renew the certificate, or correct this machine's clock", "the server's certificate is not valid: %v", invalid)
 	}
 
 	if alert, ok := errors.AsType[*net.OpError](err); ok && alert.Op == "remote error" {
-		return true, failed("set mongodb.tls.cert and mongodb.tls.key to a certificate that the server trusts", "the server refuses the TLS handshake: %v", alert.Err)
+		return true, failed("set mongodb.tls.cert and mongodb.tls.key to a certificate that the server trusts", "the server rejects the TLS handshake: %v", alert.Err)
 	}
 
 	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
-		return true, failed("remove mongodb.tls and tls=true, or use a port that speaks TLS", "the server does not speak TLS")
+		return true, failed("remove mongodb.tls and tls=true, or use a port with TLS", "the server does not use TLS")
 	}
 
 	switch timeout, ok := errors.AsType[net.Error](err); {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return false, failed("correct host and port in mongodb.uri, or start the server", "the connection is refused: nothing listens there")
+		return false, failed("correct the host and the port in mongodb.uri, or start the server", "connection refused: no server listens on this port")
 	case isHangUp(err):
-		return false, failed("if the server expects TLS, set mongodb.tls; if it does not, remove it", "the server closes the connection at the first message: one of the two sides expects TLS and the other does not")
+		return false, failed("if the server expects TLS, set mongodb.tls; otherwise remove mongodb.tls", "the server closes the connection at the first message: only one of the two sides expects TLS")
 	case ok && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded):
-		return false, failed("correct mongodb.uri, or open the way through firewalls and network policies", "nobody answers in time")
+		return false, failed("correct mongodb.uri, or allow the connection in firewalls and network policies", "the server does not respond in time")
 	}
 
-	return false, failed("correct mongodb.uri, or the network between here and the server", "no connection: %s", logging.Clean(err.Error()))
+	return false, failed("correct mongodb.uri, or the network between this machine and the server", "connecting failed: %s", logging.Clean(err.Error()))
 }
 
 func isHangUp(err error) bool {

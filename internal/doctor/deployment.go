@@ -26,12 +26,12 @@ func (x mongoChecks) checkVersion(ctx context.Context) finding {
 		FerretDB bson.Raw `bson:"ferretdb"`
 	}
 	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "buildInfo", Value: 1}}, &info); err != nil {
-		return unchecked("", "the server does not tell: %v", err)
+		return unchecked("", "buildInfo failed: %v", err)
 	}
 
 	if info.FerretDB != nil {
 		return failed(fmt.Sprintf("use MongoDB %d.0 or later", oldest),
-			"FerretDB answers as MongoDB %s, but has no change streams", info.Version)
+			"the server is FerretDB (compatible with MongoDB %s), which has no change streams", info.Version)
 	}
 
 	head, _, _ := strings.Cut(info.Version, ".")
@@ -49,7 +49,7 @@ func (x mongoChecks) checkReplicaSet(context.Context) finding {
 		return passed("a sharded cluster, through mongos")
 	case h.Ghost:
 		return failed(initiateCommand(x.mongo.opts.Hosts[0]),
-			"mongod was started with --replSet, and the replica set was never initiated")
+			"mongod was started with --replSet, but the replica set was never initiated")
 	case h.SetName == "":
 		return explainStandalone(x.mongo.opts.Hosts[0])
 	case h.Primary == "":
@@ -67,10 +67,10 @@ func (x mongoChecks) checkArbiters(context.Context) finding {
 	h := x.mongo.hello
 	switch {
 	case h.mongos():
-		return passed("the shards are behind mongos; look at rs.status() of each")
+		return passed("mongos does not show the members of the shards; run rs.status() on each shard")
 	case len(h.Arbiters) > 0:
 		return warned(fmt.Sprintf("replace the arbiter by a member with data, in mongosh: rs.remove(%q); rs.add(\"host:27017\")", h.Arbiters[0]),
-			"%d of the members only votes (%s)", len(h.Arbiters), joinFew(h.Arbiters, 3))
+			"%d members are arbiters (%s)", len(h.Arbiters), joinFew(h.Arbiters, 3))
 	}
 	return passed("no arbiters")
 }
@@ -81,7 +81,7 @@ func (x mongoChecks) checkClock(ctx context.Context) finding {
 		var h helloReply
 		sent := time.Now()
 		if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "hello", Value: 1}}, &h); err != nil {
-			return unchecked("", "the server does not tell its time: %v", err)
+			return unchecked("", "reading the server's time failed: %v", err)
 		}
 
 		got := time.Now() // once: a process that is not run between two looks would take that for the skew
@@ -95,7 +95,7 @@ func (x mongoChecks) checkClock(ctx context.Context) finding {
 		if skew < 0 {
 			way = "behind"
 		}
-		return warned("synchronise both by NTP: timedatectl set-ntp true",
+		return warned("synchronize both clocks by NTP: timedatectl set-ntp true",
 			"the server's clock is %v %s this machine's", skew.Abs().Round(100*time.Millisecond), way)
 	}
 
@@ -113,27 +113,26 @@ func (x mongoChecks) checkTransactions(ctx context.Context) finding {
 	switch {
 	case mongodb.HasCode(err, mongodb.CodeUnauthorized):
 		return unchecked(x.mongo.access.grantCluster("getParameter"),
-			"the action getParameter on the cluster is not allowed, so %s may not be read; its default is 60", name)
+			"the user lacks the action getParameter on the cluster, so %s cannot be read; its default is 60", name)
 	case err != nil && x.mongo.hello.mongos():
-		return unchecked("", "%s belongs to the shards and is not to be read through mongos; its default is 60", name)
+		return unchecked("", "mongos does not return %s, because it is a parameter of the shards; its default is 60", name)
 	case err != nil:
-		return unchecked("", "%s cannot be read: %v", name, err)
+		return unchecked("", "reading %s failed: %v", name, err)
 	}
 
 	most := int(purgeMargin.Seconds()) / 2
 	if reply.Limit > most {
 		return failed(fmt.Sprintf("db.adminCommand({setParameter: 1, %s: %d}), and the same in the configuration of each mongod", name, most),
-			"%s is %d; at most %d is sound", name, reply.Limit, most)
+			"%s is %d; the purge is safe up to %d", name, reply.Limit, most)
 	}
-	return passed("%s is %d, at most %d is sound", name, reply.Limit, most)
+	return passed("%s is %d; the purge is safe up to %d", name, reply.Limit, most)
 }
 
 // checkOplog judges how long a relay may be away. A young set has a short oplog that is not full: that alone is no fault.
 func (x mongoChecks) checkOplog(ctx context.Context) finding {
 	if x.mongo.hello.mongos() {
 		return unchecked("",
-			"each shard has an oplog of its own, which mongos does not show; look at rs.printReplicationInfo() of "+
-				"each")
+			"each shard has its own oplog, which mongos does not show; run rs.printReplicationInfo() on each shard")
 	}
 
 	var s struct {
@@ -154,11 +153,11 @@ func (x mongoChecks) checkOplog(ctx context.Context) finding {
 	err := x.mongo.runAdminCommand(ctx, cmd, &s)
 	switch {
 	case mongodb.HasCode(err, mongodb.CodeUnauthorized):
-		return unchecked(x.mongo.access.grantCluster("serverStatus"), "the oplog's window may not be read")
+		return unchecked(x.mongo.access.grantCluster("serverStatus"), "the user lacks the action serverStatus, so the time window of the oplog cannot be read")
 	case err != nil:
-		return unchecked("", "the oplog's window cannot be read: %v", err)
+		return unchecked("", "reading the time window of the oplog failed: %v", err)
 	case s.Oplog.Latest.T == 0:
-		return unchecked("", "the server does not tell the oplog's window")
+		return unchecked("", "the server does not return the time window of the oplog")
 	}
 
 	window := time.Duration(s.Oplog.Latest.T-s.Oplog.Earliest.T) * time.Second
@@ -179,15 +178,14 @@ func judgeOplog(window, wanted time.Duration, whole bool) finding {
 		"size: Double(<MB>)", hours)
 	switch {
 	case window >= wanted:
-		return passed("the oplog reaches back %s, retention is %s", formatHours(window), formatHours(wanted))
+		return passed("the oplog covers %s, retention is %s", formatHours(window), formatHours(wanted))
 	case whole:
-		return passed("the oplog holds %s, all that was written since the server started: how far it reaches "+
-			"shows when it is full", formatHours(window))
+		return passed("the oplog covers %s, since the server started; its time window is known when the oplog is full", formatHours(window))
 	case window < shortOplog:
-		return failed(fix, "the oplog reaches back %s only", formatHours(window))
+		return failed(fix, "the oplog covers only %s", formatHours(window))
 	}
 
-	return warned(fix, "the oplog reaches back %s, less than the retention of %s", formatHours(window),
+	return warned(fix, "the oplog covers %s, less than the retention of %s", formatHours(window),
 		formatHours(wanted))
 }
 
@@ -202,18 +200,18 @@ func formatHours(d time.Duration) string {
 }
 
 func (x mongoChecks) checkWriteConcern(ctx context.Context) finding {
-	const fix = "write events with w:majority; pkg/outbox's Transaction does\n" +
-		"db.adminCommand({setDefaultRWConcern: 1, defaultWriteConcern: {w: \"majority\"}}), and no w=1 in mongodb.uri or in the services' addresses"
+	const fix = "write events with w:majority, as pkg/outbox does in Transaction\n" +
+		"db.adminCommand({setDefaultRWConcern: 1, defaultWriteConcern: {w: \"majority\"}}), and remove w=1 from mongodb.uri and from the addresses of the services"
 	slow := ""
 	if h := x.mongo.hello; len(h.Hosts) == 1 && !h.mongos() {
-		slow = "; on a set of one member an event written so waits up to 100 ms for the journal before it can be seen"
+		slow = "; on a set of one member the relay sees such an event up to 100 ms later, after the journal is written"
 	}
 	if wc := x.mongo.opts.WriteConcern; wc != nil && wc.W != nil {
 		if wc.W != "majority" {
-			return warned(fix, "mongodb.uri asks for w:%v%s", wc.W, slow)
+			return warned(fix, "mongodb.uri sets w:%v%s", wc.W, slow)
 		}
 
-		return passed("mongodb.uri asks for w:majority")
+		return passed("mongodb.uri sets w:majority")
 	}
 
 	var reply struct {
@@ -226,8 +224,7 @@ func (x mongoChecks) checkWriteConcern(ctx context.Context) finding {
 	case err != nil && len(x.mongo.hello.Arbiters) > 0:
 		return warned(fix, "the cluster's default cannot be read; with arbiters it is w:1%s", slow)
 	case err != nil:
-		return passed("the cluster's default cannot be read; without arbiters it is w:majority unless somebody " +
-			"changed it")
+		return passed("the cluster's default cannot be read; without arbiters it is w:majority unless it was changed")
 	case reply.Default.W != nil && reply.Default.W != "majority":
 		return warned(fix, "the cluster's default is w:%v%s", reply.Default.W, slow)
 	case reply.Default.W == nil:

@@ -166,7 +166,7 @@ func (x *examination) runSteps(ctx context.Context, steps []step) {
 	for _, s := range steps {
 		f := x.runStep(ctx, s)
 		if ctx.Err() != nil && f.status != OK {
-			f = unchecked("run it again, nearer to the servers", "the time was up (%v)", x.limit)
+			f = unchecked("run doctor again, closer to the servers", "the time limit of %v is exceeded", x.limit)
 		}
 		x.mu.Lock()
 		x.found[s.id] = f

@@ -187,7 +187,7 @@ func TestTopics(t *testing.T) {
 	expect(t, r, "topics.cleanup_policy", Warn, odd+": cleanup.policy is compact")
 	expect(t, r, "topics.max_message_bytes", Warn, odd+": max.message.bytes is 10000", "--add-config max.message.bytes=")
 	expect(t, r, "topics.unclean_election", Warn, odd, "unclean.leader.election.enable=false")
-	expect(t, r, "topics.min_insync_replicas", Fail, stuck, "nothing can be written")
+	expect(t, r, "topics.min_insync_replicas", Fail, stuck, "writes fail")
 
 	r = examine(t, load(t, stacktest.MongoURI(t), stacktest.Brokers(t), append(set, "topics.create.partitions=2")...))
 	expect(t, r, "topics.exist", OK, "will be created: "+missing)
@@ -222,10 +222,10 @@ func TestOutboxes(t *testing.T) {
 
 	appendTo(t, db, "x y")
 	r = examine(t, cfg)
-	expect(t, r, "outbox.indexes", Warn, "lacks 5 of 5; `outrelay run` makes them", `getCollection("outbox").createIndex({"ts":1})`)
-	expect(t, r, "topics", Warn, "would be refused")
+	expect(t, r, "outbox.indexes", Warn, "lacks 5 of 5; `outrelay run` creates them", `getCollection("outbox").createIndex({"ts":1})`)
+	expect(t, r, "topics", Warn, "would reject")
 	r = examine(t, load(t, stacktest.MongoURI(t), stacktest.Brokers(t), append(set, "mongodb.indexes=false")...))
-	if c := find(t, r, "outbox.indexes"); c.Status != Warn || strings.Contains(c.Detail, "makes them") {
+	if c := find(t, r, "outbox.indexes"); c.Status != Warn || strings.Contains(c.Detail, "creates them") {
 		t.Errorf("%+v", c)
 	}
 
@@ -247,7 +247,7 @@ func TestOutboxes(t *testing.T) {
 	if _, err := registry.Register(t.Context(), list[0].UUID, list[0].NS(), cfg.Watcher, bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, examine(t, cfg), "watcher", Fail, "vanished", "outrelay recover")
+	expect(t, examine(t, cfg), "watcher", Fail, "is missing", "outrelay recover")
 	doc := bson.D{
 		{Key: "_id", Value: cfg.Watcher + "/0of1"},
 		{Key: "owner", Value: "n1 x"},
@@ -263,7 +263,7 @@ func TestOutboxes(t *testing.T) {
 	if _, err := state.Collection("watchers").UpdateByID(t.Context(), cfg.Watcher+"/0of1", bson.D{{Key: "$unset", Value: bson.D{{Key: "replicaSetId", Value: 1}}}}); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, examine(t, cfg), "watcher", OK, "n1 owns it, epoch 4")
+	expect(t, examine(t, cfg), "watcher", OK, "n1 owns the watcher, epoch 4")
 }
 
 func TestJudgeWatcher(t *testing.T) {
@@ -274,9 +274,9 @@ func TestJudgeWatcher(t *testing.T) {
 		want Status
 		word string
 	}{
-		{admin.Watcher{Node: "n", State: "live"}, nil, OK, "n owns it"},
+		{admin.Watcher{Node: "n", State: "live"}, nil, OK, "n owns the watcher"},
 		{admin.Watcher{Node: "n", State: "paused"}, nil, Warn, "paused"},
-		{admin.Watcher{Node: "n", State: "no-owner"}, nil, OK, "nobody"},
+		{admin.Watcher{Node: "n", State: "no-owner"}, nil, OK, "no process"},
 		{admin.Watcher{Node: "n", State: "halted", Reason: "because"}, nil, Fail, "because"},
 		{admin.Watcher{Node: "n", State: "blocked", Blocked: []admin.Blocked{{Topic: "t", Count: 3, Reason: "away"}}}, nil, Warn, "such as t with 3"},
 		{admin.Watcher{Node: "n", State: "waiting", Reason: "MongoDB is away"}, nil, Warn, "MongoDB is away"},
@@ -349,7 +349,7 @@ func TestUnreachable(t *testing.T) {
 	expect(t, r, "mongodb", Fail, "127.0.0.1:1", "refused", "start the server")
 	expect(t, r, "kafka", Fail, "127.0.0.1:2", "refused")
 	expect(t, r, "config.sizes", OK)
-	expect(t, r, "config.topics", Warn, "topics.allow is not set", `topics.template and topics.rules are: ["outbox.event.*"]`)
+	expect(t, r, "config.topics", Warn, "topics.allow is not set", `topics.template and topics.rules use: ["outbox.event.*"]`)
 	cfg.Topics.Allow = []string{"orders", "audit.*"}
 	expect(t, examine(t, cfg), "config.topics", OK, "orders, audit.*")
 	for _, c := range r.Checks {
@@ -374,9 +374,9 @@ func TestMongoDBWords(t *testing.T) {
 		{"DNS", "mongodb://no-such-host.invalid:27017/", []string{"no-such-host.invalid", "cannot be resolved"}},
 		{"DNS of a service record", "mongodb+srv://user:" + planted + "@no-such-host.invalid/", []string{"no-such-host.invalid"}},
 		{"hangs up", "mongodb://" + hangsUp + "/", []string{"closes the connection", "mongodb.tls"}},
-		{"no answer", "mongodb://" + silent + "/", []string{"nobody answers in time"}},
+		{"no answer", "mongodb://" + silent + "/", []string{"does not respond in time"}},
 		{"no TLS there", strings.Replace(stacktest.MongoURI(t), "/?", "/?tls=true&", 1), []string{"TLS"}},
-		{"another set", strings.Replace(stacktest.MongoURI(t), "replicaSet=rs0", "replicaSet=other", 1), []string{"asks for replica set other", "belongs to rs0", "replicaSet=rs0"}},
+		{"another set", strings.Replace(stacktest.MongoURI(t), "replicaSet=rs0", "replicaSet=other", 1), []string{"names replica set other", "belongs to rs0", "replicaSet=rs0"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -19,12 +19,12 @@ func (x kafkaChecks) checkKafka(ctx context.Context) finding {
 	defer cancel()
 	err := x.brokers.Diagnose(call)
 	if err == nil {
-		return passed("%s answers", strings.Join(x.cfg.Kafka.Brokers, ","))
+		return passed("%s responds", strings.Join(x.cfg.Kafka.Brokers, ","))
 	}
 
 	if call.Err() != nil {
-		return failed("correct kafka.brokers, or open the way through firewalls and network policies",
-			"nobody answers in time at %s", x.brokers)
+		return failed("correct kafka.brokers, or allow the connection in firewalls and network policies",
+			"no broker responds in time at %s", x.brokers)
 	}
 
 	said, fixes := splitDiagnoses(err)
@@ -55,12 +55,12 @@ func splitDiagnoses(err error) (said, fixes []string) {
 func (x kafkaChecks) checkBrokers(ctx context.Context) finding {
 	layout, err := x.brokers.Metadata(ctx, nil)
 	if err != nil {
-		return unchecked("", "Kafka answers: %v", err)
+		return unchecked("", "Kafka returns: %v", err)
 	}
 	n := len(layout.Brokers)
 	x.topics.brokers = n
 	if n == 1 {
-		return warned("add brokers, up to three, and raise the replication of the topics",
+		return warned("add brokers, up to three, and raise the replication factor of the topics",
 			"the cluster has one broker")
 	}
 	return passed("%d brokers", n)
@@ -78,11 +78,11 @@ func (x kafkaChecks) checkTransactionalID(ctx context.Context) finding {
 		return failed(fmt.Sprintf("kafka-acls.sh %s --add --allow-principal %s --operation WRITE --operation DESCRIBE --transactional-id outrelay. --resource-pattern-type prefixed", x.bootstrapFlag(), x.kafkaPrincipal()),
 			"missing: WRITE or DESCRIBE on transactional ids that begin with outrelay.")
 	case err != nil:
-		return failed("look at the brokers: the topic __transaction_state needs a leader for each partition, and "+
-			"as many replicas as its min.insync.replicas", "%s cannot be initialised: %v", id, err)
+		return failed("check the brokers: the topic __transaction_state needs a leader for each partition, and at least "+
+			"min.insync.replicas in-sync replicas", "initializing the transactional id %s failed: %v", id, err)
 	}
 
-	return passed("ids that begin with outrelay. may be used")
+	return passed("the user may use ids that begin with outrelay.")
 }
 
 func (x *examination) bootstrapFlag() string {

@@ -52,7 +52,7 @@ func (x outboxChecks) checkCollections(ctx context.Context) finding {
 	}
 
 	if len(names) == 0 {
-		return warned("check watch in the configuration; the first event that is appended makes its collection",
+		return warned("check watch in the configuration; the first appended event creates its collection",
 			"no collection matches %s yet", x.scope)
 	}
 	return passed("%d: %s", len(names), joinFew(names, 5))
@@ -83,25 +83,25 @@ func (x outboxChecks) checkIndexes(ctx context.Context) finding {
 
 	switch {
 	case len(without) > 0 && x.makesIndexes(list):
-		return warned(joinLines(statements, 8), "%s; `outrelay run` makes them", joinFew(without, 5))
+		return warned(joinLines(statements, 8), "%s; `outrelay run` creates them", joinFew(without, 5))
 	case len(without) > 0:
 		return warned(joinLines(statements, 8), "%s", joinFew(without, 5))
 	case hidden > 0:
 		f := x.mongo.access.explainRefusal(denied)
 		o := list[0]
-		f.fix = strings.TrimPrefix(f.fix+"\nor make sure of them: "+strings.Join(outboxes.IndexStatements(o.DB, o.Coll), "\n"),
+		f.fix = strings.TrimPrefix(f.fix+"\nor create them: "+strings.Join(outboxes.IndexStatements(o.DB, o.Coll), "\n"),
 			"\n")
 		return f
 	case !x.mongo.outboxes.known:
-		return unchecked("", "the collections are not known")
+		return unchecked("", "the collections could not be listed")
 	case len(list) == 0:
-		return passed("there is no collection yet; its indexes are made with it")
+		return passed("no collection exists yet; its indexes are created with it")
 	case len(list) > indexedMost:
-		return passed("all %d are there, in the first %d of %d collections", len(outboxes.Indexes()), indexedMost,
+		return passed("all %d exist in the first %d of %d collections", len(outboxes.Indexes()), indexedMost,
 			len(list))
 	}
 
-	return passed("all %d are there", len(outboxes.Indexes()))
+	return passed("all %d exist", len(outboxes.Indexes()))
 }
 
 // makesIndexes reports whether the relay will create the missing indexes.
@@ -144,12 +144,12 @@ func (x outboxChecks) findTopics(ctx context.Context) finding {
 
 	switch {
 	case len(refusals) > 0:
-		return warned("correct the envelope's writer, or topics in the configuration: the relay moves such "+
+		return warned("correct the service that writes the envelope, or topics in the configuration: the relay moves such "+
 			"envelopes to the dead letters", "%s", joinFew(refusals, 3))
 	case err != nil:
 		return x.mongo.access.explainRefusal(err)
 	case len(t.names) == 0:
-		return passed("none is known yet: the topics depend on the envelopes, and there are none")
+		return passed("no topic is known yet: the topics depend on the envelopes, and there are none")
 	}
 
 	return passed("%s, by the rules and the newest envelopes of %d collections", joinFew(t.names, 5), looked)
@@ -179,7 +179,7 @@ func (x outboxChecks) sampleOutbox(ctx context.Context, o outboxes.Outbox, refus
 			targets, err = x.router.Route(&v, &routing.Meta{DB: []byte(o.DB), Coll: []byte(o.Coll)}, nil)
 		}
 		if refusal, ok := errors.AsType[*record.Refusal](err); ok && refusal.Class != record.Dropped {
-			if line := fmt.Sprintf("%s: an envelope would be refused: %s", o.NS(), refusal.Reason); !slices.Contains(*refusals, line) && len(*refusals) < 10 {
+			if line := fmt.Sprintf("%s: the relay would reject an envelope: %s", o.NS(), refusal.Reason); !slices.Contains(*refusals, line) && len(*refusals) < 10 {
 				*refusals = append(*refusals, line)
 			}
 		}
@@ -259,8 +259,8 @@ func (x outboxChecks) checkSlotFields(ctx context.Context) finding {
 	}
 
 	if len(without) > 0 {
-		return warned("have their writers store slot = murmur2(key) & 1023 as outbox.Append does, or set slots: 1",
-			"envelopes have no slot, so that slot 0 has them all: %s", joinFew(without, 3))
+		return warned("store slot = murmur2(key) & 1023 in the envelopes, as outbox.Append does, or set slots: 1",
+			"envelopes have no slot, so slot 0 delivers all of them: %s", joinFew(without, 3))
 	}
 	return passed("the newest envelopes have a slot")
 }

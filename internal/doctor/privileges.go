@@ -95,7 +95,7 @@ func (a access) grant(missing ...privilege) string {
 	}
 
 	return fmt.Sprintf("db.getSiblingDB(\"admin\").grantPrivilegesToRole(\"<a role of the relay's user>\", %s)\n"+
-		"for a role that is not there yet: db.getSiblingDB(\"admin\").createRole({role: \"outrelay\", roles: [], privileges: [...]}), then grantRolesToUser", privileges)
+		"if the role does not exist: db.getSiblingDB(\"admin\").createRole({role: \"outrelay\", roles: [], privileges: [...]}), then grantRolesToUser", privileges)
 }
 
 func (a access) grantCluster(action string) string {
@@ -110,13 +110,13 @@ func (a access) explainRefusal(err error) finding {
 			on.db, on.coll, _ = strings.Cut(p.On, ".")
 		}
 		return unchecked(a.grant(privilege{on, strings.Split(strings.ReplaceAll(p.Action, " and ", ", "), ", ")}),
-			"the action %s on %s is not allowed", p.Action, on)
+			"the user lacks the action %s on %s", p.Action, on)
 	}
 
 	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
-		return unchecked("", "it is not allowed; the privileges above say what to grant")
+		return unchecked("", "the user lacks a privilege; grant the missing privileges listed above")
 	}
-	return unchecked("", "MongoDB answers: %v", err)
+	return unchecked("", "MongoDB returns: %v", err)
 }
 
 // privilegeChecks check the privileges of the user in MongoDB.
@@ -144,7 +144,7 @@ func (x privilegeChecks) checkAccess(ctx context.Context) finding {
 		} `bson:"authInfo"`
 	}
 	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "connectionStatus", Value: 1}, {Key: "showPrivileges", Value: true}}, &reply); err != nil {
-		return failed("", "the server does not tell what the user may do: %v", err)
+		return failed("", "reading the privileges of the user failed: %v", err)
 	}
 
 	a := access{}
@@ -168,13 +168,13 @@ func (x privilegeChecks) checkAccess(ctx context.Context) finding {
 	x.mongo.access = a
 	switch {
 	case a.off:
-		return passed("access control is off: everything is allowed, to anyone")
+		return passed("access control is off: every user is allowed everything")
 	case len(reply.Auth.Users) == 0:
-		return failed("give the user and the password of the relay in mongodb.uri",
-			"the server has access control, and mongodb.uri names no user")
+		return failed("set the user and the password of the relay in mongodb.uri",
+			"the server has access control, but mongodb.uri names no user")
 	}
 
-	return passed("logged in; %d privileges by %d roles", len(a.privileges), len(reply.Auth.Roles))
+	return passed("logged in, with %d privileges from %d roles", len(a.privileges), len(reply.Auth.Roles))
 }
 
 // accessControlOff tries a command that only few users may run, and reads the options of the server.
@@ -244,7 +244,7 @@ func (x privilegeChecks) checkPrivileges(needed, wanted []privilege) finding {
 func describePrivileges(needed, wanted []privilege) string {
 	list := slices.Concat(needed, wanted)
 	if len(list) == 0 {
-		return "nothing is needed yet"
+		return "no privileges are needed yet"
 	}
 	var said []string
 	for _, d := range list {

@@ -15,9 +15,9 @@ func (m *roleMaker) listACLs() []ACL {
 		relay = "User:<relay>"
 	}
 	operations := []string{"WRITE", "READ", "DESCRIBE", "DESCRIBE_CONFIGS"}
-	why := "records, reading them back at a take-over, partitions, limits"
+	why := "write records, read them back at a takeover, describe partitions and limits"
 	if m.cfg.Topics.Create != nil {
-		operations, why = append(operations, "CREATE"), why+", and topics on demand"
+		operations, why = append(operations, "CREATE"), why+", create topics on demand"
 	}
 	var out []ACL
 	for _, t := range m.topicPatterns() {
@@ -26,7 +26,7 @@ func (m *roleMaker) listACLs() []ACL {
 	}
 
 	out = append(out,
-		ACL{For: "relay", Principal: relay, Resource: "transactional-id", Name: "outrelay.", Pattern: "prefixed", Operations: []string{"WRITE", "DESCRIBE"}, Why: "fencing of predecessors"})
+		ACL{For: "relay", Principal: relay, Resource: "transactional-id", Name: "outrelay.", Pattern: "prefixed", Operations: []string{"WRITE", "DESCRIBE"}, Why: "fence previous owners"})
 	if m.who.Group == "" {
 		return out
 	}
@@ -37,11 +37,11 @@ func (m *roleMaker) listACLs() []ACL {
 	}
 	for _, t := range m.topicPatterns() {
 		out = append(out,
-			ACL{For: "consumer", Principal: service, Resource: "topic", Name: t.name, Pattern: t.pattern, Operations: []string{"READ", "DESCRIBE"}, Why: "records"})
+			ACL{For: "consumer", Principal: service, Resource: "topic", Name: t.name, Pattern: t.pattern, Operations: []string{"READ", "DESCRIBE"}, Why: "read records"})
 	}
 
 	return append(out,
-		ACL{For: "consumer", Principal: service, Resource: "group", Name: m.who.Group, Pattern: "literal", Operations: []string{"READ", "DESCRIBE"}, Why: "members and positions of the group"})
+		ACL{For: "consumer", Principal: service, Resource: "group", Name: m.who.Group, Pattern: "literal", Operations: []string{"READ", "DESCRIBE"}, Why: "join the group and commit its offsets"})
 }
 
 type topicPattern struct{ name, pattern string }

@@ -95,7 +95,7 @@ func (m *roleMaker) databaseNames() (out []string) {
 func (m *roleMaker) listCollections(optional string) (out []Privilege) {
 	for _, db := range m.databaseNames() {
 		out = append(out,
-			Privilege{Resource: resourceOf(db, ""), Actions: []string{"listCollections"}, Why: "collections are known by their identity, not by their name", Optional: optional})
+			Privilege{Resource: resourceOf(db, ""), Actions: []string{"listCollections"}, Why: "read the UUID of each collection, which distinguishes it from an earlier collection of the same name", Optional: optional})
 	}
 	return out
 }
@@ -118,21 +118,21 @@ func (m *roleMaker) relayRole() Role {
 	r := Role{Name: m.who.Prefix + "Relay", For: "the relay"}
 	db, coll := m.scope.Target()
 	r.Privileges = addPrivileges(nil,
-		Privilege{Resource: resourceOf(db, coll), Actions: []string{"find", "changeStream"}, Why: "the stream is opened there"})
+		Privilege{Resource: resourceOf(db, coll), Actions: []string{"find", "changeStream"}, Why: "open the change stream"})
 	r.Privileges = addPrivileges(r.Privileges,
-		m.onOutboxes(sameName, "envelopes are read, the fate of those that fail is written, and what was delivered is removed", readWrite...)...)
+		m.onOutboxes(sameName, "read envelopes, record failed deliveries, remove delivered envelopes", readWrite...)...)
 	r.Privileges = addPrivileges(r.Privileges,
-		m.onOutboxes(deadletter.Collection, "what can never be delivered is moved there", readWrite...)...)
+		m.onOutboxes(deadletter.Collection, "store dead letters", readWrite...)...)
 	r.Privileges = addPrivileges(r.Privileges,
-		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: append(slices.Clone(readWrite), "changeStream"), Why: "lease and position; a standby learns of a release at once"})
+		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: append(slices.Clone(readWrite), "changeStream"), Why: "store the lease and the position; the change stream wakes a standby when the lease is released"})
 	r.Privileges = addPrivileges(r.Privileges,
-		m.listCollections("without it a collection that was made anew is taken for the old one")...)
+		m.listCollections("without it the relay cannot detect that a collection was dropped and created again")...)
 	if slices.Contains(m.databaseNames(), "") {
 		r.Privileges = addPrivileges(r.Privileges,
-			clusterPrivilege("without it only collections are found that are named without a pattern", "databases that match are found", "listDatabases"))
+			clusterPrivilege("without it the relay finds only collections that watch names without a pattern", "find the databases that match watch", "listDatabases"))
 	}
-	r.Privileges = addPrivileges(r.Privileges, clusterPrivilege("without them the oplog's window and the servers' limits are not known, and state that was copied from another replica set is not recognised",
-		"limits and identity of the replica set", "serverStatus", "replSetGetConfig", "getParameter"))
+	r.Privileges = addPrivileges(r.Privileges, clusterPrivilege("without them the relay cannot read the time window of the oplog and the limits of the servers, or detect state that was copied from another replica set",
+		"read the limits and the identity of the replica set", "serverStatus", "replSetGetConfig", "getParameter"))
 	indexes := []string{"listIndexes"}
 	if m.cfg.Purge.TTL > 0 {
 		indexes = indexActions
@@ -141,8 +141,8 @@ func (m *roleMaker) relayRole() Role {
 	if m.cfg.DeadLetters.Expire > 0 {
 		ofLetters = indexActions
 	}
-	for _, p := range append(m.onOutboxes(sameName, "indexes are compared with those that are wanted", indexes...), m.onOutboxes(deadletter.Collection, "whether dead letters expire is said by an index", ofLetters...)...) {
-		p.Optional = "without it missing indexes are not noticed, and documents do not expire"
+	for _, p := range append(m.onOutboxes(sameName, "compare the indexes with the required indexes", indexes...), m.onOutboxes(deadletter.Collection, "check the index that expires dead letters", ofLetters...)...) {
+		p.Optional = "without it the relay does not report missing indexes, and documents do not expire"
 		r.Privileges = append(r.Privileges, p)
 	}
 	return m.addHandlerLetters(r)
@@ -152,16 +152,16 @@ func (m *roleMaker) relayRole() Role {
 func (m *roleMaker) addHandlerLetters(r Role) Role {
 	if m.cfg.HTTP.Admin == nil {
 		r.Privileges = append(r.Privileges,
-			m.onHandlerLetters("without it the dead letters of handlers are not counted", "the dead letters of handlers are counted", "find")...)
+			m.onHandlerLetters("without it the relay does not count the dead letters of handlers", "count the dead letters of handlers", "find")...)
 		return r
 	}
-	const optional = "without it the page and the API do not show the dead letters of handlers, or cannot requeue them"
+	const optional = "without it the page and the API cannot show or requeue the dead letters of handlers"
 	r.Privileges = append(r.Privileges,
-		m.onHandlerLetters(optional, "the dead letters of handlers are shown, requeued and discarded", "find", "update", "remove")...)
+		m.onHandlerLetters(optional, "show, requeue and discard the dead letters of handlers", "find", "update", "remove")...)
 	for _, db := range m.databaseNames() {
 		r.Privileges = append(r.Privileges, Privilege{
 			Resource: resourceOf(db, setaside.DefaultCollection), Actions: []string{"find", "insert", "update"},
-			Why: "their messages go back to the handlers", Optional: optional,
+			Why: "return requeued messages to the handlers", Optional: optional,
 		})
 	}
 	return r
@@ -170,39 +170,39 @@ func (m *roleMaker) addHandlerLetters(r Role) Role {
 // setupRole returns the role for `outrelay migrate`. The relay then runs with mongodb.indexes: false
 // and does not need these privileges.
 func (m *roleMaker) setupRole() Role {
-	r := Role{Name: m.who.Prefix + "Setup", For: "outrelay migrate, once for each version; the relay runs with mongodb.indexes: false then"}
+	r := Role{Name: m.who.Prefix + "Setup", For: "outrelay migrate, once for each version; the relay then runs with mongodb.indexes: false"}
 	schema := []string{"createCollection", "createIndex", "dropIndex", "listIndexes", "collMod"}
-	r.Privileges = addPrivileges(nil, m.onOutboxes(sameName, "indexes of the outbox", schema...)...)
+	r.Privileges = addPrivileges(nil, m.onOutboxes(sameName, "create the outbox and its indexes", schema...)...)
 	r.Privileges = addPrivileges(r.Privileges,
-		m.onOutboxes(deadletter.Collection, "and of its dead letters, where there are any", append([]string{"find"}, schema...)...)...)
+		m.onOutboxes(deadletter.Collection, "create the dead letters and their indexes", append([]string{"find"}, schema...)...)...)
 	r.Privileges = addPrivileges(r.Privileges,
-		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: slices.Concat(readWrite, schema), Why: "the ledger of migrations, and the indexes of the state"})
+		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: slices.Concat(readWrite, schema), Why: "record the migrations, create the indexes of the state"})
 	r.Privileges = addPrivileges(r.Privileges, m.listCollections("")...)
 	if slices.Contains(m.databaseNames(), "") {
 		r.Privileges = addPrivileges(r.Privileges,
-			clusterPrivilege("", "databases that match are found", "listDatabases"))
+			clusterPrivilege("", "find the databases that match watch", "listDatabases"))
 	}
 	return r
 }
 
 func (m *roleMaker) serviceRole() Role {
 	return Role{
-		Name: m.who.Prefix + "Service", For: "a service that appends events, beside what it needs for its own documents",
-		Privileges: m.onOutboxes(sameName, "an event is one insert", "insert"),
+		Name: m.who.Prefix + "Service", For: "a service that appends events, in addition to the privileges on its own documents",
+		Privileges: m.onOutboxes(sameName, "append events", "insert"),
 	}
 }
 
 func (m *roleMaker) schedulerRole() Role {
-	r := Role{Name: m.who.Prefix + "Scheduler", For: "a service that schedules, cancels or repeats events, beside " + m.who.Prefix + "Service"}
-	r.Privileges = m.onOutboxes(sameName, "what waits is found, moved and cancelled", "find", "update", "remove")
+	r := Role{Name: m.who.Prefix + "Scheduler", For: "a service that schedules, cancels or repeats events, in addition to " + m.who.Prefix + "Service"}
+	r.Privileges = m.onOutboxes(sameName, "find, reschedule and cancel scheduled events", "find", "update", "remove")
 	r.Privileges = addPrivileges(r.Privileges,
-		m.onOutboxes(func(coll string) string { return coll + "_cron" }, "the entries of outbox/cron", readWrite...)...)
+		m.onOutboxes(func(coll string) string { return coll + "_cron" }, "store the entries of outbox/cron", readWrite...)...)
 	return r
 }
 
 // consumerRole returns the role of services that consume events.
 func (m *roleMaker) consumerRole() Role {
-	r := Role{Name: m.who.Prefix + "Consumer", For: "a service that handles events with an inbox, sagas and dead letters, beside what it needs for its own documents"}
+	r := Role{Name: m.who.Prefix + "Consumer", For: "a service that handles events with an inbox, sagas and dead letters, in addition to the privileges on its own documents"}
 	databases := m.who.Databases
 	if len(databases) == 0 {
 		databases = slices.DeleteFunc(m.databaseNames(), func(db string) bool { return db == "" })
@@ -211,66 +211,66 @@ func (m *roleMaker) consumerRole() Role {
 	for _, db := range databases {
 		for _, coll := range []string{m.who.Inbox, m.who.Inbox + "_offsets", m.who.Inbox + "_claims", m.who.Inbox + "_tenures"} {
 			r.Privileges = addPrivileges(r.Privileges,
-				Privilege{Resource: resourceOf(db, coll), Actions: slices.Concat(readWrite, schema), Why: "what was handled already"})
+				Privilege{Resource: resourceOf(db, coll), Actions: slices.Concat(readWrite, schema), Why: "record handled messages"})
 		}
 
 		r.Privileges = addPrivileges(r.Privileges,
-			Privilege{Resource: resourceOf(db, setaside.DefaultCollection), Actions: slices.Concat(readWrite, schema), Why: "messages that wait for a retry"})
+			Privilege{Resource: resourceOf(db, setaside.DefaultCollection), Actions: slices.Concat(readWrite, schema), Why: "store messages that wait for a retry"})
 		for _, coll := range m.cfg.DeadLetters.Handlers {
 			r.Privileges = addPrivileges(r.Privileges,
-				Privilege{Resource: resourceOf(db, coll), Actions: slices.Concat(readWrite, schema, []string{"collMod"}), Why: "messages that could not be handled"})
+				Privilege{Resource: resourceOf(db, coll), Actions: slices.Concat(readWrite, schema, []string{"collMod"}), Why: "store the dead letters of handlers"})
 		}
 		for _, coll := range append(slices.Clone(m.who.Sagas), sagas.TypesCollection) {
 			if len(m.who.Sagas) > 0 {
 				r.Privileges = addPrivileges(r.Privileges,
-					Privilege{Resource: resourceOf(db, coll), Actions: slices.Concat(readWrite, schema), Why: "the states of sagas"})
+					Privilege{Resource: resourceOf(db, coll), Actions: slices.Concat(readWrite, schema), Why: "store the states of sagas"})
 			}
 		}
 
 		r.Privileges = addPrivileges(r.Privileges,
-			Privilege{Resource: resourceOf(db, ""), Actions: []string{"listCollections"}, Why: "collections are made before a transaction needs them"})
+			Privilege{Resource: resourceOf(db, ""), Actions: []string{"listCollections"}, Why: "create collections before a transaction uses them"})
 	}
 
 	return r
 }
 
 func (m *roleMaker) operatorRole() Role {
-	r := Role{Name: m.who.Prefix + "Operator", For: "people who act: outrelay pause, dead, scheduled, replay, purge, recover"}
+	r := Role{Name: m.who.Prefix + "Operator", For: "operators who change data: outrelay pause, dead, scheduled, replay, purge, recover"}
 	r.Privileges = addPrivileges(nil,
-		m.onOutboxes(sameName, "envelopes are shown, requeued, cancelled and removed", readWrite...)...)
+		m.onOutboxes(sameName, "show, requeue, cancel and remove envelopes", readWrite...)...)
 	r.Privileges = addPrivileges(r.Privileges,
-		m.onOutboxes(deadletter.Collection, "dead letters are shown, edited, requeued and discarded", readWrite...)...)
+		m.onOutboxes(deadletter.Collection, "show, edit, requeue and discard dead letters", readWrite...)...)
 	r.Privileges = addPrivileges(r.Privileges,
-		m.onHandlerLetters("", "dead letters of handlers are shown, requeued and discarded", "find", "update", "remove")...)
+		m.onHandlerLetters("", "show, requeue and discard the dead letters of handlers", "find", "update", "remove")...)
 	for _, db := range m.databaseNames() {
 		r.Privileges = addPrivileges(r.Privileges, Privilege{
-			Resource: resourceOf(db, setaside.DefaultCollection), Actions: []string{"find", "insert", "update"}, Why: "their messages go back to the handlers",
+			Resource: resourceOf(db, setaside.DefaultCollection), Actions: []string{"find", "insert", "update"}, Why: "return requeued messages to the handlers",
 		})
 	}
 	r.Privileges = addPrivileges(r.Privileges,
-		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: readWrite, Why: "pause, pin and recover are written there, and each action is noted"})
+		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: readWrite, Why: "store pause, pin and recover, and record each action"})
 	r.Privileges = addPrivileges(r.Privileges, m.listCollections("")...)
 	r.Privileges = addPrivileges(r.Privileges,
-		clusterPrivilege("without them the purge takes the longest margin, and recover cannot tell copied state", "limits and identity of the replica set", "getParameter", "replSetGetConfig", "serverStatus"))
+		clusterPrivilege("without them the purge uses the longest margin, and recover cannot detect copied state", "read the limits and the identity of the replica set", "getParameter", "replSetGetConfig", "serverStatus"))
 	return r
 }
 
 func (m *roleMaker) readerRole() Role {
-	r := Role{Name: m.who.Prefix + "Reader", For: "people and monitoring that only look: outrelay status, dead list, doctor"}
+	r := Role{Name: m.who.Prefix + "Reader", For: "people and monitoring that only read: outrelay status, dead list, doctor"}
 	r.Privileges = addPrivileges(nil,
-		m.onOutboxes(sameName, "what waits is counted and shown; payloads can be read with it", "find", "listIndexes")...)
+		m.onOutboxes(sameName, "count and show waiting envelopes, including their payloads", "find", "listIndexes")...)
 	r.Privileges = addPrivileges(r.Privileges,
-		m.onOutboxes(deadletter.Collection, "likewise", "find", "listIndexes")...)
-	r.Privileges = addPrivileges(r.Privileges, m.onHandlerLetters("", "likewise, for the dead letters of handlers", "find")...)
+		m.onOutboxes(deadletter.Collection, "count and show dead letters, including their payloads", "find", "listIndexes")...)
+	r.Privileges = addPrivileges(r.Privileges, m.onHandlerLetters("", "count and show the dead letters of handlers, including their payloads", "find")...)
 	for _, db := range m.databaseNames() {
 		r.Privileges = addPrivileges(r.Privileges, Privilege{
-			Resource: resourceOf(db, setaside.DefaultCollection), Actions: []string{"find"}, Why: "whether a requeued message still waits",
+			Resource: resourceOf(db, setaside.DefaultCollection), Actions: []string{"find"}, Why: "show whether a requeued message still waits",
 		})
 	}
 	r.Privileges = addPrivileges(r.Privileges,
-		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: []string{"find", "listIndexes"}, Why: "status is there"})
+		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: []string{"find", "listIndexes"}, Why: "read the status"})
 	r.Privileges = addPrivileges(r.Privileges, m.listCollections("")...)
 	r.Privileges = addPrivileges(r.Privileges,
-		clusterPrivilege("without it the oplog's window is not shown", "the oplog's window", "serverStatus"))
+		clusterPrivilege("without it the time window of the oplog is not shown", "read the time window of the oplog", "serverStatus"))
 	return r
 }

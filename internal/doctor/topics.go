@@ -64,7 +64,7 @@ func (x topicChecks) checkTopicsExist(ctx context.Context) finding {
 	defer cancel()
 	var err error
 	if t.layout, err = x.brokers.Metadata(call, t.names); err != nil {
-		f := unchecked("", "Kafka answers: %v", err)
+		f := unchecked("", "Kafka returns: %v", err)
 		f.root = "topics.exist"
 		return f
 	}
@@ -92,14 +92,14 @@ func (x topicChecks) checkTopicsExist(ctx context.Context) finding {
 
 	switch {
 	case len(odd) > 0:
-		return failed("look at the topics: kafka-topics.sh "+x.bootstrapFlag()+" --describe", "%s", joinFew(odd, 3))
+		return failed("check the topics: kafka-topics.sh "+x.bootstrapFlag()+" --describe", "%s", joinFew(odd, 3))
 	case len(leaderless) > 0:
 		return failed(fmt.Sprintf("start the brokers that hold their replicas: kafka-topics.sh %s --describe --unavailable-partitions", x.bootstrapFlag()),
 			"partitions without a leader: %s", joinFew(leaderless, namesMost))
 	case len(missing) > 0:
 		return x.checkCreation(call, missing)
 	case len(hidden) > 0:
-		return unchecked("", "these topics may not be described: %s", joinFew(hidden, namesMost))
+		return unchecked("", "the user lacks DESCRIBE on topics: %s", joinFew(hidden, namesMost))
 	}
 
 	return passed("%s", joinFew(t.present, namesMost))
@@ -125,7 +125,7 @@ func (x topicChecks) checkCreation(ctx context.Context, missing []string) findin
 			kafkawire.TopicCreate{Partitions: max(how.Partitions, 0), Replication: max(how.Replication, 0), Configs: how.Configs})
 		switch {
 		case errors.Is(err, kafkawire.TopicAuthorizationFailed):
-			refused = append(refused, fmt.Sprintf("this user may not create topic %q", name))
+			refused = append(refused, fmt.Sprintf("the user may not create topic %q", name))
 		case err != nil:
 			refused = append(refused, sink.TopicRefusal(name, err, true))
 		}
@@ -144,18 +144,18 @@ func (x topicChecks) checkACLs(ctx context.Context) finding {
 		return errors.Is(x.topics.layout.Topics[name].Err, kafkawire.UnknownTopicOrPartition)
 	})
 	if len(names) == 0 {
-		return passed("there is no topic to ask for")
+		return passed("no topic exists yet")
 	}
 
 	call, cancel := context.WithTimeout(ctx, kafkaTimeout)
 	defer cancel()
 	allowed, err := x.brokers.Authorized(call, names)
 	if errors.Is(err, kafkawire.ErrOperationsUnknown) {
-		return unchecked("", "the brokers are too old to tell (2.3 or later does)")
+		return unchecked("", "the brokers do not return ACLs; Kafka 2.3 or later does")
 	}
 
 	if err != nil {
-		return unchecked("", "Kafka answers: %v", err)
+		return unchecked("", "Kafka returns: %v", err)
 	}
 
 	var said, fixes []string
@@ -197,8 +197,8 @@ func (x topicChecks) checkReplication(context.Context) finding {
 		return warned(fmt.Sprintf("kafka-reassign-partitions.sh %s --execute --reassignment-json-file <plan with 3 replicas>", x.bootstrapFlag()),
 			"one replica: %s", joinFew(single, namesMost))
 	case len(behind) > 0:
-		return warned(fmt.Sprintf("look for the broker that is away: kafka-topics.sh %s --describe --under-replicated-partitions", x.bootstrapFlag()),
-			"replicas that lag behind: %s", joinFew(behind, namesMost))
+		return warned(fmt.Sprintf("start the missing broker; to find it: kafka-topics.sh %s --describe --under-replicated-partitions", x.bootstrapFlag()),
+			"replicas out of sync: %s", joinFew(behind, namesMost))
 	}
 
 	return x.goodTopics("replicated and in sync")
@@ -207,7 +207,7 @@ func (x topicChecks) checkReplication(context.Context) finding {
 // goodTopics is the finding of a check that all existing topics pass.
 func (x topicChecks) goodTopics(what string) finding {
 	if len(x.topics.present) == 0 {
-		return passed("there is no topic to look at")
+		return passed("no topic exists yet")
 	}
 	return passed("%s: %s", what, joinFew(x.topics.present, namesMost))
 }
@@ -231,7 +231,7 @@ func (x topicChecks) readConfigs(ctx context.Context) {
 func (x topicChecks) checkSetting(ctx context.Context, good, key, value string, bad func(name string, c kafkawire.TopicConfig) string) finding {
 	x.readConfigs(ctx)
 	if len(x.topics.present) > 0 && len(x.topics.configs) == 0 {
-		return unchecked("grant DESCRIBE_CONFIGS on the topics", "the topics' configurations may not be read")
+		return unchecked("grant DESCRIBE_CONFIGS on the topics", "the user may not read the topics' configurations")
 	}
 
 	var said, fixes []string
@@ -255,7 +255,7 @@ func (x topicChecks) checkMinISR(ctx context.Context) finding {
 		parts := x.topics.layout.Topics[name].Partitions
 		if slices.ContainsFunc(parts, func(p kafkawire.PartitionLayout) bool { return p.Replicas < c.MinISR }) {
 			impossible = true
-			return fmt.Sprintf("min.insync.replicas is %d, above the number of replicas: nothing can be written",
+			return fmt.Sprintf("min.insync.replicas is %d, above the number of replicas: writes fail",
 				c.MinISR)
 		}
 
@@ -271,7 +271,7 @@ func (x topicChecks) checkMinISR(ctx context.Context) finding {
 		f.status = Fail
 		f.fix = "raise the number of replicas, or lower min.insync.replicas:\n" + strings.ReplaceAll(f.fix, "min.insync.replicas=2", "min.insync.replicas=<replicas - 1>")
 	case single && f.status == Warn:
-		f.fix = "first give the topics more than one replica, or nothing can be written; then:\n" + f.fix
+		f.fix = "first give the topics more than one replica, otherwise writes fail; then:\n" + f.fix
 	}
 
 	return f
@@ -308,7 +308,7 @@ func (x topicChecks) checkCleanupPolicy(ctx context.Context) finding {
 		return ""
 	})
 	if f.status == Warn && f.fix != "" {
-		f.fix = "if it is not meant to be:\n" + f.fix
+		f.fix = "if compaction is not intended:\n" + f.fix
 	}
 	return f
 }

@@ -26,7 +26,7 @@ func (x watcherChecks) checkWatcher(ctx context.Context) finding {
 	v, err := slots.NewDivisions(x.mongo.client.Database(x.cfg.MongoDB.State)).Read(ctx, x.cfg.Watcher)
 	if err == nil && v.Of != len(parts) {
 		return failed(fmt.Sprintf("set slots: %d, or: outrelay reslice --slots %d", v.Of, len(parts)),
-			"watcher %q has %d slots, and the configuration says %d", x.cfg.Watcher, v.Of, len(parts))
+			"watcher %q has %d slots, but the configuration sets %d", x.cfg.Watcher, v.Of, len(parts))
 	}
 
 	if len(parts) == 1 {
@@ -68,7 +68,7 @@ func (x watcherChecks) checkSlot(ctx context.Context, p slot.Range) finding {
 	here, err := lease.ReplicaSetID(ctx, x.mongo.client)
 	if err == nil && here != "" && doc.ReplicaSetID != "" && here != doc.ReplicaSetID {
 		return failed("outrelay recover --adopt",
-			"its state was copied from another replica set (written on %s, this is %s)", doc.ReplicaSetID, here)
+			"the state was copied from another replica set (written on %s, this is %s)", doc.ReplicaSetID, here)
 	}
 
 	status, err := admin.ReadStatus(ctx, state)
@@ -78,28 +78,28 @@ func (x watcherChecks) checkSlot(ctx context.Context, p slot.Range) finding {
 
 	at := slices.IndexFunc(status.Watchers, func(w admin.Watcher) bool { return w.Name+"/"+w.Slot == id })
 	if at < 0 {
-		return passed("nobody runs it")
+		return passed("no process runs the watcher")
 	}
 	return judgeWatcher(status.Watchers[at], doc.Gap)
 }
 
 func judgeWatcher(w admin.Watcher, gap *lease.Gap) finding {
-	who := fmt.Sprintf("%s owns it, epoch %d, lag %.1f s", w.Node, w.Epoch, w.LagS)
+	who := fmt.Sprintf("%s owns the watcher, epoch %d, lag %.1f s", w.Node, w.Epoch, w.LagS)
 	switch {
 	case w.State == "paused":
-		return warned("outrelay resume", "an operator paused it")
+		return warned("outrelay resume", "an operator paused the watcher")
 	case w.State == "no-owner":
-		return passed("nobody runs it; epoch %d was the last", w.Epoch)
+		return passed("no process runs the watcher; its last epoch is %d", w.Epoch)
 	case w.State == "halted":
-		return failed("do what the reason says", "%s, and it is halted: %s", who, w.Reason)
+		return failed("fix the reason; then restart the owner, or run: outrelay step-down", "%s, and has halted: %s", who, w.Reason)
 	case len(w.Blocked) > 0:
 		b := w.Blocked[0]
-		return warned("", "%s; %d topics wait, such as %s with %d envelopes: %s", who, len(w.Blocked), b.Topic,
+		return warned("", "%s; %d topics are blocked, such as %s with %d waiting envelopes: %s", who, len(w.Blocked), b.Topic,
 			b.Count, b.Reason)
 	case w.Reason != "":
-		return warned("", "%s; it is %s: %s", who, w.State, w.Reason)
+		return warned("", "%s; state %s: %s", who, w.State, w.Reason)
 	case gap != nil:
-		return warned("", "%s; it sweeps a gap in its history (%s)", who, gap.Reason)
+		return warned("", "%s, and sweeps a gap in its history (%s)", who, gap.Reason)
 	}
 
 	return passed("%s", who)
@@ -110,16 +110,16 @@ func (x watcherChecks) checkLostWatcher(ctx context.Context, state *mongo.Databa
 	if !p.Whole() {
 		if had, err := slots.NewDivisions(state).Begun(ctx, x.cfg.Watcher, p); err == nil && had {
 			return failed("outrelay recover --slot "+p.String(),
-				"its document vanished, and with it the place in the stream; nothing else is lost")
+				"the document of the slot is missing, and with it the position in the change stream; nothing else is lost")
 		}
 
-		return passed("it has never run")
+		return passed("the slot has never run")
 	}
 
 	claims, err := outboxes.NewRegistry(state.Collection("collections")).Registrations(ctx, x.cfg.Watcher)
 	if err == nil && len(claims) > 0 {
 		return failed("outrelay recover",
-			"the document of watcher %q vanished, and with it the place in the stream; nothing else is lost",
+			"the document of watcher %q is missing, and with it the position in the change stream; nothing else is lost",
 			x.cfg.Watcher)
 	}
 	return passed("watcher %q has never run; it will start with %s", x.cfg.Watcher, x.cfg.Start)

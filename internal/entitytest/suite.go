@@ -40,7 +40,7 @@ func Run(t *testing.T, factory func(t *testing.T) Fixture) {
 		test func(*testing.T, Fixture)
 	}{
 		{"a transaction is required", transactionIsRequired},
-		{"what is found", findDocuments},
+		{"found documents", findDocuments},
 		{"pages", scanPages},
 		{"an insert is of new documents", insertNewDocuments},
 		{"puts and replacements", putAndReplace},

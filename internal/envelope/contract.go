@@ -38,7 +38,7 @@ func Fields() []Field {
 			"value of the record: bytes and strings unchanged, documents and arrays as JSON, null as a tombstone",
 		},
 		{"key", text, false, "key of the record, instead of aggregateid; events with the same key keep their order"},
-		{"topic", str, false, "topic, instead of the one that the rules select, if the rules allow that"},
+		{"topic", str, false, "topic, instead of the topic that the rules select, if the rules allow that"},
 		{"partition", []string{"int", "long", "double"}, false, "partition, a whole number; -1 or missing: by the key"},
 		{
 			"headers",

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// BenchmarkTake is a take-over with nothing to read back.
+// BenchmarkTake is a takeover with nothing to read back.
 func BenchmarkTake(b *testing.B) {
 	for _, n := range []int{12, 100} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

@@ -68,7 +68,7 @@ func (o *chaosOwner) deposed() bool {
 	return o.doc.term != o.k
 }
 
-// adopt saves what a take-over or a release says, in one step, and starts the lanes of what was released.
+// adopt saves what a takeover or a release says, in one step, and starts the lanes of what was released.
 func (o *chaosOwner) adopt(released map[record.TopicPartition]*Tail) bool {
 	d := o.doc
 	d.mu.Lock()
@@ -289,7 +289,7 @@ func TestN04_Chaos(t *testing.T) {
 	for round := range *chaosRounds {
 		a := 1 + rand.IntN(3)
 		b := 1 + (a+rand.IntN(2))%3
-		mode := rand.IntN(3) // 0: one broker dies; 1: a second before the take-over; 2: a second during it
+		mode := rand.IntN(3) // 0: one broker dies; 1: a second before the takeover; 2: a second during it
 		k.kill(t, a)
 		pause(t.Context(), time.Duration(rand.IntN(4500))*time.Millisecond)
 		if mode == 1 {

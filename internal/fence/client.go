@@ -11,7 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// Errors of a take-over and of the calls after it. Other errors wrap a kafkawire.Code.
+// Errors of a takeover and of the calls after it. Other errors wrap a kafkawire.Code.
 var (
 	// ErrStuck means that a transaction of this transactional id does not end: a partition in it cannot
 	// take its marker (CONCURRENT_TRANSACTIONS).
@@ -38,7 +38,7 @@ type Producer = batch.Producer
 // valid identity, so it must not be a default.
 var AnyEpoch = Producer{ID: -1, Epoch: -1}
 
-// Client sends the requests of take-overs. It is safe for concurrent use.
+// Client sends the requests of takeovers. It is safe for concurrent use.
 type Client struct {
 	kafka *kafkawire.Client
 
@@ -134,7 +134,7 @@ func withoutRefused(list []record.TopicPartition, refused map[record.TopicPartit
 	return kept
 }
 
-// Event is an event that an operator may want to know. It is not an error: the take-over continues.
+// Event is an event that an operator may want to know. It is not an error: the takeover continues.
 type Event struct {
 	Kind  EventKind
 	Topic string   // of the kinds that concern a partition
@@ -159,7 +159,7 @@ const (
 	ProducerIDChanged EventKind = "producer_id_changed"
 	// GenerationMoved: the transactional id was left for the id of the next generation.
 	GenerationMoved EventKind = "generation_moved"
-	// Hung: the first step of a take-over hung. Partitions that cannot be fenced wait.
+	// Hung: the first step of a takeover hung. Partitions that cannot be fenced wait.
 	Hung EventKind = "transactional_id_hung"
 	// Waiting: a step has been retried for seconds.
 	Waiting EventKind = "take_over_waiting"

@@ -215,7 +215,7 @@ func TestN04_SickPartitions(t *testing.T) {
 	}
 }
 
-// Leaderless and under-ISR partitions during a take-over and at recovery, each with a zombie's frozen batch waiting for it.
+// Leaderless and under-ISR partitions during a takeover and at recovery, each with a zombie's frozen batch waiting for it.
 func sickAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 	old, c := k.client(t), k.client(t)
 	parts := k.partitions(t)
@@ -231,7 +231,7 @@ func sickAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 		k.sick(t, c, parts, 2)
 		begin := time.Now()
 		out = o.take(t, c)
-		t.Logf("take-over with two sick partitions: %s, %v", time.Since(begin).Round(time.Millisecond), out.Quarantined)
+		t.Logf("takeover with two sick partitions: %s, %v", time.Since(begin).Round(time.Millisecond), out.Quarantined)
 		if got := quarantined(out, parts); !slices.Equal(got, []int{2, 3}) {
 			t.Fatalf("quarantined %v, want 2 and 3", out.Quarantined)
 		}
@@ -340,7 +340,7 @@ func sickAtKeepAlive(t *testing.T, k cluster) (away, back func()) {
 	return away, back
 }
 
-// The id hangs before the take-over begins: nothing can be fenced, everything waits, and is released when the id is free.
+// The id hangs before the takeover begins: nothing can be fenced, everything waits, and is released when the id is free.
 func hungAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 	ow, nw := k.client(t), k.client(t)
 	parts := k.partitions(t)

@@ -11,7 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// FenceOff fences all processes that may still send with a transactional id, as a take-over does
+// FenceOff fences all processes that may still send with a transactional id, as a takeover does
 // (N4). It sends nothing itself.
 //
 // It returns the earlier senders whose records a read-back still has to count, with the offsets

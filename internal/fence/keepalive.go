@@ -99,7 +99,7 @@ func (s *Session) markIfHealthy(ctx context.Context, tp record.TopicPartition) (
 // stopped sending, saves Senders and ends the session.
 //
 // Every batch of the old producer must be acked, except in the partitions of unsettled. The next
-// take-over keeps those in quarantine until it has read the marker of the old id there. ends are the
+// takeover keeps those in quarantine until it has read the marker of the old id there. ends are the
 // offsets after the last acked record, by topic. Read-backs count the old producer id until the stored
 // offsets have passed them.
 func (s *Session) NextGeneration(

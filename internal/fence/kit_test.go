@@ -251,7 +251,7 @@ func (o *owner) saw(kind EventKind) bool {
 	return slices.ContainsFunc(o.events, func(e Event) bool { return e.Kind == kind })
 }
 
-// save is the fenced write after a take-over or a release.
+// save is the fenced write after a takeover or a release.
 func (o *owner) save(s *Session) { o.generation, o.senders = s.Generation(), s.Senders() }
 
 // take takes over with everything released, and saves.

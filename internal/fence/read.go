@@ -244,7 +244,7 @@ func (r *reader) handleFetched(ctx context.Context, leader string, p *reading, g
 		return
 	case kafkawire.TopicAuthorizationFailed:
 		p.done = true
-		p.err = fmt.Errorf("topic %s may not be read: grant READ on it, a take-over reads its tail (%w)", p.Topic, code)
+		p.err = fmt.Errorf("topic %s may not be read: grant READ on it, a takeover reads its tail (%w)", p.Topic, code)
 		return
 	default:
 		r.retryLater(p, code)

@@ -50,7 +50,7 @@ func TestN04_KeepAliveLeavesTheFlowAlone(t *testing.T) {
 	if err := out.Session.KeepAlive(ctx, nil, []record.TopicPartition{at("no-"+tp, 0), at(tp, 1), at(tp, 2)}); err != nil {
 		t.Fatal(err)
 	}
-	// One marker each is the barrier of the take-over.
+	// One marker each is the barrier of the takeover.
 	if got := markersOf(t, c, at(tp, 1), me.ID); got != 5 {
 		t.Errorf("%d markers of ours in the spare partition that was chosen, want 5", got)
 	}

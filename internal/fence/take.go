@@ -18,14 +18,14 @@ import (
 // coordinator would return another producer id, which cannot fence the old one.
 const MaxEpoch = 30_000
 
-// In is the state from which a take-over begins: the content of the watcher document when the lease was
+// In is the state from which a takeover begins: the content of the watcher document when the lease was
 // acquired.
 type In struct {
 	// TransactionalID is the id without its generation: `outrelay.<instance>.<watcher>.<slot>` (N5).
 	TransactionalID string
 	// Generation is the one in use. If Senders has a higher one, that counts.
 	Generation int
-	// Offsets are the stored offsets by topic. Their topics are the targets of the take-over, with all
+	// Offsets are the stored offsets by topic. Their topics are the targets of the takeover, with all
 	// partitions that exist now. A partition without an entry is read from 0 (N9).
 	Offsets map[string][]int64
 	// Senders are the saved senders. The last one is the previous owner, and counts as open everywhere.
@@ -42,10 +42,10 @@ type In struct {
 	// Event is called for events that matter to an operator, from any goroutine, but never concurrently.
 	// It must not block.
 	Event func(Event)
-	// Stuck is how long the take-over waits for a hanging transaction before it uses the next
+	// Stuck is how long the takeover waits for a hanging transaction before it uses the next
 	// generation. Defaults to 10 s (N4).
 	Stuck time.Duration
-	// Idle is how long the take-over waits for a partition without progress. Defaults to 2 s. Retry
+	// Idle is how long the takeover waits for a partition without progress. Defaults to 2 s. Retry
 	// continues its read-back.
 	Idle time.Duration
 	// Own is how long a transaction of this owner may take before ErrSelfMove. Defaults to 5 s (N4).
@@ -54,7 +54,7 @@ type In struct {
 	epochs int16 // MaxEpoch; tests set a lower value
 }
 
-// Out is the result of a take-over. Nothing may be sent before Senders and the offsets (From of each
+// Out is the result of a takeover. Nothing may be sent before Senders and the offsets (From of each
 // released Tail) are saved in one fenced write.
 type Out struct {
 	Producer    Producer // to send with
@@ -115,7 +115,7 @@ func (t *takeOver) topics() []string {
 	return slices.Compact(out)
 }
 
-// quarantineTargets quarantines all partitions that the take-over has to release.
+// quarantineTargets quarantines all partitions that the takeover has to release.
 func (t *takeOver) quarantineTargets(h *Health) {
 	s := t.session
 	var all []record.TopicPartition

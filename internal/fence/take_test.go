@@ -74,7 +74,7 @@ func TestN04_ZombieIsRefusedEverywhere(t *testing.T) {
 	}
 	third := o.takeAll(t, client(t))
 	if len(o.senders) != 2 || o.senders[0].Epoch != second.Producer.Epoch {
-		t.Errorf("senders after another take-over %+v", o.senders)
+		t.Errorf("senders after another takeover %+v", o.senders)
 	}
 	for p := range 4 {
 		if n := third.Released[at(tp, p)].Hits.Len(); n != 1 {
@@ -315,7 +315,7 @@ func TestN04_RacingOwners(t *testing.T) {
 	if len(won) == 0 {
 		t.Fatal("both are fenced each time: ", lost)
 	}
-	// Whoever won, the next take-over deposes it.
+	// Whoever won, the next takeover deposes it.
 	for _, w := range won {
 		o.senders = append(o.senders, w.Senders...)
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire"
 )
 
-// TestTakeOversReadNoMetadataOfAllTopics: the library that serves take-overs reads the metadata of
+// TestTakeOversReadNoMetadataOfAllTopics: the library that serves takeovers reads the metadata of
 // the cluster regularly. The cost must not depend on the number of topics in the cluster.
 func TestTakeOversReadNoMetadataOfAllTopics(t *testing.T) {
 	t.Parallel()

@@ -44,8 +44,8 @@ type DeadAction struct {
 	Scope
 	Body struct {
 		Filter       admin.DeadFilter `json:"filter"`
-		IgnoreExpiry bool             `json:"ignore_expiry,omitempty" doc:"For a requeue of letters of the relay: also expired envelopes."`
-		Handlers     []string         `json:"handlers,omitempty" maxItems:"100" doc:"For a requeue of letters of handlers: the handlers that get the messages. Default: the handler that gave up."`
+		IgnoreExpiry bool             `json:"ignore_expiry,omitempty" doc:"For a requeue of dead letters of the relay: also expired envelopes."`
+		Handlers     []string         `json:"handlers,omitempty" maxItems:"100" doc:"For a requeue of dead letters of handlers: the handlers that get the messages. Default: the handler that gave up."`
 		Preview
 	}
 }
@@ -98,7 +98,7 @@ func (a *api) addDead() {
 
 	a.addLetter()
 
-	addAction(a, "/dead/requeue", "requeue-dead", "Put letters back into their outbox, or hand them back to their handlers, as the next delivery",
+	addAction(a, "/dead/requeue", "requeue-dead", "Put dead letters back into their outbox, or hand them back to their handlers, as the next delivery",
 		func(ctx context.Context, op admin.Operator, in *DeadAction) (admin.DeadOutcome, error) {
 			f := in.Body.Filter
 			replayable := f
@@ -110,7 +110,7 @@ func (a *api) addDead() {
 			return op.Letters().Requeue(ctx, f, opts, nil)
 		})
 
-	addAction(a, "/dead/discard", "discard-dead", "Remove letters permanently",
+	addAction(a, "/dead/discard", "discard-dead", "Remove dead letters permanently",
 		func(ctx context.Context, op admin.Operator, in *DeadAction) (admin.DeadDiscarded, error) {
 			f := in.Body.Filter
 			if err := in.checkExpected(ctx, op, f); err != nil {
@@ -129,7 +129,7 @@ type EditBody struct {
 	Fields        map[string]string `json:"fields,omitempty" doc:"Other fields by their name in the envelope."`
 	Unset         []string          `json:"unset,omitempty" maxItems:"100" doc:"Fields to remove."`
 	IgnoreExpiry  bool              `json:"ignore_expiry,omitempty"`
-	Handlers      []string          `json:"handlers,omitempty" maxItems:"100" doc:"For a letter of a handler: the handlers that get the message. Default: the handler that gave up."`
+	Handlers      []string          `json:"handlers,omitempty" maxItems:"100" doc:"For a dead letter of a handler: the handlers that get the message. Default: the handler that gave up."`
 	DryRun        bool              `json:"dry_run,omitempty"`
 }
 
@@ -172,7 +172,7 @@ func (a *api) addLetter() {
 		Method:      http.MethodGet,
 		Path:        "/dead/letter",
 		OperationID: "show-dead",
-		Summary:     "Show one letter with its envelope and attempts; the payload only on request",
+		Summary:     "Show one dead letter with its envelope and attempts; the payload only on request",
 		Extensions:  map[string]any{roleExtension: admin.RoleViewer},
 	}, readTime,
 		func(ctx context.Context, op admin.Operator, in *struct {
@@ -195,14 +195,14 @@ func (a *api) addLetter() {
 		Method:       http.MethodPatch,
 		Path:         "/dead/letter",
 		OperationID:  "edit-dead",
-		Summary:      "Requeue a letter with a changed envelope; the letter keeps the original one",
+		Summary:      "Requeue a dead letter with a changed envelope; the dead letter keeps the original one",
 		MaxBodyBytes: largeBody,
 		Extensions:   map[string]any{roleExtension: admin.RoleOperator},
 	}, actionTime,
 		withBody(func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			admin.DeadRef
-			IfMatch string `header:"If-Match" doc:"Required: the ETag of the letter from which the edit was made."`
+			IfMatch string `header:"If-Match" doc:"Required: the ETag of the dead letter from which the edit was made."`
 			Body    EditBody
 		},
 		) (admin.DeadEdited, error) {
@@ -223,16 +223,16 @@ func (a *api) addLetter() {
 
 // parseVersion returns the version of a letter from its entity tag.
 func parseVersion(tag string) (int32, error) {
-	const hint = "read the letter, and send its ETag in If-Match"
+	const hint = "read the dead letter, and send its ETag in If-Match"
 	if tag == "" {
 		return 0, newProblem(http.StatusPreconditionRequired,
-			"the edit does not name the version of the letter from which it was made", hint)
+			"the edit does not name the version of the dead letter from which it was made", hint)
 	}
 
 	text := strings.Trim(strings.TrimPrefix(strings.TrimSpace(tag), "W/"), `"`)
 	n, err := strconv.ParseInt(text, 10, 32)
 	if err != nil {
-		return 0, newProblem(http.StatusPreconditionFailed, "If-Match is not the ETag of a letter", hint)
+		return 0, newProblem(http.StatusPreconditionFailed, "If-Match is not the ETag of a dead letter", hint)
 	}
 	return int32(n), nil
 }

@@ -10,7 +10,7 @@ import (
 // done is the response to an action without a count.
 type done struct {
 	Done bool   `json:"done"`
-	What string `json:"what" doc:"What was done, as a sentence."`
+	What string `json:"what" doc:"The performed action, as a sentence."`
 }
 
 // Empty is a request without a body.

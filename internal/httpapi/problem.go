@@ -18,7 +18,7 @@ type Problem struct {
 	Type   string         `json:"type,omitempty" doc:"The kind of problem: about:blank or urn:outrelay:<kind>."`
 	Title  string         `json:"title" doc:"The text of the HTTP status."`
 	Status int            `json:"status" doc:"The HTTP status."`
-	Detail string         `json:"detail" doc:"What is wrong with this request."`
+	Detail string         `json:"detail" doc:"The problem with this request."`
 	Hint   string         `json:"hint,omitempty" doc:"How to fix it."`
 	Errors []ProblemPlace `json:"errors,omitempty" doc:"The invalid values of the request."`
 }
@@ -26,7 +26,7 @@ type Problem struct {
 // ProblemPlace is one invalid value of a request.
 type ProblemPlace struct {
 	Location string `json:"location,omitempty" doc:"Its location, such as body.filter.class or query.limit."`
-	Message  string `json:"message" doc:"What is wrong with it."`
+	Message  string `json:"message" doc:"The problem with the field."`
 }
 
 func (p *Problem) Error() string { return p.Detail }

@@ -15,7 +15,7 @@ type Operation string
 // The operations that the relay needs on its topics.
 const (
 	Write           Operation = "WRITE"            // to send
-	Read            Operation = "READ"             // to read back at a take-over
+	Read            Operation = "READ"             // to read back at a takeover
 	Describe        Operation = "DESCRIBE"         // to see partitions and offsets
 	DescribeConfigs Operation = "DESCRIBE_CONFIGS" // to see limits and min.insync.replicas
 )

@@ -32,7 +32,7 @@ const (
 
 // IsRetriable reports whether a request that failed with err may succeed later. An error without a
 // code comes from the connection, such as to a coordinator that died. Retrying a permanent error costs
-// time. Not retrying a temporary error would give up a take-over because a broker restarts.
+// time. Not retrying a temporary error would give up a takeover because a broker restarts.
 func IsRetriable(err error) bool {
 	code, ok := errors.AsType[Code](err)
 	if !ok {

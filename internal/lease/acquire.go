@@ -248,7 +248,7 @@ func (l *Lease) reasonToWait(ctx context.Context, doc *Document, now time.Time) 
 	}
 	if control.stepsDown(l.cfg.Node, now) {
 		until := control.StepDownUntil.UTC().Format(time.RFC3339)
-		return control.StepDownUntil.Sub(now), "an operator asked this node to step down until " + until
+		return control.StepDownUntil.Sub(now), "an operator requested a step-down of this node until " + until
 	}
 
 	if control.Pin != "" && control.Pin != l.cfg.Node {

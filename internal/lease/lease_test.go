@@ -197,7 +197,7 @@ func TestReleaseWakesTheStandby(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		b := receiveWithin(t, got, "take-over")
+		b := receiveWithin(t, got, "takeover")
 		took = append(took, time.Since(start))
 		if b == nil || b.Document().Position().Compare(newPosition(n)) != 0 {
 			t.Fatal("the next owner did not get the final checkpoint")
@@ -210,7 +210,7 @@ func TestReleaseWakesTheStandby(t *testing.T) {
 	}
 
 	_ = h.Release(t.Context())
-	t.Logf("release to take-over: %v", took)
+	t.Logf("release to takeover: %v", took)
 }
 
 func TestExpiryIsTakenByTheTimer(t *testing.T) {

@@ -208,7 +208,7 @@ func (h *Held) obeyControl(ctx context.Context, v ownerFields) {
 	case c.Paused:
 		c.Yield = "paused by an operator"
 	case c.stepsDown(h.lease.cfg.Node, v.RenewedAt):
-		c.Yield = "an operator asked this node to step down"
+		c.Yield = "an operator requested a step-down of this node"
 	case pinned && h.followsPin(ctx, c.Pin):
 		c.Yield = "pinned to node " + c.Pin
 	case !pinned && h.LapsedPin() != "":

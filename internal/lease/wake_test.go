@@ -47,8 +47,8 @@ func TestAStandbyThatWatchesIsWokenByTheReleaseAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	held := receiveWithin(t, got, "take-over")
-	t.Logf("release to take-over: %v", time.Since(start))
+	held := receiveWithin(t, got, "takeover")
+	t.Logf("release to takeover: %v", time.Since(start))
 	_ = held.Release(t.Context())
 }
 

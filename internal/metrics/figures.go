@@ -53,8 +53,8 @@ func (b builder) newFigures() Figures {
 			"Dead letters in the collection, requeued ones too, by its metadata.", "collection"),
 		Inbox: b.newGaugeVec("inbox_entries",
 			"Markers, claims and watermarks of the inbox, by the collection's metadata.", "collection"),
-		Handlers: b.newGaugeVec("handler_letters",
-			"Messages that handlers gave up and nobody has requeued, up to the limit.", "group", "handler", "class"),
+		Handlers: b.newGaugeVec("handler_dead_letters",
+			"Dead letters of handlers that are not requeued yet, up to the limit.", "group", "handler", "class"),
 		Indexes: b.newGaugeVec("missing_indexes",
 			"Declared indexes that the collection does not have; looked at every few minutes.", "collection"),
 
@@ -62,7 +62,7 @@ func (b builder) newFigures() Figures {
 			"Processes of the state database by whether they gave a sign of life lately.", "state"),
 		Watcher: b.newGaugeVec("watcher_info", "Always 1; the labels name the watcher and the node.", "watcher", "node"),
 		Health:  b.newStates("health", "1 for the health that the relay sees itself in."),
-		Ready:   b.newLive("ready", "1 while /readyz says that the process does its part, as owner or as standby."),
+		Ready:   b.newLive("ready", "1 while /readyz reports that the process works, as owner or as standby."),
 
 		Age: b.newLive("figures_age_seconds",
 			"Time since the collections were counted last; 0 in a process that owns nothing."),

@@ -237,7 +237,7 @@ func (b builder) newOwnership() Ownership {
 		LeaseLost:    b.newCounter("lease_lost_total", "Ownerships that ended without a release."),
 		RenewSeconds: b.newHistogram("lease_renew_seconds", "Duration of a renewal of the lease.", writeBuckets),
 
-		ReadBack: b.newCounter("read_back_records_total", "Records read at take-overs to find what was sent already."),
+		ReadBack: b.newCounter("read_back_records_total", "Records read at takeovers to find the envelopes that were sent already."),
 		ReadBackHits: b.newCounter("read_back_hits_total",
 			"Envelopes not sent again because a read-back found them in the topic."),
 		Quarantined: b.newLive("quarantined_partitions",
@@ -254,7 +254,7 @@ func (b builder) newOutcomes() Outcomes {
 		DeadLetters: b.newCounterVec("dead_letters_total",
 			"Envelopes moved to the dead letters, by error class.", "class"),
 		Dropped: b.newCounterVec("dropped_total",
-			"Envelopes discarded: expired ones with expired: drop, and those that a rule drops.", "class"),
+			"Envelopes discarded: expired with expired: drop, or dropped by a rule.", "class"),
 		DueError: b.newHistogram("scheduled_due_error_seconds",
 			"Time from the due time of a scheduled envelope to its ack by Kafka.", latencyBuckets),
 		Purged: b.newCounter("purged_total", "Delivered envelopes removed after their retention."),

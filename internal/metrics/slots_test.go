@@ -16,7 +16,7 @@ func TestN28_SlotsHaveALabel(t *testing.T) {
 	}
 	for i, name := range []string{"0of2", "1of2"} {
 		if v := value(t, p, "outrelay_takeovers_total", "slot", name); v != float64(i+1) {
-			t.Errorf("take-overs of %s: %v", name, v)
+			t.Errorf("takeovers of %s: %v", name, v)
 		}
 		if v := value(t, p, "outrelay_published_total", "slot", name, "topic", "orders", "result", "acked"); v != float64(10*(i+1)) {
 			t.Errorf("published by %s: %v", name, v)

@@ -29,7 +29,7 @@ const foreignCall = 5 * time.Second
 // Foreign runs fn in a transaction of a caller that does not own the watcher: a command or the API. The first
 // statement takes the fence of all slots of the watcher. The transaction therefore cannot overlap with a
 // fenced transaction of the owner: one of the two is repeated. The same statement adds ns, the collections
-// that get exceptions, to the watcher's `dirty`, so that a take-over reads them.
+// that get exceptions, to the watcher's `dirty`, so that a takeover reads them.
 //
 // fn must use the context that it gets, with the client of state. It may run several times, also after a
 // commit with an unknown outcome, so it must be idempotent. Until fn ends, the owner cannot renew its lease.

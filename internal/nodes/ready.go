@@ -25,7 +25,7 @@ type OlderNodesError struct {
 }
 
 func (e *OlderNodesError) Error() string {
-	return fmt.Sprintf("migration %s (%s) waits, because these live nodes do not know it: %s; "+
+	return fmt.Sprintf("migration %s (%s) waits, because these live nodes are older than the migration: %s; "+
 		"upgrade or stop them, and the migration continues", e.ID, e.Name, strings.Join(e.Nodes, ", "))
 }
 

@@ -43,7 +43,7 @@ func (c *call) addSlots(p preview, needed func(*admin.Watcher) bool) (preview, e
 			p.Nothing = false
 		}
 
-		owner := "nobody owns it"
+		owner := "without an owner"
 		if isOwned(w) {
 			owner = "on node " + w.Node
 		}
@@ -68,7 +68,7 @@ func isOwned(w *admin.Watcher) bool { return w.Owner != "" && w.ExpiresInMS > 0 
 
 func planPause(c *call) (preview, error) {
 	p := newPreview("Resume reverts it at any time. No event is lost: events wait in the outbox and in the oplog.",
-		c.leaseName()+" stops: its owner drains, writes the position and releases the lease. Nobody takes over until it is resumed.",
+		c.leaseName()+" stops: its owner drains, writes the position and releases the lease. No node takes over until it is resumed.",
 		"The oplog must hold all changes that are written while it is paused.")
 	return c.addSlots(p, func(w *admin.Watcher) bool { return !w.Paused })
 }
@@ -166,7 +166,7 @@ func runStepDown(c *call) (notice, error) {
 	if err != nil {
 		return notice{}, err
 	}
-	text := fmt.Sprintf("The owner of %s was told to step down, and does not take over again for %s.",
+	text := fmt.Sprintf("The owner of %s steps down, and does not take over again for %s.",
 		lowerFirst(c.leaseName()), formatSpan(hold.Seconds()))
 	return notice{Text: text}, c.use.Operator.StepDown(c.ctx, hold)
 }

@@ -26,22 +26,22 @@ func planRequeue(c *call) (preview, error) {
 	p := preview{
 		Count:   out.Matched,
 		Nothing: out.Matched == 0,
-		Lines:   []string{countVerb(out.Matched-out.Refused, "letter") + " given back to the outbox and sent at once."},
+		Lines:   []string{countVerb(out.Matched-out.Refused, "dead letter") + " given back to the outbox and sent at once."},
 		Undo: "It cannot be taken back: the events are sent again, each as the next delivery of the same event. " +
-			"The letters stay in the list as requeued.",
+			"The dead letters stay in the list as requeued.",
 	}
 	if f.Source == admin.FromHandler {
 		p.Lines[0] = countVerb(out.Matched-out.Refused, "message") + " handed back to the handlers at once."
-		p.Undo = "It cannot be taken back: the handlers get the messages again. The letters stay in the list as requeued."
+		p.Undo = "It cannot be taken back: the handlers get the messages again. The dead letters stay in the list as requeued."
 	}
 	if out.Refused > 0 {
-		p.Lines = append(p.Lines, countVerb(out.Refused, "letter")+" not deliverable in this form and left alone:")
+		p.Lines = append(p.Lines, countVerb(out.Refused, "dead letter")+" not deliverable in this form and left alone:")
 		for _, w := range out.Why {
 			p.Rows = append(p.Rows, row{w.ID + " in " + w.Collection, w.Reason})
 		}
 	}
 	if f.All && f.Empty() {
-		p.Lines = append(p.Lines, "No filter is set: this includes every letter that is not requeued yet.")
+		p.Lines = append(p.Lines, "No filter is set: this includes every dead letter that is not requeued yet.")
 	}
 	return p, nil
 }
@@ -54,8 +54,8 @@ func runRequeue(c *call) (notice, error) {
 
 	out, err := c.use.Letters.Requeue(c.ctx, f, c.deadOptions(false), nil)
 	n := notice{
-		Text:  countNoun(out.Requeued, "letter") + " requeued",
-		Final: "The events are being sent; that is not taken back. The list shows the letters as requeued.",
+		Text:  countNoun(out.Requeued, "dead letter") + " requeued",
+		Final: "The events are being sent; that is not taken back. The list shows the dead letters as requeued.",
 	}
 	if f.Source == admin.FromHandler {
 		n.Final = "Their handlers take the messages within a few seconds, if they run. The list shows which ones wait."
@@ -80,21 +80,21 @@ func planDiscard(c *call) (preview, error) {
 	p := preview{
 		Count:   out.Matched,
 		Nothing: out.Matched == 0,
-		Lines:   []string{countVerb(out.Matched, "letter") + " removed for good."},
-		Undo: "It cannot be taken back: the letters and their payloads are gone, and the events were never delivered. " +
+		Lines:   []string{countVerb(out.Matched, "dead letter") + " removed for good."},
+		Undo: "It cannot be taken back: the dead letters and their payloads are gone, and the events were never delivered. " +
 			"Download them first if they may be needed.",
 	}
 	if f.Source == admin.FromHandler {
-		p.Undo = "It cannot be taken back: the letters and their messages are gone, and the handlers do not get them. " +
+		p.Undo = "It cannot be taken back: the dead letters and their messages are gone, and the handlers do not get them. " +
 			"Download them first if they may be needed."
 	}
 	if f.All && f.Empty() {
-		p.Lines = append(p.Lines, "No filter is set: this includes every letter of the selected state.")
+		p.Lines = append(p.Lines, "No filter is set: this includes every dead letter of the selected state.")
 	}
 
 	// The ids select events, and an event may have several letters.
 	if int64(len(f.IDs)) < out.Matched && !f.All {
-		p.Lines = append(p.Lines, "All letters of a ticked event are included: some ticked events died more than once.")
+		p.Lines = append(p.Lines, "All dead letters of a ticked event are included: some ticked events died more than once.")
 	}
 	if out.Matched > 1 {
 		p.Phrase = "discard " + strconv.FormatInt(out.Matched, 10)
@@ -109,7 +109,7 @@ func runDiscard(c *call) (notice, error) {
 	}
 	out, err := c.use.Letters.Discard(c.ctx, f, false, nil)
 	return notice{
-		Text:  countNoun(out.Discarded, "letter") + " discarded.",
+		Text:  countNoun(out.Discarded, "dead letter") + " discarded.",
 		Final: "They are gone. The events log shows who discarded how many, and with which filter.",
 	}, err
 }
@@ -122,7 +122,7 @@ func (c *call) parseEdit() (admin.DeadRef, admin.DeadEdit, error) {
 	}
 	version, err := strconv.ParseInt(c.value("version"), 10, 32)
 	if err != nil {
-		return ref, admin.DeadEdit{}, invalidInput("the version of the letter is missing")
+		return ref, admin.DeadEdit{}, invalidInput("the version of the dead letter is missing")
 	}
 
 	e := admin.DeadEdit{Version: int32(version), Fields: map[string]string{}}
@@ -173,11 +173,11 @@ func planEdit(c *call) (preview, error) {
 		changed = strings.Join(out.Edited, ", ")
 	}
 	if ref.Source == admin.FromHandler {
-		return newPreview("It cannot be taken back. The letter stays in the list as requeued, with its original message.",
+		return newPreview("It cannot be taken back. The dead letter stays in the list as requeued, with its original message.",
 			"Message "+ref.ID+" goes back to its handler at once.", "Changed: "+changed+"."), err
 	}
 	return newPreview("It cannot be taken back: the event is sent again as delivery "+strconv.Itoa(int(out.Delivery))+
-		". The letter stays in the list as requeued, with its original envelope.",
+		". The dead letter stays in the list as requeued, with its original envelope.",
 		"Event "+ref.ID+" goes back to "+out.Collection+" and is sent at once.", "Changed: "+changed+"."), err
 }
 

@@ -71,7 +71,7 @@ func planReplay(c *call) (preview, error) {
 	}
 
 	plan, err := c.use.Replays.Plan(c.ctx, o)
-	p := newPreview("What was sent cannot be taken back. A running replay can be cancelled.",
+	p := newPreview("Sent events cannot be taken back. A running replay can be cancelled.",
 		countVerb(plan.Found, "event")+" sent again, each as its next delivery and flagged as redelivered.")
 	p.Nothing = plan.Found == 0
 	if plan.LeftOut > 0 {
@@ -107,7 +107,7 @@ func runReplay(c *call) (notice, error) {
 
 func planReplayCancel(c *call) (preview, error) {
 	return newPreview("It can be ordered again.",
-		"Replay "+c.value("replay")+" ends: what it has queued is sent, the rest is not."), nil
+		"Replay "+c.value("replay")+" ends: queued envelopes are sent, the others are not."), nil
 }
 
 func runReplayCancel(c *call) (notice, error) {

@@ -89,7 +89,7 @@ func (c *call) parseLetterRef() (admin.DeadRef, error) {
 		ref.Delivery = int(n)
 	}
 	if ref.ID == "" {
-		return ref, invalidInput("the id of the letter is missing")
+		return ref, invalidInput("the id of the dead letter is missing")
 	}
 	return ref, nil
 }

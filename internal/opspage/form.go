@@ -148,7 +148,7 @@ func (c *call) selectLetters() (admin.DeadFilter, error) {
 		c.q.Del("since")
 	}
 
-	ids, all, err := c.parseScope("letter")
+	ids, all, err := c.parseScope("dead letter")
 	if !all {
 		f.IDs = ids
 	}

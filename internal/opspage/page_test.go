@@ -407,7 +407,7 @@ func TestActionsAreConfirmed(t *testing.T) {
 	h := site(d)
 	form := url.Values{"scope": {"all"}, "topic": {"orders"}, "class": {"expired"}}
 	r, body := ask(t, h, &operator, "POST", "/confirm/dead-discard", form)
-	if r.StatusCode != http.StatusOK || !strings.Contains(body, "12 letters are removed for good") || !strings.Contains(body, "discard 12") || !strings.Contains(body, "cannot be taken back") {
+	if r.StatusCode != http.StatusOK || !strings.Contains(body, "12 dead letters are removed for good") || !strings.Contains(body, "discard 12") || !strings.Contains(body, "cannot be taken back") {
 		t.Fatalf("%d %s", r.StatusCode, body)
 	}
 	refused := func(why string, change func(url.Values)) {
@@ -441,10 +441,10 @@ func TestActionsAreConfirmed(t *testing.T) {
 		t.Errorf("by the filter %+v", f)
 	}
 	to := r.Header.Get("Location")
-	if _, body = ask(t, h, &operator, "GET", to, nil); !strings.Contains(body, "12 letters discarded") {
+	if _, body = ask(t, h, &operator, "GET", to, nil); !strings.Contains(body, "12 dead letters discarded") {
 		t.Errorf("%s does not say what was done", to)
 	}
-	if _, body = ask(t, h, &viewer, "GET", to, nil); strings.Contains(body, "12 letters discarded") {
+	if _, body = ask(t, h, &viewer, "GET", to, nil); strings.Contains(body, "12 dead letters discarded") {
 		t.Error("somebody else is told that they did it")
 	}
 	for _, bad := range []url.Values{{}, {"scope": {"ticked"}}, {"scope": {"all"}, "from": {"yesterday"}}, {"scope": {"all"}, "since": {"-1h"}}} {

@@ -60,7 +60,7 @@ func checkSeal(v *envelope.View, seal []byte) error {
 	}
 
 	reason := fmt.Sprintf("only the relay writes the field %s: leave it out of the insert; "+
-		"if the state database was lost, requeue the letter", v.RelayOwned)
+		"if the state database was lost, requeue the dead letter", v.RelayOwned)
 	return &record.Refusal{Class: record.Malformed, Reason: reason}
 }
 

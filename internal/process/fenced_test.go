@@ -46,7 +46,7 @@ func TestN05_DeposedOwnerIsNotCountedAsFenced(t *testing.T) {
 	}
 }
 
-// fence takes a transactional id and writes a marker into each partition, as a take-over does.
+// fence takes a transactional id and writes a marker into each partition, as a takeover does.
 func (b *bundle) fence(id string) {
 	b.t.Helper()
 	tr := &kafka.Transport{}

@@ -235,7 +235,7 @@ func TestARollingUpgradeWaitsForTheOlderNodes(t *testing.T) {
 	stopOld, _ := b.version("old", old)
 	b.owned("old")
 	stopNew, _ := b.version("new", upgraded)
-	b.log.wait(t, "migration 0002 (another form) waits, because these live nodes do not know it: old (knows 0001)")
+	b.log.wait(t, "migration 0002 (another form) waits, because these live nodes are older than the migration: old (knows 0001)")
 	b.noted("new", "upgrade_waits")
 	stacktest.FailTimes(t, b.client, "outrelay state new", 4, bson.D{{Key: "failCommands", Value: bson.A{"update", "findAndModify", "find"}}, {Key: "errorCode", Value: int32(11600)}})
 	b.append(3)

@@ -88,7 +88,7 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 			}},
 			{"due retries", min(own, 100), func() error { _, err := waiting.DueRetries(t.Context(), coll, now, nil, 100, p); return err }},
 			{"gates", own, func() error { return waiting.EachException(t.Context(), coll, p, take) }},
-			{"a take-over", own, func() error { return waiting.EachTaken(t.Context(), coll, p, now, take) }},
+			{"a takeover", own, func() error { return waiting.EachTaken(t.Context(), coll, p, now, take) }},
 			{"behind a position", own, func() error { return waiting.EachBehind(t.Context(), coll, p, "82", take) }},
 			{"counts", own, func() error { _, err := waiting.CountExceptions(t.Context(), coll, p); return err }},
 			{"dirty", 1, func() error { _, err := outboxes.StillDirty(t.Context(), coll, p); return err }},

@@ -26,7 +26,7 @@ func TestN03_WhatIsDueIsClaimedInPartsWhereTheServerIsSlow(t *testing.T) {
 	}
 }
 
-// N3: a take-over removes the claims of an earlier life in smaller transactions where the server is too slow for one of all, or it
+// N3: a takeover removes the claims of an earlier life in smaller transactions where the server is too slow for one of all, or it
 // would never be over.
 func TestN03_ClaimsOfAnotherLifeAreDisownedInPartsWhereTheServerIsSlow(t *testing.T) {
 	t.Parallel()

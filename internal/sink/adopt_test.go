@@ -495,7 +495,7 @@ func TestN07_FoundAlsoWhenTheGrowthWasAdoptedBeforeTheCrash(t *testing.T) {
 }
 
 // TestN07_TheOldPartitionOfAKeyIsReadBeforeItsRecordsGoElsewhere: the topic has grown since the
-// crash, and the take-over cannot read the partition that the keys had before. Records that may be
+// crash, and the takeover cannot read the partition that the keys had before. Records that may be
 // in it are not sent to new partitions, and are found later.
 func TestN07_TheOldPartitionOfAKeyIsReadBeforeItsRecordsGoElsewhere(t *testing.T) {
 	t.Parallel()
@@ -537,7 +537,7 @@ func TestN07_TheOldPartitionOfAKeyIsReadBeforeItsRecordsGoElsewhere(t *testing.T
 	requireInOrder(t, readTopic(t, stacktest.Brokers(t), topic), 10, 5)
 }
 
-// TestN04_DeposedOwnerWritesNothing: after a take-over Kafka rejects the records of the previous
+// TestN04_DeposedOwnerWritesNothing: after a takeover Kafka rejects the records of the previous
 // owner.
 func TestN04_DeposedOwnerWritesNothing(t *testing.T) {
 	t.Parallel()
@@ -555,7 +555,7 @@ func TestN04_DeposedOwnerWritesNothing(t *testing.T) {
 		t.Fatalf("%d partitions are in quarantine on a healthy cluster, want none", n)
 	}
 
-	// The first owner is alive and has not seen the take-over.
+	// The first owner is alive and has not seen the takeover.
 	for k := range 6 {
 		x := newRecord(topic, fmt.Sprint("k", k), "zombie")
 		_ = first.Send(&x, record.Ticket(1000+k))
@@ -664,7 +664,7 @@ func TestQuarantinedPartitionWaitsAloneAndSkipsWhatItHas(t *testing.T) {
 	second := openSink(t, sinkOptions{txid: txid, claims: c, noRun: true})
 	tp := record.TopicPartition{Topic: topic, Partition: 1}
 
-	// As if partition 1 could not be read at the take-over.
+	// As if partition 1 could not be read at the takeover.
 	second.mu.Lock()
 	p := second.topics[topic].partitions[1]
 	tail := &fence.Tail{From: 0, Next: p.ackedEnd, Hits: p.readBack.hits}

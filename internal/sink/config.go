@@ -77,7 +77,7 @@ type Opener struct {
 	fence *fence.Client
 	codec *batch.Codec
 
-	// patience is the least time of each step of a take-over. Tests set it, so that a slow server does
+	// patience is the least time of each step of a takeover. Tests set it, so that a slow server does
 	// not count as failed.
 	patience time.Duration
 

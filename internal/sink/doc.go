@@ -2,7 +2,7 @@
 // and reports the offset of each record.
 //
 // Order: the records of a partition are appended in the order of Send, through retries, moves of
-// leaders and take-overs. At most one batch of a partition is in flight. It is sent again with the
+// leaders and takeovers. At most one batch of a partition is in flight. It is sent again with the
 // same bytes until its outcome is definite, and its producer id and sequence let the broker reject
 // a duplicate. A partition or topic that cannot be written delays only its own records. If that
 // takes long, it is parked and its records are given back in order (N11). If Kafka rejects a

@@ -40,7 +40,7 @@ func TestBrokerThatLiesAboutLengthsIsNamed(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 			defer cancel()
 			if _, err := o.Open(ctx, TakeOver{Fence: fence.In{TransactionalID: "x"}}, &claims{}, newLedger(t)); err == nil {
-				t.Error("a take-over succeeded without Kafka")
+				t.Error("a takeover succeeded without Kafka")
 			}
 		})
 	}

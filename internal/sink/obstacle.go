@@ -77,7 +77,7 @@ func topicObstacle(topic string, err error, creates bool) obstacle {
 
 	case kafkawire.PolicyViolation:
 		return obstacle{kindRefused, fmt.Sprintf(
-			"a policy of the cluster rejects topic %q; ask its operators, or create the topic manually", topic)}
+			"a policy of the cluster rejects topic %q; contact its operators, or create the topic manually", topic)}
 
 	case kafkawire.InvalidReplicationFactor:
 		return obstacle{kindMissing, fmt.Sprintf("topic %q cannot be created with this replication factor: "+

@@ -22,7 +22,7 @@ import (
 // others flow.
 
 // reopenEvery bounds how often a sink ends on purpose, for a read-back or for another transactional
-// id. A partition that fails again and again stops the others for one take-over in this time.
+// id. A partition that fails again and again stops the others for one takeover in this time.
 const reopenEvery = 30 * time.Second
 
 // mayReopen reports whether a sink may end on purpose now. If so, it counts the end.
@@ -171,7 +171,7 @@ func (pk *parker) probeFailedLocked(p *partition, now time.Time) bool {
 		return p.queue[0].frozen || p.lane == nil
 	}
 
-	// The probe may be in the log. To give it back would require a take-over, so its retries get the
+	// The probe may be in the log. To give it back would require a takeover, so its retries get the
 	// usual time.
 	return p.obstacle.kind != kindUnreachable && now.Sub(p.probedAt) >= pk.parkAfter
 }

@@ -35,7 +35,7 @@ type partition struct {
 	quarantine bool // N4: nothing may be sent
 
 	// N11: it was parked with a batch that may be in the log. Nothing may be sent until a
-	// take-over has read the partition back.
+	// takeover has read the partition back.
 	needsReadBack bool
 
 	readBack readBack
@@ -51,7 +51,7 @@ type partition struct {
 	probedAt time.Time // when it was parked, or when the last probe was let through
 }
 
-// readBack is what the take-over has read of a partition.
+// readBack is what the takeover has read of a partition.
 type readBack struct {
 	hits       *fence.Known // N7: the records that were found, while they count
 	incomplete bool         // a part was not read: a record that the replay sends may be a second copy

@@ -175,7 +175,7 @@ func (r *refresher) setLeaderLocked(p *partition, layout []kafkawire.PartitionLa
 		// The reason of the quarantine explains more than the state of the leader.
 	case p.needsReadBack && to != nil:
 		p.setObstacle(obstacle{kindQuarantined, fmt.Sprintf("a batch may be in partition %d of topic %q, "+
-			"which could not be written; a take-over reads it soon", id, topic)}, now)
+			"which could not be written; a takeover reads it soon", id, topic)}, now)
 	case gone:
 		p.setObstacle(obstacle{kindMissing, fmt.Sprintf("topic %q no longer has a partition %d; "+
 			"add partitions until it has %d", topic, id, len(p.topic.partitions))}, now)

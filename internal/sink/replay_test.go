@@ -40,7 +40,7 @@ func (r *testSink) sequence(t *testing.T, topic string, from, to int) {
 	r.Flush()
 }
 
-// quarantineOnly puts the only partition of the topic into quarantine, as if the take-over could
+// quarantineOnly puts the only partition of the topic into quarantine, as if the takeover could
 // not read it. It returns the partition and its hits.
 func (r *testSink) quarantineOnly(topic string) (*partition, *fence.Known) {
 	r.mu.Lock()
@@ -227,7 +227,7 @@ func TestN10_IsNotAboutDeliveriesOutsideOfTheStream(t *testing.T) {
 	}
 }
 
-// quarantineAsUnread puts the partition of a topic into quarantine, as if the take-over could not
+// quarantineAsUnread puts the partition of a topic into quarantine, as if the takeover could not
 // read it. It returns the tail that a later release finds.
 func (r *testSink) quarantineAsUnread(topic string) map[record.TopicPartition]*fence.Tail {
 	r.mu.Lock()
@@ -260,7 +260,7 @@ func openWithSideHits(t *testing.T, holder record.Holder, values ...string) (r *
 }
 
 // TestN07_ALateReleaseOutlastsTheReplayForDeliveriesOutsideOfTheStream: an earlier owner has sent a
-// side delivery to a partition that the take-over could not read. The delivery is found there, even
+// side delivery to a partition that the takeover could not read. The delivery is found there, even
 // if the partition is released before the replay ends and the turn of the delivery comes later.
 func TestN07_ALateReleaseOutlastsTheReplayForDeliveriesOutsideOfTheStream(t *testing.T) {
 	t.Parallel()

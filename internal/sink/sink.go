@@ -22,7 +22,7 @@ type Claims interface {
 
 // TakeOver is the state that a new owner has read from the watcher document.
 type TakeOver struct {
-	// Fence is the input of the take-over. The sink also calls its Gate before each produce request, so
+	// Fence is the input of the takeover. The sink also calls its Gate before each produce request, so
 	// Gate must not be nil.
 	Fence fence.In
 	// Holder decides which records are held, and takes the records that cannot be sent (N11, N15).
@@ -134,7 +134,7 @@ func setOffset(offsets map[string][]int64, tp record.TopicPartition, offset int6
 	offsets[tp.Topic] = list
 }
 
-// adoptTails creates the topics of a take-over. Every partition gets its stored offset. Partitions
+// adoptTails creates the topics of a takeover. Every partition gets its stored offset. Partitions
 // in quarantine need it too, because their stored offset must not move.
 func (s *Sink) adoptTails(out *fence.Out, stored map[string][]int64) {
 	findOrAdd := func(tp record.TopicPartition) *partition {
@@ -258,7 +258,7 @@ func (s *Sink) AckIfFound(rec *record.Record, t record.Ticket) bool {
 	return true
 }
 
-// EndReplay notes that the stream has passed the time of the take-over: no event that follows can
+// EndReplay notes that the stream has passed the time of the takeover: no event that follows can
 // have been sent before. It drops the read-back, with two exceptions. Records that wait are looked
 // up later. Partitions that were not read yet, or that have turned records away, keep their hits
 // for side deliveries until the sink ends.

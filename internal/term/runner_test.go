@@ -40,7 +40,7 @@ func TestN05_FencedThreeTimesHalts(t *testing.T) {
 	}
 }
 
-// TestN05_HaltOfAFencedOwnerEnds: another take-over loses nothing, so a halted process tries again without a person.
+// TestN05_HaltOfAFencedOwnerEnds: another takeover loses nothing, so a halted process tries again without a person.
 func TestN05_HaltOfAFencedOwnerEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

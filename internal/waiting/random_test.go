@@ -164,7 +164,7 @@ func (c *chaos) takeOver() {
 	c.term.run()
 }
 
-// unpark lets a topic be written again, which is when it is read if it could not be at the take-over.
+// unpark lets a topic be written again, which is when it is read if it could not be at the takeover.
 func (c *chaos) unpark(topic string) {
 	if show := c.late[topic]; show != nil {
 		delete(c.late, topic)

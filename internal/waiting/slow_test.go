@@ -37,7 +37,7 @@ func TestN03_ATransactionThatNeverEndsInTimeIsMadeSmaller(t *testing.T) {
 	}
 }
 
-// The same of what a take-over writes, which would never be over, and of the marks of what was delivered.
+// The same of what a takeover writes, which would never be over, and of the marks of what was delivered.
 func TestN03_ATakeOverWritesWhatEndsInTime(t *testing.T) {
 	t.Parallel()
 	const all = 120

@@ -92,7 +92,7 @@ func (c *Collections) ClaimCollections(
 ) error {
 	for _, o := range c.WatchedOutboxes() {
 		if !o.Identified() {
-			c.Log.Warn("the identity of a collection cannot be read; it is not told apart from a re-created one",
+			c.Log.Warn("cannot read the identity of a collection, so a re-creation is not detected",
 				"collection", o.NS(), "advice", "grant listCollections on its database")
 			continue
 		}

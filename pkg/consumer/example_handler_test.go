@@ -92,7 +92,7 @@ func ExampleReject() {
 		fmt.Println(h.Handle(context.Background(), &consumer.Message{Key: []byte(key)}))
 	}
 	// Output:
-	// the handler asked to be suspended for 0s: too many requests
+	// the handler requested a suspension for 0s: too many requests
 	// the handler rejected the message: the customer is banned
 	// <nil>
 }

@@ -83,7 +83,7 @@ func Mux(hs ...Handler) Handler {
 	for i, h := range hs {
 		joined.problems = append(joined.problems, h.problems...)
 		if h.batch != nil {
-			joined.addProblem("a Batch cannot be part of a Mux: give it a name of its own")
+			joined.addProblem("a Batch cannot be part of a Mux: give it a separate name")
 		}
 		for _, other := range hs[:i] {
 			if p, ok := findOverlap(h.names, other.names); ok {

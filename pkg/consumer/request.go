@@ -57,9 +57,9 @@ func (e *requestError) Error() string {
 	text := ""
 	switch e.request {
 	case requestRetry:
-		text = fmt.Sprintf("the handler asked for a retry in %v", e.delay)
+		text = fmt.Sprintf("the handler requested a retry in %v", e.delay)
 	case requestSuspend:
-		text = fmt.Sprintf("the handler asked to be suspended for %v", e.delay)
+		text = fmt.Sprintf("the handler requested a suspension for %v", e.delay)
 	case requestReject:
 		text = "the handler rejected the message"
 	case requestDiscard:

@@ -124,7 +124,7 @@ func (t *track) disposeTask(x task, v verdict, cause error) bool {
 	case v.Action == actDiscard:
 		t.count(telemetry.Discarded, 1, "")
 	case v.Action == actDeadLetter:
-		t.count(telemetry.Letters, 1, classOf(cause))
+		t.count(telemetry.DeadLetters, 1, classOf(cause))
 	}
 	t.completeTasks([]task{x})
 	return true

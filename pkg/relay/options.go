@@ -57,7 +57,7 @@ func WithKafkaToken(source bearer.Source) Option {
 
 // WithRouter chooses the topics of events by a function, for events that name no topic themselves. If it
 // returns none, Config.Topics decides. It must always return the same topics for the same arguments,
-// because the relay caches them and asks again after a take-over. Config.Topics.Allow applies to them too.
+// because the relay caches them and asks again after a takeover. Config.Topics.Allow applies to them too.
 func WithRouter(topics func(aggregateType, eventName string) []string) Option {
 	return optionFunc(func(s *settings) { s.host.Route = topics })
 }

@@ -12,7 +12,7 @@
 // needs 3 to 4 µs of processor time for each event (docs/bench.md).
 //
 // Limits: use a separate process if the service is deployed often or is short of processor time.
-// Each stop is a take-over, which takes about 50 ms. A process that cannot renew its lease in time
+// Each stop is a takeover, which takes about 50 ms. A process that cannot renew its lease in time
 // loses it.
 package relay
 

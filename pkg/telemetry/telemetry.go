@@ -58,8 +58,8 @@ const (
 	Failed Metric = "failed"
 	// Discarded counts messages that passed without being handled.
 	Discarded Metric = "discarded"
-	// Letters counts messages that became dead letters. Reason is the class.
-	Letters Metric = "letters"
+	// DeadLetters counts messages that became dead letters. Reason is the class.
+	DeadLetters Metric = "dead letters"
 	// Waiting is a gauge: messages of a handler that are set aside in the whole group.
 	Waiting Metric = "waiting"
 	// OldestWaiting is a gauge: Took is the time since the first failure of the oldest message that is set aside.

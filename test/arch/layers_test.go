@@ -81,7 +81,7 @@ var rooms = []room{
 	{dir: "internal/changestream", layer: 3, why: "reads; does not use Kafka"},
 	{dir: "internal/pipeline", layer: 3, also: []string{"internal/changestream", "internal/gap", "internal/waiting"}, why: "from an event to the sink and back from its acks: builds records, orders and limits events in flight; uses no server"},
 	{dir: "internal/fence", layer: 3, why: "takes a transactional id over, and reads back"},
-	{dir: "internal/sink", layer: 3, also: []string{"internal/fence"}, why: "sends records in order; opens with a take-over"},
+	{dir: "internal/sink", layer: 3, also: []string{"internal/fence"}, why: "sends records in order; opens with a takeover"},
 	{dir: "internal/slots", layer: 3, also: []string{"internal/fence"}, why: "how many slots a watcher has, and which node owns them"},
 	{dir: "internal/readiness", layer: 2, also: []string{"internal/lease"}, why: "the role and the problems of a process or slot; calls that are repeated until they succeed"},
 	{dir: "internal/watched", layer: 3, also: []string{"internal/changestream"}, why: "the collections that a term watches, and those of them that contain work"},

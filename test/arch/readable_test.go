@@ -15,6 +15,7 @@ const (
 	mostWithoutParagraph = 8.0  // percent of the functions of 15 lines and more
 	mostOneWord          = 10.0 // percent of the unexported function names
 	mostUnclear          = 3.0  // wordings per 1,000 words of comment
+	mostUnclearTexts     = 0    // wordings in string literals: errors, logs, help
 	mostDefined          = 8    // definitions of one unexported function name
 	mostMethods          = 60   // of a type
 	mostFields           = 25   // of a type
@@ -46,6 +47,7 @@ func TestTheProductIsReadable(t *testing.T) {
 		{"functions of 15 lines or more without a blank line, percent", m.WithoutParagraph(), mostWithoutParagraph},
 		{"unexported function names of one word, percent", m.OneWord(), mostOneWord},
 		{"unclear wordings per 1,000 words of comment", m.Unclear(), mostUnclear},
+		{"unclear wordings in string literals", float64(m.UnclearTexts()), mostUnclearTexts},
 	} {
 		if c.got > c.most {
 			t.Errorf("%s: %.1f, want at most %.1f; `go run ./test/measure -list` lists the places", c.what, c.got, c.most)

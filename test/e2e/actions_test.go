@@ -57,7 +57,7 @@ func testReplays(s *scene, b *tab) {
 	b.clickButtonIn("table", "Resume …")
 	b.confirmAction("goes on with replay", "Resume the replay", "goes on.")
 	b.clickButton("Cancel it …")
-	b.confirmAction("what it has queued is sent, the rest is not", "Cancel the replay", "is cancelled")
+	b.confirmAction("queued envelopes are sent, the others are not", "Cancel the replay", "is cancelled")
 	for state, want := range map[string]int64{"cancelled": 1, "running": 0} {
 		n, err := s.state.Collection("replays").CountDocuments(b.t.Context(), bson.D{{Key: "state", Value: state}, {Key: "query.ids", Value: bson.D{{Key: "$in", Value: bson.A{nil, bson.A{}}}}}})
 		if err != nil || n != want {

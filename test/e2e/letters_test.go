@@ -108,7 +108,7 @@ func testHandlerLetters(s *scene, b *tab) {
 	b.waitForText("1 in all")
 	b.runActions("all that match", chromedp.Click(`input[name=scope][value=all]`))
 	b.clickButton("Requeue …")
-	b.confirmAction("1 message is handed back to the handlers", "Requeue 1", "1 letter requeued")
+	b.confirmAction("1 message is handed back to the handlers", "Requeue 1", "1 dead letter requeued")
 	want := []waitingMessage{{"billing/charge", "edited"}, {"billing/charge", messageBody}}
 	if got := s.waitingMessages(); !slices.Equal(got, want) {
 		b.t.Errorf("%v wait, want %v", got, want)
@@ -118,7 +118,7 @@ func testHandlerLetters(s *scene, b *tab) {
 	b.waitForText("3 in all")
 	b.runActions("one is ticked", chromedp.Click(`input[name=pick][value="m-4"]`))
 	b.clickButton("Discard …")
-	b.confirmAction("1 letter is removed for good", "Discard 1", "1 letter discarded")
+	b.confirmAction("1 dead letter is removed for good", "Discard 1", "1 dead letter discarded")
 	if n := s.countDocuments(deadletter.DefaultCollection, bson.D{}); n != 4 {
 		b.t.Errorf("%d letters are left, want 4", n)
 	}

@@ -200,18 +200,18 @@ func testDeadLetters(s *scene, b *tab) {
 	}
 
 	b.clickButton("Requeue …")
-	b.waitForText("no letter is ticked")
+	b.waitForText("no dead letter is ticked")
 	b.runActions("back", chromedp.NavigateBack())
 	b.runActions("all that match", chromedp.Click(`input[name=scope][value=all]`))
 	b.clickButton("Requeue …")
-	b.waitForText(fmt.Sprintf("%d letters are given back to the outbox", forbidden))
+	b.waitForText(fmt.Sprintf("%d dead letters are given back to the outbox", forbidden))
 	b.checkAccessibility("confirmation")
 	b.takeScreenshot("dead-requeue-confirm")
 	if s.countDocuments("outbox_dead", bson.D{{Key: "replayed", Value: bson.D{{Key: "$exists", Value: true}}}}) != 0 {
 		b.t.Error("something was requeued before it was confirmed")
 	}
 	b.clickButton("Requeue 120")
-	b.waitForText(fmt.Sprintf("%d letters requeued", forbidden))
+	b.waitForText(fmt.Sprintf("%d dead letters requeued", forbidden))
 	b.takeScreenshot("dead-requeued")
 	// The topic is still not allowed, so each letter dies again as the next delivery.
 	s.waitUntil("the second deaths", func(context.Context) bool { return s.countDocuments("outbox_dead", bson.D{}) >= 2*forbidden+expired })
@@ -304,13 +304,13 @@ func testStepDownAndPause(s *scene, b *tab) {
 	first := s.readSlot(id)
 	b.openPage("/")
 	b.clickButton("Step down …")
-	b.confirmAction("another node takes over at once", "Step down", "was told to step down")
+	b.confirmAction("another node takes over at once", "Step down", "steps down, and does not take over")
 	s.waitUntil("the other node", func(context.Context) bool { now := s.readSlot(id); return now.Owner != "" && now.Node != first.Node })
 	now := s.readSlot(id)
 	b.openPage("/")
 	b.waitUntil("the new owner on the page", fmt.Sprintf(`/Epoch\s*%d/.test(document.body.innerText)`, now.Epoch))
 	b.clickButton("Pause …")
-	b.confirmAction("Nobody takes over until it is resumed", "Pause", "is paused")
+	b.confirmAction("No node takes over until it is resumed", "Pause", "is paused")
 	s.waitUntil("the owner to let go", func(context.Context) bool { w := s.readSlot(id); return w.Control.Paused && w.Owner == "" })
 	b.takeScreenshot("control-paused")
 	b.clickButton("Resume it")

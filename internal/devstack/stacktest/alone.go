@@ -38,6 +38,6 @@ func Alone() {
 	}
 
 	if !ok {
-		fmt.Fprintf(os.Stderr, "the tests run concurrently with those of another package (%s: %v)\n", path, err)
+		fmt.Fprintf(os.Stderr, "the tests run concurrently with the tests of another package (%s: %v)\n", path, err)
 	}
 }

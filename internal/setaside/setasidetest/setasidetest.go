@@ -278,7 +278,7 @@ func aMessageIsStoredOnceAndAsItWas(s suite) {
 	// A message that was read belongs to the caller.
 	got.Key[0], got.Headers[1].Key, got.History[0].Reason = 'x', "x", "x"
 	if again := s.first(m.Queue); string(again.Key) != "a" || again.Headers[1].Key != "empty" || again.History[0].Reason != "$away" {
-		s.Errorf("the stored message has changed with the one that was read: %+v", again)
+		s.Errorf("changing the returned message has changed the stored message: %+v", again)
 	}
 
 	// A record without a key is not the same as one with an empty key.

@@ -49,7 +49,7 @@ func Run(t *testing.T, factory Factory) {
 		{"bytes arrive as they are", testBytesArrive},
 		{"order and partition of a key", testKeyOrder},
 		{"a group goes on where it committed", testResumesAtCommit},
-		{"what was not committed comes again", testRedelivery},
+		{"uncommitted messages are delivered again", testRedelivery},
 		{"groups are independent", testIndependentGroups},
 		{"members share the partitions", testMembersShare},
 		{"commit at the end of a generation", testCommitAtEnd},

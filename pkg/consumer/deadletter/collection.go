@@ -29,7 +29,7 @@ const (
 )
 
 // errTooLarge reports that a letter does not fit in a document.
-var errTooLarge = errors.New("the letter is larger than a document can be")
+var errTooLarge = errors.New("the dead letter is larger than a document can be")
 
 // collection is the store of letters in MongoDB. A value above 12 MiB is in separate documents of the collection.
 type collection struct {
@@ -83,7 +83,7 @@ func (c *collection) ensureExpiry(ctx context.Context) error {
 	change := bson.D{{Key: "name", Value: name}, {Key: "expireAfterSeconds", Value: seconds}}
 	err = c.coll.Database().RunCommand(ctx, bson.D{{Key: "collMod", Value: c.coll.Name()}, {Key: "index", Value: change}}).Err()
 	if err != nil {
-		return fmt.Errorf("changing the expiry of letters to %s (grant collMod, or drop the index %s): %w",
+		return fmt.Errorf("changing the expiry of dead letters to %s (grant collMod, or drop the index %s): %w",
 			c.expiry, name, err)
 	}
 	return nil

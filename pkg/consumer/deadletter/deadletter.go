@@ -22,9 +22,9 @@ import (
 
 var (
 	// ErrNotFound reports that no letter has the id.
-	ErrNotFound = errors.New("deadletter: no such letter")
+	ErrNotFound = errors.New("deadletter: no such dead letter")
 	// ErrEmptyQuery reports that the query of a requeue or a discard has no condition and does not set All.
-	ErrEmptyQuery = errors.New("deadletter: the query selects every letter: give it a condition, or set All")
+	ErrEmptyQuery = errors.New("deadletter: the query selects every dead letter: give it a condition, or set All")
 )
 
 // DefaultCollection is the default name of the collection of letters.

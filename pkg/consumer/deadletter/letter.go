@@ -118,7 +118,7 @@ func (l *Letter) Cursor() string {
 	return string(b)
 }
 
-var errCursor = errors.New("deadletter: After is not a Cursor of a letter")
+var errCursor = errors.New("deadletter: After is not a Cursor of a dead letter")
 
 // parseCursor returns a letter with the place of a Cursor, or nil for "".
 func parseCursor(text string) (*Letter, error) {

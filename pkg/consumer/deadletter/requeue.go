@@ -32,7 +32,7 @@ type RefusedError struct {
 }
 
 func (e *RefusedError) Error() string {
-	text := fmt.Sprintf("deadletter: letter %s cannot be requeued: %s", e.ID, e.Reason)
+	text := fmt.Sprintf("deadletter: %s cannot be requeued: %s", e.ID, e.Reason)
 	if e.More > 0 {
 		text += fmt.Sprintf("; %d more", e.More)
 	}

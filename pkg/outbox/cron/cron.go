@@ -98,7 +98,7 @@ func New(box *outbox.Box, entries ...Entry) (*Cron, error) {
 
 	c := &Cron{box: box, parts: boxparts.Of(box)}
 	if c.parts.Collection == nil {
-		return nil, errors.New("cron: the box is in memory: a Cron needs MongoDB, because its times are those of the server")
+		return nil, errors.New("cron: the box is in memory: a Cron needs MongoDB, because it uses the clock of the server")
 	}
 	names := map[string]bool{}
 	var errs []error

@@ -49,6 +49,7 @@ type Measure struct {
 	methods, fields                         map[string]int // by type
 	funcFields, interfaces                  int
 	commentWords, unclearWords              int
+	unclearTexts                            int // wordings in string literals
 	places                                  []string
 }
 
@@ -112,6 +113,7 @@ func (m *Measure) addFile(path string) error {
 			m.wideLines++
 		}
 	}
+	m.addTexts(path, fset, file)
 	for _, decl := range file.Decls {
 		switch d := decl.(type) {
 		case *ast.FuncDecl:
@@ -132,6 +134,22 @@ func (m *Measure) addComment(path string, fset *token.FileSet, group *ast.Commen
 		m.unclearWords++
 		m.places = append(m.places, fmt.Sprintf("%s:%d: wording: %q", path, fset.Position(group.Pos()).Line, strings.TrimSpace(found)))
 	}
+}
+
+// addTexts counts the wordings that the writing guide rules out in string literals: errors, logs, help, and the tags that
+// document the API. A literal without a space is an identifier.
+func (m *Measure) addTexts(path string, fset *token.FileSet, file *ast.File) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		lit, ok := n.(*ast.BasicLit)
+		if !ok || lit.Kind != token.STRING || !strings.Contains(lit.Value, " ") {
+			return true
+		}
+		for _, found := range unclear.FindAllString(strings.Join(strings.Fields(lit.Value), " "), -1) {
+			m.unclearTexts++
+			m.places = append(m.places, fmt.Sprintf("%s:%d: text: %q", path, fset.Position(lit.Pos()).Line, strings.TrimSpace(found)))
+		}
+		return true
+	})
 }
 
 // addFunction counts the lines, paragraphs and comments of a function, and its name.
@@ -248,6 +266,9 @@ func (m *Measure) OneWord() float64 { return percent(m.unexportedOneWord, m.unex
 // Unclear returns the unclear wordings per 1,000 words of comment.
 func (m *Measure) Unclear() float64 { return 10 * percent(m.unclearWords, m.commentWords) }
 
+// UnclearTexts returns the number of unclear wordings in string literals.
+func (m *Measure) UnclearTexts() int { return m.unclearTexts }
+
 // Methods and Fields return the number of methods and fields of each type, by directory and name; Defined returns how often
 // each unexported function name is defined.
 func (m *Measure) Methods() map[string]int { return m.methods }
@@ -283,6 +304,7 @@ func (m *Measure) Print(out io.Writer) {
 	row("interfaces; function-typed fields per 1,000 code lines", "%d; %.1f", m.interfaces, 10*percent(m.funcFields, m.code))
 	row("lines over 120 characters", "%.1f %%", percent(m.wideLines, m.lines))
 	row("unclear wordings per 1,000 words of comment", "%.1f", 10*percent(m.unclearWords, m.commentWords))
+	row("unclear wordings in string literals", "%d", m.unclearTexts)
 }
 
 func percent(part, whole int) float64 {
