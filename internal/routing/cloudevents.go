@@ -27,6 +27,23 @@ var (
 	structuredType = []byte(record.TypeCloudEvents + "; charset=UTF-8")
 )
 
+// CloudEvents is the preset of the Kafka binding of CloudEvents 1.0.
+const CloudEvents = "cloudevents"
+
+type cloudEventsPreset struct{ defaults }
+
+func (cloudEventsPreset) presetName() string { return CloudEvents }
+
+func (cloudEventsPreset) checkConfig(bad *InvalidError, c PresetConfig) {
+	if !c.Mapping.Has("type") {
+		bad.addProblem("preset", c.Name, "a CloudEvent has a type, and by the mapping, the documents have none")
+	}
+}
+
+func (cloudEventsPreset) newFormat(c PresetConfig) format {
+	return (&cloudEvents{c.Structured, []byte(c.Source)}).addTo
+}
+
 // cloudEvents is the binary mode, with ce_ headers, or the structured mode.
 type cloudEvents struct {
 	structured bool

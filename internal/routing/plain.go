@@ -16,6 +16,14 @@ var (
 	hTime          = []byte(record.HeaderTime)
 )
 
+// Plain is the preset with each field of the envelope as a header.
+const Plain = "plain"
+
+type plain struct{ defaults }
+
+func (plain) presetName() string            { return Plain }
+func (plain) newFormat(PresetConfig) format { return addPlainHeaders }
+
 // addPlainHeaders adds each field of the envelope as a header.
 func addPlainHeaders(f *Filler, v *envelope.View, _ *Meta, _ *record.Record) {
 	f.addOptionalHeader(hType, v.Type)

@@ -1,7 +1,6 @@
 package routing
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,15 +8,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
-)
-
-// The presets.
-const (
-	Typed       = "typed" // the default
-	Debezium    = "debezium"
-	CloudEvents = "cloudevents"
-	Plain       = "plain"
-	Connector   = "kafka-connector" // whole documents, as the MongoDB Kafka connector publishes them
 )
 
 // The ways to write documents as JSON.
@@ -34,67 +24,75 @@ var jsonStyles = map[string]envelope.Style{
 	ExtendedJSON: envelope.Relaxed, PlainJSON: envelope.Plain, DebeziumJSON: envelope.Debezium, ConnectorJSON: envelope.Connector,
 }
 
-// defaultJSON returns how a preset writes documents.
-func defaultJSON(preset string) string {
-	switch preset {
-	case Debezium:
-		return DebeziumJSON
-	case Connector:
-		return ConnectorJSON
-	}
-	return ExtendedJSON
-}
-
-// TemplateOf returns the default of the topic template with a preset.
-func TemplateOf(preset string) string {
-	if preset == Connector {
-		return "{" + kindDatabase + "}.{" + kindCollection + "}"
-	}
-	return DefaultTemplate
-}
-
-// FieldNames returns the names of the fields of documents with a preset. With Connector, a document has only the parts that
-// n names, and is the payload as a whole.
-func FieldNames(preset string, n envelope.Names) envelope.Names {
-	if preset != Connector {
-		return n
-	}
-
-	n.Payload = cmp.Or(n.Payload, envelope.WholeDocument)
-	n.Key = cmp.Or(n.Key, envelope.WholeDocument)
-	for _, name := range []*string{
-		&n.AggregateType, &n.AggregateID, &n.Type, &n.Topic, &n.Partition, &n.Headers, &n.ContentType, &n.SchemaVersion, &n.Source,
-		&n.Subject, &n.Time, &n.ExpiresAt,
-	} {
-		*name = cmp.Or(*name, envelope.NoField)
-	}
-	return n
+// preset is a shape of records. Each preset has one file, and embeds [defaults] for the decisions that it does not change. All
+// presets are in allPresets; nothing else depends on their names.
+type preset interface {
+	presetName() string
+	// defaultJSON is how the preset writes documents without PresetConfig.JSON.
+	defaultJSON() string
+	// defaultTemplate is the topic template without one in the configuration.
+	defaultTemplate() string
+	// fieldNames completes the names of the fields of documents.
+	fieldNames(n envelope.Names) envelope.Names
+	// wrapsDocuments reports whether a value with further fields contains a document as a text.
+	wrapsDocuments() bool
+	// checkConfig adds the problems of a configuration for this preset.
+	checkConfig(bad *InvalidError, c PresetConfig)
+	newFormat(c PresetConfig) format
 }
 
 // format adds the headers of a preset to f: the part of a record in which the presets differ. It may
 // replace the value of rec, which is the payload. The headers of the delivery's identity are there already.
 type format func(f *Filler, v *envelope.View, m *Meta, rec *record.Record)
 
-// newFormat returns the format of the preset called c.Name, or nil if there is no such preset.
-func newFormat(c PresetConfig) format {
-	switch c.Name {
-	case Typed:
-		// Debezium's record with an additional header for the type.
-		return func(f *Filler, v *envelope.View, _ *Meta, _ *record.Record) { f.addOptionalHeader(hType, v.Type) }
-	case Debezium, Connector:
-		// The record of Debezium's MongoEventRouter with its defaults has no header but the id. That of the MongoDB Kafka
-		// connector has none at all, but a read-back needs the id.
-		return func(*Filler, *envelope.View, *Meta, *record.Record) {}
-	case CloudEvents:
-		return (&cloudEvents{c.Structured, []byte(c.Source)}).addTo
-	case Plain:
-		return addPlainHeaders
+// allPresets lists the presets. The default is the first.
+var allPresets = []preset{typed{}, debezium{}, cloudEventsPreset{}, plain{}, connector{}}
+
+// defaults are the decisions of most presets.
+type defaults struct{}
+
+func (defaults) defaultJSON() string                        { return ExtendedJSON }
+func (defaults) defaultTemplate() string                    { return DefaultTemplate }
+func (defaults) fieldNames(n envelope.Names) envelope.Names { return n }
+func (defaults) wrapsDocuments() bool                       { return false }
+
+func (defaults) checkConfig(bad *InvalidError, c PresetConfig) {
+	if c.Structured {
+		bad.addProblem("structured", "true", "only the cloudevents preset has a structured mode")
 	}
-	return nil
+}
+
+// findPreset returns the preset with this name; an empty name is the default. If there is no such preset, it returns the
+// default and false.
+func findPreset(name string) (preset, bool) {
+	for _, p := range allPresets {
+		if name == "" || p.presetName() == name {
+			return p, true
+		}
+	}
+	return allPresets[0], false
+}
+
+// TemplateOf returns the default of the topic template with a preset.
+func TemplateOf(name string) string {
+	p, _ := findPreset(name)
+	return p.defaultTemplate()
+}
+
+// FieldNames returns the names of the fields of documents with a preset: n, completed as the preset needs.
+func FieldNames(name string, n envelope.Names) envelope.Names {
+	p, _ := findPreset(name)
+	return p.fieldNames(n)
 }
 
 // PresetNames returns the names of the presets. The default is the first.
-func PresetNames() []string { return []string{Typed, Debezium, CloudEvents, Plain, Connector} }
+func PresetNames() []string {
+	names := make([]string, len(allPresets))
+	for i, p := range allPresets {
+		names[i] = p.presetName()
+	}
+	return names
+}
 
 // PresetConfig configures the shape of records.
 type PresetConfig struct {
@@ -139,19 +137,17 @@ var placeholders = []string{
 
 // NewPreset validates c. Its error is an [*InvalidError] that lists every problem.
 func NewPreset(c PresetConfig) (*Preset, error) {
-	c.Name = cmp.Or(c.Name, Typed)
-	p := &Preset{name: c.Name, format: newFormat(c), wrap: c.Name == Debezium}
+	shape, ok := findPreset(c.Name)
+	p := &Preset{name: shape.presetName(), format: shape.newFormat(c), wrap: shape.wrapsDocuments()}
 	bad := &InvalidError{}
 
-	if p.format == nil {
+	if !ok {
 		bad.addProblem("preset", c.Name, "expected one of "+strings.Join(PresetNames(), ", "))
 	}
 	if c.Structured {
 		p.name += ", structured"
-		if c.Name != CloudEvents {
-			bad.addProblem("structured", "true", "only the cloudevents preset has a structured mode")
-		}
 	}
+	shape.checkConfig(bad, c)
 
 	for _, name := range slices.Sorted(maps.Keys(c.Headers)) {
 		field, text := "headers."+name, c.Headers[name]
@@ -174,7 +170,7 @@ func NewPreset(c PresetConfig) (*Preset, error) {
 	}
 
 	if c.JSON == "" || c.JSON == AutoJSON {
-		c.JSON = defaultJSON(c.Name)
+		c.JSON = shape.defaultJSON()
 	}
 	style, ok := jsonStyles[c.JSON]
 	if !ok {
@@ -183,9 +179,6 @@ func NewPreset(c PresetConfig) (*Preset, error) {
 	p.style = style
 	for i, text := range c.Placement {
 		p.addPlacement(bad, fmt.Sprintf("placement[%d]", i), text, c)
-	}
-	if c.Name == CloudEvents && !c.Mapping.Has("type") {
-		bad.addProblem("preset", c.Name, "a CloudEvent has a type, and by the mapping, the documents have none")
 	}
 
 	if err := bad.errOrNil(); err != nil {

@@ -1,0 +1,17 @@
+package routing
+
+import (
+	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// Typed is the default preset: the record of [Debezium] with a header for the type, and documents on one line.
+const Typed = "typed"
+
+type typed struct{ defaults }
+
+func (typed) presetName() string { return Typed }
+
+func (typed) newFormat(PresetConfig) format {
+	return func(f *Filler, v *envelope.View, _ *Meta, _ *record.Record) { f.addOptionalHeader(hType, v.Type) }
+}
