@@ -14,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -128,10 +129,10 @@ func (o Operator) Sagas() Sagas { return Sagas{o} }
 // Indexes returns the indexes of the watched collections, and the ledger of migrations.
 func (o Operator) Indexes() Indexes { return Indexes{o} }
 
-// Bounds of lists.
+// Bounds of lists: those of the dead letters.
 const (
-	DefaultPage = 100
-	MaxPage     = 1000
+	DefaultPage = deadletter.PageSize
+	MaxPage     = deadletter.MaxPageSize
 )
 
 // pageSize returns the number of entries of a page for the requested limit.

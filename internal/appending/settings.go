@@ -11,15 +11,13 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 const (
 	defaultCollection = "outbox"
-
-	// defaultMaxSize leaves room for the overhead of a record below Kafka's default limit of 1 MiB.
-	defaultMaxSize = 900 << 10
 
 	// largestMaxSize is below the size limit of MongoDB, because a change event carries the envelope inside
 	// another document.
@@ -57,7 +55,7 @@ func (s *Settings) Complete() error {
 		s.Collection = defaultCollection
 	}
 	if s.MaxSize == 0 {
-		s.MaxSize = defaultMaxSize
+		s.MaxSize = record.MaxEnvelope
 	}
 	if s.Telemetry == nil {
 		s.Telemetry = telemetry.OTel()

@@ -7,9 +7,9 @@ import (
 )
 
 const (
-	// maxDocuments limits a batch. Larger replies only cost memory: replies of 16 MB are no faster
+	// MaxDocuments limits a batch. Larger replies only cost memory: replies of 16 MB are no faster
 	// and need 100 MB more.
-	maxDocuments = 2000
+	MaxDocuments = 2000
 
 	// targetBytes is the size that a batch of large documents should have.
 	targetBytes = 4 << 20
@@ -31,7 +31,7 @@ type Batch struct {
 	Bytes int
 }
 
-var batchPool = sync.Pool{New: func() any { return &Batch{Docs: make([][]byte, 0, maxDocuments)} }}
+var batchPool = sync.Pool{New: func() any { return &Batch{Docs: make([][]byte, 0, MaxDocuments)} }}
 
 func newBatch() *Batch { return batchPool.Get().(*Batch) }
 

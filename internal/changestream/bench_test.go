@@ -83,7 +83,7 @@ func BenchmarkDrain(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer cs.Close(context.WithoutCancel(b.Context()))
-			cs.SetBatchSize(maxDocuments)
+			cs.SetBatchSize(MaxDocuments)
 			var ev Event
 
 			for n := 0; n < benchEvents; {

@@ -114,7 +114,7 @@ func TestN24_WholeEventsAreReadAgainOnlyBehindTheLargeOne(t *testing.T) {
 		t.Error("want passed only at the second empty reply")
 	}
 
-	s = slimMode{on: true, events: maxDocuments}
+	s = slimMode{on: true, events: MaxDocuments}
 	if !s.passed(at("82"), false) {
 		t.Error("not passed after as many events as a reply can hold")
 	}

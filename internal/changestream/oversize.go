@@ -84,7 +84,7 @@ func (s *slimMode) passed(pos resume.Position, silent bool) bool {
 	if silent {
 		s.silent++
 	}
-	return s.silent > 1 || s.events >= maxDocuments
+	return s.silent > 1 || s.events >= MaxDocuments
 }
 
 // restoreDocuments fetches the documents that the pipeline omitted, and adds them to their events.

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/outrelay/outrelay/internal/glob"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
@@ -66,8 +67,8 @@ func (p pattern) overlaps(q pattern) bool {
 var ownCollections = []pattern{
 	{"*", "*_dead"},
 	{"*", "*_cron"},
-	{"*", "inbox"},
-	{"*", "inbox_*"},
+	{"*", record.InboxCollection},
+	{"*", record.InboxCollection + "_*"},
 	{"*", "*_sagas"},
 	{"*", "saga_types"},
 	{"admin", "*"},

@@ -96,7 +96,7 @@ func New(cfg Config) (*Stream, error) {
 	}
 
 	setDefault(&cfg.MaxAwait, 500*time.Millisecond)
-	setDefault(&cfg.BatchSize, maxDocuments)
+	setDefault(&cfg.BatchSize, MaxDocuments)
 	setDefault(&cfg.Patience, 3*time.Second)
 	setDefault(&cfg.Watchdog, 10*time.Second)
 	setDefault(&cfg.ConfigRetry, 30*time.Second)

@@ -3,6 +3,7 @@ package config
 import (
 	"time"
 
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -34,8 +35,8 @@ func Default() Config {
 		LostHistory: resume.SweepLostHistory,
 		Invalidate:  resume.ResumeAfterInvalidate,
 		Expired:     "dead",
-		DeadLetters: DeadLetters{Handlers: []string{"inbox_dead"}},
-		Limits:      Limits{Memory: 32 * MiB, Envelope: 900 * KiB, Tickets: 200_000},
+		DeadLetters: DeadLetters{Handlers: []string{record.HandlerDeadLetters}},
+		Limits:      Limits{Memory: 32 * MiB, Envelope: record.MaxEnvelope, Tickets: 200_000},
 		HTTP:        HTTP{Listen: "127.0.0.1:9464", Readiness: 30 * time.Second},
 		OTel:        OTel{SamplePercent: 100, SpansPerSecond: 1000, MetricsInterval: 30 * time.Second},
 		Log:         Log{Level: "info", Format: "auto"},

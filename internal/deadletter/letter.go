@@ -17,10 +17,9 @@ const (
 	maxInline = 15 << 20 // larger envelopes are stored in chunks: with the reason they do not fit a document (N20)
 	chunkSize = 4 << 20
 
-	maxReason  = 8 << 10 // bytes of a reason, that of the letter and of each attempt
-	maxTopic   = 1024    // bytes of the topic
-	maxHistory = 50      // attempts kept, the latest
-	maxDepth   = 150     // of an envelope that is stored as a document
+	maxReason = 8 << 10 // bytes of a reason, that of the letter and of each attempt
+	maxTopic  = 1024    // bytes of the topic
+	maxDepth  = 150     // of an envelope that is stored as a document
 )
 
 // Source describes the process that gave the envelope up.
@@ -252,7 +251,7 @@ func keepLatestAttempts(l Letter) []Attempt {
 		}}
 	}
 
-	latest := l.Attempts[max(0, len(l.Attempts)-maxHistory):]
+	latest := l.Attempts[max(0, len(l.Attempts)-record.KeptAttempts):]
 	kept := make([]Attempt, len(latest))
 	for i, a := range latest {
 		a.Reason = truncateText(a.Reason, maxReason)

@@ -23,7 +23,7 @@ const maxConcurrentQueries = 4
 
 // Bounds of a page.
 const (
-	pageSize    = 100 // the default
+	PageSize    = 100 // the default
 	MaxPageSize = 1000
 )
 
@@ -46,7 +46,7 @@ type Listing struct {
 func List(ctx context.Context, client *mongo.Client, namespaces []string, q Query, page Page) (Listing, error) {
 	limit := page.Limit
 	if limit <= 0 {
-		limit = pageSize
+		limit = PageSize
 	}
 	limit = min(limit, MaxPageSize)
 

@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
@@ -20,7 +21,6 @@ const (
 	// collection ends.
 	replyTimeout = 5 * time.Minute
 	firstReply   = 32 // documents of a reply while their size is unknown
-	maxReply     = 2000
 )
 
 var lastStamp = bson.Timestamp{T: 1<<32 - 1, I: 1<<32 - 1}
@@ -170,7 +170,7 @@ func (s *source) acceptCurrent() bool {
 		// The server limits a reply by its number of documents. The mean size so far turns the wanted
 		// bytes into that number.
 		docs := s.replyBytes * s.cursorDocs / max(s.cursorBytes, 1)
-		s.cursor.SetBatchSize(int32(max(1, min(maxReply, docs))))
+		s.cursor.SetBatchSize(int32(max(1, min(changestream.MaxDocuments, docs))))
 	}
 
 	s.id = raw.Lookup("_id")

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"net/http"
 	"os"
 	"strings"
@@ -44,6 +45,46 @@ func TestOpenAPIFileIsCurrent(t *testing.T) {
 	}
 	if !bytes.Equal(have, now) {
 		t.Errorf("%s is not what the code describes: go test ./internal/httpapi -run TestOpenAPIFileIsCurrent -update", openAPIFile)
+	}
+}
+
+// TestLimitsOfListsAreThoseOfTheUseCases: tags repeat the bounds of a page, because they can only be literals.
+func TestLimitsOfListsAreThoseOfTheUseCases(t *testing.T) {
+	t.Parallel()
+	var doc any
+	if err := json.Unmarshal(described(t), &doc); err != nil {
+		t.Fatal(err)
+	}
+
+	found := 0
+	var visit func(path string, node any)
+	visit = func(path string, node any) {
+		switch n := node.(type) {
+		case []any:
+			for i, child := range n {
+				visit(fmt.Sprintf("%s/%d", path, i), child)
+			}
+		case map[string]any:
+			schema, _ := n["schema"].(map[string]any)
+			if n["name"] != "limit" {
+				schema, _ = n["limit"].(map[string]any)
+			}
+			if schema != nil {
+				found++
+				most := schema["maximum"]
+				if schema["default"] != float64(admin.DefaultPage) || most != float64(admin.MaxPage) && most != float64(admin.DefaultPage) {
+					t.Errorf("%s: %v, want default %d, maximum %d", path, schema, admin.DefaultPage, admin.MaxPage)
+				}
+			}
+			for name, child := range n {
+				visit(path+"/"+name, child)
+			}
+		}
+	}
+	visit("", doc)
+
+	if found < 5 {
+		t.Errorf("found %d limits in the description", found)
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/record"
 )
 
 // Defaults and limits of the Settings.
@@ -13,7 +15,7 @@ const (
 	// DefaultCollection is the default name of the collection for markers. Other collections have this
 	// name with the suffixes "_offsets" (watermarks), "_claims" (leases) and "_tenures" (sessions of
 	// processes).
-	DefaultCollection = "inbox"
+	DefaultCollection = record.InboxCollection
 
 	// DefaultRetention is the default time for which a marker is kept.
 	DefaultRetention = 7 * 24 * time.Hour

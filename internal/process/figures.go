@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/term"
@@ -36,9 +37,6 @@ const (
 	// overdueAfter is the time after which a due envelope that is not sent makes its collection
 	// overdue.
 	overdueAfter = 10 * time.Second
-
-	// inboxCollection is the default name of the collection of inbox marks.
-	inboxCollection = "inbox"
 )
 
 // figures counts documents for the metrics and the health rules while this process owns a slot of
@@ -271,7 +269,7 @@ func (f *figures) countCollection(
 	if !inbox {
 		return nil
 	}
-	if c.Inbox, err = db.Collection(inboxCollection).EstimatedDocumentCount(ctx); err != nil {
+	if c.Inbox, err = db.Collection(record.InboxCollection).EstimatedDocumentCount(ctx); err != nil {
 		return ignoreUnauthorized(err)
 	}
 	// The metadata of an empty inbox and of a missing inbox are equal.

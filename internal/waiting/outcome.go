@@ -12,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/record"
 )
 
 // OutcomeKind is the fate of an envelope that was published outside of the stream's order.
@@ -287,7 +288,7 @@ func (o *Outcome) failedFields() bson.D {
 		{Key: "attempts", Value: o.Attempts + 1},
 		{Key: "nextAt", Value: timeAfter(o.Delay)},
 		{Key: "lastError", Value: o.Error.lastErrorFields()},
-		{Key: "history", Value: bson.D{{Key: "$slice", Value: bson.A{past, -MaxHistory}}}},
+		{Key: "history", Value: bson.D{{Key: "$slice", Value: bson.A{past, -record.KeptAttempts}}}},
 	}
 }
 

@@ -17,11 +17,8 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// Bounds of the history of an exception.
-const (
-	MaxHistory     = 50      // failed attempts that are kept, the latest
-	maxErrorReason = 2 << 10 // bytes of a reason
-)
+// maxErrorReason bounds a reason in the history of an exception, in bytes.
+const maxErrorReason = 2 << 10
 
 // ExceptionError is why an envelope was not delivered, as it is stored.
 type ExceptionError struct {

@@ -20,6 +20,8 @@ import (
 	"sync"
 
 	"github.com/segmentio/kafka-go/protocol"
+
+	"github.com/outrelay/outrelay/internal/record"
 )
 
 var (
@@ -32,8 +34,6 @@ var (
 )
 
 const (
-	// maxReply bounds every reply. The metadata of 500,000 partitions take about 25 MB.
-	maxReply = 32 << 20
 	headSize = 8 // length and correlation id
 
 	keepBuffer = 64 << 10 // a larger buffer is not kept for the next reply
@@ -148,7 +148,7 @@ func (c *conn) readReply() error {
 	c.pending = slices.Delete(c.pending, 0, 1)
 	c.mu.Unlock()
 
-	if size < 4 || size > maxReply {
+	if size < 4 || size > record.MaxReply {
 		return c.notKafka("it claims a reply of %d bytes", size)
 	}
 	if cap(c.buf) > keepBuffer {

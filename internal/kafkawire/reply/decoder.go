@@ -1,6 +1,10 @@
 package reply
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
 
 // Decoder reads fields from a buffer, one after another. A read past the end sets Bad and returns zero.
 type Decoder struct {
@@ -108,7 +112,7 @@ func (d *Decoder) walkTags(known map[int]plan) {
 // uvarint returns the next length or count of a flexible version.
 func (d *Decoder) uvarint() int {
 	x, n := binary.Uvarint(d.B)
-	if n <= 0 || x > maxReply {
+	if n <= 0 || x > record.MaxReply {
 		d.B, d.Bad = nil, true
 		return 0
 	}

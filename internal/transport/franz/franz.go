@@ -15,6 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/internal/transport/kafkalog"
 )
@@ -22,8 +23,6 @@ import (
 const (
 	// leaveGrace is how long a stop waits for the group, for example for the response to a join.
 	leaveGrace = time.Second
-	// maxReply bounds the responses of brokers. The largest one is the assignment of a whole group.
-	maxReply = 32 << 20
 	// heartbeat is the default interval, shorter than with kafka-go: the new owner of a partition learns of it at its next
 	// heartbeat, and nobody handles the partition until then.
 	heartbeat = time.Second
@@ -118,8 +117,8 @@ func (t *Transport) options(group string, topics []string) []kgo.Opt {
 		kgo.RetryBackoffFn(func(int) time.Duration { return cfg.JoinBackoff }),
 		kgo.DisableAutoCommit(),
 		kgo.DisableClientMetrics(),
-		kgo.FetchMaxBytes(maxReply),
-		kgo.BrokerMaxReadBytes(maxReply),
+		kgo.FetchMaxBytes(record.MaxReply),
+		kgo.BrokerMaxReadBytes(record.MaxReply),
 		kgo.ClientID(t.Wire.ClientID()),
 	}
 	if cfg.TLS != nil {

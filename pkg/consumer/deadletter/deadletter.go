@@ -16,6 +16,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/letterparts"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/setaside"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -28,7 +29,7 @@ var (
 )
 
 // DefaultCollection is the default name of the collection of letters.
-const DefaultCollection = "inbox_dead"
+const DefaultCollection = record.HandlerDeadLetters
 
 // Desk works on the letters of a database. It is safe for concurrent use.
 type Desk struct {

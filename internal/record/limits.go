@@ -1,0 +1,17 @@
+package record
+
+// Defaults and limits that packages share without importing each other.
+const (
+	// InboxCollection is the default name of the collection of inbox marks.
+	InboxCollection = "inbox"
+	// HandlerDeadLetters is the default name of the collection of the dead letters of handlers.
+	HandlerDeadLetters = "inbox_dead"
+
+	// MaxEnvelope is the default of the largest envelope, for services and for the relay. It leaves room for the
+	// overhead of a record below Kafka's default limit of 1 MiB.
+	MaxEnvelope = 900 << 10
+	// KeptAttempts is how many failed attempts of one envelope are stored: the latest.
+	KeptAttempts = 50
+	// MaxReply bounds a reply of Kafka. The metadata of 500,000 partitions take about 25 MB.
+	MaxReply = 32 << 20
+)
