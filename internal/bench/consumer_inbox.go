@@ -49,8 +49,7 @@ type ConsumerResult struct {
 	ConsumerCPU        float64 `json:"consumer_cpu_ms"`
 	ConsumerServersCPU float64 `json:"consumer_servers_cpu_ms"`
 
-	ForeignCPUPct float64            `json:"foreign_cpu_pct"` // as in Result
-	ForeignCPU    map[string]float64 `json:"foreign_cpu"`
+	ForeignCPU
 
 	Events  int `json:"events"`
 	Payload int `json:"payload_bytes"`
@@ -188,13 +187,9 @@ func consumed(b *bench, got, foreign figures) ConsumerResult {
 		PerTransaction: med("consumer_per", 1),
 		NoneP50:        med("alone_none_p50", 3), NoneP99: med("alone_none_p99", 3), InboxP50: med("alone_inbox_p50", 3), InboxP99: med("alone_inbox_p99", 3),
 		ReaderCPU: med("naive_cpu", 3), ReaderServersCPU: med("naive_servers", 3), ConsumerCPU: med("consumer_cpu", 3), ConsumerServersCPU: med("consumer_servers", 3),
-		ForeignCPUPct: -1, ForeignCPU: map[string]float64{}, Events: b.Events, Payload: b.Payload, Runs: b.Runs,
+		ForeignCPU: newForeignCPU(foreign), Events: b.Events, Payload: b.Payload, Runs: b.Runs,
 	}
 	r.OverheadP50, r.OverheadP99 = round(r.InboxP50-r.NoneP50, 3), round(r.InboxP99-r.NoneP99, 3)
-	for name, v := range foreign {
-		r.ForeignCPU[name] = round(median(v), 1)
-		r.ForeignCPUPct = max(r.ForeignCPUPct, r.ForeignCPU[name])
-	}
 	return r
 }
 
@@ -209,10 +204,6 @@ func (r ConsumerResult) Print(w io.Writer) error {
 	row("one at a time", "p50 %.2f ms, p99 %.2f ms without inbox; p50 %.2f ms, p99 %.2f ms with it", r.NoneP50, r.NoneP99, r.InboxP50, r.InboxP99)
 	row("overhead of the inbox", "p50 %.2f ms, p99 %.2f ms", r.OverheadP50, r.OverheadP99)
 
-	if r.ForeignCPUPct >= 0 {
-		row("foreign CPU", "%.1f %% of the machine, in the worst measurement", r.ForeignCPUPct)
-	} else {
-		row("foreign CPU", "unknown on this machine")
-	}
+	row("foreign CPU", "%s", r.describeForeign())
 	return t.Flush()
 }

@@ -29,8 +29,7 @@ type ObservedResult struct {
 	Refreshes int `json:"refreshes"`     // of the page
 	Messages  int `json:"live_messages"` // of the live stream
 
-	ForeignCPUPct float64            `json:"foreign_cpu_pct"` // as in Result
-	ForeignCPU    map[string]float64 `json:"foreign_cpu"`
+	ForeignCPU
 
 	Pairs   int `json:"pairs"`
 	Events  int `json:"events"`
@@ -112,16 +111,11 @@ func newObservedResult(b *bench, got, foreign figures, sum seen) ObservedResult 
 		CPUAlone: round(median(got[alone+"_cpu"]), 2), CPUObserved: round(median(got[looked+"_cpu"]), 2),
 		RSSAlone: round(median(got[alone+"_rss"]), 1), RSSObserved: round(median(got[looked+"_rss"]), 1),
 		Scrapes: sum.scrapes, Refreshes: sum.refreshes, Messages: sum.messages,
-		ForeignCPUPct: -1, ForeignCPU: map[string]float64{}, Pairs: b.Pairs, Events: b.Events, Payload: b.Payload,
+		ForeignCPU: newForeignCPU(foreign), Pairs: b.Pairs, Events: b.Events, Payload: b.Payload,
 	}
 
 	for i := range got[alone] {
 		r.Ratios = append(r.Ratios, round(got[looked][i]/got[alone][i], 3))
-	}
-
-	for name, v := range foreign {
-		r.ForeignCPU[name] = round(median(v), 1)
-		r.ForeignCPUPct = max(r.ForeignCPUPct, r.ForeignCPU[name])
 	}
 	return r
 }
@@ -141,11 +135,7 @@ func (r ObservedResult) Print(w io.Writer) error {
 	row("requests", "%d scrapes, %d refreshes of the page, %d messages of its live stream",
 		r.Scrapes, r.Refreshes, r.Messages)
 
-	if r.ForeignCPUPct >= 0 {
-		row("foreign CPU", "%.1f %% of the machine, in the worse of the two", r.ForeignCPUPct)
-	} else {
-		row("foreign CPU", "unknown on this machine")
-	}
+	row("foreign CPU", "%s", r.describeForeign())
 	return t.Flush()
 }
 

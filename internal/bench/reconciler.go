@@ -48,8 +48,7 @@ type ReconcilerResult struct {
 
 	PurgeEPS float64 `json:"purge_eps"`
 
-	ForeignCPUPct float64            `json:"foreign_cpu_pct"` // as in Result
-	ForeignCPU    map[string]float64 `json:"foreign_cpu"`
+	ForeignCPU
 
 	Events  int `json:"events"`
 	Payload int `json:"payload_bytes"`
@@ -177,18 +176,13 @@ func reconciled(b *bench, got, foreign figures) ReconcilerResult {
 		BurstEvents: b.Events, BurstS: round(median(got["burst"]), 2),
 		SweepPeakRSS: fine("sweep_rss"), SweepBudget: fine("sweep_budget"), DrainPeakRSS: fine("drain_rss"),
 		BudgetMB:     float64(config.Default().Limits.Memory) / (1 << 20),
-		ParkedEvents: b.toPark(), ForeignCPUPct: -1, ForeignCPU: map[string]float64{},
+		ParkedEvents: b.toPark(), ForeignCPU: newForeignCPU(foreign),
 		Events: b.Events, Payload: b.Payload, Runs: b.Runs,
 	}
 
 	r.ScheduledRatio, r.KnownRatio = got.ratio("scheduled", "drain"), got.ratio("known", "drain")
 	if eps := median(got["scheduled"]); eps > 0 {
 		r.BurstLimitS = round(1+float64(b.Events)/eps, 2)
-	}
-
-	for name, v := range foreign {
-		r.ForeignCPU[name] = round(median(v), 1)
-		r.ForeignCPUPct = max(r.ForeignCPUPct, r.ForeignCPU[name])
 	}
 	return r
 }
@@ -215,11 +209,7 @@ func (r ReconcilerResult) Print(w io.Writer) error {
 		r.ParkingEPS, r.ParkedEPS, r.ParkedEvents)
 	row("purge", "%.0f envelopes/s", r.PurgeEPS)
 
-	if r.ForeignCPUPct >= 0 {
-		row("foreign CPU", "%.1f %% of the machine, in the worst measurement", r.ForeignCPUPct)
-	} else {
-		row("foreign CPU", "unknown on this machine")
-	}
+	row("foreign CPU", "%s", r.describeForeign())
 	return t.Flush()
 }
 

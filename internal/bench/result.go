@@ -16,23 +16,44 @@ type Result struct {
 	DrainEPS      float64 `json:"drain_eps"`       // through the relay
 	DrainRatio    float64 `json:"drain_ratio"`     // drain ÷ raw stream
 
-	// ForeignCPUPct is the share of the machine's CPU time that neither servers nor benchmark used, in percent: the
-	// maximum of the medians of the measurements. It is -1 if it is unknown.
-	ForeignCPUPct  float64            `json:"foreign_cpu_pct"`
-	ForeignCPU     map[string]float64 `json:"foreign_cpu"` // for each measurement
-	CPUPerMillion  float64            `json:"cpu_s_per_million"`
-	PeakRSS        float64            `json:"peak_rss_mb"` // MiB
-	RSSAfter50k    float64            `json:"rss_50k_mb"`  // resident after the first 50,000 events; 0 in shorter drains
-	RSSEnd         float64            `json:"rss_end_mb"`  // maximum after that
-	AllocsPerEvent float64            `json:"allocs_per_event"`
-	MongodCPU      float64            `json:"mongod_cpu_s_per_million"` // of the drain; -1 if it is unknown
-	*Foreign                          // nil unless it was measured
-	Latency        []Latency          `json:"latency"`
-	Failover       *Failover          `json:"failover,omitempty"`
+	ForeignCPU
+	CPUPerMillion  float64   `json:"cpu_s_per_million"`
+	PeakRSS        float64   `json:"peak_rss_mb"` // MiB
+	RSSAfter50k    float64   `json:"rss_50k_mb"`  // resident after the first 50,000 events; 0 in shorter drains
+	RSSEnd         float64   `json:"rss_end_mb"`  // maximum after that
+	AllocsPerEvent float64   `json:"allocs_per_event"`
+	MongodCPU      float64   `json:"mongod_cpu_s_per_million"` // of the drain; -1 if it is unknown
+	*Foreign                 // nil unless it was measured
+	Latency        []Latency `json:"latency"`
+	Failover       *Failover `json:"failover,omitempty"`
 
 	Events  int `json:"events"`
 	Payload int `json:"payload_bytes"`
 	Runs    int `json:"runs"`
+}
+
+// ForeignCPU is the share of the machine's CPU time that neither servers nor benchmark used, in percent.
+type ForeignCPU struct {
+	// ForeignCPUPct is the maximum of the medians of the measurements, or -1 if it is unknown.
+	ForeignCPUPct float64            `json:"foreign_cpu_pct"`
+	ByMeasurement map[string]float64 `json:"foreign_cpu"`
+}
+
+func newForeignCPU(samples map[string][]float64) ForeignCPU {
+	f := ForeignCPU{ForeignCPUPct: -1, ByMeasurement: map[string]float64{}}
+	for name, v := range samples {
+		f.ByMeasurement[name] = round(median(v), 1)
+		f.ForeignCPUPct = max(f.ForeignCPUPct, f.ByMeasurement[name])
+	}
+	return f
+}
+
+// describeForeign returns the share in words.
+func (f ForeignCPU) describeForeign() string {
+	if f.ForeignCPUPct < 0 {
+		return "unknown on this machine"
+	}
+	return fmt.Sprintf("%.1f %% of the machine, in the worst measurement", f.ForeignCPUPct)
 }
 
 // Foreign has the figures of the drain of documents as another writer inserts them, without ts and slot.
@@ -116,7 +137,7 @@ func (s *samples) medians(b *bench) Result {
 		CPUPerMillion: round(median(s.cpu), 2), PeakRSS: round(median(s.peak), 1), AllocsPerEvent: round(median(s.allocs), 3),
 		RSSAfter50k: round(median(s.early), 1), RSSEnd: round(median(s.end), 1),
 		MongodCPU: round(median(s.mongodCPU), 2), Foreign: s.foreignMedians(),
-		ForeignCPUPct: -1, ForeignCPU: map[string]float64{}, Latency: []Latency{},
+		ForeignCPU: newForeignCPU(s.foreign), Latency: []Latency{},
 		Events: b.Events, Payload: b.Payload, Runs: b.Runs,
 	}
 
@@ -128,11 +149,6 @@ func (s *samples) medians(b *bench) Result {
 		}
 	}
 	r.DrainRatio = round(median(ratios), 3)
-
-	for name, v := range s.foreign {
-		r.ForeignCPU[name] = round(median(v), 1)
-		r.ForeignCPUPct = max(r.ForeignCPUPct, r.ForeignCPU[name])
-	}
 
 	for _, rate := range b.Rates {
 		r.Latency = append(r.Latency, Latency{
@@ -181,10 +197,6 @@ func (r Result) Print(w io.Writer) error {
 			f.Events, f.Lost, f.Duplicates, f.OutOfOrder)
 	}
 
-	if r.ForeignCPUPct >= 0 {
-		row("foreign CPU", "%.1f %% of the machine, in the worst measurement", r.ForeignCPUPct)
-	} else {
-		row("foreign CPU", "unknown on this machine")
-	}
+	row("foreign CPU", "%s", r.describeForeign())
 	return t.Flush()
 }

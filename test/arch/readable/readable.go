@@ -28,6 +28,7 @@ const (
 	mostFields     = 25
 	longLine       = 120
 	printedRepeats = 6
+	reasonWords    = 5 // a trailing comment of so many words, without //, may be a reason
 )
 
 // unclear are words that make a sentence hard to read once, by the writing guide: clauses that begin with "what" used as nouns,
@@ -39,14 +40,16 @@ var unclear = regexp.MustCompile(`(?i)\b(what (is|are|was|were|has|have|it|they|
 // Measure adds up files. Its methods may be called by one goroutine at a time.
 type Measure struct {
 	files, lines, code, wideLines, trailing int
+	trailingReasons                         int // trailing comments of five words and more inside functions
 	packages                                map[string]bool
 	lengths                                 []int // of functions
 	inside, insideComments                  int   // lines of functions, and comment lines among them
 	long, withoutParagraph                  int
 	names, oneWord                          int
 	unexported, unexportedOneWord           int
-	defined                                 map[string]int // unexported functions and methods
-	methods, fields                         map[string]int // by type
+	defined                                 map[string]int  // unexported functions and methods, by directory and name
+	required                                map[string]bool // methods of interfaces, by directory and name
+	methods, fields                         map[string]int  // by type
 	funcFields, interfaces                  int
 	commentWords, unclearWords              int
 	unclearTexts                            int // wordings in string literals
@@ -55,7 +58,10 @@ type Measure struct {
 
 // New returns a Measure of no files.
 func New() *Measure {
-	return &Measure{packages: map[string]bool{}, defined: map[string]int{}, methods: map[string]int{}, fields: map[string]int{}}
+	return &Measure{
+		packages: map[string]bool{}, defined: map[string]int{}, required: map[string]bool{},
+		methods: map[string]int{}, fields: map[string]int{},
+	}
 }
 
 // AddTree adds the Go files below dir: the product's, or the tests'.
@@ -94,6 +100,7 @@ func (m *Measure) addFile(path string) error {
 			first, last := fset.Position(c.Pos()), fset.Position(c.End())
 			if len(bytes.TrimSpace(lines[first.Line-1][:first.Column-1])) > 0 {
 				m.trailing++
+				m.addTrailing(path, file, c, first.Line)
 				continue
 			}
 			for i := first.Line; i <= last.Line; i++ {
@@ -133,6 +140,20 @@ func (m *Measure) addComment(path string, fset *token.FileSet, group *ast.Commen
 	for _, found := range unclear.FindAllString(text, -1) {
 		m.unclearWords++
 		m.places = append(m.places, fmt.Sprintf("%s:%d: wording: %q", path, fset.Position(group.Pos()).Line, strings.TrimSpace(found)))
+	}
+}
+
+// addTrailing counts a comment at the end of a line inside a function if it is long enough to be a reason: reasons stand above
+// the step.
+func (m *Measure) addTrailing(path string, file *ast.File, c *ast.Comment, line int) {
+	if len(strings.Fields(c.Text)) <= reasonWords {
+		return
+	}
+	for _, decl := range file.Decls {
+		if f, ok := decl.(*ast.FuncDecl); ok && f.Body != nil && f.Body.Pos() < c.Pos() && c.Pos() < f.Body.End() {
+			m.trailingReasons++
+			m.places = append(m.places, fmt.Sprintf("%s:%d: reason at the end of a line: %s", path, line, c.Text))
+		}
 	}
 }
 
@@ -187,7 +208,7 @@ func (m *Measure) addFunction(path string, fset *token.FileSet, f *ast.FuncDecl,
 	}
 	if !ast.IsExported(name) {
 		m.unexported++
-		m.defined[name]++
+		m.defined[filepath.Dir(path)+"."+name]++
 		if single {
 			m.unexportedOneWord++
 			m.places = append(m.places, fmt.Sprintf("%s:%d: one word: %s", path, first, name))
@@ -223,6 +244,11 @@ func (m *Measure) addTypes(path string, d *ast.GenDecl) {
 		switch u := t.Type.(type) {
 		case *ast.InterfaceType:
 			m.interfaces++
+			for _, method := range u.Methods.List {
+				for _, name := range method.Names {
+					m.required[filepath.Dir(path)+"."+name.Name] = true
+				}
+			}
 		case *ast.StructType:
 			for _, field := range u.Fields.List {
 				m.fields[filepath.Dir(path)+"."+t.Name.Name] += max(1, len(field.Names))
@@ -238,7 +264,7 @@ func (m *Measure) addTypes(path string, d *ast.GenDecl) {
 // that are defined too often, large types, and comments with words that the writing guide in CONTRIBUTING.md rules out.
 func (m *Measure) Places() []string {
 	places := slices.Clone(m.places)
-	for name, n := range m.defined {
+	for name, n := range m.Defined() {
 		if n > mostDefined {
 			places = append(places, fmt.Sprintf("name: %s is defined %d times", name, n))
 		}
@@ -269,15 +295,26 @@ func (m *Measure) Unclear() float64 { return 10 * percent(m.unclearWords, m.comm
 // UnclearTexts returns the number of unclear wordings in string literals.
 func (m *Measure) UnclearTexts() int { return m.unclearTexts }
 
-// Methods and Fields return the number of methods and fields of each type, by directory and name; Defined returns how often
-// each unexported function name is defined.
+// Methods returns the number of methods of each type, by directory and name.
 func (m *Measure) Methods() map[string]int { return m.methods }
 
 // Fields is like Methods.
 func (m *Measure) Fields() map[string]int { return m.fields }
 
-// Defined is like Methods.
-func (m *Measure) Defined() map[string]int { return m.defined }
+// Defined returns how often each unexported function name is defined. It does not count methods of an interface of their
+// package: implementations have no choice of the name.
+func (m *Measure) Defined() map[string]int {
+	counts := map[string]int{}
+	for place, n := range m.defined {
+		if !m.required[place] {
+			counts[place[strings.LastIndexByte(place, '.')+1:]] += n
+		}
+	}
+	return counts
+}
+
+// TrailingReasons returns the number of comments of more than five words at the ends of lines inside functions.
+func (m *Measure) TrailingReasons() int { return m.trailingReasons }
 
 // Print writes a line for each figure.
 func (m *Measure) Print(out io.Writer) {
@@ -296,9 +333,9 @@ func (m *Measure) Print(out io.Writer) {
 	row("functions; median, p99, longest", "%d; %d, %d, %d", len(m.lengths), quantile(0.5), quantile(0.99), quantile(1))
 	row("functions of 15 lines or more without a blank line", "%.1f %% (%d of %d)", percent(m.withoutParagraph, m.long), m.withoutParagraph, m.long)
 	row("comment lines per 100 lines inside functions", "%.1f", percent(m.insideComments, m.inside))
-	row("trailing comments per 100 code lines", "%.1f", percent(m.trailing, m.code))
+	row("trailing comments per 100 code lines; reasons", "%.1f; %d", percent(m.trailing, m.code), m.trailingReasons)
 	row("one-word function names, all; unexported", "%.1f %%; %.1f %%", percent(m.oneWord, m.names), percent(m.unexportedOneWord, m.unexported))
-	row("most defined unexported names", "%s", top(m.defined, printedRepeats))
+	row("most defined unexported names", "%s", top(m.Defined(), printedRepeats))
 	row("types with the most methods", "%s", top(m.methods, 3))
 	row("types with the most fields", "%s", top(m.fields, 3))
 	row("interfaces; function-typed fields per 1,000 code lines", "%d; %.1f", m.interfaces, 10*percent(m.funcFields, m.code))
