@@ -21,7 +21,8 @@ type Token []byte
 func TokenOf(data string) Token {
 	raw, err := bson.Marshal(bson.D{{Key: "_data", Value: data}})
 	if err != nil {
-		return nil // cannot happen: a string can always be encoded
+		// Marshal cannot fail for a string.
+		return nil
 	}
 	return Token(raw)
 }

@@ -198,7 +198,8 @@ func (r *replayStore) Queue(
 	}
 
 	if again {
-		queued = int64(len(b.Envelopes)) // the document has the exact count
+		// The document has the exact count.
+		queued = int64(len(b.Envelopes))
 	}
 	return queued, held, nil
 }

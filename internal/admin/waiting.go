@@ -162,7 +162,8 @@ func newWaitingEnvelope(ns string, raw bson.Raw) WaitingEnvelope {
 // parseKeyValues returns the BSON values as which a key with this text may be stored. text must not
 // be empty.
 func parseKeyValues(text string) []bson.RawValue {
-	values, _ := parseIDValues(text) // fails only for the empty text
+	// parseIDValues fails only for the empty text.
+	values, _ := parseIDValues(text)
 
 	// MongoDB compares numbers of different types by value, so an int64 also matches an int32.
 	if n, err := strconv.ParseInt(text, 10, 64); err == nil && strconv.FormatInt(n, 10) == text {

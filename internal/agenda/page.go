@@ -169,7 +169,8 @@ type pagePosition struct {
 }
 
 func (p pagePosition) String() string {
-	raw, _ := bson.Marshal(p) // cannot fail: the id was read from a document
+	// Marshal cannot fail: the id was read from a document.
+	raw, _ := bson.Marshal(p)
 	return base64.RawURLEncoding.EncodeToString(raw)
 }
 

@@ -26,7 +26,8 @@ func processUsage(pid int) (usage, bool) {
 	for _, t := range tasks {
 		b, err := os.ReadFile(t)
 		if err != nil {
-			continue // the thread has just ended
+			// The thread has just ended.
+			continue
 		}
 		ns, _, _ := strings.Cut(string(b), " ")
 		n, _ := strconv.ParseInt(ns, 10, 64)

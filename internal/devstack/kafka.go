@@ -194,14 +194,15 @@ func brokerProps(n node, nodes []node, o Options, tls *authority, data string) m
 		"listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL," +
 			"SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL",
 
-		"auto.create.topics.enable":                        "false",
-		"num.partitions":                                   "6",
-		"default.replication.factor":                       copies,
-		"min.insync.replicas":                              insync,
-		"offsets.topic.replication.factor":                 copies,
-		"offsets.topic.num.partitions":                     "4",
-		"group.initial.rebalance.delay.ms":                 "0",
-		"log.cleaner.dedupe.buffer.size":                   "4194304", // the default allocates 128 MB of the heap at start
+		"auto.create.topics.enable":        "false",
+		"num.partitions":                   "6",
+		"default.replication.factor":       copies,
+		"min.insync.replicas":              insync,
+		"offsets.topic.replication.factor": copies,
+		"offsets.topic.num.partitions":     "4",
+		"group.initial.rebalance.delay.ms": "0",
+		// The default allocates 128 MB of the heap at the start.
+		"log.cleaner.dedupe.buffer.size":                   "4194304",
 		"transaction.state.log.num.partitions":             "4",
 		"transaction.state.log.replication.factor":         copies,
 		"transaction.state.log.min.isr":                    insync,

@@ -98,7 +98,8 @@ func (s *sightings) monitor() *event.ServerMonitor {
 	return &event.ServerMonitor{
 		ServerDescriptionChanged: func(e *event.ServerDescriptionChangedEvent) {
 			if e.NewDescription.Kind == "Unknown" {
-				return // the failed heartbeat has the reason
+				// The event of the failed heartbeat contains the reason.
+				return
 			}
 
 			s.put(e.Address.String(), sighting{kind: e.NewDescription.Kind, set: e.NewDescription.SetName})

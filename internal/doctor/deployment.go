@@ -84,7 +84,8 @@ func (x mongoChecks) checkClock(ctx context.Context) finding {
 			return unchecked("", "reading the server's time failed: %v", err)
 		}
 
-		got := time.Now() // once: a process that is not run between two looks would take that for the skew
+		// The time is read once: a pause of the process between two reads would count as skew.
+		got := time.Now()
 		if trip := got.Sub(sent); i == 0 || trip < best {
 			best, skew = trip, h.LocalTime.Sub(got)+trip/2
 		}

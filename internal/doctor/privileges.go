@@ -153,7 +153,8 @@ func (x privilegeChecks) checkAccess(ctx context.Context) finding {
 		if p.Resource.DB != nil && p.Resource.Coll != nil {
 			r.db, r.coll = *p.Resource.DB, *p.Resource.Coll
 		} else if !r.cluster && !r.any {
-			continue // a kind that the relay does not need, such as system_buckets
+			// The relay does not need the other kinds of resources, such as system_buckets.
+			continue
 		}
 		a.privileges = append(a.privileges, privilege{r, p.Actions})
 	}
@@ -315,7 +316,8 @@ func (x privilegeChecks) checkStatePrivileges(context.Context) finding {
 		collections = append(slices.Clone(collections), "slots")
 	}
 	var single []privilege
-	alike := true // all collections lack the same actions, so the grant is for the database
+	// If all collections lack the same actions, the grant is for the database.
+	alike := true
 	first := x.mongo.access.missing(resource{db: state, coll: stateCollections[0]}, readWrite...)
 	for _, coll := range collections {
 		on := resource{db: state, coll: coll}

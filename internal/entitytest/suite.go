@@ -66,7 +66,8 @@ func newDoc(id any, version int64, text string) bson.Raw {
 
 	raw, err := bson.Marshal(append(d, bson.E{Key: "text", Value: text}))
 	if err != nil {
-		panic(err) // cannot happen: the values are constants of this package
+		// The encoding cannot fail: the values are constants of this package.
+		panic(err)
 	}
 
 	return raw
@@ -257,7 +258,8 @@ func guardedChanges(t *testing.T, f Fixture) {
 		stale, err1 := f.Docs.Replace(ctx, newDoc("a", 3, "stale"), at(2))
 		first, err2 := f.Docs.Replace(ctx, newDoc("a", 1, "stale"), at(0))
 		right, err3 := f.Docs.Replace(ctx, a, at(3))
-		without, err4 := f.Docs.Replace(ctx, old, at(0)) // from before there were versions
+		// The document is from before entities had versions.
+		without, err4 := f.Docs.Replace(ctx, old, at(0))
 		if stale || first || !right || !without {
 			t.Errorf("replaced: stale %v, first %v, right %v, without a version %v", stale, first, right, without)
 		}
@@ -379,7 +381,8 @@ func versionsSurviveDeletion(t *testing.T, f Fixture) {
 func thingDoc(id, text string, version int64) bson.Raw {
 	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: id}, {Key: "text", Value: text}, {Key: "version", Value: version}})
 	if err != nil {
-		panic(err) // cannot happen: the values are constants of this package
+		// The encoding cannot fail: the values are constants of this package.
+		panic(err)
 	}
 	return raw
 }

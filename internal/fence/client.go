@@ -119,7 +119,8 @@ func (c *Client) addPartitions(
 		}
 	}
 	if err == nil && len(codes) < len(partitions) {
-		err = kafkawire.Unknown // an incomplete response: the step is retried
+		// The response is incomplete, so the step is retried.
+		err = kafkawire.Unknown
 	}
 	return err
 }

@@ -137,7 +137,8 @@ func (t *Tail) addHits(b *fetched.Batch) error {
 	for {
 		more, err := list.Next(&x, t.Next)
 		if _, tooLarge := errors.AsType[*fetched.TooLargeError](err); tooLarge {
-			continue // no record of the relay is that large
+			// No record of the relay is that large.
+			continue
 		}
 		if err != nil || !more {
 			return err

@@ -79,7 +79,8 @@ func (it *item) envelope(from string, rowID bson.RawValue, k kind, o Options) (b
 	if err != nil {
 		return nil, err
 	}
-	const most = 16<<20 - 16<<10 // room for the fields of a delivery
+	// The rest of a document is for the fields of a delivery.
+	const most = 16<<20 - 16<<10
 	if len(raw) > most {
 		return nil, errors.New("the envelope would be larger than a document may be")
 	}

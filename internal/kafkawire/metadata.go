@@ -49,7 +49,8 @@ func (l *Layout) LeaderAddr(tp record.TopicPartition) string {
 func (c *Client) Metadata(ctx context.Context, topics []string) (*Layout, error) {
 	names := slices.Clone(topics)
 	if names == nil {
-		names = []string{} // nil would mean every topic of the cluster
+		// With nil, Kafka would return every topic of the cluster.
+		names = []string{}
 	}
 
 	m, err := c.callAny(ctx, timeoutFor(metaTimeout, len(names)), &metadata.Request{TopicNames: names})

@@ -84,6 +84,7 @@ func (f *feed) removeFirst() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 
-	f.pending[0] = committedEnvelope{} // so that it can be garbage-collected
+	// Without a reference, the envelope can be garbage-collected.
+	f.pending[0] = committedEnvelope{}
 	f.pending = f.pending[1:]
 }

@@ -220,7 +220,8 @@ func (b *Broker) Redeliver(topic string) {
 	for _, g := range b.groups {
 		maps.DeleteFunc(g.offsets, func(tp transport.TopicPartition, _ int64) bool { return tp.Topic == topic })
 		if slices.ContainsFunc(g.members, func(m *member) bool { return slices.Contains(m.topics, topic) }) {
-			b.expireLocked(g) // so that the current members cannot commit
+			// From now on the current members cannot commit.
+			b.expireLocked(g)
 		}
 	}
 }

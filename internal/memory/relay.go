@@ -71,7 +71,8 @@ func NewRelay(box *outbox.Box, broker *Broker, routes routing.Config, preset str
 		return nil, errors.New("relay: the broker is nil, or the outbox is not in memory")
 	}
 
-	mapping, _ := envelope.NewMapping(routing.FieldNames(preset, envelope.Names{})) // the names of a preset are valid
+	// NewMapping cannot fail: the names of a preset are valid.
+	mapping, _ := envelope.NewMapping(routing.FieldNames(preset, envelope.Names{}))
 	routes.Mapping = mapping
 	if routes.Template == "" {
 		routes.Template = routing.TemplateOf(preset)

@@ -23,5 +23,6 @@ func LoginForm() func(w http.ResponseWriter, r *http.Request, status int, proble
 func renderLogin(w http.ResponseWriter, form *template.Template, status int, problem, action string) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_ = form.ExecuteTemplate(w, "login", struct{ Problem, Action string }{problem, action}) // the client may be gone
+	// An error means that the client has disconnected.
+	_ = form.ExecuteTemplate(w, "login", struct{ Problem, Action string }{problem, action})
 }

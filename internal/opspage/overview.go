@@ -124,7 +124,8 @@ func (p *page) showHistory(w http.ResponseWriter, r *http.Request, c *call) {
 		points[i] = [3]float64{float64(h.At.Unix()), h.Rate, h.LagS}
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(points) // the client may be gone
+	// An error means that the client has disconnected.
+	_ = json.NewEncoder(w).Encode(points)
 }
 
 // pending is the data of the page of waiting envelopes.

@@ -18,8 +18,9 @@ func (p *Pump) DeliverSwept(ctx context.Context, e *outboxes.Envelope, pos strin
 		DB:          e.DB,
 		Coll:        e.Coll,
 		ClusterTime: e.TS,
-		WallMS:      now, // the record gets the time at which it is sent (N12)
-		Data:        []byte(pos),
+		// The record gets the time at which it is sent (N12).
+		WallMS: now,
+		Data:   []byte(pos),
 	}
 	// The lag counts from the insert.
 	commit := now

@@ -195,7 +195,8 @@ func keyFilter(m *envelope.Mapping, text string) bson.D {
 func KeyForms(text string) bson.A {
 	forms := bson.A{text}
 	if n, err := strconv.ParseInt(text, 10, 64); err == nil && strconv.FormatInt(n, 10) == text {
-		forms = append(forms, n) // equal to an int32 of that value
+		// An int64 is equal to an int32 of the same value.
+		forms = append(forms, n)
 	}
 	if id := event.ParseID(text); id != event.NewID(text) && id.String() == text {
 		forms = append(forms, id)

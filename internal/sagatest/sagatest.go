@@ -69,7 +69,8 @@ type suite struct {
 func newBody(n int) bson.Raw {
 	b, err := bson.Marshal(bson.D{{Key: "n", Value: int32(n)}, {Key: "inner", Value: bson.D{{Key: "$a.b", Value: "$c"}}}})
 	if err != nil {
-		panic(err) // cannot happen: the document is a constant
+		// The encoding cannot fail: the document is a constant.
+		panic(err)
 	}
 	return b
 }

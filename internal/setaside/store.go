@@ -136,7 +136,8 @@ func (s *Collection) Add(ctx context.Context, m *Message, wait time.Duration) er
 	_, err := s.coll.UpdateOne(ctx, byID(m.ID), update, options.UpdateOne().SetUpsert(true))
 	switch {
 	case mongo.IsDuplicateKeyError(err):
-		return nil // another process has stored it at the same moment
+		// Another process has stored the message at the same time.
+		return nil
 	case isTooLarge(err):
 		return fmt.Errorf("%w: %w", ErrTooLarge, err)
 	case err != nil:

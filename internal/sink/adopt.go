@@ -230,7 +230,8 @@ func (a *adopter) noteObstacle(names []string, err error) {
 	defer a.sink.mu.Unlock()
 	for _, name := range names {
 		t := a.sink.topics[name]
-		t.nextAttempt = now.Add(adoptEvery * 9 / 10) // below adoptEvery, so that the next tick finds it
+		// The time is below adoptEvery, so that the next tick finds the topic.
+		t.nextAttempt = now.Add(adoptEvery * 9 / 10)
 
 		// If creating the topic has failed, that reason explains more than the missing topic.
 		why := topicObstacle(name, err, creates)

@@ -62,7 +62,8 @@ func goroutineID() uint64 {
 
 	n, err := strconv.ParseUint(string(digits), 10, 64)
 	if err != nil {
-		return 0 // equal only to the id of goroutines that cannot be identified either
+		// 0 is equal only to the id of goroutines that cannot be identified either.
+		return 0
 	}
 	return n
 }

@@ -200,7 +200,8 @@ func failureHistory(m *Message, v verdict) []deadletter.Failure {
 	if text, ok := m.Header(record.HeaderRetryHistory); ok {
 		d := json.NewDecoder(bytes.NewReader(text))
 		if d.Decode(&all) != nil {
-			all = nil // another program wrote a header of that name
+			// Another program wrote a header of that name.
+			all = nil
 		}
 	}
 

@@ -47,7 +47,8 @@ func (p *partition) skipGap(ctx context.Context, gap *transport.RangeError) {
 	log, err := p.s.g.Log(ctx, p.tp)
 	if err != nil {
 		p.s.report(fmt.Errorf("%w; asking for the topic: %w", gap, err))
-		return // the next fetch comes here again
+		// The next fetch leads here again.
+		return
 	}
 
 	truncated := p.topicID != nil && *p.topicID != "" && log.ID == *p.topicID
@@ -66,7 +67,8 @@ func (p *partition) skipGap(ctx context.Context, gap *transport.RangeError) {
 		log.End = gap.End
 	}
 	if gap.Offset <= log.End {
-		return // the log has grown again
+		// The log has grown again.
+		return
 	}
 	p.s.report(fmt.Errorf("%w; going on from %d", gap, log.End))
 	p.abandonEntries(log.End, log.End)
@@ -105,7 +107,8 @@ func (p *partition) abandonEntries(from, next int64) {
 	p.entries = slices.Delete(p.entries, at, len(p.entries))
 
 	p.nextFetch, p.fetchedTo, p.committed = next, next, -1
-	p.refetch = at > 0 // the remaining entries may have lost their bodies
+	// The remaining entries may have lost their bodies.
+	p.refetch = at > 0
 	p.attached = map[string]*attachment{}
 }
 

@@ -56,7 +56,8 @@ func (t *track) applyVerdict(x task, cause error) (done, again bool) {
 // waitElsewhere lets x wait for the delay of v: set aside if v asks for that, otherwise in its lane. The results are those
 // of applyVerdict.
 func (t *track) waitElsewhere(x task, v verdict) (done, again bool) {
-	delay := max(v.Delay, 0) // untilResumed is the time of the suspension, not of the message
+	// A negative delay is untilResumed, which is about the suspension. The message itself waits no longer.
+	delay := max(v.Delay, 0)
 	if t.waiting != nil {
 		return t.postpone(x, delay), false
 	}
@@ -103,7 +104,8 @@ func (t *track) disposeTask(x task, v verdict, cause error) bool {
 
 		s.report(t.disposalError(x, v, err))
 		if errors.Is(err, inbox.ErrInvalid) {
-			break // the inbox has no watermark for such a place
+			// The inbox has no watermark for such a place.
+			break
 		}
 		if t.mustStop() {
 			return false

@@ -116,7 +116,8 @@ func (b *Box) requireTransaction(ctx context.Context) error {
 	err := transaction.Check(ctx)
 	isInMemory := mongo.SessionFromContext(ctx) == nil
 	if err == nil && isInMemory != (b.coll == nil) {
-		err = ErrNoTransaction // the transaction belongs to another store
+		// The transaction belongs to another store.
+		err = ErrNoTransaction
 	}
 	if b.plain && errors.Is(err, ErrNoTransaction) {
 		return nil

@@ -64,7 +64,8 @@ const (
 
 // Arg returns the spec as one argument of a command line.
 func (s Spec) Arg() string {
-	b, _ := json.Marshal(s) // cannot fail: strings and numbers
+	// Marshal cannot fail: the spec consists of strings and numbers.
+	b, _ := json.Marshal(s)
 	return string(b)
 }
 

@@ -27,7 +27,8 @@ func claimIsExclusive(s suite) {
 
 	s.checkExists("1", false)
 	s.checkSuccess(s.finishClaim(c))
-	s.checkSuccess(c.Handled(s.ctx())) // marking it again changes nothing
+	// A second mark changes nothing.
+	s.checkSuccess(c.Handled(s.ctx()))
 	s.checkExists("1", true)
 	s.checkSuccess(c.Release(s.ctx()))
 	s.checkSuccess(c.Release(s.ctx()))
@@ -75,7 +76,8 @@ func claimOutsideOfTransactions(s suite) {
 	})
 	s.checkError(err, inbox.ErrInTransaction)
 	c := s.mustClaim(s.Inbox, newEntry("1"))
-	s.checkSuccess(c.Handled(s.ctx())) // without a transaction it takes effect at once
+	// Without a transaction, the mark takes effect at once.
+	s.checkSuccess(c.Handled(s.ctx()))
 	s.checkExists("1", true)
 }
 

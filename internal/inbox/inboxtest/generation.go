@@ -43,8 +43,9 @@ func (s suite) checkAttach(x *inbox.Inbox, end int64, epoch int32, want inbox.Ge
 func generationByEnd(s suite) {
 	s.checkAttach(s.Inbox, 0, 5, inbox.Generation{})
 	s.checkFresh([]bool{true, true, true}, placedEntry("1", 0, 10), entryWithoutID(0, 11), placedEntry("2", 1, 20))
-	s.checkAttach(s.Inbox, 21, 5, inbox.Generation{Watermark: 21})  // all records were handled
-	s.checkAttach(s.Inbox, 500, 5, inbox.Generation{Watermark: 21}) // transaction markers and compaction leave gaps
+	s.checkAttach(s.Inbox, 21, 5, inbox.Generation{Watermark: 21}) // all records were handled
+	// Transaction markers and compaction leave gaps.
+	s.checkAttach(s.Inbox, 500, 5, inbox.Generation{Watermark: 21})
 	s.checkAttach(s.Inbox, -1, -1, inbox.Generation{Watermark: 21}) // the log is unknown
 	s.checkFresh([]bool{false, false}, entryWithoutID(0, 11), placedEntry("2", 1, 20))
 	s.checkSuccess(s.finishClaim(s.mustClaim(s.Inbox, entryWithoutID(0, 12))))
@@ -64,7 +65,8 @@ func generationByEnd(s suite) {
 
 func generationByEpoch(s suite) {
 	s.checkAttach(s.Inbox, 100, 4, inbox.Generation{})
-	s.checkFresh([]bool{true}, placedEntry("1", 0, 10)) // its leader epoch is 5
+	// The leader epoch of the entry is 5.
+	s.checkFresh([]bool{true}, placedEntry("1", 0, 10))
 	s.checkAttach(s.Inbox, 100, 5, inbox.Generation{Watermark: 11})
 	s.checkAttach(s.Inbox, 100, -1, inbox.Generation{Watermark: 11})
 	s.checkAttach(s.Inbox, 100, 7, inbox.Generation{Watermark: 11})

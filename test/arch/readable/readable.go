@@ -146,7 +146,8 @@ func (m *Measure) addComment(path string, fset *token.FileSet, group *ast.Commen
 // addTrailing counts a comment at the end of a line inside a function if it is long enough to be a reason: reasons stand above
 // the step.
 func (m *Measure) addTrailing(path string, file *ast.File, c *ast.Comment, line int) {
-	if len(strings.Fields(c.Text)) <= reasonWords {
+	// A directive for a linter stands at the end of its line.
+	if len(strings.Fields(c.Text)) <= reasonWords || strings.HasPrefix(c.Text, "//nolint") {
 		return
 	}
 	for _, decl := range file.Decls {
