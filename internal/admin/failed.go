@@ -84,6 +84,7 @@ func newFailedEnvelope(ns string, f *waiting.Failed) FailedEnvelope {
 		Topic:      f.LastError.Topic,
 		FailedAt:   f.LastError.At,
 	}
+
 	if e.Topics == nil {
 		e.Topics = []string{}
 	}

@@ -210,6 +210,7 @@ func newHandlerLetter(ns string, l *handlerletters.Letter) DeadLetter {
 		LastFailure:   l.GivenUpAt,
 		DiedAt:        l.GivenUpAt,
 	}
+
 	for _, a := range l.History {
 		d.Attempts = append(d.Attempts, deadletter.Attempt{At: a.At, Class: record.Class(a.Class), Reason: a.Reason})
 	}
@@ -221,6 +222,7 @@ func newHandlerLetter(ns string, l *handlerletters.Letter) DeadLetter {
 		d.Replayed = &deadletter.Replayed{At: r.At, Actor: r.Actor, Delivery: d.Delivery + 1}
 		d.Waiting = r.Waiting
 	}
+
 	return d
 }
 
@@ -247,6 +249,7 @@ func (h handlerLetters) summary(ctx context.Context, f DeadFilter) ([]DeadGroup,
 	if err != nil {
 		return nil, err
 	}
+
 	for _, d := range desks {
 		list, err := d.Summary(ctx, q)
 		if err != nil {
@@ -265,6 +268,7 @@ func (h handlerLetters) summary(ctx context.Context, f DeadFilter) ([]DeadGroup,
 			})
 		}
 	}
+
 	slices.SortStableFunc(groups, func(a, b DeadGroup) int { return int(b.Count - a.Count) })
 	return groups, nil
 }

@@ -357,6 +357,7 @@ func newReplayInfo(p storedReplay) ReplayInfo {
 		UpdatedAt:   p.UpdatedAt,
 		FinishedAt:  p.FinishedAt,
 	}
+
 	if p.Query.From.T > 0 {
 		info.From = time.Unix(int64(p.Query.From.T), 0).UTC()
 	}

@@ -51,6 +51,7 @@ func (q replayQuery) filter(after, until bson.Timestamp) bson.D {
 // conditions selects the envelopes at any time that are neither exceptions nor scheduled.
 func (q replayQuery) conditions() bson.D {
 	d := bson.D{{Key: "state", Value: nil}, {Key: "dueAt", Value: nil}}
+
 	if len(q.IDs) > 0 {
 		var ids []event.ID
 		for _, text := range q.IDs {
@@ -58,12 +59,14 @@ func (q replayQuery) conditions() bson.D {
 		}
 		d = append(d, bson.E{Key: "_id", Value: anyOf(ids)})
 	}
+
 	if len(q.Types) > 0 {
 		d = append(d, bson.E{Key: cmp.Or(q.mapping.Name("type"), "type"), Value: anyOf(q.Types)})
 	}
 	if len(q.AggregateTypes) > 0 {
 		d = append(d, bson.E{Key: cmp.Or(q.mapping.Name("aggregatetype"), "aggregatetype"), Value: anyOf(q.AggregateTypes)})
 	}
+
 	if len(q.Keys) > 0 {
 		var keys bson.A
 		for _, text := range q.Keys {
@@ -71,6 +74,7 @@ func (q replayQuery) conditions() bson.D {
 		}
 		d = append(d, q.mapping.KeyFilter(keys))
 	}
+
 	return d
 }
 

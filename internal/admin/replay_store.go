@@ -247,15 +247,18 @@ func (q *requeue) update(replay string, seal []byte) mongo.WriteModel {
 		{Key: "pos", Value: outboxes.PosAt(q.TS)},
 		{Key: "ts", Value: "$$CLUSTER_TIME"},
 	}
+
 	if q.Key != "" {
 		set = append(set, bson.E{Key: "key", Value: mongodb.Literal(q.Key)})
 	}
+
 	drop := bson.A{"sentAt", "sent", "lastError", "history", "claim"}
 	if q.Pending != nil {
 		set = append(set, bson.E{Key: "pending", Value: mongodb.Literal(q.Pending)})
 	} else {
 		drop = append(drop, "pending")
 	}
+
 	return mongo.NewUpdateOneModel().
 		// Whoever queues an envelope gives it another timestamp, so two replays cannot queue it at the
 		// same time.

@@ -169,6 +169,7 @@ func fieldComments() map[string]string {
 		if err != nil {
 			panic("config: " + err.Error())
 		}
+
 		file, err := parser.ParseFile(token.NewFileSet(), name, text, parser.ParseComments)
 		if err != nil {
 			panic("config: " + err.Error())

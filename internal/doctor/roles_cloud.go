@@ -25,6 +25,7 @@ func (r Roles) AtlasRoles() string {
 	var b strings.Builder
 	for _, role := range r.MongoDB {
 		out := atlasRole{RoleName: role.Name, Actions: []atlasAction{}}
+
 		for _, p := range role.Privileges {
 			for _, action := range p.Actions {
 				name := atlasActionName(action)
@@ -36,6 +37,7 @@ func (r Roles) AtlasRoles() string {
 				out.Actions[at].Resources = append(out.Actions[at].Resources, p.Resource)
 			}
 		}
+
 		text, _ := json.Marshal(out) // strings
 		b.Write(text)
 		b.WriteByte('\n')

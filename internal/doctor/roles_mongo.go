@@ -117,6 +117,7 @@ func clusterPrivilege(optional, why string, actions ...string) Privilege {
 func (m *roleMaker) relayRole() Role {
 	r := Role{Name: m.who.Prefix + "Relay", For: "the relay"}
 	db, coll := m.scope.Target()
+
 	r.Privileges = addPrivileges(nil,
 		Privilege{Resource: resourceOf(db, coll), Actions: []string{"find", "changeStream"}, Why: "open the change stream"})
 	r.Privileges = addPrivileges(r.Privileges,
@@ -127,12 +128,15 @@ func (m *roleMaker) relayRole() Role {
 		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: append(slices.Clone(readWrite), "changeStream"), Why: "store the lease and the position; the change stream wakes a standby when the lease is released"})
 	r.Privileges = addPrivileges(r.Privileges,
 		m.listCollections("without it the relay cannot detect that a collection was dropped and created again")...)
+
 	if slices.Contains(m.databaseNames(), "") {
 		r.Privileges = addPrivileges(r.Privileges,
 			clusterPrivilege("without it the relay finds only collections that watch names without a pattern", "find the databases that match watch", "listDatabases"))
 	}
+
 	r.Privileges = addPrivileges(r.Privileges, clusterPrivilege("without them the relay cannot read the time window of the oplog and the limits of the servers, or detect state that was copied from another replica set",
 		"read the limits and the identity of the replica set", "serverStatus", "replSetGetConfig", "getParameter"))
+
 	indexes := []string{"listIndexes"}
 	if m.cfg.Purge.TTL > 0 {
 		indexes = indexActions
@@ -141,10 +145,12 @@ func (m *roleMaker) relayRole() Role {
 	if m.cfg.DeadLetters.Expire > 0 {
 		ofLetters = indexActions
 	}
+
 	for _, p := range append(m.onOutboxes(sameName, "compare the indexes with the required indexes", indexes...), m.onOutboxes(deadletter.Collection, "check the index that expires dead letters", ofLetters...)...) {
 		p.Optional = "without it the relay does not report missing indexes, and documents do not expire"
 		r.Privileges = append(r.Privileges, p)
 	}
+
 	return m.addHandlerLetters(r)
 }
 
@@ -155,15 +161,18 @@ func (m *roleMaker) addHandlerLetters(r Role) Role {
 			m.onHandlerLetters("without it the relay does not count the dead letters of handlers", "count the dead letters of handlers", "find")...)
 		return r
 	}
+
 	const optional = "without it the page and the API cannot show or requeue the dead letters of handlers"
 	r.Privileges = append(r.Privileges,
 		m.onHandlerLetters(optional, "show, requeue and discard the dead letters of handlers", "find", "update", "remove")...)
+
 	for _, db := range m.databaseNames() {
 		r.Privileges = append(r.Privileges, Privilege{
 			Resource: resourceOf(db, setaside.DefaultCollection), Actions: []string{"find", "insert", "update"},
 			Why: "return requeued messages to the handlers", Optional: optional,
 		})
 	}
+
 	return r
 }
 
@@ -236,41 +245,49 @@ func (m *roleMaker) consumerRole() Role {
 
 func (m *roleMaker) operatorRole() Role {
 	r := Role{Name: m.who.Prefix + "Operator", For: "operators who change data: outrelay pause, dead, scheduled, replay, purge, recover"}
+
 	r.Privileges = addPrivileges(nil,
 		m.onOutboxes(sameName, "show, requeue, cancel and remove envelopes", readWrite...)...)
 	r.Privileges = addPrivileges(r.Privileges,
 		m.onOutboxes(deadletter.Collection, "show, edit, requeue and discard dead letters", readWrite...)...)
 	r.Privileges = addPrivileges(r.Privileges,
 		m.onHandlerLetters("", "show, requeue and discard the dead letters of handlers", "find", "update", "remove")...)
+
 	for _, db := range m.databaseNames() {
 		r.Privileges = addPrivileges(r.Privileges, Privilege{
 			Resource: resourceOf(db, setaside.DefaultCollection), Actions: []string{"find", "insert", "update"}, Why: "return requeued messages to the handlers",
 		})
 	}
+
 	r.Privileges = addPrivileges(r.Privileges,
 		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: readWrite, Why: "store pause, pin and recover, and record each action"})
 	r.Privileges = addPrivileges(r.Privileges, m.listCollections("")...)
 	r.Privileges = addPrivileges(r.Privileges,
 		clusterPrivilege("without them the purge uses the longest margin, and recover cannot detect copied state", "read the limits and the identity of the replica set", "getParameter", "replSetGetConfig", "serverStatus"))
+
 	return r
 }
 
 func (m *roleMaker) readerRole() Role {
 	r := Role{Name: m.who.Prefix + "Reader", For: "people and monitoring that only read: outrelay status, dead list, doctor"}
+
 	r.Privileges = addPrivileges(nil,
 		m.onOutboxes(sameName, "count and show waiting envelopes, including their payloads", "find", "listIndexes")...)
 	r.Privileges = addPrivileges(r.Privileges,
 		m.onOutboxes(deadletter.Collection, "count and show dead letters, including their payloads", "find", "listIndexes")...)
 	r.Privileges = addPrivileges(r.Privileges, m.onHandlerLetters("", "count and show the dead letters of handlers, including their payloads", "find")...)
+
 	for _, db := range m.databaseNames() {
 		r.Privileges = addPrivileges(r.Privileges, Privilege{
 			Resource: resourceOf(db, setaside.DefaultCollection), Actions: []string{"find"}, Why: "show whether a requeued message still waits",
 		})
 	}
+
 	r.Privileges = addPrivileges(r.Privileges,
 		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: []string{"find", "listIndexes"}, Why: "read the status"})
 	r.Privileges = addPrivileges(r.Privileges, m.listCollections("")...)
 	r.Privileges = addPrivileges(r.Privileges,
 		clusterPrivilege("without it the time window of the oplog is not shown", "read the time window of the oplog", "serverStatus"))
+
 	return r
 }

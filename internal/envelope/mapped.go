@@ -84,6 +84,7 @@ func (v *View) noteForeign(c *cursor) {
 	if v.foreign != nil || c.typ == bson.TypeNull {
 		return
 	}
+
 	switch string(c.name) {
 	case "ts":
 		if c.typ == bson.TypeTimestamp {
@@ -96,6 +97,7 @@ func (v *View) noteForeign(c *cursor) {
 	case "claim", "sent", "sentAt", "scheduledFor", "dueAt", "seal":
 		return
 	}
+
 	if string(c.name) == "key" || slices.Contains(relayWritten, string(c.name)) {
 		v.foreign = c.name
 	}

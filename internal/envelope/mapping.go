@@ -202,6 +202,7 @@ func (m *Mapping) Name(contract string) string {
 	if m == nil {
 		return contract
 	}
+
 	for _, p := range parts {
 		if p.contract != contract {
 			continue

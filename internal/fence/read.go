@@ -162,10 +162,12 @@ var errNoMarker = errors.New("no marker above every earlier sender was read yet"
 func groupByLeader(list []*reading, h *Health) map[string][]*reading {
 	groups := map[string][]*reading{}
 	now := time.Now()
+
 	for _, p := range list {
 		if p.done {
 			continue
 		}
+
 		leader := h.layout.LeaderAddr(p.TopicPartition)
 		if leader == "" {
 			p.err = errors.New(h.Reason(p.TopicPartition))

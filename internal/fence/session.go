@@ -113,10 +113,12 @@ func (s *Session) report(e Event) {
 func (s *Session) newReader() *reader {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	ours := map[int64]bool{s.current.ID: true}
 	for _, x := range s.retired {
 		ours[x.ID] = true
 	}
+
 	return &reader{
 		kafka:    s.client,
 		ours:     ours,

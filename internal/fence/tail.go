@@ -114,6 +114,7 @@ func (t *Tail) readBatch(b *fetched.Batch, ours map[int64]bool) error {
 			return err
 		}
 	}
+
 	t.advance(b.End)
 	return nil
 }

@@ -254,12 +254,14 @@ func (r *importRun) moveDead(ctx context.Context, fence mongodb.Fencer, list []c
 	if len(list) == 0 {
 		return nil
 	}
+
 	letters := make([]deadletter.Letter, len(list))
 	for i, c := range list {
 		raw, err := bson.Marshal(c.doc)
 		if err != nil {
 			return err
 		}
+
 		reason := c.item.reason
 		if reason == "" {
 			reason = r.source.name + " gave it up"
@@ -274,6 +276,7 @@ func (r *importRun) moveDead(ctx context.Context, fence mongodb.Fencer, list []c
 			FirstFailure: failed,
 		}
 	}
+
 	if _, err := deadletter.Move(ctx, fence, letters); err != nil {
 		return err
 	}

@@ -20,6 +20,7 @@ func appendJSON(dst []byte, v bson.RawValue, depth int) ([]byte, error) {
 	if depth > maxJSONDepth {
 		return nil, fmt.Errorf("the payload has more than %d levels", maxJSONDepth)
 	}
+
 	switch v.Type {
 	case bson.TypeNull, bson.TypeUndefined:
 		return append(dst, "null"...), nil
@@ -50,6 +51,7 @@ func appendJSON(dst []byte, v bson.RawValue, depth int) ([]byte, error) {
 		return appendArray(dst, v.Array(), depth)
 	default:
 	}
+
 	return nil, fmt.Errorf("the payload has a value of type %s, which has no JSON", v.Type)
 }
 
@@ -127,6 +129,7 @@ func appendNumber(dst []byte, f float64) ([]byte, error) {
 func appendText(dst []byte, s string) []byte {
 	const hexDigits = "0123456789abcdef"
 	dst = append(dst, '"')
+
 	for _, r := range s {
 		switch {
 		case r == '"' || r == '\\':
@@ -147,5 +150,6 @@ func appendText(dst []byte, s string) []byte {
 			dst = append(dst, string(r)...)
 		}
 	}
+
 	return append(dst, '"')
 }

@@ -155,11 +155,13 @@ func convertKoan(r row, _ Options) (*item, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	it := &item{
 		id: id, aggregateType: r.text("EntityType"), aggregateID: r.text("EntityId"), typ: r.text("Operation"),
 		payload: r.text("PayloadJson"), contentType: "application/json", at: r.time("OccurredAt"),
 		due: r.time("VisibleAt"), attempts: r.int("Attempt"), dead: r.text("Status") == "Dead", reason: r.text("DeadReason"),
 	}
+
 	if doc, ok := r.field("Headers").DocumentOK(); ok {
 		elems, err := doc.Elements()
 		if err != nil {
@@ -173,6 +175,7 @@ func convertKoan(r row, _ Options) (*item, error) {
 			it.headers = append(it.headers, header{e.Key(), &value})
 		}
 	}
+
 	return it, nil
 }
 
@@ -223,19 +226,23 @@ func wolverineItem(r row, id string, m wolverineMessage) (*item, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	it := &item{id: key, typ: m.get("message-type"), payload: bson.Binary{Data: m.data}, contentType: m.get("content-type")}
 	if it.typ == "" {
 		it.typ = r.text("messageType")
 	}
+
 	for _, name := range []string{"partition-key", "group-id"} {
 		if it.aggregateID == "" {
 			it.aggregateID = m.get(name)
 		}
 	}
+
 	// The id of the envelope is a header of the record. Attempts and destination are of the delivery that ends here.
 	it.headers = slices.DeleteFunc(slices.Clone(m.headers), func(h header) bool {
 		return slices.Contains([]string{"id", "attempts", "destination", "content-type", "time-to-send"}, h.name)
 	})
+
 	return it, nil
 }
 
@@ -270,6 +277,7 @@ func convertWolverineDead(r row, _ Options) (*item, error) {
 	if len(body) == 0 {
 		return nil, errors.New("the dead letter has no body")
 	}
+
 	m, err := parseWolverine(body)
 	if err != nil {
 		return nil, err
@@ -278,6 +286,7 @@ func convertWolverineDead(r row, _ Options) (*item, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	it.aggregateType, it.dead = lastSegment(r.text("receivedAt")), true
 	it.reason = strings.TrimSuffix(r.text("exceptionType")+": "+r.text("exceptionMessage"), ": ")
 	it.at = r.time("sentAt")

@@ -24,10 +24,12 @@ func entryLane(e Entry) LaneKey { return LaneKey{entryPartition(e), e.Place.Lane
 func lanesOf(list []Entry) []LaneKey {
 	var lanes []LaneKey
 	seen := make(map[LaneKey]struct{})
+
 	for _, e := range list {
 		if e.Place.Topic == "" {
 			continue
 		}
+
 		for _, l := range []LaneKey{entryLane(e), {entryPartition(e), PartitionLane}} {
 			if _, ok := seen[l]; !ok {
 				seen[l] = struct{}{}

@@ -83,6 +83,7 @@ func (c *Client) TopicID(ctx context.Context, topic string) (id string, err erro
 func decodeTopicID(d *reply.Decoder) (string, error) {
 	d.SkipTags()
 	d.Skip(4) // throttle time
+
 	for n := d.CompactLength(); n > 0 && !d.Bad; n-- {
 		d.Skip(4) // id of a broker
 		d.CompactBytes()
@@ -90,12 +91,14 @@ func decodeTopicID(d *reply.Decoder) (string, error) {
 		d.CompactBytes()
 		d.SkipTags()
 	}
+
 	cluster := d.CompactBytes()
 	d.Skip(4) // controller
 	topics := d.CompactLength()
 	code := d.Int16()
 	d.CompactBytes()
 	id := d.Bytes(lengthOfUUID)
+
 	if d.Bad || topics != 1 {
 		return "", errRawReply
 	}

@@ -63,14 +63,17 @@ func copyLetter(l *deadletter.Letter) deadletter.Letter {
 	c.Value = bytes.Clone(l.Value)
 	c.Headers = slices.Clone(l.Headers)
 	c.History = slices.Clone(l.History)
+
 	for i := range c.Headers {
 		c.Headers[i].Value = bytes.Clone(c.Headers[i].Value)
 	}
+
 	if l.Requeued != nil {
 		r := *l.Requeued
 		r.Handlers = slices.Clone(r.Handlers)
 		c.Requeued = &r
 	}
+
 	return c
 }
 
@@ -133,6 +136,7 @@ func isSelected(q *deadletter.Query, l *deadletter.Letter) bool {
 			return false
 		}
 	}
+
 	return (len(q.IDs) == 0 || slices.Contains(q.IDs, l.ID)) &&
 		(len(q.Messages) == 0 || slices.Contains(q.Messages, l.ID.Message)) &&
 		(len(q.Key) == 0 || bytes.Equal(q.Key, l.Key)) &&

@@ -134,10 +134,12 @@ func accessConfig(a *config.Admin, tokens func() httpapi.Tokens) httpapi.Access 
 		Hosts:     a.Hosts,
 		Rate:      a.Rate,
 	}
+
 	if a.Proxy != nil {
 		out.ProxyHeader = a.Proxy.Header
 		out.ProxyFrom = a.Proxy.Networks()
 	}
+
 	return out
 }
 

@@ -81,6 +81,7 @@ func (c *call) parseLetterRef() (admin.DeadRef, error) {
 		Collection: c.value("collection"), ID: c.q.Get("id"), Delivery: -1,
 		Source: c.value("source"), Group: c.value("group"), Handler: c.value("handler"),
 	}
+
 	if text := c.value("delivery"); text != "" {
 		n, err := strconv.ParseInt(text, 10, 32)
 		if err != nil {
@@ -88,6 +89,7 @@ func (c *call) parseLetterRef() (admin.DeadRef, error) {
 		}
 		ref.Delivery = int(n)
 	}
+
 	if ref.ID == "" {
 		return ref, invalidInput("the id of the dead letter is missing")
 	}

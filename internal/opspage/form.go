@@ -128,9 +128,11 @@ func (c *call) parseDeadFilter() (f admin.DeadFilter, err error) {
 		Handler:       c.value("handler"),
 		RequeueStatus: c.value("stand"),
 	}
+
 	if f.RequeueStatus == "" {
 		f.RequeueStatus = "replayable"
 	}
+
 	f.From, f.To, err = c.parseWindow()
 	return f, err
 }

@@ -189,6 +189,7 @@ func formatSpan(s float64) string {
 	if s < 0 {
 		sign, s = "−", -s
 	}
+
 	d := time.Duration(s * float64(time.Second))
 	switch {
 	case s < 10:

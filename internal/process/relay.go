@@ -334,6 +334,7 @@ func newSinks(cfg config.Config, client *kafkawire.Client, log *slog.Logger, m *
 		Log:            log,
 		Metrics:        m,
 	}
+
 	if t := cfg.Topics.Create; t != nil {
 		c.Create = &kafkawire.TopicCreate{
 			Partitions:  max(t.Partitions, 0),
@@ -341,6 +342,7 @@ func newSinks(cfg config.Config, client *kafkawire.Client, log *slog.Logger, m *
 			Configs:     t.Configs,
 		}
 	}
+
 	return sink.NewOpener(c, client)
 }
 

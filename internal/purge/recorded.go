@@ -70,6 +70,7 @@ func RecordSent(ctx context.Context, f mongodb.Fencer, mode string, list []Sent)
 		}
 		return nil
 	}
+
 	return mongodb.WriteInParts(ctx, f, list, mongodb.Parts[Sent]{
 		Doing: "recording deliveries", Size: (*Sent).estimateSize, Write: write,
 	})

@@ -100,6 +100,7 @@ func (r *Router) appendInputs(key []byte, v *envelope.View, m *Meta) (_ []byte, 
 	if r.byType && bytes.IndexByte(v.Type, 0) >= 0 {
 		return key, false
 	}
+
 	for i := range r.inputs {
 		var finding envelope.Finding
 		start := len(key) + 2

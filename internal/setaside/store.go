@@ -301,6 +301,7 @@ func (s *Collection) Oldest(ctx context.Context, handler string) (time.Duration,
 		{{Key: "$limit", Value: 1}},
 		{{Key: "$project", Value: bson.D{{Key: "age", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", "$since"}}}}}}},
 	})
+
 	var docs []struct {
 		Age int64 `bson:"age"` // milliseconds
 	}
@@ -310,6 +311,7 @@ func (s *Collection) Oldest(ctx context.Context, handler string) (time.Duration,
 	if err != nil {
 		return 0, fmt.Errorf("reading the oldest message that is set aside: %w", err)
 	}
+
 	if len(docs) == 0 {
 		return 0, nil
 	}
@@ -336,6 +338,7 @@ func (s *Collection) Requeued(ctx context.Context, group string) ([]Queue, error
 	if err != nil {
 		return nil, fmt.Errorf("looking for requeued messages: %w", err)
 	}
+
 	var queues []Queue
 	if err := cur.All(ctx, &queues); err != nil {
 		return nil, fmt.Errorf("looking for requeued messages: %w", err)

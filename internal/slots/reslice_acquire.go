@@ -127,6 +127,7 @@ func (r *resliceRun) acquireSlot(ctx context.Context, id string) (*lease.Held, e
 func (r *resliceRun) fenceAll(ctx context.Context, old []lease.Document) ([]record.Sender, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.Wait)
 	defer cancel()
+
 	var all []record.Sender
 	for i := range old {
 		d := &old[i]
@@ -144,11 +145,13 @@ func (r *resliceRun) fenceAll(ctx context.Context, old []lease.Document) ([]reco
 			Alive: d.RenewedAt,
 			Event: fence.LogEvents(r.log, nil),
 		})
+
 		if err != nil {
 			return nil, refusalf("slot %s: %w", d.ID, err)
 		}
 		all = append(all, senders...)
 	}
+
 	return all, nil
 }
 

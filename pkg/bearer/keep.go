@@ -98,15 +98,18 @@ func expiry(token string) time.Time {
 	if len(parts) != 3 {
 		return time.Time{}
 	}
+
 	claims, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(parts[1], "="))
 	if err != nil {
 		return time.Time{}
 	}
+
 	var c struct {
 		Expires float64 `json:"exp"`
 	}
 	if json.Unmarshal(claims, &c) != nil || c.Expires <= 0 || c.Expires > 1<<40 {
 		return time.Time{}
 	}
+
 	return time.Unix(int64(c.Expires), 0)
 }

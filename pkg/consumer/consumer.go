@@ -168,12 +168,14 @@ func (r *run) ensureIndexes() error {
 			return err
 		}
 	}
+
 	if r.c.letters != nil {
 		ensure := func(ctx context.Context) error { return letterparts.EnsureIndexes(ctx, r.c.letters) }
 		if err := r.repeatUntilReady("dead letters", ensure); err != nil {
 			return err
 		}
 	}
+
 	if r.c.waiting == nil {
 		return nil
 	}

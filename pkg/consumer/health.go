@@ -209,6 +209,7 @@ func (c *Consumer) HealthHandler() http.Handler {
 			_ = json.NewEncoder(w).Encode(s)
 		})
 	}
+
 	serve("/livez", func(*Status) bool { return c.health.isLive(c.currentSession.Load() != nil) })
 	serve("/readyz", func(s *Status) bool { return s.Ready })
 	return mux

@@ -65,6 +65,7 @@ func (e *requestError) Error() string {
 	case requestDiscard:
 		text = "the handler discarded the message"
 	}
+
 	if e.err != nil {
 		text += ": " + e.err.Error()
 	}

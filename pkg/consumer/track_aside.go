@@ -32,6 +32,7 @@ func (t *track) awaitRoom() bool {
 		if t.mustStop() {
 			return false
 		}
+
 		select {
 		case <-room.loaded:
 			return true
@@ -141,6 +142,7 @@ func (t *track) waitForChange(p permit) {
 		if t.mustStop() {
 			return
 		}
+
 		select {
 		case <-timer.C:
 		case <-p.changed:
@@ -248,6 +250,7 @@ func (t *track) postpone(x task, wait time.Duration) bool {
 			t.isPostponed, t.postponedFor = true, wait
 			return true
 		}
+
 		t.p.s.report(err)
 		if t.mustStop() {
 			return false

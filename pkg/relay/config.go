@@ -64,6 +64,7 @@ func keysOf(section reflect.Value) map[string]any {
 		if value.IsZero() || isCreate && value.CanInt() && value.Int() < 0 {
 			continue
 		}
+
 		// A section without a pointer is set only if one of its keys is.
 		key := keyValue(value)
 		if sub, ok := key.(map[string]any); ok && value.Kind() == reflect.Struct && len(sub) == 0 {

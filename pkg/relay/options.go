@@ -76,6 +76,7 @@ func (s *settings) replaceConnections(cfg Config) (Config, error) {
 	if s.host.Kafka.TLS != nil && cfg.Kafka.TLS != nil {
 		bad = append(bad, errors.New("relay: kafka.tls and WithKafkaTLS: use one of them"))
 	}
+
 	if s.host.Kafka.Token != nil {
 		var login SASL
 		if cfg.Kafka.SASL != nil {
@@ -93,6 +94,7 @@ func (s *settings) replaceConnections(cfg Config) (Config, error) {
 		login.Mechanism, login.Token = "oauthbearer", &token
 		cfg.Kafka.SASL = &login
 	}
+
 	if o := s.host.Mongo; o != nil {
 		if cfg.MongoDB.URI != "" || cfg.MongoDB.TLS != nil {
 			bad = append(bad, errors.New("relay: mongodb.uri or mongodb.tls, and WithMongoOptions: use one of them"))
@@ -103,5 +105,6 @@ func (s *settings) replaceConnections(cfg Config) (Config, error) {
 		// The rest of the program shows this address and derives the default of Config.Watch from it.
 		cfg.MongoDB.URI = cmp.Or(o.GetURI(), "mongodb://"+strings.Join(o.Hosts, ","))
 	}
+
 	return cfg, errors.Join(bad...)
 }

@@ -71,6 +71,7 @@ func (h *handler[S]) findID(rt *route[S], payload any, m *consumer.Message) (any
 	if text == "" && rt.id == nil {
 		text = cmp.Or(m.Aggregate.ID, string(m.Key))
 	}
+
 	if text == "" {
 		return nil, fmt.Errorf("%w: By found none, and there is no header %s", ErrNoID, HeaderID)
 	}

@@ -44,6 +44,7 @@ type instrument struct {
 func newOTel(tracers trace.TracerProvider, meters metric.MeterProvider) *otelSink {
 	s := &otelSink{tracer: tracers.Tracer(scope), instruments: map[Metric][]instrument{}}
 	meter := meters.Meter(scope)
+
 	for _, d := range definitions {
 		i := instrument{definition: d}
 		var err error

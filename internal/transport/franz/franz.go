@@ -121,6 +121,7 @@ func (t *Transport) options(group string, topics []string) []kgo.Opt {
 		kgo.BrokerMaxReadBytes(record.MaxReply),
 		kgo.ClientID(t.Wire.ClientID()),
 	}
+
 	if cfg.TLS != nil {
 		opts = append(opts, kgo.DialTLSConfig(cfg.TLS))
 	}
@@ -133,6 +134,7 @@ func (t *Transport) options(group string, topics []string) []kgo.Opt {
 	if cfg.Rack != "" {
 		opts = append(opts, kgo.Rack(cfg.Rack))
 	}
+
 	return opts
 }
 

@@ -17,6 +17,7 @@ func mechanism(s *transport.SASL) sasl.Mechanism {
 	if s == nil {
 		return nil
 	}
+
 	switch strings.ToLower(s.Mechanism) {
 	case "scram-sha-256":
 		return scram.Auth{User: s.Username, Pass: s.Password}.AsSha256Mechanism()

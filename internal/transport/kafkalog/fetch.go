@@ -57,6 +57,7 @@ func (r *Reader) Locate(ctx context.Context, tp transport.TopicPartition, atEnd 
 	if atEnd {
 		edge = kafkawire.LogEnd
 	}
+
 	for attempts := retry.Reopen.Start(); ; {
 		at, err := r.leaders.readEdge(ctx, tp, edge)
 		if err == nil {
@@ -65,6 +66,7 @@ func (r *Reader) Locate(ctx context.Context, tp transport.TopicPartition, atEnd 
 		if ctx.Err() != nil {
 			return 0, false
 		}
+
 		s.Fault(fmt.Errorf("reading where partition %s begins: %w", tp, err))
 		_ = attempts.Wait(ctx)
 	}

@@ -107,6 +107,7 @@ func (c *Client) publishBatch(ctx context.Context, tp record.TopicPartition, lis
 				err = c.Wire.Publish(ctx, addr, tp, list, requestTimeout)
 			}
 		}
+
 		if err == nil {
 			return nil
 		}

@@ -36,8 +36,10 @@ func (s *scout) awaitTopics(ctx context.Context) []string {
 		} else if ctx.Err() == nil {
 			s.session.Fault(fmt.Errorf("reading the topics: %w", err))
 		}
+
 		_ = attempts.Wait(ctx)
 	}
+
 	return nil
 }
 

@@ -60,6 +60,7 @@ func (c *Client) parseAvro(ctx context.Context, s sr.Schema) (*avro.Schema, erro
 	if err != nil {
 		return nil, err
 	}
+
 	parsed, err := known.Parse(s.Schema)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrSchema, err)
@@ -115,10 +116,12 @@ func (c *avroCodec) resolveWriter(ctx context.Context, id int) (*avro.Schema, er
 	if s.Type != sr.TypeAvro {
 		return nil, fmt.Errorf("%w %d is of type %v, not Avro", ErrSchema, id, s.Type)
 	}
+
 	writer, err := c.client.parseAvro(ctx, s)
 	if err != nil {
 		return nil, err
 	}
+
 	resolved, err := avro.Resolve(writer, c.own)
 	if err != nil {
 		return nil, fmt.Errorf("%w %d cannot be read as schema %d: %w", ErrSchema, id, c.id, err)
@@ -230,6 +233,7 @@ func (c *Client) compileJSON(ctx context.Context, s sr.Schema) (*jsonschema.Sche
 	const root = "schema.json"
 	compiler := jsonschema.NewCompiler()
 	compiler.UseLoader(noLoader{})
+
 	add := func(name, definition string) error {
 		doc, err := jsonschema.UnmarshalJSON(bytes.NewReader([]byte(definition)))
 		if err == nil {
@@ -240,12 +244,14 @@ func (c *Client) compileJSON(ctx context.Context, s sr.Schema) (*jsonschema.Sche
 		}
 		return nil
 	}
+
 	if err := c.eachReference(ctx, s, add); err != nil {
 		return nil, err
 	}
 	if err := add(root, s.Schema); err != nil {
 		return nil, err
 	}
+
 	compiled, err := compiler.Compile(root)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrSchema, err)

@@ -74,6 +74,7 @@ func (c *Client) walkReferences(ctx context.Context, s sr.Schema, depth int, f f
 	if depth > maxReferenceDepth {
 		return fmt.Errorf("%w: its references are more than %d schemas deep", ErrSchema, maxReferenceDepth)
 	}
+
 	for _, r := range s.References {
 		var found sr.SubjectSchema
 		err := c.request(ctx, func(ctx context.Context) (err error) {
@@ -83,6 +84,7 @@ func (c *Client) walkReferences(ctx context.Context, s sr.Schema, depth int, f f
 		if err != nil {
 			return fmt.Errorf("registry: reading version %d of subject %q: %w", r.Version, r.Subject, err)
 		}
+
 		if err := c.walkReferences(ctx, found.Schema, depth+1, f); err != nil {
 			return err
 		}

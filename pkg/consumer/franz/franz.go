@@ -55,6 +55,7 @@ func Use(opts ...Option) consumer.Option {
 	for _, o := range opts {
 		o.apply(&s)
 	}
+
 	open := func(cfg transport.Config) (transport.Transport, error) {
 		cfg.InstanceID = s.instanceID
 		t, err := franz.New(cfg)
@@ -63,6 +64,7 @@ func Use(opts ...Option) consumer.Option {
 		}
 		return t, nil
 	}
+
 	used, _ := consumerparts.Option(consumerparts.Surroundings{Open: open}).(consumer.Option)
 	return used
 }
