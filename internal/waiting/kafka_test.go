@@ -67,7 +67,7 @@ type wire struct {
 	seen    map[string]map[written]int64 // read back, by topic
 	latched map[[3]string]bool
 	opened  map[[3]string]int
-	closed  map[[3]string]int // by the test: exceptions that were decided, or loaded at the take-over
+	closed  map[[3]string]int // by the test: exceptions that were decided, or loaded at the takeover
 	settled map[record.Ticket]int
 	told    map[record.Ticket]bool
 	reached string
