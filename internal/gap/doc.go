@@ -11,6 +11,21 @@
 // transaction started after the other committed. Concurrent transactions may be delivered in either
 // order. If a writer stamps only some envelopes of a key, these have no order with the others.
 //
+// Repeated events: a transaction that is open at the end of the gap, T1, has stamps below T1 and commits after it.
+// The ids that were swept within M of T1 are kept as 128-bit hashes, so that the stream does not repeat them. If
+// the held stream falls off the oplog in turn, the next gap is from T1 to T2, and the same set excludes swept
+// envelopes. A snapshot read at T1 would need no such set, but the server keeps snapshots for only five minutes.
+// If the token is in the cluster's future, it does not belong to this history, and everything is swept.
+//
+// Times in ids come from the clocks of the writers. If the pump reads an envelope without a stamp whose id is more
+// than 24 hours from the commit of its event, it marks the collection in the registry before the watermark
+// passes the event. Sweeps of that collection then ignore the times in ids.
+//
+// Renames: if a collection is renamed during its sweep, the term ends, and the next term finds it under its new
+// name. A copy, by $out or by a rename into another database, is a new collection: its envelopes are delivered
+// although those of the original were. A slot that lags behind several renames of one collection may sweep it
+// from its beginning. Repeated events are flagged.
+//
 // Blocking: Run blocks in Deliver, which is the only limit on its speed, and retries failed reads until
 // they succeed. Memory: one reply for each collection, which together stay near the given bytes, and a
 // [Skip]. Cost: one read of an index range for each collection, and no writes. Limit: an envelope that was

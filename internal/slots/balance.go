@@ -1,6 +1,23 @@
 // Package slots divides a watcher by ordering keys (N28): how many slots it has, which process runs which of
 // them, and how the number changes.
 //
+// Sharing. Once per renewal, each node computes the quotas from the heartbeats and the watcher documents
+// ([slot.Table]): even, with pinned slots counted, and with as few moves as possible. An expired lease removes
+// its node from the tables of all nodes, so a crash costs one ttl. If no node takes a free slot within some
+// renewals, any node may. It then keeps the slot for a while, longer each time: nodes whose tables differ would
+// otherwise pass it to each other.
+//
+// Another number of slots. [RunReslice] pauses and drains every slot, acquires every lease, and fences every
+// transactional id as a takeover does. One transaction then replaces the documents. The new documents begin at
+// the lowest position of all, by time, because their pipeline is another one. They have the lowest stored
+// offsets and all old producer ids for the read-back. A slot that was ahead has delivered events below the
+// offsets of a slot that was behind, so the documents also record how far each old range had come (passed), and
+// the pump skips those events. The transaction copies the collections that other writers have added to dirty
+// lists in the meantime. Epochs continue from the highest epoch, so that claims of old terms can be taken. Each
+// new transactional id is listed as an earlier sender of its own slot: the first owner has to read a marker above
+// the last listed sender, and cannot write markers for other ids. A pause applies to every new slot with some of
+// the keys, a pin only if all old slots of the keys have it.
+//
 // Blocking: Balancer and RunReslice block until their context ends or their work is done. All other functions
 // make one call to MongoDB each.
 package slots
