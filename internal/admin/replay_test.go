@@ -37,6 +37,7 @@ func newStand(t *testing.T, c *mongo.Client) *stand {
 	t.Helper()
 	s := &stand{t: t, state: stacktest.Database(t, c), shop: stacktest.Database(t, c)}
 	s.box = s.shop.Collection("outbox", options.Collection().SetWriteConcern(writeconcern.Majority()))
+
 	if err := outboxes.EnsureIndexes(t.Context(), s.box); err != nil {
 		t.Fatal(err)
 	}
@@ -46,6 +47,7 @@ func newStand(t *testing.T, c *mongo.Client) *stand {
 	if _, err := outboxes.NewRegistry(s.state.Collection("collections")).Register(t.Context(), [16]byte{1}, s.ns(), "orders", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
+
 	router, err := routing.New(routing.Config{Rules: []routing.Rule{{AggregateType: "order", To: []string{"orders", "audit"}}}})
 	if err != nil {
 		t.Fatal(err)
@@ -54,6 +56,7 @@ func newStand(t *testing.T, c *mongo.Client) *stand {
 		State: s.state, Watcher: "orders", Actor: "ann", Router: router,
 		Compacted: func(context.Context, []string) ([]string, error) { return nil, nil },
 	}
+
 	s.r = s.op.Replays()
 	return s
 }
@@ -79,17 +82,20 @@ func (s *stand) at(ctx context.Context) bson.Timestamp {
 		}
 		return bson.Timestamp{}
 	}
+
 	var ts bson.Timestamp
 	ts.T, ts.I = raw.Lookup("operationTime").Timestamp()
 	if _, err := s.state.Collection("watchers").UpdateOne(ctx, bson.D{{Key: "_id", Value: "orders/0of1"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "clusterTime", Value: ts}}}}); err != nil && ctx.Err() == nil {
 		s.t.Error(err)
 	}
+
 	return ts
 }
 
 // runs makes the watcher move until the test ends, and calls relay, if there is one, between two steps.
 func (s *stand) runs(relay func(ctx context.Context)) {
 	s.at(s.t.Context())
+
 	ctx, cancel := context.WithCancel(context.WithoutCancel(s.t.Context()))
 	ended := make(chan struct{})
 	go func() {
@@ -107,6 +113,7 @@ func (s *stand) runs(relay func(ctx context.Context)) {
 			}
 		}
 	}()
+
 	s.t.Cleanup(func() { cancel(); <-ended })
 }
 
@@ -117,12 +124,14 @@ func (s *stand) sends(n int64) func(ctx context.Context) {
 		if err != nil {
 			return
 		}
+
 		var docs []struct {
 			ID any `bson:"_id"`
 		}
 		if cur.All(ctx, &docs) != nil {
 			return
 		}
+
 		ids := make(bson.A, len(docs))
 		for i, d := range docs {
 			ids[i] = d.ID
@@ -192,12 +201,14 @@ func (s *stand) queued() []string {
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	var docs []struct {
 		ID string `bson:"_id"`
 	}
 	if err := cur.All(s.t.Context(), &docs); err != nil {
 		s.t.Fatal(err)
 	}
+
 	ids := []string{}
 	for _, d := range docs {
 		ids = append(ids, d.ID)
@@ -216,17 +227,20 @@ func TestN18_AReplayIsANewDeliveryOfTheSameEnvelope(t *testing.T) {
 		bson.D{{Key: "_id", Value: "malformed"}, {Key: "ts", Value: bson.Timestamp{}}},
 		envelope("expired", bson.E{Key: "expiresAt", Value: time.Now().Add(-time.Second)}),
 	)
+
 	before := s.raw("a")
 	s.runs(nil)
 	plan, err := s.r.Plan(t.Context(), everything)
 	if err != nil || plan.Found != 3 || plan.LeftOut != 1 || len(plan.Topics) != 2 || plan.Topics[1].Name != "orders" || plan.Collections[0].Name != s.ns() {
 		t.Errorf("plan %+v, %v", plan, err)
 	}
+
 	id := s.start(everything)
 	i, err := s.r.Run(t.Context(), id, admin.ReplayRun{})
 	if err != nil || i.State != admin.ReplayDone || i.Queued != 2 || i.Skipped != 2 || i.Actor != "ann" || i.FinishedAt == nil {
 		t.Fatalf("%+v, %v", i, err)
 	}
+
 	a := s.raw("a")
 	var x struct {
 		State, Origin, ReplayOf, Pos, Key string
@@ -237,12 +251,14 @@ func TestN18_AReplayIsANewDeliveryOfTheSameEnvelope(t *testing.T) {
 	if err := bson.Unmarshal(lower(t, a), &x); err != nil {
 		t.Fatal(err)
 	}
+
 	var old bson.Timestamp
 	old.T, old.I = before.Lookup("ts").Timestamp()
 	if x.State != "retry" || x.Origin != "replay" || x.ReplayOf != id || x.Delivery != 1 || x.Key != "7" || !x.TS.After(old) ||
 		x.Pos != fmt.Sprintf("82%08X%08X", old.T, old.I) || time.Since(x.NextAt).Abs() > time.Minute {
 		t.Errorf("queued as %v", a)
 	}
+
 	for _, gone := range []string{"sentAt", "sent", "pending"} {
 		if _, err := a.LookupErr(gone); err == nil {
 			t.Errorf("%s is left", gone)
@@ -253,12 +269,14 @@ func TestN18_AReplayIsANewDeliveryOfTheSameEnvelope(t *testing.T) {
 			t.Errorf("%s was changed", kept)
 		}
 	}
+
 	if b := s.raw("b"); b.Lookup("delivery").AsInt64() != 3 || b.Lookup("key").AsInt64() != 5 {
 		t.Errorf("queued as %v", b)
 	}
 	if got := s.queued(); !slices.Equal(got, []string{"a", "b"}) {
 		t.Errorf("in the order of their positions: %v", got)
 	}
+
 	var w struct {
 		Dirty []string
 		Fence int64
@@ -270,6 +288,7 @@ func TestN18_AReplayIsANewDeliveryOfTheSameEnvelope(t *testing.T) {
 	if i, err := s.r.Run(t.Context(), s.start(everything), admin.ReplayRun{}); err != nil || i.Queued != 0 {
 		t.Errorf("%+v, %v", i, err)
 	}
+
 	log, err := nodes.NewEvents(s.state.Collection("events"), "", "").Latest(t.Context(), 4)
 	if err != nil || len(log) != 4 || log[3].Kind != "replay_ordered" || log[2].Kind != "replay_queued" || log[2].Fields.Lookup("actor").StringValue() != "ann" {
 		t.Errorf("%+v, %v", log, err)
@@ -283,10 +302,12 @@ func lower(t *testing.T, raw bson.Raw) bson.Raw {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var d bson.D
 	for _, e := range elems {
 		d = append(d, bson.E{Key: strings.ToLower(e.Key()), Value: e.Value()})
 	}
+
 	out, err := bson.Marshal(d)
 	if err != nil {
 		t.Fatal(err)
@@ -297,6 +318,7 @@ func lower(t *testing.T, raw bson.Raw) bson.Raw {
 func TestAReplayIsNarrowed(t *testing.T) {
 	t.Parallel()
 	s := newStand(t, stacktest.Client(t))
+
 	oid := bson.NewObjectID()
 	s.append(
 		envelope("str"),
@@ -305,6 +327,7 @@ func TestAReplayIsNarrowed(t *testing.T) {
 		envelope("own", bson.E{Key: "topic", Value: "special"}),
 		bson.D{{Key: "_id", Value: "user"}, {Key: "aggregatetype", Value: "user"}, {Key: "aggregateid", Value: int32(42)}, {Key: "type", Value: "Made"}, {Key: "payload", Value: nil}, {Key: "ts", Value: bson.Timestamp{}}},
 	)
+
 	s.runs(nil)
 	for name, c := range map[string]struct {
 		narrow func(*admin.ReplayOrder)
@@ -329,6 +352,7 @@ func TestAReplayIsNarrowed(t *testing.T) {
 			t.Errorf("%s: %+v, %v; want %d", name, p, err, c.found)
 		}
 	}
+
 	for name, o := range map[string]admin.ReplayOrder{
 		"no bound":           {Types: []string{"Made"}},
 		"unknown collection": {From: time.Unix(1, 0), Collections: []string{"a.b"}},
@@ -337,11 +361,13 @@ func TestAReplayIsNarrowed(t *testing.T) {
 			t.Errorf("%s: no error", name)
 		}
 	}
+
 	nobody := s.op
 	nobody.Watcher = "nobody"
 	if _, err := order(t, nobody.Replays(), everything); !errors.Is(err, mongodb.ErrNoWatcher) {
 		t.Errorf("%v", err)
 	}
+
 	o := everything
 	o.Topics = []string{"audit", "special"}
 	if i, err := s.r.Run(t.Context(), s.start(o), admin.ReplayRun{}); err != nil || i.Queued != 4 || i.Skipped != 1 {
@@ -358,15 +384,18 @@ func TestAReplayIsNarrowed(t *testing.T) {
 func TestN10_AReplayIntoACompactedTopicNeedsForce(t *testing.T) {
 	t.Parallel()
 	s := newStand(t, stacktest.Client(t))
+
 	s.append(envelope("a"))
 	s.runs(nil)
 	var asked []string
 	s.op.Compacted = func(_ context.Context, topics []string) ([]string, error) { asked = topics; return topics[:1], nil }
 	s.r = s.op.Replays()
+
 	_, err := order(t, s.r, everything)
 	if c, ok := errors.AsType[*admin.CompactedError](err); !ok || !slices.Equal(c.Topics, []string{"audit"}) || !slices.Equal(asked, []string{"audit", "orders"}) {
 		t.Fatalf("%v, asked for %v", err, asked)
 	}
+
 	o := everything
 	o.Topics = []string{"orders"}
 	s.op.Compacted = func(context.Context, []string) ([]string, error) { return []string{"audit"}, nil }
@@ -374,11 +403,13 @@ func TestN10_AReplayIntoACompactedTopicNeedsForce(t *testing.T) {
 	if _, err := order(t, s.r, o); err != nil {
 		t.Errorf("the compacted topic is not meant: %v", err)
 	}
+
 	s.op.Compacted = func(context.Context, []string) ([]string, error) { return nil, errors.New("no broker") }
 	s.r = s.op.Replays()
 	if _, err := order(t, s.r, everything); err == nil {
 		t.Error("went on although nobody knows")
 	}
+
 	o.Force = true
 	if _, err := order(t, s.r, o); err != nil {
 		t.Error(err)
@@ -399,17 +430,20 @@ func TestAnEnvelopeThatIsNotDeliveredIsNotReplayed(t *testing.T) {
 	if err := sess.StartTransaction(); err != nil {
 		t.Fatal(err)
 	}
+
 	tx := mongo.NewSessionContext(t.Context(), sess)
 	for _, id := range []string{"open", "fails"} {
 		if _, err := s.shop.Collection("outbox").InsertOne(tx, envelope(id)); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	s.append(envelope("other")) // so that the place is behind the stamps
 	s.at(t.Context())
 	if err := sess.CommitTransaction(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	id := s.start(everything)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -417,6 +451,7 @@ func TestAnEnvelopeThatIsNotDeliveredIsNotReplayed(t *testing.T) {
 	if _, err := s.r.Run(ctx, id, admin.ReplayRun{Progress: func(admin.ReplayInfo) { waited.Store(true); cancel() }}); !errors.Is(err, context.Canceled) || !waited.Load() {
 		t.Fatalf("it did not wait for the watcher: %v", err)
 	}
+
 	if _, err := s.r.Run(t.Context(), id, admin.ReplayRun{Patience: 300 * time.Millisecond}); !errors.Is(err, admin.ErrReplayStalled) {
 		t.Errorf("a watcher that stands still: %v", err)
 	}
@@ -427,6 +462,7 @@ func TestAnEnvelopeThatIsNotDeliveredIsNotReplayed(t *testing.T) {
 	if _, err := s.box.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "fails"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "state", Value: "blocked"}, {Key: "origin", Value: "stream"}}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	s.runs(nil)
 	if i, err := s.r.Run(t.Context(), id, admin.ReplayRun{}); err != nil || i.Queued != 3 {
 		t.Errorf("%+v, %v", i, err)

@@ -55,12 +55,14 @@ func names(t *testing.T, coll *mongo.Collection) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var out []string
 	for _, s := range specs {
 		if s.Name != "_id_" {
 			out = append(out, s.Name)
 		}
 	}
+
 	slices.Sort(out)
 	return out
 }
@@ -104,6 +106,7 @@ func TestTheStepsMakeWhatTheCodeDeclares(t *testing.T) {
 		}
 		return slices.Equal(text(a), text(b))
 	}
+
 	steps := Steps()
 	if !same(declaredIndexes(steps, Outbox), outboxes.Indexes()) {
 		t.Errorf("the steps make %+v on an outbox, and the code declares %+v: add a step", declaredIndexes(steps, Outbox), outboxes.Indexes())
@@ -111,6 +114,7 @@ func TestTheStepsMakeWhatTheCodeDeclares(t *testing.T) {
 	if !same(declaredIndexes(steps, Dead), deadletter.Indexes()) {
 		t.Errorf("the steps make %+v on dead letters, and the code declares %+v: add a step", declaredIndexes(steps, Dead), deadletter.Indexes())
 	}
+
 	ids := map[string]bool{}
 	made := map[string]bool{}
 	for i, s := range steps {
@@ -137,10 +141,12 @@ func TestReleasedStepsStayAsTheyAre(t *testing.T) {
 		"0003": "235ced226a907139e9735eb99f647de8",
 		"0004": "adce3dbf6db5f80b77094402651805e5",
 	}
+
 	got := map[string]string{}
 	for _, s := range Steps() {
 		got[s.ID] = s.Checksum()
 	}
+
 	if !maps.Equal(got, want) {
 		t.Errorf("checksums are %v, want %v", got, want)
 	}
@@ -152,12 +158,14 @@ func TestUpTakesEachStepOnceAndWritesItDown(t *testing.T) {
 	if _, err := d.shop.Collection(deadletter.Collection("outbox")).InsertOne(t.Context(), bson.D{{Key: "x", Value: 1}}); err != nil {
 		t.Fatal(err)
 	}
+
 	if r := up(t, d.migrator(history()[:2])); !slices.Equal(r.Applied, []string{"0001", "0002"}) || !r.OK() {
 		t.Fatalf("first: %+v", r)
 	}
 	if got := names(t, d.shop.Collection("b.outbox")); !slices.Equal(got, []string{"a_1", "b_1"}) {
 		t.Errorf("after two steps: %v", got)
 	}
+
 	m := d.migrator(history())
 	if r := up(t, m); !slices.Equal(r.Applied, []string{"0003"}) || !r.OK() {
 		t.Fatalf("second: %+v", r)
@@ -165,6 +173,7 @@ func TestUpTakesEachStepOnceAndWritesItDown(t *testing.T) {
 	if r := up(t, m); len(r.Applied) != 0 || !r.OK() {
 		t.Fatalf("third: %+v", r)
 	}
+
 	for coll, want := range map[*mongo.Collection][]string{
 		d.shop.Collection("outbox"):                        {"a_1_c_1", "b_1"}, // the superseded one is gone
 		d.shop.Collection("b.outbox"):                      {"a_1_c_1", "b_1"},
@@ -178,6 +187,7 @@ func TestUpTakesEachStepOnceAndWritesItDown(t *testing.T) {
 	if there, err := d.shop.ListCollectionNames(t.Context(), bson.D{{Key: "name", Value: deadletter.Collection("b.outbox")}}); err != nil || len(there) != 0 {
 		t.Errorf("an empty collection of dead letters was made: %v, %v", there, err)
 	}
+
 	s, err := m.Status(t.Context())
 	if err != nil || len(s.Steps) != 3 || s.Lock != nil {
 		t.Fatalf("%+v, %v", s, err)
@@ -194,15 +204,18 @@ func TestACollectionThatAppearsLaterNeedsNoEntry(t *testing.T) {
 	d := deploy(t, stacktest.Client(t))
 	m := d.migrator(history())
 	up(t, m)
+
 	tenant := d.shop.Collection("tenant")
 	if _, err := tenant.Indexes().CreateOne(t.Context(), mongo.IndexModel{Keys: bson.D{{Key: "a", Value: 1}}}); err != nil { // of an old version
 		t.Fatal(err)
 	}
+
 	for range 2 {
 		if r, err := m.Prepare(t.Context(), outboxes.Outbox{DB: d.shop.Name(), Coll: "tenant"}); err != nil || !r.OK() {
 			t.Fatalf("%+v, %v", r, err)
 		}
 	}
+
 	if got := names(t, tenant); !slices.Equal(got, []string{"a_1_c_1", "b_1"}) {
 		t.Errorf("it has %v", got)
 	}
@@ -215,6 +228,7 @@ func TestAChangedStepIsAClearError(t *testing.T) {
 	t.Parallel()
 	d := deploy(t, stacktest.Client(t), "outbox")
 	up(t, d.migrator(history()))
+
 	other := history()
 	other[1].Create[0].Index.Unique = true
 	m := d.migrator(other)
@@ -222,6 +236,7 @@ func TestAChangedStepIsAClearError(t *testing.T) {
 	if changed, ok := errors.AsType[*ChangedError](err); !ok || !errors.Is(err, ErrChanged) || changed.ID != "0002" || changed.Version != "1.0" {
 		t.Errorf("%v", err)
 	}
+
 	s, err := m.Status(t.Context())
 	if err != nil || s.Steps[1].State != stateChanged || s.Steps[0].State != outcomeApplied {
 		t.Errorf("%+v, %v", s.Steps, err)
@@ -232,6 +247,7 @@ func TestStepsOfANewerVersionAreBorneUnlessTheyBreak(t *testing.T) {
 	t.Parallel()
 	d := deploy(t, stacktest.Client(t), "outbox")
 	up(t, d.migrator(history()))
+
 	old := d.migrator(history()[:2])
 	if r := up(t, old); !slices.Equal(r.Newer, []string{"0003"}) || len(r.Applied) != 0 {
 		t.Errorf("an old version reports %+v", r)
@@ -239,10 +255,12 @@ func TestStepsOfANewerVersionAreBorneUnlessTheyBreak(t *testing.T) {
 	if s, err := old.Status(t.Context()); err != nil || len(s.Steps) != 3 || s.Steps[2].State != stateNewer || s.Steps[2].Name != "three" {
 		t.Errorf("%+v, %v", s, err)
 	}
+
 	next := append(history(), Step{ID: "0004", Name: "four", Breaking: true})
 	newest := d.migrator(next)
 	newest.Version = "2.0"
 	up(t, newest)
+
 	_, err := d.migrator(history()).Up(t.Context())
 	if n, ok := errors.AsType[*NewerError](err); !ok || !errors.Is(err, ErrNewer) || n.ID != "0004" || !strings.Contains(err.Error(), "run version 2.0") {
 		t.Errorf("%v", err)
@@ -255,11 +273,13 @@ func TestAMissingPrivilegeIsNamedAndTriedAgain(t *testing.T) {
 	c := stacktest.Client(t, options.Client().SetAppName(app))
 	d := deploy(t, c, "outbox", "other")
 	m := d.migrator(history())
+
 	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{
 		{Key: "errorCode", Value: 13},
 		{Key: "failCommands", Value: bson.A{"createIndexes"}},
 		{Key: "namespace", Value: d.shop.Name() + ".outbox"},
 	})
+
 	r := up(t, m)
 	want := Grant{Action: "createIndex", On: d.shop.Name() + ".outbox"}
 	if len(r.Missing) != 1 || r.Missing[0].Action != want.Action || r.Missing[0].On != want.On || !strings.Contains(r.Missing[0].Advice, "createIndex(") {
@@ -274,10 +294,12 @@ func TestAMissingPrivilegeIsNamedAndTriedAgain(t *testing.T) {
 	if s, err := m.Status(t.Context()); err != nil || s.Steps[2].State != outcomeIncomplete || len(s.Steps[2].Missing) != 1 || s.Lock != nil {
 		t.Errorf("%+v, %v", s, err)
 	}
+
 	v, err := m.Verify(t.Context(), true)
 	if err != nil || v.OK() || len(v.Drift) != 2 || v.Drift[0].Repaired || len(v.Missing) != 1 {
 		t.Errorf("%+v, %v", v, err)
 	}
+
 	off()
 	if r := up(t, m); !r.OK() || !slices.Equal(r.Applied, []string{"0002", "0003"}) {
 		t.Errorf("after the grant: %+v", r)
@@ -289,16 +311,19 @@ func TestWithoutTheLedgerIndexesAreMadeAllTheSame(t *testing.T) {
 	app := stacktest.Name(t)
 	c := stacktest.Client(t, options.Client().SetAppName(app))
 	d := deploy(t, c, "outbox")
+
 	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{
 		{Key: "errorCode", Value: 13},
 		{Key: "failCommands", Value: bson.A{"find", "update", "findAndModify"}},
 		{Key: "namespace", Value: d.state.Name() + "." + Collection},
 	})
+
 	r := up(t, d.migrator(history()[1:]))
 	off()
 	if !slices.Equal(r.Pending, []string{"0002", "0003"}) || len(r.Missing) != 1 || r.Missing[0].Action != "find" || r.Missing[0].On != d.state.Name()+"."+Collection {
 		t.Errorf("%+v", r)
 	}
+
 	if got := names(t, d.shop.Collection("outbox")); !slices.Equal(got, []string{"a_1_c_1", "b_1"}) {
 		t.Errorf("it has %v", got)
 	}
@@ -312,6 +337,7 @@ func TestDriftIsReportedAndRepairedOnRequest(t *testing.T) {
 	if v, err := m.Verify(t.Context(), false); err != nil || !v.OK() || v.Collections != 3 {
 		t.Fatalf("just migrated: %+v, %v", v, err)
 	}
+
 	box := d.shop.Collection("outbox")
 	if err := box.Indexes().DropOne(t.Context(), "b_1"); err != nil {
 		t.Fatal(err)
@@ -324,6 +350,7 @@ func TestDriftIsReportedAndRepairedOnRequest(t *testing.T) {
 	if err := d.state.Collection("events").Indexes().DropOne(t.Context(), "at_1"); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, repair := range []bool{false, true} {
 		v, err := m.Verify(t.Context(), repair)
 		if err != nil || v.OK() != repair || len(v.Drift) != 3 {
@@ -335,6 +362,7 @@ func TestDriftIsReportedAndRepairedOnRequest(t *testing.T) {
 			}
 		}
 	}
+
 	if v, err := m.Verify(t.Context(), false); err != nil || !v.OK() || len(v.Drift) != 0 {
 		t.Errorf("after the repair: %+v, %v", v, err)
 	}
@@ -346,10 +374,12 @@ func TestDriftIsReportedAndRepairedOnRequest(t *testing.T) {
 func TestWhatTheConfigurationTurnsOnIsNoDrift(t *testing.T) {
 	t.Parallel()
 	d := deploy(t, stacktest.Client(t), "outbox")
+
 	dead := d.shop.Collection(deadletter.Collection("outbox"))
 	if _, err := dead.InsertOne(t.Context(), bson.D{{Key: "x", Value: 1}}); err != nil {
 		t.Fatal(err)
 	}
+
 	m := d.migrator(nil)
 	up(t, m)
 	if err := deadletter.SetExpiry(t.Context(), dead, 2*time.Hour); err != nil {
@@ -358,6 +388,7 @@ func TestWhatTheConfigurationTurnsOnIsNoDrift(t *testing.T) {
 	if _, err := outboxes.EnsureSentTTL(t.Context(), d.shop.Collection("outbox"), 2*time.Hour); err != nil {
 		t.Fatal(err)
 	}
+
 	if v, err := m.Verify(t.Context(), false); err != nil || !v.OK() || v.Collections != 4 {
 		t.Errorf("%+v, %v", v, err)
 	}
@@ -369,11 +400,13 @@ func TestAnIndexOfSomebodyElseIsAConflictNotAFailure(t *testing.T) {
 	if _, err := d.shop.Collection("outbox").Indexes().CreateOne(t.Context(), mongo.IndexModel{Keys: bson.D{{Key: "x", Value: 1}}, Options: options.Index().SetName("b_1")}); err != nil {
 		t.Fatal(err)
 	}
+
 	m := d.migrator(history())
 	r := up(t, m)
 	if r.OK() || len(r.Conflicts) == 0 || !strings.Contains(r.Conflicts[0], d.shop.Name()+".outbox") {
 		t.Errorf("%+v", r)
 	}
+
 	if v, err := m.Verify(t.Context(), true); err != nil || !v.OK() {
 		t.Errorf("%+v, %v", v, err)
 	}
@@ -388,12 +421,14 @@ func TestAStepMayRunTwice(t *testing.T) {
 	d := deploy(t, stacktest.Client(t), "outbox")
 	m := d.migrator(history())
 	up(t, m)
+
 	if _, err := d.state.Collection(Collection).DeleteOne(t.Context(), bson.D{{Key: "_id", Value: "0003"}}); err != nil {
 		t.Fatal(err)
 	}
 	if r := up(t, m); !r.OK() || !slices.Equal(r.Applied, []string{"0003"}) {
 		t.Errorf("%+v", r)
 	}
+
 	if got := names(t, d.shop.Collection("outbox")); !slices.Equal(got, []string{"a_1_c_1", "b_1"}) {
 		t.Errorf("it has %v", got)
 	}

@@ -249,6 +249,7 @@ func ask(t *testing.T, h http.Handler, who *caller, method, target string, form 
 	if form != nil {
 		body = strings.NewReader(form.Encode())
 	}
+
 	r := httptest.NewRequestWithContext(t.Context(), method, target, body)
 	if form != nil {
 		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
@@ -259,6 +260,7 @@ func ask(t *testing.T, h http.Handler, who *caller, method, target string, form 
 	if who != nil {
 		r = r.WithContext(admin.WithCaller(r.Context(), *who))
 	}
+
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
 	return w.Result(), w.Body.String()
@@ -293,12 +295,14 @@ func TestHostileTextIsText(t *testing.T) {
 			}
 		}
 	}
+
 	d := &desk{text: hostile, count: 2}
 	form := url.Values{"scope": {"ticked"}, "pick": {hostile}, "message": {hostile}, hostile: {hostile}}
 	_, body := ask(t, site(d), &operator, "POST", "/confirm/dead-requeue", form)
 	if strings.Contains(body, "<i>hostile") || strings.Contains(body, `hostile"`) || !strings.Contains(body, "hostile") {
 		t.Errorf("the question holds raw text, or none: %s", body)
 	}
+
 	_, body = ask(t, site(&desk{err: errors.New(hostile)}), &operator, "GET", "/dead", nil)
 	if strings.Contains(body, "<i>hostile") || !strings.Contains(body, "hostile") {
 		t.Errorf("an error holds raw text, or none: %s", body)
@@ -315,16 +319,19 @@ func TestNothingIsInline(t *testing.T) {
 		if at = strings.ReplaceAll(at, url.QueryEscape(hostile), "x"); strings.HasPrefix(at, "/nowhere") {
 			at = "/nowhere"
 		}
+
 		r, body := ask(t, h, &operator, "GET", at, nil)
 		if m := inline.FindString(body); m != "" {
 			t.Errorf("%s: %q", at, m)
 		}
+
 		csp := r.Header.Get("Content-Security-Policy")
 		for _, want := range []string{"default-src 'none'", "script-src 'self'", "style-src 'self'", "frame-ancestors 'none'", "base-uri 'none'", "form-action 'self'"} {
 			if !strings.Contains(csp, want) {
 				t.Errorf("%s: the policy %q lacks %q", at, csp, want)
 			}
 		}
+
 		if strings.Contains(csp, "unsafe") || r.Header.Get("Cache-Control") != "no-store" || r.Header.Get("X-Content-Type-Options") != "nosniff" {
 			t.Errorf("%s: headers %v", at, r.Header)
 		}
@@ -336,6 +343,7 @@ func TestViewersLookAndDoNotAct(t *testing.T) {
 	t.Parallel()
 	d := &desk{text: "x", count: 3}
 	h := site(d)
+
 	for _, at := range everywhere() {
 		_, body := ask(t, h, &viewer, "GET", at, nil)
 		for _, form := range []string{"formaction=", "Requeue …", "Retry now", "Pause …", "Purge …"} {
@@ -347,6 +355,7 @@ func TestViewersLookAndDoNotAct(t *testing.T) {
 			t.Fatalf("%s: a payload was read for somebody who may not see any", at)
 		}
 	}
+
 	for name := range actions {
 		for _, way := range []string{"/confirm/", "/act/"} {
 			r, _ := ask(t, h, &viewer, "POST", way+name, url.Values{"scope": {"all"}, "_count": {"3"}, "node": {"n"}})
@@ -355,12 +364,14 @@ func TestViewersLookAndDoNotAct(t *testing.T) {
 			}
 		}
 	}
+
 	if len(d.did) > 0 {
 		t.Errorf("a viewer did %v", d.did)
 	}
 	if r, _ := ask(t, h, nil, "GET", "/", nil); r.StatusCode != http.StatusForbidden {
 		t.Errorf("%d without a caller", r.StatusCode)
 	}
+
 	ask(t, h, &operator, "GET", "/dead/letter?id=1", nil)
 	if d.payload {
 		t.Error("a payload was read that nobody asked for")
@@ -375,12 +386,14 @@ func TestForeignPagesCannotAct(t *testing.T) {
 	t.Parallel()
 	d := &desk{text: "x", count: 1, slots: []admin.Watcher{{Name: "orders", Slot: "0of1"}}}
 	h := site(d)
+
 	form := url.Values{"_count": {"-1"}}
 	for _, header := range [][]string{{"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Site", "same-site"}, {"Origin", "https://evil.example"}} {
 		if r, _ := ask(t, h, &operator, "POST", "http://relay.example/act/pause", form, header...); r.StatusCode != http.StatusForbidden {
 			t.Errorf("%v: %d", header, r.StatusCode)
 		}
 	}
+
 	for name := range actions {
 		for _, way := range []string{"/confirm/", "/act/"} {
 			if r, _ := ask(t, h, &operator, "GET", way+name+"?_count=-1", nil); r.StatusCode < 400 {
@@ -388,12 +401,14 @@ func TestForeignPagesCannotAct(t *testing.T) {
 			}
 		}
 	}
+
 	if r, _ := ask(t, h, &operator, "POST", "/act/pause", form, "Content-Type", "text/plain"); r.StatusCode != http.StatusBadRequest {
 		t.Errorf("a form of another type: %d", r.StatusCode)
 	}
 	if len(d.did) > 0 {
 		t.Fatalf("it did %v", d.did)
 	}
+
 	r, _ := ask(t, h, &operator, "POST", "http://relay.example/act/pause", form, "Sec-Fetch-Site", "same-origin")
 	if r.StatusCode != http.StatusSeeOther || !slices.Equal(d.did, []string{"pause orders"}) {
 		t.Errorf("the page's own form: %d, %v", r.StatusCode, d.did)
@@ -405,11 +420,13 @@ func TestActionsAreConfirmed(t *testing.T) {
 	t.Parallel()
 	d := &desk{text: "x", count: 12}
 	h := site(d)
+
 	form := url.Values{"scope": {"all"}, "topic": {"orders"}, "class": {"expired"}}
 	r, body := ask(t, h, &operator, "POST", "/confirm/dead-discard", form)
 	if r.StatusCode != http.StatusOK || !strings.Contains(body, "12 dead letters are removed for good") || !strings.Contains(body, "discard 12") || !strings.Contains(body, "cannot be taken back") {
 		t.Fatalf("%d %s", r.StatusCode, body)
 	}
+
 	refused := func(why string, change func(url.Values)) {
 		t.Helper()
 		f := url.Values{"_count": {"12"}, "_phrase": {"discard 12"}}
@@ -425,12 +442,14 @@ func TestActionsAreConfirmed(t *testing.T) {
 			t.Fatalf("%s: done", why)
 		}
 	}
+
 	refused("not confirmed", func(f url.Values) { f.Del("_count") })
 	refused("phrase not typed", func(f url.Values) { f.Del("_phrase") })
 	refused("there were fewer", func(f url.Values) { f.Set("_count", "11"); f.Set("_phrase", "discard 11") })
 	d.count = 0
 	refused("nothing left", func(f url.Values) { f.Set("_count", "0"); f.Set("_phrase", "discard 0") })
 	d.count = 12
+
 	form.Set("_count", "12")
 	form.Set("_phrase", "discard 12")
 	r, _ = ask(t, h, &operator, "POST", "/act/dead-discard", form)
@@ -440,6 +459,7 @@ func TestActionsAreConfirmed(t *testing.T) {
 	if f := d.filter; f.Topic != "orders" || f.Class != "expired" || !f.All || f.RequeueStatus != "replayable" {
 		t.Errorf("by the filter %+v", f)
 	}
+
 	to := r.Header.Get("Location")
 	if _, body = ask(t, h, &operator, "GET", to, nil); !strings.Contains(body, "12 dead letters discarded") {
 		t.Errorf("%s does not say what was done", to)
@@ -447,6 +467,7 @@ func TestActionsAreConfirmed(t *testing.T) {
 	if _, body = ask(t, h, &viewer, "GET", to, nil); strings.Contains(body, "12 dead letters discarded") {
 		t.Error("somebody else is told that they did it")
 	}
+
 	for _, bad := range []url.Values{{}, {"scope": {"ticked"}}, {"scope": {"all"}, "from": {"yesterday"}}, {"scope": {"all"}, "since": {"-1h"}}} {
 		if r, _ := ask(t, h, &operator, "POST", "/confirm/dead-requeue", bad); r.StatusCode != http.StatusBadRequest {
 			t.Errorf("%v: %d", bad, r.StatusCode)
@@ -465,12 +486,14 @@ func TestAWindowIsPinnedWhenItIsConfirmed(t *testing.T) {
 
 func TestEditHoldsOnlyWhatWasChanged(t *testing.T) {
 	t.Parallel()
+
 	d := &desk{text: "x"}
 	form := url.Values{
 		"id": {"e1"}, "collection": {"shop.outbox"}, "delivery": {"1"}, "version": {"7"}, "_count": {"-1"},
 		"was.type": {"A"}, "set.type": {"A"}, "was.topic": {"old"}, "set.topic": {"new"}, "was.key": {"k"}, "set.key": {""},
 		"payload": {"ignored"}, "headers": {"ignored"},
 	}
+
 	if r, body := ask(t, site(d), &operator, "POST", "/act/dead-edit", form); r.StatusCode != http.StatusSeeOther {
 		t.Fatalf("%d %s", r.StatusCode, body)
 	}
@@ -478,6 +501,7 @@ func TestEditHoldsOnlyWhatWasChanged(t *testing.T) {
 	if e.Version != 7 || len(e.Fields) != 1 || e.Fields["topic"] != "new" || !slices.Equal(e.Unset, []string{"key"}) || e.Payload != nil || e.Headers != nil {
 		t.Errorf("%+v", e)
 	}
+
 	form.Set("replace-payload", "1")
 	form.Set("payload", "{\r\n}")
 	form.Set("replace-headers", "1")
@@ -486,6 +510,7 @@ func TestEditHoldsOnlyWhatWasChanged(t *testing.T) {
 	if e = d.edit; string(e.Payload) != "{\n}" || !slices.Equal(e.Headers, [][2]string{{"a", "1"}, {"b", "2"}}) {
 		t.Errorf("%+v", e)
 	}
+
 	form.Del("version")
 	if r, _ := ask(t, site(d), &operator, "POST", "/act/dead-edit", form); r.StatusCode != http.StatusBadRequest {
 		t.Errorf("an edit of no version: %d", r.StatusCode)
@@ -511,6 +536,7 @@ func TestErrorStates(t *testing.T) {
 				t.Errorf("%s with %v: %d", at, c.err, r.StatusCode)
 			}
 		}
+
 		r, body := ask(t, h, &operator, "GET", "/", nil, "HX-Request", "true")
 		if r.StatusCode != c.status || strings.Contains(body, "<") || !strings.HasPrefix(r.Header.Get("Content-Type"), "text/plain") {
 			t.Errorf("fetched again with %v: %d %s", c.err, r.StatusCode, body)
@@ -526,6 +552,7 @@ func TestEmptyStates(t *testing.T) {
 			Operator: nothing{}, Letters: noLetters{}, Waiting: noneWaits{}, Schedule: emptySchedule{}, Inboxes: noInboxes{}, Sagas: noSagas{},
 		}
 	}})
+
 	for at, want := range map[string]string{
 		"/": "No watcher has run", "/pending": "Nothing is pending", "/dead": "No dead letter needs attention", "/dead?type=x": "No dead letter matches", "/lookup": "An id finds one event",
 		"/lookup?q=x": "Nothing is known of it", "/nodes": "No node has sent a heartbeat", "/log": "No event matches", "/scheduled": "No scheduled event", "/sagas": "contains sagas", "/inbox": "contains an inbox", "/control": "has never run",
@@ -575,12 +602,14 @@ func (emptySchedule) List(context.Context, admin.ScheduledFilter, int, string) (
 // The block that is fetched again has no document around it; files have a name of their own for each content.
 func TestFragmentsAndFiles(t *testing.T) {
 	t.Parallel()
+
 	h := site(&desk{text: "x"})
 	for _, at := range []string{"/", "/pending", "/nodes", "/strip"} {
 		if _, body := ask(t, h, &operator, "GET", at, nil, "HX-Request", "true"); strings.Contains(body, "<html") || len(body) < 50 {
 			t.Errorf("%s: %.200s", at, body)
 		}
 	}
+
 	_, body := ask(t, h, &operator, "GET", "/", nil)
 	links := regexp.MustCompile(`(?:src|href)="(/static/[^"]+)"`).FindAllStringSubmatch(body, -1)
 	if len(links) < 6 {
@@ -592,6 +621,7 @@ func TestFragmentsAndFiles(t *testing.T) {
 			t.Errorf("%s: %d %s", l[1], r.StatusCode, r.Header)
 		}
 	}
+
 	for _, licence := range []string{"htmx", "uplot"} {
 		if r, text := ask(t, h, &operator, "GET", "/static/vendor/"+licence+"/LICENSE", nil); r.StatusCode != http.StatusOK || len(text) < 200 {
 			t.Errorf("the licence of %s is not there", licence)

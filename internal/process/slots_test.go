@@ -30,11 +30,13 @@ func (b *bundle) until(what string, ok func(map[string]admin.Watcher) bool) map[
 	deadline := time.After(3 * patience)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
+
 	for {
 		s, err := admin.ReadStatus(b.t.Context(), b.state)
 		if err != nil {
 			b.t.Fatal(err)
 		}
+
 		now := map[string]admin.Watcher{}
 		for _, w := range s.Watchers {
 			now[w.Slot] = w
@@ -42,6 +44,7 @@ func (b *bundle) until(what string, ok func(map[string]admin.Watcher) bool) map[
 		if ok(now) {
 			return now
 		}
+
 		select {
 		case <-tick.C:
 		case <-deadline:
@@ -59,6 +62,7 @@ func shares(want map[string]int) func(map[string]admin.Watcher) bool {
 				got[w.Node]++
 			}
 		}
+
 		for n, k := range want {
 			if got[n] != k {
 				return false
@@ -72,6 +76,7 @@ func shares(want map[string]int) func(map[string]admin.Watcher) bool {
 func (b *bundle) exactly(n int) {
 	b.t.Helper()
 	last, ids := map[string]int{}, map[string]int{}
+
 	for _, r := range b.consume(n) {
 		at := 0
 		if _, err := fmt.Sscan(string(r.Value), &at); err != nil {
@@ -83,6 +88,7 @@ func (b *bundle) exactly(n int) {
 		last[string(r.Key)] = at
 		ids[id(r)]++
 	}
+
 	for x, k := range ids {
 		if k != 1 {
 			b.t.Errorf("%s came %d times", x, k)
@@ -102,11 +108,13 @@ func id(r *kgo.Record) string {
 func TestN28_OneProcessRunsAllSlots(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
+
 	b.numbered(0, 100)
 	stop := b.start("slots=3", "node=a")
 	b.until("three slots of a", shares(map[string]int{"a": 3}))
 	b.numbered(100, 300)
 	b.exactly(300)
+
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -115,6 +123,7 @@ func TestN28_OneProcessRunsAllSlots(t *testing.T) {
 			t.Errorf("slot %s after a stop: %+v", s, w)
 		}
 	}
+
 	// Again, from three positions.
 	stop = b.start("slots=3", "node=a")
 	b.numbered(300, 400)
@@ -143,6 +152,7 @@ func (b *bundle) numbered(from, to int) {
 func (b *bundle) load() (stop func() int) {
 	ended, n := make(chan struct{}), 0
 	quit := make(chan struct{})
+
 	go func() {
 		defer close(ended)
 		for {
@@ -155,6 +165,7 @@ func (b *bundle) load() (stop func() int) {
 			n++
 		}
 	}()
+
 	return func() int {
 		close(quit)
 		<-ended
@@ -166,19 +177,23 @@ func (b *bundle) load() (stop func() int) {
 func TestN28_NodesShareTheSlots(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
+
 	quiet := b.load()
 	first := b.start("slots=4", "node=a")
 	b.until("all four of a", shares(map[string]int{"a": 4}))
+
 	b.start("slots=4", "node=b")
 	b.until("two each", shares(map[string]int{"a": 2, "b": 2}))
 	third := b.start("slots=4", "node=c")
 	b.until("two, one, one", func(now map[string]admin.Watcher) bool {
 		return shares(map[string]int{"a": 2, "b": 1, "c": 1})(now) || shares(map[string]int{"a": 1, "b": 2, "c": 1})(now)
 	})
+
 	if err := first(); err != nil {
 		t.Error(err)
 	}
 	b.until("two each without a", shares(map[string]int{"b": 2, "c": 2}))
+
 	if err := third(); err != nil {
 		t.Error(err)
 	}
@@ -190,10 +205,12 @@ func TestN28_NodesShareTheSlots(t *testing.T) {
 func TestN28_AnotherNumberOfSlotsIsRefused(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
+
 	stop := b.start("slots=2", "node=a")
 	b.until("both of a", shares(map[string]int{"a": 2}))
 	b.start("node=b")
 	b.log.wait(t, "has 2 slots, and this process is configured for 1")
+
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -216,10 +233,12 @@ func (b *bundle) reslice(n int) (slots.ResliceReport, error) {
 // was: nothing is lost, repeated or out of order.
 func TestN28_ResliceUnderLoad(t *testing.T) {
 	t.Parallel()
+
 	b := setup(t)
 	quiet := b.load()
 	stop := b.start("node=a")
 	b.until("one slot", shares(map[string]int{"a": 1}))
+
 	for i, slots := range []int{2, 3, 1} {
 		rep, err := b.reslice(slots)
 		if err != nil || !rep.Done {
@@ -235,6 +254,7 @@ func TestN28_ResliceUnderLoad(t *testing.T) {
 		}
 		stop = next
 	}
+
 	b.exactly(quiet())
 	if rep, err := b.reslice(1); err != nil || !rep.Done || rep.From != 1 {
 		t.Errorf("one slot again: %+v, %v", rep, err)
@@ -246,15 +266,18 @@ func TestN28_ResliceUnderLoad(t *testing.T) {
 func TestN28_WhatASlotHadPassedIsNotSentAgain(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
+
 	stop := b.start("slots=2", "node=a")
 	b.until("both of a", shares(map[string]int{"a": 2}))
 	b.numbered(0, 100)
 	b.exactly(100)
+
 	first := admin.Operator{State: b.state, Watcher: "default", Actor: "test", Slot: "0of2"}
 	if err := first.Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	b.until("slot 0 is paused", func(now map[string]admin.Watcher) bool { return now["0of2"].Owner == "" })
+
 	b.numbered(100, 300)
 	other := 0
 	for i := range 40 {
@@ -263,9 +286,11 @@ func TestN28_WhatASlotHadPassedIsNotSentAgain(t *testing.T) {
 		}
 	}
 	b.exactly(100 + other)
+
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
+
 	docs := b.state.Collection("watchers")
 	ahead, _, err := lease.Read(t.Context(), docs, "default/1of2")
 	if err != nil {
@@ -277,6 +302,7 @@ func TestN28_WhatASlotHadPassedIsNotSentAgain(t *testing.T) {
 	if err := first.Resume(t.Context()); err != nil { // nobody is there to run it
 		t.Fatal(err)
 	}
+
 	if rep, err := b.reslice(1); err != nil || !rep.Done {
 		t.Fatalf("%+v, %v", rep, err)
 	}
@@ -285,6 +311,7 @@ func TestN28_WhatASlotHadPassedIsNotSentAgain(t *testing.T) {
 	if len(now) != 1 {
 		t.Errorf("documents: %+v", now)
 	}
+
 	b.numbered(300, 400)
 	b.exactly(400)
 	kept, _, err := lease.Read(t.Context(), docs, "default/0of1")
@@ -301,10 +328,12 @@ func TestN28_WhatASlotHadPassedIsNotSentAgain(t *testing.T) {
 func TestN28_EachSlotSweepsItsOwn(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
+
 	b.start("slots=3", "node=a")
 	b.until("three slots of a", shares(map[string]int{"a": 3}))
 	b.numbered(0, 120)
 	b.exactly(120)
+
 	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "test"}).Recover(t.Context(), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
@@ -312,12 +341,14 @@ func TestN28_EachSlotSweepsItsOwn(t *testing.T) {
 	for _, r := range b.consume(240) {
 		ids[id(r)]++
 	}
+
 	b.numbered(120, 160)
 	b.until("all is swept", func(now map[string]admin.Watcher) bool {
 		docs := b.state.Collection("watchers")
 		n, err := docs.CountDocuments(t.Context(), bson.D{{Key: "gap", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 0 && shares(map[string]int{"a": 3})(now)
 	})
+
 	clear(ids)
 	for _, r := range b.consume(280) {
 		ids[id(r)]++
@@ -327,6 +358,7 @@ func TestN28_EachSlotSweepsItsOwn(t *testing.T) {
 			t.Errorf("%s came %d times", x, n)
 		}
 	}
+
 	if len(ids) != 160 {
 		t.Errorf("%d envelopes arrived", len(ids))
 	}
@@ -338,6 +370,7 @@ func TestN28_ForeignExceptionsHaveOneSlot(t *testing.T) {
 	b := setup(t)
 	b.start("slots=3", "node=a")
 	b.until("three slots of a", shares(map[string]int{"a": 3}))
+
 	ns := b.db.Name() + ".outbox"
 	var docs []any
 	for i := range 60 {
@@ -361,6 +394,7 @@ func TestN28_ForeignExceptionsHaveOneSlot(t *testing.T) {
 		}
 		docs = append(docs, doc)
 	}
+
 	err := mongodb.Foreign(t.Context(), b.state, "default", []string{ns}, func(ctx context.Context) error {
 		_, err := b.state.Client().Database(b.db.Name()).Collection("outbox").InsertMany(ctx, docs)
 		return err
@@ -368,16 +402,19 @@ func TestN28_ForeignExceptionsHaveOneSlot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	b.consume(60)
 	b.until("nothing waits", func(map[string]admin.Watcher) bool {
 		n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 0
 	})
+
 	b.numbered(100, 110)
 	ids := map[string]int{}
 	for _, r := range b.consume(70) {
 		ids[id(r)]++
 	}
+
 	for x, n := range ids {
 		if n != 1 {
 			t.Errorf("%s came %d times", x, n)
@@ -395,14 +432,17 @@ func oneAndTwo(now map[string]admin.Watcher) bool {
 func TestN28_PinAndPauseASlot(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
+
 	stopA := b.start("slots=3", "node=a")
 	b.until("all of a", shares(map[string]int{"a": 3}))
 	b.start("slots=3", "node=b")
 	b.until("two of one", oneAndTwo)
+
 	b.numbered(0, 60)
 	op := func(slot string) admin.Operator {
 		return admin.Operator{State: b.state, Watcher: "default", Actor: "test", Slot: slot}
 	}
+
 	for _, s := range []string{"0of3", "1of3", "2of3"} {
 		if err := op(s).Pin(t.Context(), "b"); err != nil {
 			t.Fatal(err)
@@ -410,27 +450,32 @@ func TestN28_PinAndPauseASlot(t *testing.T) {
 	}
 	b.until("all where they are pinned", shares(map[string]int{"b": 3}))
 	b.numbered(60, 120)
+
 	if err := op("").Pin(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
 	now := b.until("shared again", oneAndTwo)
+
 	of := ""
 	for s, w := range now {
 		if w.Node == "a" {
 			of = s
 		}
 	}
+
 	if err := op(of).Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	b.until("paused, and the others are shared", func(now map[string]admin.Watcher) bool {
 		return now[of].State == "paused" && now[of].Owner == "" && shares(map[string]int{"a": 1, "b": 1})(now)
 	})
+
 	b.numbered(120, 180)
 	if err := stopA(); err != nil {
 		t.Fatal(err)
 	}
 	b.until("b has what is not paused", shares(map[string]int{"b": 2}))
+
 	if err := op(of).Resume(t.Context()); err != nil {
 		t.Fatal(err)
 	}

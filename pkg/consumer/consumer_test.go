@@ -32,6 +32,7 @@ func TestEachEffectHappensOnceInTheOrderOfItsKey(t *testing.T) {
 			c := k.consumer(consumer.WithMode(mode))
 			handle(t, c, "counted", k.effects("effects"))
 			stop := k.start(c)
+
 			k.untilCount("effects", n)
 			k.until("all offsets", func(context.Context) bool { return sum(k.committed(2)) == int64(2*n) })
 			stop()
@@ -57,6 +58,7 @@ func TestRedeliveryHasNoEffectAndIsCommitted(t *testing.T) {
 	stats := &counts{}
 	c := k.consumer(consumer.WithCommitInterval(-1), consumer.WithTelemetry(stats))
 	handle(t, c, "counted", k.effects("effects"))
+
 	// The first one never commits: its member is cut off from the group.
 	ctx, cancel := context.WithCancel(t.Context())
 	lost := k.consumer(consumer.WithCommitInterval(-1), consumer.WithTransport(uncommitted{k.kafka}))
@@ -71,9 +73,11 @@ func TestRedeliveryHasNoEffectAndIsCommitted(t *testing.T) {
 	if got := sum(k.committed(2)); got != 0 {
 		t.Fatalf("offsets %d were committed", got)
 	}
+
 	stop := k.start(c)
 	k.until("duplicates", func(context.Context) bool { return stats.duplicates.Load() >= int64(n) }) // more if the group rebalances
 	stop()
+
 	if got := stats.handled.Load(); got != 0 {
 		t.Errorf("%d were handled again", got)
 	}
@@ -155,9 +159,11 @@ func TestKeysRunInParallelAndEachInOrder(t *testing.T) {
 			keys = append(keys, key)
 		}
 	}
+
 	for _, key := range keys {
 		k.publish(msg(key, "counted", "0"), msg(key, "counted", "1"))
 	}
+
 	in := map[string]func(){} // by key: it is in
 	var some sync.WaitGroup
 	some.Add(len(keys))
@@ -166,6 +172,7 @@ func TestKeysRunInParallelAndEachInOrder(t *testing.T) {
 	}
 	all := make(chan struct{})
 	go func() { some.Wait(); close(all) }()
+
 	var at sync.Map
 	effects := k.effects("effects")
 	c := k.consumer(consumer.WithConcurrency(4), consumer.WithMode(consumer.AtLeastOnce))
@@ -184,6 +191,7 @@ func TestKeysRunInParallelAndEachInOrder(t *testing.T) {
 		}
 		return effects(ctx, m)
 	}, tries(1))
+
 	k.start(c)
 	k.untilCount("effects", 8)
 	k.once("effects", 8)
@@ -193,17 +201,20 @@ func TestSeveralHandlersOfAMessageEachHaveAFateOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	dead := newDisposed()
+
 	c := k.consumer(consumer.WithDisposer(dead), tries(2))
 	handle(t, c, "order.*", k.effects("first"))
 	handleAs(t, c, "all", "*", k.effects("second"))
 	handleAs(t, c, "bad", "order.placed", func(context.Context, *consumer.Message) error { return errWanted })
 	handle(t, c, "other", k.effects("never"))
+
 	k.publish(msg("a", "order.placed", "0"), msg("a", "order.paid", "1"))
 	k.start(c)
 	k.untilCount("first", 2)
 	k.untilCount("second", 2)
 	k.await("the dead letter", dead.more)
 	k.until("offsets", func(context.Context) bool { return sum(k.committed(1)) == 2 })
+
 	got := dead.all()
 	if len(got) != 1 || got[0].handler != "bad" || got[0].verdict.Action != consumer.ActDeadLetter || !errors.Is(got[0].cause, errWanted) {
 		t.Errorf("disposed: %+v", got)
@@ -219,6 +230,7 @@ func TestOneFailingMessageOfABatchMeetsItsPolicyAlone(t *testing.T) {
 	n := 50
 	dead := newDisposed()
 	c := k.consumer(consumer.WithDisposer(dead), tries(3))
+
 	var attempts atomic.Int64
 	effects := k.effects("effects")
 	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
@@ -231,11 +243,13 @@ func TestOneFailingMessageOfABatchMeetsItsPolicyAlone(t *testing.T) {
 		}
 		return nil
 	})
+
 	k.publish(numbered(1, n)...)
 	stop := k.start(c)
 	k.untilCount("effects", n-1)
 	k.until("offsets", func(context.Context) bool { return sum(k.committed(1)) == int64(n) })
 	stop()
+
 	got := dead.all()
 	if len(got) != 1 || string(got[0].m.Value) != "20" || attempts.Load() != 3 {
 		t.Errorf("%d dead letters, %d attempts", len(got), attempts.Load())
@@ -257,10 +271,12 @@ func TestOffsetPassesAfterTheDeadLetterIsWritten(t *testing.T) {
 			refused <- struct{}{}
 		}
 	}))
+
 	handle(t, c, "bad", func(context.Context, *consumer.Message) error { return errors.New("broken") })
 	handle(t, c, "counted", k.effects("effects"))
 	k.publish(msg("a", "bad", "0"), msg("b", "counted", "0"))
 	k.start(c)
+
 	k.untilCount("effects", 1)
 	for range 2 {
 		k.await("a refused dead letter", refused)
@@ -268,6 +284,7 @@ func TestOffsetPassesAfterTheDeadLetterIsWritten(t *testing.T) {
 	if got := k.committed(1)[0]; got > 0 {
 		t.Fatalf("offset %d was committed before the dead letter was written", got)
 	}
+
 	dead.failing(nil)
 	k.await("the dead letter", dead.more)
 	k.until("offsets", func(context.Context) bool { return k.committed(1)[0] == 2 })
@@ -277,13 +294,16 @@ func TestPanicIsAnErrorLikeOthers(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	dead := newDisposed()
+
 	c := k.consumer(consumer.WithDisposer(dead), tries(2))
 	handle(t, c, "bad", func(context.Context, *consumer.Message) error { panic("at the disco") })
 	handle(t, c, "counted", k.effects("effects"))
+
 	k.publish(msg("a", "bad", "0"), msg("a", "counted", "0"))
 	k.start(c)
 	k.untilCount("effects", 1)
 	k.await("the dead letter", dead.more)
+
 	var p *consumer.PanicError
 	if got := dead.all(); !errors.As(got[0].cause, &p) || fmt.Sprint(p.Value) != "at the disco" || !strings.Contains(string(p.Stack), "consumer_test") {
 		t.Errorf("cause: %v", got[0].cause)
@@ -296,14 +316,17 @@ func TestUnknownTypeAndPoisonAreDeadLetters(t *testing.T) {
 	dead := newDisposed()
 	c := k.consumer(consumer.WithUnknown(), consumer.WithDisposer(dead))
 	handle(t, c, "counted", k.effects("effects"))
+
 	bad := msg("a", "counted", "x")
 	bad.Headers = append(bad.Headers, event.Header{Key: "outrelay-delivery", Value: []byte("many")})
 	k.publish(msg("a", "nobody.knows", "1"), bad, msg("a", "counted", "0"))
+
 	k.start(c)
 	k.untilCount("effects", 1)
 	k.await("the first", dead.more)
 	k.await("the second", dead.more)
 	k.until("offsets", func(context.Context) bool { return k.committed(1)[0] == 3 })
+
 	var parked, poison bool
 	for _, d := range dead.all() {
 		var decode *consumer.DecodeError
@@ -314,6 +337,7 @@ func TestUnknownTypeAndPoisonAreDeadLetters(t *testing.T) {
 			poison = true
 		}
 	}
+
 	if !parked || !poison {
 		t.Errorf("disposed: %+v", dead.all())
 	}
@@ -343,11 +367,13 @@ func TestTombstonesAndMissingIDs(t *testing.T) {
 		got <- m
 		return nil
 	}, consumer.WithBatch(1))
+
 	k.publish(
 		&consumer.Message{Key: []byte("a"), Headers: []event.Header{{Key: "id", Value: []byte("x")}}},
 		&consumer.Message{Key: []byte("a"), Value: []byte{}},
 	)
 	k.start(c)
+
 	var list []*consumer.Message
 	for range 2 {
 		select {
@@ -357,6 +383,7 @@ func TestTombstonesAndMissingIDs(t *testing.T) {
 			t.Fatal("no message")
 		}
 	}
+
 	if m := list[0]; !m.Tombstone() || m.ID != "x" {
 		t.Errorf("%+v", m)
 	}
@@ -373,6 +400,7 @@ func TestEventsOfAHandlerLeaveWithItsEffect(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	k.collection("outbox")
 	n := 20
 	var failures atomic.Int64
@@ -387,10 +415,12 @@ func TestEventsOfAHandlerLeaveWithItsEffect(t *testing.T) {
 		}
 		return nil
 	})
+
 	k.publish(numbered(2, n)...)
 	k.publish(numbered(2, n)...)
 	k.start(c)
 	k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == int64(2*n) })
+
 	k.once("effects", n)
 	if got := k.count("outbox"); got != n {
 		t.Errorf("%d events of %d messages", got, n)
@@ -405,11 +435,13 @@ func TestAHandlerMayAskTheInboxForItsOwnMessage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	c := k.consumer(consumer.WithInbox(x))
 	effects := k.effects("effects")
 	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		return x.Once(ctx, inbox.Entry{Key: inbox.Key{Consumer: k.group + "/counted", ID: m.ID}}, func(ctx context.Context) error { return effects(ctx, m) }, inbox.OnceConfig{})
 	})
+
 	k.publish(numbered(1, 3)...)
 	k.start(c)
 	k.untilCount("effects", 3)

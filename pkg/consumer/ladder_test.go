@@ -85,6 +85,7 @@ func TestARetriedMessageWaitsInTopicsAndHasItsEffectOnce(t *testing.T) {
 	k.ladder(2)
 	c := k.consumer(consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(300*time.Millisecond, 600*time.Millisecond))
 	seen, effect := newAttempts(), k.effects("effects")
+
 	other := k.effects("others")
 	handleAs(t, c, "h", "counted", func(ctx context.Context, m *consumer.Message) error {
 		if seen.add(m); string(m.Key) == "key01" && m.Attempt < 3 {
@@ -93,11 +94,13 @@ func TestARetriedMessageWaitsInTopicsAndHasItsEffectOnce(t *testing.T) {
 		return effect(ctx, m)
 	})
 	handleAs(t, c, "other", "*", other)
+
 	k.publish(numbered(4, 12)...)
 	k.start(c)
 	k.untilCount("effects", 12)
 	k.untilCount("others", 12)
 	k.once("others", 12) // the ladder of one handler is nothing to another
+
 	ids := map[string]bool{}
 	for v := range 3 {
 		id := "key01/counted/" + strconv.Itoa(v)
@@ -122,6 +125,7 @@ func TestARetriedMessageWaitsInTopicsAndHasItsEffectOnce(t *testing.T) {
 			t.Errorf("%s: the second retry after %v", id, d)
 		}
 	}
+
 	k.effectsOnce("effects", 12)
 }
 
@@ -132,16 +136,19 @@ func (k *kit) effectsOnce(name string, n int) {
 	if err != nil {
 		k.Fatal(err)
 	}
+
 	var docs []struct{ ID string }
 	if err := cur.All(k.context(), &docs); err != nil {
 		k.Fatal(err)
 	}
+
 	seen := map[string]int{}
 	for _, d := range docs {
 		if seen[d.ID]++; seen[d.ID] > 1 {
 			k.Errorf("%s had its effect twice", d.ID)
 		}
 	}
+
 	if len(seen) != n {
 		k.Errorf("%d of %d messages had their effect", len(seen), n)
 	}
@@ -243,12 +250,14 @@ func TestALargeSecretReachesItsHandler(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	k.collection("outbox")
 	body := strings.Repeat("secret ", 300_000) // 2 MB: more than a record may have
 	secret := event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte(body)))
 	if err := box.Transaction(k.context(), func(ctx context.Context) error { return box.Append(ctx, secret) }); err != nil {
 		t.Fatal(err)
 	}
+
 	k.publish(k.relayed())
 	got := make(chan string, 100)
 	c := k.consumer(consumer.WithMiddleware(bodystore.Consume(store), bodycrypt.Decrypt(secrets)), consumer.WithRetry(consumer.NoRetry()))
@@ -256,12 +265,14 @@ func TestALargeSecretReachesItsHandler(t *testing.T) {
 		got <- string(m.Value)
 		return errFlaky // a dead letter does not have the body in plain
 	})
+
 	k.collection(deadletter.DefaultCollection)
 	k.start(c)
 	k.untilCount(deadletter.DefaultCollection, 1)
 	if b := <-got; b != body {
 		t.Errorf("the handler got %d bytes", len(b))
 	}
+
 	raw, err := k.db.Collection(deadletter.DefaultCollection).FindOne(k.context(), bson.D{}).Raw()
 	if err != nil || bytes.Contains(raw, []byte("secret")) {
 		t.Errorf("the letter holds the body in plain, %v", err)
@@ -288,6 +299,7 @@ func TestAnOpenBreakerHoldsMessagesBackAndLosesNone(t *testing.T) {
 		}
 		return effect(ctx, m)
 	}, consumer.WithMiddleware(b.Middleware()))
+
 	k.publish(numbered(3, 9)...)
 	k.start(c)
 	k.await("the breaker suspends the handler", opened)
@@ -303,9 +315,11 @@ func TestAnExpiredMessageMeetsItsRetry(t *testing.T) {
 	c := k.consumer()
 	handleAs(t, c, "keeps", "A", k.effects("dead"))
 	handleAs(t, c, "drops", "A", k.effects("dropped"), consumer.WithRetryFor(func(err error) bool { return errors.As(err, new(*consumer.ExpiredError)) }, consumer.Retry{MaxAttempts: 1, Then: consumer.ThenDiscard}))
+
 	late := msg("k", "A", "late")
 	late.Headers = append(late.Headers, event.Header{Key: record.HeaderDeliverBy, Value: []byte("2020-01-01T00:00:00Z")})
 	k.publish(late, msg("k", "A", "fresh"))
+
 	k.start(c)
 	k.untilCount("dead", 1)
 	k.untilCount("dropped", 1)
@@ -320,16 +334,19 @@ func TestAnExpiredMessageMeetsItsRetry(t *testing.T) {
 func TestARetryOfAHandlerThatIsNoMoreIsKept(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
+
 	letters, err := deadletter.New(k.db)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := k.consumer()
 	handleAs(t, c, "new", "A", k.effects("effects"))
+
 	old, foreign := msg("k", "A", "1"), msg("k", "A", "2")
 	old.SetHeader(record.HeaderOnly, []byte(k.group+"/old"))
 	foreign.SetHeader(record.HeaderOnly, []byte("another/new"))
 	k.publish(old, foreign, msg("k", "A", "3"))
+
 	k.start(c)
 	k.untilCount("effects", 1)
 	k.effectsOnce("effects", 1)
@@ -337,6 +354,7 @@ func TestARetryOfAHandlerThatIsNoMoreIsKept(t *testing.T) {
 		l, err := letters.Get(ctx, deadletter.ID{Group: k.group, Handler: "old", Message: "k/A/1"})
 		return err == nil && l.Class == deadletter.ClassUnknown
 	})
+
 	if n := k.count(deadletter.DefaultCollection); n != 1 {
 		t.Errorf("%d letters", n)
 	}
@@ -356,6 +374,7 @@ func TestMessagesInRetryTopicsOfAnEarlierPolicyAreHandled(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	c := k.consumer(consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(time.Second))
 	handleAs(t, c, "a", "A", k.effects("effects"))
 	k.start(c)
@@ -368,6 +387,7 @@ func TestMissingTopicsAreCreatedOnDemand(t *testing.T) {
 	k := newKit(t, 3)
 	retries := transport.RetryTopicName(k.topic, k.group, 1)
 	graves := k.topic + "." + k.group + ".dead"
+
 	cl, done := k.client()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Context()), 10*time.Second)
@@ -375,20 +395,24 @@ func TestMissingTopicsAreCreatedOnDemand(t *testing.T) {
 		_, _ = cl.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: []string{retries, graves}})
 		done()
 	})
+
 	k.cfg.WatchPartitions = 100 * time.Millisecond // how soon a new topic is seen
 	c := k.consumer(consumer.WithDeadLetters(deadletter.WithTopic("")),
 		consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(100*time.Millisecond))
 	seen := newAttempts()
 	handleAs(t, c, "h", "A", func(_ context.Context, m *consumer.Message) error { seen.add(m); return errFlaky })
+
 	k.publish(msg("k", "A", "1"))
 	k.start(c)
 	k.until("it died behind the ladder", func(ctx context.Context) bool {
 		n, err := k.db.Collection(deadletter.DefaultCollection).CountDocuments(ctx, bson.D{})
 		return err == nil && n == 1
 	})
+
 	if got := seen.numbered("k/A/1"); len(got) != 2 || got[1].topic != retries {
 		t.Errorf("attempts %+v", got)
 	}
+
 	md, err := cl.Metadata(k.context(), &kafka.MetadataRequest{Topics: []string{retries, graves}})
 	if err != nil {
 		t.Fatal(err)
@@ -424,6 +448,7 @@ func TestWhatIsMovedTwiceHasItsEffectOnce(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 2)
 	k.ladder(1)
+
 	letters, err := deadletter.New(k.db)
 	if err != nil {
 		t.Fatal(err)
@@ -431,6 +456,7 @@ func TestWhatIsMovedTwiceHasItsEffectOnce(t *testing.T) {
 	d := consumer.NewDisposer(letters, k.kafka, k.log)
 	c := k.consumer(consumer.WithDisposer(&forgetful{Disposer: d, failed: map[string]bool{}}),
 		consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(100*time.Millisecond))
+
 	effect := k.effects("effects")
 	handleAs(t, c, "h", "counted", func(ctx context.Context, m *consumer.Message) error {
 		if string(m.Key) == "key00" && m.Attempt == 1 || string(m.Key) == "key01" {
@@ -438,6 +464,7 @@ func TestWhatIsMovedTwiceHasItsEffectOnce(t *testing.T) {
 		}
 		return effect(ctx, m)
 	})
+
 	k.publish(numbered(3, 9)...)
 	k.start(c)
 	k.untilCount("effects", 6)
@@ -445,6 +472,7 @@ func TestWhatIsMovedTwiceHasItsEffectOnce(t *testing.T) {
 		n, err := letters.Count(ctx, deadletter.Query{Handler: "h"})
 		return err == nil && n == 3
 	})
+
 	cl, done := k.client()
 	defer done()
 	retries := transport.RetryTopicName(k.topic, k.group, 1)
@@ -459,6 +487,7 @@ func TestWhatIsMovedTwiceHasItsEffectOnce(t *testing.T) {
 		}
 		return sum == 12
 	})
+
 	k.effectsOnce("effects", 6)
 	if n, err := letters.Count(k.context(), deadletter.Query{}); n != 3 || err != nil {
 		t.Errorf("%d letters, %v", n, err)
@@ -470,15 +499,18 @@ func TestTheDedupKeyIsTheIdentity(t *testing.T) {
 	k := newKit(t, 1)
 	c := k.consumer()
 	handleAs(t, c, "h", "A", k.effects("effects"))
+
 	keyed := func(value, dedup string) *consumer.Message {
 		m := msg("k", "A", value)
 		m.Headers = append(m.Headers, event.Header{Key: consumer.HeaderDedupKey, Value: []byte(dedup)})
 		return m
 	}
+
 	k.publish(keyed("1", "same"), keyed("2", "same"), keyed("3", "other"), msg("k", "A", "4"))
 	k.start(c)
 	k.until("all is committed", func(context.Context) bool { return k.committed(1)[0] == 4 })
 	k.effectsOnce("effects", 3)
+
 	n, err := k.db.Collection("effects").CountDocuments(k.context(), bson.D{{Key: "value", Value: "2"}})
 	if err != nil || n != 0 {
 		t.Errorf("the second of one key had an effect: %d, %v", n, err)
@@ -488,6 +520,7 @@ func TestTheDedupKeyIsTheIdentity(t *testing.T) {
 func TestAChangedTypeLeadsToOtherHandlers(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
+
 	var j journal
 	c := k.consumer(consumer.WithDecoder(func(m *consumer.Message) error {
 		if err := consumer.Decode(m); err != nil {
@@ -501,11 +534,13 @@ func TestAChangedTypeLeadsToOtherHandlers(t *testing.T) {
 	}))
 	handleAs(t, c, "a", "new", k.effects("effects"))
 	handleAs(t, c, "b", "*w", k.effects("others"))
+
 	k.publish(msg("k", "noise", "0"), msg("k", "old", "1"), msg("k", "unknown", "2"), msg("k", "new", "3"))
 	k.start(c)
 	k.until("all is committed", func(context.Context) bool { return k.committed(1)[0] == 4 })
 	k.effectsOnce("effects", 2)
 	k.effectsOnce("others", 2)
+
 	if got, want := j.String(), "saw noise saw old saw unknown saw new"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
