@@ -75,6 +75,7 @@ func (f *office) log() []nodes.Event {
 	if err != nil {
 		f.t.Fatal(err)
 	}
+
 	for _, e := range list {
 		if strings.Contains(string(e.Fields), planted) {
 			f.t.Errorf("%s carries a payload: %s", e.Kind, e.Fields)
@@ -83,6 +84,7 @@ func (f *office) log() []nodes.Event {
 			f.t.Errorf("%s is not by ann", e.Kind)
 		}
 	}
+
 	return list
 }
 
@@ -110,6 +112,7 @@ func TestDeadLettersAreSeenOverAllCollections(t *testing.T) {
 	if page, err = f.op.Letters().List(t.Context(), admin.DeadFilter{}, 3, page.Next); err != nil || len(page.Letters) != 1 || page.Next != "" {
 		t.Errorf("%+v, %v", page, err)
 	}
+
 	for want, filter := range map[int64]admin.DeadFilter{
 		1: {IDs: []string{oid.Hex()}}, 2: {Class: "malformed", RequeueStatus: "any"}, 3: {IDs: []string{"both"}}, 0: {From: time.Now().Add(time.Hour)},
 	} {
@@ -117,10 +120,12 @@ func TestDeadLettersAreSeenOverAllCollections(t *testing.T) {
 			t.Errorf("%+v: %d, %v", filter, n, err)
 		}
 	}
+
 	groups, err := f.op.Letters().Summary(t.Context(), admin.DeadFilter{Collection: mongodb.Namespace(f.b)})
 	if err != nil || len(groups) != 1 || groups[0].Count != 2 || groups[0].Class != "malformed" {
 		t.Errorf("%+v, %v", groups, err)
 	}
+
 	for name, filter := range map[string]admin.DeadFilter{
 		"a class": {Class: "malfored"}, "a source": {Source: "me"}, "a stand": {RequeueStatus: "no"}, "a window": {From: time.Now(), To: time.Now().Add(-time.Hour)},
 		"an id": {IDs: []string{""}}, "a collection": {Collection: "a.b"},
@@ -149,6 +154,7 @@ func TestDeadShowHidesThePayload(t *testing.T) {
 	if l, err := f.op.Letters().Show(t.Context(), ref, true); err != nil || strings.Count(string(l.Envelope), planted) != 2 {
 		t.Errorf("with its payload: %s, %v", l.Envelope, err)
 	}
+
 	ref.Delivery = 0
 	if l, err := f.op.Letters().Show(t.Context(), ref, false); err != nil || l.Delivery != 0 || len(l.Attempts) != 1 || l.Reason != "refused (87)" {
 		t.Errorf("%+v, %v", l, err)
@@ -170,6 +176,7 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 	for i := range 5 {
 		f.die([]*mongo.Collection{f.a, f.b}[i%2], record.RecordRefused, letterOf(fmt.Sprint("id", i), planted))
 	}
+
 	f.die(f.b, record.Malformed, bson.D{{Key: "_id", Value: "bare"}})
 	if _, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{}, admin.DeadOptions{}, nil); !errors.Is(err, deadletter.ErrEmptyQuery) {
 		t.Errorf("an empty filter: %v", err)
@@ -177,6 +184,7 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 	if _, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{All: true, RequeueStatus: "replayed"}, admin.DeadOptions{}, nil); err == nil {
 		t.Error("letters that were requeued already were taken")
 	}
+
 	var steps []int64
 	for _, dry := range []bool{true, false} {
 		steps = nil
@@ -194,11 +202,13 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 	if len(steps) != 2 || steps[1] != 6 {
 		t.Errorf("progress %v", steps)
 	}
+
 	log := f.log()
 	if len(log) != 1 || log[0].Kind != "dead_requeued" || log[0].Fields.Lookup("requeued").AsInt64() != 5 || log[0].Fields.Lookup("refused").AsInt64() != 1 ||
 		!log[0].Fields.Lookup("complete").Boolean() || !log[0].Fields.Lookup("query", "all").Boolean() {
 		t.Fatalf("%+v", log)
 	}
+
 	l, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "id0", Delivery: -1}, false)
 	if err != nil || l.Replayed == nil || l.Replayed.Actor != "ann" || l.Replayed.Run != log[0].Fields.Lookup("run").StringValue() {
 		t.Errorf("%+v, %v", l, err)
@@ -236,6 +246,7 @@ func TestASlowServerLeavesNoGapInTheLog(t *testing.T) {
 		{Key: "blockConnection", Value: true},
 		{Key: "blockTimeMS", Value: 5500},
 	})
+
 	if got, err := op.Letters().Requeue(t.Context(), admin.DeadFilter{All: true}, admin.DeadOptions{}, nil); err != nil || got.Requeued != 1 {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -293,6 +304,7 @@ func TestDeadEditKeepsOrMakesTheTypeOfThePayload(t *testing.T) {
 			t.Errorf("%d: %s", i, raw)
 		}
 	}
+
 	log := f.log()
 	if len(log) != 8 || log[0].Kind != "dead_edited" || log[0].Fields.Lookup("edited").String() != `["expiresAt","headers","partition","topic"]` {
 		t.Errorf("%d entries: %+v", len(log), log[0])
@@ -330,6 +342,7 @@ func TestDeadDiscard(t *testing.T) {
 	if _, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{}, false, nil); !errors.Is(err, deadletter.ErrEmptyQuery) {
 		t.Errorf("an empty filter: %v", err)
 	}
+
 	filter := admin.DeadFilter{Class: "malformed"}
 	if got, err := f.op.Letters().Discard(t.Context(), filter, true, nil); err != nil || got.Matched != 3 || got.Discarded != 0 || len(f.log()) != 0 {
 		t.Errorf("dry run: %+v, %v", got, err)

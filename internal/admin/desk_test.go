@@ -40,6 +40,7 @@ func TestNodesAreJoinedWithTheirSlots(t *testing.T) {
 	if _, err := coll.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "n2"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "seenAt", Value: time.Now().Add(-time.Hour)}}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	list, err := k.Nodes(t.Context())
 	if err != nil || len(list) != 2 || list[0].Node != "n1" || list[0].Role != "owner" || list[0].Stale || list[1].Role != "standby" || !list[1].Stale {
 		t.Fatalf("%+v, %v", list, err)
@@ -53,10 +54,12 @@ func TestNodesAreJoinedWithTheirSlots(t *testing.T) {
 	if err := k.NodeRemove(t.Context(), "n2", false); err != nil {
 		t.Error(err)
 	}
+
 	slots, err := k.NodeRelease(t.Context(), "n1", time.Minute)
 	if err != nil || !slices.Equal(slots, []string{"orders/" + "0of1"}) {
 		t.Errorf("%v, %v", slots, err)
 	}
+
 	yields(t, f.owner)
 	if len(f.logged("node_removed")) != 1 || len(f.logged("node_released")) != 1 {
 		t.Error("the log does not say so")
@@ -75,9 +78,11 @@ func TestTheEventsLogIsReadByPagesAndTrimmed(t *testing.T) {
 	for i := range 25 { // some at the same moment
 		docs = append(docs, bson.D{{Key: "at", Value: at.Add(time.Duration(i/4) * time.Second)}, {Key: "kind", Value: []string{"took_over", "paused"}[i%2]}, {Key: "watcher", Value: "orders"}, {Key: "node", Value: fmt.Sprint("n", i%3)}, {Key: "fields", Value: bson.D{{Key: "actor", Value: "ann"}, {Key: "i", Value: i}}}})
 	}
+
 	if _, err := f.state.Collection("events").InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
+
 	seen, after := map[string]bool{}, ""
 	for pages := 0; ; pages++ {
 		p, err := k.Events(t.Context(), admin.EventFilter{Watcher: "orders"}, 7, after)
@@ -97,6 +102,7 @@ func TestTheEventsLogIsReadByPagesAndTrimmed(t *testing.T) {
 	if len(seen) != 25 {
 		t.Errorf("%d of 25", len(seen))
 	}
+
 	p, err := k.Events(t.Context(), admin.EventFilter{Kinds: []string{"paused"}, Node: "n1", Actor: "ann", From: at, To: at.Add(time.Hour)}, 0, "")
 	if err != nil || len(p.Events) != 4 {
 		t.Errorf("%d, %v", len(p.Events), err)
@@ -104,6 +110,7 @@ func TestTheEventsLogIsReadByPagesAndTrimmed(t *testing.T) {
 	if _, err := k.Events(t.Context(), admin.EventFilter{}, 0, "bad"); !errors.Is(err, mongodb.ErrCursor) {
 		t.Errorf("%v", err)
 	}
+
 	for keep, want := range map[int]int64{0: 0, -1: 0, 100: 0, 10: 15} {
 		if n, err := k.EventsTrim(t.Context(), keep); err != nil || n != want {
 			t.Errorf("keeping %d: %d, %v", keep, n, err)
@@ -121,6 +128,7 @@ func TestWhatWaitsIsListedByPages(t *testing.T) {
 	for i := range 23 {
 		f.wait([]*mongo.Collection{f.a, f.b}[i%2], fmt.Sprintf("e%02d", i), []string{"retry", "blocked", "parked"}[i%3], fmt.Sprint("k", i%4), []string{"orders", "audit"}[i%2])
 	}
+
 	seen, after := map[string]bool{}, ""
 	for pages := 0; ; pages++ {
 		p, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{}, 5, after)
@@ -145,6 +153,7 @@ func TestWhatWaitsIsListedByPages(t *testing.T) {
 	if len(seen) != 23 {
 		t.Errorf("%d of 23", len(seen))
 	}
+
 	p, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{State: "retry", Topic: "orders", Key: "k0"}, 0, "")
 	if err != nil || p.Total != 2 || len(p.Envelopes) != 2 {
 		t.Errorf("%+v, %v", p, err)
@@ -155,6 +164,7 @@ func TestWhatWaitsIsListedByPages(t *testing.T) {
 	if _, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{}, 0, "e30"); !errors.Is(err, mongodb.ErrCursor) {
 		t.Errorf("%v", err)
 	}
+
 	topics, err := k.Waiting().Topics(t.Context())
 	if err != nil || len(topics) != 2 || topics[0].Retry+topics[0].Blocked+topics[0].Parked < 11 {
 		t.Errorf("%+v, %v", topics, err)
@@ -176,6 +186,7 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	if _, err := f.a.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "waits"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "history", Value: bson.A{bson.D{{Key: "at", Value: sent}, {Key: "topic", Value: "orders"}, {Key: "class", Value: "record_refused"}, {Key: "reason", Value: "no"}, {Key: "node", Value: "n1"}}}}}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	f.die(f.a, record.RecordRefused, letterOf("dead", planted))
 	one := func(id string) admin.LookupResult {
 		t.Helper()
@@ -209,6 +220,7 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	if e := one("dead").Envelopes[0]; len(e.Timeline) < 2 || e.ReplayOf == "" || !slices.ContainsFunc(e.Timeline, func(m admin.TimelineEntry) bool { return m.What == "requeued" && strings.Contains(m.Text, "ann") }) {
 		t.Errorf("%+v", e)
 	}
+
 	got, err := k.Lookup(t.Context(), admin.LookupQuery{Key: "7"})
 	ids := map[string]bool{}
 	for _, e := range got.Envelopes {
@@ -220,6 +232,7 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	if got, err = k.Lookup(t.Context(), admin.LookupQuery{Key: "7", Limit: 2}); err != nil || len(got.Envelopes) != 2 || !got.More {
 		t.Errorf("%+v, %v", got, err)
 	}
+
 	for _, q := range []admin.LookupQuery{{}, {ID: "a", Key: "b"}, {Key: "a", From: time.Now(), To: time.Now().Add(-time.Hour)}, {ID: "a", Collection: "no.such"}} {
 		if _, err := k.Lookup(t.Context(), q); err == nil {
 			t.Errorf("%+v was answered", q)
@@ -244,12 +257,14 @@ func TestSagasAreListedAndTheirStateHidden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	k := admin.New(admin.Operator{State: f.state, Watcher: "orders", Redact: redact}).For(admin.Actor{Name: "ann"})
 	db := f.a.Database()
 	s := sagas.NewMongo(db)
 	if _, err := s.Prepare(t.Context(), sagas.Type{Name: "pay_sagas", Owner: "x", ID: sagas.String}); err != nil {
 		t.Fatal(err)
 	}
+
 	for i := range 5 {
 		body, err := bson.Marshal(bson.D{{Key: "state", Value: bson.D{{Key: "card", Value: planted}, {Key: "step", Value: i}}}})
 		if err != nil {
@@ -259,10 +274,12 @@ func TestSagasAreListedAndTheirStateHidden(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	types, err := k.Sagas().Types(t.Context())
 	if err != nil || len(types) != 1 || types[0].Count != 5 || types[0].Database != db.Name() {
 		t.Fatalf("%+v, %v", types, err)
 	}
+
 	var ids []string
 	for after, n := "", 0; n == 0 || after != ""; n++ {
 		p, err := k.Sagas().List(t.Context(), db.Name(), "pay_sagas", 2, after)
@@ -274,10 +291,12 @@ func TestSagasAreListedAndTheirStateHidden(t *testing.T) {
 		}
 		after = p.Next
 	}
+
 	slices.Sort(ids)
 	if !slices.Equal(ids, []string{"s0", "s1", "s2", "s3", "s4"}) {
 		t.Errorf("%v", ids)
 	}
+
 	one, err := k.Sagas().Show(t.Context(), db.Name(), "pay_sagas", "s3", false)
 	if err != nil || one.State != nil || one.Version != 1 {
 		t.Errorf("%+v, %v", one, err)
@@ -285,6 +304,7 @@ func TestSagasAreListedAndTheirStateHidden(t *testing.T) {
 	if one, err = k.Sagas().Show(t.Context(), db.Name(), "pay_sagas", "s3", true); err != nil || string(one.State) != `{"card":"***","step":3}` {
 		t.Errorf("%s, %v", one.State, err)
 	}
+
 	for _, c := range [][3]string{{db.Name(), "pay_sagas", "none"}, {db.Name(), f.a.Name(), "s1"}, {"admin", "system.users", "x"}, {"", "pay_sagas", "s1"}} {
 		if got, err := k.Sagas().Show(t.Context(), c[0], c[1], c[2], true); err == nil {
 			t.Errorf("%v: %+v", c, got)
@@ -304,6 +324,7 @@ func TestTheInboxIsCountedPurgedAndReleased(t *testing.T) {
 	if err := x.EnsureIndexes(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	for i := range 4 {
 		if err := x.Once(t.Context(), inbox.Entry{Key: inbox.Key{Consumer: "group/h", ID: fmt.Sprint("m", i)}}, func(context.Context) error { return nil }, inbox.OnceConfig{}); err != nil {
 			t.Fatal(err)
@@ -312,6 +333,7 @@ func TestTheInboxIsCountedPurgedAndReleased(t *testing.T) {
 	if _, err := x.Claim(t.Context(), inbox.Entry{Key: inbox.Key{Consumer: "group/h", ID: "held"}}, time.Minute); err != nil {
 		t.Fatal(err)
 	}
+
 	list, err := k.Inboxes().List(t.Context())
 	if err != nil || len(list) != 1 || list[0].Handled != 5 || list[0].Claimed != 1 || list[0].Expired != 0 {
 		t.Fatalf("%+v, %v", list, err)
@@ -322,6 +344,7 @@ func TestTheInboxIsCountedPurgedAndReleased(t *testing.T) {
 	if _, err := db.Collection("inbox").UpdateMany(t.Context(), bson.D{{Key: "_id.i", Value: bson.D{{Key: "$in", Value: bson.A{"m0", "m1", "held"}}}}}, bson.D{{Key: "$set", Value: bson.D{{Key: "at", Value: time.Now().Add(-time.Hour)}}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	p, err := k.Inboxes().Purge(t.Context(), admin.InboxPurge{Database: db.Name(), OlderThan: 10 * time.Minute, DryRun: true})
 	if err != nil || p.Matched != 2 || p.Removed != 0 {
 		t.Errorf("%+v, %v", p, err)
@@ -341,6 +364,7 @@ func TestTheInboxIsCountedPurgedAndReleased(t *testing.T) {
 	if m, err := k.Inboxes().Marks(t.Context(), db.Name(), ""); err != nil || m == nil {
 		t.Errorf("%v, %v", m, err)
 	}
+
 	for _, c := range [][2]string{{"admin", ""}, {db.Name(), "outbox"}, {"", ""}} {
 		if _, err := k.Inboxes().Release(t.Context(), c[0], c[1], true, false); err == nil {
 			t.Errorf("%v was released", c)
@@ -356,11 +380,13 @@ func TestClearEmptiesWhatIsNamedAndNothingElse(t *testing.T) {
 		mustInsert(t, f.a, letterOf(fmt.Sprint("e", i), planted))
 		f.die(f.a, record.Malformed, letterOf(fmt.Sprint("d", i), planted))
 	}
+
 	entities := f.a.Database().Collection("orders")
 	mustInsert(t, entities, bson.D{{Key: "_id", Value: 1}})
 	if _, err := k.Clear(t.Context(), admin.ClearOrder{What: []string{admin.ClearEnvelopes}}); !errors.Is(err, admin.ErrUnconfirmed) {
 		t.Errorf("%v", err)
 	}
+
 	order := admin.ClearOrder{What: []string{admin.ClearEnvelopes}, Confirm: admin.ClearPhrase("orders")}
 	if _, err := k.Clear(t.Context(), order); !errors.Is(err, admin.ErrInUse) {
 		t.Errorf("%v", err)
@@ -368,6 +394,7 @@ func TestClearEmptiesWhatIsNamedAndNothingElse(t *testing.T) {
 	if n := f.envelopes(f.a); n != 3 {
 		t.Fatalf("%d envelopes are left", n)
 	}
+
 	order.Force = true
 	out, err := k.Clear(t.Context(), order)
 	if err != nil || out.Removed != 3 || f.envelopes(f.a) != 0 {
@@ -382,6 +409,7 @@ func TestClearEmptiesWhatIsNamedAndNothingElse(t *testing.T) {
 	if out, err = k.Clear(t.Context(), admin.ClearOrder{What: admin.Clearable(), DryRun: true}); err != nil || out.Removed != 0 || out.Found < 3 || out.Confirm != "clear orders" {
 		t.Errorf("%+v, %v", out, err)
 	}
+
 	for _, what := range [][]string{nil, {"all"}} {
 		if _, err := k.Clear(t.Context(), admin.ClearOrder{What: what, Confirm: "clear orders", Force: true}); err == nil {
 			t.Errorf("%v was cleared", what)

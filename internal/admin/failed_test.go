@@ -28,6 +28,7 @@ func TestFailedAreListedAndReset(t *testing.T) {
 	for i := range 105 {
 		f.fail([]*mongo.Collection{f.a, f.b}[i%2], fmt.Sprintf("id%03d", i), "retry", 3, now.Add(time.Duration(i)*time.Second))
 	}
+
 	f.fail(f.a, "blocked", "blocked", 0, now)
 	f.fail(f.a, "new", "retry", 0, now)
 	list, err := f.op.Waiting().Failed(t.Context(), "", 0)
@@ -40,6 +41,7 @@ func TestFailedAreListedAndReset(t *testing.T) {
 	if _, err := f.op.Waiting().Reset(t.Context(), "", nil, false); err == nil {
 		t.Error("a reset of nothing was taken")
 	}
+
 	ids := []string{"id000", "id001", "blocked", "new", "nobody"}
 	if got, err := f.op.Waiting().Reset(t.Context(), "", ids, true); err != nil || got.Failed != 2 || got.Done != 0 || got.Given != 5 {
 		t.Errorf("dry run: %+v, %v", got, err)
@@ -47,6 +49,7 @@ func TestFailedAreListedAndReset(t *testing.T) {
 	if got, err := f.op.Waiting().Reset(t.Context(), "", ids, false); err != nil || got.Done != 2 {
 		t.Errorf("%+v, %v", got, err)
 	}
+
 	for id, attempts := range map[string]int64{"id000": 0, "id002": 3} {
 		raw, err := f.a.FindOne(t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
 		if err != nil {
@@ -64,10 +67,12 @@ func TestFailedAreListedAndReset(t *testing.T) {
 	if got, err := f.op.Waiting().Reset(t.Context(), "", ids, false); err != nil || got.Failed != 0 || got.Done != 0 {
 		t.Errorf("again: %+v, %v", got, err)
 	}
+
 	// One batch now: their attempts count on.
 	if got, err := f.op.Waiting().Retry(t.Context(), "", nil, false); err != nil || got.Done != 100 {
 		t.Errorf("%+v, %v", got, err)
 	}
+
 	n, err := f.b.CountDocuments(t.Context(), bson.D{{Key: "attempts", Value: 3}, {Key: "nextAt", Value: bson.D{{Key: "$lte", Value: time.Now()}}}})
 	if err != nil || n < 49 {
 		t.Errorf("%d are due now, %v", n, err)

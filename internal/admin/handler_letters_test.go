@@ -37,11 +37,13 @@ func (f *office) giveUp(outbox *mongo.Collection, collection, handler, message s
 	if err := letterparts.EnsureIndexes(f.t.Context(), desk); err != nil {
 		f.t.Fatal(err)
 	}
+
 	l := &deadletter.Letter{
 		ID: deadletter.ID{Group: "g", Handler: handler, Message: message}, Class: deadletter.ClassHandler, Reason: "no answer",
 		Name: "OrderPlaced", Topic: "orders", Key: []byte("7"), Value: []byte(`{"card":"` + planted + `"}`),
 		Headers: []event.Header{{Key: "id", Value: []byte(message)}},
 	}
+
 	omitted, err := letterparts.Put(f.t.Context(), desk, l, func(context.Context, string) error { return nil })
 	if err := errors.Join(omitted, err); err != nil {
 		f.t.Fatal(err)

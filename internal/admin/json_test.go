@@ -18,6 +18,7 @@ func TestDatesBeyondJSONAreFitted(t *testing.T) {
 		Next *time.Time `json:"next"`
 		Self *inner     `json:"self,omitempty"` // a type may contain itself
 	}
+
 	for name, v := range map[string]any{
 		"struct":    inner{At: far, Next: &early},
 		"pointer":   &inner{At: far, Next: &early},
@@ -33,6 +34,7 @@ func TestDatesBeyondJSONAreFitted(t *testing.T) {
 			t.Errorf("%s: %v, %s", name, err, out.String())
 		}
 	}
+
 	var out bytes.Buffer
 	page := ScheduledPage{Events: []Scheduled{{ID: "a", DueAt: far}, {ID: "b", DueAt: good}}}
 	if err := WriteJSON(&out, page, ""); err != nil || !strings.Contains(out.String(), "9999-12-31T23:59:59Z") || !strings.Contains(out.String(), "2026-01-02T03:04:05Z") {

@@ -25,10 +25,12 @@ func mappedStand(t *testing.T, template string) *stand {
 	if problems != nil {
 		t.Fatal(problems)
 	}
+
 	router, err := routing.New(routing.Config{Template: template, Mapping: m})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	s.op.Mapping, s.op.Router = m, router
 	s.r = s.op.Replays()
 	for i := range 10 {
@@ -44,6 +46,7 @@ func mappedStand(t *testing.T, template string) *stand {
 			{Key: "type", Value: "not the type"},
 		})
 	}
+
 	return s
 }
 

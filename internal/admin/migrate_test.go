@@ -19,12 +19,14 @@ func TestMigrationsAreInTheEventsLog(t *testing.T) {
 	if err := shop.CreateCollection(t.Context(), "outbox"); err != nil {
 		t.Fatal(err)
 	}
+
 	op := admin.Operator{
 		State: state, Watcher: "orders", Actor: "ann", Node: "n1", Version: "1.0",
 		Outboxes: func(context.Context) ([]outboxes.Outbox, error) {
 			return []outboxes.Outbox{{DB: shop.Name(), Coll: "outbox"}}, nil
 		},
 	}
+
 	m := op.Indexes()
 	latest := func(want nodes.Kind) {
 		t.Helper()
@@ -36,6 +38,7 @@ func TestMigrationsAreInTheEventsLog(t *testing.T) {
 	if r, err := m.Migrate(t.Context()); err != nil || !r.OK() || len(r.Applied) == 0 {
 		t.Fatalf("%+v, %v", r, err)
 	}
+
 	latest("migrated")
 	if s, err := m.Migrations(t.Context()); err != nil || len(s.Steps) == 0 || s.Steps[0].State != "applied" {
 		t.Errorf("%+v, %v", s, err)
@@ -46,10 +49,12 @@ func TestMigrationsAreInTheEventsLog(t *testing.T) {
 	if v, err := m.Verify(t.Context(), false); err != nil || v.OK() {
 		t.Errorf("%+v, %v", v, err)
 	}
+
 	latest("migrated")
 	if v, err := m.Verify(t.Context(), true); err != nil || !v.OK() {
 		t.Errorf("%+v, %v", v, err)
 	}
+
 	latest("indexes_repaired")
 }
 

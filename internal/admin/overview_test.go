@@ -71,14 +71,17 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 	if _, err := nodes.NewNodes(f.state.Collection("nodes")).Heartbeat(t.Context(), nodes.Sign{Node: "n1", Watchers: []string{"orders"}, KafkaReachable: true, SinceAck: -1}); err != nil {
 		t.Fatal(err)
 	}
+
 	o, err := k.Overview(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	c := o.Counts
 	if c.Retry != 2 || c.Blocked != 1 || c.Parked != 2 || c.Scheduled != 1 || c.Dead != 1 || c.DeadAll != 2 || c.BlockedKeys != 4 {
 		t.Errorf("%+v", c)
 	}
+
 	at := slices.IndexFunc(o.Pending, func(p admin.PendingTopic) bool { return p.Topic == "orders" })
 	if at < 0 || o.Pending[at].Retry != 1 || o.Pending[at].Blocked != 1 || o.Pending[at].Parked != 1 || o.Pending[at].Keys != 2 || len(o.Pending[at].Collections) != 2 ||
 		o.Pending[at].OldestAgeS < 50 || o.OldestS < 50 {
@@ -99,6 +102,7 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 	if o, err = k.Overview(t.Context()); err != nil || check(t, o.Checks, "slot orders/"+"0of1").Status != admin.CheckWarn || !o.Watchers[0].Paused {
 		t.Errorf("%+v, %v", o.Watchers, err)
 	}
+
 	none := k.ForWatcher("nobody")
 	if o, err = none.Overview(t.Context()); err != nil || o.Counts != (admin.Counts{}) || len(o.Watchers) != 1 {
 		t.Errorf("%+v, %v", o, err)
@@ -113,10 +117,12 @@ func TestOverviewOfABacklog(t *testing.T) {
 	if _, err := f.state.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "clusterTime", Value: at}}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	docs := make([]any, 10_001)
 	for i := range docs {
 		docs[i] = bson.D{{Key: "_id", Value: i}, {Key: "ts", Value: bson.Timestamp{T: at.T, I: uint32(i)}}} // the first one is behind
 	}
+
 	pending := func() admin.Counts {
 		t.Helper()
 		o, err := f.desk().Overview(t.Context())
@@ -167,6 +173,7 @@ func TestFiguresAreCountedOnceForAllWhoLook(t *testing.T) {
 			}
 		})
 	}
+
 	wg.Wait()
 	f.wait(f.a, "1", "retry", "k1", "orders")
 	deadline := time.After(time.Minute)
@@ -184,6 +191,7 @@ func TestFiguresAreCountedOnceForAllWhoLook(t *testing.T) {
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
+
 	gone, cancelled := context.WithCancel(t.Context())
 	cancelled()
 	if _, err := k.Overview(gone); !errors.Is(err, context.Canceled) {
@@ -202,6 +210,7 @@ func TestOverviewDoesNotGrowWithTheOutbox(t *testing.T) {
 	if *long {
 		envelopes, dead, looks = 1_000_000, 100_000, 2000
 	}
+
 	admintest.Fill(t, f.a, envelopes, dead)
 	d := admin.New(admin.Operator{State: f.state, Watcher: "orders"})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -213,6 +222,7 @@ func TestOverviewDoesNotGrowWithTheOutbox(t *testing.T) {
 	if _, err := k.Overview(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	counting := time.Since(first)
 	took := make([]time.Duration, looks)
 	var oldest time.Duration
@@ -228,6 +238,7 @@ func TestOverviewDoesNotGrowWithTheOutbox(t *testing.T) {
 			<-time.After(10 * time.Millisecond)
 		}
 	}
+
 	slices.Sort(took)
 	p99 := took[len(took)*99/100]
 	t.Logf("%d envelopes, %d dead letters: first %v, then p50 %v p99 %v max %v of %d looks; figures at most %v old", envelopes, dead, counting, took[looks/2], p99, took[looks-1], looks, oldest)

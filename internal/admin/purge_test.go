@@ -41,6 +41,7 @@ func outboxNames(t *testing.T, names ...string) (admin.Operator, []*mongo.Collec
 		}
 		out = append(out, coll)
 	}
+
 	setWatcher(t, db, bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 100_000}}})
 	return admin.Operator{State: db, Watcher: "orders", Actor: "ann"}, out
 }
@@ -85,20 +86,24 @@ func TestPurgeByHand(t *testing.T) {
 	if none, err := o.Purge(t.Context(), admin.Purge{OlderThan: 24 * time.Hour}); err != nil || none.Removed != 0 || len(lastEvents(t, o)) != 0 {
 		t.Fatalf("%+v, %v", none, err)
 	}
+
 	var sums []int64
 	one := admin.Purge{Collections: []string{mongodb.Namespace(colls[0])}, Progress: func(n int64) { sums = append(sums, n) }}
 	if r, err := o.Purge(t.Context(), one); err != nil || r.Removed != 1200 || len(r.Collections) != 1 || len(sums) < 3 || sums[len(sums)-1] != 1200 {
 		t.Fatalf("%+v, %v, %v", r, sums, err)
 	}
+
 	setWatcher(t, o.State, bson.D{{Key: "gap", Value: bson.D{{Key: "reason", Value: "286"}}}})
 	if r, err := o.Purge(t.Context(), admin.Purge{}); err != nil || r.Removed != 0 || r.Collections[1].Held != "gap" || !strings.Contains(r.Collections[1].Reason, "until") && !strings.Contains(r.Collections[1].Reason, "gap") {
 		t.Fatalf("%+v, %v", r, err)
 	}
+
 	setWatcher(t, o.State, bson.D{{Key: "gap", Value: nil}})
 	begun := time.Now()
 	if r, err := o.Purge(t.Context(), admin.Purge{Rate: 40, Batch: 10}); err != nil || r.Removed != 30 || time.Since(begun) < 300*time.Millisecond {
 		t.Fatalf("%+v, %v after %v", r, err, time.Since(begun))
 	}
+
 	audit := lastEvents(t, o)
 	if len(audit) != 2 || audit[0].Kind != "purged" || audit[0].Fields.Lookup("removed").AsInt64() != 30 || audit[0].Fields.Lookup("actor").StringValue() != "ann" {
 		t.Errorf("%+v", audit)
@@ -106,6 +111,7 @@ func TestPurgeByHand(t *testing.T) {
 	if _, err := o.Purge(t.Context(), admin.Purge{Collections: []string{"x.y"}}); err == nil || !strings.Contains(err.Error(), "a_outbox") {
 		t.Errorf("another's collection: %v", err)
 	}
+
 	for _, coll := range colls {
 		if err := coll.Drop(t.Context()); err != nil {
 			t.Fatal(err)
@@ -114,6 +120,7 @@ func TestPurgeByHand(t *testing.T) {
 	if _, err := o.Purge(t.Context(), admin.Purge{}); err == nil || !strings.Contains(err.Error(), "exists") {
 		t.Errorf("dropped collections: %v", err)
 	}
+
 	o.Watcher = "other"
 	if _, err := o.Purge(t.Context(), admin.Purge{}); err == nil {
 		t.Error("a watcher without collections purged something")
@@ -141,6 +148,7 @@ func TestHistoryOverCollections(t *testing.T) {
 			}
 		}
 	}
+
 	for _, limit := range []int{1, 3, 5, 10, 0} {
 		var got []string
 		for q := (admin.HistoryQuery{Limit: limit}); ; {
@@ -163,6 +171,7 @@ func TestHistoryOverCollections(t *testing.T) {
 		page.Envelopes[0].State != "sent" || page.Envelopes[1].Sent[0] != (purge.Position{Topic: "t1", Partition: 1, Offset: 3}) {
 		t.Errorf("%+v, %v", page, err)
 	}
+
 	insertAt(t, colls[0], 1, 5000)
 	if _, err := colls[1].InsertOne(t.Context(), bson.D{{Key: "_id", Value: ids[0]}, {Key: "state", Value: "parked"}}); err != nil { // a string
 		t.Fatal(err)
@@ -170,6 +179,7 @@ func TestHistoryOverCollections(t *testing.T) {
 	if page, err := o.History(t.Context(), admin.HistoryQuery{IDs: []string{ids[0]}}); err != nil || len(page.Envelopes) != 2 || page.Envelopes[1].State != "parked" {
 		t.Errorf("%+v, %v", page, err)
 	}
+
 	for _, after := range []string{"x.y abc", mongodb.Namespace(colls[0]) + " abc"} {
 		if _, err := o.History(t.Context(), admin.HistoryQuery{After: after}); !errors.Is(err, mongodb.ErrCursor) {
 			t.Errorf("%q: %v", after, err)

@@ -15,6 +15,7 @@ func TestRedactionHidesWhatItsRulesName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	b64 := base64.StdEncoding.EncodeToString
 	for in, want := range map[string]string{
 		`{"headers":[{"k":"Authorization","v":"s"},{"k":"X-My-Token","v":"s"},{"k":"a","v":"1"}]}`: `{"headers":[{"k":"Authorization","v":"***"},{"k":"X-My-Token","v":"***"},{"k":"a","v":"1"}]}`,
@@ -49,6 +50,7 @@ func TestRedactionHidesWhatItsRulesName(t *testing.T) {
 	if got := string(r.redactJSON(json.RawMessage(`not json`))); got != `"***"` {
 		t.Errorf("%s", got)
 	}
+
 	for _, bad := range []string{"", "card", "$", "$.", "$[", "$[x]", "$.a b", "$.a[-1]"} {
 		if _, err := NewRedaction(nil, []string{bad}); err == nil {
 			t.Errorf("path %q was taken", bad)
@@ -66,6 +68,7 @@ func TestADeepRuleLeavesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	rapid.Check(t, func(t *rapid.T) {
 		v := tree(t, 4)
 		raw, err := json.Marshal(v)
@@ -89,12 +92,15 @@ func tree(t *rapid.T, depth int) any {
 		}
 		return list
 	}
+
 	m := map[string]any{}
 	for range rapid.IntRange(0, 3).Draw(t, "fields") {
 		m[rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "name")] = tree(t, depth-1)
 	}
+
 	if rapid.Bool().Draw(t, "has") {
 		m["secret"] = rapid.SampledFrom([]any{"hunter2", map[string]any{"x": "hunter2"}, []any{"hunter2"}}).Draw(t, "value")
 	}
+
 	return m
 }

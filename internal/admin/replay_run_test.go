@@ -34,6 +34,7 @@ func TestACrashedReplayGoesOnAndQueuesEachEnvelopeOnce(t *testing.T) {
 			}
 		}
 	}}))
+
 	s := newStand(t, stacktest.Client(t))
 	const n = 1200
 	s.append(many(n)...)
@@ -62,6 +63,7 @@ func TestACrashedReplayGoesOnAndQueuesEachEnvelopeOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	once(t, s, n)
 }
 
@@ -90,6 +92,7 @@ func TestTwoThatRunTheSameReplayQueueEachEnvelopeOnce(t *testing.T) {
 	for i := range errs {
 		wg.Go(func() { _, errs[i] = s.r.Run(t.Context(), id, admin.ReplayRun{Open: 100}) })
 	}
+
 	wg.Wait()
 	came := 0
 	for _, err := range errs {
@@ -104,6 +107,7 @@ func TestTwoThatRunTheSameReplayQueueEachEnvelopeOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	once(t, s, n)
 }
 
@@ -119,6 +123,7 @@ func TestAReplayWaitsForTheRelay(t *testing.T) {
 			send(ctx)
 		}
 	})
+
 	i, err := s.r.Run(t.Context(), s.start(everything), admin.ReplayRun{Wait: true, Open: open, Progress: func(admin.ReplayInfo) {
 		queued, err := s.box.CountDocuments(t.Context(), bson.D{{Key: "state", Value: "retry"}})
 		if err != nil {
@@ -159,6 +164,7 @@ func TestAReplayKeepsItsRateAndCanBeCancelled(t *testing.T) {
 	if took := time.Since(began); took < 200*time.Millisecond {
 		t.Errorf("80 in %v at 200/s", took)
 	}
+
 	list, err := s.r.List(t.Context(), 10)
 	if err != nil || len(list) != 1 || list[0].ID != id || list[0].Queued != 80 || list[0].Found != 100 {
 		t.Errorf("%+v, %v", list, err)
@@ -183,11 +189,13 @@ func TestN03_AReplayLeavesTheOwnerItsLease(t *testing.T) {
 	if _, err := s.state.Collection("watchers").DeleteMany(t.Context(), bson.D{}); err != nil {
 		t.Fatal(err)
 	}
+
 	l := lease.New(lease.Config{Collection: s.state.Collection("watchers"), ID: "orders/0of1", Node: "n1", ReplicaSetID: "x", TTL: 5 * time.Second, Renew: 200 * time.Millisecond})
 	h, err := l.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = h.Run(ctx) }()
@@ -200,6 +208,7 @@ func TestN03_AReplayLeavesTheOwnerItsLease(t *testing.T) {
 	if err := h.Context().Err(); err != nil {
 		t.Errorf("the owner lost its lease: %v", context.Cause(h.Context()))
 	}
+
 	// A quick replay ends before the lease was to be renewed: the owner must be able to do it afterwards.
 	var w struct{ Fence, Seq int64 }
 	for until := time.Now().Add(time.Minute); w.Seq < 3; {
@@ -223,6 +232,7 @@ func TestEqualStampsAreNotBrokenApart(t *testing.T) {
 			docs[i][5].Value = ts
 		}
 	}
+
 	s.append(docs...)
 	s.runs(nil)
 	i, err := s.r.Run(t.Context(), s.start(everything), admin.ReplayRun{})

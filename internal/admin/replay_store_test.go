@@ -23,6 +23,7 @@ func replayStand(t *testing.T, n int) (*replayStore, *mongo.Collection, string) 
 	if _, err := state.Collection("watchers").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}}); err != nil {
 		t.Fatal(err)
 	}
+
 	coll := shop.Collection("outbox")
 	for i := range n {
 		if _, err := coll.InsertOne(t.Context(), bson.D{
@@ -36,10 +37,12 @@ func replayStand(t *testing.T, n int) (*replayStore, *mongo.Collection, string) 
 			t.Fatal(err)
 		}
 	}
+
 	r := newReplayStore(state)
 	if err := r.Start(t.Context(), storedReplay{ID: "r1", Watcher: "orders", Query: replayQuery{Collections: []string{mongodb.Namespace(coll)}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	return r, coll, mongodb.Namespace(coll)
 }
 
@@ -50,22 +53,27 @@ func TestN18_AQueuedBatchIsWrittenOnce(t *testing.T) {
 	if err != nil || len(docs) != 2 || seen.IsZero() { // the third shares its stamp with the fourth
 		t.Fatalf("%d, %v, %v", len(docs), seen, err)
 	}
+
 	if docs[0].Lookup("payload").Type != bson.TypeNull {
 		t.Error("the payload is read")
 	}
+
 	b := replayBatch{Name: "b1", NS: ns, To: replayCursor{TS: bson.Timestamp{T: 10, I: 1}}, Skipped: 1}
 	for _, d := range docs {
 		b.Envelopes = append(b.Envelopes, requeue{ID: d.Lookup("_id"), TS: parseStamp(d)})
 	}
+
 	for range 3 { // an unknown outcome repeats the whole transaction
 		if n, _, err := r.Queue(t.Context(), "r1", "orders", b); err != nil || n != 2 {
 			t.Fatalf("%d, %v", n, err)
 		}
 	}
+
 	p, err := r.Get(t.Context(), "r1")
 	if err != nil || p.Queued != 2 || p.Skipped != 1 || p.Cursor != b.To || p.State != ReplayRunning || p.StartedAt.IsZero() {
 		t.Errorf("%+v, %v", p, err)
 	}
+
 	b.Name = "b2" // of another process, which read the same
 	if _, _, err := r.Queue(t.Context(), "r1", "orders", b); !errors.Is(err, ErrReplayMoved) {
 		t.Errorf("%v", err)
@@ -73,6 +81,7 @@ func TestN18_AQueuedBatchIsWrittenOnce(t *testing.T) {
 	if n, err := coll.CountDocuments(t.Context(), bson.D{{Key: "delivery", Value: 1}, {Key: "state", Value: "retry"}}); err != nil || n != 2 {
 		t.Errorf("%d were queued once, %v", n, err)
 	}
+
 	for _, indexed := range []bool{false, true} {
 		if indexed {
 			if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
@@ -101,6 +110,7 @@ func TestAnEnvelopeThatChangedMeanwhileIsLeftAlone(t *testing.T) {
 	if err != nil || len(docs) != 6 {
 		t.Fatalf("%d, %v", len(docs), err)
 	}
+
 	for id, set := range map[string]bson.E{
 		"e0": {Key: "state", Value: "blocked"}, "e1": {Key: "dueAt", Value: time.Now()}, "e2": {Key: "ts", Value: bson.Timestamp{T: 99}},
 	} {
@@ -108,6 +118,7 @@ func TestAnEnvelopeThatChangedMeanwhileIsLeftAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	b := replayBatch{Name: "b", NS: ns, To: replayCursor{At: 1}}
 	for _, d := range docs {
 		b.Envelopes = append(b.Envelopes, requeue{ID: d.Lookup("_id"), TS: parseStamp(d)})
@@ -138,14 +149,17 @@ func TestAReplayReadsEveryStampWhole(t *testing.T) {
 		}
 		after = parseStamp(docs[len(docs)-1])
 	}
+
 	slices.Sort(all)
 	if !slices.Equal(all, []string{"e2", "e3", "e4", "e5", "e6", "e7"}) {
 		t.Errorf("read %v", all)
 	}
+
 	groups, err := countReplay(t.Context(), coll, replayQuery{Until: bson.Timestamp{T: 100}})
 	if err != nil || len(groups) != 1 || groups[0] != (replayGroup{AggregateType: "a", Type: "T", N: 10}) {
 		t.Errorf("%+v, %v", groups, err)
 	}
+
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, _, err := readEnvelopes(ctx, coll, replayQuery{}, after, 1); err == nil {

@@ -35,6 +35,7 @@ func dueShop(t *testing.T) (o admin.Operator, dbs []*mongo.Database, schedule fu
 		}
 		dbs, boxes = append(dbs, db), append(boxes, box)
 	}
+
 	return o, dbs, func(db int, typ string, in time.Duration) string {
 		t.Helper()
 		id, err := boxes[db].Schedule(t.Context(), time.Now().Add(in), event.New(event.Aggregate{Type: "order", ID: "o-1"}, typ, event.Bytes("", []byte("p"))))
@@ -64,6 +65,7 @@ func TestScheduledOverCollections(t *testing.T) {
 	if page, err := o.Schedule().List(t.Context(), admin.ScheduledFilter{}, 0, ""); err != nil || len(page.Events) != 7 {
 		t.Errorf("without a limit %d of 7 are shown, %v", len(page.Events), err)
 	}
+
 	for _, size := range []int{1, 2, 3, 4, 7, 8} {
 		seen, after := map[string]bool{}, ""
 		for pages := 1; ; pages++ {
@@ -88,10 +90,12 @@ func TestScheduledOverCollections(t *testing.T) {
 			t.Errorf("%d on pages of %d", len(seen), size)
 		}
 	}
+
 	page, err := o.Schedule().List(t.Context(), admin.ScheduledFilter{Collection: dbs[1].Name() + ".outbox"}, 10, "")
 	if err != nil || page.Total != 3 {
 		t.Errorf("of one collection: %+v %v", page, err)
 	}
+
 	groups, err := o.Schedule().Summary(t.Context(), admin.ScheduledFilter{})
 	if err != nil || len(groups) != 3 || groups[0].Count != 3 || groups[1].Count != 2 || !groups[0].Earliest.Before(groups[1].Earliest) {
 		t.Errorf("%+v %v", groups, err)
@@ -108,6 +112,7 @@ func TestScheduledCancelAndReschedule(t *testing.T) {
 		bson.D{{Key: "$set", Value: bson.D{{Key: "claim", Value: bson.D{{Key: "token", Value: "x"}, {Key: "epoch", Value: int64(1)}}}}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	to := time.Now().Add(48 * time.Hour).Truncate(time.Millisecond)
 	r, err := o.Schedule().Move(t.Context(), admin.ScheduledFilter{IDs: []string{taken, moved, "nobody"}}, to)
 	if err != nil || len(r.Moved) != 1 || r.Moved[0] != moved || len(r.NotScheduled) != 2 {
@@ -116,6 +121,7 @@ func TestScheduledCancelAndReschedule(t *testing.T) {
 	if n := lastNote(t, o); n.Kind != "scheduled_moved" || n.Fields.Lookup("actor").StringValue() != "ann" || n.Fields.Lookup("count").AsInt64() != 1 {
 		t.Errorf("%+v", n)
 	}
+
 	page, err := o.Schedule().List(t.Context(), admin.ScheduledFilter{From: to, To: to.Add(time.Second)}, 10, "")
 	if err != nil || len(page.Events) != 1 || page.Events[0].ID != moved {
 		t.Errorf("%+v %v", page, err)
@@ -123,6 +129,7 @@ func TestScheduledCancelAndReschedule(t *testing.T) {
 	if _, err := o.Schedule().Cancel(t.Context(), admin.ScheduledFilter{Collection: dbs[0].Name() + ".outbox"}, nil); !errors.Is(err, admin.ErrNoCondition) {
 		t.Errorf("without a condition: %v", err)
 	}
+
 	var told []int64
 	n, err := o.Schedule().Cancel(t.Context(), admin.ScheduledFilter{Type: "b"}, func(n int64) { told = append(told, n) })
 	if err != nil || n != 2 || len(told) != 2 || told[1] != 2 {
@@ -134,6 +141,7 @@ func TestScheduledCancelAndReschedule(t *testing.T) {
 	if n, err := o.Schedule().Cancel(t.Context(), admin.ScheduledFilter{All: true}, nil); err != nil || n != 1 {
 		t.Errorf("all: %d %v; one is claimed and stays", n, err)
 	}
+
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := o.Schedule().Cancel(ctx, admin.ScheduledFilter{All: true}, nil); err == nil {

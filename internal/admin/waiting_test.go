@@ -33,6 +33,7 @@ func TestWhatWaitsIsCounted(t *testing.T) {
 	if got, err := f.op.Waiting().Summary(t.Context(), ""); err != nil || len(got) != 0 {
 		t.Errorf("of nothing: %+v, %v", got, err)
 	}
+
 	f.insert(f.a, waits("p1", "parked", "k", 20, "orders", "audit"), waits("p2", "parked", "k", 10, "orders"), waits("r", "retry", "q", 30, "orders"))
 	due := time.UnixMilli(4_000_000_000_000).UTC()
 	for i, coll := range []*mongo.Collection{f.a, f.b, f.b} {
@@ -40,10 +41,12 @@ func TestWhatWaitsIsCounted(t *testing.T) {
 		f.insert(coll, append(letterOf(fmt.Sprint("due", i), planted), bson.E{Key: "dueAt", Value: due.Add(time.Duration(i) * time.Hour)}),
 			letterOf(fmt.Sprint("healthy", i), planted))
 	}
+
 	got, err := f.op.Waiting().Summary(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var rows []string
 	for _, g := range got {
 		at := "-"
@@ -52,6 +55,7 @@ func TestWhatWaitsIsCounted(t *testing.T) {
 		}
 		rows = append(rows, fmt.Sprintf("%d %s %s %d %s", slices.Index([]string{mongodb.Namespace(f.a), mongodb.Namespace(f.b)}, g.Collection), g.State, g.Topic, g.Count, at))
 	}
+
 	slices.Sort(rows)
 	want := []string{
 		"0 dead  1 -", "0 parked audit 1 20", "0 parked orders 2 10", "0 retry orders 1 30", "0 scheduled  1 4000000000",
@@ -73,6 +77,7 @@ func TestWhatWaitsIsListedInItsOrder(t *testing.T) {
 	for i := range 1200 { // more than a page
 		many = append(many, waits(fmt.Sprintf("x%04d", i), "parked", "x", uint32(100+i), "late"))
 	}
+
 	f.insert(f.b, many...)
 	for name, c := range map[string]struct {
 		admin.WaitingFilter
@@ -96,14 +101,17 @@ func TestWhatWaitsIsListedInItsOrder(t *testing.T) {
 			t.Errorf("%s: %v, %v; want %v", name, ids, err, c.want)
 		}
 	}
+
 	list, err := f.op.Waiting().List(t.Context(), admin.WaitingFilter{}, admin.MaxWaiting)
 	if err != nil || len(list) != 1204 {
 		t.Errorf("%d of all, %v", len(list), err)
 	}
+
 	one, err := f.op.Waiting().List(t.Context(), admin.WaitingFilter{Key: "k"}, 1)
 	if err != nil || len(one) != 1 || one[0].State != "parked" || !slices.Equal(one[0].Topics, []string{"orders", "audit"}) || one[0].Attempts != 2 || one[0].Origin != "stream" {
 		t.Errorf("%+v, %v", one, err)
 	}
+
 	for _, f2 := range []admin.WaitingFilter{{State: "dead"}, {Collection: "a.b"}} {
 		if _, err := f.op.Waiting().List(t.Context(), f2, 1); err == nil {
 			t.Errorf("%+v was taken", f2)

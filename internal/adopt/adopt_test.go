@@ -66,6 +66,7 @@ func (f *fixture) insert(coll *mongo.Collection) resume.Token {
 	if !cs.Next(ctx) {
 		f.t.Fatal(cs.Err())
 	}
+
 	token := cs.Current.Lookup("_id").Document()
 	return resume.Token(token).Clone()
 }

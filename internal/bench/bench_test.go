@@ -62,6 +62,7 @@ func TestLedgerExpectsAnotherSender(t *testing.T) {
 		t.Fatal("a delivery by the same sender was taken for the standby's")
 	default:
 	}
+
 	want := at.Add(time.Second)
 	l.recordArrival(l.eventNumber(0, 3), want, sender{1, 1})
 	if got := <-next; !got.Equal(want) {
@@ -91,9 +92,11 @@ func TestShots(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for i := range s.acked {
 		s.acked[i].Store(int64(time.Millisecond))
 	}
+
 	s.recordArrival(99, s.base.Add(time.Hour)) // of an earlier stretch
 	s.recordArrival(100, s.base.Add(2*time.Millisecond))
 	s.recordArrival(100, s.base.Add(time.Hour))        // a second time
@@ -103,6 +106,7 @@ func TestShots(t *testing.T) {
 		t.Fatal("all are said to have arrived after two of three")
 	default:
 	}
+
 	s.recordArrival(102, s.base.Add(11*time.Millisecond))
 	<-s.all
 	h := s.delayHistogram()
@@ -131,10 +135,12 @@ func TestResultNames(t *testing.T) {
 	if r.DrainRatio != 0.9 || r.ForeignCPUPct != 3 {
 		t.Errorf("ratio %v, foreign %v: medians of each run's ratio, and the worst of the medians, are wanted", r.DrainRatio, r.ForeignCPUPct)
 	}
+
 	text, err := json.Marshal(r)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, name := range []string{
 		"raw_stream_eps", "raw_produce_eps", "both_eps", "drain_eps", "drain_ratio", "foreign_cpu_pct", "cpu_s_per_million",
 		"peak_rss_mb", "allocs_per_event", "latency", "rate", "raw_p50_ms", "raw_p99_ms", "p50_ms", "p99_ms", "p999_ms",
@@ -143,6 +149,7 @@ func TestResultNames(t *testing.T) {
 			t.Errorf("%s is missing from %s", name, text)
 		}
 	}
+
 	var table bytes.Buffer
 	if err := r.Print(&table); err != nil || !strings.Contains(table.String(), "latency at 100/s") {
 		t.Errorf("table: %v\n%s", err, &table)
@@ -177,6 +184,7 @@ func TestProcessUsage(t *testing.T) {
 	if !ok {
 		return // no /proc: documented as not known
 	}
+
 	m, begun := startMeter(), time.Now()
 	after, used, took := before, 0.0, 0.0
 	for used < 0.1 && took < 60 { // on a machine with much else to do that may take a while
@@ -204,6 +212,7 @@ func TestReconcilerResult(t *testing.T) {
 	if r.ScheduledRatio != 0.5 || r.KnownRatio != 0.1 || r.BurstLimitS != 3 || r.ForeignCPUPct != 3 || r.ParkedEvents != 20 {
 		t.Errorf("%+v", r)
 	}
+
 	var table bytes.Buffer
 	if err := r.Print(&table); err != nil || !strings.Contains(table.String(), "0.500 of the stream's") {
 		t.Errorf("table: %v\n%s", err, &table)

@@ -322,6 +322,7 @@ func TestClassesByCodeAndLabel(t *testing.T) {
 			t.Errorf("classifyError(%v) = %d, %d, %q, want %d, %d and a reason", c.err, class, code, reason, c.want, c.code)
 		}
 	}
+
 	for code, class := range classByCode {
 		if class == classConfig && len(configAdvice(code, scopeOf(t, "a.b", "a.c"))) < 40 {
 			t.Errorf("code %d has no advice", code)

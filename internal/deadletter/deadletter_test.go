@@ -60,10 +60,12 @@ func acquireLease(t *testing.T, db *mongo.Database, node string) *lease.Held {
 		Renew:        200 * time.Millisecond,
 		ReplicaSetID: "here",
 	})
+
 	h, err := l.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return h
 }
 
@@ -84,6 +86,7 @@ func (b *bench) letter(doc bson.D) Letter {
 	if err != nil {
 		b.t.Fatal(err)
 	}
+
 	return Letter{
 		NS:        b.db.Name() + ".outbox",
 		Raw:       raw,

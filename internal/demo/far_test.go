@@ -27,6 +27,7 @@ func TestFarIsAway(t *testing.T) {
 			}()
 		}
 	}()
+
 	f, err := newDelayProxy(l.Addr().String(), 20*time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
@@ -41,6 +42,7 @@ func TestFarIsAway(t *testing.T) {
 	for i := range sent {
 		sent[i] = byte(i * 7)
 	}
+
 	began := time.Now()
 	go func() { _, _ = c.Write(sent) }()
 	got := make([]byte, len(sent))
@@ -50,6 +52,7 @@ func TestFarIsAway(t *testing.T) {
 	if took := time.Since(began); took < 40*time.Millisecond {
 		t.Errorf("there and back in %v", took)
 	}
+
 	for i := range sent {
 		if got[i] != sent[i] {
 			t.Fatalf("byte %d differs", i)

@@ -19,6 +19,7 @@ func deliverAll(t *testing.T, coll *mongo.Collection, c *check.Checker) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for offset := int64(0); cur.Next(t.Context()); offset++ {
 		var v envelope.View
 		if err := envelope.Parse(cur.Current, &v); err != nil {

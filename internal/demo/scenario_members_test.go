@@ -63,12 +63,14 @@ func TestRepeaterFlagsWhatItWritesAgain(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+
 	m := p.all[0]
 	flag, _ := m.Header(record.HeaderRedelivered)
 	id, _ := m.Header("id")
 	if string(m.Key) != "k" || string(m.Value) != "v" || string(flag) != "true" || string(id) != "1" || len(m.Headers) != 3 || len(headers) != 2 {
 		t.Errorf("%+v", m)
 	}
+
 	p.err = errors.New("no broker")
 	r.queue <- devstack.Message{}
 	if err := r.publishAll(t.Context(), p); !errors.Is(err, p.err) {

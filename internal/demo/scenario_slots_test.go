@@ -12,6 +12,7 @@ func TestDrainRate(t *testing.T) {
 		after time.Duration
 		acked float64
 	}
+
 	for name, c := range map[string]struct {
 		looks []look
 		want  float64

@@ -34,14 +34,17 @@ func TestScenariosAreListed(t *testing.T) {
 			t.Errorf("%s: %v", s.Name, err)
 		}
 	}
+
 	want := []string{"broker-outage", "consumer", "drop", "lost-history", "poison", "purge", "retry", "saga", "scheduled", "slots"}
 	if !slices.Equal(names, want) {
 		t.Errorf("%q, want %q", names, want)
 	}
+
 	_, err := FindScenario("Poison")
 	if err == nil {
 		t.Fatal("found")
 	}
+
 	for _, n := range want {
 		if !strings.Contains(err.Error(), n) {
 			t.Errorf("%q does not name %s", err, n)
@@ -109,10 +112,12 @@ func TestPoisonIsPoisonous(t *testing.T) {
 	if len(classes) != 5 {
 		t.Errorf("%v", classes)
 	}
+
 	good, err := bson.Marshal(poison{}.buildEnvelope(uuid.Must(uuid.NewV7()), "customer-101"))
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var v envelope.View
 	if err := envelope.Parse(good, &v); err != nil {
 		t.Errorf("without its poison it is not good: %v", err)
@@ -124,15 +129,18 @@ func TestQuantileAndMedian(t *testing.T) {
 	if q := quantile(nil, 0.5); q != 0 {
 		t.Error(q)
 	}
+
 	var list []time.Duration
 	for i := range 100 {
 		list = append(list, time.Duration(i+1)*time.Millisecond)
 	}
+
 	for q, want := range map[float64]float64{0: 1, 0.5: 51, 0.99: 100, 1: 100} {
 		if got := quantile(list, q); got != want {
 			t.Errorf("quantile %v is %v, want %v", q, got, want)
 		}
 	}
+
 	values := []float64{9, 1, 5}
 	if m := median(values); m != 5 || values[0] != 9 {
 		t.Error(m, values)
@@ -160,11 +168,13 @@ func TestScheduledFigures(t *testing.T) {
 		}
 		c.addAll([]*dueEvent{d})
 	}
+
 	var f ScheduledFinding
 	c.computeFigures(&f, at(1000), at(3000))
 	if f.TakeoverS != 2.05 || f.Early != 1 || f.MaxMS != 2080 || f.P99MS != 20 || f.AllP99MS != 2080 {
 		t.Errorf("%+v", f)
 	}
+
 	id := slices.Sorted(func(yield func(string) bool) {
 		for id := range c.all {
 			if !yield(id) {
@@ -172,6 +182,7 @@ func TestScheduledFigures(t *testing.T) {
 			}
 		}
 	})[0]
+
 	c.moveEvent(id, at(7000))
 	if all := c.byTime(); all[len(all)-1].id.String() != id || !c.dueTimeOf(id).Equal(at(7000)) {
 		t.Error("it was not moved")
@@ -213,6 +224,7 @@ func TestWitnessCountsItsTopic(t *testing.T) {
 	if n, p99 := w.stopCounting(); n != 2 || p99 != 3 {
 		t.Errorf("%d records, p99 %v", n, p99)
 	}
+
 	s.handleRecord(devstack.Message{Topic: "a"})
 	if n := w.countOf(""); n != 0 {
 		t.Error("it goes on after the stop")
@@ -227,10 +239,12 @@ func TestStageAwaits(t *testing.T) {
 	if err := s.awaitCondition(t.Context(), "the moon", time.Millisecond, func() bool { return false }); !errors.As(err, &broken) || !strings.Contains(broken.why, "the moon") {
 		t.Errorf("%v", err)
 	}
+
 	n := 0
 	if err := s.awaitCondition(t.Context(), "three", time.Minute, func() bool { n++; return n == 3 }); err != nil {
 		t.Error(err)
 	}
+
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("a relay ended")
 	cancel(why)

@@ -49,6 +49,7 @@ func TestBrowserPackageOfAnotherSumIsRefused(t *testing.T) {
 	alone(t, map[string]string{
 		"npm": `while [ $# -gt 0 ]; do [ "$1" = --pack-destination ] && echo forged >"$2/a.tgz"; shift; done`, "node": "exit 0",
 	})
+
 	var stages []Stage
 	_, err := FindBrowser(t.Context(), func(p Progress) { stages = append(stages, p.Stage) })
 	if err == nil || !strings.Contains(err.Error(), "not unpacked") {
@@ -57,6 +58,7 @@ func TestBrowserPackageOfAnotherSumIsRefused(t *testing.T) {
 	if len(stages) < 2 || stages[0] != Fetching || stages[len(stages)-1] != Preparing {
 		t.Errorf("progress: %v", stages)
 	}
+
 	left, _ := filepath.Glob(filepath.Join(CacheDir(), "*chromium*"))
 	if len(left) != 1 || filepath.Ext(left[0]) != ".lock" {
 		t.Errorf("left behind: %v", left)

@@ -45,10 +45,12 @@ func parent(way string) {
 		fmt.Println(err)
 		os.Exit(1)
 	}
+
 	m := s.Mongods()[0]
 	if way == "paused" {
 		_ = m.Pause()
 	}
+
 	fmt.Println(m.Addr())
 	if way == "panic" {
 		_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
@@ -61,6 +63,7 @@ func parent(way string) {
 		s.Stop()
 		return
 	}
+
 	select {}
 }
 

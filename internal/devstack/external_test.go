@@ -22,6 +22,7 @@ func TestEnvironment(t *testing.T) {
 	if s.MongoURI() != uri || !slices.Equal(s.Brokers(), brokers) || s.Servers()[0].Origin != "environment" || s.Servers()[0].Version == "" {
 		t.Errorf("got %+v", s.Servers())
 	}
+
 	for _, m := range slices.Concat(s.Mongods(), s.Kafkas()) {
 		if err := m.Kill(); !errors.Is(err, devstack.ErrExternal) || m.PID() != 0 {
 			t.Errorf("%s, process %d: %v", m.Name(), m.PID(), err)
@@ -33,11 +34,13 @@ func TestEnvironment(t *testing.T) {
 	if _, err := s.Primary(t.Context()); err != nil {
 		t.Error(err)
 	}
+
 	s.Stop()
 	again, err := devstack.Start(t.Context(), devstack.Options{Mongods: 1, Env: true})
 	if err != nil {
 		t.Fatal("after Stop: ", err)
 	}
+
 	again.Stop()
 	t.Setenv(devstack.EnvMongoDB, "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=200")
 	if _, err := devstack.Start(t.Context(), devstack.Options{Mongods: 1, Env: true}); err == nil || !strings.Contains(err.Error(), devstack.EnvMongoDB) {

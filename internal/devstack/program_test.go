@@ -27,6 +27,7 @@ func TestPrograms(t *testing.T) {
 		}
 		return p
 	}
+
 	ended := func(p *devstack.Program) {
 		t.Helper()
 		select {
@@ -35,6 +36,7 @@ func TestPrograms(t *testing.T) {
 			t.Fatalf("%s does not end", p.Name())
 		}
 	}
+
 	said := run("said", "-c", "echo one; echo two; echo $WORD; exit 3")
 	ended(said)
 	if err := said.Err(); err == nil || err.Error() != "exit status 3" || said.Running() {
@@ -46,10 +48,12 @@ func TestPrograms(t *testing.T) {
 	if said.Kill() != nil || said.Terminate() != nil {
 		t.Error("the end of what has ended is an error")
 	}
+
 	asked, killed, left := run("asked", "-c", "exec sleep 600"), run("killed", "-c", "exec sleep 600"), run("left", "-c", "exec sleep 600")
 	if err := asked.Terminate(); err != nil {
 		t.Error(err)
 	}
+
 	ended(asked)
 	if err := killed.Pause(); err != nil {
 		t.Error(err)
@@ -60,14 +64,17 @@ func TestPrograms(t *testing.T) {
 	if _, err := s.Run("left", nil, "/bin/sh"); err == nil {
 		t.Error("two programs of one name")
 	}
+
 	absent, err := s.Run("absent", nil, "/no/such/program")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	ended(absent)
 	if absent.Err() == nil || len(absent.LastLines(1)) == 0 {
 		t.Error("a program that is not there leaves no word")
 	}
+
 	s.Stop()
 	ended(left)
 }

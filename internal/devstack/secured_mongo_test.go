@@ -30,6 +30,7 @@ func TestSecuredReplicaSet(t *testing.T) {
 		defer func() { _ = c.Disconnect(context.WithoutCancel(t.Context())) }()
 		return c.Database("shop").Collection("c").FindOne(t.Context(), bson.D{}).Err()
 	}
+
 	ask := func(opts *options.ClientOptions) error { return within(patience, opts) }
 	refuses := func(opts *options.ClientOptions) error { return within(3*time.Second, opts) }
 	works := func(err error) bool { return errors.Is(err, mongo.ErrNoDocuments) }
@@ -45,6 +46,7 @@ func TestSecuredReplicaSet(t *testing.T) {
 	if err := refuses(options.Client().ApplyURI(s.MongoURIAs(devstack.User{Name: "root", Password: "other"}))); err == nil || works(err) {
 		t.Errorf("with another password: %v", err)
 	}
+
 	before := s.TLSConfig()
 	if err := s.RenewTLS(); err != nil {
 		t.Fatal(err)

@@ -96,6 +96,7 @@ func allow(t *testing.T, s *devstack.Stack, user, topic string) {
 			Principal: user, Host: "*", Operation: op, PermissionType: kafka.ACLPermissionTypeAllow,
 		})
 	}
+
 	res, err := cl.CreateACLs(t.Context(), &kafka.CreateACLsRequest{ACLs: acls})
 	if err == nil {
 		err = errors.Join(res.Errors...)
@@ -114,6 +115,7 @@ func writeAs(t *testing.T, addr, topic string, d *kafka.Dialer) error {
 	if err != nil {
 		return err
 	}
+
 	_ = conn.SetDeadline(time.Now().Add(15 * time.Second))
 	partitions, err := conn.ReadPartitions(topic)
 	if err = errors.Join(err, conn.Close()); err != nil {
@@ -122,6 +124,7 @@ func writeAs(t *testing.T, addr, topic string, d *kafka.Dialer) error {
 	if conn, err = d.DialPartition(ctx, "tcp", addr, partitions[0]); err != nil {
 		return err
 	}
+
 	_ = conn.SetDeadline(time.Now().Add(15 * time.Second))
 	_, err = conn.WriteMessages(kafka.Message{Value: []byte("v")})
 	return errors.Join(err, conn.Close())

@@ -24,6 +24,7 @@ func TestTail(t *testing.T) {
 		defer close(ended)
 		devstack.Tail(ctx, brokers, []string{topic, late}, func(m devstack.Message) { got <- m })
 	}()
+
 	stacktest.CreateTopic(t, late, 1)
 	tr := &kafka.Transport{}
 	defer tr.CloseIdleConnections()
@@ -46,6 +47,7 @@ func TestTail(t *testing.T) {
 			break
 		}
 	}
+
 	last := map[string]string{}
 	for range 4 {
 		select {
@@ -58,6 +60,7 @@ func TestTail(t *testing.T) {
 			t.Fatalf("got only %v", last)
 		}
 	}
+
 	cancel()
 	<-ended
 }

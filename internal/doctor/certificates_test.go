@@ -29,24 +29,29 @@ func issued(t *testing.T, end time.Time) (cert, key string, pair tls.Certificate
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	made := &x509.Certificate{
 		SerialNumber: big.NewInt(7), Subject: pkix.Name{CommonName: "the test's"}, NotBefore: end.Add(-time.Hour), NotAfter: end,
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
 	}
+
 	der, err := x509.CreateCertificate(rand.Reader, made, made, &private.PublicKey, private)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	pkcs8, err := x509.MarshalPKCS8PrivateKey(private)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	cert, key = filepath.Join(t.TempDir(), "cert.pem"), filepath.Join(t.TempDir(), "key.pem")
 	for path, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "PRIVATE KEY", Bytes: pkcs8}} {
 		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	return cert, key, tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private}
 }
 

@@ -52,20 +52,24 @@ func TestChecks(t *testing.T) {
 	if err := os.WriteFile(key, bytes.Repeat([]byte("abcd"), 16), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	users := []devstack.User{}
 	for name := range kafkaUsers {
 		users = append(users, devstack.User{Name: name, Password: planted})
 	}
+
 	s := stacktest.Own(t, devstack.Options{
 		Mongods: 1, Brokers: 1, Quick: true,
 		Mongo: devstack.MongoOptions{Args: []string{"--keyFile", key}},
 		Kafka: devstack.KafkaOptions{Users: users, ACLs: true},
 	})
+
 	addr := s.Mongods()[0].Addr()
 	sasl, err := s.BrokersOn(devstack.SASL)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	root := secured(t, addr)
 	stacktest.CreateTopicOn(t, s.Brokers(), aclTopic, 1, 1)
 	grantACLs(t, s)
@@ -74,6 +78,7 @@ func TestChecks(t *testing.T) {
 			"topics.template={aggregatetype}", "watcher=w-"+kafkaUser,
 			"kafka.sasl.mechanism=scram-sha-256", "kafka.sasl.username="+kafkaUser, "kafka.sasl.password="+planted)
 	}
+
 	t.Run("privileges", func(t *testing.T) { privilegesOneByOne(t, root, base(t, "relay", "full")) })
 	t.Run("roles", func(t *testing.T) { rolesOneByOne(t, root, base(t, "printed", "full")) })
 	t.Run("logins", func(t *testing.T) { logins(t, addr, sasl) })
@@ -139,10 +144,12 @@ func role(verb string, rights map[resource][]string) bson.D {
 		}
 		list = append(list, bson.D{{Key: "resource", Value: on}, {Key: "actions", Value: actions}})
 	}
+
 	d := bson.D{{Key: verb, Value: "rights"}, {Key: "privileges", Value: list}}
 	if verb == "createRole" {
 		d = append(d, bson.E{Key: "roles", Value: bson.A{}})
 	}
+
 	return d
 }
 
@@ -213,6 +220,7 @@ func scopes(t *testing.T, root *mongo.Client, cfg config.Config) {
 		r[of] = append(slices.Clone(r[of]), "find", "changeStream")
 		return r
 	}
+
 	cfg.Watch = []string{"shop.outbox", "shop.more"}
 	expect(t, examine(t, cfg), stream, Fail, "find, changeStream on database shop")
 	command(t, root, role("updateRole", both(resource{db: "shop"})))
@@ -224,6 +232,7 @@ func scopes(t *testing.T, root *mongo.Client, cfg config.Config) {
 	for _, coll := range stateCollections[1:] {
 		single[resource{db: "outrelay", coll: coll}] = []string{"find", "insert", "update", "remove"}
 	}
+
 	single[resource{db: "outrelay", coll: "watchers"}] = []string{"find", "insert", "changeStream", "remove"}
 	command(t, root, role("updateRole", single))
 	r = examine(t, cfg)
@@ -252,6 +261,7 @@ func parameters(t *testing.T, root *mongo.Client, addr string, brokers []string)
 	set := func(seconds int) {
 		command(t, root, bson.D{{Key: "setParameter", Value: 1}, {Key: "transactionLifetimeLimitSeconds", Value: seconds}})
 	}
+
 	cfg := load(t, "mongodb://root:"+planted+"@"+addr+"/shop?authSource=admin&w=1&replicaSet=rs0", brokers)
 	set(151)
 	r := examine(t, cfg)
@@ -277,11 +287,13 @@ func hanging(t *testing.T, s *devstack.Stack, cfg config.Config) {
 			}
 		}()
 	}
+
 	began := time.Now()
 	r := examineWithin(t, cfg, Limit)
 	if took := time.Since(began); took > 2*Limit { // a call that heeds no limit takes longer
 		t.Errorf("it took %v", took)
 	}
+
 	expect(t, r, "mongodb", Fail, "does not respond in time")
 	if c := find(t, r, "kafka"); c.Status == OK {
 		t.Errorf("%+v", c)
@@ -294,6 +306,7 @@ func grantACLs(t *testing.T, s *devstack.Stack) {
 	add := func(user string, on kafka.ResourceType, name string, pattern kafka.PatternType, op kafka.ACLOperationType) {
 		list = append(list, kafka.ACLEntry{ResourceType: on, ResourceName: name, ResourcePatternType: pattern, Principal: "User:" + user, Host: "*", Operation: op, PermissionType: kafka.ACLPermissionTypeAllow})
 	}
+
 	for name, u := range kafkaUsers {
 		for _, op := range []kafka.ACLOperationType{kafka.ACLOperationTypeWrite, kafka.ACLOperationTypeRead, kafka.ACLOperationTypeDescribeConfigs} {
 			if u.lacks != op && u.lacks != kafka.ACLOperationTypeAny {
@@ -305,6 +318,7 @@ func grantACLs(t *testing.T, s *devstack.Stack) {
 			add(name, kafka.ResourceTypeTransactionalID, "outrelay.", kafka.PatternTypePrefixed, kafka.ACLOperationTypeWrite)
 		}
 	}
+
 	tr := &kafka.Transport{}
 	defer tr.CloseIdleConnections()
 	cl := &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: tr, Timeout: 10 * time.Second}
@@ -356,6 +370,7 @@ func acls(t *testing.T, base func(t *testing.T, mongoUser, kafkaUser string) con
 			t.Errorf("%s: changed %v, want %v", name, changed, want)
 		}
 	}
+
 	cfg := base(t, "relay", "full")
 	cfg.Topics.Template = "missing.{aggregatetype}"
 	cfg.Topics.Create = &config.Create{Partitions: -1, Replication: -1}
@@ -371,10 +386,12 @@ func aStandalone(t *testing.T, s *devstack.Stack) {
 			_, port = l.Close(), p
 		}
 	}
+
 	cmd := exec.Command(mongod(t, s), "--port", strconv.Itoa(port), "--bind_ip", "127.0.0.1", "--dbpath", t.TempDir(), "--wiredTigerCacheSizeGB", "0.25", "--nounixsocket", "--quiet")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	addr := "127.0.0.1:" + strconv.Itoa(port)
 	ping(t, addr)
@@ -384,6 +401,7 @@ func aStandalone(t *testing.T, s *devstack.Stack) {
 	if !r.Failed() {
 		t.Error("not failed")
 	}
+
 	expect(t, examine(t, load(t, "mongodb://"+addr+"/shop?replicaSet=rs0", s.Brokers())), "mongodb", Fail, "standalone", "rs.initiate()")
 }
 

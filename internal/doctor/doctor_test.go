@@ -65,19 +65,23 @@ func examineWithin(t *testing.T, cfg config.Config, limit time.Duration) Report 
 	if len(r.Checks) != len(mongoSteps(nil))+len(kafkaSteps(nil)) {
 		t.Errorf("%d checks", len(r.Checks))
 	}
+
 	raw, err := json.Marshal(r)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var text bytes.Buffer
 	if err := r.Print(&text); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, out := range []string{string(raw), text.String()} {
 		if i := strings.Index(out, planted); i >= 0 {
 			t.Errorf("a secret is printed: …%s", out[max(0, i-200):i])
 		}
 	}
+
 	for _, c := range r.Checks {
 		if c.ID == "" || c.Detail == "" || c.Why == "" || c.Status != OK && c.Status != Warn && c.Status != Fail {
 			t.Errorf("incomplete: %+v", c)
@@ -86,6 +90,7 @@ func examineWithin(t *testing.T, cfg config.Config, limit time.Duration) Report 
 			t.Errorf("%s fails and says nothing of what to do: %s", c.ID, c.Detail)
 		}
 	}
+
 	return r
 }
 
@@ -146,6 +151,7 @@ func TestHealthy(t *testing.T) {
 	if err := outboxes.EnsureIndexes(t.Context(), db.Collection("outbox")); err != nil {
 		t.Fatal(err)
 	}
+
 	// Others write to this server, too: its oplog may hold minutes only.
 	r := examine(t, load(t, stacktest.MongoURI(t), stacktest.Brokers(t), settings(t, db, "retention=1m", "topics.allow="+topic)...))
 	for _, c := range r.Checks {
@@ -155,6 +161,7 @@ func TestHealthy(t *testing.T) {
 			t.Errorf("%s %s: %s", c.ID, c.Status, c.Detail)
 		}
 	}
+
 	expect(t, r, "topics.exist", OK, topic)
 	expect(t, r, "outbox.collections", OK, db.Name()+".outbox")
 	expect(t, r, "mongodb.access", OK, "access control is off")
@@ -383,6 +390,7 @@ func TestMongoDBWords(t *testing.T) {
 			expect(t, examine(t, load(t, c.uri, []string{"127.0.0.1:2"})), "mongodb", Fail, c.words...)
 		})
 	}
+
 	t.Run("unknown authority", func(t *testing.T) {
 		t.Parallel()
 		cert := selfSigned(t)
@@ -400,6 +408,7 @@ func serve(t *testing.T, f func(net.Conn)) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -417,6 +426,7 @@ func serve(t *testing.T, f func(net.Conn)) string {
 			go func() { defer close(one); defer c.Close(); f(c) }()
 		}
 	}()
+
 	t.Cleanup(func() { _ = l.Close(); <-done })
 	return l.Addr().String()
 }
@@ -454,6 +464,7 @@ func TestPrint(t *testing.T) {
 	if err := r.Print(&b); err != nil {
 		t.Fatal(err)
 	}
+
 	want := "ok    a       fine\n" +
 		"fail  a.long  broken\n" +
 		"              why  because\n" +
@@ -463,6 +474,7 @@ func TestPrint(t *testing.T) {
 	if b.String() != want {
 		t.Errorf("\n%s\nwant\n%s", b.String(), want)
 	}
+
 	raw, err := json.Marshal(r)
 	if err != nil || string(raw) != `{"checks":[{"id":"a","status":"ok","detail":"fine","fix":""},{"id":"a.long","status":"fail","detail":"broken","fix":"one\ntwo"}]}` {
 		t.Errorf("%s %v", raw, err)

@@ -35,6 +35,7 @@ func missing(r Report) (out []string) {
 			}
 		}
 	}
+
 	return out
 }
 
@@ -44,18 +45,21 @@ func rolesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	relay := roles.MongoDB[0]
 	whole := relay.Privileges
 	put := func(verb string, privileges []Privilege) {
 		t.Helper()
 		command(t, root, bson.D{{Key: verb, Value: relay.Name}, {Key: "privileges", Value: documents(t, privileges)}, {Key: "roles", Value: bson.A{}}})
 	}
+
 	put("createRole", whole)
 	command(t, root, bson.D{{Key: "createUser", Value: "printed"}, {Key: "pwd", Value: planted}, {Key: "roles", Value: bson.A{relay.Name}}})
 	full := examine(t, cfg)
 	if m := missing(full); len(m) > 0 || full.Failed() {
 		t.Fatalf("with the printed role: missing %v, %d failed", m, full.Count(Fail))
 	}
+
 	taken := 0
 	for i, p := range whole {
 		for j, action := range p.Actions {
@@ -87,6 +91,7 @@ func rolesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 	if taken < 18 {
 		t.Errorf("%d actions were taken away; the role has more", taken)
 	}
+
 	put("updateRole", whole)
 }
 
@@ -105,6 +110,7 @@ func documents(t *testing.T, list []Privilege) bson.A {
 		}
 		out = append(out, bson.D{{Key: "resource", Value: on}, {Key: "actions", Value: p.Actions}})
 	}
+
 	return out
 }
 
@@ -118,6 +124,7 @@ func TestRolesOfPatterns(t *testing.T) {
 		}
 		return roles.Script() + roles.Commands([]string{"k:1"})
 	}
+
 	for _, c := range []struct {
 		set  []string
 		want []string

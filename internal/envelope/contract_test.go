@@ -40,20 +40,25 @@ func wellFormed() []bson.E {
 		{Key: "slot", Value: int32(1023)},
 		{Key: "own", Value: "field of the service"},
 	}
+
 	for _, p := range []any{[]byte("x"), "x", "", bson.D{{Key: "a", Value: 1}}, bson.A{1, "x"}, nil} {
 		changes = append(changes, bson.E{Key: "payload", Value: p})
 	}
+
 	for _, field := range []string{"aggregateid", "key", "schemaversion"} {
 		for _, v := range []any{"x", int32(1), int64(1), bson.NewObjectID(), standard} {
 			changes = append(changes, bson.E{Key: field, Value: v})
 		}
 	}
+
 	for _, field := range []string{"topic", "contenttype", "source", "subject"} {
 		changes = append(changes, bson.E{Key: field, Value: "x"}, bson.E{Key: field, Value: nil})
 	}
+
 	for _, field := range []string{"time", "dueAt", "expiresAt"} {
 		changes = append(changes, bson.E{Key: field, Value: time.Now()}, bson.E{Key: field, Value: nil})
 	}
+
 	return changes
 }
 
@@ -186,15 +191,18 @@ func TestFieldsOfTheLibraryArePartOfTheContract(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	elements, err := bson.Raw(raw).Elements()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, e := range elements {
 		if !slices.ContainsFunc(envelope.Fields(), func(f envelope.Field) bool { return f.Name == e.Key() }) {
 			t.Errorf("%s is not part of the contract", e.Key())
 		}
 	}
+
 	var v envelope.View
 	if err := envelope.Parse(raw, &v); err != nil {
 		t.Error(err)

@@ -20,10 +20,12 @@ func everyType(t *testing.T) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	decimal, err := bson.ParseDecimal128("1.10E+3")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	raw, err := bson.Marshal(bson.D{
 		{Key: "double", Value: 1.5},
 		{Key: "whole", Value: 3.0},
@@ -64,6 +66,7 @@ func everyType(t *testing.T) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return raw
 }
 
@@ -88,6 +91,7 @@ func TestPlainStyle(t *testing.T) {
 	if err := json.Unmarshal(got, &v); err != nil || !ok {
 		t.Fatalf("%s: %v", got, err)
 	}
+
 	for name, want := range map[string]any{
 		"double": 1.5, "whole": 3.0, "nan": "NaN", "oid": "6560d0c3a1b2c3d4e5f60718", "date": "2023-11-14T22:13:20.123Z",
 		"uuid": "01020304-0506-0708-090a-0b0c0d0e0f10", "binary": "AAH/", "decimal": "1.10E+3", "long": float64(1 << 53),
@@ -135,6 +139,7 @@ func TestStylesDoNotAllocate(t *testing.T) {
 		{Key: "u", Value: bson.Binary{Subtype: 4, Data: make([]byte, 16)}},
 		{Key: "s", Value: "text"},
 	})
+
 	buf := make([]byte, 0, 4096)
 	for _, style := range []Style{Relaxed, Plain, Debezium, Connector, Connect} {
 		if n := testing.AllocsPerRun(100, func() { _, _ = AppendValue(buf, bson.TypeEmbeddedDocument, doc, style) }); n > 0 {

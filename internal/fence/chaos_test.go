@@ -76,6 +76,7 @@ func (o *chaosOwner) adopt(released map[record.TopicPartition]*Tail) bool {
 	if d.term != o.k {
 		return false
 	}
+
 	d.generation, d.senders = o.s.Generation(), o.s.Senders()
 	for tp, tail := range released {
 		p := int(tp.Partition)
@@ -90,6 +91,7 @@ func (o *chaosOwner) adopt(released map[record.TopicPartition]*Tail) bool {
 		d.released[p][o.k] = tail.Next
 		o.lane(p, d.next[p])
 	}
+
 	return true
 }
 
@@ -146,6 +148,7 @@ func (o *chaosOwner) deliver(p int, b []byte) (base int64, ok bool) {
 			refresh(o.ctx, o.c)
 		}
 	}
+
 	return 0, false
 }
 
@@ -185,6 +188,7 @@ func (o *chaosOwner) move() {
 		}
 		p++
 	}
+
 	cancel()
 	o.stop() // lanes that did not drain stand for batches in doubt
 	o.lanes.Wait()
@@ -196,6 +200,7 @@ func (o *chaosOwner) move() {
 			unsure = append(unsure, at(o.topic, p))
 		}
 	}
+
 	o.doc.mu.Lock()
 	ends := append([]int64(nil), o.doc.offsets...)
 	o.doc.mu.Unlock()
@@ -205,6 +210,7 @@ func (o *chaosOwner) move() {
 		}
 		return
 	}
+
 	o.pausing.Store(false)
 	if o.adopt(nil) {
 		o.takeOver()
@@ -251,6 +257,7 @@ func chaosTakeOver(tb testing.TB, k cluster, d *chaosDoc, topic string, term int
 	if o.s == nil {
 		tb.FailNow()
 	}
+
 	o.loop.Go(o.watch)
 	return o
 }
@@ -264,6 +271,7 @@ func (o *chaosOwner) moving(tb testing.TB, events int64) {
 			tb.Logf("quarantined %v", o.s.Quarantined())
 		}
 	}()
+
 	stacktest.Eventually(tb, fmt.Sprintf("owner %d moves everywhere", o.k), func() bool {
 		for p := range chaosParts {
 			if o.sent[p].Load() < events {
@@ -284,6 +292,7 @@ func TestN04_Chaos(t *testing.T) {
 	for range chaosParts {
 		d.released = append(d.released, map[int]int64{})
 	}
+
 	owners := []*chaosOwner{chaosTakeOver(t, k, d, topic, 1)}
 	owners[0].moving(t, 30)
 	for round := range *chaosRounds {
@@ -316,6 +325,7 @@ func TestN04_Chaos(t *testing.T) {
 		t.Logf("round %d mode %d brokers %d, %d: moving everywhere after %s", round+1, mode, a, b, time.Since(begin).Round(time.Millisecond))
 		owners = append(owners, o)
 	}
+
 	k.sick(t, k.client(t), all(topic, chaosParts), 0)
 	moves := int64(0)
 	for i, o := range owners {
@@ -324,6 +334,7 @@ func TestN04_Chaos(t *testing.T) {
 		}
 		moves += o.selfMove.Load()
 	}
+
 	last := owners[len(owners)-1]
 	last.pausing.Store(true)
 	last.lanes.Wait()
@@ -356,6 +367,7 @@ func (d *chaosDoc) count(t *testing.T, k cluster, topic string) {
 	for p := range seen {
 		seen[p], top[p] = map[int]int{}, -1
 	}
+
 	done := func() bool {
 		for p := range seen {
 			if top[p] < d.next[p]-1 {
@@ -364,6 +376,7 @@ func (d *chaosDoc) count(t *testing.T, k cluster, topic string) {
 		}
 		return true
 	}
+
 	for ctx := ctxOf(t, time.Minute); !done(); {
 		fetches := cl.PollFetches(ctx)
 		if ctx.Err() != nil {
@@ -389,6 +402,7 @@ func (d *chaosDoc) count(t *testing.T, k cluster, topic string) {
 			}
 		})
 	}
+
 	for p := range seen {
 		for n := range d.next[p] {
 			if seen[p][n] == 0 {
@@ -396,6 +410,7 @@ func (d *chaosDoc) count(t *testing.T, k cluster, topic string) {
 			}
 		}
 	}
+
 	t.Logf("%d records: %d lost, %d twice, %d out of order, %d by a zombie after its fence", total, lost, twice, unordered, zombie)
 	if lost+twice+unordered+zombie > 0 || total == 0 {
 		t.Fail()

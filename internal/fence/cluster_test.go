@@ -69,6 +69,7 @@ func (k cluster) topic(tb testing.TB, minISR string, replicas [][]int) string {
 		}
 		place = append(place, kafka.ReplicaAssignment{Partition: p, Replicas: r})
 	}
+
 	stacktest.Eventually(tb, "creation of "+name, func() bool {
 		r, err := admin(c).CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{
 			Topic: name, NumPartitions: -1, ReplicationFactor: -1, ReplicaAssignments: place,
@@ -76,6 +77,7 @@ func (k cluster) topic(tb testing.TB, minISR string, replicas [][]int) string {
 		}}})
 		return err == nil && (r.Errors[name] == nil || errors.Is(r.Errors[name], kafka.TopicAlreadyExists))
 	})
+
 	ready(tb, c, name, len(replicas))
 	if len(shrink) > 0 {
 		r, err := admin(c).AlterPartitionReassignments(ctx, &kafka.AlterPartitionReassignmentsRequest{Assignments: shrink, Timeout: 5 * time.Second})
@@ -83,6 +85,7 @@ func (k cluster) topic(tb testing.TB, minISR string, replicas [][]int) string {
 			tb.Fatal(err, r)
 		}
 	}
+
 	stacktest.Eventually(tb, "placement of "+name, func() bool {
 		h, err := c.Health(ctx, []string{name})
 		if err != nil {
@@ -95,6 +98,7 @@ func (k cluster) topic(tb testing.TB, minISR string, replicas [][]int) string {
 		}
 		return true
 	})
+
 	refresh(ctx, c)
 	return name
 }
@@ -130,6 +134,7 @@ func hammer(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) (taken
 		}
 		close(out)
 	}()
+
 	return out
 }
 
@@ -160,6 +165,7 @@ func flow(tb testing.TB, c *Client, tp record.TopicPartition, id Producer, name 
 			pause(ctx, 40*time.Millisecond)
 		}
 	})
+
 	stop = sync.OnceValue(func() []string { cancel(); wg.Wait(); return sent })
 	tb.Cleanup(func() { stop() })
 	return stop
@@ -174,6 +180,7 @@ func retryAll(tb testing.TB, s *Session) map[record.TopicPartition]*Tail {
 			tb.Logf("still quarantined: %v", left)
 		}
 	}()
+
 	stacktest.Eventually(tb, "release of the quarantine", func() bool {
 		got, err := s.Retry(ctx)
 		if err != nil {
@@ -182,6 +189,7 @@ func retryAll(tb testing.TB, s *Session) map[record.TopicPartition]*Tail {
 		maps.Copy(released, got)
 		return len(s.Quarantined()) == 0
 	})
+
 	return released
 }
 
@@ -205,10 +213,12 @@ func TestN04_SickPartitions(t *testing.T) {
 		a, b := begin(t, k)
 		away, back = append(away, a), append(back, b)
 	}
+
 	k.kill(t, 3)
 	for _, do := range away {
 		do()
 	}
+
 	k.start(t, 3)
 	for _, do := range slices.Backward(back) { // the last one has a zombie at the door
 		do()
@@ -224,6 +234,7 @@ func sickAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 	for p := range 4 {
 		mustPut(t, old, parts[p], encode(0, zombie, 0, ids("a")...))
 	}
+
 	var out *Out
 	var stops []func() []string
 	taken := map[int]<-chan bool{}
@@ -250,6 +261,7 @@ func sickAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 			taken[p] = hammer(t, k.client(t), parts[p], encode(0, zombie, 1, ids("frozen")...))
 		}
 	}
+
 	back = func() {
 		released := retryAll(t, out.Session)
 		o.save(out.Session)
@@ -275,6 +287,7 @@ func sickAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 		}
 		k.sick(t, c, parts, 0)
 	}
+
 	return away, back
 }
 
@@ -323,6 +336,7 @@ func sickAtKeepAlive(t *testing.T, k cluster) (away, back func()) {
 		refusedZombie(t, ow, parts[0], second, 1_000_000)
 		refusedZombie(t, ow, parts[1], second, 0)
 	}
+
 	back = func() {
 		retryAll(t, next.Session)
 		o.save(next.Session)
@@ -337,6 +351,7 @@ func sickAtKeepAlive(t *testing.T, k cluster) (away, back func()) {
 		}
 		k.sick(t, nw, parts, 0)
 	}
+
 	return away, back
 }
 
@@ -350,6 +365,7 @@ func hungAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 	for p := range 4 {
 		mustPut(t, ow, parts[p], encode(0, zombie, 0, ids("a")...))
 	}
+
 	var next *Out
 	away = func() {
 		k.sick(t, ow, parts, 2)
@@ -376,6 +392,7 @@ func hungAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 			t.Errorf("retry while the id hangs: %v, %v", got, err)
 		}
 	}
+
 	back = func() {
 		released := retryAll(t, next.Session)
 		o.save(next.Session)
@@ -387,5 +404,6 @@ func hungAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 			mustPut(t, nw, parts[p], encode(0, next.Producer, 0, ids("n")...))
 		}
 	}
+
 	return away, back
 }

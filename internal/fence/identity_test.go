@@ -12,6 +12,7 @@ func TestN07_IdentityTellsDeliveriesApart(t *testing.T) {
 	if same != ident(t, header("id", "a"), header("type", "Shipped"), header("id", "b")) {
 		t.Error("headers that do not identify changed the identity")
 	}
+
 	seen := map[Identity]int{same: -1}
 	for i, hs := range [][]record.Header{
 		{header("id", "")},
@@ -44,6 +45,7 @@ func TestN07_KnownIsAMultiset(t *testing.T) {
 	if k.Len() != 4 {
 		t.Errorf("Len() = %d, want 4", k.Len())
 	}
+
 	for _, want := range []int64{10, 12, 13} {
 		if got, ok := k.Take(a); !ok || got != want {
 			t.Errorf("Take(a) = %d, %t, want %d", got, ok, want)
@@ -86,6 +88,7 @@ func TestKnownFindsItsLowest(t *testing.T) {
 	if k.Lowest() != -1 || (*Known)(nil).Lowest() != -1 || k.Has(a) {
 		t.Error("an empty set has something in it")
 	}
+
 	k.Add(a, 7)
 	k.Add(b, 5)
 	k.Add(a, 9)
@@ -94,6 +97,7 @@ func TestKnownFindsItsLowest(t *testing.T) {
 	if k.Len() != 5 || k.Lowest() != 5 || !k.Has(c) {
 		t.Fatalf("%d deliveries from %d on", k.Len(), k.Lowest())
 	}
+
 	for _, want := range []int64{7, 9, 12} {
 		if at, ok := k.Take(a); !ok || at != want {
 			t.Fatalf("found at %d, want %d", at, want)

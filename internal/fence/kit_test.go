@@ -44,10 +44,12 @@ func client(tb testing.TB, brokers ...string) *Client {
 	if len(brokers) == 0 {
 		brokers, patience = stacktest.Brokers(tb), patient
 	}
+
 	k, err := kafkawire.NewClient(kafkawire.Config{Brokers: brokers, ClientID: "fence-test", Patience: patience})
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	c := NewClient(k)
 	tr := &kafka.Transport{MetadataTTL: 500 * time.Millisecond, ClientID: "fence-test"}
 	admins.Store(c, &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr})
@@ -55,6 +57,7 @@ func client(tb testing.TB, brokers ...string) *Client {
 		k.Close()
 		tr.CloseIdleConnections()
 	})
+
 	return c
 }
 
@@ -143,6 +146,7 @@ func encode(codec compress.Compression, id Producer, seq int32, recs ...[]record
 		_ = w.Close()
 		body = z.Bytes()
 	}
+
 	b := make([]byte, 4+fetched.HeaderSize, 4+fetched.HeaderSize+len(body))
 	b = append(b, body...)
 	be, h := binary.BigEndian, b[4:]

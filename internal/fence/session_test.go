@@ -38,18 +38,22 @@ func TestN04_KeepAliveLeavesTheFlowAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	if again := mustPut(t, c, at(tp, 0), encode(0, me, 0, ids("a")...)); again != base {
 		t.Errorf("the same batch again stands at %d, want %d", again, base)
 	}
+
 	mustPut(t, c, at(tp, 0), encode(0, me, 1, ids("b")...))
 	mustPut(t, c, at(tp, 1), encode(0, me, 0, ids("c")...))
 	if got := out.Session.Producer(); got != me {
 		t.Errorf("producer %v became %v", me, got)
 	}
+
 	// Without an idle partition one of the spare ones does, a missing one not.
 	if err := out.Session.KeepAlive(ctx, nil, []record.TopicPartition{at("no-"+tp, 0), at(tp, 1), at(tp, 2)}); err != nil {
 		t.Fatal(err)
 	}
+
 	// One marker each is the barrier of the takeover.
 	if got := markersOf(t, c, at(tp, 1), me.ID); got != 5 {
 		t.Errorf("%d markers of ours in the spare partition that was chosen, want 5", got)
@@ -60,6 +64,7 @@ func TestN04_KeepAliveLeavesTheFlowAlone(t *testing.T) {
 	if err := out.Session.KeepAlive(ctx, nil, []record.TopicPartition{at("no-"+tp, 0)}); !errors.Is(err, ErrNoHealthy) {
 		t.Errorf("keep-alive without a healthy partition: %v", err)
 	}
+
 	// A deposed owner's keep-alive says so.
 	o.takeAll(t, client(t))
 	if err := out.Session.KeepAlive(ctx, all(tp, 1), nil); !errors.Is(err, ErrFenced) {
@@ -219,11 +224,13 @@ func markersOf(tb testing.TB, c *Client, tp record.TopicPartition, id int64) int
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	leader := h.layout.LeaderAddr(tp)
 	end, err := c.kafka.LeaderOffset(ctx, leader, tp, kafkawire.LogEnd)
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	n, tail := 0, newTail(0)
 	for tail.Next < end.Offset {
 		got, err := c.kafka.Fetch(ctx, leader, []kafkawire.FetchFrom{{TopicPartition: tp, Offset: tail.Next}},
@@ -243,5 +250,6 @@ func markersOf(tb testing.TB, c *Client, tp record.TopicPartition, id int64) int
 			tb.Fatal(err)
 		}
 	}
+
 	return n
 }

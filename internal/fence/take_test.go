@@ -41,10 +41,12 @@ func TestN04_ZombieIsRefusedEverywhere(t *testing.T) {
 		mustPut(t, old, at(tp, p), encode(0, zombie, 0, ids("a", "b")...))
 		mustPut(t, old, at(tp, p), encode(compress.Lz4, zombie, 2, ids("c", "a")...))
 	}
+
 	second := o.takeAll(t, c)
 	if second.Producer.ID != zombie.ID || second.Producer.Epoch <= zombie.Epoch {
 		t.Fatalf("took %v after %v", second.Producer, zombie)
 	}
+
 	for p := range 4 {
 		refusedZombie(t, old, at(tp, p), zombie, 4)
 		tail := second.Released[at(tp, p)]
@@ -64,18 +66,22 @@ func TestN04_ZombieIsRefusedEverywhere(t *testing.T) {
 		}
 		mustPut(t, c, at(tp, p), encode(0, second.Producer, 0, ids("n")...))
 	}
+
 	// The earlier sender is closed everywhere and still counts in read-backs.
 	if len(o.senders) != 2 || len(o.senders[0].Open) != 0 || o.senders[0].ID != zombie.ID {
 		t.Errorf("senders %+v", o.senders)
 	}
+
 	// Once the stored offsets have passed its records, it is forgotten.
 	for p := range 4 {
 		o.offsets[tp][p] = second.Released[at(tp, p)].Next
 	}
+
 	third := o.takeAll(t, client(t))
 	if len(o.senders) != 2 || o.senders[0].Epoch != second.Producer.Epoch {
 		t.Errorf("senders after another takeover %+v", o.senders)
 	}
+
 	for p := range 4 {
 		if n := third.Released[at(tp, p)].Hits.Len(); n != 1 {
 			t.Errorf("p%d: %d hits of the second owner, want 1", p, n)
@@ -94,10 +100,12 @@ func TestN04_EpochAtTheCoordinatorFencesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	taken, err := c.Init(ctx, tx, AnyEpoch, Patience{})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	mustPut(t, c, at(tp, 0), encode(0, old, 0, ids("late")...))
 	if _, _, err := c.Barrier(ctx, tx, old, all(tp, 1), Patience{}); !errors.Is(err, ErrFenced) {
 		t.Errorf("barrier of the old owner: %v", err)
@@ -105,6 +113,7 @@ func TestN04_EpochAtTheCoordinatorFencesNothing(t *testing.T) {
 	if _, err := c.Init(ctx, tx, old, Patience{}); !errors.Is(err, ErrFenced) {
 		t.Errorf("conditional re-init of the old owner: %v", err)
 	}
+
 	refused, added, err := c.Barrier(ctx, tx, taken, append(all(tp, 1), at(tp, 7), at("no-"+tp, 0)), Patience{})
 	if err != nil || !added {
 		t.Fatal(added, err)
@@ -150,6 +159,7 @@ func TestN07_ForeignRecordsAreNotHits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	mustPut(t, c, at(tp, 0), encode(0, stranger, 0, ids("x", "y")...))
 	mustPut(t, c, at(tp, 0), encode(0, Producer{ID: -1, Epoch: -1}, -1, ids("x", "y")...))
 	want := mustPut(t, c, at(tp, 0), encode(0, me, 0, ids("x")...))
@@ -169,11 +179,13 @@ func TestN08_OutOfRangeIsAnEvent(t *testing.T) {
 	for p := range 3 {
 		mustPut(t, c, at(tp, p), encode(0, me, 0, ids("x", "y")...))
 	}
+
 	o.offsets[tp] = []int64{1_000_000, 2} // p0: as after a topic was created anew; p2 has no entry
 	out := o.takeAll(t, c)
 	if !o.saw(OutOfRange) {
 		t.Errorf("no event in %+v", o.events)
 	}
+
 	for p, want := range []struct {
 		outside bool
 		hits    int
@@ -195,6 +207,7 @@ func TestN08_OffsetBelowTheLogStart(t *testing.T) {
 	for i := range 5 {
 		mustPut(t, c, at(tp, 0), encode(0, me, int32(i), ids(sequence("r", 5)[i])...))
 	}
+
 	deleteRecords(t, tp, 0, 4)
 	out := o.takeAll(t, c)
 	tail := out.Released[at(tp, 0)]
@@ -217,12 +230,14 @@ func TestN08_LongTailIsTruncated(t *testing.T) {
 		size += len(b)
 		mustPut(t, c, at(tp, 0), b)
 	}
+
 	in := o.in()
 	in.Bounds = Bounds{Bytes: int64(size) / 4}
 	out, err := c.Take(ctxOf(t, 2*time.Minute), in)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	tail := out.Released[at(tp, 0)]
 	if tail == nil || !tail.Truncated || !o.saw(Truncated) {
 		t.Fatalf("tail %+v, quarantined %v, events %+v", tail, out.Quarantined, o.events)
@@ -253,6 +268,7 @@ func TestN04_MissingTopicIsQuarantined(t *testing.T) {
 	if open := o.senders[0].Open; !slices.Equal(open, all(gone, 2)) {
 		t.Errorf("the earlier sender is open in %v", open)
 	}
+
 	// It is created: the next retry fences and releases it.
 	stacktest.CreateTopic(t, gone, 2)
 	ready(t, c, gone, 2)
@@ -268,6 +284,7 @@ func TestN04_MissingTopicIsQuarantined(t *testing.T) {
 		}
 		return len(out.Session.Quarantined()) == 0
 	})
+
 	if len(released) != 2 || !released[at(gone, 0)].OutOfRange {
 		t.Errorf("released %v", released)
 	}
@@ -287,6 +304,7 @@ func TestN04_RacingOwners(t *testing.T) {
 		out *Out
 		err error
 	}
+
 	results := make(chan result, 2)
 	var won []*Out
 	var lost []error
@@ -312,13 +330,16 @@ func TestN04_RacingOwners(t *testing.T) {
 			break
 		}
 	}
+
 	if len(won) == 0 {
 		t.Fatal("both are fenced each time: ", lost)
 	}
+
 	// Whoever won, the next takeover deposes it.
 	for _, w := range won {
 		o.senders = append(o.senders, w.Senders...)
 	}
+
 	last := o.takeAll(t, a)
 	for p := range 3 {
 		for _, w := range won {
@@ -345,6 +366,7 @@ func TestN04_ClosedGateSuspends(t *testing.T) {
 		}
 		return open.Load()
 	}
+
 	done := make(chan *Out, 1)
 	go func() {
 		out, err := c.Take(ctxOf(t, 2*time.Minute), in)
@@ -353,13 +375,16 @@ func TestN04_ClosedGateSuspends(t *testing.T) {
 		}
 		done <- out
 	}()
+
 	for range 3 {
 		<-asked
 	}
+
 	mustPut(t, c, at(tp, 0), encode(0, before, 0, ids("still mine")...))
 	if _, err := c.Init(ctxOf(t, 2*time.Minute), o.id+"#0", before, Patience{}); err != nil {
 		t.Errorf("somebody took the id behind a closed gate: %v", err)
 	}
+
 	open.Store(true)
 	if out := <-done; out == nil || out.Released[at(tp, 0)] == nil {
 		t.Errorf("out %+v", out)

@@ -150,6 +150,7 @@ func (b *bundle) behind(coll *mongo.Collection, at bson.Timestamp, until string,
 		}
 		take(id, cs.Current.Lookup("fullDocument").Document())
 	}
+
 	b.t.Fatalf("the stream never brought %s: %v", until, cs.Err())
 }
 

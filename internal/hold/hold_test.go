@@ -78,6 +78,7 @@ func TestNothingRunsOnBehindAHandler(t *testing.T) {
 	if lost, err := hold.RunWhile(t.Context(), keep, func(context.Context) error { return nil }); lost != nil || err != nil || !ended {
 		t.Error(lost, err, ended)
 	}
+
 	ended = false
 	func() {
 		defer func() {

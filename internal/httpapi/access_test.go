@@ -43,12 +43,14 @@ func TestWhoCallsIsKnownByTheToken(t *testing.T) {
 			t.Errorf("%s: %+v; want %+v", auth, got, want)
 		}
 	}
+
 	for _, auth := range []string{"", "Bearer", "Bearer ", "Bearer " + operatorToken + "x", "Bearer " + operatorToken[:10], basic("ann", ""), basic("a\nb", operatorToken), basic(strings.Repeat("a", 200), operatorToken), "Digest x"} {
 		r := s.call("GET", "/api/v1/overview", "", "Authorization", auth)
 		if p := r.problem(t, 401); p.Hint == "" || len(r.header.Values("WWW-Authenticate")) != 2 || strings.Contains(string(r.body), operatorToken) {
 			t.Errorf("%q: %+v %v", auth, p, r.header)
 		}
 	}
+
 	for _, path := range []string{"/api/openapi.json", "/api/v1/nothing", "/"} {
 		if r := s.call("GET", path, "", "Authorization", ""); r.status != 401 {
 			t.Errorf("%s: %d", path, r.status)
@@ -88,6 +90,7 @@ func TestProxyNamesTheCaller(t *testing.T) {
 			o.Access = Access{ProxyHeader: "X-Forwarded-User", ProxyFrom: []netip.Prefix{netip.MustParsePrefix(from)}, Operators: []string{"*@ops"}, Payloads: "none", Rate: 1000, Local: true}
 		}
 	}
+
 	s := open(t, trust("127.0.0.0/8"))
 	for name, role := range map[string]string{"ann@ops": "operator", "bob@shop": "viewer"} {
 		var got who
@@ -96,6 +99,7 @@ func TestProxyNamesTheCaller(t *testing.T) {
 			t.Errorf("%+v", got)
 		}
 	}
+
 	s.call("GET", "/api/v1/whoami", "", "Authorization", "").problem(t, 401)
 	s.call("GET", "/api/v1/whoami", "", "Authorization", "Bearer ").problem(t, 401) // an empty token is none
 	s = open(t, trust("10.0.0.0/8"))
@@ -120,14 +124,17 @@ func TestForeignPagesReachNothing(t *testing.T) {
 			t.Errorf("%v: %+v", header, p)
 		}
 	}
+
 	s.ok(nil, "POST", "/api/v1/watchers/orders/resume", "", "Origin", s.url, "Sec-Fetch-Site", "same-origin")
 	// A name of the page's own that resolves to this machine.
 	for _, host := range []string{"evil.example", "evil.example:80", "127.0.0.1.evil.example"} {
 		s.call("GET", "/api/v1/overview", "", "Host", host).problem(t, 421)
 	}
+
 	for _, host := range []string{"localhost", "LOCALHOST:1", "[::1]:9", "127.0.0.9"} {
 		s.ok(nil, "GET", "/api/v1/ping", "", "Host", host)
 	}
+
 	r := s.call("GET", "/api/v1/ping", "")
 	for name, want := range map[string]string{"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Cache-Control": "no-store", "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'"} {
 		if r.header.Get(name) != want {
@@ -146,9 +153,11 @@ func TestClientsAreBounded(t *testing.T) {
 			break
 		}
 	}
+
 	if p := refused.problem(t, 429); refused.header.Get("Retry-After") == "" || p.Hint == "" {
 		t.Errorf("%+v %v", p, refused.header)
 	}
+
 	s.call("GET", "/api/v1/whoami", "", "Authorization", basic("bob", operatorToken)).problem(t, 429) // a name of one's own choice makes nobody another client
 	s.ok(nil, "GET", "/api/v1/whoami", "", "Authorization", basic("bob", viewerToken))                // each has a rate of its own
 	l := newRateLimiter(1)
@@ -158,6 +167,7 @@ func TestClientsAreBounded(t *testing.T) {
 	if len(l.clients) > maxClients {
 		t.Errorf("%d clients are remembered", len(l.clients))
 	}
+
 	s = open(t)
 	s.call("POST", "/api/v1/failed/reset", `{"ids":["`+strings.Repeat("x", smallBody)+`"]}`).problem(t, 413)
 	s.call("POST", "/api/v1/failed/reset", `{"ids":`).problem(t, 400)
@@ -165,6 +175,7 @@ func TestClientsAreBounded(t *testing.T) {
 	if r := s.call("DELETE", "/api/v1/failed/reset", ""); r.header.Get("Allow") != "POST" {
 		t.Errorf("%d %v", r.status, r.header)
 	}
+
 	s.call("DELETE", "/api/v1/failed/reset", "").problem(t, 405)
 	s.call("GET", "/api/v2", "").problem(t, 404)
 }
@@ -191,23 +202,28 @@ func (a *authority) sign(name string, parent *authority) (tls.Certificate, *ecds
 	if err != nil {
 		a.t.Fatal(err)
 	}
+
 	c := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		IsCA: parent == nil, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}, DNSNames: []string{"localhost"},
 	}
+
 	signer, by := c, key
 	if parent != nil {
 		signer, by = parent.cert, parent.key
 	}
+
 	der, err := x509.CreateCertificate(rand.Reader, c, signer, key.Public(), by)
 	if err != nil {
 		a.t.Fatal(err)
 	}
+
 	leaf, err := x509.ParseCertificate(der)
 	if err != nil {
 		a.t.Fatal(err)
 	}
+
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, key
 }
 
@@ -223,11 +239,13 @@ func TestClientCertificates(t *testing.T) {
 			return &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{server}, ClientCAs: pool, ClientAuth: tls.VerifyClientCertIfGiven}, nil
 		}
 	})
+
 	as := func(certs ...tls.Certificate) {
 		tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, ServerName: "localhost", Certificates: certs}}
 		t.Cleanup(tr.CloseIdleConnections)
 		s.client = &http.Client{Transport: tr, Timeout: time.Minute}
 	}
+
 	for name, role := range map[string]string{"ann": "operator", "bob": "viewer"} {
 		pair, _ := ca.sign(name, ca)
 		as(pair)
@@ -237,6 +255,7 @@ func TestClientCertificates(t *testing.T) {
 			t.Errorf("%+v", got)
 		}
 	}
+
 	as()
 	s.call("GET", "/api/v1/whoami", "", "Authorization", "").problem(t, 401)
 	stranger, _ := newAuthority(t).sign("ann", nil)

@@ -34,6 +34,7 @@ func TestNoOperationIsOpenToNobodyOrAForeignPage(t *testing.T) {
 			refused[reason]++
 		}
 	})
+
 	n := 0
 	for path, item := range spec(t).Paths {
 		for method := range item {
@@ -51,6 +52,7 @@ func TestNoOperationIsOpenToNobodyOrAForeignPage(t *testing.T) {
 			}
 		}
 	}
+
 	mu.Lock()
 	defer mu.Unlock()
 	if n < 50 || refused[RefusedLogin] != 2*n || refused[RefusedHost] != n || refused[RefusedOrigin] != 3*n {
@@ -67,10 +69,12 @@ func TestAForeignPageMayLinkToThePage(t *testing.T) {
 	s := open(t, func(o *AdminOptions) {
 		o.Page = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("page")) })
 	})
+
 	foreign := []string{"Sec-Fetch-Site", "cross-site"}
 	if r := s.call("GET", "/", "", append(foreign, "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document")...); r.status != 200 || r.header.Get("Cross-Origin-Resource-Policy") != "same-origin" {
 		t.Errorf("%d %v", r.status, r.header)
 	}
+
 	for _, dest := range []string{"iframe", "image", "script", "object"} {
 		mode := "no-cors"
 		if dest == "iframe" {
@@ -88,6 +92,7 @@ func TestTLSListenerAsksForTLSOnly(t *testing.T) {
 	s := open(t, func(o *AdminOptions) {
 		o.TLS = func() (*tls.Config, error) { return &tls.Config{Certificates: []tls.Certificate{server}}, nil }
 	})
+
 	roots := x509.NewCertPool()
 	roots.AddCert(a.cert)
 	s.client.Transport = &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "localhost"}}
@@ -105,10 +110,12 @@ func TestSlowViewersDoNotKeepOperatorsOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	// From several addresses, because one client gets a part of the places only.
 	from := func(i int) *net.Dialer {
 		return &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i))}}
 	}
+
 	for i := range 3 * adminInFlight {
 		c, err := from(i%4).Dial("tcp", at.Host)
 		if err != nil {
@@ -119,6 +126,7 @@ func TestSlowViewersDoNotKeepOperatorsOut(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	// The slow requests have arrived when a viewer from one more address has no place left.
 	own := s.client.Transport
 	other := &http.Transport{DialContext: from(4).DialContext}
@@ -129,6 +137,7 @@ func TestSlowViewersDoNotKeepOperatorsOut(t *testing.T) {
 			t.Fatal("the viewer is never refused")
 		}
 	}
+
 	s.client.Transport = own
 	began := time.Now()
 	s.ok(nil, "GET", "/api/v1/overview", "")
@@ -152,6 +161,7 @@ func TestProxyThatNamesNobodyIsNobody(t *testing.T) {
 		o.Access.ProxyHeader, o.Access.ProxyFrom = "X-Forwarded-User", []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
 		o.Access.Operators, o.Access.Anonymous = []string{"ann"}, admin.RoleOperator
 	})
+
 	s.client.Transport = &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, ServerName: "localhost", Certificates: []tls.Certificate{proxy}}}
 	t.Cleanup(s.client.CloseIdleConnections)
 	whoami := func(header http.Header) int {
@@ -167,6 +177,7 @@ func TestProxyThatNamesNobodyIsNobody(t *testing.T) {
 		defer r.Body.Close()
 		return r.StatusCode
 	}
+
 	for want, headers := range map[int][]http.Header{
 		401: {{}, {"X-Forwarded-User": {""}}, {"X-Forwarded-User": {"bob", "ann"}}, {"X-Forwarded-User": {"bob", "ann"}, "Authorization": {"Bearer " + operatorToken}}, {"Authorization": {"Bearer wrong"}}},
 		200: {{"X-Forwarded-User": {"bob"}}, {"Authorization": {"Bearer " + viewerToken}}},
@@ -196,6 +207,7 @@ func TestListsSurviveHugeTextsAndDates(t *testing.T) {
 			{Key: "expiresAt", Value: bson.DateTime(math.MinInt64)},
 		})
 	}
+
 	docs = append(docs, bson.D{
 		{Key: "_id", Value: "w"},
 		{Key: "type", Value: huge},
@@ -211,6 +223,7 @@ func TestListsSurviveHugeTextsAndDates(t *testing.T) {
 	if _, err := s.outbox.InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
+
 	viewer := []string{"Authorization", "Bearer " + viewerToken}
 	for path, want := range map[string]int{
 		"/api/v1/scheduled?limit=100": 40, "/api/v1/scheduled/summary": 1, "/api/v1/lookup?id=s1": 1, "/api/v1/lookup?id=w": 1, "/api/v1/waiting": 1, "/api/v1/failed": 1,

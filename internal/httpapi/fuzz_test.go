@@ -38,6 +38,7 @@ func (m *maker) value(name string, s *shape, wild bool, depth int) any {
 	for s != nil && s.Ref != "" {
 		s = m.doc.Components.Schemas[s.Ref[strings.LastIndexByte(s.Ref, '/')+1:]]
 	}
+
 	if s == nil || wild && m.r.IntN(4) == 0 {
 		return m.anything(depth)
 	}
@@ -47,6 +48,7 @@ func (m *maker) value(name string, s *shape, wild bool, depth int) any {
 	if len(s.Enum) > 0 && !wild {
 		return s.Enum[m.r.IntN(len(s.Enum))]
 	}
+
 	switch s.kind() {
 	case "object":
 		return m.object(s, wild, depth)
@@ -61,9 +63,11 @@ func (m *maker) value(name string, s *shape, wild bool, depth int) any {
 	case "integer", "number":
 		return m.number(s, wild)
 	}
+
 	if s.Format == "date-time" && !wild {
 		return time.Unix(m.r.Int64N(4e9), 0).UTC().Format(time.RFC3339)
 	}
+
 	return m.text(s, wild)
 }
 
@@ -149,6 +153,7 @@ func (m *maker) request(method, path string, op *operation) (target, body string
 	if op.RequestBody == nil {
 		return target, "", header
 	}
+
 	raw, err := json.Marshal(m.value("", op.RequestBody.Content["application/json"].Schema, wild, 0))
 	if err != nil {
 		return target, "{", header
@@ -156,6 +161,7 @@ func (m *maker) request(method, path string, op *operation) (target, body string
 	if wild && m.r.IntN(6) == 0 {
 		return target, m.pick([]string{"", "{", "[]", "null", "\xff", string(raw) + "x", strings.Repeat("[", 20_000)}), header
 	}
+
 	return target, string(raw), header
 }
 
@@ -174,15 +180,18 @@ func TestTheWholeAPIBearsWhateverIsSent(t *testing.T) {
 	if _, err := s.outbox.Database().Collection("inbox_offsets").InsertOne(t.Context(), bson.D{{Key: "x", Value: 1}}); err != nil {
 		t.Fatal(err)
 	}
+
 	seed, each := rand.Uint64(), 5
 	if *long {
 		each = 300
 	}
+
 	t.Logf("seed %d", seed)
 	m := &maker{r: rand.New(rand.NewPCG(seed, 1)), doc: spec(t), known: map[string][]any{
 		"collection": {s.ns, "a.b"}, "collections": {s.ns}, "database": {s.outbox.Database().Name()}, "id": {"d0", "e1"}, "ids": {"d1", "e1"}, "watcher": {"orders"}, "key": {"7"},
 		"what": {"dead", "envelopes", "events"}, "confirm": {"clear orders"}, "node": {"n1"}, "class": {"record_refused"},
 	}}
+
 	answers := map[int]int{}
 	for _, path := range slices.Sorted(keysOf(m.doc.Paths)) {
 		for method, op := range m.doc.Paths[path] {
@@ -208,6 +217,7 @@ func TestTheWholeAPIBearsWhateverIsSent(t *testing.T) {
 			}
 		}
 	}
+
 	t.Logf("answers by status: %v", answers)
 	if answers[200] == 0 || answers[422] == 0 {
 		t.Errorf("the requests are one-sided: %v", answers)

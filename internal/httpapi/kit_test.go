@@ -57,18 +57,22 @@ func open(t *testing.T, change ...func(*AdminOptions)) *site {
 	if s.owner, err = l.Acquire(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	s.run(func(ctx context.Context) error { return s.owner.Run(ctx) })
 	if _, err := outboxes.NewRegistry(s.state.Collection("collections")).Register(t.Context(), [16]byte{1}, s.ns, "orders", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
+
 	router, err := routing.New(routing.Config{Template: "outbox.event.{aggregatetype}"})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	redact, err := admin.NewRedaction([]string{"auth*"}, []string{"$.card"})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	log := slog.New(slog.NewTextHandler(s.log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	operator := admin.New(admin.Operator{
 		State: s.state, Watcher: "orders", Node: "n1", Version: "test", Router: router, Redact: redact,
@@ -77,22 +81,27 @@ func open(t *testing.T, change ...func(*AdminOptions)) *site {
 			return []outboxes.Outbox{{DB: s.outbox.Database().Name(), Coll: s.outbox.Name(), UUID: [16]byte{1}}}, nil
 		},
 	})
+
 	o := AdminOptions{Listen: "127.0.0.1:0", Operator: operator, Log: log, Access: Access{
 		Tokens: func() Tokens { return Tokens{operatorToken, viewerToken} }, Session: time.Hour, Payloads: admin.RoleOperator, Local: true, Rate: 10_000,
 	}}
+
 	for _, f := range change {
 		f(&o)
 	}
+
 	srv, err := ListenAdmin(o)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	s.run(operator.Run)
 	s.run(srv.Run)
 	s.url = "http://" + srv.Addr()
 	if o.TLS != nil {
 		s.url = "https://" + srv.Addr()
 	}
+
 	tr := &http.Transport{}
 	s.client = &http.Client{Transport: tr, Timeout: time.Minute}
 	t.Cleanup(tr.CloseIdleConnections)
@@ -113,6 +122,7 @@ func (s *site) die(id string, fields ...bson.E) {
 	if !slices.ContainsFunc(fields, func(e bson.E) bool { return e.Key == "payload" }) {
 		fields = append(fields, bson.E{Key: "payload", Value: "x"})
 	}
+
 	raw, err := bson.Marshal(append(bson.D{
 		{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "OrderPlaced"},
 	}, fields...))
@@ -161,10 +171,12 @@ func (s *site) call(method, path, body string, header ...string) reply {
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	req.Header.Set("Authorization", "Bearer "+operatorToken)
 	if body != "" {
 		req.Header.Set("Content-Type", "application/json")
 	}
+
 	for i := 0; i+1 < len(header); i += 2 {
 		if header[i] == "Host" {
 			req.Host = header[i+1]
@@ -173,6 +185,7 @@ func (s *site) call(method, path, body string, header ...string) reply {
 			req.Header.Del(header[i])
 		}
 	}
+
 	res, err := s.client.Do(req)
 	if err != nil {
 		s.t.Fatal(err)
@@ -182,6 +195,7 @@ func (s *site) call(method, path, body string, header ...string) reply {
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	return reply{res.StatusCode, res.Header, text}
 }
 

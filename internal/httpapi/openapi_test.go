@@ -39,6 +39,7 @@ func TestOpenAPIFileIsCurrent(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	have, err := os.ReadFile(openAPIFile)
 	if err != nil {
 		t.Fatal(err)
@@ -94,6 +95,7 @@ func TestEveryOperationSaysWhoMayAndHasAHintWithItsErrors(t *testing.T) {
 	if doc.OpenAPI != "3.1.0" {
 		t.Errorf("version %s", doc.OpenAPI)
 	}
+
 	n := 0
 	for path, item := range doc.Paths {
 		for method, op := range item {

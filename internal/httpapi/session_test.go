@@ -39,17 +39,21 @@ func (b *browser) send(path string, form url.Values, headers ...string) (status 
 	if form != nil {
 		method, content = http.MethodPost, form.Encode()
 	}
+
 	r, err := http.NewRequestWithContext(b.t.Context(), method, b.url+path, strings.NewReader(content))
 	if err != nil {
 		b.t.Fatal(err)
 	}
+
 	r.Header.Set("Accept", "text/html,application/xhtml+xml")
 	if form != nil {
 		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	}
+
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
 	}
+
 	res, err := b.http.Do(r)
 	if err != nil {
 		b.t.Fatal(err)
@@ -59,6 +63,7 @@ func (b *browser) send(path string, form url.Values, headers ...string) (status 
 	if err != nil {
 		b.t.Fatal(err)
 	}
+
 	return res.StatusCode, res.Header.Get("Location"), string(text)
 }
 

@@ -96,6 +96,7 @@ func TestDeadlineOfARequestGrowsWithItsSize(t *testing.T) {
 		names[i] = fmt.Sprint("t", i)
 		parts[i] = record.TopicPartition{Topic: "a", Partition: int32(i)}
 	}
+
 	for name, call := range map[string]func(c *Client, n int) error{
 		"metadata": func(c *Client, n int) error {
 			_, err := c.Metadata(t.Context(), names[:n])

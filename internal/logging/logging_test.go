@@ -27,6 +27,7 @@ func TestJSONWhereThereIsNoTerminal(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &line); err != nil {
 		t.Fatalf("%v: %s", err, out.String())
 	}
+
 	for key, want := range map[string]any{"level": "INFO", "msg": "took over", "watcher": "orders", "epoch": 4.0, "after": "2s", "err": "boom"} {
 		if line[key] != want {
 			t.Errorf("%s = %v, want %v", key, line[key], want)
@@ -41,6 +42,7 @@ func TestTextHasNoColourOffATerminal(t *testing.T) {
 	if got := out.String(); !strings.Contains(got, "WARN lease suspended since=3s") || strings.Contains(got, "\x1b") {
 		t.Errorf("%q", got)
 	}
+
 	f, err := os.CreateTemp(t.TempDir(), "log")
 	if err != nil {
 		t.Fatal(err)

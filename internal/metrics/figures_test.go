@@ -13,6 +13,7 @@ func TestFiguresReplaceWhatWasShown(t *testing.T) {
 		{Name: "shop.outbox", Pending: 7, HasPending: true, OldestAge: 3 * time.Second, Scheduled: 2, HasScheduled: true, DeadLetters: 5, HasDead: true},
 		{Name: "forbidden.outbox"}, // the user may not read it: no series, not a nought
 	})
+
 	for name, want := range map[string]float64{"outrelay_pending_envelopes": 7, "outrelay_oldest_pending_seconds": 3, "outrelay_scheduled_envelopes": 2, "outrelay_dead_letters_stored": 5} {
 		if got := value(t, s, name, "collection", "shop.outbox"); got != want {
 			t.Errorf("%s = %v, want %v", name, got, want)
@@ -21,6 +22,7 @@ func TestFiguresReplaceWhatWasShown(t *testing.T) {
 			t.Errorf("%s has %d series", name, n)
 		}
 	}
+
 	s.Figures.SetCollections(nil)
 	if n := series(t, s, "outrelay_pending_envelopes"); n != 0 {
 		t.Errorf("%d series are left of what is not counted any more", n)
@@ -34,6 +36,7 @@ func TestCollectionsAreBounded(t *testing.T) {
 	for i := range list {
 		list[i] = Collection{Name: fmt.Sprint("tenant_", i, ".outbox"), Pending: 1, HasPending: true, OldestAge: time.Duration(i) * time.Second}
 	}
+
 	list[maxCollections].OldestAge = time.Hour
 	s.Figures.SetCollections(list)
 	if n := series(t, s, "outrelay_pending_envelopes"); n != maxCollections+1 {
@@ -59,6 +62,7 @@ func TestExemplars(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	found := map[string]string{}
 	for _, f := range families {
 		if f.GetName() != "outrelay_publish_latency_seconds" {
@@ -79,6 +83,7 @@ func TestExemplars(t *testing.T) {
 	if len(found) != 2 || found["0.005"] != "1a" || found["+Inf"] != "2a" {
 		t.Errorf("exemplars %v", found)
 	}
+
 	var none *Histogram
 	none.Exemplar(time.Second, "x", "y")
 }

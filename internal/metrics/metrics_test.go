@@ -20,6 +20,7 @@ func value(t *testing.T, s *Set, name string, labels ...string) float64 {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, f := range families {
 		if f.GetName() != name {
 			continue
@@ -45,6 +46,7 @@ func value(t *testing.T, s *Set, name string, labels ...string) float64 {
 			}
 		}
 	}
+
 	t.Fatalf("no series %s %v", name, labels)
 	return 0
 }
@@ -98,6 +100,7 @@ func TestObservePublishCountsByTopicAndResult(t *testing.T) {
 			}
 		})
 	}
+
 	wg.Wait()
 	if got := value(t, s, "outrelay_published_total", "topic", "orders", "result", "acked"); got != 16000 {
 		t.Errorf("acked = %v, want 16000", got)
@@ -132,6 +135,7 @@ func TestHistogramCountsBatches(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, f := range families {
 		if f.GetName() != "outrelay_publish_latency_seconds" {
 			continue
@@ -152,6 +156,7 @@ func TestHistogramCountsBatches(t *testing.T) {
 		}
 		return
 	}
+
 	t.Fatal("no histogram")
 }
 
@@ -162,12 +167,14 @@ func TestLiveAsksAtTheScrape(t *testing.T) {
 	if got := value(t, s, "outrelay_lag_seconds"); got != 7 {
 		t.Errorf("lag = %v", got)
 	}
+
 	n := 0.0
 	s.Lag.SetSource(func() float64 { n++; return n })
 	first, second := value(t, s, "outrelay_lag_seconds"), value(t, s, "outrelay_lag_seconds")
 	if first != 1 || second != 2 {
 		t.Errorf("lag = %v, then %v", first, second)
 	}
+
 	s.Lag.SetSource(nil)
 	s.Lag.Set(0)
 	if got := value(t, s, "outrelay_lag_seconds"); got != 0 {

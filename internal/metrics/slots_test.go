@@ -14,6 +14,7 @@ func TestN28_SlotsHaveALabel(t *testing.T) {
 		s.KafkaReachable.Set(0) // the process's own says so
 		s.StreamState.SetCurrent("live")
 	}
+
 	for i, name := range []string{"0of2", "1of2"} {
 		if v := value(t, p, "outrelay_takeovers_total", "slot", name); v != float64(i+1) {
 			t.Errorf("takeovers of %s: %v", name, v)
@@ -22,10 +23,12 @@ func TestN28_SlotsHaveALabel(t *testing.T) {
 			t.Errorf("published by %s: %v", name, v)
 		}
 	}
+
 	families, err := p.Registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, f := range families {
 		switch f.GetName() {
 		case "outrelay_kafka_reachable", "outrelay_mongodb_reachable", "outrelay_oplog_window_seconds", "outrelay_build_info":
@@ -37,10 +40,12 @@ func TestN28_SlotsHaveALabel(t *testing.T) {
 	if v := value(t, p, "outrelay_kafka_reachable"); v != 1 {
 		t.Errorf("Kafka reachable: %v", v)
 	}
+
 	one, err := New("1.2.3").Registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, f := range one {
 		for _, m := range f.GetMetric() {
 			for _, l := range m.GetLabel() {

@@ -21,6 +21,7 @@ func TestSchemaIsTheLastStepsNumber(t *testing.T) {
 	if got := LastStep([]Step{{ID: "0007"}, {ID: "0012"}}); got != 12 {
 		t.Errorf("%d", got)
 	}
+
 	steps := Steps()
 	if got := LastStep(steps); got != len(steps) || got == 0 {
 		t.Errorf("this version's schema is %d, with %d steps", got, len(steps))
@@ -37,14 +38,17 @@ func TestABreakingStepWaitsUntilAllKnowIt(t *testing.T) {
 		{ID: "0002", Name: "second", Breaking: true, Create: []Change{{Outbox, index("type")}}},
 		{ID: "0003", Name: "third", Create: []Change{{Outbox, index("topic")}}},
 	}
+
 	old, m := d.migrator(steps[:1]), d.migrator(steps)
 	if up(t, old); !slices.Equal(names(t, d.shop.Collection("outbox")), []string{"ts_1"}) {
 		t.Fatal("the first step")
 	}
+
 	pending, err := m.PendingBreaking(t.Context())
 	if err != nil || len(pending) != 1 || pending[0].ID != "0002" {
 		t.Fatalf("%v, %v", pending, err)
 	}
+
 	older := errors.New("an older node lives")
 	ledger := d.state.Collection(Collection)
 	for name, answers := range map[string][]error{"at once": {older}, "seen after the announcement": {nil, older}} {
@@ -71,6 +75,7 @@ func TestABreakingStepWaitsUntilAllKnowIt(t *testing.T) {
 			t.Errorf("%s: the older version is kept out: %v", name, err)
 		}
 	}
+
 	m.CheckStep = func(ctx context.Context, _ Step) error {
 		if n, _ := ledger.CountDocuments(ctx, bson.D{{Key: "outcome", Value: outcomeBegun}}); n == 1 {
 			if _, err := old.PendingBreaking(ctx); !errors.Is(err, ErrNewer) {

@@ -47,6 +47,7 @@ func TestOfManyAtOnceOneMigrates(t *testing.T) {
 			}
 		})
 	}
+
 	wg.Wait()
 	did := 0
 	for _, r := range reports {
@@ -77,30 +78,36 @@ func TestTheLockOfADeadHolderIsTaken(t *testing.T) {
 	if ok, err := newLock(coll, "b", "1.0", time.Second).tryAcquire(t.Context()); err != nil || ok {
 		t.Errorf("the lock of a live holder was taken: %v, %v", ok, err)
 	}
+
 	var last lockDoc // its time is the server's, and so are those in the ledger
 	if err := coll.FindOneAndUpdate(t.Context(), bson.D{{Key: "_id", Value: lockID}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
 		{Key: "expiresAt", Value: bson.D{{Key: "$add", Value: bson.A{"$$NOW", int64(1500)}}}},
 	}}}}, options.FindOneAndUpdate().SetReturnDocument(options.After)).Decode(&last); err != nil {
 		t.Fatal(err)
 	}
+
 	m := d.migrator(history())
 	if r := up(t, m); len(r.Applied) != 3 {
 		t.Errorf("%+v", r)
 	}
+
 	s, err := m.Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, step := range s.Steps {
 		if step.At.Before(last.ExpiresAt) {
 			t.Errorf("the lock was stolen: it ended at %v, and step %s was taken at %v", last.ExpiresAt, step.ID, step.At)
 		}
 	}
+
 	// The dead one wakes up: it learns that the lock is not its own, and leaves the other's alone.
 	other := newLock(coll, "other", "1.0", time.Minute)
 	if ok, err := other.tryAcquire(t.Context()); err != nil || !ok {
 		t.Fatal(ok, err)
 	}
+
 	dead.ttl = time.Second // so that it looks soon
 	err = dead.runHolding(t.Context(), func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) })
 	if !errors.Is(err, errLockLost) {
@@ -138,6 +145,7 @@ func TestARenewedLockOutlivesItsTime(t *testing.T) {
 	if ok, err := a.tryAcquire(t.Context()); err != nil || !ok {
 		t.Fatal(ok, err)
 	}
+
 	first := ends(t.Context())
 	deadline := time.Now().Add(time.Minute)
 	err := a.runHolding(t.Context(), func(ctx context.Context) error {

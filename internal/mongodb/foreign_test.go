@@ -48,11 +48,13 @@ func TestN03_AForeignWriteTakesTheFenceOfAllSlotsAndMarksTheCollections(t *testi
 			t.Fatal(err)
 		}
 	}
+
 	for _, id := range []string{"orders/0of2", "orders/1of2"} {
 		if fence, dirty := fenceOf(t, state, id); fence != 2 || !slices.Equal(dirty, []string{"shop.outbox", "b.outbox"}) {
 			t.Errorf("%s: fence %d, dirty %v", id, fence, dirty)
 		}
 	}
+
 	for _, id := range []string{"orders2/0of1", "my.orders/0of1"} {
 		if fence, dirty := fenceOf(t, state, id); fence != 0 || dirty != nil {
 			t.Errorf("%s is another's: fence %d, dirty %v", id, fence, dirty)
@@ -74,10 +76,12 @@ func TestN03_AForeignWriteAndTheOwnersDoNotOverlap(t *testing.T) {
 	if err := session.StartTransaction(); err != nil {
 		t.Fatal(err)
 	}
+
 	owner := mongo.NewSessionContext(t.Context(), session)
 	if _, err := state.Collection("watchers").UpdateOne(owner, bson.D{{Key: "_id", Value: "orders/0of1"}}, bson.D{{Key: "$inc", Value: bson.D{{Key: "fence", Value: int64(1)}}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	var entered atomic.Bool
 	done := make(chan error, 1)
 	go func() {
@@ -90,6 +94,7 @@ func TestN03_AForeignWriteAndTheOwnersDoNotOverlap(t *testing.T) {
 			return err
 		})
 	}()
+
 	if _, err := outbox.InsertOne(owner, bson.D{{Key: "_id", Value: "owner"}}); err != nil {
 		t.Fatal(err)
 	}
@@ -121,10 +126,12 @@ func TestN03_AForeignWriteNeedsAWatcherAndLeavesNothingOfAFailure(t *testing.T) 
 	if err := Foreign(t.Context(), state, "o.*s", nil, insert); !errors.Is(err, ErrNoWatcher) {
 		t.Errorf("a name is no pattern: %v", err)
 	}
+
 	mine := errors.New("mine")
 	if err := Foreign(t.Context(), state, "orders2", []string{"a.b"}, func(ctx context.Context) error { return errors.Join(insert(ctx), mine) }); !errors.Is(err, mine) {
 		t.Errorf("fn's error: %v", err)
 	}
+
 	ctx, cancel := context.WithCancel(t.Context())
 	if err := Foreign(ctx, state, "orders2", []string{"a.b"}, func(ctx context.Context) error { cancel(); return insert(ctx) }); err == nil {
 		t.Error("a transaction that was called off was committed")

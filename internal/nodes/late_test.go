@@ -21,6 +21,7 @@ func TestALateSignOfLifeListsNobody(t *testing.T) {
 	off := stacktest.FailCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
 		{Key: "failCommands", Value: bson.A{"findAndModify"}}, {Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 3000},
 	})
+
 	ctx, cancel := context.WithCancel(t.Context())
 	gaveUp := make(chan error, 1)
 	go func() { gaveUp <- m.SendHeartbeat(ctx, Vitals{}) }()
@@ -32,6 +33,7 @@ func TestALateSignOfLifeListsNobody(t *testing.T) {
 	if err := m.Leave(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	stacktest.Eventually(t, "the sign of life is carried out", func() bool { return running(t, db, app) == 0 })
 	off()
 	if l := list(t, db); len(l) != 0 {
@@ -49,9 +51,11 @@ func running(t *testing.T, db *mongo.Database, app string) int {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var ops []bson.Raw
 	if err := cur.All(t.Context(), &ops); err != nil {
 		t.Fatal(err)
 	}
+
 	return len(ops)
 }

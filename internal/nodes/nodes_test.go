@@ -97,28 +97,33 @@ func TestAMemberIsListedFromItsFirstHeartbeatToItsLeave(t *testing.T) {
 	if got := list(t, db); len(got) != 0 {
 		t.Fatalf("on a blank slate: %+v", got)
 	}
+
 	m := member(db, "a", nil)
 	beat(t, m, Vitals{KafkaReachable: true, SinceAck: time.Second, Holds: []string{"orders/0of1"}})
 	got := list(t, db)
 	if len(got) != 1 {
 		t.Fatalf("%+v", got)
 	}
+
 	n := got[0]
 	if n.Node != "a" || n.Address != "a:9464" || n.Version != "1.4.0" || n.Schema != 3 || n.Instance == "" || !n.KafkaReachable || n.LastAck == nil ||
 		!slices.Equal(n.Watchers, []string{"orders"}) || !slices.Equal(n.Roles, []string{"relay", "cleaner"}) ||
 		!slices.Equal(n.Capabilities, []string{"recording:watermark"}) || !slices.Equal(n.Holds, []string{"orders/0of1"}) {
 		t.Errorf("%+v", n)
 	}
+
 	beat(t, m, Vitals{SinceAck: -1})
 	again := list(t, db)[0]
 	if !again.StartedAt.Equal(n.StartedAt) || again.SeenAt.Before(n.SeenAt) || len(again.Holds) != 0 || again.LastAck != nil {
 		t.Errorf("the second heartbeat: %+v", again)
 	}
+
 	for range 2 { // a second one does nothing
 		if err := m.Leave(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	beat(t, m, Vitals{})
 	if got := list(t, db); len(got) != 0 {
 		t.Errorf("after it left: %+v", got)
@@ -139,6 +144,7 @@ func TestANodeThatWasRemovedIsListedAgainAsItself(t *testing.T) {
 	if err := NewNodes(db.Collection("nodes")).Leave(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
+
 	beat(t, m, Vitals{})
 	after := list(t, db)[0]
 	if after.Instance != before.Instance || after.Schema != 3 || !slices.Equal(after.Capabilities, before.Capabilities) || !slices.Equal(after.Roles, before.Roles) {
@@ -164,12 +170,14 @@ func TestASuccessorOfTheSameNameIsAnotherProcess(t *testing.T) {
 	for range 3 {
 		beat(t, next, Vitals{})
 	}
+
 	if got := list(t, db)[0]; got.StartedAt.Sub(old) < 47*time.Hour || got.Instance != next.instance {
 		t.Errorf("%+v, before %v", got, old)
 	}
 	if got := kinds(t, db, "a"); !slices.Equal(got, []string{"node_started", "node_started"}) {
 		t.Errorf("%v", got)
 	}
+
 	// The killed one was only away, and stops now: the other one stays.
 	if err := killed.Leave(t.Context()); err != nil || len(list(t, db)) != 1 {
 		t.Errorf("%v, %+v", err, list(t, db))
@@ -211,6 +219,7 @@ func TestSilenceIsNotedOnce(t *testing.T) {
 	if n := list(t, db)[3]; n.StaleSince != nil || !n.Alive(StaleAfter) {
 		t.Errorf("%+v", n)
 	}
+
 	silence(t, db, "silent", StaleAfter+time.Second)
 	var wg sync.WaitGroup
 	for _, m := range lookers {
@@ -222,12 +231,14 @@ func TestSilenceIsNotedOnce(t *testing.T) {
 			}
 		})
 	}
+
 	wg.Wait()
 	var noted []string
 	all, err := NewEvents(db.Collection("events"), "", "").Latest(t.Context(), 100)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, e := range all {
 		if e.Kind == NodeStale {
 			of, _ := e.Fields.Lookup("of").StringValueOK()
@@ -240,6 +251,7 @@ func TestSilenceIsNotedOnce(t *testing.T) {
 	if n := list(t, db)[3]; n.StaleSince == nil || n.Alive(StaleAfter) {
 		t.Errorf("%+v", n)
 	}
+
 	beat(t, silent, Vitals{})
 	beat(t, silent, Vitals{})
 	if n := list(t, db)[3]; n.StaleSince != nil || !n.Alive(StaleAfter) {
@@ -261,11 +273,13 @@ func TestConfigurationsOfAWatcherAreCompared(t *testing.T) {
 		beat(t, m, Vitals{})
 		fresh(t, db, m.cfg.Node)
 	}
+
 	for range 2 {
 		if err := a.CheckPeers(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	if got := kinds(t, db, "a"); !slices.Equal(got, []string{"node_started", "configuration_differs"}) {
 		t.Errorf("%v", got)
 	}
@@ -280,11 +294,13 @@ func TestTidyForgetsAndTrims(t *testing.T) {
 		beat(t, member(db, node, nil), Vitals{})
 		silence(t, db, node, age)
 	}
+
 	// One more than the bound; those that were there before are the oldest.
 	var docs []any
 	for range EventsKept {
 		docs = append(docs, bson.D{{Key: "at", Value: time.Now().Add(time.Minute)}, {Key: "kind", Value: "filler"}})
 	}
+
 	if _, err := db.Collection("events").InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
@@ -311,11 +327,13 @@ func TestReadyNamesLiveNodesThatDoNotKnowAStep(t *testing.T) {
 	if err := ready(t.Context(), step); err != nil {
 		t.Fatalf("nobody is there: %v", err)
 	}
+
 	beat(t, member(db, "new", schema(7)), Vitals{})
 	beat(t, member(db, "newer", schema(9)), Vitals{})
 	if err := ready(t.Context(), step); err != nil {
 		t.Errorf("all know it: %v", err)
 	}
+
 	old := member(db, "old", schema(6))
 	beat(t, old, Vitals{})
 	fresh(t, db, "old")
@@ -324,10 +342,12 @@ func TestReadyNamesLiveNodesThatDoNotKnowAStep(t *testing.T) {
 		!strings.Contains(err.Error(), "migration 0007 (slots) waits") {
 		t.Errorf("%v", err)
 	}
+
 	silence(t, db, "old", time.Minute)
 	if err := ready(t.Context(), step); err != nil {
 		t.Errorf("it is dead: %v", err)
 	}
+
 	// It owns a lease, though: dead it is not.
 	own := func(node, version string, ms int64) {
 		t.Helper()
@@ -340,16 +360,19 @@ func TestReadyNamesLiveNodesThatDoNotKnowAStep(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	for _, node := range []string{"old", "unlisted"} {
 		own(node, "0.9", 60_000)
 		if err := ready(t.Context(), step); !errors.As(err, &e) || !slices.Equal(e.Nodes, []string{node + " (0.9)"}) {
 			t.Errorf("%s owns: %v", node, err)
 		}
 	}
+
 	own("new", "1.0", 60_000)
 	if err := ready(t.Context(), step); err != nil {
 		t.Errorf("the owner knows it: %v", err)
 	}
+
 	own("old", "0.9", -1)
 	if err := ready(t.Context(), step); err != nil {
 		t.Errorf("the lease expired: %v", err)

@@ -29,10 +29,12 @@ func TestN06_NodesKnowOfEachOther(t *testing.T) {
 	if ok, err := n.AnotherReachesKafka(t.Context(), "b", time.Minute); err != nil || ok {
 		t.Errorf("for b nobody else does: %v, %v", ok, err)
 	}
+
 	all, err := n.List(t.Context())
 	if err != nil || len(all) != 2 {
 		t.Fatalf("%+v, %v", all, err)
 	}
+
 	for _, x := range all {
 		if x.Age() < 0 || x.Age() > time.Minute || !x.Alive(time.Minute) {
 			t.Errorf("%s is %v old", x.Node, x.Age())
@@ -41,6 +43,7 @@ func TestN06_NodesKnowOfEachOther(t *testing.T) {
 			t.Errorf("last ack of %s: %v, seen at %v", x.Node, ack, x.SeenAt)
 		}
 	}
+
 	// b was seen last an hour ago.
 	if _, err := coll.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "b"}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
 		{Key: "seenAt", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", int64(3_600_000)}}}},
@@ -50,6 +53,7 @@ func TestN06_NodesKnowOfEachOther(t *testing.T) {
 	if ok, err := n.AnotherReachesKafka(t.Context(), "$a", time.Minute); err != nil || ok {
 		t.Errorf("a stale node counts: %v, %v", ok, err)
 	}
+
 	for node, want := range map[string]bool{"$a": true, "b": false, "nobody": false} {
 		if ok, err := n.Alive(t.Context(), node, time.Minute); err != nil || ok != want {
 			t.Errorf("%s alive: %v, %v", node, ok, err)
@@ -64,6 +68,7 @@ func TestN06_NodesKnowOfEachOther(t *testing.T) {
 	if all, _ := n.List(t.Context()); len(all) != 0 {
 		t.Errorf("left: %+v", all)
 	}
+
 	// A node that runs no watcher takes none over.
 	for roles, want := range map[string]bool{"admin": false, "relay": true} {
 		if _, err := n.Heartbeat(t.Context(), Sign{Node: "c", KafkaReachable: true, Facts: Facts{Roles: []string{roles}}}); err != nil {
@@ -82,6 +87,7 @@ func TestEventsAreKeptInOrderAndTrimmed(t *testing.T) {
 	if err := mongodb.CreateIndexes(t.Context(), coll, []mongodb.Index{{Name: "at_1", Keys: mongodb.Ascending("at")}}); err != nil {
 		t.Fatal(err)
 	}
+
 	for i := range 12 {
 		if err := e.Append(t.Context(), TookOver, bson.D{{Key: "epoch", Value: i}, {Key: "$odd", Value: "$now"}}); err != nil {
 			t.Fatal(err)
@@ -90,10 +96,12 @@ func TestEventsAreKeptInOrderAndTrimmed(t *testing.T) {
 	if _, err := e.Trim(t.Context(), 5); err != nil {
 		t.Fatal(err)
 	}
+
 	got, err := e.Latest(t.Context(), 100)
 	if err != nil || len(got) != 5 {
 		t.Fatalf("%d events, %v", len(got), err)
 	}
+
 	for i, ev := range got {
 		if n := ev.Fields.Lookup("epoch").AsInt64(); n != int64(11-i) || ev.Kind != TookOver || ev.Watcher != "orders" || ev.At.IsZero() {
 			t.Errorf("event %d: %+v", i, ev)

@@ -48,6 +48,7 @@ func serve(t *testing.T, state, watch string) (o *operators.Server, cfg config.C
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	cfg, _, err := config.Load(file, nil, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -55,6 +56,7 @@ func serve(t *testing.T, state, watch string) (o *operators.Server, cfg config.C
 	if o, err = operators.New(cfg, "test", slog.New(slog.DiscardHandler), nil); err != nil {
 		t.Fatal(err)
 	}
+
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- o.Run(ctx) }()

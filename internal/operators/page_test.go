@@ -25,6 +25,7 @@ func TestPageDoesNotGrowWithTheOutbox(t *testing.T) {
 	if *long {
 		envelopes, dead, looks = 1_000_000, 100_000, 500
 	}
+
 	client := stacktest.Client(t)
 	db, state := stacktest.Database(t, client), stacktest.Database(t, client)
 	admintest.Fill(t, db.Collection("outbox"), envelopes, dead)
@@ -34,6 +35,7 @@ func TestPageDoesNotGrowWithTheOutbox(t *testing.T) {
 	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), [16]byte{1}, db.Name()+".outbox", "orders", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
+
 	_, _, get, _ := serve(t, state.Name(), db.Name()+".outbox")
 	look := func(path, want string) time.Duration {
 		began := time.Now()
@@ -44,6 +46,7 @@ func TestPageDoesNotGrowWithTheOutbox(t *testing.T) {
 		}
 		return took
 	}
+
 	for path, want := range map[string]string{"/": "<html", "/api/v1/overview": fmt.Sprintf(`"dead":%d`, dead)} {
 		look(path, want)
 		took := make([]time.Duration, looks)

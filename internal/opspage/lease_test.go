@@ -49,19 +49,23 @@ func TestN28_ActionsNameTheirSlot(t *testing.T) {
 	if _, body = ask(t, h, &operator, "POST", "/confirm/pause", url.Values{}); !strings.Contains(body, "This is for all 2 slots") || d.slot != "" {
 		t.Errorf("without a slot it is for %q", d.slot)
 	}
+
 	form.Set("_count", "-1")
 	r, _ = ask(t, h, &operator, "POST", "/act/pause", form)
 	if r.StatusCode != http.StatusSeeOther || !slices.Equal(d.did, []string{"pause orders 0of2"}) {
 		t.Fatalf("%d, did %v", r.StatusCode, d.did)
 	}
+
 	_, body = ask(t, site(d), &operator, "GET", r.Header.Get("Location"), nil)
 	if strings.Contains(body, "is paused") {
 		t.Error("another process tells of what it did not do")
 	}
+
 	_, body = ask(t, h, &operator, "GET", r.Header.Get("Location"), nil)
 	if !regexp.MustCompile(`(?s)Slot 0of2 of watcher orders is paused.*action="/confirm/resume".*name="slot" value="0of2"`).MatchString(body) {
 		t.Error("the notice does not offer to resume the slot")
 	}
+
 	d.did = nil
 	ask(t, h, &operator, "POST", "/act/pin", url.Values{"slot": {"1of2"}, "node": {"n2"}, "_count": {"-1"}})
 	if !slices.Equal(d.did, []string{"pin n2 1of2"}) {
@@ -95,6 +99,7 @@ func TestOrdersThatAreThereAreNotGivenAgain(t *testing.T) {
 			t.Errorf("%s: %d, did %v", name, r.StatusCode, d.did)
 		}
 	}
+
 	one(admin.Watcher{Owner: "n1/a", ExpiresInMS: 5})
 	if r, _ := ask(t, h, &operator, "POST", "/confirm/step-down", url.Values{"hold": {"0s"}}); r.StatusCode != http.StatusBadRequest {
 		t.Errorf("a step-down for no time: %d", r.StatusCode)
@@ -113,11 +118,13 @@ func TestN28_EachSlotHasItsRow(t *testing.T) {
 		u.Operator = splitView{d}
 		return u
 	}})
+
 	_, body := ask(t, h, &operator, "GET", "/control", nil)
 	rows := regexp.MustCompile(`(?s)<tr data-slot="([^"]+)">(.*?)</tr>`).FindAllStringSubmatch(body, -1)
 	if len(rows) != 2 || rows[0][1] != "0of2" || rows[1][1] != "1of2" {
 		t.Fatalf("%d rows in %s", len(rows), body)
 	}
+
 	for i, c := range []struct{ has, not []string }{
 		{[]string{`value="0of2"`, "/confirm/pause", "/confirm/unpin", "/confirm/step-down"}, []string{"/confirm/resume", "/confirm/pin"}},
 		{[]string{`value="1of2"`, "/confirm/resume", "/confirm/pin", "n2 (silent)"}, []string{"/confirm/unpin", "elsewhere"}},
@@ -139,6 +146,7 @@ func TestN28_EachSlotHasItsRow(t *testing.T) {
 	if _, body = ask(t, h, &operator, "GET", "/", nil); !strings.Contains(body, "1 of 2 slots live, 1 paused by an operator") {
 		t.Error("the overview does not say that one of two is paused")
 	}
+
 	d.slots = d.slots[:1]
 	if _, body = ask(t, h, &operator, "GET", "/control", nil); strings.Contains(body, "data-slot") {
 		t.Error("the only slot has a row of its own")
@@ -154,17 +162,20 @@ func TestTheFilterIsStillThereAfterwards(t *testing.T) {
 	if !strings.Contains(body, `name="_list" value="limit=5&amp;topic=a%26b"`) {
 		t.Fatal("the form does not know its list")
 	}
+
 	form := url.Values{"scope": {"all"}, "topic": {"a&b"}, "_list": {"limit=5&topic=a%26b&done=x&watcher=y"}}
 	_, body = ask(t, h, &operator, "POST", "/confirm/dead-requeue", form)
 	if !strings.Contains(body, `href="/dead?limit=5&amp;topic=a%26b"`) || !strings.Contains(body, `name="_list"`) {
 		t.Errorf("no way back to the list: %s", body)
 	}
+
 	form.Set("_count", "2")
 	r, _ := ask(t, h, &operator, "POST", "/act/dead-requeue", form)
 	to, err := url.Parse(r.Header.Get("Location"))
 	if err != nil || to.Host != "" || to.Path != "/dead" || to.Query().Get("topic") != "a&b" || len(to.Query()["done"]) != 1 || to.Query().Has("watcher") {
 		t.Errorf("back at %s", to)
 	}
+
 	form.Set("_list", "//evil.example/?x=%zz")
 	if r, _ = ask(t, h, &operator, "POST", "/act/dead-requeue", form); !strings.HasPrefix(r.Header.Get("Location"), "/dead?done=") {
 		t.Errorf("a made-up list leads to %s", r.Header.Get("Location"))
@@ -205,10 +216,12 @@ func TestAllThatFailedAreTriedAgain(t *testing.T) {
 	if _, body := ask(t, h, &operator, "POST", "/confirm/retry", form); !strings.Contains(body, "3 failed envelopes are due now") || d.watcher != "retry t" || d.tried != nil {
 		t.Errorf("by %q, tried %v: %s", d.watcher, d.tried, body)
 	}
+
 	form.Set("_count", "3")
 	if ask(t, h, &operator, "POST", "/act/retry", form); !slices.Equal(d.tried, []string{"a", "b", "c"}) {
 		t.Errorf("tried %v", d.tried)
 	}
+
 	for _, bad := range []url.Values{{}, {"scope": {"ticked"}}, {"scope": {"all"}, "state": {"parked"}}} {
 		if r, _ := ask(t, h, &operator, "POST", "/confirm/retry", bad); r.StatusCode != http.StatusBadRequest {
 			t.Errorf("%v: %d", bad, r.StatusCode)

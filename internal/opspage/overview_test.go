@@ -18,6 +18,7 @@ func TestEachWatcherHasItsVerdict(t *testing.T) {
 			{ID: "nodes", Status: admin.CheckWarn, Detail: "one node and no standby"},
 		},
 	}
+
 	v := newOverview(o, "orders")
 	if v.Worst != admin.CheckWarn || len(v.Problems) != 1 || v.Problems[0].ID != "nodes" || len(v.Checks) != 2 {
 		t.Errorf("orders: worst %s, problems %+v, checks %+v", v.Worst, v.Problems, v.Checks)

@@ -21,26 +21,31 @@ func TestFiguresAreBounded(t *testing.T) {
 	if err := EnsureIndexes(t.Context(), coll); err != nil {
 		t.Fatal(err)
 	}
+
 	due := time.UnixMilli(1_900_000_000_000)
 	var docs []any
 	for i := range uint32(20) {
 		docs = append(docs, bson.D{{Key: "_id", Value: i}, {Key: "ts", Value: bson.Timestamp{T: 1000, I: i + 1}}})
 		docs = append(docs, bson.D{{Key: "_id", Value: 100 + i}, {Key: "ts", Value: bson.Timestamp{T: 1, I: i + 1}}, {Key: "dueAt", Value: due.Add(time.Duration(i) * time.Hour)}})
 	}
+
 	docs = append(docs, bson.D{{Key: "_id", Value: "waits"}, {Key: "ts", Value: bson.Timestamp{T: 1, I: 99}}, {Key: "dueAt", Value: due.Add(-time.Hour)}, {Key: "state", Value: "retry"}})
 	if _, err := coll.InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
+
 	for limit, want := range map[int64]int64{100: 15, 7: 7} {
 		if n, oldest, err := CountBehind(t.Context(), coll, after, limit); n != want || oldest != (bson.Timestamp{T: 1000, I: 6}) || err != nil {
 			t.Errorf("behind, at most %d: %d, the oldest %v, %v", limit, n, oldest, err)
 		}
 	}
+
 	for limit, want := range map[int64]int64{100: 20, 7: 7} {
 		if n, first, err := CountDue(t.Context(), coll, slot.Range{}, limit); n != want || !first.Equal(due) || err != nil {
 			t.Errorf("scheduled, at most %d: %d, the first %v, %v", limit, n, first, err)
 		}
 	}
+
 	for name, q := range map[string]struct{ filter, sort bson.D }{
 		"behind": {bson.D{{Key: "ts", Value: bson.D{{Key: "$gt", Value: after}}}}, bson.D{{Key: "ts", Value: 1}}},
 		"due":    {bson.D{{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}}, {Key: "state", Value: nil}}, bson.D{{Key: "dueAt", Value: 1}}},

@@ -19,10 +19,12 @@ func TestEnsureIndexes(t *testing.T) {
 	if missing, err := MissingIndexes(t.Context(), coll); err != nil || len(missing) != len(Indexes()) {
 		t.Fatalf("a collection that is not there misses %d, %v", len(missing), err)
 	}
+
 	// One of them was made by hand under a name of its own, with another number type.
 	if _, err := coll.Indexes().CreateOne(t.Context(), mongo.IndexModel{Keys: bson.D{{Key: "ts", Value: 1.0}}, Options: options.Index().SetName("mine")}); err != nil {
 		t.Fatal(err)
 	}
+
 	for range 2 { // the second time there is nothing to do
 		if err := EnsureIndexes(t.Context(), coll); err != nil {
 			t.Fatal(err)
@@ -31,10 +33,12 @@ func TestEnsureIndexes(t *testing.T) {
 			t.Fatalf("%v are missing, %v", missing, err)
 		}
 	}
+
 	// A healthy envelope is in one of them only.
 	if _, err := coll.InsertMany(t.Context(), []any{bson.D{{Key: "ts", Value: bson.Timestamp{}}}, bson.D{{Key: "state", Value: "retry"}, {Key: "nextAt", Value: time.Now()}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	n, err := coll.CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}}, options.Count().SetHint("state_1_key_1_pos_1_slot_1"))
 	if err != nil || n != 1 {
 		t.Errorf("%d documents by the partial index, %v", n, err)
@@ -82,6 +86,7 @@ func TestDriftIsFoundAndRepaired(t *testing.T) {
 	if drift, err := mongodb.CompareIndexes(t.Context(), coll, want, old); err != nil || len(drift) != 0 {
 		t.Fatalf("just made: %+v, %v", drift, err)
 	}
+
 	// One is dropped, one has other options, one a partial filter that leaves documents out; one is of an older version,
 	// one has that version's name over keys of somebody else, and one only the relay can have made.
 	for _, name := range []string{"dueAt_1_slot_1", "nextAt_1_slot_1", "at_1"} {
@@ -89,6 +94,7 @@ func TestDriftIsFoundAndRepaired(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	for _, m := range []mongo.IndexModel{
 		{Keys: bson.D{{Key: "nextAt", Value: 1}, {Key: "slot", Value: 1}}, Options: options.Index().SetName("nextAt_1_slot_1").SetSparse(true)},
 		{Keys: bson.D{{Key: "at", Value: 1}}, Options: options.Index().SetName("at_1").SetExpireAfterSeconds(61)},
@@ -100,18 +106,22 @@ func TestDriftIsFoundAndRepaired(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	drift, err := mongodb.CompareIndexes(t.Context(), coll, want, old)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	found := map[string]mongodb.DriftKind{}
 	for _, d := range drift {
 		found[d.Index.Name] = d.Kind
 	}
+
 	expected := map[string]mongodb.DriftKind{"dueAt_1_slot_1": mongodb.IndexMissing, "nextAt_1_slot_1": mongodb.IndexDifferent, "at_1": mongodb.IndexDifferent, "old_1": mongodb.IndexSuperfluous, mongodb.OwnPrefix + "z": mongodb.IndexSuperfluous}
 	if !maps.Equal(found, expected) {
 		t.Fatalf("found %v, want %v", found, expected)
 	}
+
 	for range 2 { // mending may be repeated
 		for _, d := range drift {
 			if err := mongodb.RepairIndex(t.Context(), coll.Database().Client(), d); err != nil {

@@ -29,6 +29,7 @@ func TestN25_ACollectionBelongsToOneWatcher(t *testing.T) {
 	if before, err := r.Register(t.Context(), one, "shop.outbox2", "orders", bson.Timestamp{}); err != nil || before.Watcher != "orders" {
 		t.Fatalf("again, after a rename: before %+v, %v", before, err)
 	}
+
 	_, err := r.Register(t.Context(), one, "shop.outbox2", "other", bson.Timestamp{})
 	var claimed *ClaimedError
 	if !errors.Is(err, ErrClaimed) || !errors.As(err, &claimed) || claimed.By != "orders" {
@@ -40,6 +41,7 @@ func TestN25_ACollectionBelongsToOneWatcher(t *testing.T) {
 	if err := r.Release(t.Context(), one, "other"); err != nil {
 		t.Fatal(err)
 	}
+
 	all, err := r.Registrations(t.Context(), "")
 	if err != nil || len(all) != 2 || all[0].NS != "shop.outbox2" {
 		t.Fatalf("claims: %+v, %v", all, err)
@@ -97,17 +99,21 @@ func TestListOutboxes(t *testing.T) {
 	if err := a.CreateView(t.Context(), "view.outbox", "orders", mongo.Pipeline{}); err != nil {
 		t.Fatal(err)
 	}
+
 	match := func(db, coll []byte) bool {
 		return (string(db) == a.Name() || string(db) == b.Name()) && string(coll) != "orders"
 	}
+
 	all, err := ListOutboxes(t.Context(), c, match)
 	if err != nil || len(all) != 2 || all[0].UUID == all[1].UUID || !all[0].Identified() || all[0].NS() > all[1].NS() {
 		t.Fatalf("found %+v, %v", all, err)
 	}
+
 	one, err := ListOutboxes(t.Context(), c, match, b.Name())
 	if err != nil || len(one) != 1 || one[0].DB != b.Name() || one[0].Coll != "outbox" {
 		t.Fatalf("found %+v, %v", one, err)
 	}
+
 	before := one[0].UUID
 	if err := b.Collection("outbox").Drop(t.Context()); err != nil {
 		t.Fatal(err)
@@ -129,6 +135,7 @@ func TestOldestTSAndEmpty(t *testing.T) {
 	if exists, err := mongodb.Exists(t.Context(), coll, bson.D{}); exists || err != nil {
 		t.Errorf("exists: %v, %v", exists, err)
 	}
+
 	// Unstamped ones, by an upsert and by a writer that put a date there, do not count.
 	_, err := coll.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: 1}}, bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: bson.Timestamp{}}}}}, options.UpdateOne().SetUpsert(true))
 	if err == nil {
@@ -143,11 +150,13 @@ func TestOldestTSAndEmpty(t *testing.T) {
 	if _, ok, err := OldestTS(t.Context(), coll); ok || err != nil {
 		t.Errorf("of unstamped documents: %v, %v", ok, err)
 	}
+
 	for id := range 3 {
 		if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: 10 + id}, {Key: "ts", Value: bson.Timestamp{}}}); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	var first struct{ TS bson.Timestamp }
 	if err := coll.FindOne(t.Context(), bson.D{{Key: "_id", Value: 10}}).Decode(&first); err != nil {
 		t.Fatal(err)
@@ -185,11 +194,13 @@ func TestN21_FetchingIsMajorityOnThePrimary(t *testing.T) {
 			}
 		},
 	}))
+
 	coll := stacktest.Database(t, c).Collection("outbox")
 	doc := bson.D{{Key: "_id", Value: "7"}, {Key: "payload", Value: "x"}}
 	if _, err := coll.InsertOne(t.Context(), doc); err != nil {
 		t.Fatal(err)
 	}
+
 	want, _ := bson.Marshal(doc)
 	if got, err := mongodb.Fetch(t.Context(), coll, value(t, "7")); err != nil || string(got) != string(want) {
 		t.Errorf("%s, %v", got, err)
@@ -197,6 +208,7 @@ func TestN21_FetchingIsMajorityOnThePrimary(t *testing.T) {
 	if _, err := mongodb.Fetch(t.Context(), coll, value(t, int32(7))); !errors.Is(err, mongodb.ErrNotFound) { // the type is part of the id
 		t.Errorf("another id: %v", err)
 	}
+
 	n := 0
 	if err := mongodb.FetchMany(t.Context(), coll, []bson.RawValue{value(t, "7"), value(t, "8")}, func(bson.Raw) error { n++; return nil }); err != nil || n != 1 {
 		t.Errorf("%d, %v", n, err)
@@ -204,6 +216,7 @@ func TestN21_FetchingIsMajorityOnThePrimary(t *testing.T) {
 	if _, _, err := OldestTS(t.Context(), coll); err != nil {
 		t.Error(err)
 	}
+
 	mu.Lock()
 	defer mu.Unlock()
 	if n := seen["majority "] + seen["majority primary"]; n != 4 || len(seen) != 1 {

@@ -53,6 +53,7 @@ func TestFirstIDsBeginWithTheirTime(t *testing.T) {
 	if got, ok := IDTime(byte(bson.TypeObjectID), id[:]); !ok || got.Unix() != at.Unix() {
 		t.Errorf("ObjectId: %v, %v", got, ok)
 	}
+
 	u := FirstUUID(at)
 	u.Data[6], u.Data[8] = 0x70, 0x80
 	typ, val, err := bson.MarshalValue(u)

@@ -44,6 +44,7 @@ func (f *fakeSink) Send(rec *record.Record, t record.Ticket) error {
 			return err
 		}
 	}
+
 	f.mu.Lock()
 	f.sent, f.topics = append(f.sent, t), append(f.topics, rec.Topic)
 	f.mu.Unlock()
@@ -106,13 +107,16 @@ func newTestDispatcher(t *testing.T, cfg Config) (*Dispatcher, *fakeSink, *fakeE
 	if cfg.Ready == nil {
 		cfg.Ready = func(string) {}
 	}
+
 	cfg.Metrics = Metrics{
 		Published: func(string, int) {}, Dead: func(string, record.Class) {}, Held: func(string, int) {}, Latency: func(float64) {},
 	}
+
 	cfg.Retry = func(_ context.Context, op func() error) error { return op() }
 	if cfg.Pool == nil {
 		cfg.Pool = NewPool(1<<20, 1000)
 	}
+
 	d := New(cfg)
 	s.acks = d
 	d.SetSink(s)
@@ -136,6 +140,7 @@ func TestN13_BudgetBlocksUntilAcked(t *testing.T) {
 		}
 		<-s.got
 	}
+
 	delivered := make(chan error, 1)
 	go func() { delivered <- d.Deliver(t.Context(), itemOfSize("a", 100)) }()
 	select {
@@ -145,6 +150,7 @@ func TestN13_BudgetBlocksUntilAcked(t *testing.T) {
 		t.Fatal("a fourth envelope was sent past the budget")
 	case <-time.After(20 * time.Millisecond):
 	}
+
 	d.Acked(record.TopicPartition{Topic: "a"}, 0, []record.Ticket{0}, 100)
 	if err := <-delivered; err != nil {
 		t.Fatal(err)
@@ -160,12 +166,14 @@ func TestN13_AnOversizedEnvelopeGoesAlone(t *testing.T) {
 	if err := d.Deliver(t.Context(), itemOfSize("a", 5000)); err != nil {
 		t.Fatal(err)
 	}
+
 	<-s.got
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if err := d.Deliver(ctx, itemOfSize("a", 1)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("beside an oversized one: %v, want the deadline", err)
 	}
+
 	d.Acked(record.TopicPartition{Topic: "a"}, 0, []record.Ticket{0}, 5000)
 	if err := d.Deliver(t.Context(), itemOfSize("a", 1)); err != nil {
 		t.Fatal(err)
@@ -182,9 +190,11 @@ func TestN13_FanOutReleasesWhatItReserved(t *testing.T) {
 	if err := d.Deliver(t.Context(), it); err != nil { // 500 bytes, alone
 		t.Fatal(err)
 	}
+
 	for range it.Records {
 		<-s.got
 	}
+
 	d.Acked(record.TopicPartition{Topic: "a"}, 0, []record.Ticket{0}, 125)
 	if _, b := d.Unresolved(); b != 375 {
 		t.Fatalf("%d bytes in use after one of four targets, want 375: more than was reserved was given back", b)
@@ -200,6 +210,7 @@ func TestN13_WindowOfTickets(t *testing.T) {
 		}
 		<-s.got
 	}
+
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if err := d.Deliver(ctx, itemOfSize("a", 1)); !errors.Is(err, context.DeadlineExceeded) {
@@ -218,6 +229,7 @@ func TestFanOutResolvesWhenAllTargetsAreAcked(t *testing.T) {
 	if err := d.Deliver(t.Context(), it); err != nil {
 		t.Fatal(err)
 	}
+
 	d.Position(positionAt(2))
 	<-s.got
 	<-s.got
@@ -225,6 +237,7 @@ func TestFanOutResolvesWhenAllTargetsAreAcked(t *testing.T) {
 	if p, _ := d.Reached(); p.ClusterTime.T != 1 {
 		t.Fatal("the watermark passed an event with a target that is not acked")
 	}
+
 	d.Acked(record.TopicPartition{Topic: "b"}, 9, []record.Ticket{0}, 0)
 	if p, _ := d.Reached(); p.ClusterTime.T != 2 {
 		t.Fatal("the watermark stays although all targets are acked")
@@ -248,11 +261,13 @@ func TestN17_DeadAtOnceIsRecordedBeforeTheWatermarkPasses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	d.Position(positionAt(2))
 	copy(raw, "overwrit")
 	if p, _ := d.Reached(); p.ClusterTime.T != 1 {
 		t.Fatal("the watermark passed an exception that is not recorded yet")
 	}
+
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- d.Run(ctx) }()
@@ -266,6 +281,7 @@ func TestN17_DeadAtOnceIsRecordedBeforeTheWatermarkPasses(t *testing.T) {
 	if len(m.got) != 2 || string(m.got[0].Raw) != "envelope" || m.got[1].Topic != "b" {
 		t.Fatalf("recorded %+v, want both envelopes as they were", m.got)
 	}
+
 	cancel()
 	if err := <-ended; err != nil {
 		t.Fatal(err)
@@ -279,12 +295,14 @@ func TestN17_ARefusalThatWantsARetryHoldsTheWatermarkUntilItIsRecorded(t *testin
 	if err := d.Deliver(t.Context(), itemOfSize("a", 1)); err != nil {
 		t.Fatal(err)
 	}
+
 	<-s.got
 	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Refusal: &record.Refusal{Class: record.RecordRefused, Reason: "null key"}, Bytes: 1}})
 	d.Position(positionAt(2))
 	if p, _ := d.Reached(); p.ClusterTime.T != 1 {
 		t.Fatal("the watermark passed a record that Kafka refused")
 	}
+
 	recordQueued(t, d, m)
 	if p, _ := d.Reached(); p.ClusterTime.T != 2 {
 		t.Fatal("the watermark stays although the retry is recorded")
@@ -301,11 +319,13 @@ func TestLagIsTheAgeOfTheOldestUnresolved(t *testing.T) {
 	if d.Lag(now) != 0 {
 		t.Fatal("lag without an event")
 	}
+
 	it := itemOfSize("a", 1)
 	it.CommitMS = 2000
 	if err := d.Deliver(t.Context(), it); err != nil {
 		t.Fatal(err)
 	}
+
 	<-s.got
 	if d.Lag(now) != 3*time.Second {
 		t.Fatalf("lag %v, want 3 s", d.Lag(now))

@@ -45,11 +45,13 @@ func TestAFollowerHearsOfEachRecordOnce(t *testing.T) {
 	if err := d.Deliver(t.Context(), it); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, in := range []*Item{{CommitMS: 1, Follow: &other, Records: []record.Record{{Topic: "a"}}}, itemOfSize("a", 1)} {
 		if err := d.Deliver(t.Context(), in); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	d.Acked(record.TopicPartition{Topic: "a", Partition: 2}, 40, []record.Ticket{0, 1, 2}, 0)
 	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "late", Refusal: &record.Refusal{Class: record.RecordRefused}}})
 	recordQueued(t, d, m)

@@ -26,6 +26,7 @@ func TestN11_OnlyTheParkedTargetIsPending(t *testing.T) {
 	if err := d.Deliver(t.Context(), itemWithKey("k", "well", "away")); err != nil {
 		t.Fatal(err)
 	}
+
 	<-s.got
 	recordQueued(t, d, m)
 	if e := m.got[0]; e.State != envelope.StateParked || !slices.Equal(e.Pending, []string{"away"}) || e.Key != "k" || e.Pos != "82" {
@@ -34,6 +35,7 @@ func TestN11_OnlyTheParkedTargetIsPending(t *testing.T) {
 	if n, _ := d.Unresolved(); n != 1 {
 		t.Fatal("the ticket is resolved before the other target was acked")
 	}
+
 	d.Acked(record.TopicPartition{Topic: "well"}, 0, []record.Ticket{0}, 10)
 	if n, bytes := d.Unresolved(); n != 0 || bytes != 0 {
 		t.Fatalf("%d events with %d bytes are left, want none", n, bytes)
@@ -47,6 +49,7 @@ func TestN15_AGateOpensAtZeroAndConcernsItsKeyAlone(t *testing.T) {
 	if err := d.Deliver(t.Context(), itemWithKey("k", "a")); err != nil {
 		t.Fatal(err)
 	}
+
 	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Key: []byte("k"), Refusal: &record.Refusal{Class: record.RecordRefused}, Bytes: 10}})
 	for _, key := range []string{"k", "other", "k"} {
 		if err := d.Deliver(t.Context(), itemWithKey(key, "a")); err != nil {
@@ -56,6 +59,7 @@ func TestN15_AGateOpensAtZeroAndConcernsItsKeyAlone(t *testing.T) {
 	if !slices.Equal(s.sent, []record.Ticket{0, 2}) {
 		t.Fatalf("sent tickets %v, want the first and the one of the other key", s.sent)
 	}
+
 	d.Acked(record.TopicPartition{Topic: "a"}, 0, []record.Ticket{2}, 10)
 	recordQueued(t, d, m)
 	states := []string{}
@@ -65,6 +69,7 @@ func TestN15_AGateOpensAtZeroAndConcernsItsKeyAlone(t *testing.T) {
 	if !slices.Equal(states, []string{envelope.StateRetry, envelope.StateBlocked, envelope.StateBlocked}) {
 		t.Fatalf("recorded %v, want one retry and two behind it", states)
 	}
+
 	for left := 3; left > 0; left-- {
 		if d.CheckGate(&itemWithKey("k", "a").Records[0], false) == nil {
 			t.Fatalf("the gate is open while %d wait", left)
@@ -85,10 +90,12 @@ func TestPublishTellsOnceWhenAllTargetsHaveAnswered(t *testing.T) {
 	if err := d.Publish(t.Context(), it.Records, func(p record.Published) { told <- p }); err != nil {
 		t.Fatal(err)
 	}
+
 	k := s.sent[0]
 	if !k.IsSide() || len(told) > 0 {
 		t.Fatalf("ticket %x, told %d times; want a side ticket and silence", k, len(told))
 	}
+
 	d.Acked(record.TopicPartition{Topic: "a", Partition: 2}, 7, []record.Ticket{k}, 10)
 	d.Withdrawn([]record.Withdrawn{{Ticket: k, Topic: "b", Key: []byte("k"), Refusal: &record.Refusal{Class: record.RecordRefused}}})
 	p := <-told
@@ -101,6 +108,7 @@ func TestPublishTellsOnceWhenAllTargetsHaveAnswered(t *testing.T) {
 	if p := <-told; !errors.Is(p.Answers[0].Held, record.ErrBlocked) {
 		t.Fatalf("behind a refusal that is not written down: %+v, want blocked", p.Answers)
 	}
+
 	d.ResumeKey("", "b", "k")
 	if d.CheckGate(&it.Records[2], true) != nil {
 		t.Fatal("the key stays stopped")
@@ -119,12 +127,14 @@ func TestN08_ADeliveryOutsideTheOrderHoldsItsOffset(t *testing.T) {
 	if err := d.Deliver(t.Context(), itemWithKey("k", "a")); err != nil {
 		t.Fatal(err)
 	}
+
 	d.Position(positionAt(2))
 	d.Acked(tp, 5, slices.Clone(s.sent), 20)
 	p := <-told
 	if _, _, offs := d.Snapshot(); offs["a"][0] != 5 {
 		t.Fatalf("the stored offset is %d while the delivery at 5 is not settled", offs["a"][0])
 	}
+
 	d.Settle([]record.Ticket{p.Ticket})
 	if at, _, offs := d.Snapshot(); offs["a"][0] != 7 || at.ClusterTime.T != 2 {
 		t.Fatalf("the stored offset is %d at %v, want 7 behind the watermark", offs["a"][0], at)
@@ -144,6 +154,7 @@ func TestN13_TheReconcilersQuarterIsItsOwn(t *testing.T) {
 	if err := d.Publish(t.Context(), recs(100), func(record.Published) {}); err != nil {
 		t.Fatal(err)
 	}
+
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if err := d.Publish(ctx, recs(1), func(record.Published) {}); !errors.Is(err, context.DeadlineExceeded) {
@@ -167,6 +178,7 @@ func TestTheWatermarkWaitsForTheRecordOfADelivery(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	d.Position(positionAt(2))
 	d.Acked(record.TopicPartition{Topic: "a"}, 3, []record.Ticket{0, 1}, 20)
 	d.Acked(record.TopicPartition{Topic: "b", Partition: 1}, 9, []record.Ticket{0}, 10)
@@ -175,11 +187,13 @@ func TestTheWatermarkWaitsForTheRecordOfADelivery(t *testing.T) {
 	if n, _ := d.Unresolved(); n != 2 {
 		t.Fatalf("%d events are unresolved before anything was recorded, want 2", n)
 	}
+
 	go func() { ended <- d.RunRecorder(ctx) }()
 	batch := <-l.got
 	if len(batch) != 1 || len(batch[0].Answers) != 2 || batch[0].Answers[1].Offset != 9 {
 		t.Fatalf("recorded %+v, want the envelope whose targets were both acked", batch)
 	}
+
 	recordQueued(t, d, m)
 	cancel()
 	if err := <-ended; err != nil {
@@ -204,6 +218,7 @@ func TestN08_WhatIsFoundLateHoldsTheOffsetUntilItIsWrittenDown(t *testing.T) {
 			t.Errorf("the stored offset is %d, want %d", offsets["a"][0], offset)
 		}
 	}
+
 	d.Found(tp, 10)
 	d.Found(tp, 7)
 	d.Idle(tp, 90)
@@ -218,6 +233,7 @@ func TestN08_WhatIsFoundLateHoldsTheOffsetUntilItIsWrittenDown(t *testing.T) {
 	if len(told) != 1 || len(told[0].Answers) != 1 || told[0].Answers[0].Offset != 7 || d.sidesInFlight.Load() != 0 {
 		t.Fatalf("told %+v, want the one that was found", told)
 	}
+
 	lets[1]()
 	want(7) // by the delivery itself
 	d.Settle([]record.Ticket{told[0].Ticket})
@@ -225,6 +241,7 @@ func TestN08_WhatIsFoundLateHoldsTheOffsetUntilItIsWrittenDown(t *testing.T) {
 	if d.AckIfFound(recs[1:], func(record.Published) { t.Error("told of nothing") }) {
 		t.Error("taken")
 	}
+
 	want(90)
 	if n, bytes := d.Unresolved(); n != 0 || bytes != 0 {
 		t.Errorf("%d events with %d bytes are left", n, bytes)
@@ -243,11 +260,13 @@ func TestN08_ADeliveryBesideAReplayMovesNoOffset(t *testing.T) {
 	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(p record.Published) { told <- p }); err != nil {
 		t.Fatal(err)
 	}
+
 	d.Acked(tp, 9, slices.Clone(s.sent), 10)
 	d.Settle([]record.Ticket{(<-told).Ticket})
 	if _, _, offs := d.Snapshot(); offs["a"][0] != 5 {
 		t.Fatalf("the stored offset is %d, above what the stream may still bring; want 5", offs["a"][0])
 	}
+
 	d.EndReplay()
 	if _, _, offs := d.Snapshot(); offs["a"][0] != 10 {
 		t.Fatalf("the stored offset is %d behind the replay, want 10", offs["a"][0])
@@ -255,6 +274,7 @@ func TestN08_ADeliveryBesideAReplayMovesNoOffset(t *testing.T) {
 	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(p record.Published) { told <- p }); err != nil {
 		t.Fatal(err)
 	}
+
 	d.Acked(tp, 10, slices.Clone(s.sent[1:]), 10)
 	d.Settle([]record.Ticket{(<-told).Ticket})
 	if _, _, offs := d.Snapshot(); offs["a"][0] != 11 {

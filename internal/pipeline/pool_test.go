@@ -109,11 +109,13 @@ func TestN13_ManySlotsHaveAFewTicketsEach(t *testing.T) {
 		d.Start(positionAt(1))
 		all = append(all, d)
 	}
+
 	for _, d := range all {
 		if b, n := d.Limits(); b != 20<<20 || n != minTickets || d.sideBudget.currentShare() != 5<<20 {
 			t.Errorf("%d bytes, %d tickets, %d bytes of the reconciler", b, n, d.sideBudget.currentShare())
 		}
 	}
+
 	for _, d := range all[1:] {
 		d.LeavePool()
 		d.LeavePool() // a second time changes nothing

@@ -66,6 +66,7 @@ func start(t *testing.T, h Health) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
@@ -75,6 +76,7 @@ func start(t *testing.T, h Health) string {
 			t.Errorf("Run: %v", err)
 		}
 	})
+
 	return "http://" + s.Addr()
 }
 
@@ -121,6 +123,7 @@ func TestReadyz(t *testing.T) {
 			t.Errorf("%d %s", got, diff)
 		}
 	}
+
 	check(503, readiness{Role: "starting", Reasons: []string{}})
 	h.set(func(f *fake) { f.ok, f.role = true, "standby" })
 	check(200, readiness{Ready: true, Role: "standby", Reasons: []string{}})
@@ -152,11 +155,13 @@ func TestNothingElseIsServed(t *testing.T) {
 			t.Errorf("%s: %d", path, status)
 		}
 	}
+
 	req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/readyz", nil)
 	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("POST: %d", resp.StatusCode)
@@ -182,6 +187,7 @@ func TestStopsBesideASlowClient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
@@ -196,6 +202,7 @@ func TestStopsBesideASlowClient(t *testing.T) {
 	if status, _ := get(t, "http://"+s.Addr()+"/livez"); status != 200 {
 		t.Errorf("status = %d", status)
 	}
+
 	cancel()
 	select {
 	case err := <-done:

@@ -20,6 +20,7 @@ func TestNodesThatAreGoneAreForgotten(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	b.start()
 	var left []string
 	waitFor(t, "the nodes that are gone for long are removed", func() bool {
@@ -29,6 +30,7 @@ func TestNodesThatAreGoneAreForgotten(t *testing.T) {
 		}
 		return len(left) == 2
 	})
+
 	slices.Sort(left)
 	if !slices.Equal(left, []string{"killed-1", "killed-13"}) {
 		t.Errorf("left are %v", left)

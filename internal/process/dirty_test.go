@@ -52,11 +52,13 @@ func TestN17_AWaitingCollectionCostsNoWrites(t *testing.T) {
 		ExpiresAt time.Time `bson:"expiresAt"`
 		Dirty     []string  `bson:"dirty"`
 	}
+
 	read := func() {
 		if err := b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&doc); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	read()
 	fence, until := doc.Fence, doc.ExpiresAt.Add(3*time.Second)
 	waitFor(t, "the lease was renewed for three seconds", func() bool { read(); return doc.ExpiresAt.After(until) }) // renewals, and looks in between

@@ -48,12 +48,14 @@ func TestACollectionLeavesTheDirtyList(t *testing.T) {
 		}
 		return len(doc.Dirty)
 	}
+
 	waitFor(t, "the outbox is on the dirty list", func() bool { return dirty() == 1 })
 	op := admin.Operator{State: b.state, Watcher: "default", Actor: "test"}
 	moved, err := op.Schedule().Move(t.Context(), admin.ScheduledFilter{IDs: []string{"later"}}, time.Now())
 	if err != nil || len(moved.Moved) != 1 {
 		t.Fatalf("%+v, %v", moved, err)
 	}
+
 	b.consume(1)
 	waitFor(t, "the outbox has left the dirty list", func() bool { return dirty() == 0 })
 }
@@ -66,12 +68,14 @@ func TestAnEnvelopeThatCannotBeHeldIsDead(t *testing.T) {
 	if err := b.db.RunCommand(t.Context(), bson.D{{Key: "collMod", Value: "outbox"}, {Key: "validator", Value: bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: false}}}}}}).Err(); err != nil {
 		t.Fatal(err)
 	}
+
 	b.start()
 	b.append(3, event.WithTopic("missing-"+b.topic))
 	waitFor(t, "three envelopes are dead letters", func() bool {
 		n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "class", Value: "malformed"}, {Key: "topic", Value: "missing-" + b.topic}})
 		return err == nil && n == 3
 	})
+
 	b.append(1)
 	b.consume(2)
 	waitFor(t, "the relay is live without a lag", func() bool { w := b.status(); return w.State == "live" && w.LagS == 0 })
@@ -88,9 +92,11 @@ func TestN19_WhatWasScheduledBeforeTheFirstPositionIsSentAfterARestart(t *testin
 		n, err := b.state.Collection("watchers").CountDocuments(t.Context(), bson.D{{Key: "clusterTime", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 1
 	})
+
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
+
 	b.start("start=now")
 	if got := b.consume(1); string(got[0].Value) != "0" {
 		t.Errorf("got %q, want the scheduled event alone", got[0].Value)

@@ -68,6 +68,7 @@ func (b *bundle) halfSent(id, topic string, swept bool) {
 	if !cs.Next(ctx) {
 		b.t.Fatal(cs.Err())
 	}
+
 	pos := cs.Current.Lookup("_id", "_data").StringValue()
 	watcher := bson.D{{Key: "$addToSet", Value: bson.D{{Key: "dirty", Value: b.db.Name() + ".outbox"}}}}
 	if swept {
@@ -110,6 +111,7 @@ func TestN17_ALetterForOneTopicLeavesTheOthersTheirs(t *testing.T) {
 			return err == nil && got == n
 		}
 	}
+
 	waitFor(t, "one envelope is parked", held(1))
 	noise := make([]byte, 200_000)
 	if _, err := rand.Read(noise); err != nil {
@@ -118,10 +120,12 @@ func TestN17_ALetterForOneTopicLeavesTheOthersTheirs(t *testing.T) {
 	if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "big"}, "Placed", event.Bytes("", noise))); err != nil {
 		t.Fatal(err)
 	}
+
 	waitFor(t, "the large envelope is a dead letter", func() bool {
 		n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "topic", Value: small}})
 		return err == nil && n == 1
 	})
+
 	waitFor(t, "two envelopes are parked", held(2))
 	stacktest.CreateTopic(t, missing, 1)
 	read := *b

@@ -40,6 +40,7 @@ func TestN05_DeposedOwnerIsNotCountedAsFenced(t *testing.T) {
 		}
 		b.append(5)
 	}
+
 	b.consume(40)
 	if all := b.log.wait(t, "epoch=9"); strings.Contains(all, "although it holds the lease") || strings.Contains(all, "halted") {
 		t.Errorf("a deposition was taken for another program:\n%s", all)
@@ -64,6 +65,7 @@ func (b *bundle) fence(id string) {
 			return err == nil
 		})
 	}
+
 	var p *kafka.ProducerSession
 	again("taking the id", func() error {
 		r, err := c.InitProducerID(ctx, &kafka.InitProducerIDRequest{TransactionalID: id, TransactionTimeoutMs: 60_000, ProducerID: -1, ProducerEpoch: -1})
@@ -72,6 +74,7 @@ func (b *bundle) fence(id string) {
 		}
 		return err
 	})
+
 	again("adding partitions", func() error {
 		parts := []kafka.AddPartitionToTxn{{Partition: 0}, {Partition: 1}, {Partition: 2}}
 		r, err := c.AddPartitionsToTxn(ctx, &kafka.AddPartitionsToTxnRequest{
@@ -82,6 +85,7 @@ func (b *bundle) fence(id string) {
 		}
 		return r.Topics[b.topic][0].Error
 	})
+
 	again("ending the transaction", func() error {
 		r, err := c.EndTxn(ctx, &kafka.EndTxnRequest{TransactionalID: id, ProducerID: p.ProducerID, ProducerEpoch: p.ProducerEpoch})
 		if err == nil {
@@ -89,6 +93,7 @@ func (b *bundle) fence(id string) {
 		}
 		return err
 	})
+
 	again("waiting for the markers", func() error {
 		r, err := c.InitProducerID(ctx, &kafka.InitProducerIDRequest{TransactionalID: id, TransactionTimeoutMs: 60_000, ProducerID: p.ProducerID, ProducerEpoch: p.ProducerEpoch})
 		if err == nil {

@@ -21,6 +21,7 @@ func TestFirstStartSweepsWhatHasNoStamp(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	b.append(10)
 	stop := b.start()
 	flagged := 0
@@ -37,16 +38,19 @@ func TestFirstStartSweepsWhatHasNoStamp(t *testing.T) {
 	if flagged != 11 {
 		t.Errorf("%d of 11 records are flagged", flagged)
 	}
+
 	waitFor(t, "the malformed envelope is a dead letter", func() bool {
 		n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "_id.id", Value: "malformed"}})
 		return err == nil && n == 1
 	})
+
 	b.log.wait(t, "the gap is closed")
 	b.append(1)
 	b.consume(12)
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
+
 	doc, err := b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Raw()
 	if err != nil {
 		t.Fatal(err)
@@ -54,6 +58,7 @@ func TestFirstStartSweepsWhatHasNoStamp(t *testing.T) {
 	if _, err := doc.LookupErr("gap"); err == nil {
 		t.Errorf("the gap is still open: %s", doc.Lookup("gap"))
 	}
+
 	stop = b.start() // nothing is swept again
 	b.append(1)
 	if n := len(b.consume(13)); n != 13 {

@@ -19,6 +19,7 @@ func mute(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var conns []net.Conn
 	done := make(chan struct{})
 	go func() {
@@ -31,6 +32,7 @@ func mute(t *testing.T) string {
 			conns = append(conns, c)
 		}
 	}()
+
 	t.Cleanup(func() {
 		l.Close()
 		<-done
@@ -38,6 +40,7 @@ func mute(t *testing.T) string {
 			c.Close()
 		}
 	})
+
 	return l.Addr().String()
 }
 
@@ -55,10 +58,12 @@ func TestFirstPositionIsSavedBeforeKafkaAnswers(t *testing.T) {
 		}
 		return b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&doc) == nil && doc.ClusterTime.T > 0
 	})
+
 	waitFor(t, "the node is listed although the broker is mute", func() bool { // a mute broker does not cost the node its sign of life
 		n, err := b.state.Collection("nodes").CountDocuments(t.Context(), bson.D{})
 		return err == nil && n == 1
 	})
+
 	if err := stop(); err != nil { // it waits for no answer of Kafka
 		t.Fatal(err)
 	}
@@ -73,10 +78,12 @@ func TestAPauseEndsAHalt(t *testing.T) {
 	if err := b.db.Collection("outbox").Drop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	b.log.wait(t, "halted: ")
 	if err := lease.Pause(t.Context(), b.state.Collection("watchers"), "default/0of1"); err != nil {
 		t.Fatal(err)
 	}
+
 	waitFor(t, "nobody owns the watcher", func() bool { return b.status().Owner == "" })
 }
 
@@ -94,6 +101,7 @@ func TestARestartDoesNotForgetTheHalt(t *testing.T) {
 	if _, err := b.state.Collection("watchers").DeleteMany(t.Context(), bson.D{}); err != nil {
 		t.Fatal(err)
 	}
+
 	for range 2 {
 		stop = b.start("start=now")
 		waitFor(t, "the restarted relay is halted", func() bool {

@@ -19,20 +19,24 @@ func TestN28_HealthIsThatOfAllSlots(t *testing.T) {
 	for i := range 2 {
 		r.slots = append(r.slots, &term.Runner{Part: slot.Range{I: i, N: 2}, State: readiness.NewState(time.Second, time.Now, nil)})
 	}
+
 	process.SetRole(readiness.RoleStandby)
 	h := r.processHealth()
 	if ok, role, _ := h.Ready(); ok || role != string(readiness.RoleStarting) {
 		t.Errorf("ready %v as %s before its slots are", ok, role)
 	}
+
 	r.slots[0].State.SetRole(readiness.RoleStandby)
 	r.slots[1].State.SetRole(readiness.RoleOwner)
 	if ok, role, _ := h.Ready(); !ok || role != string(readiness.RoleOwner) {
 		t.Errorf("ready %v as %s", ok, role)
 	}
+
 	r.slots[0].State.SetProblem("stream", "denied", true)
 	if ok, _, why := h.Ready(); ok || len(why) != 1 || !strings.HasPrefix(why[0], "0of2: stream: denied (for ") {
 		t.Errorf("ready %v: %q", ok, why)
 	}
+
 	r.slots[0].State.ClearProblems("stream")
 	r.slots[0].State.SetRole(readiness.RoleHalted)
 	if ok, role, _ := h.Ready(); ok || role != string(readiness.RoleHalted) {
@@ -41,6 +45,7 @@ func TestN28_HealthIsThatOfAllSlots(t *testing.T) {
 	if err := h.Live(); err != nil {
 		t.Error(err)
 	}
+
 	r.slots[1].State.SetHung(true)
 	if h.Live() == nil {
 		t.Error("a slot hangs, and the process is live")

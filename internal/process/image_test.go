@@ -35,6 +35,7 @@ func TestN16_AnElectionCostsNoImage(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	b.log.wait(t, "topic is parked")
 	polls := 0
 	waitFor(t, "the fail point has blocked 50 polls", func() bool { polls++; return polls > 50 })

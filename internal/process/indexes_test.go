@@ -55,6 +55,7 @@ func TestNoIndexIsMadeIfSwitchedOff(t *testing.T) {
 	if err := stop(); err != nil { // a stop waits for what works beside the delivery
 		t.Fatal(err)
 	}
+
 	if have := b.indexesOf(b.db.Collection("outbox")); len(have) != 1 {
 		t.Errorf("indexes were made: %v", have)
 	}
@@ -84,6 +85,7 @@ func TestAFirstStartBesideAnOpenTransaction(t *testing.T) {
 	if d := longestWait(); d > stacktest.InsertPatience {
 		t.Errorf("an insert waited %v, want at most %v", d, stacktest.InsertPatience)
 	}
+
 	waitFor(t, "all indexes exist", func() bool { return b.allIndexes() && slices.Contains(b.indexesOf(box), outboxes.SentIndexName) })
 }
 
@@ -96,11 +98,13 @@ func TestAGrantedPrivilegeIsUsedByTheRunningRelay(t *testing.T) {
 	grant := stacktest.FailCommand(t, "outrelay state "+node, "alwaysOn", bson.D{
 		{Key: "failCommands", Value: bson.A{"createIndexes"}}, {Key: "errorCode", Value: 13},
 	})
+
 	b.startAs(func(r *process.Relay) { r.Hasten(10 * time.Second) }, "node="+node)
 	b.log.wait(t, "an index is missing because of a missing privilege")
 	if b.allIndexes() {
 		t.Fatal("there are indexes without the privilege")
 	}
+
 	grant()
 	waitFor(t, "all indexes exist", b.allIndexes)
 }

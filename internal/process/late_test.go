@@ -117,6 +117,7 @@ func (b *bundle) before(id string, brokers []string) (n int) {
 			n++
 		}
 	}
+
 	b.t.Fatalf("the record of %s never arrived, but %d others", id, n)
 	return n
 }

@@ -24,13 +24,16 @@ func (b *bundle) counted(from time.Time) (n int64) {
 	o.Outboxes = func(ctx context.Context) ([]outboxes.Outbox, error) {
 		return outboxes.ListOutboxes(ctx, b.client, func(_, coll []byte) bool { return string(coll) == "outbox" }, b.db.Name())
 	}
+
 	plan, err := o.RecoverPlan(b.t.Context(), from)
 	if err != nil {
 		b.t.Fatal(err)
 	}
+
 	for _, s := range plan {
 		n += s.Envelopes
 	}
+
 	return n
 }
 
@@ -100,6 +103,7 @@ func TestN22_AnOrderDuringASweepIsCarriedOut(t *testing.T) {
 	if err := b.operator().Recover(t.Context(), time.Now().Add(-time.Minute)); err != nil {
 		t.Fatal(err)
 	}
+
 	// The sweep cannot end before the second order comes.
 	read := stacktest.FailCommand(t, "outrelay stream "+b.topic, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"find"}}, {Key: "errorCode", Value: 91}})
 	b.start("node="+b.topic, "checkpoint=20ms")
@@ -107,11 +111,13 @@ func TestN22_AnOrderDuringASweepIsCarriedOut(t *testing.T) {
 	if err := b.operator().Recover(t.Context(), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
+
 	read()
 	waitFor(t, "the gap is closed", func() bool {
 		doc, err := b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Raw()
 		return err == nil && doc.Lookup("gap").IsZero()
 	})
+
 	b.into("outbox", "after")
 	got := b.delivered("after")
 	if n := len(slices.DeleteFunc(slices.Clone(got), func(p string) bool { return p != "old" })); n != 2 {

@@ -38,6 +38,7 @@ func TestN19_ClaimsOutliveTheWatcherDocument(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	b.start()
 	b.consume(3)
 	waitFor(t, "every scheduled envelope is sent", func() bool {
@@ -65,6 +66,7 @@ func TestN28_WhatAnotherHistoryHadPassedIsForgotten(t *testing.T) {
 	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recover(t.Context(), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
+
 	b.start()
 	b.log.wait(t, "the gap is closed")
 	b.append(1, event.WithID("behind"))
@@ -83,10 +85,12 @@ func TestN28_WhatIsReplayedDuringAResliceIsKnown(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
+
 	cfg, _, err := config.Load("", b.env, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	replayed := 0
 	say := func(text string) {
 		if !strings.HasPrefix(text, "fencing") { // every document is held
@@ -109,10 +113,12 @@ func TestN28_WhatIsReplayedDuringAResliceIsKnown(t *testing.T) {
 			t.Error(err)
 		}
 	}
+
 	rep, err := connect.RunReslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), slots.ResliceOptions{Slots: 3, Wait: 40 * time.Second, Actor: "test", OnStep: say})
 	if err != nil || !rep.Done || replayed != 1 {
 		t.Fatalf("%+v, %v, %d replayed", rep, err, replayed)
 	}
+
 	b.start("slots=3", "node=b")
 	b.consume(2)
 	waitFor(t, "no envelope waits", func() bool {
@@ -129,11 +135,13 @@ func TestN28_AFirstStartDuringAResliceKeepsItsNumber(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	say := func(string) {
 		if _, err := b.state.Collection("watchers").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "default/0of1"}}); err != nil {
 			t.Error(err)
 		}
 	}
+
 	rep, err := connect.RunReslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), slots.ResliceOptions{Slots: 3, Wait: 40 * time.Second, Actor: "test", OnStep: say})
 	if !errors.Is(err, slots.ErrResliceRefused) || rep.Done {
 		t.Errorf("%+v, %v", rep, err)

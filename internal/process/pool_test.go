@@ -33,6 +33,7 @@ func TestN28_MemoryFollowsTheSlotsThatRunHere(t *testing.T) {
 		}
 		return out
 	}
+
 	const all, half = "3.3554432e+07", "1.6777216e+07"
 	b.start("slots=2", "node=a", "http.listen="+listen)
 	b.until("both of a", shares(map[string]int{"a": 2}))
@@ -48,10 +49,12 @@ func TestN28_MemoryFollowsTheSlotsThatRunHere(t *testing.T) {
 		}
 		return shares(map[string]int{"a": 1, "b": 1})(now) && maps.Equal(budget(), want)
 	})
+
 	b.numbered(0, 60)
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
+
 	b.until("both of a again", func(now map[string]admin.Watcher) bool { return shares(map[string]int{"a": 2})(now) })
 	waitFor(t, "each slot has half of the memory again", func() bool { return maps.Equal(budget(), map[string]string{"0of2": half, "1of2": half}) })
 	b.exactly(60)

@@ -18,6 +18,7 @@ func TestN05_LosingARaceForTheIdHaltsNobody(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(kc.Close)
 	kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.InitProducerID}, Err: kerr.ProducerFenced, Count: 4})
 	b.env = append(b.env, "OUTRELAY_KAFKA_BROKERS="+strings.Join(kc.ListenAddrs(), ","))

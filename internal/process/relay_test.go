@@ -87,6 +87,7 @@ func setup(t *testing.T) *bundle {
 	if b.box, err = outbox.New(b.db, outbox.WithoutTransaction()); err != nil {
 		t.Fatal(err)
 	}
+
 	b.log = &lines{more: make(chan struct{})}
 	b.env = []string{
 		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t),
@@ -98,6 +99,7 @@ func setup(t *testing.T) *bundle {
 		// No test here waits for a lease to expire, and one that does because the machine stands still is another term.
 		"OUTRELAY_LEASE_TTL=20s", "OUTRELAY_LEASE_RENEW=400ms",
 	}
+
 	return b
 }
 
@@ -114,14 +116,17 @@ func (b *bundle) startAs(prepare func(*process.Relay), set ...string) (stop func
 	if err != nil {
 		b.t.Fatal(err)
 	}
+
 	// The page is no part of these tests, but a process with the role of an admin needs a listener.
 	build := func(config.Config, string, *slog.Logger, *metrics.Set) (process.Listener, error) {
 		return noOperators{}, nil
 	}
+
 	r, err := process.New(cfg, "test", slog.New(slog.NewTextHandler(b.log, nil)), process.WithOperators(build))
 	if err != nil {
 		b.t.Fatal(err)
 	}
+
 	prepare(r)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(b.t.Context()))
 	ended := make(chan error, 1)
@@ -135,11 +140,13 @@ func (b *bundle) startAs(prepare func(*process.Relay), set ...string) (stop func
 			return fmt.Errorf("the relay does not stop")
 		}
 	})
+
 	b.t.Cleanup(func() {
 		if err := once(); err != nil {
 			b.t.Error(err)
 		}
 	})
+
 	return once
 }
 
@@ -168,6 +175,7 @@ func (b *bundle) consume(n int) []*kgo.Record {
 		}
 		all = append(all, more...)
 	}
+
 	return all
 }
 
@@ -245,6 +253,7 @@ func TestRunsStartAfresh(t *testing.T) {
 		}
 		epoch = w.Epoch
 	}
+
 	ids := map[string]int{}
 	for _, r := range b.consume(seen) {
 		ids[string(r.Headers[0].Value)]++
@@ -265,9 +274,11 @@ func TestExpired(t *testing.T) {
 		Class    string   `bson:"class"`
 		Envelope bson.Raw `bson:"envelope"`
 	}
+
 	waitFor(t, "the expired envelope is a dead letter", func() bool {
 		return b.db.Collection("outbox_dead").FindOne(t.Context(), bson.D{}).Decode(&dead) == nil
 	})
+
 	if dead.Class != "expired" || dead.Envelope.Lookup("type").StringValue() != "Placed" {
 		t.Fatalf("the expired envelope became %+v", dead)
 	}
@@ -333,6 +344,7 @@ func TestHTTPAddressTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	r, err := process.New(cfg, "test", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)

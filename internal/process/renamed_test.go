@@ -20,6 +20,7 @@ func TestN27_ACollectionThatIsRenamedIntoScopeIsSwept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var list []event.Event
 	for i := range 50 {
 		list = append(list, event.New(event.Aggregate{Type: "order", ID: "k"}, "Placed", event.Bytes("", []byte(fmt.Sprint(i)))))
@@ -27,12 +28,14 @@ func TestN27_ACollectionThatIsRenamedIntoScopeIsSwept(t *testing.T) {
 	if err := stash.Append(t.Context(), list...); err != nil {
 		t.Fatal(err)
 	}
+
 	b.append(1)
 	if err := b.client.Database("admin").RunCommand(t.Context(), bson.D{
 		{Key: "renameCollection", Value: b.db.Name() + ".stash"}, {Key: "to", Value: b.db.Name() + ".outbox_old"},
 	}).Err(); err != nil {
 		t.Fatal(err)
 	}
+
 	late, err := outbox.New(b.db, outbox.WithoutTransaction(), outbox.WithCollection("outbox_old"))
 	if err != nil {
 		t.Fatal(err)
@@ -40,6 +43,7 @@ func TestN27_ACollectionThatIsRenamedIntoScopeIsSwept(t *testing.T) {
 	if err := late.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "k"}, "Placed", event.Bytes("", []byte("50")))); err != nil {
 		t.Fatal(err)
 	}
+
 	next := 0
 	for _, r := range b.consume(52) {
 		if string(r.Key) != "k" {
@@ -53,5 +57,6 @@ func TestN27_ACollectionThatIsRenamedIntoScopeIsSwept(t *testing.T) {
 	if next != 51 {
 		t.Fatalf("%d events of the renamed collection, want 51", next)
 	}
+
 	waitFor(t, "the relay is live without a lag", func() bool { w := b.status(); return w.State == "live" && w.LagS == 0 })
 }

@@ -26,6 +26,7 @@ func TestN11_ATopicShortOfReplicasStopsNoOther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(kc.Close)
 	var few atomic.Bool
 	few.Store(true)
@@ -37,6 +38,7 @@ func TestN11_ATopicShortOfReplicasStopsNoOther(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	b.append(1)
 	b.start("limits.memory=1MiB", longDrain)
 	arrive := func(topic string, n int) (records []*kgo.Record) {
@@ -56,6 +58,7 @@ func TestN11_ATopicShortOfReplicasStopsNoOther(t *testing.T) {
 		}
 		return records
 	}
+
 	begin := time.Now()
 	arrive(b.topic, 1)
 	t.Logf("the other topic's event arrived after %s", time.Since(begin).Round(time.Millisecond))

@@ -51,6 +51,7 @@ func TestN22_ASweepOwesTheOtherTopicsOfWhatHasNoStamp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	from := watcher.ClusterTime
 	_, err = b.db.Collection("outbox").InsertOne(t.Context(), bson.D{
 		{Key: "_id", Value: "second"},
@@ -78,6 +79,7 @@ func TestN22_ASweepOwesTheOtherTopicsOfWhatHasNoStamp(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	b.start(rules)
 	b.arrives("second", other, b.topic)
 }
@@ -119,6 +121,7 @@ func (b *bundle) arrivesIn(topic, envelope string) {
 			}
 		}
 	}
+
 	b.t.Fatalf("no record of %s arrived in topic %s", envelope, topic)
 }
 
@@ -136,11 +139,13 @@ func TestN27_ARenamedCollectionOwesTheOtherTopics(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
+
 	watchers := b.state.Collection("watchers")
 	before, err := watchers.FindOne(t.Context(), bson.D{}).Raw()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	stash, err := outbox.New(b.db, outbox.WithoutTransaction(), outbox.WithCollection("stash"))
 	if err != nil {
 		t.Fatal(err)
@@ -153,15 +158,18 @@ func TestN27_ARenamedCollectionOwesTheOtherTopics(t *testing.T) {
 	}).Err(); err != nil {
 		t.Fatal(err)
 	}
+
 	stop = b.start(set...)
 	b.arrives("moved", b.topic)
 	waitFor(t, "the envelope is parked", func() bool {
 		n, err := b.db.Collection("outbox_old").CountDocuments(t.Context(), bson.D{{Key: "state", Value: "parked"}})
 		return err == nil && n == 1
 	})
+
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
+
 	b.forgetRecords()
 	back := bson.D{}
 	for _, field := range []string{"token", "clusterTime", "offsets", "collections", "pipelineHash"} {
@@ -170,6 +178,7 @@ func TestN27_ARenamedCollectionOwesTheOtherTopics(t *testing.T) {
 	if _, err := watchers.UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: back}}); err != nil {
 		t.Fatal(err)
 	}
+
 	b.start(set...)
 	b.arrives("moved", b.topic)
 	stacktest.CreateTopic(t, missing, 1)
@@ -196,6 +205,7 @@ func (b *bundle) forgetRecords() {
 	if err != nil {
 		b.t.Fatal(err)
 	}
+
 	res, err := adm.DeleteRecords(b.t.Context(), ends.Offsets())
 	if err == nil {
 		err = res.Error()

@@ -26,6 +26,7 @@ func TestN22_WhatASweepHasToHoldKeepsItsOrder(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
+
 	const n = 300
 	for i := range n {
 		if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "same"}, "Placed", event.Bytes("", fmt.Appendf(nil, "%-10000d", i)), event.WithTopic(missing))); err != nil {
@@ -35,16 +36,19 @@ func TestN22_WhatASweepHasToHoldKeepsItsOrder(t *testing.T) {
 	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recover(t.Context(), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
+
 	b.start("limits.memory=1MiB") // most of them find the topic parked
 	outbox := b.db.Collection("outbox")
 	waitFor(t, "all envelopes wait", func() bool {
 		held, err := outbox.CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && held == n
 	})
+
 	var docs []struct {
 		Pos     string      `bson:"pos"`
 		Payload bson.Binary `bson:"payload"`
 	}
+
 	cur, err := outbox.Find(t.Context(), bson.D{{Key: "topic", Value: missing}})
 	if err == nil {
 		err = cur.All(t.Context(), &docs)
@@ -52,6 +56,7 @@ func TestN22_WhatASweepHasToHoldKeepsItsOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	seen := map[string]bool{}
 	for _, d := range docs {
 		if len(d.Pos) != 18 || seen[d.Pos] {
@@ -59,6 +64,7 @@ func TestN22_WhatASweepHasToHoldKeepsItsOrder(t *testing.T) {
 		}
 		seen[d.Pos] = true
 	}
+
 	stacktest.CreateTopic(t, missing, 1)
 	read := *b
 	read.topic = missing

@@ -69,6 +69,7 @@ func newReceiver(t *testing.T) *receiver {
 			}
 		}
 	}))
+
 	t.Cleanup(r.Close)
 	return r
 }
@@ -194,6 +195,7 @@ func scrape(t *testing.T, url string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	req.Header.Set("Accept", "application/openmetrics-text; version=1.0.0")
 	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}).Do(req)
 	if err != nil {
@@ -204,6 +206,7 @@ func scrape(t *testing.T, url string) string {
 	if err != nil {
 		return "" // it does not answer in time
 	}
+
 	return string(body)
 }
 
@@ -216,6 +219,7 @@ func TestScrapeHasExemplarsAndFigures(t *testing.T) {
 	if _, err := b.db.Collection("outbox_dead").InsertMany(t.Context(), []any{map[string]any{"x": 1}, map[string]any{"x": 2}}); err != nil {
 		t.Fatal(err)
 	}
+
 	b.start("http.listen="+address, "node=n1")
 	const traceID = "0af7651916cd43dd8448eb211c80319c"
 	if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Placed", event.Bytes("", []byte("x")), event.WithHeader("traceparent", []byte("00-"+traceID+"-b7ad6b7169203331-01")))); err != nil {
@@ -224,6 +228,7 @@ func TestScrapeHasExemplarsAndFigures(t *testing.T) {
 	if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "o-2"}, "Later", event.Bytes("", []byte("x")), event.WithDueAt(time.Now().Add(time.Hour)))); err != nil {
 		t.Fatal(err)
 	}
+
 	label := `{collection="` + b.db.Name() + `.outbox"}`
 	var last string
 	defer func() {
@@ -231,6 +236,7 @@ func TestScrapeHasExemplarsAndFigures(t *testing.T) {
 			t.Log(last)
 		}
 	}()
+
 	for _, want := range []string{
 		`trace_id="` + traceID + `"`, `outrelay_watcher_info{node="n1",watcher="default"} 1.0`, `outrelay_nodes{state="alive"} 1.0`,
 		"outrelay_scheduled_envelopes" + label + " 1.0", "outrelay_dead_letters_stored" + label + " 2.0", "outrelay_pending_envelopes" + label,
@@ -238,6 +244,7 @@ func TestScrapeHasExemplarsAndFigures(t *testing.T) {
 	} {
 		waitFor(t, "the metrics contain "+want, func() bool { last = scrape(t, "http://"+address+"/metrics"); return strings.Contains(last, want) })
 	}
+
 	waitFor(t, "the process is ready and its health is ok", func() bool {
 		last = scrape(t, "http://"+address+"/readyz")
 		return strings.Contains(last, `"ready":true`) && strings.Contains(last, `"health":{"status":"ok"`)

@@ -33,6 +33,7 @@ func TestTheHealthyPathWritesNothing(t *testing.T) {
 		bson.D{{Key: "op", Value: bson.D{{Key: "$in", Value: bson.A{"insert", "update", "remove"}}}}},
 		bson.D{{Key: "command.findAndModify", Value: bson.D{{Key: "$exists", Value: true}}}},
 	}}}
+
 	// If creating an index takes long, an update that matches no document probes whether writers wait for it. It is no write.
 	write = append(write, bson.E{Key: "nMatched", Value: bson.D{{Key: "$ne", Value: 0}}})
 	for _, c := range []struct {

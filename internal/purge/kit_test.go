@@ -27,6 +27,7 @@ func (o *owner) Fenced(ctx context.Context, dirty []string, fn func(context.Cont
 	if o.twice {
 		runs = 2
 	}
+
 	for range runs {
 		if err := o.client.UseSession(ctx, func(ctx context.Context) error {
 			_, err := mongo.SessionFromContext(ctx).WithTransaction(ctx, func(ctx context.Context) (any, error) { return nil, fn(ctx) })
@@ -35,6 +36,7 @@ func (o *owner) Fenced(ctx context.Context, dirty []string, fn func(context.Cont
 			return err
 		}
 	}
+
 	return nil
 }
 

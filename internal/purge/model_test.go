@@ -116,6 +116,7 @@ func (w *world) reset(t *testing.T) {
 	if _, err := w.outbox.DeleteMany(w.ctx, bson.D{}); err != nil {
 		t.Fatal(err)
 	}
+
 	w.end()
 	clear(w.purger.idle)
 	w.docs, w.stream, w.slots = nil, nil, [2]slotModel{}
@@ -207,6 +208,7 @@ func (w *world) play(s step) error {
 	case opPurge:
 		return w.purge()
 	}
+
 	return nil
 }
 
@@ -242,6 +244,7 @@ func (w *world) deliver(i, n int, refuse bool) error {
 	if s.paused {
 		return nil
 	}
+
 	for ; n > 0 && s.next < len(w.stream); n-- {
 		d := w.stream[s.next]
 		s.next++
@@ -258,9 +261,11 @@ func (w *world) deliver(i, n int, refuse bool) error {
 			return err
 		}
 	}
+
 	if n > 0 {
 		s.at = w.now()
 	}
+
 	return w.persist(i)
 }
 
@@ -274,6 +279,7 @@ func (w *world) finish(arg int) error {
 	if len(waiting) == 0 {
 		return nil
 	}
+
 	d := waiting[arg%len(waiting)]
 	d.sent = true
 	_, err := w.outbox.UpdateOne(w.ctx, bson.D{{Key: "_id", Value: d.id}}, bson.D{{Key: "$unset", Value: bson.D{{Key: "state", Value: 1}}}})
@@ -302,9 +308,11 @@ func (w *world) purge() error {
 	if (w.slots[0].gap || w.slots[1].gap) && w.purged > before {
 		return errors.New("purged within a gap")
 	}
+
 	var left []struct {
 		ID int `bson:"_id"`
 	}
+
 	cur, err := w.outbox.Find(w.ctx, bson.D{})
 	if err == nil {
 		err = cur.All(w.ctx, &left)
@@ -312,10 +320,12 @@ func (w *world) purge() error {
 	if err != nil {
 		return err
 	}
+
 	here := make(map[int]bool, len(left))
 	for _, l := range left {
 		here[l.ID] = true
 	}
+
 	for _, d := range w.docs {
 		if d.committed.IsZero() || here[d.id] || d.gone {
 			continue
@@ -324,6 +334,7 @@ func (w *world) purge() error {
 			return fmt.Errorf("%w: %d, committed at %v; slots %+v", errUnsent, d.id, d.committed, w.slots)
 		}
 	}
+
 	return nil
 }
 
@@ -355,6 +366,7 @@ func TestN25_WithTheMarginNothingUnsentIsPurged(t *testing.T) {
 			}
 		}
 	})
+
 	if w.purged == 0 {
 		t.Error("nothing was ever purged: the property says nothing")
 	}
@@ -377,6 +389,7 @@ func TestN25_WithoutAMarginAnUnsentEnvelopeIsPurged(t *testing.T) {
 			t.Fatalf("no script shows why there is a margin: %v", err)
 		}
 	}
+
 	// The shortest: a stamp, a commit behind it that is delivered, and then the commit.
 	w.reset(t)
 	if err := w.run([]step{{Op: opBegin}, {Op: opWrite}, {Op: opDeliver, Arg: 0}, {Op: opDeliver, Arg: 1}, {Op: opCommit}, {Op: opPurge}}); !errors.Is(err, errUnsent) {

@@ -101,10 +101,12 @@ func TestPurgeTakesWhatIsOldAndHealthyInBatches(t *testing.T) {
 		}
 		b.purged += n
 	}
+
 	b.mustPass(t)
 	if b.purged != 80 || b.left(t) != 14 || calls < 80/7 {
 		t.Errorf("purged %d in %d statements, left %d", b.purged, calls, b.left(t))
 	}
+
 	b.runPass(t.Context())
 	b.insert(t, 3, 9_000) // behind everything that was purged
 	clear(b.idle)
@@ -288,6 +290,7 @@ func TestN25_EverySlotAndWatcherHoldsThePurge(t *testing.T) {
 			t.Fatalf("left %d instead of %d, log %s", b.left(t), left, b.log.String())
 		}
 	}
+
 	holds(HoldVanished, 30)
 	b.position(t, "w/0of2", at(2_500))
 	holds(HoldVanished, 30) // 1of2 is missing
@@ -307,14 +310,17 @@ func TestN25_EverySlotAndWatcherHoldsThePurge(t *testing.T) {
 	if _, err := registry.UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "watcher", Value: "wide"}}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	holds("", 10)
 	if _, err := registry.DeleteMany(t.Context(), bson.D{}); err != nil {
 		t.Fatal(err)
 	}
+
 	holds(HoldUnclaimed, 10)
 	if _, err := outboxes.NewRegistry(registry).Register(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
+
 	holds("", 0)
 }
 
@@ -330,10 +336,12 @@ func TestN02_NothingIsPurgedPastTheDeadline(t *testing.T) {
 	if b.purged != 30 {
 		t.Errorf("%d purged, the lease was valid for 30", b.purged)
 	}
+
 	b.mustPass(t)
 	if b.purged != 30 || b.log.Len() != 0 {
 		t.Errorf("%d purged while suspended, log %s", b.purged, b.log)
 	}
+
 	b.config.Valid = func() bool { return true }
 	b.mustPass(t)
 	if b.left(t) != 0 {
@@ -386,6 +394,7 @@ func TestTheBacklogOfOneCollectionDoesNotHoldUpTheOthers(t *testing.T) {
 	if _, err := second.InsertOne(t.Context(), bson.D{{Key: "ts", Value: bson.Timestamp{T: 1_000, I: 1}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	b.pace.batch, b.turn = 10, 0 // a turn is one statement
 	var order []int
 	b.config.OnPurged = func(n int) { order = append(order, n) }
@@ -420,6 +429,7 @@ func TestRunPurgesAtStartAndAgain(t *testing.T) {
 			}
 		}
 	}
+
 	wait(21)
 	b.position(t, "w/0of1", at(11_000)) // the watcher has moved on
 	wait(5)
@@ -442,6 +452,7 @@ func TestAFaultIsLoggedAndPasses(t *testing.T) {
 	if got := b.log.String(); strings.Count(got, "the purge waits") != 1 || !strings.Contains(got, "grant the action remove") {
 		t.Errorf("log %s", got)
 	}
+
 	off()
 	b.runPass(t.Context())
 	if b.left(t) != 0 {
@@ -552,6 +563,7 @@ func (b *bench) missing(t *testing.T, ids []any) (out []any) {
 	var found []struct {
 		ID any `bson:"_id"`
 	}
+
 	cur, err := b.coll.Find(t.Context(), bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: append(bson.A{}, ids...)}}}})
 	if err == nil {
 		err = cur.All(t.Context(), &found)
@@ -559,15 +571,18 @@ func (b *bench) missing(t *testing.T, ids []any) (out []any) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	here := map[any]bool{}
 	for _, f := range found {
 		here[f.ID] = true
 	}
+
 	for _, id := range ids {
 		if !here[id] {
 			out = append(out, id)
 		}
 	}
+
 	return out
 }
 

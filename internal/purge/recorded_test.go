@@ -41,6 +41,7 @@ func TestEnsureSentTTL(t *testing.T) {
 			t.Fatalf("step %d: TTL %d, %v", i, have, err)
 		}
 	}
+
 	// Only what is marked, and not on its way again, is in the index.
 	if _, err := coll.InsertMany(t.Context(), []any{
 		bson.D{{Key: "_id", Value: 1}, {Key: "sentAt", Value: time.Now()}},
@@ -50,6 +51,7 @@ func TestEnsureSentTTL(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	n, err := coll.CountDocuments(t.Context(), bson.D{{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}, {Key: "state", Value: nil}, {Key: "dueAt", Value: nil}},
 		options.Count().SetHint(outboxes.SentIndexName))
 	if err != nil || n != 1 {
@@ -77,6 +79,7 @@ func (f *fencer) Fenced(ctx context.Context, _ []string, fn func(context.Context
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -95,26 +98,32 @@ func fill(tb testing.TB, coll *mongo.Collection, n int) []Sent {
 			{Key: "payload", Value: strings.Repeat("x", 200)},
 		}
 	}
+
 	for part := range slices.Chunk(docs, 10_000) {
 		if _, err := coll.InsertMany(tb.Context(), part); err != nil {
 			tb.Fatal(err)
 		}
 	}
+
 	cur, err := coll.Find(tb.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	var found []struct {
 		ID bson.RawValue  `bson:"_id"`
 		TS bson.Timestamp `bson:"ts"`
 	}
+
 	if err := cur.All(tb.Context(), &found); err != nil {
 		tb.Fatal(err)
 	}
+
 	sent := make([]Sent, len(found))
 	for i, f := range found {
 		sent[i] = Sent{NS: mongodb.Namespace(coll), ID: f.ID, TS: f.TS, Positions: []Position{{Topic: "$orders", Partition: int32(i % 3), Offset: int64(i)}}}
 	}
+
 	return sent
 }
 
@@ -138,6 +147,7 @@ func TestRecordSentMarksEachWithItsOwnPositions(t *testing.T) {
 	if err := RecordSent(t.Context(), f, RecordMark, all); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, s := range all {
 		db, name, _ := strings.Cut(s.NS, ".")
 		var got History
@@ -211,17 +221,20 @@ func TestSentHistory(t *testing.T) {
 	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
 		t.Fatal(err)
 	}
+
 	sent := fill(t, coll, 300)
 	// As copied documents may: some share a stamp.
 	if _, err := coll.UpdateMany(t.Context(), bson.D{{Key: "ts", Value: bson.D{{Key: "$lte", Value: sent[30].TS}}}}, bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: sent[0].TS}}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	f := &fencer{client: coll.Database().Client()}
 	for part := range slices.Chunk(sent[:250], 25) {
 		if err := RecordSent(t.Context(), f, RecordMark, part); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	for _, q := range []struct {
 		name  string
 		query HistoryQuery
@@ -257,10 +270,12 @@ func TestSentHistory(t *testing.T) {
 			t.Errorf("%s: %d envelopes, want %d", q.name, len(seen), q.want)
 		}
 	}
+
 	var id event.ID
 	if err := sent[299].ID.Unmarshal(&id); err != nil {
 		t.Fatal(err)
 	}
+
 	page, err := SentHistory(t.Context(), coll, HistoryQuery{IDs: []event.ID{id}})
 	if err != nil || len(page.Envelopes) != 1 || page.Envelopes[0].SentAt != nil {
 		t.Errorf("one that was not sent: %+v, %v", page, err)

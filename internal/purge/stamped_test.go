@@ -22,6 +22,7 @@ func TestWhatWaitedIsStampedWhenItIsDelivered(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	begun := uint32(time.Now().Add(-time.Minute).Unix())
 	for id, claim := range map[string]string{"parked": "", "due": "t"} {
 		typ, val, err := bson.MarshalValue(id)

@@ -15,22 +15,27 @@ func TestReadiness(t *testing.T) {
 	if ok, _, _ := s.Ready(); ok {
 		t.Fatal("ready before it is owner or standby")
 	}
+
 	s.SetRole(RoleStandby)
 	if ok, role, _ := s.Ready(); !ok || role != "standby" {
 		t.Fatalf("a standby is ready, got %v %q", ok, role)
 	}
+
 	const text = "no answer from mongodb://u:p@h/"
 	if !s.SetProblem("kafka", text, false) || s.SetProblem("kafka", text, false) {
 		t.Fatal("a problem is news once")
 	}
+
 	ok, _, reasons := s.Ready()
 	if !ok || len(reasons) != 1 || reasons[0] != "kafka: no answer from mongodb://***@h/ (for 0s)" {
 		t.Fatalf("%v %q: a young problem makes nobody unready, and its login is masked", ok, reasons)
 	}
+
 	now = now.Add(31 * time.Second)
 	if ok, _, _ := s.Ready(); ok {
 		t.Fatal("a problem older than the readiness time leaves the process ready")
 	}
+
 	s.ClearProblems("kafka")
 	s.SetProblem("halted", "x", true)
 	if ok, _, _ := s.Ready(); ok {
@@ -39,10 +44,12 @@ func TestReadiness(t *testing.T) {
 	if s.Live() != nil {
 		t.Fatal("not live without a stage that hangs")
 	}
+
 	s.SetHung(true)
 	if s.Live() == nil {
 		t.Fatal("live with a stage that hangs")
 	}
+
 	s.SetHung(false)
 	if s.Live() != nil {
 		t.Fatal("a new term does not take the hang back")
@@ -61,14 +68,17 @@ func TestALoopThatHangsIsNotAlive(t *testing.T) {
 	if err := s.Live(); err != nil {
 		t.Errorf("within its time: %v", err)
 	}
+
 	now = now.Add(time.Second)
 	if err := s.Live(); err == nil || !strings.Contains(err.Error(), "monitor") {
 		t.Errorf("the monitor is silent: %v", err)
 	}
+
 	s.EndPulse("monitor") // its term has ended
 	if err := s.Live(); err != nil {
 		t.Errorf("a loop that has ended: %v", err)
 	}
+
 	s.SetHung(true)
 	if s.Live() == nil {
 		t.Error("a stage that hangs is alive")

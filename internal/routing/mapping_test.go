@@ -21,14 +21,17 @@ func mappedView(t *testing.T, names envelope.Names, doc bson.D) (*envelope.Mappi
 	if problems != nil {
 		t.Fatal(problems)
 	}
+
 	raw, err := bson.Marshal(doc)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	v := new(envelope.View)
 	if err := m.Parse(raw, v); err != nil {
 		t.Fatal(err)
 	}
+
 	return m, v
 }
 
@@ -104,9 +107,11 @@ func TestRulesOnValues(t *testing.T) {
 		{Database: "tenant_*", Fields: map[string]string{"vip": "*"}, To: []string{"vip.{database}"}},
 		{Collection: "audit", Type: "Order*", To: []string{"audit"}},
 	}})
+
 	header := func(name, value string) bson.E {
 		return bson.E{Key: "headers", Value: bson.A{bson.D{{Key: "k", Value: name}, {Key: "v", Value: value}}}}
 	}
+
 	for _, c := range []struct {
 		ns   string
 		more []bson.E
@@ -147,14 +152,17 @@ func TestImpossibleRouting(t *testing.T) {
 		{Fields: map[string]string{"seal": "x"}, Drop: true},
 		{To: []string{"{header}", "{database:x}", "{field:a..b}"}},
 	}})
+
 	var invalid *InvalidError
 	if !errors.As(err, &invalid) {
 		t.Fatal(err)
 	}
+
 	var fields []string
 	for _, p := range invalid.Problems {
 		fields = append(fields, p.Field)
 	}
+
 	want := []string{
 		"template", "rules[0].match.headers.x", "rules[1].match.aggregatetype", "rules[1].to[0]", "rules[2].match.fields.state",
 		"rules[2].to", "rules[3].match.fields.seal", "rules[4].to[0]", "rules[4].to[1]", "rules[4].to[2]",
@@ -248,6 +256,7 @@ func TestConnectorPreset(t *testing.T) {
 		{Key: "at", Value: time.UnixMilli(7)},
 		{Key: "topic", Value: bson.A{1.0}},
 	})
+
 	want := "id=010000000000000000000000\n" + `key {"_id": {"$oid": "010000000000000000000000"}}` + "\n" +
 		`{"_id": {"$oid": "010000000000000000000000"}, "total": {"$numberLong": "5"}, "at": {"$date": 7}, "topic": [1.0]}`
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -284,6 +293,7 @@ func TestMappedRecordsDoNotAllocate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, name := range []string{Typed, Debezium} {
 		router, err := New(Config{Mapping: m, Template: "{database}.{field:tenant}", Rules: []Rule{{Fields: map[string]string{"x": "y"}, Drop: true}}})
 		if err != nil {

@@ -193,6 +193,7 @@ func TestN07_IDHeaderFirst(t *testing.T) {
 	if got := fmt.Sprintf("%x", hash); got != "a1f6866c675183d1" {
 		t.Errorf("hash = %s", got)
 	}
+
 	oid := bson.NewObjectID()
 	for name, test := range map[string]struct {
 		event    event.Event
@@ -274,11 +275,13 @@ func TestFanOutSharesOneFill(t *testing.T) {
 	if err != nil || len(targets) != 3 {
 		t.Fatal(targets, err)
 	}
+
 	f, g := filler(t, PresetConfig{Name: Plain}), filler(t, PresetConfig{Name: Plain})
 	var shared, own record.Record
 	if err := f.Fill(v, &meta, targets[0], &shared); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, one := range targets[1:] {
 		shared.Topic, shared.Partition = one.Topic, one.Partition
 		if err := g.Fill(v, &meta, one, &own); err != nil {
@@ -298,6 +301,7 @@ func TestI8_BytesInAreBytesOut(t *testing.T) {
 	for i, p := range presets {
 		fillers[i] = filler(t, p)
 	}
+
 	rapid.Check(t, func(rt *rapid.T) {
 		payload := rapid.SliceOf(rapid.Byte()).Draw(rt, "payload")
 		var contentType string

@@ -63,6 +63,7 @@ func TestRoutes(t *testing.T) {
 		},
 		Allow: []string{"outbox.*", "orders", "audit", "order.*", "versioned.*", "bad*", "x.*", "named-?"},
 	}
+
 	any32 := record.AnyPartition
 	for name, test := range map[string]struct {
 		config Config
@@ -131,14 +132,17 @@ func TestInvalidConfigNamesEverything(t *testing.T) {
 		Rules:    []Rule{{To: []string{"__x", "{id}", "ok", "ok", "{type"}}, {}, {To: []string{"with space {type}"}}},
 		Allow:    []string{"", "a/b", "ok", "fine*"},
 	})
+
 	var bad *InvalidError
 	if !errors.As(err, &bad) {
 		t.Fatal(err)
 	}
+
 	var fields []string
 	for _, p := range bad.Problems {
 		fields = append(fields, p.Field)
 	}
+
 	want := []string{"allow[0]", "allow[1]", "template", "rules[0].to[0]", "rules[0].to[1]", "rules[0].to[3]", "rules[0].to[4]", "rules[1].to", "rules[2].to[0]"}
 	if diff := cmp.Diff(want, fields); diff != "" {
 		t.Error(diff, err)
@@ -162,6 +166,7 @@ func TestMemoryOfDecisionsIsBounded(t *testing.T) {
 	if len(r.byTypeCache) > maxCached || len(r.byTopicCache) > maxCached {
 		t.Errorf("%d and %d remembered", len(r.byTypeCache), len(r.byTopicCache))
 	}
+
 	v.Topic, v.AggregateType = nil, []byte(strings.Repeat("x", 2*maxCachedKey))
 	if _, err := r.Route(v, nil, nil); class(err) != record.Malformed || r.byTypeCache[string(v.AggregateType)].refusal != nil {
 		t.Errorf("error = %v", err)
@@ -184,6 +189,7 @@ func TestRouterFromManyGoroutines(t *testing.T) {
 			}
 		})
 	}
+
 	wg.Wait()
 }
 
@@ -234,12 +240,14 @@ func TestStoredTopicsAreJudged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	targets := []Target{{"outbox.event.order", 3}}
 	stored := []string{"outbox.event.order", "secret", "__consumer_offsets", "not a name", "", "outbox.event.parcel"}
 	kept, refused := r.RestrictTo(targets, stored)
 	if want := []Target{{"outbox.event.order", 3}, {"outbox.event.parcel", record.AnyPartition}}; !slices.Equal(kept, want) {
 		t.Errorf("kept %v, want %v", kept, want)
 	}
+
 	classes := map[string]record.Class{}
 	for _, a := range refused {
 		classes[a.Topic] = a.Refusal.Class
@@ -261,23 +269,28 @@ func TestTopicsThatEnvelopesNameAreBounded(t *testing.T) {
 		refusal, _ := errors.AsType[*record.Refusal](err)
 		return refusal
 	}
+
 	for _, allowed := range []string{"a", "b", "old", "c", "order", "a", "old"} {
 		if why := route(allowed); why != nil {
 			t.Fatalf("%s: %v", allowed, why)
 		}
 	}
+
 	for range 2 {
 		if why := route("d"); why == nil || why.Class != record.NotAllowed || !strings.Contains(why.Reason, "topics.max") {
 			t.Fatalf("d: %v", why)
 		}
 	}
+
 	if why := route("a"); why != nil || !r.TopicsFull() {
 		t.Errorf("a: %v", why)
 	}
+
 	exist["outbox.event.d"] = true // somebody has created it since
 	if why := route("d"); why != nil {
 		t.Errorf("d: %v", why)
 	}
+
 	r.ResetTopics(func(string) bool { return false })
 	if why := route("d"); why != nil || r.TopicsFull() {
 		t.Errorf("d in the next term: %v", why)
@@ -293,6 +306,7 @@ func TestNamesWithNULDoNotShareADecision(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, c := range []struct{ aggregateType, typ, want string }{{"a", "b\x00c", "first"}, {"a\x00b", "c", "second"}, {"a", "b\x00c", "first"}} {
 		v := envelope.View{AggregateType: []byte(c.aggregateType), Type: []byte(c.typ), Partition: record.AnyPartition}
 		if got, err := r.Route(&v, nil, nil); err != nil || len(got) != 1 || got[0].Topic != c.want {

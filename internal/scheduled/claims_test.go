@@ -23,6 +23,7 @@ func TestN19_ClaimsThatOverlapShareNothing(t *testing.T) {
 	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
 		t.Fatal(err)
 	}
+
 	shared := 0
 	for round := range rounds {
 		docs := make([]any, envelopes)

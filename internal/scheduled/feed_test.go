@@ -40,6 +40,7 @@ func TestAnIdleCollectionIsAskedRarely(t *testing.T) {
 	if c.nextPass = time.Now().Add(time.Hour); s.shouldRead(c) {
 		t.Fatal("it is asked before its time")
 	}
+
 	p.schedule(1, time.Hour)
 	s.NoteScheduled(c.ns, timerID(1), time.Now().Add(time.Hour))
 	select {
@@ -47,9 +48,11 @@ func TestAnIdleCollectionIsAskedRarely(t *testing.T) {
 	default:
 		t.Error("nobody is woken")
 	}
+
 	if !s.shouldRead(c) || s.timers.entryCount() != 0 {
 		t.Errorf("an envelope for later: due %v, %d remembered", s.shouldRead(c), s.timers.entryCount())
 	}
+
 	c.checkedAhead = time.Time{}
 	s.continuePass(t.Context(), c)
 	// A look that took long is repeated later.
@@ -69,6 +72,7 @@ func TestManyAreReadInOnePass(t *testing.T) {
 	if !c.passPending.Load() || c.indexEntries.Load() != feedHigh || s.shouldRead(c) {
 		t.Fatalf("%d are in the heap", c.indexEntries.Load())
 	}
+
 	var got int
 	for c.passPending.Load() || s.timers.entryCount() > 0 {
 		out, _, _ := s.timers.takeDue(time.Now().UnixMilli(), maxClaim, 1)
@@ -83,6 +87,7 @@ func TestManyAreReadInOnePass(t *testing.T) {
 			t.Fatalf("after %d there is no more, and nobody asks for it", got)
 		}
 	}
+
 	if got != n || c.passFound != n || s.timers.countInFlight() != n {
 		t.Errorf("%d taken, %d found, %d aloft; want %d", got, c.passFound, s.timers.countInFlight(), n)
 	}
@@ -98,11 +103,13 @@ func TestCollectionsComeAndGo(t *testing.T) {
 	if list := s.watchedCollections(); len(list) != 0 || s.timers.entryCount() != 0 {
 		t.Errorf("%d are asked, %d remembered", len(list), s.timers.entryCount())
 	}
+
 	s.NoteScheduled("new.outbox", timerID(1), time.Now())
 	s.NoteScheduled("nonsense", timerID(1), time.Now())
 	if list := s.watchedCollections(); len(list) != 1 || list[0].ns != "new.outbox" || s.timers.entryCount() != 1 {
 		t.Errorf("%d are asked, %d remembered", len(list), s.timers.entryCount())
 	}
+
 	p.skew = 2 * keepAfterHint
 	if list := s.watchedCollections(); len(list) != 0 {
 		t.Errorf("one that is not on the list long after the stream told of it is asked")
@@ -119,6 +126,7 @@ func TestACollectionThatCannotBeWrittenHoldsUpNobody(t *testing.T) {
 	if _, err := p.db.Collection("behind").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "x"}, {Key: "dueAt", Value: time.Now().Add(-time.Hour)}}); err != nil {
 		t.Fatal(err)
 	}
+
 	ids := p.schedule(50, 0)
 	var trouble atomic.Int64
 	x := p.take(func(_ *waiting.FinisherConfig, c *ScheduledConfig) {
@@ -127,6 +135,7 @@ func TestACollectionThatCannotBeWrittenHoldsUpNobody(t *testing.T) {
 		}
 		c.OnRetry = func(error) { trouble.Add(1) }
 	})
+
 	x.settles(50)
 	ids = append(ids, p.schedule(50, 0)...)
 	x.settles(100)

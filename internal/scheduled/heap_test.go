@@ -102,6 +102,7 @@ func TestTimersAreBounded(t *testing.T) {
 			t.Fatalf("%d entries, the next is due at %d", x.entryCount(), x.heap[0].due)
 		}
 	}
+
 	x.removeEntries(func(*scheduledCollection) bool { return true })
 	if x.entryCount() > 0 || len(x.dueByKey) > 0 {
 		t.Errorf("%d entries are left of a collection that is gone", x.entryCount())
@@ -117,6 +118,7 @@ func TestTimersOfManyCollections(t *testing.T) {
 		x.addCopy(c, timerID(1), int64(i), false)
 		x.addCopy(c, timerID(2), int64(i), false)
 	}
+
 	var got int
 	for range 3 {
 		out, _, _ := x.takeDue(100, 1000, 10)
@@ -125,6 +127,7 @@ func TestTimersOfManyCollections(t *testing.T) {
 		}
 		got += len(out)
 	}
+
 	if got != 60 {
 		t.Errorf("%d taken", got)
 	}

@@ -26,6 +26,7 @@ func TestN28_TheServerDividesLikeHas(t *testing.T) {
 		bson.D{{Key: "x", Value: int32(700)}},
 		bson.Timestamp{T: 600},
 	}
+
 	docs := []any{bson.D{{Key: "_id", Value: -1}}}
 	for i, v := range values {
 		docs = append(docs, bson.D{{Key: "_id", Value: i}, {Key: "slot", Value: v}})
@@ -33,6 +34,7 @@ func TestN28_TheServerDividesLikeHas(t *testing.T) {
 	if _, err := coll.InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
+
 	for n := 1; n <= 7; n++ {
 		found := map[int32]int{}
 		for _, p := range slot.Ranges(n) {
@@ -74,6 +76,7 @@ func TestN28_EachSlotSeesItsOwnExceptions(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	for i, want := range [][3]int{{1, 1, 1}, {1, 1, 0}} {
 		p := slot.Range{I: i, N: 2}
 		keys, err := waiting.DueRetries(t.Context(), coll, time.Now(), nil, 10, p)
@@ -93,6 +96,7 @@ func TestN28_EachSlotSeesItsOwnExceptions(t *testing.T) {
 			t.Errorf("%v: %d scheduled, %v", p, len(due), err)
 		}
 	}
+
 	third := slot.Range{I: 2, N: 3}
 	if still, err := outboxes.StillDirty(t.Context(), coll, third); err != nil || still {
 		t.Errorf("%v holds something, %v", third, err)

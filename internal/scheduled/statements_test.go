@@ -61,6 +61,7 @@ func TestN19_ClaimFilter(t *testing.T) {
 	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
 		t.Fatal(err)
 	}
+
 	past := bson.E{Key: "dueAt", Value: time.Now().Add(-time.Hour)}
 	cases := []struct {
 		name  string
@@ -78,16 +79,19 @@ func TestN19_ClaimFilter(t *testing.T) {
 		{"not scheduled", bson.D{}, false, false},
 		{"no date", bson.D{{Key: "dueAt", Value: "yesterday"}}, false, false},
 	}
+
 	var docs []bson.D
 	for _, c := range cases {
 		docs = append(docs, c.doc)
 	}
+
 	ids := dueDocs(t, coll, docs...)
 	claim := DueClaim{Token: "mine", Epoch: 7}
 	cur, err := ScheduledUntil(t.Context(), coll, claim, time.Now(), 2, slot.Range{})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	listed := map[string]bool{}
 	for cur.Next(t.Context()) {
 		var a Ahead
@@ -96,11 +100,13 @@ func TestN19_ClaimFilter(t *testing.T) {
 		}
 		listed[string(a.ID.Value)] = true
 	}
+
 	f := &plainFencer{client: coll.Database().Client(), twice: true}
 	groups := []*Due{{Coll: coll, IDs: ids}, {Coll: coll.Database().Collection("other"), IDs: ids[:1]}}
 	if err := ClaimDue(t.Context(), f, claim, time.Now(), groups); err != nil {
 		t.Fatal(err)
 	}
+
 	had := map[string]bool{}
 	n, err := ReadClaimed(t.Context(), *groups[0], claim, bson.Timestamp{}, 2, func(raw bson.Raw) error {
 		had[string(raw.Lookup("_id").Value)] = true
@@ -112,11 +118,13 @@ func TestN19_ClaimFilter(t *testing.T) {
 	if want := fmt.Sprint([]string{mongodb.Namespace(coll), coll.Database().Name() + ".other"}); fmt.Sprint(f.dirty) != want {
 		t.Errorf("dirty %v, want %s", f.dirty, want)
 	}
+
 	for i, c := range cases {
 		if id := ids[i].Value; had[string(id)] != c.has || listed[string(id)] != c.lists {
 			t.Errorf("%s: claimed %v, listed %v", c.name, had[string(id)], listed[string(id)])
 		}
 	}
+
 	stop := errors.New("stop")
 	if _, err := ReadClaimed(t.Context(), *groups[0], claim, bson.Timestamp{T: 1}, 2, func(bson.Raw) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("the error of take: %v", err)
@@ -133,6 +141,7 @@ func TestScheduledByTheIndex(t *testing.T) {
 	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
 		t.Fatal(err)
 	}
+
 	var docs []any
 	for i := range 500 {
 		docs = append(docs, bson.D{{Key: "n", Value: i}}, bson.D{{Key: "dueAt", Value: time.Now().Add(time.Hour)}})
@@ -140,6 +149,7 @@ func TestScheduledByTheIndex(t *testing.T) {
 	if _, err := coll.InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
+
 	dueDocs(t, coll, bson.D{{Key: "dueAt", Value: time.Now().Add(-time.Minute)}}, bson.D{{Key: "dueAt", Value: time.Now().Add(-time.Hour)}})
 	var plan bson.Raw
 	c := DueClaim{Token: "t", Epoch: 1}
@@ -154,14 +164,17 @@ func TestScheduledByTheIndex(t *testing.T) {
 	if n := plan.Lookup("executionStats", "totalDocsExamined").AsInt64(); n != 2 {
 		t.Errorf("%d documents examined to find 2", n)
 	}
+
 	cur, err := ScheduledUntil(t.Context(), coll, c, time.Now(), 100, slot.Range{})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var found []Ahead
 	if err := cur.All(t.Context(), &found); err != nil || len(found) != 2 || found[0].DueAt > found[1].DueAt {
 		t.Errorf("%v %v", found, err)
 	}
+
 	next, err := ScheduledAfter(t.Context(), coll, time.Now(), 3, slot.Range{})
 	if err != nil || len(next) != 3 {
 		t.Errorf("%d ahead, %v", len(next), err)

@@ -56,6 +56,7 @@ func TestAChangeThatIsCalledOffReleasesWriters(t *testing.T) {
 	if err := schema.Change(ctx, coll, createIndex(coll)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("ended with %v", err)
 	}
+
 	open.CommitAfter(2 * time.Second)
 	if d := longestWait(); d > stacktest.InsertPatience {
 		t.Errorf("an insert waited %v, want at most %v", d, stacktest.InsertPatience)

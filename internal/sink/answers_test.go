@@ -244,17 +244,20 @@ func TestNamedRecordsAreRefusedTheRestIsSent(t *testing.T) {
 			bad[k] = true
 		}
 	}
+
 	r.Flush()
 	r.acks.waitResolved(300)
 	if len(r.acks.refused) != 3 {
 		t.Fatalf("%d records were refused, want 3", len(r.acks.refused))
 	}
+
 	for k, why := range r.acks.refused {
 		identified := strings.HasPrefix(string(why.ID), "id-") && string(why.NS) == "12345678"
 		if !bad[k] || why.Class != record.RecordRefused || !identified {
 			t.Errorf("ticket %d: refused with %+v", k, why)
 		}
 	}
+
 	requireInOrder(t, readTopic(t, stacktest.Brokers(t), topic), 1, 297)
 }
 

@@ -45,6 +45,7 @@ func (f *flaky) Write(b []byte) (int, error) {
 			return n, err
 		}
 	}
+
 	return f.Conn.Write(b)
 }
 

@@ -31,6 +31,7 @@ func newCertificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	tmpl := &x509.Certificate{
 		SerialNumber:          big.NewInt(1),
 		Subject:               pkix.Name{CommonName: "broker"},
@@ -40,14 +41,17 @@ func newCertificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 		IsCA:                  true,
 		BasicConstraintsValid: true,
 	}
+
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	pool := x509.NewCertPool()
 	pool.AddCert(cert)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
@@ -77,6 +81,7 @@ func diagnose(t *testing.T, cfg testConfig, patience time.Duration) *kafkawire.D
 	if d.Fix == "" || d.Text == "" || d.Tried == "" || d.Broker == "" || d.Err == nil {
 		t.Errorf("incomplete diagnosis: %+v", d)
 	}
+
 	return d
 }
 
@@ -133,6 +138,7 @@ func TestDiagnosis(t *testing.T) {
 		_, _ = c.Read(make([]byte, 100))
 		_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
 	})
+
 	for name, c := range map[string]struct {
 		cfg  testConfig
 		want string // in the text

@@ -74,6 +74,7 @@ func openWithHolder(tb testing.TB, u sinkOptions) *testHolder {
 	if u.txid == "" {
 		u.txid = "outrelay.test." + stacktest.Name(tb)
 	}
+
 	d.r = openSink(tb, u)
 	u.acks, u.claims, u.noRun = d.r.acks, d.r.claims, true
 	d.u = u
@@ -352,6 +353,7 @@ func (d *testHolder) tryRelease() {
 		}
 		d.mu.Unlock()
 	}
+
 	d.r.Flush()
 }
 

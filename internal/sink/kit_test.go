@@ -278,14 +278,17 @@ func newClient(tb testing.TB, cfg testConfig) *kafkawire.Client {
 	if cfg.Brokers == nil {
 		cfg.Brokers, cfg.Patience = stacktest.Brokers(tb), testTimeout/2
 	}
+
 	conn := kafkawire.Config{Brokers: cfg.Brokers, TLS: cfg.TLS, Dial: cfg.Dial, Patience: cfg.Patience}
 	if cfg.SASL != nil {
 		conn.SASL = cfg.SASL
 	}
+
 	c, err := kafkawire.NewClient(conn)
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	tb.Cleanup(c.Close)
 	return c
 }
@@ -295,6 +298,7 @@ func newOpener(tb testing.TB, cfg testConfig) *Opener {
 	if cfg.Log == nil {
 		cfg.Log = discardLog()
 	}
+
 	o, err := NewOpener(Config{
 		Compression: cfg.Compression, RequestTimeout: cfg.RequestTimeout,
 		MaxBatchBytes: cfg.MaxBatchBytes, MaxRequestBytes: cfg.MaxRequestBytes,
@@ -307,6 +311,7 @@ func newOpener(tb testing.TB, cfg testConfig) *Opener {
 	if cfg.Brokers == nil {
 		o.patience = testTimeout / 2
 	}
+
 	return o
 }
 

@@ -218,6 +218,7 @@ func TestN10_IsNotAboutDeliveriesOutsideOfTheStream(t *testing.T) {
 	if err := r.Send(&x, record.Side|1); err != nil {
 		t.Fatal(err)
 	}
+
 	r.sequence(t, topic, 0, 4)
 	r.EndReplay()
 	r.run(t)
@@ -350,5 +351,6 @@ func TestN08_ALateReleaseOfNothingHoldsNothing(t *testing.T) {
 	if len(holder.found) != 0 {
 		t.Errorf("reported offsets %v, want none", holder.found)
 	}
+
 	r.run(t)
 }

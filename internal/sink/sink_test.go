@@ -32,6 +32,7 @@ func recordsOfEveryShape(topic string, n int) []record.Record {
 		}
 		list = append(list, r)
 	}
+
 	return list
 }
 

@@ -76,6 +76,7 @@ func TestN28_EveryDocumentHasOnePart(t *testing.T) {
 			}
 		}
 	}
+
 	empty, _ := bson.Marshal(bson.D{})
 	if !(Range{0, 3}).Contains(empty) {
 		t.Error("a document without a slot is not part 0's")
@@ -101,6 +102,7 @@ func TestNames(t *testing.T) {
 			t.Errorf("%s reads as %s %v %v", p.ID("a.b"), w, got, ok)
 		}
 	}
+
 	for _, text := range []string{"", "of", "0of0", "1of1", "-1of2", "01of2", "0of2x", "2of2", "0 of2"} {
 		if p, err := Parse(text); err == nil {
 			t.Errorf("%q reads as %v", text, p)

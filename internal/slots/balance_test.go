@@ -41,6 +41,7 @@ func TestN28_WhoCountsAsLiving(t *testing.T) {
 		}
 		return n
 	}
+
 	list := func() []nodes.Node {
 		return []nodes.Node{
 			node("a", func(n *nodes.Node) { n.KafkaReachable = false }), node("b", nil),
@@ -54,6 +55,7 @@ func TestN28_WhoCountsAsLiving(t *testing.T) {
 	if got := b.liveNodes(list(), map[string]bool{"expired": true, "a": true}); !slices.Equal(got, []string{"a", "b"}) {
 		t.Errorf("%q live", got)
 	}
+
 	alone := []nodes.Node{node("b", func(n *nodes.Node) { n.KafkaReachable = false })}
 	if got := b.liveNodes(alone, nil); !slices.Equal(got, []string{"a", "b"}) {
 		t.Errorf("%q live when nobody reaches Kafka", got)
@@ -69,6 +71,7 @@ func TestN28_AdmittedUpToTheQuota(t *testing.T) {
 	if wait, _ := b.AdmitAttempt(0, false); wait == 0 {
 		t.Fatal("admitted before anything was read")
 	}
+
 	table := slot.Table{Nodes: []string{"a", "b"}, Slots: make([]slot.Holding, 4)}
 	b.setTable(table, time.Now())
 	_, first := b.AdmitAttempt(0, false)
@@ -79,11 +82,13 @@ func TestN28_AdmittedUpToTheQuota(t *testing.T) {
 	if wait, _ := b.AdmitAttempt(2, false); wait == 0 {
 		t.Error("a third one is admitted")
 	}
+
 	second(false) // another was quicker
 	_, third := b.AdmitAttempt(2, false)
 	if third == nil {
 		t.Fatal("not admitted although one attempt failed")
 	}
+
 	first(true)
 	third(true)
 	if wait, _ := b.AdmitAttempt(3, false); wait == 0 {
@@ -94,6 +99,7 @@ func TestN28_AdmittedUpToTheQuota(t *testing.T) {
 	} else {
 		pinned(false)
 	}
+
 	b.setTable(table, time.Now().Add(-2*b.patience)) // it was free then
 	b.mu.Lock()
 	b.freeSince[3] = time.Now().Add(-2 * b.patience)
@@ -102,32 +108,39 @@ func TestN28_AdmittedUpToTheQuota(t *testing.T) {
 	if rescue == nil {
 		t.Fatal("nobody takes the last one")
 	}
+
 	rescue(true)
 	if b.keepFor != keepLeast {
 		t.Errorf("kept for %v", b.keepFor)
 	}
+
 	for i := range table.Slots {
 		table.Slots[i].Node = "a"
 	}
+
 	now := b.rescuedAt
 	b.setTable(table, now)
 	b.handOverOne(now)
 	if len(offered) != 0 {
 		t.Error("it is handed over at once")
 	}
+
 	b.handOverOne(now.Add(2 * keepLeast))
 	if n := len(offered); n != 1 {
 		t.Errorf("%d are handed over at a time", n)
 	}
+
 	b.NoteReleased(3) // and the table, which was read before, shows it as the node's own
 	b.handOverOne(now.Add(2 * keepLeast))
 	if n := len(offered); n != 1 {
 		t.Errorf("%d are handed over although the quota is reached", n)
 	}
+
 	b.noteRescueLocked(now.Add(keepLeast))
 	if b.keepFor != 2*keepLeast {
 		t.Errorf("kept for %v the second time", b.keepFor)
 	}
+
 	b.noteRescueLocked(now.Add(time.Hour))
 	if b.keepFor != keepLeast {
 		t.Errorf("kept for %v after a quiet hour", b.keepFor)

@@ -45,6 +45,7 @@ func TestN28_ADivisionIsAgreedOn(t *testing.T) {
 	if begun, err := d.Begun(t.Context(), "w", two); err != nil || !begun {
 		t.Errorf("begun %v, %v", begun, err)
 	}
+
 	first, err := d.StartAt(t.Context(), "w", two, bson.Timestamp{T: 7, I: 1})
 	if err != nil || first.T != 7 {
 		t.Errorf("%v, %v", first, err)

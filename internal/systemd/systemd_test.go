@@ -30,12 +30,14 @@ func listen(t *testing.T, watchdog time.Duration) *manager {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	address := &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"}
 	conn, err := net.ListenUnixgram("unixgram", address)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() { _ = conn.Close() })
 	t.Setenv("NOTIFY_SOCKET", address.Name)
 	t.Setenv("WATCHDOG_USEC", "")
@@ -43,6 +45,7 @@ func listen(t *testing.T, watchdog time.Duration) *manager {
 		t.Setenv("WATCHDOG_USEC", strconv.FormatInt(watchdog.Microseconds(), 10))
 		t.Setenv("WATCHDOG_PID", strconv.Itoa(os.Getpid()))
 	}
+
 	return &manager{t, conn}
 }
 
@@ -52,6 +55,7 @@ func (m *manager) next(wait time.Duration) string {
 	if err := m.conn.SetReadDeadline(time.Now().Add(wait)); err != nil {
 		m.t.Fatal(err)
 	}
+
 	buf := make([]byte, 4096)
 	n, err := m.conn.Read(buf)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -60,6 +64,7 @@ func (m *manager) next(wait time.Duration) string {
 	if err != nil {
 		m.t.Fatal(err)
 	}
+
 	return string(buf[:n])
 }
 
@@ -102,6 +107,7 @@ func run(t *testing.T, p *probe) (stop context.CancelFunc) {
 	if s == nil {
 		t.Fatal("nobody listens")
 	}
+
 	work, end := context.WithCancel(t.Context())
 	ctx, cancel := context.WithCancel(work)
 	done := make(chan error, 1)
@@ -112,6 +118,7 @@ func run(t *testing.T, p *probe) (stop context.CancelFunc) {
 			t.Error(err)
 		}
 	})
+
 	return cancel
 }
 
@@ -122,6 +129,7 @@ func TestReadyStatusAndStopping(t *testing.T) {
 	if before, status := m.until("STATUS="); len(before) > 0 || status != "STATUS=starting of watcher default: well" {
 		t.Errorf("%q before %q: ready while it is starting", before, status)
 	}
+
 	p.set(func(p *probe) { p.role = "standby" })
 	if before, _ := m.until("READY=1"); len(before) > 0 {
 		t.Errorf("%q before it is ready", before)
@@ -129,12 +137,15 @@ func TestReadyStatusAndStopping(t *testing.T) {
 	if _, status := m.until("STATUS="); status != "STATUS=standby of watcher default: well" {
 		t.Errorf("%q", status)
 	}
+
 	p.set(func(p *probe) {
 		p.reasons = []string{"kafka: no answer from http://u:pw@k1 (for 3s)", "mongodb: a\nb (for 9s)"}
 	})
+
 	if _, status := m.until("STATUS="); status != "STATUS=standby of watcher default: kafka: no answer from http://***@k1; mongodb: a b" {
 		t.Errorf("%q", status)
 	}
+
 	stop()
 	if before, _ := m.until("STOPPING=1"); len(before) > 0 {
 		t.Errorf("%q: the same status again, or a sign of life that nobody asked for", before)

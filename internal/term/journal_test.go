@@ -19,6 +19,7 @@ func TestEventsOfTheFenceShareTheirEntries(t *testing.T) {
 			}
 		}
 	}
+
 	add(1)
 	f.writeEach(func(e fence.Event, n int) {
 		if entries == 0 {
@@ -30,6 +31,7 @@ func TestEventsOfTheFenceShareTheirEntries(t *testing.T) {
 		entries++
 		counted += n
 	})
+
 	if writers != 1 || entries != 3 || counted != partitions+1 {
 		t.Errorf("%d writers, %d entries of %d events", writers, entries, counted)
 	}

@@ -89,15 +89,18 @@ func TestBlockedGaugesShowTheSinkAndTheDispatcher(t *testing.T) {
 		}
 		return series, sum
 	}
+
 	r.setBlockedGauges([]Blocked{
 		{Topic: "a", Kind: "missing", Count: 2},
 		{Topic: "b", Kind: "no_leader", Count: 1},
 		{Topic: "b", Kind: "no_leader", Count: 3},
 		{Topic: "b", Kind: "refused", Count: 5},
 	})
+
 	if n, sum := read(); n != 3 || sum != 11 {
 		t.Fatalf("%d series with a sum of %v, want one for each topic and reason, and each record once", n, sum)
 	}
+
 	r.setBlockedGauges(nil)
 	if n, _ := read(); n != 0 {
 		t.Fatalf("%d series are left when nothing waits", n)
@@ -117,6 +120,7 @@ func TestFewTargetsStandForMany(t *testing.T) {
 	if got := limitBlocked(list(99)); len(got) != 100 {
 		t.Errorf("%d of 100", len(got))
 	}
+
 	got, more := limitBlocked(list(5000)), limitBlocked(list(6000))
 	if len(got) != 101 || got[0].Topic != "urgent" || got[100].Topic != "other" || got[100].Count != 2*(5001-100) || !got[100].Parked {
 		t.Errorf("%d targets: first %+v, last %+v", len(got), got[0], got[len(got)-1])

@@ -63,6 +63,7 @@ func TestStoredContext(t *testing.T) {
 			t.Errorf("%s: %v %+v", name, ok, got)
 		}
 	}
+
 	c, _ := FromHeaders(headers("traceparent", parent, "tracestate", "a=1"))
 	if sc := c.spanContext(); !sc.IsValid() || !sc.IsRemote() || !sc.IsSampled() || sc.TraceState().Get("a") != "1" {
 		t.Errorf("%+v", sc)
@@ -153,6 +154,7 @@ func TestExemplarsAreRare(t *testing.T) {
 			d.Acked(record.TopicPartition{Topic: "orders"}, 7)
 		}
 	}
+
 	if taken != 3 {
 		t.Errorf("%d exemplars in 300 ms", taken)
 	}
@@ -186,10 +188,12 @@ func (c *collector) take(w http.ResponseWriter, r *http.Request) {
 		c.t.Error(err)
 		return
 	}
+
 	body, err := io.ReadAll(z)
 	if err != nil {
 		c.t.Error(err)
 	}
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.auth = append(c.auth, r.Header.Get("Authorization"))
@@ -197,6 +201,7 @@ func (c *collector) take(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(c.status)
 		return
 	}
+
 	switch r.URL.Path {
 	case "/base/v1/traces":
 		var data tracepb.TracesData // the same on the wire as the request
@@ -224,6 +229,7 @@ func (c *collector) take(w http.ResponseWriter, r *http.Request) {
 	default:
 		c.t.Errorf("asked for %s", r.URL.Path)
 	}
+
 	w.Header().Set("Content-Type", "application/x-protobuf")
 }
 
@@ -270,6 +276,7 @@ func export(t *testing.T, cfg Config) (*Exporter, func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	e.flushTimeout = time.Minute
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -280,12 +287,14 @@ func export(t *testing.T, cfg Config) (*Exporter, func()) {
 		}
 		<-time.After(time.Millisecond)
 	}
+
 	stop := sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
 	})
+
 	t.Cleanup(stop)
 	return e, stop
 }
@@ -313,6 +322,7 @@ func TestSpansReachACollector(t *testing.T) {
 		Endpoint: c.URL + "/base/", Token: "hunter2hunter2", SamplePercent: 100, SpansPerSecond: 100, MetricsInterval: 50 * time.Millisecond,
 		Version: "1.2.3", Node: "n1", Watcher: "orders", Gatherer: m.Registry, OnExport: told.told, Log: slog.New(slog.DiscardHandler),
 	})
+
 	tap := NewTap(e, m.PublishLatency.Exemplar, time.Now)
 	shared := headers("id", "0190-e1", "traceparent", parent, "tracestate", "a=1")
 	recs := []record.Record{{Topic: "orders", Key: []byte("secret-key"), Value: []byte("secret-payload"), Headers: shared}, {Topic: "audit", Headers: shared}, {Topic: "parked", Headers: shared}}
@@ -325,12 +335,14 @@ func TestSpansReachACollector(t *testing.T) {
 	if tap.Begin([]record.Record{{Topic: "orders", Headers: headers("id", "2", "traceparent", parent[:53]+"00")}}, nil, nil, 1) != nil {
 		t.Error("what the service did not sample is followed")
 	}
+
 	stop() // exports what is left
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.spans) != 3 {
 		t.Fatalf("%d spans", len(c.spans))
 	}
+
 	byTopic := map[string]*tracepb.Span{}
 	for _, s := range c.spans {
 		byTopic[attributes(s)["messaging.destination.name"]] = s
@@ -346,6 +358,7 @@ func TestSpansReachACollector(t *testing.T) {
 			t.Errorf("a span holds what it must not: %v", s)
 		}
 	}
+
 	s := byTopic["orders"]
 	got := attributes(s)
 	for key, want := range map[string]string{
@@ -366,6 +379,7 @@ func TestSpansReachACollector(t *testing.T) {
 	if got := attributes(byTopic["parked"])["outrelay.state"]; got != "parked" {
 		t.Errorf("parked: %q", got)
 	}
+
 	for _, want := range []string{"outrelay", "1.2.3", "n1", "orders"} {
 		if !strings.Contains(c.about, `"`+want+`"`) {
 			t.Errorf("the resource lacks %q: %s", want, c.about)
@@ -377,6 +391,7 @@ func TestSpansReachACollector(t *testing.T) {
 	if told.n[Traces] == 0 || told.n[Metrics] == 0 {
 		t.Errorf("exports %v", told.n)
 	}
+
 	h := c.metrics["outrelay_publish_latency_seconds"].GetHistogram().GetDataPoints()
 	if len(h) != 1 || h[0].GetCount() != 1 || len(h[0].GetExemplars()) != 1 || trace.TraceID(h[0].GetExemplars()[0].GetTraceId()).String() != parent[3:35] {
 		t.Errorf("the histogram and its exemplar: %v", h)
@@ -397,6 +412,7 @@ func TestACollectorThatFails(t *testing.T) {
 		Endpoint: strings.Replace(c.URL, "http://", "http://u:hunter2hunter2@", 1) + "/base", MetricsInterval: 20 * time.Millisecond,
 		Gatherer: metrics.New("").Registry, OnExport: told.told, Log: slog.New(slog.NewTextHandler(&log, nil)),
 	})
+
 	c.until(func() bool { return len(c.auth) >= 3 })
 	c.mu.Lock()
 	c.status = 200
@@ -410,6 +426,7 @@ func TestACollectorThatFails(t *testing.T) {
 	if c.auth[0] != "Basic dTpodW50ZXIyaHVudGVyMg==" {
 		t.Errorf("authorization %q", c.auth[0])
 	}
+
 	text := log.String()
 	if strings.Count(text, "export to the collector fails") != 1 || strings.Count(text, "again") != 1 || strings.Contains(text, "hunter2") {
 		t.Errorf("log:\n%s", text)
@@ -442,6 +459,7 @@ func TestOff(t *testing.T) {
 	if err := e.Run(t.Context()); err != nil { // at once
 		t.Error(err)
 	}
+
 	for _, bad := range []string{"collector:4318", "ftp://x", "http://", "http://u:hunter2hunter2@x:port"} {
 		if _, err := New(Config{Endpoint: bad}); err == nil || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%q: %v", bad, err)

@@ -29,6 +29,7 @@ func TestN15_AnArrayAsAKeyCutsNoScanShort(t *testing.T) {
 	if _, err := coll.InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, limit := range []int{1, 2, 3, 5, 100} {
 		seen := map[string]int{}
 		all(t, &ExceptionScan{Coll: coll}, limit, func(raw bson.Raw) { seen[raw.Lookup("_id").StringValue()]++ })
@@ -48,12 +49,14 @@ func TestN15_ManyArraysAsKeysHoldUpNoOtherKey(t *testing.T) {
 	for i := range mostOdd + 500 {
 		docs = append(docs, bson.D{{Key: "_id", Value: i}, {Key: "state", Value: "parked"}, {Key: "pos", Value: "82"}, {Key: "key", Value: bson.A{"a"}}})
 	}
+
 	for _, key := range []string{"a", "b"} {
 		docs = append(docs, bson.D{{Key: "_id", Value: key}, {Key: "state", Value: "parked"}, {Key: "pos", Value: "82"}, {Key: "key", Value: key}})
 	}
 	if _, err := coll.InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
+
 	scan, arrays, others := &ExceptionScan{Coll: coll}, 0, 0
 	all(t, scan, 250, func(raw bson.Raw) {
 		if raw.Lookup("key").Type == bson.TypeArray {
@@ -62,6 +65,7 @@ func TestN15_ManyArraysAsKeysHoldUpNoOtherKey(t *testing.T) {
 			others++
 		}
 	})
+
 	if others != 2 || arrays < mostOdd || len(scan.odd) > mostOdd+250 {
 		t.Errorf("%d of 2 other keys, %d arrays, %d named", others, arrays, len(scan.odd))
 	}

@@ -24,6 +24,7 @@ func TestN15_ParkedEnvelopesDrainInOrder(t *testing.T) {
 	for i := range n {
 		docs = append(docs, h.exception(n-i, fmt.Sprint("k", i%7), "parked"))
 	}
+
 	h.put(docs...)
 	h.broker.parked["a"] = true
 	te := h.begin().run()
@@ -32,9 +33,11 @@ func TestN15_ParkedEnvelopesDrainInOrder(t *testing.T) {
 		defer te.x.mu.Unlock()
 		return len(te.x.parked) == 1 && len(te.x.inFlight) == 0
 	})
+
 	if got := h.left(); got != n {
 		t.Fatalf("%d are left of %d although the topic is parked", got, n)
 	}
+
 	te.out.hold(true)
 	te.out.unpark("a")
 	h.until("as many are in flight as may be", func() bool { return te.x.InFlight() == h.flying })
@@ -50,6 +53,7 @@ func TestN15_ParkedEnvelopesDrainInOrder(t *testing.T) {
 	if te.out.most != h.flying {
 		t.Errorf("%d were in flight at a time, want %d", te.out.most, h.flying)
 	}
+
 	opened := 0
 	for _, c := range te.out.opened {
 		opened += c
@@ -57,6 +61,7 @@ func TestN15_ParkedEnvelopesDrainInOrder(t *testing.T) {
 	if opened != n {
 		t.Errorf("gates were opened %d times for %d envelopes", opened, n)
 	}
+
 	d := h.doc("e000001")
 	for _, f := range []string{"state", "pos", "pending", "attempts", "origin", "nextAt", "history", "lastError"} {
 		if _, left := d[f]; left {
@@ -92,6 +97,7 @@ func TestN15_AFailedHeadGoesAloneAndItsKeyWaits(t *testing.T) {
 		}
 		return nil
 	}
+
 	te := h.begin().run()
 	tried := func() int { mu.Lock(); defer mu.Unlock(); return tries } // not while the broker is asked: it holds its lock at each try
 	h.until("five attempts", func() bool { return tried() >= 5 && len(h.broker.ids("a")) == 2 })
@@ -100,6 +106,7 @@ func TestN15_AFailedHeadGoesAloneAndItsKeyWaits(t *testing.T) {
 	if d["state"] != "retry" || d["attempts"].(int32) < 4 || d["lastError"].(bson.D) == nil || len(d["history"].(bson.A)) < 3 {
 		t.Errorf("a failed one: %v", d)
 	}
+
 	mu.Lock()
 	broken = false
 	mu.Unlock()
@@ -121,6 +128,7 @@ func TestN15_AnExceptionOfTheStreamWaitsForTheWatermark(t *testing.T) {
 	if got := h.broker.ids("a"); len(got) != 3 {
 		t.Errorf("published: %q", got)
 	}
+
 	te.out.reach("82000003")
 	h.until("the next", func() bool { return h.left() == 1 })
 	te.out.reach("82000004")
@@ -163,6 +171,7 @@ func TestN17_WhatFailsForItsOwnReasonDiesAndItsKeyFlows(t *testing.T) {
 		}
 		return nil
 	}
+
 	te := h.begin().run()
 	h.drained()
 	te.landed()
@@ -170,6 +179,7 @@ func TestN17_WhatFailsForItsOwnReasonDiesAndItsKeyFlows(t *testing.T) {
 	if got := len(h.broker.ids("a")); got != 3 {
 		t.Errorf("%d records", got)
 	}
+
 	for n, want := range map[int]record.Class{1: record.AttemptsExhausted, 3: record.MessageTooLarge, 5: record.Expired, 7: record.Malformed} {
 		id := bson.RawValue{Type: bson.TypeString}
 		_, id.Value, _ = bson.MarshalValue(fmt.Sprintf("e%06d", n))
@@ -185,6 +195,7 @@ func TestN17_WhatFailsForItsOwnReasonDiesAndItsKeyFlows(t *testing.T) {
 			t.Errorf("attempts: %+v", d.Attempts)
 		}
 	}
+
 	te.out.quiet()
 	if te.out.opened[[3]string{h.ns(), "a", "k"}] != 2 {
 		t.Errorf("gates: %v", te.out.opened)
@@ -219,6 +230,7 @@ func TestN18_RequeuedAndReplayedOnesNeedNoWatermark(t *testing.T) {
 		}
 		h.put(d)
 	}
+
 	te.run()
 	h.drained()
 	te.landed()
@@ -243,6 +255,7 @@ func TestN18_ManyThatAreDueFollowOneAnother(t *testing.T) {
 	docs := []bson.D{ // what is due first cannot go: it stands behind one whose time has not come
 		h.exception(0, "stuck", "retry", bson.E{Key: "nextAt", Value: time.Now().Add(time.Hour)}, bson.E{Key: "attempts", Value: int32(1)}),
 	}
+
 	for i := range n {
 		key := fmt.Sprint("k", i%1700)
 		if i < 50 {
@@ -250,6 +263,7 @@ func TestN18_ManyThatAreDueFollowOneAnother(t *testing.T) {
 		}
 		docs = append(docs, h.exception(i+1, key, "retry", bson.E{Key: "origin", Value: "requeue"}, bson.E{Key: "nextAt", Value: time.UnixMilli(int64(i + 1))}))
 	}
+
 	h.put(docs...)
 	te := h.begin()
 	te.x.config.Poll = time.Hour
@@ -307,6 +321,7 @@ func TestWhatSomebodyChangedMeanwhileIsLeftAlone(t *testing.T) {
 		}
 		return nil
 	}
+
 	te := h.begin()
 	te.out.held = true
 	te.run()
@@ -321,6 +336,7 @@ func TestWhatSomebodyChangedMeanwhileIsLeftAlone(t *testing.T) {
 	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		t.Fatal(err)
 	}
+
 	te.out.hold(false)
 	te.landed()
 	if h.count(id(1)) != 0 || h.count(id(4)) != 0 {
@@ -335,6 +351,7 @@ func TestWhatSomebodyChangedMeanwhileIsLeftAlone(t *testing.T) {
 	if d := h.doc("e000003"); d["state"] != "retry" || d["attempts"] != int32(0) {
 		t.Errorf("reset: %v", d)
 	}
+
 	te.out.quiet()
 }
 
@@ -351,12 +368,14 @@ func TestN03_ADeposedOwnerFinishesNothing(t *testing.T) {
 	}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	te.out.hold(false)
 	select {
 	case <-h.held.Context().Done():
 	case <-time.After(overdue):
 		t.Fatal("the lease was not lost")
 	}
+
 	te.stop()
 	if n := h.left(); n != 2 {
 		t.Errorf("a deposed owner finished %d", 2-n)
@@ -380,6 +399,7 @@ func TestNoQueryWhileNothingIsDirty(t *testing.T) {
 	if len(h.broker.ids("a")) != 0 {
 		t.Error("a clean collection was read")
 	}
+
 	te.dirty.Store(true)
 	h.drained()
 }
@@ -396,6 +416,7 @@ func TestWrittenWakesTheKeyAtOnce(t *testing.T) {
 	if err := WriteExceptions(t.Context(), h.held, list); err != nil {
 		t.Fatal(err)
 	}
+
 	te.x.QueueWritten(list)
 	h.drained()
 	h.broker.wants("a", "e000001")

@@ -45,10 +45,12 @@ func (o *wire) take(e *outboxes.Envelope, topics []string, tell func(record.Publ
 	if len(p.Answers) > 0 {
 		o.told[p.Ticket] = true
 	}
+
 	o.mu.Unlock()
 	if len(p.Answers) == 0 {
 		return false
 	}
+
 	tell(p)
 	return true
 }
@@ -110,6 +112,7 @@ func TestN08_WhatIsFoundLateIsFinishedBeforeItsTurn(t *testing.T) {
 	for i, key := range map[int]string{1: "k", 3: "l", 4: "m", 5: "n"} {
 		h.broker.stands("a", fmt.Sprintf("e%06d", i), key, 0)
 	}
+
 	h.route = func(*outboxes.Envelope) ([]string, error) { return []string{"a", "b"}, nil }
 	te := h.begin()
 	te.out.routes = []string{"a", "b"}
@@ -126,6 +129,7 @@ func TestN08_WhatIsFoundLateIsFinishedBeforeItsTurn(t *testing.T) {
 			t.Errorf("%s waits for %v, %v, want %s", id, d["pending"], d["state"], want)
 		}
 	}
+
 	te.out.mu.Lock()
 	for _, key := range []string{"k", "l", "m", "n", "o"} {
 		n := te.out.opened[[3]string{h.ns(), "a", key}]
@@ -133,6 +137,7 @@ func TestN08_WhatIsFoundLateIsFinishedBeforeItsTurn(t *testing.T) {
 			t.Errorf("the gate of %s was opened %d times, want %d", key, n, want)
 		}
 	}
+
 	te.out.mu.Unlock()
 	te.out.quiet()
 	h.broker.ordered() // the one that was blocked behind the first has followed, and nothing was sent twice
@@ -154,6 +159,7 @@ func TestN08_WhatIsOnItsWayIsLookedAtAgain(t *testing.T) {
 		{Key: "pending", Value: bson.A{"a"}},
 		claim,
 	})
+
 	h.broker.stands("a", "e000001", "k", 0)
 	h.broker.stands("a", "due", "s", 0)
 	te := h.begin()
@@ -172,6 +178,7 @@ func TestN08_WhatIsOnItsWayIsLookedAtAgain(t *testing.T) {
 	if let.Load() {
 		t.Fatal("the offset was let go while a scheduled envelope that stands there was not written down")
 	}
+
 	// Its owner could not bring it to its topic, and made an exception of it.
 	if _, err := h.coll.UpdateByID(t.Context(), "due", bson.D{
 		{Key: "$set", Value: bson.D{{Key: "state", Value: "retry"}, {Key: "pos", Value: "82"}, {Key: "origin", Value: "scheduled"}, {Key: "nextAt", Value: time.Now().Add(time.Hour)}}},
@@ -179,11 +186,13 @@ func TestN08_WhatIsOnItsWayIsLookedAtAgain(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	h.until("the offset is let go", let.Load)
 	te.landed()
 	if n := h.left(); n != 0 {
 		t.Errorf("%d are left", n)
 	}
+
 	h.broker.wants("b", "e000001")
 	h.broker.ordered()
 	te.out.quiet()
@@ -202,6 +211,7 @@ func TestN08_AFailedLookAtWhatWasFoundLateIsRepeated(t *testing.T) {
 	if err := te.x.reclaimLateHits(t.Context(), nil, true); err != nil {
 		t.Fatal("nothing was asked for: ", err)
 	}
+
 	show(func() { n++ })
 	broken, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -211,6 +221,7 @@ func TestN08_AFailedLookAtWhatWasFoundLateIsRepeated(t *testing.T) {
 	if err := te.x.reclaimLateHits(t.Context(), te.x.config.Collections(), false); err != nil || n != 1 {
 		t.Fatalf("%v; let go %d times", err, n)
 	}
+
 	te.run()
 	h.drained()
 	te.landed()
@@ -218,6 +229,7 @@ func TestN08_AFailedLookAtWhatWasFoundLateIsRepeated(t *testing.T) {
 	if err := te.x.reclaimLateHits(t.Context(), te.x.config.Collections(), true); err != nil || n != 1 {
 		t.Fatalf("%v; let go %d times", err, n)
 	}
+
 	te.out.quiet()
 }
 
@@ -249,6 +261,7 @@ func TestN08_FoundLateAmongMany(t *testing.T) {
 			h.broker.stands("a", fmt.Sprintf("e%06d", i), key, 0)
 		}
 	}
+
 	h.put(docs...)
 	te := h.begin()
 	show := te.conceal("a")
@@ -265,6 +278,7 @@ func TestN08_FoundLateAmongMany(t *testing.T) {
 			t.Errorf("topic %s has %d records, want %d", topic, got, n)
 		}
 	}
+
 	h.broker.ordered()
 	te.out.quiet()
 	opened := 0
@@ -272,6 +286,7 @@ func TestN08_FoundLateAmongMany(t *testing.T) {
 	for _, n := range te.out.opened {
 		opened += n
 	}
+
 	te.out.mu.Unlock()
 	if opened != want["a"]+want["b"] {
 		t.Errorf("gates were opened %d times, want %d", opened, want["a"]+want["b"])

@@ -26,6 +26,7 @@ func TestN03_ATransactionThatNeverEndsInTimeIsMadeSmaller(t *testing.T) {
 			Raw: image(t, bson.D{{Key: "_id", Value: fmt.Sprint(i)}, {Key: "aggregateid", Value: "k"}}),
 		})
 	}
+
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	h := &stacktest.Hasty{Fence: &plainFencer{client: coll.Database().Client()}, Coll: coll, Most: 40}

@@ -77,9 +77,11 @@ func TestN17_AnArrayAsAKeyIsADeadLetterAndHoldsUpNobody(t *testing.T) {
 	for i := range 2 * firstReply { // a whole page
 		docs = append(docs, set(h.exception(1000+i, "odd", "parked"), bson.E{Key: "key", Value: bson.A{"a", int32(i)}}))
 	}
+
 	for i := range 100 {
 		docs = append(docs, h.exception(2+i, fmt.Sprint("k", i), "parked"))
 	}
+
 	h.put(docs...)
 	began := time.Now()
 	h.begin().run()
@@ -87,6 +89,7 @@ func TestN17_AnArrayAsAKeyIsADeadLetterAndHoldsUpNobody(t *testing.T) {
 	if took := time.Since(began); took > sureEvery/2 {
 		t.Errorf("the others were sent after %v, by a pass that makes up for what was missed", took)
 	}
+
 	h.until("they are dead", func() bool { return h.left() == 0 })
 	var letter struct{ Reason string }
 	if err := h.db.Collection("outbox_dead").FindOne(t.Context(), bson.D{}).Decode(&letter); err != nil || !strings.Contains(letter.Reason, "key is") {

@@ -35,6 +35,7 @@ func (o *owner) Fenced(ctx context.Context, dirty []string, fn func(context.Cont
 	if o.twice {
 		runs = 2
 	}
+
 	for range runs {
 		if err := o.client.UseSession(ctx, func(ctx context.Context) error {
 			_, err := mongo.SessionFromContext(ctx).WithTransaction(ctx, func(ctx context.Context) (any, error) { return nil, fn(ctx) })
@@ -43,6 +44,7 @@ func (o *owner) Fenced(ctx context.Context, dirty []string, fn func(context.Cont
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -83,6 +85,7 @@ func TestN16_AnExceptionIsTheWholeEnvelopeOfTheStream(t *testing.T) {
 		State: "retry", Pos: "8265", Pending: []string{"$topic"}, Key: "$k", Attempts: 1, Delay: time.Hour, Node: "$n",
 		Error: &ExceptionError{Class: record.RecordRefused, Reason: "$bad \xff", Topic: "$topic"},
 	}
+
 	own := gone
 	own.Raw, own.State = image(t, bson.D{{Key: "_id", Value: "own"}, {Key: "key", Value: int64(7)}}), "parked"
 	own.Key = "7"
@@ -97,6 +100,7 @@ func TestN16_AnExceptionIsTheWholeEnvelopeOfTheStream(t *testing.T) {
 	if err := WriteExceptions(t.Context(), o, []Exception{gone, own, done}); err != nil {
 		t.Fatal(err)
 	}
+
 	d := read(t, coll, "gone")
 	at := d["nextAt"].(bson.DateTime).Time()
 	if d["state"] != "retry" || d["pos"] != "8265" || d["key"] != "$k" || d["attempts"] != int32(1) || d["origin"] != "stream" || fmt.Sprint(d["pending"]) != "[$topic]" ||
@@ -106,6 +110,7 @@ func TestN16_AnExceptionIsTheWholeEnvelopeOfTheStream(t *testing.T) {
 	if fmt.Sprint(d["payload"]) != fmt.Sprint(payload) {
 		t.Errorf("payload: %v", d["payload"])
 	}
+
 	history, _ := d["history"].(bson.A)
 	if last := d["lastError"].(bson.D); len(history) != 1 || last[0].Value != "record_refused" || last[1].Value != "$bad \uFFFD" {
 		t.Errorf("errors: %v, %v", d["lastError"], history)
@@ -132,6 +137,7 @@ func TestN03_ExceptionsAreWrittenInBoundedTransactions(t *testing.T) {
 	if err := WriteExceptions(t.Context(), o, list); err != nil || o.n != 3 {
 		t.Errorf("%d transactions, %v", o.n, err)
 	}
+
 	o.n, list = 0, list[:0]
 	for i := range 3 {
 		list = append(list, Exception{NS: mongodb.Namespace(coll), Raw: image(t, bson.D{{Key: "_id", Value: fmt.Sprint(i)}, {Key: "payload", Value: make([]byte, 5<<20)}}), State: "parked"})
@@ -153,6 +159,7 @@ func TestOutcomesAreIdempotentAndTouchOnlyWhatWasPublished(t *testing.T) {
 	ex := func(id string, more ...bson.E) bson.D {
 		return append(bson.D{{Key: "_id", Value: id}, {Key: "state", Value: "parked"}, {Key: "pos", Value: "82"}}, more...)
 	}
+
 	due := func(id string) bson.D {
 		return bson.D{{Key: "_id", Value: id}, {Key: "dueAt", Value: time.UnixMilli(9)}, {Key: "claim", Value: bson.D{{Key: "token", Value: "t"}}}}
 	}
@@ -163,6 +170,7 @@ func TestOutcomesAreIdempotentAndTouchOnlyWhatWasPublished(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	out := func(id string, f OutcomeKind, claim string) Outcome {
 		typ, val, _ := bson.MarshalValue(id)
 		return Outcome{
@@ -170,10 +178,12 @@ func TestOutcomesAreIdempotentAndTouchOnlyWhatWasPublished(t *testing.T) {
 			Error: &ExceptionError{Class: record.RecordRefused, Reason: "r", Topic: "a"}, Delay: time.Hour, Pending: []string{"a"},
 		}
 	}
+
 	list := []Outcome{
 		out("failed", OutcomeFailed, ""), out("other", OutcomeSent, ""), out("plain", OutcomeSent, ""), out("due", OutcomeSent, "t"), out("due failed", OutcomeFailed, "t"),
 		out("due held", OutcomeHeld, "t"), out("stolen", OutcomeSent, "u"), out("sent", OutcomeSent, ""), out("dropped", OutcomeDropped, ""), out("gone", OutcomeFailed, ""),
 	}
+
 	list[0].Attempts = 2
 	var matched []int64
 	err := o.Fenced(t.Context(), nil, func(tx context.Context) error {
@@ -189,6 +199,7 @@ func TestOutcomesAreIdempotentAndTouchOnlyWhatWasPublished(t *testing.T) {
 	if d := read(t, coll, "failed"); d["attempts"] != int32(3) || len(d["history"].(bson.A)) != 1 || d["state"] != "retry" {
 		t.Errorf("an attempt was spent twice: %v", d)
 	}
+
 	for _, id := range []string{"other", "plain", "stolen"} {
 		if d := read(t, coll, id); d["sentAt"] != nil {
 			t.Errorf("%s was not ours: %v", id, d)
@@ -197,6 +208,7 @@ func TestOutcomesAreIdempotentAndTouchOnlyWhatWasPublished(t *testing.T) {
 	if d := read(t, coll, "due"); d["sentAt"] == nil || d["dueAt"] != nil || d["claim"] != nil || d["scheduledFor"] != bson.DateTime(9) {
 		t.Errorf("due: %v", d)
 	}
+
 	for id, state := range map[string]string{"due failed": "retry", "due held": "blocked"} {
 		d := read(t, coll, id)
 		if d["state"] != state || d["origin"] != "scheduled" || d["pos"] != "8277" || d["key"] != "k" || d["dueAt"] != nil || d["claim"] != nil {
@@ -206,6 +218,7 @@ func TestOutcomesAreIdempotentAndTouchOnlyWhatWasPublished(t *testing.T) {
 	if n, _ := coll.CountDocuments(t.Context(), bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: bson.A{"dropped", "gone"}}}}}); n != 0 {
 		t.Error("a dropped one is there, or one that was gone is there again")
 	}
+
 	raw, err := WithoutException(image(t, ex("x", bson.E{Key: "dueAt", Value: time.UnixMilli(9)}, bson.E{Key: "payload", Value: "p"})))
 	if want := image(t, bson.D{{Key: "_id", Value: "x"}, {Key: "scheduledFor", Value: time.UnixMilli(9)}, {Key: "payload", Value: "p"}}); err != nil || raw.String() != want.String() {
 		t.Errorf("%s, %v", raw, err)
@@ -233,10 +246,12 @@ func TestN15_AScanIsInTheOrderOfTheIndex(t *testing.T) {
 		}
 		docs = append(docs, d)
 	}
+
 	docs = append(docs, bson.D{{Key: "_id", Value: "healthy"}}, bson.D{{Key: "_id", Value: "due"}, {Key: "dueAt", Value: time.Now()}})
 	if _, err := coll.InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, limit := range []int{1, 2, 7, 50, 120, 500} {
 		seen := map[int32]bool{}
 		places := map[string]string{}
@@ -261,6 +276,7 @@ func TestN15_AScanIsInTheOrderOfTheIndex(t *testing.T) {
 			t.Errorf("limit %d: %d of 120", limit, len(seen))
 		}
 	}
+
 	n := 0
 	all(t, &ExceptionScan{Coll: coll, Only: []string{"b"}, Keys: keysOf(t, "k0", "k1")}, 3, func(raw bson.Raw) {
 		n++
@@ -268,6 +284,7 @@ func TestN15_AScanIsInTheOrderOfTheIndex(t *testing.T) {
 			t.Errorf("%s was not asked for", raw)
 		}
 	})
+
 	all(t, &ExceptionScan{Coll: coll, Skip: []string{"a"}}, 3, func(bson.Raw) { n++ })
 	if n != 20+60 {
 		t.Errorf("%d with filters", n)
@@ -315,6 +332,7 @@ func TestExceptionQueriesUseTheIndexes(t *testing.T) {
 	if _, err := coll.InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
+
 	at := &ExceptionScan{Coll: coll}
 	at.notePlace(image(t, bson.D{{Key: "_id", Value: 1}, {Key: "key", Value: "k20"}, {Key: "pos", Value: "8201000"}}))
 	beyond := *at
@@ -363,19 +381,23 @@ func TestFailedOnesAreListedAndReset(t *testing.T) {
 			{Key: "lastError", Value: bson.D{{Key: "class", Value: "record_refused"}, {Key: "at", Value: now.Add(time.Duration(i) * time.Second)}}},
 		})
 	}
+
 	docs = append(docs, bson.D{{Key: "_id", Value: "parked"}, {Key: "state", Value: "parked"}, {Key: "attempts", Value: int32(1)}},
 		bson.D{{Key: "_id", Value: "due"}, {Key: "dueAt", Value: now}})
 	if _, err := coll.InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
+
 	list, err := ListFailed(t.Context(), coll, nil, 1000)
 	if err != nil || len(list) != 100 || list[0].ID.Int32() != 129 || list[99].ID.Int32() != 30 || list[0].LastError.Class != "record_refused" || list[0].Attempts != 3 {
 		t.Fatalf("%d, %v, %+v", len(list), err, list[:1])
 	}
+
 	counts, err := CountExceptions(t.Context(), coll, slot.Range{})
 	if err != nil || len(counts) != 3 || counts[1] != (ExceptionCount{mongodb.Namespace(coll), "retry", "a", 130, time.Unix(1000, 0)}) || counts[2].State != "scheduled" || counts[2].N != 1 {
 		t.Errorf("counts: %+v, %v", counts, err)
 	}
+
 	parked, _ := bson.Marshal(bson.D{{Key: "", Value: "parked"}})
 	ids := []bson.RawValue{list[0].ID, list[1].ID, bson.Raw(parked).Lookup("")}
 	var n, hurried int64
@@ -406,6 +428,7 @@ func TestFailedOnesAreListedAndReset(t *testing.T) {
 	if _, err := coll.DeleteMany(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, want := range []bool{true, false} { // one is scheduled
 		if still, err := outboxes.StillDirty(t.Context(), coll, slot.Range{}); err != nil || still != want {
 			t.Errorf("still dirty: %v, %v", still, err)
@@ -424,6 +447,7 @@ func TestAKeyIsNoOperator(t *testing.T) {
 	odd := bson.A{
 		bson.D{{Key: "$bogus", Value: 1}}, bson.D{{Key: "$gt", Value: ""}}, bson.D{{Key: "$where", Value: "sleep(1000)"}}, bson.Regex{Pattern: ".*"}, "plain", bson.Null{}, int64(7),
 	}
+
 	var keys []bson.RawValue
 	for i, key := range odd {
 		for j := range 3 {
@@ -437,6 +461,7 @@ func TestAKeyIsNoOperator(t *testing.T) {
 		}
 		keys = append(keys, bson.RawValue{Type: kind, Value: value})
 	}
+
 	count := func(s *ExceptionScan) (n int) {
 		all(t, s, 2, func(bson.Raw) { n++ })
 		return n
@@ -444,6 +469,7 @@ func TestAKeyIsNoOperator(t *testing.T) {
 	if n := count(&ExceptionScan{Coll: coll}); n != 3*len(odd) {
 		t.Errorf("a scan of everything has %d of %d", n, 3*len(odd))
 	}
+
 	for i := range keys {
 		if n := count(&ExceptionScan{Coll: coll, Keys: keys[i : i+1]}); n != 3 {
 			t.Errorf("key %v: %d of 3", odd[i], n)

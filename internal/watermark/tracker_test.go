@@ -21,6 +21,7 @@ func TestReachedIsContiguous(t *testing.T) {
 	if _, ok := w.Reached(); ok {
 		t.Fatal("a tracker without a position has reached one")
 	}
+
 	w.Position("start")
 	a, b := w.Begin(10, 1), w.Begin(20, 1)
 	w.Position("two")
@@ -33,18 +34,22 @@ func TestReachedIsContiguous(t *testing.T) {
 	if ms, ok := w.OldestCommitMS(); !ok || ms != 10 {
 		t.Fatalf("oldest %d %v, want 10", ms, ok)
 	}
+
 	w.Acked(tp(1), 0, []record.Ticket{a})
 	if p, _ := w.Reached(); p != "two" {
 		t.Fatalf("reached %q, want two", p)
 	}
+
 	w.Acked(tp(1), 1, []record.Ticket{c})
 	if p, _ := w.Reached(); p != "two" {
 		t.Fatalf("reached %q with one of two targets acked", p)
 	}
+
 	w.Resolve(c)
 	if p, _ := w.Reached(); p != "three" || w.Unresolved() != 0 {
 		t.Fatalf("reached %q with %d unresolved, want three and none", p, w.Unresolved())
 	}
+
 	w.Position("idle")
 	if p, _ := w.Reached(); p != "idle" {
 		t.Fatalf("an idle position is reached at once, got %q", p)
@@ -63,11 +68,13 @@ func TestN08_StoredOffsetIsTheFirstRecordAboveTheWatermark(t *testing.T) {
 	if _, _, got := w.Snapshot(); !cmp.Equal(got, want) {
 		t.Fatal(cmp.Diff(want, got))
 	}
+
 	w.Acked(tp(0), 100, []record.Ticket{a, c})
 	want = map[string][]int64{"t": {102, 51}}
 	if _, _, got := w.Snapshot(); !cmp.Equal(got, want) {
 		t.Fatal(cmp.Diff(want, got))
 	}
+
 	d := w.Begin(0, 1)
 	e := w.Begin(0, 1)
 	w.Acked(tp(0), 200, []record.Ticket{e}) // sent behind something foreign
@@ -77,11 +84,13 @@ func TestN08_StoredOffsetIsTheFirstRecordAboveTheWatermark(t *testing.T) {
 	if _, _, got := w.Snapshot(); !cmp.Equal(got, want) {
 		t.Fatal(cmp.Diff(want, got))
 	}
+
 	w.Resolve(d)
 	// Everything is resolved, but no position behind e was given: it would be read again, so it still holds its offset.
 	if _, _, got := w.Snapshot(); !cmp.Equal(got, want) {
 		t.Fatal(cmp.Diff(want, got))
 	}
+
 	w.Position(2)
 	want = map[string][]int64{"t": {201, 70}}
 	if _, _, got := w.Snapshot(); !cmp.Equal(got, want) {
@@ -194,6 +203,7 @@ func TestN08_AHeldOffsetStays(t *testing.T) {
 	if _, _, offs := w.Snapshot(); offs["t"][0] != 7 {
 		t.Fatalf("the stored offset is %d while 7 is held", offs["t"][0])
 	}
+
 	w.ReleaseOffset(tp(0), 0)
 	if _, _, offs := w.Snapshot(); offs["t"][0] != 20 {
 		t.Fatalf("the stored offset is %d after the hold, want 20", offs["t"][0])
@@ -211,6 +221,7 @@ func TestN08_HoldsOfOnePartitionEndEachByItself(t *testing.T) {
 			t.Errorf("the stored offset is %d, want %d", offs["t"][0], offset)
 		}
 	}
+
 	w.HoldOffset(tp(0), 0, 9)
 	w.HoldOffset(tp(0), 1, 5)
 	w.HoldOffset(tp(0), 2, 7)
@@ -237,6 +248,7 @@ func TestMarksAreBounded(t *testing.T) {
 	if len(w.marks) > maxMarks {
 		t.Fatalf("%d marks are kept, want at most %d", len(w.marks), maxMarks)
 	}
+
 	w.Acked(tp(0), 0, ks)
 	if p, _ := w.Reached(); p != 3*maxMarks-1 {
 		t.Fatalf("reached %d at the end, want the last position", p)
@@ -266,6 +278,7 @@ func TestOffsetsAreRebuiltAfterAChangeAlone(t *testing.T) {
 	for p := range int32(1000) {
 		w.Restore(tp(p), 5)
 	}
+
 	w.Position(1)
 	w.Snapshot()
 	if n := testing.AllocsPerRun(100, func() {
@@ -274,6 +287,7 @@ func TestOffsetsAreRebuiltAfterAChangeAlone(t *testing.T) {
 	}); n > 0 {
 		t.Errorf("%v allocations though nothing has changed", n)
 	}
+
 	want := int64(5)
 	expect := func(what string, at int64) {
 		t.Helper()
@@ -282,6 +296,7 @@ func TestOffsetsAreRebuiltAfterAChangeAlone(t *testing.T) {
 			t.Errorf("%s: offset %d, want %d", what, offsets["t"][3], want)
 		}
 	}
+
 	w.Idle(tp(3), 7)
 	expect("an idle partition", 7)
 	k := w.Begin(0, 1)

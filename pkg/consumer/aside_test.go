@@ -271,6 +271,7 @@ func TestNoMoreMessagesThanAllowedAreSetAside(t *testing.T) {
 	if err := c.Handle("counted", consumer.Func(d.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}
+
 	k.publish(numbered(20, n)...)
 	k.start(c)
 	k.until("many attempts", func(context.Context) bool { return d.attempts.Load() > 60 })
@@ -278,6 +279,7 @@ func TestNoMoreMessagesThanAllowedAreSetAside(t *testing.T) {
 	if got := k.count(setaside.DefaultCollection); got < 3 || got > 5 {
 		t.Errorf("messages that are set aside: got %d, want 3", got)
 	}
+
 	d.away.Store(false)
 	k.untilCount("effects", n)
 	k.untilSettled(1, n)
@@ -391,6 +393,7 @@ func TestUnorderedMessagesDoNotHoldUpTheirKey(t *testing.T) {
 		}
 		return effects(ctx, m)
 	})
+
 	k.publish(numbered(1, 5)...)
 	k.start(c)
 	k.untilCount("effects", 4)
@@ -411,6 +414,7 @@ func TestResumeEndsTheSuspensionOfAHandler(t *testing.T) {
 	if err := c.Handle("counted", consumer.Func(d.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}
+
 	k.publish(numbered(3, 9)...)
 	k.start(c)
 	k.until("the suspension", func(context.Context) bool { return s.began.Load() > 0 })
@@ -418,6 +422,7 @@ func TestResumeEndsTheSuspensionOfAHandler(t *testing.T) {
 	if got := d.attempts.Load(); got != 1 {
 		t.Errorf("attempts of a suspended handler: got %d, want 1", got)
 	}
+
 	c.Resume()
 	k.untilCount("effects", 9)
 	k.untilSettled(1, 9)
@@ -450,11 +455,13 @@ func TestTwoOwnersOfAPartitionKeepTheOrderOfItsKeys(t *testing.T) {
 		})
 		k.start(c)
 	}
+
 	all := numbered(keys, n)
 	for i := 0; i < n; i += 40 {
 		k.publish(all[i : i+40]...)
 		k.untilCount("effects", i+20)
 	}
+
 	k.untilCount("effects", n)
 	k.until("no message to be set aside", func(context.Context) bool { return k.count(setaside.DefaultCollection) == 0 })
 	k.once("effects", n)

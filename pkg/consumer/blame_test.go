@@ -34,6 +34,7 @@ func TestAPoisonMessageThatOutlastsTheClientsTimeoutIsADeadLetter(t *testing.T) 
 			return ctx.Err()
 		}
 	})
+
 	k.publish(numbered(1, 5)...)
 	k.start(c)
 	k.await("the dead letter", dead.more)

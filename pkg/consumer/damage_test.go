@@ -23,6 +23,7 @@ func (k *kit) editBatch(offset uint64, edit func(batch []byte)) {
 	if err != nil {
 		k.Fatal(err)
 	}
+
 	for _, dir := range dirs.Sorted() {
 		path := filepath.Join(dir.Dir, k.topic+"-0", "00000000000000000000.log")
 		log, err := os.ReadFile(path)
@@ -46,6 +47,7 @@ func (k *kit) editBatch(offset uint64, edit func(batch []byte)) {
 			return
 		}
 	}
+
 	k.Fatalf("no file of topic %s with a batch at offset %d: the broker has to run on this machine", k.topic, offset)
 }
 

@@ -142,10 +142,12 @@ func (l *shrinkingLog) join(opts ...consumer.Option) *logReader {
 	if err != nil {
 		l.t.Fatal(err)
 	}
+
 	handle(l.t, c, "counted", func(_ context.Context, m *consumer.Message) error {
 		r.got <- m.Offset
 		return nil
 	}, consumer.WithMode(consumer.AtLeastOnce))
+
 	r.leave = runs(l.t, c)
 	return r
 }

@@ -27,6 +27,7 @@ func ExampleConsumer() {
 	if err != nil {
 		log.Fatal(err)
 	}
+
 	err = c.Handle("OrderPlaced", consumer.Func(func(ctx context.Context, m *consumer.Message) error {
 		var order struct{ ID string }
 		if err := json.Unmarshal(m.Value, &order); err != nil {

@@ -72,6 +72,7 @@ func hugeAssignment(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(c.Close)
 	c.ControlKey(int16(kmsg.SyncGroup), func(req kmsg.Request) (kmsg.Response, error, bool) {
 		c.KeepControl()
@@ -79,5 +80,6 @@ func hugeAssignment(t *testing.T) string {
 		resp.MemberAssignment = stacktest.HugeArray(2)
 		return resp, nil, true
 	})
+
 	return c.ListenAddrs()[0]
 }

@@ -32,6 +32,7 @@ func TestTopicThatDoesNotExistYet(t *testing.T) {
 			told <- struct{}{}
 		}
 	}))
+
 	handle(t, c, "counted", k.effects("effects"))
 	k.publish(numbered(3, 10)...)
 	k.start(c)
@@ -41,6 +42,7 @@ func TestTopicThatDoesNotExistYet(t *testing.T) {
 	k.until("a message", func(ctx context.Context) bool {
 		return k.kafka.Publish(ctx, later, records(msg("new", "counted", "0"))) == nil
 	})
+
 	k.untilCount("effects", 11)
 }
 
@@ -58,6 +60,7 @@ func TestExclusiveMemberHasAllPartitionsAndAnotherTakesOver(t *testing.T) {
 		handle(t, c, "counted", k.effects("effects"))
 		stops[i] = k.start(c)
 	}
+
 	awaitParts := func(i, n int) {
 		for {
 			select {
@@ -73,6 +76,7 @@ func TestExclusiveMemberHasAllPartitionsAndAnotherTakesOver(t *testing.T) {
 			}
 		}
 	}
+
 	awaitParts(1, 3) // the higher priority
 	k.publish(numbered(6, 30)...)
 	k.untilCount("effects", 30)
@@ -108,6 +112,7 @@ func TestPublishWritesRecordsAsTheyAre(t *testing.T) {
 		k.publish(m)
 		want = append(want, string(m.Key))
 	}
+
 	cl, err := kgo.NewClient(kgo.SeedBrokers(k.cfg.Brokers...), kgo.ConsumeTopics(k.topic))
 	if err != nil {
 		t.Fatal(err)
@@ -134,6 +139,7 @@ func TestPublishWritesRecordsAsTheyAre(t *testing.T) {
 			}
 		})
 	}
+
 	err = k.kafka.Publish(k.context(), stacktest.Name(t), records(msg("a", "b", "c")))
 	if err == nil || !strings.Contains(err.Error(), "create it") {
 		t.Errorf("a topic that does not exist: %v", err)
@@ -162,6 +168,7 @@ func TestPublishWaitsForTheBrokers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var open atomic.Bool
 	var wg sync.WaitGroup
 	wg.Go(func() { // it leads to a broker, once it is open
@@ -185,12 +192,14 @@ func TestPublishWaitsForTheBrokers(t *testing.T) {
 			}
 		}
 	})
+
 	cfg := k.cfg
 	cfg.Brokers = []string{way.Addr().String()}
 	away, err := kafkago.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() { away.Close(); _ = way.Close(); wg.Wait() })
 	ended := make(chan error, 1)
 	go func() { ended <- away.Publish(k.context(), k.topic, records(msg("a", "t", "waits"))) }()
@@ -199,6 +208,7 @@ func TestPublishWaitsForTheBrokers(t *testing.T) {
 		t.Fatalf("it does not wait: %v", err)
 	case <-time.After(4 * time.Second):
 	}
+
 	open.Store(true)
 	if err := <-ended; err != nil {
 		t.Error(err)

@@ -42,10 +42,12 @@ func newKit(t testing.TB, partitions int, opts ...*options.ClientOptions) *kit {
 		Brokers: stacktest.Brokers(t), SessionTimeout: 20 * time.Second, HeartbeatInterval: 100 * time.Millisecond,
 		RebalanceTimeout: 20 * time.Second, JoinBackoff: 100 * time.Millisecond, MaxWait: 100 * time.Millisecond,
 	}
+
 	var err error
 	if k.kafka, err = kafkago.New(k.cfg); err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(k.kafka.Close)
 	return k
 }
@@ -125,6 +127,7 @@ func (k *kit) start(c *consumer.Consumer) (stop func()) {
 			k.Error("Run does not end")
 		}
 	})
+
 	k.Cleanup(stop)
 	return stop
 }
@@ -190,10 +193,12 @@ func (k *kit) once(name string, n int) {
 	if err != nil {
 		k.Fatal(err)
 	}
+
 	var docs []struct{ ID, Key, Value string }
 	if err := cur.All(k.context(), &docs); err != nil {
 		k.Fatal(err)
 	}
+
 	seen, last := map[string]int{}, map[string]int{}
 	for _, d := range docs {
 		seen[d.ID]++
@@ -223,6 +228,7 @@ func (k *kit) committed(partitions int) []int64 {
 	for i := range ids {
 		ids[i] = i
 	}
+
 	out := make([]int64, partitions)
 	k.until("offsets", func(ctx context.Context) bool {
 		res, err := cl.OffsetFetch(ctx, &kafka.OffsetFetchRequest{GroupID: k.group, Topics: map[string][]int{k.topic: ids}})
@@ -237,6 +243,7 @@ func (k *kit) committed(partitions int) []int64 {
 		}
 		return true
 	})
+
 	return out
 }
 

@@ -52,13 +52,16 @@ func (k *kit) values(name string) (list []string) {
 	if err != nil {
 		k.Fatal(err)
 	}
+
 	var docs []struct{ Value string }
 	if err := cur.All(k.context(), &docs); err != nil {
 		k.Fatal(err)
 	}
+
 	for _, d := range docs {
 		list = append(list, d.Value)
 	}
+
 	return list
 }
 

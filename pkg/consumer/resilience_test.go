@@ -31,6 +31,7 @@ func TestRebalancesUnderLoadLoseAndDoubleNothing(t *testing.T) {
 		handle(t, c, "counted", k.effects("effects"))
 		return c
 	}
+
 	all := numbered(keys, rounds*each)
 	k.start(member())
 	k.publish(all[:each]...)
@@ -45,6 +46,7 @@ func TestRebalancesUnderLoadLoseAndDoubleNothing(t *testing.T) {
 		}
 		stop()
 	}
+
 	k.untilCount("effects", rounds*each)
 	k.until("all offsets", func(context.Context) bool { return sum(k.committed(4)) == int64(rounds*each) })
 	k.once("effects", rounds*each)
@@ -90,6 +92,7 @@ func TestDatabaseAwayPausesAndLosesNothing(t *testing.T) {
 	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{
 		{Key: "failCommands", Value: bson.A{"find", "aggregate", "insert", "update", "commitTransaction"}}, {Key: "errorCode", Value: 11600}, {Key: "closeConnection", Value: false},
 	})
+
 	more := numbered(8, n)[n/2:]
 	k.publish(more...)
 	k.until("the outage to be noticed", func(context.Context) bool { return stats.database.Load() > 0 })
@@ -97,6 +100,7 @@ func TestDatabaseAwayPausesAndLosesNothing(t *testing.T) {
 	if before > int64(n/2) {
 		t.Errorf("%d offsets are committed", before)
 	}
+
 	off()
 	k.untilCount("effects", n)
 	k.until("all offsets", func(context.Context) bool { return sum(k.committed(2)) == int64(n) })
@@ -117,6 +121,7 @@ func TestWhatCannotBeWaitedOutEndsTheRun(t *testing.T) {
 	standalone := func(ctx context.Context, fn func(ctx context.Context) error) error {
 		return fmt.Errorf("%w: %w", outbox.ErrStandalone, fn(ctx))
 	}
+
 	for _, opts := range [][]consumer.Option{{}, {consumer.WithMode(consumer.AtLeastOnce), consumer.WithTransaction()}} {
 		c := k.consumer(append(opts, consumer.Transactions(standalone))...)
 		handle(t, c, "*", func(context.Context, *consumer.Message) error { return errWanted })
@@ -124,6 +129,7 @@ func TestWhatCannotBeWaitedOutEndsTheRun(t *testing.T) {
 			t.Errorf("Run: %v", err)
 		}
 	}
+
 	halt := recreated{k.inbox()}
 	c := k.consumer(consumer.WithInbox(halt))
 	handle(t, c, "*", nop)
@@ -162,6 +168,7 @@ func TestPauseHoldsNothingInMemory(t *testing.T) {
 	if err := c.Handle("counted", consumer.Func(b.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}
+
 	k.publish(numbered(1, n)...)
 	k.start(c)
 	k.await("the message", b.reached)
@@ -172,6 +179,7 @@ func TestPauseHoldsNothingInMemory(t *testing.T) {
 	if done >= n {
 		t.Fatalf("all %d are handled: the pause came too late", n)
 	}
+
 	k.until("the commit of what is finished", func(context.Context) bool { return k.committed(1)[0] == int64(done) })
 	k.publish(msg("key00", "counted", fmt.Sprint(n)))
 	c.Resume()
@@ -188,6 +196,7 @@ func TestStopFinishesWhatIsInFlight(t *testing.T) {
 	if err := c.Handle("counted", consumer.Func(b.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}
+
 	k.publish(numbered(1, 5)...)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -196,12 +205,14 @@ func TestStopFinishesWhatIsInFlight(t *testing.T) {
 	if err := c.Run(t.Context()); !errors.Is(err, consumer.ErrRunning) {
 		t.Errorf("a second Run: %v", err)
 	}
+
 	cancel()
 	select {
 	case err := <-done:
 		t.Fatalf("Run ended with a message in flight: %v", err)
 	case <-time.After(100 * time.Millisecond):
 	}
+
 	close(b.release)
 	if err := <-done; err != nil {
 		t.Fatal(err)
@@ -209,6 +220,7 @@ func TestStopFinishesWhatIsInFlight(t *testing.T) {
 	if got := k.committed(1)[0]; got != int64(k.count("effects")) || got < 1 {
 		t.Errorf("offset %d, %d effects", got, k.count("effects"))
 	}
+
 	k.start(c) // it runs again
 	k.untilCount("effects", 5)
 	k.once("effects", 5)
@@ -227,6 +239,7 @@ func TestStopAbandonsWhatDoesNotEndInTime(t *testing.T) {
 	if err := c.Handle("counted", consumer.Func(b.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}
+
 	k.publish(numbered(1, 5)...)
 	stop := k.start(c)
 	k.await("the message", b.reached)
@@ -235,6 +248,7 @@ func TestStopAbandonsWhatDoesNotEndInTime(t *testing.T) {
 	if got := k.committed(1)[0]; got != 2 {
 		t.Errorf("offset %d is committed", got)
 	}
+
 	close(b.release)
 	k.start(c)
 	k.untilCount("effects", 5)
@@ -252,6 +266,7 @@ func TestACoolingLaneDoesNotBlockOthers(t *testing.T) {
 		}
 		return effects(ctx, m)
 	})
+
 	lane, n := inbox.Lane([]byte("bad"), 0), 0
 	ms := []*consumer.Message{msg("bad", "counted", "0")}
 	for _, m := range numbered(20, 60) {
@@ -260,6 +275,7 @@ func TestACoolingLaneDoesNotBlockOthers(t *testing.T) {
 			n++
 		}
 	}
+
 	k.publish(ms...)
 	stop := k.start(c)
 	k.untilCount("effects", n)
@@ -319,6 +335,7 @@ func TestHandlersHaveLimitedTimeAndNumber(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	}, consumer.WithTimeout(50*time.Millisecond))
+
 	var at, most atomic.Int64
 	effects := k.effects("effects")
 	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
@@ -326,6 +343,7 @@ func TestHandlersHaveLimitedTimeAndNumber(t *testing.T) {
 		defer at.Add(-1)
 		return effects(ctx, m)
 	}, consumer.WithLimit(1), consumer.WithMode(consumer.AtLeastOnce))
+
 	k.publish(msg("a", "slow", "0"))
 	k.publish(numbered(8, 40)...)
 	k.start(c)

@@ -172,12 +172,14 @@ func TestMistakesInRetryAreListed(t *testing.T) {
 			t.Errorf("a retry topic with a delay of %v: got %v", delay, err)
 		}
 	}
+
 	err := Retry{Quick: []time.Duration{-1}, Min: time.Hour, Max: time.Minute, Then: 9}.findProblems("WithRetry")
 	for _, want := range []string{"Quick", "Min is 1h0m0s and Max is 1m0s", "Then is 9"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("findProblems: got %v, want it to contain %q", err, want)
 		}
 	}
+
 	for _, r := range []Retry{{}, {Max: time.Second}, {Min: time.Hour}, NoRetry()} {
 		if err := r.findProblems("WithRetry"); err != nil {
 			t.Errorf("%+v: %v", r, err)

@@ -22,11 +22,13 @@ func TestTopicsMayBeAddedAndTakenAway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	member := func() *consumer.Consumer {
 		c := k.consumer(consumer.WithTopicList(list), consumer.WithTelemetry(stats))
 		handle(t, c, "counted", k.effects("effects"))
 		return c
 	}
+
 	c := member()
 	stop := k.start(c)
 	k.publish(numbered(2, 4)...)
@@ -36,18 +38,21 @@ func TestTopicsMayBeAddedAndTakenAway(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	send := func(n int) {
 		t.Helper()
 		if err := k.kafka.Publish(k.context(), later, records(numbered(2, n)[n-2:]...)); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	send(6)
 	k.untilCount("effects", 6)
 	got, err := list.All(k.context())
 	if d := cmp.Diff([]string{later}, got); err != nil || d != "" {
 		t.Error(err, d)
 	}
+
 	stop()
 	k.start(member())
 	send(8)
@@ -59,10 +64,12 @@ func TestTopicsMayBeAddedAndTakenAway(t *testing.T) {
 	if was, err := list.Remove(k.context(), later); err != nil || was {
 		t.Error(was, err)
 	}
+
 	k.until("the group without it", func(context.Context) bool { return stats.assigned.Load() > joined })
 	if err := k.kafka.Publish(k.context(), later, records(msg("gone", "counted", "0"))); err != nil {
 		t.Fatal(err)
 	}
+
 	k.publish(numbered(2, 10)[8:]...)
 	k.untilCount("effects", 10)
 	k.once("effects", 10)

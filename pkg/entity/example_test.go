@@ -85,6 +85,7 @@ func printEvents(box *outbox.Box) {
 		fmt.Println(err)
 		return
 	}
+
 	for _, e := range envelopes {
 		payload, err := bson.MarshalExtJSON(e.Lookup("payload").Document(), false, false)
 		if err != nil {

@@ -21,6 +21,7 @@ func TestAppendedEventsAreFound(t *testing.T) {
 		t.Parallel()
 		testAppended(t, outboxtest.New(t).Box())
 	})
+
 	t.Run("MongoDB", func(t *testing.T) {
 		t.Parallel()
 		box, err := outbox.New(stacktest.Database(t, stacktest.Client(t)))

@@ -54,6 +54,7 @@ func requireFailure(t *testing.T, f func(tb testing.TB), texts ...string) {
 	if len(r.failures) != 1 {
 		t.Fatalf("failures: got %q, want one", r.failures)
 	}
+
 	for _, text := range texts {
 		if !strings.Contains(r.failures[0], text) {
 			t.Errorf("failure: got %q, want %q in it", r.failures[0], text)

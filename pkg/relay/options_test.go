@@ -162,6 +162,7 @@ func TestRouterOfTheServiceChoosesTopics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	s.run(t, r)
 	await(t, r, relay.Owner)
 	s.append(t, 4)
@@ -188,6 +189,7 @@ func TestStatusHookGetsEveryRole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	stop := s.run(t, r)
 	await(t, r, relay.Owner)
 	stacktest.Eventually(t, "the hook has got the role of the owner", func() bool {
@@ -195,6 +197,7 @@ func TestStatusHookGetsEveryRole(t *testing.T) {
 		defer mu.Unlock()
 		return slices.Contains(roles, relay.Owner)
 	})
+
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}

@@ -183,12 +183,14 @@ func trip(t *testing.T, p *place) consumer.Handler {
 		in.OnCompensate(event.New(event.Aggregate{Type: "trip", ID: in.ID()}, "Cancel"+what, event.Bytes("", []byte("{}"))))
 		return nil
 	})
+
 	saga.On(s, typ[any]("Fail"), func(_ context.Context, in *instance, _ any) error {
 		if in.Compensate() == 0 {
 			in.State.Name = "nothing to undo"
 		}
 		return nil
 	})
+
 	return handlerOf(t, s, p.box)
 }
 

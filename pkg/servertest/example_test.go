@@ -26,6 +26,7 @@ func TestOrdersReachShipping(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	shipped := make(chan Placed, 1)
 	c := env.Consumer("shipping", consumer.WithTopics(env.Topic("outbox.event.order")))
 	err = c.Handle("ship", consumer.For(OrderPlaced, func(_ context.Context, _ *consumer.Message, p Placed) error {
@@ -35,6 +36,7 @@ func TestOrdersReachShipping(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	env.Run(c.Run)
 	err = box.Transaction(t.Context(), func(ctx context.Context) error {
 		return box.Append(ctx, OrderPlaced.New("o-1", Placed{Cents: 4200}))

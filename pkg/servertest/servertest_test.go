@@ -103,6 +103,7 @@ func TestTheExampleIsShort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, d := range file.Decls {
 		f, ok := d.(*ast.FuncDecl)
 		if !ok || !strings.HasPrefix(f.Name.Name, "Test") {

@@ -154,6 +154,7 @@ func TestJoinPassesEverythingToAll(t *testing.T) {
 	for _, h := range s.Inject(t.Context()) {
 		log = append(log, h.Key)
 	}
+
 	want := []string{"a lag", "b lag", "a starts h", "b starts h", "b ends", "a ends", "a", "b"}
 	if diff := cmp.Diff(want, log); diff != "" {
 		t.Error(diff)

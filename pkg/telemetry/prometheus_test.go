@@ -72,6 +72,7 @@ func everything(s Sink) {
 		m.Group = "billing"
 		s.Measure(m)
 	}
+
 	s.Measure(Measurement{Metric: Appended, N: 3})
 }
 

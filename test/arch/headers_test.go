@@ -56,5 +56,6 @@ func headerProblems(files []source) []string {
 			return true
 		})
 	}
+
 	return out
 }

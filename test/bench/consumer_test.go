@@ -37,6 +37,7 @@ func TestBenchTransportsCommand(t *testing.T) {
 		Transports map[string]map[string]float64 `json:"transports"`
 		RateRatio  float64                       `json:"rate_ratio"`
 	}
+
 	runBench(t, &r, "--consumer", "--transport", "kafka-go,franz", "--events", "240", "--runs", "1")
 	for _, name := range []string{"kafka-go", "franz"} {
 		for _, figure := range []string{"steady_eps", "moving_eps", "ratio"} {

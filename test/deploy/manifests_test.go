@@ -325,6 +325,7 @@ func readUnit(t *testing.T) map[string]map[string][]string {
 			out[section][name] = append(out[section][name], value)
 		}
 	}
+
 	return out
 }
 

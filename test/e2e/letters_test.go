@@ -56,16 +56,20 @@ func (s *scene) waitingMessages() (list []waitingMessage) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	var docs []struct {
 		Handler string `bson:"h"`
 		Value   []byte `bson:"v"`
 	}
+
 	if err := cur.All(s.t.Context(), &docs); err != nil {
 		s.t.Fatal(err)
 	}
+
 	for _, d := range docs {
 		list = append(list, waitingMessage{d.Handler, string(d.Value)})
 	}
+
 	return list
 }
 

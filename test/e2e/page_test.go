@@ -80,11 +80,13 @@ func testOverview(s *scene, b *tab) {
 			b.t.Errorf("the overview does not say %q", want)
 		}
 	}
+
 	b.waitForText("Problems")
 	b.waitUntil("times in the zone of the reader", `[...document.querySelectorAll('time')].every((e) => e.title.endsWith('Z'))`)
 	if n := evaluate[int](b, "fetch('/history').then((r) => r.json()).then((l) => l.length)"); n < remembered {
 		b.t.Errorf("the history has %d minutes, want %d", n, remembered)
 	}
+
 	b.waitUntil("a chart", `document.querySelector('#chart-rate canvas') && document.querySelector('#chart-lag canvas')`)
 	b.clickButton("6 h")
 	b.waitUntil("the range", `document.querySelector('[data-range="21600"]').getAttribute('aria-pressed') === 'true'`)

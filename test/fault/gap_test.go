@@ -211,6 +211,7 @@ func beginTransaction(t *testing.T, s *kit.Scene) *open {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return o
 }
 

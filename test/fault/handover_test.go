@@ -95,6 +95,7 @@ func checkEpochs(t *testing.T, topics *kit.Topics) {
 		partition int32
 		producer  int64
 	}
+
 	last := map[sender]*kit.Record{}
 	for _, r := range topics.AllRecords() {
 		s := sender{r.Topic, r.Partition, r.Producer}

@@ -183,6 +183,7 @@ func checkAttempts(t *testing.T, s *kit.Scene) {
 		Attempts int           `bson:"attempts"`
 		History  []bson.Raw    `bson:"history"`
 	}
+
 	mustSucceed(t, cur.All(t.Context(), &list))
 	for _, d := range list {
 		if d.Attempts < 1 || d.Attempts <= 50 && d.Attempts != len(d.History) {

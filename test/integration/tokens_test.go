@@ -201,6 +201,7 @@ func (r *tokenReader) waitHandled(name string, n int) {
 		defer r.mu.Unlock()
 		return len(r.handled)
 	}
+
 	stacktest.EventuallyIn(r.t, kit.Patience, fmt.Sprintf("%s handles %d events", name, n), func() bool { return count() >= n }, func() any { return count() })
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -34,6 +34,7 @@ func newWorld() (*Ledger, []*Record) {
 			records = append(records, &Record{Topic: "t", Offset: int64(i), Key: []byte(c.key), Value: []byte(c.id), Headers: headers})
 		}
 	}
+
 	return l, records
 }
 

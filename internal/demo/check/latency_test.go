@@ -40,11 +40,13 @@ func TestOutageIsLeftOutOfThePercentiles(t *testing.T) {
 	for i := range 100 {
 		l.Add(at0(time.Duration(i)*time.Millisecond), at0(time.Duration(i+1)*time.Millisecond))
 	}
+
 	l.Outage(at0(200*time.Millisecond), true)
 	l.Add(at0(199*time.Millisecond), at0(201*time.Millisecond)) // before the kill: 2 ms
 	if _, over := l.Outside(); over {
 		t.Error("a record of the killed owner ended the outage")
 	}
+
 	l.Add(at0(300*time.Millisecond), at0(2400*time.Millisecond))
 	l.Add(at0(2300*time.Millisecond), at0(2401*time.Millisecond))
 	l.Acquired(at0(2250 * time.Millisecond)) // known later than the first record
@@ -54,6 +56,7 @@ func TestOutageIsLeftOutOfThePercentiles(t *testing.T) {
 	if !over || !first.Equal(at0(2400*time.Millisecond)) {
 		t.Errorf("ended %v at %v", over, first)
 	}
+
 	f := l.Figures()
 	if f.Max != 2100 || f.Measured != 102 || f.LeftOut != 3 || f.P99 < 1 || f.P99 > 2.01 {
 		t.Errorf("%+v", f)
@@ -70,6 +73,7 @@ func TestTwoKillsAreOneOutage(t *testing.T) {
 	if _, over := l.Outside(); over {
 		t.Error("over without an owner")
 	}
+
 	l.Acquired(at0(3 * time.Second))
 	l.Add(at0(600*time.Millisecond), at0(3200*time.Millisecond))
 	if first, over := l.Outside(); !over || !first.Equal(at0(3200*time.Millisecond)) {

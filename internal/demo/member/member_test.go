@@ -59,6 +59,7 @@ func TestJudgeOfStepsFindsWhatIsPlanted(t *testing.T) {
 	walks := func(a, b []int) []storedSaga {
 		return []storedSaga{{0, int64(len(a)), sagaState{a}, finished}, {1, int64(len(b)), sagaState{b}, finished}}
 	}
+
 	events := []step{{0, 1}, {0, 2}, {1, 1}, {1, 2}}
 	for name, c := range map[string]struct {
 		sagas []storedSaga
@@ -94,6 +95,7 @@ func TestSpecs(t *testing.T) {
 	if err != nil || got.Arg() != s.Arg() {
 		t.Errorf("%+v, %v", got, err)
 	}
+
 	_, err = Parse(`{"role":"baker"}`)
 	for _, what := range []string{"baker", "name", "mongodb", "database", "group"} {
 		if err == nil || !strings.Contains(err.Error(), what) {
@@ -103,6 +105,7 @@ func TestSpecs(t *testing.T) {
 	if _, err := Parse("-"); err == nil {
 		t.Error("no error")
 	}
+
 	s.Steps = 0
 	if _, err := Parse(s.Arg()); err == nil {
 		t.Error("a saga without steps")

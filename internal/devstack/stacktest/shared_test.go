@@ -54,6 +54,7 @@ func startChild(t *testing.T, dir string) child {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -61,6 +62,7 @@ func startChild(t *testing.T, dir string) child {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+
 	return child{cmd, in, bufio.NewReader(out), log}
 }
 
@@ -138,23 +140,28 @@ func TestKeeperKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	dead := flock.New(filepath.Join(dir, "keeper.lock"))
 	if err := dead.Lock(); err != nil { // free as soon as the kill has come through
 		t.Fatal(err)
 	}
+
 	_ = dead.Close()
 	b := startChild(t, dir)
 	second := b.address(t)
 	if second.PID == first.PID {
 		t.Error("a dead keeper's servers were handed out")
 	}
+
 	for _, c := range []child{a, b} {
 		_ = c.in.Close()
 		_ = c.cmd.Wait()
 	}
+
 	keeper := flock.New(filepath.Join(dir, "keeper.lock"))
 	if err := keeper.Lock(); err != nil {
 		t.Fatal(err)
 	}
+
 	_ = keeper.Close()
 }

@@ -90,10 +90,12 @@ func encode(t interface{ Fatal(...any) }, recs []record.Record, c *Codec, p Prod
 	if b.Len()-Overhead > size {
 		t.Fatal("Size is no upper bound: ", b.Len()-Overhead, " > ", size)
 	}
+
 	sealed, err := b.Seal(c, nil, p, seq)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return sealed
 }
 
@@ -126,6 +128,7 @@ func franz(t *rapid.T, sealed []byte, p Producer) []plain {
 	if fp.Err != nil {
 		t.Fatal(fp.Err)
 	}
+
 	var out []plain
 	for _, r := range fp.Records {
 		if r.ProducerID != p.ID || r.ProducerEpoch != p.Epoch {
@@ -137,6 +140,7 @@ func franz(t *rapid.T, sealed []byte, p Producer) []plain {
 		}
 		out = append(out, x)
 	}
+
 	return out
 }
 
@@ -147,14 +151,17 @@ func segmentio(t *rapid.T, sealed []byte, p Producer, seq int32) []plain {
 	if _, err := rs.ReadFrom(bytes.NewReader(b)); err != nil {
 		t.Fatal(err)
 	}
+
 	st, ok := rs.Records.(*protocol.RecordStream)
 	if !ok || len(st.Records) != 1 {
 		t.Fatalf("%T", rs.Records)
 	}
+
 	rb, ok := st.Records[0].(*protocol.RecordBatch)
 	if !ok || rb.ProducerID != p.ID || rb.ProducerEpoch != p.Epoch || rb.BaseSequence != seq {
 		t.Fatalf("%+v", st.Records[0])
 	}
+
 	all := func(b protocol.Bytes) []byte {
 		if b == nil {
 			return nil
@@ -165,6 +172,7 @@ func segmentio(t *rapid.T, sealed []byte, p Producer, seq int32) []plain {
 		}
 		return p
 	}
+
 	var out []plain
 	for {
 		r, err := rb.ReadRecord()
@@ -250,12 +258,14 @@ func TestMoveKeepsRecordsAndGivesTheOldMemoryBack(t *testing.T) {
 	if old := b.Move(make([]byte, BufferSize(Size(&recs[0])+Size(&recs[1])))); &old[0] != &small[0] {
 		t.Fatal("the old memory is lost")
 	}
+
 	b.Append(&recs[1])
 	unsealed := fetched.Unsealed(b.Records())
 	list, err := unsealed.Stream()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var got []string
 	for _, rec := range readRest(t, list) {
 		got = append(got, string(rec.Key))

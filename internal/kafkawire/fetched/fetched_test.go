@@ -23,15 +23,18 @@ func twoRecords(tb testing.TB, codec string) []byte {
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	var b batch.Builder
 	b.Reset(nil)
 	for _, key := range []string{"a", "b"} {
 		b.Append(&record.Record{Key: []byte(key), TimeMS: 1000, Headers: []record.Header{{Key: []byte("h"), Value: []byte(key)}}})
 	}
+
 	sealed, err := b.Seal(c, nil, batch.Producer{ID: 7, Epoch: 3}, 0)
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	p := bytes.Clone(sealed[4:])
 	binary.BigEndian.PutUint64(p, 5)
 	return p
@@ -44,6 +47,7 @@ func answerOf(v int16, records []byte) []byte {
 	if v >= 7 {
 		b = append(b, 0, 0, 0, 0, 0, 0) // error code, session
 	}
+
 	b = be.AppendUint32(b, 1)
 	b = append(be.AppendUint16(b, 1), 't')
 	b = be.AppendUint32(b, 1)
@@ -54,12 +58,14 @@ func answerOf(v int16, records []byte) []byte {
 	if v >= 5 {
 		b = be.AppendUint64(b, 4)
 	}
+
 	b = be.AppendUint32(b, 1)
 	b = be.AppendUint64(b, 8)
 	b = be.AppendUint64(b, 9)
 	if v >= 11 {
 		b = be.AppendUint32(b, 1)
 	}
+
 	return append(be.AppendUint32(b, uint32(len(records))), records...)
 }
 
@@ -96,6 +102,7 @@ func TestEachVersionOfAnAnswerIsRead(t *testing.T) {
 			t.Errorf("version %d: the answer to another request is no error", v)
 		}
 	}
+
 	for _, v := range []int16{3, 12} {
 		if _, err := fetched.Parse(answerOf(11, nil), v); err == nil {
 			t.Errorf("version %d is no error", v)

@@ -51,6 +51,7 @@ func join(t *testing.T, group, topic, instance string) *member {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	m := &member{t: t, changes: make(chan transport.Change, 10), g: make(chan transport.Generation, 10)}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	done := make(chan error, 1)
@@ -62,6 +63,7 @@ func join(t *testing.T, group, topic, instance string) *member {
 		}
 		done <- nil
 	}
+
 	t.Cleanup(m.stop)
 	return m
 }

@@ -18,18 +18,21 @@ func TestExclusiveGivesAllToOne(t *testing.T) {
 		}
 		return b
 	}
+
 	members := []kafka.GroupMember{
 		{ID: "a", Topics: []string{"x"}, UserData: data(1)},
 		{ID: "c", Topics: []string{"x", "y"}, UserData: data(5)},
 		{ID: "b", Topics: []string{"x"}, UserData: data(5)},
 		{ID: "d", Topics: []string{"z"}, UserData: data(-1)},
 	}
+
 	var parts []kafka.Partition
 	for _, topic := range []string{"x", "y", "z"} {
 		for i := range 2 {
 			parts = append(parts, kafka.Partition{Topic: topic, ID: i})
 		}
 	}
+
 	want := kafka.GroupMemberAssignments{
 		"a": {}, "b": {"x": {0, 1}}, "c": {"y": {0, 1}}, "d": {"z": {0, 1}},
 	}
@@ -72,6 +75,7 @@ func TestPartitionsOfAllTopicsAreSpreadEvenly(t *testing.T) {
 			t.Fatalf("%d of %d partitions, from %d to %d for a member", len(seen), len(parts), least, most)
 		}
 	})
+
 	got := spread{}.AssignGroups([]kafka.GroupMember{{ID: "a", Topics: []string{"x"}}, {ID: "b", Topics: []string{"y"}}},
 		[]kafka.Partition{{Topic: "x"}, {Topic: "x", ID: 1}, {Topic: "z"}})
 	if d := cmp.Diff(kafka.GroupMemberAssignments{"a": {"x": {0, 1}}, "b": {}}, got); d != "" {

@@ -46,6 +46,7 @@ func (b batchOf) bytes(tb testing.TB) []byte {
 		r = binary.AppendVarint(r, 0)
 		body = append(binary.AppendVarint(body, int64(len(r))), r...)
 	}
+
 	count := len(b.offsets)
 	if b.raw != nil {
 		body, count = b.raw, b.count
@@ -61,6 +62,7 @@ func (b batchOf) bytes(tb testing.TB) []byte {
 		}
 		body = out
 	}
+
 	h := make([]byte, fetched.HeaderSize)
 	be := binary.BigEndian
 	be.PutUint64(h, uint64(b.base))
@@ -143,6 +145,7 @@ func TestRecordsOfInterleavedAbortedTransactionsAreDropped(t *testing.T) {
 	} {
 		set = append(set, b.bytes(t)...)
 	}
+
 	w := walker{from: 50, next: 50, aborted: []fetched.Aborted{{Producer: 9, First: 52}, {Producer: 8, First: 50}}}
 	if err := w.readSet(set); err != nil {
 		t.Fatal(err)
@@ -286,6 +289,7 @@ func walkAll(t *testing.T, set []byte, end int64) (out []transport.Record, alloc
 			out = append(out, r)
 		}
 	}
+
 	return out, allocated
 }
 
@@ -351,9 +355,11 @@ func TestARecordDoesNotPinTheAnswerThatItCameWith(t *testing.T) {
 	if err := w.readSet(set); err != nil {
 		t.Fatal(err)
 	}
+
 	for i := range set { // the values are zeros
 		set[i] = 1
 	}
+
 	for _, r := range w.out {
 		if n := cap(r.Value); n > len(r.Value)+100 {
 			t.Errorf("a value of %d bytes holds %d", len(r.Value), n)

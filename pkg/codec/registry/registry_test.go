@@ -144,6 +144,7 @@ func TestAvroResolvesReferences(t *testing.T) {
 		Schema:     `{"type":"record","name":"Order","fields":[{"name":"total","type":"Money"}]}`,
 		References: []sr.SchemaReference{{Name: "Money", Subject: "money", Version: 1}},
 	})
+
 	orders := mustCodec(t)(f.client(t).Avro(t.Context(), registry.Schema{Subject: "orders-value"}))
 	data := mustEncode(t, orders, map[string]any{"total": map[string]any{"cents": int64(3)}})
 	var got map[string]any
@@ -307,6 +308,7 @@ func TestNewListsEveryProblem(t *testing.T) {
 			t.Errorf("address %q: got %v, want an error about %s", address, err, want)
 		}
 	}
+
 	_, err := registry.New("registry", registry.WithBasicAuth(registry.Credentials{Password: "p"}))
 	if err == nil || !strings.Contains(err.Error(), "user name") || !strings.Contains(err.Error(), "http or https") {
 		t.Errorf("two problems: got %v", err)
@@ -337,16 +339,19 @@ func FuzzDecode(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
+
 	const nested = `{"type":"record","name":"N","fields":[{"name":"next","type":["null","N"]},{"name":"tags","type":{"type":"array","items":"string"}},` +
 		`{"name":"attributes","type":{"type":"map","values":"bytes"}}]}`
 	tree, err := c.Avro(f.Context(), registry.Schema{Subject: "n", Definition: nested})
 	if err != nil {
 		f.Fatal(err)
 	}
+
 	seed, err := tree.Encode(map[string]any{"next": nil, "tags": []any{"a"}, "attributes": map[string]any{"k": []byte("v")}})
 	if err != nil {
 		f.Fatal(err)
 	}
+
 	f.Add(seed)
 	f.Add(append(bytes.Clone(seed[:5]), 2, 2, 2, 2))
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -89,6 +89,7 @@ func TestWhatWasChangedIsNotDecrypted(t *testing.T) {
 	fresh := func() *consumer.Message {
 		return emitted(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("secret")), event.WithHeader("tenant", []byte("x"))), bodycrypt.Encrypt(k, "tenant"))
 	}
+
 	for name, change := range map[string]func(m *consumer.Message){
 		"body": func(m *consumer.Message) {
 			m.Value = append(bytes.Clone(m.Value[:len(m.Value)-1]), m.Value[len(m.Value)-1]^1)

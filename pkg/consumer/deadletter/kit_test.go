@@ -52,6 +52,7 @@ func onBothStores(t *testing.T, test func(g *graveyard)) {
 		}
 		test(g)
 	})
+
 	t.Run("memory", func(t *testing.T) {
 		t.Parallel()
 		db := memory.NewDB()

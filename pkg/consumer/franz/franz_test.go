@@ -33,12 +33,14 @@ func newGroup(t *testing.T, partitions int) *group {
 	if err := g.db.CreateCollection(t.Context(), "effects"); err != nil {
 		t.Fatal(err)
 	}
+
 	var err error
 	g.producer, err = kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(t)...), kgo.DefaultProduceTopic(g.topic),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()))
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(g.producer.Close)
 	return g
 }
