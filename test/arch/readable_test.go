@@ -13,9 +13,11 @@ import (
 // thought between them, are worse than the figure. If a bound stands in the way of a clear change, change the bound.
 const (
 	mostWithoutParagraph = 8.0  // percent of the functions of 15 lines and more
+	mostWithoutInTests   = 22.0 // the same of tests: many are one table and one loop
 	mostOneWord          = 10.0 // percent of the unexported function names
 	mostUnclear          = 3.0  // wordings per 1,000 words of comment
 	mostUnclearTexts     = 0    // wordings in string literals: errors, logs, help
+	mostTrailingReasons  = 60   // comments of more than five words at the ends of lines inside functions: legends of fields and cases
 	mostDefined          = 8    // definitions of one unexported function name
 	mostMethods          = 60   // of a type
 	mostFields           = 25   // of a type
@@ -29,14 +31,31 @@ var larger = map[string]int{
 	"pkg/relay.Config":       27,
 }
 
-func TestTheProductIsReadable(t *testing.T) {
-	t.Parallel()
+// measureTrees measures the directories: their product code, or their tests.
+func measureTrees(t *testing.T, tests bool, dirs ...string) *readable.Measure {
+	t.Helper()
 	m := readable.New()
-	for _, dir := range []string{"cmd", "internal", "pkg", "resume"} {
-		if err := m.AddTree(filepath.Join("..", "..", dir), false); err != nil {
+	for _, dir := range dirs {
+		if err := m.AddTree(filepath.Join("..", "..", dir), tests); err != nil {
 			t.Fatal(err)
 		}
 	}
+	return m
+}
+
+func TestTestsAreReadable(t *testing.T) {
+	t.Parallel()
+	m := measureTrees(t, true, "cmd", "internal", "pkg", "resume", "test")
+
+	if got := m.WithoutParagraph(); got > mostWithoutInTests {
+		t.Errorf("test functions of 15 lines or more without a blank line: %.1f percent, want at most %.1f; "+
+			"`go run ./test/measure -tests -list` lists the places", got, mostWithoutInTests)
+	}
+}
+
+func TestTheProductIsReadable(t *testing.T) {
+	t.Parallel()
+	m := measureTrees(t, false, "cmd", "internal", "pkg", "resume")
 
 	for _, c := range []struct {
 		what      string
@@ -46,6 +65,7 @@ func TestTheProductIsReadable(t *testing.T) {
 		{"unexported function names of one word, percent", m.OneWord(), mostOneWord},
 		{"unclear wordings per 1,000 words of comment", m.Unclear(), mostUnclear},
 		{"unclear wordings in string literals", float64(m.UnclearTexts()), mostUnclearTexts},
+		{"reasons at the ends of lines inside functions", float64(m.TrailingReasons()), mostTrailingReasons},
 	} {
 		if c.got > c.most {
 			t.Errorf("%s: %.1f, want at most %.1f; `go run ./test/measure -list` lists the places", c.what, c.got, c.most)
