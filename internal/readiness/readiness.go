@@ -1,6 +1,9 @@
 // Package readiness contains the role and the problems of a process or slot, as /livez, /readyz and
 // `outrelay status` report them, and calls to the servers that are repeated until they succeed, whose
 // errors are such problems.
+//
+// Blocking: the methods of [State] take one mutex and do no I/O. The methods of [Calls] block until the call
+// succeeds, its error is permanent, or their context ends.
 package readiness
 
 import (

@@ -116,6 +116,7 @@ func (f *Filler) setValue(v *envelope.View, rec *record.Record) error {
 			return asRefusal(err)
 		}
 		f.buf = buf
+		// The capacity ends with the value, so an append to it cannot overwrite the bytes that follow in f.buf.
 		rec.Value = buf[start:len(buf):len(buf)]
 
 	default:
@@ -203,6 +204,7 @@ func (f *Filler) namespaceHash(m *Meta) []byte {
 	f.nsBuf = append(f.nsBuf[:0], m.DB...)
 	f.nsBuf = append(f.nsBuf, '.')
 	f.nsBuf = append(f.nsBuf, m.Coll...)
+	// The compiler does not allocate a string for the lookup in a map.
 	if h, ok := f.nsHashes[string(f.nsBuf)]; ok {
 		return h
 	}

@@ -75,6 +75,7 @@ func (s *otelSink) Measure(m Measurement) {
 	}
 }
 
+// record adds m to the instrument. It builds the attributes, which allocates, only if the instrument has a reader.
 func (i *instrument) record(ctx context.Context, m *Measurement) {
 	switch i.kind {
 	case counter:

@@ -1,4 +1,7 @@
 // Package mongostore stores the state of an inbox in several collections of one MongoDB database.
+//
+// Blocking: each method makes its calls to MongoDB in the transaction of its context, if there is one, and does not
+// repeat them. Cost: a batch of messages needs as many statements as one message.
 package mongostore
 
 import (

@@ -105,7 +105,8 @@ func (b *Builder) Append(rec *record.Record) {
 	n := 1 + varintLen(timeDelta) + varintLen(offsetDelta) +
 		bytesLen(rec.Key) + bytesLen(rec.Value) + headersLen(rec.Headers)
 	buf := binary.AppendVarint(b.buf, int64(n))
-	buf = append(buf, 0) // attributes of a record are unused
+	// Kafka does not use the attributes of a record.
+	buf = append(buf, 0)
 	buf = binary.AppendVarint(buf, timeDelta)
 	buf = binary.AppendVarint(buf, offsetDelta)
 	buf = appendBytes(buf, rec.Key)

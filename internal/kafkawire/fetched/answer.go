@@ -4,6 +4,10 @@
 //
 // Sets alias the response. The records of a Stream have their own memory. No bytes that a broker may send
 // make this package panic or loop without end: invalid bytes cause an error.
+//
+// Order: batches and records have the order of the log. Blocking: never; the bytes have arrived. Cost: one pass
+// over the batch for its checksum, and its decompression. A Stream decompresses record by record, so a batch that
+// expands without bound costs no more memory than one record.
 package fetched
 
 import (

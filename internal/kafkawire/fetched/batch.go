@@ -79,6 +79,7 @@ func parseBatch(p []byte) (Batch, error) {
 	if len(p) > 16 {
 		b.Format = int8(p[16])
 		if b.Format < Format {
+			// A message of an earlier format has its checksum before the format byte.
 			if crc32.ChecksumIEEE(p[16:]) == be.Uint32(p[12:]) {
 				b.End = b.Base + 1
 			}
@@ -92,6 +93,7 @@ func parseBatch(p []byte) (Batch, error) {
 	end := b.Base + int64(be.Uint32(p[23:])) + 1
 	count := be.Uint32(p[57:])
 	if crc32.Checksum(p[21:], castagnoli) != be.Uint32(p[17:]) {
+		// The header may be damaged too. Its end counts only if the header does not contradict itself.
 		if int64(count) == end-b.Base {
 			b.End = end
 		}

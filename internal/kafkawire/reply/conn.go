@@ -80,6 +80,7 @@ const requestHead = 12
 func (c *conn) Write(p []byte) (int, error) {
 	be := binary.BigEndian
 	for b := p; len(b) > 0; {
+		// A write may begin and end in the middle of a request.
 		if c.bodyLeft > 0 {
 			n := min(c.bodyLeft, len(b))
 			c.bodyLeft -= n
@@ -151,6 +152,7 @@ func (c *conn) readReply() error {
 	if size < 4 || size > record.MaxReply {
 		return c.notKafka("it claims a reply of %d bytes", size)
 	}
+	// Otherwise the buffer of one large reply would stay as long as the connection.
 	if cap(c.buf) > keepBuffer {
 		c.buf = nil
 	}
