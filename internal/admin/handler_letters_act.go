@@ -162,7 +162,7 @@ func (e DeadEdit) applyTo(l *handlerletters.Letter) (edited []string, err error)
 	case e.PayloadAs == PayloadNull:
 		l.Value = nil
 	case e.Payload != nil:
-		// A message has bytes, whatever they mean.
+		// A payload of Kafka has no type, so the bytes are stored as they are.
 		l.Value = e.Payload
 	default:
 		return edited, nil
