@@ -14,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/letterparts"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/setaside"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -105,6 +106,44 @@ func TestLettersOfHandlersAreSeenOverAllCollections(t *testing.T) {
 	}
 	if _, err := f.op.Letters().List(t.Context(), ofHandlers, 2, "nonsense"); !errors.Is(err, mongodb.ErrCursor) {
 		t.Errorf("a wrong cursor: %v", err)
+	}
+}
+
+func TestClearRemovesLettersOfHandlersAlone(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	for n := range 6 {
+		coll := []*mongo.Collection{f.a, f.b}[n%2]
+		f.giveUp(coll, f.op.HandlerLetters[n%3%2], "h", fmt.Sprint("m", n))
+	}
+	mustInsert(t, f.a, letterOf("e", planted))
+	f.die(f.a, record.Malformed, letterOf("d", planted))
+
+	// The letters of one outbox's database first, then all.
+	order := admin.ClearOrder{What: []string{admin.ClearHandlers}, Confirm: admin.ClearPhrase("orders"), Force: true}
+	for _, step := range []struct {
+		collection string
+		removed    int64
+		left       int64
+	}{{mongodb.Namespace(f.a), 3, 3}, {"", 3, 0}} {
+		order.Collection, order.DryRun = step.collection, true
+		if out, err := f.op.Clear(t.Context(), order); err != nil || out.Found != step.removed || out.Removed != 0 {
+			t.Errorf("dry run for %q: %+v, %v", step.collection, out, err)
+		}
+		order.DryRun = false
+		if out, err := f.op.Clear(t.Context(), order); err != nil || out.Removed != step.removed {
+			t.Errorf("for %q: %+v, %v", step.collection, out, err)
+		}
+		if n, err := f.op.Letters().Count(t.Context(), ofHandlers); n != step.left || err != nil {
+			t.Errorf("letters after %q: got %d (%v), want %d", step.collection, n, err, step.left)
+		}
+	}
+
+	if n := f.envelopes(f.a); n != 1 {
+		t.Errorf("envelopes: got %d, want 1", n)
+	}
+	if n, err := f.op.Letters().Count(t.Context(), admin.DeadFilter{}); n != 1 || err != nil {
+		t.Errorf("letters of the relay: got %d (%v), want 1", n, err)
 	}
 }
 

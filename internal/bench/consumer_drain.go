@@ -34,6 +34,8 @@ type handling struct {
 	Inbox bool `json:"inbox"` // Optimistic; otherwise none, but also in a transaction
 	Alone bool `json:"alone"` // one message at a time in each transaction, one transaction at a time
 
+	Unbatched bool `json:"unbatched,omitempty"` // one message in each transaction, the default of consumer.WithBatch
+
 	Transport string `json:"transport,omitempty"` // kafka-go or franz; "" is the default of the consumer
 	Moves     bool   `json:"moves,omitempty"`     // a second member joins and leaves
 }
@@ -191,9 +193,10 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 	if h.Handling.Transport == transportFranz {
 		opts = append(opts, franz.Use())
 	}
-	if h.Handling.Alone {
+	switch {
+	case h.Handling.Alone:
 		opts = append(opts, consumer.WithConcurrency(1))
-	} else {
+	case !h.Handling.Unbatched:
 		opts = append(opts, consumer.WithBatch(64))
 	}
 	mode := consumer.WithMode(consumer.Transactional)

@@ -28,12 +28,15 @@ const (
 // ConsumerResult has the medians of the runs of a benchmark of the consumer.
 type ConsumerResult struct {
 	ReaderEPS   float64 `json:"naive_eps"`    // records per second of a loop with kafka-go's Reader, one transaction each
-	ConsumerEPS float64 `json:"consumer_eps"` // of a handler with the same effect and the inbox in mode Optimistic
+	ConsumerEPS float64 `json:"consumer_eps"` // of a handler with the same effect, the inbox and up to 64 messages in a transaction
 	Ratio       float64 `json:"ratio"`        // consumer ÷ naive, of the same run
 	NoneEPS     float64 `json:"none_eps"`     // of the handler without an inbox, but also in transactions
 	InboxRatio  float64 `json:"inbox_ratio"`  // consumer ÷ none, of the same run
 
 	PerTransaction float64 `json:"messages_per_transaction"` // of the consumer
+
+	UnbatchedEPS   float64 `json:"unbatched_eps"`   // of the consumer with one message in a transaction, the default
+	UnbatchedRatio float64 `json:"unbatched_ratio"` // unbatched ÷ naive, of the same run
 
 	// One message per transaction, one transaction at a time, from start to commit, without and with the inbox.
 	NoneP50     float64 `json:"none_p50_ms"`
@@ -80,6 +83,7 @@ func RunConsumer(ctx context.Context, o Options) (res ConsumerResult, err error)
 			}{
 				{"naive", spec{Mode: modeReader, Events: max(b.Events/readerPart, 1)}},
 				{"consumer", spec{Mode: modeHandler, Events: b.Events, Handling: handling{Inbox: true}}},
+				{"unbatched", spec{Mode: modeHandler, Events: max(b.Events/readerPart, 1), Handling: handling{Inbox: true, Unbatched: true}}},
 				{"none", spec{Mode: modeHandler, Events: b.Events}},
 				{"alone_none", spec{Mode: modeHandler, Events: n, Handling: handling{Alone: true}}},
 				{"alone_inbox", spec{Mode: modeHandler, Events: n, Handling: handling{Inbox: true, Alone: true}}},
@@ -185,7 +189,8 @@ func consumed(b *bench, got, foreign figures) ConsumerResult {
 		ReaderEPS: med("naive_eps", 0), ConsumerEPS: med("consumer_eps", 0), NoneEPS: med("none_eps", 0),
 		Ratio: got.ratio("consumer_eps", "naive_eps"), InboxRatio: got.ratio("consumer_eps", "none_eps"),
 		PerTransaction: med("consumer_per", 1),
-		NoneP50:        med("alone_none_p50", 3), NoneP99: med("alone_none_p99", 3), InboxP50: med("alone_inbox_p50", 3), InboxP99: med("alone_inbox_p99", 3),
+		UnbatchedEPS:   med("unbatched_eps", 0), UnbatchedRatio: got.ratio("unbatched_eps", "naive_eps"),
+		NoneP50: med("alone_none_p50", 3), NoneP99: med("alone_none_p99", 3), InboxP50: med("alone_inbox_p50", 3), InboxP99: med("alone_inbox_p99", 3),
 		ReaderCPU: med("naive_cpu", 3), ReaderServersCPU: med("naive_servers", 3), ConsumerCPU: med("consumer_cpu", 3), ConsumerServersCPU: med("consumer_servers", 3),
 		ForeignCPU: newForeignCPU(foreign), Events: b.Events, Payload: b.Payload, Runs: b.Runs,
 	}
@@ -200,6 +205,7 @@ func (r ConsumerResult) Print(w io.Writer) error {
 	fmt.Fprintf(t, "\n%d records of %d bytes, medians of %d runs\t\n", r.Events, r.Payload, r.Runs)
 	row("loop around a Reader", "%.0f records/s, one transaction for each; CPU %.3f ms for each, servers %.3f", r.ReaderEPS, r.ReaderCPU, r.ReaderServersCPU)
 	row("consumer with inbox", "%.0f records/s, %.2f times as many; %.1f in a transaction; CPU %.3f ms for each, servers %.3f", r.ConsumerEPS, r.Ratio, r.PerTransaction, r.ConsumerCPU, r.ConsumerServersCPU)
+	row("one in a transaction", "%.0f records/s, %.2f times as many as the loop", r.UnbatchedEPS, r.UnbatchedRatio)
 	row("without inbox", "%.0f records/s; with it %.2f of that", r.NoneEPS, r.InboxRatio)
 	row("one at a time", "p50 %.2f ms, p99 %.2f ms without inbox; p50 %.2f ms, p99 %.2f ms with it", r.NoneP50, r.NoneP99, r.InboxP50, r.InboxP99)
 	row("overhead of the inbox", "p50 %.2f ms, p99 %.2f ms", r.OverheadP50, r.OverheadP99)

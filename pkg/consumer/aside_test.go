@@ -109,6 +109,41 @@ func TestAnOutageOfAnotherServiceSlowsTheConsumerDownAndMakesNoDeadLetter(t *tes
 	k.until("the end of the suspension", func(context.Context) bool { return s.over.Load() > 0 })
 }
 
+func TestBadMessagesThatAreSetAsideDoNotSuspendTheHandler(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	rule := soon
+	rule.Outage = 3
+	effects := k.effects("effects")
+	var retries atomic.Int64
+	c := k.consumer(consumer.WithRetry(rule))
+	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if strings.HasPrefix(string(m.Key), "bad") {
+			retries.Add(1)
+			return errAway
+		}
+		return effects(ctx, m)
+	})
+	k.start(c)
+
+	// A good message between them shows that there is no outage.
+	const bad = 5
+	for i := range bad {
+		k.publish(msg(fmt.Sprint("bad", i), "counted", "1"), msg(fmt.Sprint("good", i), "counted", "1"))
+		k.untilCount("effects", i+1)
+		k.untilCount(setaside.DefaultCollection, i+1)
+	}
+
+	// A quiet hour: only bad messages are tried.
+	before := retries.Load()
+	k.until("several retries of each bad message", func(context.Context) bool { return retries.Load() >= before+4*bad })
+	if h := c.Status().Handlers; len(h) != 1 || h[0].Suspended {
+		t.Errorf("the bad messages suspended the handler: %+v", h)
+	}
+	k.publish(msg("good", "counted", "2"))
+	k.untilCount("effects", bad+1)
+}
+
 func TestAFailedMessageHoldsUpItsKeyAloneAndKeepsItsOrder(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)

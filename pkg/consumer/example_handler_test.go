@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -73,6 +74,37 @@ func ExampleBatch() {
 	}
 	// Output:
 	// 1 messages, the first is order.placed
+}
+
+// A warehouse that counts its stock at the moment is asked again in ten minutes. Other keys go on.
+func ExampleRetryIn() {
+	errCounting := errors.New("the warehouse counts its stock")
+	h := consumer.For(orderPlaced, func(context.Context, *consumer.Message, order) error {
+		return consumer.RetryIn(10*time.Minute, errCounting)
+	})
+
+	err := h.Handle(context.Background(), &consumer.Message{Name: "OrderPlaced", Value: []byte(`{"customer": "ann"}`)})
+	fmt.Println(errors.Is(err, errCounting))
+	// Output: true
+}
+
+// At a rate limit, more attempts would make it worse: the handler takes no message for the time that the service named.
+func ExampleSuspend() {
+	h := consumer.Func(func(context.Context, *consumer.Message) error {
+		return consumer.Suspend(30*time.Second, errors.New("429 Too Many Requests"))
+	}, "OrderPlaced")
+
+	fmt.Println(h.Handle(context.Background(), &consumer.Message{}))
+	// Output: the handler asked to be suspended for 30s: 429 Too Many Requests
+}
+
+// An event that is of no use any more is skipped. What the handler has written is rolled back.
+func ExampleDiscard() {
+	errOld := errors.New("the offer has ended")
+	h := consumer.Func(func(context.Context, *consumer.Message) error { return consumer.Discard(errOld) }, "OfferPlaced")
+
+	fmt.Println(errors.Is(h.Handle(context.Background(), &consumer.Message{}), errOld))
+	// Output: true
 }
 
 // A handler decides about its message by the error that it returns.

@@ -46,6 +46,21 @@ func ExampleConsumer() {
 	}
 }
 
+// A service that has removed a handler also removes the messages that wait for it, for example in a migration.
+func ExampleRetire() {
+	var (
+		ctx context.Context
+		db  *mongo.Database
+	)
+	err := consumer.Retire(ctx, db, consumer.HandlerID{Group: "shipping", Name: "pack-parcels"})
+	if errors.Is(err, consumer.ErrRunning) {
+		log.Fatal("stop the members that still have the handler: ", err)
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
 // An article that does not exist is not found by another attempt. A service that is away is tried for two days.
 func ExampleWithRetry() {
 	var c *consumer.Consumer

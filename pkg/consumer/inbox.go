@@ -36,8 +36,9 @@ func (m Mode) String() string {
 	return fmt.Sprintf("Mode(%d)", int(m))
 }
 
-// WithCollections sets the name of the inbox's collection of markers. Its other collections have this name with a suffix.
-// Consumers and an inbox.Inbox may share them. Defaults to "inbox".
+// WithCollections sets the name of the inbox's collection of markers. The collections of watermarks and claims have this name with
+// a suffix. Consumers and an inbox.Inbox may share them. Defaults to "inbox". Messages that are set aside are in "inbox_waiting" in
+// any case: all consumers of a database share it, so that a requeue of a dead letter finds it without the options of the consumer.
 func WithCollections(name string) Option {
 	return option(func(s *settings) { s.inbox.settings.Collection = name })
 }

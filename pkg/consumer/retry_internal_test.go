@@ -193,7 +193,7 @@ func TestASuspensionEndsWithASuccess(t *testing.T) {
 	var s suspension
 	queue := func(name string) setaside.Digest { return setaside.KeyQueue([]byte(name)) }
 	fail := func(name string) bool {
-		_, began := s.noteFailure(queue(name), &r)
+		_, began := s.noteFailure(queue(name), false, &r)
 		return began
 	}
 
@@ -201,6 +201,12 @@ func TestASuspensionEndsWithASuccess(t *testing.T) {
 	for _, name := range []string{"a", "a", "a", "b", "success", "c", "a"} {
 		if name == "success" && s.noteSuccess() || name != "success" && fail(name) {
 			t.Fatal("suspended without an outage")
+		}
+	}
+	// Nor are retries of messages that were set aside before.
+	for _, name := range []string{"d", "e", "f"} {
+		if _, began := s.noteFailure(queue(name), true, &r); began {
+			t.Fatal("retries suspended the handler")
 		}
 	}
 	if !fail("b") {

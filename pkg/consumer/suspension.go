@@ -8,7 +8,8 @@ import (
 	"github.com/outrelay/outrelay/internal/setaside"
 )
 
-// suspension is the state of a handler that may be suspended. It belongs to the process, so a rebalance does not end it.
+// suspension is the state of a handler that may be suspended. It belongs to the process, so a rebalance does not end it,
+// and each member of a group finds out about an outage on its own.
 //
 // A suspension ends in three ways: by resume, by a successful probe, and, unless it was asked for, by any other success. A
 // probe is one attempt after the time until.
@@ -133,8 +134,8 @@ func (s *suspension) noteSuccess() (over bool) {
 }
 
 // noteFailure records that a message of the queue failed, after its attempts in place. It reports whether that has
-// suspended the handler, and until when.
-func (s *suspension) noteFailure(queue setaside.Digest, r *Retry) (until time.Time, began bool) {
+// suspended the handler, and until when. wasAside tells that the message had been set aside.
+func (s *suspension) noteFailure(queue setaside.Digest, wasAside bool, r *Retry) (until time.Time, began bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
@@ -147,7 +148,9 @@ func (s *suspension) noteFailure(queue setaside.Digest, r *Retry) (until time.Ti
 		}
 		return time.Time{}, false
 	}
-	if r.Outage < 0 {
+	// If retries of messages that were set aside counted, some bad messages would suspend the handler in a quiet hour. It would
+	// then try only these messages, and new ones would wait until the bad ones are given up.
+	if r.Outage < 0 || wasAside {
 		return time.Time{}, false
 	}
 

@@ -330,7 +330,7 @@ func (t *track) noteOutcome(x task, v verdict, cause error) {
 			t.p.s.report(&suspendedError{Handler: t.reg.name, Until: until, Err: cause})
 		}
 	case v.Action == actAside && !v.Uncounted:
-		if until, began := s.noteFailure(t.outageKey(x), &t.reg.retry); began {
+		if until, began := s.noteFailure(t.outageKey(x), t.waiting != nil, &t.reg.retry); began {
 			t.p.s.report(&suspendedError{Handler: t.reg.name, Until: until, Err: cause})
 		}
 	default:

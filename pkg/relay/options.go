@@ -39,6 +39,10 @@ func WithLogger(log *slog.Logger) Option {
 // from a copy, because its lease needs shorter time-outs than a service has, and must not wait for a
 // connection of the service. It ignores concerns, the read preference, Timeout, encryption and the BSON
 // registry of the options.
+//
+// There is no option for a *mongo.Client: a client does not reveal its time-outs, its pool and its retries,
+// which cannot be changed per collection or session. A service with a client passes the options from which
+// it made the client.
 func WithMongoOptions(o *options.ClientOptions) Option {
 	return optionFunc(func(s *settings) { s.host.Mongo = o })
 }
