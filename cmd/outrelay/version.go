@@ -5,12 +5,13 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
 
-// version is set by the linker for releases (-X main.version=1.2.3). Without it, the version of the
-// module counts.
+// version is set by the linker for releases (-X main.version=1.2.3). It is the only place for it: metrics, nodes, traces, the
+// operators' page and the bill of materials take the version from thisBuild. Without it, the version of the module counts.
 var version string
 
 // build describes the running program.
@@ -38,8 +39,9 @@ func thisBuild() build {
 				b.Modified = s.Value == "true"
 			}
 		}
+		// A module has the version v1.2.3, and a release 1.2.3.
 		if b.Version == "" && info.Main.Version != "(devel)" {
-			b.Version = info.Main.Version
+			b.Version = strings.TrimPrefix(info.Main.Version, "v")
 		}
 	}
 

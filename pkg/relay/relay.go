@@ -24,6 +24,7 @@ import (
 	"net/http"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -207,7 +208,7 @@ func (s Status) matchesRoles(roles []Role) bool {
 // have a separate registry. Before Run, the relay is live and not ready, and has no metrics.
 func (r *Relay) Handler() http.Handler { return process.Handler(r.process.Load, r.settings.log) }
 
-// moduleVersion returns the version of this module in the running program, or "dev".
+// moduleVersion returns the version of this module in the running program as the releases write it (1.2.3), or "dev".
 func moduleVersion() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -219,7 +220,7 @@ func moduleVersion() string {
 	// The module is a dependency of the program, or its main module.
 	for _, m := range append(info.Deps, &info.Main) {
 		if m.Path == path && m.Version != "" && m.Version != "(devel)" {
-			return m.Version
+			return strings.TrimPrefix(m.Version, "v")
 		}
 	}
 

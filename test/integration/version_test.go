@@ -1,0 +1,86 @@
+//go:build unix
+
+package integration
+
+import (
+	"encoding/json"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// A program that was linked with a version reports this version everywhere: to people, to other programs, in its bill of
+// materials, in the log, the metrics and the list of nodes, and on the operators' page.
+func TestEveryPlaceReportsTheLinkedVersion(t *testing.T) {
+	t.Parallel()
+	const version = "9.8.7-test.1"
+	program := filepath.Join(t.TempDir(), "outrelay")
+	build := exec.CommandContext(t.Context(), "go", "build", "-ldflags", "-X main.version="+version, "-o", program, "github.com/outrelay/outrelay/cmd/outrelay")
+	if output, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, output)
+	}
+
+	run := func(args ...string) string {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), program, args...)
+		output, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, output)
+		}
+		return string(output)
+	}
+	decode := func(text string, into any) {
+		t.Helper()
+		if err := json.Unmarshal([]byte(text), into); err != nil {
+			t.Fatalf("%v: %.300s", err, text)
+		}
+	}
+
+	var short struct{ Version string }
+	decode(run("version", "--json"), &short)
+	var bill struct {
+		Metadata struct{ Component struct{ Version string } }
+	}
+	decode(run("version", "--sbom"), &bill)
+	if text := run("version"); short.Version != version || bill.Metadata.Component.Version != version || !strings.HasPrefix(text, "outrelay "+version+" ") {
+		t.Errorf("version --json %q, version --sbom %q, version %q", short.Version, bill.Metadata.Component.Version, text)
+	}
+
+	const token = "a-token-of-the-test-of-versions"
+	s := kit.New(t, kit.Options{Set: map[string]any{"http.admin": map[string]any{"listen": "127.0.0.1:0", "token": token}}})
+	listen, err := devstack.FreeAddress()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := s.WriteConfig("versioned", listen)
+	p := kit.Launch(t, "versioned", program, nil, "run", "--config", file)
+	p.HTTP = "http://" + listen
+	p.WaitTookOver()
+
+	if line := p.WaitForLog("outrelay starts"); !strings.Contains(line, "version="+version) {
+		t.Errorf("log line %s", line)
+	}
+	if _, metrics := p.Get("/metrics"); !strings.Contains(metrics, `outrelay_build_info{`) || !strings.Contains(metrics, `version="`+version+`"`) {
+		t.Error("outrelay_build_info has another version")
+	}
+
+	var nodes struct {
+		Nodes []struct{ Node, Version string }
+	}
+	stacktest.Eventually(t, "the node is listed", func() bool {
+		decode(run("nodes", "--json", "--config", file), &nodes)
+		return len(nodes.Nodes) == 1
+	})
+	if nodes.Nodes[0].Version != version {
+		t.Errorf("the node has the version %q", nodes.Nodes[0].Version)
+	}
+
+	if code, page := operators(t, p).get("/", token); code != 200 || !strings.Contains(page, "version "+version) {
+		t.Errorf("%d: the page does not contain version %s", code, version)
+	}
+}
