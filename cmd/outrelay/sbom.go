@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/hex"
 	"net/url"
@@ -41,7 +42,7 @@ type hash struct {
 func newBill(b build, info *debug.BuildInfo) bill {
 	main := moduleComponent("application", info.Main.Path, b.Version, "")
 	out := bill{Format: "CycloneDX", Spec: "1.6", Version: 1, Metadata: billMeta{main}, Components: []component{
-		moduleComponent("library", "std", strings.TrimPrefix(b.Go, "go"), ""),
+		moduleComponent("library", "std", strings.TrimPrefix(cmp.Or(info.GoVersion, b.Go), "go"), ""),
 	}}
 
 	for _, d := range info.Deps {

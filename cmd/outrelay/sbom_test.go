@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"os"
 	"runtime/debug"
 	"strings"
 	"testing"
@@ -29,6 +30,20 @@ func TestBillOfMaterials(t *testing.T) {
 	var own bill
 	if err := json.Unmarshal([]byte(out), &own); err != nil || code != 0 || errOut != "" || own.Format != "CycloneDX" {
 		t.Errorf("%v: %d %.200q %q", err, code, out, errOut)
+	}
+
+	// The same list, read from the file of this program.
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if code, of, errOut := runCommand(t, nil, "version", "--sbom", "--of", program); code != 0 || of != out {
+		t.Errorf("%d %.200q %q", code, of, errOut)
+	}
+	for _, args := range [][]string{{"version", "--of", program}, {"version", "--sbom", "--of", "none"}} {
+		if code, out, errOut := runCommand(t, nil, args...); code != 1 || out != "" || !strings.Contains(errOut, "--of") {
+			t.Errorf("%v: %d %q %q", args, code, out, errOut)
+		}
 	}
 }
 

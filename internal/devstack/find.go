@@ -74,7 +74,7 @@ func findMongod(ctx context.Context, c cache, o Options) (mongodProgram, error) 
 	}
 
 	if err = dockerImage(ctx, mongoImage, o.Mongods, "mongod", o.Progress); err == nil {
-		return mongodProgram{image: mongoImage, version: imageTag(mongoImage), origin: "docker " + mongoImage}, nil
+		return mongodProgram{image: mongoImage, version: imageTag(mongoImage), origin: "docker " + imageName(mongoImage)}, nil
 	}
 
 	tried = append(tried, "Docker: "+err.Error())
@@ -117,7 +117,7 @@ func findKafka(ctx context.Context, c cache, o Options) (kafkaProgram, error) {
 		err = errors.New("SASL and TLS listeners need Kafka as a program")
 	}
 	if err == nil {
-		return kafkaProgram{image: kafkaImage, version: imageTag(kafkaImage), origin: "docker " + kafkaImage}, nil
+		return kafkaProgram{image: kafkaImage, version: imageTag(kafkaImage), origin: "docker " + imageName(kafkaImage)}, nil
 	}
 
 	tried = append(tried, "Docker: "+err.Error())

@@ -3,8 +3,6 @@ package doctor
 import (
 	"context"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -13,7 +11,6 @@ import (
 
 // The bounds of a sound deployment.
 const (
-	oldest      = 6               // major version of MongoDB
 	shortOplog  = time.Hour       // below, a restart can lose the place
 	purgeMargin = 5 * time.Minute // M of N25
 	skewWarned  = time.Second     // between this machine and the server
@@ -30,15 +27,11 @@ func (x mongoChecks) checkVersion(ctx context.Context) finding {
 	}
 
 	if info.FerretDB != nil {
-		return failed(fmt.Sprintf("use MongoDB %d.0 or later", oldest),
+		return failed(fmt.Sprintf("use MongoDB %d.0 or later", oldestMongoDB),
 			"the server is FerretDB (compatible with MongoDB %s), which has no change streams", info.Version)
 	}
 
-	head, _, _ := strings.Cut(info.Version, ".")
-	if n, err := strconv.Atoi(head); err == nil && n < oldest {
-		return failed(fmt.Sprintf("upgrade MongoDB to %d.0 or later", oldest), "MongoDB %s", info.Version)
-	}
-	return passed("MongoDB %s", info.Version)
+	return judgeMongoDB(info.Version)
 }
 
 func (x mongoChecks) checkReplicaSet(context.Context) finding {
@@ -46,7 +39,8 @@ func (x mongoChecks) checkReplicaSet(context.Context) finding {
 	members := len(h.Hosts) + len(h.Passives)
 	switch {
 	case h.mongos():
-		return passed("a sharded cluster, through mongos")
+		r := rowOf(areaMongoDB, mongoSharded)
+		return judge(r.level, r.why, "a %s,", r.name)
 	case h.Ghost:
 		return failed(initiateCommand(x.mongo.opts.Hosts[0]),
 			"mongod was started with --replSet, but the replica set was never initiated")

@@ -19,7 +19,11 @@ func (x kafkaChecks) checkKafka(ctx context.Context) finding {
 	defer cancel()
 	err := x.brokers.Diagnose(call)
 	if err == nil {
-		return passed("%s responds", strings.Join(x.cfg.Kafka.Brokers, ","))
+		text := strings.Join(x.cfg.Kafka.Brokers, ",") + " responds"
+		if r, known := kafkaService(x.cfg.Kafka.Brokers); known {
+			return judge(r.level, r.why, "%s; %s", text, r.name)
+		}
+		return passed("%s", text)
 	}
 
 	if call.Err() != nil {

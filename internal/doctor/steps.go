@@ -17,6 +17,7 @@ func mongoSteps(x *examination) []step {
 	return []step{
 		{"config.sizes", "", config.checkSizes, "contradicting limits cause problems only under load"},
 		{"config.topics", "", config.checkAllowedTopics, "a service that can insert into the outbox can send to any allowed topic"},
+		{"config.platform", "", config.checkPlatform, "the tests run on one platform; see docs/support.md"},
 		{"config.certificates", "", config.checkCertificates, "after a certificate expires, every new connection fails"},
 		{"mongodb", "", mongo.checkConnection, "MongoDB stores the outbox, the lease and the position; without it the relay does not run"},
 		{"mongodb.version", "mongodb", mongo.checkVersion, "the change stream uses options that MongoDB supports since 6.0"},

@@ -11,7 +11,7 @@ import (
 )
 
 // ErrStandalone means that a transaction was started on a standalone server, which has no transactions.
-var ErrStandalone = errors.New("transactions need a replica set or a sharded cluster, and this server is a standalone: " +
+var ErrStandalone = errors.New("transactions need a replica set, and this server is a standalone: " +
 	"restart mongod with --replSet and run rs.initiate()")
 
 // illegalOperation is the error code of the server for a transaction on a standalone. The server uses it for

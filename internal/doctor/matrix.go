@@ -1,0 +1,183 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"runtime"
+	"strconv"
+	"strings"
+)
+
+// support is the level of the support of a server or a platform.
+type support string
+
+const (
+	tested      support = "tested"           // each run of the tests uses it
+	expected    support = "expected to work" // it has what outrelay uses; the tests do not run on it
+	untested    support = "untested"         // nobody has tried it, and it differs in something that outrelay relies on
+	unsupported support = "unsupported"
+)
+
+// supported is one row of the support matrix, docs/support.md. The checks of the doctor judge by the same rows.
+type supported struct {
+	area, name string
+	level      support
+	why        string
+}
+
+// The areas of the matrix, in their order.
+const (
+	areaMongoDB  = "MongoDB"
+	areaKafka    = "Kafka"
+	areaPlatform = "Platform of the relay"
+	areaGo       = "Go, for services that import packages"
+)
+
+// The versions that the tests fetch and run. A test compares them with those of devstack and go.mod.
+const (
+	testedMongoDB = "6.0.5"
+	testedKafka   = "4.3.0"
+	testedGo      = "1.26"
+)
+
+// The major versions of MongoDB that are expected to work.
+const (
+	oldestMongoDB = 6
+	newestMongoDB = 8
+)
+
+// Names of rows that checks use.
+const (
+	mongoSharded   = "sharded cluster, through mongos"
+	kafkaConfluent = "Confluent Cloud"
+	kafkaMSK       = "Amazon MSK"
+	kafkaEventHubs = "Azure Event Hubs"
+	kafkaRedpanda  = "Redpanda"
+)
+
+var matrix = []supported{
+	{areaMongoDB, testedMongoDB + ", replica set of one or three members", tested, "all tests run on it"},
+	{areaMongoDB, "other versions from 6.0 to 8.x, replica set", expected, "outrelay uses only what 6.0 has: change streams with their wall clock, transactions, and majority concerns"},
+	{areaMongoDB, "MongoDB Atlas, dedicated cluster", expected, "a replica set with the same server; the tests do not reach one"},
+	{areaMongoDB, "newer than 8.x", untested, "not released when this version was made"},
+	{areaMongoDB, mongoSharded, untested, "the outbox, its transactions and the order across shards have never been tested there"},
+	{areaMongoDB, "before 6.0", unsupported, "its change streams lack what the relay asks for"},
+	{areaMongoDB, "standalone server", unsupported, "it has neither change streams nor transactions"},
+	{areaMongoDB, "Amazon DocumentDB, Azure Cosmos DB, FerretDB", unsupported, "their change streams lack what the relay asks for, or do not exist"},
+
+	{areaKafka, "Apache Kafka " + testedKafka + ", KRaft, one or three brokers", tested, "all tests run on it; also SASL PLAIN, SCRAM and OAUTHBEARER, TLS and ACLs"},
+	{areaKafka, "other versions of Apache Kafka from 3.0 on", expected, "the relay negotiates the version of each request"},
+	{areaKafka, kafkaConfluent, expected, "Apache Kafka as a service; the tests do not reach it"},
+	{areaKafka, kafkaMSK, expected, "Apache Kafka as a service; the tests check the signed token of aws_msk_iam and do not reach a broker"},
+	{areaKafka, kafkaRedpanda, untested, "an implementation of its own of idempotent producers, transactional ids and their fencing"},
+	{areaKafka, kafkaEventHubs, untested, "an implementation of its own of idempotent producers, transactional ids and their fencing"},
+	{areaKafka, "before 3.0", unsupported, "nobody has tried it; before 0.11 there are no idempotent producers"},
+
+	{areaPlatform, "linux/amd64", tested, "all tests run on it"},
+	{areaPlatform, "linux/arm64", expected, "each release is built for it; the tests do not run on it"},
+	{areaPlatform, "darwin/amd64", expected, "each release is built for it; the tests do not run on it"},
+	{areaPlatform, "darwin/arm64", expected, "each release is built for it; the tests do not run on it"},
+	{areaPlatform, "windows/amd64", expected, "each release is built for it; the tests do not run on it, and there is no reload by a signal"},
+	{areaPlatform, "windows/arm64", expected, "each release is built for it; the tests do not run on it, and there is no reload by a signal"},
+	{areaPlatform, "others", untested, "no release is built for them"},
+
+	{areaGo, testedGo, tested, "go.mod requires it"},
+	{areaGo, "newer than " + testedGo, expected, "the promise of Go 1"},
+	{areaGo, "before " + testedGo, unsupported, "the library of Prometheus requires " + testedGo},
+}
+
+// rowOf returns the row with this name. Without one it is the row of others in the area.
+func rowOf(area, name string) supported {
+	var others supported
+	for _, r := range matrix {
+		if r.area == area && r.name == name {
+			return r
+		}
+		if r.area == area && r.name == "others" {
+			others = r
+		}
+	}
+	return others
+}
+
+// judge warns of what is outside of the matrix: the doctor's finding about something that works, as far as can be checked.
+func judge(level support, why, format string, args ...any) finding {
+	text := fmt.Sprintf(format, args...)
+	switch level {
+	case tested:
+		return passed("%s, tested", text)
+	case expected:
+		return passed("%s, expected to work", text)
+	}
+	return warned("test your use of it before you rely on it; docs/support.md lists what is tested", "%s is %s: %s", text, level, why)
+}
+
+// judgeMongoDB judges a version of the server.
+func judgeMongoDB(version string) finding {
+	head, _, _ := strings.Cut(version, ".")
+	major, err := strconv.Atoi(head)
+	switch {
+	case version == testedMongoDB:
+		return judge(tested, "", "MongoDB %s", version)
+	case err == nil && major < oldestMongoDB:
+		return failed(fmt.Sprintf("upgrade MongoDB to %d.0 or later", oldestMongoDB), "MongoDB %s", version)
+	case err == nil && major <= newestMongoDB:
+		return judge(expected, "", "MongoDB %s (tested: %s)", version, testedMongoDB)
+	}
+	return judge(untested, fmt.Sprintf("this version of outrelay was made for %d.0 to %d.x", oldestMongoDB, newestMongoDB), "MongoDB %s", version)
+}
+
+// managedKafka names the service that a broker belongs to, by the end of its host name.
+var managedKafka = []struct{ suffix, name string }{
+	{".confluent.cloud", kafkaConfluent},
+	{".amazonaws.com", kafkaMSK},
+	{".servicebus.windows.net", kafkaEventHubs},
+	{".redpanda.com", kafkaRedpanda},
+}
+
+// kafkaService returns the row of the service that the brokers belong to. It reports false for other brokers.
+func kafkaService(brokers []string) (supported, bool) {
+	for _, b := range brokers {
+		host, _, err := net.SplitHostPort(b)
+		if err != nil {
+			host = b
+		}
+		for _, m := range managedKafka {
+			if strings.HasSuffix(strings.ToLower(host), m.suffix) {
+				return rowOf(areaKafka, m.name), true
+			}
+		}
+	}
+	return supported{}, false
+}
+
+func (configChecks) checkPlatform(context.Context) finding {
+	platform := runtime.GOOS + "/" + runtime.GOARCH
+	r := rowOf(areaPlatform, platform)
+	return judge(r.level, r.why, "%s", platform)
+}
+
+// matrixDocument returns docs/support.md.
+func matrixDocument() string {
+	var b strings.Builder
+	b.WriteString("# Support\n\n" +
+		"Generated from `internal/doctor/matrix.go`; `go test ./internal/doctor -run TestSupportMatrix -update-support` writes it. A test\n" +
+		"compares the tested versions with those that the tests run, and the platforms with those of the releases. `outrelay doctor` warns\n" +
+		"of a server or a platform that is untested, and rejects an unsupported server.\n\n" +
+		"- **tested**: each run of the tests uses it.\n" +
+		"- **expected to work**: it has what outrelay uses. The tests do not run on it. Please report what does not work.\n" +
+		"- **untested**: nobody has tried it, and it differs in something that outrelay relies on. Test your use of it first.\n" +
+		"- **unsupported**: it does not work, or reports about it are not accepted.\n")
+
+	last := ""
+	for _, r := range matrix {
+		if r.area != last {
+			fmt.Fprintf(&b, "\n## %s\n\n| | | why |\n|---|---|---|\n", r.area)
+		}
+		last = r.area
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", r.name, r.level, cmp.Or(r.why, "–"))
+	}
+	return b.String()
+}

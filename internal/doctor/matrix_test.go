@@ -1,0 +1,121 @@
+package doctor
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/outrelay/outrelay/internal/devstack"
+)
+
+var updateSupport = flag.Bool("update-support", false, "write docs/support.md")
+
+// The tested versions are those that the tests run, the platforms are those of the releases, and docs/support.md is current.
+func TestSupportMatrix(t *testing.T) {
+	t.Parallel()
+	root := filepath.Join("..", "..")
+	read := func(name string) string {
+		t.Helper()
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+
+	if testedMongoDB != devstack.MongoDBVersion || testedKafka != devstack.KafkaVersion {
+		t.Errorf("the tests run MongoDB %s and Kafka %s, the matrix has %s and %s", devstack.MongoDBVersion, devstack.KafkaVersion, testedMongoDB, testedKafka)
+	}
+	if !strings.Contains(read("go.mod"), "\ngo "+testedGo+".") || !strings.HasPrefix(runtime.Version(), "go"+testedGo+".") {
+		t.Errorf("go.mod and the tests do not use Go %s", testedGo)
+	}
+
+	var release struct {
+		Builds []struct{ Goos, Goarch []string }
+	}
+	if err := yaml.Unmarshal([]byte(read(".goreleaser.yaml")), &release); err != nil || len(release.Builds) != 1 {
+		t.Fatalf("%v: %d builds", err, len(release.Builds))
+	}
+	var built, listed []string
+	for _, system := range release.Builds[0].Goos {
+		for _, arch := range release.Builds[0].Goarch {
+			built = append(built, system+"/"+arch)
+		}
+	}
+	for _, r := range matrix {
+		if r.why == "" || !slices.Contains([]support{tested, expected, untested, unsupported}, r.level) {
+			t.Errorf("%s %s has no reason or no level", r.area, r.name)
+		}
+		if r.area == areaPlatform && r.name != "others" {
+			listed = append(listed, r.name)
+		}
+		if r.area == areaPlatform && r.level == tested && r.name != runtime.GOOS+"/"+runtime.GOARCH {
+			t.Errorf("the matrix has %s as tested, and this test runs on %s/%s", r.name, runtime.GOOS, runtime.GOARCH)
+		}
+	}
+	slices.Sort(built)
+	slices.Sort(listed)
+	if !slices.Equal(built, listed) {
+		t.Errorf("releases are built for %v, and the matrix has %v", built, listed)
+	}
+
+	file := filepath.Join(root, "docs", "support.md")
+	if *updateSupport {
+		if err := os.WriteFile(file, []byte(matrixDocument()), 0o644); err != nil { //nolint:gosec // a public document
+			t.Fatal(err)
+		}
+	}
+	if read("docs/support.md") != matrixDocument() {
+		t.Error("docs/support.md is not current: go test ./internal/doctor -run TestSupportMatrix -update-support")
+	}
+}
+
+// The doctor passes what is tested or expected to work, warns of what is untested, and rejects what is unsupported.
+func TestWhatIsOutsideOfTheMatrixIsReported(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]struct {
+		status Status
+		text   string
+	}{
+		testedMongoDB: {OK, ", tested"},
+		"7.0.39":      {OK, "expected to work"},
+		"8.2.1":       {OK, "expected to work"},
+		"9.0.0":       {Warn, "untested"},
+		"5.0.31":      {Fail, "MongoDB 5.0.31"},
+		"nonsense":    {Warn, "untested"},
+	} {
+		if f := judgeMongoDB(version); f.status != want.status || !strings.Contains(f.detail, want.text) || (f.status == OK) != (f.fix == "") {
+			t.Errorf("%s: %+v", version, f)
+		}
+	}
+
+	for broker, want := range map[string]string{
+		"pkc-1.eu-west-1.aws.confluent.cloud:9092":       kafkaConfluent,
+		"b-1.shop.x.c2.kafka.eu-west-1.amazonaws.com:98": kafkaMSK,
+		"shop.ServiceBus.windows.net:9093":               kafkaEventHubs,
+		"seed.x.byoc.prd.cloud.redpanda.com":             kafkaRedpanda,
+		"kafka-1:9092":                                   "",
+	} {
+		if r, known := kafkaService([]string{broker}); r.name != want || known != (want != "") {
+			t.Errorf("%s: %+v", broker, r)
+		}
+	}
+
+	sharded := mongoChecks{&examination{mongo: mongoFacts{hello: helloReply{Msg: "isdbgrid"}}}}.checkReplicaSet(t.Context())
+	if sharded.status != Warn || !strings.Contains(sharded.detail, "untested") {
+		t.Errorf("a sharded cluster: %+v", sharded)
+	}
+	if r := rowOf(areaPlatform, "plan9/386"); r.level != untested {
+		t.Errorf("%+v", r)
+	}
+	if f := judge(untested, "why", "%s", "plan9/386"); f.status != Warn || f.fix == "" || !strings.Contains(fmt.Sprint(f.detail), "why") {
+		t.Errorf("%+v", f)
+	}
+}
