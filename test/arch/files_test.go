@@ -20,11 +20,12 @@ var badNames = []string{"base", "common", "helper", "helpers", "lib", "manager",
 var topLevel = []string{
 	"go.mod", "go.sum", "cmd", "pkg", "internal", "resume", "test", "docs", "examples", "deploy",
 	"README.md", "DESIGN.md", "CHANGELOG.md", "LICENSE", "SECURITY.md", "CONTRIBUTING.md",
+	"CODE_OF_CONDUCT.md", "GOVERNANCE.md", "ROADMAP.md", "SUPPORT.md", // where GitHub shows them to contributors
 	"Dockerfile", "compose.yaml", "outrelay.example.yaml", "outrelay.schema.json",
 }
 
 // buildOutputs are ignored by git.
-var buildOutputs = []string{"outrelay", "dist"}
+var buildOutputs = []string{"outrelay", "dist", "release-files"}
 
 func TestTopLevelNames(t *testing.T) {
 	t.Parallel()
