@@ -1,10 +1,12 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -130,11 +132,19 @@ func (o Operator) Resume(ctx context.Context) error {
 // does not run the watcher.
 var ErrOtherNode = errors.New("the node does not run the watcher")
 
+// ErrUnknownNode is returned for a pin to a node that has never run.
+var ErrUnknownNode = errors.New("no such node has run")
+
 // Pin moves the watcher to node and keeps it there while that node is alive. An empty node ends the
-// pin. A node may be pinned before it is started for the first time. Until then, any other node
-// runs the watcher.
-func (o Operator) Pin(ctx context.Context, node string) error {
-	if err := o.checkRunsWatcher(ctx, node); err != nil {
+// pin. Pin returns [ErrUnknownNode] for a node without a heartbeat in the last two weeks: if the watcher
+// has no owner, the other nodes wait for the pinned node before one of them takes over.
+func (o Operator) Pin(ctx context.Context, node string) error { return pinTo(ctx, o, node, false) }
+
+// PinAhead is Pin for a node that may not have run yet. Until its first start, another node runs the watcher.
+func (o Operator) PinAhead(ctx context.Context, node string) error { return pinTo(ctx, o, node, true) }
+
+func pinTo(ctx context.Context, o Operator, node string, ahead bool) error {
+	if err := checkPin(ctx, o, node, ahead); err != nil {
 		return err
 	}
 	return o.forEachSlot(ctx, "pinned", bson.D{{Key: "to", Value: node}}, func(id string) error {
@@ -142,9 +152,9 @@ func (o Operator) Pin(ctx context.Context, node string) error {
 	})
 }
 
-// checkRunsWatcher returns [ErrOtherNode] if node is alive and runs only other watchers. All other
-// nodes would wait for it.
-func (o Operator) checkRunsWatcher(ctx context.Context, node string) error {
+// checkPin returns [ErrOtherNode] if node is alive and runs only other watchers. All other
+// nodes would wait for it. Unless ahead is set, it returns [ErrUnknownNode] if node is not listed.
+func checkPin(ctx context.Context, o Operator, node string, ahead bool) error {
 	if node == "" {
 		return nil
 	}
@@ -153,14 +163,24 @@ func (o Operator) checkRunsWatcher(ctx context.Context, node string) error {
 	if err != nil {
 		return err
 	}
+	known := make([]string, 0, len(list))
 	for i := range list {
 		n := &list[i]
-		if n.Node == node && n.Alive(nodeStaleAfter) && !slices.Contains(n.Watchers, o.Watcher) {
+		if n.Node != node {
+			known = append(known, n.Node)
+			continue
+		}
+		if n.Alive(nodeStaleAfter) && !slices.Contains(n.Watchers, o.Watcher) {
 			return fmt.Errorf("node %s runs %q but not watcher %s, so no node would send its events: %w",
 				node, n.Watchers, o.Watcher, ErrOtherNode)
 		}
+		return nil
 	}
-	return nil
+	if ahead {
+		return nil
+	}
+	return fmt.Errorf("node %s: %w; the nodes are %s; to pin a node before its first start, use force",
+		node, ErrUnknownNode, cmp.Or(strings.Join(known, ", "), "none"))
 }
 
 // StepDown makes the owner release the lease, and prevents it from acquiring the lease for the

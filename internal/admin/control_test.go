@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/slots"
 )
@@ -69,7 +71,7 @@ func TestOperatorActionsReachTheOwnerAndTheLog(t *testing.T) {
 		kind nodes.Kind
 	}{
 		"pause":     {func(ctx context.Context, o admin.Operator) error { return o.Pause(ctx) }, nodes.Paused},
-		"pin":       {func(ctx context.Context, o admin.Operator) error { return o.Pin(ctx, "n2") }, "pinned"},
+		"pin":       {func(ctx context.Context, o admin.Operator) error { return o.PinAhead(ctx, "n2") }, "pinned"},
 		"step down": {func(ctx context.Context, o admin.Operator) error { return o.StepDown(ctx, time.Minute) }, nodes.SteppedDown},
 		"recover":   {func(ctx context.Context, o admin.Operator) error { return o.Recover(ctx, time.Time{}) }, "recover_ordered"},
 	} {
@@ -249,10 +251,19 @@ func TestOrdersThatCannotBeMeantAreRefused(t *testing.T) {
 	if w := watcher(t, state); w.Pin != "" {
 		t.Errorf("pinned to %q", w.Pin)
 	}
-	for _, node := range []string{"n2", "not-started-yet", ""} {
+	if err := o.Pin(t.Context(), "not-started-yet"); !errors.Is(err, admin.ErrUnknownNode) || !strings.Contains(err.Error(), "n2") || watcher(t, state).Pin != "" {
+		t.Errorf("a pin to a node that has never run: %v", err)
+	}
+	if err := o.PinAhead(t.Context(), "not-started-yet"); err != nil || watcher(t, state).Pin != "not-started-yet" {
+		t.Errorf("a pin before the first start: %v", err)
+	}
+	for _, node := range []string{"n2", ""} {
 		if err := o.Pin(t.Context(), node); err != nil || watcher(t, state).Pin != node {
 			t.Errorf("a pin to %q: %v", node, err)
 		}
+	}
+	if _, err := o.NodeRelease(t.Context(), "nosuch", time.Minute); !errors.Is(err, mongodb.ErrNotFound) {
+		t.Errorf("a release of a node that does not exist: %v", err)
 	}
 	if err := o.StepDown(t.Context(), 0); !isInvalid(err) {
 		t.Errorf("a step-down for no time: %v", err)

@@ -127,7 +127,7 @@ func checkWindow(from, to time.Time) error {
 }
 
 // parseIDValues returns the BSON values that the text of an id may stand for: a string may look
-// like a UUID or an ObjectId.
+// like a UUID, an ObjectId or a number. Other types are Extended JSON.
 func parseIDValues(text string) ([]bson.RawValue, error) {
 	if text == "" {
 		return nil, errors.New("an id is empty")
@@ -142,7 +142,7 @@ func parseIDValues(text string) ([]bson.RawValue, error) {
 		}
 		values[i] = bson.RawValue{Type: bson.Type(typ), Value: data}
 	}
-	return values, nil
+	return append(values, deadletter.ParseIDText(text)...), nil
 }
 
 // parseIDs returns the ids that the text may stand for: a string may look like a UUID or an
@@ -342,7 +342,7 @@ func (l Letters) findLetter(ctx context.Context, ref DeadRef) (deadletter.Dead, 
 		}
 	}
 	if found == nil {
-		return none, fmt.Errorf("no dead letter of id %s in %s: %w",
+		return none, fmt.Errorf("dead letter of id %s in %s: %w; outrelay dead list lists the letters",
 			ref.ID, strings.Join(namespaces, ", "), mongodb.ErrNotFound)
 	}
 

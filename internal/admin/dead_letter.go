@@ -67,7 +67,7 @@ func newDeadLetter(d *deadletter.Dead) DeadLetter {
 // shownFields are the fields of an envelope that contain no business data.
 var shownFields = append(slices.DeleteFunc(deadletter.Editable(), func(f string) bool { return f == "payload" }),
 	"_id", "ts", "slot", "dueAt", "scheduledFor", "state", "pos", "pending", "attempts", "nextAt", "origin", "delivery",
-	"replayOf", "sentAt")
+	"replayOf", "sentAt", "firstTs")
 
 // isShown reports whether a field of a document contains no business data.
 func isShown(name string, m *envelope.Mapping) bool {

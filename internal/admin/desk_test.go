@@ -186,7 +186,8 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	if _, err := f.a.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "waits"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "history", Value: bson.A{bson.D{{Key: "at", Value: sent}, {Key: "topic", Value: "orders"}, {Key: "class", Value: "record_refused"}, {Key: "reason", Value: "no"}, {Key: "node", Value: "n1"}}}}}}}); err != nil {
 		t.Fatal(err)
 	}
-
+	mustInsert(t, f.a, append(letterOf("stopped", planted), bson.E{Key: "firstTs", Value: bson.Timestamp{T: now - 90, I: 1}},
+		bson.E{Key: "ts", Value: bson.Timestamp{T: now - 30, I: 1}}, bson.E{Key: "state", Value: "parked"}, bson.E{Key: "pending", Value: bson.A{"orders"}}))
 	f.die(f.a, record.RecordRefused, letterOf("dead", planted))
 	one := func(id string) admin.LookupResult {
 		t.Helper()
@@ -197,6 +198,10 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 		return got
 	}
 	if e := one("sent").Envelopes[0]; e.State != "sent" || len(e.Sent) != 1 || e.Sent[0].Offset != 77 || len(e.Timeline) != 2 || e.Timeline[1].What != "sent" || e.Timeline[1].Text != "orders/3@77" {
+		t.Errorf("%+v", e)
+	}
+	if e := one("stopped").Envelopes[0]; e.Written == nil || e.Written.Unix() != int64(now-90) || len(e.Timeline) != 2 ||
+		e.Timeline[1].What != "parked" || e.Timeline[1].Text != "orders" || e.Timeline[1].At.Unix() != int64(now-30) {
 		t.Errorf("%+v", e)
 	}
 	if e := one("young").Envelopes[0]; e.State != "recent" {

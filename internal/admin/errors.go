@@ -48,6 +48,8 @@ func Explain(err error) (kind Failure, hint string) {
 	}
 
 	switch {
+	case is(ErrUnknownNode):
+		return FailNotFound, ""
 	case is(mongodb.ErrNotFound, lease.ErrNotFound, mongodb.ErrNoWatcher):
 		return FailNotFound, "check the name, the id, the watcher and its slot"
 
@@ -85,4 +87,11 @@ func Explain(err error) (kind Failure, hint string) {
 		return FailUnavailable, "MongoDB rejected it; see the MongoDB log for the reason"
 	}
 	return FailInvalid, ""
+}
+
+// IsUnreachable reports whether MongoDB did not answer, or rejected the login. The error of the driver describes the topology
+// and not the cause.
+func IsUnreachable(err error) bool {
+	return mongo.IsTimeout(err) || mongo.IsNetworkError(err) || errors.Is(err, context.DeadlineExceeded) ||
+		mongodb.HasCode(err, mongodb.CodeAuthenticationFailed)
 }

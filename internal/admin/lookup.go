@@ -64,7 +64,7 @@ type FoundEnvelope struct {
 // TimelineEntry is one entry in the history of an envelope.
 type TimelineEntry struct {
 	At   time.Time `json:"at"`
-	What string    `json:"what"` // written, due, failed, died, requeued, sent
+	What string    `json:"what"` // written, due, failed, parked, blocked, died, requeued, sent
 	Text string    `json:"text,omitempty"`
 	Node string    `json:"node,omitempty"`
 }
@@ -215,6 +215,7 @@ type storedEnvelope struct {
 	Key           bson.RawValue        `bson:"key"`
 	Topic         bson.RawValue        `bson:"topic"`
 	TS            bson.RawValue        `bson:"ts"`
+	FirstTS       bson.RawValue        `bson:"firstTs"` // the timestamp before the relay wrote a new one
 	State         string               `bson:"state"`
 	Delivery      int32                `bson:"delivery"`
 	Origin        string               `bson:"origin"`
@@ -242,12 +243,13 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 			AggregateID:   raw.Lookup("aggregateid"),
 			Key:           raw.Lookup("key"),
 			TS:            raw.Lookup("ts"),
+			FirstTS:       raw.Lookup("firstTs"),
 		}
 	}
 
 	e := FoundEnvelope{
 		Collection:    ns,
-		ID:            canonicalText(d.ID),
+		ID:            deadletter.IDText(d.ID),
 		Type:          truncateText(canonicalText(d.Type)),
 		AggregateType: truncateText(canonicalText(d.AggregateType)),
 		AggregateID:   truncateText(canonicalText(d.AggregateID)),
@@ -271,7 +273,10 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 
 	t, i, _ := d.TS.TimestampOK()
 	ts := bson.Timestamp{T: t, I: i}
-	if t > 0 {
+	if first, _, ok := d.FirstTS.TimestampOK(); ok && first > 0 {
+		at := time.Unix(int64(first), 0).UTC()
+		e.Written = &at
+	} else if t > 0 {
 		at := time.Unix(int64(t), 0).UTC()
 		e.Written = &at
 	} else if at, ok := outboxes.IDTime(byte(d.ID.Type), d.ID.Value); ok {
@@ -282,6 +287,14 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 		e.State = s.envelopeState(&d, ts)
 	}
 	e.addHistory(&d)
+
+	// The relay wrote the timestamp when it could not send the envelope.
+	if (e.State == envelope.StateParked || e.State == envelope.StateBlocked) && t > 0 {
+		e.Timeline = append(e.Timeline, TimelineEntry{
+			At: time.Unix(int64(t), 0).UTC(), What: e.State, Text: strings.Join(e.Waits, ", "),
+		})
+		e.sortTimeline()
+	}
 	return e
 }
 

@@ -119,9 +119,16 @@ func (o Operator) NodeRelease(ctx context.Context, node string, hold time.Durati
 	if err != nil {
 		return nil, err
 	}
+	owned := ownedSlots(status, node)
+	if len(owned) == 0 {
+		// A node that owns nothing exists if it is listed.
+		if err := checkListed(ctx, o, node); err != nil {
+			return nil, err
+		}
+	}
 
 	released := []string{}
-	for _, w := range ownedSlots(status, node) {
+	for _, w := range owned {
 		id := w.Name + "/" + w.Slot
 
 		// The watcher document may have been removed since the status was read.
@@ -141,6 +148,22 @@ func (o Operator) NodeRelease(ctx context.Context, node string, hold time.Durati
 	})
 }
 
+// checkListed returns [mongodb.ErrNotFound] if the node is not listed.
+func checkListed(ctx context.Context, o Operator, node string) error {
+	list, err := nodes.NewNodes(o.State.Collection("nodes")).List(ctx)
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(list, func(n nodes.Node) bool { return n.Node == node }) {
+		return nil
+	}
+	return unlistedError(node)
+}
+
+func unlistedError(node string) error {
+	return fmt.Errorf("node %s: %w; outrelay nodes lists the nodes", node, mongodb.ErrNotFound)
+}
+
 // ErrNodeAlive is returned for the removal of a live node, which would add itself again with its
 // next heartbeat.
 var ErrNodeAlive = errors.New("the node is alive")
@@ -154,7 +177,7 @@ func (o Operator) NodeRemove(ctx context.Context, node string, force bool) error
 	}
 	i := slices.IndexFunc(list, func(n Node) bool { return n.Node == node })
 	if i < 0 {
-		return fmt.Errorf("node %s: %w", node, mongodb.ErrNotFound)
+		return unlistedError(node)
 	}
 	if !list[i].Stale && !force {
 		return fmt.Errorf("%w: the last heartbeat of node %s was %.1f s ago; stop it first", ErrNodeAlive, node, list[i].AgeS)

@@ -126,6 +126,9 @@ func (o Operator) Inboxes() Inboxes { return Inboxes{o} }
 // Sagas returns the sagas of the services whose outboxes the watcher reads.
 func (o Operator) Sagas() Sagas { return Sagas{o} }
 
+// Watchers returns the watchers of the state database.
+func (o Operator) Watchers() Watchers { return Watchers{o} }
+
 // Indexes returns the indexes of the watched collections, and the ledger of migrations.
 func (o Operator) Indexes() Indexes { return Indexes{o} }
 

@@ -165,6 +165,10 @@ func checkSlot(w *Watcher) Check {
 			c.Fix += " --slot " + w.Slot
 		}
 
+	case w.State == "no-owner" && w.Pin != "":
+		c.Status, c.Detail = CheckFail, "no process runs it: it is pinned to node "+w.Pin+", and other nodes wait for that node"
+		c.Fix = "start node " + w.Pin + ", or run outrelay pin --off"
+
 	case w.State == "no-owner":
 		c.Status, c.Detail, c.Fix = CheckFail, "no process runs it", "start outrelay run"
 

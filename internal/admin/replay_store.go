@@ -87,7 +87,7 @@ func (r *replayStore) Get(ctx context.Context, id string) (storedReplay, error) 
 	var p storedReplay
 	err := r.coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&p)
 	if errors.Is(err, mongo.ErrNoDocuments) {
-		err = mongodb.ErrNotFound
+		return p, fmt.Errorf("replay %s: %w; outrelay replay list lists the replays", id, mongodb.ErrNotFound)
 	}
 	if err != nil {
 		return p, mongodb.Refusal(err, "reading replay "+id, "find", mongodb.Namespace(r.coll))
@@ -246,6 +246,7 @@ func (q *requeue) update(replay string, seal []byte) mongo.WriteModel {
 		// The envelopes of a key follow each other as they were first committed.
 		{Key: "pos", Value: outboxes.PosAt(q.TS)},
 		{Key: "ts", Value: "$$CLUSTER_TIME"},
+		{Key: "firstTs", Value: outboxes.FirstStamp},
 	}
 
 	if q.Key != "" {

@@ -222,7 +222,7 @@ func (r Replays) List(ctx context.Context, limit int) ([]ReplayInfo, error) {
 func (r Replays) find(ctx context.Context, id string) (storedReplay, error) {
 	doc, err := r.stored.Get(ctx, id)
 	if err == nil && doc.Watcher != r.op.Watcher {
-		err = fmt.Errorf("replay %s of watcher %s: %w", id, r.op.Watcher, mongodb.ErrNotFound)
+		err = fmt.Errorf("replay %s of watcher %s: %w; outrelay replay list lists the replays", id, r.op.Watcher, mongodb.ErrNotFound)
 	}
 	return doc, err
 }

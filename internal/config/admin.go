@@ -149,7 +149,7 @@ func (t *ServerTLS) ServerConfig() (*tls.Config, error) {
 		return nil, nil
 	}
 	if list := t.findProblems(); len(list) > 0 {
-		return nil, &Problems{list}
+		return nil, &Problems{List: list}
 	}
 
 	pair, err := tls.LoadX509KeyPair(t.Cert, t.Key)

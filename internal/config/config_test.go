@@ -181,7 +181,7 @@ mongodb: { tls: { ca: /no/such/file, cert: /x } }
 		`recording: found "mrk"; expected one of watermark, delete, mark (did you mean mark?)`,
 		`retention: found "5"; expected a duration such as 250ms, 5s, 24h or 7d`,
 		`start: found "yesterday"; expected backlog, now or a time such as 2026-11-20T08:00:00Z`,
-		`topics.create: found a text; expected a section with keys`,
+		`topics.create: found a text; expected a section with keys: partitions, replication, configs; {} takes their defaults`,
 		`topics.rules[0].mach: unknown key; did you mean topics.rules[0].match?`,
 		`topics.rules[0].to[0]: found "__consumer_offsets"; topic "__consumer_offsets" is internal to Kafka`,
 		`topics.rules[1].to: found ""; expected at least one topic, or drop: true`,

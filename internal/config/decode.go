@@ -71,7 +71,7 @@ func suggestKey(path string) string {
 	// Keys does not include the keys of list elements.
 	visitPaths(reflect.TypeFor[Rule](), "topics.rules.", addCandidate)
 
-	if near := nearestName(name, siblings); near != "" {
+	if near := NearestName(name, siblings); near != "" {
 		return "did you mean " + prefix + near + "?"
 	}
 	if len(elsewhere) > 0 {
@@ -80,7 +80,7 @@ func suggestKey(path string) string {
 	if len(siblings) > 0 {
 		return "known keys here: " + strings.Join(siblings, ", ")
 	}
-	if near := nearestName(path, Keys()); near != "" {
+	if near := NearestName(path, Keys()); near != "" {
 		return "did you mean " + near + "?"
 	}
 	return ""
@@ -90,7 +90,7 @@ func (d *decoder) decodeValue(in any, out reflect.Value, f field, path string) {
 	if s, ok := sectionType(f.typ); ok {
 		m, ok := in.(map[string]any)
 		if !ok {
-			d.problems.report(path, "found "+describeValue(in), "expected a section with keys")
+			d.problems.report(path, "found "+describeValue(in), describeSection(s, out.Kind() == reflect.Pointer))
 			return
 		}
 
@@ -284,7 +284,7 @@ func assignBasic(text string, out reflect.Value, f field) error {
 	default:
 		if f.enum != nil && !slices.Contains(f.enum, text) {
 			hint := "expected one of " + strings.Join(f.enum, ", ")
-			if near := nearestName(text, f.enum); near != "" {
+			if near := NearestName(text, f.enum); near != "" {
 				hint += " (did you mean " + near + "?)"
 			}
 			return errors.New(hint)
@@ -310,7 +310,7 @@ func scalarText(in any) (text string, ok bool) {
 
 // describeValue names the kind of a value without showing it.
 func describeValue(in any) string {
-	switch in.(type) {
+	switch v := in.(type) {
 	case nil:
 		return "nothing"
 	case map[string]any:
@@ -320,7 +320,7 @@ func describeValue(in any) string {
 	case string:
 		return "a text"
 	case bool:
-		return "true or false"
+		return strconv.FormatBool(v)
 	case int, int64, uint64, float64:
 		return "a number"
 	}
@@ -347,4 +347,19 @@ func describeType(t reflect.Type) string {
 		return "a whole number"
 	}
 	return "a text"
+}
+
+// describeSection names the keys of a section. An optional section may be empty, for its defaults.
+func describeSection(t reflect.Type, optional bool) string {
+	fields := fieldsOf(t)
+	names := make([]string, len(fields))
+	for i, f := range fields {
+		names[i] = f.name
+	}
+
+	text := "expected a section with keys: " + strings.Join(names, ", ")
+	if optional {
+		text += "; {} takes their defaults"
+	}
+	return text
 }

@@ -80,6 +80,7 @@ func loadFile(k *koanf.Koanf, path string, p *Problems) *yaml.Node {
 	if path == "" {
 		return nil
 	}
+	defer func() { p.fileLost = len(p.List) > 0 }()
 
 	text, err := os.ReadFile(path)
 	// If the user has passed a connection string as the file, the problem must not show its login.
@@ -180,7 +181,7 @@ func loadEnv(k *koanf.Koanf, env []string, p *Problems) (warnings []string) {
 	return warnings
 }
 
-// nearestEnv is nearestName for environment variables. It is stricter: the start of the name must be similar too.
+// nearestEnv is NearestName for environment variables. It is stricter: the start of the name must be similar too.
 func nearestEnv(name string, names []string) string {
 	const prefix = "OUTRELAY_"
 	short := strings.TrimPrefix(name, prefix)
@@ -188,14 +189,14 @@ func nearestEnv(name string, names []string) string {
 		return ""
 	}
 
-	near := nearestName(name, names)
+	near := NearestName(name, names)
 	if near == "" {
 		return ""
 	}
 	const startLength = 8
 	nearShort := strings.TrimPrefix(near, prefix)
 	start, nearStart := short[:min(len(short), startLength)], nearShort[:min(len(nearShort), startLength)]
-	if nearestName(start, []string{nearStart}) == "" {
+	if NearestName(start, []string{nearStart}) == "" {
 		return ""
 	}
 	return near

@@ -33,7 +33,11 @@ func (p Problem) String() string {
 }
 
 // Problems is the error of [Load]. It holds all problems, sorted by path.
-type Problems struct{ List []Problem }
+type Problems struct {
+	List []Problem
+
+	fileLost bool // the file could not be loaded, so keys that are missing are not reported
+}
 
 // Error lists the problems, one per line.
 func (p *Problems) Error() string {
@@ -140,8 +144,8 @@ func (p *Problems) asError() error {
 	return p
 }
 
-// nearestName returns the candidate that was probably meant by name, or "" if none is similar.
-func nearestName(name string, candidates []string) string {
+// NearestName returns the candidate that was probably meant by name, or "" if none is similar.
+func NearestName(name string, candidates []string) string {
 	best, bestDistance := "", max(2, len(name)/3)+1
 	for _, c := range candidates {
 		distance := levenshtein.ComputeDistance(strings.ToLower(name), strings.ToLower(c))

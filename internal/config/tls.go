@@ -38,7 +38,7 @@ func (t *TLS) Source(log *slog.Logger, onReload func(ok bool)) (func() *tls.Conf
 		return nil, nil
 	}
 	if list := t.findProblems(); len(list) > 0 {
-		return nil, &Problems{list}
+		return nil, &Problems{List: list}
 	}
 	if onReload == nil {
 		onReload = func(bool) {}
@@ -111,7 +111,7 @@ func (f *tlsFiles) currentConfig() *tls.Config {
 
 func (f *tlsFiles) readConfig() (*tls.Config, error) {
 	if list := f.paths.findProblems(); len(list) > 0 {
-		return nil, &Problems{list}
+		return nil, &Problems{List: list}
 	}
 
 	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: f.paths.ServerName, InsecureSkipVerify: f.paths.Insecure}

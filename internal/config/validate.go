@@ -98,7 +98,7 @@ func (v validator) check(path string, ok bool, found, allowed string) {
 
 // require adds a problem with a fix if a required value is missing.
 func (v validator) require(path string, missing bool, fix string) {
-	if missing && !v.hasProblem(path) {
+	if missing && !v.fileLost && !v.hasProblem(path) {
 		v.report(path, "required and not set", fix+" (or "+EnvName(path)+")")
 	}
 }

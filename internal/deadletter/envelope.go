@@ -41,7 +41,11 @@ func (b envelopeBuilder) buildEnvelope(d *Dead, delivery int32) (bson.D, error) 
 	}
 	var v envelope.View
 	if err := b.mapping.Parse(d.Envelope, &v); err != nil {
-		return nil, &RefusedError{d.ID, err.Error() + "; edit it"}
+		fix := "; edit it"
+		if canonicalText(d.ID.ID) == "" || v.IDType == 0 {
+			fix = "; an id cannot be edited: append the event again with another id, and discard this letter"
+		}
+		return nil, &RefusedError{d.ID, err.Error() + fix}
 	}
 
 	expired := v.HasExpiresAt && v.ExpiresAt <= b.now.UnixMilli()
@@ -79,6 +83,10 @@ func (b envelopeBuilder) copyFields(d *Dead, v *envelope.View, expired bool) (bs
 	}
 
 	doc := make(bson.D, 0, len(elems)+10)
+	// The envelope gets a new ts. Its first one stays known.
+	if _, kept := d.Envelope.LookupErr("firstTs"); kept != nil && v.TS.T > 0 {
+		doc = append(doc, bson.E{Key: "firstTs", Value: v.TS})
+	}
 	for _, e := range elems {
 		name, value := e.Key(), e.Value()
 

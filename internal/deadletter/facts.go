@@ -2,6 +2,7 @@ package deadletter
 
 import (
 	"strconv"
+	"strings"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -65,4 +66,37 @@ func canonicalText(v bson.RawValue) string {
 		}
 	}
 	return ""
+}
+
+// IDText returns the text by which operators name an _id. [ParseIDText] reads it. An id of a type that no event may have,
+// such as a double, a document or a UUID of subtype 3, is shown as relaxed Extended JSON.
+func IDText(v bson.RawValue) string {
+	if text := canonicalText(v); text != "" || v.Type == 0 {
+		return text
+	}
+
+	const name = `{"v":`
+	out, err := bson.MarshalExtJSON(bson.D{{Key: "v", Value: v}}, false, false)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSuffix(strings.TrimPrefix(string(out), name), "}")
+}
+
+// ParseIDText returns the ids that text may stand for beside those of events: Extended JSON, such as a number or a
+// document.
+func ParseIDText(text string) []bson.RawValue {
+	// A string in quotes is no id of another type.
+	if text == "" || text[0] == '"' {
+		return nil
+	}
+	var doc bson.Raw
+	if err := bson.UnmarshalExtJSON([]byte(`{"v":`+text+`}`), false, &doc); err != nil {
+		return nil
+	}
+	elems, err := doc.Elements()
+	if err != nil || len(elems) != 1 {
+		return nil
+	}
+	return []bson.RawValue{elems[0].Value()}
 }

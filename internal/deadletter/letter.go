@@ -114,11 +114,12 @@ func Letters() bson.D {
 
 // String returns the id as text. It is stored in `replayOf` of a requeued envelope.
 func (id ID) String() string {
-	return fmt.Sprintf("dead:%s/%s/%d", id.NS, canonicalText(id.ID), id.Delivery)
+	return fmt.Sprintf("dead:%s/%s/%d", id.NS, id.Text(), id.Delivery)
 }
 
-// Text returns the canonical text of the envelope's id, as in the header `id` of its records.
-func (id ID) Text() string { return canonicalText(id.ID) }
+// Text returns the canonical text of the envelope's id, as in the header `id` of its records. For an id of another type
+// it returns relaxed Extended JSON.
+func (id ID) Text() string { return IDText(id.ID) }
 
 // preparedLetter is a letter that is ready to be written, except for the times, which come from the
 // server.

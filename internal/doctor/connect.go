@@ -170,6 +170,12 @@ func (x mongoChecks) checkConnection(ctx context.Context) finding {
 
 // explainUnreachable returns the reason why MongoDB does not respond.
 func (x mongoChecks) explainUnreachable(err error) finding {
+	f := x.describeUnreachable(err)
+	f.lasting = x.isLasting(err)
+	return f
+}
+
+func (x mongoChecks) describeUnreachable(err error) finding {
 	switch code := serverCode(err); code {
 	case 18, 11, 8000:
 		return failed("correct the user, the password and authSource (the database that defines the user) in mongodb.uri\npercent-encode characters such as : / ? # [ ] @ %",

@@ -46,6 +46,8 @@ type Check struct {
 	Detail string `json:"detail"` // the finding
 	Fix    string `json:"fix"`    // one statement or step per line; "" if nothing has to be fixed
 	Why    string `json:"-"`      // why the check matters, for people
+
+	root string // the failed check because of which this one did not run
 }
 
 // Report is the output of `outrelay doctor --json`.
@@ -81,6 +83,7 @@ type finding struct {
 	status      Status
 	detail, fix string
 	root        string // the failed check because of which this step and the dependent steps could not run
+	lasting     bool   // of a failure: the same attempt fails again
 }
 
 func passed(format string, args ...any) finding {
@@ -200,7 +203,7 @@ func (x *examination) buildReport() Report {
 	for _, s := range slices.Concat(mongoSteps(x), kafkaSteps(x)) {
 		f := x.found[s.id]
 		r.Checks = append(r.Checks,
-			Check{ID: s.id, Status: f.status, Detail: logging.Clean(f.detail), Fix: logging.Clean(f.fix), Why: s.why})
+			Check{ID: s.id, Status: f.status, Detail: logging.Clean(f.detail), Fix: logging.Clean(f.fix), Why: s.why, root: f.root})
 	}
 	return r
 }

@@ -35,7 +35,9 @@ func (x kafkaChecks) checkKafka(ctx context.Context) finding {
 	if len(said) == 0 {
 		return failed("check kafka in the configuration", "%v", err)
 	}
-	return failed(joinLines(fixes, 3), "%s", joinFew(said, 3))
+	f := failed(joinLines(fixes, 3), "%s", joinFew(said, 3))
+	f.lasting = isLastingDiagnosis(err)
+	return f
 }
 
 // splitDiagnoses returns the texts and fixes of a joined error of several brokers.

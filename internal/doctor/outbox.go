@@ -173,6 +173,10 @@ func (x outboxChecks) sampleOutbox(ctx context.Context, o outboxes.Outbox, refus
 			err = mapping.Parse(raw, &v)
 		} else {
 			v = routingFields(raw)
+			// The relay moves it to the dead letters before it looks for a topic.
+			if len(v.AggregateType) == 0 {
+				err = &record.Refusal{Class: record.Malformed, Reason: "field aggregatetype is missing or empty"}
+			}
 		}
 		var targets []routing.Target
 		if err == nil {

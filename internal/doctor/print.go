@@ -10,12 +10,20 @@ import (
 // the reason and the fix.
 func (r Report) Print(w io.Writer) error {
 	width := 0
+	blocked := map[string]int{}
 	for _, c := range r.Checks {
 		width = max(width, len(c.ID))
+		if c.root != "" {
+			blocked[c.root]++
+		}
 	}
 
 	var b strings.Builder
 	for _, c := range r.Checks {
+		// One failure is printed once, with the number of the checks that it prevents.
+		if c.root != "" {
+			continue
+		}
 		fmt.Fprintf(&b, "%-4s  %-*s  %s\n", c.Status, width, c.ID, indentLines(c.Detail, width+8))
 		if c.Status == OK {
 			continue
@@ -25,9 +33,20 @@ func (r Report) Print(w io.Writer) error {
 		if c.Fix != "" {
 			fmt.Fprintf(&b, "%*s  fix  %s\n", width+6, "", indentLines(c.Fix, width+13))
 		}
+		if n := blocked[c.ID]; n > 0 {
+			fmt.Fprintf(&b, "%*s  not checked because of this: %d\n", width+6, "", n)
+		}
 	}
 
-	fmt.Fprintf(&b, "%d ok, %d warnings, %d failed\n", r.Count(OK), r.Count(Warn), r.Count(Fail))
+	unchecked := 0
+	for _, n := range blocked {
+		unchecked += n
+	}
+	fmt.Fprintf(&b, "%d ok, %d warnings, %d failed", r.Count(OK), r.Count(Warn)-unchecked, r.Count(Fail))
+	if unchecked > 0 {
+		fmt.Fprintf(&b, ", %d not checked", unchecked)
+	}
+	b.WriteString("\n")
 	_, err := io.WriteString(w, b.String())
 	return err
 }

@@ -122,7 +122,7 @@ func (x topicChecks) checkCreation(ctx context.Context, missing []string) findin
 	var refused []string
 	for _, name := range missing[:min(len(missing), validatedMost)] {
 		err := x.brokers.ValidateTopic(ctx, name,
-			kafkawire.TopicCreate{Partitions: max(how.Partitions, 0), Replication: max(how.Replication, 0), Configs: how.Configs})
+			topicCreation(how))
 		switch {
 		case errors.Is(err, kafkawire.TopicAuthorizationFailed):
 			refused = append(refused, fmt.Sprintf("the user may not create topic %q", name))

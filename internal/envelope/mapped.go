@@ -94,7 +94,7 @@ func (v *View) noteForeign(c *cursor) {
 		if _, ok := integerValue(c); ok {
 			return
 		}
-	case "claim", "sent", "sentAt", "scheduledFor", "dueAt", "seal":
+	case "claim", "sent", "sentAt", "scheduledFor", "dueAt", "seal", "firstTs":
 		return
 	}
 

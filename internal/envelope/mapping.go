@@ -82,7 +82,7 @@ func (p part) configKey() string {
 // recorded as sent. They have the same names in every document, because queries and indexes use them.
 var relayWritten = []string{
 	"state", "pos", "pending", "attempts", "nextAt", "lastError", "history", "claim", "origin", "redelivered", "delivery",
-	"replayOf", "seal", "sent", "sentAt", "scheduledFor", "dueAt", "ts", "slot",
+	"replayOf", "seal", "sent", "sentAt", "scheduledFor", "dueAt", "ts", "firstTs", "slot",
 }
 
 // Mapping reads envelopes from documents whose fields have other names. It is compiled once, immutable, and safe for

@@ -187,7 +187,12 @@ func (r *Recovery) PlanSweep(
 		return changestream.Start{}, err
 	}
 
-	r.Log.Warn("the change stream has a gap; sweeping the outbox", "reason", reason, "from", from.T, "to", to.T)
+	// A first start has no stream to continue: that is no problem. Neither is an order.
+	if reason == ReasonBacklog || reason == lease.GapRequested {
+		r.Log.Info("sweeping the outbox", "reason", reason, "from", from.T, "to", to.T)
+	} else {
+		r.Log.Warn("the change stream has a gap; sweeping the outbox", "reason", reason, "from", from.T, "to", to.T)
+	}
 	r.AppendEvent(ctx, nodes.GapFound, bson.D{
 		{Key: "reason", Value: reason},
 		{Key: "from", Value: from},
@@ -213,7 +218,7 @@ func (r *Recovery) ResumeGap(
 		}
 	}
 	r.gap = &lostStretch{Gap: *doc.Gap}
-	r.Log.Warn("continuing the sweep of an earlier owner", "reason", r.gap.Reason,
+	r.Log.Info("continuing the sweep of an earlier owner", "reason", r.gap.Reason,
 		"from", r.gap.From.T, "to", r.gap.To.T, "cursor", r.gap.Cursor.T)
 	return changestream.Start{At: &r.gap.To}, nil
 }

@@ -54,7 +54,7 @@ func TestActionsAreWrittenDownWithTheirActor(t *testing.T) {
 	if list := s.logged(nodes.SteppedDown); len(list) != 1 || list[0].Fields.Lookup("hold_ms").AsInt64() != 500 {
 		t.Errorf("%+v", list)
 	}
-	s.ok(nil, "POST", "/api/v1/watchers/orders/pin", `{"node":"n9"}`, ann...)
+	s.ok(nil, "POST", "/api/v1/watchers/orders/pin", `{"node":"n9","force":true}`, ann...)
 	if p := s.call("POST", "/api/v1/watchers/nobody/pause", "", ann...).problem(t, 404); p.Hint == "" {
 		t.Errorf("%+v", p)
 	}
@@ -80,7 +80,7 @@ func TestN28_LeaseActionsTakeASlot(t *testing.T) {
 		return d.Control
 	}
 	s.ok(nil, "POST", at+"pause?slot=1of2", "")
-	s.ok(nil, "POST", at+"pin?slot=1of2", `{"node":"n9"}`)
+	s.ok(nil, "POST", at+"pin?slot=1of2", `{"node":"n9","force":true}`)
 	s.ok(nil, "POST", at+"step-down?slot=1of2", `{"hold_s":60}`)
 	if c := control("0of2"); c.Paused || c.Pin != "" || !c.StepDownUntil.IsZero() {
 		t.Errorf("the other slot has %+v", c)

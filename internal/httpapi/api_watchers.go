@@ -72,13 +72,17 @@ func (a *api) addWatchers() {
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Leased
 			Body struct {
-				Node string `json:"node" maxLength:"100" pattern:"^[A-Za-z0-9._-]*$"`
+				Node  string `json:"node" maxLength:"100" pattern:"^[A-Za-z0-9._-]*$"`
+				Force bool   `json:"force,omitempty" doc:"Also a node that has never run, before its first start."`
 			}
 		},
 		) (done, error) {
 			text := "pinned to " + in.Body.Node
 			if in.Body.Node == "" {
 				text = "the pin is ended"
+			}
+			if in.Body.Force {
+				return done{true, text}, op.PinAhead(ctx, in.Body.Node)
 			}
 			return done{true, text}, op.Pin(ctx, in.Body.Node)
 		})

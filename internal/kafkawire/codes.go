@@ -13,6 +13,7 @@ type Code = kafkago.Error
 const (
 	ClusterAuthorizationFailed         = kafkago.ClusterAuthorizationFailed
 	ConcurrentTransactions             = kafkago.ConcurrentTransactions
+	InvalidConfig                      = kafkago.InvalidConfiguration
 	InvalidProducerEpoch               = kafkago.InvalidProducerEpoch
 	InvalidProducerIDMapping           = kafkago.InvalidProducerIDMapping
 	InvalidReplicationFactor           = kafkago.InvalidReplicationFactor

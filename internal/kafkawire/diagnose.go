@@ -35,6 +35,12 @@ func (d *Diagnosis) Error() string {
 // Unwrap returns the cause.
 func (d *Diagnosis) Unwrap() error { return d.Err }
 
+// Rejected reports whether the broker rejects the user, the password or the mechanism. The same attempt fails again.
+func (d *Diagnosis) Rejected() bool {
+	_, mechanism := errors.AsType[*mechanismError](d.Err)
+	return mechanism || errors.Is(d.Err, kafkago.SASLAuthenticationFailed) || errors.Is(d.Err, kafkago.IllegalSASLState)
+}
+
 // Diagnose connects to the configured brokers, and then to the addresses that they advertise. It
 // returns nil as soon as one broker of each kind responds: a broker that is down is not a mistake in
 // the configuration. Otherwise the error is a *Diagnosis, or several of them joined.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -32,7 +33,8 @@ type Lease struct {
 	log        *slog.Logger
 	clock      func() time.Duration
 	replicaSet string
-	holdOff    atomic.Int64           // on clock: no attempt before this time
+	holdOff    atomic.Int64 // on clock: no attempt before this time
+	standby    loggedReasons
 	reason     atomic.Pointer[string] // why the lease is not held, for people; "" while it is held
 	watches    sync.WaitGroup
 }
@@ -271,7 +273,10 @@ func (l *Lease) reasonToWait(ctx context.Context, doc *Document, now time.Time) 
 // pollInterval returns how often a standby reads the document if no change wakes it.
 func (l *Lease) pollInterval() time.Duration { return l.cfg.TTL / 2 }
 
-// noteStandingBy notes why this process does not hold the lease, and logs the reason if it has changed.
+// standbyRepeat is how long the reason for standing by is not logged again. Reasons may alternate while one problem lasts.
+const standbyRepeat = time.Minute
+
+// noteStandingBy notes why this process does not hold the lease, and logs each reason once in standbyRepeat.
 // epoch is the last epoch that was seen, or 0.
 func (l *Lease) noteStandingBy(reason string, epoch int64) {
 	l.cfg.Metrics.LeaseOwner.Set(0)
@@ -279,7 +284,8 @@ func (l *Lease) noteStandingBy(reason string, epoch int64) {
 	if epoch > 0 {
 		l.cfg.Metrics.LeaseEpoch.Set(float64(epoch))
 	}
-	if *l.reason.Swap(&reason) != reason {
+	l.reason.Store(&reason)
+	if l.standby.isNew(reason, l.clock()) {
 		l.log.Info("standing by", "reason", reason, "epoch", epoch)
 	}
 }
@@ -383,4 +389,33 @@ func (c *contender) attemptAcquire(ctx context.Context, create bool) (*Held, err
 	// This attempt has failed for certain, or another process created the document at the same moment.
 	delete(c.sentAt, c.claim.owner)
 	return nil, l.checkCopiedState(&doc)
+}
+
+// loggedReasons has the reasons for standing by that were logged, with their times by the clock of the lease.
+type loggedReasons struct {
+	mu sync.Mutex
+	at map[string]time.Duration
+}
+
+// isNew reports whether a reason has to be logged, and notes it.
+func (r *loggedReasons) isNew(reason string, now time.Duration) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if at, ok := r.at[reason]; ok && now-at < standbyRepeat {
+		return false
+	}
+
+	maps.DeleteFunc(r.at, func(_ string, at time.Duration) bool { return now-at >= standbyRepeat })
+	if r.at == nil {
+		r.at = map[string]time.Duration{}
+	}
+	r.at[reason] = now
+	return true
+}
+
+// reset makes every reason new.
+func (r *loggedReasons) reset() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	clear(r.at)
 }

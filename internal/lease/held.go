@@ -82,6 +82,7 @@ func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration
 	l.cfg.Metrics.LeaseOwner.Set(1)
 	l.cfg.Metrics.LeaseEpoch.Set(float64(doc.Epoch))
 	l.reason.Store(new(string))
+	l.standby.reset()
 	h.log.Info("lease acquired", "owner", doc.Owner)
 
 	if pin := doc.Control.Pin; pin != "" && pin != l.cfg.Node && !l.cfg.AcquirePaused {

@@ -13,7 +13,7 @@ import (
 )
 
 // ErrNotFound means that the collection has no document with the id.
-var ErrNotFound = errors.New("document not found")
+var ErrNotFound = errors.New("not found")
 
 // Fencer runs fn in a transaction that commits only while the caller owns the watcher (N3). The lease is a
 // Fencer. fn must use the context that it gets, with the client of mongo.SessionFromContext. It may run
@@ -43,6 +43,7 @@ func (e *PrivilegeError) Unwrap() error { return e.Err }
 // The server codes that outrelay distinguishes. They are numbers, because the texts of the server change.
 const (
 	CodeUnauthorized          = 13
+	CodeAuthenticationFailed  = 18
 	CodeNamespaceNotFound     = 26
 	codeIndexOptionsConflict  = 85
 	codeIndexKeySpecsConflict = 86

@@ -47,6 +47,15 @@ const (
 	TopicFlows     Kind = "topic_flows_again"
 )
 
+// Kinds returns the kinds of entries that nodes write.
+func Kinds() []Kind {
+	return []Kind{
+		TookOver, Released, LeaseLost, SteppedDown, Paused, Resumed, PinLapsed, GapFound, GapClosed, Invalidated, Dropped,
+		Renamed, Halted, NodeStarted, NodeStopped, NodeStale, NodeReturned, NodeListed, NodeTwice, ConfigDiffers,
+		UpgradeWaits, UpgradeGoesOn, ConfigReloaded, ConfigRefused, TopicParked, TopicFlows,
+	}
+}
+
 // The bounds of the log.
 const (
 	EventsKept = 10_000 // the newest entries; an index of package migrate removes entries by age

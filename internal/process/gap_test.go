@@ -1,6 +1,7 @@
 package process_test
 
 import (
+	"strings"
 	"testing"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -45,6 +46,10 @@ func TestFirstStartSweepsWhatHasNoStamp(t *testing.T) {
 	})
 
 	b.log.wait(t, "the gap is closed")
+	b.log.wait(t, `level=INFO msg="sweeping the outbox" reason=backlog`)
+	if log := b.log.wait(t, "an envelope is dead"); !strings.Contains(log, "id=malformed") {
+		t.Errorf("no line names the envelope: %s", log)
+	}
 	b.append(1)
 	b.consume(12)
 	if err := stop(); err != nil {

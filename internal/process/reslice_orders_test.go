@@ -21,7 +21,7 @@ func TestN28_ResliceKeepsTheOrdersToSlots(t *testing.T) {
 		return admin.Operator{State: b.state, Watcher: "default", Actor: "ann", Slot: slot}
 	}
 	for _, slot := range []string{"0of4", "2of4", "3of4"} {
-		if err := of(slot).Pin(t.Context(), "a"); err != nil {
+		if err := of(slot).PinAhead(t.Context(), "a"); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -444,7 +444,7 @@ func TestN28_PinAndPauseASlot(t *testing.T) {
 	}
 
 	for _, s := range []string{"0of3", "1of3", "2of3"} {
-		if err := op(s).Pin(t.Context(), "b"); err != nil {
+		if err := op(s).PinAhead(t.Context(), "b"); err != nil {
 			t.Fatal(err)
 		}
 	}

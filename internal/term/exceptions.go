@@ -219,7 +219,7 @@ func (x *exceptionWriter) moveToDeadLetters(ctx context.Context, letters []deadl
 		return fmt.Errorf("moving to the dead letters: %w", err)
 	}
 	for i := range letters {
-		x.log.Warn("an envelope is dead", "collection", letters[i].NS, "class", string(letters[i].Class),
+		x.log.Warn("an envelope is dead", "collection", letters[i].NS, "id", deadletter.IDText(bson.Raw(letters[i].Raw).Lookup("_id")), "class", string(letters[i].Class),
 			"reason", letters[i].Reason, "topic", letters[i].Topic)
 	}
 	x.indexes.indexFirstDeadLetters(letters)

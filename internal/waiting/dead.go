@@ -105,7 +105,7 @@ func (f *Finisher) moveDeadPart(ctx context.Context, ns string, part []*decision
 		if !a.moved {
 			continue
 		}
-		f.config.Log.Warn("an envelope is dead", "collection", ns, "class", string(a.dead.class),
+		f.config.Log.Warn("an envelope is dead", "collection", ns, "id", deadletter.IDText(a.ID), "class", string(a.dead.class),
 			"reason", a.dead.reason, "topic", a.dead.topic, "attempts", a.Attempts)
 	}
 	return nil

@@ -207,7 +207,7 @@ var forgotten = bson.A{
 // sentUpdate returns the update that marks an envelope as sent. It sets the current time, so that retention counts
 // from the delivery.
 func sentUpdate(sent []SentTo) mongo.Pipeline {
-	set := bson.D{{Key: "sentAt", Value: "$$NOW"}, {Key: "ts", Value: "$$CLUSTER_TIME"}, wasDue}
+	set := bson.D{{Key: "sentAt", Value: "$$NOW"}, {Key: "ts", Value: "$$CLUSTER_TIME"}, {Key: "firstTs", Value: outboxes.FirstStamp}, wasDue}
 	if sent != nil {
 		set = append(set, bson.E{Key: "sent", Value: addPositions(sent)})
 	}

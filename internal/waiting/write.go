@@ -116,6 +116,12 @@ func (x *Exception) upsertModel() (mongo.WriteModel, error) {
 	if key, _ := x.Raw.Lookup("key").StringValueOK(); key == "" || x.Key != "" && key != x.Key {
 		fields = append(fields, bson.E{Key: "key", Value: mongodb.Literal(x.Key)})
 	}
+	// The envelope gets another ts. When it was written stays known.
+	if _, missing := x.Raw.LookupErr("firstTs"); missing != nil {
+		if t, i, ok := x.Raw.Lookup("ts").TimestampOK(); ok && t > 0 {
+			fields = append(fields, bson.E{Key: "firstTs", Value: bson.Timestamp{T: t, I: i}})
+		}
+	}
 	if x.Pending != nil {
 		fields = append(fields, bson.E{Key: "pending", Value: mongodb.Literal(x.Pending)})
 	}

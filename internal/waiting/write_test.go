@@ -110,7 +110,15 @@ func TestN16_AnExceptionIsTheWholeEnvelopeOfTheStream(t *testing.T) {
 	if fmt.Sprint(d["payload"]) != fmt.Sprint(payload) {
 		t.Errorf("payload: %v", d["payload"])
 	}
-
+	if d["firstTs"] != (bson.Timestamp{T: 5, I: 5}) {
+		t.Errorf("the first timestamp: %v", d["firstTs"])
+	}
+	if _, err := coll.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "gone"}}, sentUpdate(nil)); err != nil {
+		t.Fatal(err)
+	}
+	if sent := read(t, coll, "gone"); sent["firstTs"] != (bson.Timestamp{T: 5, I: 5}) || sent["ts"].(bson.Timestamp).T < 1_600_000_000 || sent["state"] != nil {
+		t.Errorf("the first timestamp of a sent envelope: %v", sent["firstTs"])
+	}
 	history, _ := d["history"].(bson.A)
 	if last := d["lastError"].(bson.D); len(history) != 1 || last[0].Value != "record_refused" || last[1].Value != "$bad \uFFFD" {
 		t.Errorf("errors: %v, %v", d["lastError"], history)

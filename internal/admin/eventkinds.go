@@ -1,0 +1,31 @@
+package admin
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/outrelay/outrelay/internal/nodes"
+)
+
+// EventKinds returns the kinds of the entries that nodes and operators write, sorted. The entries about Kafka have other
+// kinds, which begin with kafka_.
+func EventKinds() []string {
+	kinds := []string{
+		"adopted", "cleared", "clearing", "collection_released", "events_trimmed", "inbox_purged", "inbox_released",
+		"indexes_repaired", "migrated", "node_released", "node_removed", "payload_shown", "pinned", "position_adopted", "purged",
+		"recover_ordered", "replay_cancelled", "replay_ordered", "replay_queued", "replay_resumed", "resliced",
+		"rows_imported", "scheduled_cancelled", "scheduled_moved", "watcher_removed", "watcher_removing",
+	}
+	for _, k := range slices.Concat(nodes.Kinds(), []nodes.Kind{
+		deadRequeued, deadEdited, deadDiscarding, deadDiscarded, failedReset, failedRetried,
+	}) {
+		kinds = append(kinds, string(k))
+	}
+	slices.Sort(kinds)
+	return slices.Compact(kinds)
+}
+
+// IsEventKind reports whether entries of the events log may have this kind.
+func IsEventKind(kind string) bool {
+	return strings.HasPrefix(kind, "kafka_") || slices.Contains(EventKinds(), kind)
+}

@@ -1,0 +1,157 @@
+package doctor
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/connect"
+	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/logging"
+)
+
+// Unusable is the reason why MongoDB or Kafka cannot be used, with the fix.
+type Unusable struct {
+	Server      string // MongoDB or Kafka
+	Detail, Fix string
+	Lasting     bool // the same attempt fails again, for example because of a wrong password
+}
+
+func (u *Unusable) Error() string {
+	text := u.Server + " cannot be used: " + logging.Clean(u.Detail)
+	if u.Fix != "" {
+		text += "; " + logging.Clean(u.Fix)
+	}
+	return text
+}
+
+// ReachMongo connects to MongoDB like the relay and logs in. It returns nil or an *[Unusable]. It takes at most about
+// ten seconds.
+func ReachMongo(ctx context.Context, cfg config.Config) error {
+	x := &examination{cfg: cfg, limit: Limit, found: map[string]finding{}}
+	defer x.mongo.disconnect()
+
+	checks := mongoChecks{x}
+	if f := checks.checkConnection(ctx); f.status == Fail {
+		return &Unusable{"MongoDB", f.detail, f.fix, f.lasting}
+	}
+	if f := checks.checkReplicaSet(ctx); f.status == Fail {
+		// A primary is elected soon, and a new replica set is initiated soon. A standalone server stays one.
+		standalone := x.mongo.hello.SetName == "" && !x.mongo.hello.Ghost
+		return &Unusable{"MongoDB", f.detail, f.fix, standalone}
+	}
+	return nil
+}
+
+// ReachKafka connects to the brokers like the relay and logs in. With topics.create, it also lets a broker check the
+// settings of new topics. It returns nil or an *[Unusable]. It takes at most about ten seconds.
+func ReachKafka(ctx context.Context, cfg config.Config) error {
+	brokers, err := connect.NewKafka(cfg, connect.KafkaHost{}, slog.New(slog.DiscardHandler), nil)
+	if err != nil {
+		return err
+	}
+	defer brokers.Close()
+
+	x := &examination{cfg: cfg, limit: Limit, brokers: brokers, found: map[string]finding{}}
+	if f := (kafkaChecks{x}).checkKafka(ctx); f.status == Fail {
+		return &Unusable{"Kafka", f.detail, f.fix, f.lasting}
+	}
+	return x.checkTopicSettings(ctx)
+}
+
+// Reach is [ReachMongo] and [ReachKafka].
+func Reach(ctx context.Context, cfg config.Config) error {
+	if err := ReachMongo(ctx, cfg); err != nil {
+		return err
+	}
+	return ReachKafka(ctx, cfg)
+}
+
+// IsLasting reports whether err is an [Unusable] that a later attempt meets again.
+func IsLasting(err error) bool {
+	var u *Unusable
+	return errors.As(err, &u) && u.Lasting
+}
+
+// settingsProbe is the name of the topic whose creation checkTopicSettings asks to validate. It is never created.
+const settingsProbe = "outrelay.settings.check"
+
+// checkTopicSettings returns an error if the broker rejects the settings of topics.create, for example an unknown one.
+func (x *examination) checkTopicSettings(ctx context.Context) error {
+	how := x.cfg.Topics.Create
+	if how == nil || len(how.Configs) == 0 {
+		return nil
+	}
+
+	call, cancel := context.WithTimeout(ctx, kafkaTimeout)
+	defer cancel()
+	err := x.brokers.ValidateTopic(call, settingsProbe, topicCreation(how))
+	if !errors.Is(err, kafkawire.InvalidConfig) {
+		// Everything else concerns single topics and the rights to create them. The relay reports it for these topics.
+		return nil
+	}
+	return &Unusable{"Kafka", fmt.Sprintf("topics.create.configs is rejected: %v", err), "correct the names and values in topics.create.configs", true}
+}
+
+// topicCreation returns the settings of topics.create for the broker.
+func topicCreation(how *config.Create) kafkawire.TopicCreate {
+	return kafkawire.TopicCreate{Partitions: max(how.Partitions, 0), Replication: max(how.Replication, 0), Configs: how.Configs}
+}
+
+// isLasting reports whether MongoDB rejects this configuration, and not only does not answer now.
+func (x mongoChecks) isLasting(err error) bool {
+	switch serverCode(err) {
+	case 11, 13, 18, 8000:
+		return true
+	}
+	if isCertificateProblem(err) {
+		return true
+	}
+
+	for host, seen := range x.mongo.seen.all() {
+		if isCertificateProblem(seen.err) {
+			return true
+		}
+		if _, mismatch := x.explainMismatch(host, seen); mismatch && seen.kind != "RSGhost" && seen.kind != "RSSecondary" {
+			return true
+		}
+	}
+	return false
+}
+
+// isCertificateProblem reports whether one side does not accept the certificate of the other, or only one side speaks TLS.
+func isCertificateProblem(err error) bool {
+	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
+		return true
+	}
+	if _, ok := errors.AsType[x509.HostnameError](err); ok {
+		return true
+	}
+	if _, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
+		return true
+	}
+	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
+		return true
+	}
+	alert, ok := errors.AsType[*net.OpError](err)
+	return ok && alert.Op == "remote error"
+}
+
+// isLastingDiagnosis reports whether every broker rejects this configuration.
+func isLastingDiagnosis(err error) bool {
+	if many, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, one := range many.Unwrap() {
+			if !isLastingDiagnosis(one) {
+				return false
+			}
+		}
+		return true
+	}
+	d, ok := errors.AsType[*kafkawire.Diagnosis](err)
+	return ok && (d.Rejected() || isCertificateProblem(d.Err))
+}
