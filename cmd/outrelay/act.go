@@ -15,23 +15,25 @@ import (
 
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 	"golang.org/x/term"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/connect"
+	"github.com/outrelay/outrelay/internal/doctor"
 	"github.com/outrelay/outrelay/internal/operators"
 )
 
 // operatorCommand is the common part of the commands that read or change the collections of a watcher:
 // their flags, the connection, the confirmation and the output.
 type operatorCommand struct {
-	p      *program
-	json   bool
-	dryRun bool
-	yes    bool
-	actor  string
-	slot   string // act on the lease of this slot only; "" is all slots
+	p       *program
+	json    bool
+	dryRun  bool
+	yes     bool
+	actor   string
+	changes bool   // the command may change something
+	slot    string // act on the lease of this slot only; "" is all slots
 
 	interactive bool // a person can answer a question
 	onTerminal  bool // standard error is a terminal
@@ -48,6 +50,7 @@ func (p *program) addReadFlags(c *cobra.Command) *operatorCommand {
 // addChangeFlags adds the flags of a command that changes something.
 func (p *program) addChangeFlags(c *cobra.Command) *operatorCommand {
 	a := p.addReadFlags(c)
+	a.changes = true
 	c.Flags().BoolVar(&a.dryRun, "dry-run", false, "print the planned changes with counts, and change nothing")
 	c.Flags().BoolVarP(&a.yes, "yes", "y", false, "skip the confirmation")
 	a.addActorFlag(c)
@@ -76,7 +79,32 @@ func (a *operatorCommand) withOperator(ctx context.Context, f func(ctx context.C
 	if err != nil {
 		return err
 	}
-	return classifyError(f(ctx, op.For(admin.Actor{Name: a.actorName(), Source: source})))
+	a.announceContext()
+	err = f(ctx, op.For(admin.Actor{Name: a.actorName(), Source: source}))
+	return a.explainError(ctx, cfg, err)
+}
+
+// announceContext prints the context of a command that may change something.
+func (a *operatorCommand) announceContext() {
+	if a.changes && a.p.context != "" && !a.json {
+		fmt.Fprintf(a.p.errOut, "context %s\n", sanitizeLine(a.p.context))
+	}
+}
+
+// explainError is classifyError. If MongoDB did not answer, it connects once more to find the cause and the fix.
+func (a *operatorCommand) explainError(ctx context.Context, cfg config.Config, err error) error {
+	if err == nil || ctx.Err() != nil || !admin.IsUnreachable(err) {
+		return classifyError(err)
+	}
+
+	reason := doctor.ReachMongo(ctx, cfg)
+	switch {
+	case reason == nil:
+		return classifyError(err)
+	case doctor.IsLasting(reason):
+		return reason
+	}
+	return markTemporary(reason)
 }
 
 // source is the source of an action in the events log.
@@ -137,29 +165,6 @@ func actConfirmed[T any](
 	return act(false)
 }
 
-// classifyError marks err as temporary if the servers did not answer or failed, if the command was
-// interrupted, or if older nodes still run. A missing privilege and other errors of the operation stay
-// permanent.
-func classifyError(err error) error {
-	const codeUnauthorized = 13
-	if err == nil {
-		return nil
-	}
-
-	if mongo.IsTimeout(err) || mongo.IsNetworkError(err) || errors.Is(err, context.DeadlineExceeded) {
-		return markTemporary(explainUnreachable(err))
-	}
-
-	if errors.Is(err, context.Canceled) || errors.Is(err, admin.ErrOlderNodes) {
-		return markTemporary(err)
-	}
-	var serverError mongo.ServerError
-	if errors.As(err, &serverError) && !serverError.HasErrorCode(codeUnauthorized) {
-		return markTemporary(err)
-	}
-	return err
-}
-
 // actorName returns the value of --actor, or the name of the user.
 func (a *operatorCommand) actorName() string {
 	if a.actor != "" {
@@ -180,6 +185,9 @@ var errUnconfirmed = errors.New("not confirmed; nothing was done")
 func (a *operatorCommand) confirm(ctx context.Context, action string) error {
 	if a.yes {
 		return nil
+	}
+	if a.p.context != "" {
+		action += " in context " + sanitizeLine(a.p.context)
 	}
 	if !a.interactive || a.json {
 		return fmt.Errorf("this would %s; pass --yes to do it, or --dry-run to see more", action)
@@ -217,7 +225,7 @@ func (a *operatorCommand) printResult(v any, printText func(w io.Writer) error) 
 	if a.json {
 		return printJSON(a.p.out, v)
 	}
-	return printText(a.p.errOut)
+	return printText(a.p.out)
 }
 
 // progress is a progress bar. The zero progress draws nothing.

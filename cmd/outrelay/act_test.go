@@ -67,8 +67,9 @@ func TestActingFlagsAndShow(t *testing.T) {
 	}
 
 	a.json, a.actor = false, ""
-	if err := a.printResult(nil, people); err != nil || errOut.String() != "people" || a.actorName() == "" {
-		t.Errorf("%v: %q", err, errOut.String())
+	out.Reset()
+	if err := a.printResult(nil, people); err != nil || out.String() != "people" || errOut.Len() > 0 || a.actorName() == "" {
+		t.Errorf("%v: %q %q", err, out.String(), errOut.String())
 	}
 }
 

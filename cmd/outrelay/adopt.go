@@ -36,7 +36,7 @@ of a connector for another source, and a watcher that a node owns or that has a 
 		Example: `  outrelay adopt --offsets-topic connect-offsets --connector orders --dry-run
   outrelay adopt --offsets-file /var/lib/connect/offsets --stopped-at 5m --yes
   outrelay adopt --at 2026-11-20T08:00:00Z`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 
 	a := p.addChangeFlags(c)

@@ -60,7 +60,7 @@ every second. The default is 1,000,000 events.
 Without --mongodb and --kafka, the command starts its own servers on this machine. Leave the machine
 idle while it runs: the report shows the CPU time of other processes as foreign. The defaults take
 about six minutes.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o.Duration = time.Duration(seconds) * time.Second
 			o.Progress, o.OnHardStop = p.errOut, p.onHardStop
@@ -139,13 +139,13 @@ func (p *program) runBenchmark(ctx context.Context, o bench.Options, asJSON bool
 	if asJSON {
 		return printJSON(p.out, res)
 	}
-	return res.Print(p.errOut)
+	return res.Print(p.out)
 }
 
 // newBenchChildCommand returns the hidden command that bench starts for the measurements without a relay.
 func newBenchChildCommand(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: bench.ChildCommand, Hidden: true, Args: cobra.NoArgs,
+		Use: bench.ChildCommand, Hidden: true, Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return markTemporary(bench.Child(c.Context(), p.in, p.out)) },
 	}
 }
@@ -155,7 +155,7 @@ func newBenchChildCommand(p *program) *cobra.Command {
 func newBenchRelayCommand(p *program) *cobra.Command {
 	var cpu, mem string
 	c := &cobra.Command{
-		Use: bench.RelayCommand, Hidden: true, Args: cobra.NoArgs,
+		Use: bench.RelayCommand, Hidden: true, Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithCancel(c.Context())
 			defer cancel()

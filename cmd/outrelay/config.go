@@ -23,7 +23,7 @@ func newConfigPrintCommand(p *program) *cobra.Command {
 		Short: "Print the configuration in effect as YAML, with redacted secrets",
 		Long: `Print the configuration in effect as YAML. Secrets are printed as ***, and references such as
 ${env:NAME} as they were written.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if !redacted {
 				return errors.New("config print: secrets are never printed; remove --redacted=false")
@@ -50,7 +50,7 @@ func newConfigKeysCommand(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "keys",
 		Short: "List each key with the environment variable that sets it",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			for _, key := range config.Keys() {
 				if _, err := fmt.Fprintf(p.out, "%-28s %s\n", key, config.EnvName(key)); err != nil {

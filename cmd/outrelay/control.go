@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -24,10 +23,6 @@ func (a *operatorCommand) runControlAction(ctx context.Context, done string, act
 	return a.withOperatorBriefly(ctx, func(ctx context.Context, o admin.Operator) error {
 		o.Slot = a.slot
 		if err := action(ctx, o); err != nil {
-			// A later attempt may succeed, for example if the watcher has not run yet.
-			if !errors.Is(err, context.DeadlineExceeded) {
-				err = markTemporary(err)
-			}
 			return err
 		}
 
@@ -45,6 +40,7 @@ func (a *operatorCommand) runControlAction(ctx context.Context, done string, act
 // addControlFlags adds the flags of a command that controls the watcher.
 func (p *program) addControlFlags(c *cobra.Command) *operatorCommand {
 	a := p.addReadFlags(c)
+	a.changes = true
 	a.addActorFlag(c)
 	addSlotFlag(c, &a.slot)
 	return a
@@ -60,7 +56,7 @@ func newPauseCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "pause",
 		Short: "Stop the watcher on all nodes until resume; no event is lost",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			const done = "paused; its owner drains and releases the lease at its next renewal"
 			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error { return o.Pause(ctx) })
@@ -76,7 +72,7 @@ func newResumeCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "resume",
 		Short: "End a pause",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.runControlAction(c.Context(), "resumed", func(ctx context.Context, o admin.Operator) error { return o.Resume(ctx) })
 		},
@@ -88,14 +84,14 @@ func newResumeCommand(p *program) *cobra.Command {
 
 func newPinCommand(p *program) *cobra.Command {
 	var a *operatorCommand
-	var off bool
+	var off, force bool
 	c := &cobra.Command{
 		Use:               "pin NODE",
 		Short:             "Move the watcher to a node and keep it there while the node is alive",
 		ValidArgsFunction: p.completeNodes,
-		Args: func(_ *cobra.Command, args []string) error {
+		Args: func(c *cobra.Command, args []string) error {
 			if off != (len(args) == 0) {
-				return fmt.Errorf("pin needs either the name of a node or --off")
+				return argumentsError(c, "needs either the name of a node or --off")
 			}
 			return nil
 		},
@@ -104,12 +100,18 @@ func newPinCommand(p *program) *cobra.Command {
 			if !off {
 				node, done = args[0], "pinned to "+args[0]
 			}
-			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error { return o.Pin(ctx, node) })
+			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error {
+				if force {
+					return o.PinAhead(ctx, node)
+				}
+				return o.Pin(ctx, node)
+			})
 		},
 	}
 
 	a = p.addControlFlags(c)
 	c.Flags().BoolVar(&off, "off", false, "end the pin")
+	c.Flags().BoolVar(&force, "force", false, "also pin to a node that has never run, before its first start")
 	return c
 }
 
@@ -119,7 +121,7 @@ func newStepDownCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "step-down",
 		Short: "Make the current owner release the watcher, so that a standby takes over",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if hold <= 0 {
 				return fmt.Errorf("--hold must be a positive duration such as 30s")

@@ -104,11 +104,33 @@ func newDeadListCommand(p *program) *cobra.Command {
 			return fmt.Errorf("--limit must be from 1 to 1000")
 		}
 
-		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.DeadPage, error) {
-			return op.Letters().List(ctx, f.DeadFilter, limit, after)
-		}, printDead)
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			page, err := op.Letters().List(ctx, f.DeadFilter, limit, after)
+			if err != nil {
+				return err
+			}
+			return a.printResult(page, func(w io.Writer) error {
+				if err := printDead(w, page); err != nil {
+					return err
+				}
+				return f.printOtherLetters(ctx, w, op)
+			})
+		})
 	}
 	return c
+}
+
+// printOtherLetters prints the number of letters of handlers after a list of those of the relay.
+func (f *deadFilter) printOtherLetters(ctx context.Context, w io.Writer, op admin.Operator) error {
+	if f.Source == admin.FromHandler {
+		return nil
+	}
+	n, err := op.Letters().Count(ctx, admin.DeadFilter{Source: admin.FromHandler, RequeueStatus: "replayable"})
+	if err != nil || n == 0 {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "handlers have %s: outrelay dead list --source handler\n", countNoun(n, "dead letter"))
+	return err
 }
 
 func printDead(w io.Writer, page admin.DeadPage) error {
@@ -215,7 +237,7 @@ func newDeadShowCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "show ID",
 		Short: "Show one dead letter with its envelope and its attempts",
-		Args:  cobra.ExactArgs(1),
+		Args:  exactArgs(1),
 	}
 
 	a, ref := p.addReadFlags(c), addDeadRefFlags(c)
@@ -260,7 +282,7 @@ code is 1.`,
 			if f.Source == admin.FromHandler {
 				question = "requeue %s; only their handlers get them again"
 			}
-			n, err := a.countAndConfirm(ctx, op, f, question)
+			n, err := a.planRequeue(ctx, op, f, o, question)
 			if err != nil {
 				return err
 			}
@@ -268,10 +290,60 @@ code is 1.`,
 			bar := a.startProgress("requeueing", n)
 			got, err := op.Letters().Requeue(ctx, f.DeadFilter, o, bar.setDone)
 			bar.clear()
+			if err == nil {
+				err = f.checkFound(ctx, op, got.Matched)
+			}
 			return a.printRequeued(got, err)
 		})
 	}
 	return c
+}
+
+// planRequeue makes a dry run and asks for confirmation, with the numbers that the requeue will report. Without a letter
+// to requeue it asks nothing.
+func (a *operatorCommand) planRequeue(
+	ctx context.Context, op admin.Operator, f *deadFilter, o admin.DeadOptions, questionFormat string,
+) (int64, error) {
+	if f.Empty() && !f.All {
+		return 0, errNoSelection
+	}
+	if a.dryRun || a.yes {
+		return op.Letters().Count(ctx, f.DeadFilter)
+	}
+
+	o.DryRun = true
+	plan, err := op.Letters().Requeue(ctx, f.DeadFilter, o, nil)
+	if err != nil || plan.Requeued == 0 {
+		return plan.Matched, err
+	}
+	question := fmt.Sprintf(questionFormat, countNoun(plan.Requeued, "dead letter"))
+	if plan.Refused > 0 {
+		question += fmt.Sprintf(" (%s cannot be requeued as they are, and stay)", formatThousands(plan.Refused))
+	}
+	return plan.Matched, a.confirm(ctx, question)
+}
+
+// checkFound returns an error if ids were given and no letter has any of them.
+func (f *deadFilter) checkFound(ctx context.Context, op admin.Operator, matched int64) error {
+	if matched > 0 || len(f.IDs) == 0 {
+		return nil
+	}
+
+	any := f.DeadFilter
+	any.RequeueStatus = ""
+	n, err := op.Letters().Count(ctx, any)
+	if err == nil && n == 0 {
+		err = errors.New("no dead letter matches these ids; outrelay dead list lists the letters" + f.otherSource())
+	}
+	return err
+}
+
+// otherSource is a hint for a search that looked only at the letters of the relay.
+func (f *deadFilter) otherSource() string {
+	if f.Source == admin.FromHandler {
+		return ""
+	}
+	return ", and outrelay dead list --source handler those of handlers"
 }
 
 // countAndConfirm counts the letters that f selects and asks for confirmation. actionFormat is a verb
@@ -343,6 +415,9 @@ They cannot be recovered.`,
 			bar := a.startProgress("discarding", n)
 			got, err := op.Letters().Discard(ctx, f.DeadFilter, a.dryRun, bar.setDone)
 			bar.clear()
+			if err == nil {
+				err = f.checkFound(ctx, op, got.Matched)
+			}
 			if err != nil && got.Discarded == 0 {
 				return err
 			}

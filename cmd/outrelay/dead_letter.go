@@ -175,7 +175,7 @@ its handler. The new payload contains the bytes of the file, so --payload-as can
 		Example: `  outrelay dead edit 0190b3c2-… --version 0 --topic payments.v2
   outrelay dead edit 0190b3c2-… --version 0 --payload order.json --unset contenttype
   outrelay dead edit 0190b3c2-… --version 0 --field aggregatetype=order --field aggregateid=7 --type OrderPlaced --payload - --payload-as json`,
-		Args: cobra.ExactArgs(1),
+		Args: exactArgs(1),
 	}
 
 	a, ref, e := p.addChangeFlags(c), addDeadRefFlags(c), addDeadEditFlags(c)

@@ -62,6 +62,19 @@ func (d *deployment) setHeartbeat(node string, at time.Time) {
 	}
 }
 
+// tryWatcher writes the documents of a watcher that ran once.
+func (d *deployment) tryWatcher(name string) {
+	d.t.Helper()
+	past := time.Now().Add(-time.Hour)
+	d.insertDocument(d.state.Collection("watchers"), bson.D{{Key: "_id", Value: name + "/0of1"}, {Key: "node", Value: "gone"}, {Key: "epoch", Value: int64(1)}, {Key: "expiresAt", Value: past}})
+	d.insertDocument(d.state.Collection("slots"), bson.D{{Key: "_id", Value: name}, {Key: "of", Value: 1}})
+	d.insertDocument(d.state.Collection("history"), bson.D{{Key: "_id", Value: name + "/0of1"}})
+	d.insertDocument(d.state.Collection("collections"), bson.D{
+		{Key: "_id", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: bytes.Repeat([]byte{7}, 16)}},
+		{Key: "ns", Value: "tried.outbox"}, {Key: "watcher", Value: name},
+	})
+}
+
 func (d *deployment) insertDocument(coll *mongo.Collection, doc bson.D) {
 	d.t.Helper()
 	if _, err := coll.InsertOne(d.t.Context(), doc); err != nil {
@@ -69,7 +82,7 @@ func (d *deployment) insertDocument(coll *mongo.Collection, doc bson.D) {
 	}
 }
 
-// runCommand runs a command and decodes its JSON into v, unless v is nil. It returns standard error.
+// runCommand runs a command and decodes its JSON into v, unless v is nil. It returns all output.
 func (d *deployment) runCommand(v any, want int, args ...string) string {
 	d.t.Helper()
 	if v != nil {
@@ -85,7 +98,7 @@ func (d *deployment) runCommand(v any, want int, args ...string) string {
 			d.t.Fatalf("%v: %v: %q %q", args, err, out, errOut)
 		}
 	}
-	return errOut
+	return out + errOut
 }
 
 // expectTexts fails the test unless text contains each of want.

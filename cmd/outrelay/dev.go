@@ -42,7 +42,7 @@ lost, repeated or out of order.
 With --scenario, the command shows one promise under one fault within a minute or two. It exits with 0 only if the promise
 held. --events and --rate then change the load:
 ` + scenarioList(),
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := checkDevOptions(o); err != nil {
 				return err
@@ -78,7 +78,7 @@ func newDevCleanCommand(p *program) *cobra.Command {
 for the tests of the page), and the data of runs that have ended. The next run downloads them again.
 
 Nothing is removed while servers of dev or of a test are running.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cleaned, err := devstack.Clean(c.Context())
 			for _, e := range cleaned {

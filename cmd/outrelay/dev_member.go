@@ -12,7 +12,7 @@ import (
 // service. SIGTERM ends it.
 func newDevMemberCommand(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: member.Command, Hidden: true, Args: cobra.ExactArgs(1),
+		Use: member.Command, Hidden: true, Args: exactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			s, err := member.Parse(args[0])
 			if err != nil {

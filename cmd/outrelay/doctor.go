@@ -14,7 +14,7 @@ func newDoctorCommand(p *program) *cobra.Command {
 		Long: `Check the replica set, privileges, oplog, indexes, write concern, clocks, brokers, topics and ACLs. Each line shows the
 finding of a check. A warning or failure also shows why it matters and how to fix it. The command changes nothing and does
 not disturb a running relay. The exit code is 1 if a check fails. The command takes at most ` + doctor.Limit.String() + `.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, _, err := p.loadWithLogger()
 			if err != nil {
@@ -28,7 +28,7 @@ not disturb a running relay. The exit code is 1 if a check fails. The command ta
 			if asJSON {
 				err = printJSON(p.out, r)
 			} else {
-				err = r.Print(p.errOut)
+				err = r.Print(p.out)
 			}
 			if err == nil && r.Failed() {
 				return reportedError(exitConfig)

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/config"
 )
 
 const (
@@ -49,7 +50,7 @@ With --follow, also show new entries until Ctrl-C; together with --json, as one 
 		Example: `  outrelay events --kind node_stale,lease_lost --from 24h
   outrelay events --actor ann --json
   outrelay events --follow`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 
 	a := p.addReadFlags(c)
@@ -92,11 +93,26 @@ func (f *eventFlags) parseArgs(p *program) (err error) {
 		return fmt.Errorf("--limit must be from 1 to %d", admin.MaxPage)
 	}
 
+	for _, kind := range f.Kinds {
+		if !admin.IsEventKind(kind) {
+			return unknownKindError(kind)
+		}
+	}
+
 	// Only --watcher restricts the log to one watcher. The watcher in the configuration does not.
 	f.Watcher = *p.namedFlags["watcher"]
 
 	f.From, f.To, err = parsePastRange("from", f.from, "to", f.to)
 	return err
+}
+
+// unknownKindError names the kind that was probably meant, or all kinds.
+func unknownKindError(kind string) error {
+	known := admin.EventKinds()
+	if near := config.NearestName(kind, known); near != "" {
+		return fmt.Errorf("--kind: no entry is of kind %q; did you mean %s?", kind, near)
+	}
+	return fmt.Errorf("--kind: no entry is of kind %q; expected one of %s", kind, strings.Join(known, ", "))
 }
 
 func printEvents(w io.Writer, page admin.EventPage) error {
@@ -231,7 +247,7 @@ func (a *operatorCommand) writeEvent(e admin.LogEvent) error {
 	if a.json {
 		return json.NewEncoder(a.p.out).Encode(e)
 	}
-	_, err := fmt.Fprintf(a.p.errOut, "%s %-22s %-12s %-16s %s\n", e.At.Local().Format(time.DateTime), sanitizeLine(e.Kind),
+	_, err := fmt.Fprintf(a.p.out, "%s %-22s %-12s %-16s %s\n", e.At.Local().Format(time.DateTime), sanitizeLine(e.Kind),
 		sanitizeLine(e.Watcher), sanitizeLine(cmp.Or(e.Actor, e.Node)), sanitizeLine(formatFields(e.Fields)))
 	return err
 }
@@ -249,7 +265,7 @@ func newEventsTrimCommand(p *program) *cobra.Command {
 		Short: "Remove the oldest entries of the events log",
 		Long: `Remove all entries of the events log except the newest N, for all watchers. Relays also keep at most
 10,000 entries, and the server removes entries after 30 days.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 
 	a := p.addChangeFlags(c)

@@ -155,7 +155,7 @@ func TestEventsAreFollowed(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	out, _, end := d.startCommand("events", "--follow", "--json")
-	_, people, endPeople := d.startCommand("events", "--follow", "--kind", "paused")
+	people, _, endPeople := d.startCommand("events", "--follow", "--kind", "paused")
 	out.waitForText(t, "node_started", 2)
 	d.runCommand(nil, exitOK, "pause")
 	out.waitForText(t, `"kind":"paused"`, 1)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -27,7 +28,7 @@ func newFailedListCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "list",
 		Short: "List failed envelopes, the latest failures first, at most 100",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 	}
 
 	a := p.addReadFlags(c)
@@ -69,7 +70,7 @@ func newFailedResetCommand(p *program) *cobra.Command {
 		Short: "Reset the attempts of failed envelopes and retry them now",
 		Long: `Set the number of failed attempts back to 0 and retry the envelopes at once. Envelopes that wait for
 another reason, or that were sent in the meantime, are left alone.`,
-		Args: cobra.MinimumNArgs(1),
+		Args: minArgs(1),
 	}
 	return p.newFailedAction(c, "reset", admin.Waiting.Reset)
 }
@@ -107,6 +108,9 @@ func (p *program) newFailedAction(c *cobra.Command, done string, act failedActio
 				return err
 			}
 
+			if len(ids) > 0 && got.Failed == 0 {
+				return errors.New("no failed envelope has one of these ids; outrelay failed list lists the envelopes")
+			}
 			got.DryRun = a.dryRun
 			return a.printResult(got, func(w io.Writer) error {
 				if a.dryRun {

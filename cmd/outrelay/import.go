@@ -39,7 +39,7 @@ that were imported are left out.
   masstransit        outbox.messages                                    DestinationAddress`,
 		Example: `  outrelay import --from slimmessagebus --database slimmessagebus --dry-run
   outrelay import --from masstransit --key-header customer --yes`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 
 	a := p.addChangeFlags(c)

@@ -73,7 +73,7 @@ func newInboxCountsCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "counts",
 		Short: "Count the handled and claimed messages of each inbox",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 	}
 
 	a := p.addReadFlags(c)
@@ -102,7 +102,7 @@ func newInboxMarksCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "marks",
 		Short: "Show the watermarks of each consumer by partition, if it keeps watermarks",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 	}
 
 	a, f := p.addReadFlags(c), addInboxFlags(c)
@@ -137,7 +137,7 @@ func newInboxPurgeCommand(p *program) *cobra.Command {
 		Short: "Remove the marks of messages that were handled long ago",
 		Long: `Remove the marks of messages that were handled at least --older-than ago, before their retention is
 over. If such a message is delivered again later, and no watermark covers it, it is handled again.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 
 	a, f := p.addChangeFlags(c), addInboxFlags(c)
@@ -189,7 +189,7 @@ func newInboxReleaseCommand(p *program) *cobra.Command {
 		Long: `Release the messages that consumers have claimed, so that other consumers can handle them at once.
 Claims with an expired lease can be taken over without this command. Live claims are rejected
 without --force: use it only for a process that has stopped for certain.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 
 	a, f := p.addChangeFlags(c), addInboxFlags(c)

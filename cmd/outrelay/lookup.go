@@ -24,7 +24,7 @@ mark, it also shows the offset in Kafka. For a key, waiting envelopes and dead l
 found, other envelopes only between --from and --to. The exit code is 1 if nothing is found.`,
 		Example: `  outrelay lookup 0190b3c2-7a1d-7c55-9d3e-2f1f6c1c8f10
   outrelay lookup --key customer-17 --from 6h`,
-		Args: cobra.MaximumNArgs(1),
+		Args: maxArgs(1),
 	}
 
 	a := p.addReadFlags(c)
@@ -131,7 +131,7 @@ func newPingCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ping",
 		Short: "Measure how fast MongoDB answers; exit with 75 if it does not",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 	}
 
 	a := p.addReadFlags(c)

@@ -1,10 +1,7 @@
 // Command outrelay relays the events of MongoDB outbox collections to Kafka.
 //
-// Exit codes: 0 after a graceful end, 1 if the configuration or the command line is wrong or a check
-// fails, 75 if a later attempt may succeed.
-//
-// Documents for programs (JSON, YAML, completions) go to standard output, everything else to standard
-// error. The first interrupt or SIGTERM ends the command gracefully, the second ends it at once.
+// exitTable lists the exit codes. The result of a command goes to standard output, progress, questions,
+// warnings and errors to standard error. The first interrupt or SIGTERM ends the command gracefully, the second ends it at once.
 package main
 
 import (

@@ -54,14 +54,14 @@ var minimalEnv = []string{"OUTRELAY_MONGODB_URI=mongodb://user:" + plantedSecret
 func TestValidate(t *testing.T) {
 	t.Parallel()
 	code, out, errOut := runCommand(t, minimalEnv, "validate")
-	if code != 0 || out != "" || errOut != "ok\n" {
+	if code != 0 || out != "ok\n" || errOut != "" {
 		t.Errorf("exit code %d, stdout %q, stderr %q", code, out, errOut)
 	}
 
 	good := writeConfig(t, "mongodb: {uri: 'mongodb://m1/'}\nkafka: {brokers: ['k:1']}\nwatch: [a.outbox]\n")
 	for _, args := range [][]string{{"validate", "--config", good}, {"validate", "-c", good}, {"--config", good, "validate"}} {
-		if code, _, errOut := runCommand(t, nil, args...); code != 0 || errOut != "ok\n" {
-			t.Errorf("%v: exit code %d, output %q", args, code, errOut)
+		if code, out, _ := runCommand(t, nil, args...); code != 0 || out != "ok\n" {
+			t.Errorf("%v: exit code %d, output %q", args, code, out)
 		}
 	}
 
@@ -71,13 +71,13 @@ func TestValidate(t *testing.T) {
 
 	bad := writeConfig(t, "mongodb: {url: x}\nkafka: {compression: zip}\n")
 	code, out, errOut = runCommand(t, nil, "validate", "--config", bad, "--set", "lease.ttl=1ms")
-	if code != 1 || out != "" {
-		t.Errorf("exit code %d, stdout %q", code, out)
+	if code != 1 || errOut != "" {
+		t.Errorf("exit code %d, stderr %q", code, errOut)
 	}
 
 	for _, want := range []string{"mongodb.url (line 1): unknown key; did you mean mongodb.uri?", `kafka.compression (line 2): found "zip"; expected one of none, gzip`, "kafka.brokers (line 2): required and not set", "lease.ttl: found 1ms; expected between 1s and 5m0s", "5 problems\n"} {
-		if !strings.Contains(errOut, want) {
-			t.Errorf("no %q in %s", want, errOut)
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in %s", want, out)
 		}
 	}
 }
@@ -130,14 +130,14 @@ func TestSchemaAndVersion(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &b); err != nil || code != 0 || errOut != "" || b.Version == "" || b.Go != runtime.Version() {
 		t.Errorf("%v: exit code %d, stdout %q, stderr %q", err, code, out, errOut)
 	}
-	if code, out, errOut := runCommand(t, nil, "version"); code != 0 || out != "" || !strings.HasPrefix(errOut, "outrelay ") {
+	if code, out, errOut := runCommand(t, nil, "version"); code != 0 || errOut != "" || !strings.HasPrefix(out, "outrelay ") {
 		t.Errorf("exit code %d, stdout %q, stderr %q", code, out, errOut)
 	}
 }
 
 func TestCommandLineErrors(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"nonsense"}, {"validate", "x"}, {"validate", "--nonsense"}, {"validate", "--config", "/no/such/file"}, {"validate", "--set", "nonsense"}} {
+	for _, args := range [][]string{{"nonsense"}, {"validate", "x"}, {"validate", "--nonsense"}, {"config", "print", "--set", "nonsense"}} {
 		code, out, errOut := runCommand(t, minimalEnv, args...)
 		if code != 1 || out != "" || errOut == "" {
 			t.Errorf("%v: exit code %d, stdout %q, stderr %q", args, code, out, errOut)
@@ -187,7 +187,7 @@ func TestNoOutputShowsASecret(t *testing.T) {
 	}
 
 	var logged bytes.Buffer
-	p := &program{errOut: &logged, env: env, configFile: good}
+	p := &program{out: &logged, errOut: &logged, env: env, configFile: good}
 	p.executeCommand(t.Context(), []string{"validate", "--config", good})
 	for _, format := range []string{"text", "json"} {
 		cfg, _, err := p.loadWithLogger()

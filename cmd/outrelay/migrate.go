@@ -26,7 +26,7 @@ func newMigrateStatusCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show which migrations were applied, when and by which node",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 	}
 
 	a := p.addReadFlags(c)
@@ -75,7 +75,7 @@ privileges: grant them and run it again.
 An index is not created while an open transaction has written to its collection, because inserts
 would have to wait. The command tries again for a minute. The exit code is 1 if something is left to
 do.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 
 	a := p.addChangeFlags(c)
@@ -151,7 +151,7 @@ the indexes that this version declares. An index can be missing, have other opti
 from an older version. --repair creates, replaces and drops indexes. While an index is rebuilt,
 purges and queries of its collection are slow. Indexes that outrelay did not create are left alone.
 The exit code is 1 if an index still differs at the end.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 
 	a := p.addChangeFlags(c)

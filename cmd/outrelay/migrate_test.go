@@ -54,22 +54,22 @@ func TestMigrateCommands(t *testing.T) {
 	if decode(out, &r); code != 0 || !r.OK() || len(r.Applied) != len(s.Steps) {
 		t.Fatalf("%d %+v %s", code, r, errOut)
 	}
-	if code, _, errOut = runCommand(t, env, "migrate", "status"); code != 0 || !strings.Contains(errOut, "applied") || !strings.Contains(errOut, "n1") {
+	if code, out, errOut = runCommand(t, env, "migrate", "status"); code != 0 || !strings.Contains(out+errOut, "applied") || !strings.Contains(out+errOut, "n1") {
 		t.Errorf("exit code %d, stderr %s", code, errOut)
 	}
 	if err := shop.Collection("outbox").Indexes().DropOne(t.Context(), "ts_1"); err != nil {
 		t.Fatal(err)
 	}
-	if code, _, errOut = runCommand(t, env, "migrate", "verify"); code != exitConfig || !strings.Contains(errOut, "ts_1") || !strings.Contains(errOut, `createIndex({"ts":1})`) {
+	if code, out, errOut = runCommand(t, env, "migrate", "verify"); code != exitConfig || !strings.Contains(out+errOut, "ts_1") || !strings.Contains(out+errOut, `createIndex({"ts":1})`) {
 		t.Errorf("exit code %d, stderr %s", code, errOut)
 	}
-	if code, _, errOut = runCommand(t, env, "migrate", "verify", "--repair"); code != exitConfig || !strings.Contains(errOut, "repair 1 index difference; pass --yes") {
+	if code, out, errOut = runCommand(t, env, "migrate", "verify", "--repair"); code != exitConfig || !strings.Contains(out+errOut, "repair 1 index difference; pass --yes") {
 		t.Errorf("without a question: %d %s", code, errOut)
 	}
-	if code, _, errOut = runCommand(t, env, "migrate", "verify", "--repair", "--yes"); code != 0 || !strings.Contains(errOut, "repaired") {
+	if code, out, errOut = runCommand(t, env, "migrate", "verify", "--repair", "--yes"); code != 0 || !strings.Contains(out+errOut, "repaired") {
 		t.Errorf("exit code %d, stderr %s", code, errOut)
 	}
-	if code, _, errOut = runCommand(t, env, "migrate", "verify"); code != 0 {
+	if code, out, errOut = runCommand(t, env, "migrate", "verify"); code != 0 {
 		t.Errorf("exit code %d, stderr %s", code, errOut)
 	}
 	if specs, err := shop.Collection("orders").Indexes().ListSpecifications(t.Context()); err != nil || len(specs) != 1 {

@@ -26,7 +26,7 @@ SCHEMA is the latest migration that the node supports. CONFIG is a hash of its c
 of one watcher with different values in CONFIG do not deliver in the same way.
 
 With --check, the exit code is 1 if no node is alive, or if a live node cannot reach Kafka.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 
 	a := p.addReadFlags(c)
@@ -131,7 +131,7 @@ func newNodesReleaseCommand(p *program) *cobra.Command {
 		Long: `Make a node release all slots that it owns. The node drains and releases them at its next renewal at
 the latest, and other nodes take over at once. The node does not acquire these slots again for
 --hold.`,
-		Args:              cobra.ExactArgs(1),
+		Args:              exactArgs(1),
 		ValidArgsFunction: p.completeNodes,
 	}
 
@@ -189,7 +189,7 @@ func newNodesRemoveCommand(p *program) *cobra.Command {
 		Short: "Remove a stopped node from the list",
 		Long: `Remove a stopped node from the list, and release the slots that it still owns. A live node is
 rejected, because its next heartbeat would list it again.`,
-		Args:              cobra.ExactArgs(1),
+		Args:              exactArgs(1),
 		ValidArgsFunction: p.completeNodes,
 	}
 

@@ -30,7 +30,7 @@ waiting envelopes stay as well, and so do all envelopes of a collection whose ga
 
 --dry-run counts the envelopes. It also shows up to which time each collection can be purged, and
 which watcher document sets that limit.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 
 	a := p.addChangeFlags(c)

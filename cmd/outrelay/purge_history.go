@@ -26,7 +26,7 @@ envelope (retention, purge.ttl).
 
 With --id, show these envelopes in any state. Without --id, show the envelopes written between
 --from and --to, by default in the last hour. --key restricts them to one ordering key.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 
 	a := p.addReadFlags(c)

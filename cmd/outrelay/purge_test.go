@@ -54,7 +54,7 @@ func TestPurgeAndHistoryCommands(t *testing.T) {
 	expect := func(wantCode int, want string, args ...string) string {
 		t.Helper()
 		code, out, errOut := runCommand(t, env, args...)
-		if code != wantCode || !strings.Contains(errOut, want) {
+		if code != wantCode || !strings.Contains(out+errOut, want) {
 			t.Errorf("%v: code %d, want %d with %q in: %s", args, code, wantCode, want, errOut)
 		}
 		return out

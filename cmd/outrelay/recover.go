@@ -42,7 +42,7 @@ because of transactions that were open. --dry-run counts by the same rules.
 
 --adopt accepts state that was copied from another replica set. --release NS lets another watcher
 read NS.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 
 	a := p.addChangeFlags(c)

@@ -45,7 +45,7 @@ continues the replay.`,
 		Example: `  outrelay replay --from 2026-11-20T08:00Z --to 2026-11-20T08:10Z --type OrderPlaced --dry-run
   outrelay replay --from 2h --key customer-17 --topic audit
   outrelay replay --resume 20261120T081500-1f2e`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 
 	a := p.addChangeFlags(c)
@@ -200,7 +200,7 @@ func newReplayListCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "list",
 		Short: "List the latest replays of the watcher",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 	}
 
 	a := p.addReadFlags(c)
@@ -228,7 +228,7 @@ func newReplayCancelCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cancel ID",
 		Short: "End an interrupted replay; only envelopes already queued are sent",
-		Args:  cobra.ExactArgs(1),
+		Args:  exactArgs(1),
 	}
 
 	a := p.addReadFlags(c)

@@ -66,7 +66,7 @@ func TestReplayCommands(t *testing.T) {
 		{[]string{"--from", "1h", "--to", "2h"}, "--from must be before --to"},
 		{[]string{"--from", "2h", "--rate", "-1"}, "--rate"},
 		{[]string{"--from", "2h", "--resume", "x"}, "resume"},
-		{[]string{"--resume", "x"}, "document not found"},
+		{[]string{"--resume", "x"}, "replay x: not found; outrelay replay list"},
 		{[]string{"--from", "2h"}, "send 3 envelopes of watcher default again; pass --yes"},
 		{[]string{"--from", "2h", "--yes"}, "compacted topics (" + compacted + ")"},
 		{[]string{"--from", "2h", "--collection", "a.b"}, "a.b is not one of watcher default"},
@@ -81,7 +81,7 @@ func TestReplayCommands(t *testing.T) {
 	if decode(out, &plan); code != 0 || plan.Found != 3 || len(plan.Topics) != 2 || plan.Collections[0].Name != ns {
 		t.Fatalf("%d %+v %s", code, plan, errOut)
 	}
-	if code, _, errOut = runCommand(t, env, "replay", "--from", "2h", "--dry-run"); code != 0 || !strings.Contains(errOut, "compacted: needs --force") || !strings.Contains(errOut, "3 envelopes would be sent again") {
+	if code, out, errOut = runCommand(t, env, "replay", "--from", "2h", "--dry-run"); code != 0 || !strings.Contains(out+errOut, "compacted: needs --force") || !strings.Contains(out+errOut, "3 envelopes would be sent again") {
 		t.Errorf("exit code %d, stderr %s", code, errOut)
 	}
 
@@ -101,17 +101,17 @@ func TestReplayCommands(t *testing.T) {
 	if decode(out, &list); code != 0 || len(list.Replays) != 1 || list.Replays[0].ID != i.ID {
 		t.Errorf("%d %+v %s", code, list, errOut)
 	}
-	if code, _, errOut = runCommand(t, env, "replay", "list"); code != 0 || !strings.Contains(errOut, i.ID) {
+	if code, out, errOut = runCommand(t, env, "replay", "list"); code != 0 || !strings.Contains(out+errOut, i.ID) {
 		t.Errorf("exit code %d, stderr %s", code, errOut)
 	}
 	// The replay has queued everything. Resuming it only waits, and it cannot be canceled.
-	if code, _, errOut = runCommand(t, env, "replay", "--resume", i.ID, "--wait=false"); code != 0 || !strings.Contains(errOut, "2 envelopes queued") {
+	if code, out, errOut = runCommand(t, env, "replay", "--resume", i.ID, "--wait=false"); code != 0 || !strings.Contains(out+errOut, "2 envelopes queued") {
 		t.Errorf("exit code %d, stderr %s", code, errOut)
 	}
 	if code, _, _ = runCommand(t, env, "replay", "cancel", i.ID); code != exitConfig {
 		t.Errorf("a replay that is done was cancelled: %d", code)
 	}
-	if code, _, errOut = runCommand(t, env, "replay", "--from", "2h", "--force", "--yes", "--wait=false"); code != 0 || !strings.Contains(errOut, "1 envelope queued") {
+	if code, out, errOut = runCommand(t, env, "replay", "--from", "2h", "--force", "--yes", "--wait=false"); code != 0 || !strings.Contains(out+errOut, "1 envelope queued") {
 		t.Errorf("exit code %d, stderr %s", code, errOut)
 	}
 }

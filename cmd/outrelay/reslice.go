@@ -36,7 +36,7 @@ slot if some of the newest envelopes lack it, because these all stay in the firs
 If an owner does not release in time, or a partition cannot be fenced, nothing is changed and the
 slots continue. If the command is killed, the slots stay paused. In that case, run it again, or run
 outrelay resume.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 
 	a := p.addChangeFlags(c)

@@ -31,7 +31,7 @@ again after a change. To find missing privileges of existing roles, run outrelay
 Managed services have other formats: --only atlas prints custom roles for the Atlas
 Administration API, one in a line, --only confluent commands of the confluent CLI, with the id of a
 service account as principal, and --only msk policies of AWS IAM for Amazon MSK.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			cfg, err := p.loadWithoutServers()
 			if err != nil {

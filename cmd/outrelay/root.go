@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 
@@ -15,13 +14,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/logging"
-)
-
-// The exit codes.
-const (
-	exitOK        = 0
-	exitConfig    = 1  // wrong configuration or command line, or a failed check
-	exitTemporary = 75 // EX_TEMPFAIL: a later attempt may succeed
 )
 
 // program holds the state that all commands share: the streams, the environment and the flags of the
@@ -32,9 +24,11 @@ type program struct {
 	env         []string
 	exit        func(code int) // ends the process at once
 
-	configFile string
-	setFlags   []string
-	namedFlags map[string]*string // flags such as --watcher, by the configuration key that they set
+	configFile  string
+	contextName string // of --context
+	context     string // the context in use, or "" for none
+	setFlags    []string
+	namedFlags  map[string]*string // flags such as --watcher, by the configuration key that they set
 
 	level slog.LevelVar
 
@@ -64,43 +58,39 @@ func (p *program) executeCommand(ctx context.Context, args []string) int {
 	return exitCode(err)
 }
 
-// commands returns the constructors of all commands under the root, in the order of the help.
-func commands() []func(*program) *cobra.Command {
-	return slices.Concat([]func(*program) *cobra.Command{
-		newRunCommand,
-	}, developmentCommands(), []func(*program) *cobra.Command{
-		newStatusCommand,
-		newNodesCommand,
-		newEventsCommand,
-		newLookupCommand,
-		newPingCommand,
-		newDoctorCommand,
-		newRolesCommand,
-		newPauseCommand,
-		newResumeCommand,
-		newPinCommand,
-		newStepDownCommand,
-		newScheduledCommand,
-		newAdoptCommand,
-		newImportCommand,
-		newRecoverCommand,
-		newResliceCommand,
-		newPurgeCommand,
-		newHistoryCommand,
-		newDeadCommand,
-		newWaitingCommand,
-		newFailedCommand,
-		newReplayCommand,
-		newSagaCommand,
-		newInboxCommand,
-		newStorageCommand,
-		newMigrateCommand,
-		newValidateCommand,
-		newConfigCommand,
-		newSchemaCommand,
-		newVersionCommand,
-		newDocsCommand,
-	})
+// commandGroup is a part of the help of the root command.
+type commandGroup struct {
+	id, title string
+	commands  []func(*program) *cobra.Command
+}
+
+// commandGroups returns the constructors of all commands under the root, in the order of the help.
+func commandGroups() []commandGroup {
+	return []commandGroup{
+		{"relay", "Run and control the relay:", []func(*program) *cobra.Command{
+			newRunCommand, newPauseCommand, newResumeCommand, newPinCommand, newStepDownCommand, newWatchersCommand,
+			newResliceCommand, newRecoverCommand,
+		}},
+		{"look", "Look and check:", []func(*program) *cobra.Command{
+			newStatusCommand, newNodesCommand, newEventsCommand, newLookupCommand, newPingCommand, newDoctorCommand,
+		}},
+		{"events", "Events that wait, failed or are sent again:", []func(*program) *cobra.Command{
+			newDeadCommand, newFailedCommand, newWaitingCommand, newScheduledCommand, newReplayCommand,
+		}},
+		{"services", "Sagas and inboxes of services:", []func(*program) *cobra.Command{
+			newSagaCommand, newInboxCommand,
+		}},
+		{"storage", "Storage and migration:", []func(*program) *cobra.Command{
+			newMigrateCommand, newStorageCommand, newPurgeCommand, newHistoryCommand, newAdoptCommand, newImportCommand,
+		}},
+		{"configuration", "Configuration:", []func(*program) *cobra.Command{
+			newValidateCommand, newConfigCommand, newContextCommand, newSchemaCommand, newRolesCommand,
+		}},
+		{"development", "Try out and measure:", developmentCommands()},
+		{"program", "This program:", []func(*program) *cobra.Command{
+			newVersionCommand, newDocsCommand,
+		}},
+	}
 }
 
 // newRootCommand returns the root command with all flags, completions and subcommands. Parsing its
@@ -111,18 +101,29 @@ func newRootCommand(p *program) *cobra.Command {
 		Short:         "Relay events from MongoDB outbox collections to Kafka",
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          cobra.NoArgs,
+		Version:       thisBuild().Version,
+		Args:          noArgs,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
+			// The commands of contexts must work even if a context is wrong.
+			if c.HasParent() && c.Parent().Name() == "context" {
+				return nil
+			}
+			return p.useContext(c)
+		},
 	}
 	root.SetIn(p.in)
 	root.SetOut(p.out)
 	root.SetErr(p.errOut)
+	root.SetFlagErrorFunc(explainFlagError)
+	root.SetVersionTemplate(thisBuild().String())
 
 	flags := root.PersistentFlags()
 	flags.StringVarP(&p.configFile, "config", "c", envValue(p.env, "OUTRELAY_CONFIG"),
 		"YAML `file` with the configuration; without a file, only the environment and flags count")
 	flags.StringArrayVar(&p.setFlags, "set", nil,
 		"set one key, as `path=value`; takes precedence over the file and the environment; may be repeated")
+	flags.StringVar(&p.contextName, "context", "", "`name` of the environment to use: see outrelay context")
 	p.namedFlags = make(map[string]*string)
 	for _, f := range []struct{ name, key, usage string }{
 		{"watcher", "watcher", "`name` of the watcher"},
@@ -136,9 +137,16 @@ func newRootCommand(p *program) *cobra.Command {
 	}
 	registerCompletions(root)
 
-	for _, newCommand := range commands() {
-		root.AddCommand(newCommand(p))
+	for _, g := range commandGroups() {
+		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
+		for _, newCommand := range g.commands {
+			c := newCommand(p)
+			c.GroupID = g.id
+			root.AddCommand(c)
+		}
 	}
+	root.SetHelpCommandGroupID("program")
+	root.SetCompletionCommandGroupID("program")
 	return root
 }
 
@@ -208,45 +216,6 @@ func (p *program) loadWithLogger() (config.Config, *slog.Logger, error) {
 	return cfg, log, nil
 }
 
-// codeError is an error with an explicit exit code.
-type codeError struct {
-	code int
-	err  error
-}
-
-func (e *codeError) Error() string { return e.err.Error() }
-func (e *codeError) Unwrap() error { return e.err }
-
-// markTemporary wraps err so that the process exits with 75: a later attempt may succeed. It returns
-// nil for nil.
-func markTemporary(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &codeError{exitTemporary, err}
-}
-
-// reportedError is a failure that the command has printed already. It only sets the exit code.
-type reportedError int
-
-func (s reportedError) Error() string { return fmt.Sprintf("exit code %d", int(s)) }
-
-func exitCode(err error) int {
-	if err == nil {
-		return exitOK
-	}
-
-	var coded *codeError
-	if errors.As(err, &coded) {
-		return coded.code
-	}
-	var reported reportedError
-	if errors.As(err, &reported) {
-		return int(reported)
-	}
-	return exitConfig
-}
-
 // envValue returns the value of an environment variable, or "". The last assignment in env counts.
 func envValue(env []string, name string) string {
 	for i := len(env) - 1; i >= 0; i-- {
@@ -259,7 +228,7 @@ func envValue(env []string, name string) string {
 
 // newGroup makes c a command that only has subcommands. Without one it prints its help.
 func newGroup(c *cobra.Command, subcommands ...*cobra.Command) *cobra.Command {
-	c.Args = cobra.NoArgs
+	c.Args = noArgs
 	c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
 	c.AddCommand(subcommands...)
 	return c

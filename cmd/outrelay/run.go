@@ -3,10 +3,14 @@ package main
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"runtime/debug"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/doctor"
 	"github.com/outrelay/outrelay/internal/operators"
 	"github.com/outrelay/outrelay/internal/process"
 )
@@ -23,10 +27,15 @@ sent.
 SIGHUP reloads the configuration. A new log.level and new tokens of http.admin apply at once. Other changed keys are logged and
 apply at the next start. Renewed certificates need no signal.
 
+If the configuration cannot work, for example because of a wrong password or a server without a replica
+set, the command exits with 1. If MongoDB or Kafka cannot be reached for 30 seconds at the start, it
+exits with 75. Once it runs, it waits until the servers are back, however long that takes.
+
 Several processes may run with the same configuration. One is the owner; the others are standbys and
 take over when the owner stops or dies.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return p.runRelay(c.Context()) },
+		Args:        noArgs,
+		Annotations: map[string]string{annotationNoContext: "run"},
+		RunE:        func(c *cobra.Command, _ []string) error { return p.runRelay(c.Context()) },
 	}
 }
 
@@ -34,6 +43,9 @@ take over when the owner stops or dies.`,
 func (p *program) runRelay(ctx context.Context) error {
 	cfg, log, err := p.loadWithLogger()
 	if err != nil {
+		return err
+	}
+	if err := reachServers(ctx, cfg, log, startPatience); err != nil || ctx.Err() != nil {
 		return err
 	}
 	version := thisBuild().Version
@@ -55,6 +67,46 @@ func (p *program) runRelay(ctx context.Context) error {
 		return err
 	}
 	return markTemporary(err)
+}
+
+const (
+	// startPatience bounds the time for which run waits for MongoDB and Kafka at its start.
+	startPatience = 30 * time.Second
+
+	startRetry = time.Second
+)
+
+// reachServers waits until MongoDB and Kafka accept the connections of the relay. It returns an error at once if a later
+// attempt cannot succeed, and a temporary error after patience. It returns nil if ctx ends.
+func reachServers(ctx context.Context, cfg config.Config, log *slog.Logger, patience time.Duration) error {
+	reach := doctor.Reach
+	if !cfg.HasRole(config.RoleRelay) {
+		reach = doctor.ReachMongo
+	}
+
+	began, last := time.Now(), ""
+	for {
+		err := reach(ctx, cfg)
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		if doctor.IsLasting(err) {
+			return err
+		}
+		if time.Since(began) >= patience {
+			return markTemporary(err)
+		}
+
+		if err.Error() != last {
+			last = err.Error()
+			log.Warn("waiting for the servers", "reason", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(startRetry):
+		}
+	}
 }
 
 // heapGrowth is the percentage for the garbage collector (GOGC). The path of an event allocates almost

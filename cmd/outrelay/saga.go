@@ -32,7 +32,7 @@ func newSagaTypesCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "types",
 		Short: "List the sagas that services have registered, with their number of instances",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 	}
 
 	a := p.addReadFlags(c)
@@ -46,7 +46,7 @@ func newSagaTypesCommand(p *program) *cobra.Command {
 }
 
 func printSagaTypes(w io.Writer, all sagaTypes) error {
-	empty, head := "no service in this watcher's databases has registered a saga", "SAGA\tDATABASE\tINSTANCES\tIDS\tOWNER"
+	empty, head := "no service in this watcher's databases has registered a saga; a service does so when it first starts the saga's handler", "SAGA\tDATABASE\tINSTANCES\tIDS\tOWNER"
 	return writeList(w, empty, head, all.Types, func(t admin.SagaType, row func(...any)) {
 		row(t.Name, t.Database, formatThousands(t.Count), t.IDKind, t.Owner)
 	})
@@ -87,7 +87,7 @@ func newSagaListCommand(p *program) *cobra.Command {
 		Short: "List the instances of a saga, the latest changes first",
 		Long: `List the instances of a saga, the latest changes first, without their state. Completed instances are
 listed until their tombstones are removed.`,
-		Args: cobra.ExactArgs(1),
+		Args: exactArgs(1),
 	}
 
 	a := p.addReadFlags(c)
@@ -133,7 +133,7 @@ func newSagaShowCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "show SAGA ID",
 		Short: "Show one instance of a saga: times, timeouts, and with --state its state",
-		Args:  cobra.ExactArgs(2),
+		Args:  exactArgs(2),
 	}
 
 	a := p.addReadFlags(c)

@@ -218,10 +218,18 @@ func (a *operatorCommand) cancelScheduled(ctx context.Context, o admin.Operator,
 		}
 	}
 
-	return a.printResult(done, func(w io.Writer) error {
-		_, err := fmt.Fprintln(w, "canceled "+countNoun(done.Cancelled, "scheduled envelope"))
+	err = a.printResult(done, func(w io.Writer) error {
+		text := "canceled " + countNoun(done.Cancelled, "scheduled envelope")
+		if missing := int64(len(f.IDs)) - done.Cancelled; missing > 0 {
+			text += fmt.Sprintf("; %s of the ids are not scheduled, or are being sent already", formatThousands(missing))
+		}
+		_, err := fmt.Fprintln(w, text)
 		return err
 	})
+	if err == nil && done.Cancelled < int64(len(f.IDs)) {
+		err = reportedError(exitConfig)
+	}
+	return err
 }
 
 func newScheduledRescheduleCommand(p *program) *cobra.Command {
@@ -231,7 +239,7 @@ func newScheduledRescheduleCommand(p *program) *cobra.Command {
 		Short: "Change the due time of scheduled envelopes",
 		Long: `Change the due time of the scheduled envelopes with these ids, unless a watcher has claimed them for
 sending. The exit code is 1 if one of them is not scheduled any more.`,
-		Args: cobra.MinimumNArgs(1),
+		Args: minArgs(1),
 	}
 
 	a := p.addChangeFlags(c)

@@ -55,7 +55,7 @@ func TestScheduledCommands(t *testing.T) {
 				t.Fatalf("%v: %v: %q", args, err, out)
 			}
 		}
-		return errOut
+		return out + errOut
 	}
 
 	left := func(want int64) {

@@ -26,7 +26,7 @@ configuration.`,
 		&cobra.Command{
 			Use:   "config",
 			Short: "Print the JSON Schema of the configuration file",
-			Args:  cobra.NoArgs,
+			Args:  noArgs,
 			RunE: func(*cobra.Command, []string) error {
 				_, err := p.out.Write(config.Schema())
 				return err
@@ -37,7 +37,7 @@ configuration.`,
 			Short: "Print a JSON Schema of an envelope in Extended JSON",
 			Long: `Print a JSON Schema (draft 2020-12) of an envelope in Extended JSON, for editors and for the tests of a
 service.`,
-			Args: cobra.NoArgs,
+			Args: noArgs,
 			RunE: func(*cobra.Command, []string) error { return printSchema(p.out, envelope.JSONSchema()) },
 		},
 		&cobra.Command{
@@ -48,7 +48,7 @@ relay would turn into a dead letter. It permits everything that the relay writes
 			Example: `  outrelay schema validator > validator.json
   mongosh "$MONGODB_URI" --eval 'db.runCommand({ collMod: "outbox",
     validator: EJSON.parse(fs.readFileSync("validator.json", "utf8")) })'`,
-			Args: cobra.NoArgs,
+			Args: noArgs,
 			RunE: func(*cobra.Command, []string) error {
 				return printSchema(p.out, bson.D{{Key: "$jsonSchema", Value: envelope.Validator()}})
 			},

@@ -22,7 +22,7 @@ const (
 	// countTimeout bounds the counts of the status. Without them, the status still shows the owners.
 	countTimeout = 5 * time.Second
 
-	minWatchInterval = 100 * time.Millisecond
+	minFollowInterval = 100 * time.Millisecond
 )
 
 // statusReport is the output of `outrelay status --json`.
@@ -33,7 +33,7 @@ type statusReport struct {
 }
 
 func newStatusCommand(p *program) *cobra.Command {
-	var watch, check bool
+	var follow, check bool
 	var every time.Duration
 	c := &cobra.Command{
 		Use:   "status",
@@ -42,26 +42,26 @@ func newStatusCommand(p *program) *cobra.Command {
 events wait. For the configured watcher, also show the waiting events by topic, with counts and
 checks. The command reads only MongoDB, so it works without access to the outrelay processes.
 
-With --watch on a terminal, the display is updated until Ctrl-C. Without a terminal, --watch prints
+With --follow on a terminal, the display is updated until Ctrl-C. Without a terminal, --follow prints
 a line for each slot, and with --json one object per line. With --check, the exit code is 1 if a
 check fails.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 
 	a := p.addReadFlags(c)
-	c.Flags().BoolVarP(&watch, "watch", "w", false, "update the status until Ctrl-C")
-	c.Flags().DurationVar(&every, "every", time.Second, "interval between two updates of --watch")
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "update the status until Ctrl-C")
+	c.Flags().DurationVar(&every, "every", time.Second, "interval between two updates of --follow")
 	c.Flags().BoolVar(&check, "check", false, "exit with 1 if a check fails")
-	c.MarkFlagsMutuallyExclusive("watch", "check")
+	c.MarkFlagsMutuallyExclusive("follow", "check")
 
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		if every < minWatchInterval {
-			return fmt.Errorf("--every must be at least %s", minWatchInterval)
+		if every < minFollowInterval {
+			return fmt.Errorf("--every must be at least %s", minFollowInterval)
 		}
 
 		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			if watch {
-				return a.watchStatus(ctx, op, every)
+			if follow {
+				return a.followStatus(ctx, op, every)
 			}
 
 			s, err := readStatus(ctx, op)
@@ -96,7 +96,7 @@ func readStatus(ctx context.Context, op admin.Operator) (statusReport, error) {
 
 	s, statusErr := admin.ReadStatus(ctx, op.State)
 	if statusErr != nil {
-		return statusReport{}, markTemporary(explainUnreachable(statusErr))
+		return statusReport{}, statusErr
 	}
 	problem := err.Error()
 	if errors.Is(err, context.DeadlineExceeded) {
@@ -115,12 +115,6 @@ func (s statusReport) hasFailedCheck() bool {
 		}
 	}
 	return false
-}
-
-// explainUnreachable adds the next step to an error of the state database: doctor finds out whether the
-// address, the password or something else is wrong.
-func explainUnreachable(err error) error {
-	return fmt.Errorf("cannot read the state database: %w; run `outrelay doctor` to find the cause", err)
 }
 
 // printStatus writes the status for people.
@@ -248,10 +242,10 @@ func (s statusReport) printChecks(w io.Writer) error {
 	return err
 }
 
-// watchStatus shows the status until ctx ends. A server that does not answer does not end it:
-// watchStatus shows the error and tries again.
-func (a *operatorCommand) watchStatus(ctx context.Context, op admin.Operator, every time.Duration) error {
-	f := &screen{out: a.p.errOut}
+// followStatus shows the status until ctx ends. A server that does not answer does not end it:
+// followStatus shows the error and tries again.
+func (a *operatorCommand) followStatus(ctx context.Context, op admin.Operator, every time.Duration) error {
+	f, onTerminal := &screen{out: a.p.out}, isTerminal(a.p.out)
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 
@@ -264,13 +258,13 @@ func (a *operatorCommand) watchStatus(ctx context.Context, op admin.Operator, ev
 		switch {
 		case a.json && err == nil:
 			err = json.NewEncoder(a.p.out).Encode(s)
-		case err != nil && (a.json || !a.onTerminal):
-			fmt.Fprintln(a.p.errOut, sanitizeLine(err.Error()))
+		case err != nil && (a.json || !onTerminal):
+			fmt.Fprintln(a.p.errOut, sanitizeLine(classifyError(err).Error()))
 			err = nil
-		case a.onTerminal:
-			err = f.drawFrame(func(w io.Writer) error { return s.printFrame(w, err) })
+		case onTerminal:
+			err = f.drawFrame(func(w io.Writer) error { return s.printFrame(w, classifyError(err)) })
 		default:
-			err = s.printLines(a.p.errOut)
+			err = s.printLines(a.p.out)
 		}
 		if err != nil {
 			return err
@@ -284,7 +278,7 @@ func (a *operatorCommand) watchStatus(ctx context.Context, op admin.Operator, ev
 	}
 }
 
-// printFrame writes one frame of the watch: the status, or the problem if there is one.
+// printFrame writes one frame of --follow: the status, or the problem if there is one.
 func (s statusReport) printFrame(w io.Writer, problem error) error {
 	fmt.Fprintf(w, "outrelay status · %s · Ctrl-C to stop\n\n", time.Now().Format(time.TimeOnly))
 	if problem != nil {
@@ -294,7 +288,7 @@ func (s statusReport) printFrame(w io.Writer, problem error) error {
 	return s.printStatus(w)
 }
 
-// printLines writes one line for each slot, for a watch without a terminal.
+// printLines writes one line for each slot, for --follow without a terminal.
 func (s statusReport) printLines(w io.Writer) error {
 	at := s.At.Local().Format(time.TimeOnly)
 	if len(s.Watchers) == 0 {

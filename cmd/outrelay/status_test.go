@@ -43,14 +43,14 @@ func TestStatusCommand(t *testing.T) {
 
 	expectTexts(t, d.runCommand(nil, exitConfig, "status", "--check"), "FAIL slot default/0of1: no process runs it", "start outrelay run")
 	d.runCommand(nil, exitConfig, "status", "--every", "1ms")
-	d.runCommand(nil, exitConfig, "status", "--watch", "--check")
+	d.runCommand(nil, exitConfig, "status", "--follow", "--check")
 }
 
 func TestStatusIsWatched(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	out, _, end := d.startCommand("status", "--watch", "--every", "100ms", "--json")
-	_, lines, endLines := d.startCommand("status", "--watch", "--every", "100ms")
+	out, _, end := d.startCommand("status", "--follow", "--every", "100ms", "--json")
+	lines, _, endLines := d.startCommand("status", "-f", "--every", "100ms")
 	first, _, _ := strings.Cut(out.waitForText(t, "\n", 2), "\n")
 	var s statusReport
 	if err := json.Unmarshal([]byte(first), &s); err != nil || len(s.Watchers) != 1 {
@@ -100,5 +100,5 @@ func TestPing(t *testing.T) {
 	d.env = append(d.env, "OUTRELAY_MONGODB_STATE="+stacktest.Database(t, d.shop.Client()).Name())
 	expectTexts(t, d.runCommand(nil, exitOK, "ping"), "no watcher has run")
 	d.env = append(d.env, "OUTRELAY_MONGODB_URI=mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=200")
-	expectTexts(t, d.runCommand(nil, exitTemporary, "ping"), "outrelay doctor")
+	expectTexts(t, d.runCommand(nil, exitTemporary, "ping"), "MongoDB cannot be used: 127.0.0.1:1: connection refused")
 }

@@ -23,7 +23,7 @@ func newStorageCountsCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "counts",
 		Short: "Count envelopes by state, dead letters, inbox marks and sagas",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 	}
 
 	a := p.addReadFlags(c)
@@ -69,7 +69,7 @@ func newStorageRebuildCommand(p *program) *cobra.Command {
 indexes that this version declares. The command may be repeated and does not change documents. While
 an index is built, purges and queries of its collection are slow. The exit code is 1 if an index
 still differs at the end.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 
 	a := p.addChangeFlags(c)
@@ -112,7 +112,7 @@ Events that were appended, but that no relay has read yet, are still in the chan
 sent when a relay continues.`,
 		Example: `  outrelay storage clear dead events --dry-run
   outrelay storage clear envelopes --collection shop.outbox --confirm "clear orders"`,
-		Args:      cobra.MinimumNArgs(1),
+		Args:      minArgs(1),
 		ValidArgs: admin.Clearable(),
 	}
 

@@ -23,7 +23,7 @@ func newValidateCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "validate",
 		Short: "Check the configuration and list every problem; connects to nothing",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			_, warnings, err := p.loadConfig()
 			var bad *config.Problems
@@ -52,19 +52,19 @@ func (p *program) printValidation(v validation, asJSON bool) error {
 		}
 	} else {
 		for _, w := range v.Warnings {
-			fmt.Fprintln(p.errOut, "warning: "+w)
+			fmt.Fprintln(p.out, "warning: "+w)
 		}
 		for _, problem := range v.Problems {
-			fmt.Fprintln(p.errOut, problem)
+			fmt.Fprintln(p.out, problem)
 		}
 
 		switch n := len(v.Problems); n {
 		case 0:
-			fmt.Fprintln(p.errOut, "ok")
+			fmt.Fprintln(p.out, "ok")
 		case 1:
-			fmt.Fprintln(p.errOut, "1 problem")
+			fmt.Fprintln(p.out, "1 problem")
 		default:
-			fmt.Fprintf(p.errOut, "%d problems\n", n)
+			fmt.Fprintf(p.out, "%d problems\n", n)
 		}
 	}
 

@@ -25,6 +25,15 @@ type build struct {
 	Platform string `json:"platform"`
 }
 
+// String returns the text of `outrelay version` and `outrelay --version`.
+func (b build) String() string {
+	text := fmt.Sprintf("outrelay %s (%s, %s)\n", b.Version, b.Go, b.Platform)
+	if b.Commit != "" {
+		text += fmt.Sprintf("commit %s %s\n", b.Commit, b.Time)
+	}
+	return text
+}
+
 func thisBuild() build {
 	b := build{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 
@@ -79,11 +88,8 @@ another system.`,
 				return printJSON(p.out, b)
 			}
 
-			fmt.Fprintf(p.errOut, "outrelay %s (%s, %s)\n", b.Version, b.Go, b.Platform)
-			if b.Commit != "" {
-				fmt.Fprintf(p.errOut, "commit %s %s\n", b.Commit, b.Time)
-			}
-			return nil
+			_, err := fmt.Fprint(p.out, b)
+			return err
 		},
 	}
 

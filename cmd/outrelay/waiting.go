@@ -29,7 +29,7 @@ func newWaitingSummaryCommand(p *program) *cobra.Command {
 		Short: "Count waiting envelopes and dead letters by collection, state and topic",
 		Long: `Count the waiting envelopes, and the dead letters that were not requeued, by collection, state and
 topic.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 
 	a := p.addReadFlags(c)
@@ -65,7 +65,7 @@ func newWaitingListCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "list",
 		Short: "List waiting envelopes by key in the order of sending, without payloads",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 	}
 
 	a := p.addReadFlags(c)

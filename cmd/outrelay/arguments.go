@@ -1,0 +1,125 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/outrelay/outrelay/internal/config"
+)
+
+// noArgs rejects arguments. The argument of a group is a misspelled command.
+func noArgs(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if c.HasSubCommands() {
+		return unknownCommandError(c, args[0])
+	}
+	return argumentsError(c, fmt.Sprintf("takes no arguments, found %q", args[0]))
+}
+
+// exactArgs accepts exactly n arguments.
+func exactArgs(n int) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) == n {
+			return nil
+		}
+		return argumentsError(c, fmt.Sprintf("needs %s, found %d", countNoun(int64(n), "argument"), len(args)))
+	}
+}
+
+// minArgs accepts n or more arguments.
+func minArgs(n int) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) >= n {
+			return nil
+		}
+		return argumentsError(c, fmt.Sprintf("needs at least %s, found %d", countNoun(int64(n), "argument"), len(args)))
+	}
+}
+
+// maxArgs accepts at most n arguments.
+func maxArgs(n int) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) <= n {
+			return nil
+		}
+		return argumentsError(c, fmt.Sprintf("takes at most %s, found %d", countNoun(int64(n), "argument"), len(args)))
+	}
+}
+
+// argumentsError returns an error with the usage of the command.
+func argumentsError(c *cobra.Command, problem string) error {
+	return fmt.Errorf("%s %s; usage: %s", c.CommandPath(), problem, strings.TrimSuffix(c.UseLine(), " [flags]"))
+}
+
+// unknownCommandError returns an error with the commands that name may stand for.
+func unknownCommandError(c *cobra.Command, name string) error {
+	names := make([]string, 0, len(c.Commands()))
+	for _, sub := range c.Commands() {
+		if sub.IsAvailableCommand() {
+			names = append(names, sub.Name())
+		}
+	}
+
+	next := fmt.Sprintf("run `%s --help` for the list", c.CommandPath())
+	if near := config.NearestName(name, names); near != "" {
+		next = fmt.Sprintf("did you mean `%s %s`?", c.CommandPath(), near)
+	}
+	return fmt.Errorf("unknown command %q of %s; %s", name, c.CommandPath(), next)
+}
+
+// explainFlagError states the problem of a flag, and the flag that was probably meant.
+func explainFlagError(c *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) {
+		return unknownFlagError(c, unknown)
+	}
+
+	var value *pflag.InvalidValueError
+	if errors.As(err, &value) {
+		f := value.GetFlag()
+		return fmt.Errorf("--%s: found %q; expected %s", f.Name, value.GetValue(), describeFlagValue(f.Value.Type()))
+	}
+	var missing *pflag.ValueRequiredError
+	if errors.As(err, &missing) {
+		kind, _ := pflag.UnquoteUsage(missing.GetFlag())
+		return fmt.Errorf("--%s needs a value: --%s <%s>", missing.GetFlag().Name, missing.GetFlag().Name, kind)
+	}
+	return fmt.Errorf("%w; run `%s --help`", err, c.CommandPath())
+}
+
+func unknownFlagError(c *cobra.Command, unknown *pflag.NotExistError) error {
+	if letters := unknown.GetSpecifiedShortnames(); letters != "" {
+		return fmt.Errorf("unknown flag -%s; run `%s --help` for the flags", unknown.GetSpecifiedName(), c.CommandPath())
+	}
+
+	var names []string
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			names = append(names, f.Name)
+		}
+	})
+	next := fmt.Sprintf("run `%s --help` for the flags", c.CommandPath())
+	if near := config.NearestName(unknown.GetSpecifiedName(), names); near != "" {
+		next = "did you mean --" + near + "?"
+	}
+	return fmt.Errorf("unknown flag --%s; %s", unknown.GetSpecifiedName(), next)
+}
+
+// describeFlagValue returns the allowed values of a flag of this type.
+func describeFlagValue(typ string) string {
+	switch typ {
+	case "int", "int32", "int64", "intSlice":
+		return "a whole number"
+	case "bool":
+		return "true or false"
+	case "duration":
+		return "a duration such as 30s or 2h"
+	}
+	return "a value of type " + typ
+}

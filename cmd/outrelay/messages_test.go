@@ -1,0 +1,271 @@
+package main
+
+import (
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+)
+
+// Each message that a wrong command line causes names the mistake once, and what to do.
+func TestMessagesOfAWrongCommandLine(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ line, want string }{
+		{"stauts", "unknown command \"stauts\" of outrelay; did you mean `outrelay status`?"},
+		{"nonsense", "unknown command \"nonsense\" of outrelay; run `outrelay --help` for the list"},
+		{"dead lst", "unknown command \"lst\" of outrelay dead; did you mean `outrelay dead list`?"},
+		{"validate --confg x", "unknown flag --confg; did you mean --config?"},
+		{"status --jsn", "unknown flag --jsn; did you mean --json?"},
+		{"status --nonsense", "unknown flag --nonsense; run `outrelay status --help` for the flags"},
+		{"status -z", "unknown flag -z; run `outrelay status --help` for the flags"},
+		{"status shop.outbox", "outrelay status takes no arguments, found \"shop.outbox\"; usage: outrelay status"},
+		{"dead show", "outrelay dead show needs 1 argument, found 0; usage: outrelay dead show ID"},
+		{"saga show orders", "outrelay saga show needs 2 arguments, found 1; usage: outrelay saga show SAGA ID"},
+		{"failed reset", "outrelay failed reset needs at least 1 argument, found 0; usage: outrelay failed reset ID..."},
+		{"lookup a b", "outrelay lookup takes at most 1 argument, found 2; usage: outrelay lookup [ID]"},
+		{"dead list --limit many", "--limit: found \"many\"; expected a whole number"},
+		{"status --every soon", "--every: found \"soon\"; expected a duration such as 30s or 2h"},
+		{"dead list --limit", "--limit needs a value: --limit <int>"},
+		{"pin", "outrelay pin needs either the name of a node or --off; usage: outrelay pin NODE"},
+		{"events --kind pausd", "--kind: no entry is of kind \"pausd\"; did you mean paused?"},
+		{"--context nosuch status", "context \"nosuch\" does not exist; create it with `outrelay context set nosuch --config FILE`"},
+	} {
+		env := append([]string{"OUTRELAY_CONTEXTS=" + filepath.Join(t.TempDir(), "contexts.yaml")}, minimalEnv...)
+		code, out, errOut := runCommand(t, env, strings.Fields(c.line)...)
+		if code != exitConfig || out != "" || errOut != "outrelay: "+c.want+"\n" {
+			t.Errorf("outrelay %s: exit code %d, stdout %q, stderr %q, want %q", c.line, code, out, errOut, c.want)
+		}
+	}
+}
+
+// A name or an id that does not exist is an error with exit code 1, also for a command that would only have nothing to do.
+func TestUnknownNamesAreErrors(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	for _, c := range []struct{ line, want string }{
+		{"nodes release nosuch", "node nosuch: not found; outrelay nodes lists the nodes"},
+		{"nodes remove nosuch --yes", "node nosuch: not found; outrelay nodes lists the nodes"},
+		{"pin nosuch", "node nosuch: no such node has run; the nodes are "},
+		{"dead show nosuch", "dead letter of id nosuch in "},
+		{"dead requeue nosuch --yes", "no dead letter matches these ids; outrelay dead list"},
+		{"dead discard nosuch --yes", "no dead letter matches these ids; outrelay dead list"},
+		{"failed reset nosuch --yes", "no failed envelope has one of these ids; outrelay failed list"},
+		{"scheduled cancel nosuch --yes", "canceled 0 scheduled envelopes; 1 of the ids are not scheduled"},
+		{"replay --resume nosuch", "outrelay: replay nosuch: not found; outrelay replay list lists the replays"},
+		{"watchers remove nosuch --yes", "watcher nosuch in "},
+		{"lookup nosuch", "not found: no such event was appended"},
+		{"saga list nosuch", "saga \"nosuch\" is not registered; to list the registered sagas, run outrelay saga types"},
+	} {
+		text := d.runCommand(nil, exitConfig, strings.Fields(c.line)...)
+		if !strings.Contains(text, c.want) || strings.Contains(text, "not found: not found") {
+			t.Errorf("outrelay %s: %q, want %q", c.line, text, c.want)
+		}
+	}
+	expectTexts(t, d.runCommand(nil, exitOK, "pin", "nosuch", "--force"), "pinned to nosuch")
+}
+
+// If a server cannot be used, the message states the cause once, and exits with 1 if it stays so and with 75 otherwise.
+func TestUnusableServers(t *testing.T) {
+	t.Parallel()
+	brokers := strings.Join(stacktest.Brokers(t), ",")
+	base := []string{"OUTRELAY_WATCH=shop.outbox", "OUTRELAY_MONGODB_STATE=relay", "OUTRELAY_KAFKA_BROKERS=" + brokers}
+	// A server without access control checks the password of a user who logs in, too.
+	wrong := strings.Replace(stacktest.MongoURI(t), "mongodb://", "mongodb://nobody:"+plantedSecret+"@", 1)
+
+	for _, c := range []struct {
+		name, uri string
+		code      int
+		want      string
+	}{
+		{"away", "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=500", exitTemporary, "MongoDB cannot be used: 127.0.0.1:1: connection refused"},
+		{"wrong password", wrong, exitConfig, "MongoDB cannot be used: the server rejects the user or the password (18)"},
+	} {
+		env := append([]string{"OUTRELAY_MONGODB_URI=" + c.uri}, base...)
+		for _, line := range []string{"status", "dead list", "pause"} {
+			code, out, errOut := runCommand(t, env, strings.Fields(line)...)
+			if code != c.code || out != "" || strings.Count(errOut, c.want) != 1 || strings.Contains(errOut, "topology") || strings.Contains(errOut, plantedSecret) {
+				t.Errorf("%s, outrelay %s: exit code %d, stdout %q, stderr %q", c.name, line, code, out, errOut)
+			}
+		}
+
+		p := &program{env: env}
+		cfg, _, err := p.loadConfig()
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = reachServers(t.Context(), cfg, slog.New(slog.DiscardHandler), 0)
+		if exitCode(err) != c.code || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s, outrelay run: exit code %d: %v", c.name, exitCode(err), err)
+		}
+	}
+}
+
+// At the start, run distinguishes a configuration that cannot work from servers that are away.
+func TestRunReachesTheServersFirst(t *testing.T) {
+	t.Parallel()
+	uri, brokers := stacktest.MongoURI(t), strings.Join(stacktest.Brokers(t), ",")
+	for _, c := range []struct {
+		name string
+		env  []string
+		code int
+		want string
+	}{
+		{"all right", []string{"OUTRELAY_KAFKA_BROKERS=" + brokers}, exitOK, ""},
+		{"no broker", []string{"OUTRELAY_KAFKA_BROKERS=127.0.0.1:1"}, exitTemporary, "Kafka cannot be used: 127.0.0.1:1: the connection is refused"},
+		{
+			"an unknown setting of topics", []string{"OUTRELAY_KAFKA_BROKERS=" + brokers, "OUTRELAY_TOPICS_CREATE_CONFIGS={retention.mss: 1}"},
+			exitConfig, "topics.create.configs is rejected",
+		},
+	} {
+		p := &program{env: append([]string{"OUTRELAY_MONGODB_URI=" + uri, "OUTRELAY_WATCH=shop.outbox", "OUTRELAY_MONGODB_STATE=relay"}, c.env...)}
+		cfg, _, err := p.loadConfig()
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		err = reachServers(t.Context(), cfg, slog.New(slog.DiscardHandler), 0)
+		if exitCode(err) != c.code || c.want != "" && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: exit code %d: %v", c.name, exitCode(err), err)
+		}
+	}
+}
+
+// The row of each exit code is in the reference and in the README.
+func TestTheExitCodesAreDocumented(t *testing.T) {
+	t.Parallel()
+	_, reference, _ := runCommand(t, nil, "docs", "--markdown", "-")
+	var codes []int
+	for _, r := range exitTable() {
+		codes = append(codes, r.code)
+		if !strings.Contains(reference, r.meaning) {
+			t.Errorf("the reference does not describe exit code %d", r.code)
+		}
+	}
+	if !slices.Equal(codes, []int{exitOK, exitConfig, exitTemporary}) {
+		t.Errorf("the table has the codes %v", codes)
+	}
+}
+
+// No flag of a command hides a flag that all commands have.
+func TestEachFlagHasOneMeaning(t *testing.T) {
+	t.Parallel()
+	root := newReferenceRoot()
+	var visit func(c *cobra.Command)
+	visit = func(c *cobra.Command) {
+		c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+			if root.PersistentFlags().Lookup(f.Name) != nil && c != root {
+				t.Errorf("%s has a flag --%s of its own, which is also a flag of every command", c.CommandPath(), f.Name)
+			}
+			if f.Shorthand != "" && c != root && root.PersistentFlags().ShorthandLookup(f.Shorthand) != nil {
+				t.Errorf("%s has a flag -%s of its own", c.CommandPath(), f.Shorthand)
+			}
+		})
+		for _, sub := range c.Commands() {
+			visit(sub)
+		}
+	}
+	visit(root)
+}
+
+// The help lists each command in a group, and --version prints what version prints.
+func TestHelpAndVersion(t *testing.T) {
+	t.Parallel()
+	code, help, errOut := runCommand(t, nil, "--help")
+	if code != exitOK || errOut != "" || strings.Contains(help, "Additional Commands") {
+		t.Errorf("exit code %d, stderr %q, help:\n%s", code, errOut, help)
+	}
+	for _, g := range commandGroups() {
+		if !strings.Contains(help, "\n"+g.title+"\n") {
+			t.Errorf("the help has no group %q", g.title)
+		}
+	}
+	_, want, _ := runCommand(t, nil, "version")
+	if code, out, errOut := runCommand(t, nil, "--version"); code != exitOK || out != want || errOut != "" {
+		t.Errorf("--version: exit code %d, stdout %q, stderr %q, want %q", code, out, errOut, want)
+	}
+}
+
+// What a command finds goes to standard output, so that it can be piped.
+func TestResultsGoToStandardOutput(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	for _, line := range []string{
+		"status", "nodes", "events", "ping", "version", "validate", "dead list", "dead summary", "scheduled list", "waiting summary",
+		"failed list", "replay list", "watchers list", "storage counts", "saga types", "inbox counts", "history purge --help", "context list",
+	} {
+		if code, out, errOut := runCommand(t, d.env, strings.Fields(line)...); code != exitOK || out == "" || errOut != "" {
+			t.Errorf("outrelay %s: exit code %d, stdout %q, stderr %q", line, code, out, errOut)
+		}
+	}
+}
+
+func TestWatchersCommands(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	var list watcherList
+	d.runCommand(&list, exitOK, "watchers", "list")
+	if len(list.Watchers) != 1 || list.Watchers[0].Name != "default" || len(list.Watchers[0].Nodes) != 2 || len(list.Watchers[0].Owned) != 1 {
+		t.Errorf("unexpected result %+v", list)
+	}
+	expectTexts(t, d.runCommand(nil, exitConfig, "watchers", "remove", "default", "--yes"), "runs watcher default; stop it first")
+
+	d.tryWatcher("tried")
+	expectTexts(t, d.runCommand(nil, exitConfig, "watchers", "remove", "tried"), "would remove watcher tried", "pass --yes")
+	var removed admin.RemovedWatcher
+	d.runCommand(&removed, exitOK, "watchers", "remove", "tried", "--yes")
+	if removed.Documents != 4 || removed.Registrations != 1 {
+		t.Errorf("unexpected result %+v", removed)
+	}
+	d.runCommand(&list, exitOK, "watchers", "list")
+	if len(list.Watchers) != 1 {
+		t.Errorf("unexpected result %+v", list)
+	}
+	expectTexts(t, d.runCommand(nil, exitOK, "events", "--kind", "watcher_removed", "--watcher", "tried"), "documents=4")
+}
+
+func TestContexts(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	file := filepath.Join(t.TempDir(), "outrelay", "contexts.yaml")
+	away := "OUTRELAY_CONTEXTS=" + file
+	config := writeConfig(t, "watch: [shop.outbox]\nmongodb:\n  uri: '"+envValue(d.env, "OUTRELAY_MONGODB_URI")+"'\n  state: "+
+		envValue(d.env, "OUTRELAY_MONGODB_STATE")+"\nkafka:\n  brokers: ['127.0.0.1:9092']\n")
+	env := []string{away}
+
+	run := func(want int, line ...string) string {
+		t.Helper()
+		code, out, errOut := runCommand(t, env, line...)
+		if code != want {
+			t.Errorf("outrelay %v: exit code %d, want %d: %s%s", line, code, want, out, errOut)
+		}
+		return out + errOut
+	}
+	expectTexts(t, run(exitOK, "context", "list"), "there are no contexts")
+	expectTexts(t, run(exitConfig, "context", "show"), "there is no current context")
+	run(exitOK, "context", "set", "prod", "--config", config)
+	run(exitOK, "context", "set", "lab", "--config", config, "--set", "watcher=lab", "--set", "http.admin.token="+plantedSecret)
+	expectTexts(t, run(exitConfig, "context", "use", "prd"), `context "prd" does not exist; did you mean prod?`)
+	expectTexts(t, run(exitOK, "context", "use", "prod"), "context prod is current")
+	expectTexts(t, run(exitOK, "context", "list"), "prod     *")
+
+	shown := run(exitOK, "context", "show", "lab")
+	expectTexts(t, shown, "set      watcher=***")
+	if strings.Contains(shown, plantedSecret) {
+		t.Error("a secret is shown")
+	}
+
+	expectTexts(t, run(exitOK, "status"), "default  0of1")
+	expectTexts(t, run(exitOK, "pause"), "context prod\n", "watcher default: paused")
+	expectTexts(t, run(exitConfig, "events", "trim", "--keep", "1"), "in context prod; pass --yes")
+	expectTexts(t, run(exitConfig, "--context", "lab", "dead", "list"), "watcher lab in ")
+	expectTexts(t, run(exitConfig, "--context", "lab", "--config", config, "status"), "exclude each other")
+	expectTexts(t, run(exitConfig, "run"), "mongodb.uri: required and not set")
+	run(exitOK, "context", "remove", "prod")
+	expectTexts(t, run(exitConfig, "status"), "mongodb.uri: required and not set")
+}
