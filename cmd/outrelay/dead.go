@@ -343,7 +343,7 @@ func (f *deadFilter) otherSource() string {
 	if f.Source == admin.FromHandler {
 		return ""
 	}
-	return ", and outrelay dead list --source handler those of handlers"
+	return "; outrelay dead list --source handler lists dead letters of handlers"
 }
 
 // countAndConfirm counts the letters that f selects and asks for confirmation. actionFormat is a verb
