@@ -15,8 +15,8 @@ type support string
 
 const (
 	tested      support = "tested"           // each run of the tests uses it
-	expected    support = "expected to work" // it has what outrelay uses; the tests do not run on it
-	untested    support = "untested"         // nobody has tried it, and it differs in something that outrelay relies on
+	expected    support = "expected to work" // it has the features that outrelay uses; the tests do not run on it
+	untested    support = "untested"         // no test has used it, and it differs in a feature that outrelay relies on
 	unsupported support = "unsupported"
 )
 
@@ -59,21 +59,21 @@ const (
 
 var matrix = []supported{
 	{areaMongoDB, testedMongoDB + ", replica set of one or three members", tested, "all tests run on it"},
-	{areaMongoDB, "other versions from 6.0 to 8.x, replica set", expected, "outrelay uses only what 6.0 has: change streams with their wall clock, transactions, and majority concerns"},
+	{areaMongoDB, "other versions from 6.0 to 8.x, replica set", expected, "outrelay uses only features of 6.0: change streams with their wall clock, transactions, and majority concerns"},
 	{areaMongoDB, "MongoDB Atlas, dedicated cluster", expected, "a replica set with the same server; the tests do not reach one"},
 	{areaMongoDB, "newer than 8.x", untested, "not released when this version was made"},
 	{areaMongoDB, mongoSharded, untested, "the outbox, its transactions and the order across shards have never been tested there"},
-	{areaMongoDB, "before 6.0", unsupported, "its change streams lack what the relay asks for"},
+	{areaMongoDB, "before 6.0", unsupported, "its change streams lack the options that the relay needs"},
 	{areaMongoDB, "standalone server", unsupported, "it has neither change streams nor transactions"},
-	{areaMongoDB, "Amazon DocumentDB, Azure Cosmos DB, FerretDB", unsupported, "their change streams lack what the relay asks for, or do not exist"},
+	{areaMongoDB, "Amazon DocumentDB, Azure Cosmos DB, FerretDB", unsupported, "their change streams lack the options that the relay needs, or do not exist"},
 
 	{areaKafka, "Apache Kafka " + testedKafka + ", KRaft, one or three brokers", tested, "all tests run on it; also SASL PLAIN, SCRAM and OAUTHBEARER, TLS and ACLs"},
 	{areaKafka, "other versions of Apache Kafka from 3.0 on", expected, "the relay negotiates the version of each request"},
 	{areaKafka, kafkaConfluent, expected, "Apache Kafka as a service; the tests do not reach it"},
 	{areaKafka, kafkaMSK, expected, "Apache Kafka as a service; the tests check the signed token of aws_msk_iam and do not reach a broker"},
-	{areaKafka, kafkaRedpanda, untested, "an implementation of its own of idempotent producers, transactional ids and their fencing"},
-	{areaKafka, kafkaEventHubs, untested, "an implementation of its own of idempotent producers, transactional ids and their fencing"},
-	{areaKafka, "before 3.0", unsupported, "nobody has tried it; before 0.11 there are no idempotent producers"},
+	{areaKafka, kafkaRedpanda, untested, "a separate implementation of idempotent producers, transactional ids and their fencing"},
+	{areaKafka, kafkaEventHubs, untested, "a separate implementation of idempotent producers, transactional ids and their fencing"},
+	{areaKafka, "before 3.0", unsupported, "no test has used it; before 0.11 there are no idempotent producers"},
 
 	{areaPlatform, "linux/amd64", tested, "all tests run on it"},
 	{areaPlatform, "linux/arm64", expected, "each release is built for it; the tests do not run on it"},
@@ -102,7 +102,7 @@ func rowOf(area, name string) supported {
 	return others
 }
 
-// judge warns of what is outside of the matrix: the doctor's finding about something that works, as far as can be checked.
+// judge returns the finding about a server or platform of this level: a warning if it is neither tested nor expected to work.
 func judge(level support, why, format string, args ...any) finding {
 	text := fmt.Sprintf(format, args...)
 	switch level {
@@ -111,7 +111,7 @@ func judge(level support, why, format string, args ...any) finding {
 	case expected:
 		return passed("%s, expected to work", text)
 	}
-	return warned("test your use of it before you rely on it; docs/support.md lists what is tested", "%s is %s: %s", text, level, why)
+	return warned("test your use of it before you rely on it; docs/support.md lists the tested versions", "%s is %s: %s", text, level, why)
 }
 
 // judgeMongoDB judges a version of the server.
@@ -164,11 +164,11 @@ func matrixDocument() string {
 	var b strings.Builder
 	b.WriteString("# Support\n\n" +
 		"Generated from `internal/doctor/matrix.go`; `go test ./internal/doctor -run TestSupportMatrix -update-support` writes it. A test\n" +
-		"compares the tested versions with those that the tests run, and the platforms with those of the releases. `outrelay doctor` warns\n" +
+		"compares the tested versions with the servers of the tests, and the platforms with the builds of the releases. `outrelay doctor` warns\n" +
 		"of a server or a platform that is untested, and rejects an unsupported server.\n\n" +
 		"- **tested**: each run of the tests uses it.\n" +
-		"- **expected to work**: it has what outrelay uses. The tests do not run on it. Please report what does not work.\n" +
-		"- **untested**: nobody has tried it, and it differs in something that outrelay relies on. Test your use of it first.\n" +
+		"- **expected to work**: it has the features that outrelay uses. The tests do not run on it. Please report problems.\n" +
+		"- **untested**: no test has used it, and it differs in a feature that outrelay relies on. Test your use of it first.\n" +
 		"- **unsupported**: it does not work, or reports about it are not accepted.\n")
 
 	last := ""

@@ -77,7 +77,7 @@ func TestSupportMatrix(t *testing.T) {
 	}
 }
 
-// The doctor passes what is tested or expected to work, warns of what is untested, and rejects what is unsupported.
+// The doctor passes tested and expected versions, warns of untested ones, and rejects unsupported ones.
 func TestWhatIsOutsideOfTheMatrixIsReported(t *testing.T) {
 	t.Parallel()
 	for version, want := range map[string]struct {
