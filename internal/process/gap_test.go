@@ -46,7 +46,7 @@ func TestFirstStartSweepsWhatHasNoStamp(t *testing.T) {
 	})
 
 	b.log.wait(t, "the gap is closed")
-	b.log.wait(t, `level=INFO msg="sweeping the outbox" reason=backlog`)
+	b.log.wait(t, `level=INFO msg="sweeping the outbox" epoch=1 reason=backlog`)
 	if log := b.log.wait(t, "an envelope is dead"); !strings.Contains(log, "id=malformed") {
 		t.Errorf("no line names the envelope: %s", log)
 	}
