@@ -34,7 +34,8 @@ var ErrBusy = errors.New("open transactions keep the collection busy; " +
 // If an attempt waits for open transactions, Change ends it and repeats it later, for up to a minute. Then
 // the error is ErrBusy. change must use the context that it receives and must be repeatable. Once the
 // change of a large collection has started, it runs to its end. At its end it waits for the transactions
-// of that moment, and MongoDB offers no way to limit this wait.
+// that began during the change and have written to the collection. MongoDB ignores killSessions, killOp and
+// dropIndexes during this wait, so ending the change would release no writer and would waste the build.
 func Change(ctx context.Context, coll *mongo.Collection, change func(ctx context.Context) error) error {
 	back := attemptBackoff.Start()
 	started := time.Now()
