@@ -8,6 +8,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -95,5 +97,57 @@ func TestN07_AnotherWatchListFindsWhatWasSent(t *testing.T) {
 				t.Errorf("delivered %q,\nwant %q", got, want)
 			}
 		})
+	}
+}
+
+// TestN07_AnotherWatchListFindsWhatWasSentBeforeTwoCrashes: the first owner with the new list dies as well, after a checkpoint in the
+// middle of the events that an owner with the old list has sent.
+func TestN07_AnotherWatchListFindsWhatWasSentBeforeTwoCrashes(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for _, name := range []string{"outbox", "outbox2"} {
+		if err := b.db.CreateCollection(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	one, several := "watch="+b.db.Name()+".outbox", "watch="+b.db.Name()+".outbox*"
+	b.into("outbox", "before")
+	stop := b.start(one)
+	b.delivered("before")
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	sent := numbered("sent", 300) // more than the first reply of a stream
+	b.crashed([]string{one}, func() {
+		b.into("outbox", sent...)
+		b.delivered("sent299")
+	})
+	state := func() (clock bson.Timestamp, seq int64) {
+		t.Helper()
+		doc, _, err := lease.Read(t.Context(), b.state.Collection("watchers"), "default/0of1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return doc.ClusterTime, doc.Seq
+	}
+
+	from, _ := state()
+	// The owner gets the first reply of its stream.
+	proceed := stacktest.FailCommand(t, "outrelay stream "+b.topic, bson.D{{Key: "skip", Value: 1}}, bson.D{
+		{Key: "failCommands", Value: bson.A{"getMore"}}, {Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 60_000},
+	})
+	stop = b.start(several, "node="+b.topic)
+	var moved int64
+	waitFor(t, "the checkpoint has moved", func() bool { at, seq := state(); moved = seq; return at.After(from) })
+	waitFor(t, "the owner has renewed its lease several times", func() bool { _, seq := state(); return seq >= moved+6 })
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	proceed()
+
+	b.start(several)
+	b.into("outbox", "after")
+	if got, want := b.delivered("after"), slices.Concat([]string{"before"}, sent, []string{"after"}); !slices.Equal(got, want) {
+		t.Errorf("%d records were delivered, want %d: %q", len(got), len(want), got)
 	}
 }

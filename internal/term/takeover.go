@@ -109,6 +109,10 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 		return none, err
 	}
 
+	if alias := t.namespaceAlias(&doc); alias.NS != nil && alias.Named {
+		t.start.keepDescriptionUntil(until)
+	}
+
 	t.reconciler = t.newReconciler(&doc)
 	t.exceptions.seal = t.seal
 	t.exceptions.mapping = t.slot.shared.Mapping
