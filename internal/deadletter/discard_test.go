@@ -11,6 +11,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/resume"
 )
 
 func TestDiscard(t *testing.T) {
@@ -75,13 +76,14 @@ func TestIndexesServeTheQueries(t *testing.T) {
 		filter, sort bson.D
 		index        string
 	}{
-		"newest":      {Query{}.mongoFilter(), newest, "movedAt_1__id_1"},
-		"window":      {Query{From: time.Now()}.mongoFilter(), newest, "movedAt_1__id_1"},
-		"ids":         {Query{IDs: ids(t, "a")}.mongoFilter(), nil, "_id.id_1"},
-		"key":         {Query{Key: "none"}.mongoFilter(), nil, "key_1_movedAt_1"},
-		"class":       {Query{Class: record.AttemptsExhausted}.mongoFilter(), nil, "class_1_movedAt_1"},
-		"type":        {Query{Type: "none"}.mongoFilter(), nil, "type_1_movedAt_1"},
-		"requeue all": {rest, stream, "pos_1__id_1"},
+		"newest":           {Query{}.mongoFilter(), newest, "movedAt_1__id_1"},
+		"window":           {Query{From: time.Now()}.mongoFilter(), newest, "movedAt_1__id_1"},
+		"ids":              {Query{IDs: ids(t, "a")}.mongoFilter(), nil, "_id.id_1"},
+		"key":              {Query{Key: "none"}.mongoFilter(), nil, "key_1_movedAt_1"},
+		"class":            {Query{Class: record.AttemptsExhausted}.mongoFilter(), nil, "class_1_movedAt_1"},
+		"type":             {Query{Type: "none"}.mongoFilter(), nil, "type_1_movedAt_1"},
+		"requeue all":      {rest, stream, "pos_1__id_1"},
+		"after a position": {afterPosition(resume.Position{ClusterTime: bson.Timestamp{T: uint32(time.Now().Unix())}}), nil, "movedAt_1__id_1"},
 	} {
 		find := bson.D{{Key: "find", Value: "outbox_dead"}, {Key: "filter", Value: c.filter}, {Key: "limit", Value: 100}}
 		if c.sort != nil {

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -44,4 +45,53 @@ func TestN16_AnElectionCostsNoImage(t *testing.T) {
 		n, err := outbox.CountDocuments(t.Context(), bson.D{{Key: "_id", Value: "gone"}, {Key: "state", Value: "parked"}, {Key: "payload", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 1
 	})
+}
+
+// TestN15_GivenBackEventsKeepTheOrderOfTheirCommits: two transactions of one key overlap. The first to insert is the last to commit.
+// The sink has queued both records when their topic turns out to be missing, and gives them back without their envelopes. Stamps have
+// the order of the inserts, so the documents in the outbox do not show the order of the commits: only the stream does.
+func TestN15_GivenBackEventsKeepTheOrderOfTheirCommits(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	missing := "late-" + b.topic
+	b.append(1)
+	b.start()
+	b.consume(1)
+	outbox := b.db.Collection("outbox")
+	open := func(name string) *mongo.Session {
+		t.Helper()
+		session, err := b.client.StartSession()
+		if err == nil {
+			t.Cleanup(func() { session.EndSession(context.WithoutCancel(t.Context())) })
+			err = session.StartTransaction()
+		}
+		if err == nil {
+			e := event.New(event.Aggregate{Type: "order", ID: "same"}, "Placed", event.Bytes("", []byte(name)), event.WithID(name), event.WithTopic(missing))
+			err = b.box.Append(mongo.NewSessionContext(t.Context(), session), e)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return session
+	}
+
+	insertedFirst, committedFirst := open("inserted-first"), open("committed-first")
+	for _, session := range []*mongo.Session{committedFirst, insertedFirst} {
+		if err := session.CommitTransaction(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	waitFor(t, "both envelopes are parked", func() bool {
+		n, err := outbox.CountDocuments(t.Context(), bson.D{{Key: "topic", Value: missing}, {Key: "state", Value: bson.D{{Key: "$type", Value: "string"}}}})
+		return err == nil && n == 2
+	})
+
+	stacktest.CreateTopic(t, missing, 1)
+	late := *b
+	late.topic = missing
+	got := late.consume(2)
+	if first, second := id(got[0]), id(got[1]); first != "committed-first" || second != "inserted-first" {
+		t.Errorf("delivered %s, %s; want the order of the commits", first, second)
+	}
 }
