@@ -16,6 +16,8 @@ type Tail struct {
 	// Next is the offset after the last one that was read. No record of an earlier sender is at or above
 	// it.
 	Next int64
+	// Markers is the number of control records between From and Next: markers of take-overs and of transactions.
+	Markers int64
 	// Hits are the deliveries of the relay in the tail.
 	Hits *Known
 	// OutOfRange means that the stored offset was not in the log. Truncated means that a part was skipped,
@@ -106,6 +108,7 @@ func (t *Tail) readBatch(b *fetched.Batch, ours map[int64]bool) error {
 	case b.End <= t.Next:
 		return nil
 	case b.Control:
+		t.Markers += b.End - max(b.Base, t.Next)
 		if epoch, seen := t.marks[b.Producer]; !seen || b.Epoch > epoch {
 			t.marks[b.Producer] = b.Epoch
 		}

@@ -48,6 +48,9 @@ func TestWalkKeepsToLastOffsetDelta(t *testing.T) {
 	if tail.Next != 109 {
 		t.Errorf("Next = %d, want 109", tail.Next)
 	}
+	if tail.Markers != 1 {
+		t.Errorf("%d markers, want 1", tail.Markers)
+	}
 	for id, want := range map[string]int64{"before": -1, "a": 100, "foreign": -1, "z": 107, "cut off": -1} {
 		got, ok := tail.Hits.Take(ident(t, header("id", id)))
 		if ok != (want >= 0) || ok && got != want {

@@ -155,7 +155,7 @@ func (s *Sink) adoptTails(out *fence.Out, stored map[string][]int64) {
 		p.readBack.incomplete = tail.OutOfRange || tail.Truncated
 		p.topic.hitsLeft += tail.Hits.Len()
 
-		s.c.cfg.Metrics.ReadBack.Add(float64(max(tail.Next-tail.From, 0)))
+		s.c.cfg.Metrics.ReadBack.Add(float64(max(tail.Next-tail.From-tail.Markers, 0)))
 		s.acks.Restore(tp, tail.From)
 	}
 

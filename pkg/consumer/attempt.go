@@ -138,6 +138,9 @@ func (t *track) runTransaction(ctx context.Context, list []task, f func(ctx cont
 		if ran && (slowCommit || tooSlow(lastErr)) {
 			return &overrunError{after: time.Since(began), err: lastErr}
 		}
+		if ran {
+			t.noteRepeat(ctx, lastErr)
+		}
 
 		t.lastRun = 0
 		ran, lastErr = true, f(ctx)
@@ -150,6 +153,16 @@ func (t *track) runTransaction(ctx context.Context, list []task, f func(ctx cont
 		return &overrunError{after: time.Since(began), err: err}
 	}
 	return err
+}
+
+// noteRepeat logs once for each handler that its transaction was rolled back, so that a handler that prints or counts on its
+// own does not look as if it had handled a message twice.
+func (t *track) noteRepeat(ctx context.Context, cause error) {
+	if !t.reg.repeatNoted.CompareAndSwap(false, true) {
+		return
+	}
+	t.p.s.c.s.log.InfoContext(ctx, "handler runs again because MongoDB rolled its transaction back; only the last run takes effect; this is logged once",
+		"group", t.p.s.c.group, "handler", t.reg.name, "error", cause)
 }
 
 // handlerRanLong reports whether the last run of the handler took most of a long transaction.

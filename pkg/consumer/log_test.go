@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -214,6 +215,61 @@ func over(t *testing.T, l *changing, opts ...consumer.Option) *consumer.Consumer
 		t.Fatal(err)
 	}
 	return c
+}
+
+// A handler whose transaction is rolled back runs again. That is logged once for the handler, not for each message.
+func TestARepeatedTransactionIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	l := &changing{}
+	for range 3 {
+		l.append("a")
+	}
+	rolledBack := errors.New("write conflict")
+	var text syncBuffer
+	var mu sync.Mutex
+	calls := 0
+	c := over(t, l, consumer.WithBatch(1), consumer.WithLogger(slog.New(slog.NewTextHandler(&text, nil))),
+		consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error {
+			if err := fn(ctx); !errors.Is(err, rolledBack) {
+				return err
+			}
+			return fn(ctx)
+		}))
+	handle(t, c, "counted", func(context.Context, *consumer.Message) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if calls++; calls%2 == 1 {
+			return rolledBack
+		}
+		return nil
+	})
+	stop := runs(t, c)
+	l.untilCommitted(t, 3)
+	stop()
+
+	mu.Lock()
+	defer mu.Unlock()
+	if got := text.String(); calls != 6 || strings.Count(got, "handler runs again") != 1 || !strings.Contains(got, rolledBack.Error()) {
+		t.Errorf("%d calls, log:\n%s", calls, got)
+	}
+}
+
+// syncBuffer is a buffer for several goroutines.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
 }
 
 func runs(t *testing.T, c *consumer.Consumer) (stop func()) {

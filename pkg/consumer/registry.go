@@ -27,6 +27,8 @@ type registration struct {
 	running    atomic.Int32           // attempts
 	lastError  atomic.Pointer[string] // of the last attempt; nil after a success
 
+	repeatNoted atomic.Bool // a repeated transaction was logged
+
 	system bool // a handler of the consumer: for messages without a handler or that cannot be decoded
 }
 
