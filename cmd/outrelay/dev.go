@@ -24,10 +24,17 @@ func newDevCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "dev",
 		Short: "Run a demo with MongoDB, Kafka, two relays and a sample service on this machine",
-		Long: `Start a MongoDB replica set and Kafka on this machine (downloaded once if they are missing), a
-sample order service that appends events in transactions, a relay with a standby, and a consumer
-that checks the promises: no event is lost, no event arrives twice, and events of a key stay in
-order. Kill the relay and watch the standby take over.
+		Long: `Start a MongoDB replica set and Kafka on this machine, a sample order service that appends events in
+transactions, a relay with a standby, and a consumer that checks the promises: no event is lost, no
+event arrives twice, and events of a key stay in order. Kill the relay and watch the standby take
+over. The line "servers" shows their origin on this machine.
+
+With --rate 0, the sample service is silent, and you append your own events to shop.outbox: the
+command prints the addresses, and "outrelay dev topic" prints the records. With --keep, the
+load continues, and your own events may come in addition.
+
+--set sets keys of the relays, such as --set record.preset=plain. Keys that the demo chooses, such as
+watcher or kafka.brokers, are refused.
 
 Keys: k kills the owner with -9, s stops it gracefully, b appends a burst, p pauses and resumes, q
 quits.
@@ -44,7 +51,7 @@ held. --events and --rate then change the load:
 ` + scenarioList(),
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := checkDevOptions(o); err != nil {
+			if err := p.completeDevOptions(c, &o); err != nil {
 				return err
 			}
 
@@ -60,13 +67,13 @@ held. --events and --rate then change the load:
 
 	f := c.Flags()
 	f.IntVar(&o.Events, "events", 0, "end after `N` events; 0: run until q or Ctrl-C")
-	f.IntVar(&o.Rate, "rate", demo.DefaultRate, "events per second of the sample service")
+	f.IntVar(&o.Rate, "rate", demo.DefaultRate, "events per second of the sample service; 0: none, for your own events")
 	f.DurationVar(&o.KillEvery, "kill-every", 0, "interval for killing the owner, or in scenario consumer a consumer, with -9, such as 4s")
 	f.DurationVar(&o.RebalanceEvery, "rebalance-every", 0, "in scenario consumer, interval for one more consumer to join or leave, such as 1s")
 	f.BoolVar(&o.Keep, "keep", false, "keep relays and servers running at the end, until Ctrl-C")
 	f.StringVar(&scenario, "scenario", "", "show one promise under one fault; `NAME` is one of "+strings.Join(scenarioNames(), ", "))
 	f.BoolVar(&asJSON, "json", false, "print one JSON object on standard output at the end")
-	c.AddCommand(newDevCleanCommand(p))
+	c.AddCommand(newDevTopicCommand(p), newDevCleanCommand(p))
 	return c
 }
 
@@ -96,14 +103,42 @@ Nothing is removed while servers of dev or of a test are running.`,
 	}
 }
 
+// completeDevOptions checks the options and the flags of the root command, and applies these flags.
+func (p *program) completeDevOptions(c *cobra.Command, o *demo.Options) error {
+	errs := []error{checkDevOptions(*o)}
+	if c.Flags().Changed("config") {
+		errs = append(errs, errors.New("--config cannot be used with dev, which writes its own file: pass keys by --set"))
+	}
+	o.Settings = p.flagSettings()
+	if err := demo.CheckSettings(o.Settings); err != nil {
+		errs = append(errs, err)
+	}
+	if c.Flags().Changed("scenario") {
+		if len(o.Settings) > 0 {
+			errs = append(errs, errors.New("--set cannot be used with --scenario, which chooses the configuration"))
+		}
+		if o.Rate == 0 {
+			errs = append(errs, errors.New("--rate 0 cannot be used with --scenario"))
+		}
+	}
+
+	if o.Rate == 0 {
+		o.Rate = -1 // of demo.Options: none
+	}
+	return errors.Join(errs...)
+}
+
 // checkDevOptions returns all problems of the options.
 func checkDevOptions(o demo.Options) error {
 	var errs []error
 	if o.Events < 0 {
 		errs = append(errs, fmt.Errorf("--events %d: expected 0 or more", o.Events))
 	}
-	if o.Rate < 1 || o.Rate > 100_000 {
-		errs = append(errs, fmt.Errorf("--rate %d: expected between 1 and 100000", o.Rate))
+	if o.Rate < 0 || o.Rate > 100_000 {
+		errs = append(errs, fmt.Errorf("--rate %d: expected between 0 and 100000", o.Rate))
+	}
+	if o.Rate == 0 && (o.Events > 0 || o.KillEvery > 0) {
+		errs = append(errs, errors.New("--rate 0 cannot be used with --events or --kill-every, which need events of the sample service"))
 	}
 
 	for _, f := range []struct {

@@ -15,7 +15,7 @@ var example = regexp.MustCompile(`(?m)^\s*\$ (?:outrelay|go run \./cmd/outrelay)
 func TestDocumentsNameCommandsThatExist(t *testing.T) {
 	t.Parallel()
 	var files []string
-	for _, pattern := range []string{"../../*.md", "../../docs/*.md"} {
+	for _, pattern := range []string{"../../*.md", "../../docs/*.md", "../../docs/*/*.md"} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)

@@ -32,8 +32,10 @@ const (
 type Options struct {
 	Binary string   // the program whose command run is the relay
 	Env    []string // of the relays; variables that begin with OUTRELAY_ are removed
+	// Settings are settings of the relays, each as path=value. See [CheckSettings].
+	Settings []string
 	// Rate is the rate in events per second. Defaults to DefaultRate. It is reduced if the run would be too
-	// short for two kills.
+	// short for two kills. Negative means that the service appends only the bursts of the key b.
 	Rate      int
 	Events    int           // the run ends after this number; 0 means that it ends when the user quits
 	KillEvery time.Duration // interval of kills of the owner, or of a consumer in scenario consumer; 0 means no kills
@@ -92,7 +94,8 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	defer o.Terminal.Restore()
 	defer d.view.finishStatus()
 
-	d.view.printLine("outrelay dev · real MongoDB and Kafka on this machine, nothing to install")
+	d.view.printLine("outrelay dev · real MongoDB and Kafka on this machine")
+	d.view.printLine("  servers           %s", devstack.DescribeSources())
 	if err := d.startServers(ctx, devstack.Options{Mongods: 1, Brokers: 1, Env: true}); err != nil {
 		return Result{}, err
 	}
@@ -122,9 +125,15 @@ func newDemo(o Options) *demo {
 		latency:  check.NewLatency(),
 		twoKills: make(chan struct{}),
 	}
-	d.check = check.New(check.Options{Forget: forgetAfter, Latency: d.latency, Others: o.Keep})
+	d.check = check.New(check.Options{Forget: forgetAfter, Latency: d.latency, Others: d.hasVisitors()})
 	return d
 }
+
+// isIdle reports whether the sample service appends nothing on its own.
+func (d *demo) isIdle() bool { return d.options.Rate < 0 }
+
+// hasVisitors reports whether services of the user may append events too.
+func (d *demo) hasVisitors() bool { return d.options.Keep || d.isIdle() }
 
 // startServers starts the servers, or uses those that the environment names.
 func (d *demo) startServers(ctx context.Context, o devstack.Options) error {
@@ -184,7 +193,7 @@ func (d *demo) connectClients(ctx context.Context) error {
 	}
 	d.client = client
 	d.follow = &follower{coll: d.stateDatabase().Collection("watchers"), onAcquired: d.recordAcquired}
-	d.relays, err = newRelays(d.stack, d.names, d.options.Binary, d.options.Env, d.relayConfig)
+	d.relays, err = newRelays(d.stack, d.names, d.options.Binary, d.options.Env, d.options.Settings, d.relayConfig)
 	if err != nil {
 		return err
 	}
@@ -241,6 +250,7 @@ func (d *demo) runToEnd(ctx context.Context) (Result, error) {
 	if err := d.servePage(watch, &wg); err != nil {
 		return Result{}, err
 	}
+	d.printReady()
 
 	err := d.runLoop(ctx)
 	d.view.finishStatus()
@@ -250,7 +260,7 @@ func (d *demo) runToEnd(ctx context.Context) (Result, error) {
 	d.mu.Lock()
 	takeovers := int(d.lastOwnership.epoch - d.firstEpoch)
 	d.mu.Unlock()
-	res := newResult(d.check.Report(), d.latency.Figures(), takeovers)
+	res := newResult(d.check.Report(), d.latency.Figures(), takeovers, d.isIdle())
 	if d.options.Events > res.Events {
 		res.Broken = errors.Join(res.Broken, fmt.Errorf("%d of %d events were appended", res.Events, d.options.Events))
 	}
@@ -260,7 +270,7 @@ func (d *demo) runToEnd(ctx context.Context) (Result, error) {
 	if d.options.Result != nil && err == nil {
 		d.options.Result(res)
 	}
-	if d.options.Keep && err == nil && ctx.Err() == nil {
+	if d.options.Keep && !d.isIdle() && err == nil && ctx.Err() == nil {
 		d.printConnections()
 		d.view.printLine(" all stays up until Ctrl-C")
 		<-ctx.Done()
@@ -309,10 +319,26 @@ func (d *demo) startRelays(ctx context.Context) error {
 	d.view.printLine("  watcher %q     owner %s · epoch %d · standby %s",
 		watcher, owner.node, d.follow.currentOwner().epoch, standby.node)
 	d.view.printLine("  metrics           http://%s/metrics", owner.http)
-	if d.options.Keep && d.options.Events == 0 {
+	return nil
+}
+
+// printReady prints that everything runs and how to end it, and for a service of the user, how to connect.
+func (d *demo) printReady() {
+	if d.options.Events > 0 {
+		return
+	}
+	if d.hasVisitors() {
 		d.printConnections()
 	}
-	return nil
+
+	end := "Ctrl-C stops everything"
+	if d.options.Terminal != nil {
+		end = "q or Ctrl-C stops everything"
+		if d.options.Keep && !d.isIdle() {
+			end = "q stops the load, Ctrl-C everything"
+		}
+	}
+	d.view.printLine("  all ready         %s", end)
 }
 
 // printConnections prints how to connect to the servers and the relays.
@@ -323,10 +349,13 @@ func (d *demo) printConnections() {
 		d.view.printLine("  relay %-11s pid %d  http://%s/readyz", x.node, x.prog.PID(), x.http)
 	}
 
-	d.view.printLine("  try")
-	d.view.printLine("    %s status --config %s", d.options.Binary, d.relays.config)
-	d.view.printLine("    mongosh '%s' --eval 'db.getSiblingDB(\"%s\").outbox.findOne()'",
-		d.stack.MongoURI(), d.names.database)
-	d.view.printLine("    kafka-console-consumer.sh --bootstrap-server %s --topic %s --from-beginning",
-		d.stack.Brokers()[0], d.names.topicName(aggregate))
+	program := d.options.Binary
+	if strings.Contains(program, "go-build") {
+		// go run removes its program at the end.
+		program = "go run ./cmd/outrelay"
+	}
+	d.view.printLine("  your own events   append them to %s.%s with these variables:", d.names.database, outboxName)
+	d.view.printLine("    export MONGODB_URI='%s' KAFKA=%s", d.stack.MongoURI(), strings.Join(d.stack.Brokers(), ","))
+	d.view.printLine("    %s dev topic %s --brokers %s   # prints the records", program, d.names.topicName(aggregate), d.stack.Brokers()[0])
+	d.view.printLine("    %s status --config %s", program, d.relays.config)
 }

@@ -71,6 +71,25 @@ func TestPaceWaits(t *testing.T) {
 	}
 }
 
+// Without a rate the service appends bursts only.
+func TestPaceWithoutRateWaitsForABurst(t *testing.T) {
+	t.Parallel()
+	p, extra, more := pace{rate: -1}, 0, make(chan int, 1)
+	more <- 3
+	for range 3 {
+		if !p.waitNext(t.Context(), more, &extra) {
+			t.Fatal("ended")
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	next := make(chan bool, 1)
+	go func() { next <- p.waitNext(ctx, more, &extra) }()
+	cancel()
+	if <-next {
+		t.Error("a fourth event of a burst of three")
+	}
+}
+
 func TestRateLeavesRoomForTwoKills(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -163,7 +182,7 @@ func TestServiceStops(t *testing.T) {
 func TestResultIsWhatTheCommandPromises(t *testing.T) {
 	t.Parallel()
 	good := check.Report{Committed: 10, Delivered: 10}
-	r := newResult(good, check.Figures{P50: 1.5, P99: 2, Max: 2300}, 2)
+	r := newResult(good, check.Figures{P50: 1.5, P99: 2, Max: 2300}, 2, false)
 	b, err := json.Marshal(r)
 	if want := `{"events":10,"delivered":10,"lost":0,"duplicates":0,"out_of_order":0,"takeovers":2,"max_gap_ms":2300,"p50_ms":1.5,"p99_ms":2}`; err != nil || string(b) != want {
 		t.Errorf("%s %v", b, err)
@@ -175,9 +194,12 @@ func TestResultIsWhatTheCommandPromises(t *testing.T) {
 		"lost": {Committed: 10, Delivered: 9, Waiting: 1}, "duplicate": {Committed: 10, Duplicates: 1}, "order": {Committed: 10, OutOfOrder: 1},
 		"phantom": {Committed: 10, Phantoms: 1}, "strayed": {Committed: 10, Strayed: 1}, "altered": {Committed: 10, Altered: 1}, "nothing": {},
 	} {
-		if newResult(bad, check.Figures{}, 0).Err() == nil {
+		if newResult(bad, check.Figures{}, 0, false).Err() == nil {
 			t.Errorf("%s is no error", name)
 		}
+	}
+	if err := newResult(check.Report{Foreign: 3}, check.Figures{}, 0, true).Err(); err != nil {
+		t.Errorf("an idle service: %v", err)
 	}
 }
 
@@ -205,6 +227,8 @@ func TestViewWithoutTerminal(t *testing.T) {
 	v.lastPrinted = time.Time{}
 	v.showFigures("figures")
 	v.showFigures("figures again")
+	v.lastPrinted = time.Time{}
+	v.showFigures("figures")
 	v.finishStatus()
 	if out.String() != "a 1\nfigures\n" {
 		t.Errorf("%q", out.String())
@@ -262,6 +286,28 @@ func TestOwnSettingsDoNotReachTheRelays(t *testing.T) {
 	t.Parallel()
 	if got := removeSettings([]string{"PATH=/bin", "OUTRELAY_WATCHER=x", "HOME=/"}); !slices.Equal(got, []string{"PATH=/bin", "HOME=/"}) {
 		t.Errorf("%q", got)
+	}
+}
+
+// Settings reach the relays, or are refused before anything is started.
+func TestSettingsAreAppliedOrRefused(t *testing.T) {
+	t.Parallel()
+	if err := CheckSettings([]string{"record.preset=plain", "lease.ttl=3s", "topics.rules=[{match: {type: X}, to: [x]}]"}); err != nil {
+		t.Error(err)
+	}
+	for setting, want := range map[string]string{
+		"watcher=x":            "watcher",
+		"mongodb.uri=x":        "mongodb.uri",
+		"kafka.brokers=x:1":    "kafka.brokers",
+		"http.listen=off":      "http.listen",
+		"topics.template=x":    "topics.template",
+		"record.preset=plane":  "plain",
+		"record.presett=plain": "record.preset",
+		"record.preset":        "path=value",
+	} {
+		if err := CheckSettings([]string{setting}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", setting, err, want)
+		}
 	}
 }
 

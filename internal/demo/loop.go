@@ -147,7 +147,10 @@ func (d *demo) openKeys() <-chan byte {
 func (d *demo) handleKey(ctx context.Context, key byte) (quit bool) {
 	var err error
 	switch key {
-	case 'q', 'Q', ctrlC:
+	case ctrlC:
+		d.options.Keep = false
+		return true
+	case 'q', 'Q':
 		return true
 	case 'k', 'K':
 		err = d.killOwner(ctx)
@@ -308,7 +311,8 @@ func (d *demo) reportTakeover(ctx context.Context) {
 
 	d.mu.Lock()
 	last, since := d.lastOwnership, d.outageSince
-	if last.epoch == d.reportedEpoch || !since.IsZero() && !over {
+	// Without load, there may be no delivery to wait for.
+	if last.epoch == d.reportedEpoch || !since.IsZero() && !over && !d.isIdle() {
 		d.mu.Unlock()
 		return
 	}
@@ -320,14 +324,14 @@ func (d *demo) reportTakeover(ctx context.Context) {
 	if x := d.relays.findRelay(last.node); x != nil {
 		n, err := d.relays.readCounter(ctx, x, "outrelay_read_back_records_total")
 		if err == nil && n > 0 {
-			parts = append(parts, fmt.Sprintf("read back %s events", formatThousands(int(n))))
+			parts = append(parts, fmt.Sprintf("read back %s records", formatThousands(int(n))))
 		}
 		n, err = d.relays.readCounter(ctx, x, "outrelay_read_back_hits_total")
 		if err == nil && n > 0 {
 			parts = append(parts, fmt.Sprintf("%s sent already", formatThousands(int(n))))
 		}
 	}
-	if !since.IsZero() {
+	if !since.IsZero() && over {
 		parts = append(parts, "first delivery after "+formatDuration(firstRecord.Sub(since)))
 	}
 	d.view.printEvent("%s", strings.Join(parts, " · "))
@@ -354,17 +358,28 @@ func (d *demo) drawFigures() {
 	if !r.Oldest.IsZero() {
 		lag = now.Sub(r.Oldest).Seconds()
 	}
-	text := fmt.Sprintf(" events %s · %.0f/s · commit→Kafka p50 %.1f ms p99 %.1f ms · lag %.1f s"+
+	text := fmt.Sprintf(" events %s · %.0f/s%s · commit→Kafka p50 %.1f ms p99 %.1f ms · lag %.1f s"+
 		" · lost %d · duplicate %d · out of order %d",
-		formatThousands(r.Delivered), d.rate, f.P50, f.P99, lag, r.Overtaken, r.Duplicates, r.OutOfOrder+r.Strayed)
+		formatThousands(r.Delivered), d.rate, formatOwner(owner), f.P50, f.P99, lag, r.Overtaken, r.Duplicates, r.OutOfOrder+r.Strayed)
+	if r.Foreign > 0 {
+		text += fmt.Sprintf(" · of other services %s", formatThousands(r.Foreign))
+	}
 	if n := r.Phantoms + r.Altered; n > 0 {
 		text += fmt.Sprintf(" · phantom %d", n)
 	}
-	switch {
-	case owner.paused:
+	if owner.paused {
 		text += " · paused"
-	case owner.node == "":
-		text += " · no owner"
 	}
 	d.view.showFigures(text)
+}
+
+// formatOwner returns the owner of the moment, as a part of the figures.
+func formatOwner(o ownership) string {
+	switch {
+	case o.node != "":
+		return fmt.Sprintf(" · owner %s epoch %d", o.node, o.epoch)
+	case o.paused:
+		return ""
+	}
+	return " · no owner"
 }

@@ -13,7 +13,7 @@ const (
 // pace schedules the events of the service. On average they have the requested rate. Most are
 // evenly distributed, and a burst comes at the end of each interval.
 type pace struct {
-	rate  int
+	rate  int  // per second; negative means bursts on request only
 	even  bool // without bursts
 	start time.Time
 	n     int // events since start
@@ -44,6 +44,15 @@ func (p *pace) waitNext(ctx context.Context, more <-chan int, extra *int) bool {
 	if *extra > 0 {
 		*extra--
 		return ctx.Err() == nil
+	}
+	if p.rate < 0 {
+		select {
+		case <-ctx.Done():
+			return false
+		case n := <-more:
+			*extra += n - 1
+			return true
+		}
 	}
 
 	at := dueAfterStart(p.n, p.rate)

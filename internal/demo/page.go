@@ -14,7 +14,8 @@ import (
 // stays the same when a relay is killed. Anyone with access to the loopback address may act: the
 // servers exist only for this run.
 func (d *demo) servePage(ctx context.Context, wg *sync.WaitGroup) error {
-	settings := []string{"node=dev", "http.admin.listen=127.0.0.1:0", "http.admin.anonymous=operator"}
+	settings := append(d.options.Settings[:len(d.options.Settings):len(d.options.Settings)],
+		"node=dev", "http.admin.listen=127.0.0.1:0", "http.admin.anonymous=operator")
 	cfg, _, err := config.Load(d.relays.config, nil, settings)
 	if err != nil {
 		return fmt.Errorf("configuring the operator's page: %w", err)

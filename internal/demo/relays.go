@@ -62,6 +62,7 @@ type relays struct {
 	binary    string
 	env       []string
 	config    string
+	settings  []string // of the user, each as path=value
 	extraArgs []string // further arguments of the processes
 	client    *http.Client
 	ended     chan *relay   // every process that ended
@@ -74,18 +75,19 @@ type relays struct {
 }
 
 // newRelays writes the configuration of the relays into the stack's directory. sections replace
-// sections of the default configuration.
+// sections of the default configuration; settings take precedence over both.
 func newRelays(
-	stack *devstack.Stack, n names, binary string, env []string, sections map[string]any,
+	stack *devstack.Stack, n names, binary string, env, settings []string, sections map[string]any,
 ) (*relays, error) {
 	r := &relays{
-		stack:  stack,
-		binary: binary,
-		env:    removeSettings(env),
-		config: filepath.Join(stack.Dir(), "outrelay.yaml"),
-		client: &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}},
-		ended:  make(chan *relay),
-		closed: make(chan struct{}),
+		stack:    stack,
+		binary:   binary,
+		settings: settings,
+		env:      removeSettings(env),
+		config:   filepath.Join(stack.Dir(), "outrelay.yaml"),
+		client:   &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}},
+		ended:    make(chan *relay),
+		closed:   make(chan struct{}),
 	}
 
 	config := map[string]any{
@@ -131,11 +133,9 @@ func (r *relays) startRelay() (*relay, error) {
 	defer r.mu.Unlock()
 	r.lastNumber++
 	x := &relay{node: "a-" + strconv.Itoa(r.lastNumber), http: addr}
-	args := []string{
-		"run", "--config", r.config,
-		"--set", "node=" + x.node,
-		"--set", "http.listen=" + addr,
-		"--set", "address=" + addr,
+	args := []string{"run", "--config", r.config}
+	for _, s := range append(r.settings[:len(r.settings):len(r.settings)], "node="+x.node, "http.listen="+addr, "address="+addr) {
+		args = append(args, "--set", s)
 	}
 	x.prog, err = r.stack.Run(x.node, r.env, r.binary, append(args, r.extraArgs...)...)
 	if err != nil {

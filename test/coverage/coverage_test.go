@@ -121,7 +121,7 @@ func TestTheTrackRecordNamesTests(t *testing.T) {
 // TestLinksLeadSomewhere checks the links inside the repository in all documents.
 func TestLinksLeadSomewhere(t *testing.T) {
 	t.Parallel()
-	for _, pattern := range []string{"*.md", "docs/*.md", "examples/*/*.md", "test/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "examples/*/*.md", "test/*.md"} {
 		files, err := filepath.Glob(filepath.Join(top, pattern))
 		if err != nil {
 			t.Fatal(err)

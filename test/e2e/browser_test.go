@@ -289,6 +289,9 @@ func (b *tab) takeScreenshot(name string) {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(b.dir, name+".png"), png, 0o644)
 	}
+	if title := documented[name]; err == nil && *writeDocs && title != "" {
+		err = writeSmall(filepath.Join("..", "..", "docs", "img", title+".png"), png)
+	}
 	if err != nil {
 		b.t.Errorf("taking the screenshot %s: %v", name, err)
 	}

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -21,63 +20,10 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// readmeProgram is the code that the README leaves to its reader: imports, clients, and two functions around
-// its examples.
-const readmeProgram = `package main
-
-import (
-	"context"
-	"log"
-	"os"
-	"os/signal"
-	"syscall"
-
-	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
-
-	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/outbox"
-)
-
-TYPES
-
-func place(ctx context.Context, db *mongo.Database, orders *mongo.Collection, order Order) error {
-	SERVICE
-	return err
-}
-
-func consume(ctx context.Context, db *mongo.Database, parcels *mongo.Collection) error {
-	box, err := outbox.New(db)
-	if err != nil {
-		return err
-	}
-	_ = box
-	CONSUMER
-}
-
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	client, err := mongo.Connect(options.Client().ApplyURI(os.Getenv("MONGODB_URI")))
-	if err != nil {
-		log.Fatal(err)
-	}
-	db := client.Database(os.Args[1])
-	if err := place(ctx, db, db.Collection("orders"), Order{ID: "o-1"}); err != nil {
-		log.Fatal(err)
-	}
-	log.Print("placed")
-	if err := consume(ctx, db, db.Collection("parcels")); err != nil {
-		log.Fatal(err)
-	}
-}
-`
-
-// readmeBlock returns the first code block of the README in this language that contains this text.
-func readmeBlock(t *testing.T, language, with string) string {
+// documentBlock returns the first code block of a document in this language that contains this text.
+func documentBlock(t *testing.T, document, language, with string) string {
 	t.Helper()
-	text, err := os.ReadFile("../../README.md")
+	text, err := os.ReadFile(filepath.Join("../..", document))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,13 +32,13 @@ func readmeBlock(t *testing.T, language, with string) string {
 			return m[1]
 		}
 	}
-	t.Fatalf("the README has no %s example with %q", language, with)
+	t.Fatalf("%s has no %s example with %q", document, language, with)
 	return ""
 }
 
-// buildReadme builds a program from the README's service and consumer in a separate module, like a reader.
-// oldNew are pairs of texts to replace in the README.
-func buildReadme(t *testing.T, oldNew ...string) string {
+// buildReadme builds the README's service and consumer in a separate module, like a reader, and returns their paths.
+// oldNew are pairs of texts to replace in them.
+func buildReadme(t *testing.T, oldNew ...string) (service, consumer string) {
 	t.Helper()
 	root, err := filepath.Abs("../..")
 	if err != nil {
@@ -109,91 +55,106 @@ func buildReadme(t *testing.T, oldNew ...string) string {
 
 	const path = "github.com/outrelay/outrelay"
 	own := strings.NewReplacer(oldNew...)
-	program := strings.NewReplacer(
-		"TYPES", own.Replace(readmeBlock(t, "go", "event.Type[Order]")),
-		"SERVICE", own.Replace(readmeBlock(t, "go", "box.Transaction(ctx, func")),
-		"CONSUMER", own.Replace(readmeBlock(t, "go", `consumer.New("shipping"`)),
-	).Replace(readmeProgram)
 	dir := t.TempDir()
 	for name, text := range map[string]string{
-		"main.go": program,
-		"go.mod":  strings.Replace(string(mod), "module "+path, "module example.com/shop", 1) + "\nrequire " + path + " v0.0.0\n\nreplace " + path + " => " + root + "\n",
-		"go.sum":  string(sum),
+		"place/main.go": own.Replace(documentBlock(t, "README.md", "go", "outbox.New(db)")),
+		"pack/main.go":  own.Replace(documentBlock(t, "README.md", "go", "consumer.New(")),
+		"go.mod":        strings.Replace(string(mod), "module "+path, "module example.com/hello", 1) + "\nrequire " + path + " v0.0.0\n\nreplace " + path + " => " + root + "\n",
+		"go.sum":        string(sum),
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	build := exec.CommandContext(t.Context(), "go", "build", "-mod=mod", "-o", "shop", ".")
+	build := exec.CommandContext(t.Context(), "go", "build", "-mod=mod", "-o", "bin/", "./place", "./pack")
 	build.Dir = dir
-	if words, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("building the README's examples: %v\n%s", err, words)
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("building the README's programs: %v\n%s", err, out)
 	}
-	return filepath.Join(dir, "shop")
+	return filepath.Join(dir, "bin", "place"), filepath.Join(dir, "bin", "pack")
 }
 
-// The README's service and consumer run next to `outrelay dev --keep`, and with the README's smallest
-// configuration, whose topics do not exist yet. The consumer handles the event, and the event that it appends
-// is delivered too.
+// The README's service and consumer run as they are next to `outrelay dev --rate 0`, with the variables that dev prints. With
+// another database they run with a relay of their own and the configuration of the first hour, whose topic does not exist yet.
+// The handler packs each order once. The events do not affect the result of dev.
 func TestReadmeExamplesWorkWhenCopied(t *testing.T) {
 	t.Parallel()
 	stacktest.LockMachine(t)
 	binary := kit.Binary(t, "")
 	noServers := []string{devstack.EnvMongoDB + "=", devstack.EnvKafka + "="}
-	dev := kit.Launch(t, "dev", binary, noServers, "dev", "--keep", "--rate", "5")
-	mongoURI := strings.Fields(dev.WaitForLog("  MongoDB   "))[1]
-	broker := strings.Fields(dev.WaitForLog("  Kafka   "))[1]
-	dev.WaitForLog("mongosh")
-	client, err := mongo.Connect(options.Client().ApplyURI(mongoURI))
+	dev := kit.Launch(t, "dev", binary, noServers, "dev", "--rate", "0")
+	dev.WaitForLog("  all ready  ")
+	variables := regexp.MustCompile(`export MONGODB_URI='(.*)' KAFKA=(.*)$`).FindStringSubmatch(dev.WaitForLog("export MONGODB_URI="))
+	if variables == nil {
+		t.Fatal("dev prints no variables to copy")
+	}
+	uri, broker := variables[1], variables[2]
+	env := []string{"MONGODB_URI=" + uri, "KAFKA=" + broker}
+	client, err := mongo.Connect(options.Client().ApplyURI(uri))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = client.Disconnect(context.WithoutCancel(t.Context())) })
-	var types sync.Map // of the handlers' events, by topic
-	go devstack.Tail(t.Context(), []string{broker}, []string{"outbox.event.parcel", "outbox.event.letter"}, func(m devstack.Message) {
-		if string(m.Key) == "o-1" {
-			types.Store(m.Topic, m.Header("type"))
-		}
-	})
 
-	// copied runs the README's program on a database. It waits for the effect of its handler and for the
-	// handler's event.
-	copied := func(program, database, topic string) {
+	// copied runs the programs of a reader: the consumer, and the service several times.
+	copied := func(database string, oldNew ...string) {
 		t.Helper()
-		shop := kit.Launch(t, database, program, []string{"MONGODB_URI=" + mongoURI}, database)
-		parcels := client.Database(database).Collection("parcels")
-		stacktest.Eventually(t, "the handler's document in "+database, func() bool {
-			n, err := parcels.CountDocuments(t.Context(), bson.D{{Key: "order", Value: "o-1"}})
-			return err == nil && n == 1
-		})
-		stacktest.Eventually(t, "the handler's event in "+topic, func() bool {
-			_, ok := types.Load(topic)
-			return ok
-		})
-		if typ, _ := types.Load(topic); typ != "ParcelPacked" {
-			t.Errorf("type of the handler's event is %q", typ)
+		const orders = 3
+		service, consumer := buildReadme(t, oldNew...)
+		pack := kit.Launch(t, "pack", consumer, env)
+		for range orders {
+			place := kit.Launch(t, "place", service, env)
+			if code := place.WaitExit(); code != 0 {
+				t.Fatalf("exit code %d of the README's service\n%s", code, place.ReadLog())
+			}
 		}
-		shop.Terminate()
-		if code := shop.WaitExit(); code != 0 {
-			t.Errorf("exit code %d of the README's program\n%s", code, shop.ReadLog())
+
+		parcels := client.Database(database).Collection("parcels")
+		stacktest.Eventually(t, "the handler's documents in "+database, func() bool {
+			n, err := parcels.CountDocuments(t.Context(), bson.D{})
+			return err == nil && n == orders
+		})
+		pack.Interrupt()
+		if code := pack.WaitExit(); code != 0 {
+			t.Errorf("exit code %d of the README's consumer\n%s", code, pack.ReadLog())
+		}
+		if n, err := parcels.CountDocuments(t.Context(), bson.D{}); n != orders || err != nil {
+			t.Errorf("%d parcels of %d orders: %v", n, orders, err)
 		}
 	}
-	copied(buildReadme(t, "kafka-1:9092", broker), "shop", "outbox.event.parcel")
+	copied("shop")
+	topic := exec.CommandContext(t.Context(), binary, "dev", "topic", "outbox.event.order", "--brokers", broker, "--count", "3")
+	if out, err := topic.Output(); err != nil || strings.Count(string(out), "type=OrderPlaced") != 3 {
+		t.Errorf("dev topic printed %v\n%s", err, out)
+	}
 
 	config := filepath.Join(t.TempDir(), "outrelay.yaml")
-	text := strings.NewReplacer("kafka-1:9092, kafka-2:9092", broker, "shop.outbox", "store.outbox").Replace(readmeBlock(t, "yaml", "watch:"))
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+	if err := os.WriteFile(config, []byte(documentBlock(t, "docs/start/first-hour.md", "yaml", "watch:")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	relay := kit.Launch(t, "relay", binary, []string{"MONGODB_URI=" + mongoURI, "OUTRELAY_HTTP_LISTEN=off"}, "run", "--config", config)
-	// The aggregates differ from those of dev, so that no topic exists.
-	copied(buildReadme(t, "kafka-1:9092", broker, `Aggregate: "order"`, `Aggregate: "purchase"`, ".order", ".purchase", `Aggregate: "parcel"`, `Aggregate: "letter"`, `"shipping"`, `"mailing"`), "store", "outbox.event.letter")
+	relay := kit.Launch(t, "relay", binary, append([]string{"OUTRELAY_HTTP_LISTEN=off"}, env...), "run", "--config", config)
+	copied("hello", `Database("shop")`, `Database("hello")`, `Aggregate: "order"`, `Aggregate: "purchase"`, "event.order", "event.purchase", `"shipping"`, `"mailing"`)
 	relay.Terminate()
 	relay.WaitExit()
 
-	// Events of another service do not affect the result of dev.
 	dev.Terminate()
 	if code := dev.WaitExit(); code != 0 {
 		t.Errorf("exit code %d of dev\n%s", code, dev.ReadLog())
+	}
+}
+
+// The README stays short.
+func TestReadmeHasAtMost150Lines(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(text), "\n"); n > 150 {
+		t.Errorf("%d lines: move details to docs", n)
 	}
 }

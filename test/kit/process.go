@@ -80,6 +80,9 @@ func (p *Process) Kill() {
 // Terminate sends SIGTERM and returns at once.
 func (p *Process) Terminate() { p.signal(syscall.SIGTERM) }
 
+// Interrupt sends SIGINT, as Ctrl-C does, and returns at once.
+func (p *Process) Interrupt() { p.signal(syscall.SIGINT) }
+
 // Reload sends SIGHUP, so that the process reloads its configuration.
 func (p *Process) Reload() { p.signal(syscall.SIGHUP) }
 

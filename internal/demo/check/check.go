@@ -277,6 +277,7 @@ func (c *Checker) Delivered(d Delivery) DeliveryKind {
 
 	e := c.events[d.ID]
 	if e == nil && c.options.Others {
+		c.report.Foreign++
 		return Foreign
 	}
 	if e == nil {

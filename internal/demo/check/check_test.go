@@ -73,6 +73,31 @@ func TestCheckerFindsWhatIsPlanted(t *testing.T) {
 	}
 }
 
+// Records of other writers are counted. They break no promise, and the promises for the own events stay.
+func TestRecordsOfOtherWritersAreNoPhantoms(t *testing.T) {
+	t.Parallel()
+	c := told(Options{Others: true})
+	for _, d := range []Delivery{rec("theirs", "a", 0), rec("1", "a", 1), rec("theirs", "a", 2), rec("2", "a", 3), rec("3", "a", 4), rec("4", "b", 0)} {
+		want := First
+		if d.ID == "theirs" {
+			want = Foreign
+		}
+		if got := c.Delivered(d); got != want {
+			t.Errorf("event %s at %d: %d, want %d", d.ID, d.Offset, got, want)
+		}
+	}
+	if r := c.Report(); r.Foreign != 2 || r.Phantoms != 0 || r.Delivered != 4 || r.Err() != nil {
+		t.Errorf("%+v: %v", r, r.Err())
+	}
+
+	if kind := c.Delivered(rec("1", "a", 5)); kind != Duplicate {
+		t.Errorf("a second record of an own event: %d", kind)
+	}
+	if r := c.Report(); r.Err() == nil {
+		t.Error("a duplicate next to records of other writers is no error")
+	}
+}
+
 func TestWhatATransactionDidNotCommit(t *testing.T) {
 	t.Parallel()
 	c := New(Options{})

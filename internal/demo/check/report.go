@@ -27,6 +27,7 @@ type Report struct {
 	Phantoms   int       // records without an event, of aborted events, or in a topic where they do not belong
 	Strayed    int       // records of a key in another partition than the previous record of the key
 	Altered    int       // records whose key or value differs from the event
+	Foreign    int       // records of events that were never begun, with Options.Others
 
 	Examples []string // the first violations in words, without keys and values
 }

@@ -8,7 +8,7 @@ import (
 
 // OnlyWith skips a test that takes too long for every run, unless one of the flags differs from its default.
 // why is the reason. No other function may skip a test: a test that just returned would be reported as PASS.
-// The README lists the tests that call OnlyWith, and test/arch checks the list.
+// docs/testing.md lists the tests that call OnlyWith, and test/arch checks the list.
 func OnlyWith(tb testing.TB, why string, flags ...string) {
 	tb.Helper()
 	for _, name := range flags {

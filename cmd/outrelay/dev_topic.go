@@ -1,0 +1,87 @@
+//go:build !release
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/outrelay/outrelay/internal/devstack"
+)
+
+func newDevTopicCommand(p *program) *cobra.Command {
+	var count int
+	c := &cobra.Command{
+		Use:   "topic TOPIC --brokers HOST:PORT",
+		Short: "Print the records of a topic, one line each, until Ctrl-C",
+		Long: `Print the records of a topic from its first record on, and then each new record, until Ctrl-C:
+partition/offset, key, headers and value. outrelay dev prints the addresses of the brokers. The
+command uses no consumer group and no login. If the topic does not exist yet, the command
+waits for it.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			brokers := *p.namedFlags["kafka.brokers"]
+			if brokers == "" {
+				return errors.New("--brokers is missing: pass the address of Kafka that `outrelay dev` prints")
+			}
+			if count < 0 {
+				return fmt.Errorf("--count %d: expected 0 or more", count)
+			}
+			p.printTopic(c.Context(), strings.Split(brokers, ","), args[0], count)
+			return nil
+		},
+	}
+	c.Flags().IntVarP(&count, "count", "n", 0, "end after `N` records; 0: until Ctrl-C")
+	return c
+}
+
+// printTopic prints the records of a topic until ctx ends, or until count records are printed if count is positive.
+func (p *program) printTopic(ctx context.Context, brokers []string, topic string, count int) {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+
+	var mu sync.Mutex
+	printed := 0
+	devstack.Tail(ctx, brokers, []string{topic}, func(m devstack.Message) {
+		mu.Lock()
+		defer mu.Unlock()
+		if count > 0 && printed == count {
+			return
+		}
+
+		fmt.Fprintln(p.out, formatMessage(m))
+		printed++
+		if printed == count {
+			stop()
+		}
+	})
+}
+
+// formatMessage returns a record as one line.
+func formatMessage(m devstack.Message) string {
+	var headers []string
+	for _, h := range m.Headers {
+		headers = append(headers, h.Key+"="+formatBytes(h.Value))
+	}
+	return fmt.Sprintf("%d/%d  key=%s  {%s}  %s", m.Partition, m.Offset, formatBytes(m.Key), strings.Join(headers, " "), formatBytes(m.Value))
+}
+
+// formatBytes returns printable text unchanged and quotes everything else.
+func formatBytes(b []byte) string {
+	if b == nil {
+		return "null"
+	}
+	text := string(b)
+	if !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return strconv.Quote(text)
+	}
+	return text
+}
