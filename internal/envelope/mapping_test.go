@@ -2,6 +2,9 @@ package envelope
 
 import (
 	"errors"
+	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -223,4 +226,28 @@ func marshal(t *testing.T, doc bson.D) []byte {
 		t.Fatal(err)
 	}
 	return raw
+}
+
+// TestFieldsOfTheRelayAreDocumented: docs/mapping.md lists the fields that no part may use.
+func TestFieldsOfTheRelayAreDocumented(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/mapping.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := regexp.MustCompile("(?m)^- The relay writes (.*) and the ordering key in `key`.*$").FindSubmatch(text)
+	if line == nil {
+		t.Fatal("docs/mapping.md has no list of the fields")
+	}
+
+	var documented []string
+	for _, m := range regexp.MustCompile("`([^`]+)`").FindAllSubmatch(line[1], -1) {
+		documented = append(documented, string(m[1]))
+	}
+	want := slices.Clone(relayWritten)
+	slices.Sort(documented)
+	slices.Sort(want)
+	if !slices.Equal(documented, want) {
+		t.Errorf("documented are %v, the relay writes %v", documented, want)
+	}
 }

@@ -266,6 +266,9 @@ func (r *importRun) moveDead(ctx context.Context, fence mongodb.Fencer, list []c
 		if reason == "" {
 			reason = r.source.name + " gave it up"
 		}
+		if n := c.item.attempts; n > 0 {
+			reason = fmt.Sprintf("%s (attempts of %s: %d)", reason, r.source.name, n)
+		}
 		failed := c.item.at
 		if failed.IsZero() {
 			failed = r.now

@@ -1,6 +1,7 @@
 package importing
 
 import (
+	"cmp"
 	"errors"
 	"time"
 
@@ -52,7 +53,7 @@ func (it *item) envelope(from string, rowID bson.RawValue, k kind, o Options) (b
 		}
 	}
 
-	key := it.aggregateID
+	key := cmp.Or(it.key, it.aggregateID)
 	var headers bson.A
 	for _, h := range it.headers {
 		var value any

@@ -202,6 +202,9 @@ func (im *Importer) checkSource(ctx context.Context, r *Report) error {
 		if err := im.checkFields(ctx, coll, t); err != nil {
 			return err
 		}
+		if err := im.checkStatus(ctx, coll, t); err != nil {
+			return err
+		}
 
 		if t.locked != nil {
 			n, err := coll.CountDocuments(ctx, t.locked(now))
@@ -249,6 +252,29 @@ func (im *Importer) checkFields(ctx context.Context, coll *mongo.Collection, t t
 	}
 	return refusalf("%s does not belong to %s: expected the fields %s; found a row with %s",
 		mongodb.Namespace(coll), im.source.name, strings.Join(t.required, ", "), strings.Join(names, ", "))
+}
+
+// checkStatus refuses a collection with a row whose status the source does not have.
+func (im *Importer) checkStatus(ctx context.Context, coll *mongo.Collection, t table) error {
+	if t.status == nil {
+		return nil
+	}
+	name := t.status.field
+	unknown := bson.D{{Key: "$nin", Value: t.status.known()}}
+	filter := bson.D{{Key: name, Value: unknown}}
+	if camel := strings.ToLower(name[:1]) + name[1:]; camel != name {
+		filter = append(filter, bson.E{Key: camel, Value: unknown})
+	}
+
+	raw, err := coll.FindOne(ctx, filter).Raw()
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		return nil
+	}
+	if err != nil {
+		return mongodb.Refusal(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+	}
+	return refusalf("%s: expected the %s %s; found %s in the row %s. Such a row would be left out",
+		mongodb.Namespace(coll), name, strings.Join(t.status.known(), ", "), row{raw}.field(name), raw.Lookup("_id"))
 }
 
 // newRun reads what the conversion needs from the servers.

@@ -220,6 +220,9 @@ func TestImportOfSlimMessageBus(t *testing.T) {
 	if err != nil || letter.Lookup("class").StringValue() != "attempts_exhausted" || letter.Lookup("envelope", "imported", "attempts").Int32() != 3 {
 		t.Errorf("%s, %v", letter, err)
 	}
+	if reason := letter.Lookup("reason").StringValue(); !strings.Contains(reason, "attempts of slimmessagebus: 3") {
+		t.Errorf("reason %q", reason)
+	}
 	if n := f.count(f.outbox.Database().Collection("smb_outbox")); n != 5 {
 		t.Errorf("%d rows are left", n)
 	}
@@ -250,13 +253,18 @@ func TestImportOfKoan(t *testing.T) {
 		record("a", "Pending", 0, bson.A{ticks + 60*600_000_000, int32(60)}), // an hour east
 		record("b", "Pending", 4, bson.D{{Key: "DateTime", Value: future}, {Key: "Ticks", Value: ticks}}),
 		record("c", "Dead", 10, past.Format(time.RFC3339)),
-		record("d", "Done", 1, past))
+		record("d", "Done", 1, past),
+		append(record("e", "Pending", 0, past), bson.E{Key: "PartitionKey", Value: "Order"}),
+		append(record("f", "Pending", 0, past), bson.E{Key: "PartitionKey", Value: "tenant-1"}))
 
 	r := f.importRows(Options{From: "koan"})
-	if r.Pending != 1 || r.Scheduled != 1 || r.Retried != 1 || r.Dead != 1 {
+	if r.Pending != 3 || r.Scheduled != 1 || r.Retried != 1 || r.Dead != 1 {
 		t.Errorf("%+v", r)
 	}
 	f.expect(uuidOf(bytes1), "Order", "o-1", "Upsert", `{"Id":"o-1"}`, "h=v")
+	// Koan's own partition key is the type of the entity. Another one was chosen by the service.
+	f.expect("e", "Order", "o-1", "Upsert", `{"Id":"o-1"}`, "h=v")
+	f.expect("f", "Order", "tenant-1", "Upsert", `{"Id":"o-1"}`, "h=v")
 	if v, _ := f.view("a"); !v.HasDueAt || v.DueAt != future.UnixMilli() {
 		t.Errorf("due at %d, want %d", v.DueAt, future.UnixMilli())
 	}
@@ -266,7 +274,7 @@ func TestImportOfKoan(t *testing.T) {
 		t.Errorf("next at %d, want %d", v.NextAt, future.UnixMilli())
 	}
 	letter, err := f.dead().FindOne(t.Context(), bson.D{}).Raw()
-	if err != nil || letter.Lookup("reason").StringValue() != "no handler" {
+	if err != nil || letter.Lookup("reason").StringValue() != "no handler (attempts of koan: 10)" {
 		t.Errorf("%s, %v", letter, err)
 	}
 }
@@ -442,6 +450,53 @@ func TestImportRefusesOtherCollections(t *testing.T) {
 	if _, _, err := Connect(f.cfg, Options{From: "koan"}); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "--to") {
 		t.Errorf("several outboxes: %v", err)
 	}
+}
+
+// TestImportRefusesAnUnknownStatus: rows that would silently not be imported, such as those of a driver that stores
+// an enumeration as numbers.
+func TestImportRefusesAnUnknownStatus(t *testing.T) {
+	t.Parallel()
+	for _, source := range sources {
+		for _, table := range source.tables {
+			if table.status == nil {
+				continue
+			}
+			for _, value := range []any{int32(0), "Postponed", nil} {
+				f := newFixture(t)
+				f.hasRun()
+				if table.optional {
+					f.rows(source.tables[0].name, rowWith(source.tables[0]))
+				}
+				name := table.status.field
+				f.rows(table.name, rowWith(table, bson.E{Key: name, Value: table.status.ignores[0]}), rowWith(table, bson.E{Key: name, Value: value}))
+				f.refuses(Options{From: source.name}, table.name+": expected the "+name, table.status.imports[0], "found "+f.text(value))
+			}
+		}
+	}
+}
+
+// rowWith returns a row with all required fields of a table.
+func rowWith(t table, set ...bson.E) bson.D {
+	doc := bson.D{{Key: "_id", Value: bson.NewObjectID()}}
+	for _, name := range t.required {
+		doc = append(doc, bson.E{Key: name, Value: "x"})
+		for _, s := range set {
+			if s.Key == name {
+				doc[len(doc)-1] = s
+			}
+		}
+	}
+	return doc
+}
+
+// text returns a value as refusals print it.
+func (f *fixture) text(value any) string {
+	f.t.Helper()
+	raw, err := bson.Marshal(bson.D{{Key: "v", Value: value}})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return bson.Raw(raw).Lookup("v").String()
 }
 
 // TestImportRefusesARunningPublisher: it would send the rows as well.

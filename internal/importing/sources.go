@@ -21,17 +21,40 @@ type table struct {
 	name     string
 	optional bool                                  // the library creates it later, or the source may lack it
 	required []string                              // fields of every row
+	status   *status                               // field that selects the rows; nil: all are imported, or a boolean selects them
 	pending  func(o Options) bson.D                // rows to import
 	locked   func(now time.Time) bson.D            // rows that a running publisher works on; nil if the library has no locks
 	sort     bson.D                                // the order in which the library sends
 	convert  func(r row, o Options) (*item, error) // of a row that matches pending
 }
 
+// status is a field whose values decide which rows are imported. A row with another value is one of another version or
+// another library: it would silently not be imported.
+type status struct {
+	field   string
+	imports []string // values of rows to import
+	ignores []string
+}
+
+func (s status) matchImports() bson.E {
+	return bson.E{Key: s.field, Value: bson.D{{Key: "$in", Value: s.imports}}}
+}
+
+// known returns all values of the library.
+func (s status) known() []string { return slices.Concat(s.imports, s.ignores) }
+
+var (
+	koanStatus          = status{field: "Status", imports: []string{"Pending", "Dead"}, ignores: []string{"Done"}}
+	outboxEventStatus   = status{field: "status", imports: []string{"created", "active", "failed"}, ignores: []string{"completed"}}
+	wolverineScheduling = status{field: "status", imports: []string{"Scheduled"}, ignores: []string{"Incoming", "Handled", "Outgoing"}}
+)
+
 // item is a converted row.
 type item struct {
 	id            any
 	aggregateType string
 	aggregateID   string
+	key           string // of the record; "" is aggregateID
 	typ           string
 	payload       any
 	contentType   string
@@ -67,9 +90,8 @@ var sources = []source{
 	{name: "koan", tables: []table{{
 		name:     "Outbox",
 		required: []string{"OccurredAt", "EntityType", "Operation", "EntityId", "PayloadJson", "Attempt", "VisibleAt", "Status"},
-		pending: func(Options) bson.D {
-			return bson.D{{Key: "Status", Value: bson.D{{Key: "$in", Value: bson.A{"Pending", "Dead"}}}}}
-		},
+		status:   &koanStatus,
+		pending:  func(Options) bson.D { return bson.D{koanStatus.matchImports()} },
 		locked: func(now time.Time) bson.D {
 			return bson.D{{Key: "Status", Value: "Pending"}, {Key: "LeaseUntil", Value: bson.D{{Key: "$gt", Value: now}}}}
 		},
@@ -79,9 +101,8 @@ var sources = []source{
 	{name: "outbox-event-bus", tables: []table{{
 		name:     "outbox_events",
 		required: []string{"eventId", "type", "payload", "status", "occurredAt", "retryCount", "expireInSeconds", "keepAlive"},
-		pending: func(Options) bson.D {
-			return bson.D{{Key: "status", Value: bson.D{{Key: "$in", Value: bson.A{"created", "active", "failed"}}}}}
-		},
+		status:   &outboxEventStatus,
+		pending:  func(Options) bson.D { return bson.D{outboxEventStatus.matchImports()} },
 		locked: func(now time.Time) bson.D {
 			until := bson.D{{Key: "$add", Value: bson.A{"$keepAlive", bson.D{{Key: "$multiply", Value: bson.A{"$expireInSeconds", 1000}}}}}}
 			return bson.D{{Key: "status", Value: "active"}, {Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{until, now}}}}}
@@ -100,7 +121,8 @@ var sources = []source{
 		{
 			name: "wolverine_incoming_envelopes", optional: true,
 			required: []string{"status", "ownerId", "body", "attempts", "messageType"},
-			pending:  func(Options) bson.D { return bson.D{{Key: "status", Value: "Scheduled"}} },
+			status:   &wolverineScheduling,
+			pending:  func(Options) bson.D { return bson.D{wolverineScheduling.matchImports()} },
 			sort:     bson.D{{Key: "executionTime", Value: 1}, {Key: "_id", Value: 1}},
 			convert:  convertWolverineScheduled,
 		},
@@ -160,6 +182,11 @@ func convertKoan(r row, _ Options) (*item, error) {
 		id: id, aggregateType: r.text("EntityType"), aggregateID: r.text("EntityId"), typ: r.text("Operation"),
 		payload: r.text("PayloadJson"), contentType: "application/json", at: r.time("OccurredAt"),
 		due: r.time("VisibleAt"), attempts: r.int("Attempt"), dead: r.text("Status") == "Dead", reason: r.text("DeadReason"),
+	}
+
+	// Koan itself sets the partition key to the type of the entity. As a key it would put all entities of a type into one partition.
+	if key := r.text("PartitionKey"); key != "" && key != it.aggregateType {
+		it.key = key
 	}
 
 	if doc, ok := r.field("Headers").DocumentOK(); ok {
