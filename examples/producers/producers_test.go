@@ -18,8 +18,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/servertest"
 )
 
-// The flag enables the tests with the drivers of other languages, which npm, pip and Maven fetch (about 10 MB).
-var _ = flag.Bool("producers", false, "run the producers in other languages; needs Node with npm, Python with pip, and a JDK with Maven")
+// The flag enables the tests with the drivers of other languages, which npm, pip and Maven fetch (about 10 MB), and cargo (about 60 MB).
+var _ = flag.Bool("producers", false, "run the producers in other languages; needs Node with npm, Python with pip, a JDK with Maven, and cargo if there is Rust")
 
 // orders is how many orders each program places. It aborts every tenth.
 const orders = 1000
@@ -30,12 +30,7 @@ const maxLines = 80
 func TestProducersOfOtherLanguages(t *testing.T) {
 	t.Parallel()
 	stacktest.OnlyWith(t, "fetches drivers with npm, pip and Maven", "producers")
-	for _, p := range []struct {
-		language string
-		install  []string
-		run      []string
-		env      []string
-	}{
+	programs := []program{
 		{"node", []string{"npm", "install", "--no-audit", "--no-fund"}, []string{"node", "producer.js"}, nil},
 		{
 			"python",
@@ -49,7 +44,19 @@ func TestProducersOfOtherLanguages(t *testing.T) {
 			[]string{"java", "-cp", "libs" + string(os.PathSeparator) + "*", "Producer.java"},
 			nil,
 		},
-	} {
+	}
+	// Many machines have no Rust, and building the driver takes minutes. The cache keeps the result.
+	if _, err := exec.LookPath("cargo"); err == nil {
+		target := cacheDir(t)
+		programs = append(programs, program{
+			"rust", []string{"cargo", "build", "--quiet", "--locked", "--target-dir", target},
+			[]string{filepath.Join(target, "debug", "producer")}, nil,
+		})
+	} else {
+		t.Log("without cargo, the producer in Rust does not run")
+	}
+
+	for _, p := range programs {
 		t.Run(p.language, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
@@ -57,20 +64,38 @@ func TestProducersOfOtherLanguages(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Logf("fetching the driver for %s: %s", p.language, strings.Join(p.install, " "))
-			runProgram(t, dir, nil, p.install)
+			runProgram(t, dir, 14*time.Minute, nil, p.install)
 
 			env := servertest.Start(t)
 			database := []string{"MONGODB_URI=" + env.MongoURI, "MONGODB_DATABASE=" + env.DB.Name()}
-			runProgram(t, dir, append(database, p.env...), append(p.run, fmt.Sprint(orders)))
+			runProgram(t, dir, 4*time.Minute, append(database, p.env...), append(p.run, fmt.Sprint(orders)))
 			checkRecords(t, env, p.language)
 		})
 	}
 }
 
-// runProgram runs a program in dir until it ends.
-func runProgram(t *testing.T, dir string, env, args []string) {
+// program is an example in another language.
+type program struct {
+	language string
+	install  []string // fetches the driver
+	run      []string
+	env      []string
+}
+
+// cacheDir returns the directory that keeps the compiled driver for Rust.
+func cacheDir(t *testing.T) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	base, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(base, "outrelay", "producers-rust")
+}
+
+// runProgram runs a program in dir until it ends.
+func runProgram(t *testing.T, dir string, within time.Duration, env, args []string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
@@ -142,7 +167,7 @@ func TestProducersAreShort(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil || programs != 3 {
+	if err != nil || programs != 4 {
 		t.Errorf("%d programs, %v", programs, err)
 	}
 }
