@@ -53,13 +53,21 @@ With --consumer --transport kafka-go,franz, compare instead the libraries that j
 one member drains a topic, alone, and while a second member joins and leaves every four seconds. The
 default is 200,000 records.
 
+With --peers debezium,mongo-kafka, compare instead with these publishers on the same servers: the drain
+of a backlog, the latency at each rate, the CPU time of publisher and MongoDB, the memory, and the
+silence and the repeats after kill -9. Each runs with its defaults and with settings for low latency,
+outrelay with documents of pkg/outbox and with documents of another writer. Maven fetches Kafka Connect
+and the connectors (about 70 MB). The defaults are 100,000 events and two rounds, which take about a
+quarter of an hour. The command prints the table of the README.
+
 With --observed, measure instead the cost of observation. The same backlog is drained in pairs: once
 without observers, and once with the operator's page and its live stream open and /metrics scraped
 every second. The default is 1,000,000 events.
 
 Without --mongodb and --kafka, the command starts its own servers on this machine. Leave the machine
 idle while it runs: the report shows the CPU time of other processes as foreign. The defaults take
-about six minutes.`,
+about six minutes. With --peers and --config, it measures on the servers of the configuration, with their
+logins: a password or a certificate.`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o.Duration = time.Duration(seconds) * time.Second
@@ -76,11 +84,21 @@ about six minutes.`,
 			if observed && !c.Flags().Changed("events") {
 				o.Events = observedEvents
 			}
+			if len(o.Peers) > 0 {
+				setPeerDefaults(c, &o)
+				if p.configFile != "" {
+					cfg, _, err := p.loadConfig()
+					if err != nil {
+						return err
+					}
+					o.Config = &cfg
+				}
+			}
 			if err := o.Check(); err != nil {
 				return err
 			}
 
-			return p.runBenchmark(c.Context(), o, asJSON, selectBenchmark(consumer, reconciler, observed, len(o.Transports) > 0))
+			return p.runBenchmark(c.Context(), o, asJSON, selectBenchmark(consumer, reconciler, observed, o))
 		},
 	}
 
@@ -96,6 +114,7 @@ about six minutes.`,
 	f.BoolVar(&reconciler, "reconciler", false, "measure the delivery outside of the stream instead")
 	f.BoolVar(&consumer, "consumer", false, "measure a handler with its inbox instead")
 	f.StringSliceVar(&o.Transports, "transport", nil, "with --consumer, compare these `libraries` while members join and leave: "+strings.Join(bench.Transports(), ", "))
+	f.StringSliceVar(&o.Peers, "peers", nil, "compare with these `publishers` instead: "+strings.Join(bench.Peers(), ", "))
 	f.BoolVar(&observed, "observed", false, "measure pairs of drains instead: one with the page open and a scraper, one without")
 	f.IntVar(&o.Pairs, "pairs", bench.DefaultPairs, "with --observed, the `number` of pairs")
 	f.StringSliceVar(&o.Only, "only", nil, "with --reconciler, only these `measurements`: "+strings.Join(bench.ReconcilerSteps(), ", "))
@@ -104,8 +123,22 @@ about six minutes.`,
 	f.StringVar(&o.CPUProfile, "cpuprofile", "", "prefix of the `file` names for CPU profiles of the relay")
 	f.StringVar(&o.MemProfile, "memprofile", "", "prefix of the `file` names for allocation profiles of the relay")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object on standard output")
-	c.MarkFlagsMutuallyExclusive("reconciler", "consumer", "observed", "foreign")
+	c.MarkFlagsMutuallyExclusive("reconciler", "consumer", "observed", "foreign", "peers")
 	return c
+}
+
+// setPeerDefaults replaces the defaults of flags that a comparison with other publishers has of its own.
+func setPeerDefaults(c *cobra.Command, o *bench.Options) {
+	for name, set := range map[string]func(){
+		"events":  func() { o.Events = bench.DefaultPeerEvents },
+		"runs":    func() { o.Runs = bench.DefaultPeerRuns },
+		"payload": func() { o.Payload = bench.DefaultPeerPayload },
+		"seconds": func() { o.Duration = bench.DefaultPeerDuration },
+	} {
+		if !c.Flags().Changed(name) {
+			set()
+		}
+	}
 }
 
 // benchmarkResult is the result of a benchmark.
@@ -114,9 +147,11 @@ type benchmarkResult interface{ Print(w io.Writer) error }
 type benchmark func(context.Context, bench.Options) (benchmarkResult, error)
 
 // selectBenchmark returns the benchmark that the flags select.
-func selectBenchmark(consumer, reconciler, observed, transports bool) benchmark {
+func selectBenchmark(consumer, reconciler, observed bool, o bench.Options) benchmark {
 	switch {
-	case transports:
+	case len(o.Peers) > 0:
+		return func(ctx context.Context, o bench.Options) (benchmarkResult, error) { return bench.RunPeers(ctx, o) }
+	case len(o.Transports) > 0:
 		return func(ctx context.Context, o bench.Options) (benchmarkResult, error) { return bench.RunMembers(ctx, o) }
 	case consumer:
 		return func(ctx context.Context, o bench.Options) (benchmarkResult, error) { return bench.RunConsumer(ctx, o) }
@@ -137,7 +172,14 @@ func (p *program) runBenchmark(ctx context.Context, o bench.Options, asJSON bool
 		return markTemporary(err)
 	}
 	if asJSON {
-		return printJSON(p.out, res)
+		if err := printJSON(p.out, res); err != nil {
+			return err
+		}
+		// A comparison is recorded as JSON, and its table is for a page.
+		if _, isComparison := res.(bench.PeersResult); isComparison {
+			return res.Print(p.errOut)
+		}
+		return nil
 	}
 	return res.Print(p.out)
 }

@@ -16,6 +16,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/devstack"
 )
 
@@ -44,6 +45,8 @@ type Options struct {
 	Pairs int
 	// Transports are the transports that [RunMembers] compares: see [Transports].
 	Transports []string
+	// Peers are the publishers that [RunPeers] compares with outrelay: see [Peers].
+	Peers []string
 	// Only lists the measurements of the reconciler to run. Empty runs all.
 	Only []string
 
@@ -51,6 +54,9 @@ type Options struct {
 	// the end.
 	MongoDB string
 	Kafka   []string
+
+	// Config names the servers instead, with their logins. Only for [RunPeers]. nil: no logins.
+	Config *config.Config
 
 	// CPUProfile and MemProfile are the prefixes of the files for profiles of the relay, one per measurement.
 	CPUProfile, MemProfile string
@@ -86,6 +92,11 @@ func (o Options) Check() error {
 			errs = append(errs, fmt.Errorf("transport: %q is not one of %s", name, strings.Join(known, ", ")))
 		}
 	}
+	for _, name := range o.Peers {
+		if known := Peers(); !slices.Contains(known, name) {
+			errs = append(errs, fmt.Errorf("peers: %q is not one of %s", name, strings.Join(known, ", ")))
+		}
+	}
 	for _, name := range o.Only {
 		if known := ReconcilerSteps(); !slices.Contains(known, name) {
 			errs = append(errs, fmt.Errorf("only: %q is not one of %s", name, strings.Join(known, ", ")))
@@ -114,6 +125,7 @@ type bench struct {
 	stack   *devstack.Stack // nil if both servers were given
 	servers []int           // known processes of the servers
 	mongods []int           // those of MongoDB
+	login   *config.Config  // nil: without logins
 	client  *mongo.Client
 	cluster *cluster
 	db      string
@@ -122,6 +134,7 @@ type bench struct {
 
 	foreignStart bson.Timestamp
 	numbered     int
+	numberOf     numbering     // of the records that consumers read
 	perDoc       time.Duration // slowest bulk write so far, per document
 	states       []string
 	began        time.Time
@@ -149,7 +162,7 @@ func (o Options) withServers(ctx context.Context, f func(*bench) error) (err err
 		}
 	}
 
-	b := &bench{Options: o, db: "bench_" + uuid.NewString()[:8], began: time.Now(), numbered: 1}
+	b := &bench{Options: o, db: "bench_" + uuid.NewString()[:8], began: time.Now(), numbered: 1, numberOf: eventNumber}
 	defer func() { err = errors.Join(err, b.cleanUp(context.WithoutCancel(ctx))) }()
 	if err := b.openServers(ctx); err != nil {
 		return err
@@ -167,6 +180,11 @@ func (b *bench) openServers(ctx context.Context) (err error) {
 		return err
 	}
 
+	if b.Config != nil {
+		if err := b.useConfig(b.Config); err != nil {
+			return err
+		}
+	}
 	var given []string
 	want := devstack.Options{Progress: func(p devstack.Progress) { b.logProgress("%s", p) }}
 
@@ -213,7 +231,10 @@ func (b *bench) openServers(ctx context.Context) (err error) {
 
 	b.servers = append(b.servers, listeners(given)...)
 	b.cluster = newCluster(b.Kafka)
-	b.client, err = connect(ctx, b.MongoDB)
+	if err := b.secureKafka(b.cluster.transport); err != nil {
+		return err
+	}
+	b.client, err = b.connectMongo(ctx)
 	return err
 }
 

@@ -15,7 +15,7 @@ import (
 
 // tailer reads a new topic from its start, with one long poll for all partitions of a broker.
 type tailer struct {
-	brokers []*broker
+	brokers []brokerLink
 	wg      sync.WaitGroup
 	stop    context.CancelFunc
 
@@ -37,6 +37,9 @@ type sender struct {
 // arrival is called for each record, with its number, the time of its arrival, and its sender.
 type arrival func(number int, at time.Time, from sender)
 
+// numbering returns the number of an event in the value of its record.
+type numbering func(value []byte) (number int, ok bool)
+
 // startConsumer starts to read the topic. It calls got for each record, from one goroutine per broker, until close.
 func (b *bench) startConsumer(ctx context.Context, topic string, got arrival) (*tailer, error) {
 	leaders, err := b.cluster.partitionLeaders(ctx, topic)
@@ -47,7 +50,7 @@ func (b *bench) startConsumer(ctx context.Context, topic string, got arrival) (*
 	ctx, cancel := context.WithCancel(ctx)
 	c := &tailer{stop: cancel}
 	for addr, parts := range leaders {
-		conn, err := dialBroker(ctx, addr)
+		conn, err := b.dialLink(ctx, addr)
 		if err != nil {
 			c.stopReading()
 			return nil, err
@@ -55,7 +58,7 @@ func (b *bench) startConsumer(ctx context.Context, topic string, got arrival) (*
 		c.brokers = append(c.brokers, conn)
 
 		c.wg.Go(func() {
-			if err := fetchRecords(ctx, conn, topic, parts, got); err != nil && ctx.Err() == nil {
+			if err := fetchRecords(ctx, conn, topic, parts, b.numberOf, got); err != nil && ctx.Err() == nil {
 				c.mu.Lock()
 				c.err = errors.Join(c.err, err)
 				c.mu.Unlock()
@@ -81,7 +84,7 @@ func (c *tailer) failure() error {
 }
 
 // fetchRecords reads the partitions of one broker until ctx ends.
-func fetchRecords(ctx context.Context, b *broker, topic string, parts []int32, got arrival) error {
+func fetchRecords(ctx context.Context, b brokerLink, topic string, parts []int32, numberOf numbering, got arrival) error {
 	req := &fetch.Request{
 		ReplicaID: -1, MaxWaitTime: int32(fetchWait.Milliseconds()), MinBytes: 1, MaxBytes: fetchBytes, SessionEpoch: -1,
 		Topics: []fetch.RequestTopic{{Topic: topic}},
@@ -107,7 +110,7 @@ func fetchRecords(ctx context.Context, b *broker, topic string, parts []int32, g
 					return fmt.Errorf("consuming %s-%d: %w", topic, p.Partition, kafka.Error(p.ErrorCode))
 				}
 
-				next, err := readRecords(&p.RecordSet, func(n int, from sender) { got(n, at, from) })
+				next, err := readRecords(&p.RecordSet, numberOf, func(n int, from sender) { got(n, at, from) })
 				if err != nil {
 					return fmt.Errorf("consuming %s-%d: %w", topic, p.Partition, err)
 				}
@@ -125,7 +128,7 @@ func fetchRecords(ctx context.Context, b *broker, topic string, parts []int32, g
 
 // readRecords calls got for the records of a response, and returns the next offset. Markers also count for
 // the offset.
-func readRecords(set *protocol.RecordSet, got func(number int, from sender)) (next int64, err error) {
+func readRecords(set *protocol.RecordSet, numberOf numbering, got func(number int, from sender)) (next int64, err error) {
 	stream, ok := set.Records.(*protocol.RecordStream)
 	if !ok {
 		return 0, nil
@@ -152,7 +155,7 @@ func readRecords(set *protocol.RecordSet, got func(number int, from sender)) (ne
 			if err != nil {
 				return next, err
 			}
-			if n, ok := eventNumber(value); ok && !marker {
+			if n, ok := numberOf(value); ok && !marker {
 				got(n, from)
 			}
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"strings"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -50,7 +51,11 @@ func newEnvelope(i, size int) (bson.Raw, error) {
 }
 
 func newKeyedEnvelope(i, size int, key string) (bson.Raw, error) {
-	doc, err := event.New(event.Aggregate{Type: aggregate, ID: key}, eventType, event.Bytes("", newPayload(i, size))).MarshalBSON()
+	return encodeEnvelope(key, newPayload(i, size))
+}
+
+func encodeEnvelope(key string, payload []byte) (bson.Raw, error) {
+	doc, err := event.New(event.Aggregate{Type: aggregate, ID: key}, eventType, event.Bytes("", payload)).MarshalBSON()
 	if err != nil {
 		return nil, fmt.Errorf("encoding an event: %w", err)
 	}
@@ -72,15 +77,34 @@ func (b *bench) newOutbox(ctx context.Context, name string) (*mongo.Collection, 
 }
 
 // newForeignEnvelope returns a document as a writer that does not use outrelay would insert it: with an ObjectId, and
-// without ts and slot.
+// without ts and slot. A field that the relay ignores makes it as large as that of pkg/outbox, so that only the missing
+// fields make a difference.
 func newForeignEnvelope(i, size int) (bson.Raw, error) {
-	return bson.Marshal(bson.D{
+	own, err := newEnvelope(i, size)
+	if err != nil {
+		return nil, err
+	}
+	doc := foreignFields(i, newPayload(i, size))
+	raw, err := bson.Marshal(doc)
+	if err != nil {
+		return nil, err
+	}
+
+	const name = "tenant"
+	const overhead = 1 + len(name) + 1 + 4 + 1 // type, name, length and end of a text
+	pad := max(0, len(own)-len(raw)-overhead)
+	return bson.Marshal(append(doc, bson.E{Key: name, Value: strings.Repeat("t", pad)}))
+}
+
+// foreignFields are the fields of an envelope that each writer has to insert.
+func foreignFields(i int, payload any) bson.D {
+	return bson.D{
 		{Key: "_id", Value: bson.NewObjectID()},
 		{Key: "aggregatetype", Value: aggregate},
 		{Key: "aggregateid", Value: orderingKey(i)},
 		{Key: "type", Value: eventType},
-		{Key: "payload", Value: newPayload(i, size)},
-	})
+		{Key: "payload", Value: payload},
+	}
 }
 
 // fillBacklog writes the backlog for all drains, and returns the start time for a stream of it.

@@ -36,6 +36,10 @@ type shots struct {
 }
 
 func newShots(from, n, size int) (*shots, error) {
+	return newShotsOf(from, n, func(i int) (bson.Raw, error) { return newEnvelope(i, size) })
+}
+
+func newShotsOf(from, n int, document func(i int) (bson.Raw, error)) (*shots, error) {
 	s := &shots{
 		from: from, docs: make([]bson.Raw, n), acked: make([]atomic.Int64, n), came: make([]atomic.Int64, n),
 		all: make(chan struct{}), base: time.Now(),
@@ -44,7 +48,7 @@ func newShots(from, n, size int) (*shots, error) {
 
 	for i := range s.docs {
 		var err error
-		if s.docs[i], err = newEnvelope(from+i, size); err != nil {
+		if s.docs[i], err = document(from + i); err != nil {
 			return nil, err
 		}
 	}

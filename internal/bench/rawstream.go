@@ -16,7 +16,11 @@ const streamBatch = 2000
 
 // connect returns a client that has reached its server.
 func connect(ctx context.Context, uri string) (*mongo.Client, error) {
-	client, err := mongo.Connect(options.Client().ApplyURI(uri).SetServerSelectionTimeout(10 * time.Second))
+	return connectWith(ctx, options.Client().ApplyURI(uri))
+}
+
+func connectWith(ctx context.Context, o *options.ClientOptions) (*mongo.Client, error) {
+	client, err := mongo.Connect(o.SetServerSelectionTimeout(10 * time.Second))
 	if err != nil {
 		return nil, fmt.Errorf("mongodb: %w", err)
 	}

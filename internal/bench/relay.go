@@ -70,7 +70,7 @@ func (b *bench) startRelay(ctx context.Context, s setting) (*relay, error) {
 	}
 
 	r := &relay{cmd: exec.Command(b.Program, args...), http: listen, page: page, words: &tail{}, done: make(chan struct{})}
-	r.cmd.Env, r.cmd.Stderr = b.childEnv(), r.words
+	r.cmd.Env, r.cmd.Stderr = append(b.childEnv(), b.loginEnv()...), r.words
 	if r.in, err = r.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
@@ -100,6 +100,7 @@ func (b *bench) writeConfig(s setting, listen, page string) (string, error) {
 		"log":     object{"level": "info", "format": "text"},
 	}
 
+	b.addLogin(c["mongodb"].(object), c["kafka"].(object))
 	if page != "" {
 		c["http"] = object{"listen": listen, "admin": object{"listen": page, "anonymous": "viewer"}}
 	}

@@ -43,15 +43,15 @@ func NewKafka(cfg config.Config, host KafkaHost, log *slog.Logger, m *metrics.Se
 		Reachable:  func(ok bool) { m.KafkaReachable.Set(metrics.Bool(ok)) },
 	}
 	if s := cfg.Kafka.SASL; s != nil {
-		if c.SASL, err = newLogin(*s, host.Token); err != nil {
+		if c.SASL, err = NewLogin(*s, host.Token); err != nil {
 			return nil, err
 		}
 	}
 	return kafkawire.NewClient(c)
 }
 
-// newLogin returns the login s. token replaces the source of its tokens, unless it is nil.
-func newLogin(s config.SASL, token bearer.Source) (*kafkawire.SASL, error) {
+// NewLogin returns the login s. token replaces the source of its tokens, unless it is nil.
+func NewLogin(s config.SASL, token bearer.Source) (*kafkawire.SASL, error) {
 	switch s.Mechanism {
 	case "oauthbearer":
 		login := &kafkawire.SASL{Mechanism: s.Mechanism, Token: token}

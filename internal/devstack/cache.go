@@ -83,6 +83,16 @@ func (c cache) fillOnce(ctx context.Context, name string, waiting func(), fill f
 	return os.Rename(tmp, c.path(name))
 }
 
+// FetchOnce returns the directory name in [CacheDir]. If it does not exist, fill writes its content to a temporary
+// directory first. If several processes call FetchOnce, one of them calls fill and the others wait.
+func FetchOnce(ctx context.Context, name string, fill func(tmp string) error) (string, error) {
+	c, err := openCache()
+	if err == nil {
+		err = c.fillOnce(ctx, name, func() {}, fill)
+	}
+	return c.path(name), err
+}
+
 // removeEntry removes a directory of the cache while it holds the named lock.
 func (c cache) removeEntry(ctx context.Context, lock, name string) error {
 	unlock, err := c.acquireLock(ctx, lock, func() {})

@@ -188,6 +188,22 @@ func filled(t *testing.T, c PresetConfig, names envelope.Names, doc bson.D) stri
 	return strings.Join(append(lines, "key "+string(rec.Key), string(rec.Value)), "\n")
 }
 
+// TestContextHeadersOfDebezium: constants replace the headers that Debezium adds by default, except that of the run.
+func TestContextHeadersOfDebezium(t *testing.T) {
+	t.Parallel()
+	const prefix = "__debezium.context."
+	headers := map[string]string{prefix + "connectorLogicalName": "shop", prefix + "taskId": "0", prefix + "connectorName": "mongodb"}
+	got := filled(t, PresetConfig{Name: Debezium, Headers: headers}, envelope.Names{}, contractDoc())
+	for name, value := range headers {
+		if !strings.Contains(got, "\n"+name+"="+value+"\n") {
+			t.Errorf("no header %s in:\n%s", name, got)
+		}
+	}
+	if !strings.HasPrefix(got, "id=e-1\n") {
+		t.Errorf("the first header is not the id:\n%s", got)
+	}
+}
+
 func TestPlacement(t *testing.T) {
 	t.Parallel()
 	extra := []bson.E{

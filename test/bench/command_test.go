@@ -17,7 +17,14 @@ func TestBenchCommand(t *testing.T) {
 		CPU        float64 `json:"cpu_s_per_million"`
 		RSS        float64 `json:"peak_rss_mb"`
 		Foreign    float64 `json:"foreign_cpu_pct"`
-		Latency    []struct {
+
+		ForeignEPS   float64 `json:"foreign_eps"`
+		ForeignRatio float64 `json:"foreign_ratio"`
+		// Pointers, because their values may be 0 or -1.
+		ForeignCPU    *float64 `json:"foreign_cpu_s_per_million"`
+		ForeignMongod *float64 `json:"foreign_mongod_cpu_s_per_million"`
+
+		Latency []struct {
 			Rate int     `json:"rate"`
 			P50  float64 `json:"p50_ms"`
 			P99  float64 `json:"p99_ms"`
@@ -37,13 +44,16 @@ func TestBenchCommand(t *testing.T) {
 			OutOfOrder int `json:"out_of_order"`
 		} `json:"failover"`
 	}
-	runBench(t, &r, "--events", "3000", "--rates", "50,200", "--seconds", "1", "--runs", "1", "--failover", "1", "--ttl", "2s")
+	runBench(t, &r, "--events", "3000", "--rates", "50,200", "--seconds", "1", "--runs", "1", "--failover", "1", "--ttl", "2s", "--foreign")
 	for name, v := range map[string]float64{"raw_stream_eps": r.RawStream, "raw_produce_eps": r.RawProduce, "both_eps": r.Both, "drain_eps": r.Drain, "drain_ratio": r.Ratio} {
 		if v <= 0 {
 			t.Errorf("%s is %v", name, v)
 		}
 	}
 
+	if r.ForeignEPS <= 0 || r.ForeignRatio <= 0 || r.ForeignCPU == nil || r.ForeignMongod == nil {
+		t.Errorf("documents of another writer: %v/s, ratio %v, CPU %v and %v", r.ForeignEPS, r.ForeignRatio, r.ForeignCPU, r.ForeignMongod)
+	}
 	if r.Foreign != -1 && (r.Foreign < 0 || r.Foreign > 100 || r.CPU <= 0 || r.RSS < 5) {
 		t.Errorf("foreign CPU %v %%, CPU %v s per million, memory %v MB", r.Foreign, r.CPU, r.RSS)
 	}

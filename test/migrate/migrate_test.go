@@ -6,10 +6,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,6 +21,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/adopt"
+	"github.com/outrelay/outrelay/internal/devstack/kafkaconnect"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/importing"
 )
@@ -200,7 +201,7 @@ func TestMoveFromDebezium(t *testing.T) {
 	s := newScene(t)
 	s.env = append(s.env, "OUTRELAY_RECORD_PRESET=debezium")
 	s.follow(s.topic, headerID)
-	c := s.startConnect("debezium", true, nil, map[string]string{
+	c := s.startConnect(kafkaconnect.Debezium, true, map[string]string{
 		"connector.class":                           "io.debezium.connector.mongodb.MongoDbConnector",
 		"mongodb.connection.string":                 stacktest.MongoURI(t),
 		"topic.prefix":                              s.topics.Prefix + "dbz",
@@ -215,15 +216,16 @@ func TestMoveFromDebezium(t *testing.T) {
 	s.write(s.insertEnvelope)
 	s.waitArrived("records of Debezium", func(events, _ int) bool { return events >= 3000 })
 
-	stopped := s.end(c.cmd, syscall.SIGKILL)
-	r := s.adoptAfter(stopped, "--offsets-topic", c.topic)
+	c.Kill()
+	stopped := time.Now()
+	r := s.adoptAfter(stopped, "--offsets-topic", c.OffsetsTopic)
 	if r.Kind != adopt.Debezium || r.Connector != "orders" {
 		t.Errorf("%+v", r)
 	}
 	repeats := s.check(r.MaxRepeats, true)
 	t.Logf("%d events, %d repeats, announced were at most %d", s.countWritten(), repeats, r.MaxRepeats)
 
-	s.goBack(c, map[string]any{"server_id": s.topics.Prefix + "dbz"}, func(token string, at bson.Timestamp) map[string]any {
+	s.goBack(c, true, map[string]any{"server_id": s.topics.Prefix + "dbz"}, func(token string, at bson.Timestamp) map[string]any {
 		return map[string]any{"sec": at.T, "ord": at.I, "resume_token": token}
 	})
 	if again := s.check(repeats, true); again != repeats {
@@ -233,7 +235,7 @@ func TestMoveFromDebezium(t *testing.T) {
 }
 
 // goBack stops outrelay and gives its position to the connector, while services go on writing.
-func (s *scene) goBack(c connector, partition map[string]any, offset func(token string, at bson.Timestamp) map[string]any) {
+func (s *scene) goBack(c *kafkaconnect.Worker, distributed bool, partition map[string]any, offset func(token string, at bson.Timestamp) map[string]any) {
 	s.t.Helper()
 	s.write(s.insertEnvelope)
 	s.end(s.relay, syscall.SIGTERM)
@@ -247,16 +249,26 @@ func (s *scene) goBack(c connector, partition map[string]any, offset func(token 
 		s.t.Fatal(err)
 	}
 
-	c.cmd = s.start("connect", nil, "java", c.args...)
-	if c.distributed {
-		s.call(c, http.MethodPut, "/connectors/orders/stop", nil)
-	} else {
-		s.call(c, http.MethodPost, "/connectors", map[string]any{"name": "orders", "config": c.config, "initial_state": "STOPPED"})
+	ctx, release := s.t.Context(), c.Stop
+	if !distributed {
+		// A worker in standalone mode does not store the connector.
+		release = func(ctx context.Context) error { return c.Create(ctx, true) }
 	}
-	s.call(c, http.MethodPatch, "/connectors/orders/offsets", map[string]any{
-		"offsets": []any{map[string]any{"partition": partition, "offset": offset(doc.Token.Data, doc.ClusterTime)}},
-	})
-	s.call(c, http.MethodPut, "/connectors/orders/resume", nil)
+	err := c.Launch()
+	for _, step := range []func(context.Context) error{
+		release,
+		func(ctx context.Context) error {
+			return c.SetOffset(ctx, partition, offset(doc.Token.Data, doc.ClusterTime))
+		},
+		c.Resume,
+	} {
+		if err == nil {
+			err = step(ctx)
+		}
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
 	more := s.countWritten() + 500
 	s.waitArrived("events after the way back", func(events, _ int) bool { return events >= more })
 	s.stopWriting()
@@ -310,7 +322,7 @@ func TestMoveFromMongoKafka(t *testing.T) {
 	topic := s.topics.Create(s.db.Name()+".outbox", 4)
 	s.env = append(s.env, "OUTRELAY_RECORD_PRESET=kafka-connector", "OUTRELAY_TOPICS_TEMPLATE="+topic)
 	s.follow(topic, documentID)
-	c := s.startConnect("mongo-kafka", false, nil, map[string]string{
+	c := s.startConnect(kafkaconnect.MongoKafka, false, map[string]string{
 		"connector.class":            "com.mongodb.kafka.connect.MongoSourceConnector",
 		"connection.uri":             stacktest.MongoURI(t),
 		"database":                   s.db.Name(),
@@ -322,12 +334,13 @@ func TestMoveFromMongoKafka(t *testing.T) {
 	s.write(s.insertEnvelope)
 	s.waitArrived("records of the connector", func(events, _ int) bool { return events >= 3000 })
 
-	stopped := s.end(c.cmd, syscall.SIGKILL)
-	r := s.adoptAfter(stopped, "--offsets-file", c.file)
+	c.Kill()
+	stopped := time.Now()
+	r := s.adoptAfter(stopped, "--offsets-file", c.OffsetsFile)
 	repeats := s.check(r.MaxRepeats, false)
 	t.Logf("%d events, %d repeats, announced were at most %d", s.countWritten(), repeats, r.MaxRepeats)
 
-	s.goBack(c, map[string]any{"ns": r.Partition}, func(token string, _ bson.Timestamp) map[string]any {
+	s.goBack(c, false, map[string]any{"ns": r.Partition}, func(token string, _ bson.Timestamp) map[string]any {
 		return map[string]any{"_id": fmt.Sprintf(`{"_data": "%s"}`, token)}
 	})
 	if again := s.check(repeats, false); again != repeats {
@@ -434,5 +447,36 @@ func TestConfigurationsOfTheGuides(t *testing.T) {
 	}
 	if found != 5 {
 		t.Errorf("%d configurations in the guides", found)
+	}
+}
+
+// TestOptionsOfTheRouter: docs/mapping.md has a row for each option of MongoEventRouter, and for no other. The list is that of
+// config().names() of Debezium 3.6.1.
+func TestOptionsOfTheRouter(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("testdata/router-options.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("../../docs/mapping.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(page), "| option of the router |")
+	rows, _, _ := strings.Cut(rest, "Differences that remain")
+
+	var documented []string
+	for _, row := range strings.Split(rows, "\n") {
+		option, _, _ := strings.Cut(strings.TrimPrefix(row, "| "), " | ")
+		if strings.Contains(option, "of Kafka Connect") {
+			continue
+		}
+		for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(option, -1) {
+			documented = append(documented, m[1])
+		}
+	}
+	slices.Sort(documented)
+	if want := strings.Fields(string(text)); !slices.Equal(documented, want) {
+		t.Errorf("documented are %v, the router has %v", documented, want)
 	}
 }

@@ -6,9 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +20,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/devstack/kafkaconnect"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/test/kit"
 )
@@ -311,105 +309,27 @@ func (s *scene) run(name string, args ...string) {
 	}
 }
 
-// connector is Kafka Connect with one connector.
-type connector struct {
-	cmd  *exec.Cmd
-	args []string // of java
-	// config is that of the connector, which a worker in standalone mode does not store.
-	config      map[string]string
-	distributed bool
-	api         string
-	topic       string // of offsets, in distributed mode
-	file        string // of offsets, in standalone mode
-}
-
-// startConnect fetches Kafka Connect and a plugin, and starts the plugin. The worker stores offsets every five seconds.
-func (s *scene) startConnect(plugin string, distributed bool, worker, config map[string]string) connector {
+// startConnect starts Kafka Connect with a connector. It stores offsets every five seconds.
+func (s *scene) startConnect(plugin string, distributed bool, config map[string]string) *kafkaconnect.Worker {
 	s.t.Helper()
-	for _, part := range []string{"connect", plugin} {
-		pom, err := filepath.Abs(filepath.Join("connect", part+".xml"))
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		s.t.Logf("fetching %s with Maven", part)
-		s.run("mvn", "-B", "-q", "-f", pom, "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies",
-			"-DincludeScope=runtime", "-DoutputDirectory="+filepath.Join(s.dir, "jars", part, part))
+	w, err := kafkaconnect.Prepare(s.t.Context(), kafkaconnect.Options{
+		Plugin: plugin, Dir: s.dir, Name: "orders", Config: config, Brokers: stacktest.Brokers(s.t), JVM: []string{"-Xmx512m"},
+		Distributed: distributed, Prefix: s.topics.Prefix,
+	})
+	if err == nil {
+		err = w.Launch()
 	}
-
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	address := l.Addr().String()
-	_ = l.Close()
-	c := connector{config: config, distributed: distributed, api: "http://" + address, topic: s.topics.Prefix + "connect-offsets", file: filepath.Join(s.dir, "connect.offsets")}
-	settings := map[string]string{
-		"bootstrap.servers":        strings.Join(stacktest.Brokers(s.t), ","),
-		"listeners":                c.api,
-		"plugin.path":              filepath.Join(s.dir, "jars", plugin),
-		"key.converter":            "org.apache.kafka.connect.storage.StringConverter",
-		"value.converter":          "org.apache.kafka.connect.storage.StringConverter",
-		"offset.flush.interval.ms": "5000",
-	}
-	mode := "Standalone"
-	if distributed {
-		mode = "Distributed"
-		settings["group.id"] = s.topics.Prefix + "connect"
-		for _, kind := range []string{"offset", "config", "status"} {
-			settings[kind+".storage.topic"] = s.topics.Prefix + "connect-" + kind + "s"
-			settings[kind+".storage.replication.factor"] = "1"
-		}
-		settings["offset.storage.partitions"] = "3"
-	} else {
-		settings["offset.storage.file.filename"] = c.file
-	}
-	for k, v := range worker {
-		settings[k] = v
-	}
-
-	var text strings.Builder
-	for k, v := range settings {
-		fmt.Fprintf(&text, "%s=%s\n", k, v)
-	}
-	properties := filepath.Join(s.dir, "worker.properties")
-	if err := os.WriteFile(properties, []byte(text.String()), 0o600); err != nil {
-		s.t.Fatal(err)
-	}
-	c.args = []string{
-		"-Xmx512m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", filepath.Join(s.dir, "jars", "connect", "connect", "*"),
-		"org.apache.kafka.connect.cli.Connect" + mode, properties,
-	}
-	c.cmd = s.start("connect", nil, "java", c.args...)
-	s.call(c, http.MethodPost, "/connectors", map[string]any{"name": "orders", "config": config})
-	return c
-}
-
-// call calls the API of Kafka Connect until it accepts the call.
-func (s *scene) call(c connector, method, path string, body any) {
-	s.t.Helper()
-	text, err := json.Marshal(body)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	deadline := time.Now().Add(2 * time.Minute)
-	for tick := time.Tick(250 * time.Millisecond); ; <-tick {
-		status := "no answer"
-		req, err := http.NewRequestWithContext(s.t.Context(), method, c.api+path, strings.NewReader(string(text)))
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		req.Header.Set("Content-Type", "application/json")
-		if res, err := http.DefaultClient.Do(req); err == nil {
-			answer, _ := io.ReadAll(res.Body)
-			_ = res.Body.Close()
-			http.DefaultClient.CloseIdleConnections()
-			if res.StatusCode < http.StatusMultipleChoices {
-				return
+	if err == nil {
+		s.t.Cleanup(func() {
+			w.Kill()
+			if s.t.Failed() {
+				s.t.Logf("output of Kafka Connect:\n%s", w.Log())
 			}
-			status = fmt.Sprintf("%s: %s", res.Status, answer)
-		}
-		if time.Now().After(deadline) {
-			s.t.Fatalf("%s %s: %s", method, path, status)
-		}
+		})
+		err = w.Create(s.t.Context(), false)
 	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return w
 }
