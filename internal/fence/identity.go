@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
-	"math"
 
 	"github.com/outrelay/outrelay/internal/record"
 )
@@ -151,18 +150,6 @@ func (k *Known) At(id Identity) (offset int64, ok bool) {
 func (k *Known) Has(id Identity) bool {
 	_, ok := k.At(id)
 	return ok
-}
-
-// Lowest returns the lowest offset, or −1 if the multiset is empty. Its cost grows with Len.
-func (k *Known) Lowest() int64 {
-	if k.Len() == 0 {
-		return -1
-	}
-	lowest := int64(math.MaxInt64)
-	for _, offset := range k.first {
-		lowest = min(lowest, offset)
-	}
-	return lowest
 }
 
 // Add adds a record. The offsets of a delivery must be added in ascending order.

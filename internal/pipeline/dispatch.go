@@ -39,10 +39,6 @@ type Sink interface {
 	// has ended the sink.
 	Send(rec *record.Record, t record.Ticket) error
 
-	// AckIfFound acks rec, before it returns, if the read-back has found it in its
-	// topic. Otherwise it does nothing and returns false.
-	AckIfFound(rec *record.Record, t record.Ticket) bool
-
 	// FindHit returns the place of rec if the read-back has found it in its topic.
 	FindHit(rec *record.Record) (tp record.TopicPartition, offset int64, found bool)
 
@@ -138,12 +134,6 @@ type Config struct {
 	// Ready is called when a parked topic can be written again. It must not block.
 	Ready func(topic string)
 
-	// Found is called when records of ours turn up in a partition that was read
-	// back late. The stored offset of the partition does not pass them until
-	// release is called. Exceptions that were decided before the call are recorded
-	// when ready reports true. Found must not block.
-	Found func(ready func() bool, release func())
-
 	// Retry repeats op until it succeeds, ctx ends or its error is final.
 	Retry func(ctx context.Context, op func() error) error
 
@@ -176,7 +166,6 @@ type Dispatcher struct {
 
 	// Deliveries outside of the stream's order.
 	sidesInFlight atomic.Int64
-	foundCalls    atomic.Uint64
 	sideMu        sync.Mutex
 	sides         map[record.Ticket]*side
 

@@ -52,14 +52,6 @@ func (f *fakeSink) Send(rec *record.Record, t record.Ticket) error {
 	return nil
 }
 
-// AckIfFound finds what has a value of one byte.
-func (f *fakeSink) AckIfFound(rec *record.Record, t record.Ticket) bool {
-	if len(rec.Value) != 1 {
-		return false
-	}
-	f.acks.Acked(record.TopicPartition{Topic: rec.Topic}, int64(rec.Value[0]), []record.Ticket{t}, 1)
-	return true
-}
 func (f *fakeSink) Flush()                  { f.mu.Lock(); f.flushs++; f.mu.Unlock() }
 func (f *fakeSink) Recycle([]record.Ticket) {}
 func (f *fakeSink) EndReplay()              {}

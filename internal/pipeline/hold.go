@@ -6,7 +6,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/watermark"
 )
 
 var _ record.Holder = (*Dispatcher)(nil)
@@ -61,22 +60,6 @@ func (d *Dispatcher) holdOffsetsInReplay() {
 // CheckGate implements record.Holder.
 func (d *Dispatcher) CheckGate(rec *record.Record, side bool) error {
 	return d.gates.checkGate(rec, side)
-}
-
-// Found implements record.Holder.
-func (d *Dispatcher) Found(tp record.TopicPartition, offset int64) {
-	// Each call has a hold of its own. The sink may report a partition again while the
-	// records of the call before are still being recorded.
-	hold := watermark.OffsetHold(d.foundCalls.Add(1))
-	d.tracker.HoldOffset(tp, hold, offset)
-
-	// Some events before this point may be turned away already, and not recorded yet.
-	_, begun := d.tracker.Window()
-	ready := func() bool {
-		low, _ := d.tracker.Window()
-		return low >= begun
-	}
-	d.cfg.Found(ready, func() { d.tracker.ReleaseOffset(tp, hold) })
 }
 
 // MemoryPressure implements record.Holder. More than three quarters count as most.

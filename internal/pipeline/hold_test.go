@@ -204,50 +204,6 @@ func TestTheWatermarkWaitsForTheRecordOfADelivery(t *testing.T) {
 	}
 }
 
-// TestN08_WhatIsFoundLateHoldsTheOffsetUntilItIsWrittenDown, for each time by itself.
-func TestN08_WhatIsFoundLateHoldsTheOffsetUntilItIsWrittenDown(t *testing.T) {
-	t.Parallel()
-	var lets []func()
-	d, _, _ := newTestDispatcher(t, Config{Found: func(_ func() bool, let func()) { lets = append(lets, let) }})
-	tp := record.TopicPartition{Topic: "a"}
-	d.Restore(tp, 50)
-	d.Position(positionAt(1))
-	want := func(offset int64) {
-		t.Helper()
-		if _, _, offsets := d.Snapshot(); offsets["a"][0] != offset {
-			t.Errorf("the stored offset is %d, want %d", offsets["a"][0], offset)
-		}
-	}
-
-	d.Found(tp, 10)
-	d.Found(tp, 7)
-	d.Idle(tp, 90)
-	want(7)
-	lets[0]()
-	want(7)
-	var told []record.Published
-	recs := []record.Record{{Topic: "a", Value: []byte{7}}, {Topic: "b", Value: []byte("not found")}}
-	if !d.AckIfFound(recs, func(p record.Published) { told = append(told, p) }) {
-		t.Fatal("not taken")
-	}
-	if len(told) != 1 || len(told[0].Answers) != 1 || told[0].Answers[0].Offset != 7 || d.sidesInFlight.Load() != 0 {
-		t.Fatalf("told %+v, want the one that was found", told)
-	}
-
-	lets[1]()
-	want(7) // by the delivery itself
-	d.Settle([]record.Ticket{told[0].Ticket})
-	want(90)
-	if d.AckIfFound(recs[1:], func(record.Published) { t.Error("told of nothing") }) {
-		t.Error("taken")
-	}
-
-	want(90)
-	if n, bytes := d.Unresolved(); n != 0 || bytes != 0 {
-		t.Errorf("%d events with %d bytes are left", n, bytes)
-	}
-}
-
 // TestN08_ADeliveryBesideAReplayMovesNoOffset: what the stream brings next may stand in the topic already, below it.
 func TestN08_ADeliveryBesideAReplayMovesNoOffset(t *testing.T) {
 	t.Parallel()

@@ -105,14 +105,6 @@ func (o *Outlet) RouteTopics(e *outboxes.Envelope) ([]string, error) {
 	return topics, nil
 }
 
-// AckFound acks the records of an envelope for topics, if the read-back has found them. It reports
-// whether it has.
-func (o *Outlet) AckFound(e *outboxes.Envelope, topics []string, answer func(record.Published)) bool {
-	w := o.pool.Get().(*outgoing)
-	defer o.pool.Put(w)
-	return w.buildIdentities(o, e, topics) && o.dispatcher.AckIfFound(w.recs, answer)
-}
-
 // buildIdentities builds the records of an envelope for topics, or for all its topics if topics is
 // nil. The records have the right identities and targets, but neither values nor headers. It
 // returns false if the envelope has no records.

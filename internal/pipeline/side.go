@@ -71,34 +71,6 @@ func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolv
 	return nil
 }
 
-// AckIfFound acks the records in recs that the read-back has found, and sends none. The records
-// belong to one envelope outside of the stream's order. It does not block.
-//
-// If it finds any, it calls onResolved once with their answers before it returns true. The
-// stored offsets then wait for Settle.
-func (d *Dispatcher) AckIfFound(recs []record.Record, onResolved func(record.Published)) bool {
-	// One target too many keeps the delivery from being resolved by an ack. How many records
-	// are found is known only at the end.
-	s := &side{targetsLeft: len(recs) + 1, targets: make([]sideTarget, len(recs))}
-	for i := range recs {
-		s.targets[i] = sideTarget{topic: recs[i].Topic, size: d.sink.Size(&recs[i])}
-	}
-
-	ticket := d.tracker.BeginSide()
-	d.addSide(ticket, s)
-	for i := range recs {
-		d.sink.AckIfFound(&recs[i], ticket)
-	}
-	d.dropSide(ticket)
-
-	if len(s.answers) == 0 {
-		d.tracker.Settle([]record.Ticket{ticket})
-		return false
-	}
-	onResolved(record.Published{Ticket: ticket, Answers: s.answers})
-	return true
-}
-
 // DrainSides blocks until all side deliveries are resolved, or ctx ends. Then it returns the cause of
 // ctx.
 func (d *Dispatcher) DrainSides(ctx context.Context) error {

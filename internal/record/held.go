@@ -63,14 +63,6 @@ type Holder interface {
 	// Withdrawn takes over records that were queued, in the order in which they were sent.
 	Withdrawn(list []Withdrawn)
 
-	// Found is called when a partition that could not be read at the takeover has been read, and
-	// contains records of ours, the lowest at offset.
-	//
-	// The receiver keeps the stored offset of tp at or below offset until it has recorded all records
-	// that the stream does not send: records that a previous owner sent outside of the stream's order,
-	// and records that were withdrawn or turned away before the partition was read (N8).
-	Found(tp TopicPartition, offset int64)
-
 	// MemoryPressure reports whether most of the memory or of the window is in use, for the stream and for
 	// the deliveries outside of its order. A target that makes no progress would then stop the
 	// others. low is the first event of the stream that is not resolved.

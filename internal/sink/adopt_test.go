@@ -16,7 +16,6 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/record"
@@ -495,8 +494,8 @@ func TestN07_FoundAlsoWhenTheGrowthWasAdoptedBeforeTheCrash(t *testing.T) {
 }
 
 // TestN07_TheOldPartitionOfAKeyIsReadBeforeItsRecordsGoElsewhere: the topic has grown since the
-// crash, and the takeover cannot read the partition that the keys had before. Records that may be
-// in it are not sent to new partitions, and are found later.
+// crash, and the take-over cannot read the partition that the keys had before. Records that may be
+// in it are not sent to new partitions, and the next sink finds them.
 func TestN07_TheOldPartitionOfAKeyIsReadBeforeItsRecordsGoElsewhere(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Topic(t, 1)
@@ -512,9 +511,8 @@ func TestN07_TheOldPartitionOfAKeyIsReadBeforeItsRecordsGoElsewhere(t *testing.T
 	}
 
 	addPartitions(t, topic, 4)
-	d := newTestHolder(t)
-	d.r = openSink(t, sinkOptions{txid: txid, claims: c, noRun: true, holder: d})
-	p, hits := d.r.quarantineOnly(topic)
+	d := openWithHolder(t, sinkOptions{txid: txid, claims: c, noRun: true})
+	d.r.quarantineOnly(topic)
 	d.r.run(t)
 	stacktest.Eventually(t, "the new partitions are adopted", func() bool {
 		retry.Signal(d.r.refresher.wake)
@@ -528,10 +526,8 @@ func TestN07_TheOldPartitionOfAKeyIsReadBeforeItsRecordsGoElsewhere(t *testing.T
 	}
 	d.r.Flush()
 	d.r.EndReplay()
-	tails := map[record.TopicPartition]*fence.Tail{p.tp: {From: 0, Next: p.ackedEnd, Hits: hits}}
-	if err := d.r.keeper.admitTails(t.Context(), tails); err != nil {
-		t.Fatal(err)
-	}
+	d.r.fail(ErrReopen)
+	d.openNext()
 	d.release()
 	d.waitResolved(50)
 	requireInOrder(t, readTopic(t, stacktest.Brokers(t), topic), 10, 5)
@@ -638,7 +634,8 @@ func TestN10_NothingOfAKeyIsSkippedAfterOneWasSent(t *testing.T) {
 }
 
 // TestQuarantinedPartitionWaitsAloneAndSkipsWhatItHas: the records of a partition in quarantine
-// wait. When it is released, those that the read-back has found are acked, and the others are sent.
+// wait. When it can be read, the sink ends, at most once in reopenEvery. The next one acks the
+// records that its read-back has found, and sends the others.
 func TestQuarantinedPartitionWaitsAloneAndSkipsWhatItHas(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Topic(t, 2)
@@ -662,14 +659,11 @@ func TestQuarantinedPartitionWaitsAloneAndSkipsWhatItHas(t *testing.T) {
 	}
 
 	second := openSink(t, sinkOptions{txid: txid, claims: c, noRun: true})
-	tp := record.TopicPartition{Topic: topic, Partition: 1}
-
-	// As if partition 1 could not be read at the takeover.
+	// As if partition 1 could not be read at the take-over.
 	second.mu.Lock()
 	p := second.topics[topic].partitions[1]
-	tail := &fence.Tail{From: 0, Next: p.ackedEnd, Hits: p.readBack.hits}
+	p.topic.hitsLeft -= p.readBack.hits.Len()
 	p.quarantine, p.readBack.hits = true, nil
-	p.topic.hitsLeft -= tail.Hits.Len()
 	p.setObstacle(obstacle{kindQuarantined, "sick"}, time.Now())
 	second.mu.Unlock()
 
@@ -681,11 +675,25 @@ func TestQuarantinedPartitionWaitsAloneAndSkipsWhatItHas(t *testing.T) {
 		t.Fatalf("state %+v, want 8 quarantined records of partition 1", state)
 	}
 
-	// Records that wait are looked up although the replay has ended.
+	// As if the partition could be read now, soon after another take-over and later.
 	second.EndReplay()
-	if err := second.keeper.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: tail}); err != nil {
-		t.Fatal(err)
+	k := &keeper{sink: second.Sink, session: second.keeper.session, readable: 1}
+	second.c.reopened.Store(time.Now().UnixNano())
+	if err := k.readQuarantine(t.Context()); err != nil {
+		t.Fatalf("the sink would end with %v, want it to wait", err)
 	}
-	second.acks.waitResolved(16)
+	second.c.reopened.Store(0)
+	err := k.readQuarantine(t.Context())
+	if !errors.Is(err, ErrReopen) {
+		t.Fatalf("the sink would end with %v, want ErrReopen", err)
+	}
+	second.fail(err)
+	if err := second.waitEnded(t); !errors.Is(err, ErrReopen) {
+		t.Fatalf("the sink ended with %v, want ErrReopen", err)
+	}
+
+	third := takeOver(t, txid, c)
+	send(third, 8)
+	third.acks.waitResolved(16)
 	requireInOrder(t, readTopic(t, stacktest.Brokers(t), topic), 2, 8)
 }

@@ -15,14 +15,10 @@ import (
 // openHolder is a Holder that holds nothing, for a sink that gives nothing back.
 type openHolder struct {
 	checks int // calls of Closed
-	found  []int64
 }
 
-func (d *openHolder) CheckGate(*record.Record, bool) error { d.checks++; return nil }
-func (*openHolder) Withdrawn(list []record.Withdrawn)      { panic(list) }
-func (d *openHolder) Found(_ record.TopicPartition, offset int64) {
-	d.found = append(d.found, offset)
-}
+func (d *openHolder) CheckGate(*record.Record, bool) error      { d.checks++; return nil }
+func (*openHolder) Withdrawn(list []record.Withdrawn)           { panic(list) }
 func (*openHolder) MemoryPressure() (record.Ticket, bool, bool) { return 0, false, false }
 func (*openHolder) Ready(topic string)                          { panic(topic) }
 
@@ -46,7 +42,6 @@ type testHolder struct {
 	gates   map[string]int  // by key
 	again   map[string]bool // keys with a side delivery that was given back since release began
 	calls   [][]record.Withdrawn
-	found   map[record.TopicPartition]int64
 	ready   []string
 	pressed func() (low record.Ticket, stream, side bool)
 	changed chan struct{}
@@ -58,7 +53,6 @@ func newTestHolder(tb testing.TB) *testHolder {
 		sent:    map[record.Ticket]record.Record{},
 		gates:   map[string]int{},
 		again:   map[string]bool{},
-		found:   map[record.TopicPartition]int64{},
 		changed: make(chan struct{}),
 	}
 }
@@ -114,7 +108,10 @@ func (d *testHolder) openNext() {
 		d.r.acks.bytes += size
 		d.r.acks.mu.Unlock()
 
-		found := d.r.AckIfFound(&x.rec, x.ticket|record.Side)
+		at, offset, found := d.r.FindHit(&x.rec)
+		if found {
+			d.r.acks.Acked(at, offset, []record.Ticket{x.ticket | record.Side}, size)
+		}
 		d.mu.Lock()
 		if found {
 			d.gates[gateOf(&x.rec)]--
@@ -209,13 +206,6 @@ func (d *testHolder) Withdrawn(list []record.Withdrawn) {
 	d.r.acks.mu.Lock()
 	d.r.acks.bytes -= bytes
 	d.r.acks.mu.Unlock()
-}
-
-func (d *testHolder) Found(tp record.TopicPartition, offset int64) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.found[tp] = offset
-	d.signalLocked()
 }
 
 func (d *testHolder) MemoryPressure() (low record.Ticket, stream, side bool) {

@@ -13,22 +13,24 @@ import (
 )
 
 const (
-	quarantineRetry = time.Second // between two attempts to release the quarantine (N4)
+	quarantineRetry = time.Second // between two attempts to read partitions in quarantine (N4)
 	maxSpares       = 8           // candidate partitions, one of which keeps the transactional id alive
 	aliveChunk      = 32          // idle partitions that are kept alive in one step, which takes a second or two
 	settlePoll      = 5 * time.Millisecond
 )
 
-// keeper keeps the sender of the sink alive, and releases partitions from quarantine. session and
-// expiry are set once, by Open.
+// keeper keeps the sender of the sink alive, and reads partitions in quarantine. session and expiry
+// are set once, by Open.
 type keeper struct {
-	sink    *Sink
-	session *fence.Session
-	expiry  fence.Expiry
+	sink     *Sink
+	session  *fence.Session
+	expiry   fence.Expiry
+	readable int // partitions in quarantine that a take-over can release; only runKeeper uses it
 }
 
-// runKeeper releases the quarantine and keeps the transactional id and idle partitions alive, until
-// ctx ends. If the transactional id hangs, it moves to the next generation and returns ErrReopen.
+// runKeeper reads partitions in quarantine and keeps the transactional id and idle partitions alive,
+// until ctx ends. It returns ErrReopen if a take-over can release some of these partitions, or if the
+// transactional id hangs. It then has moved to the next generation.
 func (k *keeper) runKeeper(ctx context.Context) error {
 	tick := time.NewTicker(quarantineRetry)
 	defer tick.Stop()
@@ -42,7 +44,7 @@ func (k *keeper) runKeeper(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			if err = k.releaseQuarantine(ctx); err == nil && more {
+			if err = k.readQuarantine(ctx); err == nil && more {
 				more, err = k.keepAlive(ctx)
 			}
 		case <-alive.C:
@@ -60,7 +62,7 @@ func (k *keeper) runKeeper(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, ErrFenced):
+		case errors.Is(err, ErrFenced), errors.Is(err, ErrReopen):
 			return err
 		case err != nil:
 			k.sink.log.Warn("keeping the producer alive failed; retrying", "error", err)
@@ -68,29 +70,32 @@ func (k *keeper) runKeeper(ctx context.Context) error {
 	}
 }
 
-// releaseQuarantine tries once to release partitions from quarantine: it fences and reads them,
-// saves their offsets, and then sends their records (N4).
-func (k *keeper) releaseQuarantine(ctx context.Context) error {
-	quarantined := k.session.Quarantined()
-	if len(quarantined) == 0 {
+// readQuarantine tries once to fence and read the partitions in quarantine (N4). If that has
+// succeeded for some, and this round has added none, it returns ErrReopen: the take-over of the next
+// sink reads them with all others, and releases them. That happens at most once in reopenEvery.
+//
+// Records of earlier senders may be in such a partition although later records of their keys were
+// given back. A take-over handles these (N7, N8), so there is no other way out of quarantine.
+func (k *keeper) readQuarantine(ctx context.Context) error {
+	if len(k.session.Quarantined()) == 0 && k.readable == 0 {
 		return nil
 	}
 
-	// Some partitions can be released although others have failed.
+	// Some partitions can be read although others have failed.
 	tails, err := k.session.Retry(ctx)
-	if len(tails) > 0 {
-		if e := k.admitTails(ctx, tails); e != nil {
-			return e
-		}
-	}
+	k.readable += len(tails)
 
 	k.sink.mu.Lock()
-	defer k.sink.mu.Unlock()
-	now := time.Now()
-	for tp, reason := range k.session.Quarantined() {
+	left, now := k.session.Quarantined(), time.Now()
+	for tp, reason := range left {
 		if p := k.sink.findPartitionLocked(tp); p != nil {
 			p.setObstacle(obstacle{kindQuarantined, reason}, now)
 		}
+	}
+	k.sink.mu.Unlock()
+
+	if k.readable > 0 && (len(tails) == 0 || len(left) == 0) && err == nil && k.sink.c.mayReopen(now) {
+		return fmt.Errorf("%w: %d partitions in quarantine can be read back", ErrReopen, k.readable)
 	}
 	return err
 }
@@ -101,80 +106,6 @@ func (s *Sink) findPartitionLocked(tp record.TopicPartition) *partition {
 		return t.partitions[tp.Partition]
 	}
 	return nil
-}
-
-// admitTails saves the offsets of released partitions and opens them. It retries the save until it
-// succeeds, because the fence has released the partitions already.
-func (k *keeper) admitTails(ctx context.Context, tails map[record.TopicPartition]*fence.Tail) error {
-	offsets := map[string][]int64{}
-	k.sink.mu.Lock()
-	for tp, tail := range tails {
-		if p := k.sink.findPartitionLocked(tp); p != nil {
-			setOffset(offsets, tp, tail.From)
-		}
-	}
-	k.sink.mu.Unlock()
-
-	err := retry.Do(ctx, retry.Reopen, func(ctx context.Context) error {
-		return k.sink.claims.Save(ctx, k.session.Senders(), offsets)
-	}, func(err error, _ time.Duration) {
-		k.sink.log.Warn("saving released partitions failed; retrying", "error", err)
-	})
-	if err != nil {
-		return fmt.Errorf("saving released partitions: %w", err)
-	}
-
-	for tp, tail := range tails {
-		k.sink.mu.Lock()
-		p := k.sink.findPartitionLocked(tp)
-		k.sink.mu.Unlock()
-		if p == nil {
-			continue
-		}
-
-		// N8: a successor has to read from here until the hits are recorded. So the offset is set
-		// before the first record of ours can move it.
-		k.sink.acks.Restore(tp, tail.From)
-		k.sink.mu.Lock()
-		k.openPartitionLocked(p, tail)
-		k.sink.mu.Unlock()
-		k.sink.log.Info("partition is released",
-			"topic", tp.Topic, "partition", tp.Partition, "read_back", tail.Next-tail.From)
-	}
-	k.sink.Flush()
-	return nil
-}
-
-// openPartitionLocked opens a partition that was in quarantine. Of the records that have waited, it
-// acks the hits of the read-back and sends the others.
-func (k *keeper) openPartitionLocked(p *partition, tail *fence.Tail) {
-	p.topic.hitsLeft += tail.Hits.Len() - p.readBack.hits.Len()
-	p.readBack.hits, p.readBack.incomplete = tail.Hits, tail.OutOfRange || tail.Truncated
-	p.quarantine = false
-	p.clearObstacle()
-	// Our sender has not written to the partition yet, so its sequences begin at 0.
-	p.ackedEnd, p.lastUsed, p.nextSeq = max(p.ackedEnd, tail.Next), time.Now(), 0
-
-	// The records that were queued in quarantine were not looked up in the read-back.
-	held := p.queue
-	p.queue, p.openBatch = nil, nil
-	k.sink.resendBatchesLocked(p.topic, held, func(*pending, int) int32 { return p.tp.Partition })
-
-	// The hits contain records that were given back, and side deliveries of an earlier owner.
-	p.keepHits()
-
-	// N8: these records are looked up only when their turn comes, which may be late. Until then the
-	// stored offset must not pass them.
-	if low := p.readBack.hits.Lowest(); low >= 0 {
-		k.sink.parker.holder.Found(p.tp, low)
-	}
-
-	// After the replay, no record that follows can have been sent before.
-	if !k.sink.replaying {
-		p.topic.dropHitsLocked()
-	}
-	p.markReadyLocked()
-	k.sink.parker.unparkLocked(p)
 }
 
 // keepAlive writes to partitions that Kafka would otherwise expire (H1, H2), at most [aliveChunk] of

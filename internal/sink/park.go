@@ -205,11 +205,6 @@ func (pk *parker) parkPartitionLocked(p *partition, now time.Time) {
 		p.needsReadBack = true
 	}
 
-	// The hits are also needed after the replay, for the records that were queued when it ended.
-	if p.quarantine && (pk.sink.replaying || p.readBack.kept) {
-		p.keepHits()
-	}
-
 	queue := p.queue
 	p.queue, p.openBatch = nil, nil
 	p.unmarkReadyLocked()
@@ -234,7 +229,7 @@ func (pk *parker) parkTopicLocked(t *topic) {
 	// None of the records was looked up in the read-back.
 	if pk.sink.replaying || t.hitsLeft > 0 {
 		for _, p := range t.partitions {
-			p.keepHits()
+			p.readBack.kept = true
 		}
 	}
 
@@ -328,16 +323,6 @@ func (pk *parker) countTurnedAwayLocked(t *topic, rec *record.Record) {
 	}
 }
 
-// turnAwayLocked counts a record that the parked partition p does not take.
-func (pk *parker) turnAwayLocked(p *partition) {
-	p.turnedAway++
-	// The record may be in the partition. It is looked up when its turn comes, perhaps after the
-	// replay.
-	if pk.sink.replaying && p.quarantine {
-		p.keepHits()
-	}
-}
-
 // unparkLocked lets a parked partition take records again, if no obstacle is left.
 func (pk *parker) unparkLocked(p *partition) {
 	// Queued records are a probe whose outcome is not known yet.
@@ -357,18 +342,4 @@ func (pk *parker) unparkTopicLocked(t *topic) {
 	}
 	t.parking = parking{}
 	pk.holder.Ready(t.name)
-}
-
-// keepHits lets the read-back of p outlast the replay. The caller must hold the sink's lock.
-func (p *partition) keepHits() { p.readBack.kept = true }
-
-// keepUnreadHitsLocked keeps the hits of partitions that were not read back at the end of the
-// replay, or whose records were not looked up. They may contain side deliveries of this term or of
-// earlier terms.
-func (s *Sink) keepUnreadHitsLocked(t *topic) {
-	for _, p := range t.partitions {
-		if p.quarantine || t.parked {
-			p.keepHits()
-		}
-	}
 }

@@ -55,7 +55,7 @@ type partition struct {
 type readBack struct {
 	hits       *fence.Known // N7: the records that were found, while they count
 	incomplete bool         // a part was not read: a record that the replay sends may be a second copy
-	kept       bool         // it outlasts the replay, for side deliveries
+	kept       bool         // it outlasts the replay: records were given back without being looked up
 }
 
 // obstruction is the obstacle that keeps a partition or a topic from being written, for State.
@@ -221,8 +221,7 @@ func (t *topic) setObstacle(o obstacle, now time.Time) {
 }
 
 // dropHitsLocked drops the read-back after the replay. It keeps everything while records wait for
-// the topic, and the hits of partitions whose records still have to be looked up: records that
-// wait in quarantine, or that were turned away.
+// the topic, and the hits of partitions whose records were given back with their topic.
 func (t *topic) dropHitsLocked() {
 	if len(t.waiting) > 0 {
 		return
@@ -230,7 +229,7 @@ func (t *topic) dropHitsLocked() {
 
 	t.hitsLeft = 0
 	for _, p := range t.partitions {
-		if p.readBack.kept || p.quarantine && len(p.queue) > 0 {
+		if p.readBack.kept {
 			t.hitsLeft += p.readBack.hits.Len()
 			continue
 		}

@@ -108,7 +108,7 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 
 	if p.parked && !s.parker.mayProbeLocked(p, time.Now()) {
 		if !side {
-			s.parker.turnAwayLocked(p)
+			p.turnedAway++
 		}
 		return record.ErrParked
 	}
@@ -229,13 +229,9 @@ func (p *partition) mayBeUnreadLocked(rec *record.Record) bool {
 
 	for _, n := range p.topic.earlierCounts {
 		old := p.topic.partitions[partitionByKey(rec, int32(n))]
-		if old == p || !old.quarantine && !old.needsReadBack {
-			continue
+		if old != p && (old.quarantine || old.needsReadBack) {
+			return true
 		}
-		if old.quarantine {
-			old.keepHits()
-		}
-		return true
 	}
 	return false
 }

@@ -191,29 +191,21 @@ func (t *topic) addPartitions(n int) {
 func (s *Sink) FindHit(rec *record.Record) (record.TopicPartition, int64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p, _, offset := s.findHitLocked(rec)
-	if p == nil {
-		return record.TopicPartition{}, 0, false
-	}
-	return p.tp, offset, true
-}
-
-// findHitLocked returns the partition and the offset at which the read-back has found rec. The
-// partition is nil if it has not.
-func (s *Sink) findHitLocked(rec *record.Record) (p *partition, id fence.Identity, offset int64) {
 	t := s.topics[rec.Topic]
 	if t == nil || t.hitsLeft == 0 {
-		return nil, id, 0
+		return record.TopicPartition{}, 0, false
 	}
 	id, ok := fence.IdentityOf(rec.Headers)
 	if !ok {
-		return nil, id, 0
+		return record.TopicPartition{}, 0, false
 	}
 
-	if p = t.partitionWithHit(id); p != nil {
-		offset, _ = p.readBack.hits.At(id)
+	p := t.partitionWithHit(id)
+	if p == nil {
+		return record.TopicPartition{}, 0, false
 	}
-	return p, id, offset
+	offset, _ := p.readBack.hits.At(id)
+	return p.tp, offset, true
 }
 
 // partitionWithHit returns the partition in which the read-back has found the delivery id, or nil.
@@ -237,37 +229,15 @@ func (s *Sink) Compacted(topic string) bool {
 	return t == nil || t.compacted
 }
 
-// AckIfFound acks rec if the read-back has found it, before it returns, and removes it from the hits. It
-// returns false, and does nothing, if there is no hit.
-//
-// It is for side deliveries whose turn has not come. A record that is in its topic already needs
-// no turn, and no partition that can be written. Only the identity matters (N7): nothing is sent,
-// so no order can be violated (N10).
-func (s *Sink) AckIfFound(rec *record.Record, t record.Ticket) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	p, id, offset := s.findHitLocked(rec)
-	if p == nil || s.ended != nil {
-		return false
-	}
-
-	p.readBack.hits.Take(id)
-	p.topic.hitsLeft--
-	_, size := recordSizes(rec)
-	s.ackHitLocked(p.tp, offset, t, size)
-	return true
-}
-
-// EndReplay notes that the stream has passed the time of the takeover: no event that follows can
-// have been sent before. It drops the read-back, with two exceptions. Records that wait are looked
-// up later. Partitions that were not read yet, or that have turned records away, keep their hits
-// for side deliveries until the sink ends.
+// EndReplay notes that the stream has passed the time of the take-over: no event that follows can
+// have been sent before. It drops the read-back, with two exceptions. Records that wait for a topic
+// are looked up later. A topic that was parked before keeps its hits until the sink ends, for the
+// records that were given back.
 func (s *Sink) EndReplay() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.replaying = false
 	for _, t := range s.topics {
-		s.keepUnreadHitsLocked(t)
 		t.dropHitsLocked()
 	}
 }

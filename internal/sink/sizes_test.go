@@ -8,8 +8,6 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/fence"
-	"github.com/outrelay/outrelay/internal/record"
 )
 
 // TestWhatWasReservedIsReleased: the sink adds the redelivered header, for which no memory was
@@ -35,39 +33,6 @@ func TestWhatWasReservedIsReleased(t *testing.T) {
 		}
 	}
 
-	t.Run("leaving quarantine", func(t *testing.T) {
-		t.Parallel()
-		r, topic := openSuccessor(t, 0)
-		r.mu.Lock()
-		r.findOrAddTopicLocked(topic).addPartitions(1)
-		r.mu.Unlock()
-
-		p, _ := r.quarantineOnly(topic)
-		p.readBack.incomplete = true
-		for i := range 4 {
-			x := newRecord(topic, "k", "k/"+string(rune('0'+i)))
-			if i%2 == 0 { // the caller has added the header
-				x.Headers = append(x.Headers, redeliveredHeader, record.Header{Key: []byte("type"), Value: []byte("T")})
-			}
-			r.send(t, x)
-		}
-
-		tp := record.TopicPartition{Topic: topic}
-		for range 2 {
-			r.mu.Lock()
-			p.quarantine = true
-			r.mu.Unlock()
-			tail := &fence.Tail{From: p.ackedEnd, Next: p.ackedEnd, Hits: &fence.Known{}}
-			if err := r.keeper.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: tail}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		r.run(t)
-		r.acks.waitResolved(4)
-
-		requireFlagged(t, stacktest.Brokers(t), topic, 4)
-		r.requireDrained(t)
-	})
 	for name, e := range map[string]*kerr.Error{"split": kerr.MessageTooLarge, "encoded again": kerr.CorruptMessage} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -80,8 +80,6 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		Mapping:     t.slot.shared.Mapping,
 		Route:       out.RouteTopics,
 		Check:       out.CheckEnvelope,
-		FindRecords: out.FindHits,
-		AckIfFound:  out.AckFound,
 		Compacted:   t.sink.Compacted,
 		Now:         t.slot.shared.Clock.Now,
 		Log:         t.log,

@@ -155,7 +155,6 @@ func (t *term) newDispatcher() *pipeline.Dispatcher {
 		Retry: t.calls.RetryFenced,
 		Now:   t.slot.shared.Clock.Now,
 		Ready: func(topic string) { t.reconciler.exceptions.Wake(topic) },
-		Found: func(ready func() bool, let func()) { t.reconciler.exceptions.ReclaimLate(ready, let) },
 		Metrics: pipeline.Metrics{
 			Published: func(topic string, n int) {
 				t.acked.Add(int64(n))

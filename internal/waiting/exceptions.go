@@ -72,9 +72,6 @@ type Exceptions struct {
 	sleepingKeys   map[orderKey]sleepingKey
 	nextStuckScan  time.Time // no pass because of stuck retries before this time
 	work           pendingWork
-	lateReads      []lateRead // not processed yet
-
-	late lateWork // used only by the goroutine of Run
 }
 
 // orderKey is a key of a collection. Within it and one topic, envelopes keep their order.
@@ -123,14 +120,6 @@ type Config struct {
 	// Check returns an error for an envelope that neither a relay nor an operator made an exception.
 	// Such an envelope becomes a dead letter at once.
 	Check func(v *envelope.View) error
-	// FindRecords returns the records of an envelope that a read-back has found in topics (nil: in all
-	// topics that it routes to). AckIfFound acks those that are still there, and sends nothing. If
-	// there are any, it returns true and calls answer once, as Outlet.Publish does. Otherwise it
-	// returns false. The envelopes have neither body nor headers. Both functions may be nil if no
-	// partition is read late.
-	FindRecords func(e *outboxes.Envelope, topics []string) []Hit
-	AckIfFound  func(e *outboxes.Envelope, topics []string, answer func(record.Published)) bool
-
 	// Compacted reports whether a topic may keep only the newest record of a key (N10).
 	Compacted func(topic string) bool
 
@@ -293,9 +282,6 @@ func (x *Exceptions) probeParkedTopics() {
 // runRound reads and publishes everything that there is a reason for. due is set at each poll.
 func (x *Exceptions) runRound(ctx context.Context, due bool) error {
 	collections := x.config.Collections()
-	if err := x.reclaimLateHits(ctx, collections, due); err != nil {
-		return err
-	}
 	if len(collections) == 0 {
 		return nil
 	}

@@ -411,3 +411,34 @@ func (b *broker) wants(topic string, ids ...string) {
 		b.t.Fatalf("%s holds %q, want %q", topic, got, ids)
 	}
 }
+
+// standing returns the hits of an envelope, as Outlet.FindHits does.
+func (o *wire) standing(e *outboxes.Envelope, topics []string) (hits []Hit) {
+	w := identified(e)
+	if topics == nil {
+		topics = o.routes
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, topic := range topics {
+		if at, ok := o.seen[topic][w]; ok {
+			hits = append(hits, Hit{ID: w.id, Delivery: w.delivery, Topic: topic, Targets: topics, Offset: at})
+		}
+	}
+	return hits
+}
+
+func identified(e *outboxes.Envelope) written {
+	key, ok := e.Raw.Lookup("key").StringValueOK()
+	if !ok {
+		key = e.Raw.Lookup("aggregateid").StringValue()
+	}
+	n, _ := e.Raw.Lookup("delivery").AsInt64OK()
+	return written{id: e.Raw.Lookup("_id").StringValue(), key: key, delivery: int32(n)}
+}
+
+func (b *broker) stands(topic, id, key string, delivery int32) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.append(topic, written{id: id, key: key, delivery: delivery})
+}

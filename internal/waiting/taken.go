@@ -39,11 +39,6 @@ func EachTaken(ctx context.Context, coll *mongo.Collection, p slot.Range, until 
 	return nil
 }
 
-// EachOf calls take as [EachTaken] does, for each envelope with one of the ids, in any state.
-func EachOf(ctx context.Context, coll *mongo.Collection, ids []bson.RawValue, take func(bson.Raw) error) error {
-	return eachWithoutPayload(ctx, coll, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, take)
-}
-
 // eachWithoutPayload calls take for each envelope that filter matches, without its headers, history and
 // payload.
 func eachWithoutPayload(ctx context.Context, coll *mongo.Collection, filter bson.D, take func(bson.Raw) error) error {

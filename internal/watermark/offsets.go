@@ -14,16 +14,9 @@ type partitionOffsets struct {
 	next int64 // lower bound of the offsets of our records that are not acked yet
 	runs []run // acked, at least one ticket may still be above the watermark
 
-	// holds are upper bounds of the stored offset by owner. The lowest one applies.
-	holds map[OffsetHold]int64
+	held bool  // HoldAllOffsets applies
+	hold int64 // the upper bound of the stored offset while held
 }
-
-// OffsetHold identifies the owner of a hold on a stored offset, so that each owner releases only
-// its own hold. Owners have numbers from 1.
-type OffsetHold uint64
-
-// holdOfAll is the owner of the holds of HoldAllOffsets.
-const holdOfAll OffsetHold = 0
 
 // run is one acked batch: tickets[i] is at offset base+i.
 type run struct {
@@ -40,8 +33,8 @@ func (o *partitionOffsets) appendAcked(base int64, tickets []record.Ticket) {
 // pruneLocked removes the runs that the watermark has passed, and returns the stored offset.
 func (t *Tracker[P]) pruneLocked(o *partitionOffsets) int64 {
 	first := o.next
-	for _, offset := range o.holds {
-		first = min(first, offset)
+	if o.held {
+		first = min(first, o.hold)
 	}
 
 	kept := o.runs[:0]
@@ -95,22 +88,6 @@ func (t *Tracker[P]) Settle(tickets []record.Ticket) {
 	t.storedOffsets = nil
 }
 
-// HoldOffset keeps the stored offset of tp at or below offset until by calls ReleaseOffset. If by
-// holds it already, the lower of the two offsets applies.
-func (t *Tracker[P]) HoldOffset(tp record.TopicPartition, by OffsetHold, offset int64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	o := t.partitionToChangeLocked(tp)
-	if held, ok := o.holds[by]; ok && held <= offset {
-		return
-	}
-
-	if o.holds == nil {
-		o.holds = map[OffsetHold]int64{}
-	}
-	o.holds[by] = offset
-}
-
 // HoldAllOffsets keeps the stored offset of every partition at or below its present value until
 // ReleaseAllOffsets.
 func (t *Tracker[P]) HoldAllOffsets() {
@@ -118,11 +95,7 @@ func (t *Tracker[P]) HoldAllOffsets() {
 	defer t.mu.Unlock()
 	t.storedOffsets = nil
 	for _, o := range t.partitions {
-		offset := t.pruneLocked(o)
-		if o.holds == nil {
-			o.holds = map[OffsetHold]int64{}
-		}
-		o.holds[holdOfAll] = offset
+		o.hold, o.held = t.pruneLocked(o), true
 	}
 }
 
@@ -132,15 +105,8 @@ func (t *Tracker[P]) ReleaseAllOffsets() {
 	defer t.mu.Unlock()
 	t.storedOffsets = nil
 	for _, o := range t.partitions {
-		delete(o.holds, holdOfAll)
+		o.held = false
 	}
-}
-
-// ReleaseOffset ends HoldOffset of by.
-func (t *Tracker[P]) ReleaseOffset(tp record.TopicPartition, by OffsetHold) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.partitionToChangeLocked(tp).holds, by)
 }
 
 // partitionToChangeLocked returns the partition tp, whose stored offset is about to change. It

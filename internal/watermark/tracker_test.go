@@ -194,47 +194,18 @@ func TestWatermarkModel(t *testing.T) {
 func TestN08_AHeldOffsetStays(t *testing.T) {
 	t.Parallel()
 	w := New[int](nil)
-	w.Restore(tp(0), 10)
-	w.HoldOffset(tp(0), 0, 7)
-	w.HoldOffset(tp(0), 0, 9)
+	w.Restore(tp(0), 7)
+	w.HoldAllOffsets()
 	w.Acked(tp(0), 10, []record.Ticket{w.Begin(0, 1)})
 	w.Position(1)
 	w.Idle(tp(0), 20)
 	if _, _, offs := w.Snapshot(); offs["t"][0] != 7 {
 		t.Fatalf("the stored offset is %d while 7 is held", offs["t"][0])
 	}
-
-	w.ReleaseOffset(tp(0), 0)
+	w.ReleaseAllOffsets()
 	if _, _, offs := w.Snapshot(); offs["t"][0] != 20 {
 		t.Fatalf("the stored offset is %d after the hold, want 20", offs["t"][0])
 	}
-}
-
-// TestN08_HoldsOfOnePartitionEndEachByItself: the lowest of those that are left counts.
-func TestN08_HoldsOfOnePartitionEndEachByItself(t *testing.T) {
-	t.Parallel()
-	w := New[int](nil)
-	w.Restore(tp(0), 20)
-	want := func(offset int64) {
-		t.Helper()
-		if _, _, offs := w.Snapshot(); offs["t"][0] != offset {
-			t.Errorf("the stored offset is %d, want %d", offs["t"][0], offset)
-		}
-	}
-
-	w.HoldOffset(tp(0), 0, 9)
-	w.HoldOffset(tp(0), 1, 5)
-	w.HoldOffset(tp(0), 2, 7)
-	w.ReleaseOffset(tp(1), 1) // another partition's
-	want(5)
-	w.ReleaseOffset(tp(0), 1)
-	want(7)
-	w.ReleaseOffset(tp(0), 1)
-	want(7)
-	w.ReleaseOffset(tp(0), 0)
-	want(7)
-	w.ReleaseOffset(tp(0), 2)
-	want(20)
 }
 
 func TestMarksAreBounded(t *testing.T) {
@@ -304,10 +275,11 @@ func TestOffsetsAreRebuiltAfterAChangeAlone(t *testing.T) {
 	expect("acked above the watermark", 7)
 	w.Position(2)
 	expect("passed by the watermark", 8)
-	w.HoldOffset(tp(3), 1, 6)
-	expect("held", 6)
-	w.ReleaseOffset(tp(3), 1)
-	expect("not held any more", 8)
+	w.HoldAllOffsets()
+	w.Idle(tp(3), 9)
+	expect("held", 8)
+	w.ReleaseAllOffsets()
+	expect("not held any more", 9)
 	side := w.BeginSide()
 	w.Acked(tp(3), 9, []record.Ticket{side})
 	expect("beside the stream", 9)
