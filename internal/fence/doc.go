@@ -14,7 +14,7 @@
 // partition was read from its stored offset up to that marker. No response of a coordinator counts, and
 // no marker of another producer id (N4). A partition without a leader, below its minimum of in-sync
 // replicas, missing or unreadable is quarantined and never delays other partitions. [Session.Retry]
-// releases it later.
+// fences and reads it later.
 //
 // Take and NextGeneration change the state that the watcher document must contain before anything is
 // sent. They do not write it. The caller saves [Session.Senders] and the offsets in one fenced write,
