@@ -2,8 +2,11 @@ package sink
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -63,7 +66,7 @@ type Sink struct {
 // they have sent, and saves the sender and the offsets in one write.
 //
 // When Open returns, the records of earlier owners are settled in every partition except those in
-// quarantine, which Run releases later. Nothing has been sent yet. Open retries while Kafka is
+// quarantine, which a later take-over releases. Nothing has been sent yet. Open retries while Kafka is
 // away. It fails when ctx ends, when another owner takes the id (ErrFenced), or when a permission
 // is missing.
 func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks record.Acks) (*Sink, error) {
@@ -97,6 +100,9 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 	if err != nil {
 		return nil, fmt.Errorf("taking over in Kafka: %w", err)
 	}
+	if err := releaseEarlierGenerations(ctx, out); err != nil {
+		return nil, fmt.Errorf("taking over in Kafka: %w", err)
+	}
 	s.keeper.session, s.producer = out.Session, batch.Producer(out.Producer)
 	s.keeper.expiry = o.fence.Expiry(ctx)
 
@@ -112,6 +118,24 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 		return nil, fmt.Errorf("taking over in Kafka: %w", err)
 	}
 	return s, nil
+}
+
+// releaseEarlierGenerations releases partitions in which a sender of an earlier generation is open: the
+// marker that is missing there needs the id of that generation, and not another take-over.
+func releaseEarlierGenerations(ctx context.Context, out *fence.Out) error {
+	own := out.Senders[len(out.Senders)-1].Generation
+	if !slices.ContainsFunc(out.Senders, func(x record.Sender) bool { return x.Generation < own && len(x.Open) > 0 }) {
+		return nil
+	}
+
+	tails, err := out.Session.Retry(ctx)
+	maps.Copy(out.Released, tails)
+	out.Senders, out.Quarantined = out.Session.Senders(), out.Session.Quarantined()
+	// The keeper handles an id that hangs.
+	if errors.Is(err, fence.ErrSelfMove) {
+		return nil
+	}
+	return err
 }
 
 // storedOffsets returns the offsets to store for partitions that were read back.
