@@ -286,25 +286,20 @@ func (a *adopter) openTopic(
 func (s *Sink) resendWaitingLocked(t *topic) {
 	waiting := t.waiting
 	t.waiting = nil
-	s.resendBatchesLocked(t, waiting, func(b *pending, i int) int32 { return b.wantedPartitions[i] })
-	// The replay has ended while these records waited, and EndReplay kept the hits for them.
-	if !s.replaying {
-		t.dropHitsLocked()
-	}
-}
-
-// resendBatchesLocked sends the records of batches that have waited. partitionOf returns the partition
-// that a record wants.
-func (s *Sink) resendBatchesLocked(t *topic, batches []*pending, partitionOf func(b *pending, i int) int32) {
-	for _, b := range batches {
+	for _, b := range waiting {
 		err := forEachRecord(b, func(i int, rec *record.Record) {
-			rec.Topic, rec.Partition = t.name, partitionOf(b, i)
+			rec.Topic, rec.Partition = t.name, b.wantedPartitions[i]
 			s.resendLocked(t, rec, b.tickets[i])
 		})
 		if err != nil {
 			s.failLocked(fmt.Errorf("%w: decoding records that waited for topic %q: %w", ErrBroken, t.name, err))
 		}
 		s.batches.releaseBatchLocked(b)
+	}
+
+	// The replay has ended while these records waited, and EndReplay kept the hits for them.
+	if !s.replaying {
+		t.dropHitsLocked()
 	}
 }
 
