@@ -494,7 +494,7 @@ func TestN07_FoundAlsoWhenTheGrowthWasAdoptedBeforeTheCrash(t *testing.T) {
 }
 
 // TestN07_TheOldPartitionOfAKeyIsReadBeforeItsRecordsGoElsewhere: the topic has grown since the
-// crash, and the take-over cannot read the partition that the keys had before. Records that may be
+// crash, and the takeover cannot read the partition that the keys had before. Records that may be
 // in it are not sent to new partitions, and the next sink finds them.
 func TestN07_TheOldPartitionOfAKeyIsReadBeforeItsRecordsGoElsewhere(t *testing.T) {
 	t.Parallel()
@@ -659,7 +659,7 @@ func TestQuarantinedPartitionWaitsAloneAndSkipsWhatItHas(t *testing.T) {
 	}
 
 	second := openSink(t, sinkOptions{txid: txid, claims: c, noRun: true})
-	// As if partition 1 could not be read at the take-over.
+	// As if partition 1 could not be read at the takeover.
 	second.mu.Lock()
 	p := second.topics[topic].partitions[1]
 	p.topic.hitsLeft -= p.readBack.hits.Len()
@@ -675,7 +675,7 @@ func TestQuarantinedPartitionWaitsAloneAndSkipsWhatItHas(t *testing.T) {
 		t.Fatalf("state %+v, want 8 quarantined records of partition 1", state)
 	}
 
-	// As if the partition could be read now, soon after another take-over and later.
+	// As if the partition could be read now, soon after another takeover and later.
 	second.EndReplay()
 	k := &keeper{sink: second.Sink, session: second.keeper.session, readable: 1}
 	second.c.reopened.Store(time.Now().UnixNano())

@@ -25,11 +25,11 @@ type keeper struct {
 	sink     *Sink
 	session  *fence.Session
 	expiry   fence.Expiry
-	readable int // partitions in quarantine that a take-over can release; only runKeeper uses it
+	readable int // partitions in quarantine that a takeover can release; only runKeeper uses it
 }
 
 // runKeeper reads partitions in quarantine and keeps the transactional id and idle partitions alive,
-// until ctx ends. It returns ErrReopen if a take-over can release some of these partitions, or if the
+// until ctx ends. It returns ErrReopen if a takeover can release some of these partitions, or if the
 // transactional id hangs. It then has moved to the next generation.
 func (k *keeper) runKeeper(ctx context.Context) error {
 	tick := time.NewTicker(quarantineRetry)
@@ -71,11 +71,11 @@ func (k *keeper) runKeeper(ctx context.Context) error {
 }
 
 // readQuarantine tries once to fence and read the partitions in quarantine (N4). If that has
-// succeeded for some, and this round has added none, it returns ErrReopen: the take-over of the next
+// succeeded for some, and this round has added none, it returns ErrReopen: the takeover of the next
 // sink reads them with all others, and releases them. That happens at most once in reopenEvery.
 //
 // Records of earlier senders may be in such a partition although later records of their keys were
-// given back. A take-over handles these (N7, N8), so there is no other way out of quarantine.
+// given back. A takeover handles these (N7, N8), so there is no other way out of quarantine.
 func (k *keeper) readQuarantine(ctx context.Context) error {
 	if len(k.session.Quarantined()) == 0 && k.readable == 0 {
 		return nil

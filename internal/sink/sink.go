@@ -66,7 +66,7 @@ type Sink struct {
 // they have sent, and saves the sender and the offsets in one write.
 //
 // When Open returns, the records of earlier owners are settled in every partition except those in
-// quarantine, which a later take-over releases. Nothing has been sent yet. Open retries while Kafka is
+// quarantine, which a later takeover releases. Nothing has been sent yet. Open retries while Kafka is
 // away. It fails when ctx ends, when another owner takes the id (ErrFenced), or when a permission
 // is missing.
 func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks record.Acks) (*Sink, error) {
@@ -121,7 +121,7 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 }
 
 // releaseEarlierGenerations releases partitions in which a sender of an earlier generation is open: the
-// marker that is missing there needs the id of that generation, and not another take-over.
+// marker that is missing there needs the id of that generation, and not another takeover.
 func releaseEarlierGenerations(ctx context.Context, out *fence.Out) error {
 	own := out.Senders[len(out.Senders)-1].Generation
 	if !slices.ContainsFunc(out.Senders, func(x record.Sender) bool { return x.Generation < own && len(x.Open) > 0 }) {
@@ -253,7 +253,7 @@ func (s *Sink) Compacted(topic string) bool {
 	return t == nil || t.compacted
 }
 
-// EndReplay notes that the stream has passed the time of the take-over: no event that follows can
+// EndReplay notes that the stream has passed the time of the takeover: no event that follows can
 // have been sent before. It drops the read-back, with two exceptions. Records that wait for a topic
 // are looked up later. A topic that was parked before keeps its hits until the sink ends, for the
 // records that were given back.

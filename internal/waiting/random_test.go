@@ -160,7 +160,7 @@ func (c *chaos) takeOver(quarantine bool) {
 	c.term.run()
 }
 
-// unpark lets a topic be written again. Only another take-over releases one that is in quarantine.
+// unpark lets a topic be written again. Only another takeover releases one that is in quarantine.
 func (c *chaos) unpark(topic string) {
 	if c.sick[topic] {
 		c.takeOver(false)
