@@ -71,7 +71,7 @@ func newVersionCommand(p *program) *cobra.Command {
 each module in it. The linker has stored this list in the program, so it describes this binary and
 not a source tree. With --of it describes another program of the same version, for example for
 another system.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			b := thisBuild()
 			if of != "" && !sbom {

@@ -16,7 +16,7 @@ type Tail struct {
 	// Next is the offset after the last one that was read. No record of an earlier sender is at or above
 	// it.
 	Next int64
-	// Markers is the number of control records between From and Next: markers of take-overs and of transactions.
+	// Markers is the number of control records between From and Next: markers of takeovers and of transactions.
 	Markers int64
 	// Hits are the deliveries of the relay in the tail.
 	Hits *Known
