@@ -7,10 +7,11 @@ package retry
 
 import (
 	"context"
-	"errors"
 	"math"
 	"math/rand/v2"
 	"time"
+
+	"github.com/cenkalti/backoff/v4"
 )
 
 // Policy bounds the waits. Base and Cap must be positive. A Cap below Base counts as Base.
@@ -31,25 +32,40 @@ func (p Policy) Delay(n int) time.Duration {
 }
 
 // Start starts a series of attempts.
-func (p Policy) Start() *Backoff { return &Backoff{policy: p} }
+func (p Policy) Start() *Backoff { return &Backoff{exponential: p.newExponential()} }
+
+func (p Policy) newExponential() *backoff.ExponentialBackOff {
+	// The library draws from interval ± interval·factor. With factor 1 and half of the bound as interval,
+	// that is [0, bound]: full jitter.
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(max(p.Base/2, 1)),
+		backoff.WithMaxInterval(max(p.Cap, p.Base, 2)/2),
+		backoff.WithMultiplier(2),
+		backoff.WithRandomizationFactor(1),
+		backoff.WithMaxElapsedTime(0),
+	)
+}
 
 // Backoff is the state of one series of attempts. It is for one goroutine.
 type Backoff struct {
-	policy   Policy
-	attempts int
+	exponential *backoff.ExponentialBackOff
+	attempts    int
 }
 
 // Next returns the next wait. Each call doubles the bound of the next one, up to the cap.
 func (b *Backoff) Next() time.Duration {
 	b.attempts++
-	return b.policy.Delay(b.attempts - 1)
+	return b.exponential.NextBackOff()
 }
 
 // Attempts returns the number of calls of Next and Wait since Start or the last Reset.
 func (b *Backoff) Attempts() int { return b.attempts }
 
 // Reset sets the bound back to the base. Call it after a success.
-func (b *Backoff) Reset() { b.attempts = 0 }
+func (b *Backoff) Reset() {
+	b.attempts = 0
+	b.exponential.Reset()
+}
 
 // Wait blocks for the duration of Next, or until ctx ends. Then it returns the cause of ctx.
 func (b *Backoff) Wait(ctx context.Context) error { return Sleep(ctx, b.Next()) }
@@ -74,41 +90,24 @@ func Sleep(ctx context.Context, d time.Duration) error {
 // permanent error. If ctx ends, it returns the error of the last attempt, or the cause of ctx if there was
 // no attempt. If notify is not nil, Do calls it with each error that will be retried and the next wait.
 func Do(ctx context.Context, p Policy, f func(context.Context) error, notify func(error, time.Duration)) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-
-	for b := p.Start(); ; {
-		err := f(ctx)
-		if err == nil {
-			return nil
-		}
-		if permanent, ok := errors.AsType[*permanentError](err); ok {
-			return permanent.err
-		}
+	var last error
+	err := backoff.RetryNotify(func() error {
 		if ctx.Err() != nil {
-			return err
+			if last == nil {
+				last = context.Cause(ctx)
+			}
+			return backoff.Permanent(last)
 		}
 
-		wait := b.Next()
-		if notify != nil {
-			notify(err, wait)
-		}
-		if Sleep(ctx, wait) != nil {
-			return err
-		}
+		last = f(ctx)
+		return last
+	}, backoff.WithContext(p.newExponential(), ctx), notify)
+
+	if err != nil && ctx.Err() != nil && last != nil {
+		return last
 	}
+	return err
 }
-
-type permanentError struct{ err error }
-
-func (e *permanentError) Error() string { return e.err.Error() }
-func (e *permanentError) Unwrap() error { return e.err }
 
 // Permanent marks err so that [Do] stops at once and returns err. If err is nil, it returns nil.
-func Permanent(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &permanentError{err}
-}
+func Permanent(err error) error { return backoff.Permanent(err) }

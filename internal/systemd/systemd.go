@@ -9,11 +9,11 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
-	"strconv"
 	"strings"
 	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
 
 	"github.com/outrelay/outrelay/internal/logging"
 )
@@ -58,7 +58,7 @@ func New(name string, probe Probe, log *slog.Logger) *Supervisor {
 	}
 
 	s := &Supervisor{probe: probe, name: name, log: log, checkEvery: statusEvery}
-	window, err := watchdogWindow()
+	window, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
 		log.Warn("cannot read WATCHDOG_USEC; no watchdog messages are sent", "reason", err)
 	}
@@ -85,11 +85,11 @@ func (s *Supervisor) Run(stop, work context.Context) error {
 		s.reportChanges(time.Now())
 		select {
 		case <-work.Done():
-			s.sendMessage("STOPPING=1")
+			s.sendMessage(daemon.SdNotifyStopping)
 			return nil
 		case <-stopping:
 			stopping = nil
-			s.sendMessage("STOPPING=1")
+			s.sendMessage(daemon.SdNotifyStopping)
 		case <-tick.C:
 		}
 	}
@@ -100,7 +100,7 @@ func (s *Supervisor) reportChanges(now time.Time) {
 	_, role, reasons := s.probe.Ready()
 	if !s.readySent && role != starting {
 		s.readySent = true
-		s.sendMessage("READY=1")
+		s.sendMessage(daemon.SdNotifyReady)
 	}
 	if line := s.statusLine(role, reasons); line != s.lastLine {
 		s.lastLine = line
@@ -112,7 +112,7 @@ func (s *Supervisor) reportChanges(now time.Time) {
 		s.silentChecks = 0
 		if s.watchdogEvery > 0 && now.Sub(s.lastSign) >= s.watchdogEvery {
 			s.lastSign = now
-			s.sendMessage("WATCHDOG=1")
+			s.sendMessage(daemon.SdNotifyWatchdog)
 		}
 		return
 	}
@@ -144,36 +144,7 @@ func (s *Supervisor) statusLine(role string, reasons []string) string {
 }
 
 func (s *Supervisor) sendMessage(message string) {
-	if err := notify(message); err != nil {
+	if _, err := daemon.SdNotify(false, message); err != nil {
 		s.log.Debug("cannot send a message to the service manager", "message", message, "reason", err)
 	}
-}
-
-// notify sends one datagram to the service manager, as sd_notify(3) does. A leading @ of the address is an abstract socket.
-func notify(message string) error {
-	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: os.Getenv("NOTIFY_SOCKET"), Net: "unixgram"})
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	_, err = conn.Write([]byte(message))
-	return err
-}
-
-// watchdogWindow returns the time within which the service manager expects a message, as sd_watchdog_enabled(3) does, or 0 if it
-// expects none from this process.
-func watchdogWindow() (time.Duration, error) {
-	usec := os.Getenv("WATCHDOG_USEC")
-	if usec == "" {
-		return 0, nil
-	}
-	if pid := os.Getenv("WATCHDOG_PID"); pid != "" && pid != strconv.Itoa(os.Getpid()) {
-		return 0, nil
-	}
-
-	n, err := strconv.ParseInt(usec, 10, 64)
-	if err != nil || n <= 0 {
-		return 0, fmt.Errorf("invalid WATCHDOG_USEC %q", usec)
-	}
-	return time.Duration(n) * time.Microsecond, nil
 }
