@@ -30,8 +30,8 @@ old slots that had its keys were pinned to the same node. The command lists pins
 step-down continues until its time is over.
 
 Slots divide envelopes by their field slot, which pkg/outbox writes. The command refuses more than one
-slot if some of the newest envelopes lack it, because these all stay in the first slot. Use
---allow-undivided to divide the others.
+slot if more than a tenth of the newest envelopes lack it, because these all stay in the first slot.
+Use --allow-undivided to divide the others.
 
 If an owner does not release in time, or a partition cannot be fenced, nothing is changed and the
 slots continue. If the command is killed, the slots stay paused. In that case, run it again, or run
@@ -42,7 +42,7 @@ outrelay resume.`,
 	a := p.addChangeFlags(c)
 	c.Flags().IntVar(&want.Slots, "slots", 0, "the new `number` of slots")
 	c.Flags().DurationVar(&want.Wait, "wait", time.Minute, "time limit for owners to drain and release, and for brokers to fence")
-	c.Flags().BoolVar(&want.AllowUndivided, "allow-undivided", false, "allow several slots although envelopes lack the field slot")
+	c.Flags().BoolVar(&want.AllowUndivided, "allow-undivided", false, "allow several slots although more than a tenth of the envelopes lack the field slot")
 	if err := c.MarkFlagRequired("slots"); err != nil {
 		panic("outrelay: " + err.Error())
 	}

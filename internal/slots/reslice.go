@@ -31,7 +31,7 @@ import (
 type ResliceOptions struct {
 	Slots  int
 	DryRun bool
-	// AllowUndivided permits several slots although envelopes lack the field slot.
+	// AllowUndivided permits several slots although more than a tenth of the envelopes lack the field slot.
 	AllowUndivided bool
 	Wait           time.Duration // bounds the time in which the owners have to drain and release
 	Actor          string
@@ -204,8 +204,10 @@ func (r *resliceRun) planReslice(ctx context.Context) (ResliceReport, error) {
 		if err != nil {
 			return rep, err
 		}
-		if len(found) > 0 && !r.AllowUndivided {
-			return rep, undividedError(found)
+		if !r.AllowUndivided {
+			if err := refuseUndivided(found); err != nil {
+				return rep, err
+			}
 		}
 		rep.Undivided = append(rep.Undivided, found...)
 	}

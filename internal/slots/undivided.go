@@ -3,6 +3,7 @@ package slots
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -17,6 +18,8 @@ import (
 const (
 	newestEnvelopes = 1000 // of an outbox
 	sampledOutboxes = 20
+	// A tenth of them may lack a slot: a few malformed envelopes, or a rare second writer, are no reason against more slots.
+	undividedShare = 10
 )
 
 // Undivided counts the envelopes of an outbox that no number of slots divides, because they have no field slot.
@@ -66,9 +69,14 @@ func countUndivided(ctx context.Context, coll *mongo.Collection) (Undivided, err
 	return u, err
 }
 
-// undividedError returns the refusal for the outboxes of found.
-func undividedError(found []Undivided) error {
-	u := found[0]
+// refuseUndivided returns a refusal if more slots would not divide most of the load of an outbox of found.
+func refuseUndivided(found []Undivided) error {
+	i := slices.IndexFunc(found, func(u Undivided) bool { return u.Envelopes*undividedShare > u.Newest })
+	if i < 0 {
+		return nil
+	}
+
+	u := found[i]
 	return refusalf("%d of the newest %d envelopes of %s have no field slot: they all belong to the first slot, so more slots would "+
 		"not divide them. Let their writer set slot to murmur2(key) & 1023, as docs/envelope.md describes, or pass "+
 		"--allow-undivided if other envelopes are worth it", u.Envelopes, u.Newest, u.Collection)
