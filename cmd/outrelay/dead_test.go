@@ -308,8 +308,11 @@ func TestLettersWithOddIDs(t *testing.T) {
 	g := newGraveyard(t, 0)
 	ns := g.outbox.Database().Name() + ".outbox"
 	ids := []any{
-		int32(12345), 12.5, bson.D{{Key: "a", Value: int32(1)}, {Key: "b", Value: "x y"}}, true,
-		bson.Binary{Subtype: 3, Data: []byte("0123456789abcdef")}, bson.NewDateTimeFromTime(time.UnixMilli(1_700_000_000_000)),
+		int32(12345), 12.5,
+		bson.D{{Key: "a", Value: int32(1)}, {Key: "b", Value: "x y"}},
+		true,
+		bson.Binary{Subtype: 3, Data: []byte("0123456789abcdef")},
+		bson.NewDateTimeFromTime(time.UnixMilli(1_700_000_000_000)),
 	}
 	for _, id := range ids {
 		g.insertDocument(g.outbox.Database().Collection("outbox_dead"), bson.D{
@@ -317,8 +320,11 @@ func TestLettersWithOddIDs(t *testing.T) {
 			{Key: "envelope", Value: bson.D{
 				{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "Placed"}, {Key: "payload", Value: "x"},
 			}},
-			{Key: "class", Value: "malformed"}, {Key: "reason", Value: "_id is of a wrong type"}, {Key: "movedAt", Value: time.Now()},
-			{Key: "source", Value: bson.D{{Key: "kind", Value: "relay"}}}, {Key: "attempts", Value: bson.A{}},
+			{Key: "class", Value: "malformed"},
+			{Key: "reason", Value: "_id is of a wrong type"},
+			{Key: "movedAt", Value: time.Now()},
+			{Key: "source", Value: bson.D{{Key: "kind", Value: "relay"}}},
+			{Key: "attempts", Value: bson.A{}},
 		})
 	}
 

@@ -71,7 +71,8 @@ func (d *deployment) tryWatcher(name string) {
 	d.insertDocument(d.state.Collection("history"), bson.D{{Key: "_id", Value: name + "/0of1"}})
 	d.insertDocument(d.state.Collection("collections"), bson.D{
 		{Key: "_id", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: bytes.Repeat([]byte{7}, 16)}},
-		{Key: "ns", Value: "tried.outbox"}, {Key: "watcher", Value: name},
+		{Key: "ns", Value: "tried.outbox"},
+		{Key: "watcher", Value: name},
 	})
 }
 

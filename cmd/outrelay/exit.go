@@ -26,13 +26,17 @@ type exitRow struct {
 func exitTable() []exitRow {
 	return []exitRow{
 		{exitOK, "success", "also: a condition matched nothing, or Ctrl-C ended `run` or `--follow`"},
-		{exitConfig, "rejected; the same command fails again",
+		{
+			exitConfig, "rejected; the same command fails again",
 			"wrong configuration, password or command line; an id or name that does not exist; a missing privilege; " +
 				"no confirmation; only a part was done; a failed check of `doctor`, `status --check`, `nodes --check`, " +
-				"`migrate verify`; `lookup` found nothing; `run` of a version that is too old"},
-		{exitTemporary, "a later attempt may succeed",
+				"`migrate verify`; `lookup` found nothing; `run` of a version that is too old",
+		},
+		{
+			exitTemporary, "a later attempt may succeed",
 			"MongoDB or Kafka do not answer, or have no primary or no leader; `run` cannot reach them at start; " +
-				"a migration waits for nodes of older versions; interrupted before the end"},
+				"a migration waits for nodes of older versions; interrupted before the end",
+		},
 	}
 }
 

@@ -120,7 +120,8 @@ func TestRunReachesTheServersFirst(t *testing.T) {
 		{"all right", []string{"OUTRELAY_KAFKA_BROKERS=" + brokers}, exitOK, ""},
 		{"no broker", []string{"OUTRELAY_KAFKA_BROKERS=127.0.0.1:1"}, exitTemporary, "Kafka cannot be used: 127.0.0.1:1: the connection is refused"},
 		{
-			"an unknown setting of topics", []string{"OUTRELAY_KAFKA_BROKERS=" + brokers, "OUTRELAY_TOPICS_CREATE_CONFIGS={retention.mss: 1}"},
+			"an unknown setting of topics",
+			[]string{"OUTRELAY_KAFKA_BROKERS=" + brokers, "OUTRELAY_TOPICS_CREATE_CONFIGS={retention.mss: 1}"},
 			exitConfig, "topics.create.configs is rejected",
 		},
 	} {

@@ -69,7 +69,7 @@ func TestMigrateCommands(t *testing.T) {
 	if code, out, errOut = runCommand(t, env, "migrate", "verify", "--repair", "--yes"); code != 0 || !strings.Contains(out+errOut, "repaired") {
 		t.Errorf("exit code %d, stderr %s", code, errOut)
 	}
-	if code, out, errOut = runCommand(t, env, "migrate", "verify"); code != 0 {
+	if code, _, errOut = runCommand(t, env, "migrate", "verify"); code != 0 {
 		t.Errorf("exit code %d, stderr %s", code, errOut)
 	}
 	if specs, err := shop.Collection("orders").Indexes().ListSpecifications(t.Context()); err != nil || len(specs) != 1 {

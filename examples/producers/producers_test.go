@@ -49,8 +49,10 @@ func TestProducersOfOtherLanguages(t *testing.T) {
 	if _, err := exec.LookPath("cargo"); err == nil {
 		target := cacheDir(t)
 		programs = append(programs, program{
-			"rust", []string{"cargo", "build", "--quiet", "--locked", "--target-dir", target},
-			[]string{filepath.Join(target, "debug", "producer")}, nil,
+			"rust",
+			[]string{"cargo", "build", "--quiet", "--locked", "--target-dir", target},
+			[]string{filepath.Join(target, "debug", "producer")},
+			nil,
 		})
 	} else {
 		t.Log("without cargo, the producer in Rust does not run")

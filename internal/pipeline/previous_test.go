@@ -52,8 +52,12 @@ func TestN15_WhatIsDeadIsKnownByItsPlace(t *testing.T) {
 		left   int
 		dead   bool
 	}{
-		{"stamped", stamp, 5000, 1, true}, {"stamped", stamp, 5001, 2, false}, {"stamped", bson.Timestamp{T: 7, I: 2}, 5000, 2, false},
-		{"unstamped", bson.Timestamp{}, 4000, 0, true}, {"unstamped", bson.Timestamp{}, 6000, 2, false}, {"unstamped", stamp, 4000, 2, false},
+		{"stamped", stamp, 5000, 1, true},
+		{"stamped", stamp, 5001, 2, false},
+		{"stamped", bson.Timestamp{T: 7, I: 2}, 5000, 2, false},
+		{"unstamped", bson.Timestamp{}, 4000, 0, true},
+		{"unstamped", bson.Timestamp{}, 6000, 2, false},
+		{"unstamped", stamp, 4000, 2, false},
 	} {
 		doc := bson.D{{Key: "ts", Value: c.stamp}}
 		if c.stamp.IsZero() {

@@ -145,7 +145,6 @@ func (r *resliceRun) fenceAll(ctx context.Context, old []lease.Document) ([]reco
 			Alive: d.RenewedAt,
 			Event: fence.LogEvents(r.log, nil),
 		})
-
 		if err != nil {
 			return nil, refusalf("slot %s: %w", d.ID, err)
 		}

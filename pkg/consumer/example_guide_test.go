@@ -67,7 +67,7 @@ func Example_guide() {
 		orders := saga.Define[Order]("order_sagas")
 		saga.Start(orders, OrderPlaced, func(ctx context.Context, o *saga.Instance[Order], p Placed) error {
 			o.State.Amount = p.Amount
-			o.Emit(TakePayment.New(o.ID(), Payment{Amount: p.Amount}))
+			o.Emit(TakePayment.New(o.ID(), Payment(p)))
 			o.TimeoutIn("unpaid", 15*time.Minute)
 			return nil
 		})

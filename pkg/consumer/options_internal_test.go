@@ -25,7 +25,7 @@ func TestZeroIsTheDefaultOfEachOption(t *testing.T) {
 		got.decoder, got.open = nil, nil
 		plain := want
 		plain.decoder, plain.open = nil, nil
-		if !reflect.DeepEqual(got, plain) {
+		if !reflect.DeepEqual(got, plain) { //nolint:govet // neither has an error, see below
 			t.Errorf("%s with zero changes the settings:\n%+v\n%+v", name, got, plain)
 		}
 		if len(got.problems) > 0 {

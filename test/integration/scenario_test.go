@@ -143,7 +143,8 @@ func retryScenario(t *testing.T) {
 
 // A third consumer joins and leaves repeatedly.
 func rebalancesScenario(t *testing.T) {
-	r := runScenario(t, "consumer", "--events", "400", "--rate", "150", "--rebalance-every", "1s")
+	// The load lasts for 20 seconds: on a busy machine, a join alone takes several.
+	r := runScenario(t, "consumer", "--events", "2000", "--rate", "100", "--rebalance-every", "1s")
 	expectAbove(t, r, 1, "effects", "rebalances")
 	if r["effects"] != r["events"] || r["kills"] != 0.0 && !*long {
 		t.Errorf("%v effects of %v events, %v kills", r["effects"], r["events"], r["kills"])

@@ -172,7 +172,7 @@ func (w *Worker) Log() string {
 func (w *Worker) CheckRunning() error {
 	select {
 	case <-w.done:
-		return fmt.Errorf("Kafka Connect ended (%v); end of its log: %s", w.cmd.ProcessState, w.Log()) //nolint:staticcheck // a name
+		return fmt.Errorf("Kafka Connect ended (%v); end of its log: %s", w.cmd.ProcessState, w.Log())
 	default:
 		return nil
 	}
@@ -238,7 +238,7 @@ func (w *Worker) call(ctx context.Context, method, path string, body any) error 
 		select {
 		case <-retry.C:
 		case <-ctx.Done():
-			return fmt.Errorf("%s %s of Kafka Connect: %v %s (%w); end of its log: %s", method, path, err, refusal, context.Cause(ctx), w.Log())
+			return fmt.Errorf("%s %s of Kafka Connect: %w %s (%w); end of its log: %s", method, path, err, refusal, context.Cause(ctx), w.Log())
 		}
 	}
 }
