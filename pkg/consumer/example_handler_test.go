@@ -95,7 +95,7 @@ func ExampleSuspend() {
 	}, "OrderPlaced")
 
 	fmt.Println(h.Handle(context.Background(), &consumer.Message{}))
-	// Output: the handler asked to be suspended for 30s: 429 Too Many Requests
+	// Output: the handler requested a suspension for 30s: 429 Too Many Requests
 }
 
 // An event that is of no use any more is skipped. What the handler has written is rolled back.
