@@ -29,19 +29,17 @@ func TestOrdersReachShipping(t *testing.T) {
 
 	shipped := make(chan Placed, 1)
 	c := env.Consumer("shipping", consumer.WithTopics(env.Topic("outbox.event.order")))
-	err = c.Handle("ship", consumer.For(OrderPlaced, func(_ context.Context, _ *consumer.Message, p Placed) error {
+	if err := c.Handle("ship", consumer.For(OrderPlaced, func(_ context.Context, _ *consumer.Message, p Placed) error {
 		shipped <- p
 		return nil
-	}))
-	if err != nil {
+	})); err != nil {
 		t.Fatal(err)
 	}
 
 	env.Run(c.Run)
-	err = box.Transaction(t.Context(), func(ctx context.Context) error {
+	if err := box.Transaction(t.Context(), func(ctx context.Context) error {
 		return box.Append(ctx, OrderPlaced.New("o-1", Placed{Cents: 4200}))
-	})
-	if err != nil {
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if got := <-shipped; got.Cents != 4200 {
