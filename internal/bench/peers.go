@@ -16,12 +16,12 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/kafkaconnect"
 )
 
-// The defaults of [RunPeers]. One run takes about a quarter of an hour on two cores.
+// The defaults of [RunPeers]. One run takes about twelve minutes on two cores.
 const (
 	DefaultPeerEvents   = 100_000
 	DefaultPeerPayload  = 1000
 	DefaultPeerRuns     = 2 // rounds with each system once
-	DefaultPeerDuration = 8 * time.Second
+	DefaultPeerDuration = 5 * time.Second
 )
 
 // Peers returns the names of the publishers that [RunPeers] can compare with outrelay.

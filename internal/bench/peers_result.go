@@ -141,9 +141,8 @@ func (r PeersResult) Print(w io.Writer) error {
 	return err
 }
 
-// Markdown returns the table of the README, with the circumstances of its figures.
+// Markdown returns the table of the README: the circumstances of the figures, and the medians of each system.
 func (r PeersResult) Markdown() string {
-	var b strings.Builder
 	rounds := fmt.Sprintf("medians of %d interleaved rounds", r.Runs)
 	if r.Runs == 1 {
 		rounds = "one round"
@@ -152,32 +151,55 @@ func (r PeersResult) Markdown() string {
 	if v := r.Versions["kafka"]; v != "" {
 		versions += ", Kafka " + v
 	}
+
+	var b strings.Builder
 	fmt.Fprintf(&b, "`outrelay bench --peers` on %s, %s with %d cores for servers and publishers, %s, Kafka Connect %s in standalone mode: "+
 		"%s events with payloads of %s bytes, latencies for %d s at each rate, %s.",
 		r.Date, r.Machine.CPU, r.Machine.Cores, versions, r.Versions["kafka_connect"], thousands(float64(r.Events)), thousands(float64(r.Payload)), r.Seconds, rounds)
 	if r.ForeignCPUPct >= 0 {
 		fmt.Fprintf(&b, " Other programs used up to %.0f %% of the machine during the drains.", r.ForeignCPUPct)
 	}
+	b.WriteString("\n\n")
+	r.writeHead(&b)
+	for _, s := range r.Systems {
+		writeRow(&b, s.Title, s.DrainRatio, s.Median)
+	}
+	return b.String()
+}
 
-	b.WriteString("\n\n| system | drain, events/s (÷ outrelay) |")
+// RoundsMarkdown returns the same table with the figures of each round.
+func (r PeersResult) RoundsMarkdown() string {
+	var b strings.Builder
+	r.writeHead(&b)
+	for i := range r.Runs {
+		for _, s := range r.Systems {
+			writeRow(&b, fmt.Sprintf("%s; round %d", s.Title, i+1), s.Rounds[i].DrainEPS/r.Systems[0].Rounds[i].DrainEPS, s.Rounds[i])
+		}
+	}
+	return b.String()
+}
+
+// writeHead writes the head of a table.
+func (r PeersResult) writeHead(b *strings.Builder) {
+	b.WriteString("| system | drain, events/s (÷ outrelay) |")
 	for _, rate := range r.Rates {
-		fmt.Fprintf(&b, " p50 / p99 ms at %s/s |", thousands(float64(rate)))
+		fmt.Fprintf(b, " p50 / p99 ms at %s/s |", thousands(float64(rate)))
 	}
 	b.WriteString(" CPU-s per million: publisher, MongoDB | peak memory, MiB | `kill -9` at 1,000/s, restarted at once |\n|---|---|")
 	b.WriteString(strings.Repeat("---|", len(r.Rates)+3) + "\n")
-	for _, s := range r.Systems {
-		m := s.Median
-		fmt.Fprintf(&b, "| %s | %s (%.2f) |", s.Title, thousands(m.DrainEPS), s.DrainRatio)
-		for _, l := range m.Latency {
-			fmt.Fprintf(&b, " %s / %s |", digits(l.P50), digits(l.P99))
-		}
-		fmt.Fprintf(&b, " %s, %s | %s | silent %.1f s, %s repeats", digits(m.CPUPerMillion), digits(m.MongodCPU), thousands(m.PeakRSS), m.SilenceMS/1000, thousands(float64(m.Repeats)))
-		if m.Lost > 0 {
-			fmt.Fprintf(&b, ", %s lost", thousands(float64(m.Lost)))
-		}
-		b.WriteString(" |\n")
+}
+
+// writeRow writes the figures of a system as a row of a table.
+func writeRow(b *strings.Builder, title string, ratio float64, m peerRun) {
+	fmt.Fprintf(b, "| %s | %s (%.2f) |", title, thousands(m.DrainEPS), ratio)
+	for _, l := range m.Latency {
+		fmt.Fprintf(b, " %s / %s |", digits(l.P50), digits(l.P99))
 	}
-	return b.String()
+	fmt.Fprintf(b, " %s, %s | %s | silent %.1f s, %s repeats", digits(m.CPUPerMillion), digits(m.MongodCPU), thousands(m.PeakRSS), m.SilenceMS/1000, thousands(float64(m.Repeats)))
+	if m.Lost > 0 {
+		fmt.Fprintf(b, ", %s lost", thousands(float64(m.Lost)))
+	}
+	b.WriteString(" |\n")
 }
 
 // digits prints a figure with about two significant digits.

@@ -1,0 +1,57 @@
+package bench
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var updateComparison = flag.Bool("update-comparison", false, "write the tables of docs/bench-peers.json into README.md and docs/bench.md")
+
+// comparisonMark begins the generated part of a page. It ends before the next chapter.
+const comparisonMark = "<!-- from docs/bench-peers.json -->"
+
+// TestTheReadmeQuotesTheRecordedComparison: the figures of other publishers are those of the recorded run, and the pages have no others.
+// After a new run, this writes them:
+//
+//	go test ./internal/bench -run TestTheReadmeQuotesTheRecordedComparison -update-comparison
+func TestTheReadmeQuotesTheRecordedComparison(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/bench-peers.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r PeersResult
+	if err := json.Unmarshal(text, &r); err != nil {
+		t.Fatal(err)
+	}
+
+	for file, table := range map[string]string{"../../README.md": " " + r.Markdown(), "../../docs/bench.md": "\n\n" + r.RoundsMarkdown()} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		page := string(text)
+		before, rest, begins := strings.Cut(page, comparisonMark)
+		_, after, ends := strings.Cut(rest, "\n## ")
+		if !begins || !ends {
+			t.Errorf("%s has no %s before a chapter", file, comparisonMark)
+			continue
+		}
+
+		want := before + comparisonMark + table + "\n## " + after
+		if *updateComparison && page != want {
+			if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if d := cmp.Diff(want, page); d != "" {
+			t.Errorf("%s does not have the table of docs/bench-peers.json (the flag -update-comparison writes it): %s", file, d)
+		}
+	}
+}
