@@ -56,7 +56,7 @@ type publisher interface {
 	pid() int
 	checkRunning() error
 	// kill ends the process by SIGKILL, and returns when it has ended.
-	kill()
+	kill() error
 	// restart starts the process again, as a supervisor does.
 	restart(ctx context.Context) error
 	stopProcess() error
@@ -330,8 +330,10 @@ func (b *comparison) killPeer(ctx context.Context, s system, p place, pub publis
 		return errors.Join(err, <-inserted)
 	}
 	c.beginGap()
-	pub.kill()
-	err = pub.restart(ctx)
+	err = pub.kill()
+	if err == nil {
+		err = pub.restart(ctx)
+	}
 	if err := errors.Join(err, <-inserted); err != nil {
 		return err
 	}

@@ -37,10 +37,11 @@ func startOutrelay(ctx context.Context, b *comparison, p place) (publisher, erro
 	return &outrelayPublisher{r, b, s}, err
 }
 
-func (o *outrelayPublisher) kill() {
+func (o *outrelayPublisher) kill() error {
 	o.relay.kill()
 	<-o.done
 	_ = o.in.Close()
+	return nil
 }
 
 func (o *outrelayPublisher) restart(ctx context.Context) (err error) {
@@ -54,13 +55,13 @@ type connectPublisher struct{ *kafkaconnect.Worker }
 
 func (c connectPublisher) pid() int            { return c.PID() }
 func (c connectPublisher) checkRunning() error { return c.CheckRunning() }
-func (c connectPublisher) kill()               { c.Kill() }
+func (c connectPublisher) kill() error         { return c.Kill() }
 
 func (c connectPublisher) restart(context.Context) error { return c.LaunchWithConnector() }
 
 // stopProcess kills the worker: it takes long to stop, and nothing of it is kept.
 func (c connectPublisher) stopProcess() error {
-	c.Kill()
+	c.Close()
 	return nil
 }
 
@@ -70,8 +71,9 @@ func connectJVM() []string {
 		"-XX:+ExplicitGCInvokesConcurrent -Djava.awt.headless=true")
 }
 
-// prepareConnect prepares a worker that stores its offsets every ten seconds. The default is a minute.
-func (b *comparison) prepareConnect(ctx context.Context, p place, plugin string, config map[string]string) (*kafkaconnect.Worker, error) {
+// startConnector starts a worker that stores its offsets every ten seconds. The default is a minute. launch starts the
+// process and its connector.
+func (b *comparison) startConnector(ctx context.Context, p place, plugin string, config map[string]string, launch func(*kafkaconnect.Worker) error) (publisher, error) {
 	jvm, err := b.trustStore(ctx, p.dir)
 	if err != nil {
 		return nil, err
@@ -85,15 +87,18 @@ func (b *comparison) prepareConnect(ctx context.Context, p place, plugin string,
 		maps.Copy(worker, security)
 	}
 	w, err := kafkaconnect.Prepare(ctx, kafkaconnect.Options{
-		Plugin: plugin, Dir: p.dir, Name: "bench", Config: config, Brokers: b.Kafka, JVM: append(connectJVM(), jvm...), Worker: worker,
+		Plugin: plugin, Name: "bench", Config: config, Brokers: b.Kafka, JVM: append(connectJVM(), jvm...), Worker: worker,
 	})
 	if err != nil {
 		return nil, err
 	}
-	if b.OnHardStop != nil {
-		b.OnHardStop(w.Kill)
+
+	if err := launch(w); err != nil {
+		w.Close()
+		return nil, err
 	}
-	return w, nil
+	b.logProgress("Kafka Connect with %s is process %d", plugin, w.PID())
+	return connectPublisher{w}, nil
 }
 
 // startDebezium starts Debezium at the position of the place.
@@ -116,20 +121,19 @@ func startDebezium(fast bool) func(context.Context, *comparison, place) (publish
 			maps.Copy(config, map[string]string{"poll.interval.ms": "2", "producer.override.linger.ms": "0"})
 		}
 
-		w, err := b.prepareConnect(ctx, p, kafkaconnect.Debezium, config)
-		if err == nil {
-			err = w.Launch()
-		}
-		if err == nil {
-			err = w.Create(ctx, true)
-		}
-		if err == nil {
-			err = w.SetOffset(ctx, map[string]any{"server_id": b.db}, map[string]any{"sec": p.start.T, "ord": p.start.I, "resume_token": p.token})
-		}
-		if err == nil {
-			err = w.Resume(ctx)
-		}
-		return connectPublisher{w}, err
+		return b.startConnector(ctx, p, kafkaconnect.Debezium, config, func(w *kafkaconnect.Worker) error {
+			err := w.Launch()
+			if err == nil {
+				err = w.Create(ctx, true)
+			}
+			if err == nil {
+				err = w.SetOffset(ctx, map[string]any{"server_id": b.db}, map[string]any{"sec": p.start.T, "ord": p.start.I, "resume_token": p.token})
+			}
+			if err == nil {
+				err = w.Resume(ctx)
+			}
+			return err
+		})
 	}
 }
 
@@ -154,10 +158,6 @@ func startMongoKafka(fast bool) func(context.Context, *comparison, place) (publi
 			config["producer.override.linger.ms"] = "0"
 		}
 
-		w, err := b.prepareConnect(ctx, p, kafkaconnect.MongoKafka, config)
-		if err == nil {
-			err = w.LaunchWithConnector()
-		}
-		return connectPublisher{w}, err
+		return b.startConnector(ctx, p, kafkaconnect.MongoKafka, config, (*kafkaconnect.Worker).LaunchWithConnector)
 	}
 }

@@ -71,6 +71,19 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 	}
 }
 
+// StartEmpty returns a stack without servers, for [Stack.Run].
+func StartEmpty(ctx context.Context) (*Stack, error) {
+	c, err := openCache()
+	if err != nil {
+		return nil, err
+	}
+	s, err := newStack(ctx, c, "")
+	if err != nil {
+		return nil, fmt.Errorf("devstack: %w", err)
+	}
+	return s, nil
+}
+
 // findPrograms searches for both programs concurrently. If one search fails, the other continues, so that the
 // error names all missing programs.
 func findPrograms(ctx context.Context, c cache, o Options) (mongod mongodProgram, kafka kafkaProgram, err error) {

@@ -216,7 +216,9 @@ func TestMoveFromDebezium(t *testing.T) {
 	s.write(s.insertEnvelope)
 	s.waitArrived("records of Debezium", func(events, _ int) bool { return events >= 3000 })
 
-	c.Kill()
+	if err := c.Kill(); err != nil {
+		t.Fatal(err)
+	}
 	stopped := time.Now()
 	r := s.adoptAfter(stopped, "--offsets-topic", c.OffsetsTopic)
 	if r.Kind != adopt.Debezium || r.Connector != "orders" {
@@ -334,7 +336,9 @@ func TestMoveFromMongoKafka(t *testing.T) {
 	s.write(s.insertEnvelope)
 	s.waitArrived("records of the connector", func(events, _ int) bool { return events >= 3000 })
 
-	c.Kill()
+	if err := c.Kill(); err != nil {
+		t.Fatal(err)
+	}
 	stopped := time.Now()
 	r := s.adoptAfter(stopped, "--offsets-file", c.OffsetsFile)
 	repeats := s.check(r.MaxRepeats, false)

@@ -313,19 +313,19 @@ func (s *scene) run(name string, args ...string) {
 func (s *scene) startConnect(plugin string, distributed bool, config map[string]string) *kafkaconnect.Worker {
 	s.t.Helper()
 	w, err := kafkaconnect.Prepare(s.t.Context(), kafkaconnect.Options{
-		Plugin: plugin, Dir: s.dir, Name: "orders", Config: config, Brokers: stacktest.Brokers(s.t), JVM: []string{"-Xmx512m"},
+		Plugin: plugin, Name: "orders", Config: config, Brokers: stacktest.Brokers(s.t), JVM: []string{"-Xmx512m"},
 		Distributed: distributed, Prefix: s.topics.Prefix,
 	})
 	if err == nil {
-		err = w.Launch()
-	}
-	if err == nil {
 		s.t.Cleanup(func() {
-			w.Kill()
 			if s.t.Failed() {
 				s.t.Logf("output of Kafka Connect:\n%s", w.Log())
 			}
+			w.Close()
 		})
+		err = w.Launch()
+	}
+	if err == nil {
 		err = w.Create(s.t.Context(), false)
 	}
 	if err != nil {

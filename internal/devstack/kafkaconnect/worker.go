@@ -2,18 +2,18 @@ package kafkaconnect
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/devstack"
@@ -22,7 +22,6 @@ import (
 // Options describe a worker with one connector.
 type Options struct {
 	Plugin  string            // Debezium or MongoKafka
-	Dir     string            // of the files of the worker
 	Name    string            // of the connector
 	Config  map[string]string // of the connector
 	Brokers []string
@@ -34,7 +33,7 @@ type Options struct {
 	Prefix      string
 }
 
-// Worker is a process of Kafka Connect.
+// Worker is a process of Kafka Connect, with its files. It ends with this process, also if this process is killed.
 type Worker struct {
 	OffsetsTopic string // in distributed mode
 	OffsetsFile  string // in standalone mode
@@ -42,17 +41,15 @@ type Worker struct {
 	options Options
 	api     string
 	args    []string // of java
-
-	mu   sync.Mutex
-	cmd  *exec.Cmd
-	done chan struct{} // closed when the process has ended
+	stack   *devstack.Stack
+	runs    []*devstack.Program // the last one may run
 }
 
 // apiWithin bounds the wait until the API accepts a call. A worker on a busy machine starts slowly.
 const apiWithin = 3 * time.Minute
 
-// Prepare fetches what the worker needs, and writes its files. It starts nothing.
-func Prepare(ctx context.Context, o Options) (*Worker, error) {
+// Prepare fetches the programs of the worker, and writes its files. It does not start the process. [Worker.Close] releases everything.
+func Prepare(ctx context.Context, o Options) (_ *Worker, err error) {
 	own, err := Fetch(ctx, connect)
 	if err != nil {
 		return nil, err
@@ -66,7 +63,20 @@ func Prepare(ctx context.Context, o Options) (*Worker, error) {
 		return nil, err
 	}
 
-	w := &Worker{options: o, api: "http://" + address, OffsetsFile: filepath.Join(o.Dir, "connect.offsets"), OffsetsTopic: o.Prefix + "connect-offsets"}
+	stack, err := devstack.StartEmpty(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			stack.Stop()
+		}
+	}()
+
+	w := &Worker{
+		options: o, api: "http://" + address, stack: stack,
+		OffsetsFile: filepath.Join(stack.Dir(), "connect.offsets"), OffsetsTopic: o.Prefix + "connect-offsets",
+	}
 	settings := map[string]string{
 		"bootstrap.servers":        strings.Join(o.Brokers, ","),
 		"listeners":                w.api,
@@ -89,7 +99,7 @@ func Prepare(ctx context.Context, o Options) (*Worker, error) {
 	}
 	maps.Copy(settings, o.Worker)
 
-	properties := filepath.Join(o.Dir, "worker.properties")
+	properties := filepath.Join(stack.Dir(), "worker.properties")
 	if err := writeProperties(properties, settings); err != nil {
 		return nil, err
 	}
@@ -102,7 +112,7 @@ func Prepare(ctx context.Context, o Options) (*Worker, error) {
 	return w, nil
 }
 
-func (w *Worker) connectorFile() string { return filepath.Join(w.options.Dir, "connector.properties") }
+func (w *Worker) connectorFile() string { return filepath.Join(w.stack.Dir(), "connector.properties") }
 
 func merge(all ...map[string]string) map[string]string {
 	out := map[string]string{}
@@ -131,63 +141,49 @@ func (w *Worker) LaunchWithConnector() error {
 }
 
 func (w *Worker) launch(args []string) error {
-	log, err := os.OpenFile(w.logFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	p, err := w.stack.Run(fmt.Sprintf("connect-%d", len(w.runs)+1), nil, "java", args...)
 	if err != nil {
-		return err
-	}
-	defer log.Close()
-
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.cmd = exec.Command("java", args...)
-	w.cmd.Dir, w.cmd.Stdout, w.cmd.Stderr = w.options.Dir, log, log
-	if err := w.cmd.Start(); err != nil {
-		w.cmd = nil
 		return fmt.Errorf("starting Kafka Connect: %w", err)
 	}
-	w.done = make(chan struct{})
-	go func(cmd *exec.Cmd, done chan struct{}) {
-		defer close(done)
-		_ = cmd.Wait()
-	}(w.cmd, w.done)
+	w.runs = append(w.runs, p)
 	return nil
 }
 
-func (w *Worker) logFile() string { return filepath.Join(w.options.Dir, "connect.log") }
+func (w *Worker) lastRun() *devstack.Program { return w.runs[len(w.runs)-1] }
 
 // PID returns the id of the process.
-func (w *Worker) PID() int { return w.cmd.Process.Pid }
+func (w *Worker) PID() int { return w.lastRun().PID() }
 
-// Log returns the end of the output of all processes of the worker.
+// Log returns the end of the output of each process of the worker.
 func (w *Worker) Log() string {
-	text, err := os.ReadFile(w.logFile())
-	if err != nil {
-		return err.Error()
+	var text strings.Builder
+	for _, p := range w.runs {
+		fmt.Fprintf(&text, "%s:\n%s\n", p.Name(), strings.Join(p.LastLines(60), "\n"))
 	}
-	const most = 6000
-	return string(text[max(0, len(text)-most):])
+	return text.String()
 }
 
 // CheckRunning returns an error if the process has ended.
 func (w *Worker) CheckRunning() error {
-	select {
-	case <-w.done:
-		return fmt.Errorf("Kafka Connect ended (%v); end of its log: %s", w.cmd.ProcessState, w.Log())
-	default:
-		return nil
+	if p := w.lastRun(); !p.Running() {
+		return fmt.Errorf("Kafka Connect ended (%w); end of its log: %s", cmp.Or(p.Err(), errEnded), w.Log())
 	}
+	return nil
 }
 
-// Kill ends the process at once, and returns when it has ended. It does nothing if there is none.
-func (w *Worker) Kill() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.cmd == nil {
-		return
+// errEnded is the error of a process with exit code 0.
+var errEnded = errors.New("exit code 0")
+
+// Kill ends the process with SIGKILL and blocks until it has ended. If none runs, it returns nil.
+func (w *Worker) Kill() error {
+	if len(w.runs) == 0 {
+		return nil
 	}
-	_ = w.cmd.Process.Kill()
-	<-w.done
+	return w.lastRun().Kill()
 }
+
+// Close kills the process and removes the files.
+func (w *Worker) Close() { w.stack.Stop() }
 
 // Create creates the connector, stopped or running.
 func (w *Worker) Create(ctx context.Context, stopped bool) error {
@@ -227,8 +223,8 @@ func (w *Worker) call(ctx context.Context, method, path string, body any) error 
 	retry := time.NewTicker(100 * time.Millisecond)
 	defer retry.Stop()
 	for {
-		refusal, err := w.callOnce(ctx, method, path, text)
-		if err == nil && refusal == "" {
+		refused := w.callOnce(ctx, method, path, text)
+		if refused == nil {
 			return nil
 		}
 		if err := w.CheckRunning(); err != nil {
@@ -238,28 +234,28 @@ func (w *Worker) call(ctx context.Context, method, path string, body any) error 
 		select {
 		case <-retry.C:
 		case <-ctx.Done():
-			return fmt.Errorf("%s %s of Kafka Connect: %w %s (%w); end of its log: %s", method, path, err, refusal, context.Cause(ctx), w.Log())
+			return fmt.Errorf("%s %s of Kafka Connect: %w (%w); end of its log: %s", method, path, refused, context.Cause(ctx), w.Log())
 		}
 	}
 }
 
-// callOnce returns the response to a call that the API refused.
-func (w *Worker) callOnce(ctx context.Context, method, path string, body []byte) (refusal string, err error) {
+// callOnce calls the API. A call that the API refuses is an error with the reply.
+func (w *Worker) callOnce(ctx context.Context, method, path string, body []byte) error {
 	req, err := http.NewRequestWithContext(ctx, method, w.api+path, bytes.NewReader(body))
 	if err != nil {
-		return "", err
+		return err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Close = true
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer res.Body.Close()
 
-	answer, err := io.ReadAll(res.Body)
+	reply, err := io.ReadAll(res.Body)
 	if err == nil && res.StatusCode >= http.StatusMultipleChoices {
-		refusal = fmt.Sprintf("%s: %s", res.Status, answer)
+		err = fmt.Errorf("%s: %s", res.Status, reply)
 	}
-	return refusal, err
+	return err
 }
