@@ -70,6 +70,7 @@ func Validator() bson.D {
 		if f.Required {
 			required = append(required, f.Name)
 		}
+		// ts and slot have no effect with another type, so such a value must not make an insert fail.
 		if f.Types == nil {
 			continue
 		}
@@ -109,6 +110,7 @@ func constraints(f Field) bson.D {
 		}
 		values := bson.D{{Key: "bsonType", Value: bson.A{"string", "binData", "null"}}}
 		return bson.D{{Key: "items", Value: pair}, {Key: "additionalProperties", Value: values}}
+	// An empty required text counts as missing, but an empty payload is a value.
 	case f.Required && slices.Contains(f.Types, "string") && f.Name != "payload":
 		return bson.D{{Key: "minLength", Value: 1}}
 	}
@@ -131,6 +133,7 @@ func JSONSchema() bson.D {
 		}
 
 		types := f.Types
+		// The validator leaves these fields out. A description for writers names the types that have an effect.
 		switch {
 		case f.Name == "ts":
 			types = []string{"timestamp"}
@@ -148,6 +151,7 @@ func JSONSchema() bson.D {
 			{Key: "description", Value: f.Meaning}, {Key: "anyOf", Value: forms},
 		}})
 	}
+	// A document with one of these fields and without the seal becomes a dead letter (N16).
 	for _, name := range relayFields {
 		properties = append(properties, bson.E{Key: name, Value: bson.D{
 			{Key: "description", Value: "only the relay writes this field"}, {Key: "type", Value: "null"},
@@ -165,6 +169,7 @@ func JSONSchema() bson.D {
 
 // jsonForm returns the schema of a value of a BSON type in Extended JSON.
 func jsonForm(bsonType string, f Field) bson.D {
+	// Extended JSON writes such a value as a document whose key names the type: {"$oid": "…"}.
 	wrapped := func(key string, value bson.D) bson.D {
 		return bson.D{
 			{Key: "type", Value: "object"},
@@ -208,6 +213,7 @@ func jsonForm(bsonType string, f Field) bson.D {
 				{Key: "subType", Value: subtypeOf(f)},
 			}},
 		})
+		// Drivers write a UUID in either form.
 		return anyForm(binary, wrapped("$uuid", bson.D{{Key: "type", Value: "string"}}))
 	case "date":
 		return wrapped("$date", anyForm(bson.D{{Key: "type", Value: "string"}}, wrapped("$numberLong", digits)))

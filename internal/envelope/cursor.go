@@ -65,6 +65,7 @@ func SplitElement(b []byte) (typ bson.Type, name, val, rest []byte, ok bool) {
 	if n < 0 || n > len(body) {
 		return 0, nil, nil, nil, false
 	}
+	// The capacity of val ends with the value, so an append to it cannot overwrite the next element.
 	return typ, b[1:end], body[:n:n], body[n:], true
 }
 
@@ -87,13 +88,17 @@ func valueLen(t bson.Type, b []byte) int {
 	case bson.TypeString, bson.TypeSymbol, bson.TypeJavaScript:
 		return stringLen(b)
 	case bson.TypeEmbeddedDocument, bson.TypeArray:
+		// The shortest document consists of its length and the final zero.
 		return framedLen(b, 0, 5)
 	case bson.TypeBinary:
+		// The subtype stands between the length and the data.
 		return framedLen(b, 5, 5)
 	case bson.TypeCodeWithScope:
+		// The least parts are the length, a code of 5 bytes, and a scope of 5 bytes.
 		return framedLen(b, 0, 14)
 	case bson.TypeDBPointer:
 		if n := stringLen(b); n >= 0 {
+			// An ObjectId follows the name of the collection.
 			return n + 12
 		}
 	case bson.TypeRegex:

@@ -78,6 +78,7 @@ func appendJSON(dst []byte, t bson.Type, val []byte, depth int) ([]byte, bool) {
 	case bson.TypeDouble:
 		return appendDouble(dst, math.Float64frombits(uint64LE(val))), true
 	case bson.TypeBoolean:
+		// BSON permits only 0 and 1.
 		return strconv.AppendBool(dst, val[0] == 1), val[0] <= 1
 	case bson.TypeNull:
 		return append(dst, "null"...), true
@@ -122,6 +123,7 @@ func appendRareType(dst []byte, t bson.Type, val []byte, depth int) ([]byte, boo
 	case bson.TypeJavaScript:
 		return append(appendQuoted(append(dst, `{"$code":`...), StringBytes(val)), '}'), true
 	case bson.TypeCodeWithScope:
+		// The cursor has checked only the length of the whole value.
 		n := stringLen(val[4:])
 		if n < 0 {
 			return dst, false

@@ -23,6 +23,7 @@ func appendJavaDouble(dst []byte, f float64) []byte {
 	}
 
 	start := len(dst)
+	// Java writes these numbers without an exponent.
 	if abs == 0 || abs >= 1e-3 && abs < 1e7 {
 		dst = strconv.AppendFloat(dst, f, 'f', -1, 64)
 		if !bytes.ContainsRune(dst[start:], '.') {
@@ -68,6 +69,7 @@ func appendJavaQuoted(dst, s []byte) []byte {
 			dst = utf8.AppendRune(dst, r)
 			continue
 		}
+		// Java escapes the units of UTF-16: two for a character outside of the basic plane.
 		for _, unit := range utf16.AppendRune(nil, r) {
 			dst = hex.AppendEncode(append(dst, `\u`...), []byte{byte(unit >> 8), byte(unit)})
 		}

@@ -62,6 +62,7 @@ func (m *Mapping) checkComplete(v *View) error {
 // derive sets the parts that are no field: the whole document as the payload, and the key of the document.
 func (m *Mapping) derive(v *View) error {
 	if m.whole {
+		// With the seal, the fields of the relay are its own, and the payload is written without them.
 		if v.foreign != nil && v.Seal == nil {
 			return newMalformed("the field %s belongs to the relay, so a document that has it cannot be the payload as a whole", v.foreign)
 		}
@@ -72,6 +73,7 @@ func (m *Mapping) derive(v *View) error {
 	case m.docKey:
 		v.keyBuf = AppendDocumentKey(v.keyBuf[:0], v)
 		v.Key = v.keyBuf
+	// A document without a key is ordered with no other document.
 	case v.Key == nil && v.AggregateID == nil:
 		v.Key = v.AppendID(v.keyText[:0])
 	}

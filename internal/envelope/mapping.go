@@ -126,6 +126,7 @@ func NewMapping(n Names) (*Mapping, []MappingProblem) {
 	for _, name := range append([]string{"_id"}, relayWritten...) {
 		m.byName[name] |= fieldByName([]byte(name))
 	}
+	// Names that are configured but equal to those of the contract need no mapping: the table is faster.
 	if m.isContract() {
 		return nil, nil
 	}
@@ -138,6 +139,7 @@ func (m *Mapping) addPart(p part, name string) {
 	if isDefault {
 		name = p.contract
 	}
+	// By default `_id` is also the id of the event.
 	if p.field == fEventID && (isDefault || name == "_id") {
 		return
 	}
@@ -153,6 +155,7 @@ func (m *Mapping) addPart(p part, name string) {
 		m.docKey = true
 		return
 	}
+	// Several parts may be in one field, such as the key and the aggregate's id.
 	m.byName[name] |= p.field
 	if p.required {
 		m.required |= p.field
@@ -262,12 +265,14 @@ func (m *Mapping) KeyFilter(values any) bson.E {
 		or = append(or, bson.D{{Key: key, Value: in}})
 	}
 
+	// Without an aggregate, the id is the ordering key, as derive sets it.
 	if aggregate == "" {
 		aggregate = "_id"
 	}
 	if key == "" {
 		or = append(or, bson.D{{Key: aggregate, Value: in}})
 	} else {
+		// An empty key counts as missing, as in setString.
 		noKey := bson.D{{Key: "$in", Value: bson.A{nil, ""}}}
 		or = append(or, bson.D{{Key: key, Value: noKey}, {Key: aggregate, Value: in}})
 	}
@@ -344,6 +349,8 @@ func (m *Mapping) ToContract(raw bson.Raw) bson.Raw {
 				doc = append(doc, bson.E{Key: p.contract, Value: e.Value()})
 			}
 		}
+		// This part is stored under its own name: either the mapping leaves it unchanged, or it cannot be mapped, such
+		// as ts.
 		if name != "key" && m.Name(name) == name && fieldByName([]byte(name))&^(fID|relayOwned) != 0 && !slices.Contains(relayWritten, name) {
 			doc = append(doc, bson.E{Key: name, Value: e.Value()})
 		}

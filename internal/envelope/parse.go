@@ -43,6 +43,7 @@ func (m *Mapping) Parse(raw []byte, v *View) error {
 		if f == 0 {
 			continue
 		}
+		// Which of two values counts depends on the reader, so such a document is ambiguous.
 		if seen&f != 0 {
 			return newMalformed("field %s appears twice", c.name)
 		}
@@ -51,6 +52,7 @@ func (m *Mapping) Parse(raw []byte, v *View) error {
 
 		// With a mapping, a field may hold several parts.
 		for f&(f-1) != 0 {
+			// The lowest bit is one part.
 			one := f & -f
 			if err := v.setField(one, &c); err != nil {
 				return err
@@ -170,6 +172,8 @@ func (v *View) setField(f fieldSet, c *cursor) error {
 		return v.setID(c)
 	case fPayload:
 		return v.setPayload(c)
+
+	// The parts that select the topic, the key and the partition.
 	case fAggregateType:
 		return setString(&v.AggregateType, c)
 	case fAggregateID:
@@ -184,6 +188,8 @@ func (v *View) setField(f fieldSet, c *cursor) error {
 		return v.setPartition(c)
 	case fHeaders:
 		return v.setHeaders(c)
+
+	// The attributes of CloudEvents.
 	case fContentType:
 		return setString(&v.ContentType, c)
 	case fSchemaVersion:
@@ -194,6 +200,8 @@ func (v *View) setField(f fieldSet, c *cursor) error {
 		return setString(&v.Subject, c)
 	case fTime:
 		return setDate(&v.Time, &v.HasTime, c)
+
+	// The times of delivery, and the parts that only a mapping has.
 	case fDueAt:
 		return setDate(&v.DueAt, &v.HasDueAt, c)
 	case fExpiresAt:
@@ -228,6 +236,7 @@ func (v *View) setRelayField(f fieldSet, c *cursor) error {
 	case fState:
 		return v.setState(c)
 	case fDelivery:
+		// The number is part of the identity of a delivery (N7), so an invalid one is an error.
 		n, ok := integerValue(c)
 		if c.typ != bson.TypeNull && (!ok || n < 0 || n > math.MaxInt32) {
 			return newMalformed("delivery is not a count")

@@ -39,6 +39,7 @@ func AppendDocumentKey(dst []byte, v *View) []byte {
 	w := styleWriter{dst: dst, style: Connector}
 	w.open('{')
 	w.writeName([]byte("_id"))
+
 	switch bson.Type(v.IDType) {
 	case bson.TypeObjectID:
 		w.writeOID(v.ID)
@@ -47,6 +48,7 @@ func AppendDocumentKey(dst []byte, v *View) []byte {
 	default:
 		w.writeText(v.ID)
 	}
+
 	w.close('}')
 	return w.dst
 }
@@ -187,6 +189,7 @@ func (w *styleWriter) writeValue(t bson.Type, val []byte, depth int) (ok bool) {
 	case bson.TypeArray:
 		return w.writeArray(val, depth+1)
 	}
+	// In the relaxed style, only a payload that is a whole document begins in this writer. Its values need no state.
 	if w.style == Relaxed {
 		w.dst, ok = appendJSON(w.dst, t, val, depth)
 		return ok
@@ -202,6 +205,7 @@ func (w *styleWriter) writeValue(t bson.Type, val []byte, depth int) (ok bool) {
 	case bson.TypeDouble:
 		w.writeDouble(math.Float64frombits(uint64LE(val)))
 	case bson.TypeBoolean:
+		// BSON permits only 0 and 1.
 		w.dst = strconv.AppendBool(w.dst, val[0] == 1)
 		return val[0] <= 1
 	case bson.TypeNull:
@@ -240,6 +244,7 @@ func (w *styleWriter) writeScalar(key string, text []byte) {
 }
 
 func (w *styleWriter) writeInt(key string, n int64) {
+	// The connector writes the type of a long only.
 	if w.style == Debezium || w.style == Connector && key == "$numberLong" {
 		w.openWrapped(key)
 		w.dst = strconv.AppendInt(w.dst, n, 10)
@@ -251,6 +256,7 @@ func (w *styleWriter) writeInt(key string, n int64) {
 
 func (w *styleWriter) writeDouble(f float64) {
 	finite := !math.IsNaN(f) && !math.IsInf(f, 0)
+
 	switch {
 	case w.style == Debezium:
 		w.openWrapped("$numberDouble")
@@ -278,13 +284,17 @@ func (w *styleWriter) writeDate(ms int64) {
 		w.writeName([]byte("$date"))
 		w.writeInt("$numberLong", ms)
 		w.close('}')
+
 	case Connector:
 		w.open('{')
 		w.writeName([]byte("$date"))
 		w.dst = strconv.AppendInt(w.dst, ms, 10)
 		w.close('}')
+
+	// Kafka Connect represents a date as milliseconds.
 	case Connect:
 		w.dst = strconv.AppendInt(w.dst, ms, 10)
+
 	case Relaxed, Plain:
 		w.dst = time.UnixMilli(ms).UTC().AppendFormat(append(w.dst, '"'), "2006-01-02T15:04:05.999Z07:00")
 		w.dst = append(w.dst, '"')
@@ -298,8 +308,11 @@ func (w *styleWriter) writeBinary(subtype byte, data []byte) {
 		w.writeName([]byte("$binary"))
 		w.writeBinaryFields("base64", "subType", subtype, data)
 		w.close('}')
+
+	// The connector writes the older form of Extended JSON.
 	case w.style == Connector:
 		w.writeBinaryFields("$binary", "$type", subtype, data)
+
 	case w.style == Plain && subtype == bson.TypeBinaryUUID && len(data) == 16:
 		var text [36]byte
 		w.writeText(AppendText(text[:0], bson.TypeBinary, data))
@@ -332,6 +345,7 @@ func (w *styleWriter) writeRareType(t bson.Type, val []byte, depth int) bool {
 	case bson.TypeJavaScript:
 		w.writeScalar("$code", StringBytes(val))
 	case bson.TypeCodeWithScope:
+		// The cursor has checked only the length of the whole value.
 		n := stringLen(val[4:])
 		if n < 0 {
 			return false
@@ -386,10 +400,12 @@ func (w *styleWriter) writeConstant(t bson.Type) {
 }
 
 func (w *styleWriter) writeTimestamp(seconds, increment uint32) {
+	// Without types, readers expect a time, so the increment is left out.
 	if !w.isTyped() {
 		w.writeDate(int64(seconds) * 1000)
 		return
 	}
+
 	w.open('{')
 	w.writeName([]byte("$timestamp"))
 	w.open('{')
@@ -410,6 +426,7 @@ func (w *styleWriter) writeRegex(val []byte) {
 		return
 	}
 
+	// The connector writes the older form, in one document.
 	names := [2]string{"$regex", "$options"}
 	w.open('{')
 	if w.style == Debezium {

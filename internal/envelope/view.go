@@ -123,6 +123,7 @@ func LooksBinary(text []byte) bool {
 		return true
 	case 36:
 		for i, c := range text {
+			// A UUID has dashes at these places.
 			if i == 8 || i == 13 || i == 18 || i == 23 {
 				if c != '-' {
 					return false

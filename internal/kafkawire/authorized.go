@@ -48,6 +48,7 @@ func (c *Client) Authorized(ctx context.Context, topics []string) (map[string][]
 
 	out := map[string][]Operation{}
 	for _, t := range m.(*metadata.Response).Topics {
+		// A topic that waits for the election of a leader exists.
 		if code := kafkago.Error(t.ErrorCode); code != 0 && code != kafkago.LeaderNotAvailable {
 			continue
 		}

@@ -120,6 +120,7 @@ func (c *Client) useAny(ctx context.Context, timeout time.Duration, exchange fun
 			timeout = max(timeout, adminTimeout)
 		}
 
+		// The call may have to connect first.
 		callCtx, cancel := context.WithTimeout(ctx, max(timeout, c.cfg.Patience)+connectSlack)
 		err := c.useLink(callCtx, addr, timeout, exchange)
 		cancel()

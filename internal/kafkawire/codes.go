@@ -40,6 +40,7 @@ func IsRetriable(err error) bool {
 		return true
 	}
 	switch code {
+	// kafka-go counts these codes as permanent, but they end with a restart, an election or a new topic.
 	case kafkago.BrokerNotAvailable, kafkago.UnknownTopicOrPartition, kafkago.Unknown:
 		return true
 	}

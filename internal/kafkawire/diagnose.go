@@ -177,6 +177,7 @@ func explainTLS(err error) (text, fix string) {
 			"renew it, or correct this machine's clock"
 	}
 
+	// A plain text listener takes the handshake for a request of impossible size, and closes the connection.
 	_, notTLS := errors.AsType[tls.RecordHeaderError](err)
 	if notTLS || isHangUp(err) {
 		return "the listener does not support TLS",
@@ -209,6 +210,7 @@ func explainSASL(err error) (text, fix string) {
 		return "user or password is wrong",
 			"correct kafka.sasl.username and kafka.sasl.password"
 
+	// A listener without SASL closes the connection at the first request of the login.
 	case errors.Is(err, kafkago.IllegalSASLState) || isHangUp(err):
 		return "the listener does not accept SASL",
 			"remove kafka.sasl, or use the port of the broker's SASL listener"

@@ -69,6 +69,7 @@ func (c *Client) Fetch(
 	}
 
 	var answer *fetched.Answer
+	// A broker without records delays its response for MaxWait.
 	timeout := max(limits.Timeout, timeoutFor(adminTimeout, len(from))) + limits.MaxWait
 	err := c.useLink(ctx, addr, timeout, func(l *Link) error {
 		version, id := l.versions[protocol.Fetch], correlation.Add(1)

@@ -34,6 +34,7 @@ func (c *Client) FindGroupCoordinator(ctx context.Context, group string) (string
 
 // CommitOffsets stores offsets for the group of m at its coordinator. The first error of a partition is a Code.
 func (c *Client) CommitOffsets(ctx context.Context, coordinator string, m GroupMember, offsets map[record.TopicPartition]GroupOffset) error {
+	// With -1, the broker's own retention applies.
 	req := &offsetcommit.Request{GroupID: m.Group, GenerationID: m.Generation, MemberID: m.Member, RetentionTimeMs: -1}
 	for topic, ids := range groupByTopic(slices.Collect(maps.Keys(offsets))) {
 		t := offsetcommit.RequestTopic{Name: topic}
@@ -67,6 +68,7 @@ func (c *Client) CommitOffsets(ctx context.Context, coordinator string, m GroupM
 func (c *Client) CommittedOffsets(
 	ctx context.Context, coordinator, group string, partitions []record.TopicPartition,
 ) (map[record.TopicPartition]GroupOffset, error) {
+	// With a nil list, Kafka would return all partitions of the group.
 	req := &offsetfetch.Request{GroupID: group, Topics: []offsetfetch.RequestTopic{}}
 	for topic, ids := range groupByTopic(partitions) {
 		req.Topics = append(req.Topics, offsetfetch.RequestTopic{Name: topic, PartitionIndexes: ids})
@@ -87,6 +89,7 @@ func (c *Client) CommittedOffsets(
 			if err := codeError(p.ErrorCode); err != nil {
 				return nil, fmt.Errorf("partition %s/%d: %w", t.Name, p.PartitionIndex, err)
 			}
+			// An offset of -1 stands for a partition that the group has never committed.
 			if p.CommittedOffset >= 0 {
 				out[record.TopicPartition{Topic: t.Name, Partition: p.PartitionIndex}] = GroupOffset{p.CommittedOffset, p.ComittedLeaderEpoch}
 			}

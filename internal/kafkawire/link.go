@@ -142,6 +142,7 @@ func (c *Client) startTLS(ctx context.Context, conn net.Conn, addr string) (net.
 	}
 
 	cfg := c.cfg.CurrentTLS()
+	// The certificates are shared by all connections, but each broker has its own name.
 	if cfg.ServerName == "" {
 		cfg = cfg.Clone()
 		cfg.ServerName, _, _ = net.SplitHostPort(addr)
@@ -171,6 +172,7 @@ func (c *Client) handshake(ctx context.Context, conn net.Conn, addr string, logi
 		host, port, _ := net.SplitHostPort(addr)
 		number, _ := strconv.Atoi(port)
 		saslCtx := sasl.WithMetadata(ctx, &sasl.Metadata{Host: host, Port: number})
+		// The lifetime began at the broker before the response arrived. Counting from the request is on the safe side.
 		began := time.Now()
 		lifetime, err := authenticate(saslCtx, l.protoConn, login)
 		if err != nil {
@@ -198,6 +200,7 @@ func (l *Link) negotiateVersions() error {
 	for _, r := range res.ApiKeys {
 		key := protocol.ApiKey(r.ApiKey)
 		l.versions[key] = key.SelectVersion(r.MinVersion, r.MaxVersion)
+		// callRaw sends versions that kafka-go does not support.
 		l.highest[key] = r.MaxVersion
 	}
 	l.protoConn.SetVersions(l.versions)

@@ -99,6 +99,7 @@ func parseLayout(r *metadata.Response) *Layout {
 		if code := kafkago.Error(t.ErrorCode); code != 0 && code != kafkago.LeaderNotAvailable {
 			tl.Err = code
 		}
+		// A partition that the response leaves out has no leader.
 		for i := range tl.Partitions {
 			tl.Partitions[i].Leader = -1
 		}

@@ -102,9 +102,11 @@ func (w *Producer) encodeRequest(version int16, clientID string, timeout time.Du
 	h = be.AppendUint16(h, uint16(version))
 	h = be.AppendUint32(h, uint32(w.correlation))
 	h = appendString(h, clientID)
-	h = append(h, 0xff, 0xff, 0xff, 0xff) // no transactional id; acks of all in-sync replicas
+	// No transactional id, and acks of all in-sync replicas.
+	h = append(h, 0xff, 0xff, 0xff, 0xff)
 	h = be.AppendUint32(h, uint32(timeout.Milliseconds()))
 
+	// The counts of topics and partitions are filled in once the batches have been counted.
 	topicCountAt := len(h)
 	h = be.AppendUint32(h, 0)
 	topics, partitionCountAt, payload := 0, 0, 0
@@ -144,7 +146,8 @@ func (w *Producer) writeRequest(conn net.Conn) error {
 	}
 
 	if tcp, ok := conn.(*net.TCPConn); ok && total > copyLimit {
-		consumed := pieces // WriteTo consumes its receiver
+		// WriteTo consumes its receiver.
+		consumed := pieces
 		_, err := consumed.WriteTo(tcp)
 		clear(pieces)
 		return err
@@ -227,6 +230,7 @@ func (w *Producer) decodeResponse(version int16, body []byte, batches []Partitio
 				}
 			}
 
+			// A partition that is not in the request is ignored.
 			if i := findBatch(batches, next, topic, id); i >= 0 {
 				results[i] = r
 				next = i + 1

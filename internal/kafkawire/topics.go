@@ -60,6 +60,7 @@ func (c *Client) DescribeTopics(ctx context.Context, topics []string) (map[strin
 			CleanupPolicy:   entries["cleanup.policy"],
 			UncleanElection: entries["unclean.leader.election.enable"] == "true",
 		}
+		// A setting that may not be read stays 0, which means unknown.
 		t.MaxMessageBytes, _ = strconv.Atoi(entries["max.message.bytes"])
 		t.MinISR, _ = strconv.Atoi(entries["min.insync.replicas"])
 		out[topic] = t
@@ -118,6 +119,7 @@ func (c *Client) CreateTopic(ctx context.Context, name string, how TopicCreate) 
 
 // createTopic creates a topic. With validateOnly it only checks whether the topic could be created.
 func (c *Client) createTopic(ctx context.Context, name string, how TopicCreate, validateOnly bool) error {
+	// With -1, the broker's defaults apply.
 	t := createtopics.RequestTopic{Name: name, NumPartitions: -1, ReplicationFactor: -1}
 	if how.Partitions > 0 {
 		t.NumPartitions = int32(how.Partitions)
@@ -140,6 +142,7 @@ func (c *Client) createTopic(ctx context.Context, name string, how TopicCreate, 
 
 	for _, r := range m.(*createtopics.Response).Topics {
 		code := kafkago.Error(r.ErrorCode)
+		// Another process may have created the topic at the same time.
 		if code == 0 || code == kafkago.TopicAlreadyExists {
 			continue
 		}

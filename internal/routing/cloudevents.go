@@ -128,6 +128,7 @@ func (c *cloudEvents) setStructuredValue(f *Filler, v *envelope.View, m *Meta, r
 		{"schemaversion", v.SchemaVersion},
 		{"partitionkey", rec.Key},
 	} {
+		// CloudEvents leaves out attributes without a value.
 		if a.value == nil {
 			continue
 		}
@@ -145,6 +146,7 @@ func (c *cloudEvents) setStructuredValue(f *Filler, v *envelope.View, m *Meta, r
 func appendData(b []byte, v *envelope.View, payload []byte) []byte {
 	kind := bson.Type(v.PayloadType)
 	isDocument := kind == bson.TypeEmbeddedDocument || kind == bson.TypeArray
+	// A text that only claims to be JSON would break the document.
 	if isDocument || isJSON(v.ContentType) && json.Valid(payload) {
 		b = append(b, `,"data":`...)
 		return append(b, payload...)

@@ -143,6 +143,7 @@ func (f *Filler) addFieldsToValue(v *envelope.View, rec *record.Record) error {
 			continue
 		}
 
+		// Debezium writes further fields as values of Kafka Connect, which have no types of BSON.
 		style := f.preset.style
 		if f.preset.wrap {
 			style = envelope.Connect
@@ -176,6 +177,7 @@ func (f *Filler) appendPayloadMember(dst []byte, v *envelope.View, payload []byt
 func (f *Filler) addIdentityHeaders(v *envelope.View, m *Meta) {
 	start := len(f.buf)
 	f.buf = v.AppendID(f.buf)
+	// With a mapping, the id of the event may be another field. `_id` still identifies the delivery (N7).
 	if v.EventID != nil {
 		f.addHeader(hID, v.EventID)
 		f.addHeader(hDocumentID, f.buf[start:])
@@ -209,6 +211,7 @@ func (f *Filler) namespaceHash(m *Meta) []byte {
 		return h
 	}
 
+	// Collections are few. Dropping them all is simpler than remembering which were used last.
 	if len(f.nsHashes) >= maxCached {
 		clear(f.nsHashes)
 	}
@@ -232,6 +235,7 @@ func (f *Filler) addConfiguredHeaders(v *envelope.View, m *Meta) error {
 		value := h.text
 		if value == nil {
 			start := len(f.buf)
+			// A missing value leaves out the header. A value that has no text is an error.
 			var worst envelope.Finding
 			if f.buf, worst = h.value.appendTo(f.buf, v, m); worst > envelope.Missing {
 				reason := "header " + string(h.name) + ": " + h.value.findProblem(v, m, envelope.Unfit)

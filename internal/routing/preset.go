@@ -137,6 +137,7 @@ var placeholders = []string{
 
 // NewPreset validates c. Its error is an [*InvalidError] that lists every problem.
 func NewPreset(c PresetConfig) (*Preset, error) {
+	// For an unknown name, shape is the first preset, so that the other problems are found as well.
 	shape, ok := findPreset(c.Name)
 	p := &Preset{name: shape.presetName(), format: shape.newFormat(c), wrap: shape.wrapsDocuments()}
 	bad := &InvalidError{}
@@ -163,6 +164,7 @@ func NewPreset(c PresetConfig) (*Preset, error) {
 		}
 
 		h := extraHeader{name: []byte(name), value: t}
+		// A header with a constant text needs no template for each record.
 		if s, ok := t.staticText(); ok {
 			h.text = []byte(s)
 		}
@@ -217,6 +219,7 @@ func (p *Preset) addPlacement(bad *InvalidError, key, text string, c PresetConfi
 			bad.addProblem(key, text, "the value is a CloudEvent in the structured mode; use header")
 			return
 		}
+		// The name is stored as it is written: with the comma before it and the colon after it.
 		name := append(envelope.AppendQuoted([]byte(","), []byte(alias)), ':')
 		isTaken := slices.ContainsFunc(p.fields, func(f extraField) bool { return string(f.name) == string(name) })
 		if alias == "payload" || isTaken {

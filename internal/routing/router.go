@@ -109,6 +109,7 @@ func New(c Config) (*Router, error) {
 	r := &Router{
 		choose: c.Choose, allow: c.Allow, maxTopics: cmp.Or(c.Max, DefaultMax), staticTopics: make(map[string]bool), mapping: c.Mapping,
 	}
+	// Before the first metadata, no topic is known to exist.
 	r.ResetTopics(func(string) bool { return false })
 	bad := &InvalidError{}
 
@@ -123,6 +124,7 @@ func New(c Config) (*Router, error) {
 		c.Template = DefaultTemplate
 	}
 	r.fallback = r.topicTemplate(bad, "template", c.Template)
+	// A function may use the type, so its decisions are cached for each type.
 	r.byType = r.byType || r.choose != nil
 
 	for i, configured := range c.Rules {
@@ -175,6 +177,7 @@ func (r *Router) topicTemplate(bad *InvalidError, field, text string) template {
 		bad.addProblem(field, text, err.Error())
 		return nil
 	}
+	// The decisions of this template depend on its placeholders, so they become part of the cache's key.
 	for _, p := range t.placeholders() {
 		r.addInput(p)
 	}
@@ -187,6 +190,7 @@ func (r *Router) topicTemplate(bad *InvalidError, field, text string) template {
 		return t
 	}
 
+	// The name is complete only with an envelope, but the fixed parts can be checked now.
 	for _, p := range t {
 		if reason := checkTopicCharacters(p.literal); reason != "" {
 			bad.addProblem(field, text, reason)
@@ -212,6 +216,7 @@ func (r *Router) Route(v *envelope.View, m *Meta, dst []Target) ([]Target, error
 	if v.Topic == nil || r.drops {
 		d = r.decideByRules(v, m)
 	}
+	// Other refusals of the rules concern a topic that this envelope does not use.
 	if v.Topic != nil && (d.refusal == nil || d.refusal.Class != record.Dropped) {
 		d = r.decideNamedTopic(v.Topic)
 	}
@@ -221,6 +226,7 @@ func (r *Router) Route(v *envelope.View, m *Meta, dst []Target) ([]Target, error
 
 	n := len(dst)
 	dst = append(dst, d.targets...)
+	// The decision is shared by all envelopes of its key, so the partition is set in the copy.
 	if v.Partition != record.AnyPartition {
 		for i := range dst[n:] {
 			dst[n+i].Partition = v.Partition
@@ -257,6 +263,7 @@ func (r *Router) countTopic(name string) *record.Refusal {
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	// Only topics that do not exist yet can be the mistake of a service.
 	if _, counted := r.countedTopics[name]; counted || r.exists(name) {
 		return nil
 	}
@@ -300,6 +307,7 @@ func (r *Router) decideNamedTopic(topic []byte) decision {
 		return d
 	}
 
+	// topic aliases the document, and the cache needs a text of its own.
 	name := string(topic)
 	d = r.decideTopics([]string{name})
 	r.cacheDecision(&r.byTopicCache, name, d)
@@ -365,6 +373,7 @@ func (r *Router) decideTopics(names []string) decision {
 			return decision{refusal: refusal}
 		}
 		if refusal := r.countTopic(name); refusal != nil {
+			// The topic may be created, or counted topics reset, so the next envelope is decided again.
 			return decision{refusal: refusal, transient: true}
 		}
 		d.targets[i] = Target{Topic: name, Partition: record.AnyPartition}
@@ -381,6 +390,7 @@ func (r *Router) cacheDecision(cache *map[string]decision, key string, d decisio
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m := *cache
+	// Remembering which entries were used last would cost more at each lookup than filling the cache again.
 	if len(m) >= maxCached {
 		clear(m)
 	}

@@ -80,6 +80,7 @@ func (r *Router) parseConditions(bad *InvalidError, field string, c Rule) (list 
 // addInput notes that decisions depend on a value.
 func (r *Router) addInput(p placeholder) {
 	switch {
+	// The aggregatetype is part of every key.
 	case p.kind == "aggregatetype":
 	case p.kind == "type":
 		r.byType = true
@@ -103,6 +104,7 @@ func (r *Router) appendInputs(key []byte, v *envelope.View, m *Meta) (_ []byte, 
 
 	for i := range r.inputs {
 		var finding envelope.Finding
+		// A NUL ends the value before, and the next byte is for the finding.
 		start := len(key) + 2
 		key, finding = r.inputs[i].appendTo(append(key, 0, 0), v, m)
 		// A missing value and an empty one lead to different decisions.
@@ -139,6 +141,7 @@ func (r *Router) topicNames(v *envelope.View, m *Meta) ([]string, *record.Refusa
 
 	names := make([]string, len(to))
 	for i, t := range to {
+		// With a missing value, the template would name another topic, such as "events." for events.{type}.
 		if reason := t.findProblem(v, m, envelope.Missing); reason != "" {
 			return nil, &record.Refusal{Class: record.Malformed, Reason: "its topic is unknown: " + reason}
 		}

@@ -155,6 +155,8 @@ func (p placeholder) appendTo(dst []byte, v *envelope.View, m *Meta) ([]byte, en
 		return v.AppendField(dst, p.name)
 	case kindHeader:
 		return v.AppendHeader(dst, p.name)
+
+	// m is nil if the caller has an envelope without its place.
 	case kindDatabase:
 		if m != nil {
 			dst = append(dst, m.DB...)
@@ -163,6 +165,7 @@ func (p placeholder) appendTo(dst []byte, v *envelope.View, m *Meta) ([]byte, en
 		if m != nil {
 			dst = append(dst, m.Coll...)
 		}
+
 	case "aggregatetype":
 		dst = append(dst, v.AggregateType...)
 	case "aggregateid":

@@ -102,6 +102,7 @@ func (b *Builder) Append(rec *record.Record) {
 	b.maxMS = max(b.maxMS, rec.TimeMS)
 
 	timeDelta, offsetDelta := rec.TimeMS-b.firstMS, int64(b.count)
+	// The length stands before the fields. It is calculated first, so that no field has to be moved.
 	n := 1 + varintLen(timeDelta) + varintLen(offsetDelta) +
 		bytesLen(rec.Key) + bytesLen(rec.Value) + headersLen(rec.Headers)
 	buf := binary.AppendVarint(b.buf, int64(n))
@@ -135,6 +136,7 @@ func (b *Builder) Seal(c *Codec, dst []byte, p Producer, sequence int32) ([]byte
 	out := b.buf
 	if c.id != noneID {
 		if cap(dst) < recordsStart {
+			// Half of the size is enough for most payloads. The compressor grows it otherwise.
 			dst = make([]byte, recordsStart, max(recordsStart, len(out)/2))
 		}
 		var err error

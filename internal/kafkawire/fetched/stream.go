@@ -110,10 +110,12 @@ func (s *Stream) Next(x *Record, from int64) (bool, error) {
 	if err != nil {
 		return false, recordError(err)
 	}
+	// Peek has left the prefix in the reader, so the body begins with it.
 	d = reply.Decoder{B: body}
 	s.readPrefix(x, &d)
 	x.Key, x.Value = d.Field(), d.Field()
 
+	// The number of headers is only a claim, so it is checked before memory is allocated for them.
 	n := d.Varint()
 	if n > MaxHeaders {
 		x.Key, x.Value = nil, nil
@@ -260,6 +262,7 @@ var xerialMagic = []byte{0x82, 'S', 'N', 'A', 'P', 'P', 'Y', 0}
 func (s *snappyReader) Read(p []byte) (int, error) {
 	if !s.started {
 		s.started = true
+		// Kafka's Java client writes blocks behind a magic number, and other clients write one plain block.
 		if s.framed = bytes.HasPrefix(s.b, xerialMagic); s.framed {
 			s.b = s.b[min(len(xerialMagic)+8, len(s.b)):]
 		}

@@ -100,6 +100,7 @@ func (c *conn) Write(p []byte) (int, error) {
 			version:     int16(be.Uint16(c.head[6:])),
 			correlation: int32(be.Uint32(c.head[8:])),
 		}
+		// After version 0, the login continues without Kafka's lengths, so its replies cannot be checked.
 		if q.key == protocol.SaslHandshake && q.version == 0 {
 			return 0, fmt.Errorf("connecting to %s: %w", c.addr, ErrOldSASL)
 		}

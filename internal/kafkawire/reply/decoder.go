@@ -84,6 +84,7 @@ func (d *Decoder) Field() []byte {
 	case n == 0:
 		return []byte{}
 	}
+	// Any length beyond the end fails. The smallest such length also fits an int of 32 bits.
 	return d.Bytes(int(min(n, int64(len(d.B))+1)))
 }
 
