@@ -139,6 +139,7 @@ func (a *Adopter) checkUnowned(ctx context.Context, src Source, r *Report) error
 		d, now, err := lease.Read(ctx, state.Collection("watchers"), id)
 		missing := errors.Is(err, lease.ErrNotFound)
 		switch {
+		// A watcher that has never run gets its documents with the position.
 		case missing:
 		case err != nil:
 			return err
@@ -246,6 +247,8 @@ func (a *Adopter) checkCluster(ctx context.Context, r *Report) error {
 		return nil
 	}
 
+	// The watcher's own stream comes first, because reading the changes of other collections needs a further
+	// privilege.
 	for _, wide := range []bool{false, true} {
 		found, err := a.hasEvent(ctx, r.position, wide)
 		if wide && mongodb.HasCode(err, mongodb.CodeUnauthorized) {
@@ -280,6 +283,7 @@ func isEventToken(t resume.Token) bool {
 func (a *Adopter) hasEvent(ctx context.Context, p resume.Position, wide bool) (bool, error) {
 	client := a.clients.Stream
 	at := p.ClusterTime
+	// Only the events of this time are transferred. Their tokens are compared below.
 	pipeline := mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "clusterTime", Value: at}}}},
 		{{Key: "$project", Value: bson.D{{Key: "clusterTime", Value: 1}}}},
@@ -313,6 +317,7 @@ func (a *Adopter) hasEvent(ctx context.Context, p resume.Position, wide bool) (b
 		if cs.Err() != nil {
 			return false, cs.Err()
 		}
+		// The stream is past the time of the event, so it does not contain the event.
 		if reached, ok := resume.Token(cs.ResumeToken()).ClusterTime(); ok && reached.After(at) {
 			return false, nil
 		}

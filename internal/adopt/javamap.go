@@ -92,6 +92,7 @@ func (r *javaReader) class(name string, flags byte, fields int) {
 	if int(binary.BigEndian.Uint16(r.take(2))) != fields {
 		r.bad = true
 	}
+
 	for range fields {
 		r.byte()
 		r.text()

@@ -62,6 +62,7 @@ func (r *importRun) importTables(ctx context.Context) error {
 			return err
 		}
 		err = mongodb.EachDocument(ctx, cur, "reading "+mongodb.Namespace(coll), func(raw bson.Raw) error {
+			// The cursor reuses the memory of a document.
 			batch = append(batch, append(bson.Raw(nil), raw...))
 			if size += len(raw); len(batch) < batchRows && size < batchBytes {
 				return nil
@@ -181,6 +182,7 @@ func (r *importRun) withoutExisting(ctx context.Context, list []converted) ([]co
 
 	out := list[:0]
 	for _, c := range list {
+		// Ids from the server are compared as BSON.
 		raw, err := bson.Marshal(c.doc[:1])
 		if err != nil {
 			return nil, err
@@ -190,6 +192,7 @@ func (r *importRun) withoutExisting(ctx context.Context, list []converted) ([]co
 			r.report.Known++
 			continue
 		}
+		// Two rows of one batch may have the same id.
 		existing[text] = true
 		out = append(out, c)
 	}
@@ -217,6 +220,7 @@ func (r *importRun) writeBatch(ctx context.Context, list []converted) error {
 			return err
 		}
 	}
+	// Waiting envelopes belong to the owner of the watcher, so writing them takes its fence.
 	if len(waiting) > 0 {
 		err := fence.Fenced(ctx, []string{r.options.To}, func(tx context.Context) error { return r.insert(tx, waiting) })
 		if err != nil {

@@ -72,6 +72,7 @@ func (it *item) envelope(from string, rowID bson.RawValue, k kind, o Options) (b
 	add(!it.expires.IsZero(), "expiresAt", it.expires)
 	add(k == scheduled, "dueAt", it.due)
 	doc = append(doc,
+		// The server replaces an empty timestamp by its time.
 		bson.E{Key: "ts", Value: bson.Timestamp{}},
 		bson.E{Key: "slot", Value: keyhash.Slot([]byte(key))},
 		bson.E{Key: "imported", Value: bson.D{{Key: "from", Value: from}, {Key: "id", Value: rowID}, {Key: "attempts", Value: it.attempts}}})
@@ -85,6 +86,7 @@ func (it *item) envelope(from string, rowID bson.RawValue, k kind, o Options) (b
 	if len(raw) > most {
 		return nil, errors.New("the envelope would be larger than a document may be")
 	}
+	// A row that the relay would reject is reported now, and does not become a dead letter later.
 	var v envelope.View
 	return doc, envelope.Parse(raw, &v)
 }

@@ -164,6 +164,7 @@ func (im *Importer) Run(ctx context.Context) (Report, error) {
 	}
 	r.Done = err == nil
 
+	// An interrupted import has imported a part, so it is logged too.
 	log := nodes.NewEvents(im.state.Collection("events"), im.cfg.Watcher, "")
 	logErr := log.Append(context.WithoutCancel(ctx), "rows_imported", bson.D{
 		{Key: "from", Value: r.From},
@@ -229,6 +230,7 @@ func (im *Importer) checkFields(ctx context.Context, coll *mongo.Collection, t t
 	var lacks bson.A
 	for _, name := range t.required {
 		missing := bson.D{{Key: name, Value: bson.D{{Key: "$exists", Value: false}}}}
+		// Drivers for .NET may be configured to write names in camel case.
 		if camel := strings.ToLower(name[:1]) + name[1:]; camel != name {
 			missing = append(missing, bson.E{Key: camel, Value: bson.D{{Key: "$exists", Value: false}}})
 		}

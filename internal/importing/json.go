@@ -100,6 +100,7 @@ func appendArray(dst []byte, a bson.RawArray, depth int) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	dst = append(dst, '[')
 	for i, v := range values {
 		if i > 0 {
@@ -114,6 +115,7 @@ func appendArray(dst []byte, a bson.RawArray, depth int) ([]byte, error) {
 
 // appendNumber appends a number in the format of JavaScript, which encoding/json uses as well.
 func appendNumber(dst []byte, f float64) ([]byte, error) {
+	// JSON.stringify writes null for these.
 	if math.IsNaN(f) || math.IsInf(f, 0) {
 		return append(dst, "null"...), nil
 	}

@@ -61,6 +61,8 @@ func (r row) time(name string) time.Time {
 		if len(parts) != 2 {
 			return time.Time{}
 		}
+
+		// The ticks are in local time, and the minutes are its distance from UTC.
 		ticks, ok := parts[0].AsInt64OK()
 		minutes, ok2 := parts[1].AsInt64OK()
 		if !ok || !ok2 {

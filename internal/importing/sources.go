@@ -228,6 +228,7 @@ func convertOutboxEventBus(r row, o Options) (*item, error) {
 	it.aggregateType, _, _ = strings.Cut(typ, ".")
 	if r.text("status") == "failed" {
 		it.due = r.time("nextRetryAt")
+		// The library gives up an event after so many attempts, and stores no status for that.
 		it.dead = it.attempts >= o.MaxRetries
 	}
 	return it, nil
@@ -340,6 +341,7 @@ func convertMassTransit(r row, _ Options) (*item, error) {
 	if it.aggregateType == "" {
 		it.aggregateType = lastSegment(it.typ)
 	}
+	// A message without a correlation is ordered with its conversation.
 	for _, name := range []string{"CorrelationId", "ConversationId"} {
 		if key, err := r.id(name); err == nil && it.aggregateID == "" {
 			it.aggregateID = idText(key)

@@ -18,12 +18,15 @@ var errWolverineBody = errors.New("body: expected an envelope of Wolverine; foun
 func parseWolverine(b []byte) (wolverineMessage, error) {
 	r := &wolverineReader{rest: b}
 	r.take(8) // the time at which it was sent
+
 	n := r.int32()
 	var m wolverineMessage
+	// The number of headers is only a claim, so the bytes bound the loop.
 	for range min(n, len(b)) {
 		name, value := r.text(), r.text()
 		m.headers = append(m.headers, header{name, &value})
 	}
+
 	m.data = r.take(r.int32())
 	if r.bad || n < 0 || n > len(b) || len(r.rest) > 0 {
 		return wolverineMessage{}, errWolverineBody

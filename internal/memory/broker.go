@@ -147,6 +147,7 @@ func (b *Broker) recordsLocked(name string) []transport.Record {
 		}
 	}
 
+	// Offsets count in one partition. The order of all records of a topic is that of writing.
 	slices.SortFunc(list, func(a, b storedRecord) int {
 		if a.order < b.order {
 			return -1
@@ -277,6 +278,7 @@ func (b *Broker) appendRecordLocked(p *partition, name string, part int32, m *tr
 	if r.Time.IsZero() {
 		r.Time = time.Now()
 	}
+	// Kafka stores milliseconds.
 	r.Time = time.UnixMilli(r.Time.UnixMilli())
 
 	b.written++

@@ -207,6 +207,7 @@ func (t *tx) insertRow(table *storedTable, key string, value any) error {
 	defer t.db.mu.Unlock()
 
 	r := table.rows[key]
+	// The other transaction may still abort. So a row that it writes is a conflict, and not a duplicate.
 	pendingElsewhere := r != nil && r.writer != nil && r.writer != t
 	if r != nil && !pendingElsewhere && t.visibleLocked(r) != nil {
 		return errDuplicate(table.name, key)
@@ -259,6 +260,7 @@ func (t *tx) commit() {
 	db := t.db
 	db.mu.Lock()
 	defer db.mu.Unlock()
+	// A transaction without writes makes no version.
 	if len(t.writes) > 0 {
 		db.time++
 		close(db.changed)
@@ -337,6 +339,7 @@ func (t *storedTable) pruneRowLocked(key string, oldest uint64) {
 		return
 	}
 
+	// The oldest transaction reads the last version before its start, so that version stays.
 	for len(r.versions) > 1 && r.versions[1].at <= oldest {
 		r.versions = r.versions[1:]
 	}

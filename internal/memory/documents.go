@@ -53,6 +53,7 @@ func (d *Documents) runOperation(ctx context.Context, f func(t *tx) error) error
 // Find returns the existing documents with these ids: see entityparts.Documents. It ignores the fields.
 func (d *Documents) Find(ctx context.Context, ids []bson.RawValue, _ ...string) (list []bson.Raw, err error) {
 	err = d.runOperation(ctx, func(t *tx) error {
+		// After a conflict the operation runs again, so each run begins with an empty list.
 		list = nil
 		for _, id := range ids {
 			if doc := d.findDocument(t, id); doc != nil {
@@ -141,6 +142,7 @@ func matchesGuard(doc bson.Raw, g *entityparts.Guard) bool {
 	}
 
 	v, err := doc.LookupErr(g.Field)
+	// A document without a version has version 0.
 	if err != nil || v.Type == bson.TypeNull {
 		return g.Version == 0
 	}

@@ -55,6 +55,7 @@ func (f *feed) addCommitted(inserted []any) {
 		}
 	}
 
+	// One signal is enough, because the relay delivers all pending envelopes.
 	select {
 	case f.wake <- struct{}{}:
 	default:

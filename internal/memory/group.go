@@ -302,6 +302,7 @@ func (b *Broker) formGenerationLocked(g *group) {
 			gen := subscribed[name][next%len(subscribed[name])]
 			next++
 
+			// A group that has committed nothing begins with the first record.
 			offset, ok := g.offsets[tp]
 			if !ok {
 				offset = b.topics[name].partitions[i].start
@@ -414,6 +415,7 @@ func (b *Broker) fetchLocked(tp transport.TopicPartition, offset int64, maxBytes
 	bytes := 0
 	for _, r := range p.records[first:] {
 		bytes += len(r.Key) + len(r.Value)
+		// The first record is returned whatever its size. Otherwise a large one would block the partition.
 		if bytes > maxBytes && len(f.Records) > 0 {
 			f.Next = r.Offset
 			break

@@ -34,6 +34,7 @@ func NewInbox(db *DB, opts ...inbox.Option) (*Inbox, error) {
 		return nil, err
 	}
 
+	// Internal packages cannot name the public type, so OpenPublic returns it as any.
 	var ok bool
 	if x.Inbox, ok = public.(*inbox.Inbox); !ok {
 		return nil, fmt.Errorf("inbox: unexpected type %T", public)

@@ -71,6 +71,7 @@ func (s *inboxStore) Wait(ctx context.Context, d time.Duration) error {
 func (s *inboxStore) ReadMarks(ctx context.Context, lanes []engine.LaneKey) (engine.Marks, error) {
 	found := engine.Marks{}
 	err := s.db.runOperation(ctx, func(t *tx) error {
+		// After a conflict the operation runs again, so each run begins with an empty map.
 		clear(found)
 		for _, l := range lanes {
 			if m, ok := t.getRow(s.offsets, markKey(l)).(engine.Mark); ok {
@@ -182,6 +183,7 @@ func (s *inboxStore) ClaimMarker(
 	err = s.db.runOperation(ctx, func(t *tx) error {
 		stored, ok := s.findMarker(t, n.ID)
 		m = stored.Marker
+		// A claim with this epoch or a higher one belongs to a later holder.
 		if ok && (m.State == engine.StateHandled || m.Epoch >= h.Epoch) {
 			return nil
 		}
@@ -240,6 +242,7 @@ func (s *inboxStore) AcquireLease(
 			return nil
 		}
 
+		// The time makes the epoch rise even if the lease was deleted in between.
 		epoch := max(l.Epoch+1, now.UnixMilli())
 		l = engine.Lease{Holder: engine.Holder{Owner: owner, Epoch: epoch}, Until: now.Add(d)}
 		return t.putRow(s.claims, markerKey(id), l)

@@ -100,6 +100,7 @@ func (s *letterStore) Find(
 	}
 
 	err = s.db.runOperation(ctx, func(t *tx) error {
+		// After a conflict the operation runs again, so each run begins with an empty list.
 		list = nil
 		t.scanRows(s.rows, func(_ string, v any) {
 			l := v.(*deadletter.Letter)

@@ -195,6 +195,7 @@ func (r *Relay) deliverNext(ctx context.Context) (bool, error) {
 			return true, err
 		}
 
+		// Only a delivered event leaves the feed. After an error, the next call begins with it.
 		r.box.feed.removeFirst()
 		r.broker.notify()
 		return true, nil
@@ -248,6 +249,7 @@ func (r *Relay) deliverEvent(ctx context.Context, e *outboxEntry, at time.Time) 
 		var refusal *record.Refusal
 		switch {
 		case err == nil:
+		// A rule discards the event, so it counts as delivered.
 		case errors.As(err, &refusal) && refusal.Class == record.Dropped:
 		case errors.As(err, &refusal):
 			r.addDeadLetter(e, string(refusal.Class), refusal.Reason)

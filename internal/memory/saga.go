@@ -90,6 +90,7 @@ func (s *Sagas) nextRecord(r sagas.Record, stored *sagas.Record) sagas.Record {
 	now := s.nowMillis()
 	n := sagas.Record{ID: r.ID, Version: 1, Body: slices.Clone(r.Body), CreatedAt: now, UpdatedAt: now}
 
+	// MongoDB stores a document, so a nil body becomes an empty one.
 	if n.Body == nil {
 		n.Body = bson.Raw{5, 0, 0, 0, 0}
 	}
@@ -135,6 +136,7 @@ var errStale = errors.New("stale version")
 // Complete deletes the record or makes it a tombstone: see sagas.Store.
 func (s *Sagas) Complete(ctx context.Context, name string, r sagas.Record, keep time.Duration) error {
 	err := s.db.runOperation(ctx, func(t *tx) error {
+		// This saga was never stored and leaves no tombstone, so there is nothing to delete.
 		if keep <= 0 && r.Version == 0 {
 			return nil
 		}

@@ -73,6 +73,7 @@ func (e *outboxEntry) withDueAt(at time.Time) (*outboxEntry, error) {
 
 	moved := *e
 	moved.doc = raw
+	// BSON has milliseconds.
 	moved.fields.dueAt = time.UnixMilli(at.UnixMilli()).UTC()
 	return &moved, nil
 }

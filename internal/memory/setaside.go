@@ -37,6 +37,7 @@ func (s *setAsideStore) EnsureIndexes(context.Context) error { return nil }
 func DueRetries(ctx context.Context, db *DB) (list []string, err error) {
 	s := newSetAsideStore(db)
 	err = db.runOperation(ctx, func(t *tx) error {
+		// After a conflict the operation runs again, so each run begins with an empty list.
 		list = nil
 		for _, m := range s.firstMessages(t, func(*setAsideMessage) bool { return true }) {
 			if !m.due.After(time.Now()) {

@@ -111,6 +111,7 @@ func (db *DB) runOperation(ctx context.Context, f func(t *tx) error) error {
 	if err := u.state().Check(); err != nil {
 		return err
 	}
+	// MongoDB aborts the transaction of an interrupted operation.
 	if err := ctx.Err(); err != nil {
 		u.state().SetRollbackOnly(err)
 		return err

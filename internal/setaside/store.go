@@ -124,6 +124,8 @@ func (s *Collection) Add(ctx context.Context, m *Message, wait time.Duration) er
 	}
 
 	added := bson.D{{Key: "at", Value: "$$NOW"}}
+	// An untried message has no due time: it waits for the message before it. The server calculates the times, because
+	// the clocks of processes differ.
 	if m.Failed > 0 {
 		added = append(added,
 			bson.E{Key: "since", Value: afterNow(-m.Elapsed)},
@@ -152,6 +154,7 @@ func (s *Collection) Postpone(ctx context.Context, m *Message, wait time.Duratio
 		{Key: "n", Value: m.Failed},
 		{Key: "s", Value: m.Spared},
 		{Key: "hist", Value: bson.D{{Key: "$literal", Value: m.History}}},
+		// A message that was untried fails for the first time now.
 		{Key: "since", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$since", afterNow(-m.Elapsed)}}}},
 		{Key: "due", Value: afterNow(wait)},
 	}}}}
@@ -217,6 +220,7 @@ func (s *Collection) Remove(ctx context.Context, m *Message) error {
 
 // Heads returns the queues of a handler: see Store.
 func (s *Collection) Heads(ctx context.Context, handler, topic string, partitions []int32) ([]Head, error) {
+	// The index `queues` has this order, so the server does not sort in memory.
 	order := append(bson.D{{Key: "h", Value: 1}, {Key: "t", Value: 1}, {Key: "p", Value: 1}, {Key: "q", Value: 1}}, queueOrder...)
 	cur, err := s.coll.Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{
@@ -315,6 +319,7 @@ func (s *Collection) Oldest(ctx context.Context, handler string) (time.Duration,
 	if len(docs) == 0 {
 		return 0, nil
 	}
+	// 0 would mean that there is no such message.
 	return max(time.Duration(docs[0].Age)*time.Millisecond, time.Millisecond), nil
 }
 

@@ -35,6 +35,7 @@ var _ transport.Transport = (*Transport)(nil)
 
 // New returns a transport. It does no I/O. The error joins all invalid settings.
 func New(cfg transport.Config) (*Transport, error) {
+	// A broker removes a member whose heartbeat is late, so a short session needs more heartbeats.
 	if cfg.HeartbeatInterval == 0 && cfg.SessionTimeout >= 0 {
 		cfg.HeartbeatInterval = cmp.Or(min(heartbeat, cfg.SessionTimeout/3), heartbeat)
 	}
@@ -72,6 +73,7 @@ func (t *Transport) joinOnce(ctx context.Context, group string, topics []string,
 		joined: make(chan *generation, 1), served: make(chan struct{}),
 		owned: map[transport.TopicPartition]bool{},
 	}
+	// The client outlives ctx: it still commits, and leaves the group.
 	life, kill := context.WithCancel(context.WithoutCancel(ctx))
 	defer kill()
 	client, err := kgo.NewClient(append(t.options(group, topics), m.options(life)...)...)
@@ -84,6 +86,7 @@ func (t *Transport) joinOnce(ctx context.Context, group string, topics []string,
 	err = m.serveGenerations(ctx, client)
 	close(m.served)
 
+	// Closing waits for the group, which may hang. Then the end of life interrupts it.
 	closed := make(chan struct{})
 	go func() {
 		client.Close()
@@ -186,6 +189,7 @@ func (m *member) serveGenerations(ctx context.Context, client *kgo.Client) error
 		watching.Wait()
 		close(g.ended)
 
+		// Only lost partitions lead to another generation.
 		select {
 		case <-g.lost:
 		default:
@@ -221,6 +225,7 @@ func (m *member) add(
 	for topic, partitions := range offsets {
 		for id, committed := range partitions {
 			tp := transport.TopicPartition{Topic: topic, Partition: id}
+			// kgo may list partitions that this member has already.
 			if m.owned[tp] {
 				continue
 			}

@@ -59,6 +59,7 @@ func (t *Transport) joinWith(ctx context.Context, group string, topics []string,
 	if cfg.FromEnd {
 		startOffset = kafka.LastOffset
 	}
+	// A nil *SASL in the interface would count as a login.
 	var login sasl.Mechanism
 	if l := kafkalog.Login(*cfg); l != nil {
 		login = l
@@ -126,6 +127,7 @@ func (m *member) serveGenerations(ctx context.Context) error {
 		}
 
 		done := make(chan error, 1)
+		// The group waits for a function that it has started before it forms the next generation.
 		gen.Start(func(over context.Context) { done <- m.serve(ctx, over, gen) })
 		if err := <-done; err != nil {
 			return err
@@ -246,12 +248,14 @@ func (g *generation) locateOffsets(ctx context.Context, s transport.Session) boo
 		for _, a := range list {
 			tp := transport.TopicPartition{Topic: topic, Partition: int32(a.ID)}
 			offset := a.Offset
+			// Without a committed offset, kafka-go returns StartOffset, which is negative.
 			if offset < 0 {
 				var ok bool
 				if offset, ok = g.Locate(ctx, tp, offset == kafka.LastOffset, s); !ok {
 					return false
 				}
 			}
+
 			g.assigned = append(g.assigned, transport.Assignment{TopicPartition: tp, Offset: offset})
 		}
 	}

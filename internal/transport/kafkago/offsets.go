@@ -58,6 +58,7 @@ func (o *groupOffsets) call(ctx context.Context, request func(ctx context.Contex
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.coordinator = coordinator
+	// The coordinator may have moved, so the next call looks it up.
 	if err != nil {
 		o.coordinator = ""
 	}

@@ -36,6 +36,7 @@ func New(cfg transport.Config) (*Client, error) {
 	}
 
 	wire := kafkawire.Config{Brokers: cfg.Brokers, TLS: cfg.TLS, ClientID: cfg.ClientID, IdleLinks: idleLinks}
+	// A nil *SASL in the interface would count as a login.
 	if login := Login(cfg); login != nil {
 		wire.SASL = login
 	}
@@ -79,6 +80,7 @@ func (c *Client) Follow(
 	defer c.Wire.CloseIdle()
 	topics = c.CompleteTopics(ctx, group, topics, s)
 	look := &scout{client: c.Wire, cfg: &c.Config, topics: topics, session: s}
+
 	for {
 		existing := look.awaitTopics(ctx)
 		if ctx.Err() != nil {

@@ -44,6 +44,7 @@ func (d *damage) giveUp(bad *damagedError, w *walker, high int64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	at := d.seen[bad.tp]
+	// Attempts count for one offset.
 	if at.offset != w.from {
 		at = damaged{offset: w.from}
 	}
@@ -61,12 +62,14 @@ func (d *damage) giveUp(bad *damagedError, w *walker, high int64) bool {
 	if !plausible {
 		end = w.from + 1
 	}
+	// One record stands for the whole batch, even if its offsets are passed one by one.
 	if !at.givenUp || at.base != bad.base {
 		w.addBroken(&fetched.Batch{LeaderEpoch: -1, End: end}, w.from, bad.err)
 	}
 	w.next = end
 
 	delete(d.seen, bad.tp)
+	// The end of the batch is unknown, so the next offset gets no further attempts.
 	if !plausible {
 		d.seen[bad.tp] = damaged{offset: end, times: damagedAttempts, base: bad.base, givenUp: true}
 	}

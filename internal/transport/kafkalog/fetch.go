@@ -95,6 +95,7 @@ func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, offset 
 	rack := r.rack
 	replica, near := r.nearby.find(tp)
 	if near {
+		// Only a leader selects replicas by rack.
 		rack = ""
 		if a := r.leaders.findBroker(replica); a != "" {
 			addr = a
@@ -124,6 +125,7 @@ func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, offset 
 	}
 
 	a := &answer.Partitions[0]
+	// The leader names a nearer replica, and returns no records.
 	if a.Code == 0 && a.Replica >= 0 && !near {
 		r.nearby.set(tp, a.Replica, replicaTime)
 		return transport.Fetched{Next: offset, End: max(a.Stable, offset)}, nil
@@ -133,6 +135,7 @@ func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, offset 
 	case kafka.OffsetOutOfRange:
 		return transport.Fetched{}, r.explainRange(ctx, tp, offset)
 	default:
+		// The leader may have moved.
 		r.leaders.forget()
 		return transport.Fetched{}, code
 	}

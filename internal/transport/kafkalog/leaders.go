@@ -34,6 +34,7 @@ func (l *leaders) findAddr(ctx context.Context, tp transport.TopicPartition) (st
 	addr := l.layout.LeaderAddr(record.TopicPartition(tp))
 	if addr == "" {
 		err := l.layout.Topics[tp.Topic].Err
+		// The next call reads the layout again.
 		l.layout = nil
 		if err == nil {
 			err = kafkawire.LeaderNotAvailable
@@ -70,6 +71,7 @@ func (l *leaders) readEdge(
 	if err != nil {
 		return kafkawire.LogOffset{}, err
 	}
+
 	at, err := l.client.LeaderOffset(ctx, addr, record.TopicPartition(tp), edge)
 	if err != nil {
 		l.forget()

@@ -83,6 +83,7 @@ func (c *Client) countPartitions(ctx context.Context, topic string) (int, error)
 			}
 		}
 
+		// A new topic reaches the brokers one after another, so it may appear within a few attempts.
 		missing := errors.Is(err, kafka.UnknownTopicOrPartition)
 		switch {
 		case missing && attempts.Attempts() >= publishAttempts:
