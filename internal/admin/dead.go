@@ -324,6 +324,7 @@ func (l Letters) findLetter(ctx context.Context, ref DeadRef) (deadletter.Dead, 
 	var found *deadletter.Dead
 	for i := range list.Letters {
 		d := &list.Letters[i]
+		// A negative delivery stands for the latest one.
 		if ref.Delivery >= 0 && int(d.ID.Delivery) != ref.Delivery {
 			continue
 		}

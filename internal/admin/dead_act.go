@@ -197,6 +197,7 @@ func (l Letters) Discard(ctx context.Context, f DeadFilter, dryRun bool, did fun
 		return out, err
 	}
 
+	// Logged before the first removal. Otherwise a crash would leave no entry.
 	if err := l.op.logDiscarding(ctx, f, out.Matched); err != nil {
 		return out, err
 	}

@@ -117,6 +117,7 @@ func (e DeadEdit) payloadValue(raw bson.Raw, m *envelope.Mapping) (any, error) {
 
 	switch as {
 	case PayloadBinary:
+		// The new bytes keep the subtype, such as that of a UUID.
 		subtype, _, _ := old.BinaryOK()
 		return bson.Binary{Subtype: subtype, Data: e.Payload}, nil
 

@@ -16,6 +16,8 @@ func EventKinds() []string {
 		"recover_ordered", "replay_cancelled", "replay_ordered", "replay_queued", "replay_resumed", "resliced",
 		"rows_imported", "scheduled_cancelled", "scheduled_moved", "watcher_removed", "watcher_removing",
 	}
+
+	// These kinds are constants of their packages.
 	for _, k := range slices.Concat(nodes.Kinds(), []nodes.Kind{
 		deadRequeued, deadEdited, deadDiscarding, deadDiscarded, failedReset, failedRetried,
 	}) {

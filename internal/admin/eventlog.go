@@ -104,6 +104,7 @@ func (o Operator) Events(ctx context.Context, f EventFilter, limit int, after st
 	for i := range list {
 		page.Events = append(page.Events, newLogEvent(&list[i]))
 	}
+	// Another page may follow a full one.
 	if n := len(list); n == limit {
 		last := &list[n-1]
 		page.Next, err = mongodb.EncodeCursor(eventPlace{bson.NewDateTimeFromTime(last.At), last.ID})

@@ -65,6 +65,7 @@ func (w Waiting) Failed(ctx context.Context, collection string, limit int) ([]Fa
 		}
 	}
 
+	// Each list has the latest failures of its collection, so the latest of all are among them.
 	slices.SortStableFunc(failed, func(a, b FailedEnvelope) int { return b.FailedAt.Compare(a.FailedAt) })
 	return failed[:min(len(failed), limit)], nil
 }

@@ -147,6 +147,7 @@ func (s *figureSet) updateFigures(ctx context.Context, o Operator) (figures, err
 	// If the caller has gone away, the error shows nothing about the deployment.
 	if ctx.Err() == nil {
 		now := time.Now()
+		// The rules need observations at regular intervals, however often the page is viewed.
 		if now.Sub(w.lastEvaluated) >= figuresIdle-figuresFresh/2 {
 			w.lastEvaluated = now
 			w.rules.Observe(health.Observation{
@@ -292,6 +293,7 @@ func (c *figureCount) countOutboxes(ctx context.Context, names []string, dirty m
 	g.SetLimit(maxConcurrentCounts)
 	for _, ns := range names {
 		g.Go(func() error {
+			// Of many outboxes, only those on the watcher's dirty list can contain exceptions.
 			counts, topics, err := c.countOutbox(ctx, ns, dirty[ns] || len(names) <= fewCollections)
 
 			c.mu.Lock()
@@ -357,6 +359,7 @@ func (c *figureCount) countOutbox(
 	}
 
 	n.DeadAll, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{})
+	// Most outboxes have no letters, and need no second count.
 	if err != nil || n.DeadAll == 0 {
 		return n, topics, err
 	}

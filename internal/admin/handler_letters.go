@@ -127,8 +127,10 @@ func (c letterCursor) after(q handlerletters.Query, ns string) handlerletters.Qu
 	default:
 		before := c.At
 		if ns > c.NS {
-			before = before.Add(time.Millisecond) // the resolution of MongoDB
+			// Letters of the same millisecond follow in the collections after that of the cursor.
+			before = before.Add(time.Millisecond)
 		}
+
 		if q.Before.IsZero() || before.Before(q.Before) {
 			q.Before = before
 		}
@@ -218,6 +220,7 @@ func newHandlerLetter(ns string, l *handlerletters.Letter) DeadLetter {
 		d.FirstFailure, d.LastFailure = l.History[0].At, l.History[n-1].At
 	}
 	if r := l.Requeued; r != nil {
+		// The requeue is the only change of a letter, so there are two versions.
 		d.Version = 1
 		d.Replayed = &deadletter.Replayed{At: r.At, Actor: r.Actor, Delivery: d.Delivery + 1}
 		d.Waiting = r.Waiting
@@ -289,6 +292,7 @@ func (h handlerLetters) find(ctx context.Context, ref DeadRef) (handlerDesk, han
 			case err != nil:
 				return in, found, err
 			case ref.Delivery >= 0 && l.ID.Delivery != ref.Delivery:
+			// Of one message at one handler, the latest delivery counts.
 			case in.Desk == nil, in.ns == d.ns && isLaterDelivery(l.ID, found.ID):
 				in, found = d, l
 			case in.ns != d.ns || !isLaterDelivery(found.ID, l.ID):
@@ -301,6 +305,7 @@ func (h handlerLetters) find(ctx context.Context, ref DeadRef) (handlerDesk, han
 		return in, found, fmt.Errorf("no dead letter of a handler for message %s: %w", ref.ID, mongodb.ErrNotFound)
 	}
 
+	// The search left out the value.
 	found, err = in.Get(ctx, found.ID)
 	if errors.Is(err, handlerletters.ErrNotFound) {
 		err = fmt.Errorf("%w: %w", err, mongodb.ErrNotFound)

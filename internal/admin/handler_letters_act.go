@@ -31,6 +31,7 @@ func (h handlerLetters) requeue(ctx context.Context, f DeadFilter, opts DeadOpti
 	r := handlerletters.Requeue{Actor: h.op.Actor, Handlers: opts.Handlers}
 	if did != nil {
 		reached := int64(0)
+		// Edit is called for each letter before its requeue, so it can report the progress.
 		r.Edit = func(*handlerletters.Letter) error {
 			reached++
 			did(reached)
@@ -113,6 +114,7 @@ func (h handlerLetters) edit(ctx context.Context, ref DeadRef, e DeadEdit, opts 
 		return err
 	}}
 	n, err := d.Requeue(ctx, handlerletters.Query{IDs: []handlerletters.ID{l.ID}}, changed)
+	// Another requeue came first, after the letter was read above.
 	if err == nil && n == 0 {
 		err = fmt.Errorf("dead letter %s: %w", l.ID, errRequeued)
 	}

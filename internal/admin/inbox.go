@@ -104,6 +104,7 @@ func (i Inboxes) Marks(ctx context.Context, database, collection string) ([]Inbo
 		if c := strings.Compare(a.Consumer+"\x00"+a.Topic, b.Consumer+"\x00"+b.Topic); c != 0 {
 			return c
 		}
+		// A difference of lanes is less than inbox.Lanes, so the partition decides first.
 		return int(a.Partition-b.Partition)*inbox.Lanes + int(a.Lane-b.Lane)
 	})
 	return marks, nil

@@ -28,6 +28,7 @@ func WriteJSON(w io.Writer, v any, indent string) error {
 	var out bytes.Buffer
 	err := encodeJSON(&out, v, indent)
 	if err != nil {
+		// Only an error is worth a walk over all values.
 		fit := reflect.New(reflect.TypeOf(&v).Elem()).Elem()
 		fit.Set(reflect.ValueOf(&v).Elem())
 		fitDates(fit)

@@ -107,6 +107,7 @@ func (o Operator) Lookup(ctx context.Context, q LookupQuery) (LookupResult, erro
 	seen := map[string]bool{}
 	for _, ns := range names {
 		for _, f := range filters {
+			// One envelope above the limit shows that there are more.
 			docs, err := o.findEnvelopes(ctx, ns, f, limit+1)
 			if err != nil {
 				return out, err
@@ -273,6 +274,7 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 
 	t, i, _ := d.TS.TimestampOK()
 	ts := bson.Timestamp{T: t, I: i}
+	// A requeue and a replay replace the timestamp, and keep the first one.
 	if first, _, ok := d.FirstTS.TimestampOK(); ok && first > 0 {
 		at := time.Unix(int64(first), 0).UTC()
 		e.Written = &at

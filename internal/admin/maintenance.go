@@ -260,6 +260,7 @@ func (c *clearing) findServiceCollections(ctx context.Context, db string, add fu
 				add(ClearInbox, db+"."+name+suffix)
 			}
 		}
+		// The messages that are set aside belong to the handlers of the inbox.
 		if len(found.inboxes) > 0 {
 			add(ClearInbox, db+"."+setaside.DefaultCollection)
 		}

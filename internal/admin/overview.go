@@ -77,6 +77,7 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 	}
 
 	var f figures
+	// Only a watcher that has run has figures.
 	if slices.ContainsFunc(status.Watchers, func(w Watcher) bool { return w.Name == o.Watcher }) {
 		if f, err = o.currentFigures(ctx); err != nil {
 			return Overview{}, err

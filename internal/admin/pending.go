@@ -129,6 +129,7 @@ func (w Waiting) Page(ctx context.Context, f WaitingFilter, limit int, after str
 		}
 	}
 
+	// The cursor was the only use of raw.
 	for i := range page.Envelopes {
 		page.Envelopes[i].raw = nil
 	}

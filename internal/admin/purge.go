@@ -75,6 +75,7 @@ func (o Operator) Purge(ctx context.Context, p Purge) (PurgeReport, error) {
 		return PurgeReport{}, err
 	}
 
+	// An open transaction may still commit envelopes that are as old as the margin (N25).
 	keep := max(p.OlderThan, margin)
 	r := PurgeReport{DryRun: p.DryRun, KeptS: keep.Seconds()}
 	cuts := purge.NewCuts(o.State, keep)

@@ -129,6 +129,7 @@ func redactPath(v any, p []pathElement) any {
 			if e.wildcard || e.name != "" && e.name == name {
 				x[name] = redactPath(child, p[1:])
 			}
+			// The name may occur again at a lower level.
 			if e.recursive {
 				x[name] = redactPath(x[name], p)
 			}

@@ -146,6 +146,7 @@ func readEnvelopes(
 	}
 
 	defer sess.EndSession(context.WithoutCancel(ctx))
+	// The session returns the time at which the server has read.
 	ctx = mongo.NewSessionContext(ctx, sess)
 	docs, err = q.find(ctx, coll, q.filter(after, q.Until), limit+1)
 	if err == nil && len(docs) > limit {

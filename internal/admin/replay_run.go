@@ -136,6 +136,7 @@ func (u *replayRun) queueAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// Expiry is judged by the server's clock, as in the relay.
 	u.skew = time.Until(now)
 	u.began = time.Now()
 
@@ -272,6 +273,7 @@ func (u *replayRun) waitDelivered(ctx context.Context, last, seen bson.Timestamp
 	lastMove := time.Now()
 	lastPassed := u.passed
 	for {
+		// The position may still be zero, and must not become negative.
 		margin := uint32(min(u.margin/time.Second, time.Duration(u.passed.T)))
 		settled := bson.Timestamp{T: u.passed.T - margin, I: u.passed.I}
 		if settled.After(last) || u.passed.After(seen) {

@@ -261,8 +261,7 @@ func (q *requeue) update(replay string, seal []byte) mongo.WriteModel {
 	}
 
 	return mongo.NewUpdateOneModel().
-		// Whoever queues an envelope gives it another timestamp, so two replays cannot queue it at the
-		// same time.
+		// A replay gives each envelope another timestamp, so two replays cannot queue it at the same time.
 		SetFilter(bson.D{
 			{Key: "_id", Value: q.ID}, {Key: "ts", Value: q.TS}, {Key: "state", Value: nil}, {Key: "dueAt", Value: nil},
 		}).

@@ -156,6 +156,7 @@ func (s Sagas) List(ctx context.Context, database, name string, limit int, after
 		})
 	}
 	page.Total = sagaType.Count
+	// Another page may follow a full one.
 	if n := len(docs); n == limit {
 		last := &docs[n-1]
 		page.Next, err = mongodb.EncodeCursor(sagaPlace{bson.NewDateTimeFromTime(last.UpdatedAt), last.ID})

@@ -97,6 +97,7 @@ func (s Schedule) List(
 			continue
 		}
 		if len(page.Events) == limit {
+			// The page is full, and the next one begins with this collection.
 			if total > 0 {
 				page.Next = b.ns + "/"
 			}

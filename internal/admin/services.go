@@ -32,6 +32,7 @@ func (o Operator) findServices(ctx context.Context, database string) (serviceCol
 		bson.D{{Key: "name", Value: bson.D{{Key: "$in", Value: slices.Concat([]string{""}, o.HandlerLetters)}}}},
 		bson.D{{Key: "name", Value: bson.Regex{Pattern: offsetsSuffix + "$"}}},
 	}}}
+	// A user who may not list all collections gets those that the user may read.
 	authorized := options.ListCollections().SetAuthorizedCollections(true)
 	names, err := db.ListCollectionNames(ctx, filter, authorized)
 	if err != nil {

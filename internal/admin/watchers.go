@@ -116,6 +116,7 @@ func (x Watchers) removeDocuments(ctx context.Context, out *RemovedWatcher) erro
 	o := x.op
 	ofSlots := bson.E{Key: "_id", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(o.Watcher) + "/"}}
 	free := bson.E{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$expiresAt", "$$NOW"}}}}
+
 	for _, part := range []struct {
 		collection string
 		filter     bson.D

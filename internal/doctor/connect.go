@@ -52,6 +52,7 @@ func (x mongoChecks) connectMongo() error {
 		SetAppName("outrelay doctor").
 		SetHeartbeatInterval(time.Second).SetConnectTimeout(3 * time.Second).SetServerSelectionTimeout(selection).
 		SetMaxPoolSize(4).SetServerMonitor(m.seen.monitor())
+	// The checks have their own deadlines, so a timeout in the address must not count.
 	m.opts.Timeout = nil
 	if err := connect.SecureMongo(m.opts, x.cfg.MongoDB.TLS, slog.New(slog.DiscardHandler), nil); err != nil {
 		return err
@@ -177,6 +178,7 @@ func (x mongoChecks) explainUnreachable(err error) finding {
 
 func (x mongoChecks) describeUnreachable(err error) finding {
 	switch code := serverCode(err); code {
+	// AuthenticationFailed, UserNotFound, and the code of Atlas for both.
 	case 18, 11, 8000:
 		return failed("correct the user, the password and authSource (the database that defines the user) in mongodb.uri\npercent-encode characters such as : / ? # [ ] @ %",
 			"the server rejects the user or the password (%d)", code)
@@ -202,6 +204,7 @@ func (x mongoChecks) describeUnreachable(err error) finding {
 		}
 
 		_, f := explainConnection(seen[host].err)
+		// A server that rejects a client certificate may close the connection without an alert.
 		if t := x.cfg.MongoDB.TLS; t != nil && t.Cert != "" && isHangUp(seen[host].err) {
 			f = failed("set mongodb.tls.cert and mongodb.tls.key to a certificate that the server trusts; if the server does not use TLS, remove mongodb.tls",
 				"the server closes the connection during the TLS handshake: it rejects the client certificate, or does not use TLS")

@@ -81,6 +81,7 @@ func (x mongoChecks) checkClock(ctx context.Context) finding {
 		// The time is read once: a pause of the process between two reads would count as skew.
 		got := time.Now()
 		if trip := got.Sub(sent); i == 0 || trip < best {
+			// The server has read its clock about half a trip before the reply arrived.
 			best, skew = trip, h.LocalTime.Sub(got)+trip/2
 		}
 	}
@@ -142,7 +143,8 @@ func (x mongoChecks) checkOplog(ctx context.Context) finding {
 	}
 	cmd := bson.D{{Key: "serverStatus", Value: 1}, {Key: "oplog", Value: 1}, {Key: "oplogTruncation", Value: 1}}
 	for _, section := range []string{"metrics", "wiredTiger", "tcmalloc", "locks", "opcounters", "network", "transactions"} {
-		cmd = append(cmd, bson.E{Key: section, Value: 0}) // a heavy answer otherwise
+		// These sections would make the reply large.
+		cmd = append(cmd, bson.E{Key: section, Value: 0})
 	}
 
 	err := x.mongo.runAdminCommand(ctx, cmd, &s)
@@ -156,6 +158,7 @@ func (x mongoChecks) checkOplog(ctx context.Context) finding {
 	}
 
 	window := time.Duration(s.Oplog.Latest.T-s.Oplog.Earliest.T) * time.Second
+	// A young oplog is short, but it will keep at least its configured retention.
 	if s.Truncation != nil && s.Truncation.MinHours > 0 {
 		window = max(window, time.Duration(s.Truncation.MinHours*float64(time.Hour)))
 	}

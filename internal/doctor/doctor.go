@@ -151,6 +151,7 @@ func runChecks(ctx context.Context, cfg config.Config, limit time.Duration) (Rep
 
 	defer x.brokers.Close()
 	defer x.mongo.disconnect()
+	// MongoDB and Kafka are checked at the same time, so a server that does not respond delays only its own findings.
 	var tracks sync.WaitGroup
 	tracks.Go(func() {
 		defer close(x.sampled)
@@ -158,6 +159,7 @@ func runChecks(ctx context.Context, cfg config.Config, limit time.Duration) (Rep
 	})
 	tracks.Go(func() { x.runSteps(ctx, kafkaSteps(x)) })
 	tracks.Wait()
+	// The end of the caller's context is not a finding.
 	if asked.Err() != nil {
 		return Report{}, context.Cause(asked)
 	}

@@ -46,6 +46,7 @@ func (r resource) covers(want resource) bool {
 		return r.coll == want.coll
 	}
 
+	// A privilege on all collections of a database does not include those of the system.
 	return !strings.HasPrefix(want.coll, "system.")
 }
 
@@ -160,6 +161,7 @@ func (x privilegeChecks) checkAccess(ctx context.Context) finding {
 	}
 
 	for _, r := range reply.Auth.Roles {
+		// Built-in roles cannot be changed, so a grant needs a role that is not one.
 		if a.role == "" && r.DB == "admin" && !isBuiltIn(r.Role) {
 			a.role = r.Role
 		}
@@ -181,6 +183,7 @@ func (x privilegeChecks) checkAccess(ctx context.Context) finding {
 // accessControlOff tries a command that only few users may run, and reads the options of the server.
 func (x privilegeChecks) accessControlOff(ctx context.Context, loggedIn bool) bool {
 	if !loggedIn {
+		// Without a login, a read succeeds only if access control is off.
 		_, err := mongodb.Exists(ctx, x.mongo.client.Database(x.cfg.MongoDB.State).Collection("watchers"), bson.D{})
 		return err == nil
 	}
@@ -195,6 +198,7 @@ func (x privilegeChecks) accessControlOff(ctx context.Context, loggedIn bool) bo
 		} `bson:"parsed"`
 	}
 	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "getCmdLineOpts", Value: 1}}, &opts); err != nil {
+		// The server rejects this command only with access control.
 		return false
 	}
 

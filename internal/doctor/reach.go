@@ -117,6 +117,7 @@ func (x mongoChecks) isLasting(err error) bool {
 		if isCertificateProblem(seen.err) {
 			return true
 		}
+		// These two states end when the set is initiated, or when it elects a primary.
 		if _, mismatch := x.explainMismatch(host, seen); mismatch && seen.kind != "RSGhost" && seen.kind != "RSSecondary" {
 			return true
 		}
@@ -138,6 +139,7 @@ func isCertificateProblem(err error) bool {
 	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
 		return true
 	}
+
 	alert, ok := errors.AsType[*net.OpError](err)
 	return ok && alert.Op == "remote error"
 }

@@ -181,12 +181,14 @@ func (m *roleMaker) addHandlerLetters(r Role) Role {
 func (m *roleMaker) setupRole() Role {
 	r := Role{Name: m.who.Prefix + "Setup", For: "outrelay migrate, once for each version; the relay then runs with mongodb.indexes: false"}
 	schema := []string{"createCollection", "createIndex", "dropIndex", "listIndexes", "collMod"}
+
 	r.Privileges = addPrivileges(nil, m.onOutboxes(sameName, "create the outbox and its indexes", schema...)...)
 	r.Privileges = addPrivileges(r.Privileges,
 		m.onOutboxes(deadletter.Collection, "create the dead letters and their indexes", append([]string{"find"}, schema...)...)...)
 	r.Privileges = addPrivileges(r.Privileges,
 		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: slices.Concat(readWrite, schema), Why: "record the migrations, create the indexes of the state"})
 	r.Privileges = addPrivileges(r.Privileges, m.listCollections("")...)
+
 	if slices.Contains(m.databaseNames(), "") {
 		r.Privileges = addPrivileges(r.Privileges,
 			clusterPrivilege("", "find the databases that match watch", "listDatabases"))

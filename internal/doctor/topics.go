@@ -46,6 +46,7 @@ func (x topicChecks) checkTopicsExist(ctx context.Context) finding {
 	case <-x.sampled:
 	case <-ctx.Done():
 		f := unchecked("", "the topics are not known yet")
+		// MongoDB has its own finding, so this one only refers to it.
 		f.root = "mongodb"
 		return f
 	}

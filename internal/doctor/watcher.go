@@ -40,6 +40,7 @@ func (x watcherChecks) checkWatcher(ctx context.Context) finding {
 			all.detail += "; "
 		}
 		all.detail += p.String() + ": " + f.detail
+		// The most severe status counts.
 		if f.status == Fail || all.status == OK {
 			all.status = f.status
 		}
