@@ -201,6 +201,7 @@ func newBenchRelayCommand(p *program) *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithCancel(c.Context())
 			defer cancel()
+			// bench holds this pipe open as long as it runs.
 			go func() {
 				_, _ = io.Copy(io.Discard, p.in)
 				cancel()
@@ -239,6 +240,7 @@ func startProfiles(cpu, mem string) (stop func(), err error) {
 	}
 
 	if mem != "" {
+		// At the default rate, a short run would miss most of its allocations.
 		runtime.MemProfileRate = 4096
 		f, err := os.Create(mem)
 		if err != nil {

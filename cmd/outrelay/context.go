@@ -150,6 +150,7 @@ func (p *program) useContext(c *cobra.Command) error {
 	}
 
 	p.context = name
+	// A context without a file, if it is named, also overrides the file of the environment.
 	if found.Config != "" || named {
 		p.configFile = found.Config
 	}
@@ -249,6 +250,7 @@ func newContextUseCommand(p *program) *cobra.Command {
 					f.Current = ""
 					return "no context is current", nil
 				}
+
 				_, err := f.find(args[0])
 				f.Current = args[0]
 				return "context " + args[0] + " is current", err

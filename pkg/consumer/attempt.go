@@ -56,12 +56,14 @@ var errOrphan = errors.New("the topic was deleted and created again")
 // attemptTasks handles the messages once, in the handler's mode. It blocks until the handler and its transaction end.
 // A failure of the handler is a *handlerFailure.
 func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
+	// A system handler has no function. Its messages fail with the reason why no handler takes them.
 	if t.reg.system {
 		return res, &handlerFailure{t.noHandlerCause(list[0])}
 	}
 
 	defer recoverPanic(&err)
 	for _, x := range list {
+		// The log no longer has the message, so it must not be handled.
 		if x.entry.orphan.Load() {
 			return res, errOrphan
 		}
@@ -200,6 +202,7 @@ func (t *track) handleOptimistic(ctx context.Context, list []task, res *attemptR
 func (t *track) handleEager(ctx context.Context, x task, res *attemptResult) error {
 	s := t.p.s
 	claim, err := s.claimMessage(ctx, t.inboxEntry(x))
+	// The message was handled before, so only its document or its watermark is left to change.
 	if errors.Is(err, inbox.ErrDuplicate) {
 		*res = attemptResult{duplicates: 1}
 		if t.waiting != nil {
@@ -215,6 +218,7 @@ func (t *track) handleEager(ctx context.Context, x task, res *attemptResult) err
 	}
 
 	defer func() {
+		// The claim is released even if the session ends.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 		defer cancel()
 		if err := claim.Release(ctx); err != nil {
@@ -274,6 +278,7 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 	defer func() { t.lastRun = time.Since(began) }()
 	for i, x := range list {
 		finished := res.handled
+		// The server aborts long transactions, so a slow batch ends before that, and the next one is smaller.
 		if finished > 0 && t.usesTransaction() && t.reg.batch == nil && time.Since(began) > 2*targetDuration {
 			return &overrunError{after: time.Since(began), handled: finished}
 		}
@@ -293,6 +298,7 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 		}
 
 		m := x.entry.m.copy()
+		// The attempts of this process follow those that the header counts.
 		m.Attempt += x.share.attempts.Failed - x.share.attempts.Spared
 		err := t.callWithTimeout(messageCtx, func(ctx context.Context) error { return t.reg.chained(ctx, m) })
 		if err != nil {

@@ -77,6 +77,7 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	c.waiting = openWaiting(db, c.s.inbox.replacement)
 	c.gate.notify = func(on bool) { c.measureStop("paused", on) }
 
+	// These take the messages that no handler of the service takes.
 	unknown := verdict{Action: actDiscard, Reason: deadletter.ClassUnknown}
 	orphaned := verdict{Action: actDeadLetter, Reason: deadletter.ClassUnknown}
 	if c.s.deadUnknown {
@@ -161,6 +162,7 @@ func (c *Consumer) Run(ctx context.Context) (err error) {
 
 // ensureIndexes creates the indexes of the inbox, of the dead letters, and of the messages that are set aside. It blocks while the database is unavailable.
 func (r *run) ensureIndexes() error {
+	// An inbox that replaces the default may need no indexes.
 	if x, ok := r.inbox.(interface {
 		EnsureIndexes(ctx context.Context) error
 	}); ok {

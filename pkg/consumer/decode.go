@@ -102,6 +102,7 @@ func Decode(m *Message) error {
 		}
 	}
 
+	// The relay's namespace has precedence over the source of a CloudEvent.
 	setIfEmpty(&m.Source, boundIdentity(source))
 	if m.Aggregate.ID == "" {
 		m.Aggregate.ID = string(m.Key)
@@ -146,6 +147,7 @@ func unwrapCloudEvent(m *Message, source *string) error {
 	setIfEmpty(source, e.Source)
 	m.Name, m.ContentType, m.SchemaVersion = e.Type, e.DataContentType, e.SchemaVersion
 
+	// JSON holds a text as a string. The value of the message is the text.
 	isText := len(e.Data) > 0 && e.Data[0] == '"' && !isJSON(e.DataContentType)
 	switch {
 	case e.Base64 != nil:
@@ -161,6 +163,7 @@ func unwrapCloudEvent(m *Message, source *string) error {
 		}
 		m.Value = []byte(text)
 	default:
+		// Missing data is an empty value, because nil would be a tombstone.
 		m.Value = append([]byte{}, bytes.TrimSpace(e.Data)...)
 	}
 	return nil

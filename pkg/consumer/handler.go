@@ -49,6 +49,7 @@ func For[T any](t event.Type[T], f func(ctx context.Context, m *Message, payload
 				return &invalidError{ID: m.ID, Type: m.Name, Problems: []string{err.Error()}, Err: err}
 			}
 		}
+
 		return f(ctx, m, payload)
 	}, t.Name)
 }

@@ -74,6 +74,7 @@ func (h *health) note(kind string, err error) {
 	}
 
 	p, known := h.trouble[kind]
+	// The trouble began with the first error of its kind.
 	if !known {
 		p.since = h.now()
 	}

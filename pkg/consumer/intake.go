@@ -29,6 +29,7 @@ func (p *partition) newEntry(r *transport.Record) *entry {
 	switch {
 	case err != nil:
 		e.decodeErr = &decodeError{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Err: err}
+		// The message becomes a dead letter, with the fields that the record itself has.
 		e.m = completeMessage(newMessage(r), r, p.s.c.group)
 		p.s.c.dropForeignControls(e.m, time.Now())
 		e.shares = []share{{reg: p.s.c.poison}}
@@ -104,6 +105,7 @@ func (p *partition) attachHandler(ctx context.Context, r *registration) error {
 	}
 	p.mu.Unlock()
 
+	// One track attaches, and the others wait for it without the lock of the partition.
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.done {

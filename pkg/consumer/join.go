@@ -28,6 +28,7 @@ func (r *run) watchTopicList(ctx context.Context, onTopics func(topics []string)
 				r.report(err)
 			}
 		}
+
 		_ = backoff.Wait(ctx)
 	}
 }

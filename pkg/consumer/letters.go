@@ -69,6 +69,7 @@ func newLetter(m *Message, handler string, v verdict, cause error) *deadletter.L
 func (d *disposer) putLetter(ctx context.Context, l *deadletter.Letter) error {
 	publish := func(ctx context.Context, topic string) error {
 		err := d.publishMessage(ctx, topic, l.Topic, newLetterRecord(l))
+		// A letter that its topic cannot take is still stored in MongoDB.
 		if isTooLarge(err) || isTopicUnavailable(err) {
 			d.report(err)
 			return nil
@@ -90,6 +91,7 @@ func newLetterRecord(l *deadletter.Letter) *Message {
 		m.Headers = append(m.Headers, event.Header{Key: name, Value: []byte(value)})
 	}
 	add("dead-class", l.Class)
+
 	add("dead-reason", clip(l.Reason, maxReason))
 	add("dead-group", l.ID.Group)
 	add("dead-handler", l.ID.Handler)

@@ -128,6 +128,7 @@ func (p *partition) fetchLoop() {
 
 	for ctx.Err() == nil {
 		if p.s.c.gate.isPaused() {
+			// No record is held in memory for the time of the pause: they are fetched again after it.
 			p.dropUnstarted()
 			if p.s.c.gate.waitOpen(ctx) != nil {
 				return
@@ -214,6 +215,7 @@ func (p *partition) nextOffset() (offset int64, ok bool) {
 	defer p.mu.Unlock()
 
 	if p.refetch {
+		// The first entry without a body is the first one to fetch again.
 		p.refetch = false
 		p.nextFetch = p.fetchedTo
 		for _, e := range p.entries {
@@ -240,6 +242,7 @@ func (p *partition) nextOffset() (offset int64, ok bool) {
 func (p *partition) acceptFetched(from int64, f transport.Fetched) {
 	list := make([]*entry, 0, len(f.Records))
 	for i := range f.Records {
+		// A transport may return a batch whole, which begins before the offset.
 		if r := &f.Records[i]; r.Offset >= from {
 			list = append(list, p.newEntry(r))
 		}
@@ -281,10 +284,12 @@ func (p *partition) addEntryLocked(e *entry) {
 		return
 	}
 
+	// An idle partition makes no progress, so the time begins with its first entry.
 	if len(p.entries) == 0 {
 		p.progressAt = time.Now()
 	}
 	p.entries = append(p.entries, e)
+	// No handler takes the message, so it is finished.
 	if e.openShares == 0 {
 		p.s.c.reg.notifyWatches(e.m)
 		e.rec, e.m = transport.Record{}, nil

@@ -66,6 +66,7 @@ func (h *handlers) forType(typ string) []*registration {
 		}
 	}
 
+	// Producers choose the types, so the cache is bounded.
 	if h.cacheSize.Load() < maxCachedTypes {
 		h.cacheSize.Add(1)
 		h.cache.Store(strings.Clone(typ), out)
@@ -140,6 +141,7 @@ func (g *registry) nextChange() <-chan struct{} {
 func (c *Consumer) Handle(name string, h Handler, opts ...HandlerOption) error {
 	r := &registration{Handler: h, handling: c.s.handling}
 	r.name = name
+	// New has reported its problems, and its rules are added below.
 	r.handling.problems, r.retryRules = nil, nil
 	for _, o := range opts {
 		if o != nil {

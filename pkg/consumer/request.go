@@ -90,6 +90,7 @@ func (e *requestError) chooseVerdict(r *Retry, a failures) verdict {
 	default:
 	}
 
+	// A request does not extend the time after which the message is given up.
 	if r.isOverdue(a) {
 		return r.giveUp()
 	}

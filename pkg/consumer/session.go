@@ -49,6 +49,7 @@ type session struct {
 // Serve handles the partitions of one generation. It blocks until ctx ends, then drains and
 // commits. It returns an error only if the whole Run has to end.
 func (r *run) Serve(ctx context.Context, g transport.Generation) error {
+	// Handlers finish after the generation has ended, so their context does not end with it.
 	drainCtx, endDrain := context.WithCancel(context.WithoutCancel(r.ctx))
 	defer endDrain()
 	serveCtx, endServe := context.WithCancelCause(ctx)
@@ -94,6 +95,7 @@ func (r *run) Serve(ctx context.Context, g transport.Generation) error {
 			s.applyChange(change) //nolint:contextcheck // the drain outlives serveCtx
 		}
 	}
+	// A room that is opened from now on starts no loop, so Wait misses none.
 	s.roomsMu.Lock()
 	s.closing = true
 	s.roomsMu.Unlock()

@@ -73,6 +73,7 @@ func (c *Consumer) partitionStatus() []PartitionStatus {
 		return nil
 	}
 
+	// A partition is stuck if it makes no progress for longer than any handler may run.
 	slowest := time.Duration(0)
 	for _, r := range c.reg.snapshot().all {
 		slowest = max(slowest, r.timeout)

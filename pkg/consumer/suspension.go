@@ -91,6 +91,7 @@ func (s *suspension) mayStart(now time.Time) permit {
 	switch {
 	case !s.isSuspendedLocked():
 		p.ok = true
+	// Only Resume, or the outcome of the probe, ends the wait.
 	case s.manual || s.probeID != 0:
 	case now.Before(s.until):
 		p.wait = s.until.Sub(now)
@@ -140,6 +141,7 @@ func (s *suspension) noteFailure(queue setaside.Digest, wasAside bool, r *Retry)
 	defer s.mu.Unlock()
 
 	if s.isSuspendedLocked() {
+		// A failed probe extends the suspension.
 		if s.probeID != 0 {
 			s.probeID = 0
 			s.probes++

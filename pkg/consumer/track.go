@@ -218,6 +218,7 @@ func (t *track) waitYielding(d time.Duration) {
 // handleTasks handles started tasks: together where that is allowed, one by one otherwise and after
 // a failure. It returns the tasks that an interruption left unfinished.
 func (t *track) handleTasks(list []task) (left []task) {
+	// The handler was removed while its messages were queued.
 	if t.reg.removed.Load() && len(list) > 0 {
 		t.count(telemetry.Discarded, len(list), "")
 		t.p.finishTasks(list)
@@ -251,6 +252,7 @@ func (t *track) handleTasks(list []task) (left []task) {
 		case outcomeSplit:
 		}
 
+		// One by one, the messages show which of them fails.
 		for i, x := range list[:n] {
 			if i > 0 && t.mustStop() || !t.handleAlone(x) {
 				return list[i:]
@@ -294,6 +296,7 @@ func (t *track) handleTogether(list []task) outcome {
 		return outcomeSplit
 	}
 
+	// A smaller batch is less likely to be aborted again.
 	if isAbortedTransaction(err) {
 		t.reg.pace.shrinkAfter(len(list), nil)
 	}

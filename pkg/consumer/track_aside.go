@@ -68,6 +68,7 @@ func (t *track) isBehind(x task) bool {
 //     suspended and all other handlers have finished the message.
 //   - turnStopped if the track must stop.
 func (t *track) takeTurn(x task) (turn, int) {
+	// A message that is set aside was given its turn by its room.
 	if t.waiting != nil || t.reg.system {
 		return turnNow, 0
 	}
@@ -207,6 +208,7 @@ func (t *track) newWaiting(x task, unordered bool) *setaside.Message {
 	w.Generation = t.p.generationOf(t.reg)
 	w.ID = setaside.MessageID(place, w.Generation, w.Offset, m.Source+"/"+dedupID(m))
 	w.Queue = setaside.KeyQueue(rec.Key)
+	// A message without an order to keep is a queue alone.
 	if rec.Key == nil || unordered && !t.isBehind(x) {
 		w.Queue = w.ID
 	}

@@ -176,6 +176,7 @@ func (d *decider) chooseByRetry(r *Retry, m *Message, a failures) verdict {
 		return verdict{Action: actRetry, Delay: r.Quick[n-1]}
 	case later <= len(d.topics):
 		return verdict{Action: actRetryTopic, Delay: d.topics[later-1], Topic: transport.RetryTopicName(originOf(m).Topic, m.Group, later)}
+	// With retry topics, the message is given up after the last of them.
 	case len(d.topics) > 0:
 		return r.giveUp()
 	}

@@ -97,6 +97,7 @@ func (s *session) openRoom(reg *registration) *waitingRoom {
 	if r == nil {
 		r = &waitingRoom{
 			s: s, reg: reg, handler: s.c.inboxConsumer(reg),
+			// Retries leave most of the lanes to new messages.
 			workers: make(chan struct{}, max(1, s.c.s.concurrency/4)),
 			loaded:  make(chan struct{}), wake: make(chan struct{}, 1),
 			queues: map[queueKey]*waitingQueue{},

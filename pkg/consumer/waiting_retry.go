@@ -95,6 +95,7 @@ func (r *waitingRoom) retryQueue(p *partition, q *waitingQueue, probe int) {
 	defer r.reg.suspension.endProbe(probe)
 
 	for {
+		// removeQueue compares this number, so it keeps a queue to which a message is added after the read.
 		added := r.addedTo(q)
 		m, err := r.s.c.waiting.First(p.s.drainCtx, r.place(q.key.tp), q.key.queue)
 		if err != nil {
