@@ -86,6 +86,7 @@ func newOperations(mux humago.Mux, op admin.Operator) *api {
 	c.SchemasPath = ""
 	c.CreateHooks = nil
 
+	// admin.WriteJSON also writes dates that JSON cannot express.
 	c.Formats = map[string]huma.Format{}
 	for name, format := range huma.DefaultFormats {
 		format.Marshal = func(w io.Writer, v any) error { return admin.WriteJSON(w, v, "") }

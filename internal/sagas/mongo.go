@@ -93,6 +93,7 @@ func (s *Mongo) Complete(ctx context.Context, saga string, r Record, keep time.D
 			{Key: "completedAt", Value: "$$NOW"},
 			{Key: "expiresAt", Value: bson.D{{Key: "$add", Value: bson.A{"$$NOW", keep.Milliseconds()}}}},
 		})
+	// A saga that was never stored has no document to delete.
 	case r.Version != 0:
 		var res *mongo.DeleteResult
 		res, err = s.sagaCollection(saga).DeleteOne(ctx, versionFilter(r))
@@ -200,6 +201,7 @@ func (s *Mongo) Prepare(ctx context.Context, t Type) (Type, error) {
 	err := s.types.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: t.Name}}, update, opts).Decode(&found)
 	if err != nil {
 		return Type{}, fmt.Errorf("storing the type of saga %s: %w", t.Name, err)
+	// The caller rejects a type that differs, so it needs no collection.
 	}
 	if found != t {
 		return found, nil

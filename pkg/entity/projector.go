@@ -135,6 +135,7 @@ func (p *Projector[T, I]) readState(m *consumer.Message) (entityparts.State, err
 	}
 
 	s := entityparts.State{ID: key, Version: c.version}
+	// A state without a document is a deletion.
 	if c.deleted {
 		return s, nil
 	}

@@ -266,6 +266,7 @@ func (r *Recorded[T, I]) writeEntities(ctx context.Context, v verb, ts []T) ([]i
 			}
 		}
 
+		// The versions of an entity that was deleted go on after the version of its deletion.
 		next[i] = 1 + max(stored, deleted[mapKey(keys[i])])
 		if docs[i], err = r.entities.encodeEntity(t, next[i]); err != nil {
 			return nil, err
@@ -279,6 +280,7 @@ func (r *Recorded[T, I]) writeEntities(ctx context.Context, v verb, ts []T) ([]i
 		return nil, err
 	}
 	if err := r.putDocuments(ctx, docs, filterKeys(keys, deleted, true)); err != nil {
+		// The events are in the outbox already, so the transaction must not commit.
 		r.entities.docs.RollbackOnly(ctx, err)
 		return nil, err
 	}

@@ -48,6 +48,7 @@ func (s *Store) EnsureIndexes(ctx context.Context) error {
 	leaseTTL := options.Index().SetName("until_1").SetExpireAfterSeconds(0)
 	tenureTTL := options.Index().SetName("at_1").SetExpireAfterSeconds(int32(tenureRetention / time.Second))
 
+	// An index that cannot be created does not keep the others from being created.
 	return errors.Join(
 		createIndex(ctx, s.markers, "k", markerTTL),
 		createIndex(ctx, s.claims, "until", leaseTTL),

@@ -96,6 +96,7 @@ func (s *Store) IsHeld(ctx context.Context, consumer string) (bool, error) {
 	for i, d := range docs {
 		owners[i] = d.Mark.By
 	}
+	// A live owner has recorded a transaction within this time.
 	n, err := s.tenures.CountDocuments(ctx, bson.D{
 		{Key: "_id", Value: bson.D{{Key: "$in", Value: owners}}},
 		{Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{"$at", afterNow(-sessionRecordInterval - time.Hour)}}}},
@@ -142,6 +143,7 @@ func (s *Store) RecordTransaction(ctx context.Context) {
 	if err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		// The next transaction tries to record the session again.
 		delete(t.recordedSessions, string(id.Data))
 	}
 }

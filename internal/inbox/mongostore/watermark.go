@@ -149,6 +149,7 @@ func (s *Store) WriteGeneration(ctx context.Context, p inbox.Partition, seen *in
 	}
 	update := bson.A{bson.D{{Key: "$set", Value: set}}}
 	res, err := s.offsets.UpdateOne(ctx, filter, update, options.UpdateOne().SetUpsert(true))
+	// Another process has written the first generation at the same time.
 	if mongo.IsDuplicateKeyError(err) {
 		return false, nil
 	}

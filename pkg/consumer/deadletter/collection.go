@@ -80,6 +80,7 @@ func (c *collection) ensureExpiry(ctx context.Context) error {
 		return err
 	}
 
+	// The index exists with another expiry.
 	change := bson.D{{Key: "name", Value: name}, {Key: "expireAfterSeconds", Value: seconds}}
 	err = c.coll.Database().RunCommand(ctx, bson.D{{Key: "collMod", Value: c.coll.Name()}, {Key: "index", Value: change}}).Err()
 	if err != nil {

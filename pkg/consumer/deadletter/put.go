@@ -17,6 +17,7 @@ import (
 func (d *Desk) put(
 	ctx context.Context, l *Letter, publish func(ctx context.Context, topic string) error,
 ) (omitted, err error) {
+	// The letter of a notification must not lead to another notification.
 	isNotification := slices.ContainsFunc(l.Headers, func(h event.Header) bool { return h.Key == headerNotification })
 	if omitted = d.redactLetter(ctx, l); omitted != nil {
 		l.omitContent(omitted)
@@ -35,6 +36,7 @@ func (d *Desk) put(
 
 	err = d.store.Put(ctx, l)
 	if errors.Is(err, errTooLarge) {
+		// Without its content, the letter still shows that the message was given up.
 		omitted = err
 		l.omitContent(err)
 		l.Size = 0
