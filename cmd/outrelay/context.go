@@ -315,6 +315,7 @@ func (p *program) changeContexts(change func(f *contextFile) (done string, err e
 	if f.Contexts == nil {
 		f.Contexts = map[string]namedContext{}
 	}
+
 	done, err := change(&f)
 	if err != nil {
 		return err
@@ -322,6 +323,7 @@ func (p *program) changeContexts(change func(f *contextFile) (done string, err e
 	if err := writeContexts(p.env, f); err != nil {
 		return err
 	}
+
 	_, err = fmt.Fprintln(p.out, sanitizeLine(done))
 	return err
 }

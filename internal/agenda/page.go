@@ -104,10 +104,13 @@ func pageBound(
 	var doc struct {
 		DueAt bson.DateTime `bson:"dueAt"`
 	}
+
 	err = coll.FindOne(ctx, filter, options.FindOne().
 		SetSort(bson.D{{Key: "dueAt", Value: 1}}).
 		SetSkip(int64(size)).
 		SetProjection(bson.D{{Key: "dueAt", Value: 1}})).Decode(&doc)
+
+	// Fewer events than the size of a page are left.
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return 0, false, nil
 	}

@@ -140,6 +140,7 @@ func (p *pair) awaitRole(ctx context.Context, r *relay, role string) error {
 		if err := r.checkRunning(); err != nil {
 			return err
 		}
+
 		if time.Now().After(deadline) {
 			return fmt.Errorf("a relay has not become %s within %s; end of its log: %s", role, stall, r.words)
 		}

@@ -124,6 +124,8 @@ func (o *observer) getWithRetries(ctx context.Context, address string, header ..
 		if err == nil || ctx.Err() != nil || time.Since(began) > stall {
 			return body, err
 		}
+
+		// A relay that has ended never responds.
 		if err := o.relay.checkRunning(); err != nil {
 			return nil, err
 		}

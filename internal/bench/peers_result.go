@@ -100,6 +100,7 @@ func medianRun(runs []peerRun) peerRun {
 		}
 		return round(median(v), decimals)
 	}
+
 	m := peerRun{
 		DrainEPS:      of(func(r peerRun) float64 { return r.DrainEPS }, 0),
 		CPUPerMillion: of(func(r peerRun) float64 { return r.CPUPerMillion }, 2),
@@ -110,6 +111,7 @@ func medianRun(runs []peerRun) peerRun {
 		Lost:          int(of(func(r peerRun) float64 { return float64(r.Lost) }, 0)),
 		ForeignCPU:    of(func(r peerRun) float64 { return r.ForeignCPU }, 1),
 	}
+
 	for i, l := range runs[0].Latency {
 		m.Latency = append(m.Latency, PeerLatency{
 			Rate: l.Rate,

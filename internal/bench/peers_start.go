@@ -78,6 +78,7 @@ func (b *comparison) startConnector(ctx context.Context, p place, plugin string,
 	if err != nil {
 		return nil, err
 	}
+
 	worker := map[string]string{"offset.flush.interval.ms": "10000"}
 	if b.login != nil {
 		security, err := connectorSecurity(b.login.Kafka)
@@ -86,6 +87,7 @@ func (b *comparison) startConnector(ctx context.Context, p place, plugin string,
 		}
 		maps.Copy(worker, security)
 	}
+
 	w, err := kafkaconnect.Prepare(ctx, kafkaconnect.Options{
 		Plugin: plugin, Name: "bench", Config: config, Brokers: b.Kafka, JVM: append(connectJVM(), jvm...), Worker: worker,
 	})

@@ -21,7 +21,9 @@ func processUsage(pid int) (usage, bool) {
 	if err != nil {
 		return usage{}, false
 	}
+
 	u := usage{rss: statusMB(status, "VmRSS:"), hwm: statusMB(status, "VmHWM:")}
+	// The time of each thread is exact. /proc/PID/stat counts ticks of 10 ms.
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 	for _, t := range tasks {
 		b, err := os.ReadFile(t)
@@ -29,10 +31,13 @@ func processUsage(pid int) (usage, bool) {
 			// The thread has just ended.
 			continue
 		}
+
 		ns, _, _ := strings.Cut(string(b), " ")
 		n, _ := strconv.ParseInt(ns, 10, 64)
 		u.cpu += float64(n) / 1e9
 	}
+// This kernel has no schedstats.
+
 	if u.cpu == 0 { // a kernel without schedstats
 		u.cpu, _ = processTicks(pid)
 	}
@@ -73,15 +78,18 @@ func machineTicks() (busy, total float64, ok bool) {
 	if err != nil {
 		return 0, 0, false
 	}
+
 	line, _, _ := strings.Cut(string(b), "\n")
 	f := strings.Fields(line)
 	if len(f) < 9 {
 		return 0, 0, false
 	}
+
 	for i, s := range f[1:9] {
 		v, _ := strconv.ParseFloat(s, 64)
 		total += v / ticksPerSecond
-		if i != 3 && i != 4 { // idle, waiting for a disk
+		// The two other fields are idle time, and time of waiting for a disk.
+		if i != 3 && i != 4 {
 			busy += v / ticksPerSecond
 		}
 	}
@@ -91,6 +99,7 @@ func machineTicks() (busy, total float64, ok bool) {
 // listeners finds the processes of this machine that listen on the ports of addresses on loopback, as far as
 // they may be looked at: servers that were given by address are not foreign either.
 func listeners(addrs []string) []int {
+	// The files of the kernel have ports in hexadecimal digits.
 	want := map[string]bool{}
 	for _, a := range addrs {
 		host, port, err := net.SplitHostPort(a)
@@ -100,11 +109,14 @@ func listeners(addrs []string) []int {
 			want[strings.ToUpper(hex.EncodeToString([]byte{byte(n >> 8), byte(n)}))] = true
 		}
 	}
+
+	// A socket is found by its inode.
 	inodes := map[string]bool{}
 	for _, file := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
 		b, _ := os.ReadFile(file)
 		for line := range strings.Lines(string(b)) {
 			f := strings.Fields(line)
+
 			const listening = "0A"
 			if len(f) < 10 || f[3] != listening {
 				continue
@@ -114,9 +126,12 @@ func listeners(addrs []string) []int {
 			}
 		}
 	}
+
 	if len(inodes) == 0 {
 		return nil
 	}
+
+	// Each process links the sockets that it has open. A process with several of them counts once.
 	seen := map[int]bool{}
 	var pids []int
 	links, _ := filepath.Glob("/proc/[0-9]*/fd/*")

@@ -32,10 +32,12 @@ const clockSlack = 10 * time.Second
 // moved before the time of the position is of an earlier commit.
 func afterPosition(after resume.Position) bson.D {
 	at, _ := after.Time()
+	// The letter of a swept envelope has no position in the stream, so its time counts.
 	isSwept := bson.D{{Key: "$regexMatch", Value: bson.D{
 		{Key: "input", Value: "$pos"},
 		{Key: "regex", Value: outboxes.SweptPattern},
 	}}}
+
 	return bson.D{
 		{Key: "_id.delivery", Value: 0},
 		{Key: "$or", Value: bson.A{
@@ -67,6 +69,7 @@ func EachLater(
 			{Key: "topic", Value: 1},
 			{Key: "movedAt", Value: 1},
 		})
+
 		return mongodb.FindEach(ctx, mongodb.Majority(letters), doing, afterPosition(after), func(raw bson.Raw) error {
 			var b LaterLetter
 			if err := bson.Unmarshal(raw, &b); err != nil {

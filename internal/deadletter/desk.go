@@ -125,6 +125,7 @@ func readOutboxEntries(
 		{Key: "sentAt", Value: 1},
 		{Key: "delivery", Value: 1},
 	})
+
 	entries := make(map[string]*outboxEntry)
 	err := mongodb.FindEach(ctx, outbox, "finding envelopes in "+mongodb.Namespace(outbox), idIn(ids), func(raw bson.Raw) error {
 		entries[valueKey(raw.Lookup("_id"))] = newOutboxEntry(raw)

@@ -190,6 +190,7 @@ func mergeGroups(groups []Group) []Group {
 func summarizeCollection(ctx context.Context, coll *mongo.Collection, q Query) ([]Group, error) {
 	notRequeued := bson.D{{Key: "$eq", Value: bson.A{bson.D{{Key: "$type", Value: "$replayed"}}, "missing"}}}
 	replayable := bson.D{{Key: "$cond", Value: bson.A{notRequeued, 1, 0}}}
+
 	return mongodb.AggregateAll[Group](ctx, coll, "summarizing "+mongodb.Namespace(coll), mongo.Pipeline{
 		{{Key: "$match", Value: q.mongoFilter()}},
 		{{Key: "$group", Value: bson.D{

@@ -54,6 +54,7 @@ func (f *SlotsFinding) describeFigures() []string {
 		}
 		return 100 * (two/one - 1)
 	}
+
 	return []string{
 		fmt.Sprintf("remote MongoDB    one slot %s events a second, two slots %s (%+.0f %%): "+
 			"%d ms for each reply of a stream is the limit of a slot",

@@ -64,6 +64,7 @@ func newService(client *mongo.Client, n names, c *check.Checker, rate, limit int
 	if err != nil {
 		return nil, err
 	}
+
 	return &service{
 		client:            client,
 		names:             n,

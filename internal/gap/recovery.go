@@ -107,14 +107,17 @@ func (r *Recovery) DescribeSweep(hindrance string) string {
 	if s == nil {
 		return ""
 	}
+
 	text := fmt.Sprintf("the change stream has a gap; %d envelopes swept so far", s.swept.Load())
 	if at := s.lastStamp.Load(); at > 0 {
 		left := time.Duration(max(int64(s.endStamp)-int64(at), 0)) * time.Second
 		text += fmt.Sprintf(", up to %s before its end", left)
 	}
+
 	if hindrance != "" {
 		text += "; " + hindrance
 	}
+
 	return text
 }
 

@@ -50,6 +50,7 @@ func newDoor(o AdminOptions) *door {
 		operators: newRequestLimit(adminInFlight, adminOfOne),
 		others:    newRequestLimit(adminInFlight, adminOfOne),
 	}
+
 	if d.access.Tokens == nil {
 		d.access.Tokens = func() Tokens { return Tokens{} }
 	}

@@ -26,6 +26,7 @@ func planPurge(c *call) (preview, error) {
 		fmt.Sprintf("About %s, delivered and older than %s: removed. Envelopes that are not delivered stay.",
 			countNoun(out.Purgeable, "envelope"), formatSpan(out.KeptS)))
 	p.Nothing = out.Purgeable == 0
+
 	for _, x := range out.Collections {
 		text := countNoun(x.Purgeable, "envelope")
 		if x.Held != "" {

@@ -201,8 +201,8 @@ func (s *Mongo) Prepare(ctx context.Context, t Type) (Type, error) {
 	err := s.types.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: t.Name}}, update, opts).Decode(&found)
 	if err != nil {
 		return Type{}, fmt.Errorf("storing the type of saga %s: %w", t.Name, err)
-	// The caller rejects a type that differs, so it needs no collection.
 	}
+	// The caller rejects a type that differs, so it needs no collection.
 	if found != t {
 		return found, nil
 	}

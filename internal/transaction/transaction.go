@@ -30,6 +30,7 @@ func RunSnapshot(ctx context.Context, client *mongo.Client, fn func(context.Cont
 func run(ctx context.Context, client *mongo.Client, rc *readconcern.ReadConcern, fn func(context.Context) error) error {
 	sess := mongo.SessionFromContext(ctx)
 	u := unitFromContext(ctx)
+
 	switch {
 	case sess == nil:
 		return inNewSession(ctx, client, rc, fn)

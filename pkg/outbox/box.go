@@ -119,9 +119,11 @@ func (b *Box) requireTransaction(ctx context.Context) error {
 		// The transaction belongs to another store.
 		err = ErrNoTransaction
 	}
+
 	if b.plain && errors.Is(err, ErrNoTransaction) {
 		return nil
 	}
+
 	if err == nil && !transaction.IsPinned(ctx) {
 		b.warnWeakConcern(ctx, mongo.SessionFromContext(ctx))
 	}

@@ -141,10 +141,12 @@ func (c *protobufCodec) Encode(v any) ([]byte, error) {
 	if !ok || !m.ProtoReflect().IsValid() {
 		return nil, fmt.Errorf("%w %d: %T is not a Protobuf message: pass a pointer to a generated type", ErrSchema, c.id, v)
 	}
+
 	out, err := appendHeader(c.id, placeInFile(m))
 	if err != nil {
 		return nil, err
 	}
+	// The same message always has the same bytes, so that a repeated event equals the first one.
 	out, err = proto.MarshalOptions{Deterministic: true}.MarshalAppend(out, m)
 	if err != nil {
 		return nil, fmt.Errorf("%w %d: encoding %T: %w", ErrSchema, c.id, v, err)
@@ -200,6 +202,8 @@ func messageFor(into any) (m proto.Message, set func()) {
 	if m, ok := into.(proto.Message); ok && m.ProtoReflect().IsValid() {
 		return m, func() {}
 	}
+
+	// The variable for a message may be nil, so it gets a new message once that is decoded.
 	ptr := reflect.ValueOf(into)
 	if ptr.Kind() != reflect.Pointer || ptr.IsNil() || ptr.Elem().Kind() != reflect.Pointer {
 		return nil, nil
