@@ -23,7 +23,6 @@ func processUsage(pid int) (usage, bool) {
 	}
 
 	u := usage{rss: statusMB(status, "VmRSS:"), hwm: statusMB(status, "VmHWM:")}
-	// The time of each thread is exact. /proc/PID/stat counts ticks of 10 ms.
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 	for _, t := range tasks {
 		b, err := os.ReadFile(t)
@@ -36,9 +35,9 @@ func processUsage(pid int) (usage, bool) {
 		n, _ := strconv.ParseInt(ns, 10, 64)
 		u.cpu += float64(n) / 1e9
 	}
-// This kernel has no schedstats.
 
-	if u.cpu == 0 { // a kernel without schedstats
+	// This kernel has no schedstats.
+	if u.cpu == 0 {
 		u.cpu, _ = processTicks(pid)
 	}
 	return u, true
@@ -116,7 +115,6 @@ func listeners(addrs []string) []int {
 		b, _ := os.ReadFile(file)
 		for line := range strings.Lines(string(b)) {
 			f := strings.Fields(line)
-
 			const listening = "0A"
 			if len(f) < 10 || f[3] != listening {
 				continue
