@@ -1,5 +1,8 @@
 // Package hold lets one handler at a time work on a resource. [Guard] excludes other handlers in this
 // process. [RunWhile] renews a lease while a handler runs.
+//
+// Order: holders of one id that wait enter in no fixed order. Blocking: Enter blocks until the id is free or its
+// context ends, and RunWhile until both functions have ended. Cost: one entry of a map for each id that is held.
 package hold
 
 import (

@@ -1,6 +1,10 @@
 // Package httpapi serves the operators' API: the use-cases of package admin as operations below
 // /api/, with a description in OpenAPI. The listener authenticates callers, checks their roles, and
 // limits their requests. The caller of the package supplies the handler of the operators' page.
+//
+// Blocking: a request has a limit of time by its kind, and a stream ends with its client. Cost: the number of
+// requests at a time is bounded, with separate places for operators and for viewers. All clients of the live overview
+// share one read of MongoDB in each interval.
 package httpapi
 
 import (

@@ -6,4 +6,7 @@
 //
 // A row without a failed attempt becomes an envelope for the stream, or a scheduled envelope. A row with failed attempts becomes an
 // envelope that waits for its next attempt. A row that the library has given up becomes a dead letter.
+//
+// Order: rows of one collection are imported in the order in which the source would have published them. Blocking:
+// Plan and Run block until all rows are read. Cost: one scan of the source. Memory holds one batch.
 package importing

@@ -1,4 +1,7 @@
 // Package operators serves the operators' page and API of one deployment.
+//
+// Blocking: New does no I/O except binding the address, and Run blocks until its context ends. Cost: a separate
+// connection to MongoDB, which requests use. No request can delay a lease or a stream.
 package operators
 
 import (

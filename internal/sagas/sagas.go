@@ -1,4 +1,8 @@
 // Package sagas stores the instances of sagas. Package saga defines their steps.
+//
+// Order: a write succeeds only on the version that it has read, so the steps of one saga follow each other. Blocking:
+// each method is one call to MongoDB, in the transaction of its context if there is one. Cost: one read and one write
+// for a step. Recent sorts the whole collection, because an index by time would cost each step a write.
 package sagas
 
 import (

@@ -1,6 +1,10 @@
 // Package schema changes the indexes and options of collections that services write to. createIndexes,
 // dropIndexes and collMod need exclusive access to the collection for a moment. So they wait for the
 // transactions that have written to it, and MongoDB queues each later insert behind them.
+//
+// Blocking: Change blocks for at most about a minute, and for the time of the build itself. It blocks writers for
+// about 350 ms at a time. Cost: one probing update in each attempt. In one process, one change of a collection runs
+// at a time.
 package schema
 
 import (

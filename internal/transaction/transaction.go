@@ -1,5 +1,9 @@
 // Package transaction runs functions in transactions of MongoDB. A function that starts a transaction inside of
 // another one joins it. pkg/outbox exports the package to services, with the contracts of its functions.
+//
+// Order: the writes of a function commit together, and a joined function commits with the outermost one. Blocking:
+// Run blocks until the commit has an outcome. The driver repeats the function after transient errors for up to two
+// minutes, so the function may run more than once. Cost: one session, and one command for the commit.
 package transaction
 
 import (

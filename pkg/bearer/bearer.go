@@ -4,6 +4,10 @@
 //
 // The relay takes the same sources from its configuration (kafka.sasl.token), or with relay.WithKafkaToken. For Amazon MSK see
 // package msk.
+//
+// Blocking: a Source blocks until the file, the program or the server has supplied a token, or its context ends.
+// Connections that need a token at the same time share one request. Cost: FromFile reads the file for each
+// connection. The others keep a token for 80 % of its lifetime.
 package bearer
 
 import (

@@ -2,6 +2,9 @@
 //
 // OTel uses the global providers of OpenTelemetry. Prometheus serves a page for a Prometheus server. To use another system,
 // implement Sink, and embed Discard.
+//
+// Blocking: a Sink must not block, because outbox and consumer call it on the path of each message. Cost: OTel
+// records nothing while no reader or span processor is registered, and Discard does nothing.
 package telemetry
 
 import (

@@ -1,5 +1,8 @@
 // Package franz joins consumer groups with the library franz-go. A rebalance is cooperative: partitions that stay with their
 // member go on. Records are read by package kafkalog, as with kafka-go: kgo fetches nothing.
+//
+// Blocking: Join blocks until its context ends. A rebalance waits until the handlers of the partitions that leave the
+// member have ended and their offsets are committed.
 package franz
 
 import (

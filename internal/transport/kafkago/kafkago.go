@@ -1,4 +1,7 @@
 // Package kafkago joins consumer groups with the library kafka-go.
+//
+// Blocking: Join blocks until its context ends. A rebalance ends the generation of each member, which then commits
+// and joins again. Cost: one connection for the membership, and those of package kafkalog.
 package kafkago
 
 import (

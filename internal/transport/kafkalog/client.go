@@ -1,5 +1,10 @@
 // Package kafkalog reads, publishes and finds the records of Kafka. It does not join groups: the packages kafkago and franz do that,
 // each with another library, and read with this package.
+//
+// Order: records have the order of their offsets, and Publish keeps the order of the records of one partition.
+// Blocking: each request has a deadline. Publish retries for about 15 s, and Follow blocks until its context ends.
+// Cost: one request reads at most the bytes that the caller permits. A record that cannot be read becomes one record
+// with an error.
 package kafkalog
 
 import (

@@ -1,5 +1,8 @@
 // Package breaker is a circuit breaker for handlers that share a dependency. A single handler needs none: consumer.Retry
 // suspends it if everything fails.
+//
+// Order: while the breaker is open, messages keep the order of their keys, because the handler is suspended.
+// Blocking: the middleware never blocks, and starts no goroutine. Cost: one lock for each message.
 package breaker
 
 import (

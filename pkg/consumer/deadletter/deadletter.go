@@ -3,6 +3,10 @@
 // Each handler that gives a message up makes a letter with the whole record and the reason. A Desk lists them. Requeue
 // hands letters back to their handlers through MongoDB, without Kafka: other handlers and other groups do not see it.
 // The command `outrelay dead --source handler` does the same.
+//
+// Order: lists have the newest letter first, and a requeue takes the oldest first. Blocking: each method blocks until
+// MongoDB replies, and a method that changes many letters may be repeated after an error. Cost: a list reads an index
+// and one page at a time. A requeue is one transaction for each letter.
 package deadletter
 
 import (

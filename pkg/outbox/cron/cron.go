@@ -1,5 +1,9 @@
 // Package cron appends recurring events to an outbox ahead of their time. Any number of processes may run the
 // same entries: each firing is appended once.
+//
+// Order: the firings of an entry are appended in the order of their times. Like all scheduled events, they have no
+// place in the order of their key. Blocking: Run blocks until its context ends. Cost: one transaction for each entry
+// when a firing has to be appended, and one read of the server's time for each check.
 package cron
 
 import (

@@ -1,4 +1,7 @@
 // Package guard prevents and finds writes that miss their transaction.
+//
+// Blocking and cost: a Collection sends no command in addition to those of its methods. A [Monitor] costs about one
+// microsecond for each write and each transaction of the process.
 package guard
 
 import (
