@@ -83,7 +83,7 @@ func explainFlagError(c *cobra.Command, err error) error {
 	var value *pflag.InvalidValueError
 	if errors.As(err, &value) {
 		f := value.GetFlag()
-		return fmt.Errorf("--%s: found %q; expected %s", f.Name, value.GetValue(), describeFlagValue(f.Value.Type()))
+		return fmt.Errorf("--%s: found %q; expected %s", f.Name, value.GetValue(), describeFlagValue(f.Value))
 	}
 	var missing *pflag.ValueRequiredError
 	if errors.As(err, &missing) {
@@ -111,9 +111,13 @@ func unknownFlagError(c *cobra.Command, unknown *pflag.NotExistError) error {
 	return fmt.Errorf("unknown flag --%s; %s", unknown.GetSpecifiedName(), next)
 }
 
-// describeFlagValue returns the allowed values of a flag of this type.
-func describeFlagValue(typ string) string {
-	switch typ {
+// describeFlagValue returns the values that a flag accepts.
+func describeFlagValue(v pflag.Value) string {
+	if limit, ok := v.(limitValue); ok {
+		return limit.describe()
+	}
+
+	switch v.Type() {
 	case "int", "int32", "int64", "intSlice":
 		return "a whole number"
 	case "bool":
@@ -121,5 +125,5 @@ func describeFlagValue(typ string) string {
 	case "duration":
 		return "a duration such as 30s or 2h"
 	}
-	return "a value of type " + typ
+	return "a value of type " + v.Type()
 }

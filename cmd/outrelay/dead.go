@@ -93,15 +93,12 @@ func newDeadListCommand(p *program) *cobra.Command {
 
 	a, f := p.addReadFlags(c), addDeadFilterFlags(c, false)
 	f.addStateFlag(c)
-	c.Flags().IntVar(&limit, "limit", 100, "dead letters on a page, at most 1000")
+	addLimitFlag(c, &limit, 100, admin.MaxPage, "dead letters on a page")
 	c.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
 
 	c.RunE = func(c *cobra.Command, ids []string) error {
 		if err := f.parseArgs(ids); err != nil {
 			return err
-		}
-		if limit < 1 || limit > 1000 {
-			return fmt.Errorf("--limit must be from 1 to 1000")
 		}
 
 		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {

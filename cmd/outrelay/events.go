@@ -60,7 +60,7 @@ With --follow, also show new entries until Ctrl-C; together with --json, as one 
 	flags.StringVar(&f.Actor, "actor", "", "only actions of this `person`")
 	flags.StringVar(&f.from, "from", "", "at or after this `time`, or at most so long ago, such as 2h")
 	flags.StringVar(&f.to, "to", "", "before this `time`, or at least so long ago, such as 2h")
-	flags.IntVar(&f.limit, "limit", 50, "entries on a page, at most 1000")
+	addLimitFlag(c, &f.limit, 50, admin.MaxPage, "entries on a page")
 	flags.StringVar(&f.after, "after", "", "the `cursor` that the previous page ended with, for older entries")
 	flags.BoolVarP(&f.follow, "follow", "f", false, "also show new entries until Ctrl-C")
 	c.MarkFlagsMutuallyExclusive("follow", "to")
@@ -89,10 +89,6 @@ With --follow, also show new entries until Ctrl-C; together with --json, as one 
 
 // parseArgs checks the flags and parses their times.
 func (f *eventFlags) parseArgs(p *program) (err error) {
-	if f.limit < 1 || f.limit > admin.MaxPage {
-		return fmt.Errorf("--limit must be from 1 to %d", admin.MaxPage)
-	}
-
 	for _, kind := range f.Kinds {
 		if !admin.IsEventKind(kind) {
 			return unknownKindError(kind)

@@ -33,12 +33,8 @@ func newFailedListCommand(p *program) *cobra.Command {
 
 	a := p.addReadFlags(c)
 	addCollectionFlag(c, &collection)
-	c.Flags().IntVar(&limit, "limit", 100, "maximum number of envelopes, at most 100")
+	addLimitFlag(c, &limit, 100, 100, "maximum number of envelopes")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		if limit < 1 || limit > 100 {
-			return fmt.Errorf("--limit must be from 1 to 100")
-		}
-
 		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (failedList, error) {
 			list, err := op.Waiting().Failed(ctx, collection, limit)
 			return failedList{list}, err

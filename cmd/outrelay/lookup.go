@@ -33,7 +33,7 @@ found, other envelopes only between --from and --to. The exit code is 1 if nothi
 	c.Flags().StringVar(&from, "from", "",
 		"with --key: written at or after this `time`, or at most so long ago, such as 2h; default: 1h")
 	c.Flags().StringVar(&to, "to", "", "with --key: written before this `time`, or at least so long ago, such as 2h")
-	c.Flags().IntVar(&q.Limit, "limit", 100, "with --key: maximum number of envelopes, and of dead letters, at most 1000")
+	addLimitFlag(c, &q.Limit, 100, admin.MaxPage, "with --key: maximum number of envelopes, and of dead letters")
 
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if (len(args) == 1) == (q.Key != "") {
@@ -41,9 +41,6 @@ found, other envelopes only between --from and --to. The exit code is 1 if nothi
 		}
 		if len(args) == 1 {
 			q.ID = args[0]
-		}
-		if q.Limit < 1 || q.Limit > admin.MaxPage {
-			return fmt.Errorf("--limit must be from 1 to %d", admin.MaxPage)
 		}
 
 		if q.From, q.To, err = parsePastRange("from", from, "to", to); err != nil {

@@ -38,7 +38,7 @@ With --id, show these envelopes in any state. Without --id, show the envelopes w
 	flags.StringVar(&to, "to", "", "written before this `time`")
 	flags.StringSliceVar(&q.Collections, "collection", nil,
 		"only this `collection`, as database.collection; may be repeated; default: all of the watcher")
-	flags.IntVar(&q.Limit, "limit", 100, "maximum number of `envelopes`, between 1 and 10000")
+	addLimitFlag(c, &q.Limit, 100, 10_000, "maximum number of `envelopes`")
 	flags.StringVar(&q.After, "after", "", "the `cursor` that the previous page ended with")
 	c.MarkFlagsMutuallyExclusive("id", "key")
 	c.MarkFlagsMutuallyExclusive("id", "from")
@@ -46,10 +46,6 @@ With --id, show these envelopes in any state. Without --id, show the envelopes w
 	c.MarkFlagsMutuallyExclusive("id", "after")
 
 	c.RunE = func(c *cobra.Command, _ []string) (err error) {
-		if q.Limit < 1 || q.Limit > 10_000 {
-			return fmt.Errorf("--limit %d is not between 1 and 10000", q.Limit)
-		}
-
 		if from == "" && len(q.IDs) == 0 {
 			from = "1h"
 		}

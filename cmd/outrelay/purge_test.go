@@ -70,7 +70,7 @@ func TestPurgeAndHistoryCommands(t *testing.T) {
 	expect(0, "there may be more: --after", "history", "--limit", "2")
 	expect(0, "only with recording: mark", "history", "--from", "10m")
 	expect(exitConfig, "--from must be before --to", "history", "--from", "1m", "--to", "2m")
-	expect(exitConfig, "not between 1 and 10000", "history", "--limit", "0")
+	expect(exitConfig, "from 1 to 10000", "history", "--limit", "0")
 	expect(exitConfig, "id", "history", "--id", "x", "--key", "y")
 	expect(exitConfig, "invalid cursor", "history", "--after", "nonsense")
 

@@ -92,13 +92,9 @@ listed until their tombstones are removed.`,
 
 	a := p.addReadFlags(c)
 	c.Flags().StringVar(&database, "database", "", "the service's `database`; required if several databases have a saga with this name")
-	c.Flags().IntVar(&limit, "limit", 50, "instances on a page, at most 1000")
+	addLimitFlag(c, &limit, 50, admin.MaxPage, "instances on a page")
 	c.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		if limit < 1 || limit > admin.MaxPage {
-			return fmt.Errorf("--limit must be from 1 to %d", admin.MaxPage)
-		}
-
 		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.SagaPage, error) {
 			db, err := findSagaDatabase(ctx, op, database, args[0])
 			if err != nil {

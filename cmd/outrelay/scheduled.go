@@ -73,14 +73,11 @@ func newScheduledListCommand(p *program) *cobra.Command {
 	}
 
 	a, f := p.addReadFlags(c), addScheduledFilterFlags(c)
-	c.Flags().IntVar(&limit, "limit", 100, "envelopes on a page, at most 10000")
+	addLimitFlag(c, &limit, 100, 10_000, "envelopes on a page")
 	c.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
 	c.RunE = func(c *cobra.Command, ids []string) error {
 		if err := f.parseArgs(ids); err != nil {
 			return err
-		}
-		if limit < 1 || limit > 10_000 {
-			return errors.New("--limit must be from 1 to 10000")
 		}
 
 		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.ScheduledPage, error) {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"strings"
 	"time"
@@ -73,7 +72,7 @@ func newWaitingListCommand(p *program) *cobra.Command {
 	c.Flags().StringVar(&f.State, "state", "", "retry, blocked or parked; default: any")
 	c.Flags().StringVar(&f.Topic, "topic", "", "only envelopes that wait for this `topic`")
 	c.Flags().StringVar(&f.Key, "key", "", "only envelopes with this ordering `key`")
-	c.Flags().IntVar(&limit, "limit", 100, fmt.Sprintf("maximum number of envelopes, at most %d", admin.MaxWaiting))
+	addLimitFlag(c, &limit, 100, admin.MaxWaiting, "maximum number of envelopes")
 
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (waitingList, error) {

@@ -6,6 +6,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -41,7 +42,7 @@ func stringField(raw bson.Raw, field string) string {
 		return ""
 	}
 	s, _ := v.StringValueOK()
-	return truncateText(s, maxFactBytes)
+	return record.Clip(s, maxFactBytes)
 }
 
 // textField returns the canonical text of the field, or "" if it has none.
@@ -50,7 +51,7 @@ func textField(raw bson.Raw, field string) string {
 	if err != nil {
 		return ""
 	}
-	return truncateText(canonicalText(v), maxFactBytes)
+	return record.Clip(canonicalText(v), maxFactBytes)
 }
 
 // canonicalText returns the text of v if its type is allowed for an id or a key, and otherwise "".

@@ -170,8 +170,8 @@ func prepareLetter(l Letter) (preparedLetter, error) {
 		Size:     len(l.Raw),
 		Facts:    readFacts(l.Mapping.ToContract(l.Raw)),
 		Class:    l.Class,
-		Reason:   truncateText(l.Reason, maxReason),
-		Topic:    truncateText(l.Topic, maxTopic),
+		Reason:   record.Clip(l.Reason, maxReason),
+		Topic:    record.Clip(l.Topic, maxTopic),
 		Pos:      l.Pos,
 		Source:   l.Source,
 		Attempts: keepLatestAttempts(l),
@@ -245,9 +245,9 @@ func readDelivery(raw bson.Raw) int32 {
 func keepLatestAttempts(l Letter) []Attempt {
 	if len(l.Attempts) == 0 {
 		return []Attempt{{
-			Topic:  truncateText(l.Topic, maxTopic),
+			Topic:  record.Clip(l.Topic, maxTopic),
 			Class:  l.Class,
-			Reason: truncateText(l.Reason, maxReason),
+			Reason: record.Clip(l.Reason, maxReason),
 			Node:   l.Source.Node,
 		}}
 	}
@@ -255,17 +255,8 @@ func keepLatestAttempts(l Letter) []Attempt {
 	latest := l.Attempts[max(0, len(l.Attempts)-record.KeptAttempts):]
 	kept := make([]Attempt, len(latest))
 	for i, a := range latest {
-		a.Reason = truncateText(a.Reason, maxReason)
+		a.Reason = record.Clip(a.Reason, maxReason)
 		kept[i] = a
 	}
 	return kept
-}
-
-// truncateText cuts s to n bytes, and replaces bytes that are not valid UTF-8, because BSON
-// requires UTF-8.
-func truncateText(s string, n int) string {
-	if len(s) > n {
-		s = s[:n]
-	}
-	return strings.ToValidUTF8(s, "\uFFFD")
 }

@@ -1,5 +1,7 @@
 package record
 
+import "strings"
+
 // Defaults and limits that packages share without importing each other.
 const (
 	// InboxCollection is the default name of the collection of inbox marks.
@@ -15,3 +17,11 @@ const (
 	// MaxReply bounds a reply of Kafka. The metadata of 500,000 partitions take about 25 MB.
 	MaxReply = 32 << 20
 )
+
+// Clip returns at most the first n bytes of a text. It replaces invalid UTF-8, which BSON and JSON do not permit.
+func Clip(s string, n int) string {
+	if len(s) > n {
+		s = s[:n]
+	}
+	return strings.ToValidUTF8(s, "\uFFFD")
+}

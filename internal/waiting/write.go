@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -160,7 +159,7 @@ func (x *Exception) isException() bson.D {
 func (e *ExceptionError) lastErrorFields() bson.D {
 	return bson.D{
 		{Key: "class", Value: mongodb.Literal(string(e.Class))},
-		{Key: "reason", Value: mongodb.Literal(clipReason(e.Reason))},
+		{Key: "reason", Value: mongodb.Literal(record.Clip(e.Reason, maxErrorReason))},
 		{Key: "topic", Value: mongodb.Literal(e.Topic)},
 		{Key: "at", Value: "$$NOW"},
 	}
@@ -171,16 +170,9 @@ func (e *ExceptionError) attemptFields(node string) bson.D {
 		{Key: "at", Value: "$$NOW"},
 		{Key: "topic", Value: mongodb.Literal(e.Topic)},
 		{Key: "class", Value: mongodb.Literal(string(e.Class))},
-		{Key: "reason", Value: mongodb.Literal(clipReason(e.Reason))},
+		{Key: "reason", Value: mongodb.Literal(record.Clip(e.Reason, maxErrorReason))},
 		{Key: "node", Value: mongodb.Literal(node)},
 	}
-}
-
-func clipReason(s string) string {
-	if len(s) > maxErrorReason {
-		s = s[:maxErrorReason]
-	}
-	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
 // timeAfter returns an expression for the server's current time plus d.

@@ -45,7 +45,7 @@ func (d *disposer) Dispose(ctx context.Context, m *Message, handler string, v ve
 	}
 
 	if err != nil {
-		return fmt.Errorf("disposing of message %s (%s) by %s: %w", clip(m.ID, maxReason), originOf(m), v.Action, err)
+		return fmt.Errorf("disposing of message %s (%s) by %s: %w", record.Clip(m.ID, maxReason), originOf(m), v.Action, err)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
@@ -157,13 +158,5 @@ func errorText(err error) string {
 	if err == nil {
 		return ""
 	}
-	return clip(err.Error(), maxReason)
-}
-
-// clip returns at most the first n bytes of s, with invalid UTF-8 replaced.
-func clip(s string, n int) string {
-	if len(s) > n {
-		s = s[:n]
-	}
-	return strings.ToValidUTF8(s, "\uFFFD")
+	return record.Clip(err.Error(), maxReason)
 }

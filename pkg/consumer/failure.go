@@ -1,6 +1,10 @@
 package consumer
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
 
 // HandlerError describes a failed attempt for WithErrorHook.
 type HandlerError struct {
@@ -18,7 +22,7 @@ func (e *HandlerError) Error() string {
 		handler = "no handler"
 	}
 	return fmt.Sprintf("%s: message %s (%s/%d/%d, type %q), attempt %d, then %s: %v",
-		handler, clip(m.ID, maxReason), m.Topic, m.Partition, m.Offset, clip(m.Name, maxReason), e.Attempt, e.Next, e.Err)
+		handler, record.Clip(m.ID, maxReason), m.Topic, m.Partition, m.Offset, record.Clip(m.Name, maxReason), e.Attempt, e.Next, e.Err)
 }
 
 // Unwrap returns the handler's error.

@@ -170,7 +170,7 @@ func newRetryMessage(m *Message, handler string, v verdict, due time.Time) *Mess
 
 	// A header is no place for longer texts.
 	for i := range history {
-		history[i].Reason = clip(history[i].Reason, maxHeaderReason)
+		history[i].Reason = record.Clip(history[i].Reason, maxHeaderReason)
 	}
 	if text, err := json.Marshal(history); err == nil && len(history) > 0 {
 		c.SetHeader(record.HeaderRetryHistory, text)

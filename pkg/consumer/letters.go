@@ -10,6 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/letterparts"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -53,7 +54,7 @@ func newLetter(m *Message, handler string, v verdict, cause error) *deadletter.L
 		History:       failureHistory(m, v),
 	}
 	if cause != nil {
-		l.Reason = clip(cause.Error(), maxLetterReason)
+		l.Reason = record.Clip(cause.Error(), maxLetterReason)
 	}
 
 	// The state of the retries is in fields of the letter. A requeued message starts without it.
@@ -92,7 +93,7 @@ func newLetterRecord(l *deadletter.Letter) *Message {
 	}
 	add("dead-class", l.Class)
 
-	add("dead-reason", clip(l.Reason, maxReason))
+	add("dead-reason", record.Clip(l.Reason, maxReason))
 	add("dead-group", l.ID.Group)
 	add("dead-handler", l.ID.Handler)
 	add("dead-attempts", strconv.Itoa(l.Attempts))

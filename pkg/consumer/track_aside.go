@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/setaside"
 )
@@ -179,7 +180,7 @@ func (t *track) setAside(x task, wait time.Duration, unordered bool) (stored, fu
 			return false, true
 		}
 
-		t.p.s.report(fmt.Errorf("setting aside message %s for handler %q: %w", clip(x.entry.m.ID, maxReason), t.reg.name, err))
+		t.p.s.report(fmt.Errorf("setting aside message %s for handler %q: %w", record.Clip(x.entry.m.ID, maxReason), t.reg.name, err))
 		if t.mustStop() {
 			return false, false
 		}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
@@ -134,7 +135,7 @@ func (t *track) disposeTask(x task, v verdict, cause error) bool {
 
 // disposalError wraps the error of a disposal with the action, the message and the handler.
 func (t *track) disposalError(x task, v verdict, err error) error {
-	return fmt.Errorf("%s of message %s for handler %q: %w", v.Action, clip(x.entry.m.ID, maxReason), t.reg.name, err)
+	return fmt.Errorf("%s of message %s for handler %q: %w", v.Action, record.Clip(x.entry.m.ID, maxReason), t.reg.name, err)
 }
 
 // callDisposer calls the disposer, and turns a panic into an error.
