@@ -161,15 +161,7 @@ func TestServiceStops(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
-	tick, deadline := time.NewTicker(10*time.Millisecond), time.After(time.Minute)
-	defer tick.Stop()
-	for c.Report().Committed < 50 {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatal("appends nothing")
-		}
-	}
+	stacktest.Eventually(t, "the service has appended 50 events", func() bool { return c.Report().Committed >= 50 })
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)

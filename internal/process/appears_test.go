@@ -58,7 +58,7 @@ func (b *bundle) age(collection string) {
 		ID bson.RawValue  `bson:"_id"`
 		TS bson.Timestamp `bson:"ts"`
 	}
-	waitFor(b.t, "the envelopes are read", func() bool {
+	stacktest.Eventually(b.t, "the envelopes are read", func() bool {
 		cur, err := coll.Find(b.t.Context(), bson.D{})
 		if err == nil {
 			err = cur.All(b.t.Context(), &docs)
@@ -81,7 +81,7 @@ func (b *bundle) age(collection string) {
 // rename gives a collection the name of another, in its place. The relay may be making indexes, which a rename does not wait for.
 func (b *bundle) rename(from, to string) {
 	b.t.Helper()
-	waitFor(b.t, "the collection is renamed", func() bool {
+	stacktest.Eventually(b.t, "the collection is renamed", func() bool {
 		err := b.client.Database("admin").RunCommand(b.t.Context(), bson.D{
 			{Key: "renameCollection", Value: b.db.Name() + "." + from}, {Key: "to", Value: b.db.Name() + "." + to}, {Key: "dropTarget", Value: true},
 		}).Err()
@@ -101,7 +101,7 @@ func (b *bundle) out(from, to string) {
 		queryPlanKilled     = 175
 		backgroundOperation = 12587
 	)
-	waitFor(b.t, "the collection is copied", func() bool {
+	stacktest.Eventually(b.t, "the collection is copied", func() bool {
 		cur, err := b.db.Collection(from).Aggregate(b.t.Context(), mongo.Pipeline{{{Key: "$out", Value: to}}})
 		if err == nil {
 			err = cur.Close(b.t.Context())

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
 // Nodes that were killed do not pile up: one that was silent for weeks is forgotten, one of the week before is not.
@@ -23,7 +25,7 @@ func TestNodesThatAreGoneAreForgotten(t *testing.T) {
 
 	b.start()
 	var left []string
-	waitFor(t, "the nodes that are gone for long are removed", func() bool {
+	stacktest.Eventually(t, "the nodes that are gone for long are removed", func() bool {
 		left = nil
 		if err := nodes.Distinct(t.Context(), "_id", bson.D{{Key: "_id", Value: bson.D{{Key: "$regex", Value: "^killed-"}}}}).Decode(&left); err != nil {
 			t.Fatal(err)

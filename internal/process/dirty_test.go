@@ -61,7 +61,7 @@ func TestN17_AWaitingCollectionCostsNoWrites(t *testing.T) {
 
 	read()
 	fence, until := doc.Fence, doc.ExpiresAt.Add(3*time.Second)
-	waitFor(t, "the lease was renewed for three seconds", func() bool { read(); return doc.ExpiresAt.After(until) }) // renewals, and looks in between
+	stacktest.Eventually(t, "the lease was renewed for three seconds", func() bool { read(); return doc.ExpiresAt.After(until) }) // renewals, and looks in between
 	if doc.Fence != fence || fmt.Sprint(doc.Dirty) != fmt.Sprintf("[%s.outbox]", b.db.Name()) {
 		t.Errorf("%d fenced transactions; dirty are %v", doc.Fence-fence, doc.Dirty)
 	}

@@ -25,7 +25,7 @@ func TestN19_WhatWasScheduledBeforeTheFirstPositionIsSent(t *testing.T) {
 	if got := b.consume(1); string(got[0].Value) != "0" {
 		t.Errorf("got %q, want the scheduled event alone", got[0].Value)
 	}
-	waitFor(t, "the scheduled envelope is sent", func() bool {
+	stacktest.Eventually(t, "the scheduled envelope is sent", func() bool {
 		n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 0
 	})
@@ -49,7 +49,7 @@ func TestACollectionLeavesTheDirtyList(t *testing.T) {
 		return len(doc.Dirty)
 	}
 
-	waitFor(t, "the outbox is on the dirty list", func() bool { return dirty() == 1 })
+	stacktest.Eventually(t, "the outbox is on the dirty list", func() bool { return dirty() == 1 })
 	op := admin.Operator{State: b.state, Watcher: "default", Actor: "test"}
 	moved, err := op.Schedule().Move(t.Context(), admin.ScheduledFilter{IDs: []string{"later"}}, time.Now())
 	if err != nil || len(moved.Moved) != 1 {
@@ -57,7 +57,7 @@ func TestACollectionLeavesTheDirtyList(t *testing.T) {
 	}
 
 	b.consume(1)
-	waitFor(t, "the outbox has left the dirty list", func() bool { return dirty() == 0 })
+	stacktest.Eventually(t, "the outbox has left the dirty list", func() bool { return dirty() == 0 })
 }
 
 // TestAnEnvelopeThatCannotBeHeldIsDead: a validator that forbids what a waiting envelope carries must not stop the relay.
@@ -71,14 +71,14 @@ func TestAnEnvelopeThatCannotBeHeldIsDead(t *testing.T) {
 
 	b.start()
 	b.append(3, event.WithTopic("missing-"+b.topic))
-	waitFor(t, "three envelopes are dead letters", func() bool {
+	stacktest.Eventually(t, "three envelopes are dead letters", func() bool {
 		n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "class", Value: "malformed"}, {Key: "topic", Value: "missing-" + b.topic}})
 		return err == nil && n == 3
 	})
 
 	b.append(1)
 	b.consume(2)
-	waitFor(t, "the relay is live without a lag", func() bool { w := b.status(); return w.State == "live" && w.LagS == 0 })
+	stacktest.Eventually(t, "the relay is live without a lag", func() bool { w := b.status(); return w.State == "live" && w.LagS == 0 })
 }
 
 // TestN19_WhatWasScheduledBeforeTheFirstPositionIsSentAfterARestart: the process ended between its first position and Kafka's answer.
@@ -88,7 +88,7 @@ func TestN19_WhatWasScheduledBeforeTheFirstPositionIsSentAfterARestart(t *testin
 	b.append(3)
 	b.append(1, event.WithDueAt(time.Now().Add(time.Second)))
 	stop := b.start("start=now", "kafka.brokers=[127.0.0.1:1]")
-	waitFor(t, "the first position is saved", func() bool {
+	stacktest.Eventually(t, "the first position is saved", func() bool {
 		n, err := b.state.Collection("watchers").CountDocuments(t.Context(), bson.D{{Key: "clusterTime", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 1
 	})
@@ -114,7 +114,7 @@ func TestADeliveryThatCannotBeWrittenDownHoldsUpNobody(t *testing.T) {
 	b.start("recording=mark")
 	b.append(20)
 	b.consume(21)
-	waitFor(t, "the relay is live and everything is resolved", func() bool { w := b.status(); return w.State == "live" && w.Unresolved == 0 && w.LagS == 0 })
+	stacktest.Eventually(t, "the relay is live and everything is resolved", func() bool { w := b.status(); return w.State == "live" && w.Unresolved == 0 && w.LagS == 0 })
 	b.log.wait(t, "a collection rejects recorded deliveries")
 }
 

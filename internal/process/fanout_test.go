@@ -112,7 +112,7 @@ func TestN17_ALetterForOneTopicLeavesTheOthersTheirs(t *testing.T) {
 		}
 	}
 
-	waitFor(t, "one envelope is parked", held(1))
+	stacktest.Eventually(t, "one envelope is parked", held(1))
 	noise := make([]byte, 200_000)
 	if _, err := rand.Read(noise); err != nil {
 		t.Fatal(err)
@@ -121,12 +121,12 @@ func TestN17_ALetterForOneTopicLeavesTheOthersTheirs(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	waitFor(t, "the large envelope is a dead letter", func() bool {
+	stacktest.Eventually(t, "the large envelope is a dead letter", func() bool {
 		n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "topic", Value: small}})
 		return err == nil && n == 1
 	})
 
-	waitFor(t, "two envelopes are parked", held(2))
+	stacktest.Eventually(t, "two envelopes are parked", held(2))
 	stacktest.CreateTopic(t, missing, 1)
 	read := *b
 	read.topic = missing

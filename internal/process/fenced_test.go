@@ -57,7 +57,7 @@ func (b *bundle) fence(id string) {
 	defer cancel()
 	again := func(what string, f func() error) {
 		b.t.Helper()
-		waitFor(b.t, what, func() bool {
+		stacktest.Eventually(b.t, what, func() bool {
 			err := f()
 			if err != nil {
 				b.t.Logf("%s: %v", what, err)

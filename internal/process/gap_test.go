@@ -6,6 +6,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -40,7 +41,7 @@ func TestFirstStartSweepsWhatHasNoStamp(t *testing.T) {
 		t.Errorf("%d of 11 records are flagged", flagged)
 	}
 
-	waitFor(t, "the malformed envelope is a dead letter", func() bool {
+	stacktest.Eventually(t, "the malformed envelope is a dead letter", func() bool {
 		n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "_id.id", Value: "malformed"}})
 		return err == nil && n == 1
 	})

@@ -8,6 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -52,14 +53,14 @@ func TestFirstPositionIsSavedBeforeKafkaAnswers(t *testing.T) {
 	b.env = slices.DeleteFunc(b.env, func(s string) bool { return strings.HasPrefix(s, "OUTRELAY_KAFKA") })
 	b.env = append(b.env, "OUTRELAY_KAFKA_BROKERS="+mute(t))
 	stop := b.start("start=now", longDrain, "kafka.request_timeout=5m")
-	waitFor(t, "the first position is saved", func() bool {
+	stacktest.Eventually(t, "the first position is saved", func() bool {
 		var doc struct {
 			ClusterTime bson.Timestamp `bson:"clusterTime"`
 		}
 		return b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&doc) == nil && doc.ClusterTime.T > 0
 	})
 
-	waitFor(t, "the node is listed although the broker is mute", func() bool { // a mute broker does not cost the node its sign of life
+	stacktest.Eventually(t, "the node is listed although the broker is mute", func() bool { // a mute broker does not cost the node its sign of life
 		n, err := b.state.Collection("nodes").CountDocuments(t.Context(), bson.D{})
 		return err == nil && n == 1
 	})
@@ -84,7 +85,7 @@ func TestAPauseEndsAHalt(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	waitFor(t, "nobody owns the watcher", func() bool { return b.status().Owner == "" })
+	stacktest.Eventually(t, "nobody owns the watcher", func() bool { return b.status().Owner == "" })
 }
 
 // TestARestartDoesNotForgetTheHalt: whoever restarts a process that halted over a vanished document must not make it begin
@@ -104,7 +105,7 @@ func TestARestartDoesNotForgetTheHalt(t *testing.T) {
 
 	for range 2 {
 		stop = b.start("start=now")
-		waitFor(t, "the restarted relay is halted", func() bool {
+		stacktest.Eventually(t, "the restarted relay is halted", func() bool {
 			n, err := b.state.Collection("watchers").CountDocuments(t.Context(), bson.D{})
 			return err == nil && n == 1 && b.status().State == "halted"
 		})
@@ -121,7 +122,7 @@ func TestAStopDoesNotWaitForAMissingTopic(t *testing.T) {
 	stop := b.start(longDrain)
 	b.log.wait(t, "took over")
 	b.append(1, event.WithTopic("missing-"+b.topic))
-	waitFor(t, "the missing topic is a blocked target", func() bool {
+	stacktest.Eventually(t, "the missing topic is a blocked target", func() bool {
 		w := b.status()
 		return w.State == "blocked" && len(w.Blocked) == 1 && w.Blocked[0].Count == 1
 	})

@@ -39,9 +39,9 @@ func TestN16_AnElectionCostsNoImage(t *testing.T) {
 
 	b.log.wait(t, "topic is parked")
 	polls := 0
-	waitFor(t, "the fail point has blocked 50 polls", func() bool { polls++; return polls > 50 })
+	stacktest.Eventually(t, "the fail point has blocked 50 polls", func() bool { polls++; return polls > 50 })
 	over()
-	waitFor(t, "the envelope is parked with its payload", func() bool {
+	stacktest.Eventually(t, "the envelope is parked with its payload", func() bool {
 		n, err := outbox.CountDocuments(t.Context(), bson.D{{Key: "_id", Value: "gone"}, {Key: "state", Value: "parked"}, {Key: "payload", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 1
 	})
@@ -82,7 +82,7 @@ func TestN15_GivenBackEventsKeepTheOrderOfTheirCommits(t *testing.T) {
 		}
 	}
 
-	waitFor(t, "both envelopes are parked", func() bool {
+	stacktest.Eventually(t, "both envelopes are parked", func() bool {
 		n, err := outbox.CountDocuments(t.Context(), bson.D{{Key: "topic", Value: missing}, {Key: "state", Value: bson.D{{Key: "$type", Value: "string"}}}})
 		return err == nil && n == 2
 	})

@@ -33,7 +33,7 @@ func TestIndexesAreMadeAtTheStart(t *testing.T) {
 	b.append(1)
 	b.start("recording=mark", "purge.ttl=2h")
 	box := b.db.Collection("outbox")
-	waitFor(t, "the index of the expiry exists", func() bool { return slices.Contains(b.indexesOf(box), outboxes.SentIndexName) })
+	stacktest.Eventually(t, "the index of the expiry exists", func() bool { return slices.Contains(b.indexesOf(box), outboxes.SentIndexName) })
 	have := b.indexesOf(box)
 	for _, want := range outboxes.Indexes() {
 		if !slices.Contains(have, want.Name) {
@@ -86,7 +86,7 @@ func TestAFirstStartBesideAnOpenTransaction(t *testing.T) {
 		t.Errorf("an insert waited %v, want at most %v", d, stacktest.InsertPatience)
 	}
 
-	waitFor(t, "all indexes exist", func() bool { return b.allIndexes() && slices.Contains(b.indexesOf(box), outboxes.SentIndexName) })
+	stacktest.Eventually(t, "all indexes exist", func() bool { return b.allIndexes() && slices.Contains(b.indexesOf(box), outboxes.SentIndexName) })
 }
 
 // TestAGrantedPrivilegeIsUsedByTheRunningRelay: indexes that it was not allowed to make are made soon after that is granted.
@@ -106,5 +106,5 @@ func TestAGrantedPrivilegeIsUsedByTheRunningRelay(t *testing.T) {
 	}
 
 	grant()
-	waitFor(t, "all indexes exist", b.allIndexes)
+	stacktest.Eventually(t, "all indexes exist", b.allIndexes)
 }

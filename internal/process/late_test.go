@@ -27,7 +27,7 @@ func TestN08_WhatWasSentToAQuarantinedPartitionIsFoundLater(t *testing.T) {
 	cl := &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: &kafka.Transport{MetadataTTL: 100 * time.Millisecond}, Timeout: 10 * time.Second}
 	t.Cleanup(cl.Transport.(*kafka.Transport).CloseIdleConnections)
 	topic := kafka.TopicConfig{Topic: b.topic, NumPartitions: -1, ReplicationFactor: -1, ReplicaAssignments: []kafka.ReplicaAssignment{{Partition: 0, Replicas: []int{3}}}}
-	waitFor(t, "the topic exists", func() bool { // a controller may take a living broker for dead, and an answer come so late that it was asked twice
+	stacktest.Eventually(t, "the topic exists", func() bool { // a controller may take a living broker for dead, and an answer come so late that it was asked twice
 		res, err := cl.CreateTopics(t.Context(), &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{topic}})
 		return err == nil && (res.Errors[b.topic] == nil || errors.Is(res.Errors[b.topic], kafka.TopicAlreadyExists))
 	})
@@ -43,7 +43,7 @@ func TestN08_WhatWasSentToAQuarantinedPartitionIsFoundLater(t *testing.T) {
 	}
 	first := b.start(brokers)
 	b.append(1, event.WithID("late"))
-	waitFor(t, "the offset of the envelope is stored", func() bool { at, ok := stored().AsInt64OK(); return ok && at > 0 })
+	stacktest.Eventually(t, "the offset of the envelope is stored", func() bool { at, ok := stored().AsInt64OK(); return ok && at > 0 })
 	if err := first(); err != nil {
 		t.Fatal(err)
 	}
@@ -63,17 +63,17 @@ func TestN08_WhatWasSentToAQuarantinedPartitionIsFoundLater(t *testing.T) {
 		}
 	}
 	t.Cleanup(wake)
-	waitFor(t, "the partition has no leader", func() bool {
+	stacktest.Eventually(t, "the partition has no leader", func() bool {
 		m, err := cl.Metadata(t.Context(), &kafka.MetadataRequest{Topics: []string{b.topic}})
 		return err == nil && len(m.Topics) == 1 && len(m.Topics[0].Partitions) == 1 && m.Topics[0].Partitions[0].Leader.Host == ""
 	})
 	before := b.log.count("took over")
 	second := b.start(brokers)
-	waitFor(t, "the second relay has taken over", func() bool { return b.log.count("took over") > before })
+	stacktest.Eventually(t, "the second relay has taken over", func() bool { return b.log.count("took over") > before })
 	wake()
 	b.log.wait(t, "in quarantine can be read back")
-	waitFor(t, "the second relay has taken over again", func() bool { return b.log.count("took over") > before+1 })
-	waitFor(t, "the offset is stored again", func() bool { at, _ := stored().AsInt64OK(); return at > 0 }) // nothing holds it for ever
+	stacktest.Eventually(t, "the second relay has taken over again", func() bool { return b.log.count("took over") > before+1 })
+	stacktest.Eventually(t, "the offset is stored again", func() bool { at, _ := stored().AsInt64OK(); return at > 0 }) // nothing holds it for ever
 	if err := second(); err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func TestN08_WhatWasSentToAQuarantinedPartitionIsFoundLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.start(brokers)
-	waitFor(t, "no envelope waits", func() bool {
+	stacktest.Eventually(t, "no envelope waits", func() bool {
 		n, err := outbox.CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 0
 	})

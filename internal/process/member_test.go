@@ -31,7 +31,7 @@ func (b *bundle) nodes() []nodes.Node {
 // owned waits until a node has taken over.
 func (b *bundle) owned(node string) {
 	b.t.Helper()
-	waitFor(b.t, "node "+node+" has taken over", func() bool { return b.log.said(`msg="took over"`, "node="+node+" ") > 0 })
+	stacktest.Eventually(b.t, "node "+node+" has taken over", func() bool { return b.log.said(`msg="took over"`, "node="+node+" ") > 0 })
 }
 
 // said counts the lines that contain all of those words.
@@ -58,7 +58,7 @@ func (b *bundle) staysListed() bool { return b.log.said("the node stays listed")
 // noted waits for an entry of the events log about a node.
 func (b *bundle) noted(node, kind string) {
 	b.t.Helper()
-	waitFor(b.t, "the events log contains "+kind+" of "+node, func() bool { return slices.Contains(b.kinds(node), kind) || b.lost(kind) })
+	stacktest.Eventually(b.t, "the events log contains "+kind+" of "+node, func() bool { return slices.Contains(b.kinds(node), kind) || b.lost(kind) })
 }
 
 // story fails unless those are the entries about a node, in that order.
@@ -133,7 +133,7 @@ func TestOwnerAndStandbyAreListedWhileTheyRun(t *testing.T) {
 	first := b.start("node=one")
 	b.owned("one")
 	second := b.start("node=two")
-	waitFor(t, "the owner and the standby are listed", func() bool {
+	stacktest.Eventually(t, "the owner and the standby are listed", func() bool {
 		all := b.nodes()
 		i := slices.IndexFunc(all, func(n nodes.Node) bool { return n.Node == "one" })
 		return len(all) == 2 && slices.Equal(all[i].Holds, []string{"default/0of1"})
@@ -216,10 +216,10 @@ func TestADifferingConfigurationIsNoted(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.start("node=one")
-	waitFor(t, "node one is listed", func() bool { return len(b.nodes()) == 1 })
+	stacktest.Eventually(t, "node one is listed", func() bool { return len(b.nodes()) == 1 })
 	b.start("node=two", "retention=1h")
 	b.log.wait(t, "has another configuration")
-	waitFor(t, "the events log contains the difference", func() bool {
+	stacktest.Eventually(t, "the events log contains the difference", func() bool {
 		return slices.Contains(b.kinds("two"), "configuration_differs") || slices.Contains(b.kinds("one"), "configuration_differs") || b.lost("configuration_differs")
 	})
 }
@@ -260,7 +260,7 @@ func TestARollingUpgradeWaitsForTheOlderNodes(t *testing.T) {
 		t.Error("the older version starts")
 	}
 	stopNew()
-	waitFor(t, "the stopped nodes have left the list", func() bool { return len(b.nodes()) == 0 || b.staysListed() })
+	stacktest.Eventually(t, "the stopped nodes have left the list", func() bool { return len(b.nodes()) == 0 || b.staysListed() })
 }
 
 // A process with the role of an admin alone is listed, is ready, and never seeks the lease.
@@ -268,7 +268,7 @@ func TestAProcessWithoutTheRelaysRoleTakesNothingOver(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	desk := b.start("node=desk", "roles=admin", "http.admin.listen=127.0.0.1:0", "http.admin.anonymous=viewer")
-	waitFor(t, "the admin is listed", func() bool { return len(b.nodes()) == 1 })
+	stacktest.Eventually(t, "the admin is listed", func() bool { return len(b.nodes()) == 1 })
 	if n := b.nodes()[0]; n.Node != "desk" || !slices.Equal(n.Roles, []string{"admin"}) || len(n.Watchers) != 0 {
 		t.Errorf("%+v", n)
 	}

@@ -113,7 +113,7 @@ func TestN22_AnOrderDuringASweepIsCarriedOut(t *testing.T) {
 	}
 
 	read()
-	waitFor(t, "the gap is closed", func() bool {
+	stacktest.Eventually(t, "the gap is closed", func() bool {
 		doc, err := b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Raw()
 		return err == nil && doc.Lookup("gap").IsZero()
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/connect"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
@@ -41,7 +42,7 @@ func TestN19_ClaimsOutliveTheWatcherDocument(t *testing.T) {
 
 	b.start()
 	b.consume(3)
-	waitFor(t, "every scheduled envelope is sent", func() bool {
+	stacktest.Eventually(t, "every scheduled envelope is sent", func() bool {
 		n, err := outbox.CountDocuments(t.Context(), bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 0
 	})
@@ -121,7 +122,7 @@ func TestN28_WhatIsReplayedDuringAResliceIsKnown(t *testing.T) {
 
 	b.start("slots=3", "node=b")
 	b.consume(2)
-	waitFor(t, "no envelope waits", func() bool {
+	stacktest.Eventually(t, "no envelope waits", func() bool {
 		n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 0
 	})

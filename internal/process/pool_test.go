@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
 // A process that runs one of two slots has all of its memory for it, and when it has to run both, a half for each.
@@ -37,7 +38,7 @@ func TestN28_MemoryFollowsTheSlotsThatRunHere(t *testing.T) {
 	const all, half = "3.3554432e+07", "1.6777216e+07"
 	b.start("slots=2", "node=a", "http.listen="+listen)
 	b.until("both of a", shares(map[string]int{"a": 2}))
-	waitFor(t, "each slot has half of the memory", func() bool { return maps.Equal(budget(), map[string]string{"0of2": half, "1of2": half}) })
+	stacktest.Eventually(t, "each slot has half of the memory", func() bool { return maps.Equal(budget(), map[string]string{"0of2": half, "1of2": half}) })
 	stop := b.start("slots=2", "node=b")
 	b.until("one each, and a has all of its memory for its own", func(now map[string]admin.Watcher) bool {
 		want := map[string]string{}
@@ -56,6 +57,6 @@ func TestN28_MemoryFollowsTheSlotsThatRunHere(t *testing.T) {
 	}
 
 	b.until("both of a again", func(now map[string]admin.Watcher) bool { return shares(map[string]int{"a": 2})(now) })
-	waitFor(t, "each slot has half of the memory again", func() bool { return maps.Equal(budget(), map[string]string{"0of2": half, "1of2": half}) })
+	stacktest.Eventually(t, "each slot has half of the memory again", func() bool { return maps.Equal(budget(), map[string]string{"0of2": half, "1of2": half}) })
 	b.exactly(60)
 }

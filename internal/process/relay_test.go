@@ -275,7 +275,7 @@ func TestExpired(t *testing.T) {
 		Envelope bson.Raw `bson:"envelope"`
 	}
 
-	waitFor(t, "the expired envelope is a dead letter", func() bool {
+	stacktest.Eventually(t, "the expired envelope is a dead letter", func() bool {
 		return b.db.Collection("outbox_dead").FindOne(t.Context(), bson.D{}).Decode(&dead) == nil
 	})
 
@@ -302,7 +302,7 @@ func TestVanishedDocumentHalts(t *testing.T) {
 	b.append(1)
 	stop = b.start()
 	b.log.wait(t, "vanished") // so the document is there again
-	waitFor(t, "the relay is halted", func() bool { return b.status().State == "halted" })
+	stacktest.Eventually(t, "the relay is halted", func() bool { return b.status().State == "halted" })
 
 	// An operator orders the sweep: what was never delivered arrives, and so does again, flagged, what was.
 	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recover(t.Context(), time.Time{}); err != nil {
@@ -320,16 +320,10 @@ func TestVanishedDocumentHalts(t *testing.T) {
 	if len(ids) != 2 || flagged != 2 {
 		t.Fatalf("%d ids and %d flagged records after the recovery, want both envelopes, flagged", len(ids), flagged)
 	}
-	waitFor(t, "the relay is live", func() bool { return b.status().State == "live" })
+	stacktest.Eventually(t, "the relay is live", func() bool { return b.status().State == "live" })
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// waitFor polls a condition of the servers, which send no signal of their own.
-func waitFor(t *testing.T, condition string, ok func() bool) {
-	t.Helper()
-	stacktest.Eventually(t, condition, ok)
 }
 
 func TestHTTPAddressTaken(t *testing.T) {

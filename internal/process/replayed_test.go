@@ -56,7 +56,7 @@ func TestN15_WhatWasSentInTimeDoesNotExpire(t *testing.T) {
 		}
 		b.delivered("sent")
 	})
-	waitFor(t, "the envelope has expired", func() bool { return time.Now().After(expires) })
+	stacktest.Eventually(t, "the envelope has expired", func() bool { return time.Now().After(expires) })
 	stop = b.start()
 	b.into("outbox", "after")
 	b.delivered("after")
@@ -138,8 +138,8 @@ func TestN07_AnotherWatchListFindsWhatWasSentBeforeTwoCrashes(t *testing.T) {
 	})
 	stop = b.start(several, "node="+b.topic)
 	var moved int64
-	waitFor(t, "the checkpoint has moved", func() bool { at, seq := state(); moved = seq; return at.After(from) })
-	waitFor(t, "the owner has renewed its lease several times", func() bool { _, seq := state(); return seq >= moved+6 })
+	stacktest.Eventually(t, "the checkpoint has moved", func() bool { at, seq := state(); moved = seq; return at.After(from) })
+	stacktest.Eventually(t, "the owner has renewed its lease several times", func() bool { _, seq := state(); return seq >= moved+6 })
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}

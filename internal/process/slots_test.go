@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/connect"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -23,34 +24,23 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// until polls the documents of the watcher until ok says so.
-func (b *bundle) until(what string, ok func(map[string]admin.Watcher) bool) map[string]admin.Watcher {
+// until polls the documents of the watcher until ok returns true, and returns them.
+func (b *bundle) until(what string, ok func(map[string]admin.Watcher) bool) (now map[string]admin.Watcher) {
 	b.t.Helper()
 	// A node that was too slow for a slot waits until the one that took it instead gives it back, each time longer.
-	deadline := time.After(3 * patience)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-
-	for {
+	stacktest.EventuallyIn(b.t, 3*patience, what, func() bool {
 		s, err := admin.ReadStatus(b.t.Context(), b.state)
 		if err != nil {
 			b.t.Fatal(err)
 		}
 
-		now := map[string]admin.Watcher{}
+		now = map[string]admin.Watcher{}
 		for _, w := range s.Watchers {
 			now[w.Slot] = w
 		}
-		if ok(now) {
-			return now
-		}
-
-		select {
-		case <-tick.C:
-		case <-deadline:
-			b.t.Fatalf("never: %s; it is %+v\n%s", what, now, b.log.wait(b.t, ""))
-		}
-	}
+		return ok(now)
+	}, func() any { return fmt.Sprintf("%+v\n%s", now, b.log.wait(b.t, "")) })
+	return now
 }
 
 // shares reports whether each node has that many slots.

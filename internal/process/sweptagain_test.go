@@ -130,7 +130,7 @@ func TestN15_WhatDiedInASweepIsNotSentByTheStream(t *testing.T) {
 			}
 			stop = b.start("topics.allow=[" + b.topic + "]")
 			b.log.wait(t, "the gap is closed")
-			waitFor(t, "both envelopes are dead letters", func() bool {
+			stacktest.Eventually(t, "both envelopes are dead letters", func() bool {
 				n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "class", Value: "not_allowed"}})
 				return err == nil && n == 2
 			})

@@ -161,7 +161,7 @@ func TestN27_ARenamedCollectionOwesTheOtherTopics(t *testing.T) {
 
 	stop = b.start(set...)
 	b.arrives("moved", b.topic)
-	waitFor(t, "the envelope is parked", func() bool {
+	stacktest.Eventually(t, "the envelope is parked", func() bool {
 		n, err := b.db.Collection("outbox_old").CountDocuments(t.Context(), bson.D{{Key: "state", Value: "parked"}})
 		return err == nil && n == 1
 	})
@@ -183,7 +183,7 @@ func TestN27_ARenamedCollectionOwesTheOtherTopics(t *testing.T) {
 	b.arrives("moved", b.topic)
 	stacktest.CreateTopic(t, missing, 1)
 	b.arrives("moved", missing)
-	waitFor(t, "no envelope waits", func() bool {
+	stacktest.Eventually(t, "no envelope waits", func() bool {
 		n, err := b.db.Collection("outbox_old").CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 0
 	})

@@ -39,7 +39,7 @@ func TestN22_WhatASweepHasToHoldKeepsItsOrder(t *testing.T) {
 
 	b.start("limits.memory=1MiB") // most of them find the topic parked
 	outbox := b.db.Collection("outbox")
-	waitFor(t, "all envelopes wait", func() bool {
+	stacktest.Eventually(t, "all envelopes wait", func() bool {
 		held, err := outbox.CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && held == n
 	})

@@ -136,13 +136,13 @@ func TestTracesJoinUpEndToEnd(t *testing.T) {
 	if err := b.box.Append(trace.ContextWithSpanContext(t.Context(), unsampled), quiet); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "the spans of both events are exported", func() bool { return collector.span("placed") != nil && collector.span("packed") != nil })
+	stacktest.Eventually(t, "the spans of both events are exported", func() bool { return collector.span("placed") != nil && collector.span("packed") != nil })
 
 	if got := linked(t, collector.span("placed")); !same(got, span.SpanContext()) {
 		t.Errorf("the relay's span is linked to %v, the service's is %v", got, span.SpanContext())
 	}
 	var process *tracetest.SpanStub
-	waitFor(t, "the consumer's span has ended", func() bool { // it ends behind what its handler appended
+	stacktest.Eventually(t, "the consumer's span has ended", func() bool { // it ends behind what its handler appended
 		for _, s := range kept.GetSpans() {
 			if s.Name == "process packing" {
 				process = &s
@@ -164,7 +164,7 @@ func TestTracesJoinUpEndToEnd(t *testing.T) {
 			t.Errorf("the relay names the destination %v", kv.GetValue())
 		}
 	}
-	waitFor(t, "metrics are exported", func() bool { collector.mu.Lock(); defer collector.mu.Unlock(); return collector.metrics > 0 })
+	stacktest.Eventually(t, "metrics are exported", func() bool { collector.mu.Lock(); defer collector.mu.Unlock(); return collector.metrics > 0 })
 	if collector.span("quiet") != nil {
 		t.Error("a trace that the service did not sample has a span")
 	}
@@ -242,10 +242,10 @@ func TestScrapeHasExemplarsAndFigures(t *testing.T) {
 		"outrelay_scheduled_envelopes" + label + " 1.0", "outrelay_dead_letters_stored" + label + " 2.0", "outrelay_pending_envelopes" + label,
 		"outrelay_missing_indexes" + label, "outrelay_oldest_pending_seconds" + label, `outrelay_health{state="ok"} 1.0`, "outrelay_lease_owner 1.0", "go_goroutines", "process_resident_memory_bytes",
 	} {
-		waitFor(t, "the metrics contain "+want, func() bool { last = scrape(t, "http://"+address+"/metrics"); return strings.Contains(last, want) })
+		stacktest.Eventually(t, "the metrics contain "+want, func() bool { last = scrape(t, "http://"+address+"/metrics"); return strings.Contains(last, want) })
 	}
 
-	waitFor(t, "the process is ready and its health is ok", func() bool {
+	stacktest.Eventually(t, "the process is ready and its health is ok", func() bool {
 		last = scrape(t, "http://"+address+"/readyz")
 		return strings.Contains(last, `"ready":true`) && strings.Contains(last, `"health":{"status":"ok"`)
 	})

@@ -10,6 +10,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/outbox/cron"
@@ -76,27 +77,19 @@ func runCron(t *testing.T, c *cron.Cron) (stop func()) {
 }
 
 // firings waits until f accepts the due times of the firings in the outbox.
-func (b bundle) firings(t *testing.T, what string, f func([]time.Time) bool) []time.Time {
+func (b bundle) firings(t *testing.T, what string, f func([]time.Time) bool) (at []time.Time) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	poll := time.NewTicker(20 * time.Millisecond)
-	defer poll.Stop()
-	for {
-		var at []time.Time
-		for e, err := range b.box.Scheduled(ctx, outbox.ScheduledQuery{}) {
+	stacktest.Eventually(t, what, func() bool {
+		at = nil
+		for e, err := range b.box.Scheduled(t.Context(), outbox.ScheduledQuery{}) {
 			if err != nil {
 				t.Fatalf("%s: %v", what, err)
 			}
 			at = append(at, e.DueAt)
 		}
-
-		if f(at) {
-			return at
-		}
-
-		<-poll.C
-	}
+		return f(at)
+	}, func() any { return at })
+	return at
 }
 
 func gapless(t *testing.T, at []time.Time) {
