@@ -32,6 +32,7 @@ func (c *Config) validateAdmin(v validator) {
 	}
 
 	at := func(name string) string { return "http.admin." + name }
+	// Port 0 selects a free port, so two such addresses differ.
 	sameAddress := a.Listen == c.HTTP.Listen && !strings.HasSuffix(a.Listen, ":0")
 	v.check(at("listen"), isHostPort(a.Listen) && !sameAddress, strconv.Quote(a.Listen), "expected host:port, other than http.listen")
 

@@ -88,6 +88,7 @@ func suggestKey(path string) string {
 
 func (d *decoder) decodeValue(in any, out reflect.Value, f field, path string) {
 	if s, ok := sectionType(f.typ); ok {
+		// A text or a list in the place of a section is a mistake of indentation.
 		m, ok := in.(map[string]any)
 		if !ok {
 			d.problems.report(path, "found "+describeValue(in), describeSection(s, out.Kind() == reflect.Pointer))
@@ -181,6 +182,7 @@ func (d *decoder) decodeMap(in any, out reflect.Value, path string) {
 		return
 	}
 
+	// Without entries, a map that has no default stays as it is.
 	if len(m) == 0 && out.Len() == 0 {
 		return
 	}

@@ -23,6 +23,7 @@ func appendDiffering(a, b reflect.Value, prefix string, keys *[]string) {
 
 		_, isSection := sectionType(f.typ)
 		if isSection && f.typ.Kind() == reflect.Pointer {
+			// A section that only one side has differs as a whole.
 			if x.IsNil() || y.IsNil() {
 				isSection = false
 			} else {

@@ -136,6 +136,7 @@ func findURIProblem(u URI) (found, allowed string) {
 	}
 
 	// The driver sends a DNS query to parse a mongodb+srv:// URI.
+
 	if strings.HasPrefix(clean, "mongodb+srv://") {
 		return "", ""
 	}

@@ -187,6 +187,7 @@ func (d tlsDialer) DialContext(ctx context.Context, network, addr string) (net.C
 		return nil, err
 	}
 
+	// Each host has its own name, and its certificate must not be revoked.
 	conf := d().Clone()
 	if conf.ServerName == "" {
 		conf.ServerName = host

@@ -161,6 +161,7 @@ func (h *Histogram) Collect(ch chan<- prometheus.Metric) {
 	buckets := make(map[float64]uint64, len(h.bounds))
 	var total uint64
 	for i, b := range h.bounds {
+		// A bucket counts the values of the smaller ones too.
 		total += h.counts[i].Load()
 		buckets[b.Seconds()] = total
 	}

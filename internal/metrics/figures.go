@@ -100,6 +100,7 @@ func (f *Figures) SetCollections(list []Collection) {
 	for _, v := range []*prometheus.GaugeVec{
 		f.Pending, f.OldestAge, f.Scheduled, f.Overdue, f.DeadLetters, f.Inbox, f.Indexes,
 	} {
+		// A collection that no longer exists must not keep its last figures.
 		v.Reset()
 	}
 

@@ -115,6 +115,7 @@ func (l *lock) renewUntilDone(ctx context.Context, lost context.CancelCauseFunc)
 		case <-tick.C:
 		}
 
+		// The time before the request counts, as the earliest time at which the server may have renewed.
 		sent := time.Now()
 		call, cancel := context.WithTimeout(ctx, l.ttl/3)
 		expiresAt := bson.D{{Key: "$add", Value: bson.A{"$$NOW", l.ttl.Milliseconds()}}}

@@ -132,6 +132,7 @@ func (c *call) parseEdit() (admin.DeadRef, admin.DeadEdit, error) {
 		}
 		old, value := c.q.Get("was."+f.Name), strings.TrimSpace(c.q.Get("set."+f.Name))
 		switch {
+		// The form shows the stored value, so an unchanged field is not an edit.
 		case old == value:
 		case value == "":
 			e.Unset = append(e.Unset, f.Name)
@@ -149,6 +150,7 @@ func (c *call) parseEdit() (admin.DeadRef, admin.DeadEdit, error) {
 	}
 
 	if c.isSet("replace-headers") {
+		// A list without headers removes them, and no list keeps them.
 		e.Headers = [][2]string{}
 		for _, line := range splitLines(c.q.Get("headers")) {
 			name, value, ok := strings.Cut(line, ":")

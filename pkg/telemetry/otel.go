@@ -127,6 +127,7 @@ func (s *otelSink) Start(ctx context.Context, a Attempt) (context.Context, func(
 	for i := range a.Messages {
 		m := &a.Messages[i]
 		from := p.Extract(context.Background(), (*carrier)(&m.Headers))
+		// The producers of a batch are links, because a span has one parent.
 		if producer := trace.SpanContextFromContext(from); producer.IsValid() {
 			id := attribute.String("messaging.message.id", m.ID)
 			links = append(links, trace.Link{SpanContext: producer, Attributes: []attribute.KeyValue{id}})
@@ -150,6 +151,7 @@ func (s *otelSink) Start(ctx context.Context, a Attempt) (context.Context, func(
 			attribute.Int("outrelay.attempt", m.Number))
 	}
 
+	// The trace of the producer may have ended long ago, so the attempt begins its own.
 	ctx, span := s.tracer.Start(ctx, "process "+a.Handler, trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindConsumer),
 		trace.WithLinks(links...), trace.WithAttributes(attrs...))
 	return ctx, func(err error) {

@@ -132,6 +132,7 @@ func (d *definition) write(out *bytes.Buffer, name, labels string, s *series) {
 			if i < len(buckets) {
 				bound = formatFloat(buckets[i])
 			}
+			// A bucket counts the values of the smaller ones too.
 			below += n
 			fmt.Fprintf(out, "%s_bucket{%s,le=%q} %d\n", name, labels, bound, below)
 		}
