@@ -29,7 +29,7 @@ type Source struct {
 	File      string    // offset file of Kafka Connect in standalone mode
 	Topic     string    // offset topic of Kafka Connect in distributed mode
 	Connector string    // in File or Topic; "" selects the only connector for MongoDB
-	Token     string    // see ParseToken
+	Token     string    // see parseToken
 	At        time.Time // the first event to deliver
 
 	// StoppedAt is when the other publisher was stopped. It cannot have sent later events, so they cannot be repeated. Zero means now.
@@ -166,7 +166,7 @@ func (a *Adopter) findPosition(ctx context.Context, src Source, r *Report) error
 	switch {
 	case src.Token != "":
 		r.Source = "token"
-		if r.position, err = ParseToken(src.Token); err != nil {
+		if r.position, err = parseToken(src.Token); err != nil {
 			return refusalf("%w", err)
 		}
 		return nil

@@ -159,7 +159,7 @@ func debeziumPosition(value map[string]any) (resume.Position, error) {
 			"let it finish, or adopt a time with --at")
 	}
 	if text, ok := value["resume_token"].(string); ok && text != "" {
-		return ParseToken(text)
+		return parseToken(text)
 	}
 
 	sec, ord := number(value["sec"]), number(value["ord"])
@@ -179,7 +179,7 @@ func mongoKafkaPosition(value map[string]any) (resume.Position, error) {
 	if !ok {
 		return resume.Position{}, fmt.Errorf(`expected "_id" with a resume token; found %s`, describe(value))
 	}
-	return ParseToken(text)
+	return parseToken(text)
 }
 
 func isTrue(v any) bool { return v == true || v == "true" }
@@ -192,8 +192,8 @@ func number(v any) int64 {
 	return n
 }
 
-// ParseToken parses a resume token: its document as JSON, its hexadecimal `_data`, or its document as BSON in base64.
-func ParseToken(text string) (resume.Position, error) {
+// parseToken parses a resume token: its document as JSON, its hexadecimal `_data`, or its document as BSON in base64.
+func parseToken(text string) (resume.Position, error) {
 	token := resume.Token(nil)
 	text = strings.TrimSpace(text)
 	if strings.HasPrefix(text, "{") {

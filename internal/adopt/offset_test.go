@@ -115,7 +115,7 @@ func TestDebeziumPositions(t *testing.T) {
 	}
 
 	for _, text := range []string{token, strings.ToLower(token), `{"_data": "` + token + `"}`} {
-		p, err := ParseToken(text)
+		p, err := parseToken(text)
 		if err != nil || p.Token.Data() != token || isEventToken(p.Token) {
 			t.Errorf("%s: %+v, %v", text, p, err)
 		}

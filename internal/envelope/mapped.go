@@ -71,7 +71,7 @@ func (m *Mapping) derive(v *View) error {
 
 	switch {
 	case m.docKey:
-		v.keyBuf = AppendDocumentKey(v.keyBuf[:0], v)
+		v.keyBuf = appendDocumentKey(v.keyBuf[:0], v)
 		v.Key = v.keyBuf
 	// A document without a key is ordered with no other document.
 	case v.Key == nil && v.AggregateID == nil:

@@ -34,8 +34,8 @@ func AppendValue(dst []byte, t bson.Type, val []byte, style Style) ([]byte, bool
 	return w.dst, ok
 }
 
-// AppendDocumentKey appends the key of the document of v, as the MongoDB Kafka connector writes it: {"_id": …}.
-func AppendDocumentKey(dst []byte, v *View) []byte {
+// appendDocumentKey appends the key of the document of v, as the MongoDB Kafka connector writes it: {"_id": …}.
+func appendDocumentKey(dst []byte, v *View) []byte {
 	w := styleWriter{dst: dst, style: Connector}
 	w.open('{')
 	w.writeName([]byte("_id"))

@@ -236,7 +236,7 @@ func (r *Recovery) HasUnstampedBacklog(ctx context.Context, now bson.Timestamp) 
 	for _, c := range r.Collections.WatchedOutboxes() {
 		err := r.Calls.RetryRead(ctx, func(ctx context.Context) (err error) {
 			coll := r.Calls.Client.Database(c.DB).Collection(c.Coll)
-			found, err = HasUnstamped(ctx, now, coll, c.Part)
+			found, err = hasUnstamped(ctx, now, coll, c.Part)
 			return err
 		})
 		if err != nil || found {

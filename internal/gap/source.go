@@ -52,9 +52,9 @@ func unstampedFilter(idsFrom time.Time) bson.D {
 	}})
 }
 
-// HasUnstamped reports whether coll holds an envelope without a stamp that was committed up to now and
+// hasUnstamped reports whether coll holds an envelope without a stamp that was committed up to now and
 // that the stream has to send.
-func HasUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collection, p slot.Range) (bool, error) {
+func hasUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collection, p slot.Range) (bool, error) {
 	session, err := mongodb.Causal(ctx, coll.Database().Client(), now)
 	if err != nil {
 		return false, err

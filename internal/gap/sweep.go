@@ -78,9 +78,9 @@ type Result struct {
 	Skipped int64 // delivered by an earlier pass
 }
 
-// ErrMoved means that a collection was renamed or dropped during the sweep, so that the rest of it was
+// errMoved means that a collection was renamed or dropped during the sweep, so that the rest of it was
 // not read under its name. Another pass over the collections that exist then finds the rest.
-var ErrMoved = errors.New("a collection was renamed or dropped while it was swept")
+var errMoved = errors.New("a collection was renamed or dropped while it was swept")
 
 // LowerBound returns the stamp after which the sweep begins.
 func (s *Sweep) LowerBound() bson.Timestamp {
@@ -317,7 +317,7 @@ func (r *sweepRun) nextDocument(ctx context.Context, s *source) (more bool, err 
 	}
 	err = r.retryReads(ctx, check(ctx), check)
 	if err == nil && holder != s.outbox.UUID {
-		err = fmt.Errorf("%s: %w", s.outbox.NS(), ErrMoved)
+		err = fmt.Errorf("%s: %w", s.outbox.NS(), errMoved)
 	}
 	return false, err
 }

@@ -181,14 +181,14 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	c := b.outbox("o")
-	if found, err := HasUnstamped(t.Context(), b.now(), c, slot.Range{}); err != nil || found {
+	if found, err := hasUnstamped(t.Context(), b.now(), c, slot.Range{}); err != nil || found {
 		t.Fatalf("an empty outbox has unstamped envelopes: %v %v", found, err)
 	}
 	for i := range 50 {
 		b.insert(t.Context(), c, fmt.Sprint(i), bson.E{Key: "sentAt", Value: time.Now()})
 	}
 	b.insert(t.Context(), c, "stamped")
-	if found, err := HasUnstamped(t.Context(), b.now(), c, slot.Range{}); err != nil || found {
+	if found, err := hasUnstamped(t.Context(), b.now(), c, slot.Range{}); err != nil || found {
 		t.Fatalf("a stamped envelope counts as unstamped: %v %v", found, err)
 	}
 	want := []string{"z-missing", "a-missing", "null", "int", "text", "date", "zero", "regex"}
@@ -224,7 +224,7 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	if all := slices.Sorted(slices.Values(append(want, "stamped"))); !slices.Equal(order, all) {
 		t.Fatalf("swept %q, want %q", order, all)
 	}
-	if found, err := HasUnstamped(t.Context(), b.now(), c, slot.Range{}); err != nil || !found {
+	if found, err := hasUnstamped(t.Context(), b.now(), c, slot.Range{}); err != nil || !found {
 		t.Fatalf("unstamped envelopes are not seen: %v %v", found, err)
 	}
 	p = &publisher{}
@@ -541,7 +541,7 @@ func TestN27_ASweepSaysThatItsCollectionWasRenamed(t *testing.T) {
 			t.Error(err)
 		}
 	}}
-	if _, err := s.Run(t.Context()); !errors.Is(err, ErrMoved) {
+	if _, err := s.Run(t.Context()); !errors.Is(err, errMoved) {
 		t.Fatalf("a sweep whose collection was renamed ended with %v", err)
 	}
 }

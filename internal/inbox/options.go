@@ -20,8 +20,8 @@ const (
 	// DefaultRetention is the default time for which a marker is kept.
 	DefaultRetention = 7 * 24 * time.Hour
 
-	// DefaultLease is the default time after which a claim expires if it is not renewed.
-	DefaultLease = 30 * time.Second
+	// defaultLease is the default time after which a claim expires if it is not renewed.
+	defaultLease = 30 * time.Second
 
 	// MinRetention is the smallest retention. The times of markers have a precision of one second,
 	// and the clock of a replica set may be ten seconds slow.
@@ -59,7 +59,7 @@ type Settings struct {
 func (s Settings) complete() (Settings, error) {
 	s.Collection = cmp.Or(s.Collection, DefaultCollection)
 	s.Retention = cmp.Or(s.Retention, DefaultRetention)
-	s.Lease = cmp.Or(s.Lease, DefaultLease)
+	s.Lease = cmp.Or(s.Lease, defaultLease)
 
 	var errs []error
 	if strings.ContainsAny(s.Collection, "$\x00") || strings.HasPrefix(s.Collection, "system.") {

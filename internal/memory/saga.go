@@ -20,10 +20,10 @@ type Sagas struct{ db *DB }
 var _ sagas.Store = (*Sagas)(nil)
 
 // Sagas returns the store of the sagas that emit into the outbox. Package saga uses it.
-func (s *outboxStore) Sagas() sagas.Store { return NewSagas(s.db) }
+func (s *outboxStore) Sagas() sagas.Store { return newSagas(s.db) }
 
-// NewSagas returns the sagas in db.
-func NewSagas(db *DB) *Sagas { return &Sagas{db} }
+// newSagas returns the sagas in db.
+func newSagas(db *DB) *Sagas { return &Sagas{db} }
 
 // nowMillis returns the current time with millisecond precision, as MongoDB stores it.
 func (s *Sagas) nowMillis() time.Time { return time.UnixMilli(time.Now().UnixMilli()).UTC() }

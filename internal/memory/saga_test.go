@@ -24,7 +24,7 @@ func TestSagaStoreContract(t *testing.T) {
 		}
 
 		return sagatest.Fixture{
-			Store: NewSagas(db), Box: box,
+			Store: newSagas(db), Box: box,
 			Events: func(ctx context.Context) ([]string, error) {
 				docs, err := storeOf(box).Stored(ctx)
 				if err != nil {
@@ -50,7 +50,7 @@ func TestSagaStoreContract(t *testing.T) {
 func TestTombstoneGoesByTheClock(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := NewSagas(NewDB())
+		s := newSagas(NewDB())
 		r, err := s.Save(t.Context(), "s", sagas.Record{ID: "a", Body: bson.Raw{5, 0, 0, 0, 0}})
 		if err != nil {
 			t.Fatal(err)

@@ -18,7 +18,7 @@ func CatchUp(ctx context.Context, coll *mongo.Collection) error {
 		return err
 	})
 
-	if errors.Is(err, ErrNoClusterTime) {
+	if errors.Is(err, errNoClusterTime) {
 		// Reads of a server without a cluster time see all acknowledged writes.
 		return nil
 	}

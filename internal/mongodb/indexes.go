@@ -138,11 +138,11 @@ func DropIndex(ctx context.Context, coll *mongo.Collection, index Index) (remove
 	if !slices.ContainsFunc(have, same) {
 		return false, nil
 	}
-	return DropIndexNamed(ctx, coll, index.Name)
+	return dropIndexNamed(ctx, coll, index.Name)
 }
 
-// DropIndexNamed removes the index with the name, and reports whether it removed one.
-func DropIndexNamed(ctx context.Context, coll *mongo.Collection, name string) (removed bool, err error) {
+// dropIndexNamed removes the index with the name, and reports whether it removed one.
+func dropIndexNamed(ctx context.Context, coll *mongo.Collection, name string) (removed bool, err error) {
 	err = schema.Change(ctx, coll, func(ctx context.Context) error { return coll.Indexes().DropOne(ctx, name) })
 	if HasCode(err, CodeNamespaceNotFound, codeIndexNotFound) {
 		// Another process has already removed the index.
@@ -169,7 +169,7 @@ func EnsureTTL(ctx context.Context, coll *mongo.Collection, index Index) (change
 	case index.TTL == nil && !exists:
 		return false, nil
 	case index.TTL == nil:
-		return DropIndexNamed(ctx, coll, index.Name)
+		return dropIndexNamed(ctx, coll, index.Name)
 	case exists && have[i].TTL != nil && *have[i].TTL == float64(*index.TTL):
 		return false, nil
 
@@ -186,7 +186,7 @@ func EnsureTTL(ctx context.Context, coll *mongo.Collection, index Index) (change
 
 	case exists:
 		// The index has no TTL. Before MongoDB 5.1, no command can add one to it.
-		if _, err := DropIndexNamed(ctx, coll, index.Name); err != nil {
+		if _, err := dropIndexNamed(ctx, coll, index.Name); err != nil {
 			return false, err
 		}
 	}

@@ -94,7 +94,7 @@ func CompareIndexes(
 func RepairIndex(ctx context.Context, client *mongo.Client, d Drift) error {
 	coll := client.Database(d.DB).Collection(d.Coll)
 	if d.Kind != IndexMissing {
-		if _, err := DropIndexNamed(ctx, coll, d.Index.Name); err != nil {
+		if _, err := dropIndexNamed(ctx, coll, d.Index.Name); err != nil {
 			return err
 		}
 	}

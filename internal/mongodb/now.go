@@ -10,8 +10,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
-// ErrNoClusterTime means that the server has no cluster time, because it is not a replica set.
-var ErrNoClusterTime = errors.New("the server has no cluster time, so it is not a replica set")
+// errNoClusterTime means that the server has no cluster time, because it is not a replica set.
+var errNoClusterTime = errors.New("the server has no cluster time, so it is not a replica set")
 
 // ClusterTime returns the current cluster time of the server that replies to a ping. Everything that is
 // committed afterwards has a later time. It blocks for at most ten seconds.
@@ -26,7 +26,7 @@ func ClusterTime(ctx context.Context, client *mongo.Client) (at bson.Timestamp, 
 
 	var ok bool
 	if at.T, at.I, ok = raw.Lookup("operationTime").TimestampOK(); !ok {
-		return at, fmt.Errorf("reading the cluster time: %w", ErrNoClusterTime)
+		return at, fmt.Errorf("reading the cluster time: %w", errNoClusterTime)
 	}
 	return at, nil
 }

@@ -58,7 +58,7 @@ func Kinds() []Kind {
 
 // The bounds of the log.
 const (
-	EventsKept = 10_000 // the newest entries; an index of package migrate removes entries by age
+	eventsKept = 10_000 // the newest entries; an index of package migrate removes entries by age
 	trimEvery  = 256    // appends of one process between two trims by count
 )
 
@@ -104,7 +104,7 @@ func (e *Events) Append(ctx context.Context, kind Kind, fields bson.D) error {
 	}
 
 	if e.appended.Add(1)%trimEvery == 0 {
-		_, err = e.Trim(ctx, EventsKept)
+		_, err = e.Trim(ctx, eventsKept)
 	}
 	return err
 }

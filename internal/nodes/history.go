@@ -15,8 +15,8 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
-// HistoryKept is the number of samples of a slot that are kept, one a minute: a day, in about 50 KB.
-const HistoryKept = 24 * 60
+// historyKept is the number of samples of a slot that are kept, one a minute: a day, in about 50 KB.
+const historyKept = 24 * 60
 
 // Sample describes one minute of a slot, or of all slots of a watcher.
 type Sample struct {
@@ -35,7 +35,7 @@ func NewHistory(coll *mongo.Collection) *History { return &History{coll} }
 func (h *History) Append(ctx context.Context, slot string, s Sample) error {
 	push := bson.D{{Key: "$push", Value: bson.D{{Key: "samples", Value: bson.D{
 		{Key: "$each", Value: []Sample{s}},
-		{Key: "$slice", Value: -HistoryKept},
+		{Key: "$slice", Value: -historyKept},
 	}}}}}
 	_, err := h.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: slot}}, push, options.UpdateOne().SetUpsert(true))
 	if err != nil {

@@ -34,16 +34,16 @@ func TestHistoryOfAWatcher(t *testing.T) {
 		t.Errorf("of a watcher that never ran: %+v, %v", none, err)
 	}
 
-	full := make([]Sample, HistoryKept)
+	full := make([]Sample, historyKept)
 	for i := range full {
-		full[i] = Sample{At: began.Add(-time.Duration(HistoryKept-i) * time.Minute), Rate: 1}
+		full[i] = Sample{At: began.Add(-time.Duration(historyKept-i) * time.Minute), Rate: 1}
 	}
 	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: "full/0of1"}, {Key: "samples", Value: full}}); err != nil {
 		t.Fatal(err)
 	}
 	add("full/0of1", 0, 7, 0)
 	got, err = h.Read(t.Context(), "full")
-	if err != nil || len(got) != HistoryKept || got[HistoryKept-1].Rate != 7 || !got[0].At.Equal(full[1].At) {
+	if err != nil || len(got) != historyKept || got[historyKept-1].Rate != 7 || !got[0].At.Equal(full[1].At) {
 		t.Errorf("%d samples, %v", len(got), err)
 	}
 }

@@ -252,7 +252,7 @@ func (m *Member) RemoveOld(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = m.events.Trim(ctx, EventsKept)
+	_, err = m.events.Trim(ctx, eventsKept)
 	return err
 }
 

@@ -297,7 +297,7 @@ func TestTidyForgetsAndTrims(t *testing.T) {
 
 	// One more than the bound; those that were there before are the oldest.
 	var docs []any
-	for range EventsKept {
+	for range eventsKept {
 		docs = append(docs, bson.D{{Key: "at", Value: time.Now().Add(time.Minute)}, {Key: "kind", Value: "filler"}})
 	}
 
@@ -310,7 +310,7 @@ func TestTidyForgetsAndTrims(t *testing.T) {
 	if got := list(t, db); len(got) != 2 || got[0].Node != "a" || got[1].Node != "week" {
 		t.Errorf("%+v", got)
 	}
-	if n, err := db.Collection("events").CountDocuments(t.Context(), bson.D{}); err != nil || n != EventsKept {
+	if n, err := db.Collection("events").CountDocuments(t.Context(), bson.D{}); err != nil || n != eventsKept {
 		t.Errorf("%d entries are left, %v", n, err)
 	}
 	if got := kinds(t, db, "a"); len(got) != 0 {

@@ -56,7 +56,7 @@ func countAndFirst(
 func CountDue(
 	ctx context.Context, coll *mongo.Collection, p slot.Range, limit int64,
 ) (n int64, first time.Time, err error) {
-	n, value, err := countAndFirst(ctx, coll, "scheduled envelopes", p.AddFilter(IsScheduled()), "dueAt", limit)
+	n, value, err := countAndFirst(ctx, coll, "scheduled envelopes", p.AddFilter(isScheduled()), "dueAt", limit)
 	if ms, ok := value.DateTimeOK(); ok {
 		first = time.UnixMilli(ms).UTC()
 	}

@@ -14,10 +14,10 @@ import (
 // SentIndexName is the name of the index by which the server removes marked envelopes.
 const SentIndexName = "sentAt_1"
 
-// SentIndex returns the index on the time of delivery, with a TTL unless ttl is 0. It leaves out envelopes with a state or a due time,
+// sentIndex returns the index on the time of delivery, with a TTL unless ttl is 0. It leaves out envelopes with a state or a due time,
 // so that the server does not delete an envelope that is to be sent again. With the index, a mark costs four
 // times as much, so outrelay creates it only on request.
-func SentIndex(ttl time.Duration) mongodb.Index {
+func sentIndex(ttl time.Duration) mongodb.Index {
 	index := mongodb.Index{Name: SentIndexName, Keys: mongodb.Ascending("sentAt"), Partial: bson.D{
 		{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}},
 		{Key: "state", Value: nil},
@@ -40,5 +40,5 @@ func SentIndex(ttl time.Duration) mongodb.Index {
 // even during the sweep of a gap or while the watcher is paused, and it uses its own clock. It removes marked
 // envelopes only, so the purge still removes the others.
 func EnsureSentTTL(ctx context.Context, coll *mongo.Collection, ttl time.Duration) (changed bool, err error) {
-	return mongodb.EnsureTTL(ctx, coll, SentIndex(ttl))
+	return mongodb.EnsureTTL(ctx, coll, sentIndex(ttl))
 }

@@ -27,8 +27,8 @@ func IsException(and ...bson.E) bson.D {
 	return append(bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: Exceptional}}}}, and...)
 }
 
-// IsScheduled returns the condition for an envelope that waits for its due time.
-func IsScheduled(and ...bson.E) bson.D {
+// isScheduled returns the condition for an envelope that waits for its due time.
+func isScheduled(and ...bson.E) bson.D {
 	scheduled := bson.D{{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}}, {Key: "state", Value: nil}}
 	return append(scheduled, and...)
 }
@@ -43,7 +43,7 @@ func Healthy(and ...bson.E) bson.D {
 // reads the snapshot of the transaction, so the owner can remove a collection from `dirty` in one fenced
 // transaction.
 func StillDirty(ctx context.Context, coll *mongo.Collection, p slot.Range) (bool, error) {
-	for _, waits := range []bson.D{IsException(), IsScheduled()} {
+	for _, waits := range []bson.D{IsException(), isScheduled()} {
 		if found, err := mongodb.Exists(ctx, coll, p.AddFilter(waits)); found || err != nil {
 			return found, err
 		}

@@ -89,9 +89,9 @@ type slotPosition struct {
 	of          int            // number of slots of the watcher, from the id
 }
 
-// ReadWatermarks reads the registry and the watcher documents of the state database. It makes two majority reads: if a
+// readWatermarks reads the registry and the watcher documents of the state database. It makes two majority reads: if a
 // position were rolled back after the purge, too many envelopes would be gone.
-func ReadWatermarks(ctx context.Context, state *mongo.Database) (*Watermarks, error) {
+func readWatermarks(ctx context.Context, state *mongo.Database) (*Watermarks, error) {
 	claims, err := outboxes.NewRegistry(state.Collection("collections")).Registrations(ctx, "")
 	if err != nil {
 		return nil, err

@@ -130,7 +130,7 @@ func TestN25_APositionInTheFutureStopsThePurge(t *testing.T) {
 		hold bool
 	}{{now, false}, {now + 60, false}, {now + 1_000_000, true}} {
 		position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: c.at, I: 1}}})
-		w, err := ReadWatermarks(t.Context(), state)
+		w, err := readWatermarks(t.Context(), state)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -34,7 +34,7 @@ func NewCuts(state *mongo.Database, keep time.Duration) *Cuts { return &Cuts{sta
 // Of returns the current boundary of a collection. The error is an error of the server or a [*HeldError].
 func (c *Cuts) Of(ctx context.Context, o outboxes.Outbox) (Cut, error) {
 	if c.marks == nil || time.Since(c.readAt) > recheckEvery {
-		marks, err := ReadWatermarks(ctx, c.state)
+		marks, err := readWatermarks(ctx, c.state)
 		if err != nil {
 			return Cut{}, err
 		}

@@ -58,7 +58,7 @@ func TestN19_ClaimsThatOverlapShareNothing(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				n, err := ReadClaimed(t.Context(), *group[0], claim, bson.Timestamp{}, 10, func(raw bson.Raw) error {
+				n, err := readClaimed(t.Context(), *group[0], claim, bson.Timestamp{}, 10, func(raw bson.Raw) error {
 					mu.Lock()
 					defer mu.Unlock()
 					id := string(raw.Lookup("_id").Value)

@@ -102,7 +102,7 @@ func (s *Scheduled) continuePass(over context.Context, c *scheduledCollection) {
 func (s *Scheduled) readIndex(ctx context.Context, c *scheduledCollection) (done bool, err error) {
 	if c.cursor == nil {
 		c.passBegan, c.passTook, c.passFound = time.Now(), 0, 0
-		c.cursor, err = ScheduledUntil(ctx, c.coll, s.claim, s.Now().Add(waiting.Lookahead), feedReply, s.Part)
+		c.cursor, err = scheduledUntil(ctx, c.coll, s.claim, s.Now().Add(waiting.Lookahead), feedReply, s.Part)
 		if err != nil {
 			return false, err
 		}
@@ -133,7 +133,7 @@ func (s *Scheduled) nextPassTime(ctx context.Context, c *scheduledCollection) ti
 	c.restedAfterPass = false
 	if c.passFound == 0 && time.Since(c.checkedAhead) >= idleRecheck {
 		hint := c.lastHint.Load()
-		list, err := ScheduledAfter(ctx, c.coll, s.Now(), 1, s.Part)
+		list, err := scheduledAfter(ctx, c.coll, s.Now(), 1, s.Part)
 		if err == nil {
 			c.checkedAhead = time.Now()
 			c.restedAfterPass = len(list) == 0

@@ -104,7 +104,7 @@ func (s *Scheduled) readAndPublish(
 	}
 
 	var n, size int64
-	_, err := ReadClaimed(ctx, due, s.claim, at, int32(batch), func(raw bson.Raw) error {
+	_, err := readClaimed(ctx, due, s.claim, at, int32(batch), func(raw bson.Raw) error {
 		id := raw.Lookup("_id")
 		e, ok := unread[waiting.IDKey(id)]
 		if !ok {

@@ -68,7 +68,7 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 	for _, p := range []slot.Range{{}, {I: 5, N: slots}} {
 		own := int64(each / max(p.N, 1))
 		due := func() (err error) {
-			cur, err := ScheduledUntil(t.Context(), coll, DueClaim{Token: "t", Epoch: 1}, now, 100, p)
+			cur, err := scheduledUntil(t.Context(), coll, DueClaim{Token: "t", Epoch: 1}, now, 100, p)
 			if err == nil {
 				err = cur.Close(t.Context())
 			}
@@ -93,7 +93,7 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 			{"counts", own, func() error { _, err := waiting.CountExceptions(t.Context(), coll, p); return err }},
 			{"dirty", 1, func() error { _, err := outboxes.StillDirty(t.Context(), coll, p); return err }},
 			{"scheduled", own, due},
-			{"ahead", 0, func() error { _, err := ScheduledAfter(t.Context(), coll, now, 100, p); return err }},
+			{"ahead", 0, func() error { _, err := scheduledAfter(t.Context(), coll, now, 100, p); return err }},
 			{"stray claims", own, func() error { _, err := findStrayClaims(t.Context(), coll, 1, now, p); return err }},
 		} {
 			name, most = fmt.Sprintf("%s of %v", s.name, p), s.most

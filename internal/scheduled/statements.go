@@ -53,9 +53,9 @@ func (c DueClaim) claimCondition(and bson.D, or ...any) bson.D {
 	return append(and, bson.E{Key: "state", Value: nil}, bson.E{Key: "$or", Value: by})
 }
 
-// ScheduledUntil opens a cursor over the scheduled envelopes of coll that are due by until and that this owner can claim and
+// scheduledUntil opens a cursor over the scheduled envelopes of coll that are due by until and that this owner can claim and
 // has not claimed yet, in the order of their due times. Decode them as [Ahead]. Its replies have up to batch documents.
-func ScheduledUntil(ctx context.Context, coll *mongo.Collection, c DueClaim, until time.Time, batch int32, p slot.Range) (*mongo.Cursor, error) {
+func scheduledUntil(ctx context.Context, coll *mongo.Collection, c DueClaim, until time.Time, batch int32, p slot.Range) (*mongo.Cursor, error) {
 	cur, err := mongodb.Majority(coll).Find(ctx, // N21
 		p.AddFilter(c.filterUnclaimed(bson.E{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}})),
 		options.Find().SetProjection(ahead).SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetBatchSize(batch).SetAllowDiskUse(true))
@@ -65,8 +65,8 @@ func ScheduledUntil(ctx context.Context, coll *mongo.Collection, c DueClaim, unt
 	return cur, nil
 }
 
-// ScheduledAfter returns the first scheduled envelopes of coll that are due after a time, in the order of their due times.
-func ScheduledAfter(ctx context.Context, coll *mongo.Collection, after time.Time, limit int64, p slot.Range) ([]Ahead, error) {
+// scheduledAfter returns the first scheduled envelopes of coll that are due after a time, in the order of their due times.
+func scheduledAfter(ctx context.Context, coll *mongo.Collection, after time.Time, limit int64, p slot.Range) ([]Ahead, error) {
 	later := bson.D{{Key: "dueAt", Value: bson.D{{Key: "$gt", Value: bson.NewDateTimeFromTime(after)}}}, {Key: "state", Value: nil}}
 	return mongodb.FindAll[Ahead](ctx, mongodb.Majority(coll), "looking ahead in "+mongodb.Namespace(coll), p.AddFilter(later),
 		options.Find().SetProjection(ahead).SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetLimit(limit))
@@ -114,11 +114,11 @@ func ClaimDue(ctx context.Context, f mongodb.Fencer, c DueClaim, now time.Time, 
 	})
 }
 
-// ReadClaimed calls take for each of the envelopes that has the claim, in no order, and returns their number. The bytes are
+// readClaimed calls take for each of the envelopes that has the claim, in no order, and returns their number. The bytes are
 // valid only during the call. batch bounds the documents of a reply. An error of take ends the read and is returned.
 //
-// ReadClaimed reads majority-committed data (N21). If at is not zero, it sees everything up to this cluster time.
-func ReadClaimed(ctx context.Context, g Due, c DueClaim, at bson.Timestamp, batch int32, take func(bson.Raw) error) (n int64, err error) {
+// readClaimed reads majority-committed data (N21). If at is not zero, it sees everything up to this cluster time.
+func readClaimed(ctx context.Context, g Due, c DueClaim, at bson.Timestamp, batch int32, take func(bson.Raw) error) (n int64, err error) {
 	if !at.IsZero() {
 		sess, err := mongodb.Causal(ctx, g.Coll.Database().Client(), at)
 		if err != nil {

@@ -87,7 +87,7 @@ func TestN19_ClaimFilter(t *testing.T) {
 
 	ids := dueDocs(t, coll, docs...)
 	claim := DueClaim{Token: "mine", Epoch: 7}
-	cur, err := ScheduledUntil(t.Context(), coll, claim, time.Now(), 2, slot.Range{})
+	cur, err := scheduledUntil(t.Context(), coll, claim, time.Now(), 2, slot.Range{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestN19_ClaimFilter(t *testing.T) {
 	}
 
 	had := map[string]bool{}
-	n, err := ReadClaimed(t.Context(), *groups[0], claim, bson.Timestamp{}, 2, func(raw bson.Raw) error {
+	n, err := readClaimed(t.Context(), *groups[0], claim, bson.Timestamp{}, 2, func(raw bson.Raw) error {
 		had[string(raw.Lookup("_id").Value)] = true
 		return nil
 	})
@@ -126,7 +126,7 @@ func TestN19_ClaimFilter(t *testing.T) {
 	}
 
 	stop := errors.New("stop")
-	if _, err := ReadClaimed(t.Context(), *groups[0], claim, bson.Timestamp{T: 1}, 2, func(bson.Raw) error { return stop }); !errors.Is(err, stop) {
+	if _, err := readClaimed(t.Context(), *groups[0], claim, bson.Timestamp{T: 1}, 2, func(bson.Raw) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("the error of take: %v", err)
 	}
 	if err := ClaimDue(t.Context(), f, claim, time.Now(), []*Due{{Coll: coll, IDs: make([]bson.RawValue, maxClaim+1)}}); err == nil {
@@ -165,7 +165,7 @@ func TestScheduledByTheIndex(t *testing.T) {
 		t.Errorf("%d documents examined to find 2", n)
 	}
 
-	cur, err := ScheduledUntil(t.Context(), coll, c, time.Now(), 100, slot.Range{})
+	cur, err := scheduledUntil(t.Context(), coll, c, time.Now(), 100, slot.Range{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +175,7 @@ func TestScheduledByTheIndex(t *testing.T) {
 		t.Errorf("%v %v", found, err)
 	}
 
-	next, err := ScheduledAfter(t.Context(), coll, time.Now(), 3, slot.Range{})
+	next, err := scheduledAfter(t.Context(), coll, time.Now(), 3, slot.Range{})
 	if err != nil || len(next) != 3 {
 		t.Errorf("%d ahead, %v", len(next), err)
 	}

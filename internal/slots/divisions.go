@@ -52,8 +52,8 @@ func NewDivisions(state *mongo.Database) *Divisions {
 	return &Divisions{mongodb.Majority(state.Collection("slots")), mongodb.Majority(state.Collection("watchers"))}
 }
 
-// NewDivisionsIn returns the divisions for calls in a transaction, which has concerns of its own.
-func NewDivisionsIn(state *mongo.Database) *Divisions {
+// newDivisionsIn returns the divisions for calls in a transaction, which has concerns of its own.
+func newDivisionsIn(state *mongo.Database) *Divisions {
 	return &Divisions{state.Collection("slots"), state.Collection("watchers")}
 }
 

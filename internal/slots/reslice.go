@@ -379,7 +379,7 @@ func (r *resliceRun) replaceDocuments(ctx context.Context, old, fresh []lease.Do
 		if err := lease.Replace(tx, db.Collection("watchers"), old, fresh, control); err != nil {
 			return nil, err
 		}
-		return nil, NewDivisionsIn(db).Divide(tx, r.cfg.Watcher, r.Slots, true)
+		return nil, newDivisionsIn(db).Divide(tx, r.cfg.Watcher, r.Slots, true)
 	}, opts)
 	if err == nil {
 		return nil

@@ -21,9 +21,9 @@ var (
 	stateHeader  = []byte("tracestate")
 )
 
-// FromHeaders returns the W3C trace context in headers. ok is false if there is no valid one, or the service did not
+// fromHeaders returns the W3C trace context in headers. ok is false if there is no valid one, or the service did not
 // sample it. If a header occurs several times, the first one counts. Stored does not allocate.
-func FromHeaders(headers []record.Header) (c Context, ok bool) {
+func fromHeaders(headers []record.Header) (c Context, ok bool) {
 	for i := range headers {
 		if len(headers[i].Key) != len(parentHeader) || !bytes.EqualFold(headers[i].Key, parentHeader) {
 			continue

@@ -42,7 +42,7 @@ func (t *Tap) Begin(recs []record.Record, db, coll []byte, commitMS int64) *Deli
 	}
 
 	// The records of an envelope have the same headers.
-	c, ok := FromHeaders(recs[0].Headers)
+	c, ok := fromHeaders(recs[0].Headers)
 	if !ok {
 		return nil
 	}

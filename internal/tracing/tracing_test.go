@@ -58,17 +58,17 @@ func TestStoredContext(t *testing.T) {
 		"not hexadecimal":        {headers("traceparent", "0g"+parent[2:]), false},
 		"empty":                  {headers("traceparent", ""), false},
 	} {
-		got, ok := FromHeaders(c.headers)
+		got, ok := fromHeaders(c.headers)
 		if ok != c.ok || ok && (got.TraceID.String() != parent[3:35] || got.SpanID.String() != parent[36:52]) {
 			t.Errorf("%s: %v %+v", name, ok, got)
 		}
 	}
 
-	c, _ := FromHeaders(headers("traceparent", parent, "tracestate", "a=1"))
+	c, _ := fromHeaders(headers("traceparent", parent, "tracestate", "a=1"))
 	if sc := c.spanContext(); !sc.IsValid() || !sc.IsRemote() || !sc.IsSampled() || sc.TraceState().Get("a") != "1" {
 		t.Errorf("%+v", sc)
 	}
-	if c, _ = FromHeaders(headers("traceparent", parent, "tracestate", "=;=")); !c.spanContext().IsValid() {
+	if c, _ = fromHeaders(headers("traceparent", parent, "tracestate", "=;=")); !c.spanContext().IsValid() {
 		t.Error("a broken tracestate costs the link")
 	}
 }
@@ -77,7 +77,7 @@ func FuzzStored(f *testing.F) {
 	f.Add([]byte(parent))
 	f.Add([]byte("00-"))
 	f.Fuzz(func(t *testing.T, v []byte) {
-		c, ok := FromHeaders([]record.Header{{Key: []byte("traceparent"), Value: v}})
+		c, ok := fromHeaders([]record.Header{{Key: []byte("traceparent"), Value: v}})
 		if ok != (c.TraceID.IsValid() && c.SpanID.IsValid()) {
 			t.Errorf("%q: %v %+v", v, ok, c)
 		}

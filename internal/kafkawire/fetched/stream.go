@@ -19,11 +19,11 @@ import (
 
 // The bounds of one record that a Stream reads.
 const (
-	MaxRecord  = 64 << 20 // bytes
-	MaxHeaders = 1 << 16
+	maxRecord  = 64 << 20 // bytes
+	maxHeaders = 1 << 16
 )
 
-// TooLargeError means that a record exceeds MaxRecord or MaxHeaders. The records after it can be read.
+// TooLargeError means that a record exceeds maxRecord or maxHeaders. The records after it can be read.
 type TooLargeError struct{ What string }
 
 func (e *TooLargeError) Error() string { return "the record has " + e.What }
@@ -99,11 +99,11 @@ func (s *Stream) Next(x *Record, from int64) (bool, error) {
 		return false, recordError(io.ErrUnexpectedEOF)
 	case x.Offset < from:
 		return true, s.discardBytes(size)
-	case size > MaxRecord:
+	case size > maxRecord:
 		if err := s.discardBytes(size); err != nil {
 			return false, err
 		}
-		return true, &TooLargeError{fmt.Sprintf("%d bytes; at most %d can be read", size, MaxRecord)}
+		return true, &TooLargeError{fmt.Sprintf("%d bytes; at most %d can be read", size, maxRecord)}
 	}
 
 	body, err := s.readBytes(int(size))
@@ -117,9 +117,9 @@ func (s *Stream) Next(x *Record, from int64) (bool, error) {
 
 	// The number of headers is only a claim, so it is checked before memory is allocated for them.
 	n := d.Varint()
-	if n > MaxHeaders {
+	if n > maxHeaders {
 		x.Key, x.Value = nil, nil
-		return true, &TooLargeError{fmt.Sprintf("%d headers; at most %d can be read", n, MaxHeaders)}
+		return true, &TooLargeError{fmt.Sprintf("%d headers; at most %d can be read", n, maxHeaders)}
 	}
 	for ; n > 0 && !d.Bad; n-- {
 		x.Headers = append(x.Headers, record.Header{Key: d.Field(), Value: d.Field()})
