@@ -49,6 +49,7 @@ func NewClients(
 	if from == nil {
 		from = options.Client().ApplyURI(cfg.URI.Reveal())
 	}
+	// The stream has its own client, so that its long reads never delay the lease.
 	stream := changestream.Tune(connectionOptions(from)).
 		SetAppName("outrelay stream " + node).
 		SetReadConcern(readconcern.Majority()).

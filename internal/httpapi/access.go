@@ -22,6 +22,7 @@ const maxActor = 128 // bytes of a name in the events log
 func (a *Access) identify(r *http.Request) (caller admin.Caller, problem string) {
 	if a.isProxy(r) {
 		names := r.Header.Values(a.ProxyHeader)
+		// With several names, one of them may come from the client.
 		if len(names) == 1 && names[0] != "" {
 			return a.newCaller(r, names[0], "proxy", a.roleOf(names[0]))
 		}

@@ -178,6 +178,7 @@ func (p *page) download(w http.ResponseWriter, r *http.Request, c *call) {
 					Source: f.Source, Group: l.Source.Group, Handler: l.Source.Handler,
 				}
 				l, err = c.use.Letters.Show(c.ctx, ref, true)
+				// The response has begun, so an error can only abort it.
 				abortOn(err)
 			}
 			if out.Encode(l) != nil {

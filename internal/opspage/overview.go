@@ -69,6 +69,7 @@ var severity = map[string]int{admin.CheckFail: 0, admin.CheckWarn: 1, admin.Chec
 
 func newOverview(o admin.Overview, watcher string) *overview {
 	v := &overview{Overview: o, Worst: admin.CheckOK}
+	// A check without a watcher concerns the whole deployment.
 	v.Checks = slices.DeleteFunc(slices.Clone(o.Checks), func(c admin.Check) bool { return c.Watcher != "" && c.Watcher != watcher })
 	slices.SortStableFunc(v.Checks, func(a, b admin.Check) int {
 		return cmp.Compare(severity[a.Status], severity[b.Status])

@@ -49,6 +49,7 @@ func (v *mongoView) Apply(ctx context.Context, states []entityparts.State) error
 	version := make(map[string]int64, len(states))
 	for _, s := range states {
 		if s.Doc == nil {
+			// A repeated or older deletion does not lower the recorded version.
 			deletions = append(deletions, mongo.NewUpdateOneModel().
 				SetFilter(idFilter(s.ID, nil)).
 				SetUpdate(bson.D{{Key: "$max", Value: bson.D{{Key: v.field, Value: s.Version}}}}).

@@ -55,6 +55,7 @@ func Document(v any) Payload {
 		if err := raw.Validate(); err != nil {
 			return Payload{problem: fmt.Sprintf("payload: %s", err)}
 		}
+		// The caller may reuse its bytes.
 		return Payload{typ: bson.TypeEmbeddedDocument, data: slices.Clone(raw)}
 	}
 	if isNil(v) {

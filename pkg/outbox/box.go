@@ -97,6 +97,7 @@ func (b *Box) appendEvents(ctx context.Context, events []event.Event) ([]appendi
 	}
 
 	envelopes, err := b.events.Encode(ctx, events)
+	// The middleware may have dropped all events.
 	if err != nil || len(envelopes) == 0 {
 		return nil, err
 	}

@@ -109,6 +109,7 @@ func New(address string, opts ...Option) (*Client, error) {
 		return nil, err
 	}
 
+	// The default transport stays unchanged for other clients of the process.
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.TLSClientConfig = s.tls
 	apiOptions := []sr.ClientOpt{sr.URLs(address), sr.UserAgent("outrelay"), sr.HTTPClient(&http.Client{Transport: transport})}

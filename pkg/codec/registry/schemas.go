@@ -44,6 +44,7 @@ func (c *Client) findSchema(ctx context.Context, s Schema, kind sr.SchemaType) (
 	if found.Type != kind {
 		return found, fmt.Errorf("%w: subject %q has a schema of type %v, not %v", ErrSchema, s.Subject, found.Type, kind)
 	}
+	// Payloads with this id then need no request.
 	c.schemas.put(found.ID, found.Schema)
 	return found, nil
 }

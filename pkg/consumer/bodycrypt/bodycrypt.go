@@ -114,6 +114,7 @@ func Encrypt(keys Keys, headers ...string) outbox.Middleware {
 				return fmt.Errorf("encrypting event %s: %w", ev.ID(), err)
 			}
 
+			// The head is authenticated too, so a changed key id or list of headers makes the decryption fail.
 			head := strings.Join(append([]string{cryptVersion, key.ID}, headers...), ";")
 			aad := authenticatedData(head, ev.ID().String(), ev.Name(), headers, ev.Header)
 

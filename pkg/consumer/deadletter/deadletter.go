@@ -216,6 +216,7 @@ func (d *Desk) Discard(ctx context.Context, q Query) (int64, error) {
 	if q.isEmpty() && !q.All {
 		return 0, ErrEmptyQuery
 	}
+	// The ids are enough to delete letters.
 	q.NoValues = true
 
 	var n int64

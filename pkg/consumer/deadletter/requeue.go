@@ -152,6 +152,7 @@ func newWaiting(l *Letter, handler string) *setaside.Message {
 		Value:       l.Value,
 		Requeued:    true,
 	}
+	// A message without a key is a queue alone.
 	m.Queue = m.ID
 	if l.Key != nil {
 		m.Queue = setaside.KeyQueue(l.Key)
