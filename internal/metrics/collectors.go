@@ -145,6 +145,7 @@ func (h *Histogram) Observe(d time.Duration, n int) {
 
 	d = max(d, 0)
 	h.counts[h.bucketIndex(d)].Add(uint64(n))
+	// Several goroutines may add to the sum at the same time.
 	for {
 		old := h.sum.Load()
 		if h.sum.CompareAndSwap(old, math.Float64bits(math.Float64frombits(old)+d.Seconds()*float64(n))) {

@@ -31,6 +31,7 @@ func idOf(id any) ID {
 
 	raw := make([]byte, val.Len())
 	reflect.Copy(reflect.ValueOf(raw), val)
+	// Only the length distinguishes an ObjectId from a UUID.
 	if len(raw) == len(bson.ObjectID{}) {
 		return ID{bson.TypeObjectID, string(raw)}
 	}

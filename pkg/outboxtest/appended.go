@@ -123,6 +123,7 @@ func readEvent(doc bson.Raw) (*storedEvent, error) {
 	}
 
 	var err error
+	// An empty payload is not nil, which would be a tombstone.
 	e.payload, err = envelope.AppendPayload([]byte{}, &v)
 	return e, err
 }

@@ -98,6 +98,7 @@ func New(tb testing.TB, opts ...Option) *Env {
 	var stop context.CancelFunc
 	e.running, stop = context.WithCancel(context.WithoutCancel(tb.Context()))
 	tb.Cleanup(func() {
+		// A failure that the test has set must not keep the consumers from ending.
 		e.Fail(nil)
 		stop()
 		e.tasks.Wait()
