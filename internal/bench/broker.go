@@ -11,6 +11,8 @@ import (
 	kafka "github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
 	"github.com/segmentio/kafka-go/protocol/apiversions"
+
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 // partitions is the number of partitions of every topic of the benchmark.
@@ -87,7 +89,7 @@ func (c *cluster) createTopic(ctx context.Context, topic string) error {
 			break
 		}
 		// On a busy machine, a broker sometimes loses its controller for a moment.
-		if !errors.Is(err, kafka.BrokerNotAvailable) || time.Since(began) > stall || pause(ctx, slow) != nil {
+		if !errors.Is(err, kafka.BrokerNotAvailable) || time.Since(began) > stall || retry.Sleep(ctx, slow) != nil {
 			return fmt.Errorf("creating topic %s: %w", topic, err)
 		}
 	}
@@ -143,7 +145,7 @@ func (c *cluster) countRecords(ctx context.Context, topic string) (int, error) {
 	for began := time.Now(); ; {
 		n, err := c.sumEndOffsets(ctx, topic)
 		var code kafka.Error
-		if err == nil || !errors.As(err, &code) || !code.Temporary() || time.Since(began) > stall || pause(ctx, slow) != nil {
+		if err == nil || !errors.As(err, &code) || !code.Temporary() || time.Since(began) > stall || retry.Sleep(ctx, slow) != nil {
 			return n, err
 		}
 	}

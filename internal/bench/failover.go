@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 const (
@@ -144,21 +145,11 @@ func (p *pair) awaitRole(ctx context.Context, r *relay, role string) error {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("a relay has not become %s within %s; end of its log: %s", role, stall, r.words)
 		}
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
+		if err := retry.Sleep(ctx, 20*time.Millisecond); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// pause blocks for d or until ctx ends. Then it returns the cause of ctx.
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
 
 func (p *pair) stopAll() error {
@@ -177,7 +168,7 @@ func (p *pair) stopAll() error {
 func (p *pair) endOwners(ctx context.Context, how string, end func(*relay)) ([]float64, error) {
 	var out []float64
 	for i := range p.Failover {
-		if err := pause(ctx, steady); err != nil {
+		if err := retry.Sleep(ctx, steady); err != nil {
 			return nil, err
 		}
 

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 // ledger numbers events by key, and counts errors in their delivery.
@@ -86,7 +88,7 @@ func (l *ledger) insertLoad(ctx context.Context, size int, insert func(context.C
 			began := time.Now()
 			for n := 1; ; n++ {
 				due := began.Add(time.Duration(key)*every/keysUnderLoad + time.Duration(n)*every)
-				if pause(ctx, time.Until(due)) != nil {
+				if retry.Sleep(ctx, time.Until(due)) != nil {
 					return
 				}
 
@@ -116,11 +118,11 @@ func (l *ledger) awaitArrivals(ctx context.Context, failed func() error) error {
 		if _, lost, _, _ := l.countErrors(); lost == 0 {
 			break
 		}
-		if err := errors.Join(failed(), pause(ctx, 50*time.Millisecond)); err != nil {
+		if err := errors.Join(failed(), retry.Sleep(ctx, 50*time.Millisecond)); err != nil {
 			return err
 		}
 	}
-	return pause(ctx, time.Second)
+	return retry.Sleep(ctx, time.Second)
 }
 
 // countErrors returns the number of events, and of errors in their delivery.

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 const (
@@ -129,7 +131,7 @@ func (o *observer) getWithRetries(ctx context.Context, address string, header ..
 		if err := o.relay.checkRunning(); err != nil {
 			return nil, err
 		}
-		if err := sleep(ctx, slow); err != nil {
+		if err := retry.Sleep(ctx, slow); err != nil {
 			return nil, err
 		}
 	}

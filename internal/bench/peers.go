@@ -14,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/devstack/kafkaconnect"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 // The defaults of [RunPeers]. One run takes about twelve minutes on two cores.
@@ -247,7 +248,7 @@ func (b *comparison) followPeer(ctx context.Context, pub publisher, topic string
 	var cpu float64
 	beganN, last := 0, -1
 	for n := 0; n < b.Events; {
-		if err := errors.Join(pub.checkRunning(), pause(ctx, slow)); err != nil {
+		if err := errors.Join(pub.checkRunning(), retry.Sleep(ctx, slow)); err != nil {
 			return err
 		}
 		var err error
@@ -326,7 +327,7 @@ func (b *comparison) killPeer(ctx context.Context, s system, p place, pub publis
 	go func() {
 		inserted <- shots.insertAtRate(ctx, b.client.Database(b.db).Collection(p.collection), killRate)
 	}()
-	if err := pause(ctx, beforeKill); err != nil {
+	if err := retry.Sleep(ctx, beforeKill); err != nil {
 		return errors.Join(err, <-inserted)
 	}
 	c.beginGap()
@@ -340,7 +341,7 @@ func (b *comparison) killPeer(ctx context.Context, s system, p place, pub publis
 
 	deadline := time.Now().Add(killWithin)
 	for shots.left.Load() > 0 && time.Now().Before(deadline) {
-		if err := errors.Join(c.failed(), pub.checkRunning(), pause(ctx, slow)); err != nil {
+		if err := errors.Join(c.failed(), pub.checkRunning(), retry.Sleep(ctx, slow)); err != nil {
 			return err
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -67,7 +68,7 @@ func (b *bench) knownDrain(ctx context.Context, run int, got figures) (meterRead
 		if time.Since(first) > 0 {
 			return errors.New("the relay read for so long that the first of its envelopes were due")
 		}
-		return sleep(ctx, time.Until(first.Add(time.Second)))
+		return retry.Sleep(ctx, time.Until(first.Add(time.Second)))
 	})
 }
 
@@ -90,18 +91,9 @@ func (r *relay) passed(ctx context.Context, n int) error {
 			return fmt.Errorf("the relay has read %.0f of %d events after %s; end of its log: %s", c.read, n, stall, r.words)
 		}
 
-		if err := sleep(ctx, slow); err != nil {
+		if err := retry.Sleep(ctx, slow); err != nil {
 			return err
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(d):
-		return nil
 	}
 }
 
@@ -165,7 +157,7 @@ func empty(ctx context.Context, coll *mongo.Collection) error {
 		if time.Since(began) > stall {
 			return fmt.Errorf("%d envelopes that were sent are still there after %s", n, stall)
 		}
-		if err := sleep(ctx, slow); err != nil {
+		if err := retry.Sleep(ctx, slow); err != nil {
 			return err
 		}
 	}
@@ -239,7 +231,7 @@ func (b *bench) moment(ctx context.Context, name string, n int) (d dueErrors, er
 	for i := range s.acked {
 		s.acked[i].Store(int64(at.Sub(s.base)))
 	}
-	if err := sleep(ctx, time.Until(at)); err != nil {
+	if err := retry.Sleep(ctx, time.Until(at)); err != nil {
 		return d, err
 	}
 

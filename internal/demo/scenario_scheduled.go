@@ -14,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/demo/check"
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -235,7 +236,7 @@ func (c *calendar) changeEvents(ctx context.Context, f *ScheduledFinding) error 
 		if fate == keep {
 			continue
 		}
-		if !sleepFor(ctx, time.Until(d.at.Add(-changeLead))) {
+		if retry.Sleep(ctx, time.Until(d.at.Add(-changeLead))) != nil {
 			return context.Cause(ctx)
 		}
 
@@ -383,16 +384,4 @@ func quantile(sorted []time.Duration, q float64) float64 {
 	}
 	i := min(int(q*float64(len(sorted))), len(sorted)-1)
 	return float64(sorted[i].Microseconds()) / 1000
-}
-
-// sleepFor blocks for d. It returns false if ctx ends before.
-func sleepFor(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/segmentio/kafka-go"
+
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 // checkBroker returns nil if the broker at addr responds and lists at least n live brokers. If id is above 0, the
@@ -96,7 +98,7 @@ func isAway(err error) bool { return errors.Is(err, kafka.BrokerNotAvailable) }
 func retryWhile(ctx context.Context, do func() error, isTransient func(error) bool) error {
 	for {
 		err := do()
-		if err == nil || !isTransient(err) || !waited(ctx, tailRetry) {
+		if err == nil || !isTransient(err) || retry.Sleep(ctx, tailRetry) != nil {
 			return err
 		}
 	}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
+
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 const (
@@ -80,7 +82,7 @@ func Tail(ctx context.Context, brokers, topics []string, each func(Message)) {
 			}
 		}
 
-		if !waited(ctx, tailRefresh) {
+		if retry.Sleep(ctx, tailRefresh) != nil {
 			return
 		}
 	}
@@ -103,7 +105,7 @@ func tailPartition(ctx context.Context, cl *kafka.Client, topic string, p int, e
 			next = kafka.FirstOffset
 		}
 		if err != nil {
-			waited(ctx, tailRetry)
+			_ = retry.Sleep(ctx, tailRetry)
 			continue
 		}
 
@@ -176,18 +178,6 @@ func closed(b protocol.Bytes) error {
 	return b.Close()
 }
 
-// waited reports whether d passed before ctx ended.
-func waited(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
-}
-
 // CreateTopic creates a topic and blocks until every partition has a leader. If the topic exists, it returns
 // an error.
 func (s *Stack) CreateTopic(ctx context.Context, name string, partitions, replicas int) error {
@@ -221,7 +211,7 @@ func (s *Stack) CreateTopic(ctx context.Context, name string, partitions, replic
 		if led == partitions {
 			return nil
 		}
-		if !waited(ctx, tailRetry) {
+		if retry.Sleep(ctx, tailRetry) != nil {
 			return fmt.Errorf("topic %s: %d of %d partitions have a leader: %w", name, led, partitions, context.Cause(ctx))
 		}
 	}
