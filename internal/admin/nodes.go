@@ -183,6 +183,7 @@ func (o Operator) NodeRemove(ctx context.Context, node string, force bool) error
 		return fmt.Errorf("%w: the last heartbeat of node %s was %.1f s ago; stop it first", ErrNodeAlive, node, list[i].AgeS)
 	}
 
+	// Other nodes then take over at once, and not after the leases have expired.
 	if _, err := o.NodeRelease(ctx, node, briefHold); err != nil {
 		return err
 	}

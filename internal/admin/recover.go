@@ -83,6 +83,7 @@ func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]SweepCount
 
 // sweptOutboxes returns the collections that a sweep would read.
 func (o Operator) sweptOutboxes(ctx context.Context, claims []outboxes.Registration) ([]outboxes.Outbox, error) {
+	// Only the scope of the configured watcher finds collections that are not registered yet.
 	if o.Outboxes != nil && o.isConfigured() {
 		return o.Outboxes(ctx)
 	}

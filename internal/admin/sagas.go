@@ -155,6 +155,7 @@ func (s Sagas) List(ctx context.Context, database, name string, limit int, after
 			ExpiresAt:   d.ExpiresAt,
 		})
 	}
+	// Counting would read the collection, so the total is the estimate of its metadata.
 	page.Total = sagaType.Count
 	// Another page may follow a full one.
 	if n := len(docs); n == limit {

@@ -70,6 +70,7 @@ func (x configChecks) checkCertificates(context.Context) finding {
 		case left < expiresSoon:
 			worst = warned(fix, "%s: the certificate in %s expires at %s, in %s", one.key, file, when,
 				formatDays(left))
+		// A warning stays, even if the next certificate is valid.
 		case worst.status == OK:
 			worst = passed("valid at least until %s", when)
 		}

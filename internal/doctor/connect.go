@@ -190,6 +190,7 @@ func (x mongoChecks) describeUnreachable(err error) finding {
 		return f
 	}
 
+	// A server that responds but does not fit explains more than the servers that do not respond.
 	seen := x.mongo.seen.all()
 	for _, host := range slices.Sorted(maps.Keys(seen)) {
 		if f, ok := x.explainMismatch(host, seen[host]); ok {

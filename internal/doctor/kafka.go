@@ -26,6 +26,7 @@ func (x kafkaChecks) checkKafka(ctx context.Context) finding {
 		return passed("%s", text)
 	}
 
+	// The errors of the brokers are then those of the interruption.
 	if call.Err() != nil {
 		return failed("correct kafka.brokers, or allow the connection in firewalls and network policies",
 			"no broker responds in time at %s", x.brokers)

@@ -63,6 +63,7 @@ func (x outboxChecks) checkIndexes(ctx context.Context) finding {
 	var without, statements []string
 	hidden := 0
 	var denied error
+	// Each collection costs a call, so only the first ones are examined.
 	for _, o := range list[:min(len(list), indexedMost)] {
 		call, cancel := context.WithTimeout(ctx, lookTimeout)
 		missing, err := outboxes.MissingIndexes(call, x.mongo.client.Database(o.DB).Collection(o.Coll))
@@ -160,6 +161,7 @@ func (x outboxChecks) sampleOutbox(ctx context.Context, o outboxes.Outbox, refus
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	coll := mongodb.Majority(x.mongo.client.Database(o.DB).Collection(o.Coll))
+	// The natural order needs no index, and is nearly the order of the inserts.
 	newest := options.Find().SetSort(bson.D{{Key: "$natural", Value: -1}}).SetLimit(sampledNewest)
 	mapping := x.cfg.DocumentMapping()
 	whole := mapping != nil || x.router.NeedsDocument()

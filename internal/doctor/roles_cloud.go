@@ -27,6 +27,7 @@ func (r Roles) AtlasRoles() string {
 		out := atlasRole{RoleName: role.Name, Actions: []atlasAction{}}
 
 		for _, p := range role.Privileges {
+			// Atlas lists the resources of each action.
 			for _, action := range p.Actions {
 				name := atlasActionName(action)
 				at := slices.IndexFunc(out.Actions, func(a atlasAction) bool { return a.Action == name })

@@ -78,6 +78,7 @@ func (x topicChecks) checkTopicsExist(ctx context.Context) finding {
 			missing = append(missing, name)
 			continue
 		case errors.Is(topic.Err, kafkawire.TopicAuthorizationFailed):
+			// Kafka does not show whether such a topic exists.
 			hidden = append(hidden, name)
 			continue
 		case topic.Err != nil:

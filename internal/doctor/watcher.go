@@ -117,6 +117,7 @@ func (x watcherChecks) checkLostWatcher(ctx context.Context, state *mongo.Databa
 		return passed("the slot has never run")
 	}
 
+	// Registrations outlive the document, so they show that the watcher has run.
 	claims, err := outboxes.NewRegistry(state.Collection("collections")).Registrations(ctx, x.cfg.Watcher)
 	if err == nil && len(claims) > 0 {
 		return failed("outrelay recover",
