@@ -191,8 +191,8 @@ func (s statusReport) printCounts(w io.Writer) error {
 			stale++
 		}
 	}
-	fmt.Fprintf(w, "%s · waiting %s (oldest %s) · retry %s · blocked %s (%s) · parked %s · scheduled %s · dead %s · %s, %d stale\n",
-		s.Watcher, formatThousands(c.Waiting()), formatAge(s.OldestS), formatThousands(c.Retry),
+	fmt.Fprintf(w, "%s · lag %s · waiting %s (oldest %s) · retry %s · blocked %s (%s) · parked %s · scheduled %s · dead %s · %s, %d stale\n",
+		s.Watcher, formatAge(s.LagS), formatThousands(c.Waiting()), formatAge(s.OldestS), formatThousands(c.Retry),
 		formatThousands(c.Blocked), countNoun(c.BlockedKeys, "key"), formatThousands(c.Parked),
 		formatThousands(c.Scheduled), formatThousands(c.Dead), countNoun(int64(len(s.Nodes)), "node"), stale)
 

@@ -24,7 +24,7 @@ func TestStatusCommand(t *testing.T) {
 		t.Errorf("unexpected result %+v", s)
 	}
 
-	expectTexts(t, d.runCommand(nil, exitOK, "status"), "default  0of1  one", "40/s", "scheduled 3", "2 nodes, 0 stale", "checks: ")
+	expectTexts(t, d.runCommand(nil, exitOK, "status"), "default  0of1  one", "40/s", "default · lag 0.1 s · waiting 0 (oldest 0.0 s)", "scheduled 3", "2 nodes, 0 stale", "checks: ")
 	d.runCommand(nil, exitOK, "pin", "two")
 	var told controlResult
 	d.runCommand(&told, exitOK, "step-down", "--hold", "10m", "--actor", "ann")

@@ -19,7 +19,8 @@ type Overview struct {
 	Nodes     []Node         `json:"nodes"`
 	Counts    Counts         `json:"counts"`
 	Pending   []PendingTopic `json:"pending"`  // waiting envelopes by topic; the topic with the oldest one comes first
-	OldestS   float64        `json:"oldest_s"` // age of the oldest envelope of the watcher that is not settled
+	LagS      float64        `json:"lag_s"`    // the greatest lag of the slots of the watcher
+	OldestS   float64        `json:"oldest_s"` // age of the oldest waiting envelope of the watcher: parked, blocked, or before a retry
 	RateS     float64        `json:"rate"`     // acked records per second of all slots of the watcher
 	Checks    []Check        `json:"checks"`
 }
@@ -104,7 +105,7 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 
 	for _, w := range status.Watchers {
 		if w.Name == o.Watcher {
-			view.OldestS = max(view.OldestS, w.LagS)
+			view.LagS = max(view.LagS, w.LagS)
 			view.RateS += w.Rate
 		}
 	}
@@ -120,7 +121,7 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 type Minute struct {
 	At   time.Time `json:"at"`
 	Rate float64   `json:"rate"`  // acked records per second of all slots
-	LagS float64   `json:"lag_s"` // the greatest age of the oldest envelope that was not settled
+	LagS float64   `json:"lag_s"` // the greatest lag
 }
 
 // Minutes returns throughput and lag of the watcher in the last day, one point a minute, oldest first. Minutes without an owner are
@@ -189,7 +190,7 @@ func checkSlot(w *Watcher) Check {
 
 	case w.LagS > maxHealthyLag:
 		c.Status, c.Fix = CheckWarn, "run outrelay status to find where it waits"
-		c.Detail = fmt.Sprintf("the oldest envelope that is not settled is %.0f s old", w.LagS)
+		c.Detail = fmt.Sprintf("the lag is %.0f s: the stream contains an event of that age that Kafka has not acknowledged", w.LagS)
 
 	default:
 		c.Status = CheckOK

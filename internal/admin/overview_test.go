@@ -109,6 +109,23 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 	}
 }
 
+// A parked envelope is old, and does not raise the lag: those are two figures.
+func TestLagIsNotTheAgeOfWaitingEnvelopes(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	f.wait(f.a, "1", "parked", "k1", "orders") // for a minute
+	if _, err := f.state.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}}, bson.D{{Key: "$set", Value: bson.D{
+		{Key: "stats", Value: bson.D{{Key: "at", Value: time.Now()}, {Key: "state", Value: "live"}, {Key: "lagMs", Value: int64(250)}}},
+	}}}); err != nil {
+		t.Fatal(err)
+	}
+
+	o, err := f.desk().Overview(t.Context())
+	if err != nil || o.LagS != 0.25 || o.Watchers[0].LagS != o.LagS || o.OldestS < 50 {
+		t.Errorf("lag %v, of the slot %+v, oldest waiting %v, %v", o.LagS, o.Watchers, o.OldestS, err)
+	}
+}
+
 // A backlog is counted up to a limit, whatever lies behind it, and said to be larger.
 func TestOverviewOfABacklog(t *testing.T) {
 	t.Parallel()

@@ -194,7 +194,7 @@ func OrNew(s *Set) *Set {
 
 func (b builder) newStream() Stream {
 	return Stream{
-		Lag:            b.newLive("lag_seconds", "Now minus the commit time of the oldest unresolved envelope; 0 if there is none."),
+		Lag:            b.newLive("lag_seconds", "Age of the oldest envelope that was read and is neither acked by Kafka nor stored as waiting or dead."),
 		TokenAge:       b.newLive("token_age_seconds", "Time since the change stream's resume token last moved."),
 		Read:           b.newCounter("read_total", "Envelopes read from the change stream."),
 		ReadBytes:      b.newCounter("read_bytes_total", "Bytes of the envelopes read from the change stream."),

@@ -1,7 +1,9 @@
 package opspage
 
 import (
+	"context"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/outrelay/outrelay/internal/admin"
@@ -31,5 +33,32 @@ func TestEachWatcherHasItsVerdict(t *testing.T) {
 	}
 	if name := titleOfCheck(v.Problems[0]); name != "Nodes" {
 		t.Errorf("the name of the check: %s", name)
+	}
+}
+
+// waitingDesk is a desk with a parked topic.
+type waitingDesk struct{ *desk }
+
+func (d waitingDesk) Overview(context.Context) (admin.Overview, error) {
+	return admin.Overview{
+		Watchers: []admin.Watcher{{Name: "orders", Slot: "0of1", State: "live", LagS: 0.25}}, LagS: 0.25, OldestS: 180, Counts: admin.Counts{Parked: 3},
+	}, nil
+}
+
+// The lag is the same number in the line of figures, the headline, the chart and the card. The age of a parked envelope has another name.
+func TestLagHasOneMeaning(t *testing.T) {
+	t.Parallel()
+	d := waitingDesk{&desk{}}
+	site := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases {
+		u := d.useCases()
+		u.Operator = d
+		return u
+	}})
+	for path, lags := range map[string]int{"/strip": 1, "/": 4} {
+		_, body := ask(t, site, &operator, "GET", path, nil)
+		text := strings.Join(strings.Fields(body), " ")
+		if !strings.Contains(text, "lag 0.25 s ·") || strings.Count(text, "0.25") != lags || strings.Contains(text, "lag 180") || !strings.Contains(text, "oldest waiting 180 s") && !strings.Contains(text, "oldest waiting 3 min") {
+			t.Errorf("%s: %s", path, text)
+		}
 	}
 }

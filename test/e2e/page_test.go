@@ -75,7 +75,7 @@ func testOverview(s *scene, b *tab) {
 	b.waitForText("slot 0of1")
 	b.waitUntil("the owner and its figures", `/Epoch\s*\d/.test(document.body.innerText) && document.querySelector('.s-live, .s-blocked')`)
 	b.waitUntil("the counts", fmt.Sprintf(`[...document.querySelectorAll('.tiles a')].some((a) => a.innerText.replace(/\s+/g, ' ').includes('%d dead letters'))`, forbidden+expired))
-	for _, want := range []string{"Oplog left", "Lag of the oldest", "Throughput", "Pending by topic", s.topic + "-missing", "Nodes", "one", "two", "All checks", fmt.Sprintf("%d scheduled", scheduled)} {
+	for _, want := range []string{"Oplog left", "Lag in seconds", "oldest waiting", "Throughput", "Pending by topic", s.topic + "-missing", "Nodes", "one", "two", "All checks", fmt.Sprintf("%d scheduled", scheduled)} {
 		if !strings.Contains(strings.Join(strings.Fields(b.pageText()), " "), want) {
 			b.t.Errorf("the overview does not say %q", want)
 		}
