@@ -72,7 +72,7 @@ func commandGroups() []commandGroup {
 			newResliceCommand, newRecoverCommand,
 		}},
 		{"look", "Look and check:", []func(*program) *cobra.Command{
-			newStatusCommand, newNodesCommand, newEventsCommand, newLookupCommand, newPingCommand, newDoctorCommand,
+			newStatusCommand, newTopicsCommand, newNodesCommand, newEventsCommand, newLookupCommand, newPingCommand, newDoctorCommand,
 		}},
 		{"events", "Events that wait, failed or are sent again:", []func(*program) *cobra.Command{
 			newDeadCommand, newFailedCommand, newWaitingCommand, newScheduledCommand, newReplayCommand,

@@ -5,9 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"time"
-
-	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/nodes"
 )
 
 // Overview is the first page that an operator sees.
@@ -127,7 +124,7 @@ type Minute struct {
 // Minutes returns throughput and lag of the watcher in the last day, one point a minute, oldest first. Minutes without an owner are
 // missing.
 func (o Operator) Minutes(ctx context.Context) ([]Minute, error) {
-	samples, err := nodes.NewHistory(mongodb.Majority(o.State.Collection("history"))).Read(ctx, o.Watcher)
+	samples, err := o.history().Read(ctx, o.Watcher)
 	if err != nil {
 		return nil, err
 	}

@@ -208,6 +208,34 @@ func summarizeCollection(ctx context.Context, coll *mongo.Collection, q Query) (
 	})
 }
 
+// CountTopics counts the letters that are not requeued by their topics; the topic of an invalid envelope is "". It reads at
+// most limit letters of each outbox, and reports whether there were more.
+func CountTopics(
+	ctx context.Context, client *mongo.Client, namespaces []string, limit int64,
+) (counts map[string]int64, more bool, err error) {
+	perCollection := make([]map[string]int64, len(namespaces))
+	err = forEachNamespace(ctx, namespaces, func(ctx context.Context, i int) error {
+		coll, err := deadCollection(client, namespaces[i])
+		if err != nil {
+			return err
+		}
+		filter := Query{RequeueStatus: Replayable}.mongoFilter()
+		perCollection[i], err = mongodb.CountValues(ctx, coll, filter, "topic", limit)
+		return err
+	})
+
+	counts = map[string]int64{}
+	for _, topics := range perCollection {
+		var read int64
+		for topic, n := range topics {
+			counts[topic] += n
+			read += n
+		}
+		more = more || read == limit
+	}
+	return counts, more, err
+}
+
 // deadCollection returns the collection with the letters of the outbox ns.
 func deadCollection(client *mongo.Client, ns string) (*mongo.Collection, error) {
 	coll, err := outboxes.Outboxed(client, Collection(ns))

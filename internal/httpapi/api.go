@@ -108,6 +108,7 @@ func newOperations(mux humago.Mux, op admin.Operator) *api {
 	a := &api{API: humago.New(mux, c), operator: op, live: newLive()}
 	a.addWatchers()
 	a.addNodes()
+	a.addTopics()
 	a.addWaiting()
 	a.addScheduled()
 	a.addDead()

@@ -24,6 +24,14 @@ func SeriesOf(group, handler, class string) string {
 	return strings.Join([]string{group, handler, class}, seriesSeparator)
 }
 
+// NotRequeued is the filter for the letters of a collection that nobody has requeued.
+func NotRequeued() bson.D {
+	return bson.D{
+		{Key: "series", Value: bson.D{{Key: "$gt", Value: ""}}},
+		{Key: "requeued", Value: bson.D{{Key: "$exists", Value: false}}},
+	}
+}
+
 // CountSeries counts the letters of a collection. It reads only an index, and stops at limit entries.
 func CountSeries(ctx context.Context, db *mongo.Database, collection string, limit int64) ([]Series, error) {
 	oneIfDead := bson.D{{Key: "$cond", Value: bson.A{

@@ -62,6 +62,27 @@ func AggregateAll[T any](
 	return decodeAll[T](ctx, coll, doing, cur, err)
 }
 
+// CountValues counts the documents that filter matches by the text in a field; "" stands for a missing one. It reads at most
+// limit documents.
+func CountValues(ctx context.Context, coll *mongo.Collection, filter bson.D, field string, limit int64) (map[string]int64, error) {
+	groups, err := AggregateAll[struct {
+		Text string `bson:"_id"`
+		N    int64  `bson:"n"`
+	}](ctx, coll, "counting "+Namespace(coll), mongo.Pipeline{
+		{{Key: "$match", Value: filter}},
+		{{Key: "$limit", Value: limit}},
+		{{Key: "$group", Value: bson.D{
+			{Key: "_id", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$" + field, ""}}}},
+			{Key: "n", Value: bson.D{{Key: "$sum", Value: int64(1)}}},
+		}}},
+	})
+	counts := map[string]int64{}
+	for _, g := range groups {
+		counts[g.Text] = g.N
+	}
+	return counts, err
+}
+
 // decodeAll returns the documents of a cursor, or the error of the statement that failed to open it.
 func decodeAll[T any](
 	ctx context.Context, coll *mongo.Collection, doing string, cur *mongo.Cursor, err error,

@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/activity"
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
@@ -22,10 +23,11 @@ const historyKept = 24 * 60
 type Sample struct {
 	At   time.Time `bson:"t"` // when the minute began
 	Rate float64   `bson:"r"` // acked records per second
-	LagS float64   `bson:"l"` // the greatest age of the oldest event that was not settled
+	LagS float64   `bson:"l"` // the greatest lag of the minute
 }
 
-// History is the collection `history` of the state database: throughput and lag of the last day, which the owners write.
+// History is the collection `history` of the state database, with one document for each slot, which its owner writes:
+// throughput and lag of the last day, and the activity of the last minute.
 type History struct{ coll *mongo.Collection }
 
 // NewHistory returns the history in coll.
@@ -49,8 +51,8 @@ func (h *History) Read(ctx context.Context, watcher string) ([]Sample, error) {
 	type document struct {
 		Samples []Sample `bson:"samples"`
 	}
-	ofWatcher := bson.D{{Key: "_id", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(watcher) + "/"}}}
-	docs, err := mongodb.FindAll[document](ctx, h.coll, "reading the history of watcher "+watcher, ofWatcher)
+	docs, err := mongodb.FindAll[document](ctx, h.coll, "reading the history of watcher "+watcher, ofSlots(watcher),
+		options.Find().SetProjection(bson.D{{Key: "samples", Value: 1}}))
 	if err != nil {
 		return nil, err
 	}
@@ -69,4 +71,57 @@ func (h *History) Read(ctx context.Context, watcher string) ([]Sample, error) {
 	}
 	slices.SortFunc(list, func(a, b Sample) int { return cmp.Compare(a.At.Unix(), b.At.Unix()) })
 	return list, nil
+}
+
+// ofSlots returns the filter for the documents of a watcher.
+func ofSlots(watcher string) bson.D {
+	return bson.D{{Key: "_id", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(watcher) + "/"}}}
+}
+
+// SaveActivity replaces the activity of a slot.
+func (h *History) SaveActivity(ctx context.Context, slot string, r activity.Report) error {
+	set := bson.D{{Key: "$set", Value: bson.D{{Key: "activity", Value: r}}}}
+	_, err := h.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: slot}}, set, options.UpdateOne().SetUpsert(true))
+	if err != nil {
+		return fmt.Errorf("writing the activity of slot %s: %w", slot, err)
+	}
+	return nil
+}
+
+// ReadSlotActivity returns the last report of a slot. Without one, it returns the zero report.
+func (h *History) ReadSlotActivity(ctx context.Context, slot string) (activity.Report, error) {
+	list, err := h.findActivity(ctx, bson.D{{Key: "_id", Value: slot}})
+	if err != nil || len(list) == 0 {
+		return activity.Report{}, err
+	}
+	return list[0], nil
+}
+
+// staleActivity is the age from which the rates of a report are not those of now. An owner writes a report every five
+// seconds until its rates are 0.
+const staleActivity = 30 * time.Second
+
+// ReadActivity returns the last report of each slot of a watcher. Slots without one are missing. The rates in a report are 0
+// if its owner has stopped.
+func (h *History) ReadActivity(ctx context.Context, watcher string) ([]activity.Report, error) {
+	return h.findActivity(ctx, ofSlots(watcher))
+}
+
+func (h *History) findActivity(ctx context.Context, filter bson.D) (reports []activity.Report, err error) {
+	type document struct {
+		Activity *activity.Report `bson:"activity"`
+		Now      time.Time        `bson:"now"`
+	}
+	docs, err := mongodb.FindAll[document](ctx, h.coll, "reading the activity of slots", filter,
+		options.Find().SetProjection(bson.D{{Key: "activity", Value: 1}, {Key: "now", Value: "$$NOW"}}))
+	for _, d := range docs {
+		if d.Activity == nil {
+			continue
+		}
+		if d.Now.Sub(d.Activity.At) > staleActivity {
+			d.Activity.ForgetRates()
+		}
+		reports = append(reports, *d.Activity)
+	}
+	return reports, err
 }

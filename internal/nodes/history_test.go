@@ -1,11 +1,13 @@
 package nodes
 
 import (
+	"slices"
 	"testing"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/activity"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
@@ -45,5 +47,48 @@ func TestHistoryOfAWatcher(t *testing.T) {
 	got, err = h.Read(t.Context(), "full")
 	if err != nil || len(got) != historyKept || got[historyKept-1].Rate != 7 || !got[0].At.Equal(full[1].At) {
 		t.Errorf("%d samples, %v", len(got), err)
+	}
+}
+
+// The activity of a slot is replaced, and keeps the minutes of the slot. The rates of an owner that has stopped are 0.
+func TestActivityOfAWatcher(t *testing.T) {
+	t.Parallel()
+	h := NewHistory(stacktest.Database(t, stacktest.Client(t)).Collection("history"))
+	now := time.Now().UTC().Truncate(time.Millisecond)
+	save := func(slot string, at time.Time, offset int64) {
+		t.Helper()
+		r := activity.Report{
+			At: at, Topics: []activity.Topic{{Topic: "t", Rate: 3, P99MS: 2, Offset: offset, LastAt: at}}, Others: activity.Others{Topics: 1, Rate: 4},
+			Events: []activity.Event{{ID: "e", Topic: "t", AckedAt: at}},
+		}
+		if err := h.SaveActivity(t.Context(), slot, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r, err := h.ReadSlotActivity(t.Context(), "orders/0of2"); err != nil || len(r.Topics) != 0 {
+		t.Errorf("without a report: %+v, %v", r, err)
+	}
+
+	if err := h.Append(t.Context(), "orders/0of2", Sample{now, 1, 1}); err != nil {
+		t.Fatal(err)
+	}
+	save("orders/0of2", now, 1)
+	save("orders/0of2", now, 2)
+	save("orders/1of2", now.Add(-time.Hour), 3)
+	save("orders2/0of1", now, 4)
+
+	list, err := h.ReadActivity(t.Context(), "orders")
+	if err != nil || len(list) != 2 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	slices.SortFunc(list, func(a, b activity.Report) int { return b.At.Compare(a.At) })
+	if live := list[0]; live.Topics[0].Offset != 2 || live.Topics[0].Rate != 3 || live.Others.Rate != 4 || len(live.Events) != 1 || !live.At.Equal(now) {
+		t.Errorf("%+v", live)
+	}
+	if stopped := list[1]; stopped.Topics[0].Offset != 3 || stopped.Topics[0].Rate != 0 || stopped.Topics[0].P99MS != 0 || stopped.Others.Rate != 0 || len(stopped.Events) != 1 {
+		t.Errorf("%+v", stopped)
+	}
+	if samples, err := h.Read(t.Context(), "orders"); err != nil || len(samples) != 1 {
+		t.Errorf("the minutes: %+v, %v", samples, err)
 	}
 }

@@ -8,6 +8,8 @@ import (
 var screens = []screen{
 	{path: "/{$}", name: "overview", title: "Overview", area: "overview", live: true, data: showOverview},
 	{path: "/pending", name: "pending", title: "Pending", area: "pending", live: true, data: showPending},
+	{path: "/topics", name: "topics", title: "Topics", area: "topics", live: true, data: showTopics},
+	{path: "/topics/recent", name: "events", title: "Recent events", area: "topics", live: true, data: showRecent},
 	{path: "/dead", name: "dead", title: "Dead letters", area: "dead", data: showDead},
 	{path: "/dead/letter", name: "letter", title: "Dead letter", area: "dead", data: showLetter},
 	{path: "/lookup", name: "lookup", title: "Look up", area: "lookup", data: showLookup},

@@ -121,6 +121,12 @@ func (d *desk) Overview(context.Context) (admin.Overview, error) {
 
 func (d *desk) Minutes(context.Context) ([]admin.Minute, error) { return answer[[]admin.Minute](d) }
 
+func (d *desk) Topics(context.Context) (admin.TopicList, error) { return answer[admin.TopicList](d) }
+
+func (d *desk) Recent(context.Context, string) (admin.RecentEvents, error) {
+	return answer[admin.RecentEvents](d)
+}
+
 func (d *desk) Events(context.Context, admin.EventFilter, int, string) (admin.EventPage, error) {
 	return answer[admin.EventPage](d)
 }
@@ -271,7 +277,7 @@ func everywhere() []string {
 	x := url.QueryEscape(hostile)
 	return []string{
 		"/", "/strip", "/pending?topic=" + x + "&key=" + x + "&collection=" + x, "/dead?message=" + x + "&topic=" + x + "&key=" + x + "&stand=any",
-		"/dead/letter?id=" + x + "&collection=" + x, "/dead/letter?payload=1&id=" + x, "/lookup?q=" + x, "/lookup?by=key&q=" + x, "/nodes", "/log?kind=" + x + "&node=" + x + "&actor=" + x + "&of=" + x,
+		"/dead/letter?id=" + x + "&collection=" + x, "/dead/letter?payload=1&id=" + x, "/lookup?q=" + x, "/lookup?by=key&q=" + x, "/topics", "/topics/recent?topic=" + x, "/nodes", "/log?kind=" + x + "&node=" + x + "&actor=" + x + "&of=" + x,
 		"/scheduled?type=" + x + "&id=" + x, "/sagas?database=" + x + "&saga=" + x, "/sagas?payload=1&database=" + x + "&saga=" + x + "&id=" + x, "/inbox?database=" + x, "/control", "/nowhere/" + url.PathEscape(hostile), "/?watcher=" + x,
 	}
 }

@@ -94,10 +94,11 @@ func (v *view) Operator() bool { return v.Caller.Operator() }
 // loadTemplates returns the templates by name, each with the layout and the shared parts.
 func loadTemplates(a *assets) map[string]*template.Template {
 	funcs := template.FuncMap{
-		"ago":   formatAgo,
-		"asset": a.link,
-		"at":    formatTime,
-		"bytes": formatBytes,
+		"ago":      formatAgo,
+		"asset":    a.link,
+		"at":       formatTime,
+		"bytes":    formatBytes,
+		"byterate": func(perSecond float64) string { return formatBytes(int(perSecond)) + "/s" },
 		"classes": func(ofHandlers bool) []string {
 			if ofHandlers {
 				return admin.HandlerClasses()
@@ -116,6 +117,7 @@ func loadTemplates(a *assets) map[string]*template.Template {
 		"rate":      formatRate,
 		"span":      formatSpan,
 		"spanms":    func(ms int64) string { return formatSpan(float64(ms) / 1000) },
+		"millis":    formatMillis,
 		"states":    func() []string { return []string{"retry", "blocked", "parked"} },
 		"object":    titleOfCheck,
 		"title":     func(s string) string { return strings.ToUpper(s[:1]) + s[1:] },
@@ -251,6 +253,19 @@ func formatBytes(n int) string {
 		return fmt.Sprintf("%.1f KiB", float64(n)/(1<<10))
 	}
 	return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+}
+
+// formatMillis formats milliseconds. 0 means that nothing was measured.
+func formatMillis(ms float64) string {
+	switch {
+	case ms == 0:
+		return "–"
+	case ms < 10:
+		return strconv.FormatFloat(math.Round(ms*10)/10, 'f', -1, 64) + " ms"
+	case ms < 1000:
+		return strconv.Itoa(int(math.Round(ms))) + " ms"
+	}
+	return formatSpan(ms / 1000)
 }
 
 // formatJSON indents JSON.

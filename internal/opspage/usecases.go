@@ -36,6 +36,8 @@ func Of(op admin.Operator) UseCases {
 type operatorUseCases interface {
 	Overview(ctx context.Context) (admin.Overview, error)
 	Minutes(ctx context.Context) ([]admin.Minute, error)
+	Topics(ctx context.Context) (admin.TopicList, error)
+	Recent(ctx context.Context, topic string) (admin.RecentEvents, error)
 	Nodes(ctx context.Context) ([]admin.Node, error)
 	Events(ctx context.Context, f admin.EventFilter, limit int, after string) (admin.EventPage, error)
 	Lookup(ctx context.Context, q admin.LookupQuery) (admin.LookupResult, error)

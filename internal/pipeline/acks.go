@@ -14,8 +14,7 @@ func (d *Dispatcher) Acked(tp record.TopicPartition, base int64, tickets []recor
 	crash.At("after-ack-before-watermark")
 
 	// The tracker takes over tickets, so everything that needs them comes first.
-	acked := len(tickets)
-	d.reportLatency(tickets)
+	d.reportAcked(tp, base, tickets, bytes)
 	sideAcks := d.collectSideAcks(base, tickets)
 	delivered := d.followers.notifyAcked(tp, base, tickets)
 	d.tracker.Acked(tp, base, tickets)
@@ -24,19 +23,22 @@ func (d *Dispatcher) Acked(tp record.TopicPartition, base int64, tickets []recor
 	bytes -= d.resolveSideAcks(tp, sideAcks)
 	d.queueDeliveries(delivered)
 	d.releaseBytes(d.budget, int64(bytes))
-	d.cfg.Metrics.Published(tp.Topic, acked)
 }
 
-// reportLatency reports the time from commit to ack for the stream's events in tickets.
-func (d *Dispatcher) reportLatency(tickets []record.Ticket) {
-	d.latencyMu.Lock()
-	defer d.latencyMu.Unlock()
+// reportAcked reports an acked batch, with the commit times of the stream's events in tickets.
+func (d *Dispatcher) reportAcked(tp record.TopicPartition, base int64, tickets []record.Ticket, bytes int) {
+	d.ackedMu.Lock()
+	defer d.ackedMu.Unlock()
 
-	now := d.cfg.Now().UnixNano()
-	d.latencyScratch = d.tracker.AppendCommitMS(d.latencyScratch[:0], tickets)
-	for _, ms := range d.latencyScratch {
-		d.cfg.Metrics.Latency(max(float64(now)/1e6-float64(ms), 0))
+	d.acked = record.AckedBatch{
+		TP:       tp,
+		Base:     base,
+		Records:  len(tickets),
+		Bytes:    bytes,
+		At:       d.cfg.Now(),
+		CommitMS: d.tracker.AppendCommitMS(d.acked.CommitMS[:0], tickets),
 	}
+	d.cfg.Metrics.Acked(&d.acked)
 }
 
 // Restore implements record.Acks.

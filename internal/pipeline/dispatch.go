@@ -116,10 +116,9 @@ func (item *Item) newException(why record.Refusal, t record.Ticket, bytes int) E
 
 // Metrics are callbacks of the dispatcher. None may be nil.
 type Metrics struct {
-	Published func(topic string, n int)              // n records were acked
-	Dead      func(topic string, class record.Class) // an envelope was dead-lettered
-	Held      func(state string, n int)              // n envelopes were recorded to wait
-	Latency   func(ms float64)                       // time from commit to ack
+	Acked func(b *record.AckedBatch)             // records were acked; b is valid during the call
+	Dead  func(topic string, class record.Class) // an envelope was dead-lettered
+	Held  func(state string, n int)              // n envelopes were recorded to wait
 }
 
 // Config configures a Dispatcher.
@@ -161,8 +160,8 @@ type Dispatcher struct {
 
 	heldScratch []int // used by Deliver only
 
-	latencyMu      sync.Mutex
-	latencyScratch []int64
+	ackedMu sync.Mutex
+	acked   record.AckedBatch // reused for each ack
 
 	// Deliveries outside of the stream's order.
 	sidesInFlight atomic.Int64

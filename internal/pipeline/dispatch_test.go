@@ -101,7 +101,7 @@ func newTestDispatcher(t *testing.T, cfg Config) (*Dispatcher, *fakeSink, *fakeE
 	}
 
 	cfg.Metrics = Metrics{
-		Published: func(string, int) {}, Dead: func(string, record.Class) {}, Held: func(string, int) {}, Latency: func(float64) {},
+		Acked: func(*record.AckedBatch) {}, Dead: func(string, record.Class) {}, Held: func(string, int) {},
 	}
 
 	cfg.Retry = func(_ context.Context, op func() error) error { return op() }

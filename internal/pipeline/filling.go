@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/activity"
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
@@ -33,12 +34,36 @@ type BuildConfig struct {
 	Seal    []byte           // of the state database
 	Now     func() time.Time // server time
 	Tap     *tracing.Tap
+	// Activity samples envelopes; nil samples none.
+	Activity *activity.Log
 }
 
 func (c *BuildConfig) newBuilder() recordBuilder {
 	b := recordBuilder{mapping: c.Mapping, router: c.Router, filler: c.Preset.Filler(), seal: c.Seal}
 	b.meta.MultiCollection = c.Scope.Multiple()
 	return b
+}
+
+// follow returns the observer of the delivery of an envelope with these records: its trace and its sample. Usually it has
+// neither, and follow returns nil. commitMS is the commit time of its event, or 0 outside of the stream.
+func (c *BuildConfig) follow(
+	now time.Time, v *envelope.View, recs []record.Record, db, coll []byte, commitMS int64,
+) Follower {
+	var observers group
+	if d := c.Tap.Begin(recs, db, coll, commitMS); d != nil {
+		observers = append(observers, d)
+	}
+	if s := c.Activity.Sample(now, recs, v.Type, db, coll, commitMS); s != nil {
+		observers = append(observers, s)
+	}
+
+	switch len(observers) {
+	case 0:
+		return nil
+	case 1:
+		return observers[0]
+	}
+	return observers
 }
 
 // checkExpiry returns a *record.Refusal if the envelope has expired at now.

@@ -7,10 +7,10 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// Follower observes the outcome of the records of one envelope, for a trace of it. Each record
-// is reported once, unless the term ends first. The sink's lanes call the methods, some of them
-// under the sink's lock, and may call them concurrently for different records. The methods must
-// not block, and must not call the dispatcher or the sink.
+// Follower observes the outcome of the records of one envelope, for a trace or a sample of it. Each record
+// is reported once, unless the term ends first. The sink's lanes call the methods, under the
+// sink's lock or that of the followers, and may call them concurrently for different records. The
+// methods must not block, and must not call the dispatcher or the sink.
 type Follower interface {
 	// Acked reports that the record for the topic of tp is in that partition at offset.
 	Acked(tp record.TopicPartition, offset int64)
@@ -19,6 +19,23 @@ type Follower interface {
 	// waits, or the class of its refusal if refused is true. If topic is empty, the report
 	// concerns all records that are left.
 	NotSent(topic, fate string, refused bool)
+}
+
+// group reports to several followers.
+type group []Follower
+
+// Acked implements Follower.
+func (g group) Acked(tp record.TopicPartition, offset int64) {
+	for _, f := range g {
+		f.Acked(tp, offset)
+	}
+}
+
+// NotSent implements Follower.
+func (g group) NotSent(topic, fate string, refused bool) {
+	for _, f := range g {
+		f.NotSent(topic, fate, refused)
+	}
 }
 
 // followers tracks the few envelopes above the watermark that have a Follower, or whose
@@ -31,7 +48,7 @@ type followers struct {
 
 // trackedEnvelope is one entry of followers.
 type trackedEnvelope struct {
-	follower    Follower // nil if the envelope is not traced
+	follower    Follower // nil if the envelope is neither traced nor sampled
 	sent        *Sent    // nil if its delivery is not recorded
 	targetsLeft int
 }
@@ -78,10 +95,11 @@ func (f *followers) notifyAcked(tp record.TopicPartition, base int64, tickets []
 		return nil
 	}
 
+	// One lock for the batch: nearly all of its tickets are not tracked.
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	for i, t := range tickets {
 		offset := base + int64(i)
-
-		f.mu.Lock()
 		e, last := f.countResolvedLocked(t, 1)
 		if e.sent != nil {
 			a := record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: offset}
@@ -90,8 +108,6 @@ func (f *followers) notifyAcked(tp record.TopicPartition, base int64, tickets []
 				resolved = append(resolved, e.sent)
 			}
 		}
-		f.mu.Unlock()
-
 		if e.follower != nil {
 			e.follower.Acked(tp, offset)
 		}

@@ -75,3 +75,15 @@ func TestFollowingNobodyAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// A delivery that is traced and sampled reports to both.
+func TestAGroupOfFollowersHearsTheSame(t *testing.T) {
+	t.Parallel()
+	var one, two followerLog
+	g := group{&one, &two}
+	g.Acked(record.TopicPartition{Topic: "a"}, 7)
+	g.NotSent("b", "parked", false)
+	if want := []string{"a/0@7", "b parked false"}; !slices.Equal(one.list, want) || !slices.Equal(two.list, want) {
+		t.Errorf("%v and %v, want %v", one.list, two.list, want)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -75,7 +76,7 @@ func (o *Outlet) Publish(
 			forward(p)
 		}
 	}
-	return o.dispatcher.Publish(ctx, w.recs, o.traceAnswers(e, w.recs, answer))
+	return o.dispatcher.Publish(ctx, w.recs, o.followAnswers(now, w, e, answer))
 }
 
 // CheckEnvelope implements waiting.Exceptions.Check.
@@ -199,12 +200,12 @@ func (o *Outlet) Reached() string {
 
 var _ waiting.Outlet = (*Outlet)(nil)
 
-// traceAnswers returns answer. If the delivery of e is sampled, the returned function also reports
-// the answers to the trace.
-func (o *Outlet) traceAnswers(e *outboxes.Envelope, recs []record.Record,
-	answer func(record.Published),
+// followAnswers returns answer. If the delivery of e, whose records are in w, has a follower, the returned function
+// reports the answers to the follower as well.
+func (o *Outlet) followAnswers(
+	now time.Time, w *outgoing, e *outboxes.Envelope, answer func(record.Published),
 ) func(record.Published) {
-	d := o.Tap.Begin(recs, e.DB, e.Coll, 0)
+	d := o.follow(now, &w.view, w.recs, e.DB, e.Coll, 0)
 	if d == nil {
 		return answer
 	}

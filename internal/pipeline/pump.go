@@ -40,6 +40,7 @@ type Pump struct {
 	item           Item
 	nsBuf          []byte
 	lastCollection [16]byte
+	readAt         time.Time // when the current envelope was read
 	eventCount     int
 	replaying      bool // the stream has not passed ReplayUntil
 }
@@ -241,7 +242,7 @@ func (p *Pump) deliverInsert(ctx context.Context, commitMS int64) error {
 		return err
 	}
 	p.recordDelivery(item)
-	p.traceDelivery(item)
+	item.Follow = p.follow(p.readAt, &p.view, item.Records, p.ev.DB, p.ev.Coll, item.CommitMS)
 	return p.Dispatcher.Deliver(ctx, item)
 }
 
@@ -280,7 +281,8 @@ func (p *Pump) fillItem(item *Item) error {
 		return nil
 	}
 	// In the replay, the previous owner may have sent it in time. Only its records show that.
-	expired := p.checkExpiry(p.Now())
+	p.readAt = p.Now()
+	expired := p.checkExpiry(p.readAt)
 	if expired != nil && !p.replaying {
 		return expired
 	}
@@ -386,11 +388,4 @@ func envelopeWithIDOnly(ev *changestream.Event) []byte {
 		return nil
 	}
 	return raw
-}
-
-// traceDelivery attaches a trace to item if the delivery of p.ev is sampled.
-func (p *Pump) traceDelivery(item *Item) {
-	if d := p.Tap.Begin(item.Records, p.ev.DB, p.ev.Coll, item.CommitMS); d != nil {
-		item.Follow = d
-	}
 }

@@ -4,26 +4,33 @@ import (
 	"context"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/activity"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
 const (
-	// lagEvery is the interval at which the lag is read for the greatest one of a minute.
-	lagEvery = 5 * time.Second
+	// historyEvery is the interval at which the lag is read for the greatest one of a minute, and at which the activity is
+	// written.
+	historyEvery = 5 * time.Second
 	// historyTimeout bounds the write of one sample. A sample that cannot be written is left out.
 	historyTimeout = 5 * time.Second
 )
 
-// recordHistory writes throughput and lag of the slots that this process owns, once a minute, until ctx ends.
+// recordHistory writes throughput and lag of the slots that this process owns, once a minute, and their activity while
+// records are acked. It returns when ctx ends.
 func (r *Relay) recordHistory(ctx context.Context) error {
 	history := nodes.NewHistory(r.shared.Mongo.State.Database(r.cfg.MongoDB.State).Collection("history"))
 	begun := minutes{}
-	for retry.Sleep(ctx, lagEvery) == nil {
+	for retry.Sleep(ctx, historyEvery) == nil {
 		current := map[string]slotFigures{}
 		for _, one := range r.activeSlots() {
+			slot := one.Part.ID(r.cfg.Watcher)
 			if acked, lag, ok := one.Figures(); ok {
-				current[one.Part.ID(r.cfg.Watcher)] = slotFigures{acked, lag}
+				current[slot] = slotFigures{acked, lag}
+			}
+			if log := one.Activity(); log != nil {
+				r.saveActivity(ctx, history, slot, log)
 			}
 		}
 
@@ -36,6 +43,30 @@ func (r *Relay) recordHistory(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// saveActivity writes the activity of a slot if there is any. Before the first write, it reads the report of the previous
+// owner, which knows the topics that had no record since.
+func (r *Relay) saveActivity(ctx context.Context, history *nodes.History, slot string, log *activity.Log) {
+	ctx, cancel := context.WithTimeout(ctx, historyTimeout)
+	defer cancel()
+	if _, active := log.Report(); !active {
+		return
+	}
+
+	var err error
+	if log.NeedsPrevious() {
+		var previous activity.Report
+		if previous, err = history.ReadSlotActivity(ctx, slot); err == nil {
+			log.Adopt(previous)
+		}
+	}
+	if report, _ := log.Report(); err == nil {
+		err = history.SaveActivity(ctx, slot, report)
+	}
+	if err != nil {
+		r.log.Debug("the activity of a slot is not written", "slot", slot, "reason", err)
+	}
 }
 
 // slotFigures are the present figures of a slot.

@@ -11,6 +11,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/activity"
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/connect"
@@ -230,6 +231,14 @@ func (r *Runner) Figures() (acked int64, lag time.Duration, ok bool) {
 	t.stats.mu.Lock()
 	defer t.stats.mu.Unlock()
 	return t.stats.current.Acked, time.Duration(t.stats.current.LagMS) * time.Millisecond, true
+}
+
+// Activity returns what the current term has delivered lately, or nil if no term delivers.
+func (r *Runner) Activity() *activity.Log {
+	if t := r.current.Load(); t != nil {
+		return t.activity
+	}
+	return nil
 }
 
 // RequestHandOver requests that the slot is handed over. It returns false if the slot has not

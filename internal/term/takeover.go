@@ -156,10 +156,12 @@ func (t *term) newDispatcher() *pipeline.Dispatcher {
 		Now:   t.slot.shared.Clock.Now,
 		Ready: func(topic string) { t.reconciler.exceptions.Wake(topic) },
 		Metrics: pipeline.Metrics{
-			Published: func(topic string, n int) {
-				t.acked.Add(int64(n))
+			Acked: func(b *record.AckedBatch) {
+				t.acked.Add(int64(b.Records))
 				t.slot.shared.LastAck.Store(time.Now().UnixNano())
-				t.slot.metrics.ObservePublish(topic, metrics.Acked, n)
+				t.slot.metrics.ObservePublish(b.TP.Topic, metrics.Acked, b.Records)
+				b.EachLatency(t.slot.metrics.ObserveLatency)
+				t.activity.Observe(b)
 			},
 			Dead: func(topic string, class record.Class) {
 				t.slot.metrics.DeadLetters.WithLabelValues(string(class)).Inc()
@@ -168,9 +170,6 @@ func (t *term) newDispatcher() *pipeline.Dispatcher {
 				}
 			},
 			Held: func(state string, n int) { t.slot.metrics.Reconciled.WithLabelValues(state).Add(float64(n)) },
-			Latency: func(ms float64) {
-				t.slot.metrics.ObserveLatency(time.Duration(ms*float64(time.Millisecond)), 1)
-			},
 		},
 	})
 }
@@ -281,6 +280,8 @@ func (t *term) buildConfig() pipeline.BuildConfig {
 		Seal:    t.seal,
 		Now:     t.slot.shared.Clock.Now,
 		Tap:     t.slot.tap,
+
+		Activity: t.activity,
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/outrelay/outrelay/internal/activity"
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/lease"
@@ -64,6 +65,7 @@ type term struct {
 	recovery    *gap.Recovery
 	exceptions  *exceptionWriter
 	stats       *termStats
+	activity    *activity.Log
 	dispatcher  *pipeline.Dispatcher
 	stream      *changestream.Stream
 
@@ -82,7 +84,7 @@ type term struct {
 func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Context))) (*term, error) {
 	doc := held.Document()
 	log := r.log.With("epoch", doc.Epoch)
-	t := &term{slot: r, held: held, log: log, inBackground: inBackground, stats: newTermStats()}
+	t := &term{slot: r, held: held, log: log, inBackground: inBackground, stats: newTermStats(), activity: activity.New(r.shared.Clock.Now)}
 	var err error
 	if t.stream, err = t.newStream(); err != nil {
 		return nil, err

@@ -27,6 +27,7 @@ var rooms = []room{
 	{dir: "internal/unit", layer: 0, only: none, why: "one attempt of a transaction, for services and for tests against the memory"},
 	{dir: "internal/hold", layer: 0, only: none, why: "one handler at a time, while a lease is renewed"},
 	{dir: "internal/metrics", layer: 0, only: none, why: "the metric set; the stages receive it"},
+	{dir: "internal/activity", layer: 0, only: []string{"internal/record"}, why: "what an owner has delivered lately, in memory; the process stores its reports"},
 	{dir: "internal/logging", layer: 0, only: none, why: "the handler of slog; only the entry of the process selects it"},
 	{dir: "internal/tracing", layer: 0, only: []string{"internal/record"}, why: "spans of the relay itself, of records"},
 	{dir: "pkg/telemetry", layer: 0, only: []string{"pkg/event"}, why: "metrics and spans of services, without the types of their libraries"},

@@ -16,7 +16,7 @@ import (
 )
 
 // pages are the pages without an id in their path.
-var pages = []string{"/", "/pending", "/dead?limit=8", "/lookup", "/nodes", "/log", "/scheduled", "/sagas", "/inbox", "/control"}
+var pages = []string{"/", "/topics", "/topics/recent", "/pending", "/dead?limit=8", "/lookup", "/nodes", "/log", "/scheduled", "/sagas", "/inbox", "/control"}
 
 // TestPage runs all parts in order in one scene and one browser. Each part depends on the previous ones.
 func TestPage(t *testing.T) {
@@ -51,6 +51,7 @@ func TestPage(t *testing.T) {
 	part("EditAndRequeue", testEditAndRequeue)
 	part("HandlerLetters", testHandlerLetters)
 	part("LookUp", testLookup)
+	part("Topics", testTopics)
 	part("Scheduled", testScheduledEvents)
 	part("Replays", testReplays)
 	part("Upkeep", testMaintenance)
@@ -299,6 +300,25 @@ func testLookup(s *scene, b *tab) {
 	b.openPage("/nodes")
 	b.waitForText("alive")
 	b.checkConsole("look-up")
+}
+
+// testTopics shows on a page of another process what the owner delivers, and follows an event to its lookup.
+func testTopics(s *scene, b *tab) {
+	row := fmt.Sprintf(`[...document.querySelectorAll('tbody tr')].find((r) => r.querySelector('th a')?.textContent === %q)`, s.topic)
+	b.openPage("/topics")
+	b.waitUntil("the topic and its last record", row+` && /\d+, [\d,]+/.test(`+row+`.innerText)`)
+	b.waitUntil("the topic that is missing, with its waiting events", fmt.Sprintf(`[...document.querySelectorAll('tbody tr')].some((r) => r.innerText.includes('%s-missing') && r.innerText.includes('%d, oldest'))`, s.topic, parked))
+	b.checkAccessibility("topics")
+	b.takeScreenshot("topics")
+	b.runActions("the topic", chromedp.Click(fmt.Sprintf(`tbody a[href*="topic=%s"][href^="/topics/recent"]`, s.topic)))
+	b.waitUntil("its events", `location.pathname === '/topics/recent' && document.querySelectorAll('tbody tr').length > 0`)
+	b.waitForText("The page reads nothing from Kafka")
+	b.checkAccessibility("recent events")
+	b.takeScreenshot("recent-events")
+	id := evaluate[string](b, `document.querySelector('tbody th a').textContent`)
+	b.runActions("an event", chromedp.Click(`tbody th a`))
+	b.waitUntil("its lookup", fmt.Sprintf(`location.pathname === '/lookup' && document.querySelector('article h3')?.textContent.includes(%q)`, id))
+	b.checkConsole("topics")
 }
 
 func testStepDownAndPause(s *scene, b *tab) {

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/outrelay/outrelay/internal/admin"
+)
+
+func newTopicsCommand(p *program) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "topics",
+		Short: "Show rate, latency, last record, waiting events and dead letters by topic",
+		Long: `Show the topics of the watcher: records per second, the time from the commit in MongoDB to the ack of
+Kafka, the place of the last record, waiting events, and dead letters of the relay and of handlers.
+Rates and latencies are those of the last minute. The owner reports them every five seconds while
+records are acked. The busiest 100 topics are listed, and topics with waiting events or dead letters
+before others. The command reads only MongoDB.`,
+		Args: noArgs,
+	}
+
+	a := p.addReadFlags(c)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.TopicList, error) {
+			return op.Topics(ctx)
+		}, printTopics)
+	}
+	c.AddCommand(newTopicsRecentCommand(p))
+	return c
+}
+
+func printTopics(w io.Writer, list admin.TopicList) error {
+	head := "TOPIC\tRATE\tBYTES\tP50\tP99\tLAST\tPLACE\tWAITING\tDEAD\tHANDLERS\tWHY"
+	err := writeList(w, "no topic has had a record, a waiting event or a dead letter yet", head, list.Topics,
+		func(t admin.TopicFigures, row func(...any)) {
+			last, place, why := "-", "-", ""
+			if t.LastAt != nil {
+				last = formatAge(time.Since(*t.LastAt).Seconds()) + " ago"
+				place = formatPlace(t.LastPartition, t.LastOffset)
+			}
+			if t.Target != nil {
+				why = t.Target.Reason
+			}
+			name := t.Topic
+			if name == "" {
+				name = "(none)"
+			}
+			row(name, fmt.Sprintf("%.1f/s", t.Rate), fmt.Sprintf("%.1f KiB/s", t.BytesRate/1024), formatLatency(&t.P50MS), formatLatency(&t.P99MS),
+				last, place, formatThousands(t.Waiting), formatThousands(t.Dead), formatThousands(t.HandlerDead), why)
+		})
+	if err != nil {
+		return err
+	}
+
+	if list.Others.Topics > 0 {
+		_, err = fmt.Fprintf(w, "%d more topics, %.1f/s\n", list.Others.Topics, list.Others.Rate)
+	}
+	if list.LettersMore && err == nil {
+		_, err = fmt.Fprintln(w, "a collection has more than 10,000 dead letters; the others are not counted here")
+	}
+	return err
+}
+
+// formatPlace formats a partition and an offset.
+func formatPlace(partition int32, offset int64) string {
+	return strconv.Itoa(int(partition)) + "@" + strconv.FormatInt(offset, 10)
+}
+
+// formatLatency formats milliseconds. 0 and nil mean that nothing was measured.
+func formatLatency(ms *float64) string {
+	switch {
+	case ms == nil || *ms == 0:
+		return "-"
+	case *ms < 1000:
+		return strings.TrimSuffix(fmt.Sprintf("%.1f", *ms), ".0") + " ms"
+	}
+	return formatAge(*ms / 1000)
+}
+
+func newTopicsRecentCommand(p *program) *cobra.Command {
+	var topic string
+	c := &cobra.Command{
+		Use:   "recent",
+		Short: "List a sample of the last delivered events with their places in Kafka",
+		Long: `List the last delivered events, newest first: id, type, key, topic, partition, offset, and the time
+from the commit to the ack. The owner samples the first ten events of each second and keeps the last
+50 for each slot, without payloads. So the list is complete for a quiet watcher, and a sample of a
+busy one. outrelay lookup ID shows everything else about an event.`,
+		Args: noArgs,
+	}
+
+	a := p.addReadFlags(c)
+	c.Flags().StringVar(&topic, "topic", "", "only this `topic`")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.RecentEvents, error) {
+			return op.Recent(ctx, topic)
+		}, printRecent)
+	}
+	return c
+}
+
+func printRecent(w io.Writer, list admin.RecentEvents) error {
+	head := "ACKED\tID\tTYPE\tKEY\tTOPIC\tPLACE\tCOMMITTED\tLATENCY"
+	return writeList(w, "no delivered event is known", head, list.Events, func(e admin.RecentEvent, row func(...any)) {
+		committed := "-"
+		if e.CommittedAt != nil {
+			committed = e.CommittedAt.Local().Format(clockWithMillis)
+		}
+		row(e.AckedAt.Local().Format(clockWithMillis), e.ID, e.Type, e.Key, e.Topic, formatPlace(e.Partition, e.Offset), committed, formatLatency(e.LatencyMS))
+	})
+}
+
+const clockWithMillis = "15:04:05.000"

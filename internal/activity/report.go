@@ -1,0 +1,157 @@
+package activity
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Report is the activity of a slot at one moment, as its owner stores it.
+type Report struct {
+	At     time.Time `bson:"at"`
+	Topics []Topic   `bson:"topics"`
+	Others Others    `bson:"others"`
+	Events []Event   `bson:"events"` // newest first
+}
+
+// Topic is the activity in one topic. Rates and latencies are those of the last minute.
+type Topic struct {
+	Topic     string    `bson:"topic"`
+	Rate      float64   `bson:"rate"`  // records per second
+	Bytes     float64   `bson:"bytes"` // per second, before compression
+	P50MS     float64   `bson:"p50"`   // from commit to ack, in milliseconds; 0 if nothing was measured
+	P99MS     float64   `bson:"p99"`
+	Records   int64     `bson:"records"` // of the last minute
+	LastAt    time.Time `bson:"lastAt"`
+	Partition int32     `bson:"partition"` // of the last record
+	Offset    int64     `bson:"offset"`
+}
+
+// Others are the topics that a report does not list.
+type Others struct {
+	Topics int     `bson:"topics"` // at least so many
+	Rate   float64 `bson:"rate"`
+}
+
+// Event is a record in Kafka, without its payload.
+type Event struct {
+	ID          string    `bson:"id"`
+	Type        string    `bson:"type"`
+	Key         string    `bson:"key"` // at most 256 bytes, as are ID and Type
+	Collection  string    `bson:"collection"`
+	Topic       string    `bson:"topic"`
+	Partition   int32     `bson:"partition"`
+	Offset      int64     `bson:"offset"`
+	CommittedAt time.Time `bson:"committedAt,omitempty"` // zero for a retried or scheduled event
+	AckedAt     time.Time `bson:"ackedAt"`
+}
+
+// ForgetRates leaves only what stays true after the term: places and events.
+func (r *Report) ForgetRates() {
+	r.Others.Rate = 0
+	for i := range r.Topics {
+		t := &r.Topics[i]
+		t.Rate, t.Bytes, t.Records, t.P50MS, t.P99MS = 0, 0, 0, 0, 0
+	}
+}
+
+// Report returns the activity at this moment. It returns false if nothing was acked for longer than the window: the last
+// report has said so.
+func (l *Log) Report() (Report, bool) {
+	now := l.now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	const idle = (windowParts + 2) * partLength
+	if l.lastAcked.IsZero() || now.Sub(l.lastAcked) > idle {
+		return Report{}, false
+	}
+
+	r := Report{At: now, Events: slices.Clone(l.events)}
+	slices.Reverse(r.Events)
+	for name, t := range l.topics {
+		r.Topics = append(r.Topics, t.figures(name, l.began, now))
+	}
+	r.Others.limit(&r.Topics)
+	if l.others != nil {
+		r.Others.Topics++
+		r.Others.Rate += l.others.figures("", l.began, now).Rate
+	}
+	return r, true
+}
+
+// limit sorts the topics, the busiest first, and moves those above the limit to o.
+func (o *Others) limit(topics *[]Topic) {
+	list := *topics
+	slices.SortFunc(list, func(a, b Topic) int {
+		return cmp.Or(cmp.Compare(b.Rate, a.Rate), b.LastAt.Compare(a.LastAt), strings.Compare(a.Topic, b.Topic))
+	})
+	for i := ListedTopics; i < len(list); i++ {
+		o.Topics++
+		o.Rate += list[i].Rate
+	}
+	*topics = list[:min(len(list), ListedTopics)]
+}
+
+// figures returns the activity in a topic. began is the time at which the log began.
+func (t *topicLog) figures(name string, began, now time.Time) Topic {
+	newest := partNumber(now)
+	var sum part
+	for i := range t.parts {
+		if p := &t.parts[i]; p.number > newest-windowParts && p.number <= newest {
+			sum.records += p.records
+			sum.bytes += p.bytes
+			sum.latencies.merge(&p.latencies)
+		}
+	}
+
+	// The newest part has just begun, so the window is between 50 and 60 seconds long, and shorter in a young term.
+	window := now.Sub(time.Unix((newest-windowParts+1)*int64(partLength/time.Second), 0))
+	seconds := max(min(window, now.Sub(began)), time.Second).Seconds()
+	return Topic{
+		Topic:     name,
+		Rate:      float64(sum.records) / seconds,
+		Bytes:     float64(sum.bytes) / seconds,
+		Records:   sum.records,
+		P50MS:     milliseconds(sum.latencies.quantile(0.5)),
+		P99MS:     milliseconds(sum.latencies.quantile(0.99)),
+		LastAt:    t.lastAcked,
+		Partition: t.lastPartition,
+		Offset:    t.lastOffset,
+	}
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// NeedsPrevious reports whether Adopt was not called yet.
+func (l *Log) NeedsPrevious() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.adopted
+}
+
+// Adopt adds the last places and the events of the previous owner's report, which the log's own reports replace.
+func (l *Log) Adopt(previous Report) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.adopted = true
+	for _, p := range previous.Topics {
+		if l.topics[p.Topic] == nil && len(l.topics) < maxTopics {
+			l.topics[p.Topic] = &topicLog{lastPartition: p.Partition, lastOffset: p.Offset, lastAcked: p.LastAt}
+		}
+	}
+
+	events := slices.Clone(previous.Events)
+	slices.Reverse(events)
+	l.events = keepNewest(append(events, l.events...))
+}
+
+// clipText returns text that may be stored and shown: valid UTF-8 of at most maxText bytes.
+func clipText(b []byte) string {
+	if len(b) <= maxText {
+		return strings.ToValidUTF8(string(b), "\uFFFD")
+	}
+	return strings.ToValidUTF8(string(b[:maxText-len(ellipsis)]), "") + ellipsis
+}
+
+const ellipsis = "…"

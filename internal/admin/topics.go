@@ -1,0 +1,264 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/activity"
+	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/letterparts"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
+)
+
+const (
+	// listedTopics bounds the list of topics: the topics with waiting events or dead letters come first, then the busiest.
+	listedTopics = 100
+
+	// maxTopicLetters bounds the letters of one collection that are counted by topic.
+	maxTopicLetters = 10_000
+)
+
+// TopicList has the topics of a watcher.
+type TopicList struct {
+	At     *time.Time     `json:"at,omitempty"` // when an owner reported last; nil if none did yet
+	Topics []TopicFigures `json:"topics"`
+	Others OtherTopics    `json:"others"`
+	// LettersMore reports that a collection has more dead letters than are counted by topic: 10,000.
+	LettersMore bool `json:"letters_more"`
+}
+
+// TopicFigures are the figures of one topic. Rates and latencies are those of the last minute, as the owners report them
+// every five seconds. They are 0 if nothing was acked.
+type TopicFigures struct {
+	Topic         string     `json:"topic"`          // "" for waiting events and letters of no topic
+	Rate          float64    `json:"rate"`           // acked records per second
+	BytesRate     float64    `json:"bytes_rate"`     // bytes per second of these records, before compression
+	P50MS         float64    `json:"p50_ms"`         // from the commit to the ack, in milliseconds, to about a quarter; of several slots, the mean
+	P99MS         float64    `json:"p99_ms"`         // of several slots, the greatest
+	LastAt        *time.Time `json:"last_at"`        // when the last record was acked
+	LastPartition int32      `json:"last_partition"` // place of that record
+	LastOffset    int64      `json:"last_offset"`
+	Waiting       int64      `json:"waiting"` // events that are parked, blocked, or before a retry
+	OldestS       float64    `json:"oldest_s"`
+	Target        *Blocked   `json:"target,omitempty"` // the owner's report if the topic cannot be written now
+	Dead          int64      `json:"dead"`             // letters of the relay that are not requeued
+	HandlerDead   int64      `json:"handler_dead"`     // letters of handlers that are not requeued
+
+	records int64 // of the last minute
+}
+
+// OtherTopics are the topics that a list leaves out.
+type OtherTopics struct {
+	Topics int     `json:"topics"`
+	Rate   float64 `json:"rate"`
+}
+
+// Topics returns the activity, the waiting events and the dead letters by topic. It reads one document for each slot, the
+// figures of the overview, and the topics of at most 10,000 letters of each collection.
+func (o Operator) Topics(ctx context.Context) (TopicList, error) {
+	list := TopicList{Topics: []TopicFigures{}}
+	reports, err := o.history().ReadActivity(ctx, o.Watcher)
+	if err != nil {
+		return list, err
+	}
+	pending, err := o.Waiting().Topics(ctx)
+	if err != nil {
+		return list, err
+	}
+
+	rows := topicRows{}
+	for i := range reports {
+		list.addReport(rows, &reports[i])
+	}
+	for _, p := range pending {
+		t := rows.find(p.Topic)
+		t.Waiting, t.OldestS, t.Target = p.Retry+p.Blocked+p.Parked, p.OldestAgeS, p.Target
+	}
+	if list.LettersMore, err = o.countTopicLetters(ctx, rows); err != nil {
+		return list, err
+	}
+
+	list.addRows(rows)
+	return list, nil
+}
+
+func (o Operator) history() *nodes.History {
+	return nodes.NewHistory(mongodb.Majority(o.State.Collection("history")))
+}
+
+// topicRows has the figures by topic.
+type topicRows map[string]*TopicFigures
+
+// find returns the figures of a topic, which it adds if they are missing.
+func (r topicRows) find(topic string) *TopicFigures {
+	t := r[topic]
+	if t == nil {
+		t = &TopicFigures{Topic: topic}
+		r[topic] = t
+	}
+	return t
+}
+
+// addReport adds the report of a slot.
+func (l *TopicList) addReport(rows topicRows, r *activity.Report) {
+	if l.At == nil || r.At.After(*l.At) {
+		at := r.At.UTC()
+		l.At = &at
+	}
+	l.Others.Topics += r.Others.Topics
+	l.Others.Rate += r.Others.Rate
+
+	for i := range r.Topics {
+		from := &r.Topics[i]
+		t := rows.find(from.Topic)
+		t.Rate += from.Rate
+		t.BytesRate += from.Bytes
+		if sum := t.records + from.Records; sum > 0 {
+			t.P50MS = (t.P50MS*float64(t.records) + from.P50MS*float64(from.Records)) / float64(sum)
+			t.records = sum
+		}
+		t.P99MS = max(t.P99MS, from.P99MS)
+		if t.LastAt == nil || from.LastAt.After(*t.LastAt) {
+			at := from.LastAt.UTC()
+			t.LastAt, t.LastPartition, t.LastOffset = &at, from.Partition, from.Offset
+		}
+	}
+}
+
+// countTopicLetters adds the dead letters of the relay and of handlers. more reports that a collection has more letters than
+// are counted.
+func (o Operator) countTopicLetters(ctx context.Context, rows topicRows) (more bool, err error) {
+	namespaces, err := o.collectionNames(ctx)
+	if err != nil {
+		return false, err
+	}
+	counts, more, err := deadletter.CountTopics(ctx, o.State.Client(), namespaces, maxTopicLetters)
+	if err != nil {
+		return more, err
+	}
+	for topic, n := range counts {
+		rows.find(topic).Dead += n
+	}
+
+	databases := databaseNames(namespaces)
+	for _, name := range databases[:min(len(databases), maxServiceDatabases)] {
+		found, err := o.findServices(ctx, name)
+		if err != nil {
+			return more, err
+		}
+		for _, coll := range found.letters {
+			letters := mongodb.Majority(o.database(name).Collection(coll))
+			counts, err := mongodb.CountValues(ctx, letters, letterparts.NotRequeued(), "topic", maxTopicLetters)
+			if err != nil {
+				return more, err
+			}
+			var read int64
+			for topic, n := range counts {
+				rows.find(topic).HandlerDead += n
+				read += n
+			}
+			more = more || read == maxTopicLetters
+		}
+	}
+	return more, nil
+}
+
+// needsAttention reports whether events of the topic wait or are dead.
+func (t *TopicFigures) needsAttention() bool {
+	return t.Waiting > 0 || t.Target != nil || t.Dead > 0 || t.HandlerDead > 0
+}
+
+// addRows adds the rows to the list, the busiest topic first. Above the limit, topics that need attention stay.
+func (l *TopicList) addRows(rows topicRows) {
+	for _, t := range rows {
+		l.Topics = append(l.Topics, *t)
+	}
+	byRate := func(a, b TopicFigures) int {
+		return cmp.Or(cmp.Compare(b.Rate, a.Rate), compareTimes(b.LastAt, a.LastAt), strings.Compare(a.Topic, b.Topic))
+	}
+	slices.SortFunc(l.Topics, func(a, b TopicFigures) int {
+		if x, y := a.needsAttention(), b.needsAttention(); x != y {
+			if x {
+				return -1
+			}
+			return 1
+		}
+		return byRate(a, b)
+	})
+
+	for i := listedTopics; i < len(l.Topics); i++ {
+		l.Others.Topics++
+		l.Others.Rate += l.Topics[i].Rate
+	}
+	l.Topics = l.Topics[:min(len(l.Topics), listedTopics)]
+	slices.SortFunc(l.Topics, byRate)
+}
+
+// RecentEvents are some of the last records that the watcher has delivered.
+type RecentEvents struct {
+	At     *time.Time    `json:"at,omitempty"` // when an owner reported last; nil if none did yet
+	Events []RecentEvent `json:"events"`       // newest first
+}
+
+// RecentEvent is one record in Kafka, without its payload.
+type RecentEvent struct {
+	ID          string     `json:"id"` // ID, Type and Key have at most 256 bytes
+	Type        string     `json:"type"`
+	Key         string     `json:"key"`
+	Collection  string     `json:"collection"`
+	Topic       string     `json:"topic"`
+	Partition   int32      `json:"partition"`
+	Offset      int64      `json:"offset"`
+	CommittedAt *time.Time `json:"committed_at,omitempty"` // missing for a retried, scheduled or replayed event
+	AckedAt     time.Time  `json:"acked_at"`
+	LatencyMS   *float64   `json:"latency_ms,omitempty"` // from the commit to the ack
+}
+
+// Recent returns the last records that owners have sampled, at most 50 for each slot, of one topic or of all if topic is "".
+// An owner samples the first ten events of each second. So the list is complete for a quiet watcher, and a sample of a
+// busy one. It reads one document for each slot, and nothing from Kafka.
+func (o Operator) Recent(ctx context.Context, topic string) (RecentEvents, error) {
+	out := RecentEvents{Events: []RecentEvent{}}
+	reports, err := o.history().ReadActivity(ctx, o.Watcher)
+	if err != nil {
+		return out, err
+	}
+
+	for i := range reports {
+		at := reports[i].At.UTC()
+		if out.At == nil || at.After(*out.At) {
+			out.At = &at
+		}
+		for _, e := range reports[i].Events {
+			if topic == "" || e.Topic == topic {
+				out.Events = append(out.Events, newRecentEvent(&e))
+			}
+		}
+	}
+	slices.SortStableFunc(out.Events, func(a, b RecentEvent) int { return b.AckedAt.Compare(a.AckedAt) })
+	return out, nil
+}
+
+func newRecentEvent(e *activity.Event) RecentEvent {
+	r := RecentEvent{
+		ID:         e.ID,
+		Type:       e.Type,
+		Key:        e.Key,
+		Collection: e.Collection,
+		Topic:      e.Topic,
+		Partition:  e.Partition,
+		Offset:     e.Offset,
+		AckedAt:    e.AckedAt.UTC(),
+	}
+	if !e.CommittedAt.IsZero() {
+		at := e.CommittedAt.UTC()
+		// The clocks of two machines differ.
+		latency := max(float64(e.AckedAt.Sub(at).Microseconds())/1000, 0)
+		r.CommittedAt, r.LatencyMS = &at, &latency
+	}
+	return r
+}
