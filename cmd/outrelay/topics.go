@@ -19,7 +19,7 @@ func newTopicsCommand(p *program) *cobra.Command {
 		Short: "Show rate, latency, last record, waiting events and dead letters by topic",
 		Long: `Show the topics of the watcher: records per second, the time from the commit in MongoDB to the ack of
 Kafka, the place of the last record, waiting events, and dead letters of the relay and of handlers.
-Rates and latencies are those of the last minute. The owner reports them every five seconds while
+Rates and latencies cover the last minute. The owner reports them every five seconds while
 records are acked. The busiest 100 topics are listed, and topics with waiting events or dead letters
 before others. The command reads only MongoDB.`,
 		Args: noArgs,
@@ -28,7 +28,7 @@ before others. The command reads only MongoDB.`,
 	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.TopicList, error) {
-			return op.Topics(ctx)
+			return op.Activity().Topics(ctx)
 		}, printTopics)
 	}
 	c.AddCommand(newTopicsRecentCommand(p))
@@ -99,7 +99,7 @@ busy one. outrelay lookup ID shows everything else about an event.`,
 	c.Flags().StringVar(&topic, "topic", "", "only this `topic`")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.RecentEvents, error) {
-			return op.Recent(ctx, topic)
+			return op.Activity().Recent(ctx, topic)
 		}, printRecent)
 	}
 	return c

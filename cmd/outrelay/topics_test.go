@@ -18,7 +18,7 @@ func TestTopicsCommands(t *testing.T) {
 	now := time.Now()
 	if err := nodes.NewHistory(d.state.Collection("history")).SaveActivity(t.Context(), "default/0of1", activity.Report{
 		At: now, Others: activity.Others{Topics: 3, Rate: 2},
-		Topics: []activity.Topic{{Topic: "orders", Rate: 12.34, Bytes: 2048, P50MS: 1.5, P99MS: 2500, LastAt: now, Partition: 2, Offset: 41}, {Topic: "quiet", LastAt: now}},
+		Topics: []activity.Topic{{Topic: "orders", Rate: 12.34, Bytes: 2048, Records: 740, P50MS: 1.5, P99MS: 2500, LastAt: now, Partition: 2, Offset: 41}, {Topic: "quiet", LastAt: now}},
 		Events: []activity.Event{
 			{ID: "e-2", Type: "OrderPlaced", Key: "customer-7", Topic: "orders", Partition: 2, Offset: 41, CommittedAt: now.Add(-3 * time.Millisecond), AckedAt: now},
 			{ID: "e-1", Topic: "audit", AckedAt: now},

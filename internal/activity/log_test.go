@@ -227,3 +227,31 @@ func TestBucketsOfLatencies(t *testing.T) {
 		t.Error("nothing has a latency")
 	}
 }
+
+// BenchmarkObserve measures what an ack costs: a batch of 64 records, committed in four milliseconds.
+func BenchmarkObserve(b *testing.B) {
+	c := newClock()
+	l := New(c.now)
+	took := make([]time.Duration, 64)
+	for i := range took {
+		took[i] = time.Duration(i/16) * time.Millisecond
+	}
+	batch := c.acked("orders", 0, took...)
+	b.ReportAllocs()
+	for b.Loop() {
+		l.Observe(batch)
+	}
+}
+
+// BenchmarkSample measures what an event costs that is not sampled.
+func BenchmarkSample(b *testing.B) {
+	c := newClock()
+	l := New(c.now)
+	recs := []record.Record{{Topic: "orders"}}
+	for l.Sample(c.at, recs, nil, nil, nil, 1) != nil {
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		l.Sample(c.at, recs, nil, nil, nil, 1)
+	}
+}

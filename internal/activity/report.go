@@ -15,7 +15,7 @@ type Report struct {
 	Events []Event   `bson:"events"` // newest first
 }
 
-// Topic is the activity in one topic. Rates and latencies are those of the last minute.
+// Topic is the activity in one topic. Rates and latencies cover the last minute.
 type Topic struct {
 	Topic     string    `bson:"topic"`
 	Rate      float64   `bson:"rate"`  // records per second

@@ -114,27 +114,6 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 	return view, nil
 }
 
-// Minute is one minute of a watcher.
-type Minute struct {
-	At   time.Time `json:"at"`
-	Rate float64   `json:"rate"`  // acked records per second of all slots
-	LagS float64   `json:"lag_s"` // the greatest lag
-}
-
-// Minutes returns throughput and lag of the watcher in the last day, one point a minute, oldest first. Minutes without an owner are
-// missing.
-func (o Operator) Minutes(ctx context.Context) ([]Minute, error) {
-	samples, err := o.history().Read(ctx, o.Watcher)
-	if err != nil {
-		return nil, err
-	}
-	list := make([]Minute, len(samples))
-	for i, s := range samples {
-		list[i] = Minute{At: s.At, Rate: s.Rate, LagS: s.LagS}
-	}
-	return list, nil
-}
-
 // maxHealthyLag is the lag in seconds above which the check of a slot warns.
 const maxHealthyLag = 10.0
 

@@ -22,6 +22,37 @@ const (
 	maxTopicLetters = 10_000
 )
 
+// Activity is what the owners of a watcher have delivered lately, by their reports.
+type Activity struct{ op Operator }
+
+// Activity returns the activity of the watcher.
+func (o Operator) Activity() Activity { return Activity{o} }
+
+func (a Activity) history() *nodes.History {
+	return nodes.NewHistory(mongodb.Majority(a.op.State.Collection("history")))
+}
+
+// Minute is one minute of a watcher.
+type Minute struct {
+	At   time.Time `json:"at"`
+	Rate float64   `json:"rate"`  // acked records per second of all slots
+	LagS float64   `json:"lag_s"` // the greatest lag
+}
+
+// Minutes returns throughput and lag of the watcher in the last day, one point a minute, oldest first. Minutes without an owner are
+// missing.
+func (a Activity) Minutes(ctx context.Context) ([]Minute, error) {
+	samples, err := a.history().Read(ctx, a.op.Watcher)
+	if err != nil {
+		return nil, err
+	}
+	list := make([]Minute, len(samples))
+	for i, s := range samples {
+		list[i] = Minute{At: s.At, Rate: s.Rate, LagS: s.LagS}
+	}
+	return list, nil
+}
+
 // TopicList has the topics of a watcher.
 type TopicList struct {
 	At     *time.Time     `json:"at,omitempty"` // when an owner reported last; nil if none did yet
@@ -31,7 +62,7 @@ type TopicList struct {
 	LettersMore bool `json:"letters_more"`
 }
 
-// TopicFigures are the figures of one topic. Rates and latencies are those of the last minute, as the owners report them
+// TopicFigures are the figures of one topic. Rates and latencies cover the last minute, as the owners report them
 // every five seconds. They are 0 if nothing was acked.
 type TopicFigures struct {
 	Topic         string     `json:"topic"`          // "" for waiting events and letters of no topic
@@ -59,13 +90,13 @@ type OtherTopics struct {
 
 // Topics returns the activity, the waiting events and the dead letters by topic. It reads one document for each slot, the
 // figures of the overview, and the topics of at most 10,000 letters of each collection.
-func (o Operator) Topics(ctx context.Context) (TopicList, error) {
+func (a Activity) Topics(ctx context.Context) (TopicList, error) {
 	list := TopicList{Topics: []TopicFigures{}}
-	reports, err := o.history().ReadActivity(ctx, o.Watcher)
+	reports, err := a.history().ReadActivity(ctx, a.op.Watcher)
 	if err != nil {
 		return list, err
 	}
-	pending, err := o.Waiting().Topics(ctx)
+	pending, err := a.op.Waiting().Topics(ctx)
 	if err != nil {
 		return list, err
 	}
@@ -78,16 +109,12 @@ func (o Operator) Topics(ctx context.Context) (TopicList, error) {
 		t := rows.find(p.Topic)
 		t.Waiting, t.OldestS, t.Target = p.Retry+p.Blocked+p.Parked, p.OldestAgeS, p.Target
 	}
-	if list.LettersMore, err = o.countTopicLetters(ctx, rows); err != nil {
+	if list.LettersMore, err = a.countLetters(ctx, rows); err != nil {
 		return list, err
 	}
 
 	list.addRows(rows)
 	return list, nil
-}
-
-func (o Operator) history() *nodes.History {
-	return nodes.NewHistory(mongodb.Majority(o.State.Collection("history")))
 }
 
 // topicRows has the figures by topic.
@@ -129,14 +156,14 @@ func (l *TopicList) addReport(rows topicRows, r *activity.Report) {
 	}
 }
 
-// countTopicLetters adds the dead letters of the relay and of handlers. more reports that a collection has more letters than
+// countLetters adds the dead letters of the relay and of handlers. more reports that a collection has more letters than
 // are counted.
-func (o Operator) countTopicLetters(ctx context.Context, rows topicRows) (more bool, err error) {
-	namespaces, err := o.collectionNames(ctx)
+func (a Activity) countLetters(ctx context.Context, rows topicRows) (more bool, err error) {
+	namespaces, err := a.op.collectionNames(ctx)
 	if err != nil {
 		return false, err
 	}
-	counts, more, err := deadletter.CountTopics(ctx, o.State.Client(), namespaces, maxTopicLetters)
+	counts, more, err := deadletter.CountTopics(ctx, a.op.State.Client(), namespaces, maxTopicLetters)
 	if err != nil {
 		return more, err
 	}
@@ -146,12 +173,12 @@ func (o Operator) countTopicLetters(ctx context.Context, rows topicRows) (more b
 
 	databases := databaseNames(namespaces)
 	for _, name := range databases[:min(len(databases), maxServiceDatabases)] {
-		found, err := o.findServices(ctx, name)
+		found, err := a.op.findServices(ctx, name)
 		if err != nil {
 			return more, err
 		}
 		for _, coll := range found.letters {
-			letters := mongodb.Majority(o.database(name).Collection(coll))
+			letters := mongodb.Majority(a.op.database(name).Collection(coll))
 			counts, err := mongodb.CountValues(ctx, letters, letterparts.NotRequeued(), "topic", maxTopicLetters)
 			if err != nil {
 				return more, err
@@ -221,9 +248,9 @@ type RecentEvent struct {
 // Recent returns the last records that owners have sampled, at most 50 for each slot, of one topic or of all if topic is "".
 // An owner samples the first ten events of each second. So the list is complete for a quiet watcher, and a sample of a
 // busy one. It reads one document for each slot, and nothing from Kafka.
-func (o Operator) Recent(ctx context.Context, topic string) (RecentEvents, error) {
+func (a Activity) Recent(ctx context.Context, topic string) (RecentEvents, error) {
 	out := RecentEvents{Events: []RecentEvent{}}
-	reports, err := o.history().ReadActivity(ctx, o.Watcher)
+	reports, err := a.history().ReadActivity(ctx, a.op.Watcher)
 	if err != nil {
 		return out, err
 	}

@@ -35,12 +35,13 @@ func topicOf(t *testing.T, list admin.TopicList, name string) admin.TopicFigures
 func TestTopicsOfAWatcher(t *testing.T) {
 	t.Parallel()
 	f := openWard(t)
-	k := f.desk()
-	k.HandlerLetters = f.op.HandlerLetters
-	if list, err := k.Topics(t.Context()); err != nil || len(list.Topics) != 0 || list.At != nil {
+	if list, err := f.desk().Activity().Topics(t.Context()); err != nil || len(list.Topics) != 0 || list.At != nil {
 		t.Fatalf("before the first report: %+v, %v", list, err)
 	}
 
+	// A desk that has counted would show its last figures.
+	k := f.desk()
+	k.HandlerLetters = f.op.HandlerLetters
 	now := time.Now().UTC().Truncate(time.Millisecond)
 	f.report("orders/0of2", activity.Report{At: now, Others: activity.Others{Topics: 2, Rate: 1}, Topics: []activity.Topic{
 		{Topic: "orders", Rate: 30, Bytes: 3000, P50MS: 1, P99MS: 8, Records: 300, LastAt: now.Add(-time.Second), Partition: 1, Offset: 7},
@@ -58,7 +59,7 @@ func TestTopicsOfAWatcher(t *testing.T) {
 	f.giveUp(f.a, deadletter.DefaultCollection, "h1", "m1")
 	f.giveUp(f.a, "billing_dead", "h2", "m1")
 
-	list, err := k.Topics(t.Context())
+	list, err := k.Activity().Topics(t.Context())
 	if err != nil || len(list.Topics) != 3 || list.Topics[0].Topic != "orders" || list.Topics[1].Topic != "quiet" || list.LettersMore {
 		t.Fatalf("%+v, %v", list, err)
 	}
@@ -89,7 +90,7 @@ func TestTopicsAreBounded(t *testing.T) {
 	f.report("orders/0of1", activity.Report{At: now, Topics: busy})
 	f.wait(f.a, "1", "parked", "k1", "stuck")
 
-	list, err := f.desk().Topics(t.Context())
+	list, err := f.desk().Activity().Topics(t.Context())
 	if err != nil || len(list.Topics) != 100 || list.Topics[0].Topic != "busy-149" || list.Others.Topics != 51 || list.Others.Rate < 51*52/2 {
 		t.Fatalf("%d topics, the first %+v, others %+v, %v", len(list.Topics), list.Topics[0], list.Others, err)
 	}
@@ -108,7 +109,7 @@ func TestRecentEventsOfAWatcher(t *testing.T) {
 	}})
 	f.report("orders/1of2", activity.Report{At: now, Events: []activity.Event{{ID: "e2", Topic: "orders", AckedAt: now.Add(-time.Second), CommittedAt: now}}})
 
-	all, err := f.desk().Recent(t.Context(), "")
+	all, err := f.desk().Activity().Recent(t.Context(), "")
 	if err != nil || len(all.Events) != 3 || all.Events[0].ID != "e3" || all.Events[1].ID != "e2" || all.Events[2].ID != "e1" {
 		t.Fatalf("%+v, %v", all, err)
 	}
@@ -122,7 +123,7 @@ func TestRecentEventsOfAWatcher(t *testing.T) {
 		t.Errorf("without a commit time: %+v", e)
 	}
 
-	some, err := f.desk().Recent(t.Context(), "audit")
+	some, err := f.desk().Activity().Recent(t.Context(), "audit")
 	if err != nil || len(some.Events) != 1 || some.Events[0].ID != "e1" {
 		t.Errorf("%+v, %v", some, err)
 	}

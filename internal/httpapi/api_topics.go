@@ -9,7 +9,7 @@ import (
 func (a *api) addTopics() {
 	addQuery(a, "/topics", "list-topics", "List the topics with rate, latency, last record, waiting events and dead letters, busiest first",
 		func(ctx context.Context, op admin.Operator, _ *Empty) (admin.TopicList, error) {
-			return op.Topics(ctx)
+			return op.Activity().Topics(ctx)
 		})
 
 	addQuery(a, "/topics/recent", "list-recent-events", "List a sample of the last delivered events with their places in Kafka, newest first",
@@ -18,6 +18,6 @@ func (a *api) addTopics() {
 			Topic string `query:"topic" maxLength:"255" doc:"Only this topic."`
 		},
 		) (admin.RecentEvents, error) {
-			return op.Recent(ctx, in.Topic)
+			return op.Activity().Recent(ctx, in.Topic)
 		})
 }

@@ -97,7 +97,7 @@ func (h *History) ReadSlotActivity(ctx context.Context, slot string) (activity.R
 	return list[0], nil
 }
 
-// staleActivity is the age from which the rates of a report are not those of now. An owner writes a report every five
+// staleActivity is the age at which the rates of a report are out of date. An owner writes a report every five
 // seconds until its rates are 0.
 const staleActivity = 30 * time.Second
 

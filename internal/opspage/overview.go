@@ -114,7 +114,7 @@ func showOverview(c *call) (any, error) {
 
 // showHistory serves throughput and lag of the last day, for the charts: seconds, records per second, and seconds of lag.
 func (p *page) showHistory(w http.ResponseWriter, r *http.Request, c *call) {
-	list, err := c.use.Operator.Minutes(c.ctx)
+	list, err := c.use.Activity.Minutes(c.ctx)
 	if err != nil {
 		p.serveProblem(w, r, c, err)
 		return

@@ -84,6 +84,7 @@ type desk struct {
 
 // The subjects of a desk.
 type (
+	deskActivity struct{ *desk }
 	deskLetters  struct{ *desk }
 	deskWaiting  struct{ *desk }
 	deskSchedule struct{ *desk }
@@ -96,7 +97,7 @@ type (
 // useCases are those of the desk.
 func (d *desk) useCases() UseCases {
 	return UseCases{
-		Operator: d, Letters: deskLetters{d}, Waiting: deskWaiting{d}, Schedule: deskSchedule{d}, Replays: deskReplays{d},
+		Operator: d, Activity: deskActivity{d}, Letters: deskLetters{d}, Waiting: deskWaiting{d}, Schedule: deskSchedule{d}, Replays: deskReplays{d},
 		Inboxes: deskInboxes{d}, Sagas: deskSagas{d}, Indexes: deskIndexes{d},
 	}
 }
@@ -119,12 +120,16 @@ func (d *desk) Overview(context.Context) (admin.Overview, error) {
 	return o, err
 }
 
-func (d *desk) Minutes(context.Context) ([]admin.Minute, error) { return answer[[]admin.Minute](d) }
+func (d deskActivity) Minutes(context.Context) ([]admin.Minute, error) {
+	return answer[[]admin.Minute](d.desk)
+}
 
-func (d *desk) Topics(context.Context) (admin.TopicList, error) { return answer[admin.TopicList](d) }
+func (d deskActivity) Topics(context.Context) (admin.TopicList, error) {
+	return answer[admin.TopicList](d.desk)
+}
 
-func (d *desk) Recent(context.Context, string) (admin.RecentEvents, error) {
-	return answer[admin.RecentEvents](d)
+func (d deskActivity) Recent(context.Context, string) (admin.RecentEvents, error) {
+	return answer[admin.RecentEvents](d.desk)
 }
 
 func (d *desk) Events(context.Context, admin.EventFilter, int, string) (admin.EventPage, error) {

@@ -1,5 +1,5 @@
 package opspage
 
-func showTopics(c *call) (any, error) { return c.use.Operator.Topics(c.ctx) }
+func showTopics(c *call) (any, error) { return c.use.Activity.Topics(c.ctx) }
 
-func showRecent(c *call) (any, error) { return c.use.Operator.Recent(c.ctx, c.value("topic")) }
+func showRecent(c *call) (any, error) { return c.use.Activity.Recent(c.ctx, c.value("topic")) }

@@ -10,6 +10,7 @@ import (
 // UseCases are the use-cases that the page offers, by subject. Tests of the page replace them.
 type UseCases struct {
 	Operator operatorUseCases
+	Activity activityUseCases
 	Letters  letterUseCases
 	Waiting  waitingUseCases
 	Schedule scheduleUseCases
@@ -23,6 +24,7 @@ type UseCases struct {
 func Of(op admin.Operator) UseCases {
 	return UseCases{
 		Operator: op,
+		Activity: op.Activity(),
 		Letters:  op.Letters(),
 		Waiting:  op.Waiting(),
 		Schedule: op.Schedule(),
@@ -35,9 +37,6 @@ func Of(op admin.Operator) UseCases {
 
 type operatorUseCases interface {
 	Overview(ctx context.Context) (admin.Overview, error)
-	Minutes(ctx context.Context) ([]admin.Minute, error)
-	Topics(ctx context.Context) (admin.TopicList, error)
-	Recent(ctx context.Context, topic string) (admin.RecentEvents, error)
 	Nodes(ctx context.Context) ([]admin.Node, error)
 	Events(ctx context.Context, f admin.EventFilter, limit int, after string) (admin.EventPage, error)
 	Lookup(ctx context.Context, q admin.LookupQuery) (admin.LookupResult, error)
@@ -52,6 +51,12 @@ type operatorUseCases interface {
 	NodeRelease(ctx context.Context, node string, hold time.Duration) ([]string, error)
 	Purge(ctx context.Context, p admin.Purge) (admin.PurgeReport, error)
 	Clear(ctx context.Context, c admin.ClearOrder) (admin.Cleared, error)
+}
+
+type activityUseCases interface {
+	Minutes(ctx context.Context) ([]admin.Minute, error)
+	Topics(ctx context.Context) (admin.TopicList, error)
+	Recent(ctx context.Context, topic string) (admin.RecentEvents, error)
 }
 
 type letterUseCases interface {

@@ -16,7 +16,7 @@ func TestOwnersReportTopicsAndRecentEvents(t *testing.T) {
 	op := admin.Operator{State: b.state, Watcher: "default"}
 	recent := func() admin.RecentEvents {
 		t.Helper()
-		r, err := op.Recent(t.Context(), "")
+		r, err := op.Activity().Recent(t.Context(), "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -36,7 +36,7 @@ func TestOwnersReportTopicsAndRecentEvents(t *testing.T) {
 		}
 	}
 
-	topics, err := op.Topics(t.Context())
+	topics, err := op.Activity().Topics(t.Context())
 	if err != nil || len(topics.Topics) != 1 {
 		t.Fatalf("%+v, %v", topics, err)
 	}

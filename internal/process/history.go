@@ -46,7 +46,7 @@ func (r *Relay) recordHistory(ctx context.Context) error {
 }
 
 // saveActivity writes the activity of a slot if there is any. Before the first write, it reads the report of the previous
-// owner, which knows the topics that had no record since.
+// owner, which has the topics without a record since.
 func (r *Relay) saveActivity(ctx context.Context, history *nodes.History, slot string, log *activity.Log) {
 	ctx, cancel := context.WithTimeout(ctx, historyTimeout)
 	defer cancel()
