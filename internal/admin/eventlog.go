@@ -16,6 +16,7 @@ import (
 // EventFilter selects entries of the events log. An entry matches if it fulfills all conditions
 // that are set.
 type EventFilter struct {
+	ID      string    // of one entry
 	Watcher string    // "" means all watchers of the state database
 	Node    string    `query:"node" maxLength:"200"`
 	Actor   string    `query:"actor" maxLength:"200"`
@@ -51,6 +52,11 @@ type eventPlace struct {
 
 func (f EventFilter) mongoFilter() bson.D {
 	filter := bson.D{}
+	if f.ID != "" {
+		// A text that is no id is the id of no entry.
+		id, _ := bson.ObjectIDFromHex(f.ID)
+		filter = append(filter, bson.E{Key: "_id", Value: id})
+	}
 	at := bson.D{}
 	if !f.From.IsZero() {
 		at = append(at, bson.E{Key: "$gte", Value: f.From})

@@ -23,15 +23,17 @@ func planRequeue(c *call) (preview, error) {
 		return preview{}, err
 	}
 
+	// Refused letters stay as they are, so neither the text nor the button counts them.
+	requeued := out.Matched - out.Refused
 	p := preview{
-		Count:   out.Matched,
-		Nothing: out.Matched == 0,
-		Lines:   []string{countVerb(out.Matched-out.Refused, "dead letter") + " given back to the outbox and sent at once."},
+		Count:   requeued,
+		Nothing: requeued == 0,
+		Lines:   []string{countVerb(requeued, "dead letter") + " given back to the outbox and sent at once."},
 		Undo: "It cannot be taken back: the events are sent again, each as the next delivery of the same event. " +
 			"The dead letters stay in the list as requeued.",
 	}
 	if f.Source == admin.FromHandler {
-		p.Lines[0] = countVerb(out.Matched-out.Refused, "message") + " handed back to the handlers at once."
+		p.Lines[0] = countVerb(requeued, "message") + " handed back to the handlers at once."
 		p.Undo = "It cannot be taken back: the handlers get the messages again. The dead letters stay in the list as requeued."
 	}
 	if out.Refused > 0 {

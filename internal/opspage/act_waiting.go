@@ -141,12 +141,20 @@ func (c *call) parseReschedule() (admin.ScheduledFilter, time.Time, error) {
 
 func planReschedule(c *call) (preview, error) {
 	f, to, err := c.parseReschedule()
-	n := int64(len(f.IDs))
-	return preview{
-		Count: n,
-		Lines: []string{countVerb(n, "event") + " due at " + formatTime(to) + "."},
-		Undo:  "The events can be rescheduled again until a watcher claims them.",
-	}, err
+	if err != nil {
+		return preview{}, err
+	}
+	page, err := c.use.Schedule.List(c.ctx, f, 1, "")
+	p := preview{
+		Count:   page.Total,
+		Nothing: page.Total == 0,
+		Lines:   []string{countVerb(page.Total, "event") + " due at " + formatTime(to) + "."},
+		Undo:    "The events can be rescheduled again until a watcher claims them.",
+	}
+	if left := int64(len(f.IDs)) - page.Total; left > 0 {
+		p.Lines = append(p.Lines, formatNumber(left)+" of the selected events are not scheduled any more and are left alone.")
+	}
+	return p, err
 }
 
 func runReschedule(c *call) (notice, error) {

@@ -42,10 +42,8 @@ func (c *call) parseTime(name string) (time.Time, error) {
 		return time.Time{}, nil
 	}
 
-	for _, layout := range timeLayouts {
-		if t, err := time.Parse(layout, text); err == nil {
-			return t, nil
-		}
+	if t, ok := parseInstant(text); ok {
+		return t, nil
 	}
 	return time.Time{}, invalidInput("%s: %q is not a time such as 2026-11-20 08:00 (UTC) or 2026-11-20T08:00:00+01:00", name, text)
 }

@@ -7,16 +7,18 @@ import (
 // screens are the pages of the site.
 var screens = []screen{
 	{path: "/{$}", name: "overview", title: "Overview", area: "overview", live: true, data: showOverview},
-	{path: "/pending", name: "pending", title: "Pending", area: "pending", live: true, data: showPending},
+	{path: "/pending", name: "pending", title: "Waiting", area: "pending", live: true, data: showPending, filter: filterPending},
 	{path: "/topics", name: "topics", title: "Topics", area: "topics", live: true, data: showTopics},
-	{path: "/topics/recent", name: "events", title: "Recent events", area: "topics", live: true, data: showRecent},
-	{path: "/dead", name: "dead", title: "Dead letters", area: "dead", data: showDead},
+	{path: "/topics/recent", name: "events", title: "Recent events", area: "topics", live: true, data: showRecent, filter: filterRecent},
+	{path: "/dead", name: "dead", title: "Dead letters", area: "dead", data: showDead, filter: filterDead},
 	{path: "/dead/letter", name: "letter", title: "Dead letter", area: "dead", data: showLetter},
-	{path: "/lookup", name: "lookup", title: "Look up", area: "lookup", data: showLookup},
+	{path: "/lookup", name: "lookup", title: "Look up", area: "lookup", data: showLookup, filter: filterLookup},
 	{path: "/nodes", name: "nodes", title: "Nodes", area: "nodes", live: true, data: showNodes},
-	{path: "/log", name: "log", title: "Events log", area: "log", data: showLog},
-	{path: "/scheduled", name: "scheduled", title: "Scheduled", area: "scheduled", data: showScheduled},
-	{path: "/sagas", name: "sagas", title: "Sagas", area: "sagas", data: showSagas},
+	{path: "/nodes/node", name: "node", title: "Node", area: "nodes", live: true, data: showNode},
+	{path: "/log", name: "log", title: "Events log", area: "log", data: showLog, filter: filterLog},
+	{path: "/log/entry", name: "entry", title: "Entry of the events log", area: "log", data: showEntry},
+	{path: "/scheduled", name: "scheduled", title: "Scheduled", area: "scheduled", data: showScheduled, filter: filterScheduled},
+	{path: "/sagas", name: "sagas", title: "Sagas", area: "sagas", data: showSagas, filter: filterSagas},
 	{path: "/inbox", name: "inbox", title: "Inbox", area: "inbox", data: showInbox},
 	{path: "/control", name: "control", title: "Control", area: "control", data: showControl},
 }
@@ -24,27 +26,33 @@ var screens = []screen{
 // lookup is the result of a lookup.
 type lookup struct {
 	Asked bool // the form was submitted
+	ByKey bool // the text was looked up as a key
 	admin.LookupResult
 }
 
+// showLookup looks up a text as an id, as a key, or as a key if no event has it as its id.
 func showLookup(c *call) (any, error) {
 	text := c.q.Get("q")
 	if text == "" {
 		return lookup{}, nil
 	}
 
-	q := admin.LookupQuery{Collection: c.value("collection"), Limit: c.pageLimit()}
-	if c.value("by") == "key" {
-		q.Key = text
-	} else {
-		q.ID = text
-	}
+	q := admin.LookupQuery{ID: text, Collection: c.value("collection"), Limit: c.pageLimit()}
 	var err error
 	if q.From, q.To, err = c.parseWindow(); err != nil {
 		return nil, err
 	}
+	by := c.value("by")
+	if by != "key" {
+		found, err := c.use.Operator.Lookup(c.ctx, q)
+		if err != nil || by == "id" || len(found.Envelopes)+len(found.Letters) > 0 {
+			return lookup{Asked: true, LookupResult: found}, err
+		}
+	}
+
+	q.ID, q.Key = "", text
 	found, err := c.use.Operator.Lookup(c.ctx, q)
-	return lookup{true, found}, err
+	return lookup{Asked: true, ByKey: true, LookupResult: found}, err
 }
 
 // scheduled is the data of the list of scheduled events.

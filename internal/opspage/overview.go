@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/outrelay/outrelay/internal/admin"
 )
@@ -42,6 +43,36 @@ func (o *overview) Relays(watcher string) []admin.Node {
 	return slices.DeleteFunc(slices.Clone(o.Nodes), func(n admin.Node) bool { return !slices.Contains(n.Watchers, watcher) })
 }
 
+// Dead returns the number of dead letters of both sides that are not requeued.
+func (o *overview) Dead() int64 { return o.Counts.Dead + o.Counts.HandlerDead }
+
+// tile is a count on the overview, with the term of the glossary that explains it.
+type tile struct {
+	Count      int64
+	More       bool // there may be more
+	Text, Term string
+	Link       string // to the list; "" if there is none
+}
+
+// Tiles returns the counts of the overview. Counts that an operator has to act on come first.
+func (o *overview) Tiles(v *view) []tile {
+	c := &o.Counts
+	return []tile{
+		{Count: c.Dead, Text: "dead letters", Term: "dead letter", Link: v.Link("/dead")},
+		{Count: c.HandlerDead, Text: "dead letters of handlers", Term: "dead letter", Link: v.Link("/dead", "source", admin.FromHandler)},
+		{Count: c.Retry, Text: "retry", Term: "retry", Link: v.Link("/pending", "state", "retry")},
+		{Count: c.Parked, Text: "parked", Term: "parked", Link: v.Link("/pending", "state", "parked")},
+		{Count: c.Blocked, Text: "blocked", Term: "blocked", Link: v.Link("/pending", "state", "blocked")},
+		{Count: c.BlockedKeys, Text: "keys that wait", Term: "key", Link: v.Link("/pending")},
+		{Count: c.Scheduled, Text: "scheduled", Term: "scheduled", Link: v.Link("/scheduled")},
+		{Count: c.Pending, More: c.PendingMore, Text: "after the position", Term: "position"},
+		{Count: c.Envelopes, Text: "in the outboxes", Term: "outbox"},
+		{Count: c.InboxHandled, Text: "handled messages", Term: "inbox", Link: v.Link("/inbox")},
+		{Count: c.InboxClaimed, Text: "claimed messages", Term: "claimed", Link: v.Link("/inbox")},
+		{Count: c.Sagas, Text: "sagas", Term: "saga", Link: v.Link("/sagas")},
+	}
+}
+
 // verdict is the state of one watcher.
 type verdict struct{ Name, Status string }
 
@@ -62,7 +93,22 @@ var checkTitles = map[string]string{
 }
 
 // titleOfCheck returns the object of a check in words: its id is for programs.
-func titleOfCheck(c admin.Check) string { return cmp.Or(checkTitles[c.ID], c.ID) }
+func titleOfCheck(c admin.Check) string {
+	kind, slot, _ := strings.Cut(c.ID, " ")
+	name, part, _ := strings.Cut(slot, "/")
+	of := "watcher " + name
+	if part != "0of1" {
+		of = "slot " + part + " of " + of
+	}
+
+	switch kind {
+	case "slot":
+		return strings.ToUpper(of[:1]) + of[1:]
+	case "oplog":
+		return "Oplog of " + of
+	}
+	return cmp.Or(checkTitles[c.ID], c.ID)
+}
 
 // severity sorts checks: the most severe ones come first.
 var severity = map[string]int{admin.CheckFail: 0, admin.CheckWarn: 1, admin.CheckOK: 2}
@@ -154,17 +200,6 @@ type nodes struct {
 func showNodes(c *call) (any, error) {
 	o, err := c.use.Operator.Overview(c.ctx)
 	return nodes{o.Nodes, o.Watchers}, err
-}
-
-func showLog(c *call) (any, error) {
-	f := admin.EventFilter{
-		Watcher: c.value("of"), Node: c.value("node"), Actor: c.value("actor"), Kinds: splitWords(c.value("kind")),
-	}
-	var err error
-	if f.From, f.To, err = c.parseWindow(); err != nil {
-		return nil, err
-	}
-	return c.use.Operator.Events(c.ctx, f, c.pageLimit(), c.value("after"))
 }
 
 // control is the data of the page with the forms of actions.

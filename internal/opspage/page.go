@@ -93,6 +93,8 @@ type screen struct {
 	area  string // of the navigation
 	live  bool   // the script requests its block "live" repeatedly
 	data  func(*call) (any, error)
+
+	filter func(*call) *filter // of its list; nil if it has none
 }
 
 // call is one request of a caller.
@@ -143,6 +145,9 @@ func (p *page) showScreen(s screen) func(http.ResponseWriter, *http.Request, *ca
 	return func(w http.ResponseWriter, r *http.Request, c *call) {
 		c.v.Title = s.title
 		c.v.Area = s.area
+		if s.filter != nil {
+			c.v.Filter = s.filter(c)
+		}
 		if id := c.q.Get("done"); id != "" {
 			c.v.Notice = p.notices.find(id, c.who.Actor.Name)
 		}

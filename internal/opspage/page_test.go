@@ -76,10 +76,14 @@ type desk struct {
 	slot    string
 	slots   []admin.Watcher
 	count   int64
-	payload bool // of the last show
-	did     []string
-	filter  admin.DeadFilter
-	edit    admin.DeadEdit
+	refused int64 // letters of count that are not requeued
+	payload bool  // of the last show
+
+	unknownID string // an id that no event has
+	lookups   []string
+	did       []string
+	filter    admin.DeadFilter
+	edit      admin.DeadEdit
 }
 
 // The subjects of a desk.
@@ -144,7 +148,15 @@ func (d deskWaiting) Page(context.Context, admin.WaitingFilter, int, string) (ad
 	return answer[admin.WaitingPage](d.desk)
 }
 
-func (d *desk) Lookup(context.Context, admin.LookupQuery) (admin.LookupResult, error) {
+func (d *desk) Lookup(_ context.Context, q admin.LookupQuery) (admin.LookupResult, error) {
+	if q.Key != "" {
+		d.lookups = append(d.lookups, "key")
+	} else {
+		d.lookups = append(d.lookups, "id")
+	}
+	if d.err == nil && d.unknownID != "" && q.ID == d.unknownID {
+		return admin.LookupResult{}, nil
+	}
 	return answer[admin.LookupResult](d)
 }
 
@@ -202,7 +214,7 @@ func (d deskLetters) Show(_ context.Context, _ admin.DeadRef, payload bool) (adm
 func (d deskLetters) Requeue(_ context.Context, f admin.DeadFilter, o admin.DeadOptions, _ func(int64)) (admin.DeadOutcome, error) {
 	d.filter = f
 	out, err := answer[admin.DeadOutcome](d.desk)
-	out.Matched, out.Refused = d.count, 1
+	out.Matched, out.Refused = d.count, d.refused
 	if !o.DryRun {
 		d.did = append(d.did, "requeue")
 	}
@@ -282,7 +294,7 @@ func everywhere() []string {
 	x := url.QueryEscape(hostile)
 	return []string{
 		"/", "/strip", "/pending?topic=" + x + "&key=" + x + "&collection=" + x, "/dead?message=" + x + "&topic=" + x + "&key=" + x + "&stand=any",
-		"/dead/letter?id=" + x + "&collection=" + x, "/dead/letter?payload=1&id=" + x, "/lookup?q=" + x, "/lookup?by=key&q=" + x, "/topics", "/topics/recent?topic=" + x, "/nodes", "/log?kind=" + x + "&node=" + x + "&actor=" + x + "&of=" + x,
+		"/dead/letter?id=" + x + "&collection=" + x, "/dead/letter?payload=1&id=" + x, "/lookup?q=" + x, "/lookup?by=key&q=" + x, "/topics", "/topics/recent?topic=" + x, "/nodes", "/nodes/node?node=" + x, "/log/entry?id=" + x, "/log?kind=" + x + "&node=" + x + "&actor=" + x + "&of=" + x,
 		"/scheduled?type=" + x + "&id=" + x, "/sagas?database=" + x + "&saga=" + x, "/sagas?payload=1&database=" + x + "&saga=" + x + "&id=" + x, "/inbox?database=" + x, "/control", "/nowhere/" + url.PathEscape(hostile), "/?watcher=" + x,
 	}
 }
@@ -541,7 +553,7 @@ func TestErrorStates(t *testing.T) {
 		{admin.ErrInUse, http.StatusConflict},
 	} {
 		h := site(&desk{err: c.err})
-		for _, at := range []string{"/", "/pending", "/dead", "/nodes", "/log", "/scheduled", "/sagas", "/inbox", "/control", "/lookup?q=1"} {
+		for _, at := range []string{"/", "/pending", "/dead", "/nodes", "/log", "/scheduled", "/sagas", "/inbox", "/control", "/lookup?q=1", "/nodes/node?node=n", "/log/entry?id=1"} {
 			r, body := ask(t, h, &operator, "GET", at, nil)
 			if r.StatusCode != c.status || !strings.Contains(body, `role="alert"`) || !strings.Contains(body, c.err.Error()) || !strings.Contains(body, "Try again") {
 				t.Errorf("%s with %v: %d", at, c.err, r.StatusCode)
@@ -565,8 +577,9 @@ func TestEmptyStates(t *testing.T) {
 	}})
 
 	for at, want := range map[string]string{
-		"/": "No watcher has run", "/pending": "Nothing is pending", "/dead": "No dead letter needs attention", "/dead?type=x": "No dead letter matches", "/lookup": "An id finds one event",
+		"/": "No watcher has run", "/pending": "Nothing waits", "/dead": "No dead letter needs attention", "/dead?type=x": "No dead letter matches", "/lookup": "An id finds one event",
 		"/lookup?q=x": "Nothing is known of it", "/nodes": "No node has sent a heartbeat", "/log": "No event matches", "/scheduled": "No scheduled event", "/sagas": "contains sagas", "/inbox": "contains an inbox", "/control": "has never run",
+		"/nodes/node?node=x": "No node x has sent a heartbeat", "/log/entry?id=x": "The events log has no entry x",
 	} {
 		if r, body := ask(t, empty, &operator, "GET", at, nil); r.StatusCode != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: %d without %q", at, r.StatusCode, want)
@@ -585,6 +598,8 @@ type (
 )
 
 func (nothing) Overview(context.Context) (o admin.Overview, err error) { return }
+
+func (nothing) Nodes(context.Context) (n []admin.Node, err error) { return }
 
 func (noneWaits) Topics(context.Context) (p []admin.PendingTopic, err error) { return }
 
@@ -657,6 +672,7 @@ func TestFiguresForPeople(t *testing.T) {
 	for got, want := range map[string]string{
 		formatNumber(1234567): "1,234,567", formatNumber(int64(-1234)): "−1,234", formatNumber(0): "0", formatRate(0.04): "0/s", formatRate(3.26): "3.3/s", formatRate(1234.5): "1,235/s",
 		formatSpan(0.034): "0.03 s", formatSpan(61): "61 s", formatSpan(600): "10 min", formatSpan(9000): "2 h 30 min", formatSpan(-5): "−5 s", formatSpan(400000): "4 d",
+		formatLogValue("up_ms", []byte("8102")): "8.1 s", formatLogValue("roles", []byte(`["relay", "cleaner"]`)): "relay, cleaner", formatLogValue("position", []byte(`{"$timestamp":{"t":1795000000,"i":1}}`)): "2026-11-18 11:06:40Z",
 		formatBytes(512): "512 B", formatBytes(2048): "2.0 KiB", formatBytes(3 << 20): "3.0 MiB", formatValue([]byte(`{"$date":"2026-11-20T08:00:00Z"}`)): "2026-11-20T08:00:00Z", formatValue([]byte(`"a"`)): "a", formatValue([]byte("null")): "",
 	} {
 		if got != want {

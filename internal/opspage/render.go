@@ -26,6 +26,7 @@ type view struct {
 	Now                 time.Time
 	Notice              *notice
 	Problem             *problem
+	Filter              *filter // of a list
 	Data                any
 }
 
@@ -93,24 +94,25 @@ func (v *view) Operator() bool { return v.Caller.Operator() }
 
 // loadTemplates returns the templates by name, each with the layout and the shared parts.
 func loadTemplates(a *assets) map[string]*template.Template {
+	glossary := loadGlossary()
 	funcs := template.FuncMap{
-		"ago":      formatAgo,
-		"asset":    a.link,
-		"at":       formatTime,
-		"bytes":    formatBytes,
-		"byterate": func(perSecond float64) string { return formatBytes(int(perSecond)) + "/s" },
-		"classes": func(ofHandlers bool) []string {
-			if ofHandlers {
-				return admin.HandlerClasses()
-			}
-			return admin.Classes()
-		},
+		"ago":       formatAgo,
+		"areas":     areas,
+		"asset":     a.link,
+		"at":        formatTime,
+		"bytes":     formatBytes,
+		"byterate":  func(perSecond float64) string { return formatBytes(int(perSecond)) + "/s" },
 		"clearable": admin.Clearable,
 		"clock":     func(t time.Time) string { return t.UTC().Format("15:04:05Z") },
 		"deref":     func(f *float64) float64 { return *f },
 		"dict":      newMap,
+		"intime":    formatInput,
 		"iso":       formatISO,
 		"join":      strings.Join,
+		"manual":    func() string { return manual },
+		"meaning":   findMeaning(glossary),
+		"meanings":  func() []meaning { return glossary },
+		"neg":       func(n int64) int64 { return -n },
 		"num":       formatNumber,
 		"pairs":     parsePairs,
 		"pretty":    formatJSON,
@@ -118,10 +120,11 @@ func loadTemplates(a *assets) map[string]*template.Template {
 		"span":      formatSpan,
 		"spanms":    func(ms int64) string { return formatSpan(float64(ms) / 1000) },
 		"millis":    formatMillis,
-		"states":    func() []string { return []string{"retry", "blocked", "parked"} },
 		"object":    titleOfCheck,
 		"title":     func(s string) string { return strings.ToUpper(s[:1]) + s[1:] },
 		"unix":      time.Time.UnixMilli,
+
+		"watcherlink": func(name string) string { return joinQuery("/", url.Values{"watcher": {name}}) },
 	}
 
 	shared := template.New("").Funcs(funcs)
@@ -277,6 +280,28 @@ func formatJSON(raw json.RawMessage) string {
 	return b.String()
 }
 
+// formatLogValue returns the value of a field of the events log as people read it: also a time, a
+// duration and a list.
+func formatLogValue(name string, raw json.RawMessage) string {
+	var ms float64
+	if strings.HasSuffix(name, "_ms") && json.Unmarshal(raw, &ms) == nil {
+		return formatSpan(ms / 1000)
+	}
+
+	var list []string
+	if json.Unmarshal(raw, &list) == nil && list != nil {
+		return strings.Join(list, ", ")
+	}
+
+	var stamp struct {
+		Timestamp *struct{ T int64 } `json:"$timestamp"`
+	}
+	if json.Unmarshal(raw, &stamp) == nil && stamp.Timestamp != nil {
+		return formatTime(time.Unix(stamp.Timestamp.T, 0))
+	}
+	return formatValue(raw)
+}
+
 // parsePairs returns the fields of a JSON document in their order. Strings have no quotes.
 func parsePairs(raw json.RawMessage) []row {
 	d := json.NewDecoder(bytes.NewReader(raw))
@@ -295,12 +320,7 @@ func parsePairs(raw json.RawMessage) []row {
 			return list
 		}
 
-		text := string(value)
-		var s string
-		if json.Unmarshal(value, &s) == nil {
-			text = s
-		}
-		list = append(list, row{fmt.Sprint(name), text})
+		list = append(list, row{fmt.Sprint(name), formatLogValue(fmt.Sprint(name), value)})
 	}
 	return list
 }

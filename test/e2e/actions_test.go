@@ -10,8 +10,11 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// formatInput formats a time in the format of the input fields.
-func formatInput(t time.Time) string { return t.UTC().Format("2006-01-02 15:04") }
+// reader is the time zone of the browser.
+var reader = time.FixedZone("Asia/Kolkata", 5*3600+1800)
+
+// formatInput formats a time in the format of the input fields, which show the zone of the reader.
+func formatInput(t time.Time) string { return t.In(reader).Format("2006-01-02T15:04") }
 
 // testScheduledEvents sends one scheduled event now instead of tomorrow, and cancels all others of its type.
 func testScheduledEvents(s *scene, b *tab) {

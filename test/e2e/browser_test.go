@@ -82,6 +82,9 @@ func openTab(t *testing.T) (*tab, <-chan error) {
 		if err == nil {
 			_, err = chromedp.Call(ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: watch})
 		}
+		if err == nil {
+			_, err = chromedp.Call(ctx, emulation.SetTimezoneOverride, emulation.SetTimezoneOverrideParams{TimezoneID: reader.String()})
+		}
 		ready <- err
 	}()
 
@@ -277,7 +280,7 @@ func (b *tab) takeScreenshot(name string) {
 	var err error
 	for range 4 {
 		ctx, cancel := context.WithTimeout(b.ctx, patience/4)
-		if _, err = chromedp.Run(ctx, chromedp.Evaluate[bool](`new Promise((done) => { const look = () => document.readyState === 'complete' ? done(true) : setTimeout(look, 20); look(); })`, chromedp.EvalAwaitPromise)); err == nil {
+		if _, err = chromedp.Run(ctx, chromedp.Evaluate[bool](`new Promise((done) => { const look = () => document.readyState === 'complete' && !document.querySelector('#strip > .muted') ? done(true) : setTimeout(look, 20); look(); })`, chromedp.EvalAwaitPromise)); err == nil {
 			png, err = chromedp.Run(ctx, chromedp.FullScreenshot(100))
 		}
 		cancel()

@@ -102,7 +102,7 @@ func testHandlerLetters(s *scene, b *tab) {
 		b.t.Error("the payload is shown to somebody who has not asked for it")
 	}
 	b.checkAccessibility("letter of a handler")
-	b.runActions("a new payload", chromedp.Click(`input[name=replace-payload]`), chromedp.SetValue(`textarea[name=payload]`, "edited"))
+	b.runActions("a new payload", chromedp.SendKeys(`textarea[name=payload]`, "edited")) // ticks the box "Replace the payload"
 	b.clickButton("Requeue as edited …")
 	b.waitForText("Changed: payload")
 	b.confirmAction("Message m-1 goes back to its handler at once", "Requeue as edited", "Message m-1 was requeued; changed: payload")

@@ -44,6 +44,11 @@ func TestPage(t *testing.T) {
 	}
 
 	part("Overview", testOverview)
+	part("Navigation", testNavigation)
+	part("Terms", testTerms)
+	part("Rows", testRows)
+	part("Times", testTimes)
+	part("Selection", testSelection)
 	part("WidthsAndAccess", testWidthsAndAccess)
 	part("Keyboard", testKeyboard)
 	part("Colours", testColors)
@@ -74,9 +79,10 @@ func TestPage(t *testing.T) {
 func testOverview(s *scene, b *tab) {
 	b.openPage("/")
 	b.waitForText("slot 0of1")
-	b.waitUntil("the owner and its figures", `/Epoch\s*\d/.test(document.body.innerText) && document.querySelector('.s-live, .s-blocked')`)
+	b.waitUntil("the owner and its figures", `/Epoch\s*\d/.test(document.body.textContent) && document.querySelector('.s-live, .s-blocked')`)
 	b.waitUntil("the counts", fmt.Sprintf(`[...document.querySelectorAll('.tiles a')].some((a) => a.innerText.replace(/\s+/g, ' ').includes('%d dead letters'))`, forbidden+expired))
-	for _, want := range []string{"Oplog left", "Lag in seconds", "oldest waiting", "Throughput", "Pending by topic", s.topic + "-missing", "Nodes", "one", "two", "All checks", fmt.Sprintf("%d scheduled", scheduled)} {
+	b.clickButton("Lease and position")
+	for _, want := range []string{"Oplog left", "Lag", "oldest waiting", "Throughput", "Waiting by topic", s.topic + "-missing", "Nodes", "one", "two", "All checks", fmt.Sprintf("%d scheduled", scheduled)} {
 		if !strings.Contains(strings.Join(strings.Fields(b.pageText()), " "), want) {
 			b.t.Errorf("the overview does not say %q", want)
 		}
@@ -91,15 +97,21 @@ func testOverview(s *scene, b *tab) {
 	b.waitUntil("a chart", `document.querySelector('#chart-rate canvas') && document.querySelector('#chart-lag canvas')`)
 	b.clickButton("6 h")
 	b.waitUntil("the range", `document.querySelector('[data-range="21600"]').getAttribute('aria-pressed') === 'true'`)
+	b.waitUntil("the charts in words", `/now [\d.,]+, least [\d.,]+, most [\d.,]+/.test(document.getElementById('summary-rate').innerText)`)
+	b.clickButton("The same as a table")
+	b.waitUntil("the charts as a table", `document.querySelectorAll('#chart-table tbody tr').length > 2 && /\d/.test(document.querySelector('#chart-table tbody').innerText)`)
+	b.clickButton("The same as a table")
+	b.waitUntil("the first words to be about the watcher", `/^(✓ ok|! warn|✕ fail) Watcher orders: /.test(document.getElementById('figures').innerText)`)
 	b.takeScreenshot("overview-light")
 	b.checkConsole("overview")
 }
 
-// testWidthsAndAccess checks each page: no horizontal scrolling on small and large screens, no serious
-// finding of axe, and no message on the console.
+// testWidthsAndAccess checks each page: no horizontal scrolling and no broken word on small and large screens, no
+// serious finding of axe in light, in dark and on a phone, and no message on the console.
 func testWidthsAndAccess(s *scene, b *tab) {
 	letter := evaluate[string](b, `fetch('/dead').then((r) => r.text()).then((t) => new DOMParser().parseFromString(t, 'text/html').querySelector('a[href^="/dead/letter"]').getAttribute('href'))`)
-	for _, at := range append([]string{"/lookup?q=good-001", letter + "&payload=1"}, pages...) {
+	entry := evaluate[string](b, `fetch('/log').then((r) => r.text()).then((t) => new DOMParser().parseFromString(t, 'text/html').querySelector('a[href^="/log/entry"]').getAttribute('href'))`)
+	for _, at := range append([]string{"/lookup?q=good-001", letter + "&payload=1", "/nodes/node?node=one", entry}, pages...) {
 		b.openPage(at)
 		b.waitUntil("the page", "document.readyState === 'complete'")
 		if at != "/" && !strings.Contains(at, "payload") {
@@ -112,26 +124,56 @@ func testWidthsAndAccess(s *scene, b *tab) {
 			name = "overview"
 		}
 
-		for _, width := range []int64{360, 2560} {
+		for _, width := range []int64{360, 1024, 1280, 2560} {
 			b.setWindowSize(width, 900)
 			if over := evaluate[int](b, "document.documentElement.scrollWidth - document.documentElement.clientWidth"); over > 0 {
 				b.t.Errorf("%s scrolls sideways by %d px at %d px: %s", at, over, width, evaluate[string](b, `[...document.querySelectorAll('body *')].filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && getComputedStyle(e).position !== 'absolute').slice(0, 4).map((e) => e.outerHTML.slice(0, 120)).join(' | ')`))
 			}
-			if at == "/" || strings.HasPrefix(at, "/dead?") || width == 360 && strings.HasPrefix(at, "/dead/letter") {
+			if broken := evaluate[[]string](b, brokenWords); len(broken) > 0 {
+				b.t.Errorf("%s at %d px: these words are broken: %q", at, width, broken)
+			}
+			if over := evaluate[[]string](b, `[...document.querySelectorAll('td, th, dd, .tiles li')].filter((e) => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1).map((e) => e.innerText)`); len(over) > 0 {
+				b.t.Errorf("%s at %d px: these texts are wider than their places: %q", at, width, over)
+			}
+			if width != 2560 {
 				b.takeScreenshot(fmt.Sprintf("%s-%d", name, width))
 			}
 		}
 
+		b.setWindowSize(360, 900)
+		b.checkAccessibility(at + " on a phone")
 		b.setWindowSize(1280, 900)
 		b.checkAccessibility(at)
+		b.setColorScheme("dark")
+		b.checkAccessibility(at + " in the dark")
+		b.setColorScheme("light")
 		b.checkConsole(at)
 	}
 }
 
-// testKeyboard checks that Tab reaches each action in document order, and that the focus is visible.
+// brokenWords are the words, of letters only, that stand in more than one line.
+const brokenWords = `(() => {
+	const broken = new Set(), walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), range = document.createRange();
+	for (let n; (n = walk.nextNode());) {
+		if (!n.parentElement.getClientRects().length) continue;
+		for (const m of n.data.matchAll(/(?<!\S)[("']?[A-Za-z]{2,16}[.,:;!?)'"]*(?!\S)/g)) {
+			range.setStart(n, m.index);
+			range.setEnd(n, m.index + m[0].length);
+			if (new Set([...range.getClientRects()].map((r) => Math.round(r.top / 4))).size > 1) broken.add(m[0]);
+		}
+	}
+	return [...broken];
+})()`
+
+// testKeyboard checks for each page that Tab reaches each link and input, and that the focus is visible.
 func testKeyboard(s *scene, b *tab) {
-	for _, at := range []string{"/dead?limit=4", "/control"} {
+	b.openPage("/")
+	b.clickButtonIn("header", "Pause refresh") // a refresh would replace marked elements
+	for _, at := range pages {
 		b.openPage(at)
+		if at != "/" {
+			b.waitUntil("the strip", "document.querySelector('#strip .status')")
+		}
 		b.runActions("Tab", chromedp.KeyEvent(kb.Tab))
 		if got := evaluate[string](b, "document.activeElement.textContent"); got != "Skip to content" {
 			b.t.Errorf("%s: Tab starts at %q, want the skip link", at, got)
@@ -141,9 +183,11 @@ func testKeyboard(s *scene, b *tab) {
 			all.forEach((e, i) => e.dataset.walk = i); window.seen = new Set(); return all.length; })()`)
 		// Tab reaches one radio button of a group; the arrow keys reach the others.
 		want -= evaluate[int](b, `[...document.querySelectorAll('input[type=radio]')].length - new Set([...document.querySelectorAll('input[type=radio]')].map((e) => e.name)).size`)
-		note := `(() => { const e = document.activeElement; if (e && e.dataset && e.dataset.walk) { window.seen.add(e.dataset.walk); const c = getComputedStyle(e); if (c.outlineStyle === 'none' || parseFloat(c.outlineWidth) < 2) window.dim = (window.dim || '') + e.outerHTML.slice(0, 80); } return window.seen.size; })()`
+		note := `(() => { const e = document.activeElement; if (e && e.dataset && e.dataset.walk) { window.seen.add(e.dataset.walk); const c = getComputedStyle(e), r = e.getBoundingClientRect(); if (c.outlineStyle === 'none' || parseFloat(c.outlineWidth) < 2 || r.bottom < 0 || r.top > innerHeight) window.dim = (window.dim || '') + e.outerHTML.slice(0, 80); } return window.seen.size; })()`
+		// An input of a time has a stop for each of its parts, and one for its calendar.
+		parts := 8 * evaluate[int](b, `document.querySelectorAll('input[type=datetime-local]').length`)
 		got := evaluate[int](b, note)
-		for range want + 5 {
+		for range want + parts + 5 {
 			b.runActions("Tab", chromedp.KeyEvent(kb.Tab))
 			if got = evaluate[int](b, note); got >= want {
 				break
@@ -158,6 +202,8 @@ func testKeyboard(s *scene, b *tab) {
 		}
 	}
 
+	b.openPage("/")
+	b.clickButtonIn("header", "Refresh paused")
 	b.openPage("/")
 	b.runActions("the skip link", chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent(kb.Enter))
 	b.waitUntil("the content to have the focus", "document.activeElement.id === 'main'")
@@ -278,9 +324,11 @@ func testEditAndRequeue(s *scene, b *tab) {
 
 func testLookup(s *scene, b *tab) {
 	b.openPage("/lookup")
-	b.runActions("an id", chromedp.SendKeys(`input[name=q]`, "good-007"+kb.Enter))
+	b.runActions("an id", chromedp.SendKeys(`main input[name=q]`, "good-007"+kb.Enter))
 	b.waitUntil("its history and its place in Kafka", fmt.Sprintf(`document.body.innerText.includes(%q) && /partition \d+ offset \d+/.test(document.body.innerText) && document.querySelector('.timeline li')`, s.topic))
 	b.takeScreenshot("lookup")
+	b.runActions("a key in the header", chromedp.SendKeys(`header input[name=q]`, "customer-3"+kb.Enter))
+	b.waitForText("These events have it as their ordering key")
 	b.openPage("/lookup?by=key&q=customer-3")
 	b.waitForText("good-003")
 	b.openPage("/lookup?q=nobody")
@@ -330,7 +378,7 @@ func testStepDownAndPause(s *scene, b *tab) {
 	s.waitUntil("the other node", func(context.Context) bool { now := s.readSlot(id); return now.Owner != "" && now.Node != first.Node })
 	now := s.readSlot(id)
 	b.openPage("/")
-	b.waitUntil("the new owner on the page", fmt.Sprintf(`/Epoch\s*%d/.test(document.body.innerText)`, now.Epoch))
+	b.waitUntil("the new owner on the page", fmt.Sprintf(`/Epoch\s*%d/.test(document.body.textContent)`, now.Epoch))
 	b.clickButton("Pause …")
 	b.confirmAction("No node takes over until it is resumed", "Pause", "is paused")
 	s.waitUntil("the owner to let go", func(context.Context) bool { w := s.readSlot(id); return w.Control.Paused && w.Owner == "" })

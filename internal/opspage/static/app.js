@@ -1,4 +1,4 @@
-// What the page does with scripts: refreshing, charts, colours, ticking all. Everything else is HTML.
+// What the page does with scripts: refreshing, counts, charts, times, colours, ticking, rows. Everything else is HTML.
 (() => {
   'use strict';
   const every = 2000; // ms between two refreshes
@@ -18,7 +18,7 @@
     refresh.textContent = paused ? 'Refresh paused' : 'Pause refresh';
     document.body.dataset.paused = String(paused);
   };
-  const busyWith = (el) => el && (el.querySelector('input[name=pick]:checked, input[name=scope][value=all]:checked') || el.contains(document.activeElement) && document.activeElement.matches('input,select,textarea'));
+  const busyWith = (el) => el && (document.querySelector(':popover-open') || el.querySelector('input[name=pick]:checked, input[name=scope][value=all]:checked') || el.contains(document.activeElement) && document.activeElement.matches('input,select,textarea') || !getSelection().isCollapsed && el.contains(getSelection().anchorNode));
   if (document.querySelector('[hx-get]')) {
     refresh.hidden = false;
     label();
@@ -45,14 +45,16 @@
     stale.hidden = false;
   });
 
-  // A block that is replaced takes the focus with it: it is given back to what stands in its place.
+  // A block that is replaced takes the focus and what is unfolded with it: both are given back to what stands in its place.
   const focusable = 'a[href],button,input,select,textarea,summary';
-  let held = null;
+  let held = null, unfolded = [];
   document.body.addEventListener('htmx:beforeSwap', (e) => {
     const el = document.activeElement, block = e.detail.target;
+    unfolded = [...block.querySelectorAll('details[id][open]')].map((d) => d.id);
     held = block.contains(el) ? { href: el.getAttribute('href'), at: [...block.querySelectorAll(focusable)].indexOf(el) } : null;
   });
   document.body.addEventListener('htmx:afterSwap', (e) => {
+    for (const id of unfolded) { const d = $(id); if (d) d.open = true; }
     if (!held) return;
     const all = [...e.detail.target.querySelectorAll(focusable)];
     const el = all[held.at]?.getAttribute('href') === held.href ? all[held.at] : all.find((x) => held.href && x.getAttribute('href') === held.href) || all[held.at];
@@ -73,9 +75,64 @@
     }
   }
   localTimes(document);
-  const zone = $('zone');
-  if (zone) zone.textContent = 'times are in ' + Intl.DateTimeFormat().resolvedOptions().timeZone + '; hover one for UTC';
+  const zone = $('zone'), here = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  if (zone) zone.textContent = 'times are in ' + here + '; hover one for UTC';
   document.body.addEventListener('htmx:afterSettle', () => localTimes(document));
+
+  // Inputs of times: the server reads and writes UTC, and the reader types the own time.
+  for (const el of document.querySelectorAll('[data-utc]')) {
+    if (!el.value) continue;
+    const t = new Date(el.value + 'Z');
+    el.value = new Date(t - t.getTimezoneOffset() * 60000).toISOString().slice(0, t.getSeconds() ? 19 : 16);
+  }
+  for (const el of document.querySelectorAll('[data-zone]')) { el.textContent = '(local time)'; el.title = here; }
+  document.addEventListener('formdata', (e) => {
+    for (const el of e.target.querySelectorAll('[data-utc]')) {
+      if (el.value) e.formData.set(el.name, new Date(el.value).toISOString().replace('.000Z', 'Z'));
+    }
+    // The address of a filtered list has only the conditions that are set.
+    if (e.target.method === 'get') for (const [name, value] of [...e.formData]) if (!value) e.formData.delete(name);
+  });
+
+  // Counts in the navigation: those of the line of figures, or of the overview.
+  function count() {
+    const f = document.querySelector('[data-problems]');
+    for (const el of document.querySelectorAll('[data-count]')) {
+      const n = f ? Number(f.dataset[el.dataset.count]) : 0;
+      el.hidden = !n;
+      el.textContent = n > 999 ? '999+' : String(n);
+    }
+  }
+  document.body.addEventListener('htmx:afterSettle', count);
+
+  // A row opens the details of its entry, as its link does. Text in it can still be selected.
+  document.addEventListener('click', (e) => {
+    const row = e.target.closest('tr');
+    const open = row && row.querySelector('[data-open]');
+    if (!open || e.target.closest('a,button,input,label,select,summary') || !getSelection().isCollapsed) return;
+    if (e.ctrlKey || e.metaKey) window.open(open.href); else open.click();
+  });
+
+  // Copying: by a selection, because the clipboard of scripts needs HTTPS and a permission.
+  for (const el of document.querySelectorAll('[data-copy]')) {
+    const b = document.createElement('button');
+    b.type = 'button';
+    b.className = 'copy';
+    b.textContent = 'Copy';
+    b.setAttribute('aria-label', 'Copy ' + el.dataset.copy);
+    b.addEventListener('click', () => {
+      getSelection().selectAllChildren(el);
+      b.textContent = document.execCommand('copy') ? 'Copied' : 'Not copied';
+      getSelection().removeAllRanges();
+    });
+    el.after(b);
+  }
+
+  // Escape leaves a question, as its link does.
+  document.addEventListener('keydown', (e) => {
+    const back = e.key === 'Escape' && !document.querySelector(':popover-open') && document.querySelector('[data-escape]');
+    if (back) back.click();
+  });
 
   // Charts: a point a minute from the history that the owners store, then one of each refresh.
   const s = { t: [], rate: [], lag: [] };
@@ -92,6 +149,8 @@
     add(Number(f.dataset.at) / 1000, Number(f.dataset.rate), Number(f.dataset.lag));
     const from = s.t.findIndex((t) => t >= s.t[s.t.length - 1] - range);
     if (s.t.length - from < 2) return;
+    $('charts').hidden = false;
+    describe(from);
     for (const name of ['rate', 'lag']) {
       const data = [s.t.slice(from), s[name].slice(from)];
       if (charts[name]) { charts[name].setData(data); continue; }
@@ -109,9 +168,33 @@
       }, data, at);
     }
   }
+  // The charts in words, and as a table of a dozen rows.
+  function describe(from) {
+    const text = (v) => v.toLocaleString('en', { maximumFractionDigits: v < 10 ? 1 : 0 });
+    for (const name of ['rate', 'lag']) {
+      const list = s[name].slice(from);
+      $('summary-' + name).textContent = 'now ' + text(list[list.length - 1]) + ', least ' + text(Math.min(...list)) + ', most ' + text(Math.max(...list));
+    }
+    const rows = $('chart-table').open ? $('chart-table').querySelector('tbody') : null;
+    if (!rows) return;
+    rows.textContent = '';
+    const part = range / 12, end = s.t[s.t.length - 1];
+    for (let i = 0; i < 12; i++) {
+      const at = s.t.map((t, k) => k).filter((k) => k >= from && s.t[k] > end - part * (i + 1) && s.t[k] <= end - part * i);
+      if (!at.length) continue;
+      const row = rows.insertRow();
+      const time = document.createElement('time');
+      time.dateTime = new Date((end - part * (i + 1)) * 1e3).toISOString();
+      time.textContent = '00:00';
+      row.insertCell().append(time);
+      for (const name of ['rate', 'lag']) row.insertCell().textContent = text(Math.max(...at.map((k) => s[name][k])));
+      ['From', 'Records/s', 'Lag'].forEach((label, k) => { row.cells[k].dataset.label = label; });
+    }
+    localTimes(rows);
+  }
   const ranges = document.querySelector('.ranges');
   if (ranges) {
-    ranges.hidden = false;
+    $('chart-table').addEventListener('toggle', draw);
     const mark = () => { for (const b of ranges.children) b.setAttribute('aria-pressed', String(Number(b.dataset.range) === range)); };
     mark();
     ranges.addEventListener('click', (e) => {
@@ -153,7 +236,22 @@
     redraw();
   });
 
-  // Ticking. Listened to on the document: blocks are replaced.
+  // Who types a payload or headers wants to replace them.
+  document.addEventListener('input', (e) => {
+    const box = e.target.matches('textarea') && e.target.form?.elements['replace-' + e.target.name];
+    if (box) box.checked = true;
+  });
+
+  // Ticking. Listened to on the document: blocks are replaced. Shift ticks everything between two boxes.
+  let lastPick = null;
+  document.addEventListener('click', (e) => {
+    if (!e.target.matches('input[name=pick]')) return;
+    const picks = [...document.querySelectorAll('input[name=pick]')];
+    const from = picks.findIndex((p) => p.value === lastPick), to = picks.indexOf(e.target);
+    if (e.shiftKey && from >= 0) for (const p of picks.slice(Math.min(from, to), Math.max(from, to) + 1)) p.checked = e.target.checked;
+    getSelection().removeAllRanges();
+    lastPick = e.target.value;
+  });
   document.addEventListener('change', (e) => {
     const form = e.target.closest && e.target.closest('[data-ticks]');
     if (!form) return;
@@ -165,5 +263,6 @@
     for (const s of form.querySelectorAll('[data-ticked]')) s.textContent = '(' + n + ')';
   });
 
+  count();
   draw();
 })();

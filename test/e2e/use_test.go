@@ -1,0 +1,126 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
+
+// testNavigation checks the groups and counts of the navigation, and the link to the documentation.
+func testNavigation(s *scene, b *tab) {
+	for _, at := range []string{"/", "/sagas"} {
+		b.openPage(at)
+		b.waitUntil("the counts next to the areas", fmt.Sprintf(`(() => {
+			const of = (name) => document.querySelector('.areas [data-count=' + name + ']');
+			return of('dead').innerText === '%d' && Number(of('waiting').innerText) >= %d && Number(of('problems').innerText) > 0;
+		})()`, forbidden+expired, parked+refused))
+	}
+	if n := evaluate[int](b, `[...document.querySelectorAll('nav.areas ul')].filter((e) => e.getAttribute('aria-label')).length`); n < 3 {
+		b.t.Errorf("the navigation has %d groups with a name", n)
+	}
+	if to := evaluate[string](b, `[...document.querySelectorAll('header a')].find((e) => e.innerText === 'Documentation').href`); !strings.HasSuffix(to, "/docs/operations.md") {
+		b.t.Errorf("the documentation is at %s", to)
+	}
+	b.checkConsole("navigation")
+}
+
+// testTerms opens the meaning of a term with the keyboard. A refresh closes no part that is unfolded.
+func testTerms(s *scene, b *tab) {
+	b.openPage("/")
+	b.clickButton("Lease and position")
+	refreshed := `document.getElementById('figures').dataset.at`
+	first := evaluate[string](b, refreshed)
+	b.waitUntil("a refresh", refreshed+" !== '"+first+"'")
+	b.waitUntil("the part to stay unfolded", `[...document.querySelectorAll('.slot .term')].some((e) => e.innerText === 'Epoch' && e.checkVisibility())`)
+
+	b.waitUntil("the focus on a term", `(() => { const e = [...document.querySelectorAll('.slot .term')].find((e) => e.innerText === 'Lag'); e.focus(); return document.activeElement === e; })()`)
+	b.runActions("Enter", chromedp.KeyEvent(kb.Enter))
+	open := `document.querySelector('.meaning:popover-open')`
+	b.waitUntil("the meaning", open+`?.innerText.includes('The age of the oldest event')`)
+	b.takeScreenshot("term")
+	b.runActions("Escape", chromedp.KeyEvent(kb.Escape))
+	b.waitUntil("the meaning to close", "!"+open)
+	b.checkConsole("terms")
+}
+
+// testRows opens the details of an entry of each list, by a click into its row and by its link.
+func testRows(s *scene, b *tab) {
+	for at, want := range map[string]string{
+		"/dead?class=not_allowed": "/dead/letter",
+		"/pending?state=retry":    "/lookup",
+		"/scheduled":              "/lookup",
+		"/nodes":                  "/nodes/node",
+		"/log":                    "/log/entry",
+		"/sagas":                  "/sagas?database=",
+		"/inbox":                  "/inbox?collection=",
+
+		"/sagas?saga=order_sagas&database=" + s.db.Name(): "/sagas?database=" + s.db.Name() + "&id=saga-1",
+	} {
+		there := fmt.Sprintf(`(location.pathname + location.search).startsWith(%q) && document.readyState === 'complete'`, want)
+		b.openPage(at)
+		b.waitUntil("a click into a row of "+at, `(() => { const e = [...document.querySelectorAll('tbody tr')].findLast((e) => e.querySelector('[data-open]')).querySelector('td:last-child'); setTimeout(() => e.click()); return true; })()`)
+		b.waitUntil("the details of a row of "+at, there)
+		b.openPage(at)
+		b.waitUntil("the link of a row", `(() => { const e = [...document.querySelectorAll('tbody [data-open]')].at(-1); e.focus(); return document.activeElement === e; })()`)
+		b.runActions("Enter", chromedp.KeyEvent(kb.Enter))
+		b.waitUntil("the details by the keyboard, from "+at, there)
+	}
+
+	b.openPage("/lookup?q=good-001")
+	b.clickButton("Copy")
+	b.waitForText("Copied")
+
+	b.openPage("/nodes/node?node=one")
+	b.waitForText("alive")
+	b.clickButton("node_started")
+	b.waitForText("All entries of this kind")
+	b.clickButton("Five minutes before and after")
+	b.waitForText("in all")
+	b.checkConsole("rows")
+}
+
+// testTimes filters by a time that the reader types in the own zone.
+func testTimes(s *scene, b *tab) {
+	from := time.Now().Add(-time.Hour).Truncate(time.Minute)
+	b.openPage("/log")
+	b.clickButton("More conditions")
+	b.runActions("a time", chromedp.SetValue(`input[name=from]`, formatInput(from)))
+	b.clickButton("Filter")
+	b.waitUntil("the time in UTC in the address", fmt.Sprintf(`location.search === '?' + new URLSearchParams({from: %q})`, from.UTC().Format(time.RFC3339)))
+	b.waitUntil("the same time in the form", fmt.Sprintf(`document.querySelector('input[name=from]').value === %q`, formatInput(from)))
+	b.waitForText("took_over")
+	b.clickButton("Clear")
+	b.waitUntil("the list without a condition", "location.search === '' && document.readyState === 'complete'")
+	b.runActions("the last hour", chromedp.SetValue(`select[name=since]`, "1h"))
+	b.clickButton("Filter")
+	b.waitUntil("the condition", `location.search === '?since=1h'`)
+	b.waitForText("took_over")
+
+	shown := evaluate[string](b, `document.querySelector('tbody time').innerText`)
+	exact, err := time.Parse(time.RFC3339, evaluate[string](b, `document.querySelector('tbody time').title`))
+	if err != nil || shown != exact.In(reader).Format(time.DateTime) {
+		b.t.Errorf("%v is shown as %q: %v", exact, shown, err)
+	}
+	b.checkConsole("times")
+}
+
+// testSelection ticks a range of letters with Shift, and leaves the question with Escape.
+func testSelection(s *scene, b *tab) {
+	b.openPage("/dead?limit=8")
+	b.runActions("the first box", chromedp.Click(`tbody tr:nth-child(2) input[name=pick]`))
+	b.waitUntil("Shift and a click on another box", `(() => { document.querySelector('tbody tr:nth-child(5) input[name=pick]').dispatchEvent(new MouseEvent('click', {bubbles: true, cancelable: true, shiftKey: true})); return true; })()`)
+	b.waitForText("(4)")
+	b.clickButton("Discard …")
+	b.waitForText("removed for good")
+	b.waitUntil("the focus on the question", "document.activeElement.getAttribute('aria-label') === 'Effect of this action'")
+	b.runActions("Escape", chromedp.KeyEvent(kb.Escape))
+	b.waitUntil("the list", `location.pathname === '/dead' && document.querySelector('input[name=pick]')`)
+	if n := s.countDocuments("outbox_dead", bson.D{}); n != forbidden+expired {
+		b.t.Errorf("%d dead letters are left", n)
+	}
+	b.checkConsole("selection")
+}
