@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
 // The owner reports what it delivers, so that any process of the deployment can show it. The next owner continues the report.
@@ -22,7 +23,7 @@ func TestOwnersReportTopicsAndRecentEvents(t *testing.T) {
 		}
 		return r
 	}
-	waitFor(t, "the owner reports seven events", func() bool { return len(recent().Events) == 7 })
+	stacktest.Eventually(t, "the owner reports seven events", func() bool { return len(recent().Events) == 7 })
 	places := map[[2]int64]bool{}
 	for _, r := range b.consume(7) {
 		places[[2]int64{int64(r.Partition), r.Offset}] = true
@@ -49,5 +50,5 @@ func TestOwnersReportTopicsAndRecentEvents(t *testing.T) {
 	}
 	b.start("node=two")
 	b.append(1)
-	waitFor(t, "the next owner reports its event and the others", func() bool { return len(recent().Events) == 8 })
+	stacktest.Eventually(t, "the next owner reports its event and the others", func() bool { return len(recent().Events) == 8 })
 }
