@@ -60,7 +60,7 @@ func TestTopicsOfAWatcher(t *testing.T) {
 	f.giveUp(f.a, "billing_dead", "h2", "m1")
 
 	list, err := k.Activity().Topics(t.Context())
-	if err != nil || len(list.Topics) != 3 || list.Topics[0].Topic != "orders" || list.Topics[1].Topic != "quiet" || list.LettersMore {
+	if err != nil || len(list.Topics) != 4 || list.Topics[0].Topic != "orders" || list.Topics[1].Topic != "quiet" || list.LettersMore {
 		t.Fatalf("%+v, %v", list, err)
 	}
 	if list.At == nil || !list.At.Equal(now) || list.Others != (admin.OtherTopics{Topics: 2, Rate: 1}) {
@@ -72,6 +72,9 @@ func TestTopicsOfAWatcher(t *testing.T) {
 	}
 	if q := topicOf(t, list, "quiet"); q.Waiting != 1 || q.OldestS < 50 || q.Rate != 0 || q.LastOffset != 3 {
 		t.Errorf("%+v", q)
+	}
+	if none := topicOf(t, list, ""); none.Waiting != 1 {
+		t.Errorf("the requeued event, which has no topic yet: %+v", none)
 	}
 	if a := topicOf(t, list, "audit"); a.Waiting != 1 || a.LastAt != nil {
 		t.Errorf("%+v", a)
