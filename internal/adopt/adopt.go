@@ -82,7 +82,7 @@ func Connect(cfg config.Config, log *slog.Logger) (*Adopter, func(), error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("watch: %w", err)
 	}
-	clients, err := connect.NewClients(cfg.MongoDB, nil, cfg.Node, 1, log, nil)
+	clients, err := connect.NewClients(cfg.MongoDB, connect.MongoHost{}, cfg.Node, 1, log, nil)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -181,7 +181,8 @@ func (s *Stream) watchScope(
 	ctx context.Context, pipeline mongo.Pipeline, opts *options.ChangeStreamOptionsBuilder,
 ) (*mongo.ChangeStream, error) {
 	majorityDatabase := func(name string) *mongo.Database {
-		return s.cfg.Client.Database(name, options.Database().SetReadConcern(readconcern.Majority()))
+		return s.cfg.Client.Database(name,
+			options.Database().SetReadConcern(readconcern.Majority()).SetReadPreference(s.cfg.ReadPreference))
 	}
 
 	scope := s.cfg.Scope

@@ -9,9 +9,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
-	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
-	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -127,8 +126,7 @@ func (s *Stream) fetchDocument(ctx context.Context, ev *Event) (bson.Raw, error)
 
 	ctx, cancel := context.WithTimeout(mongo.NewSessionContext(ctx, session), openTimeout)
 	defer cancel()
-	coll := s.cfg.Client.Database(string(ev.DB)).Collection(string(ev.Coll),
-		options.Collection().SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary()))
+	coll := mongodb.Majority(mongodb.Database(s.cfg.Client, string(ev.DB)).Collection(string(ev.Coll)))
 	id := bson.RawValue{Type: bson.Type(ev.IDType), Value: ev.ID}
 	raw, err := coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Raw()
 	if errors.Is(err, mongo.ErrNoDocuments) {

@@ -9,6 +9,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/resume"
@@ -16,11 +17,13 @@ import (
 
 // Config configures a Stream.
 type Config struct {
-	// Client is used only for the stream. It must have no client-wide Timeout, which would end the
-	// stream while it is idle. Tune sets the other options, so that the client detects a fault within
-	// seconds.
+	// Client must have no client-wide Timeout, which would end the stream while it is idle. Tune sets
+	// the other options, so that the client detects a fault within seconds.
 	Client *mongo.Client
 	Scope  *Scope
+
+	// ReadPreference selects the member that the stream reads from. Defaults to that of the client.
+	ReadPreference *readpref.ReadPref
 
 	// MaxAwait limits how long the server waits before it sends an empty reply. It does not affect
 	// latency, only the idle checkpoint. Defaults to 500 ms.

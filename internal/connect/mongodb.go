@@ -17,9 +17,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
-	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 	"golang.org/x/crypto/ocsp"
 
 	"github.com/outrelay/outrelay/internal/changestream"
@@ -31,31 +29,49 @@ import (
 
 // Clients contains the clients for MongoDB. There are two, so that a stalled stream cannot delay
 // the lease.
+//
+// A client does not determine concerns, preference and encoding: see [mongodb.Database].
 type Clients struct {
 	Stream *mongo.Client // the change stream and reads of the outbox; without a timeout
 	State  *mongo.Client // lease, exceptions, nodes, events
+
+	// StreamPreference selects the member for the change stream.
+	StreamPreference *readpref.ReadPref
+
+	ofHost bool // both are the client of the host, which disconnects it
 }
 
-// NewClients returns the clients, which connect in the background. If from is nil, they connect as cfg.URI
-// and cfg.TLS say, otherwise as from says. m counts renewed certificates. It may be nil.
+// MongoHost has the connection to MongoDB that an embedding program supplies: nothing, or one of the fields.
+type MongoHost struct {
+	Options *options.ClientOptions // replaces mongodb.uri and mongodb.tls
+	Client  *mongo.Client          // is used for everything
+}
+
+// NewClients returns the clients, which connect in the background as host says, or without it as cfg.URI
+// and cfg.TLS say. m counts renewed certificates. It may be nil.
 func NewClients(
-	cfg config.MongoDB, from *options.ClientOptions, node string, slots int, log *slog.Logger, m *metrics.Set,
+	cfg config.MongoDB, host MongoHost, node string, slots int, log *slog.Logger, m *metrics.Set,
 ) (*Clients, error) {
-	pref, err := parseReadPreference(cfg.ReadPreference)
+	mode, err := readpref.ModeFromString(cfg.ReadPreference)
 	if err != nil {
 		return nil, fmt.Errorf("mongodb.read_preference: %w", err)
 	}
+	c := &Clients{}
+	if c.StreamPreference, err = readpref.New(mode); err != nil {
+		return nil, fmt.Errorf("mongodb.read_preference: %w", err)
+	}
 
+	if host.Client != nil {
+		c.Stream, c.State, c.ofHost = host.Client, host.Client, true
+		return c, nil
+	}
+
+	from := host.Options
 	if from == nil {
 		from = options.Client().ApplyURI(cfg.URI.Reveal())
 	}
 	// The stream has its own client, so that its long reads never delay the lease.
-	stream := changestream.Tune(connectionOptions(from)).
-		SetAppName("outrelay stream " + node).
-		SetReadConcern(readconcern.Majority()).
-		SetWriteConcern(writeconcern.Majority()).
-		SetReadPreference(pref)
-
+	stream := changestream.Tune(connectionOptions(from)).SetAppName("outrelay stream " + node)
 	state := lease.Tune(connectionOptions(from)).SetAppName("outrelay state " + node)
 	// Each standby of a slot waits on a connection.
 	if slots > 1 {
@@ -69,7 +85,6 @@ func NewClients(
 		}
 	}
 
-	c := &Clients{}
 	if c.Stream, err = mongo.Connect(stream); err != nil {
 		return nil, fmt.Errorf("mongodb.uri: %w", err)
 	}
@@ -80,7 +95,7 @@ func NewClients(
 }
 
 // connectionOptions returns a copy of from without the options that change the meaning of reads and
-// writes: the relay depends on its own. It also removes Timeout, which would end the wait for an event.
+// writes: see [mongodb.Database]. It also removes Timeout, which would end the wait for an event.
 func connectionOptions(from *options.ClientOptions) *options.ClientOptions {
 	o := *from
 	o.Timeout = nil
@@ -90,21 +105,16 @@ func connectionOptions(from *options.ClientOptions) *options.ClientOptions {
 }
 
 // Disconnect closes the clients, within two seconds. Errors are ignored: the process ends, or makes
-// new clients.
+// new clients. It does not close the client of a host.
 func (c *Clients) Disconnect(ctx context.Context) {
+	if c.ofHost {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
 	for _, cl := range []*mongo.Client{c.Stream, c.State} {
 		_ = cl.Disconnect(ctx)
 	}
-}
-
-func parseReadPreference(name string) (*readpref.ReadPref, error) {
-	mode, err := readpref.ModeFromString(name)
-	if err != nil {
-		return nil, err
-	}
-	return readpref.New(mode)
 }
 
 // ServerClock follows the clock of the server, never the clock of this machine. Due times and
@@ -128,11 +138,11 @@ func (c *ServerClock) Sync(ctx context.Context, client *mongo.Client) error {
 // StateDatabase connects to the state database, for commands. The returned function closes the
 // connection.
 func StateDatabase(cfg config.Config) (*mongo.Database, func(), error) {
-	c, err := NewClients(cfg.MongoDB, nil, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
+	c, err := NewClients(cfg.MongoDB, MongoHost{}, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
 	if err != nil {
 		return nil, nil, err
 	}
-	return c.State.Database(cfg.MongoDB.State), func() { c.Disconnect(context.Background()) }, nil
+	return mongodb.Database(c.State, cfg.MongoDB.State), func() { c.Disconnect(context.Background()) }, nil
 }
 
 // SecureMongo sets the TLS configuration t in opts, in addition to the TLS options of the URI. If t

@@ -61,7 +61,7 @@ func Oplog(client *mongo.Client) func(ctx context.Context) (oldest, newest time.
 func RunReslice(
 	ctx context.Context, cfg config.Config, log *slog.Logger, want slots.ResliceOptions,
 ) (slots.ResliceReport, error) {
-	mongo, err := NewClients(cfg.MongoDB, nil, cfg.Node, slot.MaxSlots, log, nil)
+	mongo, err := NewClients(cfg.MongoDB, MongoHost{}, cfg.Node, slot.MaxSlots, log, nil)
 	if err != nil {
 		return slots.ResliceReport{}, err
 	}

@@ -69,7 +69,7 @@ func (p *preparedLetter) upsertChunks(tx context.Context, client *mongo.Client, 
 			}))
 	}
 
-	_, err := client.Database(p.db).Collection(Collection(p.coll)).BulkWrite(tx, models)
+	_, err := mongodb.Database(client, p.db).Collection(Collection(p.coll)).BulkWrite(tx, models)
 	return err
 }
 

@@ -152,7 +152,7 @@ func groupByCollection(client *mongo.Client, part []preparedLetter) []*collectio
 		p := &part[i]
 		b := byNS[p.id.NS]
 		if b == nil {
-			db := client.Database(p.db)
+			db := mongodb.Database(client, p.db)
 			b = &collectionBatch{outbox: db.Collection(p.coll), dead: db.Collection(Collection(p.coll))}
 			byNS[p.id.NS] = b
 			batches = append(batches, b)

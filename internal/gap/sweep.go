@@ -108,7 +108,7 @@ func (s *Sweep) lowerBound(c outboxes.Outbox) bson.Timestamp {
 
 // Count returns the number of envelopes that a sweep starting now would find in a collection.
 func (s *Sweep) Count(ctx context.Context, c outboxes.Outbox) (int64, error) {
-	coll := mongodb.Majority(s.Client.Database(c.DB).Collection(c.Coll))
+	coll := mongodb.Majority(mongodb.Database(s.Client, c.DB).Collection(c.Coll))
 	total := int64(0)
 	count := func(filter bson.D) error {
 		n, err := coll.CountDocuments(ctx, c.Part.AddFilter(filter))
@@ -257,7 +257,7 @@ func (r *sweepRun) reportReached(ctx context.Context, ts bson.Timestamp) error {
 func (r *sweepRun) newSource(c outboxes.Outbox) *source {
 	return &source{
 		outbox:    c,
-		coll:      r.Client.Database(c.DB).Collection(c.Coll),
+		coll:      mongodb.Database(r.Client, c.DB).Collection(c.Coll),
 		db:        []byte(c.DB),
 		name:      []byte(c.Coll),
 		part:      c.Part,

@@ -111,7 +111,7 @@ func Connect(cfg config.Config, o Options) (*Importer, func(), error) {
 		o.MaxRetries = 5
 	}
 
-	clients, err := connect.NewClients(cfg.MongoDB, nil, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
+	clients, err := connect.NewClients(cfg.MongoDB, connect.MongoHost{}, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -296,7 +296,7 @@ func changeIndexes(ctx context.Context, coll *mongo.Collection, create, drop []m
 // outboxCollections returns the collections of an outbox. The collection of its dead letters is included
 // only if it has documents, so that tenants without dead letters do not each cost a collection.
 func (m *Migrator) outboxCollections(ctx context.Context, o outboxes.Outbox) (map[Kind]*mongo.Collection, error) {
-	db := m.State.Client().Database(o.DB)
+	db := mongodb.Database(m.State.Client(), o.DB)
 	colls := map[Kind]*mongo.Collection{Outbox: db.Collection(o.Coll)}
 	steps := m.knownSteps()
 	if len(declaredIndexes(steps, Dead)) == 0 && len(supersededIndexes(steps, Dead)) == 0 {

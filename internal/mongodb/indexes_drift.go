@@ -92,7 +92,7 @@ func CompareIndexes(
 // superfluous one. During a replacement, the collection has no such index between the drop and the end of the
 // build. RepairIndex may be repeated.
 func RepairIndex(ctx context.Context, client *mongo.Client, d Drift) error {
-	coll := client.Database(d.DB).Collection(d.Coll)
+	coll := Database(client, d.DB).Collection(d.Coll)
 	if d.Kind != IndexMissing {
 		if _, err := dropIndexNamed(ctx, coll, d.Index.Name); err != nil {
 			return err

@@ -64,7 +64,7 @@ func ListOutboxes(
 	g.SetLimit(maxListings)
 	for i, db := range databases {
 		g.Go(func() (err error) {
-			found[i], err = listDatabase(gctx, client.Database(db), match)
+			found[i], err = listDatabase(gctx, mongodb.Database(client, db), match)
 			return err
 		})
 	}
@@ -143,5 +143,5 @@ func Outboxed(client *mongo.Client, ns string) (*mongo.Collection, error) {
 	if !ok || db == "" || coll == "" {
 		return nil, fmt.Errorf("namespace %q is not <database>.<collection>", ns)
 	}
-	return client.Database(db).Collection(coll), nil
+	return mongodb.Database(client, db).Collection(coll), nil
 }

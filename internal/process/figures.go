@@ -219,7 +219,7 @@ func (f *figures) countHandlerLetters(ctx context.Context, list []metrics.Collec
 		databases[name] = true
 
 		for _, coll := range f.relay.cfg.DeadLetters.Handlers {
-			series, err := letterparts.CountSeries(ctx, f.relay.shared.Mongo.State.Database(name), coll, figuresLimit)
+			series, err := letterparts.CountSeries(ctx, mongodb.Database(f.relay.shared.Mongo.State, name), coll, figuresLimit)
 			if err = ignoreUnauthorized(err); err != nil {
 				return err
 			}
@@ -237,7 +237,7 @@ func (f *figures) countHandlerLetters(ctx context.Context, list []metrics.Collec
 func (f *figures) countCollection(
 	ctx context.Context, o outboxes.Outbox, after bson.Timestamp, now time.Time, c *metrics.Collection, inbox bool,
 ) (err error) {
-	db := f.relay.shared.Mongo.State.Database(o.DB)
+	db := mongodb.Database(f.relay.shared.Mongo.State, o.DB)
 	coll := db.Collection(o.Coll)
 
 	if !after.IsZero() {
@@ -280,7 +280,7 @@ func (f *figures) countCollection(
 // countIndexes compares the indexes of one collection with the declared indexes. If they cannot be
 // listed, the collection has no metric until the next check.
 func (f *figures) countIndexes(ctx context.Context, o outboxes.Outbox) {
-	missing, err := outboxes.MissingIndexes(ctx, f.relay.shared.Mongo.State.Database(o.DB).Collection(o.Coll))
+	missing, err := outboxes.MissingIndexes(ctx, mongodb.Database(f.relay.shared.Mongo.State, o.DB).Collection(o.Coll))
 	if err == nil {
 		f.missingIndexes[o.NS()] = len(missing)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/outrelay/outrelay/internal/logging"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/migrate"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/retry"
@@ -100,6 +101,26 @@ func (r *Relay) vitalSigns() nodes.Vitals {
 		v.Holds = append(v.Holds, one.Part.ID(r.cfg.Watcher))
 	}
 	return v
+}
+
+// checkHostClient returns an error if the client of the embedding program cannot work for a relay. It blocks
+// until MongoDB replies or stop ends.
+func (r *Relay) checkHostClient(stop context.Context) error {
+	client := r.host.Mongo.Client
+	for client != nil {
+		err := mongodb.CheckClient(stop, client)
+		switch {
+		case errors.Is(err, mongodb.ErrClientTimeout):
+			return fmt.Errorf("%w: use a client without it, or relay.WithMongoOptions", err)
+		case err == nil || errors.Is(err, mongo.ErrClientDisconnected):
+			return err
+		}
+		r.log.Debug("cannot check the client of the service", "reason", err)
+		if retry.Sleep(stop, beatEvery) != nil {
+			return nil
+		}
+	}
+	return nil
 }
 
 // waitForUpgrade blocks until this version may work with the collections, or stop ends. It returns

@@ -14,7 +14,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/changestream"
@@ -24,6 +23,7 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/migrate"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/pipeline"
@@ -77,7 +77,7 @@ func WithOperators(build func(config.Config, string, *slog.Logger, *metrics.Set)
 
 // Host has the values that a program in which the relay is embedded passes to it. All are optional.
 type Host struct {
-	Mongo *options.ClientOptions // replaces mongodb.uri and mongodb.tls
+	Mongo connect.MongoHost
 	Kafka connect.KafkaHost
 	Route func(aggregateType, typ string) []string // see [routing.Config.Choose]
 }
@@ -118,7 +118,7 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	if r.shared, err = newShared(cfg, r.host, version, log, r.metrics); err != nil {
 		return nil, err
 	}
-	db := r.shared.Mongo.State.Database(cfg.MongoDB.State)
+	db := mongodb.Database(r.shared.Mongo.State, cfg.MongoDB.State)
 	r.member = r.newMember(db)
 	r.figures = &figures{relay: r, judge: new(health.Evaluator)}
 	if len(parts) > 1 {
@@ -167,7 +167,7 @@ func newShared(
 		return nil, err
 	}
 
-	db := s.Mongo.State.Database(cfg.MongoDB.State)
+	db := mongodb.Database(s.Mongo.State, cfg.MongoDB.State)
 	s.Nodes = nodes.NewNodes(db.Collection("nodes"))
 	s.Registry = outboxes.NewRegistry(db.Collection("collections"))
 	s.Divisions = slots.NewDivisions(db)
@@ -217,6 +217,9 @@ func (r *Relay) Run(ctx context.Context) error {
 			r.shared.State.SetRole(readiness.RoleAdmin)
 			<-ctx.Done()
 			return nil
+		}
+		if err := r.checkHostClient(ctx); err != nil {
+			return err
 		}
 		if err := r.waitForUpgrade(ctx); err != nil {
 			return err

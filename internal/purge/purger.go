@@ -237,7 +237,7 @@ func (p *Purger) logHold(ctx context.Context, o outboxes.Outbox, held *HeldError
 func (p *Purger) purgeCollection(ctx context.Context, o outboxes.Outbox, cuts *Cuts) (int64, error) {
 	started := time.Now()
 	return PurgeLoop{
-		Coll:       p.config.Client.Database(o.DB).Collection(o.Coll),
+		Coll:       mongodb.Database(p.config.Client, o.DB).Collection(o.Coll),
 		Candidates: p.candidates[o.UUID],
 		Size:       p.pace.batchSize,
 

@@ -98,7 +98,7 @@ func ClaimDue(ctx context.Context, f mongodb.Fencer, c DueClaim, now time.Time, 
 	return mongodb.FencedSoon(ctx, f, dirty, n, func(ctx context.Context) error {
 		fenced := mongo.SessionFromContext(ctx).Client()
 		for _, g := range groups {
-			coll := fenced.Database(g.Coll.Database().Name()).Collection(g.Coll.Name())
+			coll := mongodb.Database(fenced, g.Coll.Database().Name()).Collection(g.Coll.Name())
 			res, err := coll.UpdateMany(ctx, c.filterClaimable(
 				bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: g.IDs}}},
 				// $expr compares across types, where a number or null is less than any time.

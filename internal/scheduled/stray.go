@@ -19,7 +19,7 @@ import (
 // epochs have started again since. Without DisownStrayClaims, no owner would ever send these envelopes (N19).
 func (s *Scheduled) DisownStrayClaims(ctx context.Context) error {
 	for _, o := range s.Collections() {
-		coll := s.Client.Database(o.DB).Collection(o.Coll)
+		coll := mongodb.Database(s.Client, o.DB).Collection(o.Coll)
 		ids, err := findStrayClaims(ctx, coll, s.Epoch, s.Now().Add(waiting.Lookahead), s.Part)
 		if err != nil {
 			return err

@@ -422,7 +422,7 @@ func (x *exceptionWriter) findInCollections(ctx context.Context, e *pipeline.Exc
 			continue
 		}
 
-		coll := x.client.Database(o.DB).Collection(o.Coll)
+		coll := mongodb.Database(x.client, o.DB).Collection(o.Coll)
 		for _, id := range ids {
 			kind, val, err := id.MarshalBSONValue()
 			if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/migrate"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/retry"
@@ -136,7 +137,7 @@ func (k *indexKeeper) indexFirstDeadLetters(letters []deadletter.Letter) {
 // ensureExpiries sets the configured expiries of marked envelopes and dead letters, which the
 // server removes. It reports whether that succeeded.
 func (k *indexKeeper) ensureExpiries(ctx context.Context, o outboxes.Outbox, logOnce func(slog.Level, string, ...any)) bool {
-	db := k.client.Database(o.DB)
+	db := mongodb.Database(k.client, o.DB)
 	done := true
 	if _, err := outboxes.EnsureSentTTL(ctx, db.Collection(o.Coll), k.cfg.Purge.TTL); err != nil {
 		done = false

@@ -11,6 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/purge"
@@ -102,7 +103,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 	})
 	purger := purge.New(purge.Config{
 		Client:      t.slot.shared.Mongo.State,
-		State:       t.slot.shared.Mongo.State.Database(t.slot.cfg.MongoDB.State),
+		State:       mongodb.Database(t.slot.shared.Mongo.State, t.slot.cfg.MongoDB.State),
 		Collections: t.collections.WatchedOutboxes,
 		Retention:   t.slot.cfg.Retention,
 		Interval:    t.slot.cfg.Purge.Interval,
@@ -201,7 +202,7 @@ func (t *term) loadExceptions(ctx context.Context) (*pipeline.PreviousOwner, err
 // They could be sent by now, if their problem is fixed, but later events of their keys were sent
 // without them.
 func (t *term) loadLetters(ctx context.Context, o outboxes.Outbox, previous *pipeline.PreviousOwner) error {
-	letters := t.slot.shared.Mongo.Stream.Database(o.DB).Collection(deadletter.Collection(o.Coll))
+	letters := mongodb.Database(t.slot.shared.Mongo.Stream, o.DB).Collection(deadletter.Collection(o.Coll))
 	return t.calls.RetryRead(ctx, func(ctx context.Context) error {
 		return deadletter.EachLater(ctx, letters, t.start.from, func(l deadletter.LaterLetter) error {
 			previous.AddDeadLetter(o.NS(), l)

@@ -20,6 +20,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/migrate"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/pipeline"
@@ -72,7 +73,7 @@ var DefaultPace = Pace{Call: 10 * time.Second, Clean: 10 * time.Second, Indexes:
 // NewMigrator returns a migrator that makes the indexes that this version declares, for the listed
 // outboxes.
 func (s *Shared) NewMigrator(outboxes func(context.Context) ([]outboxes.Outbox, error)) *migrate.Migrator {
-	db := s.Mongo.State.Database(s.Config.MongoDB.State)
+	db := mongodb.Database(s.Mongo.State, s.Config.MongoDB.State)
 	return &migrate.Migrator{
 		State:     db,
 		Node:      s.Config.Node,
@@ -132,7 +133,7 @@ func NewRunner(s *Shared, p slot.Range, m *metrics.Set) *Runner {
 		yield:   make(chan string, 1),
 		tap:     tracing.NewTap(s.Exporter, m.PublishLatency.Exemplar, s.Clock.Now),
 	}
-	db := s.Mongo.State.Database(s.Config.MongoDB.State)
+	db := mongodb.Database(s.Mongo.State, s.Config.MongoDB.State)
 	r.events = nodes.NewEvents(db.Collection("events"), s.Config.Watcher, s.Config.Node)
 	c := lease.Config{
 		Collection:      db.Collection("watchers"),

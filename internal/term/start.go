@@ -120,7 +120,7 @@ func (s *startPoint) findFirstStart(ctx context.Context, now bson.Timestamp) (at
 
 	oldest := now
 	for _, c := range s.collections.WatchedOutboxes() {
-		coll := s.slot.shared.Mongo.Stream.Database(c.DB).Collection(c.Coll)
+		coll := mongodb.Database(s.slot.shared.Mongo.Stream, c.DB).Collection(c.Coll)
 		err := s.calls.RetryRead(ctx, func(ctx context.Context) error {
 			ts, ok, err := outboxes.OldestTS(ctx, coll)
 			if err == nil && ok && ts.Before(oldest) {

@@ -256,9 +256,10 @@ func (c senderClaims) Save(ctx context.Context, senders []record.Sender, offsets
 
 func (t *term) newStream() (*changestream.Stream, error) {
 	return changestream.New(changestream.Config{
-		Client: t.slot.shared.Mongo.Stream,
-		Scope:  t.slot.scope,
-		Log:    t.log,
+		Client:         t.slot.shared.Mongo.Stream,
+		Scope:          t.slot.scope,
+		ReadPreference: t.slot.shared.Mongo.StreamPreference,
+		Log:            t.log,
 		Metrics: changestream.Metrics{
 			Batch: func(events, bytes int, _ time.Duration) {
 				t.slot.metrics.Read.Add(float64(events))

@@ -26,6 +26,7 @@ import (
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/pipeline"
@@ -91,14 +92,14 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 	}
 
 	// The writer of exceptions and the dispatcher refer to each other.
-	mongo := r.shared.Mongo
-	t.calls = &readiness.Calls{Client: mongo.Stream, State: r.State, Timeout: r.shared.Pace.Call}
+	clients := r.shared.Mongo
+	t.calls = &readiness.Calls{Client: clients.Stream, State: r.State, Timeout: r.shared.Pace.Call}
 	t.exceptions = &exceptionWriter{}
 	t.dispatcher = t.newDispatcher()
 	t.journal = &journal{events: r.events, held: held, part: r.Part, log: log, inBackground: inBackground}
 	t.collections = &watched.Collections{
 		Calls:    t.calls,
-		Client:   mongo.State,
+		Client:   clients.State,
 		Registry: r.shared.Registry,
 		Scope:    r.scope,
 		Watcher:  r.cfg.Watcher,
@@ -110,7 +111,7 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		Held:        held,
 		Calls:       t.calls,
 		Collections: t.collections,
-		State:       mongo.State.Database(r.cfg.MongoDB.State),
+		State:       mongodb.Database(clients.State, r.cfg.MongoDB.State),
 		Reached:     t.dispatcher.Reached,
 		Pause:       r.shared.Pace.Clean,
 		Log:         log,
@@ -123,7 +124,7 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		migrator: r.shared.NewMigrator(func(context.Context) ([]outboxes.Outbox, error) {
 			return t.collections.WatchedOutboxes(), nil
 		}),
-		client:          mongo.State,
+		client:          clients.State,
 		cfg:             &r.cfg,
 		collections:     t.collections,
 		pause:           r.shared.Pace.Indexes,

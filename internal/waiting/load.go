@@ -6,6 +6,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
@@ -33,7 +34,7 @@ func (x *Exceptions) Load(
 	var n Loaded
 	for _, c := range x.config.Collections() {
 		ns := c.NS()
-		coll := x.config.Client.Database(c.DB).Collection(c.Coll)
+		coll := mongodb.Database(x.config.Client, c.DB).Collection(c.Coll)
 		err := EachException(ctx, coll, c.Part, func(raw bson.Raw) error {
 			n.Exceptions++
 
@@ -73,7 +74,7 @@ func (x *Exceptions) Load(
 func (x *Exceptions) Counts(ctx context.Context) ([]ExceptionCount, error) {
 	var all []ExceptionCount
 	for _, c := range x.config.Collections() {
-		list, err := CountExceptions(ctx, x.config.Client.Database(c.DB).Collection(c.Coll), c.Part)
+		list, err := CountExceptions(ctx, mongodb.Database(x.config.Client, c.DB).Collection(c.Coll), c.Part)
 		if err != nil {
 			return nil, err
 		}

@@ -55,7 +55,7 @@ type candidate struct {
 func (x *Exceptions) scanCollection(ctx context.Context, c outboxes.Outbox, p scanPass) error {
 	ns := c.NS()
 	p.db, p.coll, p.skip = []byte(c.DB), []byte(c.Coll), map[string]struct{}{}
-	coll := x.config.Client.Database(c.DB).Collection(c.Coll)
+	coll := mongodb.Database(x.config.Client, c.DB).Collection(c.Coll)
 	scan := ExceptionScan{Coll: coll, Keys: p.keys, Only: p.onlyTopics, Part: c.Part}
 
 	x.mu.Lock()

@@ -54,7 +54,7 @@ func (x *Exceptions) WidenIncomplete(ctx context.Context, after string, unsure f
 
 	for _, c := range x.config.Collections() {
 		e := outboxes.Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
-		coll := x.config.Client.Database(c.DB).Collection(c.Coll)
+		coll := mongodb.Database(x.config.Client, c.DB).Collection(c.Coll)
 		err := EachBehind(ctx, coll, c.Part, after, func(raw bson.Raw) error {
 			e.Raw = raw
 			pos, _ := raw.Lookup("pos").StringValueOK()
@@ -99,7 +99,7 @@ func (x *Exceptions) FindHits(ctx context.Context, find func(e *outboxes.Envelop
 	for _, c := range x.config.Collections() {
 		e := outboxes.Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
 		hash := routing.NamespaceHash(c.NS())
-		coll := x.config.Client.Database(c.DB).Collection(c.Coll)
+		coll := mongodb.Database(x.config.Client, c.DB).Collection(c.Coll)
 		err := EachTaken(ctx, coll, c.Part, x.config.Now().Add(Lookahead), func(raw bson.Raw) error {
 			e.Raw = raw
 			topics := stringArray(raw.Lookup("pending"))
@@ -147,7 +147,7 @@ func (x *Exceptions) dropOvertakingHits(
 
 	for _, c := range x.config.Collections() {
 		e := outboxes.Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
-		coll := x.config.Client.Database(c.DB).Collection(c.Coll)
+		coll := mongodb.Database(x.config.Client, c.DB).Collection(c.Coll)
 		err := EachTaken(ctx, coll, c.Part, x.config.Now().Add(Lookahead), func(raw bson.Raw) error {
 			e.Raw = raw
 			for _, topic := range stringArray(raw.Lookup("pending")) {
@@ -241,7 +241,7 @@ func (x *Exceptions) recoverIDs(
 	ctx context.Context, c outboxes.Outbox, ids []bson.RawValue, hits map[string][]*Hit,
 ) (int, error) {
 	var batch []*decision
-	coll := x.config.Client.Database(c.DB).Collection(c.Coll)
+	coll := mongodb.Database(x.config.Client, c.DB).Collection(c.Coll)
 	err := mongodb.FetchMany(ctx, coll, ids, func(raw bson.Raw) error {
 		if a := x.decideFromHits(c, raw, hits[IDKey(raw.Lookup("_id"))]); a != nil {
 			batch = append(batch, a)

@@ -95,7 +95,7 @@ func (x *Exceptions) findDueKeys(ctx context.Context, c outboxes.Outbox) (refs [
 	skip := slices.Collect(maps.Keys(x.parked))
 	x.mu.Unlock()
 
-	coll := x.config.Client.Database(c.DB).Collection(c.Coll)
+	coll := mongodb.Database(x.config.Client, c.DB).Collection(c.Coll)
 	found, err := DueRetries(ctx, coll, x.config.Now(), skip, dueLimit, c.Part)
 	if err != nil {
 		return nil, false, err

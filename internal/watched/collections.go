@@ -291,7 +291,7 @@ func (d *DirtyList) MarkAllNonEmpty(ctx context.Context) error {
 func (d *DirtyList) MarkIfNonEmpty(ctx context.Context, o outboxes.Outbox) error {
 	still := false
 	err := d.Calls.RetryRead(ctx, func(ctx context.Context) (err error) {
-		coll := mongodb.Majority(d.State.Client().Database(o.DB).Collection(o.Coll))
+		coll := mongodb.Majority(mongodb.Database(d.State.Client(), o.DB).Collection(o.Coll))
 		still, err = outboxes.StillDirty(ctx, coll, o.Part)
 		return err
 	})
@@ -341,7 +341,7 @@ func (d *DirtyList) holdsWork(
 	ctx context.Context, client *mongo.Client, as func(*mongo.Collection) *mongo.Collection,
 	o outboxes.Outbox, at resume.Position,
 ) (bool, error) {
-	db := client.Database(o.DB)
+	db := mongodb.Database(client, o.DB)
 	if still, err := outboxes.StillDirty(ctx, as(db.Collection(o.Coll)), o.Part); err != nil || still {
 		return still, err
 	}
@@ -366,7 +366,7 @@ func (d *DirtyList) removeInTransaction(ctx context.Context, o outboxes.Outbox) 
 		defer cancel()
 
 		client := mongo.SessionFromContext(tx).Client()
-		watchers := client.Database(d.State.Name()).Collection("watchers")
+		watchers := mongodb.Database(client, d.State.Name()).Collection("watchers")
 		own := bson.D{{Key: "_id", Value: d.Held.Document().ID}}
 		// A later owner starts at the stored position, which may be before the watermark.
 		var doc lease.Document

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strings"
 
+	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/process"
@@ -39,12 +40,23 @@ func WithLogger(log *slog.Logger) Option {
 // from a copy, because its lease needs shorter time-outs than a service has, and must not wait for a
 // connection of the service. It ignores concerns, the read preference, Timeout, encryption and the BSON
 // registry of the options.
-//
-// There is no option for a *mongo.Client: a client does not reveal its time-outs, its pool and its retries,
-// which cannot be changed per collection or session. A service with a client passes the options from which
-// it made the client.
 func WithMongoOptions(o *options.ClientOptions) Option {
-	return optionFunc(func(s *settings) { s.host.Mongo = o })
+	return optionFunc(func(s *settings) { s.host.Mongo.Options = o })
+}
+
+// WithMongoClient uses the client of the service for everything, instead of clients of the relay.
+// Config.MongoDB.URI and TLS must then be empty, and Config.Watch defaults to *.outbox. Prefer
+// WithMongoOptions: with it, a busy service cannot delay the lease, and an election is noticed within a second.
+//
+// The client must have no Timeout, which would end the wait for events: otherwise Run returns an error. It
+// must have no AutoEncryptionOptions, and room in its pool for 16 connections of the relay, and 4 more for
+// each slot after the first. Without it, a relay loses its lease, and another one takes over. Its concerns,
+// read preference, BSON options and registry do not matter: the relay sets them for each collection. Writes
+// may be retryable, but the server then stores a copy of the lease at each renewal.
+//
+// The relay does not disconnect the client. Disconnect it after Run has returned.
+func WithMongoClient(client *mongo.Client) Option {
+	return optionFunc(func(s *settings) { s.host.Mongo.Client = client })
 }
 
 // WithKafkaTLS connects to Kafka with this configuration instead of Config.Kafka.TLS, which must then be
@@ -99,8 +111,20 @@ func (s *settings) replaceConnections(cfg Config) (Config, error) {
 		cfg.Kafka.SASL = &login
 	}
 
-	if o := s.host.Mongo; o != nil {
-		if cfg.MongoDB.URI != "" || cfg.MongoDB.TLS != nil {
+	host := s.host.Mongo
+	isSet := cfg.MongoDB.URI != "" || cfg.MongoDB.TLS != nil
+	if host.Options != nil && host.Client != nil {
+		bad = append(bad, errors.New("relay: WithMongoOptions and WithMongoClient: use one of them"))
+	}
+	if host.Client != nil {
+		if isSet {
+			bad = append(bad, errors.New("relay: mongodb.uri or mongodb.tls, and WithMongoClient: use one of them"))
+		}
+		// The rest of the program shows this address.
+		cfg.MongoDB.URI = "mongodb://WithMongoClient"
+	}
+	if o := host.Options; o != nil {
+		if isSet {
 			bad = append(bad, errors.New("relay: mongodb.uri or mongodb.tls, and WithMongoOptions: use one of them"))
 		}
 		if err := o.Validate(); err != nil {

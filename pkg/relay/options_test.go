@@ -145,6 +145,16 @@ func TestContradictingConnectionsAreRefused(t *testing.T) {
 			t.Errorf("got error %v, want one that names %s", err, want)
 		}
 	}
+
+	_, err = relay.New(relay.Config{
+		MongoDB: relay.MongoDB{URI: "mongodb://localhost/shop"},
+		Kafka:   relay.Kafka{Brokers: []string{"localhost:9092"}},
+	}, relay.WithMongoClient(&mongo.Client{}), relay.WithMongoOptions(options.Client().ApplyURI("mongodb://localhost/shop")))
+	for _, want := range []string{"mongodb.uri or mongodb.tls, and WithMongoClient", "WithMongoOptions and WithMongoClient"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got error %v, want one that contains %s", err, want)
+		}
+	}
 }
 
 // A router of the service comes before the rules, and topics.allow applies to its topics too.
