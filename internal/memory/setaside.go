@@ -215,6 +215,21 @@ func (s *setAsideStore) Count(ctx context.Context, handler string, limit int) (n
 	return n, err
 }
 
+// Failing returns how many queues of a handler have a message that failed.
+func (s *setAsideStore) Failing(ctx context.Context, handler string, limit int) (n int, err error) {
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		queues := map[queueKey]bool{}
+		s.scanMessages(t, func(m *setAsideMessage) {
+			if m.Handler == handler && !m.due.IsZero() {
+				queues[queueKey{m.Place, m.Queue}] = true
+			}
+		})
+		n = min(len(queues), limit)
+		return nil
+	})
+	return n, err
+}
+
 // Oldest returns the time since the first failure of the handler's oldest message.
 func (s *setAsideStore) Oldest(ctx context.Context, handler string) (age time.Duration, err error) {
 	err = s.db.runOperation(ctx, func(t *tx) error {

@@ -67,5 +67,6 @@
 //
 // If messages of Retry.Outage keys fail and none succeeds in between, the consumer suspends the handler. It then takes no
 // new messages, so an outage fills no collection. It tries one waiting message after 5 s, 10 s … 5 min. The first success
-// ends the suspension. Each member of the group decides this separately.
+// ends the suspension. Each running member of the group decides this separately. A member that gets partitions while Outage
+// queues of the group have a failed message (Failing) tries one message at a time until one succeeds.
 package setaside

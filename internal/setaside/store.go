@@ -50,6 +50,9 @@ type Store interface {
 	// Count returns how many messages of a handler are set aside, at most limit.
 	Count(ctx context.Context, handler string, limit int) (int, error)
 
+	// Failing returns how many queues of a handler have a message that failed, at most limit.
+	Failing(ctx context.Context, handler string, limit int) (int, error)
+
 	// Oldest returns the time since the first failure of the handler's message that failed first; 0 if there is none.
 	Oldest(ctx context.Context, handler string) (time.Duration, error)
 
@@ -295,6 +298,33 @@ func (s *Collection) Count(ctx context.Context, handler string, limit int) (int,
 		return 0, fmt.Errorf("counting the messages that are set aside: %w", err)
 	}
 	return int(n), nil
+}
+
+// Failing returns how many queues of a handler have a message that failed: see Store.
+func (s *Collection) Failing(ctx context.Context, handler string, limit int) (int, error) {
+	// An untried message has no due time. The index "queues" has all fields, so no document is read.
+	queue := bson.D{{Key: "_id", Value: 0}, {Key: "t", Value: 1}, {Key: "p", Value: 1}, {Key: "q", Value: 1}}
+	cur, err := s.coll.Aggregate(ctx, mongo.Pipeline{
+		{{Key: "$match", Value: bson.D{{Key: "h", Value: handler}, {Key: "due", Value: bson.D{{Key: "$gt", Value: time.Time{}}}}}}},
+		{{Key: "$project", Value: queue}},
+		{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$$ROOT"}}}},
+		{{Key: "$limit", Value: limit}},
+		{{Key: "$count", Value: "n"}},
+	})
+
+	var docs []struct {
+		N int `bson:"n"`
+	}
+	if err == nil {
+		err = cur.All(ctx, &docs)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("counting the keys that failed: %w", err)
+	}
+	if len(docs) == 0 {
+		return 0, nil
+	}
+	return docs[0].N, nil
 }
 
 // Oldest returns the time since the first failure of the handler's oldest message: see Store.

@@ -109,6 +109,95 @@ func TestAnOutageOfAnotherServiceSlowsTheConsumerDownAndMakesNoDeadLetter(t *tes
 	k.until("the end of the suspension", func(context.Context) bool { return s.over.Load() > 0 })
 }
 
+// In an outage, a member that joins and a member that starts again set one key aside, not as many as suspend a handler.
+func TestMembersThatStartInAnOutageSetOneKeyAside(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 4)
+	const keys, n, lanes = 100, 200, 8
+	// The waits are long, so that no second probe adds a key.
+	rule := consumer.Retry{Quick: []time.Duration{}, Min: 20 * time.Second, Max: 20 * time.Second, Outage: 5}
+	d := &dependent{next: k.effects("effects")}
+	d.away.Store(true)
+	start := func() (stop func()) {
+		s := &suspensions{}
+		c := k.consumer(consumer.WithRetry(rule), s.option(k), consumer.WithConcurrency(lanes))
+		if err := c.Handle("counted", consumer.Func(d.Handle, "counted")); err != nil {
+			t.Fatal(err)
+		}
+		stop = k.start(c)
+		if d.away.Load() {
+			k.until("the suspension", func(context.Context) bool { return s.began.Load() > 0 })
+		}
+		return stop
+	}
+	countKeys := func() int {
+		var waiting []bson.RawValue
+		if err := k.db.Collection(setaside.DefaultCollection).Distinct(k.context(), "q", bson.D{}).Decode(&waiting); err != nil {
+			t.Fatal(err)
+		}
+		return len(waiting)
+	}
+
+	k.publish(numbered(keys, n)...)
+	stopFirst := start()
+	k.until("the lanes that had begun", func(context.Context) bool { return d.attempts.Load() >= int64(countKeys()) })
+	before, at := countKeys(), time.Now()
+	if before < rule.Outage || before > rule.Outage+lanes {
+		t.Errorf("keys that the first member has set aside: got %d, want %d to %d", before, rule.Outage, rule.Outage+lanes)
+	}
+
+	for i, name := range []string{"a second member", "a restart", "another restart"} {
+		stop := start()
+		// A probe follows each wait, which may be 20 % shorter.
+		most := before + 1 + i + int(time.Since(at)/(16*time.Second))
+		if got := countKeys(); got > most {
+			t.Errorf("keys that are set aside after %s: got %d, want at most %d", name, got, most)
+		}
+		stopFirst()
+		stop()
+	}
+
+	d.away.Store(false)
+	start()
+	k.untilCount("effects", n)
+	k.untilSettled(4, n)
+	k.once("effects", n)
+}
+
+// A handler with many bad messages starts as fast as another: the first good message shows that there is no outage.
+func TestManyBadMessagesDoNotHoldUpAHandlerThatStarts(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 2)
+	const bad, good = 12, 40
+	rule := consumer.Retry{Quick: []time.Duration{}, Min: time.Hour, Max: time.Hour, Outage: 3}
+	effects := k.effects("effects")
+	start := func() (stop func()) {
+		c := k.consumer(consumer.WithRetry(rule))
+		handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+			if strings.HasPrefix(string(m.Key), "bad") {
+				return errAway
+			}
+			return effects(ctx, m)
+		})
+		return k.start(c)
+	}
+
+	stop := start()
+	for i := range bad {
+		k.publish(msg(fmt.Sprint("good", i), "counted", "1"), msg(fmt.Sprint("bad", i), "counted", "1"))
+		k.untilCount("effects", i+1)
+		k.untilCount(setaside.DefaultCollection, i+1)
+	}
+	stop()
+
+	k.publish(numbered(good, good)...)
+	start()
+	k.untilCount("effects", bad+good)
+	if got := k.count(setaside.DefaultCollection); got != bad {
+		t.Errorf("messages that are set aside: got %d, want the %d bad ones", got, bad)
+	}
+}
+
 func TestBadMessagesThatAreSetAsideDoNotSuspendTheHandler(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)

@@ -59,9 +59,10 @@ type Retry struct {
 	// Outage and MaxWaiting belong to the handler: only those of WithRetry count.
 
 	// Outage is how many messages of different keys must fail in a row before the handler is suspended. Defaults to 20: one
-	// bad message, or a few, stop nobody. Retries of messages that are set aside do not count. Each member of the group counts
-	// on its own, and begins again when it starts: in an outage, each member and each restart sets up to 20 keys aside, and
-	// the lanes that run. MaxWaiting limits all of them together. Negative never suspends.
+	// bad message, or a few, stop nobody. Retries of messages that are set aside do not count. Each running member of the group
+	// counts on its own. A member that starts while as many keys of the group have failed tries one message at a time, and the
+	// first new one that fails suspends it, so members that join or start again during an outage set one key aside for each
+	// attempt. Negative never suspends.
 	Outage int
 	// MaxWaiting is how many messages of the handler may be set aside in the whole group. Above it a failed message waits
 	// in its lane. Defaults to 100,000, which is about 100 MB of small messages. Negative means none.

@@ -213,42 +213,80 @@ func TestASuspensionEndsWithASuccess(t *testing.T) {
 		t.Fatal("three keys failed in a row, and the handler is not suspended")
 	}
 	now := time.Now()
-	if p := s.mayStart(now); p.ok || p.wait < 40*time.Minute {
+	if p := s.mayStart(now, false); p.ok || p.wait < 40*time.Minute {
 		t.Errorf("a suspended handler: got %+v", p)
 	}
 
 	// One probe at a time. A probe that fails doubles the wait.
 	later := now.Add(time.Hour + time.Second)
-	probe := s.mayStart(later)
-	if !probe.ok || probe.probe == 0 || s.mayStart(later).ok {
+	probe := s.mayStart(later, false)
+	if !probe.ok || probe.probe == 0 || s.mayStart(later, false).ok {
 		t.Fatalf("a probe: got %+v, and a second one at the same time", probe)
 	}
 	fail("d")
 	if s.isProbe(probe.probe) {
 		t.Error("a probe that failed still runs")
 	}
-	if p := s.mayStart(now); p.ok || p.wait < 90*time.Minute {
+	if p := s.mayStart(now, false); p.ok || p.wait < 90*time.Minute {
 		t.Errorf("after a failed probe: got %+v", p)
 	}
 
 	// A probe without an outcome lets the next one begin.
 	later = now.Add(3 * time.Hour)
-	probe = s.mayStart(later)
+	probe = s.mayStart(later, false)
 	s.endProbe(probe.probe)
-	if probe = s.mayStart(later); !probe.ok || !s.noteSuccess() || !s.mayStart(now).ok {
+	if probe = s.mayStart(later, false); !probe.ok || !s.noteSuccess() || !s.mayStart(now, false).ok {
 		t.Error("a successful probe did not end the suspension")
 	}
 
 	// Other successes do not shorten a suspension that the handler asked for.
 	s.suspendFor(time.Hour)
-	if s.noteSuccess() || s.mayStart(time.Now()).ok {
+	if s.noteSuccess() || s.mayStart(time.Now(), false).ok {
 		t.Error("a success ended a suspension that the handler asked for")
 	}
 	s.suspendFor(untilResumed)
-	if s.mayStart(now.Add(1000 * time.Hour)).ok {
+	if s.mayStart(now.Add(1000*time.Hour), false).ok {
 		t.Error("a suspension until Resume ended by itself")
 	}
-	if s.resume(); !s.mayStart(now).ok {
+	if s.resume(); !s.mayStart(now, false).ok {
 		t.Error("Resume did not end the suspension")
+	}
+}
+
+// A handler that starts after many keys have failed tries one message at a time, and the first new message that fails suspends
+// it. Retries of bad messages neither prolong that nor take the place of new messages.
+func TestAHandlerInDoubtLetsNewMessagesDecide(t *testing.T) {
+	t.Parallel()
+	r := Retry{Outage: 3, Min: time.Hour, Max: 2 * time.Hour}.withDefaults()
+	queue := setaside.KeyQueue([]byte("a"))
+	var s suspension
+	s.beginInDoubt()
+	now := time.Now()
+	if s.isSuspended() || s.mayStart(now, true).ok {
+		t.Error("a retry was the first probe, or the handler shows as suspended before a new message failed")
+	}
+
+	// A retry gets its turn if no message arrives. Its failure changes nothing.
+	later := now.Add(headStart + time.Second)
+	if p := s.mayStart(later, true); p.probe == 0 || s.mayStart(later, false).ok {
+		t.Fatalf("a retry without a new message: got %+v, and a second attempt at the same time", p)
+	}
+	if _, began := s.noteFailure(queue, true, &r); began || s.isSuspended() {
+		t.Error("a retry suspended the handler")
+	}
+
+	if p := s.mayStart(now, false); p.probe == 0 {
+		t.Fatalf("a new message: got %+v", p)
+	}
+	if _, began := s.noteFailure(queue, false, &r); !began || !s.isSuspended() {
+		t.Error("a new message failed, and the handler is not suspended")
+	}
+	if p := s.mayStart(now, false); p.ok || p.wait < 40*time.Minute || s.prefersRetries() {
+		t.Errorf("after the failure of a new message: got %+v, want a wait for the next new one", p)
+	}
+
+	later = now.Add(time.Hour + time.Second)
+	if p := s.mayStart(later, false); p.probe == 0 || !s.noteSuccess() || s.probesOnly() {
+		t.Errorf("the success of a new message did not end doubt and suspension: %+v", p)
 	}
 }

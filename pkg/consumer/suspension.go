@@ -8,13 +8,22 @@ import (
 	"github.com/outrelay/outrelay/internal/setaside"
 )
 
+// headStart is how long a new message may become the next probe of a handler in doubt before a retry may.
+const headStart = 2 * time.Second
+
 // suspension is the state of a handler that may be suspended. It belongs to the process, so a rebalance does not end it,
-// and each member of a group finds out about an outage on its own.
+// and each running member of a group finds out about an outage on its own.
 //
 // A suspension ends in three ways: by resume, by a successful probe, and, unless it was asked for, by any other success. A
 // probe is one attempt after the time until.
+//
+// A handler is in doubt if messages of many keys had failed before it got its partitions. Then the first failure of a new
+// message suspends it, and until a success every attempt is a probe. Some of the keys may wait because of bad messages, not
+// of an outage. So retries do not decide: new messages probe first, and a retry that fails prolongs nothing.
 type suspension struct {
 	mu      sync.Mutex
+	inDoubt bool
+	retryAt time.Time                    // in doubt: no retry is a probe before
 	failed  map[setaside.Digest]struct{} // queues of the messages that failed since the last success
 	until   time.Time                    // zero: not suspended
 	manual  bool                         // suspended until resume
@@ -79,22 +88,50 @@ type permit struct {
 	changed <-chan struct{}
 }
 
-// mayStart reports whether an attempt may start. If it is a probe, the caller must call endProbe.
-func (s *suspension) mayStart(now time.Time) permit {
+// beginInDoubt puts a handler in doubt that is not suspended.
+func (s *suspension) beginInDoubt() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.isSuspendedLocked() {
+		s.inDoubt, s.retryAt = true, time.Now().Add(headStart)
+	}
+}
+
+// probesOnly reports whether each attempt has to be a probe.
+func (s *suspension) probesOnly() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.inDoubt || s.isSuspendedLocked()
+}
+
+// prefersRetries reports whether a message that is set aside has to be the next probe, if there is one.
+func (s *suspension) prefersRetries() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.inDoubt && s.isSuspendedLocked()
+}
+
+// mayStart reports whether an attempt may start. If it is a probe, the caller must call endProbe. wasAside tells that the
+// message is set aside.
+func (s *suspension) mayStart(now time.Time, wasAside bool) permit {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
 	if s.changed == nil {
 		s.changed = make(chan struct{})
 	}
+	from := s.until
+	if s.inDoubt && wasAside && s.retryAt.After(from) {
+		from = s.retryAt
+	}
 	p := permit{changed: s.changed}
 	switch {
-	case !s.isSuspendedLocked():
+	case !s.inDoubt && !s.isSuspendedLocked():
 		p.ok = true
 	// Only Resume, or the outcome of the probe, ends the wait.
 	case s.manual || s.probeID != 0:
-	case now.Before(s.until):
-		p.wait = s.until.Sub(now)
+	case now.Before(from):
+		p.wait = from.Sub(now)
 	default:
 		s.lastID++
 		s.probeID = s.lastID
@@ -127,11 +164,12 @@ func (s *suspension) noteSuccess() (over bool) {
 	defer s.mu.Unlock()
 
 	clear(s.failed)
-	if !s.isSuspendedLocked() || (s.manual || s.asked) && s.probeID == 0 {
+	wasSuspended := s.isSuspendedLocked()
+	if !s.inDoubt && !wasSuspended || (s.manual || s.asked) && s.probeID == 0 {
 		return false
 	}
 	s.openLocked()
-	return true
+	return wasSuspended
 }
 
 // noteFailure records that a message of the queue failed, after its attempts in place. It reports whether that has
@@ -140,15 +178,11 @@ func (s *suspension) noteFailure(queue setaside.Digest, wasAside bool, r *Retry)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	if s.isSuspendedLocked() {
-		// A failed probe extends the suspension.
-		if s.probeID != 0 {
-			s.probeID = 0
-			s.probes++
-			s.until = time.Now().Add(r.waitAfter(s.probes + 1))
-			s.changeLocked()
+	if s.inDoubt || s.isSuspendedLocked() {
+		if s.probeID == 0 {
+			return time.Time{}, false
 		}
-		return time.Time{}, false
+		return s.noteFailedProbeLocked(wasAside, r)
 	}
 	// If retries of messages that were set aside counted, some bad messages would suspend the handler in a quiet hour. It would
 	// then try only these messages, and new ones would wait until the bad ones are given up.
@@ -166,6 +200,24 @@ func (s *suspension) noteFailure(queue setaside.Digest, wasAside bool, r *Retry)
 	s.until = time.Now().Add(r.waitAfter(1))
 	s.changeLocked()
 	return s.until, true
+}
+
+// noteFailedProbeLocked ends the running probe. It returns the same as noteFailure.
+func (s *suspension) noteFailedProbeLocked(wasAside bool, r *Retry) (until time.Time, began bool) {
+	defer s.changeLocked()
+	s.probeID = 0
+	s.retryAt = time.Now().Add(headStart)
+	if s.inDoubt && wasAside {
+		return time.Time{}, false
+	}
+
+	began = !s.isSuspendedLocked()
+	// A failed probe extends the suspension.
+	if !began {
+		s.probes++
+	}
+	s.until = time.Now().Add(r.waitAfter(s.probes + 1))
+	return s.until, began
 }
 
 // suspendFor suspends the handler for d, or until resume if d is untilResumed. It does not shorten a longer suspension. It
@@ -194,6 +246,6 @@ func (s *suspension) resume() {
 
 func (s *suspension) openLocked() {
 	clear(s.failed)
-	s.until, s.manual, s.asked, s.probes, s.probeID = time.Time{}, false, false, 0, 0
+	s.until, s.manual, s.asked, s.inDoubt, s.probes, s.probeID = time.Time{}, false, false, false, 0, 0
 	s.changeLocked()
 }

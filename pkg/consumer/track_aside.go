@@ -81,7 +81,7 @@ func (t *track) takeTurn(x task) (turn, int) {
 			if p.ok {
 				return turnNow, p.probe
 			}
-			if aside = t.holdsUpOthers(x); !aside {
+			if aside = t.reg.suspension.isSuspended() && t.holdsUpOthers(x); !aside {
 				t.waitForChange(p)
 			}
 		}
@@ -113,15 +113,15 @@ const (
 )
 
 // mayStart reports whether the handler may take a message. A suspended handler probes with a message that is set aside, so
-// that no other message joins it. Without one that is due within the longest wait, it probes with a new message.
+// that no other message joins it. Without one that is due within the longest wait, or in doubt, it probes with a new message.
 func (t *track) mayStart() permit {
 	now := time.Now()
-	if t.reg.suspension.isSuspended() {
+	if t.reg.suspension.prefersRetries() {
 		if room := t.room(); room != nil && room.hasDueBefore(now.Add(t.reg.retry.Max)) {
 			return permit{wait: roomPoll}
 		}
 	}
-	return t.reg.suspension.mayStart(now)
+	return t.reg.suspension.mayStart(now, false)
 }
 
 // holdsUpOthers reports whether the message has other handlers, and all of them have finished it.

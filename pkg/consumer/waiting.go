@@ -250,24 +250,52 @@ func (r *waitingRoom) load(ctx context.Context, list []*partition) error {
 		partitions[p.tp.Topic] = append(partitions[p.tp.Topic], p.tp.Partition)
 	}
 
-	backoff := retry.Reopen.Start()
 	for topic, list := range partitions {
-		for {
+		err := r.repeatRead(ctx, func() error {
 			heads, err := r.s.c.waiting.Heads(ctx, r.handler, topic, list)
-			if err == nil {
-				r.addHeads(topic, heads)
-				break
-			}
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
-			r.s.report(fmt.Errorf("loading the messages that are set aside: %w", err))
-			if err := backoff.Wait(ctx); err != nil {
-				return err
-			}
+			r.addHeads(topic, heads)
+			return err
+		})
+		if err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// checkFailing begins in doubt if so many keys of the handler failed, in the whole group, that a service may be unavailable.
+// Otherwise each member that starts during an outage would set as many further keys aside. It repeats the read until it
+// succeeds or ctx ends.
+func (r *waitingRoom) checkFailing(ctx context.Context) error {
+	outage := r.reg.retry.Outage
+	if outage < 0 {
+		return nil
+	}
+	return r.repeatRead(ctx, func() error {
+		n, err := r.s.c.waiting.Failing(ctx, r.handler, outage)
+		if n >= outage {
+			r.reg.suspension.beginInDoubt()
+		}
+		return err
+	})
+}
+
+// repeatRead calls read until it succeeds or ctx ends.
+func (r *waitingRoom) repeatRead(ctx context.Context, read func() error) error {
+	backoff := retry.Reopen.Start()
+	for {
+		err := read()
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		r.s.report(fmt.Errorf("loading the messages that are set aside: %w", err))
+		if err := backoff.Wait(ctx); err != nil {
+			return err
+		}
+	}
 }
 
 // forget removes the queues of a partition that was given back.

@@ -15,7 +15,7 @@ import (
 // retryDueQueues retries the messages of due queues until the session ends.
 func (r *waitingRoom) retryDueQueues() {
 	ctx := r.s.serveCtx
-	if r.load(ctx, r.s.listPartitions()) != nil {
+	if r.load(ctx, r.s.listPartitions()) != nil || r.checkFailing(ctx) != nil {
 		return
 	}
 	close(r.loaded)
@@ -62,7 +62,7 @@ func (r *waitingRoom) takeDueQueue(now time.Time) (q *waitingQueue, probe int, i
 	if due := r.scheduled[0].due; due.After(now) {
 		return nil, 0, permit{wait: due.Sub(now)}
 	}
-	p := r.reg.suspension.mayStart(now)
+	p := r.reg.suspension.mayStart(now, true)
 	if !p.ok {
 		return nil, 0, p
 	}
@@ -125,7 +125,7 @@ func (r *waitingRoom) retryQueue(p *partition, q *waitingQueue, probe int) {
 		case t.isPostponed:
 			r.returnQueue(q, time.Now().Add(t.postponedFor))
 			return
-		case probe != 0 || t.mustStop() || r.reg.suspension.isSuspended():
+		case probe != 0 || t.mustStop() || r.reg.suspension.probesOnly():
 			r.returnQueue(q, time.Now())
 			return
 		}

@@ -361,6 +361,12 @@ func waitingCountAndHandlers(s suite) {
 			s.Errorf("age of the oldest message of %s: got %v (%v), want %v", handler, age, err, want)
 		}
 	}
+	s.add(NewMessage("untried", 0, 11, 0))
+	for limit, want := range map[int]int{2: 2, 100: 3} {
+		if n, err := s.Store.Failing(s.Context(), Orders.Handler, limit); n != want || err != nil {
+			s.Errorf("keys that failed, up to %d: got %d (%v), want %d", limit, n, err, want)
+		}
+	}
 	names, err := s.Store.Handlers(s.Context(), "billing")
 	if want := []string{Orders.Handler, stranger.Handler}; err != nil || !slices.Equal(names, want) {
 		s.Errorf("handlers with messages: got %v (%v), want %v", names, err, want)
