@@ -106,7 +106,7 @@ func register(ctx context.Context, c *consumer.Consumer, box *outbox.Box, patien
 		return nil
 	})
 
-	h, err := payments.Handler(ctx, box)
+	h, err := payments.Handler(box)
 	if err != nil {
 		return err
 	}

@@ -52,4 +52,7 @@ var (
 	AfterBatch func(ctx context.Context, f func(err error)) bool
 	// Option returns a consumer.Option.
 	Option func(s Surroundings) any
+	// Prepared returns the consumer.Handler h with a function that creates what h needs. A consumer calls it before the
+	// first message, and again if it fails. It may be called more than once.
+	Prepared func(h any, prepare func(ctx context.Context) error) any
 )

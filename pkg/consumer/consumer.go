@@ -160,8 +160,15 @@ func (c *Consumer) Run(ctx context.Context) (err error) {
 	return nil
 }
 
-// ensureIndexes creates the indexes of the inbox, of the dead letters, and of the messages that are set aside. It blocks while the database is unavailable.
+// ensureIndexes creates the indexes of the inbox, of the dead letters, and of the messages that are set aside, and what the
+// handlers need. It blocks while the database is unavailable.
 func (r *run) ensureIndexes() error {
+	for _, reg := range r.c.reg.snapshot().all {
+		if err := r.repeatUntilReady(fmt.Sprintf("handler %q", reg.name), reg.prepare); err != nil {
+			return err
+		}
+	}
+
 	// An inbox that replaces the default may need no indexes.
 	if x, ok := r.inbox.(interface {
 		EnsureIndexes(ctx context.Context) error

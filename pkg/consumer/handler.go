@@ -17,6 +17,7 @@ type Handler struct {
 	names    []string
 	handle   HandlerFunc
 	batch    func(ctx context.Context, ms []*Message) error
+	prepares []func(ctx context.Context) error // before the first message; each may run more than once
 	problems []error
 }
 
@@ -92,6 +93,7 @@ func Mux(hs ...Handler) Handler {
 			}
 		}
 		joined.names = append(joined.names, h.names...)
+		joined.prepares = append(joined.prepares, h.prepares...)
 	}
 
 	joined.checkNames()
@@ -112,10 +114,23 @@ func (h Handler) Handle(ctx context.Context, m *Message) error {
 	if err := errors.Join(h.problems...); err != nil {
 		return err
 	}
+	if err := h.prepare(ctx); err != nil {
+		return err
+	}
 	if h.batch != nil {
 		return h.batch(ctx, []*Message{m})
 	}
 	return h.handle(ctx, m)
+}
+
+// prepare creates what the handler needs in the database.
+func (h *Handler) prepare(ctx context.Context) error {
+	for _, prepare := range h.prepares {
+		if err := prepare(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (h *Handler) addProblem(format string, args ...any) {

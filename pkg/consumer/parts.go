@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"context"
 	"slices"
 
 	"github.com/outrelay/outrelay/internal/consumerparts"
@@ -13,6 +14,11 @@ func init() {
 		return x.gate.isPaused() || slices.ContainsFunc(x.reg.snapshot().all, isSuspended)
 	}
 	consumerparts.AfterBatch = afterBatch
+	consumerparts.Prepared = func(h any, prepare func(ctx context.Context) error) any {
+		x := h.(Handler)
+		x.prepares = append(slices.Clone(x.prepares), prepare)
+		return x
+	}
 	consumerparts.Option = func(x consumerparts.Surroundings) any {
 		return option(func(s *settings) {
 			if x.Transport != nil {

@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -47,6 +49,45 @@ func TestNewListsAllThatIsWrong(t *testing.T) {
 			t.Errorf("New: got error %v, want it to contain %q", err, want)
 		}
 	}
+}
+
+// What a handler needs is created before its first message, also if the handler is registered later, or creating it fails at first.
+func TestHandlersArePreparedBeforeTheirFirstMessage(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 2)
+	c := k.consumer()
+	register := func(name string) {
+		var calls atomic.Int32
+		prepare := func(ctx context.Context) error {
+			switch calls.Add(1) {
+			case 1:
+				return mongo.CommandError{Code: 189, Name: "PrimarySteppedDown"}
+			case 2:
+				return k.db.CreateCollection(ctx, name)
+			}
+			return nil
+		}
+		h := consumer.Func(func(ctx context.Context, m *consumer.Message) error {
+			names, err := k.db.ListCollectionNames(context.WithoutCancel(k.Context()), bson.D{{Key: "name", Value: name}})
+			if err != nil || len(names) != 1 {
+				t.Errorf("handler %s runs, and what it needs does not exist (%v)", name, err)
+			}
+			_, err = k.db.Collection(name).InsertOne(ctx, bson.D{{Key: "id", Value: m.ID}})
+			return err
+		}, name)
+		if err := c.Handle(name, consumerparts.Prepared(h, prepare).(consumer.Handler)); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	register("early")
+	k.start(c)
+	k.publish(msg("a", "early", "1"))
+	k.untilCount("early", 1)
+
+	register("late")
+	k.publish(msg("a", "late", "1"), msg("b", "late", "1"))
+	k.untilCount("late", 2)
 }
 
 func TestHandlersAreRemovedByName(t *testing.T) {

@@ -251,7 +251,7 @@ func (r *waitingRoom) load(ctx context.Context, list []*partition) error {
 	}
 
 	for topic, list := range partitions {
-		err := r.repeatRead(ctx, func() error {
+		err := r.repeat(ctx, loading, func() error {
 			heads, err := r.s.c.waiting.Heads(ctx, r.handler, topic, list)
 			r.addHeads(topic, heads)
 			return err
@@ -263,6 +263,12 @@ func (r *waitingRoom) load(ctx context.Context, list []*partition) error {
 	return nil
 }
 
+// prepareHandler creates what a handler needs that was registered while the consumer runs. It repeats that until it succeeds
+// or ctx ends.
+func (r *waitingRoom) prepareHandler(ctx context.Context) error {
+	return r.repeat(ctx, fmt.Sprintf("preparing handler %q", r.reg.name), func() error { return r.reg.prepare(ctx) })
+}
+
 // checkFailing begins in doubt if so many keys of the handler failed, in the whole group, that a service may be unavailable.
 // Otherwise each member that starts during an outage would set as many further keys aside. It repeats the read until it
 // succeeds or ctx ends.
@@ -271,7 +277,7 @@ func (r *waitingRoom) checkFailing(ctx context.Context) error {
 	if outage < 0 {
 		return nil
 	}
-	return r.repeatRead(ctx, func() error {
+	return r.repeat(ctx, loading, func() error {
 		n, err := r.s.c.waiting.Failing(ctx, r.handler, outage)
 		if n >= outage {
 			r.reg.suspension.beginInDoubt()
@@ -280,18 +286,21 @@ func (r *waitingRoom) checkFailing(ctx context.Context) error {
 	})
 }
 
-// repeatRead calls read until it succeeds or ctx ends.
-func (r *waitingRoom) repeatRead(ctx context.Context, read func() error) error {
+// loading is the purpose of reads in the errors that are reported.
+const loading = "loading the messages that are set aside"
+
+// repeat calls f until it succeeds or ctx ends. It reports each failure.
+func (r *waitingRoom) repeat(ctx context.Context, doing string, f func() error) error {
 	backoff := retry.Reopen.Start()
 	for {
-		err := read()
+		err := f()
 		if err == nil {
 			return nil
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		r.s.report(fmt.Errorf("loading the messages that are set aside: %w", err))
+		r.s.report(fmt.Errorf("%s: %w", doing, err))
 		if err := backoff.Wait(ctx); err != nil {
 			return err
 		}

@@ -15,7 +15,7 @@ import (
 // retryDueQueues retries the messages of due queues until the session ends.
 func (r *waitingRoom) retryDueQueues() {
 	ctx := r.s.serveCtx
-	if r.load(ctx, r.s.listPartitions()) != nil || r.checkFailing(ctx) != nil {
+	if r.prepareHandler(ctx) != nil || r.load(ctx, r.s.listPartitions()) != nil || r.checkFailing(ctx) != nil {
 		return
 	}
 	close(r.loaded)

@@ -445,7 +445,7 @@ func TestASagaFollowsTheFakeClock(t *testing.T) {
 			in.Complete()
 			return nil
 		})
-		h, err := checkouts.Handler(t.Context(), box)
+		h, err := checkouts.Handler(box)
 		if err != nil {
 			t.Fatal(err)
 		}

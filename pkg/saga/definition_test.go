@@ -9,7 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/sagas"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/saga"
 )
@@ -36,7 +39,7 @@ func TestADefinitionSaysEverythingThatIsWrong(t *testing.T) {
 	for range 2 {
 		saga.Missing(s, typ[any]("Nobody"), func(context.Context, string, any) error { return nil })
 	}
-	_, err := s.Handler(t.Context(), nil)
+	_, err := s.Handler(nil)
 	if !errors.Is(err, saga.ErrDefinition) {
 		t.Fatal(err)
 	}
@@ -53,7 +56,7 @@ func TestADefinitionSaysEverythingThatIsWrong(t *testing.T) {
 
 	only := saga.Define[order]("orders")
 	saga.On(only, typ[any]("Step"), nothing)
-	if _, err := only.Handler(t.Context(), memoryBox(t)); err == nil || !strings.Contains(err.Error(), "no message starts it") {
+	if _, err := only.Handler(memoryBox(t)); err == nil || !strings.Contains(err.Error(), "no message starts it") {
 		t.Errorf("a saga that nothing starts: %v", err)
 	}
 }
@@ -68,7 +71,7 @@ func TestBadOptionsAreRefused(t *testing.T) {
 		"ids":    saga.Define[order]("a", saga.WithIDs("float")),
 	} {
 		saga.Start(s, typ[any]("Start"), nothing)
-		if _, err := s.Handler(t.Context(), memoryBox(t)); !errors.Is(err, saga.ErrDefinition) {
+		if _, err := s.Handler(memoryBox(t)); !errors.Is(err, saga.ErrDefinition) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -77,24 +80,70 @@ func TestBadOptionsAreRefused(t *testing.T) {
 func TestANameIsTakenOnce(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
+	// Handler does no I/O. A consumer prepares the saga when it starts, and so does the first message of a unit test.
+	start := func(h consumer.Handler, err error) error {
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h.Handle(t.Context(), msg(t, "Start", uuid.NewString(), nil))
+	}
+	starting := func(opts ...saga.Option) (consumer.Handler, error) {
+		s := saga.Define[order]("orders", opts...)
+		saga.Start(s, typ[any]("Start"), nothing)
+		return s.Handler(p.box)
+	}
 	for range 2 { // the second is another process of the same program
-		handlerOf(t, orders("orders", saga.WithIDs(saga.UUIDs)), p.box)
+		if err := start(starting(saga.WithIDs(saga.UUIDs))); err != nil {
+			t.Fatal(err)
+		}
 	}
 
 	ledgers := func(opts ...saga.Option) error {
 		s := saga.Define[ledger]("orders", append(opts, saga.WithIDs(saga.UUIDs))...)
 		saga.Start(s, typ[any]("Start"), func(context.Context, *saga.Instance[ledger], any) error { return nil })
-		_, err := s.Handler(t.Context(), p.box)
-		return err
+		return start(s.Handler(p.box))
 	}
 	if err := ledgers(); !errors.Is(err, saga.ErrDefinition) || !strings.Contains(err.Error(), "saga_test.order with uuid ids") {
 		t.Errorf("another saga of the name: %v", err)
 	}
-	if _, err := orders("orders").Handler(t.Context(), p.box); !errors.Is(err, saga.ErrDefinition) {
+	if err := start(starting()); !errors.Is(err, saga.ErrDefinition) {
 		t.Errorf("the same with other ids: %v", err)
 	}
 	if err := ledgers(saga.WithOwner(reflect.TypeFor[order]().PkgPath() + ".order")); err != nil {
 		t.Errorf("a type that was renamed and says so: %v", err)
+	}
+}
+
+// A consumer prepares its sagas when it starts, and ends if it cannot run one of them.
+func TestAConsumerRefusesASagaWhoseNameIsTaken(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	// Its Kafka is not available.
+	run := func(ctx context.Context, opts ...saga.Option) error {
+		c, err := consumer.New("g", p.db, consumer.WithBrokers("localhost:1"), consumer.WithTopics("t"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Handle("orders", handlerOf(t, orders("orders", opts...), p.box)); err != nil {
+			t.Fatal(err)
+		}
+		return c.Run(ctx)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	first := make(chan error, 1)
+	go func() { first <- run(ctx) }()
+	stacktest.Eventually(t, "the saga is prepared", func() bool {
+		types, err := sagas.NewMongo(p.db).Types(t.Context())
+		return err == nil && len(types) == 1
+	})
+	cancel()
+	if err := <-first; err != nil {
+		t.Errorf("stopping the first consumer: %v", err)
+	}
+
+	if err := run(t.Context(), saga.WithIDs(saga.UUIDs)); !errors.Is(err, saga.ErrDefinition) {
+		t.Errorf("Run with another saga of the name: got %v, want ErrDefinition", err)
 	}
 }
 

@@ -9,7 +9,7 @@
 //		payments.Timeout("unanswered", unanswered)
 //	}
 //	…
-//	h, err := payments.Handler(ctx, box)
+//	h, err := payments.Handler(box)
 //	err = c.Handle(payments.Name(), h) // c is a consumer.Consumer
 //
 // # Guarantees
@@ -43,6 +43,6 @@
 //
 // # Names
 //
-// The name of a saga is its collection, in the database of the outbox. Handler stores in the collection saga_types which
-// program a saga belongs to and the kind of its ids, and rejects another saga with the same name.
+// The name of a saga is its collection, in the database of the outbox. The consumer stores in the collection saga_types
+// which program a saga belongs to and the kind of its ids, and rejects another saga with the same name.
 package saga

@@ -217,7 +217,7 @@ func ExampleNewDesk() {
 		in.State.Cents = p.Cents
 		return nil
 	})
-	h, err := purchases.Handler(ctx, box)
+	h, err := purchases.Handler(box)
 	if err != nil {
 		fmt.Println(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
@@ -21,13 +22,18 @@ type handler[S any] struct {
 	box   *outbox.Box
 	store sagas.Store
 
+	prepared atomic.Bool
+
 	// failedHeld contains held messages whose step has aborted the transaction. The next attempt
 	// leaves them out. The key is id/number, the value the error text.
 	failedHeld sync.Map
 }
 
-// prepare creates the collection of the saga and stores its type.
+// prepare creates the collection of the saga and stores its type, once.
 func (h *handler[S]) prepare(ctx context.Context) error {
+	if h.prepared.Load() {
+		return nil
+	}
 	want := sagas.Type{Name: h.saga.name, Owner: h.saga.settings.owner, ID: h.saga.settings.ids}
 	found, err := h.store.Prepare(ctx, want)
 	if err == nil && found != want {
@@ -35,6 +41,7 @@ func (h *handler[S]) prepare(ctx context.Context) error {
 			"choose another name, or if both are the same saga, set WithOwner(%q)",
 			ErrDefinition, want.Name, found.Owner, found.ID, want.Owner, want.ID, found.Owner)
 	}
+	h.prepared.Store(err == nil)
 	return err
 }
 

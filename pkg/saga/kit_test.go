@@ -127,7 +127,7 @@ func typ[P any](name string) event.Type[P] { return event.Type[P]{Aggregate: "or
 
 func handlerOf[S any](tb testing.TB, s *saga.Saga[S], box *outbox.Box) consumer.Handler {
 	tb.Helper()
-	h, err := s.Handler(tb.Context(), box)
+	h, err := s.Handler(box)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/boxparts"
+	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/sagas"
 	"github.com/outrelay/outrelay/pkg/codec"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -253,9 +254,9 @@ func (r *route[S]) decodePayload(ctx context.Context, m *consumer.Message) (any,
 // Handler returns the handler of the saga for consumer.Consumer.Handle. Use Name as the name of the handler, and read the
 // topic of the timeouts too: see WithAggregate. The steps emit into box, and the states are stored in its database.
 //
-// Handler creates the collection and its index. It returns ErrDefinition, which lists all mistakes of the definition, if there
-// are any, or if another program has a saga of this name. Other errors come from the server.
-func (s *Saga[S]) Handler(ctx context.Context, box *outbox.Box) (consumer.Handler, error) {
+// Handler does no I/O. It returns ErrDefinition, which lists all mistakes of the definition. The consumer creates the collection
+// and its index when it starts. Its Run returns ErrDefinition if another program has a saga of this name.
+func (s *Saga[S]) Handler(box *outbox.Box) (consumer.Handler, error) {
 	problems := slices.Clone(s.problems)
 	if box == nil {
 		problems = append(problems, "the outbox is nil")
@@ -275,10 +276,8 @@ func (s *Saga[S]) Handler(ctx context.Context, box *outbox.Box) (consumer.Handle
 	}
 
 	h := &handler[S]{saga: s, box: box, store: storeOf(box)}
-	if err := h.prepare(ctx); err != nil {
-		return consumer.Handler{}, err
-	}
-	return consumer.Func(h.handleMessage, slices.Sorted(maps.Keys(s.routes))...), nil
+	f := consumer.Func(h.handleMessage, slices.Sorted(maps.Keys(s.routes))...)
+	return consumerparts.Prepared(f, h.prepare).(consumer.Handler), nil
 }
 
 // storeOf returns the store of sagas in the database of box.

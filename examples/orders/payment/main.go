@@ -52,7 +52,7 @@ func init() {
 
 // buildParts registers the saga and the bank.
 func buildParts(ctx context.Context, s *shop.Shop) ([]func(context.Context) error, error) {
-	h, err := payments.Handler(ctx, s.Outbox)
+	h, err := payments.Handler(s.Outbox)
 	if err != nil {
 		return nil, err
 	}

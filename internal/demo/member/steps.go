@@ -71,7 +71,7 @@ func (w *witness) registerSaga(ctx context.Context, c *consumer.Consumer) error 
 		return nil
 	}, saga.By(func(s step) string { return strconv.Itoa(int(s.Saga)) }))
 
-	h, err := walks.Handler(ctx, box)
+	h, err := walks.Handler(box)
 	if err != nil {
 		return err
 	}
