@@ -193,9 +193,6 @@ func (s *Mongo) Recent(ctx context.Context, saga string, limit int) ([]Record, e
 // Store.Prepare. Because the collection exists, the first steps do not conflict when they create
 // it.
 func (s *Mongo) Prepare(ctx context.Context, t Type) (Type, error) {
-	// A transaction cannot create indexes, and a handler may be prepared in one.
-	ctx = mongo.NewSessionContext(ctx, nil)
-
 	// An existing type stays.
 	update := bson.D{{Key: "$setOnInsert", Value: bson.D{{Key: "owner", Value: t.Owner}, {Key: "id", Value: t.ID}}}}
 	opts := options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)

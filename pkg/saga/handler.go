@@ -35,7 +35,8 @@ func (h *handler[S]) prepare(ctx context.Context) error {
 		return nil
 	}
 	want := sagas.Type{Name: h.saga.name, Owner: h.saga.settings.owner, ID: h.saga.settings.ids}
-	found, err := h.store.Prepare(ctx, want)
+	// A transaction cannot create indexes.
+	found, err := h.store.Prepare(outbox.Outside(ctx), want)
 	if err == nil && found != want {
 		return fmt.Errorf("%w: collection %s contains sagas of %s with %s ids, but this program defines it for %s with %s ids; "+
 			"choose another name, or if both are the same saga, set WithOwner(%q)",
