@@ -72,7 +72,8 @@ type settings struct {
 	preset     string
 }
 
-// WithPartitions sets the number of partitions of each topic. Defaults to 4.
+// WithPartitions sets the number of partitions of each topic. Defaults to 4, so that a test fails if it relies on an order across
+// keys.
 func WithPartitions(n int) Option { return option(func(s *settings) { s.partitions = n }) }
 
 // WithTopics sets the template for the names of topics, as topics.template in the configuration of the relay. Defaults to

@@ -36,7 +36,6 @@ import (
 // it rejects the schema as incompatible. Another attempt has the same result.
 var ErrSchema = errors.New("registry: schema")
 
-// defaultTimeout is long enough for a slow registry, and short enough for the messages that wait behind one.
 const defaultTimeout = 5 * time.Second
 
 // Client reads schemas of one registry, and registers them. It is safe for concurrent use and has no background work.
@@ -79,7 +78,8 @@ func WithBasicAuth(c Credentials) Option { return optionFunc(func(s *settings) {
 // WithTLS sets the TLS configuration. Defaults to the certificate authorities of the system.
 func WithTLS(c *tls.Config) Option { return optionFunc(func(s *settings) { s.tls = c }) }
 
-// WithTimeout bounds one request to the registry. Defaults to 5 s. Negative means no bound except the context.
+// WithTimeout bounds one request to the registry. Defaults to 5 s, which is long enough for a slow registry and short enough for
+// the messages that wait for it. Negative means no bound except the context.
 func WithTimeout(d time.Duration) Option { return optionFunc(func(s *settings) { s.timeout = d }) }
 
 // WithRegister registers a Definition that the registry does not have. Without it, the registry must have the schema already:
