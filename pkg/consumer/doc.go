@@ -37,7 +37,7 @@
 //     up to 5 min. Its offset passes, so that other keys go on.
 //   - If messages of 20 different keys fail in a row, the handler is suspended. It tries one of its messages after 5 s up to
 //     5 min, until one succeeds. All other messages stay in Kafka. If other handlers of the topic have finished a message, it is
-//     set aside untried.
+//     set aside untried. A member that starts while so many keys have failed begins with one message.
 //   - After 24 hours the message becomes a dead letter.
 //
 // So an outage of a service that handlers need causes lag, and no dead letters. A handler can decide itself, by the errors of

@@ -8,7 +8,7 @@
 // event is lost, and a standby takes over within lease.ttl.
 //
 // Cost: the relay blocks nothing in the service. It runs in goroutines that Run starts and waits
-// for, with separate connections and within a separate memory limit (limits.memory). Under load it
+// for, with separate connections (except WithMongoClient) and within a separate memory limit (limits.memory). Under load it
 // needs 3 to 4 µs of processor time for each event (docs/bench.md).
 //
 // Limits: use a separate process if the service is deployed often or is short of processor time.
