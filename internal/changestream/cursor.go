@@ -72,7 +72,7 @@ func (r *run) openCursor(ctx context.Context) (*cursor, error) {
 	}
 
 	c.dropThrough = r.position.Token.Data()
-	c.changeStream.SetBatchSize(r.sizer.nextBatchSize(r.stream.cfg.BatchSize))
+	c.changeStream.SetBatchSize(r.sizer.nextBatchSize(r.stream.pace.batchSize))
 	return c, nil
 }
 
@@ -109,7 +109,7 @@ func (c *cursor) killCursorAfter(ctx context.Context, then func()) func() {
 // killServerCursor sends killCursors to the primary. If the cursor is on another member, its getMore
 // ends after its await time, as it would without the kill.
 func (c *cursor) killServerCursor(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(closeTimeout, c.stream.cfg.MaxAwait))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(closeTimeout, c.stream.pace.maxAwait))
 	defer cancel()
 
 	id := c.serverID.Load()
@@ -135,7 +135,7 @@ func (c *cursor) killServerCursor(ctx context.Context) {
 func (s *Stream) streamOptions() *options.ChangeStreamOptionsBuilder {
 	// With a first batch of size 0, the server opens the cursor before it searches the oplog. Only
 	// expanded events contain the UUID of their collection.
-	return options.ChangeStream().SetBatchSize(0).SetMaxAwaitTime(s.cfg.MaxAwait).SetShowExpandedEvents(true)
+	return options.ChangeStream().SetBatchSize(0).SetMaxAwaitTime(s.pace.maxAwait).SetShowExpandedEvents(true)
 }
 
 // openChangeStream opens a change stream over the scope. Its cursor is killed when ctx ends. The
@@ -149,7 +149,7 @@ func (s *Stream) openChangeStream(
 		return nil, err
 	}
 
-	base, cancel, stop := contextWithGrace(ctx, s.cfg.MaxAwait+stopGrace)
+	base, cancel, stop := contextWithGrace(ctx, s.pace.maxAwait+stopGrace)
 	base = mongo.NewSessionContext(base, session)
 
 	// The limit applies only to the opening, not to the life of the cursor.

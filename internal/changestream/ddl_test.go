@@ -75,7 +75,7 @@ func TestN27_TheEndOfACollectionEndsItsStream(t *testing.T) {
 				t.Error("a batch carried the position of the invalidate event")
 			}
 
-			again := b.startReader(scope, Start{Position: r.pos}, func(c *Config) { c.BatchSize = 1 })
+			again := b.startReader(scope, Start{Position: r.pos}, func(p *pace) { p.batchSize = 1 })
 			if err := again.waitForEnd(); !errors.As(err, &end) || again.pos.Compare(end.Position) >= 0 {
 				t.Errorf("Run from the last position returned %v at %s, want an InvalidateError before %s",
 					err, again.pos.Token, end.Position.Token)

@@ -159,9 +159,9 @@ func TestBadTokensAreGapsAtOnce(t *testing.T) {
 		{"another history's", resume.TokenOf(flip(17)), 280},
 	} {
 		t.Log(c.name)
-		r := b.startReader(scope, Start{Position: resume.Position{Token: c.token}}, func(cfg *Config) {
+		r := b.startReader(scope, Start{Position: resume.Position{Token: c.token}}, func(p *pace) {
 			// The watchdog must not be the cause of the gap.
-			cfg.Watchdog = time.Minute
+			p.watchdog = time.Minute
 		})
 
 		gap := r.wantGap(GapTokenRefused)
@@ -252,7 +252,7 @@ func TestASlowReplyIsGivenMoreTimeInsteadOfALoop(t *testing.T) {
 	off := b.setFailCommand("alwaysOn", failCommand("getMore", bson.E{Key: "blockConnection", Value: true},
 		bson.E{Key: "blockTimeMS", Value: int32(500)}))
 	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at},
-		func(c *Config) { c.Patience = 100 * time.Millisecond })
+		func(p *pace) { p.patience = 100 * time.Millisecond })
 	r.wantIDs("a")
 	off()
 
@@ -271,9 +271,9 @@ func TestNoLeakOverManyReopenings(t *testing.T) {
 	at := b.clusterTime()
 	b.insertIDs(coll, "a")
 	const rounds = 200
-	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at}, func(c *Config) {
-		c.Backoff = retry.Policy{Base: time.Microsecond, Cap: time.Microsecond}
-		c.MaxAwait = 10 * time.Millisecond
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at}, func(p *pace) {
+		p.backoff = retry.Policy{Base: time.Microsecond, Cap: time.Microsecond}
+		p.maxAwait = 10 * time.Millisecond
 	})
 
 	r.wantIDs("a")

@@ -110,12 +110,12 @@ type reader struct {
 	ended  bool
 }
 
-func useShortTimes(cfg *Config) {
-	cfg.MaxAwait = 100 * time.Millisecond
-	cfg.ConfigRetry = 50 * time.Millisecond
-	cfg.Unexplained = time.Nanosecond
-	cfg.Backoff = retry.Policy{Base: 5 * time.Millisecond, Cap: 50 * time.Millisecond}
-	cfg.Log = slog.New(slog.DiscardHandler)
+// shorten makes a stream fast enough for a test.
+func (p *pace) shorten() {
+	p.maxAwait = 100 * time.Millisecond
+	p.configRetry = 50 * time.Millisecond
+	p.unexplained = time.Nanosecond
+	p.backoff = retry.Policy{Base: 5 * time.Millisecond, Cap: 50 * time.Millisecond}
 }
 
 func scopeOf(t testing.TB, patterns ...string) *Scope {
@@ -127,20 +127,11 @@ func scopeOf(t testing.TB, patterns ...string) *Scope {
 	return s
 }
 
-func (b *fixture) startReader(scope *Scope, start Start, change ...func(*Config)) *reader {
+func (b *fixture) startReader(scope *Scope, start Start, change ...func(*pace)) *reader {
 	b.t.Helper()
 	r := &reader{t: b.t, done: make(chan struct{}), counts: map[string]int{}}
 	r.cond = sync.NewCond(&r.mu)
-	cfg := Config{Client: b.watch, Scope: scope}
-	useShortTimes(&cfg)
-
-	for _, f := range change {
-		f(&cfg)
-	}
-
-	cfg.OnState = func(s State) {
-		r.withLock(func() { r.states = append(r.states, s) })
-	}
+	cfg := Config{Client: b.watch, Scope: scope, Log: slog.New(slog.DiscardHandler)}
 	cfg.Metrics = Metrics{Restart: func(reason string) {
 		r.withLock(func() { r.counts[reason]++ })
 	}}
@@ -148,6 +139,13 @@ func (b *fixture) startReader(scope *Scope, start Start, change ...func(*Config)
 	var err error
 	if r.stream, err = New(cfg); err != nil {
 		b.t.Fatal(err)
+	}
+	r.stream.pace.shorten()
+	for _, f := range change {
+		f(&r.stream.pace)
+	}
+	r.stream.onState = func(s State) {
+		r.withLock(func() { r.states = append(r.states, s) })
 	}
 
 	ctx, cancel := context.WithCancel(b.t.Context())

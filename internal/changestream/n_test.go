@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -205,7 +206,7 @@ func TestN26_TokenOfTheFuture(t *testing.T) {
 	// Move the time of the token decades ahead.
 	copy(data[2:10], "7F")
 	future := resume.Position{Token: resume.TokenOf(string(data))}
-	r = b.startReader(scope, Start{Position: future}, func(c *Config) { c.Watchdog = 400 * time.Millisecond })
+	r = b.startReader(scope, Start{Position: future}, func(p *pace) { p.watchdog = 400 * time.Millisecond })
 	stop := make(chan struct{})
 	done := make(chan struct{})
 
@@ -277,13 +278,12 @@ func TestN26_BackpressureIsNoStall(t *testing.T) {
 	coll := b.db.Collection("outbox")
 	at := b.clusterTime()
 	b.insertIDs(coll, "a")
-	cfg := Config{Client: b.watch, Scope: scopeOf(t, b.db.Name()+".outbox")}
-	useShortTimes(&cfg)
-	cfg.Watchdog = 50 * time.Millisecond
-	s, err := New(cfg)
+	s, err := New(Config{Client: b.watch, Scope: scopeOf(t, b.db.Name()+".outbox"), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.pace.shorten()
+	s.pace.watchdog = 50 * time.Millisecond
 
 	out, done := make(chan *Batch), make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -64,7 +64,7 @@ func (s *Stream) Refetch(
 		b.clearDocuments()
 
 		// The server may search a long backlog before it replies.
-		if err := c.fetchReply(s.cfg.MaxAwait+maxPatience, b); err != nil {
+		if err := c.fetchReply(s.pace.maxAwait+maxPatience, b); err != nil {
 			return fmt.Errorf("reading events again: %w", err)
 		}
 		if more, err := s.visitInserts(ctx, b, want, take); err != nil || !more {

@@ -79,8 +79,8 @@ var (
 func (s *Stream) newRun(ctx context.Context, start Start, out chan<- *Batch) (*run, error) {
 	r := &run{
 		stream: s, out: out, position: start.Position.Clone(), checkpointHash: start.PipelineHash,
-		backoff:  s.cfg.Backoff.Start(),
-		patience: s.cfg.Patience, watchdog: watchdog{limit: s.cfg.Watchdog},
+		backoff:  s.pace.backoff.Start(),
+		patience: s.pace.patience, watchdog: watchdog{limit: s.pace.watchdog},
 	}
 
 	_, hasTime := start.Position.Time()
@@ -101,7 +101,7 @@ func (s *Stream) newRun(ctx context.Context, start Start, out chan<- *Batch) (*r
 		r.startAt(*start.At)
 
 	case start.Now:
-		err := retry.Do(ctx, s.cfg.Backoff, func(ctx context.Context) error {
+		err := retry.Do(ctx, s.pace.backoff, func(ctx context.Context) error {
 			now, err := mongodb.ClusterTime(ctx, s.cfg.Client)
 			r.startAt(now)
 			return err
@@ -176,7 +176,7 @@ func (r *run) readSession(ctx context.Context) error {
 	r.watchdog.streamReopened()
 	for ctx.Err() == nil {
 		b := newBatch()
-		err := c.fetchReply(r.stream.cfg.MaxAwait+r.patience, b)
+		err := c.fetchReply(r.stream.pace.maxAwait+r.patience, b)
 		crash.At("after-getmore")
 		r.cursorOpened = true
 		if err == nil {
@@ -199,7 +199,7 @@ func (r *run) handleReply(ctx context.Context, c *cursor, b *Batch) error {
 
 	// The size includes the events that are dropped below, because the server sent them too.
 	r.sizer.observeReply(len(b.Docs), b.Bytes)
-	c.changeStream.SetBatchSize(r.sizer.nextBatchSize(r.stream.cfg.BatchSize))
+	c.changeStream.SetBatchSize(r.sizer.nextBatchSize(r.stream.pace.batchSize))
 	if c.dropThrough != "" {
 		c.dropDelivered(b)
 	}
@@ -322,7 +322,7 @@ func (r *run) recordProgress(full, moved bool) {
 		r.unexplainedErrors = 0
 	}
 	if moved {
-		r.patience, r.byTime = r.stream.cfg.Patience, false
+		r.patience, r.byTime = r.stream.pace.patience, false
 		r.watchdog.tokenMoved()
 	}
 }
@@ -409,7 +409,7 @@ func (r *run) retryUnexplained(ctx context.Context, code int, reason string, err
 	if r.unexplainedErrors == 1 {
 		r.firstUnexplained = time.Now()
 	}
-	if r.unexplainedErrors >= unknownAttempts && time.Since(r.firstUnexplained) >= r.stream.cfg.Unexplained {
+	if r.unexplainedErrors >= unknownAttempts && time.Since(r.firstUnexplained) >= r.stream.pace.unexplained {
 		return &GapError{Code: code, Reason: GapUnexplained, Position: r.position, Err: err}
 	}
 	return r.retryLater(ctx, reason, err)
@@ -419,11 +419,11 @@ func (r *run) retryUnexplained(ctx context.Context, code int, reason string, err
 func (r *run) retryMisconfigured(ctx context.Context, code int) error {
 	advice := configAdvice(code, r.stream.cfg.Scope)
 	if r.stream.State().Reason != advice {
-		r.stream.cfg.Log.Error(advice, "retry", r.stream.cfg.ConfigRetry)
+		r.stream.cfg.Log.Error(advice, "retry", r.stream.pace.configRetry)
 	}
 	r.stream.setState(ConfigError, code, advice)
 	r.stream.cfg.Metrics.countRestart("config")
-	_ = retry.Sleep(ctx, r.stream.cfg.ConfigRetry)
+	_ = retry.Sleep(ctx, r.stream.pace.configRetry)
 	return nil
 }
 

@@ -74,7 +74,7 @@ func (s *Stream) setState(p Phase, code int, reason string) {
 	st := s.state
 	s.mu.Unlock()
 
-	if s.cfg.OnState != nil {
-		s.cfg.OnState(st)
+	if s.onState != nil {
+		s.onState(st)
 	}
 }

@@ -25,38 +25,48 @@ type Config struct {
 	// ReadPreference selects the member that the stream reads from. Defaults to that of the client.
 	ReadPreference *readpref.ReadPref
 
-	// MaxAwait limits how long the server waits before it sends an empty reply. It does not affect
-	// latency, only the idle checkpoint. Defaults to 500 ms.
-	MaxAwait time.Duration
-
-	// BatchSize limits the documents of a batch. Defaults to 2,000. A batch near 4 MiB has fewer.
-	BatchSize int
-
-	// Patience is how long a reply may take in addition to MaxAwait. After that the stream is
-	// reopened. After a time-out without progress it doubles, up to an hour, because a server that
-	// searches a backlog of foreign entries replies only at the end. Defaults to 3 s.
-	Patience time.Duration
-
-	// Watchdog is how long an idle stream's token may stand still while the cluster time moves (N26).
-	// After that the stream is reopened. After the same time again, it is a gap. Defaults to 10 s.
-	Watchdog time.Duration
-
-	// ConfigRetry is the wait between attempts after a configuration error, such as a missing
-	// privilege. Defaults to 30 s.
-	ConfigRetry time.Duration
-
-	// Unexplained is how long Run retries errors without a class before they are a gap, if there is
-	// no progress. It makes at least five attempts. Defaults to 60 s.
-	Unexplained time.Duration
-
-	// Backoff is the wait between attempts after a temporary fault. Defaults to retry.Reopen.
-	Backoff retry.Policy
-
 	Log     *slog.Logger // defaults to slog.Default
 	Metrics Metrics
+}
 
-	// OnState is called after each change of state, from the goroutine of Run. It must not block.
-	OnState func(State)
+// pace has the times and sizes of a stream. Tests change them before Run.
+type pace struct {
+	// maxAwait limits how long the server waits before it sends an empty reply. It does not affect
+	// latency, only the idle checkpoint.
+	maxAwait time.Duration
+
+	// batchSize limits the documents of a batch. A batch near 4 MiB has fewer.
+	batchSize int
+
+	// patience is how long a reply may take in addition to maxAwait. After that the stream is
+	// reopened. After a time-out without progress it doubles, up to an hour, because a server that
+	// searches a backlog of foreign entries replies only at the end.
+	patience time.Duration
+
+	// watchdog is how long an idle stream's token may stand still while the cluster time moves (N26).
+	// After that the stream is reopened. After the same time again, it is a gap.
+	watchdog time.Duration
+
+	// configRetry is the wait between attempts after a configuration error, such as a missing
+	// privilege.
+	configRetry time.Duration
+
+	// unexplained is how long Run retries errors without a class before they are a gap, if there is
+	// no progress. It makes at least five attempts.
+	unexplained time.Duration
+
+	// backoff is the wait between attempts after a temporary fault.
+	backoff retry.Policy
+}
+
+var defaultPace = pace{
+	maxAwait:    500 * time.Millisecond,
+	batchSize:   MaxDocuments,
+	patience:    3 * time.Second,
+	watchdog:    10 * time.Second,
+	configRetry: 30 * time.Second,
+	unexplained: time.Minute,
+	backoff:     retry.Reopen,
 }
 
 // Start is the place where the stream begins. Exactly one of Position, At and Now is needed.
@@ -82,43 +92,26 @@ type Start struct {
 
 // Stream is one watcher's change stream.
 type Stream struct {
-	cfg Config
+	cfg  Config
+	pace pace
 
-	mu    sync.Mutex
-	state State
+	mu      sync.Mutex
+	state   State
+	onState func(State) // nil outside of tests
 }
 
-// New validates the configuration and sets its defaults. It does no I/O.
+// New returns a stream, or an error if the client or the scope is missing. It does no I/O.
 func New(cfg Config) (*Stream, error) {
 	if cfg.Client == nil || cfg.Scope == nil {
 		return nil, errors.New("change stream: a client and a scope are needed")
 	}
-	if cfg.MaxAwait < 0 || cfg.BatchSize < 0 || cfg.Patience < 0 ||
-		cfg.Watchdog < 0 || cfg.ConfigRetry < 0 || cfg.Unexplained < 0 {
-		return nil, errors.New("change stream: a duration or size is negative")
-	}
 
-	setDefault(&cfg.MaxAwait, 500*time.Millisecond)
-	setDefault(&cfg.BatchSize, MaxDocuments)
-	setDefault(&cfg.Patience, 3*time.Second)
-	setDefault(&cfg.Watchdog, 10*time.Second)
-	setDefault(&cfg.ConfigRetry, 30*time.Second)
-	setDefault(&cfg.Unexplained, time.Minute)
-	if cfg.Backoff == (retry.Policy{}) {
-		cfg.Backoff = retry.Reopen
-	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
 	cfg.Log = cfg.Log.With("stream", cfg.Scope.String())
 
-	return &Stream{cfg: cfg, state: State{Phase: Opening, Since: time.Now()}}, nil
-}
-
-func setDefault[T time.Duration | int](v *T, to T) {
-	if *v == 0 {
-		*v = to
-	}
+	return &Stream{cfg: cfg, pace: defaultPace, state: State{Phase: Opening, Since: time.Now()}}, nil
 }
 
 // Run reads from start on and sends batches to out. It returns the cause of ctx when ctx ends, or a

@@ -217,7 +217,7 @@ func TestTransactions(t *testing.T) {
 	const n = 2000
 	many("t", n, nil)
 	scope := scopeOf(t, b.db.Name()+".outbox")
-	r := b.startReader(scope, Start{At: &at}, func(c *Config) { c.BatchSize = 300 })
+	r := b.startReader(scope, Start{At: &at}, func(p *pace) { p.batchSize = 300 })
 	r.wantIDs(numberedIDs("t", n)...)
 	time0 := r.eventAt(0).pos.ClusterTime
 	mid := r.eventAt(776).pos
@@ -245,7 +245,7 @@ func TestStopIsPromptAndLeavesNoCursor(t *testing.T) {
 		// A write moves the idle token.
 		b.insertIDs(b.db.Collection("x"), strings.Join(patterns, " "))
 		r := b.startReader(scopeOf(t, patterns...), Start{Now: true},
-			func(c *Config) { c.MaxAwait = await; c.Patience = time.Minute })
+			func(p *pace) { p.maxAwait = await; p.patience = time.Minute })
 		r.waitUntil("the stream to be live", func() bool {
 			return len(r.states) > 0 && r.states[len(r.states)-1].Phase == Live
 		})
@@ -326,7 +326,7 @@ func TestRefetch(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	s, err := New(Config{Client: b.watch, Scope: scopeOf(t, b.db.Name()+".outbox"), MaxAwait: 100 * time.Millisecond})
+	s, err := New(Config{Client: b.watch, Scope: scopeOf(t, b.db.Name()+".outbox")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -398,7 +398,7 @@ func TestLargeDocumentsMakeSmallBatches(t *testing.T) {
 		}
 	}
 
-	s, err := New(Config{Client: b.watch, Scope: scopeOf(t, b.db.Name()+".outbox"), MaxAwait: 100 * time.Millisecond})
+	s, err := New(Config{Client: b.watch, Scope: scopeOf(t, b.db.Name()+".outbox")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -436,7 +436,7 @@ func TestConfigIsChecked(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
 	scope := scopeOf(t, "a.b")
-	for _, cfg := range []Config{{}, {Client: b.watch}, {Scope: scope}, {Client: b.watch, Scope: scope, MaxAwait: -1}} {
+	for _, cfg := range []Config{{}, {Client: b.watch}, {Scope: scope}} {
 		if _, err := New(cfg); err == nil {
 			t.Errorf("New accepted %+v", cfg)
 		}

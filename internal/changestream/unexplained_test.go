@@ -25,8 +25,8 @@ func TestUnexplainedErrorsAreGivenAMinute(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				attempts := 0
-				s := &Stream{cfg: Config{
-					Scope: scopeOf(t, "a.b"), Unexplained: time.Minute, Log: slog.New(slog.DiscardHandler),
+				s := &Stream{pace: defaultPace, cfg: Config{
+					Scope: scopeOf(t, "a.b"), Log: slog.New(slog.DiscardHandler),
 					Metrics: Metrics{Restart: func(string) { attempts++ }},
 				}}
 

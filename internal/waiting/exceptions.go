@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	defaultPoll      = 500 * time.Millisecond
-	defaultMaxFlying = 10_000
+	pollEvery   = 500 * time.Millisecond
+	maxInFlight = 10_000
 
 	probeEvery = 10 * time.Second // between two probes of parked topics, in case a wake-up is lost
 	sureEvery  = time.Minute      // between two passes over everything, in case any other signal is lost
@@ -50,13 +50,17 @@ const (
 // first envelope. An exception of the stream waits until the watermark has passed it, so that no
 // earlier event of its key can still come.
 //
-// Cost: one indexed query for each dirty collection and Poll, and further reads for a reason only.
-// While Collections is empty there are no queries. Memory: MaxInFlight envelopes without their bodies,
+// Cost: one indexed query for each dirty collection every 500 ms, and further reads for a reason only.
+// While Collections is empty there are no queries. Memory: 10,000 envelopes without their bodies,
 // and one page. Run blocks only in Publish.
 //
 // Wake and QueueWritten may be called from any goroutine, at any time.
 type Exceptions struct {
 	config Config
+
+	// Tests set these before Run.
+	poll        time.Duration // between two queries for due retries
+	maxInFlight int           // bounds the envelopes that are published and have no written fate yet
 
 	wake chan struct{} // holds one token
 	room chan struct{} // holds one token: a publication has ended
@@ -125,12 +129,7 @@ type Config struct {
 
 	// Now returns the time of the server.
 	Now func() time.Time
-	// Poll is the time between two queries for due retries. Defaults to 500 ms.
-	Poll time.Duration
-	// MaxInFlight bounds the envelopes that are published and have no written fate yet. Defaults to
-	// 10,000.
-	MaxInFlight int
-	Log         *slog.Logger
+	Log *slog.Logger
 	// OnRetry is called with the error of each read that failed and is retried, OnRecovered when reads
 	// succeed again.
 	OnRetry     func(error)
@@ -139,14 +138,10 @@ type Config struct {
 
 // New returns an Exceptions whose first round scans everything. It publishes nothing before Run.
 func New(c Config) *Exceptions {
-	if c.Poll <= 0 {
-		c.Poll = defaultPoll
-	}
-	if c.MaxInFlight <= 0 {
-		c.MaxInFlight = defaultMaxFlying
-	}
 	return &Exceptions{
 		config:       c,
+		poll:         pollEvery,
+		maxInFlight:  maxInFlight,
 		wake:         make(chan struct{}, 1),
 		room:         make(chan struct{}, 1),
 		inFlight:     map[string]*flight{},
@@ -220,7 +215,7 @@ func (x *Exceptions) allParkedLocked(topics []string) bool {
 // Run publishes until ctx ends, and returns its cause. It retries failed reads until they succeed. The
 // fates of envelopes that are then in flight are left to the Finisher.
 func (x *Exceptions) Run(ctx context.Context) error {
-	tick := time.NewTicker(x.config.Poll)
+	tick := time.NewTicker(x.poll)
 	defer tick.Stop()
 	backoff := retry.Reopen.Start()
 	lastProbe, lastScan := time.Now(), time.Now()

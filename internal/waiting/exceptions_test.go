@@ -266,7 +266,7 @@ func TestN18_ManyThatAreDueFollowOneAnother(t *testing.T) {
 
 	h.put(docs...)
 	te := h.begin()
-	te.x.config.Poll = time.Hour
+	te.x.poll = time.Hour
 	te.x.work.scanAll = false
 	te.run()
 	h.until("all but those of the stuck key are there", func() bool { return h.left() == 51 })
@@ -408,7 +408,7 @@ func TestWrittenWakesTheKeyAtOnce(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
 	te := h.begin()
-	te.x.config.Poll = time.Hour
+	te.x.poll = time.Hour
 	te.run()
 	list := []Exception{{NS: h.ns(), State: "blocked", Pos: "82000001", Key: "k", Pending: []string{"a"}}}
 	list[0].Raw, _ = bson.Marshal(h.exception(1, "k", "x")[:6])

@@ -82,7 +82,7 @@ func (h *house) begin() *term {
 		route = func(*outboxes.Envelope) ([]string, error) { return nil, errors.New("only the outlet routes") }
 	}
 	te.x = New(Config{
-		Client: h.client, Outlet: te.out, Finisher: te.f, Now: time.Now, Poll: 20 * time.Millisecond, Route: route, MaxInFlight: h.flying,
+		Client: h.client, Outlet: te.out, Finisher: te.f, Now: time.Now, Route: route,
 		OnRetry: func(err error) { h.t.Log("reading: ", err) }, OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler),
 		Check: func(*envelope.View) error { return nil }, Compacted: func(string) bool { return false },
 		Collections: func() []outboxes.Outbox {
@@ -92,6 +92,10 @@ func (h *house) begin() *term {
 			return []outboxes.Outbox{{DB: h.db.Name(), Coll: "outbox"}}
 		},
 	})
+	te.x.poll = 20 * time.Millisecond
+	if h.flying > 0 {
+		te.x.maxInFlight = h.flying
+	}
 	te.out.ready = te.x.Wake
 	return te
 }

@@ -242,11 +242,11 @@ func (x *Exceptions) newDelivery(p *scanPass, it *candidate, f *flight) *Deliver
 	}
 }
 
-// awaitRoom blocks until fewer than MaxInFlight envelopes are in flight, or returns the cause of ctx.
+// awaitRoom blocks until fewer than maxInFlight envelopes are in flight, or returns the cause of ctx.
 func (x *Exceptions) awaitRoom(ctx context.Context, p *scanPass) error {
 	for {
 		x.mu.Lock()
-		full := len(x.inFlight) >= x.config.MaxInFlight
+		full := len(x.inFlight) >= x.maxInFlight
 		x.mu.Unlock()
 		if !full {
 			return nil
