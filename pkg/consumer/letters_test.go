@@ -72,13 +72,14 @@ func (k *kit) untilNoneWaits() {
 }
 
 // The letter goes back to the handler that gave it up, before the messages of its key that failed after it. Other handlers
-// and other groups do not see it.
+// and other groups do not see it. Messages that wait are in one collection for all consumers, so the desk needs no options of
+// the consumer.
 func TestARequeuedLetterIsForItsHandlerAloneAndComesFirst(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 2)
 	var mended atomic.Bool
 	effects := k.effects("effects")
-	c := k.consumer(consumer.WithRetry(soon))
+	c := k.consumer(consumer.WithRetry(soon), consumer.WithCollections("marks"))
 	handleAs(t, c, "h", "counted", func(ctx context.Context, m *consumer.Message) error {
 		switch {
 		case mended.Load():
