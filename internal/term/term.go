@@ -160,7 +160,7 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 	*t.exceptions = exceptionWriter{
 		cfg:         &r.cfg,
 		version:     r.shared.Version,
-		client:      mongo.Stream,
+		client:      clients.Stream,
 		scope:       r.scope,
 		held:        held,
 		stream:      t.stream,
