@@ -107,7 +107,11 @@ func (r *Relay) vitalSigns() nodes.Vitals {
 // until MongoDB replies or stop ends.
 func (r *Relay) checkHostClient(stop context.Context) error {
 	client := r.host.Mongo.Client
-	for client != nil {
+	if client == nil {
+		return nil
+	}
+
+	for {
 		err := mongodb.CheckClient(stop, client)
 		switch {
 		case errors.Is(err, mongodb.ErrClientTimeout):
@@ -120,7 +124,6 @@ func (r *Relay) checkHostClient(stop context.Context) error {
 			return nil
 		}
 	}
-	return nil
 }
 
 // waitForUpgrade blocks until this version may work with the collections, or stop ends. It returns
