@@ -50,7 +50,7 @@ func (s *suite) newCounterSaga(fail func() error) consumer.Handler {
 		def.Timeout(t, func(context.Context, *instance) error { return nil })
 	}
 
-	h, err := def.Handler(s.ctx, s.Box)
+	h, err := def.Handler(s.Box)
 	s.must(err)
 	return h
 }
