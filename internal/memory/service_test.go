@@ -286,7 +286,7 @@ func TestSagaTakesDocumentsWithoutServers(t *testing.T) {
 		got <- m
 		return nil
 	})
-	h, err := s.Handler(w.context(), w.box)
+	h, err := s.Handler(w.box)
 	w.ok(err)
 	c := w.consumer("shop", "outbox.event.order")
 	w.ok(c.Handle("measures", h))
@@ -326,7 +326,7 @@ func TestSagaWithoutServers(t *testing.T) {
 		return nil
 	})
 
-	h, err := s.Handler(w.context(), w.box)
+	h, err := s.Handler(w.box)
 	w.ok(err)
 	c := w.consumer("shop", "outbox.event.order", "outbox.event.checkouts")
 	w.ok(c.Handle("checkouts", h))

@@ -76,7 +76,7 @@ func Example_guide() {
 			return nil
 		})
 		orders.Timeout("unpaid", func(context.Context, *saga.Instance[Order]) error { return nil })
-		h, err := orders.Handler(ctx, box)
+		h, err := orders.Handler(box)
 		if err != nil {
 			return err
 		}

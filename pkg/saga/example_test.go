@@ -42,7 +42,7 @@ type Purchase struct {
 // deliver passes events to a saga, as a consumer does with the events of its topics. It prints the state after each event.
 func deliver[S any](s *saga.Saga[S], events ...event.Event) {
 	box := exampleBox()
-	h, err := s.Handler(context.Background(), box)
+	h, err := s.Handler(box)
 	if err != nil {
 		fmt.Println(err)
 		return
