@@ -327,6 +327,8 @@ func (t *track) handleAlone(x task) bool {
 
 		if err := t.precheckTask(x); err != nil {
 			if e, ok := errors.AsType[*notDueError](err); ok {
+				// Another message may be the probe during the wait.
+				t.reg.suspension.endProbe(probe)
 				t.waitYielding(e.Wait(time.Now()))
 			} else if done, again := t.applyVerdict(x, err); !again {
 				return done
