@@ -3,57 +3,118 @@ package logging
 import (
 	"context"
 	"log/slog"
+	"regexp"
 	"sync"
 	"time"
 )
 
 // The bounds of [Limit].
 const (
-	limitWindow = 10 * time.Second
-	limitLines  = 100 // of one kind in a window
-	limitKinds  = 500 // with a counter of their own; further kinds share one
+	limitWindow  = 10 * time.Second
+	limitLines   = 100 // of one kind in limitWindow
+	repeatWindow = time.Minute
+	limitKinds   = 500 // with a counter of their own; further kinds share one
 )
 
-// Limit returns a handler that passes at most 100 lines of one kind to h in ten seconds. The kind is the level
-// and the message. The handler counts the other lines. At the end of the ten seconds it writes one line with
-// the same message and their number as `suppressed`. So a service that inserts many broken envelopes cannot
-// fill the disk. Lines below level info are not limited.
+// Limit returns a handler that passes each problem to h once a minute, and at most 100 lines of one kind in ten
+// seconds. A problem is a line of level warn or error: lines with the same level, message and attributes are the same
+// problem. Durations, counts (`records`) and local ports do not distinguish problems. The kind of a line is its level
+// and message. The handler counts the other lines. At the end of the minute it writes the problem again with their
+// number as `repeated`, and at the end of the ten seconds the message with their number as `suppressed`. So a loop
+// that tries again does not repeat its reason, and a service that inserts many broken envelopes cannot fill the disk.
+// Lines below level info are not limited.
 func Limit(h slog.Handler) slog.Handler {
-	return &limited{Handler: h, lines: &lineCounts{base: h, kinds: make(map[kindOfLine]*lineCount)}}
+	return &limited{
+		Handler: h, base: h,
+		repeats: &lineCounts{window: repeatWindow, most: 1, kinds: make(map[kindOfLine]*lineCount)},
+		lines:   &lineCounts{window: limitWindow, most: limitLines, kinds: make(map[kindOfLine]*lineCount)},
+	}
 }
 
 type limited struct {
 	slog.Handler
-	lines *lineCounts
+	base           slog.Handler // without attributes
+	attrs          string       // of the handler, as in problemText
+	repeats, lines *lineCounts
 }
 
-// Handle implements [slog.Handler].
+// Handle implements [slog.Handler]. A summary belongs to many lines, and so to no single context.
+//
+//nolint:contextcheck // see above
 func (l *limited) Handle(ctx context.Context, r slog.Record) error {
-	//nolint:contextcheck // a summary belongs to many lines, and so to no single context
-	if r.Level >= slog.LevelInfo && !l.lines.allowLine(kindOfLine{r.Level, r.Message}, time.Now()) {
-		return nil
+	if r.Level >= slog.LevelWarn {
+		problem := kindOfLine{r.Level, localPort.ReplaceAllString(r.Message+l.attrs+problemText(r), "")}
+		again := func(n int) { writeSummary(l.Handler, r.Clone(), slog.Int("repeated", n), repeatWindow) }
+		if !l.repeats.allowLine(problem, time.Now(), again) {
+			return nil
+		}
+	}
+
+	if r.Level >= slog.LevelInfo {
+		others := func(n int) {
+			writeSummary(l.base, slog.NewRecord(time.Time{}, r.Level, r.Message, 0), slog.Int("suppressed", n), limitWindow)
+		}
+		if !l.lines.allowLine(kindOfLine{r.Level, r.Message}, time.Now(), others) {
+			return nil
+		}
 	}
 	return l.Handler.Handle(ctx, r)
 }
 
+// writeSummary writes r with the number of lines that a window has suppressed.
+func writeSummary(h slog.Handler, r slog.Record, count slog.Attr, window time.Duration) {
+	r.Time = time.Now()
+	r.AddAttrs(count, slog.Duration("in", window))
+	_ = h.Handle(context.Background(), r)
+}
+
 // WithAttrs implements [slog.Handler].
 func (l *limited) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return &limited{l.Handler.WithAttrs(attrs), l.lines}
+	with := *l
+	with.Handler = l.Handler.WithAttrs(attrs)
+	for _, a := range attrs {
+		with.attrs += attrText(a)
+	}
+	return &with
 }
 
 // WithGroup implements [slog.Handler].
 func (l *limited) WithGroup(name string) slog.Handler {
-	return &limited{l.Handler.WithGroup(name), l.lines}
+	with := *l
+	with.Handler, with.attrs = l.Handler.WithGroup(name), l.attrs+"\n"+name
+	return &with
+}
+
+// problemText returns the attributes of a line that distinguish its problem from others.
+func problemText(r slog.Record) (text string) {
+	r.Attrs(func(a slog.Attr) bool {
+		text += attrText(a)
+		return true
+	})
+	return text
+}
+
+// localPort matches the address of this side in an error of a connection.
+var localPort = regexp.MustCompile(`[0-9a-f.:\[\]]+->`)
+
+// attrText returns an attribute as a part of problemText, or "" if each attempt has another value.
+func attrText(a slog.Attr) string {
+	v := a.Value.Resolve()
+	if v.Kind() == slog.KindDuration || a.Key == "records" {
+		return ""
+	}
+	return "\n" + a.Key + "=" + v.String()
 }
 
 type kindOfLine struct {
-	level   slog.Level
-	message string
+	level slog.Level
+	text  string
 }
 
 // lineCounts counts the lines of each kind.
 type lineCounts struct {
-	base slog.Handler
+	window time.Duration
+	most   int // lines of one kind in window
 
 	mu    sync.Mutex
 	kinds map[kindOfLine]*lineCount
@@ -64,8 +125,9 @@ type lineCount struct {
 	lines, suppressed int
 }
 
-// allowLine counts a line and reports whether it may be written now.
-func (c *lineCounts) allowLine(kind kindOfLine, now time.Time) bool {
+// allowLine counts a line and reports whether it may be written now. At the end of the window, it calls summarize with
+// the number of lines that may not.
+func (c *lineCounts) allowLine(kind kindOfLine, now time.Time, summarize func(suppressed int)) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
@@ -75,7 +137,11 @@ func (c *lineCounts) allowLine(kind kindOfLine, now time.Time) bool {
 			c.dropExpiredLocked(now)
 		}
 		if len(c.kinds) >= limitKinds {
-			kind.message = "more kinds of lines"
+			// Problems cannot share a counter: one of them would hide the others.
+			if c.most == 1 {
+				return true
+			}
+			kind.text = "more kinds of lines"
 		}
 
 		n = c.kinds[kind]
@@ -86,16 +152,16 @@ func (c *lineCounts) allowLine(kind kindOfLine, now time.Time) bool {
 	}
 
 	if now.After(n.end) {
-		n.end, n.lines = now.Add(limitWindow), 0
+		n.end, n.lines = now.Add(c.window), 0
 	}
 	n.lines++
-	if n.lines <= limitLines {
+	if n.lines <= c.most {
 		return true
 	}
 
 	n.suppressed++
 	if n.suppressed == 1 {
-		time.AfterFunc(n.end.Sub(now), func() { c.writeSummary(kind) })
+		time.AfterFunc(n.end.Sub(now), func() { summarize(c.startWindow(n)) })
 	}
 	return false
 }
@@ -109,15 +175,12 @@ func (c *lineCounts) dropExpiredLocked(now time.Time) {
 	}
 }
 
-// writeSummary writes a line with the number of suppressed lines of the kind, and resets the number.
-func (c *lineCounts) writeSummary(kind kindOfLine) {
+// startWindow starts the next window of n with the summary as its first line. It returns the number of lines that the
+// last one has suppressed.
+func (c *lineCounts) startWindow(n *lineCount) (suppressed int) {
 	c.mu.Lock()
-	n := c.kinds[kind]
-	count := n.suppressed
-	n.suppressed = 0
-	c.mu.Unlock()
-
-	r := slog.NewRecord(time.Now(), kind.level, kind.message, 0)
-	r.AddAttrs(slog.Int("suppressed", count), slog.Duration("in", limitWindow))
-	_ = c.base.Handle(context.Background(), r)
+	defer c.mu.Unlock()
+	suppressed = n.suppressed
+	n.end, n.lines, n.suppressed = time.Now().Add(c.window), 1, 0
+	return suppressed
 }

@@ -2,6 +2,7 @@ package logging
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -18,7 +19,7 @@ func TestLinesOfOneKindAreLimited(t *testing.T) {
 		var out bytes.Buffer
 		log := slog.New(Limit(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})))
 		for i := range 70_000 {
-			log.With("epoch", 1).Warn("an envelope is dead", "topic", fmt.Sprint(i))
+			log.With("epoch", 1).Warn("an envelope is dead", "id", i)
 		}
 		log.Info("another kind")
 		for range 200 {
@@ -26,14 +27,45 @@ func TestLinesOfOneKindAreLimited(t *testing.T) {
 		}
 		<-time.After(limitWindow + time.Second)
 		synctest.Wait()
-		log.Warn("an envelope is dead", "topic", "later")
+		log.Warn("an envelope is dead", "id", "later")
 
 		text := out.String()
 		for what, n := range map[string]int{
-			"envelope is dead": limitLines + 2, "suppressed=69900": 1, "another kind": 1, "details": 200, "topic=later": 1,
+			"envelope is dead": limitLines + 2, "suppressed=69900": 1, "another kind": 1, "details": 200, "id=later": 1,
 		} {
 			if got := strings.Count(text, what); got != n {
 				t.Errorf("%d lines with %q, want %d", got, what, n)
+			}
+		}
+	})
+}
+
+// A loop that fails every seven seconds for three minutes writes its problem at once, and then once a minute with the number of
+// repeats. Other problems of the same kind are written, and lines of level info are not problems.
+func TestAProblemIsWrittenOnceAMinute(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		log := slog.New(Limit(slog.NewTextHandler(&out, nil)))
+		for i := range 26 {
+			read := fmt.Errorf("read tcp 127.0.0.1:%d->127.0.0.1:9092: connection reset by peer", 40_000+i)
+			log.With("slot", "0of2").Warn("adopting topics failed; retrying", "error", read, "wait", time.Duration(i), "records", i)
+			if i == 13 {
+				log.With("slot", "1of2").Warn("adopting topics failed; retrying", "error", read)
+				log.With("slot", "0of2").Warn("adopting topics failed; retrying", "error", errors.New("not a leader"))
+			}
+			log.Info("took over", "again", true)
+			<-time.After(7 * time.Second)
+		}
+		<-time.After(repeatWindow)
+		synctest.Wait()
+
+		text := out.String()
+		for what, n := range map[string]int{
+			"slot=0of2 error=\"read": 4, "repeated=8": 2, "repeated=9": 1, "slot=1of2": 1, "not a leader": 1, "took over": 26,
+		} {
+			if got := strings.Count(text, what); got != n {
+				t.Errorf("%d lines with %q, want %d:\n%s", got, what, n, text)
 			}
 		}
 	})

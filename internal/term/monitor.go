@@ -176,7 +176,7 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time) {
 	// The watermark waits for the targets that are not parked. The first of them is the problem.
 	var blocked []Blocked
 	m.brokersAway = false
-	text := ""
+	text, records := "", 0
 	for _, b := range m.targets() {
 		if b.Records == 0 {
 			continue
@@ -197,7 +197,7 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time) {
 
 		// A topic that was just created has no leader for a moment.
 		if text == "" && now.Sub(b.Since) >= stuckAfter {
-			text = fmt.Sprintf("topic %q: %s (%d envelopes wait)", b.Topic, b.Reason, b.Records)
+			text, records = fmt.Sprintf("topic %q: %s", b.Topic, b.Reason), b.Records
 		}
 	}
 
@@ -205,7 +205,7 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time) {
 	m.slot.setBlockedGauges(blocked)
 	m.journal.announceParked(blocked)
 	if m.slot.State.SetProblem("stuck", text, false) && text != "" {
-		m.log.Warn("a target cannot be written; the watermark waits for it", "waits", text)
+		m.log.Warn("a target cannot be written; the watermark waits for it", "waits", text, "records", records)
 	}
 	m.stats.update(now, m, stream, blocked)
 }

@@ -354,10 +354,8 @@ func TestFirstStart(t *testing.T) {
 			p.WaitTookOver()
 			s.AppendEvents(s.Outbox(), kit.NewEvent("order", "late", 1, 30))
 			s.CheckDelivery(topics)
-			for line := range strings.Lines(p.ReadLog()) {
-				if strings.Contains(line, `"level":"WARN"`) || strings.Contains(line, `"level":"ERROR"`) {
-					t.Errorf("a healthy first start logs a problem: %s", line)
-				}
+			if bad := problemsIn(readLines(t, p, 0)); len(bad) > 0 {
+				t.Errorf("a healthy first start logs problems: %q", bad)
 			}
 			// A second start ignores the setting, because there is a position.
 			p.Kill()

@@ -1,0 +1,234 @@
+//go:build unix
+
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// loggedLine is a line of the text format.
+type loggedLine struct{ level, message, attrs string }
+
+var textLine = regexp.MustCompile(`^[0-9:.]+ (DEBUG|INFO|WARN|ERROR) (.*?)((?: [a-z_]+=.*)?)$`)
+
+// readLines returns the lines of a process above the level debug, after the first skipped lines of its log.
+func readLines(t *testing.T, p *kit.Process, skipped int) (lines []loggedLine) {
+	t.Helper()
+	for _, text := range strings.Split(p.ReadLog(), "\n")[skipped:] {
+		m := textLine.FindStringSubmatch(text)
+		if m == nil {
+			t.Fatalf("no line of the text format: %q", text)
+		}
+		if m[1] != "DEBUG" {
+			lines = append(lines, loggedLine{m[1], m[2], m[3]})
+		}
+	}
+	return lines
+}
+
+// problemsIn returns the lines of level warn and error.
+func problemsIn(lines []loggedLine) []loggedLine {
+	return slices.DeleteFunc(slices.Clone(lines), func(l loggedLine) bool { return l.level == "INFO" })
+}
+
+// watchedLogs are the logs of the relays of a scene, from one moment on.
+type watchedLogs struct {
+	t     *testing.T
+	began map[*kit.Process]int // lines before
+}
+
+func watchLogs(t *testing.T, relays ...*kit.Process) watchedLogs {
+	t.Helper()
+	w := watchedLogs{t, map[*kit.Process]int{}}
+	for _, p := range relays {
+		w.began[p] = len(strings.Split(p.ReadLog(), "\n"))
+	}
+	return w
+}
+
+// checkEachOnce fails the test if a relay has logged a problem, or a reason for standing by, more than once.
+func (w watchedLogs) checkEachOnce(problem string) {
+	w.t.Helper()
+	for p, before := range w.began {
+		times := map[string]int{}
+		lines := readLines(w.t, p, before)
+		for _, l := range problemsIn(lines) {
+			times[l.message]++
+		}
+		for _, l := range lines {
+			if l.message == "standing by" {
+				times[l.message+l.attrs]++
+			}
+		}
+		for _, text := range slices.Sorted(maps.Keys(times)) {
+			w.t.Logf("%s, %s: %d times %s", problem, p.Node, times[text], text)
+			if times[text] > 1 {
+				w.t.Errorf("%s, %s: %d times %q", problem, p.Node, times[text], text)
+			}
+		}
+	}
+}
+
+// A healthy start logs no problem. A problem that lasts is one line for each part of the relay that meets it, and not a line for
+// each attempt: a topic that is missing, Kafka that is away, MongoDB that is away, and an owner that a standby waits for.
+func TestALastingProblemIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Brokers: 1, Quick: true})
+	s := kit.New(t, kit.Options{Stack: stack, Set: map[string]any{"http.readiness": "10s"}})
+	topics := s.ReadTopics()
+	owner := s.StartRelay()
+	owner.WaitTookOver()
+	standby := s.StartRelay()
+	standby.WaitForLog("standing by")
+	send := func(aggregateType string, from, to int) {
+		t.Helper()
+		for i := from; i < to; i++ {
+			s.AppendEvents(s.Outbox(), kit.NewEvent(aggregateType, fmt.Sprint(i%5), i, 30))
+		}
+	}
+	send("order", 0, 10)
+	s.CheckDelivery(topics)
+	for _, p := range []*kit.Process{owner, standby} {
+		if bad := problemsIn(readLines(t, p, 0)); len(bad) > 0 {
+			t.Errorf("a healthy start logs problems: %q", bad)
+		}
+	}
+
+	logs := watchLogs(t, owner, standby)
+	send("missing", 100, 110)
+	s.WaitForStatus("the topic is parked", func(st kit.Status) bool { return len(st.Blocked) == 1 && st.Blocked[0].Count >= 10 })
+	send("missing", 110, 130)
+	s.WaitForStatus("later envelopes wait as well", func(st kit.Status) bool { return len(st.Blocked) == 1 && st.Blocked[0].Count >= 30 })
+	logs.checkEachOnce("a missing topic")
+	stacktest.CreateTopicOn(t, stack.Brokers(), s.TopicOf("missing"), 1, 1)
+	s.CheckDelivery(s.ReadTopics("order", "missing"))
+
+	// While a problem lasts, the process becomes not ready. That takes longer than ten attempts.
+	for _, server := range []*devstack.Member{stack.Kafkas()[0], stack.Mongods()[0]} {
+		logs := watchLogs(t, owner, standby)
+		if err := server.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if server == stack.Kafkas()[0] {
+			send("order", 200, 210)
+			send("another", 210, 220)
+		}
+		for _, p := range []*kit.Process{owner, standby} {
+			stacktest.Eventually(t, p.Node+" is not ready without "+server.Name(), func() bool {
+				code, _ := p.Get("/readyz")
+				return code == http.StatusServiceUnavailable
+			})
+		}
+		logs.checkEachOnce(server.Name() + " away")
+
+		if err := errors.Join(server.Start(), server.WaitReady(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range []*kit.Process{owner, standby} {
+			stacktest.Eventually(t, p.Node+" is ready with "+server.Name(), func() bool {
+				code, _ := p.Get("/readyz")
+				return code == http.StatusOK
+			})
+		}
+	}
+}
+
+// MongoDB rolls transactions back, for example after a conflict of writes, and the consumer runs the handler again. The log reports
+// it once for the handler, and each message takes effect once.
+func TestARepeatedHandlerIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{})
+	counts := s.DB.Collection("counts")
+	if _, err := counts.InsertOne(t.Context(), bson.D{{Key: "_id", Value: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	add := func(ctx context.Context, field string) error {
+		_, err := counts.UpdateByID(ctx, 1, bson.D{{Key: "$inc", Value: bson.D{{Key: field, Value: 1}}}})
+		return err
+	}
+
+	var log lockedBuffer
+	c, err := consumer.New("counting", s.DB, consumer.WithBrokers(s.Brokers...), consumer.WithTopics(s.TopicOf("order")),
+		consumer.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	runs := map[string]int{}
+	err = c.HandleFunc("count", func(ctx context.Context, m *consumer.Message) error {
+		mu.Lock()
+		defer mu.Unlock()
+		runs[m.ID]++
+		// The first run reads a document that changes before the run writes it.
+		if runs[m.ID] == 1 {
+			if err := errors.Join(counts.FindOne(ctx, bson.D{{Key: "_id", Value: 1}}).Err(), add(t.Context(), "outside")); err != nil {
+				return err
+			}
+		}
+		return add(ctx, "handled")
+	}, "*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+
+	s.StartRelay().WaitTookOver()
+	s.AppendEvents(s.Outbox(), newEvents("a", 3)...)
+	stacktest.EventuallyIn(t, kit.Patience, "three messages are handled", func() bool {
+		var n struct{ Handled int }
+		return counts.FindOne(t.Context(), bson.D{{Key: "_id", Value: 1}}).Decode(&n) == nil && n.Handled == 3
+	}, func() any { return log.String() })
+	mu.Lock()
+	defer mu.Unlock()
+	for id, n := range runs {
+		if n < 2 {
+			t.Errorf("the handler ran %d times for %s", n, id)
+		}
+	}
+	if n := strings.Count(log.String(), "handler runs again because MongoDB rolled its transaction back"); n != 1 {
+		t.Errorf("%d lines:\n%s", n, log.String())
+	}
+}
+
+// lockedBuffer is a buffer for several goroutines.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
