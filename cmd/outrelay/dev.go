@@ -13,6 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/demo"
 	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/doctor"
 )
 
 func newDevCommand(p *program) *cobra.Command {
@@ -223,11 +224,13 @@ func (p *program) fillOptions(o *demo.Options) error {
 }
 
 // devError marks an error of the environment as temporary, unless the servers are not available for
-// this machine. In that case the user has to provide servers.
+// this machine, or those that the user has provided reject the login.
 func devError(err error) error {
-	var unavailable *devstack.UnavailableError
-	if errors.As(err, &unavailable) {
+	if errors.As(err, new(*devstack.UnavailableError)) || doctor.IsLasting(err) {
 		return err
+	}
+	if errors.As(err, new(*doctor.Unusable)) {
+		return markTemporary(err)
 	}
 	return markTemporary(fmt.Errorf("dev: %w", err))
 }

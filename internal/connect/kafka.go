@@ -68,7 +68,11 @@ func NewLogin(s config.SASL, token bearer.Source) (*kafkawire.SASL, error) {
 		if NewMSKToken == nil {
 			return nil, errNoMSK
 		}
-		return &kafkawire.SASL{Mechanism: "oauthbearer", Token: NewMSKToken(s.Region)}, nil
+		return &kafkawire.SASL{Mechanism: "oauthbearer", Token: NewMSKToken(s.Region), Advice: kafkawire.TokenAdvice{
+			Missing: "supply credentials of AWS: environment, profile, or the role of the pod or machine",
+			Rejected: "check that the brokers are those of the port for IAM (9098), that kafka.sasl.region is their region, and that the " +
+				"role may connect: `outrelay roles --only msk` prints the policy; check this machine's clock as well",
+		}}, nil
 
 	default:
 		return &kafkawire.SASL{

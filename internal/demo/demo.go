@@ -137,6 +137,9 @@ func (d *demo) hasVisitors() bool { return d.options.Keep || d.isIdle() }
 
 // startServers starts the servers, or uses those that the environment names.
 func (d *demo) startServers(ctx context.Context, o devstack.Options) error {
+	if err := reachGiven(ctx, o); err != nil {
+		return err
+	}
 	o.Progress = d.showProgress
 	stack, err := devstack.Start(ctx, o)
 	if err != nil && ctx.Err() != nil {

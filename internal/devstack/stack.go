@@ -114,6 +114,10 @@ func findPrograms(ctx context.Context, c cache, o Options) (mongod mongodProgram
 	return mongod, kafka, errors.Join(merr, kerr)
 }
 
+// Given returns the servers of the environment that Start uses with these options: the connection string of a replica set, and
+// the addresses of brokers separated by commas. Each is "" if Start starts its own.
+func (o Options) Given() (uri, brokers string) { return o.mongoEnv(), o.kafkaEnv() }
+
 // mongoEnv returns the replica set named by the environment, or "" if the options do not permit it.
 func (o Options) mongoEnv() string {
 	if !o.Env || o.Mongods != 1 || o.Mongo.secured() {

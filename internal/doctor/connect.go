@@ -157,23 +157,45 @@ func (x mongoChecks) checkConnection(ctx context.Context) finding {
 	}
 
 	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "hello", Value: 1}}, &m.hello); err != nil {
-		return x.explainUnreachable(err)
+		return x.explainUnreachable(ctx, err)
 	}
 
 	// hello succeeds without a login. ping makes sure that the login works.
 	began := time.Now()
 	var pong bson.Raw
 	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "ping", Value: 1}}, &pong); err != nil {
-		return x.explainUnreachable(err)
+		return x.explainUnreachable(ctx, err)
 	}
 	return passed("%s responds in %v", joinFew(m.opts.Hosts, 3), time.Since(began).Round(100*time.Microsecond))
 }
 
 // explainUnreachable returns the reason why MongoDB does not respond.
-func (x mongoChecks) explainUnreachable(err error) finding {
+func (x mongoChecks) explainUnreachable(ctx context.Context, err error) finding {
+	if f, ok := x.explainTLSMismatch(ctx); ok {
+		return f
+	}
 	f := x.describeUnreachable(err)
 	f.lasting = x.isLasting(err)
 	return f
+}
+
+// explainTLSMismatch returns the finding for a server that hangs up because only one side uses TLS.
+func (x mongoChecks) explainTLSMismatch(ctx context.Context) (f finding, ok bool) {
+	seen := x.mongo.seen.all()
+	usesTLS := x.cfg.MongoDB.TLS != nil || x.mongo.opts.TLSConfig != nil
+	for _, host := range slices.Sorted(maps.Keys(seen)) {
+		if !isHangUp(seen[host].err) || !isTLSMismatch(ctx, host, usesTLS, speakPlainMongo) {
+			continue
+		}
+
+		f = failed("set mongodb.tls, or use a port without TLS", "%s expects TLS, and mongodb.tls is not set", host)
+		if usesTLS {
+			f = failed("remove mongodb.tls and tls=true, or use a port with TLS", "%s does not use TLS", host)
+		}
+		f.lasting = true
+		return f, true
+	}
+	return finding{}, false
 }
 
 func (x mongoChecks) describeUnreachable(err error) finding {

@@ -37,7 +37,7 @@ func (x kafkaChecks) checkKafka(ctx context.Context) finding {
 		return failed("check kafka in the configuration", "%v", err)
 	}
 	f := failed(joinLines(fixes, 3), "%s", joinFew(said, 3))
-	f.lasting = isLastingDiagnosis(err)
+	f.lasting = x.isLasting(call, err)
 	return f
 }
 

@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
+	"strings"
 
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/connect"
@@ -25,7 +25,7 @@ type Unusable struct {
 func (u *Unusable) Error() string {
 	text := u.Server + " cannot be used: " + logging.Clean(u.Detail)
 	if u.Fix != "" {
-		text += "; " + logging.Clean(u.Fix)
+		text += "; " + strings.ReplaceAll(logging.Clean(u.Fix), "\n", "; ")
 	}
 	return text
 }
@@ -140,20 +140,20 @@ func isCertificateProblem(err error) bool {
 		return true
 	}
 
-	alert, ok := errors.AsType[*net.OpError](err)
-	return ok && alert.Op == "remote error"
+	return isTLSAlert(err)
 }
 
-// isLastingDiagnosis reports whether every broker rejects this configuration.
-func isLastingDiagnosis(err error) bool {
+// isLasting reports whether every broker rejects this configuration.
+func (x kafkaChecks) isLasting(ctx context.Context, err error) bool {
 	if many, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, one := range many.Unwrap() {
-			if !isLastingDiagnosis(one) {
+			if !x.isLasting(ctx, one) {
 				return false
 			}
 		}
 		return true
 	}
+
 	d, ok := errors.AsType[*kafkawire.Diagnosis](err)
-	return ok && (d.Rejected() || isCertificateProblem(d.Err))
+	return ok && (d.Rejected() || isCertificateProblem(d.Err) || isTLSMismatch(ctx, d.Broker, x.cfg.Kafka.TLS != nil, x.speakPlain))
 }

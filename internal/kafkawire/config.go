@@ -60,7 +60,12 @@ type SASL struct {
 	Token func(ctx context.Context) (string, error)
 	// Extensions are sent with the token, for OAUTHBEARER.
 	Extensions map[string]string
+	// Advice replaces the fixes of a diagnosis that concern the token.
+	Advice TokenAdvice
 }
+
+// TokenAdvice has the fixes for a token that is missing, and for one that the broker rejects. An empty text is the usual fix.
+type TokenAdvice struct{ Missing, Rejected string }
 
 // withToken returns a copy of s whose token is fixed. Without OAUTHBEARER it returns s.
 func (s *SASL) withToken(ctx context.Context) (*SASL, error) {

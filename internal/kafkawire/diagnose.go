@@ -1,6 +1,7 @@
 package kafkawire
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -35,8 +37,12 @@ func (d *Diagnosis) Error() string {
 // Unwrap returns the cause.
 func (d *Diagnosis) Unwrap() error { return d.Err }
 
-// Rejected reports whether the broker rejects the user, the password or the mechanism. The same attempt fails again.
+// Rejected reports whether the broker rejects the user, the password or the mechanism. The same attempt fails again. A
+// rejected token does not count: its source may supply another one.
 func (d *Diagnosis) Rejected() bool {
+	if _, token := errors.AsType[*rejectedTokenError](d.Err); token {
+		return false
+	}
 	_, mechanism := errors.AsType[*mechanismError](d.Err)
 	return mechanism || errors.Is(d.Err, kafkago.SASLAuthenticationFailed) || errors.Is(d.Err, kafkago.IllegalSASLState)
 }
@@ -73,14 +79,11 @@ func (c *Client) checkAdvertised(ctx context.Context, from string, l *Layout) er
 			return nil
 		}
 
-		errs = append(errs, &Diagnosis{
-			Broker: addr,
-			Tried:  c.connectionMethod(),
-			Err:    err,
-			Text: fmt.Sprintf("%s responds, but advertises this address for broker %d, "+
-				"which cannot be reached from this machine: %v", from, id, err),
-			Fix: "correct advertised.listeners of the brokers, or make the name and port reachable from this machine",
-		})
+		d := c.explainError(addr, err)
+		d.Text = fmt.Sprintf("%s responds, but advertises this address for broker %d, "+
+			"which cannot be reached from this machine: %s", from, id, d.Text)
+		d.Fix = "correct advertised.listeners of the brokers, or make the name and port reachable from this machine"
+		errs = append(errs, d)
 	}
 	return errors.Join(errs...)
 }
@@ -122,7 +125,7 @@ func (c *Client) connectionMethod() string {
 }
 
 // explainError returns the *Diagnosis of a connection that failed with err.
-func (c *Client) explainError(addr string, err error) error {
+func (c *Client) explainError(addr string, err error) *Diagnosis {
 	d := &Diagnosis{Broker: addr, Tried: c.connectionMethod(), Err: err}
 	at := stageRequest
 	if ce, ok := errors.AsType[*connectError](err); ok {
@@ -135,7 +138,7 @@ func (c *Client) explainError(addr string, err error) error {
 	case stageTLS:
 		d.Text, d.Fix = explainTLS(err)
 	case stageSASL:
-		d.Text, d.Fix = explainSASL(err)
+		d.Text, d.Fix = c.explainSASL(err)
 	case stageVersions, stageRequest:
 		d.Text, d.Fix = c.explainReply(at, err)
 	}
@@ -190,19 +193,22 @@ func explainTLS(err error) (text, fix string) {
 	return "the TLS handshake fails: " + err.Error(), "check kafka.tls against the broker's listener"
 }
 
-func explainSASL(err error) (text, fix string) {
+func (c *Client) explainSASL(err error) (text, fix string) {
 	if m, ok := errors.AsType[*mechanismError](err); ok {
-		return fmt.Sprintf("the listener does not offer SASL %s", m.wanted),
-			"set kafka.sasl.mechanism to one of " + strings.Join(m.offered, ", ")
+		return "the listener does not offer SASL " + m.wanted, m.fix()
 	}
 
+	var advice TokenAdvice
+	if s, ok := c.cfg.SASL.(*SASL); ok {
+		advice = s.Advice
+	}
 	if t, ok := errors.AsType[*tokenError](err); ok {
 		return "there is no token to log in with: " + t.err.Error(),
-			"correct kafka.sasl.token, or the file, program or server that supplies the token"
+			cmp.Or(advice.Missing, "correct kafka.sasl.token, or the file, program or server that supplies the token")
 	}
 	if t, ok := errors.AsType[*rejectedTokenError](err); ok {
-		return t.Error(),
-			"check that the token is for this cluster and has not expired (issuer, audience and scope), and this machine's clock"
+		return t.Error(), cmp.Or(advice.Rejected,
+			"check that the token is for this cluster and has not expired (issuer, audience and scope), and this machine's clock")
 	}
 
 	switch {
@@ -219,6 +225,31 @@ func explainSASL(err error) (text, fix string) {
 		return "the authentication fails: " + err.Error(),
 			"check kafka.sasl against the broker's listener"
 	}
+}
+
+// mechanismSettings are the values of kafka.sasl.mechanism for the mechanisms of listeners.
+var mechanismSettings = map[string]string{
+	"PLAIN": "plain", "SCRAM-SHA-256": "scram-sha-256", "SCRAM-SHA-512": "scram-sha-512", mechanismOAuth: "oauthbearer", "AWS_MSK_IAM": "aws_msk_iam",
+}
+
+// fix returns what to do, in the words of the configuration.
+func (e *mechanismError) fix() string {
+	var usable []string
+	for _, name := range e.offered {
+		if s := mechanismSettings[name]; s != "" {
+			usable = append(usable, s)
+		}
+	}
+
+	other := "use the port of a listener with SASL " + e.wanted
+	switch {
+	case len(usable) > 0:
+		slices.Sort(usable)
+		return "set kafka.sasl.mechanism to " + strings.Join(usable, " or ") + ", which the listener offers, or " + other
+	case len(e.offered) > 0:
+		return fmt.Sprintf("%s: this listener offers only %s, which outrelay does not support", other, strings.Join(e.offered, ", "))
+	}
+	return "remove kafka.sasl, or " + other
 }
 
 // explainReply explains an error at a request. Kafka closes the connection if the listener uses another

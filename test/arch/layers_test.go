@@ -116,7 +116,7 @@ var rooms = []room{
 	{dir: "internal/devstack", layer: 4, only: []string{"internal/record", "internal/crash", "internal/retry", "internal/metrics", "internal/logging", "pkg/event"}, why: "real servers on this machine; independent of the relay"},
 	{dir: "internal/devstack/stacktest", layer: 4, only: []string{"internal/devstack"}, testsOnly: true, why: "databases and topics for a single test"},
 	{dir: "internal/doctor", layer: 4, also: []string{"internal/connect"}, why: "checks with the same connections as the relay"},
-	{dir: "internal/demo", layer: 4, also: []string{"internal/devstack", "pkg/relay", "internal/operators"}, why: "outrelay dev"},
+	{dir: "internal/demo", layer: 4, also: []string{"internal/devstack", "pkg/relay", "internal/operators", "internal/doctor"}, why: "outrelay dev; explains given servers that cannot be used in the words of the doctor"},
 	{dir: "internal/bench", layer: 4, also: []string{"internal/devstack", "internal/connect", "pkg/relay"}, why: "outrelay bench"},
 	{dir: "internal/memory", layer: 4, why: "the surroundings of a service without servers, with the contracts of the packages that it replaces", only: []string{
 		"internal/agenda", "internal/boxparts", "internal/transaction", "internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "internal/consumerparts", "internal/transport", "pkg/entity", "internal/entityparts", "internal/sagas", "internal/hold", "internal/setaside", "internal/letterparts", "pkg/consumer/deadletter", "internal/record", "internal/envelope", "internal/keyhash", "internal/routing", "internal/appending",
