@@ -206,6 +206,30 @@ func TestTopics(t *testing.T) {
 	}
 }
 
+// An envelope without an aggregate type becomes a dead letter before the relay looks for a topic. So doctor reports the envelope,
+// and no topic.
+func TestNoTopicOfAnEnvelopeWithoutAnAggregateType(t *testing.T) {
+	t.Parallel()
+	topic := stacktest.Topic(t, 1)
+	_, db := shop(t, topic)
+	for _, wrong := range []any{nil, "", 7} {
+		raw := bson.D{{Key: "aggregatetype", Value: wrong}, {Key: "aggregateid", Value: "1"}, {Key: "type", Value: "Placed"}, {Key: "payload", Value: "x"}}
+		if _, err := db.Collection("outbox").InsertOne(t.Context(), raw); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	set := settings(t, db, "topics.template="+topic+"{aggregatetype}")
+	for _, more := range [][]string{nil, {"topics.rules=[{match: {headers: {env: 'test*'}}, drop: true}]"}} {
+		r := examine(t, load(t, stacktest.MongoURI(t), stacktest.Brokers(t), append(set, more...)...))
+		expect(t, r, "topics", Warn, db.Name()+".outbox: the relay would reject an envelope", "aggregatetype", "correct the service")
+		expect(t, r, "topics.exist", Fail, "missing: "+topic+topic)
+		if c := find(t, r, "topics.exist"); strings.Contains(c.Fix, "--topic "+topic+" ") {
+			t.Errorf("a topic of no envelope is missing: %+v", c)
+		}
+	}
+}
+
 func kafkaLayout(t *testing.T, topic string) kafka.Topic {
 	t.Helper()
 	tr := &kafka.Transport{}
@@ -475,6 +499,28 @@ func TestPrint(t *testing.T) {
 		t.Errorf("\n%s\nwant\n%s", b.String(), want)
 	}
 
+	// One failure, and the checks that it prevents.
+	b.Reset()
+	r = Report{[]Check{
+		{ID: "mongodb", Status: Fail, Detail: "away", Fix: "start it", Why: "because"},
+		{ID: "mongodb.version", Status: Warn, Detail: "not checked because of mongodb", root: "mongodb"},
+		{ID: "kafka", Status: OK, Detail: "responds"},
+		{ID: "topics", Status: Warn, Detail: "not checked because of mongodb", root: "mongodb"},
+	}}
+	if err := r.Print(&b); err != nil {
+		t.Fatal(err)
+	}
+	want = "fail  mongodb          away\n" +
+		"                       why  because\n" +
+		"                       fix  start it\n" +
+		"                       not checked: mongodb.version, topics\n" +
+		"ok    kafka            responds\n" +
+		"1 ok, 0 warnings, 1 failed, 2 not checked\n"
+	if b.String() != want {
+		t.Errorf("\n%s\nwant\n%s", b.String(), want)
+	}
+
+	r = Report{[]Check{{ID: "a", Status: OK, Detail: "fine"}, {ID: "a.long", Status: Fail, Detail: "broken", Fix: "one\ntwo"}}}
 	raw, err := json.Marshal(r)
 	if err != nil || string(raw) != `{"checks":[{"id":"a","status":"ok","detail":"fine","fix":""},{"id":"a.long","status":"fail","detail":"broken","fix":"one\ntwo"}]}` {
 		t.Errorf("%s %v", raw, err)

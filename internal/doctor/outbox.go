@@ -177,7 +177,7 @@ func (x outboxChecks) sampleOutbox(ctx context.Context, o outboxes.Outbox, refus
 			v = routingFields(raw)
 			// The relay moves it to the dead letters before it looks for a topic.
 			if len(v.AggregateType) == 0 {
-				err = &record.Refusal{Class: record.Malformed, Reason: "field aggregatetype is missing or empty"}
+				err = &record.Refusal{Class: record.Malformed, Reason: "field aggregatetype is missing, empty, or no text"}
 			}
 		}
 		var targets []routing.Target

@@ -10,17 +10,19 @@ import (
 // the reason and the fix.
 func (r Report) Print(w io.Writer) error {
 	width := 0
-	blocked := map[string]int{}
+	unchecked := 0
+	blocked := map[string][]string{}
 	for _, c := range r.Checks {
 		width = max(width, len(c.ID))
 		if c.root != "" {
-			blocked[c.root]++
+			unchecked++
+			blocked[c.root] = append(blocked[c.root], c.ID)
 		}
 	}
 
 	var b strings.Builder
 	for _, c := range r.Checks {
-		// One failure is printed once, with the number of the checks that it prevents.
+		// One failure is printed once, with the checks that it prevents.
 		if c.root != "" {
 			continue
 		}
@@ -33,14 +35,9 @@ func (r Report) Print(w io.Writer) error {
 		if c.Fix != "" {
 			fmt.Fprintf(&b, "%*s  fix  %s\n", width+6, "", indentLines(c.Fix, width+13))
 		}
-		if n := blocked[c.ID]; n > 0 {
-			fmt.Fprintf(&b, "%*s  not checked because of this: %d\n", width+6, "", n)
+		if ids := blocked[c.ID]; len(ids) > 0 {
+			fmt.Fprintf(&b, "%*s  not checked: %s\n", width+6, "", indentLines(wrapList(ids), width+21))
 		}
-	}
-
-	unchecked := 0
-	for _, n := range blocked {
-		unchecked += n
 	}
 	fmt.Fprintf(&b, "%d ok, %d warnings, %d failed", r.Count(OK), r.Count(Warn)-unchecked, r.Count(Fail))
 	if unchecked > 0 {
@@ -49,6 +46,27 @@ func (r Report) Print(w io.Writer) error {
 	b.WriteString("\n")
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// listWidth is where wrapList begins a new line.
+const listWidth = 90
+
+// wrapList joins items with commas, in lines of about listWidth bytes.
+func wrapList(items []string) string {
+	var b strings.Builder
+	began := 0 // of the line
+	for i, item := range items {
+		switch {
+		case i == 0:
+		case b.Len()-began+len(item) > listWidth:
+			b.WriteString(",\n")
+			began = b.Len()
+		default:
+			b.WriteString(", ")
+		}
+		b.WriteString(item)
+	}
+	return b.String()
 }
 
 // indentLines indents all lines after the first.
