@@ -111,6 +111,44 @@ func unknownFlagError(c *cobra.Command, unknown *pflag.NotExistError) error {
 	return fmt.Errorf("unknown flag --%s; %s", unknown.GetSpecifiedName(), next)
 }
 
+// The annotations in which cobra keeps the groups of flags. Each value is the names of a group, with blanks in between.
+const (
+	annotationExclusive   = "cobra_annotation_mutually_exclusive"
+	annotationOneRequired = "cobra_annotation_one_required"
+)
+
+// checkFlagGroups returns an error that names the flags which exclude each other or are missing. It runs before the checks of
+// cobra, whose errors list whole groups and no action.
+func checkFlagGroups(c *cobra.Command) (err error) {
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if err == nil && len(f.Annotations[cobra.BashCompOneRequiredFlag]) > 0 && !f.Changed {
+			kind, _ := pflag.UnquoteUsage(f)
+			err = fmt.Errorf("%s needs --%s <%s>", c.CommandPath(), f.Name, kind)
+		}
+		for _, group := range f.Annotations[annotationExclusive] {
+			if passed := passedFlags(c, group); err == nil && len(passed) > 1 {
+				err = fmt.Errorf("%s and %s exclude each other; pass only one of them", passed[0], passed[1])
+			}
+		}
+		for _, group := range f.Annotations[annotationOneRequired] {
+			if err == nil && len(passedFlags(c, group)) == 0 {
+				err = fmt.Errorf("%s needs one of --%s", c.CommandPath(), strings.ReplaceAll(group, " ", ", --"))
+			}
+		}
+	})
+	return err
+}
+
+// passedFlags returns the flags of a group that the command line has, with their dashes.
+func passedFlags(c *cobra.Command, group string) (passed []string) {
+	for _, name := range strings.Fields(group) {
+		if c.Flags().Changed(name) {
+			passed = append(passed, "--"+name)
+		}
+	}
+	return passed
+}
+
 // describeFlagValue returns the values that a flag accepts.
 func describeFlagValue(v pflag.Value) string {
 	if limit, ok := v.(limitValue); ok {

@@ -35,12 +35,51 @@ func TestMessagesOfAWrongCommandLine(t *testing.T) {
 		{"dead list --limit", "--limit needs a value: --limit <int>"},
 		{"pin", "outrelay pin needs either the name of a node or --off; usage: outrelay pin NODE"},
 		{"events --kind pausd", "--kind: no entry is of kind \"pausd\"; did you mean paused?"},
+		{"status --follow --check", "--follow and --check exclude each other; pass only one of them"},
+		{"recover --adopt --from 2h", "--adopt and --from exclude each other; pass only one of them"},
+		{"replay --resume x --key k", "--resume and --key exclude each other; pass only one of them"},
+		{"adopt", "outrelay adopt needs one of --offsets-file, --offsets-topic, --token, --at"},
+		{"reslice", "outrelay reslice needs --slots <number>"},
+		{"import", "outrelay import needs --from <library>"},
 		{"--context nosuch status", "context \"nosuch\" does not exist; create it with `outrelay context set nosuch --config FILE`"},
 	} {
 		env := append([]string{"OUTRELAY_CONTEXTS=" + filepath.Join(t.TempDir(), "contexts.yaml")}, minimalEnv...)
 		code, out, errOut := runCommand(t, env, strings.Fields(c.line)...)
 		if code != exitConfig || out != "" || errOut != "outrelay: "+c.want+"\n" {
 			t.Errorf("outrelay %s: exit code %d, stdout %q, stderr %q, want %q", c.line, code, out, errOut, c.want)
+		}
+	}
+}
+
+// The messages about a configuration at which newcomers have failed: each states what was found, where, and what to do, and no
+// consequence of it.
+func TestMessagesOfNewcomers(t *testing.T) {
+	t.Parallel()
+	file := func(text string) string { return writeConfig(t, text) }
+	missing := filepath.Join(t.TempDir(), "outrelay.yaml")
+	broken, scalar := file("mongodb:\n  uri: mongodb://m1/\n kafka: x\n"), file("mongodb\n")
+	create := file("mongodb: {uri: 'mongodb://m1/'}\nkafka: {brokers: ['k:1']}\nwatch: [a.outbox]\ntopics:\n  create: true\n")
+	misspelled := file("mongodb: {uri: 'mongodb://m1/'}\nkafka: {broker: ['k:1']}\nwatch: [a.outbox]\n")
+
+	for _, c := range []struct {
+		config string
+		want   []string // of the lines, in their order
+	}{
+		{missing, []string{"configuration: " + missing + ": cannot be read: no such file or directory; pass a readable YAML file, or no file to use only the environment"}},
+		{broken, []string{"configuration: " + broken + ": line 2: did not find expected key; correct the YAML there"}},
+		{scalar, []string{"configuration: " + scalar + ": not a mapping of keys to values; start with keys such as mongodb: and kafka:"}},
+		{create, []string{"configuration: topics.create (line 5): found true; expected a section with keys: partitions, replication, configs; {} takes their defaults"}},
+		{misspelled, []string{
+			"configuration: 2 problems",
+			"  kafka.broker (line 2): unknown key; did you mean kafka.brokers?",
+			"  kafka.brokers (line 2): required and not set; set at least one host:port (or OUTRELAY_KAFKA_BROKERS)",
+		}},
+	} {
+		for _, command := range []string{"run", "status", "doctor"} {
+			code, out, errOut := runCommand(t, nil, command, "--config", c.config)
+			if want := "outrelay: " + strings.Join(c.want, "\n") + "\n"; code != exitConfig || out != "" || errOut != want {
+				t.Errorf("%s: exit code %d, stdout %q, stderr\n%swant\n%s", command, code, out, errOut, want)
+			}
 		}
 	}
 }

@@ -105,6 +105,9 @@ func newRootCommand(p *program) *cobra.Command {
 		Args:          noArgs,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
+			if err := checkFlagGroups(c); err != nil {
+				return err
+			}
 			// The commands of contexts must work even if a context is wrong.
 			if c.HasParent() && c.Parent().Name() == "context" {
 				return nil

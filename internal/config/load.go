@@ -97,7 +97,7 @@ func loadFile(k *koanf.Koanf, path string, p *Problems) *yaml.Node {
 		return nil
 	}
 	if err := k.Load(rawbytes.Provider(text), koanfyaml.Parser()); err != nil {
-		p.report(path, redactYAMLError(err), "")
+		p.report(path, redactYAMLError(err), "correct the YAML there")
 	}
 	return document
 }
@@ -113,7 +113,7 @@ func parseDocument(path string, text []byte, p *Problems) *yaml.Node {
 		return nil
 	}
 	if err != nil {
-		p.report(path, redactYAMLError(err), "")
+		p.report(path, redactYAMLError(err), "correct the YAML there")
 		return nil
 	}
 
