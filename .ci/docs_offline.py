@@ -1,0 +1,40 @@
+"""A hook of mkdocs: the site loads its scripts from itself, so it works offline.
+
+The theme loads two libraries from a public host. .ci/docs downloads them into the folder OUTRELAY_DOCS_SCRIPTS.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+
+from mkdocs.exceptions import PluginError
+
+LIBRARIES = {
+    "https://unpkg.com/mermaid@11/dist/mermaid.min.js": "mermaid.min.js",
+    "https://unpkg.com/resize-observer-polyfill": "ResizeObserver.global.js",
+}
+# The theme writes the path from the page to the root of the site into each page.
+LOCAL = 'new URL(JSON.parse(document.getElementById("__config").textContent).base+"/assets/javascripts/{}",location).href'
+LOADS = re.compile(r'<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)="((?:https?:)?//[^"]+)"')
+REMOTE_SCRIPT = re.compile(r'"https?://(?:unpkg\.com/[^"]*|[^"]+\.js)"')
+
+
+def on_post_build(config, **_):
+    site = pathlib.Path(config["site_dir"])
+    scripts = site / "assets" / "javascripts"
+    for name in LIBRARIES.values():
+        shutil.copy(pathlib.Path(os.environ["OUTRELAY_DOCS_SCRIPTS"]) / name, scripts / name)
+    for bundle in scripts.glob("bundle.*.js"):
+        text = bundle.read_text()
+        for url, name in LIBRARIES.items():
+            text = text.replace(f'"{url}"', LOCAL.format(name))
+        bundle.write_text(text)
+        check(bundle, REMOTE_SCRIPT.findall(text))
+    for page in site.rglob("*.html"):
+        check(page, LOADS.findall(page.read_text()))
+
+
+def check(file, loaded):
+    if loaded:
+        raise PluginError(f"{file} loads {', '.join(loaded)} from another host: serve the file from the site")
