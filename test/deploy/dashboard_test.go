@@ -248,3 +248,27 @@ func TestEveryMetricIsShownAndExplained(t *testing.T) {
 		}
 	}
 }
+
+// The changelog names only metrics and alerts of this version, except for one metric that it calls a former name.
+func TestChangelogNamesMetricsAndAlertsOfThisVersion(t *testing.T) {
+	t.Parallel()
+	known := map[string]bool{"outrelay_consumer_letters_total": true}
+	for name := range collectMetrics(t) {
+		known[name] = true
+	}
+	for _, g := range readRules(t).Groups {
+		for _, a := range g.Rules {
+			known[a.Alert] = true
+		}
+	}
+
+	names := regexp.MustCompile("`outrelay_[a-z_]+|`?Outrelay[A-Z][A-Za-z]+").FindAllString(string(readRepoFile(t, "CHANGELOG.md")), -1)
+	for _, name := range names {
+		if name = strings.Trim(name, "`"); !known[name] {
+			t.Errorf("CHANGELOG.md names %s, which is neither a metric nor an alert", name)
+		}
+	}
+	if len(names) < 10 {
+		t.Errorf("only %d names", len(names))
+	}
+}

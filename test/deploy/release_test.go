@@ -239,3 +239,20 @@ func TestIssueForms(t *testing.T) {
 		}
 	}
 }
+
+// The project has no address of its own: all contacts are forms of its repository.
+func TestContactsAreFormsOfTheRepository(t *testing.T) {
+	t.Parallel()
+	address := regexp.MustCompile(`[\w.+-]+@[\w-]+\.[\w.]+`)
+	for name, form := range map[string]string{
+		".goreleaser.yaml":   "https://github.com/outrelay/outrelay/issues",
+		"SECURITY.md":        "https://github.com/outrelay/outrelay/security/advisories/new",
+		"CODE_OF_CONDUCT.md": "https://github.com/outrelay/outrelay/security/advisories/new",
+		"SUPPORT.md":         "SECURITY.md",
+	} {
+		text := string(readRepoFile(t, name))
+		if mail := address.FindString(text); mail != "" || !strings.Contains(text, form) {
+			t.Errorf("%s has the address %q, or no link to %s", name, mail, form)
+		}
+	}
+}
