@@ -282,11 +282,11 @@ func (r *Relay) sendHeartbeat(ctx context.Context) {
 	r.metrics.KafkaReachable.Set(metrics.Bool(err == nil))
 	r.shared.State.SetError("kafka reachable", err)
 
-	ctx, cancel := context.WithTimeout(ctx, beatEvery)
-	defer cancel()
-	err = r.member.SendHeartbeat(ctx, r.vitalSigns())
+	call, stop = context.WithTimeout(ctx, beatEvery)
+	defer stop()
+	err = r.member.SendHeartbeat(call, r.vitalSigns())
 	if err == nil {
-		err = r.shared.Clock.Sync(ctx, r.shared.Mongo.State)
+		err = r.shared.Clock.Sync(call, r.shared.Mongo.State)
 	}
 	r.metrics.MongoReachable.Set(metrics.Bool(err == nil))
 	if err == nil || ctx.Err() == nil {
