@@ -169,9 +169,6 @@ func (s *Scheduled) claimGroups(
 		}
 
 		s.reportTrouble(err)
-		if backoff.Attempts() == 0 {
-			s.Log.Warn("cannot claim scheduled envelopes, trying again", "collection", g.collection.ns, "error", err)
-		}
 		s.putBack(g)
 	}
 	return had, backoff.Wait(ctx)

@@ -83,16 +83,11 @@ func (s *Scheduled) continuePass(over context.Context, c *scheduledCollection) {
 		}
 
 		s.reportTrouble(err)
-		if !c.failed {
-			s.Log.Warn("cannot read scheduled envelopes, trying again", "collection", c.ns, "error", err)
-		}
-		c.failed = true
 		return
 	}
 
 	if done {
 		c.closeCursor()
-		c.failed = false
 		c.nextPass = s.nextPassTime(ctx, c)
 	}
 }

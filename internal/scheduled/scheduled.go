@@ -126,7 +126,6 @@ type scheduledCollection struct {
 	restedAfterPass bool          // the collection was idle after the pass
 	nextPass        time.Time     // when the next pass begins
 	checkedAhead    time.Time     // when the index was last read for later envelopes
-	failed          bool
 
 	// Used only by publishClaimed.
 	envelopeSize int // mean bytes of an envelope in the latest read
