@@ -70,8 +70,8 @@ func NewLogin(s config.SASL, token bearer.Source) (*kafkawire.SASL, error) {
 		}
 		return &kafkawire.SASL{Mechanism: "oauthbearer", Token: NewMSKToken(s.Region), Advice: kafkawire.TokenAdvice{
 			Missing: "supply credentials of AWS: environment, profile, or the role of the pod or machine",
-			Rejected: "check that the brokers are those of the port for IAM (9098), that kafka.sasl.region is their region, and that the " +
-				"role may connect: `outrelay roles --only msk` prints the policy; check this machine's clock as well",
+			Rejected: "use the port of the brokers for IAM (9098), set kafka.sasl.region to their region, and give the role the policy " +
+				"that `outrelay roles --only msk` prints; check this machine's clock as well",
 		}}, nil
 
 	default:

@@ -11,7 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/doctor"
 )
 
-// reachGiven returns a *[doctor.Unusable] if a server that the environment names cannot be used. It says the same as
+// reachGiven returns a *[doctor.Unusable] if a server that the environment names cannot be used. The text is that of
 // `outrelay doctor` and `outrelay run`, with the variables of the environment in place of the keys of the configuration.
 func reachGiven(ctx context.Context, o devstack.Options) error {
 	cfg := config.Default()

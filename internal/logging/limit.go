@@ -13,7 +13,7 @@ const (
 	limitWindow  = 10 * time.Second
 	limitLines   = 100 // of one kind in limitWindow
 	repeatWindow = time.Minute
-	limitKinds   = 500 // with a counter of their own; further kinds share one
+	limitKinds   = 500 // with separate counters; further kinds share one
 )
 
 // Limit returns a handler that passes each problem to h once a minute, and at most 100 lines of one kind in ten
