@@ -34,7 +34,7 @@ func exitTable() []exitRow {
 		},
 		{
 			exitTemporary, "a later attempt may succeed",
-			"MongoDB or Kafka do not answer, or have no primary or no leader; `run` cannot reach them at start; " +
+			"MongoDB or Kafka do not answer, or have no primary or no leader; `run` cannot reach MongoDB at start; " +
 				"a migration waits for nodes of older versions; interrupted before the end",
 		},
 	}

@@ -28,8 +28,9 @@ SIGHUP reloads the configuration. A new log.level and new tokens of http.admin a
 apply at the next start. Renewed certificates need no signal.
 
 If the configuration cannot work, for example because of a wrong password or a server without a replica
-set, the command exits with 1. If MongoDB or Kafka cannot be reached for 30 seconds at the start, it
-exits with 75. Once it runs, it waits until the servers are back, however long that takes.
+set, the command exits with 1. If MongoDB cannot be reached for 30 seconds at the start, it exits with 75.
+If only Kafka is away, it starts and waits for Kafka, as it does when Kafka fails later: /readyz and
+status name the reason. Once it runs, it waits until the servers are back, however long that takes.
 
 Several processes may run with the same configuration. One is the owner; the others are standbys and
 take over when the owner stops or dies.`,
@@ -70,14 +71,15 @@ func (p *program) runRelay(ctx context.Context) error {
 }
 
 const (
-	// startPatience bounds the time for which run waits for MongoDB and Kafka at its start.
+	// startPatience bounds the time for which run waits for MongoDB at its start.
 	startPatience = 30 * time.Second
 
 	startRetry = time.Second
 )
 
-// reachServers waits until MongoDB and Kafka accept the connections of the relay. It returns an error at once if a later
-// attempt cannot succeed, and a temporary error after patience. It returns nil if ctx ends.
+// reachServers waits until MongoDB accepts the connections of the relay, and makes one attempt with Kafka. It returns an error at
+// once if a later attempt cannot succeed, and a temporary error if MongoDB is away for longer than patience. It returns nil if ctx
+// ends.
 func reachServers(ctx context.Context, cfg config.Config, log *slog.Logger, patience time.Duration) error {
 	reach := doctor.Reach
 	if !cfg.HasRole(config.RoleRelay) {
@@ -93,13 +95,20 @@ func reachServers(ctx context.Context, cfg config.Config, log *slog.Logger, pati
 		if doctor.IsLasting(err) {
 			return err
 		}
+
+		// A supervisor starts a process that ends here with growing delays, so that events would wait for minutes after an outage of
+		// Kafka. The running relay notices at once that Kafka is back.
+		if doctor.IsAboutKafka(err) {
+			log.Warn("Kafka is away; outrelay starts and waits for it", "reason", err)
+			return nil
+		}
 		if time.Since(began) >= patience {
 			return markTemporary(err)
 		}
 
 		if err.Error() != last {
 			last = err.Error()
-			log.Warn("waiting for the servers", "reason", err)
+			log.Warn("waiting for MongoDB", "reason", err)
 		}
 		select {
 		case <-ctx.Done():

@@ -78,6 +78,12 @@ func IsLasting(err error) bool {
 	return errors.As(err, &u) && u.Lasting
 }
 
+// IsAboutKafka reports whether err is an [Unusable] of Kafka.
+func IsAboutKafka(err error) bool {
+	var u *Unusable
+	return errors.As(err, &u) && u.Server == "Kafka"
+}
+
 // settingsProbe is the name of the topic whose creation checkTopicSettings asks to validate. It is never created.
 const settingsProbe = "outrelay.settings.check"
 

@@ -18,7 +18,6 @@ import (
 // Kafka is away with a backlog of tens of thousands of events, while some envelopes wait for other reasons. The
 // outage uses up no attempts, and makes no envelope dead or parked. All events are in order after it.
 func TestKafkaAwayWithABacklog(t *testing.T) {
-	stacktest.OnlyWith(t, "tens of thousands of events wait for a broker of its own", "fault.long")
 	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{Brokers: 1, Quick: true})
 	s := kit.New(t, kit.Options{Stack: stack, Set: map[string]any{"kafka.request_timeout": "2s", "retry.base": "200ms", "retry.cap": "500ms"}})
