@@ -30,7 +30,7 @@ func TestMessagesOfAWrongCommandLine(t *testing.T) {
 		{"saga show orders", "outrelay saga show needs 2 arguments, found 1; usage: outrelay saga show SAGA ID"},
 		{"failed reset", "outrelay failed reset needs at least 1 argument, found 0; usage: outrelay failed reset ID..."},
 		{"lookup a b", "outrelay lookup takes at most 1 argument, found 2; usage: outrelay lookup [ID]"},
-		{"dead list --limit many", "--limit: found \"many\"; expected a whole number"},
+		{"dead list --limit many", "--limit: found \"many\"; expected a whole number from 1 to 1000"},
 		{"status --every soon", "--every: found \"soon\"; expected a duration such as 30s or 2h"},
 		{"dead list --limit", "--limit needs a value: --limit <int>"},
 		{"pin", "outrelay pin needs either the name of a node or --off; usage: outrelay pin NODE"},
