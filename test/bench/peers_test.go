@@ -99,10 +99,9 @@ func TestConnectEndsWithTheComparison(t *testing.T) {
 	stacktest.OnlyWith(t, "fetches Kafka Connect and its connectors with Maven", "bench.peers")
 	stacktest.LockMachine(t)
 	p := kit.Launch(t, "bench", kit.Binary(t, ""), nil, append([]string{"bench", "--peers", "mongo-kafka"}, smallComparison...)...)
-	for _, before := range []string{"outrelay", "outrelay-unstamped"} {
-		p.WaitForLog(fmt.Sprintf("round 1: %-18s latency", before))
-	}
-	line := p.WaitForLog("Kafka Connect with mongo-kafka is process ")
+	const connect = "Kafka Connect with mongo-kafka is process "
+	stacktest.EventuallyIn(t, 10*kit.Patience, "the turn of the connector, after outrelay", func() bool { return p.HasLogged(connect) })
+	line := p.WaitForLog(connect)
 	pid, err := strconv.Atoi(regexp.MustCompile(`[0-9]+$`).FindString(strings.TrimSpace(line)))
 	if err != nil {
 		t.Fatal(err)
