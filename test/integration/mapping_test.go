@@ -6,11 +6,14 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
@@ -196,7 +199,7 @@ func TestConnectorPreset(t *testing.T) {
 	}
 }
 
-// The program, the relay in another program, and the relay of tests without servers make the same record of an event with
+// The program, the demo, the relay in another program, and the relay of tests without servers make the same record of an event with
 // their defaults.
 func TestOneDefaultRecord(t *testing.T) {
 	t.Parallel()
@@ -224,6 +227,8 @@ func TestOneDefaultRecord(t *testing.T) {
 		}
 	})
 
+	ofDev, devTopic := startDevOutbox(t, s.Client)
+	devTopics := kit.ReadTopics(t, s.Brokers, devTopic)
 	topics := s.ReadTopics("order", "embedded")
 	env := outboxtest.New(t, outboxtest.WithTopics("order"))
 	order := event.Aggregate{Type: "order", ID: "o-1"}
@@ -235,21 +240,54 @@ func TestOneDefaultRecord(t *testing.T) {
 	} {
 		s.AppendEvents(s.Outbox(), ev)
 		s.AppendEvents(other, ev)
+		s.AppendEvents(ofDev, ev)
 		env.Publish(ev)
 		env.Settle()
 		have := func(topic string) *kit.Record {
 			return topics.WaitForRecord(topic, func(r *kit.Record) bool { return r.Topic == s.TopicOf(topic) && r.Header("id") == ev.ID().String() })
 		}
 		program, inside, memory := describeRecord(have("order")), describeRecord(have("embedded")), env.Published("order")[i]
+		demo := describeRecord(devTopics.WaitForRecord("the record of dev", func(r *kit.Record) bool { return r.Header("id") == ev.ID().String() }))
 		var headers []string
 		for _, h := range memory.Headers {
 			headers = append(headers, h.Key+"="+string(h.Value))
 		}
 		want := fmt.Sprintf("%q %q %v %q", memory.Key, memory.Value, memory.Value == nil, headers)
-		if program != want || inside != want {
-			t.Errorf("records of %s:\nprogram  %s\nembedded %s\nmemory   %s", ev.Name(), program, inside, want)
+		if program != want || inside != want || demo != want {
+			t.Errorf("records of %s:\nprogram  %s\nembedded %s\ndev      %s\nmemory   %s", ev.Name(), program, inside, demo, want)
 		}
 	}
+}
+
+// startDevOutbox starts `outrelay dev` on the shared servers, and returns its outbox and the topic of orders. Both are in the
+// configuration of its relays.
+func startDevOutbox(t *testing.T, client *mongo.Client) (outbox *mongo.Collection, topic string) {
+	t.Helper()
+	dev := kit.Launch(t, "dev", kit.Binary(t, ""), sharedServersEnv(t), "dev", "--rate", "0")
+	dev.WaitForLog("  all ready  ")
+	t.Cleanup(func() {
+		dev.Terminate()
+		if code := dev.WaitExit(); code != 0 {
+			t.Errorf("exit code %d of dev", code)
+		}
+	})
+
+	fields := strings.Fields(dev.WaitForLog(" status --config "))
+	text, err := os.ReadFile(fields[len(fields)-1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config struct {
+		Watch  []string `yaml:"watch"`
+		Topics struct {
+			Template string `yaml:"template"`
+		} `yaml:"topics"`
+	}
+	if err := yaml.Unmarshal(text, &config); err != nil || len(config.Watch) != 1 {
+		t.Fatalf("%v in %s", err, text)
+	}
+	database, name, _ := strings.Cut(config.Watch[0], ".")
+	return client.Database(database).Collection(name), strings.ReplaceAll(config.Topics.Template, "{aggregatetype}", "order")
 }
 
 // describeRecord returns the content of a record.
