@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
@@ -17,7 +16,6 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
-	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -126,22 +124,7 @@ type unstampedScene struct {
 func (x *unstampedScene) insert(t *testing.T, phase string) {
 	t.Helper()
 	insertForeign(t, x.Scene, 60, func(i int) any {
-		at := time.Now().Add(-x.behind[i/4%len(x.behind)])
-		switch i % 4 {
-		case 0:
-			id, fresh := outboxes.FirstObjectID(at), bson.NewObjectID()
-			copy(id[4:], fresh[4:])
-			return id
-		case 1:
-			id, fresh := outboxes.FirstUUID(at), uuid.New()
-			copy(id.Data[6:], fresh[6:])
-			id.Data[6] = 0x70 | id.Data[6]&0x0f
-			return id
-		case 2:
-			fresh := uuid.New()
-			return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: fresh[:]}
-		}
-		return fmt.Sprintf("%s-%d", phase, i)
+		return foreignID(i, time.Now().Add(-x.behind[i/4%len(x.behind)]), phase)
 	})
 }
 
