@@ -39,8 +39,8 @@ type scene struct {
 	dir    string
 	relay  *exec.Cmd
 
-	// ignoreID leaves the header id out of the comparison of records: the MongoDB Kafka connector has no headers.
-	ignoreID bool
+	ignoredHeaders []string // in the comparison of records
+	payloads       []any    // of insertVaried, in turns
 
 	ctx     context.Context
 	stop    context.CancelFunc
@@ -79,21 +79,24 @@ func newScene(t *testing.T) *scene {
 	return s
 }
 
-// write inserts events with every key until stopWriting, about 25 a second for each. insert inserts one and returns its id.
-func (s *scene) write(insert func(ctx context.Context, key string, number int) (id string, err error)) {
+// write inserts events with every key until stop or stopWriting, about 25 a second for each. insert inserts one and returns its id.
+func (s *scene) write(insert func(ctx context.Context, key string, number int) (id string, err error)) (stop func()) {
+	ctx, cancel := context.WithCancel(s.ctx)
+	var running sync.WaitGroup
+	defer s.writers.Go(running.Wait)
 	for k := range keys {
-		s.writers.Go(func() {
+		running.Go(func() {
 			key, tick := fmt.Sprint("customer-", k), time.NewTicker(40*time.Millisecond)
 			defer tick.Stop()
 			// Numbers of a later call are higher.
 			for n := s.countWritten(); ; n++ {
 				select {
-				case <-s.ctx.Done():
+				case <-ctx.Done():
 					return
 				case <-tick.C:
 				}
 				// The insert that runs when the writing stops ends as well.
-				id, err := insert(context.WithoutCancel(s.ctx), key, n)
+				id, err := insert(context.WithoutCancel(ctx), key, n)
 				if err != nil {
 					s.t.Error(err)
 					return
@@ -103,6 +106,10 @@ func (s *scene) write(insert func(ctx context.Context, key string, number int) (
 				s.mu.Unlock()
 			}
 		})
+	}
+	return func() {
+		cancel()
+		running.Wait()
 	}
 }
 
@@ -119,15 +126,43 @@ func (s *scene) countWritten() int {
 	return len(s.written)
 }
 
-// insertEnvelope inserts a document as services write it for Debezium.
+// insertEnvelope inserts a document as services write it for Debezium, with a text as payload.
 func (s *scene) insertEnvelope(ctx context.Context, key string, n int) (string, error) {
+	return s.insertPayload(ctx, key, fmt.Sprintf(`{"number":%d,"text":"é <&>"}`, n))
+}
+
+// insertVaried inserts such a document with one of the payloads.
+func (s *scene) insertVaried(ctx context.Context, key string, n int) (string, error) {
+	return s.insertPayload(ctx, key, s.payloads[n%len(s.payloads)])
+}
+
+// variedPayloads returns a text, and a document with values that JSON lacks.
+func variedPayloads(t *testing.T) []any {
+	t.Helper()
+	amount, err := bson.ParseDecimal128("12.30")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []any{`{"text":"é <&>\u2028"}`, bson.D{
+		{Key: "long", Value: int64(1) << 53},
+		{Key: "int", Value: int32(-7)},
+		{Key: "price", Value: 0.1},
+		{Key: "whole", Value: 3.0},
+		{Key: "amount", Value: amount},
+		{Key: "at", Value: time.Date(2026, 1, 2, 3, 4, 5, 678e6, time.UTC)},
+		{Key: "of", Value: bson.NewObjectID()},
+		{Key: "list", Value: bson.A{"é <&>", true, nil, bson.D{{Key: "n", Value: int32(1)}}}},
+	}}
+}
+
+func (s *scene) insertPayload(ctx context.Context, key string, payload any) (string, error) {
 	id := bson.NewObjectID()
 	_, err := s.db.Collection("outbox").InsertOne(ctx, bson.D{
 		{Key: "_id", Value: id},
 		{Key: "aggregatetype", Value: "order"},
 		{Key: "aggregateid", Value: key},
 		{Key: "type", Value: "OrderPlaced"},
-		{Key: "payload", Value: fmt.Sprintf(`{"number":%d,"text":"é <&>"}`, n)},
+		{Key: "payload", Value: payload},
 	})
 	return id.Hex(), err
 }
@@ -161,15 +196,16 @@ func (s *scene) follow(topic string, idOf func(r *kgo.Record) string) {
 	})
 }
 
-// waitArrived blocks until the condition about the numbers of events and records holds.
+// waitArrived blocks until the condition about the numbers of events and records holds. It calls ok with the lock.
 func (s *scene) waitArrived(what string, ok func(events, records int) bool) {
 	s.t.Helper()
 	deadline := time.Now().Add(3 * time.Minute)
 	for tick := time.Tick(50 * time.Millisecond); ; <-tick {
 		s.mu.Lock()
 		events, records := len(s.arrived), s.records
+		met := ok(events, records)
 		s.mu.Unlock()
-		if ok(events, records) {
+		if met {
 			return
 		}
 		if time.Now().After(deadline) {
@@ -230,16 +266,20 @@ func (s *scene) check(bound int64, ordered bool) (repeats int64) {
 	return repeats
 }
 
-// printRecord returns the bytes of a record that a consumer sees.
+// printRecord returns the bytes of a record that a consumer sees. The order of headers with different names does not matter.
 func (s *scene) printRecord(r *kgo.Record) string {
-	text := fmt.Sprintf("partition %d key %q value %q", r.Partition, r.Key, r.Value)
-	for _, h := range r.Headers {
-		if h.Key == "id" && s.ignoreID {
-			continue
-		}
-		text += fmt.Sprintf(" %s=%q", h.Key, h.Value)
+	value := "null"
+	if r.Value != nil {
+		value = fmt.Sprintf("%q", r.Value)
 	}
-	return text
+	var headers []string
+	for _, h := range r.Headers {
+		if !slices.Contains(s.ignoredHeaders, h.Key) {
+			headers = append(headers, fmt.Sprintf("%s=%q", h.Key, h.Value))
+		}
+	}
+	slices.Sort(headers)
+	return fmt.Sprintf("partition %d key %q value %s headers %s", r.Partition, r.Key, value, strings.Join(headers, " "))
 }
 
 // outrelay runs a command to its end, and decodes its output into v.
@@ -258,6 +298,16 @@ func (s *scene) outrelay(v any, args ...string) {
 	if err != nil {
 		s.t.Fatalf("outrelay %s: %v\n%s%s", strings.Join(args, " "), err, diagnosis.String(), out)
 	}
+}
+
+// configure writes a configuration file of outrelay. The environment completes it.
+func (s *scene) configure(lines ...string) {
+	s.t.Helper()
+	file := filepath.Join(s.dir, "outrelay.yaml")
+	if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+	s.env = append(s.env, "OUTRELAY_CONFIG="+file)
 }
 
 // startRelay starts outrelay run. It ends with the test.
