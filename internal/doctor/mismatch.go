@@ -20,14 +20,19 @@ const mismatchTimeout = 3 * time.Second
 
 // isTLSMismatch connects to addr in the other way: without TLS if the configuration uses it, and with TLS otherwise. A
 // server that hangs up may be starting or stopping. Only one that responds in the other way shows that the
-// configuration is wrong. speakPlain connects without TLS.
+// configuration is wrong. A server that accepts both hung up for another reason, such as the certificate of the client.
+// speakPlain connects without TLS.
 func isTLSMismatch(ctx context.Context, addr string, usesTLS bool, speakPlain func(ctx context.Context, addr string) error) bool {
 	ctx, cancel := context.WithTimeout(ctx, mismatchTimeout)
 	defer cancel()
 	if usesTLS {
-		return speakPlain(ctx, addr) == nil
+		return speakPlain(ctx, addr) == nil && !acceptsTLS(ctx, addr)
 	}
+	return acceptsTLS(ctx, addr)
+}
 
+// acceptsTLS reports whether the server at addr answers a TLS handshake, with any certificate.
+func acceptsTLS(ctx context.Context, addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
 		return false
