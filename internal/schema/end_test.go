@@ -92,11 +92,12 @@ func TestNothingReleasesWritersFromTheEndOfABuild(t *testing.T) {
 		{Key: "documents", Value: bson.A{bson.D{{Key: "a", Value: 2}}}},
 		{Key: "maxTimeMS", Value: 2000},
 	}
-	err = coll.Database().RunCommand(t.Context(), insert).Err()
+	// The build may wait for locks before its end as well. It holds inserts up only at its end.
 	const maxTimeExpired = 50
-	if se := mongo.ServerError(nil); !errors.As(err, &se) || !se.HasErrorCode(maxTimeExpired) {
-		t.Errorf("an insert beside the ended build: got %v, want that it still waits after 2 s", err)
-	}
+	stacktest.Eventually(t, "an insert beside the ended build still waits after 2 s", func() bool {
+		se := mongo.ServerError(nil)
+		return errors.As(coll.Database().RunCommand(t.Context(), insert).Err(), &se) && se.HasErrorCode(maxTimeExpired)
+	})
 	open.CommitAfter(0)
 	for range 2 {
 		select {
