@@ -58,7 +58,7 @@ func newPauseCommand(p *program) *cobra.Command {
 		Short: "Stop the watcher on all nodes until resume; no event is lost",
 		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			const done = "paused; its owner drains and releases the lease at its next renewal"
+			const done = "paused; `outrelay status` reports pausing until its owner has drained and released the lease"
 			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error { return o.Pause(ctx) })
 		},
 	}

@@ -103,6 +103,10 @@ func TestPausedIsShownAndResumed(t *testing.T) {
 	if err := o.Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	if w := watcher(t, state); w.State != "pausing" || w.Reason == "" {
+		t.Fatalf("state %q for the reason %q while the owner still holds the lease, want pausing", w.State, w.Reason)
+	}
+
 	yields(t, h)
 	if err := h.Release(t.Context()); err != nil {
 		t.Fatal(err)
@@ -110,6 +114,7 @@ func TestPausedIsShownAndResumed(t *testing.T) {
 	if w := watcher(t, state); w.State != "paused" {
 		t.Fatalf("state %q, want paused", w.State)
 	}
+
 	if err := o.Resume(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -38,7 +38,7 @@ type Watcher struct {
 	Node        string    `json:"node"`          // of the owner, or of the last one
 	Epoch       int64     `json:"epoch"`         // of the lease
 	ExpiresInMS int64     `json:"expires_in_ms"` // negative if the lease has expired
-	State       string    `json:"state"`         // such as live, taking-over, blocked, waiting, halted, paused, no-owner
+	State       string    `json:"state"`         // such as live, taking-over, blocked, waiting, halted, pausing, paused, no-owner
 	Reason      string    `json:"reason,omitempty"`
 	LagS        float64   `json:"lag_s"` // age of the oldest event of the stream that is neither acked nor stored as an exception, reported by the owner
 	Rate        float64   `json:"rate"`  // acked records per second
@@ -146,6 +146,9 @@ func (d *watcherDocument) toWatcher() (Watcher, error) {
 	// The last report may be that of an owner that is gone.
 	alive := d.Owner != "" && w.ExpiresInMS > 0
 	switch {
+	case d.Control.Paused && alive:
+		// Until the owner has drained, new events still go to Kafka. An operator who moves the watcher elsewhere has to wait.
+		w.State, w.Reason = "pausing", "an operator paused it; its owner sends events until its next renewal, then waits for Kafka's acknowledgements and releases the lease"
 	case d.Control.Paused:
 		w.State, w.Reason = "paused", "an operator paused it; `outrelay resume` ends the pause"
 	case !alive:

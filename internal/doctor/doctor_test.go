@@ -306,7 +306,8 @@ func TestJudgeWatcher(t *testing.T) {
 		word string
 	}{
 		{admin.Watcher{Node: "n", State: "live"}, nil, OK, "n owns the watcher"},
-		{admin.Watcher{Node: "n", State: "paused"}, nil, Warn, "paused"},
+		{admin.Watcher{Node: "n", State: "paused", Paused: true}, nil, Warn, "paused"},
+		{admin.Watcher{Node: "n", State: "pausing", Paused: true, Reason: "draining"}, nil, Warn, "paused"},
 		{admin.Watcher{Node: "n", State: "no-owner"}, nil, OK, "no process"},
 		{admin.Watcher{Node: "n", State: "halted", Reason: "because"}, nil, Fail, "because"},
 		{admin.Watcher{Node: "n", State: "blocked", Blocked: []admin.Blocked{{Topic: "t", Count: 3, Reason: "away"}}}, nil, Warn, "such as t with 3"},

@@ -87,7 +87,7 @@ func (x watcherChecks) checkSlot(ctx context.Context, p slot.Range) finding {
 func judgeWatcher(w admin.Watcher, gap *lease.Gap) finding {
 	who := fmt.Sprintf("%s owns the watcher, epoch %d, lag %.1f s", w.Node, w.Epoch, w.LagS)
 	switch {
-	case w.State == "paused":
+	case w.Paused:
 		return warned("outrelay resume", "an operator paused the watcher")
 	case w.State == "no-owner":
 		return passed("no process runs the watcher; its last epoch is %d", w.Epoch)

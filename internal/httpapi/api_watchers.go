@@ -60,7 +60,7 @@ func (a *api) addWatchers() {
 
 	addAction(a, "/watchers/{watcher}/pause", "pause", "Stop the watcher, or one slot of it, on all nodes until resume",
 		func(ctx context.Context, op admin.Operator, _ *Leased) (done, error) {
-			return done{true, "paused; the owner drains and releases at its next renewal"}, op.Pause(ctx)
+			return done{true, "paused; the state is pausing until the owner has drained and released the lease"}, op.Pause(ctx)
 		})
 
 	addAction(a, "/watchers/{watcher}/resume", "resume", "End a pause",
