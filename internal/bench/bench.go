@@ -132,12 +132,11 @@ type bench struct {
 	dir     string // of configuration files
 	start   bson.Timestamp
 
-	foreignStart bson.Timestamp
-	numbered     int
-	numberOf     numbering     // of the records that consumers read
-	perDoc       time.Duration // slowest bulk write so far, per document
-	states       []string
-	began        time.Time
+	numbered int
+	numberOf numbering     // of the records that consumers read
+	perDoc   time.Duration // slowest bulk write so far, per document
+	states   []string
+	began    time.Time
 }
 
 // Run runs the benchmark. It takes minutes. The end of ctx interrupts it.
@@ -311,17 +310,8 @@ func (b *bench) measureAll(ctx context.Context) (Result, error) {
 		p50: map[int][]float64{}, p99: map[int][]float64{}, p3: map[int][]float64{},
 	}
 
-	var err error
-	b.logProgress("writing a backlog of %d events of %d bytes", b.Events, b.Payload)
-	if b.start, err = b.fillBacklog(ctx); err != nil {
+	if err := b.fillBacklogs(ctx); err != nil {
 		return Result{}, err
-	}
-
-	if b.Foreign {
-		b.logProgress("writing the same backlog as another writer would")
-		if b.foreignStart, err = b.fillOutbox(ctx, foreignBacklog, newForeignEnvelope); err != nil {
-			return Result{}, err
-		}
 	}
 
 	coll, err := b.newOutbox(ctx, live)

@@ -35,7 +35,7 @@ func (b *bench) drainBacklog(ctx context.Context, run int) (drained, error) {
 // drainForeign is drainBacklog for the documents of another writer. They have no stamp to begin a stream at, so the
 // relay gets the time at which they were written.
 func (b *bench) drainForeign(ctx context.Context, run int) (drained, error) {
-	start := time.Unix(int64(b.foreignStart.T), 0).UTC().Format(time.RFC3339)
+	start := time.Unix(int64(b.start.T), 0).UTC().Format(time.RFC3339)
 	s := setting{watch: foreignBacklog, start: start}
 	return b.drainBeside(ctx, fmt.Sprintf("foreign%d", run), s, func(*relay) {}, func() error { return nil })
 }

@@ -107,50 +107,56 @@ func foreignFields(i int, payload any) bson.D {
 	}
 }
 
-// fillBacklog writes the backlog for all drains, and returns the start time for a stream of it.
-func (b *bench) fillBacklog(ctx context.Context) (bson.Timestamp, error) {
-	return b.fillOutbox(ctx, backlog, newEnvelope)
+// fillBacklogs writes the backlog for all drains to a new collection, and with [Options.Foreign] the same events as another
+// writer inserts them to a second one. Streams of either begin at b.start.
+func (b *bench) fillBacklogs(ctx context.Context) error {
+	b.logProgress("writing a backlog of %d events of %d bytes", b.Events, b.Payload)
+	targets := []fillTarget{{name: backlog, doc: func(i int) (bson.Raw, error) { return newEnvelope(i, b.Payload) }}}
+	if b.Foreign {
+		b.logProgress("writing the same events as another writer would")
+		targets = append(targets, fillTarget{name: foreignBacklog, doc: func(i int) (bson.Raw, error) { return newForeignEnvelope(i, b.Payload) }})
+	}
+
+	for i := range targets {
+		var err error
+		if targets[i].coll, err = b.newOutbox(ctx, targets[i].name); err != nil {
+			return err
+		}
+	}
+
+	var err error
+	if b.start, err = mongodb.ClusterTime(ctx, b.client); err != nil {
+		return err
+	}
+	b.start.I++
+	return b.writeBatches(ctx, b.Events, targets...)
 }
 
-// fillOutbox writes the events of a drain to a new collection, and returns the start time for a stream of it.
-func (b *bench) fillOutbox(ctx context.Context, name string, envelope func(i, size int) (bson.Raw, error)) (bson.Timestamp, error) {
-	coll, err := b.newOutbox(ctx, name)
-	if err != nil {
-		return bson.Timestamp{}, err
-	}
-
-	start, err := mongodb.ClusterTime(ctx, b.client)
-	if err != nil {
-		return start, err
-	}
-
-	start.I++
-	if err := b.writeDocuments(ctx, coll, b.Events, func(i int) (bson.Raw, error) { return envelope(i, b.Payload) }); err != nil {
-		return start, err
-	}
-	return start, nil
+// fillTarget is a collection and the documents for it.
+type fillTarget struct {
+	name string
+	coll *mongo.Collection
+	doc  func(i int) (bson.Raw, error)
 }
 
 // writeDocuments inserts n documents.
-func (b *bench) writeDocuments(over context.Context, coll *mongo.Collection, n int, doc func(i int) (bson.Raw, error)) error {
+func (b *bench) writeDocuments(ctx context.Context, coll *mongo.Collection, n int, doc func(i int) (bson.Raw, error)) error {
+	return b.writeBatches(ctx, n, fillTarget{coll: coll, doc: doc})
+}
+
+// writeBatches inserts n documents into each target, in turn one batch into each. A stream of one target also passes the
+// entries of the others in the oplog; written one after the other, only the first target would pay for that.
+func (b *bench) writeBatches(over context.Context, n int, targets ...fillTarget) error {
 	began := time.Now()
 
 	g, ctx := errgroup.WithContext(over)
 	for w := range fillWorkers {
 		g.Go(func() error {
-			docs := make([]any, 0, fillBatch)
 			for i := w * fillBatch; i < n; i += fillWorkers * fillBatch {
-				docs = docs[:0]
-				for j := i; j < min(i+fillBatch, n); j++ {
-					d, err := doc(j)
-					if err != nil {
+				for _, t := range targets {
+					if err := t.insertBatch(ctx, i, min(i+fillBatch, n)); err != nil {
 						return err
 					}
-					docs = append(docs, d)
-				}
-
-				if _, err := coll.InsertMany(ctx, docs, options.InsertMany().SetOrdered(false)); err != nil {
-					return fmt.Errorf("writing the backlog: %w", err)
 				}
 			}
 			return nil
@@ -164,5 +170,22 @@ func (b *bench) writeDocuments(over context.Context, coll *mongo.Collection, n i
 	b.perDoc = max(b.perDoc, time.Since(began)/time.Duration(max(n, 1)))
 	// The server flushes its cache now, and not during a measurement. The user may lack the privilege for it.
 	_ = b.client.Database("admin").RunCommand(over, bson.D{{Key: "fsync", Value: 1}}).Err()
+	return nil
+}
+
+// insertBatch inserts the documents from one number up to, but without, another.
+func (t fillTarget) insertBatch(ctx context.Context, from, to int) error {
+	docs := make([]any, 0, to-from)
+	for i := from; i < to; i++ {
+		d, err := t.doc(i)
+		if err != nil {
+			return err
+		}
+		docs = append(docs, d)
+	}
+
+	if _, err := t.coll.InsertMany(ctx, docs, options.InsertMany().SetOrdered(false)); err != nil {
+		return fmt.Errorf("writing the backlog: %w", err)
+	}
 	return nil
 }

@@ -45,8 +45,7 @@ func RunObserved(ctx context.Context, o Options) (res ObservedResult, err error)
 		o.Pairs = DefaultPairs
 	}
 	err = o.withServers(ctx, func(b *bench) error {
-		b.logProgress("writing a backlog of %d events of %d bytes", b.Events, b.Payload)
-		if b.start, err = b.fillBacklog(ctx); err != nil {
+		if err := b.fillBacklogs(ctx); err != nil {
 			return err
 		}
 

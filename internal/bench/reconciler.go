@@ -75,8 +75,7 @@ func (f figures) ratio(of, to string) float64 {
 // minutes. The end of ctx interrupts it.
 func RunReconciler(ctx context.Context, o Options) (res ReconcilerResult, err error) {
 	err = o.withServers(ctx, func(b *bench) error {
-		b.logProgress("writing a backlog of %d events of %d bytes", b.Events, b.Payload)
-		if b.start, err = b.fillBacklog(ctx); err != nil {
+		if err := b.fillBacklogs(ctx); err != nil {
 			return err
 		}
 
