@@ -161,50 +161,78 @@ func skeleton(t *testing.T, r request, body string) (out []string) {
 	}
 }
 
+// shownPage is what the page answers to a request: its status, its redirect, and the elements of the document.
+type shownPage struct {
+	status   int
+	location string
+	elements []string
+}
+
+// askAndFollow sends a request, and follows a redirect to the page with the notice.
+func askAndFollow(t *testing.T, h http.Handler, who caller, r request) shownPage {
+	t.Helper()
+	res, body := ask(t, h, &who, r.method, r.path, r.form)
+	to := res.Header.Get("Location")
+	if to != "" {
+		if u, err := url.Parse(to); err != nil || u.Host != "" || u.Scheme != "" || !strings.HasPrefix(to, "/") || strings.HasPrefix(to, "//") {
+			t.Errorf("%s %s redirects to %q", r.method, r.path, to)
+		}
+		_, body = ask(t, h, &who, "GET", to, nil)
+	}
+	return shownPage{res.StatusCode, to, skeleton(t, r, body)}
+}
+
 // Whatever an event, a node, an address or a form says, it is text: it changes no element and no attribute of any screen, question,
 // notice or problem.
 func TestHostileTextChangesNoElement(t *testing.T) {
 	t.Parallel()
 	const plain = "plain text"
-	for _, text := range []string{
+	texts := []string{
+		plain,
 		"\"><img src=x onerror=alert(1)>' autofocus onfocus='alert(1) `${alert(1)}` </title></textarea></script><svg onload=alert(1)><!-- --><b> {{.}} &lt;b&gt;&#60;b> \u2028\u202e",
 		"javascript:alert(1)//", "//evil.example/<script src=//evil.example></script>",
+	}
+	requests := make([][]request, len(texts))
+	for k, text := range texts {
+		requests[k] = every(text)
+	}
+
+	for name, fail := range map[string]func(text string) error{
+		"":         func(string) error { return nil },
+		"failing":  errors.New,
+		"refusing": func(text string) error { return &admin.InvalidError{Reason: text} },
 	} {
-		hostile, benign := every(text), every(plain)
-		for name, err := range map[string][2]error{"": {}, "failing": {errors.New(text), errors.New(plain)}, "refusing": {&admin.InvalidError{Reason: text}, &admin.InvalidError{Reason: plain}}} {
-			bad, good := wholeSite(text, err[0]), wholeSite(plain, err[1])
-			who, calm := operator, operator
-			who.Actor.Name, calm.Actor.Name = text, plain
-			shown := 0
-			for i, r := range hostile {
-				res, body := ask(t, bad, &who, r.method, r.path, r.form)
-				want, wanted := ask(t, good, &calm, benign[i].method, benign[i].path, benign[i].form)
-				if res.StatusCode != want.StatusCode {
-					t.Errorf("%s %s %s with %q: %d, and %d with plain text", name, r.method, r.path, text, res.StatusCode, want.StatusCode)
+		sites, callers := make([]http.Handler, len(texts)), make([]caller, len(texts))
+		for k, text := range texts {
+			sites[k], callers[k] = wholeSite(text, fail(text)), operator
+			callers[k].Actor.Name = text
+		}
+
+		shown := 0
+		for i := range requests[0] {
+			want := askAndFollow(t, sites[0], callers[0], requests[0][i])
+			for k := 1; k < len(texts); k++ {
+				r := requests[k][i]
+				got := askAndFollow(t, sites[k], callers[k], r)
+				if got.status != want.status || (got.location == "") != (want.location == "") {
+					t.Errorf("%s %s %s with %q: %d, and %d with plain text", name, r.method, r.path, texts[k], got.status, want.status)
 					continue
 				}
-				if to := res.Header.Get("Location"); to != "" {
-					if u, err := url.Parse(to); err != nil || u.Host != "" || u.Scheme != "" || !strings.HasPrefix(to, "/") || strings.HasPrefix(to, "//") {
-						t.Errorf("%s %s redirects to %q", r.method, r.path, to)
-					}
-					_, body = ask(t, bad, &who, "GET", to, nil) // with the notice
-					_, wanted = ask(t, good, &calm, "GET", want.Header.Get("Location"), nil)
-				}
-				got, expected := skeleton(t, r, body), skeleton(t, r, wanted)
-				if !slices.Equal(got, expected) {
+
+				if !slices.Equal(got.elements, want.elements) {
 					j := 0
-					for j < min(len(got), len(expected)) && got[j] == expected[j] {
+					for j < min(len(got.elements), len(want.elements)) && got.elements[j] == want.elements[j] {
 						j++
 					}
-					t.Errorf("%s %s %s with %q: %q instead of %q", name, r.method, r.path, text, got[j:min(j+3, len(got))], expected[j:min(j+3, len(expected))])
-				}
-				if res.StatusCode < 400 {
-					shown++
+					t.Errorf("%s %s %s with %q: %q instead of %q", name, r.method, r.path, texts[k], got.elements[j:min(j+3, len(got.elements))], want.elements[j:min(j+3, len(want.elements))])
 				}
 			}
-			if name == "" && shown < len(screens)*20+len(actions) {
-				t.Errorf("only %d of %d requests show anything but a problem", shown, len(hostile))
+			if want.status < 400 {
+				shown++
 			}
+		}
+		if name == "" && shown < len(screens)*20+len(actions) {
+			t.Errorf("only %d of %d requests show anything but a problem", shown, len(requests[0]))
 		}
 	}
 }

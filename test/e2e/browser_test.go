@@ -165,7 +165,7 @@ func (b *tab) runActions(what string, steps ...chromedp.Action[chromedp.Void]) {
 			err = chromedp.Do(ctx, step)
 		}
 		if err != nil {
-			b.takeScreenshot("failed")
+			b.saveScreenshot("failed")
 			b.t.Fatalf("%s: %v", what, err)
 		}
 	}
@@ -221,7 +221,7 @@ func (b *tab) waitUntil(what, js string) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			b.takeScreenshot("failed")
+			b.saveScreenshot("failed")
 			b.t.Fatalf("waiting for %s timed out; console: %.600q; page: %.600s", what, b.consoleMessages(), b.pageText())
 		}
 	}
@@ -266,23 +266,31 @@ func (b *tab) clickButtonIn(within, text string) {
 
 		// A refresh of the page may replace the button after it was found and before it is clicked.
 		if !isNodeGone(err) || ctx.Err() != nil {
-			b.takeScreenshot("failed")
+			b.saveScreenshot("failed")
 			b.t.Fatalf("clicking %q: %v", text, err)
 		}
 	}
 }
 
-// takeScreenshot saves a screenshot of the whole page. It tries again, because a browser may not answer
-// while it draws a page for the first time.
+// takeScreenshot waits until the page is complete, and saves a screenshot of it if the documentation is written. Without a
+// graphics card a browser needs up to a second for a picture, and no test looks at it.
 func (b *tab) takeScreenshot(name string) {
+	b.t.Helper()
+	b.waitUntil("the complete page", `document.readyState === 'complete' && !document.querySelector('#strip > .muted')`)
+	if *writeDocs {
+		b.saveScreenshot(name)
+	}
+}
+
+// saveScreenshot saves a screenshot of the whole page. It tries again, because a browser may not answer
+// while it draws a page for the first time.
+func (b *tab) saveScreenshot(name string) {
 	b.t.Helper()
 	var png []byte
 	var err error
 	for range 4 {
 		ctx, cancel := context.WithTimeout(b.ctx, patience/4)
-		if _, err = chromedp.Run(ctx, chromedp.Evaluate[bool](`new Promise((done) => { const look = () => document.readyState === 'complete' && !document.querySelector('#strip > .muted') ? done(true) : setTimeout(look, 20); look(); })`, chromedp.EvalAwaitPromise)); err == nil {
-			png, err = chromedp.Run(ctx, chromedp.FullScreenshot(100))
-		}
+		png, err = chromedp.Run(ctx, chromedp.FullScreenshot(100))
 		cancel()
 		if err == nil {
 			break

@@ -73,7 +73,9 @@ func TestPage(t *testing.T) {
 		t.Errorf("the test did not perform %[2]q of the %[1]d actions on the pages", len(b.offered), left)
 	}
 
-	t.Logf("screenshots are in %s", b.dir)
+	if *writeDocs {
+		t.Logf("screenshots are in %s", b.dir)
+	}
 }
 
 func testOverview(s *scene, b *tab) {
