@@ -20,7 +20,7 @@ func TestEveryPlaceReportsTheLinkedVersion(t *testing.T) {
 	t.Parallel()
 	const version = "9.8.7-test.1"
 	program := filepath.Join(t.TempDir(), "outrelay")
-	build := exec.CommandContext(t.Context(), "go", "build", "-ldflags", "-X main.version="+version, "-o", program, "github.com/outrelay/outrelay/cmd/outrelay")
+	build := exec.CommandContext(t.Context(), "go", "build", "-ldflags", "-s -w -X main.version="+version, "-o", program, "github.com/outrelay/outrelay/cmd/outrelay")
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, output)
 	}
