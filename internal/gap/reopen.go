@@ -88,8 +88,8 @@ func (r *Recovery) resumeAfterInvalidate(
 }
 
 // HandleDDL handles a drop or rename (N27). It appends an audit entry and registers or sweeps a
-// renamed collection. Exceptions of a dropped collection are gone with it. The next audit opens
-// their gates.
+// renamed collection. Exceptions of a dropped collection are gone with it. Their gates stay
+// closed until the term ends (N15).
 func (r *Recovery) HandleDDL(ctx context.Context, ev *changestream.Event) error {
 	from := r.Scope.Matches(ev.DB, ev.Coll)
 	to := r.Scope.Matches(ev.ToDB, ev.ToColl)

@@ -115,7 +115,7 @@ type Runner struct {
 	fencedAt      []time.Time // when Kafka fenced this owner although it held the lease (N5)
 	steppedDownAt time.Time   // when it last stepped down for lack of progress (N6)
 	current       atomic.Pointer[term]
-	WaitingCount  atomic.Int64 // exceptions at the last audit
+	WaitingCount  atomic.Int64 // exceptions at the last count
 	yield         chan string  // capacity 1: the reason why the slot has to be handed over
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -21,8 +23,9 @@ const (
 	pollEvery   = 500 * time.Millisecond
 	maxInFlight = 10_000
 
-	probeEvery = 10 * time.Second // between two probes of parked topics, in case a wake-up is lost
-	sureEvery  = time.Minute      // between two passes over everything, in case any other signal is lost
+	sureEvery  = time.Minute      // between two passes over everything, in case a signal is lost
+	probeEvery = 10 * time.Second // the same while a topic is parked, or retries are stuck
+	passShare  = 20               // while something is stuck, the pause is at least this many times the last pass, up to sureEvery
 	flushEvery = 64               // envelopes between two flushes
 
 	maxKeys      = 10_000 // keys that are queued one by one; with more, everything is scanned
@@ -30,9 +33,6 @@ const (
 	maxHeldInRow = 32     // consecutive envelopes held, before the server leaves out similar ones
 	dueLimit     = 1000   // due retries of one query
 	fewInFlight  = 100    // with fewer in flight, the next due retries are read
-
-	stuckEvery = 10 * time.Second // least time between two passes because no due retry can be published
-	stuckShare = 20               // after a slow one of these passes, the pause is this many times its duration
 
 	firstReply = 32 // documents of a page while their size is unknown
 	pageDocs   = 1000
@@ -70,12 +70,15 @@ type Exceptions struct {
 	keyStates      map[orderKey]*keyState
 	landedIDs      map[string]bool     // ended since the page was requested; true stops the rest of the key
 	parked         map[string]struct{} // parked topics
-	heldKeys       map[orderKey]bool   // keys whose first envelope is due and waits for a parked topic
-	current        keyTurn             // the key that the pass reads
-	publishedCount int                 // envelopes published so far
-	sleepingKeys   map[orderKey]sleepingKey
-	nextStuckScan  time.Time // no pass because of stuck retries before this time
+	stops          map[orderKey]keyStop
+	current        keyTurn // the key that the pass reads
+	publishedCount int     // envelopes published so far
 	work           pendingWork
+
+	// Used only by Run.
+	stuck    bool          // many retries are due, and none of them can be published
+	lastPass time.Time     // the end of the last pass over everything
+	passTook time.Duration // its duration
 }
 
 // orderKey is a key of a collection. Within it and one topic, envelopes keep their order.
@@ -104,11 +107,15 @@ type keyState struct {
 	resume map[string]struct{} // topics to resume then
 }
 
-// sleepingKey is a key whose first envelope waits for its next attempt.
-type sleepingKey struct {
-	until  int64    // Unix milliseconds
+// keyStop is the reason why nothing of a key can be published to some topics: its first envelope waits for
+// its next attempt, or for parked topics.
+type keyStop struct {
+	until  int64    // time of the next attempt in Unix milliseconds, or untilUnparked
 	topics []string // the topics that the envelope waits for
 }
+
+// untilUnparked is the end of a stop that only Wake ends.
+const untilUnparked = math.MaxInt64
 
 // Config is the configuration of Exceptions. Fields without a default are required.
 type Config struct {
@@ -139,20 +146,19 @@ type Config struct {
 // New returns an Exceptions whose first round scans everything. It publishes nothing before Run.
 func New(c Config) *Exceptions {
 	return &Exceptions{
-		config:       c,
-		poll:         pollEvery,
-		maxInFlight:  maxInFlight,
-		wake:         make(chan struct{}, 1),
-		room:         make(chan struct{}, 1),
-		inFlight:     map[string]*flight{},
-		keyStates:    map[orderKey]*keyState{},
-		landedIDs:    map[string]bool{},
-		parked:       map[string]struct{}{},
-		heldKeys:     map[orderKey]bool{},
-		sleepingKeys: map[orderKey]sleepingKey{},
+		config:      c,
+		poll:        pollEvery,
+		maxInFlight: maxInFlight,
+		wake:        make(chan struct{}, 1),
+		room:        make(chan struct{}, 1),
+		inFlight:    map[string]*flight{},
+		keyStates:   map[orderKey]*keyState{},
+		landedIDs:   map[string]bool{},
+		parked:      map[string]struct{}{},
+		stops:       map[orderKey]keyStop{},
+		lastPass:    time.Now(),
 		work: pendingWork{
 			scanAll:  true,
-			topics:   map[string]struct{}{},
 			keys:     map[orderKey]bson.RawValue{},
 			nextPoll: map[orderKey]bson.RawValue{},
 			ahead:    map[orderKey]keyAhead{},
@@ -160,18 +166,16 @@ func New(c Config) *Exceptions {
 	}
 }
 
-// Wake requests a scan of the envelopes that wait for topic, which can be written again. With "" it
-// requests a scan of everything. It does not block.
+// Wake requests a pass over everything, because topic can be written again. "" stands for every topic.
+// It does not block.
 func (x *Exceptions) Wake(topic string) {
 	x.mu.Lock()
+	x.work.scanAll = true
+	delete(x.parked, topic)
 	if topic == "" {
-		x.work.scanAll = true
 		clear(x.parked)
-	} else {
-		delete(x.parked, topic)
-		x.work.topics[topic] = struct{}{}
 	}
-	clear(x.heldKeys)
+	maps.DeleteFunc(x.stops, func(_ orderKey, s keyStop) bool { return s.until == untilUnparked })
 	x.mu.Unlock()
 
 	retry.Signal(x.wake)
@@ -218,19 +222,9 @@ func (x *Exceptions) Run(ctx context.Context) error {
 	tick := time.NewTicker(x.poll)
 	defer tick.Stop()
 	backoff := retry.Reopen.Start()
-	lastProbe, lastScan := time.Now(), time.Now()
 	due := true
 
 	for {
-		now := time.Now()
-		if due && now.Sub(lastScan) >= sureEvery {
-			lastScan, lastProbe = now, now
-			x.Wake("")
-		} else if due && now.Sub(lastProbe) >= probeEvery {
-			lastProbe = now
-			x.probeParkedTopics()
-		}
-
 		err := x.runRound(ctx, due)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -263,15 +257,15 @@ func (x *Exceptions) Run(ctx context.Context) error {
 	}
 }
 
-// probeParkedTopics requests a scan of the envelopes that wait for parked topics.
-func (x *Exceptions) probeParkedTopics() {
+// isPassDue reports whether the time for a pass over everything has come.
+func (x *Exceptions) isPassDue() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for t := range x.parked {
-		x.work.topics[t] = struct{}{}
+	pause := sureEvery
+	if x.stuck || len(x.parked) > 0 {
+		pause = min(sureEvery, max(probeEvery, passShare*x.passTook))
 	}
-	clear(x.parked)
-	clear(x.heldKeys)
+	return time.Since(x.lastPass) >= pause
 }
 
 // runRound reads and publishes everything that there is a reason for. due is set at each poll.
@@ -281,9 +275,16 @@ func (x *Exceptions) runRound(ctx context.Context, due bool) error {
 		return nil
 	}
 
+	if due && x.isPassDue() {
+		x.Wake("")
+	}
 	x.promoteKeys(due)
-	all, moreDue, topics := x.takeScanReasons()
+	all, moreDue := x.takeScanReasons()
+	if due {
+		x.stuck = false
+	}
 
+	began := time.Now()
 	for _, c := range collections {
 		keys := x.takeQueuedKeys(c.NS())
 		if due || moreDue {
@@ -295,15 +296,15 @@ func (x *Exceptions) runRound(ctx context.Context, due bool) error {
 			return err
 		}
 
-		var err error
 		if all {
-			err = x.scanCollection(ctx, c, scanPass{skipParked: true})
-		} else if len(topics) > 0 {
-			err = x.scanCollection(ctx, c, scanPass{skipParked: true, onlyTopics: topics})
+			if err := x.scanCollection(ctx, c, scanPass{}); err != nil {
+				return err
+			}
 		}
-		if err != nil {
-			return err
-		}
+	}
+
+	if all {
+		x.lastPass, x.passTook = time.Now(), time.Since(began)
 	}
 	return nil
 }
@@ -319,8 +320,8 @@ func (x *Exceptions) scanKeys(ctx context.Context, c outboxes.Outbox, keys []bso
 }
 
 // publishDueRetries publishes the retries of c that are due. If there are more than one query returns,
-// the next query follows when most of these have ended. If none of these can be published, it scans
-// the whole collection, because publishable ones may follow them.
+// the next query follows when most of these have ended. If none of these can be published, retries are
+// stuck: publishable ones may follow them, and only a pass over everything finds those.
 func (x *Exceptions) publishDueRetries(ctx context.Context, c outboxes.Outbox) error {
 	keys, many, err := x.findDueKeys(ctx, c)
 	if err != nil {
@@ -336,24 +337,14 @@ func (x *Exceptions) publishDueRetries(ctx context.Context, c outboxes.Outbox) e
 	}
 
 	x.mu.Lock()
-	stuck := x.publishedCount == before && len(x.inFlight) == 0 && time.Now().After(x.nextStuckScan)
 	x.work.moreDue = x.publishedCount > before || len(x.inFlight) > 0
+	x.stuck = x.stuck || !x.work.moreDue
 	readMore := x.work.moreDue && len(x.inFlight) < fewInFlight
 	x.mu.Unlock()
 	if readMore {
 		retry.Signal(x.wake)
 	}
-	if !stuck {
-		return nil
-	}
-
-	began := time.Now()
-	err = x.scanCollection(ctx, c, scanPass{})
-
-	x.mu.Lock()
-	x.nextStuckScan = time.Now().Add(max(stuckEvery, stuckShare*time.Since(began)))
-	x.mu.Unlock()
-	return err
+	return nil
 }
 
 // splitRefusal returns err as a refusal if the envelope is at fault, and otherwise as other.

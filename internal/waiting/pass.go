@@ -15,10 +15,8 @@ import (
 
 // scanPass is one pass over the exceptions of a collection, in the order of their keys.
 type scanPass struct {
-	keys       []bson.RawValue // only these keys; nil: all
-	onlyTopics []string        // only envelopes that wait for these topics; nil: all
-	skipParked bool            // the server leaves out envelopes that wait for parked topics
-	skip       map[string]struct{}
+	keys []bson.RawValue     // only these keys; nil: all
+	skip map[string]struct{} // in a pass over all keys, the server leaves out envelopes that wait for these topics only
 
 	view       envelope.View
 	sinceFlush int    // envelopes published since the last flush
@@ -56,7 +54,7 @@ func (x *Exceptions) scanCollection(ctx context.Context, c outboxes.Outbox, p sc
 	ns := c.NS()
 	p.db, p.coll, p.skip = []byte(c.DB), []byte(c.Coll), map[string]struct{}{}
 	coll := mongodb.Database(x.config.Client, c.DB).Collection(c.Coll)
-	scan := ExceptionScan{Coll: coll, Keys: p.keys, Only: p.onlyTopics, Part: c.Part}
+	scan := ExceptionScan{Coll: coll, Keys: p.keys, Part: c.Part}
 
 	x.mu.Lock()
 	// The first key may be the last one of the previous pass, and starts anew.
@@ -69,12 +67,8 @@ func (x *Exceptions) scanCollection(ctx context.Context, c outboxes.Outbox, p sc
 	}
 
 	for more := true; more; {
-		if x.beginPage(&p) {
-			break
-		}
-		if p.skipParked {
-			scan.Skip = slices.Sorted(maps.Keys(p.skip))
-		}
+		x.beginPage(&p)
+		scan.Skip = slices.Sorted(maps.Keys(p.skip))
 
 		var err error
 		more, err = scan.Page(ctx, limit, func(raw bson.Raw) error {
@@ -123,9 +117,8 @@ func (x *Exceptions) stoppedTopics() (topics []string, all bool) {
 	return slices.Sorted(maps.Keys(x.current.stopped)), allStopped || x.current.stoppedAll
 }
 
-// beginPage prepares for the next page. It reports whether the pass is over because all of its topics
-// are parked.
-func (x *Exceptions) beginPage(p *scanPass) (over bool) {
+// beginPage prepares for the next page.
+func (x *Exceptions) beginPage(p *scanPass) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 
@@ -134,18 +127,9 @@ func (x *Exceptions) beginPage(p *scanPass) (over bool) {
 
 	// A topic stays in the set for the rest of the pass: envelopes that an earlier page left out
 	// precede the envelopes of later pages.
-	if p.skipParked {
-		for t := range x.parked {
-			p.skip[t] = struct{}{}
-		}
+	if p.keys == nil {
+		maps.Copy(p.skip, x.parked)
 	}
-
-	for _, t := range p.onlyTopics {
-		if _, skip := p.skip[t]; !skip {
-			return false
-		}
-	}
-	return p.onlyTopics != nil
 }
 
 // publishInTurn publishes the envelope raw to the topics for which it is its turn. An envelope at

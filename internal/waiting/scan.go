@@ -22,7 +22,6 @@ import (
 type ExceptionScan struct {
 	Coll *mongo.Collection
 	Keys []bson.RawValue // only these values of `key`
-	Only []string        // only exceptions that wait for one of these topics, or list no topics
 	Skip []string        // leaves out exceptions that wait only for these topics; may grow between two pages
 	Part slot.Range      // only exceptions of this slot (N28)
 
@@ -151,7 +150,7 @@ func (s *ExceptionScan) buildFilter() bson.D {
 	if s.begun && s.rest {
 		skip = slices.Concat(s.Skip, s.leave)
 	}
-	return append(d, waitsForTopics(s.Only, skip)...)
+	return append(d, waitsOutside(skip)...)
 }
 
 // keyIn returns the condition for one of the keys. A service may have stored a document or a regular expression as a key. In
@@ -184,27 +183,17 @@ func (s *ExceptionScan) sortOrder() bson.D {
 	return bson.D{{Key: "key", Value: 1}, {Key: "pos", Value: 1}}
 }
 
-// waitsForTopics returns the condition on the topics that an exception waits for.
-func waitsForTopics(only, skip []string) bson.D {
-	var and bson.A
-	either := func(cond bson.D) {
-		// An exception that lists no topics may wait for any of them.
-		and = append(and, bson.D{{Key: "$or", Value: bson.A{
-			bson.D{{Key: "pending", Value: nil}}, bson.D{{Key: "pending", Value: cond}},
-		}}})
-	}
-
-	if only != nil {
-		either(bson.D{{Key: "$in", Value: only}})
-	}
-	if len(skip) > 0 {
-		either(bson.D{{Key: "$elemMatch", Value: bson.D{{Key: "$nin", Value: skip}}}})
-	}
-
-	if and == nil {
+// waitsOutside returns the condition that an exception waits for a topic that is not in skip. An exception that lists no
+// topics may wait for any.
+func waitsOutside(skip []string) bson.D {
+	if len(skip) == 0 {
 		return nil
 	}
-	return bson.D{{Key: "$and", Value: and}}
+
+	outside := bson.D{{Key: "$elemMatch", Value: bson.D{{Key: "$nin", Value: skip}}}}
+	return bson.D{{Key: "$and", Value: bson.A{bson.D{{Key: "$or", Value: bson.A{
+		bson.D{{Key: "pending", Value: nil}}, bson.D{{Key: "pending", Value: outside}},
+	}}}}}}
 }
 
 func orNull(v bson.RawValue) any {
@@ -235,7 +224,7 @@ func dueFilter(near time.Time, skip []string) bson.D {
 		{Key: "nextAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(near.Add(time.Second))}}},
 		{Key: "state", Value: "retry"},
 		{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$nextAt", "$$NOW"}}}},
-	}, waitsForTopics(nil, skip)...)
+	}, waitsOutside(skip)...)
 }
 
 // EachException calls take for each exception of coll, in no order, with its id, key, pos, pending and origin. The bytes are

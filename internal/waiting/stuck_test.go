@@ -46,10 +46,11 @@ func TestN17_DueRetriesOfAParkedTopicAreNotReadInFullAtEachPoll(t *testing.T) {
 		retry.Signal(te.out.kick)
 		<-te.out.over
 	})
+	h.broker.parked["a"] = true
 	te.x.parked["a"] = struct{}{}
 	poll := func() {
 		t.Helper()
-		if err := te.x.publishDueRetries(t.Context(), outboxes.Outbox{DB: h.db.Name(), Coll: "outbox"}); err != nil {
+		if err := te.x.runRound(t.Context(), true); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -60,11 +61,22 @@ func TestN17_DueRetriesOfAParkedTopicAreNotReadInFullAtEachPoll(t *testing.T) {
 	if n := passes.Load(); n != 1 {
 		t.Errorf("%d passes over everything at 5 polls, want 1", n)
 	}
-	if wait := time.Until(te.x.nextStuckScan); wait < stuckEvery/2 {
-		t.Errorf("the next pass over everything may follow after %v", wait)
+
+	// Retries that are stuck for any other reason are passed over as soon as those of a parked topic.
+	clear(te.x.parked)
+	te.x.passTook = 0
+	for since, want := range map[time.Duration]bool{probeEvery / 2: false, probeEvery: true} {
+		te.x.lastPass = time.Now().Add(-since)
+		if got := te.x.isPassDue(); got != want {
+			t.Errorf("a pass %v after the last one: %v, want %v", since, got, want)
+		}
+	}
+	te.x.passTook = probeEvery // a slow pass is not repeated so soon
+	if te.x.isPassDue() {
+		t.Errorf("a pass that took %v is repeated after %v", te.x.passTook, probeEvery)
 	}
 
-	te.x.nextStuckScan = time.Now() // the time has come
+	te.x.lastPass = time.Now().Add(-sureEvery) // the time has come
 	poll()
 	if n := passes.Load(); n != 2 {
 		t.Errorf("%d passes over everything, want another one once its time has come", n)

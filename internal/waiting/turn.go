@@ -26,7 +26,7 @@ func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]strin
 		x.current = keyTurn{orderKey: key, started: true, stopped: map[string]struct{}{}}
 		p.held, p.leftTopics = 0, 0
 		// This pass finds out again whether the first envelope waits.
-		delete(x.sleepingKeys, key)
+		delete(x.stops, key)
 	}
 
 	// The page may have been read before the outcome of this envelope was written.
@@ -53,7 +53,7 @@ func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]strin
 
 	if !x.isReadyLocked(p, it, now) {
 		if it.state == envelope.StateRetry && p.view.NextAt > now && len(x.current.stopped) == 0 {
-			x.rememberSleepingLocked(it, p.view.NextAt)
+			x.rememberStopLocked(it, p.view.NextAt)
 		}
 		x.stopTopicsLocked(it.topics, true, nil)
 		return nil, nil
@@ -61,25 +61,18 @@ func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]strin
 
 	alone := it.state == envelope.StateRetry && p.view.Attempts > 0
 	firstOfKey := len(x.current.stopped) == 0 && k == nil
-	parked := false
 	var topics []string
 	for _, t := range it.topics {
 		if x.mayPublishLocked(p, k, t, alone || t == allTopics) {
 			topics = append(topics, t)
-			continue
-		}
-
-		x.current.stopped[t] = struct{}{}
-		if _, ok := x.parked[t]; ok {
-			parked = true
+		} else {
+			x.current.stopped[t] = struct{}{}
 		}
 	}
 
 	if len(topics) == 0 {
-		// findDueKeys leaves out these keys: until the topic is no longer parked, each scan would be in
-		// vain.
-		if firstOfKey && parked && len(x.heldKeys) < maxKeys {
-			x.heldKeys[key] = true
+		if firstOfKey && x.allParkedLocked(it.topics) {
+			x.rememberStopLocked(it, untilUnparked)
 		}
 		return nil, nil
 	}
@@ -97,13 +90,13 @@ func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]strin
 	return topics, f
 }
 
-// rememberSleepingLocked records that the key of it waits until the next attempt of its first
-// envelope. The due retry then causes a scan of the key.
-func (x *Exceptions) rememberSleepingLocked(it *candidate, until int64) {
-	if len(x.sleepingKeys) >= maxKeys {
-		clear(x.sleepingKeys)
+// rememberStopLocked records that the key of it waits for its first envelope. The due retry, or the pass
+// that Wake requests, then reads the key again. Until then, each scan of it would be in vain.
+func (x *Exceptions) rememberStopLocked(it *candidate, until int64) {
+	if len(x.stops) >= maxKeys {
+		clear(x.stops)
 	}
-	x.sleepingKeys[it.ref.orderKey] = sleepingKey{until, it.topics}
+	x.stops[it.ref.orderKey] = keyStop{until, it.topics}
 }
 
 // waitsBehindLocked reports whether e, which was just written, waits for an earlier envelope of its
@@ -115,13 +108,13 @@ func (x *Exceptions) waitsBehindLocked(e *Exception) bool {
 	}
 
 	key := orderKey{e.NS, e.Key}
-	s, sleeps := x.sleepingKeys[key]
-	sleeps = sleeps && s.until > x.config.Now().UnixMilli()
+	s := x.stops[key]
+	stopped := s.until > x.config.Now().UnixMilli()
 
 	k := x.keyStates[key]
 	for _, t := range e.Pending {
-		asleep := sleeps && slices.Contains(s.topics, t)
-		if !asleep && (k == nil || !k.alone[t]) {
+		stops := stopped && slices.Contains(s.topics, t)
+		if !stops && (k == nil || !k.alone[t]) {
 			return false
 		}
 	}
@@ -176,15 +169,8 @@ func (x *Exceptions) mayPublishLocked(p *scanPass, k *keyState, topic string, al
 	// It may go to any topic. So nothing else of the key may be in flight, and the pass must not have
 	// left out an earlier envelope.
 	if topic == allTopics {
-		return len(x.current.stopped) == 0 && k == nil && !p.skipParked
+		return len(x.current.stopped) == 0 && k == nil && len(p.skip) == 0
 	}
-
-	// A pass for some topics does not read all envelopes of the other topics. An earlier one of the
-	// key may be missing from it.
-	if p.onlyTopics != nil && !slices.Contains(p.onlyTopics, topic) {
-		return false
-	}
-
 	if k == nil {
 		return true
 	}

@@ -13,9 +13,8 @@ import (
 
 // pendingWork is the set of reasons to read exceptions.
 type pendingWork struct {
-	scanAll       bool
+	scanAll       bool                       // make a pass over everything
 	moreDue       bool                       // there are more due retries than one query returns
-	topics        map[string]struct{}        // scan the envelopes that wait for these
 	keys          map[orderKey]bson.RawValue // scan these now
 	nextPoll      map[orderKey]bson.RawValue // scan these at the next poll
 	ahead         map[orderKey]keyAhead      // scan these when the watermark has passed their position
@@ -63,15 +62,13 @@ func (x *Exceptions) promoteKeys(due bool) {
 	}
 }
 
-// takeScanReasons returns and resets the reasons to scan whole collections.
-func (x *Exceptions) takeScanReasons() (all, moreDue bool, topics []string) {
+// takeScanReasons returns and resets the reasons to read whole collections.
+func (x *Exceptions) takeScanReasons() (all, moreDue bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	topics = slices.Collect(maps.Keys(x.work.topics))
-	clear(x.work.topics)
 	all, x.work.scanAll = x.work.scanAll, false
 	moreDue, x.work.moreDue = x.work.moreDue, false
-	return all, moreDue, topics
+	return all, moreDue
 }
 
 // takeQueuedKeys returns the queued keys of a collection and removes them from the queue.
@@ -108,7 +105,7 @@ func (x *Exceptions) findDueKeys(ctx context.Context, c outboxes.Outbox) (refs [
 		stored := mongodb.CloneValue(k.Key)
 		key := orderKey{c.NS(), keyText(k.Key, k.AggregateID)}
 		_, known := seen[IDKey(stored)]
-		if known || x.keyStates[key] != nil || x.heldKeys[key] {
+		if known || x.keyStates[key] != nil || x.stops[key].until == untilUnparked {
 			continue
 		}
 		seen[IDKey(stored)] = struct{}{}

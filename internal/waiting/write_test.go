@@ -286,7 +286,7 @@ func TestN15_AScanIsInTheOrderOfTheIndex(t *testing.T) {
 	}
 
 	n := 0
-	all(t, &ExceptionScan{Coll: coll, Only: []string{"b"}, Keys: keysOf(t, "k0", "k1")}, 3, func(raw bson.Raw) {
+	all(t, &ExceptionScan{Coll: coll, Skip: []string{"a"}, Keys: keysOf(t, "k0", "k1")}, 3, func(raw bson.Raw) {
 		n++
 		if key := raw.Lookup("key").StringValue(); key == "k2" || raw.Lookup("_id").Int32()%2 == 0 {
 			t.Errorf("%s was not asked for", raw)
