@@ -21,8 +21,6 @@ type Update struct {
 	Senders      *[]record.Sender
 	Offsets      map[string][]int64 // merged per partition, as in Checkpoint; a nil list removes the topic
 	Generation   *int
-	Instance     *string
-	ReplicaSetID *string
 	Collections  *[]Collection
 	PipelineHash *string
 	Dirty        []string // added to the stored ones
@@ -100,12 +98,6 @@ func (u *Update) setFields() bson.D {
 	}
 	if u.Generation != nil {
 		add("generation", mongodb.Literal(*u.Generation))
-	}
-	if u.Instance != nil {
-		add("instance", mongodb.Literal(*u.Instance))
-	}
-	if u.ReplicaSetID != nil {
-		add("replicaSetId", mongodb.Literal(*u.ReplicaSetID))
 	}
 	if u.Collections != nil {
 		add("collections", mongodb.Literal(*u.Collections))

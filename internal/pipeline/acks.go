@@ -47,36 +47,26 @@ func (d *Dispatcher) Restore(tp record.TopicPartition, offset int64) { d.tracker
 // Idle implements record.Acks.
 func (d *Dispatcher) Idle(tp record.TopicPartition, offset int64) { d.tracker.Idle(tp, offset) }
 
-// maxExceptions is the size limit of a batch: a fenced transaction takes at most 1,000
-// documents (N3).
-const maxExceptions = 1000
-
 // Run records exceptions until ctx ends, and then returns nil. It resolves their tickets
 // after they are majority-committed, so a checkpoint never passes an exception that is not
 // recorded. It returns the error that the retry policy considers final.
 func (d *Dispatcher) Run(ctx context.Context) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-d.exceptionWake:
+	return d.exceptions.run(ctx, func(batch []Exception) error {
+		// Every ticket of the batch is unresolved, so its event comes after the watermark.
+		floor, _ := d.tracker.Reached()
+		for i := range batch {
+			batch[i].Floor = floor
 		}
 
-		// One token stands for any number of exceptions.
-		for batch := d.nextExceptions(); len(batch) > 0; batch = d.nextExceptions() {
-			err := d.cfg.Retry(ctx, func() error { return d.cfg.Exceptions.Record(ctx, batch) })
-			if err != nil {
-				if ctx.Err() != nil {
-					return nil
-				}
-				return err
-			}
-
-			for i := range batch {
-				d.resolveException(&batch[i])
-			}
+		err := d.cfg.Retry(ctx, func() error { return d.cfg.Exceptions.Record(ctx, batch) })
+		if err != nil {
+			return err
 		}
-	}
+		for i := range batch {
+			d.resolveException(&batch[i])
+		}
+		return nil
+	})
 }
 
 // resolveException resolves the targets of e, which is recorded, and releases their bytes.
@@ -91,28 +81,6 @@ func (d *Dispatcher) resolveException(e *Exception) {
 	} else {
 		d.cfg.Metrics.Dead(e.Topic, e.Refusal.Class)
 	}
-}
-
-// nextExceptions removes the next batch from the queue and returns it. The batch is empty if
-// the queue is.
-func (d *Dispatcher) nextExceptions() []Exception {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-
-	n := min(len(d.exceptions), maxExceptions)
-	batch := d.exceptions[:n:n]
-
-	// Every ticket of the batch is unresolved, so its event comes after the watermark.
-	floor, _ := d.tracker.Reached()
-	for i := range batch {
-		batch[i].Floor = floor
-	}
-
-	d.exceptions = d.exceptions[n:]
-	if len(d.exceptions) == 0 {
-		d.exceptions = nil
-	}
-	return batch
 }
 
 // Drain blocks until everything delivered so far is resolved, or ctx ends. Then it returns

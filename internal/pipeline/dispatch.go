@@ -24,7 +24,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/watermark"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -168,15 +167,8 @@ type Dispatcher struct {
 	sideMu        sync.Mutex
 	sides         map[record.Ticket]*side
 
-	// Deliveries to be recorded on their envelopes.
-	deliveryWake chan struct{} // one token: deliveries is not empty
-	sentMu       sync.Mutex
-	deliveries   []*Sent // resolved for every target, not yet recorded
-
-	// Exceptions to be recorded.
-	exceptionWake chan struct{} // one token: exceptions is not empty
-	mu            sync.Mutex
-	exceptions    []Exception
+	deliveries *recordQueue[*Sent] // resolved for every target, to be recorded on their envelopes
+	exceptions *recordQueue[Exception]
 }
 
 var _ record.Acks = (*Dispatcher)(nil)
@@ -188,13 +180,13 @@ func New(cfg Config) *Dispatcher {
 	}
 
 	d := &Dispatcher{
-		cfg:           cfg,
-		budget:        newBudget(&cfg.Pool.stream),
-		sideBudget:    newBudget(&cfg.Pool.side),
-		gates:         newGates(maxGates),
-		sides:         map[record.Ticket]*side{},
-		deliveryWake:  make(chan struct{}, 1),
-		exceptionWake: make(chan struct{}, 1),
+		cfg:        cfg,
+		budget:     newBudget(&cfg.Pool.stream),
+		sideBudget: newBudget(&cfg.Pool.side),
+		gates:      newGates(maxGates),
+		sides:      map[record.Ticket]*side{},
+		deliveries: newRecordQueue[*Sent](),
+		exceptions: newRecordQueue[Exception](),
 	}
 	d.maxTickets.Store(int64(cfg.Pool.tickets))
 
@@ -335,9 +327,5 @@ func (d *Dispatcher) queueException(e Exception, gates ...Gate) {
 		d.gates.changeWaiting(g.NS, g.Topic, g.Key, 1)
 	}
 
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.exceptions = append(d.exceptions, e)
-
-	retry.Signal(d.exceptionWake)
+	d.exceptions.add(e)
 }

@@ -7,7 +7,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/retry"
 )
 
 // Sent is an envelope whose delivery is recorded on its document. Either this was requested,
@@ -43,55 +42,24 @@ func (d *Dispatcher) queueDeliveries(list []*Sent) {
 	}
 	list = slices.DeleteFunc(list, func(s *Sent) bool { return s.void })
 
-	d.sentMu.Lock()
-	d.deliveries = append(d.deliveries, list...)
-	d.sentMu.Unlock()
-
-	retry.Signal(d.deliveryWake)
+	d.deliveries.add(list...)
 }
 
 // RunRecorder records deliveries until ctx ends, and then returns nil. It resolves their
 // tickets after that, so a checkpoint never passes a delivery that is still to be recorded. It
 // returns the error that the retry policy considers final.
 func (d *Dispatcher) RunRecorder(ctx context.Context) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-d.deliveryWake:
+	return d.deliveries.run(ctx, func(batch []*Sent) error {
+		err := d.cfg.Retry(ctx, func() error { return d.cfg.Recorder.Sent(ctx, batch) })
+		if err != nil {
+			return err
+		}
+		for _, s := range batch {
+			d.tracker.Resolve(s.ticket)
 		}
 
-		// One token stands for any number of deliveries.
-		for batch := d.nextDeliveries(); len(batch) > 0; batch = d.nextDeliveries() {
-			err := d.cfg.Retry(ctx, func() error { return d.cfg.Recorder.Sent(ctx, batch) })
-			if err != nil {
-				if ctx.Err() != nil {
-					return nil
-				}
-				return err
-			}
-
-			for _, s := range batch {
-				d.tracker.Resolve(s.ticket)
-			}
-
-			// Deliver may be waiting for room in the window. The bytes were released by the acks.
-			d.budget.wakeWaiters()
-		}
-	}
-}
-
-// nextDeliveries removes the next batch from the queue and returns it. The batch is empty if
-// the queue is.
-func (d *Dispatcher) nextDeliveries() []*Sent {
-	d.sentMu.Lock()
-	defer d.sentMu.Unlock()
-
-	n := min(len(d.deliveries), maxExceptions)
-	batch := d.deliveries[:n:n]
-	d.deliveries = d.deliveries[n:]
-	if len(d.deliveries) == 0 {
-		d.deliveries = nil
-	}
-	return batch
+		// Deliver may be waiting for room in the window. The bytes were released by the acks.
+		d.budget.wakeWaiters()
+		return nil
+	})
 }

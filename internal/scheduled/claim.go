@@ -168,7 +168,7 @@ func (s *Scheduled) claimGroups(
 			s.claimSize.Slow(len(g.timers))
 		}
 
-		s.reportTrouble(err)
+		s.OnRetry(err)
 		s.putBack(g)
 	}
 	return had, backoff.Wait(ctx)

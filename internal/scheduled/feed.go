@@ -82,7 +82,7 @@ func (s *Scheduled) continuePass(over context.Context, c *scheduledCollection) {
 			return
 		}
 
-		s.reportTrouble(err)
+		s.OnRetry(err)
 		return
 	}
 

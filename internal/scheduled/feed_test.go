@@ -17,7 +17,7 @@ func feeding(t *testing.T, p *planned) (*Scheduled, *scheduledCollection) {
 	t.Helper()
 	s := NewScheduled(ScheduledConfig{
 		Finisher: waiting.NewFinisher(waiting.FinisherConfig{}),
-		Client:   p.client, Epoch: 1, Now: p.now, Outlet: newOutlet(),
+		Client:   p.client, Epoch: 1, Now: p.now, Outlet: newOutlet(), OnRetry: func(err error) { t.Error(err) },
 		Collections: func() []outboxes.Outbox { return []outboxes.Outbox{{DB: p.db.Name(), Coll: p.coll.Name()}} },
 	})
 	list := s.watchedCollections()

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	scheduleCache = 20_000
+	scheduleCache = 20_000 // envelopes that are cached before they are due
 	schedulePoll  = 500 * time.Millisecond
 
 	// horizon is the time by which an envelope of the stream is cached before it is due. The index
@@ -62,14 +62,10 @@ type ScheduledConfig struct {
 
 	// Poll is the time between two looks at the indexes. Defaults to 500 ms.
 	Poll time.Duration
-	// Cache bounds the envelopes that are cached before they are due. Defaults to 20,000.
-	Cache int
-	// Log defaults to none.
-	Log *slog.Logger
+	Log  *slog.Logger
 	// OnSent is called with the time between the due time and the ack of an envelope. It must not block.
-	// May be nil.
 	OnSent func(time.Duration)
-	// OnRetry is called with the error of each read or write that failed and is retried. May be nil.
+	// OnRetry is called with the error of each read or write that failed and is retried.
 	OnRetry func(error)
 }
 
@@ -140,17 +136,11 @@ func NewScheduled(cfg ScheduledConfig) *Scheduled {
 	if cfg.Poll <= 0 {
 		cfg.Poll = schedulePoll
 	}
-	if cfg.Cache <= 0 {
-		cfg.Cache = scheduleCache
-	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
 
 	s := &Scheduled{
 		ScheduledConfig: cfg,
 		claim:           DueClaim{Token: rand.Text(), Epoch: cfg.Epoch},
-		timers:          newTimers(cfg.Cache),
+		timers:          newTimers(scheduleCache),
 		claimedGroups:   make(chan []*claimGroup, 1),
 		feedWake:        make(chan struct{}, 1),
 		room:            make(chan struct{}, 1),
@@ -268,10 +258,4 @@ func (s *Scheduled) watchedCollections() []*scheduledCollection {
 		}
 	}
 	return out
-}
-
-func (s *Scheduled) reportTrouble(err error) {
-	if s.OnRetry != nil {
-		s.OnRetry(err)
-	}
 }

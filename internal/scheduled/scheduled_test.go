@@ -96,6 +96,7 @@ func (p *planned) take(change func(*waiting.FinisherConfig, *ScheduledConfig)) *
 	}
 	c := ScheduledConfig{
 		Client: p.client, Fencer: x.held, Epoch: epoch, Outlet: x.outlet, Now: p.now,
+		Log: slog.New(slog.DiscardHandler), OnSent: func(time.Duration) {}, OnRetry: func(error) {},
 		Collections: func() []outboxes.Outbox { return []outboxes.Outbox{{DB: p.db.Name(), Coll: p.coll.Name()}} },
 	}
 	if change != nil {

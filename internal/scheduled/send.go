@@ -73,7 +73,7 @@ func (s *Scheduled) sendGroup(ctx context.Context, g *claimGroup) error {
 			at, err = mongodb.ClusterTime(ctx, s.Client)
 		}
 		if err != nil {
-			s.reportTrouble(err)
+			s.OnRetry(err)
 			if backoff.Wait(ctx) != nil {
 				return context.Cause(ctx)
 			}
@@ -159,9 +159,6 @@ func (s *Scheduled) publishEnvelope(ctx context.Context, c *scheduledCollection,
 
 // reportLateness calls OnSent with the time since due, if every target has the envelope.
 func (s *Scheduled) reportLateness(due int64, p record.Published) {
-	if s.OnSent == nil {
-		return
-	}
 	for _, a := range p.Answers {
 		if a.Offset < 0 {
 			return

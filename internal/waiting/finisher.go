@@ -159,7 +159,6 @@ type Finisher struct {
 	drained       chan struct{} // closed when nothing is left; nil while Drain is not waiting
 	postponed     []*decision   // deliveries whose write MongoDB rejects
 	seq           uint32
-	failing       bool
 	partSize      *mongodb.PartSize // deliveries in one transaction
 }
 
@@ -340,29 +339,25 @@ func (f *Finisher) writeBatch(ctx context.Context, batch []*decision) error {
 func (f *Finisher) retryWrite(ctx context.Context, op func(context.Context) error) error {
 	// There is no last attempt: without a written fate, the stored offset of a delivery cannot move
 	// (N8).
-	backoff := retry.Reopen.Start()
-	for {
+	failed := false
+	err := retry.Do(ctx, retry.Reopen, func(ctx context.Context) error {
 		err := op(ctx)
-		if err == nil {
-			if f.failing {
-				f.config.OnRecovered()
-			}
-			f.failing = false
-			return nil
-		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
 		if errors.Is(err, lease.ErrLeaseLost) {
-			return err
+			return retry.Permanent(err)
 		}
-
-		f.failing = true
+		return err
+	}, func(err error, _ time.Duration) {
+		failed = true
 		f.config.OnRetry(err)
-		if backoff.Wait(ctx) != nil {
-			return context.Cause(ctx)
-		}
+	})
+
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
+	if err == nil && failed {
+		f.config.OnRecovered()
+	}
+	return err
 }
 
 // writeOutcomes writes the outcomes of a batch in transactions that end before the lease expires. If
