@@ -1,6 +1,9 @@
 package record
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+)
 
 // Side marks the tickets of deliveries outside of the stream's order: retried, parked, scheduled
 // and replayed envelopes. They hold stored offsets like other tickets, but never the watermark
@@ -14,6 +17,8 @@ func (t Ticket) IsSide() bool { return t&Side != 0 }
 var (
 	// ErrParked means that the target cannot be written at present (N11).
 	ErrParked = errors.New("the target is parked")
+	// ErrPartitionParked is ErrParked for one partition. Other partitions of its topic may take records.
+	ErrPartitionParked = fmt.Errorf("%w: one partition", ErrParked)
 	// ErrBlocked means that an earlier envelope of the same key waits (N15).
 	ErrBlocked = errors.New("an earlier envelope of the key waits")
 )

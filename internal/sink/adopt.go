@@ -312,7 +312,7 @@ func (s *Sink) resendLocked(t *topic, rec *record.Record, k record.Ticket) {
 		return
 	}
 	if p.mayBeUnreadLocked(rec) {
-		s.parker.withdrawLocked([]record.Withdrawn{newWithdrawn(t, rec, k, nil, record.ErrParked)})
+		s.parker.withdrawLocked([]record.Withdrawn{newWithdrawn(t, rec, k, nil, record.ErrPartitionParked)})
 		return
 	}
 

@@ -208,7 +208,7 @@ func (pk *parker) parkPartitionLocked(p *partition, now time.Time) {
 	queue := p.queue
 	p.queue, p.openBatch = nil, nil
 	p.unmarkReadyLocked()
-	n, stream := pk.withdrawBatchesLocked(p.topic, queue)
+	n, stream := pk.withdrawBatchesLocked(p.topic, queue, record.ErrPartitionParked)
 	if !p.parked {
 		p.parked = true
 		pk.sink.log.Warn("partition is parked; its records are sent when it can be written again",
@@ -233,7 +233,7 @@ func (pk *parker) parkTopicLocked(t *topic) {
 		}
 	}
 
-	n, stream := pk.withdrawBatchesLocked(t, waiting)
+	n, stream := pk.withdrawBatchesLocked(t, waiting, record.ErrParked)
 	pk.sink.log.Warn("topic is parked; its records are sent when it can be written again",
 		"topic", t.name, "reason", t.obstacle.text, "records", n)
 	t.turnedAway = stream
@@ -241,11 +241,11 @@ func (pk *parker) parkTopicLocked(t *topic) {
 
 // withdrawBatchesLocked gives the records of batches back to the Holder. It returns the number of
 // records, and how many of them belong to the stream.
-func (pk *parker) withdrawBatchesLocked(t *topic, queue []*pending) (n, stream int) {
+func (pk *parker) withdrawBatchesLocked(t *topic, queue []*pending, held error) (n, stream int) {
 	var list []record.Withdrawn
 	for _, b := range queue {
 		err := forEachRecord(b, func(i int, rec *record.Record) {
-			list = append(list, newWithdrawn(t, rec, b.tickets[i], nil, record.ErrParked))
+			list = append(list, newWithdrawn(t, rec, b.tickets[i], nil, held))
 		})
 		if err != nil {
 			pk.sink.failLocked(fmt.Errorf("%w: decoding records to park of topic %q: %w", ErrBroken, t.name, err))

@@ -56,8 +56,9 @@ func recordSizes(rec *record.Record) (need, size int) {
 // Otherwise nothing was queued, and the error is one of these:
 //   - a *record.Refusal: the record itself is at fault.
 //   - record.ErrBlocked: the Holder has closed the gate of the key.
-//   - record.ErrParked: the target is parked. For a side delivery (t.IsSide) also: the partition
-//     has not been read back, so the record may already be in it.
+//   - record.ErrParked: the topic is parked.
+//   - record.ErrPartitionParked: the partition is parked. For a side delivery (t.IsSide) also: the
+//     partition has not been read back, so the record may already be in it.
 //   - the error that ended the sink.
 //
 // Side deliveries are looked up in the read-back as long as any of it is kept.
@@ -100,17 +101,17 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 	side := t.IsSide()
 	mayBeCopy := s.replaying || side
 	if side && p.quarantine {
-		return record.ErrParked
+		return record.ErrPartitionParked
 	}
 	if mayBeCopy && p.mayBeUnreadLocked(rec) {
-		return record.ErrParked
+		return record.ErrPartitionParked
 	}
 
 	if p.parked && !s.parker.mayProbeLocked(p, time.Now()) {
 		if !side {
 			p.turnedAway++
 		}
-		return record.ErrParked
+		return record.ErrPartitionParked
 	}
 
 	if mayBeCopy && !p.quarantine {

@@ -28,11 +28,12 @@ const (
 	passShare  = 20               // while something is stuck, the pause is at least this many times the last pass, up to sureEvery
 	flushEvery = 64               // envelopes between two flushes
 
-	maxKeys      = 10_000 // keys that are queued one by one; with more, everything is scanned
-	keysAtOnce   = 200    // keys of one query
-	maxHeldInRow = 32     // consecutive envelopes held, before the server leaves out similar ones
-	dueLimit     = 1000   // due retries of one query
-	fewInFlight  = 100    // with fewer in flight, the next due retries are read
+	maxKeys      = 10_000  // keys that are queued one by one; with more, everything is scanned
+	maxParked    = 100_000 // keys of parked partitions; with more, their topic counts as parked
+	keysAtOnce   = 200     // keys of one query
+	maxHeldInRow = 32      // consecutive envelopes held, before the server leaves out similar ones
+	dueLimit     = 1000    // due retries of one query
+	fewInFlight  = 100     // with fewer in flight, the next due retries are read
 
 	firstReply = 32 // documents of a page while their size is unknown
 	pageDocs   = 1000
@@ -68,8 +69,9 @@ type Exceptions struct {
 	mu             sync.Mutex
 	inFlight       map[string]*flight
 	keyStates      map[orderKey]*keyState
-	landedIDs      map[string]bool     // ended since the page was requested; true stops the rest of the key
-	parked         map[string]struct{} // parked topics
+	landedIDs      map[string]bool       // ended since the page was requested; true stops the rest of the key
+	parked         map[string]struct{}   // parked topics
+	parkedKeys     map[keyTopic]struct{} // keys whose partition of a topic is parked
 	stops          map[orderKey]keyStop
 	current        keyTurn // the key that the pass reads
 	publishedCount int     // envelopes published so far
@@ -83,6 +85,12 @@ type Exceptions struct {
 
 // orderKey is a key of a collection. Within it and one topic, envelopes keep their order.
 type orderKey struct{ ns, key string }
+
+// keyTopic is a key in one topic.
+type keyTopic struct {
+	orderKey
+	topic string
+}
 
 // keyRef is a key as text and as it is stored.
 type keyRef struct {
@@ -155,6 +163,7 @@ func New(c Config) *Exceptions {
 		keyStates:   map[orderKey]*keyState{},
 		landedIDs:   map[string]bool{},
 		parked:      map[string]struct{}{},
+		parkedKeys:  map[keyTopic]struct{}{},
 		stops:       map[orderKey]keyStop{},
 		lastPass:    time.Now(),
 		work: pendingWork{
@@ -175,6 +184,7 @@ func (x *Exceptions) Wake(topic string) {
 	if topic == "" {
 		clear(x.parked)
 	}
+	maps.DeleteFunc(x.parkedKeys, func(k keyTopic, _ struct{}) bool { return topic == "" || k.topic == topic })
 	maps.DeleteFunc(x.stops, func(_ orderKey, s keyStop) bool { return s.until == untilUnparked })
 	x.mu.Unlock()
 
@@ -191,11 +201,12 @@ func (x *Exceptions) QueueWritten(list []Exception) {
 		// These are scanned for another reason: when the attempt is due, when the topic can be written
 		// again, or when the earlier envelope has been finished.
 		waitsForAttempt := e.State == envelope.StateRetry && e.Delay > 0
-		if waitsForAttempt || x.allParkedLocked(e.Pending) || x.waitsBehindLocked(e) {
+		key := orderKey{e.NS, e.Key}
+		if waitsForAttempt || x.allParkedLocked(key, e.Pending) || x.waitsBehindLocked(e) {
 			continue
 		}
 
-		ref := keyRef{orderKey{e.NS, e.Key}, e.Raw.Lookup("key")}
+		ref := keyRef{key, e.Raw.Lookup("key")}
 		if ref.stored.Type != bson.TypeString {
 			ref.stored = stringValue(e.Key)
 		}
@@ -206,14 +217,21 @@ func (x *Exceptions) QueueWritten(list []Exception) {
 	retry.Signal(x.wake)
 }
 
-// allParkedLocked reports whether topics is not empty and all of them are parked.
-func (x *Exceptions) allParkedLocked(topics []string) bool {
+// allParkedLocked reports whether topics is not empty and all of them are parked for key.
+func (x *Exceptions) allParkedLocked(key orderKey, topics []string) bool {
 	for _, t := range topics {
-		if _, ok := x.parked[t]; !ok {
+		if !x.isParkedLocked(key, t) {
 			return false
 		}
 	}
 	return len(topics) > 0
+}
+
+// isParkedLocked reports whether topic, or its partition of key, is parked.
+func (x *Exceptions) isParkedLocked(key orderKey, topic string) bool {
+	_, ofTopic := x.parked[topic]
+	_, ofKey := x.parkedKeys[keyTopic{key, topic}]
+	return ofTopic || ofKey
 }
 
 // Run publishes until ctx ends, and returns its cause. It retries failed reads until they succeed. The
@@ -262,7 +280,7 @@ func (x *Exceptions) isPassDue() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	pause := sureEvery
-	if x.stuck || len(x.parked) > 0 {
+	if x.stuck || len(x.parked)+len(x.parkedKeys) > 0 {
 		pause = min(sureEvery, max(probeEvery, passShare*x.passTook))
 	}
 	return time.Since(x.lastPass) >= pause

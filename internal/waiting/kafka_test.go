@@ -22,7 +22,9 @@ type broker struct {
 	topics map[string][]written
 	refuse func(topic string, w written) *record.Refusal
 	parked map[string]bool
-	twice  []string // deliveries that stand in a topic more than once
+	sick   map[string]bool // keys whose partitions are parked
+	turned int             // records that were turned away because of that
+	twice  []string        // deliveries that stand in a topic more than once
 }
 
 type written struct {
@@ -32,7 +34,7 @@ type written struct {
 }
 
 func newBroker(t testing.TB) *broker {
-	return &broker{t: t, topics: map[string][]written{}, parked: map[string]bool{}}
+	return &broker{t: t, topics: map[string][]written{}, parked: map[string]bool{}, sick: map[string]bool{}}
 }
 
 // append writes one record and returns its offset. The broker's lock is held.
@@ -144,6 +146,9 @@ func (o *wire) Publish(ctx context.Context, e *outboxes.Envelope, topics []strin
 		switch {
 		case o.latched[[3]string{ns, topic, key}]:
 			now = append(now, o.answer(p, record.Answer{Topic: topic, Offset: -1, Held: record.ErrBlocked}))
+		case o.b.sick[key] && topic == "a":
+			o.b.turned++
+			now = append(now, o.answer(p, record.Answer{Topic: topic, Offset: -1, Held: record.ErrPartitionParked}))
 		case o.b.parked[topic]:
 			now = append(now, o.answer(p, record.Answer{Topic: topic, Offset: -1, Held: record.ErrParked}))
 		case known:

@@ -13,6 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 // read counts the documents that the server has sent to a client of its own.
@@ -67,6 +68,45 @@ func TestN15_AStoppedKeyIsPassedOver(t *testing.T) {
 	if n := read.Load() - before; n > 100 {
 		t.Errorf("%d documents were read because more of a stopped key came", n)
 	}
+}
+
+// If one partition of a topic cannot be written, the envelopes of its keys wait. All others are sent, and nothing is tried at each poll.
+func TestN11_AParkedPartitionHoldsUpNoOtherKey(t *testing.T) {
+	t.Parallel()
+	const sick = 100
+	h := newHouse(t)
+	docs := []bson.D{h.exception(9000, "k000", "blocked", bson.E{Key: "pending", Value: bson.A{"b"}})}
+	for i := range 3 * sick {
+		key := fmt.Sprintf("k%03d", i)
+		docs = append(docs, h.exception(2*i, key, "parked"), h.exception(2*i+1, key, "blocked"))
+		if i%3 == 0 {
+			h.broker.sick[key] = true
+		}
+	}
+	h.put(docs...)
+	te := h.begin()
+	var polls atomic.Int64
+	collections := te.x.config.Collections
+	te.x.config.Collections = func() []outboxes.Outbox { polls.Add(1); return collections() }
+	te.x.lastPass = time.Now().Add(time.Hour) // no pass is due because of its time
+	te.run()
+
+	h.until("all that waits for other partitions is sent", func() bool { return h.left() == 2*sick })
+	te.landed()
+	seen := polls.Load()
+	h.until("some polls", func() bool { return polls.Load() > seen+10 })
+	h.broker.mu.Lock()
+	if h.broker.turned != sick {
+		t.Errorf("%d attempts for %d keys", h.broker.turned, sick)
+	}
+	clear(h.broker.sick)
+	h.broker.mu.Unlock()
+
+	te.out.unpark("a")
+	h.drained()
+	te.landed()
+	h.broker.ordered()
+	te.out.quiet()
 }
 
 // An envelope with an array as its key becomes a dead letter that says so, and the envelopes of other keys go.

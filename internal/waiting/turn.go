@@ -71,7 +71,7 @@ func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]strin
 	}
 
 	if len(topics) == 0 {
-		if firstOfKey && x.allParkedLocked(it.topics) {
+		if firstOfKey && x.allParkedLocked(key, it.topics) {
 			x.rememberStopLocked(it, untilUnparked)
 		}
 		return nil, nil
@@ -160,9 +160,8 @@ func (x *Exceptions) isReadyLocked(p *scanPass, it *candidate, now int64) bool {
 func (x *Exceptions) mayPublishLocked(p *scanPass, k *keyState, topic string, alone bool) bool {
 	_, stopped := x.current.stopped[topic]
 	_, allStopped := x.current.stopped[allTopics]
-	_, parked := x.parked[topic]
 	_, skipped := p.skip[topic]
-	if stopped || allStopped || parked || skipped {
+	if stopped || allStopped || skipped || x.isParkedLocked(x.current.orderKey, topic) {
 		return false
 	}
 
@@ -221,7 +220,10 @@ func (x *Exceptions) noteAnswers(f *flight, answers []record.Answer) {
 		if a.Refusal == nil && a.Held == nil {
 			continue
 		}
-		if errors.Is(a.Held, record.ErrParked) {
+		switch {
+		case errors.Is(a.Held, record.ErrPartitionParked) && len(x.parkedKeys) < maxParked:
+			x.parkedKeys[keyTopic{f.ref.orderKey, a.Topic}] = struct{}{}
+		case errors.Is(a.Held, record.ErrParked):
 			x.parked[a.Topic] = struct{}{}
 		}
 		x.breakKeyLocked(f.ref.orderKey)
