@@ -41,7 +41,7 @@ type Sink interface {
 	// FindHit returns the place of rec if the read-back has found it in its topic.
 	FindHit(rec *record.Record) (tp record.TopicPartition, offset int64, found bool)
 
-	// EndReplay drops the read-back, except for records that still have to be looked up.
+	// EndReplay drops the read-back.
 	EndReplay()
 
 	// Flush wakes the lanes that have something to send.

@@ -12,8 +12,8 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// N9: before the first record is sent to a new topic or partition, its end offset is stored in the
-// watcher document, in a fenced write. Until then its records wait here, encoded and in order. Other
+// N9: before the first record is sent to a new topic, the end offsets of its partitions are stored in
+// the watcher document, in a fenced write. Until then its records wait here, encoded and in order. Other
 // topics flow.
 
 const (
@@ -22,8 +22,7 @@ const (
 	createdTries = 40
 )
 
-// adopter adopts new topics and new partitions. It works on the topics of the sink under the sink's
-// lock.
+// adopter adopts new topics. It works on the topics of the sink under the sink's lock.
 type adopter struct {
 	sink   *Sink
 	create *kafkawire.TopicCreate // the options of missing topics; nil: they are not created
@@ -51,8 +50,7 @@ func (a *adopter) runAdopter(ctx context.Context) error {
 	}
 }
 
-// topicsToAdopt returns the topics without partitions that have or had records, and the topics that
-// have grown and are drained.
+// topicsToAdopt returns the topics without partitions that have or had records.
 func (a *adopter) topicsToAdopt() []string {
 	a.sink.mu.Lock()
 	defer a.sink.mu.Unlock()
@@ -65,8 +63,7 @@ func (a *adopter) topicsToAdopt() []string {
 
 		// Send keeps no more records for a parked topic, and only its adoption shows that it can be
 		// written again.
-		unadopted := len(t.partitions) == 0 && (len(t.waiting) > 0 || t.parked)
-		if unadopted || t.growing && t.isDrained() {
+		if !t.isAdopted() && (len(t.waiting) > 0 || t.parked) {
 			names = append(names, name)
 		}
 	}
@@ -104,11 +101,11 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 			continue
 		}
 		good = append(good, name)
-		for id := a.partitionCount(name); id < len(tl.Partitions); id++ {
+		for id, p := range tl.Partitions {
 			tp := record.TopicPartition{Topic: name, Partition: int32(id)}
 			fresh = append(fresh, tp)
-			if leader := tl.Partitions[id].Leader; leader >= 0 {
-				leaders[tp] = leader
+			if p.Leader >= 0 {
+				leaders[tp] = p.Leader
 			}
 		}
 	}
@@ -145,10 +142,8 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 	for _, tp := range fresh {
 		setOffset(offsets, tp, ends[tp])
 	}
-	if len(offsets) > 0 {
-		if err := a.sink.claims.Save(ctx, nil, offsets); err != nil {
-			return fmt.Errorf("saving the first offsets of topics: %w", err)
-		}
+	if err := a.sink.claims.Save(ctx, nil, offsets); err != nil {
+		return fmt.Errorf("saving the first offsets of topics: %w", err)
 	}
 	for _, tp := range fresh {
 		a.sink.acks.Restore(tp, ends[tp])
@@ -247,12 +242,6 @@ func (a *adopter) noteObstacle(names []string, err error) {
 	}
 }
 
-func (a *adopter) partitionCount(name string) int {
-	a.sink.mu.Lock()
-	defer a.sink.mu.Unlock()
-	return len(a.sink.topics[name].partitions)
-}
-
 // openTopic opens a topic. The records that have waited go to its partitions, in order, before any
 // record that follows.
 func (a *adopter) openTopic(
@@ -262,16 +251,13 @@ func (a *adopter) openTopic(
 	a.sink.mu.Lock()
 	defer a.sink.mu.Unlock()
 	t := a.sink.topics[name]
-	first := len(t.partitions)
-	// N9: an earlier attempt may be in the partition that the key had before the growth.
-	t.addEarlierCount(first)
 	t.addPartitions(len(tl.Partitions))
-	for _, p := range t.partitions[first:] {
+	for _, p := range t.partitions {
 		p.ackedEnd, p.lastUsed = ends[p.tp], now
 	}
 
 	t.setConfig(cfg, a.sink.c.cfg.MaxBatchBytes)
-	t.configStale, t.growing, t.obstacle, t.nextAttempt = false, false, obstacle{}, time.Time{}
+	t.configStale, t.obstacle, t.nextAttempt = false, obstacle{}, time.Time{}
 	for _, p := range t.partitions {
 		a.sink.refresher.setLeaderLocked(p, tl.Partitions, now)
 	}
@@ -296,34 +282,18 @@ func (s *Sink) resendWaitingLocked(t *topic) {
 		}
 		s.batches.releaseBatchLocked(b)
 	}
-
-	// The replay has ended while these records waited, and EndReplay kept the hits for them.
-	if !s.replaying {
-		t.dropHitsLocked()
-	}
 }
 
-// resendLocked is Send for a record that has waited in a batch. If the record cannot be sent, it is
-// given back to the Holder instead of returning an error.
+// resendLocked is Send for a record that has waited for its topic. No earlier owner has used a topic
+// that had no stored offsets, so the record is not looked up. If it cannot be sent, it is given back to
+// the Holder.
 func (s *Sink) resendLocked(t *topic, rec *record.Record, k record.Ticket) {
 	p, refusal := t.choosePartitionLocked(rec)
 	if refusal != nil {
 		s.parker.withdrawLocked([]record.Withdrawn{newWithdrawn(t, rec, k, refusal, nil)})
 		return
 	}
-	if p.mayBeUnreadLocked(rec) {
-		s.parker.withdrawLocked([]record.Withdrawn{newWithdrawn(t, rec, k, nil, record.ErrPartitionParked)})
-		return
-	}
 
 	need, size := recordSizes(rec)
-	if !p.quarantine {
-		if tp, offset, found := p.claimOrMarkSentLocked(rec, k.IsSide()); found {
-			// Send counted the record when it kept it, and no lane will count it down.
-			s.batches.changeUnresolvedLocked(-1, -size)
-			s.ackHitLocked(tp, offset, k, size)
-			return
-		}
-	}
-	s.enqueueLocked(p, rec, k, size, need, true)
+	s.enqueueLocked(p, rec, k, size, need, false)
 }

@@ -135,72 +135,75 @@ func TestN09_NothingIsSentBeforeAllEndsAreKnown(t *testing.T) {
 	}
 }
 
-// TestN09_GrownTopicIsDrainedThenAdopted: the new partitions of a topic are used after the records
-// in flight, and the keys keep their order.
-func TestN09_GrownTopicIsDrainedThenAdopted(t *testing.T) {
+// TestN09_NewPartitionsAreUsedByTheNextSink: when a topic has grown, the sink ends, at most once in
+// reopenEvery. Until then it uses the old partitions. The next sink uses all of them, and the keys keep
+// their order.
+func TestN09_NewPartitionsAreUsedByTheNextSink(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Topic(t, 1)
-	r := openSink(t, sinkOptions{})
-	for i := range 20 {
-		r.send(t, newRecord(topic, fmt.Sprint("k", i%10), fmt.Sprintf("k/%d", i/10)))
+	txid, c := "outrelay.test."+topic, &claims{}
+	first := takeOver(t, txid, c)
+	send := func(r *testSink, from, to int) {
+		for i := from; i < to; i++ {
+			r.send(t, newRecord(topic, fmt.Sprint("k", i%10), fmt.Sprintf("k%d/%d", i%10, i/10)))
+		}
+		r.Flush()
 	}
-	r.Flush()
-	r.acks.waitResolved(20)
+	send(first, 0, 20)
+	first.acks.waitResolved(20)
 
+	// As if a sink had just ended.
+	first.c.reopened.Store(time.Now().UnixNano())
 	addPartitions(t, topic, 3)
-	stacktest.Eventually(t, "the new partitions are adopted", func() bool {
-		retry.Signal(r.refresher.wake)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return len(r.topics[topic].partitions) == 3 && r.topics[topic].isReady()
-	})
-	_, offsets := r.claims.document()
-	if len(offsets[topic]) != 3 {
+	if err := first.refresher.loadLayout(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	send(first, 20, 40)
+	first.acks.waitResolved(40)
+
+	first.c.reopened.Store(0)
+	if err := first.refresher.loadLayout(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.waitEnded(t); !errors.Is(err, ErrReopen) {
+		t.Fatalf("the sink ended with %v, want ErrReopen", err)
+	}
+
+	second := takeOver(t, txid, c)
+	if _, offsets := c.document(); len(offsets[topic]) != 3 {
 		t.Fatalf("saved offsets %v, want three", offsets[topic])
 	}
-
-	for i := range 20 {
-		r.send(t, newRecord(topic, fmt.Sprint("k", i%10), fmt.Sprintf("k/%d", 2+i/10)))
-	}
-	r.Flush()
-	r.acks.waitResolved(40)
+	send(second, 0, 60)
+	second.acks.waitResolved(60)
 
 	log := readTopic(t, stacktest.Brokers(t), topic)
-	requireInOrder(t, log, 10, 4)
+	requireInOrder(t, log, 10, 6)
 	if len(log) != 3 {
 		t.Errorf("%d partitions have records, want all 3", len(log))
 	}
 }
 
-// TestN09_GrowthWaitsForWhatIsInFlight: a topic that has grown is not adopted while a record is
-// queued for an old partition.
-func TestN09_GrowthWaitsForWhatIsInFlight(t *testing.T) {
+// TestN09_GrowthWaitsForLeaders: a takeover would put new partitions without a leader into quarantine,
+// so the sink does not end yet.
+func TestN09_GrowthWaitsForLeaders(t *testing.T) {
 	t.Parallel()
 	r := openSink(t, sinkOptions{noRun: true})
 	r.mu.Lock()
-	top := r.findOrAddTopicLocked("t")
-	top.addPartitions(1)
+	r.findOrAddTopicLocked("t").addPartitions(1)
 	r.mu.Unlock()
-
-	r.send(t, newRecord("t", "k", "0")) // to the old partition
-	r.refresher.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{"t": {Partitions: make([]kafkawire.PartitionLayout, 2)}}})
-	r.send(t, newRecord("t", "k", "1")) // waits for the new count
-	r.mu.Lock()
-	queue := top.partitions[0].queue
-	if len(queue) != 1 || countRecords(queue) != 1 || countRecords(top.waiting) != 1 {
-		t.Fatalf("%d records queued, %d waiting, want 1 and 1", countRecords(queue), countRecords(top.waiting))
-	}
-	top.partitions[0].queue[0].builder.Reset(nil)
-	r.mu.Unlock()
-	if names := r.adopter.topicsToAdopt(); len(names) != 0 {
-		t.Fatalf("%v are adopted while a record is in flight", names)
+	endAfter := func(leader int32) error {
+		parts := []kafkawire.PartitionLayout{{}, {Leader: leader}}
+		r.refresher.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{"t": {Partitions: parts}}})
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.Sink.ended
 	}
 
-	r.mu.Lock()
-	top.partitions[0].queue = nil
-	r.mu.Unlock()
-	if names := r.adopter.topicsToAdopt(); !slices.Equal(names, []string{"t"}) {
-		t.Fatalf("a drained topic is not adopted: %v", names)
+	if err := endAfter(-1); err != nil {
+		t.Errorf("the sink would end with %v, want it to wait for a leader", err)
+	}
+	if err := endAfter(0); !errors.Is(err, ErrReopen) {
+		t.Errorf("the sink would end with %v, want ErrReopen", err)
 	}
 }
 
@@ -477,19 +480,20 @@ func TestN07_FoundAlsoWhenTheGrowthWasAdoptedBeforeTheCrash(t *testing.T) {
 	first.acks.waitResolved(30)
 
 	addPartitions(t, topic, 4)
-	stacktest.Eventually(t, "the new partitions are adopted", func() bool {
-		retry.Signal(first.refresher.wake)
-		first.mu.Lock()
-		defer first.mu.Unlock()
-		return len(first.topics[topic].partitions) == 4 && first.topics[topic].isReady()
-	})
 	if err := first.kill(); err != nil {
 		t.Fatal(err)
 	}
-
 	second := takeOver(t, txid, c)
-	send(second, 50)
-	second.acks.waitResolved(50)
+	if _, offsets := c.document(); len(offsets[topic]) != 4 {
+		t.Fatalf("saved offsets %v, want four", offsets[topic])
+	}
+	if err := second.kill(); err != nil {
+		t.Fatal(err)
+	}
+
+	third := takeOver(t, txid, c)
+	send(third, 50)
+	third.acks.waitResolved(50)
 	requireInOrder(t, readTopic(t, stacktest.Brokers(t), topic), 10, 5)
 }
 
@@ -514,13 +518,6 @@ func TestN07_TheOldPartitionOfAKeyIsReadBeforeItsRecordsGoElsewhere(t *testing.T
 	d := openWithHolder(t, sinkOptions{txid: txid, claims: c, noRun: true})
 	d.r.quarantineOnly(topic)
 	d.r.run(t)
-	stacktest.Eventually(t, "the new partitions are adopted", func() bool {
-		retry.Signal(d.r.refresher.wake)
-		d.r.mu.Lock()
-		defer d.r.mu.Unlock()
-		return len(d.r.topics[topic].partitions) == 4 && d.r.topics[topic].isReady()
-	})
-
 	for i := range 50 {
 		_, _ = d.send(newRecord(topic, fmt.Sprint("k", i%10), fmt.Sprintf("k%d/%d", i%10, i/10)))
 	}

@@ -200,12 +200,11 @@ func (bp *batchPool) changeUnresolvedLocked(records, bytes int) {
 }
 
 // removeRecordsLocked removes the records for which remove returns true from the affected batches of
-// queue. If open is in the queue, it is replaced by its new encoding.
+// p. The open batch is replaced by its new encoding.
 func (bp *batchPool) removeRecordsLocked(
-	queue *[]*pending, open **pending,
-	affected func(*pending) bool, remove func(b *pending, i int, rec *record.Record) bool,
+	p *partition, affected func(*pending) bool, remove func(b *pending, i int, rec *record.Record) bool,
 ) error {
-	for at, b := range *queue {
+	for at, b := range p.queue {
 		if !affected(b) {
 			continue
 		}
@@ -229,14 +228,14 @@ func (bp *batchPool) removeRecordsLocked(
 				return err
 			}
 		}
-		(*queue)[at] = rest
-		if *open == b {
-			*open = rest
+		p.queue[at] = rest
+		if p.openBatch == b {
+			p.openBatch = rest
 		}
 		bp.releaseBatchLocked(b)
 	}
 
-	*queue = slices.DeleteFunc(*queue, func(b *pending) bool { return b == nil })
+	p.queue = slices.DeleteFunc(p.queue, func(b *pending) bool { return b == nil })
 	return nil
 }
 
@@ -251,9 +250,6 @@ func (bp *batchPool) reencodeWithoutLocked(b *pending, removed map[int]struct{})
 
 		need, size := recordSizes(rec)
 		bp.appendRecordLocked(rest, rec, b.tickets[i], size, need)
-		if len(b.wantedPartitions) > 0 {
-			rest.wantedPartitions = append(rest.wantedPartitions, b.wantedPartitions[i])
-		}
 	})
 	return rest, err
 }

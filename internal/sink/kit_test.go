@@ -121,7 +121,6 @@ func (l *ledger) Withdrawn(list []record.Withdrawn) {
 }
 
 func (*ledger) CheckGate(*record.Record, bool) error        { return nil }
-func (*ledger) Found(record.TopicPartition, int64)          {}
 func (*ledger) MemoryPressure() (record.Ticket, bool, bool) { return 0, false, false }
 func (*ledger) Ready(string)                                {}
 

@@ -32,7 +32,6 @@ const (
 	kindQuarantined = "quarantined"
 	kindRefused     = "refused"
 	kindUnreachable = "unreachable"
-	kindGrowing     = "growing"
 	kindAdopting    = "adopting"
 )
 

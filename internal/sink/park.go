@@ -98,7 +98,6 @@ func (pk *parker) parkUnwritable(now time.Time) {
 	defer pk.sink.mu.Unlock()
 	full := pk.stallsOthersLocked(now)
 	for _, t := range pk.sink.topics {
-		anyParked := false
 		for _, p := range t.partitions {
 			if pk.sink.ended != nil {
 				return
@@ -112,10 +111,9 @@ func (pk *parker) parkUnwritable(now time.Time) {
 				pk.sink.failLocked(fmt.Errorf("%w: a batch may be in %s-%d, which could not be written",
 					ErrReopen, p.tp.Topic, p.tp.Partition))
 			}
-			anyParked = anyParked || p.parked
 		}
 
-		if !t.parked && !t.isReady() && pk.sink.ended == nil && pk.mustParkTopicLocked(t, anyParked, now) {
+		if !t.parked && !t.isAdopted() && pk.sink.ended == nil && pk.mustParkTopicLocked(t, now) {
 			pk.parkTopicLocked(t)
 		}
 	}
@@ -189,13 +187,10 @@ func (pk *parker) mayProbeLocked(p *partition, now time.Time) bool {
 	return true
 }
 
-// mustParkTopicLocked reports whether a topic that is not ready must be parked: it cannot be adopted,
-// or it grows and does not drain because anyParked of its partitions is parked.
-func (pk *parker) mustParkTopicLocked(t *topic, anyParked bool, now time.Time) bool {
-	if t.obstacle.parksTopic() {
-		return now.Sub(t.unwritableSince) >= pk.parkAfter || reservedBytes(t.waiting) > pk.maxObstructed
-	}
-	return t.growing && anyParked
+// mustParkTopicLocked reports whether a topic must be parked because it cannot be adopted.
+func (pk *parker) mustParkTopicLocked(t *topic, now time.Time) bool {
+	return t.obstacle.parksTopic() &&
+		(now.Sub(t.unwritableSince) >= pk.parkAfter || reservedBytes(t.waiting) > pk.maxObstructed)
 }
 
 // parkPartitionLocked gives back the queued records of p. The head must not be in flight.
@@ -225,14 +220,6 @@ func (pk *parker) parkPartitionLocked(p *partition, now time.Time) {
 func (pk *parker) parkTopicLocked(t *topic) {
 	waiting := t.waiting
 	t.waiting, t.parked = nil, true
-
-	// None of the records was looked up in the read-back.
-	if pk.sink.replaying || t.hitsLeft > 0 {
-		for _, p := range t.partitions {
-			p.readBack.kept = true
-		}
-	}
-
 	n, stream := pk.withdrawBatchesLocked(t, waiting, record.ErrParked)
 	pk.sink.log.Warn("topic is parked; its records are sent when it can be written again",
 		"topic", t.name, "reason", t.obstacle.text, "records", n)
@@ -315,7 +302,7 @@ func (pk *parker) countTurnedAwayLocked(t *topic, rec *record.Record) {
 		t.turnedAway++
 		return
 	}
-	if !t.isReady() {
+	if !t.isAdopted() {
 		return
 	}
 	if p, refusal := t.choosePartitionLocked(rec); refusal == nil && p.parked {

@@ -18,7 +18,6 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
 )
@@ -565,39 +564,6 @@ func (r *testSink) runAndKill(t *testing.T) error {
 	return r.kill()
 }
 
-// TestN11_AGrowingTopicParksWithItsPartition: records that wait for new partitions are given back
-// after the records of the old partition.
-func TestN11_AGrowingTopicParksWithItsPartition(t *testing.T) {
-	t.Parallel()
-	u := sinkOptions{noRun: true}
-	d := openWithHolder(t, u)
-	d.r.mu.Lock()
-	top := d.r.findOrAddTopicLocked("t")
-	top.addPartitions(1)
-	d.r.mu.Unlock()
-
-	d.sequence("t", 0, 3)
-	leaderless := []kafkawire.PartitionLayout{{Leader: -1}, {Leader: -1}}
-	d.r.refresher.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{"t": {Partitions: leaderless}}})
-	d.sequence("t", 3, 6)
-	if n := d.heldCount(); n != 0 {
-		t.Fatalf("%d records are held at once, want none", n)
-	}
-
-	d.r.parker.parkUnwritable(time.Now().Add(time.Second))
-	if got := d.withdrawnTickets(); !slices.Equal(got, []record.Ticket{0, 1, 2, 3, 4, 5}) {
-		t.Fatalf("given back: %v, want 0 to 5 in order", got)
-	}
-	for partition, want := range map[int32]int{-1: 3, 0: 3} {
-		if n, ok := d.parkedCount("t", partition); n != want || !ok {
-			t.Errorf("partition %d: %d records wait, parked %t, want %d, true", partition, n, ok, want)
-		}
-	}
-	if names := d.r.adopter.topicsToAdopt(); !slices.Equal(names, []string{"t"}) {
-		t.Errorf("topics to adopt: %v, want t", names)
-	}
-}
-
 // TestN11_ADeletedTopicIsParkedByPartition: each partition of a deleted topic is parked. Its
 // records are sent when the topic exists again.
 func TestN11_ADeletedTopicIsParkedByPartition(t *testing.T) {
@@ -679,13 +645,14 @@ func TestN11_AGrownTopicFlowsBesideALeaderlessPartition(t *testing.T) {
 
 	old := d.heldCount()
 	partitions.Store(4)
-	stacktest.Eventually(t, "the new partitions are adopted", func() bool {
-		retry.Signal(d.r.refresher.wake)
-		d.r.mu.Lock()
-		defer d.r.mu.Unlock()
-		top := d.r.topics["a"]
-		return len(top.partitions) == 4 && top.isReady() && !top.parked
-	})
+	retry.Signal(d.r.refresher.wake)
+	if err := d.r.waitEnded(t); !errors.Is(err, ErrReopen) {
+		t.Fatalf("the sink ended with %v, want ErrReopen", err)
+	}
+	d.openNext()
+	if n := len(d.r.topics["a"].partitions); n != 4 {
+		t.Fatalf("the next sink uses %d partitions, want 4", n)
+	}
 
 	// No record of the old partition goes to a new one.
 	d.tryRelease()

@@ -53,9 +53,8 @@ type partition struct {
 
 // readBack is what the takeover has read of a partition.
 type readBack struct {
-	hits       *fence.Known // N7: the records that were found, while they count
+	hits       *fence.Known // N7: the records that were found, until the replay ends
 	incomplete bool         // a part was not read: a record that the replay sends may be a second copy
-	kept       bool         // it outlasts the replay: records were given back without being looked up
 }
 
 // obstruction is the obstacle that keeps a partition or a topic from being written, for State.
@@ -185,10 +184,6 @@ type topic struct {
 	name       string
 	partitions []*partition // empty until the topic is adopted
 
-	// The topic has more partitions than are in partitions. New records wait until the old
-	// partitions have drained (N9).
-	growing bool
-
 	waiting     []*pending // records that wait for the topic to be adopted, in order
 	nextAttempt time.Time  // the earliest time of the next attempt to adopt it
 	maxBytes    int        // max.message.bytes; 0: unknown
@@ -197,56 +192,18 @@ type topic struct {
 
 	compacted bool // N10: it keeps only the newest record of a key, or its policy is unknown
 
-	earlierCounts []int                // known earlier numbers of partitions: the key hashed to other partitions then
-	hitsLeft      int                  // hits of the read-back that are left in all partitions
-	sentKeys      map[sentKey]struct{} // N10: keys of which a record was sent in this replay
-	allKeysSent   bool                 // N10: there were too many sentKeys, so every key counts as sent
+	earlierCount int                  // the number of partitions before the takeover: keys hashed to other partitions then
+	hitsLeft     int                  // hits of the read-back that are left in all partitions
+	sentKeys     map[sentKey]struct{} // N10: keys of which a record was sent in this replay
+	allKeysSent  bool                 // N10: there were too many sentKeys, so every key counts as sent
 
 	obstruction
 	parking
 }
 
-// addEarlierCount notes that the topic had n partitions before.
-func (t *topic) addEarlierCount(n int) {
-	if n > 0 && !slices.Contains(t.earlierCounts, n) {
-		t.earlierCounts = append(t.earlierCounts, n)
-	}
-}
-
-// isReady reports whether records can be sent to the partitions of the topic.
-func (t *topic) isReady() bool { return len(t.partitions) > 0 && !t.growing }
+// isAdopted reports whether records can be sent to the partitions of the topic.
+func (t *topic) isAdopted() bool { return len(t.partitions) > 0 }
 
 func (t *topic) setObstacle(o obstacle, now time.Time) {
 	t.updateObstacle(o, now, obstacle.parksTopic)
-}
-
-// dropHitsLocked drops the read-back after the replay. It keeps everything while records wait for
-// the topic, and the hits of partitions whose records were given back with their topic.
-func (t *topic) dropHitsLocked() {
-	if len(t.waiting) > 0 {
-		return
-	}
-
-	t.hitsLeft = 0
-	for _, p := range t.partitions {
-		if p.readBack.kept {
-			t.hitsLeft += p.readBack.hits.Len()
-			continue
-		}
-		p.readBack = readBack{}
-	}
-
-	if t.hitsLeft == 0 {
-		t.sentKeys, t.allKeysSent = nil, false
-	}
-}
-
-// isDrained reports whether nothing is queued or in flight.
-func (t *topic) isDrained() bool {
-	for _, p := range t.partitions {
-		if len(p.queue) > 0 || p.busy {
-			return false
-		}
-	}
-	return true
 }

@@ -110,20 +110,23 @@ func (r *refresher) applyLayout(layout *kafkawire.Layout) {
 			t.obstacle = obstacle{}
 		}
 
-		// N9: the old partitions are drained first, because keys hash to other partitions from now on.
-		if from, to := len(t.partitions), len(tl.Partitions); to > from && !t.growing {
-			t.growing = true
-			text := fmt.Sprintf("topic %q has grown from %d to %d partitions; waiting for its records in flight", name, from, to)
-			t.setObstacle(obstacle{kindGrowing, text}, now)
-			r.sink.log.Info("topic has grown; waiting for its records in flight before its new partitions are used",
-				"topic", name, "from", from, "to", to)
-			retry.Signal(r.sink.adopter.wake)
+		// N9: keys hash to other partitions from now on, so a takeover has to read the old partitions
+		// back first. It would put a partition without a leader into quarantine.
+		if n := len(t.partitions); n < len(tl.Partitions) && haveLeaders(tl.Partitions[n:]) && r.sink.c.mayReopen(now) {
+			r.sink.failLocked(fmt.Errorf("%w: topic %q has grown from %d to %d partitions",
+				ErrReopen, name, n, len(tl.Partitions)))
+			return
 		}
 
 		for _, p := range t.partitions {
 			r.setLeaderLocked(p, tl.Partitions, now)
 		}
 	}
+}
+
+// haveLeaders reports whether every partition of list has a leader.
+func haveLeaders(list []kafkawire.PartitionLayout) bool {
+	return !slices.ContainsFunc(list, func(p kafkawire.PartitionLayout) bool { return p.Leader < 0 })
 }
 
 // detachTopicLocked removes the partitions of a topic that is missing or forbidden from their lanes.

@@ -19,9 +19,9 @@ func keyScopeOf(rec *record.Record) (keyScope, bool) {
 }
 
 // withdrawBadLocked gives back the records of the head for which refusalOf returns a refusal. With
-// each of them it gives back all records that follow it in its key, also those in later batches and
-// in the list that waits for the topic to grow: no record of a key passes a record that will be tried
-// again. The remaining records are encoded again, in order. The sequence of the head stays unused.
+// each of them it gives back all records that follow it in its key, also those in later batches: no
+// record of a key passes a record that will be tried again. The remaining records are encoded again, in
+// order. The sequence of the head stays unused.
 //
 // N15.
 func (l *lane) withdrawBadLocked(p *partition, refusalOf func(i int) *record.Refusal) {
@@ -53,12 +53,7 @@ func (l *lane) withdrawBadLocked(p *partition, refusalOf func(i int) *record.Ref
 
 	// Later batches matter only if the head has blocked a key.
 	affected := func(b *pending) bool { return b == head || len(blocked) > 0 }
-	err := l.sink.batches.removeRecordsLocked(&p.queue, &p.openBatch, affected, withdraw)
-	if err == nil {
-		var noOpenBatch *pending
-		err = l.sink.batches.removeRecordsLocked(&p.topic.waiting, &noOpenBatch, affected, withdraw)
-	}
-	if err != nil {
+	if err := l.sink.batches.removeRecordsLocked(p, affected, withdraw); err != nil {
 		l.sink.failLocked(fmt.Errorf("%w: %s-%d: decoding batches to send: %w", ErrBroken, p.tp.Topic, p.tp.Partition, err))
 		return
 	}

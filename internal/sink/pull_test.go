@@ -146,9 +146,9 @@ func TestN15_ARefusedRecordPullsItsKey(t *testing.T) {
 	}
 }
 
-// TestN15_PullReachesWhatWaitsForAGrowingTopic: records of the key are also given back from the
-// open batch, and from the list that waits for new partitions.
-func TestN15_PullReachesWhatWaitsForAGrowingTopic(t *testing.T) {
+// TestN15_PullReachesTheOpenBatch: records of the key are also given back from the batches that still
+// take records.
+func TestN15_PullReachesTheOpenBatch(t *testing.T) {
 	t.Parallel()
 	_, brokers := newFakeCluster(t, kfake.NumBrokers(1))
 	u := fakeOptions(brokers...)
@@ -159,25 +159,14 @@ func TestN15_PullReachesWhatWaitsForAGrowingTopic(t *testing.T) {
 	top.addPartitions(1)
 	p := top.partitions[0]
 	d.r.mu.Unlock()
-	send := func(from, to int) {
-		for i := from; i < to; i++ {
-			x := newRecord("t", fmt.Sprint("k", i%3), fmt.Sprint(i))
-			if i%3 == 2 {
-				x.Partition = 0
-			}
-			if _, err := d.send(x); err != nil {
-				t.Fatal(err)
-			}
+	for i := range 60 {
+		if _, err := d.send(newRecord("t", fmt.Sprint("k", i%3), fmt.Sprint(i))); err != nil {
+			t.Fatal(err)
 		}
 	}
-
-	send(0, 30)
 	if len(p.queue) < 3 || p.openBatch == nil {
 		t.Fatalf("%d batches, want at least 3 with an open one", len(p.queue))
 	}
-
-	d.r.refresher.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{"t": {Partitions: make([]kafkawire.PartitionLayout, 2)}}})
-	send(30, 60)
 
 	d.r.mu.Lock()
 	l := &lane{sink: d.r.Sink}
@@ -196,19 +185,18 @@ func TestN15_PullReachesWhatWaitsForAGrowingTopic(t *testing.T) {
 
 	d.r.mu.Lock()
 	defer d.r.mu.Unlock()
-	queued, waiting, unresolved := countRecords(p.queue), countRecords(top.waiting), d.r.batches.unresolvedRecords
-	if queued != 20 || waiting != 20 || unresolved != 40 || p.queue[0].frozen || p.queue[0].seq != 0 {
-		t.Errorf("%d queued, %d waiting, %d unresolved, want 20, 20, 40", queued, waiting, unresolved)
+	queued, unresolved := countRecords(p.queue), d.r.batches.unresolvedRecords
+	if queued != 40 || unresolved != 40 || p.queue[0].frozen || p.queue[0].seq != 0 {
+		t.Errorf("%d queued, %d unresolved, want 40, 40", queued, unresolved)
 	}
 	if p.openBatch == nil || p.openBatch != p.queue[len(p.queue)-1] {
 		t.Error("the batch that takes records is not the last one")
 	}
 	var left []record.Ticket
-	for _, b := range append(slices.Clone(p.queue), top.waiting...) {
+	for _, b := range p.queue {
 		left = append(left, b.tickets...)
-		count, wanted := int(b.builder.Count()), len(b.wantedPartitions)
-		if count != len(b.tickets) || wanted != 0 && wanted != len(b.tickets) {
-			t.Errorf("a batch of %d records has %d tickets and %d wanted partitions", count, len(b.tickets), wanted)
+		if count := int(b.builder.Count()); count != len(b.tickets) {
+			t.Errorf("a batch of %d records has %d tickets", count, len(b.tickets))
 		}
 	}
 	if !slices.IsSorted(left) || len(left) != 40 {

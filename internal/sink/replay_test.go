@@ -53,46 +53,6 @@ func (r *testSink) quarantineOnly(topic string) (*partition, *fence.Known) {
 	return p, hits
 }
 
-func TestN07_TheEndOfTheReplayLeavesHitsToWhatWaits(t *testing.T) {
-	t.Parallel()
-	t.Run("for a growing topic", func(t *testing.T) {
-		t.Parallel()
-		topic := stacktest.Topic(t, 1)
-		txid, c := "outrelay.test."+topic, &claims{}
-		first := takeOver(t, txid, c)
-		send := func(r *testSink, from, to int) {
-			for i := from; i < to; i++ {
-				r.send(t, newRecord(topic, fmt.Sprint("k", i%10), fmt.Sprintf("k%d/%d", i%10, i/10)))
-			}
-			r.Flush()
-		}
-
-		send(first, 0, 30)
-		first.acks.waitResolved(30)
-		if err := first.kill(); err != nil {
-			t.Fatal(err)
-		}
-
-		second := openSink(t, sinkOptions{txid: txid, claims: c, noRun: true})
-		addPartitions(t, topic, 4)
-		if err := second.refresher.loadLayout(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-
-		send(second, 0, 40)
-		if n := countRecords(second.topics[topic].waiting); n != 40 {
-			t.Fatalf("%d records wait, want all 40", n)
-		}
-
-		second.EndReplay()
-		send(second, 40, 50)
-		second.run(t)
-		second.acks.waitResolved(50)
-		requireInOrder(t, readTopic(t, stacktest.Brokers(t), topic), 10, 5)
-		second.requireHitsDropped(t, topic)
-	})
-}
-
 // requireHitsDropped checks that nothing of the replay is left.
 func (r *testSink) requireHitsDropped(t *testing.T, topic string) {
 	t.Helper()

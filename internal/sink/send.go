@@ -60,8 +60,6 @@ func recordSizes(rec *record.Record) (need, size int) {
 //   - record.ErrPartitionParked: the partition is parked. For a side delivery (t.IsSide) also: the
 //     partition has not been read back, so the record may already be in it.
 //   - the error that ended the sink.
-//
-// Side deliveries are looked up in the read-back as long as any of it is kept.
 func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,7 +84,7 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 		return err
 	}
 
-	if !top.isReady() {
+	if !top.isAdopted() {
 		s.keepUntilAdoptedLocked(top, rec, t, size, need)
 		s.batches.changeUnresolvedLocked(1, size)
 		return nil
@@ -131,7 +129,7 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 func (s *Sink) claimBeforeGatesLocked(
 	t *topic, rec *record.Record, k record.Ticket,
 ) (tp record.TopicPartition, offset int64, found bool) {
-	if !s.replaying || k.IsSide() || t.hitsLeft == 0 || !t.isReady() {
+	if !s.replaying || k.IsSide() || t.hitsLeft == 0 {
 		return record.TopicPartition{}, 0, false
 	}
 
@@ -153,8 +151,8 @@ func (s *Sink) findOrAddTopicLocked(name string) *topic {
 	return t
 }
 
-// keepUntilAdoptedLocked queues a record for a topic that is not adopted yet, or that has grown
-// and has to be adopted again (N9). resendWaitingLocked sends it on.
+// keepUntilAdoptedLocked queues a record for a topic that is not adopted yet (N9). resendWaitingLocked
+// sends it on.
 func (s *Sink) keepUntilAdoptedLocked(t *topic, rec *record.Record, k record.Ticket, size, need int) {
 	var b *pending
 	if n := len(t.waiting); n > 0 && t.waiting[n-1].builder.Len()+need <= s.c.cfg.MaxBatchBytes {
@@ -224,17 +222,11 @@ func newTooLargeRefusal(t *topic, size int) *record.Refusal {
 // sent to any partition yet.
 func (p *partition) mayBeUnreadLocked(rec *record.Record) bool {
 	// A named partition does not depend on the number of partitions.
-	if rec.Partition != record.AnyPartition {
+	if rec.Partition != record.AnyPartition || p.topic.earlierCount == 0 {
 		return false
 	}
-
-	for _, n := range p.topic.earlierCounts {
-		old := p.topic.partitions[partitionByKey(rec, int32(n))]
-		if old != p && (old.quarantine || old.needsReadBack) {
-			return true
-		}
-	}
-	return false
+	old := p.topic.partitions[partitionByKey(rec, int32(p.topic.earlierCount))]
+	return old != p && old.quarantine
 }
 
 // claimOrMarkSentLocked claims the hit of rec (N7). If there is none, the caller sends rec, and

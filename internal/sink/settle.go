@@ -75,10 +75,6 @@ func (l *lane) settleRequest(err error) {
 			retry.Signal(p.lane.wake)
 		}
 
-		if len(p.queue) == 0 && p.topic.growing && p.topic.isDrained() {
-			retry.Signal(l.sink.adopter.wake)
-		}
-
 		// Parking skips busy partitions. A partition may be busy at each tick of its timer.
 		if !p.obstacle.none() && l.sink.parker.mustParkLocked(p, now, false) {
 			retry.Signal(l.sink.parker.wake)

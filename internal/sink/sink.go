@@ -165,7 +165,7 @@ func (s *Sink) adoptTails(out *fence.Out, stored map[string][]int64) {
 		t := s.topics[tp.Topic]
 		if t == nil {
 			t = s.newTopic(tp.Topic)
-			t.addEarlierCount(len(stored[tp.Topic]))
+			t.earlierCount = len(stored[tp.Topic])
 			s.topics[tp.Topic] = t
 		}
 		t.addPartitions(int(tp.Partition) + 1)
@@ -254,15 +254,16 @@ func (s *Sink) Compacted(topic string) bool {
 }
 
 // EndReplay notes that the stream has passed the time of the takeover: no event that follows can
-// have been sent before. It drops the read-back, with two exceptions. Records that wait for a topic
-// are looked up later. A topic that was parked before keeps its hits until the sink ends, for the
-// records that were given back.
+// have been sent before. It drops the read-back.
 func (s *Sink) EndReplay() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.replaying = false
 	for _, t := range s.topics {
-		t.dropHitsLocked()
+		t.hitsLeft, t.sentKeys, t.allKeysSent = 0, nil, false
+		for _, p := range t.partitions {
+			p.readBack = readBack{}
+		}
 	}
 }
 

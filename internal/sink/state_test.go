@@ -12,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/record"
 )
 
 // TestStateListsOnlyWhatWaits: a missing topic that gets no records does not appear in State.
@@ -30,22 +31,21 @@ func TestStateListsOnlyWhatWaits(t *testing.T) {
 
 	r.refresher.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{
 		"a": {Err: kafka.UnknownTopicOrPartition},
-		"b": {Partitions: []kafkawire.PartitionLayout{{Leader: -1}, {Leader: -1}, {Leader: -1}}},
+		"b": {Partitions: []kafkawire.PartitionLayout{{Leader: -1}, {Leader: -1}}},
 	}})
 	if state := r.State(); len(state) != 0 {
 		t.Fatalf("nothing waits, but the state is %+v", state)
 	}
 
-	for p := range int32(2) {
-		x := newRecord("a", "k", "1")
-		x.Partition = p
+	for _, target := range []record.TopicPartition{{Topic: "a", Partition: 0}, {Topic: "a", Partition: 1}, {Topic: "b", Partition: 0}} {
+		x := newRecord(target.Topic, "k", "1")
+		x.Partition = target.Partition
 		r.send(t, x)
 	}
-	r.send(t, newRecord("b", "k", "1")) // waits for the topic's new partitions
 	state := r.State()
 	if len(state) != 3 || state[0].Topic != "a" || state[1].Partition != 1 ||
-		state[2].Partition != -1 || state[2].Kind != kindGrowing {
-		t.Fatalf("state %+v, want two partitions of a, and b", state)
+		state[2].Topic != "b" || state[2].Kind != kindNoLeader {
+		t.Fatalf("state %+v, want two partitions of a, and one of b", state)
 	}
 	for _, b := range r.State() {
 		if b.Records != 1 || b.Reason == "" || b.Since.IsZero() {
