@@ -24,22 +24,15 @@ import (
 // sends with. The next barrier of the owner would need the higher epoch, and would fence the owner's own
 // batches. An empty transaction does not change the epoch and the sequences.
 //
-// Errors: ErrSelfMove if a marker is not complete within 5 s, if the coordinator has forgotten the id, or
-// if its epoch nears the end. The caller then drains, calls NextGeneration, saves Senders and takes over
-// again. ErrNoHealthy: nothing was kept alive, so the caller tries again within minutes. ErrFenced, or
-// the end of ctx. Without idle and spare partitions nothing was sent, so there is nothing to keep.
+// Errors: ErrSelfMove if a marker is not complete within 5 s, or if the coordinator has forgotten the id. The
+// caller then drains, calls NextGeneration, saves Senders and takes over again. ErrNoHealthy: nothing was
+// kept alive, so the caller tries again within minutes. ErrFenced, or the end of ctx. Without idle and spare
+// partitions nothing was sent, so there is nothing to keep.
 func (s *Session) KeepAlive(ctx context.Context, idle, spare []record.TopicPartition) error {
 	s.txn.Lock()
 	defer s.txn.Unlock()
 	if err := s.patience().waitForGate(ctx); err != nil {
 		return err
-	}
-	current := s.Producer()
-	// H3: after its last epoch, the id would get another producer id, whose markers do not fence this
-	// one.
-	if current.Epoch >= s.in.epochs {
-		return fmt.Errorf("epoch %d of transactional id %s nears its end: %w",
-			current.Epoch, s.TransactionalID(), ErrSelfMove)
 	}
 
 	written := false

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -65,9 +66,10 @@ type Out struct {
 }
 
 // Take takes the transactional id over (N4): Init, a barrier over the healthy partitions, a read of each
-// partition from its stored offset until the markers are found, and a conditional Init. Partitions that
-// cannot be fenced now are quarantined, which is not an error. Errors: ErrFenced if another process
-// takes the id at the same time, the code of a refusal (authorization), or the end of ctx.
+// partition from its stored offset until the markers are found, and a conditional Init. Where a sender of
+// an earlier generation is open, it also takes the id of that generation. Partitions that cannot be fenced
+// now are quarantined, which is not an error. Errors: ErrFenced if another process takes the id at the same
+// time, the code of a refusal (authorization), or the end of ctx.
 func (c *Client) Take(ctx context.Context, in In) (*Out, error) {
 	t := &takeOver{session: newSession(c, in), released: map[record.TopicPartition]*Tail{}}
 	s := t.session
@@ -81,6 +83,9 @@ func (c *Client) Take(ctx context.Context, in In) (*Out, error) {
 	}
 	t.quarantineTargets(h)
 	if err := t.acquire(ctx); err != nil {
+		return nil, err
+	}
+	if err := t.releaseEarlierGenerations(ctx); err != nil {
 		return nil, err
 	}
 
@@ -172,6 +177,23 @@ func (t *takeOver) acquire(ctx context.Context) error {
 		return nil
 	}
 	return t.fenceTargets(ctx)
+}
+
+// releaseEarlierGenerations releases partitions in which a sender of an earlier generation is open: the
+// marker that is missing there needs the id of that generation, and not another takeover.
+func (t *takeOver) releaseEarlierGenerations(ctx context.Context) error {
+	s := t.session
+	if !slices.ContainsFunc(s.retired, func(x record.Sender) bool { return x.Generation < s.generation && len(x.Open) > 0 }) {
+		return nil
+	}
+
+	tails, err := s.Retry(ctx)
+	maps.Copy(t.released, tails)
+	// The owner finds out again when it keeps its id alive, and then moves to the next generation.
+	if errors.Is(err, ErrSelfMove) {
+		return nil
+	}
+	return err
 }
 
 // fenceTargets writes the barrier, reads, and takes an epoch to send with.

@@ -2,11 +2,8 @@ package sink
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -100,9 +97,6 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 	if err != nil {
 		return nil, fmt.Errorf("taking over in Kafka: %w", err)
 	}
-	if err := releaseEarlierGenerations(ctx, out); err != nil {
-		return nil, fmt.Errorf("taking over in Kafka: %w", err)
-	}
 	s.keeper.session, s.producer = out.Session, batch.Producer(out.Producer)
 	s.keeper.expiry = o.fence.Expiry(ctx)
 
@@ -118,24 +112,6 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 		return nil, fmt.Errorf("taking over in Kafka: %w", err)
 	}
 	return s, nil
-}
-
-// releaseEarlierGenerations releases partitions in which a sender of an earlier generation is open: the
-// marker that is missing there needs the id of that generation, and not another takeover.
-func releaseEarlierGenerations(ctx context.Context, out *fence.Out) error {
-	own := out.Senders[len(out.Senders)-1].Generation
-	if !slices.ContainsFunc(out.Senders, func(x record.Sender) bool { return x.Generation < own && len(x.Open) > 0 }) {
-		return nil
-	}
-
-	tails, err := out.Session.Retry(ctx)
-	maps.Copy(out.Released, tails)
-	out.Senders, out.Quarantined = out.Session.Senders(), out.Session.Quarantined()
-	// The keeper handles an id that hangs.
-	if errors.Is(err, fence.ErrSelfMove) {
-		return nil
-	}
-	return err
 }
 
 // storedOffsets returns the offsets to store for partitions that were read back.
