@@ -151,13 +151,10 @@ func (o *Outlet) FindHits(e *outboxes.Envelope, topics []string) []waiting.Hit {
 			continue
 		}
 		hits = append(hits, waiting.Hit{
-			ID:       string(w.view.AppendID(nil)),
-			StringID: w.view.AmbiguousID(),
-			Delivery: w.view.Delivery,
-			Topic:    w.recs[i].Topic,
-			Targets:  all,
-			TP:       tp,
-			Offset:   offset,
+			Topic:   w.recs[i].Topic,
+			Targets: all,
+			TP:      tp,
+			Offset:  offset,
 		})
 	}
 	return hits

@@ -121,7 +121,6 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 // not record (N8, N19). It runs before the stored offsets can move. An envelope that is unrecorded
 // afterwards was not sent, so it may wait for any time.
 func (t *term) recoverUnrecorded(ctx context.Context) error {
-	out := t.reconciler.outlet
 	return t.calls.RetryRead(ctx, func(ctx context.Context) error {
 		if err := t.reconciler.scheduled.DisownStrayClaims(ctx); err != nil {
 			return err
@@ -133,12 +132,8 @@ func (t *term) recoverUnrecorded(ctx context.Context) error {
 			return err
 		}
 
-		hits, err := t.reconciler.exceptions.FindHits(ctx, out.FindHits)
-		if err != nil || len(hits) == 0 {
-			return err
-		}
-		n, err := t.reconciler.exceptions.FinishHits(ctx, hits)
-		if err == nil {
+		n, err := t.reconciler.exceptions.FinishSent(ctx, t.reconciler.outlet.FindHits)
+		if n > 0 {
 			t.log.Info("recorded deliveries of an earlier owner that were found in the topics", "envelopes", n)
 		}
 		return err

@@ -427,7 +427,7 @@ func (o *wire) standing(e *outboxes.Envelope, topics []string) (hits []Hit) {
 	defer o.mu.Unlock()
 	for _, topic := range topics {
 		if at, ok := o.seen[topic][w]; ok {
-			hits = append(hits, Hit{ID: w.id, Delivery: w.delivery, Topic: topic, Targets: topics, Offset: at})
+			hits = append(hits, Hit{Topic: topic, Targets: topics, Offset: at})
 		}
 	}
 	return hits

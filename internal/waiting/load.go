@@ -22,7 +22,7 @@ type Loaded struct {
 // its topics. It calls known for each of these exceptions whose position satisfies behind: the stream
 // may repeat it, and must then send it to its other topics only.
 //
-// Call Load after FinishHits. gate and known may be called a million times, because Load collects
+// Call Load after FinishSent. gate and known may be called a million times, because Load collects
 // nothing itself. idType and id are the type and the value of `_id`, and id is valid only during the
 // call.
 func (x *Exceptions) Load(

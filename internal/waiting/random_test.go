@@ -11,6 +11,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -138,19 +139,12 @@ func (c *chaos) takeOver(quarantine bool) {
 			c.term.out.park(topic)
 		}
 	}
-	var hits []Hit
-	c.broker.mu.Lock()
-	for topic, list := range c.broker.topics {
-		if c.sick[topic] {
-			continue
+	// Otherwise the sink finds them one by one.
+	if c.r.IntN(2) == 0 {
+		found := func(e *outboxes.Envelope, topics []string) []Hit {
+			return slices.DeleteFunc(c.term.out.standing(e, topics), func(h Hit) bool { return c.sick[h.Topic] })
 		}
-		for i, w := range list {
-			hits = append(hits, Hit{ID: w.id, Topic: topic, Delivery: w.delivery, TP: record.TopicPartition{Topic: topic}, Offset: int64(i)})
-		}
-	}
-	c.broker.mu.Unlock()
-	if c.r.IntN(2) == 0 { // else the sink finds them one by one
-		if _, err := c.term.x.FinishHits(c.t.Context(), hits); err != nil {
+		if _, err := c.term.x.FinishSent(c.t.Context(), found); err != nil {
 			c.t.Fatal(err)
 		}
 	}
