@@ -309,7 +309,8 @@ func (t *term) readStream(ctx context.Context, start changestream.Start) error {
 
 		// The stream was expected to repeat the exceptions of the previous owner, for their other
 		// topics. It no longer can. That has to be known before exceptions are loaded, so a new
-		// takeover finds the gap in the document.
+		// takeover finds the gap in the document. Any other gap is swept in this term, because its sweep
+		// leaves out what an earlier sweep of the term has delivered (gap.Skip).
 		if t.recovery.IsGapOpen() && t.pump.Previous != nil {
 			return errGapTooLate
 		}
