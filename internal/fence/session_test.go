@@ -161,6 +161,7 @@ func TestN05_GenerationMovesBeforeEpochsRunOut(t *testing.T) {
 	o := newOwner(t, tp, 2)
 	first := o.takeAll(t, c)
 	mustPut(t, c, at(tp, 0), encode(0, first.Producer, 0, ids("a")...))
+
 	in := o.in()
 	in.epochs = 2
 	out, err := c.Take(ctxOf(t, 2*time.Minute), in)
@@ -175,6 +176,7 @@ func TestN05_GenerationMovesBeforeEpochsRunOut(t *testing.T) {
 		refusedZombie(t, c, at(tp, p), first.Producer, 1)
 		mustPut(t, c, at(tp, p), encode(0, out.Producer, 0, ids("b")...))
 	}
+
 	next := o.takeAll(t, client(t))
 	if next.Session.Generation() != 1 || next.Released[at(tp, 0)].Hits.Len() != 2 {
 		t.Errorf("successor: generation %d, %d hits", next.Session.Generation(), next.Released[at(tp, 0)].Hits.Len())

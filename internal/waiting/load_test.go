@@ -23,6 +23,7 @@ func TestN15_LoadFindsGatesAndWhatComesAgain(t *testing.T) {
 		h.exception(5, "x", "parked", bson.E{Key: "pending", Value: nil}, bson.E{Key: "key", Value: int64(7)}),
 		bson.D{{Key: "_id", Value: "healthy"}},
 	)
+
 	te := h.begin()
 	defer te.out.kill(nil)
 	gates, known := map[string]int{}, []string{}
@@ -63,6 +64,7 @@ func TestN08_RecoverFinishesWhatAnEarlierOwnerHadSent(t *testing.T) {
 		h.exception(4, "k", "parked"), h.exception(5, "k", "parked", bson.E{Key: "_id", Value: oid}), scheduled,
 		bson.D{{Key: "_id", Value: "stream's"}},
 	)
+
 	te := h.begin()
 	defer te.out.kill(nil)
 	found := func(topicsOf map[any][]string) func(*outboxes.Envelope, []string) []Hit {
@@ -77,6 +79,7 @@ func TestN08_RecoverFinishesWhatAnEarlierOwnerHadSent(t *testing.T) {
 			return hits
 		}
 	}
+
 	n, err := te.x.FinishSent(t.Context(), found(map[any][]string{"e000001": {"a", "b"}, "e000002": {"b"}, "due": {"a"}, "stream's": {"a"}}))
 	if err != nil || n != 3 {
 		t.Fatalf("%d, %v", n, err)
@@ -96,6 +99,7 @@ func TestN08_RecoverFinishesWhatAnEarlierOwnerHadSent(t *testing.T) {
 	if h.doc("stream's")["sentAt"] != nil {
 		t.Error("an envelope of the stream was touched")
 	}
+
 	n, err = te.x.FinishSent(t.Context(), found(map[any][]string{oid: {"a"}, "e000003": {"a"}}))
 	if err != nil || n != 2 {
 		t.Errorf("an ObjectId and a later delivery: %d, %v", n, err)
@@ -122,6 +126,7 @@ func TestN10_ALaterExceptionIsNotFinishedBeforeAnEarlierOneOfItsKey(t *testing.T
 			for i, key := range map[int]string{1: "k", 3: "k", 4: "l"} {
 				h.broker.stands("a", fmt.Sprintf("e%06d", i), key, 0)
 			}
+
 			te := h.begin()
 			defer te.out.kill(nil)
 			te.out.routes = []string{"a"}
@@ -129,6 +134,7 @@ func TestN10_ALaterExceptionIsNotFinishedBeforeAnEarlierOneOfItsKey(t *testing.T
 			if _, err := te.x.FinishSent(t.Context(), te.out.standing); err != nil {
 				t.Fatal(err)
 			}
+
 			var ids []string
 			for i := 1; i <= 4; i++ {
 				if id := fmt.Sprintf("e%06d", i); h.doc(id)["state"] == nil {
@@ -154,6 +160,7 @@ func TestAFateThatTheServerDoesNotTakeHoldsUpNobodyElse(t *testing.T) {
 	if err := h.db.RunCommand(t.Context(), bson.D{{Key: "collMod", Value: "outbox"}, {Key: "validator", Value: validator}}).Err(); err != nil {
 		t.Fatal(err)
 	}
+
 	te := h.begin().run()
 	h.until("the others are finished", func() bool { return h.left() == 1 && te.x.InFlight() == 1 })
 	if err := h.db.RunCommand(t.Context(), bson.D{{Key: "collMod", Value: "outbox"}, {Key: "validator", Value: bson.D{}}}).Err(); err != nil {

@@ -41,6 +41,7 @@ func TestN15_NothingIsLostDoubledOrOvertaken(t *testing.T) {
 			h.flying = 40
 			c := &chaos{house: h, r: rand.New(rand.NewPCG(seed, 1)), want: map[string][]string{}, fails: map[string]int{}}
 			h.broker.refuse = c.refusal
+
 			c.term = h.begin().run()
 			c.term.out.reach("")
 			for range 50 {
@@ -132,6 +133,7 @@ func (c *chaos) takeOver(quarantine bool) {
 	reached := c.term.out.Reached()
 	c.term = c.begin()
 	c.term.out.reach(reached)
+
 	c.sick = map[string]bool{}
 	for _, topic := range chaosTopics {
 		if quarantine && c.r.IntN(3) == 0 {
@@ -139,6 +141,7 @@ func (c *chaos) takeOver(quarantine bool) {
 			c.term.out.park(topic)
 		}
 	}
+
 	// Otherwise the sink finds them one by one.
 	if c.r.IntN(2) == 0 {
 		found := func(e *outboxes.Envelope, topics []string) []Hit {
