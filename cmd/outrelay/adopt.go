@@ -80,12 +80,14 @@ func (a *operatorCommand) adoptPosition(ctx context.Context, src adopt.Source) e
 	if err != nil {
 		return classifyAdoption(err)
 	}
+	// The plan has checked everything, so a dry run ends here.
 	if !a.dryRun {
 		action := fmt.Sprintf("let watcher %s continue at %s; consumers get up to %s a second time",
 			r.Watcher, r.At.Format(time.RFC3339), countNoun(r.MaxRepeats, "event"))
 		if err := a.confirm(ctx, action); err != nil {
 			return err
 		}
+		// Write checks again: the watcher may have got an owner while the user was asked.
 		if r, err = adopter.Write(ctx, r, a.actorName()); err != nil {
 			return classifyAdoption(err)
 		}

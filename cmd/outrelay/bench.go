@@ -72,6 +72,7 @@ logins: a password or a certificate.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o.Duration = time.Duration(seconds) * time.Second
 			o.Progress, o.OnHardStop = p.errOut, p.onHardStop
+			// A record of a consumer costs a transaction, so its default is smaller.
 			if consumer && !c.Flags().Changed("events") {
 				o.Events = consumerEvents
 				if len(o.Transports) > 0 {
@@ -201,7 +202,7 @@ func newBenchRelayCommand(p *program) *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithCancel(c.Context())
 			defer cancel()
-			// bench holds this pipe open as long as it runs.
+			// bench holds this pipe open as long as it runs, and sends no signal if it is killed.
 			go func() {
 				_, _ = io.Copy(io.Discard, p.in)
 				cancel()

@@ -25,6 +25,7 @@ func newConfigPrintCommand(p *program) *cobra.Command {
 ${env:NAME} as they were written.`,
 		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
+			// The flag exists only so that scripts may name the default.
 			if !redacted {
 				return errors.New("config print: secrets are never printed; remove --redacted=false")
 			}

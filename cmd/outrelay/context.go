@@ -130,6 +130,7 @@ func (p *program) useContext(c *cobra.Command) error {
 	if named && c.Flags().Changed("config") {
 		return errors.New("--config and a context exclude each other: pass one of them, or unset OUTRELAY_CONTEXT")
 	}
+	// A daemon must not depend on the context that a person selected last.
 	if !named && (p.configFile != "" || c.Annotations[annotationNoContext] != "") {
 		return nil
 	}
@@ -154,6 +155,7 @@ func (p *program) useContext(c *cobra.Command) error {
 	if found.Config != "" || named {
 		p.configFile = found.Config
 	}
+	// A later setting overrides an earlier one, so the command line comes last.
 	p.setFlags = slices.Concat(found.Set, p.setFlags)
 	return nil
 }
@@ -276,6 +278,7 @@ func newContextSetCommand(p *program) *cobra.Command {
 				}
 				next.Config = path
 			}
+			// An empty context would silently select the defaults.
 			if next.Config == "" && len(next.Set) == 0 {
 				return argumentsError(c, "needs --config, --set or another flag of the configuration")
 			}

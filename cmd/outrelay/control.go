@@ -101,6 +101,7 @@ func newPinCommand(p *program) *cobra.Command {
 				node, done = args[0], "pinned to "+args[0]
 			}
 			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error {
+				// Without force, an unknown name is rejected: it is usually a typing error.
 				if force {
 					return o.PinAhead(ctx, node)
 				}

@@ -110,6 +110,7 @@ func newDeadListCommand(p *program) *cobra.Command {
 				if err := printDead(w, page); err != nil {
 					return err
 				}
+				// An empty page of the relay's letters may hide letters of handlers, so the text mentions those.
 				return f.printOtherLetters(ctx, w, op)
 			})
 		})
@@ -273,6 +274,7 @@ code is 1.`,
 		}
 
 		o.DryRun = a.dryRun
+		// Requeued letters stay in the collection for the record; a second requeue would deliver them twice.
 		f.RequeueStatus = "replayable"
 		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
 			question := "requeue %s; consumers get the same ids again"
@@ -288,6 +290,7 @@ code is 1.`,
 			got, err := op.Letters().Requeue(ctx, f.DeadFilter, o, bar.setDone)
 			bar.clear()
 			if err == nil {
+				// Ids without a letter are an error, but the others were requeued.
 				err = f.checkFound(ctx, op, got.Matched)
 			}
 			return a.printRequeued(got, err)
@@ -382,6 +385,7 @@ func (a *operatorCommand) printRequeued(got admin.DeadOutcome, err error) error 
 		return nil
 	})
 
+	// Letters that were rejected need an edit, which a script has to notice.
 	if err == nil && printErr == nil && got.Refused > 0 {
 		return reportedError(exitConfig)
 	}
@@ -415,6 +419,7 @@ They cannot be recovered.`,
 			if err == nil {
 				err = f.checkFound(ctx, op, got.Matched)
 			}
+			// If some letters are gone, the result counts them even though an error ended the command.
 			if err != nil && got.Discarded == 0 {
 				return err
 			}

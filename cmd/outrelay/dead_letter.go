@@ -43,6 +43,7 @@ func printDeadLetter(w io.Writer, l admin.DeadLetter) error {
 	if l.ReplayOf != "" {
 		printField("replay of", "%s", l.ReplayOf)
 	}
+	// The relay gives the envelope a delivery number. A handler gets the same message again.
 	if r := l.Replayed; r != nil && l.Source.Kind == admin.FromHandler {
 		printField("requeued", "by %s at %s: %s", r.Actor, r.At.Local().Format(time.DateTime), requeueState(l))
 	} else if r != nil {
@@ -104,6 +105,7 @@ func addDeadEditFlags(c *cobra.Command) *deadEditFlags {
 // parseEdit returns the edit that the flags describe. It reads the payload from its file or from in.
 func (e *deadEditFlags) parseEdit(c *cobra.Command, in io.Reader) (admin.DeadEdit, error) {
 	out := admin.DeadEdit{Version: e.version, PayloadAs: e.payloadAs, Unset: e.unset, Fields: map[string]string{}}
+	// Without the version, the edit could replace an edit that another person made after the letter was shown.
 	if !c.Flags().Changed("version") {
 		return out, fmt.Errorf("--version is missing: pass the version that `outrelay dead show` prints for the dead letter")
 	}
@@ -115,6 +117,7 @@ func (e *deadEditFlags) parseEdit(c *cobra.Command, in io.Reader) (admin.DeadEdi
 		}
 		out.Fields[name] = value
 	}
+	// Flags with a name, such as --topic, override the same field in --field.
 	for name, value := range e.namedFields {
 		if c.Flags().Changed(name) {
 			out.Fields[name] = *value
@@ -148,6 +151,7 @@ func (e *deadEditFlags) readPayload(in io.Reader) ([]byte, error) {
 		in = f
 	}
 
+	// One byte above the limit distinguishes a payload that is too long from one that fits.
 	b, err := io.ReadAll(io.LimitReader(in, maxPayload+1))
 	if err != nil {
 		return nil, fmt.Errorf("reading the payload: %w", err)
@@ -155,6 +159,7 @@ func (e *deadEditFlags) readPayload(in io.Reader) ([]byte, error) {
 	if len(b) > maxPayload {
 		return nil, fmt.Errorf("the payload exceeds %s bytes, more than an envelope can hold", formatThousands(maxPayload))
 	}
+	// nil means unchanged, so an empty file needs an empty slice.
 	if b == nil {
 		b = []byte{}
 	}

@@ -88,6 +88,7 @@ for the tests of the page), and the data of runs that have ended. The next run d
 Nothing is removed while servers of dev or of a test are running.`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			// An error may come after some entries were removed, so the entries are listed first.
 			cleaned, err := devstack.Clean(c.Context())
 			for _, e := range cleaned {
 				fmt.Fprintf(p.out, "removed %s, %.0f MB\n", e.Name, e.MB)
@@ -123,6 +124,7 @@ func (p *program) completeDevOptions(c *cobra.Command, o *demo.Options) error {
 		}
 	}
 
+	// In demo.Options 0 selects the default.
 	if o.Rate == 0 {
 		o.Rate = -1 // of demo.Options: none
 	}
@@ -201,6 +203,7 @@ func (p *program) runScenario(c *cobra.Command, name string, o demo.Options, asJ
 	} else {
 		_, err = fmt.Fprintln(p.out, demo.FormatFinding(s, f))
 	}
+	// A broken promise is the result of the scenario, not an error of the command: the account above explains it.
 	if err == nil && f.Err() != nil {
 		fmt.Fprintf(p.errOut, "outrelay: %v\n", f.Err())
 		err = reportedError(exitConfig)
@@ -243,6 +246,7 @@ func (p *program) runDev(c *cobra.Command, o demo.Options, asJSON bool) error {
 
 	var printErr error
 	o.Result = func(r demo.Result) {
+		// The result is complete before --keep waits for Ctrl-C, so it is printed here.
 		if asJSON {
 			printErr = printJSON(p.out, r)
 		}

@@ -34,6 +34,7 @@ outrelay completion.`,
 				return errors.New("docs needs --man or --markdown")
 			}
 
+			// The reference must not depend on the environment of the caller, such as a default of --config.
 			root := newReferenceRoot()
 			if man != "" {
 				if err := writeMan(root, man); err != nil {

@@ -30,6 +30,7 @@ not disturb a running relay. The exit code is 1 if a check fails. The command ta
 			} else {
 				err = r.Print(p.out)
 			}
+			// The report has named each failed check, so only the exit code is left.
 			if err == nil && r.Failed() {
 				return reportedError(exitConfig)
 			}

@@ -126,6 +126,7 @@ func printEvents(w io.Writer, page admin.EventPage) error {
 		return err
 	}
 
+	// countNoun supports only plurals with an s.
 	total := strings.Replace(countNoun(page.Total, "entry"), "entrys", "entries", 1)
 	fmt.Fprintf(w, "%s of %s\n", formatThousands(int64(len(page.Events))), total)
 	if page.Next != "" {
@@ -172,6 +173,7 @@ func (a *operatorCommand) followEvents(ctx context.Context, op admin.Operator, f
 		return err
 	}
 
+	// Consecutive reads overlap, because entries of several nodes do not arrive in the order of their times.
 	written := map[string]time.Time{} // times of the latest entries, by id
 	var last time.Time
 	writeNew := func(list []admin.LogEvent) error {
@@ -188,6 +190,7 @@ func (a *operatorCommand) followEvents(ctx context.Context, op admin.Operator, f
 			}
 		}
 
+		// Entries before the overlap cannot be read again.
 		maps.DeleteFunc(written, func(_ string, at time.Time) bool { return at.Before(last.Add(-2 * followOverlap)) })
 		return nil
 	}
@@ -277,6 +280,7 @@ func newEventsTrimCommand(p *program) *cobra.Command {
 
 // trimEvents counts the entries, asks for confirmation and removes them.
 func (a *operatorCommand) trimEvents(ctx context.Context, op admin.Operator, keep int) error {
+	// One entry is enough: only the total counts.
 	page, err := op.Events(ctx, admin.EventFilter{}, 1, "")
 	if err != nil {
 		return err

@@ -92,6 +92,7 @@ func (p *program) newFailedAction(c *cobra.Command, done string, act failedActio
 
 	c.RunE = func(c *cobra.Command, ids []string) error {
 		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
+			// The first call only counts, so that the question can name the number.
 			got, err := actConfirmed(ctx, a, func(dryRun bool) (admin.FailedOutcome, error) {
 				return act(o.Waiting(), ctx, collection, ids, dryRun)
 			}, func(found admin.FailedOutcome) string {
@@ -104,6 +105,7 @@ func (p *program) newFailedAction(c *cobra.Command, done string, act failedActio
 				return err
 			}
 
+			// Named ids that match nothing are a mistake of the user. Without ids, there is nothing to retry.
 			if len(ids) > 0 && got.Failed == 0 {
 				return errors.New("no failed envelope has one of these ids; outrelay failed list lists the envelopes")
 			}

@@ -63,6 +63,7 @@ func (a *operatorCommand) importRows(ctx context.Context, o importing.Options) e
 		return err
 	}
 	o.Actor = a.actorName()
+	// The importer gets its callback before the bars exist, because both steps report through it.
 	var bar progress
 	o.OnProgress = func(rows int64) { bar.setDone(rows) }
 	importer, disconnect, err := importing.Connect(cfg, o)
@@ -78,6 +79,7 @@ func (a *operatorCommand) importRows(ctx context.Context, o importing.Options) e
 	if err != nil {
 		return classifyImport(err)
 	}
+	// Rows that were imported before are counted in Known and need no confirmation.
 	if !a.dryRun && r.Total() > 0 {
 		action := fmt.Sprintf("import %s into %s, and leave %s out", countNoun(r.Total(), "row"), r.To, countNoun(r.Refused, "row"))
 		if err := a.confirm(ctx, action); err != nil {
@@ -87,6 +89,7 @@ func (a *operatorCommand) importRows(ctx context.Context, o importing.Options) e
 		r, err = importer.Run(ctx)
 		bar.clear()
 	}
+	// The counts are printed even after an error: the next run continues from them.
 	return errors.Join(a.printResult(r, func(w io.Writer) error { return printImport(w, r) }), classifyImport(err))
 }
 

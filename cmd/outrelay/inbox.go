@@ -55,6 +55,7 @@ func (f *inboxFlags) findInbox(ctx context.Context, op admin.Operator) (database
 		}
 	}
 
+	// A change to the wrong inbox cannot be undone, so several candidates are an error.
 	switch len(found) {
 	case 0:
 		return "", "", errors.New(noInbox)

@@ -56,6 +56,7 @@ found, other envelopes only between --from and --to. The exit code is 1 if nothi
 				return err
 			}
 
+			// Scripts can test for an event by the exit code.
 			if len(found.Envelopes)+len(found.Letters) == 0 {
 				return reportedError(exitConfig)
 			}

@@ -81,6 +81,7 @@ do.`,
 	a := p.addChangeFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			// A dry run of a migration is its status.
 			if a.dryRun {
 				s, err := op.Indexes().Migrations(ctx)
 				if err != nil {
@@ -93,6 +94,7 @@ do.`,
 			if err != nil {
 				return err
 			}
+			// Also an incomplete migration is printed: its report names the missing grants.
 			if err := a.printResult(r, func(w io.Writer) error { return printUp(w, r) }); err != nil {
 				return err
 			}
@@ -163,6 +165,7 @@ The exit code is 1 if an index still differs at the end.`,
 				return err
 			}
 
+			// The question counts the differences, so the comparison comes first.
 			if repair && !a.dryRun && len(v.Drift) > 0 {
 				if err := a.confirm(ctx, repairAction(v)); err != nil {
 					return err

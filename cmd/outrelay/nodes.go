@@ -41,6 +41,7 @@ With --check, the exit code is 1 if no node is alive, or if a live node cannot r
 				return err
 			}
 
+			// The list is printed first, so that the output explains the exit code.
 			if check && !allReachKafka(list) {
 				return reportedError(exitConfig)
 			}
@@ -145,6 +146,7 @@ the latest, and other nodes take over at once. The node does not acquire these s
 		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
 			out := releasedNode{Node: args[0]}
 			var err error
+			// The slots have to be read before the release: afterwards nothing connects them with the node.
 			if a.dryRun {
 				out.Slots, err = readOwnedSlots(ctx, op, args[0])
 			} else {
@@ -197,6 +199,7 @@ rejected, because its next heartbeat would list it again.`,
 	c.Flags().BoolVar(&force, "force", false, "remove the node even if it is alive")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			// After the removal, nothing connects the slots with the node.
 			slots, err := readOwnedSlots(ctx, op, args[0])
 			if err != nil {
 				return err

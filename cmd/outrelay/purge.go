@@ -89,6 +89,7 @@ func (a *operatorCommand) runPurge(ctx context.Context, o admin.Operator, want a
 	if err != nil {
 		return err
 	}
+	// Nothing to remove needs no question.
 	if a.dryRun || before.Purgeable == 0 && before.Timeless == 0 {
 		before.DryRun = a.dryRun
 		return a.printResult(before, func(w io.Writer) error { return printPurge(w, before) })

@@ -46,6 +46,7 @@ With --id, show these envelopes in any state. Without --id, show the envelopes w
 	c.MarkFlagsMutuallyExclusive("id", "after")
 
 	c.RunE = func(c *cobra.Command, _ []string) (err error) {
+		// All of the history would be a scan of the whole collection.
 		if from == "" && len(q.IDs) == 0 {
 			from = "1h"
 		}

@@ -59,6 +59,7 @@ read NS.`,
 			return err
 		}
 
+		// The slot is a property of the operator, not an argument of the three actions.
 		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			o.Slot = slot
 			r := recoverResult{Watcher: o.Watcher, DryRun: a.dryRun, Released: release}
@@ -105,6 +106,7 @@ func (a *operatorCommand) releaseCollection(ctx context.Context, o admin.Operato
 
 // orderSweep counts the envelopes, asks for confirmation and orders the sweep. It adds the counts to r.
 func (a *operatorCommand) orderSweep(ctx context.Context, o admin.Operator, from time.Time, r *recoverResult) error {
+	// With --yes there is no question, so the count would only delay the order.
 	if a.dryRun || !a.yes {
 		// A lost watcher document may leave no collections to count.
 		var err error

@@ -25,6 +25,7 @@ type reloader struct {
 
 // reloadOnHangup calls reload for each SIGHUP until stop is called. stop waits for a reload in progress.
 func (l *reloader) reloadOnHangup() (stop func()) {
+	// A buffer of one is enough: a second signal during a reload leads to one more reload.
 	received, done := make(chan os.Signal, 1), make(chan struct{})
 	signal.Notify(received, syscall.SIGHUP)
 
@@ -67,6 +68,7 @@ func (l *reloader) reload() {
 	if l.apply != nil {
 		applied = l.apply(next)
 	}
+	// Tokens are applied above, or have not changed.
 	for _, key := range config.DifferingKeys(l.running, next) {
 		if key != levelKey && !slices.Contains(tokenKeys, key) {
 			waiting = append(waiting, key)

@@ -65,6 +65,7 @@ continues the replay.`,
 	flags.Int64Var(&f.maxOpen, "open", admin.DefaultReplayOpen, "maximum number of envelopes that are queued but not sent")
 	flags.StringVar(&f.resume, "resume", "", "continue the replay with this `id`")
 
+	// A resumed replay continues with the order that it was started with.
 	selecting := []string{
 		"from", "to", "id", "key", "type", "aggregate-type", "topic", "collection", "rate", "force", "dry-run",
 	}
@@ -102,6 +103,7 @@ func (f *replayFlags) runReplay(ctx context.Context, a *operatorCommand) error {
 
 	return a.withOperator(ctx, func(ctx context.Context, op admin.Operator) error {
 		r := op.Replays()
+		// The order is stored, so a resumed replay needs neither a plan nor a confirmation.
 		if f.resume != "" {
 			return f.carryOut(ctx, a, r, f.resume, -1)
 		}
@@ -117,6 +119,7 @@ func (f *replayFlags) runReplay(ctx context.Context, a *operatorCommand) error {
 			return a.printResult(plan, func(w io.Writer) error { return printReplayPlan(w, plan) })
 		}
 
+		// A plan without envelopes is ordered as well, so that the list of replays shows the attempt.
 		if plan.Found > 0 {
 			action := fmt.Sprintf("send %s of watcher %s again", countNoun(plan.Found, "envelope"), plan.Watcher)
 			if err := a.confirm(ctx, action); err != nil {
@@ -127,6 +130,7 @@ func (f *replayFlags) runReplay(ctx context.Context, a *operatorCommand) error {
 		if err != nil {
 			return err
 		}
+		// The id is needed to resume the replay if the command is interrupted.
 		if !a.json {
 			fmt.Fprintf(a.p.errOut, "replay %s is ordered\n", i.ID)
 		}

@@ -63,6 +63,7 @@ func (a *operatorCommand) runReslice(ctx context.Context, want slots.ResliceOpti
 		return err
 	}
 
+	// The first call checks and plans. It reports a watcher that already has this number as done.
 	want.DryRun, want.Actor = true, a.actorName()
 	r, err := connect.RunReslice(ctx, cfg, log, want)
 	if err != nil {
@@ -114,6 +115,7 @@ func printReslice(w io.Writer, r slots.ResliceReport) error {
 
 	slots := countNoun(int64(r.To), "slot")
 	text := fmt.Sprintf("now has %s; set slots: %d in its configuration and restart its processes", slots, r.To)
+	// Nothing was divided if the number is the same.
 	switch {
 	case r.From == r.To:
 		text = fmt.Sprintf("already has %s", slots)

@@ -99,6 +99,7 @@ func (p *program) loadWithoutServers() (config.Config, error) {
 	// error: it also lists the missing addresses.
 	env := p.env
 	defer func() { p.env = env }()
+	// Roles depend on the watched collections and topics, not on addresses, so any valid address will do.
 	placeholders := map[string]string{"mongodb.uri": "mongodb://mongodb", "kafka.brokers": "broker:9092"}
 	for _, problem := range problems.List {
 		name := config.EnvName(problem.Path)

@@ -104,6 +104,7 @@ func newRootCommand(p *program) *cobra.Command {
 		Version:       thisBuild().Version,
 		Args:          noArgs,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+		// Cobra checks its groups of flags after this hook, but a context must not be read for a wrong command line.
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			if err := checkFlagGroups(c); err != nil {
 				return err

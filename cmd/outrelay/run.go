@@ -46,6 +46,7 @@ func (p *program) runRelay(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// Errors that cannot be temporary end the process here, before it takes part in the ownership of slots.
 	if err := reachServers(ctx, cfg, log, startPatience); err != nil || ctx.Err() != nil {
 		return err
 	}
@@ -82,6 +83,7 @@ const (
 // ends.
 func reachServers(ctx context.Context, cfg config.Config, log *slog.Logger, patience time.Duration) error {
 	reach := doctor.Reach
+	// A process that only migrates has no use for Kafka.
 	if !cfg.HasRole(config.RoleRelay) {
 		reach = doctor.ReachMongo
 	}
@@ -106,6 +108,7 @@ func reachServers(ctx context.Context, cfg config.Config, log *slog.Logger, pati
 			return markTemporary(err)
 		}
 
+		// A reason that stays the same is logged once.
 		if err.Error() != last {
 			last = err.Error()
 			log.Warn("waiting for MongoDB", "reason", err)

@@ -171,12 +171,14 @@ func printSaga(w io.Writer, s admin.Saga) error {
 		return nil
 	}
 	var pretty strings.Builder
+	// The encoder would write < and & of a state as escapes.
 	e := json.NewEncoder(&pretty)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
 	if err := e.Encode(s.State); err != nil {
 		return fmt.Errorf("formatting the state: %w", err)
 	}
+	// A state is data of a service and may contain control characters.
 	for text := range strings.Lines(pretty.String()) {
 		fmt.Fprintln(w, sanitizeLine(strings.TrimRight(text, "\n")))
 	}

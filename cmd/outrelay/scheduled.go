@@ -179,6 +179,7 @@ never be delivered. If both ids and flags are given, an envelope must match all 
 		if err := f.parseArgs(ids); err != nil {
 			return err
 		}
+		// A mistyped flag must not cancel everything.
 		if f.Empty() && !f.All && !a.dryRun {
 			return errors.New("no envelopes selected; pass ids, flags or --all")
 		}
@@ -217,6 +218,7 @@ func (a *operatorCommand) cancelScheduled(ctx context.Context, o admin.Operator,
 
 	err = a.printResult(done, func(w io.Writer) error {
 		text := "canceled " + countNoun(done.Cancelled, "scheduled envelope")
+		// Some ids may have become due between the count and the cancellation.
 		if missing := int64(len(f.IDs)) - done.Cancelled; missing > 0 {
 			text += fmt.Sprintf("; %s of the ids are not scheduled, or are being sent already", formatThousands(missing))
 		}
@@ -258,6 +260,7 @@ sending. The exit code is 1 if one of them is not scheduled any more.`,
 				return a.printScheduledCounts(ctx, o, f)
 			}
 
+			// Each id is moved on its own, so some may succeed and others not.
 			r, err := o.Schedule().Move(ctx, f, at)
 			if err != nil {
 				return err

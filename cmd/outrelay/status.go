@@ -87,6 +87,7 @@ func readStatus(ctx context.Context, op admin.Operator) (statusReport, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 
+	// The counts get a shorter limit, so that there is time for the documents after it.
 	countCtx, stop := context.WithTimeout(ctx, countTimeout)
 	defer stop()
 	o, err := op.Overview(countCtx)
@@ -94,6 +95,7 @@ func readStatus(ctx context.Context, op admin.Operator) (statusReport, error) {
 		return statusReport{Overview: o}, nil
 	}
 
+	// The documents of the watchers are few and need fewer privileges than the counts.
 	s, statusErr := admin.ReadStatus(ctx, op.State)
 	if statusErr != nil {
 		return statusReport{}, statusErr
@@ -103,6 +105,7 @@ func readStatus(ctx context.Context, op admin.Operator) (statusReport, error) {
 		problem = fmt.Sprintf("counting took longer than %s", countTimeout)
 	}
 	return statusReport{CountsProblem: problem, Overview: admin.Overview{
+		// Empty lists, so that they are [] in JSON.
 		At: time.Now().UTC(), Watcher: op.Watcher, Watchers: s.Watchers,
 		Nodes: []admin.Node{}, Pending: []admin.PendingTopic{}, Checks: []admin.Check{},
 	}}, nil
@@ -337,6 +340,7 @@ func (f *screen) drawFrame(writeFrame func(w io.Writer) error) error {
 	if err := writeFrame(&text); err != nil {
 		return err
 	}
+	// Without this, the end of a longer line of the previous frame would remain.
 	b.WriteString(strings.ReplaceAll(text.String(), "\n", clearToLineEnd+"\n"))
 	b.WriteString(clearToScreenEnd)
 

@@ -129,6 +129,7 @@ sent when a relay continues.`,
 	c.RunE = func(c *cobra.Command, args []string) error {
 		order.What = args
 		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			// The first call counts, and returns the words that confirm the order.
 			order.DryRun = true
 			out, err := op.Clear(ctx, *order)
 			if err != nil {

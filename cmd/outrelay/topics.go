@@ -47,6 +47,7 @@ func printTopics(w io.Writer, list admin.TopicList) error {
 			if t.Target != nil {
 				why = t.Target.Reason
 			}
+			// Dead letters without a topic failed before routing.
 			name := t.Topic
 			if name == "" {
 				name = "(none)"

@@ -25,6 +25,7 @@ func newValidateCommand(p *program) *cobra.Command {
 		Short: "Check the configuration and list every problem; connects to nothing",
 		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {
+			// Only problems of the configuration are a result. An unreadable file is an error.
 			_, warnings, err := p.loadConfig()
 			var bad *config.Problems
 			if err != nil && !errors.As(err, &bad) {

@@ -37,6 +37,7 @@ func (b build) String() string {
 func thisBuild() build {
 	b := build{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 
+	// A build without a version control system has no settings.
 	info, ok := debug.ReadBuildInfo()
 	if ok {
 		for _, s := range info.Settings {

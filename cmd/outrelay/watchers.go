@@ -62,6 +62,7 @@ The command is rejected while a live node runs the watcher, or while a slot has 
 	a := p.addChangeFlags(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			// The watcher to remove need not be the configured one.
 			op = op.ForWatcher(args[0])
 			out, err := actConfirmed(ctx, a, func(dryRun bool) (admin.RemovedWatcher, error) {
 				return op.Watchers().Remove(ctx, dryRun)

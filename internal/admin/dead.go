@@ -288,6 +288,7 @@ func (l Letters) Show(ctx context.Context, ref DeadRef, payload bool) (DeadLette
 		return letter, nil
 	}
 
+	// The entry comes first: a payload that was shown without a record cannot be taken back.
 	err = l.op.logAction(ctx, "payload_shown", bson.D{
 		{Key: "collection", Value: letter.Collection},
 		{Key: "id", Value: letter.ID},
@@ -316,6 +317,7 @@ func (l Letters) findLetter(ctx context.Context, ref DeadRef) (deadletter.Dead, 
 	if err != nil {
 		return none, err
 	}
+	// An id may have died several times, so all of its letters are read.
 	list, err := deadletter.List(ctx, l.op.State.Client(), namespaces, q, deadletter.Page{Limit: deadletter.MaxPageSize})
 	if err != nil {
 		return none, err
@@ -342,6 +344,7 @@ func (l Letters) findLetter(ctx context.Context, ref DeadRef) (deadletter.Dead, 
 			found = d
 		}
 	}
+	// Only ids and reasons were read above. The body may be stored in chunks, so it is fetched for one letter.
 	if found == nil {
 		return none, fmt.Errorf("dead letter of id %s in %s: %w; outrelay dead list lists the letters",
 			ref.ID, strings.Join(namespaces, ", "), mongodb.ErrNotFound)

@@ -82,6 +82,7 @@ func (l Letters) Requeue(
 
 	desk := l.op.newDesk()
 	for _, ns := range namespaces {
+		// The progress of a collection starts at the sum of the collections before it.
 		before := out.Requeued + out.Refused
 		var outcome deadletter.Outcome
 		outcome, err = desk.Requeue(ctx, ns, q, opts.ofRelay(), func(p deadletter.Outcome) {
@@ -145,6 +146,7 @@ func (l Letters) Edit(ctx context.Context, ref DeadRef, e DeadEdit, opts DeadOpt
 	if ref.Source == FromHandler {
 		return l.ofHandlers().edit(ctx, ref, e, opts)
 	}
+	// The edit is checked against the letter as it is now, not as the caller saw it; the version connects the two.
 	d, err := l.findLetter(ctx, ref)
 	if err != nil {
 		return DeadEdited{}, err

@@ -56,9 +56,11 @@ func (e DeadEdit) toEdit(raw bson.Raw, m *envelope.Mapping) (deadletter.Edit, er
 				{Key: "v", Value: bson.Binary{Data: []byte(h[1])}},
 			})
 		}
+		// Headers are replaced as a whole: their names may repeat, so a single one has no identity.
 		edit.Set = append(edit.Set, bson.E{Key: "headers", Value: list})
 	}
 
+	// Sorted, so that the same edit always writes the same document.
 	for _, name := range slices.Sorted(maps.Keys(e.Fields)) {
 		v, err := parseFieldValue(name, e.Fields[name])
 		if err != nil {
@@ -90,6 +92,7 @@ func parseFieldValue(name, text string) (any, error) {
 		return bson.NewDateTimeFromTime(at), nil
 	}
 
+	// BSON strings have to be UTF-8.
 	if !utf8.ValidString(text) {
 		return nil, fmt.Errorf("%s is not UTF-8", name)
 	}
@@ -99,6 +102,7 @@ func parseFieldValue(name, text string) (any, error) {
 // payloadValue returns the new payload with the requested BSON type, or with the type of the
 // payload in raw.
 func (e DeadEdit) payloadValue(raw bson.Raw, m *envelope.Mapping) (any, error) {
+	// The payload may have another field name, and its type is a contract with the consumers.
 	old, _ := raw.LookupErr(cmp.Or(m.Name("payload"), "payload"))
 	as := e.PayloadAs
 	if as == "" {

@@ -47,6 +47,7 @@ func Explain(err error) (kind Failure, hint string) {
 		return false
 	}
 
+	// The most specific kinds come first: an error of the driver may be the cause of any of them.
 	switch {
 	case is(ErrUnknownNode):
 		return FailNotFound, ""

@@ -57,6 +57,7 @@ func (f EventFilter) mongoFilter() bson.D {
 		id, _ := bson.ObjectIDFromHex(f.ID)
 		filter = append(filter, bson.E{Key: "_id", Value: id})
 	}
+	// The end is excluded, so that adjacent ranges have no entry in common.
 	at := bson.D{}
 	if !f.From.IsZero() {
 		at = append(at, bson.E{Key: "$gte", Value: f.From})

@@ -51,6 +51,7 @@ func (w Waiting) Failed(ctx context.Context, collection string, limit int) ([]Fa
 		limit = waiting.MaxFailed
 	}
 
+	// Each collection may have the latest failures, so each of them returns as many as the result may have.
 	for _, ns := range namespaces {
 		coll, err := outboxes.Outboxed(w.op.State.Client(), ns)
 		if err != nil {
@@ -144,6 +145,7 @@ func (w Waiting) applyToFailed(
 		return out, err
 	}
 
+	// A text may stand for ids of several BSON types.
 	var values []bson.RawValue
 	for _, text := range ids {
 		v, err := parseIDValues(text)

@@ -101,6 +101,7 @@ func (s *figureSet) getFigures(ctx context.Context, o Operator) (figures, error)
 		now := time.Now()
 		w.lastViewed = now
 
+		// A renewal in the background may take long in a large outbox, so its figures may be older by its cost.
 		age := now.Sub(w.last.at)
 		fresh := age <= figuresFresh
 		renewed := s.running && age <= max(figuresStale, 2*countingShare*w.cost)
@@ -114,6 +115,7 @@ func (s *figureSet) getFigures(ctx context.Context, o Operator) (figures, error)
 		if busy == nil {
 			return s.updateFigures(ctx, o)
 		}
+		// The result of the other count is fetched in the next round.
 		select {
 		case <-busy:
 		case <-ctx.Done():
@@ -159,6 +161,7 @@ func (s *figureSet) updateFigures(ctx context.Context, o Operator) (figures, err
 		}
 	}
 
+	// The checks are reported even if the count has failed: a failed count is one of their findings.
 	f.checks = newRuleChecks(w.rules.Report())
 	if err == nil {
 		w.last = f
@@ -181,6 +184,7 @@ func (s *figureSet) keepFresh(ctx context.Context, o Operator, log *slog.Logger)
 		s.mu.Unlock()
 	}()
 
+	// Figures are renewed before they are too old, so a viewer never waits for a count.
 	tick := time.NewTicker(figuresFresh / 4)
 	defer tick.Stop()
 	for {
@@ -307,6 +311,7 @@ func (c *figureCount) countOutboxes(ctx context.Context, names []string, dirty m
 		return err
 	}
 
+	// The counts of states come from the topics, so that both views agree.
 	c.figures.pending = groupByTopic(c.waiting, time.Now())
 	counts := &c.figures.counts
 	for _, w := range c.waiting {

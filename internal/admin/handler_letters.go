@@ -160,6 +160,7 @@ func (h handlerLetters) list(ctx context.Context, f DeadFilter, limit int, after
 		ns string
 		handlerletters.Letter
 	}
+	// Each collection is read up to the size of the page, because all letters of the page may be in it.
 	var all []found
 	for _, d := range desks {
 		n, err := d.Count(ctx, q)

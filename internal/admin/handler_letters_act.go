@@ -21,6 +21,7 @@ func (h handlerLetters) requeue(ctx context.Context, f DeadFilter, opts DeadOpti
 	if err != nil {
 		return out, err
 	}
+	// The plan and the progress need the number before the first requeue.
 	if out.Matched, err = h.count(ctx, f); err != nil || out.Matched == 0 {
 		return out, err
 	}
@@ -93,6 +94,7 @@ func (h handlerLetters) edit(ctx context.Context, ref DeadRef, e DeadEdit, opts 
 	if err != nil {
 		return DeadEdited{}, err
 	}
+	// The version detects an edit or a requeue after the letter was shown.
 	shown := newHandlerLetter(d.ns, &l)
 	if r := shown.Replayed; r != nil {
 		return DeadEdited{}, fmt.Errorf("dead letter %s: %w by %s at %s", l.ID, errRequeued, r.Actor, r.At.UTC().Format(time.RFC3339))
@@ -109,6 +111,7 @@ func (h handlerLetters) edit(ctx context.Context, ref DeadRef, e DeadEdit, opts 
 		return out, err
 	}
 
+	// The stored letter is changed again, because the letter above was read outside of the requeue.
 	changed := handlerletters.Requeue{Actor: h.op.Actor, Handlers: opts.Handlers, Edit: func(stored *handlerletters.Letter) error {
 		_, err := e.applyTo(stored)
 		return err

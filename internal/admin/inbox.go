@@ -172,6 +172,7 @@ func (i Inboxes) Purge(ctx context.Context, p InboxPurge) (InboxPurged, error) {
 		return out, err
 	}
 	coll := mongodb.Majority(i.op.database(p.Database).Collection(name))
+	// The server wrote the times of the marks, so its clock decides their age.
 	now, err := mongodb.ServerTime(ctx, i.op.State.Client())
 	if err != nil {
 		return out, err
@@ -265,6 +266,7 @@ func (i Inboxes) Release(
 		return out, wrapError("releasing claims of "+database+"."+name, ErrInUse)
 	}
 
+	// The claim's fence protects the message, so removing all claims at once does no harm.
 	claims := mongodb.Majority(i.op.database(database).Collection(name + "_claims"))
 	res, err := claims.DeleteMany(ctx, bson.D{})
 	if err != nil {

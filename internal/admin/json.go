@@ -72,6 +72,7 @@ func fitDates(v reflect.Value) {
 
 	case reflect.Map:
 		for _, key := range v.MapKeys() {
+			// Values of a map cannot be changed in place.
 			v.SetMapIndex(key, fitCopy(v.MapIndex(key)))
 		}
 
@@ -91,6 +92,7 @@ func fitDates(v reflect.Value) {
 			}
 			return
 		}
+		// Reflection cannot set unexported fields, and JSON does not contain them.
 		for i := range v.NumField() {
 			if v.Type().Field(i).IsExported() {
 				fitDates(v.Field(i))

@@ -175,6 +175,7 @@ func (q LookupQuery) lookupFilters(m *envelope.Mapping) ([]bson.D, *time.Time, e
 	// The ordering key of an envelope without a key is its aggregate id.
 	hasKey := m.KeyFilter(parseKeyValues(q.Key))
 	filters := []bson.D{
+		// Waiting envelopes are found by their state, without regard to the time.
 		WaitingFilter{Key: q.Key}.mongoFilter(),
 		{{Key: "ts", Value: window}, hasKey},
 	}
@@ -235,6 +236,7 @@ type storedEnvelope struct {
 // describeEnvelope returns the state and the timeline of an envelope. If the envelope is malformed,
 // with fields of wrong types, the result contains only the fields that can be read.
 func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
+	// A document of another writer may have any type in any field.
 	var d storedEnvelope
 	if bson.Unmarshal(raw, &d) != nil {
 		d = storedEnvelope{
@@ -285,6 +287,7 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 		at = at.UTC()
 		e.Written = &at
 	}
+	// An envelope without a state is pending or delivered, which depends on the position.
 	if e.State == "" {
 		e.State = s.envelopeState(&d, ts)
 	}

@@ -109,6 +109,7 @@ func (o Operator) Clear(ctx context.Context, order ClearOrder) (Cleared, error) 
 		return c.done, c.clearCollections(ctx, list)
 	}
 
+	// A relay that works at the same time would find documents gone that it is about to change.
 	if err := c.checkUnowned(ctx); err != nil {
 		return c.done, err
 	}

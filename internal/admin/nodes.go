@@ -85,6 +85,7 @@ func (o Operator) readNodes(ctx context.Context, status Status) ([]Node, error) 
 		nodes = append(nodes, node)
 	}
 
+	// Owners come first.
 	slices.SortStableFunc(nodes, func(a, b Node) int { return len(b.Slots) - len(a.Slots) })
 	return nodes, nil
 }

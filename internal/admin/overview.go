@@ -92,6 +92,7 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 		Pending:   addTargets(f.pending, status, o.Watcher),
 	}
 	for i := range view.Watchers {
+		// The headroom is the part of the oplog that the position has not lost yet.
 		w := &view.Watchers[i]
 		if f.oldest.IsZero() || w.PositionAt == nil {
 			continue
@@ -100,6 +101,7 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 		w.OplogHeadroomS = &headroom
 	}
 
+	// A watcher is as late as its latest slot, and as fast as all of them together.
 	for _, w := range status.Watchers {
 		if w.Name == o.Watcher {
 			view.LagS = max(view.LagS, w.LagS)
@@ -134,6 +136,7 @@ func checkSlots(list []Watcher, f figures) []Check {
 // checkSlot returns the most severe finding about a slot.
 func checkSlot(w *Watcher) Check {
 	c := Check{ID: "slot " + w.Name + "/" + w.Slot, Watcher: w.Name}
+	// One finding for each slot: the first one that applies hides the symptoms that follow from it.
 	switch {
 	case w.Paused:
 		c.Status, c.Detail, c.Fix = CheckWarn, "an operator paused it", "outrelay resume"

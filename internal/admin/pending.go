@@ -170,6 +170,7 @@ func (w Waiting) readWaiting(
 		return wrapError("counting waiting envelopes in "+ns, err)
 	}
 	page.Total += n
+	// The total needs every collection, but only a few of them fill the page.
 	if n == 0 || room == 0 {
 		return nil
 	}

@@ -82,6 +82,7 @@ func (o Operator) Purge(ctx context.Context, p Purge) (PurgeReport, error) {
 	if p.Batch <= 0 {
 		p.Batch = defaultPurgeBatch
 	}
+	// A burst of one batch lets each delete wait for its own envelopes only.
 	limit := rate.NewLimiter(rate.Inf, p.Batch)
 	if p.Rate > 0 {
 		limit.SetLimit(rate.Limit(p.Rate))
@@ -202,6 +203,7 @@ func (o Operator) registeredOutboxes(ctx context.Context, only []string) ([]outb
 		return nil, err
 	}
 
+	// The UUID identifies a collection: its name may belong to another one by now.
 	registered := make(map[[16]byte]bool)
 	var databases, names []string
 	for _, c := range claims {

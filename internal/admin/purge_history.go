@@ -72,6 +72,7 @@ func (o Operator) History(ctx context.Context, q HistoryQuery) (History, error) 
 		}
 		found = true
 
+		// The place inside a collection belongs only to the collection of the cursor.
 		query.After = after
 		after = ""
 		coll := o.State.Client().Database(b.DB).Collection(b.Coll)
@@ -122,6 +123,7 @@ func newDelivered(h purge.History) Delivered {
 		d.Written = &at
 	}
 
+	// The name of the state is derived, because delivered envelopes store none.
 	switch {
 	case d.State != "":
 	case h.DueAt != nil:

@@ -53,6 +53,7 @@ func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]SweepCount
 
 	counts := make([]SweepCount, len(swept))
 	margin := mongodb.Margin(ctx, o.State.Client())
+	// Each slot has its own position, so the sweeps are counted slot by slot.
 	for _, id := range ids {
 		_, part, _ := slot.ParseID(id)
 		doc, _, err := lease.Read(ctx, o.watcherDocuments(), id)

@@ -160,6 +160,7 @@ func (r Redaction) redactEnvelope(raw json.RawMessage, hasPayload bool, m *envel
 		return nil
 	}
 
+	// A mapping gives these fields other names.
 	headers, payload := m.Name("headers"), m.Name("payload")
 	if list, ok := doc[headers]; ok && len(r.headers) > 0 {
 		doc[headers] = r.redactHeaders(list)
@@ -167,12 +168,14 @@ func (r Redaction) redactEnvelope(raw json.RawMessage, hasPayload bool, m *envel
 	if p, ok := doc[payload]; ok && len(r.paths) > 0 && hasPayload {
 		doc[payload] = r.redactPayload(p)
 	}
+	// With a mapping of whole documents, every field may be a part of the payload.
 	if m.Whole() && len(r.paths) > 0 && hasPayload {
 		if redacted, ok := r.redactPayload(doc).(map[string]any); ok {
 			doc = redacted
 		}
 	}
 
+	// An envelope that cannot be encoded again is hidden: the original has values that the rules hide.
 	out, err := json.Marshal(doc)
 	if err != nil {
 		return nil

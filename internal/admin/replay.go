@@ -103,6 +103,7 @@ func (r Replays) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
 	if err != nil {
 		return p, err
 	}
+	// An order for a later time ends at the position, and does not wait for it.
 	if !o.To.IsZero() {
 		if end := outboxes.LastStampBefore(o.To); until.After(end) {
 			until = end
@@ -124,6 +125,7 @@ func (r Replays) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
 		AggregateTypes: o.AggregateTypes,
 		Topics:         o.Topics,
 	}
+	// The rest is derived from the configuration, and is stored with the order.
 	p.query = r.complete(p.query)
 
 	if err := r.countTargets(ctx, &p); err != nil {
@@ -150,6 +152,7 @@ func (r Replays) countTargets(ctx context.Context, p *ReplayPlan) error {
 		if err != nil {
 			return err
 		}
+		// Rules that match headers or fields need each document, which is slower than groups.
 		count := r.countGroups
 		if p.query.whole {
 			count = r.countEach
@@ -284,6 +287,7 @@ func (r Replays) routeEnvelope(ns string, v *envelope.View, only []string) route
 // [*CompactedError] if the order needs Force (N10).
 func (r Replays) Order(ctx context.Context, p ReplayPlan, o ReplayOrder) (ReplayInfo, error) {
 	var compacted []string
+	// In a compacted topic, an old event would replace the newest of its key.
 	for _, t := range p.Topics {
 		if t.Compacted {
 			compacted = append(compacted, t.Name)
@@ -305,6 +309,7 @@ func (r Replays) Order(ctx context.Context, p ReplayPlan, o ReplayOrder) (Replay
 	if err != nil {
 		return ReplayInfo{}, err
 	}
+	// The stored order has the times that the server has set.
 	doc, err := r.stored.Get(ctx, id)
 	if err != nil {
 		return ReplayInfo{}, err
@@ -407,6 +412,7 @@ func (o Operator) lowestPosition(ctx context.Context) (bson.Timestamp, error) {
 			o.Watcher, mongodb.ErrNoWatcher)
 	}
 
+	// A slot that lags behind decides: its part of a collection is not delivered beyond its position.
 	lowest := bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}
 	for _, d := range docs {
 		at, ok := d.Position().Time()

@@ -53,6 +53,7 @@ func (q replayQuery) conditions() bson.D {
 	d := bson.D{{Key: "state", Value: nil}, {Key: "dueAt", Value: nil}}
 
 	if len(q.IDs) > 0 {
+		// A text may stand for several types of ids, so the filter has all of them.
 		var ids []event.ID
 		for _, text := range q.IDs {
 			ids = append(ids, parseIDs(text)...)
@@ -109,6 +110,7 @@ func countReplay(ctx context.Context, coll *mongo.Collection, q replayQuery) ([]
 		return nil, err
 	}
 
+	// A field of another type counts as empty, as the relay treats it.
 	out := make([]replayGroup, len(rows))
 	for i, r := range rows {
 		out[i].N = r.N

@@ -140,6 +140,7 @@ func (u *replayRun) queueAll(ctx context.Context) error {
 	u.skew = time.Until(now)
 	u.began = time.Now()
 
+	// A cursor at the end of the collections means that everything is queued, also after a resume.
 	for u.cursor.At < len(u.doc.Query.Collections) {
 		more, err := u.queueNext(ctx)
 		if err != nil {
@@ -242,6 +243,7 @@ func (u *replayRun) buildRequeue(raw bson.Raw) (requeue, bool) {
 	if u.replays.op.Mapping.Parse(raw, &v) != nil {
 		return requeue{}, false
 	}
+	// An expired envelope would become a dead letter at its next delivery.
 	if v.HasExpiresAt && v.ExpiresAt <= time.Now().Add(u.skew).UnixMilli() {
 		return requeue{}, false
 	}
@@ -307,6 +309,7 @@ func (u *replayRun) waitDelivered(ctx context.Context, last, seen bson.Timestamp
 // writeBatch queues the envelopes in part and moves the stored cursor, in one transaction. It
 // blocks until the rate and the number of queued envelopes allow it.
 func (u *replayRun) writeBatch(ctx context.Context, ns string, part []queuedEnvelope, to replayCursor) error {
+	// The rate is respected before the write, so an interruption leaves no debt.
 	if err := u.waitForRoom(ctx, int64(len(part))); err != nil {
 		return err
 	}

@@ -160,6 +160,7 @@ func (r *replayStore) Queue(
 		return 0, 0, fmt.Errorf("replay %s: %w", id, err)
 	}
 
+	// The seal shows the relay that outrelay itself has written the state (N16).
 	models := make([]mongo.WriteModel, len(b.Envelopes))
 	for i := range b.Envelopes {
 		models[i] = b.Envelopes[i].update(id, seal)
@@ -253,6 +254,7 @@ func (q *requeue) update(replay string, seal []byte) mongo.WriteModel {
 		set = append(set, bson.E{Key: "key", Value: mongodb.Literal(q.Key)})
 	}
 
+	// The outcome of the earlier delivery does not belong to this one.
 	drop := bson.A{"sentAt", "sent", "lastError", "history", "claim"}
 	if q.Pending != nil {
 		set = append(set, bson.E{Key: "pending", Value: mongodb.Literal(q.Pending)})

@@ -49,6 +49,7 @@ func (r *replayRunner) enqueueJob(j replayJob) error {
 		return ErrReplaysFull
 	}
 
+	// An order that is active or queued would run twice.
 	if _, active := r.active[j.id]; active {
 		return nil
 	}
@@ -107,6 +108,7 @@ func (r *replayRunner) runJobs(ctx context.Context, log *slog.Logger) {
 	}()
 
 	for {
+		// Each wake-up may stand for several jobs, so all that have room are started.
 		for {
 			job, jobCtx, ok := r.startNextJob(ctx)
 			if !ok {

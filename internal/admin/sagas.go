@@ -192,6 +192,7 @@ func (s Sagas) Show(ctx context.Context, database, name, id string, payload bool
 	if _, err := s.findType(ctx, database, name); err != nil {
 		return Saga{}, err
 	}
+	// The desk reads an instance in the format of the library that stores it.
 	box, err := outbox.New(s.op.database(database))
 	if err != nil {
 		return Saga{}, err

@@ -85,6 +85,7 @@ func (s Schedule) List(
 	}
 
 	for _, b := range outboxes {
+		// Every collection adds to the total, whether or not it is on this page.
 		total, err := agenda.Count(ctx, b.coll, query)
 		if err != nil {
 			return page, fmt.Errorf("%s: %w", b.ns, err)
@@ -192,6 +193,7 @@ func (s Schedule) Cancel(ctx context.Context, f ScheduledFilter, progress func(i
 		}
 	}
 
+	// WithoutCancel, because the envelopes are gone even if the caller is.
 	if n > 0 || err == nil {
 		fields := append(f.auditFields(), bson.E{Key: "count", Value: n})
 		err = errors.Join(err, s.op.logAction(context.WithoutCancel(ctx), "scheduled_cancelled", fields))
@@ -270,6 +272,7 @@ func (s Schedule) findOutboxes(ctx context.Context, f ScheduledFilter) (agenda.Q
 	if err := checkWindow(f.From, f.To); err != nil {
 		return query, nil, err
 	}
+	// An empty id would match nothing, and usually stems from an empty variable of a script.
 	for _, text := range f.IDs {
 		if text == "" {
 			return query, nil, errors.New("an id is empty")

@@ -30,6 +30,7 @@ func (o Operator) findServices(ctx context.Context, database string) (serviceCol
 	filter := bson.D{{Key: "$or", Value: bson.A{
 		bson.D{{Key: "name", Value: sagas.TypesCollection}},
 		bson.D{{Key: "name", Value: bson.D{{Key: "$in", Value: slices.Concat([]string{""}, o.HandlerLetters)}}}},
+		// Only inboxes have a collection of offsets, and their own names are free.
 		bson.D{{Key: "name", Value: bson.Regex{Pattern: offsetsSuffix + "$"}}},
 	}}}
 	// A user who may not list all collections gets those that the user may read.

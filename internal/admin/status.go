@@ -141,6 +141,7 @@ func (d *watcherDocument) toWatcher() (Watcher, error) {
 		w.StatsAgeS = max(d.Now.Sub(stats.At).Seconds(), 0)
 	}
 
+	// Orders of operators are in the document, while the report is from before them.
 	d.addControl(&w)
 
 	// The last report may be that of an owner that is gone.
@@ -154,6 +155,7 @@ func (d *watcherDocument) toWatcher() (Watcher, error) {
 	case !alive:
 		w.State, w.Reason = "no-owner", "no process runs it; start `outrelay run`"
 	}
+	// The rate in the report of a dead owner is history.
 	if !alive {
 		w.Rate = 0
 	}

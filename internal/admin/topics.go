@@ -144,10 +144,12 @@ func (l *TopicList) addReport(rows topicRows, r *activity.Report) {
 		t := rows.find(from.Topic)
 		t.Rate += from.Rate
 		t.BytesRate += from.Bytes
+		// Medians cannot be added, so the records of each slot are their weight.
 		if sum := t.records + from.Records; sum > 0 {
 			t.P50MS = (t.P50MS*float64(t.records) + from.P50MS*float64(from.Records)) / float64(sum)
 			t.records = sum
 		}
+		// The greatest of the slots is an upper bound of the common percentile.
 		t.P99MS = max(t.P99MS, from.P99MS)
 		if t.LastAt == nil || from.LastAt.After(*t.LastAt) {
 			at := from.LastAt.UTC()

@@ -90,6 +90,7 @@ func (x Watchers) Remove(ctx context.Context, dryRun bool) (RemovedWatcher, erro
 	}
 	k := known[i]
 	out.Collections = k.Collections
+	// Its position is the only protection of events that are not delivered yet.
 	switch {
 	case len(k.Nodes) > 0:
 		return out, fmt.Errorf("%w: node %s runs watcher %s; stop it first", ErrInUse, k.Nodes[0], o.Watcher)
@@ -115,6 +116,7 @@ func (x Watchers) Remove(ctx context.Context, dryRun bool) (RemovedWatcher, erro
 func (x Watchers) removeDocuments(ctx context.Context, out *RemovedWatcher) error {
 	o := x.op
 	ofSlots := bson.E{Key: "_id", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(o.Watcher) + "/"}}
+	// The server's clock decides whether a lease is free, in the same statement that removes it.
 	free := bson.E{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$expiresAt", "$$NOW"}}}}
 
 	for _, part := range []struct {

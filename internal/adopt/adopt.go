@@ -127,6 +127,7 @@ func (a *Adopter) checkUnowned(ctx context.Context, src Source, r *Report) error
 	if err != nil {
 		return err
 	}
+	// Documents of another number of slots would keep their own positions.
 	for _, id := range has {
 		if !slices.Contains(want, id) {
 			return refusalf("watcher %s has the documents %s, and is configured for %d slots; set slots to their number",
@@ -190,6 +191,7 @@ func (a *Adopter) findPosition(ctx context.Context, src Source, r *Report) error
 		return refusalf("%w", err)
 	}
 
+	// A topic may contain the offsets of many connectors.
 	o, err := selectOffset(list, src.Connector)
 	if err != nil {
 		return err
@@ -343,6 +345,7 @@ func (a *Adopter) countRepeats(ctx context.Context, src Source, now bson.Timesta
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	batches, failed := make(chan *changestream.Batch), make(chan error, 1)
+	// The stream starts as the relay will start it after the hand-over.
 	start := changestream.Start{Position: r.position, PipelineHash: lease.AdoptedHash}
 	go func() { failed <- stream.Run(ctx, start, batches) }()
 

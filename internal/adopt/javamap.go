@@ -121,6 +121,7 @@ func (r *javaReader) byteArray() []byte {
 
 // parseJavaMap parses a serialized HashMap<byte[], byte[]>. It creates no objects, and reads nothing beyond data.
 func parseJavaMap(data []byte) ([]rawOffset, error) {
+	// The header and the class description are fixed for this type, so any difference is another file.
 	r := &javaReader{rest: data}
 	r.expect(0xac, 0xed, 0, 5)
 	r.expect(javaObject)

@@ -55,6 +55,7 @@ func selectOffset(list []rawOffset, connector string) (Offset, error) {
 		}
 	}
 
+	// The message names the entries that were found, because the connector's name is often misspelled.
 	if len(found) == 0 {
 		want := "an offset of a connector for MongoDB"
 		if connector != "" {
@@ -133,6 +134,7 @@ func parseOffset(connector string, raw rawOffset) (Offset, error) {
 	}
 
 	decoder := json.NewDecoder(strings.NewReader(string(raw.value)))
+	// Counters and times are larger than the integers of a double.
 	decoder.UseNumber()
 	var value map[string]any
 	if err := decoder.Decode(&value); err != nil {

@@ -31,6 +31,7 @@ func readOffsetTopic(ctx context.Context, wire *kafkawire.Client, topic string) 
 	last := map[string][]byte{}
 	for p := range found.Partitions {
 		tp := record.TopicPartition{Topic: topic, Partition: int32(p)}
+		// Compaction may have removed the first offsets.
 		at, err := wire.LeaderOffset(ctx, layout.LeaderAddr(tp), tp, kafkawire.LogStart)
 		if err != nil {
 			return nil, fmt.Errorf("reading topic %s: %w", topic, err)
@@ -59,6 +60,7 @@ func readOffsetTopic(ctx context.Context, wire *kafkawire.Client, topic string) 
 	}
 
 	var list []rawOffset
+	// The order of the first appearance makes the messages repeatable.
 	for _, k := range keys {
 		if last[k] != nil {
 			list = append(list, rawOffset{key: []byte(k), value: last[k]})

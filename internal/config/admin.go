@@ -43,6 +43,7 @@ func (c *Config) validateAdmin(v validator) {
 		v.check(at(t.name), t.token.IsZero() || len(t.token.Reveal()) >= minTokenLength, "a token that is too short",
 			fmt.Sprintf("expected at least %d characters, such as the output of openssl rand -hex 32", minTokenLength))
 	}
+	// With equal tokens, a viewer could do everything.
 	v.check(at("viewer_token"), a.ViewerToken.IsZero() || a.ViewerToken.Reveal() != a.Token.Reveal(), "the same as token",
 		"expected another one, because the token decides the role")
 
@@ -54,6 +55,7 @@ func (c *Config) validateAdmin(v validator) {
 	v.check(at("anonymous"), a.Anonymous == "none" || a.IsLocal(), a.Anonymous,
 		"only an address of this machine may be open to all clients; set token, tls.client_ca or proxy")
 	canIdentify := !a.Token.IsZero() || !a.ViewerToken.IsZero() || a.Proxy != nil || a.TLS != nil && a.TLS.ClientCA != ""
+	// An invalid token is reported above; without it this problem would be a consequence.
 	if !canIdentify && a.Anonymous == "none" && !v.hasProblem(at("token")) {
 		v.report("http.admin", "no client can log in",
 			"set token (best as ${file:/path}), tls.client_ca or proxy, or on an address of this machine anonymous: viewer")
@@ -149,6 +151,7 @@ func (t *ServerTLS) ServerConfig() (*tls.Config, error) {
 	if t == nil {
 		return nil, nil
 	}
+	// The files are checked together, so that one start reports every problem.
 	if list := t.findProblems(); len(list) > 0 {
 		return nil, &Problems{List: list}
 	}

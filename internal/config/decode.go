@@ -55,8 +55,10 @@ func suggestKey(path string) string {
 		prefix, name = path[:i+1], path[i+1:]
 	}
 
+	// Indices of a list are not part of the known keys.
 	prefixWithoutIndices := indexPattern.ReplaceAllString(prefix, "")
 	var siblings, elsewhere []string
+	// The nearest place comes first: a misspelled name, then a misplaced one, then the whole list.
 	addCandidate := func(key string, _ reflect.Type) {
 		if rest, ok := strings.CutPrefix(key, prefixWithoutIndices); ok && !strings.Contains(rest, ".") {
 			siblings = append(siblings, rest)
@@ -100,6 +102,7 @@ func (d *decoder) decodeValue(in any, out reflect.Value, f field, path string) {
 			target = reflect.New(s)
 			out.Set(target)
 			target = target.Elem()
+			// A section that is present begins with its defaults, and the document overrides them.
 			target.Set(reflect.ValueOf(SectionDefault(s)))
 		}
 		d.decodeStruct(m, target, path+".")
@@ -130,6 +133,7 @@ func SectionDefault(t reflect.Type) any {
 func (d *decoder) decodeList(in any, out reflect.Value, f field, path string) {
 	elem := f.typ.Elem()
 	items, ok := in.([]any)
+	// The environment and flags have only texts, so a list of words may be one text.
 	if text, isText := in.(string); isText && elem.Kind() == reflect.String {
 		items, ok = d.splitText(text, path)
 	}
@@ -228,6 +232,7 @@ func (d *decoder) decodeScalar(in any, out reflect.Value, f field, path string) 
 // assignText parses text and assigns it to out. The error describes the allowed values.
 func assignText(text string, in any, out reflect.Value, f field) error {
 	_, isText := in.(string)
+	// A number would lose its leading zeros as a secret.
 	switch f.typ {
 	case secretType, uriType:
 		if !isText {
@@ -283,6 +288,7 @@ func assignBasic(text string, out reflect.Value, f field) error {
 		}
 		out.SetInt(v)
 
+	// The other kinds are texts, some of them with a list of allowed words.
 	default:
 		if f.enum != nil && !slices.Contains(f.enum, text) {
 			hint := "expected one of " + strings.Join(f.enum, ", ")

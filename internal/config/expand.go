@@ -24,6 +24,8 @@ func newExpander(env []string) func(string) (string, error) {
 				out.WriteString(s)
 				return out.String(), nil
 			}
+			// The text after a reference is continued, and the inserted text is not, so values cannot contain
+			// references.
 			if i > 0 && s[i-1] == '$' {
 				out.WriteString(s[:i-1] + "${")
 				s = s[i+2:]

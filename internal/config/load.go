@@ -153,6 +153,7 @@ func loadEnv(k *koanf.Koanf, env []string, p *Problems) (warnings []string) {
 	for name := range envKeys {
 		names = append(names, name)
 	}
+	// Sorted, so that suggestions do not depend on the order of a map.
 	slices.Sort(names)
 
 	for _, pair := range env {
@@ -169,6 +170,7 @@ func loadEnv(k *koanf.Koanf, env []string, p *Problems) (warnings []string) {
 			continue
 		}
 
+		// Variables of the command line and of tests have the same prefix.
 		if slices.ContainsFunc(reservedPrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) }) {
 			continue
 		}
@@ -237,6 +239,7 @@ func mergeKey(k *koanf.Koanf, path, text, origin string, p *Problems) {
 		return
 	}
 
+	// The innermost value gets its sections around it, from the last name to the first.
 	for _, step := range slices.Backward(strings.Split(key, ".")) {
 		value = map[string]any{step: value}
 	}

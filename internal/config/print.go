@@ -56,6 +56,7 @@ func restoreReferences(n *yaml.Node, path string, references map[string]resolved
 		return
 	}
 
+	// References stand at leaves, so sections and lists are searched.
 	switch n.Kind {
 	case yaml.MappingNode:
 		for i := 0; i+1 < len(n.Content); i += 2 {

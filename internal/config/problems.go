@@ -69,6 +69,7 @@ func (p *Problems) hasProblem(path string) bool {
 func (p *Problems) hideReferences(references map[string]resolvedText) {
 	for i := range p.List {
 		problem := &p.List[i]
+		// A problem may concern the value itself, an element of its list, or the section around it.
 		for path, r := range references {
 			isElement := strings.HasPrefix(problem.Path, path+"[")
 			isSection := strings.HasPrefix(path, problem.Path+".")
@@ -121,6 +122,7 @@ func lineOf(n *yaml.Node, path string) int {
 			if !ok || rest != "" && rest[0] != '.' && rest[0] != '[' {
 				continue
 			}
+			// If the deepest key is missing in the file, the line of its section helps as well.
 			return cmp.Or(lineOf(value, strings.TrimPrefix(rest, ".")), key.Line)
 		}
 	}

@@ -89,6 +89,7 @@ func (g generator) typeSchema(t reflect.Type, enum []string) schema {
 	anyOf := func(schemas ...any) schema { return schema{"anyOf": schemas} }
 	pattern := func(p string) schema { return schema{"type": "string", "pattern": p} }
 
+	// References such as ${env:NAME} are allowed where a text is parsed of any type.
 	switch t {
 	case secretType, uriType:
 		return schema{"type": "string"}

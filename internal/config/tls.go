@@ -88,6 +88,7 @@ func (f *tlsFiles) currentConfig() *tls.Config {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 
+	// Comparing the versions costs two calls of stat, so it is done for each connection.
 	versions := f.statFiles()
 	if versions == f.versions {
 		return f.config
@@ -196,6 +197,7 @@ func (t *TLS) findProblems() (list []Problem) {
 		}
 	}
 
+	// A pair is checked as a whole, because each half may be valid alone.
 	switch {
 	case t.Cert != "" && t.Key == "":
 		list = append(list, Problem{Path: "key", Found: "required with cert and not set", Allowed: "set the file with the private key"})

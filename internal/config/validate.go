@@ -30,11 +30,13 @@ func (c *Config) setDerivedDefaults() {
 	}
 
 	if c.Node == "" {
+		// Two processes on one host need different names.
 		var random [2]byte
 		_, _ = rand.Read(random[:]) // never returns an error
 		c.Node = host + "-" + hex.EncodeToString(random[:])
 	}
 	c.Topics.Template = cmp.Or(c.Topics.Template, routing.TemplateOf(c.Record.Preset))
+	// Other nodes show the address, so it names the host and not the wildcard of the listener.
 	if c.Address == "" {
 		c.Address = host
 		if _, port, err := net.SplitHostPort(c.HTTP.Listen); err == nil {
@@ -42,6 +44,7 @@ func (c *Config) setDerivedDefaults() {
 		}
 	}
 
+	// Without a database in the address, outboxes of all databases are watched.
 	if len(c.Watch) == 0 && !c.MongoDB.URI.IsZero() {
 		database := databaseInURI(c.MongoDB.URI)
 		if database == "" {
@@ -187,6 +190,7 @@ func (s *SASL) validate(v validator) {
 
 	byToken, byAWS := s.Mechanism == "oauthbearer", s.Mechanism == "aws_msk_iam"
 	unused := "mechanism " + s.Mechanism + " does not use it: remove it"
+	// A field that its mechanism ignores is usually a sign of the wrong mechanism.
 	if byToken || byAWS {
 		v.check("kafka.sasl.username", s.Username == "", s.Username, unused)
 		v.check("kafka.sasl.password", s.Password.IsZero(), "***", unused)

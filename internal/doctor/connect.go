@@ -149,6 +149,7 @@ func (x mongoChecks) checkConnection(ctx context.Context) finding {
 			return failed("correct mongodb.tls in the configuration", "%v", bad)
 		}
 
+		// A wrong address is rejected before a connection, so an explanation that is certain applies here as well.
 		if certain, f := explainConnection(err); certain {
 			return f
 		}
@@ -214,6 +215,7 @@ func (x mongoChecks) describeUnreachable(err error) finding {
 
 	// A server that responds but does not fit explains more than the servers that do not respond.
 	seen := x.mongo.seen.all()
+	// The order of a map is random, and the report has to be the same in each run.
 	for _, host := range slices.Sorted(maps.Keys(seen)) {
 		if f, ok := x.explainMismatch(host, seen[host]); ok {
 			return f

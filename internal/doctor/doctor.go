@@ -132,6 +132,7 @@ type examination struct {
 func Run(ctx context.Context, cfg config.Config) (Report, error) { return runChecks(ctx, cfg, Limit) }
 
 func runChecks(ctx context.Context, cfg config.Config, limit time.Duration) (Report, error) {
+	// The limit of the examination ends ctx as well, and that is a finding.
 	asked := ctx
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -145,6 +146,7 @@ func runChecks(ctx context.Context, cfg config.Config, limit time.Duration) (Rep
 		return Report{}, fmt.Errorf("topics: %w", err)
 	}
 
+	// The client connects lazily, so this reports only a configuration that cannot work.
 	if x.brokers, err = connect.NewKafka(cfg, connect.KafkaHost{}, slog.New(slog.DiscardHandler), nil); err != nil {
 		return Report{}, err
 	}

@@ -37,6 +37,7 @@ func (x kafkaChecks) checkKafka(ctx context.Context) finding {
 		return failed("check kafka in the configuration", "%v", err)
 	}
 	f := failed(joinLines(fixes, 3), "%s", joinFew(said, 3))
+	// A relay that starts does not wait for a problem that only a change of the configuration ends.
 	f.lasting = x.isLasting(call, err)
 	return f
 }

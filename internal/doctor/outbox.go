@@ -36,6 +36,7 @@ type outboxFacts struct {
 type outboxChecks struct{ *examination }
 
 func (x outboxChecks) checkCollections(ctx context.Context) finding {
+	// A stream of one database needs no list of the others, and no privilege on them.
 	var dbs []string
 	if db, _ := x.scope.Target(); db != "" {
 		dbs = []string{db}
@@ -83,6 +84,7 @@ func (x outboxChecks) checkIndexes(ctx context.Context) finding {
 	}
 
 	switch {
+	// With the privilege, an owner creates missing indexes itself.
 	case len(without) > 0 && x.makesIndexes(list):
 		return warned(joinLines(statements, 8), "%s; `outrelay run` creates them", joinFew(without, 5))
 	case len(without) > 0:
@@ -90,6 +92,7 @@ func (x outboxChecks) checkIndexes(ctx context.Context) finding {
 	case hidden > 0:
 		f := x.mongo.access.explainRefusal(denied)
 		o := list[0]
+		// The statements let an administrator create the indexes although this user cannot list them.
 		f.fix = strings.TrimPrefix(f.fix+"\nor create them: "+strings.Join(outboxes.IndexStatements(o.DB, o.Coll), "\n"),
 			"\n")
 		return f
@@ -121,6 +124,7 @@ func (x outboxChecks) findTopics(ctx context.Context) finding {
 		templates = append(templates, r.To...)
 	}
 
+	// Topics without a placeholder are known without an envelope.
 	for _, name := range templates[1:] {
 		if !strings.Contains(name, "{") {
 			t.addTopic(name)
@@ -134,6 +138,7 @@ func (x outboxChecks) findTopics(ctx context.Context) finding {
 	looked := 0
 	list := x.mongo.outboxes.list
 	var err error
+	// Each sample costs a query, so only the first collections are examined.
 	for _, o := range list[:min(len(list), sampledMost)] {
 		if one := x.sampleOutbox(ctx, o, &refusals); one != nil {
 			err = one
@@ -184,6 +189,7 @@ func (x outboxChecks) sampleOutbox(ctx context.Context, o outboxes.Outbox, refus
 		if err == nil {
 			targets, err = x.router.Route(&v, &routing.Meta{DB: []byte(o.DB), Coll: []byte(o.Coll)}, nil)
 		}
+		// Envelopes that a rule drops are no problem of the service.
 		if refusal, ok := errors.AsType[*record.Refusal](err); ok && refusal.Class != record.Dropped {
 			if line := fmt.Sprintf("%s: the relay would reject an envelope: %s", o.NS(), refusal.Reason); !slices.Contains(*refusals, line) && len(*refusals) < 10 {
 				*refusals = append(*refusals, line)
@@ -221,6 +227,7 @@ func (x outboxChecks) checkRegistrations(ctx context.Context) finding {
 
 	var others, fixes []string
 	for _, c := range all {
+		// Names may repeat after a rename; the UUID identifies a collection.
 		mine := slices.ContainsFunc(x.mongo.outboxes.list, func(o outboxes.Outbox) bool {
 			return o.Identified() && slices.Equal(o.UUID[:], c.UUID.Data)
 		})
@@ -248,6 +255,7 @@ func (x outboxChecks) checkSlotFields(ctx context.Context) finding {
 	for _, o := range x.mongo.outboxes.list[:min(len(x.mongo.outboxes.list), sampledMost)] {
 		call, cancel := context.WithTimeout(ctx, lookTimeout)
 		outbox := x.mongo.client.Database(o.DB).Collection(o.Coll)
+		// Only the newest envelopes count: older ones may be from before the service was updated.
 		found, err := mongodb.AggregateAll[struct{ N int }](call, outbox, "sampling "+o.NS(), mongo.Pipeline{
 			{{Key: "$sort", Value: bson.D{{Key: "ts", Value: -1}}}},
 			{{Key: "$limit", Value: sampledNewest}},

@@ -11,6 +11,7 @@ import (
 func (r Report) Print(w io.Writer) error {
 	width := 0
 	unchecked := 0
+	// A check that was not run belongs to the failure that prevented it.
 	blocked := map[string][]string{}
 	for _, c := range r.Checks {
 		width = max(width, len(c.ID))

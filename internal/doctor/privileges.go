@@ -167,6 +167,7 @@ func (x privilegeChecks) checkAccess(ctx context.Context) finding {
 		}
 	}
 
+	// Without access control the reply lists neither users nor privileges.
 	a.off = x.accessControlOff(ctx, len(reply.Auth.Users) > 0)
 	x.mongo.access = a
 	switch {
@@ -234,6 +235,7 @@ func (x privilegeChecks) checkPrivileges(needed, wanted []privilege) finding {
 	softly, saidSoftly := lacking(wanted)
 	fix := ""
 	if all := slices.Concat(missing, softly); len(all) > 0 {
+		// A longer fix would hide the reason on a terminal.
 		fix = x.mongo.access.grant(all[:min(len(all), 20)]...)
 	}
 	switch {

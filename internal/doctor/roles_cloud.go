@@ -103,6 +103,7 @@ var iamActions = map[string]map[string][]string{
 // MSKPolicies returns the policies of the relay and, with a group, of consumers, as lines of "name" and a JSON document. The name
 // of the cluster is a variable in them, because the configuration has only its addresses.
 func (r Roles) MSKPolicies() string {
+	// The policies appear in the order of their users' first ACL.
 	const prefix = "arn:aws:kafka:REGION:ACCOUNT:"
 	var users []string
 	policies := map[string]*iamPolicy{}
@@ -127,6 +128,7 @@ func (r Roles) MSKPolicies() string {
 		}
 		s := iamStatement{Effect: "Allow", Resource: []string{prefix + a.Resource + "/CLUSTER/*/" + name}}
 		s.Sid = fmt.Sprintf("Statement%d", len(p.Statement))
+		// IAM has its own names, and an operation of Kafka may need several of them.
 		for _, op := range a.Operations {
 			for _, action := range iamActions[a.Resource][op] {
 				s.Action = append(s.Action, "kafka-cluster:"+action)

@@ -11,6 +11,7 @@ func (m *roleMaker) listACLs() []ACL {
 	if s := m.cfg.Kafka.SASL; relay == "" && s != nil && s.Username != "" {
 		relay = "User:" + s.Username
 	}
+	// The placeholder makes the command fail until somebody fills in the name.
 	if relay == "" {
 		relay = "User:<relay>"
 	}
@@ -59,6 +60,7 @@ func (m *roleMaker) topicPatterns() (out []topicPattern) {
 	}
 	for _, name := range names {
 		t := topicPattern{name, "literal"}
+		// ACLs have no pattern except a prefix, so a pattern is cut at its first variable part.
 		if at := strings.IndexAny(name, "*?{"); at >= 0 {
 			t = topicPattern{name[:at], "prefixed"}
 		}

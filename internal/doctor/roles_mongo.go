@@ -129,6 +129,7 @@ func (m *roleMaker) relayRole() Role {
 	r.Privileges = addPrivileges(r.Privileges,
 		m.listCollections("without it the relay cannot detect that a collection was dropped and created again")...)
 
+	// A pattern of databases is matched against the names of all databases.
 	if slices.Contains(m.databaseNames(), "") {
 		r.Privileges = addPrivileges(r.Privileges,
 			clusterPrivilege("without it the relay finds only collections that watch names without a pattern", "find the databases that match watch", "listDatabases"))
@@ -137,6 +138,7 @@ func (m *roleMaker) relayRole() Role {
 	r.Privileges = addPrivileges(r.Privileges, clusterPrivilege("without them the relay cannot read the time window of the oplog and the limits of the servers, or detect state that was copied from another replica set",
 		"read the limits and the identity of the replica set", "serverStatus", "replSetGetConfig", "getParameter"))
 
+	// The relay changes indexes of outboxes only if it has to maintain a TTL index.
 	indexes := []string{"listIndexes"}
 	if m.cfg.Purge.TTL > 0 {
 		indexes = indexActions
@@ -219,6 +221,7 @@ func (m *roleMaker) consumerRole() Role {
 		databases = slices.DeleteFunc(m.databaseNames(), func(db string) bool { return db == "" })
 	}
 	schema := []string{"createCollection", "createIndex", "listIndexes"}
+	// Services create their collections and indexes themselves.
 	for _, db := range databases {
 		for _, coll := range []string{m.who.Inbox, m.who.Inbox + "_offsets", m.who.Inbox + "_claims", m.who.Inbox + "_tenures"} {
 			r.Privileges = addPrivileges(r.Privileges,

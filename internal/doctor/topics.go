@@ -42,6 +42,7 @@ type topicChecks struct{ *examination }
 
 // checkTopicsExist waits until the topics are known, and reads their metadata.
 func (x topicChecks) checkTopicsExist(ctx context.Context) finding {
+	// Topics that depend on envelopes are known after the checks of MongoDB.
 	select {
 	case <-x.sampled:
 	case <-ctx.Done():
@@ -53,6 +54,7 @@ func (x topicChecks) checkTopicsExist(ctx context.Context) finding {
 
 	t, sampled := &x.topics, x.findingOf("topics")
 	switch {
+	// A topic that cannot be derived is a finding of the earlier check, which is not repeated here.
 	case sampled.root != "":
 		return blockedBy(sampled.root)
 	case len(t.names) == 0 && sampled.status != OK:
@@ -122,6 +124,7 @@ func (x topicChecks) checkCreation(ctx context.Context, missing []string) findin
 	}
 
 	var refused []string
+	// Each topic costs a request, so only the first ones are validated.
 	for _, name := range missing[:min(len(missing), validatedMost)] {
 		err := x.brokers.ValidateTopic(ctx, name,
 			topicCreation(how))
@@ -142,6 +145,7 @@ func (x topicChecks) checkCreation(ctx context.Context, missing []string) findin
 
 // checkACLs checks the operations that the user may perform on each topic.
 func (x topicChecks) checkACLs(ctx context.Context) finding {
+	// Kafka returns no operations for a topic that does not exist.
 	names := slices.DeleteFunc(slices.Clone(x.topics.names), func(name string) bool {
 		return errors.Is(x.topics.layout.Topics[name].Err, kafkawire.UnknownTopicOrPartition)
 	})
@@ -261,6 +265,7 @@ func (x topicChecks) checkMinISR(ctx context.Context) finding {
 				c.MinISR)
 		}
 
+		// With one replica, a setting of 2 would make every write fail.
 		single = single || slices.ContainsFunc(parts, func(p kafkawire.PartitionLayout) bool { return p.Replicas < 2 })
 		if c.MinISR < 2 {
 			return fmt.Sprintf("min.insync.replicas is %d", c.MinISR)

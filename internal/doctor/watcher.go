@@ -22,6 +22,7 @@ type watcherChecks struct{ *examination }
 
 // checkWatcher checks the watcher documents and the reports of their owners.
 func (x watcherChecks) checkWatcher(ctx context.Context) finding {
+	// Another number of slots means other documents, so the division comes first.
 	parts := slot.Ranges(x.cfg.Slots)
 	v, err := slots.NewDivisions(x.mongo.client.Database(x.cfg.MongoDB.State)).Read(ctx, x.cfg.Watcher)
 	if err == nil && v.Of != len(parts) {
@@ -66,6 +67,7 @@ func (x watcherChecks) checkSlot(ctx context.Context, p slot.Range) finding {
 		return x.mongo.access.explainRefusal(err)
 	}
 
+	// A copied state would continue at positions of another oplog.
 	here, err := lease.ReplicaSetID(ctx, x.mongo.client)
 	if err == nil && here != "" && doc.ReplicaSetID != "" && here != doc.ReplicaSetID {
 		return failed("outrelay recover --adopt",

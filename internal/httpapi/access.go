@@ -34,6 +34,7 @@ func (a *Access) identify(r *http.Request) (caller admin.Caller, problem string)
 		return admin.Caller{}, "the proxy did not name exactly one person in " + a.ProxyHeader
 	}
 
+	// A certificate counts before a token, because it cannot be typed by mistake.
 	if name := certificateName(r); name != "" {
 		return a.newCaller(r, name, "certificate", a.roleOf(name))
 	}
@@ -43,6 +44,7 @@ func (a *Access) identify(r *http.Request) (caller admin.Caller, problem string)
 	if caller, problem, ok := a.identifyBySession(r); ok {
 		return caller, problem
 	}
+	// Anonymous access is a choice of the configuration, and comes last so that a login still names its person.
 	if a.Anonymous == admin.RoleViewer || a.Anonymous == admin.RoleOperator {
 		return a.newCaller(r, "anonymous", "anonymous", a.Anonymous)
 	}

@@ -88,6 +88,7 @@ func newOperations(mux humago.Mux, op admin.Operator) *api {
 	c.OpenAPIPath = "/api/openapi"
 	c.DocsPath = ""
 	c.SchemasPath = ""
+	// The default hook would add a link to a schema to each response.
 	c.CreateHooks = nil
 
 	// admin.WriteJSON also writes dates that JSON cannot express.
@@ -96,6 +97,7 @@ func newOperations(mux humago.Mux, op admin.Operator) *api {
 		format.Marshal = func(w io.Writer, v any) error { return admin.WriteJSON(w, v, "") }
 		c.Formats[name] = format
 	}
+	// A mistyped filter would otherwise select everything.
 	c.RejectUnknownQueryParameters = true
 	c.Components.Schemas = huma.NewMapRegistry("#/components/schemas/", nameSchema)
 	c.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
@@ -195,6 +197,7 @@ func addOperation[I scoped, O any](
 	op.Path = "/api/v1" + op.Path
 	op.Errors = []int{400, 401, 403, 404, 409, 421, 422, 424, 429, 431, 500, 503}
 	op.BodyReadTimeout = adminRead
+	// Roles are checked for each operation, because viewers and operators share a listener.
 	op.Middlewares = append(op.Middlewares, a.checkRole, extendDeadline(limit))
 	for _, o := range opts {
 		o(&op)
@@ -204,6 +207,7 @@ func addOperation[I scoped, O any](
 		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
 
+		// Requests name a watcher, and some of them a slot; the use cases are bound to both.
 		operator := a.operatorFor(ctx, (*in).watcher())
 		if s, ok := any(*in).(slotted); ok {
 			operator = operator.ForSlot(s.slot())

@@ -78,8 +78,10 @@ func (l *live) overview(ctx context.Context, op admin.Operator) (admin.Overview,
 	}
 	l.mu.Unlock()
 
+	// The lock of one watcher serializes its readers, and does not block clients of other watchers.
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	// A tick that comes a little early would otherwise read twice in one interval.
 	if time.Since(s.readAt) < liveEvery*9/10 {
 		return s.overview, s.err
 	}
@@ -144,6 +146,7 @@ func (a *api) limitLive(ctx huma.Context, next func(huma.Context)) {
 }
 
 // streamOverview sends an overview every second until the client disconnects or liveFor has passed.
+// The stream ends after a while, so that a changed role or a revoked login takes effect.
 func (a *api) streamOverview(ctx context.Context, in *Empty, send sse.Sender) {
 	ctx, cancel := context.WithTimeout(ctx, liveFor)
 	defer cancel()

@@ -130,10 +130,12 @@ func (a *api) addScheduled() {
 		) (cancelled, error) {
 			out := cancelled{DryRun: in.Body.DryRun}
 			f := in.Body.Filter
+			// An empty filter is usually a mistake of a program.
 			if f.Empty() && !f.All {
 				return out, admin.ErrNoCondition
 			}
 
+			// A page of one envelope has the total of all.
 			first, err := op.Schedule().List(ctx, f, 1, "")
 			out.Matched = first.Total
 			if err != nil || in.Body.DryRun {

@@ -160,6 +160,7 @@ func (a *api) addNodes() {
 			admin.EventFilter
 		},
 		) (admin.EventPage, error) {
+			// Every operation has a parameter for the watcher, so the filter has none.
 			f := in.EventFilter
 			f.Watcher = in.Scope.Watcher
 			return op.Events(ctx, f, in.Limit, in.After)

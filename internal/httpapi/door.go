@@ -85,6 +85,7 @@ func (d *door) wrap(next http.Handler) http.Handler {
 		caller, problem := d.access.identify(r)
 		client := clientName(r, caller)
 		if d.limitRate(w, r, client) {
+			// The login and the logout work without a login.
 			return
 		}
 		switch {
@@ -94,6 +95,7 @@ func (d *door) wrap(next http.Handler) http.Handler {
 		case r.URL.Path == logoutPath:
 			d.serveLogout(w, r)
 			return
+		// The form of the login needs its style sheet and script.
 		case problem != "" && d.loginForm != nil && strings.HasPrefix(r.URL.Path, staticPath) && r.Method == http.MethodGet:
 			next.ServeHTTP(w, r)
 			return
@@ -104,6 +106,7 @@ func (d *door) wrap(next http.Handler) http.Handler {
 			return
 		}
 
+		// Live streams have their own limit: they stay open, and would use up this one.
 		if r.URL.Path != livePath {
 			limit := d.others
 			if caller.Operator() {

@@ -48,6 +48,7 @@ func (l *rateLimiter) reserve(client string) time.Duration {
 
 	r := c.limit.ReserveN(now, 1)
 	wait := r.DelayFrom(now)
+	// A rejected request does not count, so that a client that waits for the returned time gets through.
 	if wait > 0 {
 		r.CancelAt(now)
 	}

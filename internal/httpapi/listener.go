@@ -80,6 +80,7 @@ func ListenAdmin(o AdminOptions) (*probes.Server, error) {
 		return nil, fmt.Errorf("listening on %s: %w", o.Listen, err)
 	}
 
+	// A certificate that cannot be read is an error at the start, and only a warning later.
 	if o.TLS != nil {
 		first, err := o.TLS()
 		if err != nil {
@@ -88,6 +89,7 @@ func ListenAdmin(o AdminOptions) (*probes.Server, error) {
 		listener = tls.NewListener(listener, newReloadingConfig(first, o))
 	}
 
+	// Live streams end with the server, because their requests do not end.
 	base, stop := context.WithCancel(context.Background())
 	return probes.NewServer(listener, &http.Server{
 		Handler:        newAdminHandler(o),
@@ -116,6 +118,7 @@ func newReloadingConfig(first *tls.Config, o AdminOptions) *tls.Config {
 	outer.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		mu.Lock()
 		defer mu.Unlock()
+		// Reading the files at each connection would let strangers cause reads of the disk.
 		if time.Since(readAt) < certsEvery {
 			return current, nil
 		}

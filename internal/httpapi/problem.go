@@ -44,6 +44,7 @@ func init() {
 
 // newLibraryProblem converts an error of the library to a problem, without the values that it quotes.
 func newLibraryProblem(status int, detail string, errs ...error) huma.StatusError {
+	// A message of the library may quote the value of a request, which may be a secret.
 	p := newProblem(status, logging.Clean(detail), "")
 	for _, err := range errs {
 		if err == nil {

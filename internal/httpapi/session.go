@@ -110,6 +110,7 @@ func (d *door) serveLogin(w http.ResponseWriter, r *http.Request) {
 			"set http.admin.token, or use the client certificate or proxy that the listener is configured for")
 		return
 	}
+	// The target comes from the address, so only paths of this listener are followed.
 	next := localPath(r.URL.Query().Get("next"))
 	if r.Method != http.MethodPost {
 		d.loginForm(w, r, http.StatusOK, "", next)
@@ -126,6 +127,7 @@ func (d *door) serveLogin(w http.ResponseWriter, r *http.Request) {
 			"remote", remoteIP(r).String(), "path", r.URL.Path)
 		d.loginForm(w, r, http.StatusUnauthorized, "The token is not one of this listener's.", next)
 		return
+	// A shared token does not identify a person, but the events log has to.
 	case !isPrintable(name):
 		d.loginForm(w, r, http.StatusBadRequest, "Type your name: the events log shows who did what.", next)
 		return

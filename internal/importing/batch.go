@@ -70,6 +70,7 @@ func (r *importRun) importTables(ctx context.Context) error {
 			return flush()
 		})
 		if err == nil {
+			// The last batch is smaller than the limits.
 			err = flush()
 		}
 		if err != nil {
@@ -106,10 +107,12 @@ func (r *importRun) importBatch(ctx context.Context, coll *mongo.Collection, t t
 		}
 		list = append(list, c)
 	}
+	// Checked after the conversion, because only the converted id is the id of an envelope.
 	if list, err = r.withoutExisting(ctx, list); err != nil {
 		return err
 	}
 
+	// Without write, the same code counts for the plan.
 	if r.write {
 		if err := r.writeBatch(ctx, list); err != nil {
 			return err
@@ -165,6 +168,7 @@ func (r *importRun) withoutExisting(ctx context.Context, list []converted) ([]co
 	if len(list) == 0 {
 		return nil, nil
 	}
+	// Only the ids are compared, in one query for the batch.
 	ids := make(bson.A, len(list))
 	for i, c := range list {
 		ids[i] = c.item.id

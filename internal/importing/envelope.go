@@ -37,6 +37,7 @@ func (it *item) kindAt(now time.Time) kind {
 
 // envelope returns the envelope of an item, which the relay can parse. from names the source, and rowID the row.
 func (it *item) envelope(from string, rowID bson.RawValue, k kind, o Options) (bson.D, error) {
+	// Without an aggregate, each event is ordered alone.
 	if it.aggregateID == "" {
 		it.aggregateID = idText(it.id)
 	}
@@ -61,6 +62,7 @@ func (it *item) envelope(from string, rowID bson.RawValue, k kind, o Options) (b
 			value = *h.value
 		}
 		headers = append(headers, bson.D{{Key: "k", Value: h.name}, {Key: "v", Value: value}})
+		// The user has selected the header because the library's own key has another meaning.
 		if h.name == o.KeyHeader && h.value != nil && *h.value != "" {
 			key = *h.value
 		}

@@ -97,6 +97,7 @@ func Connect(cfg config.Config, o Options) (*Importer, func(), error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("watch: %w", err)
 	}
+	// With one watched collection, its name is no question.
 	if o.To == "" {
 		if scope.Kind() != changestream.Collection {
 			return nil, nil, refusalf("the watcher reads %s; name the outbox with --to database.collection", scope)
@@ -104,6 +105,7 @@ func Connect(cfg config.Config, o Options) (*Importer, func(), error) {
 		o.To = scope.String()
 	}
 	db, coll, _ := strings.Cut(o.To, ".")
+	// The watcher would never deliver an envelope of a collection that it does not read.
 	if !scope.Matches([]byte(db), []byte(coll)) {
 		return nil, nil, refusalf("--to %s: the watcher reads %s", o.To, scope)
 	}
@@ -186,6 +188,7 @@ func (im *Importer) newReport() Report {
 
 // checkSource refuses collections that are missing, that have rows of another form, or on which a publisher works.
 func (im *Importer) checkSource(ctx context.Context, r *Report) error {
+	// Locks end by the time of the server.
 	now, err := mongodb.ServerTime(ctx, im.client)
 	if err != nil {
 		return err
@@ -196,6 +199,7 @@ func (im *Importer) checkSource(ctx context.Context, r *Report) error {
 		if err != nil {
 			return err
 		}
+		// Other tables are created by the library when it needs them first.
 		if !any && !t.optional {
 			return refusalf("%s has no rows; expected the messages of %s. Name their place with --database and --collection",
 				mongodb.Namespace(coll), im.source.name)
@@ -237,6 +241,7 @@ func (im *Importer) checkFields(ctx context.Context, coll *mongo.Collection, t t
 		lacks = append(lacks, missing)
 	}
 
+	// One row without the field is enough: rows of one library have one form.
 	raw, err := coll.FindOne(ctx, bson.D{{Key: "$or", Value: lacks}}).Raw()
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return nil

@@ -29,6 +29,7 @@ func appendJSON(dst []byte, v bson.RawValue, depth int) ([]byte, error) {
 	case bson.TypeInt32:
 		return strconv.AppendInt(dst, int64(v.Int32()), 10), nil
 	case bson.TypeInt64:
+		// JavaScript has only doubles, so the publisher would have sent another number.
 		if n := v.Int64(); n >= -1<<53 && n <= 1<<53 {
 			return strconv.AppendInt(dst, n, 10), nil
 		}

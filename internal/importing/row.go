@@ -135,6 +135,7 @@ func parseHeaders(text string) ([]header, error) {
 	}
 
 	d := json.NewDecoder(strings.NewReader(text))
+	// A decoder of tokens keeps the order of the names, which a map would lose.
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
 		return nil, errors.New("the headers are not a JSON object")
 	}

@@ -163,6 +163,7 @@ func convertSlimMessageBus(r row, _ Options) (*item, error) {
 		id: id, aggregateType: r.text("path"), typ: typ, payload: bson.Binary{Data: payload}, headers: headers,
 		at: r.time("timestamp"), attempts: r.int("delivery_attempt"), dead: r.isTrue("delivery_aborted"),
 	}
+	// Without a topic, the type's own name is its best description.
 	if it.aggregateType == "" {
 		it.aggregateType = typ[strings.LastIndexByte(typ, '.')+1:]
 	}
@@ -256,10 +257,12 @@ func wolverineItem(r row, id string, m wolverineMessage) (*item, error) {
 	}
 
 	it := &item{id: key, typ: m.get("message-type"), payload: bson.Binary{Data: m.data}, contentType: m.get("content-type")}
+	// The row has the type as well.
 	if it.typ == "" {
 		it.typ = r.text("messageType")
 	}
 
+	// The key for partitioning is more specific than the group.
 	for _, name := range []string{"partition-key", "group-id"} {
 		if it.aggregateID == "" {
 			it.aggregateID = m.get(name)

@@ -229,6 +229,7 @@ func (b *Broker) writeRecord(ctx context.Context, name string, m *transport.Reco
 	if part >= int32(len(t.partitions)) {
 		return fmt.Errorf("%w: partition %d does not exist: topic %q has %d", ErrRefused, part, name, len(t.partitions))
 	}
+	// An explicit partition wins over the key, as in a producer.
 	if part < 0 {
 		part = b.choosePartitionLocked(t, m.Key)
 	}

@@ -290,6 +290,7 @@ func (t *tx) commit() {
 		w.table.pruneRowLocked(w.key, db.oldestSnapshotLocked())
 	}
 
+	// Followers are called at the end, when the transaction no longer exists for the database.
 	for _, table := range order {
 		if table.onCommit != nil {
 			table.onCommit(inserted[table])

@@ -311,6 +311,7 @@ func (s *inboxStore) Sweep(ctx context.Context, limit int) (removed int64, err e
 				ends[key] = m.expires
 			}
 		})
+		// The oldest first, as in MongoDB.
 		slices.SortStableFunc(expired, func(a, b string) int { return ends[a].Compare(ends[b]) })
 
 		expired = expired[:min(limit, len(expired))]

@@ -201,6 +201,7 @@ func (r *Relay) deliverNext(ctx context.Context) (bool, error) {
 		return true, nil
 	}
 
+	// The committed events come first: a scheduled event has no order with them.
 	e, err := r.claimDue(ctx)
 	if err != nil || e == nil {
 		return false, err
@@ -228,6 +229,7 @@ func (r *Relay) claimDue(ctx context.Context) (found *outboxEntry, err error) {
 			}
 		})
 
+		// An event that was claimed before was not delivered, and needs no second claim.
 		if found == nil || found.claimed {
 			return nil
 		}

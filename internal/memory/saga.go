@@ -149,6 +149,7 @@ func (s *Sagas) Complete(ctx context.Context, name string, r sagas.Record, keep 
 			return t.putRow(s.sagaTable(name), key, nil)
 		}
 
+		// The tombstone keeps the id, so that a late message does not begin the saga again.
 		tomb := s.nextRecord(r, stored)
 		tomb.CompletedAt = tomb.UpdatedAt
 		tomb.ExpiresAt = tomb.CompletedAt.Add(keep)

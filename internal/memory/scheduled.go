@@ -39,6 +39,7 @@ func (s *outboxStore) changeScheduled(
 	err = s.db.runOperation(ctx, func(t *tx) error {
 		key := mustKey(id)
 		e, _ := t.getRow(s.rows, key).(*outboxEntry)
+		// A claimed event may be in the topic already.
 		found = e != nil && e.isWaiting()
 		if !found {
 			return nil

@@ -92,6 +92,7 @@ func (u *unitOfWork) runCallback(ctx context.Context, fn func(context.Context) e
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	// The injected error stands for a commit whose failure is certain.
 	if err := u.tx.db.injectedError(Op{Kind: "commit"}); err != nil {
 		return fmt.Errorf("committing: %w", err)
 	}
@@ -142,6 +143,7 @@ func (db *DB) runAlone(ctx context.Context, f func(t *tx) error) error {
 			return nil
 		}
 
+		// The writes of the failed run must not block the other transaction.
 		t.abort()
 
 		var r *refusal

@@ -72,6 +72,7 @@ func (m *Migrator) checkBreakingStep(ctx context.Context, l ledger, s Step) erro
 		return nil
 	}
 
+	// The announcement would stop older nodes although nothing was done, so it is withdrawn even if ctx has ended.
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
 	defer cancel()
 	announcement := bson.D{{Key: "_id", Value: s.ID}, {Key: "outcome", Value: outcomeBegun}}

@@ -97,6 +97,7 @@ func (l ledger) compareSteps(entries []entry) (pending []Step, newer []string, e
 	for _, e := range entries {
 		i := slices.IndexFunc(l.steps, func(s Step) bool { return s.ID == e.ID })
 		if i < 0 {
+			// A breaking step means that this version cannot work with the data.
 			if e.Breaking {
 				return nil, nil, &NewerError{ID: e.ID, Name: e.Name, Version: e.Version}
 			}
@@ -104,6 +105,7 @@ func (l ledger) compareSteps(entries []entry) (pending []Step, newer []string, e
 			continue
 		}
 
+		// A step that was changed after its release has another effect than the ledger claims.
 		declared := l.steps[i].Checksum()
 		if e.Outcome == outcomeApplied && e.Checksum != declared {
 			return nil, nil, &ChangedError{ID: e.ID, Name: e.Name, Version: e.Version, Have: e.Checksum, Want: declared}

@@ -128,6 +128,7 @@ func (l *lock) renewUntilDone(ctx context.Context, lost context.CancelCauseFunc)
 			renewedAt = sent
 			continue
 		}
+		// Another owner, or a lock that may have expired: the work must stop.
 		if err == nil || time.Since(renewedAt) > l.ttl {
 			lost(errLockLost)
 			return

@@ -101,6 +101,7 @@ func (m *Migrator) Up(ctx context.Context) (Report, error) {
 		return r.Report, err
 	}
 
+	// Indexes are compared also without pending steps: somebody may have dropped one.
 	steps := m.knownSteps()
 	for _, name := range stateCollections(steps) {
 		create, drop := declaredIndexes(steps, State(name)), supersededIndexes(steps, State(name))

@@ -73,6 +73,7 @@ func (m *Migrator) Status(ctx context.Context) (Status, error) {
 		status.Steps = append(status.Steps, st)
 	}
 
+	// Steps of a newer version are listed as well: they explain the indexes that this version does not declare.
 	for _, e := range entries {
 		if slices.ContainsFunc(l.steps, func(s Step) bool { return s.ID == e.ID }) {
 			continue
@@ -206,6 +207,7 @@ func (v *verifier) compareCollection(ctx context.Context, kind Kind, coll *mongo
 		if v.repair {
 			err := mongodb.RepairIndex(ctx, coll.Database().Client(), f)
 			d.Repaired = err == nil
+			// A conflict or an open transaction is a finding of this index, and the others are repaired.
 			if errors.Is(err, mongodb.ErrIndexConflict) || errors.Is(err, schema.ErrBusy) {
 				d.Detail, err = err.Error(), nil
 			}

@@ -57,6 +57,7 @@ func (h *History) Read(ctx context.Context, watcher string) ([]Sample, error) {
 		return nil, err
 	}
 
+	// Slots may report in the same minute, but not in the same second.
 	byMinute := map[int64]Sample{}
 	for _, d := range docs {
 		for _, s := range d.Samples {

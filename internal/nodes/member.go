@@ -221,6 +221,7 @@ func (m *Member) compareConfigs(ctx context.Context) error {
 		return err
 	}
 
+	// The differences are logged once, and two checks may overlap.
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, n := range list {

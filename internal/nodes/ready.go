@@ -55,6 +55,7 @@ func NewStepCheck(state *mongo.Database) func(ctx context.Context, s migrate.Ste
 				older = append(older, describeNode(n.Node, n.Version))
 			}
 		}
+		// A process that owns a lease works, whether or not it is in the list.
 		for node, version := range owners {
 			owner := describeNode(node, version)
 			if !knows[node] && !slices.Contains(older, owner) {

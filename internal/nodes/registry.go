@@ -100,6 +100,7 @@ func (n *Nodes) Heartbeat(ctx context.Context, s Sign) (Was, error) {
 		{Key: "seenAt", Value: "$$NOW"},
 		{Key: "startedAt", Value: s.startTime()},
 	}
+	// Only a watcher with several slots needs these.
 	if s.Slots > 1 {
 		set = append(set, bson.E{Key: "slots", Value: s.Slots}, bson.E{Key: "lapsed", Value: "$$REMOVE"})
 	}

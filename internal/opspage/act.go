@@ -107,6 +107,7 @@ func (p *page) parseActionForm(w http.ResponseWriter, r *http.Request, c *call, 
 		return invalidInput("the form cannot be parsed: %v", err)
 	}
 
+	// From here on, everything reads the fields of the form, not the query of its address.
 	c.q = r.PostForm
 	c.action = a
 	watcher := c.q.Get("watcher")
@@ -156,6 +157,7 @@ func (p *page) ask(w http.ResponseWriter, status int, r *http.Request, c *call, 
 			q.Fields = append(q.Fields, row{name, v})
 		}
 	}
+	// If the number has changed, the action shows the preview again.
 	q.Fields = append(q.Fields, row{"_count", strconv.FormatInt(plan.Count, 10)})
 	c.v.Data = q
 	p.render(w, status, "confirm", "layout", c.v)

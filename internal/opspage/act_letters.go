@@ -18,6 +18,7 @@ func planRequeue(c *call) (preview, error) {
 	if err != nil {
 		return preview{}, err
 	}
+	// The plan is a dry run of the action itself, so both reject the same letters.
 	out, err := c.use.Letters.Requeue(c.ctx, f, c.deadOptions(true), nil)
 	if err != nil {
 		return preview{}, err
@@ -54,6 +55,7 @@ func runRequeue(c *call) (notice, error) {
 		return notice{}, err
 	}
 
+	// Some letters may be requeued although the action ends with an error.
 	out, err := c.use.Letters.Requeue(c.ctx, f, c.deadOptions(false), nil)
 	n := notice{
 		Text:  countNoun(out.Requeued, "dead letter") + " requeued",
@@ -98,6 +100,7 @@ func planDiscard(c *call) (preview, error) {
 	if int64(len(f.IDs)) < out.Matched && !f.All {
 		p.Lines = append(p.Lines, "All dead letters of a ticked event are included: some ticked events died more than once.")
 	}
+	// One letter was shown before, so a click is enough.
 	if out.Matched > 1 {
 		p.Phrase = "discard " + strconv.FormatInt(out.Matched, 10)
 	}

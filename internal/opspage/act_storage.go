@@ -172,6 +172,7 @@ func planClear(c *call) (preview, error) {
 	for _, x := range out.Collections {
 		p.Rows = append(p.Rows, row{x.Collection + " (" + x.What + ")", countNoun(x.Found, "document")})
 	}
+	// With force, the user has accepted that relays may be running.
 	if err != nil || c.isSet("force") {
 		return p, err
 	}

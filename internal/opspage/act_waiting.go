@@ -74,6 +74,7 @@ func planRetry(reset bool) func(*call) (preview, error) {
 			Undo:    "It cannot be taken back.",
 		}
 
+		// Between the list and the action, an envelope may have got another state.
 		if left := int64(out.Given) - out.Failed; left > 0 {
 			p.Lines = append(p.Lines, formatNumber(left)+" of the selected envelopes wait for another reason and are left alone.")
 		}

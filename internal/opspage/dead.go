@@ -101,6 +101,7 @@ func showLetter(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Payloads are shown only to people who may see them, and only when they ask.
 	withPayload := c.isSet("payload") && c.who.Payloads
 	got, err := c.use.Letters.Show(c.ctx, ref, withPayload)
 	if err != nil {
@@ -159,6 +160,7 @@ func (p *page) download(w http.ResponseWriter, r *http.Request, c *call) {
 		p.serveProblem(w, r, c, err)
 		return
 	}
+	// The first page is read before the headers, because an error can still be a page then.
 	page, err := c.use.Letters.List(c.ctx, f, admin.MaxPage, "")
 	if err != nil {
 		p.serveProblem(w, r, c, err)
@@ -171,6 +173,7 @@ func (p *page) download(w http.ResponseWriter, r *http.Request, c *call) {
 	withPayload := c.isSet("payload") && c.who.Payloads
 	out := json.NewEncoder(w)
 	for n := 0; ; {
+		// A large number of letters is not collected in memory.
 		for _, l := range page.Letters {
 			if withPayload {
 				ref := admin.DeadRef{

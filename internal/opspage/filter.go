@@ -77,6 +77,7 @@ func selectOf(name, label string, values []string) input {
 
 func filterDead(c *call) *filter {
 	f := &filter{Path: "/dead", Label: "Filter dead letters", Button: "Filter"}
+	// The letters of handlers have other classes, and belong to a group.
 	ofHandlers := c.value("source") == admin.FromHandler
 	classes := admin.Classes()
 	if ofHandlers {

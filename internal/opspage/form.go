@@ -127,6 +127,7 @@ func (c *call) parseDeadFilter() (f admin.DeadFilter, err error) {
 		RequeueStatus: c.value("stand"),
 	}
 
+	// The list starts with the letters that need somebody.
 	if f.RequeueStatus == "" {
 		f.RequeueStatus = "replayable"
 	}

@@ -42,6 +42,7 @@ func showLookup(c *call) (any, error) {
 	if q.From, q.To, err = c.parseWindow(); err != nil {
 		return nil, err
 	}
+	// Users paste a text without knowing whether it is an id or a key.
 	by := c.value("by")
 	if by != "key" {
 		found, err := c.use.Operator.Lookup(c.ctx, q)
@@ -93,6 +94,7 @@ func showSagas(c *call) (any, error) {
 		return nil, err
 	}
 
+	// One form serves three steps: the types, the instances of one, and one instance.
 	database, name, id := c.value("database"), c.value("saga"), c.q.Get("id")
 	switch {
 	case database == "" || name == "":

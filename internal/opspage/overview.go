@@ -117,6 +117,7 @@ func newOverview(o admin.Overview, watcher string) *overview {
 	v := &overview{Overview: o, Worst: admin.CheckOK}
 	// A check without a watcher concerns the whole deployment.
 	v.Checks = slices.DeleteFunc(slices.Clone(o.Checks), func(c admin.Check) bool { return c.Watcher != "" && c.Watcher != watcher })
+	// A stable order keeps rows in place when the page refreshes.
 	slices.SortStableFunc(v.Checks, func(a, b admin.Check) int {
 		return cmp.Compare(severity[a.Status], severity[b.Status])
 	})
@@ -134,6 +135,7 @@ func newOverview(o admin.Overview, watcher string) *overview {
 		if !slices.ContainsFunc(v.Watching, func(x verdict) bool { return x.Name == w.Name }) {
 			v.Watching = append(v.Watching, newVerdict(o.Checks, w.Name))
 		}
+		// The numbers below are about the watcher of this page; the others have only a verdict.
 		if w.Name != watcher {
 			continue
 		}

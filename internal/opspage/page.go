@@ -54,6 +54,7 @@ func New(o Options) http.Handler {
 	for _, s := range screens {
 		p.mux.HandleFunc("GET "+s.path, p.handle(o.Read, p.showScreen(s)))
 	}
+	// Every action is a POST with a preview first, so that a link can change nothing.
 	p.mux.HandleFunc("POST /confirm/{action}", p.handleAction(p.confirm))
 	p.mux.HandleFunc("POST /act/{action}", p.handleAction(p.act))
 	p.mux.HandleFunc("GET /history", p.handle(o.Read, p.showHistory))

@@ -127,6 +127,7 @@ func loadTemplates(a *assets) map[string]*template.Template {
 		"watcherlink": func(name string) string { return joinQuery("/", url.Values{"watcher": {name}}) },
 	}
 
+	// Each screen gets its own copy of the layout, because all of them define the same block names.
 	shared := template.New("").Funcs(funcs)
 	template.Must(shared.ParseFS(files, "templates/layout.html", "templates/parts.html"))
 	templates := map[string]*template.Template{}

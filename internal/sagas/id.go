@@ -43,6 +43,7 @@ func FormatID(id any) string {
 // ParseID parses the text of an id of this kind. The result is a uuid.UUID, string, int32 or int64.
 // The nil UUID and the empty string are invalid. The error is ErrNoID.
 func ParseID(kind Kind, text string) (any, error) {
+	// Each kind accepts exactly the texts that it writes, so the id of a saga is the same in each message.
 	switch kind {
 	case UUID:
 		if id, err := uuid.Parse(text); err == nil && id != uuid.Nil {

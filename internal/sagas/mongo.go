@@ -96,6 +96,7 @@ func (s *Mongo) Complete(ctx context.Context, saga string, r Record, keep time.D
 	// A saga that was never stored has no document to delete.
 	case r.Version != 0:
 		var res *mongo.DeleteResult
+		// The filter has the version, so another step has been faster.
 		res, err = s.sagaCollection(saga).DeleteOne(ctx, versionFilter(r))
 		if err == nil && res.DeletedCount == 0 {
 			err = mongo.ErrNoDocuments

@@ -79,11 +79,13 @@ func (k *keeper) run(ctx context.Context, r *request) {
 	k.running = nil
 	switch {
 	case err == nil:
+		// A token with a very long lifetime is renewed as well, so that a revoked one does not stay in use.
 		if limit := began.Add(maxLifetime); expires.After(limit) {
 			expires = limit
 		}
 		k.token, k.expires = token, expires
 		k.renewAt = began.Add(expires.Sub(began) * 4 / 5)
+	// The old token is valid, so the failed renewal is no error yet.
 	case time.Now().Before(k.expires):
 		token, err = k.token, nil
 	}

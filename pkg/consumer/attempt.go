@@ -82,6 +82,7 @@ func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 
 	t.reg.running.Add(1)
 	defer t.reg.running.Add(-1)
+	// The span covers the transaction, so that its commands are children of the span.
 	ctx, endSpan, spanErr := t.startSpan(ctx, list)
 	if spanErr != nil {
 		return res, &handlerFailure{spanErr}
@@ -201,6 +202,7 @@ func (t *track) handleOptimistic(ctx context.Context, list []task, res *attemptR
 // handleEager claims the message, and handles it in a transaction that turns the claim into the mark.
 func (t *track) handleEager(ctx context.Context, x task, res *attemptResult) error {
 	s := t.p.s
+	// The claim comes before the transaction, because it has to be visible to other members while the handler runs.
 	claim, err := s.claimMessage(ctx, t.inboxEntry(x))
 	// The message was handled before, so only its document or its watermark is left to change.
 	if errors.Is(err, inbox.ErrDuplicate) {

@@ -47,6 +47,7 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	if group == "" {
 		problems = append(problems, errors.New("the name of the group is empty"))
 	}
+	// With a replaced inbox and transactions, as in unit tests, there is no database.
 	if db == nil && (c.s.inbox.replacement == nil || c.s.transact == nil) {
 		problems = append(problems, errors.New("the database is nil"))
 	}
@@ -132,6 +133,7 @@ func (c *Consumer) Run(ctx context.Context) (err error) {
 	c.health.begin()
 	defer func() { c.health.end(err) }()
 
+	// Without handlers, every message would be discarded and committed.
 	if len(c.reg.snapshot().all) == 0 {
 		return fmt.Errorf("%w: call Handle before Run", ErrNoHandler)
 	}
@@ -141,6 +143,7 @@ func (c *Consumer) Run(ctx context.Context) (err error) {
 		r.disposer = &disposer{letters: c.letters, publisher: c.transport, report: r.report}
 	}
 
+	// The refresh ends before Run returns, so no measurement follows.
 	healthCtx, stop := context.WithCancel(ctx)
 	var refreshing sync.WaitGroup
 	defer refreshing.Wait()

@@ -55,6 +55,7 @@ func (e *decodeError) Is(target error) bool { return target == ErrMalformed }
 // the message is the data of the event. The id of a CloudEvent is unique only together with its source, so the source is the
 // namespace of an event without the relay's namespace header.
 func Decode(m *Message) error {
+	// Of several headers with one meaning the first counts: the relay writes its own before those of the event.
 	structured, source := false, ""
 	for i := range m.Headers {
 		h := &m.Headers[i]
@@ -104,6 +105,7 @@ func Decode(m *Message) error {
 
 	// The relay's namespace has precedence over the source of a CloudEvent.
 	setIfEmpty(&m.Source, boundIdentity(source))
+	// The relay takes the aggregate id as key if an event has no key.
 	if m.Aggregate.ID == "" {
 		m.Aggregate.ID = string(m.Key)
 	}

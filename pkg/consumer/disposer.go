@@ -30,6 +30,7 @@ func (d *disposer) Dispose(ctx context.Context, m *Message, handler string, v ve
 	switch v.Action {
 	case actRetryTopic:
 		err = d.moveToRetryTopic(ctx, m, handler, v)
+		// A message that does not fit its retry topic must not be lost, and not be repeated forever either.
 		if why, ok := errors.AsType[*immovableError](err); ok {
 			err = d.putLetter(ctx, newLetter(m, handler, v, errors.Join(cause, why)))
 		}

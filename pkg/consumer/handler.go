@@ -82,6 +82,7 @@ func Batch(f func(ctx context.Context, ms []*Message) error, names ...string) Ha
 // all their types. Handle rejects two handlers for one type, and a Batch.
 func Mux(hs ...Handler) Handler {
 	var joined Handler
+	// All problems are collected, and Handle reports them with the name.
 	for i, h := range hs {
 		joined.problems = append(joined.problems, h.problems...)
 		if h.batch != nil {

@@ -174,6 +174,7 @@ func (r *run) countWaiting(ctx context.Context) error {
 		}
 		r.c.measure(suspended)
 
+		// One above the limit shows that the limit is reached.
 		limited, cancel := context.WithTimeout(ctx, healthTimeout)
 		n, err := r.c.waiting.Count(limited, r.c.inboxConsumer(reg), reg.retry.MaxWaiting+1)
 		var age time.Duration

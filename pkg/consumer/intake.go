@@ -80,6 +80,7 @@ func (c *Consumer) routeMessage(m *Message) []share {
 	switch {
 	case len(parts) > 0 || !ours:
 		return parts
+	// A removed handler's messages need a decision of a person, while unknown types are normal.
 	case forOne:
 		return append(parts, share{reg: c.orphaned})
 	default:
@@ -112,6 +113,7 @@ func (p *partition) attachHandler(ctx context.Context, r *registration) error {
 		return nil
 	}
 
+	// The end of the log confirms to the inbox that the watermarks belong to this topic.
 	log, err := p.s.g.Log(ctx, p.tp)
 	if err != nil {
 		return &inboxFailure{fmt.Errorf("reading the end of partition %s: %w", p.tp, err)}

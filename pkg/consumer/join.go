@@ -72,6 +72,7 @@ func (r *run) joinGroup(ctx context.Context) error {
 		return nil
 	}
 
+	// The list is watched while the group is joined, because a change makes the member join again.
 	latest := &latestTopics{changed: make(chan struct{})}
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup

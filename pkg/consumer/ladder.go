@@ -157,6 +157,7 @@ func newRetryMessage(m *Message, handler string, v verdict, due time.Time) *Mess
 	origin := originOf(m)
 	history := failureHistory(m, v)
 
+	// The headers of an earlier retry are replaced.
 	for _, name := range retryHeaders {
 		c.DeleteHeader(name)
 	}

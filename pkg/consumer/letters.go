@@ -36,6 +36,7 @@ const maxLetterReason = 8 << 10
 
 // newLetter returns the letter of a message that v gives up because of cause.
 func newLetter(m *Message, handler string, v verdict, cause error) *deadletter.Letter {
+	// A message in a retry topic has its first place in its headers.
 	origin := originOf(m)
 	l := &deadletter.Letter{
 		ID:            deadletter.ID{Group: m.Group, Handler: handler, Source: m.Source, Message: m.ID, Delivery: m.Delivery},

@@ -136,6 +136,7 @@ func (s *session) measurePartitions() (failed error) {
 		p.mu.Unlock()
 
 		p.measureOldest(age)
+		// A fetch reports the lag as well, so only idle partitions need a request.
 		if !stale || failed != nil {
 			continue
 		}

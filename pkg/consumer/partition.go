@@ -259,6 +259,7 @@ func (p *partition) acceptFetched(from int64, f transport.Fetched) {
 	for _, e := range list {
 		p.addEntryLocked(e)
 	}
+	// A reply may be empty although the log has moved on, for example after compaction.
 	p.nextFetch = max(f.Next, from)
 	p.fetchedTo = max(p.fetchedTo, p.nextFetch)
 

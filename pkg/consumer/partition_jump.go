@@ -63,6 +63,7 @@ func (p *partition) skipGap(ctx context.Context, gap *transport.RangeError) {
 		return
 	}
 
+	// The transport has found the end of the common part of both logs.
 	if gap.Diverged {
 		log.End = gap.End
 	}
@@ -70,6 +71,7 @@ func (p *partition) skipGap(ctx context.Context, gap *transport.RangeError) {
 		// The log has grown again.
 		return
 	}
+	// Only lanes at the end of the log can be affected, so the entries below it stay.
 	p.s.report(fmt.Errorf("%w; going on from %d", gap, log.End))
 	p.abandonEntries(log.End, log.End)
 	p.awaitOrphans(ctx)

@@ -214,6 +214,7 @@ func (c *Consumer) WaitFor(ctx context.Context, pattern string, cond func(m *Mes
 	w := &watch{pattern: pattern, cond: cond, got: make(chan *Message, 1)}
 	g := &c.reg
 	g.mu.Lock()
+	// The counter lets finished messages skip the lock while there are no watches.
 	g.watches = append(g.watches, w)
 	g.watchCount.Add(1)
 	g.mu.Unlock()

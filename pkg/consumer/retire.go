@@ -28,6 +28,7 @@ func Retire(ctx context.Context, db *mongo.Database, id HandlerID) error {
 
 	handler := id.Group + "/" + id.Name
 	store := mongostore.New(db, inbox.Settings{Collection: inbox.DefaultCollection})
+	// Removing the marks of a running handler would make it handle its messages again.
 	held, err := store.IsHeld(ctx, handler)
 	if err != nil {
 		return fmt.Errorf("consumer: retiring handler %s: %w", handler, err)

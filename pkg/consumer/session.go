@@ -78,6 +78,7 @@ func (r *run) Serve(ctx context.Context, g transport.Generation) error {
 
 	// This goroutine counts as a loop, so that others may be added until serveCtx ends.
 	s.loops.Add(1)
+	// The first partitions are added before the loops, so that the first commit includes them.
 	s.addPartitions(g.Partitions())
 	s.loops.Go(s.commitLoop)
 	s.loops.Go(s.reportGauges)
@@ -204,6 +205,7 @@ func (s *session) fatalError() error {
 // handlers that run longer than the drain limit.
 func (s *session) drainPartitions(list []*partition) {
 	drained := make(chan struct{})
+	// All partitions drain at the same time, within one limit.
 	var tracks sync.WaitGroup
 	for _, p := range list {
 		p.endServe()
@@ -224,6 +226,7 @@ func (s *session) drainPartitions(list []*partition) {
 		s.report(fmt.Errorf("committing the last offsets: %w", err))
 	}
 
+	// Claims are released after the commit: another member may then begin with these messages.
 	s.releaseClaims(list)
 	for _, p := range list {
 		p.releaseBuffers()

@@ -178,6 +178,7 @@ func (s *suspension) noteFailure(queue setaside.Digest, wasAside bool, r *Retry)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
+	// While a probe runs, other failures show nothing about the handler: they began before.
 	if s.inDoubt || s.isSuspendedLocked() {
 		if s.probeID == 0 {
 			return time.Time{}, false
@@ -193,6 +194,7 @@ func (s *suspension) noteFailure(queue setaside.Digest, wasAside bool, r *Retry)
 	if s.failed == nil {
 		s.failed = map[setaside.Digest]struct{}{}
 	}
+	// Messages of one key count once, because they may fail for the same reason.
 	s.failed[queue] = struct{}{}
 	if len(s.failed) < r.Outage {
 		return time.Time{}, false

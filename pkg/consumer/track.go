@@ -156,11 +156,13 @@ func (t *track) startTasks() []task {
 		return nil
 	}
 
+	// A batch is never larger than the transaction's share of the lifetime that the server allows.
 	most := 1
 	if t.mayBatch() {
 		most = t.reg.pace.batchSize(t.reg.batchSize)
 	}
 	n := 0
+	// A task of another registration of the same name ends the batch.
 	for n < min(most, len(t.queue)) && t.queue[n].share.reg == t.reg {
 		n++
 	}
@@ -224,6 +226,7 @@ func (t *track) handleTasks(list []task) (left []task) {
 		t.p.finishTasks(list)
 		return nil
 	}
+	// The limit of messages that may be set aside stops the lane, not the handler.
 	if len(list) > 0 && !t.awaitRoom() {
 		return list
 	}
@@ -281,6 +284,7 @@ func (t *track) handleTogether(list []task) outcome {
 		t.finishAttempt(list, res)
 		return outcomeHandled
 	}
+	// An interrupted attempt shows nothing about its messages.
 	if t.p.drainCtx.Err() != nil || errors.Is(err, errOrphan) {
 		return outcomeInterrupted
 	}
@@ -292,6 +296,7 @@ func (t *track) handleTogether(list []task) outcome {
 		t.reg.pace.shrinkAfter(len(list), slow)
 		return outcomeRetry
 	}
+	// One of the messages is to blame, so each is tried alone.
 	if blamed, _ := t.assignBlame(err); blamed {
 		return outcomeSplit
 	}

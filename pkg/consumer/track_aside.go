@@ -81,6 +81,7 @@ func (t *track) takeTurn(x task) (turn, int) {
 			if p.ok {
 				return turnNow, p.probe
 			}
+			// If all other handlers have finished the message, only this one keeps its body in memory.
 			if aside = t.reg.suspension.isSuspended() && t.holdsUpOthers(x); !aside {
 				t.waitForChange(p)
 			}
@@ -227,6 +228,7 @@ func (t *track) storeWaiting(x task, m *setaside.Message, wait time.Duration) er
 		return err
 	}
 
+	// Checked first: after a takeover, the previous owner may have handled the message.
 	list := []inbox.Entry{t.inboxEntry(x)}
 	return s.transact(ctx, func(ctx context.Context) error {
 		fresh, err := s.inbox.Check(ctx, list)
@@ -310,6 +312,7 @@ func (t *track) checkOrder(ctx context.Context, list []task, fresh []bool) error
 			queues = append(queues, key.queue)
 		}
 	}
+	// The previous owner's messages are in the database, but not in the room of this process.
 	found, err := t.p.s.c.waiting.Waiting(ctx, room.place(t.p.tp), queues)
 	if err != nil {
 		return &inboxFailure{err}

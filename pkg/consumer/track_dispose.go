@@ -15,6 +15,7 @@ import (
 // whether the message is finished, again whether it has to be attempted again.
 func (t *track) applyVerdict(x task, cause error) (done, again bool) {
 	attempts, m := &x.share.attempts, x.entry.m
+	// The history is noted before the decision, because the decision depends on the number of failures.
 	*attempts = attempts.note(cause, m, time.Now())
 
 	v := t.reg.decider.decide(cause, originalMessage(x.entry), *attempts)
@@ -91,6 +92,7 @@ func (t *track) disposeTask(x task, v verdict, cause error) bool {
 			moved = err == nil
 		}
 
+		// The watermark moves only after the message is in its new place.
 		switch {
 		case moved && t.waiting != nil:
 			err = s.c.waiting.Remove(t.p.drainCtx, t.waiting)

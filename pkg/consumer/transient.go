@@ -69,6 +69,7 @@ func isDriverTimeout(err error) bool {
 		return false
 	}
 
+	// An error may wrap several causes, so the whole tree is searched.
 	var causes []error
 	switch x := err.(type) { //nolint:errorlint // this walks the tree itself
 	case interface{ Unwrap() error }:

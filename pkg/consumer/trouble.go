@@ -87,6 +87,7 @@ func (o *trouble) waitOut(t *track, err error) bool {
 	case errors.Is(err, inbox.ErrUnconfirmed):
 		// The inbox confirms the log during the next attempt.
 
+	// Another member handles the message now, which usually takes less than a back-off.
 	case errors.Is(err, inbox.ErrInProgress), errors.Is(err, inbox.ErrClaimLost):
 		delay = claimPoll
 

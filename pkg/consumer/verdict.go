@@ -131,6 +131,7 @@ func (d *decider) decide(err error, m *Message, a failures) (v verdict) {
 // chooseVerdict returns the verdict without the attempts. Errors of the consumer and errors that the handler made with
 // RetryIn, Suspend, Reject or Discard have a fixed meaning. For other errors the Retry decides.
 func (d *decider) chooseVerdict(err error, m *Message, a failures) verdict {
+	// The inbox has the message already.
 	if errors.Is(err, inbox.ErrDuplicate) {
 		return verdict{Action: actDiscard, Reason: classDuplicate}
 	}

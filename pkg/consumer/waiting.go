@@ -91,6 +91,7 @@ func (s *session) openRoom(reg *registration) *waitingRoom {
 		return nil
 	}
 	s.roomsMu.Lock()
+	// The lock spans the creation, so that two tracks do not open two rooms.
 	defer s.roomsMu.Unlock()
 
 	r := s.rooms[reg]
@@ -210,6 +211,7 @@ func (s *session) discoverRequeued() {
 		if err != nil && s.serveCtx.Err() == nil {
 			s.report(err)
 		}
+		// A partition of another member is left to it.
 		for _, q := range queues {
 			tp := transport.TopicPartition{Topic: q.Topic, Partition: q.Partition}
 			hasName := func(r *registration) bool { return s.c.inboxConsumer(r) == q.Handler }

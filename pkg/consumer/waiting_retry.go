@@ -15,6 +15,7 @@ import (
 // retryDueQueues retries the messages of due queues until the session ends.
 func (r *waitingRoom) retryDueQueues() {
 	ctx := r.s.serveCtx
+	// The room retries nothing before the queues of earlier owners are known, which keeps the order of keys.
 	if r.prepareHandler(ctx) != nil || r.load(ctx, r.s.listPartitions()) != nil || r.checkFailing(ctx) != nil {
 		return
 	}
@@ -24,6 +25,7 @@ func (r *waitingRoom) retryDueQueues() {
 		if r.s.c.gate.waitOpen(ctx) != nil || r.s.outage.waitOver(ctx) != nil {
 			return
 		}
+		// A worker is reserved first, so that a queue is never taken without one.
 		select {
 		case r.workers <- struct{}{}:
 		case <-ctx.Done():
@@ -198,6 +200,7 @@ func (t *track) waitingTask() task {
 		offset: m.Offset, lane: t.lane, rec: rec, openShares: 1,
 		shares: []share{{reg: t.reg, state: shareStarted, attempts: attemptsFromStore(m.Attempts, time.Now())}},
 	}
+	// The message is decoded again: only the record is stored.
 	decoded, err := t.p.s.decodeRecord(&rec)
 	if err != nil {
 		e.decodeErr = &decodeError{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Err: err}

@@ -82,6 +82,7 @@ func readChange[I ID](m *consumer.Message, name string) (c change[I], reason str
 	if c.version, err = strconv.ParseInt(h[3], 10, 64); err != nil || c.version < 1 {
 		return c, fmt.Sprintf("header %s is not a valid version", headerVersion)
 	}
+	// Without a value, an upsert would look like a tombstone of the topic's compaction.
 	if !c.deleted && m.Value == nil {
 		return c, "it has no value"
 	}

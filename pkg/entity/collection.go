@@ -35,6 +35,7 @@ func New[T any, I ID](coll *mongo.Collection, id func(*T) *I, opts ...Option) (*
 		return nil, fmt.Errorf("entity: collection %s: %w", cfg.target, err)
 	}
 
+	// internal/memory replaces the storage in unit tests.
 	docs := cfg.storage.Documents
 	if docs == nil {
 		docs = onMongo(coll, cfg.plain)
@@ -223,6 +224,7 @@ func (c *Collection[T, I]) mismatchError(ctx context.Context, id I, g *entitypar
 		return err
 	}
 
+	// The stored version shows whether the entity is gone or was changed.
 	found, err := c.docs.Find(ctx, []bson.RawValue{key}, c.versionKey)
 	switch {
 	case err != nil:
@@ -289,6 +291,7 @@ func (c *Collection[T, I]) decodeEntity(doc bson.Raw) (t T, err error) {
 		return t, fmt.Errorf("%s %s: decoding: %w", c.docs.Name(), formatID(id), err)
 	}
 
+	// T may have no field for _id, so the id is set through the function.
 	*c.id(&t) = id
 	if c.versionPtr != nil {
 		v, err := readVersion(doc, c.versionKey)

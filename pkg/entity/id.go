@@ -58,6 +58,7 @@ func idValue[I ID](id I) (bson.RawValue, error) {
 		v = bson.Binary{Subtype: bson.TypeBinaryUUID, Data: x[:]}
 	case bson.ObjectID:
 		v = x
+	// A named type, such as type OrderID string, is stored as its basic type.
 	default:
 		v = plainValue(reflect.ValueOf(id))
 	}
@@ -119,6 +120,7 @@ func parseID[I ID](s string) (id I, err error) {
 		}
 	}
 
+	// The zero value means that an entity has no id.
 	var zero I
 	if err == nil && id == zero {
 		err = ErrNoID

@@ -66,6 +66,7 @@ func newConfig(coll *mongo.Collection, opts []Option) (config, error) {
 	default:
 		errs = append(errs, errors.New("the collection is nil"))
 	}
+	// The version is addressed by its path in updates, so its name must not look like a path or an operator.
 	if f := c.versionField; f == "" || f == "_id" || strings.HasPrefix(f, "$") || strings.ContainsAny(f, ".\x00") {
 		errs = append(errs, fmt.Errorf("invalid field %q for the version", f))
 	}

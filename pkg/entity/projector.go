@@ -140,6 +140,7 @@ func (p *Projector[T, I]) readState(m *consumer.Message) (entityparts.State, err
 		return s, nil
 	}
 
+	// The document is decoded as T before it is projected, so a change of T's form is detected here.
 	var t T
 	if err := decodeJSON(p.registry, m.Value, &t); err != nil {
 		return unknown("the value is not a valid "+reflect.TypeFor[T]().String(), err)

@@ -137,6 +137,7 @@ func (r *Recorded[T, I]) DeleteEntity(ctx context.Context, t T) error {
 		return err
 	}
 
+	// Read without the entity itself: the event of a deletion has only id and version.
 	found, err := r.storedVersions(ctx, r.entities.docs, keys)
 	if err != nil {
 		return err
@@ -201,6 +202,7 @@ func (r *Recorded[T, I]) storedVersions(
 		return nil, nil
 	}
 
+	// Only the versions are needed, so the documents stay on the server.
 	found, err := docs.Find(ctx, keys, r.entities.versionKey)
 	if err != nil {
 		return nil, err
@@ -243,6 +245,7 @@ func (r *Recorded[T, I]) writeEntities(ctx context.Context, v verb, ts []T) ([]i
 		return nil, err
 	}
 
+	// An entity that exists cannot be among the deleted ones.
 	deleted, err := r.storedVersions(ctx, r.deleted, filterKeys(keys, existing, false))
 	if err != nil {
 		return nil, err
@@ -253,6 +256,7 @@ func (r *Recorded[T, I]) writeEntities(ctx context.Context, v verb, ts []T) ([]i
 		docs   = make([]bson.Raw, len(ts))
 		events = make([]event.Event, len(ts))
 	)
+	// Nothing is written in this loop, so an error leaves the transaction usable.
 	for i, t := range ts {
 		stored, exists := existing[mapKey(keys[i])]
 		switch {
@@ -336,6 +340,7 @@ func (r *Recorded[T, I]) removeEntities(
 		return err
 	}
 
+	// From here on, an error of the server leaves the transaction half done, even if the caller ignores the error.
 	_, err := r.entities.docs.Delete(ctx, existing, nil)
 	if err == nil {
 		err = r.deleted.Put(ctx, marks)

@@ -66,6 +66,7 @@ func (r *Recorded[T, I]) rollBackIfBegun(ctx context.Context, err error, begun b
 // DeleteMany deletes the existing entities with these ids regardless of their versions in the
 // transaction of ctx. It records one event for each and returns their number.
 func (r *Recorded[T, I]) DeleteMany(ctx context.Context, ids ...I) (int64, error) {
+	// Checked for the whole call, as in writeMany.
 	if _, err := r.distinctKeys(ids); err != nil {
 		return 0, err
 	}
@@ -169,6 +170,7 @@ func (r *Recorded[T, I]) recordChunk(ctx context.Context, docs []bson.Raw) error
 			return err
 		}
 
+		// The document is older than the recording of its collection.
 		if v == 0 {
 			v = 1
 			if d, err = composeDocument(key, d, r.entities.versionKey, v); err != nil {

@@ -66,6 +66,7 @@ func (v *mongoView) Apply(ctx context.Context, states []entityparts.State) error
 		version[mapKey(s.ID)] = s.Version
 	}
 
+	// The order of these three writes makes the result correct without a transaction.
 	for _, b := range []struct {
 		c      *guard.Collection
 		models []mongo.WriteModel
@@ -98,6 +99,7 @@ func (v *mongoView) reconcileDeletions(ctx context.Context, written []bson.RawVa
 			return err
 		}
 
+		// The deletion is newer than the document that was just written.
 		if deleted >= version[mapKey(id)] {
 			undo = append(undo, mongo.NewDeleteOneModel().SetFilter(v.upToFilter(id, deleted)))
 		} else {

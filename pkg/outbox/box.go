@@ -92,6 +92,7 @@ func (b *Box) appendEvents(ctx context.Context, events []event.Event) ([]appendi
 	if len(events) == 0 {
 		return nil, nil
 	}
+	// Without a transaction, an event could survive a change that was rolled back.
 	if err := b.requireTransaction(ctx); err != nil {
 		return nil, err
 	}

@@ -109,6 +109,7 @@ func readEvent(doc bson.Raw) (*storedEvent, error) {
 	if err := doc.Lookup("_id").Unmarshal(&e.id); err != nil {
 		return nil, err
 	}
+	// The slices of the view alias the document.
 	for it := v.Headers.Iter(); it.Next(); {
 		e.headers = append(e.headers, event.Header{Key: string(it.Key), Value: slices.Clone(it.Value)})
 	}

@@ -110,6 +110,7 @@ func New(tb testing.TB, opts ...Option) *Env {
 		}
 	})
 
+	// Events of other collections are appended without a transaction.
 	e.others = e.Box(outbox.WithCollection("outboxtest_others"), outbox.WithoutTransaction())
 	return e
 }
@@ -342,6 +343,7 @@ func (e *Env) describeUnsettled() []string {
 		}
 		groups[m.group]++
 	}
+	// Before all members have joined, a partition may have no owner.
 	for name, want := range groups {
 		if got := e.broker.Members(name); got < want {
 			left = append(left, fmt.Sprintf("group %s has %d of %d members", name, got, want))

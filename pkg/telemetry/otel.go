@@ -59,6 +59,7 @@ func newOTel(tracers trace.TracerProvider, meters metric.MeterProvider) *otelSin
 			i.histogram, err = meter.Float64Histogram(d.name, metric.WithDescription(d.help), metric.WithUnit("s"),
 				metric.WithExplicitBucketBoundaries(buckets...))
 		}
+		// A metric that the provider rejects must not stop the service.
 		if err != nil {
 			otel.Handle(err)
 			continue
@@ -142,6 +143,7 @@ func (s *otelSink) Start(ctx context.Context, a Attempt) (context.Context, func(
 		attribute.Int("messaging.batch.message_count", len(a.Messages)),
 		attribute.String("outrelay.handler", a.Handler),
 	}
+	// With one message, the context also gets its baggage.
 	if len(a.Messages) == 1 {
 		m := &a.Messages[0]
 		ctx = p.Extract(ctx, (*carrier)(&m.Headers))

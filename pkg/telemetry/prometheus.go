@@ -64,6 +64,7 @@ func (p *Prometheus) page() []byte {
 	defer p.mu.Unlock()
 
 	var out bytes.Buffer
+	// A fixed order of metrics and labels keeps the diff of two scrapes small.
 	for _, d := range definitions {
 		lines := map[string]*series{} // by their labels
 		for key, s := range p.series {

@@ -29,6 +29,7 @@ func (s *Store) EnsureIndexes(ctx context.Context) error {
 	ctx = mongo.NewSessionContext(ctx, nil)
 	db := s.markers.Database()
 
+	// Creating an existing collection is an error, and needs a privilege that the user may lack.
 	existing, err := db.ListCollectionNames(ctx,
 		bson.D{{Key: "name", Value: s.offsets.Name()}}, options.ListCollections().SetAuthorizedCollections(true))
 	if err != nil {
@@ -42,6 +43,7 @@ func (s *Store) EnsureIndexes(ctx context.Context) error {
 	}
 
 	markerTTL := options.Index().SetName("k_1")
+	// Without a TTL, the inbox removes markers in its own sweeps.
 	if !s.noTTL {
 		markerTTL.SetExpireAfterSeconds(0)
 	}

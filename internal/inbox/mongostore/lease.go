@@ -14,6 +14,7 @@ import (
 func (s *Store) ReadLeases(ctx context.Context, ids []inbox.ID) (map[inbox.ID]inbox.Lease, error) {
 	cur, err := s.claims.Aggregate(ctx, bson.A{
 		bson.D{{Key: "$match", Value: idsFilter(ids)}},
+		// The server's clock decides whether a lease is live, as when the lease was taken.
 		bson.D{{Key: "$set", Value: bson.D{{Key: "live", Value: bson.D{{Key: "$gt", Value: bson.A{"$until", "$$NOW"}}}}}}},
 	})
 	if err != nil {

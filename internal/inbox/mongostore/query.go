@@ -49,6 +49,7 @@ func (s *Store) Sweep(ctx context.Context, limit int) (removed int64, err error)
 // sweepOnce deletes at most limit markers. full reports whether it found that many.
 func (s *Store) sweepOnce(ctx context.Context, limit int) (removed int64, full bool, err error) {
 	find := options.Find().
+		// The markers that expired first go first, so that none stays behind forever.
 		SetSort(bson.D{{Key: "k", Value: 1}}).
 		SetLimit(int64(limit)).
 		SetProjection(bson.D{{Key: "_id", Value: 1}})

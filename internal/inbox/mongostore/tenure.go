@@ -66,6 +66,7 @@ func (s *Store) RemovePartition(ctx context.Context, p inbox.Partition) error {
 	}
 
 	delete(t.partitions, p)
+	// Other partitions still need the sessions of the tenure.
 	if len(t.partitions) > 0 {
 		s.mu.Unlock()
 		return nil
@@ -123,6 +124,7 @@ func (s *Store) RecordTransaction(ctx context.Context) {
 		s.mu.Unlock()
 		return
 	}
+	// A forgotten session is recorded again by its next transaction.
 	if len(t.recordedSessions) >= maxSessions {
 		clear(t.recordedSessions)
 	}
@@ -177,10 +179,12 @@ func (s *Store) EndTransactions(ctx context.Context, id string) error {
 		return fmt.Errorf("reading the tenure of the previous owner of the partition: %w", err)
 	}
 
+	// Killing idle sessions would interrupt reads that another process runs with them.
 	list, err := s.sessionsInTransaction(ctx, t.Sessions)
 	if err == nil && len(list) > 0 {
 		err = s.client.Database("admin").RunCommand(ctx, bson.D{{Key: "killSessions", Value: list}}).Err()
 	}
+	// Without the privilege, the next owner waits until the server ends the transactions.
 	if hasCode(err, codeUnauthorized) || hasCode(err, codeNoCommand) {
 		return nil
 	}

@@ -106,6 +106,7 @@ func advanceUpdate(m inbox.Mark) bson.A {
 		{Key: "at", Value: "$$NOW"},
 	}
 
+	// Lanes may report out of order, so a watermark never moves back.
 	higher := bson.D{{Key: "$mergeObjects", Value: bson.A{"$$ROOT", bson.D{
 		{Key: "n", Value: bson.D{{Key: "$max", Value: bson.A{"$n", m.Next}}}},
 		{Key: "e", Value: bson.D{{Key: "$max", Value: bson.A{"$e", m.Epoch}}}},
@@ -135,6 +136,7 @@ func byValue(m inbox.Mark) any {
 // exist and seen is nil. ok reports whether it did.
 func (s *Store) WriteGeneration(ctx context.Context, p inbox.Partition, seen *inbox.Mark, next inbox.Mark) (ok bool, err error) {
 	id := bson.E{Key: "_id", Value: markID(inbox.LaneKey{Partition: p, Lane: inbox.PartitionLane})}
+	// A document without g was created by a lane before the partition had a generation.
 	filter := bson.D{id, {Key: "g", Value: bson.D{{Key: "$exists", Value: false}}}}
 	if seen != nil {
 		filter = bson.D{id, {Key: "g", Value: seen.Generation}, {Key: "by", Value: byValue(*seen)}}

@@ -70,6 +70,7 @@ func (exclusive) Balance(b *kgo.ConsumerBalancer, topics map[string]int32) kgo.I
 
 	plan := b.NewPlan()
 	for topic, n := range topics {
+		// Without a member that reads the topic, its partitions stay free.
 		i := slices.IndexFunc(order, func(c candidate) bool { return slices.Contains(c.meta.Topics, topic) })
 		for id := range n {
 			if i >= 0 {

@@ -121,6 +121,7 @@ func (t *Transport) options(group string, topics []string) []kgo.Opt {
 		kgo.MetadataMaxAge(cfg.WatchPartitions),
 		kgo.MetadataMinAge(min(cfg.WatchPartitions, cfg.JoinBackoff)),
 		kgo.RetryBackoffFn(func(int) time.Duration { return cfg.JoinBackoff }),
+		// The transport commits after the handlers, and reads the records over its own connections.
 		kgo.DisableAutoCommit(),
 		kgo.DisableClientMetrics(),
 		kgo.FetchMaxBytes(record.MaxReply),
@@ -233,8 +234,10 @@ func (m *member) add(
 				continue
 			}
 
+			// The leader epoch lets the first fetch detect a log that was truncated in the meantime.
 			offset := committed.EpochOffset().Offset
 			m.reader.ResumeEpoch(tp, committed.EpochOffset().Epoch)
+			// The group has committed nothing for this partition.
 			if offset < 0 {
 				var ok bool
 				if offset, ok = m.reader.Locate(ctx, tp, m.cfg.FromEnd, m.session); !ok {
@@ -245,6 +248,7 @@ func (m *member) add(
 		}
 	}
 
+	// The session gets all partitions of a rebalance in one change.
 	if len(added) > 0 && m.change(transport.Change{Added: added}) {
 		for _, a := range added {
 			m.owned[a.TopicPartition] = true

@@ -52,6 +52,7 @@ func (spread) UserData() ([]byte, error) { return nil, nil }
 
 // AssignGroups assigns each partition to the member that reads its topic and has the fewest partitions.
 func (spread) AssignGroups(members []kafka.GroupMember, partitions []kafka.Partition) kafka.GroupMemberAssignments {
+	// Each member computes the same assignment, so the order must not depend on the members' order of joining.
 	order := slices.SortedFunc(slices.Values(members), func(a, b kafka.GroupMember) int {
 		return strings.Compare(a.ID, b.ID)
 	})

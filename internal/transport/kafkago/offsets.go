@@ -42,6 +42,7 @@ func (o *groupOffsets) commit(
 func (o *groupOffsets) call(ctx context.Context, request func(ctx context.Context, coordinator string) error) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
+	// The request runs without the lock, so a slow coordinator does not block commits of other partitions.
 	o.mu.Lock()
 	coordinator := o.coordinator
 	o.mu.Unlock()

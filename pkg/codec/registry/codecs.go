@@ -165,6 +165,7 @@ func (c *protobufCodec) Decode(_ context.Context, data []byte, into any) error {
 		return fmt.Errorf("registry: %T is neither a message nor a pointer to one", into)
 	}
 
+	// Messages of one file share a schema, so the payload states which of them it is.
 	want := placeInFile(m)
 	place, rest, err := header.DecodeIndex(rest, maxNesting)
 	if err != nil {
@@ -236,6 +237,7 @@ func newJSONCodec(ctx context.Context, client *Client, s sr.SubjectSchema) (*jso
 func (c *Client) compileJSON(ctx context.Context, s sr.Schema) (*jsonschema.Schema, error) {
 	const root = "schema.json"
 	compiler := jsonschema.NewCompiler()
+	// A schema from the network could make the service load files and addresses of its choice.
 	compiler.UseLoader(noLoader{})
 
 	add := func(name, definition string) error {

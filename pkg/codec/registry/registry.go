@@ -99,6 +99,7 @@ func New(address string, opts ...Option) (*Client, error) {
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		bad = append(bad, fmt.Errorf("registry: address %q: it must be an http or https URL", address))
 	}
+	// A login in the address would appear in logs and errors.
 	if err == nil && u.User != nil {
 		bad = append(bad, errors.New("registry: the address contains a login: use WithBasicAuth"))
 	}

@@ -24,6 +24,7 @@ func (c *Client) findSchema(ctx context.Context, s Schema, kind sr.SchemaType) (
 	wanted := sr.Schema{Schema: s.Definition, Type: kind}
 	var found sr.SubjectSchema
 	err := c.request(ctx, func(ctx context.Context) (err error) {
+		// Without a definition, the newest version of the subject counts.
 		switch {
 		case s.Definition == "":
 			found, err = c.api.SchemaByVersion(ctx, s.Subject, latest)
@@ -41,6 +42,7 @@ func (c *Client) findSchema(ctx context.Context, s Schema, kind sr.SchemaType) (
 	if err != nil {
 		return found, fmt.Errorf("registry: reading the schema of subject %q: %w", s.Subject, err)
 	}
+	// Subjects may be shared by mistake between formats.
 	if found.Type != kind {
 		return found, fmt.Errorf("%w: subject %q has a schema of type %v, not %v", ErrSchema, s.Subject, found.Type, kind)
 	}
@@ -72,6 +74,7 @@ func (c *Client) eachReference(ctx context.Context, s sr.Schema, f func(name, de
 }
 
 func (c *Client) walkReferences(ctx context.Context, s sr.Schema, depth int, f func(name, definition string) error) error {
+	// References may form a circle in a registry that does not check them.
 	if depth > maxReferenceDepth {
 		return fmt.Errorf("%w: its references are more than %d schemas deep", ErrSchema, maxReferenceDepth)
 	}
@@ -115,6 +118,7 @@ func (c *Client) request(ctx context.Context, f func(ctx context.Context) error)
 		return nil
 	case !errors.As(err, &answer):
 		return fmt.Errorf("%w: %w", codec.ErrUnavailable, err)
+	// A missing schema may be registered later, and is reported apart for the hint.
 	case answer.StatusCode == http.StatusNotFound:
 		return fmt.Errorf("%w: %w", errUnknown, err)
 	case answer.StatusCode == http.StatusConflict || answer.StatusCode == http.StatusUnprocessableEntity:

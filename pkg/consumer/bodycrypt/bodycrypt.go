@@ -199,6 +199,7 @@ func decryptBody(ctx context.Context, keys Keys, head string, m *consumer.Messag
 	}
 
 	typ, _ := m.Header(headerType)
+	// The type selects the handler, so it must be the type that was encrypted.
 	if m.Name != "" && m.Name != string(typ) {
 		return nil, newDecryptError(m, errors.New("the message was encrypted with another type"))
 	}

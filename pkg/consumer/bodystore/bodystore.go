@@ -54,6 +54,7 @@ func Produce(store Store, threshold int) outbox.Middleware {
 			if err != nil {
 				return err
 			}
+			// A header of this name means that an outer call has stored the body.
 			if _, ok := ev.Header(header); ok || len(body) <= threshold {
 				return next(ctx, ev)
 			}
@@ -90,6 +91,7 @@ func Consume(store Store) consumer.Middleware {
 			if err != nil {
 				return fmt.Errorf("reading the body of message %s: %w", m.ID, err)
 			}
+			// Someone who can write to the store could otherwise change events.
 			if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != want {
 				problem := "claim check: the body differs from the stored checksum"
 				return fmt.Errorf("%w: message %s: %s", consumer.ErrMalformed, m.ID, problem)

@@ -81,6 +81,7 @@ func NewGridFS(db *mongo.Database, opts ...Option) (*GridFS, error) {
 		return nil, errors.Join(problems...)
 	}
 
+	// A body must be as durable as its event, and visible to each consumer.
 	majority := options.Database().SetWriteConcern(writeconcern.Majority()).
 		SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary())
 	g.bucket = db.Client().Database(db.Name(), majority).GridFSBucket(options.GridFSBucket().SetName(g.name))
@@ -174,6 +175,7 @@ func (g *GridFS) sweep(ctx context.Context, limit int) (int, error) {
 // sweepOrphans deletes chunks of uploads that never finished: chunks without a file.
 func (g *GridFS) sweepOrphans(ctx context.Context) error {
 	chunks := g.bucket.GetChunksCollection()
+	// A day more than the bodies: an upload that still runs has chunks without a file.
 	cut := bson.NewObjectIDFromTimestamp(g.now().Add(-g.ttl - 24*time.Hour))
 
 	ids, err := g.findIDs(ctx, chunks, mongo.Pipeline{

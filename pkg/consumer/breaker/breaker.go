@@ -176,6 +176,7 @@ func (b *Breaker) allow() (done func(err error), err error) {
 	defer b.mu.Unlock()
 
 	now := time.Now()
+	// The time is checked when a call comes, so an idle breaker needs no timer.
 	if b.state == Open && !now.Before(b.openUntil) {
 		b.changeStateLocked(HalfOpen)
 	}
@@ -203,11 +204,13 @@ func (b *Breaker) newOpenError(wait time.Duration) error {
 func (b *Breaker) recordOutcome(err error, round int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	// The call began before the last change of the state, so it is no evidence about the new one.
 	if round != b.round {
 		return
 	}
 
 	failed := err != nil
+	// An ignored error frees the place of the probe without a decision.
 	if failed && b.ignores(err) {
 		b.probing = false
 		return

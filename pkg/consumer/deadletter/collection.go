@@ -200,6 +200,7 @@ func (c *collection) Find(ctx context.Context, q Query, after *Letter, oldestFir
 		direction, beyond, then = 1, "$gt", "$lt"
 	}
 	filter := q.buildFilter()
+	// Letters of the same moment are ordered by their id, so a page continues exactly after the last one.
 	if after != nil {
 		filter = bson.D{{Key: "$and", Value: bson.A{filter, bson.D{{Key: "$or", Value: bson.A{
 			bson.D{{Key: "givenUpAt", Value: bson.D{{Key: beyond, Value: after.GivenUpAt}}}},

@@ -183,6 +183,7 @@ func (d *Desk) iterate(ctx context.Context, q Query, oldestFirst bool) iter.Seq2
 					return
 				}
 			}
+			// A short page is the last one.
 			if len(page) < pageSize {
 				return
 			}

@@ -19,11 +19,13 @@ func (d *Desk) put(
 ) (omitted, err error) {
 	// The letter of a notification must not lead to another notification.
 	isNotification := slices.ContainsFunc(l.Headers, func(h event.Header) bool { return h.Key == headerNotification })
+	// The redaction comes first, so neither the topic nor the store gets the hidden values.
 	if omitted = d.redactLetter(ctx, l); omitted != nil {
 		l.omitContent(omitted)
 	}
 	l.Size = len(l.Value)
 
+	// A crash after the record repeats it, which a topic tolerates.
 	if d.hasTopic {
 		topic := d.topic
 		if topic == "" {

@@ -55,6 +55,7 @@ func (q Query) buildFilter() bson.D {
 	require(q.AggregateType != "", "aggregate.type", q.AggregateType)
 	require(q.Topic != "", "topic", q.Topic)
 	require(len(q.Key) > 0, "key", q.Key)
+	// Reasons often end with an id, so a prefix selects all of a kind.
 	require(q.Reason != "", "reason", bson.D{{Key: "$regex", Value: "^" + regexp.QuoteMeta(q.Reason)}})
 
 	var during bson.D

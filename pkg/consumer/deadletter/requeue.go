@@ -58,6 +58,7 @@ func (d *Desk) Requeue(ctx context.Context, q Query, r Requeue) (int64, error) {
 		return 0, ErrEmptyQuery
 	}
 
+	// A requeue changes the condition of the query, so the iteration never meets a letter twice.
 	notRequeued := false
 	q.Requeued, q.NoValues = &notRequeued, false
 	var n int64
@@ -110,6 +111,7 @@ func (d *Desk) requeueLetter(ctx context.Context, l Letter, r Requeue) (bool, er
 		}
 	}
 
+	// All messages are checked before the first is written.
 	var messages []*setaside.Message
 	for _, h := range handlers {
 		m := newWaiting(&l, h)
@@ -121,6 +123,7 @@ func (d *Desk) requeueLetter(ctx context.Context, l Letter, r Requeue) (bool, er
 
 	marked := false
 	mark := Requeued{Actor: r.Actor, Note: r.Note, Handlers: handlers}
+	// The mark decides between two concurrent requeues.
 	err := d.store.Transaction(ctx, func(ctx context.Context) (err error) {
 		marked, err = d.store.MarkRequeued(ctx, l.ID, mark)
 		if err != nil || !marked {

@@ -50,6 +50,7 @@ func (c *Cron) advanceEntry(ctx context.Context, e *entry, now time.Time) (time.
 			c.logForeignSchedule(ctx, e, state)
 			return nil
 		}
+		// The firings of the old schedule that are in the outbox already must not fire.
 		if changed {
 			if err := c.cancelAhead(ctx, state, now); err != nil {
 				return err
@@ -63,6 +64,7 @@ func (c *Cron) advanceEntry(ctx context.Context, e *entry, now time.Time) (time.
 
 		firings, last := e.missingFirings(state.Last, now)
 		next = e.nextCheckTime(last, now)
+		// Without a change, the transaction writes nothing and conflicts with no one.
 		if len(firings) == 0 && known && state.Schedule == e.spec && last.Equal(state.Last) {
 			return nil
 		}

@@ -54,6 +54,7 @@ func Monitor(report func(ctx context.Context, s Stray), next *event.CommandMonit
 
 // detectStray reports whether the command that this goroutine is about to send is a stray write.
 func detectStray(ctx context.Context, e *event.CommandStartedEvent) (Stray, bool) {
+	// Reads and administration are no strays, however they run.
 	switch e.CommandName {
 	case "insert", "update", "delete", "findAndModify", "bulkWrite":
 	case "aggregate":
