@@ -103,6 +103,7 @@ func (o Options) Check() error {
 		}
 	}
 
+	// A shorter duration has too few events for a 99th percentile.
 	if len(o.Rates) > 0 && o.Duration < time.Second {
 		errs = append(errs, fmt.Errorf("seconds: %v is below one second", o.Duration))
 	}
@@ -228,6 +229,7 @@ func (b *bench) openServers(ctx context.Context) (err error) {
 		}
 	}
 
+	// Servers that are given by address may run on this machine, and their CPU time is not foreign either.
 	b.servers = append(b.servers, listeners(given)...)
 	b.cluster = newCluster(b.Kafka)
 	if err := b.secureKafka(b.cluster.transport); err != nil {
@@ -320,6 +322,7 @@ func (b *bench) measureAll(ctx context.Context) (Result, error) {
 	}
 
 	b.logProgress("warming the servers up")
+	// The first measurement would otherwise pay for caches and compilation.
 	if err := b.measureCeilings(ctx, 0, &samples{foreign: map[string][]float64{}}); err != nil {
 		return Result{}, err
 	}
@@ -373,6 +376,7 @@ func (b *bench) measureCeilings(ctx context.Context, run int, s *samples) error 
 			return err
 		}
 
+		// The slowest of the processes decides when the work is done.
 		began, ended := m.outcomes[0].Began, m.outcomes[0].Ended
 		for _, o := range m.outcomes {
 			began, ended = min(began, o.Began), max(ended, o.Ended)
@@ -383,6 +387,7 @@ func (b *bench) measureCeilings(ctx context.Context, run int, s *samples) error 
 		if m.known {
 			s.foreign[step.name] = append(s.foreign[step.name], m.foreign)
 		}
+		// Run 0 is the warm-up.
 		if run > 0 {
 			b.logProgress("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%", run, b.Runs, step.name, rate, m.foreign)
 		}
@@ -462,6 +467,7 @@ func (b *bench) measureLatency(ctx context.Context, run int, coll *mongo.Collect
 			run, b.Runs, rate, raw.p50, raw.p99, raw.foreign)
 	}
 
+	// One relay serves all rates, because its start would take longer than a measurement.
 	t, err := b.startTailing(ctx, coll, fmt.Sprintf("live%d", run))
 	if err != nil {
 		return fmt.Errorf("latency: %w", err)

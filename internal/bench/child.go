@@ -108,6 +108,7 @@ func Child(ctx context.Context, in io.Reader, out io.Writer) error {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	res, err := w.run(ctx)
+	// An error is part of the outcome, so that the parent can report it.
 	if err != nil {
 		res.Error = err.Error()
 	}
@@ -229,6 +230,7 @@ func (b *bench) runTogether(ctx context.Context, specs ...spec) (measured, error
 		}
 	}()
 
+	// The children are connected before the meter starts, so connecting is not measured.
 	pids := b.serverPIDs()
 	for _, s := range specs {
 		c, err := b.startChild(ctx, s)

@@ -115,6 +115,7 @@ func fetchRecords(ctx context.Context, b brokerLink, topic string, parts []int32
 					return fmt.Errorf("consuming %s-%d: %w", topic, p.Partition, err)
 				}
 
+				// The next request continues after the last record or marker.
 				for j := range req.Topics[0].Partitions {
 					if q := &req.Topics[0].Partitions[j]; q.Partition == p.Partition {
 						q.FetchOffset = max(q.FetchOffset, next)

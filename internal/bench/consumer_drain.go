@@ -199,6 +199,7 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 	case !h.Handling.Unbatched:
 		opts = append(opts, consumer.WithBatch(64))
 	}
+	// Without an inbox, the effect is still written in a transaction, so that only the inbox differs.
 	mode := consumer.WithMode(consumer.Transactional)
 	if !h.Handling.Inbox {
 		opts, mode = append(opts, consumer.WithTransaction()), consumer.WithMode(consumer.AtLeastOnce)
@@ -211,6 +212,7 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 	}
 
 	var joining sync.WaitGroup
+	// A second member joins and leaves until the drain is over.
 	if h.Handling.Moves {
 		joining.Go(func() {
 			if err := h.joinAndLeave(ctx, opts); err != nil {

@@ -71,6 +71,7 @@ func RunConsumer(ctx context.Context, o Options) (res ConsumerResult, err error)
 
 		b.logProgress("warming the servers up")
 		warm, n := figures{}, max(b.Events/alonePart, 1)
+		// The children of one record each are slow, so they drain a part of the topic.
 		if _, err := b.drainBy(ctx, "warm", spec{Mode: modeHandler, Topic: topic, Events: n, Handling: handling{Inbox: true}}, 0, warm); err != nil {
 			return err
 		}
@@ -163,6 +164,7 @@ func (b *bench) drainBy(ctx context.Context, name string, s spec, run int, got f
 		return r, err
 	}
 
+	// A result with missing effects must not be reported as a rate.
 	n, err := b.client.Database(s.DB).Collection(s.Collection).CountDocuments(ctx, bson.D{})
 	if err == nil && int(n) < s.Events {
 		err = errors.New("effects are missing")

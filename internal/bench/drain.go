@@ -102,6 +102,7 @@ func (w *watcher) followDrain(ctx context.Context, events int) error {
 		if err := w.relay.checkRunning(); err != nil {
 			return err
 		}
+		// The CPU time before the first record belongs to the start.
 		if w.n == 0 {
 			w.before, _ = processUsage(w.relay.pid())
 			w.mongod = startMeter(w.mongods...)
@@ -190,6 +191,7 @@ func (w *watcher) drainResult(ctx context.Context) (drained, error) {
 		d.eps = float64(w.n) / w.at.Sub(w.empty).Seconds()
 	}
 
+	// Reading the counters costs allocations, which the difference of two readings shows.
 	end, err := w.relay.readCounters(ctx)
 	if err != nil {
 		return d, err
@@ -210,6 +212,7 @@ func (w *watcher) drainResult(ctx context.Context) (drained, error) {
 		d.allocs = end.mallocs / end.read
 	}
 
+	// The process may have ended its work before the first sample of its CPU time.
 	cpu := w.after.cpu - w.before.cpu
 	if cpu <= 0 {
 		cpu = end.cpu

@@ -54,6 +54,7 @@ func (b *bench) measureFailover(ctx context.Context) (res *Failover, err error) 
 	}()
 
 	res = &Failover{TTLMS: float64(ttl.Milliseconds())}
+	// Both ways run under the same traffic, one after the other.
 	kill, err := p.endOwners(ctx, "kill -9", (*relay).kill)
 	if err != nil {
 		return nil, err
@@ -180,6 +181,7 @@ func (p *pair) endOwners(ctx context.Context, how string, end func(*relay)) ([]f
 			return nil, err
 		}
 
+		// The sender of a record shows which owner has sent it.
 		next := p.ledger.awaitNewSender()
 		at := time.Now()
 		end(p.owner)
@@ -197,6 +199,7 @@ func (p *pair) endOwners(ctx context.Context, how string, end func(*relay)) ([]f
 			return nil, context.Cause(ctx)
 		}
 
+		// The old process must be gone before another one gets its address.
 		<-old.done
 		_ = old.in.Close()
 		out = append(out, float64(gap.Microseconds())/1000)

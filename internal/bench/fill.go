@@ -184,6 +184,7 @@ func (t fillTarget) insertBatch(ctx context.Context, from, to int) error {
 		docs = append(docs, d)
 	}
 
+	// Unordered, so that the server need not execute the inserts one after another.
 	if _, err := t.coll.InsertMany(ctx, docs, options.InsertMany().SetOrdered(false)); err != nil {
 		return fmt.Errorf("writing the backlog: %w", err)
 	}

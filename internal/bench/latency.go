@@ -91,6 +91,7 @@ func (s *shots) insertAtRate(ctx context.Context, coll *mongo.Collection, rate i
 
 	began := time.Now()
 	for i := range s.docs {
+		// The times of the inserts are fixed in advance, so a slow one delays no other.
 		wait := time.Until(began.Add(time.Duration(i) * time.Second / time.Duration(rate)))
 		if wait > 0 {
 			time.Sleep(wait)
@@ -278,6 +279,7 @@ func (t *tailing) stopAll() error {
 // compile its code for small requests. A new JVM takes three times as long for each of them.
 func (b *bench) warmUpRelay(ctx context.Context, coll *mongo.Collection, t *tailing) error {
 	began, seen := time.Now(), 0
+	// The first events take longer than any later one.
 	for seen < warmUp {
 		s, err := newShots(b.reserveNumbers(1), 1, b.Payload)
 		if err != nil {

@@ -156,6 +156,7 @@ func (b *comparison) measureSystem(ctx context.Context, s system, round int) (r 
 	}
 	b.logProgress("round %d: %-18s %7.0f/s  CPU-s per million %.1f + %.1f  foreign CPU %.0f %%", round+1, s.name, r.DrainEPS, r.CPUPerMillion, r.MongodCPU, r.ForeignCPU)
 
+	// The latency starts after the drain, so no backlog is in its way.
 	c := newCounted(b.numbered)
 	consumer, err := b.startConsumer(ctx, p.topic, c.recordArrival)
 	if err != nil {
@@ -167,6 +168,7 @@ func (b *comparison) measureSystem(ctx context.Context, s system, round int) (r 
 		return r, err
 	}
 
+	// The kill comes last, because its restart would falsify the memory and the latency.
 	u, _ := processUsage(pub.pid())
 	r.PeakRSS = round1(u.hwm)
 	c.failed = consumer.failure
@@ -330,6 +332,7 @@ func (b *comparison) killPeer(ctx context.Context, s system, p place, pub publis
 	if err := retry.Sleep(ctx, beforeKill); err != nil {
 		return errors.Join(err, <-inserted)
 	}
+	// From here on the consumer counts repeats, and looks for the longest silence.
 	c.beginGap()
 	err = pub.kill()
 	if err == nil {

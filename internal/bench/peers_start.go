@@ -123,6 +123,7 @@ func startDebezium(fast bool) func(context.Context, *comparison, place) (publish
 			maps.Copy(config, map[string]string{"poll.interval.ms": "2", "producer.override.linger.ms": "0"})
 		}
 
+		// The connector is created stopped, so that it does not read before it has the position.
 		return b.startConnector(ctx, p, kafkaconnect.Debezium, config, func(w *kafkaconnect.Worker) error {
 			err := w.Launch()
 			if err == nil {

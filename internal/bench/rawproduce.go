@@ -208,6 +208,7 @@ func (r *rawProduce) fill(ctx context.Context) {
 	rec := record.Record{Headers: []record.Header{{Key: []byte("id"), Value: make([]byte, 36)}}}
 	for i := range r.Events {
 		rec.Key, rec.Value, rec.TimeMS = r.keys[i%keyCount], r.payloads[i&255], time.Now().UnixMilli()
+		// The partition is that of Kafka's default partitioner.
 		p := int32(keyhash.Murmur2(rec.Key)&0x7fffffff) % partitions
 		f := where[p]
 

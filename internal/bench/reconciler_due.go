@@ -137,6 +137,7 @@ func (b *bench) overdue(
 	said := reading(m, "%8.0f/s  CPU-s per million: %.1f of the relay, %.1f of the servers",
 		eps, m.used(r.pid())*million, m.used(b.servers...)*million)
 
+	// The next measurement of this collection must not find its envelopes.
 	if err := empty(ctx, coll); err != nil {
 		return said, err
 	}
@@ -219,6 +220,7 @@ func (b *bench) moment(ctx context.Context, name string, n int) (d dueErrors, er
 	// If the measurement succeeds, the error of the stop is returned below.
 	defer func() { _ = r.stopProcess() }()
 
+	// The moment has to be far enough ahead for all inserts.
 	at := b.ahead(n)
 	if err := b.writeDocuments(ctx, coll, n, func(i int) (bson.Raw, error) { return b.due(i, at) }); err != nil {
 		return d, err

@@ -79,6 +79,7 @@ func (b *bench) startRelay(ctx context.Context, s setting) (*relay, error) {
 		return nil, fmt.Errorf("starting the relay: %w", err)
 	}
 
+	// The process is collected at once, so that checkRunning sees its end.
 	go func() {
 		defer close(r.done)
 		r.err = r.cmd.Wait()

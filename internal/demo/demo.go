@@ -233,6 +233,7 @@ func (d *demo) createOutbox(ctx context.Context) error {
 // runToEnd starts the consumer, the relays and the service, runs them to the end, and stops them.
 // The consumer is stopped last.
 func (d *demo) runToEnd(ctx context.Context) (Result, error) {
+	// The observers outlive ctx: they have to see the end of the relays.
 	watch, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	defer func() {
@@ -258,6 +259,7 @@ func (d *demo) runToEnd(ctx context.Context) (Result, error) {
 	err := d.runLoop(ctx)
 	d.view.finishStatus()
 	d.options.Terminal.Restore()
+	// The last reading may be older than the last takeover.
 	d.follow.readOnce(watch)
 
 	d.mu.Lock()
@@ -270,6 +272,7 @@ func (d *demo) runToEnd(ctx context.Context) (Result, error) {
 	d.broken = res.Err() != nil
 	d.view.printLine(" %s", res.formatSummary())
 
+	// The result is complete before the servers stay up.
 	if d.options.Result != nil && err == nil {
 		d.options.Result(res)
 	}

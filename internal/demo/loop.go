@@ -35,6 +35,7 @@ func (d *demo) runLoop(ctx context.Context) error {
 	keys := d.openKeys()
 	d.view.restartInterval()
 
+	// The service ends by quit, so that its last transactions are committed.
 	serveCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	served := make(chan error, 1)
@@ -60,6 +61,7 @@ func (d *demo) runLoop(ctx context.Context) error {
 	done := ctx.Done()
 	for {
 		select {
+		// The first Ctrl-C only stops the service. Everything that was appended is still delivered.
 		case <-done:
 			done = nil
 			quit()

@@ -45,6 +45,7 @@ func (p *pace) waitNext(ctx context.Context, more <-chan int, extra *int) bool {
 		*extra--
 		return ctx.Err() == nil
 	}
+	// Without a rate, only requested events are appended.
 	if p.rate < 0 {
 		select {
 		case <-ctx.Done():

@@ -138,6 +138,7 @@ func (b *brokenPromise) Error() string { return b.why }
 // RunScenario ignores Keep and reads no keys. The intervals of kills and rebalances apply only if
 // [Scenario.Kills] returns true.
 func RunScenario(ctx context.Context, s Scenario, o Options) (Finding, error) {
+	// The options override the scenario, except for a fault that it does not have.
 	o.Events = cmp.Or(o.Events, s.events)
 	o.Rate = cmp.Or(o.Rate, s.rate)
 	if o.RebalanceEvery == 0 {
@@ -173,6 +174,7 @@ func RunScenario(ctx context.Context, s Scenario, o Options) (Finding, error) {
 		return nil, err
 	}
 
+	// The outcome is complete although the promise is broken.
 	err = st.completeOutcome(ctx, f.commonOutcome(), time.Since(began))
 	d.broken = f.Err() != nil
 	return f, err

@@ -58,6 +58,7 @@ func runConsumer(ctx context.Context, s *stage) (_ Finding, err error) {
 	if err != nil {
 		return f, err
 	}
+	// After an error, consumers must not stay behind as processes.
 	defer func() {
 		if err != nil {
 			c.stopAll(true)
@@ -102,6 +103,7 @@ func runConsumer(ctx context.Context, s *stage) (_ Finding, err error) {
 func (s *stage) disturbConsumers(
 	ctx context.Context, c *crew, members []*crewMember, l *load, f *ConsumerFinding,
 ) error {
+	// The faults run as long as the load, so every moment of it is disturbed.
 	over := make(chan error, 1)
 	s.loads.Go(func() { over <- l.finishLoad(false) })
 	kill := newTicker(s.options.KillEvery)

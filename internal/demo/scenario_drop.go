@@ -73,6 +73,7 @@ func runDrop(ctx context.Context, s *stage) (Finding, error) {
 		return f, err
 	}
 
+	// Events that a drop has removed before their delivery are excused.
 	r := s.check.Report()
 	f.Gone = r.Excused
 	f.Redelivery = r.Repeated

@@ -147,6 +147,7 @@ func (s *stage) orphanEvents(ctx context.Context, position bson.Timestamp) (int,
 	}
 	committed, _ := s.check.Progress()
 
+	// Documents of another collection fill the oplog without adding envelopes.
 	noise := s.client.Database("noise").Collection("noise")
 	for {
 		for range 4 {
@@ -247,6 +248,7 @@ func (s *stage) awaitSweep(ctx context.Context, slow *slowAppend, f *HistoryFind
 		return err
 	}
 	s.printEvent("the gap is found: sweeping the outbox")
+	// The transaction has to commit while the sweep runs, so a part of the sweep comes first.
 	_, before := s.check.Progress()
 	err := s.awaitCondition(ctx, "the sweep delivers", patience, func() bool {
 		_, delivered := s.check.Progress()

@@ -135,6 +135,7 @@ func (o *oldEnvelopes) insertOld(ctx context.Context) error {
 			{Key: "type", Value: "OrderPlaced"},
 			{Key: "payload", Value: make([]byte, 200)},
 		}
+		// The protected ones are as old as the others, and are kept only because of their state.
 		switch {
 		case i >= protected:
 			young := bson.Timestamp{T: uint32(began.Unix()), I: uint32(i + 1)}

@@ -236,6 +236,7 @@ func (c *calendar) changeEvents(ctx context.Context, f *ScheduledFinding) error 
 		if fate == keep {
 			continue
 		}
+		// A change just before the due time competes with the claim of the owner.
 		if retry.Sleep(ctx, time.Until(d.at.Add(-changeLead))) != nil {
 			return context.Cause(ctx)
 		}

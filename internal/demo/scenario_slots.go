@@ -80,6 +80,7 @@ func runSlots(ctx context.Context, s *stage) (Finding, error) {
 	f := &SlotsFinding{RoundTripMS: roundTrip.Milliseconds(), Processors: runtime.NumCPU()}
 	r := &slotsRun{s, f}
 	members := s.stack.Mongods()
+	// The proxy delays the connections to one member. The driver would connect to the others without the delay.
 	if len(members) != 1 {
 		return f, fmt.Errorf("scenario slots needs a replica set of one member, but the replica set has %d: "+
 			"unset %s, and outrelay starts one", len(members), devstack.EnvMongoDB)

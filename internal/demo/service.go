@@ -213,6 +213,7 @@ func (s *service) placeOrders(ctx context.Context, worker, n int, rollback error
 			{Key: "event", Value: ids[i]},
 			{Key: "number", Value: number},
 		}
+		// The check gets the events before the outbox, because a record may arrive before the commit returns.
 		s.check.Begin(check.Event{
 			ID:     ids[i],
 			Key:    customer,

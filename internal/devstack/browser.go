@@ -164,6 +164,7 @@ func unpackBrowser(ctx context.Context, node, archive, dir string) error {
 	if err != nil {
 		return err
 	}
+	// A package with another layout would fail only at the first start of the browser.
 	if found != len(wanted) {
 		return fmt.Errorf("it has %d of the files %v", found, wanted)
 	}

@@ -80,6 +80,7 @@ func (c cache) fillOnce(ctx context.Context, name string, waiting func(), fill f
 	if err := fill(tmp); err != nil {
 		return err
 	}
+	// The rename makes the entry complete in one step, also for a process that does not hold the lock.
 	return os.Rename(tmp, c.path(name))
 }
 

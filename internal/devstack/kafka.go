@@ -83,6 +83,7 @@ func (s *Stack) startBrokers(ctx context.Context, p kafkaProgram, o Options) err
 		}
 	}
 
+	// The brokers need each other to elect a controller, so all start before one is awaited.
 	for _, m := range s.brokers {
 		if err := m.Start(); err != nil {
 			return err

@@ -61,6 +61,7 @@ func (s *Stack) startMongods(ctx context.Context, p mongodProgram, o Options) er
 		}
 	}
 
+	// The set can be initiated when all members respond.
 	for _, m := range s.mongods {
 		responds := func(ctx context.Context) error {
 			_, err := runHello(ctx, m.addr)
@@ -80,6 +81,7 @@ func (s *Stack) startMongods(ctx context.Context, p mongodProgram, o Options) er
 		}
 	}
 
+	// The first user can be created only on the primary, and from this machine.
 	primary, err := s.Primary(ctx)
 	if err != nil || o.Mongo.Root == (User{}) {
 		return err

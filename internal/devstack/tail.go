@@ -200,6 +200,7 @@ func (s *Stack) CreateTopic(ctx context.Context, name string, partitions, replic
 		return fmt.Errorf("creating topic %s: %w", name, err)
 	}
 
+	// Kafka returns before the leaders are elected.
 	for {
 		led := 0
 		for p := range partitions {

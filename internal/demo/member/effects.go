@@ -189,6 +189,7 @@ func judgeEffects(orders []Order, effects []Effect, counts map[string]int64) *Ef
 	places := map[string]int64{}                       // effects by key
 	miscounted := map[string]bool{}                    // by key
 	for _, e := range effects {
+		// The handler stores the counter of the key with its effect, so a gap shows a lost or doubled transaction.
 		places[e.Key]++
 		if places[e.Key] != e.Place {
 			miscounted[e.Key] = true

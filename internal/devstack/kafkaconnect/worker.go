@@ -67,6 +67,7 @@ func Prepare(ctx context.Context, o Options) (_ *Worker, err error) {
 	if err != nil {
 		return nil, err
 	}
+	// From here on an error must not leave a process or a directory.
 	defer func() {
 		if err != nil {
 			stack.Stop()
