@@ -10,12 +10,12 @@ import (
 
 // The bounds of a log and of its reports.
 const (
-	// SampledPerSecond is the largest number of envelopes of one second that are sampled: the first ones.
-	SampledPerSecond = 10
-	// KeptEvents is the number of sampled records that are kept: the newest.
-	KeptEvents = 50
-	// ListedTopics is the number of topics that a report lists: the busiest.
-	ListedTopics = 100
+	// sampledPerSecond is the largest number of envelopes of one second that are sampled: the first ones.
+	sampledPerSecond = 10
+	// keptEvents is the number of sampled records that are kept: the newest.
+	keptEvents = 50
+	// listedTopics is the number of topics that a report lists: the busiest.
+	listedTopics = 100
 
 	maxTopics = 1000
 	maxText   = 256 // bytes of each text of a sampled event
@@ -140,10 +140,10 @@ func (l *Log) reserveSample(second int64) bool {
 		l.sampleSecond, l.sampled = second, 0
 	}
 	l.sampled++
-	if l.sampled >= SampledPerSecond {
+	if l.sampled >= sampledPerSecond {
 		l.fullSecond.Store(second)
 	}
-	return l.sampled <= SampledPerSecond
+	return l.sampled <= sampledPerSecond
 }
 
 // Acked keeps the record for the topic of tp.
@@ -162,7 +162,7 @@ func (s *Sample) NotSent(string, string, bool) {}
 
 // keepNewest removes the oldest events above the limit, in place.
 func keepNewest(events []Event) []Event {
-	if excess := len(events) - KeptEvents; excess > 0 {
+	if excess := len(events) - keptEvents; excess > 0 {
 		n := copy(events, events[excess:])
 		clear(events[n:])
 		events = events[:n]

@@ -111,7 +111,7 @@ func TestBusiestTopicsAreListed(t *testing.T) {
 	}
 
 	r := report(t, l)
-	if len(l.topics) != maxTopics || len(r.Topics) != ListedTopics || r.Topics[0].Rate != 20 || r.Others.Topics != maxTopics-ListedTopics+1 || r.Others.Rate == 0 {
+	if len(l.topics) != maxTopics || len(r.Topics) != listedTopics || r.Topics[0].Rate != 20 || r.Others.Topics != maxTopics-listedTopics+1 || r.Others.Rate == 0 {
 		t.Errorf("%d topics in memory, %d listed, the first %+v, others %+v", len(l.topics), len(r.Topics), r.Topics[0], r.Others)
 	}
 }
@@ -128,7 +128,7 @@ func TestFirstEventsOfASecondAreSampled(t *testing.T) {
 
 	sampled := 0
 	for second := range 10 {
-		for i := range 3 * SampledPerSecond {
+		for i := range 3 * sampledPerSecond {
 			s := l.Sample(c.at, recs, []byte("OrderPlaced"), []byte("shop"), []byte("outbox"), c.at.Add(-5*time.Millisecond).UnixMilli())
 			if s == nil {
 				continue
@@ -142,12 +142,12 @@ func TestFirstEventsOfASecondAreSampled(t *testing.T) {
 	l.Observe(c.acked("orders", 0, 0))
 
 	r := report(t, l)
-	if sampled != 10*SampledPerSecond || len(r.Events) != KeptEvents {
+	if sampled != 10*sampledPerSecond || len(r.Events) != keptEvents {
 		t.Fatalf("%d sampled, %d kept", sampled, len(r.Events))
 	}
 	at := c.at.Add(-time.Second)
 	want := Event{
-		ID: "e-1", Type: "OrderPlaced", Key: "customer-7", Collection: "shop.outbox", Topic: "orders", Partition: 1, Offset: 900 + SampledPerSecond - 1,
+		ID: "e-1", Type: "OrderPlaced", Key: "customer-7", Collection: "shop.outbox", Topic: "orders", Partition: 1, Offset: 900 + sampledPerSecond - 1,
 		CommittedAt: at.Add(-5 * time.Millisecond), AckedAt: at,
 	}
 	if r.Events[0] != want {

@@ -86,11 +86,11 @@ func (o *Others) limit(topics *[]Topic) {
 	slices.SortFunc(list, func(a, b Topic) int {
 		return cmp.Or(cmp.Compare(b.Rate, a.Rate), b.LastAt.Compare(a.LastAt), strings.Compare(a.Topic, b.Topic))
 	})
-	for i := ListedTopics; i < len(list); i++ {
+	for i := listedTopics; i < len(list); i++ {
 		o.Topics++
 		o.Rate += list[i].Rate
 	}
-	*topics = list[:min(len(list), ListedTopics)]
+	*topics = list[:min(len(list), listedTopics)]
 }
 
 // figures returns the activity in a topic. began is the time at which the log began.

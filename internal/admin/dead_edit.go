@@ -19,9 +19,9 @@ import (
 
 // The BSON types that an edited payload may have.
 const (
-	PayloadBinary = "binary" // the bytes as they are
-	PayloadString = "string"
-	PayloadJSON   = "json" // a document or an array, from Extended JSON
+	payloadBinary = "binary" // the bytes as they are
+	payloadString = "string"
+	payloadJSON   = "json" // a document or an array, from Extended JSON
 	PayloadNull   = "null" // a tombstone
 )
 
@@ -108,30 +108,30 @@ func (e DeadEdit) payloadValue(raw bson.Raw, m *envelope.Mapping) (any, error) {
 	if as == "" {
 		switch old.Type {
 		case bson.TypeBinary:
-			as = PayloadBinary
+			as = payloadBinary
 		case bson.TypeString:
-			as = PayloadString
+			as = payloadString
 		case bson.TypeEmbeddedDocument, bson.TypeArray:
-			as = PayloadJSON
+			as = payloadJSON
 		default:
 			return nil, fmt.Errorf("the dead letter has no payload whose type could be kept; choose the type of the new payload: "+
-				"%s, %s, %s or %s", PayloadBinary, PayloadString, PayloadJSON, PayloadNull)
+				"%s, %s, %s or %s", payloadBinary, payloadString, payloadJSON, PayloadNull)
 		}
 	}
 
 	switch as {
-	case PayloadBinary:
+	case payloadBinary:
 		// The new bytes keep the subtype, such as that of a UUID.
 		subtype, _, _ := old.BinaryOK()
 		return bson.Binary{Subtype: subtype, Data: e.Payload}, nil
 
-	case PayloadString:
+	case payloadString:
 		if !utf8.Valid(e.Payload) {
 			return nil, errors.New("the payload is a string, and the new one is not UTF-8; make it binary")
 		}
 		return string(e.Payload), nil
 
-	case PayloadJSON:
+	case payloadJSON:
 		return parsePayloadJSON(e.Payload)
 
 	case PayloadNull:
@@ -141,7 +141,7 @@ func (e DeadEdit) payloadValue(raw bson.Raw, m *envelope.Mapping) (any, error) {
 		return nil, nil // null is the value
 	}
 	return nil, fmt.Errorf("payload type %q does not exist; use %s, %s, %s or %s",
-		as, PayloadBinary, PayloadString, PayloadJSON, PayloadNull)
+		as, payloadBinary, payloadString, payloadJSON, PayloadNull)
 }
 
 // parsePayloadJSON parses a payload of Extended JSON, which must be a document or an array.

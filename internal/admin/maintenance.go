@@ -44,17 +44,17 @@ func (o Operator) Ping(ctx context.Context) (Pong, error) {
 // The kinds of collections that [Operator.Clear] can empty.
 const (
 	ClearEnvelopes = "envelopes"
-	ClearDead      = "dead"
-	ClearInbox     = "inbox"
+	clearDead      = "dead"
+	clearInbox     = "inbox"
 	ClearHandlers  = "handler_dead"
-	ClearSagas     = "sagas"
-	ClearEvents    = "events"
-	ClearReplays   = "replays"
+	clearSagas     = "sagas"
+	clearEvents    = "events"
+	clearReplays   = "replays"
 )
 
 // Clearable returns the names of everything that can be cleared.
 func Clearable() []string {
-	return []string{ClearEnvelopes, ClearDead, ClearInbox, ClearHandlers, ClearSagas, ClearEvents, ClearReplays}
+	return []string{ClearEnvelopes, clearDead, clearInbox, ClearHandlers, clearSagas, clearEvents, clearReplays}
 }
 
 // ClearOrder requests that collections are emptied.
@@ -202,10 +202,10 @@ func (c *clearing) clearCollections(ctx context.Context, list []ClearedCollectio
 func (c *clearing) removableFilter(what string) bson.D {
 	watcher := bson.E{Key: "watcher", Value: c.op.Watcher}
 	switch what {
-	case ClearEvents:
+	case clearEvents:
 		// The entry that announces the clearing stays.
 		return bson.D{watcher, {Key: "kind", Value: bson.D{{Key: "$ne", Value: "clearing"}}}}
-	case ClearReplays:
+	case clearReplays:
 		return bson.D{watcher, {Key: "state", Value: bson.D{{Key: "$ne", Value: ReplayRunning}}}}
 	}
 	return bson.D{}
@@ -224,8 +224,8 @@ func (c *clearing) findCollections(ctx context.Context) ([]ClearedCollection, er
 		if c.names(ClearEnvelopes) {
 			add(ClearEnvelopes, ns)
 		}
-		if c.names(ClearDead) {
-			add(ClearDead, deadletter.Collection(ns))
+		if c.names(clearDead) {
+			add(clearDead, deadletter.Collection(ns))
 		}
 	}
 
@@ -235,11 +235,11 @@ func (c *clearing) findCollections(ctx context.Context) ([]ClearedCollection, er
 		}
 	}
 
-	if c.names(ClearEvents) {
-		add(ClearEvents, c.op.State.Name()+".events")
+	if c.names(clearEvents) {
+		add(clearEvents, c.op.State.Name()+".events")
 	}
-	if c.names(ClearReplays) {
-		add(ClearReplays, c.op.State.Name()+".replays")
+	if c.names(clearReplays) {
+		add(clearReplays, c.op.State.Name()+".replays")
 	}
 	return list, nil
 }
@@ -247,7 +247,7 @@ func (c *clearing) findCollections(ctx context.Context) ([]ClearedCollection, er
 // findServiceCollections calls add for the collections of inboxes, sagas and letters of handlers in db that the order
 // names.
 func (c *clearing) findServiceCollections(ctx context.Context, db string, add func(what, ns string)) error {
-	if !c.names(ClearInbox) && !c.names(ClearSagas) && !c.names(ClearHandlers) {
+	if !c.names(clearInbox) && !c.names(clearSagas) && !c.names(ClearHandlers) {
 		return nil
 	}
 
@@ -255,15 +255,15 @@ func (c *clearing) findServiceCollections(ctx context.Context, db string, add fu
 	if err != nil {
 		return err
 	}
-	if c.names(ClearInbox) {
+	if c.names(clearInbox) {
 		for _, name := range found.inboxes {
 			for _, suffix := range []string{"", offsetsSuffix, "_claims"} {
-				add(ClearInbox, db+"."+name+suffix)
+				add(clearInbox, db+"."+name+suffix)
 			}
 		}
 		// The messages that are set aside belong to the handlers of the inbox.
 		if len(found.inboxes) > 0 {
-			add(ClearInbox, db+"."+setaside.DefaultCollection)
+			add(clearInbox, db+"."+setaside.DefaultCollection)
 		}
 	}
 
@@ -273,13 +273,13 @@ func (c *clearing) findServiceCollections(ctx context.Context, db string, add fu
 		}
 	}
 
-	if c.names(ClearSagas) && found.sagas {
+	if c.names(clearSagas) && found.sagas {
 		types, err := c.op.Sagas().listTypes(ctx, db)
 		if err != nil {
 			return err
 		}
 		for _, t := range types {
-			add(ClearSagas, db+"."+t.Name)
+			add(clearSagas, db+"."+t.Name)
 		}
 	}
 	return nil

@@ -63,7 +63,7 @@ func (r Replays) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, e
 	if doc.Watcher != r.op.Watcher {
 		return newReplayInfo(doc), fmt.Errorf("replay %s belongs to watcher %s, not to %s", id, doc.Watcher, r.op.Watcher)
 	}
-	if doc.State == ReplayCancelled {
+	if doc.State == replayCancelled {
 		return newReplayInfo(doc), fmt.Errorf("replay %s was cancelled; order a new one", id)
 	}
 	if o.Open <= 0 {

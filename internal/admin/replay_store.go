@@ -19,7 +19,7 @@ import (
 const (
 	ReplayRunning   = "running" // or interrupted: it can be resumed
 	ReplayDone      = "done"    // all found envelopes are queued
-	ReplayCancelled = "cancelled"
+	replayCancelled = "cancelled"
 )
 
 const codeBadValue = 2 // returned for a hint to an index that does not exist

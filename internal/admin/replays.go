@@ -200,7 +200,7 @@ func (r Replays) Resume(ctx context.Context, id string) (ReplayInfo, error) {
 	if err != nil {
 		return info, err
 	}
-	if info.State == ReplayCancelled {
+	if info.State == replayCancelled {
 		return info, fmt.Errorf("replay %s was cancelled: %w", id, ErrReplayMoved)
 	}
 
@@ -253,7 +253,7 @@ func (r Replays) Cancel(ctx context.Context, id string) error {
 	if _, err := r.find(ctx, id); err != nil {
 		return err
 	}
-	if err := r.stored.End(ctx, id, ReplayCancelled, 0); err != nil {
+	if err := r.stored.End(ctx, id, replayCancelled, 0); err != nil {
 		return err
 	}
 

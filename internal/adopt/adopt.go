@@ -41,7 +41,7 @@ type Source struct {
 // The ways in which a token was compared with the cluster.
 const (
 	CheckedByEvent = "event" // the oplog has the event of the token
-	CheckedByTime  = "time"  // the oplog has the time; a position between two events has no other identity
+	checkedByTime  = "time"  // the oplog has the time; a position between two events has no other identity
 )
 
 // Report is the result of [Plan] and of `outrelay adopt --json`.
@@ -53,7 +53,7 @@ type Report struct {
 	Partition string    `json:"partition,omitempty"` // the source as the connector names it
 	At        time.Time `json:"at"`                  // cluster time of the position
 	Token     string    `json:"token,omitempty"`
-	Checked   string    `json:"checked"` // CheckedByEvent or CheckedByTime
+	Checked   string    `json:"checked"` // CheckedByEvent or checkedByTime
 	OplogFrom time.Time `json:"oplog_from,omitzero"`
 	Present   time.Time `json:"present,omitzero"` // position of the watcher so far
 	// MaxRepeats counts the inserts into the watched collections after the position and up to StoppedAt. The other publisher may
@@ -205,7 +205,7 @@ func (a *Adopter) checkNamespace(o Offset) error {
 	_, rest, isURI := strings.Cut(o.Partition, "://")
 	_, ns, hasPath := strings.Cut(rest, "/")
 	db, coll, hasColl := strings.Cut(ns, ".")
-	if o.Kind != MongoKafka || !isURI || !hasPath || !hasColl || a.scope.Matches([]byte(db), []byte(coll)) {
+	if o.Kind != mongoKafka || !isURI || !hasPath || !hasColl || a.scope.Matches([]byte(db), []byte(coll)) {
 		return nil
 	}
 	return refusalf("connector %s reads %s, and watcher %s reads %s", o.Connector, ns, a.cfg.Watcher, a.scope)
@@ -244,7 +244,7 @@ func (a *Adopter) tooOld(at bson.Timestamp, oldest string) error {
 // checkCluster compares the token with the oplog. The server accepts the token of another cluster, and would be silent until the next
 // event. So checkCluster looks for the event itself.
 func (a *Adopter) checkCluster(ctx context.Context, r *Report) error {
-	r.Checked = CheckedByTime
+	r.Checked = checkedByTime
 	if !isEventToken(r.position.Token) {
 		return nil
 	}

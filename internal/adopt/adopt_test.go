@@ -238,7 +238,7 @@ func TestRepeatsEndAtTheStop(t *testing.T) {
 	}
 
 	r, err = f.plan(Source{At: asTime(last)})
-	if err != nil || r.Checked != CheckedByTime || r.MaxRepeats < 2 {
+	if err != nil || r.Checked != checkedByTime || r.MaxRepeats < 2 {
 		t.Errorf("by time: %+v, %v", r, err)
 	}
 }
@@ -280,7 +280,7 @@ func TestOffsetTopic(t *testing.T) {
 	publish(0, `["gone",{"server_id":"x"}]`, "")
 
 	r, err := f.plan(Source{Topic: topic})
-	if err != nil || r.Connector != "orders" || r.Kind != MongoKafka || r.Token != first.Data() || r.MaxRepeats != 0 {
+	if err != nil || r.Connector != "orders" || r.Kind != mongoKafka || r.Token != first.Data() || r.MaxRepeats != 0 {
 		t.Errorf("%+v, %v", r, err)
 	}
 	f.refuses(Source{Topic: topic, Connector: "pg"}, `"pg"`, `{"server":"pg"}`)

@@ -18,7 +18,7 @@ import (
 // The publishers whose offsets can be adopted.
 const (
 	Debezium   = "debezium"    // Debezium's MongoDB connector
-	MongoKafka = "mongo-kafka" // the MongoDB Kafka source connector
+	mongoKafka = "mongo-kafka" // the MongoDB Kafka source connector
 )
 
 // rawOffset is an entry of an offset store of Kafka Connect.
@@ -27,7 +27,7 @@ type rawOffset struct{ key, value []byte }
 // Offset is the position of one connector.
 type Offset struct {
 	Connector string          // name of the connector
-	Kind      string          // Debezium or MongoKafka
+	Kind      string          // Debezium or mongoKafka
 	Partition string          // the source as the connector names it
 	Position  resume.Position // after the last event that Connect has stored as sent
 }
@@ -104,7 +104,7 @@ func kindOf(partition map[string]any) string {
 		return Debezium
 	}
 	if _, ok := partition["ns"].(string); ok && len(partition) == 1 {
-		return MongoKafka
+		return mongoKafka
 	}
 	return ""
 }

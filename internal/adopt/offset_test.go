@@ -22,7 +22,7 @@ func TestOffsetFileOfConnect(t *testing.T) {
 
 	for connector, want := range map[string]Offset{
 		"orders": {Kind: Debezium, Partition: `{"server_id":"shop"}`},
-		"users":  {Kind: MongoKafka, Partition: "mongodb://m1:27017/shop.users"},
+		"users":  {Kind: mongoKafka, Partition: "mongodb://m1:27017/shop.users"},
 	} {
 		got, err := selectOffset(list, connector)
 		if err != nil || got.Kind != want.Kind || got.Partition != want.Partition || got.Connector != connector {

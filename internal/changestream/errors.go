@@ -10,18 +10,18 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// ErrNoStart rejects a Run without a start position. A stream that silently starts at the present
+// errNoStart rejects a Run without a start position. A stream that silently starts at the present
 // would lose all earlier events.
-var ErrNoStart = errors.New(
+var errNoStart = errors.New(
 	"change stream: no start position: a position, a time, or an explicit start at the present is needed")
 
 // Reasons of a gap. They are few, because they are values of a metric label.
 const (
-	GapHistoryLost  = "history_lost"  // the oplog no longer contains the position
-	GapTokenRefused = "token_refused" // the server cannot read the token, or its event is not in this stream
-	GapStalled      = "stalled"       // the token does not move, although the cluster time does (N26)
-	GapOversize     = "oversize"      // an event that no pipeline can reduce to the limit
-	GapUnexplained  = "unexplained"   // an error without a class, repeatedly at the same position
+	gapHistoryLost  = "history_lost"  // the oplog no longer contains the position
+	gapTokenRefused = "token_refused" // the server cannot read the token, or its event is not in this stream
+	gapStalled      = "stalled"       // the token does not move, although the cluster time does (N26)
+	gapOversize     = "oversize"      // an event that no pipeline can reduce to the limit
+	gapUnexplained  = "unexplained"   // an error without a class, repeatedly at the same position
 )
 
 // GapError ends Run if the stream cannot continue from its position. The caller must find the events
@@ -40,11 +40,11 @@ type GapError struct {
 
 func (e *GapError) Error() string {
 	why := map[string]string{
-		GapHistoryLost:  "the oplog no longer contains the position",
-		GapTokenRefused: "the server rejects the resume token",
-		GapStalled:      "the resume token does not move, although the cluster time does",
-		GapOversize:     "an event is too large even without its document",
-		GapUnexplained:  "the server rejects the position for an unknown reason",
+		gapHistoryLost:  "the oplog no longer contains the position",
+		gapTokenRefused: "the server rejects the resume token",
+		gapStalled:      "the resume token does not move, although the cluster time does",
+		gapOversize:     "an event is too large even without its document",
+		gapUnexplained:  "the server rejects the position for an unknown reason",
 	}[e.Reason]
 
 	at, _ := e.Position.Time()
@@ -159,9 +159,9 @@ func classifyError(err error) (c errorClass, code int, reason string) {
 // gapReason returns the reason of a gap with the given server code.
 func gapReason(code int) string {
 	if slices.Contains([]int{286, 136}, code) {
-		return GapHistoryLost
+		return gapHistoryLost
 	}
-	return GapTokenRefused
+	return gapTokenRefused
 }
 
 // configAdvice describes a configuration error and its fix to an operator.

@@ -164,7 +164,7 @@ func TestBadTokensAreGapsAtOnce(t *testing.T) {
 			p.watchdog = time.Minute
 		})
 
-		gap := r.wantGap(GapTokenRefused)
+		gap := r.wantGap(gapTokenRefused)
 		if gap.Code != c.code {
 			t.Errorf("%s: code %d, want %d", c.name, gap.Code, c.code)
 		}
@@ -183,9 +183,9 @@ func TestLostHistoryAndUnexplainedErrors(t *testing.T) {
 	for _, code := range []int32{286, 136, 280} {
 		off := b.setFailCommand("alwaysOn", failCommand("getMore", bson.E{Key: "errorCode", Value: code}))
 		r := b.startReader(scope, Start{At: &at})
-		want := GapHistoryLost
+		want := gapHistoryLost
 		if code == 280 {
-			want = GapTokenRefused
+			want = gapTokenRefused
 		}
 		if gap := r.wantGap(want); gap.Code != int(code) || !strings.Contains(gap.Error(), "gap after") {
 			t.Errorf("code %d: gap %v with code %d", code, gap, gap.Code)
@@ -200,7 +200,7 @@ func TestLostHistoryAndUnexplainedErrors(t *testing.T) {
 	off := b.setFailCommand("alwaysOn", failCommand("getMore", bson.E{Key: "errorCode", Value: int32(4242)}))
 	defer off()
 	r := b.startReader(scope, Start{At: &at})
-	if gap := r.wantGap(GapUnexplained); gap.Code != 4242 {
+	if gap := r.wantGap(gapUnexplained); gap.Code != 4242 {
 		t.Errorf("code %d, want 4242", gap.Code)
 	}
 	if r.counts["unknown"] != unknownAttempts-1 {

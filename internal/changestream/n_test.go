@@ -51,7 +51,7 @@ func TestN23_AChangedPipelineNeitherRepeatsNorLoses(t *testing.T) {
 	// The narrow stream does not contain the event of the token. A start by token fails with error 280 at
 	// the next event.
 	gap := b.startReader(narrow, Start{Position: behind2a})
-	if g := gap.wantGap(GapTokenRefused); g.Code != 280 {
+	if g := gap.wantGap(gapTokenRefused); g.Code != 280 {
 		t.Errorf("code %d, want 280", g.Code)
 	}
 
@@ -80,7 +80,7 @@ func TestN23_AnotherCollectionUnderTheNameStartsByTime(t *testing.T) {
 	scope := scopeOf(t, b.db.Name()+".outbox")
 
 	// Without the UUID, the start by token fails.
-	b.startReader(scope, Start{Position: stored}).wantGap(GapTokenRefused)
+	b.startReader(scope, Start{Position: stored}).wantGap(gapTokenRefused)
 	then := []resume.Collection{{NS: scope.String(), UUID: uuid}}
 	b.startReader(scope, Start{Position: stored, Collections: then}).wantIDs("a", "b")
 
@@ -92,7 +92,7 @@ func TestN23_AnotherCollectionUnderTheNameStartsByTime(t *testing.T) {
 	b.startReader(scope, Start{
 		Position:    stored,
 		Collections: []resume.Collection{{NS: scope.String(), UUID: uuid}},
-	}).wantGap(GapTokenRefused)
+	}).wantGap(gapTokenRefused)
 }
 
 func TestN24_WholeEventsAreReadAgainOnlyBehindTheLargeOne(t *testing.T) {
@@ -186,7 +186,7 @@ func TestN24_AnIdStillLargerThanThat(t *testing.T) {
 	}
 
 	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
-	if g := r.wantGap(GapOversize); g.Code != 10334 {
+	if g := r.wantGap(gapOversize); g.Code != 10334 {
 		t.Errorf("code %d, want 10334", g.Code)
 	}
 }
@@ -224,7 +224,7 @@ func TestN26_TokenOfTheFuture(t *testing.T) {
 		}
 	}()
 
-	gap := r.wantGap(GapStalled)
+	gap := r.wantGap(gapStalled)
 	close(stop)
 	<-done
 	if !gap.Ahead {

@@ -62,7 +62,7 @@ func (r *run) readAroundOversize(ctx context.Context, code int, err error) error
 		r.slim.byTime = true
 		r.startAt(t)
 	default:
-		return &GapError{Code: code, Reason: GapOversize, Position: r.position, Err: err}
+		return &GapError{Code: code, Reason: gapOversize, Position: r.position, Err: err}
 	}
 
 	r.stream.cfg.Metrics.countRestart("oversize")

@@ -12,13 +12,13 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// ErrNotInStream means that the requested event is not in the part of the stream that was read.
-var ErrNotInStream = errors.New("not in the change stream")
+// errNotInStream means that the requested event is not in the part of the stream that was read.
+var errNotInStream = errors.New("not in the change stream")
 
 // Lost reports whether an error of Refetch means that the requested events cannot be read again.
 // Every other error is temporary, for example an election: the events still exist.
 func Lost(err error) bool {
-	if errors.Is(err, ErrNotInStream) || errors.Is(err, ErrNoStart) {
+	if errors.Is(err, errNotInStream) || errors.Is(err, errNoStart) {
 		return true
 	}
 
@@ -30,7 +30,7 @@ func Lost(err error) bool {
 // longer be in their collection. It calls take with the document of each insert that want accepts,
 // until take returns false. The event and the document are valid only during the call.
 //
-// If it reaches the cluster time at which it was called, it returns ErrNotInStream. If the history is
+// If it reaches the cluster time at which it was called, it returns errNotInStream. If the history is
 // gone, it returns the server's error. It opens a stream of its own, so it may be called during Run.
 func (s *Stream) Refetch(
 	ctx context.Context, after resume.Position,
@@ -44,7 +44,7 @@ func (s *Stream) Refetch(
 	opts := s.streamOptions()
 	if t, ok := after.Time(); after.Token.IsZero() {
 		if !ok {
-			return ErrNoStart
+			return errNoStart
 		}
 		opts.SetStartAtOperationTime(&t)
 	} else {
@@ -74,7 +74,7 @@ func (s *Stream) Refetch(
 		t, ok := resume.Token(c.changeStream.ResumeToken()).ClusterTime()
 		reachedEnd := ok && (t.After(end) || len(b.Docs) == 0 && !t.Before(end))
 		if reachedEnd || c.changeStream.ID() == 0 {
-			return ErrNotInStream
+			return errNotInStream
 		}
 	}
 	return context.Cause(ctx)

@@ -95,7 +95,7 @@ func (s *Stream) newRun(ctx context.Context, start Start, out chan<- *Batch) (*r
 
 	switch {
 	case start.Now && (start.At != nil || !start.Position.IsZero()):
-		return nil, fmt.Errorf("%w: both a position and the present are requested", ErrNoStart)
+		return nil, fmt.Errorf("%w: both a position and the present are requested", errNoStart)
 
 	case start.At != nil:
 		r.startAt(*start.At)
@@ -117,7 +117,7 @@ func (s *Stream) newRun(ctx context.Context, start Start, out chan<- *Batch) (*r
 		r.startAt(start.Position.ClusterTime)
 
 	default:
-		return nil, ErrNoStart
+		return nil, errNoStart
 	}
 
 	for _, c := range start.Collections {
@@ -332,7 +332,7 @@ func (r *run) checkWatchdog(c *cursor) error {
 	switch r.watchdog.observeEmptyReply(c.replyWait, c.operationTime()) {
 	case verdictDead:
 		at, _ := r.position.Time()
-		return &GapError{Reason: GapStalled, Position: r.position, Ahead: at.After(c.operationTime()), Err: errStalled}
+		return &GapError{Reason: gapStalled, Position: r.position, Ahead: at.After(c.operationTime()), Err: errStalled}
 	case verdictReopen:
 		return errStalled
 	case verdictHealthy:
@@ -410,7 +410,7 @@ func (r *run) retryUnexplained(ctx context.Context, code int, reason string, err
 		r.firstUnexplained = time.Now()
 	}
 	if r.unexplainedErrors >= unknownAttempts && time.Since(r.firstUnexplained) >= r.stream.pace.unexplained {
-		return &GapError{Code: code, Reason: GapUnexplained, Position: r.position, Err: err}
+		return &GapError{Code: code, Reason: gapUnexplained, Position: r.position, Err: err}
 	}
 	return r.retryLater(ctx, reason, err)
 }

@@ -32,8 +32,8 @@ func TestStartMustBeSaid(t *testing.T) {
 	at := b.clusterTime()
 	for _, start := range []Start{{}, {Now: true, At: &at}, {Now: true, Position: resume.Position{ClusterTime: at}}} {
 		r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), start)
-		if err := r.waitForEnd(); !errors.Is(err, ErrNoStart) {
-			t.Errorf("Run(%+v) returned %v, want ErrNoStart", start, err)
+		if err := r.waitForEnd(); !errors.Is(err, errNoStart) {
+			t.Errorf("Run(%+v) returned %v, want errNoStart", start, err)
 		}
 	}
 }
@@ -349,11 +349,11 @@ func TestRefetch(t *testing.T) {
 		t.Errorf("got %v, want b and c", got)
 	}
 	err = s.Refetch(t.Context(), resume.Position{ClusterTime: at}, is("z"), upTo(9))
-	if !errors.Is(err, ErrNotInStream) || !Lost(err) {
-		t.Errorf("Refetch of a missing event returned %v, want ErrNotInStream", err)
+	if !errors.Is(err, errNotInStream) || !Lost(err) {
+		t.Errorf("Refetch of a missing event returned %v, want errNotInStream", err)
 	}
-	if err := s.Refetch(t.Context(), resume.Position{}, is("z"), upTo(9)); !errors.Is(err, ErrNoStart) || !Lost(err) {
-		t.Errorf("Refetch without a position returned %v, want ErrNoStart", err)
+	if err := s.Refetch(t.Context(), resume.Position{}, is("z"), upTo(9)); !errors.Is(err, errNoStart) || !Lost(err) {
+		t.Errorf("Refetch without a position returned %v, want errNoStart", err)
 	}
 
 	for code, lost := range map[int32]bool{286: true, 280: true, 10107: false, 11600: false, 0: false} {

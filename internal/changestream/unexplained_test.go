@@ -36,7 +36,7 @@ func TestUnexplainedErrorsAreGivenAMinute(t *testing.T) {
 				for begin := time.Now(); ; {
 					if err := r.handleError(context.Background(), faults[attempts%2]); err != nil {
 						var gap *GapError
-						if !errors.As(err, &gap) || gap.Reason != GapUnexplained {
+						if !errors.As(err, &gap) || gap.Reason != gapUnexplained {
 							t.Fatal(err)
 						}
 						if took := time.Since(begin); !progressed || took < time.Minute || attempts < unknownAttempts-1 {

@@ -55,7 +55,7 @@ func TestNoOperationIsOpenToNobodyOrAForeignPage(t *testing.T) {
 
 	mu.Lock()
 	defer mu.Unlock()
-	if n < 50 || refused[RefusedLogin] != 2*n || refused[RefusedHost] != n || refused[RefusedOrigin] != 3*n {
+	if n < 50 || refused[refusedLogin] != 2*n || refused[refusedHost] != n || refused[refusedOrigin] != 3*n {
 		t.Errorf("%d operations, refused: %v", n, refused)
 	}
 	if log := s.log.String(); strings.Count(log, "login at the operator's listener is refused") != n || strings.Contains(log, "guessed") {

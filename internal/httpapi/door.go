@@ -29,15 +29,15 @@ type door struct {
 
 // The reasons for which the door rejects a request.
 const (
-	RefusedHost   = "host"   // the host name is not one of the listener's
-	RefusedOrigin = "origin" // a page of another origin sent it
-	RefusedLogin  = "login"  // no valid login
-	RefusedRate   = "rate"   // too many requests per second
-	RefusedBusy   = "busy"   // too many concurrent requests
+	refusedHost   = "host"   // the host name is not one of the listener's
+	refusedOrigin = "origin" // a page of another origin sent it
+	refusedLogin  = "login"  // no valid login
+	refusedRate   = "rate"   // too many requests per second
+	refusedBusy   = "busy"   // too many concurrent requests
 )
 
 // Refusals are all reasons for which the door rejects a request.
-var Refusals = []string{RefusedHost, RefusedOrigin, RefusedLogin, RefusedRate, RefusedBusy}
+var Refusals = []string{refusedHost, refusedOrigin, refusedLogin, refusedRate, refusedBusy}
 
 func newDoor(o AdminOptions) *door {
 	d := &door{
@@ -68,14 +68,14 @@ func (d *door) wrap(next http.Handler) http.Handler {
 		setSecurityHeaders(w.Header(), r)
 
 		if !d.access.allowsHost(r.Host) {
-			d.refused(RefusedHost)
+			d.refused(refusedHost)
 			writeProblem(w, r, http.StatusMisdirectedRequest,
 				"the request was sent to a name that is not one of this listener's",
 				"use the address, or add the name to http.admin.hosts")
 			return
 		}
 		if d.isForeign(r) {
-			d.refused(RefusedOrigin)
+			d.refused(refusedOrigin)
 			writeProblem(w, r, http.StatusForbidden, "a page of another origin sent this request",
 				"send it from the operator's page, or from a program without an Origin header")
 			return
@@ -113,7 +113,7 @@ func (d *door) wrap(next http.Handler) http.Handler {
 				limit = d.operators
 			}
 			if !limit.acquire(client) {
-				d.refused(RefusedBusy)
+				d.refused(refusedBusy)
 				w.Header().Set("Retry-After", "1")
 				writeProblem(w, r, http.StatusServiceUnavailable, "there are too many concurrent requests",
 					"try again in a second")
@@ -159,7 +159,7 @@ func (d *door) isForeign(r *http.Request) bool {
 // rejectLogin requests a login. A browser that opens the page asks the person for it. A program gets
 // a problem.
 func (d *door) rejectLogin(w http.ResponseWriter, r *http.Request, problem string) {
-	d.refused(RefusedLogin)
+	d.refused(refusedLogin)
 
 	// A browser sends its first request without a login, so only a wrong login is a warning.
 	level := slog.LevelDebug

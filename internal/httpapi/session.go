@@ -122,7 +122,7 @@ func (d *door) serveLogin(w http.ResponseWriter, r *http.Request) {
 	role := tokens.roleOf(strings.TrimSpace(r.PostFormValue("token")))
 	switch {
 	case role == "":
-		d.refused(RefusedLogin)
+		d.refused(refusedLogin)
 		d.log.Warn("a login at the operator's listener is refused", "reason", "the token is not one of this listener's",
 			"remote", remoteIP(r).String(), "path", r.URL.Path)
 		d.loginForm(w, r, http.StatusUnauthorized, "The token is not one of this listener's.", next)
@@ -191,7 +191,7 @@ func (d *door) limitRate(w http.ResponseWriter, r *http.Request, client string) 
 	if wait <= 0 {
 		return false
 	}
-	d.refused(RefusedRate)
+	d.refused(refusedRate)
 	w.Header().Set("Retry-After", strconv.Itoa(int(wait.Seconds())+1))
 	writeProblem(w, r, http.StatusTooManyRequests, "this client sends too many requests",
 		"wait for the time in Retry-After, or raise http.admin.rate")

@@ -19,7 +19,7 @@ import (
 
 // Defaults of Config.
 const (
-	DefaultClientID  = "outrelay"
+	defaultClientID  = "outrelay"
 	defaultIdleLinks = 2
 )
 
@@ -112,7 +112,7 @@ func (c Config) withDefaults() (Config, error) {
 		}
 	}
 
-	c.ClientID, c.IdleLinks = cmp.Or(c.ClientID, DefaultClientID), cmp.Or(c.IdleLinks, defaultIdleLinks)
+	c.ClientID, c.IdleLinks = cmp.Or(c.ClientID, defaultClientID), cmp.Or(c.IdleLinks, defaultIdleLinks)
 	if fixed := c.TLS; c.CurrentTLS == nil && fixed != nil {
 		c.CurrentTLS = func() *tls.Config { return fixed }
 	}

@@ -52,7 +52,7 @@ func New(w io.Writer, level slog.Leveler, format Format) slog.Handler {
 			Level:       level,
 			TimeFormat:  "15:04:05.000",
 			NoColor:     !terminal || os.Getenv("NO_COLOR") != "",
-			ReplaceAttr: Redact,
+			ReplaceAttr: redactAttr,
 		})
 	}
 
@@ -76,9 +76,9 @@ var (
 // notSecret are attributes of outrelay whose names match secretName but are not secret.
 var notSecret = map[string]bool{"resume_token": true, "claim_token": true}
 
-// Redact is a function for ReplaceAttr. It masks attributes with names of secrets, and confidential parts of
+// redactAttr is a function for ReplaceAttr. It masks attributes with names of secrets, and confidential parts of
 // texts and errors, as [Clean] does. Values that are a [slog.LogValuer] have masked themselves before.
-func Redact(_ []string, a slog.Attr) slog.Attr {
+func redactAttr(_ []string, a slog.Attr) slog.Attr {
 	v := a.Value.Resolve()
 	if secretName.MatchString(a.Key) && !notSecret[a.Key] && v.Kind() != slog.KindGroup {
 		if v.Kind() == slog.KindString && v.String() == "" {
@@ -108,10 +108,10 @@ func Redact(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// redactJSON is Redact, and formats durations for people. Machines can read numbers from the metrics.
+// redactJSON is redactAttr, and formats durations for people. Machines can read numbers from the metrics.
 func redactJSON(groups []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		return slog.String(a.Key, a.Value.Duration().Round(time.Microsecond).String())
 	}
-	return Redact(groups, a)
+	return redactAttr(groups, a)
 }

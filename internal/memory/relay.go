@@ -255,9 +255,9 @@ func (r *Relay) deliverEvent(ctx context.Context, e *outboxEntry, at time.Time) 
 		case errors.As(err, &refusal) && refusal.Class == record.Dropped:
 		case errors.As(err, &refusal):
 			r.addDeadLetter(e, string(refusal.Class), refusal.Reason)
-		case errors.Is(err, ErrRefused) && attempt < maxAttempts:
+		case errors.Is(err, errRefused) && attempt < maxAttempts:
 			continue
-		case errors.Is(err, ErrRefused):
+		case errors.Is(err, errRefused):
 			r.addDeadLetter(e, string(record.AttemptsExhausted), err.Error())
 		default:
 			return fmt.Errorf("delivering event %s: %w", e.id, err)

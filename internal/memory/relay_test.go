@@ -204,7 +204,7 @@ func TestRelayFaults(t *testing.T) {
 		switch string(m.Value) {
 		case "refused":
 			tries++
-			return Fault{Err: ErrRefused}
+			return Fault{Err: errRefused}
 		case "twice":
 			return Fault{Duplicate: 1}
 		}
@@ -349,7 +349,7 @@ func TestBrokerHelpsTests(t *testing.T) {
 		t.Errorf("topics %v", got)
 	}
 
-	if err := b.Publish(t.Context(), "no name", ms); !errors.Is(err, ErrRefused) {
+	if err := b.Publish(t.Context(), "no name", ms); !errors.Is(err, errRefused) {
 		t.Errorf("a topic of a bad name: %v", err)
 	}
 }

@@ -50,7 +50,7 @@ func TestABreakingStepWaitsUntilAllKnowIt(t *testing.T) {
 	}
 
 	older := errors.New("an older node lives")
-	ledger := d.state.Collection(Collection)
+	ledger := d.state.Collection(ledgerName)
 	for name, answers := range map[string][]error{"at once": {older}, "seen after the announcement": {nil, older}} {
 		asked := 0
 		m.CheckStep = func(ctx context.Context, s Step) error {

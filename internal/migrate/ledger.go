@@ -14,8 +14,8 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
-// Collection is the name of the ledger in the state database.
-const Collection = "migrations"
+// ledgerName is the name of the ledger in the state database.
+const ledgerName = "migrations"
 
 // ErrChanged matches every [*ChangedError], and ErrNewer every [*NewerError].
 var (

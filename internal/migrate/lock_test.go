@@ -67,7 +67,7 @@ func TestOfManyAtOnceOneMigrates(t *testing.T) {
 func TestTheLockOfADeadHolderIsTaken(t *testing.T) {
 	t.Parallel()
 	d := deploy(t, stacktest.Client(t), "outbox")
-	coll := mongodb.Majority(d.state.Collection(Collection))
+	coll := mongodb.Majority(d.state.Collection(ledgerName))
 	dead := newLock(coll, "dead", "0.9", time.Hour)
 	if ok, err := dead.tryAcquire(t.Context()); err != nil || !ok {
 		t.Fatal(ok, err)
@@ -121,7 +121,7 @@ func TestTheLockOfADeadHolderIsTaken(t *testing.T) {
 func TestWaitingForTheLockEndsWithTheContext(t *testing.T) {
 	t.Parallel()
 	d := deploy(t, stacktest.Client(t), "outbox")
-	if ok, err := newLock(mongodb.Majority(d.state.Collection(Collection)), "a", "", time.Minute).tryAcquire(t.Context()); err != nil || !ok {
+	if ok, err := newLock(mongodb.Majority(d.state.Collection(ledgerName)), "a", "", time.Minute).tryAcquire(t.Context()); err != nil || !ok {
 		t.Fatal(ok, err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
@@ -133,7 +133,7 @@ func TestWaitingForTheLockEndsWithTheContext(t *testing.T) {
 
 func TestARenewedLockOutlivesItsTime(t *testing.T) {
 	t.Parallel()
-	coll := mongodb.Majority(deploy(t, stacktest.Client(t)).state.Collection(Collection))
+	coll := mongodb.Majority(deploy(t, stacktest.Client(t)).state.Collection(ledgerName))
 	a, b := newLock(coll, "a", "", 12*time.Second), newLock(coll, "b", "", time.Second)
 	ends := func(ctx context.Context) time.Time {
 		var l lockDoc

@@ -81,7 +81,7 @@ func (m *Migrator) openLog() *slog.Logger {
 }
 
 func (m *Migrator) openLedger() ledger {
-	coll := mongodb.Majority(m.State.Collection(Collection))
+	coll := mongodb.Majority(m.State.Collection(ledgerName))
 	return ledger{coll: coll, steps: m.knownSteps(), node: m.Node, version: m.Version}
 }
 
@@ -104,7 +104,7 @@ func (m *Migrator) Up(ctx context.Context) (Report, error) {
 	// Indexes are compared also without pending steps: somebody may have dropped one.
 	steps := m.knownSteps()
 	for _, name := range stateCollections(steps) {
-		create, drop := declaredIndexes(steps, State(name)), supersededIndexes(steps, State(name))
+		create, drop := declaredIndexes(steps, stateKind(name)), supersededIndexes(steps, stateKind(name))
 		err := changeIndexes(ctx, m.State.Collection(name), create, drop)
 		if err := r.absorbError(err); err != nil {
 			return r.Report, err
@@ -226,7 +226,7 @@ func (m *Migrator) applyHoldingLock(
 func (m *Migrator) applyStep(ctx context.Context, s Step, collections []outboxes.Outbox) (Report, error) {
 	own := newCollector()
 	for _, name := range stateCollections([]Step{s}) {
-		err := applyToCollection(ctx, m.knownSteps(), s, State(name), m.State.Collection(name))
+		err := applyToCollection(ctx, m.knownSteps(), s, stateKind(name), m.State.Collection(name))
 		if err := own.absorbError(err); err != nil {
 			return Report{}, err
 		}

@@ -87,7 +87,7 @@ func index(fields ...string) mongodb.Index {
 // The history up to a version of three steps, of which the last replaces an index.
 func history() []Step {
 	return []Step{
-		{ID: "0001", Name: "one", Create: []Change{{Outbox, index("a")}, {State("events"), index("at")}, {Dead, index("d")}}},
+		{ID: "0001", Name: "one", Create: []Change{{Outbox, index("a")}, {stateKind("events"), index("at")}, {Dead, index("d")}}},
 		{ID: "0002", Name: "two", Create: []Change{{Outbox, index("b")}}},
 		{ID: "0003", Name: "three", Create: []Change{{Outbox, index("a", "c")}}, Drop: []Change{{Outbox, index("a")}}},
 	}
@@ -219,7 +219,7 @@ func TestACollectionThatAppearsLaterNeedsNoEntry(t *testing.T) {
 	if got := names(t, tenant); !slices.Equal(got, []string{"a_1_c_1", "b_1"}) {
 		t.Errorf("it has %v", got)
 	}
-	if n, err := d.state.Collection(Collection).CountDocuments(t.Context(), bson.D{}); err != nil || n != 3 {
+	if n, err := d.state.Collection(ledgerName).CountDocuments(t.Context(), bson.D{}); err != nil || n != 3 {
 		t.Errorf("%d entries, %v", n, err)
 	}
 }
@@ -315,12 +315,12 @@ func TestWithoutTheLedgerIndexesAreMadeAllTheSame(t *testing.T) {
 	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{
 		{Key: "errorCode", Value: 13},
 		{Key: "failCommands", Value: bson.A{"find", "update", "findAndModify"}},
-		{Key: "namespace", Value: d.state.Name() + "." + Collection},
+		{Key: "namespace", Value: d.state.Name() + "." + ledgerName},
 	})
 
 	r := up(t, d.migrator(history()[1:]))
 	off()
-	if !slices.Equal(r.Pending, []string{"0002", "0003"}) || len(r.Missing) != 1 || r.Missing[0].Action != "find" || r.Missing[0].On != d.state.Name()+"."+Collection {
+	if !slices.Equal(r.Pending, []string{"0002", "0003"}) || len(r.Missing) != 1 || r.Missing[0].Action != "find" || r.Missing[0].On != d.state.Name()+"."+ledgerName {
 		t.Errorf("%+v", r)
 	}
 
@@ -422,7 +422,7 @@ func TestAStepMayRunTwice(t *testing.T) {
 	m := d.migrator(history())
 	up(t, m)
 
-	if _, err := d.state.Collection(Collection).DeleteOne(t.Context(), bson.D{{Key: "_id", Value: "0003"}}); err != nil {
+	if _, err := d.state.Collection(ledgerName).DeleteOne(t.Context(), bson.D{{Key: "_id", Value: "0003"}}); err != nil {
 		t.Fatal(err)
 	}
 	if r := up(t, m); !r.OK() || !slices.Equal(r.Applied, []string{"0003"}) {

@@ -23,8 +23,8 @@ const (
 	Dead   Kind = "dead"   // the dead letters of a watched collection, if there are any
 )
 
-// State returns the kind of the named collection of the state database.
-func State(name string) Kind { return Kind(statePrefix + name) }
+// stateKind returns the kind of the named collection of the state database.
+func stateKind(name string) Kind { return Kind(statePrefix + name) }
 
 const statePrefix = "state."
 
@@ -59,10 +59,10 @@ func Steps() []Step {
 			{Outbox, mongodb.Index{Name: "dueAt_1", Keys: mongodb.Ascending("dueAt"), Partial: present("dueAt")}},
 			{Outbox, mongodb.Index{Name: "nextAt_1", Keys: mongodb.Ascending("nextAt"), Partial: present("nextAt")}},
 			{Outbox, mongodb.Index{Name: "state_1_key_1_pos_1", Keys: mongodb.Ascending("state", "key", "pos"), Partial: present("state")}},
-			{State("events"), mongodb.Index{Name: "at_1", Keys: mongodb.Ascending("at"), TTL: &month}},
+			{stateKind("events"), mongodb.Index{Name: "at_1", Keys: mongodb.Ascending("at"), TTL: &month}},
 		}},
 		{ID: "0002", Name: "replays", Create: []Change{
-			{State("replays"), mongodb.Index{Name: "finishedAt_1", Keys: mongodb.Ascending("finishedAt"), TTL: &month}},
+			{stateKind("replays"), mongodb.Index{Name: "finishedAt_1", Keys: mongodb.Ascending("finishedAt"), TTL: &month}},
 			{Outbox, mongodb.Index{
 				Name: "origin_1_replayOf_1", Keys: mongodb.Ascending("origin", "replayOf"),
 				Partial: bson.D{{Key: "origin", Value: "replay"}},

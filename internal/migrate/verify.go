@@ -151,7 +151,7 @@ func (m *Migrator) Verify(ctx context.Context, repair bool) (Verification, error
 
 	v := &verifier{migrator: m, repair: repair, report: r}
 	for _, name := range stateCollections(m.knownSteps()) {
-		if err := v.compareCollection(ctx, State(name), m.State.Collection(name)); err != nil {
+		if err := v.compareCollection(ctx, stateKind(name), m.State.Collection(name)); err != nil {
 			return Verification{}, err
 		}
 	}

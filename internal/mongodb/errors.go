@@ -44,7 +44,7 @@ func (e *PrivilegeError) Unwrap() error { return e.Err }
 const (
 	CodeUnauthorized          = 13
 	CodeAuthenticationFailed  = 18
-	CodeNamespaceNotFound     = 26
+	codeNamespaceNotFound     = 26
 	codeIndexOptionsConflict  = 85
 	codeIndexKeySpecsConflict = 86
 )

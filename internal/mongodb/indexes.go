@@ -144,7 +144,7 @@ func DropIndex(ctx context.Context, coll *mongo.Collection, index Index) (remove
 // dropIndexNamed removes the index with the name, and reports whether it removed one.
 func dropIndexNamed(ctx context.Context, coll *mongo.Collection, name string) (removed bool, err error) {
 	err = schema.Change(ctx, coll, func(ctx context.Context) error { return coll.Indexes().DropOne(ctx, name) })
-	if HasCode(err, CodeNamespaceNotFound, codeIndexNotFound) {
+	if HasCode(err, codeNamespaceNotFound, codeIndexNotFound) {
 		// Another process has already removed the index.
 		return false, nil
 	}

@@ -120,7 +120,7 @@ type existingIndex struct {
 // listIndexes returns the indexes of coll, or none if the collection does not exist.
 func listIndexes(ctx context.Context, coll *mongo.Collection) ([]existingIndex, error) {
 	cur, err := coll.Indexes().List(ctx)
-	if HasCode(err, CodeNamespaceNotFound) {
+	if HasCode(err, codeNamespaceNotFound) {
 		return nil, nil
 	}
 	if err != nil {

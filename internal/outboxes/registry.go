@@ -17,8 +17,8 @@ import (
 // lastStamp is later than every cluster time.
 var lastStamp = bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}
 
-// ErrClaimed matches every [*ClaimedError] in errors.Is.
-var ErrClaimed = errors.New("collection claimed by another watcher")
+// errClaimed matches every [*ClaimedError] in errors.Is.
+var errClaimed = errors.New("collection claimed by another watcher")
 
 // ClaimedError means that another watcher reads the collection. Two watchers would both publish it, and each
 // would purge envelopes that the other has not read (N25).
@@ -30,8 +30,8 @@ func (e *ClaimedError) Error() string {
 		e.NS, e.By, e.Watcher, e.NS)
 }
 
-// Is reports whether target is [ErrClaimed].
-func (e *ClaimedError) Is(target error) bool { return target == ErrClaimed }
+// Is reports whether target is [errClaimed].
+func (e *ClaimedError) Is(target error) bool { return target == errClaimed }
 
 // Registry is the collection `collections` of the state database. It assigns each outbox collection, by UUID,
 // to one watcher (N25).

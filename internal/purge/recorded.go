@@ -15,7 +15,7 @@ import (
 // The ways to record a delivery, as in the configuration.
 const (
 	RecordWatermark = "watermark" // writes nothing
-	RecordDelete    = "delete"
+	recordDelete    = "delete"
 	RecordMark      = "mark"
 )
 
@@ -51,7 +51,7 @@ func (s *Sent) estimateSize() int {
 }
 
 // RecordSent records that envelopes were delivered, in as many fenced transactions as their number requires. It marks
-// them with the server's time and their positions, or deletes them. mode is [RecordMark] or [RecordDelete].
+// them with the server's time and their positions, or deletes them. mode is [RecordMark] or [recordDelete].
 //
 // It does not change an envelope that has become an exception, or that was replaced by a newer one with its id (N25). A
 // missing envelope is not an error. So the call may be repeated. It returns when all of it is majority committed.
@@ -89,7 +89,7 @@ func (g sentGroup) recordDeliveries(tx context.Context, client *mongo.Client, mo
 		return err
 	}
 
-	if mode == RecordDelete {
+	if mode == recordDelete {
 		_, err := coll.DeleteMany(tx, g.filterUnchanged(sent), options.DeleteMany().SetHint(outboxes.PickedByID))
 		return mongodb.Refusal(err, "deleting delivered envelopes of "+g.ns, "remove", g.ns)
 	}

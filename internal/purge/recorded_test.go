@@ -167,7 +167,7 @@ func TestRecordSentMarksEachWithItsOwnPositions(t *testing.T) {
 // was recorded with.
 func TestN25_RecordingLeavesExceptionsAndNewerEnvelopes(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []string{RecordMark, RecordDelete} {
+	for _, mode := range []string{RecordMark, recordDelete} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			coll := database(t).Collection("outbox")
@@ -188,7 +188,7 @@ func TestN25_RecordingLeavesExceptionsAndNewerEnvelopes(t *testing.T) {
 			}
 			left, err := coll.CountDocuments(t.Context(), bson.D{})
 			want, wantMarked := int64(10), int64(8)
-			if mode == RecordDelete {
+			if mode == recordDelete {
 				want, wantMarked = 2, 0
 			}
 			if n := marked(t, coll); err != nil || left != want || n != wantMarked {
@@ -296,7 +296,7 @@ func TestKeyForms(t *testing.T) {
 
 // The bound of a mark is 10,000 envelopes a second; go test -bench RecordSent tells what it is.
 func BenchmarkRecordSent(b *testing.B) {
-	for _, mode := range []string{RecordMark, RecordDelete} {
+	for _, mode := range []string{RecordMark, recordDelete} {
 		b.Run(mode, func(b *testing.B) {
 			coll := stacktest.Database(b, stacktest.Client(b)).Collection("outbox")
 			if err := outboxes.EnsureIndexes(b.Context(), coll); err != nil {

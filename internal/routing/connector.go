@@ -12,7 +12,7 @@ const Connector = "kafka-connector"
 type connector struct{ defaults }
 
 func (connector) presetName() string  { return Connector }
-func (connector) defaultJSON() string { return ConnectorJSON }
+func (connector) defaultJSON() string { return connectorJSON }
 
 func (connector) defaultTemplate() string {
 	return "{" + kindDatabase + "}.{" + kindCollection + "}"

@@ -11,7 +11,7 @@ const Debezium = "debezium"
 type debezium struct{ defaults }
 
 func (debezium) presetName() string  { return Debezium }
-func (debezium) defaultJSON() string { return DebeziumJSON }
+func (debezium) defaultJSON() string { return debeziumJSON }
 
 // wrapsDocuments: Debezium writes a document as a text once it adds fields to the value.
 func (debezium) wrapsDocuments() bool { return true }

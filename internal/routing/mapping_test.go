@@ -225,14 +225,14 @@ func TestPlacement(t *testing.T) {
 	}
 
 	headers := []string{"type:header", "tenant:header:tenant-id", "n:header", "at:header", "b:header", "f:header", "o:header", "none:header"}
-	got = filled(t, PresetConfig{Name: Debezium, Placement: headers, JSON: PlainJSON}, envelope.Names{}, contractDoc(extra...))
+	got = filled(t, PresetConfig{Name: Debezium, Placement: headers, JSON: plainJSON}, envelope.Names{}, contractDoc(extra...))
 	want = "id=e-1\ntype=OrderPlaced\ntenant-id=acme\nn=7\nat=2023-11-14T22:13:20.123Z\nb=true\nf=1.5\no=010000000000000000000000\n" +
 		"key o-1\n" + `{"n":1}`
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
 
-	got = filled(t, PresetConfig{JSON: PlainJSON, Placement: []string{"at:value"}}, envelope.Names{}, contractDoc(extra...))
+	got = filled(t, PresetConfig{JSON: plainJSON, Placement: []string{"at:value"}}, envelope.Names{}, contractDoc(extra...))
 	if want := `{"payload":{"n":1},"at":"2023-11-14T22:13:20.123Z"}`; !strings.HasSuffix(got, want) {
 		t.Errorf("got %s, want %s", got, want)
 	}

@@ -13,15 +13,15 @@ import (
 // The ways to write documents as JSON.
 const (
 	AutoJSON      = "auto" // that of the preset
-	ExtendedJSON  = "extended"
-	PlainJSON     = "plain"
-	DebeziumJSON  = "debezium"
-	ConnectorJSON = "connector"
+	extendedJSON  = "extended"
+	plainJSON     = "plain"
+	debeziumJSON  = "debezium"
+	connectorJSON = "connector"
 )
 
 // jsonStyles are the styles of the ways to write documents.
 var jsonStyles = map[string]envelope.Style{
-	ExtendedJSON: envelope.Relaxed, PlainJSON: envelope.Plain, DebeziumJSON: envelope.Debezium, ConnectorJSON: envelope.Connector,
+	extendedJSON: envelope.Relaxed, plainJSON: envelope.Plain, debeziumJSON: envelope.Debezium, connectorJSON: envelope.Connector,
 }
 
 // preset is a shape of records. Each preset has one file, and embeds [defaults] for the decisions that it does not change. All
@@ -51,7 +51,7 @@ var allPresets = []preset{typed{}, debezium{}, cloudEventsPreset{}, plain{}, con
 // defaults are the decisions of most presets.
 type defaults struct{}
 
-func (defaults) defaultJSON() string                        { return ExtendedJSON }
+func (defaults) defaultJSON() string                        { return extendedJSON }
 func (defaults) defaultTemplate() string                    { return DefaultTemplate }
 func (defaults) fieldNames(n envelope.Names) envelope.Names { return n }
 func (defaults) wrapsDocuments() bool                       { return false }

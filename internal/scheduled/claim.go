@@ -189,7 +189,7 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup) err
 	for i, g := range groups {
 		list[i] = &g.Due
 	}
-	return ClaimDue(ctx, s.Fencer, s.claim, s.Now(), list)
+	return claimGroups(ctx, s.Fencer, s.claim, s.Now(), list)
 }
 
 // endTimers removes envelopes from those in flight, with any fate.

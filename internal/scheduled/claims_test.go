@@ -52,7 +52,7 @@ func TestN19_ClaimsThatOverlapShareNothing(t *testing.T) {
 				group := []*Due{{Coll: coll, IDs: mine}}
 				err := mongodb.ErrSlow
 				for errors.Is(err, mongodb.ErrSlow) { // the others' claims were in its way each time
-					err = ClaimDue(t.Context(), &plainFencer{client: coll.Database().Client()}, claim, time.Now(), group)
+					err = claimGroups(t.Context(), &plainFencer{client: coll.Database().Client()}, claim, time.Now(), group)
 				}
 				if err != nil {
 					t.Error(err)

@@ -28,7 +28,7 @@ type DueClaim struct {
 type Due struct {
 	Coll *mongo.Collection
 	IDs  []bson.RawValue
-	Have int64 // how many of them have the claim, after ClaimDue
+	Have int64 // how many of them have the claim, after claimGroups
 }
 
 // Ahead is a scheduled envelope as the index has it.
@@ -74,12 +74,12 @@ func scheduledAfter(ctx context.Context, coll *mongo.Collection, after time.Time
 
 var ahead = bson.D{{Key: "_id", Value: 1}, {Key: "dueAt", Value: 1}}
 
-// ClaimDue claims the envelopes that are due by the server's clock and can be claimed, and sets Have of each group. It
+// claimGroups claims the envelopes that are due by the server's clock and can be claimed, and sets Have of each group. It
 // uses one transaction, which commits only while the caller owns the watcher (N3) and adds the namespaces to `dirty`. All
 // groups together have at most [maxClaim] ids. After that, only this owner or one with a later epoch changes the
 // envelopes. now is the server's time as the caller estimates it, and is stored for operators. If the server is too slow
 // for so many, the error is [mongodb.ErrSlow], and nothing is claimed.
-func ClaimDue(ctx context.Context, f mongodb.Fencer, c DueClaim, now time.Time, groups []*Due) error {
+func claimGroups(ctx context.Context, f mongodb.Fencer, c DueClaim, now time.Time, groups []*Due) error {
 	dirty := make([]string, len(groups))
 	n := 0
 	for i, g := range groups {

@@ -103,7 +103,7 @@ func TestN19_ClaimFilter(t *testing.T) {
 
 	f := &plainFencer{client: coll.Database().Client(), twice: true}
 	groups := []*Due{{Coll: coll, IDs: ids}, {Coll: coll.Database().Collection("other"), IDs: ids[:1]}}
-	if err := ClaimDue(t.Context(), f, claim, time.Now(), groups); err != nil {
+	if err := claimGroups(t.Context(), f, claim, time.Now(), groups); err != nil {
 		t.Fatal(err)
 	}
 
@@ -129,7 +129,7 @@ func TestN19_ClaimFilter(t *testing.T) {
 	if _, err := readClaimed(t.Context(), *groups[0], claim, bson.Timestamp{T: 1}, 2, func(bson.Raw) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("the error of take: %v", err)
 	}
-	if err := ClaimDue(t.Context(), f, claim, time.Now(), []*Due{{Coll: coll, IDs: make([]bson.RawValue, maxClaim+1)}}); err == nil {
+	if err := claimGroups(t.Context(), f, claim, time.Now(), []*Due{{Coll: coll, IDs: make([]bson.RawValue, maxClaim+1)}}); err == nil {
 		t.Error("more than a transaction may hold were accepted")
 	}
 }

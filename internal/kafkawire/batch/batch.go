@@ -15,12 +15,12 @@ import (
 )
 
 const (
-	// Overhead is the length of a batch without records. Kafka's max.message.bytes counts it.
-	Overhead = 61
+	// overhead is the length of a batch without records. Kafka's max.message.bytes counts it.
+	overhead = 61
 	// setPrefix is the length field of the record set, which precedes the batch in a produce request.
 	setPrefix = 4
 	// recordsStart is the offset of the first record in the buffer of a Builder.
-	recordsStart = setPrefix + Overhead
+	recordsStart = setPrefix + overhead
 	// maxDeltas is the largest size of the attributes, offset delta and time delta of one record.
 	maxDeltas = 1 + binary.MaxVarintLen64 + binary.MaxVarintLen32
 

@@ -87,8 +87,8 @@ func encode(t interface{ Fatal(...any) }, recs []record.Record, c *Codec, p Prod
 		b.Append(&recs[i])
 		size += Size(&recs[i])
 	}
-	if b.Len()-Overhead > size {
-		t.Fatal("Size is no upper bound: ", b.Len()-Overhead, " > ", size)
+	if b.Len()-overhead > size {
+		t.Fatal("Size is no upper bound: ", b.Len()-overhead, " > ", size)
 	}
 
 	sealed, err := b.Seal(c, nil, p, seq)
