@@ -101,7 +101,7 @@ func (a *operatorCommand) explainError(ctx context.Context, cfg config.Config, e
 	switch {
 	case reason == nil:
 		return classifyError(err)
-	case doctor.IsLasting(reason):
+	case doctor.ReasonOf(reason).Lasting:
 		return reason
 	}
 	return markTemporary(reason)

@@ -229,7 +229,7 @@ func (p *program) fillOptions(o *demo.Options) error {
 // devError marks an error of the environment as temporary, unless the servers are not available for
 // this machine, or given servers reject the login.
 func devError(err error) error {
-	if errors.As(err, new(*devstack.UnavailableError)) || doctor.IsLasting(err) {
+	if errors.As(err, new(*devstack.UnavailableError)) || doctor.ReasonOf(err).Lasting {
 		return err
 	}
 	if errors.As(err, new(*doctor.Unusable)) {

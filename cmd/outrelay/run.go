@@ -94,13 +94,13 @@ func reachServers(ctx context.Context, cfg config.Config, log *slog.Logger, pati
 		if err == nil || ctx.Err() != nil {
 			return nil
 		}
-		if doctor.IsLasting(err) {
+		if doctor.ReasonOf(err).Lasting {
 			return err
 		}
 
 		// A supervisor starts a process that ends here with growing delays, so that events would wait for minutes after an outage of
 		// Kafka. The running relay notices at once that Kafka is back.
-		if doctor.IsAboutKafka(err) {
+		if doctor.ReasonOf(err).Server == doctor.Kafka {
 			log.Warn("Kafka is away; outrelay starts and waits for it", "reason", err)
 			return nil
 		}

@@ -14,7 +14,7 @@ const (
 	sampledPerSecond = 10
 	// keptEvents is the number of sampled records that are kept: the newest.
 	keptEvents = 50
-	// listedTopics is the number of topics that a report lists: the busiest.
+	// listedTopics is the number of topics that a report, and a list of all owners' topics, contains: the busiest.
 	listedTopics = 100
 
 	maxTopics = 1000
@@ -116,9 +116,9 @@ func (l *Log) Sample(now time.Time, recs []record.Record, eventType, db, coll []
 	}
 
 	s := &Sample{log: l, event: Event{
-		ID:         clipText(recs[0].DocumentID()),
-		Type:       clipText(eventType),
-		Key:        clipText(recs[0].Key),
+		ID:         record.Shorten(string(recs[0].DocumentID()), maxText),
+		Type:       record.Shorten(string(eventType), maxText),
+		Key:        record.Shorten(string(recs[0].Key), maxText),
 		Collection: string(db) + "." + string(coll),
 	}}
 	if commitMS > 0 {

@@ -57,7 +57,7 @@ func (r *Report) ForgetRates() {
 }
 
 // Report returns the activity at this moment. It returns false if nothing was acked for longer than the window: the last
-// report has said so.
+// report has shown that.
 func (l *Log) Report() (Report, bool) {
 	now := l.now()
 	l.mu.Lock()
@@ -72,7 +72,10 @@ func (l *Log) Report() (Report, bool) {
 	for name, t := range l.topics {
 		r.Topics = append(r.Topics, t.figures(name, l.began, now))
 	}
-	r.Others.limit(&r.Topics)
+	slices.SortFunc(r.Topics, func(a, b Topic) int {
+		return cmp.Or(cmp.Compare(b.Rate, a.Rate), b.LastAt.Compare(a.LastAt), strings.Compare(a.Topic, b.Topic))
+	})
+	r.Topics, r.Others = CutTopics(r.Topics, func(t *Topic) float64 { return t.Rate })
 	if l.others != nil {
 		r.Others.Topics++
 		r.Others.Rate += l.others.figures("", l.began, now).Rate
@@ -80,17 +83,13 @@ func (l *Log) Report() (Report, bool) {
 	return r, true
 }
 
-// limit sorts the topics, the busiest first, and moves those above the limit to o.
-func (o *Others) limit(topics *[]Topic) {
-	list := *topics
-	slices.SortFunc(list, func(a, b Topic) int {
-		return cmp.Or(cmp.Compare(b.Rate, a.Rate), b.LastAt.Compare(a.LastAt), strings.Compare(a.Topic, b.Topic))
-	})
+// CutTopics returns the first 100 elements of list, and the number and the rates of the others.
+func CutTopics[T any](list []T, rateOf func(*T) float64) (listed []T, others Others) {
 	for i := listedTopics; i < len(list); i++ {
-		o.Topics++
-		o.Rate += list[i].Rate
+		others.Topics++
+		others.Rate += rateOf(&list[i])
 	}
-	*topics = list[:min(len(list), listedTopics)]
+	return list[:min(len(list), listedTopics)], others
 }
 
 // figures returns the activity in a topic. began is the time at which the log began.
@@ -145,13 +144,3 @@ func (l *Log) Adopt(previous Report) {
 	slices.Reverse(events)
 	l.events = keepNewest(append(events, l.events...))
 }
-
-// clipText returns text that may be stored and shown: valid UTF-8 of at most maxText bytes.
-func clipText(b []byte) string {
-	if len(b) <= maxText {
-		return strings.ToValidUTF8(string(b), "\uFFFD")
-	}
-	return strings.ToValidUTF8(string(b[:maxText-len(ellipsis)]), "") + ellipsis
-}
-
-const ellipsis = "…"

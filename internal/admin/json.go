@@ -5,8 +5,9 @@ import (
 	"encoding/json"
 	"io"
 	"reflect"
-	"strings"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/record"
 )
 
 // maxTextBytes bounds a text in a list if a service chooses the text.
@@ -14,12 +15,7 @@ const maxTextBytes = 4 << 10
 
 // truncateText shortens a text for a list. The result does not keep the document in memory from
 // which s comes.
-func truncateText(s string) string {
-	if len(s) <= maxTextBytes {
-		return s
-	}
-	return strings.Clone(strings.ToValidUTF8(s[:maxTextBytes], "")) + "…"
-}
+func truncateText(s string) string { return record.Shorten(s, maxTextBytes) }
 
 // WriteJSON writes v to w as JSON, indented unless indent is "". A service may write a date after
 // the year 9999, which JSON cannot express. Such a date becomes the nearest possible one, so that

@@ -14,13 +14,8 @@ import (
 	"github.com/outrelay/outrelay/internal/nodes"
 )
 
-const (
-	// listedTopics bounds the list of topics: the topics with waiting events or dead letters come first, then the busiest.
-	listedTopics = 100
-
-	// maxTopicLetters bounds the letters of one collection that are counted by topic.
-	maxTopicLetters = 10_000
-)
+// maxTopicLetters bounds the letters of one collection that are counted by topic.
+const maxTopicLetters = 10_000
 
 // Activity is what the owners of a watcher have delivered lately, by their reports.
 type Activity struct{ op Operator }
@@ -219,11 +214,10 @@ func (l *TopicList) addRows(rows topicRows) {
 		return byRate(a, b)
 	})
 
-	for i := listedTopics; i < len(l.Topics); i++ {
-		l.Others.Topics++
-		l.Others.Rate += l.Topics[i].Rate
-	}
-	l.Topics = l.Topics[:min(len(l.Topics), listedTopics)]
+	topics, others := activity.CutTopics(l.Topics, func(t *TopicFigures) float64 { return t.Rate })
+	l.Topics = topics
+	l.Others.Topics += others.Topics
+	l.Others.Rate += others.Rate
 	slices.SortFunc(l.Topics, byRate)
 }
 

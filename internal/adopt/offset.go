@@ -12,6 +12,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -117,13 +118,7 @@ func describe(v any) string {
 	return clip(string(text))
 }
 
-func clip(s string) string {
-	const most = 200
-	if len(s) > most {
-		s = s[:most] + "…"
-	}
-	return strings.ToValidUTF8(s, "?")
-}
+func clip(s string) string { return record.Shorten(s, 200) }
 
 // parseOffset parses the entry of a connector for MongoDB.
 func parseOffset(connector string, raw rawOffset) (Offset, error) {

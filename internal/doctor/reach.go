@@ -15,9 +15,12 @@ import (
 	"github.com/outrelay/outrelay/internal/logging"
 )
 
+// Kafka is the name of the server in an [Unusable].
+const Kafka = "Kafka"
+
 // Unusable is the reason why MongoDB or Kafka cannot be used, with the fix.
 type Unusable struct {
-	Server      string // MongoDB or Kafka
+	Server      string // MongoDB or [Kafka]
 	Detail, Fix string
 	Lasting     bool // the same attempt fails again, for example because of a wrong password
 }
@@ -59,7 +62,7 @@ func ReachKafka(ctx context.Context, cfg config.Config) error {
 
 	x := &examination{cfg: cfg, limit: Limit, brokers: brokers, found: map[string]finding{}}
 	if f := (kafkaChecks{x}).checkKafka(ctx); f.status == Fail {
-		return &Unusable{"Kafka", f.detail, f.fix, f.lasting}
+		return &Unusable{Kafka, f.detail, f.fix, f.lasting}
 	}
 	return x.checkTopicSettings(ctx)
 }
@@ -72,16 +75,12 @@ func Reach(ctx context.Context, cfg config.Config) error {
 	return ReachKafka(ctx, cfg)
 }
 
-// IsLasting reports whether err is an [Unusable] that a later attempt meets again.
-func IsLasting(err error) bool {
-	var u *Unusable
-	return errors.As(err, &u) && u.Lasting
-}
-
-// IsAboutKafka reports whether err is an [Unusable] of Kafka.
-func IsAboutKafka(err error) bool {
-	var u *Unusable
-	return errors.As(err, &u) && u.Server == "Kafka"
+// ReasonOf returns the [Unusable] that err is or wraps. For another error it returns the zero value.
+func ReasonOf(err error) Unusable {
+	if u, ok := errors.AsType[*Unusable](err); ok {
+		return *u
+	}
+	return Unusable{}
 }
 
 // settingsProbe is the name of the topic whose creation checkTopicSettings asks to validate. It is never created.
@@ -101,7 +100,7 @@ func (x *examination) checkTopicSettings(ctx context.Context) error {
 		// Everything else concerns single topics and the rights to create them. The relay reports it for these topics.
 		return nil
 	}
-	return &Unusable{"Kafka", fmt.Sprintf("topics.create.configs is rejected: %v", err), "correct the names and values in topics.create.configs", true}
+	return &Unusable{Kafka, fmt.Sprintf("topics.create.configs is rejected: %v", err), "correct the names and values in topics.create.configs", true}
 }
 
 // topicCreation returns the settings of topics.create for the broker.

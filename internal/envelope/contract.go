@@ -95,21 +95,8 @@ func constraints(f Field) bson.D {
 	case f.Name == "headers":
 		// The document form cannot be checked as well: the server has no rule for all values of a document except
 		// additionalProperties, which does not apply to arrays.
-		pair := bson.D{
-			{Key: "bsonType", Value: "object"},
-			{Key: "required", Value: bson.A{"k"}},
-			{Key: "additionalProperties", Value: false},
-			{Key: "properties", Value: bson.D{
-				{Key: "k", Value: bson.D{
-					{Key: "bsonType", Value: "string"},
-					{Key: "minLength", Value: 1},
-					{Key: "not", Value: bson.D{{Key: "pattern", Value: reservedHeaders}}},
-				}},
-				{Key: "v", Value: bson.D{{Key: "bsonType", Value: bson.A{"string", "binData", "null"}}}},
-			}},
-		}
 		values := bson.D{{Key: "bsonType", Value: bson.A{"string", "binData", "null"}}}
-		return bson.D{{Key: "items", Value: pair}, {Key: "additionalProperties", Value: values}}
+		return bson.D{{Key: "items", Value: headerPair("bsonType", values)}, {Key: "additionalProperties", Value: values}}
 	// An empty required text counts as missing, but an empty payload is a value.
 	case f.Required && slices.Contains(f.Types, "string") && f.Name != "payload":
 		return bson.D{{Key: "minLength", Value: 1}}
@@ -221,7 +208,8 @@ func jsonForm(bsonType string, f Field) bson.D {
 		return wrapped("$timestamp", bson.D{{Key: "type", Value: "object"}, {Key: "required", Value: bson.A{"t", "i"}}})
 	case "array":
 		if f.Name == "headers" {
-			return bson.D{{Key: "type", Value: "array"}, {Key: "items", Value: headerForm()}}
+			value := bson.D{{Key: "type", Value: bson.A{"string", "object", "null"}}}
+			return bson.D{{Key: "type", Value: "array"}, {Key: "items", Value: headerPair("type", value)}}
 		}
 		return bson.D{{Key: "type", Value: "array"}}
 	case "object":
@@ -243,19 +231,19 @@ func subtypeOf(f Field) bson.D {
 	return bson.D{{Key: "enum", Value: bson.A{"04", "4"}}}
 }
 
-// headerForm returns the schema of one header in the array form.
-func headerForm() bson.D {
+// headerPair returns the schema of one header in the array form, with the schema of its value. typeKey is the keyword for a type.
+func headerPair(typeKey string, value bson.D) bson.D {
 	return bson.D{
-		{Key: "type", Value: "object"},
+		{Key: typeKey, Value: "object"},
 		{Key: "required", Value: bson.A{"k"}},
 		{Key: "additionalProperties", Value: false},
 		{Key: "properties", Value: bson.D{
 			{Key: "k", Value: bson.D{
-				{Key: "type", Value: "string"},
+				{Key: typeKey, Value: "string"},
 				{Key: "minLength", Value: 1},
 				{Key: "not", Value: bson.D{{Key: "pattern", Value: reservedHeaders}}},
 			}},
-			{Key: "v", Value: bson.D{{Key: "type", Value: bson.A{"string", "object", "null"}}}},
+			{Key: "v", Value: value},
 		}},
 	}
 }

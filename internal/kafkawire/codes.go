@@ -19,6 +19,7 @@ const (
 	InvalidReplicationFactor           = kafkago.InvalidReplicationFactor
 	InvalidTopic                       = kafkago.InvalidTopic
 	LeaderNotAvailable                 = kafkago.LeaderNotAvailable
+	MessageTooLarge                    = kafkago.MessageSizeTooLarge
 	NotEnoughReplicas                  = kafkago.NotEnoughReplicas
 	OffsetOutOfRange                   = kafkago.OffsetOutOfRange
 	OperationNotAttempted              = kafkago.Error(55) // kafka-go uses another name

@@ -25,3 +25,12 @@ func Clip(s string, n int) string {
 	}
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
+
+// Shorten is [Clip] for people: a text that was cut ends with an ellipsis.
+func Shorten(s string, n int) string {
+	if len(s) <= n {
+		return Clip(s, n)
+	}
+	const ellipsis = "…"
+	return strings.ToValidUTF8(s[:max(n-len(ellipsis), 0)], "") + ellipsis
+}

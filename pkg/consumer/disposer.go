@@ -6,8 +6,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/segmentio/kafka-go"
-
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
@@ -75,7 +74,7 @@ func (d *disposer) publishMessage(ctx context.Context, topic, like string, m *Me
 	}
 
 	err := d.publisher.Publish(ctx, topic, []transport.Record{recordOf(m)})
-	if c, ok := d.publisher.(creator); ok && errors.Is(err, kafka.UnknownTopicOrPartition) {
+	if c, ok := d.publisher.(creator); ok && errors.Is(err, kafkawire.UnknownTopicOrPartition) {
 		if err := c.CreateTopic(ctx, topic, like); err != nil {
 			return err
 		}
@@ -90,7 +89,7 @@ func (d *disposer) publishMessage(ctx context.Context, topic, like string, m *Me
 // isTopicUnavailable reports whether a topic accepts no record until an administrator changes the
 // cluster: the topic does not exist, its name is illegal, or this user may not write to it.
 func isTopicUnavailable(err error) bool {
-	for _, code := range []kafka.Error{kafka.UnknownTopicOrPartition, kafka.InvalidTopic, kafka.TopicAuthorizationFailed} {
+	for _, code := range []kafkawire.Code{kafkawire.UnknownTopicOrPartition, kafkawire.InvalidTopic, kafkawire.TopicAuthorizationFailed} {
 		if errors.Is(err, code) {
 			return true
 		}
@@ -99,9 +98,4 @@ func isTopicUnavailable(err error) bool {
 }
 
 // isTooLarge reports whether Kafka rejects a record for its size. It would reject the record each time.
-func isTooLarge(err error) bool {
-	if _, ok := errors.AsType[kafka.MessageTooLargeError](err); ok {
-		return true
-	}
-	return errors.Is(err, kafka.MessageSizeTooLarge)
-}
+func isTooLarge(err error) bool { return errors.Is(err, kafkawire.MessageTooLarge) }

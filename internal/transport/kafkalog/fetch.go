@@ -8,8 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/segmentio/kafka-go"
-
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
@@ -130,9 +128,9 @@ func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, offset 
 		r.nearby.set(tp, a.Replica, replicaTime)
 		return transport.Fetched{Next: offset, End: max(a.Stable, offset)}, nil
 	}
-	switch code := kafka.Error(a.Code); code {
+	switch code := kafkawire.Code(a.Code); code {
 	case 0:
-	case kafka.OffsetOutOfRange:
+	case kafkawire.OffsetOutOfRange:
 		return transport.Fetched{}, r.explainRange(ctx, tp, offset)
 	default:
 		// The leader may have moved.
@@ -166,7 +164,7 @@ func (r *Reader) explainRange(ctx context.Context, tp transport.TopicPartition, 
 
 	// A replica that lags has responded. The caller fetches again.
 	if offset >= start.Offset && offset <= end.Offset {
-		return kafka.OffsetOutOfRange
+		return kafkawire.OffsetOutOfRange
 	}
 	return &transport.RangeError{TopicPartition: tp, Offset: offset, Start: start.Offset, End: end.Offset}
 }

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/segmentio/kafka-go"
-
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
@@ -79,12 +77,12 @@ func (c *Client) countPartitions(ctx context.Context, topic string) (int, error)
 				return len(t.Partitions), nil
 			}
 			if err = t.Err; err == nil {
-				err = kafka.UnknownTopicOrPartition
+				err = kafkawire.UnknownTopicOrPartition
 			}
 		}
 
 		// A new topic reaches the brokers one after another, so it may appear within a few attempts.
-		missing := errors.Is(err, kafka.UnknownTopicOrPartition)
+		missing := errors.Is(err, kafkawire.UnknownTopicOrPartition)
 		switch {
 		case missing && attempts.Attempts() >= publishAttempts:
 			return 0, fmt.Errorf("%w: create it", err)
@@ -103,7 +101,7 @@ func (c *Client) publishBatch(ctx context.Context, tp record.TopicPartition, lis
 	for {
 		layout, err := c.Wire.Metadata(ctx, []string{tp.Topic})
 		if err == nil {
-			err = kafka.LeaderNotAvailable
+			err = kafkawire.LeaderNotAvailable
 			if addr := layout.LeaderAddr(tp); addr != "" {
 				err = c.Wire.Publish(ctx, addr, tp, list, requestTimeout)
 			}
