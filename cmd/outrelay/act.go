@@ -155,6 +155,8 @@ func actConfirmed[T any](
 	if err != nil || a.dryRun {
 		return found, err
 	}
+
+	// Nothing to do needs no confirmation.
 	action := describe(found)
 	if action == "" {
 		return found, nil
@@ -309,6 +311,7 @@ func writePage[T any](
 		_, err := fmt.Fprintln(w, empty)
 		return err
 	}
+
 	if err := writeItems(w, head, list, cells); err != nil {
 		return err
 	}

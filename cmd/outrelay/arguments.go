@@ -125,11 +125,13 @@ func checkFlagGroups(c *cobra.Command) (err error) {
 			kind, _ := pflag.UnquoteUsage(f)
 			err = fmt.Errorf("%s needs --%s <%s>", c.CommandPath(), f.Name, kind)
 		}
+
 		for _, group := range f.Annotations[annotationExclusive] {
 			if passed := passedFlags(c, group); err == nil && len(passed) > 1 {
 				err = fmt.Errorf("%s and %s exclude each other; pass only one of them", passed[0], passed[1])
 			}
 		}
+
 		for _, group := range f.Annotations[annotationOneRequired] {
 			if err == nil && len(passedFlags(c, group)) == 0 {
 				err = fmt.Errorf("%s needs one of --%s", c.CommandPath(), strings.ReplaceAll(group, " ", ", --"))

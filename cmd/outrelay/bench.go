@@ -172,6 +172,7 @@ func (p *program) runBenchmark(ctx context.Context, o bench.Options, asJSON bool
 	if err != nil {
 		return markTemporary(err)
 	}
+
 	if asJSON {
 		if err := printJSON(p.out, res); err != nil {
 			return err

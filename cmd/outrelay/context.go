@@ -190,6 +190,7 @@ func newContextListCommand(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
+
 			return writeList(p.out, "there are no contexts; create one with `outrelay context set NAME --config FILE`",
 				"CONTEXT\tCURRENT\tCONFIG\tSETTINGS", slices.Sorted(maps.Keys(f.Contexts)), func(name string, row func(...any)) {
 					mark := ""

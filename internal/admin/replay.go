@@ -232,6 +232,7 @@ func (r Replays) countEach(
 			left++
 			return nil
 		}
+
 		found++
 		for _, t := range target.topics {
 			topics[t]++

@@ -277,6 +277,7 @@ func newRecentEvent(e *activity.Event) RecentEvent {
 		Offset:     e.Offset,
 		AckedAt:    e.AckedAt.UTC(),
 	}
+
 	if !e.CommittedAt.IsZero() {
 		at := e.CommittedAt.UTC()
 		// The clocks of two machines differ.

@@ -250,6 +250,7 @@ func (h handlerLoop) joinAndLeave(ctx context.Context, opts []consumer.Option) e
 		if err != nil {
 			return err
 		}
+
 		turn, cancel := context.WithTimeout(ctx, memberTurn)
 		err = c.Run(turn)
 		cancel()

@@ -87,6 +87,7 @@ func membersResult(b *bench, got, foreign figures) MembersResult {
 		RateRatio:  got.ratio(transportFranz+"_moving_eps", transportKafkaGo+"_moving_eps"),
 		StallRatio: got.ratio(transportFranz+"_moving_stall", transportKafkaGo+"_moving_stall"),
 	}
+
 	for _, name := range b.Transports {
 		r.Transports[name] = MemberFigures{
 			SteadyEPS: round(median(got[name+"_steady_eps"]), 0),
@@ -96,6 +97,8 @@ func membersResult(b *bench, got, foreign figures) MembersResult {
 			StalledMS: round(median(got[name+"_moving_stalled"]), 0),
 		}
 	}
+
+	// The greatest share of all measurements.
 	for _, v := range foreign["all"] {
 		r.ForeignCPUPct = max(r.ForeignCPUPct, round(v, 1))
 	}

@@ -129,6 +129,7 @@ func (l *ledger) awaitArrivals(ctx context.Context, failed func() error) error {
 func (l *ledger) countErrors() (events, lost, duplicates, outOfOrder int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	for i := range l.keys {
 		k := &l.keys[i]
 		events += k.acked

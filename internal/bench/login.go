@@ -78,6 +78,7 @@ func (b *bench) addLogin(mongo, brokers map[string]any) {
 	if b.login == nil {
 		return
 	}
+
 	mongo["uri"] = "${env:" + uriVariable + "}"
 	if t := b.login.MongoDB.TLS; t != nil {
 		mongo["tls"] = tlsSettings(*t)
@@ -170,7 +171,8 @@ func (b *comparison) trustStore(ctx context.Context, dir string) ([]string, erro
 		return nil, nil
 	}
 	store := filepath.Join(dir, "trust.p12")
-	const password = "benchmark" // the store has only public certificates
+	// The store has only public certificates.
+	const password = "benchmark"
 	cmd := exec.CommandContext(ctx, "keytool", "-importcert", "-noprompt", "-alias", "ca", "-file", b.login.MongoDB.TLS.CA,
 		"-keystore", store, "-storetype", "PKCS12", "-storepass", password)
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -69,6 +69,7 @@ func (o Options) systems() []system {
 		{"outrelay", "outrelay", true, startOutrelay},
 		{"outrelay-unstamped", "outrelay, documents without `ts`", false, startOutrelay},
 	}
+
 	for _, p := range o.Peers {
 		switch p {
 		case kafkaconnect.Debezium:

@@ -66,6 +66,7 @@ func RunReslice(
 		return slots.ResliceReport{}, err
 	}
 	defer mongo.Disconnect(ctx)
+
 	brokers, err := NewKafka(cfg, KafkaHost{}, log, nil)
 	if err != nil {
 		return slots.ResliceReport{}, err

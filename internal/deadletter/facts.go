@@ -91,6 +91,8 @@ func ParseIDText(text string) []bson.RawValue {
 	if text == "" || text[0] == '"' {
 		return nil
 	}
+
+	// A document can hold a value of any type.
 	var doc bson.Raw
 	if err := bson.UnmarshalExtJSON([]byte(`{"v":`+text+`}`), false, &doc); err != nil {
 		return nil

@@ -22,6 +22,7 @@ func reachGiven(ctx context.Context, o devstack.Options) error {
 			return nameVariable(err, "mongodb.uri", devstack.EnvMongoDB)
 		}
 	}
+
 	if brokers != "" {
 		cfg.Kafka.Brokers = strings.Split(brokers, ",")
 		if err := doctor.ReachKafka(ctx, cfg); err != nil {

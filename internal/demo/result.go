@@ -41,6 +41,8 @@ func newResult(c check.Report, f check.Figures, takeovers int, idle bool) Result
 		P99MS:      f.P99,
 		Broken:     c.Err(),
 	}
+
+	// A demo without a load has nothing to commit.
 	if c.Committed == 0 && !idle {
 		r.Broken = errors.Join(r.Broken, errors.New("no event was committed"))
 	}

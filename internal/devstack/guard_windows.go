@@ -42,6 +42,8 @@ func (g *guard) start(dir string, log *os.File, env []string, program string, ar
 	if err := cmd.Start(); err != nil {
 		return cmd, err
 	}
+
+	// Until the process is in the job, nothing ends it with this process.
 	h, err := windows.OpenProcess(windows.PROCESS_SET_QUOTA|windows.PROCESS_TERMINATE, false, uint32(cmd.Process.Pid))
 	if err == nil {
 		err = windows.AssignProcessToJobObject(g.job, h)

@@ -294,6 +294,8 @@ func (im *Importer) newRun(ctx context.Context, r *Report, write bool) (*importR
 	if run.at, err = mongodb.ClusterTime(ctx, im.client); err != nil {
 		return nil, err
 	}
+
+	// Only writes need the seal.
 	if !write {
 		return run, nil
 	}

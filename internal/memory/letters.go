@@ -222,6 +222,7 @@ func (s *letterStore) Delete(ctx context.Context, letters []deadletter.Letter) (
 			if t.getRow(s.rows, key) == nil {
 				continue
 			}
+
 			if err := t.putRow(s.rows, key, nil); err != nil {
 				return err
 			}

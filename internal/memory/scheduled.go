@@ -95,6 +95,7 @@ func (s *outboxStore) ReadPage(ctx context.Context, q agenda.Query, _ int, _ str
 				ExpiresAt: e.fields.expiresAt,
 			})
 		}
+
 		return nil
 	})
 	return page, err

@@ -76,6 +76,7 @@ func CountValues(ctx context.Context, coll *mongo.Collection, filter bson.D, fie
 			{Key: "n", Value: bson.D{{Key: "$sum", Value: int64(1)}}},
 		}}},
 	})
+
 	counts := map[string]int64{}
 	for _, g := range groups {
 		counts[g.Text] = g.N

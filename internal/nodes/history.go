@@ -113,8 +113,10 @@ func (h *History) findActivity(ctx context.Context, filter bson.D) (reports []ac
 		Activity *activity.Report `bson:"activity"`
 		Now      time.Time        `bson:"now"`
 	}
+
 	docs, err := mongodb.FindAll[document](ctx, h.coll, "reading the activity of slots", filter,
 		options.Find().SetProjection(bson.D{{Key: "activity", Value: 1}, {Key: "now", Value: "$$NOW"}}))
+
 	for _, d := range docs {
 		if d.Activity == nil {
 			continue

@@ -145,6 +145,7 @@ func planReschedule(c *call) (preview, error) {
 	if err != nil {
 		return preview{}, err
 	}
+
 	page, err := c.use.Schedule.List(c.ctx, f, 1, "")
 	p := preview{
 		Count:   page.Total,
@@ -152,6 +153,8 @@ func planReschedule(c *call) (preview, error) {
 		Lines:   []string{countVerb(page.Total, "event") + " due at " + formatTime(to) + "."},
 		Undo:    "The events can be rescheduled again until a watcher claims them.",
 	}
+
+	// An envelope may have been sent since the list was shown.
 	if left := int64(len(f.IDs)) - page.Total; left > 0 {
 		p.Lines = append(p.Lines, formatNumber(left)+" of the selected events are not scheduled any more and are left alone.")
 	}

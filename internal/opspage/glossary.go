@@ -19,7 +19,8 @@ type meaning struct{ ID, Term, Text string }
 func loadGlossary() []meaning {
 	var list []meaning
 	if err := json.Unmarshal(glossaryText, &list); err != nil {
-		panic(err) // A test reads the embedded file.
+		// A test reads the embedded file.
+		panic(err)
 	}
 	for i := range list {
 		list[i].ID = "term-" + strings.ReplaceAll(list[i].Term, " ", "-")

@@ -273,6 +273,7 @@ func (t *track) handleWaiting(ctx context.Context, x task, res *attemptResult) e
 		if !taken || err != nil {
 			return err
 		}
+
 		fresh, err := t.p.s.inbox.Admit(ctx, []inbox.Entry{t.inboxEntry(x)})
 		if err != nil {
 			return &inboxFailure{fmt.Errorf("admitting a message that was set aside: %w", err)}

@@ -168,7 +168,8 @@ func (d *decider) retryFor(err error) (r *Retry, matched bool) {
 
 // chooseByRetry returns the verdict of r after the failures in a.
 func (d *decider) chooseByRetry(r *Retry, m *Message, a failures) verdict {
-	n := max(max(a.Total, 1)-a.Spared, 1) // the number of the failed attempt
+	// The number of the failed attempt.
+	n := max(max(a.Total, 1)-a.Spared, 1)
 	later := n - len(r.Quick)
 	switch {
 	case r.MaxAttempts > 0 && n >= r.MaxAttempts, r.isOverdue(a):

@@ -299,6 +299,7 @@ func (r *waitingRoom) repeat(ctx context.Context, doing string, f func() error) 
 		if err == nil {
 			return nil
 		}
+
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}

@@ -34,6 +34,7 @@ func (h *handler[S]) prepare(ctx context.Context) error {
 	if h.prepared.Load() {
 		return nil
 	}
+
 	want := sagas.Type{Name: h.saga.name, Owner: h.saga.settings.owner, ID: h.saga.settings.ids}
 	// A transaction cannot create indexes.
 	found, err := h.store.Prepare(outbox.Outside(ctx), want)
@@ -42,6 +43,8 @@ func (h *handler[S]) prepare(ctx context.Context) error {
 			"choose another name, or if both are the same saga, set WithOwner(%q)",
 			ErrDefinition, want.Name, found.Owner, found.ID, want.Owner, want.ID, found.Owner)
 	}
+
+	// After an error, the next message prepares again.
 	h.prepared.Store(err == nil)
 	return err
 }

@@ -122,6 +122,7 @@ func New(o Options) *Checker {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
+
 	return &Checker{
 		options:     o,
 		seed:        maphash.MakeSeed(),

@@ -28,12 +28,14 @@ func Explained(tb testing.TB, judge func(Plan)) *mongo.Client {
 		if !slices.Contains([]string{"find", "aggregate", "delete"}, e.CommandName) {
 			return
 		}
+
 		statement := bson.D{{Key: "explain", Value: withoutSession(e.Command)}, {Key: "verbosity", Value: "executionStats"}}
 		raw, err := asking.Database(e.DatabaseName).RunCommand(tb.Context(), statement).Raw()
 		if err != nil {
 			tb.Errorf("explaining %s: %v", e.Command, err)
 			return
 		}
+
 		p := Plan{Command: slices.Clone(e.Command)}
 		p.addStages(raw)
 		judge(p)

@@ -124,6 +124,7 @@ func claimHandledRollsBack(s suite) {
 	})
 	s.checkError(err, errHandler)
 	s.checkExists("1", false)
+
 	_, err = s.Other.Claim(s.ctx(), placedEntry("1", 0, 10), 0)
 	s.checkError(err, inbox.ErrInProgress)
 	s.checkSuccess(s.finishClaim(c))
