@@ -239,7 +239,7 @@ func newDeadShowCommand(p *program) *cobra.Command {
 	}
 
 	a, ref := p.addReadFlags(c), addDeadRefFlags(c)
-	c.Flags().BoolVar(&payload, "payload", false, "show the payload too, and fields that outrelay does not know")
+	c.Flags().BoolVar(&payload, "payload", false, "also show the payload and unknown fields")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ref.ID = args[0]
 		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.DeadLetter, error) {

@@ -177,7 +177,7 @@ func readEnvelopes(
 }
 
 // fields returns the projection of a replay: what the routing needs, and null for a payload. The relay stores the
-// ordering key in the field key, whatever the mapping is.
+// ordering key in the field key, also with a mapping.
 func (q replayQuery) fields() bson.D {
 	if q.whole {
 		return bson.D{}

@@ -173,7 +173,7 @@ func (p *pair) endOwners(ctx context.Context, how string, end func(*relay)) ([]f
 			return nil, err
 		}
 
-		// On a busy machine the owner may have lost its lease meanwhile.
+		// On a busy machine the owner may have lost its lease in the meantime.
 		if p.standby.role(ctx) == "owner" {
 			p.owner, p.standby = p.standby, p.owner
 		}

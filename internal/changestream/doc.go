@@ -28,7 +28,7 @@
 //
 // # Limits
 //
-// The package does not validate envelopes, and it does not know the owner of a watcher: each writer
+// The package does not validate envelopes, and it has no notion of the owner of a watcher: each writer
 // does its own fencing. Events of a rename or of a dropDatabase may concern other collections. Use
 // Scope.Matches to check them.
 //

@@ -33,7 +33,7 @@ func (s *Scope) Pipeline() mongo.Pipeline {
 			or = append(or, b)
 		}
 
-		// A rename passes whatever its source is, because it may move a collection into the scope (N27).
+		// A rename passes with any source, because it may move a collection into the scope (N27).
 		or = append(or, bson.D{{Key: "operationType", Value: equalsAny([]string{"rename", "dropDatabase", "invalidate"})}})
 		match = append(match, bson.E{Key: "$or", Value: or})
 	}

@@ -61,7 +61,7 @@ func (p pattern) overlaps(q pattern) bool {
 	return glob.Overlap(p.db, q.db) && glob.Overlap(p.coll, q.coll)
 }
 
-// ownCollections are never watched, whatever a pattern matches (N27). Dead letters would be published
+// ownCollections are never watched, even if a pattern matches them (N27). Dead letters would be published
 // again. Inboxes, sagas, the server's own databases and system collections contain no envelopes. A
 // temporary copy for $out, or for a rename into another database, counts once it has its final name.
 var ownCollections = []pattern{

@@ -5,7 +5,7 @@ import (
 	"github.com/outrelay/outrelay/internal/routing"
 )
 
-// DocumentMapping returns how envelopes are read from documents. nil means as the contract says. The configuration must
+// DocumentMapping returns how envelopes are read from documents. nil means the fields of the contract. The configuration must
 // be valid.
 func (c *Config) DocumentMapping() *envelope.Mapping {
 	m, _ := envelope.NewMapping(c.names())

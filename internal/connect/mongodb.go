@@ -47,8 +47,8 @@ type MongoHost struct {
 	Client  *mongo.Client          // is used for everything
 }
 
-// NewClients returns the clients, which connect in the background as host says, or without it as cfg.URI
-// and cfg.TLS say. m counts renewed certificates. It may be nil.
+// NewClients returns the clients, which connect in the background by the settings of host, or without it by cfg.URI
+// and cfg.TLS. m counts renewed certificates. It may be nil.
 func NewClients(
 	cfg config.MongoDB, host MongoHost, node string, slots int, log *slog.Logger, m *metrics.Set,
 ) (*Clients, error) {

@@ -84,7 +84,7 @@ func IDText(v bson.RawValue) string {
 	return strings.TrimSuffix(strings.TrimPrefix(string(out), name), "}")
 }
 
-// ParseIDText returns the ids that text may stand for beside those of events: Extended JSON, such as a number or a
+// ParseIDText returns the ids that text may stand for in addition to ids of events: Extended JSON, such as a number or a
 // document.
 func ParseIDText(text string) []bson.RawValue {
 	// A string in quotes is no id of another type.

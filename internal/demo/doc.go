@@ -3,7 +3,7 @@
 // consumer. The consumer checks every promise while the demo runs, also when the user kills a
 // relay.
 //
-// When Run returns, for whatever reason, the relays and the servers have ended. If the process
+// When Run returns, for any reason, the relays and the servers have ended. If the process
 // itself is killed, they end too. The figures of a Result come from a consumer that shares no code
 // with the relay. Run blocks until all events of the Options are delivered, the context ends, or
 // the user quits.

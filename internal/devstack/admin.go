@@ -84,13 +84,13 @@ func (s *Stack) readPartitionRetrying(ctx context.Context, topic string, p int) 
 	return q, err
 }
 
-// isTransient reports whether a retry may succeed: a broker was slow, or does not know its controller yet.
+// isTransient reports whether a retry may succeed: a broker was slow, or has not found its controller yet.
 func isTransient(err error) bool {
 	var slow net.Error
 	return errors.As(err, &slow) && slow.Timeout() || isAway(err)
 }
 
-// isAway reports whether err comes from a broker that has just started and does not know its controller yet.
+// isAway reports whether err comes from a broker that has just started and has not found its controller yet.
 func isAway(err error) bool { return errors.Is(err, kafka.BrokerNotAvailable) }
 
 // retryWhile repeats do while isTransient returns true for its error and ctx has not ended. It returns the last

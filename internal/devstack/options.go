@@ -65,7 +65,7 @@ type KafkaOptions struct {
 	Users []User
 	// OAuth adds the mechanism OAUTHBEARER to these listeners. It accepts the tokens of [UnsecuredToken].
 	OAuth bool
-	// Sessions is how long a login by OAUTHBEARER lasts before the broker closes the connection. 0 is for ever.
+	// Sessions is how long a login by OAUTHBEARER lasts before the broker closes the connection. 0: it never does.
 	Sessions time.Duration
 	// TLS adds an SSL listener with a certificate from [Stack.CA]. A client certificate is optional, and must
 	// be from the same authority ([Stack.ClientCert]).

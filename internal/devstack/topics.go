@@ -8,7 +8,7 @@ import (
 	"github.com/segmentio/kafka-go"
 )
 
-// DeleteTopics deletes topics with their records. It ignores missing topics. If a broker does not know its
+// DeleteTopics deletes topics with their records. It ignores missing topics. If a broker has not found its
 // controller, DeleteTopics retries until ctx ends.
 func (s *Stack) DeleteTopics(ctx context.Context, names ...string) error {
 	if len(names) == 0 {

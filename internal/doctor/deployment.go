@@ -14,7 +14,7 @@ const (
 	shortOplog  = time.Hour       // below, a restart can lose the place
 	purgeMargin = 5 * time.Minute // M of N25
 	skewWarned  = time.Second     // between this machine and the server
-	usualRetain = 24 * time.Hour  // where envelopes are kept for ever
+	usualRetain = 24 * time.Hour  // where envelopes are never purged
 )
 
 func (x mongoChecks) checkVersion(ctx context.Context) finding {
@@ -170,7 +170,7 @@ func (x mongoChecks) checkOplog(ctx context.Context) finding {
 	return judgeOplog(window, wanted, s.Truncation != nil && s.Truncation.Count == 0)
 }
 
-// judgeOplog: whole says that nothing was cut off the oplog since the server started.
+// judgeOplog judges the window of the oplog. whole means that nothing was cut off the oplog since the server started.
 func judgeOplog(window, wanted time.Duration, whole bool) finding {
 	hours := wanted.Hours()
 	fix := fmt.Sprintf("db.adminCommand({replSetResizeOplog: 1, minRetentionHours: %.4g}) on each member, or with "+

@@ -58,7 +58,7 @@ func Fields() []Field {
 	}
 }
 
-// relayFields are the fields that only a relay or an operator may write. The seal proves that one did.
+// relayFields are the fields that only a relay or an operator may write. The seal proves it.
 var relayFields = []string{"state", "delivery"}
 
 // Validator returns the $jsonSchema for the validator of an outbox collection. MongoDB then rejects the inserts of
@@ -85,7 +85,7 @@ func Validator() bson.D {
 	return bson.D{{Key: "bsonType", Value: "object"}, {Key: "required", Value: required}, {Key: "properties", Value: properties}}
 }
 
-// constraints returns what a validator checks of a field besides its type.
+// constraints returns the rules of a validator for a field, without its type.
 func constraints(f Field) bson.D {
 	switch {
 	case f.Name == "_id":

@@ -256,7 +256,7 @@ func (m *Mapping) Without(contract ...string) bson.D {
 }
 
 // KeyFilter returns the condition for envelopes whose ordering key is among values, a list. The relay stores the key of an
-// envelope that waits in the field key, whatever the mapping is.
+// envelope that waits in the field key, also with a mapping.
 func (m *Mapping) KeyFilter(values any) bson.E {
 	in := bson.D{{Key: "$in", Value: values}}
 	or := bson.A{bson.D{{Key: "key", Value: in}}}

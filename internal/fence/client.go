@@ -135,7 +135,7 @@ func withoutRefused(list []record.TopicPartition, refused map[record.TopicPartit
 	return kept
 }
 
-// Event is an event that an operator may want to know. It is not an error: the takeover continues.
+// Event is an event that an operator may need. It is not an error: the takeover continues.
 type Event struct {
 	Kind  EventKind
 	Topic string   // of the kinds that concern a partition

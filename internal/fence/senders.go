@@ -14,7 +14,7 @@ import (
 type senders []record.Sender
 
 // earlierSenders returns the senders of the watcher document that still matter. The last one is the
-// previous owner: it may have written to every target, whatever its Open contains. The others are open
+// previous owner: it may have written to every target, not only to the targets in its Open. The others are open
 // where their Open says so. A sender is forgotten if the stored offsets have passed its last records.
 func earlierSenders(list []record.Sender, targets []record.TopicPartition, offsets map[string][]int64) senders {
 	var out senders

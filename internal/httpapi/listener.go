@@ -28,8 +28,8 @@ type Access struct {
 	ProxyHeader string         // header in which a proxy names the person; "" trusts no proxy
 	ProxyFrom   []netip.Prefix // addresses of the proxy
 	Operators   []string       // names from certificates and the proxy that may act; with the wildcards * and ?
-	Anonymous   string         // admin.RoleViewer, admin.RoleOperator, or anything else for nobody
-	Payloads    string         // the lowest role that may see payloads, or anything else for nobody
+	Anonymous   string         // admin.RoleViewer or admin.RoleOperator; any other value disables it
+	Payloads    string         // the lowest role that may see payloads; any other value hides them from all
 	Local       bool           // only this machine reaches the listener: requests must name this machine
 	Hosts       []string       // further names that requests may use if Local is set
 	Rate        int            // requests per second of one client; at least 1

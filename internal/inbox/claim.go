@@ -31,7 +31,7 @@ type Claim struct {
 }
 
 // Claim claims the message before its handler begins. If lease is 0, the lease of the Inbox is
-// used. When Claim returns, the claim is committed. Call Release in the end, whatever the result of
+// used. When Claim returns, the claim is committed. Call Release in the end, regardless of the result of
 // the handler is.
 //
 // It returns a *DuplicateError if the message was handled, an *InProgressError if another holder has

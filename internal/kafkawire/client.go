@@ -129,7 +129,7 @@ func (c *Client) useAny(ctx context.Context, timeout time.Duration, exchange fun
 		}
 
 		errs = append(errs, err)
-		// The end of ctx says nothing about the broker.
+		// The end of ctx is no evidence about the broker.
 		if ctx.Err() != nil {
 			break
 		}

@@ -106,7 +106,7 @@ func decodeTopicID(d *reply.Decoder) (string, error) {
 }
 
 // EpochEnd returns the offset at which a leader epoch of tp ended, from the broker at addr, which leads
-// tp (KIP-320). It returns -1 if the broker does not know it.
+// tp (KIP-320). It returns -1 if the broker does not have it.
 func (c *Client) EpochEnd(
 	ctx context.Context, addr string, tp record.TopicPartition, epoch int32,
 ) (end int64, err error) {

@@ -1,5 +1,5 @@
 // Package lease owns the watcher document. The document records who runs a watcher, from which
-// position, and everything that the next owner must know.
+// position, and everything that the next owner needs.
 //
 // One document per `<watcher>/<i>of<N>` holds the lease, the checkpoint and the senders of the Kafka
 // sink, so that one atomic write renews the lease and saves the checkpoint. The package promises:

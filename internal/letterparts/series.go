@@ -14,7 +14,7 @@ type Series struct {
 	Group   string
 	Handler string
 	Class   string
-	Dead    int64 // letters that nobody has requeued
+	Dead    int64 // letters that were not requeued
 }
 
 const seriesSeparator = "\n"
@@ -24,7 +24,7 @@ func SeriesOf(group, handler, class string) string {
 	return strings.Join([]string{group, handler, class}, seriesSeparator)
 }
 
-// NotRequeued is the filter for the letters of a collection that nobody has requeued.
+// NotRequeued is the filter for the letters of a collection that were not requeued.
 func NotRequeued() bson.D {
 	return bson.D{
 		{Key: "series", Value: bson.D{{Key: "$gt", Value: ""}}},

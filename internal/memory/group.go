@@ -415,7 +415,7 @@ func (b *Broker) fetchLocked(tp transport.TopicPartition, offset int64, maxBytes
 	bytes := 0
 	for _, r := range p.records[first:] {
 		bytes += len(r.Key) + len(r.Value)
-		// The first record is returned whatever its size. Otherwise a large one would block the partition.
+		// The first record is returned at any size. Otherwise a large one would block the partition.
 		if bytes > maxBytes && len(f.Records) > 0 {
 			f.Next = r.Offset
 			break

@@ -21,7 +21,7 @@ type Figures struct {
 	Overdue     *prometheus.GaugeVec // {collection}: seconds since the first overdue envelope was due; 0 if none is
 	DeadLetters *prometheus.GaugeVec // {collection}
 	Inbox       *prometheus.GaugeVec // {collection}: marks of handled messages, and claims
-	Handlers    *prometheus.GaugeVec // {group, handler, class}: dead letters of handlers that nobody has requeued
+	Handlers    *prometheus.GaugeVec // {group, handler, class}: dead letters of handlers that were not requeued
 	Indexes     *prometheus.GaugeVec // {collection}: missing declared indexes
 	Nodes       *prometheus.GaugeVec // {state}: alive or stale
 	Age         *Live                // seconds since the last count

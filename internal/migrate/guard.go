@@ -19,7 +19,7 @@ func StepNumber(id string) int {
 	return n
 }
 
-// LastStep returns the number of the last step. A node that knows all steps can work with this schema.
+// LastStep returns the number of the last step. A node with all steps can work with this schema.
 func LastStep(steps []Step) int {
 	last := 0
 	for _, s := range steps {
@@ -29,7 +29,7 @@ func LastStep(steps []Step) int {
 }
 
 // PendingBreaking returns the breaking steps that are still pending. If the ledger has a breaking step that this
-// version does not know, started or complete, the error is a [*NewerError]. It costs one read.
+// version does not contain, started or complete, the error is a [*NewerError]. It costs one read.
 func (m *Migrator) PendingBreaking(ctx context.Context) ([]Step, error) {
 	l := m.openLedger()
 	entries, err := l.readEntries(ctx)

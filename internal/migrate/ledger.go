@@ -36,7 +36,7 @@ func (e *ChangedError) Error() string {
 // Is reports whether target is [ErrChanged].
 func (e *ChangedError) Is(target error) bool { return target == ErrChanged }
 
-// NewerError is the error for a breaking step that this version does not know. Unknown steps that only
+// NewerError is the error for a breaking step that this version does not contain. Unknown steps that only
 // add or drop an index are accepted: an old version works with them, perhaps slower. A step is breaking
 // if older versions would do harm after it.
 type NewerError struct{ ID, Name, Version string }
@@ -92,7 +92,7 @@ func (l ledger) readEntries(ctx context.Context) ([]entry, error) {
 }
 
 // compareSteps compares the entries with this version. It returns the pending steps, and the ids of the
-// steps that this version does not know.
+// steps that this version does not contain.
 func (l ledger) compareSteps(entries []entry) (pending []Step, newer []string, err error) {
 	for _, e := range entries {
 		i := slices.IndexFunc(l.steps, func(s Step) bool { return s.ID == e.ID })

@@ -53,7 +53,7 @@ type Grant struct {
 type Report struct {
 	Applied []string `json:"applied"` // ids of steps that are complete now
 	Pending []string `json:"pending"` // ids of steps that lack a privilege, or that a long transaction blocks
-	Newer   []string `json:"newer"`   // ids in the ledger that this version does not know but can work with
+	Newer   []string `json:"newer"`   // ids in the ledger that this version does not contain but can work with
 	// Conflicts describes indexes that differ from the declared ones. Up does not change them: verify
 	// repairs them.
 	Conflicts []string `json:"conflicts"`

@@ -35,7 +35,7 @@ type Step struct {
 	Name   string
 	Create []Change
 	Drop   []Change // superseded indexes, by name and keys
-	// Breaking means that versions which do not know the step cannot work with its result. They refuse to
+	// Breaking means that versions without the step cannot work with its result. They refuse to
 	// start.
 	Breaking bool
 }

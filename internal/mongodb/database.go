@@ -18,7 +18,7 @@ import (
 var registry = bson.NewRegistry()
 
 // Database returns a database whose collections write with majority, read from the primary, and use the
-// driver's own encoding, whatever the client is set to. The client may belong to the service in which
+// driver's own encoding, regardless of the settings of the client. The client may belong to the service in which
 // the relay is embedded. [Majority] is for reads that must not see a write that may be rolled back.
 func Database(client *mongo.Client, name string) *mongo.Database {
 	return client.Database(name, options.Database().

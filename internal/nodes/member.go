@@ -47,7 +47,7 @@ type Config struct {
 	Watcher                string // that the process works for; "" for none
 	Roles                  []Role
 	Capabilities           []string
-	// Schema is the number of the last migration that the process knows.
+	// Schema is the number of the last migration that the process supports.
 	Schema int
 	// Fingerprint is a hash of the settings that must be equal on all nodes of the watcher. If it is
 	// empty, configurations are not compared.

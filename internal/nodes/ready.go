@@ -17,7 +17,7 @@ import (
 // ErrOlderNodes matches every [*OlderNodesError].
 var ErrOlderNodes = errors.New("nodes of an older version are alive")
 
-// OlderNodesError is the error for a migration that must wait, because live nodes do not know it and could do
+// OlderNodesError is the error for a migration that must wait, because live nodes do not support it and could do
 // harm after it.
 type OlderNodesError struct {
 	ID, Name string   // of the migration
@@ -33,7 +33,7 @@ func (e *OlderNodesError) Error() string {
 func (e *OlderNodesError) Is(target error) bool { return target == ErrOlderNodes }
 
 // NewStepCheck returns the function that a [migrate.Migrator] calls before a step that older versions cannot
-// work with. The function returns an [*OlderNodesError] if a live node does not know the step. An owner of a
+// work with. The function returns an [*OlderNodesError] if a live node does not support the step. An owner of a
 // lease counts as live even if it is not in the list of nodes. A call makes two majority reads.
 func NewStepCheck(state *mongo.Database) func(ctx context.Context, s migrate.Step) error {
 	return func(ctx context.Context, s migrate.Step) error {

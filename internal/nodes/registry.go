@@ -14,7 +14,7 @@ import (
 
 // Sign is the content of one heartbeat.
 type Sign struct {
-	Listed                 bool // as far as the node knows
+	Listed                 bool // in the memory of the node
 	Node, Address, Version string
 	Watchers               []string // that the node owns or stands by for
 	KafkaReachable         bool

@@ -53,7 +53,7 @@ type Term interface {
 	AdoptCollection(ctx context.Context, ev *changestream.Event) error
 	// MarkDirty returns once the collection ns is on the dirty list.
 	MarkDirty(ctx context.Context, ns string) error
-	// NoteIrregularID returns once the registry says that the ids of the collection with this UUID
+	// NoteIrregularID returns once the registry has recorded that the ids of the collection with this UUID
 	// must not be used as times.
 	NoteIrregularID(ctx context.Context, uuid [16]byte) error
 	// NoteScheduled notes a scheduled envelope.
@@ -334,7 +334,7 @@ func (p *Pump) recordDelivery(item *Item) {
 }
 
 // checkIDTime compares the time in the id of an envelope without a stamp with the commit of its event.
-// If they differ by more than the margin, it returns once the registry says that the ids of the
+// If they differ by more than the margin, it returns once the registry has recorded that the ids of the
 // collection are irregular (N25). That must happen before the watermark passes the event. A swept
 // envelope has no commit time to compare with.
 func (p *Pump) checkIDTime(ctx context.Context) error {

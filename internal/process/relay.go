@@ -1,4 +1,4 @@
-// Package process runs the relay in one process: the slots of a watcher, and beside them the
+// Package process runs the relay in one process: the slots of a watcher, and with them the
 // heartbeat, the listeners, health and figures. It starts the parts in the direction of the flow and
 // stops them in reverse.
 //

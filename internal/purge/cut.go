@@ -24,7 +24,7 @@ const (
 	HoldUnclaimed  PurgeBlock = "unclaimed"           // no watcher is registered for the collection
 	HoldVanished   PurgeBlock = "no_watcher_document" // a registered watcher has no document
 	HoldNoPosition PurgeBlock = "no_position"         // a watcher document has no position yet
-	HoldGap        PurgeBlock = "gap"                 // a watcher sweeps a gap, or was told to sweep
+	HoldGap        PurgeBlock = "gap"                 // a watcher sweeps a gap, or an operator ordered a sweep
 	HoldAhead      PurgeBlock = "ahead"               // a position is later than the time of the cluster, so it belongs to another history
 	HoldUnread     PurgeBlock = "unread"              // the collection got its name after a position, so its earlier envelopes are unread
 	HoldReplaced   PurgeBlock = "replaced"            // another collection has the name now

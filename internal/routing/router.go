@@ -21,7 +21,7 @@ type Config struct {
 	// are cached, so it must always return the same topics for the same arguments.
 	Choose func(aggregateType, typ string) []string
 	Allow  []string // patterns of topics that may be written; empty allows all but Kafka's internal ones
-	Max    int      // how many topics envelopes may name, besides those named in full here; 0: DefaultMax
+	Max    int      // how many topics envelopes may name, in addition to the topics named in full here; 0: DefaultMax
 	// Mapping reads the documents. nil: they are envelopes of the contract.
 	Mapping *envelope.Mapping
 }
@@ -200,10 +200,10 @@ func (r *Router) topicTemplate(bad *InvalidError, field, text string) template {
 	return t
 }
 
-// Route appends the targets of v to dst. m says where the envelope is stored; with nil, {database} and {collection} are
+// Route appends the targets of v to dst. m is the place of the envelope; with nil, {database} and {collection} are
 // empty. The error is a [*record.Refusal] if the name of a topic is not valid (Malformed), a topic may not be written
 // (NotAllowed), a rule discards the envelope (Dropped), or the partition is negative (PartitionOutOfRange; only the sink
-// can tell whether it is too high). On an error, Route returns dst unchanged. The topic names are valid as long as the
+// can detect that it is too high). On an error, Route returns dst unchanged. The topic names are valid as long as the
 // Router.
 func (r *Router) Route(v *envelope.View, m *Meta, dst []Target) ([]Target, error) {
 	if v.Partition < record.AnyPartition {

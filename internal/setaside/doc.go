@@ -36,7 +36,7 @@
 // message's first record. So it is before all messages of its key that wait. Members of the group look for such documents
 // every two seconds.
 //
-// Later messages of a waiting key are set aside after it, untried. A handler knows its waiting queues in memory. It loads
+// Later messages of a waiting key are set aside after it, untried. A handler has its waiting queues in memory. It loads
 // them (Heads) when it gets partitions, and a message is added there before its transaction begins.
 //
 // # Who works

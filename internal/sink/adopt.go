@@ -186,7 +186,7 @@ func (a *adopter) createMissing(
 		created = append(created, name)
 	}
 
-	// After the response to CreateTopics, other brokers may not know the topic yet, and its partitions
+	// After the response to CreateTopics, other brokers may not have the topic yet, and its partitions
 	// may have no leader.
 	for range createdTries {
 		if len(created) == 0 {

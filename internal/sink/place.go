@@ -25,7 +25,7 @@ const (
 )
 
 // refresher keeps the layout and the limits of the topics up to date. It has no state of its own
-// besides its wake channel, and works on the topics of the sink under the sink's lock.
+// in addition to its wake channel, and works on the topics of the sink under the sink's lock.
 type refresher struct {
 	sink *Sink
 	wake chan struct{} // one token: fresh metadata is needed

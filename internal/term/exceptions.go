@@ -412,7 +412,7 @@ func (x *exceptionWriter) newIDOnlyLetter(e *pipeline.Exception) (deadletter.Let
 func (x *exceptionWriter) findInCollections(ctx context.Context, e *pipeline.Exception) error {
 	text := string(e.ID)
 	ids := []event.ID{event.ParseID(text), event.NewID(text)}
-	// The record says that the id is a string, although its text looks like another type.
+	// The header marks the id as a string, although its text looks like another type.
 	if e.StringID {
 		ids = ids[1:]
 	}

@@ -34,7 +34,7 @@ func NewTap(exporter *Exporter, exemplar func(took time.Duration, traceID, spanI
 
 // Begin starts the trace of one envelope's delivery to the topics of recs. Usually it returns nil, which means
 // that the delivery is not traced: the service did not sample its trace, or the share or rate of spans does not
-// permit it. commitMS is the commit time of the envelope, or 0 if that time says nothing about the delivery.
+// permit it. commitMS is the commit time of the envelope, or 0 if that time is unrelated to the delivery.
 // Begin does not retain recs, db and coll.
 func (t *Tap) Begin(recs []record.Record, db, coll []byte, commitMS int64) *Delivery {
 	if t == nil || len(recs) == 0 {

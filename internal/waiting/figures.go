@@ -25,7 +25,7 @@ const MaxFailed = 100
 type ExceptionCount struct {
 	NS     string
 	State  string // retry, blocked, parked, or scheduled
-	Topic  string // "" where the envelope does not say
+	Topic  string // "" if the envelope has none
 	N      int64
 	Oldest time.Time // when the oldest one was committed; of scheduled ones, when the first is due; zero if unknown
 }

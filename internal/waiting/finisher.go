@@ -56,7 +56,7 @@ type Delivery struct {
 	Pending []string // targets that do not have it yet; nil: all that it routes to
 	// Attempts is the number of earlier attempts that failed.
 	Attempts int32
-	// CallerResumes leaves calls of ResumeKey to the caller, which knows when all of the key has returned.
+	// CallerResumes leaves calls of ResumeKey to the caller, which detects when all of the key has returned.
 	CallerResumes bool
 	// Done is called once with the fate, after it is majority-committed, on the goroutine of the
 	// Finisher. It does not block and must not publish. May be nil.

@@ -57,7 +57,7 @@ func (x *Exceptions) scanCollection(ctx context.Context, c outboxes.Outbox, p sc
 	scan := ExceptionScan{Coll: coll, Keys: p.keys, Part: c.Part}
 
 	x.mu.Lock()
-	// The first key may be the last one of the previous pass, and starts anew.
+	// The first key may be the last one of the previous pass, and starts again.
 	x.current = keyTurn{}
 	x.mu.Unlock()
 
@@ -148,7 +148,7 @@ func (x *Exceptions) publishInTurn(ctx context.Context, p *scanPass, ns string, 
 
 	it := x.newCandidate(p, ns, raw, malformed)
 	if forged {
-		// No gate counts it (N15), whatever origin it claims.
+		// No gate counts it (N15), even if it claims another origin.
 		it.origin = ""
 	}
 	now := x.config.Now().UnixMilli()
@@ -284,7 +284,7 @@ func (x *Exceptions) newCandidate(p *scanPass, ns string, raw bson.Raw, malforme
 }
 
 // storedKey returns the canonical text of the ordering key of a document. An exception has it in the field key. A
-// scheduled envelope has it where the mapping says.
+// scheduled envelope has it in the mapped field.
 func storedKey(m *envelope.Mapping, raw bson.Raw) string {
 	var v envelope.View
 	if m != nil && m.Parse(raw, &v) == nil {

@@ -183,7 +183,7 @@ func (c *Collections) LeaveCollection(ctx context.Context, ev *changestream.Even
 	})
 }
 
-// MarkIrregularIDs returns once the registry says that the ids of a collection must not be used as times.
+// MarkIrregularIDs returns once the registry has recorded that the ids of a collection must not be used as times.
 // It costs nothing if this term has marked the collection already.
 func (c *Collections) MarkIrregularIDs(ctx context.Context, uuid [16]byte) error {
 	if c.irregular[uuid] {

@@ -13,7 +13,7 @@ const (
 	// fetchTimeout bounds one request for a token. It does not end with the connection that needs the token, so that the next
 	// connection finds the result.
 	fetchTimeout = 15 * time.Second
-	// maxLifetime is the longest time for which a token is kept, whatever it claims.
+	// maxLifetime is the longest time for which a token is kept, even if it claims a longer lifetime.
 	maxLifetime = 24 * time.Hour
 )
 

@@ -95,7 +95,7 @@ type attachment struct {
 	generation int64 // of the partition in the inbox
 }
 
-// attachHandler attaches the handler to the partition in the inbox, unless it is attached. The inbox then knows that this
+// attachHandler attaches the handler to the partition in the inbox, unless it is attached. The inbox has then recorded that this
 // process begins with the partition. N29
 func (p *partition) attachHandler(ctx context.Context, r *registration) error {
 	p.mu.Lock()

@@ -57,7 +57,7 @@ func WithRack(rack string) Option { return option(func(s *settings) { s.kafka.Ra
 
 // WithSessionTimeout sets how long the group waits for a member that does not respond. Defaults to 30 s: with a longer time, the
 // others take over later after a crash, and with a shorter time, a pause of a busy machine looks like a crash. Brokers accept at
-// least 6 s, unless their configuration says otherwise.
+// least 6 s, unless their configuration permits less.
 func WithSessionTimeout(d time.Duration) Option {
 	return option(func(s *settings) { s.kafka.SessionTimeout = d })
 }

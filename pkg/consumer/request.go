@@ -25,7 +25,7 @@ type requestError struct {
 	err     error // may be nil
 }
 
-// RetryIn returns an error that makes the message be tried again after d, whatever Retry says. It spends no attempt, but
+// RetryIn returns an error that makes the message be tried again after d, regardless of Retry. It spends no attempt, but
 // Retry.GiveUpAfter still applies. The message is set aside with its key, so other keys go on. err may be nil. It is
 // reported and kept in the history of the message. A negative d counts as 0.
 func RetryIn(d time.Duration, err error) error {

@@ -34,7 +34,7 @@ const retryJitter = 0.2
 //
 // If Outage messages of different keys fail and none succeeds in between, the handler is suspended: a service that it needs
 // is probably unavailable. A suspended handler takes no new messages, and tries a waiting one after Min up to Max. The
-// first success ends the suspension. Its messages stay in Kafka meanwhile. Messages that all other handlers of the topic
+// first success ends the suspension. Until then, its messages stay in Kafka. Messages that all other handlers of the topic
 // have finished are set aside untried, so that these handlers can go on.
 type Retry struct {
 	// Quick has the waits before attempts in place. The lane waits with the message. Defaults to 100 ms and 400 ms, which
@@ -59,7 +59,7 @@ type Retry struct {
 	// Outage and MaxWaiting belong to the handler: only those of WithRetry count.
 
 	// Outage is how many messages of different keys must fail in a row before the handler is suspended. Defaults to 20: one
-	// bad message, or a few, stop nobody. Retries of messages that are set aside do not count. Each running member of the group
+	// bad message, or a few, stop no handler. Retries of messages that are set aside do not count. Each running member of the group
 	// counts on its own. A member that starts while as many keys of the group have failed tries one message at a time, and the
 	// first new one that fails suspends it, so members that join or start again during an outage set one key aside for each
 	// attempt. Negative never suspends.

@@ -111,7 +111,7 @@ func (s *suspension) prefersRetries() bool {
 	return !s.inDoubt && s.isSuspendedLocked()
 }
 
-// mayStart reports whether an attempt may start. If it is a probe, the caller must call endProbe. wasAside tells that the
+// mayStart reports whether an attempt may start. If it is a probe, the caller must call endProbe. wasAside means that the
 // message is set aside.
 func (s *suspension) mayStart(now time.Time, wasAside bool) permit {
 	s.mu.Lock()
@@ -173,7 +173,7 @@ func (s *suspension) noteSuccess() (over bool) {
 }
 
 // noteFailure records that a message of the queue failed, after its attempts in place. It reports whether that has
-// suspended the handler, and until when. wasAside tells that the message had been set aside.
+// suspended the handler, and until when. wasAside means that the message had been set aside.
 func (s *suspension) noteFailure(queue setaside.Digest, wasAside bool, r *Retry) (until time.Time, began bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

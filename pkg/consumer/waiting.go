@@ -54,7 +54,7 @@ type waitingQueue struct {
 	index   int  // in the heap; -1 if the queue is not scheduled
 	running bool // a worker has it
 	adding  int  // messages that are being set aside
-	added   int  // messages that were set aside; it tells a worker to look again
+	added   int  // messages that were set aside; if it grows, a worker looks again
 }
 
 // dueHeap orders the scheduled queues by their due time.

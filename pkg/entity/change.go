@@ -14,7 +14,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Headers of the event of a change. They contain everything that a Projector needs besides the
+// Headers of the event of a change. They contain everything that a Projector needs in addition to the
 // entity, with every header preset of the relay, and also for a tombstone.
 const (
 	headerName    = "entity-name"    // the name that was passed to NewRecorded

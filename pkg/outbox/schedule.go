@@ -96,7 +96,7 @@ func (b *Box) changeScheduled(ctx context.Context, change func() (bool, error)) 
 // Scheduled iterates over the scheduled events that q selects, ordered by due time, and by id if the
 // due times are equal. It ends after the first error. If ctx has a transaction, it reads in it.
 //
-// It reads pages of 1,000 events while the loop runs. If an event is scheduled or moved meanwhile,
+// It reads pages of 1,000 events while the loop runs. If an event is scheduled or moved during the loop,
 // the loop sees it only if its due time comes after the pages that were read.
 func (b *Box) Scheduled(ctx context.Context, q ScheduledQuery) iter.Seq2[ScheduledEvent, error] {
 	return func(yield func(ScheduledEvent, error) bool) {

@@ -42,7 +42,7 @@ type Partition struct {
 // Aborted is an aborted transaction: the records of Producer from the offset First up to its marker.
 type Aborted struct{ Producer, First int64 }
 
-// maxAnswer is far above the size that is requested. A broker sends a single batch whole, whatever its
+// maxAnswer is far above the size that is requested. A broker sends a single batch whole, regardless of its
 // size.
 const maxAnswer = 512 << 20
 

@@ -28,7 +28,7 @@ type TooLargeError struct{ What string }
 
 func (e *TooLargeError) Error() string { return "the record has " + e.What }
 
-// Stream reads the records of a batch one after another. It holds only one record at a time, whatever
+// Stream reads the records of a batch one after another. It holds only one record at a time, regardless of
 // the decompressed size of the batch is. Each record has its own memory, so that a small record does not
 // keep a large response in memory.
 type Stream struct {

@@ -27,7 +27,7 @@ const (
 	// leaveGrace is how long a stop waits for the group, for example for the response to a join.
 	leaveGrace = time.Second
 	// heartbeat is the default interval, shorter than with kafka-go: the new owner of a partition learns of it at its next
-	// heartbeat, and nobody handles the partition until then.
+	// heartbeat, and no member handles the partition until then.
 	heartbeat = time.Second
 )
 

@@ -118,7 +118,7 @@ func (e *epochs) check(ctx context.Context, w *walker) error {
 	return nil
 }
 
-// readEnd returns the offset after an epoch, or -1 if the leader does not know it.
+// readEnd returns the offset after an epoch, or -1 if the leader does not have it.
 func (e *epochs) readEnd(ctx context.Context, tp transport.TopicPartition, epoch int32) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

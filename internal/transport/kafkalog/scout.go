@@ -44,7 +44,7 @@ func (s *scout) awaitTopics(ctx context.Context) []string {
 }
 
 // watchTopics blocks until other topics exist than those given, or ctx ends. A topic must be missing
-// twice to count as deleted: a broker that has just started may not know all topics, and leaving the
+// twice to count as deleted: a broker that has just started may not have all topics yet, and leaving the
 // group for that would stop all other topics.
 func (s *scout) watchTopics(ctx context.Context, topics []string) {
 	var before []string

@@ -94,7 +94,7 @@ func WithMinimum(n int) Option {
 }
 
 // WithOpenFor sets how long the breaker stays open before it lets a probe through. Defaults to 30 s: a
-// service that restarts needs about that long, and a probe costs an attempt of nobody.
+// service that restarts needs about that long, and a probe costs no attempt.
 func WithOpenFor(d time.Duration) Option {
 	return optionFunc(func(b *Breaker) { b.openFor = d })
 }

@@ -51,7 +51,7 @@ type Letter struct {
 	Attempts  int       `bson:"attempts"`
 	History   []Failure `bson:"history"`            // the latest 20
 	GivenUpAt time.Time `bson:"givenUpAt"`          // by the clock of the database
-	Requeued  *Requeued `bson:"requeued,omitempty"` // nil if nobody has requeued the letter
+	Requeued  *Requeued `bson:"requeued,omitempty"` // nil if the letter was not requeued
 }
 
 // Failure is a failed attempt.
