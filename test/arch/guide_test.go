@@ -37,3 +37,28 @@ func TestSnippetsOfTheGuideAreCompiled(t *testing.T) {
 		}
 	}
 }
+
+// TestTheDesignTakesTwentyMinutes: the text of DESIGN.md up to the rules, without tables and code, has at most 4,000 words. That
+// takes 20 minutes at 200 words per minute. Details belong to the documentation of a package.
+func TestTheDesignTakesTwentyMinutes(t *testing.T) {
+	t.Parallel()
+	const most = 20 * 200
+	text, err := os.ReadFile(filepath.Join("..", "..", "DESIGN.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, _, found := strings.Cut(string(text), "\n## The rules\n")
+	if !found {
+		t.Fatal("DESIGN.md has no section The rules")
+	}
+
+	words := 0
+	for line := range strings.Lines(regexp.MustCompile("(?ms)^```.*?^```").ReplaceAllString(before, "")) {
+		if !strings.HasPrefix(line, "|") {
+			words += len(strings.Fields(line))
+		}
+	}
+	if words < 1000 || words > most {
+		t.Errorf("%d words before the rules, want at most %d", words, most)
+	}
+}
