@@ -93,7 +93,7 @@ func newDeadListCommand(p *program) *cobra.Command {
 
 	a, f := p.addReadFlags(c), addDeadFilterFlags(c, false)
 	f.addStateFlag(c)
-	addLimitFlag(c, &limit, 100, admin.MaxPage, "dead letters on a page")
+	addLimitFlag(c, &limit, admin.DefaultPage, admin.MaxPage, "dead letters on a page")
 	c.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
 
 	c.RunE = func(c *cobra.Command, ids []string) error {

@@ -33,7 +33,7 @@ found, other envelopes only between --from and --to. The exit code is 1 if nothi
 	c.Flags().StringVar(&from, "from", "",
 		"with --key: written at or after this `time`, or at most so long ago, such as 2h; default: 1h")
 	c.Flags().StringVar(&to, "to", "", "with --key: written before this `time`, or at least so long ago, such as 2h")
-	addLimitFlag(c, &q.Limit, 100, admin.MaxPage, "with --key: maximum number of envelopes, and of dead letters")
+	addLimitFlag(c, &q.Limit, admin.DefaultPage, admin.MaxPage, "with --key: maximum number of envelopes, and of dead letters")
 
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if (len(args) == 1) == (q.Key != "") {

@@ -38,7 +38,7 @@ With --id, show these envelopes in any state. Without --id, show the envelopes w
 	flags.StringVar(&to, "to", "", "written before this `time`")
 	flags.StringSliceVar(&q.Collections, "collection", nil,
 		"only this `collection`, as database.collection; may be repeated; default: all of the watcher")
-	addLimitFlag(c, &q.Limit, 100, 10_000, "maximum number of `envelopes`")
+	addLimitFlag(c, &q.Limit, admin.DefaultPage, admin.MaxHistoryPage, "maximum number of `envelopes`")
 	flags.StringVar(&q.After, "after", "", "the `cursor` that the previous page ended with")
 	c.MarkFlagsMutuallyExclusive("id", "key")
 	c.MarkFlagsMutuallyExclusive("id", "from")

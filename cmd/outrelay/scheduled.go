@@ -73,7 +73,7 @@ func newScheduledListCommand(p *program) *cobra.Command {
 	}
 
 	a, f := p.addReadFlags(c), addScheduledFilterFlags(c)
-	addLimitFlag(c, &limit, 100, 10_000, "envelopes on a page")
+	addLimitFlag(c, &limit, admin.DefaultPage, admin.MaxScheduledPage, "envelopes on a page")
 	c.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
 	c.RunE = func(c *cobra.Command, ids []string) error {
 		if err := f.parseArgs(ids); err != nil {

@@ -72,7 +72,7 @@ func newWaitingListCommand(p *program) *cobra.Command {
 	c.Flags().StringVar(&f.State, "state", "", "retry, blocked or parked; default: any")
 	c.Flags().StringVar(&f.Topic, "topic", "", "only envelopes that wait for this `topic`")
 	c.Flags().StringVar(&f.Key, "key", "", "only envelopes with this ordering `key`")
-	addLimitFlag(c, &limit, 100, admin.MaxWaiting, "maximum number of envelopes")
+	addLimitFlag(c, &limit, admin.DefaultPage, admin.MaxWaiting, "maximum number of envelopes")
 
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (waitingList, error) {

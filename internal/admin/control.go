@@ -171,7 +171,7 @@ func checkPin(ctx context.Context, o Operator, node string, ahead bool) error {
 			continue
 		}
 		// A stopped node may be configured for this watcher at its next start.
-		if n.Alive(nodeStaleAfter) && !slices.Contains(n.Watchers, o.Watcher) {
+		if n.Alive(nodes.StaleAfter) && !slices.Contains(n.Watchers, o.Watcher) {
 			return fmt.Errorf("node %s runs %q but not watcher %s, so no node would send its events: %w",
 				node, n.Watchers, o.Watcher, ErrOtherNode)
 		}

@@ -152,7 +152,7 @@ func (h handlerLetters) list(ctx context.Context, f DeadFilter, limit int, after
 		return page, err
 	}
 	if limit <= 0 {
-		limit = 100
+		limit = DefaultPage
 	}
 	q.NoValues = true
 

@@ -15,10 +15,6 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
-// nodeStaleAfter is the time without a heartbeat after which a node is shown as stale: five missed
-// heartbeats.
-const nodeStaleAfter = 10 * time.Second
-
 // Node is a process as the other nodes see it. Ages are measured by the server's clock.
 type Node struct {
 	Node           string     `json:"node"`
@@ -57,7 +53,7 @@ func (o Operator) readNodes(ctx context.Context, status Status) ([]Node, error) 
 		return nil, err
 	}
 
-	nodes := make([]Node, 0, len(list))
+	shown := make([]Node, 0, len(list))
 	for _, n := range list {
 		node := Node{
 			Node:           n.Node,
@@ -71,7 +67,7 @@ func (o Operator) readNodes(ctx context.Context, status Status) ([]Node, error) 
 			StartedAt:      n.StartedAt,
 			SeenAt:         n.SeenAt,
 			AgeS:           n.Age().Seconds(),
-			Stale:          !n.Alive(nodeStaleAfter),
+			Stale:          !n.Alive(nodes.StaleAfter),
 			Roles:          nonNil(n.Roles),
 			Capabilities:   nonNil(n.Capabilities),
 			Schema:         n.Schema,
@@ -82,12 +78,12 @@ func (o Operator) readNodes(ctx context.Context, status Status) ([]Node, error) 
 			node.Slots = append(node.Slots, w.Name+"/"+w.Slot)
 			node.Role = "owner"
 		}
-		nodes = append(nodes, node)
+		shown = append(shown, node)
 	}
 
 	// Owners come first.
-	slices.SortStableFunc(nodes, func(a, b Node) int { return len(b.Slots) - len(a.Slots) })
-	return nodes, nil
+	slices.SortStableFunc(shown, func(a, b Node) int { return len(b.Slots) - len(a.Slots) })
+	return shown, nil
 }
 
 // nonNil returns list, or an empty list for nil, so that JSON does not contain null.

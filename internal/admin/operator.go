@@ -14,10 +14,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/agenda"
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/internal/routing"
 )
 
@@ -132,10 +134,12 @@ func (o Operator) Watchers() Watchers { return Watchers{o} }
 // Indexes returns the indexes of the watched collections, and the ledger of migrations.
 func (o Operator) Indexes() Indexes { return Indexes{o} }
 
-// Bounds of lists: those of the dead letters.
+// Bounds of lists. Most lists have the bounds of the dead letters.
 const (
-	DefaultPage = deadletter.PageSize
-	MaxPage     = deadletter.MaxPageSize
+	DefaultPage      = deadletter.PageSize
+	MaxPage          = deadletter.MaxPageSize
+	MaxScheduledPage = agenda.MaxPageSize
+	MaxHistoryPage   = purge.MaxHistory
 )
 
 // pageSize returns the number of entries of a page for the requested limit.

@@ -59,7 +59,7 @@ func (o Operator) History(ctx context.Context, q HistoryQuery) (History, error) 
 		query.IDs = append(query.IDs, parseIDs(text)...)
 	}
 	if query.Limit <= 0 {
-		query.Limit = 100
+		query.Limit = DefaultPage
 	}
 
 	// The cursor contains the collection of the last envelope. The collections before it are done.

@@ -53,7 +53,7 @@ func (x Watchers) List(ctx context.Context) ([]KnownWatcher, error) {
 	for i := range list {
 		k := &list[i]
 		for _, n := range running {
-			if n.Alive(nodeStaleAfter) && slices.Contains(n.Watchers, k.Name) {
+			if n.Alive(nodes.StaleAfter) && slices.Contains(n.Watchers, k.Name) {
 				k.Nodes = append(k.Nodes, n.Node)
 			}
 		}

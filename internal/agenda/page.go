@@ -14,8 +14,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// maxPageSize is the largest page, in events.
-const maxPageSize = 10_000
+// MaxPageSize is the largest page, in events.
+const MaxPageSize = 10_000
 
 // Event is a scheduled event. See outbox.ScheduledEvent.
 type Event struct {
@@ -38,8 +38,8 @@ type Page struct {
 // ReadPage returns a page of at most size events. after is the Next of the previous page. It takes up to two
 // queries, which are sorted by an index.
 func ReadPage(ctx context.Context, coll *mongo.Collection, q Query, size int, after string) (Page, error) {
-	if size < 1 || size > maxPageSize {
-		return Page{}, fmt.Errorf("invalid page size %d: it must be between 1 and %d", size, maxPageSize)
+	if size < 1 || size > MaxPageSize {
+		return Page{}, fmt.Errorf("invalid page size %d: it must be between 1 and %d", size, MaxPageSize)
 	}
 
 	filter, err := q.buildFilter()

@@ -51,10 +51,10 @@ type HistoryPage struct {
 	Next      string
 }
 
-const (
-	defaultHistoryLimit = 100
-	maxHistoryLimit     = 10_000
-)
+// MaxHistory is the largest number of envelopes of a page.
+const MaxHistory = 10_000
+
+const defaultHistoryLimit = 100
 
 // cursor is the end of a page: the page included everything up to this id of this stamp.
 type cursor struct {
@@ -66,7 +66,7 @@ type cursor struct {
 // full. A search for a key, or in an outbox without marks, reads the whole window. The pages are stable: an envelope that
 // is delivered between two pages is on a later page, and a purged envelope is missing.
 func SentHistory(ctx context.Context, coll *mongo.Collection, q HistoryQuery) (HistoryPage, error) {
-	limit := min(q.Limit, maxHistoryLimit)
+	limit := min(q.Limit, MaxHistory)
 	if limit <= 0 {
 		limit = defaultHistoryLimit
 	}

@@ -24,8 +24,7 @@ import (
 )
 
 const (
-	dialTimeout    = 5 * time.Second
-	requestTimeout = 10 * time.Second
+	dialTimeout = 5 * time.Second
 	// joinGrace is how long a stop waits for the response to a join, which may take the whole
 	// RebalanceTimeout.
 	joinGrace = time.Second
@@ -82,7 +81,7 @@ func (t *Transport) joinWith(ctx context.Context, group string, topics []string,
 		HeartbeatInterval:      cfg.HeartbeatInterval,
 		RebalanceTimeout:       cfg.RebalanceTimeout,
 		JoinGroupBackoff:       cfg.JoinBackoff,
-		Timeout:                requestTimeout,
+		Timeout:                kafkalog.RequestTimeout,
 		StartOffset:            startOffset,
 		WatchPartitionChanges:  true,
 		PartitionWatchInterval: cfg.WatchPartitions,

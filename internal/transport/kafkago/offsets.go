@@ -6,6 +6,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/transport/kafkalog"
 )
 
 // groupOffsets reads and commits the offsets of a group with their leader epochs, which kafka-go leaves out. It remembers the
@@ -40,7 +41,7 @@ func (o *groupOffsets) commit(
 
 // call calls request with the coordinator.
 func (o *groupOffsets) call(ctx context.Context, request func(ctx context.Context, coordinator string) error) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, kafkalog.RequestTimeout)
 	defer cancel()
 	// The request runs without the lock, so a slow coordinator does not block commits of other partitions.
 	o.mu.Lock()

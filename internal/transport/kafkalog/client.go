@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// requestTimeout bounds a request. A fetch gets MaxWait in addition.
-	requestTimeout = 10 * time.Second
+	// RequestTimeout bounds a request. A fetch gets MaxWait in addition.
+	RequestTimeout = 10 * time.Second
 	// idleLinks is the number of connections to a broker that are kept for fetches, one for each
 	// partition at a time.
 	idleLinks = 64

@@ -72,7 +72,7 @@ func (r *Reader) Locate(ctx context.Context, tp transport.TopicPartition, atEnd 
 
 // Log returns the end of the partition, the epoch of its leader, and the id of its topic.
 func (r *Reader) Log(ctx context.Context, tp transport.TopicPartition) (inbox.Log, error) {
-	idCtx, cancel := context.WithTimeout(ctx, requestTimeout)
+	idCtx, cancel := context.WithTimeout(ctx, RequestTimeout)
 	defer cancel()
 	id, err := r.leaders.client.TopicID(idCtx, tp.Topic)
 	if err != nil {
@@ -84,7 +84,7 @@ func (r *Reader) Log(ctx context.Context, tp transport.TopicPartition) (inbox.Lo
 
 // Fetch reads committed records of one partition: see transport.Generation.
 func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, offset int64, maxBytes int) (transport.Fetched, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.maxWait+requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, r.maxWait+RequestTimeout)
 	defer cancel()
 	addr, err := r.leaders.findAddr(ctx, tp)
 	if err != nil {
@@ -105,7 +105,7 @@ func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, offset 
 		MaxBytes:          maxBytes,
 		MaxPartitionBytes: maxBytes,
 		MaxWait:           r.maxWait,
-		Timeout:           requestTimeout,
+		Timeout:           RequestTimeout,
 		Committed:         true,
 		Rack:              rack,
 	})

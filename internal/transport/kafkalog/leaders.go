@@ -65,7 +65,7 @@ func (l *leaders) forget() {
 func (l *leaders) readEdge(
 	ctx context.Context, tp transport.TopicPartition, edge kafkawire.LogEdge,
 ) (kafkawire.LogOffset, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, RequestTimeout)
 	defer cancel()
 	addr, err := l.findAddr(ctx, tp)
 	if err != nil {
@@ -120,7 +120,7 @@ func (e *epochs) check(ctx context.Context, w *walker) error {
 
 // readEnd returns the offset after an epoch, or -1 if the leader does not have it.
 func (e *epochs) readEnd(ctx context.Context, tp transport.TopicPartition, epoch int32) (int64, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, RequestTimeout)
 	defer cancel()
 	addr, err := e.leaders.findAddr(ctx, tp)
 	if err != nil {

@@ -103,7 +103,7 @@ func (c *Client) publishBatch(ctx context.Context, tp record.TopicPartition, lis
 		if err == nil {
 			err = kafkawire.LeaderNotAvailable
 			if addr := layout.LeaderAddr(tp); addr != "" {
-				err = c.Wire.Publish(ctx, addr, tp, list, requestTimeout)
+				err = c.Wire.Publish(ctx, addr, tp, list, RequestTimeout)
 			}
 		}
 

@@ -71,7 +71,7 @@ func (s *scout) reportMissing(missing []string) {
 }
 
 func (s *scout) splitTopics(ctx context.Context) (existing, missing []string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, RequestTimeout)
 	defer cancel()
 	layout, err := s.client.Metadata(ctx, s.topics)
 	if err != nil {
@@ -93,7 +93,7 @@ func (s *scout) splitTopics(ctx context.Context) (existing, missing []string, er
 func (c *Client) withOldRetryTopics(ctx context.Context, group string, topics []string, session transport.Session) []string {
 	attempts := retry.Reopen.Start()
 	for ctx.Err() == nil {
-		callCtx, cancel := context.WithTimeout(ctx, requestTimeout)
+		callCtx, cancel := context.WithTimeout(ctx, RequestTimeout)
 		all, err := c.Wire.TopicNames(callCtx)
 		cancel()
 		if err != nil {
