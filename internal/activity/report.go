@@ -62,6 +62,7 @@ func (l *Log) Report() (Report, bool) {
 	now := l.now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	// After the window, the owner reports zeros once or twice, so that the last rates do not stay.
 	const idle = (windowParts + 2) * partLength
 	if l.lastAcked.IsZero() || now.Sub(l.lastAcked) > idle {
 		return Report{}, false

@@ -47,6 +47,7 @@ func (q Query) buildFilter() (bson.D, error) {
 	}
 
 	f := bson.D{{Key: "dueAt", Value: window}, {Key: "claim", Value: nil}, {Key: "state", Value: nil}}
+	// An empty list of ids selects nothing, and nil selects by the other conditions.
 	if q.IDs != nil {
 		for _, id := range q.IDs {
 			if id.IsZero() {

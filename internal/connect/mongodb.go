@@ -61,6 +61,7 @@ func NewClients(
 		return nil, fmt.Errorf("mongodb.read_preference: %w", err)
 	}
 
+	// With the client of the service, both have the same connections.
 	if host.Client != nil {
 		c.Stream, c.State, c.ofHost = host.Client, host.Client, true
 		return c, nil
@@ -85,6 +86,7 @@ func NewClients(
 		}
 	}
 
+	// The driver connects in the background, so these errors are errors of the options.
 	if c.Stream, err = mongo.Connect(stream); err != nil {
 		return nil, fmt.Errorf("mongodb.uri: %w", err)
 	}

@@ -96,6 +96,7 @@ func (e *Evaluator) Observe(o Observation) Report {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 
+	// After a long pause, the observations before it have no order with this one.
 	if o.At.Sub(e.observedAt) > forgetAfter {
 		e.failedCounts, e.lastError, e.waiting, e.dead = 0, nil, nil, nil
 	}
@@ -110,6 +111,7 @@ func (e *Evaluator) Observe(o Observation) Report {
 	waiting := make(map[string]waitingCount, len(o.Counts))
 	for _, c := range o.Counts {
 		w := waitingCount{n: c.N}
+		// A count that does not fall may be stuck.
 		if before, known := e.waiting[c.Name]; known && c.N > 0 && c.N >= before.n {
 			w.stuck = before.stuck + 1
 		}

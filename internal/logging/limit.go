@@ -160,6 +160,7 @@ func (c *lineCounts) allowLine(kind kindOfLine, now time.Time, summarize func(su
 	}
 
 	n.suppressed++
+	// One summary for each window.
 	if n.suppressed == 1 {
 		time.AfterFunc(n.end.Sub(now), func() { summarize(c.startWindow(n)) })
 	}

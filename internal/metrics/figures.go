@@ -56,10 +56,10 @@ func (b builder) newFigures() Figures {
 		Handlers: b.newGaugeVec("handler_dead_letters",
 			"Dead letters of handlers that are not requeued yet, up to the limit.", "group", "handler", "class"),
 		Indexes: b.newGaugeVec("missing_indexes",
-			"Declared indexes that the collection does not have; looked at every few minutes.", "collection"),
+			"Declared indexes that the collection does not have; checked every few minutes.", "collection"),
 
 		Nodes: b.newGaugeVec("nodes",
-			"Processes of the state database by whether they gave a sign of life lately.", "state"),
+			"Processes of the state database by their heartbeat: alive or stale.", "state"),
 		Watcher: b.newGaugeVec("watcher_info", "Always 1; the labels name the watcher and the node.", "watcher", "node"),
 		Health:  b.newStates("health", "1 for the health that the relay sees itself in."),
 		Ready:   b.newLive("ready", "1 while /readyz reports that the process works, as owner or as standby."),

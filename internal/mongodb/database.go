@@ -49,9 +49,11 @@ func CheckClient(ctx context.Context, client *mongo.Client) error {
 	raw, err := client.Database("admin").RunCommand(ctx, bson.D{
 		{Key: "currentOp", Value: 1},
 		{Key: "$ownOps", Value: true},
+		// The call finds itself by its comment.
 		{Key: "command.comment", Value: comment},
 		{Key: "comment", Value: comment},
 	}).Raw()
+	// A rejection proves that the server can be reached.
 	if se := mongo.ServerError(nil); errors.As(err, &se) && !mongo.IsNetworkError(err) && !mongo.IsTimeout(err) {
 		return nil
 	}

@@ -56,6 +56,7 @@ func Foreign(
 			return nil
 		}
 
+		// The registration must not stay: an owner would yield to a session that writes nothing.
 		if ctx.Err() != nil || !isRepeatable(err) || back.Wait(ctx) != nil {
 			unregisterForeign(ctx, session, state, watcher)
 			return err

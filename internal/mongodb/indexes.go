@@ -117,6 +117,7 @@ func CreateIndexes(ctx context.Context, coll *mongo.Collection, list []Index) er
 		create := bson.D{{Key: "createIndexes", Value: coll.Name()}, {Key: "indexes", Value: specs}}
 		return coll.Database().RunCommand(ctx, create).Err()
 	})
+	// Only a person can decide about an index that somebody else has created.
 	if HasCode(err, codeIndexOptionsConflict, codeIndexKeySpecsConflict) {
 		return fmt.Errorf("creating indexes on %s: %w: drop it or rename it, then run: %s (%w)",
 			Namespace(coll), ErrIndexConflict, strings.Join(statements, "; "), err)

@@ -68,6 +68,7 @@ func CompareIndexes(
 	for _, w := range want {
 		named := slices.IndexFunc(have, func(h existingIndex) bool { return h.Name == w.Name })
 		switch {
+		// An index with another name satisfies the declaration as well.
 		case slices.ContainsFunc(have, func(h existingIndex) bool { return h.servesIndex(w) }):
 		case named >= 0:
 			out = append(out, drift(IndexDifferent, w, have[named].describeIndex()))

@@ -72,6 +72,7 @@ func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*
 		opts.TLS = func() (*tls.Config, error) { return a.TLS.ServerConfig() }
 		opts.Reloaded = func(ok bool) { m.Reloaded(metrics.Certificates, ok) }
 	}
+	// The address is bound here, so that a wrong one is an error of the start.
 	if o.server, err = httpapi.ListenAdmin(opts); err != nil {
 		disconnect()
 		return nil, fmt.Errorf("http.admin.listen: %w", err)

@@ -99,6 +99,7 @@ func (f *figures) countOnce(ctx context.Context, now time.Time) {
 	if err == nil {
 		err = f.countHandlerLetters(ctx, list)
 	}
+	// The errors of an interrupted count are no observation.
 	if ctx.Err() != nil {
 		return
 	}

@@ -64,6 +64,7 @@ func (h *slotHealth) Ready() (ok bool, role string, reasons []string) {
 		}
 	}
 
+	// The process shows the most important role of its slots.
 	at := slices.IndexFunc(rolesByRank, func(r readiness.Role) bool { return had[string(r)] })
 	return ok, string(rolesByRank[max(at, 0)]), reasons
 }

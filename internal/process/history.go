@@ -62,6 +62,7 @@ func (r *Relay) saveActivity(ctx context.Context, history *nodes.History, slot s
 			log.Adopt(previous)
 		}
 	}
+	// Without the previous report, a write would lose its topics.
 	if report, _ := log.Report(); err == nil {
 		err = history.SaveActivity(ctx, slot, report)
 	}

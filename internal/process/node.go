@@ -119,6 +119,7 @@ func (r *Relay) checkHostClient(stop context.Context) error {
 		case err == nil || errors.Is(err, mongo.ErrClientDisconnected):
 			return err
 		}
+		// The servers may be away, so the check is repeated.
 		r.log.Debug("cannot check the client of the service", "reason", err)
 		if retry.Sleep(stop, beatEvery) != nil {
 			return nil
@@ -289,6 +290,7 @@ func (r *Relay) sendHeartbeat(ctx context.Context) {
 		err = r.shared.Clock.Sync(call, r.shared.Mongo.State)
 	}
 	r.metrics.MongoReachable.Set(metrics.Bool(err == nil))
+	// The end of ctx interrupts the calls, which shows nothing about MongoDB.
 	if err == nil || ctx.Err() == nil {
 		r.shared.State.SetError("mongodb reachable", err)
 	}

@@ -177,6 +177,7 @@ func newShared(
 // Run delivers until ctx ends, then drains and releases within the configured time. It closes the
 // relay before it returns.
 func (r *Relay) Run(ctx context.Context) error {
+	// The parts outlive ctx: they have to work until the slots have drained.
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer r.closeClients(work)

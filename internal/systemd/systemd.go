@@ -98,6 +98,7 @@ func (s *Supervisor) Run(stop, work context.Context) error {
 // reportChanges checks the process and sends the messages that are due.
 func (s *Supervisor) reportChanges(now time.Time) {
 	_, role, reasons := s.probe.Ready()
+	// A standby is ready as well: the service manager may start the services that depend on it.
 	if !s.readySent && role != starting {
 		s.readySent = true
 		s.sendMessage(daemon.SdNotifyReady)

@@ -86,7 +86,7 @@ func (j *journal) announcePinLapsed() {
 	if pin != j.lapsedPin && pin != "" {
 		j.appendInBackground(nodes.PinLapsed, bson.D{
 			{Key: "pinned_to", Value: pin},
-			{Key: "reason", Value: "that node gives no sign of life"},
+			{Key: "reason", Value: "that node sends no heartbeat"},
 		})
 	}
 	j.lapsedPin = pin

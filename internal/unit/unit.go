@@ -30,6 +30,7 @@ type Work struct {
 
 // Join runs fn as a part of w. If fn fails or panics, w can only roll back.
 func (w *Work) Join(fn func() error) error {
+	// The lock is not held during fn, which may join again.
 	w.mu.Lock()
 	err := w.checkLocked()
 	if err == nil {

@@ -109,6 +109,7 @@ func (c *Collections) ClaimCollections(
 		}
 	}
 
+	// Later collections get the current time from the registry.
 	if len(claims) > 0 {
 		start = bson.Timestamp{}
 	}

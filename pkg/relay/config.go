@@ -81,6 +81,7 @@ func keyValue(v reflect.Value) any {
 	case time.Duration:
 		return max(value, 0).String()
 	case string:
+		// The parts of a section or list are converted one by one.
 		return literal(value)
 	}
 

@@ -127,6 +127,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	r.process.Store(inner)
 
+	// The status is reported until the end, also of the drain.
 	if r.settings.onStatus != nil {
 		watched, stop := context.WithCancel(context.WithoutCancel(ctx))
 		var watching sync.WaitGroup

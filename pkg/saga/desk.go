@@ -47,6 +47,7 @@ func (d *Desk) Get(ctx context.Context, ref Ref) (Snapshot, error) {
 		return Snapshot{}, err
 	}
 
+	// The type defines how the text of the id is read.
 	for _, t := range types {
 		if t.Name != ref.Saga {
 			continue

@@ -11,6 +11,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/sagas"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -159,6 +160,7 @@ func (h *handler[S]) handleInstance(
 		return true, h.releaseHeld(ctx, in)
 	}
 
+	// From here on, the message has the next number of its sequence.
 	if _, err = h.runStep(ctx, in, rt, payload, m); err != nil {
 		return false, err
 	}
@@ -203,8 +205,7 @@ func (h *handler[S]) releaseHeld(ctx context.Context, in *Instance[S]) error {
 			return err
 		}
 
-		reason := err.Error()
-		reason = reason[:min(len(reason), maxStuckReason)]
+		reason := record.Clip(err.Error(), maxStuckReason)
 		if isServerError(err) {
 			h.failedHeld.Store(key, reason)
 			return fmt.Errorf("saga %s: held message %s, number %d of %s: %w", h.saga.name, m.ID, next.Number, in.ID(), err)
