@@ -24,7 +24,7 @@ const (
 // claimGroup is a group of envelopes of one collection that were due. After the claim, Have is the number of those that
 // were still due and have the claim.
 type claimGroup struct {
-	Due
+	dueEnvelopes
 	collection *scheduledCollection
 	timers     []timer // of IDs
 }
@@ -112,7 +112,7 @@ func groupByCollection(due []timer) []*claimGroup {
 	for _, e := range due {
 		g := byCollection[e.collection]
 		if g == nil {
-			g = &claimGroup{collection: e.collection, Due: Due{Coll: e.collection.coll}}
+			g = &claimGroup{collection: e.collection, dueEnvelopes: dueEnvelopes{Coll: e.collection.coll}}
 			byCollection[e.collection] = g
 			groups = append(groups, g)
 		}
@@ -185,9 +185,9 @@ func (s *Scheduled) putBack(g *claimGroup) {
 
 // claimTogether claims the groups in one transaction.
 func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup) error {
-	list := make([]*Due, len(groups))
+	list := make([]*dueEnvelopes, len(groups))
 	for i, g := range groups {
-		list[i] = &g.Due
+		list[i] = &g.dueEnvelopes
 	}
 	return claimGroups(ctx, s.Fencer, s.claim, s.Now(), list)
 }

@@ -48,8 +48,8 @@ func TestN19_ClaimsThatOverlapShareNothing(t *testing.T) {
 				}
 			}
 			wg.Go(func() {
-				claim := DueClaim{Token: fmt.Sprint("owner", o), Epoch: 7}
-				group := []*Due{{Coll: coll, IDs: mine}}
+				claim := dueClaim{Token: fmt.Sprint("owner", o), Epoch: 7}
+				group := []*dueEnvelopes{{Coll: coll, IDs: mine}}
 				err := mongodb.ErrSlow
 				for errors.Is(err, mongodb.ErrSlow) { // the others' claims were in its way each time
 					err = claimGroups(t.Context(), &plainFencer{client: coll.Database().Client()}, claim, time.Now(), group)

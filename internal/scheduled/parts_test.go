@@ -87,11 +87,11 @@ func TestN28_EachSlotSeesItsOwnExceptions(t *testing.T) {
 		if err := waiting.EachException(t.Context(), coll, p, func(bson.Raw) error { n++; return nil }); err != nil || n != want[1] {
 			t.Errorf("%v: %d exceptions, %v", p, n, err)
 		}
-		cur, err := scheduledUntil(t.Context(), coll, DueClaim{Token: "t", Epoch: 1}, time.Now(), 10, p)
+		cur, err := scheduledUntil(t.Context(), coll, dueClaim{Token: "t", Epoch: 1}, time.Now(), 10, p)
 		if err != nil {
 			t.Fatal(err)
 		}
-		var due []Ahead
+		var due []upcoming
 		if err := cur.All(t.Context(), &due); err != nil || len(due) != want[2] {
 			t.Errorf("%v: %d scheduled, %v", p, len(due), err)
 		}

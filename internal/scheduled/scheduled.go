@@ -84,7 +84,7 @@ type ScheduledConfig struct {
 // read each Poll, and one without them two reads every five seconds.
 type Scheduled struct {
 	ScheduledConfig
-	claim         DueClaim
+	claim         dueClaim
 	timers        *timerCache
 	claimedGroups chan []*claimGroup
 	feedWake      chan struct{}     // holds one token: read the indexes now
@@ -139,7 +139,7 @@ func NewScheduled(cfg ScheduledConfig) *Scheduled {
 
 	s := &Scheduled{
 		ScheduledConfig: cfg,
-		claim:           DueClaim{Token: rand.Text(), Epoch: cfg.Epoch},
+		claim:           dueClaim{Token: rand.Text(), Epoch: cfg.Epoch},
 		timers:          newTimers(scheduleCache),
 		claimedGroups:   make(chan []*claimGroup, 1),
 		feedWake:        make(chan struct{}, 1),

@@ -98,7 +98,7 @@ func (s *Scheduled) readAndPublish(
 	if g.collection.envelopeSize > 0 {
 		batch = max(1, min(maxClaim, claimReply/g.collection.envelopeSize))
 	}
-	due := Due{Coll: g.collection.coll, IDs: make([]bson.RawValue, 0, len(unread))}
+	due := dueEnvelopes{Coll: g.collection.coll, IDs: make([]bson.RawValue, 0, len(unread))}
 	for _, e := range unread {
 		due.IDs = append(due.IDs, e.id)
 	}

@@ -68,7 +68,7 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 	for _, p := range []slot.Range{{}, {I: 5, N: slots}} {
 		own := int64(each / max(p.N, 1))
 		due := func() (err error) {
-			cur, err := scheduledUntil(t.Context(), coll, DueClaim{Token: "t", Epoch: 1}, now, 100, p)
+			cur, err := scheduledUntil(t.Context(), coll, dueClaim{Token: "t", Epoch: 1}, now, 100, p)
 			if err == nil {
 				err = cur.Close(t.Context())
 			}

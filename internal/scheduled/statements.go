@@ -17,45 +17,45 @@ import (
 // maxClaim is how many scheduled envelopes one fenced transaction claims at most (N3).
 const maxClaim = 1000
 
-// DueClaim is the mark of an owner on the scheduled envelopes that it has claimed (N19). An owner uses one token for its
+// dueClaim is the mark of an owner on the scheduled envelopes that it has claimed (N19). An owner uses one token for its
 // whole term, so it can repeat its own claims. No other owner can claim these envelopes before its epoch is over.
-type DueClaim struct {
+type dueClaim struct {
 	Token string
 	Epoch int64
 }
 
-// Due are scheduled envelopes of one collection by id.
-type Due struct {
+// dueEnvelopes are scheduled envelopes of one collection by id.
+type dueEnvelopes struct {
 	Coll *mongo.Collection
 	IDs  []bson.RawValue
 	Have int64 // how many of them have the claim, after claimGroups
 }
 
-// Ahead is a scheduled envelope as the index has it.
-type Ahead struct {
+// upcoming is a scheduled envelope as the index has it.
+type upcoming struct {
 	ID    bson.RawValue `bson:"_id"`
 	DueAt bson.DateTime `bson:"dueAt"`
 }
 
 // filterClaimable returns the condition for an envelope that this owner can claim. N19: the envelope has no claim, or a claim of an
 // owner whose epoch is over, or a claim of this owner. An envelope with a state is no longer scheduled.
-func (c DueClaim) filterClaimable(and ...bson.E) bson.D {
+func (c dueClaim) filterClaimable(and ...bson.E) bson.D {
 	return c.claimCondition(and, bson.D{{Key: "claim.token", Value: c.Token}})
 }
 
 // filterUnclaimed is like filterClaimable, but excludes the envelopes that this owner has already claimed.
-func (c DueClaim) filterUnclaimed(and ...bson.E) bson.D {
+func (c dueClaim) filterUnclaimed(and ...bson.E) bson.D {
 	return c.claimCondition(and)
 }
 
-func (c DueClaim) claimCondition(and bson.D, or ...any) bson.D {
+func (c dueClaim) claimCondition(and bson.D, or ...any) bson.D {
 	by := append(bson.A{bson.D{{Key: "claim", Value: nil}}, bson.D{{Key: "claim.epoch", Value: bson.D{{Key: "$lt", Value: c.Epoch}}}}}, or...)
 	return append(and, bson.E{Key: "state", Value: nil}, bson.E{Key: "$or", Value: by})
 }
 
 // scheduledUntil opens a cursor over the scheduled envelopes of coll that are due by until and that this owner can claim and
-// has not claimed yet, in the order of their due times. Decode them as [Ahead]. Its replies have up to batch documents.
-func scheduledUntil(ctx context.Context, coll *mongo.Collection, c DueClaim, until time.Time, batch int32, p slot.Range) (*mongo.Cursor, error) {
+// has not claimed yet, in the order of their due times. Decode them as [upcoming]. Its replies have up to batch documents.
+func scheduledUntil(ctx context.Context, coll *mongo.Collection, c dueClaim, until time.Time, batch int32, p slot.Range) (*mongo.Cursor, error) {
 	cur, err := mongodb.Majority(coll).Find(ctx, // N21
 		p.AddFilter(c.filterUnclaimed(bson.E{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}})),
 		options.Find().SetProjection(ahead).SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetBatchSize(batch).SetAllowDiskUse(true))
@@ -66,9 +66,9 @@ func scheduledUntil(ctx context.Context, coll *mongo.Collection, c DueClaim, unt
 }
 
 // scheduledAfter returns the first scheduled envelopes of coll that are due after a time, in the order of their due times.
-func scheduledAfter(ctx context.Context, coll *mongo.Collection, after time.Time, limit int64, p slot.Range) ([]Ahead, error) {
+func scheduledAfter(ctx context.Context, coll *mongo.Collection, after time.Time, limit int64, p slot.Range) ([]upcoming, error) {
 	later := bson.D{{Key: "dueAt", Value: bson.D{{Key: "$gt", Value: bson.NewDateTimeFromTime(after)}}}, {Key: "state", Value: nil}}
-	return mongodb.FindAll[Ahead](ctx, mongodb.Majority(coll), "looking ahead in "+mongodb.Namespace(coll), p.AddFilter(later),
+	return mongodb.FindAll[upcoming](ctx, mongodb.Majority(coll), "looking ahead in "+mongodb.Namespace(coll), p.AddFilter(later),
 		options.Find().SetProjection(ahead).SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetLimit(limit))
 }
 
@@ -79,7 +79,7 @@ var ahead = bson.D{{Key: "_id", Value: 1}, {Key: "dueAt", Value: 1}}
 // groups together have at most [maxClaim] ids. After that, only this owner or one with a later epoch changes the
 // envelopes. now is the server's time as the caller estimates it, and is stored for operators. If the server is too slow
 // for so many, the error is [mongodb.ErrSlow], and nothing is claimed.
-func claimGroups(ctx context.Context, f mongodb.Fencer, c DueClaim, now time.Time, groups []*Due) error {
+func claimGroups(ctx context.Context, f mongodb.Fencer, c dueClaim, now time.Time, groups []*dueEnvelopes) error {
 	dirty := make([]string, len(groups))
 	n := 0
 	for i, g := range groups {
@@ -118,7 +118,7 @@ func claimGroups(ctx context.Context, f mongodb.Fencer, c DueClaim, now time.Tim
 // valid only during the call. batch bounds the documents of a reply. An error of take ends the read and is returned.
 //
 // readClaimed reads majority-committed data (N21). If at is not zero, it sees everything up to this cluster time.
-func readClaimed(ctx context.Context, g Due, c DueClaim, at bson.Timestamp, batch int32, take func(bson.Raw) error) (n int64, err error) {
+func readClaimed(ctx context.Context, g dueEnvelopes, c dueClaim, at bson.Timestamp, batch int32, take func(bson.Raw) error) (n int64, err error) {
 	if !at.IsZero() {
 		sess, err := mongodb.Causal(ctx, g.Coll.Database().Client(), at)
 		if err != nil {

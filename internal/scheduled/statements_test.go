@@ -86,7 +86,7 @@ func TestN19_ClaimFilter(t *testing.T) {
 	}
 
 	ids := dueDocs(t, coll, docs...)
-	claim := DueClaim{Token: "mine", Epoch: 7}
+	claim := dueClaim{Token: "mine", Epoch: 7}
 	cur, err := scheduledUntil(t.Context(), coll, claim, time.Now(), 2, slot.Range{})
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func TestN19_ClaimFilter(t *testing.T) {
 
 	listed := map[string]bool{}
 	for cur.Next(t.Context()) {
-		var a Ahead
+		var a upcoming
 		if err := cur.Decode(&a); err != nil {
 			t.Fatal(err)
 		}
@@ -102,7 +102,7 @@ func TestN19_ClaimFilter(t *testing.T) {
 	}
 
 	f := &plainFencer{client: coll.Database().Client(), twice: true}
-	groups := []*Due{{Coll: coll, IDs: ids}, {Coll: coll.Database().Collection("other"), IDs: ids[:1]}}
+	groups := []*dueEnvelopes{{Coll: coll, IDs: ids}, {Coll: coll.Database().Collection("other"), IDs: ids[:1]}}
 	if err := claimGroups(t.Context(), f, claim, time.Now(), groups); err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func TestN19_ClaimFilter(t *testing.T) {
 	if _, err := readClaimed(t.Context(), *groups[0], claim, bson.Timestamp{T: 1}, 2, func(bson.Raw) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("the error of take: %v", err)
 	}
-	if err := claimGroups(t.Context(), f, claim, time.Now(), []*Due{{Coll: coll, IDs: make([]bson.RawValue, maxClaim+1)}}); err == nil {
+	if err := claimGroups(t.Context(), f, claim, time.Now(), []*dueEnvelopes{{Coll: coll, IDs: make([]bson.RawValue, maxClaim+1)}}); err == nil {
 		t.Error("more than a transaction may hold were accepted")
 	}
 }
@@ -152,7 +152,7 @@ func TestScheduledByTheIndex(t *testing.T) {
 
 	dueDocs(t, coll, bson.D{{Key: "dueAt", Value: time.Now().Add(-time.Minute)}}, bson.D{{Key: "dueAt", Value: time.Now().Add(-time.Hour)}})
 	var plan bson.Raw
-	c := DueClaim{Token: "t", Epoch: 1}
+	c := dueClaim{Token: "t", Epoch: 1}
 	err := coll.Database().RunCommand(t.Context(), bson.D{{Key: "explain", Value: bson.D{
 		{Key: "find", Value: coll.Name()},
 		{Key: "filter", Value: c.filterUnclaimed(bson.E{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: time.Now()}}})},
@@ -170,7 +170,7 @@ func TestScheduledByTheIndex(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	var found []Ahead
+	var found []upcoming
 	if err := cur.All(t.Context(), &found); err != nil || len(found) != 2 || found[0].DueAt > found[1].DueAt {
 		t.Errorf("%v %v", found, err)
 	}

@@ -36,8 +36,8 @@ import (
 
 // The names of the signals in metrics and logs.
 const (
-	Traces  = "traces"
-	Metrics = "metrics"
+	signalTraces  = "traces"
+	signalMetrics = "metrics"
 )
 
 const (
@@ -210,7 +210,7 @@ func (e *Exporter) newTracerProvider(
 	return sdktrace.NewTracerProvider(
 		sdktrace.WithResource(about),
 		sdktrace.WithSampler(sdktrace.AlwaysSample()),
-		sdktrace.WithBatcher(&quietSpans{SpanExporter: out, report: e.newExportReporter(Traces)},
+		sdktrace.WithBatcher(&quietSpans{SpanExporter: out, report: e.newExportReporter(signalTraces)},
 			sdktrace.WithMaxQueueSize(maxQueuedSpans),
 			sdktrace.WithBatchTimeout(exportEvery),
 			sdktrace.WithExportTimeout(exportTimeout)),
@@ -232,7 +232,7 @@ func (e *Exporter) newMeterProvider(
 
 	// The timeout may exceed the interval, because an export starts only after the previous one has ended.
 	reader := sdkmetric.NewPeriodicReader(
-		&quietMetrics{Exporter: out, report: e.newExportReporter(Metrics)},
+		&quietMetrics{Exporter: out, report: e.newExportReporter(signalMetrics)},
 		sdkmetric.WithInterval(e.cfg.MetricsInterval),
 		sdkmetric.WithTimeout(exportTimeout),
 		sdkmetric.WithProducer(quietProducer{bridge.NewMetricProducer(bridge.WithGatherer(e.cfg.Gatherer)), e.cfg.Log}))

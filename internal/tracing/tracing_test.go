@@ -388,7 +388,7 @@ func TestSpansReachACollector(t *testing.T) {
 	if c.auth[0] != "Bearer hunter2hunter2" {
 		t.Errorf("authorization %q", c.auth[0])
 	}
-	if told.n[Traces] == 0 || told.n[Metrics] == 0 {
+	if told.n[signalTraces] == 0 || told.n[signalMetrics] == 0 {
 		t.Errorf("exports %v", told.n)
 	}
 

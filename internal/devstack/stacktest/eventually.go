@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// Patience is how long Eventually waits. It is long, because the machine may be busy with other tests.
-const Patience = 3 * time.Minute
+// patience is how long Eventually waits. It is long, because the machine may be busy with other tests.
+const patience = 3 * time.Minute
 
-// Eventually calls ok until it returns true. It fails the test after [Patience]. It is for conditions
+// Eventually calls ok until it returns true. It fails the test after [patience]. It is for conditions
 // that have no signal to wait for. The message names the condition, and the results of state.
 func Eventually(tb testing.TB, condition string, ok func() bool, state ...func() any) {
 	tb.Helper()
-	EventuallyIn(tb, Patience, condition, ok, state...)
+	EventuallyIn(tb, patience, condition, ok, state...)
 }
 
 // EventuallyIn is Eventually with another time limit.

@@ -221,7 +221,7 @@ func testPastGeneration(t *testing.T, f Fixture) {
 
 	two := joinGroup(t, f.Transport(t), group, topic)
 	now := two.nextWithPartitions(1)
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	err := past.Commit(ctx, map[transport.TopicPartition]int64{{Topic: topic}: 7})
 	if !errors.Is(err, transport.ErrGenerationOver) {
@@ -242,7 +242,7 @@ func testFetchBounds(t *testing.T, f Fixture) {
 	tp := transport.TopicPartition{Topic: topic}
 	m := joinGroup(t, tr, groupName(), topic)
 	g := m.nextGeneration()
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 
 	// A fetch at the end of the partition waits for the next record.
@@ -305,7 +305,7 @@ func testMissingOffsets(t *testing.T, f Fixture) {
 	g := m.nextGeneration()
 	g.readRecords(t, 2)
 
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	_, err := g.Fetch(ctx, tp, 100, 1<<20)
 	var bad *transport.RangeError
@@ -348,7 +348,7 @@ func testLateTopic(t *testing.T, f Fixture) {
 
 func testJoinEnds(t *testing.T, f Fixture) {
 	tr, topic, group := f.Transport(t), f.Topic(t, 1), groupName()
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 
 	fail := funcSession{t, func(context.Context, transport.Generation) error { return errStop }}

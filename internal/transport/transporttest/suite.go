@@ -6,7 +6,7 @@
 //	}
 //
 // The tests run in parallel, each with its own topics and groups. They wait for events, at most for
-// Patience.
+// patience.
 package transporttest
 
 import (
@@ -23,8 +23,8 @@ import (
 	"github.com/outrelay/outrelay/internal/transport"
 )
 
-// Patience is how long a test waits for an expected event.
-const Patience = 2 * time.Minute
+// patience is how long a test waits for an expected event.
+const patience = 2 * time.Minute
 
 // Fixture has the functions with which the tests create transports and topics.
 type Fixture struct {
@@ -89,7 +89,7 @@ func publishValues(t *testing.T, tr transport.Transport, topic, key string, valu
 
 func publishAll(t *testing.T, tr transport.Transport, topic string, ms []transport.Record) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := tr.Publish(ctx, topic, ms); err != nil {
 		t.Fatal(err)
@@ -191,8 +191,8 @@ func (m *member) nextGeneration() servedGeneration {
 		return s
 	case err := <-m.done:
 		m.t.Fatalf("Join returned before the test left the group: %v", err)
-	case <-time.After(Patience):
-		m.t.Fatalf("no generation within %v", Patience)
+	case <-time.After(patience):
+		m.t.Fatalf("no generation within %v", patience)
 	}
 	return servedGeneration{}
 }
@@ -263,8 +263,8 @@ func (s servedGeneration) waitForEnd(t *testing.T) {
 	t.Helper()
 	select {
 	case <-s.ctx.Done():
-	case <-time.After(Patience):
-		t.Fatalf("the generation did not end within %v", Patience)
+	case <-time.After(patience):
+		t.Fatalf("the generation did not end within %v", patience)
 	}
 }
 
@@ -281,8 +281,8 @@ func (m *member) leaveGroup(s servedGeneration) {
 		if err != nil {
 			m.t.Errorf("Join after leaving: got %v, want nil", err)
 		}
-	case <-time.After(Patience):
-		m.t.Fatalf("Join did not return within %v", Patience)
+	case <-time.After(patience):
+		m.t.Fatalf("Join did not return within %v", patience)
 	}
 }
 
@@ -292,7 +292,7 @@ func (s servedGeneration) readRecords(
 	t *testing.T, n int,
 ) (map[transport.TopicPartition][]transport.Record, map[transport.TopicPartition]int64) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	enough, stop := context.WithCancel(ctx)
 	defer stop()
@@ -336,7 +336,7 @@ func (s servedGeneration) readRecords(
 
 func (s servedGeneration) commitOffsets(t *testing.T, offsets map[transport.TopicPartition]int64) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 	defer cancel()
 	if err := s.Commit(ctx, offsets); err != nil {
 		t.Fatalf("committing: %v", err)
