@@ -93,6 +93,7 @@ func (c *clinic) untilHandled(want ...string) {
 		defer c.mu.Unlock()
 		return len(c.handled) >= len(want)
 	})
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	slices.Sort(c.handled)

@@ -107,6 +107,7 @@ func TestUnknownNamesAreErrors(t *testing.T) {
 			t.Errorf("outrelay %s: %q, want %q", c.line, text, c.want)
 		}
 	}
+
 	expectTexts(t, d.runCommand(nil, exitOK, "pin", "nosuch", "--force"), "pinned to nosuch")
 }
 
@@ -211,6 +212,7 @@ func TestEachFlagHasOneMeaning(t *testing.T) {
 			visit(sub)
 		}
 	}
+
 	visit(root)
 }
 
@@ -226,6 +228,7 @@ func TestHelpAndVersion(t *testing.T) {
 			t.Errorf("the help has no group %q", g.title)
 		}
 	}
+
 	_, want, _ := runCommand(t, nil, "version")
 	if code, out, errOut := runCommand(t, nil, "--version"); code != exitOK || out != want || errOut != "" {
 		t.Errorf("--version: exit code %d, stdout %q, stderr %q, want %q", code, out, errOut, want)

@@ -161,6 +161,7 @@ func TestN28_ActionsAreOnAllSlotsOrOne(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	if err := slots.NewDivisions(state).Divide(t.Context(), "orders", 3, true); err != nil {
 		t.Fatal(err)
 	}
@@ -170,6 +171,7 @@ func TestN28_ActionsAreOnAllSlotsOrOne(t *testing.T) {
 		}
 		return ids
 	}
+
 	all := admin.Operator{State: state, Watcher: "orders", Actor: "ann"}
 	one := all
 	one.Slot = "1of3"
@@ -228,6 +230,7 @@ func TestN28_AnActionOnSomeSlotsIsWrittenDown(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	o := admin.Operator{State: state, Watcher: "orders", Actor: "ann"}
 	if err := o.Adopt(t.Context()); !errors.Is(err, lease.ErrNotFound) {
 		t.Errorf("a slot that is owned was adopted: %v", err)
@@ -250,6 +253,7 @@ func TestOrdersThatCannotBeMeantAreRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	if err := o.Pin(t.Context(), "other"); !errors.Is(err, admin.ErrOtherNode) {
 		t.Errorf("a pin to a node that lives and works for another watcher: %v", err)
 	}
@@ -267,6 +271,7 @@ func TestOrdersThatCannotBeMeantAreRefused(t *testing.T) {
 			t.Errorf("a pin to %q: %v", node, err)
 		}
 	}
+
 	if _, err := o.NodeRelease(t.Context(), "nosuch", time.Minute); !errors.Is(err, mongodb.ErrNotFound) {
 		t.Errorf("a release of a node that does not exist: %v", err)
 	}

@@ -43,6 +43,7 @@ func TestRecoverPlanCountsWhatASweepBrings(t *testing.T) {
 			t.Errorf("from %v: %+v, %v; want %d", from, got, err, want)
 		}
 	}
+
 	if _, err := (admin.Operator{State: f.state, Watcher: "nobody"}).RecoverPlan(t.Context(), before); !errors.Is(err, admin.ErrNoCollections) {
 		t.Errorf("a watcher without collections: %v", err)
 	}

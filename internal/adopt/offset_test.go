@@ -95,6 +95,7 @@ func TestRefusedOffsets(t *testing.T) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
+
 	if _, err := selectOffset(nil, "orders"); err == nil || !strings.Contains(err.Error(), `the connector "orders"`) || !strings.Contains(err.Error(), "found no entry") {
 		t.Errorf("no entries: %v", err)
 	}

@@ -65,6 +65,7 @@ func TestTextNumber(t *testing.T) {
 			t.Errorf("%d %v in %s", n, ok, text)
 		}
 	}
+
 	for _, text := range []string{"", "#", "#1", "#a#", "1"} {
 		if n, ok := textNumber([]byte(text)); ok {
 			t.Errorf("%d in %q", n, text)
@@ -88,6 +89,7 @@ func TestForeignEnvelopesAreAsLarge(t *testing.T) {
 			t.Error("the foreign document has a stamp")
 		}
 	}
+
 	var doc bson.M
 	if err := bson.Unmarshal(must(newForeignEnvelope(1, 64)), &doc); err != nil || len(doc) != 6 {
 		t.Errorf("%v, %v", doc, err)

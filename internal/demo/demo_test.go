@@ -40,12 +40,14 @@ func TestPaceKeepsTheRate(t *testing.T) {
 			t.Fatalf("event %d at %d/s is due at %v, which is %v off", n, rate, at, off)
 		}
 	})
+
 	together := 0
 	for n := range 2000 {
 		if dueAfterStart(n, 400) == burstEvery {
 			together++
 		}
 	}
+
 	if together != 100 {
 		t.Errorf("a burst of %d events", together)
 	}
@@ -61,6 +63,7 @@ func TestPaceWaits(t *testing.T) {
 			t.Fatal("ended")
 		}
 	}
+
 	if d := time.Since(began); d < 80*time.Millisecond {
 		t.Errorf("100 events at 1000/s took %v", d)
 	}
@@ -81,6 +84,7 @@ func TestPaceWithoutRateWaitsForABurst(t *testing.T) {
 			t.Fatal("ended")
 		}
 	}
+
 	ctx, cancel := context.WithCancel(t.Context())
 	next := make(chan bool, 1)
 	go func() { next <- p.waitNext(ctx, more, &extra) }()
@@ -190,6 +194,7 @@ func TestResultIsWhatTheCommandPromises(t *testing.T) {
 			t.Errorf("%s is no error", name)
 		}
 	}
+
 	if err := newResult(check.Report{Foreign: 3}, check.Figures{}, 0, true).Err(); err != nil {
 		t.Errorf("an idle service: %v", err)
 	}
@@ -252,6 +257,7 @@ func TestRelayIsAskedOverHTTP(t *testing.T) {
 		w.WriteHeader(status)
 		_ = json.NewEncoder(w).Encode(map[string]any{"ready": status == http.StatusOK, "role": "standby"})
 	})
+
 	mux.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte("# HELP x y\nhits_total_more 1\nhits_total 37\n"))
 	})

@@ -49,6 +49,7 @@ func TestThroughLeadsNowhereElse(t *testing.T) {
 			t.Errorf("%s by way of w:9 is %s, want %s: %v", uri, got, want, err)
 		}
 	}
+
 	if _, err := proxyURI("mongodb://u:secret%zz@h", "w:9"); err == nil || strings.Contains(err.Error(), "secret") {
 		t.Errorf("no URL: %v", err)
 	}

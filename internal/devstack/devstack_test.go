@@ -240,6 +240,7 @@ func settings(t *testing.T, s *devstack.Stack) {
 			return nil
 		})
 	}
+
 	if err := s.SetTopic(ctx, topic, "no.such.setting", "1"); err == nil {
 		t.Error("a setting that there is not was taken")
 	}

@@ -66,6 +66,7 @@ func TestOptions(t *testing.T) {
 			t.Errorf("%s: accepted", name)
 		}
 	}
+
 	if _, err := (Options{Mongods: 3, Brokers: 1}).withDefaults(); err != nil {
 		t.Error(err)
 	}
@@ -95,6 +96,7 @@ func TestOnce(t *testing.T) {
 			}
 		})
 	}
+
 	wg.Wait()
 	if n := fills.Load(); n != 1 {
 		t.Errorf("filled %d times", n)
@@ -151,6 +153,7 @@ func TestUnzip(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	if err := errors.Join(z.Close(), f.Close()); err != nil {
 		t.Fatal(err)
 	}

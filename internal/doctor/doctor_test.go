@@ -389,6 +389,7 @@ func TestUnreachable(t *testing.T) {
 			t.Errorf("%+v", c)
 		}
 	}
+
 	if !r.Failed() || r.Count(Fail) != 2 {
 		t.Errorf("%d failed", r.Count(Fail))
 	}

@@ -64,6 +64,7 @@ func TestMappedDocument(t *testing.T) {
 			t.Errorf("the %s is %q, want %q", what, pair[0], pair[1])
 		}
 	}
+
 	if v.RecordTime != 1700000000123 || !v.HasRecordTime || v.Time != v.RecordTime || v.Partition != 3 {
 		t.Errorf("time %d, timestamp %d, partition %d", v.Time, v.RecordTime, v.Partition)
 	}
@@ -92,6 +93,7 @@ func TestMappedDocumentNamesItsField(t *testing.T) {
 		}
 		checkRefusedField(t, m, doc, field)
 	}
+
 	for _, field := range []string{"eventId", "kind", "orderId", "name", "body"} {
 		var without bson.D
 		for _, e := range shopEvent("d-1") {
@@ -101,6 +103,7 @@ func TestMappedDocumentNamesItsField(t *testing.T) {
 		}
 		checkRefusedField(t, m, without, field)
 	}
+
 	checkRefusedField(t, m, append(shopEvent("d-1"), bson.E{Key: "state", Value: "NEW"}), "state")
 }
 
@@ -171,6 +174,7 @@ func TestMappingProblems(t *testing.T) {
 			t.Errorf("%+v: problems %v, want one of %s", n, problems, want)
 		}
 	}
+
 	for _, n := range []Names{{}, {ID: "_id", Payload: "payload", Key: "key", ExpiresAt: "expiresAt"}} {
 		if m, problems := NewMapping(n); m != nil || problems != nil {
 			t.Errorf("%+v compiles to %v, %v; the names of the contract need no mapping", n, m, problems)

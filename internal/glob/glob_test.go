@@ -32,6 +32,7 @@ func TestPatterns(t *testing.T) {
 			t.Errorf("%q matches %q: %v", c.pattern, c.name, got)
 		}
 	}
+
 	if !HasWildcard("a?") || !HasWildcard("*") || HasWildcard("a.b[c]") {
 		t.Error("a pattern without * and ? is one name")
 	}

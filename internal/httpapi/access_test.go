@@ -75,6 +75,7 @@ func TestViewersLookAndDoNotAct(t *testing.T) {
 			}
 		}
 	}
+
 	if p := s.call("GET", "/api/v1/dead/letter?id=1&payload=true", "", viewer...).problem(t, 403); p.Hint == "" {
 		t.Errorf("%+v", p)
 	}

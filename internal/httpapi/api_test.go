@@ -70,6 +70,7 @@ func TestN28_LeaseActionsTakeASlot(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	const at = "/api/v1/watchers/split/"
 	control := func(slot string) lease.Control {
 		t.Helper()
@@ -79,6 +80,7 @@ func TestN28_LeaseActionsTakeASlot(t *testing.T) {
 		}
 		return d.Control
 	}
+
 	s.ok(nil, "POST", at+"pause?slot=1of2", "")
 	s.ok(nil, "POST", at+"pin?slot=1of2", `{"node":"n9","force":true}`)
 	s.ok(nil, "POST", at+"step-down?slot=1of2", `{"hold_s":60}`)
@@ -93,6 +95,7 @@ func TestN28_LeaseActionsTakeASlot(t *testing.T) {
 			t.Errorf("%s: the log says %+v", kind, list)
 		}
 	}
+
 	s.ok(nil, "POST", at+"pause", "")
 	s.ok(nil, "POST", at+"resume?slot=1of2", "")
 	if !control("0of2").Paused || control("1of2").Paused {
@@ -208,6 +211,7 @@ func TestPayloadsAreShownToWhoAsksAndMay(t *testing.T) {
 			t.Errorf("%s: %d %s", path, r.status, r.body)
 		}
 	}
+
 	if strings.Contains(s.log.String(), planted) || strings.Contains(s.log.String(), operatorToken) {
 		t.Error("the log has a secret")
 	}
@@ -222,6 +226,7 @@ func TestReplaysAreCarriedOutByTheProcess(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	if _, err := s.state.Collection("watchers").UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: uint32(time.Now().Unix())}}}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -242,6 +247,7 @@ func TestReplaysAreCarriedOutByTheProcess(t *testing.T) {
 		}
 		s.ok(&info, "GET", "/api/v1/replays/"+info.ID, "")
 	}
+
 	if info.Outstanding != 1 {
 		t.Errorf("%+v", info)
 	}
@@ -284,6 +290,7 @@ func TestLiveFigures(t *testing.T) {
 			seen++
 		}
 	}
+
 	if seen < 2 {
 		t.Fatalf("%d events, %v", seen, lines.Err())
 	}

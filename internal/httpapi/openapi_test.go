@@ -147,6 +147,7 @@ func TestEveryRouteIsDescribed(t *testing.T) {
 			t.Errorf("%q is not in the description", pattern)
 		}
 	}
+
 	if len(r.patterns) < 50 {
 		t.Errorf("%d routes", len(r.patterns))
 	}

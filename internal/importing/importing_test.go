@@ -513,6 +513,7 @@ func TestImportRefusesARunningPublisher(t *testing.T) {
 		{Key: "expireInSeconds", Value: int32(60)},
 		{Key: "keepAlive", Value: time.Now()},
 	})
+
 	f.refuses(Options{From: "outbox-event-bus"}, "a publisher works on 1 rows", "stop it")
 }
 

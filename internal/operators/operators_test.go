@@ -30,6 +30,7 @@ func TestTheOperatorsListenerNeedsNoRelay(t *testing.T) {
 			t.Errorf("%s: %d %.300s; want %s", path, status, body, want)
 		}
 	}
+
 	if _, err := operators.New(taken(cfg, o.Addr()), "test", slog.New(slog.DiscardHandler), nil); err == nil || !strings.Contains(err.Error(), "http.admin.listen") {
 		t.Errorf("an address that is taken: %v", err)
 	}

@@ -30,6 +30,7 @@ func TestFiltersShowTheirConditions(t *testing.T) {
 			}
 		}
 	}
+
 	if got := formatInput("yesterday"); got != "" {
 		t.Errorf("a text that is no time is shown as %q", got)
 	}

@@ -41,6 +41,7 @@ func TestIDTimeReadsTheIDsThatContainATime(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, at, ok)
 		}
 	}
+
 	if _, ok := IDTime(byte(bson.TypeObjectID), []byte{1, 2}); ok {
 		t.Error("a cut id has a time")
 	}

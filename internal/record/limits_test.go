@@ -20,6 +20,7 @@ func TestShortenedTextsAreBounded(t *testing.T) {
 			t.Errorf("%q became %q, want %q", in, got, want)
 		}
 	}
+
 	if got := Shorten("text", 1); got != "…" {
 		t.Errorf("without room: %q, want the ellipsis", got)
 	}

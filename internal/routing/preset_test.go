@@ -247,6 +247,7 @@ func TestN07_NamespaceTellsTenantsApart(t *testing.T) {
 		}
 		seen[string(rec.Headers[1].Value)] = true
 	}
+
 	if len(seen) != 3 { // a database has no dot in its name, so the last two are the same text and cannot both exist
 		t.Errorf("%d hashes", len(seen))
 	}

@@ -29,6 +29,7 @@ func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 		due       time.Time // the latest that the service knows of
 		cancelled bool
 	}
+
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	fates := make([]*fate, 0, n)
@@ -74,6 +75,7 @@ func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 			}
 		})
 	}
+
 	done := make(chan struct{})
 	go func() { services.Wait(); close(done) }()
 	select { // so that some are cancelled, however quick the owner is
@@ -91,6 +93,7 @@ func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 		}
 		x.end()
 	}
+
 	last := p.take(after(terms...))
 	terms = append(terms, last)
 	sent := map[string][]time.Time{}
@@ -105,12 +108,14 @@ func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 		}
 		return len(sent)
 	}
+
 	want := 0
 	for _, f := range all {
 		if !f.cancelled {
 			want++
 		}
 	}
+
 	if before := count(); before < want {
 		last.until("the rest", func(o *outlet) bool { return len(o.sent) >= want-before })
 	}
@@ -128,6 +133,7 @@ func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 			t.Errorf("%s was sent %s before the time to which it was moved", f.id, f.due.Sub(at[0]))
 		}
 	}
+
 	if late.Load() == 0 || want == n || want == 0 {
 		t.Errorf("nothing raced: %d came too late, %d of %d cancelled", late.Load(), n-want, n)
 	}
@@ -166,6 +172,7 @@ func TestN19_NotEveryOneCanBeSent(t *testing.T) {
 		}
 		return []record.Answer{{Topic: "t", Offset: 1}}, nil
 	}
+
 	var letters atomic.Int32
 	x := p.take(func(f *waiting.FinisherConfig, c *ScheduledConfig) {
 		o := f.Outlet.(*outlet)
@@ -179,6 +186,7 @@ func TestN19_NotEveryOneCanBeSent(t *testing.T) {
 			}
 		}
 	})
+
 	x.settles(3)
 	x.until("the letters", func(*outlet) bool { return letters.Load() == 2 })
 	if n, err := p.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{}); n != 2 || err != nil {
@@ -191,6 +199,7 @@ func TestN19_NotEveryOneCanBeSent(t *testing.T) {
 			t.Errorf("want %s: %s", want, doc)
 		}
 	}
+
 	if p.doc(good) != nil {
 		t.Error("the one that was sent is in the outbox still")
 	}

@@ -94,11 +94,13 @@ func (p *planned) take(change func(*waiting.FinisherConfig, *ScheduledConfig)) *
 		Recording: "watermark", Watcher: "orders", Node: "n", Version: "v", Epoch: epoch, Now: p.now,
 		OnRetry: func(error) {}, OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler), Count: func(waiting.End, record.Class) {},
 	}
+
 	c := ScheduledConfig{
 		Client: p.client, Fencer: x.held, Epoch: epoch, Outlet: x.outlet, Now: p.now,
 		Log: slog.New(slog.DiscardHandler), OnSent: func(time.Duration) {}, OnRetry: func(error) {},
 		Collections: func() []outboxes.Outbox { return []outboxes.Outbox{{DB: p.db.Name(), Coll: p.coll.Name()}} },
 	}
+
 	if change != nil {
 		change(&f, &c)
 	}
@@ -113,6 +115,7 @@ func (p *planned) take(change func(*waiting.FinisherConfig, *ScheduledConfig)) *
 			}
 		})
 	}
+
 	go func() { wg.Wait(); close(x.ended) }()
 	p.t.Cleanup(x.end)
 	return x
@@ -159,6 +162,7 @@ func (o *outlet) Publish(ctx context.Context, e *outboxes.Envelope, _ []string, 
 			return err
 		}
 	}
+
 	o.mu.Lock()
 	if answers[0].Offset >= 0 && !o.had[id] {
 		o.sent[id] = append(o.sent[id], time.Now())
@@ -292,6 +296,7 @@ func TestN19_TheStreamsHintIsOnlyAHint(t *testing.T) {
 		c.Poll = time.Hour
 		c.Collections = func() []outboxes.Outbox { return nil }
 	})
+
 	soon, later, cancelled := p.schedule(1, 200*time.Millisecond), p.schedule(1, time.Hour), p.schedule(1, 200*time.Millisecond)
 	if err := p.box.Cancel(t.Context(), cancelled[0]); err != nil {
 		t.Fatal(err)
@@ -303,6 +308,7 @@ func TestN19_TheStreamsHintIsOnlyAHint(t *testing.T) {
 		}
 		x.NoteScheduled(mongodb.Namespace(p.coll), bson.RawValue{Type: bson.Type(typ), Value: val}, time.Now().Add(190*time.Millisecond))
 	}
+
 	x.settles(1)
 	x.once(time.UnixMilli(0), soon...)
 	if p.doc(later[0]).Lookup("claim").Type != 0 {
@@ -327,6 +333,7 @@ func TestN19_ARescheduleNeedsNoStream(t *testing.T) {
 		typ, val, _ := id.MarshalBSONValue()
 		x.NoteScheduled(mongodb.Namespace(p.coll), bson.RawValue{Type: bson.Type(typ), Value: val}, time.Now().Add([]time.Duration{time.Hour, 0}[i]))
 	}
+
 	x.settles(2)
 	x.once(moved.Truncate(time.Millisecond), slices.Concat(earlier, late)...)
 	x.outlet.mu.Lock()
@@ -351,6 +358,7 @@ func TestN19_ClaimsOfOlderEpochsAreTaken(t *testing.T) {
 		p.set(other, claimOf("other", c.Epoch))
 		last = p.schedule(1, 1200*time.Millisecond) // after several looks at the index
 	})
+
 	x.settles(6)
 	x.once(time.UnixMilli(0), slices.Concat(old, unclaimed, last)...)
 }
@@ -377,6 +385,7 @@ func TestN19_TakeOver(t *testing.T) {
 		<-ctx.Done()
 		return nil, context.Cause(ctx)
 	}
+
 	first.outlet.mu.Unlock()
 	ids := p.schedule(1500, 0)
 	<-hang
@@ -390,11 +399,13 @@ func TestN19_TakeOver(t *testing.T) {
 			seen[id] += len(times)
 		}
 	}
+
 	for _, id := range ids {
 		if seen[id.String()] != 1 {
 			t.Fatalf("%s was sent %d times", id, seen[id.String()])
 		}
 	}
+
 	if n, err := p.coll.CountDocuments(t.Context(), bson.D{}); err != nil || n != 0 {
 		t.Errorf("%d of 1500 are left behind, %v", n, err)
 	}

@@ -100,6 +100,7 @@ func TestEveryProcessChoosesTheSameTraces(t *testing.T) {
 			t.Fatal("none is not none, or all is not all")
 		}
 	}
+
 	if n < 1500 || n > 3500 {
 		t.Errorf("%d of 10000 for 25 %%", n)
 	}

@@ -125,6 +125,7 @@ func TestDecodeRefusesHeadersThatAreNone(t *testing.T) {
 			t.Errorf("%s=%q: %+v", h.Key, h.Value, m)
 		}
 	}
+
 	err := error(&consumer.DecodeError{Topic: "t", Partition: 1, Offset: 2, Err: errWanted})
 	if !errors.Is(err, errWanted) || !strings.Contains(err.Error(), "t/1/2") {
 		t.Error(err)

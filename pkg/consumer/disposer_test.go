@@ -212,6 +212,7 @@ func TestWhatCannotBeMovedIsADeadLetter(t *testing.T) {
 			t.Errorf("%v: %v", code, err)
 		}
 	}
+
 	if n := g.count(t); n != 4 {
 		t.Errorf("letters: got %d, want 4", n)
 	}

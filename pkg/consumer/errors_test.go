@@ -59,6 +59,7 @@ func TestErrorsKeepTheirCauses(t *testing.T) {
 			t.Errorf("%T hides its cause", err)
 		}
 	}
+
 	if !errors.Is(&consumer.TimeoutError{}, context.DeadlineExceeded) {
 		t.Error("a time-out is no exceeded deadline")
 	}

@@ -126,6 +126,7 @@ func (l *changing) Fetch(ctx context.Context, tp transport.TopicPartition, offse
 		l.diverged = 0
 		return transport.Fetched{}, &transport.RangeError{TopicPartition: tp, Offset: offset, Start: l.start, End: end, Diverged: true}
 	}
+
 	at, _ := slices.BinarySearchFunc(l.records, offset, func(r transport.Record, o int64) int { return cmp.Compare(r.Offset, o) })
 	if at == len(l.records) && offset == l.end {
 		l.mu.Unlock()
@@ -136,6 +137,7 @@ func (l *changing) Fetch(ctx context.Context, tp transport.TopicPartition, offse
 		l.mu.Lock()
 		return transport.Fetched{Next: offset, End: offset}, nil
 	}
+
 	l.served = l.served || len(l.records) > at
 	return transport.Fetched{Records: slices.Clone(l.records[at:]), Next: l.end, End: l.end}, nil
 }
@@ -332,6 +334,7 @@ func dropped(t *testing.T) (l *changing, c *consumer.Consumer, goOn func(), hand
 		defer mu.Unlock()
 		return map[int64]int{0: times[0], 1: times[1], 2: times[2], 3: times[3]}
 	}
+
 	other := "b"
 	for inbox.Lane([]byte(other), 0) == inbox.Lane([]byte("a"), 0) {
 		other += "b"
@@ -413,6 +416,7 @@ func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 	}), consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error {
 		return transaction.Run(ctx, db.Client(), fn)
 	}))
+
 	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if m.Offset == 10 {
 			begin()
@@ -431,6 +435,7 @@ func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 		}
 		return nil
 	})
+
 	for range 15 {
 		l.append("a")
 	}
@@ -443,6 +448,7 @@ func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 		defer l.mu.Unlock()
 		return l.served
 	})
+
 	close(release)
 	l.untilCommitted(t, 2)
 	mu.Lock()

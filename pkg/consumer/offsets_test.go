@@ -112,6 +112,7 @@ func TestTransactionsLeaveHolesThatOffsetsPass(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	c := k.consumer()
 	handle(t, c, "counted", k.effects("effects"))
 	k.start(c)
@@ -266,6 +267,7 @@ func TestN29_OffsetsThatRetentionRemovedArePassed(t *testing.T) {
 			gaps <- struct{}{}
 		}
 	}))
+
 	handle(t, c, "counted", k.effects("effects"))
 	stop := k.start(c)
 	k.until("the offset", func(context.Context) bool { return k.committed(1)[0] == 10 })
@@ -302,6 +304,7 @@ func TestN18_LettersOfOneHandlerAreForItAlone(t *testing.T) {
 		m.Headers = append(m.Headers, event.Header{Key: "outrelay-only", Value: []byte(to)})
 		return m
 	}
+
 	k.publish(only(k.group+"/one"), only("another/two"), msg("a", "counted", "1"))
 	k.start(c)
 	k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == 3 })

@@ -132,12 +132,14 @@ func TestMuxPassesAMessageToTheHandlerOfItsType(t *testing.T) {
 			return nil
 		}
 	}
+
 	h := consumer.Mux(consumer.Func(note("orders"), "order.*"), consumer.Func(note("paid"), "paid", "refused"))
 	for _, name := range []string{"paid", "order.placed", "refused"} {
 		if err := h.Handle(t.Context(), &consumer.Message{Name: name}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+
 	if err := h.Handle(t.Context(), &consumer.Message{Name: "other"}); !errors.Is(err, consumer.ErrNoHandler) {
 		t.Errorf("a type without a handler: got %v, want ErrNoHandler", err)
 	}
@@ -168,6 +170,7 @@ func TestHandleRefusesWhatCannotBe(t *testing.T) {
 			t.Errorf("%s: got no error, want one", name)
 		}
 	}
+
 	if c.Remove("a") {
 		t.Error("a handler that was refused is registered")
 	}
@@ -187,6 +190,7 @@ func TestWaitFor(t *testing.T) {
 		m   *consumer.Message
 		err error
 	}
+
 	got := make(chan answer, 1)
 	asked := make(chan struct{})
 	go func() {
@@ -217,6 +221,7 @@ func TestWaitFor(t *testing.T) {
 		}
 		break
 	}
+
 	k.publish(msg("other", "counted", "3"))
 	k.publish(&consumer.Message{Value: []byte("3"), Headers: []event.Header{{Key: "type", Value: []byte("counted")}}})
 	a := <-got

@@ -93,6 +93,7 @@ func (w world) stored(name string) []string {
 		}
 		docs = append(docs, string(js))
 	}
+
 	if err := cur.Err(); err != nil {
 		w.t.Fatal(err)
 	}
@@ -133,6 +134,7 @@ func (w world) messages(from int) []*consumer.Message {
 		}
 		ms = append(ms, m)
 	}
+
 	if err := cur.Err(); err != nil {
 		w.t.Fatal(err)
 	}
@@ -202,6 +204,7 @@ func TestInsertUpdateStoreDelete(t *testing.T) {
 		_, err5 := c.Insert(ctx, order{ID: "o-3", Total: 5})
 		return errors.Join(err1, err2, err3, err4, err5)
 	})
+
 	w.tx(func(ctx context.Context) error {
 		if ok, err := c.Delete(ctx, "o-3"); !ok || err != nil {
 			t.Errorf("delete: %v, %v", ok, err)
@@ -214,11 +217,13 @@ func TestInsertUpdateStoreDelete(t *testing.T) {
 		}
 		return nil
 	})
+
 	w.want("orders", `{"_id":"o-1","id":"o-1","total":{"$numberLong":"3"}}`, `{"_id":"o-2","id":"o-2","total":{"$numberLong":"4"}}`)
 	err := w.box.Transaction(t.Context(), func(ctx context.Context) error {
 		_, err := c.Insert(ctx, order{ID: "o-1"})
 		return err
 	})
+
 	if !errors.Is(err, entity.ErrExists) || !strings.Contains(err.Error(), "orders o-1") || !mongo.IsDuplicateKeyError(err) {
 		t.Errorf("insert of an existing one: %v", err)
 	}
@@ -233,6 +238,7 @@ func TestAnotherUniqueIndex(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	c, r := w.collection(), w.recorded()
 	w.tx(func(ctx context.Context) error { return just(c.Insert(ctx, order{ID: "a", Total: 1})) })
 	for what, insert := range map[string]func(context.Context) error{
@@ -247,6 +253,7 @@ func TestAnotherUniqueIndex(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
+
 	w.wantChanges()
 }
 
@@ -258,6 +265,7 @@ func TestFieldWithTheNameOfTheVersions(t *testing.T) {
 		ID      string `bson:"_id"`
 		Version string
 	}
+
 	id := func(r *release) *string { return &r.ID }
 	r, err := entity.NewRecorded(w.db.Collection("releases"), w.box, "release", id)
 	if err != nil {
@@ -273,6 +281,7 @@ func TestFieldWithTheNameOfTheVersions(t *testing.T) {
 		}
 		return just(named.Store(ctx, release{"a", "v1"}))
 	})
+
 	w.want("releases", `{"_id":"a","version":"v1","n":{"$numberLong":"1"}}`)
 }
 
@@ -293,11 +302,13 @@ func TestEntitiesAreBoundToTheTransaction(t *testing.T) {
 		"deleted all":  func(ctx context.Context) error { return just(r.DeleteAll(ctx)) },
 		"deleted some": func(ctx context.Context) error { return just(r.DeleteMany(ctx, "a", "b")) },
 	}
+
 	for name, call := range calls {
 		if err := call(ctx); !errors.Is(err, outbox.ErrNoTransaction) {
 			t.Errorf("%s without a transaction: %v", name, err)
 		}
 	}
+
 	no := errors.New("no")
 	var leaked context.Context
 	if err := w.box.Transaction(ctx, func(ctx context.Context) error {
@@ -306,11 +317,13 @@ func TestEntitiesAreBoundToTheTransaction(t *testing.T) {
 	}); !errors.Is(err, no) {
 		t.Fatal(err)
 	}
+
 	for name, call := range calls {
 		if err := call(leaked); !errors.Is(err, outbox.ErrTransactionEnded) {
 			t.Errorf("%s in a transaction that is over: %v", name, err)
 		}
 	}
+
 	w.want("orders")
 	w.want("orders_deleted")
 	w.wantChanges()
@@ -367,6 +380,7 @@ func TestVersionGuard(t *testing.T) {
 		}
 		return nil
 	})
+
 	o := order{ID: "a", Version: 3}
 	w.tx(func(ctx context.Context) error { return c.DeleteEntity(ctx, o) })
 	w.want("orders", `{"_id":"old","id":"old","total":{"$numberLong":"7"},"version":{"$numberLong":"1"}}`)
@@ -388,6 +402,7 @@ func TestPlainStoresOfOneEntity(t *testing.T) {
 			got <- v
 		}()
 	}
+
 	seen := map[int64]bool{}
 	for range writers {
 		seen[<-got] = true
@@ -408,6 +423,7 @@ func TestNewListsWhatIsWrong(t *testing.T) {
 			t.Errorf("%s was accepted", name)
 		}
 	}
+
 	if _, err := entity.New[order, orderID](coll, nil); err == nil {
 		t.Error("no function of the id was accepted")
 	}

@@ -42,6 +42,7 @@ func TestEachChangeIsRecorded(t *testing.T) {
 			return err
 		})
 	}
+
 	step(1, func(ctx context.Context) (int64, error) { return r.Insert(ctx, order{ID: "a", Total: 1}) })
 	step(2, func(ctx context.Context) (int64, error) { return r.Update(ctx, order{ID: "a", Total: 2}) })
 	step(3, func(ctx context.Context) (int64, error) { return r.Store(ctx, order{ID: "a", Total: 3}) })
@@ -53,6 +54,7 @@ func TestEachChangeIsRecorded(t *testing.T) {
 		}
 		return err
 	})
+
 	w.want("orders_deleted", `{"_id":"a","version":{"$numberLong":"4"}}`)
 	step(5, func(ctx context.Context) (int64, error) { return r.Insert(ctx, order{ID: "a", Total: 5}) })
 	w.want("orders_deleted")
@@ -106,6 +108,7 @@ func TestRecordedGuards(t *testing.T) {
 		o.Version = 2
 		return r.DeleteEntity(ctx, o) // nothing was sent by the refused ones, so the transaction goes on
 	})
+
 	w.want("orders")
 	w.wantChanges("order.upserted string:a 1", "order.upserted string:a 2", "order.deleted string:a 3")
 }
@@ -123,6 +126,7 @@ func TestManyAndAllAreRecorded(t *testing.T) {
 			want = append(want, fmt.Sprintf("order.%s string:%s %d", change, list[i].ID, version))
 		}
 	}
+
 	w.tx(func(ctx context.Context) error {
 		vs, err := r.InsertMany(ctx, list[:5]...)
 		if diff := cmp.Diff([]int64{1, 1, 1, 1, 1}, vs); diff != "" {
@@ -130,6 +134,7 @@ func TestManyAndAllAreRecorded(t *testing.T) {
 		}
 		return err
 	})
+
 	note("upserted", 1, 0, 5)
 	w.tx(func(ctx context.Context) error { return just(r.UpdateMany(ctx, list[:5]...)) })
 	note("upserted", 2, 0, 5)
@@ -140,6 +145,7 @@ func TestManyAndAllAreRecorded(t *testing.T) {
 		}
 		return err
 	})
+
 	note("deleted", 3, 4, 5)
 	w.tx(func(ctx context.Context) error { // some are there, one was once, some never were
 		vs, err := r.StoreMany(ctx, list...)
@@ -148,6 +154,7 @@ func TestManyAndAllAreRecorded(t *testing.T) {
 		}
 		return err
 	})
+
 	note("upserted", 3, 0, 4)
 	note("upserted", 4, 4, 5)
 	note("upserted", 1, 5, 7)
@@ -159,6 +166,7 @@ func TestManyAndAllAreRecorded(t *testing.T) {
 		}
 		return err
 	})
+
 	note("deleted", 4, 0, 4)
 	note("deleted", 5, 4, 5)
 	note("deleted", 2, 5, 7)
@@ -168,6 +176,7 @@ func TestManyAndAllAreRecorded(t *testing.T) {
 		_, err := r.StoreMany(ctx)
 		return errors.Join(err, just(r.DeleteMany(ctx)), just(r.DeleteAll(ctx)))
 	})
+
 	w.wantChanges(want...)
 }
 
@@ -183,6 +192,7 @@ func TestManyAreAllOrNothing(t *testing.T) {
 		ID   int32 `bson:"_id"`
 		Text string
 	}
+
 	r, err := entity.NewRecorded(w.db.Collection("notes"), small, "note", func(n *note) *int32 { return &n.ID }, entity.WithChunk(1))
 	if err != nil {
 		t.Fatal(err)
@@ -194,6 +204,7 @@ func TestManyAreAllOrNothing(t *testing.T) {
 		}
 		return nil
 	})
+
 	if !errors.Is(err, outbox.ErrRollbackOnly) || !errors.Is(err, outbox.ErrTooLarge) {
 		t.Error(err)
 	}
@@ -204,6 +215,7 @@ func TestManyAreAllOrNothing(t *testing.T) {
 		}
 		return just(r.Insert(ctx, note{3, ""}))
 	})
+
 	w.want("notes", `{"_id":{"$numberInt":"3"},"text":"","version":{"$numberLong":"1"}}`)
 	w.wantChanges("note.upserted int32:3 1")
 }
@@ -253,6 +265,7 @@ func TestWritersOfOneEntityCountTogether(t *testing.T) {
 			}
 		})
 	}
+
 	wg.Wait()
 	for i, m := range w.messages(0) {
 		v, _ := m.Header("entity-version")
@@ -298,6 +311,7 @@ func TestProjectorGoesOnlyForward(t *testing.T) {
 		"",
 		`{"_id":"a","id":"a","total":{"$numberLong":"4"},"version":{"$numberLong":"4"}}`,
 	}
+
 	n := 0
 	for _, order := range [][]int{{0, 1, 2, 3}, {3, 2, 1, 0}, {2, 1}, {2, 0, 2}, {1, 2, 3}, {0, 2, 1, 0}, {3, 2, 3}, {1, 0, 0, 1}, {2, 3, 0}} {
 		for _, batched := range []bool{false, true} {
@@ -360,6 +374,7 @@ func TestProjectorInAndBesideATransaction(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	w.want("view")
 	other.want("view", `{"_id":"a","id":"a","total":{"$numberLong":"4"},"version":{"$numberLong":"4"}}`)
 	w.tx(func(ctx context.Context) error { return here.HandleBatch(ctx, ms) })
@@ -400,6 +415,7 @@ func TestProjectorRefusesWhatItDoesNotKnow(t *testing.T) {
 			t.Errorf("%s: the error quotes the payload: %v", name, err)
 		}
 	}
+
 	w.want("view")
 	w.want("view_deleted")
 }
@@ -433,6 +449,7 @@ func TestRebuild(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	line := func(id string, double, version int) string {
 		return fmt.Sprintf(`{"_id":"%s","double":{"$numberLong":"%d"},"v":{"$numberLong":"%d"}}`, id, double, version)
 	}
@@ -477,6 +494,7 @@ func TestNothingIsWrittenWithoutItsEvent(t *testing.T) {
 		}
 		return nil
 	})
+
 	w.want("orders", `{"_id":"a","id":"a","total":{"$numberLong":"1"},"version":{"$numberLong":"1"}}`)
 	w.wantChanges("order.upserted string:a 1")
 }

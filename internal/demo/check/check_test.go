@@ -149,6 +149,7 @@ func TestFanOut(t *testing.T) {
 		c.Begin(Event{ID: id, Key: "k", Topics: []string{"orders", "audit"}})
 		c.Committed(t0, id)
 	}
+
 	deliver := func(id, topic string) DeliveryKind { return c.Delivered(Delivery{ID: id, Key: "k", Topic: topic}) }
 	deliver("1", "orders")
 	if r := c.Report(); r.Delivered != 0 || r.Waiting != 2 {
@@ -183,6 +184,7 @@ func TestForgetsWhatIsOver(t *testing.T) {
 		}
 		now = now.Add(time.Second)
 	}
+
 	if n := len(c.events); n > 63 || n < 60 {
 		t.Errorf("%d events are kept", n)
 	}

@@ -111,6 +111,7 @@ func TestBodiesAreSweptByAge(t *testing.T) {
 		}
 		refs = append(refs, ref)
 	}
+
 	started := time.Now()
 	g.now = func() time.Time { return started.Add(30 * time.Minute) }
 	if n, err := g.sweep(ctx, 10); n != 0 || err != nil {
