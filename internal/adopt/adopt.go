@@ -201,7 +201,7 @@ func (a *Adopter) findPosition(ctx context.Context, src Source, r *Report) error
 }
 
 // checkNamespace refuses the offset of a connector that reads another collection. Only the MongoDB Kafka connector names it.
-func (a *Adopter) checkNamespace(o Offset) error {
+func (a *Adopter) checkNamespace(o connectorOffset) error {
 	_, rest, isURI := strings.Cut(o.Partition, "://")
 	_, ns, hasPath := strings.Cut(rest, "/")
 	db, coll, hasColl := strings.Cut(ns, ".")

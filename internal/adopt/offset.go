@@ -25,8 +25,8 @@ const (
 // rawOffset is an entry of an offset store of Kafka Connect.
 type rawOffset struct{ key, value []byte }
 
-// Offset is the position of one connector.
-type Offset struct {
+// connectorOffset is the position of one connector.
+type connectorOffset struct {
 	Connector string          // name of the connector
 	Kind      string          // Debezium or mongoKafka
 	Partition string          // the source as the connector names it
@@ -41,7 +41,7 @@ func refusalf(format string, args ...any) error {
 }
 
 // selectOffset returns the offset of the named connector, or of the only connector for MongoDB if connector is "".
-func selectOffset(list []rawOffset, connector string) (Offset, error) {
+func selectOffset(list []rawOffset, connector string) (connectorOffset, error) {
 	found := map[string][]rawOffset{}
 	others := map[string]bool{}
 	for _, raw := range list {
@@ -66,19 +66,19 @@ func selectOffset(list []rawOffset, connector string) (Offset, error) {
 		if len(others) > 0 {
 			actual = strings.Join(slices.Sorted(maps.Keys(others)), "; ")
 		}
-		return Offset{}, refusalf(`expected %s, with {"server_id": …} (Debezium) or {"ns": …} (MongoDB Kafka connector); found %s`, want, actual)
+		return connectorOffset{}, refusalf(`expected %s, with {"server_id": …} (Debezium) or {"ns": …} (MongoDB Kafka connector); found %s`, want, actual)
 	}
 	if len(found) > 1 {
-		return Offset{}, refusalf("found the offsets of %s; select one with --connector", strings.Join(slices.Sorted(maps.Keys(found)), ", "))
+		return connectorOffset{}, refusalf("found the offsets of %s; select one with --connector", strings.Join(slices.Sorted(maps.Keys(found)), ", "))
 	}
 
 	for name, entries := range found {
 		// Debezium keeps the entries of replica sets that it wrote before version 2 and consolidated.
-		var newest Offset
+		var newest connectorOffset
 		for i, raw := range entries {
 			o, err := parseOffset(name, raw)
 			if err != nil {
-				return Offset{}, err
+				return connectorOffset{}, err
 			}
 			if i == 0 || o.Position.Compare(newest.Position) > 0 {
 				newest = o
@@ -86,7 +86,7 @@ func selectOffset(list []rawOffset, connector string) (Offset, error) {
 		}
 		return newest, nil
 	}
-	return Offset{}, nil
+	return connectorOffset{}, nil
 }
 
 // parseKey parses the key of an entry: ["connector", {partition}].
@@ -121,9 +121,9 @@ func describe(v any) string {
 func clip(s string) string { return record.Shorten(s, 200) }
 
 // parseOffset parses the entry of a connector for MongoDB.
-func parseOffset(connector string, raw rawOffset) (Offset, error) {
+func parseOffset(connector string, raw rawOffset) (connectorOffset, error) {
 	_, partition, _ := parseKey(raw.key)
-	o := Offset{Connector: connector, Kind: kindOf(partition), Partition: describe(partition)}
+	o := connectorOffset{Connector: connector, Kind: kindOf(partition), Partition: describe(partition)}
 	if ns, ok := partition["ns"].(string); ok {
 		o.Partition = ns
 	}

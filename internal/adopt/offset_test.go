@@ -20,7 +20,7 @@ func TestOffsetFileOfConnect(t *testing.T) {
 		t.Fatalf("%d entries, %v", len(list), err)
 	}
 
-	for connector, want := range map[string]Offset{
+	for connector, want := range map[string]connectorOffset{
 		"orders": {Kind: Debezium, Partition: `{"server_id":"shop"}`},
 		"users":  {Kind: mongoKafka, Partition: "mongodb://m1:27017/shop.users"},
 	} {

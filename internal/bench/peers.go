@@ -127,7 +127,7 @@ type peerRun struct {
 	CPUPerMillion float64       `json:"cpu_s_per_million"`
 	MongodCPU     float64       `json:"mongod_cpu_s_per_million"` // -1 if it is unknown
 	PeakRSS       float64       `json:"peak_rss_mb"`              // MiB; until the kill
-	Latency       []PeerLatency `json:"latency"`
+	Latency       []peerLatency `json:"latency"`
 	SilenceMS     float64       `json:"silence_ms"` // longest time without a new event around the kill
 	Repeats       int           `json:"repeats"`
 	Lost          int           `json:"lost"`
@@ -312,7 +312,7 @@ func (b *comparison) peerLatencies(ctx context.Context, s system, p place, c *co
 			continue
 		}
 		h := shots.delayHistogram()
-		r.Latency = append(r.Latency, PeerLatency{rate, round(quantileMS(h, 50), 2), round(quantileMS(h, 99), 2)})
+		r.Latency = append(r.Latency, peerLatency{rate, round(quantileMS(h, 50), 2), round(quantileMS(h, 99), 2)})
 	}
 	return nil
 }

@@ -48,8 +48,8 @@ type PeerSystem struct {
 	Rounds     []peerRun `json:"rounds"`
 }
 
-// PeerLatency is the time from the acknowledged insert to the arrival at a consumer, in milliseconds.
-type PeerLatency struct {
+// peerLatency is the time from the acknowledged insert to the arrival at a consumer, in milliseconds.
+type peerLatency struct {
 	Rate int     `json:"rate"`
 	P50  float64 `json:"p50_ms"`
 	P99  float64 `json:"p99_ms"`
@@ -113,7 +113,7 @@ func medianRun(runs []peerRun) peerRun {
 	}
 
 	for i, l := range runs[0].Latency {
-		m.Latency = append(m.Latency, PeerLatency{
+		m.Latency = append(m.Latency, peerLatency{
 			Rate: l.Rate,
 			P50:  of(func(r peerRun) float64 { return r.Latency[i].P50 }, 2),
 			P99:  of(func(r peerRun) float64 { return r.Latency[i].P99 }, 2),

@@ -16,7 +16,7 @@ import (
 func TestPeersResult(t *testing.T) {
 	t.Parallel()
 	run := func(eps, silence float64, repeats int) peerRun {
-		return peerRun{DrainEPS: eps, Latency: []PeerLatency{{100, 1, 2}}, SilenceMS: silence, Repeats: repeats, MongodCPU: -1, CPUPerMillion: 12345, PeakRSS: 60}
+		return peerRun{DrainEPS: eps, Latency: []peerLatency{{100, 1, 2}}, SilenceMS: silence, Repeats: repeats, MongodCPU: -1, CPUPerMillion: 12345, PeakRSS: 60}
 	}
 	if d := cmp.Diff(run(20, 200, 5), medianRun([]peerRun{run(30, 100, 9), run(20, 300, 5), run(10, 200, 1)})); d != "" {
 		t.Errorf("medians: %s", d)

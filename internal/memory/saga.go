@@ -13,27 +13,27 @@ import (
 	"github.com/outrelay/outrelay/internal/sagas"
 )
 
-// Sagas stores the records of sagas in a DB. It implements sagas.Store. A tombstone is ignored
+// sagaStore stores the records of sagas in a DB. It implements sagas.Store. A tombstone is ignored
 // when its time is over.
-type Sagas struct{ db *DB }
+type sagaStore struct{ db *DB }
 
-var _ sagas.Store = (*Sagas)(nil)
+var _ sagas.Store = (*sagaStore)(nil)
 
 // Sagas returns the store of the sagas that emit into the outbox. Package saga uses it.
 func (s *outboxStore) Sagas() sagas.Store { return newSagas(s.db) }
 
 // newSagas returns the sagas in db.
-func newSagas(db *DB) *Sagas { return &Sagas{db} }
+func newSagas(db *DB) *sagaStore { return &sagaStore{db} }
 
 // nowMillis returns the current time with millisecond precision, as MongoDB stores it.
-func (s *Sagas) nowMillis() time.Time { return time.UnixMilli(time.Now().UnixMilli()).UTC() }
+func (s *sagaStore) nowMillis() time.Time { return time.UnixMilli(time.Now().UnixMilli()).UTC() }
 
 // sagaTable returns the table of a saga.
-func (s *Sagas) sagaTable(name string) *storedTable { return s.db.findOrAddTable(name) }
+func (s *sagaStore) sagaTable(name string) *storedTable { return s.db.findOrAddTable(name) }
 
 // findRecord returns the record that t sees. It returns nil if there is none, or if it is a
 // tombstone whose time is over.
-func (s *Sagas) findRecord(t *tx, name, key string) *sagas.Record {
+func (s *sagaStore) findRecord(t *tx, name, key string) *sagas.Record {
 	r, _ := t.getRow(s.sagaTable(name), key).(*sagas.Record)
 	if r == nil || !r.ExpiresAt.IsZero() && !s.nowMillis().Before(r.ExpiresAt) {
 		return nil
@@ -42,7 +42,7 @@ func (s *Sagas) findRecord(t *tx, name, key string) *sagas.Record {
 }
 
 // Load returns the record with this id: see sagas.Store.
-func (s *Sagas) Load(ctx context.Context, name string, id any) (r sagas.Record, found bool, err error) {
+func (s *sagaStore) Load(ctx context.Context, name string, id any) (r sagas.Record, found bool, err error) {
 	err = s.db.runOperation(ctx, func(t *tx) error {
 		key, err := encodeKey(id)
 		if err != nil {
@@ -71,7 +71,7 @@ func cloneSagaRecord(r *sagas.Record) sagas.Record {
 }
 
 // Save stores a record of the expected version: see sagas.Store.
-func (s *Sagas) Save(ctx context.Context, name string, r sagas.Record) (saved sagas.Record, err error) {
+func (s *sagaStore) Save(ctx context.Context, name string, r sagas.Record) (saved sagas.Record, err error) {
 	err = s.db.runOperation(ctx, func(t *tx) error {
 		key, stored, err := s.checkVersion(t, name, r)
 		if err != nil {
@@ -86,7 +86,7 @@ func (s *Sagas) Save(ctx context.Context, name string, r sagas.Record) (saved sa
 }
 
 // nextRecord returns the record that replaces the stored one, which may be nil.
-func (s *Sagas) nextRecord(r sagas.Record, stored *sagas.Record) sagas.Record {
+func (s *sagaStore) nextRecord(r sagas.Record, stored *sagas.Record) sagas.Record {
 	now := s.nowMillis()
 	n := sagas.Record{ID: r.ID, Version: 1, Body: slices.Clone(r.Body), CreatedAt: now, UpdatedAt: now}
 
@@ -104,14 +104,14 @@ func (s *Sagas) nextRecord(r sagas.Record, stored *sagas.Record) sagas.Record {
 }
 
 // putRecord stores a copy of the record.
-func (s *Sagas) putRecord(t *tx, name, key string, r sagas.Record) error {
+func (s *sagaStore) putRecord(t *tx, name, key string, r sagas.Record) error {
 	stored := cloneSagaRecord(&r)
 	return t.putRow(s.sagaTable(name), key, &stored)
 }
 
 // checkVersion returns the stored record, or nil if there is none. If it does not have the version
 // of r, the error is errStale.
-func (s *Sagas) checkVersion(t *tx, name string, r sagas.Record) (key string, stored *sagas.Record, err error) {
+func (s *sagaStore) checkVersion(t *tx, name string, r sagas.Record) (key string, stored *sagas.Record, err error) {
 	if key, err = encodeKey(r.ID); err != nil {
 		return "", nil, newRefusal(err)
 	}
@@ -134,7 +134,7 @@ func (s *Sagas) checkVersion(t *tx, name string, r sagas.Record) (key string, st
 var errStale = errors.New("stale version")
 
 // Complete deletes the record or makes it a tombstone: see sagas.Store.
-func (s *Sagas) Complete(ctx context.Context, name string, r sagas.Record, keep time.Duration) error {
+func (s *sagaStore) Complete(ctx context.Context, name string, r sagas.Record, keep time.Duration) error {
 	err := s.db.runOperation(ctx, func(t *tx) error {
 		// This saga was never stored and leaves no tombstone, so there is nothing to delete.
 		if keep <= 0 && r.Version == 0 {
@@ -160,7 +160,7 @@ func (s *Sagas) Complete(ctx context.Context, name string, r sagas.Record, keep 
 }
 
 // wrapError returns sagas.ErrConflict if err reports a conflict.
-func (s *Sagas) wrapError(doing, name string, r sagas.Record, err error) error {
+func (s *sagaStore) wrapError(doing, name string, r sagas.Record, err error) error {
 	switch {
 	case err == nil:
 		return nil
@@ -173,7 +173,7 @@ func (s *Sagas) wrapError(doing, name string, r sagas.Record, err error) error {
 }
 
 // Recent returns the records that were changed last: see sagas.Store.
-func (s *Sagas) Recent(ctx context.Context, name string, limit int) (list []sagas.Record, err error) {
+func (s *sagaStore) Recent(ctx context.Context, name string, limit int) (list []sagas.Record, err error) {
 	if limit <= 0 {
 		return nil, nil
 	}
@@ -199,7 +199,7 @@ func (s *Sagas) Recent(ctx context.Context, name string, limit int) (list []saga
 }
 
 // Prepare stores the type of a saga: see sagas.Store.
-func (s *Sagas) Prepare(ctx context.Context, want sagas.Type) (found sagas.Type, err error) {
+func (s *sagaStore) Prepare(ctx context.Context, want sagas.Type) (found sagas.Type, err error) {
 	err = s.db.runOperation(ctx, func(t *tx) error {
 		types := s.sagaTable(sagas.TypesCollection)
 		if stored, _ := t.getRow(types, want.Name).(*sagas.Type); stored != nil {
@@ -217,7 +217,7 @@ func (s *Sagas) Prepare(ctx context.Context, want sagas.Type) (found sagas.Type,
 }
 
 // Types returns the stored types, sorted by name: see sagas.Store.
-func (s *Sagas) Types(ctx context.Context) (list []sagas.Type, err error) {
+func (s *sagaStore) Types(ctx context.Context) (list []sagas.Type, err error) {
 	err = s.db.runOperation(ctx, func(t *tx) error {
 		list = nil
 		t.scanRows(s.sagaTable(sagas.TypesCollection), func(_ string, v any) { list = append(list, *v.(*sagas.Type)) })

@@ -9,8 +9,8 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// Context is the trace context that the service stored in the headers of a record.
-type Context struct {
+// storedContext is the trace context that the service stored in the headers of a record.
+type storedContext struct {
 	TraceID trace.TraceID
 	SpanID  trace.SpanID
 	state   []byte // tracestate; a subslice of the record
@@ -23,7 +23,7 @@ var (
 
 // fromHeaders returns the W3C trace context in headers. ok is false if there is no valid one, or the service did not
 // sample it. If a header occurs several times, the first one counts. Stored does not allocate.
-func fromHeaders(headers []record.Header) (c Context, ok bool) {
+func fromHeaders(headers []record.Header) (c storedContext, ok bool) {
 	for i := range headers {
 		if len(headers[i].Key) != len(parentHeader) || !bytes.EqualFold(headers[i].Key, parentHeader) {
 			continue
@@ -31,7 +31,7 @@ func fromHeaders(headers []record.Header) (c Context, ok bool) {
 
 		c, ok = parseTraceparent(headers[i].Value)
 		if !ok {
-			return Context{}, false
+			return storedContext{}, false
 		}
 		for j := range headers {
 			if len(headers[j].Key) == len(stateHeader) && bytes.EqualFold(headers[j].Key, stateHeader) {
@@ -41,12 +41,12 @@ func fromHeaders(headers []record.Header) (c Context, ok bool) {
 		}
 		return c, true
 	}
-	return Context{}, false
+	return storedContext{}, false
 }
 
 // parseTraceparent parses version-traceid-spanid-flags. Later versions may be longer, but have these four parts
 // at the same places.
-func parseTraceparent(v []byte) (c Context, ok bool) {
+func parseTraceparent(v []byte) (c storedContext, ok bool) {
 	const size = 55
 	if len(v) < size || v[2] != '-' || v[35] != '-' || v[52] != '-' || len(v) > size && v[size] != '-' {
 		return c, false
@@ -61,7 +61,7 @@ func parseTraceparent(v []byte) (c Context, ok bool) {
 	}
 
 	if !decodeHex(c.TraceID[:], v[3:35]) || !decodeHex(c.SpanID[:], v[36:52]) || !decodeHex(flags[:], v[53:55]) {
-		return Context{}, false
+		return storedContext{}, false
 	}
 	return c, c.TraceID.IsValid() && c.SpanID.IsValid() && flags[0]&byte(trace.FlagsSampled) != 0
 }
@@ -82,7 +82,7 @@ func isLowerCase(v []byte) bool {
 }
 
 // spanContext returns the context as the target of a link.
-func (c Context) spanContext() trace.SpanContext {
+func (c storedContext) spanContext() trace.SpanContext {
 	state, err := trace.ParseTraceState(string(c.state))
 	if err != nil {
 		// A link works without the state.

@@ -71,7 +71,7 @@ func (t *Tap) exemplarDue() bool {
 // concurrently for different records, and once per record.
 type Delivery struct {
 	tap      *Tap
-	stored   Context
+	stored   storedContext
 	commitMS int64
 	sample   bool
 	spans    []recordSpan

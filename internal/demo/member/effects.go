@@ -36,8 +36,8 @@ type Order struct {
 	Number int64  `bson:"number"`
 }
 
-// Effect is the effect of one event.
-type Effect struct {
+// storedEffect is the effect of one event.
+type storedEffect struct {
 	Event  string `bson:"event"`
 	Key    string `bson:"key"`
 	Number int64  `bson:"number"`
@@ -65,7 +65,7 @@ func (w *witness) handleOrder(ctx context.Context, m *consumer.Message) error {
 		return fmt.Errorf("counting the effects of a key: %w", err)
 	}
 
-	e := Effect{Event: m.ID, Key: key, Number: number, Place: counter.Count, By: w.spec.Name}
+	e := storedEffect{Event: m.ID, Key: key, Number: number, Place: counter.Count, By: w.spec.Name}
 	if _, err := w.db.Collection(effectsColl).InsertOne(ctx, e); err != nil {
 		return fmt.Errorf("storing an effect: %w", err)
 	}
@@ -151,7 +151,7 @@ func (r *EffectReport) Err() error {
 // time.
 func JudgeEffects(ctx context.Context, db *mongo.Database) (*EffectReport, error) {
 	var orders []Order
-	var effects []Effect
+	var effects []storedEffect
 	var counters []struct {
 		Key   string `bson:"_id"`
 		Count int64  `bson:"count"`
@@ -174,13 +174,13 @@ func JudgeEffects(ctx context.Context, db *mongo.Database) (*EffectReport, error
 }
 
 // judgeEffects compares orders with effects. counts are the counters by key.
-func judgeEffects(orders []Order, effects []Effect, counts map[string]int64) *EffectReport {
+func judgeEffects(orders []Order, effects []storedEffect, counts map[string]int64) *EffectReport {
 	r := &EffectReport{Orders: len(orders), Effects: len(effects)}
 	byEvent := make(map[string]Order, len(orders))
 	for _, o := range orders {
 		byEvent[o.Event] = o
 	}
-	slices.SortFunc(effects, func(a, b Effect) int {
+	slices.SortFunc(effects, func(a, b storedEffect) int {
 		return cmp.Or(strings.Compare(a.Key, b.Key), cmp.Compare(a.Place, b.Place))
 	})
 

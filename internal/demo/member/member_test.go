@@ -15,7 +15,9 @@ func told() []Order {
 	return []Order{{"e1", "a", 1}, {"e2", "a", 2}, {"e3", "a", 3}, {"e4", "b", 4}}
 }
 
-func done(event, key string, n, place int64) Effect { return Effect{event, key, n, place, "c-1"} }
+func done(event, key string, n, place int64) storedEffect {
+	return storedEffect{event, key, n, place, "c-1"}
+}
 
 // Each kind of damage is found, and nothing else.
 func TestJudgeOfEffectsFindsWhatIsPlanted(t *testing.T) {
@@ -23,20 +25,20 @@ func TestJudgeOfEffectsFindsWhatIsPlanted(t *testing.T) {
 	one, two, three, other := done("e1", "a", 1, 1), done("e2", "a", 2, 2), done("e3", "a", 3, 3), done("e4", "b", 4, 1)
 	full := map[string]int64{"a": 3, "b": 1}
 	for name, c := range map[string]struct {
-		effects []Effect
+		effects []storedEffect
 		counts  map[string]int64
 		want    EffectReport
 	}{
-		"all is well":       {[]Effect{three, other, one, two}, full, EffectReport{}},
-		"lost":              {[]Effect{one, done("e3", "a", 3, 2), other}, map[string]int64{"a": 2, "b": 1}, EffectReport{Lost: 1}},
+		"all is well":       {[]storedEffect{three, other, one, two}, full, EffectReport{}},
+		"lost":              {[]storedEffect{one, done("e3", "a", 3, 2), other}, map[string]int64{"a": 2, "b": 1}, EffectReport{Lost: 1}},
 		"nothing at all":    {nil, nil, EffectReport{Lost: 4}},
-		"double":            {[]Effect{one, two, three, done("e2", "a", 2, 4), other}, map[string]int64{"a": 4, "b": 1}, EffectReport{Double: 1}},
-		"out of order":      {[]Effect{one, done("e3", "a", 3, 2), done("e2", "a", 2, 3), other}, full, EffectReport{OutOfOrder: 1}},
-		"of no order":       {[]Effect{one, two, three, other, done("e9", "b", 9, 2)}, map[string]int64{"a": 3, "b": 2}, EffectReport{Phantom: 1}},
-		"of another key":    {[]Effect{one, two, three, done("e4", "c", 4, 1)}, map[string]int64{"a": 3, "c": 1}, EffectReport{Phantom: 1}},
-		"half written":      {[]Effect{one, two, three, other}, map[string]int64{"a": 4, "b": 1}, EffectReport{Miscounted: 1}},
-		"half written too":  {[]Effect{one, two, three, done("e4", "b", 4, 2)}, map[string]int64{"a": 3, "b": 2}, EffectReport{Miscounted: 1}},
-		"without a counter": {[]Effect{one, two, three, other}, map[string]int64{"a": 3}, EffectReport{Miscounted: 1}},
+		"double":            {[]storedEffect{one, two, three, done("e2", "a", 2, 4), other}, map[string]int64{"a": 4, "b": 1}, EffectReport{Double: 1}},
+		"out of order":      {[]storedEffect{one, done("e3", "a", 3, 2), done("e2", "a", 2, 3), other}, full, EffectReport{OutOfOrder: 1}},
+		"of no order":       {[]storedEffect{one, two, three, other, done("e9", "b", 9, 2)}, map[string]int64{"a": 3, "b": 2}, EffectReport{Phantom: 1}},
+		"of another key":    {[]storedEffect{one, two, three, done("e4", "c", 4, 1)}, map[string]int64{"a": 3, "c": 1}, EffectReport{Phantom: 1}},
+		"half written":      {[]storedEffect{one, two, three, other}, map[string]int64{"a": 4, "b": 1}, EffectReport{Miscounted: 1}},
+		"half written too":  {[]storedEffect{one, two, three, done("e4", "b", 4, 2)}, map[string]int64{"a": 3, "b": 2}, EffectReport{Miscounted: 1}},
+		"without a counter": {[]storedEffect{one, two, three, other}, map[string]int64{"a": 3}, EffectReport{Miscounted: 1}},
 	} {
 		got := judgeEffects(told(), c.effects, c.counts)
 		c.want.Orders, c.want.Effects = 4, len(c.effects)
