@@ -103,7 +103,6 @@ func (o Options) Check() error {
 		}
 	}
 
-	// A shorter duration has too few events for a 99th percentile.
 	if len(o.Rates) > 0 && o.Duration < time.Second {
 		errs = append(errs, fmt.Errorf("seconds: %v is below one second", o.Duration))
 	}
@@ -322,7 +321,6 @@ func (b *bench) measureAll(ctx context.Context) (Result, error) {
 	}
 
 	b.logProgress("warming the servers up")
-	// The first measurement would otherwise pay for caches and compilation.
 	if err := b.measureCeilings(ctx, 0, &samples{foreign: map[string][]float64{}}); err != nil {
 		return Result{}, err
 	}
@@ -387,7 +385,6 @@ func (b *bench) measureCeilings(ctx context.Context, run int, s *samples) error 
 		if m.known {
 			s.foreign[step.name] = append(s.foreign[step.name], m.foreign)
 		}
-		// Run 0 is the warm-up.
 		if run > 0 {
 			b.logProgress("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%", run, b.Runs, step.name, rate, m.foreign)
 		}
