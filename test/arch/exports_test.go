@@ -42,8 +42,8 @@ type declared struct {
 }
 
 // TestExportsAreUsed checks that other packages, or the tests of the package from outside, use each exported name of an internal
-// package. Types in the declarations of exported names count as used, and types of errors, whose fields callers may read. Methods and fields do not take part: interfaces and
-// encoders require some of them.
+// package. Types in the declarations of exported names count as used, and types of errors, whose fields callers may read. Methods and
+// fields do not take part: interfaces and encoders require some of them.
 func TestExportsAreUsed(t *testing.T) {
 	t.Parallel()
 	reportProblems(t, exportProblems(t, parseModule(t)))
