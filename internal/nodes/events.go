@@ -3,6 +3,7 @@ package nodes
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -60,6 +61,9 @@ func Kinds() []Kind {
 const (
 	eventsKept = 10_000 // the newest entries; an index of package migrate removes entries by age
 	trimEvery  = 256    // appends of one process between two trims by count
+
+	// entryTimeout bounds the write of an entry for which nothing may wait long.
+	entryTimeout = 2 * time.Second
 )
 
 // Event is one entry of the log.
@@ -107,6 +111,19 @@ func (e *Events) Append(ctx context.Context, kind Kind, fields bson.D) error {
 		_, err = e.Trim(ctx, eventsKept)
 	}
 	return err
+}
+
+// AppendOrWarn writes an entry about a running process. It blocks for at most [entryTimeout], whatever time the caller has left.
+// If the write fails, it logs a warning.
+func (e *Events) AppendOrWarn(ctx context.Context, log *slog.Logger, kind Kind, fields bson.D) {
+	// The end of the caller must not cancel the write. The server might still execute it, and the entry would follow later
+	// ones.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), entryTimeout)
+	defer cancel()
+
+	if err := e.Append(ctx, kind, fields); err != nil {
+		log.Warn("an entry of the events log is lost", "kind", string(kind), "reason", err)
+	}
 }
 
 // Trim removes all entries but the newest, of all watchers. keep is at least 1.

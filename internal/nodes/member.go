@@ -2,7 +2,6 @@ package nodes
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"slices"
 	"sync"
@@ -75,6 +74,7 @@ type Member struct {
 
 	mu                sync.Mutex // serializes the heartbeats
 	listed            bool       // by this process
+	resumedAt         time.Time  // when a heartbeat succeeded after a long time without one
 	left              bool
 	duplicateLogged   bool
 	loggedDifferences map[string]bool // nodes with another configuration
@@ -144,6 +144,9 @@ func (m *Member) SendHeartbeat(ctx context.Context, v Vitals) error {
 	}
 	first := !m.listed
 	m.listed = true
+	if !first && was.Instance == m.instance && was.Age > StaleAfter/2 {
+		m.resumedAt = time.Now()
+	}
 	m.logFindings(ctx, was, first)
 	return nil
 }
@@ -188,13 +191,22 @@ func (m *Member) Leave(ctx context.Context) error {
 	}
 	m.listed = false
 
-	up := time.Since(m.startedAt).Milliseconds()
-	return m.events.Append(ctx, NodeStopped, bson.D{{Key: "up_ms", Value: up}})
+	m.LogEvent(ctx, NodeStopped, bson.D{{Key: "up_ms", Value: time.Since(m.startedAt).Milliseconds()}})
+	return nil
 }
 
 // CheckPeers logs the nodes that have become stale since the last call of any node, and the nodes of the same
 // watcher with another configuration. It costs one read, and one write per finding.
 func (m *Member) CheckPeers(ctx context.Context) error {
+	// A node without heartbeats of its own cannot judge others: if MongoDB was away, they were silent for the same reason, and
+	// return within an interval.
+	m.mu.Lock()
+	resumed := m.resumedAt
+	m.mu.Unlock()
+	if !resumed.IsZero() && time.Since(resumed) < StaleAfter {
+		return nil
+	}
+
 	stale, err := m.nodes.MarkStale(ctx, StaleAfter)
 	for _, n := range stale {
 		m.cfg.Log.Warn("node is not responding; other nodes take over when its leases expire",
@@ -257,11 +269,7 @@ func (m *Member) RemoveOld(ctx context.Context) error {
 	return err
 }
 
-// LogEvent writes an entry about this node into the events log. If the write fails, it logs a warning, unless the
-// process is stopping.
+// LogEvent writes an entry about this node into the events log. It blocks as [Events.AppendOrWarn] does.
 func (m *Member) LogEvent(ctx context.Context, kind Kind, fields bson.D) {
-	err := m.events.Append(ctx, kind, fields)
-	if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
-		m.cfg.Log.Warn("an entry of the events log is lost", "kind", string(kind), "reason", err)
-	}
+	m.events.AppendOrWarn(ctx, m.cfg.Log, kind, fields)
 }

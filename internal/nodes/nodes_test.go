@@ -262,6 +262,48 @@ func TestSilenceIsNotedOnce(t *testing.T) {
 	}
 }
 
+// MongoDB was away: no node could send a heartbeat, and the first one that does finds all others silent.
+func TestNodesThatWereAllSilentAreNotReported(t *testing.T) {
+	t.Parallel()
+	db := state(t)
+	a, b := member(db, "a", nil), member(db, "b", nil)
+	beat(t, a, Vitals{})
+	beat(t, b, Vitals{})
+	silence(t, db, "a", StaleAfter+time.Second)
+	silence(t, db, "b", StaleAfter+time.Second)
+
+	beat(t, a, Vitals{})
+	if err := a.CheckPeers(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := kinds(t, db, "a"); !slices.Equal(got, []string{"node_started"}) {
+		t.Errorf("%v", got)
+	}
+
+	// The other node does not return, although it had the time.
+	a.resumedAt = time.Now().Add(-StaleAfter)
+	if err := a.CheckPeers(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := kinds(t, db, "a"); !slices.Equal(got, []string{"node_started", "node_stale"}) {
+		t.Errorf("%v", got)
+	}
+}
+
+// The first heartbeat of a process may use up the time of a call, because its connections are new.
+func TestAnEntryIsWrittenAlthoughItsCallerHasNoTimeLeft(t *testing.T) {
+	t.Parallel()
+	db := state(t)
+	m := member(db, "a", nil)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
+	defer cancel()
+	<-ctx.Done()
+	m.LogEvent(ctx, NodeStarted, nil)
+	if got := kinds(t, db, "a"); !slices.Equal(got, []string{"node_started"}) {
+		t.Errorf("%v", got)
+	}
+}
+
 func TestConfigurationsOfAWatcherAreCompared(t *testing.T) {
 	t.Parallel()
 	db := state(t)

@@ -349,7 +349,5 @@ func (r *Relay) Reloaded(applied, waiting []string, err error) {
 		r.log.Info("the configuration was read again", "applied", applied)
 	}
 
-	ctx, cancel := context.WithTimeout(context.Background(), beatEvery)
-	defer cancel()
-	r.member.LogEvent(ctx, kind, fields)
+	r.member.LogEvent(context.Background(), kind, fields)
 }

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"strings"
 	"sync"
-	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -35,18 +34,11 @@ type journal struct {
 // appendEvent appends an entry to the events log. It waits at most two seconds. A failure is only
 // logged.
 func (j *journal) appendEvent(ctx context.Context, kind nodes.Kind, fields bson.D) {
-	// The end of the term must not cancel the write. The server might still execute it, and the entry would
-	// follow later ones.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
-	defer cancel()
-
 	fields = append(fields, bson.E{Key: "epoch", Value: j.held.Document().Epoch})
 	if !j.part.Whole() {
 		fields = append(fields, bson.E{Key: "slot", Value: j.part.String()})
 	}
-	if err := j.events.Append(ctx, kind, fields); err != nil {
-		j.log.Warn("an entry of the events log is lost", "kind", string(kind), "reason", err)
-	}
+	j.events.AppendOrWarn(ctx, j.log, kind, fields)
 }
 
 // appendInBackground appends an entry in the background.

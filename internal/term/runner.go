@@ -447,10 +447,5 @@ func (r *Runner) haltWithoutLease(stop context.Context, halt *readiness.HaltErro
 // announceLeaseLost appends to the events log that another node acquired the lease, or that the
 // lease expired.
 func (r *Runner) announceLeaseLost(stop context.Context, why error) {
-	ctx, cancel := context.WithTimeout(stop, nodes.BeatEvery)
-	defer cancel()
-	err := r.events.Append(ctx, nodes.LeaseLost, bson.D{{Key: "reason", Value: why.Error()}})
-	if err != nil && stop.Err() == nil {
-		r.log.Warn("an entry of the events log is lost", "kind", string(nodes.LeaseLost), "reason", err)
-	}
+	r.events.AppendOrWarn(stop, r.log, nodes.LeaseLost, bson.D{{Key: "reason", Value: why.Error()}})
 }
