@@ -158,6 +158,8 @@ const (
 	Corrupt EventKind = "read_back_corrupt"
 	// ProducerIDChanged: the coordinator forgot an earlier producer id, which can no longer be fenced (N5).
 	ProducerIDChanged EventKind = "producer_id_changed"
+	// ClusterChanged: the previous owner sent to another Kafka cluster.
+	ClusterChanged EventKind = "cluster_changed"
 	// GenerationMoved: the transactional id was left for the id of the next generation.
 	GenerationMoved EventKind = "generation_moved"
 	// Hung: the first step of a takeover hung. Partitions that cannot be fenced wait.

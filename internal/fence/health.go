@@ -63,17 +63,11 @@ func explainMissing(topic string, err error) string {
 
 // Health reads the state of topics from a broker.
 func (c *Client) Health(ctx context.Context, topics []string) (*Health, error) {
-	h := &Health{layout: &kafkawire.Layout{}}
-	if len(topics) == 0 {
-		return h, nil
-	}
-
-	var err error
-	if h.layout, err = c.kafka.Metadata(ctx, topics); err != nil {
+	layout, err := c.kafka.Metadata(ctx, topics)
+	if err != nil {
 		return nil, err
 	}
-	h.minISR = c.readMinISRs(ctx, topics)
-	return h, nil
+	return &Health{layout: layout, minISR: c.readMinISRs(ctx, topics)}, nil
 }
 
 // awaitHealth is Health, retried until a broker responds.

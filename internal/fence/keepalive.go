@@ -105,6 +105,7 @@ func (s *Session) NextGeneration(
 		ID:         s.current.ID,
 		Epoch:      s.current.Epoch,
 		Generation: s.generation,
+		Cluster:    s.cluster,
 		EndOffsets: cloneOffsets(ends),
 		Open:       slices.Clone(unsettled),
 	}

@@ -34,7 +34,7 @@ func earlierSenders(list []record.Sender, targets []record.TopicPartition, offse
 func (s senders) withSender(x record.Sender) senders {
 	at := slices.IndexFunc(s, func(o record.Sender) bool { return o.ID == x.ID })
 	if at < 0 {
-		at, s = len(s), append(s, record.Sender{ID: x.ID, Epoch: x.Epoch, Generation: x.Generation})
+		at, s = len(s), append(s, record.Sender{ID: x.ID, Epoch: x.Epoch, Generation: x.Generation, Cluster: x.Cluster})
 	}
 
 	merged := &s[at]

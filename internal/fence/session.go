@@ -17,8 +17,10 @@ import (
 // It is safe for concurrent use. Retry, KeepAlive and NextGeneration run transactions and exclude each
 // other.
 type Session struct {
-	client *Client
-	in     In
+	client  *Client
+	in      In
+	cluster string // id of the Kafka cluster
+	moved   bool   // the previous owner sent to another cluster
 
 	txn      sync.Mutex // one transaction of this owner at a time
 	reporter sync.Mutex // held while Event is called
@@ -75,7 +77,7 @@ func (s *Session) TransactionalID() string { return s.formatID(s.Generation()) }
 func (s *Session) Senders() []record.Sender {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	own := record.Sender{ID: s.current.ID, Epoch: s.current.Epoch, Generation: s.generation}
+	own := record.Sender{ID: s.current.ID, Epoch: s.current.Epoch, Generation: s.generation, Cluster: s.cluster}
 	return append(s.retired.clone(), own)
 }
 
@@ -119,6 +121,16 @@ func (s *Session) newReader() *reader {
 		ours[x.ID] = true
 	}
 
+	report := s.report
+	if s.moved {
+		// The stored offsets are those of the other cluster, which was reported.
+		report = func(e Event) {
+			if e.Kind != OutOfRange {
+				s.report(e)
+			}
+		}
+	}
+
 	return &reader{
 		kafka:    s.client,
 		ours:     ours,
@@ -126,7 +138,7 @@ func (s *Session) newReader() *reader {
 		bounds:   s.in.Bounds,
 		patience: s.patience(),
 		idle:     s.in.Idle,
-		report:   s.report,
+		report:   report,
 	}
 }
 
@@ -227,16 +239,21 @@ func (s *Session) noteForgotten(ctx context.Context, generation int, got Produce
 	}
 
 	// N5: an id that was not kept alive for longer than the cluster remembers is expected to change.
-	alarm, age := true, "it is not known when it was last kept alive"
+	e := Event{Kind: ProducerIDChanged, Alarm: true, Old: *previous}
+	age := "it is not known when it was last kept alive"
 	if !s.in.Alive.IsZero() {
 		idle, limit := time.Since(s.in.Alive), s.client.Expiry(ctx).TransactionalID
-		alarm = idle < limit
+		e.Alarm = idle < limit
 		age = fmt.Sprintf("it was last kept alive %s ago and expires after %s", idle.Round(time.Second), limit)
 	}
-	s.report(Event{Kind: ProducerIDChanged, Alarm: alarm, Old: *previous, Text: fmt.Sprintf(
-		"transactional id %s had %v and has %v now (%s): the earlier owner can no longer be fenced in Kafka; "+
-			"make sure that none of its processes is left",
-		s.formatID(generation), *previous, got, age)})
+
+	e.Text = fmt.Sprintf("Kafka has forgotten transactional id %s of the earlier owner, as expected: %s", s.formatID(generation), age)
+	if e.Alarm {
+		e.Text = fmt.Sprintf("Kafka has forgotten transactional id %s too early (%s): it had %v and has %v now, so Kafka cannot "+
+			"fence the earlier owner; make sure that none of its processes is left, and look for lost data of __transaction_state",
+			s.formatID(generation), age, *previous, got)
+	}
+	s.report(e)
 }
 
 // takeNextGeneration takes the first transactional id of a higher generation that does not hang. After an

@@ -1,8 +1,12 @@
 package fence
 
 import (
+	"bytes"
 	"errors"
+	"log/slog"
 	"maps"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -150,6 +154,57 @@ func TestN05_ChangedProducerIDIsAnAlarm(t *testing.T) {
 		if len(out.Senders) != 2 || out.Senders[0].ID != was.ID || len(out.Senders[0].Open) != 0 {
 			t.Errorf("%s: senders %+v", name, out.Senders)
 		}
+	}
+}
+
+// N4: producer ids are small numbers, so a new cluster returns one that a sender of the old cluster had. It is another producer: its
+// epochs say nothing about those of the new owner, whose successor has to fence it. A move is one event, whatever its partitions.
+func TestN04_SendersOfAnotherClusterAreOtherProducers(t *testing.T) {
+	t.Parallel()
+	c := client(t)
+	tp := topic(t, c, 2)
+	o := newOwner(t, tp, 2)
+	first := o.takeAll(t, c)
+	if last := o.senders[len(o.senders)-1]; last.Cluster == "" {
+		t.Fatalf("sender %+v has no cluster", last)
+	}
+
+	// As if the first owner had sent to another cluster, with a later epoch and more records.
+	o.senders = []record.Sender{{ID: first.Producer.ID, Epoch: 100, Cluster: "another"}}
+	o.offsets[tp] = []int64{500, 500}
+	second := o.takeAll(t, c)
+	if len(o.events) != 1 || o.events[0].Kind != ClusterChanged {
+		t.Errorf("events %+v, want the change of the cluster alone", o.events)
+	}
+	if len(o.senders) != 1 || o.senders[0].ID != second.Producer.ID {
+		t.Errorf("senders %+v, want the new owner alone", o.senders)
+	}
+
+	o.events = nil
+	o.offsets[tp] = []int64{0, 0}
+	o.takeAll(t, c)
+	if len(o.events) != 0 {
+		t.Errorf("a takeover on the same cluster: events %+v", o.events)
+	}
+	for p := range 2 {
+		refusedZombie(t, c, at(tp, p), second.Producer, 0)
+	}
+}
+
+// An expected change needs no attention.
+func TestEventsAreLoggedByTheirLevel(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	log := LogEvents(slog.New(slog.NewTextHandler(&b, nil)), nil)
+	log(Event{Kind: ProducerIDChanged, Alarm: true})
+	log(Event{Kind: ProducerIDChanged})
+	log(Event{Kind: OutOfRange})
+	var levels []string
+	for line := range strings.Lines(b.String()) {
+		levels = append(levels, strings.Fields(line)[1])
+	}
+	if want := []string{"level=WARN", "level=INFO", "level=WARN"}; !slices.Equal(levels, want) {
+		t.Errorf("levels %q, want %q", levels, want)
 	}
 }
 

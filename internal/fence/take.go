@@ -81,6 +81,7 @@ func (c *Client) Take(ctx context.Context, in In) (*Out, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.discardForeignSenders(h.layout.Cluster)
 	t.quarantineTargets(h)
 	if err := t.acquire(ctx); err != nil {
 		return nil, err
@@ -96,6 +97,22 @@ func (c *Client) Take(ctx context.Context, in In) (*Out, error) {
 		Quarantined: s.Quarantined(),
 		Session:     s,
 	}, nil
+}
+
+// discardForeignSenders discards the senders of other Kafka clusters than this one. They cannot write here, and an equal
+// producer id is another producer here.
+func (s *Session) discardForeignSenders(cluster string) {
+	s.cluster = cluster
+	foreign := func(x record.Sender) bool { return x.Cluster != "" && cluster != "" && x.Cluster != cluster }
+	if last := len(s.in.Senders) - 1; last >= 0 && foreign(s.in.Senders[last]) {
+		s.moved = true
+		s.report(Event{Kind: ClusterChanged, Text: fmt.Sprintf(
+			"the previous owner sent to Kafka cluster %s, and this is cluster %s: records of the other cluster are not searched, "+
+				"so events that were sent there after the stored position are sent again; "+
+				"if you did not move the watcher, stop this relay and correct kafka.brokers",
+			s.in.Senders[last].Cluster, cluster)})
+	}
+	s.in.Senders = slices.DeleteFunc(slices.Clone(s.in.Senders), foreign)
 }
 
 // takeOver is the state of one Take.

@@ -16,6 +16,7 @@ import (
 
 // Layout is a broker's view of the cluster.
 type Layout struct {
+	Cluster string           // id of the cluster; "" from brokers that have none
 	Brokers map[int32]string // host:port by broker id
 	Topics  map[string]TopicLayout
 }
@@ -88,7 +89,7 @@ func (c *Client) TopicNames(ctx context.Context) (map[string]bool, error) {
 }
 
 func parseLayout(r *metadata.Response) *Layout {
-	l := &Layout{Brokers: map[int32]string{}, Topics: map[string]TopicLayout{}}
+	l := &Layout{Cluster: r.ClusterID, Brokers: map[int32]string{}, Topics: map[string]TopicLayout{}}
 	for _, b := range r.Brokers {
 		l.Brokers[b.NodeID] = net.JoinHostPort(b.Host, strconv.Itoa(int(b.Port)))
 	}

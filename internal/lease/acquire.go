@@ -178,6 +178,7 @@ func (c *contender) acquireIfFree(ctx context.Context) (*Held, time.Duration, er
 	}
 
 	if !absent && !ours {
+		c.renewedBefore = doc.RenewedAt
 		if wait, reason := l.reasonToWait(call, &doc, now); wait > 0 {
 			l.noteStandingBy(reason, doc.Epoch)
 			return nil, min(wait, l.pollInterval()), nil
@@ -330,6 +331,8 @@ type contender struct {
 	claim   claim
 	session *mongo.Session
 	sentAt  map[string]time.Duration
+
+	renewedBefore time.Time // when an earlier owner renewed the lease, as last read
 }
 
 func (l *Lease) newContender() (*contender, error) {

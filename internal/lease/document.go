@@ -69,7 +69,7 @@ func (d Document) OffsetMap() map[string][]int64 { return offsetsByTopic(d.Offse
 func (d Document) Senders() []record.Sender {
 	out := make([]record.Sender, len(d.SenderList))
 	for i, s := range d.SenderList {
-		out[i] = record.Sender{ID: s.ID, Epoch: s.Epoch, Generation: s.Generation}
+		out[i] = record.Sender{ID: s.ID, Epoch: s.Epoch, Generation: s.Generation, Cluster: s.Cluster}
 		for _, tp := range s.Open {
 			out[i].Open = append(out[i].Open, record.TopicPartition{Topic: tp.Topic, Partition: tp.Partition})
 		}
@@ -101,6 +101,7 @@ type SenderEntry struct {
 	Generation int              `bson:"generation"`
 	Open       []TopicPartition `bson:"open"`
 	Until      []TopicOffsets   `bson:"until,omitempty"`
+	Cluster    string           `bson:"cluster,omitempty"`
 }
 
 // TopicPartition is a record.TopicPartition as stored.
@@ -166,7 +167,7 @@ func senderEntries(list []record.Sender) []SenderEntry {
 	out := make([]SenderEntry, len(list))
 	for i, s := range list {
 		e := SenderEntry{
-			ID: s.ID, Epoch: s.Epoch, Generation: s.Generation,
+			ID: s.ID, Epoch: s.Epoch, Generation: s.Generation, Cluster: s.Cluster,
 			Open: make([]TopicPartition, 0, len(s.Open)),
 		}
 		for _, tp := range s.Open {

@@ -23,7 +23,7 @@ import (
 type Held struct {
 	lease    *Lease
 	log      *slog.Logger
-	acquired Document
+	acquired acquisition
 	session  *mongo.Session
 
 	ctx    context.Context
@@ -53,12 +53,18 @@ type Held struct {
 	mayHaveOrphan bool    // a transaction of the session may be open at the server
 }
 
+// acquisition is the document as it was acquired, and the time of the renewal before.
+type acquisition struct {
+	Document
+	renewedBefore time.Time
+}
+
 // newHeld returns the ownership that the acquisition of c returned as doc. sent is when the acquisition
 // was sent.
 func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration) *Held {
 	l := c.lease
 	h := &Held{
-		lease: l, acquired: doc, session: c.session,
+		lease: l, acquired: acquisition{doc, c.renewedBefore}, session: c.session,
 		log:     l.log.With("epoch", doc.Epoch),
 		control: make(chan Control, 1),
 		turn:    make(chan struct{}, 1),
@@ -95,7 +101,11 @@ func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration
 
 // Document returns the watcher document as the acquisition returned it: the token, offsets and senders
 // from which the owner continues (N1).
-func (h *Held) Document() Document { return h.acquired }
+func (h *Held) Document() Document { return h.acquired.Document }
+
+// RenewedBefore returns when an earlier owner renewed the lease last, or zero if there was none. The document has the time of the
+// acquisition instead.
+func (h *Held) RenewedBefore() time.Time { return h.acquired.renewedBefore }
 
 // Context returns a context that ends with cause [ErrLeaseLost] or [ErrReleased]. It carries the values
 // of the context of Acquire.

@@ -231,6 +231,30 @@ func TestExpiryIsTakenByTheTimer(t *testing.T) {
 	}
 }
 
+// N5: whether Kafka should still have the transactional id depends on the last renewal of an earlier owner. The acquisition itself
+// is a renewal, and would hide it.
+func TestN05_AnAcquisitionKeepsTheTimeOfTheRenewalBefore(t *testing.T) {
+	t.Parallel()
+	coll, _ := newCollection(t)
+	first := mustAcquire(t, newLease(t, longConfig(coll, "a")))
+	if at := first.RenewedBefore(); !at.IsZero() {
+		t.Errorf("the first owner has an owner before it, at %v", at)
+	}
+	if err := first.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	longAgo := time.Now().Add(-8 * 24 * time.Hour).Truncate(time.Millisecond)
+	set := bson.D{{Key: "$set", Value: bson.D{{Key: "renewedAt", Value: longAgo}}}}
+	if _, err := coll.UpdateByID(t.Context(), slotID, set); err != nil {
+		t.Fatal(err)
+	}
+	second := mustAcquire(t, newLease(t, longConfig(coll, "b")))
+	if at := second.RenewedBefore(); !at.Equal(longAgo) || !second.Document().RenewedAt.After(longAgo) {
+		t.Errorf("renewed before at %v, now at %v; want %v before", at, second.Document().RenewedAt, longAgo)
+	}
+}
+
 func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)

@@ -43,6 +43,9 @@ type Sender struct {
 	Generation int   // generation of the transactional id (H3)
 	Open       []TopicPartition
 
+	// Cluster is the id of the Kafka cluster to which it writes, or "" if an earlier version has stored the sender.
+	Cluster string
+
 	// EndOffsets holds the end offsets of the last possible records of a producer id that is no longer
 	// used. The sender is removed when the stored offsets have passed them and Open is empty.
 	EndOffsets map[string][]int64

@@ -142,7 +142,7 @@ func (r *resliceRun) fenceAll(ctx context.Context, old []lease.Document) ([]reco
 				Bytes: int64(r.cfg.Kafka.ReadBack.Bytes),
 				Time:  r.cfg.Kafka.ReadBack.Time,
 			},
-			Alive: d.RenewedAt,
+			Alive: r.held[i].RenewedBefore(),
 			Event: fence.LogEvents(r.log, nil),
 		})
 		if err != nil {

@@ -189,7 +189,7 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document) (opened *sink.
 				Time:  t.slot.cfg.Kafka.ReadBack.Time,
 			},
 			Alias: t.namespaceAlias(doc),
-			Alive: doc.RenewedAt,
+			Alive: t.held.RenewedBefore(),
 			Event: t.journal.recordFenceEvent,
 		}}, senderClaims{t.held}, t.dispatcher)
 		if errors.Is(err, lease.ErrLeaseLost) {
