@@ -40,8 +40,8 @@ a second time, with the same id.
 Envelopes that were not delivered yet are swept in any case. The sweep starts some minutes earlier
 because of transactions that were open. --dry-run counts by the same rules.
 
---adopt accepts state that was copied from another replica set. --release NS lets another watcher
-read NS.`,
+--adopt accepts state that was copied from another replica set, and orders a sweep from the stored
+position on: the envelopes of the copy arrive marked. --release NS lets another watcher read NS.`,
 		Args: noArgs,
 	}
 
@@ -144,7 +144,7 @@ func (r *recoverResult) printRecovery(w io.Writer) error {
 	var planned, done string
 	switch r.Action {
 	case "adopt":
-		planned, done = "its state would be adopted", "its state is adopted; start outrelay run"
+		planned, done = "its state would be adopted", "its state is adopted and a sweep is ordered; start outrelay run"
 	case "release":
 		planned, done = r.Released+" would be released", r.Released+" is released"
 	case "sweep":

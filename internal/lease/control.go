@@ -72,12 +72,8 @@ func stepDownControl(hold time.Duration) bson.D {
 // RequestSweep makes the next owner sweep from a time on, and makes the current owner step down for hold.
 // It creates the document if there is none. An unfinished sweep becomes part of the requested one.
 func RequestSweep(ctx context.Context, coll *mongo.Collection, id string, from bson.Timestamp, hold time.Duration) error {
-	unfinished := op("$ne", mongodb.IfNull("$gap", nil), nil)
-	gapFrom := op("$cond", unfinished, op("$min", "$gap.from", from), from)
-	gap := Gap{Reason: GapRequested, From: from, Since: time.Now()}
-
 	set := bson.D{
-		{Key: "gap", Value: op("$mergeObjects", mongodb.Literal(gap), bson.D{{Key: "from", Value: gapFrom}})},
+		{Key: "gap", Value: requestedGap(from)},
 		{Key: "control", Value: stepDownControl(hold)},
 		{Key: "owner", Value: mongodb.IfNull("$owner", nil)},
 		{Key: "expiresAt", Value: mongodb.IfNull("$expiresAt", time.UnixMilli(0))},
@@ -90,15 +86,30 @@ func RequestSweep(ctx context.Context, coll *mongo.Collection, id string, from b
 	return nil
 }
 
+// requestedGap returns the expression for the gap of a requested sweep. An unfinished sweep becomes part of it.
+func requestedGap(from any) bson.D {
+	// MongoDB ignores a missing value in $min.
+	begin := bson.D{{Key: "from", Value: op("$min", "$gap.from", from)}}
+	return op("$mergeObjects", mongodb.Literal(Gap{Reason: GapRequested, Since: time.Now()}), begin)
+}
+
 // Adopt makes this replica set the home of state that was copied from another one (N5). It stores here,
 // the id of this replica set, and a new instance, because the transactional ids of the old instance may
 // be in use on the other replica set. It fails while a node owns the watcher.
+//
+// A copy of an outbox consists of inserts that are later than the position, so the stream would send all
+// of it without a flag. If the watcher has a position, Adopt requests a sweep from it on instead.
 func Adopt(ctx context.Context, coll *mongo.Collection, id, here string) error {
 	expired := op("$lte", mongodb.IfNull("$expiresAt", time.UnixMilli(0)), "$$NOW")
 	filter := bson.D{{Key: "_id", Value: id}, {Key: "$expr", Value: expired}}
-	fields := bson.D{{Key: "replicaSetId", Value: here}, {Key: "instance", Value: uuid.NewString()}}
+	begun := op("$gt", mongodb.IfNull("$clusterTime", bson.Timestamp{}), bson.Timestamp{})
+	fields := bson.D{
+		{Key: "replicaSetId", Value: here},
+		{Key: "instance", Value: uuid.NewString()},
+		{Key: "gap", Value: op("$cond", begun, requestedGap("$clusterTime"), mongodb.IfNull("$gap", "$$REMOVE"))},
+	}
 
-	res, err := mongodb.Majority(coll).UpdateOne(ctx, filter, bson.D{{Key: "$set", Value: fields}})
+	res, err := mongodb.Majority(coll).UpdateOne(ctx, filter, mongo.Pipeline{{{Key: "$set", Value: fields}}})
 	if err != nil {
 		return fmt.Errorf("adopting watcher %s: %w", id, err)
 	}

@@ -96,6 +96,9 @@ func TestAWatcherMovesToAnotherKafkaCluster(t *testing.T) {
 	after := newEvents("after", 50)
 	s.AppendEvents(s.Outbox(), after...)
 	onNew.WaitDistinct(len(during) + len(after))
+	if bad := problemsAtStart(readLines(t, p, 0)); len(bad) != 1 || !strings.Contains(bad[0].message, "and this is cluster") {
+		t.Errorf("the relay logs %q, want the change of the cluster in one line", bad)
+	}
 
 	stopRelay(t, p)
 	onOld.WaitForEnd()
@@ -106,7 +109,7 @@ func TestAWatcherMovesToAnotherKafkaCluster(t *testing.T) {
 }
 
 // The steps of "With a copy" in docs/operate/moving.md: the relay halts at the copy until it is adopted. Then it sends new events once,
-// and may repeat the envelopes of the copy.
+// and may repeat the envelopes of the copy with the flag of repeats.
 func TestAWatcherMovesToACopyOfItsReplicaSet(t *testing.T) {
 	t.Parallel()
 	next := stacktest.Own(t, devstack.Options{Mongods: 1, Quick: true})
@@ -143,9 +146,13 @@ func TestAWatcherMovesToACopyOfItsReplicaSet(t *testing.T) {
 		delivered[r.Header(record.HeaderID)]++
 		if string(r.Key) == "after" {
 			later = append(later, r)
+		} else if again := delivered[r.Header(record.HeaderID)] > 1; (r.Header(record.HeaderRedelivered) == "true") != again {
+			t.Errorf("event %s, delivery %d: the flag of repeats is %q", r.Header(record.HeaderID), delivered[r.Header(record.HeaderID)], r.Header(record.HeaderRedelivered))
 		}
 	}
-	checkOnlyOnce(t, later, after...)
+	if flagged := checkOnlyOnce(t, later, after...); flagged != 0 {
+		t.Errorf("%d new events are flagged as repeats", flagged)
+	}
 	for _, e := range before {
 		if n := delivered[e.ID().String()]; n < 1 || n > 2 {
 			t.Errorf("event %s was delivered %d times", e.ID(), n)
