@@ -222,6 +222,11 @@ func (k *kit) once(name string, n int) {
 // committed are the group's offsets of the topic, by partition; -1 for none.
 func (k *kit) committed(partitions int) []int64 {
 	k.Helper()
+	return k.committedOf(k.topic, partitions)
+}
+
+func (k *kit) committedOf(topic string, partitions int) []int64 {
+	k.Helper()
 	cl, done := k.client()
 	defer done()
 	ids := make([]int, partitions)
@@ -231,11 +236,11 @@ func (k *kit) committed(partitions int) []int64 {
 
 	out := make([]int64, partitions)
 	k.until("offsets", func(ctx context.Context) bool {
-		res, err := cl.OffsetFetch(ctx, &kafka.OffsetFetchRequest{GroupID: k.group, Topics: map[string][]int{k.topic: ids}})
+		res, err := cl.OffsetFetch(ctx, &kafka.OffsetFetchRequest{GroupID: k.group, Topics: map[string][]int{topic: ids}})
 		if err != nil || res.Error != nil {
 			return false
 		}
-		for _, p := range res.Topics[k.topic] {
+		for _, p := range res.Topics[topic] {
 			if p.Error != nil {
 				return false
 			}
@@ -244,6 +249,22 @@ func (k *kit) committed(partitions int) []int64 {
 		return true
 	})
 
+	return out
+}
+
+// ends are the end offsets of a topic with one partition.
+func (k *kit) ends(topic string) []int64 {
+	k.Helper()
+	cl, done := k.client()
+	defer done()
+	res, err := cl.ListOffsets(k.context(), &kafka.ListOffsetsRequest{Topics: map[string][]kafka.OffsetRequest{topic: {kafka.LastOffsetOf(0)}}})
+	if err != nil {
+		k.Fatal(err)
+	}
+	var out []int64
+	for _, p := range res.Topics[topic] {
+		out = append(out, p.LastOffset)
+	}
 	return out
 }
 

@@ -3,16 +3,23 @@ package consumer_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+	mongoevent "go.mongodb.org/mongo-driver/v2/event"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // The tests of this file check on real servers promises whose edge cases the tests of internal/memory check.
@@ -114,4 +121,140 @@ func TestAReplacedHandlerTakesTheMessagesThatWait(t *testing.T) {
 	k.publish(numbered(1, 2)[1:]...)
 	k.untilCount("effects", 2)
 	k.once("effects", 2)
+}
+
+// TestEventsOfTwoSourcesWithEqualIDsHaveTheirEffects: a CloudEvent is unique by its source and id together. The topic contains each
+// event in binary and in structured mode, and one source repeats its events.
+func TestEventsOfTwoSourcesWithEqualIDsHaveTheirEffects(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	c := k.consumer()
+	handle(t, c, "A", k.effects("effects"))
+
+	for _, source := range []string{"/a", "/b", "/a"} {
+		k.publish(&consumer.Message{Key: []byte("k"), Value: []byte("binary of " + source), Headers: []event.Header{
+			{Key: "ce_specversion", Value: []byte("1.0")}, {Key: "ce_id", Value: []byte("1")},
+			{Key: "ce_source", Value: []byte(source)}, {Key: "ce_type", Value: []byte("A")},
+		}}, &consumer.Message{
+			Key:     []byte("k"),
+			Value:   fmt.Appendf(nil, `{"specversion":"1.0","id":"2","source":%q,"type":"A","data":{"of":%q}}`, source, source),
+			Headers: []event.Header{{Key: "content-type", Value: []byte("application/cloudevents+json")}},
+		})
+	}
+
+	k.start(c)
+	k.until("all is committed", func(context.Context) bool { return k.committed(1)[0] == 6 })
+	var values []string
+	if err := k.db.Collection("effects").Distinct(k.context(), "value", bson.D{}).Decode(&values); err != nil {
+		t.Fatal(err)
+	}
+	if n := k.count("effects"); n != 4 || len(values) != 4 {
+		t.Errorf("%d effects of %q, want one of each event of each source", n, values)
+	}
+	if letters := k.count(deadletter.DefaultCollection); letters != 0 {
+		t.Errorf("%d dead letters, want none", letters)
+	}
+}
+
+// TestARecordWithoutAnIDHasItsEffectOnceWhereverItIsMoved: a member stops between the copy of a message into its retry topic and the
+// watermark that would pass the message. The next member handles the message and its copy.
+func TestARecordWithoutAnIDHasItsEffectOnceWhereverItIsMoved(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	retries := transport.RetryTopicName(k.topic, k.group, 1)
+	stacktest.CreateTopic(t, retries, 1)
+	letters, err := deadletter.New(k.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	effect := k.effects("effects")
+	member := func(d consumer.Disposer, outcome error) (stop func()) {
+		t.Helper()
+		c := k.consumer(consumer.WithDisposer(d), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(10*time.Millisecond))
+		handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error { return errors.Join(outcome, effect(ctx, m)) })
+		return k.start(c)
+	}
+
+	k.publish(&consumer.Message{Key: []byte("k"), Value: []byte("0"), Headers: []event.Header{{Key: "type", Value: []byte("counted")}}})
+	disposer := consumer.NewDisposer(letters, k.kafka, k.log)
+	dying := &dyingDisposer{Disposer: disposer, moved: make(chan struct{}, 100)}
+	stop := member(dying, errWanted)
+	k.await("the copy", dying.moved)
+	stop()
+	if n := k.count("effects"); n != 0 {
+		t.Fatalf("%d effects of a handler that fails", n)
+	}
+
+	copies := k.ends(retries)
+	member(disposer, nil)
+	k.until("the message and its copies are committed", func(context.Context) bool {
+		return k.committedOf(k.topic, 1)[0] == 1 && slices.Equal(k.committedOf(retries, 1), copies)
+	})
+	if n := k.count("effects"); n != 1 {
+		t.Errorf("%d effects of a message and its %d copies, want one", n, copies[0])
+	}
+}
+
+// dyingDisposer moves messages, and its member stops before it gets the result.
+type dyingDisposer struct {
+	consumer.Disposer
+	moved chan struct{}
+}
+
+func (d *dyingDisposer) Dispose(ctx context.Context, m *consumer.Message, handler string, v consumer.Verdict, cause error) error {
+	if err := d.Disposer.Dispose(ctx, m, handler, v, cause); err != nil {
+		return err
+	}
+	d.moved <- struct{}{}
+	return errWanted
+}
+
+// TestAHandlerThatIsAbandonedKeepsItsClaim: a handler that claims its messages acts outside of the database and ignores its context.
+// While it runs, no other member begins the same message, although the first member has left the group.
+func TestAHandlerThatIsAbandonedKeepsItsClaim(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	begun, release := make(chan struct{}, 1), make(chan struct{})
+	var running atomic.Bool
+	first := k.consumer(consumer.WithDrain(50*time.Millisecond), consumer.WithLease(patience))
+	handle(t, first, "counted", func(ctx context.Context, _ *consumer.Message) error {
+		running.Store(true)
+		defer running.Store(false)
+		begun <- struct{}{}
+		<-release
+		return ctx.Err()
+	}, consumer.WithMode(consumer.Claimed))
+	k.publish(numbered(1, 1)...)
+	stop := k.start(first)
+	k.await("the first member's handler", begun)
+	stop()
+	if !running.Load() {
+		t.Fatal("the abandoned handler has ended")
+	}
+
+	// The second member asks for the claim through a client of its own, so that its attempts can be counted.
+	attempts := make(chan struct{}, 1000)
+	monitor := &mongoevent.CommandMonitor{Started: func(_ context.Context, e *mongoevent.CommandStartedEvent) {
+		if coll, _ := e.Command.Lookup("findAndModify").StringValueOK(); strings.HasSuffix(coll, "_claims") {
+			attempts <- struct{}{}
+		}
+	}}
+	second := *k
+	second.db = stacktest.Client(t, options.Client().SetMonitor(monitor)).Database(k.db.Name())
+	c, effect := second.consumer(), second.effects("effects")
+	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if running.Load() {
+			t.Error("the handler begins while the abandoned one runs")
+			attempts <- struct{}{}
+		}
+		return effect(ctx, m)
+	}, consumer.WithMode(consumer.Claimed))
+	second.start(c)
+	k.await("an attempt of the second member", attempts)
+	k.await("another attempt of the second member", attempts)
+
+	close(release)
+	k.untilCount("effects", 1)
+	k.once("effects", 1)
 }
