@@ -20,6 +20,9 @@ func TestMessagesOfAWrongCommandLine(t *testing.T) {
 	for _, c := range []struct{ line, want string }{
 		{"stauts", "unknown command \"stauts\" of outrelay; did you mean `outrelay status`?"},
 		{"nonsense", "unknown command \"nonsense\" of outrelay; run `outrelay --help` for the list"},
+		{"help stauts", "unknown command \"stauts\" of outrelay; did you mean `outrelay status`?"},
+		{"help dead lst", "unknown command \"lst\" of outrelay dead; did you mean `outrelay dead list`?"},
+		{"pause --yes", "unknown flag --yes; run `outrelay pause --help` for the flags"},
 		{"dead lst", "unknown command \"lst\" of outrelay dead; did you mean `outrelay dead list`?"},
 		{"validate --confg x", "unknown flag --confg; did you mean --config?"},
 		{"status --jsn", "unknown flag --jsn; did you mean --json?"},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/logging"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // program holds the state that all commands share: the streams, the environment and the flags of the
@@ -150,8 +151,28 @@ func newRootCommand(p *program) *cobra.Command {
 		}
 	}
 	root.SetHelpCommandGroupID("program")
+	rejectUnknownTopics(root)
 	root.SetCompletionCommandGroupID("program")
 	return root
+}
+
+// rejectUnknownTopics makes `help` return an error for a command that does not exist. Cobra prints the help of the command above it.
+func rejectUnknownTopics(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	for _, help := range root.Commands() {
+		if help.Name() != "help" {
+			continue
+		}
+		help.Run = nil
+		help.RunE = func(_ *cobra.Command, args []string) error {
+			of, rest, err := root.Find(args)
+			if err == nil && len(rest) == 0 {
+				of.InitDefaultHelpFlag()
+				return of.Help()
+			}
+			return unknownCommandError(of, rest[0])
+		}
+	}
 }
 
 // registerCompletions registers the values that the shell offers for the flags of the root command.
@@ -203,7 +224,7 @@ func (p *program) newLogger(c config.Log) *slog.Logger {
 	}
 
 	p.level.Set(level)
-	return slog.New(logging.Limit(logging.New(p.errOut, &p.level, logging.Format(c.Format))))
+	return slog.New(logging.Limit(logging.New(p.errOut, &p.level, logging.Format(c.Format)), mongodb.DescribeOutage))
 }
 
 // loadWithLogger reads the configuration, makes its logger and logs the warnings.

@@ -193,7 +193,13 @@ func (o Operator) collectionNames(ctx context.Context) ([]string, error) {
 }
 
 // ErrNoCollections is returned for a watcher that has not registered any collection.
-var ErrNoCollections = errors.New("it has no collections")
+var ErrNoCollections = errors.New("it has read no collection yet")
+
+// errNoCollections returns [ErrNoCollections] with the possible causes.
+func (o Operator) errNoCollections() error {
+	return fmt.Errorf("watcher %s in %s: %w: run outrelay and append the first event, or correct the names of the watcher and of "+
+		"the state database", o.Watcher, o.State.Name(), ErrNoCollections)
+}
 
 // Collections returns the sorted names of the outboxes that the watcher is registered for, each once,
 // or only the named one.
@@ -205,8 +211,7 @@ func (o Operator) Collections(ctx context.Context, only string) ([]string, error
 
 	switch {
 	case len(all) == 0:
-		return nil, fmt.Errorf("watcher %s in %s: %w; check its name and the state database, or start outrelay run once",
-			o.Watcher, o.State.Name(), ErrNoCollections)
+		return nil, o.errNoCollections()
 	case only == "":
 		return all, nil
 	case !slices.Contains(all, only):

@@ -221,8 +221,7 @@ func (o Operator) registeredOutboxes(ctx context.Context, only []string) ([]outb
 		}
 	}
 	if len(registered) == 0 {
-		return nil, fmt.Errorf("watcher %s is registered for no collection; "+
-			"check the watcher's name, or start outrelay run once", o.Watcher)
+		return nil, o.errNoCollections()
 	}
 
 	slices.Sort(databases)

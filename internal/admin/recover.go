@@ -3,7 +3,6 @@ package admin
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -39,7 +38,7 @@ func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]SweepCount
 		return nil, err
 	}
 	if len(claims) == 0 {
-		return nil, fmt.Errorf("watcher %s: %w", o.Watcher, ErrNoCollections)
+		return nil, o.errNoCollections()
 	}
 
 	swept, err := o.sweptOutboxes(ctx, claims)

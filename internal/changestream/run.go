@@ -430,12 +430,13 @@ func (r *run) retryMisconfigured(ctx context.Context, code int) error {
 // reportFault writes a fault that is retried to the state and to the log. Of a server's error it uses
 // only the code and the name.
 func (s *Stream) reportFault(err error, wait time.Duration) {
-	reason := err.Error()
+	reason, logged := err.Error(), any(err)
 	code := 0
 	var ce mongo.CommandError
 	if errors.As(err, &ce) && ce.Code != 0 {
 		code = int(ce.Code)
 		reason = fmt.Sprintf("MongoDB returned %s (%d)", ce.Name, ce.Code)
+		logged = reason
 	}
 
 	// A repeated fault is logged only once.
@@ -444,6 +445,6 @@ func (s *Stream) reportFault(err error, wait time.Duration) {
 		level = slog.LevelDebug
 	}
 	s.cfg.Log.Log(context.Background(), level, "change stream interrupted; reopening from the last position",
-		"reason", reason, "wait", wait)
+		"reason", logged, "wait", wait)
 	s.setState(Reopening, code, reason)
 }

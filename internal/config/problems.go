@@ -146,12 +146,12 @@ func (p *Problems) asError() error {
 	return p
 }
 
-// NearestName returns the candidate that was probably meant by name, or "" if none is similar.
+// NearestName returns the candidate that was probably meant by name, or "" if none is similar. Half of the letters have to agree.
 func NearestName(name string, candidates []string) string {
 	best, bestDistance := "", max(2, len(name)/3)+1
 	for _, c := range candidates {
 		distance := levenshtein.ComputeDistance(strings.ToLower(name), strings.ToLower(c))
-		if distance < bestDistance && distance < len(name) {
+		if distance < bestDistance && 2*distance <= len(name) {
 			best, bestDistance = c, distance
 		}
 	}

@@ -85,7 +85,7 @@ func (h *Held) logFailure(err error, n int) {
 
 	if !h.Valid() && h.suspended.CompareAndSwap(false, true) {
 		h.lease.cfg.Metrics.LeaseSuspended.Set(1)
-		h.log.Warn("lease not renewed in time; work is suspended until it is", "error", err)
+		h.log.Warn("lease not renewed in time; work is suspended until it is")
 	}
 }
 

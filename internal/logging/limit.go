@@ -23,9 +23,12 @@ const (
 // number as `repeated`, and at the end of the ten seconds the message with their number as `suppressed`. So a loop
 // that tries again does not repeat its reason, and a service that inserts many broken envelopes cannot fill the disk.
 // Lines below level info are not limited.
-func Limit(h slog.Handler) slog.Handler {
+//
+// An outage is one problem, whatever fails because of it: problemOf returns the same text for each of its errors. It
+// returns "" for other errors, and may be nil.
+func Limit(h slog.Handler, problemOf func(error) string) slog.Handler {
 	return &limited{
-		Handler: h, base: h,
+		Handler: h, base: h, problemOf: problemOf,
 		repeats: &lineCounts{window: repeatWindow, most: 1, kinds: make(map[kindOfLine]*lineCount)},
 		lines:   &lineCounts{window: limitWindow, most: limitLines, kinds: make(map[kindOfLine]*lineCount)},
 	}
@@ -35,6 +38,7 @@ type limited struct {
 	slog.Handler
 	base           slog.Handler // without attributes
 	attrs          string       // of the handler, as in problemText
+	problemOf      func(error) string
 	repeats, lines *lineCounts
 }
 
@@ -44,6 +48,9 @@ type limited struct {
 func (l *limited) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level >= slog.LevelWarn {
 		problem := kindOfLine{r.Level, localPort.ReplaceAllString(r.Message+l.attrs+problemText(r), "")}
+		if shared := l.sharedProblem(r); shared != "" {
+			problem = kindOfLine{text: shared}
+		}
 		again := func(n int) { writeSummary(l.Handler, r.Clone(), slog.Int("repeated", n), repeatWindow) }
 		if !l.repeats.allowLine(problem, time.Now(), again) {
 			return nil
@@ -59,6 +66,20 @@ func (l *limited) Handle(ctx context.Context, r slog.Record) error {
 		}
 	}
 	return l.Handler.Handle(ctx, r)
+}
+
+// sharedProblem returns the problem of the outage that an error of r belongs to, or "".
+func (l *limited) sharedProblem(r slog.Record) (problem string) {
+	if l.problemOf == nil {
+		return ""
+	}
+	r.Attrs(func(a slog.Attr) bool {
+		if err, ok := a.Value.Any().(error); ok {
+			problem = l.problemOf(err)
+		}
+		return problem == ""
+	})
+	return problem
 }
 
 // writeSummary writes r with the number of lines that a window has suppressed.

@@ -17,7 +17,7 @@ func TestLinesOfOneKindAreLimited(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		log := slog.New(Limit(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})))
+		log := slog.New(Limit(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}), nil))
 		for i := range 7_000 {
 			log.With("epoch", 1).Warn("an envelope is dead", "id", i)
 		}
@@ -46,7 +46,7 @@ func TestAProblemIsWrittenOnceAMinute(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		log := slog.New(Limit(slog.NewTextHandler(&out, nil)))
+		log := slog.New(Limit(slog.NewTextHandler(&out, nil), nil))
 		for i := range 26 {
 			read := fmt.Errorf("read tcp 127.0.0.1:%d->127.0.0.1:9092: connection reset by peer", 40_000+i)
 			log.With("slot", "0of2").Warn("adopting topics failed; retrying", "error", read, "wait", time.Duration(i), "records", i)
@@ -76,7 +76,7 @@ func TestKindsOfLinesAreBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		log := slog.New(Limit(slog.NewTextHandler(&out, nil)))
+		log := slog.New(Limit(slog.NewTextHandler(&out, nil), nil))
 		for i := range 4 * limitKinds {
 			log.Error(fmt.Sprint("kind ", i))
 		}
@@ -84,6 +84,35 @@ func TestKindsOfLinesAreBounded(t *testing.T) {
 		synctest.Wait()
 		if n := strings.Count(out.String(), "\n"); n > limitKinds+limitLines+1 {
 			t.Errorf("%d lines", n)
+		}
+	})
+}
+
+// What fails during an outage is one problem. The first line of it is written, and the next one after a minute.
+func TestAnOutageIsOneProblem(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		away := errors.New("no server")
+		log := slog.New(Limit(slog.NewTextHandler(&out, nil), func(err error) string {
+			if errors.Is(err, away) {
+				return "the server is away"
+			}
+			return ""
+		}))
+		for range 3 {
+			log.With("slot", "0of1").Warn("cannot renew the lease", "error", fmt.Errorf("writing: %w", away))
+			log.Error("cannot read the stream", "reason", away)
+			log.Warn("cannot write an entry", "error", errors.New("not allowed"))
+		}
+		log.Warn("work is suspended")
+		if n := strings.Count(out.String(), "\n"); n != 3 || !strings.Contains(out.String(), "cannot renew the lease") {
+			t.Errorf("%d lines during the outage:\n%s", n, out.String())
+		}
+		<-time.After(repeatWindow + time.Second)
+		synctest.Wait()
+		if n := strings.Count(out.String(), "no server"); n != 2 || !strings.Contains(out.String(), "repeated=5") {
+			t.Errorf("%d lines about the outage after a minute:\n%s", n, out.String())
 		}
 	})
 }
