@@ -1,6 +1,7 @@
-"""A hook of mkdocs: the site loads its scripts from itself, so it works offline.
+"""A hook of mkdocs: the site loads everything from itself, so it works offline, and sends nothing to other hosts.
 
-The theme loads two libraries from a public host. .ci/docs downloads them into the folder OUTRELAY_DOCS_SCRIPTS.
+The theme loads two libraries from a public host. .ci/docs downloads them into the folder OUTRELAY_DOCS_SCRIPTS. Next to the link to the
+repository, the theme shows numbers that it requests from the host of the repository: the hook removes the mark that makes it do so.
 """
 
 import os
@@ -18,6 +19,10 @@ LIBRARIES = {
 LOCAL = 'new URL(JSON.parse(document.getElementById("__config").textContent).base+"/assets/javascripts/{}",location).href'
 LOADS = re.compile(r'<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)="((?:https?:)?//[^"]+)"')
 REMOTE_SCRIPT = re.compile(r'"https?://(?:unpkg\.com/[^"]*|[^"]+\.js)"')
+# The scripts of the theme request the numbers for each element with this mark, and for nothing else.
+NUMBERS = ' data-md-component="source"'
+REQUESTS = re.compile(r"[`\"']https?://[^`\"']*(?:\bapi\b|\$\{)[^`\"']*[`\"']")
+KNOWN_REQUESTS = {"api.github.com", "/api/v4/projects/"}
 
 
 def on_post_build(config, **_):
@@ -31,8 +36,13 @@ def on_post_build(config, **_):
             text = text.replace(f'"{url}"', LOCAL.format(name))
         bundle.write_text(text)
         check(bundle, REMOTE_SCRIPT.findall(text))
+        if 'me("source").map(' not in text.replace(" ", ""):
+            raise PluginError(f"{bundle} requests the numbers of the repository in another way: look how to prevent it")
+        check(bundle, [url for url in REQUESTS.findall(text) if not any(known in url for known in KNOWN_REQUESTS)])
     for page in site.rglob("*.html"):
-        check(page, LOADS.findall(page.read_text()))
+        text = page.read_text().replace(NUMBERS, "")
+        page.write_text(text)
+        check(page, LOADS.findall(text))
 
 
 def check(file, loaded):

@@ -286,7 +286,7 @@ func (s *scene) appendEvents() {
 
 	add(delivered, "good", "order", "OrderPlaced")
 	add(forbidden, "forbidden", "order", "OrderPlaced", event.WithTopic("__consumer_offsets"))
-	add(expired, "late", "order", "Quote"+hostile, event.WithExpiry(time.Now().Add(-time.Hour)))
+	add(expired, "late", "order", "QuoteOffered", event.WithExpiry(time.Now().Add(-time.Hour)))
 	add(parked, "lost", "lost", "OrderLost")
 	if err := box.Append(s.t.Context(), list...); err != nil {
 		s.t.Fatal(err)

@@ -44,6 +44,26 @@ func testTerms(s *scene, b *tab) {
 	b.takeScreenshot("term")
 	b.runActions("Escape", chromedp.KeyEvent(kb.Escape))
 	b.waitUntil("the meaning to close", "!"+open)
+
+	// Each meaning is at its term, and fits into the window.
+	terms := `[...document.querySelectorAll('main .term, main .help')].filter((e) => e.checkVisibility())`
+	for _, width := range []int64{360, 1280} {
+		b.setWindowSize(width, 900)
+		for i := range evaluate[int](b, terms+".length") {
+			b.waitUntil(fmt.Sprintf("the meaning of term %d at %d pixels", i, width), fmt.Sprintf(`(() => {
+				const e = %s[%d];
+				e.scrollIntoView({block: 'center'});
+				const p = document.getElementById(e.getAttribute('popovertarget'));
+				if (!p.matches(':popover-open')) e.click();
+				const at = e.getBoundingClientRect(), m = p.getBoundingClientRect();
+				const near = Math.min(Math.abs(m.top - at.bottom), Math.abs(at.top - m.bottom)) < 20 && m.left <= at.right && m.right >= at.left;
+				const fits = m.left >= 0 && m.right <= innerWidth && m.top >= 0 && m.bottom <= innerHeight;
+				if (near && fits) p.hidePopover();
+				return near && fits;
+			})()`, terms, i))
+		}
+		b.takeScreenshot(fmt.Sprintf("terms-%d", width))
+	}
 	b.checkConsole("terms")
 }
 
