@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/logging"
-	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // program holds the state that all commands share: the streams, the environment and the flags of the
@@ -224,7 +224,7 @@ func (p *program) newLogger(c config.Log) *slog.Logger {
 	}
 
 	p.level.Set(level)
-	return slog.New(logging.Limit(logging.New(p.errOut, &p.level, logging.Format(c.Format)), mongodb.DescribeOutage))
+	return slog.New(logging.Limit(logging.New(p.errOut, &p.level, logging.Format(c.Format)), connect.DescribeOutage))
 }
 
 // loadWithLogger reads the configuration, makes its logger and logs the warnings.

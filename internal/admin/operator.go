@@ -195,8 +195,8 @@ func (o Operator) collectionNames(ctx context.Context) ([]string, error) {
 // ErrNoCollections is returned for a watcher that has not registered any collection.
 var ErrNoCollections = errors.New("it has read no collection yet")
 
-// errNoCollections returns [ErrNoCollections] with the possible causes.
-func (o Operator) errNoCollections() error {
+// errNoCollections returns [ErrNoCollections] with the possible causes for the watcher of o.
+func errNoCollections(o Operator) error {
 	return fmt.Errorf("watcher %s in %s: %w: run outrelay and append the first event, or correct the names of the watcher and of "+
 		"the state database", o.Watcher, o.State.Name(), ErrNoCollections)
 }
@@ -211,7 +211,7 @@ func (o Operator) Collections(ctx context.Context, only string) ([]string, error
 
 	switch {
 	case len(all) == 0:
-		return nil, o.errNoCollections()
+		return nil, errNoCollections(o)
 	case only == "":
 		return all, nil
 	case !slices.Contains(all, only):

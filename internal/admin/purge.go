@@ -221,7 +221,7 @@ func (o Operator) registeredOutboxes(ctx context.Context, only []string) ([]outb
 		}
 	}
 	if len(registered) == 0 {
-		return nil, o.errNoCollections()
+		return nil, errNoCollections(o)
 	}
 
 	slices.Sort(databases)

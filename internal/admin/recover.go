@@ -38,7 +38,7 @@ func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]SweepCount
 		return nil, err
 	}
 	if len(claims) == 0 {
-		return nil, o.errNoCollections()
+		return nil, errNoCollections(o)
 	}
 
 	swept, err := o.sweptOutboxes(ctx, claims)

@@ -231,3 +231,11 @@ func verifyNotRevoked(s tls.ConnectionState) error {
 	}
 	return nil
 }
+
+// DescribeOutage returns the problem that all errors of an outage share, for the log. It returns "" for other errors.
+func DescribeOutage(err error) string {
+	if mongo.IsNetworkError(err) || mongodb.IsDriverTimeout(err) {
+		return "MongoDB does not answer"
+	}
+	return ""
+}

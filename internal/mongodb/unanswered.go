@@ -8,14 +8,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
-// DescribeOutage returns the problem that all errors of an outage share, for the log. It returns "" for other errors.
-func DescribeOutage(err error) string {
-	if mongo.IsNetworkError(err) || IsDriverTimeout(err) {
-		return "MongoDB does not answer"
-	}
-	return ""
-}
-
 // IsDriverTimeout reports whether the database took too long. mongo.IsTimeout is true for every
 // time-out, also for that of a handler's call to another service. So IsDriverTimeout calls it only
 // for errors of the driver's packages. It does not compare their types: some types, such as that of
