@@ -134,6 +134,12 @@ func (r *importRun) importBatch(ctx context.Context, coll *mongo.Collection, t t
 }
 
 func (r *importRun) convertRow(coll *mongo.Collection, t table, raw bson.Raw) (converted, error) {
+	// Without its time, a row would be sent too early or too late.
+	for _, name := range t.times {
+		if _, err := (row{raw}).checkedTime(name); err != nil {
+			return converted{}, err
+		}
+	}
 	it, err := t.convert(row{raw}, r.options)
 	if err != nil {
 		return converted{}, err

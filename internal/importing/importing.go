@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -109,6 +110,11 @@ func Connect(cfg config.Config, o Options) (*Importer, func(), error) {
 	if !scope.Matches([]byte(db), []byte(coll)) {
 		return nil, nil, refusalf("--to %s: the watcher reads %s", o.To, scope)
 	}
+	// The watcher would look for the parts of an imported envelope in other fields.
+	if m := cfg.DocumentMapping(); m != nil {
+		return nil, nil, refusalf("watcher %s reads documents with other fields (%s), and imported rows become envelopes with the fields of "+
+			"docs/envelope.md; import them with a watcher that has no mapping", cfg.Watcher, m)
+	}
 	if o.MaxRetries <= 0 {
 		o.MaxRetries = 5
 	}
@@ -193,16 +199,21 @@ func (im *Importer) checkSource(ctx context.Context, r *Report) error {
 	if err != nil {
 		return err
 	}
+	var empty []string
 	for i, t := range im.source.tables {
 		coll := im.rows.Collection(im.tableName(i))
 		any, err := mongodb.Exists(ctx, coll, bson.D{})
 		if err != nil {
 			return err
 		}
-		// Other tables are created by the library when it needs them first.
-		if !any && !t.optional {
+		if !any {
+			empty = append(empty, mongodb.Namespace(coll))
+		}
+		// A library may delete its messages once they are sent, so one empty collection is usual. But a name that a user has
+		// written may be wrong, and a database without any row is another one.
+		if len(empty) == len(im.source.tables) || !any && coll.Name() == im.options.Collection {
 			return refusalf("%s has no rows; expected the messages of %s. Name their place with --database and --collection",
-				mongodb.Namespace(coll), im.source.name)
+				strings.Join(empty, ", "), im.source.name)
 		}
 		if err := im.checkFields(ctx, coll, t); err != nil {
 			return err
@@ -211,14 +222,8 @@ func (im *Importer) checkSource(ctx context.Context, r *Report) error {
 			return err
 		}
 
-		if t.locked != nil {
-			n, err := coll.CountDocuments(ctx, t.locked(now))
-			if err != nil {
-				return mongodb.Refusal(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
-			}
-			if n > 0 {
-				return refusalf("a publisher works on %d rows of %s; stop it, and wait until its locks have ended", n, mongodb.Namespace(coll))
-			}
+		if err := im.checkLocks(ctx, coll, t, now); err != nil {
+			return err
 		}
 		n, err := coll.CountDocuments(ctx, t.pending(im.options))
 		if err != nil {
@@ -233,12 +238,7 @@ func (im *Importer) checkSource(ctx context.Context, r *Report) error {
 func (im *Importer) checkFields(ctx context.Context, coll *mongo.Collection, t table) error {
 	var lacks bson.A
 	for _, name := range t.required {
-		missing := bson.D{{Key: name, Value: bson.D{{Key: "$exists", Value: false}}}}
-		// Drivers for .NET may be configured to write names in camel case.
-		if camel := strings.ToLower(name[:1]) + name[1:]; camel != name {
-			missing = append(missing, bson.E{Key: camel, Value: bson.D{{Key: "$exists", Value: false}}})
-		}
-		lacks = append(lacks, missing)
+		lacks = append(lacks, everySpelling(name, bson.D{{Key: "$exists", Value: false}}))
 	}
 
 	// One row without the field is enough: rows of one library have one form.
@@ -267,13 +267,7 @@ func (im *Importer) checkStatus(ctx context.Context, coll *mongo.Collection, t t
 		return nil
 	}
 	name := t.status.field
-	unknown := bson.D{{Key: "$nin", Value: t.status.known()}}
-	filter := bson.D{{Key: name, Value: unknown}}
-	if camel := strings.ToLower(name[:1]) + name[1:]; camel != name {
-		filter = append(filter, bson.E{Key: camel, Value: unknown})
-	}
-
-	raw, err := coll.FindOne(ctx, filter).Raw()
+	raw, err := coll.FindOne(ctx, everySpelling(name, bson.D{{Key: "$nin", Value: t.status.known()}})).Raw()
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return nil
 	}
@@ -282,6 +276,44 @@ func (im *Importer) checkStatus(ctx context.Context, coll *mongo.Collection, t t
 	}
 	return refusalf("%s: expected the %s %s; found %s in the row %s. Such a row would be left out",
 		mongodb.Namespace(coll), name, strings.Join(t.status.known(), ", "), row{raw}.field(name), raw.Lookup("_id"))
+}
+
+// checkLocks refuses rows that a running publisher works on: it would send them as well.
+func (im *Importer) checkLocks(ctx context.Context, coll *mongo.Collection, t table, now time.Time) error {
+	if t.lock == nil {
+		return nil
+	}
+
+	fields := bson.D{}
+	for _, name := range t.lock.fields {
+		for _, n := range spellings(name) {
+			fields = append(fields, bson.E{Key: n, Value: 1})
+		}
+	}
+	locked := 0
+	err := mongodb.FindEach(ctx, coll, "reading the locks of "+mongodb.Namespace(coll), t.lock.rows, func(raw bson.Raw) error {
+		until, err := t.lock.until(row{raw})
+		if err != nil {
+			return refusalf("%s, row %s: %w", mongodb.Namespace(coll), raw.Lookup("_id"), err)
+		}
+		if until.After(now) {
+			locked++
+		}
+		return nil
+	}, options.Find().SetProjection(fields))
+	if err == nil && locked > 0 {
+		err = refusalf("a publisher works on %d rows of %s; stop it, and wait until its locks have ended", locked, mongodb.Namespace(coll))
+	}
+	return err
+}
+
+// everySpelling returns the condition that holds for each spelling of a field.
+func everySpelling(name string, condition bson.D) bson.D {
+	all := bson.D{}
+	for _, n := range spellings(name) {
+		all = append(all, bson.E{Key: n, Value: condition})
+	}
+	return all
 }
 
 // newRun reads what the conversion needs from the servers.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -279,6 +280,39 @@ func TestImportOfKoan(t *testing.T) {
 	}
 }
 
+// TestImportOfKoanInCamelCase: with another naming convention of the driver, no row is left out.
+func TestImportOfKoanInCamelCase(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.hasRun()
+	row := func(id, status string, visible any) bson.D {
+		return bson.D{
+			{Key: "_id", Value: id},
+			{Key: "occurredAt", Value: past},
+			{Key: "entityType", Value: "Order"},
+			{Key: "operation", Value: "Upsert"},
+			{Key: "entityId", Value: "o-1"},
+			{Key: "payloadJson", Value: "{}"},
+			{Key: "attempt", Value: int32(0)},
+			{Key: "visibleAt", Value: visible},
+			{Key: "status", Value: status},
+		}
+	}
+	f.rows("Outbox", row("a", "Pending", past), row("b", "Dead", past), row("c", "Done", past), row("d", "Pending", "soon"))
+
+	r := f.importRows(Options{From: "koan"})
+	if r.Pending != 1 || r.Dead != 1 || r.Refused != 1 || r.Tables[0].Rows != 3 {
+		t.Errorf("%+v", r)
+	}
+	if p := r.Problems; len(p) != 1 || !strings.Contains(p[0].Reason, `VisibleAt: expected a time; found "soon"`) {
+		t.Errorf("a due time that is none: %+v", p)
+	}
+	f.expect("a", "Order", "o-1", "Upsert", "{}", "")
+
+	f.rows("Outbox", row("e", "Postponed", past))
+	f.refuses(Options{From: "koan"}, "expected the Status Pending, Dead, Done", `found "Postponed"`)
+}
+
 func TestImportOfOutboxEventBus(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -313,6 +347,13 @@ func TestImportOfOutboxEventBus(t *testing.T) {
 	}
 	v, raw := f.view("e3")
 	f.expectRetry(v, raw, 2)
+	if v.NextAt != future.UnixMilli() {
+		t.Errorf("next at %d, want %d", v.NextAt, future.UnixMilli())
+	}
+	letter, err := f.dead().FindOne(t.Context(), bson.D{{Key: "envelope._id", Value: "e4"}}).Raw()
+	if err != nil || letter.Lookup("reason").StringValue() != "broker down (attempts of outbox-event-bus: 5)" {
+		t.Errorf("%s, %v", letter, err)
+	}
 }
 
 // wolverineBody serializes a message as Wolverine does.
@@ -393,6 +434,24 @@ func TestImportOfWolverine(t *testing.T) {
 	}
 }
 
+// TestImportOfWolverineWithoutOutgoingMessages: Wolverine deletes its messages once they are sent.
+func TestImportOfWolverineWithoutOutgoingMessages(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.hasRun()
+	f.refuses(Options{From: "wolverine"}, "wolverine_outgoing_envelopes", "wolverine_dead_letters has no rows")
+	f.rows("wolverine_dead_letters", bson.D{
+		{Key: "_id", Value: uuidOf(bytes1)},
+		{Key: "messageType", Value: "OrderPlaced"},
+		{Key: "receivedAt", Value: "kafka://topic/orders"},
+		{Key: "body", Value: wolverineBody([]byte("{}"), "message-type", "OrderPlaced")},
+	})
+	f.refuses(Options{From: "wolverine", Collection: "outgoing"}, ".outgoing has no rows")
+	if r := f.importRows(Options{From: "wolverine"}); r.Dead != 1 || r.Total() != 1 || r.Tables[0].Rows != 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
 func TestImportOfMassTransit(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -446,6 +505,11 @@ func TestImportRefusesOtherCollections(t *testing.T) {
 	if _, _, err := Connect(f.cfg, Options{From: "koan", To: "other.outbox"}); !errors.Is(err, ErrRefused) {
 		t.Errorf("an outbox that is not watched: %v", err)
 	}
+	mapped := f.cfg
+	mapped.Mapping.AggregateType = "kind"
+	if _, _, err := Connect(mapped, Options{From: "koan"}); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "aggregatetype=kind") {
+		t.Errorf("a watcher of other documents: %v", err)
+	}
 	f.cfg.Watch = []string{"*.outbox"}
 	if _, _, err := Connect(f.cfg, Options{From: "koan"}); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "--to") {
 		t.Errorf("several outboxes: %v", err)
@@ -464,9 +528,6 @@ func TestImportRefusesAnUnknownStatus(t *testing.T) {
 			for _, value := range []any{int32(0), "Postponed", nil} {
 				f := newFixture(t)
 				f.hasRun()
-				if table.optional {
-					f.rows(source.tables[0].name, rowWith(source.tables[0]))
-				}
 				name := table.status.field
 				f.rows(table.name, rowWith(table, bson.E{Key: name, Value: table.status.ignores[0]}), rowWith(table, bson.E{Key: name, Value: value}))
 				f.refuses(Options{From: source.name}, table.name+": expected the "+name, table.status.imports[0], "found "+f.text(value))
@@ -475,15 +536,12 @@ func TestImportRefusesAnUnknownStatus(t *testing.T) {
 	}
 }
 
-// rowWith returns a row with all required fields of a table.
+// rowWith returns a row with all required fields of a table, and with those of set.
 func rowWith(t table, set ...bson.E) bson.D {
-	doc := bson.D{{Key: "_id", Value: bson.NewObjectID()}}
+	doc := append(bson.D{{Key: "_id", Value: bson.NewObjectID()}}, set...)
 	for _, name := range t.required {
-		doc = append(doc, bson.E{Key: name, Value: "x"})
-		for _, s := range set {
-			if s.Key == name {
-				doc[len(doc)-1] = s
-			}
+		if !slices.ContainsFunc(set, func(e bson.E) bool { return e.Key == name }) {
+			doc = append(doc, bson.E{Key: name, Value: "x"})
 		}
 	}
 	return doc
@@ -499,22 +557,52 @@ func (f *fixture) text(value any) string {
 	return bson.Raw(raw).Lookup("v").String()
 }
 
-// TestImportRefusesARunningPublisher: it would send the rows as well.
+// TestImportRefusesARunningPublisher: it would send the rows as well. The driver for .NET stores a time in several forms.
 func TestImportRefusesARunningPublisher(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.rows("outbox_events", bson.D{
-		{Key: "eventId", Value: "e1"},
-		{Key: "type", Value: "a"},
-		{Key: "payload", Value: nil},
-		{Key: "status", Value: "active"},
-		{Key: "occurredAt", Value: past},
-		{Key: "retryCount", Value: int32(0)},
-		{Key: "expireInSeconds", Value: int32(60)},
-		{Key: "keepAlive", Value: time.Now()},
-	})
+	ticks := func(at time.Time) int64 { return at.UnixNano()/100 + ticksOf1970 }
+	for _, c := range []struct {
+		source, status string
+		fields         func(at time.Time) []bson.E // of a lock that ends at a time
+	}{
+		{"slimmessagebus", "", func(at time.Time) []bson.E {
+			return []bson.E{{Key: "delivery_complete", Value: false}, {Key: "lock_expires_on", Value: at}}
+		}},
+		{"koan", "Pending", func(at time.Time) []bson.E { return []bson.E{{Key: "LeaseUntil", Value: at}} }},
+		{"koan", "Pending", func(at time.Time) []bson.E { return []bson.E{{Key: "leaseUntil", Value: at.Format(time.RFC3339Nano)}} }},
+		{"koan", "Pending", func(at time.Time) []bson.E {
+			return []bson.E{{Key: "LeaseUntil", Value: bson.A{ticks(at) - 90*600_000_000, int32(-90)}}}
+		}},
+		{"koan", "Pending", func(at time.Time) []bson.E {
+			return []bson.E{{Key: "LeaseUntil", Value: bson.D{{Key: "DateTime", Value: at}, {Key: "Ticks", Value: ticks(at)}}}}
+		}},
+		{"outbox-event-bus", "active", func(at time.Time) []bson.E {
+			return []bson.E{{Key: "keepAlive", Value: at.Add(-time.Minute)}, {Key: "expireInSeconds", Value: int32(60)}}
+		}},
+	} {
+		f := newFixture(t)
+		f.hasRun()
+		i := slices.IndexFunc(sources, func(s source) bool { return s.name == c.source })
+		table := sources[i].tables[0]
+		insert := func(until time.Time) {
+			set := c.fields(until)
+			if table.status != nil {
+				set = append(set, bson.E{Key: table.status.field, Value: c.status})
+			}
+			f.rows(table.name, rowWith(table, set...))
+		}
+		insert(time.Now().Add(-time.Second))
+		if _, err := f.connect(Options{From: c.source}).Plan(t.Context()); err != nil {
+			t.Errorf("%s, a lock that has ended: %v", c.source, err)
+		}
+		insert(time.Now().Add(time.Minute))
+		f.refuses(Options{From: c.source}, "a publisher works on 1 rows", "stop it")
+	}
 
-	f.refuses(Options{From: "outbox-event-bus"}, "a publisher works on 1 rows", "stop it")
+	f := newFixture(t)
+	koan := sources[slices.IndexFunc(sources, func(s source) bool { return s.name == "koan" })].tables[0]
+	f.rows(koan.name, rowWith(koan, bson.E{Key: "Status", Value: "Pending"}, bson.E{Key: "LeaseUntil", Value: "later"}))
+	f.refuses(Options{From: "koan"}, `LeaseUntil: expected a time; found "later"`)
 }
 
 // TestInterruptedImport: envelopes of a run that ended early count as imported, also if they are delivered and purged by now.

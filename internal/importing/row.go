@@ -16,16 +16,23 @@ import (
 // row is a document of a source.
 type row struct{ raw bson.Raw }
 
-// field returns a field, or the zero value. A name in Pascal case also finds the field in camel case, which is a common convention of the
+// spellings returns the names that a field may have. A name in Pascal case may be in camel case, which is a common convention of the
 // driver for .NET.
+func spellings(name string) []string {
+	if !unicode.IsUpper(rune(name[0])) {
+		return []string{name}
+	}
+	return []string{name, strings.ToLower(name[:1]) + name[1:]}
+}
+
+// field returns a field, or the zero value.
 func (r row) field(name string) bson.RawValue {
-	if v, err := r.raw.LookupErr(name); err == nil {
-		return v
+	for _, n := range spellings(name) {
+		if v, err := r.raw.LookupErr(n); err == nil {
+			return v
+		}
 	}
-	if name == "" || !unicode.IsUpper(rune(name[0])) {
-		return bson.RawValue{}
-	}
-	return r.raw.Lookup(strings.ToLower(name[:1]) + name[1:])
+	return bson.RawValue{}
 }
 
 func (r row) text(name string) string {
@@ -46,33 +53,51 @@ func (r row) isTrue(name string) bool {
 // ticksOf1970 is the Unix epoch in ticks of .NET, which are 100 ns.
 const ticksOf1970 = 621355968000000000
 
-// time returns a time, or the zero time. The driver for .NET stores a DateTimeOffset as a date, as an array of ticks and minutes, as a
-// document with both, or as text.
+// time returns a time, or the zero time.
 func (r row) time(name string) time.Time {
+	at, _ := parseTime(r.field(name))
+	return at
+}
+
+// checkedTime returns a time, the zero time if the field is missing or null, or an error if it contains something else.
+func (r row) checkedTime(name string) (time.Time, error) {
 	v := r.field(name)
+	at, ok := parseTime(v)
+	if !ok && v.Type != 0 && v.Type != bson.TypeNull {
+		return at, fmt.Errorf("%s: expected a time; found %s", name, v)
+	}
+	return at, nil
+}
+
+// parseTime returns the time in a value, and false if there is none. The driver for .NET stores a DateTimeOffset as a date, as an array of
+// ticks and minutes, as a document with both, or as text.
+func parseTime(v bson.RawValue) (time.Time, bool) {
 	switch v.Type {
 	case bson.TypeDateTime:
-		return v.Time().UTC()
+		return v.Time().UTC(), true
 	case bson.TypeString:
-		at, _ := time.Parse(time.RFC3339Nano, v.StringValue())
-		return at.UTC()
+		at, err := time.Parse(time.RFC3339Nano, v.StringValue())
+		return at.UTC(), err == nil
 	case bson.TypeArray:
 		parts, _ := v.Array().Values()
 		if len(parts) != 2 {
-			return time.Time{}
+			return time.Time{}, false
 		}
 
 		// The ticks are in local time, and the minutes are its distance from UTC.
 		ticks, ok := parts[0].AsInt64OK()
 		minutes, ok2 := parts[1].AsInt64OK()
 		if !ok || !ok2 {
-			return time.Time{}
+			return time.Time{}, false
 		}
-		return time.Unix(0, 0).Add(time.Duration(ticks-ticksOf1970) * 100).Add(-time.Duration(minutes) * time.Minute).UTC()
+		// A duration has no room for the first and the last time of .NET.
+		const second = 10_000_000
+		ticks -= ticksOf1970
+		return time.Unix(ticks/second-minutes*60, ticks%second*100).UTC(), true
 	case bson.TypeEmbeddedDocument:
-		return row{v.Document()}.time("DateTime")
+		return parseTime(row{v.Document()}.field("DateTime"))
 	default:
-		return time.Time{}
+		return time.Time{}, false
 	}
 }
 

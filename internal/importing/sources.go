@@ -19,13 +19,26 @@ type source struct {
 // table is a collection with rows of one kind. The first table of a source has the messages, and can have another name.
 type table struct {
 	name     string
-	optional bool                                  // the library creates it later, or the source may lack it
 	required []string                              // fields of every row
 	status   *status                               // field that selects the rows; nil: all are imported, or a boolean selects them
 	pending  func(o Options) bson.D                // rows to import
-	locked   func(now time.Time) bson.D            // rows that a running publisher works on; nil if the library has no locks
+	lock     *lock                                 // nil if the library has no locks
+	times    []string                              // fields that decide when a row is sent
 	sort     bson.D                                // the order in which the library sends
 	convert  func(r row, o Options) (*item, error) // of a row that matches pending
+}
+
+// lock describes the rows that a running publisher works on.
+type lock struct {
+	fields []string // of the lock
+	rows   bson.D   // rows that can be locked
+	until  func(r row) (time.Time, error)
+}
+
+// lockField returns a lock that ends at the time in a field. The server cannot compare such a time, because drivers store
+// it in several forms.
+func lockField(name string, rows bson.D) *lock {
+	return &lock{[]string{name}, rows, func(r row) (time.Time, error) { return r.checkedTime(name) }}
 }
 
 // status is a field whose values decide which rows are imported. A row with another value is one of another version or
@@ -36,8 +49,15 @@ type status struct {
 	ignores []string
 }
 
-func (s status) matchImports() bson.E {
-	return bson.E{Key: s.field, Value: bson.D{{Key: "$in", Value: s.imports}}}
+func (s status) matchImports() bson.D { return s.match(s.imports...) }
+
+// match returns the condition for rows with one of these values.
+func (s status) match(values ...string) bson.D {
+	var or bson.A
+	for _, name := range spellings(s.field) {
+		or = append(or, bson.D{{Key: name, Value: bson.D{{Key: "$in", Value: values}}}})
+	}
+	return bson.D{{Key: "$or", Value: or}}
 }
 
 // known returns all values of the library.
@@ -81,32 +101,33 @@ var sources = []source{
 		name:     "smb_outbox",
 		required: []string{"timestamp", "bus_name", "message_type", "message_payload", "delivery_attempt", "delivery_complete", "delivery_aborted"},
 		pending:  func(Options) bson.D { return bson.D{{Key: "delivery_complete", Value: false}} },
-		locked: func(now time.Time) bson.D {
-			return bson.D{{Key: "delivery_complete", Value: false}, {Key: "lock_expires_on", Value: bson.D{{Key: "$gt", Value: now}}}}
-		},
-		sort:    bson.D{{Key: "timestamp", Value: 1}, {Key: "_id", Value: 1}},
-		convert: convertSlimMessageBus,
+		lock:     lockField("lock_expires_on", bson.D{{Key: "delivery_complete", Value: false}}),
+		sort:     bson.D{{Key: "timestamp", Value: 1}, {Key: "_id", Value: 1}},
+		convert:  convertSlimMessageBus,
 	}}},
 	{name: "koan", tables: []table{{
 		name:     "Outbox",
 		required: []string{"OccurredAt", "EntityType", "Operation", "EntityId", "PayloadJson", "Attempt", "VisibleAt", "Status"},
 		status:   &koanStatus,
-		pending:  func(Options) bson.D { return bson.D{koanStatus.matchImports()} },
-		locked: func(now time.Time) bson.D {
-			return bson.D{{Key: "Status", Value: "Pending"}, {Key: "LeaseUntil", Value: bson.D{{Key: "$gt", Value: now}}}}
-		},
-		sort:    bson.D{{Key: "_id", Value: 1}},
-		convert: convertKoan,
+		pending:  func(Options) bson.D { return koanStatus.matchImports() },
+		lock:     lockField("LeaseUntil", koanStatus.match("Pending")),
+		times:    []string{"VisibleAt"},
+		sort:     bson.D{{Key: "_id", Value: 1}},
+		convert:  convertKoan,
 	}}},
 	{name: "outbox-event-bus", tables: []table{{
 		name:     "outbox_events",
 		required: []string{"eventId", "type", "payload", "status", "occurredAt", "retryCount", "expireInSeconds", "keepAlive"},
 		status:   &outboxEventStatus,
-		pending:  func(Options) bson.D { return bson.D{outboxEventStatus.matchImports()} },
-		locked: func(now time.Time) bson.D {
-			until := bson.D{{Key: "$add", Value: bson.A{"$keepAlive", bson.D{{Key: "$multiply", Value: bson.A{"$expireInSeconds", 1000}}}}}}
-			return bson.D{{Key: "status", Value: "active"}, {Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{until, now}}}}}
+		pending:  func(Options) bson.D { return outboxEventStatus.matchImports() },
+		lock: &lock{
+			fields: []string{"keepAlive", "expireInSeconds"}, rows: outboxEventStatus.match("active"),
+			until: func(r row) (time.Time, error) {
+				at, err := r.checkedTime("keepAlive")
+				return at.Add(time.Duration(r.int("expireInSeconds")) * time.Second), err
+			},
 		},
+		times:   []string{"nextRetryAt"},
 		sort:    bson.D{{Key: "occurredAt", Value: 1}, {Key: "_id", Value: 1}},
 		convert: convertOutboxEventBus,
 	}}},
@@ -115,19 +136,21 @@ var sources = []source{
 			name:     "wolverine_outgoing_envelopes",
 			required: []string{"ownerId", "destination", "body", "attempts", "messageType"},
 			pending:  func(Options) bson.D { return bson.D{} },
+			times:    []string{"deliverBy"},
 			sort:     bson.D{{Key: "_id", Value: 1}},
 			convert:  convertWolverine,
 		},
 		{
-			name: "wolverine_incoming_envelopes", optional: true,
+			name:     "wolverine_incoming_envelopes",
 			required: []string{"status", "ownerId", "body", "attempts", "messageType"},
 			status:   &wolverineScheduling,
-			pending:  func(Options) bson.D { return bson.D{wolverineScheduling.matchImports()} },
+			pending:  func(Options) bson.D { return wolverineScheduling.matchImports() },
+			times:    []string{"executionTime"},
 			sort:     bson.D{{Key: "executionTime", Value: 1}, {Key: "_id", Value: 1}},
 			convert:  convertWolverineScheduled,
 		},
 		{
-			name: "wolverine_dead_letters", optional: true,
+			name:     "wolverine_dead_letters",
 			required: []string{"messageType", "body"},
 			pending:  func(Options) bson.D { return bson.D{} },
 			sort:     bson.D{{Key: "_id", Value: 1}},
@@ -138,6 +161,7 @@ var sources = []source{
 		name:     "outbox.messages",
 		required: []string{"MessageId", "ContentType", "MessageType", "Body", "SentTime", "SequenceNumber"},
 		pending:  func(Options) bson.D { return bson.D{} },
+		times:    []string{"EnqueueTime", "ExpirationTime"},
 		sort:     bson.D{{Key: "_id", Value: 1}},
 		convert:  convertMassTransit,
 	}}},
@@ -300,6 +324,9 @@ func convertWolverineScheduled(r row, _ Options) (*item, error) {
 		return nil, err
 	}
 	it.aggregateType, it.due, it.attempts = lastSegment(m.get("destination")), r.time("executionTime"), r.int("attempts")
+	if it.due.IsZero() {
+		return nil, errors.New("executionTime: the message is scheduled without a time")
+	}
 	return it, nil
 }
 
