@@ -382,9 +382,36 @@ topics:
 	if diff := cmp.Diff(want, lines); diff != "" {
 		t.Errorf("lines (-want +got):\n%s\n%v", diff, err)
 	}
-	_, _, err = Load(writeConfig(t, "watch: [a.b]\nmapping:\n  aggregatetype: \"-\"\n"), base, nil)
-	if err == nil || !strings.Contains(err.Error(), "mapping.aggregatetype (line 3): ") {
-		t.Errorf("the default template without an aggregatetype: %v", err)
+
+	// One impossible mapping of each kind, on its last line.
+	for text, want := range map[string]string{
+		"mapping:\n  id: \"-\"":                                                      "mapping.id (line 2): ",
+		"mapping:\n  type: \"*\"":                                                    "mapping.type (line 2): ",
+		"mapping:\n  type: $type":                                                    "mapping.type (line 2): ",
+		"mapping:\n  type: state":                                                    "mapping.type (line 2): ",
+		"mapping:\n  type: key":                                                      "mapping.type (line 2): ",
+		"mapping:\n  aggregatetype: \"-\"":                                           "mapping.aggregatetype (line 2): ",
+		"mapping:\n  types: x":                                                       "mapping.types (line 2): ",
+		"record:\n  preset: nothing":                                                 "record.preset (line 2): ",
+		"mapping: {type: \"-\"}\nrecord:\n  preset: cloudevents":                     "record.preset (line 3): ",
+		"record:\n  json: xml":                                                       "record.json (line 2): ",
+		"record:\n  placement:\n    - tenant:header\n    - tenant":                   "record.placement[1] (line 4): ",
+		"record:\n  placement:\n    - seal:header":                                   "record.placement[0] (line 3): ",
+		"record:\n  placement:\n    - a:value\n    - b:value:a":                      "record.placement[1] (line 4): ",
+		"record:\n  headers:\n    id: x":                                             "record.headers.id (line 3): ",
+		"record:\n  headers:\n    tenant: \"{tenant}\"":                              "record.headers.tenant (line 3): ",
+		"mapping: {headers: \"-\"}\nrecord:\n  headers:\n    tenant: \"{header:x}\"": "record.headers.tenant (line 4): ",
+		"topics:\n  template: \"{tenant}\"":                                          "topics.template (line 2): ",
+		"topics:\n  template: \"{field:a.}\"":                                        "topics.template (line 2): ",
+		"topics:\n  rules:\n    - match:\n        fields:\n          state: x\n      drop: true":      "topics.rules[0].match.fields.state (line 5): ",
+		"topics:\n  rules:\n    - match:\n        headers: {x: \"\"}\n      drop: true":               "topics.rules[0].match.headers.x (line 4): ",
+		"topics:\n  rules:\n    - drop: true\n      to: [a]":                                          "topics.rules[0].to (line 4): ",
+		"record: {preset: kafka-connector}\ntopics:\n  rules:\n    - match: {type: a}\n      to: [b]": "topics.rules[0].match.type (line 4): ",
+	} {
+		_, _, err := Load(writeConfig(t, text+"\n"), base, nil)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("no %q for:\n%s\n%v", want, text, err)
+		}
 	}
 }
 

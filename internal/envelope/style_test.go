@@ -92,14 +92,18 @@ func TestPlainStyle(t *testing.T) {
 		t.Fatalf("%s: %v", got, err)
 	}
 
-	for name, want := range map[string]any{
-		"double": 1.5, "whole": 3.0, "nan": "NaN", "oid": "6560d0c3a1b2c3d4e5f60718", "date": "2023-11-14T22:13:20.123Z",
-		"uuid": "01020304-0506-0708-090a-0b0c0d0e0f10", "binary": "AAH/", "decimal": "1.10E+3", "long": float64(1 << 53),
-		"timestamp": "2023-11-14T22:13:20Z", "min": nil, "regex": `/a/b"/im`, "int": -7.0,
-	} {
-		if v[name] != want {
-			t.Errorf("%s is %v, want %v", name, v[name], want)
-		}
+	want := map[string]any{
+		"double": 1.5, "whole": 3.0, "big": 1e21, "small": 1e-5, "mid": 12345678.9, "thousandth": 0.001, "neg0": math.Copysign(0, -1),
+		"nan": "NaN", "inf": "Infinity", "ninf": "-Infinity", "int": -7.0, "long": float64(1 << 53), "slong": 5.0, "decimal": "1.10E+3",
+		"string":   "a\"b\\c/\n\r\t\b\f\u0001\u00e9\u2028\u2029\U0001F600e\u0301\u200b\u00ad<>&'",
+		"document": map[string]any{"a": 1.0, "b": map[string]any{}}, "array": []any{1.0, "x", []any{}, map[string]any{"y": nil}},
+		"binary": "AAH/", "user": "AQ==", "uuid": "01020304-0506-0708-090a-0b0c0d0e0f10", "oid": "6560d0c3a1b2c3d4e5f60718",
+		"true": true, "null": nil, "undef": nil, "min": nil, "max": nil, "dbp": "6560d0c3a1b2c3d4e5f60718",
+		"date": "2023-11-14T22:13:20.123Z", "old": "1969-12-31T23:59:59.999Z", "far": "10000-01-01T00:00:00Z", "timestamp": "2023-11-14T22:13:20Z",
+		"regex": `/a/b"/im`, "code": "f()", "scoped": "g()", "symbol": "s",
+	}
+	if diff := cmp.Diff(want, v); diff != "" {
+		t.Errorf("(-want +written):\n%s", diff)
 	}
 }
 

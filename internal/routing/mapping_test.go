@@ -47,10 +47,27 @@ func contractDoc(more ...bson.E) bson.D {
 
 func TestPlaceholdersOfTopics(t *testing.T) {
 	t.Parallel()
+	decimal, err := bson.ParseDecimal128("1.50")
+	if err != nil {
+		t.Fatal(err)
+	}
 	doc := contractDoc(
 		bson.E{Key: "tenant", Value: bson.D{{Key: "name", Value: "acme"}, {Key: "no", Value: int64(7)}, {Key: "list", Value: bson.A{}}}},
-		bson.E{Key: "headers", Value: bson.D{{Key: "region", Value: "eu"}}},
+		bson.E{Key: "headers", Value: bson.D{{Key: "region", Value: "eu"}, {Key: "empty", Value: ""}}},
+		bson.E{Key: "id", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: make([]byte, 16)}},
+		bson.E{Key: "legacy", Value: bson.Binary{Subtype: bson.TypeBinaryUUIDOld, Data: make([]byte, 16)}},
+		bson.E{Key: "bytes", Value: []byte("x")},
+		bson.E{Key: "regex", Value: bson.Regex{Pattern: "x"}},
+		bson.E{Key: "stamp", Value: bson.Timestamp{T: 1}},
+		bson.E{Key: "null", Value: nil},
+		bson.E{Key: "none", Value: ""},
+		bson.E{Key: "oid", Value: bson.ObjectID{1}},
+		bson.E{Key: "flag", Value: true},
+		bson.E{Key: "half", Value: 0.5},
+		bson.E{Key: "price", Value: decimal},
+		bson.E{Key: "long", Value: strings.Repeat("x", envelope.MaxFieldText+1)},
 	)
+	const unfit = "; a text, a number, a date or an id is wanted"
 	_, v := mappedView(t, envelope.Names{}, doc)
 	from := &Meta{DB: []byte("tenant_a"), Coll: []byte("outbox")}
 	for text, want := range map[string]string{
@@ -58,11 +75,26 @@ func TestPlaceholdersOfTopics(t *testing.T) {
 		"{header:region}-{aggregatetype}":         "eu-order",
 		"t.{field:tenant.name}.{field:tenant.no}": "t.acme.7",
 		"{field:aggregateid}":                     "o-1",
-		"x.{header:zone}":                         "malformed: its topic is unknown: header zone is missing",
-		"x.{field:tenant.zone}":                   "malformed: its topic is unknown: field tenant.zone is missing",
-		"x.{field:tenant.list}":                   "malformed: its topic is unknown: field tenant.list is of type array; a text, a number, a date or an id is wanted",
-		"{field:payload}":                         "malformed: its topic is unknown: field payload is of type embedded document; a text, a number, a date or an id is wanted",
+		"{field:id}":                              "00000000-0000-0000-0000-000000000000",
+		"{field:oid}":                             "010000000000000000000000",
+		"{field:flag}-{field:half}-{field:price}": "true-0.5-1.50",
+		"x.{header:zone}":                         "header zone is missing",
+		"x.{header:empty}":                        "header empty is empty",
+		"x.{field:tenant.zone}":                   "field tenant.zone is missing",
+		"x.{field:tenant.name.first}":             "field tenant.name.first is missing",
+		"x.{field:null}":                          "field null is missing",
+		"x.{field:none}":                          "field none is empty",
+		"x.{field:tenant.list}":                   "field tenant.list is of type array" + unfit,
+		"x.{field:bytes}":                         "field bytes is of type binary" + unfit,
+		"x.{field:legacy}":                        "field legacy is of type binary" + unfit,
+		"x.{field:regex}":                         "field regex is of type regex" + unfit,
+		"x.{field:stamp}":                         "field stamp is of type timestamp" + unfit,
+		"x.{field:long}":                          "field long has 32774 bytes; at most 32768 are allowed",
+		"{field:payload}":                         "field payload is of type embedded document" + unfit,
 	} {
+		if strings.Contains(want, " ") {
+			want = "malformed: its topic is unknown: " + want
+		}
 		r := mustNew(t, Config{Template: text})
 		// The second answer comes from the cache.
 		for range 2 {

@@ -134,8 +134,11 @@ func (t template) appendTo(dst []byte, v *envelope.View, m *Meta) (_ []byte, wor
 // findProblem returns why a value of the template was not found, or "". Findings below from count as found.
 func (t template) findProblem(v *envelope.View, m *Meta, from envelope.Finding) string {
 	for _, p := range t.placeholders() {
-		_, finding := p.appendTo(nil, v, m)
+		text, finding := p.appendTo(nil, v, m)
 		switch {
+		// An empty text would name another topic. In a header it has no such effect.
+		case finding == envelope.Found && from == envelope.Missing && p.name != "" && len(text) == 0:
+			return p.kind + " " + p.name + " is empty"
 		case finding < from:
 		case p.kind == kindField:
 			return v.DescribeField(p.name, finding)
