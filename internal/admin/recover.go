@@ -62,11 +62,11 @@ func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]SweepCount
 
 		begin := doc.SweepStart(since)
 		sweep := gap.Sweep{
-			Client:       o.State.Client(),
-			From:         begin,
-			ReadUpTo:     outboxes.ReadUpTo(claims, swept, doc.ClusterTime, begin),
-			IrregularIDs: outboxes.IrregularIDs(claims),
-			Margin:       margin,
+			Client:   o.State.Client(),
+			From:     begin,
+			ReadUpTo: outboxes.ReadUpTo(claims, swept, doc.ClusterTime, begin),
+			Claims:   outboxes.ByUUID(claims),
+			Margin:   margin,
 		}
 		for i, b := range swept {
 			b.Part = part

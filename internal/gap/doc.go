@@ -31,5 +31,5 @@
 // [Skip]. Cost: one read of an index range for each collection, and no writes. Limit: an envelope that was
 // copied into the outbox with an old stamp from before the stretch is not found, because only the lost
 // stream showed that it was new. Nor is one without a stamp whose id is from more than a day before the
-// stretch, unless the collection is in IrregularIDs.
+// stretch, unless the ids of the collection are irregular, or the purge had removed all envelopes of that time.
 package gap

@@ -271,17 +271,17 @@ func (r *Recovery) SweepGap(ctx context.Context, start resume.Position) error {
 	}
 
 	s := &Sweep{
-		Client:       r.Calls.Client,
-		Collections:  r.Collections.WatchedOutboxes(),
-		From:         g.From,
-		ReadUpTo:     r.findReadUpTo(claims, start.ClusterTime),
-		IrregularIDs: outboxes.IrregularIDs(claims),
-		To:           g.To,
-		Cursor:       g.Cursor,
-		Margin:       g.margin,
-		Memory:       int64(r.Config.Limits.Memory) / 4,
-		Skip:         r.Pump.SkipSwept(int64(r.Config.Limits.Memory) / 4),
-		Publisher:    gapPublisher{sweptPublisher{r}},
+		Client:      r.Calls.Client,
+		Collections: r.Collections.WatchedOutboxes(),
+		From:        g.From,
+		ReadUpTo:    r.findReadUpTo(claims, start.ClusterTime),
+		Claims:      outboxes.ByUUID(claims),
+		To:          g.To,
+		Cursor:      g.Cursor,
+		Margin:      g.margin,
+		Memory:      int64(r.Config.Limits.Memory) / 4,
+		Skip:        r.Pump.SkipSwept(int64(r.Config.Limits.Memory) / 4),
+		Publisher:   gapPublisher{sweptPublisher{r}},
 	}
 	g.lower = s.LowerBound()
 	// Before the first position of the sweep: a renewal would save it as the position of the stream

@@ -105,14 +105,14 @@ func (r *Recovery) sweepRenamed(
 	r.renames.Store(o.NS(), rename{pos: string(ev.Data), at: at})
 
 	s := &Sweep{
-		Client:       r.Calls.Client,
-		Collections:  []outboxes.Outbox{o},
-		ReadUpTo:     map[string]bson.Timestamp{o.NS(): readUpTo},
-		IrregularIDs: map[[16]byte]bool{o.UUID: before.IrregularIDs},
-		To:           at,
-		Memory:       int64(r.Config.Limits.Memory) / 4,
-		Skip:         NewSkip(int64(r.Config.Limits.Memory) / 8),
-		Publisher:    renamePublisher{sweptPublisher{r}},
+		Client:      r.Calls.Client,
+		Collections: []outboxes.Outbox{o},
+		ReadUpTo:    map[string]bson.Timestamp{o.NS(): readUpTo},
+		Claims:      map[[16]byte]outboxes.Registration{o.UUID: before},
+		To:          at,
+		Memory:      int64(r.Config.Limits.Memory) / 4,
+		Skip:        NewSkip(int64(r.Config.Limits.Memory) / 8),
+		Publisher:   renamePublisher{sweptPublisher{r}},
 	}
 	res, err := s.Run(ctx)
 	r.Pump.SetCurrent(last)

@@ -36,19 +36,20 @@ func stampedFilter(after, to bson.Timestamp) bson.D {
 	return streamFilter(bson.E{Key: "ts", Value: bson.D{{Key: "$gt", Value: after}, {Key: "$lte", Value: to}}})
 }
 
-// unstampedFilter matches the envelopes without a stamp. If idsFrom is not zero, it leaves out those with an
-// ObjectId from before idsFrom. $expr prevents the server from using the index on _id, whose order is not that
-// of insertion. No expression selects UUIDs by version, so [source] leaves them out itself.
-func unstampedFilter(idsFrom time.Time) bson.D {
+// unstampedFilter matches the envelopes without a stamp, except those with an ObjectId whose time is in leftOut.
+// $expr prevents the server from using the index on _id, whose order is not that of insertion. No expression
+// selects UUIDs by version, so [source] leaves them out itself.
+func unstampedFilter(leftOut idRange) bson.D {
 	filter := streamFilter(outboxes.Unstamped())
-	if idsFrom.IsZero() {
+	if leftOut.isEmpty() {
 		return filter
 	}
 
 	isObjectID := bson.D{{Key: "$eq", Value: bson.A{bson.D{{Key: "$type", Value: "$_id"}}, "objectId"}}}
-	isEarly := bson.D{{Key: "$lt", Value: bson.A{"$_id", outboxes.FirstObjectID(idsFrom)}}}
+	begins := bson.D{{Key: "$gte", Value: bson.A{"$_id", outboxes.FirstObjectID(leftOut.from)}}}
+	ends := bson.D{{Key: "$lt", Value: bson.A{"$_id", outboxes.FirstObjectID(leftOut.to)}}}
 	return append(filter, bson.E{Key: "$expr", Value: bson.D{
-		{Key: "$not", Value: bson.A{bson.D{{Key: "$and", Value: bson.A{isObjectID, isEarly}}}}},
+		{Key: "$not", Value: bson.A{bson.D{{Key: "$and", Value: bson.A{isObjectID, begins, ends}}}}},
 	}})
 }
 
@@ -62,7 +63,7 @@ func hasUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collectio
 	defer session.EndSession(context.WithoutCancel(ctx))
 	ctx = mongo.NewSessionContext(ctx, session)
 
-	return mongodb.Exists(ctx, mongodb.Majority(coll), p.AddFilter(unstampedFilter(time.Time{})))
+	return mongodb.Exists(ctx, mongodb.Majority(coll), p.AddFilter(unstampedFilter(idRange{})))
 }
 
 // source reads one collection for a sweep. After an error it can continue: it opens a new cursor after
@@ -74,7 +75,7 @@ type source struct {
 	part       slot.Range
 	to         bson.Timestamp
 	unstamped  bool
-	idsFrom    time.Time     // ids with an earlier time are left out; zero leaves out none
+	leftOut    idRange       // ids with such a time are left out
 	replyBytes int           // wanted size of a reply
 	timeout    time.Duration // for a reply
 
@@ -102,7 +103,7 @@ func (s *source) openCursor(ctx context.Context) error {
 	}
 
 	opts := options.Find().SetBatchSize(firstReply)
-	filter := unstampedFilter(s.idsFrom)
+	filter := unstampedFilter(s.leftOut)
 	if !s.unstamped {
 		// More documents may have the last stamp. Those that were read are left out by their ids.
 		after := s.last
@@ -161,7 +162,7 @@ func (s *source) advanceCursor(ctx context.Context) (bool, error) {
 }
 
 // acceptCurrent reads the stamp and the id of the current document. It returns false if the document
-// was read before, or if its id is too early.
+// was read before, or if its id is left out.
 func (s *source) acceptCurrent() bool {
 	raw := s.cursor.Current
 	s.cursorDocs++
@@ -176,7 +177,7 @@ func (s *source) acceptCurrent() bool {
 	s.id = raw.Lookup("_id")
 	if s.unstamped {
 		at, hasTime := outboxes.IDTime(byte(s.id.Type), s.id.Value)
-		return !hasTime || !at.Before(s.idsFrom)
+		return !hasTime || !s.leftOut.contains(at)
 	}
 
 	s.ts = outboxes.Stamp(raw)

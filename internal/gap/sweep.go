@@ -54,8 +54,8 @@ type Sweep struct {
 	// From. These are collections that were renamed to a watched name since From. The time is zero for a
 	// collection that was never read.
 	ReadUpTo map[string]bson.Timestamp
-	// IrregularIDs contains the collections, by UUID, whose ids must not be used as times.
-	IrregularIDs map[[16]byte]bool
+	// Claims contains the entries of the collections in the registry, by UUID.
+	Claims map[[16]byte]outboxes.Registration
 	// Cursor is the place where an earlier pass over the same stretch stopped. Everything up to it is
 	// delivered, and everything without a stamp. It is zero if there was no earlier pass.
 	Cursor bson.Timestamp
@@ -116,20 +116,20 @@ func (s *Sweep) Count(ctx context.Context, c outboxes.Outbox) (int64, error) {
 		return err
 	}
 
-	idsFrom := s.idsFrom(c)
+	leftOut := s.leftOutIDs(c)
 	err := count(stampedFilter(s.lowerBound(c), lastStamp))
 	if err == nil {
-		err = count(unstampedFilter(idsFrom))
+		err = count(unstampedFilter(leftOut))
 	}
 	if err != nil {
 		return 0, fmt.Errorf("counting envelopes of %s: %w", c.NS(), err)
 	}
-	if idsFrom.IsZero() {
+	if leftOut.isEmpty() {
 		return total, nil
 	}
 
-	// The filter does not leave out early UUIDs.
-	uuids := outboxes.IDsBetween(time.Time{}, idsFrom)[1]
+	// The filter does not leave out UUIDs.
+	uuids := outboxes.IDsBetween(leftOut.from, leftOut.to)[1]
 	early := streamFilter(outboxes.Unstamped(), uuids)
 	err = mongodb.FindEach(ctx, coll, "counting envelopes of "+c.NS(), c.Part.AddFilter(early), func(raw bson.Raw) error {
 		id := raw.Lookup("_id")
@@ -141,22 +141,40 @@ func (s *Sweep) Count(ctx context.Context, c outboxes.Outbox) (int64, error) {
 	return total, err
 }
 
-// idsFrom returns the time before which the sweep of one collection leaves out envelopes without a stamp, by the
-// times in their ids. It returns zero if the sweep delivers all of them.
+// idMargin is how long before the stretch the time in an id may be. It is longer than the margin for clocks, because the
+// purge records only from time to time up to where it has come. With the default retention, it has then removed every
+// envelope with an earlier time, and a sweep leaves out none.
+const idMargin = outboxes.ClockMargin + 2*time.Hour
+
+// idRange is a range of times in ids, from from up to but excluding to.
+type idRange struct{ from, to time.Time }
+
+func (r idRange) isEmpty() bool { return !r.from.Before(r.to) }
+
+func (r idRange) contains(t time.Time) bool { return !t.Before(r.from) && t.Before(r.to) }
+
+// leftOutIDs returns the times in ids of the envelopes without a stamp that the sweep of one collection leaves out.
 //
 // An envelope that is to be delivered was committed after the collection was read for the last time. So the time
 // in its id is after that, unless the clock of its writer is wrong by more than the margin. If such an envelope
-// was ever read, the collection is in IrregularIDs. That set contains UUIDs, so a collection whose UUID is not
-// known counts as if it were there.
-func (s *Sweep) idsFrom(c outboxes.Outbox) time.Time {
+// was ever read, the ids of the collection are irregular. If an earlier time is from before the time up to which
+// the collection was purged, the envelope was inserted since the purge, for example by $merge. A collection whose
+// UUID is not known has no entry in the registry, so all of its envelopes are delivered.
+func (s *Sweep) leftOutIDs(c outboxes.Outbox) idRange {
 	from, known := s.ReadUpTo[c.NS()]
 	if !known {
 		from = s.From
 	}
-	if from.IsZero() || !c.Identified() || s.IrregularIDs[c.UUID] {
-		return time.Time{}
+	claim := s.Claims[c.UUID]
+	if from.IsZero() || !c.Identified() || claim.IrregularIDs {
+		return idRange{}
 	}
-	return time.Unix(int64(from.T), 0).Add(-outboxes.ClockMargin)
+
+	left := idRange{to: time.Unix(int64(from.T), 0).Add(-idMargin)}
+	if !claim.PurgedIDs.IsZero() {
+		left.from = time.Unix(int64(claim.PurgedIDs.T), 0)
+	}
+	return left
 }
 
 // Run sweeps to the end of the stretch and returns nil. It returns early with the cause of ctx when ctx
@@ -273,7 +291,7 @@ func (r *sweepRun) newSource(c outboxes.Outbox) *source {
 // they are too old.
 func (r *sweepRun) sweepUnstamped(ctx context.Context, c outboxes.Outbox) error {
 	s := r.newSource(c)
-	s.unstamped, s.idsFrom = true, r.idsFrom(c)
+	s.unstamped, s.leftOut = true, r.leftOutIDs(c)
 	defer s.closeCursor(ctx)
 
 	for {

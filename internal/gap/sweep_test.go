@@ -100,7 +100,7 @@ func TestN25_TimesInIDsLimitTheSweepOfUnstampedEnvelopes(t *testing.T) {
 	b := setup(t)
 	c := b.outbox("o")
 	now := time.Now()
-	const margin = outboxes.ClockMargin
+	const margin = idMargin
 
 	objectID := func(at time.Time) any {
 		id, fresh := outboxes.FirstObjectID(at), bson.NewObjectID()
@@ -115,7 +115,7 @@ func TestN25_TimesInIDsLimitTheSweepOfUnstampedEnvelopes(t *testing.T) {
 		}
 	}
 	// The latest come first, so that the order of the ids is not that of insertion.
-	var all, recent []string
+	var all, recent, since []string // since: those that were inserted after an early purge too
 	for _, kind := range []struct {
 		name  string
 		id    func(at time.Time) any
@@ -134,6 +134,9 @@ func TestN25_TimesInIDsLimitTheSweepOfUnstampedEnvelopes(t *testing.T) {
 			if !kind.timed || ago < margin {
 				recent = append(recent, name)
 			}
+			if !kind.timed || ago < margin || ago > 2*margin {
+				since = append(since, name)
+			}
 		}
 	}
 	uuid := listed(t, b, "o")
@@ -145,7 +148,15 @@ func TestN25_TimesInIDsLimitTheSweepOfUnstampedEnvelopes(t *testing.T) {
 	}{
 		{"since a time", bson.Timestamp{T: uint32(now.Unix())}, func(*Sweep) {}, recent},
 		{"of everything", bson.Timestamp{}, func(*Sweep) {}, all},
-		{"with irregular ids", bson.Timestamp{T: uint32(now.Unix())}, func(s *Sweep) { s.IrregularIDs = map[[16]byte]bool{uuid: true} }, all},
+		{"with irregular ids", bson.Timestamp{T: uint32(now.Unix())}, func(s *Sweep) {
+			s.Claims = map[[16]byte]outboxes.Registration{uuid: {IrregularIDs: true}}
+		}, all},
+		{"of a purged collection", bson.Timestamp{T: uint32(now.Unix())}, func(s *Sweep) {
+			s.Claims = map[[16]byte]outboxes.Registration{uuid: {PurgedIDs: bson.Timestamp{T: uint32(now.Add(-margin).Unix())}}}
+		}, all},
+		{"of a collection that was purged long ago", bson.Timestamp{T: uint32(now.Unix())}, func(s *Sweep) {
+			s.Claims = map[[16]byte]outboxes.Registration{uuid: {PurgedIDs: bson.Timestamp{T: uint32(now.Add(-2 * margin).Unix())}}}
+		}, since},
 		{"of a collection without a known UUID", bson.Timestamp{T: uint32(now.Unix())}, func(s *Sweep) { s.Collections[0].UUID = [16]byte{} }, all},
 		{"of a collection that was never read", bson.Timestamp{T: uint32(now.Unix())}, func(s *Sweep) {
 			s.ReadUpTo = map[string]bson.Timestamp{s.Collections[0].NS(): {}}
@@ -233,7 +244,7 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	b.run(s)
 	p.wants(t, "stamped") // a cursor says that they are done
 	var plan bson.M
-	explain := bson.D{{Key: "explain", Value: bson.D{{Key: "find", Value: "o"}, {Key: "filter", Value: unstampedFilter(time.Time{})}}}, {Key: "verbosity", Value: "executionStats"}}
+	explain := bson.D{{Key: "explain", Value: bson.D{{Key: "find", Value: "o"}, {Key: "filter", Value: unstampedFilter(idRange{})}}}, {Key: "verbosity", Value: "executionStats"}}
 	if err := b.db.RunCommand(t.Context(), explain).Decode(&plan); err != nil {
 		t.Fatal(err)
 	}

@@ -54,6 +54,9 @@ type Registration struct {
 	// IrregularIDs is set once the watcher has read an envelope without a stamp whose id contains a time outside of
 	// [ClockMargin]. The times in the ids of the collection are not used from then on.
 	IrregularIDs bool `bson:"irregularIds,omitempty"`
+	// PurgedIDs is a time before which the collection had no envelope without a stamp, by the times in the ids: the purge
+	// had removed all of them. An envelope with an earlier time was inserted since then.
+	PurgedIDs bson.Timestamp `bson:"purgedIds,omitempty"`
 }
 
 // Away reports whether the collection has a name that no watcher reads.
@@ -101,12 +104,12 @@ func ReadUpTo(claims []Registration, list []Outbox, position, from bson.Timestam
 	return out
 }
 
-// IrregularIDs returns the collections of the entries whose ids must not be used as times, by UUID.
-func IrregularIDs(claims []Registration) map[[16]byte]bool {
-	out := map[[16]byte]bool{}
+// ByUUID returns the entries by the UUIDs of their collections.
+func ByUUID(claims []Registration) map[[16]byte]Registration {
+	out := map[[16]byte]Registration{}
 	for _, c := range claims {
-		if c.IrregularIDs && len(c.UUID.Data) == 16 {
-			out[[16]byte(c.UUID.Data)] = true
+		if len(c.UUID.Data) == 16 {
+			out[[16]byte(c.UUID.Data)] = c
 		}
 	}
 	return out
@@ -187,6 +190,13 @@ func (r *Registry) MarkIrregularIDs(ctx context.Context, uuid [16]byte, watcher 
 	filter := bson.D{{Key: "_id", Value: encodeUUID(uuid)}, {Key: "watcher", Value: watcher}}
 	_, err := r.coll.UpdateOne(ctx, filter, bson.D{{Key: "$set", Value: bson.D{{Key: "irregularIds", Value: true}}}})
 	return mongodb.Refusal(err, "recording that the ids of a collection contain wrong times", "update", mongodb.Namespace(r.coll))
+}
+
+// SetPurgedIDs stores [Registration.PurgedIDs].
+func (r *Registry) SetPurgedIDs(ctx context.Context, uuid [16]byte, watcher string, at bson.Timestamp) error {
+	filter := bson.D{{Key: "_id", Value: encodeUUID(uuid)}, {Key: "watcher", Value: watcher}}
+	_, err := r.coll.UpdateOne(ctx, filter, bson.D{{Key: "$set", Value: bson.D{{Key: "purgedIds", Value: at}}}})
+	return mongodb.Refusal(err, "recording how far a collection is purged", "update", mongodb.Namespace(r.coll))
 }
 
 // Release removes the entry of the collection if the collection belongs to the watcher.

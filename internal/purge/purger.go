@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/crash"
@@ -23,6 +24,9 @@ const (
 	// candidatesPause is the time for positions to pass the candidates that a pass has read.
 	candidatesPause = 2 * time.Second
 
+	// recordEvery is the least advance of the time up to which a collection is purged that is worth a write.
+	recordEvery = time.Hour
+
 	// maxTurn bounds the turn of one collection, so that a backlog does not delay the other collections.
 	maxTurn = 5 * time.Second
 )
@@ -31,6 +35,7 @@ const (
 type Config struct {
 	Client      *mongo.Client
 	State       *mongo.Database          // with the registry and the watcher documents
+	Watcher     string                   // its name, as in the registry
 	Collections func() []outboxes.Outbox // returns the collections that the watcher reads now
 	Slot        int                      // of the owner; only slot 0 purges
 	Retention   time.Duration            // 0 keeps everything, and Run only waits
@@ -52,6 +57,7 @@ type Purger struct {
 	turn        time.Duration
 	idle        map[[16]byte]idleTime
 	candidates  map[[16]byte]*Candidates
+	recorded    map[[16]byte]bson.Timestamp // the last recorded time up to which a collection is purged
 	loggedHolds map[[16]byte]HeldError
 }
 
@@ -113,6 +119,7 @@ func New(c Config) *Purger {
 		turn:        maxTurn,
 		idle:        map[[16]byte]idleTime{},
 		candidates:  map[[16]byte]*Candidates{},
+		recorded:    map[[16]byte]bson.Timestamp{},
 		loggedHolds: map[[16]byte]HeldError{},
 	}
 }
@@ -236,7 +243,7 @@ func (p *Purger) logHold(ctx context.Context, o outboxes.Outbox, held *HeldError
 // that, the error is errTurn.
 func (p *Purger) purgeCollection(ctx context.Context, o outboxes.Outbox, cuts *Cuts) (int64, error) {
 	started := time.Now()
-	return PurgeLoop{
+	n, err := PurgeLoop{
 		Coll:       mongodb.Database(p.config.Client, o.DB).Collection(o.Coll),
 		Candidates: p.candidates[o.UUID],
 		Size:       p.pace.batchSize,
@@ -262,4 +269,23 @@ func (p *Purger) purgeCollection(ctx context.Context, o outboxes.Outbox, cuts *C
 			return errTurn
 		},
 	}.Run(ctx)
+	if err == nil {
+		err = p.recordPurgedIDs(ctx, o)
+	}
+	return n, err
+}
+
+// recordPurgedIDs records up to which time in their ids the envelopes without a stamp are removed. After lost history, a sweep
+// then delivers those with earlier times, because they were inserted since.
+func (p *Purger) recordPurgedIDs(ctx context.Context, o outboxes.Outbox) error {
+	at := p.candidates[o.UUID].drained
+	if before := p.recorded[o.UUID]; time.Duration(int64(at.T)-int64(before.T))*time.Second < recordEvery {
+		return nil
+	}
+
+	err := outboxes.NewRegistry(p.config.State.Collection("collections")).SetPurgedIDs(ctx, o.UUID, p.config.Watcher, at)
+	if err == nil {
+		p.recorded[o.UUID] = at
+	}
+	return err
 }

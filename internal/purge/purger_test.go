@@ -37,7 +37,7 @@ func newBench(t testing.TB) *bench {
 	b := &bench{coll: db.Collection("outbox"), log: new(bytes.Buffer)}
 	o := outboxes.Outbox{DB: db.Name(), Coll: "outbox", UUID: register(t, db, b.coll, "w")}
 	b.Purger = New(Config{
-		Client: db.Client(), State: db, Collections: func() []outboxes.Outbox { return []outboxes.Outbox{o} },
+		Client: db.Client(), State: db, Watcher: "w", Collections: func() []outboxes.Outbox { return []outboxes.Outbox{o} },
 		Retention: time.Minute, Margin: -1, Interval: time.Hour, OnPurged: func(n int) { b.purged += n }, Log: slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	return b
@@ -158,6 +158,15 @@ func TestN25_UnstampedEnvelopesGoOncePositionsHavePassedTheirReading(t *testing.
 	stays = append(stays, b.unstamped(t, old, bson.E{Key: "dueAt", Value: now})...)
 	all := len(goes) + len(stays)
 
+	purgedIDs := func() bson.Timestamp {
+		t.Helper()
+		claims, err := outboxes.NewRegistry(b.config.State.Collection("collections")).Registrations(t.Context(), "w")
+		if err != nil || len(claims) != 1 {
+			t.Fatal(claims, err)
+		}
+		return claims[0].PurgedIDs
+	}
+
 	// The position of one slot is where the envelopes could be read before they are delivered.
 	passed := func() { b.position(t, "w/0of2", bson.D{{Key: "clusterTime", Value: clusterTime(t, b.coll)}}) }
 	passed()
@@ -173,6 +182,10 @@ func TestN25_UnstampedEnvelopesGoOncePositionsHavePassedTheirReading(t *testing.
 		t.Fatalf("%d of %d left before every position has passed their reading", b.left(t), all)
 	}
 
+	if at := purgedIDs(); !at.IsZero() {
+		t.Errorf("early ids count as purged up to %d before they are removed", at.T)
+	}
+
 	// Another one is inserted after the reading, with an id of before. Its event is not behind the positions.
 	late := b.unstamped(t, old)
 	if _, err := b.coll.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: goes[0]}}, bson.D{{Key: "$set", Value: bson.D{{Key: "state", Value: "retry"}}}}); err != nil {
@@ -184,6 +197,9 @@ func TestN25_UnstampedEnvelopesGoOncePositionsHavePassedTheirReading(t *testing.
 	stays = append(stays, late...)
 	if missing := b.missing(t, stays); len(missing) > 0 || b.left(t) != len(stays) || b.purged != len(goes)-1 {
 		t.Fatalf("%d left instead of %d, %d removed; missing: %v", b.left(t), len(stays), b.purged, missing)
+	}
+	if age := now.Unix() - int64(purgedIDs().T); age < 30 || age > 120 {
+		t.Errorf("the ids are purged up to %d s ago, want about the retention of a minute", age)
 	}
 
 	passed()

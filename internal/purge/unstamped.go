@@ -38,6 +38,10 @@ type Candidates struct {
 	expired  []bson.RawValue // to remove
 	timeless []bson.RawValue // to stamp
 
+	// drained is the latest known time before which no id of an envelope without a stamp was left. complete is the same
+	// time for the candidates: once the expired ones are removed, it is drained. It is zero if some were left out.
+	drained, complete bson.Timestamp
+
 	searchPause time.Duration // after a search for timeless ids that found none
 	searchAfter time.Time
 }
@@ -62,6 +66,11 @@ func (c *Candidates) read(ctx context.Context, coll *mongo.Collection, cut Cut) 
 			return err
 		}
 	}
+	c.complete = bson.Timestamp{}
+	if !cut.IrregularIDs && !c.isFull() {
+		c.complete = cut.Before
+	}
+	c.noteDrained()
 
 	if now := time.Now(); !now.Before(c.searchAfter) {
 		found := c.Len()
@@ -81,6 +90,13 @@ func (c *Candidates) read(ctx context.Context, coll *mongo.Collection, cut Cut) 
 	var err error
 	c.readAt, err = mongodb.ClusterTime(ctx, coll.Database().Client())
 	return err
+}
+
+// noteDrained updates drained once no expired candidate is left.
+func (c *Candidates) noteDrained() {
+	if len(c.expired) == 0 && c.complete.After(c.drained) {
+		c.drained = c.complete
+	}
 }
 
 // readIDs adds the envelopes without a stamp whose ids match.
@@ -150,6 +166,7 @@ func (c *Candidates) purge(ctx context.Context, coll *mongo.Collection, cut Cut,
 			return 0, mongodb.Refusal(err, "purging "+ns, "remove", ns)
 		}
 		c.expired = c.expired[len(part):]
+		c.noteDrained()
 		return res.DeletedCount, nil
 	}
 

@@ -104,6 +104,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 	purger := purge.New(purge.Config{
 		Client:      t.slot.shared.Mongo.State,
 		State:       mongodb.Database(t.slot.shared.Mongo.State, t.slot.cfg.MongoDB.State),
+		Watcher:     t.slot.cfg.Watcher,
 		Collections: t.collections.WatchedOutboxes,
 		Retention:   t.slot.cfg.Retention,
 		Interval:    t.slot.cfg.Purge.Interval,

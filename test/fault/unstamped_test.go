@@ -136,3 +136,35 @@ func TestN25_OldCopiesAreDeliveredBeforeThePurge(t *testing.T) {
 	s.WaitNoneHeld()
 	history.CheckHistory()
 }
+
+// If the history is lost before the relay reads such copies, the sweep delivers them, although the times in their ids are older than any
+// that it would repeat: the purge has recorded up to which time it has removed envelopes.
+func TestN25_OldCopiesInALostHistoryAreSwept(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"retention": "1m", "purge.interval": "1s"})})
+	topics := s.ReadTopics("order")
+	p := s.StartRelay()
+	p.WaitTookOver()
+	insertForeign(t, s, 20, func(i int) any { return foreignID(i, time.Now(), "before") })
+	s.CheckDelivery(topics)
+	stacktest.Eventually(t, "the purge has recorded where it has come", func() bool {
+		recorded := bson.D{{Key: "purgedIds", Value: bson.D{{Key: "$gt", Value: bson.Timestamp{}}}}}
+		n, err := s.State.Collection("collections").CountDocuments(t.Context(), recorded)
+		return err == nil && n == 1
+	})
+	p.Terminate()
+	p.WaitExit()
+
+	mergeForeign(t, s, "lost", "order", 1000*time.Hour)
+	node := "n2-" + s.Prefix[len(s.Prefix)-8:]
+	// Neither the token nor the time of the position is found.
+	lost := stacktest.FailCommand(t, "outrelay stream "+node, bson.D{{Key: "times", Value: 2}},
+		bson.D{{Key: "failCommands", Value: bson.A{"aggregate"}}, {Key: "errorCode", Value: 286}})
+	p = s.StartRelay()
+	p.WaitForLog("the gap is closed")
+	lost()
+	checkSwept(t, s, topics)
+	stacktest.Eventually(t, "the copies with a time in their ids are purged", func() bool {
+		return s.CountOutbox(bson.D{{Key: "aggregateid", Value: bson.Regex{Pattern: "^lost-(ObjectId|UUIDv7)-"}}}) == 0
+	})
+}
