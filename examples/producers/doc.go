@@ -7,8 +7,8 @@
 //	cd java   && mvn dependency:copy-dependencies -DoutputDirectory=libs && java -cp 'libs/*' Producer.java 1000
 //	cd rust   && cargo run --locked -- 1000
 //
-// There is no program in C#, because no toolchain for .NET was available to test it. docs/envelope.md applies to it, with
-// GuidRepresentation.Standard for ids.
+// There is no program in C#, because neither the .NET SDK nor the official driver was available to test it. docs/envelope.md
+// applies to it, with GuidRepresentation.Standard for ids.
 //
 // The collections orders and outbox must exist if the database is sharded or older than MongoDB 4.4.
 package producers

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/servertest"
@@ -106,8 +107,11 @@ func runProgram(t *testing.T, dir string, within time.Duration, env, args []stri
 	}
 }
 
-// checkRecords reads the topic until all committed orders are there. It checks each record, that the records of each customer
-// are in order, and that there is none of an aborted order.
+// topicPartitions is the number of partitions of a topic in servertest.
+const topicPartitions = 4
+
+// checkRecords reads the topic up to an event at the end of each partition. It checks each record, that the records of each
+// customer are in order, and that there is one for each committed order and none of an aborted one.
 func checkRecords(t *testing.T, env *servertest.Env, language string) {
 	t.Helper()
 	client, err := kgo.NewClient(kgo.SeedBrokers(env.Brokers...), kgo.ConsumeTopics(env.Topic("outbox.event.order")),
@@ -116,42 +120,63 @@ func checkRecords(t *testing.T, env *servertest.Env, language string) {
 		t.Fatal(err)
 	}
 	defer client.Close()
+	for p := range topicPartitions {
+		end := bson.D{
+			{Key: "aggregatetype", Value: "order"},
+			{Key: "aggregateid", Value: "end"},
+			{Key: "type", Value: "End"},
+			{Key: "payload", Value: nil},
+			{Key: "partition", Value: p},
+		}
+		if _, err := env.DB.Collection("outbox").InsertOne(t.Context(), end); err != nil {
+			t.Fatal(err)
+		}
+	}
 
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	last := map[string]int{}
-	records, ids := 0, map[string]bool{}
-	for records < orders-orders/10 {
+	records, ended, ids := 0, 0, map[string]bool{}
+	for ended < topicPartitions {
 		fetches := client.PollFetches(ctx)
 		if err := fetches.Err(); err != nil {
 			t.Fatalf("after %d records: %v", records, err)
 		}
 		fetches.EachRecord(func(r *kgo.Record) {
-			records++
-			number, headers := -1, map[string]string{}
-			for _, h := range r.Headers {
-				headers[h.Key] = string(h.Value)
+			if string(r.Key) == "end" {
+				ended++
+				return
 			}
-			ids[headers["id"]] = true
+			records++
+			id, number := "", -1
+			if len(r.Headers) > 0 {
+				id = string(r.Headers[0].Value)
+			}
+			ids[id] = true
 			_, _ = fmt.Sscanf(string(r.Value), `{"number":%d`, &number)
 
 			// The golden record, which is the same for each language.
-			value := fmt.Sprintf(`{"number":%d,"cents":%d}`, number, 100*number)
-			customer := fmt.Sprintf("customer-%d", number%20)
-			if string(r.Value) != value || string(r.Key) != customer || headers["type"] != "OrderPlaced" || headers["language"] != language {
-				t.Errorf("record %s: %s %v, want %s: %s", r.Key, r.Value, headers, customer, value)
+			golden := fmt.Sprintf(`customer-%d {"number":%d,"cents":%d} id=%s type=OrderPlaced language=%s`,
+				number%20, number, 100*number, id, language)
+			got := fmt.Sprintf("%s %s", r.Key, r.Value)
+			for _, h := range r.Headers {
+				got += fmt.Sprintf(" %s=%s", h.Key, h.Value)
+			}
+			if got != golden {
+				t.Errorf("record %s, want %s", got, golden)
 			}
 			if number%10 == 9 {
 				t.Errorf("order %d was aborted, and its event was sent", number)
 			}
+			customer := string(r.Key)
 			if before, ok := last[customer]; ok && number <= before {
 				t.Errorf("%s: order %d follows order %d", customer, number, before)
 			}
 			last[customer] = number
 		})
 	}
-	if len(ids) != records {
-		t.Errorf("%d records with %d ids", records, len(ids))
+	if committed := orders - orders/10; records != committed || len(ids) != records {
+		t.Errorf("%d records with %d ids, want %d", records, len(ids), committed)
 	}
 }
 

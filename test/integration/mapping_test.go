@@ -125,24 +125,24 @@ func TestTenantsInTopics(t *testing.T) {
 	p := s.StartRelay()
 	p.WaitTookOver()
 
-	insert := func(db, id string, more ...bson.E) {
+	insert := func(db, id string, region any, more ...bson.E) {
 		doc := append(bson.D{
 			{Key: "_id", Value: id},
 			{Key: "aggregatetype", Value: "order"},
 			{Key: "aggregateid", Value: "o"},
 			{Key: "type", Value: "Placed"},
 			{Key: "payload", Value: "x"},
-			{Key: "meta", Value: bson.D{{Key: "region", Value: "eu"}}},
+			{Key: "meta", Value: bson.D{{Key: "region", Value: region}}},
 		}, more...)
 		if _, err := s.Client.Database(db).Collection("outbox").InsertOne(t.Context(), doc); err != nil {
 			t.Fatal(err)
 		}
 	}
-	insert(one, "a")
-	insert(one, "dropped", bson.E{Key: "headers", Value: bson.D{{Key: "env", Value: "test-7"}}})
-	insert(two, "b", bson.E{Key: "vip", Value: false})
-	insert(two, "c", bson.E{Key: "vip", Value: true})
-	insert(two, "no-region", bson.E{Key: "payload2", Value: 1})
+	insert(one, "a", "eu")
+	insert(one, "dropped", "eu", bson.E{Key: "headers", Value: bson.D{{Key: "env", Value: "test-7"}}})
+	insert(two, "b", "eu", bson.E{Key: "vip", Value: false})
+	insert(two, "c", "eu", bson.E{Key: "vip", Value: true})
+	insert(two, "no-region", nil)
 	for id, topic := range map[string]string{"a": one + ".eu", "b": two + ".eu", "c": "vip"} {
 		r := topics.WaitForRecord(id, func(r *kit.Record) bool { return r.Header("id") == id })
 		if r.Topic != s.TopicOf(topic) || r.Header("tenant") == "" || !strings.HasSuffix(r.Header("tenant"), "/outbox") {
@@ -157,6 +157,15 @@ func TestTenantsInTopics(t *testing.T) {
 		if r.Header("id") == "dropped" {
 			t.Error("the dropped event was sent")
 		}
+	}
+
+	var letter deadletter.Dead
+	stacktest.Eventually(t, "the event without a region becomes a dead letter", func() bool {
+		dead := s.Client.Database(two).Collection("outbox_dead")
+		return dead.FindOne(t.Context(), bson.D{{Key: "_id.id", Value: "no-region"}}).Decode(&letter) == nil
+	})
+	if letter.Class != "malformed" || !strings.Contains(letter.Reason, "field meta.region is missing") {
+		t.Errorf("dead letter %+v", letter)
 	}
 }
 
