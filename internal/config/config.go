@@ -65,14 +65,7 @@ type Config struct {
 	Purge       Purge         `yaml:"purge"`
 	DeadLetters DeadLetters   `yaml:"dead_letters"`
 	Lease       Lease         `yaml:"lease"`
-	// Checkpoint is the interval between two checkpoints while the position moves. A shorter interval
-	// reduces the events that are read again after a crash; a longer one reduces writes to MongoDB.
-	// Defaults to 250ms.
-	Checkpoint time.Duration `yaml:"checkpoint"`
-	// Drain is how long a graceful stop waits for acknowledgements before it releases the lease. The
-	// next owner reads back the records without an acknowledgement. Defaults to 10s.
-	Drain time.Duration `yaml:"drain"`
-	Retry Retry         `yaml:"retry"`
+	Retry       Retry         `yaml:"retry"`
 	// LostHistory is the reaction to a gap: the oplog no longer reaches back to the position. sweep
 	// finds the undelivered envelopes in the collection and continues. halt stops until an operator
 	// runs recover. Defaults to sweep.
@@ -207,7 +200,8 @@ type OIDC struct {
 	Audience string `yaml:"audience"`
 }
 
-// Lease is the exclusive right of an owner to send.
+// Lease is the exclusive right of an owner to send. The owner renews it, stores the position with it, and releases it when it
+// stops.
 type Lease struct {
 	// TTL is how long other nodes wait before they take over from an owner that died. An election in
 	// MongoDB takes 10 to 20 s: a shorter lease expires during an election, which interrupts the work
@@ -216,6 +210,13 @@ type Lease struct {
 	// Renew is the interval between two renewals by the owner. It must be at most a third of ttl.
 	// Defaults to 1s.
 	Renew time.Duration `yaml:"renew"`
+	// Checkpoint is the interval between two checkpoints while the position moves. A shorter interval
+	// reduces the events that are read again after a crash; a longer one reduces writes to MongoDB.
+	// Defaults to 250ms.
+	Checkpoint time.Duration `yaml:"checkpoint"`
+	// Drain is how long a graceful stop waits for acknowledgements before it releases the lease. The
+	// next owner reads back the records without an acknowledgement. Defaults to 10s.
+	Drain time.Duration `yaml:"drain"`
 }
 
 // Purge configures the removal of delivered envelopes after retention. Retention 0 turns it off.

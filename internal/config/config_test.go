@@ -65,7 +65,7 @@ func TestNoFileAtAll(t *testing.T) {
 	if !slices.Equal(c.Kafka.Brokers, []string{"k1:9092", "k2:9092"}) || !slices.Equal(c.Watch, []string{"shop.outbox"}) {
 		t.Errorf("brokers %v, watch %v", c.Kafka.Brokers, c.Watch)
 	}
-	if c.Checkpoint != 250*time.Millisecond || c.HTTP.Readiness != 30*time.Second || c.Limits.Memory != 32*MiB || c.HTTP.Listen != "127.0.0.1:9464" || !c.MongoDB.Indexes {
+	if c.Lease.Checkpoint != 250*time.Millisecond || c.HTTP.Readiness != 30*time.Second || c.Limits.Memory != 32*MiB || c.HTTP.Listen != "127.0.0.1:9464" || !c.MongoDB.Indexes {
 		t.Errorf("defaults: %+v", c)
 	}
 

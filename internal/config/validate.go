@@ -298,8 +298,8 @@ func (c *Config) validateTimes(v validator) {
 			"expected at most a third of lease.ttl, "+c.Lease.TTL.String())
 	}
 
-	v.checkDuration("checkpoint", c.Checkpoint, 10*time.Millisecond, time.Minute)
-	v.checkDuration("drain", c.Drain, 0, 10*time.Minute)
+	v.checkDuration("lease.checkpoint", c.Lease.Checkpoint, 10*time.Millisecond, time.Minute)
+	v.checkDuration("lease.drain", c.Lease.Drain, 0, 10*time.Minute)
 
 	v.checkNumber("retry.max_attempts", c.Retry.MaxAttempts, 1, 1_000_000)
 	v.checkDuration("retry.base", c.Retry.Base, time.Millisecond, time.Hour)

@@ -434,7 +434,7 @@ func (p gapPublisher) Deliver(ctx context.Context, e *outboxes.Envelope) error {
 func (p gapPublisher) Reached(ctx context.Context, cursor bson.Timestamp) error {
 	p.Dispatcher.Position(resume.Position{ClusterTime: cursor})
 	err := p.sweptPublisher.Reached(ctx, cursor)
-	if err != nil || time.Since(p.gap.saved) < cursorSaveEvery*p.Config.Checkpoint {
+	if err != nil || time.Since(p.gap.saved) < cursorSaveEvery*p.Config.Lease.Checkpoint {
 		return err
 	}
 

@@ -219,7 +219,7 @@ func TestStartUpReport(t *testing.T) {
 }
 
 // longDrain has a stop that waits for the drain time fail by its patience.
-const longDrain = "drain=10m"
+const longDrain = "lease.drain=10m"
 
 func TestStopJoinsEverything(t *testing.T) {
 	t.Parallel()

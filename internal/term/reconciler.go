@@ -246,7 +246,7 @@ func (t *term) drainReconciler(work context.Context) {
 		return
 	}
 
-	ctx, cancel := context.WithTimeout(work, t.slot.cfg.Drain)
+	ctx, cancel := context.WithTimeout(work, t.slot.cfg.Lease.Drain)
 	defer cancel()
 	// A loop that still publishes would prolong the drain of its own records.
 	r.stopPublishing()

@@ -143,7 +143,7 @@ func NewRunner(s *Shared, p slot.Range, m *metrics.Set) *Runner {
 		Version:         s.Version,
 		TTL:             s.Config.Lease.TTL,
 		Renew:           s.Config.Lease.Renew,
-		CheckpointEvery: min(s.Config.Checkpoint, s.Config.Lease.Renew),
+		CheckpointEvery: min(s.Config.Lease.Checkpoint, s.Config.Lease.Renew),
 		NodeAlive:       s.isNodeAlive,
 		Log:             s.Log,
 		Metrics:         m,

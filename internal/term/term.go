@@ -351,7 +351,7 @@ func (t *term) drainStream(work context.Context) {
 		return
 	}
 
-	ctx, cancel := context.WithTimeout(work, t.slot.cfg.Drain)
+	ctx, cancel := context.WithTimeout(work, t.slot.cfg.Lease.Drain)
 	defer cancel()
 
 	// One long drain would wait for a blocked target until its end. Between short drains, the acks show

@@ -23,14 +23,6 @@ const (
 	mostFields           = 25   // of a type
 )
 
-// larger lists the types above these bounds, with their counts. Config has one field for each key at the top of the
-// configuration file: fewer fields would be another file format, with keys that users have to look for one level deeper.
-// pkg/relay.Config is the same struct for programs.
-var larger = map[string]int{
-	"internal/config.Config": 27,
-	"pkg/relay.Config":       27,
-}
-
 // measureTrees measures the directories: their product code, or their tests.
 func measureTrees(t *testing.T, tests bool, dirs ...string) *readable.Measure {
 	t.Helper()
@@ -81,8 +73,8 @@ func atMost(t *testing.T, what string, counts map[string]int, most int) {
 	t.Helper()
 	for name, n := range counts {
 		name = strings.TrimPrefix(name, "../../")
-		if n > max(most, larger[name]) {
-			t.Errorf("%d %s %s, want at most %d", n, what, name, max(most, larger[name]))
+		if n > most {
+			t.Errorf("%d %s %s, want at most %d", n, what, name, most)
 		}
 	}
 }

@@ -146,7 +146,7 @@ func TestKubernetesDeployment(t *testing.T) {
 	if d.Spec.Replicas != 2 || d.Spec.Strategy.RollingUpdate.MaxUnavailable != 0 {
 		t.Errorf("%d replicas with %d unavailable in a rollout, want 2 with 0", d.Spec.Replicas, d.Spec.Strategy.RollingUpdate.MaxUnavailable)
 	}
-	if limit := config.Default().Drain + config.Default().Lease.TTL; time.Duration(pod.TerminationGracePeriodSeconds)*time.Second <= limit {
+	if limit := config.Default().Lease.Drain + config.Default().Lease.TTL; time.Duration(pod.TerminationGracePeriodSeconds)*time.Second <= limit {
 		t.Errorf("terminationGracePeriodSeconds is %d, but a drain and release may take %s", pod.TerminationGracePeriodSeconds, limit)
 	}
 	if !pod.SecurityContext.RunAsNonRoot || pod.SecurityContext.SeccompProfile.Type != "RuntimeDefault" || pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
@@ -365,7 +365,7 @@ func TestSystemdUnit(t *testing.T) {
 		return d
 	}
 
-	if limit := config.Default().Drain + config.Default().Lease.TTL; seconds("TimeoutStopSec") <= limit {
+	if limit := config.Default().Lease.Drain + config.Default().Lease.TTL; seconds("TimeoutStopSec") <= limit {
 		t.Errorf("TimeoutStopSec must exceed %s, the maximum time of a drain and release", limit)
 	}
 	if d := seconds("WatchdogSec"); d < 30*time.Second || d > 5*time.Minute {

@@ -253,7 +253,7 @@ func deliverSome(t *testing.T, s *kit.Scene, topics *kit.Topics) {
 // sweep.
 func TestSweepGoesOnAfterAKill(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"checkpoint": "10ms"})})
+	s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"lease.checkpoint": "10ms"})})
 	history := s.FollowWatcher()
 	topics := s.ReadTopics()
 	deliverSome(t, s, topics)

@@ -27,7 +27,7 @@ var advice = regexp.MustCompile(`grant (?:the actions? )?([a-zA-Z, ]+?) on (?:\{
 func TestASingleMissingPrivilegeIsNamed(t *testing.T) {
 	t.Parallel()
 	g := newGuardedScene(t)
-	g.SetConfig("drain", "100ms") // a drain cannot finish without a privilege
+	g.SetConfig("lease.drain", "100ms") // a drain cannot finish without a privilege
 	g.mustRunAs("setup", "migrate", "up", "--yes")
 	outbox, dead := g.DB.Name()+".outbox", g.DB.Name()+".outbox_dead"
 	role := g.roles.MongoDB[0]

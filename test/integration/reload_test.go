@@ -39,7 +39,7 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 		p.Reload()
 	}
 
-	if !strings.Contains(string(text), "level: debug") || strings.Contains(string(text), "checkpoint:") {
+	if !strings.Contains(string(text), "level: debug") || strings.Contains(string(text), "invalidate:") {
 		t.Fatalf("the scene's configuration is another one:\n%s", text)
 	}
 
@@ -54,9 +54,9 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 	}
 
 	counted(`result="applied",what="settings"} 1`)
-	write("info", "checkpoint: 300ms\n")
+	write("info", "invalidate: halt\n")
 	line := p.WaitForLog("some changes apply only after the next start")
-	if !strings.Contains(line, "log.level=info") || !strings.Contains(line, "checkpoint") || strings.Contains(line, "300ms") {
+	if !strings.Contains(line, "log.level=info") || !strings.Contains(line, "invalidate") || strings.Contains(line, "halt") {
 		t.Errorf("log line %s", line)
 	}
 
