@@ -59,7 +59,7 @@ func newPauseCommand(p *program) *cobra.Command {
 		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			const done = "paused; `outrelay status` reports pausing until its owner has drained and released the lease"
-			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error { return o.Pause(ctx) })
+			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error { return o.Lease().Pause(ctx) })
 		},
 	}
 
@@ -74,7 +74,7 @@ func newResumeCommand(p *program) *cobra.Command {
 		Short: "End a pause",
 		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return a.runControlAction(c.Context(), "resumed", func(ctx context.Context, o admin.Operator) error { return o.Resume(ctx) })
+			return a.runControlAction(c.Context(), "resumed", func(ctx context.Context, o admin.Operator) error { return o.Lease().Resume(ctx) })
 		},
 	}
 
@@ -103,9 +103,9 @@ func newPinCommand(p *program) *cobra.Command {
 			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error {
 				// Without force, an unknown name is rejected: it is usually a typing error.
 				if force {
-					return o.PinAhead(ctx, node)
+					return o.Lease().PinAhead(ctx, node)
 				}
-				return o.Pin(ctx, node)
+				return o.Lease().Pin(ctx, node)
 			})
 		},
 	}
@@ -129,7 +129,7 @@ func newStepDownCommand(p *program) *cobra.Command {
 			}
 
 			done := fmt.Sprintf("its owner releases the lease now and does not acquire it for %s", hold)
-			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error { return o.StepDown(ctx, hold) })
+			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error { return o.Lease().StepDown(ctx, hold) })
 		},
 	}
 

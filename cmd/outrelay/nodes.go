@@ -33,7 +33,7 @@ With --check, the exit code is 1 if no node is alive, or if a live node cannot r
 	c.Flags().BoolVar(&check, "check", false, "exit with 1 if no node is alive, or if one cannot reach Kafka")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			list, err := op.Nodes(ctx)
+			list, err := op.Nodes().List(ctx)
 			if err != nil {
 				return err
 			}
@@ -106,7 +106,7 @@ func (p *program) completeNodes(c *cobra.Command, args []string, _ string) ([]st
 	defer cancel()
 	var names []string
 	err := (&operatorCommand{p: p}).withOperator(ctx, func(ctx context.Context, op admin.Operator) error {
-		list, err := op.Nodes(ctx)
+		list, err := op.Nodes().List(ctx)
 		for _, n := range list {
 			names = append(names, n.Node)
 		}
@@ -150,7 +150,7 @@ the latest, and other nodes take over at once. The node does not acquire these s
 			if a.dryRun {
 				out.Slots, err = readOwnedSlots(ctx, op, args[0])
 			} else {
-				out.Slots, err = op.NodeRelease(ctx, args[0], hold)
+				out.Slots, err = op.Nodes().Release(ctx, args[0], hold)
 			}
 			if err != nil {
 				return err
@@ -175,7 +175,7 @@ the latest, and other nodes take over at once. The node does not acquire these s
 
 // readOwnedSlots returns the slots that a node owns. A node that is not listed owns none.
 func readOwnedSlots(ctx context.Context, op admin.Operator, node string) ([]string, error) {
-	list, err := op.Nodes(ctx)
+	list, err := op.Nodes().List(ctx)
 	for _, n := range list {
 		if n.Node == node {
 			return n.Slots, err
@@ -209,7 +209,7 @@ rejected, because its next heartbeat would list it again.`,
 				if err := a.confirm(ctx, "remove node "+sanitizeLine(args[0])+" from the list"); err != nil {
 					return err
 				}
-				if err := op.NodeRemove(ctx, args[0], force); err != nil {
+				if err := op.Nodes().Remove(ctx, args[0], force); err != nil {
 					return err
 				}
 			}

@@ -90,7 +90,7 @@ func (a *operatorCommand) adoptState(ctx context.Context, o admin.Operator) erro
 	if a.dryRun {
 		return nil
 	}
-	return o.Adopt(ctx)
+	return o.Recovery().Adopt(ctx)
 }
 
 // releaseCollection releases the claim on ns. It returns an error if there is no such claim, also for a
@@ -100,7 +100,7 @@ func (a *operatorCommand) releaseCollection(ctx context.Context, o admin.Operato
 	if err != nil || a.dryRun || len(namespaces) == 0 {
 		return err
 	}
-	_, err = o.Release(ctx, ns)
+	_, err = o.Recovery().ReleaseCollection(ctx, ns)
 	return err
 }
 
@@ -110,7 +110,7 @@ func (a *operatorCommand) orderSweep(ctx context.Context, o admin.Operator, from
 	if a.dryRun || !a.yes {
 		// A lost watcher document may leave no collections to count.
 		var err error
-		if r.Collections, err = o.RecoverPlan(ctx, from); err != nil && !errors.Is(err, admin.ErrNoCollections) {
+		if r.Collections, err = o.Recovery().PlanSweep(ctx, from); err != nil && !errors.Is(err, admin.ErrNoCollections) {
 			return err
 		}
 		for _, s := range r.Collections {
@@ -129,7 +129,7 @@ func (a *operatorCommand) orderSweep(ctx context.Context, o admin.Operator, from
 	if err := a.confirm(ctx, action); err != nil {
 		return err
 	}
-	return o.Recover(ctx, from)
+	return o.Recovery().OrderSweep(ctx, from)
 }
 
 func (r *recoverResult) printRecovery(w io.Writer) error {

@@ -41,21 +41,21 @@ func TestNodesAreJoinedWithTheirSlots(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	list, err := k.Nodes(t.Context())
+	list, err := k.Nodes().List(t.Context())
 	if err != nil || len(list) != 2 || list[0].Node != "n1" || list[0].Role != "owner" || list[0].Stale || list[1].Role != "standby" || !list[1].Stale {
 		t.Fatalf("%+v, %v", list, err)
 	}
-	if err := k.NodeRemove(t.Context(), "n1", false); !errors.Is(err, admin.ErrNodeAlive) {
+	if err := k.Nodes().Remove(t.Context(), "n1", false); !errors.Is(err, admin.ErrNodeAlive) {
 		t.Errorf("%v", err)
 	}
-	if err := k.NodeRemove(t.Context(), "nobody", false); !errors.Is(err, mongodb.ErrNotFound) {
+	if err := k.Nodes().Remove(t.Context(), "nobody", false); !errors.Is(err, mongodb.ErrNotFound) {
 		t.Errorf("%v", err)
 	}
-	if err := k.NodeRemove(t.Context(), "n2", false); err != nil {
+	if err := k.Nodes().Remove(t.Context(), "n2", false); err != nil {
 		t.Error(err)
 	}
 
-	slots, err := k.NodeRelease(t.Context(), "n1", time.Minute)
+	slots, err := k.Nodes().Release(t.Context(), "n1", time.Minute)
 	if err != nil || !slices.Equal(slots, []string{"orders/" + "0of1"}) {
 		t.Errorf("%v, %v", slots, err)
 	}
@@ -64,7 +64,7 @@ func TestNodesAreJoinedWithTheirSlots(t *testing.T) {
 	if len(f.logged("node_removed")) != 1 || len(f.logged("node_released")) != 1 {
 		t.Error("the log does not say so")
 	}
-	if slots, err = k.NodeRelease(t.Context(), "n7", time.Minute); !errors.Is(err, mongodb.ErrNotFound) || len(slots) != 0 {
+	if slots, err = k.Nodes().Release(t.Context(), "n7", time.Minute); !errors.Is(err, mongodb.ErrNotFound) || len(slots) != 0 {
 		t.Errorf("%v, %v", slots, err)
 	}
 }

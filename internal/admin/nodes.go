@@ -37,44 +37,48 @@ type Node struct {
 	StaleSince *time.Time `json:"stale_since,omitempty"`
 }
 
-// Nodes returns all nodes with a heartbeat in the last two weeks, with the slots that they own.
+// Nodes are the processes that use the state database.
+type Nodes struct{ op Operator }
+
+// List returns all nodes with a heartbeat in the last two weeks, with the slots that they own.
 // Nodes with more slots come first.
-func (o Operator) Nodes(ctx context.Context) ([]Node, error) {
-	status, err := ReadStatus(ctx, o.State)
+func (n Nodes) List(ctx context.Context) ([]Node, error) {
+	status, err := ReadStatus(ctx, n.op.State)
 	if err != nil {
 		return nil, err
 	}
-	return o.readNodes(ctx, status)
+	return n.listWith(ctx, status)
 }
 
-func (o Operator) readNodes(ctx context.Context, status Status) ([]Node, error) {
-	list, err := nodes.NewNodes(o.State.Collection("nodes")).List(ctx)
+// listWith is List with a status that was read before.
+func (n Nodes) listWith(ctx context.Context, status Status) ([]Node, error) {
+	list, err := nodes.NewNodes(n.op.State.Collection("nodes")).List(ctx)
 	if err != nil {
 		return nil, err
 	}
 
 	shown := make([]Node, 0, len(list))
-	for _, n := range list {
+	for _, member := range list {
 		node := Node{
-			Node:           n.Node,
-			Address:        n.Address,
-			Version:        n.Version,
+			Node:           member.Node,
+			Address:        member.Address,
+			Version:        member.Version,
 			Role:           "standby",
-			Watchers:       nonNil(n.Watchers),
+			Watchers:       nonNil(member.Watchers),
 			Slots:          []string{},
-			KafkaReachable: n.KafkaReachable,
-			LastAck:        n.LastAck,
-			StartedAt:      n.StartedAt,
-			SeenAt:         n.SeenAt,
-			AgeS:           n.Age().Seconds(),
-			Stale:          !n.Alive(nodes.StaleAfter),
-			Roles:          nonNil(n.Roles),
-			Capabilities:   nonNil(n.Capabilities),
-			Schema:         n.Schema,
-			Config:         n.Facts.Config,
-			StaleSince:     n.StaleSince,
+			KafkaReachable: member.KafkaReachable,
+			LastAck:        member.LastAck,
+			StartedAt:      member.StartedAt,
+			SeenAt:         member.SeenAt,
+			AgeS:           member.Age().Seconds(),
+			Stale:          !member.Alive(nodes.StaleAfter),
+			Roles:          nonNil(member.Roles),
+			Capabilities:   nonNil(member.Capabilities),
+			Schema:         member.Schema,
+			Config:         member.Facts.Config,
+			StaleSince:     member.StaleSince,
 		}
-		for _, w := range ownedSlots(status, n.Node) {
+		for _, w := range ownedSlots(status, member.Node) {
 			node.Slots = append(node.Slots, w.Name+"/"+w.Slot)
 			node.Role = "owner"
 		}
@@ -105,21 +109,21 @@ func ownedSlots(s Status, node string) []Watcher {
 	return slots
 }
 
-// NodeRelease makes a node release all slots that it owns, and prevents it from acquiring them for
+// Release makes a node release all slots that it owns, and prevents it from acquiring them for
 // the duration hold. The node releases them at its next renewal, after draining the records in
-// flight. Other nodes take over at once. NodeRelease returns the slots.
-func (o Operator) NodeRelease(ctx context.Context, node string, hold time.Duration) ([]string, error) {
+// flight. Other nodes take over at once. Release returns the slots.
+func (n Nodes) Release(ctx context.Context, node string, hold time.Duration) ([]string, error) {
 	if hold < time.Millisecond {
 		return nil, invalidRequest("releasing for %s has no effect: use a duration such as 30s", hold)
 	}
-	status, err := ReadStatus(ctx, o.State)
+	status, err := ReadStatus(ctx, n.op.State)
 	if err != nil {
 		return nil, err
 	}
 	owned := ownedSlots(status, node)
 	if len(owned) == 0 {
 		// A node that owns nothing exists if it is listed.
-		if err := checkListed(ctx, o, node); err != nil {
+		if err := checkListed(ctx, n.op, node); err != nil {
 			return nil, err
 		}
 	}
@@ -129,7 +133,7 @@ func (o Operator) NodeRelease(ctx context.Context, node string, hold time.Durati
 		id := w.Name + "/" + w.Slot
 
 		// The watcher document may have been removed since the status was read.
-		err := lease.StepDown(ctx, o.watcherDocuments(), id, hold)
+		err := lease.StepDown(ctx, n.op.watcherDocuments(), id, hold)
 		if err != nil && !errors.Is(err, lease.ErrNotFound) {
 			return released, err
 		}
@@ -138,7 +142,7 @@ func (o Operator) NodeRelease(ctx context.Context, node string, hold time.Durati
 	if len(released) == 0 {
 		return released, nil
 	}
-	return released, o.logAction(ctx, "node_released", bson.D{
+	return released, n.op.logAction(ctx, "node_released", bson.D{
 		{Key: "of", Value: node},
 		{Key: "slots", Value: released},
 		{Key: "hold_ms", Value: hold.Milliseconds()},
@@ -165,10 +169,10 @@ func unlistedError(node string) error {
 // next heartbeat.
 var ErrNodeAlive = errors.New("the node is alive")
 
-// NodeRemove removes a stopped node from the list, and makes it release the slots that it still
-// owns. If the node is alive, NodeRemove returns [ErrNodeAlive] unless force is set.
-func (o Operator) NodeRemove(ctx context.Context, node string, force bool) error {
-	list, err := o.Nodes(ctx)
+// Remove removes a stopped node from the list, and makes it release the slots that it still
+// owns. If the node is alive, Remove returns [ErrNodeAlive] unless force is set.
+func (n Nodes) Remove(ctx context.Context, node string, force bool) error {
+	list, err := n.List(ctx)
 	if err != nil {
 		return err
 	}
@@ -181,11 +185,11 @@ func (o Operator) NodeRemove(ctx context.Context, node string, force bool) error
 	}
 
 	// Other nodes then take over at once, and not after the leases have expired.
-	if _, err := o.NodeRelease(ctx, node, briefHold); err != nil {
+	if _, err := n.Release(ctx, node, briefHold); err != nil {
 		return err
 	}
-	if err := nodes.NewNodes(o.State.Collection("nodes")).Leave(ctx, node); err != nil {
+	if err := nodes.NewNodes(n.op.State.Collection("nodes")).Leave(ctx, node); err != nil {
 		return err
 	}
-	return o.logAction(ctx, "node_removed", bson.D{{Key: "of", Value: node}})
+	return n.op.logAction(ctx, "node_removed", bson.D{{Key: "of", Value: node}})
 }

@@ -107,6 +107,15 @@ func (o Operator) ForSlot(slot string) Operator {
 // isConfigured reports whether the watcher is that of the configuration.
 func (o Operator) isConfigured() bool { return o.configured == "" || o.configured == o.Watcher }
 
+// Lease returns the lease of the watcher, or of one slot: pause, pin, step down.
+func (o Operator) Lease() Lease { return Lease{o} }
+
+// Recovery returns the ways to continue a watcher whose position is lost or doubtful.
+func (o Operator) Recovery() Recovery { return Recovery{o} }
+
+// Nodes returns the processes that use the state database.
+func (o Operator) Nodes() Nodes { return Nodes{o} }
+
 // Letters returns the dead letters of the watcher.
 func (o Operator) Letters() Letters { return Letters{o} }
 

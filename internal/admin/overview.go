@@ -69,7 +69,7 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 	if err != nil {
 		return Overview{}, err
 	}
-	running, err := o.readNodes(ctx, status)
+	running, err := o.Nodes().listWith(ctx, status)
 	if err != nil {
 		return Overview{}, err
 	}

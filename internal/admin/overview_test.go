@@ -96,7 +96,7 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 	if c := check(t, o.Checks, "slot orders/"+"0of1"); c.Status != admin.CheckOK {
 		t.Errorf("%+v", c)
 	}
-	if err := k.Pause(t.Context()); err != nil {
+	if err := k.Lease().Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if o, err = k.Overview(t.Context()); err != nil || check(t, o.Checks, "slot orders/"+"0of1").Status != admin.CheckWarn || !o.Watchers[0].Paused {

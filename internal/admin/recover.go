@@ -7,11 +7,14 @@ import (
 	"strings"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+
 	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/slots"
 )
 
 // SweepCount counts the envelopes of one collection that a sweep would send again.
@@ -20,49 +23,53 @@ type SweepCount struct {
 	Envelopes  int64  `json:"envelopes"`
 }
 
-// RecoverPlan counts the envelopes of each collection that [Operator.Recover] would send, by the
+// Recovery continues a watcher whose position is lost or doubtful: after lost history, a vanished watcher document, or a copy of
+// the state to another replica set.
+type Recovery struct{ op Operator }
+
+// PlanSweep counts the envelopes of each collection that [Recovery.OrderSweep] would send, by the
 // conditions of the sweep itself:
 //   - the envelopes written at from or later, less the margin for open transactions,
 //   - the envelopes without a timestamp,
 //   - all envelopes of a collection that was renamed after the position.
 //
 // It leaves out envelopes that wait, and envelopes that are marked as sent. Envelopes that are
-// appended before the sweep runs are not included. RecoverPlan reads the collections.
-func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]SweepCount, error) {
-	since, err := o.sweepTimestamp(ctx, from)
+// appended before the sweep runs are not included. PlanSweep reads the collections.
+func (r Recovery) PlanSweep(ctx context.Context, from time.Time) ([]SweepCount, error) {
+	since, err := r.sweepTimestamp(ctx, from)
 	if err != nil {
 		return nil, err
 	}
-	claims, err := o.registrations(ctx)
+	claims, err := r.op.registrations(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if len(claims) == 0 {
-		return nil, errNoCollections(o)
+		return nil, errNoCollections(r.op)
 	}
 
-	swept, err := o.sweptOutboxes(ctx, claims)
+	swept, err := r.sweptOutboxes(ctx, claims)
 	if err != nil {
 		return nil, err
 	}
-	ids, err := o.expectedIDs(ctx)
+	ids, err := r.expectedIDs(ctx)
 	if err != nil {
 		return nil, err
 	}
 
 	counts := make([]SweepCount, len(swept))
-	margin := mongodb.Margin(ctx, o.State.Client())
+	margin := mongodb.Margin(ctx, r.op.State.Client())
 	// Each slot has its own position, so the sweeps are counted slot by slot.
 	for _, id := range ids {
 		_, part, _ := slot.ParseID(id)
-		doc, _, err := lease.Read(ctx, o.watcherDocuments(), id)
+		doc, _, err := lease.Read(ctx, r.op.watcherDocuments(), id)
 		if err != nil && !errors.Is(err, lease.ErrNotFound) {
 			return nil, err
 		}
 
 		begin := doc.SweepStart(since)
 		sweep := gap.Sweep{
-			Client:   o.State.Client(),
+			Client:   r.op.State.Client(),
 			From:     begin,
 			ReadUpTo: outboxes.ReadUpTo(claims, swept, doc.ClusterTime, begin),
 			Claims:   outboxes.ByUUID(claims),
@@ -81,11 +88,74 @@ func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]SweepCount
 	return counts, nil
 }
 
+// briefHold is how long an owner that must acquire its lease again may not do so.
+const briefHold = time.Second
+
+// OrderSweep orders a sweep. The next owner sends every envelope of the watched collections that its
+// position in the stream does not cover, marked as redelivered, and then continues with the stream.
+// It serves a watcher whose document vanished, which is created again, and a watcher that
+// halted after lost history or a dropped collection.
+//
+// The sweep begins with the envelopes written at from, which must not be in the future. The zero
+// time sweeps all envelopes. Envelopes that the watcher has not sent yet are swept in any case. An
+// order that arrives during a sweep is executed too.
+func (r Recovery) OrderSweep(ctx context.Context, from time.Time) error {
+	since, err := r.sweepTimestamp(ctx, from)
+	if err != nil {
+		return err
+	}
+	ids, err := r.expectedIDs(ctx)
+	if err != nil {
+		return err
+	}
+
+	// If this fails for one of several slots, the operator may repeat it: an order that exists
+	// stays as it is.
+	for _, id := range ids {
+		if err := lease.RequestSweep(ctx, r.op.watcherDocuments(), id, since, briefHold); err != nil {
+			return err
+		}
+	}
+	return r.op.logAction(ctx, "recover_ordered", bson.D{{Key: "from", Value: from}})
+}
+
+// Adopt accepts state that was copied from another replica set as the state of this one (N5).
+func (r Recovery) Adopt(ctx context.Context) error {
+	replicaSet, err := lease.ReplicaSetID(ctx, r.op.State.Client())
+	if err != nil {
+		return err
+	}
+	return r.op.Lease().forEachSlot(ctx, "adopted", bson.D{{Key: "replica_set", Value: replicaSet}}, func(id string) error {
+		return lease.Adopt(ctx, r.op.watcherDocuments(), id, replicaSet)
+	})
+}
+
+// ReleaseCollection removes the watcher's registration for a collection, so that another watcher may read it
+// (N25). It reports whether the watcher was registered.
+func (r Recovery) ReleaseCollection(ctx context.Context, ns string) (bool, error) {
+	claims, err := r.op.registrations(ctx)
+	if err != nil {
+		return false, err
+	}
+
+	for _, c := range claims {
+		if c.NS != ns {
+			continue
+		}
+		registry := outboxes.NewRegistry(r.op.State.Collection("collections"))
+		if err := registry.Release(ctx, [16]byte(c.UUID.Data), r.op.Watcher); err != nil {
+			return false, err
+		}
+		return true, r.op.logAction(ctx, "collection_released", bson.D{{Key: "collection", Value: ns}})
+	}
+	return false, nil
+}
+
 // sweptOutboxes returns the collections that a sweep would read.
-func (o Operator) sweptOutboxes(ctx context.Context, claims []outboxes.Registration) ([]outboxes.Outbox, error) {
+func (r Recovery) sweptOutboxes(ctx context.Context, claims []outboxes.Registration) ([]outboxes.Outbox, error) {
 	// Only the scope of the configured watcher finds collections that are not registered yet.
-	if o.Outboxes != nil && o.isConfigured() {
-		return o.Outboxes(ctx)
+	if r.op.Outboxes != nil && r.op.isConfigured() {
+		return r.op.Outboxes(ctx)
 	}
 
 	var swept []outboxes.Outbox
@@ -102,4 +172,63 @@ func (o Operator) sweptOutboxes(ctx context.Context, claims []outboxes.Registrat
 		swept = append(swept, b)
 	}
 	return swept, nil
+}
+
+// sweepTimestamp returns the cluster time of a sweep from the time from. It rejects a time in the
+// future: the sweep would skip envelopes that are not sent, or the caller used the wrong time zone.
+func (r Recovery) sweepTimestamp(ctx context.Context, from time.Time) (bson.Timestamp, error) {
+	if from.IsZero() {
+		return bson.Timestamp{}, nil
+	}
+
+	now, err := mongodb.ServerTime(ctx, r.op.State.Client())
+	if err != nil {
+		return bson.Timestamp{}, err
+	}
+	if from.After(now) {
+		return bson.Timestamp{}, invalidRequest("cannot sweep from %s, which is in the future: "+
+			"the server time is %s; check the time zone",
+			from.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+	}
+	if from.Unix() <= 0 {
+		return bson.Timestamp{}, invalidRequest("%s is before 1970; leave the time out to sweep everything",
+			from.UTC().Format(time.RFC3339))
+	}
+	return bson.Timestamp{T: uint32(from.Unix())}, nil
+}
+
+// expectedIDs returns the ids of the documents that the watcher has or should have, or only that of
+// r.op.Slot. It rejects a slot that belongs to another number of slots: its document would divide the
+// watcher in two ways.
+func (r Recovery) expectedIDs(ctx context.Context) ([]string, error) {
+	divisions := slots.NewDivisions(r.op.State)
+	division, err := divisions.Read(ctx, r.op.Watcher)
+
+	// Older versions did not store the division. The ids of the documents contain the number of
+	// slots.
+	if errors.Is(err, mongodb.ErrNotFound) {
+		var existing []string
+		existing, err = divisions.IDs(ctx, r.op.Watcher)
+		if err == nil && len(existing) > 0 {
+			_, p, _ := slot.ParseID(existing[0])
+			division.Of = p.N
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+
+	var ids []string
+	for _, p := range slot.Ranges(division.Of) {
+		ids = append(ids, p.ID(r.op.Watcher))
+	}
+	if r.op.Slot == "" {
+		return ids, nil
+	}
+
+	named, err := r.op.Lease().watcherIDs(ctx)
+	if err == nil && division.Of > 0 && !slices.Contains(ids, named[0]) {
+		err = invalidRequest("watcher %s has %d slots, and %s is not one of them", r.op.Watcher, division.Of, r.op.Slot)
+	}
+	return named, err
 }

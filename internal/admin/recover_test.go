@@ -17,16 +17,16 @@ func TestRecoverRefusesTheFuture(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	for _, from := range []time.Time{time.Now().Add(time.Hour), time.Unix(-1, 0)} {
-		if _, err := f.op.RecoverPlan(t.Context(), from); !isInvalid(err) {
+		if _, err := f.op.Recovery().PlanSweep(t.Context(), from); !isInvalid(err) {
 			t.Errorf("a dry run from %v: %v", from, err)
 		}
-		if err := f.op.Recover(t.Context(), from); !isInvalid(err) {
+		if err := f.op.Recovery().OrderSweep(t.Context(), from); !isInvalid(err) {
 			t.Errorf("an order from %v: %v", from, err)
 		}
 	}
 }
 
-func TestRecoverPlanCountsWhatASweepBrings(t *testing.T) {
+func TestSweepPlanCountsTheEnvelopesOfASweep(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	before := time.Now().Add(-time.Hour)
@@ -38,13 +38,13 @@ func TestRecoverPlanCountsWhatASweepBrings(t *testing.T) {
 		append(letterOf("later", planted), bson.E{Key: "dueAt", Value: time.Now().Add(time.Hour)}),
 		append(letterOf("sent", planted), bson.E{Key: "sentAt", Value: time.Now()}))
 	for from, want := range map[time.Time]int64{{}: 3, before: 2} {
-		got, err := f.op.RecoverPlan(t.Context(), from)
+		got, err := f.op.Recovery().PlanSweep(t.Context(), from)
 		if err != nil || len(got) != 2 || !slices.Contains(got, admin.SweepCount{Collection: mongodb.Namespace(f.a), Envelopes: want}) {
 			t.Errorf("from %v: %+v, %v; want %d", from, got, err, want)
 		}
 	}
 
-	if _, err := (admin.Operator{State: f.state, Watcher: "nobody"}).RecoverPlan(t.Context(), before); !errors.Is(err, admin.ErrNoCollections) {
+	if _, err := (admin.Operator{State: f.state, Watcher: "nobody"}).Recovery().PlanSweep(t.Context(), before); !errors.Is(err, admin.ErrNoCollections) {
 		t.Errorf("a watcher without collections: %v", err)
 	}
 }

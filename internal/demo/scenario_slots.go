@@ -311,7 +311,7 @@ func (r *slotsRun) measureBacklog(ctx context.Context, relays ...*relay) (eps fl
 // Kafka acknowledges them.
 func (r *slotsRun) drainOnce(ctx context.Context, relays []*relay) (eps float64, err error) {
 	op := admin.Operator{State: r.stage.stateDatabase(), Watcher: watcher, Actor: "dev"}
-	if err := op.Pause(ctx); err != nil {
+	if err := op.Lease().Pause(ctx); err != nil {
 		return 0, err
 	}
 	isOwned := func(w admin.Watcher) bool { return w.Owner != "" }
@@ -340,7 +340,7 @@ func (r *slotsRun) drainOnce(ctx context.Context, relays []*relay) (eps float64,
 	}
 
 	ackedBefore := r.sumAcked(ctx, relays)
-	if err := op.Resume(ctx); err != nil {
+	if err := op.Lease().Resume(ctx); err != nil {
 		return 0, err
 	}
 	rate := drainRate{size: float64(n), from: time.Now()}

@@ -47,7 +47,7 @@ func (a *api) addMaintenance() {
 			out := recovered{DryRun: in.Body.DryRun, Collections: []admin.SweepCount{}}
 
 			// A lost watcher document may leave no collections to count.
-			list, err := op.RecoverPlan(ctx, in.Body.From)
+			list, err := op.Recovery().PlanSweep(ctx, in.Body.From)
 			if err != nil && !errors.Is(err, admin.ErrNoCollections) {
 				return out, err
 			}
@@ -60,7 +60,7 @@ func (a *api) addMaintenance() {
 			}
 
 			out.Ordered = true
-			return out, op.Recover(ctx, in.Body.From)
+			return out, op.Recovery().OrderSweep(ctx, in.Body.From)
 		})
 
 	addAction(a, "/recover/adopt", "adopt", "Accept state that was copied from another replica set",
@@ -69,7 +69,7 @@ func (a *api) addMaintenance() {
 			Slotted
 		},
 		) (done, error) {
-			return done{true, "adopted"}, op.Adopt(ctx)
+			return done{true, "adopted"}, op.Recovery().Adopt(ctx)
 		})
 
 	addAction(a, "/recover/release", "release-collection", "Remove the watcher's registration for a collection",
@@ -84,7 +84,7 @@ func (a *api) addMaintenance() {
 			if _, err := op.Collections(ctx, in.Body.Collection); err != nil {
 				return done{}, err
 			}
-			ok, err := op.Release(ctx, in.Body.Collection)
+			ok, err := op.Recovery().ReleaseCollection(ctx, in.Body.Collection)
 			return done{ok, "released " + in.Body.Collection}, err
 		})
 

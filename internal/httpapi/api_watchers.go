@@ -60,12 +60,12 @@ func (a *api) addWatchers() {
 
 	addAction(a, "/watchers/{watcher}/pause", "pause", "Stop the watcher, or one slot of it, on all nodes until resume",
 		func(ctx context.Context, op admin.Operator, _ *Leased) (done, error) {
-			return done{true, "paused; the state is pausing until the owner has drained and released the lease"}, op.Pause(ctx)
+			return done{true, "paused; the state is pausing until the owner has drained and released the lease"}, op.Lease().Pause(ctx)
 		})
 
 	addAction(a, "/watchers/{watcher}/resume", "resume", "End a pause",
 		func(ctx context.Context, op admin.Operator, _ *Leased) (done, error) {
-			return done{true, "resumed"}, op.Resume(ctx)
+			return done{true, "resumed"}, op.Lease().Resume(ctx)
 		})
 
 	addAction(a, "/watchers/{watcher}/pin", "pin", "Move the watcher to a node and keep it there while the node is alive; an empty node ends the pin",
@@ -82,9 +82,9 @@ func (a *api) addWatchers() {
 				text = "the pin is ended"
 			}
 			if in.Body.Force {
-				return done{true, text}, op.PinAhead(ctx, in.Body.Node)
+				return done{true, text}, op.Lease().PinAhead(ctx, in.Body.Node)
 			}
-			return done{true, text}, op.Pin(ctx, in.Body.Node)
+			return done{true, text}, op.Lease().Pin(ctx, in.Body.Node)
 		})
 
 	addAction(a, "/watchers/{watcher}/step-down", "step-down", "Make the owner of each slot release it and not acquire it again for some time",
@@ -95,7 +95,7 @@ func (a *api) addWatchers() {
 			}
 		},
 		) (done, error) {
-			return done{true, "the owner steps down"}, op.StepDown(ctx, toDuration(in.Body.HoldS))
+			return done{true, "the owner steps down"}, op.Lease().StepDown(ctx, toDuration(in.Body.HoldS))
 		})
 }
 
@@ -124,7 +124,7 @@ type NodeAction struct {
 func (a *api) addNodes() {
 	addQuery(a, "/nodes", "list-nodes", "List all nodes with a heartbeat in the last two weeks, with the slots that they own",
 		func(ctx context.Context, op admin.Operator, _ *Empty) (nodeList, error) {
-			list, err := op.Nodes(ctx)
+			list, err := op.Nodes().List(ctx)
 			return nodeList{list}, err
 		})
 
@@ -137,7 +137,7 @@ func (a *api) addNodes() {
 			}
 		},
 		) (released, error) {
-			slots, err := op.NodeRelease(ctx, in.Body.Node, toDuration(in.Body.HoldS))
+			slots, err := op.Nodes().Release(ctx, in.Body.Node, toDuration(in.Body.HoldS))
 			return released{slots}, err
 		})
 
@@ -150,7 +150,7 @@ func (a *api) addNodes() {
 			}
 		},
 		) (done, error) {
-			return done{true, "the node is removed from the list"}, op.NodeRemove(ctx, in.Body.Node, in.Body.Force)
+			return done{true, "the node is removed from the list"}, op.Nodes().Remove(ctx, in.Body.Node, in.Body.Force)
 		})
 
 	addQuery(a, "/events", "list-events", "List the events log: takeovers, gaps and actions of operators, newest first",

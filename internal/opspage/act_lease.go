@@ -31,7 +31,7 @@ func (c *call) undoLease(action, label string) *undo {
 // addSlots adds the current state of the affected slots to a preview. There is nothing to do if
 // needed is false for all of them.
 func (c *call) addSlots(p preview, needed func(*admin.Watcher) bool) (preview, error) {
-	list, err := c.use.Operator.Slots(c.ctx)
+	list, err := c.use.Lease.Slots(c.ctx)
 	if err != nil {
 		return preview{}, err
 	}
@@ -75,7 +75,7 @@ func planPause(c *call) (preview, error) {
 
 func runPause(c *call) (notice, error) {
 	n := notice{Text: c.leaseName() + " is paused.", Undo: c.undoLease("resume", "Resume it")}
-	return n, c.use.Operator.Pause(c.ctx)
+	return n, c.use.Lease.Pause(c.ctx)
 }
 
 func planResume(c *call) (preview, error) {
@@ -85,7 +85,7 @@ func planResume(c *call) (preview, error) {
 
 func runResume(c *call) (notice, error) {
 	n := notice{Text: c.leaseName() + " goes on.", Undo: c.undoLease("pause", "Pause it again")}
-	return n, c.use.Operator.Resume(c.ctx)
+	return n, c.use.Lease.Resume(c.ctx)
 }
 
 func planPin(c *call) (preview, error) {
@@ -101,7 +101,7 @@ func planPin(c *call) (preview, error) {
 func runPin(c *call) (notice, error) {
 	node := c.value("node")
 	n := notice{Text: c.leaseName() + " is pinned to " + node + ".", Undo: c.undoLease("unpin", "End the pin")}
-	return n, c.use.Operator.Pin(c.ctx, node)
+	return n, c.use.Lease.Pin(c.ctx, node)
 }
 
 func planUnpin(c *call) (preview, error) {
@@ -110,7 +110,7 @@ func planUnpin(c *call) (preview, error) {
 }
 
 func runUnpin(c *call) (notice, error) {
-	return notice{Text: "The pin of " + lowerFirst(c.leaseName()) + " has ended."}, c.use.Operator.Pin(c.ctx, "")
+	return notice{Text: "The pin of " + lowerFirst(c.leaseName()) + " has ended."}, c.use.Lease.Pin(c.ctx, "")
 }
 
 // lowerFirst makes the first letter of an ASCII text lower case.
@@ -152,7 +152,7 @@ func planStepDown(c *call) (preview, error) {
 
 // countLiveNodes counts the live nodes that run the watcher, including its owners.
 func (c *call) countLiveNodes() (n int, err error) {
-	list, err := c.use.Operator.Nodes(c.ctx)
+	list, err := c.use.Nodes.List(c.ctx)
 	for i := range list {
 		if !list[i].Stale && slices.Contains(list[i].Watchers, c.v.Watcher) {
 			n++
@@ -168,5 +168,5 @@ func runStepDown(c *call) (notice, error) {
 	}
 	text := fmt.Sprintf("The owner of %s steps down, and does not take over again for %s.",
 		lowerFirst(c.leaseName()), formatSpan(hold.Seconds()))
-	return notice{Text: text}, c.use.Operator.StepDown(c.ctx, hold)
+	return notice{Text: text}, c.use.Lease.StepDown(c.ctx, hold)
 }

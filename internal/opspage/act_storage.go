@@ -178,7 +178,7 @@ func planClear(c *call) (preview, error) {
 	}
 
 	// A watcher that never ran has no slots, and no relay works for it.
-	slots, err := c.use.Operator.Slots(c.ctx)
+	slots, err := c.use.Lease.Slots(c.ctx)
 	if kind, _ := admin.Explain(err); err != nil && kind == admin.FailNotFound {
 		return p, nil
 	}

@@ -64,7 +64,7 @@ func planNodeRemove(c *call) (preview, error) {
 
 func runNodeRemove(c *call) (notice, error) {
 	node := c.value("node")
-	return notice{Text: "Node " + node + " is off the list."}, c.use.Operator.NodeRemove(c.ctx, node, false)
+	return notice{Text: "Node " + node + " is off the list."}, c.use.Nodes.Remove(c.ctx, node, false)
 }
 
 func planNodeRelease(c *call) (preview, error) {
@@ -84,7 +84,7 @@ func runNodeRelease(c *call) (notice, error) {
 	}
 
 	node := c.value("node")
-	slots, err := c.use.Operator.NodeRelease(c.ctx, node, hold)
+	slots, err := c.use.Nodes.Release(c.ctx, node, hold)
 	text := "Node " + node + " owned nothing."
 	if len(slots) > 0 {
 		text = "Node " + node + " gives up " + strings.Join(slots, ", ") + "."

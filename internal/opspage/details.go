@@ -58,7 +58,7 @@ func showNode(c *call) (any, error) {
 	if d.Name == "" {
 		return nil, errNoNode
 	}
-	list, err := c.use.Operator.Nodes(c.ctx)
+	list, err := c.use.Nodes.List(c.ctx)
 	if err != nil {
 		return nil, err
 	}

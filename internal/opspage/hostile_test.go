@@ -17,10 +17,10 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-func (d *desk) Resume(context.Context) error                   { return d.err }
-func (d *desk) StepDown(context.Context, time.Duration) error  { return d.err }
-func (d *desk) NodeRemove(context.Context, string, bool) error { return d.err }
-func (d deskReplays) Cancel(context.Context, string) error     { return d.err }
+func (d deskLease) Resume(context.Context) error                  { return d.err }
+func (d deskLease) StepDown(context.Context, time.Duration) error { return d.err }
+func (d deskNodes) Remove(context.Context, string, bool) error    { return d.err }
+func (d deskReplays) Cancel(context.Context, string) error        { return d.err }
 func (d deskIndexes) Verify(context.Context, bool) (admin.Verification, error) {
 	return answer[admin.Verification](d.desk)
 }
@@ -49,8 +49,8 @@ func (d deskReplays) Start(context.Context, admin.ReplayOrder) (admin.ReplayInfo
 	return answer[admin.ReplayInfo](d.desk)
 }
 
-func (d *desk) NodeRelease(context.Context, string, time.Duration) ([]string, error) {
-	return answer[[]string](d)
+func (d deskNodes) Release(context.Context, string, time.Duration) ([]string, error) {
+	return answer[[]string](d.desk)
 }
 
 func (d deskSchedule) Cancel(context.Context, admin.ScheduledFilter, func(int64)) (int64, error) {

@@ -88,6 +88,8 @@ type desk struct {
 
 // The subjects of a desk.
 type (
+	deskLease    struct{ *desk }
+	deskNodes    struct{ *desk }
 	deskActivity struct{ *desk }
 	deskLetters  struct{ *desk }
 	deskWaiting  struct{ *desk }
@@ -101,8 +103,8 @@ type (
 // useCases are those of the desk.
 func (d *desk) useCases() UseCases {
 	return UseCases{
-		Operator: d, Activity: deskActivity{d}, Letters: deskLetters{d}, Waiting: deskWaiting{d}, Schedule: deskSchedule{d}, Replays: deskReplays{d},
-		Inboxes: deskInboxes{d}, Sagas: deskSagas{d}, Indexes: deskIndexes{d},
+		Operator: d, Lease: deskLease{d}, Nodes: deskNodes{d}, Activity: deskActivity{d}, Letters: deskLetters{d}, Waiting: deskWaiting{d},
+		Schedule: deskSchedule{d}, Replays: deskReplays{d}, Inboxes: deskInboxes{d}, Sagas: deskSagas{d}, Indexes: deskIndexes{d},
 	}
 }
 
@@ -237,16 +239,16 @@ func (d deskLetters) Edit(_ context.Context, _ admin.DeadRef, e admin.DeadEdit, 
 	return answer[admin.DeadEdited](d.desk)
 }
 
-func (d *desk) Slots(context.Context) ([]admin.Watcher, error) { return d.slots, d.err }
+func (d deskLease) Slots(context.Context) ([]admin.Watcher, error) { return d.slots, d.err }
 
-func (d *desk) Nodes(context.Context) ([]admin.Node, error) { return answer[[]admin.Node](d) }
+func (d deskNodes) List(context.Context) ([]admin.Node, error) { return answer[[]admin.Node](d.desk) }
 
-func (d *desk) Pause(context.Context) error {
+func (d deskLease) Pause(context.Context) error {
 	d.did = append(d.did, strings.TrimSpace("pause "+d.watcher+" "+d.slot))
 	return d.err
 }
 
-func (d *desk) Pin(_ context.Context, node string) error {
+func (d deskLease) Pin(_ context.Context, node string) error {
 	d.did = append(d.did, strings.TrimSpace("pin "+node+" "+d.slot))
 	return d.err
 }
@@ -572,7 +574,7 @@ func TestEmptyStates(t *testing.T) {
 	t.Parallel()
 	empty := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases {
 		return UseCases{
-			Operator: nothing{}, Letters: noLetters{}, Waiting: noneWaits{}, Schedule: emptySchedule{}, Inboxes: noInboxes{}, Sagas: noSagas{},
+			Operator: nothing{}, Nodes: noNodes{}, Letters: noLetters{}, Waiting: noneWaits{}, Schedule: emptySchedule{}, Inboxes: noInboxes{}, Sagas: noSagas{},
 		}
 	}})
 
@@ -590,6 +592,7 @@ func TestEmptyStates(t *testing.T) {
 // nothing has no data at all.
 type (
 	nothing       struct{ operatorUseCases }
+	noNodes       struct{ nodeUseCases }
 	noLetters     struct{ letterUseCases }
 	noneWaits     struct{ waitingUseCases }
 	emptySchedule struct{ scheduleUseCases }
@@ -599,7 +602,7 @@ type (
 
 func (nothing) Overview(context.Context) (o admin.Overview, err error) { return }
 
-func (nothing) Nodes(context.Context) (n []admin.Node, err error) { return }
+func (noNodes) List(context.Context) (n []admin.Node, err error) { return }
 
 func (noneWaits) Topics(context.Context) (p []admin.PendingTopic, err error) { return }
 

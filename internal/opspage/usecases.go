@@ -10,6 +10,8 @@ import (
 // UseCases are the use-cases that the page offers, by subject. Tests of the page replace them.
 type UseCases struct {
 	Operator operatorUseCases
+	Lease    leaseUseCases
+	Nodes    nodeUseCases
 	Activity activityUseCases
 	Letters  letterUseCases
 	Waiting  waitingUseCases
@@ -24,6 +26,8 @@ type UseCases struct {
 func Of(op admin.Operator) UseCases {
 	return UseCases{
 		Operator: op,
+		Lease:    op.Lease(),
+		Nodes:    op.Nodes(),
 		Activity: op.Activity(),
 		Letters:  op.Letters(),
 		Waiting:  op.Waiting(),
@@ -37,20 +41,26 @@ func Of(op admin.Operator) UseCases {
 
 type operatorUseCases interface {
 	Overview(ctx context.Context) (admin.Overview, error)
-	Nodes(ctx context.Context) ([]admin.Node, error)
 	Events(ctx context.Context, f admin.EventFilter, limit int, after string) (admin.EventPage, error)
 	Lookup(ctx context.Context, q admin.LookupQuery) (admin.LookupResult, error)
 	Collections(ctx context.Context, only string) ([]string, error)
-	Slots(ctx context.Context) ([]admin.Watcher, error)
 
+	Purge(ctx context.Context, p admin.Purge) (admin.PurgeReport, error)
+	Clear(ctx context.Context, c admin.ClearOrder) (admin.Cleared, error)
+}
+
+type leaseUseCases interface {
+	Slots(ctx context.Context) ([]admin.Watcher, error)
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
 	Pin(ctx context.Context, node string) error
 	StepDown(ctx context.Context, hold time.Duration) error
-	NodeRemove(ctx context.Context, node string, force bool) error
-	NodeRelease(ctx context.Context, node string, hold time.Duration) ([]string, error)
-	Purge(ctx context.Context, p admin.Purge) (admin.PurgeReport, error)
-	Clear(ctx context.Context, c admin.ClearOrder) (admin.Cleared, error)
+}
+
+type nodeUseCases interface {
+	List(ctx context.Context) ([]admin.Node, error)
+	Release(ctx context.Context, node string, hold time.Duration) ([]string, error)
+	Remove(ctx context.Context, node string, force bool) error
 }
 
 type activityUseCases interface {

@@ -182,7 +182,7 @@ func TestALapsedPinIsNoted(t *testing.T) {
 	stop := b.start("node=one")
 	b.owned("one")
 	op := admin.Operator{State: b.state, Watcher: "default", Actor: "test"}
-	if err := op.PinAhead(t.Context(), "ghost"); err != nil {
+	if err := op.Lease().PinAhead(t.Context(), "ghost"); err != nil {
 		t.Fatal(err)
 	}
 	b.noted("one", "pin_lapsed")

@@ -25,7 +25,7 @@ func (b *bundle) counted(from time.Time) (n int64) {
 		return outboxes.ListOutboxes(ctx, b.client, func(_, coll []byte) bool { return string(coll) == "outbox" }, b.db.Name())
 	}
 
-	plan, err := o.RecoverPlan(b.t.Context(), from)
+	plan, err := o.Recovery().PlanSweep(b.t.Context(), from)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -76,7 +76,7 @@ func TestAnOrderedSweepSendsWhatTheDryRunCounts(t *testing.T) {
 			if n := b.counted(from); n != c.want {
 				t.Errorf("the dry run counts %d, want %d", n, c.want)
 			}
-			if err := b.operator().Recover(t.Context(), from); err != nil {
+			if err := b.operator().Recovery().OrderSweep(t.Context(), from); err != nil {
 				t.Fatal(err)
 			}
 			b.start()
@@ -100,7 +100,7 @@ func TestN22_AnOrderDuringASweepIsCarriedOut(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.operator().Recover(t.Context(), time.Now().Add(-time.Minute)); err != nil {
+	if err := b.operator().Recovery().OrderSweep(t.Context(), time.Now().Add(-time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 
@@ -108,7 +108,7 @@ func TestN22_AnOrderDuringASweepIsCarriedOut(t *testing.T) {
 	read := stacktest.FailCommand(t, "outrelay stream "+b.topic, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"find"}}, {Key: "errorCode", Value: 91}})
 	b.start("node="+b.topic, "lease.checkpoint=20ms")
 	b.log.wait(t, "sweeping the outbox")
-	if err := b.operator().Recover(t.Context(), time.Time{}); err != nil {
+	if err := b.operator().Recovery().OrderSweep(t.Context(), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 

@@ -64,7 +64,7 @@ func TestN28_WhatAnotherHistoryHadPassedIsForgotten(t *testing.T) {
 	}}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recover(t.Context(), time.Time{}); err != nil {
+	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recovery().OrderSweep(t.Context(), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 

@@ -305,7 +305,7 @@ func TestVanishedDocumentHalts(t *testing.T) {
 	stacktest.Eventually(t, "the relay is halted", func() bool { return b.status().State == "halted" })
 
 	// An operator orders the sweep: what was never delivered arrives, and so does again, flagged, what was.
-	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recover(t.Context(), time.Time{}); err != nil {
+	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recovery().OrderSweep(t.Context(), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	ids, flagged := map[string]bool{}, 0

@@ -21,18 +21,18 @@ func TestN28_ResliceKeepsTheOrdersToSlots(t *testing.T) {
 		return admin.Operator{State: b.state, Watcher: "default", Actor: "ann", Slot: slot}
 	}
 	for _, slot := range []string{"0of4", "2of4", "3of4"} {
-		if err := of(slot).PinAhead(t.Context(), "a"); err != nil {
+		if err := of(slot).Lease().PinAhead(t.Context(), "a"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := of("1of4").Pause(t.Context()); err != nil {
+	if err := of("1of4").Lease().Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	b.until("a slot is paused", func(now map[string]admin.Watcher) bool { return now["1of4"].Owner == "" })
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	if err := of("2of4").StepDown(t.Context(), time.Hour); err != nil {
+	if err := of("2of4").Lease().StepDown(t.Context(), time.Hour); err != nil {
 		t.Fatal(err)
 	}
 

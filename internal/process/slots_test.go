@@ -263,7 +263,7 @@ func TestN28_WhatASlotHadPassedIsNotSentAgain(t *testing.T) {
 	b.exactly(100)
 
 	first := admin.Operator{State: b.state, Watcher: "default", Actor: "test", Slot: "0of2"}
-	if err := first.Pause(t.Context()); err != nil {
+	if err := first.Lease().Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	b.until("slot 0 is paused", func(now map[string]admin.Watcher) bool { return now["0of2"].Owner == "" })
@@ -289,7 +289,7 @@ func TestN28_WhatASlotHadPassedIsNotSentAgain(t *testing.T) {
 	if _, err := docs.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "default/0of2"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "offsets", Value: ahead.Offsets}}}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := first.Resume(t.Context()); err != nil { // nobody is there to run it
+	if err := first.Lease().Resume(t.Context()); err != nil { // nobody is there to run it
 		t.Fatal(err)
 	}
 
@@ -324,7 +324,7 @@ func TestN28_EachSlotSweepsItsOwn(t *testing.T) {
 	b.numbered(0, 120)
 	b.exactly(120)
 
-	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "test"}).Recover(t.Context(), time.Time{}); err != nil {
+	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "test"}).Recovery().OrderSweep(t.Context(), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	ids := map[string]int{}
@@ -434,14 +434,14 @@ func TestN28_PinAndPauseASlot(t *testing.T) {
 	}
 
 	for _, s := range []string{"0of3", "1of3", "2of3"} {
-		if err := op(s).PinAhead(t.Context(), "b"); err != nil {
+		if err := op(s).Lease().PinAhead(t.Context(), "b"); err != nil {
 			t.Fatal(err)
 		}
 	}
 	b.until("all where they are pinned", shares(map[string]int{"b": 3}))
 	b.numbered(60, 120)
 
-	if err := op("").Pin(t.Context(), ""); err != nil {
+	if err := op("").Lease().Pin(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
 	now := b.until("shared again", oneAndTwo)
@@ -453,7 +453,7 @@ func TestN28_PinAndPauseASlot(t *testing.T) {
 		}
 	}
 
-	if err := op(of).Pause(t.Context()); err != nil {
+	if err := op(of).Lease().Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	b.until("paused, and the others are shared", func(now map[string]admin.Watcher) bool {
@@ -466,7 +466,7 @@ func TestN28_PinAndPauseASlot(t *testing.T) {
 	}
 	b.until("b has what is not paused", shares(map[string]int{"b": 2}))
 
-	if err := op(of).Resume(t.Context()); err != nil {
+	if err := op(of).Lease().Resume(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	b.until("b has all", shares(map[string]int{"b": 3}))

@@ -51,7 +51,7 @@ func TestN15_WhatASweepHeldIsNotSentByTheStream(t *testing.T) {
 			if _, err := b.db.Collection("outbox").InsertOne(t.Context(), doc); err != nil {
 				t.Fatal(err)
 			}
-			if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recover(t.Context(), time.Time{}); err != nil {
+			if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recovery().OrderSweep(t.Context(), time.Time{}); err != nil {
 				t.Fatal(err)
 			}
 			stop = b.start()
@@ -125,7 +125,7 @@ func TestN15_WhatDiedInASweepIsNotSentByTheStream(t *testing.T) {
 			}
 			insert("dead", "1")
 			insert("again", "2")
-			if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recover(t.Context(), time.Time{}); err != nil {
+			if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recovery().OrderSweep(t.Context(), time.Time{}); err != nil {
 				t.Fatal(err)
 			}
 			stop = b.start("topics.allow=[" + b.topic + "]")

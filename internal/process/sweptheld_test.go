@@ -33,7 +33,7 @@ func TestN22_WhatASweepHasToHoldKeepsItsOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recover(t.Context(), time.Time{}); err != nil {
+	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recovery().OrderSweep(t.Context(), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 

@@ -70,10 +70,10 @@ func TestOperatorActionsReachTheOwnerAndTheLog(t *testing.T) {
 		do   func(ctx context.Context, o admin.Operator) error
 		kind nodes.Kind
 	}{
-		"pause":     {func(ctx context.Context, o admin.Operator) error { return o.Pause(ctx) }, nodes.Paused},
-		"pin":       {func(ctx context.Context, o admin.Operator) error { return o.PinAhead(ctx, "n2") }, "pinned"},
-		"step down": {func(ctx context.Context, o admin.Operator) error { return o.StepDown(ctx, time.Minute) }, nodes.SteppedDown},
-		"recover":   {func(ctx context.Context, o admin.Operator) error { return o.Recover(ctx, time.Time{}) }, "recover_ordered"},
+		"pause":     {func(ctx context.Context, o admin.Operator) error { return o.Lease().Pause(ctx) }, nodes.Paused},
+		"pin":       {func(ctx context.Context, o admin.Operator) error { return o.Lease().PinAhead(ctx, "n2") }, "pinned"},
+		"step down": {func(ctx context.Context, o admin.Operator) error { return o.Lease().StepDown(ctx, time.Minute) }, nodes.SteppedDown},
+		"recover":   {func(ctx context.Context, o admin.Operator) error { return o.Recovery().OrderSweep(ctx, time.Time{}) }, "recover_ordered"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -100,7 +100,7 @@ func TestPausedIsShownAndResumed(t *testing.T) {
 	state := stacktest.Database(t, stacktest.Client(t))
 	h := held(t, state)
 	o := admin.Operator{State: state, Watcher: "orders", Actor: "ann"}
-	if err := o.Pause(t.Context()); err != nil {
+	if err := o.Lease().Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if w := watcher(t, state); w.State != "pausing" || w.Reason == "" {
@@ -115,7 +115,7 @@ func TestPausedIsShownAndResumed(t *testing.T) {
 		t.Fatalf("state %q, want paused", w.State)
 	}
 
-	if err := o.Resume(t.Context()); err != nil {
+	if err := o.Lease().Resume(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if w := watcher(t, state); w.State != "no-owner" {
@@ -126,10 +126,10 @@ func TestPausedIsShownAndResumed(t *testing.T) {
 func TestUnknownWatcherIsNamed(t *testing.T) {
 	t.Parallel()
 	state := stacktest.Database(t, stacktest.Client(t))
-	if err := (admin.Operator{State: state, Watcher: "nobody"}).Pause(t.Context()); !errors.Is(err, lease.ErrNotFound) {
+	if err := (admin.Operator{State: state, Watcher: "nobody"}).Lease().Pause(t.Context()); !errors.Is(err, lease.ErrNotFound) {
 		t.Fatalf("pausing an unknown watcher: %v", err)
 	}
-	if had, err := (admin.Operator{State: state, Watcher: "nobody"}).Release(t.Context(), "a.b"); had || err != nil {
+	if had, err := (admin.Operator{State: state, Watcher: "nobody"}).Recovery().ReleaseCollection(t.Context(), "a.b"); had || err != nil {
 		t.Fatalf("releasing what is not claimed: %v %v", had, err)
 	}
 }
@@ -137,7 +137,7 @@ func TestUnknownWatcherIsNamed(t *testing.T) {
 func TestRecoverMakesAVanishedDocumentAnew(t *testing.T) {
 	t.Parallel()
 	state := stacktest.Database(t, stacktest.Client(t))
-	if err := (admin.Operator{State: state, Watcher: "orders", Actor: "ann"}).Recover(t.Context(), time.Unix(1000, 0)); err != nil {
+	if err := (admin.Operator{State: state, Watcher: "orders", Actor: "ann"}).Recovery().OrderSweep(t.Context(), time.Unix(1000, 0)); err != nil {
 		t.Fatal(err)
 	}
 	doc, _, err := lease.Read(t.Context(), state.Collection("watchers"), "orders/0of1")
@@ -175,42 +175,42 @@ func TestN28_ActionsAreOnAllSlotsOrOne(t *testing.T) {
 	all := admin.Operator{State: state, Watcher: "orders", Actor: "ann"}
 	one := all
 	one.Slot = "1of3"
-	if err := one.Pause(t.Context()); err != nil || !slices.Equal(paused(), []string{"orders/1of3"}) {
+	if err := one.Lease().Pause(t.Context()); err != nil || !slices.Equal(paused(), []string{"orders/1of3"}) {
 		t.Errorf("%v, %v", paused(), err)
 	}
-	if err := all.Pause(t.Context()); err != nil || !slices.Equal(paused(), []string{"orders/0of3", "orders/1of3"}) {
+	if err := all.Lease().Pause(t.Context()); err != nil || !slices.Equal(paused(), []string{"orders/0of3", "orders/1of3"}) {
 		t.Errorf("%v, %v", paused(), err)
 	}
 	one.Slot = "2of3"
-	if err := one.Resume(t.Context()); !errors.Is(err, lease.ErrNotFound) {
+	if err := one.Lease().Resume(t.Context()); !errors.Is(err, lease.ErrNotFound) {
 		t.Errorf("a slot that is not there: %v", err)
 	}
 	one.Slot = "3of3"
-	if err := one.Resume(t.Context()); err == nil {
+	if err := one.Lease().Resume(t.Context()); err == nil {
 		t.Error("a slot that cannot be")
 	}
-	if err := all.Resume(t.Context()); err != nil || len(paused()) != 0 {
+	if err := all.Lease().Resume(t.Context()); err != nil || len(paused()) != 0 {
 		t.Errorf("%v, %v", paused(), err)
 	}
-	if list, err := one.Slots(t.Context()); !isInvalid(err) {
+	if list, err := one.Lease().Slots(t.Context()); !isInvalid(err) {
 		t.Errorf("%+v, %v", list, err)
 	}
-	if err := one.Recover(t.Context(), time.Time{}); !isInvalid(err) {
+	if err := one.Recovery().OrderSweep(t.Context(), time.Time{}); !isInvalid(err) {
 		t.Errorf("a sweep for a slot that cannot be: %v", err)
 	}
 	one.Slot = "0of2"
-	if err := one.Recover(t.Context(), time.Time{}); !isInvalid(err) {
+	if err := one.Recovery().OrderSweep(t.Context(), time.Time{}); !isInvalid(err) {
 		t.Errorf("a sweep for a slot of another division: %v", err)
 	}
-	if list, err := all.Slots(t.Context()); err != nil || len(list) != 2 || list[0].Slot != "0of3" || list[1].Slot != "1of3" {
+	if list, err := all.Lease().Slots(t.Context()); err != nil || len(list) != 2 || list[0].Slot != "0of3" || list[1].Slot != "1of3" {
 		t.Errorf("the slots are %+v, %v", list, err)
 	}
 	one.Slot = "1of3"
-	if list, err := one.Slots(t.Context()); err != nil || len(list) != 1 || list[0].Slot != "1of3" {
+	if list, err := one.Lease().Slots(t.Context()); err != nil || len(list) != 1 || list[0].Slot != "1of3" {
 		t.Errorf("the slot is %+v, %v", list, err)
 	}
 	// A sweep is ordered for the slot whose document is lost, too.
-	if err := all.Recover(t.Context(), time.Time{}); err != nil {
+	if err := all.Recovery().OrderSweep(t.Context(), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	n, err := docs.CountDocuments(t.Context(), bson.D{{Key: "gap.reason", Value: lease.GapRequested}})
@@ -232,7 +232,7 @@ func TestN28_AnActionOnSomeSlotsIsWrittenDown(t *testing.T) {
 	}
 
 	o := admin.Operator{State: state, Watcher: "orders", Actor: "ann"}
-	if err := o.Adopt(t.Context()); !errors.Is(err, lease.ErrNotFound) {
+	if err := o.Recovery().Adopt(t.Context()); !errors.Is(err, lease.ErrNotFound) {
 		t.Errorf("a slot that is owned was adopted: %v", err)
 	}
 	log, err := nodes.NewEvents(state.Collection("events"), "", "").Latest(t.Context(), 1)
@@ -254,28 +254,28 @@ func TestOrdersThatCannotBeMeantAreRefused(t *testing.T) {
 		}
 	}
 
-	if err := o.Pin(t.Context(), "other"); !errors.Is(err, admin.ErrOtherNode) {
+	if err := o.Lease().Pin(t.Context(), "other"); !errors.Is(err, admin.ErrOtherNode) {
 		t.Errorf("a pin to a node that lives and works for another watcher: %v", err)
 	}
 	if w := watcher(t, state); w.Pin != "" {
 		t.Errorf("pinned to %q", w.Pin)
 	}
-	if err := o.Pin(t.Context(), "not-started-yet"); !errors.Is(err, admin.ErrUnknownNode) || !strings.Contains(err.Error(), "n2") || watcher(t, state).Pin != "" {
+	if err := o.Lease().Pin(t.Context(), "not-started-yet"); !errors.Is(err, admin.ErrUnknownNode) || !strings.Contains(err.Error(), "n2") || watcher(t, state).Pin != "" {
 		t.Errorf("a pin to a node that has never run: %v", err)
 	}
-	if err := o.PinAhead(t.Context(), "not-started-yet"); err != nil || watcher(t, state).Pin != "not-started-yet" {
+	if err := o.Lease().PinAhead(t.Context(), "not-started-yet"); err != nil || watcher(t, state).Pin != "not-started-yet" {
 		t.Errorf("a pin before the first start: %v", err)
 	}
 	for _, node := range []string{"n2", ""} {
-		if err := o.Pin(t.Context(), node); err != nil || watcher(t, state).Pin != node {
+		if err := o.Lease().Pin(t.Context(), node); err != nil || watcher(t, state).Pin != node {
 			t.Errorf("a pin to %q: %v", node, err)
 		}
 	}
 
-	if _, err := o.NodeRelease(t.Context(), "nosuch", time.Minute); !errors.Is(err, mongodb.ErrNotFound) {
+	if _, err := o.Nodes().Release(t.Context(), "nosuch", time.Minute); !errors.Is(err, mongodb.ErrNotFound) {
 		t.Errorf("a release of a node that does not exist: %v", err)
 	}
-	if err := o.StepDown(t.Context(), 0); !isInvalid(err) {
+	if err := o.Lease().StepDown(t.Context(), 0); !isInvalid(err) {
 		t.Errorf("a step-down for no time: %v", err)
 	}
 }
