@@ -208,7 +208,7 @@ func TestProcessUsage(t *testing.T) {
 func TestReconcilerResult(t *testing.T) {
 	t.Parallel()
 	got := figures{"drain": {100, 200, 400}, "scheduled": {50, 50, 300}, "known": {10}}
-	r := reconciled(&bench{Options: Options{Events: 100, Runs: 3}}, got, figures{"due": {1, 7, 3}, "purge": {2}})
+	r := newReconcilerResult(Options{Events: 100, Runs: 3}, got, figures{"due": {1, 7, 3}, "purge": {2}})
 	if r.ScheduledRatio != 0.5 || r.KnownRatio != 0.1 || r.BurstLimitS != 3 || r.ForeignCPUPct != 3 || r.ParkedEvents != 20 {
 		t.Errorf("%+v", r)
 	}

@@ -63,7 +63,7 @@ type ConsumerResult struct {
 // interrupts it.
 func RunConsumer(ctx context.Context, o Options) (res ConsumerResult, err error) {
 	err = o.withServers(ctx, func(b *bench) error {
-		topic, err := b.records(ctx)
+		topic, err := b.writeRecords(ctx)
 		if err != nil {
 			return err
 		}
@@ -102,14 +102,14 @@ func RunConsumer(ctx context.Context, o Options) (res ConsumerResult, err error)
 			}
 		}
 
-		res = consumed(b, got, foreign)
+		res = newConsumerResult(b.Options, got, foreign)
 		return nil
 	})
 	return res, err
 }
 
-// records creates a topic with the records for all drains.
-func (b *bench) records(ctx context.Context) (string, error) {
+// writeRecords creates a topic with the records for all drains.
+func (b *bench) writeRecords(ctx context.Context) (string, error) {
 	b.logProgress("writing %d records of %d bytes", b.Events, b.Payload)
 	topic, err := b.newTopic(ctx, "consumed")
 	if err != nil {
@@ -185,7 +185,8 @@ func (b *bench) drainBy(ctx context.Context, name string, s spec, run int, got f
 		eps, o.P50, o.P99, float64(o.Events)/float64(max(o.Goes, 1)), each(c.pid()), each(b.serverPIDs()...)), nil
 }
 
-func consumed(b *bench, got, foreign figures) ConsumerResult {
+// newConsumerResult returns the medians of the figures.
+func newConsumerResult(o Options, got, foreign figures) ConsumerResult {
 	med := func(name string, decimals int) float64 { return round(median(got[name]), decimals) }
 	r := ConsumerResult{
 		ReaderEPS: med("naive_eps", 0), ConsumerEPS: med("consumer_eps", 0), NoneEPS: med("none_eps", 0),
@@ -194,7 +195,7 @@ func consumed(b *bench, got, foreign figures) ConsumerResult {
 		UnbatchedEPS:   med("unbatched_eps", 0), UnbatchedRatio: got.ratio("unbatched_eps", "naive_eps"),
 		NoneP50: med("alone_none_p50", 3), NoneP99: med("alone_none_p99", 3), InboxP50: med("alone_inbox_p50", 3), InboxP99: med("alone_inbox_p99", 3),
 		ReaderCPU: med("naive_cpu", 3), ReaderServersCPU: med("naive_servers", 3), ConsumerCPU: med("consumer_cpu", 3), ConsumerServersCPU: med("consumer_servers", 3),
-		ForeignCPU: newForeignCPU(foreign), Events: b.Events, Payload: b.Payload, Runs: b.Runs,
+		ForeignCPU: newForeignCPU(foreign), Events: o.Events, Payload: o.Payload, Runs: o.Runs,
 	}
 	r.OverheadP50, r.OverheadP99 = round(r.InboxP50-r.NoneP50, 3), round(r.InboxP99-r.NoneP99, 3)
 	return r

@@ -47,7 +47,7 @@ type MemberFigures struct {
 // The end of ctx interrupts it.
 func RunMembers(ctx context.Context, o Options) (res MembersResult, err error) {
 	err = o.withServers(ctx, func(b *bench) error {
-		topic, err := b.records(ctx)
+		topic, err := b.writeRecords(ctx)
 		if err != nil {
 			return err
 		}

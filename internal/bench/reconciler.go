@@ -85,34 +85,43 @@ func RunReconciler(ctx context.Context, o Options) (res ReconcilerResult, err er
 		}
 
 		got, foreign := figures{}, figures{}
-		for run := 1; run <= b.Runs; run++ {
-			if err := b.reconciling(ctx, run, got, foreign); err != nil {
+		for number := 1; number <= b.Runs; number++ {
+			run := reconcilerRun{bench: b, number: number, got: got, foreign: foreign}
+			if err := run.measureSteps(ctx); err != nil {
 				return err
 			}
 		}
 
-		res = reconciled(b, got, foreign)
+		res = newReconcilerResult(b.Options, got, foreign)
 		return nil
 	})
 	return res, err
 }
 
+// reconcilerRun is one run of the measurements of the reconciler. Each run has its own topics and state databases, and adds its
+// figures to those of the earlier runs.
+type reconcilerRun struct {
+	*bench
+	number       int
+	got, foreign figures
+}
+
 // step is one measurement of a run.
 type step struct {
 	name    string
-	measure func(*bench, context.Context, int, figures) (meterReading, error)
+	measure func(*reconcilerRun, context.Context) (meterReading, error)
 }
 
 // steps are the measurements of a run. The two drains of the ratio are next to each other.
 var steps = []step{
-	{"drain", (*bench).streamDrain},
-	{"scheduled", (*bench).scheduledDrain},
-	{"known", (*bench).knownDrain},
-	{"sweep", (*bench).sweep},
-	{"due", (*bench).dueAtOnce},
-	{"burst", (*bench).dueBurst},
-	{"parked", (*bench).parked},
-	{"purge", (*bench).purge},
+	{"drain", (*reconcilerRun).drainStream},
+	{"scheduled", (*reconcilerRun).drainScheduled},
+	{"known", (*reconcilerRun).drainKnown},
+	{"sweep", (*reconcilerRun).sweepGap},
+	{"due", (*reconcilerRun).measureDueError},
+	{"burst", (*reconcilerRun).measureBurst},
+	{"parked", (*reconcilerRun).drainParked},
+	{"purge", (*reconcilerRun).purgeDelivered},
 }
 
 // ReconcilerSteps returns the names of the measurements of [RunReconciler], for Options.Only.
@@ -124,22 +133,22 @@ func ReconcilerSteps() []string {
 	return names
 }
 
-// reconciling makes one run.
-func (b *bench) reconciling(ctx context.Context, run int, got, foreign figures) error {
+// measureSteps makes the measurements of the run, or those that Only names.
+func (r *reconcilerRun) measureSteps(ctx context.Context) error {
 	for _, s := range steps {
-		if len(b.Only) > 0 && !slices.Contains(b.Only, s.name) {
+		if len(r.Only) > 0 && !slices.Contains(r.Only, s.name) {
 			continue
 		}
 
-		m, err := s.measure(b, ctx, run, got)
+		m, err := s.measure(r, ctx)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
 
 		if m.known {
-			foreign.addValue(s.name, m.foreign)
+			r.foreign.addValue(s.name, m.foreign)
 		}
-		b.logProgress("run %d of %d: %-10s %s  foreign CPU %.1f %%", run, b.Runs, s.name, m.words, m.foreign)
+		r.logProgress("run %d of %d: %-10s %s  foreign CPU %.1f %%", r.number, r.Runs, s.name, m.words, m.foreign)
 	}
 	return nil
 }
@@ -157,31 +166,32 @@ func reading(m *meter, format string, args ...any) meterReading {
 	return r
 }
 
-func (b *bench) streamDrain(ctx context.Context, run int, got figures) (meterReading, error) {
-	d, err := b.drainBacklog(ctx, run)
-	got.addValue("drain", d.eps)
-	got.addValue("drain_rss", d.peak)
+func (r *reconcilerRun) drainStream(ctx context.Context) (meterReading, error) {
+	d, err := r.drainBacklog(ctx, r.number)
+	r.got.addValue("drain", d.eps)
+	r.got.addValue("drain_rss", d.peak)
 	return meterReading{fmt.Sprintf("%8.0f/s  %.1f MB", d.eps, d.peak), d.foreign, d.known}, err
 }
 
-func reconciled(b *bench, got, foreign figures) ReconcilerResult {
+// newReconcilerResult returns the medians of the figures.
+func newReconcilerResult(o Options, got, foreign figures) ReconcilerResult {
 	whole := func(name string) float64 { return round(median(got[name]), 0) }
 	fine := func(name string) float64 { return round(median(got[name]), 1) }
 
 	r := ReconcilerResult{
 		DrainEPS: whole("drain"), ScheduledEPS: whole("scheduled"), KnownEPS: whole("known"), SweepEPS: whole("sweep"),
 		ParkingEPS: whole("parking"), ParkedEPS: whole("parked"), PurgeEPS: whole("purge"),
-		DueEvents: b.dueTogether(), DueP50: fine("due_p50"), DueP99: fine("due_p99"), DueMax: fine("due_max"),
-		BurstEvents: b.Events, BurstS: round(median(got["burst"]), 2),
+		DueEvents: dueEvents(o), DueP50: fine("due_p50"), DueP99: fine("due_p99"), DueMax: fine("due_max"),
+		BurstEvents: o.Events, BurstS: round(median(got["burst"]), 2),
 		SweepPeakRSS: fine("sweep_rss"), SweepBudget: fine("sweep_budget"), DrainPeakRSS: fine("drain_rss"),
 		BudgetMB:     float64(config.Default().Limits.Memory) / (1 << 20),
-		ParkedEvents: b.toPark(), ForeignCPU: newForeignCPU(foreign),
-		Events: b.Events, Payload: b.Payload, Runs: b.Runs,
+		ParkedEvents: parkedEvents(o), ForeignCPU: newForeignCPU(foreign),
+		Events: o.Events, Payload: o.Payload, Runs: o.Runs,
 	}
 
 	r.ScheduledRatio, r.KnownRatio = got.ratio("scheduled", "drain"), got.ratio("known", "drain")
 	if eps := median(got["scheduled"]); eps > 0 {
-		r.BurstLimitS = round(1+float64(b.Events)/eps, 2)
+		r.BurstLimitS = round(1+float64(o.Events)/eps, 2)
 	}
 	return r
 }
@@ -212,8 +222,8 @@ func (r ReconcilerResult) Print(w io.Writer) error {
 	return t.Flush()
 }
 
-// owner starts a relay and blocks until it has taken over. at is the time at which this was observed.
-func (b *bench) owner(ctx context.Context, s setting) (r *relay, at time.Time, err error) {
+// startOwner starts a relay and blocks until it has taken over. at is the time at which this was observed.
+func (b *bench) startOwner(ctx context.Context, s setting) (r *relay, at time.Time, err error) {
 	r, err = b.startRelay(ctx, s)
 	if err != nil {
 		return nil, at, err

@@ -19,49 +19,49 @@ const (
 	writeTake = 4    // factor for the slowest write so far, if that is slower
 )
 
-// due returns a scheduled envelope.
-func (b *bench) due(i int, at time.Time) (bson.Raw, error) {
-	doc, err := event.New(event.Aggregate{Type: aggregate, ID: orderingKey(i)}, eventType, event.Bytes("", newPayload(i, b.Payload)), event.WithDueAt(at)).MarshalBSON()
+// newScheduled returns the scheduled envelope number i, which is due at the time at.
+func (r *reconcilerRun) newScheduled(i int, at time.Time) (bson.Raw, error) {
+	doc, err := event.New(event.Aggregate{Type: aggregate, ID: orderingKey(i)}, eventType, event.Bytes("", newPayload(i, r.Payload)), event.WithDueAt(at)).MarshalBSON()
 	if err != nil {
 		return nil, fmt.Errorf("encoding an event: %w", err)
 	}
 	return doc, nil
 }
 
-// scheduledDrain measures envelopes that became due while no relay ran, from the end of the takeover to the
+// drainScheduled measures envelopes that became due while no relay ran, from the end of the takeover to the
 // last record. They were also written while no relay ran, so the stream has them too, and the relay skips
 // them there.
-func (b *bench) scheduledDrain(ctx context.Context, run int, got figures) (meterReading, error) {
-	return b.overdue(ctx, fmt.Sprintf("scheduled%d", run), "scheduled", got, func(coll *mongo.Collection, _ setting) error {
+func (r *reconcilerRun) drainScheduled(ctx context.Context) (meterReading, error) {
+	return r.drainOverdue(ctx, "scheduled", func(coll *mongo.Collection, _ setting) error {
 		at := time.Now().Add(-time.Hour)
-		return b.writeDocuments(ctx, coll, b.Events, func(i int) (bson.Raw, error) {
-			return b.due(i, at.Add(time.Duration(i)*time.Millisecond))
+		return r.writeDocuments(ctx, coll, r.Events, func(i int) (bson.Raw, error) {
+			return r.newScheduled(i, at.Add(time.Duration(i)*time.Millisecond))
 		})
 	})
 }
 
-// knownDrain is scheduledDrain for envelopes that were written long before, so that the stream has passed them.
-func (b *bench) knownDrain(ctx context.Context, run int, got figures) (meterReading, error) {
-	return b.overdue(ctx, fmt.Sprintf("known%d", run), "known", got, func(coll *mongo.Collection, s setting) error {
+// drainKnown is drainScheduled for envelopes that were written long before, so that the stream has passed them.
+func (r *reconcilerRun) drainKnown(ctx context.Context) (meterReading, error) {
+	return r.drainOverdue(ctx, "known", func(coll *mongo.Collection, s setting) error {
 		s.label = ""
-		r, _, err := b.owner(ctx, s)
+		owner, _, err := r.startOwner(ctx, s)
 		if err != nil {
 			return err
 		}
 		// If the measurement succeeds, the error of the stop is returned below.
-		defer func() { _ = r.stopProcess() }()
+		defer func() { _ = owner.stopProcess() }()
 
-		first := b.ahead(b.Events)
-		if err := b.writeDocuments(ctx, coll, b.Events, func(i int) (bson.Raw, error) {
-			return b.due(i, first.Add(time.Duration(i)*time.Second/time.Duration(b.Events)))
+		first := r.timeAhead(r.Events)
+		if err := r.writeDocuments(ctx, coll, r.Events, func(i int) (bson.Raw, error) {
+			return r.newScheduled(i, first.Add(time.Duration(i)*time.Second/time.Duration(r.Events)))
 		}); err != nil {
 			return err
 		}
 
-		if err := r.passed(ctx, b.Events); err != nil {
+		if err := owner.awaitRead(ctx, r.Events); err != nil {
 			return err
 		}
-		if err := r.stopProcess(); err != nil {
+		if err := owner.stopProcess(); err != nil {
 			return err
 		}
 
@@ -72,14 +72,14 @@ func (b *bench) knownDrain(ctx context.Context, run int, got figures) (meterRead
 	})
 }
 
-// ahead returns a time by which n envelopes are certainly written and read.
-func (b *bench) ahead(n int) time.Time {
-	perDoc := max(time.Second/writeRate, writeTake*b.perDoc)
+// timeAhead returns a time by which n envelopes are certainly written and read.
+func (r *reconcilerRun) timeAhead(n int) time.Time {
+	perDoc := max(time.Second/writeRate, writeTake*r.perDoc)
 	return time.Now().Add(5*time.Second + time.Duration(n)*perDoc).Truncate(time.Millisecond)
 }
 
-// passed blocks until the relay has read n envelopes from the stream.
-func (r *relay) passed(ctx context.Context, n int) error {
+// awaitRead blocks until the relay has read n envelopes from the stream.
+func (r *relay) awaitRead(ctx context.Context, n int) error {
 	for began := time.Now(); ; {
 		c, err := r.readCounters(ctx)
 		switch {
@@ -97,55 +97,56 @@ func (r *relay) passed(ctx context.Context, n int) error {
 	}
 }
 
-// overdue measures the drain of the envelopes that write puts into a collection.
-func (b *bench) overdue(
-	ctx context.Context, name, figure string, got figures, write func(*mongo.Collection, setting) error,
+// drainOverdue measures the drain of the envelopes that write puts into a collection. figure is the name of the rate.
+func (r *reconcilerRun) drainOverdue(
+	ctx context.Context, figure string, write func(*mongo.Collection, setting) error,
 ) (meterReading, error) {
-	coll, err := b.newOutbox(ctx, name)
+	name := fmt.Sprintf("%s%d", figure, r.number)
+	coll, err := r.newOutbox(ctx, name)
 	if err != nil {
 		return meterReading{}, err
 	}
 	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
 
-	topic, err := b.newTopic(ctx, name)
+	topic, err := r.newTopic(ctx, name)
 	if err != nil {
 		return meterReading{}, err
 	}
-	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+	defer r.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
 
-	s := setting{watch: name, topic: topic, state: b.newStateDB(name), start: "backlog", label: name}
+	s := setting{watch: name, topic: topic, state: r.newStateDB(name), start: "backlog", label: name}
 	if err := write(coll, s); err != nil {
 		return meterReading{}, err
 	}
 
-	r, began, err := b.owner(ctx, s)
+	owner, began, err := r.startOwner(ctx, s)
 	if err != nil {
 		return meterReading{}, err
 	}
 	// If the measurement succeeds, the error of the stop is returned below.
-	defer func() { _ = r.stopProcess() }()
+	defer func() { _ = owner.stopProcess() }()
 
-	m := startMeter(append(b.serverPIDs(), r.pid())...)
-	w := &watcher{bench: b, relay: r, topic: topic}
-	if err := w.followDrain(ctx, b.Events); err != nil {
+	m := startMeter(append(r.serverPIDs(), owner.pid())...)
+	w := &watcher{bench: r.bench, relay: owner, topic: topic}
+	if err := w.followDrain(ctx, r.Events); err != nil {
 		return meterReading{}, err
 	}
 
 	eps := float64(w.n) / w.at.Sub(began).Seconds()
-	got.addValue(figure, eps)
+	r.got.addValue(figure, eps)
 	million := 1e6 / float64(w.n)
-	said := reading(m, "%8.0f/s  CPU-s per million: %.1f of the relay, %.1f of the servers",
-		eps, m.used(r.pid())*million, m.used(b.servers...)*million)
+	result := reading(m, "%8.0f/s  CPU-s per million: %.1f of the relay, %.1f of the servers",
+		eps, m.used(owner.pid())*million, m.used(r.servers...)*million)
 
 	// The next measurement of this collection must not find its envelopes.
-	if err := empty(ctx, coll); err != nil {
-		return said, err
+	if err := awaitEmpty(ctx, coll); err != nil {
+		return result, err
 	}
-	return said, r.stopProcess()
+	return result, owner.stopProcess()
 }
 
-// empty blocks until the collection is empty. The relay removes each scheduled envelope after its delivery.
-func empty(ctx context.Context, coll *mongo.Collection) error {
+// awaitEmpty blocks until the collection is empty. The relay removes each scheduled envelope after its delivery.
+func awaitEmpty(ctx context.Context, coll *mongo.Collection) error {
 	for began := time.Now(); ; {
 		n, err := coll.CountDocuments(ctx, bson.D{})
 		if err != nil {
@@ -164,21 +165,24 @@ func empty(ctx context.Context, coll *mongo.Collection) error {
 	}
 }
 
-func (b *bench) dueTogether() int { return min(dueAtOnce, b.Events) }
+// dueEvents returns the number of envelopes for the due error.
+func dueEvents(o Options) int { return min(dueAtOnce, o.Events) }
 
-func (b *bench) dueAtOnce(ctx context.Context, run int, got figures) (meterReading, error) {
-	d, err := b.moment(ctx, fmt.Sprintf("due%d", run), b.dueTogether())
-	got.addValue("due_p50", d.p50)
-	got.addValue("due_p99", d.p99)
-	got.addValue("due_max", d.most)
+// measureDueError measures how late envelopes arrive that are due at the same moment.
+func (r *reconcilerRun) measureDueError(ctx context.Context) (meterReading, error) {
+	d, err := r.measureMoment(ctx, fmt.Sprintf("due%d", r.number), dueEvents(r.Options))
+	r.got.addValue("due_p50", d.p50)
+	r.got.addValue("due_p99", d.p99)
+	r.got.addValue("due_max", d.most)
 	d.words = fmt.Sprintf("p50 %.0f ms  p99 %.0f ms  at most %.0f ms", d.p50, d.p99, d.most)
 	return d.meterReading, err
 }
 
-func (b *bench) dueBurst(ctx context.Context, run int, got figures) (meterReading, error) {
-	d, err := b.moment(ctx, fmt.Sprintf("burst%d", run), b.Events)
-	got.addValue("burst", d.most/1000)
-	d.words = fmt.Sprintf("%8.2f s for %d", d.most/1000, b.Events)
+// measureBurst measures how long the delivery of all events takes if they are due at the same moment.
+func (r *reconcilerRun) measureBurst(ctx context.Context) (meterReading, error) {
+	d, err := r.measureMoment(ctx, fmt.Sprintf("burst%d", r.number), r.Events)
+	r.got.addValue("burst", d.most/1000)
+	d.words = fmt.Sprintf("%8.2f s for %d", d.most/1000, r.Events)
 	return d.meterReading, err
 }
 
@@ -188,41 +192,41 @@ type dueErrors struct {
 	p50, p99, most float64
 }
 
-// moment schedules n envelopes for one moment ahead, while a relay runs, and measures from that moment to a consumer.
-func (b *bench) moment(ctx context.Context, name string, n int) (d dueErrors, err error) {
-	coll, err := b.newOutbox(ctx, name)
+// measureMoment schedules n envelopes for one moment ahead, while a relay runs, and measures from that moment to a consumer.
+func (r *reconcilerRun) measureMoment(ctx context.Context, name string, n int) (d dueErrors, err error) {
+	coll, err := r.newOutbox(ctx, name)
 	if err != nil {
 		return d, err
 	}
 	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
 
-	topic, err := b.newTopic(ctx, name)
+	topic, err := r.newTopic(ctx, name)
 	if err != nil {
 		return d, err
 	}
-	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+	defer r.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
 
 	s := &shots{
 		from: 0, docs: make([]bson.Raw, n), acked: make([]atomic.Int64, n), came: make([]atomic.Int64, n),
 		all: make(chan struct{}), base: time.Now(),
 	}
 	s.left.Store(int64(n))
-	c, err := b.startConsumer(ctx, topic, func(i int, at time.Time, _ sender) { s.recordArrival(i, at) })
+	c, err := r.startConsumer(ctx, topic, func(i int, at time.Time, _ sender) { s.recordArrival(i, at) })
 	if err != nil {
 		return d, err
 	}
 	defer c.stopReading()
 
-	r, _, err := b.owner(ctx, setting{watch: name, topic: topic, state: b.newStateDB(name), start: "now", label: name})
+	owner, _, err := r.startOwner(ctx, setting{watch: name, topic: topic, state: r.newStateDB(name), start: "now", label: name})
 	if err != nil {
 		return d, err
 	}
 	// If the measurement succeeds, the error of the stop is returned below.
-	defer func() { _ = r.stopProcess() }()
+	defer func() { _ = owner.stopProcess() }()
 
 	// The moment has to be far enough ahead for all inserts.
-	at := b.ahead(n)
-	if err := b.writeDocuments(ctx, coll, n, func(i int) (bson.Raw, error) { return b.due(i, at) }); err != nil {
+	at := r.timeAhead(n)
+	if err := r.writeDocuments(ctx, coll, n, func(i int) (bson.Raw, error) { return r.newScheduled(i, at) }); err != nil {
 		return d, err
 	}
 	if late := time.Since(at); late > -time.Second {
@@ -237,9 +241,9 @@ func (b *bench) moment(ctx context.Context, name string, n int) (d dueErrors, er
 		return d, err
 	}
 
-	m := startMeter(append(b.serverPIDs(), r.pid())...)
-	if err := s.awaitArrivals(ctx, func() error { return errors.Join(r.checkRunning(), c.failure()) }); err != nil {
-		return d, fmt.Errorf("%w; end of the relay's log: %s", err, r.words)
+	m := startMeter(append(r.serverPIDs(), owner.pid())...)
+	if err := s.awaitArrivals(ctx, func() error { return errors.Join(owner.checkRunning(), c.failure()) }); err != nil {
+		return d, fmt.Errorf("%w; end of the relay's log: %s", err, owner.words)
 	}
 
 	d.foreign, d.known = m.foreign()
@@ -251,5 +255,5 @@ func (b *bench) moment(ctx context.Context, name string, n int) (d dueErrors, er
 
 	h := s.delayHistogram()
 	d.p50, d.p99, d.most = quantileMS(h, 50), quantileMS(h, 99), quantileMS(h, 100)
-	return d, r.stopProcess()
+	return d, owner.stopProcess()
 }

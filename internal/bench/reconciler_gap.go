@@ -16,40 +16,39 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 )
 
-// sweep requests a sweep of the backlog, as after lost history, and measures from the first to the last record.
-func (b *bench) sweep(ctx context.Context, run int, got figures) (meterReading, error) {
-	name := fmt.Sprintf("sweep%d", run)
-	topic, err := b.newTopic(ctx, name)
+// sweepGap requests a sweep of the backlog, as after lost history, and measures from the first to the last record.
+func (r *reconcilerRun) sweepGap(ctx context.Context) (meterReading, error) {
+	name := fmt.Sprintf("sweep%d", r.number)
+	topic, err := r.newTopic(ctx, name)
 	if err != nil {
 		return meterReading{}, err
 	}
-	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+	defer r.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
 
-	s := setting{watch: backlog, topic: topic, state: b.newStateDB(name), start: "now", label: name}
+	s := setting{watch: backlog, topic: topic, state: r.newStateDB(name), start: "now", label: name}
 	// A watcher that has never run would begin with the backlog, without a sweep.
-	if err := b.knownWatcher(ctx, s); err != nil {
+	if err := r.createPosition(ctx, s); err != nil {
 		return meterReading{}, err
 	}
-	if _, err := b.command(ctx, s, "recover", "--yes"); err != nil {
+	if _, err := r.runCommand(ctx, s, "recover", "--yes"); err != nil {
 		return meterReading{}, err
 	}
 
-	r, err := b.startRelay(ctx, s)
+	owner, err := r.startRelay(ctx, s)
 	if err != nil {
 		return meterReading{}, err
 	}
 	// If the measurement succeeds, the error of the stop is returned below.
-	defer func() { _ = r.stopProcess() }()
+	defer func() { _ = owner.stopProcess() }()
 
 	watching, stop := context.WithCancel(ctx)
-
 	defer stop()
 	used := make(chan float64, 1)
-	go func() { used <- r.mostBudget(watching) }()
+	go func() { used <- owner.watchBudget(watching) }()
 
-	m := startMeter(append(b.serverPIDs(), r.pid())...)
-	w := &watcher{bench: b, relay: r, topic: topic}
-	if err := w.followDrain(ctx, b.Events); err != nil {
+	m := startMeter(append(r.serverPIDs(), owner.pid())...)
+	w := &watcher{bench: r.bench, relay: owner, topic: topic}
+	if err := w.followDrain(ctx, r.Events); err != nil {
 		return meterReading{}, err
 	}
 	stop()
@@ -60,24 +59,24 @@ func (b *bench) sweep(ctx context.Context, run int, got figures) (meterReading, 
 	}
 
 	budget := <-used / (1 << 20)
-	got.addValue("sweep", eps)
-	got.addValue("sweep_rss", w.after.hwm)
-	got.addValue("sweep_budget", budget)
-	return reading(m, "%8.0f/s  %.1f MB  %.1f MB of the budget", eps, w.after.hwm, budget), r.stopProcess()
+	r.got.addValue("sweep", eps)
+	r.got.addValue("sweep_rss", w.after.hwm)
+	r.got.addValue("sweep_budget", budget)
+	return reading(m, "%8.0f/s  %.1f MB  %.1f MB of the budget", eps, w.after.hwm, budget), owner.stopProcess()
 }
 
-// knownWatcher starts and stops a relay, so that its watcher has a position.
-func (b *bench) knownWatcher(ctx context.Context, s setting) error {
+// createPosition starts and stops a relay, so that its watcher has a position.
+func (r *reconcilerRun) createPosition(ctx context.Context, s setting) error {
 	s.label = ""
-	r, _, err := b.owner(ctx, s)
+	owner, _, err := r.startOwner(ctx, s)
 	if err != nil {
 		return err
 	}
-	return r.stopProcess()
+	return owner.stopProcess()
 }
 
-// command runs a command of the program for a watcher and returns its output.
-func (b *bench) command(ctx context.Context, s setting, args ...string) ([]byte, error) {
+// runCommand runs a command of the program for a watcher and returns its output.
+func (b *bench) runCommand(ctx context.Context, s setting, args ...string) ([]byte, error) {
 	listen, err := devstack.FreeAddress()
 	if err != nil {
 		return nil, err
@@ -97,8 +96,8 @@ func (b *bench) command(ctx context.Context, s setting, args ...string) ([]byte,
 	return out, nil
 }
 
-// mostBudget reads the use of the budget until ctx ends, and returns the maximum in bytes.
-func (r *relay) mostBudget(ctx context.Context) (most float64) {
+// watchBudget reads the use of the budget until ctx ends, and returns the maximum in bytes.
+func (r *relay) watchBudget(ctx context.Context) (most float64) {
 	for ctx.Err() == nil {
 		if v, err := r.metric(ctx, "outrelay_budget_used_bytes"); err == nil {
 			most = max(most, v)
@@ -128,43 +127,44 @@ func (r *relay) metric(ctx context.Context, name string) (float64, error) {
 	return 0, fmt.Errorf("the relay has no metric %s", name)
 }
 
-func (b *bench) toPark() int { return max(b.Events/parkedPart, 1) }
+// parkedEvents returns the number of events for the measurement of a missing topic.
+func parkedEvents(o Options) int { return max(o.Events/parkedPart, 1) }
 
-// parked writes events for a missing topic, and waits until all are stored as parked. Then it creates the topic and
+// drainParked writes events for a missing topic, and waits until all are stored as parked. Then it creates the topic and
 // measures from its first to its last record.
-func (b *bench) parked(ctx context.Context, run int, got figures) (meterReading, error) {
-	name, n := fmt.Sprintf("parked%d", run), b.toPark()
-	coll, err := b.newOutbox(ctx, name)
+func (r *reconcilerRun) drainParked(ctx context.Context) (meterReading, error) {
+	name, n := fmt.Sprintf("parked%d", r.number), parkedEvents(r.Options)
+	coll, err := r.newOutbox(ctx, name)
 	if err != nil {
 		return meterReading{}, err
 	}
 	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
 
-	topic := b.db + "." + name
-	r, _, err := b.owner(ctx, setting{watch: name, topic: topic, state: b.newStateDB(name), start: "now", label: name})
+	topic := r.db + "." + name
+	owner, _, err := r.startOwner(ctx, setting{watch: name, topic: topic, state: r.newStateDB(name), start: "now", label: name})
 	if err != nil {
 		return meterReading{}, err
 	}
 	// If the measurement succeeds, the error of the stop is returned below.
-	defer func() { _ = r.stopProcess() }()
+	defer func() { _ = owner.stopProcess() }()
 
-	if err := b.writeDocuments(ctx, coll, n, func(i int) (bson.Raw, error) { return newEnvelope(i, b.Payload) }); err != nil {
+	if err := r.writeDocuments(ctx, coll, n, func(i int) (bson.Raw, error) { return newEnvelope(i, r.Payload) }); err != nil {
 		return meterReading{}, err
 	}
 
-	m := startMeter(append(b.serverPIDs(), r.pid())...)
-	parking, err := b.parking(ctx, r, name, n)
+	m := startMeter(append(r.serverPIDs(), owner.pid())...)
+	parkingEPS, err := r.awaitParked(ctx, owner, name, n)
 	if err != nil {
 		return meterReading{}, err
 	}
 
-	if _, err := b.newTopic(ctx, name); err != nil {
+	if _, err := r.newTopic(ctx, name); err != nil {
 		return meterReading{}, err
 	}
 	made := time.Now()
-	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+	defer r.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
 
-	w := &watcher{bench: b, relay: r, topic: topic}
+	w := &watcher{bench: r.bench, relay: owner, topic: topic}
 	if err := w.followDrain(ctx, n); err != nil {
 		return meterReading{}, err
 	}
@@ -174,14 +174,14 @@ func (b *bench) parked(ctx context.Context, run int, got figures) (meterReading,
 		eps = float64(w.n) / w.at.Sub(w.empty).Seconds()
 	}
 
-	got.addValue("parking", parking)
-	got.addValue("parked", eps)
-	return reading(m, "%8.0f/s, %.1f s after the topic was made; parked at %.0f/s", eps, w.first.Sub(made).Seconds(), parking), r.stopProcess()
+	r.got.addValue("parking", parkingEPS)
+	r.got.addValue("parked", eps)
+	return reading(m, "%8.0f/s, %.1f s after the topic was made; parked at %.0f/s", eps, w.first.Sub(made).Seconds(), parkingEPS), owner.stopProcess()
 }
 
-// parking blocks until n events are parked, and returns the rate from the first to the last.
-func (b *bench) parking(ctx context.Context, r *relay, name string, n int) (eps float64, err error) {
-	coll := b.client.Database(b.db).Collection(name)
+// awaitParked blocks until n events are parked, and returns the rate from the first to the last.
+func (r *reconcilerRun) awaitParked(ctx context.Context, owner *relay, name string, n int) (eps float64, err error) {
+	coll := r.client.Database(r.db).Collection(name)
 	var first, progressed time.Time
 	var firstN, last int64
 	progressed = time.Now()
@@ -208,12 +208,12 @@ func (b *bench) parking(ctx context.Context, r *relay, name string, n int) (eps 
 			return float64(now-firstN) / at.Sub(first).Seconds(), nil
 		}
 
-		if err := r.checkRunning(); err != nil {
+		if err := owner.checkRunning(); err != nil {
 			return 0, err
 		}
 		if at.Sub(progressed) > stall {
 			return 0, fmt.Errorf("%d of %d events are parked, and no more for %s; end of the relay's log: %s",
-				now, n, stall, r.words)
+				now, n, stall, owner.words)
 		}
 
 		select {
@@ -224,30 +224,30 @@ func (b *bench) parking(ctx context.Context, r *relay, name string, n int) (eps 
 	}
 }
 
-// purge removes envelopes with the purge command, without a limit of the rate. Their stamps are an hour old,
+// purgeDelivered removes envelopes with the purge command, without a limit of the rate. Their stamps are an hour old,
 // which is more than the margin.
-func (b *bench) purge(ctx context.Context, run int, got figures) (meterReading, error) {
-	name := fmt.Sprintf("purge%d", run)
-	coll, err := b.newOutbox(ctx, name)
+func (r *reconcilerRun) purgeDelivered(ctx context.Context) (meterReading, error) {
+	name := fmt.Sprintf("purge%d", r.number)
+	coll, err := r.newOutbox(ctx, name)
 	if err != nil {
 		return meterReading{}, err
 	}
 	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
 
 	old := uint32(time.Now().Add(-time.Hour).Unix())
-	if err := b.writeDocuments(ctx, coll, b.Events, func(i int) (bson.Raw, error) {
-		return stamped(i, b.Payload, bson.Timestamp{T: old, I: uint32(i + 1)})
+	if err := r.writeDocuments(ctx, coll, r.Events, func(i int) (bson.Raw, error) {
+		return newStampedEnvelope(i, r.Payload, bson.Timestamp{T: old, I: uint32(i + 1)})
 	}); err != nil {
 		return meterReading{}, err
 	}
 
-	s := setting{watch: name, topic: b.db + "." + name, state: b.newStateDB(name), start: "now"}
-	if err := b.knownWatcher(ctx, s); err != nil {
+	s := setting{watch: name, topic: r.db + "." + name, state: r.newStateDB(name), start: "now"}
+	if err := r.createPosition(ctx, s); err != nil {
 		return meterReading{}, err
 	}
 
-	m := startMeter(b.serverPIDs()...)
-	out, err := b.command(ctx, s, "purge", "--older-than", "1m", "--rate", "-1", "--yes", "--json")
+	m := startMeter(r.serverPIDs()...)
+	out, err := r.runCommand(ctx, s, "purge", "--older-than", "1m", "--rate", "-1", "--yes", "--json")
 	if err != nil {
 		return meterReading{}, err
 	}
@@ -259,17 +259,17 @@ func (b *bench) purge(ctx context.Context, run int, got figures) (meterReading, 
 	if err := json.Unmarshal(out, &report); err != nil {
 		return meterReading{}, fmt.Errorf("parsing the output of purge: %w", err)
 	}
-	if report.Removed != b.Events || report.Seconds <= 0 {
+	if report.Removed != r.Events || report.Seconds <= 0 {
 		return meterReading{}, fmt.Errorf("%d of %d envelopes were purged in %.1f s",
-			report.Removed, b.Events, report.Seconds)
+			report.Removed, r.Events, report.Seconds)
 	}
 
-	got.addValue("purge", float64(report.Removed)/report.Seconds)
+	r.got.addValue("purge", float64(report.Removed)/report.Seconds)
 	return reading(m, "%8.0f/s", float64(report.Removed)/report.Seconds), nil
 }
 
-// stamped returns an envelope with the given stamp. The server replaces only empty stamps.
-func stamped(i, size int, ts bson.Timestamp) (bson.Raw, error) {
+// newStampedEnvelope returns an envelope with the given stamp. The server replaces only empty stamps.
+func newStampedEnvelope(i, size int, ts bson.Timestamp) (bson.Raw, error) {
 	doc, err := newEnvelope(i, size)
 	if err != nil {
 		return nil, err
