@@ -165,7 +165,7 @@ func (o *chaosOwner) watch() {
 		switch {
 		case errors.Is(err, ErrSelfMove):
 			o.move()
-		case errors.Is(err, ErrNoHealthy):
+		case errors.Is(err, errNoHealthy):
 		case err != nil:
 			if o.root.Err() == nil && !o.deposed() {
 				o.tb.Errorf("owner %d: %v", o.k, err)

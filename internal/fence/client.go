@@ -13,9 +13,9 @@ import (
 
 // Errors of a takeover and of the calls after it. Other errors wrap a kafkawire.Code.
 var (
-	// ErrStuck means that a transaction of this transactional id does not end: a partition in it cannot
+	// errStuck means that a transaction of this transactional id does not end: a partition in it cannot
 	// take its marker (CONCURRENT_TRANSACTIONS).
-	ErrStuck = errors.New("the transactional id has an unfinished transaction")
+	errStuck = errors.New("the transactional id has an unfinished transaction")
 	// ErrFenced means that another process has taken the transactional id. An owner with a confirmed
 	// lease takes over again. Three times within a minute means that another deployment uses the same id
 	// (N5).
@@ -23,10 +23,10 @@ var (
 	// ErrSelfMove means that the owner's own transaction hangs. The caller drains, calls NextGeneration,
 	// saves and continues (N4).
 	ErrSelfMove = errors.New("the owner's transactional id hangs and has to be left")
-	// ErrNoHealthy means that no partition could take a marker.
-	ErrNoHealthy = errors.New("no partition is healthy")
-	// ErrDeadline means that a step ran out of time without a response of the coordinator that decides it.
-	ErrDeadline = errors.New("no usable response in time")
+	// errNoHealthy means that no partition could take a marker.
+	errNoHealthy = errors.New("no partition is healthy")
+	// errDeadline means that a step ran out of time without a response of the coordinator that decides it.
+	errDeadline = errors.New("no usable response in time")
 	// ErrIDForbidden means that the ACLs do not allow this user to use a transactional id.
 	ErrIDForbidden = errors.New("the transactional id may not be used")
 )
@@ -34,9 +34,9 @@ var (
 // Producer is a producer id and its epoch.
 type Producer = batch.Producer
 
-// AnyEpoch makes Init return the next epoch, whichever process holds the id. The zero Producer is a
+// anyEpoch makes Init return the next epoch, whichever process holds the id. The zero Producer is a
 // valid identity, so it must not be a default.
-var AnyEpoch = Producer{ID: -1, Epoch: -1}
+var anyEpoch = Producer{ID: -1, Epoch: -1}
 
 // Client sends the requests of takeovers. It is safe for concurrent use.
 type Client struct {
@@ -49,10 +49,10 @@ type Client struct {
 // NewClient returns a client that uses the connections of k.
 func NewClient(k *kafkawire.Client) *Client { return &Client{kafka: k, minISR: map[string]minISR{}} }
 
-// Init returns the next epoch of a transactional id. With AnyEpoch it takes the id over, and aborts the
+// Init returns the next epoch of a transactional id. With anyEpoch it takes the id over, and aborts the
 // transaction that the last owner has left open. With a producer, only the holder of that epoch gets the
-// next one. It retries while the coordinator is away or loading, until ctx ends. Errors: ErrStuck,
-// ErrFenced, ErrDeadline, or the code of a refusal.
+// next one. It retries while the coordinator is away or loading, until ctx ends. Errors: errStuck,
+// ErrFenced, errDeadline, or the code of a refusal.
 func (c *Client) Init(ctx context.Context, id string, p Producer, patience Patience) (got Producer, err error) {
 	err = patience.retry(ctx, "taking transactional id "+id, func() error {
 		got, err = c.kafka.InitProducerID(ctx, id, p)

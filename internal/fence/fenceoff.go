@@ -55,7 +55,7 @@ func LogEvents(log *slog.Logger, handle func(Event)) func(Event) {
 // InitTransactionalID initializes a transactional id that was never used. The first owner of the id then finds
 // an earlier sender whose marker it can write.
 func (c *Client) InitTransactionalID(ctx context.Context, transactionalID string) (record.Sender, error) {
-	p, err := c.Init(ctx, transactionalID+"#0", AnyEpoch, Patience{})
+	p, err := c.Init(ctx, transactionalID+"#0", anyEpoch, Patience{})
 	if err != nil {
 		return record.Sender{}, fmt.Errorf("introducing %s: %w", transactionalID, err)
 	}
@@ -69,9 +69,9 @@ func (c *Client) InitTransactionalID(ctx context.Context, transactionalID string
 // The first transactional id of a cluster makes Kafka create the topic of the coordinators. The call
 // waits for it.
 func (c *Client) TryTransactionalID(ctx context.Context, id string) error {
-	_, err := c.Init(ctx, id, AnyEpoch, Patience{Total: 5 * time.Second})
+	_, err := c.Init(ctx, id, anyEpoch, Patience{Total: 5 * time.Second})
 	switch {
-	case errors.Is(err, ErrStuck):
+	case errors.Is(err, errStuck):
 		// The coordinator has accepted the id, and is busy with it.
 		return nil
 	case errors.Is(err, kafkawire.TransactionalIDAuthorizationFailed),

@@ -25,7 +25,7 @@ import (
 // batches. An empty transaction does not change the epoch and the sequences.
 //
 // Errors: ErrSelfMove if a marker is not complete within 5 s, or if the coordinator has forgotten the id. The
-// caller then drains, calls NextGeneration, saves Senders and takes over again. ErrNoHealthy: nothing was
+// caller then drains, calls NextGeneration, saves Senders and takes over again. errNoHealthy: nothing was
 // kept alive, so the caller tries again within minutes. ErrFenced, or the end of ctx. Without idle and spare
 // partitions nothing was sent, so there is nothing to keep.
 func (s *Session) KeepAlive(ctx context.Context, idle, spare []record.TopicPartition) error {
@@ -54,7 +54,7 @@ func (s *Session) KeepAlive(ctx context.Context, idle, spare []record.TopicParti
 	}
 
 	if !written && len(idle)+len(spare) > 0 {
-		return fmt.Errorf("keeping transactional id %s alive: %w", s.TransactionalID(), ErrNoHealthy)
+		return fmt.Errorf("keeping transactional id %s alive: %w", s.TransactionalID(), errNoHealthy)
 	}
 	return nil
 }

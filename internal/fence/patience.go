@@ -63,7 +63,7 @@ func (p Patience) retry(ctx context.Context, step string, try func() error) erro
 				stuckSince = now
 			}
 			if now.Sub(stuckSince) >= cmp.Or(p.Stuck, stuckLimit) {
-				return fmt.Errorf("%s: %w", step, ErrStuck)
+				return fmt.Errorf("%s: %w", step, errStuck)
 			}
 		case !kafkawire.IsRetriable(err):
 			return fmt.Errorf("%s: %w", step, err)
@@ -73,9 +73,9 @@ func (p Patience) retry(ctx context.Context, step string, try func() error) erro
 
 		if p.Total > 0 && now.Sub(began) >= p.Total {
 			if !stuckSince.IsZero() {
-				return fmt.Errorf("%s: %w", step, ErrStuck)
+				return fmt.Errorf("%s: %w", step, errStuck)
 			}
-			return fmt.Errorf("%s: %w: %w", step, ErrDeadline, err)
+			return fmt.Errorf("%s: %w: %w", step, errDeadline, err)
 		}
 		if !reported && now.Sub(began) >= reportAfter && p.Waiting != nil {
 			reported = true

@@ -135,7 +135,7 @@ func (s *Session) writeOldMarker(
 	s.mu.Unlock()
 	if !taken {
 		var err error
-		if p, err = s.client.Init(ctx, s.formatID(generation), AnyEpoch, patience); err != nil {
+		if p, err = s.client.Init(ctx, s.formatID(generation), anyEpoch, patience); err != nil {
 			return err
 		}
 		s.noteForgotten(ctx, generation, p)

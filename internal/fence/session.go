@@ -43,7 +43,7 @@ type heldPartition struct {
 }
 
 func newSession(c *Client, in In) *Session {
-	in.Idle, in.Own, in.epochs = cmp.Or(in.Idle, readIdle), cmp.Or(in.Own, ownTotal), cmp.Or(in.epochs, MaxEpoch)
+	in.Idle, in.Own, in.epochs = cmp.Or(in.Idle, readIdle), cmp.Or(in.Own, ownTotal), cmp.Or(in.epochs, maxEpoch)
 	in.Bounds.Bytes, in.Bounds.Time = cmp.Or(in.Bounds.Bytes, 2<<30), cmp.Or(in.Bounds.Time, time.Minute)
 	return &Session{
 		client:     c,
@@ -261,9 +261,9 @@ func (s *Session) noteForgotten(ctx context.Context, generation int, got Produce
 // its batches can be fenced.
 func (s *Session) takeNextGeneration(ctx context.Context) error {
 	for generation := s.Generation() + 1; ; generation++ {
-		got, err := s.client.Init(ctx, s.formatID(generation), AnyEpoch, s.patience())
+		got, err := s.client.Init(ctx, s.formatID(generation), anyEpoch, s.patience())
 		// An earlier owner may have left this id hanging as well.
-		if errors.Is(err, ErrStuck) {
+		if errors.Is(err, errStuck) {
 			continue
 		}
 		if err != nil {

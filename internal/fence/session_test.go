@@ -66,7 +66,7 @@ func TestN04_KeepAliveLeavesTheFlowAlone(t *testing.T) {
 	if got := markersOf(t, c, at(tp, 2), me.ID); got != 4 {
 		t.Errorf("%d markers of ours in the other spare partition, want 4", got)
 	}
-	if err := out.Session.KeepAlive(ctx, nil, []record.TopicPartition{at("no-"+tp, 0)}); !errors.Is(err, ErrNoHealthy) {
+	if err := out.Session.KeepAlive(ctx, nil, []record.TopicPartition{at("no-"+tp, 0)}); !errors.Is(err, errNoHealthy) {
 		t.Errorf("keep-alive without a healthy partition: %v", err)
 	}
 

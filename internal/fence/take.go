@@ -15,9 +15,9 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// MaxEpoch is the epoch at which a transactional id is left for the next generation. At 32,767 the
+// maxEpoch is the epoch at which a transactional id is left for the next generation. At 32,767 the
 // coordinator would return another producer id, which cannot fence the old one.
-const MaxEpoch = 30_000
+const maxEpoch = 30_000
 
 // In is the state from which a takeover begins: the content of the watcher document when the lease was
 // acquired.
@@ -52,7 +52,7 @@ type In struct {
 	// Own is how long a transaction of this owner may take before ErrSelfMove. Defaults to 5 s (N4).
 	Own time.Duration
 
-	epochs int16 // MaxEpoch; tests set a lower value
+	epochs int16 // maxEpoch; tests set a lower value
 }
 
 // Out is the result of a takeover. Nothing may be sent before Senders and the offsets (From of each
@@ -173,11 +173,11 @@ func (t *takeOver) acquire(ctx context.Context) error {
 	s := t.session
 	id := s.formatID(s.generation)
 	// N4: a marker above the last owner needs an epoch above that owner.
-	got, err := s.client.Init(ctx, id, AnyEpoch, s.patience())
+	got, err := s.client.Init(ctx, id, anyEpoch, s.patience())
 	crash.At("after-init")
 
 	// While the id hangs, no process can write a marker of it.
-	if errors.Is(err, ErrStuck) {
+	if errors.Is(err, errStuck) {
 		if err := s.takeNextGeneration(ctx); err != nil {
 			return err
 		}
@@ -227,7 +227,7 @@ func (t *takeOver) fenceTargets(ctx context.Context) error {
 	covered := h.Healthy(s.quarantinedPartitions())
 	refused, _, err := s.client.Barrier(ctx, id, s.current, covered, s.patience())
 	crash.At("after-barrier")
-	stuck := errors.Is(err, ErrStuck)
+	stuck := errors.Is(err, errStuck)
 	if err != nil && !stuck {
 		return err
 	}
@@ -249,7 +249,7 @@ func (t *takeOver) fenceTargets(ctx context.Context) error {
 	switch {
 	case err != nil:
 		return err
-	case stuck || errors.Is(initErr, ErrStuck) || barrier.Epoch >= s.in.epochs:
+	case stuck || errors.Is(initErr, errStuck) || barrier.Epoch >= s.in.epochs:
 		// Nothing was ever sent with the epoch of the barrier.
 		return s.takeNextGeneration(ctx)
 	case initErr != nil:

@@ -96,12 +96,12 @@ func TestN04_EpochAtTheCoordinatorFencesNothing(t *testing.T) {
 	tp := topic(t, c, 1)
 	tx := "tx-" + tp
 	ctx := ctxOf(t, 2*time.Minute)
-	old, err := c.Init(ctx, tx, AnyEpoch, Patience{})
+	old, err := c.Init(ctx, tx, anyEpoch, Patience{})
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	taken, err := c.Init(ctx, tx, AnyEpoch, Patience{})
+	taken, err := c.Init(ctx, tx, anyEpoch, Patience{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestN07_ForeignRecordsAreNotHits(t *testing.T) {
 	tp := topic(t, c, 1)
 	o := newOwner(t, tp, 1)
 	me := o.takeAll(t, c).Producer
-	stranger, err := c.Init(ctxOf(t, 2*time.Minute), "tx-stranger-"+tp, AnyEpoch, Patience{})
+	stranger, err := c.Init(ctxOf(t, 2*time.Minute), "tx-stranger-"+tp, anyEpoch, Patience{})
 	if err != nil {
 		t.Fatal(err)
 	}

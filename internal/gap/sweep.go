@@ -19,11 +19,6 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// MinMargin is the least time by which a sweep begins before the stretch. A stamp is taken when a
-// transaction inserts, but the stream is in the order of commits, and a transaction may last for a
-// minute unless the server is configured otherwise.
-const MinMargin = mongodb.MinMargin
-
 const (
 	markEvery     = 256      // envelopes between two calls of Reached
 	leastReply    = 16 << 10 // least bytes of a reply, for any number of collections
@@ -60,7 +55,7 @@ type Sweep struct {
 	// delivered, and everything without a stamp. It is zero if there was no earlier pass.
 	Cursor bson.Timestamp
 	// Margin is the time by which stamps may precede From although their envelopes were committed after
-	// From. Defaults to MinMargin.
+	// From. Defaults to mongodb.MinMargin.
 	Margin time.Duration
 	// Memory bounds the replies that are held at a time. Defaults to 8 MiB.
 	Memory int64
@@ -98,7 +93,7 @@ func (s *Sweep) LowerBound() bson.Timestamp {
 func (s *Sweep) lowerBound(c outboxes.Outbox) bson.Timestamp {
 	low, known := s.ReadUpTo[c.NS()]
 	if !known {
-		low = mongodb.Earlier(s.From, cmp.Or(s.Margin, MinMargin))
+		low = mongodb.Earlier(s.From, cmp.Or(s.Margin, mongodb.MinMargin))
 	}
 	if s.Cursor.After(low) {
 		return s.Cursor
@@ -182,7 +177,7 @@ func (s *Sweep) leftOutIDs(c outboxes.Outbox) idRange {
 func (s *Sweep) Run(ctx context.Context) (Result, error) {
 	r := &sweepRun{Sweep: s}
 	if s.Margin == 0 {
-		s.Margin = MinMargin
+		s.Margin = mongodb.MinMargin
 	}
 	if s.Memory == 0 {
 		s.Memory = defaultMemory

@@ -88,7 +88,7 @@ func TestFromCursorAndMargin(t *testing.T) {
 			t.Errorf("%s: swept %q, want %q", x.name, p.ids, x.want)
 		}
 	}
-	if m := mongodb.Margin(t.Context(), b.client); m != MinMargin {
+	if m := mongodb.Margin(t.Context(), b.client); m != mongodb.MinMargin {
 		t.Errorf("margin %v on a server with the default life of transactions", m)
 	}
 }

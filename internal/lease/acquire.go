@@ -64,7 +64,7 @@ func (l *Lease) HoldOff(d time.Duration) { l.holdOff.Store(int64(l.clock() + d))
 // Acquire blocks until this process owns the watcher. Until then it stands by. It wakes when the owner
 // releases, when the lease expires, when an operator changes control, and every half ttl. Errors of the
 // server are retried. Acquire returns an error only when ctx ends, when the state was copied
-// ([ErrCopiedState]), or when Config.MayCreate fails. The caller must Release the lease or let it expire.
+// from another replica set, or when Config.MayCreate fails. The caller must Release the lease or let it expire.
 func (l *Lease) Acquire(ctx context.Context) (*Held, error) {
 	if err := l.resolveReplicaSet(ctx); err != nil {
 		return nil, err
@@ -291,13 +291,13 @@ func (l *Lease) noteStandingBy(reason string, epoch int64) {
 	}
 }
 
-// checkCopiedState returns an [ErrCopiedState] if the document was written on another replica set (N5).
+// checkCopiedState returns an [errCopiedState] if the document was written on another replica set (N5).
 func (l *Lease) checkCopiedState(doc *Document) error {
 	if l.replicaSet == "" || doc.ReplicaSetID == "" || doc.ReplicaSetID == l.replicaSet {
 		return nil
 	}
 	return &finalError{fmt.Errorf("acquiring watcher %s: %w (written on %s, this is %s): "+
-		"run `outrelay recover --adopt` to adopt it here", l.cfg.ID, ErrCopiedState, doc.ReplicaSetID, l.replicaSet)}
+		"run `outrelay recover --adopt` to adopt it here", l.cfg.ID, errCopiedState, doc.ReplicaSetID, l.replicaSet)}
 }
 
 // endOpenTransactions ends the transactions that may be open on a document whose lease seems free: the

@@ -100,8 +100,8 @@ func lowerOffsets(a, b map[string][]int64) map[string][]int64 {
 // ErrNotHeld is the error when a document to be replaced has another owner or is gone.
 var ErrNotHeld = errors.New("watcher document is no longer held by this process")
 
-// ErrSweepRequested is the error when an operator has requested a sweep of a document to be replaced.
-var ErrSweepRequested = errors.New("a sweep was requested in the meantime")
+// errSweepRequested is the error when an operator has requested a sweep of a document to be replaced.
+var errSweepRequested = errors.New("a sweep was requested in the meantime")
 
 // Replace deletes the old documents and inserts the fresh ones, in the transaction of tx. The old
 // documents are as their acquisition returned them. control returns the Control of a fresh document,
@@ -147,7 +147,7 @@ func removeHeld(tx context.Context, coll *mongo.Collection, docs []Document) ([]
 		}
 
 		if last.Gap != nil {
-			return nil, fmt.Errorf("%w: %s; wait until the sweep is done", ErrSweepRequested, d.ID)
+			return nil, fmt.Errorf("%w: %s; wait until the sweep is done", errSweepRequested, d.ID)
 		}
 		removed = append(removed, last)
 	}

@@ -15,13 +15,13 @@ var (
 	ErrLeaseLost = errors.New("lease lost")
 	// ErrReleased is the cause of [Held.Context] after [Held.Release].
 	ErrReleased = errors.New("lease released")
-	// ErrVanished accompanies ErrLeaseLost when the watcher document was deleted while it was owned.
-	ErrVanished = errors.New("watcher document vanished")
+	// errVanished accompanies ErrLeaseLost when the watcher document was deleted while it was owned.
+	errVanished = errors.New("watcher document vanished")
 	// ErrNotFound is the error when there is no watcher document with the id.
 	ErrNotFound = errors.New("watcher document not found")
-	// ErrCopiedState is the error for a watcher document that was written on another replica set. Its
+	// errCopiedState is the error for a watcher document that was written on another replica set. Its
 	// transactional ids may be in use there, and its token is not valid here (N5).
-	ErrCopiedState = errors.New("the state was copied from another replica set")
+	errCopiedState = errors.New("the state was copied from another replica set")
 )
 
 // finalError is an error that ends Acquire. Acquire returns the error in it.

@@ -313,7 +313,7 @@ func (h *Held) confirmWrite(ctx context.Context, seq int64, released bool) (owne
 	err := h.lease.coll.FindOne(ctx, filter, options.FindOne().SetProjection(ownerProjection())).Decode(&v)
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		id := h.lease.cfg.ID
-		return ownerFields{}, h.markLost(fmt.Errorf("%w: %s was deleted; run `outrelay recover`", ErrVanished, id))
+		return ownerFields{}, h.markLost(fmt.Errorf("%w: %s was deleted; run `outrelay recover`", errVanished, id))
 	}
 	if err != nil {
 		return ownerFields{}, fmt.Errorf("reading back the watcher document: %w", err)

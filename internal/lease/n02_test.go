@@ -103,7 +103,7 @@ func TestN02_ADeletedDocumentIsALoss(t *testing.T) {
 	if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: slotID}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := receiveWithin(t, ended, "the loss"); !errors.Is(err, ErrLeaseLost) || !errors.Is(err, ErrVanished) {
+	if err := receiveWithin(t, ended, "the loss"); !errors.Is(err, ErrLeaseLost) || !errors.Is(err, errVanished) {
 		t.Errorf("Run returned %v", err)
 	}
 }

@@ -30,9 +30,9 @@ func TestN05_CopiedStateIsRefused(t *testing.T) {
 
 	before := readStored(t, coll)
 	_, err := newLease(t, cfg).Acquire(t.Context())
-	if !errors.Is(err, ErrCopiedState) || !strings.Contains(err.Error(), "written on here, this is there") ||
+	if !errors.Is(err, errCopiedState) || !strings.Contains(err.Error(), "written on here, this is there") ||
 		!strings.Contains(err.Error(), "recover --adopt") {
-		t.Fatalf("Acquire of copied state returned %v, want an ErrCopiedState with both ids and the fix", err)
+		t.Fatalf("Acquire of copied state returned %v, want errCopiedState with both ids and the fix", err)
 	}
 
 	// If the first read came too early to detect the copy, the server itself rejects the acquisition.
@@ -42,7 +42,7 @@ func TestN05_CopiedStateIsRefused(t *testing.T) {
 	}
 	defer c.endSession()
 	_, err = c.attemptAcquire(t.Context(), true)
-	if final, ok := errors.AsType[*finalError](err); !ok || !errors.Is(final.error, ErrCopiedState) {
+	if final, ok := errors.AsType[*finalError](err); !ok || !errors.Is(final.error, errCopiedState) {
 		t.Errorf("the attempt returned %v", err)
 	}
 	if after := readStored(t, coll); after.Epoch != before.Epoch || after.Owner != "" {

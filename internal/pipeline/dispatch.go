@@ -320,7 +320,7 @@ func (d *Dispatcher) hasRoom() bool {
 }
 
 // queueException closes gates and queues e for Run.
-func (d *Dispatcher) queueException(e Exception, gates ...Gate) {
+func (d *Dispatcher) queueException(e Exception, gates ...gate) {
 	d.queueDeliveries(d.followers.notifyLeft(&e))
 
 	for _, g := range gates {

@@ -34,7 +34,7 @@ type gates struct {
 
 	// stopped holds keys with a side delivery that the sink returned and whose outcome is not
 	// recorded yet.
-	stopped map[Gate]struct{}
+	stopped map[gate]struct{}
 	waiting int // exceptions, over all gates
 }
 
@@ -45,14 +45,14 @@ type topicGates struct {
 	byHash map[uint32]int32
 }
 
-// Gate is the scope of an order: the collection, by the value of its header `outrelay-ns`, the
+// gate is the scope of an order: the collection, by the value of its header `outrelay-ns`, the
 // topic, and the key.
-type Gate struct {
+type gate struct {
 	NS, Topic, Key string
 }
 
 func newGates(maxCounters int) *gates {
-	return &gates{maxCounters: maxCounters, topics: map[string]*topicGates{}, stopped: map[Gate]struct{}{}}
+	return &gates{maxCounters: maxCounters, topics: map[string]*topicGates{}, stopped: map[gate]struct{}{}}
 }
 
 // fullMask is the mask of a topic until it has too many keys.
@@ -157,7 +157,7 @@ func (g *gates) openAll() {
 func (g *gates) stopKey(ns, topic, key string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.stopped[Gate{ns, topic, key}] = struct{}{}
+	g.stopped[gate{ns, topic, key}] = struct{}{}
 	g.updateActiveLocked()
 }
 
@@ -165,7 +165,7 @@ func (g *gates) stopKey(ns, topic, key string) {
 func (g *gates) resumeKey(ns, topic, key string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	delete(g.stopped, Gate{ns, topic, key})
+	delete(g.stopped, gate{ns, topic, key})
 	g.updateActiveLocked()
 }
 
@@ -181,7 +181,7 @@ func (g *gates) checkGate(rec *record.Record, side bool) error {
 	ns := rec.Header(record.HeaderNamespace)
 	blocked := false
 	if side {
-		_, blocked = g.stopped[Gate{string(ns), rec.Topic, string(rec.Key)}]
+		_, blocked = g.stopped[gate{string(ns), rec.Topic, string(rec.Key)}]
 	} else if c := g.topics[rec.Topic]; c != nil {
 		_, blocked = c.byHash[hashKeyBytes(ns, rec.Key)&c.mask]
 	}

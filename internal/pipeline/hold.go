@@ -124,7 +124,7 @@ func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
 		default:
 			e.State = envelope.StateBlocked
 		}
-		d.queueException(e, Gate{string(w.NS), w.Topic, e.Key})
+		d.queueException(e, gate{string(w.NS), w.Topic, e.Key})
 	}
 }
 
@@ -155,12 +155,12 @@ func (d *Dispatcher) holdTargets(item *Item, held []int, state string, t record.
 	e.Key = string(first.Key)
 	e.targets = len(held)
 
-	gates := make([]Gate, len(held))
+	gates := make([]gate, len(held))
 	for k, i := range held {
 		rec := &item.Records[i]
 		e.Pending = append(e.Pending, rec.Topic)
 		e.bytes += int64(d.sink.Size(rec))
-		gates[k] = Gate{ns, rec.Topic, e.Key}
+		gates[k] = gate{ns, rec.Topic, e.Key}
 	}
 	d.queueException(e, gates...)
 }

@@ -69,9 +69,9 @@ type Cut struct {
 // Time returns Before as a time of a clock.
 func (c Cut) Time() time.Time { return time.Unix(int64(c.Before.T), 0).UTC() }
 
-// Watermarks holds the saved positions of all watchers and slots, and the registry of collections. A position counts
+// watermarks holds the saved positions of all watchers and slots, and the registry of collections. A position counts
 // even if no node owns the watcher, or if the watcher is paused.
-type Watermarks struct {
+type watermarks struct {
 	claims map[[16]byte][]outboxes.Registration // by collection
 	slots  map[string][]slotPosition            // by watcher
 	now    time.Time                            // of the server
@@ -91,7 +91,7 @@ type slotPosition struct {
 
 // readWatermarks reads the registry and the watcher documents of the state database. It makes two majority reads: if a
 // position were rolled back after the purge, too many envelopes would be gone.
-func readWatermarks(ctx context.Context, state *mongo.Database) (*Watermarks, error) {
+func readWatermarks(ctx context.Context, state *mongo.Database) (*watermarks, error) {
 	claims, err := outboxes.NewRegistry(state.Collection("collections")).Registrations(ctx, "")
 	if err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func readWatermarks(ctx context.Context, state *mongo.Database) (*Watermarks, er
 		return nil, err
 	}
 
-	w := &Watermarks{now: now, claims: make(map[[16]byte][]outboxes.Registration), slots: make(map[string][]slotPosition)}
+	w := &watermarks{now: now, claims: make(map[[16]byte][]outboxes.Registration), slots: make(map[string][]slotPosition)}
 	for _, c := range claims {
 		if len(c.UUID.Data) == 16 {
 			w.claims[[16]byte(c.UUID.Data)] = append(w.claims[[16]byte(c.UUID.Data)], c)
@@ -131,7 +131,7 @@ func readWatermarks(ctx context.Context, state *mongo.Database) (*Watermarks, er
 // position. So its event is before the position: it was delivered, or stored as an exception, which has a state. A slot
 // counts whether a node owns it or not. A slot that is missing, has no position, or has a gap stops the purge, because
 // the undelivered envelopes will then be read from the collection itself.
-func (w *Watermarks) Cut(o outboxes.Outbox, keep time.Duration) (Cut, error) {
+func (w *watermarks) Cut(o outboxes.Outbox, keep time.Duration) (Cut, error) {
 	held := func(slot string, why PurgeBlock) (Cut, error) {
 		return Cut{}, &HeldError{NS: o.NS(), Slot: slot, Hold: why}
 	}

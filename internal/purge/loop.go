@@ -24,7 +24,7 @@ const (
 type Cuts struct {
 	state  *mongo.Database
 	keep   time.Duration
-	marks  *Watermarks // nil before the first read
+	marks  *watermarks // nil before the first read
 	readAt time.Time
 }
 

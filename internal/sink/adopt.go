@@ -256,7 +256,7 @@ func (a *adopter) openTopic(
 		p.ackedEnd, p.lastUsed = ends[p.tp], now
 	}
 
-	t.setConfig(cfg, a.sink.c.cfg.MaxBatchBytes)
+	t.setConfig(cfg, a.sink.c.limits.batchBytes)
 	t.configStale, t.obstacle, t.nextAttempt = false, obstacle{}, time.Time{}
 	for _, p := range t.partitions {
 		a.sink.refresher.setLeaderLocked(p, tl.Partitions, now)

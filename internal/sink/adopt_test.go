@@ -425,7 +425,7 @@ func TestN07_WhatWasSentBeforeIsAckedWhereItStands(t *testing.T) {
 	}
 
 	x := newRecord(topic, "k0", "late/1")
-	if err := first.Send(&x, 999); !errors.Is(err, ErrClosed) {
+	if err := first.Send(&x, 999); !errors.Is(err, errClosed) {
 		t.Fatalf("Send of a closed sink returned %v, want ErrClosed", err)
 	}
 

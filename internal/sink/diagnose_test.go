@@ -254,7 +254,7 @@ func TestConfigSaysAllThatIsWrong(t *testing.T) {
 	}
 	err = errors.Join(err, sinkErr)
 
-	for _, part := range []string{"no-port", "brotli", "GSSAPI", "password", "negative"} {
+	for _, part := range []string{"no-port", "brotli", "GSSAPI", "password", "lanes"} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%q is missing in: %v", part, err)
 		}

@@ -1,6 +1,7 @@
 package sink
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -251,6 +252,9 @@ type sinkOptions struct {
 
 func discardLog() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
+// defaultParkBytes is the memory of a sink whose test sets none.
+const defaultParkBytes = 32 << 20
+
 // testConfig has the settings of the connections and of the sinks of a test.
 type testConfig struct {
 	Brokers         []string
@@ -299,14 +303,17 @@ func newOpener(tb testing.TB, cfg testConfig) *Opener {
 	}
 
 	o, err := NewOpener(Config{
-		Compression: cfg.Compression, RequestTimeout: cfg.RequestTimeout,
-		MaxBatchBytes: cfg.MaxBatchBytes, MaxRequestBytes: cfg.MaxRequestBytes,
-		Lanes: cfg.Lanes, Create: cfg.Create, ParkAfter: cfg.ParkAfter, ParkBytes: cfg.ParkBytes,
+		Compression: cfg.Compression, RequestTimeout: cmp.Or(cfg.RequestTimeout, 10*time.Second),
+		Lanes: cmp.Or(cfg.Lanes, 1), Create: cfg.Create, ParkBytes: cmp.Or(cfg.ParkBytes, defaultParkBytes),
 		Log: cfg.Log, Metrics: cfg.Metrics,
 	}, newClient(tb, cfg))
 	if err != nil {
 		tb.Fatal(err)
 	}
+
+	o.limits.batchBytes = cmp.Or(cfg.MaxBatchBytes, o.limits.batchBytes)
+	o.limits.requestBytes = cmp.Or(cfg.MaxRequestBytes, o.limits.requestBytes)
+	o.limits.parkAfter = cmp.Or(cfg.ParkAfter, o.limits.parkAfter)
 	if cfg.Brokers == nil {
 		o.patience = testTimeout / 2
 	}
@@ -333,7 +340,7 @@ func openSink(tb testing.TB, u sinkOptions) *testSink {
 
 	r.opener = newOpener(tb, u.cfg)
 	if u.every != 0 {
-		r.opener.reopenEvery = u.every
+		r.opener.limits.reopenEvery = u.every
 	}
 	if u.txid == "" {
 		u.txid = "outrelay.test." + stacktest.Name(tb)

@@ -144,7 +144,7 @@ func (l *lane) fillRequest() bool {
 			size = len(b.sealed)
 		}
 		// The first batch always goes, even if it alone exceeds the limit.
-		if total > 0 && total+size > l.sink.c.cfg.MaxRequestBytes {
+		if total > 0 && total+size > l.sink.c.limits.requestBytes {
 			break
 		}
 

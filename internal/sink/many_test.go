@@ -60,7 +60,7 @@ func TestOpenBatchesOfManyPartitionsKeepToTheBudget(t *testing.T) {
 			held += cap(p.queue[0].builder.Buffer())
 		}
 	}
-	if most := 2*int(r.batches.unresolvedBytes) + DefaultParkBytes/2; held > most {
+	if most := 2*int(r.batches.unresolvedBytes) + defaultParkBytes/2; held > most {
 		t.Errorf("%d records of %d bytes hold %d bytes, want at most %d", topics*partitions, r.batches.unresolvedBytes, held, most)
 	}
 	if r.batches.liveBatches != topics*partitions {

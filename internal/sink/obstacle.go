@@ -20,8 +20,8 @@ var (
 	// ErrReopen means that a new sink has to read back the records that arrived, or has to use
 	// another transactional id. It may be opened at once.
 	ErrReopen = errors.New("the sink has to be opened again")
-	// ErrClosed means that the sink's Run has ended.
-	ErrClosed = errors.New("the sink is closed")
+	// errClosed means that the sink's Run has ended.
+	errClosed = errors.New("the sink is closed")
 )
 
 // Kinds of obstacles. They are fit for a metric label.

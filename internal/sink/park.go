@@ -21,14 +21,10 @@ import (
 // that are there. That happens at most once in reopenEvery. Until then the partition waits, and all
 // others flow.
 
-// reopenEvery bounds how often a sink ends on purpose, for a read-back or for another transactional
-// id. A partition that fails again and again stops the others for one takeover in this time.
-const reopenEvery = 30 * time.Second
-
 // mayReopen reports whether a sink may end on purpose now. If so, it counts the end.
 func (o *Opener) mayReopen(now time.Time) bool {
 	last := o.reopened.Load()
-	return now.Sub(time.Unix(0, last)) >= o.reopenEvery && o.reopened.CompareAndSwap(last, now.UnixNano())
+	return now.Sub(time.Unix(0, last)) >= o.limits.reopenEvery && o.reopened.CompareAndSwap(last, now.UnixNano())
 }
 
 // parksPartition reports whether an obstacle parks a partition after some time: no process can write
@@ -138,7 +134,7 @@ func (pk *parker) stallsOthersLocked(now time.Time) bool {
 	return false
 }
 
-// isDeferredLocked reports whether brokers have deferred the queued records of p for ParkAfter.
+// isDeferredLocked reports whether brokers have deferred the queued records of p for parkAfter.
 func (pk *parker) isDeferredLocked(p *partition, now time.Time) bool {
 	return p.obstacle.kind == kindRefused && now.Sub(p.since) >= pk.parkAfter && len(p.queue) > 0
 }

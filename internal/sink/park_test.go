@@ -227,7 +227,7 @@ func TestN11_ASickPartitionEndsATermRarely(t *testing.T) {
 		t.Fatalf("a side delivery, after a batch that may be appended: got %v, want ErrParked", err)
 	}
 
-	d.r.parker.parkUnwritable(time.Now().Add(reopenEvery / 2))
+	d.r.parker.parkUnwritable(time.Now().Add(fixedLimits.reopenEvery / 2))
 	d.sequence("b", 0, 5)
 	d.waitResolved(10)
 	if n, parked := d.parkedCount("a", 0); n != 16 || !parked { // with the other key that was sent above
@@ -239,7 +239,7 @@ func TestN11_ASickPartitionEndsATermRarely(t *testing.T) {
 		t.Errorf("the stored offset moved to %d, past a batch that may be appended", at)
 	}
 
-	d.r.parker.parkUnwritable(time.Now().Add(2 * reopenEvery))
+	d.r.parker.parkUnwritable(time.Now().Add(2 * fixedLimits.reopenEvery))
 	if err := d.r.waitEnded(t); !errors.Is(err, ErrReopen) {
 		t.Fatalf("the sink ended with %v, want ErrReopen", err)
 	}

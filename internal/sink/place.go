@@ -240,7 +240,7 @@ func (r *refresher) loadTopicConfigs(ctx context.Context) error {
 		r.markConfigsStaleLocked(names)
 	}
 	for name, cfg := range configs {
-		r.sink.topics[name].setConfig(cfg, r.sink.c.cfg.MaxBatchBytes)
+		r.sink.topics[name].setConfig(cfg, r.sink.c.limits.batchBytes)
 	}
 	return err
 }

@@ -59,13 +59,13 @@ func (s *Sink) Run(ctx context.Context) error {
 	// No goroutine may be added to wg while Wait runs.
 	s.lanes.start = nil
 	if s.ended == nil {
-		s.ended = ErrClosed
+		s.ended = errClosed
 	}
 	err := s.ended
 	s.mu.Unlock()
 	wg.Wait()
 
-	if errors.Is(err, ErrClosed) {
+	if errors.Is(err, errClosed) {
 		return nil
 	}
 	return fmt.Errorf("kafka sink: %w", err)

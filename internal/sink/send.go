@@ -155,7 +155,7 @@ func (s *Sink) findOrAddTopicLocked(name string) *topic {
 // sends it on.
 func (s *Sink) keepUntilAdoptedLocked(t *topic, rec *record.Record, k record.Ticket, size, need int) {
 	var b *pending
-	if n := len(t.waiting); n > 0 && t.waiting[n-1].builder.Len()+need <= s.c.cfg.MaxBatchBytes {
+	if n := len(t.waiting); n > 0 && t.waiting[n-1].builder.Len()+need <= s.c.limits.batchBytes {
 		b = t.waiting[n-1]
 	} else {
 		b = s.batches.newBatchLocked(batch.BufferSize(need))

@@ -84,7 +84,7 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 	s.parker = &parker{
 		sink:          s,
 		holder:        to.Holder,
-		parkAfter:     o.cfg.ParkAfter,
+		parkAfter:     o.limits.parkAfter,
 		maxObstructed: int(o.cfg.ParkBytes / 4),
 		wake:          make(chan struct{}, 1),
 	}
@@ -175,7 +175,7 @@ func (s *Sink) adoptTails(out *fence.Out, stored map[string][]int64) {
 }
 
 func (s *Sink) newTopic(name string) *topic {
-	return &topic{name: name, batchLimit: s.c.cfg.MaxBatchBytes, configStale: true, compacted: true}
+	return &topic{name: name, batchLimit: s.c.limits.batchBytes, configStale: true, compacted: true}
 }
 
 // addPartitions adds partitions until there are n.

@@ -48,7 +48,7 @@ func (j *journal) appendInBackground(kind nodes.Kind, fields bson.D) {
 
 // announceParked appends to the events log which topics were parked since the last call, and which
 // are no longer parked.
-func (j *journal) announceParked(blocked []Blocked) {
+func (j *journal) announceParked(blocked []blockedTarget) {
 	flowing := maps.Clone(j.parkedTopics)
 	parked := map[string]bool{}
 	for _, b := range blocked {

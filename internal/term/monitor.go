@@ -174,14 +174,14 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time) {
 	}
 
 	// The watermark waits for the targets that are not parked. The first of them is the problem.
-	var blocked []Blocked
+	var blocked []blockedTarget
 	m.brokersAway = false
 	text, records := "", 0
 	for _, b := range m.targets() {
 		if b.Records == 0 {
 			continue
 		}
-		blocked = append(blocked, Blocked{
+		blocked = append(blocked, blockedTarget{
 			Topic:  b.Topic,
 			Reason: b.Reason,
 			Since:  b.Since,
@@ -220,11 +220,11 @@ const mostBlocked = 100
 // limitBlocked returns at most mostBlocked targets. It adds up the others for each kind, under the
 // topic "other". Targets for which the watermark waits come first, then the targets that have
 // waited longest, so that the list does not change while it grows.
-func limitBlocked(list []Blocked) []Blocked {
+func limitBlocked(list []blockedTarget) []blockedTarget {
 	if len(list) <= mostBlocked {
 		return list
 	}
-	slices.SortStableFunc(list, func(a, b Blocked) int {
+	slices.SortStableFunc(list, func(a, b blockedTarget) int {
 		if a.Parked != b.Parked {
 			return cmp.Compare(metrics.Bool(a.Parked), metrics.Bool(b.Parked))
 		}
@@ -238,7 +238,7 @@ func limitBlocked(list []Blocked) []Blocked {
 		if !known {
 			i = len(out)
 			others[b.Kind] = i
-			out = append(out, Blocked{
+			out = append(out, blockedTarget{
 				Topic:  metrics.OtherTopics,
 				Since:  b.Since,
 				Parked: b.Parked,
@@ -254,7 +254,7 @@ func limitBlocked(list []Blocked) []Blocked {
 }
 
 // setBlockedGauges sets the gauges of envelopes that wait for a target.
-func (r *Runner) setBlockedGauges(list []Blocked) {
+func (r *Runner) setBlockedGauges(list []blockedTarget) {
 	g := r.metrics.BlockedTargets
 	g.Reset()
 	for _, b := range list {
@@ -262,9 +262,9 @@ func (r *Runner) setBlockedGauges(list []Blocked) {
 	}
 }
 
-// Blocked is a target that cannot be written, as the watcher document stores it for `outrelay
+// blockedTarget is a target that cannot be written, as the watcher document stores it for `outrelay
 // status`.
-type Blocked struct {
+type blockedTarget struct {
 	Topic  string    `bson:"topic"`
 	Reason string    `bson:"reason"`
 	Since  time.Time `bson:"since"`
@@ -273,32 +273,32 @@ type Blocked struct {
 	Kind   string    `bson:"-"`                // label of the metric
 }
 
-// Stats are saved by the owner with each renewal, so that `outrelay status` needs no connection to
+// ownerStats are saved by the owner with each renewal, so that `outrelay status` needs no connection to
 // the process.
-type Stats struct {
-	At         time.Time `bson:"at"`    // when they were taken, by the owner's clock
-	State      string    `bson:"state"` // taking-over, live, sweeping, reopening, config_error, waiting, halted …
-	Reason     string    `bson:"reason,omitempty"`
-	LagMS      int64     `bson:"lagMs"`
-	Rate       float64   `bson:"rate"` // acked records per second
-	TokenAgeMS int64     `bson:"tokenAgeMs"`
-	Unresolved int       `bson:"unresolved"` // events above the watermark
-	Bytes      int64     `bson:"bytes"`      // of the memory budget in use
-	Acked      int64     `bson:"acked"`      // records since the term began
-	Blocked    []Blocked `bson:"blocked"`
+type ownerStats struct {
+	At         time.Time       `bson:"at"`    // when they were taken, by the owner's clock
+	State      string          `bson:"state"` // taking-over, live, sweeping, reopening, config_error, waiting, halted …
+	Reason     string          `bson:"reason,omitempty"`
+	LagMS      int64           `bson:"lagMs"`
+	Rate       float64         `bson:"rate"` // acked records per second
+	TokenAgeMS int64           `bson:"tokenAgeMs"`
+	Unresolved int             `bson:"unresolved"` // events above the watermark
+	Bytes      int64           `bson:"bytes"`      // of the memory budget in use
+	Acked      int64           `bson:"acked"`      // records since the term began
+	Blocked    []blockedTarget `bson:"blocked"`
 }
 
 // termStats contains the last Stats of a term. It is safe for concurrent use.
 type termStats struct {
 	mu        sync.Mutex
-	current   Stats
+	current   ownerStats
 	halted    string // why the term is halted, or ""
 	updatedAt time.Time
 	acked     int64 // at updatedAt
 }
 
 func newTermStats() *termStats {
-	return &termStats{current: Stats{State: string(readiness.RoleTakeOver), At: time.Now()}}
+	return &termStats{current: ownerStats{State: string(readiness.RoleTakeOver), At: time.Now()}}
 }
 
 // setHalted sets the state to halted until the term ends.
@@ -315,7 +315,7 @@ func (v *termStats) setHalted(reason string) {
 const rateWindow = 5 * time.Second
 
 // update takes the stats of the term that m watches.
-func (v *termStats) update(now time.Time, m *monitor, stream changestream.State, blocked []Blocked) {
+func (v *termStats) update(now time.Time, m *monitor, stream changestream.State, blocked []blockedTarget) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 
@@ -336,7 +336,7 @@ func (v *termStats) update(now time.Time, m *monitor, stream changestream.State,
 
 	// The most important state is set last.
 	v.current.State, v.current.Reason = string(stream.Phase), stream.Reason
-	if i := slices.IndexFunc(blocked, func(b Blocked) bool { return !b.Parked }); i >= 0 {
+	if i := slices.IndexFunc(blocked, func(b blockedTarget) bool { return !b.Parked }); i >= 0 {
 		v.current.State, v.current.Reason = "blocked", blocked[i].Reason
 	} else if m.dispatcher.Waiting() {
 		v.current.State = "waiting"

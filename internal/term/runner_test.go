@@ -90,7 +90,7 @@ func TestBlockedGaugesShowTheSinkAndTheDispatcher(t *testing.T) {
 		return series, sum
 	}
 
-	r.setBlockedGauges([]Blocked{
+	r.setBlockedGauges([]blockedTarget{
 		{Topic: "a", Kind: "missing", Count: 2},
 		{Topic: "b", Kind: "no_leader", Count: 1},
 		{Topic: "b", Kind: "no_leader", Count: 3},
@@ -111,11 +111,11 @@ func TestBlockedGaugesShowTheSinkAndTheDispatcher(t *testing.T) {
 // the others. Those for which the watermark waits come first, and the list stays the same while more of them come.
 func TestFewTargetsStandForMany(t *testing.T) {
 	t.Parallel()
-	list := func(n int) (all []Blocked) {
+	list := func(n int) (all []blockedTarget) {
 		for i := range n {
-			all = append(all, Blocked{Topic: fmt.Sprint("t", i), Kind: "missing", Parked: true, Count: 2, Since: time.Unix(int64(i), 0)})
+			all = append(all, blockedTarget{Topic: fmt.Sprint("t", i), Kind: "missing", Parked: true, Count: 2, Since: time.Unix(int64(i), 0)})
 		}
-		return append(all, Blocked{Topic: "urgent", Kind: "no_leader", Count: 1, Since: time.Unix(1<<30, 0)})
+		return append(all, blockedTarget{Topic: "urgent", Kind: "no_leader", Count: 1, Since: time.Unix(1<<30, 0)})
 	}
 	if got := limitBlocked(list(99)); len(got) != 100 {
 		t.Errorf("%d of 100", len(got))

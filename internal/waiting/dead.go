@@ -68,7 +68,7 @@ func (f *Finisher) moveDeadPart(ctx context.Context, ns string, part []*decision
 
 	err = mongodb.FetchMany(ctx, coll, ids, func(raw bson.Raw) error {
 		a := byID[IDKey(raw.Lookup("_id"))]
-		if a == nil || !SameDelivery(raw, a.Claim, a.Number) {
+		if a == nil || !isSameDelivery(raw, a.Claim, a.Number) {
 			return nil
 		}
 		found[a] = true
@@ -122,7 +122,7 @@ func (f *Finisher) newLetter(a *decision, raw bson.Raw) (deadletter.Letter, erro
 	// Wrong values in these fields must not keep the envelope out of the dead letters.
 	_ = bson.Unmarshal(raw, &stored)
 
-	plain, err := WithoutException(raw)
+	plain, err := removeException(raw)
 	if err != nil {
 		return deadletter.Letter{}, fmt.Errorf("reading a dead envelope: %w", err)
 	}
@@ -182,7 +182,7 @@ func (f *Finisher) markGone(ctx context.Context, batch []*decision) error {
 		err = mongodb.FetchMany(ctx, coll, ids[ns], func(raw bson.Raw) error {
 			id := IDKey(raw.Lookup("_id"))
 			a := gone[id]
-			if a != nil && SameDelivery(raw, "", a.Number) {
+			if a != nil && isSameDelivery(raw, "", a.Number) {
 				delete(gone, id)
 			}
 			return nil

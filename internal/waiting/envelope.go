@@ -6,9 +6,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// SameDelivery reports whether an envelope is still the one that was published: it has that delivery, and
+// isSameDelivery reports whether an envelope is still the one that was published: it has that delivery, and
 // it is an exception or, if claim is not empty, has that claim.
-func SameDelivery(raw bson.Raw, claim string, delivery int32) bool {
+func isSameDelivery(raw bson.Raw, claim string, delivery int32) bool {
 	state, _ := raw.Lookup("state").StringValueOK()
 	if claim != "" {
 		token, _ := raw.Lookup("claim", "token").StringValueOK()
@@ -23,9 +23,9 @@ func SameDelivery(raw bson.Raw, claim string, delivery int32) bool {
 	return max(n, 0) == int64(delivery)
 }
 
-// WithoutException returns the envelope without the fields of an exception and of a claim. It renames
+// removeException returns the envelope without the fields of an exception and of a claim. It renames
 // `dueAt` to `scheduledFor`.
-func WithoutException(raw bson.Raw) (bson.Raw, error) {
+func removeException(raw bson.Raw) (bson.Raw, error) {
 	elems, err := raw.Elements()
 	if err != nil {
 		return nil, fmt.Errorf("reading an envelope: %w", err)

@@ -83,9 +83,9 @@ func WriteOutcomes(tx context.Context, list []Outcome) (matched int64, err error
 	return matched, nil
 }
 
-// Rejected reports whether the server rejects the contents of a write, for example because of a validator of the
+// isRejected reports whether the server rejects the contents of a write, for example because of a validator of the
 // collection. Such a write fails again if it is repeated. The other documents of the same statement are not at fault.
-func Rejected(err error) bool {
+func isRejected(err error) bool {
 	var be mongo.BulkWriteException
 	if !errors.As(err, &be) || len(be.WriteErrors) == 0 || be.HasErrorLabel("TransientTransactionError") {
 		return false
@@ -104,7 +104,7 @@ func Rejected(err error) bool {
 func WriteHalves[T any](list []T, write func(part []T) error, refused func(one T, why error) error) error {
 	err := write(list)
 	switch {
-	case err == nil || !Rejected(err):
+	case err == nil || !isRejected(err):
 		return err
 	case len(list) == 1:
 		return refused(list[0], err)

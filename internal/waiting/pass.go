@@ -94,7 +94,7 @@ func (x *Exceptions) scanCollection(ctx context.Context, c outboxes.Outbox, p sc
 				p.leftTopics = len(topics)
 				scan.Leave(topics)
 			}
-			return ErrLeave
+			return errLeave
 		})
 		x.config.Outlet.Flush()
 		if err != nil {

@@ -39,9 +39,9 @@ type orderScope struct{ ns, topic, key string }
 // records for its other topics may still have been queued when that owner died, and neither the stream
 // nor a sweep sends an envelope that has a state. FinishSent then finds the topics that have the record.
 func (x *Exceptions) WidenIncomplete(ctx context.Context, after string, unsure func(pos string) bool) (widened int, err error) {
-	var list []Wider
+	var list []widening
 	write := func() error {
-		if err := WidenExceptions(ctx, x.config.Finisher.config.Fencer, list); err != nil {
+		if err := widenExceptions(ctx, x.config.Finisher.config.Fencer, list); err != nil {
 			return err
 		}
 		widened += len(list)
@@ -74,7 +74,7 @@ func (x *Exceptions) WidenIncomplete(ctx context.Context, after string, unsure f
 
 			number, _ := raw.Lookup("delivery").AsInt64OK()
 			id := mongodb.CloneValue(raw.Lookup("_id"))
-			list = append(list, Wider{NS: c.NS(), ID: id, Delivery: int32(number), Topics: more})
+			list = append(list, widening{NS: c.NS(), ID: id, Delivery: int32(number), Topics: more})
 			if len(list) < mongodb.MaxDocuments {
 				return nil
 			}

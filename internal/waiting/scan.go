@@ -38,11 +38,11 @@ type ExceptionScan struct {
 // mostOdd bounds the exceptions with array keys in one scan. They become dead letters when they are read.
 const mostOdd = 1000
 
-// ErrLeave ends a page early, when Leave was called.
-var ErrLeave = errors.New("the rest of the key is left")
+// errLeave ends a page early, when Leave was called.
+var errLeave = errors.New("the rest of the key is left")
 
 // Leave skips the remaining exceptions of the current key that wait only for topics. If topics is nil, it skips all
-// remaining exceptions of the key. The next page continues after them. Call Leave within take, and return ErrLeave.
+// remaining exceptions of the key. The next page continues after them. Call Leave within take, and return errLeave.
 func (s *ExceptionScan) Leave(topics []string) { s.rest, s.leave = topics != nil, topics }
 
 // Page calls take for up to limit exceptions. The bytes are valid only during the call, and an error of take ends the
@@ -62,7 +62,7 @@ func (s *ExceptionScan) readPage(ctx context.Context, limit int, take func(bson.
 		rest := s.rest
 		n, err := s.runQuery(ctx, limit, take)
 		switch {
-		case errors.Is(err, ErrLeave):
+		case errors.Is(err, errLeave):
 			return true, nil
 		case err != nil:
 			return false, err

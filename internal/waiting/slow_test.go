@@ -50,11 +50,11 @@ func TestN03_ATakeOverWritesWhatEndsInTime(t *testing.T) {
 			doc:  bson.D{{Key: "state", Value: "parked"}, {Key: "pending", Value: bson.A{"a"}}},
 			done: bson.D{{Key: "pending", Value: "b"}},
 			run: func(ctx context.Context, f mongodb.Fencer, coll *mongo.Collection, ids []bson.RawValue) error {
-				var list []Wider
+				var list []widening
 				for _, id := range ids {
-					list = append(list, Wider{NS: mongodb.Namespace(coll), ID: id, Topics: []string{"b"}})
+					list = append(list, widening{NS: mongodb.Namespace(coll), ID: id, Topics: []string{"b"}})
 				}
-				return WidenExceptions(ctx, f, list)
+				return widenExceptions(ctx, f, list)
 			},
 		},
 		"marks of what was delivered": {

@@ -11,8 +11,8 @@ import (
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
-// Wider is an exception that has to wait for further topics.
-type Wider struct {
+// widening is an exception that has to wait for further topics.
+type widening struct {
 	NS       string
 	ID       bson.RawValue
 	Delivery int32 // as it was read
@@ -25,11 +25,11 @@ func EachBehind(ctx context.Context, coll *mongo.Collection, p slot.Range, pos s
 	return eachWithoutPayload(ctx, coll, p.AddFilter(filter), take)
 }
 
-// WidenExceptions adds topics to those that exceptions wait for, in as many fenced transactions as their
+// widenExceptions adds topics to those that exceptions wait for, in as many fenced transactions as their
 // number requires. It is idempotent. It leaves unchanged an envelope that is no longer an
 // exception or has become another delivery.
-func WidenExceptions(ctx context.Context, f mongodb.Fencer, list []Wider) error {
-	write := func(tx context.Context, c *mongo.Client, part []Wider) error {
+func widenExceptions(ctx context.Context, f mongodb.Fencer, list []widening) error {
+	write := func(tx context.Context, c *mongo.Client, part []widening) error {
 		models := map[string][]mongo.WriteModel{}
 		for i := range part {
 			models[part[i].NS] = append(models[part[i].NS], part[i].updateModel())
@@ -47,13 +47,13 @@ func WidenExceptions(ctx context.Context, f mongodb.Fencer, list []Wider) error 
 		return nil
 	}
 
-	return mongodb.WriteInParts(ctx, f, list, mongodb.Parts[Wider]{
+	return mongodb.WriteInParts(ctx, f, list, mongodb.Parts[widening]{
 		Doing: "widening exceptions", Write: write,
 	})
 }
 
 // updateModel returns the statement that adds the topics.
-func (w *Wider) updateModel() mongo.WriteModel {
+func (w *widening) updateModel() mongo.WriteModel {
 	return mongo.NewUpdateOneModel().SetHint(outboxes.PickedByID).SetFilter(matchPublished(w.ID, "", w.Delivery)).
 		SetUpdate(bson.D{{Key: "$addToSet", Value: bson.D{{Key: "pending", Value: bson.D{{Key: "$each", Value: w.Topics}}}}}})
 }

@@ -13,24 +13,12 @@ import (
 // exportedTogether are names that only their own package uses, and that are exported with others of their kind.
 var exportedTogether = map[string]string{
 	"internal/routing.Connector": "the names of all presets",
-	"internal/fence.AnyEpoch":    "the counterpart of a producer",
 }
 
 // exportedTypes are packages whose types a library or an encoder reads, which needs exported names.
 var exportedTypes = map[string]string{
 	"internal/httpapi": "huma reads the inputs and outputs of operations",
 	"internal/demo":    "the findings of scenarios are printed as JSON",
-}
-
-// coreExports are names of the relay core that only their own package uses. Remove a name here when its file changes anyway: a
-// rename alone is not worth a conflict in these packages.
-var coreExports = []string{
-	"internal/fence.ErrStuck", "internal/fence.ErrNoHealthy", "internal/fence.ErrDeadline", "internal/fence.MaxEpoch",
-	"internal/gap.MinMargin", "internal/lease.ErrSweepRequested", "internal/lease.ErrVanished", "internal/lease.ErrCopiedState",
-	"internal/pipeline.Gate", "internal/purge.Watermarks", "internal/sink.DefaultMaxBatchBytes", "internal/sink.DefaultMaxRequestBytes",
-	"internal/sink.DefaultRequestTimeout", "internal/sink.DefaultParkAfter", "internal/sink.DefaultParkBytes", "internal/sink.ErrClosed",
-	"internal/term.Stats", "internal/waiting.SameDelivery", "internal/waiting.WithoutException", "internal/waiting.Rejected",
-	"internal/waiting.ErrLeave", "internal/waiting.WidenExceptions",
 }
 
 // declared is an exported name at the top level of a package.
@@ -82,7 +70,7 @@ func exportProblems(tb testing.TB, sources []source) (problems []string) {
 		for _, d := range declaredNames(s) {
 			id := s.dir + "." + d.name
 			isPart := d.isEnum || d.isType && (types[id] || exportedTypes[s.dir] != "" || strings.HasSuffix(d.name, "Error"))
-			if used[id] || isPart || exportedTogether[id] != "" || slices.Contains(coreExports, id) {
+			if used[id] || isPart || exportedTogether[id] != "" {
 				continue
 			}
 			problems = append(problems, fmt.Sprintf("%s: %s.%s is exported, and no other package uses it", d.place, path.Base(s.dir), d.name))
