@@ -16,6 +16,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
@@ -238,15 +239,10 @@ func TestReplaysAreCarriedOutByTheProcess(t *testing.T) {
 	}
 	var info admin.ReplayInfo
 	s.ok(&info, "POST", "/api/v1/replays", `{"ids":["r1"]}`)
-	deadline := time.After(time.Minute)
-	for info.Queued == 0 {
-		select {
-		case <-deadline:
-			t.Fatalf("%+v", info)
-		case <-time.After(20 * time.Millisecond):
-		}
+	stacktest.Eventually(t, "the envelope is queued", func() bool {
 		s.ok(&info, "GET", "/api/v1/replays/"+info.ID, "")
-	}
+		return info.Queued > 0
+	})
 
 	if info.Outstanding != 1 {
 		t.Errorf("%+v", info)

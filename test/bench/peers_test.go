@@ -16,7 +16,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
@@ -111,10 +110,7 @@ func TestConnectEndsWithTheComparison(t *testing.T) {
 	}
 
 	p.Kill()
-	deadline := time.Now().Add(kit.Patience)
-	for tick := time.Tick(50 * time.Millisecond); !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH); <-tick {
-		if time.Now().After(deadline) {
-			t.Fatalf("process %d of Kafka Connect still runs", pid)
-		}
-	}
+	stacktest.Eventually(t, fmt.Sprintf("process %d of Kafka Connect ends", pid), func() bool {
+		return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
+	})
 }
