@@ -54,8 +54,8 @@ func TestMessagesOfAWrongCommandLine(t *testing.T) {
 	}
 }
 
-// The messages about a configuration at which newcomers have failed: each states what was found, where, and what to do, and no
-// consequence of it.
+// Messages about a configuration at which newcomers have failed. Each states the value that was found, its place and
+// the fix, and does not report consequences of the mistake as further problems.
 func TestMessagesOfNewcomers(t *testing.T) {
 	t.Parallel()
 	file := func(text string) string { return writeConfig(t, text) }
@@ -238,7 +238,7 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 }
 
-// What a command finds goes to standard output, so that it can be piped.
+// Commands print their results to standard output, so that users can pipe them.
 func TestResultsGoToStandardOutput(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

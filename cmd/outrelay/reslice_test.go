@@ -73,7 +73,8 @@ func TestResliceCommand(t *testing.T) {
 		t.Errorf("unexpected result %+v", r)
 	}
 
-	// A tenth of the envelopes may lack a slot, such as a malformed one that nobody has sent yet.
+	// A tenth of the envelopes may lack a slot, such as a malformed envelope that no watcher has
+	// sent yet.
 	for i := range 8 {
 		g.insertDocument(box, bson.D{{Key: "_id", Value: i}, {Key: "slot", Value: 7}})
 	}

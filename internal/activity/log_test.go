@@ -153,7 +153,8 @@ func TestFirstEventsOfASecondAreSampled(t *testing.T) {
 	}
 }
 
-// The next owner reports the topics and events of the one before that it has not replaced.
+// The next owner takes over the topics and events of its predecessor's report, except those that it
+// has replaced.
 func TestTheNextOwnerAdoptsTheReport(t *testing.T) {
 	t.Parallel()
 	c := newClock()
@@ -217,7 +218,8 @@ func TestBucketsOfLatencies(t *testing.T) {
 	}
 }
 
-// BenchmarkObserve measures what an ack costs: a batch of 64 records, committed in four milliseconds.
+// BenchmarkObserve measures the cost of an ack: a batch of 64 records, committed in four
+// milliseconds.
 func BenchmarkObserve(b *testing.B) {
 	c := newClock()
 	l := New(c.now)
@@ -232,7 +234,7 @@ func BenchmarkObserve(b *testing.B) {
 	}
 }
 
-// BenchmarkSample measures what an event costs that is not sampled.
+// BenchmarkSample measures the cost of an event that is not sampled.
 func BenchmarkSample(b *testing.B) {
 	c := newClock()
 	l := New(c.now)

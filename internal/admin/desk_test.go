@@ -141,7 +141,7 @@ func TestWhatWaitsIsListedByPages(t *testing.T) {
 			}
 			seen[e.ID] = true
 		}
-		if pages == 1 { // what is settled meanwhile moves no other
+		if pages == 1 { // entries that are settled between two pages move no other entry
 			if _, err := f.a.DeleteMany(t.Context(), bson.D{{Key: "_id", Value: "none"}}); err != nil {
 				t.Fatal(err)
 			}

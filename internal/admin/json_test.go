@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Whatever dates a service wrote, an answer is JSON.
+// A response is JSON for every date that a service can store.
 func TestDatesBeyondJSONAreFitted(t *testing.T) {
 	t.Parallel()
 	far, early, good := time.UnixMilli(math.MaxInt64), time.UnixMilli(math.MinInt64), time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 
 func held(t *testing.T, state *mongo.Database) *lease.Held {
 	t.Helper()
-	// It hears of orders soon, and never seems to be gone because the machine is busy.
+	// This owner reads the controls often, and its lease does not expire on a busy machine.
 	l := lease.New(lease.Config{Collection: state.Collection("watchers"), ID: "orders/0of1", Node: "n1", ReplicaSetID: "x", TTL: time.Hour, Renew: 200 * time.Millisecond})
 	h, err := l.Acquire(t.Context())
 	if err != nil {
@@ -151,7 +151,7 @@ func isInvalid(err error) bool {
 	return errors.As(err, &i)
 }
 
-// An action is on all slots of a watcher, or on the one that is named.
+// An action applies to all slots of a watcher, or to the slot that the operator selects.
 func TestN28_ActionsAreOnAllSlotsOrOne(t *testing.T) {
 	t.Parallel()
 	state := stacktest.Database(t, stacktest.Client(t))
@@ -219,7 +219,7 @@ func TestN28_ActionsAreOnAllSlotsOrOne(t *testing.T) {
 	}
 }
 
-// What was done to some of the slots is in the log, although others failed.
+// The log contains the slots whose action succeeded, although it failed for others.
 func TestN28_AnActionOnSomeSlotsIsWrittenDown(t *testing.T) {
 	t.Parallel()
 	state := stacktest.Database(t, stacktest.Client(t))

@@ -127,7 +127,7 @@ func TestLagIsNotTheAgeOfWaitingEnvelopes(t *testing.T) {
 	}
 }
 
-// A backlog is counted up to a limit, whatever lies behind it, and said to be larger.
+// A backlog is counted up to a limit. The overview reports that it is larger.
 func TestOverviewOfABacklog(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)

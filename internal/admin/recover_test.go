@@ -12,7 +12,8 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
-// TestRecoverRefusesTheFuture: an order from a time to come would skip what is not delivered, and is a mistake with a time zone.
+// TestRecoverRefusesTheFuture: a sweep from a time in the future would skip envelopes that are not delivered. Such an
+// order is a mistake with a time zone.
 func TestRecoverRefusesTheFuture(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)

@@ -27,7 +27,7 @@ func TestRedactionHidesWhatItsRulesName(t *testing.T) {
 		`{"payload":"no json"}`: `{"payload":"***"}`,
 		`{"payload":{"$binary":{"base64":"` + b64([]byte(`{"password":1}`)) + `","subType":"00"}}}`: `{"payload":{"$binary":{"base64":"` + b64([]byte(`{"password":"***"}`)) + `","subType":"00"}}}`,
 		`{"payload":{"$binary":{"base64":"` + b64([]byte("secret")) + `","subType":"00"}}}`:         `{"payload":"***"}`,
-		// A payload that looks as if it was not asked for, and headers in forms that they must not have.
+		// A payload that looks like a hidden one, and headers of forms that they must not have.
 		`{"payload":{"hidden":true,"password":"s","card":{"number":1}}}`:    `{"payload":{"card":{"number":"***"},"hidden":true,"password":"***"}}`,
 		`{"headers":[["authorization","s"]]}`:                               `{"headers":["***"]}`,
 		`{"headers":[{"k":"a","v":"1","authorization":"s"}]}`:               `{"headers":["***"]}`,
@@ -61,7 +61,8 @@ func TestRedactionHidesWhatItsRulesName(t *testing.T) {
 	}
 }
 
-// TestADeepRuleLeavesNothing: whatever the shape, what stands under the name is gone.
+// TestADeepRuleLeavesNothing: the rule removes the values under the name from documents of every
+// shape.
 func TestADeepRuleLeavesNothing(t *testing.T) {
 	t.Parallel()
 	r, err := NewRedaction(nil, []string{"$..secret"})

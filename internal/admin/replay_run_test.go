@@ -228,7 +228,7 @@ func TestEqualStampsAreNotBrokenApart(t *testing.T) {
 	ts := bson.Timestamp{T: uint32(time.Now().Add(-time.Hour).Unix()), I: 1}
 	docs := many(1300)
 	for i := range docs {
-		if i >= 20 { // the first have stamps of their own, but later ones
+		if i >= 20 { // the first envelopes have stamps of their own, but later ones
 			docs[i][5].Value = ts
 		}
 	}

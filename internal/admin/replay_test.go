@@ -24,7 +24,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 )
 
-// stand is a watcher without a relay: the test says where it stands.
+// stand is a watcher without a relay. The test sets its position.
 type stand struct {
 	t           *testing.T
 	state, shop *mongo.Database
@@ -284,7 +284,7 @@ func TestN18_AReplayIsANewDeliveryOfTheSameEnvelope(t *testing.T) {
 	if err := s.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&w); err != nil || !slices.Equal(w.Dirty, []string{s.ns()}) || w.Fence == 0 {
 		t.Errorf("N3: the watcher has %+v, %v", w, err)
 	}
-	// The same again finds nothing: what is queued is an exception, and its stamp is new.
+	// The same replay finds nothing: the queued envelopes are exceptions, and their stamps are new.
 	if i, err := s.r.Run(t.Context(), s.start(everything), admin.ReplayRun{}); err != nil || i.Queued != 0 {
 		t.Errorf("%+v, %v", i, err)
 	}
@@ -295,7 +295,7 @@ func TestN18_AReplayIsANewDeliveryOfTheSameEnvelope(t *testing.T) {
 	}
 }
 
-// lower renames the fields to what a struct without tags wants.
+// lower renames the fields to the names that a struct without tags has.
 func lower(t *testing.T, raw bson.Raw) bson.Raw {
 	t.Helper()
 	elems, err := raw.Elements()
@@ -458,7 +458,8 @@ func TestAnEnvelopeThatIsNotDeliveredIsNotReplayed(t *testing.T) {
 	if got := s.queued(); len(got) != 0 {
 		t.Errorf("replayed without knowing what was delivered: %v", got)
 	}
-	// The watcher delivers the one, and the other becomes an exception before the place passes it.
+	// The watcher delivers one envelope. The other becomes an exception before the position passes
+	// it.
 	if _, err := s.box.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "fails"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "state", Value: "blocked"}, {Key: "origin", Value: "stream"}}}}); err != nil {
 		t.Fatal(err)
 	}

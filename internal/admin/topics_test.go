@@ -31,7 +31,8 @@ func topicOf(t *testing.T, list admin.TopicList, name string) admin.TopicFigures
 	return admin.TopicFigures{}
 }
 
-// The topics have what the owners of all slots report, what waits for them, and the dead letters of both sides.
+// The topics contain the reports of the owners of all slots, the waiting events, and the dead letters of both
+// sides.
 func TestTopicsOfAWatcher(t *testing.T) {
 	t.Parallel()
 	f := openWard(t)

@@ -204,7 +204,7 @@ func TestAdoptRefusesForeignPositions(t *testing.T) {
 	}
 }
 
-// TestAdoptTokenOfAnotherCollection: Debezium stores the token of the last event that it read, of whatever collection.
+// TestAdoptTokenOfAnotherCollection: Debezium stores the token of the last event that it read, from any collection.
 func TestAdoptTokenOfAnotherCollection(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, 1)

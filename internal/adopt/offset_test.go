@@ -41,7 +41,8 @@ func TestOffsetFileOfConnect(t *testing.T) {
 	}
 }
 
-// TestDamagedOffsetFiles: no bytes make the parser panic or allocate what a length claims.
+// TestDamagedOffsetFiles: no input makes the parser panic, or allocate memory for a length that the
+// input only claims.
 func TestDamagedOffsetFiles(t *testing.T) {
 	t.Parallel()
 	whole, err := os.ReadFile("testdata/connect.offsets")

@@ -50,7 +50,8 @@ func TestLedger(t *testing.T) {
 	}
 }
 
-// TestLedgerExpectsAnotherSender: what the ended owner still delivers is not the standby's first delivery.
+// TestLedgerExpectsAnotherSender: late deliveries of the ended owner are not the first delivery of the
+// standby.
 func TestLedgerExpectsAnotherSender(t *testing.T) {
 	t.Parallel()
 	l, at := newLedger(), time.Now()
@@ -100,7 +101,7 @@ func TestShots(t *testing.T) {
 	s.recordArrival(99, s.base.Add(time.Hour)) // of an earlier stretch
 	s.recordArrival(100, s.base.Add(2*time.Millisecond))
 	s.recordArrival(100, s.base.Add(time.Hour))        // a second time
-	s.recordArrival(101, s.base.Add(time.Microsecond)) // before its writer heard of it
+	s.recordArrival(101, s.base.Add(time.Microsecond)) // before its writer received the result
 	select {
 	case <-s.all:
 		t.Fatal("all are said to have arrived after two of three")
@@ -166,7 +167,7 @@ func TestOptionsTellEveryProblem(t *testing.T) {
 	}
 }
 
-// TestChildEndsWithItsInput: a child that is given nothing, or something unknown, says so.
+// TestChildEndsWithItsInput: a child without a task, or with an unknown one, returns an error.
 func TestChildEndsWithItsInput(t *testing.T) {
 	t.Parallel()
 	if err := Child(t.Context(), strings.NewReader(""), io.Discard); err == nil {
@@ -204,7 +205,7 @@ func TestProcessUsage(t *testing.T) {
 	}
 }
 
-// TestReconcilerResult: ratios are of one run, and what a burst may take follows from the drain.
+// TestReconcilerResult: ratios are of one run, and the limit of a burst follows from the drain.
 func TestReconcilerResult(t *testing.T) {
 	t.Parallel()
 	got := figures{"drain": {100, 200, 400}, "scheduled": {50, 50, 300}, "known": {10}}

@@ -12,8 +12,8 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// N15: an owner must know the letters of events that the stream repeats. Letters of requeued
-// envelopes, and letters of handlers, do not count.
+// N15: an owner needs the letters of events that the stream repeats. Letters of requeued envelopes,
+// and letters of handlers, do not count.
 func TestN15_LettersBehindAPosition(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// What is brought through the proxy comes later by the way there and back, whole, and as fast as it was sent.
+// Bytes arrive through the proxy after the delay of both directions, complete, and at the rate at which they
+// were sent.
 func TestFarIsAway(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -12,7 +12,8 @@ import (
 	"github.com/outrelay/outrelay/internal/envelope"
 )
 
-// deliverAll plays relay and consumer: what is in the collection, in the order of its server stamps.
+// deliverAll acts as relay and consumer: it delivers the documents of the collection in the order of
+// their server stamps.
 func deliverAll(t *testing.T, coll *mongo.Collection, c *check.Checker) {
 	t.Helper()
 	cur, err := coll.Find(t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))

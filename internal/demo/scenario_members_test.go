@@ -21,7 +21,8 @@ func TestOnlyScenariosOfConsumersTakeARhythm(t *testing.T) {
 	}
 }
 
-// Two events of one step are twice, whatever their ids; what cannot be read is a step of its own.
+// Two events of one step are a duplicate even if their ids differ. A value that cannot be parsed is
+// a separate step.
 func TestEarsCountSteps(t *testing.T) {
 	t.Parallel()
 	e := &stepEvents{steps: map[string]bool{}}
@@ -33,7 +34,7 @@ func TestEarsCountSteps(t *testing.T) {
 	}
 }
 
-// published takes what a repeater writes, or fails.
+// published records what a repeater writes, or fails.
 type published struct {
 	mu   sync.Mutex
 	err  error

@@ -52,7 +52,7 @@ func TestScenariosAreListed(t *testing.T) {
 	}
 }
 
-// A finding is one flat object, and its account says everything.
+// A finding is one flat object, and its account contains all of its values.
 func TestFindingsAreFlat(t *testing.T) {
 	t.Parallel()
 	o := Outcome{Scenario: "x", Events: 3, Broken: []string{"the sky fell"}}

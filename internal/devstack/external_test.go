@@ -10,7 +10,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// Servers that the environment names are used and left alone, and only where they are asked for.
+// Servers from the environment are used and never stopped, and only where the caller allows them.
 func TestEnvironment(t *testing.T) {
 	uri, brokers := stacktest.MongoURI(t), stacktest.Brokers(t)
 	t.Setenv(devstack.EnvMongoDB, uri)

@@ -11,7 +11,8 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// A program that runs beside the servers gets its environment, leaves its words in a log and ends with the stack.
+// A program that runs next to the servers gets its environment, writes its output to a log, and ends with the
+// stack.
 func TestPrograms(t *testing.T) {
 	t.Setenv(devstack.EnvMongoDB, stacktest.MongoURI(t))
 	s, err := devstack.Start(t.Context(), devstack.Options{Mongods: 1, Env: true})

@@ -16,8 +16,8 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// A set with access control and TLS knows its root and nobody else, and shows the certificate of its authority; renewed
-// certificates are there after a restart.
+// A replica set with access control and TLS accepts only its root user, and presents a certificate of its authority. It
+// presents a renewed certificate after a restart.
 func TestSecuredReplicaSet(t *testing.T) {
 	t.Parallel()
 	root := devstack.User{Name: "root", Password: "root-pw"}

@@ -13,7 +13,8 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// A topic that comes to be after the tail began is read from its first record, in order, with what a consumer would get.
+// If a topic is created after the tail began, the tail reads it from its first record, in order, with the offsets that
+// a consumer gets.
 func TestTail(t *testing.T) {
 	brokers := stacktest.Brokers(t)
 	topic, late := stacktest.Topic(t, 2), stacktest.Name(t)
@@ -37,7 +38,7 @@ func TestTail(t *testing.T) {
 			if err == nil {
 				err = res.Error
 			}
-			// A broker that has not heard of a young topic has written nothing.
+			// A broker that does not have the new topic yet has no records of it.
 			if errors.Is(err, kafka.UnknownTopicOrPartition) && ctx.Err() == nil {
 				continue
 			}

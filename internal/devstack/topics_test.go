@@ -7,7 +7,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// Topics go with their records; what is not there needs no end.
+// DeleteTopics removes topics with their records, and ignores topics that do not exist.
 func TestDeleteTopics(t *testing.T) {
 	t.Setenv(devstack.EnvMongoDB, stacktest.MongoURI(t))
 	t.Setenv(devstack.EnvKafka, stacktest.Brokers(t)[0])

@@ -55,7 +55,7 @@ func issued(t *testing.T, end time.Time) (cert, key string, pair tls.Certificate
 	return cert, key, tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private}
 }
 
-// TestCertificatesAreExplained: what is wrong with certificates is said for what it is, by real servers where they refuse.
+// TestCertificatesAreExplained: the doctor explains each problem of a certificate. Real servers supply the rejections.
 func TestCertificatesAreExplained(t *testing.T) {
 	t.Parallel()
 	s := stacktest.Own(t, devstack.Options{

@@ -30,7 +30,8 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
-// The Kafka users, by what they lack; all but everyone's lack is granted.
+// The Kafka users, each with the right on the topic that it lacks, and the words of the report about it. The user nothing lacks all
+// rights on the topic, and noid lacks the right on the transactional id.
 var kafkaUsers = map[string]struct {
 	lacks kafka.ACLOperationType
 	word  string
@@ -275,7 +276,7 @@ func parameters(t *testing.T, root *mongo.Client, addr string, brokers []string)
 	expect(t, examine(t, cfg), "mongodb.write_concern", Warn, "the cluster's default is w:1")
 }
 
-// hanging: servers that take connections and do not answer are told of within the limit.
+// hanging: the doctor reports servers that accept connections and do not reply, within the limit.
 func hanging(t *testing.T, s *devstack.Stack, cfg config.Config) {
 	for _, m := range slices.Concat(s.Mongods(), s.Kafkas()) {
 		if err := m.Pause(); err != nil {
@@ -355,7 +356,8 @@ func acls(t *testing.T, base func(t *testing.T, mongoUser, kafkaUser string) con
 		if u.lacks == kafka.ACLOperationTypeAny { // may not even see it
 			want["topics.exist"] = Warn
 		}
-		// What a user may not read of the configurations is not checked; some of it warned before.
+		// Configurations that the user may not read are not checked. Some of these checks warned
+		// before.
 		for id, status := range changed {
 			if c := find(t, r, id); strings.HasPrefix(c.Detail, "not checked because the user may not read the topics' configurations") {
 				want[id] = status

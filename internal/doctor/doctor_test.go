@@ -50,7 +50,8 @@ func load(t *testing.T, uri string, brokers []string, set ...string) config.Conf
 	return cfg
 }
 
-// examine runs the doctor and checks what holds for every report. A slow machine gets the time that the checks need.
+// examine runs the doctor and checks the properties of every report. A slow machine gets the time that the checks
+// need.
 func examine(t *testing.T, cfg config.Config) Report {
 	t.Helper()
 	return examineWithin(t, cfg, 4*Limit)
@@ -155,7 +156,7 @@ func TestHealthy(t *testing.T) {
 	// Others write to this server, too: its oplog may hold minutes only.
 	r := examine(t, load(t, stacktest.MongoURI(t), stacktest.Brokers(t), settings(t, db, "retention=1m", "topics.allow="+topic)...))
 	for _, c := range r.Checks {
-		// A single member of each warns, and says so; nothing else does.
+		// A deployment of single members warns about that, and about nothing else.
 		single := slices.Contains([]string{"mongodb.replica_set", "kafka.brokers", "topics.replication", "topics.min_insync_replicas"}, c.ID)
 		if c.Status == Fail || c.Status == Warn && !single {
 			t.Errorf("%s %s: %s", c.ID, c.Status, c.Detail)
@@ -395,7 +396,7 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// TestMongoDBWords has the reasons of a connection that fails told apart.
+// TestMongoDBWords: the doctor distinguishes the causes of a failed connection.
 func TestMongoDBWords(t *testing.T) {
 	t.Parallel()
 	silent := serve(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })

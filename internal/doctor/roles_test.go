@@ -13,7 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 )
 
-// named are the actions that a finding calls missing, with what they are missing on.
+// named matches the actions that a finding reports as missing, with their resources.
 var named = regexp.MustCompile(`([a-z][A-Za-z, ]*) on (the cluster|all databases|database \w+|\w+\.\w+)`)
 
 // missing are the actions that a report names, as "action on resource".
@@ -39,7 +39,8 @@ func missing(r Report) (out []string) {
 	return out
 }
 
-// rolesOneByOne: with the role that is printed nothing is missing, and of what is taken from it the doctor names exactly that.
+// rolesOneByOne: with the printed role nothing is missing. If one privilege is revoked, the doctor names exactly that
+// privilege.
 func rolesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 	roles, err := NewRoles(cfg, RolesFor{})
 	if err != nil {

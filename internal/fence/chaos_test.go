@@ -68,7 +68,8 @@ func (o *chaosOwner) deposed() bool {
 	return o.doc.term != o.k
 }
 
-// adopt saves what a takeover or a release says, in one step, and starts the lanes of what was released.
+// adopt saves the senders of a takeover or a release in one step, and starts the lanes of the released
+// partitions.
 func (o *chaosOwner) adopt(released map[record.TopicPartition]*Tail) bool {
 	d := o.doc
 	d.mu.Lock()
@@ -176,7 +177,7 @@ func (o *chaosOwner) watch() {
 	}
 }
 
-// move is the self-move: drain, next generation, save, take over anew.
+// move drains, takes the next generation of the id, saves it, and takes over again.
 func (o *chaosOwner) move() {
 	o.selfMove.Add(1)
 	o.pausing.Store(true)
@@ -217,7 +218,8 @@ func (o *chaosOwner) move() {
 	}
 }
 
-// takeOver opens a session and sends to what it releases, unless another owner came.
+// takeOver opens a session and sends to the partitions that it releases, unless another owner took
+// over.
 func (o *chaosOwner) takeOver() {
 	d, begin := o.doc, time.Now()
 	for {
@@ -342,7 +344,7 @@ func TestN04_Chaos(t *testing.T) {
 	t.Logf("found only by a read-back %d, self-moves %d, senders %+v", d.found, moves, d.senders)
 }
 
-// quiet says that none of the lanes runs any more.
+// quiet reports whether all lanes have ended.
 func (o *chaosOwner) quiet() bool {
 	for p := range chaosParts {
 		if o.running[p].Load() {

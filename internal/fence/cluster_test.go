@@ -203,8 +203,8 @@ func quarantined(o *Out, parts []record.TopicPartition) []int {
 	return out
 }
 
-// TestN04_SickPartitions kills a broker of a cluster of its own and starts it again, once for three cases that have topics and
-// ids of their own. Each says what it does while the broker is away, and what when it is back.
+// TestN04_SickPartitions kills a broker of a separate cluster and starts it again, once for three cases with their own
+// topics and ids. Each case has one part for the time without the broker, and one for the time after it.
 func TestN04_SickPartitions(t *testing.T) {
 	t.Parallel()
 	k := newCluster(t)
@@ -325,7 +325,8 @@ func sickAtKeepAlive(t *testing.T, k cluster) (away, back func()) {
 		}
 		o.save(out.Session)
 		flow(t, ow, parts[0], second, "two", true)
-		// Another owner while the sick ones are still sick: the ids of the new generation fence what was drained.
+		// Another owner takes over while the partitions are still sick. The ids of the new generation fence
+		// the drained senders.
 		next = o.take(t, nw)
 		if next.Session.Generation() != 1 || !slices.Equal(quarantined(next, parts), []int{2, 3}) {
 			t.Fatalf("successor: generation %d, quarantined %v", next.Session.Generation(), next.Quarantined)

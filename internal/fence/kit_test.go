@@ -31,10 +31,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
 
-// patient is how long tests wait for a slow server before they call it sick: what they are about happens at once, or never.
+// patient is how long tests wait for a slow server before they fail. The behavior under test happens at once, or never.
 const patient = 30 * time.Second
 
-// admins has the client of kafka-go that a test uses beside a Client.
+// admins has the client of kafka-go that a test uses in addition to a Client.
 var admins sync.Map
 
 // client is one process's way to Kafka.

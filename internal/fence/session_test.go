@@ -54,7 +54,7 @@ func TestN04_KeepAliveLeavesTheFlowAlone(t *testing.T) {
 		t.Errorf("producer %v became %v", me, got)
 	}
 
-	// Without an idle partition one of the spare ones does, a missing one not.
+	// Without an idle partition, a spare partition serves. A missing one does not.
 	if err := out.Session.KeepAlive(ctx, nil, []record.TopicPartition{at("no-"+tp, 0), at(tp, 1), at(tp, 2)}); err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestN04_KeepAliveLeavesTheFlowAlone(t *testing.T) {
 		t.Errorf("keep-alive without a healthy partition: %v", err)
 	}
 
-	// A deposed owner's keep-alive says so.
+	// The keep-alive of a deposed owner returns ErrFenced.
 	o.takeAll(t, client(t))
 	if err := out.Session.KeepAlive(ctx, all(tp, 1), nil); !errors.Is(err, ErrFenced) {
 		t.Errorf("keep-alive of a deposed owner: %v", err)
@@ -122,7 +122,8 @@ func TestN04_NextGeneration(t *testing.T) {
 	}
 }
 
-// N5: the coordinator gave out another producer id. Nobody can fence the old one: an event, an alarm if it was not expected.
+// N5: the coordinator gave out another producer id, so the old one cannot be fenced. That is an event, and an alarm if
+// it was not expected.
 func TestN05_ChangedProducerIDIsAnAlarm(t *testing.T) {
 	t.Parallel()
 	c := client(t)
@@ -157,8 +158,9 @@ func TestN05_ChangedProducerIDIsAnAlarm(t *testing.T) {
 	}
 }
 
-// N4: producer ids are small numbers, so a new cluster returns one that a sender of the old cluster had. It is another producer: its
-// epochs say nothing about those of the new owner, whose successor has to fence it. A move is one event, whatever its partitions.
+// N4: producer ids are small numbers, so a new cluster may return the id of a sender of the old cluster. It is another
+// producer: its epochs are unrelated to those of the new owner, whose successor has to fence it. A move is one event,
+// for any number of partitions.
 func TestN04_SendersOfAnotherClusterAreOtherProducers(t *testing.T) {
 	t.Parallel()
 	c := client(t)

@@ -86,8 +86,9 @@ func TestWalkRefusesCorruptBatches(t *testing.T) {
 	}
 }
 
-// TestACorruptBatchIsSkippedAfterSomeFetches: a corrupt batch does not keep its partition in quarantine. Its end is that of the
-// header, or the next intact batch, or it is found by one offset after another. The tail says that a part of it is missing.
+// TestACorruptBatchIsSkippedAfterSomeFetches: a corrupt batch does not keep its partition in quarantine. Its end is
+// taken from its header or from the next intact batch, or is found by trying one offset after the other. The tail
+// reports that a part of it is missing.
 func TestACorruptBatchIsSkippedAfterSomeFetches(t *testing.T) {
 	t.Parallel()
 	const high = 20
@@ -150,7 +151,7 @@ func TestACorruptBatchIsSkippedAfterSomeFetches(t *testing.T) {
 	}
 }
 
-// FuzzWalk: whatever a broker sends, the walk ends, does not panic and never goes back.
+// FuzzWalk: for all bytes of a broker, the walk ends, does not panic and never goes back.
 func FuzzWalk(f *testing.F) {
 	f.Add(placed(encode(0, Producer{ID: 7, Epoch: 1}, 0, ids("a")...), 3, 0))
 	f.Add(placed(encode(compress.Snappy, Producer{ID: 7, Epoch: 1}, 0, ids("a", "b")...), 3, 1))

@@ -29,7 +29,7 @@ func TestN04_FirstStartOnlyTakesTheID(t *testing.T) {
 	}
 }
 
-// A deposed owner is refused on every partition, the ones it used and the ones it did not, and what it wrote is read back.
+// Every partition rejects a deposed owner, whether or not the owner used it. The records of the owner are read back.
 func TestN04_ZombieIsRefusedEverywhere(t *testing.T) {
 	t.Parallel()
 	old, c := client(t), client(t)
@@ -148,7 +148,7 @@ func TestN04_OnlyAReadMarkerAboveReleases(t *testing.T) {
 	}
 }
 
-// N7: records of producers that are not ours are no deliveries of ours, whatever id they carry.
+// N7: records of foreign producers are no deliveries of the relay, even if they carry its ids.
 func TestN07_ForeignRecordsAreNotHits(t *testing.T) {
 	t.Parallel()
 	c := client(t)
@@ -180,7 +180,7 @@ func TestN08_OutOfRangeIsAnEvent(t *testing.T) {
 		mustPut(t, c, at(tp, p), encode(0, me, 0, ids("x", "y")...))
 	}
 
-	o.offsets[tp] = []int64{1_000_000, 2} // p0: as after a topic was created anew; p2 has no entry
+	o.offsets[tp] = []int64{1_000_000, 2} // p0: as after a topic was created again; p2 has no entry
 	out := o.takeAll(t, c)
 	if !o.saw(OutOfRange) {
 		t.Errorf("no event in %+v", o.events)
@@ -253,7 +253,7 @@ func TestN08_LongTailIsTruncated(t *testing.T) {
 	}
 }
 
-// Missing topics are reported and hold nobody.
+// Missing topics are reported and do not delay the others.
 func TestN04_MissingTopicIsQuarantined(t *testing.T) {
 	t.Parallel()
 	c := client(t)
@@ -293,7 +293,7 @@ func TestN04_MissingTopicIsQuarantined(t *testing.T) {
 	}
 }
 
-// Two owners race for the id: whoever loses is told so, and the last epoch is the only one that writes.
+// Two owners race for the id. The loser gets an error, and only the last epoch can write.
 func TestN04_RacingOwners(t *testing.T) {
 	t.Parallel()
 	a, b := client(t), client(t)
@@ -335,7 +335,7 @@ func TestN04_RacingOwners(t *testing.T) {
 		t.Fatal("both are fenced each time: ", lost)
 	}
 
-	// Whoever won, the next takeover deposes it.
+	// The next takeover deposes the winner.
 	for _, w := range won {
 		o.senders = append(o.senders, w.Senders...)
 	}
@@ -349,7 +349,7 @@ func TestN04_RacingOwners(t *testing.T) {
 	}
 }
 
-// The gate is asked between steps: a suspended owner does nothing, and goes on when the lease turns out to be its own.
+// The gate is checked between steps. A suspended owner does nothing, and continues if it still holds the lease.
 func TestN04_ClosedGateSuspends(t *testing.T) {
 	t.Parallel()
 	c := client(t)

@@ -17,11 +17,11 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
-// overdue is when a test gives up on what has to come. Being slow is no fault: it only bounds what hangs, and is longer than a test may
-// wait for the fail point of the server.
+// overdue is when a test fails because an expected event has not come. It only bounds a hang, so it is longer than a
+// test may wait for the fail point of the server.
 const overdue = 4 * time.Minute
 
-// bundle is a test's own databases, and a client with an application name of its own to sweep with.
+// bundle has the databases of a test, and a client with a separate application name for sweeps.
 type bundle struct {
 	t      *testing.T
 	app    string
@@ -86,7 +86,7 @@ func (b *bundle) run(s *Sweep) Result {
 	return res
 }
 
-// publisher keeps what it is given.
+// publisher records the envelopes that it gets.
 type publisher struct {
 	mu      sync.Mutex
 	ids     []string
@@ -102,7 +102,7 @@ func (p *publisher) Deliver(_ context.Context, e *outboxes.Envelope) error {
 	defer p.mu.Unlock()
 	id, ok := e.Raw.Lookup("_id").StringValueOK()
 	if !ok {
-		id = e.Raw.Lookup("type").StringValue() // whatever the id is
+		id = e.Raw.Lookup("type").StringValue() // for an id of any type
 	}
 	p.ids = append(p.ids, strings.Clone(id))
 	p.stamps = append(p.stamps, e.TS)
@@ -154,7 +154,7 @@ func (b *bundle) behind(coll *mongo.Collection, at bson.Timestamp, until string,
 	b.t.Fatalf("the stream never brought %s: %v", until, cs.Err())
 }
 
-// swept asks the set about an event.
+// swept returns the answer of the set for an event.
 func (b *bundle) swept(s *Skip, coll string, id bson.RawValue, doc bson.Raw) (known, doubtful bool) {
 	return s.WasSwept([]byte(b.db.Name()), []byte(coll), byte(id.Type), id.Value, doc)
 }

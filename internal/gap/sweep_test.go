@@ -93,8 +93,8 @@ func TestFromCursorAndMargin(t *testing.T) {
 	}
 }
 
-// The time in an id limits what a sweep repeats. It leaves out nothing that a writer with a clock that is wrong by less than
-// the margin has inserted since, and it keeps the order of insertion.
+// The time in an id limits what a sweep repeats. The sweep leaves out no envelope that was inserted since by a writer
+// whose clock is wrong by less than the margin, and it keeps the order of insertion.
 func TestN25_TimesInIDsLimitTheSweepOfUnstampedEnvelopes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -242,7 +242,7 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	s = b.sweep(b.now(), p, "o")
 	s.Cursor = mongodb.Earlier(s.To, time.Hour)
 	b.run(s)
-	p.wants(t, "stamped") // a cursor says that they are done
+	p.wants(t, "stamped") // according to the cursor, they are done
 	var plan bson.M
 	explain := bson.D{{Key: "explain", Value: bson.D{{Key: "find", Value: "o"}, {Key: "filter", Value: unstampedFilter(idRange{})}}}, {Key: "verbosity", Value: "executionStats"}}
 	if err := b.db.RunCommand(t.Context(), explain).Decode(&plan); err != nil {
@@ -254,7 +254,8 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	}
 }
 
-// N22: the sweep sees all that was committed before the end of its stretch, also what the majority got to know last.
+// N22: the sweep finds all envelopes that were committed before the end of its stretch, including those that reached
+// the majority last.
 func TestN22_NothingBetweenSweepAndStream(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -288,7 +289,7 @@ func TestN22_NothingBetweenSweepAndStream(t *testing.T) {
 	for range 5 {
 		at, p := b.now(), &publisher{}
 		s := b.sweep(at, p, "o")
-		s.Skip = NewSkip(1 << 26) // with room for whatever the writers write
+		s.Skip = NewSkip(1 << 26) // with room for all envelopes of the writers
 		b.run(s)
 		passes = append(passes, pass{at, p, s.Skip})
 	}
@@ -391,7 +392,7 @@ func TestN22_TransactionOpenAcrossTheEnd(t *testing.T) {
 	}
 }
 
-// N22: a second round does not repeat what the first one handed on.
+// N22: a second round does not repeat the envelopes of the first round.
 func TestN22_RoundsShareTheSkipSet(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -413,7 +414,8 @@ func TestN22_RoundsShareTheSkipSet(t *testing.T) {
 	}
 }
 
-// N22: the set stays inside its memory; what it does not hold is sent and flagged, and only that.
+// N22: the set stays within its memory. Envelopes that it does not contain, and only those, are
+// sent with the flag.
 func TestN22_FullSkipSetFlags(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -503,7 +505,8 @@ func TestSweepEnds(t *testing.T) {
 	}
 }
 
-// N21: whatever the client prefers, a sweep reads at majority, on the primary, not before the end of its stretch.
+// N21: a sweep reads with read concern majority, on the primary, and not before the end of its stretch, for all
+// settings of the client.
 func TestN21_SweepReadsMajorityOnThePrimary(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex

@@ -13,7 +13,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const exceptions = "exceptions"
 
-// step is one observation and what is expected of it.
+// step is one observation with the expected result.
 type step struct {
 	after   time.Duration
 	failed  bool
@@ -70,7 +70,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestHealthIsTheWorstCheck holds for whatever is observed.
+// TestHealthIsTheWorstCheck tests random observations.
 func TestHealthIsTheWorstCheck(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -159,7 +159,7 @@ func TestClientsAreBounded(t *testing.T) {
 		t.Errorf("%+v %v", p, refused.header)
 	}
 
-	s.call("GET", "/api/v1/whoami", "", "Authorization", basic("bob", operatorToken)).problem(t, 429) // a name of one's own choice makes nobody another client
+	s.call("GET", "/api/v1/whoami", "", "Authorization", basic("bob", operatorToken)).problem(t, 429) // a name that the client chooses does not make it another client
 	s.ok(nil, "GET", "/api/v1/whoami", "", "Authorization", basic("bob", viewerToken))                // each has a rate of its own
 	l := newRateLimiter(1)
 	for i := range maxClients + 100 {

@@ -61,7 +61,7 @@ func TestActionsAreWrittenDownWithTheirActor(t *testing.T) {
 	}
 }
 
-// The actions on the lease are for all slots of a watcher, or for the one that is named; the log says for which.
+// The actions on the lease apply to all slots of a watcher, or to the slot in the request. The log names them.
 func TestN28_LeaseActionsTakeASlot(t *testing.T) {
 	t.Parallel()
 	s := open(t)

@@ -84,7 +84,7 @@ func TestAForeignPageMayLinkToThePage(t *testing.T) {
 	}
 }
 
-// Over TLS a browser is told to come back with TLS only.
+// Over TLS, the browser gets the header that requires TLS in the future.
 func TestTLSListenerAsksForTLSOnly(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
@@ -238,7 +238,8 @@ func TestListsSurviveHugeTextsAndDates(t *testing.T) {
 	}
 }
 
-// What stands for a hidden value never replaces it, and who reads a payload is written down.
+// The placeholder of a hidden value never replaces the value, and each read of a payload is logged
+// with its reader.
 func TestHiddenValuesAreNotWrittenBack(t *testing.T) {
 	t.Parallel()
 	s := open(t)

@@ -18,14 +18,14 @@ import (
 
 var long = flag.Bool("httpapi.long", false, "send many more made-up requests to the API")
 
-// maker makes requests from the description: most of them as it asks for, and some not.
+// maker makes requests from the description: most are valid, and some are not.
 type maker struct {
 	r     *rand.Rand
 	doc   *document
 	known map[string][]any // values that exist, by the name of the field
 }
 
-// texts are what people, and what nobody, would send.
+// texts are inputs that people send, and inputs that no one sends.
 var texts = []string{
 	"", "x", "orders", "a.b", "0", "-1", "null", "true", "..", "%", "/", "\\", "'", `"`, "$where", "{$gt: 1}", "\x00", "a\x00b", "\n", "\u202e", "😀", "ß", "\ufffd",
 	"[a", "*", "(", "2026-11-20T08:00:00Z", "9999-12-31T23:59:59Z", "0000-01-01T00:00:00Z", "system.users", "admin.system", strings.Repeat("x", 300), strings.Repeat("é", 5000), "018f0000-0000-7000-8000-000000000000",

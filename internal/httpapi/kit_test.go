@@ -164,7 +164,7 @@ func (r reply) problem(t *testing.T, status int) Problem {
 	return p
 }
 
-// call sends a request as an operator, unless a header says otherwise.
+// call sends a request as an operator, unless a header selects another user.
 func (s *site) call(method, path, body string, header ...string) reply {
 	s.t.Helper()
 	req, err := http.NewRequestWithContext(s.t.Context(), method, s.url+path, strings.NewReader(body))

@@ -152,7 +152,8 @@ func TestTheLoginLeadsNowhereElse(t *testing.T) {
 	}
 }
 
-// A session ends when its time is over and when the token changes, which needs no restart. Nobody can change its role or time.
+// A session ends after its time and when the token changes, without a restart. No client can change its role or its
+// time.
 func TestASessionEnds(t *testing.T) {
 	t.Parallel()
 	var tokens atomic.Pointer[Tokens]

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// document is what the tests read of the OpenAPI description.
+// document has the parts of the OpenAPI description that the tests read.
 type document struct {
 	OpenAPI    string                           `json:"openapi"`
 	Paths      map[string]map[string]*operation `json:"paths"`

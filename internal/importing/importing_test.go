@@ -516,8 +516,8 @@ func TestImportRefusesOtherCollections(t *testing.T) {
 	}
 }
 
-// TestImportRefusesAnUnknownStatus: rows that would silently not be imported, such as those of a driver that stores
-// an enumeration as numbers.
+// TestImportRefusesAnUnknownStatus: the import rejects rows that it would otherwise leave out silently, such as
+// those of a driver that stores an enumeration as numbers.
 func TestImportRefusesAnUnknownStatus(t *testing.T) {
 	t.Parallel()
 	for _, source := range sources {

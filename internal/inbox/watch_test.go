@@ -55,7 +55,7 @@ func (w *watch) options() *options.ClientOptions {
 			}
 		},
 		Failed: func(_ context.Context, e *mongoevent.CommandFailedEvent) {
-			var de driver.Error // not yet what the methods of mongo return
+			var de driver.Error // the methods of mongo do not return this type yet
 			if errors.As(e.Failure, &de) && de.Code == 112 {
 				w.mu.Lock()
 				defer w.mu.Unlock()

@@ -71,7 +71,7 @@ func TestAProblemIsWrittenOnceAMinute(t *testing.T) {
 	})
 }
 
-// Messages that hold variable text are kinds of their own. Their number is bounded, too.
+// Messages that contain variable text are separate kinds. Their number is bounded, too.
 func TestKindsOfLinesAreBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -182,7 +182,7 @@ func TestRelayWaitsAnOutageOut(t *testing.T) {
 			t.Errorf("%d tries, then %d", before, after)
 		}
 
-		k.broker.Inject(nil) // it goes on by itself, in order
+		k.broker.Inject(nil) // it continues without help, in order
 		synctest.Wait()
 		k.want("outbox.event.order", "first", "second")
 		if dead := k.relay.DeadLetters(); len(dead) != 0 {

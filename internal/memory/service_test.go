@@ -172,7 +172,7 @@ func TestConsumerWithoutServers(t *testing.T) {
 		defer mu.Unlock()
 		if n%7 == 0 && !failed[m.ID] {
 			failed[m.ID] = true
-			return errors.New("once in a while") // and what it wrote is not there
+			return errors.New("once in a while") // and its writes are rolled back
 		}
 
 		return nil

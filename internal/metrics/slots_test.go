@@ -2,7 +2,7 @@ package metrics
 
 import "testing"
 
-// The slots of a process report side by side under a label, and what is the process's own is there once, without one.
+// Each slot of a process reports figures under a label. The figures of the process appear once, without a label.
 func TestN28_SlotsHaveALabel(t *testing.T) {
 	t.Parallel()
 	p, slots := NewForSlots("1.2.3", []string{"0of2", "1of2"})
@@ -11,7 +11,7 @@ func TestN28_SlotsHaveALabel(t *testing.T) {
 	for i, s := range slots {
 		s.Takeovers.Add(float64(i + 1))
 		s.ObservePublish("orders", Acked, 10*(i+1))
-		s.KafkaReachable.Set(0) // the process's own says so
+		s.KafkaReachable.Set(0) // the figure of the process
 		s.StreamState.SetCurrent("live")
 	}
 

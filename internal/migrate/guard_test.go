@@ -28,8 +28,8 @@ func TestSchemaIsTheLastStepsNumber(t *testing.T) {
 	}
 }
 
-// A step that older versions cannot work with is asked about before it is announced, and again afterwards: one that must
-// wait leaves nothing behind, and one that is announced keeps older versions out before it is done.
+// A step that older versions cannot work with is checked before it is announced, and again afterwards. A step that must
+// wait changes nothing, and a step that is announced keeps older versions out before it is done.
 func TestABreakingStepWaitsUntilAllKnowIt(t *testing.T) {
 	t.Parallel()
 	d := deploy(t, stacktest.Client(t), "outbox")

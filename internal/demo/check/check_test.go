@@ -15,7 +15,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var t0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// told is a run of three events of one key and one of another, all committed, without deliveries.
+// told returns a checker of three events of one key and one of another key, all committed, without
+// deliveries.
 func told(o Options) *Checker {
 	c := New(o)
 	for i, key := range []string{"a", "a", "a", "b"} {
@@ -244,7 +245,8 @@ func TestCheckerAgreesWithARecount(t *testing.T) {
 	})
 }
 
-// A repetition that says so is no duplicate; one that does not is, whoever said so before.
+// A repetition that is marked as redelivered is no duplicate. An unmarked repetition is a
+// duplicate, also after a marked one.
 func TestRepetitionsThatSaySo(t *testing.T) {
 	t.Parallel()
 	c := told(Options{})
@@ -260,7 +262,7 @@ func TestRepetitionsThatSaySo(t *testing.T) {
 	}
 }
 
-// What was begun before a collection was dropped may arrive or not, in its place; what comes later must arrive.
+// Events that were begun before a collection was dropped may arrive, in their places. Later events must arrive.
 func TestExcusedEventsMayArrive(t *testing.T) {
 	t.Parallel()
 	c := New(Options{})

@@ -10,7 +10,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// told is what a service did: three orders of one key and one of another.
+// told returns the orders of a service: three of one key and one of another key.
 func told() []Order {
 	return []Order{{"e1", "a", 1}, {"e2", "a", 2}, {"e3", "a", 3}, {"e4", "b", 4}}
 }

@@ -7,7 +7,7 @@ import (
 
 func TestSettledWaitsForWhatIsAboutToEnd(t *testing.T) {
 	t.Parallel()
-	for code, want := range map[int]int{0: 3, 1: 0} { // tests that failed are waited for by nobody
+	for code, want := range map[int]int{0: 3, 1: 0} { // after failed tests there is no wait
 		asked := 0
 		m := Settled(settled(func() int { return code }), func(...int) error {
 			if asked++; asked < 3 {

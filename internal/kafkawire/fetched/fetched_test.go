@@ -150,7 +150,7 @@ func TestCorruptBatchesAreErrors(t *testing.T) {
 	t.Parallel()
 	good, bad := twoRecords(t, "none"), twoRecords(t, "none")
 	bad[len(bad)-1] ^= 1
-	short := make([]byte, 20) // a batch that says of itself that it has no byte
+	short := make([]byte, 20) // a batch that claims to have no bytes
 	for name, tail := range map[string][]byte{"checksum": bad, "length": short} {
 		n, last := 0, error(nil)
 		for b, err := range fetched.Batches(append(bytes.Clone(good), tail...)) {

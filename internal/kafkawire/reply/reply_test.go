@@ -50,7 +50,7 @@ func small(t *testing.T, f func()) {
 	}
 }
 
-// Not parallel: it measures what is allocated.
+// Not parallel: it measures allocations.
 func TestHostileReplyAllocatesNothingAndNamesTheBroker(t *testing.T) {
 	huge := stacktest.HugeArray
 	for name, c := range map[string]struct {
@@ -88,8 +88,8 @@ func TestHostileReplyAllocatesNothingAndNamesTheBroker(t *testing.T) {
 	}
 }
 
-// kafka-go connects by itself, and consumer groups use its older connections with a decoder of their own. Not parallel: it measures
-// what is allocated.
+// kafka-go connects on its own, and consumer groups use its older connections with another decoder. Not parallel: it
+// measures allocations.
 func TestHostileBrokerMeetsEveryClientOfKafkaGo(t *testing.T) {
 	for name, addr := range map[string]string{
 		"versions": stacktest.Hostile(t, stacktest.HugeVersions),
