@@ -122,7 +122,7 @@ func TestEveryOperationSaysWhoMayAndHasAHintWithItsErrors(t *testing.T) {
 	}
 }
 
-// routes is a router that remembers what was registered.
+// routes is a router that records the registered routes.
 type routes struct {
 	*http.ServeMux
 	patterns []string

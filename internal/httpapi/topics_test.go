@@ -9,7 +9,7 @@ import (
 	"github.com/outrelay/outrelay/internal/nodes"
 )
 
-// A process that owns nothing serves what the owner has reported.
+// A process that owns no slot serves the report of the owner.
 func TestTopicsAndRecentEvents(t *testing.T) {
 	t.Parallel()
 	s := open(t)

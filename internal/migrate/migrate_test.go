@@ -132,7 +132,7 @@ func TestTheStepsMakeWhatTheCodeDeclares(t *testing.T) {
 	}
 }
 
-// What was released is not changed. A new step adds a line here; nothing else may change one.
+// Released steps do not change. A new step adds a line here. Nothing else may change a line.
 func TestReleasedStepsStayAsTheyAre(t *testing.T) {
 	t.Parallel()
 	want := map[string]string{

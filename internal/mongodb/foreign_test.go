@@ -154,7 +154,8 @@ func TestN03_AForeignWriteIsRepeatedAfterATransientError(t *testing.T) {
 		if n++; n > 1 {
 			return nil
 		}
-		// Somebody writes, behind the transaction's snapshot, what it is about to write.
+		// After the transaction's snapshot, another client writes the document that the transaction
+		// is about to write.
 		if _, err := client.Database(state.Name()).Collection("outbox").InsertOne(t.Context(), bson.D{{Key: "_id", Value: 1}}); err != nil {
 			return err
 		}

@@ -11,7 +11,8 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// A sign of life that the server carries out when its process has left lists nobody: the others would wait for it to grow stale.
+// A heartbeat that the server executes after its process has left lists no node. Otherwise the others would wait until
+// that node is stale.
 func TestALateSignOfLifeListsNobody(t *testing.T) {
 	t.Parallel()
 	app := stacktest.Name(t)

@@ -133,7 +133,7 @@ func TestAMemberIsListedFromItsFirstHeartbeatToItsLeave(t *testing.T) {
 	}
 }
 
-// Somebody removes a node that lives: its next heartbeat lists it again as what it was.
+// If a live node is removed, its next heartbeat lists it again with its old data.
 func TestANodeThatWasRemovedIsListedAgainAsItself(t *testing.T) {
 	t.Parallel()
 	db := state(t)
@@ -199,7 +199,7 @@ func TestTwoProcessesOfOneNameAreToldOnce(t *testing.T) {
 	}
 }
 
-// Silence is noted once, whoever looks and however often, and so is the return.
+// Silence is logged once, for any number of observers and observations, and so is the return.
 func TestSilenceIsNotedOnce(t *testing.T) {
 	t.Parallel()
 	db := state(t)
@@ -337,7 +337,7 @@ func TestTidyForgetsAndTrims(t *testing.T) {
 		silence(t, db, node, age)
 	}
 
-	// One more than the bound; those that were there before are the oldest.
+	// One entry more than the bound. The entries that existed before are the oldest.
 	var docs []any
 	for range eventsKept {
 		docs = append(docs, bson.D{{Key: "at", Value: time.Now().Add(time.Minute)}, {Key: "kind", Value: "filler"}})
@@ -421,7 +421,8 @@ func TestReadyNamesLiveNodesThatDoNotKnowAStep(t *testing.T) {
 	}
 }
 
-// Whoever comes first, an older node that starts while a breaking step begins is seen, or sees it: never do both go on.
+// If an older node starts while a breaking step begins, either the step finds the node or the node finds the step. They
+// never both continue.
 func TestAnOlderNodeAndABreakingStepDoNotMissEachOther(t *testing.T) {
 	t.Parallel()
 	client := stacktest.Client(t)

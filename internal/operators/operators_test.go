@@ -39,7 +39,8 @@ func TestTheOperatorsListenerNeedsNoRelay(t *testing.T) {
 	}
 }
 
-// serve serves page and API of watcher orders until stop, which returns what Run did; get asks them as an operator.
+// serve serves page and API of the watcher orders until stop, which returns the result of Run. get requests a path
+// as an operator.
 func serve(t *testing.T, state, watch string) (o *operators.Server, cfg config.Config, get func(path string) (status int, body string), stop func() error) {
 	t.Helper()
 	const token = "a-token-of-the-test"

@@ -18,8 +18,8 @@ import (
 
 var long = flag.Bool("app.long", false, "measure page and API over HTTP with a million envelopes and a hundred thousand dead letters")
 
-// TestPageDoesNotGrowWithTheOutbox asks for page and API over HTTP. With -app.long it holds them to 50 ms at the 99th
-// percentile, at full size.
+// TestPageDoesNotGrowWithTheOutbox requests page and API over HTTP. With -app.long the 99th percentile must be at
+// most 50 ms, at full size.
 func TestPageDoesNotGrowWithTheOutbox(t *testing.T) {
 	envelopes, dead, looks := 2000, 200, 20
 	if *long {

@@ -56,7 +56,7 @@ func TestLookupTriesTheKeyAfterTheID(t *testing.T) {
 	}
 }
 
-// The button shows the number of letters that are requeued, without those that are refused.
+// The button shows the number of letters that are requeued, without the refused ones.
 func TestTheButtonShowsTheNumberThatChanges(t *testing.T) {
 	t.Parallel()
 	d := &desk{text: "x", count: 22, refused: 15}

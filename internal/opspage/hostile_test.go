@@ -90,8 +90,8 @@ type request struct {
 	form         url.Values
 }
 
-// every are all requests that the page answers, with the text wherever somebody may put one: each screen with each parameter, each
-// action when it is asked for and when it is carried out.
+// every returns all requests that the page answers, with the text in each place that a client controls: each screen
+// with each parameter, each action with its confirmation and its execution.
 func every(text string) (list []request) {
 	q := url.Values{}
 	for _, name := range []string{
@@ -161,7 +161,8 @@ func skeleton(t *testing.T, r request, body string) (out []string) {
 	}
 }
 
-// shownPage is what the page answers to a request: its status, its redirect, and the elements of the document.
+// shownPage has the parts of a response of the page: its status, its redirect, and the elements of the
+// document.
 type shownPage struct {
 	status   int
 	location string
@@ -182,8 +183,8 @@ func askAndFollow(t *testing.T, h http.Handler, who caller, r request) shownPage
 	return shownPage{res.StatusCode, to, skeleton(t, r, body)}
 }
 
-// Whatever an event, a node, an address or a form says, it is text: it changes no element and no attribute of any screen, question,
-// notice or problem.
+// The texts of events, nodes, addresses and forms remain text: they change no element and no attribute of any screen,
+// question, notice or problem.
 func TestHostileTextChangesNoElement(t *testing.T) {
 	t.Parallel()
 	const plain = "plain text"

@@ -31,7 +31,8 @@ func (d splitView) Overview(context.Context) (admin.Overview, error) {
 	}}, nil
 }
 
-// An action on the lease is for one slot where the form names one: asked about, carried out, told of and taken back so.
+// If the form of an action on the lease names a slot, its question, its execution, its notice and its undo concern only
+// that slot.
 func TestN28_ActionsNameTheirSlot(t *testing.T) {
 	t.Parallel()
 	d := split()
@@ -207,7 +208,7 @@ func (d *failing) Retry(_ context.Context, _ string, ids []string, dry bool) (ad
 	return admin.FailedOutcome{Given: len(ids), Failed: int64(len(ids)), Done: int64(len(ids))}, nil
 }
 
-// All that match are tried again, and not only those of the page that is seen.
+// The action retries all matching envelopes, not only those of the visible page.
 func TestAllThatFailedAreTriedAgain(t *testing.T) {
 	t.Parallel()
 	d := &failing{}

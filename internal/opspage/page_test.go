@@ -67,7 +67,7 @@ func filled[T any](text string) T {
 	return v
 }
 
-// desk answers everything with values full of text, or with err, and remembers what it was told to do.
+// desk returns values that are full of text, or err, and records the actions.
 type desk struct {
 	text    string
 	err     error
@@ -100,7 +100,7 @@ type (
 	deskIndexes  struct{ *desk }
 )
 
-// useCases are those of the desk.
+// useCases returns the use-cases of the desk.
 func (d *desk) useCases() UseCases {
 	return UseCases{
 		Operator: d, Lease: deskLease{d}, Nodes: deskNodes{d}, Activity: deskActivity{d}, Letters: deskLetters{d}, Waiting: deskWaiting{d},
@@ -301,7 +301,7 @@ func everywhere() []string {
 	}
 }
 
-// Nothing that an event, a node or an address says becomes part of the document, whatever field it is in.
+// No text of an event, a node or an address becomes part of the document, in any field.
 func TestHostileTextIsText(t *testing.T) {
 	t.Parallel()
 	for _, who := range []caller{operator, viewer} {
@@ -406,7 +406,7 @@ func TestViewersLookAndDoNotAct(t *testing.T) {
 	}
 }
 
-// What a page of another origin has a browser send is refused; a GET never acts.
+// The page refuses requests that a page of another origin makes a browser send. A GET never acts.
 func TestForeignPagesCannotAct(t *testing.T) {
 	t.Parallel()
 	d := &desk{text: "x", count: 1, slots: []admin.Watcher{{Name: "orders", Slot: "0of1"}}}
@@ -440,7 +440,7 @@ func TestForeignPagesCannotAct(t *testing.T) {
 	}
 }
 
-// Each action asks first; what is carried out is what was confirmed.
+// Each action first asks for a confirmation. It executes exactly the confirmed request.
 func TestActionsAreConfirmed(t *testing.T) {
 	t.Parallel()
 	d := &desk{text: "x", count: 12}
@@ -500,7 +500,7 @@ func TestActionsAreConfirmed(t *testing.T) {
 	}
 }
 
-// "since" is a time when it is confirmed: what is carried out does not move with the clock.
+// The confirmation turns "since" into a time, so the executed request does not move with the clock.
 func TestAWindowIsPinnedWhenItIsConfirmed(t *testing.T) {
 	t.Parallel()
 	_, body := ask(t, site(&desk{text: "x", count: 1}), &operator, "POST", "/confirm/dead-requeue", url.Values{"scope": {"all"}, "since": {"2h"}})
@@ -569,7 +569,7 @@ func TestErrorStates(t *testing.T) {
 	}
 }
 
-// The empty states say that there is nothing, not nothing.
+// An empty list shows a text about that.
 func TestEmptyStates(t *testing.T) {
 	t.Parallel()
 	empty := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases {
@@ -628,7 +628,8 @@ func (emptySchedule) List(context.Context, admin.ScheduledFilter, int, string) (
 	return
 }
 
-// The block that is fetched again has no document around it; files have a name of their own for each content.
+// The fragment that the page fetches again has no document around it. Each content of a file has its own
+// name.
 func TestFragmentsAndFiles(t *testing.T) {
 	t.Parallel()
 

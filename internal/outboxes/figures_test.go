@@ -10,7 +10,8 @@ import (
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
-// TestFiguresAreBounded: what is behind a position and what is due is counted up to the limit, by indexes.
+// TestFiguresAreBounded: envelopes after a position and due envelopes are counted up to the limit, by
+// indexes.
 func TestFiguresAreBounded(t *testing.T) {
 	t.Parallel()
 	coll := database(t).Collection("outbox")

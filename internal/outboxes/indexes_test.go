@@ -20,7 +20,7 @@ func TestEnsureIndexes(t *testing.T) {
 		t.Fatalf("a collection that is not there misses %d, %v", len(missing), err)
 	}
 
-	// One of them was made by hand under a name of its own, with another number type.
+	// One index was created by hand, under another name and with another number type.
 	if _, err := coll.Indexes().CreateOne(t.Context(), mongo.IndexModel{Keys: bson.D{{Key: "ts", Value: 1.0}}, Options: options.Index().SetName("mine")}); err != nil {
 		t.Fatal(err)
 	}

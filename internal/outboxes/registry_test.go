@@ -180,7 +180,7 @@ func value(t *testing.T, v any) bson.RawValue {
 
 func TestN21_FetchingIsMajorityOnThePrimary(t *testing.T) {
 	t.Parallel()
-	// A client that was set to read whatever is nearest.
+	// A client that is configured to read from the nearest member.
 	var mu sync.Mutex
 	seen := make(map[string]int)
 	c := stacktest.Client(t, options.Client().SetReadConcern(readconcern.Local()).SetReadPreference(readpref.Nearest()).SetMonitor(&event.CommandMonitor{

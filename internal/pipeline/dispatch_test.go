@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeSink keeps what was sent until the test answers; the faults it shows are answers that a broker gives rarely.
+// fakeSink keeps the records until the test answers. Its faults are answers that a broker gives rarely.
 type fakeSink struct {
 	mu     sync.Mutex
 	sent   []record.Ticket
@@ -78,14 +78,14 @@ func (m *fakeExceptions) Record(_ context.Context, b []Exception) error {
 	return nil
 }
 
-// recordQueued runs d until what is queued is recorded and resolved.
+// recordQueued runs d until the queued exceptions are recorded and resolved.
 func recordQueued(t *testing.T, d *Dispatcher, m *fakeExceptions) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- d.Run(ctx) }()
 	<-m.done
-	cancel() // what is recorded is resolved all the same
+	cancel() // recorded exceptions are resolved all the same
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}

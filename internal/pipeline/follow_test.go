@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// followerLog is a Follower that keeps what it hears.
+// followerLog is a Follower that keeps the notifications.
 type followerLog struct {
 	mu   sync.Mutex
 	list []string

@@ -204,7 +204,8 @@ func TestTheWatermarkWaitsForTheRecordOfADelivery(t *testing.T) {
 	}
 }
 
-// TestN08_ADeliveryBesideAReplayMovesNoOffset: what the stream brings next may stand in the topic already, below it.
+// TestN08_ADeliveryBesideAReplayMovesNoOffset: the next events of the stream may already be in the topic, below the
+// side delivery.
 func TestN08_ADeliveryBesideAReplayMovesNoOffset(t *testing.T) {
 	t.Parallel()
 	d, s, _ := newTestDispatcher(t, Config{})
@@ -238,8 +239,8 @@ func TestN08_ADeliveryBesideAReplayMovesNoOffset(t *testing.T) {
 	}
 }
 
-// TestN17_ARecordThatIsDeadAtOnceHoldsNothingBack: its letter is written by what the record says of its id, and what follows of
-// its key goes on.
+// TestN17_ARecordThatIsDeadAtOnceHoldsNothingBack: its letter is written with the id from the record's headers, and
+// later records of its key are sent.
 func TestN17_ARecordThatIsDeadAtOnceHoldsNothingBack(t *testing.T) {
 	t.Parallel()
 	d, s, m := newTestDispatcher(t, Config{})

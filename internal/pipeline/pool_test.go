@@ -7,8 +7,8 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// One slot has all of a process's memory, two have a half each, and never both more than all of it: what the first has in use
-// beyond its half keeps the second waiting until it is acked.
+// One slot has all memory of a process. Two slots have a half each, and together never more than all of it: memory that
+// the first uses beyond its half keeps the second waiting until it is acked.
 func TestN13_SlotsShareWhatTheirProcessHas(t *testing.T) {
 	t.Parallel()
 	pool := NewPool(800, 4000) // the streams' share is 600

@@ -16,8 +16,8 @@ import (
 	"github.com/outrelay/outrelay/internal/metrics"
 )
 
-// Whoever may reach the health port cannot keep a probe from its answer by connections that it leaves open, and the number
-// of open connections is bounded.
+// A client that reaches the health port cannot delay the answer to a probe with connections that it leaves open. The
+// number of open connections is bounded.
 func TestIdleConnectionsDoNotStopProbes(t *testing.T) {
 	t.Parallel()
 	s, err := Listen("127.0.0.1:0", &fake{ok: true}, metrics.New("").Registry, slog.New(slog.DiscardHandler))

@@ -7,7 +7,8 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// The owner reports what it delivers, so that any process of the deployment can show it. The next owner continues the report.
+// The owner reports its deliveries, so that any process of the deployment can show them. The next owner continues the
+// report.
 func TestOwnersReportTopicsAndRecentEvents(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

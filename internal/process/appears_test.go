@@ -113,7 +113,8 @@ func (b *bundle) out(from, to string) {
 	})
 }
 
-// delivered are the payloads of the first records of the topic, up to the one named last.
+// delivered returns the payloads of the first records of the topic, up to the record with the
+// payload last.
 func (b *bundle) delivered(last string) (payloads []string) {
 	b.t.Helper()
 	cl, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(b.t)...), kgo.ConsumeTopics(b.topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
@@ -226,7 +227,7 @@ func TestN27_WhatAppearsUnderAWatchedNameIsDeliveredOnce(t *testing.T) {
 					b.into(watch.to, "after")
 					got := b.delivered("after")
 					want := slices.Concat([]string{"before"}, how.want, []string{"after"})
-					if relay == "lost" { // what was dropped before anybody read it is gone
+					if relay == "lost" { // envelopes that were dropped before the relay read them are gone
 						want = slices.DeleteFunc(want, func(p string) bool { return p == "target" })
 					}
 					if !slices.Equal(got, want) {

@@ -6,8 +6,8 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// TestADroppedCollectionIsFollowed: whoever drops an outbox wants what comes into the next one of that name delivered, by the
-// same owner and without a sweep.
+// TestADroppedCollectionIsFollowed: after a drop, the same owner delivers the envelopes of the next collection of that
+// name, without a sweep.
 func TestADroppedCollectionIsFollowed(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -14,8 +14,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// TestN19_WhatWasScheduledBeforeTheFirstPositionIsSent: a watcher that starts at now skips the backlog, but what is due later
-// has not been anybody's to send.
+// TestN19_WhatWasScheduledBeforeTheFirstPositionIsSent: a watcher that starts at now skips the backlog, but no watcher
+// has sent the envelopes that are due later.
 func TestN19_WhatWasScheduledBeforeTheFirstPositionIsSent(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -60,7 +60,8 @@ func TestACollectionLeavesTheDirtyList(t *testing.T) {
 	stacktest.Eventually(t, "the outbox has left the dirty list", func() bool { return dirty() == 0 })
 }
 
-// TestAnEnvelopeThatCannotBeHeldIsDead: a validator that forbids what a waiting envelope carries must not stop the relay.
+// TestAnEnvelopeThatCannotBeHeldIsDead: a validator that forbids the fields of a waiting envelope does not stop the
+// relay.
 func TestAnEnvelopeThatCannotBeHeldIsDead(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -103,7 +104,7 @@ func TestN19_WhatWasScheduledBeforeTheFirstPositionIsSentAfterARestart(t *testin
 	}
 }
 
-// TestADeliveryThatCannotBeWrittenDownHoldsUpNobody: a validator that knows nothing of what is written on a delivered envelope.
+// TestADeliveryThatCannotBeWrittenDownHoldsUpNobody: a validator forbids the fields of a delivered envelope.
 func TestADeliveryThatCannotBeWrittenDownHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -118,8 +119,9 @@ func TestADeliveryThatCannotBeWrittenDownHoldsUpNobody(t *testing.T) {
 	b.log.wait(t, "a collection rejects recorded deliveries")
 }
 
-// TestN15_AGateOpensWhenTheLetterIsSafe: where one attempt is all that is allowed, a later event of the key is not delivered before the
-// letter of the refused one is written: an owner that died in between would bring that one once more, behind the later one.
+// TestN15_AGateOpensWhenTheLetterIsSafe: with one attempt, a later event of the key is not delivered before the letter
+// of the refused event is written. If an owner died in between, its successor would deliver the refused event after the
+// later one.
 func TestN15_AGateOpensWhenTheLetterIsSafe(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -10,8 +10,8 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// A first start finds what no time can be found for: envelopes that their writer did not let the server stamp. One that
-// can never be sent becomes a dead letter by the same way as from the stream.
+// A first start sweeps envelopes without a server stamp, because they have no time. An envelope that can never be sent
+// becomes a dead letter in the same way as one of the stream.
 func TestFirstStartSweepsWhatHasNoStamp(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

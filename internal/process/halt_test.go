@@ -88,8 +88,8 @@ func TestAPauseEndsAHalt(t *testing.T) {
 	stacktest.Eventually(t, "nobody owns the watcher", func() bool { return b.status().Owner == "" })
 }
 
-// TestARestartDoesNotForgetTheHalt: whoever restarts a process that halted over a vanished document must not make it begin
-// anew behind what it has never delivered.
+// TestARestartDoesNotForgetTheHalt: after a halt over a vanished document, a restart must not begin after envelopes
+// that were never delivered.
 func TestARestartDoesNotForgetTheHalt(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

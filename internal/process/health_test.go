@@ -11,7 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/term"
 )
 
-// The process is as well as its slots are, and tells which one is not.
+// The health of a process is that of its worst slot, and its report names the slot.
 func TestN28_HealthIsThatOfAllSlots(t *testing.T) {
 	t.Parallel()
 	process := readiness.NewState(time.Second, time.Now, nil)

@@ -26,7 +26,7 @@ func (b *bundle) indexesOf(coll *mongo.Collection) (names []string) {
 	return names
 }
 
-// TestIndexesAreMadeAtTheStart: those that are declared, and the one that the configuration asks for.
+// TestIndexesAreMadeAtTheStart: the declared indexes, and the index that the configuration requires.
 func TestIndexesAreMadeAtTheStart(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -52,7 +52,7 @@ func TestNoIndexIsMadeIfSwitchedOff(t *testing.T) {
 	b.append(2)
 	stop := b.start("mongodb.indexes=false")
 	b.consume(2)
-	if err := stop(); err != nil { // a stop waits for what works beside the delivery
+	if err := stop(); err != nil { // a stop waits for the work outside of the delivery
 		t.Fatal(err)
 	}
 
@@ -64,14 +64,14 @@ func TestNoIndexIsMadeIfSwitchedOff(t *testing.T) {
 	}
 }
 
-// allIndexes reports whether the outbox has those that are declared.
+// allIndexes reports whether the outbox has the declared indexes.
 func (b *bundle) allIndexes() bool {
 	have := b.indexesOf(b.db.Collection("outbox"))
 	return !slices.ContainsFunc(outboxes.Indexes(), func(i mongodb.Index) bool { return !slices.Contains(have, i.Name) })
 }
 
-// TestAFirstStartBesideAnOpenTransaction: a relay that has to make its indexes keeps no insert waiting for a service's transaction,
-// delivers meanwhile, and makes them when that is over.
+// TestAFirstStartBesideAnOpenTransaction: while a transaction of a service is open, a relay that has to create its
+// indexes blocks no insert and delivers. It creates them after the transaction.
 func TestAFirstStartBesideAnOpenTransaction(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -16,9 +16,9 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// TestN08_WhatWasSentToAQuarantinedPartitionIsFoundLater: an owner has sent an envelope beside the stream and not written
-// that down. Its partition has no leader when the second owner takes over. When it has one, that owner takes over once more
-// and records the envelope, whose turn has not come. Nobody sends it again.
+// TestN08_WhatWasSentToAQuarantinedPartitionIsFoundLater: an owner has sent an envelope outside of the stream's order
+// and has not recorded that. Its partition has no leader when the second owner takes over. When the partition has a
+// leader, that owner takes over again and records the envelope, whose turn has not come. It is not sent again.
 func TestN08_WhatWasSentToAQuarantinedPartitionIsFoundLater(t *testing.T) {
 	t.Parallel()
 	s := stacktest.Own(t, devstack.Options{Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{Props: map[string]string{"broker.session.timeout.ms": "3000"}}})
@@ -27,14 +27,14 @@ func TestN08_WhatWasSentToAQuarantinedPartitionIsFoundLater(t *testing.T) {
 	cl := &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: &kafka.Transport{MetadataTTL: 100 * time.Millisecond}, Timeout: 10 * time.Second}
 	t.Cleanup(cl.Transport.(*kafka.Transport).CloseIdleConnections)
 	topic := kafka.TopicConfig{Topic: b.topic, NumPartitions: -1, ReplicationFactor: -1, ReplicaAssignments: []kafka.ReplicaAssignment{{Partition: 0, Replicas: []int{3}}}}
-	stacktest.Eventually(t, "the topic exists", func() bool { // a controller may take a living broker for dead, and an answer come so late that it was asked twice
+	stacktest.Eventually(t, "the topic exists", func() bool { // a controller may consider a live broker dead, and a response may be so late that the client sends the request twice
 		res, err := cl.CreateTopics(t.Context(), &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{topic}})
 		return err == nil && (res.Errors[b.topic] == nil || errors.Is(res.Errors[b.topic], kafka.TopicAlreadyExists))
 	})
 	stored := func() bson.RawValue {
 		raw, err := b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Raw()
 		if errors.Is(err, mongo.ErrNoDocuments) {
-			return bson.RawValue{} // nobody has acquired the lease yet
+			return bson.RawValue{} // no process has acquired the lease yet
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -73,7 +73,7 @@ func TestN08_WhatWasSentToAQuarantinedPartitionIsFoundLater(t *testing.T) {
 	wake()
 	b.log.wait(t, "in quarantine can be read back")
 	stacktest.Eventually(t, "the second relay has taken over again", func() bool { return b.log.count("took over") > before+1 })
-	stacktest.Eventually(t, "the offset is stored again", func() bool { at, _ := stored().AsInt64OK(); return at > 0 }) // nothing holds it for ever
+	stacktest.Eventually(t, "the offset is stored again", func() bool { at, _ := stored().AsInt64OK(); return at > 0 }) // nothing keeps the offset back
 	if err := second(); err != nil {
 		t.Fatal(err)
 	}
@@ -120,8 +120,8 @@ func (b *bundle) before(id string, brokers []string) (n int) {
 	return n
 }
 
-// sentBeside leaves an envelope as an owner does that dies when it has sent it beside the stream: it waits for a time that has
-// not come, and its record stands above the stored offset.
+// sentBeside leaves the state of an owner that died after it had sent an envelope outside of the stream's order: the
+// envelope waits for a later time, and its record is above the stored offset.
 func (b *bundle) sentBeside(id string) {
 	b.t.Helper()
 	if _, err := b.db.Collection("outbox").UpdateOne(b.t.Context(), bson.D{{Key: "_id", Value: id}}, bson.D{{Key: "$set", Value: bson.D{

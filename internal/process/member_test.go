@@ -34,7 +34,7 @@ func (b *bundle) owned(node string) {
 	stacktest.Eventually(b.t, "node "+node+" has taken over", func() bool { return b.log.said(`msg="took over"`, "node="+node+" ") > 0 })
 }
 
-// said counts the lines that contain all of those words.
+// said counts the lines that contain all of the words.
 func (l *lines) said(words ...string) (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -46,8 +46,8 @@ func (l *lines) said(words ...string) (n int) {
 	return n
 }
 
-// The notes of a relay are written for as long as they hold nothing up: a server that is too slow costs one, or a node's
-// leaving the list, and the relay's log says so.
+// The relay does not wait for entries of the events log: if a server is too slow, an entry is lost, or the removal of a
+// node from the list, and the relay logs that.
 
 func (b *bundle) lost(kind string) bool {
 	return b.log.said("an entry of the events log is lost", "kind="+kind) > 0 || kind == "node_stopped" && b.staysListed()
@@ -96,7 +96,7 @@ func (b *bundle) kinds(node string) []string {
 	return out
 }
 
-// version runs a relay of a version that knows these migrations; ended gets what Run returns.
+// version runs a relay of a version that contains these migrations. ended gets the result of Run.
 func (b *bundle) version(node string, steps []migrate.Step) (stop func(), ended <-chan error) {
 	b.t.Helper()
 	cfg, _, err := config.Load("", b.env, []string{"node=" + node})
@@ -126,7 +126,8 @@ func (b *bundle) version(node string, steps []migrate.Step) (stop func(), ended 
 	return stop, result
 }
 
-// Owner and standby are listed while they run and not afterwards; the events log tells their story.
+// Owner and standby are listed only while they run. The events log contains their starts, takeovers
+// and stops.
 func TestOwnerAndStandbyAreListedWhileTheyRun(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -165,7 +166,7 @@ func TestALostLeaseIsNoted(t *testing.T) {
 	b := setup(t)
 	b.start("node=one")
 	b.owned("one")
-	// Somebody else acquired it meanwhile.
+	// Another owner has acquired the lease.
 	if _, err := b.state.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "default/0of1"}}, bson.D{
 		{Key: "$set", Value: bson.D{{Key: "owner", Value: "other/x"}, {Key: "node", Value: "other"}}}, {Key: "$inc", Value: bson.D{{Key: "epoch", Value: 1}}},
 	}); err != nil {
@@ -174,8 +175,8 @@ func TestALostLeaseIsNoted(t *testing.T) {
 	b.noted("one", "lease_lost")
 }
 
-// What is pinned to a node that is not there is run all the same, and the log says so: by an owner that stays, and by the next one
-// that begins so.
+// If a watcher is pinned to a node that is gone, another node runs it and logs that: an owner that stays, and the next
+// owner.
 func TestALapsedPinIsNoted(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -211,7 +212,7 @@ func TestALapsedPinIsNoted(t *testing.T) {
 	}
 }
 
-// Two nodes of one watcher with different topics are told of each other.
+// Two nodes of one watcher with different topics report the difference.
 func TestADifferingConfigurationIsNoted(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -224,8 +225,8 @@ func TestADifferingConfigurationIsNoted(t *testing.T) {
 	})
 }
 
-// A rolling upgrade over a migration that the older version cannot work with: the newer node waits as long as the older one
-// lives, also where it cannot ask for a while, then migrates and takes over; the older version does not start any more.
+// A rolling upgrade with a migration that the older version cannot work with: the newer node waits while the older node
+// lives, also through an outage of MongoDB. Then it migrates and takes over. The older version does not start any more.
 func TestARollingUpgradeWaitsForTheOlderNodes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -283,7 +284,7 @@ func TestAProcessWithoutTheRelaysRoleTakesNothingOver(t *testing.T) {
 		t.Error(err)
 	}
 	b.start("node=two")
-	b.owned("two") // it was free: whoever wanted it has it
+	b.owned("two") // it was free, so the node has it
 	if err := desk(); err != nil {
 		t.Error(err)
 	}

@@ -17,7 +17,7 @@ func (b *bundle) operator() admin.Operator {
 	return admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}
 }
 
-// counted is what a dry run says, of all collections.
+// counted returns the count of a dry run, over all collections.
 func (b *bundle) counted(from time.Time) (n int64) {
 	b.t.Helper()
 	o := b.operator()
@@ -37,8 +37,8 @@ func (b *bundle) counted(from time.Time) (n int64) {
 	return n
 }
 
-// TestAnOrderedSweepSendsWhatTheDryRunCounts: also where the order begins behind what is not delivered, and where a collection
-// got its name meanwhile, which the watcher does not know of.
+// TestAnOrderedSweepSendsWhatTheDryRunCounts: also if the order begins after undelivered envelopes, and if a collection
+// was renamed in the meantime, which the watcher has not read.
 func TestAnOrderedSweepSendsWhatTheDryRunCounts(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

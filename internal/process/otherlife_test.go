@@ -21,8 +21,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// TestN19_ClaimsOutliveTheWatcherDocument: the document of a watcher was lost, or is one of a backup, so its epochs begin anew
-// below those that claims bear. What was claimed then is sent all the same.
+// TestN19_ClaimsOutliveTheWatcherDocument: the document of a watcher was lost, or restored from a backup, so its epochs
+// are lower than those in the claims. The claimed envelopes are sent all the same.
 func TestN19_ClaimsOutliveTheWatcherDocument(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -48,8 +48,8 @@ func TestN19_ClaimsOutliveTheWatcherDocument(t *testing.T) {
 	})
 }
 
-// TestN28_WhatAnotherHistoryHadPassedIsForgotten: the places up to which earlier slots had delivered lie in a future that this
-// history does not have, as after a restored backup. Behind the sweep that follows, they say nothing.
+// TestN28_WhatAnotherHistoryHadPassedIsForgotten: the positions up to which earlier slots had delivered are in a future
+// that this history does not have, as after a restored backup. After the following sweep they have no effect.
 func TestN28_WhatAnotherHistoryHadPassedIsForgotten(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -74,8 +74,8 @@ func TestN28_WhatAnotherHistoryHadPassedIsForgotten(t *testing.T) {
 	b.arrives("behind", b.topic)
 }
 
-// TestN28_WhatIsReplayedDuringAResliceIsKnown: somebody replays an envelope while the watcher is divided anew, of a collection
-// that held nothing of the kind before. The new slots know of it, although no stream tells them.
+// TestN28_WhatIsReplayedDuringAResliceIsKnown: an operator replays an envelope during a reslice, in a collection
+// without any exceptions before. The new slots find it, although it is in no stream.
 func TestN28_WhatIsReplayedDuringAResliceIsKnown(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

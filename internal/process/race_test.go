@@ -9,8 +9,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// TestN05_LosingARaceForTheIdHaltsNobody: the coordinator tells the owner again and again, while it takes over, that another one
-// has its transactional id. It goes on until it has it.
+// TestN05_LosingARaceForTheIdHaltsNobody: during the takeover, the coordinator reports again and again that another
+// process has the transactional id. The owner retries until it has the id.
 func TestN05_LosingARaceForTheIdHaltsNobody(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -304,7 +304,8 @@ func TestVanishedDocumentHalts(t *testing.T) {
 	b.log.wait(t, "vanished") // so the document is there again
 	stacktest.Eventually(t, "the relay is halted", func() bool { return b.status().State == "halted" })
 
-	// An operator orders the sweep: what was never delivered arrives, and so does again, flagged, what was.
+	// An operator orders the sweep. Envelopes that were never delivered arrive, and delivered ones
+	// arrive again with the header.
 	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recovery().OrderSweep(t.Context(), time.Time{}); err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// TestN27_ACollectionThatIsRenamedIntoScopeIsSwept: what it holds was inserted under a name that nobody watched.
+// TestN27_ACollectionThatIsRenamedIntoScopeIsSwept: its documents were inserted under a name that is not
+// watched.
 func TestN27_ACollectionThatIsRenamedIntoScopeIsSwept(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

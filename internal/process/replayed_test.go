@@ -36,8 +36,8 @@ func (b *bundle) crashed(set []string, do func()) {
 	}
 }
 
-// TestN15_WhatWasSentInTimeDoesNotExpire: an event expires after its delivery, and the owner died before the checkpoint that
-// passes it. Its successor finds the record, and makes no dead letter of what was delivered.
+// TestN15_WhatWasSentInTimeDoesNotExpire: an event expires after its delivery, and the owner died before the checkpoint
+// that passes it. Its successor finds the record, and writes no dead letter.
 func TestN15_WhatWasSentInTimeDoesNotExpire(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -68,8 +68,9 @@ func TestN15_WhatWasSentInTimeDoesNotExpire(t *testing.T) {
 	}
 }
 
-// TestN07_AnotherWatchListFindsWhatWasSent: records of a watcher of one collection do not name it, those of one of several do.
-// A crash before the list is changed repeats nothing all the same.
+// TestN07_AnotherWatchListFindsWhatWasSent: records of a watcher of one collection have no header with its name,
+// records of a watcher of several collections have. A crash before the watch list is changed repeats nothing all the
+// same.
 func TestN07_AnotherWatchListFindsWhatWasSent(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ name, before, after string }{

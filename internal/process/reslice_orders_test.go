@@ -8,8 +8,8 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 )
 
-// TestN28_ResliceKeepsTheOrdersToSlots: nobody runs the keys of a slot that an operator has paused,
-// whatever slot they belong to afterwards; a pin stays where all slots that are joined have it.
+// TestN28_ResliceKeepsTheOrdersToSlots: the keys of a slot that an operator has paused stay paused
+// in all new slots. A pin stays if all joined slots have it.
 func TestN28_ResliceKeepsTheOrdersToSlots(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

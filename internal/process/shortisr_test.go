@@ -16,8 +16,9 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// TestN11_ATopicShortOfReplicasStopsNoOther: Kafka refuses a topic for too few in-sync replicas, evenly in all partitions, and
-// its events would fill the memory. The other topic flows, and what was refused follows in order when the replicas are enough.
+// TestN11_ATopicShortOfReplicasStopsNoOther: Kafka rejects a topic because of too few in-sync replicas, in all
+// partitions evenly, and its events would fill the memory. The other topic flows. The rejected events follow in order
+// when the topic has enough replicas.
 func TestN11_ATopicShortOfReplicasStopsNoOther(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

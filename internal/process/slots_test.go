@@ -27,7 +27,8 @@ import (
 // until polls the documents of the watcher until ok returns true, and returns them.
 func (b *bundle) until(what string, ok func(map[string]admin.Watcher) bool) (now map[string]admin.Watcher) {
 	b.t.Helper()
-	// A node that was too slow for a slot waits until the one that took it instead gives it back, each time longer.
+	// A node that was too slow for a slot waits until the node that took the slot gives it back, each time
+	// longer.
 	stacktest.EventuallyIn(b.t, 3*patience, what, func() bool {
 		s, err := admin.ReadStatus(b.t.Context(), b.state)
 		if err != nil {
@@ -62,7 +63,7 @@ func shares(want map[string]int) func(map[string]admin.Watcher) bool {
 	}
 }
 
-// exactly checks that the topic holds what was appended, once and in the order of each key.
+// exactly checks that the topic contains the appended events, once and in the order of each key.
 func (b *bundle) exactly(n int) {
 	b.t.Helper()
 	last, ids := map[string]int{}, map[string]int{}
@@ -138,7 +139,7 @@ func (b *bundle) numbered(from, to int) {
 	}
 }
 
-// load appends events as numbered does, one after the other, until stop, which tells how many there are.
+// load appends events as numbered does, one after the other, until stop, which returns their number.
 func (b *bundle) load() (stop func() int) {
 	ended, n := make(chan struct{}), 0
 	quit := make(chan struct{})
@@ -163,7 +164,7 @@ func (b *bundle) load() (stop func() int) {
 	}
 }
 
-// Nodes that join and leave have their share within a few renewals, and nothing is lost, repeated or out of order meanwhile.
+// Nodes that join and leave get their share within a few renewals, and nothing is lost, repeated or out of order.
 func TestN28_NodesShareTheSlots(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -191,7 +192,7 @@ func TestN28_NodesShareTheSlots(t *testing.T) {
 	b.exactly(quiet())
 }
 
-// A process that is configured for another number of slots does nothing and says why.
+// A process that is configured for another number of slots does nothing and logs the reason.
 func TestN28_AnotherNumberOfSlotsIsRefused(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -210,7 +211,7 @@ func TestN28_AnotherNumberOfSlotsIsRefused(t *testing.T) {
 	}
 }
 
-// reslice divides the watcher while nothing of its configuration says so.
+// reslice divides the watcher into a number of slots that no configuration has.
 func (b *bundle) reslice(n int) (slots.ResliceReport, error) {
 	cfg, _, err := config.Load("", b.env, nil)
 	if err != nil {
@@ -219,8 +220,8 @@ func (b *bundle) reslice(n int) (slots.ResliceReport, error) {
 	return connect.RunReslice(b.t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), slots.ResliceOptions{Slots: n, Wait: 40 * time.Second, Actor: "test"})
 }
 
-// From one slot to two, to three, and back to one, while events go on being appended and processes run that are configured for what
-// was: nothing is lost, repeated or out of order.
+// From one slot to two, to three, and back to one, while events are appended and processes with the old configuration
+// run: nothing is lost, repeated or out of order.
 func TestN28_ResliceUnderLoad(t *testing.T) {
 	t.Parallel()
 
@@ -251,8 +252,8 @@ func TestN28_ResliceUnderLoad(t *testing.T) {
 	}
 }
 
-// A slot that is far ahead of the others when the watcher is divided anew has delivered what the new stream brings once more, at
-// offsets that no read-back reaches: the others' have passed them.
+// A slot that is far ahead of the others at a reslice has delivered events that the new stream repeats, at offsets that
+// no read-back reaches, because the other slots have passed them.
 func TestN28_WhatASlotHadPassedIsNotSentAgain(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -289,7 +290,7 @@ func TestN28_WhatASlotHadPassedIsNotSentAgain(t *testing.T) {
 	if _, err := docs.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "default/0of2"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "offsets", Value: ahead.Offsets}}}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := first.Lease().Resume(t.Context()); err != nil { // nobody is there to run it
+	if err := first.Lease().Resume(t.Context()); err != nil { // no node is there to run it
 		t.Fatal(err)
 	}
 
@@ -314,7 +315,7 @@ func TestN28_WhatASlotHadPassedIsNotSentAgain(t *testing.T) {
 	})
 }
 
-// Each slot sweeps what is its own: nothing is left out, and nothing comes once from each of them.
+// Each slot sweeps its own envelopes: none is left out, and none is sent by two slots.
 func TestN28_EachSlotSweepsItsOwn(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

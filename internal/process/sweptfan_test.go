@@ -125,9 +125,9 @@ func (b *bundle) arrivesIn(topic, envelope string) {
 	b.t.Fatalf("no record of %s arrived in topic %s", envelope, topic)
 }
 
-// TestN27_ARenamedCollectionOwesTheOtherTopics: an owner swept a collection that was renamed into what is watched, wrote down
-// that an envelope of it waits for a missing topic, and died before the other topic had it. Whoever comes to the rename
-// again sweeps nothing that has a state.
+// TestN27_ARenamedCollectionOwesTheOtherTopics: an owner swept a collection that was renamed into the watch list,
+// recorded that an envelope of it waits for a missing topic, and died before the envelope reached the other topic. The
+// next owner that finds the rename does not sweep envelopes with a state.
 func TestN27_ARenamedCollectionOwesTheOtherTopics(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -179,7 +179,7 @@ func has(list []attribute.KeyValue, want attribute.KeyValue) bool {
 	return false
 }
 
-// free is an address that nobody listens on.
+// free returns an address without a listener.
 func free(t *testing.T) string {
 	t.Helper()
 	addr, err := devstack.FreeAddress()

@@ -9,7 +9,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// profiled is what the relay has done to the outbox, by the server's own profiler.
+// profiled returns the operations of the relay on the outbox, from the profiler of the server.
 func (b *bundle) profiled(filter bson.D) []bson.M {
 	b.t.Helper()
 	filter = append(bson.D{{Key: "appName", Value: bson.D{{Key: "$regex", Value: "^outrelay "}}}, {Key: "ns", Value: b.db.Name() + ".outbox"}}, filter...)

@@ -21,7 +21,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	_ = flag.Set("rapid.checks", "40") // each is some fifty statements; the command line may ask for more
+	_ = flag.Set("rapid.checks", "40") // each check is some fifty statements; the command line may set more
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
@@ -56,8 +56,9 @@ var scripts = rapid.SliceOfN(rapid.Custom(func(t *rapid.T) step {
 	return step{o, rapid.IntRange(0, 2*life).Draw(t, "arg")}
 }), 10, 40)
 
-// world is a model of writers, of a watcher of two slots, and of time, around a real collection, real transactions and the
-// real Purger. Its stamps and positions are those of the model's clock, so that a transaction's life passes at once.
+// world is a model of writers, of a watcher of two slots, and of time, around a real collection, real transactions and
+// the real Purger. Its stamps and positions come from the model's clock, so that the life of a transaction passes at
+// once.
 type world struct {
 	ctx    context.Context
 	outbox *mongo.Collection
@@ -299,7 +300,7 @@ func (w *world) tick(seconds int) error {
 	return nil
 }
 
-// purge runs one pass and looks at what is left.
+// purge runs one pass and checks the remaining envelopes.
 func (w *world) purge() error {
 	before := w.purged
 	if _, err := w.purger.purgeCollections(w.ctx); err != nil {
@@ -338,8 +339,8 @@ func (w *world) purge() error {
 	return nil
 }
 
-// N25: with the margin, whatever transactions, slots and purges do in whatever order, nothing undelivered is removed; and
-// in the end all that was delivered is.
+// N25: with the margin, no order of transactions, slots and purges removes an undelivered envelope. In the end, all
+// delivered envelopes are removed.
 func TestN25_WithTheMarginNothingUnsentIsPurged(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, stacktest.Database(t, stacktest.Client(t)), 2*life*time.Second)

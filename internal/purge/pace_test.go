@@ -34,7 +34,8 @@ func TestPaceKeepsUpAndNoMore(t *testing.T) {
 		if p.batchSize() != 250 {
 			t.Errorf("%d in one statement at the limit", p.batchSize())
 		}
-		// What comes in evenly, 1,000/s, is spread over most of the interval, in small statements.
+		// Envelopes that arrive evenly, 1,000/s, are spread over most of the interval, in small
+		// statements.
 		for range 20 {
 			begun := time.Now()
 			spend(t, p, 10_000)

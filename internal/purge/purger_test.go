@@ -23,7 +23,7 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
-// bench is one watcher of one slot with a purger that keeps nothing but what the margin asks for.
+// bench is one watcher of one slot with a purger that keeps only the margin.
 type bench struct {
 	*Purger
 	coll   *mongo.Collection
@@ -288,8 +288,8 @@ func insertAs(t *testing.T, coll *mongo.Collection, d bson.D, ts any) {
 	}
 }
 
-// N25: the cut is that of the slot and of the watcher that is furthest behind, whoever owns it, and one that cannot be
-// judged, or has a gap, stops the purge.
+// N25: the cut is that of the slot and of the watcher that is furthest behind, whether or not it is owned. A slot
+// whose position cannot be judged, or that has a gap, stops the purge.
 func TestN25_EverySlotAndWatcherHoldsThePurge(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -420,7 +420,8 @@ func TestTheBacklogOfOneCollectionDoesNotHoldUpTheOthers(t *testing.T) {
 	}
 }
 
-// The purge drains what there is when it starts, and what has become old enough after it has waited.
+// The purge removes the old envelopes when it starts, and after a wait those that have become old
+// enough.
 func TestRunPurgesAtStartAndAgain(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -476,15 +477,15 @@ func TestAFaultIsLoggedAndPasses(t *testing.T) {
 	}
 }
 
-// The stamps and positions of this one are the server's: writers with transactions that commit late, a stream, and a purger
-// that follows it as closely as it may.
+// The stamps and positions of this test are the server's: writers with transactions that commit late, a stream, and a
+// purger that follows it as closely as possible.
 func TestN25_RealStampsBehindARealStream(t *testing.T) {
 	t.Parallel()
 	followStream(t, func(id string) bson.D { return bson.D{{Key: "_id", Value: id}, {Key: "ts", Value: bson.Timestamp{}}} }, false)
 }
 
-// N25: without stamps, nothing is removed before its delivery, however long transactions are open and whatever the clocks of
-// the writers show.
+// N25: without stamps, nothing is removed before its delivery, for transactions of any length and any clocks of the
+// writers.
 func TestN25_UnstampedBehindARealStream(t *testing.T) {
 	t.Parallel()
 	n := atomic.Int64{}
@@ -552,7 +553,7 @@ func followStream(t *testing.T, envelope func(id string) bson.D, strict bool) {
 		case <-committed: // maybe of before
 		default:
 		}
-		select { // what is not delivered yet is there when the purge comes
+		select { // undelivered envelopes are there when the purge runs
 		case <-committed:
 		case <-ctx.Done():
 		}
@@ -573,7 +574,7 @@ func followStream(t *testing.T, envelope func(id string) bson.D, strict bool) {
 	}
 }
 
-// missing are those that are not in the outbox.
+// missing returns the ids that are not in the outbox.
 func (b *bench) missing(t *testing.T, ids []any) (out []any) {
 	t.Helper()
 	var found []struct {
@@ -602,7 +603,8 @@ func (b *bench) missing(t *testing.T, ids []any) (out []any) {
 	return out
 }
 
-// slowWriter inserts within transactions that commit up to 400 ms later, and notes those that took two seconds all the same.
+// slowWriter inserts within transactions that commit up to 400 ms later, and records transactions that took two seconds
+// anyway.
 func slowWriter(ctx context.Context, coll *mongo.Collection, i int, envelope func(id string) bson.D, slow *sync.Map, committed chan<- struct{}) {
 	client := coll.Database().Client()
 	for n := 0; ctx.Err() == nil; n++ {
@@ -640,7 +642,7 @@ func slowWriter(ctx context.Context, coll *mongo.Collection, i int, envelope fun
 	}
 }
 
-// What is asked for is 20,000 a second without a limit of the rate; go test -bench Purge tells what it is.
+// The aim is 20,000 a second without a limit of the rate. Run go test -bench Purge for the figure.
 func BenchmarkPurge(b *testing.B) {
 	const n = 50_000
 	for _, batch := range []int{200, 500, 1000, 5000} {

@@ -42,7 +42,7 @@ func TestEnsureSentTTL(t *testing.T) {
 		}
 	}
 
-	// Only what is marked, and not on its way again, is in the index.
+	// The index contains only marked envelopes that are not to be sent again.
 	if _, err := coll.InsertMany(t.Context(), []any{
 		bson.D{{Key: "_id", Value: 1}, {Key: "sentAt", Value: time.Now()}},
 		bson.D{{Key: "_id", Value: 2}, {Key: "sentAt", Value: time.Now()}, {Key: "state", Value: "retry"}},
@@ -59,7 +59,8 @@ func TestEnsureSentTTL(t *testing.T) {
 	}
 }
 
-// fencer runs transactions without a lease, and each of them twice when it is told to, as after an unknown outcome.
+// fencer runs transactions without a lease, and each of them twice if the test sets that, as after an unknown
+// outcome.
 type fencer struct {
 	client *mongo.Client
 	twice  bool
@@ -179,7 +180,7 @@ func TestN25_RecordingLeavesExceptionsAndNewerEnvelopes(t *testing.T) {
 			}
 			set(sent[3], "state", "retry")
 			if _, err := coll.ReplaceOne(t.Context(), bson.D{{Key: "_id", Value: sent[5].ID}}, bson.D{{Key: "ts", Value: bson.Timestamp{}}}); err != nil {
-				t.Fatal(err) // the server stamps it anew
+				t.Fatal(err) // the server sets a new stamp
 			}
 			sent[7].TS = bson.Timestamp{} // as if it had none: by its id alone
 			set(sent[7], "ts", time.Now())
@@ -294,7 +295,8 @@ func TestKeyForms(t *testing.T) {
 	}
 }
 
-// The bound of a mark is 10,000 envelopes a second; go test -bench RecordSent tells what it is.
+// The least speed of a mark is 10,000 envelopes a second. Run go test -bench RecordSent for the
+// figure.
 func BenchmarkRecordSent(b *testing.B) {
 	for _, mode := range []string{RecordMark, recordDelete} {
 		b.Run(mode, func(b *testing.B) {

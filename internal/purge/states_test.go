@@ -13,7 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 
-// nullable are the fields that an envelope may have beside the required ones.
+// nullable are the optional fields of an envelope.
 var nullable = []string{
 	"key", "expiresAt", "slot", "dueAt", "scheduledFor", "state", "pos", "pending", "attempts", "nextAt", "lastError", "history", "origin",
 	"claim", "redelivered", "delivery", "replayOf", "sentAt", "sent",

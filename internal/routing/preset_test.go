@@ -138,7 +138,7 @@ value null
 			t.Parallel()
 			var rec record.Record
 			f := filler(t, test.preset)
-			for range 2 { // fresh, then with the buffers of the one before
+			for range 2 { // first with new buffers, then with used ones
 				if err := f.Fill(view(t, test.event), &meta, target, &rec); err != nil {
 					t.Fatal(err)
 				}

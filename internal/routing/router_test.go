@@ -209,7 +209,7 @@ func TestTypesOfOneAggregateAreToldApart(t *testing.T) {
 	}
 }
 
-// TestEveryTopicIsLegal feeds hostile names: whatever comes out is a topic that Kafka takes and the list allows.
+// TestEveryTopicIsLegal routes hostile names: each result is a topic that Kafka accepts and the list allows.
 func TestEveryTopicIsLegal(t *testing.T) {
 	t.Parallel()
 	allow := []string{"outbox.*", "_*"}
@@ -233,7 +233,8 @@ func TestEveryTopicIsLegal(t *testing.T) {
 	})
 }
 
-// Topics that are stored on a document, as those for which an exception waits, are judged as those that an envelope names.
+// Topics that are stored on a document, such as the pending ones of an exception, are checked like the topics that an
+// envelope names.
 func TestStoredTopicsAreJudged(t *testing.T) {
 	t.Parallel()
 	r, err := New(Config{Allow: []string{"outbox.event.*", "__*"}})

@@ -14,8 +14,8 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
-// N19: five that claim at the same time, each what it takes to be due, which the others take to be due as well: whatever
-// each reads back by its own token is its own, and together it is all, once.
+// N19: five owners claim at the same time, and each considers envelopes due that the others consider due as well. Each
+// owner's read by its token returns only its own claims, and together the claims are all envelopes, once.
 func TestN19_ClaimsThatOverlapShareNothing(t *testing.T) {
 	t.Parallel()
 	const rounds, owners, envelopes = 20, 5, 50
@@ -42,7 +42,7 @@ func TestN19_ClaimsThatOverlapShareNothing(t *testing.T) {
 		for o := range owners {
 			mine := []bson.RawValue{}
 			for i := range ids {
-				// Neighbours overlap in half of what they have, and the choice of some is anybody's.
+				// Neighbors share half of their envelopes, and the choice of some is random.
 				if at := (i*owners/envelopes - o + owners) % owners; at < 2 || rand.IntN(4) == 0 {
 					mine = append(mine, ids[i])
 				}

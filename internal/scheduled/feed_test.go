@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 
-// feeding is a Scheduled whose index is asked by the test.
+// feeding returns a Scheduled whose index is read by the test.
 func feeding(t *testing.T, p *planned) (*Scheduled, *scheduledCollection) {
 	t.Helper()
 	s := NewScheduled(ScheduledConfig{
@@ -28,7 +28,7 @@ func feeding(t *testing.T, p *planned) (*Scheduled, *scheduledCollection) {
 	return s, list[0]
 }
 
-// A collection without scheduled envelopes is left alone until the stream tells of one.
+// A collection without scheduled envelopes is not read until the stream contains one.
 func TestAnIdleCollectionIsAskedRarely(t *testing.T) {
 	t.Parallel()
 	p := plan(t)
@@ -93,7 +93,8 @@ func TestManyAreReadInOnePass(t *testing.T) {
 	}
 }
 
-// What is watched no longer is forgotten; what only the stream has told of is asked, too.
+// A collection that is not watched any more is removed. A collection that only the stream has named
+// is read, too.
 func TestCollectionsComeAndGo(t *testing.T) {
 	t.Parallel()
 	p := plan(t)

@@ -13,8 +13,9 @@ func timerID(n int) bson.RawValue {
 	return bson.RawValue{Type: bson.TypeObjectID, Value: []byte{byte(n)}}
 }
 
-// Whatever is put in and taken out: nothing is handed out before its time, twice, or while it is in flight; what is known
-// comes at the earliest time that was told; and each collection's count is that of the heap.
+// For all sequences of additions and removals: no envelope is returned before its time, twice, or while it is in
+// flight; a noted envelope is returned at the earliest noted time; and the count of each collection is that of the
+// heap.
 func TestTimersAgainstAModel(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -91,7 +92,7 @@ func TestTimersAgainstAModel(t *testing.T) {
 	})
 }
 
-// A full cache gives up what is due later for what is due earlier, and never the next one.
+// A full cache drops a later envelope for an earlier one, and never the next one.
 func TestTimersAreBounded(t *testing.T) {
 	t.Parallel()
 	x, c := newTimers(100), &scheduledCollection{ns: "a.outbox"}

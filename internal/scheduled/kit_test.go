@@ -14,8 +14,8 @@ func present(field string) bson.D {
 	return bson.D{{Key: field, Value: bson.D{{Key: "$exists", Value: true}}}}
 }
 
-// overdue is when a test gives up on what has to come. Being slow is no fault: it only bounds what hangs, and is longer than a test may
-// wait for the fail point of the server.
+// overdue is when a test fails because an expected event has not come. It only bounds a hang, so it is longer than a
+// test may wait for the fail point of the server.
 const overdue = 4 * time.Minute
 
 func keysOf(t *testing.T, keys ...string) (list []bson.RawValue) {

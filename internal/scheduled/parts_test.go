@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 
-// The server finds every document in exactly one part, and in the one that Has says, whatever is in the field.
+// For all values of the field, the server finds each document in exactly one part, the same as Has.
 func TestN28_TheServerDividesLikeHas(t *testing.T) {
 	t.Parallel()
 	coll := stacktest.Database(t, stacktest.Client(t)).Collection("outbox")
@@ -57,7 +57,7 @@ func TestN28_TheServerDividesLikeHas(t *testing.T) {
 	}
 }
 
-// Of what waits, each slot sees its own.
+// Each slot reads only its own waiting envelopes.
 func TestN28_EachSlotSeesItsOwnExceptions(t *testing.T) {
 	t.Parallel()
 	coll := stacktest.Database(t, stacktest.Client(t)).Collection("outbox")

@@ -18,15 +18,15 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// N19: services cancel and move envelopes around the time at which they become due, while owners come and go with whatever
-// they have claimed. An envelope is cancelled or sent, once and not before the last time that it was moved to.
+// N19: services cancel and move envelopes around the time at which they become due, while owners with claims come and
+// go. An envelope is cancelled or sent, once and not before the last time to which it was moved.
 func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 	t.Parallel()
 	p := plan(t)
 	const n = 400
 	type fate struct {
 		id        event.ID
-		due       time.Time // the latest that the service knows of
+		due       time.Time // the latest due time that the service has set
 		cancelled bool
 	}
 
@@ -83,7 +83,7 @@ func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 	case <-done:
 	}
 	var terms []*taking
-	for racing := true; racing; { // each term ends in the middle of whatever it does
+	for racing := true; racing; { // each term ends at a random step
 		x := p.take(after(terms...))
 		terms = append(terms, x)
 		select {
@@ -139,7 +139,7 @@ func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 	}
 }
 
-// after makes an outlet find what those of earlier terms have sent, as the read-back does.
+// after makes an outlet find the records of earlier terms, as the read-back does.
 func after(terms ...*taking) func(*waiting.FinisherConfig, *ScheduledConfig) {
 	return func(f *waiting.FinisherConfig, _ *ScheduledConfig) {
 		o := f.Outlet.(*outlet)
@@ -151,8 +151,8 @@ func after(terms ...*taking) func(*waiting.FinisherConfig, *ScheduledConfig) {
 	}
 }
 
-// N19, N17: what its target cannot take becomes an exception, and what is at fault itself a dead letter: neither stays
-// claimed, and neither holds up the others.
+// N19, N17: an envelope that its target cannot take becomes an exception, and an invalid envelope a dead letter.
+// Neither stays claimed, and neither delays the others.
 func TestN19_NotEveryOneCanBeSent(t *testing.T) {
 	t.Parallel()
 	p := plan(t)

@@ -32,7 +32,7 @@ type planned struct {
 	db     *mongo.Database
 	box    *outbox.Box
 	coll   *mongo.Collection
-	skew   time.Duration // what this process takes the server's clock to be ahead of what it is
+	skew   time.Duration // the difference between the assumed and the real clock of the server
 }
 
 func plan(t testing.TB) *planned {
@@ -130,7 +130,7 @@ func (x *taking) end() {
 	_ = x.held.Release(ctx)
 }
 
-// outlet stands for the dispatcher and Kafka: it keeps what it is given, and answers as it is told.
+// outlet acts as the dispatcher and Kafka: it keeps its envelopes, and answers as the test sets it.
 type outlet struct {
 	mu      sync.Mutex
 	sent    map[string][]time.Time
@@ -316,7 +316,7 @@ func TestN19_TheStreamsHintIsOnlyAHint(t *testing.T) {
 	}
 }
 
-// N19: what a service moves is invisible to the stream; the index shows it.
+// N19: the stream does not show that a service moves an envelope; the index does.
 func TestN19_ARescheduleNeedsNoStream(t *testing.T) {
 	t.Parallel()
 	p := plan(t)
@@ -329,7 +329,7 @@ func TestN19_ARescheduleNeedsNoStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	x := p.take(nil)
-	for i, id := range slices.Concat(earlier, late) { // what the stream knows
+	for i, id := range slices.Concat(earlier, late) { // the stream contains these
 		typ, val, _ := id.MarshalBSONValue()
 		x.NoteScheduled(mongodb.Namespace(p.coll), bson.RawValue{Type: bson.Type(typ), Value: val}, time.Now().Add([]time.Duration{time.Hour, 0}[i]))
 	}
@@ -363,7 +363,8 @@ func TestN19_ClaimsOfOlderEpochsAreTaken(t *testing.T) {
 	x.once(time.UnixMilli(0), slices.Concat(old, unclaimed, last)...)
 }
 
-// N19: whatever an owner is doing when it dies, its successor sends what was not sent, and only that.
+// N19: if an owner dies at any step, its successor sends the envelopes that were not sent, and only
+// those.
 func TestN19_TakeOver(t *testing.T) {
 	t.Parallel()
 	p := plan(t)
@@ -389,7 +390,7 @@ func TestN19_TakeOver(t *testing.T) {
 	first.outlet.mu.Unlock()
 	ids := p.schedule(1500, 0)
 	<-hang
-	first.settles(400) // those that were answered are finished, and the others claimed or not
+	first.settles(400) // answered envelopes are finished, and the others claimed or not
 	first.end()
 	second := p.take(nil)
 	second.settles(1100)

@@ -20,8 +20,9 @@ import (
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 
-// TestN28_FrequentStatementsExamineTheirOwnDocuments explains the statements that a running relay repeats, for a whole watcher and for
-// a slot of sixteen. None of them scans a collection, and none reads documents that it has no use for, such as those of other slots.
+// TestN28_FrequentStatementsExamineTheirOwnDocuments explains the statements that a running relay repeats, for a whole
+// watcher and for a slot of sixteen. None of them scans a collection, and none reads documents that it does not need,
+// such as those of other slots.
 func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 	t.Parallel()
 	const (

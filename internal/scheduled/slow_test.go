@@ -11,7 +11,8 @@ import (
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 
-// N3: what has become due is claimed in smaller transactions where the server is too slow for one of all: it is late, and comes.
+// N3: if the server is too slow for one transaction, due envelopes are claimed in smaller ones. They are late, but they
+// are sent.
 func TestN03_WhatIsDueIsClaimedInPartsWhereTheServerIsSlow(t *testing.T) {
 	t.Parallel()
 	p := plan(t)

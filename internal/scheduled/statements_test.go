@@ -16,7 +16,8 @@ import (
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
-// plainFencer runs its function in a transaction, twice if it is told so, as after a commit of unknown outcome.
+// plainFencer runs its function in a transaction, twice if the test sets that, as after a commit of unknown
+// outcome.
 type plainFencer struct {
 	client *mongo.Client
 	twice  bool
@@ -54,7 +55,7 @@ func scheduledClaim(token string, epoch int64) bson.E {
 	return bson.E{Key: "claim", Value: bson.D{{Key: "token", Value: token}, {Key: "epoch", Value: epoch}}}
 }
 
-// N19: what a claim takes, and what it leaves alone.
+// N19: the envelopes that a claim takes, and those that it ignores.
 func TestN19_ClaimFilter(t *testing.T) {
 	t.Parallel()
 	coll := database(t).Collection("outbox")
