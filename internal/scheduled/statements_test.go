@@ -135,7 +135,7 @@ func TestN19_ClaimFilter(t *testing.T) {
 	}
 }
 
-// The look at what is due reads the index and nothing else, however much is not due.
+// The query for due envelopes reads only the index, for any number of envelopes that are not due.
 func TestScheduledByTheIndex(t *testing.T) {
 	t.Parallel()
 	coll := database(t).Collection("outbox")

@@ -23,8 +23,8 @@ func createIndex(coll *mongo.Collection) func(context.Context) error {
 	}
 }
 
-// An index is made beside a transaction that has written to the collection: until that ends other inserts go on, and then the
-// index is there.
+// An index is created next to a transaction that has written to the collection. Until the transaction ends, other
+// inserts continue. Afterwards the index exists.
 func TestAChangeDoesNotBlockInsertsBesideAnOpenTransaction(t *testing.T) {
 	t.Parallel()
 	coll := stacktest.Database(t, stacktest.Client(t)).Collection("outbox")

@@ -95,8 +95,8 @@ func TestN10_KeysThatWereSentAreBounded(t *testing.T) {
 		t.Errorf("%d keys are kept, want none", len(top.sentKeys))
 	}
 
-	// These records are in the topic, but the sink no longer knows that no record of k was sent
-	// since.
+	// These records are in the topic, but the sink no longer has the proof that no record of k was
+	// sent since.
 	r.sequence(t, topic, 2, 4)
 	r.EndReplay()
 	r.sequence(t, topic, 4, 5)

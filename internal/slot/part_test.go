@@ -56,7 +56,7 @@ func TestN28_PartsOverlapThatShareHashSlots(t *testing.T) {
 	}
 }
 
-// Whatever a writer put into the field, one part has the document.
+// For any value of the field, exactly one part has the document.
 func TestN28_EveryDocumentHasOnePart(t *testing.T) {
 	t.Parallel()
 	big, _ := bson.ParseDecimal128("700.5")
@@ -156,8 +156,8 @@ func TestN28_QuotasAreFair(t *testing.T) {
 	})
 }
 
-// Nodes that give back what is too much and take what is free, one step at a time in any order, come to rest, and then nobody has
-// moved more slots than had to.
+// Nodes give back surplus slots and take free ones, one step at a time in any order. They come to rest, and then no
+// node has moved more slots than necessary.
 func TestN28_SharingComesToRest(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -62,8 +62,8 @@ func TestN28_WhoCountsAsLiving(t *testing.T) {
 	}
 }
 
-// A node attempts no slot beyond its quota, but one that is pinned to it, and one that nobody else takes; and it keeps the latter
-// for a while, longer each time.
+// A node attempts no slot beyond its quota, except a slot that is pinned to it, and a slot that no other node takes. It
+// keeps the latter for a while, longer each time.
 func TestN28_AdmittedUpToTheQuota(t *testing.T) {
 	t.Parallel()
 	b, offered := balanced(4)

@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
 
-// The first to ask decides how many slots there are; a watcher from before there were any has what its documents say.
+// The first process decides the number of slots. A watcher without a stored number has the number of its documents.
 func TestN28_ADivisionIsAgreedOn(t *testing.T) {
 	t.Parallel()
 	db := stacktest.Database(t, stacktest.Client(t))

@@ -160,7 +160,7 @@ func TestAHungLoopStopsTheWatchdog(t *testing.T) {
 	m.until("WATCHDOG=1")
 	m.until("WATCHDOG=1")
 	p.set(func(p *probe) { p.dead = errors.New("the pump stands still") })
-	for m.next(2*time.Second) != "" { // what was on its way; then nothing comes any more
+	for m.next(2*time.Second) != "" { // first the notifications on their way, then none
 	}
 	p.set(func(p *probe) { p.dead = nil })
 	m.until("WATCHDOG=1")

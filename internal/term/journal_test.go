@@ -6,7 +6,8 @@ import (
 	"github.com/outrelay/outrelay/internal/fence"
 )
 
-// A cluster that was made anew has an event for each of its partitions: they share entries of the log, written one after the other.
+// A new cluster causes an event for each of its partitions. These events share entries of the log, which are written
+// one after the other.
 func TestEventsOfTheFenceShareTheirEntries(t *testing.T) {
 	t.Parallel()
 	const partitions = 60_000

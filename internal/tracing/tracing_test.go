@@ -120,7 +120,7 @@ func TestRateOfSpans(t *testing.T) {
 	}
 }
 
-// TestHotPathOffAllocatesNothing holds for everything that is not followed: without an exporter, and with one.
+// TestHotPathOffAllocatesNothing tests events that are not followed, without an exporter and with one.
 func TestHotPathOffAllocatesNothing(t *testing.T) {
 	traced := []record.Record{{Topic: "orders", Value: []byte("x"), Headers: headers("id", "1", "traceparent", parent, "tracestate", "a=1")}}
 	plain := []record.Record{{Topic: "orders", Value: []byte("x"), Headers: headers("id", "1", "type", "OrderPlaced")}}
@@ -234,7 +234,7 @@ func (c *collector) take(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/x-protobuf")
 }
 
-// until waits until what is there satisfies ok.
+// until blocks until the received data satisfies ok.
 func (c *collector) until(ok func() bool) {
 	c.t.Helper()
 	deadline := time.After(30 * time.Second)
@@ -331,13 +331,13 @@ func TestSpansReachACollector(t *testing.T) {
 	d.Acked(record.TopicPartition{Topic: "orders", Partition: 3}, 41)
 	d.NotSent("audit", "message_too_large", true)
 	d.NotSent("parked", "parked", false)
-	d.Acked(record.TopicPartition{Topic: "orders", Partition: 3}, 41) // told twice: nothing more
+	d.Acked(record.TopicPartition{Topic: "orders", Partition: 3}, 41) // acked again: no further span
 	m.ObserveLatency(20*time.Millisecond, 1)
 	if tap.Begin([]record.Record{{Topic: "orders", Headers: headers("id", "2", "traceparent", parent[:53]+"00")}}, nil, nil, 1) != nil {
 		t.Error("what the service did not sample is followed")
 	}
 
-	stop() // exports what is left
+	stop() // exports the remaining spans
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.spans) != 3 {
@@ -402,7 +402,7 @@ func TestSpansReachACollector(t *testing.T) {
 	}
 }
 
-// TestACollectorThatFails is told of once, and once when it works again.
+// TestACollectorThatFails is reported once, and once when it works again.
 func TestACollectorThatFails(t *testing.T) {
 	t.Parallel()
 	c := newCollector(t)
@@ -421,7 +421,7 @@ func TestACollectorThatFails(t *testing.T) {
 	c.until(func() bool { return c.metrics["outrelay_lag_seconds"] != nil && c.metrics["go_goroutines"] != nil })
 	var seen int
 	c.until(func() bool { seen = len(c.auth); return true })
-	c.until(func() bool { return len(c.auth) >= seen+2 }) // the answer to the one before has been told by then
+	c.until(func() bool { return len(c.auth) >= seen+2 }) // by then the answer to the request before has been reported
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.auth[0] != "Basic dTpodW50ZXIyaHVudGVyMg==" {

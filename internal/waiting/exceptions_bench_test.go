@@ -21,7 +21,7 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// instant answers at once: what is measured is everything but Kafka.
+// instant answers at once, so the benchmark measures everything except Kafka.
 type instant struct{ last atomic.Uint64 }
 
 func (o *instant) Publish(_ context.Context, _ *outboxes.Envelope, topics []string, answer func(record.Published)) error {
@@ -97,7 +97,7 @@ func BenchmarkExceptions(b *testing.B) {
 					Route:       func(*outboxes.Envelope) ([]string, error) { return nil, errors.New("only the outlet routes") },
 					Collections: func() []outboxes.Outbox { return []outboxes.Outbox{{DB: db.Name(), Coll: "outbox"}} },
 				})
-				if state == "retry" { // only what the index of due ones tells
+				if state == "retry" { // only the entries of the index of due envelopes
 					x.work.scanAll = false
 				}
 				var wg sync.WaitGroup

@@ -252,7 +252,7 @@ func TestN18_ManyThatAreDueFollowOneAnother(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
 	const n = 2500
-	docs := []bson.D{ // what is due first cannot go: it stands behind one whose time has not come
+	docs := []bson.D{ // the first due envelope cannot be sent: an earlier one of its key has to wait
 		h.exception(0, "stuck", "retry", bson.E{Key: "nextAt", Value: time.Now().Add(time.Hour)}, bson.E{Key: "attempts", Value: int32(1)}),
 	}
 

@@ -13,8 +13,8 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
-// N3: what became of many is written in smaller transactions where the server is too slow for one, and so is what comes behind it:
-// it does not begin with a large one each time.
+// N3: if the server is too slow for one transaction, outcomes are written in smaller ones, and so are the next ones:
+// they do not start with a large transaction again.
 func TestN03_FatesAreWrittenInPartsWhereTheServerIsSlow(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)

@@ -13,8 +13,8 @@ func (f *fakeTable) HasClaimable() bool  { return f.due.Load() }
 func (f *fakeTable) EndFlights([]uint64) {}
 func (f *fakeTable) ClaimToken() string  { return "token" }
 
-// TestTidyingGivesWayToWhatIsDue: what was sent is removed after what is due is claimed, but not for ever; and all else goes
-// before it.
+// TestTidyingGivesWayToWhatIsDue: sent envelopes are removed after due ones are claimed, within a limited time. All
+// other work has precedence.
 func TestTidyingGivesWayToWhatIsDue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

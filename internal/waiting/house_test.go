@@ -39,7 +39,7 @@ func newHouse(t *testing.T) *house {
 	t.Helper()
 	b := setup(t)
 	h := &house{bundle: b, coll: b.outbox("outbox"), broker: newBroker(t), recording: "watermark", attempts: 3}
-	// Nobody renews it: it lasts longer than any test.
+	// The lease is not renewed, so it lasts longer than any test.
 	l := lease.New(lease.Config{Collection: b.db.Collection("watchers"), ID: "orders/0of1", Node: "a", TTL: time.Hour, ReplicaSetID: "here"})
 	var err error
 	if h.held, err = l.Acquire(t.Context()); err != nil {
@@ -118,7 +118,8 @@ func (te *term) run() *term {
 	return te
 }
 
-// exception inserts an exception of the stream as WriteExceptions leaves it. Positions are of one width, as those of events are.
+// exception inserts an exception of the stream in the form of WriteExceptions. Positions have one width, as in real
+// events.
 func (h *house) exception(n int, key, state string, more ...bson.E) bson.D {
 	d := bson.D{
 		{Key: "_id", Value: fmt.Sprintf("e%06d", n)},

@@ -14,11 +14,11 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// broker is what stands behind the Outlets of all terms of a test: topics, and what may go wrong with them.
+// broker acts as Kafka for the Outlets of all terms of a test: topics, and their faults.
 type broker struct {
 	t  testing.TB
 	mu sync.Mutex
-	// topics hold what was written, in order.
+	// topics contains the written records, in order.
 	topics map[string][]written
 	refuse func(topic string, w written) *record.Refusal
 	parked map[string]bool
@@ -58,7 +58,8 @@ func (b *broker) ids(topic string) []string {
 	return ids
 }
 
-// wire is the way of one term to the broker. A goroutine answers what was flushed, in the order of the topic.
+// wire is the connection of one term to the broker. A goroutine answers flushed records, in the order of the
+// topic.
 type wire struct {
 	b      *broker
 	routes []string // of an envelope that does not list its targets
@@ -172,7 +173,8 @@ func (o *wire) Publish(ctx context.Context, e *outboxes.Envelope, topics []strin
 	return nil
 }
 
-// answer notes an answer and returns what tells of it, to be called without the wire's lock.
+// answer records an answer and returns the function that reports it, which must be called without
+// the wire's lock.
 func (o *wire) answer(p *published, a record.Answer) func() {
 	p.Answers = append(p.Answers, a)
 	if p.left--; p.left > 0 {
@@ -296,7 +298,8 @@ func (o *wire) hold(yes bool) {
 	retry.Signal(o.kick)
 }
 
-// kill ends the term: of each topic a part of what was in flight is written, nothing without r, and nobody hears of it.
+// kill ends the term. A random part of the records in flight is written to each topic, or none without r, and none is
+// reported.
 func (o *wire) kill(r *rand.Rand) {
 	o.b.mu.Lock()
 	o.mu.Lock()

@@ -6,7 +6,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
-// plainFencer runs its function in a transaction, twice if it is told so, as after a commit of unknown outcome.
+// plainFencer runs its function in a transaction, twice if the test sets that, as after a commit of unknown
+// outcome.
 type plainFencer struct {
 	client *mongo.Client
 	twice  bool

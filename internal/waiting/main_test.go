@@ -18,11 +18,11 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
-// overdue is when a test gives up on what has to come. Being slow is no fault: it only bounds what hangs, and is longer than a test may
-// wait for the fail point of the server.
+// overdue is when a test fails because an expected event has not come. It only bounds a hang, so it is longer than a
+// test may wait for the fail point of the server.
 const overdue = 4 * time.Minute
 
-// bundle is a test's own databases, and a client with an application name of its own to sweep with.
+// bundle has the databases of a test, and a client with a separate application name for sweeps.
 type bundle struct {
 	t      *testing.T
 	app    string

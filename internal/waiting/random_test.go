@@ -126,7 +126,8 @@ func (c *chaos) come(n int) {
 	}
 }
 
-// takeOver kills the owner and begins the next term with what a read-back finds. With quarantine, it cannot read some topics.
+// takeOver kills the owner and begins the next term with the results of a read-back. With quarantine, it cannot read
+// some topics.
 func (c *chaos) takeOver(quarantine bool) {
 	c.term.out.kill(c.r)
 	c.term.stop()

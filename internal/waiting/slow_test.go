@@ -14,8 +14,8 @@ import (
 	"github.com/outrelay/outrelay/internal/purge"
 )
 
-// N3: what is too much for one transaction, because the server is slow and the lease short, is written in smaller ones; else it
-// would be tried for ever, and the watermark stand still.
+// N3: a write that is too large for one transaction, because the server is slow and the lease short, is divided.
+// Otherwise it would be repeated forever, and the watermark would not move.
 func TestN03_ATransactionThatNeverEndsInTimeIsMadeSmaller(t *testing.T) {
 	t.Parallel()
 	coll, _ := exceptionOutbox(t)
@@ -38,7 +38,8 @@ func TestN03_ATransactionThatNeverEndsInTimeIsMadeSmaller(t *testing.T) {
 	}
 }
 
-// The same of what a takeover writes, which would never be over, and of the marks of what was delivered.
+// The same for the writes of a takeover, which would never end, and for the marks of delivered
+// envelopes.
 func TestN03_ATakeOverWritesWhatEndsInTime(t *testing.T) {
 	t.Parallel()
 	const all = 120

@@ -16,7 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
-// read counts the documents that the server has sent to a client of its own.
+// counting returns the number of documents that the server has sent to a separate client.
 func (h *house) counting() *atomic.Int64 {
 	var n atomic.Int64
 	h.client = stacktest.Client(h.t, options.Client().SetMonitor(&event.CommandMonitor{Succeeded: func(_ context.Context, e *event.CommandSucceededEvent) {
@@ -30,8 +30,8 @@ func (h *house) counting() *atomic.Int64 {
 	return &n
 }
 
-// What stands behind an envelope that waits for its next attempt is neither read again and again while more of the key comes, nor
-// sent by the server at a look at the key; what waits behind it for another topic goes.
+// Envelopes after one that waits for its next attempt are not read again and again while more of the key arrive, and
+// the server does not send them when the key is read. Those for another topic are published.
 func TestN15_AStoppedKeyIsPassedOver(t *testing.T) {
 	t.Parallel()
 	const behind = 2000
@@ -109,7 +109,8 @@ func TestN11_AParkedPartitionHoldsUpNoOtherKey(t *testing.T) {
 	te.out.quiet()
 }
 
-// An envelope with an array as its key becomes a dead letter that says so, and the envelopes of other keys go.
+// An envelope with an array as its key becomes a dead letter with that reason, and the envelopes of other keys
+// are published.
 func TestN17_AnArrayAsAKeyIsADeadLetterAndHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)

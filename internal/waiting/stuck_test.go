@@ -62,7 +62,8 @@ func TestN17_DueRetriesOfAParkedTopicAreNotReadInFullAtEachPoll(t *testing.T) {
 		t.Errorf("%d passes over everything at 5 polls, want 1", n)
 	}
 
-	// Retries that are stuck for any other reason are passed over as soon as those of a parked topic.
+	// Retries that are stuck for any other reason are passed over as early as those of a parked
+	// topic.
 	clear(te.x.parked)
 	te.x.passTook = 0
 	for since, want := range map[time.Duration]bool{probeEvery / 2: false, probeEvery: true} {

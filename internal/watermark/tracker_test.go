@@ -98,7 +98,7 @@ func TestN08_StoredOffsetIsTheFirstRecordAboveTheWatermark(t *testing.T) {
 	}
 }
 
-// TestWatermarkModel compares the tracker with a list of all events, whatever the order of the answers.
+// TestWatermarkModel compares the tracker with a list of all events, for random orders of the answers.
 func TestWatermarkModel(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -243,7 +243,7 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// The offsets of 60,000 partitions are asked for four times a second: they are rebuilt only after something has changed.
+// The offsets of 60,000 partitions are read four times a second. They are rebuilt only after a change.
 func TestOffsetsAreRebuiltAfterAChangeAlone(t *testing.T) {
 	w := New[int](nil)
 	for p := range int32(1000) {

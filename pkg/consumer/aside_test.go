@@ -560,8 +560,8 @@ func TestResumeEndsTheSuspensionOfAHandler(t *testing.T) {
 	k.once("effects", 9)
 }
 
-// stranger joins another group, so that its member has partitions that another member has too, like a previous owner that
-// does not know it yet.
+// stranger joins another group, so that its member has partitions that another member has too, like a previous owner
+// before it learns of the rebalance.
 type stranger struct{ transport.Transport }
 
 func (s stranger) Join(ctx context.Context, group string, topics []string, session transport.Session) error {

@@ -17,7 +17,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
-// The driver turns whatever a transaction's callback returns after the client's Timeout into a time-out of its own.
+// After the client's Timeout, the driver replaces every error of a transaction's callback by its own time-out.
 func TestAPoisonMessageThatOutlastsTheClientsTimeoutIsADeadLetter(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1, options.Client().SetTimeout(300*time.Millisecond))
@@ -44,7 +44,7 @@ func TestAPoisonMessageThatOutlastsTheClientsTimeoutIsADeadLetter(t *testing.T) 
 	}
 }
 
-// While MongoDB is away the consumer reports it once, and once when it is over, whatever the driver waits for.
+// During an outage of MongoDB the consumer reports it once, and its end once, during any wait of the driver.
 func TestAnOutageOfTheDatabaseIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	app := stacktest.Name(t)

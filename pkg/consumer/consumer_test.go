@@ -392,7 +392,8 @@ func TestTombstonesAndMissingIDs(t *testing.T) {
 	}
 }
 
-// What a handler appends goes to the outbox, in its transaction: once for each message, and not at all for a failed attempt.
+// Events that a handler appends go to the outbox in its transaction: once for each message, and not at all for a failed
+// attempt.
 func TestEventsOfAHandlerLeaveWithItsEffect(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
@@ -427,7 +428,7 @@ func TestEventsOfAHandlerLeaveWithItsEffect(t *testing.T) {
 	}
 }
 
-// The other handler of a message that was marked by one is not marked with it, and a handler may ask the inbox itself.
+// If one handler has marked a message, it is not marked for the other handler. A handler may query the inbox itself.
 func TestAHandlerMayAskTheInboxForItsOwnMessage(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)

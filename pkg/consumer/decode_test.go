@@ -44,7 +44,7 @@ func relayed(t *testing.T, cfg routing.PresetConfig, ev event.Event, meta routin
 	return r
 }
 
-// What the relay writes, in all its presets, is read as the event that it was.
+// The consumer reads the records of all presets of the relay as the original event.
 func TestDecodeReadsEveryPresetOfTheRelay(t *testing.T) {
 	t.Parallel()
 	ev := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("application/json", []byte(`{"total":7}`)), event.WithSchemaVersion("3"))

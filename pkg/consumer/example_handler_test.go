@@ -76,7 +76,7 @@ func ExampleBatch() {
 	// 1 messages, the first is order.placed
 }
 
-// A warehouse that counts its stock at the moment is asked again in ten minutes. Other keys go on.
+// A warehouse that is counting its stock is called again in ten minutes. Other keys continue.
 func ExampleRetryIn() {
 	errCounting := errors.New("the warehouse counts its stock")
 	h := consumer.For(orderPlaced, func(context.Context, *consumer.Message, order) error {
@@ -98,7 +98,7 @@ func ExampleSuspend() {
 	// Output: the handler requested a suspension for 30s: 429 Too Many Requests
 }
 
-// An event that is of no use any more is skipped. What the handler has written is rolled back.
+// An event that is of no use any more is skipped. The writes of the handler are rolled back.
 func ExampleDiscard() {
 	errOld := errors.New("the offer has ended")
 	h := consumer.Func(func(context.Context, *consumer.Message) error { return consumer.Discard(errOld) }, "OfferPlaced")

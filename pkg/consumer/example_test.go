@@ -15,8 +15,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// A shipping service: for each placed order a parcel, and the event that tells of it, exactly once, however often the
-// record comes and in however many processes this runs.
+// A shipping service. For each placed order it creates one parcel and appends one event, exactly once, however often
+// the record arrives and in however many processes this runs.
 func ExampleConsumer() {
 	var (
 		ctx context.Context

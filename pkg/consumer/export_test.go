@@ -9,7 +9,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
-// What the tests of the package use of its inside.
+// Internals that the tests of the package use.
 type (
 	Verdict  = verdict
 	Failures = failures

@@ -29,7 +29,7 @@ func (f faults) Fault(err error) {
 	}
 }
 
-// Whatever listens at a configured address, or a member of the group claims, the consumer stays alive, and its error names the
+// For all bytes of a listener or of another member of the group, the consumer stays alive, and its error names the
 // address.
 func TestBrokerThatLiesAboutLengthsIsReported(t *testing.T) {
 	t.Parallel()

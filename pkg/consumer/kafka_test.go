@@ -20,7 +20,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
-// A topic that is born later keeps nobody from reading the others, is reported, and is joined when it is there.
+// A topic that does not exist yet does not prevent reading the others. It is reported, and joined when it
+// exists.
 func TestTopicThatDoesNotExistYet(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
@@ -98,7 +99,8 @@ func (a *assigned) Measure(m telemetry.Measurement) {
 	}
 }
 
-// What is published stands where Java's client, and so the relay, would have put it, with all that belongs to it.
+// Published records are in the partitions that Java's client, and so the relay, would choose, with all of their
+// parts.
 func TestPublishWritesRecordsAsTheyAre(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 7)
@@ -160,7 +162,8 @@ func TestBrokersThatAreAwayAreReportedAndWaitedFor(t *testing.T) {
 	stop()
 }
 
-// Publish outlasts brokers that nobody reaches for seconds, as those of a partition without a leader.
+// Publish waits while brokers cannot be reached for seconds, such as those of a partition without a
+// leader.
 func TestPublishWaitsForTheBrokers(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)

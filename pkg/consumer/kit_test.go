@@ -21,7 +21,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// patience is how long a test waits for what has to happen: the machine may be busy.
+// patience is how long a test waits for an expected event. It is long, because the machine may be
+// busy.
 const patience = 3 * time.Minute
 
 // kit is a database, a topic and a group of a test's own.
@@ -162,7 +163,8 @@ func (k *kit) collection(name string) *mongo.Collection {
 	return k.db.Collection(name)
 }
 
-// until waits for a condition that something else brings about; it is asked again and again.
+// until waits for a condition that another goroutine brings about. It checks the condition again
+// and again.
 func (k *kit) until(what string, cond func(ctx context.Context) bool) {
 	k.Helper()
 	ctx := k.context()
@@ -273,7 +275,7 @@ func (k *kit) client() (*kafka.Client, func()) {
 	return &kafka.Client{Addr: kafka.TCP(k.cfg.Brokers...), Transport: tr, Timeout: 10 * time.Second}, tr.CloseIdleConnections
 }
 
-// disposed gathers what is disposed of.
+// disposed collects the disposed messages.
 type disposed struct {
 	mu   sync.Mutex
 	list []disposal

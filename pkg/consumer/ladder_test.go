@@ -129,7 +129,7 @@ func TestARetriedMessageWaitsInTopicsAndHasItsEffectOnce(t *testing.T) {
 	k.effectsOnce("effects", 12)
 }
 
-// effectsOnce checks that each message had its effect once, in whatever order.
+// effectsOnce checks that each message had its effect once, in any order.
 func (k *kit) effectsOnce(name string, n int) {
 	k.Helper()
 	cur, err := k.db.Collection(name).Find(k.context(), bson.D{})
@@ -198,7 +198,8 @@ func TestWhatNobodyCanHandleIsKeptAndComesBack(t *testing.T) {
 	}
 	k.until("the offset passes behind the letters", func(context.Context) bool { return k.committed(1)[0] == 4 })
 
-	// The handler is mended, another one is added: what waited comes back, for those that it is for.
+	// The handler is repaired, another one is added: the waiting messages return, for the handlers
+	// that they are for.
 	broken.Delete("h")
 	handleAs(t, c, "z", "Z", effect)
 	if n, err := letters.Requeue(k.context(), deadletter.Query{Handler: "h"}, deadletter.Requeue{}); n != 1 || err != nil {
@@ -360,7 +361,8 @@ func TestARetryOfAHandlerThatIsNoMoreIsKept(t *testing.T) {
 	}
 }
 
-// A policy that has fewer retry topics than the one before leaves nothing behind in the others.
+// A policy with fewer retry topics than the previous policy also handles the messages in the topics
+// that it no longer uses.
 func TestMessagesInRetryTopicsOfAnEarlierPolicyAreHandled(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
@@ -424,7 +426,7 @@ func TestMissingTopicsAreCreatedOnDemand(t *testing.T) {
 	}
 }
 
-// forgetful disposes of each message, and says once that it did not: as a crash between the two looks to what comes after.
+// forgetful disposes of each message, and reports a failure once, as after a crash between the two.
 type forgetful struct {
 	consumer.Disposer
 	mu     sync.Mutex

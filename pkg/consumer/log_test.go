@@ -32,7 +32,7 @@ type changing struct {
 	end       int64
 	committed int64
 	life      string // of the topic; part of each id
-	id        string // of the topic, as the transport says; "" for one that does not know it
+	id        string // of the topic; "" for a transport that does not return ids
 	served    bool   // the records of this life were fetched
 	diverged  int64  // where the log lost records and has others, until a fetch was told; 0 for none
 }
@@ -48,7 +48,7 @@ func (l *changing) replace(end int64, n int) {
 	}
 }
 
-// anew is a topic of the same name in place of this one.
+// anew replaces the topic by another one of the same name.
 func (l *changing) anew(key string, n int) {
 	l.mu.Lock()
 	l.records, l.start, l.end, l.life, l.served = nil, 0, 0, "anew", false
@@ -88,7 +88,7 @@ func (l *changing) compact(offsets ...int64) {
 	l.records = slices.DeleteFunc(l.records, func(r transport.Record) bool { return slices.Contains(offsets, r.Offset) })
 }
 
-// retain removes what is below start.
+// retain removes the records below start.
 func (l *changing) retain(start int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -289,7 +289,7 @@ func runs(t *testing.T, c *consumer.Consumer) (stop func()) {
 	return stop
 }
 
-// held is what is in memory.
+// held has the numbers of messages in memory.
 type held struct {
 	telemetry.Discard
 
@@ -360,7 +360,7 @@ func TestN29_WhatCompactionRemovedMeanwhileIsPassed(t *testing.T) {
 	passes(t, func(l *changing) { l.compact(1) })
 }
 
-// N29: retention that passes what was not finished is not taken for a topic that was created anew.
+// N29: if retention passes an unfinished message, the topic is not considered recreated.
 func TestN29_WhatRetentionRemovedMeanwhileIsPassed(t *testing.T) {
 	t.Parallel()
 	passes(t, func(l *changing) { l.retain(2) })
@@ -394,7 +394,7 @@ func TestALetterPassesAGenerationThatBegan(t *testing.T) {
 	}
 }
 
-// N29: what was read of a topic that is no more does not move the watermarks of the one in its place.
+// N29: messages of a deleted topic do not move the watermarks of the new topic.
 func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 	t.Parallel()
 	db := stacktest.Database(t, stacktest.Client(t))
@@ -545,7 +545,7 @@ func (panicking) Start(ctx context.Context, _ telemetry.Attempt) (context.Contex
 	return ctx, func(error) { panic("wanted") }
 }
 
-// What was committed is committed, whatever becomes of its trace.
+// A commit remains a commit if its trace fails.
 func TestAPanicAtTheEndOfATraceIsReported(t *testing.T) {
 	t.Parallel()
 	l, gone, told := &changing{}, newDisposed(), make(chan error, 10)

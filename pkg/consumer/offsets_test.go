@@ -18,7 +18,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Whatever the mode is, nothing is committed past a message that is not finished, though later ones are.
+// In every mode, nothing is committed past an unfinished message, although later ones are finished.
 func TestCommitModesNeverCommitPastAGap(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -80,7 +80,8 @@ func TestCommitModesNeverCommitPastAGap(t *testing.T) {
 	}
 }
 
-// Transactions leave markers in the log, and aborted ones records that nobody may see.
+// Transactions leave markers in the log, and aborted transactions leave records that no consumer
+// may see.
 func TestTransactionsLeaveHolesThatOffsetsPass(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
@@ -122,7 +123,7 @@ func TestTransactionsLeaveHolesThatOffsetsPass(t *testing.T) {
 	k.once("effects", n)
 }
 
-// Two producers write to one partition in turns, and the one that began last aborts first.
+// Two producers write to one partition in turns, and the last one to begin aborts first.
 func TestRecordsOfAbortedTransactionsAreNeverHandled(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
@@ -185,7 +186,8 @@ func TestRecordsOfAbortedTransactionsAreNeverHandled(t *testing.T) {
 	}
 }
 
-// N29: a topic that was created anew begins a new generation of the watermarks, or it would be refused for ever.
+// N29: a recreated topic begins a new generation of the watermarks. Otherwise its messages would be refused
+// forever.
 func TestN29_RecreatedTopicIsNotRefused(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
@@ -203,7 +205,7 @@ func TestN29_RecreatedTopicIsNotRefused(t *testing.T) {
 	k.untilCount("effects", 31)
 }
 
-// N29: also one that has more records than the one before had.
+// N29: also a new topic with more records than the old one had.
 func TestN29_ARefilledTopicIsNotRefused(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
@@ -255,7 +257,8 @@ func (k *kit) admin() (*kadm.Client, func()) {
 	return kadm.NewClient(cl), cl.Close
 }
 
-// N29: contiguous is what was fetched: what retention removed is passed, loudly, or stops the consumer.
+// N29: fetched offsets count as contiguous. Records that retention removed are passed with a report, or
+// stop the consumer.
 func TestN29_OffsetsThatRetentionRemovedArePassed(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)

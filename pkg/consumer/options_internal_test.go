@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestZeroIsTheDefaultOfEachOption: a service passes on the value of its own configuration, whose zero means that nobody set it.
+// TestZeroIsTheDefaultOfEachOption: a service passes on the value of its own configuration, which is zero if it is not
+// set.
 func TestZeroIsTheDefaultOfEachOption(t *testing.T) {
 	t.Parallel()
 	want := newSettings(nil)

@@ -233,7 +233,8 @@ func TestAHandlerThatIsAbandonedKeepsItsClaim(t *testing.T) {
 		t.Fatal("the abandoned handler has ended")
 	}
 
-	// The second member asks for the claim through a client of its own, so that its attempts can be counted.
+	// The second member requests the claim through a separate client, so that its attempts can be
+	// counted.
 	attempts := make(chan struct{}, 1000)
 	monitor := &mongoevent.CommandMonitor{Started: func(_ context.Context, e *mongoevent.CommandStartedEvent) {
 		if coll, _ := e.Command.Lookup("findAndModify").StringValueOK(); strings.HasSuffix(coll, "_claims") {

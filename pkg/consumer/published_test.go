@@ -8,7 +8,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
-// published keeps what is published.
+// published keeps the published records.
 type published struct {
 	mu   sync.Mutex
 	list map[string][]*consumer.Message

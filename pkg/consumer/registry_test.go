@@ -51,7 +51,8 @@ func TestNewListsAllThatIsWrong(t *testing.T) {
 	}
 }
 
-// What a handler needs is created before its first message, also if the handler is registered later, or creating it fails at first.
+// Everything that a handler needs is created before its first message, also if the handler is registered later, or if
+// creating it fails at first.
 func TestHandlersArePreparedBeforeTheirFirstMessage(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 2)
@@ -208,7 +209,8 @@ func TestWaitFor(t *testing.T) {
 	}()
 	k.publish(numbered(1, 5)...)
 	k.start(c)
-	// WaitFor sees what is finished after it was called; so more is sent until it has looked.
+	// WaitFor sees only messages that are finished after its call, so more are sent until it has
+	// checked one.
 	for i := 0; ; i++ {
 		select {
 		case <-asked:

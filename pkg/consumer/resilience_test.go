@@ -52,7 +52,7 @@ func TestRebalancesUnderLoadLoseAndDoubleNothing(t *testing.T) {
 	k.once("effects", rounds*each)
 }
 
-// blocked is a handler that waits for a release at one value, and tells when it got there.
+// blocked is a handler that waits for a release at one value, and signals when it is there.
 type blocked struct {
 	value            string
 	reached, release chan struct{}
@@ -113,7 +113,7 @@ func TestDatabaseAwayPausesAndLosesNothing(t *testing.T) {
 	}
 }
 
-// What cannot get better ends the Run: a server without transactions, and a topic that was created anew where that is to halt.
+// A problem that cannot pass ends Run: a server without transactions, and a recreated topic if the option is to halt.
 func TestWhatCannotBeWaitedOutEndsTheRun(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
@@ -151,7 +151,7 @@ func (k *kit) inbox() *inbox.Inbox {
 	return x
 }
 
-// recreated says of every topic that it was created anew, and halts.
+// recreated reports every topic as recreated, and halts.
 type recreated struct{ *inbox.Inbox }
 
 func (recreated) Attach(_ context.Context, consumer, topic string, part int32, l inbox.Log) (inbox.Generation, error) {
@@ -286,7 +286,8 @@ func TestACoolingLaneDoesNotBlockOthers(t *testing.T) {
 	}
 }
 
-// What waits in a lane behind a message that is interrupted must not go first: the watermark would pass that one.
+// Messages in a lane after an interrupted message must not be handled first, because the watermark would pass
+// that message.
 func TestNothingOfALanePassesAnInterruptedMessage(t *testing.T) {
 	t.Parallel()
 	for name, interrupt := range map[string]func(c *consumer.Consumer, stop func()){

@@ -239,7 +239,7 @@ func TestASuspensionEndsWithASuccess(t *testing.T) {
 		t.Error("a successful probe did not end the suspension")
 	}
 
-	// Other successes do not shorten a suspension that the handler asked for.
+	// Other successes do not shorten a suspension that the handler requested.
 	s.suspendFor(time.Hour)
 	if s.noteSuccess() || s.mayStart(time.Now(), false).ok {
 		t.Error("a success ended a suspension that the handler asked for")

@@ -11,8 +11,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer/topics"
 )
 
-// A topic that is added in one process is read by all members, also by those that start later; one that is taken away is
-// not read any more.
+// A topic that is added in one process is read by all members, also by members that start later. A removed topic is not
+// read any more.
 func TestTopicsMayBeAddedAndTakenAway(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)

@@ -27,7 +27,7 @@ func TestWhatIsTransientIsToldByCodesAndLabels(t *testing.T) {
 		{fmt.Errorf("x: %w", mongo.CommandError{Code: 50, Wrapped: context.DeadlineExceeded}), true},
 		{mongo.WriteException{WriteErrors: mongo.WriteErrors{{Code: 11000}}}, false},
 		{mongo.CommandError{Code: 13}, false},
-		{context.DeadlineExceeded, false}, // whose, nobody knows
+		{context.DeadlineExceeded, false}, // of an unknown cause
 		{errors.New("NotWritablePrimary"), false},
 		{&consumer.TimeoutError{Err: mongo.CommandError{Labels: []string{"NetworkError"}}}, false},
 	} {

@@ -17,9 +17,10 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// A webhook whose sender repeats it until it gets an answer. The payment is captured at a provider, so
-// a claim prevents that two processes do it at the same time. While one of them works, the other one
-// asks the sender to come back later. In production, the inboxes come from inbox.New.
+// The sender of a webhook repeats it until it gets an answer. The payment is captured at a provider,
+// so a claim prevents that two processes capture it at the same time. While one of them works, the
+// other rejects the request with an error that the sender answers by a retry. In production, the
+// inboxes come from inbox.New.
 func ExampleInbox_Once_webhook() {
 	db := memory.NewDB()
 	captured := memory.NewTable[string, string](db, "captured")

@@ -110,8 +110,8 @@ func TestSeveralKeysAreAllOrNothing(t *testing.T) {
 	}
 }
 
-// Whoever shares a scope handles each id once among all of them. This includes the handlers of
-// consumers, which call Once in their transactions.
+// All callers with a scope together handle each id once. This includes the handlers of consumers,
+// which call Once in their transactions.
 func TestCallersShareAScope(t *testing.T) {
 	t.Parallel()
 	x, db := newInbox(t)

@@ -150,7 +150,8 @@ func TestScheduleRefusesNonsense(t *testing.T) {
 	}
 }
 
-// Scheduled reads the next page when the loop has used up the previous one, so the loop may change what it has seen.
+// Scheduled reads the next page when the loop has used up the previous one, so the loop may change the events that
+// it has read.
 func TestScheduledReadsPageByPage(t *testing.T) {
 	t.Parallel()
 	w := new(watch)

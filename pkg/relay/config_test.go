@@ -126,7 +126,7 @@ const configDoc = `// Config is the configuration of a relay. It has the keys of
 // and -1 means none for a limit, a retention or an interval. MongoDB.URI and Kafka.Brokers are required.
 // A text is used as it is: ${env:NAME} and ${file:path} have a meaning only in a file, see [Load].`
 
-// TestEveryKeyReachesTheRelay sets each key by itself and compares the result with the same key in a file.
+// TestEveryKeyReachesTheRelay sets each key alone and compares the result with the same key in a file.
 func TestEveryKeyReachesTheRelay(t *testing.T) {
 	t.Parallel()
 	c := Config{

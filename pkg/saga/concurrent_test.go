@@ -184,7 +184,7 @@ func TestAStaleCompletionIsRefused(t *testing.T) {
 		in.Emit(event.New(event.Aggregate{Type: "order", ID: "a"}, fmt.Sprint("Ended", in.State.Steps), event.Bytes("", []byte("{}"))))
 		in.Complete()
 		if runs.Add(1) == 1 {
-			return h.Handle(t.Context(), msg(t, "Step", "a", nil)) // another step, committed meanwhile
+			return h.Handle(t.Context(), msg(t, "Step", "a", nil)) // another step, committed at the same time
 		}
 		return nil
 	})

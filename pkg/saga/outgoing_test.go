@@ -105,7 +105,7 @@ func TestTimeouts(t *testing.T) {
 	}
 
 	old := p.waiting(t)["orders.first"]
-	handle(t, h, msg(t, "Remind", "a", "first")) // anew
+	handle(t, h, msg(t, "Remind", "a", "first")) // again
 	renewed := p.waiting(t)["orders.first"]
 	if renewed.Lookup("_id").Equal(old.Lookup("_id")) {
 		t.Error("the timeout that was set anew is the old one")

@@ -35,7 +35,7 @@ func (slowHandlers) Measure(m telemetry.Measurement) {
 	}
 }
 
-// A service may have a system of its own.
+// A service may have its own system of metrics.
 func ExampleSink() {
 	var db *mongo.Database
 	if _, err := consumer.New("shipping", db, consumer.WithTopics("outbox.event.order"), consumer.WithTelemetry(slowHandlers{})); err != nil {

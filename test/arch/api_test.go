@@ -181,7 +181,7 @@ func TestOptionsBeginWithWith(t *testing.T) {
 	}
 }
 
-// TestOptionsStateTheirDefaults: nobody can judge whether to set a number or a duration without its default.
+// TestOptionsStateTheirDefaults: readers need the default to judge whether to set a number or a duration.
 func TestOptionsStateTheirDefaults(t *testing.T) {
 	t.Parallel()
 	n := 0

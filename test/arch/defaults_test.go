@@ -93,8 +93,8 @@ func optionsWithDefaults(files []*ast.File) map[string]string {
 	return found
 }
 
-// defaultsOf returns the constants of a package whose names begin with "default", with the spellings of their values. It leaves
-// out those that another package defines.
+// defaultsOf returns the constants of a package whose names begin with "default", with the spellings of their values.
+// It leaves out constants of other packages.
 func defaultsOf(t *testing.T, set *token.FileSet, files []*ast.File) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}

@@ -8,7 +8,7 @@ import (
 )
 
 // TestServicesLinkFewModules: a service that appends events links the MongoDB driver with its
-// dependencies, and besides them only the modules in this table. A new module needs a reason.
+// dependencies, and otherwise only the modules in this table. A new module needs a reason.
 func TestServicesLinkFewModules(t *testing.T) {
 	t.Parallel()
 	driver := linkedModules(t, "go.mongodb.org/mongo-driver/v2/mongo")

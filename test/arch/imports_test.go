@@ -138,7 +138,7 @@ func mayImport(from, to room) bool {
 	return to.layer < from.layer
 }
 
-// roomOf returns the room of a directory: the one with the longest matching name.
+// roomOf returns the room of a directory: the room with the longest matching name.
 func roomOf(dir string) (room, bool) {
 	var best room
 	for _, r := range rooms {
@@ -181,7 +181,7 @@ func libraryProblems(tb testing.TB, files []source) []string {
 	return out
 }
 
-// libraryOf returns the library of an import path: the one with the longest matching path.
+// libraryOf returns the library of an import path: the library with the longest matching path.
 func libraryOf(p string) (library, bool) {
 	var best library
 	for _, l := range libraries {

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// oneTerm maps other spellings of a term to the one that code, metrics, commands and documentation use.
+// oneTerm maps other spellings of a term to the term that code, metrics, commands and documentation
+// use.
 var oneTerm = map[string]string{"take" + "-over": "takeover"}
 
 func TestATermHasOneSpelling(t *testing.T) {

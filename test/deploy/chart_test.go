@@ -34,7 +34,7 @@ func TestChartHasTheAlertsAndTheDashboard(t *testing.T) {
 	}
 }
 
-// The default configuration of the chart is valid, and the schema knows each value.
+// The default configuration of the chart is valid, and the schema contains each value.
 func TestChartValues(t *testing.T) {
 	t.Parallel()
 	var values map[string]any

@@ -172,7 +172,7 @@ func looseActions(text string) (actions []string) {
 	return actions
 }
 
-// Actions are pinned by commit, and no job may write unless it says so.
+// Actions are pinned by commit, and only jobs with an explicit permission may write.
 func TestWorkflowsArePinned(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
@@ -240,7 +240,7 @@ func TestIssueForms(t *testing.T) {
 	}
 }
 
-// The project has no address of its own: all contacts are forms of its repository.
+// The project has no mail address: all contacts are forms of its repository.
 func TestContactsAreFormsOfTheRepository(t *testing.T) {
 	t.Parallel()
 	address := regexp.MustCompile(`[\w.+-]+@[\w-]+\.[\w.]+`)

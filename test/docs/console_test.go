@@ -119,7 +119,7 @@ func startDemo(t *testing.T) func(command string) (output string, err error) {
 	}
 }
 
-// A mark without a block, and a block that is not marked, are told apart.
+// The test distinguishes a mark without a block from a block without a mark.
 func TestMarkedBlocksAreFound(t *testing.T) {
 	t.Parallel()
 	page := filepath.Join(t.TempDir(), "page.md")

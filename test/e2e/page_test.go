@@ -350,7 +350,7 @@ func testLookup(s *scene, b *tab) {
 	b.checkConsole("look-up")
 }
 
-// testTopics shows on a page of another process what the owner delivers, and follows an event to its lookup.
+// testTopics shows the owner's deliveries on a page of another process, and follows an event to its lookup.
 func testTopics(s *scene, b *tab) {
 	row := fmt.Sprintf(`[...document.querySelectorAll('tbody tr')].find((r) => r.querySelector('th a')?.textContent === %q)`, s.topic)
 	b.openPage("/topics")

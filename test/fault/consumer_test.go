@@ -162,9 +162,9 @@ func TestConsumersDie(t *testing.T) {
 	checkEffects(t, s, c, load.closeShop(), hands)
 }
 
-// The handler fails for every tenth order, three times each, after its writes. So there are messages that are set aside, their
-// followers, and retries all the time. One of two consumers after the other is killed with SIGKILL among them. Each order has its
-// effect once, in the order of its key, and at the end no message is set aside.
+// The handler fails for every tenth order, three times each, after its writes. So there are always messages that are
+// set aside, their followers, and retries. Again and again, one of two consumers is killed with SIGKILL. Each order has
+// its effect once, in the order of its key, and at the end no message is set aside.
 func TestConsumersDieWhileTheyRetry(t *testing.T) {
 	t.Parallel()
 	s, c, hands := newShopScene(t, member.Stumbling)
@@ -258,7 +258,7 @@ func TestSagaNodesDie(t *testing.T) {
 }
 
 // requestSteps requests all steps through the outbox. It also writes some messages to the topic again, like a
-// producer that does not know whether it has written them.
+// producer without the outcome of its write.
 func requestSteps(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int) {
 	t.Helper()
 	publisher, err := kafkago.New(transport.Config{Brokers: s.Brokers})

@@ -76,8 +76,9 @@ func TestLostHistoryIsSwept(t *testing.T) {
 	}
 }
 
-// N25: writers insert envelopes without a timestamp, with ids of every kind. The clocks of some are hours off: only events of
-// the last day are repeated. Those of others are days off: the relay notices that, and repeats everything.
+// N25: writers insert envelopes without a timestamp, with ids of every kind. The clocks of some writers are hours off:
+// only events of the last day are repeated. The clocks of others are days off: the relay notices that, and repeats
+// everything.
 func startUnstampedScenes(t *testing.T, stack *devstack.Stack) (scenes []*unstampedScene) {
 	t.Helper()
 	for _, c := range []struct {

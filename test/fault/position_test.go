@@ -62,7 +62,7 @@ func TestTokenOfGarbage(t *testing.T) {
 	}
 }
 
-// checkOneTransactionRepeated checks the result of a position without a token. Its time does not tell
+// checkOneTransactionRepeated checks the result of a position without a token. Its time does not show
 // which events of that time were delivered, so one transaction may be repeated. No other promise may be
 // violated.
 func checkOneTransactionRepeated(t *testing.T, v kit.Verdict) {

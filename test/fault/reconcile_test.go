@@ -192,8 +192,8 @@ func checkAttempts(t *testing.T, s *kit.Scene) {
 	}
 }
 
-// Each delivered envelope is marked with its offset, or deleted, although owners die. Without that setting, nothing is
-// written to any envelope, not even to one without a server timestamp, whatever the kind of its id.
+// Each delivered envelope is marked with its offset, or deleted, although owners die. Without that setting, no
+// envelope is written to, not even one without a server timestamp, for ids of any kind.
 func TestRecordedWhileOwnersDie(t *testing.T) {
 	t.Parallel()
 	for _, recording := range []string{"watermark", "mark", "delete"}[:rounds(2, 3)] {

@@ -22,9 +22,9 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// TestRecordsOfAnUncleanElectionAreHandled: a broker that has missed half of the log becomes the leader, and its log grows past
-// the position of the group before the consumer reads again. The offsets alone show nothing. The records that replaced those
-// that the consumer had handled are handled too (N29).
+// TestRecordsOfAnUncleanElectionAreHandled: a broker that has missed half of the log becomes the leader, and its log
+// grows past the position of the group before the consumer reads again. The offsets alone show nothing. The records
+// that replaced handled records are handled too (N29).
 func TestRecordsOfAnUncleanElectionAreHandled(t *testing.T) {
 	t.Parallel()
 	stacktest.OnlyWith(t, "it starts a cluster of three brokers", "fault.long")

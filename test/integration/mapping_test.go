@@ -29,7 +29,7 @@ var shopMapping = map[string]any{
 	"timestamp": "created", "headers": "meta", "topic": "-",
 }
 
-// shopDocument is an event of a service that knows nothing of outrelay.
+// shopDocument is an event of a service that was written without outrelay.
 func shopDocument(n int, kind string) bson.D {
 	return bson.D{
 		{Key: "_id", Value: bson.NewObjectID()},
@@ -41,12 +41,13 @@ func shopDocument(n int, kind string) bson.D {
 		{Key: "body", Value: bson.D{{Key: "n", Value: int32(n)}}},
 		{Key: "created", Value: time.UnixMilli(1_700_000_000_000 + int64(n))},
 		{Key: "meta", Value: bson.D{{Key: "traceparent", Value: "00-ab"}}},
-		{Key: "topic", Value: bson.D{{Key: "of", Value: "the service"}}}, // the mapping says that it means nothing
+		{Key: "topic", Value: bson.D{{Key: "of", Value: "the service"}}}, // the mapping ignores it
 	}
 }
 
-// Documents with field names of their own: they are delivered once and in order, wait if their topic is missing, survive
-// a kill, and are found by key. One that does not fit becomes a dead letter that names its field, and can be edited.
+// Documents with other field names: they are delivered once and in order, wait if their topic is missing, survive a
+// kill, and are found by key. A document that does not fit becomes a dead letter that names its field, and can be
+// edited.
 func TestMappedDocuments(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}})

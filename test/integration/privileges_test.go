@@ -18,7 +18,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// advice matches the log texts that say which privilege to grant.
+// advice matches the log texts that name a missing privilege.
 var advice = regexp.MustCompile(`grant (?:the actions? )?([a-zA-Z, ]+?) on (?:\{db: \\?"(\w+)\\?", collection: \\?"(\w*)\\?"\}|(the cluster|its database|the state database|[\w.]+))`)
 
 // If a single privilege of its role is missing, a relay logs exactly this privilege when it needs it.

@@ -78,9 +78,9 @@ func buildReadme(t *testing.T, oldNew ...string) (service, consumer string) {
 	return filepath.Join(dir, "bin", "place"), filepath.Join(dir, "bin", "pack")
 }
 
-// The README's service and consumer run as they are next to `outrelay dev --rate 0`, with the variables that dev prints. With
-// another database they run with a relay of their own and the configuration of the first hour, whose topic does not exist yet.
-// The handler packs each order once. The events do not affect the result of dev.
+// The README's service and consumer run unchanged next to `outrelay dev --rate 0`, with the variables that dev prints.
+// With another database they run with a separate relay and the configuration of the first hour, whose topic does not
+// exist yet. The handler packs each order once. The events do not affect the result of dev.
 func TestReadmeExamplesWorkWhenCopied(t *testing.T) {
 	t.Parallel()
 	stacktest.LockMachine(t)

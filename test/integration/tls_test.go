@@ -13,7 +13,7 @@ import (
 )
 
 // A relay with TLS and a client certificate to both servers keeps running while all certificates are replaced:
-// its own, those of the servers, and their authority.
+// its own, the servers' and their authority's.
 func TestCertificatesAreReplacedWhileARelayRuns(t *testing.T) {
 	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{

@@ -28,9 +28,9 @@ type TooLargeError struct{ What string }
 
 func (e *TooLargeError) Error() string { return "the record has " + e.What }
 
-// Stream reads the records of a batch one after another. It holds only one record at a time, regardless of
-// the decompressed size of the batch is. Each record has its own memory, so that a small record does not
-// keep a large response in memory.
+// Stream reads the records of a batch one after another. It holds only one record at a time, for any decompressed
+// size of the batch. Each record has its own memory, so that a small record does not keep a large response in
+// memory.
 type Stream struct {
 	batch   *Batch
 	reader  *bufio.Reader

@@ -60,8 +60,8 @@ func (o *owner) await(n int) {
 	}
 }
 
-// An exclusive group may have members of both libraries. The one with the highest priority has all partitions, and another one
-// takes over.
+// An exclusive group may have members of both libraries. The member with the highest priority has all partitions, and
+// another member takes over.
 func TestAnExclusiveGroupOfBothLibraries(t *testing.T) {
 	t.Parallel()
 	topic, group := stacktest.Topic(t, 3), stacktest.Name(t)
@@ -105,7 +105,7 @@ func TestAnExclusiveGroupOfBothLibraries(t *testing.T) {
 	}
 }
 
-// Whatever listens at a configured address, or a member of the group claims, the member stays alive and reports it.
+// For all bytes of a listener or of another member of the group, the member stays alive and reports the problem.
 func TestHostileBrokersAreReported(t *testing.T) {
 	t.Parallel()
 	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))

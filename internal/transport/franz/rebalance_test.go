@@ -18,7 +18,7 @@ import (
 
 const patience = 2 * time.Minute
 
-// member is a member of a group. Its changes are done when the test says so.
+// member is a member of a group. The test decides when its changes are done.
 type member struct {
 	t       *testing.T
 	changes chan transport.Change
@@ -102,7 +102,8 @@ func numbers(c transport.Change) []int32 {
 	return list
 }
 
-// While a member gives partitions away, those that it keeps are read and committed. Only the others move.
+// While a member gives partitions away, it continues to read and commit the partitions that it keeps.
+// Only the others move.
 func TestARebalanceStopsOnlyThePartitionsThatMove(t *testing.T) {
 	t.Parallel()
 	topic, group := stacktest.Topic(t, 4), stacktest.Name(t)

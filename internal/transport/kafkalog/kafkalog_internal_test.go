@@ -130,7 +130,7 @@ func TestN29_HolesArePassed(t *testing.T) {
 	}
 }
 
-// A broker lists the transactions in the order in which they were aborted, here the one that began last first.
+// A broker lists the transactions in the order of their aborts, here the last one to begin first.
 func TestRecordsOfInterleavedAbortedTransactionsAreDropped(t *testing.T) {
 	t.Parallel()
 	var set []byte
@@ -175,8 +175,9 @@ func TestBrokenBatchesAreErrorsAndNeverSkipped(t *testing.T) {
 	}
 }
 
-// A damaged batch is fetched again a few times, and then one record with an error stands for it. Where it ends says the good
-// batch behind it, or else its header, if that is plausible; or else it is found by trying one offset after another.
+// A damaged batch is fetched again a few times, and then one record with an error replaces it. Its end is that of the
+// next good batch or of its own header, if that is plausible. Otherwise it is found by trying one offset after the
+// other.
 func TestADamagedBatchIsGivenUpAfterSomeFetches(t *testing.T) {
 	t.Parallel()
 	const high = 20
@@ -268,7 +269,8 @@ func rawRecord(delta, n, headers int) []byte {
 	return append(binary.AppendVarint(nil, int64(len(r))), r...)
 }
 
-// walkAll reads a set by as many fetches as it takes, and returns the most bytes that one of them allocated.
+// walkAll reads a set with as many fetches as necessary, and returns the most bytes that one of them
+// allocated.
 func walkAll(t *testing.T, set []byte, end int64) (out []transport.Record, allocated uint64) {
 	t.Helper()
 	for next := int64(0); next < end; {
@@ -305,7 +307,7 @@ func TestABatchThatExpandsWithoutBoundDoesNotStopItsPartition(t *testing.T) { //
 		name string
 		b    batchOf
 		n    int   // records
-		bad  int64 // the one that cannot be taken; -1 for none
+		bad  int64 // the offset of the record that cannot be read; -1 for none
 	}{
 		{"many records of 300 MB", batchOf{raw: many, count: 300, last: 299, codec: compress.Zstd}, 300, -1},
 		{"one record of 300 MB", batchOf{raw: append(rawRecord(0, 300<<20, 0), rawRecord(1, 1, 0)...), count: 2, last: 1, codec: compress.Zstd}, 2, 0},
@@ -332,7 +334,8 @@ func TestABatchThatExpandsWithoutBoundDoesNotStopItsPartition(t *testing.T) { //
 	}
 }
 
-// A broker checks only what it can: compressed bytes that nobody can read are passed, and named.
+// A broker cannot check compressed bytes. Bytes that cannot be decompressed are passed and
+// reported.
 func TestABatchThatCannotBeDecompressedDoesNotStopItsPartition(t *testing.T) {
 	t.Parallel()
 	for _, codec := range []compress.Compression{compress.Gzip, compress.Snappy, compress.Lz4, compress.Zstd, 7} {

@@ -42,9 +42,9 @@ json.dump({
 }, sys.stdout)
 `
 
-// TestConfluentReadsAndWritesTheSamePayloads compares the formats with an independent implementation. It is the one for Python:
-// the deserializers for Java (io.confluent:kafka-avro-serializer) are not in Maven Central, only at packages.confluent.io, which
-// builds behind a mirror of Maven Central cannot reach. So Java is not tested.
+// TestConfluentReadsAndWritesTheSamePayloads compares the formats with an independent implementation, the deserializers
+// for Python. Those for Java (io.confluent:kafka-avro-serializer) are not in Maven Central, only at
+// packages.confluent.io, which builds behind a mirror of Maven Central cannot reach. So Java is not tested.
 func TestConfluentReadsAndWritesTheSamePayloads(t *testing.T) {
 	t.Parallel()
 	stacktest.OnlyWith(t, "fetches a library with pip", "registry.confluent")

@@ -43,7 +43,7 @@ func messageOf(ev event.Event) (*consumer.Message, error) {
 	return m, err
 }
 
-// checkedIn is what a handler inside of Consume gets.
+// checkedIn returns the message that a handler inside of Consume gets.
 func checkedIn(ctx context.Context, g Store, m *consumer.Message) (got *consumer.Message, err error) {
 	err = Consume(g)(func(_ context.Context, m *consumer.Message) error { got = m; return nil })(ctx, m)
 	return got, err
@@ -127,7 +127,7 @@ func TestBodiesAreSweptByAge(t *testing.T) {
 	if _, err := g.Get(ctx, refs[2]); err != nil {
 		t.Errorf("the latest: %v", err)
 	}
-	// What an upload left that never ended.
+	// The remains of an upload that never ended.
 	if _, err := g.bucket.GetChunksCollection().InsertOne(ctx, bson.D{{Key: "files_id", Value: bson.NewObjectID()}, {Key: "n", Value: 0}, {Key: "data", Value: []byte("x")}}); err != nil {
 		t.Fatal(err)
 	}

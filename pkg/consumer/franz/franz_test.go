@@ -18,7 +18,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer/franz"
 )
 
-// group is a group of its own, with a topic and a database.
+// group is a consumer group with its topic and its database.
 type group struct {
 	*testing.T
 	db          *mongo.Database
