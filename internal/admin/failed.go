@@ -53,7 +53,7 @@ func (w Waiting) Failed(ctx context.Context, collection string, limit int) ([]Fa
 
 	// Each collection may have the latest failures, so each of them returns as many as the result may have.
 	for _, ns := range namespaces {
-		coll, err := outboxes.Outboxed(w.op.State.Client(), ns)
+		coll, err := outboxes.CollectionOf(w.op.State.Client(), ns)
 		if err != nil {
 			return failed, err
 		}
@@ -171,7 +171,7 @@ func (w Waiting) applyToCollections(
 	ctx context.Context, namespaces []string, ids []bson.RawValue, out *FailedOutcome, dryRun bool, action failedAction,
 ) error {
 	for _, ns := range namespaces {
-		coll, err := outboxes.Outboxed(w.op.State.Client(), ns)
+		coll, err := outboxes.CollectionOf(w.op.State.Client(), ns)
 		if err != nil {
 			return err
 		}

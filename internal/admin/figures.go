@@ -236,7 +236,7 @@ type figureCount struct {
 
 	mu      sync.Mutex
 	figures figures
-	waiting []waiting.WaitingTopic
+	waiting []waiting.Topic
 }
 
 // countFigures counts everything once. It reads every exception, one index entry per dead letter
@@ -337,9 +337,9 @@ func (c *Counts) addOutbox(o Counts) {
 // envelopes only if countExceptions is true.
 func (c *figureCount) countOutbox(
 	ctx context.Context, ns string, countExceptions bool,
-) (n Counts, topics []waiting.WaitingTopic, err error) {
+) (n Counts, topics []waiting.Topic, err error) {
 	client := c.op.State.Client()
-	coll, err := outboxes.Outboxed(client, ns)
+	coll, err := outboxes.CollectionOf(client, ns)
 	if err != nil {
 		return n, nil, err
 	}
@@ -429,7 +429,7 @@ func newRuleChecks(r health.Report) []Check {
 
 // groupByTopic adds up the waiting envelopes of several collections by topic. The topic with the
 // oldest envelope comes first.
-func groupByTopic(list []waiting.WaitingTopic, now time.Time) []PendingTopic {
+func groupByTopic(list []waiting.Topic, now time.Time) []PendingTopic {
 	topics := []PendingTopic{}
 	indexes := map[string]int{}
 	for _, w := range list {

@@ -177,7 +177,7 @@ func (c *clearing) checkUnowned(ctx context.Context) error {
 // dry run.
 func (c *clearing) clearCollections(ctx context.Context, list []ClearedCollection) error {
 	for _, one := range list {
-		coll, err := outboxes.Outboxed(c.op.State.Client(), one.Collection)
+		coll, err := outboxes.CollectionOf(c.op.State.Client(), one.Collection)
 		if err != nil {
 			return err
 		}

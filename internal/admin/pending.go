@@ -158,7 +158,7 @@ func nullIfMissing(v bson.RawValue) bson.RawValue {
 func (w Waiting) readWaiting(
 	ctx context.Context, ns string, f WaitingFilter, place waitingPlace, room int, page *WaitingPage,
 ) error {
-	outbox, err := outboxes.Outboxed(w.op.State.Client(), ns)
+	outbox, err := outboxes.CollectionOf(w.op.State.Client(), ns)
 	if err != nil {
 		return err
 	}

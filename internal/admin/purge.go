@@ -146,7 +146,7 @@ func (o Operator) purgeCollection(
 
 	total := removedBefore
 	candidates := &purge.Candidates{}
-	loop := purge.PurgeLoop{
+	loop := purge.Loop{
 		Coll:       coll,
 		Candidates: candidates,
 		Size:       func() int { return p.Batch },

@@ -148,7 +148,7 @@ func (r Replays) complete(q replayQuery) replayQuery {
 func (r Replays) countTargets(ctx context.Context, p *ReplayPlan) error {
 	topics := map[string]int64{}
 	for _, ns := range p.query.Collections {
-		coll, err := outboxes.Outboxed(r.op.State.Client(), ns)
+		coll, err := outboxes.CollectionOf(r.op.State.Client(), ns)
 		if err != nil {
 			return err
 		}

@@ -166,7 +166,7 @@ func (u *replayRun) queueAll(ctx context.Context) error {
 // of the collection.
 func (u *replayRun) queueNext(ctx context.Context) (more bool, err error) {
 	ns := u.doc.Query.Collections[u.cursor.At]
-	coll, err := outboxes.Outboxed(u.replays.op.State.Client(), ns)
+	coll, err := outboxes.CollectionOf(u.replays.op.State.Client(), ns)
 	if err != nil {
 		return false, err
 	}

@@ -150,7 +150,7 @@ type replayBatch struct {
 func (r *replayStore) Queue(
 	ctx context.Context, id, watcher string, b replayBatch,
 ) (queued int64, held time.Duration, err error) {
-	coll, err := outboxes.Outboxed(r.state.Client(), b.NS)
+	coll, err := outboxes.CollectionOf(r.state.Client(), b.NS)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -273,7 +273,7 @@ func (q *requeue) update(replay string, seal []byte) mongo.WriteModel {
 // Outstanding counts the envelopes that the replay has queued in a collection and that the relay has
 // not settled, up to limit. Without the index for that, it uses the index of all exceptions.
 func (r *replayStore) Outstanding(ctx context.Context, id string, ns string, limit int64) (int64, error) {
-	coll, err := outboxes.Outboxed(r.state.Client(), ns)
+	coll, err := outboxes.CollectionOf(r.state.Client(), ns)
 	if err != nil {
 		return 0, err
 	}

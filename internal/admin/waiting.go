@@ -45,7 +45,7 @@ func (w Waiting) Summary(ctx context.Context, collection string) ([]WaitingGroup
 	}
 
 	for _, ns := range namespaces {
-		coll, err := outboxes.Outboxed(w.op.State.Client(), ns)
+		coll, err := outboxes.CollectionOf(w.op.State.Client(), ns)
 		if err != nil {
 			return groups, err
 		}

@@ -47,7 +47,7 @@ func (k Desk) newEnvelopeBuilder(ctx context.Context, ignoreExpiry bool) (envelo
 }
 
 func (k Desk) outboxCollection(ns string) (*mongo.Collection, error) {
-	coll, err := outboxes.Outboxed(k.client(), ns)
+	coll, err := outboxes.CollectionOf(k.client(), ns)
 	if err != nil {
 		return nil, err
 	}

@@ -238,7 +238,7 @@ func CountTopics(
 
 // deadCollection returns the collection with the letters of the outbox ns.
 func deadCollection(client *mongo.Client, ns string) (*mongo.Collection, error) {
-	coll, err := outboxes.Outboxed(client, Collection(ns))
+	coll, err := outboxes.CollectionOf(client, Collection(ns))
 	if err != nil {
 		return nil, err
 	}

@@ -137,8 +137,8 @@ const (
 	OriginReplay    = "replay"
 )
 
-// Outboxed returns the collection of a namespace.
-func Outboxed(client *mongo.Client, ns string) (*mongo.Collection, error) {
+// CollectionOf returns the collection of a namespace.
+func CollectionOf(client *mongo.Client, ns string) (*mongo.Collection, error) {
 	db, coll, ok := strings.Cut(ns, ".")
 	if !ok || db == "" || coll == "" {
 		return nil, fmt.Errorf("namespace %q is not <database>.<collection>", ns)

@@ -16,22 +16,22 @@ import (
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
-// PurgeBlock is the reason why no envelope of a collection may be purged.
-type PurgeBlock string
+// Block is the reason why no envelope of a collection may be purged.
+type Block string
 
 // The reasons.
 const (
-	HoldUnclaimed  PurgeBlock = "unclaimed"           // no watcher is registered for the collection
-	HoldVanished   PurgeBlock = "no_watcher_document" // a registered watcher has no document
-	HoldNoPosition PurgeBlock = "no_position"         // a watcher document has no position yet
-	HoldGap        PurgeBlock = "gap"                 // a watcher sweeps a gap, or an operator ordered a sweep
-	HoldAhead      PurgeBlock = "ahead"               // a position is later than the time of the cluster, so it belongs to another history
-	HoldUnread     PurgeBlock = "unread"              // the collection got its name after a position, so its earlier envelopes are unread
-	HoldReplaced   PurgeBlock = "replaced"            // another collection has the name now
+	HoldUnclaimed  Block = "unclaimed"           // no watcher is registered for the collection
+	HoldVanished   Block = "no_watcher_document" // a registered watcher has no document
+	HoldNoPosition Block = "no_position"         // a watcher document has no position yet
+	HoldGap        Block = "gap"                 // a watcher sweeps a gap, or an operator ordered a sweep
+	HoldAhead      Block = "ahead"               // a position is later than the time of the cluster, so it belongs to another history
+	HoldUnread     Block = "unread"              // the collection got its name after a position, so its earlier envelopes are unread
+	HoldReplaced   Block = "replaced"            // another collection has the name now
 )
 
 // holdTexts explains the reasons, with placeholders for the namespace and the slot.
-var holdTexts = map[PurgeBlock]string{
+var holdTexts = map[Block]string{
 	HoldUnclaimed: "no watcher is registered for it, so its delivered envelopes are unknown; " +
 		"run a watcher that may list the collections of its database",
 	HoldVanished: "its watcher document {slot} is missing; " +
@@ -49,7 +49,7 @@ var holdTexts = map[PurgeBlock]string{
 type HeldError struct {
 	NS   string
 	Slot string // the watcher document, or the watcher's name, or ""
-	Hold PurgeBlock
+	Hold Block
 }
 
 func (e *HeldError) Error() string {
@@ -132,7 +132,7 @@ func readWatermarks(ctx context.Context, state *mongo.Database) (*watermarks, er
 // counts whether a node owns it or not. A slot that is missing, has no position, or has a gap stops the purge, because
 // the undelivered envelopes will then be read from the collection itself.
 func (w *watermarks) Cut(o outboxes.Outbox, keep time.Duration) (Cut, error) {
-	held := func(slot string, why PurgeBlock) (Cut, error) {
+	held := func(slot string, why Block) (Cut, error) {
 		return Cut{}, &HeldError{NS: o.NS(), Slot: slot, Hold: why}
 	}
 	claims := w.claims[o.UUID]

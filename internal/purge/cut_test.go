@@ -155,7 +155,7 @@ func TestN25_WhatWasNotReadYetIsNotPurged(t *testing.T) {
 		t.Fatalf("%+v, %v", list, err)
 	}
 	o, r := list[0], outboxes.NewRegistry(state.Collection("collections"))
-	holds := func(want PurgeBlock) {
+	holds := func(want Block) {
 		t.Helper()
 		var held *HeldError
 		_, err := NewCuts(state, time.Second).Of(t.Context(), o)

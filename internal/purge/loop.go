@@ -53,10 +53,10 @@ func (c *Cuts) Of(ctx context.Context, o outboxes.Outbox) (Cut, error) {
 	return cut, err
 }
 
-// PurgeLoop removes the envelopes of one collection up to its cut, statement by statement.
-type PurgeLoop struct {
+// Loop removes the envelopes of one collection up to its cut, statement by statement.
+type Loop struct {
 	Coll       *mongo.Collection
-	Candidates *Candidates                              // of the collection; kept for the next PurgeLoop
+	Candidates *Candidates                              // of the collection; kept for the next Loop
 	Size       func() int                               // returns how many envelopes the next statement may remove
 	Cut        func(ctx context.Context) (Cut, error)   // called before each statement; an error ends the loop
 	Step       func(ctx context.Context, n int64) error // called after each statement with its removals; an error ends the loop
@@ -64,7 +64,7 @@ type PurgeLoop struct {
 
 // Run removes envelopes until none is left before the cut or an error occurs. It returns how many it removed. It
 // leaves the candidates that the positions have not passed yet to the next Run.
-func (l PurgeLoop) Run(ctx context.Context) (total int64, err error) {
+func (l Loop) Run(ctx context.Context) (total int64, err error) {
 	// Envelopes with stamps are removed in the order of the stamps, so after is where to continue.
 	var after bson.Timestamp
 	for more := true; more; {
@@ -97,7 +97,7 @@ func (l PurgeLoop) Run(ctx context.Context) (total int64, err error) {
 }
 
 // runStatement runs one statement with the present cut.
-func (l PurgeLoop) runStatement(ctx context.Context, run func(context.Context, Cut) (deleted int64, err error)) error {
+func (l Loop) runStatement(ctx context.Context, run func(context.Context, Cut) (deleted int64, err error)) error {
 	cut, err := l.Cut(ctx)
 	if err != nil {
 		return err

@@ -232,7 +232,7 @@ func (p *Purger) logHold(ctx context.Context, o outboxes.Outbox, held *HeldError
 	p.loggedHolds[o.UUID] = *held
 
 	level := slog.LevelWarn
-	normal := []PurgeBlock{HoldNoPosition, HoldGap, HoldUnread}
+	normal := []Block{HoldNoPosition, HoldGap, HoldUnread}
 	if slices.Contains(normal, held.Hold) {
 		level = slog.LevelInfo
 	}
@@ -243,7 +243,7 @@ func (p *Purger) logHold(ctx context.Context, o outboxes.Outbox, held *HeldError
 // that, the error is errTurn.
 func (p *Purger) purgeCollection(ctx context.Context, o outboxes.Outbox, cuts *Cuts) (int64, error) {
 	started := time.Now()
-	n, err := PurgeLoop{
+	n, err := Loop{
 		Coll:       mongodb.Database(p.config.Client, o.DB).Collection(o.Coll),
 		Candidates: p.candidates[o.UUID],
 		Size:       p.pace.batchSize,

@@ -297,7 +297,7 @@ func TestN25_EverySlotAndWatcherHoldsThePurge(t *testing.T) {
 	b.insert(t, 10, 1_000)
 	b.insert(t, 10, 2_000)
 	b.insert(t, 10, 3_000)
-	holds := func(want PurgeBlock, left int) {
+	holds := func(want Block, left int) {
 		t.Helper()
 		b.log.Reset()
 		b.mustPass(t)

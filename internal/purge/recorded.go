@@ -84,7 +84,7 @@ type sentGroup struct {
 
 // recordDeliveries deletes or marks the envelopes of the group.
 func (g sentGroup) recordDeliveries(tx context.Context, client *mongo.Client, mode string, sent []Sent) error {
-	coll, err := outboxes.Outboxed(client, g.ns)
+	coll, err := outboxes.CollectionOf(client, g.ns)
 	if err != nil {
 		return err
 	}

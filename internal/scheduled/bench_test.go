@@ -20,7 +20,7 @@ func BenchmarkScheduledDrain(b *testing.B) {
 				p.schedule(n, -time.Second)
 				b.StartTimer()
 				begin := time.Now()
-				x := p.take(func(f *waiting.FinisherConfig, _ *ScheduledConfig) { f.Recording = recording })
+				x := p.take(func(f *waiting.FinisherConfig, _ *Config) { f.Recording = recording })
 				x.settles(n)
 				b.ReportMetric(n/time.Since(begin).Seconds(), "events/s")
 				b.StopTimer()
@@ -41,7 +41,7 @@ func BenchmarkScheduledDueError(b *testing.B) {
 		}
 		late := make([]time.Duration, 0, n)
 		done := make(chan time.Duration, n)
-		x := p.take(func(_ *waiting.FinisherConfig, c *ScheduledConfig) { c.OnSent = func(d time.Duration) { done <- d } })
+		x := p.take(func(_ *waiting.FinisherConfig, c *Config) { c.OnSent = func(d time.Duration) { done <- d } })
 		x.settles(n)
 		x.end()
 		for range n {

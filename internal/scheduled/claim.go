@@ -138,6 +138,7 @@ func (s *Scheduled) claimGroups(
 		return groups, nil
 	}
 
+	// The transaction took too long. Its groups, one after the other, would take as long.
 	if errors.Is(err, mongodb.ErrSlow) {
 		n := 0
 		for _, g := range groups {
@@ -148,12 +149,13 @@ func (s *Scheduled) claimGroups(
 		return nil, nil
 	}
 
-	var had []*claimGroup
+	var claimed []*claimGroup
 	for _, g := range groups {
+		// With one group, this claim would only repeat the failed one.
 		if len(groups) > 1 && ctx.Err() == nil && !errors.Is(err, lease.ErrLeaseLost) {
 			err = s.claimTogether(ctx, []*claimGroup{g})
 			if err == nil {
-				had = append(had, g)
+				claimed = append(claimed, g)
 				continue
 			}
 		}
@@ -171,7 +173,7 @@ func (s *Scheduled) claimGroups(
 		s.OnRetry(err)
 		s.putBack(g)
 	}
-	return had, backoff.Wait(ctx)
+	return claimed, backoff.Wait(ctx)
 }
 
 // putBack returns a group to the heap, where it is due at once.

@@ -31,11 +31,12 @@ func (s *Scheduled) feedTimers(ctx context.Context) error {
 
 	for {
 		list, begin := s.watchedCollections(), time.Now()
-		g, within := errgroup.WithContext(ctx)
+		g, groupCtx := errgroup.WithContext(ctx)
 		g.SetLimit(feedConcurrency)
 		for _, c := range list {
+			// continuePass handles its errors itself, so one collection does not end the passes of the others.
 			if s.shouldRead(c) {
-				g.Go(func() error { s.continuePass(within, c); return nil })
+				g.Go(func() error { s.continuePass(groupCtx, c); return nil })
 			}
 		}
 		_ = g.Wait()
@@ -67,8 +68,8 @@ func (s *Scheduled) shouldRead(c *scheduledCollection) bool {
 
 // continuePass begins or continues the pass over a collection. After an error the next pass starts from
 // the beginning.
-func (s *Scheduled) continuePass(over context.Context, c *scheduledCollection) {
-	ctx, cancel := context.WithTimeout(over, feedTimeout)
+func (s *Scheduled) continuePass(parent context.Context, c *scheduledCollection) {
+	ctx, cancel := context.WithTimeout(parent, feedTimeout)
 	defer cancel()
 
 	begin := time.Now()
@@ -78,7 +79,7 @@ func (s *Scheduled) continuePass(over context.Context, c *scheduledCollection) {
 	if err != nil {
 		c.closeCursor()
 		c.nextPass = time.Now().Add(max(s.Poll, time.Second))
-		if over.Err() != nil {
+		if parent.Err() != nil {
 			return
 		}
 

@@ -15,7 +15,7 @@ import (
 // feeding returns a Scheduled whose index is read by the test.
 func feeding(t *testing.T, p *planned) (*Scheduled, *scheduledCollection) {
 	t.Helper()
-	s := NewScheduled(ScheduledConfig{
+	s := New(Config{
 		Finisher: waiting.NewFinisher(waiting.FinisherConfig{}),
 		Client:   p.client, Epoch: 1, Now: p.now, Outlet: newOutlet(), OnRetry: func(err error) { t.Error(err) },
 		Collections: func() []outboxes.Outbox { return []outboxes.Outbox{{DB: p.db.Name(), Coll: p.coll.Name()}} },
@@ -130,7 +130,7 @@ func TestACollectionThatCannotBeWrittenHoldsUpNobody(t *testing.T) {
 
 	ids := p.schedule(50, 0)
 	var trouble atomic.Int64
-	x := p.take(func(_ *waiting.FinisherConfig, c *ScheduledConfig) {
+	x := p.take(func(_ *waiting.FinisherConfig, c *Config) {
 		c.Collections = func() []outboxes.Outbox {
 			return []outboxes.Outbox{{DB: p.db.Name(), Coll: "view"}, {DB: p.db.Name(), Coll: "outbox"}}
 		}

@@ -140,8 +140,8 @@ func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 }
 
 // after makes an outlet find the records of earlier terms, as the read-back does.
-func after(terms ...*taking) func(*waiting.FinisherConfig, *ScheduledConfig) {
-	return func(f *waiting.FinisherConfig, _ *ScheduledConfig) {
+func after(terms ...*taking) func(*waiting.FinisherConfig, *Config) {
+	return func(f *waiting.FinisherConfig, _ *Config) {
 		o := f.Outlet.(*outlet)
 		for _, x := range terms {
 			for id := range x.outlet.sent {
@@ -174,7 +174,7 @@ func TestN19_NotEveryOneCanBeSent(t *testing.T) {
 	}
 
 	var letters atomic.Int32
-	x := p.take(func(f *waiting.FinisherConfig, c *ScheduledConfig) {
+	x := p.take(func(f *waiting.FinisherConfig, c *Config) {
 		o := f.Outlet.(*outlet)
 		o.answer = answer
 		f.Count = func(end waiting.End, _ record.Class) {

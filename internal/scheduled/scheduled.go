@@ -40,8 +40,8 @@ const (
 	smallClaim = 100
 )
 
-// ScheduledConfig is the configuration of a Scheduled. Fields without a default are required.
-type ScheduledConfig struct {
+// Config is the configuration of a Scheduled. Fields without a default are required.
+type Config struct {
 	Client *mongo.Client // for reads
 	Fencer mongodb.Fencer
 	// Epoch is the epoch of the term. Claims of lower epochs are taken over. An epoch has only one
@@ -83,7 +83,7 @@ type ScheduledConfig struct {
 // of up to 100,000 envelopes in flight, and one reply. A collection with scheduled envelopes costs a
 // read each Poll, and one without them two reads every five seconds.
 type Scheduled struct {
-	ScheduledConfig
+	Config
 	claim         dueClaim
 	timers        *timerCache
 	claimedGroups chan []*claimGroup
@@ -131,21 +131,21 @@ type scheduledCollection struct {
 // not return it.
 const keepAfterHint = 5 * time.Minute
 
-// NewScheduled returns a Scheduled. NoteScheduled may be called at once, and nothing is sent before Run.
-func NewScheduled(cfg ScheduledConfig) *Scheduled {
+// New returns a Scheduled. NoteScheduled may be called at once, and nothing is sent before Run.
+func New(cfg Config) *Scheduled {
 	if cfg.Poll <= 0 {
 		cfg.Poll = schedulePoll
 	}
 
 	s := &Scheduled{
-		ScheduledConfig: cfg,
-		claim:           dueClaim{Token: rand.Text(), Epoch: cfg.Epoch},
-		timers:          newTimers(scheduleCache),
-		claimedGroups:   make(chan []*claimGroup, 1),
-		feedWake:        make(chan struct{}, 1),
-		room:            make(chan struct{}, 1),
-		claimSize:       mongodb.NewPartSize(maxClaim),
-		collections:     map[string]*scheduledCollection{},
+		Config:        cfg,
+		claim:         dueClaim{Token: rand.Text(), Epoch: cfg.Epoch},
+		timers:        newTimers(scheduleCache),
+		claimedGroups: make(chan []*claimGroup, 1),
+		feedWake:      make(chan struct{}, 1),
+		room:          make(chan struct{}, 1),
+		claimSize:     mongodb.NewPartSize(maxClaim),
+		collections:   map[string]*scheduledCollection{},
 	}
 	cfg.Finisher.Scheduled = s
 	return s
@@ -212,7 +212,7 @@ func (s *Scheduled) findOrAddCollection(ns string) *scheduledCollection {
 		return c
 	}
 
-	coll, err := outboxes.Outboxed(s.Client, strings.Clone(ns))
+	coll, err := outboxes.CollectionOf(s.Client, strings.Clone(ns))
 	if err != nil {
 		return nil
 	}

@@ -80,7 +80,7 @@ type taking struct {
 }
 
 // take acquires the watcher and starts the parts.
-func (p *planned) take(change func(*waiting.FinisherConfig, *ScheduledConfig)) *taking {
+func (p *planned) take(change func(*waiting.FinisherConfig, *Config)) *taking {
 	p.t.Helper()
 	l := lease.New(lease.Config{Collection: p.db.Collection("watchers"), ID: "orders/0of1", Node: "n", ReplicaSetID: "x", TTL: time.Minute})
 	x := &taking{p: p, outlet: newOutlet(), ended: make(chan struct{})}
@@ -95,7 +95,7 @@ func (p *planned) take(change func(*waiting.FinisherConfig, *ScheduledConfig)) *
 		OnRetry: func(error) {}, OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler), Count: func(waiting.End, record.Class) {},
 	}
 
-	c := ScheduledConfig{
+	c := Config{
 		Client: p.client, Fencer: x.held, Epoch: epoch, Outlet: x.outlet, Now: p.now,
 		Log: slog.New(slog.DiscardHandler), OnSent: func(time.Duration) {}, OnRetry: func(error) {},
 		Collections: func() []outboxes.Outbox { return []outboxes.Outbox{{DB: p.db.Name(), Coll: p.coll.Name()}} },
@@ -105,7 +105,7 @@ func (p *planned) take(change func(*waiting.FinisherConfig, *ScheduledConfig)) *
 		change(&f, &c)
 	}
 	c.Finisher = waiting.NewFinisher(f)
-	x.Scheduled = NewScheduled(c)
+	x.Scheduled = New(c)
 	x.ctx, x.stop = context.WithCancel(context.WithoutCancel(p.t.Context()))
 	var wg sync.WaitGroup
 	for _, run := range []func(context.Context) error{x.held.Run, c.Finisher.Run, x.Scheduled.Run} {
@@ -273,7 +273,7 @@ func TestN19_NeverBeforeItIsDue(t *testing.T) {
 			var mu sync.Mutex
 			var late []time.Duration
 			ids := p.schedule(20, 900*time.Millisecond)
-			x := p.take(func(_ *waiting.FinisherConfig, c *ScheduledConfig) {
+			x := p.take(func(_ *waiting.FinisherConfig, c *Config) {
 				c.OnSent = func(d time.Duration) { mu.Lock(); late = append(late, d); mu.Unlock() }
 			})
 			due := time.UnixMilli(p.doc(ids[0]).Lookup("dueAt").DateTime())
@@ -292,7 +292,7 @@ func TestN19_NeverBeforeItIsDue(t *testing.T) {
 func TestN19_TheStreamsHintIsOnlyAHint(t *testing.T) {
 	t.Parallel()
 	p := plan(t)
-	x := p.take(func(_ *waiting.FinisherConfig, c *ScheduledConfig) {
+	x := p.take(func(_ *waiting.FinisherConfig, c *Config) {
 		c.Poll = time.Hour
 		c.Collections = func() []outboxes.Outbox { return nil }
 	})
@@ -352,7 +352,7 @@ func TestN19_ClaimsOfOlderEpochsAreTaken(t *testing.T) {
 	exception := p.schedule(1, -time.Minute)
 	p.set(exception, bson.D{{Key: "state", Value: "retry"}})
 	var last []event.ID
-	x := p.take(func(_ *waiting.FinisherConfig, c *ScheduledConfig) { // which epoch it is depends on how many attempts it took
+	x := p.take(func(_ *waiting.FinisherConfig, c *Config) { // which epoch it is depends on how many attempts it took
 		p.set(old, claimOf("gone", c.Epoch-1))
 		p.set(newer, claimOf("later", c.Epoch+1))
 		p.set(other, claimOf("other", c.Epoch))

@@ -89,9 +89,9 @@ func (s *Scheduled) sendGroup(ctx context.Context, g *claimGroup) error {
 // readAndPublish reads the envelopes of unread that have the claim, publishes them and removes them
 // from unread. It returns their number.
 func (s *Scheduled) readAndPublish(
-	over context.Context, g *claimGroup, unread map[string]timer, at bson.Timestamp,
+	parent context.Context, g *claimGroup, unread map[string]timer, at bson.Timestamp,
 ) (int64, error) {
-	ctx, cancel := context.WithTimeout(over, claimTimeout)
+	ctx, cancel := context.WithTimeout(parent, claimTimeout)
 	defer cancel()
 
 	batch := claimUnknown
@@ -103,6 +103,7 @@ func (s *Scheduled) readAndPublish(
 		due.IDs = append(due.IDs, e.id)
 	}
 
+	// The deadline is for the read alone. Publish may block for longer, while the outlet has no room.
 	var n, size int64
 	_, err := readClaimed(ctx, due, s.claim, at, int32(batch), func(raw bson.Raw) error {
 		id := raw.Lookup("_id")
@@ -111,7 +112,7 @@ func (s *Scheduled) readAndPublish(
 			return nil
 		}
 
-		if err := s.publishEnvelope(over, g.collection, e, raw); err != nil {
+		if err := s.publishEnvelope(parent, g.collection, e, raw); err != nil {
 			return err
 		}
 		delete(unread, waiting.IDKey(id))

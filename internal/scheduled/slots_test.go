@@ -115,7 +115,7 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 			return err
 		}},
 		{"purge of unstamped", 0, func() error {
-			_, err := purge.PurgeLoop{
+			_, err := purge.Loop{
 				Coll: coll, Candidates: &purge.Candidates{}, Size: func() int { return 100 },
 				Cut:  func(context.Context) (purge.Cut, error) { return purge.Cut{Before: bson.Timestamp{T: 1}}, nil },
 				Step: func(context.Context, int64) error { return nil },

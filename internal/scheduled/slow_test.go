@@ -18,7 +18,7 @@ func TestN03_WhatIsDueIsClaimedInPartsWhereTheServerIsSlow(t *testing.T) {
 	p := plan(t)
 	ids := p.schedule(120, 0)
 	slow := &stacktest.Hasty{Coll: p.coll, Done: present("claim"), Most: 5}
-	x := p.take(func(_ *waiting.FinisherConfig, c *ScheduledConfig) { slow.Fence, c.Fencer = c.Fencer, slow })
+	x := p.take(func(_ *waiting.FinisherConfig, c *Config) { slow.Fence, c.Fencer = c.Fencer, slow })
 	x.settles(len(ids))
 	x.end()
 	x.once(time.Time{}, ids...)

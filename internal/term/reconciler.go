@@ -87,7 +87,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		OnRetry:     trouble,
 		OnRecovered: well,
 	})
-	scheduled := scheduled.NewScheduled(scheduled.ScheduledConfig{
+	scheduled := scheduled.New(scheduled.Config{
 		Client:      t.slot.shared.Mongo.State,
 		Fencer:      t.held,
 		Epoch:       doc.Epoch,

@@ -40,7 +40,7 @@ func (f *Finisher) moveDead(ctx context.Context, batch []*decision) error {
 // moveDeadPart moves dead envelopes of the collection ns. The fate of an envelope that is not found
 // becomes Gone, and that of an envelope that was given further attempts becomes Waiting.
 func (f *Finisher) moveDeadPart(ctx context.Context, ns string, part []*decision) error {
-	coll, err := outboxes.Outboxed(f.config.Client, ns)
+	coll, err := outboxes.CollectionOf(f.config.Client, ns)
 	if err != nil {
 		return err
 	}
@@ -174,7 +174,7 @@ func (f *Finisher) markGone(ctx context.Context, batch []*decision) error {
 	}
 
 	for ns, gone := range byNS {
-		coll, err := outboxes.Outboxed(f.config.Client, ns)
+		coll, err := outboxes.CollectionOf(f.config.Client, ns)
 		if err != nil {
 			return err
 		}

@@ -68,7 +68,7 @@ func WriteOutcomes(tx context.Context, list []Outcome) (matched int64, err error
 	}
 
 	for _, b := range outcomeBatches(list) {
-		coll, err := outboxes.Outboxed(s.Client(), b.ns)
+		coll, err := outboxes.CollectionOf(s.Client(), b.ns)
 		if err != nil {
 			return 0, err
 		}

@@ -11,9 +11,9 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
-// WaitingTopic counts the exceptions of one collection that wait for one topic. An envelope that waits for several topics
+// Topic counts the exceptions of one collection that wait for one topic. An envelope that waits for several topics
 // counts for each.
-type WaitingTopic struct {
+type Topic struct {
 	NS                     string
 	Topic                  string // "" if the envelopes do not list their topics
 	Retry, Blocked, Parked int64
@@ -22,7 +22,7 @@ type WaitingTopic struct {
 }
 
 // CountWaiting counts the exceptions of coll by topic. It reads every exception of coll, and nothing else.
-func CountWaiting(ctx context.Context, coll *mongo.Collection) ([]WaitingTopic, error) {
+func CountWaiting(ctx context.Context, coll *mongo.Collection) ([]Topic, error) {
 	ns := mongodb.Namespace(coll)
 	countState := func(state string) bson.E {
 		is := bson.D{{Key: "$eq", Value: bson.A{"$state", state}}}
@@ -58,10 +58,10 @@ func CountWaiting(ctx context.Context, coll *mongo.Collection) ([]WaitingTopic, 
 		return nil, err
 	}
 
-	out := make([]WaitingTopic, len(rows))
+	out := make([]Topic, len(rows))
 	for i, r := range rows {
 		pos, _ := r.Pos.StringValueOK()
-		out[i] = WaitingTopic{NS: ns, Topic: r.Topic, Retry: r.Retry, Blocked: r.Blocked, Parked: r.Parked, Keys: r.Keys, Oldest: timeOf(pos)}
+		out[i] = Topic{NS: ns, Topic: r.Topic, Retry: r.Retry, Blocked: r.Blocked, Parked: r.Parked, Keys: r.Keys, Oldest: timeOf(pos)}
 	}
 	return out, nil
 }

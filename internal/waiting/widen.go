@@ -36,7 +36,7 @@ func widenExceptions(ctx context.Context, f mongodb.Fencer, list []widening) err
 		}
 
 		for ns, m := range models {
-			coll, err := outboxes.Outboxed(c, ns)
+			coll, err := outboxes.CollectionOf(c, ns)
 			if err != nil {
 				return err
 			}

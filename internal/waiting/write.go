@@ -80,7 +80,7 @@ func upsertExceptions(tx context.Context, client *mongo.Client, part []Exception
 	}
 
 	for ns, list := range models {
-		coll, err := outboxes.Outboxed(client, ns)
+		coll, err := outboxes.CollectionOf(client, ns)
 		if err != nil {
 			return err
 		}
