@@ -15,7 +15,7 @@ const (
 	mostWithoutParagraph = 4.0  // percent of the functions of 15 lines and more
 	mostWithoutInTests   = 17.0 // the same of tests: many are one table and one loop
 	mostOneWord          = 10.0 // percent of the unexported function names
-	mostUnclear          = 3.0  // wordings per 1,000 words of comment
+	mostUnclear          = 2.0  // wordings per 1,000 words of comment, also in tests
 	mostUnclearTexts     = 0    // wordings in string literals: errors, logs, help
 	mostTrailingReasons  = 20   // comments of more than five words at the ends of lines inside functions: legends of fields and cases
 	mostDefined          = 8    // definitions of one unexported function name
@@ -42,6 +42,10 @@ func TestTestsAreReadable(t *testing.T) {
 	if got := m.WithoutParagraph(); got > mostWithoutInTests {
 		t.Errorf("test functions of 15 lines or more without a blank line: %.1f percent, want at most %.1f; "+
 			"`go run ./test/measure -tests -list` lists the places", got, mostWithoutInTests)
+	}
+	if got := m.Unclear(); got > mostUnclear {
+		t.Errorf("unclear wordings per 1,000 words of comment in tests: %.1f, want at most %.1f; "+
+			"`go run ./test/measure -tests -list` lists the places", got, mostUnclear)
 	}
 }
 
