@@ -169,13 +169,18 @@ func (r PeersResult) Markdown() string {
 	return b.String()
 }
 
-// RoundsMarkdown returns the same table with the figures of each round.
+// RoundsMarkdown returns the same table with the figures of each round, and the CPU time that other programs used during its drain.
 func (r PeersResult) RoundsMarkdown() string {
 	var b strings.Builder
 	r.writeHead(&b)
 	for i := range r.Runs {
 		for _, s := range r.Systems {
-			writeRow(&b, fmt.Sprintf("%s; round %d", s.Title, i+1), s.Rounds[i].DrainEPS/r.Systems[0].Rounds[i].DrainEPS, s.Rounds[i])
+			title := fmt.Sprintf("%s; round %d", s.Title, i+1)
+			// Without it, noise would look like a property of the system.
+			if pct := s.Rounds[i].ForeignCPU; pct >= 0 {
+				title += fmt.Sprintf(", other programs used %.0f %%", pct)
+			}
+			writeRow(&b, title, s.Rounds[i].DrainEPS/r.Systems[0].Rounds[i].DrainEPS, s.Rounds[i])
 		}
 	}
 	return b.String()

@@ -397,6 +397,7 @@ topics:
 		"record:\n  json: xml":                                                       "record.json (line 2): ",
 		"record:\n  placement:\n    - tenant:header\n    - tenant":                   "record.placement[1] (line 4): ",
 		"record:\n  placement:\n    - seal:header":                                   "record.placement[0] (line 3): ",
+		"record:\n  placement:\n    - shard:partition":                               "record.placement[0] (line 3): found \"shard:partition\"; set mapping.partition: shard",
 		"record:\n  placement:\n    - a:value\n    - b:value:a":                      "record.placement[1] (line 4): ",
 		"record:\n  headers:\n    id: x":                                             "record.headers.id (line 3): ",
 		"record:\n  headers:\n    tenant: \"{tenant}\"":                              "record.headers.tenant (line 3): ",

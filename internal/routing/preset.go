@@ -227,6 +227,9 @@ func (p *Preset) addPlacement(bad *InvalidError, key, text string, c PresetConfi
 			return
 		}
 		p.fields = append(p.fields, extraField{field, name})
+	// Debezium's third placement has a key of its own.
+	case "partition":
+		bad.addProblem(key, text, "set mapping.partition: "+field+" instead of this entry")
 	default:
 		bad.addProblem(key, text, "expected header or value after the field")
 	}
