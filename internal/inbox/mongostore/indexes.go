@@ -33,12 +33,12 @@ func (s *Store) EnsureIndexes(ctx context.Context) error {
 	existing, err := db.ListCollectionNames(ctx,
 		bson.D{{Key: "name", Value: s.offsets.Name()}}, options.ListCollections().SetAuthorizedCollections(true))
 	if err != nil {
-		return wrapPrivilege(err, "list the collections", "database "+db.Name())
+		return wrapPrivilege(err, "listing the collections of database "+db.Name())
 	}
 
 	if len(existing) == 0 {
 		if err := db.CreateCollection(ctx, s.offsets.Name()); err != nil && !hasCode(err, codeNamespaceExists) {
-			return wrapPrivilege(err, "create the collection", db.Name()+"."+s.offsets.Name())
+			return wrapPrivilege(err, "creating the collection "+db.Name()+"."+s.offsets.Name())
 		}
 	}
 
@@ -70,16 +70,16 @@ func createIndex(ctx context.Context, coll *mongo.Collection, field string, opts
 			"drop it and start again, or configure the inbox as it was: %w", field, on, err)
 	}
 
-	return wrapPrivilege(err, "create the index {"+field+": 1}", on)
+	return wrapPrivilege(err, "creating the index {"+field+": 1} on "+on)
 }
 
 // wrapPrivilege adds the action to the error, and the fix if the user has no permission.
-func wrapPrivilege(err error, action, on string) error {
+func wrapPrivilege(err error, action string) error {
 	if err == nil {
 		return nil
 	}
 	if hasCode(err, codeUnauthorized) {
-		return fmt.Errorf("the user has no permission to %s on %s: grant it, or let an administrator do it: %w", action, on, err)
+		return fmt.Errorf("%s: %w; grant the user this permission, or let an administrator do it", action, err)
 	}
-	return fmt.Errorf("could not %s on %s: %w", action, on, err)
+	return fmt.Errorf("%s: %w", action, err)
 }
