@@ -99,7 +99,7 @@ func (b *bench) letter(doc bson.D) Letter {
 	}
 }
 
-func (b *bench) count(coll string) int64 {
+func (b *bench) countDocuments(coll string) int64 {
 	b.t.Helper()
 	n, err := mongodb.Majority(b.db.Collection(coll)).CountDocuments(b.t.Context(), bson.D{})
 	if err != nil {
@@ -172,7 +172,7 @@ func TestMoveIsIdempotentAndKeepsTheWholeEnvelope(t *testing.T) {
 		d.FirstFailure.UnixMilli() != 1000 || d.LastFailure.UnixMilli() != 2000 {
 		t.Errorf("the letter with two attempts: %+v, %v", d, err)
 	}
-	if n := b.count("outbox"); n != 1 {
+	if n := b.countDocuments("outbox"); n != 1 {
 		t.Errorf("%d envelopes are left, want only the healthy one", n)
 	}
 	if _, err := Open(t.Context(), b.db, b.id(healthy, 0)); !errors.Is(err, mongodb.ErrNotFound) {
@@ -196,7 +196,7 @@ func TestN16_ALetterIsMadeFromTheStreamsImage(t *testing.T) {
 	if r, want := b.move(old), (Result{Moved: 1}); r != want {
 		t.Errorf("a requeued envelope: got %+v, want %+v", r, want)
 	}
-	if b.count("outbox") != 1 {
+	if b.countDocuments("outbox") != 1 {
 		t.Error("the requeued envelope was deleted with its old delivery")
 	}
 	if r, want := b.move(next), (Result{Moved: 1, Deleted: 1}); r != want {
@@ -302,7 +302,7 @@ func TestN03_ADeposedOwnerMovesNothing(t *testing.T) {
 	if !errors.Is(err, lease.ErrLeaseLost) || r != (Result{}) {
 		t.Errorf("got %+v, %v, want %v", r, err, lease.ErrLeaseLost)
 	}
-	if b.count("outbox") != 1 || b.count("outbox_dead") != 0 {
+	if b.countDocuments("outbox") != 1 || b.countDocuments("outbox_dead") != 0 {
 		t.Error("a deposed owner moved an envelope")
 	}
 }
@@ -325,7 +325,7 @@ func TestN03_LettersAreMovedInPartsWhereTheServerIsSlow(t *testing.T) {
 	if want := (Result{Moved: 40, Deleted: 40, Chunked: 1}); err != nil || r != want {
 		t.Errorf("got %+v, %v, want %+v; %d attempts failed", r, err, want, slow.Late.Load())
 	}
-	if n := b.count("outbox"); n != 0 {
+	if n := b.countDocuments("outbox"); n != 0 {
 		t.Errorf("%d envelopes are left, want none", n)
 	}
 }
@@ -349,7 +349,7 @@ func TestMoveRefusesWhatItCannotWrite(t *testing.T) {
 			t.Errorf("%s: got no error", name)
 		}
 	}
-	if b.count("outbox") != 1 {
+	if b.countDocuments("outbox") != 1 {
 		t.Error("a move with an invalid letter has removed an envelope")
 	}
 	if r := b.move(); r != (Result{}) {

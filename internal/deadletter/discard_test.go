@@ -36,12 +36,12 @@ func TestDiscard(t *testing.T) {
 	if err != nil || n != 1250-mongodb.MaxDocuments {
 		t.Errorf("the second call: got %d, %v, want %d", n, err, 1250-mongodb.MaxDocuments)
 	}
-	if left := b.count("outbox_dead"); left != 1251 {
+	if left := b.countDocuments("outbox_dead"); left != 1251 {
 		t.Errorf("%d letters are left, want 1251", left)
 	}
 
 	n, err = b.desk().Discard(t.Context(), b.ns(), Query{All: true}, nil)
-	if err != nil || n != 1251 || b.count("outbox_dead") != 0 {
+	if err != nil || n != 1251 || b.countDocuments("outbox_dead") != 0 {
 		t.Errorf("discard of all: got %d, %v, want 1251", n, err)
 	}
 }
@@ -175,7 +175,7 @@ func TestExpiryIsOffUntilItIsAskedFor(t *testing.T) {
 		bson.D{{Key: "movedAt", Value: isDate}},
 		bson.D{{Key: "chunkedAt", Value: isDate}},
 	}}})
-	if all := b.count("outbox_dead"); err != nil || n != all {
+	if all := b.countDocuments("outbox_dead"); err != nil || n != all {
 		t.Errorf("%d of %d documents can expire, %v, want all", n, all, err)
 	}
 }

@@ -269,9 +269,9 @@ func TestARequeueConvergesAfterACrashInTheMiddle(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	got, err := b.desk().Requeue(ctx, b.ns(), Query{All: true}, Options{}, func(Outcome) { cancel() })
 	first := got.Requeued
-	if err == nil || first != initialPartSize || b.count("outbox") != first {
+	if err == nil || first != initialPartSize || b.countDocuments("outbox") != first {
 		t.Fatalf("after the first part: got %+v, %v, %d in the outbox, want %d and an error",
-			got, err, b.count("outbox"), initialPartSize)
+			got, err, b.countDocuments("outbox"), initialPartSize)
 	}
 
 	// Parts follow the order of the stream, so no envelope of a later part is in the outbox.
@@ -292,7 +292,7 @@ func TestARequeueConvergesAfterACrashInTheMiddle(t *testing.T) {
 		t.Errorf("the third call: got %+v, want none", got)
 	}
 
-	if c := b.count("outbox"); c != n-100 {
+	if c := b.countDocuments("outbox"); c != n-100 {
 		t.Errorf("%d envelopes in the outbox, want each of the remaining %d once", c, n-100)
 	}
 	otherDelivery := bson.D{{Key: "delivery", Value: bson.D{{Key: "$ne", Value: int32(1)}}}}
@@ -329,8 +329,8 @@ func TestTwoRequeuesAtOnceDeliverOnce(t *testing.T) {
 		}
 		sum += r.outcome.Requeued
 	}
-	if sum != 400 || b.count("outbox") != 400 {
-		t.Errorf("got %d requeued and %d in the outbox, want 400", sum, b.count("outbox"))
+	if sum != 400 || b.countDocuments("outbox") != 400 {
+		t.Errorf("got %d requeued and %d in the outbox, want 400", sum, b.countDocuments("outbox"))
 	}
 }
 
@@ -397,7 +397,7 @@ func TestN20_ALargeLetterComesBackWhole(t *testing.T) {
 
 	// A discard removes the chunks too.
 	n, err := b.desk().Discard(t.Context(), b.ns(), Query{RequeueStatus: Requeued, Type: "OrderPlaced"}, nil)
-	if left := b.count("outbox_dead"); err != nil || n != 1 || left != 0 {
+	if left := b.countDocuments("outbox_dead"); err != nil || n != 1 || left != 0 {
 		t.Errorf("discard: got %d, %v, %d documents left, want 1 and none left", n, err, left)
 	}
 }

@@ -314,10 +314,10 @@ func TestN04_Chaos(t *testing.T) {
 				k.kill(t, b)
 			}
 			pause(t.Context(), time.Duration(3000+rand.IntN(5000))*time.Millisecond)
-			k.start(t, a)
+			k.startBroker(t, a)
 			if mode > 0 {
 				pause(t.Context(), 500*time.Millisecond)
-				k.start(t, b)
+				k.startBroker(t, b)
 			}
 		})
 		begin := time.Now()
@@ -340,7 +340,7 @@ func TestN04_Chaos(t *testing.T) {
 	last := owners[len(owners)-1]
 	last.pausing.Store(true)
 	last.lanes.Wait()
-	d.count(t, k, topic)
+	d.checkRecords(t, k, topic)
 	t.Logf("found only by a read-back %d, self-moves %d, senders %+v", d.found, moves, d.senders)
 }
 
@@ -354,8 +354,8 @@ func (o *chaosOwner) quiet() bool {
 	return true
 }
 
-// count reads everything and compares.
-func (d *chaosDoc) count(t *testing.T, k cluster, topic string) {
+// checkRecords reads all records and compares them with the sent ones.
+func (d *chaosDoc) checkRecords(t *testing.T, k cluster, topic string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	cl, err := kgo.NewClient(kgo.SeedBrokers(k.Brokers()...), kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))

@@ -48,7 +48,7 @@ func (k cluster) kill(tb testing.TB, id int) {
 	}
 }
 
-func (k cluster) start(tb testing.TB, id int) {
+func (k cluster) startBroker(tb testing.TB, id int) {
 	tb.Helper()
 	if err := k.Kafkas()[id-1].Start(); err != nil {
 		tb.Fatal(err)
@@ -219,7 +219,7 @@ func TestN04_SickPartitions(t *testing.T) {
 		do()
 	}
 
-	k.start(t, 3)
+	k.startBroker(t, 3)
 	for _, do := range slices.Backward(back) { // the last one has a zombie at the door
 		do()
 	}

@@ -24,7 +24,7 @@ import (
 
 func TestSweepsInTheOrderOfStampsOverCollections(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newBundle(t)
 	names := []string{"a", "b", "c"}
 	var want []string
 	for i := range 300 {
@@ -56,7 +56,7 @@ func TestSweepsInTheOrderOfStampsOverCollections(t *testing.T) {
 
 func TestFromCursorAndMargin(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newBundle(t)
 	c := b.outbox("o")
 	at := func(id string, ts bson.Timestamp) {
 		if _, err := c.InsertOne(t.Context(), bson.D{{Key: "_id", Value: id}, {Key: "ts", Value: ts}}); err != nil {
@@ -97,7 +97,7 @@ func TestFromCursorAndMargin(t *testing.T) {
 // whose clock is wrong by less than the margin, and it keeps the order of insertion.
 func TestN25_TimesInIDsLimitTheSweepOfUnstampedEnvelopes(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newBundle(t)
 	c := b.outbox("o")
 	now := time.Now()
 	const margin = idMargin
@@ -190,7 +190,7 @@ func listed(t *testing.T, b *bundle, name string) [16]byte {
 // Documents without a stamp are found by the index, in the order of insertion within a kind, before the others.
 func TestUnstampedAreSweptByPresence(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newBundle(t)
 	c := b.outbox("o")
 	if found, err := hasUnstamped(t.Context(), b.now(), c, slot.Range{}); err != nil || found {
 		t.Fatalf("an empty outbox has unstamped envelopes: %v %v", found, err)
@@ -258,7 +258,7 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 // the majority last.
 func TestN22_NothingBetweenSweepAndStream(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newBundle(t)
 	c := b.outbox("o")
 	w1 := b.db.Collection("o", options.Collection().SetWriteConcern(writeconcern.W1()))
 	ctx, stop := context.WithCancel(t.Context())
@@ -330,7 +330,7 @@ func TestN22_TransactionOpenAcrossTheEnd(t *testing.T) {
 	for _, when := range []string{"before", "during", "after"} {
 		t.Run(when, func(t *testing.T) {
 			t.Parallel()
-			b := setup(t)
+			b := newBundle(t)
 			c := b.outbox("o")
 			b.insert(t.Context(), c, "first")
 			sess, err := b.client.StartSession()
@@ -395,7 +395,7 @@ func TestN22_TransactionOpenAcrossTheEnd(t *testing.T) {
 // N22: a second round does not repeat the envelopes of the first round.
 func TestN22_RoundsShareTheSkipSet(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newBundle(t)
 	c := b.outbox("o")
 	for i := range 10 {
 		b.insert(t.Context(), c, fmt.Sprintf("e%d", i))
@@ -418,7 +418,7 @@ func TestN22_RoundsShareTheSkipSet(t *testing.T) {
 // sent with the flag.
 func TestN22_FullSkipSetFlags(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newBundle(t)
 	c := b.outbox("o")
 	for i := range 5 {
 		b.insert(t.Context(), c, fmt.Sprintf("e%d", i))
@@ -454,7 +454,7 @@ func TestN22_FullSkipSetFlags(t *testing.T) {
 // A cursor that is lost, a server that fails and stamps that are shared: nothing is missing, nothing comes twice.
 func TestReadsGoOnBehindTheLastEnvelope(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newBundle(t)
 	c := b.outbox("o")
 	var want []string
 	var docs []any
@@ -486,7 +486,7 @@ func TestReadsGoOnBehindTheLastEnvelope(t *testing.T) {
 
 func TestSweepEnds(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newBundle(t)
 	b.insert(t.Context(), b.outbox("o"), "a")
 	b.insert(t.Context(), b.outbox("o"), "b")
 	refused := errors.New("no")
@@ -518,7 +518,7 @@ func TestN21_SweepReadsMajorityOnThePrimary(t *testing.T) {
 			finds = append(finds, bson.Raw(append([]byte(nil), e.Command...)))
 		}
 	}}
-	b := setup(t, options.Client().SetMonitor(monitor).SetReadPreference(readpref.Nearest()))
+	b := newBundle(t, options.Client().SetMonitor(monitor).SetReadPreference(readpref.Nearest()))
 	b.insert(t.Context(), b.outbox("o"), "a")
 	s := b.sweep(b.now(), &publisher{}, "o")
 	b.run(s)
@@ -538,7 +538,7 @@ func TestN21_SweepReadsMajorityOnThePrimary(t *testing.T) {
 // TestN27_ASweepSaysThatItsCollectionWasRenamed: read by its name, a collection that loses it looks as if it ended.
 func TestN27_ASweepSaysThatItsCollectionWasRenamed(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newBundle(t)
 	for i := range 200 {
 		b.insert(t.Context(), b.outbox("o"), fmt.Sprintf("e%03d", i))
 	}
@@ -577,7 +577,7 @@ func (p publisherFunc) Deliver(ctx context.Context, e *outboxes.Envelope) error 
 // The sweep waits longer each time, so that it ends.
 func TestN22_ASweepOfASlowCollectionEnds(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newBundle(t)
 	c := b.db.Collection("o")
 	for i := range 3 {
 		b.insert(t.Context(), c, fmt.Sprint("e", i))

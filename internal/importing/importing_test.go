@@ -96,7 +96,7 @@ func (f *fixture) importRows(o Options) Report {
 	if err != nil || !plan.DryRun || plan.Done {
 		f.t.Fatalf("%+v, %v", plan, err)
 	}
-	if n := f.count(f.outbox) + f.count(f.dead()) + f.count(f.state.Collection("imports")); n != 0 {
+	if n := f.countDocuments(f.outbox) + f.countDocuments(f.dead()) + f.countDocuments(f.state.Collection("imports")); n != 0 {
 		f.t.Errorf("the plan wrote %d documents", n)
 	}
 
@@ -113,7 +113,7 @@ func (f *fixture) importRows(o Options) Report {
 
 func (f *fixture) dead() *mongo.Collection { return f.outbox.Database().Collection("outbox_dead") }
 
-func (f *fixture) count(coll *mongo.Collection) int64 {
+func (f *fixture) countDocuments(coll *mongo.Collection) int64 {
 	f.t.Helper()
 	n, err := coll.CountDocuments(f.t.Context(), bson.D{})
 	if err != nil {
@@ -224,7 +224,7 @@ func TestImportOfSlimMessageBus(t *testing.T) {
 	if reason := letter.Lookup("reason").StringValue(); !strings.Contains(reason, "attempts of slimmessagebus: 3") {
 		t.Errorf("reason %q", reason)
 	}
-	if n := f.count(f.outbox.Database().Collection("smb_outbox")); n != 5 {
+	if n := f.countDocuments(f.outbox.Database().Collection("smb_outbox")); n != 5 {
 		t.Errorf("%d rows are left", n)
 	}
 }
@@ -649,7 +649,7 @@ func TestInterruptedImport(t *testing.T) {
 	if err != nil || again.Known != batchRows || again.Pending != rows-batchRows {
 		t.Errorf("%+v, %v", again, err)
 	}
-	if n := f.count(f.outbox); n != rows-batchRows {
+	if n := f.countDocuments(f.outbox); n != rows-batchRows {
 		t.Errorf("%d envelopes", n)
 	}
 }

@@ -65,7 +65,7 @@ func TestHundredDuplicatesAtOnceHaveOneEffect(t *testing.T) {
 	}
 
 	wg.Wait()
-	if n := b.count(t, "effects", bson.D{}); n != 1 || duplicates.Load() != 99 {
+	if n := b.countDocuments(t, "effects", bson.D{}); n != 1 || duplicates.Load() != 99 {
 		t.Fatalf("%d effects and %d duplicates, want 1 and 99", n, duplicates.Load())
 	}
 }
@@ -85,7 +85,7 @@ func TestARolledBackTransactionLeavesNothing(t *testing.T) {
 	}
 
 	for _, coll := range []string{"inbox", "inbox_offsets", "inbox_claims"} {
-		if n := b.count(t, coll, bson.D{}); n != 0 {
+		if n := b.countDocuments(t, coll, bson.D{}); n != 0 {
 			t.Errorf("%s has %d documents", coll, n)
 		}
 	}
@@ -114,7 +114,7 @@ func TestAnErrorOfAdmitDoomsTheTransaction(t *testing.T) {
 
 		return nil
 	})
-	if !errors.Is(err, inbox.ErrInProgress) || b.count(t, "effects", bson.D{}) != 0 {
+	if !errors.Is(err, inbox.ErrInProgress) || b.countDocuments(t, "effects", bson.D{}) != 0 {
 		t.Fatalf("the transaction ended with %v", err)
 	}
 }
@@ -130,10 +130,10 @@ func TestWatermarksRefuseWhenMarkersAreGoneAtTheSizeOfLanes(t *testing.T) {
 	if fresh := b.admit(t, b.new(t), list...); slices.Contains(fresh, true) {
 		t.Fatalf("fresh again: %v", fresh)
 	}
-	if n := b.count(t, "inbox_offsets", bson.D{}); n != inbox.Lanes {
+	if n := b.countDocuments(t, "inbox_offsets", bson.D{}); n != inbox.Lanes {
 		t.Fatalf("%d watermarks for one partition, want %d", n, inbox.Lanes)
 	}
-	if n := b.count(t, "inbox", bson.D{}); n != 0 {
+	if n := b.countDocuments(t, "inbox", bson.D{}); n != 0 {
 		t.Fatalf("%d markers were written for what the watermark refuses", n)
 	}
 }
@@ -166,7 +166,7 @@ func TestLanesDoNotConflict(t *testing.T) {
 		wg.Wait()
 	}
 
-	if n := w.count(); n != 0 {
+	if n := w.countConflicts(); n != 0 {
 		t.Fatalf("%d write conflicts between different lanes", n)
 	}
 
@@ -178,7 +178,7 @@ func TestLanesDoNotConflict(t *testing.T) {
 		err := b.transaction(t.Context(), func(ctx context.Context) error {
 			_, err := b.inbox.Admit(ctx, []inbox.Entry{placed("x", 0, 10)})
 			begun()
-			stacktest.Eventually(t, "the other to conflict", func() bool { return w.count() > 0 })
+			stacktest.Eventually(t, "the other to conflict", func() bool { return w.countConflicts() > 0 })
 			return err
 		})
 		if err != nil {

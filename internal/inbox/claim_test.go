@@ -51,7 +51,7 @@ func TestCrashBetweenClaimAndHandled(t *testing.T) {
 	if !errors.Is(err, inbox.ErrClaimLost) {
 		t.Fatalf("the old holder's transaction ends with %v", err)
 	}
-	if n := b.count(t, "effects", bson.D{}); n != 1 {
+	if n := b.countDocuments(t, "effects", bson.D{}); n != 1 {
 		t.Fatalf("%d effects", n)
 	}
 }
@@ -93,13 +93,13 @@ func TestRenewalsDoNotDisturbTheHandlersTransaction(t *testing.T) {
 			return c.Handled(ctx)
 		})
 	})
-	if err != nil || attempts != 1 || w.count() != 0 {
-		t.Fatalf("%v after %d attempts and %d conflicts", err, attempts, w.count())
+	if err != nil || attempts != 1 || w.countConflicts() != 0 {
+		t.Fatalf("%v after %d attempts and %d conflicts", err, attempts, w.countConflicts())
 	}
 	if err := c.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if n := b.count(t, "inbox_claims", bson.D{}); n != 0 {
+	if n := b.countDocuments(t, "inbox_claims", bson.D{}); n != 0 {
 		t.Fatalf("%d leases stay", n)
 	}
 }

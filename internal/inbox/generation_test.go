@@ -80,7 +80,7 @@ func TestN29_AGenerationIsOneDocument(t *testing.T) {
 	if _, err := attach(t, b.inbox, 10); err != nil {
 		t.Fatal(err)
 	}
-	if n := b.count(t, "inbox_offsets", bson.D{{Key: "g", Value: 1}}); n != 1 {
+	if n := b.countDocuments(t, "inbox_offsets", bson.D{{Key: "g", Value: 1}}); n != 1 {
 		t.Fatalf("%d documents have the new generation", n)
 	}
 

@@ -101,7 +101,7 @@ func (b bundle) dropTTL(tb testing.TB, coll, index string) {
 	}
 }
 
-func (b bundle) count(tb testing.TB, coll string, filter bson.D) int {
+func (b bundle) countDocuments(tb testing.TB, coll string, filter bson.D) int {
 	tb.Helper()
 	n, err := b.db.Collection(coll).CountDocuments(tb.Context(), filter)
 	if err != nil {

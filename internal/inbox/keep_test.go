@@ -131,7 +131,7 @@ func TestSweepIsBounded(t *testing.T) {
 		}
 	}
 
-	if n := b.count(t, "inbox", bson.D{}); n != 5 {
+	if n := b.countDocuments(t, "inbox", bson.D{}); n != 5 {
 		t.Fatalf("%d markers are left", n)
 	}
 	if _, err := b.inbox.Sweep(t.Context(), -1); !errors.Is(err, inbox.ErrInvalid) {

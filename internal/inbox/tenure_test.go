@@ -73,7 +73,7 @@ func TestAKilledProcessHoldsNobodyUp(t *testing.T) {
 		t.Errorf("the commit's error is %v", err)
 	}
 
-	if n := b.count(t, "inbox", bson.D{{Key: "_id.i", Value: "2"}}); n != 1 {
+	if n := b.countDocuments(t, "inbox", bson.D{{Key: "_id.i", Value: "2"}}); n != 1 {
 		t.Errorf("%d markers", n)
 	}
 }
@@ -146,7 +146,7 @@ func TestAConsumerGivesBackOnlyItsOwn(t *testing.T) {
 		t.Errorf("the claim of the other consumer: %v", err)
 	}
 
-	if n := b.count(t, "inbox_tenures", bson.D{}); n != 1 {
+	if n := b.countDocuments(t, "inbox_tenures", bson.D{}); n != 1 {
 		t.Errorf("%d tenures", n)
 	}
 
@@ -192,7 +192,7 @@ func TestAPartitionThatWasGivenBackIsNotFreed(t *testing.T) {
 	}
 
 	b.admit(t, first, placed("1", 0, 1))
-	if n := b.count(t, "inbox_tenures", bson.D{}); n != 1 {
+	if n := b.countDocuments(t, "inbox_tenures", bson.D{}); n != 1 {
 		t.Fatalf("%d tenures", n)
 	}
 
@@ -201,7 +201,7 @@ func TestAPartitionThatWasGivenBackIsNotFreed(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	if n := b.count(t, "inbox_tenures", bson.D{}); n != 0 {
+	if n := b.countDocuments(t, "inbox_tenures", bson.D{}); n != 0 {
 		t.Errorf("%d tenures are left", n)
 	}
 

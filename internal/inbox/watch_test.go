@@ -71,7 +71,7 @@ func (w *watch) reset() {
 	w.cmds, w.conflicts = nil, 0
 }
 
-func (w *watch) count() int {
+func (w *watch) countConflicts() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.conflicts

@@ -57,8 +57,8 @@ func (f *fake) Report() *health.Report {
 	return f.report
 }
 
-// start runs a server for the test and returns its base URL.
-func start(t *testing.T, h Health) string {
+// startServer runs a server for the test and returns its base URL.
+func startServer(t *testing.T, h Health) string {
 	t.Helper()
 	set := metrics.New("9.9.9")
 	set.ObservePublish("orders", metrics.Acked, 3)
@@ -98,7 +98,7 @@ func get(t *testing.T, url string) (int, string) {
 func TestLivez(t *testing.T) {
 	t.Parallel()
 	h := &fake{}
-	url := start(t, h) + "/livez"
+	url := startServer(t, h) + "/livez"
 	if status, body := get(t, url); status != 200 || body != "{\"live\":true}\n" {
 		t.Errorf("%d %s", status, body)
 	}
@@ -111,7 +111,7 @@ func TestLivez(t *testing.T) {
 func TestReadyz(t *testing.T) {
 	t.Parallel()
 	h := &fake{role: "starting"}
-	url := start(t, h) + "/readyz"
+	url := startServer(t, h) + "/readyz"
 	check := func(status int, want readiness) {
 		t.Helper()
 		got, body := get(t, url)
@@ -138,7 +138,7 @@ func TestReadyz(t *testing.T) {
 
 func TestMetrics(t *testing.T) {
 	t.Parallel()
-	url := start(t, &fake{})
+	url := startServer(t, &fake{})
 	status, body := get(t, url+"/metrics")
 	for _, want := range []string{`outrelay_published_total{result="acked",topic="orders"} 3`, `outrelay_build_info{`, `outrelay_publish_latency_seconds_bucket{le="0.0005"} 0`} {
 		if status != 200 || !strings.Contains(body, want) {
@@ -149,7 +149,7 @@ func TestMetrics(t *testing.T) {
 
 func TestNothingElseIsServed(t *testing.T) {
 	t.Parallel()
-	url := start(t, &fake{ok: true})
+	url := startServer(t, &fake{ok: true})
 	for _, path := range []string{"/", "/debug/pprof/", "/config", "/livez/x"} {
 		if status, _ := get(t, url+path); status != 404 {
 			t.Errorf("%s: %d", path, status)

@@ -67,12 +67,12 @@ func TestN08_WhatWasSentToAQuarantinedPartitionIsFoundLater(t *testing.T) {
 		m, err := cl.Metadata(t.Context(), &kafka.MetadataRequest{Topics: []string{b.topic}})
 		return err == nil && len(m.Topics) == 1 && len(m.Topics[0].Partitions) == 1 && m.Topics[0].Partitions[0].Leader.Host == ""
 	})
-	before := b.log.count("took over")
+	before := b.log.countLines("took over")
 	second := b.start(brokers)
-	stacktest.Eventually(t, "the second relay has taken over", func() bool { return b.log.count("took over") > before })
+	stacktest.Eventually(t, "the second relay has taken over", func() bool { return b.log.countLines("took over") > before })
 	wake()
 	b.log.wait(t, "in quarantine can be read back")
-	stacktest.Eventually(t, "the second relay has taken over again", func() bool { return b.log.count("took over") > before+1 })
+	stacktest.Eventually(t, "the second relay has taken over again", func() bool { return b.log.countLines("took over") > before+1 })
 	stacktest.Eventually(t, "the offset is stored again", func() bool { at, _ := stored().AsInt64OK(); return at > 0 }) // nothing keeps the offset back
 	if err := second(); err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func TestN08_WhatWasSentToAQuarantinedPartitionIsFoundLater(t *testing.T) {
 	}
 }
 
-func (l *lines) count(text string) int {
+func (l *lines) countLines(text string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return strings.Count(l.buf.String(), text)

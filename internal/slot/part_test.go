@@ -186,7 +186,7 @@ func TestN28_SharingComesToRest(t *testing.T) {
 				clear(resting)
 			}
 			for i, s := range tab.Slots {
-				if s.Node == "" && tab.CountsForQuota(i) && tab.count(n) < tab.Quota(n) {
+				if s.Node == "" && tab.CountsForQuota(i) && tab.countSlots(n) < tab.Quota(n) {
 					tab.Slots[i].Node = n
 					clear(resting)
 					break
@@ -213,7 +213,7 @@ func (t Table) held(node string) int {
 	return -1
 }
 
-func (t Table) count(node string) (c int) {
+func (t Table) countSlots(node string) (c int) {
 	for i, s := range t.Slots {
 		if s.Node == node && t.CountsForQuota(i) {
 			c++

@@ -100,8 +100,8 @@ func (p *probe) Ready() (bool, string, []string) {
 	return len(p.reasons) == 0, p.role, p.reasons
 }
 
-// run runs a Supervisor until the test ends or stop is called.
-func run(t *testing.T, p *probe) (stop context.CancelFunc) {
+// runSupervisor runs a Supervisor until the test ends or stop is called.
+func runSupervisor(t *testing.T, p *probe) (stop context.CancelFunc) {
 	t.Helper()
 	s := New("default", p, slog.New(slog.DiscardHandler))
 	if s == nil {
@@ -125,7 +125,7 @@ func run(t *testing.T, p *probe) (stop context.CancelFunc) {
 func TestReadyStatusAndStopping(t *testing.T) {
 	m := listen(t, 0)
 	p := &probe{role: "starting"}
-	stop := run(t, p)
+	stop := runSupervisor(t, p)
 	if before, status := m.until("STATUS="); len(before) > 0 || status != "STATUS=starting of watcher default: well" {
 		t.Errorf("%q before %q: ready while it is starting", before, status)
 	}
@@ -156,7 +156,7 @@ func TestReadyStatusAndStopping(t *testing.T) {
 func TestAHungLoopStopsTheWatchdog(t *testing.T) {
 	m := listen(t, 300*time.Millisecond)
 	p := &probe{role: "owner"}
-	run(t, p)
+	runSupervisor(t, p)
 	m.until("WATCHDOG=1")
 	m.until("WATCHDOG=1")
 	p.set(func(p *probe) { p.dead = errors.New("the pump stands still") })

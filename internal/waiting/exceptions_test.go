@@ -71,7 +71,7 @@ func TestN15_ParkedEnvelopesDrainInOrder(t *testing.T) {
 	if _, ok := d["sentAt"].(bson.DateTime); !ok || d["ts"].(bson.Timestamp).T < 1_600_000_000 {
 		t.Errorf("a finished envelope: %v", d)
 	}
-	if got := h.count(bson.D{{Key: "attempts", Value: bson.D{{Key: "$gt", Value: 0}}}}); got != 0 {
+	if got := h.countDocuments(bson.D{{Key: "attempts", Value: bson.D{{Key: "$gt", Value: 0}}}}); got != 0 {
 		t.Errorf("an outage spent attempts on %d envelopes", got)
 	}
 }
@@ -146,7 +146,7 @@ func TestN15_OrderIsByTopic(t *testing.T) {
 	h.until("b has all", func() bool { return len(h.broker.ids("b")) == 3 })
 	h.broker.wants("b", "e000001", "e000002", "e000003")
 	te.landed()
-	h.until("two wait for a", func() bool { return h.count(bson.D{{Key: "pending", Value: bson.A{"a"}}}) == 2 })
+	h.until("two wait for a", func() bool { return h.countDocuments(bson.D{{Key: "pending", Value: bson.A{"a"}}}) == 2 })
 	te.out.unpark("a")
 	h.drained()
 	h.broker.wants("a", "e000001", "e000003")
@@ -208,7 +208,7 @@ func TestN17_ExpiredOnesAreDroppedIfAsked(t *testing.T) {
 	h.drop = true
 	h.put(h.exception(1, "k", "parked", bson.E{Key: "expiresAt", Value: time.UnixMilli(5)}))
 	te := h.begin().run()
-	h.until("it is gone", func() bool { return h.count(bson.D{}) == 0 })
+	h.until("it is gone", func() bool { return h.countDocuments(bson.D{}) == 0 })
 	te.landed()
 	if n, _ := h.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{}); n != 0 || te.ends[Dropped] != 1 {
 		t.Errorf("%d letters, %v", n, te.ends)
@@ -291,7 +291,7 @@ func TestRecordingKeepsOrDeletes(t *testing.T) {
 			h.drained()
 			te.landed()
 			if recording == "delete" {
-				if n := h.count(bson.D{}); n != 0 {
+				if n := h.countDocuments(bson.D{}); n != 0 {
 					t.Errorf("%d documents are left", n)
 				}
 				return
@@ -339,7 +339,7 @@ func TestWhatSomebodyChangedMeanwhileIsLeftAlone(t *testing.T) {
 
 	te.out.hold(false)
 	te.landed()
-	if h.count(id(1)) != 0 || h.count(id(4)) != 0 {
+	if h.countDocuments(id(1)) != 0 || h.countDocuments(id(4)) != 0 {
 		t.Error("a deleted one is there again")
 	}
 	if n, _ := h.db.Collection("outbox_dead").CountDocuments(ctx, bson.D{}); n != 0 {

@@ -37,7 +37,7 @@ type house struct {
 
 func newHouse(t *testing.T) *house {
 	t.Helper()
-	b := setup(t)
+	b := newBundle(t)
 	h := &house{bundle: b, coll: b.outbox("outbox"), broker: newBroker(t), recording: "watermark", attempts: 3}
 	// The lease is not renewed, so it lasts longer than any test.
 	l := lease.New(lease.Config{Collection: b.db.Collection("watchers"), ID: "orders/0of1", Node: "a", TTL: time.Hour, ReplicaSetID: "here"})
@@ -167,7 +167,7 @@ func (h *house) until(what string, cond func() bool) {
 	stacktest.Eventually(h.t, what, cond, func() any { return fmt.Sprintf("%d left, topics %v", h.left(), h.broker.topics) })
 }
 
-func (h *house) count(filter bson.D) int64 {
+func (h *house) countDocuments(filter bson.D) int64 {
 	h.t.Helper()
 	n, err := h.coll.CountDocuments(h.t.Context(), filter)
 	if err != nil {
@@ -178,7 +178,7 @@ func (h *house) count(filter bson.D) int64 {
 
 // left is how many exceptions there are.
 func (h *house) left() int64 {
-	return h.count(bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
+	return h.countDocuments(bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
 }
 
 func (h *house) drained() {

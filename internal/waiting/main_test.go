@@ -31,7 +31,7 @@ type bundle struct {
 	db     *mongo.Database
 }
 
-func setup(t *testing.T, opts ...*options.ClientOptions) *bundle {
+func newBundle(t *testing.T, opts ...*options.ClientOptions) *bundle {
 	t.Helper()
 	b := &bundle{t: t, app: stacktest.Name(t), client: stacktest.Client(t)}
 	b.db = stacktest.Database(t, b.client)

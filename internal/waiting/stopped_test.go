@@ -44,7 +44,7 @@ func TestN15_AStoppedKeyIsPassedOver(t *testing.T) {
 	h.put(docs...)
 	read := h.counting()
 	te := h.begin().run()
-	h.until("another topic of the key, and another key, flow", func() bool { return h.count(bson.D{{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}}}) == 2 })
+	h.until("another topic of the key, and another key, flow", func() bool { return h.countDocuments(bson.D{{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}}}) == 2 })
 	if n := read.Load(); n > behind/2 {
 		t.Errorf("%d documents were read of a key that is stopped", n)
 	}
@@ -126,7 +126,7 @@ func TestN17_AnArrayAsAKeyIsADeadLetterAndHoldsUpNobody(t *testing.T) {
 	h.put(docs...)
 	began := time.Now()
 	h.begin().run()
-	h.until("the others are sent", func() bool { return h.count(bson.D{{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}}}) == 100 })
+	h.until("the others are sent", func() bool { return h.countDocuments(bson.D{{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}}}) == 100 })
 	if took := time.Since(began); took > sureEvery/2 {
 		t.Errorf("the others were sent after %v, by a pass that makes up for what was missed", took)
 	}

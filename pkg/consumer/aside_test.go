@@ -63,7 +63,7 @@ func (k *kit) untilSettled(partitions, n int) {
 		return err == nil && left == 0
 	})
 	k.until("all offsets", func(context.Context) bool { return sum(k.committed(partitions)) == int64(n) })
-	if got := k.count(deadletter.DefaultCollection); got != 0 {
+	if got := k.countDocuments(deadletter.DefaultCollection); got != 0 {
 		k.Errorf("dead letters: got %d, want none", got)
 	}
 }
@@ -200,7 +200,7 @@ func TestManyBadMessagesDoNotHoldUpAHandlerThatStarts(t *testing.T) {
 	k.publish(numbered(good, good)...)
 	start()
 	k.untilCount("effects", bad+good)
-	if got := k.count(setaside.DefaultCollection); got != bad {
+	if got := k.countDocuments(setaside.DefaultCollection); got != bad {
 		t.Errorf("messages that are set aside: got %d, want the %d bad ones", got, bad)
 	}
 }
@@ -260,10 +260,10 @@ func TestAFailedMessageHoldsUpItsKeyAloneAndKeepsItsOrder(t *testing.T) {
 	// All offsets pass, because eight messages of the key wait in the database.
 	k.untilCount("effects", n-8)
 	k.until("all offsets", func(context.Context) bool { return sum(k.committed(1)) == n })
-	if got := k.count("effects"); got != n-8 {
+	if got := k.countDocuments("effects"); got != n-8 {
 		t.Errorf("effects while the message fails: got %d, want %d", got, n-8)
 	}
-	if got := k.count(setaside.DefaultCollection); got != 8 {
+	if got := k.countDocuments(setaside.DefaultCollection); got != 8 {
 		t.Errorf("messages that are set aside: got %d, want 8", got)
 	}
 
@@ -287,7 +287,7 @@ func TestMessagesThatWaitSurviveACrashAndARedelivery(t *testing.T) {
 	})
 	k.publish(numbered(keys, n)...)
 	stop := k.start(first)
-	k.until("the messages to be set aside", func(context.Context) bool { return k.count(setaside.DefaultCollection) == 14 })
+	k.until("the messages to be set aside", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 14 })
 	k.untilCount("effects", n-14)
 	stop()
 
@@ -321,7 +321,7 @@ func TestMessagesThatWaitMoveWithTheirPartition(t *testing.T) {
 
 	k.start(member())
 	k.publish(numbered(keys, n)...)
-	k.until("every key to wait", func(context.Context) bool { return k.count(setaside.DefaultCollection) == keys*6 })
+	k.until("every key to wait", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == keys*6 })
 	before := stats.assigned.Load()
 	stop := k.start(member())
 	k.until("a rebalance", func(context.Context) bool { return stats.assigned.Load() >= before+2 })
@@ -384,7 +384,7 @@ func TestAMessageThatFailsForTooLongIsADeadLetterAndItsKeyGoesOn(t *testing.T) {
 	if took := l.History[len(l.History)-1].At.Sub(l.History[0].At); took < 900*time.Millisecond {
 		t.Errorf("dead letter: given up after %v", took)
 	}
-	if got := k.count(setaside.DefaultCollection); got != 0 {
+	if got := k.countDocuments(setaside.DefaultCollection); got != 0 {
 		t.Errorf("messages that are set aside: got %d, want none", got)
 	}
 }
@@ -407,7 +407,7 @@ func TestNoMoreMessagesThanAllowedAreSetAside(t *testing.T) {
 	k.start(c)
 	k.until("many attempts", func(context.Context) bool { return d.attempts.Load() > 60 })
 	// Two lanes may have checked the limit at the same moment.
-	if got := k.count(setaside.DefaultCollection); got < 3 || got > 5 {
+	if got := k.countDocuments(setaside.DefaultCollection); got < 3 || got > 5 {
 		t.Errorf("messages that are set aside: got %d, want 3", got)
 	}
 
@@ -452,7 +452,7 @@ func TestAHandlerDecidesAboutItsMessage(t *testing.T) {
 	k.publish(msg("a", "reject", "0"), msg("b", "discard", "0"), msg("c", "retry", "0"))
 	k.start(c)
 	k.untilCount("effects", 1)
-	k.until("a dead letter", func(context.Context) bool { return k.count(deadletter.DefaultCollection) == 1 })
+	k.until("a dead letter", func(context.Context) bool { return k.countDocuments(deadletter.DefaultCollection) == 1 })
 	k.until("all offsets", func(context.Context) bool { return sum(k.committed(1)) == 3 })
 
 	k.publish(msg("d", "suspend", "0"))
@@ -594,7 +594,7 @@ func TestTwoOwnersOfAPartitionKeepTheOrderOfItsKeys(t *testing.T) {
 	}
 
 	k.untilCount("effects", n)
-	k.until("no message to be set aside", func(context.Context) bool { return k.count(setaside.DefaultCollection) == 0 })
+	k.until("no message to be set aside", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 0 })
 	k.once("effects", n)
 }
 
@@ -617,7 +617,7 @@ func TestAMessageThatWasHandledIsNotSetAsideEvenWithoutItsMark(t *testing.T) {
 	}
 	k.publish(numbered(1, n)...)
 	stop := k.start(member(consumer.WithTransport(uncommitted{k.kafka})))
-	k.until("the messages to be set aside", func(context.Context) bool { return k.count(setaside.DefaultCollection) == 3 })
+	k.until("the messages to be set aside", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 3 })
 	stop()
 
 	// The retention of the marks is over. The watermarks stay.
@@ -626,7 +626,7 @@ func TestAMessageThatWasHandledIsNotSetAsideEvenWithoutItsMark(t *testing.T) {
 	}
 	k.start(member())
 	k.until("all offsets", func(context.Context) bool { return sum(k.committed(1)) == n })
-	if got := k.count(setaside.DefaultCollection); got != 3 {
+	if got := k.countDocuments(setaside.DefaultCollection); got != 3 {
 		t.Errorf("messages that are set aside after the redelivery: got %d, want 3", got)
 	}
 	broken.Store(false)
@@ -642,7 +642,7 @@ func TestMessagesOfAHandlerThatIsNoMoreAreReported(t *testing.T) {
 	handleAs(t, first, "old", "counted", func(context.Context, *consumer.Message) error { return errAway })
 	k.publish(numbered(1, 1)...)
 	stop := k.start(first)
-	k.until("the message to be set aside", func(context.Context) bool { return k.count(setaside.DefaultCollection) == 1 })
+	k.until("the message to be set aside", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 1 })
 	stop()
 
 	reported := make(chan struct{}, 10)

@@ -219,7 +219,7 @@ func TestSeveralHandlersOfAMessageEachHaveAFateOfTheirOwn(t *testing.T) {
 	if len(got) != 1 || got[0].handler != "bad" || got[0].verdict.Action != consumer.ActDeadLetter || !errors.Is(got[0].cause, errWanted) {
 		t.Errorf("disposed: %+v", got)
 	}
-	if n := k.count("never"); n != 0 {
+	if n := k.countDocuments("never"); n != 0 {
 		t.Errorf("a handler of another type ran %d times", n)
 	}
 }
@@ -254,7 +254,7 @@ func TestOneFailingMessageOfABatchMeetsItsPolicyAlone(t *testing.T) {
 	if len(got) != 1 || string(got[0].m.Value) != "20" || attempts.Load() != 3 {
 		t.Errorf("%d dead letters, %d attempts", len(got), attempts.Load())
 	}
-	if n := k.count("effects"); n != 49 {
+	if n := k.countDocuments("effects"); n != 49 {
 		t.Errorf("%d effects", n)
 	}
 }
@@ -423,7 +423,7 @@ func TestEventsOfAHandlerLeaveWithItsEffect(t *testing.T) {
 	k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == int64(2*n) })
 
 	k.once("effects", n)
-	if got := k.count("outbox"); got != n {
+	if got := k.countDocuments("outbox"); got != n {
 		t.Errorf("%d events of %d messages", got, n)
 	}
 }

@@ -84,7 +84,7 @@ func TestABatchThatCannotBeReadIsOneDeadLetter(t *testing.T) {
 
 			k.await("the dead letter", dead.more)
 			k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == 6 })
-			if n := k.count("effects"); n != 3 {
+			if n := k.countDocuments("effects"); n != 3 {
 				t.Errorf("%d messages had their effect", n)
 			}
 			got := dead.all()

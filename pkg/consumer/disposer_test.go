@@ -57,8 +57,8 @@ func dead(n int, m *consumer.Message, err error) consumer.Verdict {
 	return consumer.Verdict{Action: consumer.ActDeadLetter, Attempts: a}
 }
 
-// count returns how many letters there are.
-func (g *graveyard) count(t *testing.T) int64 {
+// countLetters returns the number of letters.
+func (g *graveyard) countLetters(t *testing.T) int64 {
 	t.Helper()
 	n, err := g.letters.Count(t.Context(), deadletter.Query{})
 	if err != nil {
@@ -103,7 +103,7 @@ func TestTheDeadTopicIsWrittenFirst(t *testing.T) {
 	if err := g.Dispose(t.Context(), m, "h", dead(2, m, errFlaky), errFlaky); !errors.Is(err, errFlaky) {
 		t.Fatalf("the topic is away: %v", err)
 	}
-	if n := g.count(t); n != 0 {
+	if n := g.countLetters(t); n != 0 {
 		t.Fatal("a letter before the topic was written")
 	}
 
@@ -129,7 +129,7 @@ func TestTheDeadTopicIsWrittenFirst(t *testing.T) {
 			t.Errorf("header %s is %q, want %q", name, v, want)
 		}
 	}
-	if n := g.count(t); n != 2 {
+	if n := g.countLetters(t); n != 2 {
 		t.Errorf("%d letters beside the record", n)
 	}
 }
@@ -213,7 +213,7 @@ func TestWhatCannotBeMovedIsADeadLetter(t *testing.T) {
 		}
 	}
 
-	if n := g.count(t); n != 4 {
+	if n := g.countLetters(t); n != 4 {
 		t.Errorf("letters: got %d, want 4", n)
 	}
 }

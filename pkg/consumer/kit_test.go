@@ -171,7 +171,7 @@ func (k *kit) until(what string, cond func(ctx context.Context) bool) {
 	stacktest.Eventually(k, what, func() bool { return cond(ctx) })
 }
 
-func (k *kit) count(name string) int {
+func (k *kit) countDocuments(name string) int {
 	k.Helper()
 	n, err := k.db.Collection(name).CountDocuments(k.context(), bson.D{})
 	if err != nil {

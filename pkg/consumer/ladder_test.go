@@ -210,7 +210,7 @@ func TestWhatNobodyCanHandleIsKeptAndComesBack(t *testing.T) {
 		t.Fatal(n, err)
 	}
 	k.untilCount("effects", 3)
-	k.until("both are handled", func(context.Context) bool { return k.count(setaside.DefaultCollection) == 0 })
+	k.until("both are handled", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 0 })
 	k.effectsOnce("effects", 3)
 	k.effectsOnce("others", 2)
 }
@@ -327,7 +327,7 @@ func TestAnExpiredMessageMeetsItsRetry(t *testing.T) {
 	k.untilCount(deadletter.DefaultCollection, 1)
 	k.effectsOnce("dead", 1)
 	k.effectsOnce("dropped", 1)
-	if n := k.count(deadletter.DefaultCollection); n != 1 {
+	if n := k.countDocuments(deadletter.DefaultCollection); n != 1 {
 		t.Errorf("%d letters", n)
 	}
 }
@@ -356,7 +356,7 @@ func TestARetryOfAHandlerThatIsNoMoreIsKept(t *testing.T) {
 		return err == nil && l.Class == deadletter.ClassUnknown
 	})
 
-	if n := k.count(deadletter.DefaultCollection); n != 1 {
+	if n := k.countDocuments(deadletter.DefaultCollection); n != 1 {
 		t.Errorf("%d letters", n)
 	}
 }

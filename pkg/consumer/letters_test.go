@@ -68,7 +68,7 @@ func (k *kit) values(name string) (list []string) {
 // untilNoneWaits waits until no message is set aside.
 func (k *kit) untilNoneWaits() {
 	k.Helper()
-	k.until("no message to be set aside", func(context.Context) bool { return k.count(setaside.DefaultCollection) == 0 })
+	k.until("no message to be set aside", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 0 })
 }
 
 // The letter goes back to the handler that gave it up, before the messages of its key that failed after it. Other handlers
@@ -119,7 +119,7 @@ func TestARequeuedLetterIsForItsHandlerAloneAndComesFirst(t *testing.T) {
 	}
 	k.once("others", 4)
 	k.once("foreign", 4)
-	if n := k.count(deadletter.DefaultCollection); n != 1 {
+	if n := k.countDocuments(deadletter.DefaultCollection); n != 1 {
 		t.Errorf("letters: got %d, want the one that was requeued", n)
 	}
 }
@@ -165,7 +165,7 @@ func TestARequeueWhileNoMemberRunsIsFoundByTheNextOne(t *testing.T) {
 	k.untilCount("effects", n)
 	k.untilNoneWaits()
 	k.once("effects", n)
-	if got := k.count(deadletter.DefaultCollection); got != n {
+	if got := k.countDocuments(deadletter.DefaultCollection); got != n {
 		t.Errorf("letters: got %d, want the %d that were requeued", got, n)
 	}
 }
@@ -200,7 +200,7 @@ func TestARequeuedLetterCanBeGivenUpAgain(t *testing.T) {
 			k.untilCount("effects", 1)
 			k.untilNoneWaits()
 			k.once("effects", 1)
-			if n := k.count(deadletter.DefaultCollection); n != 2 {
+			if n := k.countDocuments(deadletter.DefaultCollection); n != 2 {
 				t.Errorf("letters: got %d, want 2", n)
 			}
 		})
@@ -221,7 +221,7 @@ func TestTheLettersOfAConsumerFollowItsOptions(t *testing.T) {
 	handleAs(t, c, "h", "counted", func(context.Context, *consumer.Message) error { return errAway })
 	k.publish(numbered(1, 1)...)
 	k.start(c)
-	k.until("a letter", func(context.Context) bool { return k.count("graves") == 1 })
+	k.until("a letter", func(context.Context) bool { return k.countDocuments("graves") == 1 })
 
 	var l deadletter.Letter
 	if err := k.db.Collection("graves").FindOne(k.context(), bson.D{}).Decode(&l); err != nil || string(l.Value) != "hidden" {

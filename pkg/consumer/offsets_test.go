@@ -311,7 +311,7 @@ func TestN18_LettersOfOneHandlerAreForItAlone(t *testing.T) {
 	k.publish(only(k.group+"/one"), only("another/two"), msg("a", "counted", "1"))
 	k.start(c)
 	k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == 3 })
-	if one, two := k.count("one"), k.count("two"); one != 2 || two != 1 {
+	if one, two := k.countDocuments("one"), k.countDocuments("two"); one != 2 || two != 1 {
 		t.Errorf("%d and %d", one, two)
 	}
 }

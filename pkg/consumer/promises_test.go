@@ -55,7 +55,7 @@ func TestMessagesThatWaitForTheirHandlerAtAStopAreHandledLater(t *testing.T) {
 	start()
 	k.untilCount("effects", n)
 	k.once("effects", n)
-	if letters := k.count(deadletter.DefaultCollection); letters != 0 {
+	if letters := k.countDocuments(deadletter.DefaultCollection); letters != 0 {
 		t.Errorf("%d dead letters, want none", letters)
 	}
 }
@@ -86,7 +86,7 @@ func TestASlowHandlerWithABacklogFitsItsTransactions(t *testing.T) {
 	k.start(c)
 	k.untilCount("effects", n)
 	k.once("effects", n)
-	if letters := k.count(deadletter.DefaultCollection); letters != 0 {
+	if letters := k.countDocuments(deadletter.DefaultCollection); letters != 0 {
 		t.Errorf("%d dead letters, want none", letters)
 	}
 }
@@ -148,10 +148,10 @@ func TestEventsOfTwoSourcesWithEqualIDsHaveTheirEffects(t *testing.T) {
 	if err := k.db.Collection("effects").Distinct(k.context(), "value", bson.D{}).Decode(&values); err != nil {
 		t.Fatal(err)
 	}
-	if n := k.count("effects"); n != 4 || len(values) != 4 {
+	if n := k.countDocuments("effects"); n != 4 || len(values) != 4 {
 		t.Errorf("%d effects of %q, want one of each event of each source", n, values)
 	}
-	if letters := k.count(deadletter.DefaultCollection); letters != 0 {
+	if letters := k.countDocuments(deadletter.DefaultCollection); letters != 0 {
 		t.Errorf("%d dead letters, want none", letters)
 	}
 }
@@ -182,7 +182,7 @@ func TestARecordWithoutAnIDHasItsEffectOnceWhereverItIsMoved(t *testing.T) {
 	stop := member(dying, errWanted)
 	k.await("the copy", dying.moved)
 	stop()
-	if n := k.count("effects"); n != 0 {
+	if n := k.countDocuments("effects"); n != 0 {
 		t.Fatalf("%d effects of a handler that fails", n)
 	}
 
@@ -191,7 +191,7 @@ func TestARecordWithoutAnIDHasItsEffectOnceWhereverItIsMoved(t *testing.T) {
 	k.until("the message and its copies are committed", func(context.Context) bool {
 		return k.committedOf(k.topic, 1)[0] == 1 && slices.Equal(k.committedOf(retries, 1), copies)
 	})
-	if n := k.count("effects"); n != 1 {
+	if n := k.countDocuments("effects"); n != 1 {
 		t.Errorf("%d effects of a message and its %d copies, want one", n, copies[0])
 	}
 }

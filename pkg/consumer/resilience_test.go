@@ -175,7 +175,7 @@ func TestPauseHoldsNothingInMemory(t *testing.T) {
 	c.Pause()
 	close(b.release)
 	k.until("an empty memory", func(context.Context) bool { return stats.held.Load() == 0 && stats.heldBytes.Load() == 0 })
-	done := k.count("effects")
+	done := k.countDocuments("effects")
 	if done >= n {
 		t.Fatalf("all %d are handled: the pause came too late", n)
 	}
@@ -217,8 +217,8 @@ func TestStopFinishesWhatIsInFlight(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	if got := k.committed(1)[0]; got != int64(k.count("effects")) || got < 1 {
-		t.Errorf("offset %d, %d effects", got, k.count("effects"))
+	if got := k.committed(1)[0]; got != int64(k.countDocuments("effects")) || got < 1 {
+		t.Errorf("offset %d, %d effects", got, k.countDocuments("effects"))
 	}
 
 	k.start(c) // it runs again

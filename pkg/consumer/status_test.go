@@ -152,7 +152,7 @@ func TestStatusDescribesHandlersAndRetireRemovesThem(t *testing.T) {
 		for _, h := range c.Status().Handlers {
 			handlers[h.Name] = h
 		}
-		return handlers["fails"].Waiting == 2 && handlers["rests"].Suspended && k.count("effects") == 1
+		return handlers["fails"].Waiting == 2 && handlers["rests"].Suspended && k.countDocuments("effects") == 1
 	})
 	if h := handlers["fails"]; h.OldestWaiting <= 0 || h.OldestWaiting > patience || !strings.Contains(h.LastError, errFlaky.Error()) || h.Suspended {
 		t.Errorf("a handler that fails: %+v", h)

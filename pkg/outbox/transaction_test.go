@@ -55,7 +55,7 @@ func (w *watch) last(t *testing.T, name string) bson.Raw {
 	return all[len(all)-1]
 }
 
-func (w *watch) count(t *testing.T, want map[string]int) {
+func (w *watch) checkCommands(t *testing.T, want map[string]int) {
 	t.Helper()
 	for name, n := range want {
 		if got := len(w.all(name)); got != n {
@@ -156,7 +156,7 @@ func TestNestedTransactionJoins(t *testing.T) {
 	}
 
 	b.want(t, "outer", "inner")
-	w.count(t, map[string]int{"commitTransaction": 1, "abortTransaction": 0})
+	w.checkCommands(t, map[string]int{"commitTransaction": 1, "abortTransaction": 0})
 }
 
 func TestInnerErrorMakesRollbackOnly(t *testing.T) {
@@ -261,7 +261,7 @@ func TestTransactionOfTheDriverIsJoined(t *testing.T) {
 	}
 
 	b.want(t, "joined")
-	w.count(t, map[string]int{"commitTransaction": 1})
+	w.checkCommands(t, map[string]int{"commitTransaction": 1})
 	// A session without a transaction is used for a new one.
 	if err := b.box.Transaction(mongo.NewSessionContext(t.Context(), sess), func(ctx context.Context) error {
 		if mongo.SessionFromContext(ctx) != sess {
@@ -365,7 +365,7 @@ func TestTransactionRetries(t *testing.T) {
 				t.Errorf("%d runs, want %d: %v", runs, c.runs, err)
 			}
 
-			w.count(t, map[string]int{"commitTransaction": c.commits})
+			w.checkCommands(t, map[string]int{"commitTransaction": c.commits})
 			b.want(t, "a")
 		})
 	}

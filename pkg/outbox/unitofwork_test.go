@@ -137,7 +137,7 @@ func TestHandlerIsOneTransaction(t *testing.T) {
 	}
 
 	b.want(t, "good", "good too")
-	w.count(t, map[string]int{"commitTransaction": 1})
+	w.checkCommands(t, map[string]int{"commitTransaction": 1})
 }
 
 // With three levels there is one begin and one commit, and a failure in the innermost rolls all of
@@ -174,7 +174,7 @@ func TestNestedTransactionsAreCounted(t *testing.T) {
 				}
 
 				b.want(t)
-				w.count(t, map[string]int{"commitTransaction": 0})
+				w.checkCommands(t, map[string]int{"commitTransaction": 0})
 				return
 			}
 			if err != nil {
@@ -182,7 +182,7 @@ func TestNestedTransactionsAreCounted(t *testing.T) {
 			}
 
 			b.want(t, "1", "2", "3")
-			w.count(t, map[string]int{"commitTransaction": 1})
+			w.checkCommands(t, map[string]int{"commitTransaction": 1})
 		})
 	}
 }

@@ -18,7 +18,7 @@ const (
 	mostUnclear          = 2.0  // wordings per 1,000 words of comment, also in tests
 	mostUnclearTexts     = 0    // wordings in string literals: errors, logs, help
 	mostTrailingReasons  = 20   // comments of more than five words at the ends of lines inside functions: legends of fields and cases
-	mostDefined          = 8    // definitions of one unexported function name
+	mostDefined          = 8    // definitions of one unexported function name, in the product or in tests
 	mostMethods          = 60   // of a type
 	mostFields           = 25   // of a type
 )
@@ -47,6 +47,7 @@ func TestTestsAreReadable(t *testing.T) {
 		t.Errorf("unclear wordings per 1,000 words of comment in tests: %.1f, want at most %.1f; "+
 			"`go run ./test/measure -tests -list` lists the places", got, mostUnclear)
 	}
+	atMost(t, "definitions in tests of the function name", m.Defined(), mostDefined)
 }
 
 func TestTheProductIsReadable(t *testing.T) {

@@ -33,7 +33,7 @@ func TestRecordsOfAnUncleanElectionAreHandled(t *testing.T) {
 		checkUncleanElection(t, (*lineReader).pause, (*lineReader).resume)
 	})
 	t.Run("by a consumer that joins later", func(t *testing.T) {
-		checkUncleanElection(t, (*lineReader).stop, (*lineReader).start)
+		checkUncleanElection(t, (*lineReader).stop, (*lineReader).startReading)
 	})
 }
 
@@ -46,7 +46,7 @@ func checkUncleanElection(t *testing.T, leave, resume func(*lineReader)) {
 	s := kit.New(t, kit.Options{Stack: stack})
 	log := newLossyLog(t, stack)
 	r := &lineReader{t: t, s: s, topic: log.topic}
-	r.start()
+	r.startReading()
 	defer r.stop()
 
 	log.produce(t, "both-", 5)
@@ -87,7 +87,7 @@ type lineReader struct {
 	handled []string
 }
 
-func (r *lineReader) start() {
+func (r *lineReader) startReading() {
 	r.t.Helper()
 	c, err := consumer.New("readers", r.s.DB, consumer.WithBrokers(r.s.Brokers...), consumer.WithTopics(r.topic))
 	mustSucceed(r.t, err)

@@ -56,8 +56,8 @@ func (g *group) publish(partition int32, key, id string) {
 	}
 }
 
-// start runs a member until stop is called.
-func (g *group) start(handler consumer.HandlerFunc, opts ...franz.Option) (stop func()) {
+// startMember runs a member until stop is called.
+func (g *group) startMember(handler consumer.HandlerFunc, opts ...franz.Option) (stop func()) {
 	g.Helper()
 	c, err := consumer.New(g.name, g.db, consumer.WithBrokers(stacktest.Brokers(g)...), consumer.WithTopics(g.topic), franz.Use(opts...),
 		consumer.WithCommitInterval(50*time.Millisecond), consumer.WithDrain(20*time.Second),
@@ -109,14 +109,14 @@ func TestEachEffectHappensOnceWhileMembersComeAndGo(t *testing.T) {
 	t.Parallel()
 	const keys, each, partitions = 12, 40, 4
 	g := newGroup(t, partitions)
-	stops := []func(){g.start(g.effect)}
+	stops := []func(){g.startMember(g.effect)}
 	for i := range each {
 		for k := range keys {
 			g.publish(int32(k%partitions), fmt.Sprint("key-", k), fmt.Sprintf("%d/%03d", k, i))
 		}
 		switch {
 		case i%10 == 3:
-			stops = append(stops, g.start(g.effect))
+			stops = append(stops, g.startMember(g.effect))
 		case i%10 == 8:
 			stops[0]()
 			stops = stops[1:]
@@ -162,7 +162,7 @@ func TestAPartitionThatStaysGoesOnDuringARebalance(t *testing.T) {
 		handled <- m
 		return g.effect(ctx, m)
 	}
-	g.start(handler)
+	g.startMember(handler)
 	for p := range int32(2) {
 		g.publish(p, "blocked", fmt.Sprint("long-", p))
 		<-begun
@@ -170,7 +170,7 @@ func TestAPartitionThatStaysGoesOnDuringARebalance(t *testing.T) {
 
 	// The first member cannot give a partition away before its handler has ended. In the meantime, the new messages of only one
 	// partition are handled.
-	g.start(handler)
+	g.startMember(handler)
 	published := 0
 	stacktest.Eventually(t, "one partition stops, and the other one goes on", func() bool {
 		key := fmt.Sprint("other-", published)
