@@ -22,8 +22,8 @@ func TestConfirm(t *testing.T) {
 		want            string // of the error; "" is none
 	}{
 		{name: "yes was said", yes: true},
-		{name: "nobody to ask", want: "this would discard 7 letters; pass --yes"},
-		{name: "json asks nobody", asks: true, json: true, want: "pass --yes"},
+		{name: "no terminal", want: "this would discard 7 letters; pass --yes"},
+		{name: "json has no question", asks: true, json: true, want: "pass --yes"},
 		{name: "typed", asks: true, typed: "Yes \n"},
 		{name: "declined", asks: true, typed: "y\n", want: errUnconfirmed.Error()},
 		{name: "end of input", asks: true, want: errUnconfirmed.Error()},
@@ -92,7 +92,7 @@ func TestProgressDrawsOnATerminalOnly(t *testing.T) {
 		b.setDone(1)
 		b.clear()
 		if errOut.Len() > 0 {
-			t.Errorf("beside JSON: %q", errOut.String())
+			t.Errorf("next to JSON: %q", errOut.String())
 		}
 	}
 }

@@ -146,7 +146,7 @@ func TestDeadLettersAreRequeued(t *testing.T) {
 		t.Errorf("nothing named: %s", text)
 	}
 	if text := g.runCommand(exitConfig, nil, "dead", "requeue", "d0", "d1"); !strings.Contains(text, "requeue 2 dead letters; consumers") || !strings.Contains(text, "--yes") || g.countOutbox() != 0 {
-		t.Errorf("nobody to ask: %s", text)
+		t.Errorf("no terminal: %s", text)
 	}
 
 	var o admin.DeadOutcome

@@ -205,10 +205,10 @@ func TestEachFlagHasOneMeaning(t *testing.T) {
 	visit = func(c *cobra.Command) {
 		c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
 			if root.PersistentFlags().Lookup(f.Name) != nil && c != root {
-				t.Errorf("%s has a flag --%s of its own, which is also a flag of every command", c.CommandPath(), f.Name)
+				t.Errorf("%s defines the flag --%s, which every command has", c.CommandPath(), f.Name)
 			}
 			if f.Shorthand != "" && c != root && root.PersistentFlags().ShorthandLookup(f.Shorthand) != nil {
-				t.Errorf("%s has a flag -%s of its own", c.CommandPath(), f.Shorthand)
+				t.Errorf("%s defines the flag -%s", c.CommandPath(), f.Shorthand)
 			}
 		})
 		for _, sub := range c.Commands() {

@@ -62,7 +62,7 @@ func TestNodesAreJoinedWithTheirSlots(t *testing.T) {
 
 	yields(t, f.owner)
 	if len(f.logged("node_removed")) != 1 || len(f.logged("node_released")) != 1 {
-		t.Error("the log does not say so")
+		t.Error("the events log has no entry of this action")
 	}
 	if slots, err = k.Nodes().Release(t.Context(), "n7", time.Minute); !errors.Is(err, mongodb.ErrNotFound) || len(slots) != 0 {
 		t.Errorf("%v, %v", slots, err)
@@ -364,7 +364,7 @@ func TestTheInboxIsCountedPurgedAndReleased(t *testing.T) {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if err := x.Once(t.Context(), inbox.Entry{Key: inbox.Key{Consumer: "group/h", ID: "held"}}, func(context.Context) error { return nil }, inbox.OnceConfig{NoWait: true}); err != nil {
-		t.Errorf("what was released cannot be handled: %v", err)
+		t.Errorf("a released message cannot be handled: %v", err)
 	}
 	if m, err := k.Inboxes().Marks(t.Context(), db.Name(), ""); err != nil || m == nil {
 		t.Errorf("%v, %v", m, err)
@@ -421,7 +421,7 @@ func TestClearEmptiesWhatIsNamedAndNothingElse(t *testing.T) {
 		}
 	}
 	if len(f.logged("clearing")) != 1 || len(f.logged("cleared")) != 1 {
-		t.Error("the log does not say so")
+		t.Error("the events log has no entry of this action")
 	}
 	if p, err := k.Ping(t.Context()); err != nil || !p.MongoDB || !p.Storage || time.Since(p.Now).Abs() > time.Minute {
 		t.Errorf("%+v, %v", p, err)

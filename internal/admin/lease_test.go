@@ -59,7 +59,7 @@ func yields(t *testing.T, h *lease.Held) {
 				return
 			}
 		case <-deadline:
-			t.Fatal("the owner is never told to give the lease back")
+			t.Fatal("the owner did not get the request to release the lease")
 		}
 	}
 }
@@ -89,7 +89,7 @@ func TestOperatorActionsReachTheOwnerAndTheLog(t *testing.T) {
 			yields(t, h)
 			log, err := nodes.NewEvents(state.Collection("events"), "", "").Latest(t.Context(), 1)
 			if err != nil || len(log) != 1 || log[0].Kind != act.kind || log[0].Fields.Lookup("actor").StringValue() != "ann" {
-				t.Fatalf("the events log says %+v (%v), want %s by ann", log, err, act.kind)
+				t.Fatalf("the events log contains %+v (%v), want %s by ann", log, err, act.kind)
 			}
 		})
 	}
@@ -130,7 +130,7 @@ func TestUnknownWatcherIsNamed(t *testing.T) {
 		t.Fatalf("pausing an unknown watcher: %v", err)
 	}
 	if had, err := (admin.Operator{State: state, Watcher: "nobody"}).Recovery().ReleaseCollection(t.Context(), "a.b"); had || err != nil {
-		t.Fatalf("releasing what is not claimed: %v %v", had, err)
+		t.Fatalf("releasing a collection that is not registered: %v %v", had, err)
 	}
 }
 
@@ -237,7 +237,7 @@ func TestN28_AnActionOnSomeSlotsIsWrittenDown(t *testing.T) {
 	}
 	log, err := nodes.NewEvents(state.Collection("events"), "", "").Latest(t.Context(), 1)
 	if err != nil || len(log) != 1 || log[0].Kind != "adopted" {
-		t.Errorf("the events log says %+v, %v", log, err)
+		t.Errorf("the events log contains %+v, %v", log, err)
 	}
 }
 

@@ -32,7 +32,7 @@ func TestMigrationsAreInTheEventsLog(t *testing.T) {
 		t.Helper()
 		log, err := nodes.NewEvents(state.Collection("events"), "", "").Latest(t.Context(), 1)
 		if err != nil || len(log) != 1 || log[0].Kind != want || log[0].Fields.Lookup("actor").StringValue() != "ann" {
-			t.Errorf("the events log says %+v (%v), want %s by ann", log, err, want)
+			t.Errorf("the events log contains %+v (%v), want %s by ann", log, err, want)
 		}
 	}
 	if r, err := m.Migrate(t.Context()); err != nil || !r.OK() || len(r.Applied) == 0 {

@@ -45,7 +45,7 @@ func TestRedactionHidesWhatItsRulesName(t *testing.T) {
 		t.Errorf("without rules: %s", got)
 	}
 	if got := string(r.redactEnvelope(json.RawMessage(`{"payload":{"bytes":3,"hidden":true,"type":"string"}}`), false, nil)); got != `{"payload":{"bytes":3,"hidden":true,"type":"string"}}` {
-		t.Errorf("a payload that was not asked for: %s", got)
+		t.Errorf("a payload without a request for it: %s", got)
 	}
 	if got := string(r.redactJSON(json.RawMessage(`not json`))); got != `"***"` {
 		t.Errorf("%s", got)

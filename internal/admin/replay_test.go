@@ -407,7 +407,7 @@ func TestN10_AReplayIntoACompactedTopicNeedsForce(t *testing.T) {
 	s.op.Compacted = func(context.Context, []string) ([]string, error) { return nil, errors.New("no broker") }
 	s.r = s.op.Replays()
 	if _, err := order(t, s.r, everything); err == nil {
-		t.Error("went on although nobody knows")
+		t.Error("the replay continued although its state is unknown")
 	}
 
 	o.Force = true
@@ -456,7 +456,7 @@ func TestAnEnvelopeThatIsNotDeliveredIsNotReplayed(t *testing.T) {
 		t.Errorf("a watcher that stands still: %v", err)
 	}
 	if got := s.queued(); len(got) != 0 {
-		t.Errorf("replayed without knowing what was delivered: %v", got)
+		t.Errorf("replayed although the delivered events are unknown: %v", got)
 	}
 	// The watcher delivers one envelope. The other becomes an exception before the position passes
 	// it.

@@ -78,7 +78,7 @@ func TestScheduledOverCollections(t *testing.T) {
 			}
 			for _, e := range page.Events {
 				if seen[e.ID] || !want[e.ID] {
-					t.Fatalf("%s is on two pages, or of nobody", e.ID)
+					t.Fatalf("%s is on two pages, or of an unknown service", e.ID)
 				}
 				seen[e.ID] = true
 			}
@@ -148,6 +148,6 @@ func TestScheduledCancelAndReschedule(t *testing.T) {
 		t.Error("a cancelled context was disregarded")
 	}
 	if _, err := (admin.Operator{State: o.State, Watcher: "nobody"}).Schedule().Summary(t.Context(), admin.ScheduledFilter{}); err == nil {
-		t.Error("a watcher that nobody knows was accepted")
+		t.Error("an unknown watcher was accepted")
 	}
 }

@@ -104,7 +104,7 @@ func TestShots(t *testing.T) {
 	s.recordArrival(101, s.base.Add(time.Microsecond)) // before its writer received the result
 	select {
 	case <-s.all:
-		t.Fatal("all are said to have arrived after two of three")
+		t.Fatal("all are reported as arrived after two of three")
 	default:
 	}
 

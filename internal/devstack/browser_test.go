@@ -39,7 +39,7 @@ func TestNoBrowserAndNoWayToFetchOne(t *testing.T) {
 	}
 	for _, want := range []string{"no Chromium", "PATH: no chromium", "npm: no npm on the PATH", "install one of", "apt-get install chromium"} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("the message does not say %q: %v", want, err)
+			t.Errorf("the message does not contain %q: %v", want, err)
 		}
 	}
 }

@@ -97,7 +97,7 @@ func TestNothingOutlivesItsParent(t *testing.T) {
 			}
 			line, err := bufio.NewReader(out).ReadString('\n')
 			if err != nil {
-				t.Fatalf("the parent said %q: %v", line, err)
+				t.Fatalf("the parent printed %q: %v", line, err)
 			}
 			// The open connection ends when the mongod does: a signal to wait for.
 			conn, err := net.Dial("tcp", strings.TrimSpace(line))

@@ -31,7 +31,7 @@ func TestNothingThere(t *testing.T) {
 		"Docker: no docker on the PATH", "no java on the PATH", "install one of", "Maven", "Or set " + EnvKafka,
 	} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("the message does not say %q", want)
+			t.Errorf("the message does not contain %q", want)
 		}
 	}
 }

@@ -47,7 +47,7 @@ func TestPrograms(t *testing.T) {
 		t.Errorf("last lines %q", lines)
 	}
 	if said.Kill() != nil || said.Terminate() != nil {
-		t.Error("the end of what has ended is an error")
+		t.Error("ending an ended program is an error")
 	}
 
 	asked, killed, left := run("asked", "-c", "exec sleep 600"), run("killed", "-c", "exec sleep 600"), run("left", "-c", "exec sleep 600")

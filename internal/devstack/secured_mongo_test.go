@@ -41,7 +41,7 @@ func TestSecuredReplicaSet(t *testing.T) {
 		t.Errorf("as root over TLS: %v", err)
 	}
 	if err := refuses(options.Client().ApplyURI("mongodb://" + s.Mongods()[0].Addr() + "/?replicaSet=rs0")); err == nil || works(err) {
-		t.Errorf("as nobody: %v", err)
+		t.Errorf("without a login: %v", err)
 	}
 	if err := refuses(options.Client().ApplyURI(s.MongoURIAs(devstack.User{Name: "root", Password: "other"}))); err == nil || works(err) {
 		t.Errorf("with another password: %v", err)

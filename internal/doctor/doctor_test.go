@@ -88,7 +88,7 @@ func examineWithin(t *testing.T, cfg config.Config, limit time.Duration) Report 
 			t.Errorf("incomplete: %+v", c)
 		}
 		if c.Status == Fail && c.Fix == "" {
-			t.Errorf("%s fails and says nothing of what to do: %s", c.ID, c.Detail)
+			t.Errorf("%s fails without a fix: %s", c.ID, c.Detail)
 		}
 	}
 

@@ -70,7 +70,7 @@ func TestMappedDocument(t *testing.T) {
 	}
 	it := v.Headers.Iter()
 	if !it.Next() || string(it.Key) != "traceparent" {
-		t.Error("the headers are not those of meta")
+		t.Error("the headers differ from those of meta")
 	}
 	if value, err := AppendPayload(nil, &v); err != nil || string(value) != `{"n":1}` {
 		t.Errorf("the payload is %s, %v", value, err)

@@ -306,7 +306,7 @@ func sickAtKeepAlive(t *testing.T, k cluster) (away, back func()) {
 		stop := flow(t, ow, parts[0], first, "one", false)
 		// Healthy partitions only, the sick ones are left alone: the id is not harmed.
 		if err := out.Session.KeepAlive(ctxOf(t, 2*time.Minute), parts, nil); err != nil {
-			t.Fatalf("keep-alive beside sick partitions: %v", err)
+			t.Fatalf("keep-alive next to sick partitions: %v", err)
 		}
 		ctx := ctxOf(t, 2*time.Minute)
 		if _, added, err := ow.Barrier(ctx, out.Session.TransactionalID(), first, []record.TopicPartition{parts[3]}, Patience{}); !added {

@@ -58,7 +58,7 @@ func TestN07_KnownIsAMultiset(t *testing.T) {
 		t.Errorf("Take(b) = %d, %t with %d left", got, ok, k.Len())
 	}
 	if _, ok := (*Known)(nil).Take(a); ok {
-		t.Error("a nil Known knows something")
+		t.Error("a nil Known contains an identity")
 	}
 }
 
@@ -104,7 +104,7 @@ func TestKnownCountsDeliveries(t *testing.T) {
 		}
 	}
 	if k.Has(a) || k.Len() != 2 {
-		t.Error("what was taken is still there")
+		t.Error("a taken identity is still there")
 	}
 }
 

@@ -115,7 +115,7 @@ func TestN04_NextGeneration(t *testing.T) {
 		t.Errorf("successor has generation %d, %v", next.Session.Generation(), next.Producer)
 	}
 	if n := next.Released[at(tp, 0)].Hits.Len(); n != 2 {
-		t.Errorf("%d hits in p0, want those of both generations", n)
+		t.Errorf("%d hits in p0, want the hits of both generations", n)
 	}
 	for p := range 3 {
 		refusedZombie(t, c, at(tp, p), after, 9)
@@ -264,7 +264,7 @@ func TestHealthTellsWhatIsMissing(t *testing.T) {
 		t.Errorf("%+v", h)
 	}
 	if h.Reason(at(tp, 2)) == "" || h.Reason(at("no-"+tp, 0)) == "" {
-		t.Error("no reason for what is not there")
+		t.Error("no reason for a missing partition")
 	}
 }
 

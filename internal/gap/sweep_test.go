@@ -380,10 +380,10 @@ func TestN22_TransactionOpenAcrossTheEnd(t *testing.T) {
 				t.Errorf("delivered %q, want %q", got, want)
 			}
 			if when == "before" && !slices.Contains(p.ids, "slow") {
-				t.Error("the sweep did not see what was committed before it")
+				t.Error("the sweep missed an envelope that was committed before it")
 			}
 			if when == "after" && slices.Contains(p.ids, "slow") {
-				t.Error("the sweep saw what was not committed yet")
+				t.Error("the sweep sent an envelope that was not committed yet")
 			}
 			if s.Skip.IsPast(to) || !s.Skip.IsPast(b.now()) {
 				t.Error("the set is over too early or never")
@@ -447,7 +447,7 @@ func TestN22_FullSkipSetFlags(t *testing.T) {
 	resumed.Cursor = s.To
 	b.run(resumed)
 	if !resumed.Skip.partial {
-		t.Error("a sweep that goes on after a restart does not know what was swept before it")
+		t.Error("a sweep that continues after a restart has lost the swept envelopes")
 	}
 }
 

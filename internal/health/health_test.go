@@ -62,7 +62,7 @@ func TestRules(t *testing.T) {
 				}
 				for _, c := range r.Checks {
 					if c.Detail == "" || (c.Status != OK) != (c.Fix != "") {
-						t.Errorf("step %d: a check that is not well says what to do, one that is does not: %+v", i, c)
+						t.Errorf("step %d: a failed check has an advice, and a good one has none: %+v", i, c)
 					}
 				}
 			}

@@ -18,7 +18,7 @@ func TestOneHolderAtATime(t *testing.T) {
 			t.Fatal(ok, err)
 		}
 		if _, _, ok, err := g.Enter(t.Context(), "a", false); ok || err != nil {
-			t.Error("somebody else was let in, or told an error:", ok, err)
+			t.Error("a second handler was admitted, or got an error:", ok, err)
 		}
 		if _, out, ok, err := g.Enter(t.Context(), "b", false); !ok || err != nil {
 			t.Error("another id is not free:", ok, err)

@@ -93,7 +93,7 @@ func TestN28_LeaseActionsTakeASlot(t *testing.T) {
 	}
 	for _, kind := range []nodes.Kind{nodes.Paused, "pinned", nodes.SteppedDown} {
 		if list := s.logged(kind); len(list) != 1 || list[0].Fields.Lookup("slot").StringValue() != "1of2" || list[0].Watcher != "split" {
-			t.Errorf("%s: the log says %+v", kind, list)
+			t.Errorf("%s: the log contains %+v", kind, list)
 		}
 	}
 

@@ -45,7 +45,7 @@ func TestOpenAPIFileIsCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(have, now) {
-		t.Errorf("%s is not what the code describes: go test ./internal/httpapi -run TestOpenAPIFileIsCurrent -update", openAPIFile)
+		t.Errorf("%s differs from the code: go test ./internal/httpapi -run TestOpenAPIFileIsCurrent -update", openAPIFile)
 	}
 }
 
@@ -107,7 +107,7 @@ func TestEveryOperationSaysWhoMayAndHasAHintWithItsErrors(t *testing.T) {
 				t.Errorf("%s %s has no summary, no id or another path", method, path)
 			}
 			if method == "get" && op.Role != "viewer" {
-				t.Errorf("%s %s: looking is for everybody", method, path)
+				t.Errorf("%s %s: every role may read", method, path)
 			}
 			if _, ok := op.Responses["422"]; !ok && method != "get" {
 				t.Errorf("%s %s names no problem", method, path)

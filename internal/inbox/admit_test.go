@@ -134,7 +134,7 @@ func TestWatermarksRefuseWhenMarkersAreGoneAtTheSizeOfLanes(t *testing.T) {
 		t.Fatalf("%d watermarks for one partition, want %d", n, inbox.Lanes)
 	}
 	if n := b.countDocuments(t, "inbox", bson.D{}); n != 0 {
-		t.Fatalf("%d markers were written for what the watermark refuses", n)
+		t.Fatalf("%d markers were written for messages below the watermark", n)
 	}
 }
 

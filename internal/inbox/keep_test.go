@@ -255,7 +255,7 @@ func TestNoWaitIsTold(t *testing.T) {
 	}
 
 	if err := <-waits; !errors.Is(err, inbox.ErrDuplicate) {
-		t.Errorf("the one that waited: %v", err)
+		t.Errorf("the waiting handler: %v", err)
 	}
 }
 

@@ -97,7 +97,7 @@ func TestWriteConflictsStartAfresh(t *testing.T) {
 	}
 
 	if n := len(db.findOrAddTable("counter").rows); n != 1 || len(db.findOrAddTable("counter").rows[mustIntKey(t, 1)].versions) != 1 {
-		t.Errorf("%d rows; versions that nobody reads are kept", n)
+		t.Errorf("%d rows; unused versions are kept", n)
 	}
 }
 

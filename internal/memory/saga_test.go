@@ -70,7 +70,7 @@ func TestTombstoneGoesByTheClock(t *testing.T) {
 		}
 
 		if again, err := s.Save(t.Context(), "s", sagas.Record{ID: "a"}); err != nil || again.Version != 1 {
-			t.Errorf("begun anew: %+v, %v", again, err)
+			t.Errorf("begun again: %+v, %v", again, err)
 		}
 	})
 }

@@ -479,6 +479,6 @@ func TestRetryTopicsOfAHandlerThatComesLaterAreRead(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(5 * time.Second):
-		t.Error("the message is in a retry topic that nobody reads")
+		t.Error("the message is in a retry topic without a reader")
 	}
 }

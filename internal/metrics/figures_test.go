@@ -25,7 +25,7 @@ func TestFiguresReplaceWhatWasShown(t *testing.T) {
 
 	s.Figures.SetCollections(nil)
 	if n := series(t, s, "outrelay_pending_envelopes"); n != 0 {
-		t.Errorf("%d series are left of what is not counted any more", n)
+		t.Errorf("%d series of a collection that is not counted any more are left", n)
 	}
 }
 

@@ -194,7 +194,7 @@ func TestUpTakesEachStepOnceAndWritesItDown(t *testing.T) {
 	}
 	for _, st := range s.Steps {
 		if st.State != outcomeApplied || st.Node != "n1" || st.Version != "1.0" || time.Since(st.At).Abs() > time.Minute || st.Checksum == "" {
-			t.Errorf("the ledger says %+v", st)
+			t.Errorf("the ledger contains %+v", st)
 		}
 	}
 }

@@ -89,7 +89,7 @@ func TestN03_AForeignWriteAndTheOwnersDoNotOverlap(t *testing.T) {
 			entered.Store(true)
 			n, err := outbox.CountDocuments(ctx, bson.D{})
 			if err == nil && n != 1 {
-				err = errors.New("the foreign write does not see what the owner wrote")
+				err = errors.New("the foreign write does not see the owner's write")
 			}
 			return err
 		})
@@ -99,7 +99,7 @@ func TestN03_AForeignWriteAndTheOwnersDoNotOverlap(t *testing.T) {
 		t.Fatal(err)
 	}
 	if entered.Load() {
-		t.Error("the foreign write went on beside the owner's")
+		t.Error("the foreign write ran during the owner's")
 	}
 	if err := session.CommitTransaction(t.Context()); err != nil {
 		t.Fatal(err)

@@ -367,13 +367,13 @@ func TestReadyNamesLiveNodesThatDoNotKnowAStep(t *testing.T) {
 	ready := NewStepCheck(db)
 	schema := func(n int) func(*Config) { return func(c *Config) { c.Schema, c.Version = n, "1.0."+c.Node } }
 	if err := ready(t.Context(), step); err != nil {
-		t.Fatalf("nobody is there: %v", err)
+		t.Fatalf("without a live node: %v", err)
 	}
 
 	beat(t, member(db, "new", schema(7)), Vitals{})
 	beat(t, member(db, "newer", schema(9)), Vitals{})
 	if err := ready(t.Context(), step); err != nil {
-		t.Errorf("all know it: %v", err)
+		t.Errorf("all nodes have the step: %v", err)
 	}
 
 	old := member(db, "old", schema(6))
@@ -412,7 +412,7 @@ func TestReadyNamesLiveNodesThatDoNotKnowAStep(t *testing.T) {
 
 	own("new", "1.0", 60_000)
 	if err := ready(t.Context(), step); err != nil {
-		t.Errorf("the owner knows it: %v", err)
+		t.Errorf("the owner has the step: %v", err)
 	}
 
 	own("old", "0.9", -1)
@@ -449,7 +449,7 @@ func TestAnOlderNodeAndABreakingStepDoNotMissEachOther(t *testing.T) {
 			t.Fatalf("%v; %v", started, migrated)
 		}
 		if started == nil && migrated == nil {
-			t.Fatal("the older node works with what the newer one migrated")
+			t.Fatal("the older node runs after the migration of the newer one")
 		}
 	}
 }

@@ -41,11 +41,11 @@ func TestN28_ActionsNameTheirSlot(t *testing.T) {
 	r, body := ask(t, h, &operator, "POST", "/confirm/pause", form)
 	for _, want := range []string{"Slot 0of2 of watcher orders stops", "The other slots are left as they are", "live, on node n1, epoch 4, pinned to n1", `name="slot" value="0of2"`} {
 		if r.StatusCode != http.StatusOK || !strings.Contains(body, want) {
-			t.Errorf("%d: the question does not say %q", r.StatusCode, want)
+			t.Errorf("%d: the question does not contain %q", r.StatusCode, want)
 		}
 	}
 	if d.slot != "0of2" {
-		t.Errorf("it is asked for slot %q", d.slot)
+		t.Errorf("the use-cases are for slot %q", d.slot)
 	}
 	if _, body = ask(t, h, &operator, "POST", "/confirm/pause", url.Values{}); !strings.Contains(body, "This is for all 2 slots") || d.slot != "" {
 		t.Errorf("without a slot it is for %q", d.slot)
@@ -59,7 +59,7 @@ func TestN28_ActionsNameTheirSlot(t *testing.T) {
 
 	_, body = ask(t, site(d), &operator, "GET", r.Header.Get("Location"), nil)
 	if strings.Contains(body, "is paused") {
-		t.Error("another process tells of what it did not do")
+		t.Error("the other process reports an action that it did not do")
 	}
 
 	_, body = ask(t, h, &operator, "GET", r.Header.Get("Location"), nil)
@@ -106,7 +106,7 @@ func TestOrdersThatAreThereAreNotGivenAgain(t *testing.T) {
 		t.Errorf("a step-down for no time: %d", r.StatusCode)
 	}
 	if _, body := ask(t, h, &operator, "POST", "/confirm/step-down", url.Values{}); !strings.Contains(body, "There is no other node that lives") {
-		t.Error("a step-down does not say that nobody is there to take over")
+		t.Error("a step-down does not warn that no other node can take over")
 	}
 }
 
@@ -145,12 +145,12 @@ func TestN28_EachSlotHasItsRow(t *testing.T) {
 		t.Error("a viewer sees no slots, or actions")
 	}
 	if _, body = ask(t, h, &operator, "GET", "/", nil); !strings.Contains(body, "1 of 2 slots live, 1 paused by an operator") {
-		t.Error("the overview does not say that one of two is paused")
+		t.Error("the overview does not show that one of two slots is paused")
 	}
 
 	d.slots = d.slots[:1]
 	if _, body = ask(t, h, &operator, "GET", "/control", nil); strings.Contains(body, "data-slot") {
-		t.Error("the only slot has a row of its own")
+		t.Error("the only slot has a row")
 	}
 }
 
@@ -161,7 +161,7 @@ func TestTheFilterIsStillThereAfterwards(t *testing.T) {
 	h := site(d)
 	_, body := ask(t, h, &operator, "GET", "/dead?topic=a%26b&limit=5&done=1", nil)
 	if !strings.Contains(body, `name="_list" value="limit=5&amp;topic=a%26b"`) {
-		t.Fatal("the form does not know its list")
+		t.Fatal("the form does not contain its list")
 	}
 
 	form := url.Values{"scope": {"all"}, "topic": {"a&b"}, "_list": {"limit=5&topic=a%26b&done=x&watcher=y"}}

@@ -399,10 +399,10 @@ func TestViewersLookAndDoNotAct(t *testing.T) {
 
 	ask(t, h, &operator, "GET", "/dead/letter?id=1", nil)
 	if d.payload {
-		t.Error("a payload was read that nobody asked for")
+		t.Error("a payload was read without a request for it")
 	}
 	if ask(t, h, &operator, "GET", "/dead/letter?id=1&payload=1", nil); !d.payload {
-		t.Error("a payload was asked for and not read")
+		t.Error("a requested payload was not read")
 	}
 }
 
@@ -487,10 +487,10 @@ func TestActionsAreConfirmed(t *testing.T) {
 
 	to := r.Header.Get("Location")
 	if _, body = ask(t, h, &operator, "GET", to, nil); !strings.Contains(body, "12 dead letters discarded") {
-		t.Errorf("%s does not say what was done", to)
+		t.Errorf("%s does not show the action", to)
 	}
 	if _, body = ask(t, h, &viewer, "GET", to, nil); strings.Contains(body, "12 dead letters discarded") {
-		t.Error("somebody else is told that they did it")
+		t.Error("another person sees the notice of the action")
 	}
 
 	for _, bad := range []url.Values{{}, {"scope": {"ticked"}}, {"scope": {"all"}, "from": {"yesterday"}}, {"scope": {"all"}, "since": {"-1h"}}} {
@@ -658,7 +658,7 @@ func TestFragmentsAndFiles(t *testing.T) {
 		}
 	}
 	if r, _ := ask(t, h, &operator, "GET", "/static/../page.go", nil); r.StatusCode == http.StatusOK {
-		t.Error("a file beside the static ones")
+		t.Error("a file outside of the static ones")
 	}
 }
 

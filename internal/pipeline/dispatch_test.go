@@ -163,7 +163,7 @@ func TestN13_AnOversizedEnvelopeGoesAlone(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if err := d.Deliver(ctx, itemOfSize("a", 1)); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("beside an oversized one: %v, want the deadline", err)
+		t.Fatalf("next to an oversized envelope: %v, want the deadline", err)
 	}
 
 	d.Acked(record.TopicPartition{Topic: "a"}, 0, []record.Ticket{0}, 5000)
@@ -209,7 +209,7 @@ func TestN13_WindowOfTickets(t *testing.T) {
 		t.Fatalf("a third ticket in a window of two: %v", err)
 	}
 	if s.flushs == 0 {
-		t.Fatal("what is queued was not flushed before blocking: nobody would make room")
+		t.Fatal("queued records were not flushed before blocking, so no ack would make room")
 	}
 }
 

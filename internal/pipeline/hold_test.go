@@ -57,7 +57,7 @@ func TestN15_AGateOpensAtZeroAndConcernsItsKeyAlone(t *testing.T) {
 		}
 	}
 	if !slices.Equal(s.sent, []record.Ticket{0, 2}) {
-		t.Fatalf("sent tickets %v, want the first and the one of the other key", s.sent)
+		t.Fatalf("sent tickets %v, want the first and that of the other key", s.sent)
 	}
 
 	d.Acked(record.TopicPartition{Topic: "a"}, 0, []record.Ticket{2}, 10)
@@ -93,7 +93,7 @@ func TestPublishTellsOnceWhenAllTargetsHaveAnswered(t *testing.T) {
 
 	k := s.sent[0]
 	if !k.IsSide() || len(told) > 0 {
-		t.Fatalf("ticket %x, told %d times; want a side ticket and silence", k, len(told))
+		t.Fatalf("ticket %x, reported %d times; want a side ticket and no report", k, len(told))
 	}
 
 	d.Acked(record.TopicPartition{Topic: "a", Partition: 2}, 7, []record.Ticket{k}, 10)
@@ -221,7 +221,7 @@ func TestN08_ADeliveryBesideAReplayMovesNoOffset(t *testing.T) {
 	d.Acked(tp, 9, slices.Clone(s.sent), 10)
 	d.Settle([]record.Ticket{(<-told).Ticket})
 	if _, _, offs := d.Snapshot(); offs["a"][0] != 5 {
-		t.Fatalf("the stored offset is %d, above what the stream may still bring; want 5", offs["a"][0])
+		t.Fatalf("the stored offset is %d, above records of events that the stream may repeat; want 5", offs["a"][0])
 	}
 
 	d.EndReplay()
@@ -260,7 +260,7 @@ func TestN17_ARecordThatIsDeadAtOnceHoldsNothingBack(t *testing.T) {
 	}
 	d.Withdrawn([]record.Withdrawn{{Ticket: s.sent[1], Topic: "a", Key: []byte("k"), Refusal: why, Bytes: 10}})
 	if p := <-told; p.Answers[0].Refusal != why {
-		t.Errorf("told %+v, want the refusal", p.Answers)
+		t.Errorf("reported %+v, want the refusal", p.Answers)
 	}
 	if err := d.CheckGate(&itemWithKey("k", "a").Records[0], true); err != nil {
 		t.Errorf("deliveries outside of the stream's order wait for a dead letter: %v", err)

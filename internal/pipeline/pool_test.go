@@ -36,7 +36,7 @@ func TestN13_SlotsShareWhatTheirProcessHas(t *testing.T) {
 				t.Fatal(err)
 			}
 		case <-time.After(30 * time.Second):
-			t.Fatal("what fits waits")
+			t.Fatal("a delivery that fits waits")
 		}
 	}
 	waits := func(done <-chan error, d *Dispatcher) {
@@ -44,11 +44,11 @@ func TestN13_SlotsShareWhatTheirProcessHas(t *testing.T) {
 		for began := time.Now(); !d.Waiting(); {
 			select {
 			case <-done:
-				t.Fatal("what does not fit does not wait")
+				t.Fatal("a delivery that does not fit does not wait")
 			case <-time.After(time.Millisecond):
 			}
 			if time.Since(began) > 30*time.Second {
-				t.Fatal("nobody waits")
+				t.Fatal("no delivery waits")
 			}
 		}
 	}

@@ -85,7 +85,7 @@ func TestAPauseEndsAHalt(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	stacktest.Eventually(t, "nobody owns the watcher", func() bool { return b.status().Owner == "" })
+	stacktest.Eventually(t, "the watcher has no owner", func() bool { return b.status().Owner == "" })
 }
 
 // TestARestartDoesNotForgetTheHalt: after a halt over a vanished document, a restart must not begin after envelopes

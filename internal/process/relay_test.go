@@ -74,7 +74,7 @@ func (l *lines) wait(t *testing.T, text string) string {
 		select {
 		case <-more:
 		case <-deadline:
-			t.Fatalf("the log never said %q:\n%s", text, all)
+			t.Fatalf("the log never contained %q:\n%s", text, all)
 		}
 	}
 }
@@ -210,7 +210,7 @@ func TestStartUpReport(t *testing.T) {
 	said := b.log.wait(t, "took over")
 	for _, want := range []string{"watcher=default", "epoch=", "position="} {
 		if !strings.Contains(said, want) {
-			t.Errorf("the start-up does not tell %q:\n%s", want, said)
+			t.Errorf("the log of the start does not contain %q:\n%s", want, said)
 		}
 	}
 	if w := b.status(); w.Owner == "" || w.Epoch < 1 || w.ExpiresInMS <= 0 || !strings.Contains(said, fmt.Sprint("epoch=", w.Epoch)) {
@@ -249,7 +249,7 @@ func TestRunsStartAfresh(t *testing.T) {
 		}
 		w := b.status()
 		if w.Epoch <= epoch {
-			t.Fatalf("epoch %d behind epoch %d: each run acquires anew", w.Epoch, epoch)
+			t.Fatalf("epoch %d after epoch %d: each run acquires the lease again", w.Epoch, epoch)
 		}
 		epoch = w.Epoch
 	}
@@ -283,7 +283,7 @@ func TestExpired(t *testing.T) {
 		t.Fatalf("the expired envelope became %+v", dead)
 	}
 	if n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{}); err != nil || n != 1 {
-		t.Fatalf("%d envelopes (%v) are left in the outbox, want the one that was sent", n, err)
+		t.Fatalf("%d envelopes (%v) are left in the outbox, want the sent one", n, err)
 	}
 }
 

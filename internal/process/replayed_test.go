@@ -64,7 +64,7 @@ func TestN15_WhatWasSentInTimeDoesNotExpire(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{}); err != nil || n != 0 {
-		t.Errorf("%d dead letters (%v) of what was delivered", n, err)
+		t.Errorf("%d dead letters (%v) of delivered events", n, err)
 	}
 }
 

@@ -207,7 +207,7 @@ func TestN28_AnotherNumberOfSlotsIsRefused(t *testing.T) {
 	}
 	now := b.until("released", func(now map[string]admin.Watcher) bool { return now["0of2"].Owner == "" })
 	if _, made := now["0of1"]; made {
-		t.Errorf("it made a document of its own: %+v", now)
+		t.Errorf("it created a document: %+v", now)
 	}
 }
 
@@ -465,7 +465,7 @@ func TestN28_PinAndPauseASlot(t *testing.T) {
 	if err := stopA(); err != nil {
 		t.Fatal(err)
 	}
-	b.until("b has what is not paused", shares(map[string]int{"b": 2}))
+	b.until("b has the slots that are not paused", shares(map[string]int{"b": 2}))
 
 	if err := op(of).Lease().Resume(t.Context()); err != nil {
 		t.Fatal(err)

@@ -154,7 +154,7 @@ func TestTracesJoinUpEndToEnd(t *testing.T) {
 		t.Fatalf("the consumer's span: %+v", process)
 	}
 	if got := linked(t, collector.span("packed")); !same(got, process.SpanContext) {
-		t.Errorf("the span of what the handler appended is linked to %v, the handler's is %v", got, process.SpanContext)
+		t.Errorf("the span of the appended event is linked to %v, the handler's is %v", got, process.SpanContext)
 	}
 	if want := attribute.String("messaging.destination.name", b.topic); !has(process.Attributes, want) {
 		t.Errorf("the consumer names another destination: %v", process.Attributes)

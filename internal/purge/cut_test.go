@@ -109,7 +109,7 @@ func TestMarginOfThisServer(t *testing.T) {
 	}
 	defer away.Disconnect(t.Context())
 	if m, err := mongodb.AskMargin(t.Context(), away); err == nil {
-		t.Errorf("a server that is away told %v", m)
+		t.Errorf("a server that is away returned %v", m)
 	}
 	if mongodb.Margin(t.Context(), away) != mongodb.MinMargin {
 		t.Error("no margin of a server that is away")

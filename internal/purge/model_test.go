@@ -369,7 +369,7 @@ func TestN25_WithTheMarginNothingUnsentIsPurged(t *testing.T) {
 	})
 
 	if w.purged == 0 {
-		t.Error("nothing was ever purged: the property says nothing")
+		t.Error("nothing was ever purged, so the property proves nothing")
 	}
 }
 

@@ -35,10 +35,10 @@ func TestAnIdleCollectionIsAskedRarely(t *testing.T) {
 	s, c := feeding(t, p)
 	s.continuePass(t.Context(), c)
 	if !c.idle.Load() || c.nextPass.Sub(c.passBegan) != idleRecheck {
-		t.Fatalf("an empty collection is asked again after %s", c.nextPass.Sub(c.passBegan))
+		t.Fatalf("an empty collection is read again after %s", c.nextPass.Sub(c.passBegan))
 	}
 	if c.nextPass = time.Now().Add(time.Hour); s.shouldRead(c) {
-		t.Fatal("it is asked before its time")
+		t.Fatal("it is read before its time")
 	}
 
 	p.schedule(1, time.Hour)
@@ -46,7 +46,7 @@ func TestAnIdleCollectionIsAskedRarely(t *testing.T) {
 	select {
 	case <-s.feedWake:
 	default:
-		t.Error("nobody is woken")
+		t.Error("the reader is not woken")
 	}
 
 	if !s.shouldRead(c) || s.timers.entryCount() != 0 {
@@ -57,7 +57,7 @@ func TestAnIdleCollectionIsAskedRarely(t *testing.T) {
 	s.continuePass(t.Context(), c)
 	// A look that took long is repeated later.
 	if want := min(max(s.Poll, passPauseFactor*c.passTook), maxPassPause); c.idle.Load() || c.nextPass.Sub(c.passBegan) != want {
-		t.Errorf("a collection with an envelope for later is asked again after %s, want %s", c.nextPass.Sub(c.passBegan), want)
+		t.Errorf("a collection with a later envelope is read again after %s, want %s", c.nextPass.Sub(c.passBegan), want)
 	}
 }
 
@@ -84,7 +84,7 @@ func TestManyAreReadInOnePass(t *testing.T) {
 		default:
 		}
 		if len(out) == 0 {
-			t.Fatalf("after %d there is no more, and nobody asks for it", got)
+			t.Fatalf("after %d there are no more, and they are not read", got)
 		}
 	}
 
@@ -113,7 +113,7 @@ func TestCollectionsComeAndGo(t *testing.T) {
 
 	p.skew = 2 * keepAfterHint
 	if list := s.watchedCollections(); len(list) != 0 {
-		t.Errorf("one that is not on the list long after the stream told of it is asked")
+		t.Errorf("a collection that is not listed is read long after the hint of the stream")
 	}
 }
 

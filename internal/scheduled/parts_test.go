@@ -45,7 +45,7 @@ func TestN28_TheServerDividesLikeHas(t *testing.T) {
 			for cur.Next(t.Context()) {
 				found[cur.Current.Lookup("_id").Int32()]++
 				if !p.Contains(cur.Current) {
-					t.Errorf("the server says that %v is of %v, and Has does not", cur.Current, p)
+					t.Errorf("the server assigns %v to %v, and Has does not", cur.Current, p)
 				}
 			}
 		}

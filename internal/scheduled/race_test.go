@@ -201,7 +201,7 @@ func TestN19_NotEveryOneCanBeSent(t *testing.T) {
 	}
 
 	if p.doc(good) != nil {
-		t.Error("the one that was sent is in the outbox still")
+		t.Error("a sent envelope is still in the outbox")
 	}
 	if p.doc(expired) != nil || p.doc(event.NewID(malformed)) != nil {
 		t.Error("a dead one is in the outbox still")

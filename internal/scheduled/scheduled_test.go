@@ -111,7 +111,7 @@ func (p *planned) take(change func(*waiting.FinisherConfig, *Config)) *taking {
 	for _, run := range []func(context.Context) error{x.held.Run, c.Finisher.Run, x.Scheduled.Run} {
 		wg.Go(func() {
 			if err := run(x.ctx); x.ctx.Err() == nil && !errors.Is(err, lease.ErrReleased) {
-				p.t.Errorf("a part ended by itself: %v", err)
+				p.t.Errorf("a part ended without a stop: %v", err)
 			}
 		})
 	}

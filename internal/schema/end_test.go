@@ -94,7 +94,7 @@ func TestNothingReleasesWritersFromTheEndOfABuild(t *testing.T) {
 	}
 	// The build may wait for locks before its end as well. It holds inserts up only at its end.
 	const maxTimeExpired = 50
-	stacktest.Eventually(t, "an insert beside the ended build still waits after 2 s", func() bool {
+	stacktest.Eventually(t, "an insert during the ended build still waits after 2 s", func() bool {
 		se := mongo.ServerError(nil)
 		return errors.As(coll.Database().RunCommand(t.Context(), insert).Err(), &se) && se.HasErrorCode(maxTimeExpired)
 	})

@@ -58,7 +58,7 @@ func TestN28_WhoCountsAsLiving(t *testing.T) {
 
 	alone := []nodes.Node{node("b", func(n *nodes.Node) { n.KafkaReachable = false })}
 	if got := b.liveNodes(alone, nil); !slices.Equal(got, []string{"a", "b"}) {
-		t.Errorf("%q live when nobody reaches Kafka", got)
+		t.Errorf("%q live when no node reaches Kafka", got)
 	}
 }
 
@@ -106,7 +106,7 @@ func TestN28_AdmittedUpToTheQuota(t *testing.T) {
 	b.mu.Unlock()
 	_, rescue := b.AdmitAttempt(3, false)
 	if rescue == nil {
-		t.Fatal("nobody takes the last one")
+		t.Fatal("no node takes the last slot")
 	}
 
 	rescue(true)

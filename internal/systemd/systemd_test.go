@@ -105,7 +105,7 @@ func runSupervisor(t *testing.T, p *probe) (stop context.CancelFunc) {
 	t.Helper()
 	s := New("default", p, slog.New(slog.DiscardHandler))
 	if s == nil {
-		t.Fatal("nobody listens")
+		t.Fatal("the socket has no listener")
 	}
 
 	work, end := context.WithCancel(t.Context())
@@ -148,7 +148,7 @@ func TestReadyStatusAndStopping(t *testing.T) {
 
 	stop()
 	if before, _ := m.until("STOPPING=1"); len(before) > 0 {
-		t.Errorf("%q: the same status again, or a sign of life that nobody asked for", before)
+		t.Errorf("%q: the same status again, or an unrequested sign of life", before)
 	}
 }
 

@@ -37,6 +37,6 @@ func TestEventsOfTheFenceShareTheirEntries(t *testing.T) {
 		t.Errorf("%d writers, %d entries of %d events", writers, entries, counted)
 	}
 	if !f.addEvent(fence.Event{Kind: fence.Truncated}) {
-		t.Error("nobody writes what comes afterwards")
+		t.Error("later events are not written")
 	}
 }

@@ -35,7 +35,7 @@ func TestN05_FencedThreeTimesHalts(t *testing.T) {
 			t.Fatalf("step %d: halt %v, want %v", i, halt, step.halts)
 		}
 		if halt != nil && !errors.Is(halt, sink.ErrFenced) {
-			t.Fatalf("%v does not say why", halt)
+			t.Fatalf("%v has no reason", halt)
 		}
 	}
 }

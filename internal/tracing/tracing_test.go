@@ -93,7 +93,7 @@ func TestEveryProcessChoosesTheSameTraces(t *testing.T) {
 		if isSampled(id, 25) {
 			n++
 			if !isSampled(id, 26) {
-				t.Fatal("a larger share leaves out what a smaller one has")
+				t.Fatal("a larger share leaves out a trace of a smaller one")
 			}
 		}
 		if isSampled(id, 0) || !isSampled(id, 100) {
@@ -334,7 +334,7 @@ func TestSpansReachACollector(t *testing.T) {
 	d.Acked(record.TopicPartition{Topic: "orders", Partition: 3}, 41) // acked again: no further span
 	m.ObserveLatency(20*time.Millisecond, 1)
 	if tap.Begin([]record.Record{{Topic: "orders", Headers: headers("id", "2", "traceparent", parent[:53]+"00")}}, nil, nil, 1) != nil {
-		t.Error("what the service did not sample is followed")
+		t.Error("an event that the service did not sample is followed")
 	}
 
 	stop() // exports the remaining spans
@@ -356,7 +356,7 @@ func TestSpansReachACollector(t *testing.T) {
 			t.Errorf("link %v", l)
 		}
 		if strings.Contains(s.String(), "secret") {
-			t.Errorf("a span holds what it must not: %v", s)
+			t.Errorf("a span contains forbidden attributes: %v", s)
 		}
 	}
 

@@ -124,7 +124,7 @@ func TestN15_AnExceptionOfTheStreamWaitsForTheWatermark(t *testing.T) {
 	h.put(h.exception(1, "k", "parked"), h.exception(2, "k", "blocked"), h.exception(3, "k", "blocked"), h.exception(4, "q", "parked"),
 		h.exception(5, "r", "parked", bson.E{Key: "origin", Value: "requeue"}, bson.E{Key: "pos", Value: "9"}))
 	te.run()
-	h.until("what the watermark has passed is there", func() bool { return h.left() == 2 })
+	h.until("the passed exceptions are sent", func() bool { return h.left() == 2 })
 	if got := h.broker.ids("a"); len(got) != 3 {
 		t.Errorf("published: %q", got)
 	}
@@ -241,10 +241,10 @@ func TestN18_RequeuedAndReplayedOnesNeedNoWatermark(t *testing.T) {
 		}
 	}
 	if len(te.out.opened) != 0 {
-		t.Errorf("gates that nobody closed were opened: %v", te.out.opened)
+		t.Errorf("gates that were not closed were opened: %v", te.out.opened)
 	}
 	if d := h.doc("e000001"); d["replayOf"] != "x" || d["delivery"] != int32(1) {
-		t.Errorf("what tells of the replay is gone: %v", d)
+		t.Errorf("the marks of the replay are gone: %v", d)
 	}
 }
 
@@ -269,7 +269,7 @@ func TestN18_ManyThatAreDueFollowOneAnother(t *testing.T) {
 	te.x.poll = time.Hour
 	te.x.work.scanAll = false
 	te.run()
-	h.until("all but those of the stuck key are there", func() bool { return h.left() == 51 })
+	h.until("all except the exceptions of the stuck key are sent", func() bool { return h.left() == 51 })
 	te.landed()
 	h.broker.ordered()
 	te.out.quiet()

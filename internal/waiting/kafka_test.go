@@ -390,7 +390,7 @@ func (o *wire) quiet() {
 		}
 	}
 	if len(o.latched) > 0 {
-		o.b.t.Errorf("keys are kept back for ever: %v", o.latched)
+		o.b.t.Errorf("keys are held back forever: %v", o.latched)
 	}
 }
 

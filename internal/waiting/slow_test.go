@@ -58,7 +58,7 @@ func TestN03_ATakeOverWritesWhatEndsInTime(t *testing.T) {
 				return widenExceptions(ctx, f, list)
 			},
 		},
-		"marks of what was delivered": {
+		"marks of delivered envelopes": {
 			done: bson.D{{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}},
 			run: func(ctx context.Context, f mongodb.Fencer, coll *mongo.Collection, ids []bson.RawValue) error {
 				var list []purge.Sent

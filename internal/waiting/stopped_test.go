@@ -44,7 +44,9 @@ func TestN15_AStoppedKeyIsPassedOver(t *testing.T) {
 	h.put(docs...)
 	read := h.counting()
 	te := h.begin().run()
-	h.until("another topic of the key, and another key, flow", func() bool { return h.countDocuments(bson.D{{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}}}) == 2 })
+	h.until("another topic of the key, and another key, flow", func() bool {
+		return h.countDocuments(bson.D{{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}}}) == 2
+	})
 	if n := read.Load(); n > behind/2 {
 		t.Errorf("%d documents were read of a key that is stopped", n)
 	}
@@ -126,14 +128,16 @@ func TestN17_AnArrayAsAKeyIsADeadLetterAndHoldsUpNobody(t *testing.T) {
 	h.put(docs...)
 	began := time.Now()
 	h.begin().run()
-	h.until("the others are sent", func() bool { return h.countDocuments(bson.D{{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}}}) == 100 })
+	h.until("the others are sent", func() bool {
+		return h.countDocuments(bson.D{{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}}}) == 100
+	})
 	if took := time.Since(began); took > sureEvery/2 {
-		t.Errorf("the others were sent after %v, by a pass that makes up for what was missed", took)
+		t.Errorf("the others were sent after %v, by the pass that finds missed exceptions", took)
 	}
 
 	h.until("they are dead", func() bool { return h.left() == 0 })
 	var letter struct{ Reason string }
 	if err := h.db.Collection("outbox_dead").FindOne(t.Context(), bson.D{}).Decode(&letter); err != nil || !strings.Contains(letter.Reason, "key is") {
-		t.Errorf("the letter says %q, %v", letter.Reason, err)
+		t.Errorf("the reason of the letter is %q, %v", letter.Reason, err)
 	}
 }

@@ -124,7 +124,7 @@ func TestN16_AnExceptionIsTheWholeEnvelopeOfTheStream(t *testing.T) {
 		t.Errorf("errors: %v, %v", d["lastError"], history)
 	}
 	if d := read(t, coll, "own"); d["key"] != "7" || d["nextAt"] != nil { // one order with those whose key is the text
-		t.Errorf("an envelope with a key of its own: %v", d)
+		t.Errorf("an envelope with its own key: %v", d)
 	}
 	if d := read(t, coll, "done"); d["state"] != "parked" || d["delivery"] != int32(2) || d["pos"] != nil {
 		t.Errorf("an exception was overwritten: %v", d)
@@ -289,7 +289,7 @@ func TestN15_AScanIsInTheOrderOfTheIndex(t *testing.T) {
 	all(t, &ExceptionScan{Coll: coll, Skip: []string{"a"}, Keys: keysOf(t, "k0", "k1")}, 3, func(raw bson.Raw) {
 		n++
 		if key := raw.Lookup("key").StringValue(); key == "k2" || raw.Lookup("_id").Int32()%2 == 0 {
-			t.Errorf("%s was not asked for", raw)
+			t.Errorf("%s was not requested", raw)
 		}
 	})
 

@@ -130,7 +130,7 @@ func TestTheDeadTopicIsWrittenFirst(t *testing.T) {
 		}
 	}
 	if n := g.countLetters(t); n != 2 {
-		t.Errorf("%d letters beside the record", n)
+		t.Errorf("%d letters in addition to the record", n)
 	}
 }
 

@@ -120,7 +120,7 @@ func TestARequeuedLetterIsForItsHandlerAloneAndComesFirst(t *testing.T) {
 	k.once("others", 4)
 	k.once("foreign", 4)
 	if n := k.countDocuments(deadletter.DefaultCollection); n != 1 {
-		t.Errorf("letters: got %d, want the one that was requeued", n)
+		t.Errorf("letters: got %d, want the requeued one", n)
 	}
 }
 

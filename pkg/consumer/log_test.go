@@ -346,7 +346,7 @@ func dropped(t *testing.T) (l *changing, c *consumer.Consumer, goOn func(), hand
 	<-began
 	stacktest.Eventually(t, "the other key", func() bool { return handled()[3] == 1 })
 	c.Pause()
-	stacktest.Eventually(t, "what is held is dropped", func() bool {
+	stacktest.Eventually(t, "the held messages are dropped", func() bool {
 		mem.mu.Lock()
 		defer mem.mu.Unlock()
 		return mem.messages == 1

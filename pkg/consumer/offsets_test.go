@@ -53,7 +53,7 @@ func TestCommitModesNeverCommitPastAGap(t *testing.T) {
 			}
 			k.untilCount("effects", others)
 			if c.itself {
-				k.until("what is before the gap", func(context.Context) bool { return k.committed(1)[0] > 10-5 })
+				k.until("the messages before the gap", func(context.Context) bool { return k.committed(1)[0] > 10-5 })
 			}
 			k.until("all others are handled", func(context.Context) bool { return stats.handled.Load() >= int64(others) })
 			var got int64

@@ -71,7 +71,7 @@ func TestHandlersArePreparedBeforeTheirFirstMessage(t *testing.T) {
 		h := consumer.Func(func(ctx context.Context, m *consumer.Message) error {
 			names, err := k.db.ListCollectionNames(context.WithoutCancel(k.Context()), bson.D{{Key: "name", Value: name}})
 			if err != nil || len(names) != 1 {
-				t.Errorf("handler %s runs, and what it needs does not exist (%v)", name, err)
+				t.Errorf("handler %s runs without its prerequisites (%v)", name, err)
 			}
 			_, err = k.db.Collection(name).InsertOne(ctx, bson.D{{Key: "id", Value: m.ID}})
 			return err

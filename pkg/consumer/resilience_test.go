@@ -180,7 +180,7 @@ func TestPauseHoldsNothingInMemory(t *testing.T) {
 		t.Fatalf("all %d are handled: the pause came too late", n)
 	}
 
-	k.until("the commit of what is finished", func(context.Context) bool { return k.committed(1)[0] == int64(done) })
+	k.until("the commit of the finished messages", func(context.Context) bool { return k.committed(1)[0] == int64(done) })
 	k.publish(msg("key00", "counted", fmt.Sprint(n)))
 	c.Resume()
 	k.untilCount("effects", n+1)
@@ -282,7 +282,7 @@ func TestACoolingLaneDoesNotBlockOthers(t *testing.T) {
 	k.once("effects", n)
 	stop() // at once, though the lane has an hour to wait
 	if got := k.committed(1)[0]; got > 0 {
-		t.Errorf("offset %d is committed past the one that waits", got)
+		t.Errorf("offset %d is committed past the waiting message", got)
 	}
 }
 

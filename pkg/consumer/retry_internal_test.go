@@ -242,11 +242,11 @@ func TestASuspensionEndsWithASuccess(t *testing.T) {
 	// Other successes do not shorten a suspension that the handler requested.
 	s.suspendFor(time.Hour)
 	if s.noteSuccess() || s.mayStart(time.Now(), false).ok {
-		t.Error("a success ended a suspension that the handler asked for")
+		t.Error("a success ended a suspension that the handler requested")
 	}
 	s.suspendFor(untilResumed)
 	if s.mayStart(now.Add(1000*time.Hour), false).ok {
-		t.Error("a suspension until Resume ended by itself")
+		t.Error("a suspension until Resume ended without it")
 	}
 	if s.resume(); !s.mayStart(now, false).ok {
 		t.Error("Resume did not end the suspension")

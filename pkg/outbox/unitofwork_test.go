@@ -252,7 +252,7 @@ func TestNestedTransactionAfterTheCallbackEndedIt(t *testing.T) {
 		ran := false
 		err := b.box.Transaction(ctx, func(context.Context) error { ran = true; return nil })
 		if !errors.Is(err, outbox.ErrTransactionEnded) || ran {
-			t.Errorf("joined what is over: %v, ran %v", err, ran)
+			t.Errorf("joined an ended transaction: %v, ran %v", err, ran)
 		}
 
 		return nil

@@ -69,7 +69,7 @@ func testAppended(t *testing.T, box *outbox.Box) {
 
 	all := outboxtest.AllAppended(t, box, OrderPlaced)
 	if len(all) != 3 || all[1].Payload.Cents != 200 || all[2].Aggregate.ID != "o-3" {
-		t.Errorf("all events: got %+v, want those of o-1, o-2 and o-3", all)
+		t.Errorf("all events: got %+v, want the events of o-1, o-2 and o-3", all)
 	}
 	outboxtest.RequireNone(t, box, OrderPlaced, outboxtest.WithAggregateID("o-4"))
 	outboxtest.RequireNone(t, box, event.Type[Placed]{Aggregate: "invoice", Name: "OrderPlaced"})

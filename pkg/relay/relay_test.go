@@ -272,6 +272,6 @@ func TestServiceManagerHearsNothing(t *testing.T) {
 
 	text := make([]byte, 200)
 	if n, err := manager.Read(text); err != nil || string(text[:n]) != "the end" {
-		t.Errorf("it was told %q, %v", text[:n], err)
+		t.Errorf("it got %q, %v", text[:n], err)
 	}
 }

@@ -110,7 +110,7 @@ func TestANameIsTakenOnce(t *testing.T) {
 		t.Errorf("the same with other ids: %v", err)
 	}
 	if err := ledgers(saga.WithOwner(reflect.TypeFor[order]().PkgPath() + ".order")); err != nil {
-		t.Errorf("a type that was renamed and says so: %v", err)
+		t.Errorf("a renamed type with its former name: %v", err)
 	}
 }
 

@@ -108,12 +108,12 @@ func TestTimeouts(t *testing.T) {
 	handle(t, h, msg(t, "Remind", "a", "first")) // again
 	renewed := p.waiting(t)["orders.first"]
 	if renewed.Lookup("_id").Equal(old.Lookup("_id")) {
-		t.Error("the timeout that was set anew is the old one")
+		t.Error("the timeout that was set again is the old one")
 	}
 
 	handle(t, h, arrived(t, old)) // was on its way
 	if got := state(); len(got.Steps) != 0 {
-		t.Errorf("a timeout that was set anew has run: %v", got.Steps)
+		t.Errorf("a timeout that was set again has run: %v", got.Steps)
 	}
 
 	for range 2 { // the second is a redelivery

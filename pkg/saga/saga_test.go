@@ -202,7 +202,7 @@ func TestUnknownSaga(t *testing.T) {
 	s := orders("orders")
 	err := handlerOf(t, s, p.box).Handle(t.Context(), msg(t, "ByAggregate", "nobody", nil))
 	if !errors.Is(err, saga.ErrNotFound) || !strings.Contains(err.Error(), "orders nobody for message ByAggregate/nobody") {
-		t.Fatalf("a message for nobody: %v", err)
+		t.Fatalf("a message without a recipient: %v", err)
 	}
 
 	if p.document(t, "orders", "nobody") != nil {
@@ -219,7 +219,7 @@ func TestUnknownSaga(t *testing.T) {
 	p.wantEvents(t, "Unknown")
 	envelopes, _ := p.envelopes(t.Context())
 	if _, ok := arrived(t, envelopes[0]).Header(saga.HeaderID); ok {
-		t.Error("an event of no saga says that it is of one")
+		t.Error("an event of no saga has the header of a saga")
 	}
 
 	if err := h.Handle(t.Context(), msg(t, "ByHeader", "k", nil, saga.HeaderID, "nobody")); !errors.Is(err, saga.ErrNotFound) {

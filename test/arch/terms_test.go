@@ -40,6 +40,6 @@ func TestATermHasOneSpelling(t *testing.T) {
 		t.Fatal(err)
 	}
 	if read < 1000 {
-		t.Errorf("read %d files, want those of the whole module", read)
+		t.Errorf("read %d files, want all files of the module", read)
 	}
 }

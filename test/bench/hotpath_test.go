@@ -77,7 +77,7 @@ func (h *path) processEvent(raw []byte) error {
 		h.rec.Topic, h.rec.Partition = t.Topic, t.Partition
 		h.recs[0] = h.rec
 		if h.tap.Begin(h.recs[:], h.ev.DB, h.ev.Coll, h.ev.WallMS) != nil {
-			return errors.New("a delivery is followed although nobody listens")
+			return errors.New("a delivery is followed although there is no follower")
 		}
 		if h.builder.Len()+batch.Size(&h.rec) > maxBatch {
 			if _, err := h.builder.Seal(batch.None(), nil, batch.Producer{}, 0); err != nil {

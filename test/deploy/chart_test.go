@@ -47,7 +47,7 @@ func TestChartValues(t *testing.T) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		if schema.Properties[name] == nil {
-			t.Errorf("the schema does not know the value %s", name)
+			t.Errorf("the schema does not contain the value %s", name)
 		}
 	}
 

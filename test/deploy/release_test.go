@@ -235,7 +235,7 @@ func TestIssueForms(t *testing.T) {
 		}
 		at := slices.IndexFunc(f.Body, func(f field) bool { return f.Attributes.Label == "outrelay doctor --json" })
 		if at < 0 || name == "bug.yml" && !f.Body[at].Validations.Required {
-			t.Errorf("%s does not ask for outrelay doctor --json", name)
+			t.Errorf("%s does not request the output of outrelay doctor --json", name)
 		}
 	}
 }

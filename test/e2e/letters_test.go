@@ -99,7 +99,7 @@ func testHandlerLetters(s *scene, b *tab) {
 	b.runActions("the letter", chromedp.Click(`tbody tr:nth-child(1) th a`))
 	b.waitForText("Edit and requeue")
 	if strings.Contains(evaluate[string](b, "document.querySelector('pre').innerText"), "onerror") {
-		b.t.Error("the payload is shown to somebody who has not asked for it")
+		b.t.Error("the payload is shown without a request for it")
 	}
 	b.checkAccessibility("letter of a handler")
 	b.runActions("a new payload", chromedp.SendKeys(`textarea[name=payload]`, "edited")) // ticks the box "Replace the payload"

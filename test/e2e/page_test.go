@@ -287,7 +287,7 @@ func testDeadLetters(s *scene, b *tab) {
 		b.t.Errorf("%d are gone after %q", gone, phrase)
 	}
 	if n := b.clearConsole(); n > 2 { // responses with status 400 and 409
-		b.t.Errorf("the console said %d things", n)
+		b.t.Errorf("the console has %d messages", n)
 	}
 }
 
@@ -296,7 +296,7 @@ func testEditAndRequeue(s *scene, b *tab) {
 	b.runActions("the first letter", chromedp.Click(`tbody tr:nth-child(1) th a`))
 	b.waitForText("Edit and requeue")
 	if strings.Contains(b.pageText(), "onerror") {
-		b.t.Error("the payload is shown to somebody who has not asked for it")
+		b.t.Error("the payload is shown without a request for it")
 	}
 
 	b.clickButton("Show the payload")

@@ -230,7 +230,7 @@ func TestIdleOutboxBesideABusyNeighbour(t *testing.T) {
 		t.Fatal("the other collection got no writes")
 	}
 
-	v := history.WaitFor("a position behind what the neighbour wrote", func(v kit.Version) bool { return !v.ClusterTime.Before(last) })
+	v := history.WaitFor("a position after the writes of the neighbor", func(v kit.Version) bool { return !v.ClusterTime.Before(last) })
 	if v.Epoch != began.Epoch {
 		t.Errorf("epoch %d, want %d: the owner changed", v.Epoch, began.Epoch)
 	}

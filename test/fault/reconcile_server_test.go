@@ -174,7 +174,7 @@ func TestPurgeWhileOwnersDie(t *testing.T) {
 	s.StartRelay().WaitTookOver()
 	t.Log(s.CheckDelivery(topics))
 	s.WaitNoneHeld()
-	stacktest.Eventually(t, "what is old is gone", func() bool {
+	stacktest.Eventually(t, "the old envelopes are gone", func() bool {
 		stamped := bson.D{{Key: "ts", Value: bson.D{{Key: "$lte", Value: old}}}}
 		unstamped := bson.D{{Key: "ts", Value: nil}, {Key: "_id", Value: bson.D{{Key: "$type", Value: "objectId"}}}}
 		return s.CountOutbox(stamped)+s.CountOutbox(unstamped) == 0

@@ -42,7 +42,7 @@ func TestNullFieldsAreAbsent(t *testing.T) {
 	stacktest.Eventually(t, "a refused envelope is written down", func() bool { return waiting("lastError.topic", s.TopicOf("strict")) > 0 })
 	n := insertNulls(t, s, "parked", "late")
 	insertNulls(t, s, "scheduled", "order", bson.E{Key: "dueAt", Value: time.Now().Add(time.Second)})
-	stacktest.Eventually(t, "what has to wait is written down", func() bool {
+	stacktest.Eventually(t, "the waiting envelopes are stored", func() bool {
 		return waiting("pending", s.TopicOf("late")) == n && waiting("dueAt", bson.D{{Key: "$ne", Value: nil}}) == 0
 	})
 

@@ -190,7 +190,7 @@ func TestForgetsWhatIsOver(t *testing.T) {
 		t.Errorf("%d events are kept", n)
 	}
 	if c.Delivered(Delivery{ID: "999", Key: "k", Topic: "t"}) != Duplicate || c.Delivered(Delivery{ID: "1", Key: "k", Topic: "t"}) != Phantom {
-		t.Error("what is remembered is wrong")
+		t.Error("the checker remembers the wrong events")
 	}
 	if r := c.Report(); r.Waiting != 1 || r.Overtaken != 1 {
 		t.Errorf("%+v", r)

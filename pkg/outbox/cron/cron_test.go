@@ -112,7 +112,7 @@ func TestCronOfSeveralProcesses(t *testing.T) {
 		runCron(t, b.cron(t, e))
 	}
 
-	at := b.firings(t, "more than those of the first look", func(at []time.Time) bool { return len(at) >= 13 })
+	at := b.firings(t, "more than the firings of the first pass", func(at []time.Time) bool { return len(at) >= 13 })
 	gapless(t, at)
 	if ahead := time.Until(at[len(at)-1]); ahead < 0 {
 		t.Errorf("the last firing was appended %s after its time", -ahead)
