@@ -159,7 +159,7 @@ func (s *Stream) openChangeStream(
 	if err != nil {
 		// Our own limit ended the call. That is a slow server, not a broken connection.
 		if opening.Err() != nil {
-			err = errTimeout
+			err = ErrTimeout
 		}
 		session.EndSession(context.WithoutCancel(base))
 		stop()
@@ -214,7 +214,7 @@ func (c *cursor) fetchReply(limit time.Duration, b *Batch) error {
 		if err != nil && c.timedOut.Load() {
 			// The driver tried to kill the cursor itself, but its context had ended.
 			c.killServerCursor(c.base)
-			return errTimeout
+			return ErrTimeout
 		}
 		return err
 	}

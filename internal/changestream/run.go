@@ -67,9 +67,11 @@ type run struct {
 	lastOp Op
 }
 
+// ErrTimeout is in the logged reason of an interruption if the server did not reply in time.
+var ErrTimeout = errors.New("the server did not reply in time")
+
 // Errors that end a session.
 var (
-	errTimeout  = errors.New("the server did not reply in time")
 	errClosed   = errors.New("the server closed the stream")
 	errStalled  = errors.New("the resume token does not move, although the cluster time does")
 	errPastSlim = errors.New("past the events that were too large")
@@ -355,7 +357,7 @@ func (r *run) handleError(ctx context.Context, err error) error {
 		r.stream.cfg.Log.Info("past the documents that were too large; reading whole events again")
 		return nil
 
-	case errors.Is(err, errTimeout):
+	case errors.Is(err, ErrTimeout):
 		return r.retryTimeout(ctx, err)
 	case errors.Is(err, errStalled):
 		return r.retryLater(ctx, "watchdog", err)

@@ -139,9 +139,11 @@ func (l *Lease) standBy(ctx context.Context, w *documentWatch) (*Held, error) {
 			if back.Attempts() == 0 {
 				l.log.Warn("cannot read the lease", "error", err, "advice", adviceFor(err))
 			}
-			l.noteStandingBy("MongoDB: "+err.Error(), 0)
 			wait = back.Next()
 		} else {
+			if err == nil && back.Attempts() > 0 {
+				l.log.Info("the lease can be read again")
+			}
 			back.Reset()
 			w.arm()
 		}

@@ -63,6 +63,9 @@ func (h *Held) Run(ctx context.Context) error {
 			t.Reset(wait)
 			continue
 		}
+		if back.Attempts() > 0 {
+			h.log.Info("lease renewed; work continues")
+		}
 		back.Reset()
 		t.Reset(h.lease.cfg.CheckpointEvery)
 	}
@@ -76,8 +79,8 @@ func (h *Held) endError() error {
 	return nil
 }
 
-// logFailure logs the first of a series of failures, and once the suspension that may follow. n counts
-// the failures of the series.
+// logFailure logs the first of a series of failures as a problem, and once the suspension that may follow from
+// it. n counts the failures of the series.
 func (h *Held) logFailure(err error, n int) {
 	if n == 1 {
 		h.log.Warn("cannot renew the lease", "error", err, "advice", adviceFor(err))
@@ -85,7 +88,7 @@ func (h *Held) logFailure(err error, n int) {
 
 	if !h.Valid() && h.suspended.CompareAndSwap(false, true) {
 		h.lease.cfg.Metrics.LeaseSuspended.Set(1)
-		h.log.Warn("lease not renewed in time; work is suspended until it is")
+		h.log.Info("lease not renewed in time; work is suspended until it is")
 	}
 }
 
@@ -145,7 +148,6 @@ func (h *Held) writeCheckpoint(ctx context.Context, c Checkpoint, fields bson.D)
 
 	if h.suspended.CompareAndSwap(true, false) {
 		h.lease.cfg.Metrics.LeaseSuspended.Set(0)
-		h.log.Info("lease renewed; work continues")
 	}
 	h.obeyControl(ctx, v)
 	return nil

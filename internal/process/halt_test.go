@@ -80,7 +80,7 @@ func TestAPauseEndsAHalt(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	b.log.wait(t, "halted: ")
+	b.log.wait(t, "part=halted")
 	if err := lease.Pause(t.Context(), b.state.Collection("watchers"), "default/0of1"); err != nil {
 		t.Fatal(err)
 	}

@@ -104,9 +104,16 @@ func (s *State) SetError(part string, err error) {
 
 // ReportProblem sets the problem of part to err. It logs the problem once, not at each attempt.
 func (s *State) ReportProblem(part string, err error, fatal bool) {
-	if s.SetProblem(part, err.Error(), fatal) {
-		s.log.Error(part+": "+err.Error(), "part", part)
+	if !s.SetProblem(part, err.Error(), fatal) {
+		return
 	}
+
+	// The error itself is an attribute, so that the log can recognize the outage that it belongs to.
+	if fatal {
+		s.log.Error("cannot deliver events", "part", part, "reason", err)
+		return
+	}
+	s.log.Warn("a step failed; trying again", "part", part, "reason", err)
 }
 
 // ClearProblems removes the problems of parts.
