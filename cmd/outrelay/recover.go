@@ -67,13 +67,19 @@ position on: the envelopes of the copy arrive marked. --release NS lets another 
 			switch {
 			case adopt:
 				r.Action = "adopt"
-				err = a.adoptState(ctx, o)
+				err = a.orderSweep(ctx, &r, sweepOrder{
+					plan: func() ([]admin.SweepCount, error) { return o.Recovery().PlanAdoption(ctx) },
+					give: func() error { return o.Recovery().Adopt(ctx) },
+				})
 			case release != "":
 				r.Action = "release"
 				err = a.releaseCollection(ctx, o, release)
 			default:
 				r.Action = "sweep"
-				err = a.orderSweep(ctx, o, at, &r)
+				err = a.orderSweep(ctx, &r, sweepOrder{
+					plan: func() ([]admin.SweepCount, error) { return o.Recovery().PlanSweep(ctx, at) },
+					give: func() error { return o.Recovery().OrderSweep(ctx, at) },
+				})
 			}
 			if err != nil {
 				return err
@@ -84,13 +90,6 @@ position on: the envelopes of the copy arrive marked. --release NS lets another 
 		})
 	}
 	return c
-}
-
-func (a *operatorCommand) adoptState(ctx context.Context, o admin.Operator) error {
-	if a.dryRun {
-		return nil
-	}
-	return o.Recovery().Adopt(ctx)
 }
 
 // releaseCollection releases the claim on ns. It returns an error if there is no such claim, also for a
@@ -104,13 +103,19 @@ func (a *operatorCommand) releaseCollection(ctx context.Context, o admin.Operato
 	return err
 }
 
-// orderSweep counts the envelopes, asks for confirmation and orders the sweep. It adds the counts to r.
-func (a *operatorCommand) orderSweep(ctx context.Context, o admin.Operator, from time.Time, r *recoverResult) error {
+// sweepOrder is an action that orders a sweep.
+type sweepOrder struct {
+	plan func() ([]admin.SweepCount, error) // counts the envelopes of the sweep
+	give func() error
+}
+
+// orderSweep counts the envelopes, asks for confirmation and gives the order. It adds the counts to r.
+func (a *operatorCommand) orderSweep(ctx context.Context, r *recoverResult, order sweepOrder) error {
 	// With --yes there is no question, so the count would only delay the order.
 	if a.dryRun || !a.yes {
 		// A lost watcher document may leave no collections to count.
 		var err error
-		if r.Collections, err = o.Recovery().PlanSweep(ctx, from); err != nil && !errors.Is(err, admin.ErrNoCollections) {
+		if r.Collections, err = order.plan(); err != nil && !errors.Is(err, admin.ErrNoCollections) {
 			return err
 		}
 		for _, s := range r.Collections {
@@ -126,10 +131,13 @@ func (a *operatorCommand) orderSweep(ctx context.Context, o admin.Operator, from
 		envelopes = "all envelopes of the watcher"
 	}
 	action := "deliver " + envelopes + " again, with the same ids; consumers may have handled them before"
+	if r.Action == "adopt" {
+		action = "adopt the copied state and " + action
+	}
 	if err := a.confirm(ctx, action); err != nil {
 		return err
 	}
-	return o.Recovery().OrderSweep(ctx, from)
+	return order.give()
 }
 
 func (r *recoverResult) printRecovery(w io.Writer) error {
@@ -144,7 +152,7 @@ func (r *recoverResult) printRecovery(w io.Writer) error {
 	var planned, done string
 	switch r.Action {
 	case "adopt":
-		planned, done = "its state would be adopted", "its state is adopted and a sweep is ordered; start outrelay run"
+		planned, done = "its state would be adopted and a sweep ordered; nothing was done", "its state is adopted and a sweep is ordered; start outrelay run"
 	case "release":
 		planned, done = r.Released+" would be released", r.Released+" is released"
 	case "sweep":

@@ -56,6 +56,14 @@ func TestRecoverCommand(t *testing.T) {
 		t.Errorf("%d entries in the events log, %v", n, err)
 	}
 
+	// The sweep that adopting orders is counted like any other.
+	if text := g.runCommand(0, nil, "recover", "--adopt", "--dry-run"); !strings.Contains(text, ns+": 2 envelopes") || !strings.Contains(text, "nothing was done") {
+		t.Errorf("unexpected output:\n%s", text)
+	}
+	if text := g.runCommand(exitConfig, nil, "recover", "--adopt"); !strings.Contains(text, "adopt the copied state and deliver 2 envelopes again") {
+		t.Errorf("unexpected output:\n%s", text)
+	}
+
 	var dry recoverResult
 	if g.runCommand(0, &dry, "recover", "--release", ns, "--dry-run"); dry.Done || dry.Released != ns {
 		t.Errorf("unexpected result %+v", dry)

@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -40,6 +41,23 @@ func (r Recovery) PlanSweep(ctx context.Context, from time.Time) ([]SweepCount, 
 	if err != nil {
 		return nil, err
 	}
+	return r.countSweep(ctx, since)
+}
+
+// PlanAdoption counts the envelopes of each collection that the sweep of [Recovery.Adopt] would send, by the
+// conditions of [Recovery.PlanSweep]. It returns [lease.ErrNotFound] if there is no state to adopt.
+func (r Recovery) PlanAdoption(ctx context.Context) ([]SweepCount, error) {
+	if _, err := r.op.Lease().Slots(ctx); err != nil {
+		return nil, err
+	}
+	return r.countSweep(ctx, latestTimestamp)
+}
+
+// latestTimestamp is after each position. A sweep that was ordered from it on begins at the position.
+var latestTimestamp = bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}
+
+// countSweep counts the envelopes of a sweep that is ordered from since on.
+func (r Recovery) countSweep(ctx context.Context, since bson.Timestamp) ([]SweepCount, error) {
 	claims, err := r.op.registrations(ctx)
 	if err != nil {
 		return nil, err
@@ -58,6 +76,9 @@ func (r Recovery) PlanSweep(ctx context.Context, from time.Time) ([]SweepCount, 
 	}
 
 	counts := make([]SweepCount, len(swept))
+	for i, b := range swept {
+		counts[i].Collection = b.NS()
+	}
 	margin := mongodb.Margin(ctx, r.op.State.Client())
 	// Each slot has its own position, so the sweeps are counted slot by slot.
 	for _, id := range ids {
@@ -68,6 +89,11 @@ func (r Recovery) PlanSweep(ctx context.Context, from time.Time) ([]SweepCount, 
 		}
 
 		begin := doc.SweepStart(since)
+		// A slot that never started has nothing to sweep.
+		if begin == latestTimestamp {
+			continue
+		}
+
 		sweep := gap.Sweep{
 			Client:   r.op.State.Client(),
 			From:     begin,
@@ -81,7 +107,6 @@ func (r Recovery) PlanSweep(ctx context.Context, from time.Time) ([]SweepCount, 
 			if err != nil {
 				return nil, err
 			}
-			counts[i].Collection = b.NS()
 			counts[i].Envelopes += n
 		}
 	}

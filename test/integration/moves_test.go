@@ -3,6 +3,8 @@
 package integration
 
 import (
+	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -133,8 +135,15 @@ func TestAWatcherMovesToACopyOfItsReplicaSet(t *testing.T) {
 
 	p = s.StartRelay()
 	p.WaitForLog("written on")
+	var planned struct{ Envelopes int }
+	if code, out, errOut := s.RunCommand("recover", "--adopt", "--dry-run", "--json"); code != 0 || json.Unmarshal([]byte(out), &planned) != nil {
+		t.Errorf("exit code %d\n%s%s", code, out, errOut)
+	}
 	mustRun(t, s, "recover", "--adopt", "--yes")
 	p.WaitTookOver()
+	if line := p.WaitForLog("the gap is closed"); planned.Envelopes == 0 || !strings.Contains(line, fmt.Sprintf(" swept=%d ", planned.Envelopes)) {
+		t.Errorf("the dry run has counted %d envelopes, and the owner logs %q", planned.Envelopes, line)
+	}
 	s.AppendEvents(client.Database(s.DB.Name()).Collection("outbox"), after...)
 	topics.WaitDistinct(len(before) + len(after))
 
