@@ -200,7 +200,7 @@ func newBenchRelayCommand(p *program) *cobra.Command {
 	var cpu, mem string
 	c := &cobra.Command{
 		Use: bench.RelayCommand, Hidden: true, Args: noArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
+		RunE: func(c *cobra.Command, _ []string) (err error) {
 			ctx, cancel := context.WithCancel(c.Context())
 			defer cancel()
 			// bench holds this pipe open as long as it runs, and sends no signal if it is killed.
@@ -213,7 +213,7 @@ func newBenchRelayCommand(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			defer stop()
+			defer func() { err = errors.Join(err, stop()) }()
 			return p.runRelay(ctx)
 		},
 	}
@@ -225,8 +225,8 @@ func newBenchRelayCommand(p *program) *cobra.Command {
 
 // startProfiles starts a CPU profile into the file cpu and an allocation profile into the file mem,
 // each unless its name is empty. stop writes the profiles and closes the files.
-func startProfiles(cpu, mem string) (stop func(), err error) {
-	var stops []func()
+func startProfiles(cpu, mem string) (stop func() error, err error) {
+	var stops []func() error
 	if cpu != "" {
 		f, err := os.Create(cpu)
 		if err != nil {
@@ -235,9 +235,9 @@ func startProfiles(cpu, mem string) (stop func(), err error) {
 		if err := pprof.StartCPUProfile(f); err != nil {
 			return nil, fmt.Errorf("starting the CPU profile: %w", err)
 		}
-		stops = append(stops, func() {
+		stops = append(stops, func() error {
 			pprof.StopCPUProfile()
-			_ = f.Close()
+			return f.Close()
 		})
 	}
 
@@ -248,15 +248,15 @@ func startProfiles(cpu, mem string) (stop func(), err error) {
 		if err != nil {
 			return nil, err
 		}
-		stops = append(stops, func() {
-			_ = pprof.Lookup("allocs").WriteTo(f, 0)
-			_ = f.Close()
+		stops = append(stops, func() error {
+			return errors.Join(pprof.Lookup("allocs").WriteTo(f, 0), f.Close())
 		})
 	}
 
-	return func() {
+	return func() (err error) {
 		for _, stop := range stops {
-			stop()
+			err = errors.Join(err, stop())
 		}
+		return err
 	}, nil
 }
