@@ -12,6 +12,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
@@ -258,7 +259,8 @@ func (p progress) setDone(n int64) {
 	}
 }
 
-// clear removes the bar from the terminal. It may be called more than once.
+// clear removes the bar from the terminal. It may be called more than once. Like setDone, it ignores a bar that cannot
+// be drawn.
 func (p progress) clear() {
 	if p.bar != nil {
 		_ = p.bar.Exit()
@@ -338,6 +340,18 @@ func sanitizeLine(s string) string {
 	return s
 }
 
+// quoteArgument returns an id as the argument of a command, in quotes if a shell would change it.
+func quoteArgument(id string) string {
+	id = sanitizeLine(id)
+	plain := func(r rune) bool {
+		return r > 0x7f || unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("-_.:/@%+=,", r)
+	}
+	if strings.TrimLeftFunc(id, plain) == "" {
+		return id
+	}
+	return "'" + strings.ReplaceAll(id, "'", `'\''`) + "'"
+}
+
 // countNoun returns n with its noun: "1 envelope", "1,204 envelopes".
 func countNoun(n int64, noun string) string {
 	if n != 1 {
@@ -352,6 +366,15 @@ func formatThousands(n int64) string {
 		s = s[:i] + "," + s[i:]
 	}
 	return s
+}
+
+// formatLocal returns t in the zone of this machine and with that zone, as the flags for times accept it. It returns "-" for
+// no time.
+func formatLocal(t *time.Time) string {
+	if t == nil || t.IsZero() {
+		return "-"
+	}
+	return t.Local().Format(time.RFC3339)
 }
 
 // zonedLayouts are the time formats that include a time zone.

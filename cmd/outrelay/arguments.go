@@ -95,7 +95,11 @@ func explainFlagError(c *cobra.Command, err error) error {
 
 func unknownFlagError(c *cobra.Command, unknown *pflag.NotExistError) error {
 	if letters := unknown.GetSpecifiedShortnames(); letters != "" {
-		return fmt.Errorf("unknown flag -%s; run `%s --help` for the flags", unknown.GetSpecifiedName(), c.CommandPath())
+		next := fmt.Sprintf("run `%s --help` for the flags", c.CommandPath())
+		if strings.Contains(c.Use, "ID") {
+			next += ", or put -- before an id that begins with -"
+		}
+		return fmt.Errorf("unknown flag -%s; %s", unknown.GetSpecifiedName(), next)
 	}
 
 	var names []string

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -142,7 +141,7 @@ func printDead(w io.Writer, page admin.DeadPage) error {
 		if l.Replayed != nil {
 			requeued = fmt.Sprintf("as %d", l.Replayed.Delivery)
 		}
-		row(l.DiedAt.Local().Format(time.DateTime), l.ID, l.Delivery, l.Type, truncate(l.Key, 40), l.Topic, l.Class,
+		row(formatLocal(&l.DiedAt), quoteArgument(l.ID), l.Delivery, l.Type, truncate(l.Key, 40), l.Topic, l.Class,
 			requeued, truncate(l.Reason, 100))
 	}
 	return writePage(w, "no dead letter matches", head, page.Letters, page.Total, "dead letter", page.Next, addRow)
@@ -152,7 +151,7 @@ func printDead(w io.Writer, page admin.DeadPage) error {
 func printHandlerLetters(w io.Writer, page admin.DeadPage) error {
 	head := "DIED\tID\tDELIVERY\tGROUP\tHANDLER\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON"
 	addRow := func(l admin.DeadLetter, row func(...any)) {
-		row(l.DiedAt.Local().Format(time.DateTime), l.ID, l.Delivery, l.Source.Group, l.Source.Handler, l.Type,
+		row(formatLocal(&l.DiedAt), quoteArgument(l.ID), l.Delivery, l.Source.Group, l.Source.Handler, l.Type,
 			truncate(l.Key, 40), l.Topic, l.Class, requeueState(l), truncate(l.Reason, 100))
 	}
 	return writePage(w, "no dead letter matches", head, page.Letters, page.Total, "dead letter", page.Next, addRow)
@@ -209,14 +208,14 @@ func printDeadGroups(w io.Writer, all deadGroups) error {
 		head := "COUNT\tNOT REQUEUED\tGROUP\tHANDLER\tTYPE\tCLASS\tFIRST\tLAST"
 		return writeList(w, "", head, all.Groups, func(g admin.DeadGroup, row func(...any)) {
 			row(formatThousands(g.Count), formatThousands(g.Replayable), g.ConsumerGroup, g.Handler, g.Type, g.Class,
-				g.First.Local().Format(time.DateTime), g.Last.Local().Format(time.DateTime))
+				formatLocal(&g.First), formatLocal(&g.Last))
 		})
 	}
 
 	head := "COUNT\tNOT REQUEUED\tTOPIC\tTYPE\tCLASS\tFIRST\tLAST"
 	return writeList(w, "no dead letter matches", head, all.Groups, func(g admin.DeadGroup, row func(...any)) {
 		row(formatThousands(g.Count), formatThousands(g.Replayable), g.Topic, g.Type, g.Class,
-			g.First.Local().Format(time.DateTime), g.Last.Local().Format(time.DateTime))
+			formatLocal(&g.First), formatLocal(&g.Last))
 	})
 }
 
@@ -377,7 +376,7 @@ func (a *operatorCommand) printRequeued(got admin.DeadOutcome, err error) error 
 		fmt.Fprintf(w, "%s %s, %s rejected\n", countNoun(got.Requeued, "dead letter"), verb, formatThousands(got.Refused))
 
 		for _, r := range got.Why {
-			fmt.Fprintf(w, "  %s %s delivery %d: %s\n", r.Collection, sanitizeLine(r.ID), r.Delivery, sanitizeLine(r.Reason))
+			fmt.Fprintf(w, "  %s %s delivery %d: %s\n", r.Collection, quoteArgument(r.ID), r.Delivery, sanitizeLine(r.Reason))
 		}
 		if more := got.Refused - int64(len(got.Why)); more > 0 {
 			fmt.Fprintf(w, "  and %s more\n", formatThousands(more))

@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,7 +22,7 @@ func printDeadLetter(w io.Writer, l admin.DeadLetter) error {
 	printField := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "%-14s %s\n", name, sanitizeLine(fmt.Sprintf(format, args...)))
 	}
-	printField("id", "%s", l.ID)
+	printField("id", "%s", quoteArgument(l.ID))
 	printField("collection", "%s", l.Collection)
 	printField("delivery", "%d", l.Delivery)
 	printField("version", "%d", l.Version)
@@ -37,17 +36,17 @@ func printDeadLetter(w io.Writer, l admin.DeadLetter) error {
 	// Fields drops the parts that are empty.
 	source := []string{l.Source.Kind, l.Source.Watcher, l.Source.Group, l.Source.Handler, l.Source.Node}
 	printField("given up by", "%s", strings.Join(strings.Fields(strings.Join(source, " ")), " "))
-	printField("first failure", "%s", l.FirstFailure.Local().Format(time.DateTime))
-	printField("died", "%s", l.DiedAt.Local().Format(time.DateTime))
+	printField("first failure", "%s", formatLocal(&l.FirstFailure))
+	printField("died", "%s", formatLocal(&l.DiedAt))
 
 	if l.ReplayOf != "" {
 		printField("replay of", "%s", l.ReplayOf)
 	}
 	// The relay gives the envelope a delivery number. A handler gets the same message again.
 	if r := l.Replayed; r != nil && l.Source.Kind == admin.FromHandler {
-		printField("requeued", "by %s at %s: %s", r.Actor, r.At.Local().Format(time.DateTime), requeueState(l))
+		printField("requeued", "by %s at %s: %s", r.Actor, formatLocal(&r.At), requeueState(l))
 	} else if r != nil {
-		printField("requeued", "by %s at %s as delivery %d", r.Actor, r.At.Local().Format(time.DateTime), r.Delivery)
+		printField("requeued", "by %s at %s as delivery %d", r.Actor, formatLocal(&r.At), r.Delivery)
 		if len(r.Edited) > 0 {
 			printField("edited", "%s", strings.Join(r.Edited, ", "))
 		}
@@ -56,7 +55,7 @@ func printDeadLetter(w io.Writer, l admin.DeadLetter) error {
 	fmt.Fprintf(w, "\n%s\n", countNoun(int64(len(l.Attempts)), "attempt"))
 	err := writeTable(w, "AT\tTOPIC\tCLASS\tNODE\tREASON", func(row func(...any)) {
 		for _, a := range l.Attempts {
-			row(a.At.Local().Format(time.DateTime), a.Topic, a.Class, a.Node, truncate(a.Reason, 120))
+			row(formatLocal(&a.At), a.Topic, a.Class, a.Node, truncate(a.Reason, 120))
 		}
 	})
 	if err != nil {
@@ -211,7 +210,7 @@ its handler. The new payload contains the bytes of the file, so --payload-as can
 					verb = "would be requeued"
 				}
 				_, err := fmt.Fprintf(w, "%s of %s %s as delivery %d with changed %s\n",
-					sanitizeLine(got.ID), got.Collection, verb, got.Delivery, strings.Join(got.Edited, ", "))
+					quoteArgument(got.ID), got.Collection, verb, got.Delivery, strings.Join(got.Edited, ", "))
 				return err
 			})
 		})

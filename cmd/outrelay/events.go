@@ -119,7 +119,7 @@ func printEvents(w io.Writer, page admin.EventPage) error {
 
 	err := writeTable(w, "TIME\tWHAT\tWATCHER\tNODE\tBY\tDETAILS", func(row func(...any)) {
 		for _, e := range slices.Backward(page.Events) {
-			row(e.At.Local().Format(time.DateTime), e.Kind, e.Watcher, e.Node, e.Actor, formatFields(e.Fields))
+			row(formatLocal(&e.At), e.Kind, e.Watcher, e.Node, e.Actor, formatFields(e.Fields))
 		}
 	})
 	if err != nil {
@@ -246,7 +246,7 @@ func (a *operatorCommand) writeEvent(e admin.LogEvent) error {
 	if a.json {
 		return json.NewEncoder(a.p.out).Encode(e)
 	}
-	_, err := fmt.Fprintf(a.p.out, "%s %-22s %-12s %-16s %s\n", e.At.Local().Format(time.DateTime), sanitizeLine(e.Kind),
+	_, err := fmt.Fprintf(a.p.out, "%s %-22s %-12s %-16s %s\n", formatLocal(&e.At), sanitizeLine(e.Kind),
 		sanitizeLine(e.Watcher), sanitizeLine(cmp.Or(e.Actor, e.Node)), sanitizeLine(formatFields(e.Fields)))
 	return err
 }

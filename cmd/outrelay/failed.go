@@ -55,7 +55,7 @@ type failedList struct {
 func printFailed(w io.Writer, list failedList) error {
 	head := "FAILED\tID\tTYPE\tKEY\tATTEMPTS\tNEXT\tTOPIC\tCLASS\tREASON"
 	return writeList(w, "no envelope has failed", head, list.Failed, func(e admin.FailedEnvelope, row func(...any)) {
-		row(e.FailedAt.Local().Format(time.DateTime), e.ID, e.Type, truncate(e.Key, 40), e.Attempts,
+		row(formatLocal(&e.FailedAt), quoteArgument(e.ID), e.Type, truncate(e.Key, 40), e.Attempts,
 			e.NextAt.Local().Format(time.TimeOnly), e.Topic, e.Class, truncate(e.Reason, 100))
 	})
 }

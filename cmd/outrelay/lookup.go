@@ -85,8 +85,8 @@ func printFound(w io.Writer, f admin.LookupResult) error {
 		if shown[l.Collection+" "+l.ID] {
 			continue
 		}
-		fmt.Fprintf(w, "%s %s is dead since %s: %s: %s\n", sanitizeLine(l.Collection), sanitizeLine(l.ID),
-			l.DiedAt.Local().Format(time.DateTime), sanitizeLine(l.Class), sanitizeLine(l.Reason))
+		fmt.Fprintf(w, "%s %s is dead since %s: %s: %s\n", sanitizeLine(l.Collection), quoteArgument(l.ID),
+			formatLocal(&l.DiedAt), sanitizeLine(l.Class), sanitizeLine(l.Reason))
 	}
 
 	if f.More {
@@ -96,7 +96,7 @@ func printFound(w io.Writer, f admin.LookupResult) error {
 }
 
 func printFoundEnvelope(w io.Writer, e *admin.FoundEnvelope) {
-	fmt.Fprintf(w, "%s %s: %s\n", sanitizeLine(e.Collection), sanitizeLine(e.ID), sanitizeLine(e.State))
+	fmt.Fprintf(w, "%s %s: %s\n", sanitizeLine(e.Collection), quoteArgument(e.ID), sanitizeLine(e.State))
 
 	printField := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "  %-12s %s\n", name, sanitizeLine(fmt.Sprintf(format, args...)))
@@ -121,7 +121,7 @@ func printFoundEnvelope(w io.Writer, e *admin.FoundEnvelope) {
 		if m.Node != "" {
 			text += " (" + m.Node + ")"
 		}
-		fmt.Fprintf(w, "  %s  %s\n", m.At.Local().Format(time.DateTime), sanitizeLine(text))
+		fmt.Fprintf(w, "  %s  %s\n", formatLocal(&m.At), sanitizeLine(text))
 	}
 }
 

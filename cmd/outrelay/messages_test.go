@@ -28,6 +28,7 @@ func TestMessagesOfAWrongCommandLine(t *testing.T) {
 		{"status --jsn", "unknown flag --jsn; did you mean --json?"},
 		{"status --nonsense", "unknown flag --nonsense; run `outrelay status --help` for the flags"},
 		{"status -z", "unknown flag -z; run `outrelay status --help` for the flags"},
+		{"dead show -5", "unknown flag -5; run `outrelay dead show --help` for the flags, or put -- before an id that begins with -"},
 		{"status shop.outbox", "outrelay status takes no arguments, found \"shop.outbox\"; usage: outrelay status"},
 		{"dead show", "outrelay dead show needs 1 argument, found 0; usage: outrelay dead show ID"},
 		{"saga show orders", "outrelay saga show needs 2 arguments, found 1; usage: outrelay saga show SAGA ID"},
@@ -93,8 +94,11 @@ func TestUnknownNamesAreErrors(t *testing.T) {
 	d := newDeployment(t)
 	for _, c := range []struct{ line, want string }{
 		{"nodes release nosuch", "node nosuch: not found; outrelay nodes lists the nodes"},
-		{"nodes remove nosuch --yes", "node nosuch: not found; outrelay nodes lists the nodes"},
-		{"pin nosuch", "node nosuch: no such node has run; the nodes are "},
+		{"nodes release nosuch --dry-run", "node nosuch: not found; outrelay nodes lists the nodes"},
+		{"nodes remove nosuch", "node nosuch: not found; outrelay nodes lists the nodes"},
+		{"nodes remove nosuch --dry-run", "node nosuch: not found; outrelay nodes lists the nodes"},
+		{"nodes remove two", "the node is alive: the last heartbeat of node two was "},
+		{"pin nosuch", "node nosuch: no such node has run; the nodes are one, two; to pin a node before its first start, pass --force"},
 		{"dead show nosuch", "dead letter of id nosuch in "},
 		{"dead requeue nosuch --yes", "no dead letter matches these ids; outrelay dead list"},
 		{"dead discard nosuch --yes", "no dead letter matches these ids; outrelay dead list"},

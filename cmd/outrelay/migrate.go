@@ -43,7 +43,7 @@ func printMigrations(w io.Writer, s admin.MigrationStatus) error {
 		for _, x := range s.Steps {
 			at, took := "", ""
 			if !x.At.IsZero() {
-				at = x.At.Local().Format(time.DateTime)
+				at = formatLocal(&x.At)
 				took = (time.Duration(x.DurationMS) * time.Millisecond).String()
 			}
 			row(x.ID, x.Name, x.State, at, x.Node, x.Version, took)

@@ -25,13 +25,14 @@ written. The relay records deliveries only with recording: mark. A record is kep
 envelope (retention, purge.ttl).
 
 With --id, show these envelopes in any state. Without --id, show the envelopes written between
---from and --to, by default in the last hour. --key restricts them to one ordering key.`,
+--from and --to, by default in the last hour. --key restricts them to one ordering key. For this
+selection and its order, a scheduled delivery, a requeue and a replay count as a new write.`,
 		Args: noArgs,
 	}
 
 	a := p.addReadFlags(c)
 	flags := c.Flags()
-	flags.StringSliceVar(&q.IDs, "id", nil, "the `id` of an envelope; may be repeated")
+	flags.StringArrayVar(&q.IDs, "id", nil, "the `id` of an envelope; may be repeated")
 	flags.StringVar(&q.Key, "key", "", "only envelopes with this ordering `key`")
 	flags.StringVar(&from, "from", "",
 		"written at or after this `time`, such as 2026-11-20T08:00:00Z, or so long ago, such as 2h; default: 1h")
@@ -82,7 +83,7 @@ func printHistory(w io.Writer, page admin.History) error {
 			for i, p := range e.Sent {
 				records[i] = fmt.Sprintf("%s/%d@%d", p.Topic, p.Partition, p.Offset)
 			}
-			row(e.Collection, e.ID, e.AggregateType+"/"+e.Type, e.Key, e.State, formatTime(e.Written), formatTime(e.SentAt),
+			row(e.Collection, quoteArgument(e.ID), e.AggregateType+"/"+e.Type, e.Key, e.State, formatTime(e.Written), formatTime(e.SentAt),
 				strings.Join(records, " "))
 		}
 	})

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -172,7 +171,7 @@ func printReplayPlan(w io.Writer, p admin.ReplayPlan) error {
 	if p.LeftOut > 0 {
 		fmt.Fprintf(w, ", %s left out because they go to other topics", formatThousands(p.LeftOut))
 	}
-	fmt.Fprintf(w, "; the range ends at %s\n", p.Until.Local().Format(time.DateTime))
+	fmt.Fprintf(w, "; the range ends at %s\n", formatLocal(&p.Until))
 	if p.Unstamped > 0 {
 		fmt.Fprintf(w, "%s without a ts cannot be sent again, because nothing shows when they were delivered; "+
 			"recording: mark gives each delivered envelope a ts\n", countNoun(p.Unstamped, "envelope"))
@@ -218,7 +217,7 @@ func newReplayListCommand(p *program) *cobra.Command {
 			return a.printResult(map[string]any{"replays": list}, func(w io.Writer) error {
 				return writeTable(w, "ID\tSTATE\tBY\tSTARTED\tFOUND\tQUEUED\tSKIPPED", func(row func(cells ...any)) {
 					for _, i := range list {
-						row(i.ID, i.State, i.Actor, i.StartedAt.Local().Format(time.DateTime),
+						row(i.ID, i.State, i.Actor, formatLocal(&i.StartedAt),
 							formatThousands(i.Found), formatThousands(i.Queued), formatThousands(i.Skipped))
 					}
 				})

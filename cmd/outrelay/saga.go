@@ -7,7 +7,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -108,19 +107,11 @@ listed until their tombstones are removed.`,
 
 func printSagas(w io.Writer, page admin.SagaPage) error {
 	addRow := func(s admin.Saga, row func(...any)) {
-		row(s.ID, s.UpdatedAt.Local().Format(time.DateTime), s.CreatedAt.Local().Format(time.DateTime),
+		row(quoteArgument(s.ID), formatLocal(&s.UpdatedAt), formatLocal(&s.CreatedAt),
 			formatLocal(s.CompletedAt), s.Version)
 	}
 	return writePage(w, "there are no instances", "ID\tCHANGED\tCREATED\tCOMPLETED\tVERSION",
 		page.Sagas, page.Total, "instance", page.Next, addRow)
-}
-
-// formatLocal formats a time in the local zone, or returns "" for no time.
-func formatLocal(t *time.Time) string {
-	if t == nil || t.IsZero() {
-		return ""
-	}
-	return t.Local().Format(time.DateTime)
 }
 
 func newSagaShowCommand(p *program) *cobra.Command {

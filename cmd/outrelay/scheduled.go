@@ -89,11 +89,7 @@ func newScheduledListCommand(p *program) *cobra.Command {
 
 func printScheduled(w io.Writer, page admin.ScheduledPage) error {
 	addRow := func(e admin.Scheduled, row func(...any)) {
-		expires := "-"
-		if !e.ExpiresAt.IsZero() {
-			expires = e.ExpiresAt.Local().Format(time.DateTime)
-		}
-		row(e.DueAt.Local().Format(time.DateTime), e.ID, e.Type, e.AggregateType+"/"+e.AggregateID, e.Collection, expires)
+		row(formatLocal(&e.DueAt), quoteArgument(e.ID), e.Type, e.AggregateType+"/"+e.AggregateID, e.Collection, formatLocal(&e.ExpiresAt))
 	}
 	return writePage(w, "no scheduled envelope matches", "DUE\tID\tTYPE\tAGGREGATE\tCOLLECTION\tEXPIRES",
 		page.Events, page.Total, "scheduled envelope", page.Next, addRow)
@@ -132,7 +128,7 @@ func (g scheduledGroups) printGroups(w io.Writer) error {
 
 	err := writeTable(w, "COUNT\tTYPE\tEARLIEST\tLATEST", func(row func(...any)) {
 		for _, x := range g.Groups {
-			row(formatThousands(x.Count), x.Type, x.Earliest.Local().Format(time.DateTime), x.Latest.Local().Format(time.DateTime))
+			row(formatThousands(x.Count), x.Type, formatLocal(&x.Earliest), formatLocal(&x.Latest))
 		}
 	})
 	if err != nil {

@@ -113,7 +113,7 @@ func printRecent(w io.Writer, list admin.RecentEvents) error {
 		if e.CommittedAt != nil {
 			committed = e.CommittedAt.Local().Format(clockWithMillis)
 		}
-		row(e.AckedAt.Local().Format(clockWithMillis), e.ID, e.Type, e.Key, e.Topic, formatPlace(e.Partition, e.Offset), committed, formatLatency(e.LatencyMS))
+		row(e.AckedAt.Local().Format(clockWithMillis), quoteArgument(e.ID), e.Type, e.Key, e.Topic, formatPlace(e.Partition, e.Offset), committed, formatLatency(e.LatencyMS))
 	})
 }
 

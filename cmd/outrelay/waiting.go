@@ -50,11 +50,7 @@ type waitingGroups struct {
 func printWaitingGroups(w io.Writer, all waitingGroups) error {
 	head := "COUNT\tSTATE\tTOPIC\tCOLLECTION\tOLDEST, OR FIRST DUE"
 	return writeList(w, "no envelope waits", head, all.Groups, func(g admin.WaitingGroup, row func(...any)) {
-		at := ""
-		if g.Oldest != nil {
-			at = g.Oldest.Local().Format(time.DateTime)
-		}
-		row(formatThousands(g.Count), g.State, g.Topic, g.Collection, at)
+		row(formatThousands(g.Count), g.State, g.Topic, g.Collection, formatLocal(g.Oldest))
 	})
 }
 
@@ -95,6 +91,6 @@ func printWaiting(w io.Writer, all waitingList) error {
 		if e.NextAt != nil {
 			next = e.NextAt.Local().Format(time.TimeOnly)
 		}
-		row(truncate(e.Key, 40), e.ID, e.Type, e.State, strings.Join(e.Topics, " "), e.Attempts, next, truncate(e.Reason, 100))
+		row(truncate(e.Key, 40), quoteArgument(e.ID), e.Type, e.State, strings.Join(e.Topics, " "), e.Attempts, next, truncate(e.Reason, 100))
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
@@ -74,7 +75,7 @@ func (w Waiting) Failed(ctx context.Context, collection string, limit int) ([]Fa
 func newFailedEnvelope(ns string, f *waiting.Failed) FailedEnvelope {
 	e := FailedEnvelope{
 		Collection: ns,
-		ID:         canonicalText(f.ID),
+		ID:         deadletter.IDText(f.ID),
 		Delivery:   f.Delivery,
 		Type:       truncateText(f.Type),
 		Key:        truncateText(canonicalText(f.Key)),

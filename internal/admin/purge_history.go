@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -8,6 +9,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -103,7 +105,7 @@ func (o Operator) History(ctx context.Context, q HistoryQuery) (History, error) 
 func newDelivered(h purge.History) Delivered {
 	d := Delivered{
 		Collection:    h.NS,
-		ID:            canonicalText(h.ID),
+		ID:            deadletter.IDText(h.ID),
 		AggregateType: h.AggregateType,
 		Key:           canonicalText(h.Key),
 		Type:          h.Type,
@@ -118,8 +120,9 @@ func newDelivered(h purge.History) Delivered {
 	if d.Sent == nil {
 		d.Sent = []purge.Position{}
 	}
-	if h.TS.T > 0 {
-		at := time.Unix(int64(h.TS.T), 0).UTC()
+	// A requeue, a replay and a scheduled delivery replace the stamp, and keep the first one.
+	if stamp := cmp.Or(h.FirstTS.T, h.TS.T); stamp > 0 {
+		at := time.Unix(int64(stamp), 0).UTC()
 		d.Written = &at
 	}
 

@@ -133,7 +133,7 @@ func newWaitingEnvelope(ns string, raw bson.Raw) WaitingEnvelope {
 
 	e := WaitingEnvelope{
 		Collection: ns,
-		ID:         canonicalText(raw.Lookup("_id")),
+		ID:         deadletter.IDText(raw.Lookup("_id")),
 		Delivery:   number("delivery"),
 		Type:       text("type"),
 		Key:        truncateText(canonicalText(raw.Lookup("key"))),

@@ -25,6 +25,7 @@ type History struct {
 	Key           bson.RawValue  `bson:"key"`
 	Type          string         `bson:"type"`
 	TS            bson.Timestamp `bson:"-"`      // zero: no stamp
+	FirstTS       bson.Timestamp `bson:"-"`      // the stamp of the insert; zero: TS
 	SentAt        *time.Time     `bson:"sentAt"` // nil: not marked
 	Sent          []Position     `bson:"sent"`
 	State         string         `bson:"state"`
@@ -122,11 +123,12 @@ type historian struct {
 func (h historian) findEnvelopes(
 	ctx context.Context, filter bson.D, sort string, limit int,
 ) ([]History, error) {
-	project := h.mapping.Project("aggregatetype", "aggregateid", "key", "type", "ts", "sentAt", "sent", "state", "dueAt", "delivery")
+	project := h.mapping.Project("aggregatetype", "aggregateid", "key", "type", "ts", "firstTs", "sentAt", "sent", "state", "dueAt", "delivery")
 
 	type document struct {
-		History `bson:",inline"`
-		Stamp   bson.RawValue `bson:"ts"` // of any type
+		History    `bson:",inline"`
+		Stamp      bson.RawValue `bson:"ts"` // of any type
+		FirstStamp bson.RawValue `bson:"firstTs"`
 	}
 	docs, err := mongodb.FindAll[document](ctx, h.coll, "reading the history of "+mongodb.Namespace(h.coll), filter,
 		options.Find().SetSort(bson.D{{Key: sort, Value: 1}}).SetLimit(int64(limit)).SetProjection(project))
@@ -139,6 +141,7 @@ func (h historian) findEnvelopes(
 		found[i] = d.History
 		found[i].NS = mongodb.Namespace(h.coll)
 		found[i].TS.T, found[i].TS.I, _ = d.Stamp.TimestampOK()
+		found[i].FirstTS.T, found[i].FirstTS.I, _ = d.FirstStamp.TimestampOK()
 	}
 	return found, nil
 }
