@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -101,11 +102,15 @@ func newPinCommand(p *program) *cobra.Command {
 				node, done = args[0], "pinned to "+args[0]
 			}
 			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error {
-				// Without force, an unknown name is rejected: it is usually a typing error.
 				if force {
 					return o.Lease().PinAhead(ctx, node)
 				}
-				return o.Lease().Pin(ctx, node)
+				// An unknown name is usually a typing error.
+				err := o.Lease().Pin(ctx, node)
+				if errors.Is(err, admin.ErrUnknownNode) {
+					err = fmt.Errorf("%w; to pin a node before its first start, pass --force", err)
+				}
+				return err
 			})
 		},
 	}

@@ -89,7 +89,7 @@ func printNodes(w io.Writer, list []admin.Node) error {
 				kafka = "unreachable"
 			}
 			row(n.Node, is, strings.Join(n.Slots, " "), strings.Join(n.Watchers, " "), formatAge(n.AgeS)+" ago",
-				n.StartedAt.Local().Format(time.DateTime), kafka, n.Version, n.Schema, strings.Join(n.Roles, " "),
+				formatLocal(&n.StartedAt), kafka, n.Version, n.Schema, strings.Join(n.Roles, " "),
 				n.Config[:min(len(n.Config), 6)], n.Address)
 		}
 	})
@@ -148,7 +148,7 @@ the latest, and other nodes take over at once. The node does not acquire these s
 			var err error
 			// The slots have to be read before the release: afterwards nothing connects them with the node.
 			if a.dryRun {
-				out.Slots, err = readOwnedSlots(ctx, op, args[0])
+				out.Slots, err = op.Nodes().FindSlots(ctx, args[0])
 			} else {
 				out.Slots, err = op.Nodes().Release(ctx, args[0], hold)
 			}
@@ -173,17 +173,6 @@ the latest, and other nodes take over at once. The node does not acquire these s
 	return c
 }
 
-// readOwnedSlots returns the slots that a node owns. A node that is not listed owns none.
-func readOwnedSlots(ctx context.Context, op admin.Operator, node string) ([]string, error) {
-	list, err := op.Nodes().List(ctx)
-	for _, n := range list {
-		if n.Node == node {
-			return n.Slots, err
-		}
-	}
-	return []string{}, err
-}
-
 func newNodesRemoveCommand(p *program) *cobra.Command {
 	var force bool
 	c := &cobra.Command{
@@ -200,7 +189,7 @@ rejected, because its next heartbeat would list it again.`,
 	c.RunE = func(c *cobra.Command, args []string) error {
 		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
 			// After the removal, nothing connects the slots with the node.
-			slots, err := readOwnedSlots(ctx, op, args[0])
+			slots, err := op.Nodes().PlanRemoval(ctx, args[0], force)
 			if err != nil {
 				return err
 			}

@@ -50,7 +50,7 @@ func Explain(err error) (kind Failure, hint string) {
 	// The most specific kinds come first: an error of the driver may be the cause of any of them.
 	switch {
 	case is(ErrUnknownNode):
-		return FailNotFound, ""
+		return FailNotFound, "to pin a node before its first start, use force: true"
 	case is(mongodb.ErrNotFound, lease.ErrNotFound, mongodb.ErrNoWatcher):
 		return FailNotFound, "check the name, the id, the watcher and its slot"
 
@@ -68,10 +68,8 @@ func Explain(err error) (kind Failure, hint string) {
 		return FailConflict, "type the phrase that the preview shows"
 	case errors.As(err, &compacted):
 		return FailConflict, "use force: true if the readers of these topics tolerate it, or choose other topics"
-	case is(ErrOtherNode):
-		return FailConflict, "name a node that runs the watcher; outrelay nodes lists them"
 	case errors.As(err, &refused), errors.As(err, &replayed), errors.As(err, &claimed),
-		is(errRequeued, ErrInUse, ErrNodeAlive, ErrOlderNodes, ErrReplayMoved, ErrReplayStalled):
+		is(errRequeued, ErrInUse, ErrNodeAlive, ErrOtherNode, ErrOlderNodes, ErrReplayMoved, ErrReplayStalled):
 		return FailConflict, ""
 
 	case is(ErrUnavailable, ErrReplaysFull):

@@ -137,16 +137,16 @@ func checkPin(ctx context.Context, o Operator, node string, ahead bool) error {
 		}
 		// A stopped node may be configured for this watcher at its next start.
 		if n.Alive(nodes.StaleAfter) && !slices.Contains(n.Watchers, o.Watcher) {
-			return fmt.Errorf("node %s runs %q but not watcher %s, so no node would send its events: %w",
-				node, n.Watchers, o.Watcher, ErrOtherNode)
+			return fmt.Errorf("%w %s: node %s runs only %s, and no other node would send the events; outrelay nodes lists the nodes of "+
+				"each watcher", ErrOtherNode, o.Watcher, node, cmp.Or(strings.Join(n.Watchers, ", "), "other commands"))
 		}
 		return nil
 	}
 	if ahead {
 		return nil
 	}
-	return fmt.Errorf("node %s: %w; the nodes are %s; to pin a node before its first start, use force",
-		node, ErrUnknownNode, cmp.Or(strings.Join(known, ", "), "none"))
+	slices.Sort(known)
+	return fmt.Errorf("node %s: %w; the nodes are %s", node, ErrUnknownNode, cmp.Or(strings.Join(known, ", "), "none"))
 }
 
 // StepDown makes the owner release the lease, and prevents it from acquiring the lease for the

@@ -116,22 +116,13 @@ func (n Nodes) Release(ctx context.Context, node string, hold time.Duration) ([]
 	if hold < time.Millisecond {
 		return nil, invalidRequest("releasing for %s has no effect: use a duration such as 30s", hold)
 	}
-	status, err := ReadStatus(ctx, n.op.State)
+	owned, err := n.FindSlots(ctx, node)
 	if err != nil {
 		return nil, err
 	}
-	owned := ownedSlots(status, node)
-	if len(owned) == 0 {
-		// A node that owns nothing exists if it is listed.
-		if err := checkListed(ctx, n.op, node); err != nil {
-			return nil, err
-		}
-	}
 
 	released := []string{}
-	for _, w := range owned {
-		id := w.Name + "/" + w.Slot
-
+	for _, id := range owned {
 		// The watcher document may have been removed since the status was read.
 		err := lease.StepDown(ctx, n.op.watcherDocuments(), id, hold)
 		if err != nil && !errors.Is(err, lease.ErrNotFound) {
@@ -149,16 +140,27 @@ func (n Nodes) Release(ctx context.Context, node string, hold time.Duration) ([]
 	})
 }
 
-// checkListed returns [mongodb.ErrNotFound] if the node is not listed.
-func checkListed(ctx context.Context, o Operator, node string) error {
-	list, err := nodes.NewNodes(o.State.Collection("nodes")).List(ctx)
+// FindSlots returns the slots that a node owns, as [Nodes.Release] would release them. It returns [mongodb.ErrNotFound]
+// for a node that owns none and is not listed.
+func (n Nodes) FindSlots(ctx context.Context, node string) ([]string, error) {
+	status, err := ReadStatus(ctx, n.op.State)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if slices.ContainsFunc(list, func(n nodes.Node) bool { return n.Node == node }) {
-		return nil
+
+	ids := []string{}
+	for _, w := range ownedSlots(status, node) {
+		ids = append(ids, w.Name+"/"+w.Slot)
 	}
-	return unlistedError(node)
+	if len(ids) > 0 {
+		return ids, nil
+	}
+
+	list, err := nodes.NewNodes(n.op.State.Collection("nodes")).List(ctx)
+	if err == nil && !slices.ContainsFunc(list, func(listed nodes.Node) bool { return listed.Node == node }) {
+		err = unlistedError(node)
+	}
+	return ids, err
 }
 
 func unlistedError(node string) error {
@@ -172,16 +174,8 @@ var ErrNodeAlive = errors.New("the node is alive")
 // Remove removes a stopped node from the list, and makes it release the slots that it still
 // owns. If the node is alive, Remove returns [ErrNodeAlive] unless force is set.
 func (n Nodes) Remove(ctx context.Context, node string, force bool) error {
-	list, err := n.List(ctx)
-	if err != nil {
+	if _, err := n.PlanRemoval(ctx, node, force); err != nil {
 		return err
-	}
-	i := slices.IndexFunc(list, func(n Node) bool { return n.Node == node })
-	if i < 0 {
-		return unlistedError(node)
-	}
-	if !list[i].Stale && !force {
-		return fmt.Errorf("%w: the last heartbeat of node %s was %.1f s ago; stop it first", ErrNodeAlive, node, list[i].AgeS)
 	}
 
 	// Other nodes then take over at once, and not after the leases have expired.
@@ -192,4 +186,21 @@ func (n Nodes) Remove(ctx context.Context, node string, force bool) error {
 		return err
 	}
 	return n.op.logAction(ctx, "node_removed", bson.D{{Key: "of", Value: node}})
+}
+
+// PlanRemoval returns the slots that [Nodes.Remove] would release, or the error with which it would reject the node.
+func (n Nodes) PlanRemoval(ctx context.Context, node string, force bool) ([]string, error) {
+	list, err := n.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+
+	i := slices.IndexFunc(list, func(listed Node) bool { return listed.Node == node })
+	if i < 0 {
+		return nil, unlistedError(node)
+	}
+	if !list[i].Stale && !force {
+		return nil, fmt.Errorf("%w: the last heartbeat of node %s was %.1f s ago; stop it first", ErrNodeAlive, node, list[i].AgeS)
+	}
+	return list[i].Slots, nil
 }
