@@ -164,8 +164,14 @@ func (t *track) noteRepeat(ctx context.Context, cause error) {
 	if !t.reg.repeatNoted.CompareAndSwap(false, true) {
 		return
 	}
-	t.p.s.c.s.log.InfoContext(ctx, "handler runs again because MongoDB rolled its transaction back; only the last run takes effect; this is logged once",
-		"group", t.p.s.c.group, "handler", t.reg.name, "error", cause)
+
+	attrs := []any{"group", t.p.s.c.group, "handler", t.reg.name}
+	// If the commit has failed, only the driver has the cause.
+	if cause != nil {
+		attrs = append(attrs, "error", cause)
+	}
+	t.p.s.c.s.log.InfoContext(ctx,
+		"handler runs again because MongoDB rolled its transaction back; only the last run takes effect; this is logged once", attrs...)
 }
 
 // handlerRanLong reports whether the last run of the handler took most of a long transaction.
