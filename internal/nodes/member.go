@@ -74,6 +74,7 @@ type Member struct {
 
 	mu                sync.Mutex // serializes the heartbeats
 	listed            bool       // by this process
+	silent            bool       // the last heartbeat failed
 	resumedAt         time.Time  // when a heartbeat succeeded after a long time without one
 	left              bool
 	duplicateLogged   bool
@@ -139,9 +140,11 @@ func (m *Member) SendHeartbeat(ctx context.Context, v Vitals) error {
 	}
 
 	was, err := nodes.Heartbeat(ctx, s)
+	m.silent = err != nil
 	if err != nil {
 		return err
 	}
+
 	first := !m.listed
 	m.listed = true
 	if !first && was.Instance == m.instance && was.Age > StaleAfter/2 {
@@ -201,9 +204,9 @@ func (m *Member) CheckPeers(ctx context.Context) error {
 	// A node without heartbeats of its own cannot judge others: if MongoDB was away, they were silent for the same reason, and
 	// return within an interval.
 	m.mu.Lock()
-	resumed := m.resumedAt
+	silent, resumed := m.silent, m.resumedAt
 	m.mu.Unlock()
-	if !resumed.IsZero() && time.Since(resumed) < StaleAfter {
+	if silent || !resumed.IsZero() && time.Since(resumed) < StaleAfter {
 		return nil
 	}
 

@@ -199,7 +199,8 @@ func (s *Scene) Processes() []*Process { return s.running }
 // and standard error.
 func (s *Scene) RunCommand(args ...string) (code int, stdout, stderr string) {
 	s.tb.Helper()
-	return RunCommand(s.tb, s.env, append(args, "--config", s.WriteConfig("operator", "off"))...)
+	// An argument may follow --, so the flag comes first.
+	return RunCommand(s.tb, s.env, append([]string{"--config", s.WriteConfig("operator", "off")}, args...)...)
 }
 
 // RunCommand runs a command line.
