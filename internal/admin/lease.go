@@ -145,6 +145,7 @@ func checkPin(ctx context.Context, o Operator, node string, ahead bool) error {
 	if ahead {
 		return nil
 	}
+
 	slices.Sort(known)
 	return fmt.Errorf("node %s: %w; the nodes are %s", node, ErrUnknownNode, cmp.Or(strings.Join(known, ", "), "none"))
 }
