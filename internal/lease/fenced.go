@@ -27,7 +27,8 @@ import (
 // fn must use the context it receives, with collections of [mongo.SessionFromContext]'s client. If the
 // outcome of a transaction is unknown, fn runs again although the transaction may have committed, so fn
 // must be idempotent. Fenced blocks while the work is suspended. It returns nil once the transaction is
-// majority committed. Otherwise it returns the error of fn, the cause of ctx, or [ErrLeaseLost].
+// majority committed. Otherwise it returns the error of fn, the cause of ctx, or [ErrLeaseLost]. It logs a
+// transaction that fails again and again.
 func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
 	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.lease.cfg.Renew}.Start()
 	for yield := true; ; {
@@ -53,8 +54,15 @@ func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.C
 		if back.Wait(ctx) != nil {
 			return err
 		}
+		if back.Attempts()%warnEvery == 0 {
+			h.log.Warn("a transaction of the owner fails again and again", "error", err, "advice", adviceFor(err))
+		}
 	}
 }
+
+// warnEvery is the number of failed attempts at a transaction between two lines of the log: with the default lease,
+// about 15 s plus the time of the attempts.
+const warnEvery = 20
 
 // runTransaction makes one attempt. It releases the turn at the end, so that renewals can run between
 // two attempts. With yield it returns errOutcomeUnknown while a command waits for the fence.

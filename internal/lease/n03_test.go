@@ -1,8 +1,11 @@
 package lease
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -168,6 +171,28 @@ func TestN03_TransientErrorsAreRetriedAndOthersReturned(t *testing.T) {
 	start := time.Now()
 	if err := h.Save(t.Context(), Update{}); err != nil || time.Since(start) > ownEnd {
 		t.Errorf("the next renewal returned %v after %v", err, time.Since(start))
+	}
+}
+
+// A transaction that cannot succeed delays everything behind it, so an operator has to find its error in the log.
+func TestN03_ATransactionThatKeepsFailingIsLogged(t *testing.T) {
+	t.Parallel()
+	coll, _ := newCollection(t)
+	cfg := longConfig(coll, "a")
+	cfg.Renew = 20 * time.Millisecond // the longest pause between two attempts
+	var log bytes.Buffer
+	cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+	h := mustAcquire(t, newLease(t, cfg))
+
+	runs := 0
+	err := h.Fenced(t.Context(), nil, func(context.Context) error {
+		if runs++; runs <= warnEvery {
+			return mongo.CommandError{Code: 112, Message: "write conflict", Labels: []string{"TransientTransactionError"}}
+		}
+		return nil
+	})
+	if n := strings.Count(log.String(), "fails again and again"); err != nil || n != 1 || !strings.Contains(log.String(), "write conflict") {
+		t.Errorf("after %d attempts: %v, and this log:\n%s", runs, err, &log)
 	}
 }
 
