@@ -142,7 +142,7 @@ func (r *replicated) brokerReturns(t *testing.T, stack *devstack.Stack, broker *
 
 // zombie tests partitions that cannot be written while the broker is away. The owner is frozen, and a standby
 // takes over without waiting for these partitions. The frozen owner continues when the partitions are back, and
-// mustSucceed not write to them.
+// must not write to them.
 type zombie struct {
 	witness
 	standby *kit.Process

@@ -53,6 +53,8 @@ func TestManyMissingTopicsDisturbNobody(t *testing.T) {
 	stacktest.Eventually(t, "each envelope of the flood waits or is dead", func() bool {
 		dead, err := s.DB.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{})
 		return err == nil && int(dead)+s.CountHeld("parked", "blocked", "retry") == flood
+	}, func() any {
+		return fmt.Sprint(s.CountHeld("parked"), " parked, ", s.CountHeld(), " wait, ", s.CountOutbox(bson.D{}), " left")
 	})
 	settled := time.Since(began)
 	asked := time.Now()
