@@ -41,11 +41,11 @@ func (c *Client) FenceOff(ctx context.Context, to In) ([]record.Sender, error) {
 // LogEvents returns a handler that logs events and passes them to handle, unless it is nil.
 func LogEvents(log *slog.Logger, handle func(Event)) func(Event) {
 	return func(e Event) {
-		level := slog.LevelWarn
+		write := log.Warn
 		if e.Kind == ProducerIDChanged && !e.Alarm {
-			level = slog.LevelInfo
+			write = log.Info
 		}
-		log.Log(context.Background(), level, e.Text, "event", string(e.Kind), "topic", e.Topic)
+		write(e.Text, "event", string(e.Kind), "topic", e.Topic)
 		if handle != nil {
 			handle(e)
 		}

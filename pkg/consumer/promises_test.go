@@ -133,8 +133,10 @@ func TestEventsOfTwoSourcesWithEqualIDsHaveTheirEffects(t *testing.T) {
 
 	for _, source := range []string{"/a", "/b", "/a"} {
 		k.publish(&consumer.Message{Key: []byte("k"), Value: []byte("binary of " + source), Headers: []event.Header{
-			{Key: "ce_specversion", Value: []byte("1.0")}, {Key: "ce_id", Value: []byte("1")},
-			{Key: "ce_source", Value: []byte(source)}, {Key: "ce_type", Value: []byte("A")},
+			{Key: "ce_specversion", Value: []byte("1.0")},
+			{Key: "ce_id", Value: []byte("1")},
+			{Key: "ce_source", Value: []byte(source)},
+			{Key: "ce_type", Value: []byte("A")},
 		}}, &consumer.Message{
 			Key:     []byte("k"),
 			Value:   fmt.Appendf(nil, `{"specversion":"1.0","id":"2","source":%q,"type":"A","data":{"of":%q}}`, source, source),
