@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -92,7 +93,7 @@ func TestKindsOfLinesAreBounded(t *testing.T) {
 func TestAnOutageIsOneProblem(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
+		var out lockedBuffer
 		away := errors.New("no server")
 		log := slog.New(Limit(slog.NewTextHandler(&out, nil), func(err error) string {
 			if errors.Is(err, away) {
@@ -115,4 +116,22 @@ func TestAnOutageIsOneProblem(t *testing.T) {
 			t.Errorf("%d lines about the outage after a minute:\n%s", n, out.String())
 		}
 	})
+}
+
+// lockedBuffer can be read while a summary is written.
+type lockedBuffer struct {
+	mu     sync.Mutex
+	buffer bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buffer.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buffer.String()
 }
