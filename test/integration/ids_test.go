@@ -22,9 +22,13 @@ func TestIDsOfAnyTypeCanBeCopied(t *testing.T) {
 	s := kit.New(t, kit.Options{})
 	s.StartRelay().WaitTookOver()
 	ids := bson.A{
-		int32(12345), int64(1) << 40, -5, 1.5, true, bson.Null{}, bson.NewDateTimeFromTime(time.UnixMilli(1_700_000_000_000)), bson.NewObjectID(),
-		bson.D{{Key: "a", Value: 1}}, bson.D{{Key: "a", Value: "x  y"}, {Key: "b", Value: "it's $HOME"}},
-		bson.Binary{Subtype: 3, Data: []byte("0123456789abcdef")}, bson.Binary{Data: []byte{1, 2}},
+		int32(12345), int64(1) << 40, -5, 1.5, true,
+		bson.Null{},
+		bson.NewDateTimeFromTime(time.UnixMilli(1_700_000_000_000)), bson.NewObjectID(),
+		bson.D{{Key: "a", Value: 1}},
+		bson.D{{Key: "a", Value: "x  y"}, {Key: "b", Value: "it's $HOME"}},
+		bson.Binary{Subtype: 3, Data: []byte("0123456789abcdef")},
+		bson.Binary{Data: []byte{1, 2}},
 		"two words", "it's", "$HOME", `"quoted"`, "-dash", "*",
 	}
 	for _, id := range ids {
