@@ -6,10 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
 // However many lines of one kind are logged, a hundred of them and one line with the number of the others are written in ten
@@ -93,7 +94,7 @@ func TestKindsOfLinesAreBounded(t *testing.T) {
 func TestAnOutageIsOneProblem(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var out lockedBuffer
+		var out stacktest.Buffer
 		away := errors.New("no server")
 		log := slog.New(Limit(slog.NewTextHandler(&out, nil), func(err error) string {
 			if errors.Is(err, away) {
@@ -116,22 +117,4 @@ func TestAnOutageIsOneProblem(t *testing.T) {
 			t.Errorf("%d lines about the outage after a minute:\n%s", n, out.String())
 		}
 	})
-}
-
-// lockedBuffer can be read while a summary is written.
-type lockedBuffer struct {
-	mu     sync.Mutex
-	buffer bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buffer.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buffer.String()
 }

@@ -227,7 +227,7 @@ func TestARepeatedTransactionIsLoggedOnce(t *testing.T) {
 		l.append("a")
 	}
 	rolledBack := errors.New("write conflict")
-	var text syncBuffer
+	var text stacktest.Buffer
 	var mu sync.Mutex
 	calls := 0
 	c := over(t, l, consumer.WithBatch(1), consumer.WithLogger(slog.New(slog.NewTextHandler(&text, nil))),
@@ -254,24 +254,6 @@ func TestARepeatedTransactionIsLoggedOnce(t *testing.T) {
 	if got := text.String(); calls != 6 || strings.Count(got, "handler runs again") != 1 || !strings.Contains(got, rolledBack.Error()) {
 		t.Errorf("%d calls, log:\n%s", calls, got)
 	}
-}
-
-// syncBuffer is a buffer for several goroutines.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }
 
 func runs(t *testing.T, c *consumer.Consumer) (stop func()) {

@@ -192,7 +192,7 @@ func TestARepeatedHandlerIsLoggedOnce(t *testing.T) {
 		return err
 	}
 
-	var log lockedBuffer
+	var log stacktest.Buffer
 	c, err := consumer.New("counting", s.DB, consumer.WithBrokers(s.Brokers...), consumer.WithTopics(s.TopicOf("order")),
 		consumer.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
 	if err != nil {
@@ -241,22 +241,4 @@ func TestARepeatedHandlerIsLoggedOnce(t *testing.T) {
 	if n := strings.Count(log.String(), "handler runs again because MongoDB rolled its transaction back"); n != 1 {
 		t.Errorf("%d lines:\n%s", n, log.String())
 	}
-}
-
-// lockedBuffer is a buffer for several goroutines.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
