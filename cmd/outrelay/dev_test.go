@@ -34,6 +34,7 @@ func TestDevRefusesFlagsThatItCannotApply(t *testing.T) {
 		if code := p.executeCommand(t.Context(), append([]string{"dev"}, strings.Fields(args)...)); code != exitConfig || !strings.Contains(errOut.String(), want) {
 			t.Errorf("dev %s: exit code %d, %q; want %q", args, code, errOut.String(), want)
 		}
+
 		if out.Len() > 0 {
 			t.Errorf("dev %s: standard output %q", args, out.String())
 		}

@@ -120,9 +120,11 @@ func (h *textBuffer) waitForText(t *testing.T, text string, times int) string {
 		h.mu.Lock()
 		all, more := h.buf.String(), h.more
 		h.mu.Unlock()
+
 		if strings.Count(all, text) >= times {
 			return all
 		}
+
 		select {
 		case <-more:
 		case <-deadline:
@@ -139,6 +141,7 @@ func (d *deployment) startCommand(args ...string) (out, errOut *textBuffer, end 
 	code := make(chan int, 1)
 	p := &program{in: strings.NewReader(""), out: out, errOut: errOut, env: d.env, exit: func(int) {}}
 	go func() { code <- p.executeCommand(ctx, args) }()
+
 	return out, errOut, func() int {
 		cancel()
 		select {

@@ -75,6 +75,7 @@ func (c *clinic) publish(name string, values ...string) {
 		Addr: kafka.TCP(stacktest.Brokers(c.t)...), Topic: c.topic, RequiredAcks: kafka.RequireAll, BatchTimeout: time.Millisecond, Transport: tr,
 	}
 	defer w.Close()
+
 	for _, v := range values {
 		err := w.WriteMessages(c.t.Context(), kafka.Message{Key: []byte(v), Value: []byte(v), Headers: []kafka.Header{
 			{Key: "id", Value: []byte(v)}, {Key: "type", Value: []byte(name)},

@@ -178,6 +178,7 @@ func TestRunReachesTheServersFirst(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", c.name, err)
 		}
+
 		err = reachServers(t.Context(), cfg, slog.New(slog.DiscardHandler), 0)
 		if exitCode(err) != c.code || c.want != "" && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: exit code %d: %v", c.name, exitCode(err), err)

@@ -432,12 +432,15 @@ func TestWhatAProcessWasNotToldItSays(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	k := admin.New(admin.Operator{State: f.state, Watcher: "orders"}).For(admin.Actor{Name: "ann"})
+
+	// This process has only the state database.
 	if _, err := k.Indexes().Verify(t.Context(), false); !errors.Is(err, admin.ErrUnavailable) {
 		t.Errorf("%v", err)
 	}
 	if _, err := k.Replays().Start(t.Context(), admin.ReplayOrder{IDs: []string{"a"}}); !errors.Is(err, admin.ErrUnavailable) {
 		t.Errorf("%v", err)
 	}
+
 	if v, err := f.desk().Indexes().Verify(t.Context(), false); err != nil || len(v.Drift) == 0 {
 		t.Errorf("%+v, %v", v, err)
 	}

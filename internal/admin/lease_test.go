@@ -79,14 +79,17 @@ func TestOperatorActionsReachTheOwnerAndTheLog(t *testing.T) {
 			t.Parallel()
 			state := stacktest.Database(t, stacktest.Client(t))
 			h := held(t, state)
+
 			if w := watcher(t, state); w.Node != "n1" || w.ExpiresInMS <= 0 {
 				t.Fatalf("status %+v, want n1 as owner", w)
 			}
+
 			o := admin.Operator{State: state, Watcher: "orders", Actor: "ann"}
 			if err := act.do(t.Context(), o); err != nil {
 				t.Fatal(err)
 			}
 			yields(t, h)
+
 			log, err := nodes.NewEvents(state.Collection("events"), "", "").Latest(t.Context(), 1)
 			if err != nil || len(log) != 1 || log[0].Kind != act.kind || log[0].Fields.Lookup("actor").StringValue() != "ann" {
 				t.Fatalf("the events log contains %+v (%v), want %s by ann", log, err, act.kind)

@@ -19,6 +19,7 @@ import (
 func TestLedger(t *testing.T) {
 	t.Parallel()
 	type verdict struct{ Events, Lost, Duplicates, OutOfOrder int }
+
 	for _, c := range []struct {
 		name  string
 		acked int
@@ -36,11 +37,13 @@ func TestLedger(t *testing.T) {
 			t.Parallel()
 			l := newLedger()
 			const key = 5
+
 			l.keys[key].acked = c.acked
 			for _, n := range c.came {
 				l.recordArrival(l.eventNumber(key, n), time.Now(), sender{id: 1})
 			}
 			l.recordArrival(7, time.Now(), sender{id: 1}) // none of its own
+
 			var got verdict
 			got.Events, got.Lost, got.Duplicates, got.OutOfOrder = l.countErrors()
 			if d := cmp.Diff(c.want, got); d != "" {
@@ -80,6 +83,7 @@ func TestLedgerPacesOneWriterForEachKey(t *testing.T) {
 		if err := l.insertLoad(ctx, 64, func(context.Context, any) error { return nil }); err != nil {
 			t.Fatal(err)
 		}
+
 		events, lost, _, _ := l.countErrors()
 		if lost != events || events < 9*failoverRate || events > 10*failoverRate {
 			t.Errorf("%d events in 10 s, at %d a second", events, failoverRate)

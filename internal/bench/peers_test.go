@@ -46,14 +46,17 @@ func TestCountedArrivals(t *testing.T) {
 	t.Parallel()
 	c, at := newCounted(1), time.Now()
 	arrive := func(number, ms int) { c.recordArrival(number, at.Add(time.Duration(ms)*time.Millisecond), sender{}) }
+
 	arrive(1, 0)
 	arrive(1, 500)
 	arrive(2, 1000)
+
 	c.beginGap()
 	arrive(1, 1100)
 	arrive(3, 3000)
 	arrive(3, 3001)
 	arrive(4, 3010)
+
 	if silence, repeats := c.endGap(); silence != 2000 || repeats != 2 {
 		t.Errorf("silence %v ms, %d repeats", silence, repeats)
 	}

@@ -43,11 +43,13 @@ func TestParseInsert(t *testing.T) {
 	if err := Parse(insertEvent(t), &ev); err != nil {
 		t.Fatal(err)
 	}
+
 	if ev.Op != Insert || string(ev.Data) != "826B018C46" || ev.ClusterTime != (bson.Timestamp{T: 7, I: 9}) ||
 		ev.WallMS != 1234567 ||
 		string(ev.DB) != "shop" || string(ev.Coll) != "outbox.v1" || !ev.HasUUID || ev.UUID[15] != 'f' || !ev.HasDocument {
 		t.Errorf("parsed %+v", ev)
 	}
+
 	if id, _ := (bson.RawValue{Type: bson.Type(ev.IDType), Value: ev.ID}).StringValueOK(); id != "e1" {
 		t.Errorf("id %q, want e1", id)
 	}
@@ -114,6 +116,7 @@ func TestParseRefusesTruncation(t *testing.T) {
 		if err := Parse(cut, new(Event)); err == nil {
 			t.Fatalf("Parse accepted %d of %d bytes", n, len(raw))
 		}
+
 		// With a matching length the result may be valid, but Parse must not panic.
 		if n >= 5 {
 			binary.LittleEndian.PutUint32(cut, uint32(n))

@@ -91,15 +91,18 @@ func TestFileThenEnvironmentThenFlags(t *testing.T) {
 		"OUTRELAY_TOPICS_RULES=[{match: {type: A}, to: [x, y]}]", "OUTRELAY_KAFKA_TLS={}", "OUTRELAY_MONGODB_INDEXES=false", "OUTRELAY_RETENTION=7d")
 	set := []string{"watcher=flag", "topics.create.configs.cleanup.policy=compact", "limits.memory=64MiB", "watch=[q.outbox]"}
 	c := mustLoad(t, file, env, set)
+
 	if c.Watcher != "flag" || c.Log.Level != "warn" || c.Lease.TTL != 9*time.Second || c.Lease.Renew != time.Second || c.Kafka.RequestTimeout != 7*time.Second {
 		t.Errorf("%+v", c)
 	}
 	if c.Kafka.TLS == nil || c.MongoDB.Indexes || c.Limits.Memory != 64*MiB || c.Retention != 7*24*time.Hour || !slices.Equal(c.Watch, []string{"q.outbox"}) {
 		t.Errorf("%+v", c)
 	}
+
 	if diff := cmp.Diff(&Create{Partitions: 3, Replication: -1, Configs: map[string]string{"retention.ms": "5", "cleanup.policy": "compact"}}, c.Topics.Create); diff != "" {
 		t.Error(diff)
 	}
+
 	if c := mustLoad(t, "log: {level: debug}\n", append(slices.Clone(base), "OUTRELAY_LOG_LEVEL="), nil); c.Log.Level != "debug" {
 		t.Errorf("an empty variable counts: %q", c.Log.Level)
 	}

@@ -26,6 +26,7 @@ func TestRoles(t *testing.T) {
 		if (err == nil) != (c.want != nil) || err == nil && !slices.Equal(cfg.Roles, c.want) || err != nil && !strings.Contains(err.Error(), "roles") {
 			t.Errorf("%v: %v, %v", c.set, cfg.Roles, err)
 		}
+
 		for _, r := range allRoles {
 			if err == nil && cfg.HasRole(r) != slices.Contains(c.want, r) {
 				t.Errorf("%v: is %s: %v", c.set, r, cfg.HasRole(r))

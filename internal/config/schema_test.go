@@ -176,6 +176,7 @@ func TestSchemaRefusesWhatDoesNotLoad(t *testing.T) {
 		if err := s.Validate(parseYAML(t, text)); err == nil {
 			t.Errorf("%d: the schema accepts %s", i, text)
 		}
+
 		_, _, err := Load(writeConfig(t, text+"\n"), []string{"OUTRELAY_MONGODB_URI=mongodb://m1/", "OUTRELAY_KAFKA_BROKERS=k:1"}, nil)
 		if err == nil {
 			t.Errorf("%d: Load accepts %s", i, text)

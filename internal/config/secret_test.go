@@ -209,6 +209,7 @@ func TestPrintShowsReferencesAsTheyWereWritten(t *testing.T) {
 	if err := os.WriteFile(file, []byte(planted+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	env := []string{"S=" + planted, "CA=" + cert, "LIST=" + planted + ".a," + planted + ".b", "PORT=9464", "WAIT=7s", "U=mongodb://u:" + planted + "@h1/shop"}
 	text := `
 node: "n-${env:S}"
@@ -221,17 +222,22 @@ http: { listen: "127.0.0.1:${env:PORT}" }
 otel: { endpoint: "http://u:${env:S}@collector/${env:S}" }
 lease: { ttl: "${env:WAIT}" }
 `
+
+	// LEVEL is not set.
 	shown, _, err := Print(writeConfig(t, text), env, []string{"log.level=${env:LEVEL}"})
 	if err == nil || shown != "" {
 		t.Errorf("with a mistake: %v, %s", err, shown)
 	}
+
 	shown, _, err = Print(writeConfig(t, text), append(env, "LEVEL=warn"), []string{"log.level=${env:LEVEL}"})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	if i := strings.Index(shown, planted); i >= 0 {
 		t.Errorf("printed: …%s", shown[max(0, i-60):i+40])
 	}
+
 	for _, want := range []string{
 		`node: "n-${env:S}"`, `watch: "${env:LIST}"`, `- "${file:` + file + `}:1"`, `username: "${env:S}"`, `retention.ms: "${env:S}"`,
 		`listen: "127.0.0.1:${env:PORT}"`, `ttl: "${env:WAIT}"`, `level: "${env:LEVEL}"`, `ca: "${env:CA}"`,
@@ -241,13 +247,15 @@ lease: { ttl: "${env:WAIT}" }
 			t.Errorf("no %s in\n%s", want, shown)
 		}
 	}
+
+	// The printed text, loaded again, differs only in log.level, which only Print was given with --set.
 	set := []string{"mongodb.uri=mongodb://h1/shop", "kafka.sasl.password=p", "otel.endpoint=http://c"}
 	first, err := loaded(writeConfig(t, text), append(env, "LEVEL=warn"), set)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if again, err := loaded(writeConfig(t, shown), append(env, "LEVEL=warn"), set); err != nil || len(DifferingKeys(first, again)) != 1 {
-		t.Errorf("%v, differing: %v", err, DifferingKeys(first, again)) // log.level, which is not set the first time
+		t.Errorf("%v, differing: %v", err, DifferingKeys(first, again))
 	}
 }
 

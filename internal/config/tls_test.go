@@ -71,12 +71,14 @@ func TestTLSProblems(t *testing.T) {
 		if _, err := one.ClientConfig(); err == nil {
 			t.Errorf("no error: %s", want)
 		}
+
 		set := []string{"kafka.tls={}"}
 		for name, value := range map[string]string{"ca": one.CA, "cert": one.Cert, "key": one.Key} {
 			if value != "" {
 				set = append(set, "kafka.tls."+name+"="+value)
 			}
 		}
+
 		if _, _, err := Load("", base, set); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}

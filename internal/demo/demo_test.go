@@ -116,6 +116,7 @@ func TestRateLeavesRoomForTwoKills(t *testing.T) {
 func TestServiceTellsTheTruth(t *testing.T) {
 	t.Parallel()
 	const n = 300
+
 	client := stacktest.Client(t, options.Client().SetWriteConcern(writeconcern.Majority()))
 	db := stacktest.Database(t, client)
 	c := check.New(check.Options{})
@@ -123,6 +124,7 @@ func TestServiceTellsTheTruth(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	s.orders = db.Collection("orders")
 	if s.box, err = outbox.New(db); err != nil {
 		t.Fatal(err)
@@ -130,6 +132,7 @@ func TestServiceTellsTheTruth(t *testing.T) {
 	if err := s.createCollections(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	if err := s.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -137,10 +140,13 @@ func TestServiceTellsTheTruth(t *testing.T) {
 	if r.Committed != n || r.Waiting != n || r.Aborted == 0 || r.Unknown != 0 || len(r.Examples) != 0 {
 		t.Errorf("%+v", r)
 	}
+
+	// The collection holds exactly the events that the checker counts as committed.
 	deliverAll(t, db.Collection("outbox"), c)
 	if err := c.Report().Err(); err != nil {
 		t.Error(err)
 	}
+
 	if orders, err := db.Collection("orders").CountDocuments(t.Context(), bson.D{}); err != nil || orders != n {
 		t.Errorf("%d orders: %v", orders, err)
 	}
@@ -155,6 +161,7 @@ func TestServiceStops(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	s.orders = db.Collection("orders")
 	if s.box, err = outbox.New(db); err != nil {
 		t.Fatal(err)
@@ -162,6 +169,7 @@ func TestServiceStops(t *testing.T) {
 	if err := s.createCollections(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
@@ -170,6 +178,7 @@ func TestServiceStops(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+
 	if r := c.Report(); r.Unknown != 0 || len(r.Examples) != 0 {
 		t.Errorf("%+v", r)
 	}
@@ -219,17 +228,21 @@ func TestViewWithoutTerminal(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	v := newView(&out, nil)
+
+	// The first figures wait for the interval, a line does not.
 	v.showFigures("too early")
 	v.printLine("a %d", 1)
 	v.lastPrinted = time.Time{}
 	v.showFigures("figures")
 	v.showFigures("figures again")
+
 	v.lastPrinted = time.Time{}
 	v.showFigures("figures")
 	v.finishStatus()
 	if out.String() != "a 1\nfigures\n" {
 		t.Errorf("%q", out.String())
 	}
+
 	if OpenTerminal(strings.NewReader(""), &out) != nil {
 		t.Error("a buffer is a terminal")
 	}
@@ -293,6 +306,7 @@ func TestSettingsAreAppliedOrRefused(t *testing.T) {
 	if err := CheckSettings([]string{"record.preset=plain", "lease.ttl=3s", "topics.rules=[{match: {type: X}, to: [x]}]"}); err != nil {
 		t.Error(err)
 	}
+
 	for setting, want := range map[string]string{
 		"watcher=x":            "watcher",
 		"mongodb.uri=x":        "mongodb.uri",
@@ -317,11 +331,13 @@ func TestServiceSaysWhatItCannotDo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	s.orders = stacktest.Database(t, client).Collection("$bad")
 	err = s.Run(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "cannot append") || errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
+
 	if r := c.Report(); r.Committed != 0 || r.Aborted == 0 {
 		t.Errorf("%+v", r)
 	}

@@ -68,11 +68,13 @@ func TestFindingsAreFlat(t *testing.T) {
 		if err := json.Unmarshal(b, &m); err != nil {
 			t.Fatal(err)
 		}
+
 		for _, name := range []string{"scenario", "held", "events", "delivered", "lost", "duplicates", "out_of_order", "phantoms", "dead", "seconds", "broken"} {
 			if _, ok := m[name]; !ok {
 				t.Errorf("%T has no %s: %s", f, name, b)
 			}
 		}
+
 		text := FormatFinding(Scenario{Name: "x", Promise: "all is well"}, f)
 		if !strings.Contains(text, "DID NOT HOLD") || !strings.Contains(text, "the sky fell") || len(f.describeFigures()) == 0 {
 			t.Errorf("%T: %s", f, text)
@@ -80,6 +82,7 @@ func TestFindingsAreFlat(t *testing.T) {
 		if err := f.Err(); err == nil || !strings.Contains(err.Error(), "the sky fell") {
 			t.Errorf("%T: %v", f, err)
 		}
+
 		*f.commonOutcome() = Outcome{Scenario: "x", Held: true, Broken: []string{}}
 		if f.Err() != nil || !strings.Contains(FormatFinding(Scenario{Name: "x"}, f), "the promise held") {
 			t.Errorf("%T: %v", f, f.Err())

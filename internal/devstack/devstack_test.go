@@ -81,6 +81,7 @@ func TestNothingOutlivesItsParent(t *testing.T) {
 	} {
 		t.Run(way, func(t *testing.T) {
 			dir := t.TempDir()
+
 			cmd := exec.Command(os.Args[0])
 			cmd.Env = append(os.Environ(), parentVar+"="+way, parentVar+"_DIR="+dir)
 			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -95,6 +96,7 @@ func TestNothingOutlivesItsParent(t *testing.T) {
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
+
 			line, err := bufio.NewReader(out).ReadString('\n')
 			if err != nil {
 				t.Fatalf("the parent printed %q: %v", line, err)
@@ -105,6 +107,7 @@ func TestNothingOutlivesItsParent(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer conn.Close()
+
 			if err := end(cmd, in); err != nil {
 				t.Fatal(err)
 			}
@@ -115,6 +118,7 @@ func TestNothingOutlivesItsParent(t *testing.T) {
 				t.Fatalf("the mongod outlived its parent by %v", patience)
 			}
 			t.Logf("mongod gone %v after its parent", time.Since(began).Round(time.Millisecond))
+
 			eventually(t, func() error {
 				left, err := os.ReadDir(dir)
 				if err == nil && len(left) > 0 {

@@ -20,12 +20,14 @@ func TestNothingThere(t *testing.T) {
 	t.Setenv("HOME", t.TempDir())
 	t.Setenv(EnvMongoDB, "")
 	t.Setenv(EnvKafka, "")
+
 	_, err := Start(context.Background(), Options{Mongods: 1, Brokers: 1, Env: true})
 	var u *UnavailableError
 	if !errors.As(err, &u) {
 		t.Fatalf("got %v, want an UnavailableError", err)
 	}
 	t.Log(err)
+
 	for _, want := range []string{
 		"no MongoDB", "no Kafka", EnvMongoDB + " is not set", "PATH: no mongod", "pip: no python3 on the PATH",
 		"Docker: no docker on the PATH", "no java on the PATH", "install one of", "Maven", "Or set " + EnvKafka,
@@ -111,14 +113,18 @@ func TestSweep(t *testing.T) {
 	t.Parallel()
 	c := cache{t.TempDir()}
 	parent := filepath.Join(c.root, "run")
+
 	live, release, err := c.dataDir(t.Context(), parent)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	dead := filepath.Join(parent, "stack-1")
 	if err := errors.Join(os.Mkdir(dead, 0o755), os.WriteFile(dead+".lock", nil, 0o644)); err != nil {
 		t.Fatal(err)
 	}
+
+	// The next stack sweeps the directory: it removes data without a lock.
 	_, release2, err := c.dataDir(t.Context(), parent)
 	if err != nil {
 		t.Fatal(err)
@@ -130,6 +136,7 @@ func TestSweep(t *testing.T) {
 	if _, err := os.Stat(live); err != nil {
 		t.Errorf("the data of a running stack: %v", err)
 	}
+
 	release()
 	if _, err := os.Stat(live); !os.IsNotExist(err) {
 		t.Errorf("after its release: %v", err)

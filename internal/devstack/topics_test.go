@@ -16,6 +16,7 @@ func TestDeleteTopics(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Stop()
+
 	name := stacktest.Name(t)
 	if err := s.CreateTopic(t.Context(), name, 1, 1); err != nil {
 		t.Fatal(err)
@@ -23,12 +24,14 @@ func TestDeleteTopics(t *testing.T) {
 	if err := s.CreateTopic(t.Context(), name, 1, 1); err == nil {
 		t.Fatal("a topic is made twice")
 	}
+
 	if err := s.DeleteTopics(t.Context(), name, name+"-none"); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.CreateTopic(t.Context(), name, 1, 1); err != nil {
 		t.Errorf("a deleted topic is still there: %v", err)
 	}
+
 	if err := s.DeleteTopics(t.Context(), name); err != nil {
 		t.Error(err)
 	}

@@ -165,6 +165,7 @@ func TestTheDocumentationListsEveryField(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	_, table, _ := strings.Cut(string(text), "## Fields")
 	table, _, _ = strings.Cut(table, "\n## ")
 	var listed []string
@@ -173,10 +174,12 @@ func TestTheDocumentationListsEveryField(t *testing.T) {
 			listed = append(listed, strings.Trim(strings.TrimSpace(cells[1]), "`"))
 		}
 	}
+
 	var fields []string
 	for _, f := range envelope.Fields() {
 		fields = append(fields, f.Name)
 	}
+
 	if !slices.Equal(listed, fields) {
 		t.Errorf("docs/envelope.md lists %q, want %q", listed, fields)
 	}

@@ -217,6 +217,7 @@ func TestKeyFilter(t *testing.T) {
 			}
 			got = append(got, strings.Join(names, ","))
 		}
+
 		if strings.Join(got, "|") != want {
 			t.Errorf("the filter reads %v, want %s", got, want)
 		}

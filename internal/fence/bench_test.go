@@ -13,6 +13,7 @@ func BenchmarkTake(b *testing.B) {
 			tp := topic(b, c, n)
 			o := newOwner(b, tp, n)
 			o.takeAll(b, c)
+
 			for b.Loop() {
 				out := o.takeAll(b, c)
 				for p := range n {

@@ -105,6 +105,7 @@ func mustIdentity(p, n int) Identity {
 func (o *chaosOwner) lane(p, n int) {
 	o.running[p].Store(true)
 	id := o.s.Producer()
+
 	o.lanes.Go(func() {
 		defer o.running[p].Store(false)
 		for seq := int32(0); o.ctx.Err() == nil && !o.pausing.Load(); {
@@ -113,12 +114,14 @@ func (o *chaosOwner) lane(p, n int) {
 			for i := range k {
 				recs = append(recs, []record.Header{header("id", fmt.Sprintf("%d-%d", p, n+i)), header("owner", strconv.Itoa(o.k))})
 			}
+
 			o.unacked[p].Store(true)
 			base, ok := o.deliver(p, encode(0, id, seq, recs...))
 			if !ok {
 				return
 			}
 			o.unacked[p].Store(false)
+
 			n, seq = n+k, seq+int32(k)
 			o.sent[p].Add(int64(k))
 			o.doc.mu.Lock()
@@ -126,6 +129,7 @@ func (o *chaosOwner) lane(p, n int) {
 				o.doc.next[p], o.doc.offsets[p] = n, base+int64(k)
 			}
 			o.doc.mu.Unlock()
+
 			pause(o.ctx, 6*time.Millisecond)
 		}
 	})
@@ -160,9 +164,11 @@ func (o *chaosOwner) watch() {
 		if len(released) > 0 && !o.adopt(released) {
 			return
 		}
+
 		if err == nil && turn%20 == 19 {
 			err = o.s.KeepAlive(o.root, all(o.topic, chaosParts), nil)
 		}
+
 		switch {
 		case errors.Is(err, ErrSelfMove):
 			o.move()
@@ -173,6 +179,7 @@ func (o *chaosOwner) watch() {
 			}
 			return
 		}
+
 		pause(o.root, 100*time.Millisecond)
 	}
 }
@@ -228,16 +235,19 @@ func (o *chaosOwner) takeOver() {
 		d.mu.Unlock()
 		in.Gate = func() bool { return !o.deposed() }
 		in.Event = func(e Event) { o.tb.Logf("owner %d: %s: %s", o.k, e.Kind, e.Text) }
+
 		out, err := o.c.Take(o.root, in)
 		if errors.Is(err, ErrFenced) && !o.deposed() {
 			continue // a zombie in the middle of its own self-move
 		}
+
 		if err != nil {
 			if !o.deposed() && o.root.Err() == nil {
 				o.tb.Errorf("owner %d: %v", o.k, err)
 			}
 			return
 		}
+
 		o.s = out.Session
 		o.tb.Logf("owner %d in after %s: %v, generation %d, released %d, quarantined %d", o.k, time.Since(begin).Round(time.Millisecond), out.Producer, out.Session.Generation(), len(out.Released), len(out.Quarantined))
 		o.adopt(out.Released)

@@ -68,6 +68,7 @@ func TestN07_LookupDoesNotAllocate(t *testing.T) {
 	for i := range 2000 {
 		k.Add(ident(t, hs...), int64(i))
 	}
+
 	if n := testing.AllocsPerRun(1000, func() {
 		id, ok := IdentityOf(hs)
 		if ok {

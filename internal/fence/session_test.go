@@ -128,6 +128,7 @@ func TestN05_ChangedProducerIDIsAnAlarm(t *testing.T) {
 	t.Parallel()
 	c := client(t)
 	tp := topic(t, c, 2)
+
 	for name, alive := range map[string]struct {
 		at    time.Time
 		alarm bool
@@ -138,7 +139,9 @@ func TestN05_ChangedProducerIDIsAnAlarm(t *testing.T) {
 	} {
 		o := newOwner(t, tp, 2)
 		o.takeAll(t, c)
-		was := record.Sender{ID: 987_654_321, Epoch: 3} // as if the id had expired and come back
+
+		// The former sender had another id: as if the id had expired and come back.
+		was := record.Sender{ID: 987_654_321, Epoch: 3}
 		o.senders = []record.Sender{was}
 		in := o.in()
 		in.Alive = alive.at
@@ -146,6 +149,7 @@ func TestN05_ChangedProducerIDIsAnAlarm(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		if len(out.Released) != 2 {
 			t.Errorf("%s: quarantined %v", name, out.Quarantined)
 		}
@@ -198,13 +202,16 @@ func TestEventsAreLoggedByTheirLevel(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
 	log := LogEvents(slog.New(slog.NewTextHandler(&b, nil)), nil)
+
 	log(Event{Kind: ProducerIDChanged, Alarm: true})
 	log(Event{Kind: ProducerIDChanged})
 	log(Event{Kind: OutOfRange})
+
 	var levels []string
 	for line := range strings.Lines(b.String()) {
 		levels = append(levels, strings.Fields(line)[1])
 	}
+
 	if want := []string{"level=WARN", "level=INFO", "level=WARN"}; !slices.Equal(levels, want) {
 		t.Errorf("levels %q, want %q", levels, want)
 	}
@@ -260,6 +267,7 @@ func TestHealthTellsWhatIsMissing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	if len(h.layout.Topics[tp].Partitions) != 2 || len(h.Healthy(append(all(tp, 3), at("no-"+tp, 0)))) != 2 || !errors.Is(h.layout.Topics["no-"+tp].Err, kafka.UnknownTopicOrPartition) {
 		t.Errorf("%+v", h)
 	}

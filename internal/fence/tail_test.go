@@ -76,6 +76,7 @@ func TestWalkRefusesCorruptBatches(t *testing.T) {
 		if err := tail.readSet(whole, map[int64]bool{7: true}); err != nil || tail.Hits.Len() != 3 {
 			t.Fatalf("%v: %v, %d hits", codec, err, tail.Hits.Len())
 		}
+
 		for at := 21; at < len(whole); at++ {
 			bad := bytes.Clone(whole)
 			bad[at] ^= 0x55
@@ -161,11 +162,13 @@ func FuzzWalk(f *testing.F) {
 			binary.BigEndian.PutUint32(set[8:], uint32(len(set)-12))
 			sealed(set)
 		}
+
 		tail := newTail(2)
 		_ = tail.readSet(set, map[int64]bool{7: true, -1: true})
 		if tail.Next < 2 {
 			t.Errorf("Next = %d", tail.Next)
 		}
+
 		if len(set) < 1<<16 {
 			for v := int16(4); v <= 11; v++ {
 				_, _ = fetched.Parse(set, v)

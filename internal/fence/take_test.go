@@ -142,6 +142,7 @@ func TestN04_OnlyAReadMarkerAboveReleases(t *testing.T) {
 		tail := newTail(0)
 		tail.marks, tail.target, tail.Next = c.marks, 12, 12
 		s.held[tp] = &heldPartition{tail: tail}
+
 		if got := s.releaseIfFenced(&reading{TopicPartition: tp, tail: tail}) != nil; got != c.released {
 			t.Errorf("%s: released %t, want %t", name, got, c.released)
 		}
@@ -397,6 +398,7 @@ func TestTakeStopsWithItsContext(t *testing.T) {
 	o := newOwner(t, "no-topic-needed", 1)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("lease lost")
+
 	in := o.in()
 	calls := 0
 	in.Gate = func() bool {
@@ -405,6 +407,7 @@ func TestTakeStopsWithItsContext(t *testing.T) {
 		}
 		return calls < 2
 	}
+
 	if _, err := c.Take(ctx, in); !errors.Is(err, why) {
 		t.Errorf("Take() = %v, want %v", err, why)
 	}

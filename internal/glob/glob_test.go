@@ -45,9 +45,11 @@ func TestPatternsMatchAsExpressionsDo(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p, q, s := word.Draw(t, "pattern"), word.Draw(t, "other"), name.Draw(t, "name")
 		re := regexp.MustCompile("^" + strings.NewReplacer(`\*`, `.*`, `\?`, `.`).Replace(regexp.QuoteMeta(p)) + "$")
+
 		if Match(p, s) != re.MatchString(s) || Match(p, []byte(s)) != Match(p, s) {
 			t.Fatalf("%q matches %q: %v", p, s, Match(p, s))
 		}
+
 		if Overlap(p, q) != Overlap(q, p) {
 			t.Fatalf("%q and %q meet one way", p, q)
 		}
@@ -57,6 +59,7 @@ func TestPatternsMatchAsExpressionsDo(t *testing.T) {
 		if !HasWildcard(q) && Overlap(p, q) != Match(p, q) {
 			t.Fatalf("%q meets the name %q: %v", p, q, Overlap(p, q))
 		}
+
 		if Covers(p, q) && Match(q, s) && !Match(p, s) {
 			t.Fatalf("%q covers %q, which alone matches %q", p, q, s)
 		}

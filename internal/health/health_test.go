@@ -27,6 +27,7 @@ func TestRules(t *testing.T) {
 	const tick = 10 * time.Second
 	ok := func(waiting, dead int64, want Status) step { return step{tick, false, waiting, dead, want} }
 	bad := func(want Status) step { return step{after: tick, failed: true, want: want} }
+
 	for name, steps := range map[string][]step{
 		"one failed count degrades, three in a row are unhealthy, one that works heals": {
 			ok(0, 0, OK), bad(Degraded), bad(Degraded), bad(Unhealthy), bad(Unhealthy), ok(0, 0, OK), bad(Degraded),
@@ -45,11 +46,13 @@ func TestRules(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+
 			var e Evaluator
 			at := time.Unix(1000, 0)
 			if r := e.Report(); r.Status != OK || len(r.Checks) != 0 {
 				t.Fatalf("before anything was seen: %+v", r)
 			}
+
 			for i, s := range steps {
 				at = at.Add(s.after)
 				o := Observation{At: at, Counts: []Count{{exceptions, s.waiting}}, Dead: s.dead}
@@ -57,9 +60,11 @@ func TestRules(t *testing.T) {
 					o.Err = errors.New("no answer")
 				}
 				r := e.Observe(o)
+
 				if r.Status != s.want {
 					t.Fatalf("step %d: %s, want %s: %+v", i, r.Status, s.want, r.Checks)
 				}
+
 				for _, c := range r.Checks {
 					if c.Detail == "" || (c.Status != OK) != (c.Fix != "") {
 						t.Errorf("step %d: a failed check has an advice, and a good one has none: %+v", i, c)
@@ -75,16 +80,19 @@ func TestHealthIsTheWorstCheck(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		var e Evaluator
+
 		at := time.Unix(1000, 0)
 		failed := 0
 		for i := range rapid.IntRange(1, 30).Draw(t, "n") {
 			at = at.Add(time.Duration(rapid.IntRange(1, 90).Draw(t, "after")) * time.Second)
 			o := Observation{At: at, Counts: []Count{{exceptions, rapid.Int64Range(0, 3).Draw(t, "waiting")}}, Dead: rapid.Int64Range(0, 300).Draw(t, "dead")}
+
 			if failed++; rapid.Bool().Draw(t, "fails") {
 				o.Err = errors.New("x")
 			} else {
 				failed = 0
 			}
+
 			r := e.Observe(o)
 			worst := OK
 			for _, c := range r.Checks {
@@ -92,6 +100,7 @@ func TestHealthIsTheWorstCheck(t *testing.T) {
 					worst = c.Status
 				}
 			}
+
 			if r.Status != worst || (r.Status == Unhealthy) != (failed >= failedLimit) || i == 0 && failed == 0 && r.Status != OK {
 				t.Fatalf("%+v after %d failures", r, failed)
 			}

@@ -17,6 +17,7 @@ func TestOneHolderAtATime(t *testing.T) {
 		if !ok || err != nil {
 			t.Fatal(ok, err)
 		}
+
 		if _, _, ok, err := g.Enter(t.Context(), "a", false); ok || err != nil {
 			t.Error("a second handler was admitted, or got an error:", ok, err)
 		}
@@ -25,27 +26,33 @@ func TestOneHolderAtATime(t *testing.T) {
 		} else {
 			out()
 		}
+
+		// The context of the holder lets it in a second time.
 		if _, out, ok, err := g.Enter(inner, "a", true); !ok || err != nil {
 			t.Error("who holds one is not let in:", ok, err)
 		} else {
 			out()
 		}
+
 		gone, cancel := context.WithCancelCause(t.Context())
 		why := errors.New("gone")
 		cancel(why)
 		if _, _, ok, err := g.Enter(gone, "a", true); ok || !errors.Is(err, why) {
 			t.Error("waiting does not end with the context:", ok, err)
 		}
+
 		entered := false
 		go func() {
 			_, out, ok, err := g.Enter(t.Context(), "a", true)
 			entered = ok && err == nil
 			out()
 		}()
+
 		synctest.Wait()
 		if entered {
 			t.Error("two hold the same id")
 		}
+
 		leave()
 		synctest.Wait()
 		if !entered {

@@ -280,11 +280,13 @@ func TestCertificatesAreReadAgain(t *testing.T) {
 			return &tls.Config{MinVersion: tls.VersionTLS12, ServerName: name, Certificates: []tls.Certificate{{Certificate: [][]byte{[]byte(name)}}}}
 		}
 		first, second := shows("first"), shows("second")
+
 		next, broken := first, error(nil)
 		var counted []bool
 		c := newReloadingConfig(first, AdminOptions{
 			TLS: func() (*tls.Config, error) { return next, broken }, Log: discard(), Reloaded: func(ok bool) { counted = append(counted, ok) },
 		})
+
 		name := func() string {
 			got, err := c.GetConfigForClient(nil)
 			if err != nil {
@@ -292,19 +294,24 @@ func TestCertificatesAreReadAgain(t *testing.T) {
 			}
 			return got.ServerName
 		}
+
 		next = second
 		if name() != "first" {
 			t.Error("the files were read for each client")
 		}
+
 		<-time.After(certsEvery)
 		if name() != "second" {
 			t.Error("the files were not read again")
 		}
+
 		<-time.After(certsEvery)
 		next = shows("second")
 		if name() != "second" || len(counted) != 1 {
 			t.Errorf("files that are as they were: counted %v", counted)
 		}
+
+		// The new files do not make a pair: the old ones stay.
 		next, broken = nil, errors.New("half written")
 		for range 2 {
 			<-time.After(certsEvery)
@@ -312,6 +319,7 @@ func TestCertificatesAreReadAgain(t *testing.T) {
 				t.Error("files that cannot be used took the old ones away")
 			}
 		}
+
 		if !slices.Equal(counted, []bool{true, false}) {
 			t.Errorf("counted %v", counted)
 		}

@@ -37,24 +37,29 @@ func TestActionsAreWrittenDownWithTheirActor(t *testing.T) {
 	s := open(t)
 	ann := []string{"Authorization", basic("ann", operatorToken)}
 	s.ok(nil, "POST", "/api/v1/watchers/orders/pause", "", ann...)
+
 	list := s.logged(nodes.Paused)
 	if len(list) != 1 || list[0].Fields.Lookup("actor").StringValue() != "ann" || list[0].Fields.Lookup("source").StringValue() != "api/token" {
 		t.Fatalf("%+v", list)
 	}
+
 	d, _, err := lease.Read(t.Context(), s.state.Collection("watchers"), "orders/"+"0of1")
 	if err != nil || !d.Control.Paused {
 		t.Errorf("%+v, %v", d.Control, err)
 	}
+
 	var page admin.EventPage
 	s.ok(&page, "GET", "/api/v1/events?actor=ann&kind=paused,resumed", "")
 	if len(page.Events) != 1 || page.Total != 1 || page.Events[0].Actor != "ann" || page.Events[0].Source != "api/token" {
 		t.Errorf("%+v", page)
 	}
+
 	s.ok(nil, "POST", "/api/v1/watchers/orders/resume", "", ann...)
 	s.ok(nil, "POST", "/api/v1/watchers/orders/step-down", `{"hold_s": 0.5}`, ann...)
 	if list := s.logged(nodes.SteppedDown); len(list) != 1 || list[0].Fields.Lookup("hold_ms").AsInt64() != 500 {
 		t.Errorf("%+v", list)
 	}
+
 	s.ok(nil, "POST", "/api/v1/watchers/orders/pin", `{"node":"n9","force":true}`, ann...)
 	if p := s.call("POST", "/api/v1/watchers/nobody/pause", "", ann...).problem(t, 404); p.Hint == "" {
 		t.Errorf("%+v", p)
@@ -169,11 +174,13 @@ func TestAnEditNamesTheVersionThatItWasMadeFrom(t *testing.T) {
 	s := open(t)
 	s.die("a/b c?", bson.E{Key: "payload", Value: planted})
 	path := "/api/v1/dead/letter?id=" + url.QueryEscape("a/b c?")
+
 	r := s.call("GET", path, "")
 	tag := r.header.Get("ETag")
 	if r.status != 200 || tag != `"0"` || strings.Contains(string(r.body), planted) {
 		t.Fatalf("%d %s %s", r.status, tag, r.body)
 	}
+
 	if p := s.call("PATCH", path, `{"fields":{"topic":"x"}}`).problem(t, 428); p.Hint == "" {
 		t.Errorf("%+v", p)
 	}
@@ -183,12 +190,14 @@ func TestAnEditNamesTheVersionThatItWasMadeFrom(t *testing.T) {
 	s.call("PATCH", path, `{"payload":"a","payload_base64":"YQ=="}`, "If-Match", tag).problem(t, 422)
 	s.call("PATCH", path, `{"payload_base64":"%"}`, "If-Match", tag).problem(t, 422)
 	s.call("PATCH", "/api/v1/dead/letter?id=none", `{"fields":{"topic":"x"}}`, "If-Match", tag).problem(t, 404)
+
 	var e admin.DeadEdited
 	s.ok(&e, "PATCH", path, `{"payload":"new","fields":{"topic":"x"}}`, "If-Match", tag)
 	if e.Delivery != 1 || !slices.Equal(e.Edited, []string{"payload", "topic"}) {
 		t.Errorf("%+v", e)
 	}
 	s.call("PATCH", path, `{"payload":"again"}`, "If-Match", tag).problem(t, 409) // it was requeued
+
 	if list := s.logged("dead_edited"); len(list) != 1 || strings.Contains(string(list[0].Fields), "new") {
 		t.Errorf("%+v", list)
 	}
@@ -296,6 +305,7 @@ func TestLiveClientsAreBounded(t *testing.T) {
 	t.Parallel()
 	s := open(t)
 	s.client.Timeout = 0 // it would end the first before the last has come
+
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	for i := range maxLive + 1 {
@@ -304,11 +314,13 @@ func TestLiveClientsAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		req.Header.Set("Authorization", "Bearer "+operatorToken)
+
 		res, err := s.client.Do(req)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = res.Body.Close() })
+
 		if want := map[bool]int{true: 503, false: 200}[i == maxLive]; res.StatusCode != want {
 			t.Fatalf("client %d: %d; want %d", i, res.StatusCode, want)
 		}
@@ -323,9 +335,11 @@ func TestAStopEndsWhoFollows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- srv.Run(ctx) }()
+
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+srv.Addr()+livePath, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -335,6 +349,7 @@ func TestAStopEndsWhoFollows(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer res.Body.Close()
+
 	stop()
 	if err := <-ended; err != nil {
 		t.Errorf("%v", err)
@@ -345,16 +360,19 @@ func TestClearWantsItsPhrase(t *testing.T) {
 	t.Parallel()
 	s := open(t)
 	s.die("1")
+
 	var out admin.Cleared
 	s.ok(&out, "POST", "/api/v1/clear", `{"what":["dead","events"],"dry_run":true}`)
 	if out.Confirm != "clear orders" || out.Found != 1 || out.Removed != 0 {
 		t.Errorf("%+v", out)
 	}
+
 	s.call("POST", "/api/v1/clear", `{"what":["dead"]}`).problem(t, 409)
 	s.call("POST", "/api/v1/clear", `{"what":["everything"],"confirm":"clear orders"}`).problem(t, 422)
 	if p := s.call("POST", "/api/v1/clear", `{"what":["dead"],"confirm":"clear orders"}`).problem(t, 409); !strings.Contains(p.Detail, "owns slot") {
 		t.Errorf("%+v", p)
 	}
+
 	s.ok(&out, "POST", "/api/v1/clear", `{"what":["dead"],"confirm":"clear orders","force":true}`)
 	if out.Removed != 1 || len(s.logged("clearing")) != 1 || len(s.logged("cleared")) != 1 {
 		t.Errorf("%+v", out)

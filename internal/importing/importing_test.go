@@ -440,12 +440,14 @@ func TestImportOfWolverineWithoutOutgoingMessages(t *testing.T) {
 	f := newFixture(t)
 	f.hasRun()
 	f.refuses(Options{From: "wolverine"}, "wolverine_outgoing_envelopes", "wolverine_dead_letters has no rows")
+
 	f.rows("wolverine_dead_letters", bson.D{
 		{Key: "_id", Value: uuidOf(bytes1)},
 		{Key: "messageType", Value: "OrderPlaced"},
 		{Key: "receivedAt", Value: "kafka://topic/orders"},
 		{Key: "body", Value: wolverineBody([]byte("{}"), "message-type", "OrderPlaced")},
 	})
+
 	f.refuses(Options{From: "wolverine", Collection: "outgoing"}, ".outgoing has no rows")
 	if r := f.importRows(Options{From: "wolverine"}); r.Dead != 1 || r.Total() != 1 || r.Tables[0].Rows != 0 {
 		t.Errorf("%+v", r)

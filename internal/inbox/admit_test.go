@@ -124,12 +124,14 @@ func TestWatermarksRefuseWhenMarkersAreGoneAtTheSizeOfLanes(t *testing.T) {
 	b := setup(t)
 	list := batch("", 400, 1000)
 	b.admit(t, b.inbox, list...)
+
 	if _, err := b.db.Collection("inbox").DeleteMany(t.Context(), bson.D{}); err != nil {
 		t.Fatal(err)
 	}
 	if fresh := b.admit(t, b.new(t), list...); slices.Contains(fresh, true) {
 		t.Fatalf("fresh again: %v", fresh)
 	}
+
 	if n := b.countDocuments(t, "inbox_offsets", bson.D{}); n != inbox.Lanes {
 		t.Fatalf("%d watermarks for one partition, want %d", n, inbox.Lanes)
 	}
@@ -199,6 +201,7 @@ func TestAdmitSendsFourCommandsForABatch(t *testing.T) {
 	w := new(watch)
 	b := setup(t, w.options())
 	colls := []string{"inbox", "inbox_offsets", "inbox_claims"}
+
 	for _, step := range []struct {
 		list []inbox.Entry
 		want []string

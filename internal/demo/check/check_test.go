@@ -39,6 +39,7 @@ func TestCheckerFindsWhatIsPlanted(t *testing.T) {
 	strayed.Partition++
 	wrongKey := two
 	wrongKey.Key = "b"
+
 	for name, c := range map[string]struct {
 		records []Delivery
 		want    Report
@@ -58,14 +59,17 @@ func TestCheckerFindsWhatIsPlanted(t *testing.T) {
 		for _, d := range c.records {
 			check.Delivered(d)
 		}
+
 		got := check.Report()
 		err := got.Err()
 		if (err == nil) != (c.words == "") || err != nil && !strings.Contains(err.Error(), c.words) {
 			t.Errorf("%s: %v", name, err)
 		}
+
 		if broken := got.Duplicates + got.OutOfOrder + got.Phantoms + got.Strayed + got.Altered; broken != len(got.Examples) {
 			t.Errorf("%s: examples %q", name, got.Examples)
 		}
+
 		c.want.Committed, c.want.Records = 4, len(c.records)
 		got.Examples, got.Oldest = nil, time.Time{}
 		if fmt.Sprint(got) != fmt.Sprint(c.want) {
@@ -102,22 +106,28 @@ func TestRecordsOfOtherWritersAreNoPhantoms(t *testing.T) {
 func TestWhatATransactionDidNotCommit(t *testing.T) {
 	t.Parallel()
 	c := New(Options{})
+
 	for _, id := range []string{"gone", "late", "maybe", "never", "good"} {
 		c.Begin(Event{ID: id, Key: "k"})
 	}
 	deliver := func(id string) DeliveryKind { return c.Delivered(Delivery{ID: id, Key: "k", Topic: "t"}) }
+
 	c.Aborted("gone")
 	if deliver("gone") != Phantom {
 		t.Error("an aborted event is no phantom")
 	}
-	if deliver("late") != First { // the relay may be faster than the acknowledgement
+
+	// The relay may be faster than the acknowledgement of the transaction.
+	if deliver("late") != First {
 		t.Error("an event before its acknowledgement is refused")
 	}
 	c.Aborted("late")
+
 	c.Unknown("maybe", "never")
 	if deliver("maybe") != First || deliver("maybe") != Duplicate {
 		t.Error("an event of unknown fate is not followed")
 	}
+
 	c.Committed(t0, "good")
 	if got, want := c.Missing(), []Missing{{"good", "k", ""}}; !slices.Equal(got, want) {
 		t.Errorf("missing %v, want %v", got, want)
@@ -125,6 +135,7 @@ func TestWhatATransactionDidNotCommit(t *testing.T) {
 	if r := c.Report(); r.Waiting != 1 || !r.Oldest.Equal(t0) {
 		t.Errorf("%+v", r)
 	}
+
 	deliver("good")
 	r := c.Report()
 	if r.Phantoms != 2 || r.Duplicates != 1 || r.Waiting != 0 || r.Delivered != 1 || r.Unknown != 2 || r.Aborted != 2 {
@@ -207,8 +218,11 @@ func TestCheckerAgreesWithARecount(t *testing.T) {
 			c.Begin(Event{ID: fmt.Sprint(i), Key: fmt.Sprint(k)})
 			c.Committed(t0, fmt.Sprint(i))
 		}
+
 		var want Report
 		want.Committed = len(keys)
+
+		// The recount follows each delivery with two maps.
 		seen, last := map[int]bool{}, map[int]int{}
 		for _, i := range rapid.SliceOfN(rapid.IntRange(0, len(keys)), 0, 24).Draw(t, "records") {
 			key := -1
@@ -231,12 +245,16 @@ func TestCheckerAgreesWithARecount(t *testing.T) {
 				seen[i] = true
 			}
 		}
+
 		want.Delivered, want.Waiting = len(seen), len(keys)-len(seen)
+
+		// An event was overtaken if it is missing and a later one of its key arrived.
 		for i, k := range keys {
 			if l, ok := last[k]; ok && !seen[i] && l > i {
 				want.Overtaken++
 			}
 		}
+
 		got := c.Report()
 		got.Examples, got.Oldest = nil, time.Time{}
 		if fmt.Sprint(got) != fmt.Sprint(want) {
@@ -265,18 +283,23 @@ func TestRepetitionsThatSaySo(t *testing.T) {
 // Events that were begun before a collection was dropped may arrive, in their places. Later events must arrive.
 func TestExcusedEventsMayArrive(t *testing.T) {
 	t.Parallel()
+
 	c := New(Options{})
 	for _, id := range []string{"1", "2", "3", "4"} {
 		c.Begin(Event{ID: id, Key: "a", Value: []byte("v" + id)})
 	}
+
 	c.Committed(t0, "1", "2")
 	c.Delivered(rec("1", "a", 0))
 	c.Delivered(rec("3", "a", 1))
 	c.Excuse()
 	c.Committed(t0, "3", "4")
+
+	// An excused event counts as committed only once it arrives.
 	if r := c.Report(); r.Committed != 2 || r.Delivered != 2 || r.Excused != 2 || r.Waiting != 0 || r.Err() != nil {
 		t.Errorf("%+v", r)
 	}
+
 	c.Delivered(rec("4", "a", 2))
 	c.Begin(Event{ID: "5", Key: "a", Value: []byte("v5")})
 	c.Committed(t0, "5")
@@ -284,9 +307,11 @@ func TestExcusedEventsMayArrive(t *testing.T) {
 	if r.Committed != 4 || r.Delivered != 3 || r.Excused != 1 || r.Waiting != 1 || r.Err() == nil {
 		t.Errorf("%+v", r)
 	}
+
 	if committed, delivered := c.Progress(); committed != 4 || delivered != 3 {
 		t.Errorf("%d committed, %d delivered", committed, delivered)
 	}
+
 	c.Delivered(rec("2", "a", 3))
 	if r := c.Report(); r.OutOfOrder != 1 || r.Excused != 0 {
 		t.Errorf("an excused event has a place in the order, too: %+v", r)

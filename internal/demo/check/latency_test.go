@@ -16,18 +16,22 @@ func TestPercentiles(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		us := rapid.SliceOfN(rapid.IntRange(1, 5_000_000), 1, 300).Draw(t, "us")
+
 		l := NewLatency()
 		for _, u := range us {
 			l.Add(t0, at0(time.Duration(u)*time.Microsecond))
 		}
+
 		slices.Sort(us)
 		rank := func(q float64) float64 { return float64(us[int(math.Ceil(q*float64(len(us))))-1]) / 1000 }
 		f := l.Figures()
+
 		for _, x := range []struct{ got, want float64 }{{f.P50, rank(.5)}, {f.P99, rank(.99)}} {
 			if math.Abs(x.got-x.want) > x.want/500+0.002 {
 				t.Fatalf("got %v, want %v of %v", x.got, x.want, us)
 			}
 		}
+
 		if f.Max != float64(us[len(us)-1])/1000 || f.Measured != len(us) {
 			t.Fatalf("%+v of %v", f, us)
 		}
@@ -88,13 +92,18 @@ func TestARecordBeforeItsAcknowledgementTookNoTime(t *testing.T) {
 	t.Parallel()
 	l := NewLatency()
 	c := New(Options{Latency: l})
+
+	// The record is seen before the acknowledgement.
 	c.Begin(Event{ID: "1", Key: "k"})
 	c.Delivered(Delivery{ID: "1", Key: "k", Topic: "t", Seen: t0})
 	c.Committed(at0(time.Millisecond), "1")
+
+	// Only the first of two records counts.
 	c.Begin(Event{ID: "2", Key: "k"})
 	c.Committed(t0, "2")
 	c.Delivered(Delivery{ID: "2", Key: "k", Topic: "t", Seen: at0(time.Second)})
 	c.Delivered(Delivery{ID: "2", Key: "k", Topic: "t", Seen: at0(time.Hour)})
+
 	if f := l.Figures(); f.Measured != 2 || f.P50 > 0.001 || f.Max != 1000 {
 		t.Errorf("%+v", f)
 	}

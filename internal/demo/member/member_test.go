@@ -24,6 +24,7 @@ func TestJudgeOfEffectsFindsWhatIsPlanted(t *testing.T) {
 	t.Parallel()
 	one, two, three, other := done("e1", "a", 1, 1), done("e2", "a", 2, 2), done("e3", "a", 3, 3), done("e4", "b", 4, 1)
 	full := map[string]int64{"a": 3, "b": 1}
+
 	for name, c := range map[string]struct {
 		effects []storedEffect
 		counts  map[string]int64
@@ -41,6 +42,7 @@ func TestJudgeOfEffectsFindsWhatIsPlanted(t *testing.T) {
 		"without a counter": {[]storedEffect{one, two, three, other}, map[string]int64{"a": 3}, EffectReport{Miscounted: 1}},
 	} {
 		got := judgeEffects(told(), c.effects, c.counts)
+
 		c.want.Orders, c.want.Effects = 4, len(c.effects)
 		words := got.Examples
 		got.Examples = nil
@@ -48,6 +50,7 @@ func TestJudgeOfEffectsFindsWhatIsPlanted(t *testing.T) {
 			got.Miscounted != c.want.Miscounted || got.Orders != 4 || got.Effects != len(c.effects) {
 			t.Errorf("%s:\n got %+v\nwant %+v\n%s", name, *got, c.want, strings.Join(words, "\n"))
 		}
+
 		bad := c.want.Lost + c.want.Double + c.want.OutOfOrder + c.want.Phantom + c.want.Miscounted
 		if (got.Err() == nil) != (bad == 0) || len(words) != bad {
 			t.Errorf("%s: %v %q", name, got.Err(), words)

@@ -15,6 +15,7 @@ func TestSettledWaitsForWhatIsAboutToEnd(t *testing.T) {
 			}
 			return nil
 		})
+
 		if got := m.Run(); got != code || asked != want {
 			t.Errorf("tests that end with %d: %d, asked %d times, want %d", code, got, asked, want)
 		}

@@ -108,6 +108,7 @@ func TestTwoOtherReadersReadWhatWeWrite(t *testing.T) {
 		p := Producer{ID: rapid.Int64Range(0, 1<<50).Draw(t, "id"), Epoch: int16(rapid.IntRange(0, 32767).Draw(t, "epoch"))}
 		seq := int32(rapid.IntRange(0, maxSequence).Draw(t, "sequence"))
 		sealed := encode(t, recs, c, p, seq)
+
 		if d := cmp.Diff(want(recs), franz(t, sealed, p)); d != "" {
 			t.Fatal(c, d)
 		}
@@ -278,6 +279,7 @@ func TestMoveKeepsRecordsAndGivesTheOldMemoryBack(t *testing.T) {
 func TestAppendAndSealDoNotAllocate(t *testing.T) {
 	rec := record.Record{Key: []byte("key"), Value: make([]byte, 1000), Headers: []record.Header{{Key: []byte("id"), Value: make([]byte, 36)}}, TimeMS: 1}
 	buf := make([]byte, 1<<20)
+
 	for _, name := range []string{"none", "snappy", "lz4", "zstd"} {
 		c, err := ParseCodec(name)
 		if err != nil {
@@ -285,6 +287,7 @@ func TestAppendAndSealDoNotAllocate(t *testing.T) {
 		}
 		dst := make([]byte, 1<<20)
 		var b Builder
+
 		n := testing.AllocsPerRun(20, func() {
 			b.Reset(buf)
 			for range 500 {
@@ -294,6 +297,7 @@ func TestAppendAndSealDoNotAllocate(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
+
 		if n > 25 { // a stream codec may make a writer; a record must cost nothing
 			t.Errorf("%s: %.0f allocations for a batch of 500 records", name, n)
 		}
@@ -310,6 +314,7 @@ func BenchmarkEncode1KB(b *testing.B) {
 	w.Reset(buf)
 	b.ReportAllocs()
 	b.SetBytes(1000)
+
 	for b.Loop() {
 		if w.Room() < Size(&rec) {
 			if _, err := w.Seal(None(), nil, Producer{}, 0); err != nil {

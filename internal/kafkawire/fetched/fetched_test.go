@@ -115,14 +115,17 @@ func TestRecordsOfEachCodecAreRead(t *testing.T) {
 	for _, codec := range []string{"none", "gzip", "snappy", "lz4", "zstd"} {
 		var keys, headers []string
 		cutOff := twoRecords(t, codec)[:70]
+
 		for b, err := range fetched.Batches(append(twoRecords(t, codec), cutOff...)) {
 			if err != nil || b.Base != 5 || b.End != 7 || b.Producer != 7 || b.Epoch != 3 {
 				t.Fatalf("%s: %+v, %v", codec, b, err)
 			}
+
 			list, err := b.Stream()
 			if err != nil {
 				t.Fatal(codec, err)
 			}
+
 			var x fetched.Record
 			for {
 				more, err := list.Next(&x, 0)
@@ -132,6 +135,7 @@ func TestRecordsOfEachCodecAreRead(t *testing.T) {
 				if !more {
 					break
 				}
+
 				if x.Offset != 5+int64(len(keys)) || x.TimeMS != 1000 {
 					t.Errorf("%s: %+v", codec, x)
 				}
@@ -139,6 +143,7 @@ func TestRecordsOfEachCodecAreRead(t *testing.T) {
 				headers = append(headers, string(x.Headers[0].Value))
 			}
 		}
+
 		want := []string{"a", "b"}
 		if d := cmp.Diff(want, keys) + cmp.Diff(want, headers); d != "" {
 			t.Error(codec, d)
@@ -151,6 +156,7 @@ func TestCorruptBatchesAreErrors(t *testing.T) {
 	good, bad := twoRecords(t, "none"), twoRecords(t, "none")
 	bad[len(bad)-1] ^= 1
 	short := make([]byte, 20) // a batch that claims to have no bytes
+
 	for name, tail := range map[string][]byte{"checksum": bad, "length": short} {
 		n, last := 0, error(nil)
 		for b, err := range fetched.Batches(append(bytes.Clone(good), tail...)) {
@@ -159,6 +165,7 @@ func TestCorruptBatchesAreErrors(t *testing.T) {
 			}
 			last = err
 		}
+
 		if n != 2 || !errors.Is(last, fetched.ErrCorrupt) {
 			t.Errorf("%s: %d batches, %v", name, n, last)
 		}
@@ -169,12 +176,14 @@ func TestNoBytesMakeItPanic(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		p := twoRecords(t, rapid.SampledFrom([]string{"none", "gzip", "snappy", "lz4", "zstd"}).Draw(rt, "codec"))
+
 		for range rapid.IntRange(1, 6).Draw(rt, "changes") {
 			p[rapid.IntRange(0, len(p)-1).Draw(rt, "at")] = rapid.Byte().Draw(rt, "to")
 		}
 		if rapid.Bool().Draw(rt, "sealed") {
 			binary.BigEndian.PutUint32(p[17:], crc32.Checksum(p[21:], crc32.MakeTable(crc32.Castagnoli)))
 		}
+
 		for b, err := range fetched.Batches(p) {
 			if err != nil {
 				continue
@@ -183,6 +192,7 @@ func TestNoBytesMakeItPanic(t *testing.T) {
 			if err != nil {
 				continue
 			}
+
 			var x fetched.Record
 			for more := true; more; {
 				if more, err = list.Next(&x, 0); err != nil {

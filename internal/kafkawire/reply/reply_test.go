@@ -73,6 +73,7 @@ func TestHostileReplyAllocatesNothingAndNamesTheBroker(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			addr := stacktest.Hostile(t, func(int16, int16) []byte { return c.body })
+
 			nc, err := dial(t.Context(), "tcp", addr)
 			if err != nil {
 				t.Fatal(err)
@@ -80,6 +81,7 @@ func TestHostileReplyAllocatesNothingAndNamesTheBroker(t *testing.T) {
 			defer func() { _ = nc.Close() }()
 			pc := protocol.NewConn(nc, "test")
 			pc.SetVersions(map[protocol.ApiKey]int16{c.req.ApiKey(): c.version, protocol.SaslHandshake: max(c.version, 1)})
+
 			small(t, func() { _, err = pc.RoundTrip(c.req) })
 			if !errors.Is(err, reply.ErrNotKafka) || !strings.Contains(err.Error(), addr) {
 				t.Errorf("%v", err)
@@ -102,6 +104,7 @@ func TestHostileBrokerMeetsEveryClientOfKafkaGo(t *testing.T) {
 				t.Errorf("%v", err)
 			}
 		}
+
 		t.Run(name+"/transport", func(t *testing.T) {
 			tr := &kafka.Transport{Dial: dial}
 			defer tr.CloseIdleConnections()
@@ -112,6 +115,7 @@ func TestHostileBrokerMeetsEveryClientOfKafkaGo(t *testing.T) {
 				refused(t, err)
 			})
 		})
+
 		t.Run(name+"/group", func(t *testing.T) {
 			d := &kafka.Dialer{DialFunc: dial}
 			c, err := d.DialContext(t.Context(), "tcp", addr)
