@@ -217,15 +217,18 @@ func TestExpiryIsTakenByTheTimer(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
 	h := mustAcquire(t, newLease(t, shortConfig(coll, "a"))) // never renewed, as after kill -9
+
 	start := time.Now()
 	b := mustAcquire(t, newLease(t, shortConfig(coll, "b")))
 	t.Logf("acquired by kill -9's standby after %v with ttl %v", time.Since(start), h.lease.cfg.TTL)
+
 	if early := h.Document().ExpiresAt.Sub(b.Document().AcquiredAt); early > 0 {
 		t.Errorf("the lease was acquired %v before it expired", early)
 	}
 	if h.Valid() {
 		t.Error("two valid leases")
 	}
+
 	if err := b.Release(t.Context()); err != nil {
 		t.Error(err)
 	}

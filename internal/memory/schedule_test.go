@@ -321,6 +321,7 @@ func TestAHandlersOwnInboxErrorsAreItsFailures(t *testing.T) {
 			p.put("A", 1, 1)
 			p.on("A", func(context.Context, *consumer.Message) error { return fmt.Errorf("of another inbox: %w", failure) },
 				consumer.WithRetry(consumer.NoRetry()))
+
 			p.start("consumer", p.Run)
 			p.passes()
 			letters := p.letters()

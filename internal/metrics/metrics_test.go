@@ -54,6 +54,8 @@ func value(t *testing.T, s *Set, name string, labels ...string) float64 {
 func TestEveryConventionalName(t *testing.T) {
 	t.Parallel()
 	s := New("1.2.3")
+
+	// Metrics with labels are gathered only once they have a value.
 	s.ObservePublish("orders", Acked, 1)
 	s.StreamRestarts.WithLabelValues("resume")
 	s.Gaps.WithLabelValues("history_lost")
@@ -62,6 +64,7 @@ func TestEveryConventionalName(t *testing.T) {
 	s.BlockedTargets.WithLabelValues("orders", "missing")
 	s.DeadLetters.WithLabelValues("malformed")
 	s.StreamState.SetCurrent("live")
+
 	families, err := s.Registry.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -73,6 +76,7 @@ func TestEveryConventionalName(t *testing.T) {
 			t.Errorf("%s has no help", f.GetName())
 		}
 	}
+
 	for _, name := range strings.Fields(`outrelay_lag_seconds outrelay_token_age_seconds outrelay_oplog_window_seconds
 		outrelay_published_total outrelay_publish_latency_seconds outrelay_inflight_records outrelay_inflight_bytes
 		outrelay_checkpoint_seconds outrelay_stream_restarts_total outrelay_gaps_total outrelay_lease_owner
@@ -83,6 +87,7 @@ func TestEveryConventionalName(t *testing.T) {
 			t.Errorf("%s is missing", name)
 		}
 	}
+
 	if got := value(t, s, "outrelay_build_info", "version", "1.2.3"); got != 1 {
 		t.Errorf("build info = %v", got)
 	}

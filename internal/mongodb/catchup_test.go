@@ -20,6 +20,7 @@ func TestN22_CatchUpSeesWhatWasAcknowledged(t *testing.T) {
 		if _, err := early.InsertOne(t.Context(), bson.D{{Key: "_id", Value: i}}); err != nil {
 			t.Fatal(err)
 		}
+
 		if err := mongodb.CatchUp(t.Context(), coll); err != nil {
 			t.Fatal(err)
 		}

@@ -150,10 +150,12 @@ func TestN03_AForeignWriteIsRepeatedAfterATransientError(t *testing.T) {
 	watchers(t, state, "orders/0of1")
 	client := stacktest.Client(t)
 	n := 0
+
 	err := Foreign(t.Context(), state, "orders", nil, func(ctx context.Context) error {
 		if n++; n > 1 {
 			return nil
 		}
+
 		// After the transaction's snapshot, another client writes the document that the transaction
 		// is about to write.
 		if _, err := client.Database(state.Name()).Collection("outbox").InsertOne(t.Context(), bson.D{{Key: "_id", Value: 1}}); err != nil {
@@ -165,6 +167,7 @@ func TestN03_AForeignWriteIsRepeatedAfterATransientError(t *testing.T) {
 		}
 		return err
 	})
+
 	if err != nil || n < 2 {
 		t.Errorf("%d runs, %v", n, err)
 	}

@@ -441,9 +441,11 @@ func TestAnOlderNodeAndABreakingStepDoNotMissEachOther(t *testing.T) {
 		migrator := func(n int) *migrate.Migrator {
 			return &migrate.Migrator{State: db, Node: "n", Steps: steps[:n], CheckStep: NewStepCheck(db), Outboxes: func(context.Context) ([]outboxes.Outbox, error) { return nil, nil }}
 		}
+
 		if _, err := migrator(1).Up(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+
 		var wg sync.WaitGroup
 		var started, migrated error
 		wg.Go(func() {
@@ -454,6 +456,7 @@ func TestAnOlderNodeAndABreakingStepDoNotMissEachOther(t *testing.T) {
 		})
 		wg.Go(func() { _, migrated = migrator(2).Up(t.Context()) })
 		wg.Wait()
+
 		if started != nil && !errors.Is(started, migrate.ErrNewer) || migrated != nil && !errors.Is(migrated, ErrOlderNodes) {
 			t.Fatalf("%v; %v", started, migrated)
 		}

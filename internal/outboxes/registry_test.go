@@ -71,6 +71,7 @@ func TestN25_OfTwoWatchersAtOnceOneIsRefused(t *testing.T) {
 				errs <- err
 			}()
 		}
+
 		won := 0
 		for range 4 {
 			if err := <-errs; err == nil {

@@ -101,6 +101,7 @@ func (b *bundle) out(from, to string) {
 		queryPlanKilled     = 175
 		backgroundOperation = 12587
 	)
+
 	stacktest.Eventually(b.t, "the collection is copied", func() bool {
 		cur, err := b.db.Collection(from).Aggregate(b.t.Context(), mongo.Pipeline{{{Key: "$out", Value: to}}})
 		if err == nil {
@@ -122,6 +123,7 @@ func (b *bundle) delivered(last string) (payloads []string) {
 		b.t.Fatal(err)
 	}
 	defer cl.Close()
+
 	for {
 		more := b.poll(cl)
 		if more == nil {
@@ -202,34 +204,40 @@ func TestN27_WhatAppearsUnderAWatchedNameIsDeliveredOnce(t *testing.T) {
 				}
 				t.Run(watch.kind+"/"+how.name+"/"+relay, func(t *testing.T) {
 					t.Parallel()
+
 					b := setup(t)
 					set := []string{"watch=" + strings.ReplaceAll(watch.pattern, "%", b.db.Name()), "node=" + b.topic}
 					b.into("outbox", "before")
 					stop := b.start(set...)
 					b.delivered("before")
+
 					b.age("outbox")
 					if relay != "up" {
 						if err := stop(); err != nil {
 							t.Fatal(err)
 						}
 					}
+
 					how.do(b, watch.to)
 					if relay == "lost" { // neither the token nor its time can be opened
 						stacktest.FailCommand(t, "outrelay stream "+b.topic, bson.D{{Key: "times", Value: 2}},
 							bson.D{{Key: "failCommands", Value: bson.A{"aggregate"}}, {Key: "errorCode", Value: 286}})
 					}
+
 					if relay != "up" {
 						b.start(set...)
 					}
 					if relay == "lost" {
 						b.log.wait(t, "the gap is closed")
 					}
+
 					b.into(watch.to, "after")
 					got := b.delivered("after")
 					want := slices.Concat([]string{"before"}, how.want, []string{"after"})
 					if relay == "lost" { // envelopes that were dropped before the relay read them are gone
 						want = slices.DeleteFunc(want, func(p string) bool { return p == "target" })
 					}
+
 					if !slices.Equal(got, want) {
 						t.Errorf("delivered %q,\nwant %q\n%s", got, want, b.log.buf.String())
 					}
@@ -250,6 +258,8 @@ func TestN27_AQuestionMarkInWatchIsOneCharacter(t *testing.T) {
 			b.into("outbox_1", "before")
 			b.start("watch=" + strings.NewReplacer("%", name, "^", name[:len(name)-1]).Replace(watch))
 			b.delivered("before")
+
+			// Envelopes of the collections that are not watched would arrive before the last envelope.
 			b.into("outbox_", "unwatched")
 			b.into("outbox_22", "unwatched")
 			b.into("outbox_2", "after")

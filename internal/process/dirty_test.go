@@ -26,6 +26,7 @@ func TestAFirstStartIsNotBoundByTheTimeOfACall(t *testing.T) {
 			{Key: "blockConnection", Value: true},
 			{Key: "blockTimeMS", Value: 1500},
 		})
+
 		stop := b.startAs(func(r *process.Relay) { r.Hasten(time.Second) }, "node="+node)
 		b.consume(3 * (i + 1))
 		off()

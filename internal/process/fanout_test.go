@@ -28,12 +28,14 @@ func TestN15_AnExceptionForOneTopicDoesNotHideTheOthers(t *testing.T) {
 			b := setup(t)
 			other := stacktest.Topic(t, 1)
 			rules := "topics.rules=[{match: {aggregatetype: order}, to: [" + b.topic + ", " + other + "]}]"
+
 			stop := b.start(rules)
 			b.append(1)
 			b.consume(1)
 			if err := stop(); err != nil {
 				t.Fatal(err)
 			}
+
 			b.halfSent("second", other, c.swept)
 			b.start(rules)
 			for _, topic := range []string{other, b.topic} {

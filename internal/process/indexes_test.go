@@ -32,6 +32,7 @@ func TestIndexesAreMadeAtTheStart(t *testing.T) {
 	b := setup(t)
 	b.append(1)
 	b.start("recording=mark", "purge.ttl=2h")
+
 	box := b.db.Collection("outbox")
 	stacktest.Eventually(t, "the index of the expiry exists", func() bool { return slices.Contains(b.indexesOf(box), outboxes.SentIndexName) })
 	have := b.indexesOf(box)
@@ -40,6 +41,7 @@ func TestIndexesAreMadeAtTheStart(t *testing.T) {
 			t.Errorf("%s is missing; there are %v", want.Name, have)
 		}
 	}
+
 	if n, err := b.state.Collection("migrations").CountDocuments(t.Context(), bson.D{{Key: "_id", Value: bson.D{{Key: "$regex", Value: "^[0-9]{4}$"}}}}); err != nil || n == 0 {
 		t.Errorf("%d entries in the ledger, %v", n, err)
 	}

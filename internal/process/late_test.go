@@ -136,6 +136,7 @@ func (b *bundle) sentBeside(id string) {
 	}}}); err != nil {
 		b.t.Fatal(err)
 	}
+
 	if _, err := b.state.Collection("watchers").UpdateOne(b.t.Context(), bson.D{}, bson.D{
 		{Key: "$addToSet", Value: bson.D{{Key: "dirty", Value: b.db.Name() + ".outbox"}}},
 		{Key: "$set", Value: bson.D{{Key: "offsets.0.p.0", Value: int64(0)}}},

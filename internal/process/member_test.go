@@ -66,6 +66,7 @@ func (b *bundle) story(node string, want ...string) {
 	b.t.Helper()
 	got := b.kinds(node)
 	left := slices.DeleteFunc(slices.Clone(got), func(k string) bool { return k == "node_stale" || k == "node_returned" }) // the machine stood still
+
 	for _, k := range want {
 		switch {
 		case len(left) > 0 && left[0] == k:
@@ -75,6 +76,7 @@ func (b *bundle) story(node string, want ...string) {
 			return
 		}
 	}
+
 	if len(left) > 0 {
 		b.t.Errorf("the story of %s is %v, want %v", node, got, want)
 	}
@@ -103,17 +105,20 @@ func (b *bundle) version(node string, steps []migrate.Step) (stop func(), ended 
 	if err != nil {
 		b.t.Fatal(err)
 	}
+
 	r, err := process.New(cfg, "knows "+steps[len(steps)-1].ID, slog.New(slog.NewTextHandler(b.log, nil)))
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	r.SetMigrations(steps)
+
 	ctx, cancel := context.WithCancel(context.WithoutCancel(b.t.Context()))
 	done, result := make(chan struct{}), make(chan error, 1)
 	go func() {
 		defer close(done)
 		result <- r.Run(ctx)
 	}()
+
 	stop = func() {
 		cancel()
 		select {
@@ -134,22 +139,26 @@ func TestOwnerAndStandbyAreListedWhileTheyRun(t *testing.T) {
 	first := b.start("node=one")
 	b.owned("one")
 	second := b.start("node=two")
+
 	stacktest.Eventually(t, "the owner and the standby are listed", func() bool {
 		all := b.nodes()
 		i := slices.IndexFunc(all, func(n nodes.Node) bool { return n.Node == "one" })
 		return len(all) == 2 && slices.Equal(all[i].Holds, []string{"default/0of1"})
 	})
+
 	for _, n := range b.nodes() {
 		if n.Schema != migrate.LastStep(migrate.Steps()) || !slices.Equal(n.Roles, []string{"relay", "cleaner"}) || !slices.Contains(n.Capabilities, "preset:typed") ||
 			n.Version != "test" || n.Instance == "" || n.Config == "" || n.Node == "two" && len(n.Holds) != 0 {
 			t.Errorf("%+v", n)
 		}
 	}
+
 	// Somebody takes the standby off the list.
 	if err := nodes.NewNodes(b.state.Collection("nodes")).Leave(t.Context(), "two"); err != nil {
 		t.Fatal(err)
 	}
 	b.log.wait(t, "it is listed again")
+
 	if err := first(); err != nil {
 		t.Error(err)
 	}
@@ -157,6 +166,7 @@ func TestOwnerAndStandbyAreListedWhileTheyRun(t *testing.T) {
 	if err := second(); err != nil || len(b.nodes()) != 0 && !b.staysListed() {
 		t.Errorf("%v; left on the list: %+v", err, b.nodes())
 	}
+
 	b.story("one", "node_started", "took_over", "released", "node_stopped")
 	b.story("two", "node_started", "node_listed_again", "took_over", "released", "node_stopped")
 }
@@ -182,20 +192,24 @@ func TestALapsedPinIsNoted(t *testing.T) {
 	b := setup(t)
 	stop := b.start("node=one")
 	b.owned("one")
+
 	op := admin.Operator{State: b.state, Watcher: "default", Actor: "test"}
 	if err := op.Lease().PinAhead(t.Context(), "ghost"); err != nil {
 		t.Fatal(err)
 	}
 	b.noted("one", "pin_lapsed")
+
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
 	b.start("node=two", "lease.ttl=1s", "lease.renew=200ms") // a standby respects the pin for ten times that
 	b.noted("two", "pin_lapsed")
+
 	all, err := nodes.NewEvents(b.state.Collection("events"), "", "").Latest(t.Context(), 100)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	told := map[string]int{}
 	for _, e := range all {
 		if e.Kind == nodes.PinLapsed {
@@ -205,6 +219,7 @@ func TestALapsedPinIsNoted(t *testing.T) {
 			}
 		}
 	}
+
 	// One with so short a lease may lose it on a slow machine, and begins so once more.
 	begun := b.log.said("ALARM: the watcher is pinned to a node")
 	if told["one"] > 1 || told["two"] > begun || told["one"]+told["two"] < 2 && !b.lost("pin_lapsed") {
@@ -273,6 +288,7 @@ func TestAProcessWithoutTheRelaysRoleTakesNothingOver(t *testing.T) {
 	if n := b.nodes()[0]; n.Node != "desk" || !slices.Equal(n.Roles, []string{"admin"}) || len(n.Watchers) != 0 {
 		t.Errorf("%+v", n)
 	}
+
 	first := b.start("node=one", "roles=relay")
 	b.owned("one")
 	for _, n := range b.nodes() {
@@ -280,11 +296,13 @@ func TestAProcessWithoutTheRelaysRoleTakesNothingOver(t *testing.T) {
 			t.Errorf("%+v", n)
 		}
 	}
+
 	if err := first(); err != nil {
 		t.Error(err)
 	}
 	b.start("node=two")
 	b.owned("two") // it was free, so the node has it
+
 	if err := desk(); err != nil {
 		t.Error(err)
 	}

@@ -58,6 +58,7 @@ func TestAnOrderedSweepSendsWhatTheDryRunCounts(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
+
 			b := setup(t)
 			b.into("outbox", append(numbered("old", 9), "old")...)
 			stop := b.start()
@@ -68,14 +69,17 @@ func TestAnOrderedSweepSendsWhatTheDryRunCounts(t *testing.T) {
 			if err := stop(); err != nil {
 				t.Fatal(err)
 			}
+
 			c.down(b)
 			from := time.Time{}
 			if c.from > 0 {
 				from = time.Now().Add(-c.from)
 			}
+
 			if n := b.counted(from); n != c.want {
 				t.Errorf("the dry run counts %d, want %d", n, c.want)
 			}
+
 			if err := b.operator().Recovery().OrderSweep(t.Context(), from); err != nil {
 				t.Fatal(err)
 			}

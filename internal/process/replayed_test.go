@@ -81,17 +81,20 @@ func TestN07_AnotherWatchListFindsWhatWasSent(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
 			watch := func(list string) string { return "watch=" + strings.ReplaceAll(list, "%", b.db.Name()) }
+
 			b.into("outbox", "before")
 			stop := b.start(watch(c.before))
 			b.delivered("before")
 			if err := stop(); err != nil {
 				t.Fatal(err)
 			}
+
 			sent := numbered("sent", 10)
 			b.crashed([]string{watch(c.before)}, func() {
 				b.into("outbox", sent...)
 				b.delivered("sent9")
 			})
+
 			b.start(watch(c.after))
 			b.into("outbox", "after")
 			if got, want := b.delivered("after"), slices.Concat([]string{"before"}, sent, []string{"after"}); !slices.Equal(got, want) {

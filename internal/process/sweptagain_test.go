@@ -167,6 +167,7 @@ func (b *bundle) countUntil(envelope, last string) (n int) {
 		b.t.Fatal(err)
 	}
 	defer cl.Close()
+
 	for records := b.poll(cl); records != nil; records = b.poll(cl) {
 		for _, r := range records {
 			switch id(r) {

@@ -27,17 +27,20 @@ func TestN25_AGapStopsAPurgeThatIsUnderWay(t *testing.T) {
 	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
+
 	at := bson.Timestamp{T: 10_000, I: 5}
 	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: at}})
 	cuts := NewCuts(state, 1500*time.Millisecond)
 	if cut, err := cuts.Of(t.Context(), o); err != nil || cut != (Cut{Before: bson.Timestamp{T: 9998, I: 5}, Position: at, Slot: "w/0of1"}) {
 		t.Fatalf("%+v, %v", cut, err)
 	}
+
 	position(t, state, "w/0of1", bson.D{{Key: "gap", Value: bson.D{{Key: "reason", Value: "286"}}}})
 	cuts.readAt = time.Now().Add(time.Hour) // however long it took until here
 	if _, err := cuts.Of(t.Context(), o); err != nil {
 		t.Fatalf("a reading of a moment ago: %v", err)
 	}
+
 	cuts.readAt = time.Now().Add(-2 * recheckEvery)
 	var held *HeldError
 	if _, err := cuts.Of(t.Context(), o); !errors.As(err, &held) || held.Hold != HoldGap || held.Slot != "w/0of1" {
@@ -63,6 +66,7 @@ func TestCountPurgeableCountsWhatAPurgeRemoves(t *testing.T) {
 	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
 		t.Fatal(err)
 	}
+
 	var docs []any
 	for i := range 20 {
 		docs = append(docs, bson.D{{Key: "ts", Value: bson.Timestamp{T: uint32(100 + i), I: 1}}})
@@ -79,15 +83,18 @@ func TestCountPurgeableCountsWhatAPurgeRemoves(t *testing.T) {
 	if _, err := coll.InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
+
 	cut := Cut{Before: bson.Timestamp{T: 110}}
 	if n, err := CountPurgeable(t.Context(), coll, cut); err != nil || n != (Count{Stamped: 11, Unstamped: 1, Timeless: 1}) {
 		t.Fatalf("%+v, %v", n, err)
 	}
+
 	irregular := cut
 	irregular.IrregularIDs = true
 	if n, err := CountPurgeable(t.Context(), coll, irregular); err != nil || n != (Count{Stamped: 11, Timeless: 3}) {
 		t.Fatalf("with irregular ids: %+v, %v", n, err)
 	}
+
 	first, err := PurgeBatch(t.Context(), coll, bson.Timestamp{}, cut.Before, 6)
 	if err != nil || !first.More || first.Deleted != 3 { // three of the six are exceptions
 		t.Fatalf("%+v, %v", first, err)
@@ -103,11 +110,13 @@ func TestMarginOfThisServer(t *testing.T) {
 	if m, err := mongodb.AskMargin(t.Context(), database(t).Client()); err != nil || m < mongodb.MinMargin {
 		t.Errorf("%v, %v", m, err)
 	}
+
 	away, err := mongo.Connect(options.Client().ApplyURI("mongodb://127.0.0.1:1").SetServerSelectionTimeout(50 * time.Millisecond))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer away.Disconnect(t.Context())
+
 	if m, err := mongodb.AskMargin(t.Context(), away); err == nil {
 		t.Errorf("a server that is away returned %v", m)
 	}
@@ -124,16 +133,19 @@ func TestN25_APositionInTheFutureStopsThePurge(t *testing.T) {
 	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
+
 	now := uint32(time.Now().Unix())
 	for _, c := range []struct {
 		at   uint32
 		hold bool
 	}{{now, false}, {now + 60, false}, {now + 1_000_000, true}} {
 		position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: c.at, I: 1}}})
+
 		w, err := readWatermarks(t.Context(), state)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		_, err = w.Cut(o, time.Hour)
 		var held *HeldError
 		if errors.As(err, &held) && held.Hold == HoldAhead != c.hold || (err != nil) != c.hold {
@@ -154,6 +166,7 @@ func TestN25_WhatWasNotReadYetIsNotPurged(t *testing.T) {
 	if err != nil || len(list) != 1 {
 		t.Fatalf("%+v, %v", list, err)
 	}
+
 	o, r := list[0], outboxes.NewRegistry(state.Collection("collections"))
 	holds := func(want Block) {
 		t.Helper()
@@ -163,6 +176,7 @@ func TestN25_WhatWasNotReadYetIsNotPurged(t *testing.T) {
 			t.Errorf("the purge is held with %v, want %q", err, want)
 		}
 	}
+
 	renamed := bson.Timestamp{T: 10_000, I: 5}
 	if _, err := r.Register(t.Context(), o.UUID, o.NS(), "w", renamed); err != nil {
 		t.Fatal(err)
@@ -171,6 +185,7 @@ func TestN25_WhatWasNotReadYetIsNotPurged(t *testing.T) {
 	holds(HoldUnread)
 	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: renamed}})
 	holds("")
+
 	if err := r.Leave(t.Context(), o.UUID, "w", bson.Timestamp{T: 11_000, I: 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -180,10 +195,12 @@ func TestN25_WhatWasNotReadYetIsNotPurged(t *testing.T) {
 		t.Fatalf("%+v, %v", before, err)
 	}
 	holds("")
+
+	// A new collection takes the name of the registered collection.
 	if err := state.Collection("outbox").Drop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := state.CreateCollection(t.Context(), "outbox"); err != nil { // another collection by that name
+	if err := state.CreateCollection(t.Context(), "outbox"); err != nil {
 		t.Fatal(err)
 	}
 	holds(HoldReplaced)

@@ -27,6 +27,7 @@ func TestPaceKeepsUpAndNoMore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := &pace{limit: 5000, batch: 500}
+
 		// A backlog: it begins slowly and doubles up to the limit, which it never passes.
 		if took := spend(t, p, 500_000); took < 100*time.Second || took > 150*time.Second {
 			t.Errorf("a backlog of 100 s took %v", took)
@@ -34,6 +35,7 @@ func TestPaceKeepsUpAndNoMore(t *testing.T) {
 		if p.batchSize() != 250 {
 			t.Errorf("%d in one statement at the limit", p.batchSize())
 		}
+
 		// Envelopes that arrive evenly, 1,000/s, are spread over most of the interval, in small
 		// statements.
 		for range 20 {
@@ -47,6 +49,7 @@ func TestPaceKeepsUpAndNoMore(t *testing.T) {
 			t.Errorf("10,000 took %v by %d", took, p.batchSize())
 		}
 		<-time.After(10*time.Second - time.Since(begun))
+
 		// Ten times as much: it lags, then catches up.
 		var last time.Duration
 		for range 8 {
@@ -67,6 +70,7 @@ func TestPaceWithoutALimitAndWithAnEnd(t *testing.T) {
 		if took := spend(t, p, 1_000_000); took != 0 || p.batchSize() != 500 {
 			t.Errorf("waited %v", took)
 		}
+
 		p = &pace{limit: 16, batch: 10}
 		p.startPass(time.Now())
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)

@@ -374,10 +374,12 @@ func TestRunWaitsForItsEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+
 			b := newBench(t)
 			b.position(t, "w/0of1", at(10_000))
 			b.insert(t, 20, 1_000)
 			change(b.Purger)
+
 			ctx, cancel := context.WithCancelCause(t.Context())
 			why := errors.New("the end")
 			if name != "at work" {
@@ -389,6 +391,7 @@ func TestRunWaitsForItsEnd(t *testing.T) {
 					}
 				}
 			}
+
 			if err := b.Run(ctx); !errors.Is(err, why) {
 				t.Errorf("ended with %v", err)
 			}
@@ -619,6 +622,7 @@ func slowWriter(ctx context.Context, coll *mongo.Collection, i int, envelope fun
 					slow.Store(id, true)
 				}
 			}()
+
 			if _, err := coll.InsertOne(ctx, envelope(id)); err != nil {
 				return err
 			}
@@ -626,6 +630,7 @@ func slowWriter(ctx context.Context, coll *mongo.Collection, i int, envelope fun
 			case <-time.After(time.Duration(i) * 130 * time.Millisecond):
 			case <-ctx.Done():
 			}
+
 			err := s.CommitTransaction(context.WithoutCancel(ctx))
 			if i > 0 {
 				select {
@@ -635,6 +640,7 @@ func slowWriter(ctx context.Context, coll *mongo.Collection, i int, envelope fun
 			}
 			return err
 		})
+
 		select {
 		case <-time.After(5 * time.Millisecond):
 		case <-ctx.Done():
@@ -648,12 +654,14 @@ func BenchmarkPurge(b *testing.B) {
 	for _, batch := range []int{200, 500, 1000, 5000} {
 		b.Run(fmt.Sprint(batch), func(b *testing.B) {
 			var spent time.Duration
+
 			for b.Loop() {
 				b.StopTimer()
 				w := newBench(b)
 				w.position(b, "w/0of1", at(10_000))
 				w.insert(b, n, 1_000)
 				w.pace.batch = batch
+
 				b.StartTimer()
 				begun := time.Now()
 				if got, err := w.purgeCollections(b.Context()); err != nil || got != n {

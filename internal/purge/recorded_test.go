@@ -171,6 +171,7 @@ func TestN25_RecordingLeavesExceptionsAndNewerEnvelopes(t *testing.T) {
 	for _, mode := range []string{RecordMark, recordDelete} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
+
 			coll := database(t).Collection("outbox")
 			sent := fill(t, coll, 10)
 			set := func(s Sent, field string, value any) {
@@ -178,15 +179,19 @@ func TestN25_RecordingLeavesExceptionsAndNewerEnvelopes(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+
 			set(sent[3], "state", "retry")
 			if _, err := coll.ReplaceOne(t.Context(), bson.D{{Key: "_id", Value: sent[5].ID}}, bson.D{{Key: "ts", Value: bson.Timestamp{}}}); err != nil {
 				t.Fatal(err) // the server sets a new stamp
 			}
+
 			sent[7].TS = bson.Timestamp{} // as if it had none: by its id alone
 			set(sent[7], "ts", time.Now())
+
 			if err := RecordSent(t.Context(), &fencer{client: coll.Database().Client()}, mode, sent); err != nil {
 				t.Fatal(err)
 			}
+
 			left, err := coll.CountDocuments(t.Context(), bson.D{})
 			want, wantMarked := int64(10), int64(8)
 			if mode == recordDelete {
@@ -195,6 +200,7 @@ func TestN25_RecordingLeavesExceptionsAndNewerEnvelopes(t *testing.T) {
 			if n := marked(t, coll); err != nil || left != want || n != wantMarked {
 				t.Errorf("%d envelopes, %d marked, %v", left, n, err)
 			}
+
 			for _, i := range []int{3, 5} {
 				if n, err := coll.CountDocuments(t.Context(), bson.D{{Key: "_id", Value: sent[i].ID}, {Key: "sentAt", Value: nil}}); err != nil || n != 1 {
 					t.Errorf("envelope %d was touched (%v)", i, err)
@@ -305,11 +311,13 @@ func BenchmarkRecordSent(b *testing.B) {
 				b.Fatal(err)
 			}
 			f := &fencer{client: coll.Database().Client()}
+
 			var spent time.Duration
 			for b.Loop() {
 				b.StopTimer()
 				sent := fill(b, coll, 20_000)
 				b.StartTimer()
+
 				begun := time.Now()
 				if err := RecordSent(b.Context(), f, mode, sent); err != nil {
 					b.Fatal(err)

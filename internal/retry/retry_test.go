@@ -34,6 +34,7 @@ func TestWaitsAreFullJitterUpToTheCap(t *testing.T) {
 				}
 			}
 		}
+
 		for n := range longest {
 			bound := min(p.Base<<n, p.Cap)
 			if longest[n] < bound*8/10 || shortest[n] > bound*2/10 {
@@ -71,10 +72,12 @@ func TestWaitEndsWithTheContextsCause(t *testing.T) {
 		cause := errors.New("lease lost")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		time.AfterFunc(time.Minute, func() { cancel(cause) })
+
 		started := time.Now()
 		if err := Sleep(ctx, time.Hour); !errors.Is(err, cause) || time.Since(started) != time.Minute {
 			t.Errorf("Sleep = %v after %v", err, time.Since(started))
 		}
+
 		if err := (Policy{Base: time.Hour, Cap: time.Hour}).Start().Wait(ctx); !errors.Is(err, cause) {
 			t.Errorf("Wait = %v", err)
 		}
@@ -86,6 +89,7 @@ func TestDo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		boom, fatal := errors.New("boom"), errors.New("fatal")
 		p := Policy{Base: time.Second, Cap: time.Minute}
+
 		calls, heard := 0, 0
 		err := Do(t.Context(), p, func(context.Context) error {
 			if calls++; calls < 4 {
@@ -100,15 +104,18 @@ func TestDo(t *testing.T) {
 		if err != nil || calls != 4 || heard != 3 {
 			t.Errorf("err %v, calls %d, heard %d", err, calls, heard)
 		}
+
 		calls = 0
 		if err := Do(t.Context(), p, func(context.Context) error { calls++; return Permanent(fatal) }, nil); !errors.Is(err, fatal) || calls != 1 {
 			t.Errorf("permanent: %v after %d calls", err, calls)
 		}
+
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		if err := Do(ctx, p, func(context.Context) error { return boom }, nil); !errors.Is(err, boom) {
 			t.Errorf("after the deadline: %v, want the last error", err)
 		}
+
 		calls = 0
 		if err := Do(ctx, p, func(context.Context) error { calls++; return nil }, nil); !errors.Is(err, context.DeadlineExceeded) || calls != 0 {
 			t.Errorf("dead context: %v, calls %d", err, calls)

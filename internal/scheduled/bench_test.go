@@ -19,10 +19,12 @@ func BenchmarkScheduledDrain(b *testing.B) {
 				p := plan(b)
 				p.schedule(n, -time.Second)
 				b.StartTimer()
+
 				begin := time.Now()
 				x := p.take(func(f *waiting.FinisherConfig, _ *Config) { f.Recording = recording })
 				x.settles(n)
 				b.ReportMetric(n/time.Since(begin).Seconds(), "events/s")
+
 				b.StopTimer()
 				x.end()
 				b.StartTimer()
@@ -39,14 +41,17 @@ func BenchmarkScheduledDueError(b *testing.B) {
 		for i := range 100 {
 			p.schedule(n/100, 4*time.Second+time.Duration(i)*10*time.Millisecond)
 		}
+
 		late := make([]time.Duration, 0, n)
 		done := make(chan time.Duration, n)
+
 		x := p.take(func(_ *waiting.FinisherConfig, c *Config) { c.OnSent = func(d time.Duration) { done <- d } })
 		x.settles(n)
 		x.end()
 		for range n {
 			late = append(late, <-done)
 		}
+
 		slices.Sort(late)
 		b.ReportMetric(float64(late[n/2].Milliseconds()), "p50-ms")
 		b.ReportMetric(float64(late[n*99/100].Milliseconds()), "p99-ms")

@@ -21,6 +21,7 @@ func TestTimersAgainstAModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const room = 20
 		x := newTimers(room)
+
 		cals := []*scheduledCollection{{ns: "a.outbox"}, {ns: "b.outbox"}}
 		type known struct {
 			due int64
@@ -29,18 +30,22 @@ func TestTimersAgainstAModel(t *testing.T) {
 		want := map[uint64]known{}
 		flight := map[uint64]bool{}
 		now := int64(0)
+
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			switch rapid.IntRange(0, 3).Draw(t, "op") {
 			case 0, 1:
 				c, id := cals[rapid.IntRange(0, 1).Draw(t, "cal")], timerID(rapid.IntRange(0, 8).Draw(t, "id"))
 				due, fed := rapid.Int64Range(0, 30).Draw(t, "due"), rapid.Bool().Draw(t, "fed")
+
 				k := x.hashID(c, id)
 				old, had := want[k]
 				full := x.entryCount() >= room || !fed && x.entryCount() >= room/2
+
 				took := x.addCopy(c, id, due, fed)
 				if should := !flight[k] && (!had || due < old.due); took != should && !full {
 					t.Fatalf("took %v, want %v", took, should)
 				}
+
 				if took {
 					want[k] = known{due, fed}
 				}
@@ -53,6 +58,7 @@ func TestTimersAgainstAModel(t *testing.T) {
 				now += rapid.Int64Range(0, 10).Draw(t, "later")
 				n := rapid.IntRange(1, 5).Draw(t, "n")
 				out, next, more := x.takeDue(now, n, 2)
+
 				last := int64(-1)
 				for _, e := range out {
 					if k, ok := want[e.key]; !ok || k.due != e.due || e.due > now || e.due < last || flight[e.key] {
@@ -62,6 +68,7 @@ func TestTimersAgainstAModel(t *testing.T) {
 					delete(want, e.key)
 					flight[e.key] = true
 				}
+
 				if len(out) < n {
 					for _, k := range want {
 						if k.due <= now {
@@ -79,6 +86,7 @@ func TestTimersAgainstAModel(t *testing.T) {
 					break
 				}
 			}
+
 			var fed int64
 			for _, e := range x.heap {
 				if e.fed {

@@ -207,9 +207,11 @@ func (x *taking) until(what string, f func(o *outlet) bool) {
 		x.outlet.mu.Lock()
 		done, change, n, settled := f(x.outlet), x.outlet.change, len(x.outlet.sent), x.outlet.settled
 		x.outlet.mu.Unlock()
+
 		if done {
 			return
 		}
+
 		select {
 		case <-change:
 		case <-deadline:
@@ -231,6 +233,7 @@ func (x *taking) once(at time.Time, ids ...event.ID) {
 	if len(x.outlet.sent) != len(ids) || x.outlet.twice > 0 {
 		x.p.t.Errorf("%d envelopes were sent, want %d; %d settled twice", len(x.outlet.sent), len(ids), x.outlet.twice)
 	}
+
 	for _, id := range ids {
 		switch times := x.outlet.sent[id.String()]; {
 		case len(times) != 1:
@@ -270,15 +273,18 @@ func TestN19_NeverBeforeItIsDue(t *testing.T) {
 			t.Parallel()
 			p := plan(t)
 			p.skew = skew
+
 			var mu sync.Mutex
 			var late []time.Duration
 			ids := p.schedule(20, 900*time.Millisecond)
 			x := p.take(func(_ *waiting.FinisherConfig, c *Config) {
 				c.OnSent = func(d time.Duration) { mu.Lock(); late = append(late, d); mu.Unlock() }
 			})
+
 			due := time.UnixMilli(p.doc(ids[0]).Lookup("dueAt").DateTime())
 			x.settles(20)
 			x.once(due, ids...)
+
 			mu.Lock()
 			defer mu.Unlock()
 			if len(late) != 20 || slices.Min(late) < skew {

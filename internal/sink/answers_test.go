@@ -140,6 +140,7 @@ func TestRetriableAnswersAreRetriedWithTheSameBytes(t *testing.T) {
 			t.Parallel()
 			kc, brokers := newFakeCluster(t, kfake.NumBrokers(2), kfake.SeedTopics(2, "a"))
 			kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Err: e, Count: 3})
+
 			r := openSink(t, fakeOptions(brokers...))
 			for i := range 60 {
 				r.send(t, newRecord("a", fmt.Sprint("k", i%6), fmt.Sprintf("k/%d", i/6)))
@@ -147,6 +148,7 @@ func TestRetriableAnswersAreRetriedWithTheSameBytes(t *testing.T) {
 					r.Flush()
 				}
 			}
+
 			r.acks.waitResolved(60)
 			requireInOrder(t, readTopic(t, brokers, "a"), 6, 10)
 		})
@@ -473,11 +475,13 @@ func TestH02_TooOldForTheBrokerToRecogniseIsBroken(t *testing.T) {
 	t.Parallel()
 	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
 	kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Err: kerr.NotEnoughReplicasAfterAppend, Count: -1})
+
 	u := fakeOptions(brokers...)
 	u.noRun = true
 	r := openSink(t, u)
 	r.keeper.expiry.ProducerID = 200 * time.Millisecond
 	r.run(t)
+
 	r.send(t, newRecord("a", "k", "1"))
 	r.Flush()
 	if err := r.waitEnded(t); !errors.Is(err, ErrBroken) {

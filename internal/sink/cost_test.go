@@ -208,6 +208,7 @@ func BenchmarkSendToAck(b *testing.B) {
 			topic := stacktest.Topic(b, 6)
 			run := newFlood(b, testConfig{Compression: codec}, topic, 24<<20)
 			run(10_000)
+
 			b.SetBytes(1000)
 			b.ReportAllocs()
 			cpu := cpuTime(b)

@@ -24,22 +24,26 @@ type requests struct {
 func (q *requests) watch(c *kfake.Cluster, gate <-chan struct{}, first chan<- struct{}) {
 	c.ControlKey(int16(kmsg.Produce), func(req kmsg.Request) (kmsg.Response, error, bool) {
 		c.KeepControl()
+
 		n := 0
 		for _, t := range req.(*kmsg.ProduceRequest).Topics {
 			for _, p := range t.Partitions {
 				n += int(int32(binary.BigEndian.Uint32(p.Records[57:])))
 			}
 		}
+
 		q.mu.Lock()
 		q.records = append(q.records, n)
 		q.inFlight++
 		q.most = max(q.most, q.inFlight)
 		hold := len(q.records) == 1
 		q.mu.Unlock()
+
 		if hold {
 			close(first)
 			c.SleepControl(func() { <-gate })
 		}
+
 		q.mu.Lock()
 		q.inFlight--
 		q.mu.Unlock()

@@ -109,10 +109,12 @@ func (k *sickCluster) forbid() {
 func (k *sickCluster) overrideLayout(current func() (partitions int, leaderless bool)) {
 	host, port, _ := net.SplitHostPort(k.brokers[0])
 	n, _ := strconv.Atoi(port)
+
 	k.ControlKey(int16(kmsg.Metadata), func(req kmsg.Request) (kmsg.Response, error, bool) {
 		k.KeepControl()
 		res := req.ResponseKind().(*kmsg.MetadataResponse)
 		res.Brokers = []kmsg.MetadataResponseBroker{{NodeID: 0, Host: host, Port: int32(n)}}
+
 		count, leaderless := current()
 		for _, asked := range req.(*kmsg.MetadataRequest).Topics {
 			name := *asked.Topic

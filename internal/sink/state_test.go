@@ -113,16 +113,19 @@ func TestAnObstacleOfANewTopicIsLoggedOnceItLasts(t *testing.T) {
 		atOnce  bool
 	}{{kindNoLeader, false, false}, {kindMissing, true, false}, {kindMissing, false, true}, {kindForbidden, true, true}} {
 		o := &obstruction{}
+
 		set := func(kind string, after time.Duration) bool {
 			o.updateObstacle(obstacle{kind, "why"}, began.Add(after), obstacle.parksTopic)
 			return o.shouldLog(began.Add(after), c.creates)
 		}
+
 		if got := set(c.kind, 0); got != c.atOnce {
 			t.Errorf("%s is logged at once: %v, want %v", c.kind, got, c.atOnce)
 		}
 		if got := set(c.kind, settleTime); got == c.atOnce {
 			t.Errorf("%s is logged after %v: %v, want %v", c.kind, settleTime, got, !c.atOnce)
 		}
+
 		if set(c.kind, 2*settleTime) {
 			t.Errorf("%s is logged twice", c.kind)
 		}

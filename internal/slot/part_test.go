@@ -15,6 +15,7 @@ func TestN28_EveryHashSlotHasOnePart(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 5, 7, 16, MaxSlots} {
 		least, most := keyhash.Slots, 0
 		seen := make([]int, keyhash.Slots)
+
 		for _, p := range Ranges(n) {
 			low, high := p.hashSlots()
 			for s := low; s < high; s++ {
@@ -22,6 +23,7 @@ func TestN28_EveryHashSlotHasOnePart(t *testing.T) {
 			}
 			least, most = min(least, int(high-low)), max(most, int(high-low))
 		}
+
 		for s, c := range seen {
 			if c != 1 {
 				t.Fatalf("hash slot %d is in %d of %d parts", s, c, n)
@@ -40,6 +42,7 @@ func TestN28_PartsOverlapThatShareHashSlots(t *testing.T) {
 			for _, p := range Ranges(n) {
 				for _, q := range Ranges(m) {
 					shared := false
+
 					for s := range int32(keyhash.Slots) {
 						doc, err := bson.Marshal(bson.D{{Key: "slot", Value: s}})
 						if err != nil {
@@ -47,6 +50,7 @@ func TestN28_PartsOverlapThatShareHashSlots(t *testing.T) {
 						}
 						shared = shared || p.Contains(doc) && q.Contains(doc)
 					}
+
 					if p.Overlaps(q) != shared {
 						t.Errorf("%v and %v: %v", p, q, !shared)
 					}
@@ -132,6 +136,7 @@ func TestN28_QuotasAreFair(t *testing.T) {
 		tab := tables(t)
 		loose, sum := 0, 0
 		pins := map[string]int{}
+
 		for i, s := range tab.Slots {
 			if tab.CountsForQuota(i) {
 				loose++
@@ -139,17 +144,21 @@ func TestN28_QuotasAreFair(t *testing.T) {
 				pins[s.Pin]++
 			}
 		}
+
 		least := 1 << 30
 		for _, n := range tab.Nodes {
 			q := tab.Quota(n)
 			sum += q
 			least = min(least, q+pins[n])
 		}
+
+		// No node runs two slots more than another.
 		for _, n := range tab.Nodes {
 			if q := tab.Quota(n); q > 0 && q+pins[n] > least+1 {
 				t.Fatalf("%s is to run %d, another %d: %+v", n, q+pins[n], least, tab)
 			}
 		}
+
 		if sum != loose {
 			t.Fatalf("quotas add up to %d of %d", sum, loose)
 		}
@@ -162,15 +171,19 @@ func TestN28_SharingComesToRest(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		tab := tables(t)
+
 		for i := range tab.Slots {
 			if tab.Slots[i].Node == "gone" {
 				tab.Slots[i].Node = ""
 			}
 		}
+
 		needed := 0
 		for _, n := range tab.Nodes {
 			needed += tab.Surplus(n)
 		}
+
+		// The nodes take steps in turn, some nodes slowly, until no node has a reason to act.
 		moved, resting := 0, map[string]bool{}
 		for steps := 0; len(resting) < len(tab.Nodes); steps++ {
 			if steps > 10_000 {
@@ -181,10 +194,12 @@ func TestN28_SharingComesToRest(t *testing.T) {
 				continue
 			}
 			resting[n] = true
+
 			if at := tab.held(n); tab.Surplus(n) > 0 && at >= 0 {
 				tab.Slots[at].Node, moved = "", moved+1
 				clear(resting)
 			}
+
 			for i, s := range tab.Slots {
 				if s.Node == "" && tab.CountsForQuota(i) && tab.countSlots(n) < tab.Quota(n) {
 					tab.Slots[i].Node = n
@@ -193,6 +208,7 @@ func TestN28_SharingComesToRest(t *testing.T) {
 				}
 			}
 		}
+
 		for i, s := range tab.Slots {
 			if tab.CountsForQuota(i) && s.Node == "" {
 				t.Fatalf("slot %d stays free: %+v", i, tab)

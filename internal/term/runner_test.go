@@ -34,6 +34,7 @@ func TestN05_FencedThreeTimesHalts(t *testing.T) {
 		if (halt != nil) != step.halts {
 			t.Fatalf("step %d: halt %v, want %v", i, halt, step.halts)
 		}
+
 		if halt != nil && !errors.Is(halt, sink.ErrFenced) {
 			t.Fatalf("%v has no reason", halt)
 		}
@@ -45,22 +46,28 @@ func TestN05_HaltOfAFencedOwnerEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := &Runner{State: readiness.NewState(30*time.Second, time.Now, slog.New(slog.DiscardHandler))}
+
 		var halt *readiness.HaltError
 		for range fencedLimit {
 			halt = r.recordFenced(time.Now(), sink.ErrFenced)
 		}
+
 		begin, ended := time.Now(), make(chan error)
 		go func() { ended <- r.haltWithoutLease(t.Context(), halt) }()
+
 		synctest.Wait()
 		if ok, role, _ := r.State.Ready(); ok || role != "halted" {
 			t.Errorf("ready %v, role %q", ok, role)
 		}
+
 		if err := <-ended; err != nil || time.Since(begin) != fencedHalt {
 			t.Errorf("after %s: %v", time.Since(begin), err)
 		}
+
 		if _, _, reasons := r.State.Ready(); len(reasons) != 0 || r.recordFenced(time.Now(), sink.ErrFenced) != nil {
 			t.Errorf("what happened before the halt still counts: %q", reasons)
 		}
+
 		stop, cancel := context.WithCancel(t.Context())
 		cancel()
 		if r.haltWithoutLease(stop, halt) == nil {

@@ -126,10 +126,12 @@ func TestHotPathOffAllocatesNothing(t *testing.T) {
 	plain := []record.Record{{Topic: "orders", Value: []byte("x"), Headers: headers("id", "1", "type", "OrderPlaced")}}
 	shop, outbox := []byte("shop"), []byte("outbox")
 	now := func() time.Time { return time.Unix(100, 0) }
+
 	none := NewTap(nil, nil, now)
 	resting := NewTap(nil, func(time.Duration, string, string) {}, now)
 	resting.next.Store(time.Unix(1000, 0).UnixNano())
 	var absent *Tap
+
 	for name, tap := range map[string]*Tap{"no tap": absent, "off": none, "exemplars, not now": resting, "a share of none": NewTap(&Exporter{cfg: Config{}}, nil, now)} {
 		if n := testing.AllocsPerRun(100, func() {
 			if tap.Begin(traced, shop, outbox, 5) != nil || tap.Begin(plain, shop, outbox, 5) != nil {
@@ -242,9 +244,11 @@ func (c *collector) until(ok func() bool) {
 		c.mu.Lock()
 		done := ok()
 		c.mu.Unlock()
+
 		if done {
 			return
 		}
+
 		select {
 		case <-c.more:
 		case <-deadline:

@@ -48,14 +48,17 @@ func BenchmarkExceptions(b *testing.B) {
 			if err := outboxes.EnsureIndexes(b.Context(), coll); err != nil {
 				b.Fatal(err)
 			}
+
 			l := lease.New(lease.Config{Collection: db.Collection("watchers"), ID: "orders/0of1", Node: "a", TTL: 10 * time.Minute, Renew: time.Minute, ReplicaSetID: "here"})
 			held, err := l.Acquire(b.Context())
 			if err != nil {
 				b.Fatal(err)
 			}
+
 			const n = 10_000
 			for b.Loop() {
 				b.StopTimer()
+
 				docs := make([]any, n)
 				for i := range docs {
 					d := bson.D{
@@ -78,6 +81,7 @@ func BenchmarkExceptions(b *testing.B) {
 				if _, err := coll.InsertMany(b.Context(), docs); err != nil {
 					b.Fatal(err)
 				}
+
 				ctx, cancel := context.WithCancel(b.Context())
 				done := make(chan struct{})
 				var finished atomic.Int64
@@ -91,6 +95,7 @@ func BenchmarkExceptions(b *testing.B) {
 						}
 					},
 				})
+
 				x := New(Config{
 					Client: client, Outlet: out, Finisher: f, Now: time.Now, OnRetry: func(err error) { b.Log(err) }, OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler),
 					Check: func(*envelope.View) error { return nil }, Compacted: func(string) bool { return false },
@@ -100,12 +105,14 @@ func BenchmarkExceptions(b *testing.B) {
 				if state == "retry" { // only the entries of the index of due envelopes
 					x.work.scanAll = false
 				}
+
 				var wg sync.WaitGroup
 				b.StartTimer()
 				wg.Go(func() { _ = x.Run(ctx) })
 				wg.Go(func() { _ = f.Run(ctx) })
 				<-done
 				b.StopTimer()
+
 				cancel()
 				wg.Wait()
 				b.StartTimer()

@@ -142,13 +142,16 @@ func TestN15_OrderIsByTopic(t *testing.T) {
 	both := bson.E{Key: "pending", Value: bson.A{"a", "b"}}
 	h.put(h.exception(1, "k", "parked", both), h.exception(2, "k", "blocked", bson.E{Key: "pending", Value: bson.A{"b"}}), h.exception(3, "k", "blocked", both))
 	h.broker.parked["a"] = true
+
 	te := h.begin().run()
 	h.until("b has all", func() bool { return len(h.broker.ids("b")) == 3 })
 	h.broker.wants("b", "e000001", "e000002", "e000003")
 	te.landed()
+
 	h.until("two wait for a", func() bool { return h.countDocuments(bson.D{{Key: "pending", Value: bson.A{"a"}}}) == 2 })
 	te.out.unpark("a")
 	h.drained()
+
 	h.broker.wants("a", "e000001", "e000003")
 	h.broker.ordered()
 }
@@ -282,20 +285,25 @@ func TestRecordingKeepsOrDeletes(t *testing.T) {
 			t.Parallel()
 			h := newHouse(t)
 			h.recording = recording
+
 			h.put(h.exception(1, "k", "parked", bson.E{Key: "pending", Value: bson.A{"a", "b"}}), h.exception(2, "k", "blocked"))
 			h.broker.parked["b"] = true
+
 			te := h.begin().run()
 			h.until("a has both", func() bool { return len(h.broker.ids("a")) == 2 && h.left() == 1 })
 			te.landed()
+
 			te.out.unpark("b")
 			h.drained()
 			te.landed()
+
 			if recording == "delete" {
 				if n := h.countDocuments(bson.D{}); n != 0 {
 					t.Errorf("%d documents are left", n)
 				}
 				return
 			}
+
 			want := fmt.Sprint(bson.A{
 				bson.D{{Key: "topic", Value: "a"}, {Key: "partition", Value: int32(0)}, {Key: "offset", Value: int64(0)}},
 				bson.D{{Key: "topic", Value: "b"}, {Key: "partition", Value: int32(0)}, {Key: "offset", Value: int64(0)}},

@@ -23,12 +23,14 @@ func TestN03_FatesAreWrittenInPartsWhereTheServerIsSlow(t *testing.T) {
 		docs = append(docs, h.exception(i, fmt.Sprint("k", i), "parked"))
 	}
 	h.put(docs...)
+
 	te := h.begin()
 	defer te.out.kill(nil)
 	slow := &stacktest.Hasty{Fence: h.held, Coll: h.coll, Done: present("sentAt"), Most: 5}
 	f := NewFinisher(FinisherConfig{Client: h.client, Fencer: slow, Outlet: te.out, Recording: "watermark", Now: time.Now, OnRetry: func(error) {}, OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
+
 	for from := range 2 {
 		var batch []*decision
 		for i := range 40 {
@@ -40,6 +42,7 @@ func TestN03_FatesAreWrittenInPartsWhereTheServerIsSlow(t *testing.T) {
 			a.outcome = a.newOutcome(OutcomeSent)
 			batch = append(batch, a)
 		}
+
 		before := slow.Late.Load()
 		if err := f.writeOutcomes(ctx, batch); err != nil {
 			t.Fatal(err)
@@ -48,6 +51,7 @@ func TestN03_FatesAreWrittenInPartsWhereTheServerIsSlow(t *testing.T) {
 			t.Errorf("%d attempts in vain at the second batch", n)
 		}
 	}
+
 	if left := h.left(); left != 0 {
 		t.Errorf("%d exceptions are left", left)
 	}

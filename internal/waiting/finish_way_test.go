@@ -19,10 +19,12 @@ func TestTidyingGivesWayToWhatIsDue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		table := &fakeTable{}
+
 		table.due.Store(true)
 		f := NewFinisher(FinisherConfig{})
 		f.Scheduled = table
 		f.removals.appendRemoval(removal{ns: "db.outbox"})
+
 		waits := func() time.Duration {
 			began := time.Now()
 			for _, wait := f.checkRemovals(); wait; _, wait = f.checkRemovals() {
@@ -30,18 +32,22 @@ func TestTidyingGivesWayToWhatIsDue(t *testing.T) {
 			}
 			return time.Since(began)
 		}
+
 		for range 2 { // a second batch waits as well
 			if d := waits(); d < maxRemovalWait || d > maxRemovalWait+2*time.Millisecond {
 				t.Errorf("a sent one waited %v behind what cannot be claimed, want %v", d, maxRemovalWait)
 			}
 		}
+
 		go func() {
 			<-time.After(maxRemovalWait / 5)
 			table.due.Store(false)
 		}()
+
 		if d := waits(); d < maxRemovalWait/5 || d > maxRemovalWait/4 {
 			t.Errorf("it waited %v, want until nothing is due any more", d)
 		}
+
 		table.due.Store(true)
 		f.queue = []*decision{{Delivery: &Delivery{}}}
 		if next, wait := f.checkRemovals(); next || wait {
@@ -50,6 +56,7 @@ func TestTidyingGivesWayToWhatIsDue(t *testing.T) {
 		if batch := f.nextBatch(true); len(batch) != 1 || batch[0].Claim != "" {
 			t.Errorf("%+v goes before an exception", batch)
 		}
+
 		if batch := f.nextBatch(true); len(batch) != 1 || batch[0].Claim != "token" || !batch[0].outcome.Delete || f.removals != nil {
 			t.Errorf("%+v, want the removal of the sent one", batch)
 		}

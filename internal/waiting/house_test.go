@@ -77,10 +77,12 @@ func (h *house) begin() *term {
 			te.mu.Unlock()
 		},
 	})
+
 	route := h.route
 	if route == nil {
 		route = func(*outboxes.Envelope) ([]string, error) { return nil, errors.New("only the outlet routes") }
 	}
+
 	te.x = New(Config{
 		Client: h.client, Outlet: te.out, Finisher: te.f, Now: time.Now, Route: route,
 		OnRetry: func(err error) { h.t.Log("reading: ", err) }, OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler),
@@ -92,6 +94,7 @@ func (h *house) begin() *term {
 			return []outboxes.Outbox{{DB: h.db.Name(), Coll: "outbox"}}
 		},
 	})
+
 	te.x.poll = 20 * time.Millisecond
 	if h.flying > 0 {
 		te.x.maxInFlight = h.flying

@@ -105,8 +105,10 @@ func (b *broker) connect() *wire {
 		opened: map[[3]string]int{}, closed: map[[3]string]int{}, settled: map[record.Ticket]int{}, told: map[record.Ticket]bool{}, reached: "9", last: record.Side,
 		kick: make(chan struct{}, 1), over: make(chan struct{}),
 	}
+
 	b.mu.Lock()
 	defer b.mu.Unlock()
+
 	for topic, list := range b.topics {
 		o.seen[topic] = map[written]int64{}
 		for i, w := range list {
@@ -114,6 +116,7 @@ func (b *broker) connect() *wire {
 			o.seen[topic][w] = int64(i)
 		}
 	}
+
 	go o.run()
 	return o
 }
@@ -122,15 +125,18 @@ func (o *wire) Publish(ctx context.Context, e *outboxes.Envelope, topics []strin
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+
 	if topics == nil {
 		topics = o.routes
 	}
+
 	key, ok := e.Raw.Lookup("key").StringValueOK()
 	if !ok {
 		key = e.Raw.Lookup("aggregateid").StringValue()
 	}
 	n, _ := e.Raw.Lookup("delivery").AsInt64OK()
 	w := written{id: e.Raw.Lookup("_id").StringValue(), key: key, delivery: int32(n)}
+
 	o.b.mu.Lock()
 	defer o.b.mu.Unlock()
 	o.mu.Lock()
@@ -138,9 +144,11 @@ func (o *wire) Publish(ctx context.Context, e *outboxes.Envelope, topics []strin
 		o.mu.Unlock()
 		return errors.New("this term is over")
 	}
+
 	o.last++
 	p := &published{Published: record.Published{Ticket: o.last}, left: len(topics), tell: tell}
 	var now []func()
+
 	for _, topic := range topics {
 		ns := string(e.DB) + "." + string(e.Coll)
 		offset, known := o.seen[topic][w]
@@ -167,6 +175,7 @@ func (o *wire) Publish(ctx context.Context, e *outboxes.Envelope, topics []strin
 		}
 	}
 	o.mu.Unlock()
+
 	for _, f := range now {
 		f()
 	}
@@ -212,6 +221,7 @@ func (o *wire) step() bool {
 	o.b.mu.Lock()
 	defer o.b.mu.Unlock()
 	o.mu.Lock()
+
 	topic := ""
 	for t, n := range o.flushed {
 		if n > 0 && len(o.queue[t]) > 0 {
@@ -219,10 +229,12 @@ func (o *wire) step() bool {
 			break
 		}
 	}
+
 	if topic == "" || o.dead || o.held {
 		o.mu.Unlock()
 		return false
 	}
+
 	s := o.queue[topic][0]
 	var now []func()
 	if why := o.refusal(topic, s); why != nil {
@@ -233,6 +245,7 @@ func (o *wire) step() bool {
 		now = append(now, o.answer(s.p, record.Answer{Topic: topic, Offset: o.b.append(topic, s.w)}))
 	}
 	o.mu.Unlock()
+
 	for _, f := range now {
 		f()
 	}
@@ -254,9 +267,11 @@ func (o *wire) withdraw(topic string, which func(*sent) bool, held error, refuse
 			rest = append(rest, s)
 			continue
 		}
+
 		if i < o.flushed[topic] {
 			defer func() { o.flushed[topic]-- }()
 		}
+
 		o.latched[[3]string{s.ns, topic, s.w.key}] = true
 		a := record.Answer{Topic: topic, Offset: -1, Held: held}
 		if s == refused {
@@ -264,6 +279,7 @@ func (o *wire) withdraw(topic string, which func(*sent) bool, held error, refuse
 		}
 		now = append(now, o.answer(s.p, a))
 	}
+
 	o.queue[topic] = rest
 	return now
 }
@@ -309,6 +325,7 @@ func (o *wire) kill(r *rand.Rand) {
 			break
 		}
 		stop := map[string]bool{}
+
 		for _, s := range q[:r.IntN(len(q)+1)] {
 			if stop[s.w.key] || o.refusal(topic, s) != nil {
 				stop[s.w.key] = true
@@ -317,6 +334,7 @@ func (o *wire) kill(r *rand.Rand) {
 			o.b.append(topic, s.w)
 		}
 	}
+
 	o.mu.Unlock()
 	o.b.mu.Unlock()
 	retry.Signal(o.kick)
@@ -399,9 +417,11 @@ func (b *broker) ordered() {
 	b.t.Helper()
 	b.mu.Lock()
 	defer b.mu.Unlock()
+
 	if len(b.twice) > 0 {
 		b.t.Errorf("%d records are there twice: %v", len(b.twice), b.twice[:min(5, len(b.twice))])
 	}
+
 	for topic, list := range b.topics {
 		last := map[string]string{}
 		for _, w := range list {

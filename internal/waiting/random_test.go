@@ -85,6 +85,7 @@ func (c *chaos) step() {
 // come writes exceptions of the stream, as an app does: first the documents, then the watermark passes them.
 func (c *chaos) come(n int) {
 	var list []Exception
+
 	for range n {
 		c.n++
 		id, key := fmt.Sprintf("e%06d", c.n), fmt.Sprint("k", c.r.IntN(6))
@@ -92,9 +93,11 @@ func (c *chaos) come(n int) {
 		c.r.Shuffle(len(topics), func(i, j int) { topics[i], topics[j] = topics[j], topics[i] })
 		topics = topics[:1+c.r.IntN(len(topics))]
 		c.want[id] = topics
+
 		for _, topic := range topics {
 			c.term.out.closeGate(c.ns(), topic, key)
 		}
+
 		c.mu.Lock()
 		switch c.r.IntN(15) {
 		case 0:
@@ -103,10 +106,12 @@ func (c *chaos) come(n int) {
 			c.fails[topics[0]+id] = 1000
 		}
 		c.mu.Unlock()
+
 		x := Exception{NS: c.ns(), State: []string{"blocked", "parked", "retry"}[c.r.IntN(3)], Pos: fmt.Sprintf("82%06d", c.n), Pending: topics, Key: key}
 		if x.State == "retry" {
 			x.Attempts, x.Error, x.Delay = 1, &ExceptionError{Class: record.RecordRefused, Reason: "first", Topic: topics[0]}, time.Millisecond
 		}
+
 		x.Raw, _ = bson.Marshal(bson.D{
 			{Key: "_id", Value: id},
 			{Key: "ts", Value: bson.Timestamp{}},
@@ -117,9 +122,11 @@ func (c *chaos) come(n int) {
 		})
 		list = append(list, x)
 	}
+
 	if err := WriteExceptions(c.t.Context(), c.held, list); err != nil {
 		c.t.Fatal(err)
 	}
+
 	c.term.x.QueueWritten(list)
 	if c.r.IntN(3) > 0 {
 		c.term.out.reach(fmt.Sprintf("82%06d", c.n))
@@ -216,12 +223,14 @@ func (c *chaos) stored() map[[3]string]int {
 
 func (c *chaos) check() {
 	c.t.Helper()
+
 	c.broker.ordered()
 	dead := map[string]bool{}
 	cur, err := c.db.Collection("outbox_dead").Find(c.t.Context(), bson.D{})
 	if err != nil {
 		c.t.Fatal(err)
 	}
+
 	var letters []struct {
 		ID struct {
 			ID string `bson:"id"`
@@ -230,15 +239,18 @@ func (c *chaos) check() {
 	if err := cur.All(c.t.Context(), &letters); err != nil {
 		c.t.Fatal(err)
 	}
+
 	for _, l := range letters {
 		dead[l.ID.ID] = true
 	}
+
 	there := map[string]bool{}
 	for topic, list := range c.broker.topics {
 		for _, w := range list {
 			there[topic+w.id] = true
 		}
 	}
+
 	for id, topics := range c.want {
 		for _, topic := range topics {
 			switch forever := c.fails[topic+id] > 100; {
@@ -251,5 +263,6 @@ func (c *chaos) check() {
 			}
 		}
 	}
+
 	c.t.Logf("%d exceptions, %d dead", c.n, len(dead))
 }

@@ -72,6 +72,7 @@ func TestN03_ATakeOverWritesWhatEndsInTime(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			coll, _ := exceptionOutbox(t)
+
 			var ids []bson.RawValue
 			var docs []any
 			for i := range all {
@@ -85,12 +86,14 @@ func TestN03_ATakeOverWritesWhatEndsInTime(t *testing.T) {
 			if _, err := coll.InsertMany(t.Context(), docs); err != nil {
 				t.Fatal(err)
 			}
+
 			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 			defer cancel()
 			h := &stacktest.Hasty{Fence: &plainFencer{client: coll.Database().Client()}, Coll: coll, Done: write.done, Most: 40}
 			if err := write.run(ctx, h, coll, ids); err != nil {
 				t.Fatalf("after %d in vain: %v", h.Late.Load(), err)
 			}
+
 			if n, err := coll.CountDocuments(ctx, write.done); err != nil || n != all {
 				t.Errorf("%d of %d are written, %v", n, all, err)
 			}

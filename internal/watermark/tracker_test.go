@@ -107,6 +107,7 @@ func TestWatermarkModel(t *testing.T) {
 			ticket record.Ticket
 			off    int64
 		}
+
 		w := New[int](nil)
 		var evs []*ev
 		var pos [][2]int // events before it, position
@@ -114,9 +115,11 @@ func TestWatermarkModel(t *testing.T) {
 		acked := map[int32][]rec{}
 		base := map[int32]int64{}
 		var open []record.Ticket
+
 		for p := range int32(3) {
 			w.Restore(tp(p), 0)
 		}
+
 		steps := rapid.IntRange(1, 300).Draw(t, "steps")
 		for n := range steps {
 			switch rapid.IntRange(0, 5).Draw(t, "op") {
@@ -159,20 +162,24 @@ func TestWatermarkModel(t *testing.T) {
 					open = slices.Delete(open, i, i+1)
 				}
 			}
+
 			low := 0
 			for low < len(evs) && evs[low].left == 0 {
 				low++
 			}
 			want, has, below := 0, false, 0
+
 			for _, q := range pos {
 				if q[0] <= low {
 					below, want, has = q[0], q[1], true
 				}
 			}
+
 			got, ok, offs := w.Snapshot()
 			if ok != has || got != want {
 				t.Fatalf("reached %d %v, want %d %v", got, ok, want, has)
 			}
+
 			for p := range int32(3) {
 				first := base[p]
 				for _, r := range acked[p] {
@@ -184,6 +191,7 @@ func TestWatermarkModel(t *testing.T) {
 					t.Fatalf("offset of %d is %d, want %d", p, offs["t"][p], first)
 				}
 			}
+
 			if w.Unresolved() != len(evs)-low {
 				t.Fatalf("%d unresolved, want %d", w.Unresolved(), len(evs)-low)
 			}
@@ -194,14 +202,17 @@ func TestWatermarkModel(t *testing.T) {
 func TestN08_AHeldOffsetStays(t *testing.T) {
 	t.Parallel()
 	w := New[int](nil)
+
 	w.Restore(tp(0), 7)
 	w.HoldAllOffsets()
 	w.Acked(tp(0), 10, []record.Ticket{w.Begin(0, 1)})
 	w.Position(1)
 	w.Idle(tp(0), 20)
+
 	if _, _, offs := w.Snapshot(); offs["t"][0] != 7 {
 		t.Fatalf("the stored offset is %d while 7 is held", offs["t"][0])
 	}
+
 	w.ReleaseAllOffsets()
 	if _, _, offs := w.Snapshot(); offs["t"][0] != 20 {
 		t.Fatalf("the stored offset is %d after the hold, want 20", offs["t"][0])
@@ -230,6 +241,7 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 	w := New[int](nil)
 	buf := make([]record.Ticket, 1)
 	w.Position(0)
+
 	off := int64(0)
 	got := testing.AllocsPerRun(2000, func() {
 		buf[0] = w.Begin(0, 1)
@@ -238,6 +250,7 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 		off++
 		w.pruneLocked(w.partitions[tp(0)])
 	})
+
 	if got > 0 {
 		t.Fatalf("%.2f allocations per event, want none", got)
 	}

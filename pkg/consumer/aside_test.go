@@ -491,6 +491,7 @@ func TestMessagesOfEveryModeCanWait(t *testing.T) {
 			t.Parallel()
 			k := newKit(t, 1)
 			const n = 12
+
 			effects := k.effects("effects")
 			var failed atomic.Int64
 			c := k.consumer(consumer.WithRetry(soon))
@@ -500,8 +501,10 @@ func TestMessagesOfEveryModeCanWait(t *testing.T) {
 				}
 				return effects(ctx, m)
 			}, opts...)
+
 			k.publish(numbered(2, n)...)
 			k.start(c)
+
 			k.untilCount("effects", n)
 			k.untilSettled(1, n)
 			k.once("effects", n)

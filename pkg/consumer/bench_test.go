@@ -46,11 +46,14 @@ func BenchmarkConsumer(b *testing.B) {
 					_, err := coll.InsertOne(ctx, bson.D{{Key: "id", Value: m.ID}})
 					return err
 				})
+
 				b.StartTimer()
 				began := time.Now()
 				stop := k.start(c)
 				k.await("all messages", stats.done)
+
 				b.ReportMetric(benchMessages/time.Since(began).Seconds(), "messages/s")
+
 				b.StopTimer()
 				stop()
 				b.StartTimer()
@@ -76,17 +79,21 @@ func (h *handledBy) Measure(m telemetry.Measurement) {
 func BenchmarkNaive(b *testing.B) {
 	for b.Loop() {
 		b.StopTimer()
+
 		k := benchKit(b)
 		markers, coll := k.collection("markers"), k.db.Collection("effects")
 		ctx, cancel := context.WithCancel(b.Context())
+
 		b.StartTimer()
 		began := time.Now()
 		r := kafka.NewReader(kafka.ReaderConfig{Brokers: k.cfg.Brokers, GroupID: k.group, Topic: k.topic, MaxWait: 100 * time.Millisecond, CommitInterval: time.Second})
+
 		for range benchMessages {
 			m, err := r.FetchMessage(ctx)
 			if err != nil {
 				b.Fatal(err)
 			}
+
 			err = transaction.Run(ctx, k.db.Client(), func(ctx context.Context) error {
 				if _, err := markers.InsertOne(ctx, bson.D{{Key: "_id", Value: string(m.Headers[0].Value)}}); err != nil {
 					return err
@@ -97,10 +104,12 @@ func BenchmarkNaive(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
+
 			if err := r.CommitMessages(ctx, m); err != nil {
 				b.Fatal(err)
 			}
 		}
+
 		b.ReportMetric(benchMessages/time.Since(began).Seconds(), "messages/s")
 		b.StopTimer()
 		cancel()

@@ -23,6 +23,7 @@ func relayed(t *testing.T, cfg routing.PresetConfig, ev event.Event, meta routin
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	doc, err := bson.Marshal(ev)
 	if err != nil {
 		t.Fatal(err)
@@ -31,12 +32,14 @@ func relayed(t *testing.T, cfg routing.PresetConfig, ev event.Event, meta routin
 	if err := envelope.Parse(doc, &v); err != nil {
 		t.Fatal(err)
 	}
+
 	v.Delivery = 2
 	var rec record.Record
 	meta.DB, meta.Coll = []byte("db"), []byte("outbox")
 	if err := p.Filler().Fill(&v, &meta, routing.Target{Topic: "topic", Partition: 3}, &rec); err != nil {
 		t.Fatal(err)
 	}
+
 	r := &consumer.Message{Topic: rec.Topic, Partition: rec.Partition, Offset: 9, Time: time.UnixMilli(rec.TimeMS), Key: rec.Key, Value: rec.Value}
 	for _, h := range rec.Headers {
 		r.Headers = append(r.Headers, event.Header{Key: string(h.Key), Value: h.Value})
@@ -72,13 +75,16 @@ func TestDecodeReadsEveryPresetOfTheRelay(t *testing.T) {
 	} {
 		m := relayed(t, c.cfg, ev, meta)
 		r := m.Clone()
+
 		if err := consumer.Decode(m); err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
+
 		if len(m.Source) != 16 || m.ID != ev.ID().String() {
 			t.Errorf("%s: id %q of %q", name, m.ID, m.Source)
 		}
+
 		c.want.ID, c.want.Source, c.want.Headers, c.want.Time = m.ID, m.Source, r.Headers, r.Time
 		c.want.Topic, c.want.Partition, c.want.Offset, c.want.Key = "topic", 3, 9, []byte("o-1")
 		c.want.Aggregate.ID, c.want.Value, c.want.Delivery, c.want.Redelivered = "o-1", []byte(`{"total":7}`), 2, true
@@ -103,12 +109,14 @@ func TestDecodeOfStructuredEventsByTheirData(t *testing.T) {
 	} {
 		m := &consumer.Message{Value: []byte(body), Headers: []event.Header{{Key: "content-type", Value: []byte("application/cloudevents+json; charset=UTF-8")}}}
 		err := consumer.Decode(m)
+
 		if reason, bad := strings.CutPrefix(want, "error: "); bad {
 			if err == nil || !strings.Contains(err.Error(), reason) {
 				t.Errorf("%s: %v", body, err)
 			}
 			continue
 		}
+
 		if err != nil || string(m.Value) != want || m.Tombstone() {
 			t.Errorf("%s: %q, %v", body, m.Value, err)
 		}

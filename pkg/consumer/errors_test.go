@@ -33,6 +33,7 @@ func TestEveryErrorHasItsSentinelAndClass(t *testing.T) {
 		{&consumer.PanicError{Value: io.EOF}, consumer.ErrPanic, deadletter.ClassPanic},
 	} {
 		wrapped := fmt.Errorf("deep: %w", fmt.Errorf("deeper: %w", c.err))
+
 		for _, sentinel := range []error{
 			consumer.ErrNoHandler, consumer.ErrMalformed, consumer.ErrTimeout, consumer.ErrExpired, consumer.ErrPanic,
 		} {
@@ -40,6 +41,7 @@ func TestEveryErrorHasItsSentinelAndClass(t *testing.T) {
 				t.Errorf("%T: is %v: %v", c.err, sentinel, got)
 			}
 		}
+
 		if got := consumer.ClassOf(wrapped); got != c.class {
 			t.Errorf("%T: class %q, want %q", c.err, got, c.class)
 		}

@@ -41,14 +41,17 @@ func TestBrokerThatLiesAboutLengthsIsReported(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+
 			k, err := kafkago.New(transport.Config{Brokers: []string{addr}, JoinBackoff: 10 * time.Millisecond})
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			reported, ended := make(faults, 1), make(chan error, 1)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			go func() { ended <- k.Join(ctx, "g", []string{"a"}, reported) }()
+
 			select {
 			case err := <-reported:
 				if !strings.Contains(err.Error(), addr) || !strings.Contains(err.Error(), "does not speak the Kafka protocol") {
@@ -57,6 +60,7 @@ func TestBrokerThatLiesAboutLengthsIsReported(t *testing.T) {
 			case <-ctx.Done():
 				t.Error("nothing is reported")
 			}
+
 			cancel()
 			if err := <-ended; err != nil {
 				t.Error(err)

@@ -57,23 +57,27 @@ func TestStartOfAGroup(t *testing.T) {
 	for _, start := range []consumer.Start{consumer.Earliest, consumer.Latest} {
 		k := newKit(t, 1)
 		k.publish(msg("k", "counted", "early"))
+
 		got := make(chan string, 10)
 		c, err := consumer.New(k.group, k.db, consumer.WithBrokers(k.cfg.Brokers...), consumer.WithTopics(k.topic), consumer.WithStart(start),
 			consumer.WithErrorHook(func(_ context.Context, err error) { k.log(err) }))
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		handle(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
 			got <- string(m.Value)
 			return nil
 		})
 		k.start(c)
+
 		want := "early"
 		if start == consumer.Latest {
 			want = "late"
 			k.until("the assignment", func(context.Context) bool { return len(c.Status().Partitions) == 1 })
 		}
 		k.publish(msg("k", "counted", "late"))
+
 		select {
 		case v := <-got:
 			if v != want {

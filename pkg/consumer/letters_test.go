@@ -179,9 +179,11 @@ func TestARequeuedLetterCanBeGivenUpAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			k := newKit(t, 1)
+
 			var deliveries atomic.Int64
 			c := k.consumer(consumer.WithRetry(consumer.NoRetry()), consumer.WithMode(mode))
 			effects := k.effects("effects")
+
 			handleAs(t, c, "h", "counted", func(ctx context.Context, m *consumer.Message) error {
 				if deliveries.Add(1) < 3 {
 					return errAway
@@ -191,12 +193,15 @@ func TestARequeuedLetterCanBeGivenUpAgain(t *testing.T) {
 				}
 				return effects(ctx, m)
 			})
+
 			k.publish(numbered(1, 1)...)
 			k.start(c)
+
 			for letters := range int64(2) {
 				k.untilLetters(letters + 1)
 				k.requeue(deadletter.Query{Handler: "h"}, deadletter.Requeue{}, 1)
 			}
+
 			k.untilCount("effects", 1)
 			k.untilNoneWaits()
 			k.once("effects", 1)

@@ -456,10 +456,12 @@ func TestN29_ATruncatedTopicGoesOnFromItsEnd(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			l := &changing{id: "cluster/topic"}
 			var mu sync.Mutex
 			handled := map[string]int{}
 			gaps := make(chan struct{}, 100)
+
 			c := over(t, l, consumer.WithInbox(x), consumer.WithErrorHook(func(_ context.Context, err error) {
 				if _, ok := errors.AsType[*transport.RangeError](err); ok {
 					gaps <- struct{}{}
@@ -467,17 +469,20 @@ func TestN29_ATruncatedTopicGoesOnFromItsEnd(t *testing.T) {
 			}), consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error {
 				return transaction.Run(ctx, db.Client(), fn)
 			}))
+
 			handle(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
 				mu.Lock()
 				defer mu.Unlock()
 				handled[m.ID]++
 				return nil
 			}, consumer.WithMode(mode))
+
 			for range 10 {
 				l.append("a")
 			}
 			runs(t, c)
 			l.untilCommitted(t, 10)
+
 			if grown > 0 {
 				l.replace(9, grown)
 				<-gaps
@@ -490,12 +495,14 @@ func TestN29_ATruncatedTopicGoesOnFromItsEnd(t *testing.T) {
 				l.mu.Unlock()
 				l.append("a")
 			}
+
 			l.untilCommitted(t, 9+int64(max(grown, 1)))
 			mu.Lock()
 			defer mu.Unlock()
 			if len(handled) != 10+max(grown, 1) {
 				t.Errorf("%d messages were handled", len(handled))
 			}
+
 			for id, n := range handled {
 				if n != 1 {
 					t.Errorf("%s was handled %d times", id, n)

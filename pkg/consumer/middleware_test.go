@@ -89,6 +89,7 @@ func TestMiddlewareMutatesReplacesAndDrops(t *testing.T) {
 			t.Parallel()
 			var j journal
 			err := j.around("a")(c.mw(j.handler()))(t.Context(), &consumer.Message{Name: "T", Value: []byte("1")})
+
 			if !errors.Is(err, c.err) || (err == nil) != (c.err == nil) || j.String() != c.want {
 				t.Errorf("ran %s, %v; want %s, %v", j.String(), err, c.want, c.err)
 			}

@@ -35,15 +35,18 @@ func TestCommitModesNeverCommitPastAGap(t *testing.T) {
 			k := newKit(t, 1)
 			b := newBlocked("stop", k.effects("effects"))
 			stats := &counts{}
+
 			cons := k.consumer(c.mode, consumer.WithBatch(1), consumer.WithTelemetry(stats))
 			if err := cons.Handle("*", consumer.Func(b.Handle, "*")); err != nil {
 				t.Fatal(err)
 			}
+
 			ms := numbered(20, 40)
 			ms[10] = msg("alone", "counted", "stop")
 			k.publish(ms...)
 			stop := k.start(cons)
 			k.await("the gap", b.reached)
+
 			alone := inbox.Lane([]byte("alone"), 0)
 			others := 0
 			for i, m := range ms {
@@ -51,11 +54,13 @@ func TestCommitModesNeverCommitPastAGap(t *testing.T) {
 					others++
 				}
 			}
+
 			k.untilCount("effects", others)
 			if c.itself {
 				k.until("the messages before the gap", func(context.Context) bool { return k.committed(1)[0] > 10-5 })
 			}
 			k.until("all others are handled", func(context.Context) bool { return stats.handled.Load() >= int64(others) })
+
 			var got int64
 			k.until("all before the gap", func(ctx context.Context) bool { // a message is finished just after its effect
 				if err := cons.Commit(ctx); err != nil {
@@ -64,14 +69,17 @@ func TestCommitModesNeverCommitPastAGap(t *testing.T) {
 				got = k.committed(1)[0]
 				return got >= 10
 			})
+
 			if got != 10 {
 				t.Errorf("offset %d is committed while message 10 is not finished", got)
 			}
+
 			close(b.release)
 			k.untilCount("effects", 40)
 			if c.itself {
 				k.until("the next offsets", func(context.Context) bool { return k.committed(1)[0] > 40-5 })
 			}
+
 			stop()
 			if got := k.committed(1)[0]; got != 40 {
 				t.Errorf("offset %d is committed after the stop", got)
@@ -193,14 +201,17 @@ func TestN29_RecreatedTopicIsNotRefused(t *testing.T) {
 	k := newKit(t, 1)
 	c := k.consumer()
 	handle(t, c, "counted", k.effects("effects"))
+
 	k.publish(numbered(3, 30)...)
 	stop := k.start(c)
 	k.untilCount("effects", 30)
 	stop()
+
 	k.recreateTopic()
 	k.until("the record", func(ctx context.Context) bool {
 		return k.kafka.Publish(ctx, k.topic, records(msg("new", "counted", "0"))) == nil
 	})
+
 	k.start(c)
 	k.untilCount("effects", 31)
 }
@@ -211,16 +222,19 @@ func TestN29_ARefilledTopicIsNotRefused(t *testing.T) {
 	k := newKit(t, 1)
 	c := k.consumer()
 	handle(t, c, "counted", k.effects("effects"))
+
 	k.publish(numbered(3, 20)...)
 	stop := k.start(c)
 	k.untilCount("effects", 20)
 	stop()
+
 	k.recreateTopic()
 	list := make([]*consumer.Message, 25)
 	for i := range list {
 		list[i] = msg(fmt.Sprintf("key%02d", i%3), "counted", fmt.Sprint("new", i))
 	}
 	k.until("the records", func(ctx context.Context) bool { return k.kafka.Publish(ctx, k.topic, records(list...)) == nil })
+
 	k.start(c)
 	k.untilCount("effects", 45)
 }
@@ -323,6 +337,7 @@ func TestMemoryIsBoundedWhileAHandlerHangs(t *testing.T) {
 	release := make(chan struct{})
 	reached := make(chan struct{}, 1000)
 	c := k.consumer(consumer.WithBuffer(4<<10), consumer.WithBufferedRecords(50), consumer.WithMaxAhead(100), consumer.WithBatch(1), consumer.WithTelemetry(stats))
+
 	handle(t, c, "counted", func(ctx context.Context, _ *consumer.Message) error {
 		reached <- struct{}{}
 		select {
@@ -332,16 +347,20 @@ func TestMemoryIsBoundedWhileAHandlerHangs(t *testing.T) {
 			return ctx.Err()
 		}
 	}, consumer.WithMode(consumer.AtLeastOnce))
+
 	n := 600
 	all := numbered(20, n)
 	for i := 0; i < n; i += 20 { // a batch is never taken in by parts
 		k.publish(all[i : i+20]...)
 	}
+
 	k.start(c)
 	k.await("a message", reached)
 	k.until("a full buffer", func(context.Context) bool { return stats.heldBytes.Load() >= 4<<10 || stats.held.Load() >= 50 })
+
 	close(release)
 	k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == int64(n) })
+
 	if got := stats.handled.Load(); got != int64(n) {
 		t.Errorf("%d of %d were handled", got, n)
 	}

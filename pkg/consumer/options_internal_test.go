@@ -19,6 +19,7 @@ func TestZeroIsTheDefaultOfEachOption(t *testing.T) {
 		"WithErrorHook": WithErrorHook(nil), "WithTopicList": WithTopicList(nil),
 	} {
 		got := newSettings([]Option{o})
+
 		// Functions cannot be compared.
 		if (got.decoder == nil) != (want.decoder == nil) {
 			t.Errorf("%s: the decoder is missing", name)
@@ -26,9 +27,11 @@ func TestZeroIsTheDefaultOfEachOption(t *testing.T) {
 		got.decoder, got.open = nil, nil
 		plain := want
 		plain.decoder, plain.open = nil, nil
+
 		if !reflect.DeepEqual(got, plain) { //nolint:govet // neither has an error, see below
 			t.Errorf("%s with zero changes the settings:\n%+v\n%+v", name, got, plain)
 		}
+
 		if len(got.problems) > 0 {
 			t.Errorf("%s with zero: %v", name, got.problems)
 		}

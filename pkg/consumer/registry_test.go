@@ -41,6 +41,7 @@ func TestNewListsAllThatIsWrong(t *testing.T) {
 	if err == nil {
 		t.Fatal("no error")
 	}
+
 	for _, want := range []string{
 		"group is empty", "database is nil", "no topics", "concurrency of -1", "batch of -1", "time-out of a handler", "drain of -1", "buffer of -1",
 		"mode ", "WithBrokers: \"nowhere\"", "a middleware is nil",
@@ -115,10 +116,12 @@ func TestMuxRefusesTwoHandlersOfAType(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), `two handlers of the Mux take "*.placed"`) {
 		t.Errorf("two handlers of a type: got %v", err)
 	}
+
 	err = c.Handle("orders", consumer.Mux(consumer.Batch(func(context.Context, []*consumer.Message) error { return nil }, "paid"), consumer.Func(nop, "order.*")))
 	if err == nil || !strings.Contains(err.Error(), "a Batch cannot be part of a Mux") {
 		t.Errorf("a Batch in a Mux: got %v", err)
 	}
+
 	if c.Remove("orders") {
 		t.Error("a handler that was refused is registered")
 	}

@@ -301,6 +301,7 @@ func TestNothingOfALanePassesAnInterruptedMessage(t *testing.T) {
 			failed := make(chan struct{}, 10)
 			var healed atomic.Bool
 			c := k.consumer(consumer.WithBatch(1), consumer.WithTelemetry(stats), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{time.Hour}}))
+
 			effects := k.effects("effects")
 			handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
 				if string(m.Value) == "3" && !healed.Load() {
@@ -309,18 +310,22 @@ func TestNothingOfALanePassesAnInterruptedMessage(t *testing.T) {
 				}
 				return effects(ctx, m)
 			})
+
 			k.publish(numbered(1, 30)...)
 			stop := k.start(c)
 			k.await("the failure", failed)
 			k.until("the rest to wait", func(context.Context) bool { return stats.held.Load() == 27 })
+
 			interrupt(c, stop)
 			k.until("an empty memory", func(context.Context) bool { return stats.held.Load() == 0 })
+
 			healed.Store(true)
 			if name == "pause" {
 				c.Resume()
 			} else {
 				k.start(c)
 			}
+
 			k.untilCount("effects", 30)
 			k.once("effects", 30)
 		})
@@ -366,9 +371,11 @@ func TestBatchHandlersGetALaneTogether(t *testing.T) {
 			t.Parallel()
 			k := newKit(t, 1)
 			dead := newDisposed()
+
 			c := k.consumer(consumer.WithDisposer(dead), tries(1), consumer.WithMode(mode))
 			var mu sync.Mutex
 			var sizes []int
+
 			coll := k.collection("effects")
 			err := c.Handle("counted", consumer.Batch(func(ctx context.Context, ms []*consumer.Message) error {
 				var docs []any
@@ -387,10 +394,12 @@ func TestBatchHandlersGetALaneTogether(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			k.publish(numbered(1, 30)...)
 			k.start(c)
 			k.untilCount("effects", 29)
 			k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == 30 })
+
 			mu.Lock()
 			defer mu.Unlock()
 			largest := 0
@@ -400,6 +409,7 @@ func TestBatchHandlersGetALaneTogether(t *testing.T) {
 			if largest < 2 || largest > 5 {
 				t.Errorf("batches of %v", sizes)
 			}
+
 			if got := dead.all(); len(got) != 1 || string(got[0].m.Value) != "7" {
 				t.Errorf("%d dead letters", len(got))
 			}

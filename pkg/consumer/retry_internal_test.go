@@ -77,6 +77,7 @@ func TestRetryTopicsFollowTheQuickAttempts(t *testing.T) {
 	d := &decider{retry: Retry{Quick: []time.Duration{time.Second}}.withDefaults(), topics: []time.Duration{time.Minute, time.Hour}}
 	m := &Message{Topic: "orders", Group: "g", Attempt: 1}
 	var a failures
+
 	for i, want := range []verdict{
 		{Action: actRetry, Delay: time.Second},
 		{Action: actRetryTopic, Delay: time.Minute, Topic: "orders.g.retry.1"},
@@ -88,6 +89,7 @@ func TestRetryTopicsFollowTheQuickAttempts(t *testing.T) {
 		if v.Action != want.Action || v.Delay != want.Delay || v.Topic != want.Topic {
 			t.Errorf("failure %d: got %s after %v to %q, want %s after %v to %q", i+1, v.Action, v.Delay, v.Topic, want.Action, want.Delay, want.Topic)
 		}
+
 		// The next failure belongs to the next delivery.
 		if v.Action == actRetryTopic {
 			m, a = &Message{Topic: "orders", Group: "g", Attempt: a.Total + 1}, failures{}
@@ -146,6 +148,7 @@ func TestRetryForAnErrorComesBeforeTheDefault(t *testing.T) {
 		{ErrorIs(ErrMalformed), never},
 		{ErrorIs(errTest), NoRetry().withDefaults()},
 	}}
+
 	if v := decideAfter(d, errTest, 1, 0); v.Action != actDeadLetter {
 		t.Errorf("NoRetry: got %s, want %s", v.Action, actDeadLetter)
 	}
@@ -155,6 +158,7 @@ func TestRetryForAnErrorComesBeforeTheDefault(t *testing.T) {
 	if v := decideAfter(d, errors.New("another"), 1, 0); v.Action != actRetry {
 		t.Errorf("another error: got %s, want %s", v.Action, actRetry)
 	}
+
 	if v := decideAfter(d, RetryIn(time.Hour, errors.New("another")), 100, 25*time.Hour); v.Action != actDeadLetter {
 		t.Errorf("RetryIn after a day: got %s, want %s", v.Action, actDeadLetter)
 	}

@@ -174,6 +174,7 @@ func TestLoadRequiredAndOptional(t *testing.T) {
 		if _, ok, err := c.Find(ctx, "o-1"); ok || err != nil {
 			t.Errorf("optional and missing: %v, %v", ok, err)
 		}
+
 		if _, err := c.Insert(ctx, order{ID: "o-1", Total: 5}); err != nil {
 			return err
 		}
@@ -181,6 +182,7 @@ func TestLoadRequiredAndOptional(t *testing.T) {
 		if want := (order{ID: "o-1", Total: 5}); got != want || err != nil {
 			t.Errorf("required: %+v, %v", got, err)
 		}
+
 		got, ok, err := c.Find(ctx, "o-1")
 		if !ok || err != nil || got.Total != 5 {
 			t.Errorf("optional: %+v, %v, %v", got, ok, err)

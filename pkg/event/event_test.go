@@ -131,6 +131,7 @@ func TestN28_EventStoresSlotOfItsKey(t *testing.T) {
 		{event.New(event.Aggregate{Type: "a", ID: "id-1"}, "t", event.Payload{}, event.WithKey("other")), "other"},
 	} {
 		v, raw := stored(t, c.e)
+
 		want := int32(keyhash.Murmur2([]byte(c.key)) % 1024)
 		if v.Slot != want || raw.Lookup("slot").Int32() != want {
 			t.Errorf("slot of %q is %d, want %d", c.key, v.Slot, want)

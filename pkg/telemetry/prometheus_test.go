@@ -118,12 +118,14 @@ func TestHistogramsAddUp(t *testing.T) {
 	for _, took := range []time.Duration{0, time.Millisecond, 1001 * time.Microsecond, time.Minute} {
 		p.Measure(Measurement{Metric: Handled, N: 1, Took: took, Group: "g", Handler: `a "b"\c`})
 	}
+
 	want := `# HELP outrelay_consumer_handled_total Messages handled.
 # TYPE outrelay_consumer_handled_total counter
 outrelay_consumer_handled_total{group="g",handler="a \"b\"\\c"} 4
 # HELP outrelay_consumer_handle_seconds Time of one successful attempt with its commit.
 # TYPE outrelay_consumer_handle_seconds histogram
 `
+
 	for i, n := range []int{1, 2, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 4} {
 		bound := "+Inf"
 		if i < len(buckets) {
@@ -131,9 +133,11 @@ outrelay_consumer_handled_total{group="g",handler="a \"b\"\\c"} 4
 		}
 		want += `outrelay_consumer_handle_seconds_bucket{group="g",handler="a \"b\"\\c",le="` + bound + `"} ` + formatFloat(float64(n)) + "\n"
 	}
+
 	want += `outrelay_consumer_handle_seconds_sum{group="g",handler="a \"b\"\\c"} 60.002001
 outrelay_consumer_handle_seconds_count{group="g",handler="a \"b\"\\c"} 4
 `
+
 	if diff := cmp.Diff(want, string(p.page())); diff != "" {
 		t.Error(diff)
 	}

@@ -72,10 +72,12 @@ func publicPackages(t *testing.T) (dirs []string) {
 			}
 			return err
 		})
+
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	slices.Sort(dirs)
 	return slices.Compact(dirs)
 }
@@ -165,6 +167,7 @@ func TestOptionsBeginWithWith(t *testing.T) {
 	other := []string{"By", "Sequenced", "Use"}
 	option := regexp.MustCompile(`^func (\w+)(\[.*?\])?\(.*\) [\w.]*Option(\[.*\])?$`)
 	n := 0
+
 	for _, dir := range publicPackages(t) {
 		for line := range strings.SplitSeq(listExported(t, dir), "\n") {
 			m := option.FindStringSubmatch(line)
@@ -176,6 +179,7 @@ func TestOptionsBeginWithWith(t *testing.T) {
 			}
 		}
 	}
+
 	if n < 50 {
 		t.Errorf("only %d options were found", n)
 	}
@@ -199,6 +203,7 @@ func TestOptionsStateTheirDefaults(t *testing.T) {
 			}
 		}
 	}
+
 	if n < 20 {
 		t.Errorf("only %d options were found", n)
 	}
@@ -214,6 +219,7 @@ func takesQuantity(fn *ast.FuncDecl) bool {
 		case *ast.SelectorExpr:
 			name = typ.Sel.Name
 		}
+
 		if slices.Contains([]string{"int", "int32", "int64", "float64", "Duration"}, name) {
 			return true
 		}
@@ -243,9 +249,11 @@ func TestSignaturesContainNoTypesOfOtherLibraries(t *testing.T) {
 				}
 				foreign[name] = path
 			}
+
 			if dir == "pkg/entity" {
 				delete(foreign, "uuid")
 			}
+
 			for _, found := range findForeign(f, foreign) {
 				t.Errorf("%s: %s", dir, found)
 			}
@@ -279,6 +287,7 @@ type Sink interface{ Write(m kafka.Message) }
 func F() { _ = kafka.Writer{} }
 func G(w *kafka.Writer) {}
 `
+
 	f, err := parser.ParseFile(token.NewFileSet(), "x.go", source, parser.ParseComments)
 	if err != nil {
 		t.Fatal(err)

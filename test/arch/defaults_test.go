@@ -83,6 +83,7 @@ func optionsWithDefaults(files []*ast.File) map[string]string {
 			if !ok || fn.Doc == nil || !strings.HasPrefix(fn.Name.Name, "With") || len(fn.Type.Params.List) != 1 {
 				continue
 			}
+
 			param := types.ExprString(fn.Type.Params.List[0].Type)
 			comment := joinLines(fn.Doc)
 			if slices.Contains([]string{"int", "int64", "float64", "time.Duration"}, param) && strings.Contains(comment, "Defaults to") {
@@ -104,6 +105,7 @@ func defaultsOf(t *testing.T, set *token.FileSet, files []*ast.File) map[string]
 			if !ok || list.Tok != token.CONST {
 				continue
 			}
+
 			for _, spec := range list.Specs {
 				v := spec.(*ast.ValueSpec)
 				for i, name := range v.Names {

@@ -79,11 +79,13 @@ func namesInExamples(t *testing.T, dir string) map[string]bool {
 	set := token.NewFileSet()
 	for _, file := range parseDir(t, set, dir, true) {
 		isExample := strings.HasPrefix(filepath.Base(set.Position(file.Pos()).Filename), "example")
+
 		for _, decl := range file.Decls {
 			f, ok := decl.(*ast.FuncDecl)
 			if !ok || !isExample && !strings.HasPrefix(f.Name.Name, "Example") {
 				continue
 			}
+
 			ast.Inspect(f.Body, func(n ast.Node) bool {
 				if id, ok := n.(*ast.Ident); ok {
 					names[id.Name] = true
@@ -102,14 +104,17 @@ func parseDir(t *testing.T, set *token.FileSet, dir string, tests bool, modes ..
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	mode := parser.SkipObjectResolution
 	for _, m := range modes {
 		mode |= m
 	}
+
 	for _, path := range paths {
 		if strings.HasSuffix(path, "_test.go") != tests {
 			continue
 		}
+
 		file, err := parser.ParseFile(set, path, nil, mode)
 		if err != nil {
 			t.Fatal(err)

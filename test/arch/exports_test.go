@@ -67,6 +67,7 @@ func exportProblems(tb testing.TB, sources []source) (problems []string) {
 		if s.test || !strings.HasPrefix(s.dir, "internal/") {
 			continue
 		}
+
 		for _, d := range declaredNames(s) {
 			id := s.dir + "." + d.name
 			isPart := d.isEnum || d.isType && (types[id] || exportedTypes[s.dir] != "" || strings.HasSuffix(d.name, "Error"))
@@ -162,6 +163,7 @@ func namedTypes(sources []source) map[string]bool {
 				named[s.dir+"."+name] = true
 			}
 		}
+
 		for _, decl := range s.ast.Decls {
 			switch d := decl.(type) {
 			case *ast.FuncDecl:

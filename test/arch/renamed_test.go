@@ -79,6 +79,7 @@ func earlierNames(t *testing.T) (ids []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for line := range strings.Lines(string(text)) {
 		if pkg, names, ok := strings.Cut(line, ": "); ok && !strings.HasPrefix(line, "#") {
 			for _, name := range strings.Fields(names) {

@@ -168,6 +168,7 @@ func TestAnchors(t *testing.T) {
 			t.Errorf("anchor of %q is %q, want %q", heading, got, want)
 		}
 	}
+
 	if checkLink(document, "../../README.md#no-such-heading") == nil || checkLink(document, "../NOTHING.md") == nil {
 		t.Error("checkLink returned no error for a broken link")
 	}

@@ -227,12 +227,14 @@ func TestIssueForms(t *testing.T) {
 		Name, Description string
 		Body              []field
 	}
+
 	for _, name := range []string{"bug.yml", "feature.yml"} {
 		var f form
 		d := yaml.NewDecoder(bytes.NewReader(readRepoFile(t, ".github", "ISSUE_TEMPLATE", name)))
 		if err := d.Decode(&f); err != nil || f.Name == "" || f.Description == "" {
 			t.Fatalf("%s: %v %+v", name, err, f)
 		}
+
 		at := slices.IndexFunc(f.Body, func(f field) bool { return f.Attributes.Label == "outrelay doctor --json" })
 		if at < 0 || name == "bug.yml" && !f.Body[at].Validations.Required {
 			t.Errorf("%s does not request the output of outrelay doctor --json", name)

@@ -327,24 +327,30 @@ func testLookup(s *scene, b *tab) {
 	b.runActions("an id", chromedp.SendKeys(`main input[name=q]`, "good-007"+kb.Enter))
 	b.waitUntil("its history and its place in Kafka", fmt.Sprintf(`document.body.innerText.includes(%q) && /partition \d+ offset \d+/.test(document.body.innerText) && document.querySelector('.timeline li')`, s.topic))
 	b.takeScreenshot("lookup")
+
 	b.runActions("a key in the header", chromedp.SendKeys(`header input[name=q]`, "customer-3"+kb.Enter))
 	b.waitForText("These events have it as their ordering key")
 	b.openPage("/lookup?by=key&q=customer-3")
 	b.waitForText("good-003")
+
 	b.openPage("/lookup?q=nobody")
 	b.waitForText("Nothing is known of it")
+
 	b.openPage("/pending?state=retry")
 	b.waitForText("refused-1")
 	b.waitForText("the broker refused it (87)")
+
 	b.runActions("a tick", chromedp.Click(`input[name=pick][value=refused-1]`))
 	b.clickButton("Retry now …")
 	b.confirmAction("1 failed envelope is due now", "Retry now 1", "tried again now")
 	s.waitUntil("the envelope that was refused in Kafka", func(context.Context) bool { return s.allSent("refused-1") })
+
 	b.openPage("/pending?state=retry")
 	b.runActions("all that match", chromedp.Click(`input[name=scope][value=all]`))
 	b.clickButton("Reset attempts …")
 	b.confirmAction("failed envelopes are tried again at once", "Reset attempts", "envelopes are tried again") // on a slow machine more envelopes fail
 	s.waitUntil("the others that were refused in Kafka", func(context.Context) bool { return s.allSent("refused-2", "refused-3") })
+
 	b.openPage("/nodes")
 	b.waitForText("alive")
 	b.checkConsole("look-up")
@@ -353,19 +359,23 @@ func testLookup(s *scene, b *tab) {
 // testTopics shows the owner's deliveries on a page of another process, and follows an event to its lookup.
 func testTopics(s *scene, b *tab) {
 	row := fmt.Sprintf(`[...document.querySelectorAll('tbody tr')].find((r) => r.querySelector('th a')?.textContent === %q)`, s.topic)
+
 	b.openPage("/topics")
 	b.waitUntil("the topic and its last record", row+` && /\d+, [\d,]+/.test(`+row+`.innerText)`)
 	b.waitUntil("the topic that is missing, with its waiting events", fmt.Sprintf(`[...document.querySelectorAll('tbody tr')].some((r) => r.innerText.includes('%s-missing') && r.innerText.includes('%d, oldest'))`, s.topic, parked))
 	b.checkAccessibility("topics")
 	b.takeScreenshot("topics")
+
 	b.runActions("the topic", chromedp.Click(fmt.Sprintf(`tbody a[href*="topic=%s"][href^="/topics/recent"]`, s.topic)))
 	b.waitUntil("its events", `location.pathname === '/topics/recent' && document.querySelectorAll('tbody tr').length > 0`)
 	b.waitForText("The page reads nothing from Kafka")
 	b.checkAccessibility("recent events")
 	b.takeScreenshot("recent-events")
+
 	id := evaluate[string](b, `document.querySelector('tbody th a').textContent`)
 	b.runActions("an event", chromedp.Click(`tbody th a`))
 	b.waitUntil("its lookup", fmt.Sprintf(`location.pathname === '/lookup' && document.querySelector('article h3')?.textContent.includes(%q)`, id))
+
 	b.checkConsole("topics")
 }
 
@@ -424,17 +434,21 @@ func testAutoRefresh(s *scene, b *tab) {
 
 func testMongoAway(s *scene, b *tab) {
 	b.openPage("/")
+
 	off := stacktest.FailCommand(b.t, s.app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"find", "aggregate", "count", "getMore"}}, {Key: "errorCode", Value: 50}})
 	b.waitUntil("the banner over the figures that are there", "!document.getElementById('stale').hidden && document.getElementById('stale').innerText.includes('Not refreshed since') && document.querySelector('.slot')")
 	b.takeScreenshot("stale")
+
 	b.openPage("/dead")
 	b.waitForText("The servers did not answer")
 	b.waitForText("Try again")
 	b.checkAccessibility("error state")
 	b.takeScreenshot("error")
+
 	off()
 	b.clickButton("Try again")
 	b.waitForText("in all")
+
 	b.openPage("/")
 	b.waitUntil("the banner gone", "document.getElementById('stale').hidden && document.querySelector('.slot')")
 	b.clearConsole() // the browser logs responses with status 503

@@ -19,12 +19,15 @@ func testNavigation(s *scene, b *tab) {
 			return of('dead').innerText === '%d' && Number(of('waiting').innerText) >= %d && Number(of('problems').innerText) > 0;
 		})()`, forbidden+expired, parked+refused))
 	}
+
 	if n := evaluate[int](b, `[...document.querySelectorAll('nav.areas ul')].filter((e) => e.getAttribute('aria-label')).length`); n < 3 {
 		b.t.Errorf("the navigation has %d groups with a name", n)
 	}
+
 	if to := evaluate[string](b, `[...document.querySelectorAll('header a')].find((e) => e.innerText === 'Documentation').href`); !strings.HasSuffix(to, "/docs/operations.md") {
 		b.t.Errorf("the documentation is at %s", to)
 	}
+
 	b.checkConsole("navigation")
 }
 
@@ -134,11 +137,14 @@ func testSelection(s *scene, b *tab) {
 	b.runActions("the first box", chromedp.Click(`tbody tr:nth-child(2) input[name=pick]`))
 	b.waitUntil("Shift and a click on another box", `(() => { document.querySelector('tbody tr:nth-child(5) input[name=pick]').dispatchEvent(new MouseEvent('click', {bubbles: true, cancelable: true, shiftKey: true})); return true; })()`)
 	b.waitForText("(4)")
+
 	b.clickButton("Discard …")
 	b.waitForText("removed for good")
 	b.waitUntil("the focus on the question", "document.activeElement.getAttribute('aria-label') === 'Effect of this action'")
+
 	b.runActions("Escape", chromedp.KeyEvent(kb.Escape))
 	b.waitUntil("the list", `location.pathname === '/dead' && document.querySelector('input[name=pick]')`)
+
 	if n := s.countDocuments("outbox_dead", bson.D{}); n != forbidden+expired {
 		b.t.Errorf("%d dead letters are left", n)
 	}

@@ -154,15 +154,18 @@ func rollOverOplog(t *testing.T, s *kit.Scene, position bson.Timestamp) {
 	t.Helper()
 	noise := s.Client.Database(s.Prefix + "_noise").Collection("noise")
 	oplog := s.Client.Database("local").Collection("oplog.rs")
+
 	stacktest.Eventually(t, "the oplog has lost the position", func() bool {
 		for range 4 {
 			if _, err := noise.InsertOne(t.Context(), bson.D{{Key: "bytes", Value: make([]byte, 512<<10)}}); err != nil {
 				t.Fatal(err)
 			}
 		}
+
 		var oldest struct {
 			TS bson.Timestamp `bson:"ts"`
 		}
+
 		if err := oplog.FindOne(t.Context(), bson.D{}, options.FindOne().SetSort(bson.D{{Key: "$natural", Value: 1}})).Decode(&oldest); err != nil {
 			t.Fatal(err)
 		}
@@ -322,14 +325,18 @@ func TestLostHistoryMayHalt(t *testing.T) {
 	s := kit.New(t, kit.Options{Set: map[string]any{"lost_history": "halt"}})
 	topics := s.ReadTopics()
 	deliverSome(t, s, topics)
+
 	node := "n2-" + s.Prefix[len(s.Prefix)-8:]
 	lost := stacktest.FailCommand(t, "outrelay stream "+node, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"aggregate"}}, {Key: "errorCode", Value: 286}})
+
 	p := s.StartRelay()
 	p.WaitForLog("set lost_history: sweep")
 	lost()
 	s.WaitForStatus("halted", func(st kit.Status) bool { return st.State == "halted" })
+
 	p.Terminate()
 	p.WaitExit()
+
 	s.StartLoad(kit.Load{Events: 50}).WaitDone()
 	s.StartRelay() // the oplog does reach back
 	s.CheckDelivery(topics)

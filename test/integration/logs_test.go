@@ -84,11 +84,13 @@ func (w watchedLogs) checkEachOnce(problem string, most int) {
 				times[l.message+l.attrs]++
 			}
 		}
+
 		for text, n := range times {
 			if n > 1 {
 				w.t.Errorf("%s, %s: %d times %q", problem, p.Node, n, text)
 			}
 		}
+
 		if len(problems) > most {
 			w.t.Errorf("%s, %s: %d lines, want at most %d: %q", problem, p.Node, len(problems), most, problems)
 		}

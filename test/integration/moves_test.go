@@ -50,16 +50,19 @@ func checkOnlyOnce(t *testing.T, records []*kit.Record, events ...event.Event) (
 	if len(records) != len(events) {
 		t.Errorf("%d records, want %d", len(records), len(events))
 	}
+
 	want := map[string]int{}
 	for i, e := range events {
 		want[e.ID().String()] = i + 1
 	}
+
 	last := map[string]int{} // by key
 	for _, r := range records {
 		at := want[r.Header(record.HeaderID)]
 		if at == 0 || at <= last[string(r.Key)] {
 			t.Errorf("record %s@%d of key %s is none of the events, or out of order", r.Topic, r.Offset, r.Key)
 		}
+
 		last[string(r.Key)] = at
 		if r.Header(record.HeaderRedelivered) != "" {
 			flagged++
@@ -203,18 +206,22 @@ func copyDatabase(t *testing.T, from *mongo.Database, to *mongo.Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, name := range names {
 		cursor, err := from.Collection(name).Find(t.Context(), bson.D{})
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		var all []bson.Raw
 		if err := cursor.All(t.Context(), &all); err != nil {
 			t.Fatal(err)
 		}
+
 		if len(all) == 0 {
 			continue
 		}
+
 		if _, err := to.Database(from.Name()).Collection(name).InsertMany(t.Context(), all); err != nil {
 			t.Fatal(err)
 		}

@@ -64,14 +64,17 @@ func (l *listener) get(path, token string) (code int, body string) {
 // login sends the form of the page and returns the cookie of the session, or nil.
 func (l *listener) login(token string) *http.Cookie {
 	l.t.Helper()
+
 	form := url.Values{"name": {"ann"}, "token": {token}}
 	req, err := http.NewRequestWithContext(l.t.Context(), http.MethodPost, l.address+"/login", strings.NewReader(form.Encode()))
 	if err != nil {
 		l.t.Fatal(err)
 	}
+
 	req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	req.Header.Set("Origin", l.address)
 	res, _ := l.send(req)
+
 	for _, c := range res.Cookies() {
 		if c.Value != "" {
 			return c

@@ -25,17 +25,22 @@ import (
 func TestFanOut(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order", "audit"}})
+
 	both := []string{s.TopicOf("order"), s.TopicOf("audit")}
 	s.SetConfig("topics.rules", []any{map[string]any{"match": map[string]any{"aggregatetype": "order"}, "to": both}})
 	s.Route = func(string) []string { return both }
+
 	topics := s.ReadTopics("order", "audit")
 	p := s.StartRelay()
 	p.WaitTookOver()
+
 	load := s.StartLoad(kit.Load{Rate: 500})
 	topics.WaitDistinct(400)
+
 	p.Kill()
 	s.StartRelay().WaitTookOver()
 	topics.WaitDistinct(2*s.Ledger.CountCommitted() + 100)
+
 	load.Stop()
 	s.CheckDelivery(topics)
 }

@@ -211,6 +211,7 @@ func TestScenarioNames(t *testing.T) {
 		if code != 1 || out != "" || errOut == "" {
 			t.Errorf("dev %q: exit code %d\n%s%s", args, code, out, errOut)
 		}
+
 		if len(args) == 2 && args[0] == "--scenario" {
 			for _, n := range []string{"broker-outage", "consumer", "drop", "lost-history", "poison", "purge", "retry", "saga", "scheduled", "slots"} {
 				if !bytes.Contains([]byte(errOut), []byte(n)) {

@@ -41,6 +41,7 @@ func startSecuredServers(t *testing.T) securedServers {
 			Props: map[string]string{"listener.name.sasl_ssl.sasl.enabled.mechanisms": "SCRAM-SHA-512"},
 		},
 	})
+
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	if err := os.WriteFile(ca, stack.CA(), 0o600); err != nil {
 		t.Fatal(err)

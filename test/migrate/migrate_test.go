@@ -226,13 +226,16 @@ func TestMoveFromPoller(t *testing.T) {
 func (s *scene) markSent() (margin int64) {
 	s.t.Helper()
 	_, clusterTime := s.stopRelay()
+
 	at := bson.NewObjectIDFromTimestamp(time.Unix(int64(clusterTime.T), 0).Add(-pollerMargin))
 	copy(at[4:], make([]byte, 8)) // as ObjectId.createFromTime of the shell
+
 	outbox, unsent := s.db.Collection("outbox"), bson.E{Key: "sent", Value: false}
 	filter := bson.D{unsent, {Key: "_id", Value: bson.D{{Key: "$lt", Value: at}}}, {Key: "state", Value: nil}}
 	if _, err := outbox.UpdateMany(s.t.Context(), filter, bson.D{{Key: "$set", Value: bson.D{{Key: "sent", Value: true}}}}); err != nil {
 		s.t.Fatal(err)
 	}
+
 	margin, err := outbox.CountDocuments(s.t.Context(), bson.D{unsent, {Key: "_id", Value: bson.D{{Key: "$gte", Value: at}}}})
 	if err != nil {
 		s.t.Fatal(err)
@@ -341,12 +344,14 @@ func (s *scene) warmUp() {
 		if err != nil {
 			s.t.Fatal(err)
 		}
+
 		seen := func() bool {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.written[id] = written{"warm-up", n}
 			return len(s.arrived[id]) > 0
 		}
+
 		for end := time.Now().Add(time.Second); time.Now().Before(end); {
 			if seen() {
 				s.forgetSkipped()
@@ -354,6 +359,7 @@ func (s *scene) warmUp() {
 			}
 			<-time.After(20 * time.Millisecond)
 		}
+
 		if time.Now().After(deadline) {
 			s.t.Fatal("the connector sends nothing")
 		}
@@ -412,12 +418,14 @@ func TestMoveFromMongoKafka(t *testing.T) {
 // TestConfigurationsOfTheGuides: each configuration in docs/migrate is valid.
 func TestConfigurationsOfTheGuides(t *testing.T) {
 	t.Parallel()
+
 	files, err := filepath.Glob("../../docs/migrate/*.md")
 	if err != nil || len(files) != 6 {
 		t.Fatalf("%d guides, %v", len(files), err)
 	}
 	s := newScene(t)
 	s.env = nil
+
 	found := 0
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -429,6 +437,7 @@ func TestConfigurationsOfTheGuides(t *testing.T) {
 			if err := os.WriteFile(path, m[1], 0o600); err != nil {
 				t.Fatal(err)
 			}
+
 			var v struct {
 				OK       bool  `json:"ok"`
 				Warnings []any `json:"warnings"`
@@ -440,6 +449,7 @@ func TestConfigurationsOfTheGuides(t *testing.T) {
 			found++
 		}
 	}
+
 	if found != 5 {
 		t.Errorf("%d configurations in the guides", found)
 	}

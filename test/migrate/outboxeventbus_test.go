@@ -112,6 +112,7 @@ func (s *scene) insertEvent(ctx context.Context, key string, n int) (string, err
 	if err != nil {
 		return "", err
 	}
+
 	_, err = s.db.Collection("outbox").InsertOne(ctx, bson.D{
 		{Key: "_id", Value: id},
 		{Key: "aggregatetype", Value: "order"},
@@ -128,20 +129,24 @@ func (s *scene) insertEvent(ctx context.Context, key string, n int) (string, err
 func (s *scene) forgetCompletion() {
 	s.t.Helper()
 	rows := s.db.Collection("outbox_events")
+
 	cur, err := rows.Find(s.t.Context(), bson.D{{Key: "status", Value: "completed"}}, options.Find().SetLimit(again))
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	var sent []struct {
 		ID any `bson:"_id"`
 	}
 	if err := cur.All(s.t.Context(), &sent); err != nil {
 		s.t.Fatal(err)
 	}
+
 	ids := bson.A{}
 	for _, row := range sent {
 		ids = append(ids, row.ID)
 	}
+
 	reset := bson.D{{Key: "$set", Value: bson.D{{Key: "status", Value: "created"}}}}
 	if res, err := rows.UpdateMany(s.t.Context(), bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, reset); err != nil || res.ModifiedCount != again {
 		s.t.Fatalf("%+v, %v", res, err)
@@ -151,14 +156,17 @@ func (s *scene) forgetCompletion() {
 // completeImported marks the imported rows as completed, by the commands of the guide. The rows of the publisher are old by then.
 func (s *scene) completeImported() {
 	s.t.Helper()
+
 	rows := s.db.Collection("outbox_events")
 	if _, err := rows.UpdateMany(s.t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "expireInSeconds", Value: int32(0)}}}}); err != nil {
 		s.t.Fatal(err)
 	}
+
 	cur, err := s.state.Collection("imports").Find(s.t.Context(), bson.D{{Key: "_id.ns", Value: s.db.Name() + ".outbox_events"}})
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	var marks []struct {
 		ID struct {
 			ID any `bson:"id"`
@@ -167,15 +175,18 @@ func (s *scene) completeImported() {
 	if err := cur.All(s.t.Context(), &marks); err != nil {
 		s.t.Fatal(err)
 	}
+
 	ids := bson.A{}
 	for _, m := range marks {
 		ids = append(ids, m.ID.ID)
 	}
+
 	taken := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
 	filter := bson.D{{Key: "$or", Value: bson.A{taken, bson.D{{Key: "status", Value: "completed"}}}}}
 	completed := bson.D{{Key: "$set", Value: bson.D{
 		{Key: "status", Value: "completed"}, {Key: "keepAlive", Value: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC)},
 	}}}
+
 	res, err := rows.UpdateMany(s.t.Context(), filter, completed)
 	if err != nil || len(ids) == 0 || res.ModifiedCount < int64(len(ids)) {
 		s.t.Fatalf("%d marks, %+v, %v", len(ids), res, err)

@@ -61,16 +61,19 @@ type written struct {
 func newScene(t *testing.T) *scene {
 	t.Helper()
 	client := stacktest.Client(t)
+
 	s := &scene{
 		t: t, db: stacktest.Database(t, client), state: stacktest.Database(t, client), topics: stacktest.NewTopics(t),
 		dir: t.TempDir(), written: map[string]written{}, arrived: map[string][]*kgo.Record{},
 	}
+
 	s.topic = s.topics.Create("order", 4)
 	s.env = []string{
 		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_MONGODB_STATE=" + s.state.Name(),
 		"OUTRELAY_KAFKA_BROKERS=" + strings.Join(stacktest.Brokers(t), ","), "OUTRELAY_WATCH=" + s.db.Name() + ".outbox",
 		"OUTRELAY_WATCHER=orders", "OUTRELAY_TOPICS_TEMPLATE=" + s.topics.Prefix + "{aggregatetype}", "OUTRELAY_HTTP_LISTEN=off",
 	}
+
 	s.ctx, s.stop = context.WithCancel(t.Context())
 	t.Cleanup(func() {
 		s.stop()
@@ -84,10 +87,12 @@ func (s *scene) write(insert func(ctx context.Context, key string, number int) (
 	ctx, cancel := context.WithCancel(s.ctx)
 	var running sync.WaitGroup
 	defer s.writers.Go(running.Wait)
+
 	for k := range keys {
 		running.Go(func() {
 			key, tick := fmt.Sprint("customer-", k), time.NewTicker(40*time.Millisecond)
 			defer tick.Stop()
+
 			// Numbers of a later call are higher.
 			for n := s.countWritten(); ; n++ {
 				select {
@@ -95,18 +100,21 @@ func (s *scene) write(insert func(ctx context.Context, key string, number int) (
 					return
 				case <-tick.C:
 				}
+
 				// The insert that runs when the writing stops ends as well.
 				id, err := insert(context.WithoutCancel(ctx), key, n)
 				if err != nil {
 					s.t.Error(err)
 					return
 				}
+
 				s.mu.Lock()
 				s.written[id] = written{key, n}
 				s.mu.Unlock()
 			}
 		})
 	}
+
 	return func() {
 		cancel()
 		running.Wait()
@@ -170,11 +178,13 @@ func (s *scene) insertPayload(ctx context.Context, key string, payload any) (str
 // follow reads topic and files each record under the id of its event, until the test ends.
 func (s *scene) follow(topic string, idOf func(r *kgo.Record) string) {
 	s.t.Helper()
+
 	client, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(s.t)...), kgo.ConsumeTopics(topic),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchIsolationLevel(kgo.ReadCommitted()))
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	ctx, cancel := context.WithCancel(context.WithoutCancel(s.t.Context()))
 	done := make(chan struct{})
 	go func() {
@@ -189,6 +199,7 @@ func (s *scene) follow(topic string, idOf func(r *kgo.Record) string) {
 			})
 		}
 	}()
+
 	s.t.Cleanup(func() {
 		cancel()
 		<-done
@@ -205,9 +216,11 @@ func (s *scene) waitArrived(what string, ok func(events, records int) bool) {
 		events, records := len(s.arrived), s.records
 		met := ok(events, records)
 		s.mu.Unlock()
+
 		if met {
 			return
 		}
+
 		if time.Now().After(deadline) {
 			s.t.Fatalf("waiting for %s: %d events in %d records", what, events, records)
 		}
@@ -287,14 +300,17 @@ func (s *scene) outrelay(v any, args ...string) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 2*time.Minute)
 	defer cancel()
+
 	cmd := exec.CommandContext(ctx, kit.Binary(s.t, ""), append(args, "--json")...)
 	cmd.Env = append(os.Environ(), s.env...)
 	var diagnosis strings.Builder
 	cmd.Stderr = &diagnosis
 	out, err := cmd.Output()
+
 	if err == nil {
 		err = json.Unmarshal(out, v)
 	}
+
 	if err != nil {
 		s.t.Fatalf("outrelay %s: %v\n%s%s", strings.Join(args, " "), err, diagnosis.String(), out)
 	}
@@ -320,12 +336,14 @@ func (s *scene) start(name string, env []string, path string, args ...string) *e
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	cmd := exec.Command(path, args...)
 	cmd.Dir, cmd.Env = s.dir, append(os.Environ(), env...)
 	cmd.Stdout, cmd.Stderr = file, file
 	if err := cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
+
 	s.t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -366,6 +384,7 @@ func (s *scene) startConnect(plugin string, distributed bool, config map[string]
 		Plugin: plugin, Name: "orders", Config: config, Brokers: stacktest.Brokers(s.t), JVM: []string{"-Xmx512m"},
 		Distributed: distributed, Prefix: s.topics.Prefix,
 	})
+
 	if err == nil {
 		s.t.Cleanup(func() {
 			if s.t.Failed() {
@@ -375,9 +394,11 @@ func (s *scene) startConnect(plugin string, distributed bool, config map[string]
 		})
 		err = w.Launch()
 	}
+
 	if err == nil {
 		err = w.Create(s.t.Context(), false)
 	}
+
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -167,15 +167,18 @@ func TestEveryReplyOfABrokerPasses(t *testing.T) {
 		if key == protocol.SaslHandshake {
 			version = 1
 		}
+
 		msg := reflect.New(reply.TypeOf(key))
 		fill(t, msg.Elem())
 		if s, ok := msg.Interface().(*syncgroup.Response); ok {
 			s.Assignments, _ = protocol.Marshal(0, assignment{Topics: []assigned{{"t", []int32{1, 2}}}})
 		}
+
 		var wire bytes.Buffer
 		if err := protocol.WriteResponse(&wire, version, 7, msg.Interface().(protocol.Message)); err != nil {
 			t.Fatal(err)
 		}
+
 		client, server := net.Pipe()
 		defer func() { _ = client.Close() }()
 		go func() {
@@ -183,12 +186,14 @@ func TestEveryReplyOfABrokerPasses(t *testing.T) {
 			_, _ = server.Write(wire.Bytes())
 			_ = server.Close()
 		}()
+
 		checked := reply.Check(client, bufio.NewReader(client), "b:1")
 		request := binary.BigEndian.AppendUint32(nil, 8)
 		request = binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(request, uint16(key)), uint16(version))
 		if _, err := checked.Write(binary.BigEndian.AppendUint32(request, 7)); err != nil {
 			t.Fatal(err)
 		}
+
 		id, _, err := protocol.ReadResponse(bufio.NewReader(checked), key, version)
 		if err != nil || id != 7 {
 			t.Fatalf("%v version %d: correlation %d, %v", key, version, id, err)

@@ -113,16 +113,19 @@ func TestN29_HolesArePassed(t *testing.T) {
 			set = append(set, b.bytes(t)...)
 		}
 		set = append(set, batchOf{base: 70, offsets: []int32{0}}.bytes(t)[:50]...) // cut off
+
 		w := walker{from: 12, next: 12, aborted: []fetched.Aborted{{Producer: 8, First: 50}}}
 		if err := w.readSet(set); err != nil {
 			t.Fatal(err)
 		}
+
 		if d := cmp.Diff([]int64{13, 52, 54}, offsetsOf(w.out)); d != "" {
 			t.Error(codec, d)
 		}
 		if w.next != 66 {
 			t.Errorf("%v: next is %d", codec, w.next)
 		}
+
 		want := transport.Record{Offset: 13, LeaderEpoch: 7, Time: time.UnixMilli(1003).UTC(), Key: []byte("k"), Headers: []event.Header{{Key: "h", Value: []byte{}}}}
 		if d := cmp.Diff(want, w.out[0]); d != "" {
 			t.Error(d)
@@ -157,17 +160,22 @@ func TestRecordsOfInterleavedAbortedTransactionsAreDropped(t *testing.T) {
 
 func TestBrokenBatchesAreErrorsAndNeverSkipped(t *testing.T) {
 	t.Parallel()
+
 	good := batchOf{base: 0, last: 0, offsets: []int32{0}}.bytes(t)
 	broken := batchOf{base: 1, last: 0, offsets: []int32{0}}.bytes(t)
 	broken[len(broken)-1] ^= 1
+
 	old := batchOf{base: 1, last: 0, offsets: []int32{0}}.bytes(t)
 	old[16] = 1
+
 	short := make([]byte, 20)
+
 	for _, bad := range [][]byte{broken, old, short} {
 		w := walker{}
 		if err := w.readSet(append(append([]byte(nil), good...), bad...)); err != nil || len(w.out) != 1 || w.next != 1 {
 			t.Errorf("%v, %d records, next %d", err, len(w.out), w.next)
 		}
+
 		w = walker{from: 1, next: 1}
 		if err := w.readSet(bad); err == nil || w.next != 1 {
 			t.Errorf("no error; next %d", w.next)
@@ -298,6 +306,7 @@ func walkAll(t *testing.T, set []byte, end int64) (out []transport.Record, alloc
 // A small batch that expands beyond all bounds is read in parts, and what cannot be taken of it is known by its place. It is
 // not parallel because it measures memory.
 func TestABatchThatExpandsWithoutBoundDoesNotStopItsPartition(t *testing.T) { //nolint:paralleltest // see above
+
 	good := batchOf{base: 1000, offsets: []int32{0}}.bytes(t)
 	var many []byte
 	for i := range 300 {
@@ -318,10 +327,12 @@ func TestABatchThatExpandsWithoutBoundDoesNotStopItsPartition(t *testing.T) { //
 		if len(set) > 1<<20 {
 			t.Fatalf("%s: the batch has %d bytes", c.name, len(set))
 		}
+
 		out, allocated := walkAll(t, append(set, good...), 1001)
 		if len(out) != c.n+1 || out[c.n].Offset != 1000 || out[c.n].Err != nil {
 			t.Errorf("%s: %d records, the last %+v", c.name, len(out), out[len(out)-1])
 		}
+
 		for _, r := range out {
 			if bad := r.Offset == c.bad; bad != (r.Err != nil) {
 				t.Errorf("%s: offset %d: %v", c.name, r.Offset, r.Err)

@@ -320,11 +320,13 @@ func TestCredentialsAreSent(t *testing.T) {
 	f := srfake.New(srfake.WithAuth("Basic dXNlcjpwYXNz")) // user:pass
 	t.Cleanup(f.Close)
 	f.SeedSchema("orders-value", 1, 1, sr.Schema{Schema: orderV1})
+
 	for password, ok := range map[string]bool{"pass": true, "wrong": false} {
 		c, err := registry.New(f.URL(), registry.WithBasicAuth(registry.Credentials{Username: "user", Password: password}))
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		if _, err := c.Avro(t.Context(), registry.Schema{Subject: "orders-value"}); (err == nil) != ok {
 			t.Errorf("password %s: got error %v", password, err)
 		}

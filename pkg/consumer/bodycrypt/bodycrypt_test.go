@@ -69,14 +69,17 @@ func TestEncryptedBodiesAreReadByHandlersAlone(t *testing.T) {
 		body := rapid.SliceOfN(rapid.Byte(), 0, 300).Draw(rt, "body")
 		ev := event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", body), event.WithHeader("tenant", []byte("x")))
 		m := emitted(t, ev, bodycrypt.Encrypt(k, "tenant", "absent"))
+
 		if len(m.Value) != len(body)+28 || len(body) > 8 && bytes.Contains(m.Value, body) {
 			rt.Fatalf("%d bytes became %d", len(body), len(m.Value))
 		}
+
 		before := bytes.Clone(m.Value)
 		got, err := handled(t.Context(), m, bodycrypt.Decrypt(k))
 		if err != nil || !bytes.Equal(got.Value, body) {
 			rt.Fatalf("decrypted to something else: %v", err)
 		}
+
 		if !bytes.Equal(m.Value, before) || got == m {
 			rt.Fatal("the message itself was decrypted: retry topics would have it in plain")
 		}

@@ -88,11 +88,13 @@ func TestBreakerCountsOnlyFailures(t *testing.T) {
 		},
 	} {
 		b := New(name, append(c.opts, WithMinimum(2))...)
+
 		for range 50 {
 			if n, _ := through(b, c.outcomes...); n != len(c.outcomes) || b.State() != Closed {
 				t.Fatalf("%s: %d of %d passed, %s", name, n, len(c.outcomes), b.State())
 			}
 		}
+
 		through(b, consumer.RetryIn(0, errAway), consumer.Suspend(0, errAway))
 		requireState(t, b, Open, name)
 	}
@@ -126,14 +128,18 @@ func TestAnAnswerFromBeforeAChangeSaysNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		through(b, errAway, errAway)
 		<-time.After(time.Second)
+
 		probe, err := b.allow()
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		late(nil)
 		requireState(t, b, HalfOpen, "the late answer")
+
 		probe(nil)
 		requireState(t, b, Closed, "the probe")
 	})

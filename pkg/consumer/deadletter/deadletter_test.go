@@ -105,13 +105,16 @@ func TestTheExpiryOfLettersCanBeChanged(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		if err := letterparts.EnsureIndexes(t.Context(), desk); err != nil {
 			t.Fatal(err)
 		}
+
 		specs, err := db.Collection(deadletter.DefaultCollection).Indexes().ListSpecifications(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		i := slices.IndexFunc(specs, func(s mongo.IndexSpecification) bool { return s.Name == "expiry" })
 		if i < 0 || specs[i].ExpireAfterSeconds == nil || time.Duration(*specs[i].ExpireAfterSeconds)*time.Second != after {
 			t.Errorf("indexes for an expiry of %s: got %+v", after, specs)
@@ -250,6 +253,7 @@ func TestEmptyQueriesActOnNothing(t *testing.T) {
 	t.Parallel()
 	onBothStores(t, func(g *graveyard) {
 		g.bury(failed(1, "h", "A"), failed(2, "h", "B"))
+
 		no := false
 		for _, q := range []deadletter.Query{{}, {Requeued: &no}} {
 			if n, err := g.Discard(g.Context(), q); n != 0 || !errors.Is(err, deadletter.ErrEmptyQuery) {
@@ -259,6 +263,7 @@ func TestEmptyQueriesActOnNothing(t *testing.T) {
 				g.Errorf("requeued %d (%v), want ErrEmptyQuery", n, err)
 			}
 		}
+
 		if n, err := g.Discard(g.Context(), deadletter.Query{Name: "A"}); n != 1 || err != nil {
 			g.Errorf("discarded %d (%v), want 1", n, err)
 		}

@@ -84,6 +84,7 @@ func TestTwoWhoRequeueAtOnceShareNothing(t *testing.T) {
 		for n := range letters {
 			g.bury(failed(n, "h", "A"))
 		}
+
 		var wg sync.WaitGroup
 		var total atomic.Int64
 		for range 3 {
@@ -95,6 +96,7 @@ func TestTwoWhoRequeueAtOnceShareNothing(t *testing.T) {
 				total.Add(n)
 			})
 		}
+
 		wg.Wait()
 		if n := g.countHandedBack("h"); total.Load() != letters || n != letters {
 			g.Errorf("requeued %d letters, and %d messages wait; want %d", total.Load(), n, letters)
