@@ -163,6 +163,7 @@ func rejectUnknownTopics(root *cobra.Command) {
 		if help.Name() != "help" {
 			continue
 		}
+
 		help.Run = nil
 		help.RunE = func(_ *cobra.Command, args []string) error {
 			of, rest, err := root.Find(args)

@@ -93,6 +93,7 @@ func Connect(cfg config.Config, log *slog.Logger) (*Adopter, func(), error) {
 // matches [ErrRefused]. It reads the change stream from the position on, at some ten thousand events a second.
 func (a *Adopter) Plan(ctx context.Context, src Source) (Report, error) {
 	r := Report{Watcher: a.cfg.Watcher, DryRun: true}
+	// Checks that cost nothing come first: counting repeats reads the whole stream from the position on.
 	if err := a.checkUnowned(ctx, src, &r); err != nil {
 		return r, err
 	}
@@ -407,6 +408,7 @@ func (a *Adopter) Write(ctx context.Context, r Report, actor string) (Report, er
 		{Key: "max_repeats", Value: r.MaxRepeats},
 		{Key: "actor", Value: actor},
 	})
+	// The position is stored already: an error alone would lead the operator to repeat the command.
 	if err != nil {
 		return r, fmt.Errorf("done, but not written to the events log: %w", err)
 	}

@@ -42,6 +42,7 @@ func readOffsetFile(path string) ([]rawOffset, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the offset file: %w", err)
 	}
+	// A file this large is no offset file. The limit protects against a wrong path.
 	if len(data) > maxFile {
 		return nil, fmt.Errorf("reading %s: it has more than %d bytes; %w", path, maxFile, errNotOffsets)
 	}
@@ -93,6 +94,7 @@ func (r *javaReader) class(name string, flags byte, fields int) {
 		r.bad = true
 	}
 
+	// The values of these fields follow later; here are only their types and names.
 	for range fields {
 		r.byte()
 		r.text()

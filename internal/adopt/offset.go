@@ -201,6 +201,7 @@ func parseToken(text string) (resume.Position, error) {
 			token = resume.TokenOf(doc.Data)
 		}
 	} else if raw, err := base64.StdEncoding.DecodeString(text); err == nil && bson.Raw(raw).Validate() == nil {
+		// A token in hexadecimal is valid base64 too, so the decoded bytes must be a document.
 		token = resume.Token(raw)
 	} else {
 		token = resume.TokenOf(strings.ToUpper(text))

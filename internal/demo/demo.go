@@ -142,6 +142,7 @@ func (d *demo) startServers(ctx context.Context, o devstack.Options) error {
 	}
 	o.Progress = d.showProgress
 	stack, err := devstack.Start(ctx, o)
+	// An interrupted start is no failure of the servers.
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("starting the servers: %w", context.Cause(ctx))
 	}
@@ -149,6 +150,7 @@ func (d *demo) startServers(ctx context.Context, o devstack.Options) error {
 		return err
 	}
 
+	// The servers are children of this process: even an exit on a second signal has to stop them.
 	if d.options.Stopper != nil {
 		d.options.Stopper(func() {
 			d.stopping.Store(true)
@@ -157,6 +159,7 @@ func (d *demo) startServers(ctx context.Context, o devstack.Options) error {
 		})
 	}
 	d.stack = stack
+	// Servers that the environment names may hold data of other runs.
 	if usesGivenServers(stack) {
 		d.names = uniqueNames()
 	}
@@ -201,6 +204,7 @@ func (d *demo) connectClients(ctx context.Context) error {
 		return err
 	}
 
+	// A short run would end before the second kill.
 	rate := limitRate(d.options.Rate, d.options.Events, d.options.KillEvery)
 	if rate < d.options.Rate {
 		d.view.printLine("  pace              %d events/s, so that at least two kills fall into %s events",

@@ -54,14 +54,17 @@ func (f *follower) readOnce(ctx context.Context) {
 	}
 
 	o := ownership{epoch: doc.Epoch, acquiredAt: doc.AcquiredAt, paused: doc.Control.Paused}
+	// An expired lease has no owner, whichever node the document names.
 	if doc.Owner != "" && doc.ExpiresAt.After(now) {
 		o.node = doc.Node
 	}
+
 	f.mu.Lock()
 	newEpoch := o.epoch > f.current.epoch
 	f.current = o
 	f.mu.Unlock()
 
+	// The callback runs without the lock, so that it may call currentOwner.
 	if newEpoch && f.onAcquired != nil {
 		o.node = doc.Node
 		f.onAcquired(o)

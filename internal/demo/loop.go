@@ -220,6 +220,7 @@ func (d *demo) killOwner(ctx context.Context) error {
 		return err
 	}
 
+	// The watcher of the processes treats any other end of a relay as a failure of the demo.
 	owner.markExpected()
 	d.beginOutage(true)
 	if err := owner.prog.Kill(); err != nil {
@@ -234,6 +235,7 @@ func (d *demo) killOwner(ctx context.Context) error {
 	}
 	d.mu.Unlock()
 
+	// The former standby becomes the owner, so the new process is the standby.
 	_, err = d.relays.startRelay()
 	return err
 }

@@ -76,6 +76,7 @@ func (d *demo) removeLeftovers(ctx context.Context) {
 		return
 	}
 
+	// The run may have ended with its context: the removal has its own time.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	err := errors.Join(

@@ -99,6 +99,7 @@ func newRelays(
 		"lease":   map[string]any{"ttl": leaseTTL.String(), "renew": renew.String()},
 		"log":     map[string]any{"level": "info", "format": "text"},
 	}
+	// Scenarios replace whole sections.
 	maps.Copy(config, sections)
 	text, err := yaml.Marshal(config)
 	if err != nil {
@@ -134,6 +135,7 @@ func (r *relays) startRelay() (*relay, error) {
 	r.lastNumber++
 	x := &relay{node: "a-" + strconv.Itoa(r.lastNumber), http: addr}
 	args := []string{"run", "--config", r.config}
+	// The full slice expression makes append copy the settings: all relays share them.
 	for _, s := range append(r.settings[:len(r.settings):len(r.settings)], "node="+x.node, "http.listen="+addr, "address="+addr) {
 		args = append(args, "--set", s)
 	}
@@ -145,6 +147,7 @@ func (r *relays) startRelay() (*relay, error) {
 
 	r.wg.Go(func() {
 		<-x.prog.Done()
+		// The receiver of the end must not find the relay among the live relays.
 		r.removeRelay(x)
 		select {
 		case r.ended <- x:

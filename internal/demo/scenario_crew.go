@@ -187,6 +187,7 @@ func (s *stage) repeatSome(ctx context.Context) (r *repeater, done func() error,
 
 	ctx, cancel := context.WithCancel(ctx)
 	r = &repeater{queue: make(chan devstack.Message, 100)}
+	// Only first records count, otherwise a repeated record would be repeated again.
 	onRecord := func(m devstack.Message) {
 		if m.Header(record.HeaderRedelivered) != "" || r.seen.Add(1)%repeatOneOf != 0 {
 			return

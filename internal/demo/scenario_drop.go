@@ -93,6 +93,7 @@ func (s *stage) dropOutbox(ctx context.Context, f *DropFinding) error {
 	if err := s.outboxCollection().Drop(ctx); err != nil {
 		return fmt.Errorf("dropping the outbox: %w", err)
 	}
+	// The drop removes events that were committed and not delivered.
 	s.check.Excuse()
 	began := time.Now()
 	f.Drops++
@@ -101,6 +102,7 @@ func (s *stage) dropOutbox(ctx context.Context, f *DropFinding) error {
 	if err != nil && !collectionExists(err) {
 		return fmt.Errorf("creating the outbox again: %w", err)
 	}
+	// Events before the drop may still arrive: only an increase from here on proves that the relay goes on.
 	before, _ := s.check.Progress()
 	s.printEvent("the outbox is dropped and created again")
 

@@ -59,10 +59,12 @@ func runHistory(ctx context.Context, s *stage) (Finding, error) {
 		return f, err
 	}
 
+	// The events of the gap: the oplog no longer covers them.
 	down := time.Now()
 	if f.Orphaned, err = s.orphanEvents(ctx, position); err != nil {
 		return f, err
 	}
+	// This transaction is open when the sweep begins, which cannot read its events yet.
 	slow, err := s.openTransaction(ctx)
 	if err != nil {
 		return f, err
@@ -93,6 +95,7 @@ func runHistory(ctx context.Context, s *stage) (Finding, error) {
 		return f, err
 	}
 
+	// A sweep flags each record, because the event may have been sent before.
 	r := s.check.Report()
 	f.Redelivered = r.Flagged
 	f.Repeated = r.Repeated
@@ -118,6 +121,7 @@ func (s *stage) deliverSome(ctx context.Context) (bson.Timestamp, error) {
 	if err := s.awaitArrival(ctx); err != nil {
 		return bson.Timestamp{}, err
 	}
+	// The position must not move any more: the events of the gap come after it.
 	s.stopAndWait(x)
 
 	doc, _, err := lease.Read(ctx, s.follow.coll, watcherID)

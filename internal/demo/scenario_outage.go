@@ -70,6 +70,7 @@ func runOutage(ctx context.Context, s *stage) (Finding, error) {
 	f.OutageS = roundSeconds(back.Sub(began))
 	f.Backlog = committed - delivered
 	s.printEvent("Kafka is back; %s events wait", formatThousands(f.Backlog))
+	// A relay that halted instead of waiting would never catch up.
 	err = s.awaitCondition(ctx, "a lag below one second", patience, func() bool { return s.currentLag() < time.Second })
 	if err != nil {
 		return f, err
@@ -87,6 +88,7 @@ func runOutage(ctx context.Context, s *stage) (Finding, error) {
 		return f, err
 	}
 
+	// The outage must cost neither attempts of envelopes nor the lease.
 	f.Takeovers = int(s.follow.currentOwner().epoch - epoch)
 	if f.Attempts, err = s.sumAttempts(ctx); err != nil {
 		return f, err

@@ -82,6 +82,7 @@ func (p poison) buildEnvelope(id uuid.UUID, key string) bson.D {
 		{Key: "ts", Value: bson.Timestamp{}},
 	}
 
+	// nil removes a field.
 	for _, s := range p.set {
 		i := slices.IndexFunc(doc, func(e bson.E) bool { return e.Key == s.Key })
 		switch {
@@ -125,6 +126,7 @@ func runPoison(ctx context.Context, s *stage) (Finding, error) {
 	}
 
 	s.printEvent("all good ones have arrived")
+	// Dead letters may be written later than the good envelopes arrive.
 	err = s.awaitCondition(ctx, "a dead letter of each poisoned envelope", patience, func() bool {
 		n, err := s.deadCollection().CountDocuments(ctx, deadletter.Letters())
 		return err == nil && int(n) >= len(bad)
@@ -146,6 +148,7 @@ func (s *stage) insertPoison(ctx context.Context, n int) (map[uuid.UUID]inserted
 	for i := range n {
 		kind := kinds[i%len(kinds)]
 		id := uuid.Must(uuid.NewV7())
+		// Keys of the load, so that a poisoned envelope could block good ones.
 		key := fmt.Sprintf("customer-%d%02d", 1+i%workers, i/workers%customers)
 		if _, err := s.outboxCollection().InsertOne(ctx, kind.buildEnvelope(id, key)); err != nil {
 			return all, fmt.Errorf("inserting a poisoned envelope: %w", err)
@@ -189,9 +192,11 @@ func (s *stage) comparePoison(ctx context.Context, bad map[uuid.UUID]inserted, f
 		delete(bad, id)
 	}
 
+	// Envelopes that are left in bad have no dead letter.
 	for id, was := range bad {
 		s.recordBroken("no dead letter of %s, which is %s", id, was.class)
 	}
+	// The defects include an empty aggregateid.
 	poisoned := bson.D{{Key: "aggregateid", Value: bson.D{{Key: "$in", Value: bson.A{"poison", ""}}}}}
 	if left := s.countEnvelopes(ctx, poisoned); left != 0 {
 		s.recordBroken("%d poisoned envelopes are still in the outbox", left)

@@ -74,6 +74,7 @@ const (
 func runPurge(ctx context.Context, s *stage) (Finding, error) {
 	f := &PurgeFinding{}
 	perPair := max(s.options.Events/purgePairs, 1)
+	// Envelopes that get this timestamp are older than the retention, so they may be purged at once.
 	old := &oldEnvelopes{stage: s, stamp: uint32(time.Now().Add(-purgeRetention - time.Minute).Unix()), perPair: perPair}
 	if err := old.insertOld(ctx); err != nil {
 		return f, err
@@ -273,6 +274,7 @@ func (o *oldEnvelopes) countGone(ctx context.Context, pair int) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("finding old envelopes: %w", err)
 	}
+	// The increment of a timestamp is the number of the envelope, from 1.
 	return int(oldest.TS.I) - 1 - from, nil
 }
 
@@ -305,6 +307,7 @@ func (rs purgeRounds) computeFigures(f *PurgeFinding, perPair int) {
 	var with50, with99, none50, none99 []float64
 	var took time.Duration
 	for i, r := range rs {
+		// A quantile of few records is chance.
 		if n := min(len(r.with), len(r.without)); n < purgeLeast {
 			f.Broken = append(f.Broken, fmt.Sprintf("pair %d has a measurement of only %d records", i+1, n))
 		}
@@ -322,6 +325,7 @@ func (rs purgeRounds) computeFigures(f *PurgeFinding, perPair int) {
 	f.WithP99MS = median(with99)
 	f.NoneP50MS = median(none50)
 	f.NoneP99MS = median(none99)
+	// The median of the ratios is robust against one pair with a pause of the machine.
 	f.Ratio = median(f.Ratios)
 	f.PurgeRate = float64(int(float64(perPair*len(rs)) / max(took.Seconds(), 0.001)))
 }
@@ -350,6 +354,7 @@ func (s *stage) countPurged(ctx context.Context, f *PurgeFinding, young int) err
 		return fmt.Errorf("counting the remaining envelopes: %w", err)
 	}
 
+	// kept counts the exceptions and the scheduled events, which a purge must never remove.
 	f.Kept = int(kept)
 	f.Overstayed = int(left - kept)
 	f.Purged = s.options.Events/purgePairs*purgePairs - f.Overstayed

@@ -157,6 +157,7 @@ func (s *stage) missTopic(ctx context.Context, others *load, f *RetryFinding) er
 // refuseRecords makes Kafka reject the first event of some keys, appends more events of each key,
 // and then makes the topic accept the records.
 func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
+	// With an age limit of 0, Kafka rejects each record that arrives later than its timestamp.
 	if err := s.setAge(ctx, "0"); err != nil {
 		return err
 	}
@@ -168,6 +169,7 @@ func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
 	if err := s.appendTo(ctx, held, laterEvents); err != nil {
 		return err
 	}
+	// Envelopes are blocked for a short time only, so the maximum is noted.
 	updateBlocked := func() bool {
 		f.Blocked = max(f.Blocked, s.countEnvelopes(ctx, stateIs(envelope.StateBlocked)))
 		return f.Blocked > 0
@@ -187,6 +189,7 @@ func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
 	s.printEvent("Kafka rejected the first events of %d keys, and accepts them now. "+
 		"Later events of these keys wait, events of other keys do not", f.Refused)
 
+	// The order matters: events of other keys must arrive while the rejected events still wait.
 	waiting := func() bool { return s.countEnvelopes(ctx, stateIs(envelope.StateRetry)) > 0 }
 	err = s.awaitCondition(ctx, "events of other keys are delivered", patience, func() bool {
 		updateBlocked()
@@ -302,6 +305,7 @@ func (s *stage) appendKey(ctx context.Context, key string, n int) error {
 	for range n {
 		id := uuid.Must(uuid.NewV7())
 		payload := fmt.Appendf(nil, `{"of":%q}`, key)
+		// The checker gets the event before its commit, because the relay may be faster than the acknowledgement.
 		s.check.Begin(check.Event{
 			ID:     id.String(),
 			Key:    key,

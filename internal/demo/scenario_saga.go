@@ -87,6 +87,7 @@ func runSaga(ctx context.Context, s *stage) (_ Finding, err error) {
 	if err != nil {
 		return f, err
 	}
+	// The repeater publishes records a second time: the saga must ignore them.
 	r, stopRepeater, err := s.repeatSome(ctx)
 	if err != nil {
 		return f, err
@@ -96,6 +97,7 @@ func runSaga(ctx context.Context, s *stage) (_ Finding, err error) {
 	began := time.Now()
 	asked := make(chan error, 1)
 	s.loads.Go(func() { asked <- s.askSteps(ctx, steps) })
+	// The kill comes after half of the steps, while both members handle messages.
 	if err := s.killNode(ctx, c, members[0], steps*sagas/2); err != nil {
 		return f, err
 	}

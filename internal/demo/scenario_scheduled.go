@@ -360,10 +360,12 @@ func (c *calendar) computeFigures(f *ScheduledFinding, killed, acquired time.Tim
 			continue
 		}
 		late := d.seen.Sub(d.at)
+		// The clocks of the relay and this process differ a little.
 		if late < -dueClock {
 			f.Early++
 		}
 		all = append(all, late)
+		// The takeover delays the other events, so their lateness does not measure the timers.
 		if d.seen.Before(acquired) || d.at.After(firstOfNext) {
 			outside = append(outside, late)
 		}

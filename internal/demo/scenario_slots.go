@@ -195,6 +195,7 @@ func (r *slotsRun) comeAndGo(ctx context.Context, a, b *relay) error {
 	}
 
 	for round := range 2 {
+		// An orderly end releases the lease; a kill lets it expire. Both must move the slot.
 		r.stage.printEvent("%s leaves", b.node)
 		r.stage.stopAndWait(b)
 		if err := r.awaitShared(ctx, a, a); err != nil {

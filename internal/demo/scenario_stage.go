@@ -62,6 +62,7 @@ func (s *stage) createTopics(ctx context.Context) error {
 // consumer.
 func (s *stage) playScenario(ctx context.Context) (Finding, error) {
 	ctx, s.cancel = context.WithCancelCause(ctx)
+	// The watchers outlive the scenario's context: they must see the end of the relays as well.
 	watch, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
 	var watchers sync.WaitGroup
 	watchers.Go(func() { s.follow.Run(watch) })
@@ -69,6 +70,7 @@ func (s *stage) playScenario(ctx context.Context) (Finding, error) {
 	watchers.Go(func() { devstack.Tail(watch, s.stack.Brokers(), s.topics, s.handleRecord) })
 
 	f, err := s.scenario.run(ctx, s)
+	// If a watcher has ended the scenario, the cause explains the error.
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
 	}
@@ -293,6 +295,8 @@ func (s *stage) completeOutcome(ctx context.Context, o *Outcome, took time.Durat
 	if int(dead) != s.wantDead {
 		s.recordBroken("%d dead letters, %d expected", dead, s.wantDead)
 	}
+
+	// The run has ended: each event that still waits is lost.
 	r := s.check.Report()
 	if err := r.Err(); err != nil {
 		s.recordBroken("%v", err)

@@ -118,6 +118,7 @@ func (a *Access) identifyByToken(r *http.Request) (caller admin.Caller, problem 
 		ok = ok && strings.EqualFold(scheme, "Bearer")
 		token = strings.TrimSpace(token)
 	}
+	// A bearer token comes without a user name.
 	if name == "" {
 		name = "token"
 	}

@@ -252,6 +252,7 @@ func extendDeadline(limit time.Duration) func(huma.Context, func(huma.Context)) 
 func serveNotFound(w http.ResponseWriter, r *http.Request, mux *http.ServeMux) {
 	probe := r.Clone(r.Context())
 	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPatch} {
+		// The mux cannot list the methods of a path, so each method is tried.
 		probe.Method = method
 		if _, pattern := mux.Handler(probe); pattern != "/api/" && pattern != "" && method != r.Method {
 			w.Header().Add("Allow", method)

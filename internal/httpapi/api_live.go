@@ -157,6 +157,7 @@ func (a *api) streamOverview(ctx context.Context, in *Empty, send sse.Sender) {
 	for n := 1; ; n++ {
 		o, err := a.live.overview(ctx, op)
 		msg := sse.Message{ID: n, Data: o, Retry: int(liveReconnect.Milliseconds())}
+		// The stream goes on after an error: the page shows the problem until an overview succeeds.
 		if err != nil {
 			msg.Data = LiveProblem{logging.Clean(err.Error())}
 		}

@@ -140,10 +140,12 @@ func (r *importRun) convertRow(coll *mongo.Collection, t table, raw bson.Raw) (c
 			return converted{}, err
 		}
 	}
+
 	it, err := t.convert(row{raw}, r.options)
 	if err != nil {
 		return converted{}, err
 	}
+
 	c := converted{item: it, kind: it.kindAt(r.now), mark: markOf(coll, raw.Lookup("_id"))}
 	c.doc, err = it.envelope(r.source.name, raw.Lookup("_id"), c.kind, r.options)
 	return c, err
@@ -276,6 +278,7 @@ func (r *importRun) moveDead(ctx context.Context, fence mongodb.Fencer, list []c
 			return err
 		}
 
+		// outrelay has never tried to send the event, so the reason comes from the other library.
 		reason := c.item.reason
 		if reason == "" {
 			reason = r.source.name + " gave it up"

@@ -266,7 +266,9 @@ func (im *Importer) checkStatus(ctx context.Context, coll *mongo.Collection, t t
 	if t.status == nil {
 		return nil
 	}
+
 	name := t.status.field
+	// The server looks for an unknown status, so no row is transferred if all are valid.
 	raw, err := coll.FindOne(ctx, everySpelling(name, bson.D{{Key: "$nin", Value: t.status.known()}})).Raw()
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return nil
@@ -274,6 +276,7 @@ func (im *Importer) checkStatus(ctx context.Context, coll *mongo.Collection, t t
 	if err != nil {
 		return mongodb.Refusal(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
+
 	return refusalf("%s: expected the %s %s; found %s in the row %s. Such a row would be left out",
 		mongodb.Namespace(coll), name, strings.Join(t.status.known(), ", "), row{raw}.field(name), raw.Lookup("_id"))
 }
@@ -284,6 +287,7 @@ func (im *Importer) checkLocks(ctx context.Context, coll *mongo.Collection, t ta
 		return nil
 	}
 
+	// Payloads may be large; a lock needs a few fields.
 	fields := bson.D{}
 	for _, name := range t.lock.fields {
 		for _, n := range spellings(name) {

@@ -111,6 +111,7 @@ func (r row) id(name string) (any, error) {
 		subtype, data := v.Binary()
 		return guid(subtype, data)
 	case bson.TypeString:
+		// Only the canonical spelling becomes a UUID: the text of any other spelling would change.
 		if u, err := uuid.Parse(v.StringValue()); err == nil && u.String() == strings.ToLower(v.StringValue()) {
 			return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: u[:]}, nil
 		}

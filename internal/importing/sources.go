@@ -311,6 +311,7 @@ func convertWolverineScheduled(r row, _ Options) (*item, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Wolverine also schedules messages for its own handlers, which never reach a broker.
 	if r.text("messageType") != scheduledEnvelope {
 		return nil, errors.New("it is scheduled for a handler of the service, not for a topic")
 	}

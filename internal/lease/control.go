@@ -142,6 +142,7 @@ func readDocument(ctx context.Context, coll *mongo.Collection, id string) (Docum
 		Doc Document  `bson:"doc"`
 		Now time.Time `bson:"now"`
 	}
+
 	found, err := mongodb.AggregateAll[reply](ctx, coll, "reading watcher "+id, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "_id", Value: id}}}},
 		{{Key: "$project", Value: bson.D{{Key: "doc", Value: "$$ROOT"}, {Key: "now", Value: "$$NOW"}}}},
@@ -149,6 +150,7 @@ func readDocument(ctx context.Context, coll *mongo.Collection, id string) (Docum
 	if err != nil {
 		return Document{}, time.Time{}, err
 	}
+
 	if len(found) == 0 {
 		return Document{}, time.Time{}, fmt.Errorf("reading watcher %s: %w", id, ErrNotFound)
 	}

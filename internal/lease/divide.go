@@ -92,6 +92,7 @@ func lowerOffsets(a, b map[string][]int64) map[string][]int64 {
 				have[p] = at
 			}
 		}
+
 		a[topic] = have
 	}
 	return a

@@ -135,11 +135,16 @@ func (t template) appendTo(dst []byte, v *envelope.View, m *Meta) (_ []byte, wor
 func (t template) findProblem(v *envelope.View, m *Meta, from envelope.Finding) string {
 	for _, p := range t.placeholders() {
 		text, finding := p.appendTo(nil, v, m)
-		switch {
+
 		// An empty text would name another topic. In a header it has no such effect.
-		case finding == envelope.Found && from == envelope.Missing && p.name != "" && len(text) == 0:
+		if finding == envelope.Found && from == envelope.Missing && p.name != "" && len(text) == 0 {
 			return p.kind + " " + p.name + " is empty"
-		case finding < from:
+		}
+		if finding < from {
+			continue
+		}
+
+		switch {
 		case p.kind == kindField:
 			return v.DescribeField(p.name, finding)
 		case finding == envelope.TooLong:

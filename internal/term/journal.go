@@ -98,6 +98,7 @@ func (j *journal) recordFenceEvent(e fence.Event) {
 	if !j.fence.addEvent(e) {
 		return
 	}
+
 	j.inBackground(func(ctx context.Context) {
 		j.fence.writeEach(func(e fence.Event, n int) {
 			kind := nodes.Kind("kafka_" + strings.ReplaceAll(string(e.Kind), "-", "_"))

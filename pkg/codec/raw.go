@@ -38,6 +38,7 @@ func (raw) Decode(_ context.Context, data []byte, into any) error {
 
 	switch val := ptr.Elem(); {
 	case isBytes(val):
+		// The caller keeps data and may change it.
 		val.SetBytes(bytes.Clone(data))
 	case val.Kind() == reflect.String:
 		val.SetString(string(data))

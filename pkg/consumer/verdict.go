@@ -171,6 +171,7 @@ func (d *decider) chooseByRetry(r *Retry, m *Message, a failures) verdict {
 	// The number of the failed attempt.
 	n := max(max(a.Total, 1)-a.Spared, 1)
 	later := n - len(r.Quick)
+
 	switch {
 	case r.MaxAttempts > 0 && n >= r.MaxAttempts, r.isOverdue(a):
 		return r.giveUp()

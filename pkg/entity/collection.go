@@ -122,6 +122,7 @@ func (c *Collection[T, I]) replaceDocument(ctx context.Context, t T, g *entitypa
 	}
 
 	ok, err := c.docs.Replace(ctx, doc, g)
+	// A missing entity and a changed version both match no document: a second read separates them.
 	if err == nil && !ok {
 		err = c.mismatchError(ctx, *c.id(&t), g)
 	}
@@ -168,6 +169,7 @@ func (c *Collection[T, I]) storeOver(ctx context.Context, t T) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
+	// If another insert is faster, this returns ErrExists, and Store or the transaction tries again.
 	if len(found) == 0 {
 		return c.Insert(ctx, t)
 	}
@@ -200,12 +202,14 @@ func (c *Collection[T, I]) DeleteEntity(ctx context.Context, t T) error {
 		return fmt.Errorf("%s: %w", c.docs.Name(), err)
 	}
 
+	// Without WithVersion there is no version to compare.
 	var g *entityparts.Guard
 	if c.versionPtr != nil {
 		g = &entityparts.Guard{Field: c.versionKey, Version: *c.versionPtr(&t)}
 	}
 
 	n, err := c.docs.Delete(ctx, []bson.RawValue{key}, g)
+	// A missing entity and a changed version both match no document: a second read separates them.
 	if err == nil && n == 0 {
 		err = c.mismatchError(ctx, id, g)
 	}

@@ -131,6 +131,7 @@ func parseID[I ID](s string) (id I, err error) {
 
 // idFromValue returns the id in v, which must have exactly the BSON type of I.
 func idFromValue[I ID](v bson.RawValue) (id I, err error) {
+	// The types must be equal: the queries of the collection would not match an id of another BSON type.
 	wrong := fmt.Errorf("invalid _id: BSON type %s is not a valid %s", v.Type, kindOf[I]())
 	switch p := any(&id).(type) {
 	case *uuid.UUID:

@@ -61,6 +61,7 @@ func NewProjector[T any, I ID](coll *mongo.Collection, name string, opts ...Opti
 	}
 
 	p := &Projector[T, I]{config: cfg, view: v, name: name}
+	// An Option has no type parameter, so the type of the function is checked here.
 	if cfg.project != nil {
 		f, ok := cfg.project.(func(T) (any, error))
 		if !ok || f == nil {

@@ -111,6 +111,7 @@ func (r *Recorded[T, I]) DeleteAll(ctx context.Context) (int64, error) {
 
 // deleteChunk deletes the first chunk of entities and returns their number.
 func (r *Recorded[T, I]) deleteChunk(ctx context.Context) (int64, error) {
+	// Deleted entities are gone from the next scan, so each chunk starts at the beginning.
 	docs, err := r.entities.docs.Scan(ctx, bson.RawValue{}, r.entities.chunk)
 	if err != nil {
 		return 0, err
@@ -148,6 +149,7 @@ func (r *Recorded[T, I]) RecordAll(ctx context.Context) (n int64, err error) {
 			return n, err
 		}
 
+		// The position moves after the transaction, because a repeated transaction must read the same entities.
 		n += int64(len(docs))
 		after = docs[len(docs)-1].Lookup("_id")
 	}

@@ -61,6 +61,7 @@ const envelopeOverhead = 512
 // appendPayload appends the payload. Documents and arrays are BSON values already.
 func appendPayload(dst []byte, p Payload) []byte {
 	t := p.typ
+	// A payload without a type is a tombstone: the record has no value.
 	if t == 0 {
 		t = bson.TypeNull
 	}

@@ -45,6 +45,7 @@ func (e Event) Validate() error {
 	switch {
 	case e.id.IsZero():
 		v.addProblem("the event was not made by New")
+	// A UUID or ObjectID of zeros is an id that the service never set.
 	case strings.Trim(e.id.val, "\x00") == "" && e.id.typ != bson.TypeString:
 		v.addProblem("id is all zeros")
 	case e.id.val == "":
@@ -74,12 +75,14 @@ func (e Event) Validate() error {
 		v.checkText("header name", h.Key, false)
 	}
 
+	// The zero time is a date that the service never set: such an event would be due at once.
 	if e.scheduled && e.dueAt.IsZero() {
 		v.addProblem("dueAt is the zero time")
 	}
 	v.checkDate("time", e.time)
 	v.checkDate("dueAt", e.dueAt)
 	v.checkDate("expiresAt", e.expiresAt)
+	// The relay would drop such an event without a delivery.
 	if !e.expiresAt.IsZero() && !e.dueAt.IsZero() && !e.expiresAt.After(e.dueAt) {
 		v.addProblem("expiresAt %s is not after dueAt %s",
 			e.expiresAt.UTC().Format(time.RFC3339), e.dueAt.UTC().Format(time.RFC3339))

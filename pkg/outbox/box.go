@@ -58,6 +58,7 @@ func New(db *mongo.Database, opts ...Option) (*Box, error) {
 		return nil, err
 	}
 
+	// Without majority, a failover could roll back an event that the service believes to be stored.
 	majority := options.Collection().
 		SetWriteConcern(writeconcern.Majority()).
 		SetReadConcern(readconcern.Majority()).

@@ -102,6 +102,7 @@ func (b *Box) Scheduled(ctx context.Context, q ScheduledQuery) iter.Seq2[Schedul
 	return func(yield func(ScheduledEvent, error) bool) {
 		var page agenda.Page
 		for first := true; first || page.Next != ""; first = false {
+			// Each page checks again: the caller may have committed the transaction in the body of the loop.
 			err := transaction.CheckOptional(ctx)
 			if err == nil {
 				page, err = b.store.ReadPage(ctx, q.toAgenda(), scheduledPageSize, page.Next)

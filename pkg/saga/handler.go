@@ -72,14 +72,17 @@ func (h *handler[S]) handleMessage(ctx context.Context, m *consumer.Message) err
 
 // findID returns the id of the saga of m.
 func (h *handler[S]) findID(rt *route[S], payload any, m *consumer.Message) (any, error) {
+	// The function of By comes first: it selects the field that identifies the saga.
 	text := ""
 	if rt.id != nil {
 		text = rt.id(payload)
 	}
+	// Messages that a saga caused carry the id in a header.
 	if text == "" {
 		header, _ := m.Header(HeaderID)
 		text = string(header)
 	}
+	// Without By, the events of an aggregate belong to the saga of that aggregate.
 	if text == "" && rt.id == nil {
 		text = cmp.Or(m.Aggregate.ID, string(m.Key))
 	}

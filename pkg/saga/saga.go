@@ -73,10 +73,12 @@ func Define[S any](name string, opts ...Option) *Saga[S] {
 	set.keep = cmp.Or(set.keep, 7*24*time.Hour)
 	set.held = cmp.Or(set.held, 100)
 
+	// The name becomes the name of a collection, so the limits of MongoDB apply.
 	if name == "" || len(name) > 200 || name == sagas.TypesCollection ||
 		strings.ContainsAny(name, "$\x00") || strings.HasPrefix(name, "system.") {
 		s.addProblem("the name %q is no valid collection name, or it is %s", name, sagas.TypesCollection)
 	}
+	// "1" is a valid id of each kind but UUID.
 	if _, err := sagas.ParseID(set.ids, "1"); err != nil && set.ids != sagas.UUID {
 		s.addProblem("unknown kind of ids %q", set.ids)
 	}
@@ -202,6 +204,7 @@ func addRoute[S, P any](s *Saga[S], t event.Type[P], opts []StepOption[P]) *rout
 		s.addProblem("a type of events has no name")
 	case strings.Contains(t.Name, "*"):
 		s.addProblem("type %q is a pattern; use the exact name of a type", t.Name)
+	// One type has one decoder, whichever steps use it.
 	case r.payload != reflect.TypeFor[P]():
 		s.addProblem("type %q has the payloads %s and %s", t.Name, r.payload, reflect.TypeFor[P]())
 	}
@@ -261,6 +264,7 @@ func (s *Saga[S]) Handler(box *outbox.Box) (consumer.Handler, error) {
 	if box == nil {
 		problems = append(problems, "the outbox is nil")
 	}
+	// Without such a step no saga would ever exist, and all messages would be Missing.
 	starts := false
 	for name, r := range s.routes {
 		starts = starts || r.start != nil

@@ -189,6 +189,7 @@ func (c *Checker) endTransaction(s state, acknowledged time.Time, ids []string) 
 
 		e.state = s
 		e.committedAt = acknowledged
+		// An excused event is not expected until its first record arrives.
 		if e.excused && s == committed && e.missingTopics() > 0 {
 			c.excuseEventLocked(e)
 			continue
@@ -199,6 +200,7 @@ func (c *Checker) endTransaction(s state, acknowledged time.Time, ids []string) 
 			c.report.Committed++
 			c.countDeliveredLocked(e)
 		case aborted:
+			// The relay reads only committed events, so a record of an aborted event has no origin.
 			c.report.Aborted++
 			if len(e.seenTopics) > 0 {
 				c.report.Phantoms += len(e.seenTopics)
@@ -338,6 +340,7 @@ func (c *Checker) checkOrderLocked(e *event, d Delivery) DeliveryKind {
 		kind = Disordered
 		c.report.Strayed++
 		c.addExampleLocked("%s: its key was in partition %d before", formatPlace(d), order.partition)
+		// The key stays in the new partition, so that one move counts once.
 		order.partition = d.Partition
 	}
 	if e.number < order.last {

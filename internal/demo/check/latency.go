@@ -99,6 +99,7 @@ func (l *Latency) resolveOutageLocked() {
 
 	var first time.Time
 	for _, s := range l.outageSamples {
+		// Records that were seen before the takeover come from the killed owner.
 		if !s.seen.Before(l.acquiredAt) && (first.IsZero() || s.seen.Before(first)) {
 			first = s.seen
 		}

@@ -39,6 +39,7 @@ func (c *Checker) Report() Report {
 
 	r := c.report
 	r.Examples = append([]string(nil), c.report.Examples...)
+	// Only a committed event can wait: the outcome of the others is open.
 	for _, e := range c.open {
 		if e.state != committed {
 			continue
@@ -100,6 +101,7 @@ func (c *Checker) Missing() []Missing {
 		if e.state != committed {
 			continue
 		}
+		// Without a list of topics, one record in any topic is enough.
 		if e.topics == nil {
 			out = append(out, Missing{e.id, e.key, ""})
 		}

@@ -60,6 +60,7 @@ func (w *witness) handleOrder(ctx context.Context, m *consumer.Message) error {
 	}
 	increment := bson.D{{Key: "$inc", Value: bson.D{{Key: "count", Value: int64(1)}}}}
 	opts := options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)
+	// Transactions of one key conflict on the counter, so its value is the place of the effect.
 	err = w.db.Collection(countersColl).FindOneAndUpdate(ctx, fieldEquals("_id", key), increment, opts).Decode(&counter)
 	if err != nil {
 		return fmt.Errorf("counting the effects of a key: %w", err)

@@ -114,6 +114,7 @@ func Run(ctx context.Context, s Spec, logs io.Writer) (err error) {
 		return fmt.Errorf("connecting to MongoDB: %w", err)
 	}
 	defer func() {
+		// ctx has usually ended when this runs.
 		disconnectCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
 		defer cancel()
 		err = errors.Join(err, client.Disconnect(disconnectCtx))
@@ -133,6 +134,7 @@ func Run(ctx context.Context, s Spec, logs io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
+	// The witness sees each assignment between Kafka and the consumer.
 	recorded, _ := consumerparts.Option(consumerparts.Surroundings{Transport: &recordedTransport{kafka, w}}).(consumer.Option)
 	c, err := consumer.New(s.Group, db,
 		consumer.WithTopics(s.Topics...),

@@ -61,6 +61,7 @@ func (w *witness) registerSaga(ctx context.Context, c *consumer.Consumer) error 
 	}
 
 	walks := saga.Define[sagaState](sagaName, saga.WithIDs(saga.Int32IDs), saga.WithTombstone(time.Hour))
+	// Messages of a saga have different keys, so any of them may arrive first and start it.
 	saga.StartOrOn(walks, stepAsked, func(_ context.Context, in *saga.Instance[sagaState], s step) error {
 		in.State.Done = append(in.State.Done, s.N)
 		in.Emit(stepTaken.New(in.ID(), s))

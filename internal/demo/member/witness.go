@@ -57,6 +57,7 @@ type Counts struct {
 // startReporting stores the counts every 200 ms, and once more when stop is called. stop blocks
 // until that is done.
 func (w *witness) startReporting(ctx context.Context) (stop func()) {
+	// The drain still handles messages after the end of ctx.
 	ctx = context.WithoutCancel(ctx)
 	ended := make(chan struct{})
 	var wg sync.WaitGroup

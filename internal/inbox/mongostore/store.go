@@ -57,6 +57,7 @@ func New(db *mongo.Database, s inbox.Settings) *Store {
 		SetWriteConcern(writeconcern.Majority()).
 		SetReadConcern(readconcern.Majority()).
 		SetReadPreference(readpref.Primary())
+
 	return &Store{
 		client:    db.Client(),
 		markers:   db.Collection(s.Collection, concerns),

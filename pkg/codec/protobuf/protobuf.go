@@ -73,6 +73,7 @@ func (c messageCodec) Decode(_ context.Context, data []byte, into any) error {
 		return err
 	}
 
+	// Only a complete message reaches the caller's variable.
 	ptr.Elem().Set(fresh)
 	return nil
 }

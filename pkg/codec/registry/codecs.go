@@ -51,6 +51,7 @@ func newAvroCodec(ctx context.Context, client *Client, s sr.SubjectSchema) (*avr
 // parseAvro parses a schema, after those to which it refers.
 func (c *Client) parseAvro(ctx context.Context, s sr.Schema) (*avro.Schema, error) {
 	var known avro.SchemaCache
+	// A schema can name only types that the parser has seen before.
 	err := c.eachReference(ctx, s, func(_, definition string) error {
 		if _, err := known.Parse(definition); err != nil {
 			return fmt.Errorf("%w: %w", ErrSchema, err)
@@ -91,6 +92,7 @@ func (c *avroCodec) Decode(ctx context.Context, data []byte, into any) (err erro
 		return err
 	}
 	schema := c.own
+	// Avro payloads do not describe themselves: they are read with the schema of the writer.
 	if id != c.id {
 		if schema, err = c.resolved.get(id, func() (*avro.Schema, error) { return c.resolveWriter(ctx, id) }); err != nil {
 			return err
@@ -98,6 +100,7 @@ func (c *avroCodec) Decode(ctx context.Context, data []byte, into any) (err erro
 	}
 
 	tail, err := schema.Decode(rest, into)
+	// Bytes that are left mean that the payload was written with another schema than its header names.
 	if err == nil && len(tail) > 0 {
 		err = fmt.Errorf("%d bytes are left", len(tail))
 	}
@@ -113,6 +116,7 @@ func (c *avroCodec) resolveWriter(ctx context.Context, id int) (*avro.Schema, er
 	if err != nil {
 		return nil, err
 	}
+	// An id is unique in the registry over all types of schemas.
 	if s.Type != sr.TypeAvro {
 		return nil, fmt.Errorf("%w %d is of type %v, not Avro", ErrSchema, id, s.Type)
 	}
@@ -299,6 +303,7 @@ func (c *jsonCodec) Decode(ctx context.Context, data []byte, into any) error {
 		return err
 	}
 	schema := c.own
+	// The writer's schema decides whether the payload is valid: the reader's may be stricter.
 	if id != c.id {
 		if schema, err = c.writers.get(id, func() (*jsonschema.Schema, error) { return c.compileWriter(ctx, id) }); err != nil {
 			return err

@@ -113,6 +113,7 @@ func New(box *outbox.Box, entries ...Entry) (*Cron, error) {
 			err = errors.New("duplicate name: another entry has it too")
 		}
 
+		// An invalid entry reserves its name as well, so that its duplicates are reported with it.
 		names[e.Name] = true
 
 		if err != nil {
@@ -258,6 +259,7 @@ const (
 // retried, with delays of up to 30 s for each entry.
 func (c *Cron) Run(ctx context.Context) error {
 	for _, e := range c.entries {
+		// After an earlier Run, another process may have changed the states: they are read again.
 		e.started = false
 		e.nextCheck = time.Time{}
 	}

@@ -210,6 +210,7 @@ func (c *Cron) cancelAhead(ctx context.Context, state entryState, now time.Time)
 		return nil //nolint:nilerr // a zone that this machine does not have
 	}
 
+	// The ids of firings are derived from the name and the time, so they need not be stored.
 	ids := []event.ID{}
 	for at := nextFiringIn(fires, zone, now); !at.IsZero() && !at.After(state.Last); at = nextFiringIn(fires, zone, at) {
 		ids = append(ids, event.NewID(c.firingID(state.Name, at)))
@@ -237,6 +238,7 @@ func (c *Cron) Forget(ctx context.Context, name string) error {
 		if err != nil || !known {
 			return err
 		}
+		// Together with the state, in one transaction: otherwise, firings without an entry could stay.
 		if err := c.cancelAhead(ctx, state, now); err != nil {
 			return err
 		}

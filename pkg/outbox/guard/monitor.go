@@ -90,6 +90,7 @@ func pipelineWrites(cmd bson.Raw) bool {
 		return false
 	}
 
+	// MongoDB allows these stages only at the end of a pipeline.
 	last, ok := stages[len(stages)-1].DocumentOK()
 	if !ok {
 		return false
