@@ -128,7 +128,8 @@ logins: a password or a certificate.`,
 	return c
 }
 
-// setPeerDefaults replaces the defaults of flags that a comparison with other publishers has of its own.
+// setPeerDefaults sets the defaults of a comparison with other publishers for flags that the user
+// did not set.
 func setPeerDefaults(c *cobra.Command, o *bench.Options) {
 	for name, set := range map[string]func(){
 		"events":  func() { o.Events = bench.DefaultPeerEvents },

@@ -117,7 +117,8 @@ func newDeadListCommand(p *program) *cobra.Command {
 	return c
 }
 
-// printOtherLetters prints the number of letters of handlers after a list of those of the relay.
+// printOtherLetters prints the number of letters of handlers after a list of the relay's dead
+// letters.
 func (f *deadFilter) printOtherLetters(ctx context.Context, w io.Writer, op admin.Operator) error {
 	if f.Source == admin.FromHandler {
 		return nil

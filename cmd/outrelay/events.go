@@ -221,7 +221,7 @@ func (a *operatorCommand) followEvents(ctx context.Context, op admin.Operator, f
 	}
 }
 
-// readEventsSince returns the entries since last, and those of the followOverlap before it, the newest first.
+// readEventsSince returns the entries since followOverlap before last, the newest first.
 func readEventsSince(ctx context.Context, op admin.Operator, f admin.EventFilter, last time.Time) ([]admin.LogEvent, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()

@@ -19,7 +19,7 @@ import (
 type reloader struct {
 	*program
 	running  config.Config                               // the configuration that the relay was started with
-	apply    func(next config.Config) (applied []string) // applies what the relay can; nil applies nothing
+	apply    func(next config.Config) (applied []string) // applies the changes that need no restart; nil applies nothing
 	onReload func(applied, waiting []string, err error)
 }
 

@@ -1,5 +1,5 @@
-// Package activity keeps what an owner has delivered lately: figures of each topic over the last minute, the last place
-// in each topic, and a sample of the events.
+// Package activity summarizes the latest deliveries of an owner: figures of each topic over the last minute, the last
+// place in each topic, and a sample of the events.
 //
 // It has one [Log] for each term of ownership, in memory. The owner stores a [Report] of it every few seconds, so that other
 // processes can show it.

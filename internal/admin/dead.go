@@ -18,7 +18,7 @@ import (
 )
 
 // DeadFilter selects dead letters by text that operators type. A letter matches if it fulfills all
-// conditions that are set. The tags of the filters are those of the API, in a query and in a body.
+// conditions that are set. The filters have the tags of the API, in a query and in a body.
 type DeadFilter struct {
 	Collection    string    `query:"collection" json:"collection,omitempty" maxLength:"255" doc:"Only this outbox, as database.collection."`
 	IDs           []string  `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Only dead letters of these envelopes."`
@@ -71,7 +71,7 @@ func (f DeadFilter) toQuery() (deadletter.Query, error) {
 	return q, errors.Join(errs...)
 }
 
-// checkValues returns an error if a value is none of those that exist, or if the window is empty.
+// checkValues returns an error if a value does not exist, or if the window is empty.
 func (f DeadFilter) checkValues(classes []string) error {
 	var errs []error
 	checkValue := func(name, value string, allowed ...string) {
@@ -155,7 +155,8 @@ func parseIDs(text string) []event.ID {
 	return ids
 }
 
-// Letters are the dead letters of a watcher, and those of handlers. [DeadFilter.Source] and [DeadRef.Source] select.
+// Letters are the dead letters of a watcher and of handlers. [DeadFilter.Source] and
+// [DeadRef.Source] select.
 type Letters struct{ op Operator }
 
 // ofHandlers returns the letters of handlers.

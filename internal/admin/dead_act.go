@@ -22,7 +22,7 @@ const (
 // DeadOptions are the options of a requeue.
 type DeadOptions struct {
 	IgnoreExpiry bool     // of letters of the relay: also requeue expired envelopes, without their expiry
-	Handlers     []string // of letters of handlers: the handlers that get the messages, instead of those that gave up
+	Handlers     []string // of letters of handlers: the handlers that get the messages, instead of the handlers that failed
 	DryRun       bool     // write nothing
 }
 

@@ -188,8 +188,8 @@ func (w Waiting) applyToCollections(
 			}
 			out.Failed += n
 
-			// A watcher may read a thousand collections, so only those with a match cost a
-			// transaction with the fence.
+			// A watcher may read a thousand collections, so only a collection with a match
+			// costs a transaction with the fence.
 			if n == 0 || dryRun {
 				continue
 			}

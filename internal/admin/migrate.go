@@ -72,7 +72,7 @@ func (x Indexes) Migrate(ctx context.Context) (MigrationReport, error) {
 	})
 }
 
-// Rebuild creates missing indexes, replaces those that differ, and drops the indexes of older
+// Rebuild creates missing indexes, replaces different ones, and drops the indexes of older
 // versions. While an index is built, purges and queries of its collection are slow.
 func (x Indexes) Rebuild(ctx context.Context) (Verification, error) {
 	if _, err := x.Migrate(ctx); err != nil {

@@ -23,8 +23,8 @@ import (
 	"github.com/outrelay/outrelay/internal/routing"
 )
 
-// Operator acts on one watcher. Its methods, and those of the subjects that it returns, are
-// everything that an operator can see and do. They are safe for concurrent use.
+// Operator acts on one watcher. Its methods and its subjects offer everything that an
+// operator can see and do. They are safe for concurrent use.
 //
 // State and Watcher are required. If another function is nil, the use-cases that need it return
 // [ErrUnavailable]. The fields must not change after the first use.
@@ -260,7 +260,7 @@ const maxAuditWait = 5 * time.Second
 
 // logOutcome logs an action whose result is actionErr, even if the action's context has ended. It
 // returns actionErr joined with its own error. While the action's context lasts, logOutcome has no
-// time limit of its own, so that a slow server does not cause a missing entry.
+// own time limit, so that a slow server does not cause a missing entry.
 func (o Operator) logOutcome(actionCtx context.Context, kind nodes.Kind, fields bson.D, actionErr error) error {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(actionCtx))
 	defer cancel()

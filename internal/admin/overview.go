@@ -51,7 +51,7 @@ type Check struct {
 	Watcher string `json:"watcher,omitempty"`
 	Status  string `json:"status"` // ok, warn or fail
 	Detail  string `json:"detail"`
-	Fix     string `json:"fix,omitempty"` // what the operator can do
+	Fix     string `json:"fix,omitempty"` // the next step of the operator
 }
 
 // The statuses of a check.

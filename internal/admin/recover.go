@@ -144,7 +144,7 @@ func (r Recovery) OrderSweep(ctx context.Context, from time.Time) error {
 	return r.op.logAction(ctx, "recover_ordered", bson.D{{Key: "from", Value: from}})
 }
 
-// Adopt accepts state that was copied from another replica set as the state of this one (N5).
+// Adopt accepts state that was copied from another replica set (N5).
 func (r Recovery) Adopt(ctx context.Context) error {
 	replicaSet, err := lease.ReplicaSetID(ctx, r.op.State.Client())
 	if err != nil {

@@ -176,8 +176,8 @@ func readEnvelopes(
 	return docs, *at, nil
 }
 
-// fields returns the projection of a replay: what the routing needs, and null for a payload. The relay stores the
-// ordering key in the field key, also with a mapping.
+// fields returns the projection of a replay: the fields for the routing, and null for a payload. The relay stores
+// the ordering key in the field key, also with a mapping.
 func (q replayQuery) fields() bson.D {
 	if q.whole {
 		return bson.D{}

@@ -254,7 +254,7 @@ func (q *requeue) update(replay string, seal []byte) mongo.WriteModel {
 		set = append(set, bson.E{Key: "key", Value: mongodb.Literal(q.Key)})
 	}
 
-	// The outcome of the earlier delivery does not belong to this one.
+	// The outcome of the earlier delivery does not belong to the replay.
 	drop := bson.A{"sentAt", "sent", "lastError", "history", "claim"}
 	if q.Pending != nil {
 		set = append(set, bson.E{Key: "pending", Value: mongodb.Literal(q.Pending)})

@@ -33,7 +33,7 @@ func (o Operator) findServices(ctx context.Context, database string) (serviceCol
 		// Only inboxes have a collection of offsets, and their own names are free.
 		bson.D{{Key: "name", Value: bson.Regex{Pattern: offsetsSuffix + "$"}}},
 	}}}
-	// A user who may not list all collections gets those that the user may read.
+	// A user without the right to list all collections gets the readable ones.
 	authorized := options.ListCollections().SetAuthorizedCollections(true)
 	names, err := db.ListCollectionNames(ctx, filter, authorized)
 	if err != nil {

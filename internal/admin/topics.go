@@ -17,7 +17,7 @@ import (
 // maxTopicLetters bounds the letters of one collection that are counted by topic.
 const maxTopicLetters = 10_000
 
-// Activity is what the owners of a watcher have delivered lately, by their reports.
+// Activity reads the latest deliveries from the reports of a watcher's owners.
 type Activity struct{ op Operator }
 
 // Activity returns the activity of the watcher.

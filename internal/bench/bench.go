@@ -124,7 +124,7 @@ type bench struct {
 	Options
 	stack   *devstack.Stack // nil if both servers were given
 	servers []int           // known processes of the servers
-	mongods []int           // those of MongoDB
+	mongods []int           // databases of MongoDB
 	login   *config.Config  // nil: without logins
 	client  *mongo.Client
 	cluster *cluster

@@ -14,8 +14,9 @@ import (
 // ticksPerSecond is USER_HZ, which is 100 on every platform that Go runs on.
 const ticksPerSecond = 100
 
-// processUsage reads what a process has used. CPU time comes from the scheduler's nanoseconds, because a
-// drain uses less than a second and the clock ticks of /proc/<pid>/stat are 10 ms.
+// processUsage reads the CPU time and memory that a process has used. CPU time comes from the
+// scheduler's nanoseconds, because a drain uses less than a second and the clock ticks of
+// /proc/<pid>/stat are 10 ms.
 func processUsage(pid int) (usage, bool) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

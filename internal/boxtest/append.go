@@ -314,7 +314,7 @@ func middleware(t *testing.T, f Fixture) {
 		t.Errorf("the last event has the header %q, want that of the middleware", it.Key)
 	}
 
-	// The id is the one that Cancel needs.
+	// Cancel needs this id.
 	renamed := event.NewID("renamed")
 	rename := func(next outbox.AppendFunc) outbox.AppendFunc {
 		return func(ctx context.Context, ev event.Event) error { return next(ctx, ev.With(event.WithID("renamed"))) }

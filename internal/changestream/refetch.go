@@ -31,7 +31,7 @@ func Lost(err error) bool {
 // until take returns false. The event and the document are valid only during the call.
 //
 // If it reaches the cluster time at which it was called, it returns errNotInStream. If the history is
-// gone, it returns the server's error. It opens a stream of its own, so it may be called during Run.
+// gone, it returns the server's error. It opens another stream, so it may be called during Run.
 func (s *Stream) Refetch(
 	ctx context.Context, after resume.Position,
 	want func(*Event) bool, take func(ev *Event, document []byte) (more bool),

@@ -15,7 +15,7 @@ import (
 type Problem struct {
 	Path    string `json:"path"`              // the key, or the name of a file or an environment variable
 	Line    int    `json:"line,omitempty"`    // where the file has the key, from 1; 0 if the value is not from the file
-	Found   string `json:"found,omitempty"`   // the value found, or what is wrong
+	Found   string `json:"found,omitempty"`   // the value found, or the mistake
 	Allowed string `json:"allowed,omitempty"` // the allowed values, or the fix
 }
 

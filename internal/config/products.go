@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// otherProducts are servers that speak the protocol of MongoDB, by the end of their host names, and do not have what the relay
-// needs: change streams with startAfter and tokens after each batch, transactions over several collections, and the oplog.
+// otherProducts are servers that speak the protocol of MongoDB, by the end of their host names, and lack features that the
+// relay needs: change streams with startAfter and tokens after each batch, transactions over several collections, and the
+// oplog.
 var otherProducts = map[string]string{
 	".docdb.amazonaws.com":         "Amazon DocumentDB",
 	".docdb-elastic.amazonaws.com": "Amazon DocumentDB elastic clusters",

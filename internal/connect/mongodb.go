@@ -1,5 +1,5 @@
-// Package connect makes the clients of the configured servers, and looks up what the configuration
-// names on them. The relay uses it, and so do the commands.
+// Package connect makes the clients of the configured servers, and looks up the configured
+// collections and topics on them. The relay uses it, and so do the commands.
 //
 // Blocking: functions without a context do no I/O, except a DNS lookup for a mongodb+srv address. The others block
 // until the server replies or their context ends.

@@ -135,7 +135,7 @@ func (d *demo) isIdle() bool { return d.options.Rate < 0 }
 // hasVisitors reports whether services of the user may append events too.
 func (d *demo) hasVisitors() bool { return d.options.Keep || d.isIdle() }
 
-// startServers starts the servers, or uses those that the environment names.
+// startServers starts the servers, or uses the servers that the environment names.
 func (d *demo) startServers(ctx context.Context, o devstack.Options) error {
 	if err := reachGiven(ctx, o); err != nil {
 		return err

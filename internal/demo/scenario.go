@@ -127,8 +127,7 @@ func FormatFinding(s Scenario, f Finding) string {
 	return strings.Join(lines, "\n")
 }
 
-// brokenPromise is an error that becomes part of the Finding: the relay did not do what was
-// promised.
+// brokenPromise is an error that becomes part of the Finding: the relay broke a promise.
 type brokenPromise struct{ why string }
 
 func (b *brokenPromise) Error() string { return b.why }

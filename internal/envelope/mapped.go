@@ -29,7 +29,8 @@ func (v *View) setTimestamp(c *cursor) error {
 	return setDate(&v.RecordTime, &v.HasRecordTime, c)
 }
 
-// checkComplete checks that the document in v has all required parts, and adds those that the mapping derives.
+// checkComplete checks that the document in v has all required parts, and adds the parts that the
+// mapping derives.
 func (m *Mapping) checkComplete(v *View) error {
 	if m == nil {
 		return v.checkComplete()

@@ -102,7 +102,8 @@ type MappingProblem struct {
 	Reason string
 }
 
-// NewMapping compiles the names. It returns nil if they are those of the contract, and all problems otherwise.
+// NewMapping compiles the names. It returns nil if the names are the contract's, and all problems
+// otherwise.
 func NewMapping(n Names) (*Mapping, []MappingProblem) {
 	if n == (Names{}) {
 		return nil, nil
@@ -126,7 +127,7 @@ func NewMapping(n Names) (*Mapping, []MappingProblem) {
 	for _, name := range append([]string{"_id"}, relayWritten...) {
 		m.byName[name] |= fieldByName([]byte(name))
 	}
-	// Names that are configured but equal to those of the contract need no mapping: the table is faster.
+	// Configured names that equal the contract's need no mapping: the table is faster.
 	if m.isContract() {
 		return nil, nil
 	}

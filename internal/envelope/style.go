@@ -90,7 +90,7 @@ func (w *styleWriter) startLine() {
 	}
 }
 
-// startElement writes what stands before an element of an object or of an array.
+// startElement writes the comma and the white space before an element of an object or of an array.
 func (w *styleWriter) startElement() {
 	first := w.empty
 	w.empty = false

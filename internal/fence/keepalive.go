@@ -27,7 +27,7 @@ import (
 // Errors: ErrSelfMove if a marker is not complete within 5 s, or if the coordinator has forgotten the id. The
 // caller then drains, calls NextGeneration, saves Senders and takes over again. errNoHealthy: nothing was
 // kept alive, so the caller tries again within minutes. ErrFenced, or the end of ctx. Without idle and spare
-// partitions nothing was sent, so there is nothing to keep.
+// partitions no record was sent, so there is no id to keep.
 func (s *Session) KeepAlive(ctx context.Context, idle, spare []record.TopicPartition) error {
 	s.txn.Lock()
 	defer s.txn.Unlock()

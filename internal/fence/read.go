@@ -87,7 +87,7 @@ func (r *reader) readAll(ctx context.Context, list []*reading) error {
 		p.corruptReads, p.skippedBase = 0, -1
 		topics[p.Topic] = true
 
-		// The bounds are those of one read.
+		// The bounds apply to one read.
 		p.tail.target, p.tail.bytes, p.tail.span, p.tail.alias = -1, 0, 0, r.alias
 	}
 	names := slices.Collect(maps.Keys(topics))

@@ -15,7 +15,7 @@ type senders []record.Sender
 
 // earlierSenders returns the senders of the watcher document that still matter. The last one is the
 // previous owner: it may have written to every target, not only to the targets in its Open. The others are open
-// where their Open says so. A sender is forgotten if the stored offsets have passed its last records.
+// in the partitions of their Open. A sender is forgotten if the stored offsets have passed its last records.
 func earlierSenders(list []record.Sender, targets []record.TopicPartition, offsets map[string][]int64) senders {
 	var out senders
 	for i, s := range list {

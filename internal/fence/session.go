@@ -123,7 +123,7 @@ func (s *Session) newReader() *reader {
 
 	report := s.report
 	if s.moved {
-		// The stored offsets are those of the other cluster, which was reported.
+		// The stored offsets belong to the other cluster, which was reported.
 		report = func(e Event) {
 			if e.Kind != OutOfRange {
 				s.report(e)

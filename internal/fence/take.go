@@ -24,7 +24,7 @@ const maxEpoch = 30_000
 type In struct {
 	// TransactionalID is the id without its generation: `outrelay.<instance>.<watcher>.<slot>` (N5).
 	TransactionalID string
-	// Generation is the one in use. If Senders has a higher one, that counts.
+	// Generation is the current generation. If Senders has a higher one, that counts.
 	Generation int
 	// Offsets are the stored offsets by topic. Their topics are the targets of the takeover, with all
 	// partitions that exist now. A partition without an entry is read from 0 (N9).
@@ -99,8 +99,8 @@ func (c *Client) Take(ctx context.Context, in In) (*Out, error) {
 	}, nil
 }
 
-// discardForeignSenders discards the senders of other Kafka clusters than this one. They cannot write here, and an equal
-// producer id is another producer here.
+// discardForeignSenders discards the senders of other Kafka clusters. They cannot write here, and an equal producer id
+// is another producer here.
 func (s *Session) discardForeignSenders(cluster string) {
 	s.cluster = cluster
 	foreign := func(x record.Sender) bool { return x.Cluster != "" && cluster != "" && x.Cluster != cluster }

@@ -60,7 +60,7 @@ type Check struct {
 	ID     string `json:"id"`
 	Status Status `json:"status"`
 	Detail string `json:"detail"`
-	Fix    string `json:"fix,omitempty"` // what an operator can do
+	Fix    string `json:"fix,omitempty"` // the next step of the operator
 }
 
 // Report is the result of all rules. Its status is that of the worst check.

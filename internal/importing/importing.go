@@ -320,7 +320,7 @@ func everySpelling(name string, condition bson.D) bson.D {
 	return all
 }
 
-// newRun reads what the conversion needs from the servers.
+// newRun starts a run at the time of the server. A run that writes also reads the seal.
 func (im *Importer) newRun(ctx context.Context, r *Report, write bool) (*importRun, error) {
 	run := &importRun{Importer: im, report: r, write: write, marks: mongodb.Majority(im.state.Collection("imports"))}
 	var err error

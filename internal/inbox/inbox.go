@@ -54,7 +54,7 @@ func (e Entry) validateEntry() error {
 	return err
 }
 
-// validatePlace checks only what a watermark needs, which does not include the length of the
+// validatePlace checks only the fields that a watermark needs: not the length of the
 // identity.
 func (e Entry) validatePlace() error {
 	var errs []error

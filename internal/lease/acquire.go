@@ -303,10 +303,10 @@ func (l *Lease) checkCopiedState(doc *Document) error {
 }
 
 // endOpenTransactions ends the transactions that may be open on a document whose lease seems free: the
-// transaction of the last owner, if it was killed, and those of commands and the API. Otherwise the
-// server would keep their write lock on the document for transactionLifetimeLimitSeconds, a minute, and
-// no node could acquire the lease in that time. A user may end its own sessions without a privilege. If
-// the sessions belong to another user, the standby waits for the minute.
+// transaction of the last owner, if it was killed, and transactions of commands and the API. Otherwise
+// the server would keep their write lock on the document for transactionLifetimeLimitSeconds, a minute,
+// and no node could acquire the lease in that time. A user may end its own sessions without a
+// privilege. If the sessions belong to another user, the standby waits for the minute.
 func (l *Lease) endOpenTransactions(ctx context.Context, doc *Document) {
 	call, cancel := context.WithTimeout(ctx, l.cfg.CallTimeout)
 	defer cancel()

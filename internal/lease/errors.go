@@ -72,7 +72,7 @@ func mayRetryTransaction(err error) bool {
 	return timedOut || errors.Is(err, errOutcomeUnknown) || mayBeApplied(err)
 }
 
-// adviceFor returns what an operator can do about err.
+// adviceFor returns the fix that an operator can make after err.
 func adviceFor(err error) string {
 	switch {
 	case mongodb.HasCode(err, mongodb.CodeUnauthorized):

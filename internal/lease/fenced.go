@@ -145,9 +145,9 @@ const (
 )
 
 // yieldToForeign blocks until no command waits for the fence. A command needs the fences of all slots in one
-// transaction, and the server aborts this transaction if an owner is inside a transaction of its own. Without
-// pauses of busy owners, the command would starve. After [yieldFor] the owner continues, and does not yield to
-// the same sessions again.
+// transaction, and the server aborts this transaction if an owner is inside a transaction. Without pauses of
+// busy owners, the command would starve. After [yieldFor] the owner continues, and does not yield to the same
+// sessions again.
 func (h *Held) yieldToForeign(ctx context.Context) {
 	end := time.Now().Add(yieldFor)
 	for {

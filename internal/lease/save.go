@@ -88,7 +88,7 @@ func (h *Held) saveOnce(ctx context.Context, u Update) error {
 	return h.writeCheckpoint(ctx, u.Checkpoint, set)
 }
 
-// setFields returns the fields that u sets, without those of the checkpoint and the offsets.
+// setFields returns the fields that u sets, without the checkpoint and the offsets.
 func (u *Update) setFields() bson.D {
 	var set bson.D
 	add := func(name string, v any) { set = append(set, bson.E{Key: name, Value: v}) }

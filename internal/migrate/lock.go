@@ -27,7 +27,7 @@ const (
 	releaseTimeout = 5 * time.Second
 )
 
-// lockDoc is the document of the lock. Its times are those of the server.
+// lockDoc is the document of the lock. Its times come from the server's clock.
 type lockDoc struct {
 	Owner     string    `bson:"owner"`
 	Node      string    `bson:"node"`

@@ -175,7 +175,7 @@ func (m *Migrator) pendingSteps(ctx context.Context, l ledger, r *collector) ([]
 func (m *Migrator) applyHoldingLock(
 	ctx context.Context, l ledger, collections []outboxes.Outbox, complete bool, r *collector,
 ) error {
-	// Another process may have applied steps before this one acquired the lock.
+	// Another process may have applied steps before this process acquired the lock.
 	pending, err := m.pendingSteps(ctx, l, r)
 	if err != nil {
 		return err

@@ -201,7 +201,7 @@ func (m *Member) Leave(ctx context.Context) error {
 // CheckPeers logs the nodes that have become stale since the last call of any node, and the nodes of the same
 // watcher with another configuration. It costs one read, and one write per finding.
 func (m *Member) CheckPeers(ctx context.Context) error {
-	// A node without heartbeats of its own cannot judge others: if MongoDB was away, they were silent for the same reason, and
+	// A node that cannot send heartbeats cannot judge others: if MongoDB was away, they were silent for the same reason, and
 	// return within an interval.
 	m.mu.Lock()
 	silent, resumed := m.silent, m.resumedAt

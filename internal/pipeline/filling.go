@@ -25,7 +25,7 @@ type recordBuilder struct {
 	seal    []byte // of the state database, see [outboxes.Registry.Seal]
 }
 
-// BuildConfig contains what is needed to build the records of envelopes.
+// BuildConfig contains the parts that build the records of envelopes.
 type BuildConfig struct {
 	Mapping *envelope.Mapping // nil: the documents are envelopes of the contract
 	Router  *routing.Router

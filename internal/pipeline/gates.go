@@ -23,7 +23,7 @@ const maxGates = 250_000
 //
 // Namespace and key are hashed. Keys with equal hashes share a gate: one of them may wait
 // although only the other has an exception. Each topic has its own counters, so the keys of one
-// topic never wait for those of another.
+// topic never wait for the keys of another.
 type gates struct {
 	active atomic.Int64 // exceptions and stopped keys; if it is 0, a check costs one load
 

@@ -87,7 +87,7 @@ func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
 		dead := w.Refusal != nil && w.Refusal.Class.DeadAtOnce()
 
 		if w.Ticket.IsSide() {
-			// Later deliveries of the key must not overtake this one.
+			// Later deliveries of the key must not overtake this delivery.
 			if !dead {
 				d.gates.stopKey(string(w.NS), w.Topic, string(w.Key))
 			}

@@ -64,8 +64,8 @@ type Term interface {
 	CountDropped(class record.Class)
 }
 
-// PumpConfig contains the parts and settings of a pump. All fields are required, except for those
-// that can be nil.
+// PumpConfig contains the parts and settings of a pump. All fields are required, except where the
+// comment allows nil.
 type PumpConfig struct {
 	Dispatcher  *Dispatcher
 	Term        Term

@@ -314,7 +314,7 @@ func (r *Relay) readOplogWindow(ctx context.Context) error {
 	return err
 }
 
-// ApplyReload uses what the configuration next may change without a restart, and returns the keys that it has applied.
+// ApplyReload applies the keys of next that may change without a restart, and returns them.
 func (r *Relay) ApplyReload(next config.Config) (applied []string) {
 	o := r.operators.Load()
 	if o == nil || next.HTTP.Admin == nil {

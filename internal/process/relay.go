@@ -130,7 +130,7 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	return r, nil
 }
 
-// newShared returns what the slots share, except for the balancer.
+// newShared returns the parts that the slots share, without the balancer.
 func newShared(
 	cfg config.Config, host Host, version string, log *slog.Logger, m *metrics.Set,
 ) (s *term.Shared, err error) {

@@ -119,8 +119,8 @@ type Count struct {
 	Timeless  int64 // to stamp, because nothing shows how old they are
 }
 
-// CountPurgeable counts the envelopes that a purge up to the cut would remove or stamp. It counts those with a stamp by the
-// index alone, and subtracts the exceptions among them. It reads the ids of the others.
+// CountPurgeable counts the envelopes that a purge up to the cut would remove or stamp. It counts envelopes with a stamp by
+// the index alone, and subtracts the exceptions among them. It reads the ids of the others.
 func CountPurgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (c Count, err error) {
 	within := bson.E{Key: "ts", Value: bson.D{{Key: "$gt", Value: bson.Timestamp{}}, {Key: "$lt", Value: cut.Before}}}
 	present := bson.D{{Key: "$exists", Value: true}, {Key: "$ne", Value: nil}}

@@ -276,7 +276,7 @@ func (p *Purger) purgeCollection(ctx context.Context, o outboxes.Outbox, cuts *C
 }
 
 // recordPurgedIDs records up to which time in their ids the envelopes without a stamp are removed. After lost history, a sweep
-// then delivers those with earlier times, because they were inserted since.
+// then delivers envelopes with earlier times, because they were inserted since.
 func (p *Purger) recordPurgedIDs(ctx context.Context, o outboxes.Outbox) error {
 	at := p.candidates[o.UUID].drained
 	if before := p.recorded[o.UUID]; time.Duration(int64(at.T)-int64(before.T))*time.Second < recordEvery {

@@ -76,7 +76,8 @@ func RecordSent(ctx context.Context, f mongodb.Fencer, mode string, list []Sent)
 	})
 }
 
-// sentGroup identifies envelopes that one filter can select: those of one collection, all with a stamp or all without.
+// sentGroup identifies envelopes that one filter can select: of one collection, and all with a
+// stamp or all without.
 type sentGroup struct {
 	ns      string
 	stamped bool

@@ -117,8 +117,8 @@ func (r *Router) appendInputs(key []byte, v *envelope.View, m *Meta) (_ []byte, 
 	return key, true
 }
 
-// topicNames returns the topics that Choose returns, or those of the first matching rule, or of the template if no rule
-// matches. The refusal has class Dropped if the rule discards the envelope.
+// topicNames returns the topics that Choose returns, else the topics of the first matching rule, else the topic of the
+// template. The refusal has class Dropped if the rule discards the envelope.
 func (r *Router) topicNames(v *envelope.View, m *Meta) ([]string, *record.Refusal) {
 	aggregateType, typ := string(v.AggregateType), string(v.Type)
 	if r.choose != nil {

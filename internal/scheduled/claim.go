@@ -21,8 +21,8 @@ const (
 	maxEarlyTries   = 3
 )
 
-// claimGroup is a group of envelopes of one collection that were due. After the claim, Have is the number of those that
-// were still due and have the claim.
+// claimGroup is a group of envelopes of one collection that were due. After the claim, Have is the number of envelopes
+// that were still due and have the claim.
 type claimGroup struct {
 	dueEnvelopes
 	collection *scheduledCollection

@@ -76,7 +76,7 @@ func (t *timerCache) pushTimer(e timer) bool {
 	}
 
 	// Entries of the stream get half of the room. The index brings their envelopes as well, but has to
-	// start again for entries of its own that find no room.
+	// start again for entries that find no room.
 	room := t.max
 	if !e.fed {
 		room /= 2

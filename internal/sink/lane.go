@@ -313,7 +313,7 @@ func (l *lane) ensureLink(ctx context.Context) (*kafkawire.Link, error) {
 	l.sink.mu.Lock()
 	defer l.sink.mu.Unlock()
 	l.abortDial = nil
-	// At the end of ctx, sendLoop has cut the link that the lane had then, which is not this one.
+	// At the end of ctx, sendLoop has cut the link that the lane had then, which is not this link.
 	if err == nil && ctx.Err() != nil {
 		k.Close()
 		err = context.Cause(ctx)

@@ -51,7 +51,7 @@ type partition struct {
 	probedAt time.Time // when it was parked, or when the last probe was let through
 }
 
-// readBack is what the takeover has read of a partition.
+// readBack contains the records that the takeover has read of a partition.
 type readBack struct {
 	hits       *fence.Known // N7: the records that were found, until the replay ends
 	incomplete bool         // a part was not read: a record that the replay sends may be a second copy

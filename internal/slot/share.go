@@ -34,8 +34,8 @@ func (t Table) Quota(node string) int {
 		}
 	}
 
-	// Each loose slot goes to the node with the fewest slots. Among equal nodes it goes to the one that
-	// holds most slots beyond its quota, so that few slots move.
+	// Each loose slot goes to the node with the fewest slots. Among equal nodes it goes to the node
+	// that holds most slots beyond its quota, so that few slots move.
 	quota := map[string]int{}
 	for range loose {
 		best := ""

@@ -52,7 +52,7 @@ func NewDivisions(state *mongo.Database) *Divisions {
 	return &Divisions{mongodb.Majority(state.Collection("slots")), mongodb.Majority(state.Collection("watchers"))}
 }
 
-// newDivisionsIn returns the divisions for calls in a transaction, which has concerns of its own.
+// newDivisionsIn returns the divisions for calls in a transaction, which sets the concerns itself.
 func newDivisionsIn(state *mongo.Database) *Divisions {
 	return &Divisions{state.Collection("slots"), state.Collection("watchers")}
 }

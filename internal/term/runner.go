@@ -33,7 +33,7 @@ import (
 	"github.com/outrelay/outrelay/internal/tracing"
 )
 
-// Shared contains what the slots of a process share.
+// Shared contains the parts that the slots of a process share.
 type Shared struct {
 	Config    config.Config
 	Log       *slog.Logger
@@ -234,7 +234,7 @@ func (r *Runner) Figures() (acked int64, lag time.Duration, ok bool) {
 	return t.stats.current.Acked, time.Duration(t.stats.current.LagMS) * time.Millisecond, true
 }
 
-// Activity returns what the current term has delivered lately, or nil if no term delivers.
+// Activity returns the latest deliveries of the current term, or nil if no term delivers.
 func (r *Runner) Activity() *activity.Log {
 	if t := r.current.Load(); t != nil {
 		return t.activity

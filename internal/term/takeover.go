@@ -271,7 +271,7 @@ func (t *term) newStream() (*changestream.Stream, error) {
 	})
 }
 
-// buildConfig returns what is needed to build the records of envelopes.
+// buildConfig returns the parts that build the records of envelopes.
 func (t *term) buildConfig() pipeline.BuildConfig {
 	return pipeline.BuildConfig{
 		Mapping: t.slot.shared.Mapping,

@@ -310,7 +310,7 @@ func (t *term) readStream(ctx context.Context, start changestream.Start) error {
 		// The stream was expected to repeat the exceptions of the previous owner, for their other
 		// topics. It no longer can. That has to be known before exceptions are loaded, so a new
 		// takeover finds the gap in the document. Any other gap is swept in this term, because its sweep
-		// leaves out what an earlier sweep of the term has delivered (gap.Skip).
+		// leaves out the envelopes that an earlier sweep of the term has delivered (gap.Skip).
 		if t.recovery.IsGapOpen() && t.pump.Previous != nil {
 			return errGapTooLate
 		}
@@ -433,7 +433,7 @@ func (t *term) haltWithLease(stop, work context.Context, err error) error {
 func (t *term) currentCheckpoint() lease.Checkpoint {
 	c := lease.Checkpoint{Stats: t.stats.encode()}
 	// During the takeover no offset may move: recoverUnrecorded relies on the stored offsets. During a
-	// sweep, positions are those of the sweep.
+	// sweep, the sweep determines the positions.
 	if !t.delivering.Load() || t.recovery.IsSweeping() {
 		return c
 	}

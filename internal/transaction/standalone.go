@@ -19,7 +19,7 @@ var ErrStandalone = errors.New("transactions need a replica set, and this server
 const illegalOperation = 20
 
 // explainStandalone adds ErrStandalone to err if the server is a standalone. Because the error code is
-// ambiguous, it asks the server for its kind with one command of at most 5 s.
+// ambiguous, it reads the server's kind with one command of at most 5 s.
 func explainStandalone(ctx context.Context, client *mongo.Client, err error) error {
 	var server mongo.ServerError
 	if !errors.As(err, &server) || !server.HasErrorCode(illegalOperation) {

@@ -54,7 +54,7 @@ type Outcome struct {
 	// Seal is the seal of the state database, see [outboxes.Registry.Seal]. A scheduled envelope that gets a
 	// state needs it.
 	Seal            []byte
-	State, Pos, Key string // what a scheduled envelope becomes with OutcomeHeld; with OutcomeFailed its state is retry
+	State, Pos, Key string // the state of a scheduled envelope with OutcomeHeld; with OutcomeFailed it is retry
 }
 
 // WriteOutcomes writes the fates of envelopes, inside a transaction that holds the fence (N3). It is idempotent.

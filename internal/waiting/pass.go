@@ -177,7 +177,7 @@ func (x *Exceptions) publishInTurn(ctx context.Context, p *scanPass, ns string, 
 			Redelivered: redelivered || it.origin == outboxes.OriginReplay,
 		}
 		// The outlet routes an envelope whose targets are unknown. If Route named them, the fate has to
-		// list those that are left.
+		// list the remaining topics.
 		if it.pending == nil && topics[0] == allTopics {
 			topics = nil
 		} else if d.Pending == nil {
@@ -204,7 +204,7 @@ func (x *Exceptions) publishInTurn(ctx context.Context, p *scanPass, ns string, 
 		}
 	}
 
-	// Until its fate is written, later envelopes of the key would overtake this one.
+	// Until its fate is written, later envelopes of the key would overtake this envelope.
 	x.breakKey(f.ref.orderKey)
 	x.config.Finisher.Refused(d, refused)
 	return nil

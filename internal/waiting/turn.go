@@ -16,7 +16,7 @@ const allTopics = ""
 
 // admitTopics returns the topics to which it may be published now, and tracks these publications as
 // in flight. For the other topics it stops the key, because later envelopes of the key must not
-// overtake this one. It returns no topics and a nil flight if nothing may be published.
+// overtake this envelope. It returns no topics and a nil flight if nothing may be published.
 func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]string, *flight) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -253,7 +253,7 @@ func (x *Exceptions) endFlight(id string, f *flight, fate Fate) {
 	x.mu.Lock()
 
 	// A page that was read before still shows this envelope. Later envelopes of the key on that page
-	// may be published only if this one waits no more.
+	// may be published only if this envelope waits no more.
 	waits := fate.End == Retrying || fate.End == Waiting
 	x.landedIDs[id] = waits
 	if waits && x.current.orderKey == f.ref.orderKey {
@@ -272,7 +272,7 @@ func (x *Exceptions) endFlight(id string, f *flight, fate Fate) {
 
 	switch {
 	case f.alone && !waits:
-		// Envelopes that waited for this one may be published now.
+		// Envelopes that waited for this envelope may be published now.
 		x.queueKeyLocked(x.work.keys, f.ref)
 	case f.partial && !k.broken:
 		// The envelope still waits for its other topics.

@@ -25,8 +25,8 @@ func EachBehind(ctx context.Context, coll *mongo.Collection, p slot.Range, pos s
 	return eachWithoutPayload(ctx, coll, p.AddFilter(filter), take)
 }
 
-// widenExceptions adds topics to those that exceptions wait for, in as many fenced transactions as their
-// number requires. It is idempotent. It leaves unchanged an envelope that is no longer an
+// widenExceptions adds topics to the pending topics of exceptions, in as many fenced transactions as
+// their number requires. It is idempotent. It leaves unchanged an envelope that is no longer an
 // exception or has become another delivery.
 func widenExceptions(ctx context.Context, f mongodb.Fencer, list []widening) error {
 	write := func(tx context.Context, c *mongo.Client, part []widening) error {

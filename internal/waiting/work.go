@@ -37,8 +37,8 @@ func (x *Exceptions) queueKeyLocked(set map[orderKey]bson.RawValue, ref keyRef) 
 	set[ref.orderKey] = mongodb.CloneValue(ref.stored)
 }
 
-// promoteKeys queues the keys that the watermark has passed and, if due is set, those that waited for
-// the next poll.
+// promoteKeys queues the keys that the watermark has passed and, if due is set, the keys that waited
+// for the next poll.
 func (x *Exceptions) promoteKeys(due bool) {
 	reached := x.config.Outlet.Reached()
 	x.mu.Lock()

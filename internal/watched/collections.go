@@ -1,5 +1,6 @@
-// Package watched contains the collections that a term watches: the list of those that exist, their
-// claims for the watcher, and the list of those that contain exceptions or scheduled envelopes.
+// Package watched contains the collections that a term watches: the list of existing collections,
+// their claims for the watcher, and the list of collections that contain exceptions or scheduled
+// envelopes.
 //
 // Blocking: the functions with a context call MongoDB. They repeat failed calls until they succeed, the lease is
 // lost, or the context ends. The others return at once. Cost: none for an event of a known collection. DirtyList writes once for each

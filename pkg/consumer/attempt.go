@@ -306,7 +306,7 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 		}
 
 		m := x.entry.m.copy()
-		// The attempts of this process follow those that the header counts.
+		// The attempts of this process follow the attempts that the header counts.
 		m.Attempt += x.share.attempts.Failed - x.share.attempts.Spared
 		err := t.callWithTimeout(messageCtx, func(ctx context.Context) error { return t.reg.chained(ctx, m) })
 		if err != nil {

@@ -163,8 +163,8 @@ func (c *Consumer) Run(ctx context.Context) (err error) {
 	return nil
 }
 
-// ensureIndexes creates the indexes of the inbox, of the dead letters, and of the messages that are set aside, and what the
-// handlers need. It blocks while the database is unavailable.
+// ensureIndexes creates the indexes of the inbox, of the dead letters and of the messages that are set aside, and prepares
+// the handlers. It blocks while the database is unavailable.
 func (r *run) ensureIndexes() error {
 	for _, reg := range r.c.reg.snapshot().all {
 		if err := r.repeatUntilReady(fmt.Sprintf("handler %q", reg.name), reg.prepare); err != nil {
@@ -217,8 +217,8 @@ func (r *run) repeatUntilReady(name string, ensureIndexes func(ctx context.Conte
 
 const readyTimeout = 10 * time.Second
 
-// reportOrphans reports the handlers that have messages that are set aside, and are not registered in this process. Nobody
-// retries these messages unless another member has the handler.
+// reportOrphans reports the handlers that have messages that are set aside, and are not registered in this process. These
+// messages are retried only if another member has the handler.
 func (r *run) reportOrphans() {
 	if r.c.waiting == nil {
 		return

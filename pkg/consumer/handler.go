@@ -124,7 +124,7 @@ func (h Handler) Handle(ctx context.Context, m *Message) error {
 	return h.handle(ctx, m)
 }
 
-// prepare creates what the handler needs in the database.
+// prepare creates the collections and indexes that the handler needs.
 func (h *Handler) prepare(ctx context.Context) error {
 	for _, prepare := range h.prepares {
 		if err := prepare(ctx); err != nil {

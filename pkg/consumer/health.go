@@ -19,7 +19,7 @@ const (
 	readyAfter = 30 * time.Second
 	// liveAfter is how long the loop of reportGauges may make no progress in a process that works.
 	liveAfter = time.Minute
-	// healthInterval is how often the database is asked for the messages that are set aside.
+	// healthInterval is how often the messages that are set aside are counted in the database.
 	healthInterval = 5 * time.Second
 	// healthTimeout bounds one such call, and a call of Kafka.
 	healthTimeout = 5 * time.Second
@@ -153,7 +153,7 @@ func (h *health) isLive(member bool) bool {
 	return h.failed == nil && !(member && h.now().Sub(h.beatAt) > liveAfter)
 }
 
-// refreshHealth asks the database for the messages that are set aside, until ctx ends.
+// refreshHealth counts the messages that are set aside in the database, until ctx ends.
 func (r *run) refreshHealth(ctx context.Context) {
 	for {
 		if r.c.waiting != nil {

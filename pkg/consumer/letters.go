@@ -21,7 +21,7 @@ func WithDeadLetters(opts ...deadletter.Option) Option {
 	return option(func(s *settings) { s.letters = append(s.letters, opts...) })
 }
 
-// openLetters returns the dead letters. Without a database, they are those of the inbox.
+// openLetters returns the dead letters. Without a database, they come from the inbox.
 func openLetters(db *mongo.Database, x consumerparts.Inbox, opts []deadletter.Option) (*deadletter.Desk, error) {
 	if own, ok := x.(interface {
 		Letters(opts []deadletter.Option) (*deadletter.Desk, error)

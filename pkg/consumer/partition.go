@@ -101,8 +101,8 @@ type tenure struct {
 }
 
 // trackKey is a lane and the name of a handler. A handler that is registered again under the same
-// name has the same place in the inbox. So the messages of the old registration that began are
-// finished before those of the new one begin.
+// name has the same place in the inbox. So the started messages of the old registration are
+// finished before messages of the new registration begin.
 type trackKey struct {
 	lane    int32
 	handler string

@@ -161,7 +161,7 @@ func (c *Consumer) Handle(name string, h Handler, opts ...HandlerOption) error {
 		return fmt.Errorf("consumer: handler %q: %w", name, err)
 	}
 
-	// The rules of the handler come before those of New.
+	// The rules of the handler come before the rules of New.
 	r.retryRules = append(r.retryRules, c.s.retryRules...)
 	c.prepareHandler(r)
 	return c.reg.addHandler(r)

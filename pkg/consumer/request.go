@@ -32,9 +32,9 @@ func RetryIn(d time.Duration, err error) error {
 	return &requestError{request: requestRetry, delay: max(d, 0), err: err}
 }
 
-// Suspend returns an error that makes this handler take no message for d, in this process. Then it tries one message that
-// waits, usually this one, and goes on if that succeeds. It spends no attempt. Use it if every message would fail: at a rate limit or in a maintenance window. A negative d
-// counts as 0.
+// Suspend returns an error that makes this handler take no message for d, in this process. Then it tries one waiting message,
+// usually this message, and goes on if that succeeds. It spends no attempt. Use it if every message would fail: at a rate limit
+// or in a maintenance window. A negative d counts as 0.
 func Suspend(d time.Duration, err error) error {
 	return &requestError{request: requestSuspend, delay: max(d, 0), err: err}
 }
@@ -43,8 +43,8 @@ func Suspend(d time.Duration, err error) error {
 // repair.
 func Reject(err error) error { return &requestError{request: requestReject, err: err} }
 
-// Discard returns an error that skips the message. What the handler has written is rolled back. The message is counted and
-// reported, and nothing is kept. To skip a message and keep what the handler has written, return nil.
+// Discard returns an error that skips the message. The writes of the handler are rolled back. The message is counted and
+// reported, and nothing is kept. To skip a message and keep the writes of the handler, return nil.
 func Discard(err error) error { return &requestError{request: requestDiscard, err: err} }
 
 // isDiscard reports whether err is of Discard.
@@ -80,7 +80,7 @@ func (e *requestError) GivesUp() bool {
 	return e.request == requestReject || e.request == requestDiscard
 }
 
-// chooseVerdict returns the verdict that the handler asked for. r is the Retry for the error.
+// chooseVerdict returns the verdict that the handler requested. r is the Retry for the error.
 func (e *requestError) chooseVerdict(r *Retry, a failures) verdict {
 	switch e.request {
 	case requestReject:

@@ -15,9 +15,9 @@ import (
 // HandlerID names a handler of a group.
 type HandlerID struct{ Group, Name string }
 
-// Retire removes what a handler that is gone left in db: its watermarks and the messages that are set aside. Its dead letters
-// stay, and the marks of its messages expire. Retire cannot be undone: if the handler returns and gets old records again, it
-// handles them again, unless their marks have not expired.
+// Retire removes the watermarks and the set-aside messages of a deleted handler from db. Its dead letters stay, and the marks
+// of its messages expire. Retire cannot be undone: if the handler returns and gets old records again, it handles them again,
+// unless their marks have not expired.
 //
 // Retire returns ErrRunning if a member of the group runs the handler, or crashed less than a day ago. It does not detect
 // members whose handlers have handled nothing for a day. Retire expects the collections with their default names.

@@ -50,8 +50,8 @@ type Retry struct {
 	// MaxAttempts also gives a message up after so many attempts. Defaults to no limit, because an outage is measured in
 	// time.
 	MaxAttempts int
-	// Unordered lets later messages of the key be handled while this one is set aside. Defaults to false, which keeps the
-	// order of the key.
+	// Unordered lets later messages of the key be handled while this message is set aside. Defaults to false, which keeps
+	// the order of the key.
 	Unordered bool
 	// Then defines what giving up means. Defaults to ThenDeadLetter.
 	Then GiveUp
@@ -92,8 +92,8 @@ func WithRetry(r Retry) HandlerOption {
 	})
 }
 
-// WithRetryFor sets the Retry of errors that match, for example of ErrorIs. The first match counts. Those of a handler come
-// before those of New. match must be a pure function.
+// WithRetryFor sets the Retry of errors that match, for example of ErrorIs. The first match counts. The rules of a handler
+// come before the rules of New. match must be a pure function.
 func WithRetryFor(match func(err error) bool, r Retry) HandlerOption {
 	return handlerOption(func(h *handling) {
 		h.problems = append(h.problems, r.findProblems("WithRetryFor"))

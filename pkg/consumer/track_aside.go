@@ -81,7 +81,8 @@ func (t *track) takeTurn(x task) (turn, int) {
 			if p.ok {
 				return turnNow, p.probe
 			}
-			// If all other handlers have finished the message, only this one keeps its body in memory.
+			// If all other handlers have finished the message, only this handler keeps its body in
+			// memory.
 			if aside = t.reg.suspension.isSuspended() && t.holdsUpOthers(x); !aside {
 				t.waitForChange(p)
 			}

@@ -55,8 +55,8 @@ func (t *track) applyVerdict(x task, cause error) (done, again bool) {
 	}
 }
 
-// waitElsewhere lets x wait for the delay of v: set aside if v asks for that, otherwise in its lane. The results are those
-// of applyVerdict.
+// waitElsewhere lets x wait for the delay of v: set aside if v asks for that, otherwise in its lane. The results have the
+// same meaning as in applyVerdict.
 func (t *track) waitElsewhere(x task, v verdict) (done, again bool) {
 	// A negative delay is untilResumed, which is about the suspension. The message itself waits no longer.
 	delay := max(v.Delay, 0)

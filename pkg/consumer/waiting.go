@@ -265,8 +265,8 @@ func (r *waitingRoom) load(ctx context.Context, list []*partition) error {
 	return nil
 }
 
-// prepareHandler creates what a handler needs that was registered while the consumer runs. It repeats that until it succeeds
-// or ctx ends.
+// prepareHandler prepares a handler that was registered while the consumer runs. It repeats that until it succeeds or ctx
+// ends.
 func (r *waitingRoom) prepareHandler(ctx context.Context) error {
 	return r.repeat(ctx, fmt.Sprintf("preparing handler %q", r.reg.name), func() error { return r.reg.prepare(ctx) })
 }

@@ -33,7 +33,7 @@ type otelSink struct {
 	instruments map[Metric][]instrument
 }
 
-// instrument is an instrument of OpenTelemetry. Only the one of its kind is set.
+// instrument is an instrument of OpenTelemetry. Only the field of its kind is set.
 type instrument struct {
 	definition
 	counter   metric.Int64Counter

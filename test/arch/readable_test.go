@@ -15,7 +15,7 @@ const (
 	mostWithoutParagraph = 4.0  // percent of the functions of 15 lines and more
 	mostWithoutInTests   = 5.0  // the same of tests: some are one table and one loop
 	mostOneWord          = 10.0 // percent of the unexported function names
-	mostUnclear          = 2.0  // wordings per 1,000 words of comment, also in tests
+	mostUnclear          = 1.5  // wordings per 1,000 words of comment, also in tests
 	mostUnclearTexts     = 0    // wordings in string literals: errors, logs, help
 	mostTrailingReasons  = 20   // comments of more than five words at the ends of lines inside functions: legends of fields and cases
 	mostDefined          = 8    // definitions of one unexported function name, in the product or in tests

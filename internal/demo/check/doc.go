@@ -1,8 +1,8 @@
-// Package check compares what was committed to an outbox with the records that a consumer received.
-// A writer reports to a [Checker] which events it begins and how their transactions ended, and a
-// consumer reports each record. The Checker counts lost events, duplicates, broken order per key,
-// phantoms and altered values. [Latency] measures how long events took, without the outages that
-// were caused on purpose.
+// Package check compares the events that were committed to an outbox with the records that a
+// consumer received. A writer reports to a [Checker] which events it begins and how their
+// transactions ended, and a consumer reports each record. The Checker counts lost events,
+// duplicates, broken order per key, phantoms and altered values. [Latency] measures how long events
+// took, without the outages that were caused on purpose.
 //
 //	c := check.New(check.Options{})
 //	c.Begin(check.Event{ID: id, Key: key})          // before the transaction, in commit order per key

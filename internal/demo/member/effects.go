@@ -84,8 +84,8 @@ const (
 	stumbles = 3
 )
 
-// stumble is handleOrder, but its transaction fails for every tenth order. Only the attempts of the message, which the consumer
-// stores, say when to stop.
+// stumble is handleOrder, but its transaction fails for every tenth order. The attempts of the message, which the consumer
+// stores, decide when to stop.
 func (w *witness) stumble(ctx context.Context, m *consumer.Message) error {
 	if err := w.handleOrder(ctx, m); err != nil {
 		return err

@@ -23,7 +23,7 @@ const (
 	reportWithin = 2 * time.Second
 )
 
-// witness stores what a member does in addition to its effects: counts and generations.
+// witness stores the counts and the generations of a member, next to its effects.
 type witness struct {
 	telemetry.Discard
 	spec Spec

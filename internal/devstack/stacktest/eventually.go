@@ -24,7 +24,8 @@ func EventuallyIn(tb testing.TB, limit time.Duration, condition string, ok func(
 			return
 		}
 		if time.Since(start) < limit {
-			// An expensive condition is checked less often, so that it does not slow down what it waits for.
+			// An expensive condition is checked less often, so that the checks do not slow down the
+			// change.
 			pause := min(max(10*time.Millisecond, 2*time.Since(before)), 400*time.Millisecond)
 			<-time.After(pause)
 			continue

@@ -142,7 +142,7 @@ func (m *member) serveGenerations(ctx context.Context) error {
 func (m *member) serve(ctx, over context.Context, gen *kafka.Generation) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	// A new generation begins when the group ends this one.
+	// A new generation begins when the group ends the current generation.
 	unhook := context.AfterFunc(over, func() { cancel(kafka.ErrGenerationEnded) })
 	defer unhook()
 	g := &generation{Reader: m.newReader(), gen: gen, offsets: &m.offsets}

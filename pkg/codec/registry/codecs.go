@@ -110,7 +110,8 @@ func (c *avroCodec) Decode(ctx context.Context, data []byte, into any) (err erro
 	return nil
 }
 
-// resolveWriter returns a schema that reads payloads of the schema id as those of the codec's own.
+// resolveWriter returns a schema that reads payloads of the schema id into values of the codec's
+// schema.
 func (c *avroCodec) resolveWriter(ctx context.Context, id int) (*avro.Schema, error) {
 	s, err := c.client.schemaByID(ctx, id)
 	if err != nil {

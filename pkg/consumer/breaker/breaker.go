@@ -99,8 +99,8 @@ func WithOpenFor(d time.Duration) Option {
 	return optionFunc(func(b *Breaker) { b.openFor = d })
 }
 
-// WithFailure selects the errors that count as failures. The breaker ignores all other errors. Defaults to all errors. Those of
-// consumer.Reject and consumer.Discard, and inbox.ErrDuplicate, never count, because they are about the message.
+// WithFailure selects the errors that count as failures. The breaker ignores all other errors. Defaults to all errors. Errors
+// of consumer.Reject and consumer.Discard, and inbox.ErrDuplicate, never count, because they are about the message.
 func WithFailure(match func(err error) bool) Option {
 	return optionFunc(func(b *Breaker) { b.isFault = match })
 }

@@ -1,5 +1,5 @@
-// Package topics is a list of topics that a consumer group reads in addition to those of consumer.WithTopics, and that any
-// process may change while the group runs. The list is stored in MongoDB.
+// Package topics is a list of topics that a consumer group reads in addition to the topics of consumer.WithTopics, and
+// that any process may change while the group runs. The list is stored in MongoDB.
 //
 //	list, err := topics.New(db, "billing")
 //	c, err := consumer.New("billing", db, consumer.WithTopicList(list), …) // every member

@@ -10,8 +10,8 @@ import (
 )
 
 // Stray is a write that the callback of a transaction sent outside of the transaction. The usual
-// mistake is a context other than the one that the callback gets. The write stays when the
-// transaction rolls back.
+// mistake is a context other than the callback's. The write stays when the transaction rolls
+// back.
 type Stray struct {
 	// Command is insert, update, delete, findAndModify, bulkWrite or aggregate.
 	Command string

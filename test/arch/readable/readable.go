@@ -35,7 +35,7 @@ const (
 // components that speak, pronouns without a noun, and old-fashioned adverbs.
 var unclear = regexp.MustCompile(`(?i)\b(what (is|are|was|were|has|have|it|they|others?|an?|the|comes|stands|waits|goes|no)\b|` +
 	`(tells?|told|hears?|heard|says?|said|knows?|knew|asks?|asked) |(that|this|the|each) one\b|those (that|of|who|with|which)\b|` +
-	`whoever|whatever|nobody|anew|meanwhile|for ever|of its own|of their own|by itself|beside\b|besides\b|mends?\b|mended|borne|spares? )`)
+	`whoever|whatever|nobody|anew|meanwhile|for ever\b|of its own|of their own|by itself|beside\b|besides\b|mends?\b|mended|borne|spares? )`)
 
 // Measure adds up files. Its methods may be called by one goroutine at a time.
 type Measure struct {
