@@ -87,7 +87,7 @@ func (d *Dispatcher) resolveException(e *Exception) {
 // the cause of ctx.
 func (d *Dispatcher) Drain(ctx context.Context) error {
 	d.sink.Flush()
-	// A reservation of no bytes always fits, so only the condition counts. Each ack makes reserve check
+	// A reservation of no bytes always fits, so only the condition blocks. Each ack makes reserve check
 	// it again.
 	return d.budget.reserve(ctx, 0, func() bool { return d.tracker.Unresolved() == 0 }, func() {})
 }

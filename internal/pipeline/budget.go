@@ -47,7 +47,7 @@ func (b *budget) fitsLocked(n int64) bool {
 	return b.used+n <= b.share && b.shared.used.Load()+n <= b.shared.limit
 }
 
-// addUsedLocked counts n bytes as used. If two budgets do so at the same moment, they may exceed
+// addUsedLocked counts n bytes as used. Two budgets that reserve at the same moment may exceed
 // the shared limit by one envelope.
 func (b *budget) addUsedLocked(n int64) {
 	b.used += n

@@ -17,9 +17,8 @@ const maxGates = 250_000
 // gates are N15: the number of exceptions that wait for each (namespace, topic, key).
 //
 // A gate closes in stream order, when the dispatcher decides that an envelope has to wait. It
-// opens when the last of its exceptions was sent and that is recorded, or is dead. It is never
-// opened by a query, which could miss an exception that is about to be stored. The lock is a
-// leaf.
+// opens when the last of its exceptions is recorded as sent, or is dead. A query never opens
+// it: it could miss an exception that is about to be stored. The lock is a leaf.
 //
 // Namespace and key are hashed. Keys with equal hashes share a gate: one of them may wait
 // although only the other has an exception. Each topic has its own counters, so the keys of one
@@ -82,7 +81,7 @@ func (g *gates) changeWaiting(ns, topic, key string, n int) {
 	masked := hashKey(ns, key) & c.mask
 	before, known := c.byHash[masked]
 
-	// A document that no relay made an exception was never counted.
+	// The gate never counted a document that no relay made an exception.
 	left := int(before) + n
 	if left < 0 {
 		return

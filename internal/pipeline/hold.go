@@ -20,11 +20,12 @@ type replayWindow struct {
 // BeginReplay starts the replay: the topics may already contain records that the stream has
 // not delivered yet.
 //
-// If all of them were sent in the order of the stream, no record that is acked during the
-// replay can be above one of them. A record that was sent outside of that order can, and
-// would move the stored offset past them. Therefore all stored offsets stay where they are
-// until EndReplay (N8). They stay from now on if beside reports that a previous owner sent
-// outside of the order, otherwise from the first such delivery on.
+// If all of these records were sent in the order of the stream, no record that is acked
+// during the replay has a higher offset than one of them. The ack of a record that was
+// sent outside of that order could have a higher offset, and would move the stored offset
+// past them. Therefore all stored offsets stay until EndReplay (N8): from now on if beside
+// reports that a previous owner sent outside of the order, otherwise from the first such
+// delivery on.
 func (d *Dispatcher) BeginReplay(beside bool) {
 	d.replay.mu.Lock()
 	defer d.replay.mu.Unlock()
@@ -136,8 +137,8 @@ func (d *Dispatcher) CloseGate(ns, topic, key string) { d.gates.changeWaiting(ns
 // Nothing may be in flight during the load.
 func (d *Dispatcher) OpenAllGates() { d.gates.openAll() }
 
-// OpenGate removes one exception of the stream from its gate: it was sent to topic and that is
-// recorded, or it is dead.
+// OpenGate removes one exception of the stream from its gate: it is recorded as sent to topic,
+// or it is dead.
 func (d *Dispatcher) OpenGate(ns, topic, key string) { d.gates.changeWaiting(ns, topic, key, -1) }
 
 // ResumeKey allows deliveries outside of the stream's order for a key again. It is called after

@@ -16,10 +16,10 @@ import (
 // exceptions, with the topics for which they wait, and the envelopes that it dead-lettered, with
 // the topics that rejected them.
 //
-// The stream repeats their events. The reconciler owns the stored topics. The other topics may not
-// have got their records, which may have been queued when that owner died, so the stream sends them
-// like any other event. The read-back has found the records that were sent (N15). PreviousOwner is
-// filled before the stream is opened.
+// The stream repeats their events. The reconciler owns the stored topics. The records for the other
+// topics may still have been queued when that owner died, so the stream sends them like any other
+// event. The read-back has found the records that were sent (N15). PreviousOwner is filled before
+// the stream is opened.
 type PreviousOwner struct {
 	waitingTopics map[[16]byte][]string
 	// deadTopics is keyed by the position in the stream as well: a dead envelope has left its
@@ -48,7 +48,7 @@ func NewPreviousOwner() *PreviousOwner {
 	}
 }
 
-// IsEmpty reports whether nothing was left by the previous owner.
+// IsEmpty reports whether the previous owner left no envelopes.
 func (o *PreviousOwner) IsEmpty() bool {
 	return len(o.waitingTopics)+len(o.deadTopics)+len(o.sweptDead) == 0
 }

@@ -75,8 +75,8 @@ type PumpConfig struct {
 	RecordDeliveries bool   // record every delivery on its envelope
 	StampMargin      uint32 // seconds by which a server timestamp may precede the commit
 
-	// Events that the stream repeats although they were dealt with before. The pump sets Previous
-	// and DrainedSlots to nil once the stream has passed the part that they cover.
+	// Events that the stream repeats although they were delivered or stored before. The pump sets
+	// Previous and DrainedSlots to nil once the stream has passed the part that they cover.
 	ReplayUntil  bson.Timestamp // end of the part whose records the read-back may have found
 	Previous     *PreviousOwner // exceptions and dead letters of the previous owner
 	DrainedSlots []DrainedSlot  // slots of an earlier division of the watcher (N28)
@@ -222,8 +222,8 @@ func (p *Pump) deliverInsert(ctx context.Context, commitMS int64) error {
 
 		item.Records, waiting = p.Previous.removeWaitingTopics(p.namespace(), id, item.Records)
 		if waiting && (fillErr != nil || len(item.Records) == 0) {
-			// Not rejected, even if it has expired since: the reconciler decides that when the
-			// envelope's turn comes.
+			// Even if the envelope has expired since, the reconciler decides about it when its
+			// turn comes.
 			return nil
 		}
 		if waiting {
@@ -325,7 +325,7 @@ func (p *Pump) recordDelivery(item *Item) {
 	}
 
 	id := p.documentID()
-	// The delivery is recorded when the batch is gone, so nothing in it may alias the batch.
+	// The delivery is recorded after the batch is released, so its fields must not alias the batch.
 	item.Sent = &Sent{
 		NS: p.namespace(),
 		ID: bson.RawValue{Type: id.Type, Value: slices.Clone(id.Value)},

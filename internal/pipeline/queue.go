@@ -41,7 +41,7 @@ func (q *recordQueue[T]) run(ctx context.Context, record func(batch []T) error) 
 		case <-q.wake:
 		}
 
-		// One token stands for any number of outcomes.
+		// One signal stands for any number of outcomes.
 		for batch := q.nextBatch(); len(batch) > 0; batch = q.nextBatch() {
 			if err := record(batch); err != nil {
 				if ctx.Err() != nil {
@@ -62,7 +62,7 @@ func (q *recordQueue[T]) nextBatch() []T {
 	batch := q.list[:n:n]
 	q.list = q.list[n:]
 	if len(q.list) == 0 {
-		// The array would stay in memory for the sake of its end.
+		// A slice of the rest would keep the whole array in memory.
 		q.list = nil
 	}
 	return batch

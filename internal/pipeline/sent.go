@@ -9,9 +9,9 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// Sent is an envelope whose delivery is recorded on its document. Either this was requested,
-// or the envelope has no timestamp of the server, so that only its document can show that it
-// was sent.
+// Sent is an envelope whose delivery is recorded on its document. The configuration requires
+// it, or the envelope has no timestamp of the server, so that only its document can show
+// that it was sent.
 type Sent struct {
 	NS      string
 	ID      bson.RawValue

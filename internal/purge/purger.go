@@ -17,14 +17,15 @@ import (
 )
 
 const (
-	// maxIdle bounds the time between two looks at a collection without anything to remove, unless the
-	// interval is longer.
+	// maxIdle bounds the time between two checks of a collection without envelopes to remove, unless
+	// the interval is longer.
 	maxIdle = time.Minute
 
 	// candidatesPause is the time for positions to pass the candidates that a pass has read.
 	candidatesPause = 2 * time.Second
 
-	// recordEvery is the least advance of the time up to which a collection is purged that is worth a write.
+	// recordEvery is the least progress of a purge, in the time of the purged ids, that is worth a
+	// write.
 	recordEvery = time.Hour
 
 	// maxTurn bounds the turn of one collection, so that a backlog does not delay the other collections.
@@ -61,7 +62,7 @@ type Purger struct {
 	loggedHolds map[[16]byte]HeldError
 }
 
-// idleTime is how long the purge skips a collection without anything to remove.
+// idleTime is how long the purge skips a collection without envelopes to remove.
 type idleTime struct {
 	until time.Time
 	next  time.Duration
@@ -209,8 +210,8 @@ func (p *Purger) forgetCandidates(watched []outboxes.Outbox) {
 	}
 }
 
-// scheduleNextLook doubles the idle time of a collection without anything to remove, so that a thousand quiet
-// tenants cost little.
+// scheduleNextLook doubles the idle time of a collection without envelopes to remove, so that a thousand
+// quiet tenants cost little.
 func (p *Purger) scheduleNextLook(o outboxes.Outbox, removed int64) {
 	if removed > 0 || p.candidates[o.UUID].Len() > 0 {
 		delete(p.idle, o.UUID)
@@ -219,7 +220,7 @@ func (p *Purger) scheduleNextLook(o outboxes.Outbox, removed int64) {
 
 	r := p.idle[o.UUID]
 	r.next = min(max(2*r.next, p.config.Interval), max(maxIdle, p.config.Interval))
-	// Half an interval earlier, because a tick may come a little early.
+	// The skip ends half an interval earlier, because a tick may come a little early.
 	r.until = time.Now().Add(r.next - p.config.Interval/2)
 	p.idle[o.UUID] = r
 }

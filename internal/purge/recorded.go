@@ -35,8 +35,8 @@ type Sent struct {
 	NS string
 	ID bson.RawValue
 	// TS is the stamp. It is zero if the envelope has none, or if the stamp is older than the event by more than the
-	// margin: then the envelope was copied here, and its stamp does not show when (N25). A mark gives such an envelope a
-	// new stamp, by which it is purged.
+	// margin: then the envelope was copied here, and its stamp is not the time of the copy (N25). A mark gives such an
+	// envelope a new stamp, by which it is purged.
 	TS        bson.Timestamp
 	Positions []Position
 }

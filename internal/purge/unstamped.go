@@ -39,7 +39,8 @@ type Candidates struct {
 	timeless []bson.RawValue // to stamp
 
 	// drained is the latest known time before which no id of an envelope without a stamp was left. complete is the same
-	// time for the candidates: once the expired ones are removed, it is drained. It is zero if some were left out.
+	// time for the candidates: once the expired candidates are removed, it becomes drained. It is zero if the read left
+	// candidates out.
 	drained, complete bson.Timestamp
 
 	searchPause time.Duration // after a search for timeless ids that found none
@@ -86,7 +87,7 @@ func (c *Candidates) read(ctx context.Context, coll *mongo.Collection, cut Cut) 
 		c.searchAfter = now.Add(c.searchPause)
 	}
 
-	// After the reads, so that every candidate was committed before.
+	// This time is read after the candidates, so that every candidate was committed before it.
 	var err error
 	c.readAt, err = mongodb.ClusterTime(ctx, coll.Database().Client())
 	return err

@@ -13,7 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/metrics"
 )
 
-// limits are the bounds of a sink that no one configures. Only tests use others than [fixedLimits].
+// limits are the bounds of a sink that users cannot configure. Only tests replace [fixedLimits].
 type limits struct {
 	// batchBytes and requestBytes bound the size of a batch and of a request, before compression. A
 	// topic's max.message.bytes lowers batchBytes. A record larger than batchBytes gets a batch without

@@ -119,8 +119,8 @@ func (k *keeper) keepAlive(ctx context.Context) (more bool, err error) {
 	return more, k.session.KeepAlive(ctx, idle, spare)
 }
 
-// quietPartitions returns partitions that have had no batch of ours for long, and some random other
-// partitions. It reports whether more partitions have had no batch.
+// quietPartitions returns the partitions to which this sink has sent no batch for long, and some
+// random other partitions. It reports whether there are more quiet partitions.
 func (k *keeper) quietPartitions() (idle, spare []record.TopicPartition, more bool) {
 	k.sink.mu.Lock()
 	defer k.sink.mu.Unlock()

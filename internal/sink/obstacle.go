@@ -24,7 +24,7 @@ var (
 	errClosed = errors.New("the sink is closed")
 )
 
-// Kinds of obstacles. They are fit for a metric label.
+// Kinds of obstacles. They are also the values of a metric label.
 const (
 	kindMissing     = "missing"
 	kindForbidden   = "forbidden"

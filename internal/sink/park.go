@@ -140,8 +140,8 @@ func (pk *parker) isDeferredLocked(p *partition, now time.Time) bool {
 }
 
 // mustParkLocked reports whether the queued records of p must be given back. Records that brokers
-// only defer wait, unless the topic takes more than its share of the memory, or full means that
-// they would stop all others.
+// only defer wait, unless the topic takes more than its share of the memory. full means that they
+// would stop all others, so they are given back.
 func (pk *parker) mustParkLocked(p *partition, now time.Time, full bool) bool {
 	if p.parked {
 		return pk.probeFailedLocked(p, now)
@@ -165,8 +165,8 @@ func (pk *parker) probeFailedLocked(p *partition, now time.Time) bool {
 		return p.queue[0].frozen || p.lane == nil
 	}
 
-	// The probe may be in the log. To give it back would require a takeover, so its retries get the
-	// usual time.
+	// The probe may be in the log. Giving it back would require a takeover, so it is retried for
+	// the usual time.
 	return p.obstacle.kind != kindUnreachable && now.Sub(p.probedAt) >= pk.parkAfter
 }
 

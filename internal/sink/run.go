@@ -92,11 +92,11 @@ func (s *Sink) runHousekeeping(ctx context.Context) error {
 	}
 }
 
-// refreshIdleOffsets moves the stored offsets of idle partitions forward (N8). If nothing of ours is
+// refreshIdleOffsets moves the stored offsets of idle partitions forward (N8). If no record is
 // queued or in flight, the next record gets at least the end offset that the leader reports now.
 //
 // It skips partitions in three cases. During a replay, the read-back has found records below the
-// end. In quarantine, the partition was not read yet. If something was sent during the request, the
+// end. In quarantine, the partition was not read yet. If a record was sent during the request, the
 // reported end may be above that record. So Idle is called under the lock, before the next record
 // can be sent.
 func (s *Sink) refreshIdleOffsets(ctx context.Context) {
@@ -124,8 +124,8 @@ func (s *Sink) refreshIdleOffsets(ctx context.Context) {
 	}
 }
 
-// isRestingLocked reports whether nothing of ours is queued for p or in flight, and nothing of ours
-// may be in p unread.
+// isRestingLocked reports whether p has no record of this sink queued or in flight, and no record
+// that was not read back.
 func (s *Sink) isRestingLocked(p *partition) bool {
 	return !s.replaying && len(p.queue) == 0 && !p.busy && !p.quarantine && !p.needsReadBack
 }

@@ -140,7 +140,7 @@ func (s *Sink) claimBeforeGatesLocked(
 	return p.claimHitLocked(rec, false)
 }
 
-// findOrAddTopicLocked returns the topic called name, and remembers it as the last one.
+// findOrAddTopicLocked returns the topic called name, and makes it the topic of the last call.
 func (s *Sink) findOrAddTopicLocked(name string) *topic {
 	t := s.topics[name]
 	if t == nil {

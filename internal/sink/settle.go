@@ -75,7 +75,7 @@ func (l *lane) settleRequest(err error) {
 			retry.Signal(p.lane.wake)
 		}
 
-		// Parking skips busy partitions. A partition may be busy at each tick of its timer.
+		// The parker skips busy partitions, and a partition may be busy at each of its ticks.
 		if !p.obstacle.none() && l.sink.parker.mustParkLocked(p, now, false) {
 			retry.Signal(l.sink.parker.wake)
 		}

@@ -59,8 +59,8 @@ type Sink struct {
 	headerScratch []record.Header
 }
 
-// Open takes over from earlier owners (design §7, N4): it fences them, reads back the records that
-// they have sent, and saves the sender and the offsets in one write.
+// Open takes over from earlier owners (N4): it fences them, reads back the records that they have
+// sent, and saves the sender and the offsets in one write.
 //
 // When Open returns, the records of earlier owners are settled in every partition except those in
 // quarantine, which a later takeover releases. Nothing has been sent yet. Open retries while Kafka is

@@ -100,7 +100,7 @@ func (d *Divisions) storeFirst(ctx context.Context, watcher string, want int) (D
 	opts := options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)
 	err = d.coll.FindOneAndUpdate(ctx, byID(watcher), insert, opts).Decode(&v)
 	if mongo.IsDuplicateKeyError(err) {
-		// Another process has stored one at the same moment.
+		// Another process has stored a division at the same moment.
 		return d.Read(ctx, watcher)
 	}
 	return v, describeRefusal(err, "noting the division of watcher "+watcher, "find, insert and update", d.coll)
@@ -161,8 +161,8 @@ func (d *Divisions) StartAt(ctx context.Context, watcher string, p slot.Range, a
 	return v.Start, nil
 }
 
-// Mark records that a reslice runs, and which documents an operator had paused before. After an interrupted reslice, its
-// record stays: the documents are paused by the reslice then.
+// Mark records that a reslice runs, and which documents an operator had paused before. The record of an interrupted
+// reslice stays, because that reslice has paused the documents.
 func (d *Divisions) Mark(ctx context.Context, watcher string, of int, paused []string) error {
 	list := bson.D{{Key: "$literal", Value: paused}}
 	update := mongo.Pipeline{{{Key: "$set", Value: bson.D{

@@ -273,8 +273,8 @@ func (r *resliceRun) replaceSlots(ctx context.Context, from int) (err error) {
 	if r.paused == nil {
 		r.paused = []string{}
 	}
-	// The list of slots that an operator has paused is saved before reslice pauses the others. If
-	// reslice is repeated, it must not take those for paused by an operator.
+	// The list of slots that an operator has paused is saved before reslice pauses the others. A
+	// repeated reslice must not treat the others as paused by an operator.
 	if err := r.divisions.Mark(ctx, r.cfg.Watcher, from, r.paused); err != nil {
 		return err
 	}
@@ -321,9 +321,9 @@ func (r *resliceRun) replaceSlots(ctx context.Context, from int) (err error) {
 	return nil
 }
 
-// newDocuments returns the documents of the new slots. Each has its own transactional id,
-// initialized here, which its first owner takes over: that owner has to read a marker above the
-// last sender of its list, and cannot write markers for the ids of other slots (N4).
+// newDocuments returns the documents of the new slots. Each has its own transactional id. It is
+// initialized here, because the first owner has to read a marker above the last sender of its
+// list, and cannot write markers for the ids of other slots (N4).
 func (r *resliceRun) newDocuments(
 	ctx context.Context, old []lease.Document, senders []record.Sender,
 ) ([]lease.Document, error) {

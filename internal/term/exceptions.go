@@ -147,8 +147,8 @@ func (x *exceptionWriter) deadLetterFor(e pipeline.Exception) (l deadletter.Lett
 }
 
 // numberUnstamped gives positions to swept envelopes without a server timestamp, in the order of
-// their decisions, which is the order of their keys (N15). A later term uses a later time. By the
-// time, a later owner recognizes the envelopes that its stream may repeat.
+// their decisions, which is the order of their keys (N15). A later term uses a later time. The
+// time lets a later owner recognize the envelopes that its stream may repeat.
 func (x *exceptionWriter) numberUnstamped(ctx context.Context, list []waiting.Exception) error {
 	var at bson.Timestamp
 	for i := range list {
@@ -305,8 +305,8 @@ func (x *exceptionWriter) restoreEnvelopes(ctx context.Context, batch []pipeline
 		return nil
 	}
 
-	// The stream is read first: a document may be gone already, and only its event contains it. The
-	// stream may not reach back to swept envelopes.
+	// The stream is read first: a document may be gone, and then only its event contains it. During
+	// a sweep, the stream may not reach back to the envelopes.
 	if !x.recovery.IsSweeping() {
 		err := x.refetchFromStream(ctx, batch[0].Floor, missing)
 		if ctx.Err() != nil {

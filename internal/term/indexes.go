@@ -117,7 +117,7 @@ func (k *indexKeeper) migrateOnce(
 }
 
 // indexFirstDeadLetters makes the indexes of dead-letter collections that got their first letters
-// in this term. These indexes are not made before there are letters to query.
+// in this term. Before the first letter, these indexes are not needed.
 func (k *indexKeeper) indexFirstDeadLetters(letters []deadletter.Letter) {
 	for i := range letters {
 		ns := letters[i].NS

@@ -121,9 +121,9 @@ func (m *monitor) watchTerm(ctx context.Context, end context.CancelCauseFunc) {
 	}
 }
 
-// isHanging reports whether the pump or the reader does not move without a reason. Two reasons are
-// valid: the memory budget is full, or the stream is interrupted. A sweep waits for replies that
-// have deadlines.
+// isHanging reports whether the pump or the reader makes no progress. It returns false if the
+// memory budget is full or the stream is interrupted. A sweep waits for replies that have
+// deadlines.
 func (m *monitor) isHanging(now time.Time, w *idleTimer) bool {
 	if !m.delivering.Load() || m.dispatcher.Waiting() || !m.held.Valid() || m.recovery.IsSweeping() ||
 		m.stream.State().Phase != changestream.Live {

@@ -64,6 +64,6 @@ func (d *deliveryRecorder) writeDeliveries(ctx context.Context, list []purge.Sen
 	return waiting.WriteHalves(list, write, reject)
 }
 
-// recordingPause is the time without recorded deliveries after a collection has rejected one.
-// Without the pause, each envelope would cost a transaction.
+// recordingPause is how long the deliveries of a collection are not recorded after it has
+// rejected a record. Without the pause, each envelope would cost a transaction.
 const recordingPause = time.Minute

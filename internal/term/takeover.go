@@ -56,8 +56,8 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 		return none, err
 	}
 
-	// The time comes before the list of collections: inserts into a collection that appears in
-	// between are then committed after it.
+	// The time comes before the list of collections: inserts into a collection that appears
+	// after the list was read are then committed after this time.
 	began, err := t.calls.OperationTime(ctx)
 	if err != nil {
 		return none, err
@@ -83,8 +83,8 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 		return none, err
 	}
 	if err := t.calls.RetryCall(ctx, func(ctx context.Context) error {
-		// Only after the first position is saved: a slot that has begun and has no position has lost
-		// its document.
+		// This comes after the first position is saved: a slot that has begun and has no position
+		// has lost its document.
 		return t.slot.shared.Divisions.Begin(ctx, t.slot.cfg.Watcher, t.slot.Part)
 	}); err != nil {
 		return none, err
@@ -118,7 +118,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	t.exceptions.mapping = t.slot.shared.Mapping
 	t.exceptions.reconciler = t.reconciler
 
-	// The envelopes whose delivery this records no longer wait when the exceptions are loaded.
+	// After this, envelopes that were delivered no longer wait when the exceptions are loaded.
 	if err := t.recoverUnrecorded(ctx); err != nil {
 		return none, err
 	}

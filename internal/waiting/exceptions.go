@@ -46,10 +46,10 @@ const (
 //
 // Order (N15): within a collection, topic and key, an envelope is published only after all envelopes
 // with a lower position, and an envelope that failed before is published alone. Blocked and parked
-// envelopes follow each other without waiting for acks. If one of them is returned, nothing more of
-// its key is published until all of the key has been answered, and the key then starts again from its
-// first envelope. An exception of the stream waits until the watermark has passed it, so that no
-// earlier event of its key can still come.
+// envelopes follow each other without waiting for acks. If one of them is returned, its key pauses
+// until all envelopes of the key in flight have been answered, and then starts again from its first
+// envelope. An exception of the stream waits until the watermark has passed it, so that no earlier
+// event of its key can still come.
 //
 // Cost: one indexed query for each dirty collection every 500 ms, and further reads for a reason only.
 // While Collections is empty there are no queries. Memory: 10,000 envelopes without their bodies,
@@ -115,8 +115,8 @@ type keyState struct {
 	resume map[string]struct{} // topics to resume then
 }
 
-// keyStop is the reason why nothing of a key can be published to some topics: its first envelope waits for
-// its next attempt, or for parked topics.
+// keyStop is the reason why no envelope of a key can be published to some topics: its first envelope waits
+// for its next attempt, or for parked topics.
 type keyStop struct {
 	until  int64    // time of the next attempt in Unix milliseconds, or untilUnparked
 	topics []string // the topics that the envelope waits for
@@ -191,15 +191,15 @@ func (x *Exceptions) Wake(topic string) {
 	retry.Signal(x.wake)
 }
 
-// QueueWritten requests scans for exceptions that were just written, so that those whose turn it is are
-// published at once. It does not block.
+// QueueWritten requests scans for exceptions that were just written, so that they are published at once
+// if it is their turn. It does not block.
 func (x *Exceptions) QueueWritten(list []Exception) {
 	x.mu.Lock()
 	for i := range list {
 		e := &list[i]
 
-		// These are scanned for another reason: when the attempt is due, when the topic can be written
-		// again, or when the earlier envelope has been finished.
+		// These exceptions are scanned for another reason: when the attempt is due, when the topic can
+		// be written again, or when the earlier envelope has been finished.
 		waitsForAttempt := e.State == envelope.StateRetry && e.Delay > 0
 		key := orderKey{e.NS, e.Key}
 		if waitsForAttempt || x.allParkedLocked(key, e.Pending) || x.waitsBehindLocked(e) {
@@ -286,7 +286,7 @@ func (x *Exceptions) isPassDue() bool {
 	return time.Since(x.lastPass) >= pause
 }
 
-// runRound reads and publishes everything that there is a reason for. due is set at each poll.
+// runRound reads and publishes the exceptions for which there is a reason. due is set at each poll.
 func (x *Exceptions) runRound(ctx context.Context, due bool) error {
 	collections := x.config.Collections()
 	if len(collections) == 0 {
@@ -337,9 +337,9 @@ func (x *Exceptions) scanKeys(ctx context.Context, c outboxes.Outbox, keys []bso
 	return nil
 }
 
-// publishDueRetries publishes the retries of c that are due. If there are more than one query returns,
-// the next query follows when most of these have ended. If none of these can be published, retries are
-// stuck: publishable ones may follow them, and only a pass over everything finds those.
+// publishDueRetries publishes the retries of c that are due. If one query does not return all of them,
+// the next query follows when most of the first have ended. If none of the first can be published,
+// retries are stuck: only a pass over everything finds the publishable retries that follow.
 func (x *Exceptions) publishDueRetries(ctx context.Context, c outboxes.Outbox) error {
 	keys, many, err := x.findDueKeys(ctx, c)
 	if err != nil {

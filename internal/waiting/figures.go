@@ -20,8 +20,8 @@ import (
 // MaxFailed is how many failed envelopes a list has at most.
 const MaxFailed = 100
 
-// ExceptionCount is how many envelopes of a collection wait in one state for one topic. One that waits for several topics
-// counts for each.
+// ExceptionCount is how many envelopes of a collection wait in one state for one topic. An envelope that waits for
+// several topics counts for each.
 type ExceptionCount struct {
 	NS     string
 	State  string // retry, blocked, parked, or scheduled

@@ -140,9 +140,9 @@ type deadReason struct {
 }
 
 // Finisher writes the fates of deliveries outside of the order of the stream. Each write is a fenced
-// transaction (N3) of all deliveries that were answered since the previous one, at most
-// [mongodb.MaxDocuments]. Only after it is majority-committed, the Finisher releases their offsets (N8),
-// opens their gates (N15) and calls Done. When the lease is lost, it writes nothing more.
+// transaction (N3) of all deliveries that were answered since the previous write, at most
+// [mongodb.MaxDocuments]. After the transaction is majority-committed, the Finisher releases their
+// offsets (N8), opens their gates (N15) and calls Done. When the lease is lost, it writes nothing more.
 //
 // Answered, Refused and Drain may be called from any goroutine. Memory is bounded by the deliveries in
 // flight.
@@ -251,7 +251,7 @@ func (f *Finisher) nextBatch(removals bool) []*decision {
 		batch = f.queue[:n:n]
 		f.queue = f.queue[n:]
 		if len(f.queue) == 0 {
-			// The array would stay in memory for the sake of its end.
+			// A slice of the rest would keep the whole array in memory.
 			f.queue = nil
 		}
 	} else {
@@ -262,8 +262,8 @@ func (f *Finisher) nextBatch(removals bool) []*decision {
 	return batch
 }
 
-// Drain blocks until everything that was answered is written, except for writes that MongoDB rejects,
-// or returns the cause of ctx. Run must be running.
+// Drain blocks until the fates of all answered deliveries are written, except for writes that MongoDB
+// rejects. It returns the cause of ctx if ctx ends first. Run must be running.
 func (f *Finisher) Drain(ctx context.Context) error {
 	for {
 		f.mu.Lock()
@@ -285,8 +285,8 @@ func (f *Finisher) Drain(ctx context.Context) error {
 	}
 }
 
-// writeAndRelease writes the fates of a batch, and then releases the deliveries. Those whose write
-// MongoDB rejects are postponed instead.
+// writeAndRelease writes the fates of a batch, and then releases the deliveries. Deliveries whose
+// write MongoDB rejects are postponed instead.
 func (f *Finisher) writeAndRelease(ctx context.Context, batch []*decision) error {
 	if err := f.writeBatch(ctx, batch); err != nil {
 		return err

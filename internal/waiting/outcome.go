@@ -60,7 +60,7 @@ type Outcome struct {
 // WriteOutcomes writes the fates of envelopes, inside a transaction that holds the fence (N3). It is idempotent.
 // It does not change a document that was deleted or changed in the meantime: each statement requires the id, the
 // delivery, and that the document is still an exception or has the claim. It returns the number of documents that
-// were unchanged. A repetition may return fewer, because the first attempt has already written some.
+// matched. A repetition may match fewer, because the first attempt has already written some.
 func WriteOutcomes(tx context.Context, list []Outcome) (matched int64, err error) {
 	s := mongo.SessionFromContext(tx)
 	if s == nil {

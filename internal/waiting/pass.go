@@ -122,7 +122,7 @@ func (x *Exceptions) beginPage(p *scanPass) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 
-	// The page may show an envelope whose outcome is written from now on as it was before.
+	// If an outcome is written from now on, the page may still show the envelope as it was before.
 	clear(x.landedIDs)
 
 	// A topic stays in the set for the rest of the pass: envelopes that an earlier page left out

@@ -136,7 +136,8 @@ func (x *Exceptions) FinishSent(
 	return len(batch), nil
 }
 
-// newSentEnvelope returns what FinishSent needs of the envelope raw. The result does not alias raw.
+// newSentEnvelope returns the parts of the envelope raw that FinishSent needs. The result does not
+// alias raw.
 func (x *Exceptions) newSentEnvelope(c outboxes.Outbox, raw bson.Raw, hits []Hit) sentEnvelope {
 	pending := stringArray(raw.Lookup("pending"))
 	if len(pending) == 0 {

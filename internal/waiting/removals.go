@@ -10,9 +10,9 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// A scheduled envelope that was sent has only to be removed. The removal costs more than everything
-// before it and nothing depends on it, so it yields to envelopes that are due. Many removals may queue
-// up by then, so each is kept small.
+// A scheduled envelope that was sent only has to be removed. The removal costs more than all earlier
+// steps and no other step depends on it, so it yields to envelopes that are due. Many removals may
+// queue up by then, so each is kept small.
 
 // removal is a scheduled envelope that each target has, and that has the claim of this owner.
 type removal struct {
@@ -61,7 +61,7 @@ type DueSource interface {
 // claimed would block them permanently.
 const maxRemovalWait = 2 * time.Second
 
-// onlyRemovalLeft reports whether a delivery has only to be removed.
+// onlyRemovalLeft reports whether a delivery only has to be removed.
 func (f *Finisher) onlyRemovalLeft(d *Delivery, answers []record.Answer) bool {
 	if d.Claim == "" || f.Scheduled == nil || d.Claim != f.Scheduled.ClaimToken() {
 		return false

@@ -14,7 +14,7 @@ import (
 )
 
 // Lookahead is the time by which an envelope is read from the index before it is due. It is longer
-// than the time between two looks at the index.
+// than the time between two reads of the index.
 const Lookahead = time.Second
 
 // EachTaken calls take, in no order, for each envelope that an earlier owner may have sent outside of the

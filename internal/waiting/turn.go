@@ -91,7 +91,7 @@ func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]strin
 }
 
 // rememberStopLocked records that the key of it waits for its first envelope. The due retry, or the pass
-// that Wake requests, then reads the key again. Until then, each scan of it would be in vain.
+// that Wake requests, then reads the key again. Until then, each scan of the key would be in vain.
 func (x *Exceptions) rememberStopLocked(it *candidate, until int64) {
 	if len(x.stops) >= maxKeys {
 		clear(x.stops)
@@ -156,7 +156,7 @@ func (x *Exceptions) isReadyLocked(p *scanPass, it *candidate, now int64) bool {
 }
 
 // mayPublishLocked reports whether an envelope of the current key, whose state is k, may be published
-// to topic now. If alone is set, nothing else of the key may be in flight to the topic.
+// to topic now. If alone is set, no other envelope of the key may be in flight to the topic.
 func (x *Exceptions) mayPublishLocked(p *scanPass, k *keyState, topic string, alone bool) bool {
 	_, stopped := x.current.stopped[topic]
 	_, allStopped := x.current.stopped[allTopics]
@@ -165,8 +165,8 @@ func (x *Exceptions) mayPublishLocked(p *scanPass, k *keyState, topic string, al
 		return false
 	}
 
-	// It may go to any topic. So nothing else of the key may be in flight, and the pass must not have
-	// left out an earlier envelope.
+	// It may go to any topic. So no other envelope of the key may be in flight, and the pass must not
+	// have left out an earlier envelope.
 	if topic == allTopics {
 		return len(x.current.stopped) == 0 && k == nil && len(p.skip) == 0
 	}
@@ -210,8 +210,8 @@ func (x *Exceptions) trackLocked(id string, f *flight) {
 }
 
 // noteAnswers stops the key of f if a topic refused or returned its record. The sink calls it before
-// anything else of the key is published, because later envelopes would overtake the returned one. It
-// does not call the sink.
+// another envelope of the key is published, because later envelopes would overtake the returned
+// envelope. It does not call the sink.
 func (x *Exceptions) noteAnswers(f *flight, answers []record.Answer) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -247,8 +247,8 @@ func (x *Exceptions) breakKeyLocked(key orderKey) {
 	}
 }
 
-// endFlight removes a publication whose outcome is written from those in flight, and queues its key
-// if more of it may be publishable now. The Finisher calls it.
+// endFlight ends the flight of a publication whose outcome is written, and queues its key if more
+// envelopes of the key may be publishable now. The Finisher calls it.
 func (x *Exceptions) endFlight(id string, f *flight, fate Fate) {
 	x.mu.Lock()
 

@@ -93,7 +93,7 @@ func upsertExceptions(tx context.Context, client *mongo.Client, part []Exception
 }
 
 // upsertModel returns the statement that writes the exception. If the document is already an exception, the statement
-// only adds the targets, because it must not undo anything else.
+// only adds the targets, because it must not undo other changes.
 func (x *Exception) upsertModel() (mongo.WriteModel, error) {
 	id, err := x.Raw.LookupErr("_id")
 	if err != nil {
@@ -115,7 +115,7 @@ func (x *Exception) upsertModel() (mongo.WriteModel, error) {
 	if key, _ := x.Raw.Lookup("key").StringValueOK(); key == "" || x.Key != "" && key != x.Key {
 		fields = append(fields, bson.E{Key: "key", Value: mongodb.Literal(x.Key)})
 	}
-	// The envelope gets another ts. When it was written stays known.
+	// The envelope gets another ts, so firstTs keeps the original.
 	if _, missing := x.Raw.LookupErr("firstTs"); missing != nil {
 		if t, i, ok := x.Raw.Lookup("ts").TimestampOK(); ok && t > 0 {
 			fields = append(fields, bson.E{Key: "firstTs", Value: bson.Timestamp{T: t, I: i}})
@@ -135,7 +135,8 @@ func (x *Exception) upsertModel() (mongo.WriteModel, error) {
 			bson.E{Key: "history", Value: bson.A{x.Error.attemptFields(x.Node)}})
 	}
 
-	// A term may give back several targets of an envelope one after the other. Each adds to the list.
+	// A term may give back several targets of an envelope one after the other, and each is added to
+	// the list.
 	union := bson.D{{Key: "$setUnion", Value: bson.A{"$pending", mongodb.Literal(x.Pending)}}}
 	pending := bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$isArray", Value: "$pending"}}, union, "$pending"}}}
 	more := bson.D{{Key: "$mergeObjects", Value: bson.A{"$$ROOT", bson.D{{Key: "pending", Value: pending}}}}}
