@@ -333,7 +333,7 @@ func TestBrokenPayloadDocument(t *testing.T) {
 	}
 }
 
-// I8: the bytes of payload and headers never change, nor do the number and the order of headers.
+// The bytes of payload and headers never change, nor do the number and the order of headers.
 func TestI8_PayloadAndHeadersAreByteIdentical(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -237,7 +237,7 @@ func TestN01_EightContendersWithStallsAreLinearizable(t *testing.T) {
 }
 
 // checkWrites reads the writes of the document from its change stream. Epochs increase by one, an owner has one
-// epoch, a lease is acquired only after its release or expiry, and seq never goes back (I5).
+// epoch, a lease is acquired only after its release or expiry, and seq never goes back.
 func checkWrites(t *testing.T, stream *mongo.ChangeStream, last Document) {
 	t.Helper()
 	var now leaseState

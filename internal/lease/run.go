@@ -164,7 +164,7 @@ func (h *Held) recordCheckpoint(at time.Duration) {
 // changedFields returns the fields that c changes, and whether the position moves forward. The caller
 // must hold the turn.
 func (h *Held) changedFields(c Checkpoint) (set bson.D, moved bool) {
-	// A position never goes back (I5). If the stream offers an earlier one, the stream is at fault, not
+	// A position never goes back. If the stream offers an earlier one, the stream is at fault, not
 	// the document.
 	if !c.Position.IsZero() && c.Position.Compare(h.savedPosition) < 0 {
 		h.log.Error("rejected a checkpoint that precedes the stored one",

@@ -16,7 +16,7 @@ import (
 )
 
 // ErrDivided means that a watcher has another number of slots. Its type is [DividedError].
-var ErrDivided = errors.New("watcher divided otherwise")
+var ErrDivided = errors.New("the watcher has another number of slots")
 
 // DividedError reports that a process is configured for another number of slots than its watcher has. Two divisions at
 // the same time would each deliver every event (N28).

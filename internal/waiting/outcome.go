@@ -298,11 +298,11 @@ func (o *Outcome) Check() error {
 	case o.ID.Type == 0:
 		return fmt.Errorf("outcome of %s: it has no id", o.NS)
 	case o.Fate == OutcomeFailed && o.Error == nil:
-		return fmt.Errorf("outcome of %s: a failure without an error", o.NS)
+		return fmt.Errorf("outcome of %s: a failed attempt has no error", o.NS)
 	case o.Fate == OutcomeHeld && (o.Claim == "" || o.State == ""):
-		return fmt.Errorf("outcome of %s: only a claimed envelope is held, in a state", o.NS)
+		return fmt.Errorf("outcome of %s: OutcomeHeld needs a claim and a state", o.NS)
 	case o.Claim != "" && o.Fate == OutcomeNarrowed:
-		return fmt.Errorf("outcome of %s: a claimed envelope that is left over is held", o.NS)
+		return fmt.Errorf("outcome of %s: a claimed envelope needs OutcomeHeld instead of OutcomeNarrowed", o.NS)
 	}
 	return nil
 }
