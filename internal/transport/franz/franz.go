@@ -86,7 +86,7 @@ func (t *Transport) joinOnce(ctx context.Context, group string, topics []string,
 
 	var polling sync.WaitGroup
 	polling.Go(func() { m.reportErrors(life, client) })
-	err = m.serveGenerations(ctx, client)
+	err = m.serveGenerations(ctx)
 	close(m.served)
 
 	// Closing waits for the group, which may hang. Then the end of life interrupts it.
@@ -169,7 +169,7 @@ func (m *member) options(life context.Context) []kgo.Opt {
 }
 
 // serveGenerations serves one generation after another. There is another one only if the partitions are lost.
-func (m *member) serveGenerations(ctx context.Context, client *kgo.Client) error {
+func (m *member) serveGenerations(ctx context.Context) error {
 	for {
 		var g *generation
 		select {
