@@ -53,7 +53,7 @@ func (b *bench) drainBeside(ctx context.Context, name string, s setting, begin f
 		s.watch, s.start = backlog, "backlog"
 	}
 	s.topic, s.state, s.label = topic, b.newStateDB(name), name
-	r, err := b.startRelay(ctx, s)
+	r, err := b.startRelay(s)
 	if err != nil {
 		return d, err
 	}

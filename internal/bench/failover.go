@@ -123,7 +123,7 @@ func (b *bench) startPair(ctx context.Context, ttl time.Duration) (p *pair, err 
 func (p *pair) startRole(ctx context.Context, role string) (*relay, error) {
 	p.started++
 	p.setting.node = fmt.Sprintf("bench-%d", p.started)
-	r, err := p.startRelay(ctx, p.setting)
+	r, err := p.startRelay(p.setting)
 	if err != nil {
 		return nil, err
 	}
@@ -244,7 +244,7 @@ func (p *pair) measureIdleRestarts(ctx context.Context, insert func(doc any) err
 
 		next := p.ledger.awaitNewSender()
 		at := time.Now()
-		if p.owner, err = p.startRelay(ctx, p.setting); err != nil {
+		if p.owner, err = p.startRelay(p.setting); err != nil {
 			return nil, err
 		}
 

@@ -254,7 +254,7 @@ func (b *bench) startTailing(ctx context.Context, coll *mongo.Collection, name s
 		return nil, err
 	}
 
-	t.relay, err = b.startRelay(ctx, setting{
+	t.relay, err = b.startRelay(setting{
 		watch: coll.Name(), topic: t.topic, state: b.newStateDB(name), start: "now", label: name,
 	})
 

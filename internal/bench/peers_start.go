@@ -33,7 +33,7 @@ func startOutrelay(ctx context.Context, b *comparison, p place) (publisher, erro
 		watch: p.collection, topic: p.topic, state: b.newStateDB(p.collection), label: p.collection,
 		start: time.Unix(int64(p.start.T), 0).UTC().Format(time.RFC3339),
 	}
-	r, err := b.startRelay(ctx, s)
+	r, err := b.startRelay(s)
 	return &outrelayPublisher{r, b, s}, err
 }
 
@@ -45,7 +45,7 @@ func (o *outrelayPublisher) kill() error {
 }
 
 func (o *outrelayPublisher) restart(ctx context.Context) (err error) {
-	o.relay, err = o.bench.startRelay(ctx, o.setting)
+	o.relay, err = o.bench.startRelay(o.setting)
 	return err
 }
 

@@ -224,7 +224,7 @@ func (r ReconcilerResult) Print(w io.Writer) error {
 
 // startOwner starts a relay and blocks until it has taken over. at is the time at which this was observed.
 func (b *bench) startOwner(ctx context.Context, s setting) (r *relay, at time.Time, err error) {
-	r, err = b.startRelay(ctx, s)
+	r, err = b.startRelay(s)
 	if err != nil {
 		return nil, at, err
 	}

@@ -34,7 +34,7 @@ func (r *reconcilerRun) sweepGap(ctx context.Context) (meterReading, error) {
 		return meterReading{}, err
 	}
 
-	owner, err := r.startRelay(ctx, s)
+	owner, err := r.startRelay(s)
 	if err != nil {
 		return meterReading{}, err
 	}

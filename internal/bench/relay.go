@@ -44,7 +44,7 @@ type relay struct {
 }
 
 // startRelay starts a relay process. It does not wait until the relay has a role.
-func (b *bench) startRelay(ctx context.Context, s setting) (*relay, error) {
+func (b *bench) startRelay(s setting) (*relay, error) {
 	listen, err := devstack.FreeAddress()
 	if err != nil {
 		return nil, err
