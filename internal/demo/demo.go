@@ -106,7 +106,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 		"template": d.names.topicName("{aggregatetype}"),
 		"create":   map[string]any{},
 	}}
-	if err := d.connectClients(ctx); err != nil {
+	if err := d.connectClients(); err != nil {
 		return Result{}, err
 	}
 	defer d.closeClients(ctx)
@@ -189,7 +189,7 @@ func (d *demo) printServers() {
 
 // connectClients connects to MongoDB, writes the relays' configuration, and creates the sample
 // service.
-func (d *demo) connectClients(ctx context.Context) error {
+func (d *demo) connectClients() error {
 	client, err := mongo.Connect(options.Client().
 		ApplyURI(d.stack.MongoURI()).
 		SetWriteConcern(writeconcern.Majority()).

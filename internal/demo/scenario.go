@@ -155,7 +155,7 @@ func RunScenario(ctx context.Context, s Scenario, o Options) (Finding, error) {
 		return nil, err
 	}
 	defer d.stack.Stop()
-	if err := d.connectClients(ctx); err != nil {
+	if err := d.connectClients(); err != nil {
 		return nil, err
 	}
 	defer d.closeClients(ctx)

@@ -19,7 +19,6 @@ import (
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/internal/transport/kafkago"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // Command is the hidden command of the program that starts a member. Its argument is Spec.Arg.
@@ -149,7 +148,7 @@ func Run(ctx context.Context, s Spec, logs io.Writer) (err error) {
 
 	switch s.Role {
 	case Saga:
-		err = w.registerSaga(ctx, c)
+		err = w.registerSaga(c)
 	case Stumbling:
 		err = c.Handle("effects", consumer.Func(w.stumble, "*"), consumer.WithRetry(stumblingRetry))
 	case Effects:
@@ -163,8 +162,5 @@ func Run(ctx context.Context, s Spec, logs io.Writer) (err error) {
 	defer stop()
 	return c.Run(ctx)
 }
-
-// openOutbox returns the outbox to which sagas emit.
-func (w *witness) openOutbox() (*outbox.Box, error) { return outbox.New(w.db) }
 
 func fieldEquals(key string, value any) bson.D { return bson.D{{Key: key, Value: value}} }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
@@ -54,8 +55,8 @@ func Ask(saga int32, n int, key string, opts ...event.Option) event.Event {
 }
 
 // registerSaga registers the saga as the handler of the consumer.
-func (w *witness) registerSaga(ctx context.Context, c *consumer.Consumer) error {
-	box, err := w.openOutbox()
+func (w *witness) registerSaga(c *consumer.Consumer) error {
+	box, err := outbox.New(w.db)
 	if err != nil {
 		return err
 	}
