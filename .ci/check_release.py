@@ -1,19 +1,18 @@
-"""check_release.py DIST: checks what goreleaser has made. The names are complete, the checksums match, each archive and package contains
-the program, the unit, manual pages and completions, each program has its bill of materials, and the program prints the version."""
+"""check_release.py DIST VERSION: checks what goreleaser has made. The names are complete, the checksums match, each archive and package
+contains the program, the unit, manual pages and completions, each program has its bill of materials, and each of them states VERSION."""
 
 import gzip
 import hashlib
-import io
 import json
 import pathlib
 import subprocess
 import sys
-import tarfile
 import tempfile
-import zipfile
+
+from packages import deb_files, rpm_files, tar_files, zip_files
 
 dist = pathlib.Path(sys.argv[1])
-version = json.loads((dist / "metadata.json").read_text())["version"]
+version = sys.argv[2]
 problems = []
 
 
@@ -21,6 +20,9 @@ def check(ok, text):
     if not ok:
         problems.append(text)
 
+
+metadata = json.loads((dist / "metadata.json").read_text())
+check((metadata["version"], metadata["tag"]) == (version, f"v{version}"), f"goreleaser has built {metadata['version']} of the tag {metadata['tag']}")
 
 # Names and checksums.
 platforms = [(system, arch) for system in ("linux", "darwin", "windows") for arch in ("amd64", "arm64")]
@@ -35,52 +37,6 @@ for name, want in listed.items():
     check(path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == want, f"{name} does not exist or has another checksum")
 
 manual, completions = "outrelay.1.gz", ("outrelay.bash", "outrelay.fish", "_outrelay")
-
-
-def tar_files(raw):
-    """Returns the files of a tar archive, by their names without a leading ./ or /."""
-    with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
-        return {m.name.removeprefix(".").lstrip("/"): tar.extractfile(m).read() for m in tar if m.isfile()}
-
-
-def zip_files(raw):
-    with zipfile.ZipFile(io.BytesIO(raw)) as z:
-        return {i.filename: z.read(i) for i in z.infolist()}
-
-
-def deb_files(raw):
-    """Returns the files and the control files of a Debian package: an ar archive of two tar archives."""
-    check(raw.startswith(b"!<arch>\n"), "a deb is no ar archive")
-    parts, at = {}, 8
-    while at < len(raw):
-        head = raw[at : at + 60]
-        size = int(head[48:58])
-        parts[head[:16].decode().strip().rstrip("/")] = raw[at + 60 : at + 60 + size]
-        at += 60 + size + size % 2
-    return tar_files(parts["data.tar.gz"]), tar_files(parts["control.tar.gz"])
-
-
-def rpm_files(raw):
-    """Returns the files of an RPM package: a lead, two headers, and a compressed cpio archive."""
-
-    def header_end(at):
-        check(raw[at : at + 3] == b"\x8e\xad\xe8", "an rpm has no header")
-        entries, size = int.from_bytes(raw[at + 8 : at + 12], "big"), int.from_bytes(raw[at + 12 : at + 16], "big")
-        return at + 16 + 16 * entries + size
-
-    signature = header_end(96)
-    payload = gzip.decompress(raw[header_end(signature + -signature % 8) :])
-    files, at = {}, 0
-    while True:
-        size, name_size = int(payload[at + 54 : at + 62], 16), int(payload[at + 94 : at + 102], 16)
-        name = payload[at + 110 : at + 110 + name_size - 1].decode()
-        start = at + 110 + name_size
-        start += -start % 4
-        if name == "TRAILER!!!":
-            return files
-        files[name.removeprefix(".").lstrip("/")] = payload[start : start + size]
-        at = start + size
-        at += -at % 4
 
 
 def program_of(system, arch):
@@ -101,16 +57,18 @@ for (system, arch), name in archives.items():
 # Packages.
 for arch in ("amd64", "arm64"):
     deb, control = deb_files((dist / f"outrelay_{version}_linux_{arch}.deb").read_bytes())
-    check(f"Architecture: {arch}\n" in control["control"].decode(), f"the deb for {arch} has another architecture: {control['control'].decode()}")
-    check(b"daemon-reload" in control.get("postinst", b"") and b"disable --now" in control.get("prerm", b""), "the deb has no scripts")
-    rpm = rpm_files((dist / f"outrelay_{version}_linux_{arch}.rpm").read_bytes())
+    described = control["control"].decode()
+    check(f"Architecture: {arch}\n" in described and f"Version: {version}\n" in described, f"the deb for {arch} has another architecture or version: {described}")
+    rpm, tags = rpm_files((dist / f"outrelay_{version}_linux_{arch}.rpm").read_bytes())
+    described = [tags[t] for t in ("name", "version", "release", "arch")]
+    check(described == ["outrelay", version, "1", {"amd64": "x86_64", "arm64": "aarch64"}[arch]], f"the rpm for {arch} is {described}")
     for kind, files, zsh in (("deb", deb, "vendor-completions"), ("rpm", rpm, "site-functions")):
         unit = files.get("usr/lib/systemd/system/outrelay.service", b"").decode()
         check("ExecStart=/usr/bin/outrelay run --config /etc/outrelay/outrelay.yaml\n" in unit and "/usr/local" not in unit, f"{kind}: the unit does not start /usr/bin/outrelay:\n{unit[:400]}")
         check(files.get("usr/bin/outrelay") == program_of("linux", arch), f"{kind} for {arch}: /usr/bin/outrelay is not the program that was built")
         for file in (f"man/man1/{manual}", "bash-completion/completions/outrelay", "fish/vendor_completions.d/outrelay.fish", f"zsh/{zsh}/_outrelay", "doc/outrelay/copyright"):
             check(files.get("usr/share/" + file), f"{kind} has no /usr/share/{file}, but {sorted(files)[:12]}")
-    check(".TH" in gzip.decompress(deb[f"usr/share/man/man1/{manual}"]).decode(), "the manual page is none")
+    check(f'"outrelay {version}"' in gzip.decompress(deb[f"usr/share/man/man1/{manual}"]).decode(), "the manual page has another version")
 
 # Bills of materials: the modules of each program, without those for other systems.
 for (system, arch), name in bills.items():
@@ -120,8 +78,9 @@ for (system, arch), name in bills.items():
     linked = {line.split()[1] for line in told.stdout.splitlines() if line.split()[0] == "dep"}
     check(bill["metadata"]["component"]["version"] == version and modules - {"std"} == linked and len(linked) > 10, f"{name} differs from the program: {sorted((modules - {'std'}) ^ linked)}")
 
-# The Homebrew cask names the archives with their checksums.
+# The Homebrew cask names the version, and the archives with their checksums.
 cask = (dist / "homebrew" / "Casks" / "outrelay.rb").read_text()
+check(f'version "{version}"' in cask, "the cask has another version")
 for platform in platforms[:4]:
     check(listed[archives[platform]] in cask, f"the cask has no checksum of {archives[platform]}")
 

@@ -78,7 +78,7 @@ func writeMan(root *cobra.Command, dir string) error {
 	}
 
 	date := manDate
-	header := &doc.GenManHeader{Title: "OUTRELAY", Section: "1", Source: "outrelay", Manual: "outrelay", Date: &date}
+	header := &doc.GenManHeader{Title: "OUTRELAY", Section: "1", Source: "outrelay " + thisBuild().Version, Manual: "outrelay", Date: &date}
 	if err := doc.GenManTree(root, header, filepath.Clean(dir)); err != nil {
 		return fmt.Errorf("--man: %w", err)
 	}

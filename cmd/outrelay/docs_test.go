@@ -60,7 +60,7 @@ func TestEveryCommandIsDocumented(t *testing.T) {
 
 		n++
 		page, err := os.ReadFile(filepath.Join(dir, strings.ReplaceAll(c.CommandPath(), " ", "-")+".1"))
-		if err != nil || !bytes.Contains(page, []byte(`.TH "OUTRELAY" "1" "Jan 2026"`)) {
+		if err != nil || !bytes.Contains(page, []byte(`.TH "OUTRELAY" "1" "Jan 2026" "outrelay `+thisBuild().Version+`"`)) {
 			t.Errorf("manual page of %s: %v", c.CommandPath(), err)
 		}
 		if c.HasParent() && !strings.Contains(string(text), "# "+c.CommandPath()+"\n") {
