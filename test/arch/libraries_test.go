@@ -46,6 +46,7 @@ var libraries = []library{
 	{path: "golang.org/x/sync", why: "errgroup"},
 	{path: "golang.org/x/sys", in: []string{"internal/lease", "internal/devstack", "internal/devstack/stacktest", "internal/demo", "internal/bench", "internal/doctor", "cmd"}, why: "the clock that runs during a suspend, process groups, memory of a process"},
 	{path: "golang.org/x/crypto/ocsp", in: []string{"internal/connect"}, why: "the revocation status that a server staples to its certificate"},
+	{path: "golang.org/x/crypto/x509roots/fallback", in: []string{"cmd"}, why: "certificate authorities where the system has none, as in the image of a release"},
 	{path: "golang.org/x/term", in: []string{"cmd", "internal/demo"}, why: "keys and width of a terminal"},
 	{path: "github.com/mattn/go-isatty", in: []string{"cmd", "internal/demo", "internal/logging", "internal/devstack"}, why: "terminal or not"},
 	{path: "github.com/klauspost/compress", in: []string{"internal/kafkawire", "internal/devstack"}, why: "record batches"},
