@@ -30,7 +30,7 @@ class Root:
         fake.chmod(0o755)
         (path / "var/lib/dpkg/status").touch()
         (path / "etc/outrelay/outrelay.yaml").write_text("watcher: mine\n")
-        self.env = {"PATH": f"{fake.parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "DPKG_ROOT": str(path)}
+        self.env = {"PATH": f"{fake.parent}:{os.environ['PATH']}:/usr/sbin:/sbin", "DPKG_ROOT": str(path)}
 
     def run(self, *command):
         """Runs a command, and returns its output."""
@@ -109,11 +109,11 @@ def check_rpm(root):
         note(f"no rpm: {rpm.name} is unpacked and its scripts have run, but it is not installed")
         return
     # rpm would run the scripts in the directory, which has no shell.
-    tool = ["rpm", f"--root={root.path}", "--nodeps", "--noscripts", "--ignorearch"]
-    root.run(*tool, "--install", rpm)
+    tool = ["rpm", f"--root={root.path}"]
+    root.run(*tool, "--install", "--nodeps", "--noscripts", rpm)
     root.run(*tool, "--verify", "outrelay")
     root.check_installed()
-    root.run(*tool, "--erase", "outrelay")
+    root.run(*tool, "--erase", "--noscripts", "outrelay")
     root.check_removed()
     print(f"   {rpm.name}: installed, verified and removed by rpm")
 
