@@ -375,6 +375,7 @@ func (c *figureCount) countOutbox(
 // countServices counts the inboxes, sagas and dead letters of handlers in the databases of the outboxes.
 func (c *figureCount) countServices(ctx context.Context, databases []string) error {
 	counts := &c.figures.counts
+	// The figures are read regularly, so their cost must have a bound.
 	for _, name := range databases[:min(len(databases), maxServiceDatabases)] {
 		found, err := c.op.findServices(ctx, name)
 		if err != nil {

@@ -71,6 +71,7 @@ func (h handlerLetters) openDesks(ctx context.Context, only string) ([]handlerDe
 			desks = append(desks, handlerDesk{name + "." + coll, desk})
 		}
 	}
+	// Without a name, having no letters is normal.
 	if only != "" && len(desks) == 0 {
 		return nil, wrapError("dead letters of handlers in "+only, mongodb.ErrNotFound)
 	}

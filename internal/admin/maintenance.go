@@ -229,6 +229,7 @@ func (c *clearing) findCollections(ctx context.Context) ([]ClearedCollection, er
 		}
 	}
 
+	// Inboxes and sagas belong to a database, which may have several outboxes.
 	for _, db := range databaseNames(names) {
 		if err := c.findServiceCollections(ctx, db, add); err != nil {
 			return nil, err

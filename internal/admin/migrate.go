@@ -99,6 +99,7 @@ func (x Indexes) Verify(ctx context.Context, repair bool) (Verification, error) 
 			repaired = append(repaired, d.Collection+": "+d.Index+" was "+string(d.Kind))
 		}
 	}
+	// Only a repair belongs to the events log.
 	if len(repaired) == 0 {
 		return v, nil
 	}

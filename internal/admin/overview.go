@@ -224,6 +224,7 @@ func checkNodes(list []Node) []Check {
 
 	if stale > 0 {
 		c.Detail += fmt.Sprintf(", %d stale", stale)
+		// A problem with the number of live nodes is more important.
 		if c.Status == CheckOK {
 			c.Status, c.Fix = CheckWarn, "start them again, or remove them from the list if they are gone permanently"
 		}

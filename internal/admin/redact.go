@@ -231,6 +231,7 @@ func (r Redaction) redactPayload(p any) any {
 		return encodeOrHide(r.redactTree(v))
 
 	case map[string]any:
+		// Extended JSON contains binary data as base64.
 		if binary, ok := x["$binary"].(map[string]any); ok {
 			text, _ := binary["base64"].(string)
 			data, err := base64.StdEncoding.DecodeString(text)

@@ -228,6 +228,7 @@ func (r Replays) countEach(
 		if q.mapping.Parse(raw, &v) == nil {
 			target = r.routeEnvelope(mongodb.Namespace(coll), &v, q.Topics)
 		}
+		// Malformed envelopes, and envelopes for other topics, are not sent again.
 		if len(target.topics) == 0 {
 			left++
 			return nil

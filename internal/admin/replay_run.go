@@ -346,6 +346,7 @@ func (u *replayRun) writeBatch(ctx context.Context, ns string, part []queuedEnve
 // waitForRoom blocks until the rate allows further envelopes and, with Wait, until n more envelopes
 // may be queued.
 func (u *replayRun) waitForRoom(ctx context.Context, n int64) error {
+	// The rate counts from the beginning, so the run catches up after a slow batch.
 	if u.doc.Rate > 0 {
 		due := u.began.Add(time.Duration(float64(u.queued) / u.doc.Rate * float64(time.Second)))
 		if err := retry.Sleep(ctx, time.Until(due)); err != nil {

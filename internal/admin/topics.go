@@ -204,6 +204,7 @@ func (l *TopicList) addRows(rows topicRows) {
 	byRate := func(a, b TopicFigures) int {
 		return cmp.Or(cmp.Compare(b.Rate, a.Rate), compareTimes(b.LastAt, a.LastAt), strings.Compare(a.Topic, b.Topic))
 	}
+	// A quiet topic with waiting events must not be cut off.
 	slices.SortFunc(l.Topics, func(a, b TopicFigures) int {
 		if x, y := a.needsAttention(), b.needsAttention(); x != y {
 			if x {
@@ -218,6 +219,7 @@ func (l *TopicList) addRows(rows topicRows) {
 	l.Topics = topics
 	l.Others.Topics += others.Topics
 	l.Others.Rate += others.Rate
+	// The list itself is sorted by rate alone.
 	slices.SortFunc(l.Topics, byRate)
 }
 

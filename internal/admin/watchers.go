@@ -45,6 +45,7 @@ func (x Watchers) List(ctx context.Context) ([]KnownWatcher, error) {
 			list = append(list, KnownWatcher{Name: w.Name, Slots: []string{}, Owned: []string{}, Nodes: []string{}})
 		}
 		list[i].Slots = append(list[i].Slots, w.Slot)
+		// An expired lease has no owner.
 		if w.Owner != "" && w.ExpiresInMS > 0 {
 			list[i].Owned = append(list[i].Owned, w.Slot)
 		}

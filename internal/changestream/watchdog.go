@@ -45,10 +45,12 @@ func (w *watchdog) streamReopened() { *w = watchdog{limit: w.limit, strikes: w.s
 
 // observeEmptyReply processes an empty reply that did not move the token.
 func (w *watchdog) observeEmptyReply(wait time.Duration, cluster bson.Timestamp) verdict {
+	// The first reply has nothing to compare with.
 	if !w.started {
 		w.started, w.clusterTimeAtMove = true, cluster
 		return verdictHealthy
 	}
+	// While the cluster time stands still, the token has no reason to move.
 	if !w.clusterMoved {
 		w.clusterMoved = cluster.After(w.clusterTimeAtMove)
 		return verdictHealthy
@@ -59,6 +61,7 @@ func (w *watchdog) observeEmptyReply(wait time.Duration, cluster bson.Timestamp)
 		return verdictHealthy
 	}
 
+	// A stream that was opened again and still stalls is not helped by another opening.
 	w.strikes++
 	if w.strikes > 1 {
 		return verdictDead

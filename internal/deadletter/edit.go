@@ -176,6 +176,7 @@ func (k Desk) EditAndRequeue(ctx context.Context, id ID, e Edit, o Options) (int
 	if err != nil {
 		return 0, err
 	}
+	// These checks make a clear error. The write repeats them, because the letter may change before it.
 	if d.Replayed != nil {
 		return 0, &ReplayedError{id, *d.Replayed}
 	}

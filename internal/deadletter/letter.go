@@ -181,6 +181,7 @@ func prepareLetter(l Letter) (preparedLetter, error) {
 		p.dead.Partition = &l.Partition
 	}
 
+	// MongoDB limits the size and the depth of a document, and the letter adds to both.
 	if len(l.Raw) > maxInline || exceedsDepth(l.Raw, maxDepth) {
 		p.dead.Chunks = (len(l.Raw) + chunkSize - 1) / chunkSize
 	} else {

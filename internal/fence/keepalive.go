@@ -43,6 +43,7 @@ func (s *Session) KeepAlive(ctx context.Context, idle, spare []record.TopicParti
 		}
 		written = written || ok
 	}
+	// One marker is enough to keep the id alive.
 	for _, tp := range spare {
 		if written {
 			return nil
@@ -100,6 +101,7 @@ func (s *Session) NextGeneration(
 ) (Producer, error) {
 	s.txn.Lock()
 	defer s.txn.Unlock()
+	// The sender is noted before the move: afterwards, current is the new identity.
 	s.mu.Lock()
 	left := record.Sender{
 		ID:         s.current.ID,

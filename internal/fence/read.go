@@ -173,6 +173,7 @@ func groupByLeader(list []*reading, h *Health) map[string][]*reading {
 			p.err = errors.New(h.Reason(p.TopicPartition))
 			continue
 		}
+		// A partition whose fetch has failed waits for its next attempt.
 		if now.After(p.notBefore) {
 			groups[leader] = append(groups[leader], p)
 		}

@@ -203,6 +203,7 @@ func (s *Session) releaseIfFenced(p *reading) *Tail {
 	tail := p.tail
 	fenced := tail.hasMarkersAbove(open)
 	if tail.target < 0 || tail.Next < tail.target || !fenced {
+		// An error of the read explains more than the missing marker.
 		if p.err != nil {
 			s.held[p.TopicPartition].reason = p.err.Error()
 		} else if !fenced {

@@ -298,6 +298,7 @@ func (t *takeOver) readDespiteHang(ctx context.Context, id string) error {
 		return err
 	}
 
+	// An operator can only act on the partitions that block the transaction.
 	var sick []string
 	for _, tp := range s.quarantinedPartitions() {
 		if why := h.Reason(tp); why != "" {

@@ -100,6 +100,7 @@ func (c Config) withDefaults() (Config, error) {
 		}
 	}
 
+	// Other mechanisms check themselves.
 	if s, ok := c.SASL.(*SASL); ok {
 		if _, err := s.scramAlgorithm(); err != nil {
 			errs = append(errs, err)
@@ -116,6 +117,7 @@ func (c Config) withDefaults() (Config, error) {
 	if fixed := c.TLS; c.CurrentTLS == nil && fixed != nil {
 		c.CurrentTLS = func() *tls.Config { return fixed }
 	}
+	// The dialer has its own limit: a dial must not use up the time of a whole call.
 	if c.Dial == nil {
 		c.Dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
 	}
@@ -151,6 +153,7 @@ func (s *SASL) Start(ctx context.Context) (sasl.StateMachine, []byte, error) {
 	if s.Name() == mechanismOAuth {
 		return s.startOAuth(ctx)
 	}
+	// The password is read for each connection, so a rotated secret applies without a restart.
 	password, err := s.Password()
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading the SASL password: %w", err)

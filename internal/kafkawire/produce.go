@@ -74,6 +74,7 @@ func (w *Producer) Produce(
 			minProduce, maxProduce)
 	}
 
+	// The broker may hold the request for the whole timeout, and the response needs time as well.
 	_ = k.conn.SetDeadline(time.Now().Add(timeout + ResponseSlack))
 	w.encodeRequest(version, k.clientID, timeout, batches)
 	if err := w.writeRequest(k.conn); err != nil {
@@ -189,6 +190,7 @@ func (w *Producer) readResponse(r io.Reader) ([]byte, error) {
 		return nil, err
 	}
 	n := int(binary.BigEndian.Uint32(size[:]))
+	// A server that speaks another protocol sends bytes that look like a huge length.
 	if n < 4 || n > maxResponse {
 		return nil, fmt.Errorf("response of %d bytes: the listener is not a Kafka broker", n)
 	}
@@ -198,6 +200,7 @@ func (w *Producer) readResponse(r io.Reader) ([]byte, error) {
 		return nil, err
 	}
 	w.body = body
+	// The connection has one request in flight, so any other id means that it is out of step.
 	if got := int32(binary.BigEndian.Uint32(body)); got != w.correlation {
 		return nil, fmt.Errorf("response to request %d instead of %d", got, w.correlation)
 	}

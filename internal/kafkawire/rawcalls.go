@@ -43,6 +43,7 @@ func (l *Link) callRaw(key protocol.ApiKey, version int16, body []byte) (*reply.
 		return nil, err
 	}
 	size := be.Uint32(head[:])
+	// The limit comes before the allocation: the length is a claim of the server.
 	if size < 4 || size > maxRawReply || be.Uint32(head[4:]) != uint32(id) {
 		return nil, errRawReply
 	}

@@ -184,6 +184,7 @@ func (c *Client) ListOffsets(
 	}
 	wg.Wait()
 
+	// The offsets that were found are returned together with the first error.
 	for _, err := range errs {
 		if err != nil {
 			return out, err
@@ -216,6 +217,7 @@ func (c *Client) LeaderOffsets(
 	for topic, ids := range groupByTopic(partitions) {
 		t := listoffsets.RequestTopic{Topic: topic}
 		for _, id := range ids {
+			// An epoch of -1 disables the broker's check of the leader epoch.
 			t.Partitions = append(t.Partitions, listoffsets.RequestPartition{Partition: id, CurrentLeaderEpoch: -1, Timestamp: int64(edge)})
 		}
 		req.Topics = append(req.Topics, t)

@@ -106,6 +106,7 @@ func (l *Lease) resolveReplicaSet(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+		// One line for each outage: the attempts would fill the log.
 		if back.Attempts() == 0 {
 			l.log.Warn("cannot reach MongoDB to acquire the lease", "error", err, "advice", adviceFor(err))
 		}
@@ -135,6 +136,7 @@ func (l *Lease) standBy(ctx context.Context, w *documentWatch) (*Held, error) {
 			return nil, final.error
 		}
 
+		// An error at the end of ctx is no problem of the server.
 		if err != nil && ctx.Err() == nil {
 			if back.Attempts() == 0 {
 				l.log.Warn("cannot read the lease", "error", err, "advice", adviceFor(err))
@@ -241,6 +243,7 @@ func (l *Lease) reasonToWait(ctx context.Context, doc *Document, now time.Time) 
 
 	control := doc.Control
 	left := doc.ExpiresAt.Sub(now)
+	// A command on a stopped watcher ignores the orders of operators, but not a live owner.
 	if l.cfg.AcquirePaused {
 		if left > 0 {
 			return min(left, time.Second), "owned by " + doc.Node
@@ -261,12 +264,14 @@ func (l *Lease) reasonToWait(ctx context.Context, doc *Document, now time.Time) 
 		if l.cfg.NodeAlive != nil && l.cfg.NodeAlive(ctx, control.Pin) {
 			return l.pollInterval(), reason
 		}
+		// A dead node must not keep its pin for good.
 		if lapse := left + pinLapse*l.cfg.TTL; lapse > 0 {
 			return lapse, reason
 		}
 		return 0, ""
 	}
 
+	// The delay separates standbys that wait for the same expiry.
 	if left > 0 {
 		return left + randomDelay(l.cfg.TTL), "owned by " + doc.Node
 	}

@@ -74,11 +74,13 @@ func adoptOne(tx context.Context, coll *mongo.Collection, d Vacant, pos resume.P
 		return err
 	}
 
+	// The condition is evaluated by the server: the owner may have changed since the document was read.
 	vacant := op("$and",
 		op("$lte", mongodb.IfNull("$expiresAt", time.UnixMilli(0)), "$$NOW"),
 		op("$eq", mongodb.IfNull("$epoch", int64(0)), d.Epoch))
 	res, err := coll.UpdateOne(tx, bson.D{{Key: "_id", Value: d.ID}, {Key: "$expr", Value: vacant}}, bson.D{
 		{Key: "$set", Value: fields},
+		// Both describe the position that is replaced.
 		{Key: "$unset", Value: bson.D{{Key: "collections", Value: ""}, {Key: "passed", Value: ""}}},
 	})
 	if err == nil && res.MatchedCount == 0 {

@@ -137,6 +137,7 @@ func removeHeld(tx context.Context, coll *mongo.Collection, docs []Document) ([]
 	var removed []Document
 	for _, d := range docs {
 		var last Document
+		// The filter names the owner: another process must not lose a lease that it has acquired since.
 		err := coll.FindOneAndDelete(tx, bson.D{
 			{Key: "_id", Value: d.ID}, {Key: "owner", Value: d.Owner}, {Key: "epoch", Value: d.Epoch},
 		}).Decode(&last)
@@ -147,6 +148,7 @@ func removeHeld(tx context.Context, coll *mongo.Collection, docs []Document) ([]
 			return nil, fmt.Errorf("removing watcher document %s: %w", d.ID, err)
 		}
 
+		// The new documents could not continue the sweep of an old document.
 		if last.Gap != nil {
 			return nil, fmt.Errorf("%w: %s; wait until the sweep is done", errSweepRequested, d.ID)
 		}

@@ -40,6 +40,7 @@ func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.C
 		if err == nil {
 			return nil
 		}
+		// The ownership has ended: its cause explains more than the error of the transaction.
 		if h.ctx.Err() != nil {
 			return context.Cause(h.ctx)
 		}
@@ -47,6 +48,7 @@ func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.C
 		if ctx.Err() != nil || !mayRetryTransaction(err) {
 			return err
 		}
+		// The next attempt does not yield, so that commands cannot starve the owner.
 		if yield && errors.Is(err, errOutcomeUnknown) {
 			h.yieldToForeign(ctx)
 			yield = false
@@ -124,6 +126,7 @@ func (h *Held) fenceTransaction(ctx context.Context, dirty []string, yield bool)
 	filter := bson.D{
 		{Key: "_id", Value: h.lease.cfg.ID}, {Key: "owner", Value: h.acquired.Owner}, {Key: "epoch", Value: h.acquired.Epoch},
 	}
+	// A session that the owner has yielded to before does not count again.
 	if yield {
 		waiting := bson.D{{Key: "$elemMatch", Value: bson.D{{Key: "$nin", Value: *h.yieldedTo.Load()}}}}
 		filter = append(filter, bson.E{Key: "foreign", Value: bson.D{{Key: "$not", Value: waiting}}})

@@ -112,6 +112,7 @@ func (u *Update) setFields() bson.D {
 		add("passed", "$$REMOVE")
 	}
 
+	// A gap that is not the owner's was requested by an operator in the meantime, and must stay.
 	ownGap := op("$or", op("$eq", mongodb.IfNull("$gap", nil), nil), op("$eq", "$gap.since", mongodb.Literal(u.GapSince)))
 	if u.ClearGap {
 		add("gap", op("$cond", ownGap, "$$REMOVE", "$gap"))

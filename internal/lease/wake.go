@@ -96,6 +96,7 @@ func (w *documentWatch) followUntilStopped() {
 		if err == nil {
 			return
 		}
+		// Retrying cannot help until an operator grants the privilege.
 		if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
 			ns := w.lease.coll.Database().Name() + "." + w.lease.coll.Name()
 			w.lease.log.Warn("cannot watch the lease, so a takeover takes up to 250 ms longer",
@@ -166,6 +167,7 @@ func (w *documentWatch) followStream(ctx context.Context) error {
 // openStream opens a change stream that reports changes of the document's owner or control, and
 // everything that is not an update.
 func openStream(ctx context.Context, l *Lease) (*mongo.ChangeStream, error) {
+	// Renewals change other fields every second: they must not wake the standbys.
 	updated := op("$objectToArray", mongodb.IfNull("$updateDescription.updatedFields", bson.D{}))
 	names := op("$concatArrays",
 		bson.D{{Key: "$map", Value: bson.D{{Key: "input", Value: updated}, {Key: "in", Value: "$$this.k"}}}},

@@ -125,6 +125,7 @@ func (f *followers) notifyLeft(e *Exception) (resolved []*Sent) {
 
 	f.mu.Lock()
 	tracked, last := f.countResolvedLocked(e.ticket, e.targets)
+	// A delivery with an exception is not complete, so it is not recorded as sent.
 	if tracked.sent != nil {
 		tracked.sent.void = true
 		if last {
@@ -133,6 +134,7 @@ func (f *followers) notifyLeft(e *Exception) (resolved []*Sent) {
 	}
 	f.mu.Unlock()
 
+	// The follower is called without the lock.
 	if tracked.follower == nil {
 		return resolved
 	}

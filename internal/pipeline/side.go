@@ -97,6 +97,7 @@ func (d *Dispatcher) addSide(ticket record.Ticket, s *side) {
 func (d *Dispatcher) resolveSideTarget(ticket record.Ticket, a record.Answer) (bytes int) {
 	d.sideMu.Lock()
 	s := d.sides[ticket]
+	// The delivery was dropped after an error of the sink.
 	if s == nil {
 		d.sideMu.Unlock()
 		return 0
@@ -116,6 +117,7 @@ func (d *Dispatcher) resolveSideTarget(ticket record.Ticket, a record.Answer) (b
 	}
 	d.sideMu.Unlock()
 
+	// The callback takes other locks, so it runs without this lock.
 	if last {
 		d.sidesInFlight.Add(-1)
 		d.releaseBytes(d.sideBudget, s.bytes)

@@ -36,6 +36,7 @@ func (r *Relay) recordHistory(ctx context.Context) error {
 		}
 
 		for slot, sample := range begun.observe(time.Now(), current) {
+			// A failed write only leaves a hole in the history.
 			call, cancel := context.WithTimeout(ctx, historyTimeout)
 			if err := history.Append(call, slot, sample); err != nil {
 				r.log.Debug("a minute is missing in the history", "reason", err)

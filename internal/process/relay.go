@@ -102,6 +102,7 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	}
 
 	parts := slot.Ranges(cfg.Slots)
+	// With one slot, the metrics have no label for it.
 	var sets []*metrics.Set
 	if len(parts) == 1 {
 		r.metrics = metrics.New(version)

@@ -140,6 +140,7 @@ func (h historian) findEnvelopes(
 	for i, d := range docs {
 		found[i] = d.History
 		found[i].NS = mongodb.Namespace(h.coll)
+		// A service may have stored any type in these fields.
 		found[i].TS.T, found[i].TS.I, _ = d.Stamp.TimestampOK()
 		found[i].FirstTS.T, found[i].FirstTS.I, _ = d.FirstStamp.TimestampOK()
 	}

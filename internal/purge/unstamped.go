@@ -157,6 +157,7 @@ func (c *Candidates) purge(ctx context.Context, coll *mongo.Collection, cut Cut,
 		return 0, nil
 	}
 
+	// The statement checks again: an envelope may have got a state or a stamp since it was read.
 	filter := func(ids []bson.RawValue) bson.D {
 		return outboxes.Healthy(bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, outboxes.Unstamped())
 	}
@@ -172,6 +173,7 @@ func (c *Candidates) purge(ctx context.Context, coll *mongo.Collection, cut Cut,
 	}
 
 	part := c.timeless[:min(n, len(c.timeless))]
+	// The retention of an envelope without a time in its id counts from this stamp.
 	stamp := mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "ts", Value: "$$CLUSTER_TIME"}}}}}
 	_, err = mongodb.Majority(coll).UpdateMany(ctx, filter(part), stamp, options.UpdateMany().SetHint(outboxes.PickedByID))
 	if err != nil {

@@ -222,6 +222,7 @@ func (bp *batchPool) removeRecordsLocked(
 			continue
 		}
 
+		// A batch that would be empty is dropped.
 		var rest *pending
 		if len(removed) < len(b.tickets) {
 			if rest, err = bp.reencodeWithoutLocked(b, removed); err != nil {

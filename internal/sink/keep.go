@@ -51,6 +51,7 @@ func (k *keeper) runKeeper(ctx context.Context) error {
 			more, err = k.keepAlive(ctx)
 		}
 
+		// Moving ends the sink, so it is subject to the same limit as other ends on purpose.
 		if errors.Is(err, fence.ErrSelfMove) && k.sink.c.mayReopen(time.Now()) {
 			k.sink.log.Warn("moving to the next generation of the transactional id", "reason", err)
 			reason := err
@@ -202,6 +203,7 @@ func (k *keeper) inDoubt() (busy bool, unsettled []record.TopicPartition, ends m
 		list := make([]int64, len(t.partitions))
 		for i, p := range t.partitions {
 			busy = busy || p.busy
+			// This sink has sent nothing to a partition in quarantine.
 			if p.quarantine {
 				continue
 			}

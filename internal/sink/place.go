@@ -145,6 +145,7 @@ func (r *refresher) detachTopicLocked(t *topic, err error, now time.Time) {
 
 	for _, p := range t.partitions {
 		p.unmarkReadyLocked()
+		// A topic that is created again starts with lower leader epochs.
 		p.leader, p.lane, p.leaderEpoch = -1, nil, 0
 		if !p.quarantine {
 			p.setObstacle(why, now)

@@ -223,6 +223,7 @@ func forEachRecord(b *pending, f func(i int, rec *record.Record)) error {
 	if b.compressed == nil {
 		from = fetched.Unsealed(b.builder.Records())
 	} else {
+		// A sealed set holds one batch.
 		var err error
 		for from, err = range fetched.Batches(batch.BatchOfSet(b.sealed)) {
 			if err != nil {
@@ -256,6 +257,7 @@ func (l *lane) reencodeHeadLocked(p *partition, b *pending, n int, uncompressed 
 	batches := make([]*pending, n)
 	count := int(b.builder.Count())
 	err := forEachRecord(b, func(i int, rec *record.Record) {
+		// The records are spread evenly, in order.
 		to := i * n / count
 		need, size := recordSizes(rec)
 		if batches[to] == nil {
@@ -291,6 +293,7 @@ func (l *lane) splitHeadLocked(p *partition, b *pending) {
 func (l *lane) refuseRecordsLocked(p *partition, b *pending, r *kafkawire.ProduceResult) {
 	n := int(b.builder.Count())
 	named := slices.ContainsFunc(r.BadRecords, func(i int) bool { return i >= 0 && i < n })
+	// Older brokers name no records.
 	if !named && n > 1 {
 		l.splitHeadLocked(p, b)
 		return

@@ -197,6 +197,7 @@ func (x *exceptionWriter) writeWaiting(
 					rejection.Error(),
 			},
 		}
+		// The class of an earlier failure explains the letter better.
 		if h.Error != nil {
 			e.Refusal.Class = h.Error.Class
 		}
@@ -387,6 +388,7 @@ func (x *exceptionWriter) refetchFromStream(
 func (x *exceptionWriter) newIDOnlyLetter(e *pipeline.Exception) (deadletter.Letter, error) {
 	e.NS = x.scope.String()
 	for _, o := range x.collections.WatchedOutboxes() {
+		// Without a hash in the record, the watcher has one collection.
 		if h := routing.NamespaceHash(o.NS()); len(e.NSHash) == 0 || bytes.Equal(h[:], e.NSHash) {
 			e.NS = o.NS()
 		}

@@ -89,6 +89,7 @@ func (k *indexKeeper) migrateOnce(
 	logOnce func(slog.Level, string, ...any),
 ) bool {
 	report, err := up(ctx)
+	// In these two cases, each attempt of this version fails in the same way.
 	final := errors.Is(err, migrate.ErrNewer) || errors.Is(err, migrate.ErrChanged)
 	if err != nil {
 		level := slog.LevelWarn

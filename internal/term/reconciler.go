@@ -229,6 +229,7 @@ func (t *term) startReconciler(ctx, work context.Context, g *errgroup.Group) {
 	g.Go(func() error {
 		defer close(r.publishingEnded)
 		err := loops.Wait()
+		// The end of ctx or of publishing is no error.
 		if errors.Is(err, context.Canceled) || ctx.Err() != nil {
 			return nil
 		}

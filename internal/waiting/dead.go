@@ -162,6 +162,7 @@ func (f *Finisher) markGone(ctx context.Context, batch []*decision) error {
 	byNS := map[string]map[string]*decision{}
 	ids := map[string][]bson.RawValue{}
 	for _, a := range batch {
+		// A finished or dead envelope may be gone already.
 		if a.outcome == nil || a.fate.End != Retrying && a.fate.End != Waiting {
 			continue
 		}
@@ -182,6 +183,7 @@ func (f *Finisher) markGone(ctx context.Context, batch []*decision) error {
 		err = mongodb.FetchMany(ctx, coll, ids[ns], func(raw bson.Raw) error {
 			id := IDKey(raw.Lookup("_id"))
 			a := gone[id]
+			// An envelope that was replaced in the meantime is another delivery, and counts as gone.
 			if a != nil && isSameDelivery(raw, "", a.Number) {
 				delete(gone, id)
 			}

@@ -296,6 +296,7 @@ func (x *Exceptions) runRound(ctx context.Context, due bool) error {
 	if due && x.isPassDue() {
 		x.Wake("")
 	}
+	// The keys come first: if their set is full, they turn into a scan of everything.
 	x.promoteKeys(due)
 	all, moreDue := x.takeScanReasons()
 	if due {
@@ -346,6 +347,7 @@ func (x *Exceptions) publishDueRetries(ctx context.Context, c outboxes.Outbox) e
 		return err
 	}
 
+	// Only this count shows whether the scan can publish envelopes.
 	x.mu.Lock()
 	before := x.publishedCount
 	x.mu.Unlock()
@@ -357,6 +359,7 @@ func (x *Exceptions) publishDueRetries(ctx context.Context, c outboxes.Outbox) e
 	x.mu.Lock()
 	x.work.moreDue = x.publishedCount > before || len(x.inFlight) > 0
 	x.stuck = x.stuck || !x.work.moreDue
+	// With few flights, the next read must not wait for their ends.
 	readMore := x.work.moreDue && len(x.inFlight) < fewInFlight
 	x.mu.Unlock()
 	if readMore {

@@ -44,6 +44,7 @@ func CountExceptions(ctx context.Context, coll *mongo.Collection, p slot.Range) 
 	}
 	rows, err := mongodb.AggregateAll[row](ctx, coll, "counting exceptions of "+ns, mongo.Pipeline{
 		{{Key: "$match", Value: p.AddFilter(outboxes.IsException())}},
+		// An exception that lists no topics counts for the topic "".
 		{{Key: "$unwind", Value: bson.D{{Key: "path", Value: "$pending"}, {Key: "preserveNullAndEmptyArrays", Value: true}}}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: bson.D{{Key: "state", Value: "$state"}, {Key: "topic", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$pending", ""}}}}}},

@@ -223,6 +223,7 @@ func (f *Finisher) Run(ctx context.Context) error {
 			continue
 		}
 
+		// Nothing signals that no envelope is due any more, so this is polled.
 		var checkAgain <-chan time.Time
 		if wait {
 			checkAgain = time.After(5 * time.Millisecond)
@@ -305,6 +306,7 @@ func (f *Finisher) writeAndRelease(ctx context.Context, batch []*decision) error
 
 	f.releaseBatch(written)
 
+	// Drain waits for the release as well, not only for the write.
 	f.mu.Lock()
 	f.writing = 0
 	if len(f.queue) == 0 && len(f.removals) == 0 && f.drained != nil {

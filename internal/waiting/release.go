@@ -21,6 +21,7 @@ func (f *Finisher) releaseBatch(batch []*decision) {
 		count[a.fate.End]++
 	}
 
+	// The offsets are released first: the fates are committed, so the watermark may pass them.
 	if len(tickets) > 0 {
 		f.config.Outlet.Settle(tickets)
 	}

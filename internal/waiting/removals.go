@@ -88,6 +88,7 @@ func (f *Finisher) checkRemovals() (next, wait bool) {
 	default:
 		wait = time.Since(since) < maxRemovalWait
 		if !wait {
+			// The removals that follow may yield again.
 			since = time.Time{}
 		}
 	}

@@ -50,6 +50,7 @@ func (x *Exceptions) promoteKeys(due bool) {
 			x.queueKeyLocked(x.work.keys, keyRef{k, a.stored})
 		}
 	}
+	// Keys beyond the limit have left only their lowest position, so everything is scanned.
 	if x.work.aheadOverflow != "" && x.work.aheadOverflow <= reached {
 		x.work.scanAll, x.work.aheadOverflow = true, ""
 	}
@@ -105,6 +106,7 @@ func (x *Exceptions) findDueKeys(ctx context.Context, c outboxes.Outbox) (refs [
 		stored := mongodb.CloneValue(k.Key)
 		key := orderKey{c.NS(), keyText(k.Key, k.AggregateID)}
 		_, known := seen[IDKey(stored)]
+		// The end of a flight, or Wake, will cause a scan of these keys.
 		if known || x.keyStates[key] != nil || x.stops[key].until == untilUnparked {
 			continue
 		}

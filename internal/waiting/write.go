@@ -87,6 +87,7 @@ func upsertExceptions(tx context.Context, client *mongo.Client, part []Exception
 		if _, err := coll.BulkWrite(tx, list); err != nil {
 			return mongodb.Refusal(err, "writing exceptions to "+ns, "find, insert and update", ns)
 		}
+		// Tests end the process here, between the statements of one transaction.
 		crash.At("mid-exception-write")
 	}
 	return nil
