@@ -89,7 +89,6 @@ func RunConsumer(ctx context.Context, o Options) (res ConsumerResult, err error)
 				{"alone_none", spec{Mode: modeHandler, Events: n, Handling: handling{Alone: true}}},
 				{"alone_inbox", spec{Mode: modeHandler, Events: n, Handling: handling{Inbox: true, Alone: true}}},
 			} {
-
 				step.Topic = topic
 				m, err := b.drainBy(ctx, step.name, step.spec, run, got)
 				if err != nil {

@@ -231,6 +231,7 @@ func CountTopics(
 			counts[topic] += n
 			read += n
 		}
+		// A collection at the limit may have more letters.
 		more = more || read == limit
 	}
 	return counts, more, err

@@ -225,6 +225,7 @@ func (d *Dead) insertFields() bson.D {
 		fields = append(fields, bson.E{Key: "partition", Value: *d.Partition})
 	}
 
+	// An absent field costs no bytes.
 	for _, f := range []struct{ name, value string }{
 		{"topic", d.Topic},
 		{"pos", d.Pos},

@@ -47,6 +47,7 @@ func (s *scan) nextPart(ctx context.Context, letters, bytes int) ([]scanEntry, e
 
 	total := 0
 	for i := range part {
+		// The envelope is not read yet, so this is an estimate of the memory that it needs.
 		total += part[i].Size + 512
 		if i > 0 && total > bytes {
 			part = part[:i]

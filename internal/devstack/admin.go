@@ -30,6 +30,7 @@ func checkBroker(ctx context.Context, addr string, id, n int) error {
 		return err
 	}
 
+	// A broker may respond before it has received the whole cluster.
 	if len(brokers) < n {
 		return fmt.Errorf("the controller has registered %d of %d brokers", len(brokers), n)
 	}
@@ -129,6 +130,7 @@ func (s *Stack) MoveLeader(ctx context.Context, topic string, p, to int) error {
 	cl, done := s.newClient()
 	defer done()
 
+	// The first replica is the preferred leader.
 	order := []int{to}
 	for _, r := range q.Replicas {
 		if r.ID != to && len(order) < len(q.Replicas) {
@@ -188,6 +190,7 @@ func (s *Stack) SetTopic(ctx context.Context, topic, setting, value string) erro
 	ctx, cancel := context.WithTimeout(ctx, retryFor)
 	defer cancel()
 
+	// A broker without a controller refuses the request for a while.
 	err := retryWhile(ctx, func() error {
 		cl, done := s.newClient()
 		defer done()
@@ -249,6 +252,7 @@ func hasSetting(ctx context.Context, cl *kafka.Client, topic, setting, value str
 		if r.Error != nil {
 			return r.Error
 		}
+		// Other sources are defaults of the brokers.
 		for _, c := range r.ConfigEntries {
 			own := c.ConfigSource == topicSource
 			if own != (value != "") || own && c.ConfigValue != value {

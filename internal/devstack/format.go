@@ -24,6 +24,7 @@ const (
 func format(ctx context.Context, p kafkaProgram, k KafkaOptions, cluster string, nodes []node, dir string) error {
 	checkpoint := filepath.Join(p.prep, checkpointFile)
 	first := 0
+	// Passwords of SCRAM users are records of the first node, made by the tool.
 	if p.prep == "" || len(k.Users) > 0 {
 		if err := runFormat(ctx, p, k, cluster, nodes[0].data+".properties", dir); err != nil {
 			return err

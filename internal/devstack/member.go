@@ -126,6 +126,7 @@ func (m *Member) awaitReady(ctx context.Context, check func(context.Context) err
 	tick := time.NewTicker(25 * time.Millisecond)
 	defer tick.Stop()
 	for {
+		// A check that hangs must not hide that the member has ended.
 		try, cancel := context.WithTimeout(ctx, 5*time.Second)
 		err := check(try)
 		cancel()
@@ -151,6 +152,7 @@ func (m *Member) startLocked() error {
 		return fmt.Errorf("%s: %w", m.name, ErrExternal)
 	}
 
+	// A member that has ended may be started again.
 	if m.run != nil {
 		select {
 		case <-m.run.done():

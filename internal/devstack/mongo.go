@@ -92,6 +92,7 @@ func (s *Stack) startMongods(ctx context.Context, p mongodProgram, o Options) er
 
 // mongodArgs returns the arguments of a mongod. data is empty for a container.
 func mongodArgs(o MongoOptions, port int, data, bind string) []string {
+	// Tests use fail points, and no test reads diagnostic data.
 	params := map[string]string{
 		"enableTestCommands":              "1",
 		"diagnosticDataCollectionEnabled": "false",
@@ -167,6 +168,7 @@ func (s *Stack) primaryNow(ctx context.Context) *Member {
 	}
 	wg.Wait()
 
+	// An election id grows with each election, so a deposed primary has a lower id.
 	var last bson.ObjectID
 	var primary *Member
 	for i, id := range elected {
@@ -228,6 +230,7 @@ func (s *Stack) useMongo(ctx context.Context, uri string) error {
 
 	for i, host := range opts.Hosts {
 		m := &Member{name: "mongod-" + strconv.Itoa(i+1), id: i + 1, addr: host}
+		// The driver checks the servers together: this shows which of them is away.
 		m.check = func(ctx context.Context) error {
 			c, err := (&net.Dialer{}).DialContext(ctx, "tcp", m.addr)
 			if err == nil {

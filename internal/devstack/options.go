@@ -81,6 +81,7 @@ type User struct{ Name, Password string }
 // withDefaults validates o and returns it with the defaults.
 func (o Options) withDefaults() (Options, error) {
 	var errs []error
+	// Two members have no majority without both of them.
 	if n := o.Mongods; n != 0 && n != 1 && n != 3 {
 		errs = append(errs, fmt.Errorf("mongods: %d is not 0, 1 or 3", n))
 	}
@@ -91,6 +92,7 @@ func (o Options) withDefaults() (Options, error) {
 		errs = append(errs, errors.New("nothing to start: set Mongods, Brokers or both"))
 	}
 
+	// Names and passwords are parts of connection strings and of configuration files.
 	if r := o.Mongo.Root; r != (User{}) && (!plainName(r.Name) || !plainName(r.Password)) {
 		errs = append(errs, errors.New("mongo root: name and password may contain only letters, digits, '-', '_' and '.'"))
 	}

@@ -25,6 +25,7 @@ func freePorts(n int) ([]int, error) {
 			return ports, nil
 		}
 
+		// Random ports make collisions of concurrent tests rare.
 		p := lowestPort + rand.IntN(highestPort-lowestPort)
 		if seen[p] {
 			continue

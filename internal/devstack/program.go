@@ -105,6 +105,7 @@ func (p *Program) LastLines(n int) []string {
 	}
 	defer f.Close()
 
+	// A long log is read from its end.
 	if info, err := f.Stat(); err == nil && info.Size() > maxBytes {
 		if _, err := f.Seek(-maxBytes, io.SeekEnd); err != nil {
 			return nil

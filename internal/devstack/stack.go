@@ -60,6 +60,7 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 		return nil, fmt.Errorf("devstack: %w", err)
 	}
 
+	// Another process may take a port between the choice and the start.
 	for try := 1; ; try++ {
 		s, err := startServers(ctx, c, o, mongod, kafka)
 		if err == nil {

@@ -74,6 +74,7 @@ func Tail(ctx context.Context, brokers, topics []string, each func(Message)) {
 		if err == nil {
 			for _, t := range res.Topics {
 				for _, p := range t.Partitions {
+					// A topic without a leader or a partition that is new is read in a later round.
 					if pt := (part{t.Name, p.ID}); t.Error == nil && !reading[pt] {
 						reading[pt] = true
 						wg.Go(func() { tailPartition(ctx, cl, pt.topic, pt.id, each) })
@@ -128,6 +129,7 @@ func tailRecords(set kafka.RecordReader, next int64, each func(Message)) int64 {
 	}
 
 	for _, b := range batches {
+		// A marker has an offset but no record.
 		if c, ok := b.(*protocol.ControlBatch); ok {
 			next = max(next, c.Offset()+1)
 			continue
@@ -146,6 +148,7 @@ func tailRecords(set kafka.RecordReader, next int64, each func(Message)) int64 {
 			if err != nil {
 				return next
 			}
+			// A batch may begin before the offset that was requested.
 			if m.Offset >= next {
 				next = m.Offset + 1
 				each(m)

@@ -29,6 +29,7 @@ func (s *Stack) DeleteTopics(ctx context.Context, names ...string) error {
 
 	var errs []error
 	for name, err := range res.Errors {
+		// A missing topic is the result that the caller wants.
 		if err != nil && !errors.Is(err, kafka.UnknownTopicOrPartition) {
 			errs = append(errs, fmt.Errorf("deleting topic %s: %w", name, err))
 		}

@@ -64,6 +64,7 @@ func (p *Plan) addStages(part bson.Raw) {
 		v := e.Value()
 		n, _ := v.AsInt64OK()
 		switch e.Key() {
+		// These plans did not run, or only as trials.
 		case "rejectedPlans", "command", "allPlansExecution":
 			continue
 		case "stage":

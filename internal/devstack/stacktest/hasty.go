@@ -37,6 +37,7 @@ func (h *Hasty) Fenced(ctx context.Context, dirty []string, fn func(ctx context.
 
 			n, err := coll.CountDocuments(tx, append(bson.D{}, h.Done...))
 			if late = err == nil && n-before > h.Most; late {
+				// The error aborts the transaction as an expired lease does.
 				return context.Canceled
 			}
 			return err

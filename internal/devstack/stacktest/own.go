@@ -63,7 +63,6 @@ func LockMachine(tb testing.TB) {
 		}
 
 		if ok {
-
 			tb.Cleanup(func() { _ = lock.Close() })
 			return
 		}

@@ -274,6 +274,7 @@ func awaitIdle(ctx context.Context, dir string, stack *devstack.Stack, idle time
 		case <-tick.C:
 		}
 
+		// Each process with a test that uses the stack holds a shared lock on this file.
 		free, err := use.TryLock()
 		if err != nil {
 			return err
