@@ -72,7 +72,7 @@ func TestCleanRemovesAllThatWasFetched(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{mongodEntry, kafkaEntry, browserEntry, fillingPrefix + browserEntry + "-1"} {
+	for _, name := range []string{mongodEntry, kafkaEntry(KafkaVersion), browserEntry, fillingPrefix + browserEntry + "-1"} {
 		if err := errors.Join(os.Mkdir(c.path(name), 0o755), os.WriteFile(c.path(name, "f"), []byte("x"), 0o644)); err != nil {
 			t.Fatal(err)
 		}
@@ -90,7 +90,7 @@ func TestCleanRemovesAllThatWasFetched(t *testing.T) {
 	if err != nil || len(cleaned) != 4 {
 		t.Errorf("removed %v, error %v", cleaned, err)
 	}
-	for _, name := range []string{mongodEntry, kafkaEntry, browserEntry, fillingPrefix + browserEntry + "-1"} {
+	for _, name := range []string{mongodEntry, kafkaEntry(KafkaVersion), browserEntry, fillingPrefix + browserEntry + "-1"} {
 		if c.hasEntry(name) {
 			t.Errorf("%s is still there", name)
 		}

@@ -31,18 +31,20 @@ const (
 	mongodInWheel  = "/fiftyone/db/bin/mongod"
 	mongodEntry    = "mongod-" + MongoDBVersion + "-linux-amd64"
 
-	kafkaEntry = "kafka-" + KafkaVersion
-	copyGoal   = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+	copyGoal = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 )
 
-// kafkaPom lists the dependencies of a broker, and a logger. Without the logger, a broker that cannot start would
+// kafkaEntry is the name of a version of Kafka in the cache.
+func kafkaEntry(version string) string { return "kafka-" + version }
+
+// kafkaPom lists the dependencies of a broker of a version, %[1]s, and a logger. Without the logger, a broker that cannot start would
 // print nothing.
 const kafkaPom = `<project>
   <modelVersion>4.0.0</modelVersion>
   <groupId>outrelay</groupId><artifactId>devstack</artifactId><version>1</version>
   <dependencies>
-    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>` + KafkaVersion + `</version></dependency>
-    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>` + KafkaVersion + `</version></dependency>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>%[1]s</version></dependency>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>%[1]s</version></dependency>
     <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version></dependency>
   </dependencies>
 </project>
@@ -177,25 +179,25 @@ func fillMongod(ctx context.Context, tmp string, report func(Progress)) (mb floa
 	return mb, nil
 }
 
-// fetchKafka returns Kafka's jars in the cache. The first call fetches them.
-func fetchKafka(ctx context.Context, c cache, report func(Progress)) (kafkaProgram, error) {
-	p := kafkaProgram{libs: c.path(kafkaEntry, "libs"), version: KafkaVersion, origin: "cached"}
-	err := c.fillOnce(ctx, kafkaEntry, waitingFor(report, "Kafka"), func(tmp string) error {
-		mb, err := fillKafka(ctx, tmp, report)
+// fetchKafka returns the jars of a version of Kafka in the cache. The first call fetches them.
+func fetchKafka(ctx context.Context, c cache, version string, report func(Progress)) (kafkaProgram, error) {
+	p := kafkaProgram{libs: c.path(kafkaEntry(version), "libs"), version: version, origin: "cached"}
+	err := c.fillOnce(ctx, kafkaEntry(version), waitingFor(report, "Kafka"), func(tmp string) error {
+		mb, err := fillKafka(ctx, tmp, version, report)
 		p.origin = fmt.Sprintf("fetched once, %.0f MB", mb)
 		return err
 	})
 	return p, err
 }
 
-func fillKafka(ctx context.Context, tmp string, report func(Progress)) (mb float64, err error) {
+func fillKafka(ctx context.Context, tmp, version string, report func(Progress)) (mb float64, err error) {
 	mvn, err := firstProgram("mvn")
 	if err != nil {
 		return 0, err
 	}
 
 	pom, libs := filepath.Join(tmp, "pom.xml"), filepath.Join(tmp, "libs")
-	if err := os.WriteFile(pom, []byte(kafkaPom), 0o644); err != nil {
+	if err := os.WriteFile(pom, fmt.Appendf(nil, kafkaPom, version), 0o644); err != nil {
 		return 0, err
 	}
 
@@ -219,7 +221,7 @@ func fillKafka(ctx context.Context, tmp string, report func(Progress)) (mb float
 		return 0, addLastLine(err, complaint)
 	}
 
-	if kafkaVersionIn(libs) != KafkaVersion {
+	if kafkaVersionIn(libs) != version {
 		return 0, errors.New("Maven downloaded no broker")
 	}
 	return megabytes(libs), nil

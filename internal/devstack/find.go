@@ -1,6 +1,7 @@
 package devstack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -109,14 +110,14 @@ func findKafka(ctx context.Context, c cache, o Options) (kafkaProgram, error) {
 	if jerr != nil {
 		tried = append(tried, "Java: "+jerr.Error())
 	} else {
-		p, err := kafkaOnPath()
+		p, err := kafkaOnPath(o.Kafka.Version)
 		if err == nil {
 			p.java = java
 			return p, nil
 		}
 		tried = append(tried, "PATH: "+err.Error())
 
-		p, err = fetchKafka(ctx, c, o.Progress)
+		p, err = fetchKafka(ctx, c, cmp.Or(o.Kafka.Version, KafkaVersion), o.Progress)
 		if err == nil {
 			p.java = java
 			return p, nil
@@ -132,6 +133,9 @@ func findKafka(ctx context.Context, c cache, o Options) (kafkaProgram, error) {
 	err := dockerImage(ctx, kafkaImage, o.Brokers, "Kafka", o.Progress)
 	if err == nil && (len(o.Kafka.Users) > 0 || o.Kafka.TLS) {
 		err = errors.New("SASL and TLS listeners need Kafka as a program")
+	}
+	if v := o.Kafka.Version; err == nil && v != "" && v != KafkaVersion {
+		err = fmt.Errorf("the image has Kafka %s, need %s", KafkaVersion, v)
 	}
 	if err == nil {
 		return kafkaProgram{image: kafkaImage, version: imageTag(kafkaImage), origin: "docker " + imageName(kafkaImage)}, nil
@@ -204,8 +208,8 @@ func findJava(ctx context.Context) (string, error) {
 	return path, nil
 }
 
-// kafkaOnPath finds an unpacked or packaged release by its start script.
-func kafkaOnPath() (kafkaProgram, error) {
+// kafkaOnPath finds an unpacked or packaged release by its start script. If version is not empty, it must be this one.
+func kafkaOnPath(version string) (kafkaProgram, error) {
 	reason := errors.New("no kafka-server-start.sh found")
 	for _, script := range []string{"kafka-server-start.sh", "kafka-server-start"} {
 		path, err := exec.LookPath(script)
@@ -221,6 +225,10 @@ func kafkaOnPath() (kafkaProgram, error) {
 		for _, rel := range []string{"../libs", "../libexec/libs"} {
 			libs := filepath.Join(filepath.Dir(path), rel)
 			v := kafkaVersionIn(libs)
+			if v != "" && version != "" && v != version {
+				reason = fmt.Errorf("%s belongs to Kafka %s, need %s", path, v, version)
+				continue
+			}
 			if v != "" && majorVersion(v) >= 4 {
 				return kafkaProgram{libs: libs, version: v, origin: filepath.Dir(libs)}, nil
 			}

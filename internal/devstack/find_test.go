@@ -38,6 +38,26 @@ func TestNothingThere(t *testing.T) {
 	}
 }
 
+// A Kafka on the PATH is used unless another version is required.
+func TestKafkaOnThePath(t *testing.T) {
+	dir := t.TempDir()
+	bin, libs := filepath.Join(dir, "bin"), filepath.Join(dir, "libs")
+	err := errors.Join(os.Mkdir(bin, 0o755), os.Mkdir(libs, 0o755),
+		os.WriteFile(filepath.Join(bin, "kafka-server-start.sh"), nil, 0o755),
+		os.WriteFile(filepath.Join(libs, "kafka_2.13-4.1.2.jar"), nil, 0o644))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	t.Setenv("PATH", bin)
+	for version, found := range map[string]bool{"": true, "4.1.2": true, "4.0.2": false} {
+		p, err := kafkaOnPath(version)
+		if (err == nil) != found || found && p.version != "4.1.2" {
+			t.Errorf("%q: Kafka %s, %v", version, p.version, err)
+		}
+	}
+}
+
 func TestSourcesAreDescribedForEachPlatform(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -56,6 +56,8 @@ type MongoOptions struct {
 
 // KafkaOptions tune the brokers.
 type KafkaOptions struct {
+	// Version is the version of Kafka, 4.0 or later. Defaults to that on the PATH, or else to [KafkaVersion].
+	Version string
 	// Props are broker properties. They override the defaults of the stack.
 	Props map[string]string
 	// HeapMB bounds the heap of each broker. Defaults to 768, or 384 with Options.Quick.

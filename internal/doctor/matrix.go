@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -35,7 +36,7 @@ const (
 	areaGo       = "Go, for services that import packages"
 )
 
-// The versions that the tests fetch and run. A test compares them with those of devstack and go.mod.
+// The versions that all tests run on. A test compares them with those of devstack and go.mod, and requires a recorded run of them.
 const (
 	testedMongoDB = "6.0.5"
 	testedKafka   = "4.3.0"
@@ -57,8 +58,18 @@ const (
 	kafkaRedpanda  = "Redpanda"
 )
 
-var matrix = []supported{
-	{areaMongoDB, testedMongoDB + ", replica set of one or three members", tested, "all tests run on it"},
+var matrix = slices.Concat(
+	[]supported{{areaMongoDB, testedMongoDB + ", replica set of one or three members", tested, "all tests run on it"}},
+	rowsOfRuns(readRuns(), areaMongoDB, testedMongoDB, mongoRow),
+	otherMongoDB,
+	[]supported{{areaKafka, "Apache Kafka " + testedKafka + ", KRaft, one or three brokers", tested, "all tests run on it; also SASL PLAIN, SCRAM and OAUTHBEARER, TLS and ACLs"}},
+	rowsOfRuns(readRuns(), areaKafka, testedKafka, kafkaRow),
+	otherKafka,
+	platforms,
+)
+
+// otherMongoDB, otherKafka and platforms are the rows that no recorded run decides.
+var otherMongoDB = []supported{
 	{areaMongoDB, "other versions from 6.0 to 8.x, replica set", expected, "outrelay uses only features of 6.0: change streams with their wall clock, transactions, and majority concerns"},
 	{areaMongoDB, "MongoDB Atlas, dedicated cluster", expected, "a replica set with the same server; the tests do not reach one"},
 	{areaMongoDB, "newer than 8.x", untested, "not released when this version was made"},
@@ -66,15 +77,18 @@ var matrix = []supported{
 	{areaMongoDB, "before 6.0", unsupported, "its change streams lack the options that the relay needs"},
 	{areaMongoDB, "standalone server", unsupported, "it has neither change streams nor transactions"},
 	{areaMongoDB, "Amazon DocumentDB, Azure Cosmos DB, FerretDB", unsupported, "their change streams lack the options that the relay needs, or do not exist"},
+}
 
-	{areaKafka, "Apache Kafka " + testedKafka + ", KRaft, one or three brokers", tested, "all tests run on it; also SASL PLAIN, SCRAM and OAUTHBEARER, TLS and ACLs"},
+var otherKafka = []supported{
 	{areaKafka, "other versions of Apache Kafka from 3.0 on", expected, "the relay negotiates the version of each request"},
 	{areaKafka, kafkaConfluent, expected, "Apache Kafka as a service; the tests do not reach it"},
 	{areaKafka, kafkaMSK, expected, "Apache Kafka as a service; the tests check the signed token of aws_msk_iam and do not reach a broker"},
 	{areaKafka, kafkaRedpanda, untested, "a separate implementation of idempotent producers, transactional ids and their fencing"},
 	{areaKafka, kafkaEventHubs, untested, "a separate implementation of idempotent producers, transactional ids and their fencing"},
 	{areaKafka, "before 3.0", unsupported, "no test has used it; before 0.11 there are no idempotent producers"},
+}
 
+var platforms = []supported{
 	{areaPlatform, "linux/amd64", tested, "all tests run on it"},
 	{areaPlatform, "linux/arm64", expected, "each release is built for it; the tests do not run on it"},
 	{areaPlatform, "darwin/amd64", expected, "each release is built for it; the tests do not run on it"},
@@ -116,6 +130,10 @@ func judge(level support, why, format string, args ...any) finding {
 
 // judgeMongoDB judges a version of the server.
 func judgeMongoDB(version string) finding {
+	if r := rowOf(areaMongoDB, version+recordedMongoDB); r.name != "" {
+		return judge(r.level, r.why, "MongoDB %s", version)
+	}
+
 	head, _, _ := strings.Cut(version, ".")
 	major, err := strconv.Atoi(head)
 	switch {
@@ -163,10 +181,14 @@ func (configChecks) checkPlatform(context.Context) finding {
 func matrixDocument() string {
 	var b strings.Builder
 	b.WriteString("# Support\n\n" +
-		"Generated from `internal/doctor/matrix.go`; `go test ./internal/doctor -run TestSupportMatrix -update-support` writes it. A test\n" +
-		"compares the tested versions with the servers of the tests, and the platforms with the builds of the releases. `outrelay doctor` warns\n" +
-		"of a server or a platform that is untested, and rejects an unsupported server.\n\n" +
-		"- **tested**: each run of the tests uses it.\n" +
+		"Generated from `internal/doctor/matrix.go` and the recorded runs of the core tests in `internal/doctor/tested.json`;\n" +
+		"`go test ./internal/doctor -run TestSupportMatrix -update-support` writes it. A test compares the versions that all tests run on with the\n" +
+		"servers of the tests, and the platforms with the builds of the releases. `outrelay doctor` warns of a MongoDB or a platform that is\n" +
+		"untested, and rejects an unsupported MongoDB. A Kafka broker does not report its version, so `doctor` warns only of services that it\n" +
+		"recognizes by their host names.\n\n" +
+		"- **tested**: each run of the tests uses it, or a run of the core tests on it is recorded. The core tests cover transactions and their\n" +
+		"  rollback, the sweep after lost history, the fence and the read-back of a takeover, two relays that share the work, and consumers.\n" +
+		"  MongoDB is tested in one version alone, because no other one can be fetched from a package registry.\n" +
 		"- **expected to work**: it has the features that outrelay uses. The tests do not run on it. Please report problems.\n" +
 		"- **untested**: no test has used it, and it differs in a feature that outrelay relies on. Test your use of it first.\n" +
 		"- **unsupported**: it does not work, or reports about it are not accepted.\n")

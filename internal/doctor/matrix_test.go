@@ -33,6 +33,15 @@ func TestSupportMatrix(t *testing.T) {
 	if testedMongoDB != devstack.MongoDBVersion || testedKafka != devstack.KafkaVersion {
 		t.Errorf("the tests run MongoDB %s and Kafka %s, the matrix has %s and %s", devstack.MongoDBVersion, devstack.KafkaVersion, testedMongoDB, testedKafka)
 	}
+	recorded := slices.ContainsFunc(readRuns(), func(r testRun) bool { return r.MongoDB == testedMongoDB && r.Kafka == testedKafka })
+	if !recorded {
+		t.Errorf("tested.json has no run with MongoDB %s and Kafka %s: go test ./internal/doctor -run TestRecordSupport -doctor.record -timeout 60m", testedMongoDB, testedKafka)
+	}
+	for _, r := range readRuns() {
+		if all := slices.Sorted(slices.Values(append(slices.Clone(r.Passed), r.Failed...))); !slices.Equal(all, coreTestNames()) {
+			t.Errorf("the run with MongoDB %s and Kafka %s has other tests than coreTests: %v", r.MongoDB, r.Kafka, all)
+		}
+	}
 	if !strings.Contains(read("go.mod"), "\ngo "+testedGo+".") || !strings.HasPrefix(runtime.Version(), "go"+testedGo+".") {
 		t.Errorf("go.mod and the tests do not use Go %s", testedGo)
 	}
