@@ -225,6 +225,7 @@ func (m *Migrator) applyHoldingLock(
 // continues with the others.
 func (m *Migrator) applyStep(ctx context.Context, s Step, collections []outboxes.Outbox) (Report, error) {
 	own := newCollector()
+	// A missing privilege is part of the report, so the step goes on.
 	for _, name := range stateCollections([]Step{s}) {
 		err := applyToCollection(ctx, m.knownSteps(), s, stateKind(name), m.State.Collection(name))
 		if err := own.absorbError(err); err != nil {

@@ -142,6 +142,7 @@ func declaredIndexes(steps []Step, on Kind) []mongodb.Index {
 		}
 		for _, c := range s.Create {
 			if c.On == on {
+				// A step may declare an index again with other options.
 				remove(c.Index.Name)
 				out = append(out, c.Index)
 			}

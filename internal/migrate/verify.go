@@ -155,6 +155,7 @@ func (m *Migrator) Verify(ctx context.Context, repair bool) (Verification, error
 			return Verification{}, err
 		}
 	}
+	// Outboxes are compared concurrently: a watcher may have a thousand.
 	err = forEachOutbox(ctx, collections, func(ctx context.Context, o outboxes.Outbox) error {
 		colls, err := m.outboxCollections(ctx, o)
 		if err != nil {

@@ -83,6 +83,7 @@ func runForeignOnce(
 		err = Commit(ctx, session, foreignCall)
 	}
 
+	// An open transaction would hold the fence of the owners.
 	if err != nil {
 		abortForeign(ctx, session, state.Client())
 	}
@@ -121,6 +122,7 @@ func filterSlots(watcher string) bson.D {
 func takeForeignFence(tx context.Context, state *mongo.Database, watcher string, ns []string) error {
 	update := bson.D{
 		{Key: "$inc", Value: bson.D{{Key: "fence", Value: int64(1)}}},
+		// The session has listed itself while it waited for the fence.
 		{Key: "$pull", Value: bson.D{{Key: "foreign", Value: mongo.SessionFromContext(tx).ID()}}},
 	}
 	if len(ns) > 0 {

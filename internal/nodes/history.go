@@ -121,6 +121,7 @@ func (h *History) findActivity(ctx context.Context, filter bson.D) (reports []ac
 		if d.Activity == nil {
 			continue
 		}
+		// A slot without an owner has no current rate.
 		if d.Now.Sub(d.Activity.At) > staleActivity {
 			d.Activity.ForgetRates()
 		}

@@ -176,6 +176,7 @@ func (m *Member) logFindings(ctx context.Context, was Was, first bool) {
 		m.LogEvent(ctx, NodeReturned, bson.D{{Key: "silent_ms", Value: was.Age.Milliseconds()}})
 	}
 
+	// Two processes alternate with each heartbeat, so the problem is reported once.
 	if another && !first {
 		m.duplicateLogged = true
 	}

@@ -68,9 +68,11 @@ func (s *Scheduled) awaitDue(ctx context.Context) ([]timer, error) {
 
 	for {
 		room := maxScheduledInFlight - s.timers.countInFlight()
+		// Without room, only the end of a flight can change the result.
 		if room > 0 {
 			now := s.Now()
 			due, next, more := s.timers.takeDue(now.UnixMilli(), min(room, s.claimSize.Most()), claimCollections)
+			// The entries that were taken leave room for others of the index.
 			s.requestFeed(due)
 			if len(due) > 0 {
 				return due, nil
@@ -78,6 +80,7 @@ func (s *Scheduled) awaitDue(ctx context.Context) ([]timer, error) {
 
 			wait := time.Hour
 			if more {
+				// A time in the past would make the loop spin.
 				wait = max(time.UnixMilli(next).Sub(now), time.Millisecond)
 			}
 			idle.Reset(wait)

@@ -77,8 +77,10 @@ func (s *Scheduled) continuePass(parent context.Context, c *scheduledCollection)
 	c.passTook += time.Since(begin)
 
 	if err != nil {
+		// The error may have ended the cursor.
 		c.closeCursor()
 		c.nextPass = time.Now().Add(max(s.Poll, time.Second))
+		// The end of the term is no problem of the server.
 		if parent.Err() != nil {
 			return
 		}

@@ -212,6 +212,7 @@ func (s *Scheduled) findOrAddCollection(ns string) *scheduledCollection {
 		return c
 	}
 
+	// The caller's text may alias a reply.
 	coll, err := outboxes.CollectionOf(s.Client, strings.Clone(ns))
 	if err != nil {
 		return nil
@@ -251,6 +252,7 @@ func (s *Scheduled) watchedCollections() []*scheduledCollection {
 	}
 	s.mu.Unlock()
 
+	// The locks of the timers and of the collections are never held together.
 	if len(gone) > 0 {
 		s.timers.removeEntries(func(c *scheduledCollection) bool { _, ok := gone[c]; return ok })
 		for c := range gone {

@@ -26,6 +26,7 @@ func (e *Exporter) newExportReporter(signal string) func(error) {
 			e.cfg.OnExport(signal, err)
 		}
 
+		// One line for each change: exports repeat every few seconds.
 		mu.Lock()
 		defer mu.Unlock()
 		switch {

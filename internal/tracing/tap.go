@@ -121,6 +121,7 @@ func (d *Delivery) Acked(tp record.TopicPartition, offset int64) {
 			semconv.MessagingDestinationPartitionID(strconv.Itoa(int(tp.Partition))),
 			semconv.MessagingKafkaOffset(int(offset)))
 	}
+	// An envelope outside of the stream has no commit time.
 	if d.commitMS <= 0 {
 		d.endSpan(tp.Topic, place)
 		return

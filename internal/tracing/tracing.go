@@ -135,6 +135,7 @@ func (e *Exporter) Run(ctx context.Context) error {
 		return nil
 	}
 
+	// The exporters share the connections, with the certificates of this configuration.
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.TLSClientConfig = e.cfg.TLS
 	defer transport.CloseIdleConnections()

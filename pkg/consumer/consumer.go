@@ -231,6 +231,7 @@ func (r *run) reportOrphans() {
 		return
 	}
 
+	// A handler that was renamed or deleted leaves its messages behind.
 	for _, name := range names {
 		isRegistered := func(x *registration) bool { return r.c.inboxConsumer(x) == name }
 		if !slices.ContainsFunc(r.c.reg.snapshot().all, isRegistered) {

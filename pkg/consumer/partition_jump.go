@@ -145,6 +145,7 @@ func (p *partition) lowerWatermarks(ctx context.Context, log inbox.Log) {
 	backoff := retry.Reopen.Start()
 
 	for _, r := range p.s.c.reg.snapshot().all {
+		// Only handlers with an inbox have watermarks.
 		for r.mode != AtLeastOnce && ctx.Err() == nil {
 			_, err := p.s.inbox.Attach(ctx, p.s.c.inboxConsumer(r), p.tp.Topic, p.tp.Partition, log)
 			if err == nil {

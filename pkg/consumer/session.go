@@ -357,6 +357,7 @@ func (s *session) commitOffsets(ctx context.Context) error {
 	if s.generationOver.Load() {
 		return transport.ErrGenerationOver
 	}
+	// Messages that finish from here on count for the next commit.
 	s.finishedMessages.Store(0)
 
 	offsets, list := map[transport.TopicPartition]int64{}, s.listPartitions()
@@ -375,6 +376,7 @@ func (s *session) commitOffsets(ctx context.Context) error {
 		result = "failed"
 	}
 	s.c.measure(telemetry.Measurement{Metric: telemetry.Committed, N: 1, Reason: result})
+	// The partitions belong to other members now: a commit could move their offsets back.
 	if errors.Is(err, transport.ErrGenerationOver) {
 		s.generationOver.Store(true)
 	}
@@ -382,6 +384,7 @@ func (s *session) commitOffsets(ctx context.Context) error {
 		return err
 	}
 
+	// A failed commit leaves the offsets uncommitted, and the next one contains them.
 	for _, p := range list {
 		if offset, ok := offsets[p.tp]; ok {
 			p.setCommitted(offset)

@@ -96,6 +96,7 @@ func (t *track) acquireSlots() bool {
 		t.handlerSlots, t.holdsSlot = t.reg.slots, true
 		s.countRunning(1)
 	case <-t.p.serveCtx.Done():
+		// The slot of the handler must not stay occupied without a running track.
 		if t.reg.slots != nil {
 			<-t.reg.slots
 		}

@@ -235,6 +235,7 @@ func (r *waitingRoom) isFull(ctx context.Context) bool {
 	}
 
 	n, err := r.s.c.waiting.Count(ctx, r.handler, limit+1)
+	// Without an answer, the last count decides.
 	if err != nil {
 		r.s.report(err)
 		return full

@@ -133,6 +133,7 @@ func (s *Store) InsertMarkers(ctx context.Context, list []inbox.NewMarker) error
 // ClaimMarker writes a claim into the marker and counts an attempt, unless the message was handled or
 // the marker has the same or a later epoch. It returns the resulting marker.
 func (s *Store) ClaimMarker(ctx context.Context, n inbox.NewMarker, h inbox.Holder) (m inbox.Marker, err error) {
+	// A marker without an epoch was never claimed.
 	epoch := bson.D{{Key: "$ifNull", Value: bson.A{"$e", int64(-1)}}}
 	unavailable := bson.D{{Key: "$or", Value: bson.A{
 		bson.D{{Key: "$eq", Value: bson.A{"$s", inbox.StateHandled}}},

@@ -197,6 +197,7 @@ func (s *Store) EndTransactions(ctx context.Context, id string) error {
 
 // sessionsInTransaction returns the sessions that have an open transaction on the server.
 func (s *Store) sessionsInTransaction(ctx context.Context, sessions []bson.Binary) (bson.A, error) {
+	// A transaction between two statements is idle, and still open.
 	cur, err := s.client.Database("admin").Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$currentOp", Value: bson.D{{Key: "allUsers", Value: false}, {Key: "idleSessions", Value: true}}}},
 		{{Key: "$match", Value: bson.D{

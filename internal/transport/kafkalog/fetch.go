@@ -300,6 +300,7 @@ func (w *walker) readRecords(b *fetched.Batch) (all bool) {
 			return true
 		case !more:
 			return true
+		// A batch can begin before the offset that was requested.
 		case x.Offset < w.from:
 			continue
 		}
@@ -322,6 +323,7 @@ func (w *walker) readRecords(b *fetched.Batch) (all bool) {
 		}
 		w.out = append(w.out, r)
 
+		// The room is checked after the record, so that a record larger than the room is still delivered.
 		next = x.Offset + 1
 		if w.size += r.Size(); w.size >= fetchRoom {
 			w.next = max(w.next, next)

@@ -98,11 +98,13 @@ func (e *epochs) epochOf(tp transport.TopicPartition) int32 {
 // (KIP-320). The error is a *RangeError.
 func (e *epochs) check(ctx context.Context, w *walker) error {
 	before, ok := e.last.Load(w.tp)
+	// The epoch rises with each election, so a higher epoch means that the leader has changed.
 	if ok && w.first > before.(int32) {
 		end, err := e.readEnd(ctx, w.tp, before.(int32))
 		if err != nil {
 			return fmt.Errorf("reading the end of a leader epoch of partition %s: %w", w.tp, err)
 		}
+		// The log of the new leader ends before the records that were read: these are lost.
 		if end >= 0 && end < w.from {
 			start, err := e.leaders.readEdge(ctx, w.tp, kafkawire.LogStart)
 			if err != nil {

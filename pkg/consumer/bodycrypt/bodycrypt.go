@@ -145,6 +145,7 @@ func Decrypt(keys Keys, opts ...Option) consumer.Middleware {
 		return func(ctx context.Context, m *consumer.Message) error {
 			head, ok := m.Header(headerEncryption)
 			if !ok {
+				// A tombstone has no body to encrypt.
 				if s.plain || m.Tombstone() {
 					return next(ctx, m)
 				}
@@ -156,6 +157,7 @@ func Decrypt(keys Keys, opts ...Option) consumer.Middleware {
 				return err
 			}
 
+			// The next attempts, and a retry topic, need the message as it arrived.
 			c := *m
 			c.Value = body
 			c.DeleteHeader(headerEncryption)
