@@ -92,6 +92,14 @@ func (s *Session) Quarantined() map[record.TopicPartition]string {
 	return out
 }
 
+// Hold puts a partition into quarantine whose stored offset is 0, because its end could not be read. This owner
+// has not written to it. Retry releases it when it can be read.
+func (s *Session) Hold(tp record.TopicPartition, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held[tp] = &heldPartition{tail: newTail(0), reason: reason}
+}
+
 func (s *Session) formatID(generation int) string {
 	return s.in.TransactionalID + "#" + strconv.Itoa(generation)
 }

@@ -15,6 +15,9 @@ import (
 // N9: before the first record is sent to a new topic, the end offsets of its partitions are stored in
 // the watcher document, in a fenced write. Until then its records wait here, encoded and in order. Other
 // topics flow.
+//
+// The end of a partition without a leader is unknown. If that lasts, the topic is adopted without it: the
+// stored offset of the partition is 0, and the partition is in quarantine until a takeover has read it.
 
 const (
 	adoptEvery   = time.Second // between two attempts to adopt a topic
@@ -113,18 +116,8 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 		return nil
 	}
 
-	// Nothing is sent to a topic before all of its ends are known. A new owner would read a partition
-	// without a stored offset from its start.
 	ends, _ := a.sink.c.kafka.ListOffsets(ctx, leaders)
-	for _, tp := range fresh {
-		if _, known := ends[tp]; known {
-			continue
-		}
-		if i := slices.Index(good, tp.Topic); i >= 0 {
-			a.noteObstacle([]string{tp.Topic}, kafkawire.LeaderNotAvailable)
-			good = slices.Delete(good, i, i+1)
-		}
-	}
+	good = slices.DeleteFunc(good, func(name string) bool { return !a.mayOpen(name, fresh, ends) })
 	fresh = slices.DeleteFunc(fresh, func(tp record.TopicPartition) bool { return !slices.Contains(good, tp.Topic) })
 	if len(good) == 0 {
 		return nil
@@ -137,7 +130,8 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 		a.sink.log.Debug("reading topic limits failed", "error", configErr)
 	}
 
-	// N9: the offsets are stored before the first record is sent.
+	// N9: the offsets are stored before the first record is sent. An unknown end is stored as 0, so that a
+	// later owner reads the whole partition.
 	offsets := map[string][]int64{}
 	for _, tp := range fresh {
 		setOffset(offsets, tp, ends[tp])
@@ -160,6 +154,31 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 	}
 	a.sink.Flush()
 	return nil
+}
+
+// mayOpen reports whether the topic can be adopted with the known ends of its partitions. Otherwise it notes
+// the obstacle. Most partitions that have no leader get one within seconds, and then need no takeover.
+func (a *adopter) mayOpen(name string, fresh []record.TopicPartition, ends map[record.TopicPartition]int64) bool {
+	known, unknown := 0, 0
+	for _, tp := range fresh {
+		if tp.Topic != name {
+			continue
+		}
+		if _, ok := ends[tp]; ok {
+			known++
+		} else {
+			unknown++
+		}
+	}
+	if unknown == 0 {
+		return true
+	}
+
+	a.noteObstacle([]string{name}, kafkawire.LeaderNotAvailable)
+	a.sink.mu.Lock()
+	defer a.sink.mu.Unlock()
+	t := a.sink.topics[name]
+	return known > 0 && time.Since(t.unwritableSince) >= a.sink.parker.parkAfter
 }
 
 // createMissing creates the missing topics, if so configured, and waits until all of their partitions
@@ -259,6 +278,9 @@ func (a *adopter) openTopic(
 	t.setConfig(cfg, a.sink.c.limits.batchBytes)
 	t.configStale, t.obstacle, t.nextAttempt = false, obstacle{}, time.Time{}
 	for _, p := range t.partitions {
+		if _, known := ends[p.tp]; !known {
+			a.quarantineLocked(p, now)
+		}
 		a.sink.refresher.setLeaderLocked(p, tl.Partitions, now)
 	}
 
@@ -266,6 +288,18 @@ func (a *adopter) openTopic(
 	// Still under the lock, so that no later Send overtakes the records that have waited.
 	a.sink.resendWaitingLocked(t)
 	a.sink.parker.unparkTopicLocked(t)
+}
+
+// quarantineLocked puts a partition into quarantine whose end is unknown. The keeper reads it when it has a
+// leader, and then ends the sink, because only a takeover releases a partition.
+func (a *adopter) quarantineLocked(p *partition, now time.Time) {
+	reason := fmt.Sprintf("partition %d of topic %q had no leader when the topic was adopted; check its brokers",
+		p.tp.Partition, p.tp.Topic)
+	p.quarantine = true
+	p.setObstacle(obstacle{kindQuarantined, reason}, now)
+	a.sink.keeper.session.Hold(p.tp, reason)
+	a.sink.log.Warn("partition is in quarantine; its records are sent when it can be read",
+		"topic", p.tp.Topic, "partition", p.tp.Partition, "reason", reason)
 }
 
 // resendWaitingLocked sends the records that have waited for t to its partitions.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,16 +13,22 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// createTopicOn creates a topic of one partition with one replica on broker, and returns its name.
-func createTopicOn(t *testing.T, s *devstack.Stack, broker int) string {
+// createTopicOn creates a topic whose partitions have one replica each, on these brokers, and returns its name.
+func createTopicOn(t *testing.T, s *devstack.Stack, brokers ...int) string {
 	t.Helper()
 	tr := &kafka.Transport{MetadataTTL: 100 * time.Millisecond}
 	t.Cleanup(tr.CloseIdleConnections)
 	cl := &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: tr, Timeout: 10 * time.Second}
-	name := stacktest.Name(t) + fmt.Sprint("-", broker)
+	name := stacktest.Name(t) + strings.ReplaceAll(strings.Trim(fmt.Sprint(brokers), "[]"), " ", "-")
+	var replicas []kafka.ReplicaAssignment
+	for i, broker := range brokers {
+		replicas = append(replicas, kafka.ReplicaAssignment{Partition: i, Replicas: []int{broker}})
+	}
+
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	back := retry.Reopen.Start()
@@ -30,7 +37,7 @@ func createTopicOn(t *testing.T, s *devstack.Stack, broker int) string {
 			Topic:              name,
 			NumPartitions:      -1,
 			ReplicationFactor:  -1,
-			ReplicaAssignments: []kafka.ReplicaAssignment{{Partition: 0, Replicas: []int{broker}}},
+			ReplicaAssignments: replicas,
 		}}})
 		if err == nil {
 			err = res.Errors[name]
@@ -54,7 +61,9 @@ func createTopicOn(t *testing.T, s *devstack.Stack, broker int) string {
 				return false
 			}
 			parts := l.Topics[name].Partitions
-			return len(parts) == 1 && parts[0].Leader == int32(broker)
+			return slices.EqualFunc(parts, brokers, func(p kafkawire.PartitionLayout, broker int) bool {
+				return p.Leader == int32(broker)
+			})
 		})
 	}
 	return name
@@ -62,12 +71,13 @@ func createTopicOn(t *testing.T, s *devstack.Stack, broker int) string {
 
 // TestN11_ALeaderlessPartitionIsParked: one of three real brokers stops responding under load, in
 // the middle of a request, and comes back. In the meantime its partition is parked, and the others
-// flow. No record is lost, sent twice or out of order.
+// flow, also those of a topic that gets its first records now. No record is lost, sent twice or out of
+// order.
 func TestN11_ALeaderlessPartitionIsParked(t *testing.T) {
 	t.Parallel()
 	props := map[string]string{"broker.session.timeout.ms": "6000"}
 	s := stacktest.Own(t, devstack.Options{Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{Props: props}})
-	sick, well := createTopicOn(t, s, 3), createTopicOn(t, s, 1)
+	sick, well, unused := createTopicOn(t, s, 3), createTopicOn(t, s, 1), createTopicOn(t, s, 3, 1)
 	d := openWithHolder(t, sinkOptions{cfg: testConfig{Brokers: s.Brokers(), ParkAfter: 500 * time.Millisecond}})
 
 	n := 0
@@ -128,6 +138,26 @@ func TestN11_ALeaderlessPartitionIsParked(t *testing.T) {
 		t.Error("the partition does not have to be read back, although a request hangs")
 	}
 
+	const newKeys = 8
+	sendToUnused := func(round int) {
+		for i := range newKeys {
+			_, _ = d.send(newRecord(unused, fmt.Sprint("k", i), fmt.Sprintf("k%d/%d", i, round)))
+		}
+		d.r.Flush()
+	}
+	inReach := 0
+	for i := range newKeys {
+		if kafkawire.ChoosePartition(fmt.Append(nil, "k", i), 2) == 1 {
+			inReach++
+		}
+	}
+	sendToUnused(0)
+	stacktest.Eventually(t, "the new topic is used where it has a leader", func() bool {
+		// The topic was parked for a moment.
+		d.tryRelease()
+		return countAcked(d.r.acks, unused) == inReach
+	}, func() any { return d.r.State() })
+
 	resume()
 	if err := d.r.waitEnded(t); !errors.Is(err, ErrReopen) {
 		t.Fatalf("the sink ended with %v, want ErrReopen", err)
@@ -141,8 +171,23 @@ func TestN11_ALeaderlessPartitionIsParked(t *testing.T) {
 	})
 
 	both(50)
-	d.waitResolved(2 * n)
+	sendToUnused(1)
+	d.waitResolved(2*n + 2*newKeys)
+	requireInOrder(t, readTopic(t, s.Brokers(), unused), newKeys, 2)
 	for topic, keys := range map[string]int{well: 1, sick: 5} {
 		requireInOrder(t, readTopic(t, s.Brokers(), topic), keys, n/keys)
 	}
+}
+
+// countAcked returns the number of records that were acked in a topic.
+func countAcked(l *ledger, topic string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := 0
+	for _, at := range l.acked {
+		if at.tp.Topic == topic {
+			n++
+		}
+	}
+	return n
 }
