@@ -204,7 +204,7 @@ func (r Replays) countGroups(
 
 		target := r.routeEnvelope(mongodb.Namespace(coll), &v, q.Topics)
 		// The relay makes a dead letter of such an envelope, even if a rule names a topic for it.
-		malformed := g.AggregateType == "" && q.mapping.Has("aggregatetype") || g.Type == "" && q.mapping.Has("type")
+		malformed := g.AggregateType == "" && q.mapping.Requires("aggregatetype") || g.Type == "" && q.mapping.Requires("type")
 		if malformed || len(target.topics) == 0 {
 			left += g.N
 			continue

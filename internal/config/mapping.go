@@ -56,7 +56,7 @@ func (c *Config) Routing() routing.Config {
 // Preset returns the configuration of the record format.
 func (c *Config) Preset() routing.PresetConfig {
 	return routing.PresetConfig{
-		Name: c.Record.Preset, Structured: c.Record.Structured, Source: c.Record.Source, Headers: c.Record.Headers,
+		Name: c.Record.Preset, Watcher: c.Watcher, Structured: c.Record.Structured, Source: c.Record.Source, Headers: c.Record.Headers,
 		Placement: c.Record.Placement, JSON: c.Record.JSON, Mapping: c.DocumentMapping(),
 	}
 }

@@ -113,8 +113,9 @@ type Create struct {
 type Record struct {
 	// Preset is the set of headers. typed is Debezium's record with an additional header for the type,
 	// by which consumers select a handler. debezium is exactly the record of Debezium's
-	// MongoEventRouter. cloudevents adds ce_ headers and content-type. plain adds each field of the
-	// envelope as a header. The key, the payload and the envelope's own headers are the same for all.
+	// MongoEventRouter. It ignores the fields that the router ignores, such as headers, key and topic,
+	// unless mapping names them. cloudevents adds ce_ headers and content-type. plain adds each field of the
+	// envelope as a header.
 	// kafka-connector publishes whole documents of any shape, as the MongoDB Kafka connector does with
 	// publish.full.document.only: it changes the defaults of mapping, topics.template and json.
 	// Defaults to typed.
@@ -136,8 +137,8 @@ type Record struct {
 	Placement []string `yaml:"placement"`
 	// JSON is how payloads that are documents or arrays are written. extended is relaxed Extended JSON on
 	// one line. plain has no types: ids and dates are texts. debezium is what Debezium's router writes,
-	// canonical Extended JSON on several lines. connector is what the MongoDB Kafka connector writes. auto
-	// is debezium for the preset debezium, connector for kafka-connector, and extended for the others.
-	// Defaults to auto.
+	// canonical Extended JSON on several lines, and the text of a Java list for an array. connector is
+	// what the MongoDB Kafka connector writes. auto is debezium for the preset debezium, connector for
+	// kafka-connector, and extended for the others. Defaults to auto.
 	JSON string `yaml:"json" enum:"auto,extended,plain,debezium,connector"`
 }

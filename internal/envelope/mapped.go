@@ -14,6 +14,24 @@ func (v *View) setEventID(c *cursor) error {
 	if len(v.EventID) > MaxIDBytes {
 		return newMalformed("%s has %d bytes; at most %d are allowed", c.name, len(v.EventID), MaxIDBytes)
 	}
+	if c.typ == bson.TypeBinary {
+		v.EventUUID, _, _ = binaryData(c.val)
+	}
+	return nil
+}
+
+// setKey sets a part of the key. In the documents of Debezium's router, it may have any type but that of bytes, whose text in
+// Java is not the same twice.
+func (v *View) setKey(dst *[]byte, buf *[36]byte, c *cursor) error {
+	if !v.java || c.typ == bson.TypeBinary || c.typ == bson.TypeNull || c.typ == bson.TypeString {
+		return setText(dst, buf, c)
+	}
+
+	text, ok := appendJavaText(buf[:0], c.typ, c.val, 0)
+	if !ok {
+		return newMalformed("%s is broken or nested deeper than %d", c.name, maxDepth)
+	}
+	*dst = text
 	return nil
 }
 

@@ -28,6 +28,10 @@ type Names struct {
 	Subject       string
 	Time          string
 	ExpiresAt     string
+
+	// Java accepts the documents that Debezium's event router accepts. The type may be missing. Keys and payloads may be of any
+	// type but UUIDs of other subtypes, and have the text that Java gives them.
+	Java bool
 }
 
 const (
@@ -93,6 +97,7 @@ type Mapping struct {
 	required fieldSet
 	whole    bool // the payload is the whole document
 	docKey   bool // the key is the key of the document
+	java     bool // see Names.Java
 }
 
 // MappingProblem is one reason why a mapping is impossible.
@@ -109,7 +114,7 @@ func NewMapping(n Names) (*Mapping, []MappingProblem) {
 		return nil, nil
 	}
 
-	m := &Mapping{byName: make(map[string]fieldSet)}
+	m := &Mapping{byName: make(map[string]fieldSet), java: n.Java}
 	var problems []MappingProblem
 	for _, p := range parts {
 		name := *p.name(&n)
@@ -158,7 +163,7 @@ func (m *Mapping) addPart(p part, name string) {
 	}
 	// Several parts may be in one field, such as the key and the aggregate's id.
 	m.byName[name] |= p.field
-	if p.required {
+	if p.required && !(m.java && p.field == fType) {
 		m.required |= p.field
 	}
 }
@@ -194,7 +199,7 @@ func (m *Mapping) isContract() bool {
 			return false
 		}
 	}
-	return true
+	return !m.java
 }
 
 // Has reports whether the documents have the part with this name in the contract.
@@ -218,6 +223,16 @@ func (m *Mapping) Name(contract string) string {
 		return name
 	}
 	return contract
+}
+
+// Requires reports whether a document without the part with this name in the contract is malformed.
+func (m *Mapping) Requires(contract string) bool {
+	for _, p := range parts {
+		if p.contract == contract {
+			return m == nil && p.required || m != nil && m.required&p.field != 0
+		}
+	}
+	return false
 }
 
 // Whole reports whether the payload is the whole document.

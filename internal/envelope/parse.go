@@ -24,7 +24,7 @@ func Parse(raw []byte, v *View) error { return (*Mapping)(nil).Parse(raw, v) }
 
 // Parse is like the function [Parse], for documents with other field names.
 func (m *Mapping) Parse(raw []byte, v *View) error {
-	*v = View{Raw: raw, Partition: AnyPartition, Slot: -1, Mapped: Mapped{keyBuf: v.keyBuf}}
+	*v = View{Raw: raw, Partition: AnyPartition, Slot: -1, Mapped: Mapped{keyBuf: v.keyBuf, java: m != nil && m.java}}
 	c, ok := openDocument(raw)
 	if !ok {
 		return newMalformed("the bytes are not a BSON document")
@@ -177,11 +177,15 @@ func (v *View) setField(f fieldSet, c *cursor) error {
 	case fAggregateType:
 		return setString(&v.AggregateType, c)
 	case fAggregateID:
-		return setText(&v.AggregateID, &v.idText, c)
+		return v.setKey(&v.AggregateID, &v.idText, c)
 	case fType:
+		// Debezium's router does not read the type.
+		if v.java && c.typ != bson.TypeString {
+			return nil
+		}
 		return setString(&v.Type, c)
 	case fKey:
-		return setText(&v.Key, &v.keyText, c)
+		return v.setKey(&v.Key, &v.keyText, c)
 	case fTopic:
 		return setString(&v.Topic, c)
 	case fPartition:
@@ -323,6 +327,10 @@ func (v *View) setPayload(c *cursor) error {
 		v.Payload = c.val
 	case bson.TypeNull:
 	default:
+		if v.java {
+			v.Payload = c.val
+			break
+		}
 		return newMalformed("%s is %s; a binary, string, document, array or null is wanted", c.name, typeName(c.typ))
 	}
 

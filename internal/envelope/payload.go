@@ -11,15 +11,28 @@ import "go.mongodb.org/mongo-driver/v2/bson"
 // of class malformed.
 func AppendPayload(dst []byte, v *View) ([]byte, error) { return AppendPayloadAs(dst, v, Relaxed) }
 
-// AppendPayloadAs is AppendPayload with a style for documents and arrays.
+// HasRawPayload reports whether Payload contains the bytes of the value of the record: those of a binary or of a string, or
+// none for null.
+func (v *View) HasRawPayload() bool {
+	switch bson.Type(v.PayloadType) {
+	case bson.TypeBinary, bson.TypeString, bson.TypeNull, 0:
+		return true
+	}
+	return false
+}
+
+// AppendPayloadAs is AppendPayload with a style for payloads that are neither binaries nor strings.
 func AppendPayloadAs(dst []byte, v *View, style Style) ([]byte, error) {
 	var out []byte
 	var ok bool
 	switch {
 	case v.whole:
 		out, ok = appendWhole(dst, v.Payload, style)
-	case bson.Type(v.PayloadType) != bson.TypeEmbeddedDocument && bson.Type(v.PayloadType) != bson.TypeArray:
+	case v.HasRawPayload():
 		return append(dst, v.Payload...), nil
+	// Debezium's router writes only documents as JSON.
+	case style == Debezium && bson.Type(v.PayloadType) != bson.TypeEmbeddedDocument:
+		out, ok = appendJavaText(dst, bson.Type(v.PayloadType), v.Payload, 0)
 	default:
 		out, ok = AppendValue(dst, bson.Type(v.PayloadType), v.Payload, style)
 	}

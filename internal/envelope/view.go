@@ -19,8 +19,8 @@ type View struct {
 	AggregateID   []byte // canonical text
 	Type          []byte
 
-	PayloadType byte   // BSON type: binary, string, document, array or null
-	Payload     []byte // bytes of a binary or string, or BSON of a document or array; nil for null, a tombstone
+	PayloadType byte   // BSON type: binary, string, document, array or null; with Names.Java, any
+	Payload     []byte // bytes of a binary or string, or BSON of a document, an array or another value; nil for null, a tombstone
 
 	Key       []byte  // key set by the event, as canonical text, or nil
 	Topic     []byte  // topic set by the event, or nil
@@ -52,8 +52,9 @@ type Attributes struct {
 
 // Mapped are the parts that only a document with a mapping has.
 type Mapped struct {
-	// EventID is the canonical text of the id of the record, if it is not `_id`; else nil.
-	EventID []byte
+	// EventID is the canonical text of the id of the record, if it is not `_id`; else nil. EventUUID contains its bytes if
+	// it is a UUID.
+	EventID, EventUUID []byte
 
 	RecordTime    int64 // timestamp of the record, in Unix milliseconds, if HasRecordTime
 	HasRecordTime bool
@@ -61,6 +62,7 @@ type Mapped struct {
 	whole   bool   // the payload is the whole document, without the fields of the relay
 	foreign []byte // name of a field of the relay in a whole document, or nil
 	keyBuf  []byte // holds the key of the document
+	java    bool   // see Names.Java
 }
 
 // RelayFields are the fields of an envelope that only a relay or an operator writes.
@@ -99,48 +101,6 @@ func (v *View) OrderingKey() []byte {
 
 // Tombstone reports whether the payload is null, so that the record has a null value.
 func (v *View) Tombstone() bool { return v.PayloadType == byte(bson.TypeNull) }
-
-// AppendID appends the canonical text of the id to dst: a UUID as groups of lower-case digits, an
-// ObjectId as 24 hexadecimal digits, and a string unchanged.
-func (v *View) AppendID(dst []byte) []byte { return AppendText(dst, bson.Type(v.IDType), v.ID) }
-
-// AmbiguousID reports whether `_id` is a string that looks like a UUID or an ObjectId, so that the
-// BSON type cannot be derived from the text.
-func (v *View) AmbiguousID() bool {
-	return v.IDType == byte(bson.TypeString) && LooksBinary(v.ID)
-}
-
-// LooksBinary reports whether text has the form of a UUID or an ObjectId. Digits may be in upper or
-// lower case.
-func LooksBinary(text []byte) bool {
-	switch len(text) {
-	case 24:
-		for _, c := range text {
-			if !isHex(c) {
-				return false
-			}
-		}
-		return true
-	case 36:
-		for i, c := range text {
-			// A UUID has dashes at these places.
-			if i == 8 || i == 13 || i == 18 || i == 23 {
-				if c != '-' {
-					return false
-				}
-			} else if !isHex(c) {
-				return false
-			}
-		}
-		return true
-	}
-
-	return false
-}
-
-func isHex(c byte) bool {
-	return c >= '0' && c <= '9' || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F'
-}
 
 // AppendText appends the canonical text of an id, key or version. val contains the bytes of the
 // value, for a string without its length and final zero.

@@ -5,6 +5,9 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -46,6 +49,13 @@ func (x *identityValues) digest() (Identity, bool) {
 		x.value[0] = x.documentID
 	}
 
+	// The preset debezium writes a UUID as base64. Its records have the same identity as those of the other presets.
+	var uuid [36]byte
+	documentID := x.value[0]
+	if id, ok := envelope.UUIDOfBase64(documentID); ok && !x.has[1] {
+		documentID = envelope.AppendText(uuid[:0], bson.TypeBinary, id[:])
+	}
+
 	// Ids are short. A longer one costs an allocation.
 	var room [192]byte
 	b := room[:0]
@@ -55,10 +65,14 @@ func (x *identityValues) digest() (Identity, bool) {
 			b = append(b, 0)
 			continue
 		}
+		value := x.value[i]
+		if i == 0 {
+			value = documentID
+		}
 		b = append(b, 1)
 		// With its length, no value can be read as a part of the next one.
-		b = binary.AppendUvarint(b, uint64(len(x.value[i])))
-		b = append(b, x.value[i]...)
+		b = binary.AppendUvarint(b, uint64(len(value)))
+		b = append(b, value...)
 	}
 	full := sha256.Sum256(b)
 	return Identity(full[:16]), true

@@ -132,4 +132,13 @@ func TestN07_DocumentIDIsTheIdentity(t *testing.T) {
 	if identity(record.HeaderID, "5", record.HeaderDocumentID, "e-2") == plain {
 		t.Error("two documents with the same mapped id are one delivery")
 	}
+
+	// The preset debezium writes a UUID as base64, and marks a string that has this form.
+	uuid := identity(record.HeaderID, "01020304-0506-0708-090a-0b0c0d0e0fff")
+	if identity(record.HeaderID, "AQIDBAUGBwgJCgsMDQ4P/w==") != uuid {
+		t.Error("the base64 of a UUID is another identity than its digits")
+	}
+	if identity(record.HeaderID, "AQIDBAUGBwgJCgsMDQ4P/w==", record.HeaderIDType, "string") == uuid {
+		t.Error("a string that is the base64 of a UUID is the UUID")
+	}
 }

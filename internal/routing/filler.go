@@ -76,6 +76,7 @@ func (f *Filler) Fill(v *envelope.View, m *Meta, target Target, rec *record.Reco
 		return err
 	}
 
+	f.headers = append(f.headers, f.preset.leading...)
 	f.addIdentityHeaders(v, m)
 	if v.HasExpiresAt {
 		start := len(f.buf)
@@ -102,14 +103,13 @@ func commitMS(m *Meta) int64 {
 	return int64(m.ClusterTime.T) * 1000
 }
 
-// setValue sets the payload: bytes and strings unchanged, a document as relaxed Extended JSON, null as a
-// tombstone.
+// setValue sets the payload: bytes and strings unchanged, null as a tombstone, and others in the style of the preset.
 func (f *Filler) setValue(v *envelope.View, rec *record.Record) error {
-	switch bson.Type(v.PayloadType) {
-	case bson.TypeNull:
+	switch {
+	case v.Tombstone():
 		rec.Value = nil
 
-	case bson.TypeEmbeddedDocument, bson.TypeArray:
+	case !v.HasRawPayload():
 		start := len(f.buf)
 		buf, err := envelope.AppendPayloadAs(f.buf, v, f.preset.style)
 		if err != nil {
@@ -165,6 +165,11 @@ func (f *Filler) appendPayloadMember(dst []byte, v *envelope.View, payload []byt
 	kind := bson.Type(v.PayloadType)
 	isDocument := kind == bson.TypeEmbeddedDocument && !f.preset.wrap || kind == bson.TypeArray
 	switch {
+	// Inside of JSON, Debezium's router writes everything but documents as Kafka Connect's JSON.
+	case f.preset.wrap && kind != bson.TypeEmbeddedDocument && !v.HasRawPayload():
+		// setValue has found the payload valid.
+		dst, _ = envelope.AppendValue(dst, kind, v.Payload, envelope.Connect)
+		return dst
 	case isDocument, !f.preset.wrap && isJSON(v.ContentType) && json.Valid(payload):
 		return append(dst, payload...)
 	case kind == bson.TypeString || kind == bson.TypeEmbeddedDocument:
@@ -173,16 +178,17 @@ func (f *Filler) appendPayloadMember(dst []byte, v *envelope.View, payload []byt
 	return append(base64.StdEncoding.AppendEncode(append(dst, '"'), payload), '"')
 }
 
-// addIdentityHeaders adds the headers by which a read-back recognizes a delivery. The id comes first (N7).
+// addIdentityHeaders adds the headers by which a read-back recognizes a delivery. The id comes first (N7), after the
+// constant headers of the preset.
 func (f *Filler) addIdentityHeaders(v *envelope.View, m *Meta) {
 	start := len(f.buf)
-	f.buf = v.AppendID(f.buf)
+	f.buf = v.AppendRecordID(f.buf, f.preset.base64IDs)
+	f.addHeader(hID, f.buf[start:])
 	// With a mapping, the id of the event may be another field. `_id` still identifies the delivery (N7).
 	if v.EventID != nil {
-		f.addHeader(hID, v.EventID)
+		start = len(f.buf)
+		f.buf = v.AppendID(f.buf)
 		f.addHeader(hDocumentID, f.buf[start:])
-	} else {
-		f.addHeader(hID, f.buf[start:])
 	}
 	if v.AmbiguousID() {
 		f.addHeader(hIDType, valueString)

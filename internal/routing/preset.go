@@ -39,6 +39,11 @@ type preset interface {
 	// checkConfig adds the problems of a configuration for this preset.
 	checkConfig(bad *InvalidError, c PresetConfig)
 	newFormat(c PresetConfig) format
+	// leadingHeaders are constant headers of every record, before all others. A header of the configuration replaces the one
+	// of its name. Those without a value are left out.
+	leadingHeaders(c PresetConfig) []record.Header
+	// base64IDs reports whether the header id of a UUID is base64.
+	base64IDs() bool
 }
 
 // format adds the headers of a preset to f: the part of a record in which the presets differ. It may
@@ -55,6 +60,9 @@ func (defaults) defaultJSON() string                        { return extendedJSO
 func (defaults) defaultTemplate() string                    { return DefaultTemplate }
 func (defaults) fieldNames(n envelope.Names) envelope.Names { return n }
 func (defaults) wrapsDocuments() bool                       { return false }
+func (defaults) base64IDs() bool                            { return false }
+
+func (defaults) leadingHeaders(PresetConfig) []record.Header { return nil }
 
 func (defaults) checkConfig(bad *InvalidError, c PresetConfig) {
 	if c.Structured {
@@ -97,6 +105,7 @@ func PresetNames() []string {
 // PresetConfig configures the shape of records.
 type PresetConfig struct {
 	Name       string            // one of the presets; empty is Typed
+	Watcher    string            // the name of the watcher, if there is one
 	Structured bool              // CloudEvents only: the whole event as one JSON document
 	Source     string            // CloudEvents source of envelopes without one; empty is /<database>/<collection>
 	Headers    map[string]string // further headers: name to template; empty values are left out
@@ -113,8 +122,11 @@ type Preset struct {
 	format  format
 	headers []extraHeader
 	style   envelope.Style
-	wrap    bool         // the preset writes a document as a text if it adds fields to the value
-	fields  []extraField // added to the value
+	wrap    bool // the preset writes a document as a text if it adds fields to the value
+	leading []record.Header
+	// base64IDs: the header id of a UUID is base64
+	base64IDs bool
+	fields    []extraField // added to the value
 }
 
 // extraField is a field of the document that is added to the value.
@@ -139,7 +151,10 @@ var placeholders = []string{
 func NewPreset(c PresetConfig) (*Preset, error) {
 	// For an unknown name, shape is the first preset, so that the other problems are found as well.
 	shape, ok := findPreset(c.Name)
-	p := &Preset{name: shape.presetName(), format: shape.newFormat(c), wrap: shape.wrapsDocuments()}
+	p := &Preset{
+		name: shape.presetName(), format: shape.newFormat(c), wrap: shape.wrapsDocuments(), leading: shape.leadingHeaders(c),
+		base64IDs: shape.base64IDs(),
+	}
 	bad := &InvalidError{}
 
 	if !ok {
@@ -168,8 +183,11 @@ func NewPreset(c PresetConfig) (*Preset, error) {
 		if s, ok := t.staticText(); ok {
 			h.text = []byte(s)
 		}
-		p.headers = append(p.headers, h)
+		if !p.replaceLeading(h) {
+			p.headers = append(p.headers, h)
+		}
 	}
+	p.leading = slices.DeleteFunc(p.leading, func(h record.Header) bool { return len(h.Value) == 0 })
 
 	if c.JSON == "" || c.JSON == AutoJSON {
 		c.JSON = shape.defaultJSON()
@@ -187,6 +205,18 @@ func NewPreset(c PresetConfig) (*Preset, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// replaceLeading gives the leading header with the name of h the value of h. It returns false if h is not a leading header
+// afterwards: if there is none of its name, or if its value is not constant.
+func (p *Preset) replaceLeading(h extraHeader) bool {
+	for i := range p.leading {
+		if string(p.leading[i].Key) == string(h.name) {
+			p.leading[i].Value = h.text
+			return h.text != nil
+		}
+	}
+	return false
 }
 
 // addPlacement parses one entry of PresetConfig.Placement.

@@ -298,7 +298,7 @@ func (x *exceptionWriter) restoreEnvelopes(ctx context.Context, batch []pipeline
 	for i := range batch {
 		e := &batch[i]
 		if e.Raw == nil {
-			k := envelopeKey(e.ID, e.StringID, e.NSHash)
+			k := envelopeKey([]byte(idOf(e).String()), e.StringID, e.NSHash)
 			missing[k] = append(missing[k], e)
 		}
 	}
@@ -332,7 +332,15 @@ func (x *exceptionWriter) restoreEnvelopes(ctx context.Context, batch []pipeline
 	return nil
 }
 
-// envelopeKey returns a map key for the envelope of a record.
+// idOf returns the id in the headers of a rejected record. A header marks a string that looks like an id of another type.
+func idOf(e *pipeline.Exception) event.ID {
+	if e.StringID {
+		return event.NewID(string(e.ID))
+	}
+	return event.ParseID(string(e.ID))
+}
+
+// envelopeKey returns a map key for the envelope of a record, by the canonical text of its id.
 func envelopeKey(id []byte, stringID bool, ns []byte) string {
 	kind := byte(0)
 	if stringID {
@@ -394,11 +402,7 @@ func (x *exceptionWriter) newIDOnlyLetter(e *pipeline.Exception) (deadletter.Let
 		}
 	}
 
-	id := event.ParseID(string(e.ID))
-	if e.StringID {
-		id = event.NewID(string(e.ID))
-	}
-	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: id}})
+	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: idOf(e)}})
 	e.Raw = raw
 
 	if e.Refusal.Class == "" {
@@ -412,12 +416,7 @@ func (x *exceptionWriter) newIDOnlyLetter(e *pipeline.Exception) (deadletter.Let
 // findInCollections sets the envelope of e from its collection, if it is there. It is for a record
 // whose event the stream can no longer supply. The position is made of the server timestamp.
 func (x *exceptionWriter) findInCollections(ctx context.Context, e *pipeline.Exception) error {
-	text := string(e.ID)
-	ids := []event.ID{event.ParseID(text), event.NewID(text)}
-	// The header marks the id as a string, although its text looks like another type.
-	if e.StringID {
-		ids = ids[1:]
-	}
+	ids := []event.ID{idOf(e), event.NewID(string(e.ID))}
 
 	for _, o := range x.collections.WatchedOutboxes() {
 		if h := routing.NamespaceHash(o.NS()); len(e.NSHash) > 0 && !bytes.Equal(h[:], e.NSHash) {

@@ -81,7 +81,7 @@ func TestDecodeReadsEveryPresetOfTheRelay(t *testing.T) {
 			continue
 		}
 
-		if len(m.Source) != 16 || m.ID != ev.ID().String() {
+		if len(m.Source) != 16 || event.ParseID(m.ID) != ev.ID() {
 			t.Errorf("%s: id %q of %q", name, m.ID, m.Source)
 		}
 

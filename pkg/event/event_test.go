@@ -1,6 +1,7 @@
 package event_test
 
 import (
+	"encoding/base64"
 	"errors"
 	"strings"
 	"testing"
@@ -332,6 +333,7 @@ func TestIDs(t *testing.T) {
 		{event.NewID("order-1"), "order-1", bson.TypeString, false},
 		{event.NewID(u.String()), u.String(), bson.TypeString, true},
 		{event.NewID(strings.ToUpper(o.Hex())), strings.ToUpper(o.Hex()), bson.TypeString, true},
+		{event.NewID(base64.StdEncoding.EncodeToString(u[:])), base64.StdEncoding.EncodeToString(u[:]), bson.TypeString, true},
 		{event.NewID(o.Hex() + "0"), o.Hex() + "0", bson.TypeString, false},
 	} {
 		if c.id.String() != c.text {

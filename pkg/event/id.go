@@ -38,10 +38,13 @@ func idOf(id any) ID {
 	return ID{bson.TypeBinary, string(raw)}
 }
 
-// ParseID parses the text of an id that a user has typed. The 36 characters of a UUID give a UUID,
-// 24 hexadecimal digits give an ObjectId, and any other text gives a string id. For a string id
+// ParseID parses the text of an id that a user has typed, or that a record has. The 36 characters of a UUID and the base64 of
+// its bytes give a UUID, 24 hexadecimal digits give an ObjectId, and any other text gives a string id. For a string id
 // that looks like one of the others, use NewID.
 func ParseID(text string) ID {
+	if id, ok := envelope.UUIDOfBase64([]byte(text)); ok {
+		return NewID(id)
+	}
 	if envelope.LooksBinary([]byte(text)) {
 		if len(text) == 24 {
 			if id, err := bson.ObjectIDFromHex(text); err == nil {

@@ -216,7 +216,11 @@ func TestPresets(t *testing.T) {
 			ev := event.New(event.Aggregate{Type: "order", ID: "42"}, "Placed", event.Bytes("application/json", []byte(`{"total":1}`)), event.WithSubject("sub"), event.WithHeader("own", []byte("h")))
 			s.AppendEvents(s.Outbox(), ev)
 			r := topics.WaitForRecord("the event", func(r *kit.Record) bool { return true })
-			if r.Headers[0].Key != "id" || r.Header("id") != ev.ID().String() || r.Header("own") != "h" || string(r.Key) != "42" {
+			first, own := "id", "h"
+			if preset == "debezium" {
+				first, own = "__debezium.context.connectorLogicalName", ""
+			}
+			if r.Headers[0].Key != first || event.ParseID(r.Header("id")) != ev.ID() || r.Header("own") != own || string(r.Key) != "42" {
 				t.Errorf("headers %v, key %q", r.Headers, r.Key)
 			}
 
@@ -226,8 +230,8 @@ func TestPresets(t *testing.T) {
 				}
 			}
 
-			if preset == "debezium" && len(r.Headers) != 2 {
-				t.Errorf("headers %v, want only id and the headers of the envelope, like Debezium", r.Headers)
+			if preset == "debezium" && len(r.Headers) != 5 {
+				t.Errorf("headers %v, want only those of Debezium: four of its context, and the id", r.Headers)
 			}
 			if preset != "structured" {
 				if string(r.Value) != `{"total":1}` {
@@ -243,6 +247,31 @@ func TestPresets(t *testing.T) {
 			if err := json.Unmarshal(r.Value, &ce); err != nil || ce.ID != ev.ID().String() || ce.Type != "Placed" || ce.Subject != "sub" || ce.Source == "" || ce.Data.Total != 1 {
 				t.Errorf("value %s: %v", r.Value, err)
 			}
+		})
+	}
+}
+
+// TestN07_RejectedRecordsOfDebezium: the record of a UUID has its base64 as id. The relay finds its envelope by it, and that of the text.
+func TestN07_RejectedRecordsOfDebezium(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{
+		Partitions: 1, Topic: []kafka.ConfigEntry{{ConfigName: "max.message.bytes", ConfigValue: "20000"}},
+		Set: map[string]any{"record.preset": "debezium"},
+	})
+	s.StartRelay().WaitTookOver()
+	id := bson.Binary{Subtype: bson.TypeBinaryUUID, Data: []byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0xff}}
+	for i, id := range []any{id, "AQIDBAUGBwgJCgsMDQ4P/w=="} {
+		doc := bson.D{
+			{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: fmt.Sprint(i)},
+			{Key: "payload", Value: bson.Binary{Data: make([]byte, 100_000)}},
+		}
+		if _, err := s.Outbox().InsertOne(t.Context(), doc); err != nil {
+			t.Fatal(err)
+		}
+		stacktest.Eventually(t, "the dead letter has the envelope", func() bool {
+			letters := s.DB.Collection("outbox_dead")
+			n, err := letters.CountDocuments(t.Context(), bson.D{{Key: "_id.id", Value: id}, {Key: "envelope.aggregateid", Value: fmt.Sprint(i)}})
+			return err == nil && n == 1
 		})
 	}
 }

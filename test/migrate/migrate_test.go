@@ -4,6 +4,7 @@ package migrate
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -248,22 +250,15 @@ func TestMoveFromDebezium(t *testing.T) {
 	t.Parallel()
 	stacktest.OnlyWith(t, "fetches Kafka Connect and Debezium with Maven", "migrate.peers")
 	s := newScene(t)
-	s.payloads = append(variedPayloads(t), nil)
+	s.payloads = append(variedPayloads(t), nil, bson.A{"a", "b, c"}, bson.A{bson.D{{Key: "n", Value: 1.0}, {Key: "none", Value: nil}}}, int64(7))
+	// The router ignores these fields, and needs no type.
+	s.more = bson.D{{Key: "headers", Value: bson.D{{Key: "a", Value: "b"}}}, {Key: "topic", Value: "elsewhere"}, {Key: "key", Value: "other"}}
+	s.newID = variedID
 	s.ignoredHeaders = []string{"__debezium.context.runId"} // another one after each start
 	prefix := s.topics.Prefix + "dbz"
-	s.configure("record:", "  preset: debezium", "  headers:", "    __debezium.context.connectorLogicalName: "+prefix,
-		`    __debezium.context.taskId: "0"`, "    __debezium.context.connectorName: mongodb")
+	s.configure("record:", "  preset: debezium", "  headers:", "    __debezium.context.connectorLogicalName: "+prefix)
 	s.follow(s.topic, headerID)
-	c := s.startConnect(kafkaconnect.Debezium, true, map[string]string{
-		"connector.class":                           "io.debezium.connector.mongodb.MongoDbConnector",
-		"mongodb.connection.string":                 stacktest.MongoURI(t),
-		"topic.prefix":                              prefix,
-		"collection.include.list":                   s.db.Name() + ".outbox",
-		"snapshot.mode":                             "no_data",
-		"transforms":                                "outbox",
-		"transforms.outbox.type":                    "io.debezium.connector.mongodb.transforms.outbox.MongoEventRouter",
-		"transforms.outbox.route.topic.replacement": s.topics.Prefix + "${routedByValue}",
-	})
+	c := s.startConnect(kafkaconnect.Debezium, true, debeziumConfig(t, s, prefix))
 	s.warmUp()
 	s.write(s.insertVaried)
 	s.waitArrived("records of Debezium", func(events, _ int) bool { return events >= 3000 })
@@ -286,6 +281,119 @@ func TestMoveFromDebezium(t *testing.T) {
 		t.Errorf("the way back: %d repeats more", again-repeats)
 	}
 	t.Logf("after the way back: %d events, no further repeats", s.countWritten())
+}
+
+// variedID returns the n-th id, which is an ObjectId, a UUID or a text, and its text in a record of Debezium.
+func variedID(n int) (id any, text string) {
+	switch u := uuid.New(); n % 3 {
+	case 0:
+		return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: u[:]}, base64.StdEncoding.EncodeToString(u[:])
+	case 1:
+		return "event/" + u.String(), "event/" + u.String()
+	default:
+		oid := bson.NewObjectID()
+		return oid, oid.Hex()
+	}
+}
+
+// addressInJava is Java's text of bytes, which is another one each time.
+var addressInJava = regexp.MustCompile(`\[B@[0-9a-f]+`)
+
+// TestRecordsOfDebezium: the records in the data of the preset's test are those that the real Debezium makes of the same documents.
+func TestRecordsOfDebezium(t *testing.T) {
+	t.Parallel()
+	stacktest.OnlyWith(t, "fetches Kafka Connect and Debezium with Maven", "migrate.peers")
+	text, err := os.ReadFile("../../internal/routing/testdata/debezium.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cases []struct {
+		Name     string
+		Document json.RawMessage
+		Debezium struct {
+			Key, Value *string
+			ID         string
+		}
+	}
+	if err := json.Unmarshal(text, &cases); err != nil {
+		t.Fatal(err)
+	}
+
+	s := newScene(t)
+	s.payloads = []any{"x"}
+	// Several documents have ids of the same text. Key and value together are unique.
+	orNull := func(b []byte) string {
+		if b == nil {
+			return "null"
+		}
+		return "'" + addressInJava.ReplaceAllString(string(b), "[B@…") + "'"
+	}
+	place := func(key, value string) string { return key + " " + value }
+	s.follow(s.topic, func(r *kgo.Record) string {
+		if string(r.Key) == "warm-up" {
+			return headerID(r)
+		}
+		return place(orNull(r.Key), orNull(r.Value))
+	})
+	s.startConnect(kafkaconnect.Debezium, true, debeziumConfig(t, s, "shop"))
+	s.warmUp()
+	var docs []any
+	for _, c := range cases {
+		var doc bson.D
+		if err := bson.UnmarshalExtJSON(c.Document, true, &doc); err != nil {
+			t.Fatal(err)
+		}
+		docs = append(docs, doc)
+	}
+	if _, err := s.db.Collection("outbox").InsertMany(t.Context(), docs); err != nil {
+		t.Fatal(err)
+	}
+
+	warm := s.countWritten()
+	s.waitArrived("records of all documents", func(events, _ int) bool { return events >= warm+len(cases) })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range cases {
+		texts := [2]string{"null", "null"}
+		for i, text := range []*string{c.Debezium.Key, c.Debezium.Value} {
+			if text != nil {
+				texts[i] = "'" + *text + "'"
+			}
+		}
+		list := s.arrived[place(texts[0], texts[1])]
+		if len(list) != 1 {
+			t.Errorf("%s: %d records with this key and value", c.Name, len(list))
+			continue
+		}
+		var headers []string
+		for _, h := range list[0].Headers {
+			if h.Key == "__debezium.context.runId" {
+				h.Value = nil
+			}
+			headers = append(headers, h.Key+"="+string(h.Value))
+		}
+		want := []string{
+			"__debezium.context.connectorLogicalName=shop", "__debezium.context.taskId=0", "__debezium.context.connectorName=mongodb",
+			"__debezium.context.runId=", "id=" + c.Debezium.ID,
+		}
+		if !slices.Equal(headers, want) {
+			t.Errorf("%s: headers %q, recorded were %q", c.Name, headers, want)
+		}
+	}
+}
+
+// debeziumConfig returns the configuration of Debezium for the outbox, with default options.
+func debeziumConfig(t *testing.T, s *scene, prefix string) map[string]string {
+	return map[string]string{
+		"connector.class":                           "io.debezium.connector.mongodb.MongoDbConnector",
+		"mongodb.connection.string":                 stacktest.MongoURI(t),
+		"topic.prefix":                              prefix,
+		"collection.include.list":                   s.db.Name() + ".outbox",
+		"snapshot.mode":                             "no_data",
+		"transforms":                                "outbox",
+		"transforms.outbox.type":                    "io.debezium.connector.mongodb.transforms.outbox.MongoEventRouter",
+		"transforms.outbox.route.topic.replacement": s.topics.Prefix + "${routedByValue}",
+	}
 }
 
 // stopRelay stops outrelay regularly and returns its position.

@@ -41,6 +41,9 @@ type scene struct {
 
 	ignoredHeaders []string // in the comparison of records
 	payloads       []any    // of insertVaried, in turns
+	more           bson.D   // further fields of its documents, instead of the type
+
+	newID func(n int) (id any, text string) // of insertVaried; nil: ObjectIds
 
 	ctx     context.Context
 	stop    context.CancelFunc
@@ -136,12 +139,12 @@ func (s *scene) countWritten() int {
 
 // insertEnvelope inserts a document as services write it for Debezium, with a text as payload.
 func (s *scene) insertEnvelope(ctx context.Context, key string, n int) (string, error) {
-	return s.insertPayload(ctx, key, fmt.Sprintf(`{"number":%d,"text":"é <&>"}`, n))
+	return s.insertPayload(ctx, key, n, fmt.Sprintf(`{"number":%d,"text":"é <&>"}`, n))
 }
 
 // insertVaried inserts such a document with one of the payloads.
 func (s *scene) insertVaried(ctx context.Context, key string, n int) (string, error) {
-	return s.insertPayload(ctx, key, s.payloads[n%len(s.payloads)])
+	return s.insertPayload(ctx, key, n, s.payloads[n%len(s.payloads)])
 }
 
 // variedPayloads returns a text, and a document with values that JSON lacks.
@@ -163,16 +166,23 @@ func variedPayloads(t *testing.T) []any {
 	}}
 }
 
-func (s *scene) insertPayload(ctx context.Context, key string, payload any) (string, error) {
-	id := bson.NewObjectID()
-	_, err := s.db.Collection("outbox").InsertOne(ctx, bson.D{
+func (s *scene) insertPayload(ctx context.Context, key string, n int, payload any) (string, error) {
+	oid := bson.NewObjectID()
+	id, text := any(oid), oid.Hex()
+	if s.newID != nil {
+		id, text = s.newID(n)
+	}
+	more := s.more
+	if more == nil {
+		more = bson.D{{Key: "type", Value: "OrderPlaced"}}
+	}
+	_, err := s.db.Collection("outbox").InsertOne(ctx, append(bson.D{
 		{Key: "_id", Value: id},
 		{Key: "aggregatetype", Value: "order"},
 		{Key: "aggregateid", Value: key},
-		{Key: "type", Value: "OrderPlaced"},
 		{Key: "payload", Value: payload},
-	})
-	return id.Hex(), err
+	}, more...))
+	return text, err
 }
 
 // follow reads topic and files each record under the id of its event, until the test ends.
