@@ -276,6 +276,7 @@ func (r *Recovery) SweepGap(ctx context.Context, start resume.Position) error {
 		From:        g.From,
 		ReadUpTo:    r.findReadUpTo(claims, start.ClusterTime),
 		Claims:      outboxes.ByUUID(claims),
+		OldIDs:      g.Reason != lease.GapRequested && r.sweepsOldIDs(),
 		To:          g.To,
 		Cursor:      g.Cursor,
 		Margin:      g.margin,
@@ -296,7 +297,33 @@ func (r *Recovery) SweepGap(ctx context.Context, start resume.Position) error {
 	if err := r.Dispatcher.Drain(ctx); err != nil {
 		return err
 	}
+	if err := r.warnOfOldIDs(ctx, s); err != nil {
+		return err
+	}
 	return r.closeGap(ctx, res)
+}
+
+// sweepsOldIDs reports whether a sweep that no operator has limited delivers envelopes with ids of any age. The stream cannot
+// show any more which of them were inserted in the gap. If the purge removes them one day, all of them have to be delivered
+// before. Without a purge, the outbox can contain the events of years, and none of them is lost.
+func (r *Recovery) sweepsOldIDs() bool { return r.Config.Retention > 0 }
+
+// warnOfOldIDs logs how to deliver the ids that the sweep has left out, unless an operator has limited the sweep.
+func (r *Recovery) warnOfOldIDs(ctx context.Context, s *Sweep) error {
+	if s.OldIDs || r.gap.Reason == lease.GapRequested {
+		return nil
+	}
+
+	var leavesOut bool
+	err := r.Calls.RetryRead(ctx, func(ctx context.Context) (err error) {
+		leavesOut, err = s.leavesOut(ctx)
+		return err
+	})
+	if leavesOut {
+		r.Log.Warn("the sweep leaves out envelopes without ts whose ids are much older than the gap; if such envelopes were inserted in the gap, "+
+			"deliver them with outrelay recover --from TIME, the time of the oldest such id", "from", r.gap.From.T, "to", r.gap.To.T)
+	}
+	return err
 }
 
 // closeGap sets the position to the end of the gap and removes the gap from the watcher document,

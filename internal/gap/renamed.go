@@ -109,6 +109,7 @@ func (r *Recovery) sweepRenamed(
 		Collections: []outboxes.Outbox{o},
 		ReadUpTo:    map[string]bson.Timestamp{o.NS(): readUpTo},
 		Claims:      map[[16]byte]outboxes.Registration{o.UUID: before},
+		OldIDs:      r.sweepsOldIDs(),
 		To:          at,
 		Memory:      int64(r.Config.Limits.Memory) / 4,
 		Skip:        NewSkip(int64(r.Config.Limits.Memory) / 8),

@@ -51,6 +51,9 @@ type Sweep struct {
 	ReadUpTo map[string]bson.Timestamp
 	// Claims contains the entries of the collections in the registry, by UUID.
 	Claims map[[16]byte]outboxes.Registration
+	// OldIDs includes the envelopes without a stamp whose ids contain a time long before the stretch. Most of them were
+	// delivered, so this repeats them.
+	OldIDs bool
 	// Cursor is the place where an earlier pass over the same stretch stopped. Everything up to it is
 	// delivered, and everything without a stamp. It is zero if there was no earlier pass.
 	Cursor bson.Timestamp
@@ -99,6 +102,20 @@ func (s *Sweep) lowerBound(c outboxes.Outbox) bson.Timestamp {
 		return s.Cursor
 	}
 	return low
+}
+
+// leavesOut reports whether the sweep leaves out ids of a collection with envelopes that have no stamp.
+func (s *Sweep) leavesOut(ctx context.Context) (bool, error) {
+	for _, c := range s.Collections {
+		if s.leftOutIDs(c).isEmpty() {
+			continue
+		}
+		coll := mongodb.Majority(mongodb.Database(s.Client, c.DB).Collection(c.Coll))
+		if found, err := mongodb.Exists(ctx, coll, c.Part.AddFilter(unstampedFilter(idRange{}))); err != nil || found {
+			return found, err
+		}
+	}
+	return false, nil
 }
 
 // Count returns the number of envelopes that a sweep starting now would find in a collection.
@@ -161,7 +178,7 @@ func (s *Sweep) leftOutIDs(c outboxes.Outbox) idRange {
 		from = s.From
 	}
 	claim := s.Claims[c.UUID]
-	if from.IsZero() || !c.Identified() || claim.IrregularIDs {
+	if s.OldIDs || from.IsZero() || !c.Identified() || claim.IrregularIDs {
 		return idRange{}
 	}
 

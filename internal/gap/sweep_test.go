@@ -147,6 +147,7 @@ func TestN25_TimesInIDsLimitTheSweepOfUnstampedEnvelopes(t *testing.T) {
 		want   []string
 	}{
 		{"since a time", bson.Timestamp{T: uint32(now.Unix())}, func(*Sweep) {}, recent},
+		{"with ids of any age", bson.Timestamp{T: uint32(now.Unix())}, func(s *Sweep) { s.OldIDs = true }, all},
 		{"of everything", bson.Timestamp{}, func(*Sweep) {}, all},
 		{"with irregular ids", bson.Timestamp{T: uint32(now.Unix())}, func(s *Sweep) {
 			s.Claims = map[[16]byte]outboxes.Registration{uuid: {IrregularIDs: true}}
