@@ -58,6 +58,16 @@ func TestKafkaOnThePath(t *testing.T) {
 	}
 }
 
+// Kafka 4.4 reads the first records of a cluster from another file.
+func TestFirstRecords(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]string{"4.0.2": "bootstrap.checkpoint", "4.3.0": "bootstrap.checkpoint", "4.4.0": "__cluster_metadata-0", "4.10.1": "__cluster_metadata-0", "5.0.0": "__cluster_metadata-0"} {
+		if got := firstRecords(version, "data"); !strings.HasPrefix(filepath.ToSlash(got), "data/"+want) {
+			t.Errorf("%s: %s", version, got)
+		}
+	}
+}
+
 func TestSourcesAreDescribedForEachPlatform(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

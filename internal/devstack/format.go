@@ -29,7 +29,7 @@ func format(ctx context.Context, p kafkaProgram, k KafkaOptions, cluster string,
 		if err := runFormat(ctx, p, k, cluster, nodes[0].data+".properties", dir); err != nil {
 			return err
 		}
-		checkpoint, first = filepath.Join(nodes[0].data, checkpointFile), 1
+		checkpoint, first = firstRecords(p.version, nodes[0].data), 1
 	}
 
 	records, err := os.ReadFile(checkpoint)
@@ -38,15 +38,28 @@ func format(ctx context.Context, p kafkaProgram, k KafkaOptions, cluster string,
 	}
 
 	for _, n := range nodes[first:] {
+		copied := firstRecords(p.version, n.data)
 		meta := fmt.Sprintf("version=1\ncluster.id=%s\nnode.id=%d\ndirectory.id=%s\n", cluster, n.id, newClusterID())
 		err := errors.Join(
-			os.WriteFile(filepath.Join(n.data, checkpointFile), records, 0o644),
+			os.MkdirAll(filepath.Dir(copied), 0o755),
+			os.WriteFile(copied, records, 0o644),
 			os.WriteFile(filepath.Join(n.data, "meta.properties"), []byte(meta), 0o644))
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// firstRecords returns the file with the first records of a cluster in the data of a node. From Kafka 4.4 on, it is a snapshot of the
+// metadata log.
+func firstRecords(version, data string) string {
+	var major, minor int
+	_, _ = fmt.Sscanf(version, "%d.%d", &major, &minor)
+	if major > 4 || major == 4 && minor >= 4 {
+		return filepath.Join(data, "__cluster_metadata-0", "00000000000000000000-0000000000.checkpoint")
+	}
+	return filepath.Join(data, checkpointFile)
 }
 
 // runFormat runs the format tool of Kafka for one node.
@@ -131,7 +144,7 @@ func recordStart(ctx context.Context, c cache, p kafkaProgram, tmp string) error
 	if err := runFormat(ctx, p, o.Kafka, newClusterID(), props, s.dir); err != nil {
 		return err
 	}
-	records, err := os.ReadFile(filepath.Join(n.data, checkpointFile))
+	records, err := os.ReadFile(firstRecords(p.version, n.data))
 	if err != nil {
 		return err
 	}
