@@ -82,7 +82,7 @@ func (a *operatorCommand) withOperator(ctx context.Context, f func(ctx context.C
 	}
 	a.announceContext()
 	err = f(ctx, op.For(admin.Actor{Name: a.actorName(), Source: source}))
-	return a.explainError(ctx, cfg, err)
+	return explainError(ctx, cfg, err)
 }
 
 // announceContext prints the context of a command that may change something.
@@ -93,7 +93,7 @@ func (a *operatorCommand) announceContext() {
 }
 
 // explainError is classifyError. If MongoDB did not answer, it connects once more to find the cause and the fix.
-func (a *operatorCommand) explainError(ctx context.Context, cfg config.Config, err error) error {
+func explainError(ctx context.Context, cfg config.Config, err error) error {
 	if err == nil || ctx.Err() != nil || !admin.IsUnreachable(err) {
 		return classifyError(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/adopt"
+	"github.com/outrelay/outrelay/internal/config"
 )
 
 func newAdoptCommand(p *program) *cobra.Command {
@@ -78,7 +79,7 @@ func (a *operatorCommand) adoptPosition(ctx context.Context, src adopt.Source) e
 
 	r, err := adopter.Plan(ctx, src)
 	if err != nil {
-		return classifyAdoption(err)
+		return explainAdoption(ctx, cfg, err)
 	}
 	// The plan has checked everything, so a dry run ends here.
 	if !a.dryRun {
@@ -89,18 +90,18 @@ func (a *operatorCommand) adoptPosition(ctx context.Context, src adopt.Source) e
 		}
 		// Write checks again: the watcher may have got an owner while the user was asked.
 		if r, err = adopter.Write(ctx, r, a.actorName()); err != nil {
-			return classifyAdoption(err)
+			return explainAdoption(ctx, cfg, err)
 		}
 	}
 	return a.printResult(r, func(w io.Writer) error { return printAdoption(w, r) })
 }
 
-// classifyAdoption is classifyError, but a refused position stays permanent.
-func classifyAdoption(err error) error {
+// explainAdoption is explainError, but a refused position stays permanent.
+func explainAdoption(ctx context.Context, cfg config.Config, err error) error {
 	if errors.Is(err, adopt.ErrRefused) {
 		return err
 	}
-	return classifyError(err)
+	return explainError(ctx, cfg, err)
 }
 
 func printAdoption(w io.Writer, r adopt.Report) error {

@@ -130,7 +130,7 @@ func writeCommand(w io.Writer, c *cobra.Command) {
 	}
 	if c.Example != "" {
 		lines := strings.ReplaceAll("$"+strings.TrimPrefix(c.Example, " "), "\n  ", "\n$ ")
-		fmt.Fprintf(w, "\n```console\n%s\n```\n", lines)
+		fmt.Fprintf(w, "\n<!-- not run: examples with names that do not exist -->\n```console\n%s\n```\n", lines)
 	}
 
 	writeFlags(w, c.LocalNonPersistentFlags())

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/importing"
 )
 
@@ -77,7 +78,7 @@ func (a *operatorCommand) importRows(ctx context.Context, o importing.Options) e
 	r, err := importer.Plan(ctx)
 	bar.clear()
 	if err != nil {
-		return classifyImport(err)
+		return explainImport(ctx, cfg, err)
 	}
 	// Rows that were imported before are counted in Known and need no confirmation.
 	if !a.dryRun && r.Total() > 0 {
@@ -90,15 +91,15 @@ func (a *operatorCommand) importRows(ctx context.Context, o importing.Options) e
 		bar.clear()
 	}
 	// The counts are printed even after an error: the next run continues from them.
-	return errors.Join(a.printResult(r, func(w io.Writer) error { return printImport(w, r) }), classifyImport(err))
+	return errors.Join(a.printResult(r, func(w io.Writer) error { return printImport(w, r) }), explainImport(ctx, cfg, err))
 }
 
-// classifyImport is classifyError, but a refused import stays permanent.
-func classifyImport(err error) error {
+// explainImport is explainError, but a refused import stays permanent.
+func explainImport(ctx context.Context, cfg config.Config, err error) error {
 	if errors.Is(err, importing.ErrRefused) {
 		return err
 	}
-	return classifyError(err)
+	return explainError(ctx, cfg, err)
 }
 
 func printImport(w io.Writer, r importing.Report) error {

@@ -23,6 +23,8 @@ func TestMessagesOfAWrongCommandLine(t *testing.T) {
 		{"help stauts", "unknown command \"stauts\" of outrelay; did you mean `outrelay status`?"},
 		{"help dead lst", "unknown command \"lst\" of outrelay dead; did you mean `outrelay dead list`?"},
 		{"pause --yes", "unknown flag --yes; run `outrelay pause --help` for the flags"},
+		{"schema validater", "unknown command \"validater\" of outrelay schema; did you mean `outrelay schema validator`?"},
+		{"completion nosuch", "unknown command \"nosuch\" of outrelay completion; run `outrelay completion --help` for the list"},
 		{"dead lst", "unknown command \"lst\" of outrelay dead; did you mean `outrelay dead list`?"},
 		{"validate --confg x", "unknown flag --confg; did you mean --config?"},
 		{"status --jsn", "unknown flag --jsn; did you mean --json?"},
@@ -135,7 +137,7 @@ func TestUnusableServers(t *testing.T) {
 		{"wrong password", wrong, exitConfig, "MongoDB cannot be used: the server rejects the user or the password (18)"},
 	} {
 		env := append([]string{"OUTRELAY_MONGODB_URI=" + c.uri}, base...)
-		for _, line := range []string{"status", "dead list", "pause"} {
+		for _, line := range []string{"status", "dead list", "pause", "reslice --slots 2", "import --from koan", "adopt --at 1h"} {
 			code, out, errOut := runCommand(t, env, strings.Fields(line)...)
 			if code != c.code || out != "" || strings.Count(errOut, c.want) != 1 || strings.Contains(errOut, "topology") || strings.Contains(errOut, plantedSecret) {
 				t.Errorf("%s, outrelay %s: exit code %d, stdout %q, stderr %q", c.name, line, code, out, errOut)

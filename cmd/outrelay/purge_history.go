@@ -21,12 +21,12 @@ func newHistoryCommand(p *program) *cobra.Command {
 		Use:   "history",
 		Short: "Show where and when envelopes were delivered",
 		Long: `Show the topic, partition, offset and time of delivered envelopes, in the order in which they were
-written. The relay records deliveries only with recording: mark. A record is kept as long as its
+last written. The relay records deliveries only with recording: mark. A record is kept as long as its
 envelope (retention, purge.ttl).
 
-With --id, show these envelopes in any state. Without --id, show the envelopes written between
---from and --to, by default in the last hour. --key restricts them to one ordering key. For this
-selection and its order, a scheduled delivery, a requeue and a replay count as a new write.`,
+With --id, show these envelopes in any state. Without --id, show the envelopes that were last written
+between --from and --to, by default in the last hour. A scheduled delivery, a requeue and a replay
+write an envelope again. --key restricts the list to one ordering key.`,
 		Args: noArgs,
 	}
 
@@ -35,8 +35,8 @@ selection and its order, a scheduled delivery, a requeue and a replay count as a
 	flags.StringArrayVar(&q.IDs, "id", nil, "the `id` of an envelope; may be repeated")
 	flags.StringVar(&q.Key, "key", "", "only envelopes with this ordering `key`")
 	flags.StringVar(&from, "from", "",
-		"written at or after this `time`, such as 2026-11-20T08:00:00Z, or so long ago, such as 2h; default: 1h")
-	flags.StringVar(&to, "to", "", "written before this `time`")
+		"last written at or after this `time`, such as 2026-11-20T08:00:00Z, or so long ago, such as 2h; default: 1h")
+	flags.StringVar(&to, "to", "", "last written before this `time`")
 	flags.StringSliceVar(&q.Collections, "collection", nil,
 		"only this `collection`, as database.collection; may be repeated; default: all of the watcher")
 	addLimitFlag(c, &q.Limit, admin.DefaultPage, admin.MaxHistoryPage, "maximum number of `envelopes`")

@@ -67,7 +67,7 @@ func (a *operatorCommand) runReslice(ctx context.Context, want slots.ResliceOpti
 	want.DryRun, want.Actor = true, a.actorName()
 	r, err := connect.RunReslice(ctx, cfg, log, want)
 	if err != nil {
-		return classifyError(err)
+		return explainError(ctx, cfg, err)
 	}
 	if a.dryRun || r.Done {
 		return a.printResult(r, func(w io.Writer) error { return printReslice(w, r) })
@@ -86,7 +86,7 @@ func (a *operatorCommand) runReslice(ctx context.Context, want slots.ResliceOpti
 		}
 	}
 	if r, err = connect.RunReslice(ctx, cfg, log, want); err != nil {
-		return classifyError(err)
+		return explainError(ctx, cfg, err)
 	}
 	return a.printResult(r, func(w io.Writer) error { return printReslice(w, r) })
 }

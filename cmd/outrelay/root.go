@@ -153,6 +153,12 @@ func newRootCommand(p *program) *cobra.Command {
 	root.SetHelpCommandGroupID("program")
 	rejectUnknownTopics(root)
 	root.SetCompletionCommandGroupID("program")
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "completion" {
+			newGroup(c)
+		}
+	}
 	return root
 }
 

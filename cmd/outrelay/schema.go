@@ -14,15 +14,13 @@ import (
 )
 
 func newSchemaCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+	return newGroup(&cobra.Command{
 		Use:   "schema",
 		Short: "Print the schema of the configuration file or of an envelope",
 		Long: `Print the JSON Schema of the configuration file, or the schema of an envelope for services that do not use
 pkg/outbox. docs/envelope.md explains its fields. The command connects to no server and needs no
 configuration.`,
-	}
-
-	c.AddCommand(
+	},
 		&cobra.Command{
 			Use:   "config",
 			Short: "Print the JSON Schema of the configuration file",
@@ -53,7 +51,6 @@ relay would turn into a dead letter. It permits everything that the relay writes
 				return printSchema(p.out, bson.D{{Key: "$jsonSchema", Value: envelope.Validator()}})
 			},
 		})
-	return c
 }
 
 // printSchema prints a document as JSON on several lines.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/kafkawire"
@@ -40,7 +41,7 @@ func NewKafka(cfg config.Config, host KafkaHost, log *slog.Logger, m *metrics.Se
 		Brokers:    cfg.Kafka.Brokers,
 		TLS:        host.TLS,
 		CurrentTLS: current,
-		Reachable:  func(ok bool) { m.KafkaReachable.Set(metrics.Bool(ok)) },
+		Reached:    reportReached(log, m),
 	}
 	if s := cfg.Kafka.SASL; s != nil {
 		if c.SASL, err = NewLogin(*s, host.Token); err != nil {
@@ -48,6 +49,23 @@ func NewKafka(cfg config.Config, host KafkaHost, log *slog.Logger, m *metrics.Se
 		}
 	}
 	return kafkawire.NewClient(c)
+}
+
+// reportReached returns a function that reports whether a broker responds: in the metrics, and in the log once at the start of an
+// outage and once at its end.
+func reportReached(log *slog.Logger, m *metrics.Set) func(error) {
+	var away atomic.Bool
+	return func(err error) {
+		m.KafkaReachable.Set(metrics.Bool(err == nil))
+		if away.Swap(err != nil) == (err != nil) {
+			return
+		}
+		if err != nil {
+			log.Warn("Kafka cannot be used; events wait in MongoDB", "error", err)
+		} else {
+			log.Info("Kafka can be used again; events are sent")
+		}
+	}
 }
 
 // NewLogin returns the login s. token replaces the source of its tokens, unless it is nil.

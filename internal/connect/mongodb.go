@@ -22,6 +22,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -236,6 +237,9 @@ func verifyNotRevoked(s tls.ConnectionState) error {
 func DescribeOutage(err error) string {
 	if mongo.IsNetworkError(err) || mongodb.IsDriverTimeout(err) || errors.Is(err, changestream.ErrTimeout) {
 		return "MongoDB does not answer"
+	}
+	if errors.Is(err, kafkawire.ErrAway) {
+		return "Kafka cannot be used"
 	}
 	return ""
 }

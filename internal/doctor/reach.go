@@ -33,6 +33,11 @@ func (u *Unusable) Error() string {
 	return text
 }
 
+// Is reports whether target is [kafkawire.ErrAway], and u an outage of Kafka.
+func (u *Unusable) Is(target error) bool {
+	return target == kafkawire.ErrAway && u.Server == Kafka && !u.Lasting
+}
+
 // ReachMongo connects to MongoDB like the relay and logs in. It returns nil or an *[Unusable]. It takes at most about
 // ten seconds.
 func ReachMongo(ctx context.Context, cfg config.Config) error {

@@ -16,6 +16,27 @@ type recovered struct {
 	Envelopes   int64              `json:"envelopes"`
 }
 
+// orderSweep counts the envelopes of a sweep with plan, and orders it with give unless the call is a dry run.
+func orderSweep(dryRun bool, plan func() ([]admin.SweepCount, error), give func() error) (recovered, error) {
+	out := recovered{DryRun: dryRun, Collections: []admin.SweepCount{}}
+
+	// A lost watcher document may leave no collections to count.
+	list, err := plan()
+	if err != nil && !errors.Is(err, admin.ErrNoCollections) {
+		return out, err
+	}
+	out.Collections = append(out.Collections, list...)
+	for _, s := range list {
+		out.Envelopes += s.Envelopes
+	}
+	if dryRun {
+		return out, nil
+	}
+
+	out.Ordered = true
+	return out, give()
+}
+
 func (a *api) addMaintenance() {
 	addAction(a, "/purge", "purge", "Remove delivered envelopes that the watcher has passed and that do not wait",
 		func(ctx context.Context, op admin.Operator, in *struct {
@@ -44,32 +65,23 @@ func (a *api) addMaintenance() {
 			}
 		},
 		) (recovered, error) {
-			out := recovered{DryRun: in.Body.DryRun, Collections: []admin.SweepCount{}}
-
-			// A lost watcher document may leave no collections to count.
-			list, err := op.Recovery().PlanSweep(ctx, in.Body.From)
-			if err != nil && !errors.Is(err, admin.ErrNoCollections) {
-				return out, err
-			}
-			out.Collections = append(out.Collections, list...)
-			for _, s := range list {
-				out.Envelopes += s.Envelopes
-			}
-			if in.Body.DryRun {
-				return out, nil
-			}
-
-			out.Ordered = true
-			return out, op.Recovery().OrderSweep(ctx, in.Body.From)
+			return orderSweep(in.Body.DryRun,
+				func() ([]admin.SweepCount, error) { return op.Recovery().PlanSweep(ctx, in.Body.From) },
+				func() error { return op.Recovery().OrderSweep(ctx, in.Body.From) })
 		})
 
-	addAction(a, "/recover/adopt", "adopt", "Accept state that was copied from another replica set",
-		func(ctx context.Context, op admin.Operator, _ *struct {
+	addAction(a, "/recover/adopt", "adopt", "Accept state that was copied from another replica set, and order a sweep from its position",
+		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			Slotted
+			Body *struct {
+				DryRun bool `json:"dry_run,omitempty"`
+			}
 		},
-		) (done, error) {
-			return done{true, "adopted"}, op.Recovery().Adopt(ctx)
+		) (recovered, error) {
+			return orderSweep(in.Body != nil && in.Body.DryRun,
+				func() ([]admin.SweepCount, error) { return op.Recovery().PlanAdoption(ctx) },
+				func() error { return op.Recovery().Adopt(ctx) })
 		})
 
 	addAction(a, "/recover/release", "release-collection", "Remove the watcher's registration for a collection",

@@ -112,6 +112,21 @@ func TestN28_LeaseActionsTakeASlot(t *testing.T) {
 	if err != nil || n != 1 {
 		t.Errorf("%d sweeps are ordered, %v", n, err)
 	}
+
+	// An adoption is counted like in the CLI before it is ordered.
+	if _, err := s.outbox.InsertMany(t.Context(), []any{bson.D{{Key: "_id", Value: "c1"}}, bson.D{{Key: "_id", Value: "c2"}}}); err != nil {
+		t.Fatal(err)
+	}
+	s.ok(nil, "POST", "/api/v1/recover", `{}`)
+	var dry, adopted recovered
+	s.ok(&dry, "POST", "/api/v1/recover/adopt", `{"dry_run":true}`)
+	if !dry.DryRun || dry.Ordered || dry.Envelopes != 2 || len(dry.Collections) != 1 || len(s.logged("adopted")) != 0 {
+		t.Errorf("the dry run returns %+v", dry)
+	}
+	if s.ok(&adopted, "POST", "/api/v1/recover/adopt?watcher=split&slot=1of2", ""); !adopted.Ordered || len(s.logged("adopted")) != 1 {
+		t.Errorf("the adoption returns %+v", adopted)
+	}
+
 	for _, slot := range []string{"2of2", "x", "0of2of2", "-1of2"} {
 		s.call("POST", at+"pause?slot="+slot, "").problem(t, 422)
 	}

@@ -36,6 +36,7 @@ type Client struct {
 	cfg    Config
 	links  *linkPool
 	layout atomic.Pointer[Layout]
+	outage atomic.Pointer[error] // see Outage
 }
 
 // NewClient returns a client. It does no I/O. The error joins all invalid settings.
@@ -109,6 +110,18 @@ func (c *Client) callAny(
 	return m, err
 }
 
+// ErrAway is the error of a request that any broker can serve, if none has served it.
+var ErrAway = errors.New("no broker of Kafka can be used")
+
+// awayError is [ErrAway]. Its text is that of the errors of the brokers.
+type awayError struct{ error }
+
+// Is implements the method for [errors.Is].
+func (e *awayError) Is(target error) bool { return target == ErrAway }
+
+// Unwrap returns the errors of the brokers.
+func (e *awayError) Unwrap() error { return e.error }
+
 // useAny calls exchange with a link to one broker after another until it succeeds. The candidates are
 // the brokers of the last layout and the configured brokers. The last candidate gets at least
 // [adminTimeout]: there is no other broker to try, and a slow broker may still respond.
@@ -135,7 +148,7 @@ func (c *Client) useAny(ctx context.Context, timeout time.Duration, exchange fun
 		}
 		c.links.markFailed(addr)
 	}
-	return errors.Join(errs...)
+	return &awayError{errors.Join(errs...)}
 }
 
 // brokerCandidates returns all known addresses in random order, brokers that failed lately last. The

@@ -34,8 +34,9 @@ type Config struct {
 	ClientID string
 	// IdleLinks is the number of idle connections to a broker that are kept. Defaults to 2.
 	IdleLinks int
-	// Reachable, if it is not nil, is called after each metadata request, with whether a broker responded.
-	Reachable func(bool)
+	// Reached, if it is not nil, is called after each metadata request: with nil if a broker responded, and otherwise with an error
+	// that is [ErrAway]. It may be called by several goroutines at once.
+	Reached func(error)
 	// Dial replaces the TCP dialer in tests.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Patience is the least timeout of a request. Tests set it, so that a slow server does not count as

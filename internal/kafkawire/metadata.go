@@ -56,10 +56,14 @@ func (c *Client) Metadata(ctx context.Context, topics []string) (*Layout, error)
 
 	m, err := c.callAny(ctx, timeoutFor(metaTimeout, len(names)), &metadata.Request{TopicNames: names})
 	if err != nil {
-		c.noteReachable(false)
-		return nil, fmt.Errorf("reading metadata: %w", err)
+		err = fmt.Errorf("reading metadata: %w", err)
+		// A caller that gives up shows nothing about the brokers.
+		if !errors.Is(ctx.Err(), context.Canceled) {
+			c.noteReached(err)
+		}
+		return nil, err
 	}
-	c.noteReachable(true)
+	c.noteReached(nil)
 
 	l := parseLayout(m.(*metadata.Response))
 	if len(l.Brokers) == 0 {
@@ -69,10 +73,19 @@ func (c *Client) Metadata(ctx context.Context, topics []string) (*Layout, error)
 	return l, nil
 }
 
-func (c *Client) noteReachable(ok bool) {
-	if c.cfg.Reachable != nil {
-		c.cfg.Reachable(ok)
+func (c *Client) noteReached(err error) {
+	c.outage.Store(&err)
+	if c.cfg.Reached != nil {
+		c.cfg.Reached(err)
 	}
+}
+
+// Outage returns the error of the last metadata request, which is [ErrAway], or nil if a broker responded.
+func (c *Client) Outage() error {
+	if err := c.outage.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 // TopicNames returns the names of all topics that this user may see.

@@ -255,7 +255,8 @@ func (a *adopter) noteObstacle(names []string, err error) {
 		}
 
 		t.setObstacle(why, now)
-		if t.shouldLog(now, creates) {
+		// A request that fails for all topics is logged by its caller.
+		if why.kind != kindUnreachable && t.shouldLog(now, creates) {
 			a.sink.log.Error("records wait for a topic", "topic", name, "reason", why.text, "records", countRecords(t.waiting))
 		}
 	}

@@ -205,7 +205,12 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time) {
 	m.slot.setBlockedGauges(blocked)
 	m.journal.announceParked(blocked)
 	if m.slot.State.SetProblem("stuck", text, false) && text != "" {
-		m.log.Warn("a target cannot be written; the watermark waits for it", "waits", text, "records", records)
+		line := []any{"waits", text, "records", records}
+		// The log recognizes the outage by its error.
+		if away := m.slot.shared.Kafka.Outage(); away != nil {
+			line = append(line, "error", away)
+		}
+		m.log.Warn("a target cannot be written; the watermark waits for it", line...)
 	}
 	m.stats.update(now, m, stream, blocked)
 }

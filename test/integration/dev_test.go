@@ -69,8 +69,8 @@ func TestDevCommandSurvivesKills(t *testing.T) {
 	}
 }
 
-// Ctrl-C ends the demo with a clean result, also with --keep, and leaves no process running. The test starts
-// its own servers, as the demo does by default.
+// Ctrl-C ends the demo with a clean result, also with --keep, and leaves no process running. An owner that is stopped by SIGTERM leaves
+// nothing to read back, and the demo reports none. The test starts its own servers, as the demo does by default.
 func TestDevCommandStopsAll(t *testing.T) {
 	t.Parallel()
 	binary := kit.Binary(t, "")
@@ -89,15 +89,23 @@ func TestDevCommandStopsAll(t *testing.T) {
 	var pids []int
 	var said []string
 	relay := regexp.MustCompile(`relay a-\d+ +pid (\d+)`)
-	lines, told := bufio.NewScanner(errOut), false
+	lines, stopped, takeover := bufio.NewScanner(errOut), false, ""
 	for lines.Scan() {
 		said = append(said, lines.Text())
 		if m := relay.FindStringSubmatch(lines.Text()); m != nil {
 			pid, _ := strconv.Atoi(m[1])
 			pids = append(pids, pid)
 		}
-		if strings.HasPrefix(lines.Text(), " events ") && !told { // the figures appear when everything runs
-			told = true // a second signal would end it at once
+		// The figures appear when everything runs. The owner starts first.
+		if strings.HasPrefix(lines.Text(), " events ") && !stopped {
+			stopped = true
+			if err := syscall.Kill(pids[0], syscall.SIGTERM); err != nil {
+				t.Error(err)
+			}
+		}
+		// A second signal would end the demo at once.
+		if strings.Contains(lines.Text(), " took over · epoch 2") && takeover == "" {
+			takeover = lines.Text()
 			if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 				t.Error(err)
 			}
@@ -106,6 +114,9 @@ func TestDevCommandStopsAll(t *testing.T) {
 
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("%v\n%s", err, strings.Join(said, "\n"))
+	}
+	if strings.Contains(takeover, "read back") || strings.Contains(takeover, "sent already") {
+		t.Errorf("the owner was stopped, but its successor reports: %s", takeover)
 	}
 	if len(pids) != 2 || !strings.Contains(said[len(said)-1], "lost 0 · duplicate 0 · out of order 0") {
 		t.Errorf("relays %v\n%s", pids, strings.Join(said, "\n"))
