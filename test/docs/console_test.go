@@ -4,6 +4,7 @@ package docs
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,127 +12,289 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
-	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/segmentio/kafka-go"
+	"go.mongodb.org/mongo-driver/v2/bson"
+
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/test/kit"
 )
 
 func TestMain(m *testing.M) { kit.Main(m) }
 
-// block is a console block that is executed.
+// block is a console block.
 type block struct {
-	file     string
-	commands []string
+	steps  []step
+	reason string // why the test does not run the block; "" if it does
+}
+
+// step is a command with the output that the page shows after it.
+type step struct {
+	command string
+	output  []string
 }
 
 var (
-	markedBlock = regexp.MustCompile("(?ms)^ *<!-- run -->\n+ *```console\n(.*?)^ *```")
-	anyMark     = regexp.MustCompile(`(?m)^ *<!-- run`)
-	command     = regexp.MustCompile(`(?m)^ *\$ (.*)$`)
+	consoleBlock = regexp.MustCompile("(?ms)^ *```console\n(.*?)^ *```")
+	notRun       = regexp.MustCompile(`<!-- not run: (.+) -->\s*$`)
+	anyMark      = regexp.MustCompile(`<!-- (not )?run`)
+	comment      = regexp.MustCompile(`\s+#.*$`)
 )
 
-// findBlocks returns the marked console blocks of a page, in order.
+// findBlocks returns the console blocks of a page, in order. A mark that no block follows is an error.
 func findBlocks(t *testing.T, name string) (blocks []block) {
 	t.Helper()
-	text, err := os.ReadFile(name)
+	page, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := markedBlock.FindAllStringSubmatch(string(text), -1)
-	if marks := anyMark.FindAllString(string(text), -1); len(marks) != len(found) {
-		t.Errorf("%s: %d marks, but %d console blocks follow one", name, len(marks), len(found))
-	}
 
-	for _, m := range found {
-		b := block{file: name}
-		for _, c := range command.FindAllStringSubmatch(m[1], -1) {
-			b.commands = append(b.commands, c[1])
+	text, marked := string(page), 0
+	for _, at := range consoleBlock.FindAllStringSubmatchIndex(text, -1) {
+		b := block{}
+		if mark := notRun.FindStringSubmatch(text[:at[0]]); mark != nil {
+			b.reason = mark[1]
+			marked++
 		}
-		if len(b.commands) == 0 {
-			t.Errorf("%s: a marked block without a command:\n%s", name, m[1])
+
+		for line := range strings.Lines(text[at[2]:at[3]]) {
+			line = strings.TrimSpace(line)
+			if command, ok := strings.CutPrefix(line, "$ "); ok {
+				b.steps = append(b.steps, step{command: comment.ReplaceAllString(command, "")})
+			} else if n := len(b.steps); n > 0 && line != "" {
+				b.steps[n-1].output = append(b.steps[n-1].output, line)
+			}
+		}
+		if len(b.steps) == 0 {
+			t.Errorf("%s: a console block without a command:\n%s", name, text[at[2]:at[3]])
 		}
 		blocks = append(blocks, b)
+	}
+	if n := len(anyMark.FindAllString(text, -1)); n != marked {
+		t.Errorf("%s: %d marks, but a block follows %d of them", name, n, marked)
 	}
 	return blocks
 }
 
-// The marked console blocks of the documentation run against real servers, relays and events, page after page. Each
-// command has to end with 0.
+// Each console block of the documentation runs, page after page, against a relay with events of all kinds. Each command has to end with
+// 0, and to print what the page shows. A block that cannot run here states the reason, in a comment above it.
 func TestConsoleBlocksRun(t *testing.T) {
 	t.Parallel()
-	var blocks []block
+	var files []string
 	for _, pattern := range []string{"../../README.md", "../../docs/*.md", "../../docs/*/*.md"} {
-		files, err := filepath.Glob(pattern)
+		found, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, name := range files {
-			blocks = append(blocks, findBlocks(t, name)...)
-		}
-	}
-	if len(blocks) < 6 {
-		t.Fatalf("only %d marked blocks", len(blocks))
+		files = append(files, found...)
 	}
 
-	shell := startDemo(t)
-	for _, b := range blocks {
-		for _, c := range b.commands {
-			if out, err := shell(c); err != nil {
-				t.Errorf("%s: $ %s: %v\n%s", filepath.Base(b.file), c, err, out)
+	run := 0
+	for _, name := range files {
+		var here []block
+		for _, b := range findBlocks(t, name) {
+			if b.reason == "" {
+				here = append(here, b)
 			}
 		}
+		if len(here) == 0 {
+			continue
+		}
+		run += len(here)
+		t.Run(filepath.Base(name), func(t *testing.T) {
+			t.Parallel()
+			d := newDesk(t, filepath.Base(name))
+			for _, b := range here {
+				for _, s := range b.steps {
+					d.runStep(s)
+				}
+			}
+		})
+	}
+	if run < 20 {
+		t.Errorf("only %d blocks run", run)
 	}
 }
 
-// startDemo starts `outrelay dev` on the shared servers. It returns a function that runs a command of a reader: outrelay is
-// on the PATH, and the configuration is that of the demo.
-func startDemo(t *testing.T) func(command string) (output string, err error) {
+// desk is the place of a reader: a shell with outrelay on its PATH, and the configuration of a watcher.
+type desk struct {
+	t     *testing.T
+	dir   string
+	env   []string
+	names *strings.Replacer // the names in the pages, and those of the scene
+}
+
+// newDesk starts a relay for a page, with delivered events, and for waiting.md with events that wait for all reasons.
+func newDesk(t *testing.T, page string) *desk {
 	t.Helper()
-	binary := kit.Binary(t, "")
-	env := []string{devstack.EnvMongoDB + "=" + stacktest.MongoURI(t), devstack.EnvKafka + "=" + strings.Join(stacktest.Brokers(t), ",")}
-	dev := kit.Launch(t, "dev", binary, env, "dev", "--keep", "--rate", "20")
-	fields := strings.Fields(dev.WaitForLog(" status --config "))
-	dev.WaitForLog("  all ready  ")
-	dev.WaitForLog(" events ")
-	t.Cleanup(func() {
-		dev.Terminate()
-		if code := dev.WaitExit(); code != 0 {
-			t.Errorf("exit code %d of dev", code)
-		}
-	})
+	const token = "a-token-for-the-pages"
+	s := kit.New(t, kit.Options{Types: []string{"order", "audit"}, Set: map[string]any{
+		"http.admin": map[string]any{"listen": "127.0.0.1:0", "token": token},
+		"retry":      map[string]any{"base": "1h", "cap": "1h"},
+	}})
+	s.SetConfig("topics.allow", []string{s.TopicOf("order"), s.TopicOf("audit"), s.TopicOf("payment"), s.TopicOf("refund"), "payments.v2"})
+	if page == "operations.md" {
+		s.SetConfig("slots", 4)
+	}
+	relay := s.StartRelay()
+	relay.WaitTookOver()
+	_, address, _ := strings.Cut(relay.WaitForLog("operator's page and API are served"), "address=")
+	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "customer-17", 0, 30), kit.NewEvent("order", "customer-17", 1, 30))
+	if page == "waiting.md" {
+		appendWaiting(t, s)
+	}
+
+	// A copy is declared as valid before its first relay starts.
+	if page == "backup.md" {
+		relay.Terminate()
+		relay.WaitExit()
+	}
 
 	dir := t.TempDir()
-	if err := os.Symlink(binary, filepath.Join(dir, "outrelay")); err != nil {
+	config := filepath.Join(dir, "outrelay.yaml")
+	text, err := os.ReadFile(relay.ConfigFile)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return func(command string) (string, error) {
-		ctx, cancel := context.WithTimeoutCause(t.Context(), kit.Patience, fmt.Errorf("not over after %v", kit.Patience))
-		defer cancel()
-		c := exec.CommandContext(ctx, "sh", "-euc", command)
-		c.Dir = dir
-		c.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "OUTRELAY_CONFIG="+fields[len(fields)-1])
-		out, err := c.CombinedOutput()
-		if cause := context.Cause(ctx); err != nil && cause != nil {
-			err = cause
+	curl := filepath.Join(dir, ".curlrc")
+	for name, content := range map[string][]byte{config: text, curl: []byte("fail\nshow-error\nsilent\n")} {
+		if err := os.WriteFile(name, content, 0o600); err != nil {
+			t.Fatal(err)
 		}
-		return string(out), err
+	}
+	if err := os.Symlink(kit.Binary(t, ""), filepath.Join(dir, "outrelay")); err != nil {
+		t.Fatal(err)
+	}
+	address, _, _ = strings.Cut(strings.TrimSpace(address), " ")
+	return &desk{
+		t: t, dir: dir,
+		env:   append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "OUTRELAY_CONFIG="+config, "TOKEN="+token, "CURL_HOME="+dir),
+		names: strings.NewReplacer("relay-2", relay.Node, "127.0.0.1:9465", address, "--topic audit", "--topic "+s.TopicOf("audit")),
 	}
 }
 
-// The test distinguishes a mark without a block from a block without a mark.
-func TestMarkedBlocksAreFound(t *testing.T) {
+// appendWaiting appends events that are scheduled, wait for a topic, have failed, or become dead letters.
+func appendWaiting(t *testing.T, s *kit.Scene) {
+	t.Helper()
+	// Kafka rejects nearly all records of this topic as too old.
+	s.CreateTopic("payment", 1, 1, kafka.ConfigEntry{ConfigName: "message.timestamp.before.max.ms", ConfigValue: "1"})
+	for i := range 20 {
+		s.AppendEvents(s.Outbox(), kit.NewEvent("refund", "customer-17", i, 30), kit.NewEvent("payment", fmt.Sprint("customer-", i), i, 30))
+	}
+	s.AppendEvents(s.Outbox(), kit.NewEvent("forbidden", "customer-18", 0, 30), kit.NewEvent("forbidden", "customer-19", 0, 30))
+	s.Schedule("order", 4, 2, time.Now().Add(time.Hour), time.Minute)
+	stacktest.Eventually(t, "parked, failed and dead events", func() bool {
+		dead, err := s.DB.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{})
+		return err == nil && dead == 2 && s.CountHeld("parked") > 0 && s.CountHeld("retry") > 5
+	})
+}
+
+// runStep runs a command as the reader does, who fills in ids and confirms changes. It fails the test if the command fails, or prints
+// something else than the page.
+func (d *desk) runStep(s step) {
+	d.t.Helper()
+	command := d.names.Replace(s.command)
+	if group, _, ok := strings.Cut(strings.TrimPrefix(command, "outrelay "), " "); ok && placeholder.MatchString(command) {
+		command = placeholder.ReplaceAllString(command, d.findID(group))
+	}
+
+	out, err := d.runShell(command)
+	if err != nil && strings.Contains(out, "pass --yes to do it") {
+		out, err = d.runShell(command + " --yes")
+	}
+	if err != nil {
+		d.t.Errorf("$ %s: %v\n%s", command, err, out)
+		return
+	}
+	for _, line := range s.output {
+		if !containsShape(out, line) {
+			d.t.Errorf("$ %s: no line like %q in\n%s", command, line, out)
+		}
+	}
+}
+
+var placeholder = regexp.MustCompile(`\bID(\.\.\.|\b)`)
+
+// findID returns the id of the first entry in the list of a group of commands, such as dead.
+func (d *desk) findID(group string) string {
+	d.t.Helper()
+	out, err := d.runShell("outrelay " + group + " list --json")
+	var list map[string]json.RawMessage
+	if err == nil {
+		err = json.Unmarshal([]byte(out), &list)
+	}
+	for _, raw := range list {
+		var entries []struct {
+			ID string `json:"id"`
+		}
+		if json.Unmarshal(raw, &entries) == nil && len(entries) > 0 && entries[0].ID != "" {
+			return entries[0].ID
+		}
+	}
+	d.t.Errorf("outrelay %s list has no id: %v\n%s", group, err, out)
+	return "none"
+}
+
+func (d *desk) runShell(command string) (string, error) {
+	ctx, cancel := context.WithTimeoutCause(d.t.Context(), kit.Patience, fmt.Errorf("not over after %v", kit.Patience))
+	defer cancel()
+	c := exec.CommandContext(ctx, "sh", "-euc", command)
+	c.Dir, c.Env = d.dir, d.env
+	// A program that the shell has started may keep the output open after the shell was killed.
+	c.WaitDelay = 5 * time.Second
+	out, err := c.CombinedOutput()
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause
+	}
+	return string(out), err
+}
+
+// containsShape reports whether out has a line with the words of line in their order. Names, numbers and times may differ.
+func containsShape(out, line string) bool {
+	want := findWords(line)
+	for text := range strings.Lines(out) {
+		i := 0
+		for _, w := range findWords(text) {
+			if i < len(want) && w == want[i] {
+				i++
+			}
+		}
+		if i == len(want) {
+			return true
+		}
+	}
+	return false
+}
+
+// findWords returns the words of a line, of letters only, without the punctuation after them.
+func findWords(line string) (words []string) {
+	for _, w := range strings.Fields(line) {
+		w = strings.TrimRight(w, ",:;")
+		if strings.Trim(strings.ToLower(w), "abcdefghijklmnopqrstuvwxyz") == "" {
+			words = append(words, w)
+		}
+	}
+	return words
+}
+
+// The test distinguishes blocks that run from those that state why they do not, and finds a mark without a block.
+func TestConsoleBlocksAreFound(t *testing.T) {
 	t.Parallel()
 	page := filepath.Join(t.TempDir(), "page.md")
-	text := "<!-- run -->\n```console\n$ outrelay a   # why\noutput\n$ outrelay b\n```\n\n```console\n$ outrelay c\n```\n\n1. In a list:\n\n    <!-- run -->\n    ```console\n    $ outrelay d\n    ```\n"
+	text := "```console\n$ outrelay a   # why\nCOUNT  STATE\n3      dead\n$ outrelay b\n```\n\n<!-- not run: needs time -->\n```console\n$ outrelay c\n```\n\n1. In a list:\n\n    ```console\n    $ outrelay d\n    ```\n"
 	if err := os.WriteFile(page, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var all []string
-	for _, b := range findBlocks(t, page) {
-		all = append(all, b.commands...)
+	want := []block{
+		{steps: []step{{"outrelay a", []string{"COUNT  STATE", "3      dead"}}, {"outrelay b", nil}}},
+		{steps: []step{{"outrelay c", nil}}, reason: "needs time"},
+		{steps: []step{{"outrelay d", nil}}},
 	}
-	if got, want := strings.Join(all, ";"), "outrelay a   # why;outrelay b;outrelay d"; got != want {
-		t.Errorf("commands %q, want %q", got, want)
+	if got := findBlocks(t, page); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("blocks %v, want %v", got, want)
+	}
+	if !containsShape("COUNT  STATE\n12  dead  x.y", "3      dead") || containsShape("COUNT  STATE\n", "COUNT  TOPIC") {
+		t.Error("shapes of lines are not compared by their words")
 	}
 }

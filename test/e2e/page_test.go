@@ -151,12 +151,13 @@ func testWidthsAndAccess(s *scene, b *tab) {
 	}
 }
 
-// brokenWords are the words, of letters only, that stand in more than one line.
+// brokenWords are the words and names, of at most 24 letters, digits, dots and underscores, that stand in more than one line. A line
+// may end at a hyphen. Longer names and ids break where they have to.
 const brokenWords = `(() => {
 	const broken = new Set(), walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), range = document.createRange();
 	for (let n; (n = walk.nextNode());) {
 		if (!n.parentElement.getClientRects().length) continue;
-		for (const m of n.data.matchAll(/(?<!\S)[("']?[A-Za-z]{2,16}[.,:;!?)'"]*(?!\S)/g)) {
+		for (const m of n.data.matchAll(/(?<![^\s-])[("']?[\w.]{2,24}[,:;!?)'"]*(?![^\s-])/g)) {
 			range.setStart(n, m.index);
 			range.setEnd(n, m.index + m[0].length);
 			if (new Set([...range.getClientRects()].map((r) => Math.round(r.top / 4))).size > 1) broken.add(m[0]);
