@@ -141,6 +141,8 @@ func newDesk(t *testing.T, page string) *desk {
 	relay.WaitTookOver()
 	_, address, _ := strings.Cut(relay.WaitForLog("operator's page and API are served"), "address=")
 	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "customer-17", 0, 30), kit.NewEvent("order", "customer-17", 1, 30))
+	// Most commands refuse to work before the first outbox exists.
+	relay.WaitForLog("topic is adopted")
 	if page == "waiting.md" {
 		appendWaiting(t, s)
 	}
@@ -158,7 +160,7 @@ func newDesk(t *testing.T, page string) *desk {
 		t.Fatal(err)
 	}
 	curl := filepath.Join(dir, ".curlrc")
-	for name, content := range map[string][]byte{config: text, curl: []byte("fail\nshow-error\nsilent\n")} {
+	for name, content := range map[string][]byte{config: text, curl: []byte("fail-with-body\nshow-error\nsilent\n")} {
 		if err := os.WriteFile(name, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
