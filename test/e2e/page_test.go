@@ -151,13 +151,14 @@ func testWidthsAndAccess(s *scene, b *tab) {
 	}
 }
 
-// brokenWords are the words and names, of at most 24 letters, digits, dots and underscores, that stand in more than one line. A line
-// may end at a hyphen. Longer names and ids break where they have to.
+// brokenWords are the words and names, of letters, digits, dots and underscores, that stand in more than one line although they have at
+// most 24 characters, or 16 on a phone. A line may end at a hyphen. Longer names and ids break where they have to.
 const brokenWords = `(() => {
 	const broken = new Set(), walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), range = document.createRange();
 	for (let n; (n = walk.nextNode());) {
 		if (!n.parentElement.getClientRects().length) continue;
 		for (const m of n.data.matchAll(/(?<![^\s-])[("']?[\w.]{2,24}[,:;!?)'"]*(?![^\s-])/g)) {
+			if (m[0].length > (innerWidth < 700 ? 16 : 24)) continue;
 			range.setStart(n, m.index);
 			range.setEnd(n, m.index + m[0].length);
 			if (new Set([...range.getClientRects()].map((r) => Math.round(r.top / 4))).size > 1) broken.add(m[0]);
