@@ -37,6 +37,13 @@ func TestPartitionIsJavasChoice(t *testing.T) {
 	if first := partitionByKey(&a, 1000); first != partitionByKey(&a, 1000) {
 		t.Error("the partition of a record without a key changes")
 	}
+
+	// A preset may write constant headers before the id.
+	context := record.Header{Key: []byte("context"), Value: []byte("the same")}
+	b := record.Record{Headers: []record.Header{context, a.Headers[0]}}
+	if got, want := partitionByKey(&b, 1000), partitionByKey(&a, 1000); got != want {
+		t.Errorf("a header before the id changes the partition from %d to %d", want, got)
+	}
 }
 
 // TestBuffersFollowTheirBatches: buffers are used again, are at most twice as large as needed, and

@@ -194,12 +194,12 @@ func (t *topic) choosePartitionLocked(rec *record.Record) (*partition, *record.R
 	return t.partitions[id], nil
 }
 
-// partitionByKey hashes the key as Kafka's Java client does. Without a key it hashes the first
-// header, the event's id, so that a later owner looks for the record in the same partition.
+// partitionByKey hashes the key as Kafka's Java client does. Without a key it hashes the id of the
+// event, so that a later owner looks for the record in the same partition.
 func partitionByKey(rec *record.Record, partitions int32) int32 {
 	key := rec.Key
-	if key == nil && len(rec.Headers) > 0 {
-		key = rec.Headers[0].Value
+	if key == nil {
+		key = rec.Header(record.HeaderID)
 	}
 	return kafkawire.ChoosePartition(key, partitions)
 }

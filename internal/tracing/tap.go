@@ -97,9 +97,8 @@ func (d *Delivery) startSpans(tracer trace.Tracer, from trace.SpanContext, recs 
 			semconv.MessagingDestinationName(r.Topic),
 			semconv.MessagingMessageBodySize(len(r.Value)),
 			attribute.String("outrelay.collection", collection))
-		if len(r.Headers) > 0 {
-			// N7: the first header is the id.
-			attrs = append(attrs, semconv.MessagingMessageID(string(r.Headers[0].Value)))
+		if id := r.Header(record.HeaderID); id != nil {
+			attrs = append(attrs, semconv.MessagingMessageID(string(id)))
 		}
 		if r.Value == nil {
 			attrs = append(attrs, semconv.MessagingKafkaMessageTombstone(true))

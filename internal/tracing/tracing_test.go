@@ -329,7 +329,7 @@ func TestSpansReachACollector(t *testing.T) {
 	})
 
 	tap := NewTap(e, m.PublishLatency.Exemplar, time.Now)
-	shared := headers("id", "0190-e1", "traceparent", parent, "tracestate", "a=1")
+	shared := headers("__debezium.context.taskId", "0", "id", "0190-e1", "traceparent", parent, "tracestate", "a=1")
 	recs := []record.Record{{Topic: "orders", Key: []byte("secret-key"), Value: []byte("secret-payload"), Headers: shared}, {Topic: "audit", Headers: shared}, {Topic: "parked", Headers: shared}}
 	d := tap.Begin(recs, []byte("shop"), []byte("outbox"), time.Now().Add(-20*time.Millisecond).UnixMilli())
 	d.Acked(record.TopicPartition{Topic: "orders", Partition: 3}, 41)
