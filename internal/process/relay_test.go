@@ -51,9 +51,13 @@ type lines struct {
 	mu   sync.Mutex
 	buf  bytes.Buffer
 	more chan struct{}
+	seen func(line string) // called with each line before the writer goes on, if it is set
 }
 
 func (l *lines) Write(p []byte) (int, error) {
+	if l.seen != nil {
+		l.seen(string(p))
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	close(l.more)

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/process"
 	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -122,6 +124,24 @@ func TestN28_OneProcessRunsAllSlots(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestN28_AHandOverCanBeRequestedBeforeTheTermBegins: the balancer sees that another node has joined just after a slot was
+// acquired. If the request were lost, the balancer would wait for the hand-over, and the slots would stay where they are.
+func TestN28_AHandOverCanBeRequestedBeforeTheTermBegins(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	var relay *process.Relay
+	var once sync.Once
+	b.log.seen = func(line string) {
+		if strings.Contains(line, "lease acquired") && strings.Contains(line, "/1of2") {
+			once.Do(func() { relay.RequestHandOver(1, "for the test") })
+		}
+	}
+
+	b.startAs(func(r *process.Relay) { relay = r }, "slots=2", "node=a")
+	b.log.wait(t, "for the test")
+	b.until("the slot is acquired again", shares(map[string]int{"a": 2}))
 }
 
 // appendOne appends one event with that key.

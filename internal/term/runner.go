@@ -253,6 +253,14 @@ func (r *Runner) RequestHandOver(reason string) bool {
 	}
 }
 
+// discardHandOver discards a request to hand over that the ended term has not received.
+func (r *Runner) discardHandOver() {
+	select {
+	case <-r.yield:
+	default:
+	}
+}
+
 // displayName returns the name of the watcher or, with several slots, of the slot.
 func (r *Runner) displayName() string {
 	if r.Part.Whole() {
@@ -343,6 +351,9 @@ func (r *Runner) OwnSlot(stop, work context.Context) error {
 		began := time.Now()
 		err = r.serveTerm(stop, work, held)
 		r.shared.Balancer.NoteReleased(r.Part.I)
+		// The balancer requests nothing of a slot that was released. It may request the next term as soon as
+		// the lease is acquired, so this must not be discarded later.
+		r.discardHandOver()
 		if err == nil || stop.Err() != nil {
 			return nil
 		}

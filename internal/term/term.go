@@ -189,12 +189,6 @@ func (r *Runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 	r.metrics.LeaseOwner.Set(1)
 	held.SetSource(t.currentCheckpoint)
 
-	// A request to hand over that is still queued was meant for an earlier term.
-	select {
-	case <-r.yield:
-	default:
-	}
-
 	// The lease is renewed during the whole takeover (N1).
 	renew, stopRenewing := context.WithCancel(work)
 	defer stopRenewing()
