@@ -77,10 +77,14 @@ func (k *kit) untilNoneWaits() {
 func TestARequeuedLetterIsForItsHandlerAloneAndComesFirst(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 2)
-	var mended atomic.Bool
+	var mended, editedTried atomic.Bool
 	effects := k.effects("effects")
 	c := k.consumer(consumer.WithRetry(soon), consumer.WithCollections("marks"))
 	handleAs(t, c, "h", "counted", func(ctx context.Context, m *consumer.Message) error {
+		if string(m.Value) == "edited" {
+			editedTried.Store(true)
+		}
+
 		switch {
 		case mended.Load():
 			return effects(ctx, m)
@@ -111,6 +115,8 @@ func TestARequeuedLetterIsForItsHandlerAloneAndComesFirst(t *testing.T) {
 	}
 	k.requeue(deadletter.Query{Handler: "h"}, deadletter.Requeue{Edit: edit}, 1)
 	k.requeue(deadletter.Query{Handler: "h"}, deadletter.Requeue{Edit: edit}, 0)
+	// An attempt at a later message may have begun before the letter was requeued.
+	k.until("the requeued letter to be tried", func(context.Context) bool { return editedTried.Load() })
 	mended.Store(true)
 	k.untilCount("effects", 4)
 	k.untilNoneWaits()
