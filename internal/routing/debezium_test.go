@@ -36,8 +36,8 @@ type debeziumRecord struct {
 // context are the names of the headers before the id, in Debezium's order, and their values. The run is another one each time.
 var context = [][2]string{{"connectorLogicalName", "shop"}, {"taskId", "0"}, {"connectorName", "mongodb"}, {"runId", ""}}
 
-// print returns a record as one text.
-func (r debeziumRecord) print() string {
+// formatLines returns a record as one text.
+func (r debeziumRecord) formatLines() string {
 	lines := []string{"key " + orNull(r.Key), "value " + orNull(r.Value)}
 	for _, h := range context {
 		lines = append(lines, "__debezium.context."+h[0]+"="+h[1])
@@ -82,7 +82,7 @@ func TestRecordsOfDebezium(t *testing.T) {
 		got := strings.ToValidUTF8(fillOrRefuse(m, f, raw), "\ufffd")
 		if *updateDebezium {
 			c.Outrelay = ""
-			if got != c.Debezium.print() {
+			if got != c.Debezium.formatLines() {
 				c.Outrelay = got
 			}
 			continue
@@ -90,7 +90,7 @@ func TestRecordsOfDebezium(t *testing.T) {
 
 		want := c.Outrelay
 		if want == "" {
-			want = c.Debezium.print()
+			want = c.Debezium.formatLines()
 			equal++
 		}
 		if diff := cmp.Diff(want, got); diff != "" {

@@ -72,7 +72,6 @@ func publicPackages(t *testing.T) (dirs []string) {
 			}
 			return err
 		})
-
 		if err != nil {
 			t.Fatal(err)
 		}

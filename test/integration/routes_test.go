@@ -262,7 +262,9 @@ func TestN07_RejectedRecordsOfDebezium(t *testing.T) {
 	id := bson.Binary{Subtype: bson.TypeBinaryUUID, Data: []byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0xff}}
 	for i, id := range []any{id, "AQIDBAUGBwgJCgsMDQ4P/w=="} {
 		doc := bson.D{
-			{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: fmt.Sprint(i)},
+			{Key: "_id", Value: id},
+			{Key: "aggregatetype", Value: "order"},
+			{Key: "aggregateid", Value: fmt.Sprint(i)},
 			{Key: "payload", Value: bson.Binary{Data: make([]byte, 100_000)}},
 		}
 		if _, err := s.Outbox().InsertOne(t.Context(), doc); err != nil {
