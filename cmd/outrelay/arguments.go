@@ -54,6 +54,9 @@ func maxArgs(n int) cobra.PositionalArgs {
 
 // argumentsError returns an error with the usage of the command.
 func argumentsError(c *cobra.Command, problem string) error {
+	if err := checkFlagValues(c); err != nil {
+		return err
+	}
 	return fmt.Errorf("%s %s; usage: %s", c.CommandPath(), problem, strings.TrimSuffix(c.UseLine(), " [flags]"))
 }
 
@@ -124,6 +127,10 @@ const (
 // checkFlagGroups returns an error that names the flags which exclude each other or are missing. It runs before the checks of
 // cobra, whose errors list whole groups and no action.
 func checkFlagGroups(c *cobra.Command) (err error) {
+	if err := checkFlagValues(c); err != nil {
+		return err
+	}
+
 	c.Flags().VisitAll(func(f *pflag.Flag) {
 		if err == nil && len(f.Annotations[cobra.BashCompOneRequiredFlag]) > 0 && !f.Changed {
 			kind, _ := pflag.UnquoteUsage(f)
@@ -140,6 +147,17 @@ func checkFlagGroups(c *cobra.Command) (err error) {
 			if err == nil && len(passedFlags(c, group)) == 0 {
 				err = fmt.Errorf("%s needs one of --%s", c.CommandPath(), strings.ReplaceAll(group, " ", ", --"))
 			}
+		}
+	})
+	return err
+}
+
+// checkFlagValues returns an error if a flag without its value has taken the flag after it as the value.
+func checkFlagValues(c *cobra.Command) (err error) {
+	c.Flags().Visit(func(f *pflag.Flag) {
+		value := strings.Trim(f.Value.String(), "[]")
+		if name, isFlag := strings.CutPrefix(value, "--"); isFlag && err == nil && c.Flags().Lookup(name) != nil {
+			err = fmt.Errorf("--%s needs a value, found the flag %s", f.Name, value)
 		}
 	})
 	return err

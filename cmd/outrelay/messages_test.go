@@ -32,6 +32,8 @@ func TestMessagesOfAWrongCommandLine(t *testing.T) {
 		{"status -z", "unknown flag -z; run `outrelay status --help` for the flags"},
 		{"dead show -5", "unknown flag -5; run `outrelay dead show --help` for the flags, or put -- before an id that begins with -"},
 		{"status shop.outbox", "outrelay status takes no arguments, found \"shop.outbox\"; usage: outrelay status"},
+		{"status --watch --config o.yaml", "--watch needs a value, found the flag --config"},
+		{"status --watcher --json", "--watcher needs a value, found the flag --json"},
 		{"dead show", "outrelay dead show needs 1 argument, found 0; usage: outrelay dead show ID"},
 		{"saga show orders", "outrelay saga show needs 2 arguments, found 1; usage: outrelay saga show SAGA ID"},
 		{"failed reset", "outrelay failed reset needs at least 1 argument, found 0; usage: outrelay failed reset ID..."},
