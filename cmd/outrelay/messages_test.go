@@ -1,7 +1,12 @@
 package main
 
 import (
+	"bytes"
+	"context"
+	"io"
 	"log/slog"
+	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -156,6 +161,40 @@ func TestUnusableServers(t *testing.T) {
 			t.Errorf("%s, outrelay run: exit code %d: %v", c.name, exitCode(err), err)
 		}
 	}
+}
+
+// A command that is interrupted while it waits for MongoDB reports the interrupt, and does not describe the servers.
+func TestAnInterruptIsReported(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		// The server never responds. The command is interrupted once it has connected.
+		conn, err := listener.Accept()
+		cancel(errInterrupted{os.Interrupt})
+		if err == nil {
+			_, _ = io.Copy(io.Discard, conn)
+			_ = conn.Close()
+		}
+	}()
+
+	env := []string{
+		"OUTRELAY_WATCH=shop.outbox", "OUTRELAY_MONGODB_STATE=relay", "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1",
+		"OUTRELAY_MONGODB_URI=mongodb://" + listener.Addr().String(),
+	}
+	var out, errOut bytes.Buffer
+	code := runCommandLine(ctx, []string{"status"}, env, strings.NewReader(""), &out, &errOut)
+	text := errOut.String()
+	if code != exitTemporary || !strings.HasPrefix(text, "outrelay: stopped by interrupt: ") || strings.Contains(text, "topology") {
+		t.Errorf("exit code %d, stderr %q, want %d and that it was stopped by an interrupt", code, text, exitTemporary)
+	}
+	_ = listener.Close()
+	<-served
 }
 
 // At the start, run distinguishes a configuration that cannot work from servers that are away.

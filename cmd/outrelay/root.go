@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 
@@ -54,10 +55,17 @@ func (p *program) executeCommand(ctx context.Context, args []string) int {
 	err := root.ExecuteContext(ctx)
 
 	if err != nil && !errors.As(err, new(reportedError)) {
-		fmt.Fprintln(p.errOut, "outrelay: "+logging.Clean(err.Error()))
+		text := topologyText.ReplaceAllString(err.Error(), "")
+		if cause := context.Cause(ctx); errors.As(cause, new(errInterrupted)) {
+			text = cause.Error() + ": " + text
+		}
+		fmt.Fprintln(p.errOut, "outrelay: "+logging.Clean(text))
 	}
 	return exitCode(err)
 }
+
+// topologyText is the description of all servers that the driver adds to its error if a call ends while it waits for a server.
+var topologyText = regexp.MustCompile(`, current topology: \{.*\}`)
 
 // commandGroup is a part of the help of the root command.
 type commandGroup struct {
