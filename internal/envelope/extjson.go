@@ -47,6 +47,13 @@ func appendDocument(dst, doc []byte, depth int) ([]byte, bool) {
 
 // appendArray appends arr as a JSON array. It returns false if arr is invalid.
 func appendArray(dst, arr []byte, depth int) ([]byte, bool) {
+	return appendList(dst, arr, depth, ",", appendJSON)
+}
+
+// appendList appends the values of arr between brackets, each by appendValue. It returns false if arr is invalid.
+func appendList(
+	dst, arr []byte, depth int, separator string, appendValue func([]byte, bson.Type, []byte, int) ([]byte, bool),
+) ([]byte, bool) {
 	c, ok := openDocument(arr)
 	if !ok || depth > maxDepth {
 		return dst, false
@@ -55,9 +62,9 @@ func appendArray(dst, arr []byte, depth int) ([]byte, bool) {
 	dst = append(dst, '[')
 	for first := true; c.next(); first = false {
 		if !first {
-			dst = append(dst, ',')
+			dst = append(dst, separator...)
 		}
-		if dst, ok = appendJSON(dst, c.typ, c.val, depth); !ok {
+		if dst, ok = appendValue(dst, c.typ, c.val, depth); !ok {
 			return dst, false
 		}
 	}

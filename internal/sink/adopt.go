@@ -92,11 +92,8 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 		return err
 	}
 
-	var (
-		fresh   []record.TopicPartition
-		leaders = map[record.TopicPartition]int32{}
-		good    []string
-	)
+	var good []string
+	leaders := map[record.TopicPartition]int32{}
 	for _, name := range names {
 		tl := layout.Topics[name]
 		if tl.Err != nil || len(tl.Partitions) == 0 {
@@ -105,10 +102,8 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 		}
 		good = append(good, name)
 		for id, p := range tl.Partitions {
-			tp := record.TopicPartition{Topic: name, Partition: int32(id)}
-			fresh = append(fresh, tp)
 			if p.Leader >= 0 {
-				leaders[tp] = p.Leader
+				leaders[record.TopicPartition{Topic: name, Partition: int32(id)}] = p.Leader
 			}
 		}
 	}
@@ -117,8 +112,9 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 	}
 
 	ends, _ := a.sink.c.kafka.ListOffsets(ctx, leaders)
-	good = slices.DeleteFunc(good, func(name string) bool { return !a.mayOpen(name, fresh, ends) })
-	fresh = slices.DeleteFunc(fresh, func(tp record.TopicPartition) bool { return !slices.Contains(good, tp.Topic) })
+	good = slices.DeleteFunc(good, func(name string) bool {
+		return !a.mayOpen(name, len(layout.Topics[name].Partitions), ends)
+	})
 	if len(good) == 0 {
 		return nil
 	}
@@ -133,17 +129,20 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 	// N9: the offsets are stored before the first record is sent. An unknown end is stored as 0, so that a
 	// later owner reads the whole partition.
 	offsets := map[string][]int64{}
-	for _, tp := range fresh {
-		setOffset(offsets, tp, ends[tp])
+	for _, name := range good {
+		for id := range layout.Topics[name].Partitions {
+			tp := record.TopicPartition{Topic: name, Partition: int32(id)}
+			setOffset(offsets, tp, ends[tp])
+		}
 	}
 	if err := a.sink.claims.Save(ctx, nil, offsets); err != nil {
 		return fmt.Errorf("saving the first offsets of topics: %w", err)
 	}
-	for _, tp := range fresh {
-		a.sink.acks.Restore(tp, ends[tp])
-	}
 
 	for _, name := range good {
+		for id, end := range offsets[name] {
+			a.sink.acks.Restore(record.TopicPartition{Topic: name, Partition: int32(id)}, end)
+		}
 		a.openTopic(name, layout.Topics[name], configs[name], ends)
 	}
 	// openTopic has cleared the mark.
@@ -158,19 +157,14 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 
 // mayOpen reports whether the topic can be adopted with the known ends of its partitions. Otherwise it notes
 // the obstacle. Most partitions that have no leader get one within seconds, and then need no takeover.
-func (a *adopter) mayOpen(name string, fresh []record.TopicPartition, ends map[record.TopicPartition]int64) bool {
-	known, unknown := 0, 0
-	for _, tp := range fresh {
-		if tp.Topic != name {
-			continue
-		}
-		if _, ok := ends[tp]; ok {
+func (a *adopter) mayOpen(name string, partitions int, ends map[record.TopicPartition]int64) bool {
+	known := 0
+	for id := range partitions {
+		if _, ok := ends[record.TopicPartition{Topic: name, Partition: int32(id)}]; ok {
 			known++
-		} else {
-			unknown++
 		}
 	}
-	if unknown == 0 {
+	if known == partitions {
 		return true
 	}
 

@@ -416,7 +416,10 @@ func (x *exceptionWriter) newIDOnlyLetter(e *pipeline.Exception) (deadletter.Let
 // findInCollections sets the envelope of e from its collection, if it is there. It is for a record
 // whose event the stream can no longer supply. The position is made of the server timestamp.
 func (x *exceptionWriter) findInCollections(ctx context.Context, e *pipeline.Exception) error {
-	ids := []event.ID{idOf(e), event.NewID(string(e.ID))}
+	ids := []event.ID{idOf(e)}
+	if text := event.NewID(string(e.ID)); text != ids[0] {
+		ids = append(ids, text)
+	}
 
 	for _, o := range x.collections.WatchedOutboxes() {
 		if h := routing.NamespaceHash(o.NS()); len(e.NSHash) > 0 && !bytes.Equal(h[:], e.NSHash) {
