@@ -111,47 +111,62 @@ func (c TopicConfig) Compacted() bool { return strings.Contains(c.CleanupPolicy,
 
 // CreateTopic creates a topic. It returns nil if the topic exists already.
 func (c *Client) CreateTopic(ctx context.Context, name string, how TopicCreate) error {
-	if err := c.createTopic(ctx, name, how, false); err != nil {
-		return fmt.Errorf("creating topic %s: %w", name, err)
-	}
-	return nil
+	refused, err := c.CreateTopics(ctx, []string{name}, how)
+	return errors.Join(err, refused[name])
 }
 
-// createTopic creates a topic. With validateOnly it only checks whether the topic could be created.
-func (c *Client) createTopic(ctx context.Context, name string, how TopicCreate, validateOnly bool) error {
-	// With -1, the broker's defaults apply.
-	t := createtopics.RequestTopic{Name: name, NumPartitions: -1, ReplicationFactor: -1}
-	if how.Partitions > 0 {
-		t.NumPartitions = int32(how.Partitions)
-	}
-	if how.Replication > 0 {
-		t.ReplicationFactor = int16(how.Replication)
-	}
-	for _, k := range slices.Sorted(maps.Keys(how.Configs)) {
-		t.Configs = append(t.Configs, createtopics.RequestConfig{Name: k, Value: how.Configs[k]})
-	}
-
-	m, err := c.callAny(ctx, adminTimeout, &createtopics.Request{
-		Topics:       []createtopics.RequestTopic{t},
-		TimeoutMs:    int32(adminTimeout.Milliseconds()),
-		ValidateOnly: validateOnly,
-	})
+// CreateTopics creates topics with one request. The result has the error of each topic that cannot be created. A topic that
+// exists already is no error.
+func (c *Client) CreateTopics(ctx context.Context, names []string, how TopicCreate) (map[string]error, error) {
+	refused, err := c.createTopics(ctx, names, how, false)
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("creating topics: %w", err)
+	}
+	for name, why := range refused {
+		refused[name] = fmt.Errorf("creating topic %s: %w", name, why)
+	}
+	return refused, nil
+}
+
+// createTopics creates topics. With validateOnly it only checks whether they could be created.
+func (c *Client) createTopics(
+	ctx context.Context, names []string, how TopicCreate, validateOnly bool,
+) (refused map[string]error, err error) {
+	timeout := timeoutFor(adminTimeout, len(names))
+	req := &createtopics.Request{TimeoutMs: int32(timeout.Milliseconds()), ValidateOnly: validateOnly}
+	for _, name := range names {
+		// With -1, the broker's defaults apply.
+		t := createtopics.RequestTopic{Name: name, NumPartitions: -1, ReplicationFactor: -1}
+		if how.Partitions > 0 {
+			t.NumPartitions = int32(how.Partitions)
+		}
+		if how.Replication > 0 {
+			t.ReplicationFactor = int16(how.Replication)
+		}
+		for _, k := range slices.Sorted(maps.Keys(how.Configs)) {
+			t.Configs = append(t.Configs, createtopics.RequestConfig{Name: k, Value: how.Configs[k]})
+		}
+		req.Topics = append(req.Topics, t)
 	}
 
+	m, err := c.callAny(ctx, timeout, req)
+	if err != nil {
+		return nil, err
+	}
+
+	refused = map[string]error{}
 	for _, r := range m.(*createtopics.Response).Topics {
 		code := kafkago.Error(r.ErrorCode)
 		// Another process may have created the topic at the same time.
 		if code == 0 || code == kafkago.TopicAlreadyExists {
 			continue
 		}
+		refused[r.Name] = code
 		if r.ErrorMessage != "" {
-			return fmt.Errorf("%w (%s)", code, r.ErrorMessage)
+			refused[r.Name] = fmt.Errorf("%w (%s)", code, r.ErrorMessage)
 		}
-		return code
 	}
-	return nil
+	return refused, nil
 }
 
 // ListOffsets returns the end offsets of partitions, given the broker that leads each of them: the least

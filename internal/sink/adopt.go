@@ -23,13 +23,17 @@ const (
 	adoptEvery   = time.Second // between two attempts to adopt a topic
 	createdPoll  = 50 * time.Millisecond
 	createdTries = 40
+	// createAtOnce bounds the topics of one request: a controller accepts at most 10,000 changes at a time, and each
+	// partition is one.
+	createAtOnce = 100
 )
 
-// adopter adopts new topics. It works on the topics of the sink under the sink's lock.
+// adopter adopts new topics, and creates missing ones. It works on the topics of the sink under the sink's lock.
 type adopter struct {
-	sink   *Sink
-	create *kafkawire.TopicCreate // the options of missing topics; nil: they are not created
-	wake   chan struct{}          // one token: a topic waits for adoption
+	sink    *Sink
+	create  *kafkawire.TopicCreate // the options of missing topics; nil: they are not created
+	wake    chan struct{}          // one token: a topic waits for adoption
+	missing chan struct{}          // one token: a topic has to be created
 }
 
 // runAdopter adopts topics whose records wait, when it is woken and every second, until ctx ends.
@@ -84,9 +88,6 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 	}
 
 	layout, err := a.sink.c.kafka.Metadata(ctx, names)
-	if err == nil {
-		layout, err = a.createMissing(ctx, names, layout)
-	}
 	if err != nil {
 		a.noteObstacle(names, err)
 		return err
@@ -168,61 +169,92 @@ func (a *adopter) mayOpen(name string, partitions int, ends map[record.TopicPart
 		return true
 	}
 
-	a.noteObstacle([]string{name}, kafkawire.LeaderNotAvailable)
 	a.sink.mu.Lock()
-	defer a.sink.mu.Unlock()
 	t := a.sink.topics[name]
-	return known > 0 && time.Since(t.unwritableSince) >= a.sink.parker.parkAfter
+	// The topic may have been missing until now. It has been leaderless only since it exists.
+	if t.obstacle.kind != kindNoLeader {
+		t.leaderlessSince = time.Now()
+	}
+	lasting := time.Since(t.leaderlessSince) >= a.sink.parker.parkAfter
+	a.sink.mu.Unlock()
+
+	a.noteObstacle([]string{name}, kafkawire.LeaderNotAvailable)
+	return known > 0 && lasting
 }
 
-// createMissing creates the missing topics, if so configured, and waits until all of their partitions
-// have leaders. It returns the new layout.
-func (a *adopter) createMissing(
-	ctx context.Context, names []string, layout *kafkawire.Layout,
-) (*kafkawire.Layout, error) {
-	options := a.create
-	if options == nil {
-		return layout, nil
+// runCreator creates missing topics, if so configured, until ctx ends. It is apart from the adoption, because topics that exist
+// must not wait for a slow controller.
+func (a *adopter) runCreator(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.missing:
+		}
+
+		for names := a.takeMissing(); len(names) > 0 && ctx.Err() == nil; names = a.takeMissing() {
+			a.createTopics(ctx, names)
+		}
+	}
+}
+
+// takeMissing returns some topics that were found missing since their last attempt, in random order: topics that
+// cannot be created must not hold up the others for good.
+func (a *adopter) takeMissing() (names []string) {
+	a.sink.mu.Lock()
+	defer a.sink.mu.Unlock()
+	for name, t := range a.sink.topics {
+		if t.missing && len(names) < createAtOnce {
+			t.missing = false
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// createTopics creates topics, and waits for a moment until they are adopted.
+func (a *adopter) createTopics(ctx context.Context, names []string) {
+	refused, err := a.sink.c.kafka.CreateTopics(ctx, names, *a.create)
+	if err != nil {
+		a.noteObstacle(names, err)
+		if ctx.Err() == nil {
+			a.sink.log.Warn("creating topics failed; retrying", "topics", len(names), "error", err)
+		}
+		return
 	}
 
-	var created []string
+	created := names[:0]
 	for _, name := range names {
-		if err := layout.Topics[name].Err; !errors.Is(err, kafkawire.UnknownTopicOrPartition) {
-			continue
-		}
-		if err := a.sink.c.kafka.CreateTopic(ctx, name, *options); err != nil {
-			a.noteObstacle([]string{name}, err)
+		if why := refused[name]; why != nil {
+			a.noteObstacle([]string{name}, why)
 			continue
 		}
 		a.sink.log.Info("topic is created",
-			"topic", name, "partitions", options.Partitions, "replication", options.Replication)
+			"topic", name, "partitions", a.create.Partitions, "replication", a.create.Replication)
 		created = append(created, name)
 	}
 
-	// After the response to CreateTopics, other brokers may not have the topic yet, and its partitions
-	// may have no leader.
+	// Other brokers may not have the topic yet, and its partitions may have no leader.
 	for range createdTries {
-		if len(created) == 0 {
-			return layout, nil
-		}
-
-		var err error
-		if layout, err = a.sink.c.kafka.Metadata(ctx, names); err != nil {
-			return nil, err
-		}
-		hasNoLeader := func(p kafkawire.PartitionLayout) bool { return p.Leader < 0 }
-		created = slices.DeleteFunc(created, func(name string) bool {
-			t := layout.Topics[name]
-			return t.Err == nil && len(t.Partitions) > 0 && !slices.ContainsFunc(t.Partitions, hasNoLeader)
-		})
-
-		if len(created) > 0 {
-			if err := retry.Sleep(ctx, createdPoll); err != nil {
-				return nil, err
-			}
+		if !a.adoptSoon(created) || retry.Sleep(ctx, createdPoll) != nil {
+			return
 		}
 	}
-	return layout, nil
+}
+
+// adoptSoon requests another attempt at the topics that are not adopted, and reports whether there are any.
+func (a *adopter) adoptSoon(names []string) (left bool) {
+	a.sink.mu.Lock()
+	defer a.sink.mu.Unlock()
+	for _, name := range names {
+		if t := a.sink.topics[name]; !t.isAdopted() {
+			t.nextAttempt, left = time.Time{}, true
+		}
+	}
+	if left {
+		retry.Signal(a.wake)
+	}
+	return left
 }
 
 // noteObstacle notes why topics cannot be adopted, and logs the reason when it changes. A nil err
@@ -241,13 +273,14 @@ func (a *adopter) noteObstacle(names []string, err error) {
 		// The time is below adoptEvery, so that the next tick finds the topic.
 		t.nextAttempt = now.Add(adoptEvery * 9 / 10)
 
-		// If creating the topic has failed, that reason explains more than the missing topic.
-		why := topicObstacle(name, err, creates)
-		creationFailed := creates && t.obstacle.kind != kindAdopting && !t.obstacle.none()
-		if creationFailed && why.kind == kindMissing && errors.Is(err, kafkawire.UnknownTopicOrPartition) {
+		// If creating the topic has failed before, that reason explains more than the missing topic.
+		if creates && errors.Is(err, kafkawire.UnknownTopicOrPartition) {
+			t.missing = true
+			retry.Signal(a.missing)
 			continue
 		}
 
+		why := topicObstacle(name, err, creates)
 		t.setObstacle(why, now)
 		// A request that fails for all topics is logged by its caller.
 		if why.kind != kindUnreachable && t.shouldLog(now, creates) {
@@ -271,7 +304,7 @@ func (a *adopter) openTopic(
 	}
 
 	t.setConfig(cfg, a.sink.c.limits.batchBytes)
-	t.configStale, t.obstacle, t.nextAttempt = false, obstacle{}, time.Time{}
+	t.configStale, t.missing, t.obstacle, t.nextAttempt = false, false, obstacle{}, time.Time{}
 	for _, p := range t.partitions {
 		if _, known := ends[p.tp]; !known {
 			a.quarantineLocked(p, now)

@@ -287,6 +287,68 @@ func TestTopicThatCannotBeCreatedSaysWhy(t *testing.T) {
 	})
 }
 
+// TestManyMissingTopicsAreCreatedApart: the controller does not respond while many topics are missing. A topic that exists is
+// adopted in the meantime. The others need few requests, and one that cannot be created does not hinder the rest.
+func TestManyMissingTopicsAreCreatedApart(t *testing.T) {
+	t.Parallel()
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "there"))
+	release := make(chan struct{})
+	var requests atomic.Int32
+	kc.ControlKey(int16(kmsg.CreateTopics), func(kmsg.Request) (kmsg.Response, error, bool) {
+		kc.KeepControl()
+		requests.Add(1)
+		kc.SleepControl(func() { <-release })
+		return nil, nil, false
+	})
+	kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.CreateTopics}, Topic: "new-0", Err: kerr.PolicyViolation, Count: -1})
+
+	const missing = 60
+	u := fakeOptions(brokers...)
+	u.cfg.Create, u.cfg.Patience = &kafkawire.TopicCreate{Partitions: 1, Replication: 1}, testTimeout
+	r := openSink(t, u)
+	for i := range missing {
+		r.send(t, newRecord(fmt.Sprint("new-", i), "k", "k/0"))
+	}
+	stacktest.Eventually(t, "the controller has a request", func() bool { return requests.Load() > 0 })
+	r.send(t, newRecord("there", "k", "k/0"))
+	r.acks.waitUntil(testTimeout, "the topic that exists is used", func() bool { return len(r.acks.acked) == 1 })
+
+	close(release)
+	r.acks.waitUntil(testTimeout, "the other topics are created", func() bool { return len(r.acks.acked) == missing })
+	if n := requests.Load(); n > missing/2 {
+		t.Errorf("%d topics took %d requests", missing, n)
+	}
+	state := r.State()
+	if len(state) != 1 || state[0].Topic != "new-0" || !strings.Contains(state[0].Reason, "policy") {
+		t.Errorf("waiting: %+v, want the topic that a policy rejects", state)
+	}
+}
+
+// TestN09_ATopicThatIsCreatedLateIsAdoptedWhole: a topic was missing for longer than the time that parks it. When it is
+// created, one of its partitions has no leader for a moment. It gets no quarantine, which only a takeover would end.
+func TestN09_ATopicThatIsCreatedLateIsAdoptedWhole(t *testing.T) {
+	t.Parallel()
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1))
+	kc.Fault(kfake.Fault{
+		Keys: []kmsg.Key{kmsg.ListOffsets}, Topic: "late", Partitions: []int32{1}, Err: kerr.NotLeaderForPartition, Count: 1,
+	})
+	u := fakeOptions(brokers...)
+	u.cfg.ParkAfter = 3 * adoptEvery
+	d := openWithHolder(t, u)
+	d.sequence("late", 0, 3)
+	d.waitUntil("the missing topic is parked", func() bool { return len(d.held) == 3 })
+
+	if err := newClient(t, testConfig{Brokers: brokers}).CreateTopic(t.Context(), "late", kafkawire.TopicCreate{Partitions: 2}); err != nil {
+		t.Fatal(err)
+	}
+	d.waitUntil("the topic is ready", func() bool { return slices.Contains(d.ready, "late") })
+	if list := d.r.keeper.session.Quarantined(); len(list) > 0 {
+		t.Errorf("in quarantine: %v", list)
+	}
+	d.release()
+	d.waitResolved(3)
+}
+
 // TestTopicDeletedMidRunIsHeldAndComesBack: the records of a deleted topic wait, and are sent when
 // the topic is created again, whose offsets start at 0.
 func TestTopicDeletedMidRunIsHeldAndComesBack(t *testing.T) {

@@ -186,9 +186,13 @@ type topic struct {
 
 	waiting     []*pending // records that wait for the topic to be adopted, in order
 	nextAttempt time.Time  // the earliest time of the next attempt to adopt it
-	maxBytes    int        // max.message.bytes; 0: unknown
-	batchLimit  int        // the largest batch that the sink builds
-	configStale bool       // maxBytes and compacted have to be read again
+	missing     bool       // it has to be created
+
+	leaderlessSince time.Time // since when a partition has no leader, while that keeps the topic from being adopted
+
+	maxBytes    int  // max.message.bytes; 0: unknown
+	batchLimit  int  // the largest batch that the sink builds
+	configStale bool // maxBytes and compacted have to be read again
 
 	compacted bool // N10: it keeps only the newest record of a key, or its policy is unknown
 

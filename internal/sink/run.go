@@ -41,7 +41,8 @@ func (s *Sink) Run(ctx context.Context) error {
 
 	s.registerGauges()
 	background := []func(context.Context) error{
-		s.refresher.runMetadataRefresh, s.adopter.runAdopter, s.keeper.runKeeper, s.runHousekeeping, s.parker.runParker,
+		s.refresher.runMetadataRefresh, s.adopter.runAdopter, s.adopter.runCreator, s.keeper.runKeeper,
+		s.runHousekeeping, s.parker.runParker,
 	}
 	for _, run := range background {
 		wg.Go(func() {

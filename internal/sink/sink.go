@@ -79,7 +79,7 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 		batches:   &batchPool{maxBytes: o.cfg.ParkBytes},
 	}
 	s.refresher = &refresher{sink: s, wake: make(chan struct{}, 1)}
-	s.adopter = &adopter{sink: s, create: o.cfg.Create, wake: make(chan struct{}, 1)}
+	s.adopter = &adopter{sink: s, create: o.cfg.Create, wake: make(chan struct{}, 1), missing: make(chan struct{}, 1)}
 	s.keeper = &keeper{sink: s}
 	s.parker = &parker{
 		sink:          s,
