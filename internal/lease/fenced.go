@@ -28,9 +28,10 @@ import (
 // outcome of a transaction is unknown, fn runs again although the transaction may have committed, so fn
 // must be idempotent. Fenced blocks while the work is suspended. It returns nil once the transaction is
 // majority committed. Otherwise it returns the error of fn, the cause of ctx, or [ErrLeaseLost]. It logs a
-// transaction that fails again and again.
+// transaction that fails again and again, or that fn gives up because it is too slow.
 func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
 	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.lease.cfg.Renew}.Start()
+	logged, last := time.Now(), error(nil)
 	for yield := true; ; {
 		if err := h.awaitValid(ctx); err != nil {
 			return err
@@ -45,9 +46,15 @@ func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.C
 			return context.Cause(h.ctx)
 		}
 
+		if errors.Is(err, mongodb.ErrSlow) {
+			h.log.Warn("a transaction of the owner does not end in time; the next one is smaller",
+				"attempts", back.Attempts(), "error", last, "advice", adviceFor(last))
+		}
 		if ctx.Err() != nil || !mayRetryTransaction(err) {
 			return err
 		}
+		last = err
+
 		// The next attempt does not yield, so that commands cannot starve the owner.
 		if yield && errors.Is(err, errOutcomeUnknown) {
 			h.yieldToForeign(ctx)
@@ -56,15 +63,18 @@ func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.C
 		if back.Wait(ctx) != nil {
 			return err
 		}
-		if back.Attempts()%warnEvery == 0 {
+		if back.Attempts()%warnEvery == 0 || time.Since(logged) >= warnAfter {
+			logged = time.Now()
 			h.log.Warn("a transaction of the owner fails again and again", "error", err, "advice", adviceFor(err))
 		}
 	}
 }
 
-// warnEvery is the number of failed attempts at a transaction between two lines of the log: with the default lease,
-// about 15 s plus the time of the attempts.
-const warnEvery = 20
+// An operation that keeps failing is logged each warnEvery attempts, or after warnAfter: one attempt may take seconds.
+const (
+	warnEvery = 20
+	warnAfter = 10 * time.Second
+)
 
 // runTransaction makes one attempt. It releases the turn at the end, so that renewals can run between
 // two attempts. With yield it returns errOutcomeUnknown while a command waits for the fence.

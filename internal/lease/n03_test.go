@@ -196,6 +196,47 @@ func TestN03_ATransactionThatKeepsFailingIsLogged(t *testing.T) {
 	}
 }
 
+// A transaction that is too slow is divided. Each part begins with few attempts again, so their number never shows the delay.
+func TestN03_ATransactionThatIsTooSlowIsLogged(t *testing.T) {
+	t.Parallel()
+	coll, _ := newCollection(t)
+	cfg := longConfig(coll, "a")
+	cfg.Renew = 20 * time.Millisecond
+	var log bytes.Buffer
+	cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+	h := mustAcquire(t, newLease(t, cfg))
+
+	err := mongodb.FencedSoon(t.Context(), h, nil, 2, func(context.Context) error {
+		return mongo.CommandError{Code: 112, Message: "write conflict", Labels: []string{"TransientTransactionError"}}
+	})
+	if !errors.Is(err, mongodb.ErrSlow) {
+		t.Errorf("the transaction ended with %v, want ErrSlow", err)
+	}
+	if n := strings.Count(log.String(), "does not end in time"); n != 1 || !strings.Contains(log.String(), "write conflict") {
+		t.Errorf("%d lines about it in this log:\n%s", n, &log)
+	}
+}
+
+// The offsets of a new topic are saved before its first record. A write that fails again and again holds the topic, although
+// renewals succeed.
+func TestN09_ASaveThatKeepsFailingIsLogged(t *testing.T) {
+	t.Parallel()
+	coll, app := newCollection(t)
+	cfg := longConfig(coll, "a")
+	cfg.Renew = 20 * time.Millisecond
+	var log bytes.Buffer
+	cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+	h := mustAcquire(t, newLease(t, cfg))
+
+	off := failCommand(t, app, bson.D{{Key: "times", Value: warnEvery}},
+		bson.D{{Key: "failCommands", Value: bson.A{"findAndModify"}}, {Key: "errorCode", Value: 2}})
+	defer off()
+	err := h.Save(t.Context(), Update{})
+	if n := strings.Count(log.String(), "cannot save the watcher document"); err != nil || n != 1 {
+		t.Errorf("Save returned %v, and this log:\n%s", err, &log)
+	}
+}
+
 // If an abort fails, for example on a machine where every call times out, the owner still renews. Otherwise it
 // would wait a minute for its own transaction.
 func TestN03_ARenewalEndsATransactionThatCouldNotBeAborted(t *testing.T) {

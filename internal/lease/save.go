@@ -41,7 +41,7 @@ type Update struct {
 // Save writes u now, fenced and majority committed, and renews the lease with the same write. It retries
 // until the write is confirmed, ctx ends, or the lease is lost. It does not need a valid lease, because
 // the document decides. If ctx ends first, the outcome is unknown, and the next checkpoint writes the
-// merged offsets.
+// merged offsets. It logs a write that fails again and again.
 func (h *Held) Save(ctx context.Context, u Update) error {
 	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.lease.cfg.Renew}.Start()
 	for {
@@ -52,6 +52,10 @@ func (h *Held) Save(ctx context.Context, u Update) error {
 
 		if ctx.Err() != nil || back.Wait(ctx) != nil {
 			return fmt.Errorf("saving the watcher document: %w", err)
+		}
+		// A renewal may succeed in the meantime, because it writes fewer fields.
+		if back.Attempts()%warnEvery == 0 {
+			h.log.Warn("cannot save the watcher document; trying again", "error", err, "advice", adviceFor(err))
 		}
 	}
 }
