@@ -212,7 +212,7 @@ func (o *chaosOwner) move() {
 	o.doc.mu.Lock()
 	ends := append([]int64(nil), o.doc.offsets...)
 	o.doc.mu.Unlock()
-	if _, err := o.s.NextGeneration(o.root, unsure, map[string][]int64{o.topic: ends}); err != nil {
+	if _, err := o.s.NextGeneration(o.root, settled(unsure, map[string][]int64{o.topic: ends})); err != nil {
 		if !o.deposed() {
 			o.tb.Errorf("owner %d, next generation: %v", o.k, err)
 		}

@@ -319,7 +319,7 @@ func sickAtKeepAlive(t *testing.T, k cluster) (away, back func()) {
 			t.Fatalf("keep-alive with a hanging transaction: %v after %s", err, time.Since(begin))
 		}
 		sent := stop() // drained
-		second, err = out.Session.NextGeneration(ctx, []record.TopicPartition{parts[2]}, map[string][]int64{parts[0].Topic: {int64(len(sent)) + 10, 10, 10}, parts[2].Topic: {0}})
+		second, err = out.Session.NextGeneration(ctx, settled([]record.TopicPartition{parts[2]}, map[string][]int64{parts[0].Topic: {int64(len(sent)) + 10, 10, 10}, parts[2].Topic: {0}}))
 		if err != nil {
 			t.Fatal(err)
 		}

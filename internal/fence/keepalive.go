@@ -89,18 +89,30 @@ func (s *Session) markIfHealthy(ctx context.Context, tp record.TopicPartition) (
 	return err == nil, err
 }
 
-// NextGeneration leaves the transactional id for the id of the next generation (N4). The caller has
-// stopped sending, saves Senders and ends the session.
+// NextGeneration leaves the transactional id for the id of the next generation (N4). Then the caller saves Senders and ends
+// the session. It fails if the coordinator does not respond in time.
 //
-// Every batch of the old producer must be acked, except in the partitions of unsettled. The next
-// takeover keeps those in quarantine until it has read the marker of the old id there. ends are the
-// offsets after the last acked record, by topic. Read-backs count the old producer id until the stored
-// offsets have passed them.
+// It calls settle when it has the new id: only from then on must the caller not send any more. settle returns the partitions in
+// which a batch of the old producer is not acked. The next takeover keeps those in quarantine until it has read the marker of the
+// old id there. ends are the offsets after the last acked record, by topic. Read-backs count the old producer id until the
+// stored offsets have passed them.
 func (s *Session) NextGeneration(
-	ctx context.Context, unsettled []record.TopicPartition, ends map[string][]int64,
+	ctx context.Context, settle func() (unsettled []record.TopicPartition, ends map[string][]int64, err error),
 ) (Producer, error) {
 	s.txn.Lock()
 	defer s.txn.Unlock()
+	// The old id serves for records even if the coordinator is away for long.
+	patience := s.patience()
+	patience.Total = 2 * max(s.in.Own, s.in.Stuck)
+	got, generation, err := s.initNextGeneration(ctx, patience)
+	if err != nil {
+		return Producer{}, err
+	}
+	unsettled, ends, err := settle()
+	if err != nil {
+		return Producer{}, err
+	}
+
 	// The sender is noted before the move: afterwards, current is the new identity.
 	s.mu.Lock()
 	left := record.Sender{
@@ -113,9 +125,7 @@ func (s *Session) NextGeneration(
 	}
 	s.mu.Unlock()
 	slices.SortFunc(left.Open, comparePartitions)
-	if err := s.takeNextGeneration(ctx); err != nil {
-		return Producer{}, err
-	}
+	s.moveTo(ctx, got, generation)
 
 	s.mu.Lock()
 	defer s.mu.Unlock()

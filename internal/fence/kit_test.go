@@ -300,3 +300,10 @@ func adminOffsets(topic string, partition int32, offset int64) kadm.Offsets {
 	o.Add(kadm.Offset{Topic: topic, Partition: partition, At: offset})
 	return o
 }
+
+// settled returns the argument of NextGeneration for an owner that has stopped sending before.
+func settled(
+	unsettled []record.TopicPartition, ends map[string][]int64,
+) func() ([]record.TopicPartition, map[string][]int64, error) {
+	return func() ([]record.TopicPartition, map[string][]int64, error) { return unsettled, ends, nil }
+}

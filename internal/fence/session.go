@@ -265,26 +265,36 @@ func (s *Session) noteForgotten(ctx context.Context, generation int, got Produce
 	s.report(e)
 }
 
-// takeNextGeneration takes the first transactional id of a higher generation that does not hang. After an
-// error the identity and the generation are unchanged: the saved sender must contain the id with which
-// its batches can be fenced.
-func (s *Session) takeNextGeneration(ctx context.Context) error {
-	for generation := s.Generation() + 1; ; generation++ {
-		got, err := s.client.Init(ctx, s.formatID(generation), anyEpoch, s.patience())
+// initNextGeneration initializes the first transactional id of a higher generation that does not hang. The identity and
+// the generation of the session stay: the saved sender must contain the id with which its batches can be fenced.
+func (s *Session) initNextGeneration(ctx context.Context, patience Patience) (got Producer, generation int, err error) {
+	for generation = s.Generation() + 1; ; generation++ {
+		got, err = s.client.Init(ctx, s.formatID(generation), anyEpoch, patience)
 		// An earlier owner may have left this id hanging as well.
-		if errors.Is(err, errStuck) {
-			continue
+		if !errors.Is(err, errStuck) {
+			return got, generation, err
 		}
-		if err != nil {
-			return err
-		}
-
-		s.noteForgotten(ctx, generation, got)
-		s.mu.Lock()
-		s.current, s.generation = got, generation
-		s.mu.Unlock()
-		left, taken := s.formatID(generation-1), s.formatID(generation)
-		s.report(Event{Kind: GenerationMoved, Text: fmt.Sprintf("transactional id %s was left for %s", left, taken)})
-		return nil
 	}
+}
+
+// moveTo makes got the identity of the session.
+func (s *Session) moveTo(ctx context.Context, got Producer, generation int) {
+	s.noteForgotten(ctx, generation, got)
+	s.mu.Lock()
+	left := s.formatID(s.generation)
+	s.current, s.generation = got, generation
+	s.mu.Unlock()
+	s.report(Event{
+		Kind: GenerationMoved,
+		Text: fmt.Sprintf("transactional id %s was left for %s", left, s.formatID(generation)),
+	})
+}
+
+// takeNextGeneration moves to the next generation that does not hang, before anything is sent.
+func (s *Session) takeNextGeneration(ctx context.Context) error {
+	got, generation, err := s.initNextGeneration(ctx, s.patience())
+	if err == nil {
+		s.moveTo(ctx, got, generation)
+	}
+	return err
 }

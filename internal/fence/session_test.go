@@ -90,7 +90,7 @@ func TestN04_NextGeneration(t *testing.T) {
 		ends = append(ends, mustPut(t, c, at(tp, p), encode(0, before, 0, ids("a")...))+1)
 	}
 	ctx := ctxOf(t, 2*time.Minute)
-	after, err := out.Session.NextGeneration(ctx, []record.TopicPartition{at(tp, 2)}, map[string][]int64{tp: ends[:2]})
+	after, err := out.Session.NextGeneration(ctx, settled([]record.TopicPartition{at(tp, 2)}, map[string][]int64{tp: ends[:2]}))
 	if err != nil {
 		t.Fatal(err)
 	}

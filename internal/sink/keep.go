@@ -149,30 +149,31 @@ func (k *keeper) quietPartitions() (idle, spare []record.TopicPartition, more bo
 // moveToNextGeneration prepares the next sink to use the transactional id of the next generation
 // (N4), because the current id hangs.
 //
-// It pauses the lanes and waits until nothing is in flight. A partition with a batch that may still
-// arrive stays open for the old id, so that the next sink reads it up to the old id's marker. If the
+// Records flow until it has the new id. Then it pauses the lanes and waits until nothing is in flight. A partition with
+// a batch that may still arrive stays open for the old id, so that the next sink reads it up to the old id's marker. If the
 // next generation cannot be acquired, the sink continues with the old id.
 func (k *keeper) moveToNextGeneration(ctx context.Context) (err error) {
-	// A batch that is sent after the partitions in doubt are listed would be missing from the list.
-	k.setPaused(true)
 	defer func() {
 		if err != nil {
 			k.setPaused(false)
 		}
 	}()
 
-	var unsettled []record.TopicPartition
-	var ends map[string][]int64
-	for busy := true; busy; {
-		if err := retry.Sleep(ctx, settlePoll); err != nil {
-			return err
+	_, err = k.session.NextGeneration(ctx, func() (unsettled []record.TopicPartition, ends map[string][]int64, err error) {
+		// A batch that is sent after the partitions in doubt are listed would be missing from the list.
+		k.setPaused(true)
+		for busy := true; busy; {
+			if err := retry.Sleep(ctx, settlePoll); err != nil {
+				return nil, nil, err
+			}
+			busy, unsettled, ends = k.inDoubt()
 		}
-		busy, unsettled, ends = k.inDoubt()
-	}
-
-	if _, err := k.session.NextGeneration(ctx, unsettled, ends); err != nil {
+		return unsettled, ends, nil
+	})
+	if err != nil {
 		return fmt.Errorf("taking the next generation: %w", err)
 	}
+
 	// Kafka has given us the new id already. A successor fences only senders that the document lists.
 	err = retry.Do(ctx, retry.Reopen, func(ctx context.Context) error {
 		return k.sink.claims.Save(ctx, k.session.Senders(), nil)

@@ -10,6 +10,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/kafkawire/batch"
 )
 
@@ -41,4 +42,36 @@ func TestN04_AMoveThatFailsChangesNothing(t *testing.T) {
 	r.sequence(t, "a", 1, 2)
 	r.acks.waitResolved(2)
 	requireInOrder(t, readTopic(t, brokers, "a"), 1, 2)
+}
+
+// TestN04_RecordsFlowWhileTheNextGenerationCannotBeTaken: the transactional id of the owner hangs, and the coordinator of the
+// next one does not respond. Records do not need it.
+func TestN04_RecordsFlowWhileTheNextGenerationCannotBeTaken(t *testing.T) {
+	t.Parallel()
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
+	r := openSink(t, fakeOptions(brokers...))
+	r.sequence(t, "a", 0, 1)
+	r.acks.waitResolved(1)
+
+	away := kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.InitProducerID}, Err: kerr.CoordinatorNotAvailable, Count: -1})
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+	defer cancel()
+	moved := make(chan error, 1)
+	go func() { moved <- r.keeper.moveToNextGeneration(ctx) }()
+	stacktest.Eventually(t, "the coordinator has rejected some attempts", func() bool { return away.Hits() > 3 })
+
+	r.sequence(t, "a", 1, 20)
+	r.acks.waitResolved(20)
+	select {
+	case err := <-moved:
+		t.Errorf("the move ended with %v before the records were acked", err)
+	default:
+	}
+
+	// The quarantine is read by the same goroutine, so the move does not wait for as long as the coordinator is away.
+	if err := <-moved; err == nil || ctx.Err() != nil {
+		t.Errorf("the move ended with %v, and the context with %v", err, ctx.Err())
+	}
+	r.sequence(t, "a", 20, 21)
+	r.acks.waitResolved(21)
 }
