@@ -92,12 +92,18 @@ func (r *reader) readAll(ctx context.Context, list []*reading) error {
 	}
 	names := slices.Collect(maps.Keys(topics))
 
-	for {
+	for reported := false; ; {
 		if err := r.patience.waitForGate(ctx); err != nil {
 			return err
 		}
-		if r.giveUpIdle(list) == 0 {
+		left := r.giveUpIdle(list)
+		if left == 0 {
 			return nil
+		}
+		if !reported && time.Since(r.began) >= reportAfter {
+			reported = true
+			r.report(Event{Kind: Waiting, Text: fmt.Sprintf("reading back what earlier owners sent: %d of %d partitions are left after %s",
+				left, len(list), reportAfter)})
 		}
 
 		// Leaders may have moved since the last round.

@@ -1,10 +1,16 @@
 package sink
 
 import (
+	"bytes"
 	"fmt"
+	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/fence"
@@ -138,5 +144,39 @@ func TestN10_IsNotAboutDeliveriesOutsideOfTheStream(t *testing.T) {
 	r.acks.waitResolved(5)
 	if got := values(readTopic(t, stacktest.Brokers(t), topic))[0]; len(got) != 5 {
 		t.Fatalf("the log is %v, want each record once", got)
+	}
+}
+
+// TestN08_ALongReadBackIsReported: nothing is delivered during a takeover, so a long one shows in the log where it is.
+func TestN08_ALongReadBackIsReported(t *testing.T) {
+	t.Parallel()
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
+	const n = 12
+	u := fakeOptions(brokers...)
+	u.txid, u.cfg.Compression = "outrelay.test.a", "none"
+	first := openSink(t, u)
+	for i := range n {
+		x := newRecord("a", "k", fmt.Sprintf("k/%d", i))
+		x.Value = make([]byte, 600<<10)
+		first.send(t, x)
+		first.Flush()
+		first.acks.waitResolved(i + 1)
+	}
+	_ = first.kill()
+
+	// A fetch returns one batch.
+	kc.ControlKey(int16(kmsg.Fetch), func(kmsg.Request) (kmsg.Response, error, bool) {
+		kc.KeepControl()
+		kc.SleepControl(func() { <-time.After(600 * time.Millisecond) })
+		return nil, nil, false
+	})
+	var log bytes.Buffer
+	u.cfg.Log, u.claims, u.noRun = slog.New(slog.NewTextHandler(&log, nil)), first.claims, true
+	next := openSink(t, u)
+	if got := next.topics["a"].hitsLeft; got != n {
+		t.Errorf("%d records were read back, want %d; in quarantine: %v", got, n, next.keeper.session.Quarantined())
+	}
+	if c := strings.Count(log.String(), "reading back what earlier owners sent: 1 of 1 partitions"); c != 1 {
+		t.Errorf("%d lines about the read-back in this log:\n%s", c, &log)
 	}
 }
