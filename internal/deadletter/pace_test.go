@@ -1,9 +1,15 @@
 package deadletter
 
 import (
+	"context"
 	"testing"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
@@ -32,7 +38,7 @@ func TestPartsFitTheServer(t *testing.T) {
 	}
 
 	for range 10 {
-		p.recordDuration(time.Second, p.partSize)
+		p.recordDuration(time.Duration(p.partSize)*20*time.Millisecond, p.partSize)
 	}
 	if p.partSize != minPartSize {
 		t.Errorf("after slow parts: part size %d, want %d", p.partSize, minPartSize)
@@ -41,6 +47,41 @@ func TestPartsFitTheServer(t *testing.T) {
 	p.recordDuration(time.Second, 5)
 	if p.partSize != 5 {
 		t.Errorf("after a timeout of a part of 20: part size %d, want 5", p.partSize)
+	}
+}
+
+// Each statement and each commit of a server that is far away takes as long for one letter as for many. Smaller parts would only
+// need more of them.
+func TestPartsStayLargeIfTheServerIsFarAway(t *testing.T) {
+	t.Parallel()
+	app := stacktest.Name(t)
+	client, err := mongo.Connect(options.Client().ApplyURI(stacktest.MongoURI(t)).SetAppName(app))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Disconnect(context.WithoutCancel(t.Context())) })
+	db := stacktest.Database(t, client)
+	b := &bench{t: t, db: db, owner: &countingOwner{Held: acquireLease(t, db, "a")}}
+
+	const n = 1000
+	letters := make([]Letter, n)
+	docs := make([]any, n)
+	for i := range letters {
+		doc := bson.D{{Key: "_id", Value: i}, {Key: "aggregatetype", Value: "order"}}
+		docs[i], letters[i] = doc, b.letter(doc)
+	}
+	if _, err := b.db.Collection("outbox").InsertMany(t.Context(), docs); err != nil {
+		t.Fatal(err)
+	}
+
+	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{
+		{Key: "failCommands", Value: bson.A{"commitTransaction"}}, {Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 400},
+	})
+	defer off()
+	before := b.owner.transactions
+	b.move(letters...)
+	if got := b.owner.transactions - before; got > 8 {
+		t.Errorf("%d letters took %d transactions, want at most 8", n, got)
 	}
 }
 
