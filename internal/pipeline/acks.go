@@ -51,13 +51,16 @@ func (d *Dispatcher) Idle(tp record.TopicPartition, offset int64) { d.tracker.Id
 // after they are majority-committed, so a checkpoint never passes an exception that is not
 // recorded. It returns the error that the retry policy considers final.
 func (d *Dispatcher) Run(ctx context.Context) error {
-	return d.exceptions.run(ctx, func(batch []Exception) error {
-		// Every ticket of the batch is unresolved, so its event comes after the watermark.
+	restore := func(list []Exception) error {
+		// Every ticket of the list is unresolved, so its event comes after the watermark.
 		floor, _ := d.tracker.Reached()
-		for i := range batch {
-			batch[i].Floor = floor
+		for i := range list {
+			list[i].Floor = floor
 		}
+		return d.cfg.Retry(ctx, func() error { return d.cfg.Exceptions.Restore(ctx, list) })
+	}
 
+	return d.exceptions.run(ctx, restore, func(batch []Exception) error {
 		err := d.cfg.Retry(ctx, func() error { return d.cfg.Exceptions.Record(ctx, batch) })
 		if err != nil {
 			return err

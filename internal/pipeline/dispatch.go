@@ -79,8 +79,11 @@ type Exception struct {
 
 // Exceptions stores exceptions.
 type Exceptions interface {
+	// Restore sets the envelopes of exceptions that the sink has returned. It leaves Raw nil if an envelope is gone.
+	Restore(ctx context.Context, list []Exception) error
+
 	// Record stores batch in fenced transactions. When it returns nil they are
-	// majority-committed (N3). Calls do not overlap.
+	// majority-committed (N3). Calls do not overlap. The batch is valid during the call.
 	Record(ctx context.Context, batch []Exception) error
 }
 

@@ -67,6 +67,8 @@ type fakeExceptions struct {
 	done chan struct{}
 }
 
+func (*fakeExceptions) Restore(context.Context, []Exception) error { return nil }
+
 func (m *fakeExceptions) Record(_ context.Context, b []Exception) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

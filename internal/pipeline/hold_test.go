@@ -164,7 +164,10 @@ func TestN13_TheReconcilersQuarterIsItsOwn(t *testing.T) {
 
 type sentLog struct{ got chan []*Sent }
 
-func (l sentLog) Sent(_ context.Context, batch []*Sent) error { l.got <- batch; return nil }
+func (l sentLog) Sent(_ context.Context, batch []*Sent) error {
+	l.got <- slices.Clone(batch)
+	return nil
+}
 
 func TestTheWatermarkWaitsForTheRecordOfADelivery(t *testing.T) {
 	t.Parallel()

@@ -2,13 +2,18 @@ package pipeline
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// maxRecorded is the size limit of a batch: a fenced transaction takes at most 1,000 documents (N3).
-const maxRecorded = 1000
+const (
+	// maxRecorded is the size limit of a batch: a fenced transaction takes at most 1,000 documents (N3).
+	maxRecorded = 1000
+	// maxPrepared bounds the outcomes that are prepared together. One read of the stream serves all of them.
+	maxPrepared = 20 * maxRecorded
+)
 
 // recordQueue holds outcomes that are to be recorded in MongoDB. Any goroutine may add to it.
 type recordQueue[T any] struct {
@@ -31,9 +36,9 @@ func (q *recordQueue[T]) add(list ...T) {
 	retry.Signal(q.wake)
 }
 
-// run calls record with one batch after the other until ctx ends, and then returns nil. record returns
-// early with an error that is final.
-func (q *recordQueue[T]) run(ctx context.Context, record func(batch []T) error) error {
+// run calls record with one batch after the other until ctx ends, and then returns nil. Before that, it calls prepare with
+// many of them together, unless it is nil. Both return early with an error that is final.
+func (q *recordQueue[T]) run(ctx context.Context, prepare, record func(list []T) error) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -42,8 +47,8 @@ func (q *recordQueue[T]) run(ctx context.Context, record func(batch []T) error) 
 		}
 
 		// One signal stands for any number of outcomes.
-		for batch := q.nextBatch(); len(batch) > 0; batch = q.nextBatch() {
-			if err := record(batch); err != nil {
+		for list := q.take(); len(list) > 0; list = q.take() {
+			if err := recordList(list, prepare, record); err != nil {
 				if ctx.Err() != nil {
 					return nil
 				}
@@ -53,17 +58,35 @@ func (q *recordQueue[T]) run(ctx context.Context, record func(batch []T) error) 
 	}
 }
 
-// nextBatch removes the next batch from the queue and returns it. The batch is empty if the queue is.
-func (q *recordQueue[T]) nextBatch() []T {
+// recordList prepares list and records it in batches.
+func recordList[T any](list []T, prepare, record func(list []T) error) error {
+	if prepare != nil {
+		if err := prepare(list); err != nil {
+			return err
+		}
+	}
+
+	for batch := range slices.Chunk(list, maxRecorded) {
+		if err := record(batch); err != nil {
+			return err
+		}
+		// The others may take long, and must not keep the memory of these.
+		clear(batch)
+	}
+	return nil
+}
+
+// take removes outcomes from the queue and returns them. The list is empty if the queue is.
+func (q *recordQueue[T]) take() []T {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 
-	n := min(len(q.list), maxRecorded)
-	batch := q.list[:n:n]
+	n := min(len(q.list), maxPrepared)
+	list := q.list[:n:n]
 	q.list = q.list[n:]
 	if len(q.list) == 0 {
 		// A slice of the rest would keep the whole array in memory.
 		q.list = nil
 	}
-	return batch
+	return list
 }

@@ -24,7 +24,7 @@ type Sent struct {
 
 // Recorder stores deliveries.
 type Recorder interface {
-	// Sent stores batch, fenced. When it returns nil, the batch is majority-committed (N3).
+	// Sent stores batch, fenced. When it returns nil, the batch is majority-committed (N3). The batch is valid during the call.
 	Sent(ctx context.Context, batch []*Sent) error
 }
 
@@ -49,7 +49,7 @@ func (d *Dispatcher) queueDeliveries(list []*Sent) {
 // tickets after that, so a checkpoint never passes a delivery that is still to be recorded. It
 // returns the error that the retry policy considers final.
 func (d *Dispatcher) RunRecorder(ctx context.Context) error {
-	return d.deliveries.run(ctx, func(batch []*Sent) error {
+	return d.deliveries.run(ctx, nil, func(batch []*Sent) error {
 		err := d.cfg.Retry(ctx, func() error { return d.cfg.Recorder.Sent(ctx, batch) })
 		if err != nil {
 			return err

@@ -58,10 +58,6 @@ type exceptionWriter struct {
 // one target and waits for another is stored again by the second write, and an envelope that was
 // stored before stays.
 func (x *exceptionWriter) Record(ctx context.Context, batch []pipeline.Exception) error {
-	if err := x.restoreEnvelopes(ctx, batch); err != nil {
-		return err
-	}
-
 	var letters []deadletter.Letter
 	var dying []*pipeline.Exception // dying[i] is the exception of letters[i]
 	var list []waiting.Exception
@@ -291,12 +287,11 @@ func (x *exceptionWriter) appendWaiting(list []waiting.Exception, e *pipeline.Ex
 	return append(list, w)
 }
 
-// restoreEnvelopes sets the envelopes of exceptions that the sink returned: the sink keeps only
-// encoded records. It leaves Raw nil if an envelope is gone.
-func (x *exceptionWriter) restoreEnvelopes(ctx context.Context, batch []pipeline.Exception) error {
+// Restore implements pipeline.Exceptions: the sink keeps only encoded records. One read of the stream serves the whole list.
+func (x *exceptionWriter) Restore(ctx context.Context, list []pipeline.Exception) error {
 	missing := map[string][]*pipeline.Exception{}
-	for i := range batch {
-		e := &batch[i]
+	for i := range list {
+		e := &list[i]
 		if e.Raw == nil {
 			k := envelopeKey([]byte(idOf(e).String()), e.StringID, e.NSHash)
 			missing[k] = append(missing[k], e)
@@ -309,7 +304,7 @@ func (x *exceptionWriter) restoreEnvelopes(ctx context.Context, batch []pipeline
 	// The stream is read first: a document may be gone, and then only its event contains it. During
 	// a sweep, the stream may not reach back to the envelopes.
 	if !x.recovery.IsSweeping() {
-		err := x.refetchFromStream(ctx, batch[0].Floor, missing)
+		err := x.refetchFromStream(ctx, list[0].Floor, missing)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -319,8 +314,8 @@ func (x *exceptionWriter) restoreEnvelopes(ctx context.Context, batch []pipeline
 		x.log.Debug("some rejected records are not in the stream after the watermark", "reason", err)
 	}
 
-	for _, list := range missing {
-		for _, e := range list {
+	for _, same := range missing {
+		for _, e := range same {
 			if e.Raw != nil {
 				continue
 			}
