@@ -74,6 +74,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 
 // resolveException resolves the targets of e, which is recorded, and releases their bytes.
 func (d *Dispatcher) resolveException(e *Exception) {
+	d.unrecorded.Add(-1)
 	for range e.targets {
 		d.tracker.Resolve(e.ticket)
 	}
@@ -108,6 +109,13 @@ func (d *Dispatcher) Reached() (resume.Position, bool) { return d.tracker.Reache
 // have reserved.
 func (d *Dispatcher) Unresolved() (events int, bytes int64) {
 	return d.tracker.Unresolved(), d.budget.inUse()
+}
+
+// Oldest returns the ticket of the oldest unresolved event, and the number of envelopes that are still to be recorded
+// as waiting or dead. The ticket means nothing if there is no such event.
+func (d *Dispatcher) Oldest() (ticket record.Ticket, unrecorded int64) {
+	low, _ := d.tracker.Window()
+	return low, d.unrecorded.Load()
 }
 
 // Lag returns now minus the commit time of the oldest unresolved event; 0 if there is none.

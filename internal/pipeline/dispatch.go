@@ -172,6 +172,7 @@ type Dispatcher struct {
 
 	deliveries *recordQueue[*Sent] // resolved for every target, to be recorded on their envelopes
 	exceptions *recordQueue[Exception]
+	unrecorded atomic.Int64 // exceptions that are queued or being recorded
 }
 
 var _ record.Acks = (*Dispatcher)(nil)
@@ -330,5 +331,6 @@ func (d *Dispatcher) queueException(e Exception, gates ...gate) {
 		d.gates.changeWaiting(g.NS, g.Topic, g.Key, 1)
 	}
 
+	d.unrecorded.Add(1)
 	d.exceptions.add(e)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/process"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -165,4 +166,27 @@ func TestN15_AGateOpensWhenTheLetterIsSafe(t *testing.T) {
 	}
 	safe()
 	b.consume(1)
+}
+
+// TestAWatermarkThatDoesNotMoveIsReported: a dead letter cannot be stored. No target is blocked, so nothing else explains why
+// the position stays.
+func TestAWatermarkThatDoesNotMoveIsReported(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	node := stacktest.Name(t)
+	_, safe := stacktest.FailAlways(t, "outrelay state "+node, bson.D{
+		{Key: "failCommands", Value: bson.A{"update"}},
+		{Key: "namespace", Value: b.db.Name() + ".outbox_dead"},
+		{Key: "errorCode", Value: 112},
+		{Key: "errorLabels", Value: bson.A{"TransientTransactionError"}},
+	})
+	b.startAs(func(r *process.Relay) { r.Hasten(10 * time.Second) }, "node="+node)
+	b.log.wait(t, "took over")
+	if _, err := b.db.Collection("outbox").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "not an envelope"}}); err != nil {
+		t.Fatal(err)
+	}
+
+	b.log.wait(t, "MongoDB has not stored the oldest waiting or dead event")
+	safe()
+	b.log.wait(t, "an envelope is dead")
 }

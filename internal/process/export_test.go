@@ -10,7 +10,8 @@ import (
 // Hasten makes the relay's calls time out after call, and shortens its intervals of several seconds
 // to half a second. It must be called before Run.
 func (r *Relay) Hasten(call time.Duration) {
-	r.shared.Pace = term.Pace{Call: call, Clean: 500 * time.Millisecond, Indexes: 500 * time.Millisecond}
+	const soon = 500 * time.Millisecond
+	r.shared.Pace = term.Pace{Call: call, Clean: soon, Indexes: soon, Standstill: soon}
 }
 
 // SetMigrations makes the relay behave like a version with these migrations. It must be called

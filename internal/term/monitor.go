@@ -51,7 +51,8 @@ type monitor struct {
 	targets      func() []sink.Blocked
 	stopRenewing func()
 
-	brokersAway bool // targets wait because their brokers cannot be reached
+	brokersAway bool      // targets wait because their brokers cannot be reached
+	oldest      idleTimer // of the ticket of the oldest unresolved event
 }
 
 // idleTimer measures how long a counter has not changed.
@@ -212,7 +213,29 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time) {
 		}
 		m.log.Warn("a target cannot be written; the watermark waits for it", line...)
 	}
+	m.reportStandstill(now, text != "")
 	m.stats.update(now, m, stream, blocked)
+}
+
+// reportStandstill reports the oldest unresolved event if it stays the oldest for long and no blocked target explains that:
+// whatever it waits for, the wait shows in the log.
+func (m *monitor) reportStandstill(now time.Time, explained bool) {
+	oldest, unrecorded := m.dispatcher.Oldest()
+	unresolved, _ := m.dispatcher.Unresolved()
+	if explained || unresolved == 0 || !m.held.Valid() {
+		m.oldest = idleTimer{}
+	}
+
+	text := ""
+	if limit := m.slot.shared.Pace.Standstill; m.oldest.idleFor(int64(oldest), now) >= limit {
+		text = fmt.Sprintf("Kafka has not acknowledged the oldest event for %s", limit)
+		if unrecorded > 0 {
+			text = fmt.Sprintf("MongoDB has not stored the oldest waiting or dead event for %s", limit)
+		}
+	}
+	if m.slot.State.SetProblem("standstill", text, false) && text != "" {
+		m.log.Warn("the watermark does not move", "reason", text, "unresolved", unresolved, "to_store", unrecorded)
+	}
 }
 
 // stuckAfter is how long a target may be blocked before it counts as a problem.

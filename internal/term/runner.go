@@ -65,10 +65,15 @@ type Pace struct {
 	Call    time.Duration // deadline of a call that is cheap for the server
 	Clean   time.Duration // between two checks of the dirty list
 	Indexes time.Duration // between two attempts to make indexes
+
+	// Standstill is the time after which an event that stays the oldest one is reported.
+	Standstill time.Duration
 }
 
 // DefaultPace is the pace outside of tests.
-var DefaultPace = Pace{Call: 10 * time.Second, Clean: 10 * time.Second, Indexes: 30 * time.Second}
+var DefaultPace = Pace{
+	Call: 10 * time.Second, Clean: 10 * time.Second, Indexes: 30 * time.Second, Standstill: 10 * time.Second,
+}
 
 // NewMigrator returns a migrator that makes the indexes that this version declares, for the listed
 // outboxes.
