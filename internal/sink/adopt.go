@@ -240,6 +240,15 @@ func (a *adopter) createTopics(ctx context.Context, names []string) {
 			return
 		}
 	}
+
+	// Another client may have deleted it.
+	a.sink.mu.Lock()
+	defer a.sink.mu.Unlock()
+	for _, name := range created {
+		if t := a.sink.topics[name]; !t.isAdopted() && t.obstacle.kind == kindAdopting {
+			t.setObstacle(topicObstacle(name, kafkawire.UnknownTopicOrPartition, true), time.Now())
+		}
+	}
 }
 
 // adoptSoon requests another attempt at the topics that are not adopted, and reports whether there are any.

@@ -324,6 +324,18 @@ func TestManyMissingTopicsAreCreatedApart(t *testing.T) {
 	}
 }
 
+// TestN11_ATopicThatIsCreatedInVainIsParked: Kafka creates the topic, but no broker shows it. It must not fill the memory.
+func TestN11_ATopicThatIsCreatedInVainIsParked(t *testing.T) {
+	t.Parallel()
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1))
+	kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.CreateTopics}, Err: kerr.TopicAlreadyExists, Count: -1})
+	u := fakeOptions(brokers...)
+	u.cfg.Create = &kafkawire.TopicCreate{Partitions: 1}
+	d := openWithHolder(t, u)
+	d.sequence("ghost", 0, 3)
+	d.waitUntil("the topic is parked", func() bool { return len(d.held) == 3 })
+}
+
 // TestN09_ATopicThatIsCreatedLateIsAdoptedWhole: a topic was missing for longer than the time that parks it. When it is
 // created, one of its partitions has no leader for a moment. It gets no quarantine, which only a takeover would end.
 func TestN09_ATopicThatIsCreatedLateIsAdoptedWhole(t *testing.T) {

@@ -75,6 +75,7 @@ type Exceptions struct {
 	stops          map[orderKey]keyStop
 	current        keyTurn // the key that the pass reads
 	publishedCount int     // envelopes published so far
+	wakeCount      int     // calls of Wake
 	work           pendingWork
 
 	// Used only by Run.
@@ -104,6 +105,7 @@ type flight struct {
 	topics  []string // contains allTopics if they are unknown
 	partial bool     // the envelope waits for more topics than these
 	alone   bool     // nothing else of the key may be published to these topics
+	wakes   int      // calls of Wake before it was published
 }
 
 // keyState counts the publications in flight of one key.
@@ -180,6 +182,7 @@ func New(c Config) *Exceptions {
 func (x *Exceptions) Wake(topic string) {
 	x.mu.Lock()
 	x.work.scanAll = true
+	x.wakeCount++
 	delete(x.parked, topic)
 	if topic == "" {
 		clear(x.parked)

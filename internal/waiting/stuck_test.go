@@ -14,6 +14,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
@@ -81,6 +82,42 @@ func TestN17_DueRetriesOfAParkedTopicAreNotReadInFullAtEachPoll(t *testing.T) {
 	poll()
 	if n := passes.Load(); n != 2 {
 		t.Errorf("%d passes over everything, want another one once its time has come", n)
+	}
+}
+
+// A topic returns a record, and is ready again before the answer arrives. The envelope is published again at the next poll, and not
+// by the next pass over everything.
+func TestN17_ATopicThatIsReadyBeforeItsAnswerIsNotParked(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	te := h.begin()
+	t.Cleanup(func() {
+		te.out.mu.Lock()
+		te.out.dead = true
+		te.out.mu.Unlock()
+		retry.Signal(te.out.kick)
+		<-te.out.over
+	})
+	for _, held := range []error{record.ErrParked, record.ErrPartitionParked} {
+		for ready, want := range map[bool]bool{true: false, false: true} {
+			key := orderKey{h.db.Name() + ".outbox", "k"}
+			f := &flight{ref: keyRef{orderKey: key}, topics: []string{"a"}}
+			te.x.mu.Lock()
+			te.x.trackLocked("id", f)
+			te.x.mu.Unlock()
+			if ready {
+				te.x.Wake("a")
+			}
+
+			te.x.noteAnswers(f, []record.Answer{{Topic: "a", Held: held}})
+			te.x.mu.Lock()
+			if got := te.x.isParkedLocked(key, "a"); got != want {
+				t.Errorf("%v, ready before the answer %t: parked %t, want %t", held, ready, got, want)
+			}
+			te.x.untrackLocked("id", f)
+			te.x.mu.Unlock()
+			te.x.Wake("")
+		}
 	}
 }
 

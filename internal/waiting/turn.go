@@ -192,6 +192,7 @@ func (x *Exceptions) stopTopicsLocked(topics []string, all bool, inFlight []stri
 // trackLocked adds f to the publications in flight.
 func (x *Exceptions) trackLocked(id string, f *flight) {
 	x.publishedCount++
+	f.wakes = x.wakeCount
 	x.inFlight[id] = f
 
 	k := x.keyStates[f.ref.orderKey]
@@ -220,7 +221,9 @@ func (x *Exceptions) noteAnswers(f *flight, answers []record.Answer) {
 		if a.Refusal == nil && a.Held == nil {
 			continue
 		}
+		// A topic may be ready again since it returned the record. Then only the next pass would find it not parked.
 		switch {
+		case f.wakes != x.wakeCount:
 		case errors.Is(a.Held, record.ErrPartitionParked) && len(x.parkedKeys) < maxParked:
 			x.parkedKeys[keyTopic{f.ref.orderKey, a.Topic}] = struct{}{}
 		case errors.Is(a.Held, record.ErrParked):
