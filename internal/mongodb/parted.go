@@ -69,6 +69,8 @@ const (
 type Parts[T any] struct {
 	// Doing names the purpose in errors.
 	Doing string
+	// PartSize is the size of the transactions, which earlier lists have shared. If it is nil, they begin large.
+	PartSize *PartSize
 	// Size returns the bytes of a document. If it is nil, the documents are small.
 	Size func(doc *T) int
 	// Dirty returns the collections that the transaction of a part adds to `dirty` (N17). nil adds none.
@@ -95,7 +97,11 @@ func CountFitting[T any](list []T, limit int, size func(doc *T) int) int {
 // WriteInParts writes a list in fenced transactions. Each is majority committed before the next begins. If
 // the attempts at a transaction fail, the next one is smaller.
 func WriteInParts[T any](ctx context.Context, f Fencer, list []T, p Parts[T]) error {
-	for size := NewPartSize(MaxDocuments); len(list) > 0; {
+	size := p.PartSize
+	if size == nil {
+		size = NewPartSize(MaxDocuments)
+	}
+	for len(list) > 0 {
 		n := CountFitting(list, size.Most(), p.Size)
 		part := list[:n]
 

@@ -58,7 +58,7 @@ func TestN16_ANullFieldIsAnAbsentOne(t *testing.T) {
 	}
 
 	insert()
-	if err := waiting.WriteExceptions(t.Context(), o, list); err != nil {
+	if err := waiting.WriteExceptions(t.Context(), o, list, nil); err != nil {
 		t.Fatal(err)
 	}
 	want := read(t, coll, "none")
@@ -88,7 +88,7 @@ func TestN15_AnEmptyKeyIsStoredAsTheOrderingKey(t *testing.T) {
 	coll, o := exceptionOutbox(t)
 	for i, key := range []any{"", nil, int32(7)} {
 		x := waiting.Exception{NS: mongodb.Namespace(coll), Raw: image(t, bson.D{{Key: "_id", Value: i}, {Key: "key", Value: key}}), State: "parked", Pos: "82", Pending: []string{"t"}, Key: "ordering"}
-		if err := waiting.WriteExceptions(t.Context(), o, []waiting.Exception{x}); err != nil {
+		if err := waiting.WriteExceptions(t.Context(), o, []waiting.Exception{x}, nil); err != nil {
 			t.Fatal(err)
 		}
 		if d := read(t, coll, i); d["key"] != "ordering" {

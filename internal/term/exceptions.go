@@ -45,6 +45,7 @@ type exceptionWriter struct {
 	recovery    *gap.Recovery
 	now         func() time.Time
 	log         *slog.Logger
+	partSize    *mongodb.PartSize // of the transactions with waiting envelopes
 
 	// Set during the takeover.
 	mapping    *envelope.Mapping
@@ -179,7 +180,7 @@ func (x *exceptionWriter) openGates(e *pipeline.Exception) {
 func (x *exceptionWriter) writeWaiting(
 	ctx context.Context, list []waiting.Exception,
 ) (dead []*waiting.Exception, err error) {
-	write := func(part []waiting.Exception) error { return waiting.WriteExceptions(ctx, x.held, part) }
+	write := func(part []waiting.Exception) error { return waiting.WriteExceptions(ctx, x.held, part, x.partSize) }
 
 	reject := func(h waiting.Exception, rejection error) error {
 		e := pipeline.Exception{

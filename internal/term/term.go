@@ -171,6 +171,7 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		recovery:    t.recovery,
 		now:         r.shared.Clock.Now,
 		log:         log,
+		partSize:    mongodb.NewPartSize(mongodb.MaxDocuments),
 	}
 	return t, nil
 }

@@ -421,7 +421,7 @@ func TestWrittenWakesTheKeyAtOnce(t *testing.T) {
 	list := []Exception{{NS: h.ns(), State: "blocked", Pos: "82000001", Key: "k", Pending: []string{"a"}}}
 	list[0].Raw, _ = bson.Marshal(h.exception(1, "k", "x")[:6])
 	h.until("the first pass is over", func() bool { te.x.mu.Lock(); defer te.x.mu.Unlock(); return !te.x.work.scanAll })
-	if err := WriteExceptions(t.Context(), h.held, list); err != nil {
+	if err := WriteExceptions(t.Context(), h.held, list, nil); err != nil {
 		t.Fatal(err)
 	}
 

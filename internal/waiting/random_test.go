@@ -123,7 +123,7 @@ func (c *chaos) come(n int) {
 		list = append(list, x)
 	}
 
-	if err := WriteExceptions(c.t.Context(), c.held, list); err != nil {
+	if err := WriteExceptions(c.t.Context(), c.held, list, nil); err != nil {
 		c.t.Fatal(err)
 	}
 

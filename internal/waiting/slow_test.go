@@ -30,11 +30,18 @@ func TestN03_ATransactionThatNeverEndsInTimeIsMadeSmaller(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	h := &stacktest.Hasty{Fence: &plainFencer{client: coll.Database().Client()}, Coll: coll, Most: 40}
-	if err := WriteExceptions(ctx, h, list); err != nil {
+	size := mongodb.NewPartSize(mongodb.MaxDocuments)
+	if err := WriteExceptions(ctx, h, list, size); err != nil {
 		t.Fatalf("after %d in vain: %v", h.Late.Load(), err)
 	}
 	if n, err := coll.CountDocuments(ctx, bson.D{}); err != nil || n != 300 {
 		t.Errorf("%d of 300 are written, %v", n, err)
+	}
+
+	// The writer of a term has many lists one after the other.
+	late := h.Late.Load()
+	if err := WriteExceptions(ctx, h, list[:100], size); err != nil || h.Late.Load() > late {
+		t.Errorf("the next list: %v, after %d in vain", err, h.Late.Load()-late)
 	}
 }
 

@@ -46,16 +46,18 @@ type Exception struct {
 
 // WriteExceptions stores each exception, in as many fenced transactions as the bounds require. Each transaction is
 // majority committed before the next begins, and enters its namespaces in `dirty` (N17). A transaction that does not
-// end in time is made smaller. After an error, the caller may repeat the call with all exceptions.
+// end in time is made smaller, and so are those of later calls with the same size. If size is nil, the first is as large as possible.
+// After an error, the caller may repeat the call with all exceptions.
 //
 // N16: a write is an upsert of the whole envelope, so an envelope that was inserted and deleted in one transaction
 // becomes an exception too. A document that has a state keeps it, and waits for the new targets as well.
-func WriteExceptions(ctx context.Context, f mongodb.Fencer, list []Exception) error {
+func WriteExceptions(ctx context.Context, f mongodb.Fencer, list []Exception, size *mongodb.PartSize) error {
 	return mongodb.WriteInParts(ctx, f, list, mongodb.Parts[Exception]{
-		Doing: "writing exceptions",
-		Size:  func(x *Exception) int { return len(x.Raw) + 512 },
-		Dirty: distinctNamespaces,
-		Write: upsertExceptions,
+		Doing:    "writing exceptions",
+		PartSize: size,
+		Size:     func(x *Exception) int { return len(x.Raw) + 512 },
+		Dirty:    distinctNamespaces,
+		Write:    upsertExceptions,
 	})
 }
 

@@ -97,7 +97,7 @@ func TestN16_AnExceptionIsTheWholeEnvelopeOfTheStream(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := WriteExceptions(t.Context(), o, []Exception{gone, own, done}); err != nil {
+	if err := WriteExceptions(t.Context(), o, []Exception{gone, own, done}, nil); err != nil {
 		t.Fatal(err)
 	}
 
@@ -142,7 +142,7 @@ func TestN03_ExceptionsAreWrittenInBoundedTransactions(t *testing.T) {
 	for i := range 2100 {
 		list = append(list, Exception{NS: mongodb.Namespace(coll), Raw: image(t, bson.D{{Key: "_id", Value: i}}), State: "parked", Pos: "82", Pending: []string{"a"}, Key: "k"})
 	}
-	if err := WriteExceptions(t.Context(), o, list); err != nil || o.n != 3 {
+	if err := WriteExceptions(t.Context(), o, list, nil); err != nil || o.n != 3 {
 		t.Errorf("%d transactions, %v", o.n, err)
 	}
 
@@ -150,7 +150,7 @@ func TestN03_ExceptionsAreWrittenInBoundedTransactions(t *testing.T) {
 	for i := range 3 {
 		list = append(list, Exception{NS: mongodb.Namespace(coll), Raw: image(t, bson.D{{Key: "_id", Value: fmt.Sprint(i)}, {Key: "payload", Value: make([]byte, 5<<20)}}), State: "parked"})
 	}
-	if err := WriteExceptions(t.Context(), o, list); err != nil || o.n != 3 {
+	if err := WriteExceptions(t.Context(), o, list, nil); err != nil || o.n != 3 {
 		t.Errorf("%d transactions of 15 MiB, %v", o.n, err)
 	}
 	if n, _ := coll.CountDocuments(t.Context(), bson.D{{Key: "state", Value: "parked"}}); n != 2103 {
