@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -19,9 +20,11 @@ import (
 	"golang.org/x/term"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/adopt"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/doctor"
+	"github.com/outrelay/outrelay/internal/importing"
 	"github.com/outrelay/outrelay/internal/operators"
 )
 
@@ -33,8 +36,9 @@ type operatorCommand struct {
 	dryRun  bool
 	yes     bool
 	actor   string
-	changes bool   // the command may change something
-	slot    string // act on the lease of this slot only; "" is all slots
+	changes bool          // the command may change something
+	slot    string        // act on the lease of this slot only; "" is all slots
+	limit   time.Duration // bounds the reads of a command for which a person waits; 0 is no limit
 
 	interactive bool // a person can answer a question
 	onTerminal  bool // standard error is a terminal
@@ -42,7 +46,7 @@ type operatorCommand struct {
 
 // addReadFlags adds the flags of a command that changes nothing.
 func (p *program) addReadFlags(c *cobra.Command) *operatorCommand {
-	a := &operatorCommand{p: p, onTerminal: isTerminal(p.errOut)}
+	a := &operatorCommand{p: p, onTerminal: isTerminal(p.errOut), limit: statusTimeout}
 	a.interactive = a.onTerminal && isTerminal(p.in)
 	c.Flags().BoolVar(&a.json, "json", false, "print one JSON object on standard output")
 	return a
@@ -51,7 +55,8 @@ func (p *program) addReadFlags(c *cobra.Command) *operatorCommand {
 // addChangeFlags adds the flags of a command that changes something.
 func (p *program) addChangeFlags(c *cobra.Command) *operatorCommand {
 	a := p.addReadFlags(c)
-	a.changes = true
+	// A change may work for hours, and waits for the answer of a person.
+	a.changes, a.limit = true, 0
 	c.Flags().BoolVar(&a.dryRun, "dry-run", false, "print the planned changes with counts, and change nothing")
 	c.Flags().BoolVarP(&a.yes, "yes", "y", false, "skip the confirmation")
 	a.addActorFlag(c)
@@ -63,8 +68,7 @@ func (a *operatorCommand) addActorFlag(c *cobra.Command) {
 }
 
 // withOperator connects to the state database and calls f with the operator of the configured watcher.
-// It sets no time limit, because f may work for hours. Each call to the servers has its own timeout. If
-// a later attempt may succeed, the returned error exits with 75.
+// If a later attempt may succeed, the returned error exits with 75.
 func (a *operatorCommand) withOperator(ctx context.Context, f func(ctx context.Context, op admin.Operator) error) error {
 	cfg, _, err := a.p.loadWithLogger()
 	if err != nil {
@@ -81,7 +85,12 @@ func (a *operatorCommand) withOperator(ctx context.Context, f func(ctx context.C
 		return err
 	}
 	a.announceContext()
-	err = f(ctx, op.For(admin.Actor{Name: a.actorName(), Source: source}))
+	limited, cancel := ctx, context.CancelFunc(func() {})
+	if a.limit > 0 {
+		limited, cancel = context.WithTimeout(ctx, a.limit)
+	}
+	defer cancel()
+	err = f(limited, op.For(admin.Actor{Name: a.actorName(), Source: source}))
 	return explainError(ctx, cfg, err)
 }
 
@@ -92,8 +101,12 @@ func (a *operatorCommand) announceContext() {
 	}
 }
 
-// explainError is classifyError. If MongoDB did not answer, it connects once more to find the cause and the fix.
+// explainError is classifyError. If MongoDB did not answer, it connects once more to find the cause and the fix. A refused
+// adoption or import stays permanent.
 func explainError(ctx context.Context, cfg config.Config, err error) error {
+	if errors.Is(err, adopt.ErrRefused) || errors.Is(err, importing.ErrRefused) {
+		return err
+	}
 	if err == nil || ctx.Err() != nil || !admin.IsUnreachable(err) {
 		return classifyError(err)
 	}
@@ -111,39 +124,43 @@ func explainError(ctx context.Context, cfg config.Config, err error) error {
 // source is the source of an action in the events log.
 const source = "cli"
 
-// withOperatorBriefly is withOperator with the time limit statusTimeout.
-func (a *operatorCommand) withOperatorBriefly(ctx context.Context, f func(ctx context.Context, op admin.Operator) error) error {
-	return a.withOperator(ctx, func(ctx context.Context, op admin.Operator) error {
-		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
-		defer cancel()
-		return f(ctx, op)
-	})
-}
-
-// show reads a value and prints it: as JSON with --json, else by printText.
+// show reads a value and prints it: as JSON with --json, else by writeText.
 func show[T any](
 	ctx context.Context, a *operatorCommand,
-	read func(ctx context.Context, op admin.Operator) (T, error), printText func(w io.Writer, v T) error,
+	read func(ctx context.Context, op admin.Operator) (T, error), writeText func(w io.Writer, v T),
 ) error {
 	return a.withOperator(ctx, func(ctx context.Context, op admin.Operator) error {
 		v, err := read(ctx, op)
 		if err != nil {
 			return err
 		}
-		return a.printResult(v, func(w io.Writer) error { return printText(w, v) })
+		return a.printResult(v, func(w io.Writer) { writeText(w, v) })
 	})
 }
 
-// showBriefly is show with the time limit statusTimeout.
-func showBriefly[T any](
-	ctx context.Context, a *operatorCommand,
-	read func(ctx context.Context, op admin.Operator) (T, error), printText func(w io.Writer, v T) error,
+// listing is the output of a command that shows a list.
+type listing[T any] struct {
+	name  string // of the list in JSON
+	empty string // the text for an empty list
+	head  string // of the table
+	cells func(item T) cells
+}
+
+// showList reads a list and prints it: as JSON with --json, else as a table.
+func showList[T any](
+	ctx context.Context, a *operatorCommand, l listing[T], read func(ctx context.Context, op admin.Operator) ([]T, error),
 ) error {
-	return show(ctx, a, func(ctx context.Context, op admin.Operator) (T, error) {
-		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
-		defer cancel()
-		return read(ctx, op)
-	}, printText)
+	return a.withOperator(ctx, func(ctx context.Context, op admin.Operator) error {
+		list, err := read(ctx, op)
+		if err != nil {
+			return err
+		}
+		return printListing(a, l, list)
+	})
+}
+
+func printListing[T any](a *operatorCommand, l listing[T], list []T) error {
+	return a.printResult(map[string][]T{l.name: list}, func(w io.Writer) { writeList(w, l.empty, l.head, list, l.cells) })
 }
 
 // actConfirmed calls act as a dry run, and then again to act, unless it found nothing or the command is a dry
@@ -223,12 +240,33 @@ func (a *operatorCommand) readLine(ctx context.Context) (string, error) {
 	}
 }
 
-// printResult prints v as JSON with --json, and calls printText for people otherwise.
-func (a *operatorCommand) printResult(v any, printText func(w io.Writer) error) error {
+// printResult prints v as JSON with --json, and otherwise the text of writeText.
+func (a *operatorCommand) printResult(v any, writeText func(w io.Writer)) error {
 	if a.json {
 		return printJSON(a.p.out, v)
 	}
-	return printText(a.p.out)
+	return a.p.printText(writeText)
+}
+
+// printLine prints v as JSON with --json, and otherwise one line.
+func (a *operatorCommand) printLine(v any, format string, args ...any) error {
+	return a.printResult(v, func(w io.Writer) { fmt.Fprintf(w, format+"\n", args...) })
+}
+
+// chooseText returns done, or planned for a dry run.
+func (a *operatorCommand) chooseText(done, planned string) string {
+	if a.dryRun {
+		return planned
+	}
+	return done
+}
+
+// printText prints the text of writeText in one write. So writeText, whose writer cannot fail, handles no errors.
+func (p *program) printText(writeText func(w io.Writer)) error {
+	var text bytes.Buffer
+	writeText(&text)
+	_, err := p.out.Write(text.Bytes())
+	return err
 }
 
 // progress is a progress bar. The zero progress draws nothing.
@@ -268,60 +306,47 @@ func (p progress) clear() {
 	}
 }
 
-// writeTable writes head and the rows in aligned columns. rows calls row once for each row.
-func writeTable(w io.Writer, head string, rows func(row func(cells ...any))) error {
+// cells are the values of a row of a table.
+type cells []any
+
+// writeTable writes head and a row for each item in aligned columns. w must be a writer that cannot fail.
+func writeTable[T any](w io.Writer, head string, list []T, cellsOf func(item T) cells) {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, head)
 
-	rows(func(cells ...any) {
-		for i, c := range cells {
-			if i > 0 {
-				_, _ = io.WriteString(t, "\t")
-			}
+	for _, item := range list {
+		var row []string
+		for _, c := range cellsOf(item) {
 			// A tab or line break in a value would start another cell or row.
-			_, _ = io.WriteString(t, sanitizeLine(fmt.Sprint(c)))
+			row = append(row, sanitizeLine(fmt.Sprint(c)))
 		}
-		fmt.Fprintln(t)
-	})
-	return t.Flush()
-}
-
-// writeList writes head and the cells of each item, or the text empty for an empty list.
-func writeList[T any](w io.Writer, empty, head string, list []T, cells func(item T, row func(cells ...any))) error {
-	if len(list) == 0 {
-		_, err := fmt.Fprintln(w, empty)
-		return err
+		fmt.Fprintln(t, strings.Join(row, "\t"))
 	}
-	return writeItems(w, head, list, cells)
+	_ = t.Flush()
 }
 
-// writeItems writes head and the cells of each item.
-func writeItems[T any](w io.Writer, head string, list []T, cells func(item T, row func(cells ...any))) error {
-	return writeTable(w, head, func(row func(...any)) {
-		for _, item := range list {
-			cells(item, row)
-		}
-	})
+// writeList is writeTable, or writes the text empty for an empty list.
+func writeList[T any](w io.Writer, empty, head string, list []T, cellsOf func(item T) cells) {
+	if len(list) == 0 {
+		fmt.Fprintln(w, empty)
+		return
+	}
+	writeTable(w, head, list, cellsOf)
 }
 
 // writePage is writeList for a page of a longer list. It also writes the number of items, here and in all, and
 // the cursor of the next page.
-func writePage[T any](
-	w io.Writer, empty, head string, list []T, total int64, noun, next string, cells func(item T, row func(cells ...any)),
-) error {
+func writePage[T any](w io.Writer, empty, head string, list []T, total int64, noun, next string, cellsOf func(item T) cells) {
 	if total == 0 {
-		_, err := fmt.Fprintln(w, empty)
-		return err
+		fmt.Fprintln(w, empty)
+		return
 	}
 
-	if err := writeItems(w, head, list, cells); err != nil {
-		return err
-	}
+	writeTable(w, head, list, cellsOf)
 	fmt.Fprintf(w, "%s of %s\n", formatThousands(int64(len(list))), countNoun(total, noun))
 	if next != "" {
 		fmt.Fprintf(w, "next page: --after %s\n", next)
 	}
-	return nil
 }
 
 // sanitizeLine makes s safe to print, because text from a document may hold control characters. It

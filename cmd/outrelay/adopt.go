@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -10,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/adopt"
-	"github.com/outrelay/outrelay/internal/config"
 )
 
 func newAdoptCommand(p *program) *cobra.Command {
@@ -79,7 +77,7 @@ func (a *operatorCommand) adoptPosition(ctx context.Context, src adopt.Source) e
 
 	r, err := adopter.Plan(ctx, src)
 	if err != nil {
-		return explainAdoption(ctx, cfg, err)
+		return explainError(ctx, cfg, err)
 	}
 	// The plan has checked everything, so a dry run ends here.
 	if !a.dryRun {
@@ -90,21 +88,13 @@ func (a *operatorCommand) adoptPosition(ctx context.Context, src adopt.Source) e
 		}
 		// Write checks again: the watcher may have got an owner while the user was asked.
 		if r, err = adopter.Write(ctx, r, a.actorName()); err != nil {
-			return explainAdoption(ctx, cfg, err)
+			return explainError(ctx, cfg, err)
 		}
 	}
-	return a.printResult(r, func(w io.Writer) error { return printAdoption(w, r) })
+	return a.printResult(r, func(w io.Writer) { writeAdoption(w, r) })
 }
 
-// explainAdoption is explainError, but a refused position stays permanent.
-func explainAdoption(ctx context.Context, cfg config.Config, err error) error {
-	if errors.Is(err, adopt.ErrRefused) {
-		return err
-	}
-	return explainError(ctx, cfg, err)
-}
-
-func printAdoption(w io.Writer, r adopt.Report) error {
+func writeAdoption(w io.Writer, r adopt.Report) {
 	from := r.Source
 	if r.Connector != "" {
 		from = fmt.Sprintf("%s of connector %s (%s, %s)", r.Source, r.Connector, r.Kind, r.Partition)
@@ -125,6 +115,5 @@ func printAdoption(w io.Writer, r adopt.Report) error {
 	if !r.Done {
 		text = "would continue there; nothing was done"
 	}
-	_, err := fmt.Fprintf(w, "watcher %s: %s\n", r.Watcher, text)
-	return err
+	fmt.Fprintf(w, "watcher %s: %s\n", r.Watcher, text)
 }

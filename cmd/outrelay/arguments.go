@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -23,32 +24,31 @@ func noArgs(c *cobra.Command, args []string) error {
 }
 
 // exactArgs accepts exactly n arguments.
-func exactArgs(n int) cobra.PositionalArgs {
-	return func(c *cobra.Command, args []string) error {
-		if len(args) == n {
-			return nil
-		}
-		return argumentsError(c, fmt.Sprintf("needs %s, found %d", countNoun(int64(n), "argument"), len(args)))
-	}
-}
+func exactArgs(n int) cobra.PositionalArgs { return countArgs(n, n, "needs", n) }
 
 // minArgs accepts n or more arguments.
-func minArgs(n int) cobra.PositionalArgs {
+func minArgs(n int) cobra.PositionalArgs { return countArgs(n, math.MaxInt, "needs at least", n) }
+
+// maxArgs accepts at most n arguments.
+func maxArgs(n int) cobra.PositionalArgs { return countArgs(0, n, "takes at most", n) }
+
+// countArgs accepts between least and most arguments. rule and n describe that in the error.
+func countArgs(least, most int, rule string, n int) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
-		if len(args) >= n {
+		if len(args) >= least && len(args) <= most {
 			return nil
 		}
-		return argumentsError(c, fmt.Sprintf("needs at least %s, found %d", countNoun(int64(n), "argument"), len(args)))
+		return argumentsError(c, fmt.Sprintf("%s %s, found %d", rule, countNoun(int64(n), "argument"), len(args)))
 	}
 }
 
-// maxArgs accepts at most n arguments.
-func maxArgs(n int) cobra.PositionalArgs {
+// nameOrOff accepts the name of a noun, or none with the flag --off.
+func nameOrOff(noun string, off *bool) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
-		if len(args) <= n {
-			return nil
+		if *off != (len(args) == 0) {
+			return argumentsError(c, "needs either the name of a "+noun+" or --off")
 		}
-		return argumentsError(c, fmt.Sprintf("takes at most %s, found %d", countNoun(int64(n), "argument"), len(args)))
+		return nil
 	}
 }
 

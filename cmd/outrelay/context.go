@@ -191,14 +191,17 @@ func newContextListCommand(p *program) *cobra.Command {
 				return err
 			}
 
-			return writeList(p.out, "there are no contexts; create one with `outrelay context set NAME --config FILE`",
-				"CONTEXT\tCURRENT\tCONFIG\tSETTINGS", slices.Sorted(maps.Keys(f.Contexts)), func(name string, row func(...any)) {
+			const empty = "there are no contexts; create one with `outrelay context set NAME --config FILE`"
+			names := slices.Sorted(maps.Keys(f.Contexts))
+			return p.printText(func(w io.Writer) {
+				writeList(w, empty, "CONTEXT\tCURRENT\tCONFIG\tSETTINGS", names, func(name string) cells {
 					mark := ""
 					if name == f.Current {
 						mark = "*"
 					}
-					row(name, mark, f.Contexts[name].Config, len(f.Contexts[name].Set))
+					return cells{name, mark, f.Contexts[name].Config, len(f.Contexts[name].Set)}
 				})
+			})
 		},
 	}
 }
@@ -241,12 +244,7 @@ func newContextUseCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "use NAME",
 		Short: "Make a context the current one; --off selects none",
-		Args: func(c *cobra.Command, args []string) error {
-			if off != (len(args) == 0) {
-				return argumentsError(c, "needs either the name of a context or --off")
-			}
-			return nil
-		},
+		Args:  nameOrOff("context", &off),
 		RunE: func(_ *cobra.Command, args []string) error {
 			return p.changeContexts(func(f *contextFile) (string, error) {
 				if off {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,11 +18,11 @@ type controlResult struct {
 	Done    string `json:"done"`
 }
 
-// runControlAction runs an action on the configured watcher and prints done.
-func (a *operatorCommand) runControlAction(ctx context.Context, done string, action func(context.Context, admin.Operator) error) error {
-	return a.withOperatorBriefly(ctx, func(ctx context.Context, o admin.Operator) error {
+// runControlAction runs an action on the lease of the configured watcher and prints done.
+func (a *operatorCommand) runControlAction(ctx context.Context, done string, action func(admin.Lease, context.Context) error) error {
+	return a.withOperator(ctx, func(ctx context.Context, o admin.Operator) error {
 		o.Slot = a.slot
-		if err := action(ctx, o); err != nil {
+		if err := action(o.Lease(), ctx); err != nil {
 			return err
 		}
 
@@ -31,10 +30,7 @@ func (a *operatorCommand) runControlAction(ctx context.Context, done string, act
 		if o.Slot != "" {
 			name += "/" + o.Slot
 		}
-		return a.printResult(controlResult{Watcher: o.Watcher, Slot: o.Slot, Done: done}, func(w io.Writer) error {
-			_, err := fmt.Fprintf(w, "watcher %s: %s\n", sanitizeLine(name), done)
-			return err
-		})
+		return a.printLine(controlResult{Watcher: o.Watcher, Slot: o.Slot, Done: done}, "watcher %s: %s", sanitizeLine(name), done)
 	})
 }
 
@@ -53,92 +49,83 @@ func addSlotFlag(c *cobra.Command, slot *string) {
 }
 
 func newPauseCommand(p *program) *cobra.Command {
-	var a *operatorCommand
 	c := &cobra.Command{
 		Use:   "pause",
 		Short: "Stop the watcher on all nodes until resume; no event is lost",
 		Args:  noArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			const done = "paused; `outrelay status` reports pausing until its owner has drained and released the lease"
-			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error { return o.Lease().Pause(ctx) })
-		},
 	}
 
-	a = p.addControlFlags(c)
+	a := p.addControlFlags(c)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		const done = "paused; `outrelay status` reports pausing until its owner has drained and released the lease"
+		return a.runControlAction(c.Context(), done, admin.Lease.Pause)
+	}
 	return c
 }
 
 func newResumeCommand(p *program) *cobra.Command {
-	var a *operatorCommand
 	c := &cobra.Command{
 		Use:   "resume",
 		Short: "End a pause",
 		Args:  noArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			return a.runControlAction(c.Context(), "resumed", func(ctx context.Context, o admin.Operator) error { return o.Lease().Resume(ctx) })
-		},
 	}
 
-	a = p.addControlFlags(c)
+	a := p.addControlFlags(c)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		return a.runControlAction(c.Context(), "resumed", admin.Lease.Resume)
+	}
 	return c
 }
 
 func newPinCommand(p *program) *cobra.Command {
-	var a *operatorCommand
 	var off, force bool
 	c := &cobra.Command{
 		Use:               "pin NODE",
 		Short:             "Move the watcher to a node and keep it there while the node is alive",
 		ValidArgsFunction: p.completeNodes,
-		Args: func(c *cobra.Command, args []string) error {
-			if off != (len(args) == 0) {
-				return argumentsError(c, "needs either the name of a node or --off")
-			}
-			return nil
-		},
-		RunE: func(c *cobra.Command, args []string) error {
-			node, done := "", "the pin is off"
-			if !off {
-				node, done = args[0], "pinned to "+args[0]
-			}
-			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error {
-				if force {
-					return o.Lease().PinAhead(ctx, node)
-				}
-				// An unknown name is usually a typing error.
-				err := o.Lease().Pin(ctx, node)
-				if errors.Is(err, admin.ErrUnknownNode) {
-					err = fmt.Errorf("%w; to pin a node before its first start, pass --force", err)
-				}
-				return err
-			})
-		},
+		Args:              nameOrOff("node", &off),
 	}
 
-	a = p.addControlFlags(c)
+	a := p.addControlFlags(c)
 	c.Flags().BoolVar(&off, "off", false, "end the pin")
 	c.Flags().BoolVar(&force, "force", false, "also pin to a node that has never run, before its first start")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		node, done := "", "the pin is off"
+		if !off {
+			node, done = args[0], "pinned to "+args[0]
+		}
+		return a.runControlAction(c.Context(), done, func(l admin.Lease, ctx context.Context) error {
+			if force {
+				return l.PinAhead(ctx, node)
+			}
+			// An unknown name is usually a typing error.
+			err := l.Pin(ctx, node)
+			if errors.Is(err, admin.ErrUnknownNode) {
+				err = fmt.Errorf("%w; to pin a node before its first start, pass --force", err)
+			}
+			return err
+		})
+	}
 	return c
 }
 
 func newStepDownCommand(p *program) *cobra.Command {
-	var a *operatorCommand
 	var hold time.Duration
 	c := &cobra.Command{
 		Use:   "step-down",
 		Short: "Make the current owner release the watcher, so that a standby takes over",
 		Args:  noArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if hold <= 0 {
-				return fmt.Errorf("--hold must be a positive duration such as 30s")
-			}
-
-			done := fmt.Sprintf("its owner releases the lease now and does not acquire it for %s", hold)
-			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error { return o.Lease().StepDown(ctx, hold) })
-		},
 	}
 
-	a = p.addControlFlags(c)
+	a := p.addControlFlags(c)
 	c.Flags().DurationVar(&hold, "hold", 30*time.Second, "how long the current owner must not take over again")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		if hold <= 0 {
+			return fmt.Errorf("--hold must be a positive duration such as 30s")
+		}
+
+		done := fmt.Sprintf("its owner releases the lease now and does not acquire it for %s", hold)
+		return a.runControlAction(c.Context(), done, func(l admin.Lease, ctx context.Context) error { return l.StepDown(ctx, hold) })
+	}
 	return c
 }

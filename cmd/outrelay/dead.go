@@ -100,62 +100,49 @@ func newDeadListCommand(p *program) *cobra.Command {
 			return err
 		}
 
-		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
 			page, err := op.Letters().List(ctx, f.DeadFilter, limit, after)
+			// An empty page of the relay's letters may hide letters of handlers, so the text mentions those.
+			var others int64
+			if err == nil && f.Source != admin.FromHandler && !a.json {
+				others, err = op.Letters().Count(ctx, admin.DeadFilter{Source: admin.FromHandler, RequeueStatus: "replayable"})
+			}
 			if err != nil {
 				return err
 			}
-			return a.printResult(page, func(w io.Writer) error {
-				if err := printDead(w, page); err != nil {
-					return err
-				}
-				// An empty page of the relay's letters may hide letters of handlers, so the text mentions those.
-				return f.printOtherLetters(ctx, w, op)
-			})
+			return a.printResult(page, func(w io.Writer) { f.writeDead(w, page, others) })
 		})
 	}
 	return c
 }
 
-// printOtherLetters prints the number of letters of handlers after a list of the relay's dead
-// letters.
-func (f *deadFilter) printOtherLetters(ctx context.Context, w io.Writer, op admin.Operator) error {
-	if f.Source == admin.FromHandler {
-		return nil
-	}
-	n, err := op.Letters().Count(ctx, admin.DeadFilter{Source: admin.FromHandler, RequeueStatus: "replayable"})
-	if err != nil || n == 0 {
-		return err
-	}
-	_, err = fmt.Fprintf(w, "handlers have %s: outrelay dead list --source handler\n", countNoun(n, "dead letter"))
-	return err
-}
-
-func printDead(w io.Writer, page admin.DeadPage) error {
-	if len(page.Letters) > 0 && page.Letters[0].Source.Kind == admin.FromHandler {
-		return printHandlerLetters(w, page)
-	}
-
+// writeDead writes a page of letters. others is the number of letters of handlers.
+func (f *deadFilter) writeDead(w io.Writer, page admin.DeadPage, others int64) {
 	head := "DIED\tID\tDELIVERY\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON"
-	addRow := func(l admin.DeadLetter, row func(...any)) {
+	cellsOf := func(l admin.DeadLetter) cells {
 		requeued := "no"
 		if l.Replayed != nil {
 			requeued = fmt.Sprintf("as %d", l.Replayed.Delivery)
 		}
-		row(formatLocal(&l.DiedAt), quoteArgument(l.ID), l.Delivery, l.Type, truncate(l.Key, 40), l.Topic, l.Class,
-			requeued, truncate(l.Reason, 100))
+		return cells{
+			formatLocal(&l.DiedAt), quoteArgument(l.ID), l.Delivery, l.Type, truncate(l.Key, 40), l.Topic, l.Class,
+			requeued, truncate(l.Reason, 100),
+		}
 	}
-	return writePage(w, "no dead letter matches", head, page.Letters, page.Total, "dead letter", page.Next, addRow)
-}
+	if f.Source == admin.FromHandler {
+		head = "DIED\tID\tDELIVERY\tGROUP\tHANDLER\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON"
+		cellsOf = func(l admin.DeadLetter) cells {
+			return cells{
+				formatLocal(&l.DiedAt), quoteArgument(l.ID), l.Delivery, l.Source.Group, l.Source.Handler, l.Type,
+				truncate(l.Key, 40), l.Topic, l.Class, requeueState(l), truncate(l.Reason, 100),
+			}
+		}
+	}
 
-// printHandlerLetters is printDead for letters of handlers.
-func printHandlerLetters(w io.Writer, page admin.DeadPage) error {
-	head := "DIED\tID\tDELIVERY\tGROUP\tHANDLER\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON"
-	addRow := func(l admin.DeadLetter, row func(...any)) {
-		row(formatLocal(&l.DiedAt), quoteArgument(l.ID), l.Delivery, l.Source.Group, l.Source.Handler, l.Type,
-			truncate(l.Key, 40), l.Topic, l.Class, requeueState(l), truncate(l.Reason, 100))
+	writePage(w, "no dead letter matches", head, page.Letters, page.Total, "dead letter", page.Next, cellsOf)
+	if others > 0 {
+		fmt.Fprintf(w, "handlers have %s: outrelay dead list --source handler\n", countNoun(others, "dead letter"))
 	}
-	return writePage(w, "no dead letter matches", head, page.Letters, page.Total, "dead letter", page.Next, addRow)
 }
 
 // requeueState describes whether a letter of a handler was requeued.
@@ -185,39 +172,37 @@ func newDeadSummaryCommand(p *program) *cobra.Command {
 	}
 
 	a, f := p.addReadFlags(c), addDeadFilterFlags(c, false)
+	// Grouping reads all letters that match.
+	a.limit = 0
 	f.addStateFlag(c)
 	c.RunE = func(c *cobra.Command, ids []string) error {
 		if err := f.parseArgs(ids); err != nil {
 			return err
 		}
 
-		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (deadGroups, error) {
-			groups, err := op.Letters().Summary(ctx, f.DeadFilter)
-			return deadGroups{groups}, err
-		}, printDeadGroups)
-	}
-	return c
-}
-
-// deadGroups is the output of `outrelay dead summary --json`.
-type deadGroups struct {
-	Groups []admin.DeadGroup `json:"groups"`
-}
-
-func printDeadGroups(w io.Writer, all deadGroups) error {
-	if len(all.Groups) > 0 && all.Groups[0].ConsumerGroup != "" {
-		head := "COUNT\tNOT REQUEUED\tGROUP\tHANDLER\tTYPE\tCLASS\tFIRST\tLAST"
-		return writeList(w, "", head, all.Groups, func(g admin.DeadGroup, row func(...any)) {
-			row(formatThousands(g.Count), formatThousands(g.Replayable), g.ConsumerGroup, g.Handler, g.Type, g.Class,
-				formatLocal(&g.First), formatLocal(&g.Last))
+		groups := listing[admin.DeadGroup]{
+			name: "groups", empty: "no dead letter matches", head: "COUNT\tNOT REQUEUED\tTOPIC\tTYPE\tCLASS\tFIRST\tLAST",
+			cells: func(g admin.DeadGroup) cells {
+				return cells{
+					formatThousands(g.Count), formatThousands(g.Replayable), g.Topic, g.Type, g.Class,
+					formatLocal(&g.First), formatLocal(&g.Last),
+				}
+			},
+		}
+		if f.Source == admin.FromHandler {
+			groups.head = "COUNT\tNOT REQUEUED\tGROUP\tHANDLER\tTYPE\tCLASS\tFIRST\tLAST"
+			groups.cells = func(g admin.DeadGroup) cells {
+				return cells{
+					formatThousands(g.Count), formatThousands(g.Replayable), g.ConsumerGroup, g.Handler, g.Type, g.Class,
+					formatLocal(&g.First), formatLocal(&g.Last),
+				}
+			}
+		}
+		return showList(c.Context(), a, groups, func(ctx context.Context, op admin.Operator) ([]admin.DeadGroup, error) {
+			return op.Letters().Summary(ctx, f.DeadFilter)
 		})
 	}
-
-	head := "COUNT\tNOT REQUEUED\tTOPIC\tTYPE\tCLASS\tFIRST\tLAST"
-	return writeList(w, "no dead letter matches", head, all.Groups, func(g admin.DeadGroup, row func(...any)) {
-		row(formatThousands(g.Count), formatThousands(g.Replayable), g.Topic, g.Type, g.Class,
-			formatLocal(&g.First), formatLocal(&g.Last))
-	})
+	return c
 }
 
 // addDeadRefFlags adds the flags that, together with an id, select one dead letter.
@@ -242,9 +227,9 @@ func newDeadShowCommand(p *program) *cobra.Command {
 	c.Flags().BoolVar(&payload, "payload", false, "also show the payload and unknown fields")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ref.ID = args[0]
-		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.DeadLetter, error) {
+		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.DeadLetter, error) {
 			return op.Letters().Show(ctx, *ref, payload)
-		}, printDeadLetter)
+		}, writeDeadLetter)
 	}
 	return c
 }
@@ -369,11 +354,8 @@ func (a *operatorCommand) printRequeued(got admin.DeadOutcome, err error) error 
 		return err
 	}
 
-	printErr := a.printResult(got, func(w io.Writer) error {
-		verb := "requeued"
-		if got.DryRun {
-			verb = "would be requeued"
-		}
+	printErr := a.printResult(got, func(w io.Writer) {
+		verb := a.chooseText("requeued", "would be requeued")
 		fmt.Fprintf(w, "%s %s, %s rejected\n", countNoun(got.Requeued, "dead letter"), verb, formatThousands(got.Refused))
 
 		for _, r := range got.Why {
@@ -382,7 +364,6 @@ func (a *operatorCommand) printRequeued(got admin.DeadOutcome, err error) error 
 		if more := got.Refused - int64(len(got.Why)); more > 0 {
 			fmt.Fprintf(w, "  and %s more\n", formatThousands(more))
 		}
-		return nil
 	})
 
 	// Letters that were rejected need an edit, which a script has to notice.
@@ -424,14 +405,8 @@ They cannot be recovered.`,
 				return err
 			}
 
-			return errors.Join(err, a.printResult(got, func(w io.Writer) error {
-				if got.DryRun {
-					_, err := fmt.Fprintf(w, "%s would be discarded\n", countNoun(got.Matched, "dead letter"))
-					return err
-				}
-				_, err := fmt.Fprintf(w, "%s discarded\n", countNoun(got.Discarded, "dead letter"))
-				return err
-			}))
+			return errors.Join(err, a.printLine(got, "%s", a.chooseText(
+				countNoun(got.Discarded, "dead letter")+" discarded", countNoun(got.Matched, "dead letter")+" would be discarded")))
 		})
 	}
 	return c

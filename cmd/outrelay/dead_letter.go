@@ -12,13 +12,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/deadletter"
 )
 
 // maxPayload bounds the payload of an edit. It is the maximum size of a MongoDB document, which no
 // payload can reach.
 const maxPayload = 16 << 20
 
-func printDeadLetter(w io.Writer, l admin.DeadLetter) error {
+func writeDeadLetter(w io.Writer, l admin.DeadLetter) {
 	printField := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "%-14s %s\n", name, sanitizeLine(fmt.Sprintf(format, args...)))
 	}
@@ -53,26 +54,17 @@ func printDeadLetter(w io.Writer, l admin.DeadLetter) error {
 	}
 
 	fmt.Fprintf(w, "\n%s\n", countNoun(int64(len(l.Attempts)), "attempt"))
-	err := writeTable(w, "AT\tTOPIC\tCLASS\tNODE\tREASON", func(row func(...any)) {
-		for _, a := range l.Attempts {
-			row(formatLocal(&a.At), a.Topic, a.Class, a.Node, truncate(a.Reason, 120))
-		}
+	writeTable(w, "AT\tTOPIC\tCLASS\tNODE\tREASON", l.Attempts, func(a deadletter.Attempt) cells {
+		return cells{formatLocal(&a.At), a.Topic, a.Class, a.Node, truncate(a.Reason, 120)}
 	})
-	if err != nil {
-		return err
-	}
 
 	size := countNoun(int64(l.Size), "byte")
-	if l.Envelope == nil {
-		_, err := fmt.Fprintf(w, "\nthe envelope, %s, cannot be shown as JSON\n", size)
-		return err
-	}
 	var pretty bytes.Buffer
-	if err := json.Indent(&pretty, l.Envelope, "", "  "); err != nil {
-		return fmt.Errorf("formatting the envelope: %w", err)
+	if json.Indent(&pretty, l.Envelope, "", "  ") != nil {
+		fmt.Fprintf(w, "\nthe envelope, %s, cannot be shown as JSON\n", size)
+		return
 	}
-	_, err = fmt.Fprintf(w, "\nenvelope, %s\n%s\n", size, pretty.Bytes())
-	return err
+	fmt.Fprintf(w, "\nenvelope, %s\n%s\n", size, pretty.Bytes())
 }
 
 // deadEditFlags holds the flags of an edit.
@@ -204,15 +196,9 @@ its handler. The new payload contains the bytes of the file, so --payload-as can
 				return err
 			}
 
-			return a.printResult(got, func(w io.Writer) error {
-				verb := "is requeued"
-				if got.DryRun {
-					verb = "would be requeued"
-				}
-				_, err := fmt.Fprintf(w, "%s of %s %s as delivery %d with changed %s\n",
-					quoteArgument(got.ID), got.Collection, verb, got.Delivery, strings.Join(got.Edited, ", "))
-				return err
-			})
+			verb := a.chooseText("is requeued", "would be requeued")
+			return a.printLine(got, "%s of %s %s as delivery %d with changed %s",
+				quoteArgument(got.ID), got.Collection, verb, got.Delivery, strings.Join(got.Edited, ", "))
 		})
 	}
 	return c

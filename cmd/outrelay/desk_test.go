@@ -115,7 +115,7 @@ func expectTexts(t *testing.T, text string, want ...string) {
 func TestNodesCommands(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	var l nodeList
+	var l struct{ Nodes []admin.Node }
 	d.runCommand(&l, exitOK, "nodes", "--check")
 	if len(l.Nodes) != 2 || l.Nodes[0].Node != "one" || l.Nodes[0].Role != "owner" || !slices.Equal(l.Nodes[0].Slots, []string{"default/0of1"}) ||
 		l.Nodes[1].Role != "standby" || l.Nodes[1].Schema != 3 || !slices.Equal(l.Nodes[1].Roles, []string{"relay", "cleaner"}) || l.Nodes[1].Stale {

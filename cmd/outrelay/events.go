@@ -54,6 +54,8 @@ With --follow, also show new entries until Ctrl-C; together with --json, as one 
 	}
 
 	a := p.addReadFlags(c)
+	// A log that is followed has no end.
+	a.limit = 0
 	flags := c.Flags()
 	flags.StringSliceVar(&f.Kinds, "kind", nil, "only these `kinds`, such as took_over,gap_found")
 	flags.StringVar(&f.Node, "node", "", "only entries written by this `node`")
@@ -80,7 +82,7 @@ With --follow, also show new entries until Ctrl-C; together with --json, as one 
 			if err != nil {
 				return err
 			}
-			return a.printResult(page, func(w io.Writer) error { return printEvents(w, page) })
+			return a.printResult(page, func(w io.Writer) { writeEvents(w, page) })
 		})
 	}
 	c.AddCommand(newEventsTrimCommand(p))
@@ -111,20 +113,16 @@ func unknownKindError(kind string) error {
 	return fmt.Errorf("--kind: no entry is of kind %q; expected one of %s", kind, strings.Join(known, ", "))
 }
 
-func printEvents(w io.Writer, page admin.EventPage) error {
+func writeEvents(w io.Writer, page admin.EventPage) {
 	if page.Total == 0 {
-		_, err := fmt.Fprintln(w, "no entry matches")
-		return err
+		fmt.Fprintln(w, "no entry matches")
+		return
 	}
 
-	err := writeTable(w, "TIME\tWHAT\tWATCHER\tNODE\tBY\tDETAILS", func(row func(...any)) {
-		for _, e := range slices.Backward(page.Events) {
-			row(formatLocal(&e.At), e.Kind, e.Watcher, e.Node, e.Actor, formatFields(e.Fields))
-		}
+	slices.Reverse(page.Events)
+	writeTable(w, "TIME\tWHAT\tWATCHER\tNODE\tBY\tDETAILS", page.Events, func(e admin.LogEvent) cells {
+		return cells{formatLocal(&e.At), e.Kind, e.Watcher, e.Node, e.Actor, formatFields(e.Fields)}
 	})
-	if err != nil {
-		return err
-	}
 
 	// countNoun supports only plurals with an s.
 	total := strings.Replace(countNoun(page.Total, "entry"), "entrys", "entries", 1)
@@ -132,7 +130,6 @@ func printEvents(w io.Writer, page admin.EventPage) error {
 	if page.Next != "" {
 		fmt.Fprintf(w, "older entries: --after %s\n", page.Next)
 	}
-	return nil
 }
 
 // formatFields formats the fields of an entry as name=value, without the fields that have their own column.
@@ -297,12 +294,5 @@ func (a *operatorCommand) trimEvents(ctx context.Context, op admin.Operator, kee
 		}
 	}
 
-	return a.printResult(out, func(w io.Writer) error {
-		verb := "removed"
-		if a.dryRun {
-			verb = "would remove"
-		}
-		_, err := fmt.Fprintf(w, "%s %s entries\n", verb, formatThousands(out.Removed))
-		return err
-	})
+	return a.printLine(out, "%s %s entries", a.chooseText("removed", "would remove"), formatThousands(out.Removed))
 }

@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -35,10 +33,9 @@ func newFailedListCommand(p *program) *cobra.Command {
 	addCollectionFlag(c, &collection)
 	addLimitFlag(c, &limit, 100, 100, "maximum number of envelopes")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (failedList, error) {
-			list, err := op.Waiting().Failed(ctx, collection, limit)
-			return failedList{list}, err
-		}, printFailed)
+		return showList(c.Context(), a, failedListing, func(ctx context.Context, op admin.Operator) ([]admin.FailedEnvelope, error) {
+			return op.Waiting().Failed(ctx, collection, limit)
+		})
 	}
 	return c
 }
@@ -47,17 +44,14 @@ func addCollectionFlag(c *cobra.Command, collection *string) {
 	c.Flags().StringVar(collection, "collection", "", "only this `outbox`, as database.collection; default: all of the watcher")
 }
 
-// failedList is the output of `outrelay failed list --json`.
-type failedList struct {
-	Failed []admin.FailedEnvelope `json:"failed"`
-}
-
-func printFailed(w io.Writer, list failedList) error {
-	head := "FAILED\tID\tTYPE\tKEY\tATTEMPTS\tNEXT\tTOPIC\tCLASS\tREASON"
-	return writeList(w, "no envelope has failed", head, list.Failed, func(e admin.FailedEnvelope, row func(...any)) {
-		row(formatLocal(&e.FailedAt), quoteArgument(e.ID), e.Type, truncate(e.Key, 40), e.Attempts,
-			e.NextAt.Local().Format(time.TimeOnly), e.Topic, e.Class, truncate(e.Reason, 100))
-	})
+var failedListing = listing[admin.FailedEnvelope]{
+	name: "failed", empty: "no envelope has failed", head: "FAILED\tID\tTYPE\tKEY\tATTEMPTS\tNEXT\tTOPIC\tCLASS\tREASON",
+	cells: func(e admin.FailedEnvelope) cells {
+		return cells{
+			formatLocal(&e.FailedAt), quoteArgument(e.ID), e.Type, truncate(e.Key, 40), e.Attempts,
+			e.NextAt.Local().Format(time.TimeOnly), e.Topic, e.Class, truncate(e.Reason, 100),
+		}
+	},
 }
 
 func newFailedResetCommand(p *program) *cobra.Command {
@@ -110,14 +104,8 @@ func (p *program) newFailedAction(c *cobra.Command, done string, act failedActio
 				return errors.New("no failed envelope has one of these ids; outrelay failed list lists the envelopes")
 			}
 			got.DryRun = a.dryRun
-			return a.printResult(got, func(w io.Writer) error {
-				if a.dryRun {
-					_, err := fmt.Fprintf(w, "%s would be %s\n", countNoun(got.Failed, "failed envelope"), done)
-					return err
-				}
-				_, err := fmt.Fprintf(w, "%s %s\n", countNoun(got.Done, "failed envelope"), done)
-				return err
-			})
+			text := a.chooseText(countNoun(got.Done, "failed envelope"), countNoun(got.Failed, "failed envelope")+" would be")
+			return a.printLine(got, "%s %s", text, done)
 		})
 	}
 	return c

@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/importing"
 )
 
@@ -78,7 +77,7 @@ func (a *operatorCommand) importRows(ctx context.Context, o importing.Options) e
 	r, err := importer.Plan(ctx)
 	bar.clear()
 	if err != nil {
-		return explainImport(ctx, cfg, err)
+		return explainError(ctx, cfg, err)
 	}
 	// Rows that were imported before are counted in Known and need no confirmation.
 	if !a.dryRun && r.Total() > 0 {
@@ -91,18 +90,10 @@ func (a *operatorCommand) importRows(ctx context.Context, o importing.Options) e
 		bar.clear()
 	}
 	// The counts are printed even after an error: the next run continues from them.
-	return errors.Join(a.printResult(r, func(w io.Writer) error { return printImport(w, r) }), explainImport(ctx, cfg, err))
+	return errors.Join(a.printResult(r, func(w io.Writer) { writeImport(w, r) }), explainError(ctx, cfg, err))
 }
 
-// explainImport is explainError, but a refused import stays permanent.
-func explainImport(ctx context.Context, cfg config.Config, err error) error {
-	if errors.Is(err, importing.ErrRefused) {
-		return err
-	}
-	return explainError(ctx, cfg, err)
-}
-
-func printImport(w io.Writer, r importing.Report) error {
+func writeImport(w io.Writer, r importing.Report) {
 	for _, t := range r.Tables {
 		fmt.Fprintf(w, "%s: %s to import\n", t.Collection, countNoun(t.Rows, "row"))
 	}
@@ -117,6 +108,5 @@ func printImport(w io.Writer, r importing.Report) error {
 	if !r.Done {
 		text = "would be imported into"
 	}
-	_, err := fmt.Fprintf(w, "%s %s %s\n", countNoun(r.Total(), "row"), text, r.To)
-	return err
+	fmt.Fprintf(w, "%s %s %s\n", countNoun(r.Total(), "row"), text, r.To)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -65,11 +64,6 @@ func (f *inboxFlags) findInbox(ctx context.Context, op admin.Operator) (database
 	return "", "", fmt.Errorf("there are several inboxes: select one of %s with --database and --collection", strings.Join(names, ", "))
 }
 
-// inboxList is the output of `outrelay inbox counts --json`.
-type inboxList struct {
-	Inboxes []admin.InboxCounts `json:"inboxes"`
-}
-
 func newInboxCountsCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "counts",
@@ -79,24 +73,18 @@ func newInboxCountsCommand(p *program) *cobra.Command {
 
 	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (inboxList, error) {
-			all, err := op.Inboxes().List(ctx)
-			return inboxList{all}, err
-		}, printInboxes)
+		return showList(c.Context(), a, inboxListing, func(ctx context.Context, op admin.Operator) ([]admin.InboxCounts, error) {
+			return op.Inboxes().List(ctx)
+		})
 	}
 	return c
 }
 
-func printInboxes(w io.Writer, all inboxList) error {
-	head := "DATABASE\tINBOX\tHANDLED\tCLAIMED\tOF THEM EXPIRED"
-	return writeList(w, noInbox, head, all.Inboxes, func(x admin.InboxCounts, row func(...any)) {
-		row(x.Database, x.Collection, formatThousands(x.Handled), formatThousands(x.Claimed), formatThousands(x.Expired))
-	})
-}
-
-// inboxMarks is the output of `outrelay inbox marks --json`.
-type inboxMarks struct {
-	Marks []admin.InboxMark `json:"marks"`
+var inboxListing = listing[admin.InboxCounts]{
+	name: "inboxes", empty: noInbox, head: "DATABASE\tINBOX\tHANDLED\tCLAIMED\tOF THEM EXPIRED",
+	cells: func(x admin.InboxCounts) cells {
+		return cells{x.Database, x.Collection, formatThousands(x.Handled), formatThousands(x.Claimed), formatThousands(x.Expired)}
+	},
 }
 
 func newInboxMarksCommand(p *program) *cobra.Command {
@@ -108,27 +96,27 @@ func newInboxMarksCommand(p *program) *cobra.Command {
 
 	a, f := p.addReadFlags(c), addInboxFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (inboxMarks, error) {
+		return showList(c.Context(), a, markListing, func(ctx context.Context, op admin.Operator) ([]admin.InboxMark, error) {
 			database, collection, err := f.findInbox(ctx, op)
 			if err != nil {
-				return inboxMarks{}, err
+				return nil, err
 			}
-			marks, err := op.Inboxes().Marks(ctx, database, collection)
-			return inboxMarks{marks}, err
-		}, printInboxMarks)
+			return op.Inboxes().Marks(ctx, database, collection)
+		})
 	}
 	return c
 }
 
-func printInboxMarks(w io.Writer, all inboxMarks) error {
-	head := "CONSUMER\tTOPIC\tPARTITION\tLANE\tNEXT OFFSET\tCOUNTS\tAT"
-	return writeList(w, "no consumer of this inbox keeps watermarks", head, all.Marks, func(m admin.InboxMark, row func(...any)) {
+var markListing = listing[admin.InboxMark]{
+	name: "marks", empty: "no consumer of this inbox keeps watermarks",
+	head: "CONSUMER\tTOPIC\tPARTITION\tLANE\tNEXT OFFSET\tCOUNTS\tAT",
+	cells: func(m admin.InboxMark) cells {
 		counts := "yes"
 		if !m.Current {
 			counts = "no, from an older generation"
 		}
-		row(m.Consumer, m.Topic, m.Partition, m.Lane, m.Next, counts, formatLocal(&m.At))
-	})
+		return cells{m.Consumer, m.Topic, m.Partition, m.Lane, m.Next, counts, formatLocal(&m.At)}
+	},
 }
 
 func newInboxPurgeCommand(p *program) *cobra.Command {
@@ -169,14 +157,7 @@ over. If such a message is delivered again later, and no watermark covers it, it
 			}
 
 			out.DryRun = a.dryRun
-			return a.printResult(out, func(w io.Writer) error {
-				text := "removed " + countNoun(out.Removed, "mark")
-				if a.dryRun {
-					text = "would remove " + countNoun(out.Matched, "mark")
-				}
-				_, err := fmt.Fprintln(w, text)
-				return err
-			})
+			return a.printLine(out, "%s", a.chooseText("removed "+countNoun(out.Removed, "mark"), "would remove "+countNoun(out.Matched, "mark")))
 		})
 	}
 	return c
@@ -216,14 +197,8 @@ without --force: use it only for a process that has stopped for certain.`,
 			}
 
 			out.DryRun = a.dryRun
-			return a.printResult(out, func(w io.Writer) error {
-				text := "released " + countNoun(out.Released, "claim")
-				if a.dryRun {
-					text = fmt.Sprintf("would release %s, %s of them live", countNoun(out.Matched, "claim"), formatThousands(out.Live))
-				}
-				_, err := fmt.Fprintln(w, text)
-				return err
-			})
+			planned := fmt.Sprintf("would release %s, %s of them live", countNoun(out.Matched, "claim"), formatThousands(out.Live))
+			return a.printLine(out, "%s", a.chooseText("released "+countNoun(out.Released, "claim"), planned))
 		})
 	}
 	return c

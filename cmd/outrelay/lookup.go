@@ -47,12 +47,12 @@ found, other envelopes only between --from and --to. The exit code is 1 if nothi
 			return err
 		}
 
-		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
 			found, err := op.Lookup(ctx, *q)
 			if err != nil {
 				return err
 			}
-			if err := a.printResult(found, func(w io.Writer) error { return printFound(w, found) }); err != nil {
+			if err := a.printResult(found, func(w io.Writer) { writeFound(w, found) }); err != nil {
 				return err
 			}
 
@@ -66,16 +66,16 @@ found, other envelopes only between --from and --to. The exit code is 1 if nothi
 	return c
 }
 
-func printFound(w io.Writer, f admin.LookupResult) error {
+func writeFound(w io.Writer, f admin.LookupResult) {
 	if len(f.Envelopes)+len(f.Letters) == 0 {
-		_, err := fmt.Fprintln(w, "not found: no such event was appended, or it was delivered and removed after its retention")
-		return err
+		fmt.Fprintln(w, "not found: no such event was appended, or it was delivered and removed after its retention")
+		return
 	}
 
 	shown := map[string]bool{}
 	for i := range f.Envelopes {
 		e := &f.Envelopes[i]
-		printFoundEnvelope(w, e)
+		writeFoundEnvelope(w, e)
 		shown[e.Collection+" "+e.ID] = true
 	}
 
@@ -92,10 +92,9 @@ func printFound(w io.Writer, f admin.LookupResult) error {
 	if f.More {
 		fmt.Fprintln(w, "there are more; restrict the lookup, or raise --limit")
 	}
-	return nil
 }
 
-func printFoundEnvelope(w io.Writer, e *admin.FoundEnvelope) {
+func writeFoundEnvelope(w io.Writer, e *admin.FoundEnvelope) {
 	fmt.Fprintf(w, "%s %s: %s\n", sanitizeLine(e.Collection), quoteArgument(e.ID), sanitizeLine(e.State))
 
 	printField := func(name, format string, args ...any) {
@@ -134,22 +133,15 @@ func newPingCommand(p *program) *cobra.Command {
 
 	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			pong, err := op.Ping(ctx)
-			if err != nil {
-				return err
-			}
-
-			return a.printResult(pong, func(w io.Writer) error {
-				state := "no watcher has run with this state database yet"
-				if pong.Storage {
-					state = "the state database exists"
-				}
-				_, err := fmt.Fprintf(w, "MongoDB answers in %.1f ms; its clock is %s; %s\n",
-					pong.RoundTrip*1000, pong.Now.Format(time.RFC3339Nano), state)
-				return err
-			})
-		})
+		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.Pong, error) { return op.Ping(ctx) }, writePong)
 	}
 	return c
+}
+
+func writePong(w io.Writer, pong admin.Pong) {
+	state := noWatcher
+	if pong.Storage {
+		state = "the state database exists"
+	}
+	fmt.Fprintf(w, "MongoDB answers in %.1f ms; its clock is %s; %s\n", pong.RoundTrip*1000, pong.Now.Format(time.RFC3339Nano), state)
 }

@@ -303,7 +303,7 @@ func TestResultsGoToStandardOutput(t *testing.T) {
 func TestWatchersCommands(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	var list watcherList
+	var list struct{ Watchers []admin.KnownWatcher }
 	d.runCommand(&list, exitOK, "watchers", "list")
 	if len(list.Watchers) != 1 || list.Watchers[0].Name != "default" || len(list.Watchers[0].Nodes) != 2 || len(list.Watchers[0].Owned) != 1 {
 		t.Errorf("unexpected result %+v", list)

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/migrate"
 )
 
 func newMigrateCommand(p *program) *cobra.Command {
@@ -31,27 +32,24 @@ func newMigrateStatusCommand(p *program) *cobra.Command {
 
 	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.MigrationStatus, error) {
-			return op.Indexes().Migrations(ctx)
-		}, printMigrations)
+		return show(c.Context(), a, readMigrations, writeMigrations)
 	}
 	return c
 }
 
-func printMigrations(w io.Writer, s admin.MigrationStatus) error {
-	err := writeTable(w, "ID\tNAME\tSTATE\tAT\tBY\tVERSION\tTOOK", func(row func(cells ...any)) {
-		for _, x := range s.Steps {
-			at, took := "", ""
-			if !x.At.IsZero() {
-				at = formatLocal(&x.At)
-				took = (time.Duration(x.DurationMS) * time.Millisecond).String()
-			}
-			row(x.ID, x.Name, x.State, at, x.Node, x.Version, took)
+func readMigrations(ctx context.Context, op admin.Operator) (admin.MigrationStatus, error) {
+	return op.Indexes().Migrations(ctx)
+}
+
+func writeMigrations(w io.Writer, s admin.MigrationStatus) {
+	writeTable(w, "ID\tNAME\tSTATE\tAT\tBY\tVERSION\tTOOK", s.Steps, func(x migrate.StepStatus) cells {
+		at, took := "", ""
+		if !x.At.IsZero() {
+			at = formatLocal(&x.At)
+			took = (time.Duration(x.DurationMS) * time.Millisecond).String()
 		}
+		return cells{x.ID, x.Name, x.State, at, x.Node, x.Version, took}
 	})
-	if err != nil {
-		return err
-	}
 
 	for _, x := range s.Steps {
 		for _, g := range x.Missing {
@@ -61,7 +59,6 @@ func printMigrations(w io.Writer, s admin.MigrationStatus) error {
 	if s.Lock != nil {
 		fmt.Fprintf(w, "node %s has been migrating since %s\n", s.Lock.Node, s.Lock.Since.Local().Format(time.TimeOnly))
 	}
-	return nil
 }
 
 func newMigrateUpCommand(p *program) *cobra.Command {
@@ -80,22 +77,18 @@ do.`,
 
 	a := p.addChangeFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			// A dry run of a migration is its status.
-			if a.dryRun {
-				s, err := op.Indexes().Migrations(ctx)
-				if err != nil {
-					return err
-				}
-				return a.printResult(s, func(w io.Writer) error { return printMigrations(w, s) })
-			}
+		// A dry run of a migration is its status.
+		if a.dryRun {
+			return show(c.Context(), a, readMigrations, writeMigrations)
+		}
 
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
 			r, err := op.Indexes().Migrate(ctx)
 			if err != nil {
 				return err
 			}
 			// Also an incomplete migration is printed: its report names the missing grants.
-			if err := a.printResult(r, func(w io.Writer) error { return printUp(w, r) }); err != nil {
+			if err := a.printResult(r, func(w io.Writer) { writeUp(w, r) }); err != nil {
 				return err
 			}
 			if !r.OK() {
@@ -107,7 +100,7 @@ do.`,
 	return c
 }
 
-func printUp(w io.Writer, r admin.MigrationReport) error {
+func writeUp(w io.Writer, r admin.MigrationReport) {
 	for _, line := range []struct {
 		ids  []string
 		text string
@@ -125,7 +118,7 @@ func printUp(w io.Writer, r admin.MigrationReport) error {
 		fmt.Fprintf(w, "conflict: %s\nto replace it, run outrelay migrate verify --repair\n", text)
 	}
 	for _, g := range r.Missing {
-		printGrant(w, g.Action, g.On, g.Advice)
+		writeGrant(w, g.Action, g.On, g.Advice)
 	}
 	for _, text := range r.Busy {
 		fmt.Fprintln(w, text)
@@ -133,10 +126,9 @@ func printUp(w io.Writer, r admin.MigrationReport) error {
 	if r.OK() {
 		fmt.Fprintln(w, "every collection has its indexes")
 	}
-	return nil
 }
 
-func printGrant(w io.Writer, action, on, advice string) {
+func writeGrant(w io.Writer, action, on, advice string) {
 	if advice != "" {
 		advice = ", or " + advice
 	}
@@ -188,7 +180,7 @@ func repairAction(v admin.Verification) string {
 
 // printVerified prints v. It returns a reportedError if an index differs.
 func (a *operatorCommand) printVerified(v admin.Verification) error {
-	if err := a.printResult(v, func(w io.Writer) error { return printVerification(w, v) }); err != nil {
+	if err := a.printResult(v, func(w io.Writer) { writeVerification(w, v) }); err != nil {
 		return err
 	}
 	if !v.OK() {
@@ -197,20 +189,15 @@ func (a *operatorCommand) printVerified(v admin.Verification) error {
 	return nil
 }
 
-func printVerification(w io.Writer, v admin.Verification) error {
+func writeVerification(w io.Writer, v admin.Verification) {
 	if len(v.Drift) > 0 {
-		err := writeTable(w, "COLLECTION\tINDEX\tIS\tNOW\tDETAIL", func(row func(cells ...any)) {
-			for _, d := range v.Drift {
-				now := ""
-				if d.Repaired {
-					now = "repaired"
-				}
-				row(d.Collection, d.Index, d.Kind, now, d.Detail)
+		writeTable(w, "COLLECTION\tINDEX\tIS\tNOW\tDETAIL", v.Drift, func(d migrate.Drift) cells {
+			now := ""
+			if d.Repaired {
+				now = "repaired"
 			}
+			return cells{d.Collection, d.Index, d.Kind, now, d.Detail}
 		})
-		if err != nil {
-			return err
-		}
 	}
 
 	for _, d := range v.Drift {
@@ -222,8 +209,7 @@ func printVerification(w io.Writer, v admin.Verification) error {
 		}
 	}
 	for _, g := range v.Missing {
-		printGrant(w, g.Action, g.On, g.Advice)
+		writeGrant(w, g.Action, g.On, g.Advice)
 	}
 	fmt.Fprintf(w, "%s compared\n", countNoun(int64(v.Collections), "collection"))
-	return nil
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -32,12 +31,12 @@ With --check, the exit code is 1 if no node is alive, or if a live node cannot r
 	a := p.addReadFlags(c)
 	c.Flags().BoolVar(&check, "check", false, "exit with 1 if no node is alive, or if one cannot reach Kafka")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
 			list, err := op.Nodes().List(ctx)
 			if err != nil {
 				return err
 			}
-			if err := a.printResult(nodeList{list}, func(w io.Writer) error { return printNodes(w, list) }); err != nil {
+			if err := printListing(a, nodeListing, list); err != nil {
 				return err
 			}
 
@@ -50,11 +49,6 @@ With --check, the exit code is 1 if no node is alive, or if a live node cannot r
 	}
 	c.AddCommand(newNodesReleaseCommand(p), newNodesRemoveCommand(p))
 	return c
-}
-
-// nodeList is the output of `outrelay nodes --json`.
-type nodeList struct {
-	Nodes []admin.Node `json:"nodes"`
 }
 
 // allReachKafka reports whether at least one node is alive and all live nodes reach Kafka.
@@ -72,27 +66,23 @@ func allReachKafka(list []admin.Node) bool {
 	return alive > 0
 }
 
-func printNodes(w io.Writer, list []admin.Node) error {
-	if len(list) == 0 {
-		_, err := fmt.Fprintln(w, "no process runs with this state database")
-		return err
-	}
-
-	head := "NODE\tIS\tOWNS\tWATCHERS\tSEEN\tUP SINCE\tKAFKA\tVERSION\tSCHEMA\tROLES\tCONFIG\tADDRESS"
-	return writeTable(w, head, func(row func(...any)) {
-		for _, n := range list {
-			is, kafka := n.Role, "reached"
-			if n.Stale {
-				is = "stale"
-			}
-			if !n.KafkaReachable {
-				kafka = "unreachable"
-			}
-			row(n.Node, is, strings.Join(n.Slots, " "), strings.Join(n.Watchers, " "), formatAge(n.AgeS)+" ago",
-				formatLocal(&n.StartedAt), kafka, n.Version, n.Schema, strings.Join(n.Roles, " "),
-				n.Config[:min(len(n.Config), 6)], n.Address)
+var nodeListing = listing[admin.Node]{
+	name: "nodes", empty: "no process runs with this state database",
+	head: "NODE\tIS\tOWNS\tWATCHERS\tSEEN\tUP SINCE\tKAFKA\tVERSION\tSCHEMA\tROLES\tCONFIG\tADDRESS",
+	cells: func(n admin.Node) cells {
+		is, kafka := n.Role, "reached"
+		if n.Stale {
+			is = "stale"
 		}
-	})
+		if !n.KafkaReachable {
+			kafka = "unreachable"
+		}
+		return cells{
+			n.Node, is, strings.Join(n.Slots, " "), strings.Join(n.Watchers, " "), formatAge(n.AgeS) + " ago",
+			formatLocal(&n.StartedAt), kafka, n.Version, n.Schema, strings.Join(n.Roles, " "),
+			n.Config[:min(len(n.Config), 6)], n.Address,
+		}
+	},
 }
 
 // completeNodes offers the names of nodes to the shell. It offers none if MongoDB does not answer in time.
@@ -143,7 +133,7 @@ the latest, and other nodes take over at once. The node does not acquire these s
 			return fmt.Errorf("--hold must be a positive duration such as 30s")
 		}
 
-		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
 			out := releasedNode{Node: args[0]}
 			var err error
 			// The slots have to be read before the release: afterwards nothing connects them with the node.
@@ -156,18 +146,15 @@ the latest, and other nodes take over at once. The node does not acquire these s
 				return err
 			}
 
-			return a.printResult(out, func(w io.Writer) error {
-				slots := strings.Join(out.Slots, ", ")
-				switch {
-				case len(out.Slots) == 0:
-					_, err = fmt.Fprintf(w, "node %s owns no slots\n", args[0])
-				case a.dryRun:
-					_, err = fmt.Fprintf(w, "node %s would release %s\n", args[0], slots)
-				default:
-					_, err = fmt.Fprintf(w, "node %s releases %s and does not acquire it again for %s\n", args[0], slots, hold)
-				}
-				return err
-			})
+			slots := strings.Join(out.Slots, ", ")
+			text := fmt.Sprintf("releases %s and does not acquire it again for %s", slots, hold)
+			switch {
+			case len(out.Slots) == 0:
+				text = "owns no slots"
+			case a.dryRun:
+				text = "would release " + slots
+			}
+			return a.printLine(out, "node %s %s", args[0], text)
 		})
 	}
 	return c
@@ -187,7 +174,7 @@ rejected, because its next heartbeat would list it again.`,
 	a := p.addChangeFlags(c)
 	c.Flags().BoolVar(&force, "force", false, "remove the node even if it is alive")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
 			// After the removal, nothing connects the slots with the node.
 			slots, err := op.Nodes().PlanRemoval(ctx, args[0], force)
 			if err != nil {
@@ -203,14 +190,8 @@ rejected, because its next heartbeat would list it again.`,
 				}
 			}
 
-			return a.printResult(releasedNode{Node: args[0], Slots: slots}, func(w io.Writer) error {
-				verb := "is removed from the list"
-				if a.dryRun {
-					verb = "would be removed from the list"
-				}
-				_, err := fmt.Fprintf(w, "node %s %s; it owned %s\n", args[0], verb, sanitizeLine(strings.Join(slots, ", ")))
-				return err
-			})
+			return a.printLine(releasedNode{Node: args[0], Slots: slots}, "node %s %s removed from the list; it owned %s",
+				args[0], a.chooseText("is", "would be"), sanitizeLine(strings.Join(slots, ", ")))
 		})
 	}
 	return c

@@ -92,7 +92,7 @@ func (a *operatorCommand) runPurge(ctx context.Context, o admin.Operator, want a
 	// Nothing to remove needs no question.
 	if a.dryRun || before.Purgeable == 0 && before.Timeless == 0 {
 		before.DryRun = a.dryRun
-		return a.printResult(before, func(w io.Writer) error { return printPurge(w, before) })
+		return a.printResult(before, func(w io.Writer) { writePurge(w, before) })
 	}
 
 	action := fmt.Sprintf("remove %s of watcher %s that %s delivered",
@@ -121,7 +121,7 @@ func (a *operatorCommand) runPurge(ctx context.Context, o admin.Operator, want a
 	if err != nil {
 		return fmt.Errorf("purging, after %s: %w", countNoun(done.Removed, "removed envelope"), err)
 	}
-	return a.printResult(done, func(w io.Writer) error { return printPurge(w, done) })
+	return a.printResult(done, func(w io.Writer) { writePurge(w, done) })
 }
 
 func wasWere(n int64) string {
@@ -131,23 +131,18 @@ func wasWere(n int64) string {
 	return "were"
 }
 
-func printPurge(w io.Writer, r admin.PurgeReport) error {
-	err := writeTable(w, "COLLECTION\tWRITTEN BEFORE\tHELD BY\tPURGEABLE\tREMOVED", func(row func(...any)) {
-		for _, c := range r.Collections {
-			cut := "-"
-			if c.Cut != nil {
-				cut = c.Cut.Format(time.RFC3339)
-			}
-			row(c.Collection, cut, c.Watcher, formatThousands(c.Purgeable), formatThousands(c.Removed))
+func writePurge(w io.Writer, r admin.PurgeReport) {
+	writeTable(w, "COLLECTION\tWRITTEN BEFORE\tHELD BY\tPURGEABLE\tREMOVED", r.Collections, func(c admin.PurgedCollection) cells {
+		cut := "-"
+		if c.Cut != nil {
+			cut = c.Cut.Format(time.RFC3339)
 		}
+		return cells{c.Collection, cut, c.Watcher, formatThousands(c.Purgeable), formatThousands(c.Removed)}
 	})
 	for _, c := range r.Collections {
 		if c.Reason != "" {
 			fmt.Fprintln(w, sanitizeLine(c.Reason))
 		}
-	}
-	if err != nil {
-		return err
 	}
 	if r.Timeless > 0 {
 		fmt.Fprintf(w, "%s without a ts or a time in the id: a purge gives them a ts, and their age counts from there\n",
@@ -156,11 +151,10 @@ func printPurge(w io.Writer, r admin.PurgeReport) error {
 
 	switch {
 	case r.DryRun:
-		_, err = fmt.Fprintf(w, "%s would be removed; nothing was done\n", countNoun(r.Purgeable, "envelope"))
+		fmt.Fprintf(w, "%s would be removed; nothing was done\n", countNoun(r.Purgeable, "envelope"))
 	case r.Removed == 0:
-		_, err = fmt.Fprintf(w, "nothing to remove is older than %s\n", time.Duration(r.KeptS*float64(time.Second)))
+		fmt.Fprintf(w, "nothing to remove is older than %s\n", time.Duration(r.KeptS*float64(time.Second)))
 	default:
-		_, err = fmt.Fprintf(w, "%s removed in %.1f s\n", countNoun(r.Removed, "envelope"), r.Seconds)
+		fmt.Fprintf(w, "%s removed in %.1f s\n", countNoun(r.Removed, "envelope"), r.Seconds)
 	}
-	return err
 }

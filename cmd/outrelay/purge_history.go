@@ -58,38 +58,32 @@ write an envelope again. --key restricts the list to one ordering key.`,
 			return fmt.Errorf("--from must be before --to")
 		}
 
-		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.History, error) {
+		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.History, error) {
 			return op.History(ctx, q)
-		}, printHistory)
+		}, writeHistory)
 	}
 	return c
 }
 
-func printHistory(w io.Writer, page admin.History) error {
-	if len(page.Envelopes) == 0 {
-		_, err := fmt.Fprintln(w, "no recorded delivery matches; deliveries are recorded only with recording: mark, until the purge")
-		return err
-	}
-
+func writeHistory(w io.Writer, page admin.History) {
 	formatTime := func(t *time.Time) string {
 		if t == nil {
 			return "-"
 		}
 		return t.UTC().Format("2006-01-02T15:04:05.000Z")
 	}
-	err := writeTable(w, "COLLECTION\tID\tTYPE\tKEY\tSTATE\tWRITTEN\tSENT\tRECORDS", func(row func(...any)) {
-		for _, e := range page.Envelopes {
-			records := make([]string, len(e.Sent))
-			for i, p := range e.Sent {
-				records[i] = fmt.Sprintf("%s/%d@%d", p.Topic, p.Partition, p.Offset)
-			}
-			row(e.Collection, quoteArgument(e.ID), e.AggregateType+"/"+e.Type, e.Key, e.State, formatTime(e.Written), formatTime(e.SentAt),
-				strings.Join(records, " "))
+	const empty = "no recorded delivery matches; deliveries are recorded only with recording: mark, until the purge"
+	writeList(w, empty, "COLLECTION\tID\tTYPE\tKEY\tSTATE\tWRITTEN\tSENT\tRECORDS", page.Envelopes, func(e admin.Delivered) cells {
+		records := make([]string, len(e.Sent))
+		for i, p := range e.Sent {
+			records[i] = fmt.Sprintf("%s/%d@%d", p.Topic, p.Partition, p.Offset)
+		}
+		return cells{
+			e.Collection, quoteArgument(e.ID), e.AggregateType + "/" + e.Type, e.Key, e.State, formatTime(e.Written), formatTime(e.SentAt),
+			strings.Join(records, " "),
 		}
 	})
-
-	if err == nil && page.Next != "" {
-		_, err = fmt.Fprintf(w, "there may be more: --after %q\n", page.Next)
+	if page.Next != "" {
+		fmt.Fprintf(w, "there may be more: --after %q\n", page.Next)
 	}
-	return err
 }

@@ -86,7 +86,7 @@ position on: the envelopes of the copy arrive marked. --release NS lets another 
 			}
 
 			r.Done = !a.dryRun
-			return a.printResult(r, r.printRecovery)
+			return a.printResult(r, r.writeRecovery)
 		})
 	}
 	return c
@@ -140,12 +140,10 @@ func (a *operatorCommand) orderSweep(ctx context.Context, r *recoverResult, orde
 	return order.give()
 }
 
-func (r *recoverResult) printRecovery(w io.Writer) error {
+func (r *recoverResult) writeRecovery(w io.Writer) {
 	if r.DryRun {
 		for _, s := range r.Collections {
-			if _, err := fmt.Fprintf(w, "%s: %s\n", s.Collection, countNoun(s.Envelopes, "envelope")); err != nil {
-				return err
-			}
+			fmt.Fprintf(w, "%s: %s\n", s.Collection, countNoun(s.Envelopes, "envelope"))
 		}
 	}
 
@@ -162,6 +160,5 @@ func (r *recoverResult) printRecovery(w io.Writer) error {
 	if r.DryRun {
 		text = planned
 	}
-	_, err := fmt.Fprintf(w, "watcher %s: %s\n", r.Watcher, text)
-	return err
+	fmt.Fprintf(w, "watcher %s: %s\n", r.Watcher, text)
 }

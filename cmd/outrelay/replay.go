@@ -115,7 +115,7 @@ func (f *replayFlags) runReplay(ctx context.Context, a *operatorCommand) error {
 			return err
 		}
 		if a.dryRun {
-			return a.printResult(plan, func(w io.Writer) error { return printReplayPlan(w, plan) })
+			return a.printResult(plan, func(w io.Writer) { writeReplayPlan(w, plan) })
 		}
 
 		// A plan without envelopes is ordered as well, so that the list of replays shows the attempt.
@@ -155,18 +155,14 @@ func (f *replayFlags) carryOut(ctx context.Context, a *operatorCommand, r admin.
 		return err
 	}
 
-	return a.printResult(i, func(w io.Writer) error {
-		done := "queued; the relay sends them"
-		if f.wait {
-			done = "sent again"
-		}
-		_, err := fmt.Fprintf(w, "replay %s: %s %s, %s skipped\n",
-			i.ID, countNoun(i.Queued, "envelope"), done, formatThousands(i.Skipped))
-		return err
-	})
+	done := "queued; the relay sends them"
+	if f.wait {
+		done = "sent again"
+	}
+	return a.printLine(i, "replay %s: %s %s, %s skipped", i.ID, countNoun(i.Queued, "envelope"), done, formatThousands(i.Skipped))
 }
 
-func printReplayPlan(w io.Writer, p admin.ReplayPlan) error {
+func writeReplayPlan(w io.Writer, p admin.ReplayPlan) {
 	fmt.Fprintf(w, "%s would be sent again", countNoun(p.Found, "envelope"))
 	if p.LeftOut > 0 {
 		fmt.Fprintf(w, ", %s left out because they go to other topics", formatThousands(p.LeftOut))
@@ -177,25 +173,18 @@ func printReplayPlan(w io.Writer, p admin.ReplayPlan) error {
 			"recording: mark gives each delivered envelope a ts\n", countNoun(p.Unstamped, "envelope"))
 	}
 	if p.Found == 0 {
-		return nil
+		return
 	}
 
-	err := writeTable(w, "TOPIC\tRECORDS\t", func(row func(cells ...any)) {
-		for _, t := range p.Topics {
-			note := " "
-			if t.Compacted {
-				note = "compacted: needs --force"
-			}
-			row(t.Name, formatThousands(t.Found), note)
+	writeTable(w, "TOPIC\tRECORDS\t", p.Topics, func(t admin.ReplayTopic) cells {
+		note := " "
+		if t.Compacted {
+			note = "compacted: needs --force"
 		}
+		return cells{t.Name, formatThousands(t.Found), note}
 	})
-	if err != nil {
-		return err
-	}
-	return writeTable(w, "COLLECTION\tENVELOPES", func(row func(cells ...any)) {
-		for _, c := range p.Collections {
-			row(c.Name, formatThousands(c.Found))
-		}
+	writeTable(w, "COLLECTION\tENVELOPES", p.Collections, func(c admin.ReplayCount) cells {
+		return cells{c.Name, formatThousands(c.Found)}
 	})
 }
 
@@ -208,23 +197,21 @@ func newReplayListCommand(p *program) *cobra.Command {
 
 	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			list, err := o.Replays().List(ctx, maxListedReplays)
-			if err != nil {
-				return err
-			}
-
-			return a.printResult(map[string]any{"replays": list}, func(w io.Writer) error {
-				return writeTable(w, "ID\tSTATE\tBY\tSTARTED\tFOUND\tQUEUED\tSKIPPED", func(row func(cells ...any)) {
-					for _, i := range list {
-						row(i.ID, i.State, i.Actor, formatLocal(&i.StartedAt),
-							formatThousands(i.Found), formatThousands(i.Queued), formatThousands(i.Skipped))
-					}
-				})
-			})
+		return showList(c.Context(), a, replayListing, func(ctx context.Context, o admin.Operator) ([]admin.ReplayInfo, error) {
+			return o.Replays().List(ctx, maxListedReplays)
 		})
 	}
 	return c
+}
+
+var replayListing = listing[admin.ReplayInfo]{
+	name: "replays", empty: "there are no replays", head: "ID\tSTATE\tBY\tSTARTED\tFOUND\tQUEUED\tSKIPPED",
+	cells: func(i admin.ReplayInfo) cells {
+		return cells{
+			i.ID, i.State, i.Actor, formatLocal(&i.StartedAt),
+			formatThousands(i.Found), formatThousands(i.Queued), formatThousands(i.Skipped),
+		}
+	},
 }
 
 func newReplayCancelCommand(p *program) *cobra.Command {
@@ -237,15 +224,11 @@ func newReplayCancelCommand(p *program) *cobra.Command {
 	a := p.addReadFlags(c)
 	a.addActorFlag(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			if err := o.Replays().Cancel(ctx, args[0]); err != nil {
 				return err
 			}
-
-			return a.printResult(map[string]string{"cancelled": args[0]}, func(w io.Writer) error {
-				_, err := fmt.Fprintf(w, "replay %s is canceled\n", args[0])
-				return err
-			})
+			return a.printLine(map[string]string{"cancelled": args[0]}, "replay %s is canceled", args[0])
 		})
 	}
 	return c

@@ -70,7 +70,7 @@ func (a *operatorCommand) runReslice(ctx context.Context, want slots.ResliceOpti
 		return explainError(ctx, cfg, err)
 	}
 	if a.dryRun || r.Done {
-		return a.printResult(r, func(w io.Writer) error { return printReslice(w, r) })
+		return a.printResult(r, func(w io.Writer) { writeReslice(w, r) })
 	}
 
 	action := fmt.Sprintf("stop watcher %s for some seconds and divide it into %s instead of %d",
@@ -88,10 +88,10 @@ func (a *operatorCommand) runReslice(ctx context.Context, want slots.ResliceOpti
 	if r, err = connect.RunReslice(ctx, cfg, log, want); err != nil {
 		return explainError(ctx, cfg, err)
 	}
-	return a.printResult(r, func(w io.Writer) error { return printReslice(w, r) })
+	return a.printResult(r, func(w io.Writer) { writeReslice(w, r) })
 }
 
-func printReslice(w io.Writer, r slots.ResliceReport) error {
+func writeReslice(w io.Writer, r slots.ResliceReport) {
 	for _, s := range r.Slots {
 		owner, at := "no owner", "-"
 		if s.Owner != "" {
@@ -100,17 +100,11 @@ func printReslice(w io.Writer, r slots.ResliceReport) error {
 		if s.Position != nil {
 			at = s.Position.Format(time.RFC3339)
 		}
-		if _, err := fmt.Fprintf(w, "%s/%s: %s, position %s\n", r.Watcher, s.Slot, owner, at); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "%s/%s: %s, position %s\n", r.Watcher, s.Slot, owner, at)
 	}
-	if err := printKeptOrders(w, r); err != nil {
-		return err
-	}
+	writeKeptOrders(w, r)
 	for _, u := range r.Undivided {
-		if _, err := fmt.Fprintln(w, u); err != nil {
-			return err
-		}
+		fmt.Fprintln(w, u)
 	}
 
 	slots := countNoun(int64(r.To), "slot")
@@ -122,30 +116,20 @@ func printReslice(w io.Writer, r slots.ResliceReport) error {
 	case r.DryRun:
 		text = fmt.Sprintf("would be divided into %s instead of %d; nothing was done", slots, r.From)
 	}
-	_, err := fmt.Fprintf(w, "watcher %s: %s\n", r.Watcher, text)
-	return err
+	fmt.Fprintf(w, "watcher %s: %s\n", r.Watcher, text)
 }
 
-// printKeptOrders lists the pauses and pins of the new slots, and the pins that end.
-func printKeptOrders(w io.Writer, r slots.ResliceReport) error {
-	var lines []string
-	addLine := func(slot, text string) { lines = append(lines, r.Watcher+"/"+slot+": "+text) }
+// writeKeptOrders lists the pauses and pins of the new slots, and the pins that end.
+func writeKeptOrders(w io.Writer, r slots.ResliceReport) {
 	for _, s := range r.New {
 		if s.Paused {
-			addLine(s.Slot, "stays paused")
+			fmt.Fprintf(w, "%s/%s: stays paused\n", r.Watcher, s.Slot)
 		}
 		if s.Pin != "" {
-			addLine(s.Slot, "stays pinned to "+s.Pin)
+			fmt.Fprintf(w, "%s/%s: stays pinned to %s\n", r.Watcher, s.Slot, s.Pin)
 		}
 	}
 	for _, s := range r.Unpinned {
-		addLine(s, "its pin ends, because its keys join the keys of slots without this pin; pin the new slots if needed")
+		fmt.Fprintf(w, "%s/%s: its pin ends, because its keys join the keys of slots without this pin; pin the new slots if needed\n", r.Watcher, s)
 	}
-
-	for _, line := range lines {
-		if _, err := fmt.Fprintln(w, line); err != nil {
-			return err
-		}
-	}
-	return nil
 }

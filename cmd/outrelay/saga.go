@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -22,11 +23,6 @@ a saga belongs to its service.`,
 	}, newSagaTypesCommand(p), newSagaListCommand(p), newSagaShowCommand(p))
 }
 
-// sagaTypes is the output of `outrelay saga types --json`.
-type sagaTypes struct {
-	Types []admin.SagaType `json:"types"`
-}
-
 func newSagaTypesCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "types",
@@ -36,19 +32,20 @@ func newSagaTypesCommand(p *program) *cobra.Command {
 
 	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (sagaTypes, error) {
-			types, err := op.Sagas().Types(ctx)
-			return sagaTypes{types}, err
-		}, printSagaTypes)
+		return showList(c.Context(), a, typeListing, func(ctx context.Context, op admin.Operator) ([]admin.SagaType, error) {
+			return op.Sagas().Types(ctx)
+		})
 	}
 	return c
 }
 
-func printSagaTypes(w io.Writer, all sagaTypes) error {
-	empty, head := "no service in this watcher's databases has registered a saga; a service does so when it first starts the saga's handler", "SAGA\tDATABASE\tINSTANCES\tIDS\tOWNER"
-	return writeList(w, empty, head, all.Types, func(t admin.SagaType, row func(...any)) {
-		row(t.Name, t.Database, formatThousands(t.Count), t.IDKind, t.Owner)
-	})
+var typeListing = listing[admin.SagaType]{
+	name:  "types",
+	empty: "no service in this watcher's databases has registered a saga; a service does so when it first starts the saga's handler",
+	head:  "SAGA\tDATABASE\tINSTANCES\tIDS\tOWNER",
+	cells: func(t admin.SagaType) cells {
+		return cells{t.Name, t.Database, formatThousands(t.Count), t.IDKind, t.Owner}
+	},
 }
 
 // findSagaDatabase returns named, or without it the only database that has this saga.
@@ -94,24 +91,23 @@ listed until their tombstones are removed.`,
 	addLimitFlag(c, &limit, 50, admin.MaxPage, "instances on a page")
 	c.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.SagaPage, error) {
+		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.SagaPage, error) {
 			db, err := findSagaDatabase(ctx, op, database, args[0])
 			if err != nil {
 				return admin.SagaPage{}, err
 			}
 			return op.Sagas().List(ctx, db, args[0], limit, after)
-		}, printSagas)
+		}, writeSagas)
 	}
 	return c
 }
 
-func printSagas(w io.Writer, page admin.SagaPage) error {
-	addRow := func(s admin.Saga, row func(...any)) {
-		row(quoteArgument(s.ID), formatLocal(&s.UpdatedAt), formatLocal(&s.CreatedAt),
-			formatLocal(s.CompletedAt), s.Version)
+func writeSagas(w io.Writer, page admin.SagaPage) {
+	cellsOf := func(s admin.Saga) cells {
+		return cells{quoteArgument(s.ID), formatLocal(&s.UpdatedAt), formatLocal(&s.CreatedAt), formatLocal(s.CompletedAt), s.Version}
 	}
-	return writePage(w, "there are no instances", "ID\tCHANGED\tCREATED\tCOMPLETED\tVERSION",
-		page.Sagas, page.Total, "instance", page.Next, addRow)
+	writePage(w, "there are no instances", "ID\tCHANGED\tCREATED\tCOMPLETED\tVERSION",
+		page.Sagas, page.Total, "instance", page.Next, cellsOf)
 }
 
 func newSagaShowCommand(p *program) *cobra.Command {
@@ -127,18 +123,18 @@ func newSagaShowCommand(p *program) *cobra.Command {
 	c.Flags().StringVar(&database, "database", "", "the service's `database`; required if several databases have a saga with this name")
 	c.Flags().BoolVar(&state, "state", false, "also show the state, which is data of the service")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.Saga, error) {
+		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.Saga, error) {
 			db, err := findSagaDatabase(ctx, op, database, args[0])
 			if err != nil {
 				return admin.Saga{}, err
 			}
 			return op.Sagas().Show(ctx, db, args[0], args[1], state)
-		}, printSaga)
+		}, writeSaga)
 	}
 	return c
 }
 
-func printSaga(w io.Writer, s admin.Saga) error {
+func writeSaga(w io.Writer, s admin.Saga) {
 	printField := func(name, text string) {
 		if text != "" {
 			fmt.Fprintf(w, "%-14s %s\n", name, sanitizeLine(text))
@@ -158,20 +154,12 @@ func printSaga(w io.Writer, s admin.Saga) error {
 		printField("in sequence", fmt.Sprintf("%d handled; waiting: %v", s.Sequence, s.Held))
 	}
 
-	if len(s.State) == 0 {
-		return nil
-	}
-	var pretty strings.Builder
-	// The encoder would write < and & of a state as escapes.
-	e := json.NewEncoder(&pretty)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	if err := e.Encode(s.State); err != nil {
-		return fmt.Errorf("formatting the state: %w", err)
-	}
 	// A state is data of a service and may contain control characters.
+	var pretty bytes.Buffer
+	if len(s.State) > 0 && json.Indent(&pretty, s.State, "", "  ") != nil {
+		fmt.Fprintln(w, "the state cannot be shown as JSON")
+	}
 	for text := range strings.Lines(pretty.String()) {
 		fmt.Fprintln(w, sanitizeLine(strings.TrimRight(text, "\n")))
 	}
-	return nil
 }

@@ -73,6 +73,8 @@ func newScheduledListCommand(p *program) *cobra.Command {
 	}
 
 	a, f := p.addReadFlags(c), addScheduledFilterFlags(c)
+	// The total counts all envelopes that match.
+	a.limit = 0
 	addLimitFlag(c, &limit, admin.DefaultPage, admin.MaxScheduledPage, "envelopes on a page")
 	c.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
 	c.RunE = func(c *cobra.Command, ids []string) error {
@@ -82,17 +84,20 @@ func newScheduledListCommand(p *program) *cobra.Command {
 
 		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.ScheduledPage, error) {
 			return op.Schedule().List(ctx, f.ScheduledFilter, limit, after)
-		}, printScheduled)
+		}, writeScheduled)
 	}
 	return c
 }
 
-func printScheduled(w io.Writer, page admin.ScheduledPage) error {
-	addRow := func(e admin.Scheduled, row func(...any)) {
-		row(formatLocal(&e.DueAt), quoteArgument(e.ID), e.Type, e.AggregateType+"/"+e.AggregateID, e.Collection, formatLocal(&e.ExpiresAt))
+func writeScheduled(w io.Writer, page admin.ScheduledPage) {
+	cellsOf := func(e admin.Scheduled) cells {
+		return cells{
+			formatLocal(&e.DueAt), quoteArgument(e.ID), e.Type, e.AggregateType + "/" + e.AggregateID, e.Collection,
+			formatLocal(&e.ExpiresAt),
+		}
 	}
-	return writePage(w, "no scheduled envelope matches", "DUE\tID\tTYPE\tAGGREGATE\tCOLLECTION\tEXPIRES",
-		page.Events, page.Total, "scheduled envelope", page.Next, addRow)
+	writePage(w, "no scheduled envelope matches", "DUE\tID\tTYPE\tAGGREGATE\tCOLLECTION\tEXPIRES",
+		page.Events, page.Total, "scheduled envelope", page.Next, cellsOf)
 }
 
 // scheduledGroups is the output of `outrelay scheduled summary --json`, and of a dry run.
@@ -111,31 +116,23 @@ func countScheduled(ctx context.Context, o admin.Operator, f admin.ScheduledFilt
 	return g, err
 }
 
-// printScheduledCounts prints the envelopes that f selects, by type. A dry run prints only these.
-func (a *operatorCommand) printScheduledCounts(ctx context.Context, o admin.Operator, f admin.ScheduledFilter) error {
-	g, err := countScheduled(ctx, o, f)
-	if err != nil {
-		return err
-	}
-	return a.printResult(g, g.printGroups)
+// showScheduledCounts prints the envelopes that f selects, by type. A dry run prints only these.
+func (a *operatorCommand) showScheduledCounts(ctx context.Context, f admin.ScheduledFilter) error {
+	return show(ctx, a, func(ctx context.Context, o admin.Operator) (scheduledGroups, error) {
+		return countScheduled(ctx, o, f)
+	}, writeScheduledGroups)
 }
 
-func (g scheduledGroups) printGroups(w io.Writer) error {
+func writeScheduledGroups(w io.Writer, g scheduledGroups) {
 	if g.Count == 0 {
-		_, err := fmt.Fprintln(w, "no scheduled envelope matches")
-		return err
+		fmt.Fprintln(w, "no scheduled envelope matches")
+		return
 	}
 
-	err := writeTable(w, "COUNT\tTYPE\tEARLIEST\tLATEST", func(row func(...any)) {
-		for _, x := range g.Groups {
-			row(formatThousands(x.Count), x.Type, formatLocal(&x.Earliest), formatLocal(&x.Latest))
-		}
+	writeTable(w, "COUNT\tTYPE\tEARLIEST\tLATEST", g.Groups, func(x admin.ScheduledGroup) cells {
+		return cells{formatThousands(x.Count), x.Type, formatLocal(&x.Earliest), formatLocal(&x.Latest)}
 	})
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintln(w, countNoun(g.Count, "scheduled envelope"))
-	return err
+	fmt.Fprintln(w, countNoun(g.Count, "scheduled envelope"))
 }
 
 func newScheduledSummaryCommand(p *program) *cobra.Command {
@@ -145,13 +142,13 @@ func newScheduledSummaryCommand(p *program) *cobra.Command {
 	}
 
 	a, f := p.addReadFlags(c), addScheduledFilterFlags(c)
+	// Grouping reads all envelopes that match.
+	a.limit = 0
 	c.RunE = func(c *cobra.Command, ids []string) error {
 		if err := f.parseArgs(ids); err != nil {
 			return err
 		}
-		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			return a.printScheduledCounts(ctx, o, f.ScheduledFilter)
-		})
+		return a.showScheduledCounts(c.Context(), f.ScheduledFilter)
 	}
 	return c
 }
@@ -180,10 +177,10 @@ never be delivered. If both ids and flags are given, an envelope must match all 
 			return errors.New("no envelopes selected; pass ids, flags or --all")
 		}
 
+		if a.dryRun {
+			return a.showScheduledCounts(c.Context(), f.ScheduledFilter)
+		}
 		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			if a.dryRun {
-				return a.printScheduledCounts(ctx, o, f.ScheduledFilter)
-			}
 			return a.cancelScheduled(ctx, o, f.ScheduledFilter)
 		})
 	}
@@ -212,16 +209,14 @@ func (a *operatorCommand) cancelScheduled(ctx context.Context, o admin.Operator,
 		}
 	}
 
-	err = a.printResult(done, func(w io.Writer) error {
-		text := "canceled " + countNoun(done.Cancelled, "scheduled envelope")
-		// Some ids may have become due between the count and the cancellation.
-		if missing := int64(len(f.IDs)) - done.Cancelled; missing > 0 {
-			text += fmt.Sprintf("; %s of the ids are not scheduled, or are being sent already", formatThousands(missing))
-		}
-		_, err := fmt.Fprintln(w, text)
-		return err
-	})
-	if err == nil && done.Cancelled < int64(len(f.IDs)) {
+	text := "canceled " + countNoun(done.Cancelled, "scheduled envelope")
+	// Some ids may have become due between the count and the cancellation.
+	missing := int64(len(f.IDs)) - done.Cancelled
+	if missing > 0 {
+		text += fmt.Sprintf("; %s of the ids are not scheduled, or are being sent already", formatThousands(missing))
+	}
+	err = a.printLine(done, "%s", text)
+	if err == nil && missing > 0 {
 		err = reportedError(exitConfig)
 	}
 	return err
@@ -251,23 +246,21 @@ sending. The exit code is 1 if one of them is not scheduled any more.`,
 		}
 
 		f := admin.ScheduledFilter{Collection: collection, IDs: ids}
+		if a.dryRun {
+			return a.showScheduledCounts(c.Context(), f)
+		}
 		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			if a.dryRun {
-				return a.printScheduledCounts(ctx, o, f)
-			}
-
 			// Each id is moved on its own, so some may succeed and others not.
 			r, err := o.Schedule().Move(ctx, f, at)
 			if err != nil {
 				return err
 			}
-			err = a.printResult(r, func(w io.Writer) error {
+			err = a.printResult(r, func(w io.Writer) {
 				for _, id := range r.NotScheduled {
 					fmt.Fprintf(w, "%s is not scheduled, or is being sent already\n", sanitizeLine(id))
 				}
 				moved := countNoun(int64(len(r.Moved)), "scheduled envelope")
-				_, err := fmt.Fprintf(w, "moved %s to %s\n", moved, r.To.Format(time.RFC3339))
-				return err
+				fmt.Fprintf(w, "moved %s to %s\n", moved, r.To.Format(time.RFC3339))
 			})
 
 			if err == nil && len(r.NotScheduled) > 0 {

@@ -50,7 +50,7 @@ func TestSagaCommands(t *testing.T) {
 		})
 	}
 
-	var types sagaTypes
+	var types struct{ Types []admin.SagaType }
 	d.runCommand(&types, exitOK, "saga", "types")
 	if len(types.Types) != 1 || types.Types[0].Count != 3 || types.Types[0].Owner != "shop.Payment" {
 		t.Errorf("unexpected result %+v", types)
@@ -102,7 +102,7 @@ func TestInboxCommands(t *testing.T) {
 		d.insertDocument(d.shop.Collection("inbox_claims"), bson.D{{Key: "_id", Value: fmt.Sprint("m", i)}, {Key: "until", Value: until}})
 	}
 
-	var counts inboxList
+	var counts struct{ Inboxes []admin.InboxCounts }
 	d.runCommand(&counts, exitOK, "inbox", "counts")
 	if len(counts.Inboxes) != 1 || counts.Inboxes[0].Handled != 3 || counts.Inboxes[0].Claimed != 2 || counts.Inboxes[0].Expired != 1 {
 		t.Errorf("unexpected result %+v", counts)

@@ -49,6 +49,8 @@ check fails.`,
 	}
 
 	a := p.addReadFlags(c)
+	// Each read of a status that is followed has its own limit.
+	a.limit = 0
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "update the status until Ctrl-C")
 	c.Flags().DurationVar(&every, "every", time.Second, "interval between two updates of --follow")
 	c.Flags().BoolVar(&check, "check", false, "exit with 1 if a check fails")
@@ -68,7 +70,7 @@ check fails.`,
 			if err != nil {
 				return err
 			}
-			if err := a.printResult(s, s.printStatus); err != nil {
+			if err := a.printResult(s, s.writeStatus); err != nil {
 				return err
 			}
 
@@ -120,34 +122,32 @@ func (s statusReport) hasFailedCheck() bool {
 	return false
 }
 
-// printStatus writes the status for people.
-func (s statusReport) printStatus(w io.Writer) error {
+const noWatcher = "no watcher has run with this state database yet"
+
+// writeStatus writes the status for people.
+func (s statusReport) writeStatus(w io.Writer) {
 	if len(s.Watchers) == 0 {
-		_, err := fmt.Fprintln(w, "no watcher has run with this state database yet")
-		return err
+		fmt.Fprintln(w, noWatcher)
+		return
 	}
 
-	err := writeTable(w, "WATCHER\tSLOT\tOWNER\tEPOCH\tUNTIL\tSTATE\tLAG\tRATE\tTOKEN AGE\tUNRESOLVED", func(row func(...any)) {
-		for _, x := range s.Watchers {
-			row(x.Name, x.Slot, ownerNode(&x), x.Epoch, fmt.Sprintf("%+.1f s", float64(x.ExpiresInMS)/1000), x.State,
-				fmt.Sprintf("%.2f s", x.LagS), fmt.Sprintf("%.0f/s", x.Rate), fmt.Sprintf("%.1f s", x.TokenAgeS), x.Unresolved)
+	head := "WATCHER\tSLOT\tOWNER\tEPOCH\tUNTIL\tSTATE\tLAG\tRATE\tTOKEN AGE\tUNRESOLVED"
+	writeTable(w, head, s.Watchers, func(x admin.Watcher) cells {
+		return cells{
+			x.Name, x.Slot, ownerNode(&x), x.Epoch, fmt.Sprintf("%+.1f s", float64(x.ExpiresInMS)/1000), x.State,
+			fmt.Sprintf("%.2f s", x.LagS), fmt.Sprintf("%.0f/s", x.Rate), fmt.Sprintf("%.1f s", x.TokenAgeS), x.Unresolved,
 		}
 	})
-	if err != nil {
-		return err
-	}
 	for _, x := range s.Watchers {
-		printSlotDetails(w, &x)
+		writeSlotDetails(w, &x)
 	}
 
 	if s.CountsProblem != "" {
-		_, err = fmt.Fprintf(w, "counts are not available: %s\n", sanitizeLine(s.CountsProblem))
-		return err
+		fmt.Fprintf(w, "counts are not available: %s\n", sanitizeLine(s.CountsProblem))
+		return
 	}
-	if err := s.printCounts(w); err != nil {
-		return err
-	}
-	return s.printChecks(w)
+	s.writeCounts(w)
+	s.writeChecks(w)
 }
 
 // ownerNode returns the node that owns the slot, or "-".
@@ -158,9 +158,9 @@ func ownerNode(x *admin.Watcher) string {
 	return x.Node
 }
 
-// printSlotDetails writes the reason for the state of a slot, the orders of operators and the topics
+// writeSlotDetails writes the reason for the state of a slot, the orders of operators and the topics
 // whose events wait.
-func printSlotDetails(w io.Writer, x *admin.Watcher) {
+func writeSlotDetails(w io.Writer, x *admin.Watcher) {
 	slot := sanitizeLine(x.Name + "/" + x.Slot)
 	if x.Reason != "" {
 		fmt.Fprintf(w, "%s: %s\n", slot, sanitizeLine(x.Reason))
@@ -186,7 +186,7 @@ func printSlotDetails(w io.Writer, x *admin.Watcher) {
 	}
 }
 
-func (s statusReport) printCounts(w io.Writer) error {
+func (s statusReport) writeCounts(w io.Writer) {
 	c := s.Counts
 	stale := 0
 	for _, n := range s.Nodes {
@@ -200,16 +200,16 @@ func (s statusReport) printCounts(w io.Writer) error {
 		formatThousands(c.Scheduled), formatThousands(c.Dead), countNoun(int64(len(s.Nodes)), "node"), stale)
 
 	if len(s.Pending) == 0 {
-		return nil
+		return
 	}
-	return writeTable(w, "TOPIC\tOLDEST\tRETRY\tBLOCKED\tPARKED\tKEYS\tWHY", func(row func(...any)) {
-		for _, p := range s.Pending {
-			why := ""
-			if p.Target != nil {
-				why = p.Target.Reason
-			}
-			row(p.Topic, formatAge(p.OldestAgeS), formatThousands(p.Retry), formatThousands(p.Blocked), formatThousands(p.Parked),
-				formatThousands(p.Keys), why)
+	writeTable(w, "TOPIC\tOLDEST\tRETRY\tBLOCKED\tPARKED\tKEYS\tWHY", s.Pending, func(p admin.PendingTopic) cells {
+		why := ""
+		if p.Target != nil {
+			why = p.Target.Reason
+		}
+		return cells{
+			p.Topic, formatAge(p.OldestAgeS), formatThousands(p.Retry), formatThousands(p.Blocked), formatThousands(p.Parked),
+			formatThousands(p.Keys), why,
 		}
 	})
 }
@@ -225,8 +225,8 @@ func formatAge(seconds float64) string {
 	return (time.Duration(seconds) * time.Second).String()
 }
 
-// printChecks writes each check that is not ok, with its fix.
-func (s statusReport) printChecks(w io.Writer) error {
+// writeChecks writes each check that is not ok, with its fix.
+func (s statusReport) writeChecks(w io.Writer) {
 	good := 0
 	for _, c := range s.Checks {
 		if c.Status == admin.CheckOK {
@@ -241,8 +241,7 @@ func (s statusReport) printChecks(w io.Writer) error {
 		fmt.Fprintf(w, "%s %s: %s%s\n", strings.ToUpper(c.Status), sanitizeLine(c.ID), sanitizeLine(c.Detail), sanitizeLine(fix))
 	}
 
-	_, err := fmt.Fprintf(w, "checks: %d of %d ok\n", good, len(s.Checks))
-	return err
+	fmt.Fprintf(w, "checks: %d of %d ok\n", good, len(s.Checks))
 }
 
 // followStatus shows the status until ctx ends. A server that does not answer does not end it:
@@ -265,9 +264,9 @@ func (a *operatorCommand) followStatus(ctx context.Context, op admin.Operator, e
 			fmt.Fprintln(a.p.errOut, sanitizeLine(classifyError(err).Error()))
 			err = nil
 		case onTerminal:
-			err = f.drawFrame(func(w io.Writer) error { return s.printFrame(w, classifyError(err)) })
+			err = f.drawFrame(s.formatFrame(classifyError(err)))
 		default:
-			err = s.printLines(a.p.out)
+			err = a.p.printText(s.writeLines)
 		}
 		if err != nil {
 			return err
@@ -281,22 +280,23 @@ func (a *operatorCommand) followStatus(ctx context.Context, op admin.Operator, e
 	}
 }
 
-// printFrame writes one frame of --follow: the status, or the problem if there is one.
-func (s statusReport) printFrame(w io.Writer, problem error) error {
-	fmt.Fprintf(w, "outrelay status · %s · Ctrl-C to stop\n\n", time.Now().Format(time.TimeOnly))
+// formatFrame returns one frame of --follow: the status, or the problem if there is one.
+func (s statusReport) formatFrame(problem error) string {
+	var w strings.Builder
+	fmt.Fprintf(&w, "outrelay status · %s · Ctrl-C to stop\n\n", time.Now().Format(time.TimeOnly))
 	if problem != nil {
-		_, err := fmt.Fprintln(w, sanitizeLine(problem.Error()))
-		return err
+		fmt.Fprintln(&w, sanitizeLine(problem.Error()))
+	} else {
+		s.writeStatus(&w)
 	}
-	return s.printStatus(w)
+	return w.String()
 }
 
-// printLines writes one line for each slot, for --follow without a terminal.
-func (s statusReport) printLines(w io.Writer) error {
+// writeLines writes one line for each slot, for --follow without a terminal.
+func (s statusReport) writeLines(w io.Writer) {
 	at := s.At.Local().Format(time.TimeOnly)
 	if len(s.Watchers) == 0 {
-		_, err := fmt.Fprintln(w, at, "no watcher has run with this state database yet")
-		return err
+		fmt.Fprintln(w, at, noWatcher)
 	}
 
 	for i := range s.Watchers {
@@ -306,11 +306,8 @@ func (s statusReport) printLines(w io.Writer) error {
 		if x.Name == s.Watcher && s.CountsProblem == "" {
 			line += fmt.Sprintf(" waiting=%d scheduled=%d dead=%d", s.Counts.Waiting(), s.Counts.Scheduled, s.Counts.Dead)
 		}
-		if _, err := fmt.Fprintln(w, sanitizeLine(line)); err != nil {
-			return err
-		}
+		fmt.Fprintln(w, sanitizeLine(line))
 	}
-	return nil
 }
 
 // screen draws frames over each other on a terminal. It does not clear the terminal in between, because
@@ -320,8 +317,8 @@ type screen struct {
 	drawn bool
 }
 
-// drawFrame draws the frame that writeFrame writes over the previous frame.
-func (f *screen) drawFrame(writeFrame func(w io.Writer) error) error {
+// drawFrame draws a frame over the previous one.
+func (f *screen) drawFrame(text string) error {
 	const (
 		clearScreen      = "\x1b[2J"
 		moveHome         = "\x1b[H"
@@ -336,12 +333,8 @@ func (f *screen) drawFrame(writeFrame func(w io.Writer) error) error {
 	f.drawn = true
 	b.WriteString(moveHome)
 
-	var text bytes.Buffer
-	if err := writeFrame(&text); err != nil {
-		return err
-	}
 	// Without this, the end of a longer line of the previous frame would remain.
-	b.WriteString(strings.ReplaceAll(text.String(), "\n", clearToLineEnd+"\n"))
+	b.WriteString(strings.ReplaceAll(text, "\n", clearToLineEnd+"\n"))
 	b.WriteString(clearToScreenEnd)
 
 	if _, err := f.out.Write(b.Bytes()); err != nil {

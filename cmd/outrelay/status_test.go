@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"io"
 	"strings"
 	"testing"
 	"time"
@@ -77,7 +76,7 @@ func TestAWatchBearsAServerThatDoesNotAnswer(t *testing.T) {
 	s := statusReport{Overview: admin.Overview{Watcher: "orders", Watchers: []admin.Watcher{{Name: "orders", Slot: "0of1", State: "live"}}}}
 	f := &screen{out: &b}
 	for _, problem := range []error{nil, errors.New("MongoDB does not\nanswer"), nil} {
-		if err := f.drawFrame(func(w io.Writer) error { return s.printFrame(w, problem) }); err != nil {
+		if err := f.drawFrame(s.formatFrame(problem)); err != nil {
 			t.Fatal(err)
 		}
 	}

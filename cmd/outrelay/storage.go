@@ -27,38 +27,31 @@ func newStorageCountsCommand(p *program) *cobra.Command {
 	}
 
 	a := p.addReadFlags(c)
+	// It reads every envelope that waits.
+	a.limit = 0
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
+		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.Counts, error) {
 			o, err := op.Overview(ctx)
-			if err != nil {
-				return err
-			}
-			return a.printResult(o.Counts, func(w io.Writer) error {
-				n := o.Counts
-				return writeTable(w, "WHAT\tCOUNT", func(row func(...any)) {
-					for _, x := range []struct {
-						what string
-						n    int64
-					}{
-						{"envelopes, including delivered ones that are still kept", n.Envelopes},
-						{"waiting for a retry", n.Retry},
-						{"blocked by an earlier envelope of the key", n.Blocked},
-						{"parked", n.Parked},
-						{"scheduled", n.Scheduled},
-						{"dead letters that were not requeued", n.Dead},
-						{"all dead letters", n.DeadAll},
-						{"dead letters of handlers that were not requeued", n.HandlerDead},
-						{"inbox marks of handled messages", n.InboxHandled},
-						{"claimed messages", n.InboxClaimed},
-						{"sagas", n.Sagas},
-					} {
-						row(x.what, formatThousands(x.n))
-					}
-				})
-			})
-		})
+			return o.Counts, err
+		}, writeStorageCounts)
 	}
 	return c
+}
+
+func writeStorageCounts(w io.Writer, n admin.Counts) {
+	writeTable(w, "WHAT\tCOUNT", []cells{
+		{"envelopes, including delivered ones that are still kept", n.Envelopes},
+		{"waiting for a retry", n.Retry},
+		{"blocked by an earlier envelope of the key", n.Blocked},
+		{"parked", n.Parked},
+		{"scheduled", n.Scheduled},
+		{"dead letters that were not requeued", n.Dead},
+		{"all dead letters", n.DeadAll},
+		{"dead letters of handlers that were not requeued", n.HandlerDead},
+		{"inbox marks of handled messages", n.InboxHandled},
+		{"claimed messages", n.InboxClaimed},
+		{"sagas", n.Sagas},
+	}, func(row cells) cells { return cells{row[0], formatThousands(row[1].(int64))} })
 }
 
 func newStorageRebuildCommand(p *program) *cobra.Command {
@@ -153,7 +146,7 @@ sent when a relay continues.`,
 			if err != nil {
 				return err
 			}
-			return a.printResult(out, func(w io.Writer) error { return printCleared(w, out) })
+			return a.printResult(out, func(w io.Writer) { writeCleared(w, out) })
 		})
 	}
 	return c
@@ -171,20 +164,14 @@ func (a *operatorCommand) askForWords(ctx context.Context, action, words string)
 	return strings.TrimSpace(line), err
 }
 
-func printCleared(w io.Writer, c admin.Cleared) error {
-	err := writeTable(w, "WHAT\tCOLLECTION\tFOUND\tREMOVED", func(row func(...any)) {
-		for _, x := range c.Collections {
-			row(x.What, x.Collection, formatThousands(x.Found), formatThousands(x.Removed))
-		}
+func writeCleared(w io.Writer, c admin.Cleared) {
+	writeTable(w, "WHAT\tCOLLECTION\tFOUND\tREMOVED", c.Collections, func(x admin.ClearedCollection) cells {
+		return cells{x.What, x.Collection, formatThousands(x.Found), formatThousands(x.Removed)}
 	})
-	if err != nil {
-		return err
-	}
 
 	if c.DryRun {
-		_, err = fmt.Fprintf(w, "would remove %s; to confirm, type: %s\n", countNoun(c.Found, "document"), c.Confirm)
-		return err
+		fmt.Fprintf(w, "would remove %s; to confirm, type: %s\n", countNoun(c.Found, "document"), c.Confirm)
+		return
 	}
-	_, err = fmt.Fprintln(w, "removed "+countNoun(c.Removed, "document"))
-	return err
+	fmt.Fprintln(w, "removed "+countNoun(c.Removed, "document"))
 }

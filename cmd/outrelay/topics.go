@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -27,45 +28,39 @@ before others. The command reads only MongoDB.`,
 
 	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.TopicList, error) {
+		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.TopicList, error) {
 			return op.Activity().Topics(ctx)
-		}, printTopics)
+		}, writeTopics)
 	}
 	c.AddCommand(newTopicsRecentCommand(p))
 	return c
 }
 
-func printTopics(w io.Writer, list admin.TopicList) error {
+func writeTopics(w io.Writer, list admin.TopicList) {
 	head := "TOPIC\tRATE\tBYTES\tP50\tP99\tLAST\tPLACE\tWAITING\tDEAD\tHANDLERS\tWHY"
-	err := writeList(w, "no topic has had a record, a waiting event or a dead letter yet", head, list.Topics,
-		func(t admin.TopicFigures, row func(...any)) {
-			last, place, why := "-", "-", ""
-			if t.LastAt != nil {
-				last = formatAge(time.Since(*t.LastAt).Seconds()) + " ago"
-				place = formatPlace(t.LastPartition, t.LastOffset)
-			}
-			if t.Target != nil {
-				why = t.Target.Reason
-			}
-			// Dead letters without a topic failed before routing.
-			name := t.Topic
-			if name == "" {
-				name = "(none)"
-			}
-			row(name, fmt.Sprintf("%.1f/s", t.Rate), fmt.Sprintf("%.1f KiB/s", t.BytesRate/1024), formatLatency(&t.P50MS), formatLatency(&t.P99MS),
-				last, place, formatThousands(t.Waiting), formatThousands(t.Dead), formatThousands(t.HandlerDead), why)
-		})
-	if err != nil {
-		return err
-	}
+	writeList(w, "no topic has had a record, a waiting event or a dead letter yet", head, list.Topics, func(t admin.TopicFigures) cells {
+		last, place, why := "-", "-", ""
+		if t.LastAt != nil {
+			last = formatAge(time.Since(*t.LastAt).Seconds()) + " ago"
+			place = formatPlace(t.LastPartition, t.LastOffset)
+		}
+		if t.Target != nil {
+			why = t.Target.Reason
+		}
+		// Dead letters without a topic failed before routing.
+		return cells{
+			cmp.Or(t.Topic, "(none)"), fmt.Sprintf("%.1f/s", t.Rate), fmt.Sprintf("%.1f KiB/s", t.BytesRate/1024),
+			formatLatency(&t.P50MS), formatLatency(&t.P99MS), last, place,
+			formatThousands(t.Waiting), formatThousands(t.Dead), formatThousands(t.HandlerDead), why,
+		}
+	})
 
 	if list.Others.Topics > 0 {
-		_, err = fmt.Fprintf(w, "%d more topics, %.1f/s\n", list.Others.Topics, list.Others.Rate)
+		fmt.Fprintf(w, "%d more topics, %.1f/s\n", list.Others.Topics, list.Others.Rate)
 	}
-	if list.LettersMore && err == nil {
-		_, err = fmt.Fprintln(w, "a collection has more than 10,000 dead letters; the others are not counted here")
+	if list.LettersMore {
+		fmt.Fprintln(w, "a collection has more than 10,000 dead letters; the others are not counted here")
 	}
-	return err
 }
 
 // formatPlace formats a partition and an offset.
@@ -99,21 +94,24 @@ busy one. outrelay lookup ID shows everything else about an event.`,
 	a := p.addReadFlags(c)
 	c.Flags().StringVar(&topic, "topic", "", "only this `topic`")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.RecentEvents, error) {
+		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.RecentEvents, error) {
 			return op.Activity().Recent(ctx, topic)
-		}, printRecent)
+		}, writeRecent)
 	}
 	return c
 }
 
-func printRecent(w io.Writer, list admin.RecentEvents) error {
+func writeRecent(w io.Writer, list admin.RecentEvents) {
 	head := "ACKED\tID\tTYPE\tKEY\tTOPIC\tPLACE\tCOMMITTED\tLATENCY"
-	return writeList(w, "no delivered event is known", head, list.Events, func(e admin.RecentEvent, row func(...any)) {
+	writeList(w, "no delivered event is known", head, list.Events, func(e admin.RecentEvent) cells {
 		committed := "-"
 		if e.CommittedAt != nil {
 			committed = e.CommittedAt.Local().Format(clockWithMillis)
 		}
-		row(e.AckedAt.Local().Format(clockWithMillis), quoteArgument(e.ID), e.Type, e.Key, e.Topic, formatPlace(e.Partition, e.Offset), committed, formatLatency(e.LatencyMS))
+		return cells{
+			e.AckedAt.Local().Format(clockWithMillis), quoteArgument(e.ID), e.Type, e.Key, e.Topic,
+			formatPlace(e.Partition, e.Offset), committed, formatLatency(e.LatencyMS),
+		}
 	})
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"io"
 	"strings"
 	"time"
 
@@ -32,26 +31,22 @@ topic.`,
 	}
 
 	a := p.addReadFlags(c)
+	// It reads every envelope that waits.
+	a.limit = 0
 	addCollectionFlag(c, &collection)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (waitingGroups, error) {
-			groups, err := op.Waiting().Summary(ctx, collection)
-			return waitingGroups{groups}, err
-		}, printWaitingGroups)
+		return showList(c.Context(), a, waitingGroups, func(ctx context.Context, op admin.Operator) ([]admin.WaitingGroup, error) {
+			return op.Waiting().Summary(ctx, collection)
+		})
 	}
 	return c
 }
 
-// waitingGroups is the output of `outrelay waiting summary --json`.
-type waitingGroups struct {
-	Groups []admin.WaitingGroup `json:"groups"`
-}
-
-func printWaitingGroups(w io.Writer, all waitingGroups) error {
-	head := "COUNT\tSTATE\tTOPIC\tCOLLECTION\tOLDEST, OR FIRST DUE"
-	return writeList(w, "no envelope waits", head, all.Groups, func(g admin.WaitingGroup, row func(...any)) {
-		row(formatThousands(g.Count), g.State, g.Topic, g.Collection, formatLocal(g.Oldest))
-	})
+var waitingGroups = listing[admin.WaitingGroup]{
+	name: "groups", empty: "no envelope waits", head: "COUNT\tSTATE\tTOPIC\tCOLLECTION\tOLDEST, OR FIRST DUE",
+	cells: func(g admin.WaitingGroup) cells {
+		return cells{formatThousands(g.Count), g.State, g.Topic, g.Collection, formatLocal(g.Oldest)}
+	},
 }
 
 func newWaitingListCommand(p *program) *cobra.Command {
@@ -64,6 +59,8 @@ func newWaitingListCommand(p *program) *cobra.Command {
 	}
 
 	a := p.addReadFlags(c)
+	// The list may have 10,000 envelopes.
+	a.limit = 0
 	addCollectionFlag(c, &f.Collection)
 	c.Flags().StringVar(&f.State, "state", "", "retry, blocked or parked; default: any")
 	c.Flags().StringVar(&f.Topic, "topic", "", "only envelopes that wait for this `topic`")
@@ -71,26 +68,23 @@ func newWaitingListCommand(p *program) *cobra.Command {
 	addLimitFlag(c, &limit, admin.DefaultPage, admin.MaxWaiting, "maximum number of envelopes")
 
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (waitingList, error) {
-			list, err := op.Waiting().List(ctx, f, limit)
-			return waitingList{list}, err
-		}, printWaiting)
+		return showList(c.Context(), a, waitingListing, func(ctx context.Context, op admin.Operator) ([]admin.WaitingEnvelope, error) {
+			return op.Waiting().List(ctx, f, limit)
+		})
 	}
 	return c
 }
 
-// waitingList is the output of `outrelay waiting list --json`.
-type waitingList struct {
-	Waiting []admin.WaitingEnvelope `json:"waiting"`
-}
-
-func printWaiting(w io.Writer, all waitingList) error {
-	head := "KEY\tID\tTYPE\tSTATE\tTOPICS\tATTEMPTS\tNEXT\tREASON"
-	return writeList(w, "no envelope waits", head, all.Waiting, func(e admin.WaitingEnvelope, row func(...any)) {
+var waitingListing = listing[admin.WaitingEnvelope]{
+	name: "waiting", empty: "no envelope waits", head: "KEY\tID\tTYPE\tSTATE\tTOPICS\tATTEMPTS\tNEXT\tREASON",
+	cells: func(e admin.WaitingEnvelope) cells {
 		next := ""
 		if e.NextAt != nil {
 			next = e.NextAt.Local().Format(time.TimeOnly)
 		}
-		row(truncate(e.Key, 40), quoteArgument(e.ID), e.Type, e.State, strings.Join(e.Topics, " "), e.Attempts, next, truncate(e.Reason, 100))
-	})
+		return cells{
+			truncate(e.Key, 40), quoteArgument(e.ID), e.Type, e.State, strings.Join(e.Topics, " "), e.Attempts, next,
+			truncate(e.Reason, 100),
+		}
+	},
 }

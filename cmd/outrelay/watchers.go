@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -18,11 +17,6 @@ func newWatchersCommand(p *program) *cobra.Command {
 	}, newWatchersListCommand(p), newWatchersRemoveCommand(p))
 }
 
-// watcherList is the output of `outrelay watchers list --json`.
-type watcherList struct {
-	Watchers []admin.KnownWatcher `json:"watchers"`
-}
-
 func newWatchersListCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "list",
@@ -32,19 +26,18 @@ func newWatchersListCommand(p *program) *cobra.Command {
 
 	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (watcherList, error) {
-			list, err := op.Watchers().List(ctx)
-			return watcherList{list}, err
-		}, printWatchers)
+		return showList(c.Context(), a, watcherListing, func(ctx context.Context, op admin.Operator) ([]admin.KnownWatcher, error) {
+			return op.Watchers().List(ctx)
+		})
 	}
 	return c
 }
 
-func printWatchers(w io.Writer, all watcherList) error {
-	head := "WATCHER\tSLOTS\tOWNED\tLIVE NODES\tCOLLECTIONS"
-	return writeList(w, "no watcher has run with this state database yet", head, all.Watchers, func(k admin.KnownWatcher, row func(...any)) {
-		row(k.Name, len(k.Slots), len(k.Owned), strings.Join(k.Nodes, " "), strings.Join(k.Collections, " "))
-	})
+var watcherListing = listing[admin.KnownWatcher]{
+	name: "watchers", empty: noWatcher, head: "WATCHER\tSLOTS\tOWNED\tLIVE NODES\tCOLLECTIONS",
+	cells: func(k admin.KnownWatcher) cells {
+		return cells{k.Name, len(k.Slots), len(k.Owned), strings.Join(k.Nodes, " "), strings.Join(k.Collections, " ")}
+	},
 }
 
 func newWatchersRemoveCommand(p *program) *cobra.Command {
@@ -61,7 +54,7 @@ The command is rejected while a live node runs the watcher, or while a slot has 
 
 	a := p.addChangeFlags(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
 			// The watcher to remove need not be the configured one.
 			op = op.ForWatcher(args[0])
 			out, err := actConfirmed(ctx, a, func(dryRun bool) (admin.RemovedWatcher, error) {
@@ -74,14 +67,8 @@ The command is rejected while a live node runs the watcher, or while a slot has 
 				return err
 			}
 
-			return a.printResult(out, func(w io.Writer) error {
-				verb := "is removed"
-				if out.DryRun {
-					verb = "would be removed"
-				}
-				_, err := fmt.Fprintf(w, "watcher %s %s: %s\n", sanitizeLine(out.Watcher), verb, countNoun(out.Documents, "document"))
-				return err
-			})
+			return a.printLine(out, "watcher %s %s removed: %s",
+				sanitizeLine(out.Watcher), a.chooseText("is", "would be"), countNoun(out.Documents, "document"))
 		})
 	}
 	return c
