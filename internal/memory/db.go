@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"sync"
@@ -176,20 +177,24 @@ func (t *tx) visibleLocked(r *row) any {
 	return nil
 }
 
-// scanRows calls f with every row that the transaction sees, in the order of the keys and without
-// the lock.
-func (t *tx) scanRows(table *storedTable, f func(key string, value any)) {
+// rowsOf iterates over every row that the transaction sees, in the order of the keys and without the lock. All values of
+// the table are of type V.
+func rowsOf[V any](t *tx, table *storedTable) iter.Seq2[string, V] {
 	t.db.mu.Lock()
-	found := map[string]any{}
+	defer t.db.mu.Unlock()
+	found := map[string]V{}
 	for key, r := range table.rows {
 		if v := t.visibleLocked(r); v != nil {
-			found[key] = v
+			found[key] = v.(V)
 		}
 	}
-	t.db.mu.Unlock()
 
-	for _, key := range slices.Sorted(maps.Keys(found)) {
-		f(key, found[key])
+	return func(yield func(key string, value V) bool) {
+		for _, key := range slices.Sorted(maps.Keys(found)) {
+			if !yield(key, found[key]) {
+				return
+			}
+		}
 	}
 }
 
@@ -199,6 +204,20 @@ func (t *tx) putRow(table *storedTable, key string, value any) error {
 	t.db.mu.Lock()
 	defer t.db.mu.Unlock()
 	return t.writeLocked(table, key, value, false)
+}
+
+// removeRows removes the rows of these keys that exist, and returns their number.
+func (t *tx) removeRows(table *storedTable, keys ...string) (n int64, err error) {
+	for _, key := range keys {
+		if t.getRow(table, key) == nil {
+			continue
+		}
+		if err := t.putRow(table, key, nil); err != nil {
+			return 0, err
+		}
+		n++
+	}
+	return n, nil
 }
 
 // insertRow writes a row that must not exist. If it exists, the error is a duplicate key.

@@ -79,12 +79,11 @@ func (d *Documents) findDocument(t *tx, id bson.RawValue) bson.Raw {
 func (d *Documents) Scan(ctx context.Context, after bson.RawValue, limit int) (list []bson.Raw, err error) {
 	err = d.runOperation(ctx, func(t *tx) error {
 		list = nil
-		t.scanRows(d.rows, func(key string, v any) {
+		for key, doc := range rowsOf[bson.Raw](t, d.rows) {
 			if len(list) < limit && (after.IsZero() || key > rawKey(after)) {
-				list = append(list, slices.Clone(v.(bson.Raw)))
+				list = append(list, slices.Clone(doc))
 			}
-		})
-
+		}
 		return nil
 	})
 	return list, err
@@ -226,11 +225,11 @@ func (v *View) Apply(ctx context.Context, states []entityparts.State) error {
 }
 
 // All returns the documents in the order of the encoded ids.
-func (v *View) All(ctx context.Context) (list []bson.Raw, err error) {
-	err = v.db.runOperation(ctx, func(t *tx) error {
-		list = nil
-		t.scanRows(v.rows, func(_ string, doc any) { list = append(list, slices.Clone(doc.(bson.Raw))) })
-		return nil
+func (v *View) All(ctx context.Context) ([]bson.Raw, error) {
+	return readSnapshot(ctx, v.db, func(t *tx) (list []bson.Raw) {
+		for _, doc := range rowsOf[bson.Raw](t, v.rows) {
+			list = append(list, slices.Clone(doc))
+		}
+		return list
 	})
-	return list, err
 }

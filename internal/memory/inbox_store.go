@@ -69,18 +69,15 @@ func (s *inboxStore) Wait(ctx context.Context, d time.Duration) error {
 
 // ReadMarks returns the stored watermarks of the lanes.
 func (s *inboxStore) ReadMarks(ctx context.Context, lanes []engine.LaneKey) (engine.Marks, error) {
-	found := engine.Marks{}
-	err := s.db.runOperation(ctx, func(t *tx) error {
-		// After a conflict the operation runs again, so each run begins with an empty map.
-		clear(found)
+	return readSnapshot(ctx, s.db, func(t *tx) engine.Marks {
+		found := engine.Marks{}
 		for _, l := range lanes {
 			if m, ok := t.getRow(s.offsets, markKey(l)).(engine.Mark); ok {
 				found[l] = m
 			}
 		}
-		return nil
+		return found
 	})
-	return found, err
 }
 
 // AdvanceMarks writes the moves.
@@ -107,19 +104,15 @@ func (s *inboxStore) AdvanceMarks(ctx context.Context, moves []engine.Move) erro
 }
 
 // WriteGeneration writes the watermark of the partition if it is still seen.
-func (s *inboxStore) WriteGeneration(
-	ctx context.Context, p engine.Partition, seen *engine.Mark, next engine.Mark,
-) (ok bool, err error) {
+func (s *inboxStore) WriteGeneration(ctx context.Context, p engine.Partition, seen *engine.Mark, next engine.Mark) (bool, error) {
 	key := markKey(engine.LaneKey{Partition: p, Lane: engine.PartitionLane})
-	err = s.db.runOperation(ctx, func(t *tx) error {
+	return runResult(ctx, s.db, func(t *tx) (bool, error) {
 		stored, exists := t.getRow(s.offsets, key).(engine.Mark)
-		ok = exists == (seen != nil) && (seen == nil || stored.Generation == seen.Generation)
-		if !ok {
-			return nil
+		if exists != (seen != nil) || seen != nil && stored.Generation != seen.Generation {
+			return false, nil
 		}
-		return t.putRow(s.offsets, key, next)
+		return true, t.putRow(s.offsets, key, next)
 	})
-	return ok, err
 }
 
 // LowerMark changes the offset of the watermark to next if it is still seen.
@@ -151,17 +144,15 @@ func (s *inboxStore) putMarker(t *tx, id engine.ID, m engine.Marker) error {
 
 // ReadMarkers returns the stored markers with these ids.
 func (s *inboxStore) ReadMarkers(ctx context.Context, ids []engine.ID) (map[engine.ID]engine.Marker, error) {
-	found := map[engine.ID]engine.Marker{}
-	err := s.db.runOperation(ctx, func(t *tx) error {
-		clear(found)
+	return readSnapshot(ctx, s.db, func(t *tx) map[engine.ID]engine.Marker {
+		found := map[engine.ID]engine.Marker{}
 		for _, id := range ids {
 			if m, ok := s.findMarker(t, id); ok {
 				found[id] = m.Marker
 			}
 		}
-		return nil
+		return found
 	})
-	return found, err
 }
 
 // InsertMarkers inserts markers of handled messages.
@@ -177,92 +168,74 @@ func (s *inboxStore) InsertMarkers(ctx context.Context, list []engine.NewMarker)
 }
 
 // ClaimMarker writes a claim into the marker and counts an attempt, if that is possible.
-func (s *inboxStore) ClaimMarker(
-	ctx context.Context, n engine.NewMarker, h engine.Holder,
-) (m engine.Marker, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
+func (s *inboxStore) ClaimMarker(ctx context.Context, n engine.NewMarker, h engine.Holder) (engine.Marker, error) {
+	return runResult(ctx, s.db, func(t *tx) (engine.Marker, error) {
 		stored, ok := s.findMarker(t, n.ID)
-		m = stored.Marker
 		// A claim with this epoch or a higher one belongs to a later holder.
-		if ok && (m.State == engine.StateHandled || m.Epoch >= h.Epoch) {
-			return nil
+		if ok && (stored.State == engine.StateHandled || stored.Epoch >= h.Epoch) {
+			return stored.Marker, nil
 		}
 
-		m = engine.Marker{State: engine.StateClaimed, Holder: h, Attempts: m.Attempts + 1}
-		return s.putMarker(t, n.ID, m)
+		m := engine.Marker{State: engine.StateClaimed, Holder: h, Attempts: stored.Attempts + 1}
+		return m, s.putMarker(t, n.ID, m)
 	})
-	return m, err
 }
 
 // MarkHandled marks a claimed message as handled, if h is still the holder.
-func (s *inboxStore) MarkHandled(
-	ctx context.Context, id engine.ID, h engine.Holder, takeOver bool,
-) (ok bool, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
+func (s *inboxStore) MarkHandled(ctx context.Context, id engine.ID, h engine.Holder, takeOver bool) (bool, error) {
+	return runResult(ctx, s.db, func(t *tx) (bool, error) {
 		m, exists := t.getRow(s.markers, markerKey(id)).(inboxMarker)
-		ok = exists && m.Holder == h
-		if !ok {
-			return nil
+		if !exists || m.Holder != h {
+			return false, nil
 		}
 
 		m.State = engine.StateHandled
 		if takeOver {
 			m.Owner = ""
 		}
-		return s.putMarker(t, id, m.Marker)
+		return true, s.putMarker(t, id, m.Marker)
 	})
-	return ok, err
 }
 
 // ReadLeases returns the stored leases with these ids.
 func (s *inboxStore) ReadLeases(ctx context.Context, ids []engine.ID) (map[engine.ID]engine.Lease, error) {
-	found := map[engine.ID]engine.Lease{}
-	err := s.db.runOperation(ctx, func(t *tx) error {
-		clear(found)
+	return readSnapshot(ctx, s.db, func(t *tx) map[engine.ID]engine.Lease {
+		found := map[engine.ID]engine.Lease{}
 		for _, id := range ids {
 			if l, ok := t.getRow(s.claims, markerKey(id)).(engine.Lease); ok {
 				l.Live = s.Now().Before(l.Until)
 				found[id] = l
 			}
 		}
-		return nil
+		return found
 	})
-	return found, err
 }
 
 // AcquireLease acquires the lease for the owner if it has expired.
-func (s *inboxStore) AcquireLease(
-	ctx context.Context, id engine.ID, owner string, d time.Duration,
-) (l engine.Lease, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
+func (s *inboxStore) AcquireLease(ctx context.Context, id engine.ID, owner string, d time.Duration) (engine.Lease, error) {
+	return runResult(ctx, s.db, func(t *tx) (engine.Lease, error) {
 		now := s.Now()
-		var exists bool
-		l, exists = t.getRow(s.claims, markerKey(id)).(engine.Lease)
+		l, exists := t.getRow(s.claims, markerKey(id)).(engine.Lease)
 		if exists && now.Before(l.Until) {
-			return nil
+			return l, nil
 		}
 
 		// The time makes the epoch rise even if the lease was deleted in between.
 		epoch := max(l.Epoch+1, now.UnixMilli())
 		l = engine.Lease{Holder: engine.Holder{Owner: owner, Epoch: epoch}, Until: now.Add(d)}
-		return t.putRow(s.claims, markerKey(id), l)
+		return l, t.putRow(s.claims, markerKey(id), l)
 	})
-	return l, err
 }
 
 // updateLease stores the result of f for the lease, if the owner still holds it.
-func (s *inboxStore) updateLease(
-	ctx context.Context, id engine.ID, owner string, f func(l engine.Lease) any,
-) (ok bool, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
+func (s *inboxStore) updateLease(ctx context.Context, id engine.ID, owner string, f func(l engine.Lease) any) (bool, error) {
+	return runResult(ctx, s.db, func(t *tx) (bool, error) {
 		l, exists := t.getRow(s.claims, markerKey(id)).(engine.Lease)
-		ok = exists && l.Owner == owner
-		if !ok {
-			return nil
+		if !exists || l.Owner != owner {
+			return false, nil
 		}
-		return t.putRow(s.claims, markerKey(id), f(l))
+		return true, t.putRow(s.claims, markerKey(id), f(l))
 	})
-	return ok, err
 }
 
 // RaiseEpoch sets the epoch of the lease, if the owner still holds it.
@@ -301,45 +274,38 @@ func (s *inboxStore) DeleteLease(ctx context.Context, id engine.ID, owner string
 func (s *inboxStore) EnsureIndexes(context.Context) error { return nil }
 
 // Sweep deletes at most limit expired markers, the oldest first, and returns their number.
-func (s *inboxStore) Sweep(ctx context.Context, limit int) (removed int64, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
+func (s *inboxStore) Sweep(ctx context.Context, limit int) (int64, error) {
+	return runResult(ctx, s.db, func(t *tx) (int64, error) {
 		var expired []string
 		ends := map[string]time.Time{}
-		t.scanRows(s.markers, func(key string, v any) {
-			if m, ok := v.(inboxMarker); ok && !s.Now().Before(m.expires) {
+		for key, m := range rowsOf[inboxMarker](t, s.markers) {
+			if !s.Now().Before(m.expires) {
 				expired = append(expired, key)
 				ends[key] = m.expires
 			}
-		})
+		}
 		// The oldest first, as in MongoDB.
 		slices.SortStableFunc(expired, func(a, b string) int { return ends[a].Compare(ends[b]) })
 
 		expired = expired[:min(limit, len(expired))]
-		removed = int64(len(expired))
-		for _, key := range expired {
-			if err := t.putRow(s.markers, key, nil); err != nil {
-				return err
-			}
-		}
-		return nil
+		return t.removeRows(s.markers, expired...)
 	})
-	return removed, err
 }
 
 // Counts returns the sizes of the inbox.
-func (s *inboxStore) Counts(ctx context.Context) (c engine.Counts, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
-		c = engine.Counts{}
-		t.scanRows(s.markers, func(string, any) { c.Markers++ })
-		t.scanRows(s.claims, func(_ string, v any) {
+func (s *inboxStore) Counts(ctx context.Context) (engine.Counts, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) (c engine.Counts) {
+		for range rowsOf[inboxMarker](t, s.markers) {
+			c.Markers++
+		}
+		for _, l := range rowsOf[engine.Lease](t, s.claims) {
 			c.Claimed++
-			if l, ok := v.(engine.Lease); ok && !s.Now().Before(l.Until) {
+			if !s.Now().Before(l.Until) {
 				c.Expired++
 			}
-		})
-		return nil
+		}
+		return c
 	})
-	return c, err
 }
 
 // A DB has no sessions, and a process that is gone leaves no open transaction. So there are no tenures.

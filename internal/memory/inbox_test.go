@@ -30,7 +30,9 @@ func TestInboxContract(t *testing.T) {
 			return db.runOperation(ctx, func(t *tx) error {
 				var errs []error
 				rows := db.findOrAddTable(table)
-				t.scanRows(rows, func(key string, v any) { errs = append(errs, t.putRow(rows, key, change(v))) })
+				for key, v := range rowsOf[any](t, rows) {
+					errs = append(errs, t.putRow(rows, key, change(v)))
+				}
 				return errors.Join(errs...)
 			})
 		}

@@ -78,16 +78,14 @@ func copyLetter(l *deadletter.Letter) deadletter.Letter {
 }
 
 // Get reads one letter.
-func (s *letterStore) Get(ctx context.Context, id deadletter.ID) (l deadletter.Letter, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
+func (s *letterStore) Get(ctx context.Context, id deadletter.ID) (deadletter.Letter, error) {
+	return runResult(ctx, s.db, func(t *tx) (deadletter.Letter, error) {
 		stored, ok := t.getRow(s.rows, id.String()).(*deadletter.Letter)
 		if !ok {
-			return fmt.Errorf("%w: %s", deadletter.ErrNotFound, id)
+			return deadletter.Letter{}, fmt.Errorf("%w: %s", deadletter.ErrNotFound, id)
 		}
-		l = copyLetter(stored)
-		return nil
+		return copyLetter(stored), nil
 	})
-	return l, err
 }
 
 // Find returns the first letters that q selects.
@@ -99,11 +97,8 @@ func (s *letterStore) Find(
 		order = func(a, b *deadletter.Letter) int { return compareLetters(b, a) }
 	}
 
-	err = s.db.runOperation(ctx, func(t *tx) error {
-		// After a conflict the operation runs again, so each run begins with an empty list.
-		list = nil
-		t.scanRows(s.rows, func(_ string, v any) {
-			l := v.(*deadletter.Letter)
+	list, err = readSnapshot(ctx, s.db, func(t *tx) (list []deadletter.Letter) {
+		for _, l := range rowsOf[*deadletter.Letter](t, s.rows) {
 			if isSelected(&q, l) && (after == nil || order(after, l) < 0) {
 				c := copyLetter(l)
 				if q.NoValues {
@@ -111,8 +106,8 @@ func (s *letterStore) Find(
 				}
 				list = append(list, c)
 			}
-		})
-		return nil
+		}
+		return list
 	})
 	slices.SortFunc(list, func(a, b deadletter.Letter) int { return order(&a, &b) })
 	return list[:min(len(list), limit)], err
@@ -158,14 +153,13 @@ func (s *letterStore) Count(ctx context.Context, q deadletter.Query) (int64, err
 
 // Summarize counts the letters that q selects by group, handler, name and class.
 func (s *letterStore) Summarize(ctx context.Context, q deadletter.Query) (list []deadletter.Summary, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
-		list = nil
-		t.scanRows(s.rows, func(_ string, v any) {
-			if l := v.(*deadletter.Letter); isSelected(&q, l) {
+	list, err = readSnapshot(ctx, s.db, func(t *tx) (list []deadletter.Summary) {
+		for _, l := range rowsOf[*deadletter.Letter](t, s.rows) {
+			if isSelected(&q, l) {
 				list = addToSummary(list, l)
 			}
-		})
-		return nil
+		}
+		return list
 	})
 	slices.SortStableFunc(list, func(a, b deadletter.Summary) int { return cmp.Compare(b.Count, a.Count) })
 	return list, err
@@ -198,37 +192,24 @@ func addToSummary(list []deadletter.Summary, l *deadletter.Letter) []deadletter.
 }
 
 // MarkRequeued stores by, unless the letter is marked already.
-func (s *letterStore) MarkRequeued(ctx context.Context, id deadletter.ID, by deadletter.Requeued) (marked bool, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
+func (s *letterStore) MarkRequeued(ctx context.Context, id deadletter.ID, by deadletter.Requeued) (bool, error) {
+	return runResult(ctx, s.db, func(t *tx) (bool, error) {
 		stored, ok := t.getRow(s.rows, id.String()).(*deadletter.Letter)
-		marked = ok && stored.Requeued == nil
-		if !marked {
-			return nil
+		if !ok || stored.Requeued != nil {
+			return false, nil
 		}
 		changed := copyLetter(stored)
 		by.At = time.Now()
 		changed.Requeued = &by
-		return t.putRow(s.rows, id.String(), &changed)
+		return true, t.putRow(s.rows, id.String(), &changed)
 	})
-	return marked, err
 }
 
 // Delete deletes letters.
-func (s *letterStore) Delete(ctx context.Context, letters []deadletter.Letter) (n int64, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
-		n = 0
-		for i := range letters {
-			key := letters[i].ID.String()
-			if t.getRow(s.rows, key) == nil {
-				continue
-			}
-
-			if err := t.putRow(s.rows, key, nil); err != nil {
-				return err
-			}
-			n++
-		}
-		return nil
-	})
-	return n, err
+func (s *letterStore) Delete(ctx context.Context, letters []deadletter.Letter) (int64, error) {
+	keys := make([]string, len(letters))
+	for i := range letters {
+		keys[i] = letters[i].ID.String()
+	}
+	return runResult(ctx, s.db, func(t *tx) (int64, error) { return t.removeRows(s.rows, keys...) })
 }

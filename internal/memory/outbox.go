@@ -134,11 +134,11 @@ func parseEnvelope(doc bson.Raw, id event.ID) (*outboxEntry, error) {
 // Stored returns the envelopes in the order of their inserts, without a timestamp in ts. Delivered envelopes stay, as on
 // a server within the retention. Scheduled envelopes are removed when they are delivered.
 func (s *outboxStore) Stored(ctx context.Context) (docs []bson.Raw, err error) {
-	var list []*outboxEntry
-	err = s.db.runOperation(ctx, func(t *tx) error {
-		list = list[:0]
-		t.scanRows(s.rows, func(_ string, v any) { list = append(list, v.(*outboxEntry)) })
-		return nil
+	list, err := readSnapshot(ctx, s.db, func(t *tx) (list []*outboxEntry) {
+		for _, e := range rowsOf[*outboxEntry](t, s.rows) {
+			list = append(list, e)
+		}
+		return list
 	})
 
 	slices.SortFunc(list, func(a, b *outboxEntry) int { return cmp.Compare(a.seq, b.seq) })

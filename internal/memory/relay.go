@@ -114,11 +114,11 @@ func (r *Relay) Flush(ctx context.Context) error {
 func (r *Relay) Pending(ctx context.Context) (n int, err error) {
 	err = r.box.db.runAlone(ctx, func(t *tx) error {
 		n = r.box.feed.countPending()
-		t.scanRows(r.box.rows, func(_ string, v any) {
-			if e := v.(*outboxEntry); !e.fields.dueAt.IsZero() && !e.fields.dueAt.After(time.Now()) {
+		for _, e := range rowsOf[*outboxEntry](t, r.box.rows) {
+			if !e.fields.dueAt.IsZero() && !e.fields.dueAt.After(time.Now()) {
 				n++
 			}
-		})
+		}
 		return nil
 	})
 	return n, err
@@ -175,13 +175,12 @@ func (r *Relay) nextDueTime(ctx context.Context) (at time.Time, ok bool) {
 	// This cannot fail: a read has no conflicts.
 	_ = r.box.db.runAlone(ctx, func(t *tx) error {
 		ok = false
-		t.scanRows(r.box.rows, func(_ string, v any) {
-			if e := v.(*outboxEntry); !e.fields.dueAt.IsZero() && (!ok || e.fields.dueAt.Before(at)) {
+		for _, e := range rowsOf[*outboxEntry](t, r.box.rows) {
+			if !e.fields.dueAt.IsZero() && (!ok || e.fields.dueAt.Before(at)) {
 				at = e.fields.dueAt
 				ok = true
 			}
-		})
-
+		}
 		return nil
 	})
 	return at, ok
@@ -219,15 +218,12 @@ func (r *Relay) claimDue(ctx context.Context) (found *outboxEntry, err error) {
 	now := time.Now()
 	err = r.box.db.runAlone(ctx, func(t *tx) error {
 		found = nil
-		t.scanRows(r.box.rows, func(_ string, v any) {
-			e := v.(*outboxEntry)
-			if e.fields.dueAt.IsZero() || e.fields.dueAt.After(now) {
-				return
-			}
-			if found == nil || compareDue(e, found) < 0 {
+		for _, e := range rowsOf[*outboxEntry](t, r.box.rows) {
+			isDue := !e.fields.dueAt.IsZero() && !e.fields.dueAt.After(now)
+			if isDue && (found == nil || compareDue(e, found) < 0) {
 				found = e
 			}
-		})
+		}
 
 		// An event that was claimed before was not delivered, and needs no second claim.
 		if found == nil || found.claimed {

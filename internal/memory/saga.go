@@ -178,15 +178,13 @@ func (s *sagaStore) Recent(ctx context.Context, name string, limit int) (list []
 		return nil, nil
 	}
 
-	err = s.db.runOperation(ctx, func(t *tx) error {
-		list = nil
-		t.scanRows(s.sagaTable(name), func(key string, _ any) {
+	list, err = readSnapshot(ctx, s.db, func(t *tx) (list []sagas.Record) {
+		for key := range rowsOf[*sagas.Record](t, s.sagaTable(name)) {
 			if r := s.findRecord(t, name, key); r != nil {
 				list = append(list, cloneSagaRecord(r))
 			}
-		})
-
-		return nil
+		}
+		return list
 	})
 	if err != nil {
 		return nil, fmt.Errorf("listing sagas of %s: %w", name, err)
@@ -200,15 +198,12 @@ func (s *sagaStore) Recent(ctx context.Context, name string, limit int) (list []
 
 // Prepare stores the type of a saga: see sagas.Store.
 func (s *sagaStore) Prepare(ctx context.Context, want sagas.Type) (found sagas.Type, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
+	found, err = runResult(ctx, s.db, func(t *tx) (sagas.Type, error) {
 		types := s.sagaTable(sagas.TypesCollection)
 		if stored, _ := t.getRow(types, want.Name).(*sagas.Type); stored != nil {
-			found = *stored
-			return nil
+			return *stored, nil
 		}
-
-		found = want
-		return t.putRow(types, want.Name, &want)
+		return want, t.putRow(types, want.Name, &want)
 	})
 	if err != nil {
 		return found, fmt.Errorf("storing the type of saga %s: %w", want.Name, err)
@@ -218,10 +213,11 @@ func (s *sagaStore) Prepare(ctx context.Context, want sagas.Type) (found sagas.T
 
 // Types returns the stored types, sorted by name: see sagas.Store.
 func (s *sagaStore) Types(ctx context.Context) (list []sagas.Type, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
-		list = nil
-		t.scanRows(s.sagaTable(sagas.TypesCollection), func(_ string, v any) { list = append(list, *v.(*sagas.Type)) })
-		return nil
+	list, err = readSnapshot(ctx, s.db, func(t *tx) (list []sagas.Type) {
+		for _, known := range rowsOf[*sagas.Type](t, s.sagaTable(sagas.TypesCollection)) {
+			list = append(list, *known)
+		}
+		return list
 	})
 	if err != nil {
 		return nil, fmt.Errorf("listing sagas: %w", err)

@@ -36,22 +36,20 @@ func (s *outboxStore) changeScheduled(
 		return false, errors.New("the id is zero")
 	}
 
-	err = s.db.runOperation(ctx, func(t *tx) error {
+	return runResult(ctx, s.db, func(t *tx) (bool, error) {
 		key := mustKey(id)
 		e, _ := t.getRow(s.rows, key).(*outboxEntry)
 		// A claimed event may be in the topic already.
-		found = e != nil && e.isWaiting()
-		if !found {
-			return nil
+		if e == nil || !e.isWaiting() {
+			return false, nil
 		}
 
 		value, err := to(e)
 		if err != nil {
-			return err
+			return true, err
 		}
-		return t.putRow(s.rows, key, value)
+		return true, t.putRow(s.rows, key, value)
 	})
-	return found, err
 }
 
 // withDueAt returns a copy of the envelope that is due at the time at.
@@ -103,14 +101,13 @@ func (s *outboxStore) ReadPage(ctx context.Context, q agenda.Query, _ int, _ str
 
 // CancelMatching removes the scheduled events that q selects and returns their number.
 func (s *outboxStore) CancelMatching(ctx context.Context, q agenda.Query) (n int64, err error) {
-	err = s.runQuery(ctx, q, func(t *tx, found []*outboxEntry) error {
-		n = int64(len(found))
-		for _, e := range found {
-			if err := t.putRow(s.rows, mustKey(e.id), nil); err != nil {
-				return err
-			}
+	err = s.runQuery(ctx, q, func(t *tx, found []*outboxEntry) (err error) {
+		keys := make([]string, len(found))
+		for i, e := range found {
+			keys[i] = mustKey(e.id)
 		}
-		return nil
+		n, err = t.removeRows(s.rows, keys...)
+		return err
 	})
 	return n, err
 }
@@ -123,11 +120,11 @@ func (s *outboxStore) runQuery(ctx context.Context, q agenda.Query, f func(t *tx
 
 	return s.db.runOperation(ctx, func(t *tx) error {
 		var found []*outboxEntry
-		t.scanRows(s.rows, func(_ string, v any) {
-			if e := v.(*outboxEntry); e.isWaiting() && e.isSelectedBy(q) {
+		for _, e := range rowsOf[*outboxEntry](t, s.rows) {
+			if e.isWaiting() && e.isSelectedBy(q) {
 				found = append(found, e)
 			}
-		})
+		}
 
 		slices.SortFunc(found, compareDue)
 		return f(t, found)

@@ -36,17 +36,14 @@ func (s *setAsideStore) EnsureIndexes(context.Context) error { return nil }
 // DueRetries describes the messages in db that are set aside and due. It is empty if there are none.
 func DueRetries(ctx context.Context, db *DB) (list []string, err error) {
 	s := newSetAsideStore(db)
-	err = db.runOperation(ctx, func(t *tx) error {
-		// After a conflict the operation runs again, so each run begins with an empty list.
-		list = nil
+	return readSnapshot(ctx, db, func(t *tx) (list []string) {
 		for _, m := range s.firstMessages(t, func(*setAsideMessage) bool { return true }) {
 			if !m.due.After(time.Now()) {
 				list = append(list, fmt.Sprintf("a message of handler %s is due: %s/%d/%d", m.Handler, m.Topic, m.Partition, m.Offset))
 			}
 		}
-		return nil
+		return list
 	})
-	return list, err
 }
 
 // Add stores m, due after wait.
@@ -103,29 +100,23 @@ func (s *setAsideStore) Postpone(ctx context.Context, m *setaside.Message, wait 
 }
 
 // First returns the first message of a queue.
-func (s *setAsideStore) First(ctx context.Context, p setaside.Place, queue setaside.Digest) (m *setaside.Message, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
-		m = nil
-		if first := s.firstOf(t, queueKey{p, queue}); first != nil {
-			found := copySetAside(&first.Message)
-			if !first.since.IsZero() {
-				found.Elapsed = max(0, time.Since(first.since))
-			}
-			m = &found
+func (s *setAsideStore) First(ctx context.Context, p setaside.Place, queue setaside.Digest) (*setaside.Message, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) *setaside.Message {
+		first := s.firstOf(t, queueKey{p, queue})
+		if first == nil {
+			return nil
 		}
-		return nil
+		found := copySetAside(&first.Message)
+		if !first.since.IsZero() {
+			found.Elapsed = max(0, time.Since(first.since))
+		}
+		return &found
 	})
-	return m, err
 }
 
 // firstOf returns the first message of a queue that t sees, or nil.
 func (s *setAsideStore) firstOf(t *tx, q queueKey) *setAsideMessage {
 	return s.firstMessages(t, func(m *setAsideMessage) bool { return m.Place == q.Place && m.Queue == q.queue })[q]
-}
-
-// scanMessages calls f with all messages that t sees.
-func (s *setAsideStore) scanMessages(t *tx, f func(m *setAsideMessage)) {
-	t.scanRows(s.rows, func(_ string, v any) { f(v.(*setAsideMessage)) })
 }
 
 // compareInQueue orders the messages of a queue.
@@ -134,16 +125,14 @@ func compareInQueue(a, b *setAsideMessage) int {
 }
 
 // Take deletes m if it is the first of its queue.
-func (s *setAsideStore) Take(ctx context.Context, m *setaside.Message) (taken bool, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
+func (s *setAsideStore) Take(ctx context.Context, m *setaside.Message) (bool, error) {
+	return runResult(ctx, s.db, func(t *tx) (bool, error) {
 		first := s.firstOf(t, queueKey{m.Place, m.Queue})
-		taken = first != nil && first.ID == m.ID
-		if !taken {
-			return nil
+		if first == nil || first.ID != m.ID {
+			return false, nil
 		}
-		return t.putRow(s.rows, string(m.ID[:]), nil)
+		return true, t.putRow(s.rows, string(m.ID[:]), nil)
 	})
-	return taken, err
 }
 
 // Remove deletes m.
@@ -157,16 +146,14 @@ func (s *setAsideStore) Heads(ctx context.Context, handler, topic string, partit
 		return m.Handler == handler && m.Topic == topic && slices.Contains(partitions, m.Partition)
 	}
 
-	err = s.db.runOperation(ctx, func(t *tx) error {
-		heads = nil
+	return readSnapshot(ctx, s.db, func(t *tx) (heads []setaside.Head) {
 		for _, m := range s.firstMessages(t, isWanted) {
 			// Without a due time the wait is 0.
 			wait := max(0, time.Until(m.due))
 			heads = append(heads, setaside.Head{Partition: m.Partition, Queue: m.Queue, Wait: wait})
 		}
-		return nil
+		return heads
 	})
-	return heads, err
 }
 
 // queueKey identifies a queue.
@@ -178,112 +165,93 @@ type queueKey struct {
 // firstMessages returns the first message of each queue, among the messages that are wanted.
 func (s *setAsideStore) firstMessages(t *tx, isWanted func(m *setAsideMessage) bool) map[queueKey]*setAsideMessage {
 	firsts := map[queueKey]*setAsideMessage{}
-	s.scanMessages(t, func(m *setAsideMessage) {
+	for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
 		key := queueKey{m.Place, m.Queue}
 		if isWanted(m) && (firsts[key] == nil || compareInQueue(m, firsts[key]) < 0) {
 			firsts[key] = m
 		}
-	})
+	}
 	return firsts
 }
 
 // Waiting returns those of the queues that have messages.
-func (s *setAsideStore) Waiting(ctx context.Context, p setaside.Place, queues []setaside.Digest) (found []setaside.Digest, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
-		found = nil
-		s.scanMessages(t, func(m *setAsideMessage) {
+func (s *setAsideStore) Waiting(ctx context.Context, p setaside.Place, queues []setaside.Digest) ([]setaside.Digest, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) (found []setaside.Digest) {
+		for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
 			if m.Place == p && slices.Contains(queues, m.Queue) && !slices.Contains(found, m.Queue) {
 				found = append(found, m.Queue)
 			}
-		})
-		return nil
+		}
+		return found
 	})
-	return found, err
 }
 
 // Count returns how many messages of a handler are set aside.
-func (s *setAsideStore) Count(ctx context.Context, handler string, limit int) (n int, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
-		n = 0
-		s.scanMessages(t, func(m *setAsideMessage) {
+func (s *setAsideStore) Count(ctx context.Context, handler string, limit int) (int, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) (n int) {
+		for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
 			if m.Handler == handler && n < limit {
 				n++
 			}
-		})
-		return nil
+		}
+		return n
 	})
-	return n, err
 }
 
 // Failing returns how many queues of a handler have a message that failed.
-func (s *setAsideStore) Failing(ctx context.Context, handler string, limit int) (n int, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
-		queues := map[queueKey]bool{}
-		s.scanMessages(t, func(m *setAsideMessage) {
-			if m.Handler == handler && !m.due.IsZero() {
-				queues[queueKey{m.Place, m.Queue}] = true
-			}
-		})
-		n = min(len(queues), limit)
-		return nil
+func (s *setAsideStore) Failing(ctx context.Context, handler string, limit int) (int, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) int {
+		isFailing := func(m *setAsideMessage) bool { return m.Handler == handler && !m.due.IsZero() }
+		return min(len(s.firstMessages(t, isFailing)), limit)
 	})
-	return n, err
 }
 
 // Oldest returns the time since the first failure of the handler's oldest message.
-func (s *setAsideStore) Oldest(ctx context.Context, handler string) (age time.Duration, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
-		age = 0
-		s.scanMessages(t, func(m *setAsideMessage) {
+func (s *setAsideStore) Oldest(ctx context.Context, handler string) (time.Duration, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) (age time.Duration) {
+		for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
 			if m.Handler == handler && !m.since.IsZero() {
 				age = max(age, time.Since(m.since), time.Millisecond)
 			}
-		})
-		return nil
+		}
+		return age
 	})
-	return age, err
 }
 
 // Handlers returns the handlers of a group that have messages.
-func (s *setAsideStore) Handlers(ctx context.Context, group string) (names []string, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
-		names = nil
-		s.scanMessages(t, func(m *setAsideMessage) {
+func (s *setAsideStore) Handlers(ctx context.Context, group string) ([]string, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) (names []string) {
+		for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
 			if strings.HasPrefix(m.Handler, group+"/") {
 				names = append(names, m.Handler)
 			}
-		})
-		return nil
+		}
+		slices.Sort(names)
+		return slices.Compact(names)
 	})
-	slices.Sort(names)
-	return slices.Compact(names), err
 }
 
 // Requeued returns the queues of a group with requeued messages.
-func (s *setAsideStore) Requeued(ctx context.Context, group string) (queues []setaside.Queue, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
-		queues = nil
-		s.scanMessages(t, func(m *setAsideMessage) {
+func (s *setAsideStore) Requeued(ctx context.Context, group string) ([]setaside.Queue, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) (queues []setaside.Queue) {
+		for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
 			q := setaside.Queue{Place: m.Place, Digest: m.Queue}
 			if m.Requeued && strings.HasPrefix(m.Handler, group+"/") && !slices.Contains(queues, q) {
 				queues = append(queues, q)
 			}
-		})
-		return nil
+		}
+		return queues
 	})
-	return queues, err
 }
 
 // Stored returns those of the ids that messages have.
-func (s *setAsideStore) Stored(ctx context.Context, ids []setaside.Digest) (found []setaside.Digest, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
-		found = nil
+func (s *setAsideStore) Stored(ctx context.Context, ids []setaside.Digest) ([]setaside.Digest, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) (found []setaside.Digest) {
 		for _, id := range ids {
 			if t.getRow(s.rows, string(id[:])) != nil {
 				found = append(found, id)
 			}
 		}
-		return nil
+		return found
 	})
-	return found, err
 }

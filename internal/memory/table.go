@@ -122,20 +122,16 @@ func (t *Table[K, V]) Delete(ctx context.Context, key K) error {
 
 // All returns all documents by their key.
 func (t *Table[K, V]) All(ctx context.Context) (map[K]V, error) {
-	out := map[K]V{}
-	err := t.db.runOperation(ctx, func(x *tx) error {
+	out, err := runResult(ctx, t.db, func(x *tx) (map[K]V, error) {
+		all := map[K]V{}
 		var errs []error
-		// The operation may run again after a conflict.
-		clear(out)
-		x.scanRows(t.rows, func(_ string, v any) {
-			row := v.(*tableRow)
+		for _, row := range rowsOf[*tableRow](x, t.rows) {
 			var key K
 			var value V
 			errs = append(errs, row.Key.Unmarshal(&key), row.Value.Unmarshal(&value))
-			out[key] = value
-		})
-
-		return errors.Join(errs...)
+			all[key] = value
+		}
+		return all, errors.Join(errs...)
 	})
 	return out, t.wrapError("reading", err)
 }

@@ -128,6 +128,20 @@ func (db *DB) runOperation(ctx context.Context, f func(t *tx) error) error {
 	return err
 }
 
+// runResult is runOperation for an f with a result. After a conflict f runs again, and its last result counts.
+func runResult[T any](ctx context.Context, db *DB, f func(t *tx) (T, error)) (result T, err error) {
+	err = db.runOperation(ctx, func(t *tx) (err error) {
+		result, err = f(t)
+		return err
+	})
+	return result, err
+}
+
+// readSnapshot is runResult for an f that only reads, and cannot fail.
+func readSnapshot[T any](ctx context.Context, db *DB, f func(t *tx) T) (T, error) {
+	return runResult(ctx, db, func(t *tx) (T, error) { return f(t), nil })
+}
+
 // runAlone runs f in a separate transaction. After a conflict, it waits for the other transaction
 // and runs f again.
 func (db *DB) runAlone(ctx context.Context, f func(t *tx) error) error {
