@@ -37,7 +37,7 @@ func (m *roleMaker) onOutboxes(name func(coll string) string, why string, action
 		} else {
 			coll = name(coll)
 		}
-		out = addPrivileges(out, Privilege{Resource: resourceOf(db, coll), Actions: actions, Why: why})
+		out = addPrivileges(out, privilegeOn(db, coll, why, actions...))
 	}
 
 	return out
@@ -66,6 +66,12 @@ func addPrivileges(list []Privilege, more ...Privilege) []Privilege {
 	}
 
 	return list
+}
+
+func (r *Role) add(more ...Privilege) { r.Privileges = addPrivileges(r.Privileges, more...) }
+
+func privilegeOn(db, coll, why string, actions ...string) Privilege {
+	return Privilege{Resource: resourceOf(db, coll), Actions: actions, Why: why}
 }
 
 func resourceOf(db, coll string) Resource { return Resource{DB: &db, Collection: &coll} }
@@ -118,24 +124,18 @@ func (m *roleMaker) relayRole() Role {
 	r := Role{Name: m.who.Prefix + "Relay", For: "the relay"}
 	db, coll := m.scope.Target()
 
-	r.Privileges = addPrivileges(nil,
-		Privilege{Resource: resourceOf(db, coll), Actions: []string{"find", "changeStream"}, Why: "open the change stream"})
-	r.Privileges = addPrivileges(r.Privileges,
-		m.onOutboxes(sameName, "read envelopes, record failed deliveries, remove delivered envelopes", readWrite...)...)
-	r.Privileges = addPrivileges(r.Privileges,
-		m.onOutboxes(deadletter.Collection, "store dead letters", readWrite...)...)
-	r.Privileges = addPrivileges(r.Privileges,
-		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: append(slices.Clone(readWrite), "changeStream"), Why: "store the lease and the position; the change stream wakes a standby when the lease is released"})
-	r.Privileges = addPrivileges(r.Privileges,
-		m.listCollections("without it the relay cannot detect that a collection was dropped and created again")...)
+	r.add(privilegeOn(db, coll, "open the change stream", "find", "changeStream"))
+	r.add(m.onOutboxes(sameName, "read envelopes, record failed deliveries, remove delivered envelopes", readWrite...)...)
+	r.add(m.onOutboxes(deadletter.Collection, "store dead letters", readWrite...)...)
+	r.add(privilegeOn(m.cfg.MongoDB.State, "", "store the lease and the position; the change stream wakes a standby when the lease is released", append(slices.Clone(readWrite), "changeStream")...))
+	r.add(m.listCollections("without it the relay cannot detect that a collection was dropped and created again")...)
 
 	// A pattern of databases is matched against the names of all databases.
 	if slices.Contains(m.databaseNames(), "") {
-		r.Privileges = addPrivileges(r.Privileges,
-			clusterPrivilege("without it the relay finds only collections that watch names without a pattern", "find the databases that match watch", "listDatabases"))
+		r.add(clusterPrivilege("without it the relay finds only collections that watch names without a pattern", "find the databases that match watch", "listDatabases"))
 	}
 
-	r.Privileges = addPrivileges(r.Privileges, clusterPrivilege("without them the relay cannot read the time window of the oplog and the limits of the servers, or detect state that was copied from another replica set",
+	r.add(clusterPrivilege("without them the relay cannot read the time window of the oplog and the limits of the servers, or detect state that was copied from another replica set",
 		"read the limits and the identity of the replica set", "serverStatus", "replSetGetConfig", "getParameter"))
 
 	// The relay changes indexes of outboxes only if it has to maintain a TTL index.
@@ -184,16 +184,13 @@ func (m *roleMaker) setupRole() Role {
 	r := Role{Name: m.who.Prefix + "Setup", For: "outrelay migrate, once for each version; the relay then runs with mongodb.indexes: false"}
 	schema := []string{"createCollection", "createIndex", "dropIndex", "listIndexes", "collMod"}
 
-	r.Privileges = addPrivileges(nil, m.onOutboxes(sameName, "create the outbox and its indexes", schema...)...)
-	r.Privileges = addPrivileges(r.Privileges,
-		m.onOutboxes(deadletter.Collection, "create the dead letters and their indexes", append([]string{"find"}, schema...)...)...)
-	r.Privileges = addPrivileges(r.Privileges,
-		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: slices.Concat(readWrite, schema), Why: "record the migrations, create the indexes of the state"})
-	r.Privileges = addPrivileges(r.Privileges, m.listCollections("")...)
+	r.add(m.onOutboxes(sameName, "create the outbox and its indexes", schema...)...)
+	r.add(m.onOutboxes(deadletter.Collection, "create the dead letters and their indexes", append([]string{"find"}, schema...)...)...)
+	r.add(privilegeOn(m.cfg.MongoDB.State, "", "record the migrations, create the indexes of the state", slices.Concat(readWrite, schema)...))
+	r.add(m.listCollections("")...)
 
 	if slices.Contains(m.databaseNames(), "") {
-		r.Privileges = addPrivileges(r.Privileges,
-			clusterPrivilege("", "find the databases that match watch", "listDatabases"))
+		r.add(clusterPrivilege("", "find the databases that match watch", "listDatabases"))
 	}
 	return r
 }
@@ -207,9 +204,8 @@ func (m *roleMaker) serviceRole() Role {
 
 func (m *roleMaker) schedulerRole() Role {
 	r := Role{Name: m.who.Prefix + "Scheduler", For: "a service that schedules, cancels or repeats events, in addition to " + m.who.Prefix + "Service"}
-	r.Privileges = m.onOutboxes(sameName, "find, reschedule and cancel scheduled events", "find", "update", "remove")
-	r.Privileges = addPrivileges(r.Privileges,
-		m.onOutboxes(func(coll string) string { return coll + "_cron" }, "store the entries of outbox/cron", readWrite...)...)
+	r.add(m.onOutboxes(sameName, "find, reschedule and cancel scheduled events", "find", "update", "remove")...)
+	r.add(m.onOutboxes(func(coll string) string { return coll + "_cron" }, "store the entries of outbox/cron", readWrite...)...)
 	return r
 }
 
@@ -224,25 +220,20 @@ func (m *roleMaker) consumerRole() Role {
 	// Services create their collections and indexes themselves.
 	for _, db := range databases {
 		for _, coll := range []string{m.who.Inbox, m.who.Inbox + "_offsets", m.who.Inbox + "_claims", m.who.Inbox + "_tenures"} {
-			r.Privileges = addPrivileges(r.Privileges,
-				Privilege{Resource: resourceOf(db, coll), Actions: slices.Concat(readWrite, schema), Why: "record handled messages"})
+			r.add(privilegeOn(db, coll, "record handled messages", slices.Concat(readWrite, schema)...))
 		}
 
-		r.Privileges = addPrivileges(r.Privileges,
-			Privilege{Resource: resourceOf(db, setaside.DefaultCollection), Actions: slices.Concat(readWrite, schema), Why: "store messages that wait for a retry"})
+		r.add(privilegeOn(db, setaside.DefaultCollection, "store messages that wait for a retry", slices.Concat(readWrite, schema)...))
 		for _, coll := range m.cfg.DeadLetters.Handlers {
-			r.Privileges = addPrivileges(r.Privileges,
-				Privilege{Resource: resourceOf(db, coll), Actions: slices.Concat(readWrite, schema, []string{"collMod"}), Why: "store the dead letters of handlers"})
+			r.add(privilegeOn(db, coll, "store the dead letters of handlers", slices.Concat(readWrite, schema, []string{"collMod"})...))
 		}
 		for _, coll := range append(slices.Clone(m.who.Sagas), sagas.TypesCollection) {
 			if len(m.who.Sagas) > 0 {
-				r.Privileges = addPrivileges(r.Privileges,
-					Privilege{Resource: resourceOf(db, coll), Actions: slices.Concat(readWrite, schema), Why: "store the states of sagas"})
+				r.add(privilegeOn(db, coll, "store the states of sagas", slices.Concat(readWrite, schema)...))
 			}
 		}
 
-		r.Privileges = addPrivileges(r.Privileges,
-			Privilege{Resource: resourceOf(db, ""), Actions: []string{"listCollections"}, Why: "create collections before a transaction uses them"})
+		r.add(privilegeOn(db, "", "create collections before a transaction uses them", "listCollections"))
 	}
 
 	return r
@@ -251,24 +242,17 @@ func (m *roleMaker) consumerRole() Role {
 func (m *roleMaker) operatorRole() Role {
 	r := Role{Name: m.who.Prefix + "Operator", For: "operators who change data: outrelay pause, dead, scheduled, replay, purge, recover"}
 
-	r.Privileges = addPrivileges(nil,
-		m.onOutboxes(sameName, "show, requeue, cancel and remove envelopes", readWrite...)...)
-	r.Privileges = addPrivileges(r.Privileges,
-		m.onOutboxes(deadletter.Collection, "show, edit, requeue and discard dead letters", readWrite...)...)
-	r.Privileges = addPrivileges(r.Privileges,
-		m.onHandlerLetters("", "show, requeue and discard the dead letters of handlers", "find", "update", "remove")...)
+	r.add(m.onOutboxes(sameName, "show, requeue, cancel and remove envelopes", readWrite...)...)
+	r.add(m.onOutboxes(deadletter.Collection, "show, edit, requeue and discard dead letters", readWrite...)...)
+	r.add(m.onHandlerLetters("", "show, requeue and discard the dead letters of handlers", "find", "update", "remove")...)
 
 	for _, db := range m.databaseNames() {
-		r.Privileges = addPrivileges(r.Privileges, Privilege{
-			Resource: resourceOf(db, setaside.DefaultCollection), Actions: []string{"find", "insert", "update"}, Why: "return requeued messages to the handlers",
-		})
+		r.add(privilegeOn(db, setaside.DefaultCollection, "return requeued messages to the handlers", "find", "insert", "update"))
 	}
 
-	r.Privileges = addPrivileges(r.Privileges,
-		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: readWrite, Why: "store pause, pin and recover, and record each action"})
-	r.Privileges = addPrivileges(r.Privileges, m.listCollections("")...)
-	r.Privileges = addPrivileges(r.Privileges,
-		clusterPrivilege("without them the purge uses the longest margin, and recover cannot detect copied state", "read the limits and the identity of the replica set", "getParameter", "replSetGetConfig", "serverStatus"))
+	r.add(privilegeOn(m.cfg.MongoDB.State, "", "store pause, pin and recover, and record each action", readWrite...))
+	r.add(m.listCollections("")...)
+	r.add(clusterPrivilege("without them the purge uses the longest margin, and recover cannot detect copied state", "read the limits and the identity of the replica set", "getParameter", "replSetGetConfig", "serverStatus"))
 
 	return r
 }
@@ -276,23 +260,17 @@ func (m *roleMaker) operatorRole() Role {
 func (m *roleMaker) readerRole() Role {
 	r := Role{Name: m.who.Prefix + "Reader", For: "people and monitoring that only read: outrelay status, dead list, doctor"}
 
-	r.Privileges = addPrivileges(nil,
-		m.onOutboxes(sameName, "count and show waiting envelopes, including their payloads", "find", "listIndexes")...)
-	r.Privileges = addPrivileges(r.Privileges,
-		m.onOutboxes(deadletter.Collection, "count and show dead letters, including their payloads", "find", "listIndexes")...)
-	r.Privileges = addPrivileges(r.Privileges, m.onHandlerLetters("", "count and show the dead letters of handlers, including their payloads", "find")...)
+	r.add(m.onOutboxes(sameName, "count and show waiting envelopes, including their payloads", "find", "listIndexes")...)
+	r.add(m.onOutboxes(deadletter.Collection, "count and show dead letters, including their payloads", "find", "listIndexes")...)
+	r.add(m.onHandlerLetters("", "count and show the dead letters of handlers, including their payloads", "find")...)
 
 	for _, db := range m.databaseNames() {
-		r.Privileges = addPrivileges(r.Privileges, Privilege{
-			Resource: resourceOf(db, setaside.DefaultCollection), Actions: []string{"find"}, Why: "show whether a requeued message still waits",
-		})
+		r.add(privilegeOn(db, setaside.DefaultCollection, "show whether a requeued message still waits", "find"))
 	}
 
-	r.Privileges = addPrivileges(r.Privileges,
-		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: []string{"find", "listIndexes"}, Why: "read the status"})
-	r.Privileges = addPrivileges(r.Privileges, m.listCollections("")...)
-	r.Privileges = addPrivileges(r.Privileges,
-		clusterPrivilege("without it the time window of the oplog is not shown", "read the time window of the oplog", "serverStatus"))
+	r.add(privilegeOn(m.cfg.MongoDB.State, "", "read the status", "find", "listIndexes"))
+	r.add(m.listCollections("")...)
+	r.add(clusterPrivilege("without it the time window of the oplog is not shown", "read the time window of the oplog", "serverStatus"))
 
 	return r
 }
