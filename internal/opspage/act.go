@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// action is an action of operators. The page shows the result of plan, and calls run after the
+// action is an action of operators. The page shows the preview of plan, and calls its run after the
 // confirmation.
 type action struct {
 	title  string
@@ -18,7 +18,6 @@ type action struct {
 	slots  bool   // may be restricted to one slot
 	back   string // path of the page to which it belongs
 	plan   func(*call) (preview, error)
-	run    func(*call) (notice, error)
 }
 
 // preview is the expected result of an action.
@@ -29,6 +28,8 @@ type preview struct {
 	Undo    string // whether and how the action can be undone
 	Phrase  string // to be typed as a confirmation; "" requires none
 	Nothing bool   // there is nothing to do
+
+	run func() (notice, error) // carries the action out
 }
 
 // question is a preview that is shown for confirmation.
@@ -170,7 +171,7 @@ func (p *page) act(w http.ResponseWriter, r *http.Request, c *call, plan preview
 		return
 	}
 
-	n, err := c.action.run(c)
+	n, err := plan.run()
 	if err != nil {
 		p.serveProblem(w, r, c, err)
 		return

@@ -67,25 +67,23 @@ func (c *call) addSlots(p preview, needed func(*admin.Watcher) bool) (preview, e
 func isOwned(w *admin.Watcher) bool { return w.Owner != "" && w.ExpiresInMS > 0 }
 
 func planPause(c *call) (preview, error) {
-	p := newPreview("Resume reverts it at any time. No event is lost: events wait in the outbox and in the oplog.",
+	run := func() (notice, error) {
+		n := notice{Text: c.leaseName() + " is paused.", Undo: c.undoLease("resume", "Resume it")}
+		return n, c.use.Lease.Pause(c.ctx)
+	}
+	p := newPreview(run, "Resume reverts it at any time. No event is lost: events wait in the outbox and in the oplog.",
 		c.leaseName()+" stops: its owner drains, writes the position and releases the lease. No node takes over until it is resumed.",
 		"The oplog must hold all changes that are written while it is paused.")
 	return c.addSlots(p, func(w *admin.Watcher) bool { return !w.Paused })
 }
 
-func runPause(c *call) (notice, error) {
-	n := notice{Text: c.leaseName() + " is paused.", Undo: c.undoLease("resume", "Resume it")}
-	return n, c.use.Lease.Pause(c.ctx)
-}
-
 func planResume(c *call) (preview, error) {
-	p := newPreview("Pause reverts it.", c.leaseName()+" goes on where it stopped, on the node that acquires the lease first.")
+	run := func() (notice, error) {
+		n := notice{Text: c.leaseName() + " goes on.", Undo: c.undoLease("pause", "Pause it again")}
+		return n, c.use.Lease.Resume(c.ctx)
+	}
+	p := newPreview(run, "Pause reverts it.", c.leaseName()+" goes on where it stopped, on the node that acquires the lease first.")
 	return c.addSlots(p, func(w *admin.Watcher) bool { return w.Paused })
-}
-
-func runResume(c *call) (notice, error) {
-	n := notice{Text: c.leaseName() + " goes on.", Undo: c.undoLease("pause", "Pause it again")}
-	return n, c.use.Lease.Resume(c.ctx)
 }
 
 func planPin(c *call) (preview, error) {
@@ -93,24 +91,21 @@ func planPin(c *call) (preview, error) {
 	if node == "" {
 		return preview{}, errNoNode
 	}
-	p := newPreview("Ending the pin reverts it.",
+	run := func() (notice, error) {
+		n := notice{Text: c.leaseName() + " is pinned to " + node + ".", Undo: c.undoLease("unpin", "End the pin")}
+		return n, c.use.Lease.Pin(c.ctx, node)
+	}
+	p := newPreview(run, "Ending the pin reverts it.",
 		c.leaseName()+" is handed to node "+node+" and stays there while that node is alive.")
 	return c.addSlots(p, func(w *admin.Watcher) bool { return w.Pin != node })
 }
 
-func runPin(c *call) (notice, error) {
-	node := c.value("node")
-	n := notice{Text: c.leaseName() + " is pinned to " + node + ".", Undo: c.undoLease("unpin", "End the pin")}
-	return n, c.use.Lease.Pin(c.ctx, node)
-}
-
 func planUnpin(c *call) (preview, error) {
-	p := newPreview("A new pin reverts it.", c.leaseName()+" stays where it is, and any node may take over from there.")
+	run := func() (notice, error) {
+		return notice{Text: "The pin of " + lowerFirst(c.leaseName()) + " has ended."}, c.use.Lease.Pin(c.ctx, "")
+	}
+	p := newPreview(run, "A new pin reverts it.", c.leaseName()+" stays where it is, and any node may take over from there.")
 	return c.addSlots(p, func(w *admin.Watcher) bool { return w.Pin != "" })
-}
-
-func runUnpin(c *call) (notice, error) {
-	return notice{Text: "The pin of " + lowerFirst(c.leaseName()) + " has ended."}, c.use.Lease.Pin(c.ctx, "")
 }
 
 // lowerFirst makes the first letter of an ASCII text lower case.
@@ -136,9 +131,14 @@ func planStepDown(c *call) (preview, error) {
 		return preview{}, err
 	}
 
+	run := func() (notice, error) {
+		text := fmt.Sprintf("The owner of %s steps down, and does not take over again for %s.",
+			lowerFirst(c.leaseName()), formatSpan(hold.Seconds()))
+		return notice{Text: text}, c.use.Lease.StepDown(c.ctx, hold)
+	}
 	text := fmt.Sprintf("The owner of %s drains and releases; another node takes over at once. The owner does not take over again for %s.",
 		lowerFirst(c.leaseName()), formatSpan(hold.Seconds()))
-	p, err := c.addSlots(newPreview(undoHold, text), isOwned)
+	p, err := c.addSlots(newPreview(run, undoHold, text), isOwned)
 	if err != nil {
 		return p, err
 	}
@@ -159,14 +159,4 @@ func (c *call) countLiveNodes() (n int, err error) {
 		}
 	}
 	return n, err
-}
-
-func runStepDown(c *call) (notice, error) {
-	hold, err := c.parseHold()
-	if err != nil {
-		return notice{}, err
-	}
-	text := fmt.Sprintf("The owner of %s steps down, and does not take over again for %s.",
-		lowerFirst(c.leaseName()), formatSpan(hold.Seconds()))
-	return notice{Text: text}, c.use.Lease.StepDown(c.ctx, hold)
 }

@@ -27,6 +27,7 @@ func planRequeue(c *call) (preview, error) {
 	// Refused letters stay as they are, so neither the text nor the button counts them.
 	requeued := out.Matched - out.Refused
 	p := preview{
+		run:     func() (notice, error) { return c.requeueLetters(f) },
 		Count:   requeued,
 		Nothing: requeued == 0,
 		Lines:   []string{countVerb(requeued, "dead letter") + " given back to the outbox and sent at once."},
@@ -49,12 +50,7 @@ func planRequeue(c *call) (preview, error) {
 	return p, nil
 }
 
-func runRequeue(c *call) (notice, error) {
-	f, err := c.selectLetters()
-	if err != nil {
-		return notice{}, err
-	}
-
+func (c *call) requeueLetters(f admin.DeadFilter) (notice, error) {
 	// Some letters may be requeued although the action ends with an error.
 	out, err := c.use.Letters.Requeue(c.ctx, f, c.deadOptions(false), nil)
 	n := notice{
@@ -82,6 +78,13 @@ func planDiscard(c *call) (preview, error) {
 
 	out, err := c.use.Letters.Discard(c.ctx, f, true, nil)
 	p := preview{
+		run: func() (notice, error) {
+			out, err := c.use.Letters.Discard(c.ctx, f, false, nil)
+			return notice{
+				Text:  countNoun(out.Discarded, "dead letter") + " discarded.",
+				Final: "They are gone. The events log shows who discarded how many, and with which filter.",
+			}, err
+		},
 		Count:   out.Matched,
 		Nothing: out.Matched == 0,
 		Lines:   []string{countVerb(out.Matched, "dead letter") + " removed for good."},
@@ -105,18 +108,6 @@ func planDiscard(c *call) (preview, error) {
 		p.Phrase = "discard " + strconv.FormatInt(out.Matched, 10)
 	}
 	return p, err
-}
-
-func runDiscard(c *call) (notice, error) {
-	f, err := c.selectLetters()
-	if err != nil {
-		return notice{}, err
-	}
-	out, err := c.use.Letters.Discard(c.ctx, f, false, nil)
-	return notice{
-		Text:  countNoun(out.Discarded, "dead letter") + " discarded.",
-		Final: "They are gone. The events log shows who discarded how many, and with which filter.",
-	}, err
 }
 
 // parseEdit returns the letter, and the fields that the form changes.
@@ -179,21 +170,17 @@ func planEdit(c *call) (preview, error) {
 	if len(out.Edited) > 0 {
 		changed = strings.Join(out.Edited, ", ")
 	}
+	run := func() (notice, error) { return c.editLetter(ref, e) }
 	if ref.Source == admin.FromHandler {
-		return newPreview("It cannot be taken back. The dead letter stays in the list as requeued, with its original message.",
+		return newPreview(run, "It cannot be taken back. The dead letter stays in the list as requeued, with its original message.",
 			"Message "+ref.ID+" goes back to its handler at once.", "Changed: "+changed+"."), err
 	}
-	return newPreview("It cannot be taken back: the event is sent again as delivery "+strconv.Itoa(int(out.Delivery))+
+	return newPreview(run, "It cannot be taken back: the event is sent again as delivery "+strconv.Itoa(int(out.Delivery))+
 		". The dead letter stays in the list as requeued, with its original envelope.",
 		"Event "+ref.ID+" goes back to "+out.Collection+" and is sent at once.", "Changed: "+changed+"."), err
 }
 
-func runEdit(c *call) (notice, error) {
-	ref, e, err := c.parseEdit()
-	if err != nil {
-		return notice{}, err
-	}
-
+func (c *call) editLetter(ref admin.DeadRef, e admin.DeadEdit) (notice, error) {
 	out, err := c.use.Letters.Edit(c.ctx, ref, e, c.deadOptions(false))
 	text := "Event " + ref.ID + " was requeued"
 	if len(out.Edited) > 0 {

@@ -8,21 +8,23 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-func (c *call) purge(dryRun bool) (admin.PurgeReport, error) {
+func planPurge(c *call) (preview, error) {
 	keep, err := c.parseDuration("older", 24*time.Hour)
 	if err != nil {
-		return admin.PurgeReport{}, err
+		return preview{}, err
 	}
-	order := admin.Purge{OlderThan: keep, DryRun: dryRun}
+	order := admin.Purge{OlderThan: keep, DryRun: true}
 	if c.isSet("collection") {
 		order.Collections = []string{c.value("collection")}
 	}
-	return c.use.Operator.Purge(c.ctx, order)
-}
 
-func planPurge(c *call) (preview, error) {
-	out, err := c.purge(true)
-	p := newPreview("It cannot be taken back: the removed envelopes cannot be replayed or looked up any more.",
+	out, err := c.use.Operator.Purge(c.ctx, order)
+	run := func() (notice, error) {
+		order.DryRun = false
+		out, err := c.use.Operator.Purge(c.ctx, order)
+		return notice{Text: countNoun(out.Removed, "envelope") + " removed.", Final: "They are gone; they were delivered."}, err
+	}
+	p := newPreview(run, "It cannot be taken back: the removed envelopes cannot be replayed or looked up any more.",
 		fmt.Sprintf("About %s, delivered and older than %s: removed. Envelopes that are not delivered stay.",
 			countNoun(out.Purgeable, "envelope"), formatSpan(out.KeptS)))
 	p.Nothing = out.Purgeable == 0
@@ -35,11 +37,6 @@ func planPurge(c *call) (preview, error) {
 		p.Rows = append(p.Rows, row{x.Collection, text})
 	}
 	return p, err
-}
-
-func runPurge(c *call) (notice, error) {
-	out, err := c.purge(false)
-	return notice{Text: countNoun(out.Removed, "envelope") + " removed.", Final: "They are gone; they were delivered."}, err
 }
 
 func (c *call) parseReplay() (admin.ReplayOrder, error) {
@@ -71,8 +68,13 @@ func planReplay(c *call) (preview, error) {
 		return preview{}, err
 	}
 
+	run := func() (notice, error) {
+		info, err := c.use.Replays.Start(c.ctx, o)
+		text := "Replay " + info.ID + " has begun: " + countNoun(info.Found, "event") + "."
+		return notice{Text: text, Undo: undoReplay(info.ID)}, err
+	}
 	plan, err := c.use.Replays.Plan(c.ctx, o)
-	p := newPreview("Sent events cannot be taken back. A running replay can be cancelled.",
+	p := newPreview(run, "Sent events cannot be taken back. A running replay can be cancelled.",
 		countVerb(plan.Found, "event")+" sent again, each as its next delivery and flagged as redelivered.")
 	p.Nothing = plan.Found == 0
 	if plan.LeftOut > 0 {
@@ -96,39 +98,34 @@ func undoReplay(id string) *undo {
 	return &undo{Action: "replay-cancel", Label: "Cancel it", Fields: []row{{"replay", id}}}
 }
 
-func runReplay(c *call) (notice, error) {
-	o, err := c.parseReplay()
-	if err != nil {
-		return notice{}, err
-	}
-	info, err := c.use.Replays.Start(c.ctx, o)
-	text := "Replay " + info.ID + " has begun: " + countNoun(info.Found, "event") + "."
-	return notice{Text: text, Undo: undoReplay(info.ID)}, err
-}
-
 func planReplayCancel(c *call) (preview, error) {
-	return newPreview("It can be ordered again.",
-		"Replay "+c.value("replay")+" ends: queued envelopes are sent, the others are not."), nil
-}
-
-func runReplayCancel(c *call) (notice, error) {
 	id := c.value("replay")
-	return notice{Text: "Replay " + id + " is cancelled."}, c.use.Replays.Cancel(c.ctx, id)
+	run := func() (notice, error) {
+		return notice{Text: "Replay " + id + " is cancelled."}, c.use.Replays.Cancel(c.ctx, id)
+	}
+	return newPreview(run, "It can be ordered again.", "Replay "+id+" ends: queued envelopes are sent, the others are not."), nil
 }
 
 func planReplayResume(c *call) (preview, error) {
-	return newPreview("It can be cancelled.",
-		"This process goes on with replay "+c.value("replay")+" where it was interrupted."), nil
-}
-
-func runReplayResume(c *call) (notice, error) {
-	info, err := c.use.Replays.Resume(c.ctx, c.value("replay"))
-	return notice{Text: "Replay " + info.ID + " goes on.", Undo: undoReplay(c.value("replay"))}, err
+	id := c.value("replay")
+	run := func() (notice, error) {
+		info, err := c.use.Replays.Resume(c.ctx, id)
+		return notice{Text: "Replay " + info.ID + " goes on.", Undo: undoReplay(id)}, err
+	}
+	return newPreview(run, "It can be cancelled.", "This process goes on with replay "+id+" where it was interrupted."), nil
 }
 
 func planIndexes(c *call) (preview, error) {
 	v, err := c.use.Indexes.Verify(c.ctx, false)
 	p := preview{
+		run: func() (notice, error) {
+			v, err := c.use.Indexes.Rebuild(c.ctx)
+			text := "The indexes are as declared."
+			if !v.OK() {
+				text = "Some indexes still differ; run outrelay doctor to find the cause."
+			}
+			return notice{Text: text}, err
+		},
 		Count:   int64(len(v.Drift)),
 		Nothing: v.OK(),
 		Lines: []string{fmt.Sprintf("%s in %s: not as declared. While an index is built, purges and lists of its collection are slow.",
@@ -141,28 +138,21 @@ func planIndexes(c *call) (preview, error) {
 	return p, err
 }
 
-func runIndexes(c *call) (notice, error) {
-	v, err := c.use.Indexes.Rebuild(c.ctx)
-	text := "The indexes are as declared."
-	if !v.OK() {
-		text = "Some indexes still differ; run outrelay doctor to find the cause."
-	}
-	return notice{Text: text}, err
-}
-
-func (c *call) clear(dryRun bool) (admin.Cleared, error) {
-	return c.use.Operator.Clear(c.ctx, admin.ClearOrder{
+func planClear(c *call) (preview, error) {
+	order := admin.ClearOrder{
 		What:       c.q["what"],
 		Collection: c.value("collection"),
 		Confirm:    c.value("_phrase"),
 		Force:      c.isSet("force"),
-		DryRun:     dryRun,
-	})
-}
-
-func planClear(c *call) (preview, error) {
-	out, err := c.clear(true)
+		DryRun:     true,
+	}
+	out, err := c.use.Operator.Clear(c.ctx, order)
 	p := preview{
+		run: func() (notice, error) {
+			order.DryRun = false
+			out, err := c.use.Operator.Clear(c.ctx, order)
+			return notice{Text: countNoun(out.Removed, "document") + " removed.", Final: "They are gone."}, err
+		},
 		Count:   out.Found,
 		Nothing: out.Found == 0,
 		Phrase:  out.Confirm,
@@ -192,41 +182,35 @@ func planClear(c *call) (preview, error) {
 	return p, err
 }
 
-func runClear(c *call) (notice, error) {
-	out, err := c.clear(false)
-	return notice{Text: countNoun(out.Removed, "document") + " removed.", Final: "They are gone."}, err
-}
-
-func (c *call) purgeInbox(dryRun bool) (admin.InboxPurged, error) {
+func planInboxPurge(c *call) (preview, error) {
 	older, err := c.parseDuration("older", 7*24*time.Hour)
 	if err != nil {
-		return admin.InboxPurged{}, err
+		return preview{}, err
 	}
-	return c.use.Inboxes.Purge(c.ctx, admin.InboxPurge{
-		Database: c.value("database"), Collection: c.value("collection"), OlderThan: older, DryRun: dryRun,
-	})
-}
+	order := admin.InboxPurge{Database: c.value("database"), Collection: c.value("collection"), OlderThan: older, DryRun: true}
 
-func planInboxPurge(c *call) (preview, error) {
-	out, err := c.purgeInbox(true)
-	p := newPreview("It cannot be taken back: if such a message arrives again, and no watermark covers it, it is handled again.",
+	out, err := c.use.Inboxes.Purge(c.ctx, order)
+	run := func() (notice, error) {
+		order.DryRun = false
+		out, err := c.use.Inboxes.Purge(c.ctx, order)
+		return notice{Text: countNoun(out.Removed, "marker") + " removed.", Final: "They are gone."}, err
+	}
+	p := newPreview(run, "It cannot be taken back: if such a message arrives again, and no watermark covers it, it is handled again.",
 		"About "+countNoun(out.Matched, "marker")+" of handled messages: removed from "+c.value("database")+".")
 	p.Nothing = out.Matched == 0
 	return p, err
 }
 
-func runInboxPurge(c *call) (notice, error) {
-	out, err := c.purgeInbox(false)
-	return notice{Text: countNoun(out.Removed, "marker") + " removed.", Final: "They are gone."}, err
-}
-
-func (c *call) releaseInbox(dryRun bool) (admin.InboxReleased, error) {
-	return c.use.Inboxes.Release(c.ctx, c.value("database"), c.value("collection"), c.isSet("force"), dryRun)
-}
-
 func planInboxRelease(c *call) (preview, error) {
-	out, err := c.releaseInbox(true)
-	p := newPreview("It cannot be taken back. A consumer that holds a claim cannot finish that message.",
+	release := func(dryRun bool) (admin.InboxReleased, error) {
+		return c.use.Inboxes.Release(c.ctx, c.value("database"), c.value("collection"), c.isSet("force"), dryRun)
+	}
+	out, err := release(true)
+	run := func() (notice, error) {
+		out, err := release(false)
+		return notice{Text: countNoun(out.Released, "claim") + " released."}, err
+	}
+	p := newPreview(run, "It cannot be taken back. A consumer that holds a claim cannot finish that message.",
 		countNoun(out.Matched, "claimed message")+" can be handled again at once.")
 	p.Nothing = out.Matched == 0
 
@@ -239,9 +223,4 @@ func planInboxRelease(c *call) (preview, error) {
 		}
 	}
 	return p, err
-}
-
-func runInboxRelease(c *call) (notice, error) {
-	out, err := c.releaseInbox(false)
-	return notice{Text: countNoun(out.Released, "claim") + " released."}, err
 }

@@ -45,12 +45,9 @@ func (c *call) findFailed(f admin.WaitingFilter) ([]string, error) {
 	}
 }
 
-func (c *call) retryFailed(reset, dryRun bool) (admin.FailedOutcome, error) {
-	ids, err := c.selectFailed()
+func (c *call) retryFailed(ids []string, reset, dryRun bool) (admin.FailedOutcome, error) {
 	collection := c.value("collection")
 	switch {
-	case err != nil:
-		return admin.FailedOutcome{}, err
 	case len(ids) == 0:
 		// Without ids, the use-case would select envelopes itself.
 		return admin.FailedOutcome{DryRun: dryRun}, nil
@@ -62,12 +59,20 @@ func (c *call) retryFailed(reset, dryRun bool) (admin.FailedOutcome, error) {
 
 func planRetry(reset bool) func(*call) (preview, error) {
 	return func(c *call) (preview, error) {
-		out, err := c.retryFailed(reset, true)
+		ids, err := c.selectFailed()
+		if err != nil {
+			return preview{}, err
+		}
+		out, err := c.retryFailed(ids, reset, true)
 		text := " due now; their failed attempts still count."
 		if reset {
 			text = " tried again at once, and as often as new ones."
 		}
 		p := preview{
+			run: func() (notice, error) {
+				out, err := c.retryFailed(ids, reset, false)
+				return notice{Text: countVerb(out.Done, "envelope") + " tried again now."}, err
+			},
 			Count:   out.Failed,
 			Nothing: out.Failed == 0,
 			Lines:   []string{countVerb(out.Failed, "failed envelope") + text},
@@ -85,13 +90,6 @@ func planRetry(reset bool) func(*call) (preview, error) {
 	}
 }
 
-func runRetry(reset bool) func(*call) (notice, error) {
-	return func(c *call) (notice, error) {
-		out, err := c.retryFailed(reset, false)
-		return notice{Text: countVerb(out.Done, "envelope") + " tried again now."}, err
-	}
-}
-
 func planCancel(c *call) (preview, error) {
 	f, err := c.selectScheduled()
 	if err != nil {
@@ -100,6 +98,13 @@ func planCancel(c *call) (preview, error) {
 
 	page, err := c.use.Schedule.List(c.ctx, f, 1, "")
 	p := preview{
+		run: func() (notice, error) {
+			n, err := c.use.Schedule.Cancel(c.ctx, f, nil)
+			return notice{
+				Text:  countNoun(n, "scheduled event") + " cancelled.",
+				Final: "They are gone. The service that scheduled them can append them again.",
+			}, err
+		},
 		Count:   page.Total,
 		Nothing: page.Total == 0,
 		Lines:   []string{countVerb(page.Total, "scheduled event") + " cancelled. Events that are being sent by then are not cancelled."},
@@ -112,18 +117,6 @@ func planCancel(c *call) (preview, error) {
 		p.Phrase = fmt.Sprintf("cancel %d", page.Total)
 	}
 	return p, err
-}
-
-func runCancel(c *call) (notice, error) {
-	f, err := c.selectScheduled()
-	if err != nil {
-		return notice{}, err
-	}
-	n, err := c.use.Schedule.Cancel(c.ctx, f, nil)
-	return notice{
-		Text:  countNoun(n, "scheduled event") + " cancelled.",
-		Final: "They are gone. The service that scheduled them can append them again.",
-	}, err
 }
 
 // parseReschedule returns the ticked events and their new due time.
@@ -148,6 +141,14 @@ func planReschedule(c *call) (preview, error) {
 
 	page, err := c.use.Schedule.List(c.ctx, f, 1, "")
 	p := preview{
+		run: func() (notice, error) {
+			out, err := c.use.Schedule.Move(c.ctx, f, to)
+			n := notice{Text: countVerb(int64(len(out.Moved)), "event") + " due at " + formatTime(to) + "."}
+			for _, id := range out.NotScheduled {
+				n.Rows = append(n.Rows, row{id, "not scheduled any more: cancelled, or being sent"})
+			}
+			return n, err
+		},
 		Count:   page.Total,
 		Nothing: page.Total == 0,
 		Lines:   []string{countVerb(page.Total, "event") + " due at " + formatTime(to) + "."},
@@ -159,18 +160,4 @@ func planReschedule(c *call) (preview, error) {
 		p.Lines = append(p.Lines, formatNumber(left)+" of the selected events are not scheduled any more and are left alone.")
 	}
 	return p, err
-}
-
-func runReschedule(c *call) (notice, error) {
-	f, to, err := c.parseReschedule()
-	if err != nil {
-		return notice{}, err
-	}
-
-	out, err := c.use.Schedule.Move(c.ctx, f, to)
-	n := notice{Text: countVerb(int64(len(out.Moved)), "event") + " due at " + formatTime(to) + "."}
-	for _, id := range out.NotScheduled {
-		n.Rows = append(n.Rows, row{id, "not scheduled any more: cancelled, or being sent"})
-	}
-	return n, err
 }
