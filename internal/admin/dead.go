@@ -89,25 +89,19 @@ func (f DeadFilter) checkValues(classes []string) error {
 	return errors.Join(append(errs, checkWindow(f.From, f.To))...)
 }
 
-// auditFields returns the filter for the events log, with at most 100 ids.
-func (f DeadFilter) auditFields() bson.D {
-	return setFields(bson.D{
-		{Key: "collection", Value: f.Collection},
-		{Key: "topic", Value: f.Topic},
-		{Key: "type", Value: f.Type},
-		{Key: "aggregate_type", Value: f.AggregateType},
-		{Key: "key", Value: f.Key},
-		{Key: "class", Value: f.Class},
-		{Key: "message", Value: f.Message},
-		{Key: "source", Value: f.Source},
-		{Key: "group", Value: f.Group},
-		{Key: "handler", Value: f.Handler},
-		{Key: "stand", Value: f.RequeueStatus},
-		{Key: "from", Value: f.From},
-		{Key: "to", Value: f.To},
-		{Key: "ids", Value: f.IDs[:min(len(f.IDs), 100)]},
-		{Key: "all", Value: f.All},
-	})
+// auditFields returns the conditions of a filter for the events log, by their names in the API, with at most 100 ids.
+func auditFields(filter any) bson.D {
+	v := reflect.ValueOf(filter)
+	var fields bson.D
+	for i := range v.NumField() {
+		name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
+		value := v.Field(i).Interface()
+		if ids, ok := value.([]string); ok {
+			value = ids[:min(len(ids), 100)]
+		}
+		fields = append(fields, bson.E{Key: name, Value: value})
+	}
+	return setFields(fields)
 }
 
 // setFields returns the fields whose value is not zero or empty.

@@ -106,7 +106,7 @@ func (l Letters) Requeue(
 		{Key: "run", Value: out.Run},
 		{Key: "requeued", Value: out.Requeued},
 		{Key: "refused", Value: out.Refused},
-		{Key: "query", Value: f.auditFields()},
+		{Key: "query", Value: auditFields(f)},
 	}, err)
 }
 
@@ -227,7 +227,7 @@ func (l Letters) Discard(ctx context.Context, f DeadFilter, dryRun bool, did fun
 func (o Operator) logDiscarding(ctx context.Context, f DeadFilter, matched int64) error {
 	err := o.logAction(ctx, deadDiscarding, bson.D{
 		{Key: "matched", Value: matched},
-		{Key: "query", Value: f.auditFields()},
+		{Key: "query", Value: auditFields(f)},
 	})
 	if err != nil {
 		return fmt.Errorf("nothing was discarded: %w", err)
@@ -239,7 +239,7 @@ func (o Operator) logDiscarding(ctx context.Context, f DeadFilter, matched int64
 func (o Operator) logDiscarded(ctx context.Context, f DeadFilter, discarded int64, err error) error {
 	return o.logOutcome(ctx, deadDiscarded, bson.D{
 		{Key: "discarded", Value: discarded},
-		{Key: "query", Value: f.auditFields()},
+		{Key: "query", Value: auditFields(f)},
 	}, err)
 }
 

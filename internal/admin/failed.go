@@ -54,10 +54,7 @@ func (w Waiting) Failed(ctx context.Context, collection string, limit int) ([]Fa
 
 	// Each collection may have the latest failures, so each of them returns as many as the result may have.
 	for _, ns := range namespaces {
-		coll, err := outboxes.CollectionOf(w.op.State.Client(), ns)
-		if err != nil {
-			return failed, err
-		}
+		coll := outboxes.CollectionOf(w.op.State.Client(), ns)
 		list, err := waiting.ListFailed(ctx, coll, w.op.Mapping, limit)
 		if err != nil {
 			return failed, err
@@ -172,10 +169,7 @@ func (w Waiting) applyToCollections(
 	ctx context.Context, namespaces []string, ids []bson.RawValue, out *FailedOutcome, dryRun bool, action failedAction,
 ) error {
 	for _, ns := range namespaces {
-		coll, err := outboxes.CollectionOf(w.op.State.Client(), ns)
-		if err != nil {
-			return err
-		}
+		coll := outboxes.CollectionOf(w.op.State.Client(), ns)
 
 		for part := range slices.Chunk(ids, mongodb.MaxDocuments) {
 			n, err := mongodb.Majority(coll).CountDocuments(ctx, bson.D{

@@ -339,10 +339,7 @@ func (c *figureCount) countOutbox(
 	ctx context.Context, ns string, countExceptions bool,
 ) (n Counts, topics []waiting.Topic, err error) {
 	client := c.op.State.Client()
-	coll, err := outboxes.CollectionOf(client, ns)
-	if err != nil {
-		return n, nil, err
-	}
+	coll := outboxes.CollectionOf(client, ns)
 	if n.Envelopes, err = coll.EstimatedDocumentCount(ctx); err != nil {
 		return n, nil, err
 	}
@@ -375,13 +372,7 @@ func (c *figureCount) countOutbox(
 // countServices counts the inboxes, sagas and dead letters of handlers in the databases of the outboxes.
 func (c *figureCount) countServices(ctx context.Context, databases []string) error {
 	counts := &c.figures.counts
-	// The figures are read regularly, so their cost must have a bound.
-	for _, name := range databases[:min(len(databases), maxServiceDatabases)] {
-		found, err := c.op.findServices(ctx, name)
-		if err != nil {
-			return err
-		}
-
+	return c.op.forEachService(ctx, databases, func(name string, found serviceCollections) error {
 		for _, coll := range found.inboxes {
 			n, err := c.op.Inboxes().count(ctx, name, coll)
 			if err != nil {
@@ -410,8 +401,8 @@ func (c *figureCount) countServices(ctx context.Context, databases []string) err
 				counts.Sagas += t.Count
 			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // newRuleChecks converts the results of the health rules to checks.

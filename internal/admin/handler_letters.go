@@ -55,21 +55,21 @@ func (h handlerLetters) openDesks(ctx context.Context, only string) ([]handlerDe
 	}
 
 	var desks []handlerDesk
-	for _, name := range databases {
-		found, err := h.op.findServices(ctx, name)
-		if err != nil {
-			return nil, err
-		}
+	err = h.op.forEachService(ctx, databases, func(db string, found serviceCollections) error {
 		for _, coll := range found.letters {
-			if only != "" && only != name+"."+coll {
+			if only != "" && only != db+"."+coll {
 				continue
 			}
-			desk, err := handlerletters.New(h.op.database(name), handlerletters.WithCollection(coll))
+			desk, err := handlerletters.New(h.op.database(db), handlerletters.WithCollection(coll))
 			if err != nil {
-				return nil, err
+				return err
 			}
-			desks = append(desks, handlerDesk{name + "." + coll, desk})
+			desks = append(desks, handlerDesk{db + "." + coll, desk})
 		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	// Without a name, having no letters is normal.
 	if only != "" && len(desks) == 0 {

@@ -52,7 +52,7 @@ func (h handlerLetters) requeue(ctx context.Context, f DeadFilter, opts DeadOpti
 	return out, h.op.logOutcome(ctx, deadRequeued, bson.D{
 		{Key: "requeued", Value: out.Requeued},
 		{Key: "refused", Value: out.Refused},
-		{Key: "query", Value: f.auditFields()},
+		{Key: "query", Value: auditFields(f)},
 	}, err)
 }
 

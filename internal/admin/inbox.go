@@ -37,20 +37,17 @@ func (i Inboxes) List(ctx context.Context) ([]InboxCounts, error) {
 		return inboxes, err
 	}
 
-	for _, name := range databases {
-		found, err := i.op.findServices(ctx, name)
-		if err != nil {
-			return inboxes, err
-		}
+	err = i.op.forEachService(ctx, databases, func(db string, found serviceCollections) error {
 		for _, coll := range found.inboxes {
-			counts, err := i.count(ctx, name, coll)
+			counts, err := i.count(ctx, db, coll)
 			if err != nil {
-				return inboxes, err
+				return err
 			}
 			inboxes = append(inboxes, counts)
 		}
-	}
-	return inboxes, nil
+		return nil
+	})
+	return inboxes, err
 }
 
 func (i Inboxes) count(ctx context.Context, database, collection string) (InboxCounts, error) {

@@ -189,10 +189,7 @@ func (q LookupQuery) lookupFilters(m *envelope.Mapping) ([]bson.D, *time.Time, e
 
 // findEnvelopes returns up to limit matching envelopes, newest first, without payloads and headers.
 func (o Operator) findEnvelopes(ctx context.Context, ns string, filter bson.D, limit int) ([]bson.Raw, error) {
-	outbox, err := outboxes.CollectionOf(o.State.Client(), ns)
-	if err != nil {
-		return nil, err
-	}
+	outbox := outboxes.CollectionOf(o.State.Client(), ns)
 
 	return mongodb.FindAll[bson.Raw](ctx, mongodb.Majority(outbox), "finding envelopes in "+ns, filter, options.Find().
 		SetLimit(int64(limit)).

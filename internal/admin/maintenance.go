@@ -177,10 +177,8 @@ func (c *clearing) checkUnowned(ctx context.Context) error {
 // dry run.
 func (c *clearing) clearCollections(ctx context.Context, list []ClearedCollection) error {
 	for _, one := range list {
-		coll, err := outboxes.CollectionOf(c.op.State.Client(), one.Collection)
-		if err != nil {
-			return err
-		}
+		coll := outboxes.CollectionOf(c.op.State.Client(), one.Collection)
+		var err error
 		one.Found, err = coll.EstimatedDocumentCount(ctx)
 		if err == nil && !c.order.DryRun && one.Found > 0 {
 			one.Removed, err = removeAll(ctx, mongodb.Majority(coll), c.removableFilter(one.What))

@@ -158,10 +158,7 @@ func nullIfMissing(v bson.RawValue) bson.RawValue {
 func (w Waiting) readWaiting(
 	ctx context.Context, ns string, f WaitingFilter, place waitingPlace, room int, page *WaitingPage,
 ) error {
-	outbox, err := outboxes.CollectionOf(w.op.State.Client(), ns)
-	if err != nil {
-		return err
-	}
+	outbox := outboxes.CollectionOf(w.op.State.Client(), ns)
 	coll := mongodb.Majority(outbox)
 
 	filter := f.mongoFilter()

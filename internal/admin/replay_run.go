@@ -166,10 +166,7 @@ func (u *replayRun) queueAll(ctx context.Context) error {
 // of the collection.
 func (u *replayRun) queueNext(ctx context.Context) (more bool, err error) {
 	ns := u.doc.Query.Collections[u.cursor.At]
-	coll, err := outboxes.CollectionOf(u.replays.op.State.Client(), ns)
-	if err != nil {
-		return false, err
-	}
+	coll := outboxes.CollectionOf(u.replays.op.State.Client(), ns)
 
 	// One read is large, because each read may have to wait for the watcher once. At a low rate it
 	// is limited to the envelopes of five seconds.

@@ -150,10 +150,7 @@ type replayBatch struct {
 func (r *replayStore) Queue(
 	ctx context.Context, id, watcher string, b replayBatch,
 ) (queued int64, held time.Duration, err error) {
-	coll, err := outboxes.CollectionOf(r.state.Client(), b.NS)
-	if err != nil {
-		return 0, 0, err
-	}
+	coll := outboxes.CollectionOf(r.state.Client(), b.NS)
 
 	seal, err := outboxes.NewRegistry(r.state.Collection("collections")).Seal(ctx)
 	if err != nil {
@@ -273,10 +270,7 @@ func (q *requeue) update(replay string, seal []byte) mongo.WriteModel {
 // Outstanding counts the envelopes that the replay has queued in a collection and that the relay has
 // not settled, up to limit. Without the index for that, it uses the index of all exceptions.
 func (r *replayStore) Outstanding(ctx context.Context, id string, ns string, limit int64) (int64, error) {
-	coll, err := outboxes.CollectionOf(r.state.Client(), ns)
-	if err != nil {
-		return 0, err
-	}
+	coll := outboxes.CollectionOf(r.state.Client(), ns)
 
 	mine := bson.D{{Key: "origin", Value: outboxes.OriginReplay}, {Key: "replayOf", Value: id}}
 	opts := options.Count().SetLimit(max(limit, 1))

@@ -37,21 +37,15 @@ func (s Sagas) Types(ctx context.Context) ([]SagaType, error) {
 		return types, err
 	}
 
-	for _, name := range databases {
-		found, err := s.op.findServices(ctx, name)
-		if err != nil {
-			return types, err
-		}
+	err = s.op.forEachService(ctx, databases, func(db string, found serviceCollections) error {
 		if !found.sagas {
-			continue
+			return nil
 		}
-		list, err := s.listTypes(ctx, name)
-		if err != nil {
-			return types, err
-		}
+		list, err := s.listTypes(ctx, db)
 		types = append(types, list...)
-	}
-	return types, nil
+		return err
+	})
+	return types, err
 }
 
 func (s Sagas) listTypes(ctx context.Context, database string) ([]SagaType, error) {

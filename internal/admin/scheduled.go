@@ -13,6 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/agenda"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 // ScheduledFilter selects scheduled envelopes by text that operators type. An envelope matches if
@@ -70,7 +71,7 @@ func (s Schedule) List(
 		limit = DefaultPage
 	}
 	page := ScheduledPage{Events: []Scheduled{}}
-	query, outboxes, err := s.findOutboxes(ctx, f)
+	query, list, err := s.findOutboxes(ctx, f)
 	if err != nil {
 		return page, err
 	}
@@ -79,43 +80,44 @@ func (s Schedule) List(
 	// slash.
 	slash := max(strings.LastIndexByte(after, '/'), 0)
 	firstNS, cursor := after[:slash], strings.TrimPrefix(after[slash:], "/")
-	known := slices.ContainsFunc(outboxes, func(b scheduledOutbox) bool { return b.ns == firstNS })
+	known := slices.ContainsFunc(list, func(coll *mongo.Collection) bool { return mongodb.Namespace(coll) == firstNS })
 	if after != "" && !known {
 		return page, fmt.Errorf("the previous page ended in %q, which this query does not include", firstNS)
 	}
 
-	for _, b := range outboxes {
+	for _, coll := range list {
 		// Every collection adds to the total, whether or not it is on this page.
-		total, err := agenda.Count(ctx, b.coll, query)
+		ns := mongodb.Namespace(coll)
+		total, err := agenda.Count(ctx, coll, query)
 		if err != nil {
-			return page, fmt.Errorf("%s: %w", b.ns, err)
+			return page, fmt.Errorf("%s: %w", ns, err)
 		}
 		page.Total += total
 
 		// Collections of earlier pages, and those after the end of this page, only add to the
 		// total.
-		if b.ns < firstNS || page.Next != "" {
+		if ns < firstNS || page.Next != "" {
 			continue
 		}
 		if len(page.Events) == limit {
 			// The page is full, and the next one begins with this collection.
 			if total > 0 {
-				page.Next = b.ns + "/"
+				page.Next = ns + "/"
 			}
 			continue
 		}
 
 		var position string
-		if b.ns == firstNS {
+		if ns == firstNS {
 			position = cursor
 		}
-		part, err := agenda.ReadPage(ctx, b.coll, query, limit-len(page.Events), position)
+		part, err := agenda.ReadPage(ctx, coll, query, limit-len(page.Events), position)
 		if err != nil {
-			return page, fmt.Errorf("%s: %w", b.ns, err)
+			return page, fmt.Errorf("%s: %w", ns, err)
 		}
 		for _, e := range part.Events {
 			page.Events = append(page.Events, Scheduled{
-				Collection:    b.ns,
+				Collection:    ns,
 				ID:            e.ID.String(),
 				Type:          e.Name,
 				AggregateType: e.Aggregate.Type,
@@ -125,7 +127,7 @@ func (s Schedule) List(
 			})
 		}
 		if part.Next != "" {
-			page.Next = b.ns + "/" + part.Next
+			page.Next = ns + "/" + part.Next
 		}
 	}
 	return page, nil
@@ -140,10 +142,10 @@ func (s Schedule) Summary(ctx context.Context, f ScheduledFilter) ([]ScheduledGr
 
 	groups := []ScheduledGroup{}
 	compareType := func(g ScheduledGroup, t string) int { return strings.Compare(g.Type, t) }
-	for _, b := range outboxes {
-		list, err := agenda.Summarize(ctx, b.coll, query)
+	for _, coll := range outboxes {
+		list, err := agenda.Summarize(ctx, coll, query)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", b.ns, err)
+			return nil, fmt.Errorf("%s: %w", mongodb.Namespace(coll), err)
 		}
 
 		for _, s := range list {
@@ -179,12 +181,12 @@ func (s Schedule) Cancel(ctx context.Context, f ScheduledFilter, progress func(i
 		return 0, err
 	}
 
-	for _, b := range outboxes {
+	for _, coll := range outboxes {
 		var cancelled int64
-		cancelled, err = agenda.CancelMatching(ctx, b.coll, query)
+		cancelled, err = agenda.CancelMatching(ctx, coll, query)
 		if err != nil {
 			// The cancellations until then are logged below.
-			err = fmt.Errorf("%s: %w", b.ns, err)
+			err = fmt.Errorf("%s: %w", mongodb.Namespace(coll), err)
 			break
 		}
 		n += cancelled
@@ -195,7 +197,7 @@ func (s Schedule) Cancel(ctx context.Context, f ScheduledFilter, progress func(i
 
 	// WithoutCancel, because the envelopes are gone even if the caller is.
 	if n > 0 || err == nil {
-		fields := append(f.auditFields(), bson.E{Key: "count", Value: n})
+		fields := append(auditFields(f), bson.E{Key: "count", Value: n})
 		err = errors.Join(err, s.op.logAction(context.WithoutCancel(ctx), "scheduled_cancelled", fields))
 	}
 	return n, err
@@ -238,18 +240,18 @@ func (s Schedule) logMoved(ctx context.Context, f ScheduledFilter, r Rescheduled
 	if len(r.Moved) == 0 {
 		return nil
 	}
-	fields := append(f.auditFields(), bson.E{Key: "to", Value: r.To}, bson.E{Key: "count", Value: len(r.Moved)})
+	fields := append(auditFields(f), bson.E{Key: "to", Value: r.To}, bson.E{Key: "count", Value: len(r.Moved)})
 	return s.op.logAction(context.WithoutCancel(ctx), "scheduled_moved", fields)
 }
 
 // rescheduleEnvelope moves the first envelope that matches the text of the id. It returns false if
 // there is none.
-func rescheduleEnvelope(ctx context.Context, outboxes []scheduledOutbox, text string, to time.Time) (bool, error) {
+func rescheduleEnvelope(ctx context.Context, outboxes []*mongo.Collection, text string, to time.Time) (bool, error) {
 	for _, id := range parseIDs(text) {
-		for _, b := range outboxes {
-			moved, err := agenda.Move(ctx, b.coll, id, to)
+		for _, coll := range outboxes {
+			moved, err := agenda.Move(ctx, coll, id, to)
 			if err != nil {
-				return false, fmt.Errorf("%s: moving envelope %s: %w", b.ns, text, err)
+				return false, fmt.Errorf("%s: moving envelope %s: %w", mongodb.Namespace(coll), text, err)
 			}
 			if moved {
 				return true, nil
@@ -259,15 +261,9 @@ func rescheduleEnvelope(ctx context.Context, outboxes []scheduledOutbox, text st
 	return false, nil
 }
 
-// scheduledOutbox is one of the watcher's outboxes.
-type scheduledOutbox struct {
-	coll *mongo.Collection
-	ns   string
-}
-
 // findOutboxes returns the query of a filter, and the outboxes that it applies to, sorted by
 // name.
-func (s Schedule) findOutboxes(ctx context.Context, f ScheduledFilter) (agenda.Query, []scheduledOutbox, error) {
+func (s Schedule) findOutboxes(ctx context.Context, f ScheduledFilter) (agenda.Query, []*mongo.Collection, error) {
 	query := agenda.Query{Name: f.Type, AggregateType: f.AggregateType, From: f.From, Before: f.To, Mapping: s.op.Mapping}
 	if err := checkWindow(f.From, f.To); err != nil {
 		return query, nil, err
@@ -285,27 +281,14 @@ func (s Schedule) findOutboxes(ctx context.Context, f ScheduledFilter) (agenda.Q
 		return query, nil, err
 	}
 
-	outboxes := make([]scheduledOutbox, len(names))
+	list := make([]*mongo.Collection, len(names))
 	for i, ns := range names {
-		db, coll, _ := strings.Cut(ns, ".")
-		outboxes[i] = scheduledOutbox{mongodb.Majority(s.op.State.Client().Database(db).Collection(coll)), ns}
+		list[i] = mongodb.Majority(outboxes.CollectionOf(s.op.State.Client(), ns))
 	}
-	return query, outboxes, nil
+	return query, list, nil
 }
 
 // Empty reports whether the filter has no condition except the collection.
 func (f ScheduledFilter) Empty() bool {
 	return len(f.IDs) == 0 && f.Type == "" && f.AggregateType == "" && f.From.IsZero() && f.To.IsZero()
-}
-
-// auditFields returns the filter for the events log, with at most 100 ids.
-func (f ScheduledFilter) auditFields() bson.D {
-	return setFields(bson.D{
-		{Key: "collection", Value: f.Collection},
-		{Key: "type", Value: f.Type},
-		{Key: "aggregate_type", Value: f.AggregateType},
-		{Key: "due_from", Value: f.From},
-		{Key: "due_before", Value: f.To},
-		{Key: "ids", Value: f.IDs[:min(len(f.IDs), 100)]},
-	})
 }

@@ -54,6 +54,22 @@ func (o Operator) findServices(ctx context.Context, database string) (serviceCol
 	return found, nil
 }
 
+// forEachService calls do with the collections of services in each of the databases, of at most 100. It returns the first
+// error.
+func (o Operator) forEachService(ctx context.Context, databases []string, do func(db string, found serviceCollections) error) error {
+	// Some callers read regularly, so their cost must have a bound.
+	for _, db := range databases[:min(len(databases), maxServiceDatabases)] {
+		found, err := o.findServices(ctx, db)
+		if err == nil {
+			err = do(db, found)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // serviceDatabases returns the databases of the watcher's outboxes, or only the named one. An
 // operator cannot read other databases.
 func (o Operator) serviceDatabases(ctx context.Context, only string) ([]string, error) {
@@ -64,7 +80,7 @@ func (o Operator) serviceDatabases(ctx context.Context, only string) ([]string, 
 
 	all := databaseNames(names)
 	if only == "" {
-		return all[:min(len(all), maxServiceDatabases)], nil
+		return all, nil
 	}
 	if !slices.Contains(all, only) {
 		return nil, invalidRequest("watcher %s has no outbox in database %q; its databases are %s",

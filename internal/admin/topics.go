@@ -168,17 +168,12 @@ func (a Activity) countLetters(ctx context.Context, rows topicRows) (more bool, 
 		rows.find(topic).Dead += n
 	}
 
-	databases := databaseNames(namespaces)
-	for _, name := range databases[:min(len(databases), maxServiceDatabases)] {
-		found, err := a.op.findServices(ctx, name)
-		if err != nil {
-			return more, err
-		}
+	err = a.op.forEachService(ctx, databaseNames(namespaces), func(db string, found serviceCollections) error {
 		for _, coll := range found.letters {
-			letters := mongodb.Majority(a.op.database(name).Collection(coll))
+			letters := mongodb.Majority(a.op.database(db).Collection(coll))
 			counts, err := mongodb.CountValues(ctx, letters, letterparts.NotRequeued(), "topic", maxTopicLetters)
 			if err != nil {
-				return more, err
+				return err
 			}
 			var read int64
 			for topic, n := range counts {
@@ -187,8 +182,9 @@ func (a Activity) countLetters(ctx context.Context, rows topicRows) (more bool, 
 			}
 			more = more || read == maxTopicLetters
 		}
-	}
-	return more, nil
+		return nil
+	})
+	return more, err
 }
 
 // needsAttention reports whether events of the topic wait or are dead.

@@ -45,10 +45,7 @@ func (w Waiting) Summary(ctx context.Context, collection string) ([]WaitingGroup
 	}
 
 	for _, ns := range namespaces {
-		coll, err := outboxes.CollectionOf(w.op.State.Client(), ns)
-		if err != nil {
-			return groups, err
-		}
+		coll := outboxes.CollectionOf(w.op.State.Client(), ns)
 		counts, err := waiting.CountExceptions(ctx, coll, slot.Range{})
 		if err != nil {
 			return groups, err

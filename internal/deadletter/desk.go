@@ -46,12 +46,8 @@ func (k Desk) newEnvelopeBuilder(ctx context.Context, ignoreExpiry bool) (envelo
 	return envelopeBuilder{mapping: k.Mapping, now: now, ignoreExpiry: ignoreExpiry, seal: seal}, err
 }
 
-func (k Desk) outboxCollection(ns string) (*mongo.Collection, error) {
-	coll, err := outboxes.CollectionOf(k.client(), ns)
-	if err != nil {
-		return nil, err
-	}
-	return mongodb.Majority(coll), nil
+func (k Desk) outboxCollection(ns string) *mongo.Collection {
+	return mongodb.Majority(outboxes.CollectionOf(k.client(), ns))
 }
 
 // RefusedError is returned for a letter that cannot be requeued as it is. The reason includes the

@@ -168,10 +168,7 @@ func (k Desk) EditAndRequeue(ctx context.Context, id ID, e Edit, o Options) (int
 		return 0, err
 	}
 
-	dead, err := deadCollection(k.client(), id.NS)
-	if err != nil {
-		return 0, err
-	}
+	dead := deadCollection(k.client(), id.NS)
 	d, err := Open(ctx, dead.Database(), id)
 	if err != nil {
 		return 0, err
@@ -206,14 +203,8 @@ func (k Desk) EditAndRequeue(ctx context.Context, id ID, e Edit, o Options) (int
 // requeueEdited is the body of the transaction: it writes the edited envelope of d and marks the
 // letter. With dryRun it only validates.
 func (k Desk) requeueEdited(tx context.Context, d *Dead, e Edit, builder envelopeBuilder, dryRun bool) (int32, error) {
-	dead, err := deadCollection(k.client(), d.ID.NS)
-	if err != nil {
-		return 0, err
-	}
-	outbox, err := k.outboxCollection(d.ID.NS)
-	if err != nil {
-		return 0, err
-	}
+	dead := deadCollection(k.client(), d.ID.NS)
+	outbox := k.outboxCollection(d.ID.NS)
 
 	// Read in the transaction: a delivery that is on its way must not be replaced.
 	entries, err := readOutboxEntries(tx, outbox, []bson.RawValue{d.ID.ID})

@@ -62,12 +62,10 @@ func List(ctx context.Context, client *mongo.Client, namespaces []string, q Quer
 		SetLimit(int64(limit) + 1).
 		SetProjection(bson.D{{Key: "envelope", Value: 0}})
 	err = forEachNamespace(ctx, namespaces, func(ctx context.Context, i int) error {
-		coll, err := deadCollection(client, namespaces[i])
-		if err != nil {
-			return err
-		}
+		coll := deadCollection(client, namespaces[i])
 		filter := after.narrowFilter(namespaces[i], q.mongoFilter())
-		perCollection[i], err = mongodb.FindAll[Dead](ctx, coll, "listing "+mongodb.Namespace(coll), filter, options)
+		found, err := mongodb.FindAll[Dead](ctx, coll, "listing "+mongodb.Namespace(coll), filter, options)
+		perCollection[i] = found
 		return err
 	})
 	if err != nil {
@@ -96,16 +94,15 @@ func List(ctx context.Context, client *mongo.Client, namespaces []string, q Quer
 func Count(ctx context.Context, client *mongo.Client, namespaces []string, q Query) (int64, error) {
 	counts := make([]int64, len(namespaces))
 	err := forEachNamespace(ctx, namespaces, func(ctx context.Context, i int) error {
-		coll, err := deadCollection(client, namespaces[i])
-		if err != nil {
-			return err
-		}
+		coll := deadCollection(client, namespaces[i])
 		if err := mongodb.CatchUp(ctx, coll); err != nil {
 			return err
 		}
-		if counts[i], err = coll.CountDocuments(ctx, q.mongoFilter()); err != nil {
+		n, err := coll.CountDocuments(ctx, q.mongoFilter())
+		if err != nil {
 			return fmt.Errorf("counting %s: %w", mongodb.Namespace(coll), err)
 		}
+		counts[i] = n
 		return nil
 	})
 
@@ -138,11 +135,8 @@ type groupKey struct {
 func Summarize(ctx context.Context, client *mongo.Client, namespaces []string, q Query) ([]Group, error) {
 	perCollection := make([][]Group, len(namespaces))
 	err := forEachNamespace(ctx, namespaces, func(ctx context.Context, i int) error {
-		coll, err := deadCollection(client, namespaces[i])
-		if err != nil {
-			return err
-		}
-		perCollection[i], err = summarizeCollection(ctx, coll, q)
+		groups, err := summarizeCollection(ctx, deadCollection(client, namespaces[i]), q)
+		perCollection[i] = groups
 		return err
 	})
 	if err != nil {
@@ -215,12 +209,9 @@ func CountTopics(
 ) (counts map[string]int64, more bool, err error) {
 	perCollection := make([]map[string]int64, len(namespaces))
 	err = forEachNamespace(ctx, namespaces, func(ctx context.Context, i int) error {
-		coll, err := deadCollection(client, namespaces[i])
-		if err != nil {
-			return err
-		}
 		filter := Query{RequeueStatus: Replayable}.mongoFilter()
-		perCollection[i], err = mongodb.CountValues(ctx, coll, filter, "topic", limit)
+		topics, err := mongodb.CountValues(ctx, deadCollection(client, namespaces[i]), filter, "topic", limit)
+		perCollection[i] = topics
 		return err
 	})
 
@@ -238,12 +229,8 @@ func CountTopics(
 }
 
 // deadCollection returns the collection with the letters of the outbox ns.
-func deadCollection(client *mongo.Client, ns string) (*mongo.Collection, error) {
-	coll, err := outboxes.CollectionOf(client, Collection(ns))
-	if err != nil {
-		return nil, err
-	}
-	return mongodb.Majority(coll), nil
+func deadCollection(client *mongo.Client, ns string) *mongo.Collection {
+	return mongodb.Majority(outboxes.CollectionOf(client, Collection(ns)))
 }
 
 // forEachNamespace calls f for each index of namespaces, several at the same time, and returns the

@@ -58,10 +58,7 @@ func (k Desk) Requeue(ctx context.Context, ns string, q Query, o Options, did fu
 	}
 	q.RequeueStatus = Replayable
 
-	dead, err := deadCollection(k.client(), ns)
-	if err != nil {
-		return total, err
-	}
+	dead := deadCollection(k.client(), ns)
 
 	// Without this, majority reads may miss a letter that was moved just before the call (N22).
 	if err := mongodb.CatchUp(ctx, dead); err != nil {
@@ -141,10 +138,7 @@ func (k Desk) requeuePart(ctx context.Context, ns string, letters []*Dead, o Opt
 // filterOpenLetters returns the letters that still exist and are not requeued. done counts the
 // letters that this action requeued in an earlier attempt whose outcome was unknown.
 func (k Desk) filterOpenLetters(tx context.Context, ns string, letters []*Dead) (open []*Dead, done int64, err error) {
-	dead, err := deadCollection(k.client(), ns)
-	if err != nil {
-		return nil, 0, err
-	}
+	dead := deadCollection(k.client(), ns)
 
 	ids := make([]ID, len(letters))
 	for i, d := range letters {
@@ -185,10 +179,7 @@ type requeuePlan struct {
 // counted as refused.
 func (k Desk) planPart(ctx context.Context, ns string, letters []*Dead, builder envelopeBuilder) (requeuePlan, error) {
 	plan := requeuePlan{replayed: make(map[int32][]ID)}
-	outbox, err := k.outboxCollection(ns)
-	if err != nil {
-		return plan, err
-	}
+	outbox := k.outboxCollection(ns)
 
 	ids := make([]bson.RawValue, len(letters))
 	for i, d := range letters {
@@ -235,14 +226,8 @@ func (k Desk) writePlan(tx context.Context, ns string, plan requeuePlan) error {
 		return nil
 	}
 
-	outbox, err := k.outboxCollection(ns)
-	if err != nil {
-		return err
-	}
-	dead, err := deadCollection(k.client(), ns)
-	if err != nil {
-		return err
-	}
+	outbox := k.outboxCollection(ns)
+	dead := deadCollection(k.client(), ns)
 
 	if _, err := outbox.BulkWrite(tx, plan.envelopes); err != nil {
 		return fmt.Errorf("writing envelopes back to %s: %w", ns, err)

@@ -137,11 +137,9 @@ const (
 	OriginReplay    = "replay"
 )
 
-// CollectionOf returns the collection of a namespace.
-func CollectionOf(client *mongo.Client, ns string) (*mongo.Collection, error) {
-	db, coll, ok := strings.Cut(ns, ".")
-	if !ok || db == "" || coll == "" {
-		return nil, fmt.Errorf("namespace %q is not <database>.<collection>", ns)
-	}
-	return mongodb.Database(client, db).Collection(coll), nil
+// CollectionOf returns the collection of a namespace. The driver rejects each use of a collection whose namespace is not
+// <database>.<collection>.
+func CollectionOf(client *mongo.Client, ns string) *mongo.Collection {
+	db, coll, _ := strings.Cut(ns, ".")
+	return mongodb.Database(client, db).Collection(coll)
 }

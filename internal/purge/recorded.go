@@ -85,10 +85,7 @@ type sentGroup struct {
 
 // recordDeliveries deletes or marks the envelopes of the group.
 func (g sentGroup) recordDeliveries(tx context.Context, client *mongo.Client, mode string, sent []Sent) error {
-	coll, err := outboxes.CollectionOf(client, g.ns)
-	if err != nil {
-		return err
-	}
+	coll := outboxes.CollectionOf(client, g.ns)
 
 	if mode == recordDelete {
 		_, err := coll.DeleteMany(tx, g.filterUnchanged(sent), options.DeleteMany().SetHint(outboxes.PickedByID))
@@ -100,7 +97,7 @@ func (g sentGroup) recordDeliveries(tx context.Context, client *mongo.Client, mo
 		updates = append(updates, mongo.NewUpdateManyModel().SetFilter(g.filterUnchanged(part)).
 			SetUpdate(g.markUpdate(part)).SetHint(outboxes.PickedByID))
 	}
-	_, err = coll.BulkWrite(tx, updates, options.BulkWrite().SetOrdered(false))
+	_, err := coll.BulkWrite(tx, updates, options.BulkWrite().SetOrdered(false))
 	return mongodb.Refusal(err, "marking delivered envelopes of "+g.ns, "find and update", g.ns)
 }
 

@@ -154,10 +154,6 @@ func New(cfg Config) *Scheduled {
 // NoteScheduled adds a scheduled envelope of the stream as a hint. It copies the id and does not block.
 func (s *Scheduled) NoteScheduled(ns string, id bson.RawValue, dueAt time.Time) {
 	c := s.findOrAddCollection(ns)
-	if c == nil {
-		return
-	}
-
 	now := s.Now()
 	c.lastHint.Store(now.UnixMilli())
 	if c.idle.CompareAndSwap(true, false) {
@@ -203,8 +199,7 @@ func (s *Scheduled) EndFlights(flights []uint64) { s.endTimers(flights...) }
 
 var _ waiting.DueSource = (*Scheduled)(nil)
 
-// findOrAddCollection returns the state of a collection, and adds it at the first call. It returns nil
-// if ns is not a full name.
+// findOrAddCollection returns the state of a collection, and adds it at the first call.
 func (s *Scheduled) findOrAddCollection(ns string) *scheduledCollection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,10 +208,7 @@ func (s *Scheduled) findOrAddCollection(ns string) *scheduledCollection {
 	}
 
 	// The caller's text may alias a reply.
-	coll, err := outboxes.CollectionOf(s.Client, strings.Clone(ns))
-	if err != nil {
-		return nil
-	}
+	coll := outboxes.CollectionOf(s.Client, strings.Clone(ns))
 	c := &scheduledCollection{
 		ns:   mongodb.Namespace(coll),
 		db:   []byte(coll.Database().Name()),
@@ -233,9 +225,7 @@ func (s *Scheduled) findOrAddCollection(ns string) *scheduledCollection {
 func (s *Scheduled) watchedCollections() []*scheduledCollection {
 	listed := map[*scheduledCollection]struct{}{}
 	for _, o := range s.Collections() {
-		if c := s.findOrAddCollection(o.NS()); c != nil {
-			listed[c] = struct{}{}
-		}
+		listed[s.findOrAddCollection(o.NS())] = struct{}{}
 	}
 
 	since := s.Now().Add(-keepAfterHint).UnixMilli()

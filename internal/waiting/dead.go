@@ -40,10 +40,7 @@ func (f *Finisher) moveDead(ctx context.Context, batch []*decision) error {
 // moveDeadPart moves dead envelopes of the collection ns. The fate of an envelope that is not found
 // becomes Gone, and that of an envelope that was given further attempts becomes Waiting.
 func (f *Finisher) moveDeadPart(ctx context.Context, ns string, part []*decision) error {
-	coll, err := outboxes.CollectionOf(f.config.Client, ns)
-	if err != nil {
-		return err
-	}
+	coll := outboxes.CollectionOf(f.config.Client, ns)
 
 	byID := make(map[string]*decision, len(part))
 	ids := make([]bson.RawValue, 0, len(part))
@@ -66,7 +63,7 @@ func (f *Finisher) moveDeadPart(ctx context.Context, ns string, part []*decision
 		return nil
 	}
 
-	err = mongodb.FetchMany(ctx, coll, ids, func(raw bson.Raw) error {
+	err := mongodb.FetchMany(ctx, coll, ids, func(raw bson.Raw) error {
 		a := byID[IDKey(raw.Lookup("_id"))]
 		if a == nil || !isSameDelivery(raw, a.Claim, a.Number) {
 			return nil
@@ -175,12 +172,9 @@ func (f *Finisher) markGone(ctx context.Context, batch []*decision) error {
 	}
 
 	for ns, gone := range byNS {
-		coll, err := outboxes.CollectionOf(f.config.Client, ns)
-		if err != nil {
-			return err
-		}
+		coll := outboxes.CollectionOf(f.config.Client, ns)
 
-		err = mongodb.FetchMany(ctx, coll, ids[ns], func(raw bson.Raw) error {
+		err := mongodb.FetchMany(ctx, coll, ids[ns], func(raw bson.Raw) error {
 			id := IDKey(raw.Lookup("_id"))
 			a := gone[id]
 			// An envelope that was replaced in the meantime is another delivery, and counts as gone.

@@ -68,10 +68,7 @@ func WriteOutcomes(tx context.Context, list []Outcome) (matched int64, err error
 	}
 
 	for _, b := range outcomeBatches(list) {
-		coll, err := outboxes.CollectionOf(s.Client(), b.ns)
-		if err != nil {
-			return 0, err
-		}
+		coll := outboxes.CollectionOf(s.Client(), b.ns)
 		res, err := coll.BulkWrite(tx, b.writeModels())
 		if err != nil {
 			return 0, mongodb.Refusal(err, "writing the fate of exceptions to "+b.ns, "find, update and remove", b.ns)

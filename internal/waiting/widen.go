@@ -36,10 +36,7 @@ func widenExceptions(ctx context.Context, f mongodb.Fencer, list []widening) err
 		}
 
 		for ns, m := range models {
-			coll, err := outboxes.CollectionOf(c, ns)
-			if err != nil {
-				return err
-			}
+			coll := outboxes.CollectionOf(c, ns)
 			if _, err := coll.BulkWrite(tx, m); err != nil {
 				return mongodb.Refusal(err, "writing exceptions to "+ns, "find and update", ns)
 			}

@@ -82,10 +82,7 @@ func upsertExceptions(tx context.Context, client *mongo.Client, part []Exception
 	}
 
 	for ns, list := range models {
-		coll, err := outboxes.CollectionOf(client, ns)
-		if err != nil {
-			return err
-		}
+		coll := outboxes.CollectionOf(client, ns)
 		if _, err := coll.BulkWrite(tx, list); err != nil {
 			return mongodb.Refusal(err, "writing exceptions to "+ns, "find, insert and update", ns)
 		}
