@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/deadletter"
 )
 
 // maxPayload bounds the payload of an edit. It is the maximum size of a MongoDB document, which no
@@ -54,7 +53,7 @@ func writeDeadLetter(w io.Writer, l admin.DeadLetter) {
 	}
 
 	fmt.Fprintf(w, "\n%s\n", countNoun(int64(len(l.Attempts)), "attempt"))
-	writeTable(w, "AT\tTOPIC\tCLASS\tNODE\tREASON", l.Attempts, func(a deadletter.Attempt) cells {
+	writeTable(w, "AT\tTOPIC\tCLASS\tNODE\tREASON", l.Attempts, func(a admin.DeadAttempt) cells {
 		return cells{formatLocal(&a.At), a.Topic, a.Class, a.Node, truncate(a.Reason, 120)}
 	})
 

@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/migrate"
 )
 
 func newMigrateCommand(p *program) *cobra.Command {
@@ -42,7 +41,7 @@ func readMigrations(ctx context.Context, op admin.Operator) (admin.MigrationStat
 }
 
 func writeMigrations(w io.Writer, s admin.MigrationStatus) {
-	writeTable(w, "ID\tNAME\tSTATE\tAT\tBY\tVERSION\tTOOK", s.Steps, func(x migrate.StepStatus) cells {
+	writeTable(w, "ID\tNAME\tSTATE\tAT\tBY\tVERSION\tTOOK", s.Steps, func(x admin.MigrationStep) cells {
 		at, took := "", ""
 		if !x.At.IsZero() {
 			at = formatLocal(&x.At)
@@ -191,7 +190,7 @@ func (a *operatorCommand) printVerified(v admin.Verification) error {
 
 func writeVerification(w io.Writer, v admin.Verification) {
 	if len(v.Drift) > 0 {
-		writeTable(w, "COLLECTION\tINDEX\tIS\tNOW\tDETAIL", v.Drift, func(d migrate.Drift) cells {
+		writeTable(w, "COLLECTION\tINDEX\tIS\tNOW\tDETAIL", v.Drift, func(d admin.IndexDrift) cells {
 			now := ""
 			if d.Repaired {
 				now = "repaired"

@@ -11,6 +11,9 @@ import (
 	"github.com/outrelay/outrelay/internal/envelope"
 )
 
+// DeadAttempt is one failed delivery of a [DeadLetter].
+type DeadAttempt = deadletter.Attempt
+
 // DeadLetter is a dead letter as the commands and the API show it.
 type DeadLetter struct {
 	Collection    string               `json:"collection"`

@@ -21,6 +21,12 @@ type MigrationReport = migrate.Report
 // MigrationStatus is the content of the ledger.
 type MigrationStatus = migrate.Status
 
+// MigrationStep is one step of the ledger.
+type MigrationStep = migrate.StepStatus
+
+// IndexDrift is one difference of a [Verification].
+type IndexDrift = migrate.Drift
+
 // Verification is the difference between collections and their declarations.
 type Verification = migrate.Verification
 
