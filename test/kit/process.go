@@ -60,13 +60,32 @@ func Launch(tb testing.TB, node, binary string, env []string, args ...string) *P
 
 	tb.Cleanup(func() {
 		p.signal(syscall.SIGCONT)
+		if tb.Failed() {
+			p.logState()
+		}
 		p.signal(syscall.SIGKILL)
 		<-p.done
-		if tb.Failed() {
-			tb.Logf("log of %s:\n%s", node, p.log.lastLines(120))
-		}
 	})
 	return p
+}
+
+// logState logs the end of the process's log. If the process still runs, it also logs its goroutines, which ends the
+// process: they show where a process stands still that logs nothing.
+func (p *Process) logState() {
+	p.tb.Logf("log of %s:\n%s", p.Node, p.log.lastLines(120))
+	select {
+	case <-p.done:
+		return
+	default:
+	}
+
+	before := p.log.countLines()
+	p.DumpGoroutines()
+	select {
+	case <-p.done:
+	case <-time.After(Patience):
+	}
+	p.tb.Logf("goroutines of %s:\n%s", p.Node, p.log.lastLines(p.log.countLines()-before))
 }
 
 func (p *Process) signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) }
@@ -204,6 +223,12 @@ func (j *lineLog) awaitLine(ctx context.Context, ended <-chan struct{}, text str
 			return "", ctx.Err()
 		}
 	}
+}
+
+func (j *lineLog) countLines() int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return len(j.lines)
 }
 
 func (j *lineLog) lastLines(n int) string {

@@ -5,6 +5,7 @@ package kit
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -83,7 +84,12 @@ func New(tb testing.TB, o Options) *Scene {
 	}
 
 	s := &Scene{Client: client, Brokers: brokers, tb: tb, env: o.Env, Ledger: newLedger()}
-	tb.Cleanup(func() { s.dropDatabases() })
+	tb.Cleanup(func() {
+		if tb.Failed() {
+			s.logOutbox()
+		}
+		s.dropDatabases()
+	})
 	name := stacktest.Name(tb)
 	s.Route = func(aggregateType string) []string { return []string{s.TopicOf(aggregateType)} }
 	s.DB, s.State, s.Prefix = client.Database(name), client.Database(name+"_state"), name
@@ -119,6 +125,20 @@ func New(tb testing.TB, o Options) *Scene {
 		stacktest.CreateTopicOn(tb, brokers, s.TopicOf(t), cmp.Or(o.Partitions, 6), max(o.Replicas, 1), o.Topic...)
 	}
 	return s
+}
+
+// logOutbox logs how many envelopes of the outbox are in each state.
+func (s *Scene) logOutbox() {
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+
+	byState := bson.D{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$state"}, {Key: "count", Value: bson.D{{Key: "$sum", Value: 1}}}}}}
+	cur, err := s.DB.Collection("outbox").Aggregate(ctx, mongo.Pipeline{byState})
+	var states []bson.M
+	if err == nil {
+		err = cur.All(ctx, &states)
+	}
+	s.tb.Logf("envelopes in the outbox by state: %v (error: %v)", states, err)
 }
 
 // SetConfig sets a configuration key for the processes that start from now on.

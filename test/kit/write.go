@@ -68,7 +68,12 @@ func (s *Scene) StartLoad(l Load) *RunningLoad {
 		w.wg.Go(func() { w.runWorker(ctx, i) })
 	}
 
-	s.tb.Cleanup(w.Stop)
+	s.tb.Cleanup(func() {
+		w.Stop()
+		if s.tb.Failed() {
+			s.tb.Logf("load of %s: %d events committed, %d appends failed", l.Type, w.count.Load(), w.failed.Load())
+		}
+	})
 	return w
 }
 
