@@ -263,6 +263,40 @@ func TestASlowReplyIsGivenMoreTimeInsteadOfALoop(t *testing.T) {
 	}
 }
 
+func TestALostReplyDoesNotStopRefetch(t *testing.T) {
+	t.Parallel()
+	b := newFixture(t)
+	coll := b.db.Collection("outbox")
+	at := b.clusterTime()
+	b.insertIDs(coll, "a")
+	s, err := New(Config{Client: b.watch, Scope: scopeOf(t, b.db.Name()+".outbox")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.pace.patience = time.Second
+
+	off := b.setFailCommand("alwaysOn", failCommand("getMore", bson.E{Key: "blockConnection", Value: true},
+		bson.E{Key: "blockTimeMS", Value: int32(10_000)}))
+	found := false
+	refetch := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		return s.Refetch(ctx, resume.Position{ClusterTime: at}, func(*Event) bool { return true },
+			func(*Event, []byte) bool { found = true; return false })
+	}
+	if err := refetch(); !errors.Is(err, ErrTimeout) || Lost(err) {
+		t.Errorf("Refetch returned %v, want a time-out, after which the events are read again", err)
+	}
+	if s.refetchPatience != 2*time.Second {
+		t.Errorf("the next call waits for %s, want twice as long", s.refetchPatience)
+	}
+
+	off()
+	if err := refetch(); err != nil || !found || s.refetchPatience != 0 {
+		t.Errorf("the next call: error %v, found %v, patience %s", err, found, s.refetchPatience)
+	}
+}
+
 // TestNoLeakOverManyReopenings counts the goroutines of the whole process, so no other test may run at the
 // same time.
 func TestNoLeakOverManyReopenings(t *testing.T) {

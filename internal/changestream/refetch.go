@@ -31,7 +31,9 @@ func Lost(err error) bool {
 // until take returns false. The event and the document are valid only during the call.
 //
 // If it reaches the cluster time at which it was called, it returns errNotInStream. If the history is
-// gone, it returns the server's error. It opens another stream, so it may be called during Run.
+// gone, it returns the server's error. If a reply takes too long, it returns [ErrTimeout], and the next
+// call waits for twice as long. It opens another stream, so it may be called during Run. Calls must not
+// overlap.
 func (s *Stream) Refetch(
 	ctx context.Context, after resume.Position,
 	want func(*Event) bool, take func(ev *Event, document []byte) (more bool),
@@ -58,13 +60,19 @@ func (s *Stream) Refetch(
 	defer c.closeCursor()
 	c.changeStream.SetBatchSize(firstDocuments)
 
+	// A reply that is lost with its connection must not stop the caller. But the server may also search a
+	// long backlog before it replies. With a fixed limit, it would begin its search again forever.
+	patience := max(s.refetchPatience, s.pace.patience)
+	s.refetchPatience = 0
+
 	b := newBatch()
 	defer b.Release()
 	for ctx.Err() == nil {
 		b.clearDocuments()
-
-		// The server may search a long backlog before it replies.
-		if err := c.fetchReply(s.pace.maxAwait+maxPatience, b); err != nil {
+		if err := c.fetchReply(s.pace.maxAwait+patience, b); err != nil {
+			if errors.Is(err, ErrTimeout) {
+				s.refetchPatience = min(2*patience, maxPatience)
+			}
 			return fmt.Errorf("reading events again: %w", err)
 		}
 		if more, err := s.visitInserts(ctx, b, want, take); err != nil || !more {

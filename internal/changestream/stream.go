@@ -95,6 +95,9 @@ type Stream struct {
 	cfg  Config
 	pace pace
 
+	// refetchPatience replaces the patience of pace for Refetch after a time-out.
+	refetchPatience time.Duration
+
 	mu      sync.Mutex
 	state   State
 	onState func(State) // nil outside of tests
