@@ -221,5 +221,5 @@ func (l *leaderless) brokerReturns(t *testing.T, stack *devstack.Stack, broker *
 
 func (l *leaderless) waitParked(t *testing.T, what string, ok func(n int) bool) {
 	t.Helper()
-	stacktest.Eventually(t, what, func() bool { return ok(l.s.CountHeld("parked")) })
+	stacktest.Eventually(t, what, func() bool { return ok(l.s.CountHeld("parked", "blocked")) })
 }

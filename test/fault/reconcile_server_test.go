@@ -156,7 +156,7 @@ func TestPurgeWhileOwnersDie(t *testing.T) {
 	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 70}), s.StartLoad(kit.Load{Rate: 50, Type: "late"})}
 	p := s.StartRelay()
 	p.WaitTookOver()
-	stacktest.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 50 })
+	s.WaitHeld(50)
 	s.Schedule("order", 200, 20, time.Now().Add(4*time.Second), 4*time.Second)
 	anHourAgo := time.Now().Add(-time.Hour)
 	old := bson.Timestamp{T: uint32(anHourAgo.Unix()), I: 1000}

@@ -65,7 +65,7 @@ func TestParkedTopicWhileOwnersDie(t *testing.T) {
 	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 60, Type: "invoice"}), s.StartLoad(kit.Load{Rate: 60, Type: "both", Prefix: "both-"})}
 	p := s.StartRelay()
 	p.WaitTookOver()
-	stacktest.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 200 })
+	s.WaitHeld(200)
 	p.Kill()
 	killOwners(t, s, "mid-exception-write:3", "after-ack-before-watermark:20", "before-checkpoint:3")
 	s.CreateTopic("invoice", 6, 1)
@@ -416,7 +416,7 @@ func TestZombieWithExceptions(t *testing.T) {
 	owner := s.StartRelay()
 	owner.WaitTookOver()
 	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 60, Type: "late"})}
-	stacktest.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 100 })
+	s.WaitHeld(100)
 	s.CreateTopic("late", 3, 1)
 	for range rounds(1, 15) {
 		s.Schedule("order", 400, 20, time.Now().Add(500*time.Millisecond), 2*time.Second)

@@ -54,7 +54,7 @@ func TestN28_ResliceWithEverythingInEveryState(t *testing.T) {
 	s.Schedule("order", 300, 20, time.Now().Add(2*time.Second), time.Duration(rounds(15, 60))*time.Second)
 	p := s.StartRelay()
 	p.WaitTookOver()
-	stacktest.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 50 })
+	s.WaitHeld(50)
 	last := 1
 	for i, n := range []int{2, 1, 3, 2, 1}[:rounds(2, 5)] {
 		s.AppendMalformed(fmt.Sprintf("bad-%d", i))

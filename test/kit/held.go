@@ -65,6 +65,13 @@ func (s *Scene) CountHeld(states ...string) int {
 	return s.CountOutbox(bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: states}}}})
 }
 
+// WaitHeld waits until more than n envelopes are parked or wait behind a parked envelope of their key. The number of parked envelopes
+// alone is bounded by the number of keys.
+func (s *Scene) WaitHeld(n int) {
+	s.tb.Helper()
+	stacktest.Eventually(s.tb, fmt.Sprintf("more than %d envelopes wait", n), func() bool { return s.CountHeld("parked", "blocked") > n })
+}
+
 // WaitNoneHeld waits until no envelope has a state or a due time.
 func (s *Scene) WaitNoneHeld() {
 	s.tb.Helper()
