@@ -222,7 +222,9 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time) {
 func (m *monitor) reportStandstill(now time.Time, explained bool) {
 	oldest, unrecorded := m.dispatcher.Oldest()
 	unresolved, _ := m.dispatcher.Unresolved()
-	if explained || unresolved == 0 || !m.held.Valid() {
+	// An outage has its own line.
+	away := !m.held.Valid() || m.slot.shared.Kafka.Outage() != nil
+	if explained || away || unresolved == 0 {
 		m.oldest = idleTimer{}
 	}
 
