@@ -13,7 +13,7 @@ import (
 )
 
 // TestBrokerKilledUnderLoad kills a broker of a cluster of three under load and starts it again. The effect
-// depends on the topic, so three scenes share one cluster, which is started once. Each step is taken for one
+// depends on the topic, so four scenes share one cluster, which is started once. Each step is taken for one
 // scene after the other, while all scenes continue.
 func TestBrokerKilledUnderLoad(t *testing.T) {
 	t.Parallel()
@@ -25,6 +25,9 @@ func TestBrokerKilledUnderLoad(t *testing.T) {
 		&leaderless{zombie{witness: newWitness(t, stack, kit.Options{})}},
 		&zombie{witness: newWitness(t, stack, kit.Options{Replicas: 3, Partitions: 3, Topic: minISR("3")})},
 		&replicated{witness: newWitness(t, stack, kit.Options{Replicas: 3, Topic: minISR("2")})},
+		&mixed{witness: newWitness(t, stack, kit.Options{
+			Assigned: [][]int{{1}, {2}, {3}, {1, 2}, {2, 3}, {3, 1}}, Topic: minISR("2"), Set: map[string]any{"limits.tickets": 1000},
+		})},
 	}
 
 	for _, s := range scenes {
@@ -85,8 +88,9 @@ type witness struct {
 
 func newWitness(t *testing.T, stack *devstack.Stack, o kit.Options) witness {
 	t.Helper()
-	o.Stack, o.Set = stack, map[string]any{"kafka.request_timeout": "2s"}
+	o.Stack = stack
 	s := kit.New(t, o)
+	s.SetConfig("kafka.request_timeout", "2s")
 	return witness{s: s, history: s.FollowWatcher(), topics: s.ReadTopics(), owner: s.StartRelay()}
 }
 
@@ -217,6 +221,54 @@ func (l *leaderless) brokerReturns(t *testing.T, stack *devstack.Stack, broker *
 	}
 
 	l.waitParked(t, "nothing is parked", func(n int) bool { return n == 0 })
+}
+
+// mixed tests a topic whose partitions fail in different ways while one broker is away: one has no leader, two have too few
+// in-sync replicas, and the others are healthy. The first is parked soon, and the two when the window, which is small, is nearly
+// full. The short run waits for the first only. Owners are killed while they are parked, and while they return.
+type mixed struct{ witness }
+
+func (m *mixed) startLoad() {
+	m.owner.WaitTookOver()
+	m.load = m.s.StartLoad(kit.Load{Rate: 120})
+}
+
+func (m *mixed) beforeKill(t *testing.T) {
+	t.Helper()
+	m.waitMore(100)
+}
+
+func (m *mixed) afterKill(t *testing.T) {
+	t.Helper()
+	m.waitSickParked("the sick partitions are parked")
+	m.owner.Kill()
+}
+
+func (m *mixed) waitSickParked(what string) {
+	m.s.WaitForStatus(what, func(st kit.Status) bool {
+		parked := 0
+		for _, b := range st.Blocked {
+			if b.Parked {
+				parked++
+			}
+		}
+		return st.Node == m.owner.Node && parked >= rounds(1, 3)
+	})
+}
+
+func (m *mixed) afterOwnersLost(t *testing.T, _ int) {
+	t.Helper()
+	m.startReplacement()
+	m.waitSickParked("the sick partitions are parked by the successor")
+}
+
+func (m *mixed) brokerReturns(t *testing.T, _ *devstack.Stack, _ *devstack.Member, round int) {
+	t.Helper()
+	m.owner.Kill()
+	killOwners(t, m.s, []string{"after-produce-before-ack:6", "mid-exception-write:2"}[round%2])
+	m.startReplacement()
+	m.topics.WaitDistinct(m.s.Ledger.CountCommitted())
+	stacktest.Eventually(t, "nothing is parked", func() bool { return m.s.CountHeld("parked") == 0 })
 }
 
 func (l *leaderless) waitParked(t *testing.T, what string, ok func(n int) bool) {

@@ -37,6 +37,7 @@ type Options struct {
 	Types      []string        // aggregate types with a topic; nil is "order"
 	Partitions int             // of each topic; defaults to 6
 	Replicas   int             // of each partition; defaults to 1
+	Assigned   [][]int         // brokers of each partition, which replace Partitions and Replicas
 	Topic      []kafka.ConfigEntry
 	Env        []string       // additional variables for the scene's processes
 	Set        map[string]any // configuration keys by path ("lease.ttl"), which override those of the scene
@@ -122,6 +123,10 @@ func New(tb testing.TB, o Options) *Scene {
 	}
 
 	for _, t := range types {
+		if o.Assigned != nil {
+			stacktest.CreateAssignedTopic(tb, brokers, s.TopicOf(t), o.Assigned, o.Topic...)
+			continue
+		}
 		stacktest.CreateTopicOn(tb, brokers, s.TopicOf(t), cmp.Or(o.Partitions, 6), max(o.Replicas, 1), o.Topic...)
 	}
 	return s
@@ -259,6 +264,7 @@ type Status struct {
 	Blocked                    []struct {
 		Topic, Reason string
 		Count         int
+		Parked        bool
 	}
 }
 

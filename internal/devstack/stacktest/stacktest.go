@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -163,6 +164,9 @@ func createTopic(tb testing.TB, cl *kafka.Client, topic kafka.TopicConfig) {
 		}
 	}
 
+	if n := len(topic.ReplicaAssignments); n > 0 {
+		topic.NumPartitions = n
+	}
 	// A leader may learn of its partition later than the metadata show it.
 	for {
 		err := checkLeaders(ctx, cl, topic)
@@ -202,16 +206,52 @@ func checkLeaders(ctx context.Context, cl *kafka.Client, topic kafka.TopicConfig
 // deletes it when the test ends.
 func CreateTopicOn(tb testing.TB, brokers []string, name string, partitions, replicas int, configs ...kafka.ConfigEntry) {
 	tb.Helper()
-	tr := &kafka.Transport{}
-	cl := &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr, Timeout: 10 * time.Second}
-	createTopic(tb, cl, kafka.TopicConfig{
+	createForTest(tb, brokers, kafka.TopicConfig{
 		Topic: name, NumPartitions: partitions, ReplicationFactor: replicas, ConfigEntries: configs,
 	})
+}
 
+// CreateAssignedTopic is CreateTopicOn with the ids of the brokers that have a replica of each partition.
+func CreateAssignedTopic(tb testing.TB, brokers []string, name string, assigned [][]int, configs ...kafka.ConfigEntry) {
+	tb.Helper()
+	// Kafka creates a topic only with the same number of replicas for all partitions, so the others are added later.
+	topic := kafka.TopicConfig{Topic: name, NumPartitions: -1, ReplicationFactor: -1, ConfigEntries: configs}
+	more := &kafka.AlterPartitionReassignmentsRequest{Topic: name, Timeout: 30 * time.Second}
+	for p, ids := range assigned {
+		topic.ReplicaAssignments = append(topic.ReplicaAssignments, kafka.ReplicaAssignment{Partition: p, Replicas: ids[:1]})
+		if len(ids) > 1 {
+			part := kafka.AlterPartitionReassignmentsRequestAssignment{PartitionID: p, BrokerIDs: ids}
+			more.Assignments = append(more.Assignments, part)
+		}
+	}
+
+	cl := createForTest(tb, brokers, topic)
+	res, err := cl.AlterPartitionReassignments(tb.Context(), more)
+	if err == nil {
+		err = res.Error
+	}
+	if err != nil {
+		tb.Fatalf("assigning the partitions of %s: %v", name, err)
+	}
+	Eventually(tb, "all replicas are in sync", func() bool {
+		known, err := cl.Metadata(tb.Context(), &kafka.MetadataRequest{Topics: []string{name}})
+		return err == nil && len(known.Topics) == 1 && !slices.ContainsFunc(known.Topics[0].Partitions, func(p kafka.Partition) bool {
+			return len(p.Isr) != len(assigned[p.ID])
+		})
+	})
+}
+
+// createForTest creates a topic, and deletes it when the test ends. It returns the client.
+func createForTest(tb testing.TB, brokers []string, topic kafka.TopicConfig) *kafka.Client {
+	tb.Helper()
+	tr := &kafka.Transport{}
+	cl := &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr, Timeout: 10 * time.Second}
+	createTopic(tb, cl, topic)
 	tb.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		_, _ = cl.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: []string{name}})
+		_, _ = cl.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: []string{topic.Topic}})
 		tr.CloseIdleConnections()
 	})
+	return cl
 }
