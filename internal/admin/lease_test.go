@@ -51,16 +51,10 @@ func watcher(t *testing.T, state *mongo.Database) admin.Watcher {
 
 func yields(t *testing.T, h *lease.Held) {
 	t.Helper()
-	deadline := time.After(time.Minute)
-	for {
-		select {
-		case c := <-h.Control():
-			if c.Yield != "" {
-				return
-			}
-		case <-deadline:
-			t.Fatal("the owner did not get the request to release the lease")
-		}
+	select {
+	case <-h.Yield():
+	case <-time.After(time.Minute):
+		t.Fatal("the owner did not get the request to release the lease")
 	}
 }
 

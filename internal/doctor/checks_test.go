@@ -128,7 +128,7 @@ func rights() map[resource][]string {
 		{db: "shop", coll: "outbox_dead"}: append(slices.Clone(write), "listIndexes"),
 		{db: "shop", coll: "inbox_dead"}:  {"find"},
 		{db: "shop"}:                      {"listCollections"},
-		{db: "outrelay"}:                  append(slices.Clone(write), "changeStream"),
+		{db: "outrelay"}:                  write,
 		{cluster: true}:                   {"serverStatus", "replSetGetConfig", "getParameter"},
 	}
 }
@@ -183,7 +183,6 @@ func privilegesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 		{db: "outrelay"}: {
 			"find":   {state: Fail, "outbox.claims": Warn, "watcher": Warn},
 			"insert": {state: Fail}, "update": {state: Fail}, "remove": {state: Fail},
-			"changeStream": {state: Warn},
 		},
 		{cluster: true}: {
 			"serverStatus": {cluster: Warn, "mongodb.oplog": Warn}, "replSetGetConfig": {cluster: Warn},
@@ -234,7 +233,7 @@ func scopes(t *testing.T, root *mongo.Client, cfg config.Config) {
 		single[resource{db: "outrelay", coll: coll}] = []string{"find", "insert", "update", "remove"}
 	}
 
-	single[resource{db: "outrelay", coll: "watchers"}] = []string{"find", "insert", "changeStream", "remove"}
+	single[resource{db: "outrelay", coll: "watchers"}] = []string{"find", "insert", "remove"}
 	command(t, root, role("updateRole", single))
 	r = examine(t, cfg)
 	expect(t, r, "mongodb.privileges.state", Fail, "missing: update on outrelay.watchers", `["update"]`)

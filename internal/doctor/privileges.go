@@ -316,7 +316,6 @@ var stateCollections = []string{"watchers", "nodes", "events", "collections"}
 
 func (x privilegeChecks) checkStatePrivileges(context.Context) finding {
 	state := x.cfg.MongoDB.State
-	wanted := []privilege{{resource{db: state, coll: "watchers"}, []string{"changeStream"}}}
 	collections := stateCollections
 	if x.cfg.Slots > 1 {
 		collections = append(slices.Clone(collections), "slots")
@@ -332,10 +331,11 @@ func (x privilegeChecks) checkStatePrivileges(context.Context) finding {
 	}
 
 	if alike && len(first) > 0 {
-		return x.checkPrivileges([]privilege{{resource{db: state}, readWrite}}, wanted)
+		return x.checkPrivileges([]privilege{{resource{db: state}, readWrite}}, nil)
 	}
 
 	// Without it, this process does not notice that the watcher has several slots.
+	var wanted []privilege
 	if x.cfg.Slots <= 1 {
 		wanted = append(wanted, privilege{resource{db: state, coll: "slots"}, []string{"find", "insert", "update"}})
 	}

@@ -127,7 +127,7 @@ func (m *roleMaker) relayRole() Role {
 	r.add(privilegeOn(db, coll, "open the change stream", "find", "changeStream"))
 	r.add(m.onOutboxes(sameName, "read envelopes, record failed deliveries, remove delivered envelopes", readWrite...)...)
 	r.add(m.onOutboxes(deadletter.Collection, "store dead letters", readWrite...)...)
-	r.add(privilegeOn(m.cfg.MongoDB.State, "", "store the lease and the position; the change stream wakes a standby when the lease is released", append(slices.Clone(readWrite), "changeStream")...))
+	r.add(privilegeOn(m.cfg.MongoDB.State, "", "store the lease and the position", readWrite...))
 	r.add(m.listCollections("without it the relay cannot detect that a collection was dropped and created again")...)
 
 	// A pattern of databases is matched against the names of all databases.

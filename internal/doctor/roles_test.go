@@ -83,7 +83,7 @@ func rolesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 			if len(got) == 0 || slices.ContainsFunc(got, another) {
 				t.Errorf("without %s on %s the doctor names %q", action, on, got)
 			}
-			if r.Failed() == (p.Optional != "") && action != "changeStream" {
+			if r.Failed() == (p.Optional != "") {
 				t.Errorf("without %s on %s: failed %v, and it is optional: %q", action, on, r.Failed(), p.Optional)
 			}
 			taken++

@@ -28,14 +28,13 @@ const chaosParts = 12
 
 // chaosDoc is the watcher document of the chaos test, and its books.
 type chaosDoc struct {
-	mu         sync.Mutex
-	term       int
-	generation int
-	senders    []record.Sender
-	offsets    []int64
-	next       []int           // first event of each partition that is not known to be in the log
-	released   []map[int]int64 // by partition and owner: below that offset all of the earlier owners stands
-	found      int             // events found only by a read-back
+	mu       sync.Mutex
+	term     int
+	senders  []record.Sender
+	offsets  []int64
+	next     []int           // first event of each partition that is not known to be in the log
+	released []map[int]int64 // by partition and owner: below that offset all of the earlier owners stands
+	found    int             // events found only by a read-back
 }
 
 // chaosOwner is an owner whose lanes never notice the loss of its lease: only Kafka stops them. Its transactions are gated,
@@ -78,7 +77,7 @@ func (o *chaosOwner) adopt(released map[record.TopicPartition]*Tail) bool {
 		return false
 	}
 
-	d.generation, d.senders = o.s.Generation(), o.s.Senders()
+	d.senders = o.s.Senders()
 	for tp, tail := range released {
 		p := int(tp.Partition)
 		for {
@@ -231,7 +230,7 @@ func (o *chaosOwner) takeOver() {
 	d, begin := o.doc, time.Now()
 	for {
 		d.mu.Lock()
-		in := In{TransactionalID: "tx-" + o.topic, Generation: d.generation, Offsets: map[string][]int64{o.topic: slices.Clone(d.offsets)}, Senders: d.senders}
+		in := In{TransactionalID: "tx-" + o.topic, Offsets: map[string][]int64{o.topic: slices.Clone(d.offsets)}, Senders: d.senders}
 		d.mu.Unlock()
 		in.Gate = func() bool { return !o.deposed() }
 		in.Event = func(e Event) { o.tb.Logf("owner %d: %s: %s", o.k, e.Kind, e.Text) }

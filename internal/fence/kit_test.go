@@ -223,12 +223,11 @@ func refusedZombie(tb testing.TB, c *Client, tp record.TopicPartition, z Produce
 
 // owner is a test's watcher document.
 type owner struct {
-	id         string
-	generation int
-	offsets    map[string][]int64
-	senders    []record.Sender
-	events     []Event
-	mu         sync.Mutex
+	id      string
+	offsets map[string][]int64
+	senders []record.Sender
+	events  []Event
+	mu      sync.Mutex
 }
 
 func newOwner(tb testing.TB, topic string, partitions int) *owner {
@@ -237,7 +236,7 @@ func newOwner(tb testing.TB, topic string, partitions int) *owner {
 
 func (o *owner) in() In {
 	return In{
-		TransactionalID: o.id, Generation: o.generation, Offsets: o.offsets, Senders: o.senders, Idle: patient, Stuck: patient, Own: patient,
+		TransactionalID: o.id, Offsets: o.offsets, Senders: o.senders, Idle: patient, Stuck: patient, Own: patient,
 		Event: func(e Event) {
 			if e.Kind == Waiting { // that the server is slow is nothing to judge
 				return
@@ -256,7 +255,7 @@ func (o *owner) saw(kind EventKind) bool {
 }
 
 // save is the fenced write after a takeover or a release.
-func (o *owner) save(s *Session) { o.generation, o.senders = s.Generation(), s.Senders() }
+func (o *owner) save(s *Session) { o.senders = s.Senders() }
 
 // take takes over with everything released, and saves.
 func (o *owner) take(tb testing.TB, c *Client) *Out {

@@ -22,8 +22,7 @@ type Session struct {
 	cluster string // id of the Kafka cluster
 	moved   bool   // the previous owner sent to another cluster
 
-	txn      sync.Mutex // one transaction of this owner at a time
-	reporter sync.Mutex // held while Event is called
+	txn sync.Mutex // one transaction of this owner at a time
 
 	// mu guards the fields below, and is held during no I/O. Take does not need it, because no other
 	// goroutine has the session yet.
@@ -46,12 +45,11 @@ func newSession(c *Client, in In) *Session {
 	in.Idle, in.Own, in.epochs = cmp.Or(in.Idle, readIdle), cmp.Or(in.Own, ownTotal), cmp.Or(in.epochs, maxEpoch)
 	in.Bounds.Bytes, in.Bounds.Time = cmp.Or(in.Bounds.Bytes, 2<<30), cmp.Or(in.Bounds.Time, time.Minute)
 	return &Session{
-		client:     c,
-		in:         in,
-		generation: in.Generation,
-		held:       map[record.TopicPartition]*heldPartition{},
-		old:        map[int]Producer{},
-		gone:       map[int64]bool{},
+		client: c,
+		in:     in,
+		held:   map[record.TopicPartition]*heldPartition{},
+		old:    map[int]Producer{},
+		gone:   map[int64]bool{},
 	}
 }
 
@@ -110,14 +108,10 @@ func (s *Session) patience() Patience {
 	}}
 }
 
-// report calls Event, one call at a time.
 func (s *Session) report(e Event) {
-	if s.in.Event == nil {
-		return
+	if s.in.Event != nil {
+		s.in.Event(e)
 	}
-	s.reporter.Lock()
-	defer s.reporter.Unlock()
-	s.in.Event(e)
 }
 
 func (s *Session) newReader() *reader {

@@ -24,8 +24,6 @@ const maxEpoch = 30_000
 type In struct {
 	// TransactionalID is the id without its generation: `outrelay.<instance>.<watcher>.<slot>` (N5).
 	TransactionalID string
-	// Generation is the current generation. If Senders has a higher one, that counts.
-	Generation int
 	// Offsets are the stored offsets by topic. Their topics are the targets of the takeover, with all
 	// partitions that exist now. A partition without an entry is read from 0 (N9).
 	Offsets map[string][]int64
@@ -40,8 +38,8 @@ type In struct {
 	// Alive is the latest time at which the earlier owner may have kept its transactional id alive. It
 	// distinguishes a changed producer id from an expired one (N5). Zero means unknown.
 	Alive time.Time
-	// Event is called for events that matter to an operator, from any goroutine, but never concurrently.
-	// It must not block.
+	// Event is called for events that matter to an operator, from any goroutine, also concurrently. It must not
+	// block.
 	Event func(Event)
 	// Stuck is how long the takeover waits for a hanging transaction before it uses the next
 	// generation. Defaults to 10 s (N4).

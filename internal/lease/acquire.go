@@ -2,12 +2,13 @@ package lease
 
 import (
 	"context"
-	"crypto/rand"
+	cryptorand "crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -36,7 +37,6 @@ type Lease struct {
 	holdOff    atomic.Int64 // on clock: no attempt before this time
 	standby    loggedReasons
 	reason     atomic.Pointer[string] // why the lease is not held, for people; "" while it is held
-	watches    sync.WaitGroup
 }
 
 // New returns a Lease. It does no I/O.
@@ -61,25 +61,19 @@ func New(cfg Config) *Lease {
 // over from itself (N6).
 func (l *Lease) HoldOff(d time.Duration) { l.holdOff.Store(int64(l.clock() + d)) }
 
-// Acquire blocks until this process owns the watcher. Until then it stands by. It wakes when the owner
-// releases, when the lease expires, when an operator changes control, and every half ttl. Errors of the
-// server are retried. Acquire returns an error only when ctx ends, when the state was copied
-// from another replica set, or when Config.MayCreate fails. The caller must Release the lease or let it expire.
+// Acquire blocks until this process owns the watcher. Until then it stands by, and reads the document every
+// [pollEvery]. Errors of the server are retried. Acquire returns an error only when ctx ends, when the state was
+// copied from another replica set, or when Config.MayCreate fails. The caller must Release the lease or let it expire.
 func (l *Lease) Acquire(ctx context.Context) (*Held, error) {
 	if err := l.resolveReplicaSet(ctx); err != nil {
 		return nil, err
 	}
 
-	w := l.newWatch()
-	h, err := l.standBy(ctx, w)
-	w.stop()
-	if err != nil {
-		l.watches.Wait()
-		return nil, err
+	h, err := l.standBy(ctx)
+	if err == nil {
+		crash.At("after-lease")
 	}
-
-	crash.At("after-lease")
-	return h, nil
+	return h, err
 }
 
 // resolveReplicaSet reads the id of the replica set on the first call. It blocks until the server
@@ -116,9 +110,13 @@ func (l *Lease) resolveReplicaSet(ctx context.Context) error {
 	}
 }
 
+// pollEvery is the longest time between two reads of a standby. A read by id costs the server less than a change
+// stream, which compares every entry of the oplog with the id of the document.
+const pollEvery = 100 * time.Millisecond
+
 // standBy reads the document again and again, and attempts to acquire it whenever it seems free. It
 // returns when an attempt succeeds or no further attempt can.
-func (l *Lease) standBy(ctx context.Context, w *documentWatch) (*Held, error) {
+func (l *Lease) standBy(ctx context.Context) (*Held, error) {
 	back := retry.Policy{Base: 50 * time.Millisecond, Cap: min(2*time.Second, l.cfg.TTL)}.Start()
 	c, err := l.newContender()
 	if err != nil {
@@ -126,7 +124,7 @@ func (l *Lease) standBy(ctx context.Context, w *documentWatch) (*Held, error) {
 	}
 
 	for ctx.Err() == nil {
-		h, wait, err := c.acquireIfFree(ctx)
+		h, err := c.acquireIfFree(ctx)
 		if h != nil {
 			return h, nil
 		}
@@ -136,6 +134,8 @@ func (l *Lease) standBy(ctx context.Context, w *documentWatch) (*Held, error) {
 			return nil, final.error
 		}
 
+		// The random part separates standbys that wait for the same release or expiry.
+		wait := pollEvery/2 + rand.N(pollEvery/2)
 		// An error at the end of ctx is no problem of the server.
 		if err != nil && ctx.Err() == nil {
 			if back.Attempts() == 0 {
@@ -147,28 +147,26 @@ func (l *Lease) standBy(ctx context.Context, w *documentWatch) (*Held, error) {
 				l.log.Info("the lease can be read again")
 			}
 			back.Reset()
-			w.arm()
 		}
-		w.waitForChange(ctx, wait)
+		_ = retry.Sleep(ctx, wait)
 	}
 
 	c.endSession()
 	return nil, context.Cause(ctx)
 }
 
-// acquireIfFree reads the document and attempts to acquire the lease if nothing seems to prevent it. If
-// it returns neither a Held nor an error, the duration is how long to wait for a change before the next
-// call.
-func (c *contender) acquireIfFree(ctx context.Context) (*Held, time.Duration, error) {
+// acquireIfFree reads the document and attempts to acquire the lease if nothing seems to prevent it. It
+// returns neither a Held nor an error if something does.
+func (c *contender) acquireIfFree(ctx context.Context) (*Held, error) {
 	l := c.lease
 	call, cancel := context.WithTimeout(ctx, l.cfg.CallTimeout)
 	defer cancel()
 
-	// Not a majority read. It may be a moment behind, and so miss a release that precedes the start of
-	// the stream which reports releases. The result is only a hint: the server decides the attempt.
+	// Not a majority read, which may be a moment behind. The result is only a hint: the server decides the
+	// attempt.
 	doc, now, err := readDocument(call, l.localColl, l.cfg.ID)
 	if err != nil && !isNotFound(err) {
-		return nil, 0, err
+		return nil, err
 	}
 	absent := err != nil
 	// The response to an earlier attempt was lost. This process owns the lease already, so nothing
@@ -176,110 +174,80 @@ func (c *contender) acquireIfFree(ctx context.Context) (*Held, time.Duration, er
 	_, ours := c.sentAt[doc.Owner]
 
 	if absent {
-		if recheck, err := l.checkAbsent(call); recheck > 0 || err != nil {
-			return nil, recheck, err
+		if exists, err := l.checkAbsent(call); exists || err != nil {
+			return nil, err
 		}
 	}
 
 	if !absent && !ours {
 		c.renewedBefore = doc.RenewedAt
-		if wait, reason := l.reasonToWait(call, &doc, now); wait > 0 {
+		if reason := l.reasonToWait(call, &doc, now); reason != "" {
 			l.noteStandingBy(reason, doc.Epoch)
-			return nil, min(wait, l.pollInterval()), nil
+			return nil, nil
 		}
 		if err := l.checkCopiedState(&doc); err != nil {
-			return nil, 0, err
+			return nil, err
 		}
 		l.endOpenTransactions(ctx, &doc)
 	}
 
 	done := func(bool) {}
 	if l.cfg.MayAttempt != nil && !ours {
-		var wait time.Duration
-		wait, done = l.cfg.MayAttempt(doc.Control.Pin == l.cfg.Node)
-		if wait > 0 {
+		if done = l.cfg.MayAttempt(doc.Control.Pin == l.cfg.Node); done == nil {
 			l.noteStandingBy("other nodes have room for it", doc.Epoch)
-			return nil, wait, nil
+			return nil, nil
 		}
 	}
 
 	h, err := c.attemptAcquire(ctx, absent)
 	done(h != nil)
-	return h, randomDelay(l.cfg.TTL), err
+	return h, err
 }
 
-// removalRecheck is the delay before a document is read again that was removed a moment ago.
-const removalRecheck = 50 * time.Millisecond
-
-// checkAbsent calls Config.MayCreate for a missing document. If a majority read still finds the document,
-// checkAbsent returns the delay after which to read it again. The removal and the documents that
-// replace it were written in one transaction. MayCreate can see those documents for certain only when a
-// majority of the nodes has the transaction.
-func (l *Lease) checkAbsent(ctx context.Context) (recheck time.Duration, err error) {
+// checkAbsent calls Config.MayCreate for a missing document. exists means that a majority read still finds the
+// document. Its removal and the documents that replace it were written in one transaction. MayCreate can see those
+// documents for certain only when a majority of the nodes has the transaction.
+func (l *Lease) checkAbsent(ctx context.Context) (exists bool, err error) {
 	if l.cfg.MayCreate == nil {
-		return 0, nil
+		return false, nil
 	}
-
-	_, _, err = readDocument(ctx, l.coll, l.cfg.ID)
-	if err == nil {
-		return removalRecheck, nil
-	}
-	if !isNotFound(err) {
-		return 0, err
+	if _, _, err := readDocument(ctx, l.coll, l.cfg.ID); !isNotFound(err) {
+		return err == nil, err
 	}
 
 	if err := l.cfg.MayCreate(ctx); err != nil {
-		return 0, &finalError{err}
+		return false, &finalError{err}
 	}
-	return 0, nil
+	return false, nil
 }
 
-// reasonToWait returns how long, from now, the document keeps this node from acquiring, and why. If it
-// returns 0, the node may attempt.
-func (l *Lease) reasonToWait(ctx context.Context, doc *Document, now time.Time) (time.Duration, string) {
-	if off := time.Duration(l.holdOff.Load()) - l.clock(); off > 0 {
-		return max(off, time.Millisecond), "holding off after stepping down"
+// reasonToWait returns why the document keeps this node from acquiring now, or "" if the node may attempt.
+func (l *Lease) reasonToWait(ctx context.Context, doc *Document, now time.Time) string {
+	if l.clock() < time.Duration(l.holdOff.Load()) {
+		return "holding off after stepping down"
 	}
 
 	control := doc.Control
-	left := doc.ExpiresAt.Sub(now)
+	switch {
 	// A command on a stopped watcher ignores the orders of operators, but not a live owner.
-	if l.cfg.AcquirePaused {
-		if left > 0 {
-			return min(left, time.Second), "owned by " + doc.Node
-		}
-		return 0, ""
-	}
-
-	if control.Paused {
-		return l.pollInterval(), "paused by an operator"
-	}
-	if control.stepsDown(l.cfg.Node, now) {
-		until := control.StepDownUntil.UTC().Format(time.RFC3339)
-		return control.StepDownUntil.Sub(now), "an operator requested a step-down of this node until " + until
-	}
-
-	if control.Pin != "" && control.Pin != l.cfg.Node {
-		reason := "pinned to node " + control.Pin
-		if l.cfg.NodeAlive != nil && l.cfg.NodeAlive(ctx, control.Pin) {
-			return l.pollInterval(), reason
-		}
+	case l.cfg.AcquirePaused:
+	case control.Paused:
+		return "paused by an operator"
+	case control.stepsDown(l.cfg.Node, now):
+		return "an operator requested a step-down of this node until " + control.StepDownUntil.UTC().Format(time.RFC3339)
+	case control.Pin != "" && control.Pin != l.cfg.Node:
+		alive := l.cfg.NodeAlive != nil && l.cfg.NodeAlive(ctx, control.Pin)
 		// A dead node must not keep its pin for good.
-		if lapse := left + pinLapse*l.cfg.TTL; lapse > 0 {
-			return lapse, reason
+		if alive || doc.ExpiresAt.Add(pinLapse*l.cfg.TTL).After(now) {
+			return "pinned to node " + control.Pin
 		}
-		return 0, ""
 	}
 
-	// The delay separates standbys that wait for the same expiry.
-	if left > 0 {
-		return left + randomDelay(l.cfg.TTL), "owned by " + doc.Node
+	if doc.ExpiresAt.After(now) {
+		return "owned by " + doc.Node
 	}
-	return 0, ""
+	return ""
 }
-
-// pollInterval returns how often a standby reads the document if no change wakes it.
-func (l *Lease) pollInterval() time.Duration { return l.cfg.TTL / 2 }
 
 // standbyRepeat is how long the reason for standing by is not logged again. Reasons may alternate while one problem lasts.
 const standbyRepeat = time.Minute
@@ -334,10 +302,10 @@ func (d *Document) openSessions() []bson.Raw {
 // response to a successful attempt was lost, a later attempt finds one of these names in the document.
 // The lease then counts from the time at which the successful attempt was sent.
 type contender struct {
-	lease   *Lease
-	claim   claim
-	session *mongo.Session
-	sentAt  map[string]time.Duration
+	lease    *Lease
+	session  *mongo.Session
+	instance string // of a new document
+	sentAt   map[string]time.Duration
 
 	renewedBefore time.Time // when an earlier owner renewed the lease, as last read
 }
@@ -347,16 +315,7 @@ func (l *Lease) newContender() (*contender, error) {
 	if err != nil {
 		return nil, fmt.Errorf("starting session: %w", err)
 	}
-
-	return &contender{
-		lease:   l,
-		session: s,
-		sentAt:  make(map[string]time.Duration),
-		claim: claim{
-			node: l.cfg.Node, address: l.cfg.Address, version: l.cfg.Version, instance: uuid.NewString(),
-			replicaSet: l.replicaSet, session: s.ID(), ttl: l.cfg.TTL, paused: l.cfg.AcquirePaused,
-		},
-	}, nil
+	return &contender{lease: l, session: s, instance: uuid.NewString(), sentAt: map[string]time.Duration{}}, nil
 }
 
 func (c *contender) endSession() {
@@ -368,7 +327,7 @@ func (c *contender) endSession() {
 // ownerName returns the node with a random suffix, so that no two acquisitions have the same owner (N1).
 func ownerName(node string) string {
 	var b [6]byte
-	_, _ = rand.Read(b[:]) // never fails
+	_, _ = cryptorand.Read(b[:]) // never fails
 	return node + "/" + hex.EncodeToString(b[:])
 }
 
@@ -380,13 +339,13 @@ func (c *contender) attemptAcquire(ctx context.Context, create bool) (*Held, err
 	// knowing it.
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.CallTimeout)
 	defer cancel()
-	c.claim.owner = ownerName(l.cfg.Node)
+	owner := ownerName(l.cfg.Node)
 	// N2: the lease counts from before the request, because the server may apply it at any time after
 	// this.
-	c.sentAt[c.claim.owner] = l.clock()
+	c.sentAt[owner] = l.clock()
 
 	var doc Document
-	err := l.coll.FindOneAndUpdate(call, bson.D{{Key: "_id", Value: l.cfg.ID}}, c.claim.acquirePipeline(),
+	err := l.coll.FindOneAndUpdate(call, bson.D{{Key: "_id", Value: l.cfg.ID}}, c.acquirePipeline(owner),
 		options.FindOneAndUpdate().SetUpsert(create).SetReturnDocument(options.After)).Decode(&doc)
 	if err != nil && !mongo.IsDuplicateKeyError(err) && !errors.Is(err, mongo.ErrNoDocuments) {
 		return nil, fmt.Errorf("acquiring watcher %s: %w", l.cfg.ID, err)
@@ -397,7 +356,7 @@ func (c *contender) attemptAcquire(ctx context.Context, create bool) (*Held, err
 	}
 
 	// This attempt has failed for certain, or another process created the document at the same moment.
-	delete(c.sentAt, c.claim.owner)
+	delete(c.sentAt, owner)
 	return nil, l.checkCopiedState(&doc)
 }
 

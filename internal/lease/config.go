@@ -46,9 +46,9 @@ type Config struct {
 	// should return nil for temporary problems. If MayCreate is nil, the document is always created.
 	MayCreate func(ctx context.Context) error
 	// MayAttempt is called before each attempt at a lease that seems free. pinned reports whether the lease
-	// is pinned to this node. MayAttempt returns how long to wait before the next call. If it returns 0, the
-	// attempt starts and done receives its result. If MayAttempt is nil, every attempt starts.
-	MayAttempt func(pinned bool) (wait time.Duration, done func(won bool))
+	// is pinned to this node. If MayAttempt returns nil, there is no attempt now. Otherwise the attempt starts and
+	// done receives its result. If MayAttempt is nil, every attempt starts.
+	MayAttempt func(pinned bool) (done func(won bool))
 	// AcquirePaused makes Acquire take a watcher that is paused, and ignore the controls of operators.
 	// Commands that change the documents of a stopped watcher use it.
 	AcquirePaused bool

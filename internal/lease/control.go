@@ -16,20 +16,12 @@ import (
 )
 
 // Control holds the requests of operators for a watcher. Each acquisition obeys them, and the owner
-// reads them at each renewal.
+// reads them at each renewal, see [Held.Yield].
 type Control struct {
 	Paused        bool      `bson:"paused,omitempty"`        // no node runs the watcher
 	Pin           string    `bson:"pin,omitempty"`           // only this node runs it, while the node is alive
 	StepDownUntil time.Time `bson:"stepDownUntil,omitempty"` // until then StepDownNode does not run it
 	StepDownNode  string    `bson:"stepDownNode,omitempty"`  // "" means every node
-	// Yield is why the owner must release now, or "" if it may continue. It is not stored.
-	Yield string `bson:"-"`
-}
-
-// equal reports whether c and d have the same stored fields and the same Yield.
-func (c Control) equal(d Control) bool {
-	return c.Paused == d.Paused && c.Pin == d.Pin && c.StepDownNode == d.StepDownNode && c.Yield == d.Yield &&
-		c.StepDownUntil.Equal(d.StepDownUntil)
 }
 
 // stepsDown reports whether node must not run the watcher at the server time now.

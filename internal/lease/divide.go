@@ -123,7 +123,8 @@ func Replace(tx context.Context, coll *mongo.Collection, old, fresh []Document,
 	docs := make([]any, len(fresh))
 	for i, d := range fresh {
 		d.Dirty = slices.Compact(slices.Sorted(slices.Values(slices.Concat(d.Dirty, dirty))))
-		docs[i] = newDocument(d, control(d.ID, removed))
+		d.Control = control(d.ID, removed)
+		docs[i] = d
 	}
 
 	if _, err := coll.InsertMany(tx, docs); err != nil {
@@ -155,38 +156,6 @@ func removeHeld(tx context.Context, coll *mongo.Collection, docs []Document) ([]
 		removed = append(removed, last)
 	}
 	return removed, nil
-}
-
-// newDocument returns the fields of d as a document without an owner.
-func newDocument(d Document, control Control) bson.D {
-	doc := bson.D{
-		{Key: "_id", Value: d.ID},
-		{Key: "owner", Value: nil},
-		{Key: "epoch", Value: d.Epoch},
-		{Key: "expiresAt", Value: d.ExpiresAt},
-		{Key: "seq", Value: d.Seq},
-		{Key: "fence", Value: d.Fence},
-		{Key: "clusterTime", Value: d.ClusterTime},
-		{Key: "pipelineHash", Value: d.PipelineHash},
-		{Key: "collections", Value: d.Collections},
-		{Key: "offsets", Value: d.Offsets},
-		{Key: "senders", Value: d.SenderList},
-		{Key: "generation", Value: 0},
-		{Key: "instance", Value: d.Instance},
-		{Key: "startedAt", Value: d.StartedAt},
-	}
-
-	addIf := func(present bool, name string, v any) {
-		if present {
-			doc = append(doc, bson.E{Key: name, Value: v})
-		}
-	}
-	addIf(len(d.Token) > 0, "token", d.Token)
-	addIf(len(d.Dirty) > 0, "dirty", d.Dirty)
-	addIf(len(d.Passed) > 0, "passed", d.Passed)
-	addIf(d.ReplicaSetID != "", "replicaSetId", d.ReplicaSetID)
-	addIf(!control.equal(Control{}), "control", control)
-	return doc
 }
 
 // EndTransactions ends the transactions that a killed owner, a command or the API left open on a document

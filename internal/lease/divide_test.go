@@ -5,7 +5,6 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/event"
@@ -121,14 +120,14 @@ func TestN28_AdmittedBeforeAnAttempt(t *testing.T) {
 	coll, _ := newCollection(t)
 	cfg := shortConfig(coll, "a")
 	asked, won := 0, make(chan bool, 1)
-	cfg.MayAttempt = func(bool) (time.Duration, func(bool)) {
+	cfg.MayAttempt = func(bool) func(bool) {
 		if asked++; asked < 5 {
 			if n, _ := coll.CountDocuments(t.Context(), bson.D{}); n != 0 {
 				t.Error("the lease was attempted, want no attempt")
 			}
-			return time.Millisecond, nil
+			return nil
 		}
-		return 0, func(w bool) { won <- w }
+		return func(w bool) { won <- w }
 	}
 
 	h := mustAcquire(t, newLease(t, cfg))
@@ -147,12 +146,12 @@ func TestN28_AbsentDocumentIsAskedFor(t *testing.T) {
 	cfg := shortConfig(coll, "a")
 	gone := errors.New("divided otherwise")
 	asked := make(chan struct{}, 1)
-	cfg.MayAttempt = func(bool) (time.Duration, func(bool)) {
+	cfg.MayAttempt = func(bool) func(bool) {
 		select {
 		case asked <- struct{}{}:
 		default:
 		}
-		return time.Millisecond, nil
+		return nil
 	}
 
 	cfg.MayCreate = func(context.Context) error { return gone }
@@ -189,11 +188,11 @@ func TestN28_AnAttemptMakesNoDocumentThatWasThere(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	cfg.MayAttempt = func(bool) (time.Duration, func(bool)) {
+	cfg.MayAttempt = func(bool) func(bool) {
 		if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: slotID}}); err != nil {
 			t.Error(err)
 		}
-		return 0, func(bool) {}
+		return func(bool) {}
 	}
 	if _, err := newLease(t, cfg).Acquire(t.Context()); !errors.Is(err, gone) {
 		t.Errorf("Acquire returned %v", err)

@@ -16,7 +16,7 @@
 // must reject its writes in the meantime.
 //
 // Cost: each checkpoint and each renewal is one findOneAndUpdate, and a checkpoint also renews. A
-// standby holds one change stream on the document, and writes nothing while the lease is held.
+// standby reads the document by its id every [pollEvery], and writes nothing while the lease is held.
 // [Held.Valid] reads one clock and one word of memory. [Lease.Acquire] blocks while another process
 // owns the watcher. No call to the server takes longer than [Config.CallTimeout].
 package lease

@@ -15,10 +15,10 @@ import (
 // fields, except Dirty, Gap and Foreign, which commands may add to.
 type Document struct {
 	ID         string    `bson:"_id"`
-	Owner      string    `bson:"owner"` // node and a random value of this acquisition; "" (null) when released
-	Epoch      int64     `bson:"epoch"` // incremented by each acquisition (N1)
-	AcquiredAt time.Time `bson:"acquiredAt"`
-	RenewedAt  time.Time `bson:"renewedAt"`
+	Owner      string    `bson:"owner,omitempty"` // node and a random value of this acquisition; "" (null) when released
+	Epoch      int64     `bson:"epoch"`           // incremented by each acquisition (N1)
+	AcquiredAt time.Time `bson:"acquiredAt,omitempty"`
+	RenewedAt  time.Time `bson:"renewedAt,omitempty"`
 	ExpiresAt  time.Time `bson:"expiresAt"`
 	Seq        int64     `bson:"seq"`   // incremented by each write of the owner
 	Fence      int64     `bson:"fence"` // counts the fenced transactions (N3)
@@ -33,8 +33,7 @@ type Document struct {
 	Dirty        []string       `bson:"dirty,omitempty"` // namespaces with exceptions or scheduled envelopes (N17)
 	Offsets      []TopicOffsets `bson:"offsets,omitempty"`
 	SenderList   []SenderEntry  `bson:"senders,omitempty"`
-	Generation   int            `bson:"generation"` // of the transactional id
-	Instance     string         `bson:"instance"`   // a UUID, created with the document (N5)
+	Instance     string         `bson:"instance"` // a UUID, created with the document (N5)
 	ReplicaSetID string         `bson:"replicaSetId,omitempty"`
 	Gap          *Gap           `bson:"gap,omitempty"`
 	Passed       []Passed       `bson:"passed,omitempty"` // delivered by other slots before a reslice (N28)
@@ -45,7 +44,7 @@ type Document struct {
 
 // Process describes the process of the owner, or of the last one.
 type Process struct {
-	Node    string `bson:"node"`
+	Node    string `bson:"node,omitempty"`
 	Address string `bson:"address,omitempty"`
 	Version string `bson:"version,omitempty"`
 }
@@ -69,11 +68,7 @@ func (d Document) OffsetMap() map[string][]int64 { return offsetsByTopic(d.Offse
 func (d Document) Senders() []record.Sender {
 	out := make([]record.Sender, len(d.SenderList))
 	for i, s := range d.SenderList {
-		out[i] = record.Sender{ID: s.ID, Epoch: s.Epoch, Generation: s.Generation, Cluster: s.Cluster}
-		for _, tp := range s.Open {
-			out[i].Open = append(out[i].Open, record.TopicPartition{Topic: tp.Topic, Partition: tp.Partition})
-		}
-
+		out[i] = s.Sender
 		if len(s.Until) > 0 {
 			out[i].EndOffsets = offsetsByTopic(s.Until)
 		}
@@ -94,20 +89,10 @@ type TopicOffsets struct {
 	Offsets []int64 `bson:"p"`
 }
 
-// SenderEntry is a record.Sender as stored.
+// SenderEntry is a record.Sender as stored. Until has its EndOffsets.
 type SenderEntry struct {
-	ID         int64            `bson:"id"`
-	Epoch      int16            `bson:"epoch"`
-	Generation int              `bson:"generation"`
-	Open       []TopicPartition `bson:"open"`
-	Until      []TopicOffsets   `bson:"until,omitempty"`
-	Cluster    string           `bson:"cluster,omitempty"`
-}
-
-// TopicPartition is a record.TopicPartition as stored.
-type TopicPartition struct {
-	Topic     string `bson:"t"`
-	Partition int32  `bson:"p"`
+	record.Sender `bson:",inline"`
+	Until         []TopicOffsets `bson:"until,omitempty"`
 }
 
 // Passed records how far an earlier slot had come in its part of the keys. The slot had delivered
@@ -166,18 +151,10 @@ func sortedOffsets(m map[string][]int64) []TopicOffsets {
 func senderEntries(list []record.Sender) []SenderEntry {
 	out := make([]SenderEntry, len(list))
 	for i, s := range list {
-		e := SenderEntry{
-			ID: s.ID, Epoch: s.Epoch, Generation: s.Generation, Cluster: s.Cluster,
-			Open: make([]TopicPartition, 0, len(s.Open)),
-		}
-		for _, tp := range s.Open {
-			e.Open = append(e.Open, TopicPartition{Topic: tp.Topic, Partition: tp.Partition})
-		}
+		out[i].Sender = s
 		if len(s.EndOffsets) > 0 {
-			e.Until = sortedOffsets(s.EndOffsets)
+			out[i].Until = sortedOffsets(s.EndOffsets)
 		}
-
-		out[i] = e
 	}
 	return out
 }

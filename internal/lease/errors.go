@@ -76,7 +76,7 @@ func mayRetryTransaction(err error) bool {
 func adviceFor(err error) string {
 	switch {
 	case mongodb.HasCode(err, mongodb.CodeUnauthorized):
-		return "grant find, insert, update and changeStream on the state database to the relay's user"
+		return "grant find, insert and update on the state database to the relay's user"
 	case mongodb.HasCode(err, codeAuthenticationFailed):
 		return "check the user, the password and authSource of the MongoDB address"
 	}

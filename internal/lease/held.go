@@ -34,7 +34,7 @@ type Held struct {
 	lastWrite      atomic.Int64                  // on Lease.clock: when the last successful write was sent
 	lastCheckpoint atomic.Int64                  // on Lease.clock: when the position was last saved
 	source         atomic.Pointer[func() Checkpoint]
-	control        chan Control // 1 slot, the latest
+	yield          chan string // 1 slot, the latest
 	dirty          atomic.Pointer[[]string]
 	suspended      atomic.Bool
 	lapsedPin      atomic.Pointer[string]     // see Lapsed; the turn is required to write it
@@ -48,9 +48,8 @@ type Held struct {
 	savedPosition resume.Position
 	offsets       map[string][]int64
 	storedOffsets map[string][]int64 // offsets as last written with success; nil if unknown
-	roundTrips    roundTrips
-	lastControl   Control // last value sent to control
-	mayHaveOrphan bool    // a transaction of the session may be open at the server
+	yieldReason   string             // of the last renewal
+	mayHaveOrphan bool               // a transaction of the session may be open at the server
 }
 
 // acquisition is the document as it was acquired, and the time of the renewal before.
@@ -65,9 +64,9 @@ func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration
 	l := c.lease
 	h := &Held{
 		lease: l, acquired: acquisition{doc, c.renewedBefore}, session: c.session,
-		log:     l.log.With("epoch", doc.Epoch),
-		control: make(chan Control, 1),
-		turn:    make(chan struct{}, 1),
+		log:   l.log.With("epoch", doc.Epoch),
+		yield: make(chan string, 1),
+		turn:  make(chan struct{}, 1),
 
 		seq:           doc.Seq,
 		sentPosition:  doc.Position(),
@@ -111,9 +110,8 @@ func (h *Held) RenewedBefore() time.Time { return h.acquired.renewedBefore }
 // of the context of Acquire.
 func (h *Held) Context() context.Context { return h.ctx }
 
-// Control returns a channel that delivers the requests of operators whenever they change, latest only.
-// If Yield is set, the owner must drain and Release now.
-func (h *Held) Control() <-chan Control { return h.control }
+// Yield returns a channel that delivers why the owner must drain and Release now, when operators request it.
+func (h *Held) Yield() <-chan string { return h.yield }
 
 // Dirty returns the collections with exceptions or scheduled envelopes, as of the last write of the
 // document. Processes other than the owner also add to them (N17). The caller must not change the list.
@@ -143,7 +141,7 @@ func (h *Held) validFor() time.Duration { return time.Duration(h.deadline.Load()
 // extendDeadline moves the deadline after a successful write that was sent at the time sent.
 func (h *Held) extendDeadline(sent time.Duration) {
 	cfg := &h.lease.cfg
-	deadline := sent + cfg.TTL - guardTime(cfg.TTL, h.roundTrips.p99())
+	deadline := sent + cfg.TTL - guardTime(cfg.TTL)
 	h.deadline.Store(int64(deadline))
 	h.lastWrite.Store(int64(sent))
 
@@ -294,7 +292,6 @@ func (h *Held) writeOwnerFields(ctx context.Context, fields bson.D, release bool
 			return ownerFields{}, err
 		}
 
-		h.roundTrips.record(l.clock() - sent)
 		h.dirty.Store(&v.Dirty)
 		if !release {
 			h.extendDeadline(sent)

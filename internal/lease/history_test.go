@@ -101,10 +101,10 @@ func (h *history) recordEpoch(epoch int64, held *Held) bool {
 func (h *history) acquireOnce(t *testing.T, client int, c *contender) *Held {
 	var held *Held
 	h.recordOperation(client, leaseOp{kind: "acquire"}, func() (leaseAnswer, bool) {
-		c.claim.owner = ownerName(c.lease.cfg.Node)
+		owner := ownerName(c.lease.cfg.Node)
 		sent := c.lease.clock()
 		var doc Document
-		err := c.lease.coll.FindOneAndUpdate(t.Context(), bson.D{{Key: "_id", Value: slotID}}, c.claim.acquirePipeline(),
+		err := c.lease.coll.FindOneAndUpdate(t.Context(), bson.D{{Key: "_id", Value: slotID}}, c.acquirePipeline(owner),
 			options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)).Decode(&doc)
 		if mongo.IsDuplicateKeyError(err) { // another client created the document at the same time
 			return leaseAnswer{}, false
@@ -113,7 +113,7 @@ func (h *history) acquireOnce(t *testing.T, client int, c *contender) *Held {
 			t.Error(err)
 			return leaseAnswer{}, false
 		}
-		if doc.Owner == c.claim.owner {
+		if doc.Owner == owner {
 			h.epochs.Add(1)
 			held = newHeld(t.Context(), c, doc, sent)
 		}

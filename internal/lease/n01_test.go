@@ -75,7 +75,7 @@ func TestN01_RenewalsLeaveControlAlone(t *testing.T) {
 	if err := h.Save(t.Context(), Update{Checkpoint: Checkpoint{Position: newPosition(1)}}); err != nil {
 		t.Fatal(err)
 	}
-	if got := readStored(t, coll).Control; !got.equal(want) || want.Pin != "z" || want.StepDownNode != "a" {
+	if got := readStored(t, coll).Control; got != want || want.Pin != "z" || want.StepDownNode != "a" {
 		t.Errorf("control %+v, want %+v", got, want)
 	}
 }

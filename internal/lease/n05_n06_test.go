@@ -72,19 +72,9 @@ func TestN05_TheReplicaSetTellsItsID(t *testing.T) {
 	}
 }
 
-func awaitControl(t *testing.T, h *Held, want func(Control) bool) {
+func awaitYield(t *testing.T, h *Held) {
 	t.Helper()
-	end := time.After(patient)
-	for {
-		select {
-		case c := <-h.Control():
-			if want(c) {
-				return
-			}
-		case <-end:
-			t.Fatal("the owner did not get the order")
-		}
-	}
+	receiveWithin(t, h.Yield(), "the owner gets the request to release")
 }
 
 func startAcquire(t *testing.T, l *Lease) (<-chan *Held, context.CancelFunc) {
@@ -112,7 +102,7 @@ func TestN06_PauseStopsTheOwnerAndEveryStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	awaitControl(t, h, func(c Control) bool { return c.Paused && c.Yield != "" })
+	awaitYield(t, h)
 	if err := h.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -153,13 +143,10 @@ func TestN06_APinHandsOverAndLapsesWithADeadNode(t *testing.T) {
 	}
 
 	// b is dead, so the owner stays.
-	awaitControl(t, h, func(c Control) bool { return c.Pin == "b" && c.Yield == "" })
-	if h.LapsedPin() != "b" {
-		t.Errorf("lapsed pin %q, want b", h.LapsedPin())
-	}
+	stacktest.Eventually(t, "the owner disregards the pin", func() bool { return h.LapsedPin() == "b" })
 
 	alive.Store(true)
-	awaitControl(t, h, func(c Control) bool { return c.Yield != "" })
+	awaitYield(t, h)
 	if h.LapsedPin() != "" {
 		t.Errorf("lapsed pin %q, want none: the node is alive", h.LapsedPin())
 	}
@@ -194,14 +181,15 @@ func TestN06_APinHandsOverAndLapsesWithADeadNode(t *testing.T) {
 	}
 
 	startRun(t, h)
-	awaitControl(t, h, func(c Control) bool { return c.Pin == "b" && c.Yield == "" })
 	if err := Pin(t.Context(), coll, slotID, ""); err != nil {
 		t.Fatal(err)
 	}
 
-	awaitControl(t, h, func(c Control) bool { return c.Pin == "" })
-	if h.LapsedPin() != "" {
-		t.Error("a removed pin counts as lapsed")
+	stacktest.Eventually(t, "a removed pin is not lapsed", func() bool { return h.LapsedPin() == "" })
+	select {
+	case reason := <-h.Yield():
+		t.Errorf("the owner has to release: %s", reason)
+	default:
 	}
 }
 
@@ -215,7 +203,7 @@ func TestN06_StepDownHoldsOffTheNodeThatStepsDown(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	awaitControl(t, h, func(c Control) bool { return c.Yield != "" })
+	awaitYield(t, h)
 	if err := h.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -236,10 +224,8 @@ func TestN06_StepDownHoldsOffTheNodeThatStepsDown(t *testing.T) {
 	}
 
 	select {
-	case c := <-b.Control():
-		if c.Yield != "" {
-			t.Errorf("the next owner got the step-down too: %s", c.Yield)
-		}
+	case reason := <-b.Yield():
+		t.Errorf("the next owner got the step-down too: %s", reason)
 	default:
 	}
 	if err := b.Release(t.Context()); err != nil {

@@ -12,25 +12,17 @@ import (
 // pinLapse is how many ttl after its expiry a lease that is pinned to another node may be acquired (N6).
 const pinLapse = 10
 
-// claim holds the fields that a contender writes when it acquires.
-type claim struct {
-	owner, node, address, version string
-	instance, replicaSet          string // instance is used only for a new document
-	session                       bson.Raw
-	ttl                           time.Duration
-	paused                        bool // acquire although the watcher is paused or pinned
-}
-
 // acquirePipeline returns the update of an acquisition. The server evaluates it at one moment. If the
-// lease may not be acquired, the document stays unchanged, which costs no oplog entry. Each value of the
-// claim is a literal, because the name of a node may begin with a dollar sign.
-func (c claim) acquirePipeline() mongo.Pipeline {
+// lease may not be acquired, the document stays unchanged, which costs no oplog entry. Each value of this
+// process is a literal, because the name of a node may begin with a dollar sign.
+func (c *contender) acquirePipeline(owner string) mongo.Pipeline {
+	cfg, replicaSet := &c.lease.cfg, c.lease.replicaSet
 	fields := bson.D{
-		{Key: "owner", Value: mongodb.Literal(c.owner)},
-		{Key: "node", Value: mongodb.Literal(c.node)},
-		{Key: "address", Value: mongodb.Literal(c.address)},
-		{Key: "version", Value: mongodb.Literal(c.version)},
-		{Key: "session", Value: mongodb.Literal(c.session)},
+		{Key: "owner", Value: mongodb.Literal(owner)},
+		{Key: "node", Value: mongodb.Literal(cfg.Node)},
+		{Key: "address", Value: mongodb.Literal(cfg.Address)},
+		{Key: "version", Value: mongodb.Literal(cfg.Version)},
+		{Key: "session", Value: mongodb.Literal(c.session.ID())},
 		// N1: each acquisition is a new epoch, also if the same node acquires again.
 		{Key: "epoch", Value: op("$add", mongodb.IfNull("$epoch", int64(0)), int64(1))},
 		{Key: "seq", Value: mongodb.IfNull("$seq", int64(0))},
@@ -42,22 +34,22 @@ func (c claim) acquirePipeline() mongo.Pipeline {
 		{Key: "foreign", Value: mongodb.Literal(bson.A{})},
 		{Key: "acquiredAt", Value: "$$NOW"},
 		{Key: "renewedAt", Value: "$$NOW"},
-		{Key: "expiresAt", Value: op("$add", "$$NOW", c.ttl.Milliseconds())},
+		{Key: "expiresAt", Value: op("$add", "$$NOW", cfg.TTL.Milliseconds())},
 	}
-	if c.replicaSet != "" {
-		fields = append(fields, bson.E{Key: "replicaSetId", Value: mongodb.IfNull("$replicaSetId", mongodb.Literal(c.replicaSet))})
+	if replicaSet != "" {
+		fields = append(fields, bson.E{Key: "replicaSetId", Value: mongodb.IfNull("$replicaSetId", mongodb.Literal(replicaSet))})
 	}
 
 	acquired := op("$mergeObjects", "$$ROOT", fields)
-	return mongo.Pipeline{{{Key: "$replaceWith", Value: op("$cond", c.freeCondition(), acquired, "$$ROOT")}}}
+	return mongo.Pipeline{{{Key: "$replaceWith", Value: op("$cond", c.lease.freeCondition(), acquired, "$$ROOT")}}}
 }
 
 // freeCondition returns the condition under which this node may acquire the lease.
-func (c claim) freeCondition() bson.D {
+func (l *Lease) freeCondition() bson.D {
 	never := time.UnixMilli(0)
 	expires := mongodb.IfNull("$expiresAt", never)
 	expired := op("$lte", expires, "$$NOW")
-	if c.paused {
+	if l.cfg.AcquirePaused {
 		return op("$and", expired, op("$eq", mongodb.IfNull("$control.paused", false), true))
 	}
 
@@ -65,15 +57,15 @@ func (c claim) freeCondition() bson.D {
 		expired,
 		op("$ne", mongodb.IfNull("$control.paused", false), true),
 		op("$or",
-			op("$in", mongodb.IfNull("$control.pin", ""), bson.A{"", mongodb.Literal(c.node)}),
-			op("$lte", op("$add", expires, pinLapse*c.ttl.Milliseconds()), "$$NOW")),
+			op("$in", mongodb.IfNull("$control.pin", ""), bson.A{"", mongodb.Literal(l.cfg.Node)}),
+			op("$lte", op("$add", expires, pinLapse*l.cfg.TTL.Milliseconds()), "$$NOW")),
 		op("$or",
 			op("$lte", mongodb.IfNull("$control.stepDownUntil", never), "$$NOW"),
-			op("$not", op("$in", mongodb.IfNull("$control.stepDownNode", ""), bson.A{"", mongodb.Literal(c.node)}))),
+			op("$not", op("$in", mongodb.IfNull("$control.stepDownNode", ""), bson.A{"", mongodb.Literal(l.cfg.Node)}))),
 	}
-	if c.replicaSet != "" {
+	if l.replicaSet != "" {
 		// N5: state that was written on another replica set may not be acquired.
-		all = append(all, op("$in", mongodb.IfNull("$replicaSetId", ""), bson.A{"", mongodb.Literal(c.replicaSet)}))
+		all = append(all, op("$in", mongodb.IfNull("$replicaSetId", ""), bson.A{"", mongodb.Literal(l.replicaSet)}))
 	}
 	return bson.D{{Key: "$and", Value: all}}
 }

@@ -31,9 +31,6 @@ type Checkpoint struct {
 // changed position every CheckpointEvery, and renews at least every Renew. While the server is not
 // available, it retries and the work is suspended. Only the document decides that the lease is lost (N2).
 func (h *Held) Run(ctx context.Context) error {
-	// Acquire has stopped its stream, but has not waited for the last getMore.
-	defer h.lease.watches.Wait()
-
 	checkpointAge := h.lease.cfg.Metrics.CheckpointAge
 	checkpointAge.SetSource(func() float64 {
 		return (h.lease.clock() - time.Duration(h.lastCheckpoint.Load())).Seconds()
@@ -197,40 +194,40 @@ func (h *Held) changedFields(c Checkpoint) (set bson.D, moved bool) {
 	return set, moved
 }
 
-// obeyControl reads the requests of operators from v, the result of a renewal, and sends them to the
-// channel of Control if they changed. The caller must hold the turn.
+// obeyControl reads the requests of operators from v, the result of a renewal, and sends the reason to the
+// channel of Yield if the owner must release. The caller must hold the turn.
 func (h *Held) obeyControl(ctx context.Context, v ownerFields) {
 	if h.lease.cfg.AcquirePaused {
 		return
 	}
 
-	c := v.Control
+	c, reason := v.Control, ""
 	pinned := c.Pin != "" && c.Pin != h.lease.cfg.Node
 	switch {
 	case c.Paused:
-		c.Yield = "paused by an operator"
+		reason = "paused by an operator"
 	case c.stepsDown(h.lease.cfg.Node, v.RenewedAt):
-		c.Yield = "an operator requested a step-down of this node"
+		reason = "an operator requested a step-down of this node"
 	case pinned && h.followsPin(ctx, c.Pin):
-		c.Yield = "pinned to node " + c.Pin
+		reason = "pinned to node " + c.Pin
 	case !pinned && h.LapsedPin() != "":
 		h.lapsedPin.Store(new(string))
 	}
 
-	if c.equal(h.lastControl) {
+	if reason == h.yieldReason {
 		return
 	}
-	h.lastControl = c
-	if c.Yield != "" {
-		h.log.Info("operator request: release the watcher", "reason", c.Yield)
-	}
+	h.yieldReason = reason
 
-	// The new value replaces one that was not received yet.
+	// A request that was not received yet is out of date.
 	select {
-	case <-h.control:
+	case <-h.yield:
 	default:
 	}
-	h.control <- c
+	if reason != "" {
+		h.log.Info("operator request: release the watcher", "reason", reason)
+		h.yield <- reason
+	}
 }
 
 // followsPin reports whether this owner must follow a pin to another node: only while that node is alive

@@ -20,7 +20,6 @@ type Update struct {
 	Current      bool // save the checkpoint of the source (SetSource) at the moment of the write, not Checkpoint
 	Senders      *[]record.Sender
 	Offsets      map[string][]int64 // merged per partition, as in Checkpoint; a nil list removes the topic
-	Generation   *int
 	Collections  *[]Collection
 	PipelineHash *string
 	Dirty        []string // added to the stored ones
@@ -58,6 +57,15 @@ func (h *Held) Save(ctx context.Context, u Update) error {
 			h.log.Warn("cannot save the watcher document; trying again", "error", err, "advice", adviceFor(err))
 		}
 	}
+}
+
+// SaveSenders implements sink.Claims.
+func (h *Held) SaveSenders(ctx context.Context, senders []record.Sender, offsets map[string][]int64) error {
+	u := Update{Offsets: offsets}
+	if senders != nil {
+		u.Senders = &senders
+	}
+	return h.Save(ctx, u)
 }
 
 func (h *Held) saveOnce(ctx context.Context, u Update) error {
@@ -100,9 +108,6 @@ func (u *Update) setFields() bson.D {
 	if u.Senders != nil {
 		add("senders", mongodb.Literal(senderEntries(*u.Senders)))
 	}
-	if u.Generation != nil {
-		add("generation", mongodb.Literal(*u.Generation))
-	}
 	if u.Collections != nil {
 		add("collections", mongodb.Literal(*u.Collections))
 	}
@@ -127,12 +132,11 @@ func (u *Update) setFields() bson.D {
 	return set
 }
 
-// Release saves the checkpoint of the source (SetSource) and releases the lease. A standby that watches the document takes
-// over within milliseconds. Release retries until ctx ends. After it, Context has ended with cause
+// Release saves the checkpoint of the source (SetSource) and releases the lease. A standby takes over within
+// [pollEvery]. Release retries until ctx ends. After it, Context has ended with cause
 // [ErrReleased] and Run returns nil. If the lease was lost before, it returns [ErrLeaseLost]. If the
 // lease was released before, it returns nil.
 func (h *Held) Release(ctx context.Context) error {
-	defer h.lease.watches.Wait()
 	crash.At("before-release")
 
 	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.lease.cfg.Renew}.Start()

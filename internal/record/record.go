@@ -30,25 +30,25 @@ type Record struct {
 
 // TopicPartition names one partition.
 type TopicPartition struct {
-	Topic     string
-	Partition int32
+	Topic     string `bson:"t"`
+	Partition int32  `bson:"p"`
 }
 
 // Sender is a producer identity that may still write (N4). It stays in the watcher document, open
 // in each partition where no marker above its epoch was read yet. A read-back counts the records
 // of all producer ids in the list as ours (N7).
 type Sender struct {
-	ID         int64 // producer id
-	Epoch      int16 // epoch with which it sends
-	Generation int   // generation of the transactional id (H3)
-	Open       []TopicPartition
+	ID         int64            `bson:"id"`         // producer id
+	Epoch      int16            `bson:"epoch"`      // epoch with which it sends
+	Generation int              `bson:"generation"` // generation of the transactional id (H3)
+	Open       []TopicPartition `bson:"open"`
 
 	// Cluster is the id of the Kafka cluster to which it writes, or "" if an earlier version has stored the sender.
-	Cluster string
+	Cluster string `bson:"cluster,omitempty"`
 
 	// EndOffsets holds the end offsets of the last possible records of a producer id that is no longer
 	// used. The sender is removed when the stored offsets have passed them and Open is empty.
-	EndOffsets map[string][]int64
+	EndOffsets map[string][]int64 `bson:"-"`
 }
 
 // Acks receives the results of the sink. The sink's lanes call its methods, or Send itself does.

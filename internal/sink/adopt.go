@@ -136,7 +136,7 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 			setOffset(offsets, tp, ends[tp])
 		}
 	}
-	if err := a.sink.claims.Save(ctx, nil, offsets); err != nil {
+	if err := a.sink.claims.SaveSenders(ctx, nil, offsets); err != nil {
 		return fmt.Errorf("saving the first offsets of topics: %w", err)
 	}
 

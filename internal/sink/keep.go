@@ -176,7 +176,7 @@ func (k *keeper) moveToNextGeneration(ctx context.Context) (err error) {
 
 	// Kafka has given us the new id already. A successor fences only senders that the document lists.
 	err = retry.Do(ctx, retry.Reopen, func(ctx context.Context) error {
-		return k.sink.claims.Save(ctx, k.session.Senders(), nil)
+		return k.sink.claims.SaveSenders(ctx, k.session.Senders(), nil)
 	}, func(err error, _ time.Duration) {
 		k.sink.log.Warn("saving the new sender failed; retrying", "error", err)
 	})

@@ -185,7 +185,7 @@ type claims struct {
 	saved   func(offsets map[string][]int64)
 }
 
-func (c *claims) Save(_ context.Context, senders []record.Sender, offsets map[string][]int64) error {
+func (c *claims) SaveSenders(_ context.Context, senders []record.Sender, offsets map[string][]int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.saves++

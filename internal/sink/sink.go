@@ -14,10 +14,10 @@ import (
 
 // Claims stores the state that must be in the watcher document before a record may be sent.
 type Claims interface {
-	// Save stores senders and offsets in one fenced write, which is majority-committed when Save
+	// SaveSenders stores senders and offsets in one fenced write, which is majority-committed when it
 	// returns nil. If senders is nil, the stored senders stay. The stored offset also stays for an
 	// offset below zero, and for a partition that is not in the list.
-	Save(ctx context.Context, senders []record.Sender, offsets map[string][]int64) error
+	SaveSenders(ctx context.Context, senders []record.Sender, offsets map[string][]int64) error
 }
 
 // TakeOver is the state that a new owner has read from the watcher document.
@@ -102,7 +102,7 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 
 	// N4: the sender is stored before its first record. A successor fences only senders that the
 	// document lists.
-	if err := claims.Save(ctx, out.Senders, storedOffsets(out.Released)); err != nil {
+	if err := claims.SaveSenders(ctx, out.Senders, storedOffsets(out.Released)); err != nil {
 		return nil, fmt.Errorf("taking over in Kafka: saving the sender: %w", err)
 	}
 	s.adoptTails(out, in.Offsets)

@@ -40,8 +40,7 @@ import (
 )
 
 const (
-	// refreshSoon is how long an attempt at a slot waits for a new table, if other nodes have room
-	// for the slot.
+	// refreshSoon is the time in which requests for a new table share one refresh.
 	refreshSoon = 50 * time.Millisecond
 	// keepLeast and keepMost bound how long a node keeps the slots that it took beyond its quota.
 	// The time doubles with each such slot, so that slots are not passed around.
@@ -305,15 +304,14 @@ func (b *Balancer) handOverOne(now time.Time) {
 	}
 }
 
-// AdmitAttempt implements lease.Config.Admit: it decides whether this node may attempt to acquire
-// slot i. If not, it returns how long to wait before the next question. If so, it returns a
-// function that must be called with the outcome.
-func (b *Balancer) AdmitAttempt(i int, pinned bool) (time.Duration, func(bool)) {
+// AdmitAttempt implements lease.Config.MayAttempt: it decides whether this node may attempt to acquire
+// slot i. If so, it returns a function that must be called with the outcome, and otherwise nil.
+func (b *Balancer) AdmitAttempt(i int, pinned bool) func(won bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.table.Nodes) == 0 {
 		b.requestRefresh()
-		return refreshSoon, nil
+		return nil
 	}
 
 	mine := 0
@@ -327,12 +325,12 @@ func (b *Balancer) AdmitAttempt(i int, pinned bool) (time.Duration, func(bool)) 
 	beyond := mine >= b.table.Quota(b.cfg.Node)
 	if beyond && !pinned && !rescue {
 		b.requestRefresh()
-		return refreshSoon, nil
+		return nil
 	}
 
 	// Attempts count, so that slots that try at the same time do not exceed the quota together.
 	b.trying[i] = true
-	return 0, func(won bool) {
+	return func(won bool) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		delete(b.trying, i)

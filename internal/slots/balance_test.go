@@ -68,33 +68,33 @@ func TestN28_AdmittedUpToTheQuota(t *testing.T) {
 	t.Parallel()
 	b, offered := balanced(4)
 	b.patience = time.Hour // more than any of this takes
-	if wait, _ := b.AdmitAttempt(0, false); wait == 0 {
+	if b.AdmitAttempt(0, false) != nil {
 		t.Fatal("admitted before anything was read")
 	}
 
 	table := slot.Table{Nodes: []string{"a", "b"}, Slots: make([]slot.Holding, 4)}
 	b.setTable(table, time.Now())
-	_, first := b.AdmitAttempt(0, false)
-	_, second := b.AdmitAttempt(1, false)
+	first := b.AdmitAttempt(0, false)
+	second := b.AdmitAttempt(1, false)
 	if first == nil || second == nil {
 		t.Fatal("two of four are not admitted")
 	}
-	if wait, _ := b.AdmitAttempt(2, false); wait == 0 {
+	if b.AdmitAttempt(2, false) != nil {
 		t.Error("a third one is admitted")
 	}
 
 	second(false) // another was quicker
-	_, third := b.AdmitAttempt(2, false)
+	third := b.AdmitAttempt(2, false)
 	if third == nil {
 		t.Fatal("not admitted although one attempt failed")
 	}
 
 	first(true)
 	third(true)
-	if wait, _ := b.AdmitAttempt(3, false); wait == 0 {
+	if b.AdmitAttempt(3, false) != nil {
 		t.Error("a third one is admitted")
 	}
-	if _, pinned := b.AdmitAttempt(3, true); pinned == nil {
+	if pinned := b.AdmitAttempt(3, true); pinned == nil {
 		t.Error("a pinned one is not admitted")
 	} else {
 		pinned(false)
@@ -104,7 +104,7 @@ func TestN28_AdmittedUpToTheQuota(t *testing.T) {
 	b.mu.Lock()
 	b.freeSince[3] = time.Now().Add(-2 * b.patience)
 	b.mu.Unlock()
-	_, rescue := b.AdmitAttempt(3, false)
+	rescue := b.AdmitAttempt(3, false)
 	if rescue == nil {
 		t.Fatal("no node takes the last slot")
 	}

@@ -134,7 +134,6 @@ func (r *resliceRun) fenceAll(ctx context.Context, old []lease.Document) ([]reco
 		_, p, _ := slot.ParseID(d.ID)
 		senders, err := r.fence.FenceOff(ctx, fence.In{
 			TransactionalID: TransactionalID(d, r.cfg.Watcher, p),
-			Generation:      d.Generation,
 			Offsets:         d.OffsetMap(),
 			Senders:         d.Senders(),
 			Gate:            r.held[i].Valid,

@@ -5,22 +5,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/changestream"
-	"github.com/outrelay/outrelay/internal/gap"
-	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/readiness"
-	"github.com/outrelay/outrelay/internal/sink"
 )
 
 const (
@@ -36,23 +31,10 @@ var errStepDown = errors.New("stepping down")
 
 // monitor watches a term: it updates its status, and ends it when it has to.
 type monitor struct {
-	slot         *Runner
-	held         *lease.Held
-	calls        *readiness.Calls
-	stream       *changestream.Stream
-	dispatcher   *pipeline.Dispatcher
-	recovery     *gap.Recovery
-	start        *startPoint
-	journal      *journal
-	stats        *termStats
-	log          *slog.Logger
-	acked        *atomic.Int64 // records acked by Kafka
-	delivering   *atomic.Bool  // the takeover is done
-	targets      func() []sink.Blocked
+	*term
 	stopRenewing func()
-
-	brokersAway bool      // targets wait because their brokers cannot be reached
-	oldest      idleTimer // of the ticket of the oldest unresolved event
+	brokersAway  bool      // targets wait because their brokers cannot be reached
+	oldest       idleTimer // of the ticket of the oldest unresolved event
 }
 
 // idleTimer measures how long a counter has not changed.
@@ -86,11 +68,9 @@ func (m *monitor) watchTerm(ctx context.Context, end context.CancelCauseFunc) {
 		case <-ctx.Done():
 			return
 
-		case c := <-m.held.Control():
-			if c.Yield != "" {
-				end(fmt.Errorf("%w: %s", errStepDown, c.Yield))
-				return
-			}
+		case reason := <-m.held.Yield():
+			end(fmt.Errorf("%w: %s", errStepDown, reason))
+			return
 
 		case reason := <-m.slot.yield:
 			end(fmt.Errorf("%w: %s", errStepDown, reason))
@@ -178,7 +158,7 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time) {
 	var blocked []blockedTarget
 	m.brokersAway = false
 	text, records := "", 0
-	for _, b := range m.targets() {
+	for _, b := range m.sink.State() {
 		if b.Records == 0 {
 			continue
 		}

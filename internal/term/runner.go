@@ -164,7 +164,7 @@ func NewRunner(s *Shared, p slot.Range, m *metrics.Set) *Runner {
 		r.State = readiness.NewState(s.Config.HTTP.Readiness, time.Now, r.log)
 		r.scope = s.Scope.Of(p)
 		r.sinks = s.Sinks.ForSlot(r.log, m, int64(r.cfg.Limits.Memory))
-		c.MayAttempt = func(pinned bool) (time.Duration, func(bool)) { return s.Balancer.AdmitAttempt(p.I, pinned) }
+		c.MayAttempt = func(pinned bool) func(bool) { return s.Balancer.AdmitAttempt(p.I, pinned) }
 	}
 
 	r.lease = lease.New(c)

@@ -114,9 +114,6 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	}
 
 	t.reconciler = t.newReconciler(&doc)
-	t.exceptions.seal = t.seal
-	t.exceptions.mapping = t.slot.shared.Mapping
-	t.exceptions.reconciler = t.reconciler
 
 	// After this, envelopes that were delivered no longer wait when the exceptions are loaded.
 	if err := t.recoverUnrecorded(ctx); err != nil {
@@ -180,7 +177,6 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document) (opened *sink.
 	err = t.calls.Retry(ctx, "kafka", func(ctx context.Context) (err error) {
 		opened, err = t.slot.sinks.Open(ctx, sink.TakeOver{Holder: t.dispatcher, Fence: fence.In{
 			TransactionalID: slots.TransactionalID(doc, t.slot.cfg.Watcher, t.slot.Part),
-			Generation:      doc.Generation,
 			Offsets:         doc.OffsetMap(),
 			Senders:         doc.Senders(),
 			Gate:            t.held.Valid,
@@ -191,7 +187,7 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document) (opened *sink.
 			Alias: t.namespaceAlias(doc),
 			Alive: t.held.RenewedBefore(),
 			Event: t.journal.recordFenceEvent,
-		}}, senderClaims{t.held}, t.dispatcher)
+		}}, t.held, t.dispatcher)
 		if errors.Is(err, lease.ErrLeaseLost) {
 			return retry.Permanent(err)
 		}
@@ -235,23 +231,6 @@ func (t *term) diagnoseKafka(ctx context.Context, err error) error {
 		return d
 	}
 	return err
-}
-
-// senderClaims saves senders and offsets of the sink in the watcher document.
-type senderClaims struct{ held *lease.Held }
-
-// Save implements sink.Claims.
-func (c senderClaims) Save(ctx context.Context, senders []record.Sender, offsets map[string][]int64) error {
-	u := lease.Update{Offsets: offsets}
-	if senders != nil {
-		u.Senders = &senders
-		generation := 0
-		for _, s := range senders {
-			generation = max(generation, s.Generation)
-		}
-		u.Generation = &generation
-	}
-	return c.held.Save(ctx, u)
 }
 
 func (t *term) newStream() (*changestream.Stream, error) {

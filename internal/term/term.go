@@ -91,12 +91,11 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		return nil, err
 	}
 
-	// The writer of exceptions and the dispatcher refer to each other.
 	clients := r.shared.Mongo
 	t.calls = &readiness.Calls{Client: clients.Stream, State: r.State, Timeout: r.shared.Pace.Call}
-	t.exceptions = &exceptionWriter{}
+	t.exceptions = &exceptionWriter{term: t, partSize: mongodb.NewPartSize(mongodb.MaxDocuments)}
 	t.dispatcher = t.newDispatcher()
-	t.journal = &journal{events: r.events, held: held, part: r.Part, log: log, inBackground: inBackground}
+	t.journal = &journal{term: t}
 	t.collections = &watched.Collections{
 		Calls:    t.calls,
 		Client:   clients.State,
@@ -121,15 +120,10 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		t.dirty.AddCommitted(ns)
 	}
 	t.indexes = &indexKeeper{
+		term: t,
 		migrator: r.shared.NewMigrator(func(context.Context) ([]outboxes.Outbox, error) {
 			return t.collections.WatchedOutboxes(), nil
 		}),
-		client:          clients.State,
-		cfg:             &r.cfg,
-		collections:     t.collections,
-		pause:           r.shared.Pace.Indexes,
-		log:             log,
-		inBackground:    inBackground,
 		withDeadLetters: map[string]bool{},
 	}
 	t.recovery = &gap.Recovery{
@@ -149,30 +143,7 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 			t.pump.DrainedSlots = nil
 		},
 	}
-	t.start = &startPoint{
-		slot:        r,
-		held:        held,
-		calls:       t.calls,
-		collections: t.collections,
-		recovery:    t.recovery,
-		dispatcher:  t.dispatcher,
-	}
-	*t.exceptions = exceptionWriter{
-		cfg:         &r.cfg,
-		version:     r.shared.Version,
-		client:      clients.Stream,
-		scope:       r.scope,
-		held:        held,
-		stream:      t.stream,
-		dispatcher:  t.dispatcher,
-		collections: t.collections,
-		dirty:       t.dirty,
-		indexes:     t.indexes,
-		recovery:    t.recovery,
-		now:         r.shared.Clock.Now,
-		log:         log,
-		partSize:    mongodb.NewPartSize(mongodb.MaxDocuments),
-	}
+	t.start = &startPoint{term: t}
 	return t, nil
 }
 
@@ -244,22 +215,7 @@ func (t *term) runTerm(stop, work context.Context, g *errgroup.Group, stopRenewi
 	defer stopRead(nil)
 	defer context.AfterFunc(stop, func() { stopRead(errStopping) })()
 
-	m := &monitor{
-		slot:         t.slot,
-		held:         t.held,
-		calls:        t.calls,
-		stream:       t.stream,
-		dispatcher:   t.dispatcher,
-		recovery:     t.recovery,
-		start:        t.start,
-		journal:      t.journal,
-		stats:        t.stats,
-		log:          t.log,
-		acked:        &t.acked,
-		delivering:   &t.delivering,
-		targets:      func() []sink.Blocked { return t.sink.State() },
-		stopRenewing: stopRenewing,
-	}
+	m := &monitor{term: t, stopRenewing: stopRenewing}
 	var watching sync.WaitGroup
 	watching.Go(func() { m.watchTerm(read, stopRead) })
 
@@ -270,7 +226,7 @@ func (t *term) runTerm(stop, work context.Context, g *errgroup.Group, stopRenewi
 		err = t.readStream(read, start)
 	}
 
-	// The monitor ends before haltWithLease reads the control channel. Otherwise the monitor could
+	// The monitor ends before haltWithLease reads the channel of Yield. Otherwise the monitor could
 	// consume an operator's request.
 	stopRead(errReadEnded)
 	watching.Wait()
@@ -410,17 +366,13 @@ func (t *term) haltWithLease(stop, work context.Context, err error) error {
 	t.journal.appendEvent(work, nodes.Halted, bson.D{{Key: "reason", Value: halt.Error()}})
 	defer t.slot.State.ClearProblems("halted")
 
-	for {
-		select {
-		case <-stop.Done():
-			return nil
-		case <-work.Done():
-			return context.Cause(work)
-		case c := <-t.held.Control():
-			if c.Yield != "" {
-				return fmt.Errorf("%w: %s", errStepDown, c.Yield)
-			}
-		}
+	select {
+	case <-stop.Done():
+		return nil
+	case <-work.Done():
+		return context.Cause(work)
+	case reason := <-t.held.Yield():
+		return fmt.Errorf("%w: %s", errStepDown, reason)
 	}
 }
 
