@@ -183,7 +183,7 @@ func (s *Scheduled) claimGroups(
 func (s *Scheduled) putBack(g *claimGroup) {
 	for _, e := range g.timers {
 		// The heap accepts no envelope that is in flight.
-		s.endTimers(e.key)
+		s.endTimer(e)
 		s.timers.pushTimer(e)
 	}
 }
@@ -197,9 +197,9 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup) err
 	return claimGroups(ctx, s.Fencer, s.claim, s.Now(), list)
 }
 
-// endTimers removes envelopes from those in flight, with any fate.
-func (s *Scheduled) endTimers(keys ...uint64) {
-	s.timers.endFlights(keys...)
+// endTimer removes an envelope from those in flight, with any fate.
+func (s *Scheduled) endTimer(e timer) {
+	s.timers.endFlight(e.key)
 	retry.Signal(s.room)
 }
 
@@ -207,7 +207,7 @@ func (s *Scheduled) endTimers(keys ...uint64) {
 // another owner has claimed it, or it is not yet due by the clock of the server. Only in the last case
 // another try makes sense before the index brings it again.
 func (s *Scheduled) releaseUnclaimed(e timer) {
-	s.endTimers(e.key)
+	s.endTimer(e)
 
 	e.tries++
 	if e.tries < maxEarlyTries && s.Now().UnixMilli()-e.due < 1000 {

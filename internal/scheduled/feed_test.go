@@ -16,8 +16,8 @@ import (
 func feeding(t *testing.T, p *planned) (*Scheduled, *scheduledCollection) {
 	t.Helper()
 	s := New(Config{
-		Finisher: waiting.NewFinisher(waiting.FinisherConfig{}),
-		Client:   p.client, Epoch: 1, Now: p.now, Outlet: newOutlet(), OnRetry: func(err error) { t.Error(err) },
+		Finisher:    waiting.NewFinisher(waiting.FinisherConfig{}),
+		Shared:      waiting.Shared{Client: p.client, Epoch: 1, Now: p.now, Outlet: newOutlet(), OnRetry: func(err error) { t.Error(err) }},
 		Collections: func() []outboxes.Outbox { return []outboxes.Outbox{{DB: p.db.Name(), Coll: p.coll.Name()}} },
 	})
 	list := s.watchedCollections()

@@ -157,13 +157,11 @@ func (t *timerCache) hasDue(now int64, limit int) bool {
 	return len(t.heap) > 0 && t.heap[0].due <= now && len(t.inFlight) < limit
 }
 
-// endFlights removes envelopes from those in flight.
-func (t *timerCache) endFlights(keys ...uint64) {
+// endFlight removes an envelope from those in flight.
+func (t *timerCache) endFlight(key uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, k := range keys {
-		delete(t.inFlight, k)
-	}
+	delete(t.inFlight, key)
 }
 
 func (t *timerCache) countInFlight() int {

@@ -81,7 +81,7 @@ func TestTimersAgainstAModel(t *testing.T) {
 				}
 			case 3:
 				for k := range flight {
-					x.endFlights(k)
+					x.endFlight(k)
 					delete(flight, k)
 					break
 				}

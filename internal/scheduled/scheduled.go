@@ -3,7 +3,6 @@ package scheduled
 import (
 	"context"
 	"crypto/rand"
-	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -32,7 +31,7 @@ const (
 	// called for envelopes that are appended during a gap of the stream.
 	idleRecheck = 5 * time.Second
 
-	maxScheduledInFlight = 100 * maxClaim // claimed and not finished; 150 bytes each once they are sent
+	maxScheduledInFlight = 50 * maxClaim // claimed and not finished; half a kilobyte each
 
 	// A claim of fewer than smallClaim envelopes is followed by claimPause, so that a trickle does not
 	// cost one transaction for each envelope.
@@ -42,31 +41,21 @@ const (
 
 // Config is the configuration of a Scheduled. Fields without a default are required.
 type Config struct {
-	Client *mongo.Client // for reads
-	Fencer mongodb.Fencer
-	// Epoch is the epoch of the term. Claims of lower epochs are taken over. An epoch has only one
-	// Scheduled, because a second one would wait for the claims of the first.
-	Epoch int64
+	// Claims of epochs before that of the term are taken over. An epoch has only one Scheduled, because a second one
+	// would wait for the claims of the first.
+	waiting.Shared
 	// Collections returns the collections that may hold scheduled envelopes. It is called at each look
 	// at the indexes.
 	Collections func() []outboxes.Outbox
-	Part        slot.Range        // the owner's slot; the zero value is all (N28)
-	Mapping     *envelope.Mapping // reads the documents; nil: they are envelopes of the contract
-	Outlet      waiting.Outlet
+	Part        slot.Range // the owner's slot; the zero value is all (N28)
 	// Finisher is the Finisher of the same term. No other Scheduled may use it. The caller runs it
 	// concurrently.
 	Finisher *waiting.Finisher
-	// Now returns the time of the server as this process estimates it. Only the server's own clock
-	// decides what is due.
-	Now func() time.Time
 
 	// Poll is the time between two looks at the indexes. Defaults to 500 ms.
 	Poll time.Duration
-	Log  *slog.Logger
 	// OnSent is called with the time between the due time and the ack of an envelope. It must not block.
 	OnSent func(time.Duration)
-	// OnRetry is called with the error of each read or write that failed and is retried.
-	OnRetry func(error)
 }
 
 // Scheduled sends envelopes with a due time when they are due by the clock of the server, for one term of
@@ -80,7 +69,7 @@ type Config struct {
 // Claiming, publishing and finishing overlap.
 //
 // There is no order among scheduled envelopes, nor with others of their key. Memory: the cache, the ids
-// of up to 100,000 envelopes in flight, and one reply. A collection with scheduled envelopes costs a
+// of up to 50,000 envelopes in flight, and one reply. A collection with scheduled envelopes costs a
 // read each Poll, and one without them two reads every five seconds.
 type Scheduled struct {
 	Config
@@ -147,7 +136,7 @@ func New(cfg Config) *Scheduled {
 		claimSize:     mongodb.NewPartSize(maxClaim),
 		collections:   map[string]*scheduledCollection{},
 	}
-	cfg.Finisher.Scheduled = s
+	cfg.Finisher.HasClaimable = s.hasClaimable
 	return s
 }
 
@@ -178,8 +167,8 @@ func (s *Scheduled) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// HasClaimable implements waiting.DueSource. It counts unread entries of an index as due.
-func (s *Scheduled) HasClaimable() bool {
+// hasClaimable reports whether envelopes are due that could be claimed now. It counts unread entries of an index as due.
+func (s *Scheduled) hasClaimable() bool {
 	if !s.running.Load() {
 		return false
 	}
@@ -190,14 +179,6 @@ func (s *Scheduled) HasClaimable() bool {
 	}
 	return s.indexHasMore.Load() && s.timers.countInFlight() < maxScheduledInFlight
 }
-
-// ClaimToken implements waiting.DueSource.
-func (s *Scheduled) ClaimToken() string { return s.claim.Token }
-
-// EndFlights implements waiting.DueSource.
-func (s *Scheduled) EndFlights(flights []uint64) { s.endTimers(flights...) }
-
-var _ waiting.DueSource = (*Scheduled)(nil)
 
 // findOrAddCollection returns the state of a collection, and adds it at the first call.
 func (s *Scheduled) findOrAddCollection(ns string) *scheduledCollection {

@@ -89,15 +89,17 @@ func (p *planned) take(change func(*waiting.FinisherConfig, *Config)) *taking {
 		p.t.Fatal(err)
 	}
 	epoch := x.held.Document().Epoch
+	shared := waiting.Shared{
+		Client: p.client, Fencer: x.held, Outlet: x.outlet, Epoch: epoch, Now: p.now,
+		OnRetry: func(error) {}, OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler),
+	}
 	f := waiting.FinisherConfig{
-		Client: p.client, Fencer: x.held, Outlet: x.outlet, Retry: retry.Policy{Base: time.Second, Cap: time.Minute}, MaxAttempts: 5,
-		Recording: "watermark", Watcher: "orders", Node: "n", Version: "v", Epoch: epoch, Now: p.now,
-		OnRetry: func(error) {}, OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler), Count: func(waiting.End, record.Class) {},
+		Shared: shared, Retry: retry.Policy{Base: time.Second, Cap: time.Minute}, MaxAttempts: 5,
+		Recording: "watermark", Watcher: "orders", Node: "n", Version: "v", Count: func(waiting.End, record.Class) {},
 	}
 
 	c := Config{
-		Client: p.client, Fencer: x.held, Epoch: epoch, Outlet: x.outlet, Now: p.now,
-		Log: slog.New(slog.DiscardHandler), OnSent: func(time.Duration) {}, OnRetry: func(error) {},
+		Shared: shared, OnSent: func(time.Duration) {},
 		Collections: func() []outboxes.Outbox { return []outboxes.Outbox{{DB: p.db.Name(), Coll: p.coll.Name()}} },
 	}
 

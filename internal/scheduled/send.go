@@ -128,7 +128,7 @@ func (s *Scheduled) readAndPublish(
 
 // publishEnvelope publishes one envelope, or passes it to the Finisher if the envelope is at fault.
 func (s *Scheduled) publishEnvelope(ctx context.Context, c *scheduledCollection, e timer, raw bson.Raw) error {
-	d := &waiting.Delivery{NS: c.ns, ID: e.id, Claim: s.claim.Token, Flight: e.key}
+	d := &waiting.Delivery{NS: c.ns, ID: e.id, Claim: s.claim.Token, Done: func(waiting.Fate) { s.endTimer(e) }}
 
 	// Publish refuses an envelope that cannot be parsed.
 	if s.Mapping.Parse(raw, &s.view) == nil {

@@ -42,27 +42,28 @@ func retryPolicy(cfg *config.Config) retry.Policy {
 // newReconciler returns the reconciler of the term. It starts nothing.
 func (t *term) newReconciler(doc *lease.Document) *reconciler {
 	out := pipeline.NewOutlet(t.buildConfig(), t.dispatcher)
-	trouble := func(err error) { t.slot.State.ReportProblem("reconciler", err, false) }
-	well := func() { t.slot.State.ClearProblems("reconciler") }
-
-	f := waiting.NewFinisher(waiting.FinisherConfig{
+	shared := waiting.Shared{
 		Client:      t.slot.shared.Mongo.State,
 		Fencer:      t.held,
+		Epoch:       doc.Epoch,
 		Outlet:      out,
+		Mapping:     t.slot.shared.Mapping,
+		Now:         t.slot.shared.Clock.Now,
+		Log:         t.log,
+		OnRetry:     func(err error) { t.slot.State.ReportProblem("reconciler", err, false) },
+		OnRecovered: func() { t.slot.State.ClearProblems("reconciler") },
+	}
+
+	f := waiting.NewFinisher(waiting.FinisherConfig{
+		Shared:      shared,
 		Retry:       retryPolicy(&t.slot.cfg),
 		MaxAttempts: t.slot.cfg.Retry.MaxAttempts,
 		Recording:   t.slot.cfg.Recording,
-		Mapping:     t.slot.shared.Mapping,
 		DropExpired: t.slot.cfg.Expired == "drop",
 		Watcher:     t.slot.cfg.Watcher,
 		Node:        t.slot.cfg.Node,
 		Version:     t.slot.shared.Version,
-		Epoch:       doc.Epoch,
 		Seal:        t.seal,
-		Now:         t.slot.shared.Clock.Now,
-		Log:         t.log,
-		OnRetry:     trouble,
-		OnRecovered: well,
 		Count: func(end waiting.End, class record.Class) {
 			t.slot.metrics.Reconciled.WithLabelValues(end.String()).Inc()
 			if end == waiting.Dropped {
@@ -74,31 +75,18 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		},
 	})
 	exceptions := waiting.New(waiting.Config{
-		Client:      t.slot.shared.Mongo.State,
+		Shared:      shared,
 		Collections: t.dirty.DirtyOutboxes,
-		Outlet:      out,
 		Finisher:    f,
-		Mapping:     t.slot.shared.Mapping,
 		Route:       out.RouteTopics,
 		Check:       out.CheckEnvelope,
 		Compacted:   t.sink.Compacted,
-		Now:         t.slot.shared.Clock.Now,
-		Log:         t.log,
-		OnRetry:     trouble,
-		OnRecovered: well,
 	})
 	scheduled := scheduled.New(scheduled.Config{
-		Client:      t.slot.shared.Mongo.State,
-		Fencer:      t.held,
-		Epoch:       doc.Epoch,
+		Shared:      shared,
 		Collections: t.dirty.DirtyOutboxes,
 		Part:        t.slot.Part,
-		Mapping:     t.slot.shared.Mapping,
-		Outlet:      out,
 		Finisher:    f,
-		Now:         t.slot.shared.Clock.Now,
-		Log:         t.log,
-		OnRetry:     trouble,
 		OnSent:      func(d time.Duration) { t.slot.metrics.DueError.Observe(d, 1) },
 	})
 	purger := purge.New(purge.Config{

@@ -22,7 +22,7 @@ const deadAtOnce = 100
 func (f *Finisher) moveDead(ctx context.Context, batch []*decision) error {
 	byNS := map[string][]*decision{}
 	for _, a := range batch {
-		if a.dead != nil && !a.moved {
+		if a.fate.End == Dead && !a.moved {
 			byNS[a.NS] = append(byNS[a.NS], a)
 		}
 	}
@@ -72,7 +72,7 @@ func (f *Finisher) moveDeadPart(ctx context.Context, ns string, part []*decision
 
 		// An operator has given it further attempts.
 		attempts, _ := raw.Lookup("attempts").AsInt64OK()
-		if a.dead.class == record.AttemptsExhausted && int32(attempts) != a.Attempts {
+		if a.fate.Class == record.AttemptsExhausted && int32(attempts) != a.Attempts {
 			a.fate.End = Waiting
 			return nil
 		}
@@ -102,8 +102,8 @@ func (f *Finisher) moveDeadPart(ctx context.Context, ns string, part []*decision
 		if !a.moved {
 			continue
 		}
-		f.config.Log.Warn("an envelope is dead", "collection", ns, "id", deadletter.IDText(a.ID), "class", string(a.dead.class),
-			"reason", a.dead.reason, "topic", a.dead.topic, "attempts", a.Attempts)
+		f.config.Log.Warn("an envelope is dead", "collection", ns, "id", deadletter.IDText(a.ID), "class", string(a.fate.Class),
+			"reason", a.deadReason, "topic", a.failure.Topic, "attempts", a.Attempts)
 	}
 	return nil
 }
@@ -128,10 +128,10 @@ func (f *Finisher) newLetter(a *decision, raw bson.Raw) (deadletter.Letter, erro
 		NS:        a.NS,
 		Mapping:   f.config.Mapping,
 		Raw:       plain,
-		Class:     a.dead.class,
-		Reason:    a.dead.reason,
-		Topic:     a.dead.topic,
-		Partition: a.dead.partition,
+		Class:     a.fate.Class,
+		Reason:    a.deadReason,
+		Topic:     a.failure.Topic,
+		Partition: a.partition,
 		Source: deadletter.Source{
 			Kind:    "relay",
 			Watcher: f.config.Watcher,
@@ -143,8 +143,8 @@ func (f *Finisher) newLetter(a *decision, raw bson.Raw) (deadletter.Letter, erro
 	l.Pos, _ = stored.Pos.StringValueOK()
 	l.ReplayOf, _ = stored.ReplayOf.StringValueOK()
 
-	if len(stored.History) > 0 || a.dead.class == record.AttemptsExhausted {
-		x := a.dead.failure
+	if len(stored.History) > 0 || a.fate.Class == record.AttemptsExhausted {
+		x := a.failure
 		last := deadletter.Attempt{
 			At: f.config.Now(), Topic: x.Topic, Class: x.Class, Reason: x.Reason, Node: f.config.Node,
 		}
@@ -160,7 +160,7 @@ func (f *Finisher) markGone(ctx context.Context, batch []*decision) error {
 	ids := map[string][]bson.RawValue{}
 	for _, a := range batch {
 		// A finished or dead envelope may be gone already.
-		if a.outcome == nil || a.fate.End != Retrying && a.fate.End != Waiting {
+		if !a.changed || a.fate.End != Retrying && a.fate.End != Waiting {
 			continue
 		}
 

@@ -3,7 +3,6 @@ package waiting
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"maps"
 	"math"
 	"slices"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -129,13 +127,10 @@ const untilUnparked = math.MaxInt64
 
 // Config is the configuration of Exceptions. Fields without a default are required.
 type Config struct {
-	Client *mongo.Client
+	Shared
 	// Collections returns the dirty collections. It is called often.
 	Collections func() []outboxes.Outbox
-	Outlet      Outlet
 	Finisher    *Finisher
-	// Mapping reads the documents. nil: they are envelopes of the contract.
-	Mapping *envelope.Mapping
 	// Route returns the topics of an envelope that does not list its targets.
 	Route func(e *outboxes.Envelope) ([]string, error)
 	// Check returns an error for an envelope that neither a relay nor an operator made an exception.
@@ -143,14 +138,6 @@ type Config struct {
 	Check func(v *envelope.View) error
 	// Compacted reports whether a topic may keep only the newest record of a key (N10).
 	Compacted func(topic string) bool
-
-	// Now returns the time of the server.
-	Now func() time.Time
-	Log *slog.Logger
-	// OnRetry is called with the error of each read that failed and is retried, OnRecovered when reads
-	// succeed again.
-	OnRetry     func(error)
-	OnRecovered func()
 }
 
 // New returns an Exceptions whose first round scans everything. It publishes nothing before Run.

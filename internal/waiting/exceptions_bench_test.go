@@ -86,9 +86,12 @@ func BenchmarkExceptions(b *testing.B) {
 				done := make(chan struct{})
 				var finished atomic.Int64
 				out := &instant{}
+				shared := Shared{
+					Client: client, Fencer: held, Outlet: out, Now: time.Now, Log: slog.New(slog.DiscardHandler),
+					OnRetry: func(err error) { b.Log(err) }, OnRecovered: func() {},
+				}
 				f := NewFinisher(FinisherConfig{
-					OnRetry: func(err error) { b.Log(err) }, Client: client, Fencer: held, Outlet: out, Retry: retry.Reopen, MaxAttempts: 3, Now: time.Now,
-					OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler),
+					Shared: shared, Retry: retry.Reopen, MaxAttempts: 3,
 					Count: func(End, record.Class) {
 						if k := finished.Add(1); k == n {
 							close(done)
@@ -97,7 +100,7 @@ func BenchmarkExceptions(b *testing.B) {
 				})
 
 				x := New(Config{
-					Client: client, Outlet: out, Finisher: f, Now: time.Now, OnRetry: func(err error) { b.Log(err) }, OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler),
+					Shared: shared, Finisher: f,
 					Check: func(*envelope.View) error { return nil }, Compacted: func(string) bool { return false },
 					Route:       func(*outboxes.Envelope) ([]string, error) { return nil, errors.New("only the outlet routes") },
 					Collections: func() []outboxes.Outbox { return []outboxes.Outbox{{DB: db.Name(), Coll: "outbox"}} },

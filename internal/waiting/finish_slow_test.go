@@ -3,7 +3,6 @@ package waiting
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"testing"
 	"time"
 
@@ -27,7 +26,9 @@ func TestN03_FatesAreWrittenInPartsWhereTheServerIsSlow(t *testing.T) {
 	te := h.begin()
 	defer te.out.kill(nil)
 	slow := &stacktest.Hasty{Fence: h.held, Coll: h.coll, Done: present("sentAt"), Most: 5}
-	f := NewFinisher(FinisherConfig{Client: h.client, Fencer: slow, Outlet: te.out, Recording: "watermark", Now: time.Now, OnRetry: func(error) {}, OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler)})
+	shared := te.f.config.Shared
+	shared.Fencer = slow
+	f := NewFinisher(FinisherConfig{Shared: shared, Recording: "watermark"})
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 
@@ -39,7 +40,7 @@ func TestN03_FatesAreWrittenInPartsWhereTheServerIsSlow(t *testing.T) {
 				t.Fatal(err)
 			}
 			a := &decision{Delivery: &Delivery{NS: h.ns(), ID: bson.RawValue{Type: bson.TypeString, Value: id}, Origin: outboxes.OriginStream}}
-			a.outcome = a.newOutcome(OutcomeSent)
+			a.fate.End, a.changed = Finished, true
 			batch = append(batch, a)
 		}
 

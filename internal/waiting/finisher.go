@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -61,8 +62,6 @@ type Delivery struct {
 	// Done is called once with the fate, after it is majority-committed, on the goroutine of the
 	// Finisher. It does not block and must not publish. May be nil.
 	Done func(Fate)
-	// Flight identifies the delivery within Scheduled.
-	Flight uint64
 }
 
 // Fate is the result of a delivery.
@@ -91,28 +90,33 @@ func (e End) String() string {
 	return [...]string{"finished", "retrying", "waiting", "dead", "dropped", "gone"}[e]
 }
 
+// Shared has the parts and settings that the Finisher of a term shares with the loops that publish.
+type Shared struct {
+	Client  *mongo.Client // for reads; Fencer has the client of the transactions
+	Fencer  mongodb.Fencer
+	Epoch   int64 // of the term
+	Outlet  Outlet
+	Mapping *envelope.Mapping // reads the documents; nil: they are envelopes of the contract
+	Now     func() time.Time  // the time of the server, as this process estimates it
+	Log     *slog.Logger
+	// OnRetry is called with the error of each read or write that failed and is retried, and OnRecovered after
+	// the next one that succeeds.
+	OnRetry     func(error)
+	OnRecovered func()
+}
+
 // FinisherConfig is the configuration of a Finisher.
 type FinisherConfig struct {
-	Client *mongo.Client // for reads; Fencer has the client of the transactions
-	Fencer mongodb.Fencer
-	Outlet Outlet
+	Shared
 	// Retry is the wait before the next attempt. After MaxAttempts an envelope is dead.
 	Retry       retry.Policy
 	MaxAttempts int
-	Recording   string            // watermark, delete or mark
-	Mapping     *envelope.Mapping // reads the documents; nil: they are envelopes of the contract
-	DropExpired bool              // discard expired envelopes instead of dead-lettering them
+	Recording   string // watermark, delete or mark
+	DropExpired bool   // discard expired envelopes instead of dead-lettering them
 	Watcher     string
 	Node        string
 	Version     string
-	Epoch       int64
-	Seal        []byte           // of the state database, see [outboxes.Registry.Seal]
-	Now         func() time.Time // the time of the server
-	Log         *slog.Logger
-	// OnRetry is called with the error of each write that failed and is retried, and OnRecovered after
-	// the next write that succeeds.
-	OnRetry     func(error)
-	OnRecovered func()
+	Seal        []byte // of the state database, see [outboxes.Registry.Seal]
 	// Count is called for each fate that is written.
 	Count func(end End, class record.Class)
 }
@@ -123,20 +127,19 @@ type decision struct {
 	fate      Fate
 	ticket    record.Ticket
 	hasTicket bool
-	acked     []SentTo
-	outcome   *Outcome    // to be written; nil for none and for a dead letter
-	dead      *deadReason // set if the envelope is to be moved to the dead letters
-	moved     bool        // it was moved
-	postponed bool        // MongoDB rejects the write
-}
 
-// deadReason is the reason why a delivery is dead.
-type deadReason struct {
-	class     record.Class
-	reason    string
-	topic     string
-	partition int32
-	failure   *ExceptionError // the last attempt
+	// What is written about the envelope, unless it is dead.
+	changed   bool     // its document has to be changed or removed
+	removed   bool     // it is removed
+	acked     []SentTo // targets that have it now
+	left      []string // targets that are left; nil: all that it routes to
+	heldState string   // the state of a scheduled envelope that has to wait
+	postponed bool     // MongoDB rejects the write
+
+	failure    *ExceptionError // of the last attempt, if it failed
+	deadReason string          // of a dead letter
+	partition  int32           // that refused a dead one
+	moved      bool            // to the dead letters
 }
 
 // Finisher writes the fates of deliveries outside of the order of the stream. Each write is a fenced
@@ -149,17 +152,21 @@ type deadReason struct {
 type Finisher struct {
 	config FinisherConfig
 
-	mu            sync.Mutex
-	queue         []*decision
-	removals      removalQueue
-	yieldingSince time.Time     // when removals began to wait for due envelopes; zero if they do not wait
-	writing       int           // deliveries of the current write
-	Scheduled     DueSource     // nil without scheduled envelopes
-	wake          chan struct{} // holds one token
-	drained       chan struct{} // closed when nothing is left; nil while Drain is not waiting
-	postponed     []*decision   // deliveries whose write MongoDB rejects
-	seq           uint32
-	partSize      *mongodb.PartSize // deliveries in one transaction
+	// HasClaimable reports whether scheduled envelopes are due that could be claimed now. nil: there are none.
+	HasClaimable func() bool
+
+	mu        sync.Mutex
+	queue     []*decision
+	removals  []*decision   // scheduled envelopes that only have to be removed
+	writing   int           // deliveries of the current write
+	wake      chan struct{} // holds one token
+	drained   chan struct{} // closed when nothing is left; nil while Drain is not waiting
+	postponed []*decision   // deliveries whose write MongoDB rejects
+	seq       uint32
+	partSize  *mongodb.PartSize // deliveries in one transaction
+
+	// When removals began to wait for due envelopes; zero if they do not wait. Only Run uses it.
+	yieldingSince time.Time
 }
 
 // postponeFor is the time between two attempts of writes that MongoDB rejects.
@@ -172,15 +179,6 @@ func NewFinisher(c FinisherConfig) *Finisher {
 
 // Answered accepts a delivery with all of its answers. It does not block.
 func (f *Finisher) Answered(d *Delivery, p record.Published) {
-	if f.onlyRemovalLeft(d, p.Answers) {
-		f.mu.Lock()
-		f.removals.appendRemoval(removal{ns: d.NS, id: d.ID, flight: d.Flight, ticket: p.Ticket, number: d.Number})
-		f.mu.Unlock()
-
-		retry.Signal(f.wake)
-		return
-	}
-
 	a := &decision{Delivery: d, ticket: p.Ticket, hasTicket: true}
 	f.decideFate(a, p.Answers)
 	f.queueDecision(a)
@@ -192,9 +190,10 @@ func (f *Finisher) Refused(d *Delivery, why *record.Refusal) {
 	a := &decision{Delivery: d}
 	if why.Class == record.Dropped || why.Class == record.Expired && f.config.DropExpired {
 		a.fate = Fate{End: Dropped, Class: why.Class, Refused: d.Pending}
-		a.outcome = a.newOutcome(OutcomeDropped)
+		a.changed, a.removed = true, true
 	} else {
-		f.decideRefused(a, why, d.Pending, d.Pending, record.Answer{Partition: record.AnyPartition})
+		a.left, a.fate.Refused = d.Pending, d.Pending
+		f.decideRefused(a, why, record.Answer{Partition: record.AnyPartition})
 	}
 	f.queueDecision(a)
 }
@@ -202,7 +201,11 @@ func (f *Finisher) Refused(d *Delivery, why *record.Refusal) {
 // queueDecision queues a to be written.
 func (f *Finisher) queueDecision(a *decision) {
 	f.mu.Lock()
-	f.queue = append(f.queue, a)
+	if a.Claim != "" && a.removed {
+		f.removals = append(f.removals, a)
+	} else {
+		f.queue = append(f.queue, a)
+	}
 	f.mu.Unlock()
 
 	retry.Signal(f.wake)
@@ -214,8 +217,8 @@ func (f *Finisher) Run(ctx context.Context) error {
 	defer retryTick.Stop()
 
 	for {
-		removalsNext, wait := f.checkRemovals()
-		batch := f.nextBatch(removalsNext && !wait)
+		wait := f.removalsYield(time.Now())
+		batch := f.nextBatch(!wait)
 		if len(batch) > 0 {
 			if err := f.writeAndRelease(ctx, batch); err != nil {
 				return err
@@ -245,22 +248,46 @@ func (f *Finisher) Run(ctx context.Context) error {
 func (f *Finisher) nextBatch(removals bool) []*decision {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-
-	var batch []*decision
-	n := min(len(f.queue), mongodb.MaxDocuments)
-	if n > 0 || !removals {
-		batch = f.queue[:n:n]
-		f.queue = f.queue[n:]
-		if len(f.queue) == 0 {
-			// A slice of the rest would keep the whole array in memory.
-			f.queue = nil
-		}
-	} else {
-		batch = f.nextRemovalsLocked()
+	from := &f.queue
+	if len(f.queue) == 0 && removals {
+		from = &f.removals
 	}
 
-	f.writing = len(batch)
+	n := min(len(*from), mongodb.MaxDocuments)
+	batch := (*from)[:n:n]
+	*from = (*from)[n:]
+	if len(*from) == 0 {
+		// A slice of the rest would keep the whole array in memory.
+		*from = nil
+	}
+	f.writing = n
 	return batch
+}
+
+// maxRemovalWait is the longest time that removals yield. Without it, a collection that cannot be
+// claimed would block them permanently.
+const maxRemovalWait = 2 * time.Second
+
+// removalsYield reports whether removals are the next to be written, and have to wait because envelopes are due. A
+// removal costs more than all earlier steps, and no other step depends on it.
+func (f *Finisher) removalsYield(now time.Time) bool {
+	f.mu.Lock()
+	next := len(f.queue) == 0 && len(f.removals) > 0
+	f.mu.Unlock()
+	if !next || f.HasClaimable == nil || !f.HasClaimable() {
+		f.yieldingSince = time.Time{}
+		return false
+	}
+
+	if f.yieldingSince.IsZero() {
+		f.yieldingSince = now
+	}
+	if now.Sub(f.yieldingSince) < maxRemovalWait {
+		return true
+	}
+	// The removals that follow may yield again.
+	f.yieldingSince = time.Time{}
+	return false
 }
 
 // Drain blocks until the fates of all answered deliveries are written, except for writes that MongoDB
@@ -385,23 +412,14 @@ func (f *Finisher) writeOutcomes(ctx context.Context, batch []*decision) error {
 
 // writeOutcomePart writes outcomes in one transaction.
 func (f *Finisher) writeOutcomePart(ctx context.Context, batch []*decision) error {
-	list := make([]Outcome, 0, len(batch))
-	for _, a := range batch {
-		if a.outcome == nil {
-			continue
-		}
-		if err := a.outcome.Check(); err != nil {
-			return err
-		}
-		list = append(list, *a.outcome)
-	}
+	list := slices.DeleteFunc(slices.Clone(batch), func(a *decision) bool { return !a.changed })
 	if len(list) == 0 {
 		return nil
 	}
 
 	var matched int64
 	err := mongodb.FencedSoon(ctx, f.config.Fencer, nil, len(list), func(tx context.Context) (err error) {
-		matched, err = WriteOutcomes(tx, list)
+		matched, err = f.writeFates(tx, list)
 		return err
 	})
 	if err != nil {

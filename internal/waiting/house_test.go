@@ -66,11 +66,13 @@ type term struct {
 func (h *house) begin() *term {
 	te := &term{h: h, out: h.broker.connect(), ends: map[End]int{}}
 	te.dirty.Store(true)
+	shared := Shared{
+		Client: h.client, Fencer: h.held, Outlet: te.out, Epoch: 1, Now: time.Now, Log: slog.New(slog.DiscardHandler),
+		OnRetry: func(err error) { h.t.Log("trying again: ", err) }, OnRecovered: func() {},
+	}
 	te.f = NewFinisher(FinisherConfig{
-		Client: h.client, Fencer: h.held, Outlet: te.out, Retry: retry.Policy{Base: time.Millisecond, Cap: 2 * time.Millisecond}, MaxAttempts: h.attempts,
-		Recording: h.recording, DropExpired: h.drop, Watcher: "orders", Node: "a", Epoch: 1, Now: time.Now,
-		OnRetry:     func(err error) { h.t.Log("finishing: ", err) },
-		OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler),
+		Shared: shared, Retry: retry.Policy{Base: time.Millisecond, Cap: 2 * time.Millisecond}, MaxAttempts: h.attempts,
+		Recording: h.recording, DropExpired: h.drop, Watcher: "orders", Node: "a",
 		Count: func(e End, _ record.Class) {
 			te.mu.Lock()
 			te.ends[e]++
@@ -84,8 +86,7 @@ func (h *house) begin() *term {
 	}
 
 	te.x = New(Config{
-		Client: h.client, Outlet: te.out, Finisher: te.f, Now: time.Now, Route: route,
-		OnRetry: func(err error) { h.t.Log("reading: ", err) }, OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler),
+		Shared: shared, Finisher: te.f, Route: route,
 		Check: func(*envelope.View) error { return nil }, Compacted: func(string) bool { return false },
 		Collections: func() []outboxes.Outbox {
 			if !te.dirty.Load() {

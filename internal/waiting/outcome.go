@@ -3,8 +3,6 @@ package waiting
 import (
 	"context"
 	"errors"
-	"fmt"
-	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -15,18 +13,6 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// OutcomeKind is the fate of an envelope that was published outside of the stream's order.
-type OutcomeKind uint8
-
-// The fates that are written on a document. Package deadletter moves a dead envelope.
-const (
-	OutcomeSent     OutcomeKind = iota // each target has it
-	OutcomeNarrowed                    // some targets have it; it waits for the others as before
-	OutcomeFailed                      // a target refused it; it is tried again
-	OutcomeHeld                        // a scheduled envelope that has to wait, and becomes an exception
-	OutcomeDropped                     // it expired and is discarded
-)
-
 // SentTo is the position of a record in Kafka, as recording mark stores it.
 type SentTo struct {
 	Topic     string `bson:"topic"`
@@ -34,41 +20,13 @@ type SentTo struct {
 	Offset    int64  `bson:"offset"`
 }
 
-// Outcome is the fate of one envelope, to be written on its document.
-type Outcome struct {
-	Fate     OutcomeKind
-	NS       string
-	ID       bson.RawValue
-	Delivery int32  // as it was read: a later one is another's to finish
-	Claim    string // token of a scheduled envelope's claim (N19); "" for an exception
-	Attempts int32  // as it was read
-
-	Delete  bool     // OutcomeSent: remove the document (recording delete)
-	Sent    []SentTo // targets that have it now, for recording mark; else nil
-	Pending []string // targets that are left; nil: all that it routes to
-
-	Delay time.Duration // OutcomeFailed: until the next attempt
-	Error *ExceptionError
-	Node  string
-
-	// Seal is the seal of the state database, see [outboxes.Registry.Seal]. A scheduled envelope that gets a
-	// state needs it.
-	Seal            []byte
-	State, Pos, Key string // the state of a scheduled envelope with OutcomeHeld; with OutcomeFailed it is retry
-}
-
-// WriteOutcomes writes the fates of envelopes, inside a transaction that holds the fence (N3). It is idempotent.
-// It does not change a document that was deleted or changed in the meantime: each statement requires the id, the
-// delivery, and that the document is still an exception or has the claim. It returns the number of documents that
-// matched. A repetition may match fewer, because the first attempt has already written some.
-func WriteOutcomes(tx context.Context, list []Outcome) (matched int64, err error) {
-	s := mongo.SessionFromContext(tx)
-	if s == nil {
-		return 0, mongodb.ErrNoTransaction
-	}
-
-	for _, b := range outcomeBatches(list) {
-		coll := outboxes.CollectionOf(s.Client(), b.ns)
+// writeFates writes what is to be changed about the envelopes of list, inside a transaction that holds the fence (N3).
+// It is idempotent. It does not change a document that was deleted or changed in the meantime: each statement requires
+// the id, the delivery, and that the document is still an exception or has the claim. It returns the number of documents
+// that matched. A repetition may match fewer, because the first attempt has already written some.
+func (f *Finisher) writeFates(tx context.Context, list []*decision) (matched int64, err error) {
+	for _, b := range f.groupFates(list) {
+		coll := outboxes.CollectionOf(mongo.SessionFromContext(tx).Client(), b.ns)
 		res, err := coll.BulkWrite(tx, b.writeModels())
 		if err != nil {
 			return 0, mongodb.Refusal(err, "writing the fate of exceptions to "+b.ns, "find, update and remove", b.ns)
@@ -114,60 +72,52 @@ func WriteHalves[T any](list []T, write func(part []T) error, refused func(one T
 	return WriteHalves(list[half:], write, refused)
 }
 
-// same identifies outcomes that one statement can write.
+// same identifies envelopes that one statement can write.
 type same struct {
 	claim    string
 	delivery int32
-	delete   bool
+	remove   bool
 }
 
-// outcomeBatch holds the statements for one collection.
-type outcomeBatch struct {
+// fateBatch holds the statements for one collection.
+type fateBatch struct {
 	ns     string
 	many   map[same]bson.A
 	order  []same
 	single []mongo.WriteModel
 }
 
-// outcomeBatches groups outcomes by collection, in the order of their first outcomes.
-func outcomeBatches(list []Outcome) []*outcomeBatch {
-	var order []*outcomeBatch
-	byNS := map[string]*outcomeBatch{}
-	for i := range list {
-		o := &list[i]
-
-		b := byNS[o.NS]
+// groupFates groups decisions by collection, in their order. Envelopes that need the same update share a statement.
+func (f *Finisher) groupFates(list []*decision) []*fateBatch {
+	var order []*fateBatch
+	byNS := map[string]*fateBatch{}
+	for _, a := range list {
+		b := byNS[a.NS]
 		if b == nil {
-			b = &outcomeBatch{ns: o.NS, many: map[same]bson.A{}}
-			byNS[o.NS] = b
+			b = &fateBatch{ns: a.NS, many: map[same]bson.A{}}
+			byNS[a.NS] = b
 			order = append(order, b)
 		}
-		b.addOutcome(o)
-	}
 
+		k := same{a.Claim, a.Number, a.removed}
+		if !a.removed && (a.fate.End != Finished || f.config.Recording == "mark") {
+			b.single = append(b.single, f.updateModel(a))
+			continue
+		}
+		if b.many[k] == nil {
+			b.order = append(b.order, k)
+		}
+		b.many[k] = append(b.many[k], a.ID)
+	}
 	return order
 }
 
-// addOutcome adds an outcome to the batch. Outcomes that need the same update share a statement.
-func (b *outcomeBatch) addOutcome(o *Outcome) {
-	if o.Fate != OutcomeDropped && (o.Fate != OutcomeSent || o.Sent != nil) {
-		b.single = append(b.single, o.updateModel())
-		return
-	}
-
-	k := same{o.Claim, o.Delivery, o.Delete || o.Fate == OutcomeDropped}
-	if b.many[k] == nil {
-		b.order = append(b.order, k)
-	}
-	b.many[k] = append(b.many[k], o.ID)
-}
-
 // writeModels returns the statements of the batch.
-func (b *outcomeBatch) writeModels() []mongo.WriteModel {
+func (b *fateBatch) writeModels() []mongo.WriteModel {
 	out := b.single
 	for _, k := range b.order {
 		filter := matchPublished(bson.D{{Key: "$in", Value: b.many[k]}}, k.claim, k.delivery)
-		if k.delete {
+		if k.remove {
 			out = append(out, mongo.NewDeleteManyModel().SetHint(outboxes.PickedByID).SetFilter(filter))
 		} else {
 			out = append(out, mongo.NewUpdateManyModel().SetHint(outboxes.PickedByID).SetFilter(filter).
@@ -227,79 +177,63 @@ func arrayOf(field string) bson.D {
 	return bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$isArray", Value: field}}, field, bson.A{}}}}
 }
 
-// updateModel returns the statement that writes the outcome on its own.
-func (o *Outcome) updateModel() mongo.WriteModel {
-	filter := matchPublished(o.ID, o.Claim, o.Delivery)
-	switch o.Fate {
-	case OutcomeSent:
-		return mongo.NewUpdateOneModel().SetHint(outboxes.PickedByID).SetFilter(filter).SetUpdate(sentUpdate(o.Sent))
-	case OutcomeFailed:
-		// A repetition of the statement must not count a second attempt.
-		filter = append(filter, sameNumber("attempts", o.Attempts))
-	case OutcomeNarrowed, OutcomeHeld, OutcomeDropped:
+// updateModel returns the statement that writes the fate of a on its own.
+func (f *Finisher) updateModel(a *decision) mongo.WriteModel {
+	var sent []SentTo
+	if f.config.Recording == "mark" {
+		sent = a.acked
+	}
+	filter := matchPublished(a.ID, a.Claim, a.Number)
+	update := mongo.NewUpdateOneModel().SetHint(outboxes.PickedByID)
+	if a.fate.End == Finished {
+		return update.SetFilter(filter).SetUpdate(sentUpdate(sent))
 	}
 
 	set, unset := bson.D{}, bson.A{}
-	if o.Pending != nil {
-		set = append(set, bson.E{Key: "pending", Value: mongodb.Literal(o.Pending)})
+	if a.left != nil {
+		set = append(set, bson.E{Key: "pending", Value: mongodb.Literal(a.left)})
 	}
-	if o.Sent != nil {
-		set = append(set, bson.E{Key: "sent", Value: addPositions(o.Sent)})
+	if sent != nil {
+		set = append(set, bson.E{Key: "sent", Value: addPositions(sent)})
 	}
-	if o.Fate == OutcomeFailed {
-		set = append(set, o.failedFields()...)
+	if a.fate.End == Retrying {
+		// A repetition of the statement must not count a second attempt.
+		filter = append(filter, sameNumber("attempts", a.Attempts))
+		set = append(set, f.failedFields(a)...)
 	}
 
 	// A scheduled envelope becomes an exception. The fields of a failure already contain its state.
-	if o.Claim != "" {
-		if o.Fate != OutcomeFailed {
-			set = append(set, bson.E{Key: "state", Value: mongodb.Literal(o.State)})
+	if a.Claim != "" {
+		if a.fate.End != Retrying {
+			set = append(set, bson.E{Key: "state", Value: a.heldState})
 		}
 		set = append(set,
 			bson.E{Key: "origin", Value: outboxes.OriginScheduled},
-			bson.E{Key: "pos", Value: mongodb.Literal(o.Pos)},
-			bson.E{Key: "seal", Value: o.Seal},
+			bson.E{Key: "pos", Value: mongodb.Literal(a.Pos)},
+			bson.E{Key: "seal", Value: f.config.Seal},
 			wasDue)
-		if o.Key != "" {
-			set = append(set, bson.E{Key: "key", Value: mongodb.Literal(o.Key)})
+		if a.Key != "" {
+			set = append(set, bson.E{Key: "key", Value: mongodb.Literal(a.Key)})
 		}
 		unset = bson.A{"dueAt", "claim"}
 	}
 
+	p := mongo.Pipeline{{{Key: "$set", Value: set}}}
 	// MongoDB rejects an empty stage.
-	p := mongo.Pipeline{}
-	if len(set) > 0 {
-		p = append(p, bson.D{{Key: "$set", Value: set}})
-	}
 	if len(unset) > 0 {
 		p = append(p, bson.D{{Key: "$unset", Value: unset}})
 	}
-	return mongo.NewUpdateOneModel().SetHint(outboxes.PickedByID).SetFilter(filter).SetUpdate(p)
+	return update.SetFilter(filter).SetUpdate(p)
 }
 
 // failedFields returns the fields that record a failed attempt.
-func (o *Outcome) failedFields() bson.D {
-	past := bson.D{{Key: "$concatArrays", Value: bson.A{arrayOf("$history"), bson.A{o.Error.attemptFields(o.Node)}}}}
+func (f *Finisher) failedFields(a *decision) bson.D {
+	past := bson.D{{Key: "$concatArrays", Value: bson.A{arrayOf("$history"), bson.A{a.failure.attemptFields(f.config.Node)}}}}
 	return bson.D{
 		{Key: "state", Value: "retry"},
-		{Key: "attempts", Value: o.Attempts + 1},
-		{Key: "nextAt", Value: timeAfter(o.Delay)},
-		{Key: "lastError", Value: o.Error.lastErrorFields()},
+		{Key: "attempts", Value: a.Attempts + 1},
+		{Key: "nextAt", Value: timeAfter(f.config.Retry.Delay(int(a.Attempts)))},
+		{Key: "lastError", Value: a.failure.lastErrorFields()},
 		{Key: "history", Value: bson.D{{Key: "$slice", Value: bson.A{past, -record.KeptAttempts}}}},
 	}
-}
-
-// Check returns an error if an outcome is invalid. Call it before the outcome goes into a transaction.
-func (o *Outcome) Check() error {
-	switch {
-	case o.ID.Type == 0:
-		return fmt.Errorf("outcome of %s: it has no id", o.NS)
-	case o.Fate == OutcomeFailed && o.Error == nil:
-		return fmt.Errorf("outcome of %s: a failed attempt has no error", o.NS)
-	case o.Fate == OutcomeHeld && (o.Claim == "" || o.State == ""):
-		return fmt.Errorf("outcome of %s: OutcomeHeld needs a claim and a state", o.NS)
-	case o.Claim != "" && o.Fate == OutcomeNarrowed:
-		return fmt.Errorf("outcome of %s: a claimed envelope needs OutcomeHeld instead of OutcomeNarrowed", o.NS)
-	}
-	return nil
 }

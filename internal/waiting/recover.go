@@ -41,7 +41,7 @@ type orderScope struct{ ns, topic, key string }
 func (x *Exceptions) WidenIncomplete(ctx context.Context, after string, unsure func(pos string) bool) (widened int, err error) {
 	var list []widening
 	write := func() error {
-		if err := widenExceptions(ctx, x.config.Finisher.config.Fencer, list); err != nil {
+		if err := widenExceptions(ctx, x.config.Fencer, list); err != nil {
 			return err
 		}
 		widened += len(list)

@@ -9,14 +9,10 @@ import (
 // Done.
 func (f *Finisher) releaseBatch(batch []*decision) {
 	tickets := make([]record.Ticket, 0, len(batch))
-	var flights []uint64
 	var count [endCount]int
 	for _, a := range batch {
 		if a.hasTicket {
 			tickets = append(tickets, a.ticket)
-		}
-		if a.Flight != 0 {
-			flights = append(flights, a.Flight)
 		}
 		count[a.fate.End]++
 	}
@@ -24,9 +20,6 @@ func (f *Finisher) releaseBatch(batch []*decision) {
 	// The offsets are released first: the fates are committed, so the watermark may pass them.
 	if len(tickets) > 0 {
 		f.config.Outlet.Settle(tickets)
-	}
-	if len(flights) > 0 && f.Scheduled != nil {
-		f.Scheduled.EndFlights(flights)
 	}
 
 	for _, a := range batch {
@@ -64,7 +57,7 @@ func (a *decision) gatesToOpen() []string {
 	// Without a list of targets there was one gate, for the topic "". It opens as soon as there is a
 	// list.
 	if a.Pending == nil {
-		if a.fate.End == Waiting && a.outcome == nil {
+		if a.fate.End == Waiting && !a.changed {
 			return nil
 		}
 		return []string{""}

@@ -3,7 +3,6 @@ package waiting
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
@@ -156,20 +156,19 @@ func TestN03_ExceptionsAreWrittenInBoundedTransactions(t *testing.T) {
 	if n, _ := coll.CountDocuments(t.Context(), bson.D{{Key: "state", Value: "parked"}}); n != 2103 {
 		t.Errorf("%d exceptions", n)
 	}
-	if _, err := WriteOutcomes(t.Context(), nil); !errors.Is(err, mongodb.ErrNoTransaction) {
-		t.Errorf("outside of a transaction: %v", err)
-	}
 }
 
-func TestOutcomesAreIdempotentAndTouchOnlyWhatWasPublished(t *testing.T) {
+func TestFatesAreIdempotentAndTouchOnlyWhatWasPublished(t *testing.T) {
 	t.Parallel()
 	coll, o := exceptionOutbox(t)
+	begun := uint32(time.Now().Add(-time.Minute).Unix())
+	old := bson.E{Key: "ts", Value: bson.Timestamp{T: 1000, I: 1}}
 	ex := func(id string, more ...bson.E) bson.D {
-		return append(bson.D{{Key: "_id", Value: id}, {Key: "state", Value: "parked"}, {Key: "pos", Value: "82"}}, more...)
+		return append(bson.D{{Key: "_id", Value: id}, old, {Key: "state", Value: "parked"}, {Key: "pos", Value: "82"}}, more...)
 	}
 
 	due := func(id string) bson.D {
-		return bson.D{{Key: "_id", Value: id}, {Key: "dueAt", Value: time.UnixMilli(9)}, {Key: "claim", Value: bson.D{{Key: "token", Value: "t"}}}}
+		return bson.D{{Key: "_id", Value: id}, old, {Key: "dueAt", Value: time.UnixMilli(9)}, {Key: "claim", Value: bson.D{{Key: "token", Value: "t"}}}}
 	}
 	if _, err := coll.InsertMany(t.Context(), []any{
 		ex("failed", bson.E{Key: "attempts", Value: int32(2)}), ex("other", bson.E{Key: "delivery", Value: int32(1)}),
@@ -179,23 +178,25 @@ func TestOutcomesAreIdempotentAndTouchOnlyWhatWasPublished(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	out := func(id string, f OutcomeKind, claim string) Outcome {
+	out := func(id string, end End, claim string) *decision {
 		typ, val, _ := bson.MarshalValue(id)
-		return Outcome{
-			Fate: f, NS: mongodb.Namespace(coll), ID: bson.RawValue{Type: typ, Value: val}, Claim: claim, Pos: "8277", Key: "k", State: "blocked",
-			Error: &ExceptionError{Class: record.RecordRefused, Reason: "r", Topic: "a"}, Delay: time.Hour, Pending: []string{"a"},
+		return &decision{
+			Delivery: &Delivery{NS: mongodb.Namespace(coll), ID: bson.RawValue{Type: typ, Value: val}, Claim: claim, Pos: "8277", Key: "k"},
+			fate:     Fate{End: end}, changed: true, removed: end == Dropped, heldState: "blocked", left: []string{"a"},
+			failure: &ExceptionError{Class: record.RecordRefused, Reason: "r", Topic: "a"},
 		}
 	}
 
-	list := []Outcome{
-		out("failed", OutcomeFailed, ""), out("other", OutcomeSent, ""), out("plain", OutcomeSent, ""), out("due", OutcomeSent, "t"), out("due failed", OutcomeFailed, "t"),
-		out("due held", OutcomeHeld, "t"), out("stolen", OutcomeSent, "u"), out("sent", OutcomeSent, ""), out("dropped", OutcomeDropped, ""), out("gone", OutcomeFailed, ""),
+	f := NewFinisher(FinisherConfig{Retry: retry.Policy{Base: time.Hour, Cap: time.Hour}, Recording: "watermark"})
+	list := []*decision{
+		out("failed", Retrying, ""), out("other", Finished, ""), out("plain", Finished, ""), out("due", Finished, "t"), out("due failed", Retrying, "t"),
+		out("due held", Waiting, "t"), out("stolen", Finished, "u"), out("sent", Finished, ""), out("dropped", Dropped, ""), out("gone", Retrying, ""),
 	}
 
 	list[0].Attempts = 2
 	var matched []int64
 	err := o.Fenced(t.Context(), nil, func(tx context.Context) error {
-		n, err := WriteOutcomes(tx, list)
+		n, err := f.writeFates(tx, list)
 		if err == nil { // not of an attempt that has to be repeated
 			matched = append(matched, n)
 		}
@@ -216,6 +217,12 @@ func TestOutcomesAreIdempotentAndTouchOnlyWhatWasPublished(t *testing.T) {
 	if d := read(t, coll, "due"); d["sentAt"] == nil || d["dueAt"] != nil || d["claim"] != nil || d["scheduledFor"] != bson.DateTime(9) {
 		t.Errorf("due: %v", d)
 	}
+	// Its retention counts from the delivery.
+	for _, id := range []string{"due", "sent"} {
+		if d := read(t, coll, id); d["ts"] == nil || d["ts"].(bson.Timestamp).T < begun {
+			t.Errorf("%s: %v, want a stamp of the delivery", id, d)
+		}
+	}
 
 	for id, state := range map[string]string{"due failed": "retry", "due held": "blocked"} {
 		d := read(t, coll, id)
@@ -228,7 +235,7 @@ func TestOutcomesAreIdempotentAndTouchOnlyWhatWasPublished(t *testing.T) {
 	}
 
 	raw, err := removeException(image(t, ex("x", bson.E{Key: "dueAt", Value: time.UnixMilli(9)}, bson.E{Key: "payload", Value: "p"})))
-	if want := image(t, bson.D{{Key: "_id", Value: "x"}, {Key: "scheduledFor", Value: time.UnixMilli(9)}, {Key: "payload", Value: "p"}}); err != nil || raw.String() != want.String() {
+	if want := image(t, bson.D{{Key: "_id", Value: "x"}, old, {Key: "scheduledFor", Value: time.UnixMilli(9)}, {Key: "payload", Value: "p"}}); err != nil || raw.String() != want.String() {
 		t.Errorf("%s, %v", raw, err)
 	}
 }
