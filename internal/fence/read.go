@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -18,7 +17,8 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// Bounds limit the read-back of a topic's tail (N8). Of a longer tail, the start and the end are read.
+// Bounds limit the read-back of a topic's tail (N8). Of a longer tail, the part up to the bound and the last offsets are
+// read.
 type Bounds struct {
 	Bytes int64         // defaults to 2 GiB
 	Time  time.Duration // defaults to 60 s
@@ -88,7 +88,7 @@ func (r *reader) readAll(ctx context.Context, list []*reading) error {
 		topics[p.Topic] = true
 
 		// The bounds apply to one read.
-		p.tail.target, p.tail.bytes, p.tail.span, p.tail.alias = -1, 0, 0, r.alias
+		p.tail.target, p.tail.bytes, p.tail.alias = -1, 0, r.alias
 	}
 	names := slices.Collect(maps.Keys(topics))
 
@@ -340,57 +340,25 @@ func (r *reader) restartInRange(ctx context.Context, leader string, p *reading) 
 	r.noteProgress(p)
 }
 
-// applyBounds applies the bounds to each topic. Once half of a bound is used, and the rest of the tail
-// does not fit into the other half, only the end of the tail is read.
+// applyBounds skips the rest of the tails of the topics whose bound is used up.
 func (r *reader) applyBounds(list []*reading) {
-	type sums struct{ bytes, span, rest int64 }
-	topics := map[string]*sums{}
+	bytes := map[string]int64{} // by topic
 	for _, p := range list {
-		s := topics[p.Topic]
-		if s == nil {
-			s = &sums{}
-			topics[p.Topic] = s
-		}
-		s.bytes += p.tail.bytes
-		s.span += p.tail.span
-		if !p.done && p.tail.target > p.tail.Next {
-			s.rest += p.tail.target - p.tail.Next
-		}
+		bytes[p.Topic] += p.tail.bytes
 	}
 
-	spent := time.Since(r.began)
-	for topic, s := range topics {
-		// Nothing was read yet that could show how long the rest takes.
-		if s.span == 0 || s.rest == 0 {
-			continue
-		}
-
-		allowed := math.MaxFloat64 // offsets that may still be read
-		if s.bytes >= r.bounds.Bytes/2 {
-			bytesPerOffset := float64(s.bytes) / float64(s.span)
-			allowed = float64(r.bounds.Bytes-s.bytes) / bytesPerOffset
-		}
-		if spent >= r.bounds.Time/2 {
-			offsetsPerSecond := float64(s.span) / spent.Seconds()
-			allowed = min(allowed, offsetsPerSecond*(r.bounds.Time-spent).Seconds())
-		}
-		allowed = max(allowed, 0)
-		if float64(s.rest) <= allowed {
-			continue
-		}
-
-		for _, p := range list {
-			if p.Topic == topic && !p.done {
-				r.skipAhead(p, allowed/float64(s.rest))
-			}
+	late := time.Since(r.began) >= r.bounds.Time
+	for _, p := range list {
+		if !p.done && (late || bytes[p.Topic] >= r.bounds.Bytes) {
+			r.skipAhead(p)
 		}
 	}
 }
 
-// skipAhead skips the rest of a partition except for the share at its end.
-func (r *reader) skipAhead(p *reading, share float64) {
+// skipAhead skips the rest of a partition except for its last offsets.
+func (r *reader) skipAhead(p *reading) {
 	t := p.tail
-	to := t.target - max(int64(float64(t.target-t.Next)*share), keepTail)
+	to := t.target - keepTail
 	if to <= t.Next {
 		return
 	}

@@ -29,7 +29,6 @@ type Tail struct {
 	marks  map[int64]int16 // the highest epoch of a control batch, by producer id
 	target int64           // the high watermark at the first read, or -1 before
 	bytes  int64
-	span   int64 // offsets that were read, without the skipped ones
 }
 
 func newTail(from int64) *Tail {
@@ -103,7 +102,7 @@ func (t *Tail) readBatch(b *fetched.Batch, ours map[int64]bool) error {
 	switch {
 	case b.Format < fetched.Format:
 		// Messages from before producer ids are not records of the relay.
-		t.advance(b.Base + 1)
+		t.Next = max(t.Next, b.Base+1)
 		return nil
 	case b.End <= t.Next:
 		return nil
@@ -118,15 +117,8 @@ func (t *Tail) readBatch(b *fetched.Batch, ours map[int64]bool) error {
 		}
 	}
 
-	t.advance(b.End)
+	t.Next = b.End
 	return nil
-}
-
-func (t *Tail) advance(next int64) {
-	if next > t.Next {
-		t.span += next - t.Next
-		t.Next = next
-	}
 }
 
 // addHits adds the deliveries of a batch that the relay has sent.

@@ -74,9 +74,9 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 	}
 	need, size := recordSizes(rec)
 
-	// A record that the previous owner has sent passes the gates. If a gate held it back, the
+	// A record that the previous owner has sent passes the gates (N7). If a gate held it back, the
 	// read-back could be gone when the gate opens, and the record would be sent twice.
-	if tp, offset, found := s.claimBeforeGatesLocked(top, rec, t); found {
+	if tp, offset, found := s.claimHitLocked(top, rec, t); found {
 		s.ackHitLocked(tp, offset, t, size)
 		return nil
 	}
@@ -113,31 +113,50 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 	}
 
 	if mayBeCopy && !p.quarantine {
-		if tp, offset, found := p.claimOrMarkSentLocked(rec, side); found {
-			s.ackHitLocked(tp, offset, t, size)
-			return nil
-		}
+		top.markKeySentLocked(rec.Key, side)
 	}
-
 	s.enqueueLocked(p, rec, t, size, need, mayBeCopy)
 	s.batches.changeUnresolvedLocked(1, size)
 	return nil
 }
 
-// claimBeforeGatesLocked claims the hit of a record that the stream repeats during a replay, if
-// there is one.
-func (s *Sink) claimBeforeGatesLocked(
+// claimHitLocked returns the place of rec if the read-back has found it, and removes it from the
+// hits.
+func (s *Sink) claimHitLocked(
 	t *topic, rec *record.Record, k record.Ticket,
 ) (tp record.TopicPartition, offset int64, found bool) {
-	if !s.replaying || k.IsSide() || t.hitsLeft == 0 {
-		return record.TopicPartition{}, 0, false
+	if t.hitsLeft == 0 {
+		return tp, 0, false
 	}
-
 	p, refusal := t.choosePartitionLocked(rec)
 	if refusal != nil || p.quarantine {
-		return record.TopicPartition{}, 0, false
+		return tp, 0, false
 	}
-	return p.claimHitLocked(rec, false)
+	id, ok := fence.IdentityOf(rec.Headers)
+	if !ok {
+		return tp, 0, false
+	}
+
+	// N10: the key was sent in this replay.
+	_, sent := t.sentKeys[sentKey{k.IsSide(), string(rec.Key)}]
+	if rec.Key != nil && (sent || t.allKeysSent) {
+		return tp, 0, false
+	}
+
+	offset, found = p.readBack.hits.Take(id)
+	if !found && rec.Partition == record.AnyPartition {
+		// The topic may have grown since, also before the last checkpoint. Then the key hashed to
+		// another partition.
+		if p = t.partitionWithHit(id); p != nil {
+			offset, found = p.readBack.hits.Take(id)
+		}
+	}
+	if !found {
+		return tp, 0, false
+	}
+
+	t.hitsLeft--
+	return p.tp, offset, true
 }
 
 // findOrAddTopicLocked returns the topic called name, and makes it the topic of the last call.
@@ -229,8 +248,13 @@ func (p *partition) mayBeUnreadLocked(rec *record.Record) bool {
 	return old != p && old.quarantine
 }
 
-// claimOrMarkSentLocked claims the hit of rec (N7). If there is none, the caller sends rec, and
-// its key is marked as sent.
+// sentKey is a key of which a record was sent in this replay, by the stream or as a side delivery.
+type sentKey struct {
+	side bool
+	key  string
+}
+
+// markKeySentLocked notes that a record of key is sent in this replay.
 //
 // N10: once a record of a key was sent in this replay, no later record of the key in that topic
 // is skipped. In a compacted topic the later value must follow the earlier one, so it has to be
@@ -238,61 +262,13 @@ func (p *partition) mayBeUnreadLocked(rec *record.Record) bool {
 //
 // Stream and side deliveries are marked separately, because each kind is ordered only among
 // itself. Where the order between them matters, the stream event waits behind a gate (N15).
-func (p *partition) claimOrMarkSentLocked(
-	rec *record.Record, side bool,
-) (tp record.TopicPartition, offset int64, found bool) {
-	tp, offset, found = p.claimHitLocked(rec, side)
-	if !found && p.topic.compacted && p.topic.hitsLeft > 0 && rec.Key != nil {
-		p.topic.markKeySentLocked(rec.Key, side)
-	}
-	return tp, offset, found
-}
-
-// claimHitLocked returns the place of rec if the read-back has found it, and removes it from the
-// hits. It does not mark the key as sent.
-func (p *partition) claimHitLocked(
-	rec *record.Record, side bool,
-) (tp record.TopicPartition, offset int64, found bool) {
-	t := p.topic
-	if t.hitsLeft == 0 {
-		return p.tp, 0, false
-	}
-	id, ok := fence.IdentityOf(rec.Headers)
-	if !ok {
-		return p.tp, 0, false
-	}
-
-	// N10: the key was sent in this replay.
-	if _, sent := t.sentKeys[sentKey{side, string(rec.Key)}]; rec.Key != nil && (sent || t.allKeysSent) {
-		return p.tp, 0, false
-	}
-
-	offset, found = p.readBack.hits.Take(id)
-	if !found && rec.Partition == record.AnyPartition {
-		// The topic may have grown since, also before the last checkpoint. Then the key hashed to
-		// another partition.
-		if p = t.partitionWithHit(id); p != nil {
-			offset, found = p.readBack.hits.Take(id)
-		}
-	}
-	if !found {
-		return record.TopicPartition{}, 0, false
-	}
-
-	t.hitsLeft--
-	return p.tp, offset, true
-}
-
-// sentKey is a key of which a record was sent in this replay, by the stream or as a side delivery.
-type sentKey struct {
-	side bool
-	key  string
-}
-
-// markKeySentLocked notes that a record of key was sent in this replay (N10). With too many keys
-// it drops them and treats every key as sent. Until the replay ends, nothing is then skipped, and
-// records that are sent get the redelivered header.
+//
+// With too many keys it drops them and treats every key as sent. Until the replay ends, nothing is then
+// skipped, and records that are sent get the redelivered header.
 func (t *topic) markKeySentLocked(key []byte, side bool) {
+	if !t.compacted || t.hitsLeft == 0 || key == nil {
+		return
+	}
 	if t.sentKeys == nil {
 		t.sentKeys = map[sentKey]struct{}{}
 	}
