@@ -103,8 +103,11 @@ func (h *Held) runTransaction(
 	if err == nil {
 		err = mongodb.Commit(within, h.session, h.lease.cfg.CallTimeout)
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		h.abortTransaction(ctx)
+	case len(dirty) > 0:
+		h.addDirty(dirty)
 	}
 
 	if errors.Is(err, errNotOwner) {

@@ -127,6 +127,12 @@ func (h *Held) RemoveDirty(ns string) {
 	h.dirty.Store(&rest)
 }
 
+// addDirty adds the collections of a fenced transaction that was committed.
+func (h *Held) addDirty(list []string) {
+	all := slices.Compact(slices.Sorted(slices.Values(slices.Concat(h.Dirty(), list))))
+	h.dirty.Store(&all)
+}
+
 // SetSource sets the function from which renewals get the current checkpoint. It must not block, and
 // must not call the Held.
 func (h *Held) SetSource(f func() Checkpoint) { h.source.Store(&f) }

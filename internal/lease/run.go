@@ -23,7 +23,7 @@ type Checkpoint struct {
 	// leaves the stored offset as it is.
 	Offsets map[string][]int64
 	// Stats is shown by `outrelay status`. If it is nil, the stored value stays.
-	Stats bson.D
+	Stats any
 }
 
 // Run renews the lease until ctx ends or the lease is lost. If the lease is lost, it returns

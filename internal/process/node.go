@@ -280,7 +280,6 @@ func (r *Relay) sendHeartbeat(ctx context.Context) {
 	}
 
 	r.shared.KafkaReachable.Store(err == nil)
-	r.metrics.KafkaReachable.Set(metrics.Bool(err == nil))
 	r.shared.State.SetError("kafka reachable", err)
 
 	call, stop = context.WithTimeout(ctx, beatEvery)

@@ -83,9 +83,6 @@ func (x *exceptionWriter) Record(ctx context.Context, batch []pipeline.Exception
 			x.reconciler.outlet.OpenGate(h.NS, topic, h.Key)
 		}
 	}
-	for i := range list {
-		x.dirty.AddCommitted(list[i].NS)
-	}
 	x.reconciler.exceptions.QueueWritten(list)
 	return nil
 }

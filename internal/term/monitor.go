@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
-
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/nodes"
@@ -300,11 +298,9 @@ type ownerStats struct {
 
 // termStats contains the last Stats of a term. It is safe for concurrent use.
 type termStats struct {
-	mu        sync.Mutex
-	current   ownerStats
-	halted    string // why the term is halted, or ""
-	updatedAt time.Time
-	acked     int64 // at updatedAt
+	mu      sync.Mutex
+	current ownerStats
+	halted  string // why the term is halted, or ""
 }
 
 func newTermStats() *termStats {
@@ -330,12 +326,10 @@ func (v *termStats) update(now time.Time, m *monitor, stream changestream.State,
 	defer v.mu.Unlock()
 
 	acked := m.acked.Load()
-	if d := now.Sub(v.updatedAt); !v.updatedAt.IsZero() && d > 0 {
+	if d := now.Sub(v.current.At); d > 0 {
 		share := min(float64(d)/float64(rateWindow), 1)
-		v.current.Rate += share * (float64(acked-v.acked)/d.Seconds() - v.current.Rate)
+		v.current.Rate += share * (float64(acked-v.current.Acked)/d.Seconds() - v.current.Rate)
 	}
-	v.updatedAt = now
-	v.acked = acked
 
 	v.current.At = now
 	v.current.Acked = acked
@@ -371,19 +365,9 @@ func tokenAge(disp *pipeline.Dispatcher, now time.Time) time.Duration {
 	return max(now.Sub(time.Unix(int64(ts.T), 0)), 0)
 }
 
-// encode returns the stats in the form that the watcher document stores.
-func (v *termStats) encode() bson.D {
+// report returns the stats in the form that the watcher document stores.
+func (v *termStats) report() ownerStats {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-
-	// Neither call fails for a struct of plain fields.
-	raw, err := bson.Marshal(v.current)
-	if err != nil {
-		return nil
-	}
-	var d bson.D
-	if bson.Unmarshal(raw, &d) != nil {
-		return nil
-	}
-	return d
+	return v.current
 }

@@ -200,9 +200,6 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document) (opened *sink.
 		}
 		return nil
 	})
-	if err == nil {
-		t.slot.metrics.KafkaReachable.Set(1)
-	}
 	return opened, err
 }
 

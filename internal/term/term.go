@@ -114,10 +114,6 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		Reached:     t.dispatcher.Reached,
 		Pause:       r.shared.Pace.Clean,
 		Log:         log,
-		Listed:      map[string]bool{},
-	}
-	for _, ns := range doc.Dirty {
-		t.dirty.AddCommitted(ns)
 	}
 	t.indexes = &indexKeeper{
 		term: t,
@@ -378,7 +374,7 @@ func (t *term) haltWithLease(stop, work context.Context, err error) error {
 
 // currentCheckpoint returns the checkpoint that the next renewal saves.
 func (t *term) currentCheckpoint() lease.Checkpoint {
-	c := lease.Checkpoint{Stats: t.stats.encode()}
+	c := lease.Checkpoint{Stats: t.stats.report()}
 	// During the takeover no offset may move: recoverUnrecorded relies on the stored offsets. During a
 	// sweep, the sweep determines the positions.
 	if !t.delivering.Load() || t.recovery.IsSweeping() {

@@ -237,8 +237,7 @@ type DirtyList struct {
 	Pause       time.Duration                  // between two checks of the list
 	Log         *slog.Logger
 
-	mu     sync.Mutex
-	Listed map[string]bool // by name; guarded by mu, and never nil
+	mu sync.Mutex // held while the list changes
 }
 
 // Mark adds a collection to the list. When it returns nil, the list is majority-committed. It costs
@@ -246,35 +245,23 @@ type DirtyList struct {
 func (d *DirtyList) Mark(ctx context.Context, ns string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.Listed[ns] {
+	if slices.Contains(d.Held.Dirty(), ns) {
 		return nil
 	}
-	if err := d.Held.Save(ctx, lease.Update{Dirty: []string{ns}}); err != nil {
-		return err
-	}
-	d.Listed[ns] = true
-	return nil
-}
-
-// AddCommitted adds a collection that a fenced transaction has added to the stored list.
-func (d *DirtyList) AddCommitted(ns string) {
-	d.mu.Lock()
-	d.Listed[ns] = true
-	d.mu.Unlock()
+	return d.Held.Save(ctx, lease.Update{Dirty: []string{ns}})
 }
 
 // DirtyOutboxes returns the watched collections that are on the list. It includes collections that
 // other processes have added to the stored list since.
 func (d *DirtyList) DirtyOutboxes() []outboxes.Outbox {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	dirty := map[string]bool{}
 	for _, ns := range d.Held.Dirty() {
-		d.Listed[ns] = true
+		dirty[ns] = true
 	}
-	if len(d.Listed) == 0 {
+	if len(dirty) == 0 {
 		return nil
 	}
-	return slices.DeleteFunc(d.Collections.WatchedOutboxes(), func(o outboxes.Outbox) bool { return !d.Listed[o.NS()] })
+	return slices.DeleteFunc(d.Collections.WatchedOutboxes(), func(o outboxes.Outbox) bool { return !dirty[o.NS()] })
 }
 
 // MarkAllNonEmpty adds the collections that contain exceptions or scheduled envelopes. It is for
@@ -397,7 +384,6 @@ func (d *DirtyList) removeInTransaction(ctx context.Context, o outboxes.Outbox) 
 	}
 
 	if removed {
-		delete(d.Listed, o.NS())
 		d.Held.RemoveDirty(o.NS())
 	}
 	return nil
