@@ -62,8 +62,7 @@ func (s *Scheduled) shouldRead(c *scheduledCollection) bool {
 	if c.cursor != nil {
 		return c.indexEntries.Load() < feedLow
 	}
-	// A hint of the stream ends the rest of an idle collection before its time.
-	return !time.Now().Before(c.nextPass) || c.restedAfterPass && !c.idle.Load()
+	return !time.Now().Before(c.nextPass)
 }
 
 // continuePass begins or continues the pass over a collection. After an error the next pass starts from
@@ -91,7 +90,7 @@ func (s *Scheduled) continuePass(parent context.Context, c *scheduledCollection)
 
 	if done {
 		c.closeCursor()
-		c.nextPass = s.nextPassTime(ctx, c)
+		c.nextPass = c.passBegan.Add(min(max(s.Poll, passPauseFactor*c.passTook, 2*s.lastRound), maxPassPause))
 	}
 }
 
@@ -99,7 +98,7 @@ func (s *Scheduled) continuePass(parent context.Context, c *scheduledCollection)
 // reports as done.
 func (s *Scheduled) readIndex(ctx context.Context, c *scheduledCollection) (done bool, err error) {
 	if c.cursor == nil {
-		c.passBegan, c.passTook, c.passFound = time.Now(), 0, 0
+		c.passBegan, c.passTook = time.Now(), 0
 		c.cursor, err = scheduledUntil(ctx, c.coll, s.claim, s.Now().Add(waiting.Lookahead), feedReply, s.Part)
 		if err != nil {
 			return false, err
@@ -107,7 +106,6 @@ func (s *Scheduled) readIndex(ctx context.Context, c *scheduledCollection) (done
 	}
 
 	for c.indexEntries.Load() < feedHigh && c.cursor.Next(ctx) {
-		c.passFound++
 		id, at := c.cursor.Current.Lookup("_id"), c.cursor.Current.Lookup("dueAt")
 		ms, ok := at.DateTimeOK()
 		// An array that contains a time matches the query as well.
@@ -123,31 +121,6 @@ func (s *Scheduled) readIndex(ctx context.Context, c *scheduledCollection) (done
 	done = c.indexEntries.Load() < feedHigh
 	c.passPending.Store(!done)
 	return done, nil
-}
-
-// nextPassTime returns the time at which the next pass over the collection begins. After a pass that
-// found nothing, it also checks from time to time whether the collection is idle.
-func (s *Scheduled) nextPassTime(ctx context.Context, c *scheduledCollection) time.Time {
-	c.restedAfterPass = false
-	if c.passFound == 0 && time.Since(c.checkedAhead) >= idleRecheck {
-		hint := c.lastHint.Load()
-		list, err := scheduledAfter(ctx, c.coll, s.Now(), 1, s.Part)
-		if err == nil {
-			c.checkedAhead = time.Now()
-			c.restedAfterPass = len(list) == 0
-			c.idle.Store(c.restedAfterPass)
-		}
-
-		// The stream brought a scheduled envelope during the read.
-		if c.lastHint.Load() != hint {
-			c.idle.Store(false)
-		}
-	}
-
-	if c.restedAfterPass {
-		return c.passBegan.Add(idleRecheck)
-	}
-	return c.passBegan.Add(min(max(s.Poll, passPauseFactor*c.passTook, 2*s.lastRound), maxPassPause))
 }
 
 // closeCursor ends the pass over the collection. It blocks for at most a second.

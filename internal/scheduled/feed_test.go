@@ -28,36 +28,18 @@ func feeding(t *testing.T, p *planned) (*Scheduled, *scheduledCollection) {
 	return s, list[0]
 }
 
-// A collection without scheduled envelopes is not read until the stream contains one.
-func TestAnIdleCollectionIsAskedRarely(t *testing.T) {
+// A look that took long is repeated later.
+func TestASlowIndexIsReadRarely(t *testing.T) {
 	t.Parallel()
 	p := plan(t)
+	p.schedule(1, time.Hour)
 	s, c := feeding(t, p)
 	s.continuePass(t.Context(), c)
-	if !c.idle.Load() || c.nextPass.Sub(c.passBegan) != idleRecheck {
-		t.Fatalf("an empty collection is read again after %s", c.nextPass.Sub(c.passBegan))
+	if want := min(max(s.Poll, passPauseFactor*c.passTook), maxPassPause); c.nextPass.Sub(c.passBegan) != want {
+		t.Errorf("a collection is read again after %s, want %s", c.nextPass.Sub(c.passBegan), want)
 	}
-	if c.nextPass = time.Now().Add(time.Hour); s.shouldRead(c) {
-		t.Fatal("it is read before its time")
-	}
-
-	p.schedule(1, time.Hour)
-	s.NoteScheduled(c.ns, timerID(1), time.Now().Add(time.Hour))
-	select {
-	case <-s.feedWake:
-	default:
-		t.Error("the reader is not woken")
-	}
-
-	if !s.shouldRead(c) || s.timers.entryCount() != 0 {
-		t.Errorf("an envelope for later: due %v, %d remembered", s.shouldRead(c), s.timers.entryCount())
-	}
-
-	c.checkedAhead = time.Time{}
-	s.continuePass(t.Context(), c)
-	// A look that took long is repeated later.
-	if want := min(max(s.Poll, passPauseFactor*c.passTook), maxPassPause); c.idle.Load() || c.nextPass.Sub(c.passBegan) != want {
-		t.Errorf("a collection with a later envelope is read again after %s, want %s", c.nextPass.Sub(c.passBegan), want)
+	if c.nextPass = time.Now().Add(time.Hour); s.shouldRead(c) || s.timers.entryCount() != 0 {
+		t.Errorf("read before its time: %v; %d envelopes for later are in the heap", s.shouldRead(c), s.timers.entryCount())
 	}
 }
 
@@ -88,8 +70,8 @@ func TestManyAreReadInOnePass(t *testing.T) {
 		}
 	}
 
-	if got != n || c.passFound != n || s.timers.countInFlight() != n {
-		t.Errorf("%d taken, %d found, %d aloft; want %d", got, c.passFound, s.timers.countInFlight(), n)
+	if got != n || s.timers.countInFlight() != n {
+		t.Errorf("%d taken, %d aloft; want %d", got, s.timers.countInFlight(), n)
 	}
 }
 

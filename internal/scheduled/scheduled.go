@@ -15,7 +15,6 @@ import (
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/waiting"
 )
@@ -27,9 +26,6 @@ const (
 	// horizon is the time by which an envelope of the stream is cached before it is due. The index
 	// brings later ones in time.
 	horizon = time.Minute
-	// idleRecheck is the time between two looks at a collection without scheduled envelopes. NoteScheduled is not
-	// called for envelopes that are appended during a gap of the stream.
-	idleRecheck = 5 * time.Second
 
 	maxScheduledInFlight = 50 * maxClaim // claimed and not finished; half a kilobyte each
 
@@ -69,8 +65,7 @@ type Config struct {
 // Claiming, publishing and finishing overlap.
 //
 // There is no order among scheduled envelopes, nor with others of their key. Memory: the cache, the ids
-// of up to 50,000 envelopes in flight, and one reply. A collection with scheduled envelopes costs a
-// read each Poll, and one without them two reads every five seconds.
+// of up to 50,000 envelopes in flight, and one reply. A collection costs a read each Poll.
 type Scheduled struct {
 	Config
 	claim         dueClaim
@@ -100,17 +95,13 @@ type scheduledCollection struct {
 
 	indexEntries atomic.Int64 // entries in the heap that came from the index
 	lastHint     atomic.Int64 // when the stream last brought a scheduled envelope, in Unix milliseconds
-	idle         atomic.Bool  // as far as is known, the collection has no scheduled envelope
 	passPending  atomic.Bool  // a pass over the index waits until the heap has room
 
 	// Used only by feedTimers.
-	cursor          *mongo.Cursor
-	passBegan       time.Time
-	passTook        time.Duration // time spent reading in the pass
-	passFound       int           // envelopes found in the pass
-	restedAfterPass bool          // the collection was idle after the pass
-	nextPass        time.Time     // when the next pass begins
-	checkedAhead    time.Time     // when the index was last read for later envelopes
+	cursor    *mongo.Cursor
+	passBegan time.Time
+	passTook  time.Duration // time spent reading in the pass
+	nextPass  time.Time     // when the next pass begins
 
 	// Used only by publishClaimed.
 	envelopeSize int // mean bytes of an envelope in the latest read
@@ -145,9 +136,6 @@ func (s *Scheduled) NoteScheduled(ns string, id bson.RawValue, dueAt time.Time) 
 	c := s.findOrAddCollection(ns)
 	now := s.Now()
 	c.lastHint.Store(now.UnixMilli())
-	if c.idle.CompareAndSwap(true, false) {
-		retry.Signal(s.feedWake)
-	}
 	if dueAt.Before(now.Add(horizon)) {
 		s.timers.addCopy(c, id, dueAt.UnixMilli(), false)
 	}

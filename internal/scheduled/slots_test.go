@@ -94,7 +94,6 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 			{"counts", own, func() error { _, err := waiting.CountExceptions(t.Context(), coll, p); return err }},
 			{"dirty", 1, func() error { _, err := outboxes.StillDirty(t.Context(), coll, p); return err }},
 			{"scheduled", own, due},
-			{"ahead", 0, func() error { _, err := scheduledAfter(t.Context(), coll, now, 100, p); return err }},
 			{"stray claims", own, func() error { _, err := findStrayClaims(t.Context(), coll, 1, now, p); return err }},
 		} {
 			name, most = fmt.Sprintf("%s of %v", s.name, p), s.most

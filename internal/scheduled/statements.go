@@ -31,12 +31,6 @@ type dueEnvelopes struct {
 	Have int64 // how many of them have the claim, after claimGroups
 }
 
-// upcoming is a scheduled envelope as the index has it.
-type upcoming struct {
-	ID    bson.RawValue `bson:"_id"`
-	DueAt bson.DateTime `bson:"dueAt"`
-}
-
 // filterClaimable returns the condition for an envelope that this owner can claim. N19: the envelope has no claim, or a claim of an
 // owner whose epoch is over, or a claim of this owner. An envelope with a state is no longer scheduled.
 func (c dueClaim) filterClaimable(and ...bson.E) bson.D {
@@ -54,25 +48,16 @@ func (c dueClaim) claimCondition(and bson.D, or ...any) bson.D {
 }
 
 // scheduledUntil opens a cursor over the scheduled envelopes of coll that are due by until and that this owner can claim and
-// has not claimed yet, in the order of their due times. Decode them as [upcoming]. Its replies have up to batch documents.
+// has not claimed yet, in the order of their due times. They have `_id` and `dueAt`. Its replies have up to batch documents.
 func scheduledUntil(ctx context.Context, coll *mongo.Collection, c dueClaim, until time.Time, batch int32, p slot.Range) (*mongo.Cursor, error) {
 	cur, err := mongodb.Majority(coll).Find(ctx, // N21
 		p.AddFilter(c.filterUnclaimed(bson.E{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}})),
-		options.Find().SetProjection(ahead).SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetBatchSize(batch).SetAllowDiskUse(true))
+		options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}, {Key: "dueAt", Value: 1}}).SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetBatchSize(batch).SetAllowDiskUse(true))
 	if err != nil {
 		return nil, mongodb.Refusal(err, "looking for scheduled envelopes in "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
 	return cur, nil
 }
-
-// scheduledAfter returns the first scheduled envelopes of coll that are due after a time, in the order of their due times.
-func scheduledAfter(ctx context.Context, coll *mongo.Collection, after time.Time, limit int64, p slot.Range) ([]upcoming, error) {
-	later := bson.D{{Key: "dueAt", Value: bson.D{{Key: "$gt", Value: bson.NewDateTimeFromTime(after)}}}, {Key: "state", Value: nil}}
-	return mongodb.FindAll[upcoming](ctx, mongodb.Majority(coll), "looking ahead in "+mongodb.Namespace(coll), p.AddFilter(later),
-		options.Find().SetProjection(ahead).SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetLimit(limit))
-}
-
-var ahead = bson.D{{Key: "_id", Value: 1}, {Key: "dueAt", Value: 1}}
 
 // claimGroups claims the envelopes that are due by the server's clock and can be claimed, and sets Have of each group. It
 // uses one transaction, which commits only while the caller owns the watcher (N3) and adds the namespaces to `dirty`. All
