@@ -13,7 +13,7 @@ import (
 // errNoStart rejects a Run without a start position. A stream that silently starts at the present
 // would lose all earlier events.
 var errNoStart = errors.New(
-	"change stream: no start position: a position, a time, or an explicit start at the present is needed")
+	"change stream: no start position: a position or a time is needed")
 
 // Reasons of a gap. They are few, because they are values of a metric label.
 const (

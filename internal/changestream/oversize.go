@@ -8,7 +8,6 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/retry"
@@ -114,22 +113,18 @@ func (r *run) restoreDocuments(ctx context.Context, b *Batch) error {
 // before the event's time (N21, N22). It returns nil if the document no longer exists. If the
 // document was updated since the insert, the result contains the update.
 func (s *Stream) fetchDocument(ctx context.Context, ev *Event) (bson.Raw, error) {
-	session, err := s.cfg.Client.StartSession(options.Session().SetCausalConsistency(true))
+	// Without the event's time, the read could miss the insert.
+	session, err := mongodb.Causal(ctx, s.cfg.Client, ev.ClusterTime)
 	if err != nil {
 		return nil, err
 	}
 	defer session.EndSession(context.WithoutCancel(ctx))
-	// Without the event's time, the read could miss the insert.
-	if err := session.AdvanceOperationTime(&ev.ClusterTime); err != nil {
-		return nil, err
-	}
 
 	ctx, cancel := context.WithTimeout(mongo.NewSessionContext(ctx, session), openTimeout)
 	defer cancel()
-	coll := mongodb.Majority(mongodb.Database(s.cfg.Client, string(ev.DB)).Collection(string(ev.Coll)))
-	id := bson.RawValue{Type: bson.Type(ev.IDType), Value: ev.ID}
-	raw, err := coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Raw()
-	if errors.Is(err, mongo.ErrNoDocuments) {
+	coll := mongodb.Database(s.cfg.Client, string(ev.DB)).Collection(string(ev.Coll))
+	raw, err := mongodb.Fetch(ctx, coll, bson.RawValue{Type: bson.Type(ev.IDType), Value: ev.ID})
+	if errors.Is(err, mongodb.ErrNotFound) {
 		return nil, nil
 	}
 	return raw, err

@@ -77,8 +77,8 @@ var (
 	errPastSlim = errors.New("past the events that were too large")
 )
 
-// newRun determines the start position. If that needs the server, it retries after faults.
-func (s *Stream) newRun(ctx context.Context, start Start, out chan<- *Batch) (*run, error) {
+// newRun determines the start position.
+func (s *Stream) newRun(start Start, out chan<- *Batch) (*run, error) {
 	r := &run{
 		stream: s, out: out, position: start.Position.Clone(), checkpointHash: start.PipelineHash,
 		backoff:  s.pace.backoff.Start(),
@@ -96,21 +96,8 @@ func (s *Stream) newRun(ctx context.Context, start Start, out chan<- *Batch) (*r
 	}
 
 	switch {
-	case start.Now && (start.At != nil || !start.Position.IsZero()):
-		return nil, fmt.Errorf("%w: both a position and the present are requested", errNoStart)
-
 	case start.At != nil:
 		r.startAt(*start.At)
-
-	case start.Now:
-		err := retry.Do(ctx, s.pace.backoff, func(ctx context.Context) error {
-			now, err := mongodb.ClusterTime(ctx, s.cfg.Client)
-			r.startAt(now)
-			return err
-		}, func(err error, wait time.Duration) { s.reportFault(err, wait) })
-		if err != nil {
-			return nil, err
-		}
 
 	case !r.position.Token.IsZero():
 		// openCursor starts after the token.

@@ -69,7 +69,7 @@ var defaultPace = pace{
 	backoff:     retry.Reopen,
 }
 
-// Start is the place where the stream begins. Exactly one of Position, At and Now is needed.
+// Start is the place where the stream begins. Position or At is needed.
 // Position and At together start at the time and drop the events at or before the position (N23).
 type Start struct {
 	// Position is the checkpoint. The stream delivers the events after its token, or from its cluster
@@ -85,9 +85,6 @@ type Start struct {
 
 	// At starts at a cluster time, inclusive.
 	At *bson.Timestamp
-
-	// Now starts at the present. Events that are already in the outbox are never delivered.
-	Now bool
 }
 
 // Stream is one watcher's change stream.
@@ -123,7 +120,7 @@ func New(cfg Config) (*Stream, error) {
 func (s *Stream) Run(ctx context.Context, start Start, out chan<- *Batch) error {
 	defer s.setState(Stopped, 0, "")
 
-	r, err := s.newRun(ctx, start, out)
+	r, err := s.newRun(start, out)
 	for err == nil {
 		err = r.readSession(ctx)
 		if ctx.Err() != nil {

@@ -75,7 +75,7 @@ func NewClients(
 	// The stream has its own client, so that its long reads never delay the lease.
 	stream := changestream.Tune(connectionOptions(from)).SetAppName("outrelay stream " + node)
 	state := lease.Tune(connectionOptions(from)).SetAppName("outrelay state " + node)
-	// Each standby of a slot waits on a connection.
+	// Each slot has calls of its own.
 	if slots > 1 {
 		state.SetMaxPoolSize(uint64(8 + 4*(slots-1)))
 	}

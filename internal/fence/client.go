@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/kafkawire/batch"
@@ -39,15 +38,10 @@ type Producer = batch.Producer
 var anyEpoch = Producer{ID: -1, Epoch: -1}
 
 // Client sends the requests of takeovers. It is safe for concurrent use.
-type Client struct {
-	kafka *kafkawire.Client
-
-	mu     sync.Mutex
-	minISR map[string]minISR
-}
+type Client struct{ kafka *kafkawire.Client }
 
 // NewClient returns a client that uses the connections of k.
-func NewClient(k *kafkawire.Client) *Client { return &Client{kafka: k, minISR: map[string]minISR{}} }
+func NewClient(k *kafkawire.Client) *Client { return &Client{k} }
 
 // Init returns the next epoch of a transactional id. With anyEpoch it takes the id over, and aborts the
 // transaction that the last owner has left open. With a producer, only the holder of that epoch gets the

@@ -1,6 +1,7 @@
 package fence
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -79,11 +80,6 @@ func (c *Client) awaitHealth(ctx context.Context, topics []string, patience Pati
 	return h, err
 }
 
-type minISR struct {
-	n  int
-	at time.Time
-}
-
 // The values that are assumed if the configuration may not be read. Two in-sync replicas: a number that
 // is too high makes one partition unavailable while two of three replicas are away, a number that is too
 // low may hang the transactional id.
@@ -91,36 +87,15 @@ const (
 	assumedMinISR    = 2
 	assumedTxnExpiry = 7 * 24 * time.Hour
 	assumedPIDExpiry = 24 * time.Hour
-	minISRFresh      = 30 * time.Second
 )
 
-// readMinISRs returns min.insync.replicas of each topic, at most 30 s old.
+// readMinISRs returns min.insync.replicas of each topic.
 func (c *Client) readMinISRs(ctx context.Context, topics []string) map[string]int {
-	var outdated []string
-	c.mu.Lock()
-	for _, t := range topics {
-		if time.Since(c.minISR[t].at) > minISRFresh {
-			outdated = append(outdated, t)
-		}
-	}
-	c.mu.Unlock()
-
-	// Topics that could not be read keep their last value.
-	configs, _ := c.kafka.DescribeTopics(ctx, outdated)
-
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for t, config := range configs {
-		if config.MinISR > 0 {
-			c.minISR[t] = minISR{config.MinISR, time.Now()}
-		}
-	}
+	// The assumed value is for topics that may not be read.
+	configs, _ := c.kafka.DescribeTopics(ctx, topics)
 	out := map[string]int{}
 	for _, t := range topics {
-		out[t] = assumedMinISR
-		if known, ok := c.minISR[t]; ok {
-			out[t] = known.n
-		}
+		out[t] = cmp.Or(configs[t].MinISR, assumedMinISR)
 	}
 	return out
 }

@@ -107,7 +107,12 @@ func (r *reader) readAll(ctx context.Context, list []*reading) error {
 		}
 
 		// Leaders may have moved since the last round.
-		h, err := r.kafka.awaitHealth(ctx, names, Patience{Gate: r.patience.Gate, Total: r.idle})
+		var layout *kafkawire.Layout
+		patience := Patience{Gate: r.patience.Gate, Total: r.idle}
+		err := patience.retry(ctx, "looking for the leaders", func() (err error) {
+			layout, err = r.kafka.kafka.Metadata(ctx, names)
+			return err
+		})
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -122,7 +127,7 @@ func (r *reader) readAll(ctx context.Context, list []*reading) error {
 		}
 
 		r.applyBounds(list)
-		groups := groupByLeader(list, h)
+		groups := groupByLeader(list, &Health{layout: layout})
 		// Each partition waits for its next attempt, or for a leader.
 		if len(groups) == 0 {
 			_ = retry.Sleep(ctx, backoff)

@@ -61,9 +61,6 @@ func (s *Skip) addID(db, coll []byte, idType byte, id []byte) {
 	s.ids[s.hashID(db, coll, idType, id)] = struct{}{}
 }
 
-// Len returns the number of ids.
-func (s *Skip) Len() int { return len(s.ids) }
-
 // IsPast reports whether commit is later than everything that the sweep can have seen, so that the set is
 // no longer needed.
 func (s *Skip) IsPast(commit bson.Timestamp) bool { return commit.After(s.until) }

@@ -56,8 +56,8 @@ func (s *PartSize) Ended() {
 	}
 }
 
-// ErrNoTransaction means that a Fencer ran its function without a transaction.
-var ErrNoTransaction = errors.New("the write needs a transaction")
+// errNoTransaction means that a Fencer ran its function without a transaction.
+var errNoTransaction = errors.New("the write needs a transaction")
 
 // Bounds of one fenced transaction (N3). A single larger document is written alone.
 const (
@@ -113,7 +113,7 @@ func WriteInParts[T any](ctx context.Context, f Fencer, list []T, p Parts[T]) er
 		err := FencedSoon(ctx, f, dirty, n, func(tx context.Context) error {
 			s := mongo.SessionFromContext(tx)
 			if s == nil {
-				return ErrNoTransaction
+				return errNoTransaction
 			}
 			return p.Write(tx, s.Client(), part)
 		})

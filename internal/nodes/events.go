@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -59,8 +58,7 @@ func Kinds() []Kind {
 
 // The bounds of the log.
 const (
-	eventsKept = 10_000 // the newest entries; an index of package migrate removes entries by age
-	trimEvery  = 256    // appends of one process between two trims by count
+	eventsKept = 10_000 // the newest entries, after each [Member.RemoveOld]; an index of package migrate removes entries by age
 
 	// entryTimeout bounds the write of an entry for which nothing may wait long.
 	entryTimeout = 2 * time.Second
@@ -78,10 +76,9 @@ type Event struct {
 
 // Events is the collection `events` of the state database: a log for operators. It has no payloads.
 type Events struct {
-	coll     *mongo.Collection
-	watcher  string
-	node     string
-	appended atomic.Int64
+	coll    *mongo.Collection
+	watcher string
+	node    string
 }
 
 // NewEvents returns the log in coll, for entries of a watcher and a node. Either may be "".
@@ -89,7 +86,7 @@ func NewEvents(coll *mongo.Collection, watcher, node string) *Events {
 	return &Events{coll: coll, watcher: watcher, node: node}
 }
 
-// Append writes an entry. Every [trimEvery] calls it also removes the oldest entries above the limit.
+// Append writes an entry.
 func (e *Events) Append(ctx context.Context, kind Kind, fields bson.D) error {
 	if fields == nil {
 		fields = bson.D{}
@@ -103,14 +100,7 @@ func (e *Events) Append(ctx context.Context, kind Kind, fields bson.D) error {
 		{Key: "node", Value: mongodb.Literal(e.node)},
 		{Key: "fields", Value: mongodb.Literal(fields)},
 	}}}}, options.UpdateOne().SetUpsert(true))
-	if err != nil {
-		return mongodb.Refusal(err, "logging event "+string(kind), "find, insert and update", mongodb.Namespace(e.coll))
-	}
-
-	if e.appended.Add(1)%trimEvery == 0 {
-		_, err = e.Trim(ctx, eventsKept)
-	}
-	return err
+	return mongodb.Refusal(err, "logging event "+string(kind), "find, insert and update", mongodb.Namespace(e.coll))
 }
 
 // AppendOrWarn writes an entry about a running process. It blocks for at most [entryTimeout], whatever time the caller has left.

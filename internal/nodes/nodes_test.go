@@ -388,8 +388,7 @@ func TestReadyNamesLiveNodesThatDoNotKnowAStep(t *testing.T) {
 	old := member(db, "old", schema(6))
 	beat(t, old, Vitals{})
 	fresh(t, db, "old")
-	var e *OlderNodesError
-	if err := ready(t.Context(), step); !errors.As(err, &e) || !errors.Is(err, ErrOlderNodes) || !slices.Equal(e.Nodes, []string{"old (1.0.old)"}) ||
+	if err := ready(t.Context(), step); !errors.Is(err, ErrOlderNodes) || !strings.Contains(err.Error(), ": old (1.0.old);") ||
 		!strings.Contains(err.Error(), "migration 0007 (slots) waits") {
 		t.Errorf("%v", err)
 	}
@@ -414,7 +413,7 @@ func TestReadyNamesLiveNodesThatDoNotKnowAStep(t *testing.T) {
 
 	for _, node := range []string{"old", "unlisted"} {
 		own(node, "0.9", 60_000)
-		if err := ready(t.Context(), step); !errors.As(err, &e) || !slices.Equal(e.Nodes, []string{node + " (0.9)"}) {
+		if err := ready(t.Context(), step); !errors.Is(err, ErrOlderNodes) || !strings.Contains(err.Error(), ": "+node+" (0.9);") {
 			t.Errorf("%s owns: %v", node, err)
 		}
 	}

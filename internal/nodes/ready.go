@@ -14,26 +14,12 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
-// ErrOlderNodes matches every [*OlderNodesError].
+// ErrOlderNodes is the error for a migration that must wait, because live nodes do not support it and could do
+// harm after it.
 var ErrOlderNodes = errors.New("nodes of an older version are alive")
 
-// OlderNodesError is the error for a migration that must wait, because live nodes do not support it and could do
-// harm after it.
-type OlderNodesError struct {
-	ID, Name string   // of the migration
-	Nodes    []string // with their versions, as "node (version)"
-}
-
-func (e *OlderNodesError) Error() string {
-	return fmt.Sprintf("migration %s (%s) waits, because these live nodes are older than the migration: %s; "+
-		"upgrade or stop them, and the migration continues", e.ID, e.Name, strings.Join(e.Nodes, ", "))
-}
-
-// Is reports whether target is [ErrOlderNodes].
-func (e *OlderNodesError) Is(target error) bool { return target == ErrOlderNodes }
-
 // NewStepCheck returns the function that a [migrate.Migrator] calls before a step that older versions cannot
-// work with. The function returns an [*OlderNodesError] if a live node does not support the step. An owner of a
+// work with. The function returns [ErrOlderNodes] if a live node does not support the step. An owner of a
 // lease counts as live even if it is not in the list of nodes. A call makes two majority reads.
 func NewStepCheck(state *mongo.Database) func(ctx context.Context, s migrate.Step) error {
 	return func(ctx context.Context, s migrate.Step) error {
@@ -65,7 +51,8 @@ func NewStepCheck(state *mongo.Database) func(ctx context.Context, s migrate.Ste
 
 		if len(older) > 0 {
 			slices.Sort(older)
-			return &OlderNodesError{ID: s.ID, Name: s.Name, Nodes: older}
+			return fmt.Errorf("%w: migration %s (%s) waits, because these live nodes are older than the migration: %s; "+
+				"upgrade or stop them, and the migration continues", ErrOlderNodes, s.ID, s.Name, strings.Join(older, ", "))
 		}
 		return nil
 	}

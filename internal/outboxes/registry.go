@@ -17,9 +17,6 @@ import (
 // lastStamp is later than every cluster time.
 var lastStamp = bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}
 
-// errClaimed matches every [*ClaimedError] in errors.Is.
-var errClaimed = errors.New("collection claimed by another watcher")
-
 // ClaimedError means that another watcher reads the collection. Two watchers would both publish it, and each
 // would purge envelopes that the other has not read (N25).
 type ClaimedError struct{ NS, Watcher, By string }
@@ -29,9 +26,6 @@ func (e *ClaimedError) Error() string {
 		"change one of the two configurations, or release it with `outrelay recover --release %s`",
 		e.NS, e.By, e.Watcher, e.NS)
 }
-
-// Is reports whether target is [errClaimed].
-func (e *ClaimedError) Is(target error) bool { return target == errClaimed }
 
 // Registry is the collection `collections` of the state database. It assigns each outbox collection, by UUID,
 // to one watcher (N25).
@@ -80,14 +74,9 @@ func (c Registration) ReadUpTo(at bson.Timestamp) (upTo bson.Timestamp, appeared
 // ReadUpTo returns [Registration.ReadUpTo] of the collections that got their names after position, by name, for
 // a sweep that begins at from. If a collection is not in the registry, it was never read.
 func ReadUpTo(claims []Registration, list []Outbox, position, from bson.Timestamp) map[string]bson.Timestamp {
-	of := make(map[string]Registration, len(claims))
-	for _, c := range claims {
-		of[string(c.UUID.Data)] = c
-	}
-
-	out := map[string]bson.Timestamp{}
+	of, out := ByUUID(claims), map[string]bson.Timestamp{}
 	for _, o := range list {
-		claim, known := of[string(o.UUID[:])]
+		claim, known := of[o.UUID]
 		if !known && o.Identified() {
 			// No position is after lastStamp, so the collection counts as one that has just appeared.
 			claim.Seen = lastStamp

@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"crypto/sha256"
+	"math"
 	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -22,46 +23,39 @@ import (
 // the stream is opened.
 type PreviousOwner struct {
 	waitingTopics map[[16]byte][]string
-	// deadTopics is keyed by the position in the stream as well: a dead envelope has left its
-	// collection, and its id may have been inserted again.
-	deadTopics map[[16]byte][]string
-	// sweptDead contains the envelopes that died in a sweep. Their letters do not have the positions
-	// of their events, so it is keyed by the stamp.
-	sweptDead map[[16]byte]sweptLetter
-	buf       []byte
+	// dead is keyed by the position in the stream as well: a dead envelope has left its collection, and its
+	// id may have been inserted again. The letter of an envelope that died in a sweep does not have the
+	// position of its event, so the stamp is in its place.
+	dead map[[16]byte]deadEnvelope
+	buf  []byte
 }
 
-// sweptLetter is an envelope that died in a sweep.
-type sweptLetter struct {
+// deadEnvelope is an envelope that the previous owner dead-lettered.
+type deadEnvelope struct {
 	topics []string
-	// movedMS is the server's time of the letter. An envelope with this id that was committed later
-	// was inserted again, even if it has the same stamp.
+	// movedMS is the server's time of the letter of an envelope that died in a sweep. An envelope with its id
+	// that was committed later was inserted again, even if it has the same stamp.
 	movedMS int64
 }
 
 // NewPreviousOwner returns an empty set.
 func NewPreviousOwner() *PreviousOwner {
-	return &PreviousOwner{
-		waitingTopics: map[[16]byte][]string{},
-		deadTopics:    map[[16]byte][]string{},
-		sweptDead:     map[[16]byte]sweptLetter{},
-	}
+	return &PreviousOwner{waitingTopics: map[[16]byte][]string{}, dead: map[[16]byte]deadEnvelope{}}
 }
 
 // IsEmpty reports whether the previous owner left no envelopes.
 func (o *PreviousOwner) IsEmpty() bool {
-	return len(o.waitingTopics)+len(o.deadTopics)+len(o.sweptDead) == 0
+	return len(o.waitingTopics)+len(o.dead) == 0
 }
 
 // Reset removes everything.
 func (o *PreviousOwner) Reset() {
 	clear(o.waitingTopics)
-	clear(o.deadTopics)
-	clear(o.sweptDead)
+	clear(o.dead)
 }
 
-// hashKey returns the map key of an envelope or, with pos, of its event at a position.
-func (o *PreviousOwner) hashKey(ns string, id bson.RawValue, pos ...byte) [16]byte {
+// hashKey returns the map key of an envelope or, unless pos is empty, of its event at a position.
+func (o *PreviousOwner) hashKey(ns string, id bson.RawValue, pos string) [16]byte {
 	o.buf = append(o.buf[:0], ns...)
 	o.buf = append(o.buf, 0, byte(id.Type))
 	o.buf = append(o.buf, id.Value...)
@@ -76,15 +70,13 @@ func (o *PreviousOwner) hashKey(ns string, id bson.RawValue, pos ...byte) [16]by
 
 // AddDeadLetter adds a dead letter of the collection ns.
 func (o *PreviousOwner) AddDeadLetter(ns string, l deadletter.LaterLetter) {
+	pos, movedMS := l.Pos, int64(math.MaxInt64)
 	if stamp, swept := outboxes.SweptStamp(l.Pos); swept {
-		k := o.hashKey(ns, l.ID, []byte(stamp)...)
-		known := o.sweptDead[k]
-		o.sweptDead[k] = sweptLetter{append(known.topics, l.Topic), max(known.movedMS, l.MovedAt.UnixMilli())}
-		return
+		pos, movedMS = stamp, l.MovedAt.UnixMilli()
 	}
-
-	k := o.hashKey(ns, l.ID, []byte(l.Pos)...)
-	o.deadTopics[k] = append(o.deadTopics[k], l.Topic)
+	k := o.hashKey(ns, l.ID, pos)
+	known := o.dead[k]
+	o.dead[k] = deadEnvelope{append(known.topics, l.Topic), max(known.movedMS, movedMS)}
 }
 
 // removeDeadTopics removes the records for topics that rejected the envelope. dead reports whether
@@ -92,17 +84,11 @@ func (o *PreviousOwner) AddDeadLetter(ns string, l deadletter.LaterLetter) {
 func (o *PreviousOwner) removeDeadTopics(
 	ns string, id bson.RawValue, ev *changestream.Event, records []record.Record,
 ) (rest []record.Record, dead bool) {
-	if len(o.deadTopics) > 0 {
-		topics, dead := o.deadTopics[o.hashKey(ns, id, ev.Data...)]
-		if dead {
-			return dropTopics(records, topics), true
-		}
+	if len(o.dead) == 0 {
+		return records, false
 	}
-
-	if len(o.sweptDead) > 0 {
-		stamp := outboxes.PosAt(outboxes.Stamp(ev.Document))
-		l, dead := o.sweptDead[o.hashKey(ns, id, []byte(stamp)...)]
-		if dead && ev.WallMS <= l.movedMS {
+	for _, pos := range []string{string(ev.Data), outboxes.PosAt(outboxes.Stamp(ev.Document))} {
+		if l, dead := o.dead[o.hashKey(ns, id, pos)]; dead && ev.WallMS <= l.movedMS {
 			return dropTopics(records, l.topics), true
 		}
 	}
@@ -111,7 +97,7 @@ func (o *PreviousOwner) removeDeadTopics(
 
 // AddWaiting adds an envelope that waits for topics. The topic "" is for all topics.
 func (o *PreviousOwner) AddWaiting(ns string, id bson.RawValue, topics []string) {
-	o.waitingTopics[o.hashKey(ns, id)] = topics
+	o.waitingTopics[o.hashKey(ns, id, "")] = topics
 }
 
 // removeWaitingTopics removes the records for topics for which the envelope waits. waiting reports
@@ -119,7 +105,7 @@ func (o *PreviousOwner) AddWaiting(ns string, id bson.RawValue, topics []string)
 func (o *PreviousOwner) removeWaitingTopics(
 	ns string, id bson.RawValue, records []record.Record,
 ) (rest []record.Record, waiting bool) {
-	topics, waiting := o.waitingTopics[o.hashKey(ns, id)]
+	topics, waiting := o.waitingTopics[o.hashKey(ns, id, "")]
 	if !waiting {
 		return records, false
 	}

@@ -23,7 +23,7 @@ type sideTarget struct {
 	size  int
 }
 
-// Publish sends the records of one envelope, one for each topic, outside of the stream's
+// Publish sends the records of one envelope, at least one and one for each topic, outside of the stream's
 // order. It blocks while the reconciler's share of the budget is full (N13). It returns the
 // cause of ctx if ctx ends, or the error that ended the sink. After an error, onResolved is
 // not called.
@@ -44,12 +44,6 @@ func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolv
 	// N8: the hold has to be in place before the record can be acked.
 	d.holdOffsetsInReplay()
 	ticket := d.tracker.BeginSide()
-	if len(recs) == 0 {
-		d.releaseBytes(d.sideBudget, s.bytes)
-		onResolved(record.Published{Ticket: ticket})
-		return nil
-	}
-
 	// The delivery is registered first: the sink may ack a record from within Send.
 	d.addSide(ticket, s)
 	for i := range recs {

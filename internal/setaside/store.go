@@ -169,25 +169,18 @@ func (s *Collection) Postpone(ctx context.Context, m *Message, wait time.Duratio
 
 // First returns the first message of a queue: see Store.
 func (s *Collection) First(ctx context.Context, p Place, queue Digest) (*Message, error) {
-	cur, err := s.coll.Aggregate(ctx, mongo.Pipeline{
+	type message struct {
+		Message `bson:",inline"`
+		Elapsed *int64 `bson:"elapsed"` // milliseconds; nil while untried
+	}
+	docs, err := aggregate[message](ctx, s, "reading a queue of messages that are set aside", mongo.Pipeline{
 		{{Key: "$match", Value: inQueue(p, queue)}},
 		{{Key: "$sort", Value: queueOrder}},
 		{{Key: "$limit", Value: 1}},
 		{{Key: "$set", Value: bson.D{{Key: "elapsed", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", "$since"}}}}}}},
 	})
-	if err != nil {
-		return nil, fmt.Errorf("reading a queue of messages that are set aside: %w", err)
-	}
-
-	var docs []struct {
-		Message `bson:",inline"`
-		Elapsed *int64 `bson:"elapsed"` // milliseconds; nil while untried
-	}
-	if err := cur.All(ctx, &docs); err != nil {
-		return nil, fmt.Errorf("reading a queue of messages that are set aside: %w", err)
-	}
-	if len(docs) == 0 {
-		return nil, nil
+	if err != nil || len(docs) == 0 {
+		return nil, err
 	}
 
 	m := &docs[0].Message
@@ -225,7 +218,14 @@ func (s *Collection) Remove(ctx context.Context, m *Message) error {
 func (s *Collection) Heads(ctx context.Context, handler, topic string, partitions []int32) ([]Head, error) {
 	// The index `queues` has this order, so the server does not sort in memory.
 	order := append(bson.D{{Key: "h", Value: 1}, {Key: "t", Value: 1}, {Key: "p", Value: 1}, {Key: "q", Value: 1}}, queueOrder...)
-	cur, err := s.coll.Aggregate(ctx, mongo.Pipeline{
+	type head struct {
+		ID struct {
+			Partition int32  `bson:"p"`
+			Queue     Digest `bson:"q"`
+		} `bson:"_id"`
+		Wait *int64 `bson:"wait"` // milliseconds; nil while the first message is untried
+	}
+	docs, err := aggregate[head](ctx, s, "reading the queues of "+handler, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{
 			{Key: "h", Value: handler}, {Key: "t", Value: topic}, {Key: "p", Value: bson.D{{Key: "$in", Value: partitions}}},
 		}}},
@@ -237,18 +237,7 @@ func (s *Collection) Heads(ctx context.Context, handler, topic string, partition
 		{{Key: "$project", Value: bson.D{{Key: "wait", Value: bson.D{{Key: "$subtract", Value: bson.A{"$due", "$$NOW"}}}}}}},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("reading the queues of %s: %w", handler, err)
-	}
-
-	var docs []struct {
-		ID struct {
-			Partition int32  `bson:"p"`
-			Queue     Digest `bson:"q"`
-		} `bson:"_id"`
-		Wait *int64 `bson:"wait"` // milliseconds; nil while the first message is untried
-	}
-	if err := cur.All(ctx, &docs); err != nil {
-		return nil, fmt.Errorf("reading the queues of %s: %w", handler, err)
+		return nil, err
 	}
 
 	heads := make([]Head, len(docs))
@@ -268,26 +257,18 @@ func (s *Collection) Waiting(ctx context.Context, p Place, queues []Digest) ([]D
 	}
 
 	match := append(inPlace(p), bson.E{Key: "q", Value: bson.D{{Key: "$in", Value: queues}}})
-	cur, err := s.coll.Aggregate(ctx, mongo.Pipeline{
+	type waiting struct {
+		Queue Digest `bson:"_id"`
+	}
+	docs, err := aggregate[waiting](ctx, s, "looking for waiting messages of a key", mongo.Pipeline{
 		{{Key: "$match", Value: match}},
 		{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$q"}}}},
 	})
-	if err != nil {
-		return nil, fmt.Errorf("looking for waiting messages of a key: %w", err)
-	}
-
-	var docs []struct {
-		Queue Digest `bson:"_id"`
-	}
-	if err := cur.All(ctx, &docs); err != nil {
-		return nil, fmt.Errorf("looking for waiting messages of a key: %w", err)
-	}
-
 	found := make([]Digest, len(docs))
 	for i, d := range docs {
 		found[i] = d.Queue
 	}
-	return found, nil
+	return found, err
 }
 
 // Count returns how many messages of a handler are set aside: see Store.
@@ -304,50 +285,35 @@ func (s *Collection) Count(ctx context.Context, handler string, limit int) (int,
 func (s *Collection) Failing(ctx context.Context, handler string, limit int) (int, error) {
 	// An untried message has no due time. The index "queues" has all fields, so no document is read.
 	queue := bson.D{{Key: "_id", Value: 0}, {Key: "t", Value: 1}, {Key: "p", Value: 1}, {Key: "q", Value: 1}}
-	cur, err := s.coll.Aggregate(ctx, mongo.Pipeline{
+	type count struct {
+		N int `bson:"n"`
+	}
+	docs, err := aggregate[count](ctx, s, "counting the keys that failed", mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "h", Value: handler}, {Key: "due", Value: bson.D{{Key: "$gt", Value: time.Time{}}}}}}},
 		{{Key: "$project", Value: queue}},
 		{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$$ROOT"}}}},
 		{{Key: "$limit", Value: limit}},
 		{{Key: "$count", Value: "n"}},
 	})
-
-	var docs []struct {
-		N int `bson:"n"`
-	}
-	if err == nil {
-		err = cur.All(ctx, &docs)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("counting the keys that failed: %w", err)
-	}
-	if len(docs) == 0 {
-		return 0, nil
+	if err != nil || len(docs) == 0 {
+		return 0, err
 	}
 	return docs[0].N, nil
 }
 
 // Oldest returns the time since the first failure of the handler's oldest message: see Store.
 func (s *Collection) Oldest(ctx context.Context, handler string) (time.Duration, error) {
-	cur, err := s.coll.Aggregate(ctx, mongo.Pipeline{
+	type oldest struct {
+		Age int64 `bson:"age"` // milliseconds
+	}
+	docs, err := aggregate[oldest](ctx, s, "reading the oldest message that is set aside", mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "h", Value: handler}, {Key: "since", Value: bson.D{{Key: "$exists", Value: true}}}}}},
 		{{Key: "$sort", Value: bson.D{{Key: "since", Value: 1}}}},
 		{{Key: "$limit", Value: 1}},
 		{{Key: "$project", Value: bson.D{{Key: "age", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", "$since"}}}}}}},
 	})
-
-	var docs []struct {
-		Age int64 `bson:"age"` // milliseconds
-	}
-	if err == nil {
-		err = cur.All(ctx, &docs)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("reading the oldest message that is set aside: %w", err)
-	}
-
-	if len(docs) == 0 {
-		return 0, nil
+	if err != nil || len(docs) == 0 {
+		return 0, err
 	}
 	// 0 would mean that there is no such message.
 	return max(time.Duration(docs[0].Age)*time.Millisecond, time.Millisecond), nil
@@ -365,20 +331,11 @@ func (s *Collection) Handlers(ctx context.Context, group string) ([]string, erro
 // Requeued returns the queues of a group with requeued messages: see Store.
 func (s *Collection) Requeued(ctx context.Context, group string) ([]Queue, error) {
 	key := bson.D{{Key: "h", Value: "$h"}, {Key: "t", Value: "$t"}, {Key: "p", Value: "$p"}, {Key: "q", Value: "$q"}}
-	cur, err := s.coll.Aggregate(ctx, mongo.Pipeline{
+	return aggregate[Queue](ctx, s, "looking for requeued messages", mongo.Pipeline{
 		{{Key: "$match", Value: append(inGroup(group), isRequeued...)}},
 		{{Key: "$group", Value: bson.D{{Key: "_id", Value: key}}}},
 		{{Key: "$replaceWith", Value: "$_id"}},
 	})
-	if err != nil {
-		return nil, fmt.Errorf("looking for requeued messages: %w", err)
-	}
-
-	var queues []Queue
-	if err := cur.All(ctx, &queues); err != nil {
-		return nil, fmt.Errorf("looking for requeued messages: %w", err)
-	}
-	return queues, nil
 }
 
 // Stored returns those of the ids that messages have: see Store.
@@ -401,6 +358,18 @@ func (s *Collection) Retire(ctx context.Context, handler string) (int64, error) 
 		return 0, fmt.Errorf("removing the messages of %s: %w", handler, err)
 	}
 	return res.DeletedCount, nil
+}
+
+// aggregate returns what pipeline produces. doing names the purpose in errors.
+func aggregate[T any](ctx context.Context, s *Collection, doing string, pipeline mongo.Pipeline) (docs []T, err error) {
+	cur, err := s.coll.Aggregate(ctx, pipeline)
+	if err == nil {
+		err = cur.All(ctx, &docs)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", doing, err)
+	}
+	return docs, nil
 }
 
 // queueOrder is the order of the messages of a queue.

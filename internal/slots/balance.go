@@ -136,12 +136,7 @@ func (b *Balancer) Run(stop, work context.Context) error {
 
 		case <-b.wakeup:
 			// Several slots may ask for a refresh at the same moment.
-			pause := time.NewTimer(refreshSoon)
-			select {
-			case <-pause.C:
-			case <-work.Done():
-			}
-			pause.Stop()
+			_ = retry.Sleep(work, refreshSoon)
 		}
 	}
 }

@@ -15,23 +15,9 @@ import (
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
-// ErrDivided means that a watcher has another number of slots. Its type is [DividedError].
-var ErrDivided = errors.New("the watcher has another number of slots")
-
-// DividedError reports that a process is configured for another number of slots than its watcher has. Two divisions at
+// ErrDivided means that a process is configured for another number of slots than its watcher has. Two divisions at
 // the same time would each deliver every event (N28).
-type DividedError struct {
-	Watcher   string
-	Has, Want int
-}
-
-func (e *DividedError) Error() string {
-	return fmt.Sprintf("watcher %q has %d slots, and this process is configured for %d: set slots: %d, "+
-		"or run `outrelay reslice --slots %d` to change it", e.Watcher, e.Has, e.Want, e.Has, e.Want)
-}
-
-// Is reports whether target is [ErrDivided].
-func (e *DividedError) Is(target error) bool { return target == ErrDivided }
+var ErrDivided = errors.New("the numbers of slots differ")
 
 // Division is the number of slots of a watcher, and the progress of its slots.
 type Division struct {
@@ -67,7 +53,7 @@ func (d *Divisions) Read(ctx context.Context, watcher string) (Division, error) 
 	return v, describeRefusal(err, "reading the division of watcher "+watcher, "find", d.coll)
 }
 
-// Agree returns nil if the watcher has p.N slots, and a [*DividedError] if it has another number. If no division is
+// Agree returns nil if the watcher has p.N slots, and [ErrDivided] if it has another number. If no division is
 // stored, Agree stores one: the number of its documents, which an older version may have written, or p.N if there are none.
 func (d *Divisions) Agree(ctx context.Context, watcher string, p slot.Range) error {
 	want := max(p.N, 1)
@@ -80,7 +66,8 @@ func (d *Divisions) Agree(ctx context.Context, watcher string, p slot.Range) err
 	}
 
 	if v.Of != want {
-		return &DividedError{Watcher: watcher, Has: v.Of, Want: want}
+		return fmt.Errorf("%w: watcher %q has %d slots, and this process is configured for %d: set slots: %d, "+
+			"or run `outrelay reslice --slots %d` to change it", ErrDivided, watcher, v.Of, want, v.Of, want)
 	}
 	return nil
 }

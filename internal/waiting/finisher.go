@@ -131,7 +131,7 @@ type decision struct {
 	// What is written about the envelope, unless it is dead.
 	changed   bool     // its document has to be changed or removed
 	removed   bool     // it is removed
-	acked     []SentTo // targets that have it now
+	acked     []sentTo // targets that have it now
 	left      []string // targets that are left; nil: all that it routes to
 	heldState string   // the state of a scheduled envelope that has to wait
 	postponed bool     // MongoDB rejects the write
@@ -160,7 +160,6 @@ type Finisher struct {
 	removals  []*decision   // scheduled envelopes that only have to be removed
 	writing   int           // deliveries of the current write
 	wake      chan struct{} // holds one token
-	drained   chan struct{} // closed when nothing is left; nil while Drain is not waiting
 	postponed []*decision   // deliveries whose write MongoDB rejects
 	seq       uint32
 	partSize  *mongodb.PartSize // deliveries in one transaction
@@ -290,25 +289,21 @@ func (f *Finisher) removalsYield(now time.Time) bool {
 	return false
 }
 
+// drainPoll is the interval at which Drain checks whether everything is written.
+const drainPoll = 5 * time.Millisecond
+
 // Drain blocks until the fates of all answered deliveries are written, except for writes that MongoDB
 // rejects. It returns the cause of ctx if ctx ends first. Run must be running.
 func (f *Finisher) Drain(ctx context.Context) error {
 	for {
 		f.mu.Lock()
-		if len(f.queue) == 0 && len(f.removals) == 0 && f.writing == 0 {
-			f.mu.Unlock()
+		done := len(f.queue) == 0 && len(f.removals) == 0 && f.writing == 0
+		f.mu.Unlock()
+		if done {
 			return nil
 		}
-		if f.drained == nil {
-			f.drained = make(chan struct{})
-		}
-		drained := f.drained
-		f.mu.Unlock()
-
-		select {
-		case <-drained:
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		if err := retry.Sleep(ctx, drainPoll); err != nil {
+			return err
 		}
 	}
 }
@@ -336,10 +331,6 @@ func (f *Finisher) writeAndRelease(ctx context.Context, batch []*decision) error
 	// Drain waits for the release as well, not only for the write.
 	f.mu.Lock()
 	f.writing = 0
-	if len(f.queue) == 0 && len(f.removals) == 0 && f.drained != nil {
-		close(f.drained)
-		f.drained = nil
-	}
 	f.mu.Unlock()
 	return nil
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// SentTo is the position of a record in Kafka, as recording mark stores it.
-type SentTo struct {
+// sentTo is the position of a record in Kafka, as recording mark stores it.
+type sentTo struct {
 	Topic     string `bson:"topic"`
 	Partition int32  `bson:"partition"`
 	Offset    int64  `bson:"offset"`
@@ -153,7 +153,7 @@ var forgotten = bson.A{
 
 // sentUpdate returns the update that marks an envelope as sent. It sets the current time, so that retention counts
 // from the delivery.
-func sentUpdate(sent []SentTo) mongo.Pipeline {
+func sentUpdate(sent []sentTo) mongo.Pipeline {
 	set := bson.D{{Key: "sentAt", Value: "$$NOW"}, {Key: "ts", Value: "$$CLUSTER_TIME"}, {Key: "firstTs", Value: outboxes.FirstStamp}, wasDue}
 	if sent != nil {
 		set = append(set, bson.E{Key: "sent", Value: addPositions(sent)})
@@ -168,7 +168,7 @@ var wasDue = bson.E{Key: "scheduledFor", Value: bson.D{
 
 // addPositions returns an expression that adds positions to `sent`. It adds no duplicates, because the statement may be
 // repeated.
-func addPositions(sent []SentTo) bson.D {
+func addPositions(sent []sentTo) bson.D {
 	return bson.D{{Key: "$setUnion", Value: bson.A{arrayOf("$sent"), mongodb.Literal(sent)}}}
 }
 
@@ -179,7 +179,7 @@ func arrayOf(field string) bson.D {
 
 // updateModel returns the statement that writes the fate of a on its own.
 func (f *Finisher) updateModel(a *decision) mongo.WriteModel {
-	var sent []SentTo
+	var sent []sentTo
 	if f.config.Recording == "mark" {
 		sent = a.acked
 	}

@@ -99,24 +99,19 @@ func (x *Exceptions) FinishSent(
 	ctx context.Context, find func(e *outboxes.Envelope, topics []string) []Hit,
 ) (finished int, err error) {
 	var sent []sentEnvelope
-	for _, c := range x.config.Collections() {
-		e := outboxes.Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
-		coll := mongodb.Database(x.config.Client, c.DB).Collection(c.Coll)
-		err := EachTaken(ctx, coll, c.Part, x.config.Now().Add(Lookahead), func(raw bson.Raw) error {
-			e.Raw = raw
-			topics := stringArray(raw.Lookup("pending"))
-			if len(topics) == 0 {
-				topics = nil
-			}
-			if hits := find(&e, topics); len(hits) > 0 {
-				sent = append(sent, x.newSentEnvelope(c, raw, hits))
-			}
-			return nil
-		})
-		if err != nil {
-			return 0, err
+	err = x.eachTaken(ctx, func(c outboxes.Outbox, e *outboxes.Envelope) {
+		topics := stringArray(e.Raw.Lookup("pending"))
+		if len(topics) == 0 {
+			topics = nil
 		}
+		if hits := find(e, topics); len(hits) > 0 {
+			sent = append(sent, x.newSentEnvelope(c, e.Raw, hits))
+		}
+	})
+	if err != nil {
+		return 0, err
 	}
+
 	if err := x.dropOvertakingHits(ctx, sent, find); err != nil {
 		return 0, err
 	}
@@ -134,6 +129,23 @@ func (x *Exceptions) FinishSent(
 		return 0, fmt.Errorf("finishing envelopes that an earlier owner sent: %w", err)
 	}
 	return len(batch), nil
+}
+
+// eachTaken calls take for each envelope of the collections that an earlier owner may have sent: see [EachTaken].
+func (x *Exceptions) eachTaken(ctx context.Context, take func(c outboxes.Outbox, e *outboxes.Envelope)) error {
+	for _, c := range x.config.Collections() {
+		e := outboxes.Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
+		coll := mongodb.Database(x.config.Client, c.DB).Collection(c.Coll)
+		err := EachTaken(ctx, coll, c.Part, x.config.Now().Add(Lookahead), func(raw bson.Raw) error {
+			e.Raw = raw
+			take(c, &e)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // newSentEnvelope returns the parts of the envelope raw that FinishSent needs. The result does not
@@ -174,26 +186,20 @@ func (x *Exceptions) dropOvertakingHits(
 		return nil
 	}
 
-	for _, c := range x.config.Collections() {
-		e := outboxes.Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
-		coll := mongodb.Database(x.config.Client, c.DB).Collection(c.Coll)
-		err := EachTaken(ctx, coll, c.Part, x.config.Now().Add(Lookahead), func(raw bson.Raw) error {
-			e.Raw = raw
-			key := storedKey(x.config.Mapping, raw)
-			pos, _ := raw.Lookup("pos").StringValueOK()
-			for _, topic := range stringArray(raw.Lookup("pending")) {
-				o := orderScope{c.NS(), topic, key}
-				lowest, matters := missing[o]
-				lower := pos != "" && (lowest == "" || pos < lowest)
-				if matters && lower && len(find(&e, []string{topic})) == 0 {
-					missing[o] = pos
-				}
+	err := x.eachTaken(ctx, func(c outboxes.Outbox, e *outboxes.Envelope) {
+		key := storedKey(x.config.Mapping, e.Raw)
+		pos, _ := e.Raw.Lookup("pos").StringValueOK()
+		for _, topic := range stringArray(e.Raw.Lookup("pending")) {
+			o := orderScope{c.NS(), topic, key}
+			lowest, matters := missing[o]
+			lower := pos != "" && (lowest == "" || pos < lowest)
+			if matters && lower && len(find(e, []string{topic})) == 0 {
+				missing[o] = pos
 			}
-			return nil
-		})
-		if err != nil {
-			return err
 		}
+	})
+	if err != nil {
+		return err
 	}
 
 	for i := range sent {
