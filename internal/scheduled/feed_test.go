@@ -88,7 +88,6 @@ func TestCollectionsComeAndGo(t *testing.T) {
 	}
 
 	s.NoteScheduled("new.outbox", timerID(1), time.Now())
-	s.NoteScheduled("nonsense", timerID(1), time.Now())
 	if list := s.watchedCollections(); len(list) != 1 || list[0].ns != "new.outbox" || s.timers.entryCount() != 1 {
 		t.Errorf("%d are asked, %d remembered", len(list), s.timers.entryCount())
 	}
