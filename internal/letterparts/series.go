@@ -2,11 +2,12 @@ package letterparts
 
 import (
 	"context"
-	"fmt"
 	"strings"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/cursor"
 )
 
 // Series counts the letters of one handler with the same class.
@@ -43,15 +44,13 @@ func CountSeries(ctx context.Context, db *mongo.Database, collection string, lim
 		{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$series"}, {Key: "dead", Value: bson.D{{Key: "$sum", Value: oneIfDead}}}}}},
 		{{Key: "$sort", Value: bson.D{{Key: "dead", Value: -1}, {Key: "_id", Value: 1}}}},
 	})
-	var docs []struct {
+	type count struct {
 		ID   string `bson:"_id"`
 		Dead int64  `bson:"dead"`
 	}
-	if err == nil {
-		err = cur.All(ctx, &docs)
-	}
+	docs, err := cursor.All[count](ctx, "counting dead letters of "+collection, cur, err)
 	if err != nil {
-		return nil, fmt.Errorf("counting dead letters of %s: %w", collection, err)
+		return nil, err
 	}
 
 	list := make([]Series, len(docs))

@@ -14,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/outrelay/outrelay/internal/cursor"
 	"github.com/outrelay/outrelay/internal/schema"
 )
 
@@ -169,13 +170,9 @@ func (s *Mongo) Recent(ctx context.Context, saga string, limit int) ([]Record, e
 		SetSort(bson.D{{Key: "updatedAt", Value: -1}, {Key: "_id", Value: 1}}).
 		SetLimit(int64(limit)).
 		SetAllowDiskUse(true))
+	raws, err := cursor.All[bson.Raw](ctx, "listing sagas of "+saga, cur, err)
 	if err != nil {
-		return nil, fmt.Errorf("listing sagas of %s: %w", saga, err)
-	}
-
-	var raws []bson.Raw
-	if err := cur.All(ctx, &raws); err != nil {
-		return nil, fmt.Errorf("listing sagas of %s: %w", saga, err)
+		return nil, err
 	}
 
 	list := make([]Record, 0, len(raws))
@@ -228,15 +225,7 @@ func (s *Mongo) Prepare(ctx context.Context, t Type) (Type, error) {
 // Types returns the types that Prepare has stored, sorted by name.
 func (s *Mongo) Types(ctx context.Context) ([]Type, error) {
 	cur, err := s.types.Find(ctx, bson.D{}, options.Find().SetSort(bson.D{{Key: "_id", Value: 1}}))
-	if err != nil {
-		return nil, fmt.Errorf("listing sagas: %w", err)
-	}
-
-	var list []Type
-	if err := cur.All(ctx, &list); err != nil {
-		return nil, fmt.Errorf("listing sagas: %w", err)
-	}
-	return list, nil
+	return cursor.All[Type](ctx, "listing sagas", cur, err)
 }
 
 // storedID returns id in the form in which it is stored.

@@ -14,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/outrelay/outrelay/internal/cursor"
 	"github.com/outrelay/outrelay/internal/schema"
 )
 
@@ -361,15 +362,9 @@ func (s *Collection) Retire(ctx context.Context, handler string) (int64, error) 
 }
 
 // aggregate returns what pipeline produces. doing names the purpose in errors.
-func aggregate[T any](ctx context.Context, s *Collection, doing string, pipeline mongo.Pipeline) (docs []T, err error) {
+func aggregate[T any](ctx context.Context, s *Collection, doing string, pipeline mongo.Pipeline) ([]T, error) {
 	cur, err := s.coll.Aggregate(ctx, pipeline)
-	if err == nil {
-		err = cur.All(ctx, &docs)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", doing, err)
-	}
-	return docs, nil
+	return cursor.All[T](ctx, doing, cur, err)
 }
 
 // queueOrder is the order of the messages of a queue.

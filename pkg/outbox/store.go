@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/agenda"
 	"github.com/outrelay/outrelay/internal/appending"
+	"github.com/outrelay/outrelay/internal/cursor"
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -37,15 +37,9 @@ func (s mongoStore) Insert(ctx context.Context, envelopes []appending.Envelope) 
 	return err
 }
 
-func (s mongoStore) Stored(ctx context.Context) (list []bson.Raw, err error) {
+func (s mongoStore) Stored(ctx context.Context) ([]bson.Raw, error) {
 	cur, err := s.coll.Find(ctx, bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
-	if err == nil {
-		err = cur.All(ctx, &list)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reading the events of %s: %w", s.coll.Name(), err)
-	}
-	return list, nil
+	return cursor.All[bson.Raw](ctx, "reading the events of "+s.coll.Name(), cur, err)
 }
 
 func (s mongoStore) Cancel(ctx context.Context, id event.ID) (bool, error) {

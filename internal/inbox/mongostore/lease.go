@@ -2,11 +2,11 @@ package mongostore
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/cursor"
 	"github.com/outrelay/outrelay/internal/inbox"
 )
 
@@ -17,16 +17,13 @@ func (s *Store) ReadLeases(ctx context.Context, ids []inbox.ID) (map[inbox.ID]in
 		// The server's clock decides whether a lease is live, as when the lease was taken.
 		bson.D{{Key: "$set", Value: bson.D{{Key: "live", Value: bson.D{{Key: "$gt", Value: bson.A{"$until", "$$NOW"}}}}}}},
 	})
-	if err != nil {
-		return nil, fmt.Errorf("reading claims: %w", err)
-	}
-
-	var docs []struct {
+	type claim struct {
 		ID    storedID    `bson:"_id"`
 		Lease inbox.Lease `bson:",inline"`
 	}
-	if err := cur.All(ctx, &docs); err != nil {
-		return nil, fmt.Errorf("reading claims: %w", err)
+	docs, err := cursor.All[claim](ctx, "reading claims", cur, err)
+	if err != nil {
+		return nil, err
 	}
 
 	found := make(map[inbox.ID]inbox.Lease, len(docs))

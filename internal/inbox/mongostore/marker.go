@@ -8,6 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/cursor"
 	"github.com/outrelay/outrelay/internal/inbox"
 )
 
@@ -87,16 +88,13 @@ func placeFields(p inbox.Place) bson.D {
 func (s *Store) ReadMarkers(ctx context.Context, ids []inbox.ID) (map[inbox.ID]inbox.Marker, error) {
 	fields := bson.D{{Key: "s", Value: 1}, {Key: "o", Value: 1}, {Key: "e", Value: 1}}
 	cur, err := s.markers.Find(ctx, idsFilter(ids), options.Find().SetProjection(fields))
-	if err != nil {
-		return nil, fmt.Errorf("reading markers: %w", err)
-	}
-
-	var docs []struct {
+	type marker struct {
 		ID     storedID     `bson:"_id"`
 		Marker inbox.Marker `bson:",inline"`
 	}
-	if err := cur.All(ctx, &docs); err != nil {
-		return nil, fmt.Errorf("reading markers: %w", err)
+	docs, err := cursor.All[marker](ctx, "reading markers", cur, err)
+	if err != nil {
+		return nil, err
 	}
 
 	found := make(map[inbox.ID]inbox.Marker, len(docs))

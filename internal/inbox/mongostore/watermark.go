@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/cursor"
 	"github.com/outrelay/outrelay/internal/inbox"
 )
 
@@ -48,15 +49,7 @@ func (d storedMark) lane() inbox.LaneKey {
 // findMarks returns the watermarks that match the filter.
 func (s *Store) findMarks(ctx context.Context, filter bson.D) ([]storedMark, error) {
 	cur, err := s.offsets.Find(ctx, filter)
-	if err != nil {
-		return nil, fmt.Errorf("reading watermarks: %w", err)
-	}
-
-	var docs []storedMark
-	if err := cur.All(ctx, &docs); err != nil {
-		return nil, fmt.Errorf("reading watermarks: %w", err)
-	}
-	return docs, nil
+	return cursor.All[storedMark](ctx, "reading watermarks", cur, err)
 }
 
 // ReadMarks returns the stored watermarks of the lanes.

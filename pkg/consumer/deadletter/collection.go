@@ -15,6 +15,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/outrelay/outrelay/internal/cursor"
 	"github.com/outrelay/outrelay/internal/letterparts"
 	"github.com/outrelay/outrelay/internal/schema"
 	"github.com/outrelay/outrelay/internal/transaction"
@@ -214,14 +215,7 @@ func (c *collection) Find(ctx context.Context, q Query, after *Letter, oldestFir
 		opts.SetProjection(bson.D{{Key: "value", Value: 0}})
 	}
 	cur, err := c.coll.Find(ctx, filter, opts)
-	if err != nil {
-		return nil, fmt.Errorf("listing dead letters of %s: %w", c.coll.Name(), err)
-	}
-	var list []Letter
-	if err := cur.All(ctx, &list); err != nil {
-		return nil, fmt.Errorf("listing dead letters of %s: %w", c.coll.Name(), err)
-	}
-	return list, nil
+	return cursor.All[Letter](ctx, "listing dead letters of "+c.coll.Name(), cur, err)
 }
 
 // Count counts the letters that q selects.
@@ -257,15 +251,7 @@ func (c *collection) Summarize(ctx context.Context, q Query) ([]Summary, error) 
 		{{Key: "$replaceWith", Value: bson.D{{Key: "$mergeObjects", Value: bson.A{"$_id", "$$ROOT"}}}}},
 		{{Key: "$sort", Value: bson.D{{Key: "count", Value: -1}, {Key: "_id", Value: 1}}}},
 	})
-	if err != nil {
-		return nil, fmt.Errorf("summarizing dead letters of %s: %w", c.coll.Name(), err)
-	}
-
-	var out []Summary
-	if err := cur.All(ctx, &out); err != nil {
-		return nil, fmt.Errorf("summarizing dead letters of %s: %w", c.coll.Name(), err)
-	}
-	return out, nil
+	return cursor.All[Summary](ctx, "summarizing dead letters of "+c.coll.Name(), cur, err)
 }
 
 // MarkRequeued stores by with the time of the server, unless the letter is marked already.

@@ -106,15 +106,15 @@ func (l *Letter) omitContent(cause error) {
 	l.Reason = fmt.Sprintf("the content was left out: %v; the record is at %s/%d/%d", cause, l.Topic, l.Partition, l.Offset)
 }
 
-// cursor is the place of a letter in a list.
-type cursor struct {
+// letterPlace is the place of a letter in a list.
+type letterPlace struct {
 	ID ID        `bson:"id"`
 	At time.Time `bson:"at"`
 }
 
 // Cursor returns the place of the letter in a list, for Query.After.
 func (l *Letter) Cursor() string {
-	b, _ := bson.MarshalExtJSON(cursor{l.ID, l.GivenUpAt}, false, false)
+	b, _ := bson.MarshalExtJSON(letterPlace{l.ID, l.GivenUpAt}, false, false)
 	return string(b)
 }
 
@@ -125,7 +125,7 @@ func parseCursor(text string) (*Letter, error) {
 	if text == "" {
 		return nil, nil
 	}
-	var c cursor
+	var c letterPlace
 	if err := bson.UnmarshalExtJSON([]byte(text), false, &c); err != nil || c.At.IsZero() {
 		return nil, errCursor
 	}

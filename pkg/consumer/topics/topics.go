@@ -19,6 +19,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/cursor"
 )
 
 const collection = "inbox_topics"
@@ -82,17 +84,14 @@ func (l *List) documentKey(topic string) bson.D {
 // All returns the topics of the list, sorted.
 func (l *List) All(ctx context.Context) ([]string, error) {
 	cur, err := l.coll.Find(ctx, bson.D{{Key: "_id.g", Value: l.group}})
-	if err != nil {
-		return nil, fmt.Errorf("reading the topics of group %s: %w", l.group, err)
-	}
-
-	var docs []struct {
+	type listed struct {
 		ID struct {
 			T string `bson:"t"`
 		} `bson:"_id"`
 	}
-	if err := cur.All(ctx, &docs); err != nil {
-		return nil, fmt.Errorf("reading the topics of group %s: %w", l.group, err)
+	docs, err := cursor.All[listed](ctx, "reading the topics of group "+l.group, cur, err)
+	if err != nil {
+		return nil, err
 	}
 
 	all := make([]string, len(docs))

@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/cursor"
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -169,15 +170,12 @@ func (c *Cron) appendFirings(ctx context.Context, e *entry, list []time.Time) er
 
 	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
 	cur, err := c.parts.Collection.Find(ctx, filter, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
-	if err != nil {
-		return fmt.Errorf("looking for firings of cron entry %q: %w", e.Name, err)
-	}
-
-	var existing []struct {
+	type firing struct {
 		ID event.ID `bson:"_id"`
 	}
-	if err := cur.All(ctx, &existing); err != nil {
-		return fmt.Errorf("looking for firings of cron entry %q: %w", e.Name, err)
+	existing, err := cursor.All[firing](ctx, fmt.Sprintf("looking for firings of cron entry %q", e.Name), cur, err)
+	if err != nil {
+		return err
 	}
 
 	// An insert of an existing id would abort the transaction.
