@@ -46,16 +46,14 @@ func TestSupportMatrix(t *testing.T) {
 		t.Errorf("go.mod and the tests do not use Go %s", testedGo)
 	}
 
-	var release struct {
-		Builds []struct{ Goos, Goarch []string }
-	}
-	if err := yaml.Unmarshal([]byte(read(".goreleaser.yaml")), &release); err != nil || len(release.Builds) != 1 {
-		t.Fatalf("%v: %d builds", err, len(release.Builds))
+	var release struct{ Builds []struct{ Targets []string } }
+	if err := yaml.Unmarshal([]byte(read(".goreleaser.yaml")), &release); err != nil {
+		t.Fatal(err)
 	}
 	var built, listed []string
-	for _, system := range release.Builds[0].Goos {
-		for _, arch := range release.Builds[0].Goarch {
-			built = append(built, system+"/"+arch)
+	for _, b := range release.Builds {
+		for _, target := range b.Targets {
+			built = append(built, strings.Replace(target, "_", "/", 1))
 		}
 	}
 	for _, r := range matrix {

@@ -5,19 +5,26 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/gap"
+	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/waiting"
+	"github.com/outrelay/outrelay/internal/watched"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -25,9 +32,27 @@ import (
 // exceptionWriter stores the envelopes that are not sent, in fenced transactions: dead letters, and
 // waiting envelopes as the stream contained them (N3, N16).
 type exceptionWriter struct {
-	*term
-	partSize       *mongodb.PartSize // of the transactions with waiting envelopes
-	unstampedCount uint32            // exceptions without a server timestamp
+	cfg         *config.Config
+	version     string
+	client      *mongo.Client
+	scope       *changestream.Scope
+	held        *lease.Held
+	stream      *changestream.Stream
+	dispatcher  *pipeline.Dispatcher
+	collections *watched.Collections
+	dirty       *watched.DirtyList
+	indexes     *indexKeeper
+	recovery    *gap.Recovery
+	now         func() time.Time
+	log         *slog.Logger
+	partSize    *mongodb.PartSize // of the transactions with waiting envelopes
+
+	// Set during the takeover.
+	mapping    *envelope.Mapping
+	seal       []byte // see term.seal
+	reconciler *reconciler
+
+	unstampedCount uint32 // exceptions without a server timestamp
 }
 
 // Record implements pipeline.Exceptions. Dead letters are moved first: an envelope that is dead for
@@ -96,13 +121,13 @@ func (x *exceptionWriter) deadLetterFor(e pipeline.Exception) (l deadletter.Lett
 		l, err = x.newIDOnlyLetter(&e)
 		return l, true, err
 
-	case e.State == envelope.StateRetry && x.slot.cfg.Retry.MaxAttempts <= 1:
+	case e.State == envelope.StateRetry && x.cfg.Retry.MaxAttempts <= 1:
 		attempt := deadletter.Attempt{
-			At:     x.slot.shared.Clock.Now(),
+			At:     x.now(),
 			Topic:  e.Topic,
 			Class:  e.Refusal.Class,
 			Reason: e.Refusal.Reason,
-			Node:   x.slot.cfg.Node,
+			Node:   x.cfg.Node,
 		}
 		e.Refusal = record.Refusal{Class: record.AttemptsExhausted, Reason: waiting.OnlyAttempt + e.Refusal.Reason}
 		l = x.newLetter(&e)
@@ -128,7 +153,7 @@ func (x *exceptionWriter) numberUnstamped(ctx context.Context, list []waiting.Ex
 
 		if at.IsZero() {
 			var err error
-			if at, err = mongodb.ClusterTime(ctx, x.slot.shared.Mongo.Stream); err != nil {
+			if at, err = mongodb.ClusterTime(ctx, x.client); err != nil {
 				return err
 			}
 		}
@@ -201,7 +226,7 @@ func (x *exceptionWriter) moveToDeadLetters(ctx context.Context, letters []deadl
 func (x *exceptionWriter) newLetter(e *pipeline.Exception) deadletter.Letter {
 	return deadletter.Letter{
 		NS:            e.NS,
-		Mapping:       x.slot.shared.Mapping,
+		Mapping:       x.mapping,
 		Raw:           e.Raw,
 		Class:         e.Refusal.Class,
 		Reason:        e.Refusal.Reason,
@@ -211,10 +236,10 @@ func (x *exceptionWriter) newLetter(e *pipeline.Exception) deadletter.Letter {
 		KeepIfWaiting: e.Topic != "",
 		Source: deadletter.Source{
 			Kind:    "relay",
-			Watcher: x.slot.cfg.Watcher,
-			Node:    x.slot.cfg.Node,
+			Watcher: x.cfg.Watcher,
+			Node:    x.cfg.Node,
 			Epoch:   x.held.Document().Epoch,
-			Version: x.slot.shared.Version,
+			Version: x.version,
 		},
 	}
 }
@@ -229,7 +254,7 @@ func (x *exceptionWriter) appendWaiting(list []waiting.Exception, e *pipeline.Ex
 		Pos:     e.Pos,
 		Pending: e.Pending,
 		Key:     e.Key,
-		Node:    x.slot.cfg.Node,
+		Node:    x.cfg.Node,
 		Seal:    x.seal,
 		// Every exception during a sweep comes from the sweep: all earlier events are resolved
 		// before it, and it is resolved itself before the stream continues.
@@ -237,7 +262,7 @@ func (x *exceptionWriter) appendWaiting(list []waiting.Exception, e *pipeline.Ex
 	}
 	if e.State == envelope.StateRetry {
 		w.Attempts = 1
-		w.Delay = retryPolicy(&x.slot.cfg).Delay(0)
+		w.Delay = retryPolicy(x.cfg).Delay(0)
 		w.Error = &waiting.ExceptionError{Class: e.Refusal.Class, Reason: e.Refusal.Reason, Topic: e.Topic}
 	}
 
@@ -330,7 +355,7 @@ func (x *exceptionWriter) refetchFromStream(
 	// Records may lack the namespace, and the type of an id is known only if the record has it.
 	want := func(ev *changestream.Event) bool {
 		raw := ev.Document
-		if !ev.HasDocument || x.slot.shared.Mapping.Parse(raw, &v) != nil {
+		if !ev.HasDocument || x.mapping.Parse(raw, &v) != nil {
 			return false
 		}
 
@@ -362,7 +387,7 @@ func (x *exceptionWriter) refetchFromStream(
 // which the rejected record has. Without the letter, the watermark would wait for an envelope that
 // cannot be found.
 func (x *exceptionWriter) newIDOnlyLetter(e *pipeline.Exception) (deadletter.Letter, error) {
-	e.NS = x.slot.scope.String()
+	e.NS = x.scope.String()
 	for _, o := range x.collections.WatchedOutboxes() {
 		// Without a hash in the record, the watcher has one collection.
 		if h := routing.NamespaceHash(o.NS()); len(e.NSHash) == 0 || bytes.Equal(h[:], e.NSHash) {
@@ -394,7 +419,7 @@ func (x *exceptionWriter) findInCollections(ctx context.Context, e *pipeline.Exc
 			continue
 		}
 
-		coll := mongodb.Database(x.slot.shared.Mongo.Stream, o.DB).Collection(o.Coll)
+		coll := mongodb.Database(x.client, o.DB).Collection(o.Coll)
 		for _, id := range ids {
 			kind, val, err := id.MarshalBSONValue()
 			if err != nil {

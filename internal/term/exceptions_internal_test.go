@@ -17,7 +17,8 @@ import (
 // exceptions are in one batch.
 func TestN15_AnEnvelopeThatTwoTopicsRejectWaitsForBoth(t *testing.T) {
 	t.Parallel()
-	x := &exceptionWriter{term: &term{slot: &Runner{cfg: config.Default()}, recovery: &gap.Recovery{}}}
+	cfg := config.Default()
+	x := &exceptionWriter{cfg: &cfg, recovery: &gap.Recovery{}}
 	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: "e-1"}})
 	if err != nil {
 		t.Fatal(err)

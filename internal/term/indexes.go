@@ -8,18 +8,27 @@ import (
 	"slices"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/watched"
 )
 
 // indexKeeper makes the indexes and the configured expiries of the watched collections.
 type indexKeeper struct {
-	*term
-	migrator *migrate.Migrator // of the watched collections
+	migrator     *migrate.Migrator // of the watched collections
+	client       *mongo.Client
+	cfg          *config.Config
+	collections  *watched.Collections
+	pause        time.Duration // between two attempts to make indexes
+	log          *slog.Logger
+	inBackground func(func(context.Context))
 
 	// withDeadLetters contains the collections that got dead letters in this term. Only the
 	// goroutine that stores exceptions uses it.
@@ -62,13 +71,13 @@ func (k *indexKeeper) ensureUntilDone(
 	for {
 		began := time.Now()
 		done := true
-		if k.slot.cfg.MongoDB.Indexes {
+		if k.cfg.MongoDB.Indexes {
 			done = k.migrateOnce(ctx, ns, up, logOnce)
 		}
 		for _, o := range outboxes() {
 			done = k.ensureExpiries(ctx, o, logOnce) && done
 		}
-		if done || retry.Sleep(ctx, max(k.slot.shared.Pace.Indexes, indexesShare*time.Since(began))) != nil {
+		if done || retry.Sleep(ctx, max(k.pause, indexesShare*time.Since(began))) != nil {
 			return
 		}
 	}
@@ -129,15 +138,15 @@ func (k *indexKeeper) indexFirstDeadLetters(letters []deadletter.Letter) {
 // ensureExpiries sets the configured expiries of marked envelopes and dead letters, which the
 // server removes. It reports whether that succeeded.
 func (k *indexKeeper) ensureExpiries(ctx context.Context, o outboxes.Outbox, logOnce func(slog.Level, string, ...any)) bool {
-	db := mongodb.Database(k.slot.shared.Mongo.State, o.DB)
+	db := mongodb.Database(k.client, o.DB)
 	done := true
-	if _, err := outboxes.EnsureSentTTL(ctx, db.Collection(o.Coll), k.slot.cfg.Purge.TTL); err != nil {
+	if _, err := outboxes.EnsureSentTTL(ctx, db.Collection(o.Coll), k.cfg.Purge.TTL); err != nil {
 		done = false
 		logOnce(slog.LevelWarn, "purge.ttl is not in force for this collection", "collection", o.NS(), "reason", err)
 	}
 
 	letters := db.Collection(deadletter.Collection(o.Coll))
-	if err := deadletter.SetExpiry(ctx, letters, k.slot.cfg.DeadLetters.Expire); err != nil {
+	if err := deadletter.SetExpiry(ctx, letters, k.cfg.DeadLetters.Expire); err != nil {
 		done = false
 		logOnce(slog.LevelWarn, "dead_letters.expire is not in force for this collection",
 			"collection", o.NS(), "reason", err)

@@ -2,6 +2,7 @@ package term
 
 import (
 	"context"
+	"log/slog"
 	"maps"
 	"strings"
 	"sync"
@@ -9,13 +10,20 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/fence"
+	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/slot"
 )
 
 // journal appends the entries of a term to the events log. Its methods do not wait for the server,
 // except for appendEvent and announceReleased.
 type journal struct {
-	*term
+	events       *nodes.Events
+	held         *lease.Held
+	part         slot.Range
+	log          *slog.Logger
+	inBackground func(func(context.Context))
+
 	fence fenceEvents // events of the fence that are not stored yet
 
 	// Used only by the monitor.
@@ -27,10 +35,10 @@ type journal struct {
 // logged.
 func (j *journal) appendEvent(ctx context.Context, kind nodes.Kind, fields bson.D) {
 	fields = append(fields, bson.E{Key: "epoch", Value: j.held.Document().Epoch})
-	if !j.slot.Part.Whole() {
-		fields = append(fields, bson.E{Key: "slot", Value: j.slot.Part.String()})
+	if !j.part.Whole() {
+		fields = append(fields, bson.E{Key: "slot", Value: j.part.String()})
 	}
-	j.slot.events.AppendOrWarn(ctx, j.log, kind, fields)
+	j.events.AppendOrWarn(ctx, j.log, kind, fields)
 }
 
 // appendInBackground appends an entry in the background.

@@ -5,15 +5,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/gap"
+	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/readiness"
+	"github.com/outrelay/outrelay/internal/sink"
 )
 
 const (
@@ -29,10 +34,23 @@ var errStepDown = errors.New("stepping down")
 
 // monitor watches a term: it updates its status, and ends it when it has to.
 type monitor struct {
-	*term
+	slot         *Runner
+	held         *lease.Held
+	calls        *readiness.Calls
+	stream       *changestream.Stream
+	dispatcher   *pipeline.Dispatcher
+	recovery     *gap.Recovery
+	start        *startPoint
+	journal      *journal
+	stats        *termStats
+	log          *slog.Logger
+	acked        *atomic.Int64 // records acked by Kafka
+	delivering   *atomic.Bool  // the takeover is done
+	targets      func() []sink.Blocked
 	stopRenewing func()
-	brokersAway  bool      // targets wait because their brokers cannot be reached
-	oldest       idleTimer // of the ticket of the oldest unresolved event
+
+	brokersAway bool      // targets wait because their brokers cannot be reached
+	oldest      idleTimer // of the ticket of the oldest unresolved event
 }
 
 // idleTimer measures how long a counter has not changed.
@@ -156,7 +174,7 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time) {
 	var blocked []blockedTarget
 	m.brokersAway = false
 	text, records := "", 0
-	for _, b := range m.sink.State() {
+	for _, b := range m.targets() {
 		if b.Records == 0 {
 			continue
 		}

@@ -14,13 +14,20 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/pipeline"
+	"github.com/outrelay/outrelay/internal/readiness"
+	"github.com/outrelay/outrelay/internal/watched"
 	"github.com/outrelay/outrelay/resume"
 )
 
 // startPoint determines where the stream of a term starts, and saves in the watcher document what
 // depends on how far the stream has come since.
 type startPoint struct {
-	*term
+	slot        *Runner
+	held        *lease.Held
+	calls       *readiness.Calls
+	collections *watched.Collections
+	recovery    *gap.Recovery
+	dispatcher  *pipeline.Dispatcher
 
 	// mu guards these fields: the end of a sweep replaces them while the monitor saves them.
 	mu                 sync.Mutex

@@ -114,6 +114,9 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	}
 
 	t.reconciler = t.newReconciler(&doc)
+	t.exceptions.seal = t.seal
+	t.exceptions.mapping = t.slot.shared.Mapping
+	t.exceptions.reconciler = t.reconciler
 
 	// After this, envelopes that were delivered no longer wait when the exceptions are loaded.
 	if err := t.recoverUnrecorded(ctx); err != nil {

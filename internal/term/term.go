@@ -91,11 +91,12 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		return nil, err
 	}
 
+	// The writer of exceptions and the dispatcher refer to each other.
 	clients := r.shared.Mongo
 	t.calls = &readiness.Calls{Client: clients.Stream, State: r.State, Timeout: r.shared.Pace.Call}
-	t.exceptions = &exceptionWriter{term: t, partSize: mongodb.NewPartSize(mongodb.MaxDocuments)}
+	t.exceptions = &exceptionWriter{}
 	t.dispatcher = t.newDispatcher()
-	t.journal = &journal{term: t}
+	t.journal = &journal{events: r.events, held: held, part: r.Part, log: log, inBackground: inBackground}
 	t.collections = &watched.Collections{
 		Calls:    t.calls,
 		Client:   clients.State,
@@ -116,10 +117,15 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		Log:         log,
 	}
 	t.indexes = &indexKeeper{
-		term: t,
 		migrator: r.shared.NewMigrator(func(context.Context) ([]outboxes.Outbox, error) {
 			return t.collections.WatchedOutboxes(), nil
 		}),
+		client:          clients.State,
+		cfg:             &r.cfg,
+		collections:     t.collections,
+		pause:           r.shared.Pace.Indexes,
+		log:             log,
+		inBackground:    inBackground,
 		withDeadLetters: map[string]bool{},
 	}
 	t.recovery = &gap.Recovery{
@@ -139,7 +145,30 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 			t.pump.DrainedSlots = nil
 		},
 	}
-	t.start = &startPoint{term: t}
+	t.start = &startPoint{
+		slot:        r,
+		held:        held,
+		calls:       t.calls,
+		collections: t.collections,
+		recovery:    t.recovery,
+		dispatcher:  t.dispatcher,
+	}
+	*t.exceptions = exceptionWriter{
+		cfg:         &r.cfg,
+		version:     r.shared.Version,
+		client:      clients.Stream,
+		scope:       r.scope,
+		held:        held,
+		stream:      t.stream,
+		dispatcher:  t.dispatcher,
+		collections: t.collections,
+		dirty:       t.dirty,
+		indexes:     t.indexes,
+		recovery:    t.recovery,
+		now:         r.shared.Clock.Now,
+		log:         log,
+		partSize:    mongodb.NewPartSize(mongodb.MaxDocuments),
+	}
 	return t, nil
 }
 
@@ -211,7 +240,22 @@ func (t *term) runTerm(stop, work context.Context, g *errgroup.Group, stopRenewi
 	defer stopRead(nil)
 	defer context.AfterFunc(stop, func() { stopRead(errStopping) })()
 
-	m := &monitor{term: t, stopRenewing: stopRenewing}
+	m := &monitor{
+		slot:         t.slot,
+		held:         t.held,
+		calls:        t.calls,
+		stream:       t.stream,
+		dispatcher:   t.dispatcher,
+		recovery:     t.recovery,
+		start:        t.start,
+		journal:      t.journal,
+		stats:        t.stats,
+		log:          t.log,
+		acked:        &t.acked,
+		delivering:   &t.delivering,
+		targets:      func() []sink.Blocked { return t.sink.State() },
+		stopRenewing: stopRenewing,
+	}
 	var watching sync.WaitGroup
 	watching.Go(func() { m.watchTerm(read, stopRead) })
 
