@@ -43,7 +43,7 @@ func newEventsCommand(p *program) *cobra.Command {
 		Use:   "events",
 		Short: "Show the events log: takeovers, gaps, pauses, lost nodes, operator actions",
 		Long: `Show the latest entries of the events log of the state database, in chronological order. Times are
-the server's. The log holds the newest 10,000 entries of the last 30 days, without payloads.
+the server's. The log holds at least the newest 10,000 entries of the last 30 days, without payloads.
 --watcher restricts it to one watcher.
 
 With --follow, also show new entries until Ctrl-C; together with --json, as one object per line.`,
