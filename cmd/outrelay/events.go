@@ -259,8 +259,8 @@ func newEventsTrimCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "trim --keep N",
 		Short: "Remove the oldest entries of the events log",
-		Long: `Remove all entries of the events log except the newest N, for all watchers. Relays also keep at most
-10,000 entries, and the server removes entries after 30 days.`,
+		Long: `Remove all entries of the events log except the newest N, for all watchers. Once an hour, a relay
+removes all but the newest 10,000, and the server removes entries after 30 days.`,
 		Args: noArgs,
 	}
 

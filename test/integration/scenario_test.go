@@ -103,7 +103,8 @@ func TestScenarioPoison(t *testing.T) {
 // The owner is killed while scheduled events become due.
 func TestScenarioScheduled(t *testing.T) {
 	r := runScenario(t, "scheduled", "--events", "1000")
-	expectAbove(t, r, 0, "cancelled", "rescheduled", "takeovers", "p99_ms")
+	// On a slow machine, the takeover may delay all envelopes, and p99_ms leaves those out.
+	expectAbove(t, r, 0, "cancelled", "rescheduled", "takeovers", "all_p99_ms")
 	if r["early"] != 0.0 {
 		t.Errorf("%v", r)
 	}
