@@ -322,6 +322,7 @@ func writeTable[T any](w io.Writer, head string, list []T, cellsOf func(item T) 
 		}
 		fmt.Fprintln(t, strings.Join(row, "\t"))
 	}
+	// It returns only errors of w.
 	_ = t.Flush()
 }
 

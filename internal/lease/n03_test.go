@@ -177,12 +177,7 @@ func TestN03_TransientErrorsAreRetriedAndOthersReturned(t *testing.T) {
 // A transaction that cannot succeed delays everything behind it, so an operator has to find its error in the log.
 func TestN03_ATransactionThatKeepsFailingIsLogged(t *testing.T) {
 	t.Parallel()
-	coll, _ := newCollection(t)
-	cfg := longConfig(coll, "a")
-	cfg.Renew = 20 * time.Millisecond // the longest pause between two attempts
-	var log bytes.Buffer
-	cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
-	h := mustAcquire(t, newLease(t, cfg))
+	h, _, log := acquireLogged(t)
 
 	runs := 0
 	err := h.Fenced(t.Context(), nil, func(context.Context) error {
@@ -192,19 +187,26 @@ func TestN03_ATransactionThatKeepsFailingIsLogged(t *testing.T) {
 		return nil
 	})
 	if n := strings.Count(log.String(), "fails again and again"); err != nil || n != 1 || !strings.Contains(log.String(), "write conflict") {
-		t.Errorf("after %d attempts: %v, and this log:\n%s", runs, err, &log)
+		t.Errorf("after %d attempts: %v, and this log:\n%s", runs, err, log)
 	}
+}
+
+// acquireLogged acquires a lease whose attempts at a write follow each other quickly. It returns the name of the client, for fail
+// points, and the log.
+func acquireLogged(t *testing.T) (h *Held, app string, log *bytes.Buffer) {
+	t.Helper()
+	coll, app := newCollection(t)
+	cfg := longConfig(coll, "a")
+	cfg.Renew = 20 * time.Millisecond // the longest pause between two attempts
+	log = &bytes.Buffer{}
+	cfg.Log = slog.New(slog.NewTextHandler(log, nil))
+	return mustAcquire(t, newLease(t, cfg)), app, log
 }
 
 // A transaction that is too slow is divided. Each part begins with few attempts again, so their number never shows the delay.
 func TestN03_ATransactionThatIsTooSlowIsLogged(t *testing.T) {
 	t.Parallel()
-	coll, _ := newCollection(t)
-	cfg := longConfig(coll, "a")
-	cfg.Renew = 20 * time.Millisecond
-	var log bytes.Buffer
-	cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
-	h := mustAcquire(t, newLease(t, cfg))
+	h, _, log := acquireLogged(t)
 
 	err := mongodb.FencedSoon(t.Context(), h, nil, 2, func(context.Context) error {
 		return mongo.CommandError{Code: 112, Message: "write conflict", Labels: []string{"TransientTransactionError"}}
@@ -213,7 +215,7 @@ func TestN03_ATransactionThatIsTooSlowIsLogged(t *testing.T) {
 		t.Errorf("the transaction ended with %v, want ErrSlow", err)
 	}
 	if n := strings.Count(log.String(), "does not end in time"); n != 1 || !strings.Contains(log.String(), "write conflict") {
-		t.Errorf("%d lines about it in this log:\n%s", n, &log)
+		t.Errorf("%d lines about it in this log:\n%s", n, log)
 	}
 }
 
@@ -221,19 +223,14 @@ func TestN03_ATransactionThatIsTooSlowIsLogged(t *testing.T) {
 // renewals succeed.
 func TestN09_ASaveThatKeepsFailingIsLogged(t *testing.T) {
 	t.Parallel()
-	coll, app := newCollection(t)
-	cfg := longConfig(coll, "a")
-	cfg.Renew = 20 * time.Millisecond
-	var log bytes.Buffer
-	cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
-	h := mustAcquire(t, newLease(t, cfg))
+	h, app, log := acquireLogged(t)
 
 	off := failCommand(t, app, bson.D{{Key: "times", Value: warnEvery}},
 		bson.D{{Key: "failCommands", Value: bson.A{"findAndModify"}}, {Key: "errorCode", Value: 2}})
 	defer off()
 	err := h.Save(t.Context(), Update{})
 	if n := strings.Count(log.String(), "cannot save the watcher document"); err != nil || n != 1 {
-		t.Errorf("Save returned %v, and this log:\n%s", err, &log)
+		t.Errorf("Save returned %v, and this log:\n%s", err, log)
 	}
 }
 
