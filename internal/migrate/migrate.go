@@ -102,17 +102,7 @@ func (m *Migrator) Up(ctx context.Context) (Report, error) {
 	}
 
 	// Indexes are compared also without pending steps: somebody may have dropped one.
-	steps := m.knownSteps()
-	for _, name := range stateCollections(steps) {
-		create, drop := declaredIndexes(steps, stateKind(name)), supersededIndexes(steps, stateKind(name))
-		err := changeIndexes(ctx, m.State.Collection(name), create, drop)
-		if err := r.absorbError(err); err != nil {
-			return r.Report, err
-		}
-	}
-	err = forEachOutbox(ctx, collections, func(ctx context.Context, o outboxes.Outbox) error {
-		return m.prepareOutbox(ctx, o, r)
-	})
+	err = m.forEachCollection(ctx, collections, r, m.ensureDeclared)
 	return r.sortedReport(), err
 }
 
@@ -225,26 +215,8 @@ func (m *Migrator) applyHoldingLock(
 // continues with the others.
 func (m *Migrator) applyStep(ctx context.Context, s Step, collections []outboxes.Outbox) (Report, error) {
 	own := newCollector()
-	// A missing privilege is part of the report, so the step goes on.
-	for _, name := range stateCollections([]Step{s}) {
-		err := applyToCollection(ctx, m.knownSteps(), s, stateKind(name), m.State.Collection(name))
-		if err := own.absorbError(err); err != nil {
-			return Report{}, err
-		}
-	}
-
-	err := forEachOutbox(ctx, collections, func(ctx context.Context, o outboxes.Outbox) error {
-		colls, err := m.outboxCollections(ctx, o)
-		if err != nil {
-			return own.absorbError(err)
-		}
-		for kind, coll := range colls {
-			err := applyToCollection(ctx, m.knownSteps(), s, kind, coll)
-			if err := own.absorbError(err); err != nil {
-				return err
-			}
-		}
-		return nil
+	err := m.forEachCollection(ctx, collections, own, func(ctx context.Context, on Kind, coll *mongo.Collection) error {
+		return applyToCollection(ctx, m.knownSteps(), s, on, coll)
 	})
 	return own.sortedReport(), err
 }
@@ -318,37 +290,53 @@ func (m *Migrator) outboxCollections(ctx context.Context, o outboxes.Outbox) (ma
 // not use the ledger. The error is an error of the server.
 func (m *Migrator) Prepare(ctx context.Context, o outboxes.Outbox) (Report, error) {
 	r := newCollector()
-	err := m.prepareOutbox(ctx, o, r)
+	err := m.forEachOfOutbox(ctx, o, r, m.ensureDeclared)
 	return r.sortedReport(), err
 }
 
-func (m *Migrator) prepareOutbox(ctx context.Context, o outboxes.Outbox, r *collector) error {
-	colls, err := m.outboxCollections(ctx, o)
-	if err != nil {
-		return r.absorbError(err)
-	}
-
+// ensureDeclared makes the indexes of a collection those that the steps declare for its kind.
+func (m *Migrator) ensureDeclared(ctx context.Context, on Kind, coll *mongo.Collection) error {
 	steps := m.knownSteps()
-	for kind, coll := range colls {
-		err := changeIndexes(ctx, coll, declaredIndexes(steps, kind), supersededIndexes(steps, kind))
-		if err := r.absorbError(err); err != nil {
+	return changeIndexes(ctx, coll, declaredIndexes(steps, on), supersededIndexes(steps, on))
+}
+
+// visitor is called for one collection and its kind.
+type visitor func(ctx context.Context, on Kind, coll *mongo.Collection) error
+
+// forEachCollection calls visit for the collections of the state database that have a declaration, and then for the
+// collections of every outbox, maxConcurrent outboxes at a time. It adds errors after which the others can be visited to
+// r, and returns the first other error.
+func (m *Migrator) forEachCollection(ctx context.Context, list []outboxes.Outbox, r *collector, visit visitor) error {
+	for _, name := range stateCollections(m.knownSteps()) {
+		if err := r.absorbError(visit(ctx, stateKind(name), m.State.Collection(name))); err != nil {
 			return err
 		}
 	}
-	return nil
-}
 
-// forEachOutbox calls f for every outbox, maxConcurrent at a time, and returns the first error.
-func forEachOutbox(ctx context.Context, list []outboxes.Outbox, f func(ctx context.Context, o outboxes.Outbox) error) error {
+	// A watcher may have a thousand outboxes.
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(maxConcurrent)
 	for _, o := range list {
 		g.Go(func() error {
-			if err := ctx.Err(); err != nil {
+			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			return f(ctx, o)
+			return m.forEachOfOutbox(ctx, o, r, visit)
 		})
 	}
 	return g.Wait()
+}
+
+// forEachOfOutbox is forEachCollection for the collections of one outbox.
+func (m *Migrator) forEachOfOutbox(ctx context.Context, o outboxes.Outbox, r *collector, visit visitor) error {
+	colls, err := m.outboxCollections(ctx, o)
+	if err != nil {
+		return r.absorbError(err)
+	}
+	for on, coll := range colls {
+		if err := r.absorbError(visit(ctx, on, coll)); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -170,16 +170,11 @@ func stateCollections(steps []Step) []string {
 	var out []string
 	for _, s := range steps {
 		for _, c := range slices.Concat(s.Create, s.Drop) {
-			name, ok := stateCollectionName(c.On)
+			name, ok := strings.CutPrefix(string(c.On), statePrefix)
 			if ok && !slices.Contains(out, name) {
 				out = append(out, name)
 			}
 		}
 	}
 	return out
-}
-
-func stateCollectionName(k Kind) (string, bool) {
-	name, ok := strings.CutPrefix(string(k), statePrefix)
-	return name, ok && name != ""
 }

@@ -12,7 +12,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/schema"
 )
 
@@ -150,24 +149,7 @@ func (m *Migrator) Verify(ctx context.Context, repair bool) (Verification, error
 	}
 
 	v := &verifier{migrator: m, repair: repair, report: r}
-	for _, name := range stateCollections(m.knownSteps()) {
-		if err := v.compareCollection(ctx, stateKind(name), m.State.Collection(name)); err != nil {
-			return Verification{}, err
-		}
-	}
-	// Outboxes are compared concurrently: a watcher may have a thousand.
-	err = forEachOutbox(ctx, collections, func(ctx context.Context, o outboxes.Outbox) error {
-		colls, err := m.outboxCollections(ctx, o)
-		if err != nil {
-			return r.absorbError(err)
-		}
-		for kind, coll := range colls {
-			if err := v.compareCollection(ctx, kind, coll); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	err = m.forEachCollection(ctx, collections, r, v.compareCollection)
 
 	slices.SortFunc(v.drift, func(a, b Drift) int {
 		return strings.Compare(a.Collection+" "+a.Index, b.Collection+" "+b.Index)
@@ -194,8 +176,9 @@ func (v *verifier) compareCollection(ctx context.Context, kind Kind, coll *mongo
 	found, err := mongodb.CompareIndexes(ctx, coll, declaredIndexes(steps, kind), supersededIndexes(steps, kind),
 		optionalIndexes(kind)...)
 	if err != nil {
-		return v.report.absorbError(err)
+		return err
 	}
+
 	v.mu.Lock()
 	v.compared++
 	v.mu.Unlock()
