@@ -69,7 +69,7 @@ func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 		}
 	}
 
-	ctx := t.baseContext()
+	ctx := t.p.drainCtx
 	if t.usesTransaction() {
 		t.trouble.watchDatabase(t, maxQuerySilence)
 		defer t.trouble.stopWatching()

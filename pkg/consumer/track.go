@@ -2,11 +2,11 @@ package consumer
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/setaside"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
@@ -218,6 +218,30 @@ func (t *track) waitYielding(d time.Duration) {
 	})
 }
 
+// repeatStep calls step until it succeeds, and reports each failure. Other lanes use the slots of the track between two calls. It
+// returns false if the track must stop, or must attach its partition again, before the step succeeds.
+func (t *track) repeatStep(step func() error) bool {
+	backoff := retry.Reopen.Start()
+	for {
+		err := step()
+		if err == nil {
+			return true
+		}
+
+		t.p.s.report(err)
+		if t.mustStop() {
+			return false
+		}
+		t.waitYielding(backoff.Next())
+
+		// As after an attempt, the partition is attached again and the message is fetched again.
+		if errors.Is(err, inbox.ErrStale) {
+			t.p.detachHandler(t.reg)
+			return false
+		}
+	}
+}
+
 // handleTasks handles started tasks: together where that is allowed, one by one otherwise and after
 // a failure. It returns the tasks that an interruption left unfinished.
 func (t *track) handleTasks(list []task) (left []task) {
@@ -423,6 +447,3 @@ func (t *track) inboxEntry(x task) inbox.Entry {
 	}
 	return e
 }
-
-// baseContext returns the parent of the handler's context. It ends with the drain.
-func (t *track) baseContext() context.Context { return t.p.drainCtx }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/setaside"
 )
 
@@ -161,7 +160,7 @@ func (t *track) waitForChange(p permit) {
 // if the track was interrupted.
 func (t *track) setAside(x task, wait time.Duration, unordered bool) (stored, full bool) {
 	room := t.room()
-	if room.isFull(t.baseContext()) {
+	if room.isFull(t.p.drainCtx) {
 		return false, true
 	}
 
@@ -171,29 +170,19 @@ func (t *track) setAside(x task, wait time.Duration, unordered bool) (stored, fu
 	room.beginAdd(key)
 	defer func() { room.endAdd(key, time.Now().Add(wait)) }()
 
-	backoff := retry.Reopen.Start()
-	for {
+	ended := t.repeatStep(func() error {
 		err := t.storeWaiting(x, m, wait)
-		switch {
-		case err == nil:
-			t.completeTasks([]task{x})
-			return true, false
-		case errors.Is(err, setaside.ErrTooLarge):
-			return false, true
+		if full = errors.Is(err, setaside.ErrTooLarge); full || err == nil {
+			return nil
 		}
-
-		t.p.s.report(fmt.Errorf("setting aside message %s for handler %q: %w", record.Clip(x.entry.m.ID, maxReason), t.reg.name, err))
-		if t.mustStop() {
-			return false, false
-		}
-		t.waitYielding(backoff.Next())
-
-		// As after an attempt, the partition is attached again and the message is fetched again.
-		if errors.Is(err, inbox.ErrStale) {
-			t.p.detachHandler(t.reg)
-			return false, false
-		}
+		return fmt.Errorf("setting aside message %s for handler %q: %w", record.Clip(x.entry.m.ID, maxReason), t.reg.name, err)
+	})
+	if !ended || full {
+		return false, full
 	}
+
+	t.completeTasks([]task{x})
+	return true, false
 }
 
 // newWaiting returns the document of a message that is set aside.
@@ -221,7 +210,7 @@ func (t *track) newWaiting(x task, unordered bool) *setaside.Message {
 // storeWaiting writes the document of x and moves the watermark past x, in one transaction. A message that was handled
 // before gets no document. Without an inbox, the document alone is written.
 func (t *track) storeWaiting(x task, m *setaside.Message, wait time.Duration) error {
-	ctx, s := t.baseContext(), t.p.s
+	ctx, s := t.p.drainCtx, t.p.s
 	if t.reg.mode == AtLeastOnce {
 		return s.c.waiting.Add(ctx, m, wait)
 	}
@@ -249,20 +238,9 @@ func (t *track) storeWaiting(x task, m *setaside.Message, wait time.Duration) er
 // postpone stores the failed attempts of a message that is set aside. It returns false if it was interrupted before.
 func (t *track) postpone(x task, wait time.Duration) bool {
 	t.waiting.Attempts = attemptsForStore(x.share.attempts, time.Now())
-	backoff := retry.Reopen.Start()
-	for {
-		err := t.p.s.c.waiting.Postpone(t.baseContext(), t.waiting, wait)
-		if err == nil {
-			t.isPostponed, t.postponedFor = true, wait
-			return true
-		}
-
-		t.p.s.report(err)
-		if t.mustStop() {
-			return false
-		}
-		t.waitYielding(backoff.Next())
-	}
+	t.postponedFor = wait
+	t.isPostponed = t.repeatStep(func() error { return t.p.s.c.waiting.Postpone(t.p.drainCtx, t.waiting, wait) })
+	return t.isPostponed
 }
 
 // handleWaiting handles a message that is set aside. The transaction that handles it removes it.

@@ -7,7 +7,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
@@ -81,51 +80,33 @@ func (t *track) waitElsewhere(x task, v verdict) (done, again bool) {
 // finishes the task. It returns false if it was interrupted before that. So the offset passes only
 // a message that was moved. A step that fails is repeated until it succeeds.
 func (t *track) disposeTask(x task, v verdict, cause error) bool {
-	s := t.p.s
-	backoff := retry.Reopen.Start()
-	moved := false
-
-	for {
-		var err error
-		if !moved {
-			err = t.p.callDisposer(originalMessage(x.entry), t.reg.name, v, cause)
-			moved = err == nil
-		}
-
-		// The watermark moves only after the message is in its new place.
-		switch {
-		case moved && t.waiting != nil:
-			err = s.c.waiting.Remove(t.p.drainCtx, t.waiting)
-		case moved && t.reg.mode != AtLeastOnce && !x.entry.orphan.Load():
-			if err = s.inbox.Pass(t.p.drainCtx, []inbox.Entry{t.inboxEntry(x)}); err != nil {
-				err = fmt.Errorf("passing the watermark: %w", err)
-			}
-		}
+	wrap := func(err error) error {
 		if err == nil {
-			break
+			return nil
 		}
+		return fmt.Errorf("%s of message %s for handler %q: %w", v.Action, record.Clip(x.entry.m.ID, maxReason), t.reg.name, err)
+	}
 
-		s.report(t.disposalError(x, v, err))
+	// The watermark moves only after the message is in its new place.
+	disposed := t.repeatStep(func() error {
+		return wrap(t.p.callDisposer(originalMessage(x.entry), t.reg.name, v, cause))
+	}) && t.repeatStep(func() error {
+		err := t.passDisposed(x)
 		if errors.Is(err, inbox.ErrInvalid) {
 			// The inbox has no watermark for such a place.
-			break
+			t.p.s.report(wrap(err))
+			return nil
 		}
-		if t.mustStop() {
-			return false
-		}
-		t.waitYielding(backoff.Next())
-
-		// As after an attempt, the partition is attached again and the message is fetched again.
-		if errors.Is(err, inbox.ErrStale) {
-			t.p.detachHandler(t.reg)
-			return false
-		}
+		return wrap(err)
+	})
+	if !disposed {
+		return false
 	}
 
 	switch {
-	case t.reg == s.c.unknown:
+	case t.reg == t.p.s.c.unknown:
 		t.count(telemetry.Unknown, 1, "")
-		s.c.health.countUnknown(x.entry.m.Name)
+		t.p.s.c.health.countUnknown(x.entry.m.Name)
 	case v.Action == actDiscard:
 		t.count(telemetry.Discarded, 1, "")
 	case v.Action == actDeadLetter:
@@ -135,9 +116,16 @@ func (t *track) disposeTask(x task, v verdict, cause error) bool {
 	return true
 }
 
-// disposalError wraps the error of a disposal with the action, the message and the handler.
-func (t *track) disposalError(x task, v verdict, err error) error {
-	return fmt.Errorf("%s of message %s for handler %q: %w", v.Action, record.Clip(x.entry.m.ID, maxReason), t.reg.name, err)
+// passDisposed records in the store, or in the inbox, that the handler is done with a message that was moved.
+func (t *track) passDisposed(x task) error {
+	s := t.p.s
+	switch {
+	case t.waiting != nil:
+		return s.c.waiting.Remove(t.p.drainCtx, t.waiting)
+	case t.reg.mode == AtLeastOnce || x.entry.orphan.Load():
+		return nil
+	}
+	return s.passWatermark(t.p.drainCtx, t.inboxEntry(x))
 }
 
 // callDisposer calls the disposer, and turns a panic into an error.
