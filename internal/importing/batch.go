@@ -8,8 +8,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
-	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -162,13 +160,19 @@ func (r *importRun) markedRows(ctx context.Context, coll *mongo.Collection, rows
 	for i, raw := range rows {
 		ids[i] = markOf(coll, raw.Lookup("_id"))
 	}
-	marked := map[string]bool{}
+	return readIDs(ctx, r.marks, "reading the marks of imported rows", ids, "_id", "id")
+}
+
+// readIDs returns the texts of the ids that documents of coll have. path is the place of an id in a document.
+func readIDs(ctx context.Context, coll *mongo.Collection, doing string, ids bson.A, path ...string) (map[string]bool, error) {
+	found := map[string]bool{}
 	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
-	err := mongodb.FindEach(ctx, r.marks, "reading the marks of imported rows", filter, func(raw bson.Raw) error {
-		marked[raw.Lookup("_id", "id").String()] = true
+	onlyID := options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}})
+	err := mongodb.FindEach(ctx, coll, doing, filter, func(raw bson.Raw) error {
+		found[raw.Lookup(path...).String()] = true
 		return nil
-	})
-	return marked, err
+	}, onlyID)
+	return found, err
 }
 
 // withoutExisting leaves out the items whose id the outbox has: the service has appended the same event, or its id is not unique.
@@ -181,13 +185,7 @@ func (r *importRun) withoutExisting(ctx context.Context, list []converted) ([]co
 	for i, c := range list {
 		ids[i] = c.item.id
 	}
-	existing := map[string]bool{}
-	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
-	onlyID := options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}})
-	err := mongodb.FindEach(ctx, r.outbox, "reading the outbox", filter, func(raw bson.Raw) error {
-		existing[raw.Lookup("_id").String()] = true
-		return nil
-	}, onlyID)
+	existing, err := readIDs(ctx, r.outbox, "reading the outbox", ids, "_id")
 	if err != nil {
 		return nil, err
 	}
@@ -228,7 +226,7 @@ func (r *importRun) writeBatch(ctx context.Context, list []converted) error {
 
 	fence := foreignFence{r.state, r.cfg.Watcher}
 	if len(plain) > 0 {
-		if err := r.inTransaction(ctx, func(tx context.Context) error { return r.insert(tx, plain) }); err != nil {
+		if err := mongodb.InTransaction(ctx, r.client, func(tx context.Context) error { return r.insert(tx, plain) }); err != nil {
 			return err
 		}
 	}
@@ -300,18 +298,7 @@ func (r *importRun) moveDead(ctx context.Context, fence mongodb.Fencer, list []c
 	if _, err := deadletter.Move(ctx, fence, letters); err != nil {
 		return err
 	}
-	return r.inTransaction(ctx, func(tx context.Context) error { return r.insertMarks(tx, list) })
-}
-
-func (r *importRun) inTransaction(ctx context.Context, fn func(tx context.Context) error) error {
-	s, err := r.client.StartSession()
-	if err != nil {
-		return fmt.Errorf("starting session: %w", err)
-	}
-	defer s.EndSession(context.WithoutCancel(ctx))
-	opts := options.Transaction().SetReadConcern(readconcern.Majority()).SetWriteConcern(writeconcern.Majority())
-	_, err = s.WithTransaction(ctx, func(tx context.Context) (any, error) { return nil, fn(tx) }, opts)
-	return err
+	return mongodb.InTransaction(ctx, r.client, func(tx context.Context) error { return r.insertMarks(tx, list) })
 }
 
 // foreignFence is the fence of a command, which does not own the watcher (N3).

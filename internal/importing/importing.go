@@ -242,12 +242,9 @@ func (im *Importer) checkFields(ctx context.Context, coll *mongo.Collection, t t
 	}
 
 	// One row without the field is enough: rows of one library have one form.
-	raw, err := coll.FindOne(ctx, bson.D{{Key: "$or", Value: lacks}}).Raw()
-	if errors.Is(err, mongo.ErrNoDocuments) {
-		return nil
-	}
-	if err != nil {
-		return mongodb.Refusal(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+	raw, err := findRow(ctx, coll, bson.D{{Key: "$or", Value: lacks}})
+	if err != nil || raw == nil {
+		return err
 	}
 	elems, err := raw.Elements()
 	if err != nil {
@@ -261,6 +258,15 @@ func (im *Importer) checkFields(ctx context.Context, coll *mongo.Collection, t t
 		mongodb.Namespace(coll), im.source.name, strings.Join(t.required, ", "), strings.Join(names, ", "))
 }
 
+// findRow returns a row that matches, or nil if there is none.
+func findRow(ctx context.Context, coll *mongo.Collection, filter bson.D) (bson.Raw, error) {
+	raw, err := coll.FindOne(ctx, filter).Raw()
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		return nil, nil
+	}
+	return raw, mongodb.Refusal(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+}
+
 // checkStatus refuses a collection with a row whose status the source does not have.
 func (im *Importer) checkStatus(ctx context.Context, coll *mongo.Collection, t table) error {
 	if t.status == nil {
@@ -269,14 +275,10 @@ func (im *Importer) checkStatus(ctx context.Context, coll *mongo.Collection, t t
 
 	name := t.status.field
 	// The server looks for an unknown status, so no row is transferred if all are valid.
-	raw, err := coll.FindOne(ctx, everySpelling(name, bson.D{{Key: "$nin", Value: t.status.known()}})).Raw()
-	if errors.Is(err, mongo.ErrNoDocuments) {
-		return nil
+	raw, err := findRow(ctx, coll, everySpelling(name, bson.D{{Key: "$nin", Value: t.status.known()}}))
+	if err != nil || raw == nil {
+		return err
 	}
-	if err != nil {
-		return mongodb.Refusal(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
-	}
-
 	return refusalf("%s: expected the %s %s; found %s in the row %s. Such a row would be left out",
 		mongodb.Namespace(coll), name, strings.Join(t.status.known(), ", "), row{raw}.field(name), raw.Lookup("_id"))
 }

@@ -8,9 +8,6 @@ import (
 	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
-	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/resume"
@@ -30,21 +27,14 @@ type Vacant struct {
 // AdoptPosition stores pos in the documents of all slots of a watcher, in one transaction. If a node has acquired one of them since it was
 // read, AdoptPosition changes nothing and returns [ErrNotHeld].
 func AdoptPosition(ctx context.Context, coll *mongo.Collection, docs []Vacant, pos resume.Position, replicaSet string) error {
-	s, err := coll.Database().Client().StartSession()
-	if err != nil {
-		return fmt.Errorf("starting session: %w", err)
-	}
-	defer s.EndSession(context.WithoutCancel(ctx))
-
-	opts := options.Transaction().SetReadConcern(readconcern.Majority()).SetWriteConcern(writeconcern.Majority())
-	_, err = s.WithTransaction(ctx, func(tx context.Context) (any, error) {
+	err := mongodb.InTransaction(ctx, coll.Database().Client(), func(tx context.Context) error {
 		for _, d := range docs {
 			if err := adoptOne(tx, coll, d, pos, replicaSet); err != nil {
-				return nil, err
+				return err
 			}
 		}
-		return nil, nil
-	}, opts)
+		return nil
+	})
 	if mongo.IsDuplicateKeyError(err) {
 		err = fmt.Errorf("%w: another process has created the document", ErrNotHeld)
 	}

@@ -26,6 +26,20 @@ var foreignRetry = retry.Policy{Base: 20 * time.Millisecond, Cap: time.Second}
 // foreignCall bounds one commit or abort.
 const foreignCall = 5 * time.Second
 
+// InTransaction runs fn in a majority-committed transaction of a new session, without a fence. The driver repeats fn after a
+// transient error.
+func InTransaction(ctx context.Context, client *mongo.Client, fn func(tx context.Context) error) error {
+	session, err := client.StartSession()
+	if err != nil {
+		return fmt.Errorf("starting session: %w", err)
+	}
+	defer session.EndSession(context.WithoutCancel(ctx))
+
+	opts := options.Transaction().SetReadConcern(readconcern.Majority()).SetWriteConcern(writeconcern.Majority())
+	_, err = session.WithTransaction(ctx, func(tx context.Context) (any, error) { return nil, fn(tx) }, opts)
+	return err
+}
+
 // Foreign runs fn in a transaction of a caller that does not own the watcher: a command or the API. The first
 // statement takes the fence of all slots of the watcher. The transaction therefore cannot overlap with a
 // fenced transaction of the owner: one of the two is repeated. The same statement adds ns, the collections

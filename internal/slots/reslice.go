@@ -12,9 +12,6 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
-	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/crash"
@@ -360,27 +357,20 @@ func TransactionalID(d *lease.Document, watcher string, p slot.Range) string {
 // replaceDocuments replaces the documents in one transaction. If the outcome of the transaction is
 // unknown, it reads the number of slots to determine it.
 func (r *resliceRun) replaceDocuments(ctx context.Context, old, fresh []lease.Document) error {
-	s, err := r.state.Client().StartSession()
-	if err != nil {
-		return fmt.Errorf("starting session: %w", err)
-	}
-	defer s.EndSession(context.WithoutCancel(ctx))
-
 	// The end of ctx must not interrupt the transaction.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Wait)
 	defer cancel()
-	opts := options.Transaction().SetReadConcern(readconcern.Majority()).SetWriteConcern(writeconcern.Majority())
-	_, err = s.WithTransaction(ctx, func(tx context.Context) (any, error) {
-		db := s.Client().Database(r.cfg.MongoDB.State)
+	err := mongodb.InTransaction(ctx, r.state.Client(), func(tx context.Context) error {
+		db := r.state.Client().Database(r.cfg.MongoDB.State)
 		control := func(id string, now []lease.Document) lease.Control {
 			r.orders = r.inheritOrders(now)
 			return r.orders.controls[id]
 		}
 		if err := lease.Replace(tx, db.Collection("watchers"), old, fresh, control); err != nil {
-			return nil, err
+			return err
 		}
-		return nil, newDivisionsIn(db).Divide(tx, r.cfg.Watcher, r.Slots, true)
-	}, opts)
+		return newDivisionsIn(db).Divide(tx, r.cfg.Watcher, r.Slots, true)
+	})
 	if err == nil {
 		return nil
 	}
