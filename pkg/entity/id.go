@@ -131,53 +131,42 @@ func parseID[I ID](s string) (id I, err error) {
 
 // idFromValue returns the id in v, which must have exactly the BSON type of I.
 func idFromValue[I ID](v bson.RawValue) (id I, err error) {
-	// The types must be equal: the queries of the collection would not match an id of another BSON type.
-	wrong := fmt.Errorf("invalid _id: BSON type %s is not a valid %s", v.Type, kindOf[I]())
+	var ok bool
 	switch p := any(&id).(type) {
 	case *uuid.UUID:
-		sub, data, ok := v.BinaryOK()
-		if !ok || sub != bson.TypeBinaryUUID || len(data) != len(p) {
-			return id, wrong
-		}
-
-		copy(p[:], data)
-		return id, nil
+		var b bson.Binary
+		b.Subtype, b.Data, ok = v.BinaryOK()
+		ok = ok && b.Subtype == bson.TypeBinaryUUID && len(b.Data) == len(p)
+		copy(p[:], b.Data)
 	case *bson.ObjectID:
-		oid, ok := v.ObjectIDOK()
-		if !ok {
-			return id, wrong
-		}
-
-		*p = oid
-		return id, nil
+		*p, ok = v.ObjectIDOK()
+	default:
+		ok = setPlain(reflect.ValueOf(&id).Elem(), v)
 	}
 
-	dst := reflect.ValueOf(&id).Elem()
+	// The types must be equal: the queries of the collection would not match an id of another BSON type.
+	if !ok {
+		err = fmt.Errorf("invalid _id: BSON type %s is not a valid %s", v.Type, kindOf[I]())
+	}
+	return id, err
+}
+
+// setPlain sets dst, a text or a number, to the value in v. It reports whether v has exactly the BSON type of dst.
+func setPlain(dst reflect.Value, v bson.RawValue) bool {
 	switch dst.Kind() {
 	case reflect.String:
 		s, ok := v.StringValueOK()
-		if !ok {
-			return id, wrong
-		}
-
 		dst.SetString(s)
+		return ok
 	case reflect.Int32:
 		n, ok := v.Int32OK()
-		if !ok {
-			return id, wrong
-		}
-
 		dst.SetInt(int64(n))
+		return ok
 	default:
 		n, ok := v.Int64OK()
-		if !ok {
-			return id, wrong
-		}
-
 		dst.SetInt(n)
+		return ok
 	}
-
-	return id, nil
 }
 
 // mapKey returns an _id as the key of a map.
