@@ -52,17 +52,21 @@ func serve(ctx context.Context, db *mongo.Database, listener net.Listener) error
 	mux.HandleFunc("POST /orders", s.place)
 
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	drained := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		// Requests that are running may end, up to this limit.
+		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
-		_ = srv.Shutdown(ctx)
+		drained <- srv.Shutdown(limited)
 	})
 	defer stop()
+
 	log.Println("listening on", listener.Addr())
 	if err := srv.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
-	return nil
+	// Serve returns when the shutdown begins.
+	return <-drained
 }
 
 type service struct {
@@ -92,5 +96,6 @@ func (s *service) place(w http.ResponseWriter, r *http.Request) {
 	}
 
 	w.WriteHeader(http.StatusCreated)
+	// An error means that the client has disconnected. The order is stored.
 	_ = json.NewEncoder(w).Encode(map[string]string{"id": id})
 }

@@ -33,6 +33,7 @@ func Main(run func(ctx context.Context, db *mongo.Database) error) {
 	client, err := mongo.Connect(options.Client().ApplyURI(MongoURI()))
 	if err == nil {
 		err = run(ctx, client.Database("shop"))
+		// The process ends now, so a connection that cannot be closed does no harm.
 		_ = client.Disconnect(context.WithoutCancel(ctx))
 	}
 	if err != nil {

@@ -224,7 +224,8 @@ func (e *example) killOneOfEach() error {
 // stopAll terminates the programs, kills those that do not end within 20 s, and stops the servers.
 func (e *example) stopAll() {
 	for _, p := range e.programs {
-		_ = p.Terminate() // a program that does not end is killed below
+		// A program that does not end is killed below.
+		_ = p.Terminate()
 	}
 
 	deadline, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -234,6 +235,7 @@ func (e *example) stopAll() {
 		select {
 		case <-p.Done():
 		case <-deadline.Done():
+			// An error means that the program has ended in the meantime.
 			_ = p.Kill()
 		}
 	}

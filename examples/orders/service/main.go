@@ -161,6 +161,7 @@ func writeResponse(w http.ResponseWriter, o shop.Order, err error) {
 		http.Error(w, "not now", http.StatusServiceUnavailable)
 	default:
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(o) // a client that has disconnected repeats its request
+		// A client that has disconnected repeats its request.
+		_ = json.NewEncoder(w).Encode(o)
 	}
 }
