@@ -152,19 +152,22 @@ type benchmark func(context.Context, bench.Options) (benchmarkResult, error)
 func selectBenchmark(consumer, reconciler, observed bool, o bench.Options) benchmark {
 	switch {
 	case len(o.Peers) > 0:
-		return func(ctx context.Context, o bench.Options) (benchmarkResult, error) { return bench.RunPeers(ctx, o) }
+		return asBenchmark(bench.RunPeers)
 	case len(o.Transports) > 0:
-		return func(ctx context.Context, o bench.Options) (benchmarkResult, error) { return bench.RunMembers(ctx, o) }
+		return asBenchmark(bench.RunMembers)
 	case consumer:
-		return func(ctx context.Context, o bench.Options) (benchmarkResult, error) { return bench.RunConsumer(ctx, o) }
+		return asBenchmark(bench.RunConsumer)
 	case reconciler:
-		return func(ctx context.Context, o bench.Options) (benchmarkResult, error) {
-			return bench.RunReconciler(ctx, o)
-		}
+		return asBenchmark(bench.RunReconciler)
 	case observed:
-		return func(ctx context.Context, o bench.Options) (benchmarkResult, error) { return bench.RunObserved(ctx, o) }
+		return asBenchmark(bench.RunObserved)
 	}
-	return func(ctx context.Context, o bench.Options) (benchmarkResult, error) { return bench.Run(ctx, o) }
+	return asBenchmark(bench.Run)
+}
+
+// asBenchmark returns run with a result of the common type.
+func asBenchmark[R benchmarkResult](run func(context.Context, bench.Options) (R, error)) benchmark {
+	return func(ctx context.Context, o bench.Options) (benchmarkResult, error) { return run(ctx, o) }
 }
 
 // runBenchmark runs a benchmark and prints its result.

@@ -35,6 +35,7 @@ waits for it.`,
 			if count < 0 {
 				return fmt.Errorf("--count %d: expected 0 or more", count)
 			}
+
 			// The command ends with Ctrl-C and reports each problem while it runs, so it has no error to return.
 			p.printTopic(c.Context(), strings.Split(brokers, ","), args[0], count)
 			return nil

@@ -132,38 +132,35 @@ type examination struct {
 func Run(ctx context.Context, cfg config.Config) (Report, error) { return runChecks(ctx, cfg, Limit) }
 
 func runChecks(ctx context.Context, cfg config.Config, limit time.Duration) (Report, error) {
-	// The limit of the examination ends ctx as well, and that is a finding.
-	asked := ctx
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
 	x := &examination{cfg: cfg, limit: limit, sampled: make(chan struct{}), found: map[string]finding{}}
 	var err error
 	if x.scope, err = changestream.ParseScope(cfg.Watch, cfg.MongoDB.State+".*"); err != nil {
 		return Report{}, fmt.Errorf("watch: %w", err)
 	}
-
 	if x.router, err = routing.New(cfg.Routing()); err != nil {
 		return Report{}, fmt.Errorf("topics: %w", err)
 	}
-
 	// The client connects lazily, so this reports only a configuration that cannot work.
 	if x.brokers, err = connect.NewKafka(cfg, connect.KafkaHost{}, slog.New(slog.DiscardHandler), nil); err != nil {
 		return Report{}, err
 	}
-
 	defer x.brokers.Close()
 	defer x.mongo.disconnect()
+
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
 	// MongoDB and Kafka are checked at the same time, so a server that does not respond delays only its own findings.
 	var tracks sync.WaitGroup
 	tracks.Go(func() {
 		defer close(x.sampled)
-		x.runSteps(ctx, mongoSteps(x))
+		x.runSteps(limited, mongoSteps(x))
 	})
-	tracks.Go(func() { x.runSteps(ctx, kafkaSteps(x)) })
+	tracks.Go(func() { x.runSteps(limited, kafkaSteps(x)) })
 	tracks.Wait()
-	// The end of the caller's context is not a finding.
-	if asked.Err() != nil {
-		return Report{}, context.Cause(asked)
+
+	// The end of the limit is a finding, and the end of the caller's context is not.
+	if ctx.Err() != nil {
+		return Report{}, context.Cause(ctx)
 	}
 	return x.buildReport(), nil
 }

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"os"
@@ -125,4 +126,31 @@ func TestWhatIsOutsideOfTheMatrixIsReported(t *testing.T) {
 	if f := judge(untested, "why", "%s", "plan9/386"); f.status != Warn || f.fix == "" || !strings.Contains(fmt.Sprint(f.detail), "why") {
 		t.Errorf("%+v", f)
 	}
+}
+
+// matrixDocument returns docs/support.md.
+func matrixDocument() string {
+	var b strings.Builder
+	b.WriteString("# Support\n\n" +
+		"Generated from `internal/doctor/matrix.go` and the recorded runs of the core tests in `internal/doctor/tested.json`;\n" +
+		"`go test ./internal/doctor -run TestSupportMatrix -update-support` writes it. A test compares the versions that all tests run on with the\n" +
+		"servers of the tests, and the platforms with the builds of the releases. `outrelay doctor` warns of a MongoDB or a platform that is\n" +
+		"untested, and rejects an unsupported MongoDB. A Kafka broker does not report its version, so `doctor` warns only of services that it\n" +
+		"recognizes by their host names.\n\n" +
+		"- **tested**: each run of the tests uses it, or a run of the core tests on it is recorded. The core tests cover transactions and their\n" +
+		"  rollback, the sweep after lost history, the fence and the read-back of a takeover, two relays that share the work, and consumers.\n" +
+		"  MongoDB is tested in one version alone, because no other one can be fetched from a package registry.\n" +
+		"- **expected to work**: it has the features that outrelay uses. The tests do not run on it. Please report problems.\n" +
+		"- **untested**: no test has used it, and it differs in a feature that outrelay relies on. Test your use of it first.\n" +
+		"- **unsupported**: it does not work, or reports about it are not accepted.\n")
+
+	last := ""
+	for _, r := range matrix {
+		if r.area != last {
+			fmt.Fprintf(&b, "\n## %s\n\n| | | why |\n|---|---|---|\n", r.area)
+		}
+		last = r.area
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", r.name, r.level, cmp.Or(r.why, "–"))
+	}
+	return b.String()
 }

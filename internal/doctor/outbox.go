@@ -64,6 +64,7 @@ func (x outboxChecks) checkIndexes(ctx context.Context) finding {
 	var without, statements []string
 	hidden := 0
 	var denied error
+
 	// Each collection costs a call, so only the first ones are examined.
 	for _, o := range list[:min(len(list), indexedMost)] {
 		call, cancel := context.WithTimeout(ctx, lookTimeout)
@@ -77,7 +78,6 @@ func (x outboxChecks) checkIndexes(ctx context.Context) finding {
 		for _, i := range missing {
 			statements = append(statements, i.Statement(o.DB, o.Coll))
 		}
-
 		if len(missing) > 0 {
 			without = append(without, fmt.Sprintf("%s lacks %d of %d", o.NS(), len(missing), len(outboxes.Indexes())))
 		}
@@ -101,10 +101,8 @@ func (x outboxChecks) checkIndexes(ctx context.Context) finding {
 	case len(list) == 0:
 		return passed("no collection exists yet; its indexes are created with it")
 	case len(list) > indexedMost:
-		return passed("all %d exist in the first %d of %d collections", len(outboxes.Indexes()), indexedMost,
-			len(list))
+		return passed("all %d exist in the first %d of %d collections", len(outboxes.Indexes()), indexedMost, len(list))
 	}
-
 	return passed("all %d exist", len(outboxes.Indexes()))
 }
 
@@ -119,32 +117,27 @@ func (x outboxChecks) makesIndexes(list []outboxes.Outbox) bool {
 // envelopes.
 func (x outboxChecks) findTopics(ctx context.Context) finding {
 	t := &x.topics
-	templates := []string{x.cfg.Topics.Template}
+	var templates []string
 	for _, r := range x.cfg.Topics.Rules {
 		templates = append(templates, r.To...)
 	}
-
 	// Topics without a placeholder are known without an envelope.
-	for _, name := range templates[1:] {
+	for _, name := range append(templates, x.cfg.Topics.Template) {
 		if !strings.Contains(name, "{") {
 			t.addTopic(name)
 		}
 	}
 
-	if !strings.Contains(templates[0], "{") {
-		t.addTopic(templates[0])
-	}
+	// Each sample costs a query, so only the first collections are examined.
 	var refusals []string
+	var err error
 	looked := 0
 	list := x.mongo.outboxes.list
-	var err error
-	// Each sample costs a query, so only the first collections are examined.
 	for _, o := range list[:min(len(list), sampledMost)] {
 		if one := x.sampleOutbox(ctx, o, &refusals); one != nil {
 			err = one
 			continue
 		}
-
 		looked++
 	}
 
@@ -157,7 +150,6 @@ func (x outboxChecks) findTopics(ctx context.Context) finding {
 	case len(t.names) == 0:
 		return passed("no topic is known yet: the topics depend on the envelopes, and there are none")
 	}
-
 	return passed("%s, by the rules and the newest envelopes of %d collections", joinFew(t.names, 5), looked)
 }
 
@@ -166,6 +158,7 @@ func (x outboxChecks) sampleOutbox(ctx context.Context, o outboxes.Outbox, refus
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	coll := mongodb.Majority(x.mongo.client.Database(o.DB).Collection(o.Coll))
+
 	// The natural order needs no index, and is nearly the order of the inserts.
 	newest := options.Find().SetSort(bson.D{{Key: "$natural", Value: -1}}).SetLimit(sampledNewest)
 	mapping := x.cfg.DocumentMapping()
@@ -173,6 +166,7 @@ func (x outboxChecks) sampleOutbox(ctx context.Context, o outboxes.Outbox, refus
 	if !whole {
 		newest.SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "aggregatetype", Value: 1}, {Key: "type", Value: 1}, {Key: "topic", Value: 1}})
 	}
+
 	return mongodb.FindEach(ctx, coll, "sampling "+o.NS(), bson.D{}, func(raw bson.Raw) error {
 		var v envelope.View
 		var err error
@@ -185,17 +179,18 @@ func (x outboxChecks) sampleOutbox(ctx context.Context, o outboxes.Outbox, refus
 				err = &record.Refusal{Class: record.Malformed, Reason: "field aggregatetype is missing, empty, or no text"}
 			}
 		}
+
 		var targets []routing.Target
 		if err == nil {
 			targets, err = x.router.Route(&v, &routing.Meta{DB: []byte(o.DB), Coll: []byte(o.Coll)}, nil)
 		}
 		// Envelopes that a rule drops are no problem of the service.
 		if refusal, ok := errors.AsType[*record.Refusal](err); ok && refusal.Class != record.Dropped {
-			if line := fmt.Sprintf("%s: the relay would reject an envelope: %s", o.NS(), refusal.Reason); !slices.Contains(*refusals, line) && len(*refusals) < 10 {
+			line := fmt.Sprintf("%s: the relay would reject an envelope: %s", o.NS(), refusal.Reason)
+			if !slices.Contains(*refusals, line) && len(*refusals) < 10 {
 				*refusals = append(*refusals, line)
 			}
 		}
-
 		for _, target := range targets {
 			x.topics.addTopic(target.Topic)
 		}

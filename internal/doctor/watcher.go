@@ -29,7 +29,6 @@ func (x watcherChecks) checkWatcher(ctx context.Context) finding {
 		return failed(fmt.Sprintf("set slots: %d, or: outrelay reslice --slots %d", v.Of, len(parts)),
 			"watcher %q has %d slots, but the configuration sets %d", x.cfg.Watcher, v.Of, len(parts))
 	}
-
 	if len(parts) == 1 {
 		return x.checkSlot(ctx, parts[0])
 	}
@@ -49,7 +48,6 @@ func (x watcherChecks) checkWatcher(ctx context.Context) finding {
 			all.fix = f.fix
 		}
 	}
-
 	return all
 }
 

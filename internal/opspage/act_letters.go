@@ -51,8 +51,9 @@ func planRequeue(c *call) (preview, error) {
 }
 
 func (c *call) requeueLetters(f admin.DeadFilter) (notice, error) {
-	// Some letters may be requeued although the action ends with an error.
 	out, err := c.use.Letters.Requeue(c.ctx, f, c.deadOptions(false), nil)
+
+	// Some letters may be requeued although the action ends with an error, so the notice is complete in any case.
 	n := notice{
 		Text:  countNoun(out.Requeued, "dead letter") + " requeued",
 		Final: "The events are being sent; that is not taken back. The list shows the dead letters as requeued.",
@@ -60,6 +61,7 @@ func (c *call) requeueLetters(f admin.DeadFilter) (notice, error) {
 	if f.Source == admin.FromHandler {
 		n.Final = "Their handlers take the messages within a few seconds, if they run. The list shows which ones wait."
 	}
+
 	if out.Refused > 0 {
 		n.Text += ", " + formatNumber(out.Refused) + " refused"
 		for _, w := range out.Why {

@@ -72,6 +72,7 @@ func planNodeRelease(c *call) (preview, error) {
 	if err == nil && node == "" {
 		err = errNoNode
 	}
+
 	run := func() (notice, error) {
 		slots, err := c.use.Nodes.Release(c.ctx, node, hold)
 		text := "Node " + node + " owned nothing."
@@ -80,6 +81,8 @@ func planNodeRelease(c *call) (preview, error) {
 		}
 		return notice{Text: text}, err
 	}
-	return newPreview(run, undoHold, fmt.Sprintf("Node %s drains and gives up every slot that it owns, for %s. Other nodes take over at once.",
-		node, formatSpan(hold.Seconds()))), err
+
+	effect := fmt.Sprintf("Node %s drains and gives up every slot that it owns, for %s. Other nodes take over at once.",
+		node, formatSpan(hold.Seconds()))
+	return newPreview(run, undoHold, effect), err
 }

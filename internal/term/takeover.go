@@ -143,35 +143,45 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 
 // newDispatcher returns the dispatcher of the term, without a sink.
 func (t *term) newDispatcher() *pipeline.Dispatcher {
+	recorder := &deliveryRecorder{
+		held:      t.held,
+		recording: t.slot.cfg.Recording,
+		log:       t.log,
+		refusedAt: map[string]time.Time{},
+	}
+
 	return pipeline.New(pipeline.Config{
 		Pool:       t.slot.shared.Pool,
 		Exceptions: t.exceptions,
-		Recorder: &deliveryRecorder{
-			held:      t.held,
-			recording: t.slot.cfg.Recording,
-			log:       t.log,
-			refusedAt: map[string]time.Time{},
-		},
-		Retry: t.calls.RetryFenced,
-		Now:   t.slot.shared.Clock.Now,
-		Ready: func(topic string) { t.reconciler.exceptions.Wake(topic) },
-		Metrics: pipeline.Metrics{
-			Acked: func(b *record.AckedBatch) {
-				t.acked.Add(int64(b.Records))
-				t.slot.shared.LastAck.Store(time.Now().UnixNano())
-				t.slot.metrics.ObservePublish(b.TP.Topic, metrics.Acked, b.Records)
-				b.EachLatency(t.slot.metrics.ObserveLatency)
-				t.activity.Observe(b)
-			},
-			Dead: func(topic string, class record.Class) {
-				t.slot.metrics.DeadLetters.WithLabelValues(string(class)).Inc()
-				if topic != "" {
-					t.slot.metrics.ObservePublish(topic, metrics.Refused, 1)
-				}
-			},
-			Held: func(state string, n int) { t.slot.metrics.Reconciled.WithLabelValues(state).Add(float64(n)) },
-		},
+		Recorder:   recorder,
+		Retry:      t.calls.RetryFenced,
+		Now:        t.slot.shared.Clock.Now,
+		// The reconciler is made after the dispatcher, so it is looked up at each call.
+		Ready:   func(topic string) { t.reconciler.exceptions.Wake(topic) },
+		Metrics: pipeline.Metrics{Acked: t.observeAcked, Dead: t.observeDead, Held: t.observeHeld},
 	})
+}
+
+// observeAcked counts a batch that Kafka acknowledged.
+func (t *term) observeAcked(b *record.AckedBatch) {
+	t.acked.Add(int64(b.Records))
+	t.slot.shared.LastAck.Store(time.Now().UnixNano())
+	t.slot.metrics.ObservePublish(b.TP.Topic, metrics.Acked, b.Records)
+	b.EachLatency(t.slot.metrics.ObserveLatency)
+	t.activity.Observe(b)
+}
+
+// observeDead counts a dead letter. Without a topic, the envelope was dead before it had one.
+func (t *term) observeDead(topic string, class record.Class) {
+	t.slot.metrics.DeadLetters.WithLabelValues(string(class)).Inc()
+	if topic != "" {
+		t.slot.metrics.ObservePublish(topic, metrics.Refused, 1)
+	}
+}
+
+// observeHeld counts exceptions that were stored in a state.
+func (t *term) observeHeld(state string, n int) {
+	t.slot.metrics.Reconciled.WithLabelValues(state).Add(float64(n))
 }
 
 // openSink fences every earlier sender and persists the new one. It blocks until that succeeds, the

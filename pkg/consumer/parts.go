@@ -14,11 +14,15 @@ func init() {
 		return x.gate.isPaused() || slices.ContainsFunc(x.reg.snapshot().all, isSuspended)
 	}
 	consumerparts.AfterBatch = afterBatch
+
+	// A Handler is a value that services may share, so its list is copied.
 	consumerparts.Prepared = func(h any, prepare func(ctx context.Context) error) any {
 		x := h.(Handler)
 		x.prepares = append(slices.Clone(x.prepares), prepare)
 		return x
 	}
+
+	// Parts that are not replaced keep those of the options.
 	consumerparts.Option = func(x consumerparts.Surroundings) any {
 		return option(func(s *settings) {
 			if x.Transport != nil {
