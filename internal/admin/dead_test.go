@@ -59,7 +59,7 @@ func (f *office) die(coll *mongo.Collection, class record.Class, doc bson.D) {
 	}
 	_, err = deadletter.Move(f.t.Context(), f.owner, []deadletter.Letter{{
 		NS: mongodb.Namespace(coll), Raw: raw, Class: class, Reason: "refused (87)", Topic: "orders", Partition: 1, Pos: "8265", Source: deadletter.Source{Kind: "relay", Watcher: "orders"},
-	}})
+	}}, nil)
 	if err != nil {
 		f.t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 // chunkID is the id of the letter and the number of the chunk, so that chunks sort in order. Chunks
@@ -24,53 +25,48 @@ type chunkDocument struct {
 	Data []byte  `bson:"data"`
 }
 
-// writeChunks stores the envelopes that are too large for one document (N20). It must be called
-// before the letters are written: if a crash follows, the next attempt overwrites the chunks.
-func writeChunks(ctx context.Context, f mongodb.Fencer, part []preparedLetter) error {
-	for i := range part {
-		p := &part[i]
-		chunksPerWrite := mongodb.MaxBytes / chunkSize
-
-		for from := 0; from < p.dead.Chunks; {
-			to := min(from+chunksPerWrite, p.dead.Chunks)
-			err := mongodb.FencedSoon(ctx, f, nil, to-from, func(tx context.Context) error {
-				s := mongo.SessionFromContext(tx)
-				if s == nil {
-					return errNoTransaction
-				}
-				return p.upsertChunks(tx, s.Client(), from, to)
-			})
-
-			// A slow server gets the chunks one by one.
-			if errors.Is(err, mongodb.ErrSlow) {
-				chunksPerWrite = 1
-				continue
-			}
-			if err != nil {
-				return fmt.Errorf("storing a dead letter of %d bytes of %s: %w", len(p.raw), p.id.NS, err)
-			}
-
-			from = to
-		}
-	}
-	return nil
+// letterChunk is a part of the envelope of a letter.
+type letterChunk struct {
+	letter *preparedLetter
+	number int
 }
 
-// upsertChunks writes the chunks numbered from up to to, exclusively.
-func (p *preparedLetter) upsertChunks(tx context.Context, client *mongo.Client, from, to int) error {
-	models := make([]mongo.WriteModel, 0, to-from)
-	for n := from; n < to; n++ {
-		data := p.raw[n*chunkSize : min((n+1)*chunkSize, len(p.raw))]
-		models = append(models, mongo.NewUpdateOneModel().SetUpsert(true).
-			SetFilter(bson.D{{Key: "_id", Value: chunkID{p.id, n}}}).
+func (c *letterChunk) data() []byte {
+	from := c.number * chunkSize
+	return c.letter.raw[from:min(from+chunkSize, len(c.letter.raw))]
+}
+
+// writeChunks stores the envelopes that are too large for one document (N20). It must be called
+// before the letters are written: if a crash follows, the next attempt overwrites the chunks.
+func writeChunks(ctx context.Context, f mongodb.Fencer, letters []preparedLetter, size *mongodb.PartSize) error {
+	var chunks []letterChunk
+	for i := range letters {
+		for n := range letters[i].dead.Chunks {
+			chunks = append(chunks, letterChunk{&letters[i], n})
+		}
+	}
+
+	return mongodb.WriteInParts(ctx, f, chunks, mongodb.Parts[letterChunk]{
+		Doing:    "storing large dead letters",
+		PartSize: size,
+		Size:     func(c *letterChunk) int { return len(c.data()) },
+		Write:    upsertChunks,
+	})
+}
+
+func upsertChunks(tx context.Context, client *mongo.Client, part []letterChunk) error {
+	models := map[string][]mongo.WriteModel{}
+	for i := range part {
+		c := &part[i]
+		dead := Collection(c.letter.id.NS)
+		models[dead] = append(models[dead], mongo.NewUpdateOneModel().SetUpsert(true).
+			SetFilter(bson.D{{Key: "_id", Value: chunkID{c.letter.id, c.number}}}).
 			SetUpdate(bson.D{
-				{Key: "$set", Value: bson.D{{Key: "data", Value: data}}},
+				{Key: "$set", Value: bson.D{{Key: "data", Value: c.data()}}},
 				{Key: "$currentDate", Value: bson.D{{Key: "chunkedAt", Value: true}}},
 			}))
 	}
-
-	_, err := mongodb.Database(client, p.db).Collection(Collection(p.coll)).BulkWrite(tx, models)
-	return err
+	return outboxes.BulkWrite(tx, client, models, "find, insert and update")
 }
 
 // errMissingChunks is returned for a letter of which chunks are missing.

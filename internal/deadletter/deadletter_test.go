@@ -110,7 +110,7 @@ func (b *bench) countDocuments(coll string) int64 {
 
 func (b *bench) move(letters ...Letter) Result {
 	b.t.Helper()
-	r, err := Move(b.t.Context(), b.owner, letters)
+	r, err := Move(b.t.Context(), b.owner, letters, nil)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -268,7 +268,7 @@ func TestN20_LargeAndManyFit(t *testing.T) {
 	if r, want := b.move(letters...), (Result{Moved: 2100, Deleted: 2100}); r != want {
 		t.Errorf("many envelopes: got %+v, want %+v", r, want)
 	}
-	if b.owner.transactions < 3 || b.owner.transactions > 2100/minPartSize {
+	if b.owner.transactions < 3 || b.owner.transactions > 84 {
 		t.Errorf("many envelopes: got %d transactions", b.owner.transactions)
 	}
 
@@ -298,7 +298,7 @@ func TestN03_ADeposedOwnerMovesNothing(t *testing.T) {
 	if !b.owner.Valid() {
 		t.Fatal("the deposed owner has noticed the takeover")
 	}
-	r, err := Move(t.Context(), b.owner, []Letter{l})
+	r, err := Move(t.Context(), b.owner, []Letter{l}, nil)
 	if !errors.Is(err, lease.ErrLeaseLost) || r != (Result{}) {
 		t.Errorf("got %+v, %v, want %v", r, err, lease.ErrLeaseLost)
 	}
@@ -321,7 +321,7 @@ func TestN03_LettersAreMovedInPartsWhereTheServerIsSlow(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	slow := &stacktest.Hasty{Fence: b.owner, Coll: b.db.Collection(Collection("outbox")), Most: 1}
-	r, err := Move(ctx, slow, letters)
+	r, err := Move(ctx, slow, letters, nil)
 	if want := (Result{Moved: 40, Deleted: 40, Chunked: 1}); err != nil || r != want {
 		t.Errorf("got %+v, %v, want %+v; %d attempts failed", r, err, want, slow.Late.Load())
 	}
@@ -345,7 +345,7 @@ func TestMoveRefusesWhatItCannotWrite(t *testing.T) {
 		"no namespace": noNS,
 		"truncated":    truncated,
 	} {
-		if _, err := Move(t.Context(), b.owner, []Letter{good, bad}); err == nil {
+		if _, err := Move(t.Context(), b.owner, []Letter{good, bad}, nil); err == nil {
 			t.Errorf("%s: got no error", name)
 		}
 	}

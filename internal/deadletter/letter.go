@@ -124,7 +124,6 @@ func (id ID) Text() string { return IDText(id.ID) }
 // preparedLetter is a letter that is ready to be written, except for the times, which come from the
 // server.
 type preparedLetter struct {
-	db, coll      string
 	id            ID
 	raw           []byte
 	dead          Dead
@@ -157,8 +156,6 @@ func prepareLetter(l Letter) (preparedLetter, error) {
 	}
 
 	p := preparedLetter{
-		db:            db,
-		coll:          coll,
 		raw:           l.Raw,
 		id:            ID{NS: l.NS, ID: id, Delivery: readDelivery(l.Raw)},
 		firstAttempt:  len(l.Attempts) == 0,

@@ -2,7 +2,6 @@ package deadletter
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -11,6 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 // Result counts the effects of a move.
@@ -21,80 +21,53 @@ type Result struct {
 	Chunked int // letters stored in chunks
 }
 
-// errNoTransaction is returned if a Fencer calls its function without a transaction.
-var errNoTransaction = errors.New("dead letters can only be moved in a transaction")
-
 // Move writes the letters and removes their envelopes from the outbox, in the given order. It uses
 // as many fenced transactions as the bounds require. Each is majority committed before the next one
 // begins. The transaction also adds the outboxes to `dirty`, because the stream may repeat the
-// events (N15).
+// events (N15). size is the size of the transactions: see [mongodb.Parts].
 //
 // Move returns an error before it writes anything if one of the letters cannot be stored. On any
 // other error the counted letters are moved, and the caller may repeat the call with all letters.
 // Move blocks while the lease is suspended.
-func Move(ctx context.Context, f mongodb.Fencer, letters []Letter) (Result, error) {
-	var total Result
-	if len(letters) == 0 {
-		return total, nil
-	}
-
-	rest := make([]preparedLetter, len(letters))
+func Move(ctx context.Context, f mongodb.Fencer, letters []Letter, size *mongodb.PartSize) (total Result, err error) {
+	prepared := make([]preparedLetter, len(letters))
 	for i, l := range letters {
-		p, err := prepareLetter(l)
-		if err != nil {
+		if prepared[i], err = prepareLetter(l); err != nil {
 			return total, err
 		}
-		rest[i] = p
+	}
+
+	// A process may die in between. Chunks without a letter do no harm, but a letter without its
+	// chunks cannot be read.
+	if err := writeChunks(ctx, f, prepared, size); err != nil {
+		return total, err
 	}
 
 	var now time.Time
-	pace := newPace()
-	for len(rest) > 0 {
-		part := rest[:mongodb.CountFitting(rest, pace.partSize, (*preparedLetter).estimateSize)]
-		// A process may die in between. Chunks without a letter do no harm, but a letter without its
-		// chunks cannot be read.
-		if err := writeChunks(ctx, f, part); err != nil {
-			return total, err
+	var moved Result
+	write := func(tx context.Context, client *mongo.Client, part []preparedLetter) (err error) {
+		// A transaction cannot run hello, so this reads the time outside of it.
+		if now.IsZero() {
+			if now, err = mongodb.ServerTime(ctx, client); err != nil {
+				return err
+			}
+		}
+		for i := range part {
+			part[i].setTimes(now)
 		}
 
-		// Only the last attempt is measured, without the wait for the turn: the pace follows the
-		// speed of the server.
-		var attemptBegan time.Time
-		var moved Result
-		err := mongodb.FencedSoon(ctx, f, namespacesToMarkDirty(part), len(part), func(tx context.Context) (err error) {
-			s := mongo.SessionFromContext(tx)
-			if s == nil {
-				return errNoTransaction
-			}
-
-			// A transaction cannot run hello, so this reads the time outside of it.
-			if now.IsZero() {
-				if now, err = mongodb.ServerTime(ctx, s.Client()); err != nil {
-					return err
-				}
-			}
-			for i := range part {
-				part[i].setTimes(now)
-			}
-
-			attemptBegan = time.Now()
-			moved, err = writeLetters(tx, s.Client(), part)
-			return err
-		})
-		// The same letters are tried again in smaller parts.
-		if errors.Is(err, mongodb.ErrSlow) {
-			pace.recordTimeout(len(part))
-			continue
-		}
-		if err != nil {
-			return total, fmt.Errorf("moving %d of %d dead letters: %w", len(part), len(letters), err)
-		}
-
-		pace.recordDuration(time.Since(attemptBegan), len(part))
-		total.addResult(moved)
-		rest = rest[len(part):]
+		moved, err = writeLetters(tx, client, part)
+		return err
 	}
-	return total, nil
+	err = mongodb.WriteInParts(ctx, f, prepared, mongodb.Parts[preparedLetter]{
+		Doing:    fmt.Sprintf("moving %d dead letters", len(letters)),
+		PartSize: size,
+		Size:     (*preparedLetter).estimateSize,
+		Dirty:    namespacesToMarkDirty,
+		Write:    write,
+		Written:  func() { total.addResult(moved) },
+	})
+	return total, err
 }
 
 func (r *Result) addResult(o Result) {
@@ -152,8 +125,10 @@ func groupByCollection(client *mongo.Client, part []preparedLetter) []*collectio
 		p := &part[i]
 		b := byNS[p.id.NS]
 		if b == nil {
-			db := mongodb.Database(client, p.db)
-			b = &collectionBatch{outbox: db.Collection(p.coll), dead: db.Collection(Collection(p.coll))}
+			b = &collectionBatch{
+				outbox: outboxes.CollectionOf(client, p.id.NS),
+				dead:   outboxes.CollectionOf(client, Collection(p.id.NS)),
+			}
 			byNS[p.id.NS] = b
 			batches = append(batches, b)
 		}

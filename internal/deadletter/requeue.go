@@ -14,10 +14,17 @@ import (
 
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 // MaxRefused bounds Outcome.Why.
 const MaxRefused = 100
+
+const (
+	// requeueAtOnce is how many letters one transaction requeues. In the meantime, the owner cannot renew its lease.
+	requeueAtOnce = 250
+	maxPause      = 200 * time.Millisecond // after a part
+)
 
 // Options of a requeue.
 type Options struct {
@@ -66,36 +73,45 @@ func (k Desk) Requeue(ctx context.Context, ns string, q Query, o Options, did fu
 	}
 
 	s := &scan{dead: dead, filter: q.mongoFilter()}
-	pace := newPace()
+	size := mongodb.NewPartSize(requeueAtOnce)
 	for {
-		part, err := s.nextPart(ctx, pace.partSize, mongodb.MaxBytes)
-		if err != nil || len(part) == 0 {
+		read, err := s.nextPart(ctx, requeueAtOnce, mongodb.MaxBytes)
+		if err != nil || len(read) == 0 {
 			return total, err
 		}
-		letters, err := s.readLetters(ctx, part)
+		letters, err := s.readLetters(ctx, read)
 		if err != nil {
 			return total, err
 		}
 
-		began := time.Now()
-		outcome, err := k.requeuePart(ctx, ns, letters, o)
-		took := time.Since(began)
-		pace.recordDuration(took, len(part))
-		if err != nil {
-			return total, fmt.Errorf("requeueing %d dead letters of %s: %w", len(letters), ns, err)
-		}
+		for len(letters) > 0 {
+			part := letters[:min(len(letters), size.Most())]
+			began := time.Now()
+			outcome, err := k.requeuePart(ctx, ns, part, o)
+			// A smaller part of the same letters is next.
+			if errors.Is(err, mongodb.ErrSlow) {
+				size.Slow(len(part))
+				continue
+			}
+			if err != nil {
+				return total, fmt.Errorf("requeueing %d dead letters of %s: %w", len(part), ns, err)
+			}
 
-		total.addOutcome(outcome)
-		if did != nil {
-			did(total)
-		}
+			size.Ended()
+			letters = letters[len(part):]
+			total.addOutcome(outcome)
+			if did != nil {
+				did(total)
+			}
 
-		// The owner needs no pause after a dry run, which takes no fence, or after the last part.
-		if o.DryRun || s.exhausted {
-			continue
-		}
-		if err := yieldToOwner(ctx, took); err != nil {
-			return total, err
+			// The owner needs no pause after a dry run, which takes no fence, or after the last part.
+			if o.DryRun || s.exhausted && len(letters) == 0 {
+				continue
+			}
+			// In the pause, the owner can renew its lease.
+			if err := retry.Sleep(ctx, min(10*time.Millisecond+time.Since(began)/4, maxPause)); err != nil {
+				return total, err
+			}
 		}
 	}
 }
@@ -115,7 +131,7 @@ func (k Desk) requeuePart(ctx context.Context, ns string, letters []*Dead, o Opt
 	}
 
 	var outcome Outcome
-	err = mongodb.Foreign(ctx, k.State, k.Watcher, []string{ns}, func(tx context.Context) error {
+	err = mongodb.Foreign(ctx, k.State, k.Watcher, []string{ns}, mongodb.LimitRuns(len(letters), func(tx context.Context) error {
 		// The transaction may run several times, and only its last run counts.
 		outcome = Outcome{}
 		open, done, err := k.filterOpenLetters(tx, ns, letters)
@@ -131,7 +147,7 @@ func (k Desk) requeuePart(ctx context.Context, ns string, letters []*Dead, o Opt
 		outcome = plan.outcome
 		outcome.Requeued += done
 		return k.writePlan(tx, ns, plan)
-	})
+	}))
 	return outcome, err
 }
 

@@ -269,9 +269,9 @@ func TestARequeueConvergesAfterACrashInTheMiddle(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	got, err := b.desk().Requeue(ctx, b.ns(), Query{All: true}, Options{}, func(Outcome) { cancel() })
 	first := got.Requeued
-	if err == nil || first != initialPartSize || b.countDocuments("outbox") != first {
+	if err == nil || first != requeueAtOnce || b.countDocuments("outbox") != first {
 		t.Fatalf("after the first part: got %+v, %v, %d in the outbox, want %d and an error",
-			got, err, b.countDocuments("outbox"), initialPartSize)
+			got, err, b.countDocuments("outbox"), requeueAtOnce)
 	}
 
 	// Parts follow the order of the stream, so no envelope of a later part is in the outbox.

@@ -131,7 +131,7 @@ func (s *site) die(id string, fields ...bson.E) {
 	}
 	if _, err := deadletter.Move(s.t.Context(), s.owner, []deadletter.Letter{{
 		NS: s.ns, Raw: raw, Class: record.RecordRefused, Reason: "refused (87)", Topic: "orders", Partition: 1, Pos: "8265", Source: deadletter.Source{Kind: "relay", Watcher: "orders"},
-	}}); err != nil {
+	}}, nil); err != nil {
 		s.t.Fatal(err)
 	}
 }

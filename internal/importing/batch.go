@@ -295,7 +295,7 @@ func (r *importRun) moveDead(ctx context.Context, fence mongodb.Fencer, list []c
 		}
 	}
 
-	if _, err := deadletter.Move(ctx, fence, letters); err != nil {
+	if _, err := deadletter.Move(ctx, fence, letters, nil); err != nil {
 		return err
 	}
 	return mongodb.InTransaction(ctx, r.client, func(tx context.Context) error { return r.insertMarks(tx, list) })

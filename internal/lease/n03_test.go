@@ -208,9 +208,9 @@ func TestN03_ATransactionThatIsTooSlowIsLogged(t *testing.T) {
 	t.Parallel()
 	h, _, log := acquireLogged(t)
 
-	err := mongodb.FencedSoon(t.Context(), h, nil, 2, func(context.Context) error {
+	err := h.Fenced(t.Context(), nil, mongodb.LimitRuns(2, func(context.Context) error {
 		return mongo.CommandError{Code: 112, Message: "write conflict", Labels: []string{"TransientTransactionError"}}
-	})
+	}))
 	if !errors.Is(err, mongodb.ErrSlow) {
 		t.Errorf("the transaction ended with %v, want ErrSlow", err)
 	}

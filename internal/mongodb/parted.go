@@ -15,18 +15,16 @@ const slowRuns = 3
 // ErrSlow ends the attempts at a transaction that should be smaller.
 var ErrSlow = errors.New("the transaction does not end in time")
 
-// FencedSoon calls f.Fenced for a transaction of n documents. If n is more than one and a few attempts fail,
-// it returns [ErrSlow].
-func FencedSoon(
-	ctx context.Context, f Fencer, dirty []string, n int, fn func(ctx context.Context) error,
-) error {
+// LimitRuns returns fn, the body of a transaction of n documents, with a limit. If n is more than one and a few
+// attempts fail, it returns [ErrSlow].
+func LimitRuns(n int, fn func(tx context.Context) error) func(tx context.Context) error {
 	runs := 0
-	return f.Fenced(ctx, dirty, func(tx context.Context) error {
+	return func(tx context.Context) error {
 		if runs++; runs > slowRuns && n > 1 {
 			return ErrSlow
 		}
 		return fn(tx)
-	})
+	}
 }
 
 // growAfter is the number of transactions that have to end in time before the next may be larger again.
@@ -77,6 +75,8 @@ type Parts[T any] struct {
 	Dirty func(part []T) []string
 	// Write writes a part. It may run several times, so it must be idempotent.
 	Write func(tx context.Context, c *mongo.Client, part []T) error
+	// Written is called when the last run of Write is committed. It may be nil.
+	Written func()
 }
 
 // CountFitting returns how many documents of list fit one transaction: at most limit, and at most [MaxBytes],
@@ -110,13 +110,13 @@ func WriteInParts[T any](ctx context.Context, f Fencer, list []T, p Parts[T]) er
 			dirty = p.Dirty(part)
 		}
 
-		err := FencedSoon(ctx, f, dirty, n, func(tx context.Context) error {
+		err := f.Fenced(ctx, dirty, LimitRuns(n, func(tx context.Context) error {
 			s := mongo.SessionFromContext(tx)
 			if s == nil {
 				return errNoTransaction
 			}
 			return p.Write(tx, s.Client(), part)
-		})
+		}))
 		if errors.Is(err, ErrSlow) {
 			// The list is unchanged, so the next round writes a smaller part of the same documents.
 			size.Slow(n)
@@ -127,6 +127,9 @@ func WriteInParts[T any](ctx context.Context, f Fencer, list []T, p Parts[T]) er
 		}
 
 		size.Ended()
+		if p.Written != nil {
+			p.Written()
+		}
 		list = list[n:]
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/slot"
 )
@@ -142,4 +143,17 @@ const (
 func CollectionOf(client *mongo.Client, ns string) *mongo.Collection {
 	db, coll, _ := strings.Cut(ns, ".")
 	return mongodb.Database(client, db).Collection(coll)
+}
+
+// BulkWrite runs statements in the transaction of tx, those of each namespace in their order. actions names the
+// privileges that they need.
+func BulkWrite(tx context.Context, client *mongo.Client, models map[string][]mongo.WriteModel, actions string) error {
+	for ns, list := range models {
+		if _, err := CollectionOf(client, ns).BulkWrite(tx, list); err != nil {
+			return mongodb.Refusal(err, "writing to "+ns, actions, ns)
+		}
+		// Tests end the process here, between the statements of one transaction.
+		crash.At("mid-exception-write")
+	}
+	return nil
 }

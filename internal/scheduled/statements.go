@@ -80,7 +80,7 @@ func claimGroups(ctx context.Context, f mongodb.Fencer, c dueClaim, now time.Tim
 		{Key: "epoch", Value: c.Epoch},
 		{Key: "at", Value: bson.NewDateTimeFromTime(now)},
 	}}}}}
-	return mongodb.FencedSoon(ctx, f, dirty, n, func(ctx context.Context) error {
+	return f.Fenced(ctx, dirty, mongodb.LimitRuns(n, func(ctx context.Context) error {
 		fenced := mongo.SessionFromContext(ctx).Client()
 		for _, g := range groups {
 			coll := mongodb.Database(fenced, g.Coll.Database().Name()).Collection(g.Coll.Name())
@@ -96,7 +96,7 @@ func claimGroups(ctx context.Context, f mongodb.Fencer, c dueClaim, now time.Tim
 			g.Have = res.MatchedCount
 		}
 		return nil
-	})
+	}))
 }
 
 // readClaimed calls take for each of the envelopes that has the claim, in no order, and returns their number. The bytes are

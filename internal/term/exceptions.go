@@ -45,7 +45,7 @@ type exceptionWriter struct {
 	recovery    *gap.Recovery
 	now         func() time.Time
 	log         *slog.Logger
-	partSize    *mongodb.PartSize // of the transactions with waiting envelopes
+	partSize    *mongodb.PartSize // of the transactions
 
 	// Set during the takeover.
 	mapping    *envelope.Mapping
@@ -209,7 +209,7 @@ func (x *exceptionWriter) moveToDeadLetters(ctx context.Context, letters []deadl
 		return nil
 	}
 
-	moved, err := deadletter.Move(ctx, x.held, letters)
+	moved, err := deadletter.Move(ctx, x.held, letters, x.partSize)
 	if err != nil {
 		return fmt.Errorf("moving to the dead letters: %w", err)
 	}

@@ -53,7 +53,7 @@ func (f *Finisher) moveDeadPart(ctx context.Context, ns string, part []*decision
 	var moving []*decision
 	found, size := map[*decision]bool{}, 0
 	move := func() error {
-		if _, err := deadletter.Move(ctx, f.config.Fencer, letters); err != nil {
+		if _, err := deadletter.Move(ctx, f.config.Fencer, letters, f.partSize); err != nil {
 			return err
 		}
 		for _, a := range moving {

@@ -409,10 +409,10 @@ func (f *Finisher) writeOutcomePart(ctx context.Context, batch []*decision) erro
 	}
 
 	var matched int64
-	err := mongodb.FencedSoon(ctx, f.config.Fencer, nil, len(list), func(tx context.Context) (err error) {
+	err := f.config.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(len(list), func(tx context.Context) (err error) {
 		matched, err = f.writeFates(tx, list)
 		return err
-	})
+	}))
 	if err != nil {
 		return err
 	}

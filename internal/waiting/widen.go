@@ -34,14 +34,7 @@ func widenExceptions(ctx context.Context, f mongodb.Fencer, list []widening) err
 		for i := range part {
 			models[part[i].NS] = append(models[part[i].NS], part[i].updateModel())
 		}
-
-		for ns, m := range models {
-			coll := outboxes.CollectionOf(c, ns)
-			if _, err := coll.BulkWrite(tx, m); err != nil {
-				return mongodb.Refusal(err, "writing exceptions to "+ns, "find and update", ns)
-			}
-		}
-		return nil
+		return outboxes.BulkWrite(tx, c, models, "find and update")
 	}
 
 	return mongodb.WriteInParts(ctx, f, list, mongodb.Parts[widening]{

@@ -10,7 +10,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
@@ -81,15 +80,7 @@ func upsertExceptions(tx context.Context, client *mongo.Client, part []Exception
 		models[x.NS] = append(models[x.NS], m)
 	}
 
-	for ns, list := range models {
-		coll := outboxes.CollectionOf(client, ns)
-		if _, err := coll.BulkWrite(tx, list); err != nil {
-			return mongodb.Refusal(err, "writing exceptions to "+ns, "find, insert and update", ns)
-		}
-		// Tests end the process here, between the statements of one transaction.
-		crash.At("mid-exception-write")
-	}
-	return nil
+	return outboxes.BulkWrite(tx, client, models, "find, insert and update")
 }
 
 // upsertModel returns the statement that writes the exception. If the document is already an exception, the statement

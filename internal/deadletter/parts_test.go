@@ -3,7 +3,6 @@ package deadletter
 import (
 	"context"
 	"testing"
-	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -12,43 +11,6 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
-
-func TestPartsFitTheServer(t *testing.T) {
-	t.Parallel()
-	p := newPace()
-	for range 10 {
-		p.recordDuration(10*time.Millisecond, p.partSize)
-	}
-	if p.partSize != mongodb.MaxDocuments {
-		t.Errorf("after fast parts: part size %d, want %d", p.partSize, mongodb.MaxDocuments)
-	}
-	p.recordDuration(200*time.Millisecond, p.partSize)
-	if p.partSize != mongodb.MaxDocuments {
-		t.Errorf("after a part of medium speed: part size %d, want %d", p.partSize, mongodb.MaxDocuments)
-	}
-
-	// This part had fewer letters than allowed, because of its bytes.
-	p.recordDuration(time.Second, 300)
-	if p.partSize != 150 {
-		t.Errorf("after a slow part of 300: part size %d, want 150", p.partSize)
-	}
-	p.recordDuration(time.Millisecond, 10)
-	if p.partSize != 150 {
-		t.Errorf("after a small part: part size %d, want 150", p.partSize)
-	}
-
-	for range 10 {
-		p.recordDuration(time.Duration(p.partSize)*20*time.Millisecond, p.partSize)
-	}
-	if p.partSize != minPartSize {
-		t.Errorf("after slow parts: part size %d, want %d", p.partSize, minPartSize)
-	}
-	p.recordTimeout(20)
-	p.recordDuration(time.Second, 5)
-	if p.partSize != 5 {
-		t.Errorf("after a timeout of a part of 20: part size %d, want 5", p.partSize)
-	}
-}
 
 // Each statement and each commit of a server that is far away takes as long for one letter as for many. Smaller parts would only
 // need more of them.
@@ -82,6 +44,35 @@ func TestPartsStayLargeIfTheServerIsFarAway(t *testing.T) {
 	b.move(letters...)
 	if got := b.owner.transactions - before; got > 8 {
 		t.Errorf("%d letters took %d transactions, want at most 8", n, got)
+	}
+}
+
+// N3: while a requeue holds the fence, the owner cannot renew its lease. So a requeue whose transactions are too
+// slow makes them smaller.
+func TestARequeueGetsSmallerIfItIsSlow(t *testing.T) {
+	t.Parallel()
+	app := stacktest.Name(t)
+	client, err := mongo.Connect(options.Client().ApplyURI(stacktest.MongoURI(t)).SetAppName(app))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Disconnect(context.WithoutCancel(t.Context())) })
+	db := stacktest.Database(t, client)
+	b := &bench{t: t, db: db, owner: &countingOwner{Held: acquireLease(t, db, "a")}}
+	b.fill(requeueAtOnce, order)
+
+	// An owner whose renewal times out interrupts the transaction.
+	interrupted := bson.D{{Key: "failCommands", Value: bson.A{"commitTransaction"}}, {Key: "errorCode", Value: 11601}}
+	off := stacktest.FailCommand(t, app, bson.D{{Key: "times", Value: 3}}, interrupted)
+	defer off()
+
+	var parts []int64
+	got, err := b.desk().Requeue(t.Context(), b.ns(), Query{All: true}, Options{}, func(o Outcome) { parts = append(parts, o.Requeued) })
+	if err != nil || got.Requeued != requeueAtOnce || b.countDocuments("outbox") != requeueAtOnce {
+		t.Errorf("got %+v, %v and %d in the outbox, want %d requeued", got, err, b.countDocuments("outbox"), requeueAtOnce)
+	}
+	if len(parts) == 0 || parts[0] != requeueAtOnce/4 {
+		t.Errorf("totals after each part: got %v, want %d after the first one", parts, requeueAtOnce/4)
 	}
 }
 
