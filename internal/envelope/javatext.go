@@ -39,7 +39,7 @@ func appendJavaText(dst []byte, t bson.Type, val []byte, depth int) (_ []byte, o
 		return base64.StdEncoding.AppendEncode(dst, data), valid
 
 	case bson.TypeArray:
-		return appendList(dst, val, depth+1, ", ", appendJavaText)
+		return appendJavaList(dst, val, depth+1)
 	case bson.TypeEmbeddedDocument:
 		return appendJavaStruct(dst, val, depth+1)
 	case bson.TypeRegex:
@@ -53,6 +53,25 @@ func appendJavaText(dst []byte, t bson.Type, val []byte, depth int) (_ []byte, o
 	}
 	// Debezium rejects or leaves out the other types.
 	return append(dst, "null"...), true
+}
+
+// appendJavaList appends the values of an array: [1, x].
+func appendJavaList(dst, arr []byte, depth int) (_ []byte, ok bool) {
+	c, ok := openDocument(arr)
+	if !ok || depth > maxDepth {
+		return dst, false
+	}
+
+	dst = append(dst, '[')
+	for first := true; c.next(); first = false {
+		if !first {
+			dst = append(dst, ", "...)
+		}
+		if dst, ok = appendJavaText(dst, c.typ, c.val, depth); !ok {
+			return dst, false
+		}
+	}
+	return append(dst, ']'), !c.broken
 }
 
 // appendJavaStruct appends a document without the fields that are null: Struct{a=1,b=x}.

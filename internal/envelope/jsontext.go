@@ -1,0 +1,99 @@
+package envelope
+
+import (
+	"bytes"
+	"encoding/hex"
+	"math"
+	"strconv"
+	"time"
+	"unicode/utf8"
+)
+
+// maxDepth limits the nesting of documents, to protect the stack. It is larger than the limit of
+// the server.
+const maxDepth = 256
+
+// appendTime appends a date in milliseconds since 1970: as a text if every reader can represent it,
+// otherwise as a number.
+func appendTime(dst []byte, ms int64) []byte {
+	t := time.UnixMilli(ms).UTC()
+	if t.Year() < 1970 || t.Year() > 9999 {
+		return append(strconv.AppendInt(append(dst, `{"$date":{"$numberLong":"`...), ms, 10), `"}}`...)
+	}
+	return append(t.AppendFormat(append(dst, `{"$date":"`...), "2006-01-02T15:04:05.999Z07:00"), `"}`...)
+}
+
+// appendDouble appends a number. A whole number gets one decimal, so that readers treat it as a
+// double.
+func appendDouble(dst []byte, f float64) []byte {
+	switch {
+	case math.IsInf(f, 1):
+		return append(dst, `{"$numberDouble":"Infinity"}`...)
+	case math.IsInf(f, -1):
+		return append(dst, `{"$numberDouble":"-Infinity"}`...)
+	case math.IsNaN(f):
+		return append(dst, `{"$numberDouble":"NaN"}`...)
+	}
+
+	// Without a point or an exponent, the number would be read as an integer.
+	start := len(dst)
+	dst = strconv.AppendFloat(dst, f, 'G', -1, 64)
+	if !bytes.ContainsAny(dst[start:], "E.") {
+		dst = append(dst, ".0"...)
+	}
+
+	return dst
+}
+
+// appendQuoted appends s as a JSON string. Bytes that are not UTF-8 become the replacement
+// character.
+func appendQuoted(dst, s []byte) []byte {
+	dst = append(dst, '"')
+	// s[start:i] was read, but not appended yet.
+	start := 0
+	for i := 0; i < len(s); {
+		if b := s[i]; b < utf8.RuneSelf {
+			if b < ' ' || b == '"' || b == '\\' {
+				dst = appendEscape(append(dst, s[start:i]...), b)
+				start = i + 1
+			}
+			i++
+			continue
+		}
+
+		r, size := utf8.DecodeRune(s[i:])
+		switch {
+		case r == utf8.RuneError && size == 1:
+			dst = append(append(dst, s[start:i]...), `\ufffd`...)
+			start = i + size
+			// JavaScript treats these two as line ends.
+		case r == '\u2028' || r == '\u2029':
+			dst = append(append(append(dst, s[start:i]...), `\u202`...), "89"[r-'\u2028'])
+			start = i + size
+		}
+
+		i += size
+	}
+
+	return append(append(dst, s[start:]...), '"')
+}
+
+// appendEscape appends the escape sequence of the character b.
+func appendEscape(dst []byte, b byte) []byte {
+	switch b {
+	case '"', '\\':
+		return append(dst, '\\', b)
+	case '\n':
+		return append(dst, `\n`...)
+	case '\r':
+		return append(dst, `\r`...)
+	case '\t':
+		return append(dst, `\t`...)
+	case '\b':
+		return append(dst, `\b`...)
+	case '\f':
+		return append(dst, `\f`...)
+	}
+
+	return hex.AppendEncode(append(dst, `\u00`...), []byte{b})
+}
