@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"time"
 
@@ -80,10 +79,11 @@ func (w *Producer) Produce(
 	if err := w.writeRequest(k.conn); err != nil {
 		return dst, err
 	}
-	body, err := w.readResponse(k.reader)
+	body, err := reply.Read(k.reader, w.body, w.correlation, maxResponse)
 	if err != nil {
 		return dst, err
 	}
+	w.body = body
 
 	k.lastUsed = time.Now()
 	for range batches {
@@ -180,31 +180,6 @@ func (w *Producer) writeRequest(conn net.Conn) error {
 	// Otherwise the array would keep the sealed batches in memory until the next request.
 	clear(pieces)
 	return flush()
-}
-
-// readResponse reads the response to the last request, and returns its bytes after the correlation
-// id. They are valid until the next call.
-func (w *Producer) readResponse(r io.Reader) ([]byte, error) {
-	var size [4]byte
-	if _, err := io.ReadFull(r, size[:]); err != nil {
-		return nil, err
-	}
-	n := int(binary.BigEndian.Uint32(size[:]))
-	// A server that speaks another protocol sends bytes that look like a huge length.
-	if n < 4 || n > maxResponse {
-		return nil, fmt.Errorf("response of %d bytes: the listener is not a Kafka broker", n)
-	}
-
-	body, err := reply.ReadBody(r, w.body, n)
-	if err != nil {
-		return nil, err
-	}
-	w.body = body
-	// The connection has one request in flight, so any other id means that it is out of step.
-	if got := int32(binary.BigEndian.Uint32(body)); got != w.correlation {
-		return nil, fmt.Errorf("response to request %d instead of %d", got, w.correlation)
-	}
-	return body[4:], nil
 }
 
 // decodeResponse fills results, which are in the order of batches.

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 
 	"github.com/segmentio/kafka-go/protocol"
 
@@ -38,17 +37,7 @@ func (l *Link) callRaw(key protocol.ApiKey, version int16, body []byte) (*reply.
 		return nil, err
 	}
 
-	var head [8]byte
-	if _, err := io.ReadFull(l.reader, head[:]); err != nil {
-		return nil, err
-	}
-	size := be.Uint32(head[:])
-	// The limit comes before the allocation: the length is a claim of the server.
-	if size < 4 || size > maxRawReply || be.Uint32(head[4:]) != uint32(id) {
-		return nil, errRawReply
-	}
-	b := make([]byte, size-4)
-	_, err := io.ReadFull(l.reader, b)
+	b, err := reply.Read(l.reader, nil, id, maxRawReply)
 	return &reply.Decoder{B: b}, err
 }
 

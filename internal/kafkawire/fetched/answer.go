@@ -11,7 +11,6 @@
 package fetched
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -48,19 +47,7 @@ const maxAnswer = 512 << 20
 
 // Read reads the response to the request with that correlation id.
 func Read(r io.Reader, version int16, correlation int32) (*Answer, error) {
-	var head [8]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return nil, fmt.Errorf("reading the response to a fetch: %w", err)
-	}
-	if got := int32(binary.BigEndian.Uint32(head[4:])); got != correlation {
-		return nil, fmt.Errorf("reading the response to a fetch: it belongs to request %d instead of %d", got, correlation)
-	}
-	size := int(int32(binary.BigEndian.Uint32(head[:]))) - 4
-	if size < 0 || size > maxAnswer {
-		return nil, fmt.Errorf("reading the response to a fetch: impossible size %d", size)
-	}
-
-	body, err := reply.ReadBody(r, nil, size)
+	body, err := reply.Read(r, nil, correlation, maxAnswer)
 	if err != nil {
 		return nil, fmt.Errorf("reading the response to a fetch: %w", err)
 	}

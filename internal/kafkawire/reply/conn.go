@@ -37,7 +37,7 @@ const (
 	headSize = 8 // length and correlation id
 
 	keepBuffer = 64 << 10 // a larger buffer is not kept for the next reply
-	firstRead  = 4 << 20  // the most that ReadBody allocates before any byte has arrived
+	firstRead  = 4 << 20  // the most that readBody allocates before any byte has arrived
 )
 
 // Check returns a connection that checks the replies on nc. With TLS, nc is the TLS connection. Check
@@ -157,7 +157,7 @@ func (c *conn) readReply() error {
 	if cap(c.buf) > keepBuffer {
 		c.buf = nil
 	}
-	if c.buf, err = ReadBody(c.in, c.buf, 4+size); err != nil {
+	if c.buf, err = readBody(c.in, c.buf, 4+size); err != nil {
 		return err
 	}
 	if err := checkLengths(q.key, q.version, c.buf[headSize:]); err != nil {
@@ -173,9 +173,28 @@ func (c *conn) notKafka(format string, args ...any) error {
 	return fmt.Errorf("%s: %w: %s; check the host and port of the brokers", c.addr, ErrNotKafka, details)
 }
 
-// ReadBody reads n bytes and returns them, in buf if it is large enough. n may be a false claim of a
+// Read reads the reply to the request with that correlation id, of at most limit bytes. It returns the bytes
+// after the id, in buf if that is large enough. r is a connection that [Check] does not check.
+func Read(r io.Reader, buf []byte, correlation int32, limit int) ([]byte, error) {
+	var head [headSize]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return nil, err
+	}
+	// A server that speaks another protocol sends bytes that look like a huge length.
+	size := int(int32(binary.BigEndian.Uint32(head[:])))
+	if size < 4 || size > limit {
+		return nil, fmt.Errorf("%w: it claims a reply of %d bytes", ErrNotKafka, size)
+	}
+	// The connection has one request in flight, so any other id means that it is out of step.
+	if got := int32(binary.BigEndian.Uint32(head[4:])); got != correlation {
+		return nil, fmt.Errorf("reply to request %d instead of %d", got, correlation)
+	}
+	return readBody(r, buf, size-4)
+}
+
+// readBody reads n bytes and returns them, in buf if it is large enough. n may be a false claim of a
 // reply, so the memory grows only with the bytes that arrive.
-func ReadBody(r io.Reader, buf []byte, n int) ([]byte, error) {
+func readBody(r io.Reader, buf []byte, n int) ([]byte, error) {
 	buf = buf[:0]
 	for len(buf) < n {
 		if len(buf) == cap(buf) {
