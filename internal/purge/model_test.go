@@ -105,7 +105,8 @@ func newWorld(t *testing.T, db *mongo.Database, margin time.Duration) *world {
 	o := outboxes.Outbox{DB: db.Name(), Coll: "outbox", UUID: uuid}
 	w.purger = New(Config{
 		Client: db.Client(), State: db, Collections: func() []outboxes.Outbox { return []outboxes.Outbox{o} },
-		Margin: margin, Interval: time.Nanosecond, Batch: 3, OnPurged: func(n int) { w.purged += n }, Log: slog.New(slog.DiscardHandler),
+		Margin: margin, Interval: time.Nanosecond, Batch: 3, Valid: func() bool { return true },
+		OnPurged: func(n int) { w.purged += n }, Log: slog.New(slog.DiscardHandler),
 	})
 	w.reset(t)
 	return w

@@ -32,7 +32,7 @@ const (
 	maxTurn = 5 * time.Second
 )
 
-// Config is the configuration of a Purger. Client, State and Collections are required.
+// Config is the configuration of a Purger. Slot, Retention, Rate and Margin may be zero.
 type Config struct {
 	Client      *mongo.Client
 	State       *mongo.Database          // with the registry and the watcher documents
@@ -40,13 +40,13 @@ type Config struct {
 	Collections func() []outboxes.Outbox // returns the collections that the watcher reads now
 	Slot        int                      // of the owner; only slot 0 purges
 	Retention   time.Duration            // 0 keeps everything, and Run only waits
-	Interval    time.Duration            // between two passes. Defaults to 10 s
+	Interval    time.Duration            // between two passes
 	Rate        int                      // envelopes per second; 0 means no limit
-	Batch       int                      // maximum of envelopes in one statement. Defaults to 500
-	Valid       func() bool              // whether work may be done now (N2). Defaults to always
+	Batch       int                      // maximum of envelopes in one statement
+	Valid       func() bool              // whether work may be done now (N2)
 	Margin      time.Duration            // replaces the server's (see mongodb.Margin); below 0 means none; for tests
-	OnPurged    func(n int)              // called after each statement that removed envelopes. Defaults to nothing
-	Log         *slog.Logger             // defaults to slog.Default
+	OnPurged    func(n int)              // called after each statement that removed envelopes
+	Log         *slog.Logger
 }
 
 // Purger removes delivered envelopes from the collections of one watcher. The owner of the watcher runs it.
@@ -97,22 +97,6 @@ func (p *Purger) pause() time.Duration {
 
 // New returns a Purger. It does no I/O before Run.
 func New(c Config) *Purger {
-	if c.Interval <= 0 {
-		c.Interval = 10 * time.Second
-	}
-	if c.Batch <= 0 {
-		c.Batch = 500
-	}
-	if c.Valid == nil {
-		c.Valid = func() bool { return true }
-	}
-	if c.OnPurged == nil {
-		c.OnPurged = func(int) {}
-	}
-	if c.Log == nil {
-		c.Log = slog.Default()
-	}
-
 	return &Purger{
 		config:      c,
 		pace:        pace{limit: c.Rate, batch: c.Batch},

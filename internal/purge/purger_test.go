@@ -38,7 +38,8 @@ func newBench(t testing.TB) *bench {
 	o := outboxes.Outbox{DB: db.Name(), Coll: "outbox", UUID: register(t, db, b.coll, "w")}
 	b.Purger = New(Config{
 		Client: db.Client(), State: db, Watcher: "w", Collections: func() []outboxes.Outbox { return []outboxes.Outbox{o} },
-		Retention: time.Minute, Margin: -1, Interval: time.Hour, OnPurged: func(n int) { b.purged += n }, Log: slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Retention: time.Minute, Margin: -1, Interval: time.Hour, Batch: 500, Valid: func() bool { return true },
+		OnPurged: func(n int) { b.purged += n }, Log: slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	return b
 }
