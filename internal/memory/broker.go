@@ -166,20 +166,33 @@ func (b *Broker) recordsLocked(name string) []transport.Record {
 // Await blocks until the topic has at least n records, and returns all of them. If ctx ends before,
 // it returns the existing records and an error.
 func (b *Broker) Await(ctx context.Context, name string, n int) ([]transport.Record, error) {
+	var list []transport.Record
+	err := b.await(ctx, func() bool {
+		list = b.recordsLocked(name)
+		return len(list) >= n
+	})
+	if err != nil {
+		return list, fmt.Errorf("waiting for %d records of %s, of which there are %d: %w", n, name, len(list), err)
+	}
+	return list, nil
+}
+
+// await blocks until the condition holds, or until ctx ends. It calls the condition with the mutex, after each
+// change.
+func (b *Broker) await(ctx context.Context, holdsLocked func() bool) error {
 	for {
 		b.mu.Lock()
-		list := b.recordsLocked(name)
+		holds := holdsLocked()
 		changed := b.changed
 		b.mu.Unlock()
 
-		if len(list) >= n {
-			return list, nil
+		if holds {
+			return nil
 		}
-
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return list, fmt.Errorf("waiting for %d records of %s, of which there are %d: %w", n, name, len(list), ctx.Err())
+			return ctx.Err()
 		}
 	}
 }

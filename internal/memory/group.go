@@ -254,22 +254,15 @@ func (b *Broker) lagLocked(name, topic string) (lag int64) {
 
 // AwaitCommitted blocks until the group has committed all records of the topic, or until ctx ends.
 func (b *Broker) AwaitCommitted(ctx context.Context, name, topic string) error {
-	for {
-		b.mu.Lock()
-		lag := b.lagLocked(name, topic)
-		changed := b.changed
-		b.mu.Unlock()
-
-		if lag <= 0 {
-			return nil
-		}
-
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return fmt.Errorf("waiting for group %s, whose lag in %s is %d: %w", name, topic, lag, ctx.Err())
-		}
+	var lag int64
+	err := b.await(ctx, func() bool {
+		lag = b.lagLocked(name, topic)
+		return lag <= 0
+	})
+	if err != nil {
+		return fmt.Errorf("waiting for group %s, whose lag in %s is %d: %w", name, topic, lag, err)
 	}
+	return nil
 }
 
 // formGenerationLocked forms the next generation when no member serves the previous one.

@@ -129,10 +129,7 @@ func (r *Relay) Pending(ctx context.Context) (n int, err error) {
 func (r *Relay) Run(ctx context.Context) error {
 	for {
 		// Read before the attempt, so that no change after it is missed.
-		r.broker.mu.Lock()
-		changed := r.broker.changed
-		r.broker.mu.Unlock()
-
+		changed := r.broker.Changed()
 		err := r.Flush(ctx)
 		if ctx.Err() != nil {
 			return r.Flush(context.WithoutCancel(ctx))
