@@ -12,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
@@ -48,7 +49,7 @@ func (j *journal) appendInBackground(kind nodes.Kind, fields bson.D) {
 
 // announceParked appends to the events log which topics were parked since the last call, and which
 // are no longer parked.
-func (j *journal) announceParked(blocked []blockedTarget) {
+func (j *journal) announceParked(blocked []sink.Blocked) {
 	flowing := maps.Clone(j.parkedTopics)
 	parked := map[string]bool{}
 	for _, b := range blocked {

@@ -171,21 +171,10 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time) {
 	}
 
 	// The watermark waits for the targets that are not parked. The first of them is the problem.
-	var blocked []blockedTarget
+	blocked := m.targets()
 	m.brokersAway = false
 	text, records := "", 0
-	for _, b := range m.targets() {
-		if b.Records == 0 {
-			continue
-		}
-		blocked = append(blocked, blockedTarget{
-			Topic:  b.Topic,
-			Reason: b.Reason,
-			Since:  b.Since,
-			Count:  b.Records,
-			Kind:   b.Kind,
-			Parked: b.Parked,
-		})
+	for _, b := range blocked {
 		if b.Parked {
 			continue
 		}
@@ -246,11 +235,11 @@ const mostBlocked = 100
 // limitBlocked returns at most mostBlocked targets. It adds up the others for each kind, under the
 // topic "other". Targets for which the watermark waits come first, then the targets that have
 // waited longest, so that the list does not change while it grows.
-func limitBlocked(list []blockedTarget) []blockedTarget {
+func limitBlocked(list []sink.Blocked) []sink.Blocked {
 	if len(list) <= mostBlocked {
 		return list
 	}
-	slices.SortStableFunc(list, func(a, b blockedTarget) int {
+	slices.SortStableFunc(list, func(a, b sink.Blocked) int {
 		if a.Parked != b.Parked {
 			return cmp.Compare(metrics.Bool(a.Parked), metrics.Bool(b.Parked))
 		}
@@ -264,7 +253,7 @@ func limitBlocked(list []blockedTarget) []blockedTarget {
 		if !known {
 			i = len(out)
 			others[b.Kind] = i
-			out = append(out, blockedTarget{
+			out = append(out, sink.Blocked{
 				Topic:  metrics.OtherTopics,
 				Since:  b.Since,
 				Parked: b.Parked,
@@ -272,7 +261,7 @@ func limitBlocked(list []blockedTarget) []blockedTarget {
 				Reason: "more topics wait: " + b.Kind,
 			})
 		}
-		out[i].Count += b.Count
+		out[i].Records += b.Records
 		// The watermark waits as soon as one of them is not parked.
 		out[i].Parked = out[i].Parked && b.Parked
 	}
@@ -280,38 +269,27 @@ func limitBlocked(list []blockedTarget) []blockedTarget {
 }
 
 // setBlockedGauges sets the gauges of envelopes that wait for a target.
-func (r *Runner) setBlockedGauges(list []blockedTarget) {
+func (r *Runner) setBlockedGauges(list []sink.Blocked) {
 	g := r.metrics.BlockedTargets
 	g.Reset()
 	for _, b := range list {
-		g.WithLabelValues(b.Topic, b.Kind).Add(float64(b.Count))
+		g.WithLabelValues(b.Topic, b.Kind).Add(float64(b.Records))
 	}
-}
-
-// blockedTarget is a target that cannot be written, as the watcher document stores it for `outrelay
-// status`.
-type blockedTarget struct {
-	Topic  string    `bson:"topic"`
-	Reason string    `bson:"reason"`
-	Since  time.Time `bson:"since"`
-	Count  int       `bson:"count"`
-	Parked bool      `bson:"parked,omitempty"` // its envelopes wait as exceptions, and all other envelopes are sent
-	Kind   string    `bson:"-"`                // label of the metric
 }
 
 // ownerStats are saved by the owner with each renewal, so that `outrelay status` needs no connection to
 // the process.
 type ownerStats struct {
-	At         time.Time       `bson:"at"`    // when they were taken, by the owner's clock
-	State      string          `bson:"state"` // taking-over, live, sweeping, reopening, config_error, waiting, halted …
-	Reason     string          `bson:"reason,omitempty"`
-	LagMS      int64           `bson:"lagMs"`
-	Rate       float64         `bson:"rate"` // acked records per second
-	TokenAgeMS int64           `bson:"tokenAgeMs"`
-	Unresolved int             `bson:"unresolved"` // events above the watermark
-	Bytes      int64           `bson:"bytes"`      // of the memory budget in use
-	Acked      int64           `bson:"acked"`      // records since the term began
-	Blocked    []blockedTarget `bson:"blocked"`
+	At         time.Time      `bson:"at"`    // when they were taken, by the owner's clock
+	State      string         `bson:"state"` // taking-over, live, sweeping, reopening, config_error, waiting, halted …
+	Reason     string         `bson:"reason,omitempty"`
+	LagMS      int64          `bson:"lagMs"`
+	Rate       float64        `bson:"rate"` // acked records per second
+	TokenAgeMS int64          `bson:"tokenAgeMs"`
+	Unresolved int            `bson:"unresolved"` // events above the watermark
+	Bytes      int64          `bson:"bytes"`      // of the memory budget in use
+	Acked      int64          `bson:"acked"`      // records since the term began
+	Blocked    []sink.Blocked `bson:"blocked"`
 }
 
 // termStats contains the last Stats of a term. It is safe for concurrent use.
@@ -339,7 +317,7 @@ func (v *termStats) setHalted(reason string) {
 const rateWindow = 5 * time.Second
 
 // update takes the stats of the term that m watches.
-func (v *termStats) update(now time.Time, m *monitor, stream changestream.State, blocked []blockedTarget) {
+func (v *termStats) update(now time.Time, m *monitor, stream changestream.State, blocked []sink.Blocked) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 
@@ -358,7 +336,7 @@ func (v *termStats) update(now time.Time, m *monitor, stream changestream.State,
 
 	// The most important state is set last.
 	v.current.State, v.current.Reason = string(stream.Phase), stream.Reason
-	if i := slices.IndexFunc(blocked, func(b blockedTarget) bool { return !b.Parked }); i >= 0 {
+	if i := slices.IndexFunc(blocked, func(b sink.Blocked) bool { return !b.Parked }); i >= 0 {
 		v.current.State, v.current.Reason = "blocked", blocked[i].Reason
 	} else if m.dispatcher.Waiting() {
 		v.current.State = "waiting"

@@ -97,11 +97,11 @@ func TestBlockedGaugesShowTheSinkAndTheDispatcher(t *testing.T) {
 		return series, sum
 	}
 
-	r.setBlockedGauges([]blockedTarget{
-		{Topic: "a", Kind: "missing", Count: 2},
-		{Topic: "b", Kind: "no_leader", Count: 1},
-		{Topic: "b", Kind: "no_leader", Count: 3},
-		{Topic: "b", Kind: "refused", Count: 5},
+	r.setBlockedGauges([]sink.Blocked{
+		{Topic: "a", Kind: "missing", Records: 2},
+		{Topic: "b", Kind: "no_leader", Records: 1},
+		{Topic: "b", Kind: "no_leader", Records: 3},
+		{Topic: "b", Kind: "refused", Records: 5},
 	})
 
 	if n, sum := read(); n != 3 || sum != 11 {
@@ -118,18 +118,18 @@ func TestBlockedGaugesShowTheSinkAndTheDispatcher(t *testing.T) {
 // the others. Those for which the watermark waits come first, and the list stays the same while more of them come.
 func TestFewTargetsStandForMany(t *testing.T) {
 	t.Parallel()
-	list := func(n int) (all []blockedTarget) {
+	list := func(n int) (all []sink.Blocked) {
 		for i := range n {
-			all = append(all, blockedTarget{Topic: fmt.Sprint("t", i), Kind: "missing", Parked: true, Count: 2, Since: time.Unix(int64(i), 0)})
+			all = append(all, sink.Blocked{Topic: fmt.Sprint("t", i), Kind: "missing", Parked: true, Records: 2, Since: time.Unix(int64(i), 0)})
 		}
-		return append(all, blockedTarget{Topic: "urgent", Kind: "no_leader", Count: 1, Since: time.Unix(1<<30, 0)})
+		return append(all, sink.Blocked{Topic: "urgent", Kind: "no_leader", Records: 1, Since: time.Unix(1<<30, 0)})
 	}
 	if got := limitBlocked(list(99)); len(got) != 100 {
 		t.Errorf("%d of 100", len(got))
 	}
 
 	got, more := limitBlocked(list(5000)), limitBlocked(list(6000))
-	if len(got) != 101 || got[0].Topic != "urgent" || got[100].Topic != "other" || got[100].Count != 2*(5001-100) || !got[100].Parked {
+	if len(got) != 101 || got[0].Topic != "urgent" || got[100].Topic != "other" || got[100].Records != 2*(5001-100) || !got[100].Parked {
 		t.Errorf("%d targets: first %+v, last %+v", len(got), got[0], got[len(got)-1])
 	}
 	if !slices.Equal(got[:100], more[:100]) {
