@@ -95,7 +95,7 @@ func (p *planned) take(change func(*waiting.FinisherConfig, *Config)) *taking {
 	}
 	f := waiting.FinisherConfig{
 		Shared: shared, Retry: retry.Policy{Base: time.Second, Cap: time.Minute}, MaxAttempts: 5,
-		Recording: "watermark", Watcher: "orders", Node: "n", Version: "v", Count: func(waiting.End, record.Class) {},
+		Recording: "watermark", Count: func(waiting.End, record.Class) {},
 	}
 
 	c := Config{

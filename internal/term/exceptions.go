@@ -33,7 +33,7 @@ import (
 // waiting envelopes as the stream contained them (N3, N16).
 type exceptionWriter struct {
 	cfg         *config.Config
-	version     string
+	source      deadletter.Source
 	client      *mongo.Client
 	scope       *changestream.Scope
 	held        *lease.Held
@@ -234,13 +234,7 @@ func (x *exceptionWriter) newLetter(e *pipeline.Exception) deadletter.Letter {
 		Partition:     record.AnyPartition,
 		Pos:           e.Pos,
 		KeepIfWaiting: e.Topic != "",
-		Source: deadletter.Source{
-			Kind:    "relay",
-			Watcher: x.cfg.Watcher,
-			Node:    x.cfg.Node,
-			Epoch:   x.held.Document().Epoch,
-			Version: x.version,
-		},
+		Source:        x.source,
 	}
 }
 

@@ -60,9 +60,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		MaxAttempts: t.slot.cfg.Retry.MaxAttempts,
 		Recording:   t.slot.cfg.Recording,
 		DropExpired: t.slot.cfg.Expired == "drop",
-		Watcher:     t.slot.cfg.Watcher,
-		Node:        t.slot.cfg.Node,
-		Version:     t.slot.shared.Version,
+		Source:      t.exceptions.source,
 		Seal:        t.seal,
 		Count: func(end waiting.End, class record.Class) {
 			t.slot.metrics.Reconciled.WithLabelValues(end.String()).Inc()

@@ -24,6 +24,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/activity"
 	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -154,8 +155,14 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		dispatcher:  t.dispatcher,
 	}
 	*t.exceptions = exceptionWriter{
-		cfg:         &r.cfg,
-		version:     r.shared.Version,
+		cfg: &r.cfg,
+		source: deadletter.Source{
+			Kind:    "relay",
+			Watcher: r.cfg.Watcher,
+			Node:    r.cfg.Node,
+			Epoch:   held.Document().Epoch,
+			Version: r.shared.Version,
+		},
 		client:      clients.Stream,
 		scope:       r.scope,
 		held:        held,

@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -111,12 +112,10 @@ type FinisherConfig struct {
 	// Retry is the wait before the next attempt. After MaxAttempts an envelope is dead.
 	Retry       retry.Policy
 	MaxAttempts int
-	Recording   string // watermark, delete or mark
-	DropExpired bool   // discard expired envelopes instead of dead-lettering them
-	Watcher     string
-	Node        string
-	Version     string
-	Seal        []byte // of the state database, see [outboxes.Registry.Seal]
+	Recording   string            // watermark, delete or mark
+	DropExpired bool              // discard expired envelopes instead of dead-lettering them
+	Source      deadletter.Source // of dead letters
+	Seal        []byte            // of the state database, see [outboxes.Registry.Seal]
 	// Count is called for each fate that is written.
 	Count func(end End, class record.Class)
 }

@@ -13,6 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/lease"
@@ -72,7 +73,7 @@ func (h *house) begin() *term {
 	}
 	te.f = NewFinisher(FinisherConfig{
 		Shared: shared, Retry: retry.Policy{Base: time.Millisecond, Cap: 2 * time.Millisecond}, MaxAttempts: h.attempts,
-		Recording: h.recording, DropExpired: h.drop, Watcher: "orders", Node: "a",
+		Recording: h.recording, DropExpired: h.drop, Source: deadletter.Source{Kind: "relay", Watcher: "orders", Node: "a", Epoch: 1},
 		Count: func(e End, _ record.Class) {
 			te.mu.Lock()
 			te.ends[e]++

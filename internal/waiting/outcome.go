@@ -228,7 +228,7 @@ func (f *Finisher) updateModel(a *decision) mongo.WriteModel {
 
 // failedFields returns the fields that record a failed attempt.
 func (f *Finisher) failedFields(a *decision) bson.D {
-	past := bson.D{{Key: "$concatArrays", Value: bson.A{arrayOf("$history"), bson.A{a.failure.attemptFields(f.config.Node)}}}}
+	past := bson.D{{Key: "$concatArrays", Value: bson.A{arrayOf("$history"), bson.A{a.failure.attemptFields(f.config.Source.Node)}}}}
 	return bson.D{
 		{Key: "state", Value: "retry"},
 		{Key: "attempts", Value: a.Attempts + 1},
