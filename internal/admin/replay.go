@@ -7,7 +7,6 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -400,9 +399,8 @@ func joinSome(names []string) string {
 // lowestPosition returns the position that all slots of the watcher have passed. Everything that
 // was committed before it is delivered, or is an exception.
 func (o Operator) lowestPosition(ctx context.Context) (bson.Timestamp, error) {
-	ofWatcher := bson.D{{Key: "_id", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(o.Watcher) + "/"}}}
-	docs, err := mongodb.FindAll[lease.Document](ctx, mongodb.Majority(o.watcherDocuments()), "reading watcher "+o.Watcher, ofWatcher,
-		options.Find().SetProjection(bson.D{{Key: "token", Value: 1}, {Key: "clusterTime", Value: 1}}))
+	docs, err := mongodb.FindAll[lease.Document](ctx, mongodb.Majority(o.watcherDocuments()), "reading watcher "+o.Watcher,
+		mongodb.OfSlots(o.Watcher), options.Find().SetProjection(bson.D{{Key: "token", Value: 1}, {Key: "clusterTime", Value: 1}}))
 	if err != nil {
 		return bson.Timestamp{}, err
 	}

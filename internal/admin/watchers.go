@@ -3,7 +3,6 @@ package admin
 import (
 	"context"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -116,7 +115,6 @@ func (x Watchers) Remove(ctx context.Context, dryRun bool) (RemovedWatcher, erro
 // the meantime stays.
 func (x Watchers) removeDocuments(ctx context.Context, out *RemovedWatcher) error {
 	o := x.op
-	ofSlots := bson.E{Key: "_id", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(o.Watcher) + "/"}}
 	// The server's clock decides whether a lease is free, in the same statement that removes it.
 	free := bson.E{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$expiresAt", "$$NOW"}}}}
 
@@ -124,10 +122,10 @@ func (x Watchers) removeDocuments(ctx context.Context, out *RemovedWatcher) erro
 		collection string
 		filter     bson.D
 	}{
-		{"watchers", bson.D{ofSlots, free}},
+		{"watchers", append(mongodb.OfSlots(o.Watcher), free)},
 		{"slots", bson.D{{Key: "_id", Value: o.Watcher}}},
 		{"collections", bson.D{{Key: "watcher", Value: o.Watcher}}},
-		{"history", bson.D{ofSlots}},
+		{"history", mongodb.OfSlots(o.Watcher)},
 	} {
 		coll := mongodb.Majority(o.State.Collection(part.collection))
 		found, err := coll.CountDocuments(ctx, part.filter)

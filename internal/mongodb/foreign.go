@@ -64,7 +64,7 @@ func Foreign(
 	back := foreignRetry.Start()
 	for {
 		// Each attempt registers again: a commit with an unknown outcome may have removed the session.
-		registerForeign(ctx, session, state, watcher)
+		registerForeign(ctx, "$addToSet", session, state, watcher)
 		err := runForeignOnce(ctx, session, state, watcher, ns, fn)
 		if err == nil {
 			return nil
@@ -72,7 +72,7 @@ func Foreign(
 
 		// The registration must not stay: an owner would yield to a session that writes nothing.
 		if ctx.Err() != nil || !isRepeatable(err) || back.Wait(ctx) != nil {
-			unregisterForeign(ctx, session, state, watcher)
+			registerForeign(context.WithoutCancel(ctx), "$pull", session, state, watcher)
 			return err
 		}
 	}
@@ -104,30 +104,23 @@ func runForeignOnce(
 	return err
 }
 
-// registerForeign writes the session into the documents of the slots, outside the transaction, where the
-// owners can read it. If the transaction delays a renewal, the owner kills the session. Otherwise a process
-// that is stopped inside the transaction would block the owners until the server ends the transaction, after
-// a minute. registerForeign ignores errors: the transaction writes to the same documents and returns them.
-func registerForeign(ctx context.Context, session *mongo.Session, state *mongo.Database, watcher string) {
+// registerForeign writes the session into the documents of the slots with $addToSet, outside the transaction,
+// where the owners can read it. If the transaction delays a renewal, the owner kills the session. Otherwise a
+// process that is stopped inside the transaction would block the owners until the server ends the transaction,
+// after a minute. With $pull it removes the session after a failure, because the driver uses the session for
+// other calls afterwards. A commit removes the session in the transaction.
+//
+// registerForeign ignores errors: the transaction writes to the same documents and returns them.
+func registerForeign(ctx context.Context, operator string, session *mongo.Session, state *mongo.Database, watcher string) {
 	call, cancel := context.WithTimeout(ctx, foreignCall)
 	defer cancel()
 
-	update := bson.D{{Key: "$addToSet", Value: bson.D{{Key: "foreign", Value: session.ID()}}}}
-	_, _ = state.Collection("watchers").UpdateMany(call, filterSlots(watcher), update)
+	update := bson.D{{Key: operator, Value: bson.D{{Key: "foreign", Value: session.ID()}}}}
+	_, _ = state.Collection("watchers").UpdateMany(call, OfSlots(watcher), update)
 }
 
-// unregisterForeign removes the session after a failure, because the driver uses the session for other calls
-// afterwards. A commit removes the session in the transaction.
-func unregisterForeign(ctx context.Context, session *mongo.Session, state *mongo.Database, watcher string) {
-	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), foreignCall)
-	defer cancel()
-
-	update := bson.D{{Key: "$pull", Value: bson.D{{Key: "foreign", Value: session.ID()}}}}
-	_, _ = state.Collection("watchers").UpdateMany(call, filterSlots(watcher), update)
-}
-
-// filterSlots returns the filter for the documents of all slots of a watcher.
-func filterSlots(watcher string) bson.D {
+// OfSlots returns the filter for the documents of all slots of a watcher.
+func OfSlots(watcher string) bson.D {
 	return bson.D{{Key: "_id", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(watcher) + "/"}}}
 }
 
@@ -145,7 +138,7 @@ func takeForeignFence(tx context.Context, state *mongo.Database, watcher string,
 	}
 
 	coll := state.Collection("watchers")
-	res, err := coll.UpdateMany(tx, filterSlots(watcher), update)
+	res, err := coll.UpdateMany(tx, OfSlots(watcher), update)
 	if err != nil {
 		return Refusal(err, "taking the fence of watcher "+watcher, "find and update", Namespace(coll))
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"regexp"
 	"slices"
 	"time"
 
@@ -51,7 +50,7 @@ func (h *History) Read(ctx context.Context, watcher string) ([]Sample, error) {
 	type document struct {
 		Samples []Sample `bson:"samples"`
 	}
-	docs, err := mongodb.FindAll[document](ctx, h.coll, "reading the history of watcher "+watcher, ofSlots(watcher),
+	docs, err := mongodb.FindAll[document](ctx, h.coll, "reading the history of watcher "+watcher, mongodb.OfSlots(watcher),
 		options.Find().SetProjection(bson.D{{Key: "samples", Value: 1}}))
 	if err != nil {
 		return nil, err
@@ -72,11 +71,6 @@ func (h *History) Read(ctx context.Context, watcher string) ([]Sample, error) {
 	}
 	slices.SortFunc(list, func(a, b Sample) int { return cmp.Compare(a.At.Unix(), b.At.Unix()) })
 	return list, nil
-}
-
-// ofSlots returns the filter for the documents of a watcher.
-func ofSlots(watcher string) bson.D {
-	return bson.D{{Key: "_id", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(watcher) + "/"}}}
 }
 
 // SaveActivity replaces the activity of a slot.
@@ -105,7 +99,7 @@ const staleActivity = 30 * time.Second
 // ReadActivity returns the last report of each slot of a watcher. Slots without one are missing. The rates in a report are 0
 // if its owner has stopped.
 func (h *History) ReadActivity(ctx context.Context, watcher string) ([]activity.Report, error) {
-	return h.findActivity(ctx, ofSlots(watcher))
+	return h.findActivity(ctx, mongodb.OfSlots(watcher))
 }
 
 func (h *History) findActivity(ctx context.Context, filter bson.D) (reports []activity.Report, err error) {

@@ -144,7 +144,7 @@ func (s *Collection) Add(ctx context.Context, m *Message, wait time.Duration) er
 	case mongo.IsDuplicateKeyError(err):
 		// Another process has stored the message at the same time.
 		return nil
-	case isTooLarge(err):
+	case IsTooLarge(err):
 		return fmt.Errorf("%w: %w", ErrTooLarge, err)
 	case err != nil:
 		return fmt.Errorf("setting a message aside: %w", err)
@@ -393,8 +393,8 @@ func afterNow(d time.Duration) bson.D {
 	return bson.D{{Key: "$add", Value: bson.A{"$$NOW", d.Milliseconds()}}}
 }
 
-// isTooLarge reports whether the server or the driver rejected a document because of its size.
-func isTooLarge(err error) bool {
+// IsTooLarge reports whether the server or the driver rejected a document because of its size.
+func IsTooLarge(err error) bool {
 	const bsonObjectTooLarge = 10334
 	if se := mongo.ServerError(nil); errors.As(err, &se) {
 		return se.HasErrorCode(bsonObjectTooLarge) || se.HasErrorCode(17419) || se.HasErrorCode(17420)

@@ -48,14 +48,10 @@ func isTransient(err error) bool {
 	if l, ok := errors.AsType[mongo.LabeledError](err); ok && slices.ContainsFunc(transientLabels, l.HasErrorLabel) {
 		return true
 	}
-	if se, ok := errors.AsType[mongo.ServerError](err); ok && slices.ContainsFunc(transientCodes, se.HasErrorCode) {
-		return true
-	}
-	return mongodb.IsDriverTimeout(err)
+	return mongodb.HasCode(err, transientCodes...) || mongodb.IsDriverTimeout(err)
 }
 
 // isAbortedTransaction reports whether err means that the server has aborted the transaction.
 func isAbortedTransaction(err error) bool {
-	se, ok := errors.AsType[mongo.ServerError](err)
-	return ok && (se.HasErrorCode(251) || se.HasErrorCode(290))
+	return mongodb.HasCode(err, 251, 290)
 }

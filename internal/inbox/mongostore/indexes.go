@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/schema"
 )
 
@@ -37,7 +38,7 @@ func (s *Store) EnsureIndexes(ctx context.Context) error {
 	}
 
 	if len(existing) == 0 {
-		if err := db.CreateCollection(ctx, s.offsets.Name()); err != nil && !hasCode(err, codeNamespaceExists) {
+		if err := db.CreateCollection(ctx, s.offsets.Name()); err != nil && !mongodb.HasCode(err, codeNamespaceExists) {
 			return wrapPrivilege(err, "creating the collection "+db.Name()+"."+s.offsets.Name())
 		}
 	}
@@ -65,7 +66,7 @@ func createIndex(ctx context.Context, coll *mongo.Collection, field string, opts
 		_, err := coll.Indexes().CreateOne(ctx, mongo.IndexModel{Keys: bson.D{{Key: field, Value: 1}}, Options: opts})
 		return err
 	})
-	if hasCode(err, codeIndexOptionsConflict) || hasCode(err, codeIndexKeySpecs) {
+	if mongodb.HasCode(err, codeIndexOptionsConflict, codeIndexKeySpecs) {
 		return fmt.Errorf("the index on %s of %s exists with other options; "+
 			"drop it and start again, or configure the inbox as it was: %w", field, on, err)
 	}
@@ -78,7 +79,7 @@ func wrapPrivilege(err error, action string) error {
 	if err == nil {
 		return nil
 	}
-	if hasCode(err, codeUnauthorized) {
+	if mongodb.HasCode(err, codeUnauthorized) {
 		return fmt.Errorf("%s: %w; grant the user this permission, or let an administrator do it", action, err)
 	}
 	return fmt.Errorf("%s: %w", action, err)

@@ -14,11 +14,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
-	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
-	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/transaction"
 )
@@ -53,17 +51,13 @@ func Open(db *mongo.Database, s inbox.Settings) (*inbox.Inbox, error) {
 // New returns the Store of an inbox in db, for complete settings. Outside of transactions it writes
 // with majority write concern, even if the client is configured otherwise.
 func New(db *mongo.Database, s inbox.Settings) *Store {
-	concerns := options.Collection().
-		SetWriteConcern(writeconcern.Majority()).
-		SetReadConcern(readconcern.Majority()).
-		SetReadPreference(readpref.Primary())
-
+	open := func(suffix string) *mongo.Collection { return mongodb.Majority(db.Collection(s.Collection + suffix)) }
 	return &Store{
 		client:    db.Client(),
-		markers:   db.Collection(s.Collection, concerns),
-		offsets:   db.Collection(s.Collection+"_offsets", concerns),
-		claims:    db.Collection(s.Collection+"_claims", concerns),
-		tenures:   db.Collection(s.Collection+"_tenures", concerns),
+		markers:   open(""),
+		offsets:   open("_offsets"),
+		claims:    open("_claims"),
+		tenures:   open("_tenures"),
 		retention: s.Retention,
 		noTTL:     s.WithoutTTL,
 	}
@@ -119,10 +113,4 @@ func replaceIf(cond, with bson.D) bson.A {
 // upsertOptions returns options for an upsert that returns the new document.
 func upsertOptions() *options.FindOneAndUpdateOptionsBuilder {
 	return options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)
-}
-
-// hasCode reports whether err is an error of the server with this code.
-func hasCode(err error, code int) bool {
-	var se mongo.ServerError
-	return errors.As(err, &se) && se.HasErrorCode(code)
 }

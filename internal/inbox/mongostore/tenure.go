@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // If a process is killed in a transaction, the transaction stays open on the server, and its writes
@@ -181,11 +182,11 @@ func (s *Store) EndTransactions(ctx context.Context, id string) error {
 
 	// Killing idle sessions would interrupt reads that another process runs with them.
 	list, err := s.sessionsInTransaction(ctx, t.Sessions)
-	if err == nil && len(list) > 0 {
-		err = s.client.Database("admin").RunCommand(ctx, bson.D{{Key: "killSessions", Value: list}}).Err()
+	if err == nil {
+		err = mongodb.KillSessions(ctx, s.client, list)
 	}
 	// Without the privilege, the next owner waits until the server ends the transactions.
-	if hasCode(err, codeUnauthorized) || hasCode(err, codeNoCommand) {
+	if mongodb.HasCode(err, codeUnauthorized, codeNoCommand) {
 		return nil
 	}
 	if err != nil {
@@ -196,7 +197,7 @@ func (s *Store) EndTransactions(ctx context.Context, id string) error {
 }
 
 // sessionsInTransaction returns the sessions that have an open transaction on the server.
-func (s *Store) sessionsInTransaction(ctx context.Context, sessions []bson.Binary) (bson.A, error) {
+func (s *Store) sessionsInTransaction(ctx context.Context, sessions []bson.Binary) (list []bson.Raw, err error) {
 	// A transaction between two statements is idle, and still open.
 	cur, err := s.client.Database("admin").Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$currentOp", Value: bson.D{{Key: "allUsers", Value: false}, {Key: "idleSessions", Value: true}}}},
@@ -205,22 +206,10 @@ func (s *Store) sessionsInTransaction(ctx context.Context, sessions []bson.Binar
 			{Key: "transaction", Value: bson.D{{Key: "$exists", Value: true}}},
 		}}},
 		{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$lsid.id"}}}},
+		{{Key: "$project", Value: bson.D{{Key: "_id", Value: 0}, {Key: "id", Value: "$_id"}}}},
 	})
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = cur.All(ctx, &list)
 	}
-
-	var docs []struct {
-		ID bson.Binary `bson:"_id"`
-	}
-	if err := cur.All(ctx, &docs); err != nil {
-		return nil, err
-	}
-
-	list := make(bson.A, len(docs))
-	for i, d := range docs {
-		list[i] = bson.D{{Key: "id", Value: d.ID}}
-	}
-
-	return list, nil
+	return list, err
 }

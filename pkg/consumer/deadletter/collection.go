@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -18,6 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/cursor"
 	"github.com/outrelay/outrelay/internal/letterparts"
 	"github.com/outrelay/outrelay/internal/schema"
+	"github.com/outrelay/outrelay/internal/setaside"
 	"github.com/outrelay/outrelay/internal/transaction"
 )
 
@@ -153,22 +153,13 @@ func (c *collection) upsert(ctx context.Context, letter ID, id, doc any) error {
 
 	_, err := c.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, update, options.UpdateOne().SetUpsert(true))
 	switch {
-	case isDocumentTooLarge(err):
+	case setaside.IsTooLarge(err):
 		return fmt.Errorf("%w: %w", errTooLarge, err)
 	case err != nil && !mongo.IsDuplicateKeyError(err):
 		// Two concurrent upserts of the same document can collide. One of them has stored it.
 		return fmt.Errorf("writing dead letter %s: %w", letter, err)
 	}
 	return nil
-}
-
-// isDocumentTooLarge reports whether the server or the driver rejected a document because of its size.
-func isDocumentTooLarge(err error) bool {
-	const bsonObjectTooLarge, tooLargeMessage = 10334, "an inserted document is too large"
-	if server, ok := errors.AsType[mongo.ServerError](err); ok {
-		return server.HasErrorCode(bsonObjectTooLarge) || server.HasErrorCode(17419) || server.HasErrorCode(17420)
-	}
-	return err != nil && strings.Contains(err.Error(), tooLargeMessage)
 }
 
 // Get reads one letter with the chunks of its value.
