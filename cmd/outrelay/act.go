@@ -159,6 +159,16 @@ func showList[T any](
 	})
 }
 
+// newListCommand completes c, which has no flags of its own, as a command that shows a list.
+func newListCommand[T any](
+	p *program, c *cobra.Command, l listing[T], read func(ctx context.Context, op admin.Operator) ([]T, error),
+) *cobra.Command {
+	a := p.addReadFlags(c)
+	c.Args = noArgs
+	c.RunE = func(c *cobra.Command, _ []string) error { return showList(c.Context(), a, l, read) }
+	return c
+}
+
 func printListing[T any](a *operatorCommand, l listing[T], list []T) error {
 	return a.printResult(map[string][]T{l.name: list}, func(w io.Writer) { writeList(w, l.empty, l.head, list, l.cells) })
 }

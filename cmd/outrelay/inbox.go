@@ -65,19 +65,12 @@ func (f *inboxFlags) findInbox(ctx context.Context, op admin.Operator) (database
 }
 
 func newInboxCountsCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+	return newListCommand(p, &cobra.Command{
 		Use:   "counts",
 		Short: "Count the handled and claimed messages of each inbox",
-		Args:  noArgs,
-	}
-
-	a := p.addReadFlags(c)
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return showList(c.Context(), a, inboxListing, func(ctx context.Context, op admin.Operator) ([]admin.InboxCounts, error) {
-			return op.Inboxes().List(ctx)
-		})
-	}
-	return c
+	}, inboxListing, func(ctx context.Context, op admin.Operator) ([]admin.InboxCounts, error) {
+		return op.Inboxes().List(ctx)
+	})
 }
 
 var inboxListing = listing[admin.InboxCounts]{

@@ -189,19 +189,12 @@ func writeReplayPlan(w io.Writer, p admin.ReplayPlan) {
 }
 
 func newReplayListCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+	return newListCommand(p, &cobra.Command{
 		Use:   "list",
 		Short: "List the latest replays of the watcher",
-		Args:  noArgs,
-	}
-
-	a := p.addReadFlags(c)
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return showList(c.Context(), a, replayListing, func(ctx context.Context, o admin.Operator) ([]admin.ReplayInfo, error) {
-			return o.Replays().List(ctx, maxListedReplays)
-		})
-	}
-	return c
+	}, replayListing, func(ctx context.Context, op admin.Operator) ([]admin.ReplayInfo, error) {
+		return op.Replays().List(ctx, maxListedReplays)
+	})
 }
 
 var replayListing = listing[admin.ReplayInfo]{

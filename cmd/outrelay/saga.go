@@ -24,19 +24,12 @@ a saga belongs to its service.`,
 }
 
 func newSagaTypesCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+	return newListCommand(p, &cobra.Command{
 		Use:   "types",
 		Short: "List the sagas that services have registered, with their number of instances",
-		Args:  noArgs,
-	}
-
-	a := p.addReadFlags(c)
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return showList(c.Context(), a, typeListing, func(ctx context.Context, op admin.Operator) ([]admin.SagaType, error) {
-			return op.Sagas().Types(ctx)
-		})
-	}
-	return c
+	}, typeListing, func(ctx context.Context, op admin.Operator) ([]admin.SagaType, error) {
+		return op.Sagas().Types(ctx)
+	})
 }
 
 var typeListing = listing[admin.SagaType]{

@@ -18,19 +18,12 @@ func newWatchersCommand(p *program) *cobra.Command {
 }
 
 func newWatchersListCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+	return newListCommand(p, &cobra.Command{
 		Use:   "list",
 		Short: "List the watchers that have run with the state database, and the nodes that run them",
-		Args:  noArgs,
-	}
-
-	a := p.addReadFlags(c)
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return showList(c.Context(), a, watcherListing, func(ctx context.Context, op admin.Operator) ([]admin.KnownWatcher, error) {
-			return op.Watchers().List(ctx)
-		})
-	}
-	return c
+	}, watcherListing, func(ctx context.Context, op admin.Operator) ([]admin.KnownWatcher, error) {
+		return op.Watchers().List(ctx)
+	})
 }
 
 var watcherListing = listing[admin.KnownWatcher]{
