@@ -17,7 +17,7 @@ import (
 // Admit returns:
 //   - outbox.ErrNoTransaction if no transaction is running.
 //   - An *InProgressError if an entry is claimed.
-//   - A *StaleError if another process has attached to a newer generation of a partition.
+//   - ErrStale if another process has attached to a newer generation of a partition.
 //
 // After an error the transaction cannot commit. Return the error from the callback: the driver
 // needs it to decide about a retry.
@@ -210,7 +210,7 @@ type decision struct {
 }
 
 // decideEntries decides about the entries on the basis of the stored state. The error is an
-// *InProgressError or a *StaleError.
+// *InProgressError or ErrStale.
 func (x *Inbox) decideEntries(list []Entry, r *storedState) (decision, error) {
 	v := decision{fresh: make([]bool, len(list))}
 	seen := make(map[ID]struct{}, len(list))

@@ -169,7 +169,7 @@ func (c *Claim) Entry() Entry { return c.entry }
 func (c *Claim) Attempt() int { return c.attempt }
 
 // Handled marks the message as handled and moves the watermark, in the transaction of ctx. If
-// another holder has claimed the message, the error is a *ClaimLostError, and the transaction
+// another holder has claimed the message, the error is ErrClaimLost, and the transaction
 // cannot commit. Without a transaction it takes effect at once. If the process crashes before
 // that, the message is handled again.
 func (c *Claim) Handled(ctx context.Context) error {
@@ -182,7 +182,7 @@ func (c *Claim) Handled(ctx context.Context) error {
 			return fmt.Errorf("marking %s as handled: %w", c.entry.Key, err)
 		}
 		if !ok {
-			return &ClaimLostError{Key: c.entry.Key}
+			return c.takenOverError()
 		}
 
 		c.handled.Store(true)
@@ -206,8 +206,8 @@ func (c *Claim) Handled(ctx context.Context) error {
 // renewalsPerLease is the number of renewals within a lease. Two of them may fail.
 const renewalsPerLease = 3
 
-// Run renews the lease until ctx ends, and then returns nil. If the claim is lost, it returns a
-// *ClaimLostError. If the lease cannot be renewed, it does so when the lease has expired by the
+// Run renews the lease until ctx ends, and then returns nil. If the claim is lost, it returns
+// ErrClaimLost. If the lease cannot be renewed, it does so when the lease has expired by the
 // clock of this process. That time is counted from before the last renewal was sent.
 func (c *Claim) Run(ctx context.Context) error {
 	// The lease is renewed outside of the transaction of the handler, never in it.
@@ -232,12 +232,17 @@ func (c *Claim) Run(ctx context.Context) error {
 			// The lease is still valid, so the renewal is repeated until it expires.
 			left := c.timeLeft()
 			if left <= 0 {
-				return c.lostError(&ClaimLostError{Key: c.entry.Key, Err: err})
+				return c.lostError(fmt.Errorf("%w: %s could not be renewed in time: %w", ErrClaimLost, c.entry.Key, err))
 			}
 
 			wait = min(backoff.Next(), left)
 		}
 	}
+}
+
+// takenOverError returns ErrClaimLost with the identity of the message.
+func (c *Claim) takenOverError() error {
+	return fmt.Errorf("%w: %s was taken over by another holder, or released", ErrClaimLost, c.entry.Key)
 }
 
 // lostError returns err, unless Handled was called. Then the transaction decides, and its commit
@@ -260,7 +265,7 @@ func (c *Claim) renewLease(ctx context.Context) error {
 		return fmt.Errorf("renewing the claim of %s: %w", c.entry.Key, err)
 	}
 	if !ok {
-		return &ClaimLostError{Key: c.entry.Key}
+		return c.takenOverError()
 	}
 
 	c.extendLease(asked)
@@ -268,7 +273,7 @@ func (c *Claim) renewLease(ctx context.Context) error {
 }
 
 // Hold runs fn and renews the lease at the same time. If the claim is lost, the context of fn
-// is canceled with the *ClaimLostError as its cause, and Hold returns that error joined with
+// is canceled with ErrClaimLost as its cause, and Hold returns that error joined with
 // the error of fn.
 func (c *Claim) Hold(ctx context.Context, fn func(ctx context.Context) error) error {
 	lost, err := hold.RunWhile(ctx, c.Run, fn)

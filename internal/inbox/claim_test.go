@@ -3,6 +3,7 @@ package inbox_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -119,9 +120,8 @@ func TestRunEndsWithTheLeaseWhenTheDatabaseIsAway(t *testing.T) {
 		{Key: "failCommands", Value: bson.A{"update"}}, {Key: "closeConnection", Value: true},
 	})
 	err = c.Run(t.Context())
-	var lost *inbox.ClaimLostError
-	if !errors.As(err, &lost) || lost.Err == nil {
-		t.Fatalf("Run ends with %v", err)
+	if !errors.Is(err, inbox.ErrClaimLost) || !strings.Contains(err.Error(), "could not be renewed") {
+		t.Fatalf("Run: got %v, want ErrClaimLost with the error of the renewal", err)
 	}
 }
 

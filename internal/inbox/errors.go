@@ -16,19 +16,19 @@ var (
 	ErrInProgress = errors.New("being handled by another call")
 
 	// ErrClaimLost means that a claim is no longer held: its lease expired and another holder
-	// claimed the message, or it was released. The error is a *ClaimLostError.
+	// claimed the message, or it was released.
 	ErrClaimLost = errors.New("claim lost")
 
 	// ErrRecreated means that a watermark belongs to a deleted topic with the same name, or that
-	// the topic lost records. The error is a *RecreatedError.
+	// the topic lost records.
 	ErrRecreated = errors.New("topic was recreated or lost records")
 
 	// ErrUnconfirmed means that a topic seems to have been recreated or truncated. Read the end
 	// offset and the leader epoch again, and call Attach with the new values.
 	ErrUnconfirmed = errors.New("read the partition's end again and attach again")
 
-	// ErrStale means that another process has begun a new generation of the partition. The error is
-	// a *StaleError.
+	// ErrStale means that another process has begun a new generation of the partition. Records that this process has
+	// fetched may belong to a deleted topic: drop them and call Attach again.
 	ErrStale = errors.New("a newer generation of the partition has begun")
 
 	// ErrInvalid means that an entry or an argument is invalid.
@@ -66,75 +66,3 @@ func (e *InProgressError) Error() string {
 
 // Unwrap returns ErrInProgress.
 func (e *InProgressError) Unwrap() error { return ErrInProgress }
-
-// ClaimLostError reports a claim that is no longer held. It wraps ErrClaimLost.
-type ClaimLostError struct {
-	// Key is the identity of the message.
-	Key Key
-
-	// Err is the error of the last renewal, or nil if the claim was taken over or released.
-	Err error
-}
-
-func (e *ClaimLostError) Error() string {
-	if e.Err != nil {
-		return fmt.Sprintf("%s: %s could not be renewed in time: %v", ErrClaimLost, e.Key, e.Err)
-	}
-	return fmt.Sprintf("%s: %s was taken over by another holder, or released", ErrClaimLost, e.Key)
-}
-
-// Unwrap returns ErrClaimLost and the cause.
-func (e *ClaimLostError) Unwrap() []error {
-	if e.Err == nil {
-		return []error{ErrClaimLost}
-	}
-	return []error{ErrClaimLost, e.Err}
-}
-
-// RecreatedError reports a partition that does not match its watermark, because the topic was
-// recreated or lost records. It wraps ErrRecreated.
-type RecreatedError struct {
-	// Consumer, Topic and Partition identify the partition.
-	Consumer, Topic string
-	Partition       int32
-
-	// Watermark is the offset after the last record that was handled.
-	Watermark int64
-
-	// End is the current end offset of the partition.
-	End int64
-
-	// Epoch is the current leader epoch, and Seen the highest one that was seen before. −1 is
-	// unknown.
-	Epoch, Seen int32
-}
-
-func (e *RecreatedError) Error() string {
-	return fmt.Sprintf("%s: partition %d of %s ends at offset %d with leader epoch %d, but %s has handled up to offset %d at epoch %d; "+
-		"if the topic was deleted and created again, run once without consumer.WithHaltOnRecreated",
-		ErrRecreated, e.Partition, e.Topic, e.End, e.Epoch, e.Consumer, e.Watermark, e.Seen)
-}
-
-// Unwrap returns ErrRecreated.
-func (e *RecreatedError) Unwrap() error { return ErrRecreated }
-
-// StaleError reports that another process has begun a new generation of the partition. Records that
-// this process has fetched may belong to a deleted topic: drop them and call Attach again. It wraps
-// ErrStale.
-type StaleError struct {
-	// Consumer, Topic and Partition identify the partition.
-	Consumer, Topic string
-	Partition       int32
-
-	// Attached is the generation of this process, and Current the new one.
-	Attached, Current int64
-}
-
-func (e *StaleError) Error() string {
-	return fmt.Sprintf("%s: %s is attached to generation %d of partition %d of %s, which is now at %d; "+
-		"drop the fetched records and attach again",
-		ErrStale, e.Consumer, e.Attached, e.Partition, e.Topic, e.Current)
-}
-
-// Unwrap returns ErrStale.
-func (e *StaleError) Unwrap() error { return ErrStale }

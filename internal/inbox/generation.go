@@ -67,7 +67,7 @@ func (s suspicion) showsTruncation(l Log) bool {
 //     different id shows that, or if an id is unknown, an end below the watermark or a lower epoch.
 //   - If the same topic ends below the watermark, it has lost records. The watermarks go back to
 //     its end.
-//   - With HaltOnRecreated, the error is a *RecreatedError in both cases.
+//   - With HaltOnRecreated, the error is ErrRecreated in both cases.
 //
 // Another process may have moved the watermark after the end was read. So the first contradiction
 // is ErrUnconfirmed: read the log again, and call Attach again.
@@ -126,10 +126,10 @@ func (x *Inbox) judgeLog(p Partition, seen suspicion, l Log) (begin bool, err er
 	}
 
 	if x.settings.HaltOnRecreated {
-		return false, &RecreatedError{
-			Consumer: p.Consumer, Topic: p.Topic, Partition: p.Number,
-			Watermark: seen.watermark, End: l.End, Epoch: l.Epoch, Seen: seen.epoch,
-		}
+		return false, fmt.Errorf("%w: partition %d of %s ends at offset %d with leader epoch %d, "+
+			"but %s has handled up to offset %d at epoch %d; "+
+			"if the topic was deleted and created again, run once without consumer.WithHaltOnRecreated",
+			ErrRecreated, p.Number, p.Topic, l.End, l.Epoch, p.Consumer, seen.watermark, seen.epoch)
 	}
 
 	return recreated, nil
@@ -234,14 +234,16 @@ func (m Marks) summarize() suspicion {
 	return s
 }
 
-// checkAttached returns a *StaleError if another process has begun a generation of the partition
+// checkAttached returns ErrStale if another process has begun a generation of the partition
 // since this process attached. The records that this process has fetched may belong to the deleted
 // topic, and their offsets must not be used for the new one.
 func (x *Inbox) checkAttached(p Partition, current int64) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if g, ok := x.attached[p]; ok && g != current {
-		return &StaleError{Consumer: p.Consumer, Topic: p.Topic, Partition: p.Number, Attached: g, Current: current}
+		return fmt.Errorf("%w: %s is attached to generation %d of partition %d of %s, which is now at %d; "+
+			"drop the fetched records and attach again",
+			ErrStale, p.Consumer, g, p.Number, p.Topic, current)
 	}
 	return nil
 }

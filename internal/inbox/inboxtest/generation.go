@@ -2,6 +2,7 @@ package inboxtest
 
 import (
 	"errors"
+	"strings"
 
 	"github.com/outrelay/outrelay/internal/inbox"
 )
@@ -107,10 +108,9 @@ func generationHalts(s suite) {
 	for range 2 {
 		_, err := s.attachConfirmed(s.Halting, 4, 5)
 		s.checkError(err, inbox.ErrRecreated)
-		var re *inbox.RecreatedError
-		if !errors.As(err, &re) || re.Watermark != 11 || re.End != 4 ||
-			re.Topic != topic || re.Partition != 3 || re.Consumer != consumerA {
-			s.Fatalf("the error is %#v, want a *RecreatedError with watermark 11 and end 4", err)
+		place := "partition 3 of " + topic + " ends at offset 4"
+		if !strings.Contains(err.Error(), place) || !strings.Contains(err.Error(), consumerA+" has handled up to offset 11") {
+			s.Fatalf("the error is %v, want it to name the partition, its end 4 and the watermark 11", err)
 		}
 	}
 

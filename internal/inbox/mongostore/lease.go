@@ -6,7 +6,6 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/cursor"
 	"github.com/outrelay/outrelay/internal/inbox"
 )
 
@@ -17,20 +16,7 @@ func (s *Store) ReadLeases(ctx context.Context, ids []inbox.ID) (map[inbox.ID]in
 		// The server's clock decides whether a lease is live, as when the lease was taken.
 		bson.D{{Key: "$set", Value: bson.D{{Key: "live", Value: bson.D{{Key: "$gt", Value: bson.A{"$until", "$$NOW"}}}}}}},
 	})
-	type claim struct {
-		ID    storedID    `bson:"_id"`
-		Lease inbox.Lease `bson:",inline"`
-	}
-	docs, err := cursor.All[claim](ctx, "reading claims", cur, err)
-	if err != nil {
-		return nil, err
-	}
-
-	found := make(map[inbox.ID]inbox.Lease, len(docs))
-	for _, d := range docs {
-		found[d.ID.id()] = d.Lease
-	}
-	return found, nil
+	return readByID[inbox.Lease](ctx, "reading claims", cur, err)
 }
 
 // AcquireLease acquires the lease if it has expired by the server's clock. The epoch is the time in

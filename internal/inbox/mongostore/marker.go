@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/cursor"
@@ -88,20 +89,21 @@ func placeFields(p inbox.Place) bson.D {
 func (s *Store) ReadMarkers(ctx context.Context, ids []inbox.ID) (map[inbox.ID]inbox.Marker, error) {
 	fields := bson.D{{Key: "s", Value: 1}, {Key: "o", Value: 1}, {Key: "e", Value: 1}}
 	cur, err := s.markers.Find(ctx, idsFilter(ids), options.Find().SetProjection(fields))
-	type marker struct {
-		ID     storedID     `bson:"_id"`
-		Marker inbox.Marker `bson:",inline"`
-	}
-	docs, err := cursor.All[marker](ctx, "reading markers", cur, err)
-	if err != nil {
-		return nil, err
-	}
+	return readByID[inbox.Marker](ctx, "reading markers", cur, err)
+}
 
-	found := make(map[inbox.ID]inbox.Marker, len(docs))
-	for _, d := range docs {
-		found[d.ID.id()] = d.Marker
+// readByID returns the markers or the leases of a cursor by their ids.
+func readByID[V any](ctx context.Context, doing string, cur *mongo.Cursor, err error) (map[inbox.ID]V, error) {
+	type stored struct {
+		ID    storedID `bson:"_id"`
+		Value V        `bson:",inline"`
 	}
-	return found, nil
+	docs, err := cursor.All[stored](ctx, doing, cur, err)
+	found := make(map[inbox.ID]V, len(docs))
+	for _, d := range docs {
+		found[d.ID.id()] = d.Value
+	}
+	return found, err
 }
 
 // InsertMarkers inserts new markers with one command, in the transaction of ctx.

@@ -8,6 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/cursor"
 	"github.com/outrelay/outrelay/internal/inbox"
 )
 
@@ -56,14 +57,11 @@ func (s *Store) sweepOnce(ctx context.Context, limit int) (removed int64, full b
 
 	// A deletion has no limit, so the ids are read first.
 	cur, err := s.markers.Find(ctx, expiredFilter("k"), find)
-	if err != nil {
-		return 0, false, err
-	}
-
-	var docs []struct {
+	type marker struct {
 		ID bson.Raw `bson:"_id"`
 	}
-	if err := cur.All(ctx, &docs); err != nil || len(docs) == 0 {
+	docs, err := cursor.All[marker](ctx, "reading expired markers", cur, err)
+	if err != nil || len(docs) == 0 {
 		return 0, false, err
 	}
 

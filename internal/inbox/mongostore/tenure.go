@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/cursor"
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
@@ -197,7 +198,7 @@ func (s *Store) EndTransactions(ctx context.Context, id string) error {
 }
 
 // sessionsInTransaction returns the sessions that have an open transaction on the server.
-func (s *Store) sessionsInTransaction(ctx context.Context, sessions []bson.Binary) (list []bson.Raw, err error) {
+func (s *Store) sessionsInTransaction(ctx context.Context, sessions []bson.Binary) ([]bson.Raw, error) {
 	// A transaction between two statements is idle, and still open.
 	cur, err := s.client.Database("admin").Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$currentOp", Value: bson.D{{Key: "allUsers", Value: false}, {Key: "idleSessions", Value: true}}}},
@@ -208,8 +209,5 @@ func (s *Store) sessionsInTransaction(ctx context.Context, sessions []bson.Binar
 		{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$lsid.id"}}}},
 		{{Key: "$project", Value: bson.D{{Key: "_id", Value: 0}, {Key: "id", Value: "$_id"}}}},
 	})
-	if err == nil {
-		err = cur.All(ctx, &list)
-	}
-	return list, err
+	return cursor.All[bson.Raw](ctx, "reading open transactions", cur, err)
 }
