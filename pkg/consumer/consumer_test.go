@@ -329,11 +329,10 @@ func TestUnknownTypeAndPoisonAreDeadLetters(t *testing.T) {
 
 	var parked, poison bool
 	for _, d := range dead.all() {
-		var decode *consumer.DecodeError
 		switch {
 		case d.verdict.Reason == deadletter.ClassUnknown && errors.Is(d.cause, consumer.ErrNoHandler) && d.m.Name == "nobody.knows" && d.handler == "":
 			parked = true
-		case d.verdict.Action == consumer.ActDeadLetter && errors.As(d.cause, &decode) && string(d.m.Value) == "x":
+		case d.verdict.Action == consumer.ActDeadLetter && errors.Is(d.cause, consumer.ErrMalformed) && string(d.m.Value) == "x":
 			poison = true
 		}
 	}

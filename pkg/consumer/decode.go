@@ -32,23 +32,11 @@ func boundIdentity(text string) string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(text)))
 }
 
-// decodeError reports that a record could not be decoded.
-type decodeError struct {
-	Topic     string
-	Partition int32
-	Offset    int64
-	Err       error
+// wrapDecodeError returns err, with which a record could not be decoded, as ErrMalformed, also if it has no class: another
+// attempt would read the same bytes.
+func wrapDecodeError(r *transport.Record, err error) error {
+	return fmt.Errorf("%w: record %s/%d/%d is not readable: %w", ErrMalformed, r.Topic, r.Partition, r.Offset, err)
 }
-
-func (e *decodeError) Error() string {
-	return fmt.Sprintf("record %s/%d/%d is not readable: %v", e.Topic, e.Partition, e.Offset, e.Err)
-}
-
-// Unwrap returns the error of the decoder.
-func (e *decodeError) Unwrap() error { return e.Err }
-
-// Is reports true for ErrMalformed, also if the error of the decoder has no class: another attempt would read the same bytes.
-func (e *decodeError) Is(target error) bool { return target == ErrMalformed }
 
 // Decode is the default decoder: it sets the fields of m that the headers contain. See WithDecoder. It accepts the records of all presets of the relay, and recognizes them by their headers:
 // plain, Debezium's event router, and CloudEvents in binary and structured mode. For a structured CloudEvent, the value of

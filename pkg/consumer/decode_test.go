@@ -12,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -134,8 +135,8 @@ func TestDecodeRefusesHeadersThatAreNone(t *testing.T) {
 		}
 	}
 
-	err := error(&consumer.DecodeError{Topic: "t", Partition: 1, Offset: 2, Err: errWanted})
-	if !errors.Is(err, errWanted) || !strings.Contains(err.Error(), "t/1/2") {
+	err := consumer.WrapDecodeError(&transport.Record{Topic: "t", Partition: 1, Offset: 2}, errWanted)
+	if !errors.Is(err, errWanted) || !errors.Is(err, consumer.ErrMalformed) || !strings.Contains(err.Error(), "t/1/2") {
 		t.Error(err)
 	}
 }

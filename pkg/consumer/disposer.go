@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/record"
@@ -57,7 +58,7 @@ func (e *immovableError) Error() string { return "it cannot be retried: " + e.wh
 
 // moveToRetryTopic moves the message to the topic of v.
 func (d *disposer) moveToRetryTopic(ctx context.Context, m *Message, handler string, v verdict) error {
-	err := d.publishMessage(ctx, v.Topic, originOf(m).Topic, newRetryMessage(m, handler, v, now().Add(v.Delay)))
+	err := d.publishMessage(ctx, v.Topic, originOf(m).Topic, newRetryMessage(m, handler, v, time.Now().Add(v.Delay)))
 	switch {
 	case isTooLarge(err):
 		return &immovableError{"with its retry headers it is larger than topic " + v.Topic + " allows"}

@@ -3,7 +3,6 @@ package consumer
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
@@ -34,31 +33,6 @@ var (
 // errAbandoned reports that a handler did not end within the drain. The next owner of the partition handles its messages
 // again. The inbox rejects the messages that were committed after all.
 var errAbandoned = errors.New("consumer: in flight when the time to drain was over")
-
-// invalidError lists the problems that a validator found in a message or an event. Problems never quote the body.
-type invalidError struct {
-	ID, Type string
-	Problems []string
-	Err      error // the validator's error; may be nil
-}
-
-func (e *invalidError) Error() string {
-	return fmt.Sprintf("message %s of type %q is invalid: %s", e.ID, e.Type, strings.Join(e.Problems, "; "))
-}
-
-// Is reports ErrMalformed.
-func (e *invalidError) Is(target error) bool { return target == ErrMalformed }
-
-// Unwrap returns the validator's error.
-func (e *invalidError) Unwrap() error { return e.Err }
-
-// noHandlerError reports that no handler is registered for the type.
-type noHandlerError struct{ Type string }
-
-func (e *noHandlerError) Error() string { return fmt.Sprintf("no handler takes type %q", e.Type) }
-
-// Is reports ErrNoHandler.
-func (e *noHandlerError) Is(target error) bool { return target == ErrNoHandler }
 
 // expiredError reports that the deadline of the message has passed.
 type expiredError struct{ Deadline time.Time }
@@ -97,19 +71,6 @@ func (e *lifetimeError) Error() string {
 		"let it do less, or move slow calls out of the transaction: %s",
 		e.Handler, e.Ran.Round(time.Millisecond), e.Reason)
 }
-
-// retriesExhaustedError reports that a message has used up its attempts. Err is the last failure.
-type retriesExhaustedError struct {
-	Attempts int
-	Err      error
-}
-
-func (e *retriesExhaustedError) Error() string {
-	return fmt.Sprintf("given up after %d attempts: %s", e.Attempts, e.Err)
-}
-
-// Unwrap returns the last failure.
-func (e *retriesExhaustedError) Unwrap() error { return e.Err }
 
 // The classes of failures that no dead letter has. The others are in package deadletter.
 const (

@@ -21,12 +21,10 @@ func TestEveryErrorHasItsSentinelAndClass(t *testing.T) {
 		sentinel error
 		class    string
 	}{
-		{&consumer.NoHandlerError{Type: "T"}, consumer.ErrNoHandler, deadletter.ClassUnknown},
-		{&consumer.InvalidError{ID: "1"}, consumer.ErrMalformed, deadletter.ClassMalformed},
-		{&consumer.DecodeError{Err: io.EOF}, consumer.ErrMalformed, deadletter.ClassMalformed},
+		{consumer.ErrNoHandler, consumer.ErrNoHandler, deadletter.ClassUnknown},
+		{consumer.ErrMalformed, consumer.ErrMalformed, deadletter.ClassMalformed},
 		{&consumer.TimeoutError{After: time.Second}, consumer.ErrTimeout, deadletter.ClassTimeout},
 		{&consumer.LifetimeError{Ran: time.Second}, consumer.ErrTimeout, deadletter.ClassTimeout},
-		{&consumer.RetriesExhaustedError{Attempts: 3, Err: io.EOF}, nil, deadletter.ClassHandler},
 		{&consumer.ExpiredError{}, consumer.ErrExpired, deadletter.ClassExpired},
 		{&consumer.NotDueError{}, nil, consumer.ClassNotDue},
 		{&consumer.HandlerError{Message: &consumer.Message{}, Err: io.EOF}, nil, deadletter.ClassHandler},
@@ -54,8 +52,7 @@ func TestEveryErrorHasItsSentinelAndClass(t *testing.T) {
 func TestErrorsKeepTheirCauses(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{
-		&consumer.DecodeError{Err: io.EOF}, &consumer.HandlerError{Message: &consumer.Message{}, Err: io.EOF},
-		&consumer.RetriesExhaustedError{Err: io.EOF}, &consumer.InvalidError{Err: io.EOF}, &consumer.PanicError{Value: io.EOF},
+		&consumer.HandlerError{Message: &consumer.Message{}, Err: io.EOF}, &consumer.PanicError{Value: io.EOF},
 	} {
 		if !errors.Is(err, io.EOF) {
 			t.Errorf("%T hides its cause", err)
@@ -64,9 +61,6 @@ func TestErrorsKeepTheirCauses(t *testing.T) {
 
 	if !errors.Is(&consumer.TimeoutError{}, context.DeadlineExceeded) {
 		t.Error("a time-out is no exceeded deadline")
-	}
-	if !errors.Is(&consumer.NoHandlerError{}, consumer.ErrNoHandler) {
-		t.Error("no handler is not ErrNoHandler")
 	}
 	if got := consumer.ClassOf(&inbox.DuplicateError{}); got != consumer.ClassDuplicate {
 		t.Errorf("class of a duplicate: %q", got)

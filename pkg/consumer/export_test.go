@@ -15,17 +15,13 @@ type (
 	Failures = failures
 	Disposer = messageDisposer
 
-	TimeoutError          = timeoutError
-	PanicError            = panicError
-	NoHandlerError        = noHandlerError
-	NotDueError           = notDueError
-	LifetimeError         = lifetimeError
-	RetriesExhaustedError = retriesExhaustedError
-	SuspendedError        = suspendedError
-	OutageError           = outageError
-	ExpiredError          = expiredError
-	DecodeError           = decodeError
-	InvalidError          = invalidError
+	TimeoutError   = timeoutError
+	PanicError     = panicError
+	NotDueError    = notDueError
+	LifetimeError  = lifetimeError
+	SuspendedError = suspendedError
+	OutageError    = outageError
+	ExpiredError   = expiredError
 )
 
 const (
@@ -46,7 +42,8 @@ var (
 
 	ErrAbandoned = errAbandoned
 
-	CheckTimes = checkTimes
+	CheckTimes      = checkTimes
+	WrapDecodeError = wrapDecodeError
 )
 
 // Note counts one more failure.

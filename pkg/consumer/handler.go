@@ -33,7 +33,7 @@ type HandlerFunc func(ctx context.Context, m *Message) error
 // For returns a handler of events of type t, which decodes the payload and passes it to f. For a tombstone, payload is the
 // zero value and m.Tombstone is true.
 //
-// A payload that cannot be decoded fails with an *invalidError, so by default the message becomes a dead letter at once. If
+// A payload that cannot be decoded fails with ErrMalformed, so by default the message becomes a dead letter at once. If
 // the codec cannot reach its schema registry, the message is retried.
 func For[T any](t event.Type[T], f func(ctx context.Context, m *Message, payload T) error) Handler {
 	if f == nil {
@@ -47,7 +47,7 @@ func For[T any](t event.Type[T], f func(ctx context.Context, m *Message, payload
 				return err
 			}
 			if err != nil {
-				return &invalidError{ID: m.ID, Type: m.Name, Problems: []string{err.Error()}, Err: err}
+				return fmt.Errorf("%w: message %s of type %q is invalid: %w", ErrMalformed, m.ID, m.Name, err)
 			}
 		}
 

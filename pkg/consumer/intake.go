@@ -28,7 +28,7 @@ func (p *partition) newEntry(r *transport.Record) *entry {
 	m, err := p.s.decodeRecord(r)
 	switch {
 	case err != nil:
-		e.decodeErr = &decodeError{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Err: err}
+		e.decodeErr = wrapDecodeError(r, err)
 		// The message becomes a dead letter, with the fields that the record itself has.
 		e.m = completeMessage(newMessage(r), r, p.s.c.group)
 		p.s.c.dropForeignControls(e.m, time.Now())

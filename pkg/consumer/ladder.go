@@ -63,7 +63,7 @@ const (
 func (c *Consumer) dropForeignControls(m *Message, now time.Time) {
 	if !isForGroup(m.Headers, c.group) {
 		m.Attempt = 1
-		c.dropHeaders(m, record.HeaderAttempt, record.HeaderRetryDue, record.HeaderRetryOrigin, record.HeaderRetryHistory)
+		dropHeaders(m, record.HeaderAttempt, record.HeaderRetryDue, record.HeaderRetryOrigin, record.HeaderRetryHistory)
 		return
 	}
 	m.Attempt = min(m.Attempt, maxAttempt)
@@ -72,20 +72,21 @@ func (c *Consumer) dropForeignControls(m *Message, now time.Time) {
 	// first written there.
 	origin := originOf(m).Topic
 	if origin != m.Topic && !c.mayComeFrom(origin, m.Topic) {
-		c.dropHeaders(m, record.HeaderRetryOrigin)
+		dropHeaders(m, record.HeaderRetryOrigin)
 	}
 
 	named := isRetryTopic(m.Topic, c.group)
 	if due, ok := parseTimeHeader(m, record.HeaderRetryDue); ok && (!named || due.After(now.Add(maxRetryDelay))) {
-		c.dropHeaders(m, record.HeaderRetryDue)
+		dropHeaders(m, record.HeaderRetryDue)
 	}
 }
 
 // dropHeaders removes the headers of these names from m. It copies the list, which other messages
 // may share.
-func (*Consumer) dropHeaders(m *Message, names ...string) {
-	if slices.ContainsFunc(m.Headers, func(h event.Header) bool { return slices.Contains(names, h.Key) }) {
-		m.Headers = slices.DeleteFunc(slices.Clone(m.Headers), func(h event.Header) bool { return slices.Contains(names, h.Key) })
+func dropHeaders(m *Message, names ...string) {
+	isNamed := func(h event.Header) bool { return slices.Contains(names, h.Key) }
+	if slices.ContainsFunc(m.Headers, isNamed) {
+		m.Headers = slices.DeleteFunc(slices.Clone(m.Headers), isNamed)
 	}
 }
 

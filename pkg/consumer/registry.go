@@ -53,7 +53,7 @@ type handlers struct {
 // maxCachedTypes bounds the cache, because producers choose the types.
 const maxCachedTypes = 4096
 
-// types returns the handlers that take the type.
+// forType returns the handlers that take the type.
 func (h *handlers) forType(typ string) []*registration {
 	if got, ok := h.cache.Load(typ); ok {
 		return got.([]*registration)
@@ -90,7 +90,7 @@ func (g *registry) reportUnknownOnce(typ string, report func(err error)) {
 
 	// report may call a function of the user, so it is called without the lock.
 	if first {
-		report(fmt.Errorf("%w: all messages of that type pass", &noHandlerError{Type: typ}))
+		report(fmt.Errorf("%w takes type %q: all messages of that type pass", ErrNoHandler, typ))
 	}
 }
 

@@ -168,7 +168,7 @@ func (r *Retry) waitAfter(n int) time.Duration {
 
 // isOverdue reports whether the message has failed for GiveUpAfter.
 func (r *Retry) isOverdue(a failures) bool {
-	return r.GiveUpAfter >= 0 && a.Failed > 1 && now().Sub(a.Since) >= r.GiveUpAfter
+	return r.GiveUpAfter >= 0 && a.Failed > 1 && time.Since(a.Since) >= r.GiveUpAfter
 }
 
 // giveUp returns the verdict on a message that is given up.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/internal/transport"
 )
 
 var errTest = errors.New("the service is away")
@@ -55,9 +56,8 @@ func TestDefaultsOfRetry(t *testing.T) {
 		err  error
 		want action
 	}{
-		{&invalidError{}, actDeadLetter},
 		{&expiredError{}, actDeadLetter},
-		{&decodeError{Err: errTest}, actDeadLetter},
+		{wrapDecodeError(&transport.Record{}, errTest), actDeadLetter},
 		{&inbox.DuplicateError{}, actDiscard},
 		{&timeoutError{Err: mongo.CommandError{Code: 189}}, actRetry},
 		{Reject(errTest), actDeadLetter},
@@ -152,7 +152,7 @@ func TestRetryForAnErrorComesBeforeTheDefault(t *testing.T) {
 	if v := decideAfter(d, errTest, 1, 0); v.Action != actDeadLetter {
 		t.Errorf("NoRetry: got %s, want %s", v.Action, actDeadLetter)
 	}
-	if v := decideAfter(d, &invalidError{}, 100, 1000*time.Hour); v.Action != actAside {
+	if v := decideAfter(d, ErrMalformed, 100, 1000*time.Hour); v.Action != actAside {
 		t.Errorf("without an end: got %s, want %s", v.Action, actAside)
 	}
 	if v := decideAfter(d, errors.New("another"), 1, 0); v.Action != actRetry {

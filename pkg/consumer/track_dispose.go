@@ -35,7 +35,7 @@ func (t *track) applyVerdict(x task, cause error) (done, again bool) {
 
 	reported := cause
 	if n := attempts.Total - attempts.Spared; v.Action == actDeadLetter && n > 1 {
-		reported = &retriesExhaustedError{Attempts: n, Err: cause}
+		reported = fmt.Errorf("given up after %d attempts: %w", n, cause)
 	}
 	failed := &HandlerError{Handler: t.reg.name, Message: m, Attempt: attempts.Total, Next: v.Action.String(), Err: reported}
 	if p, ok := errors.AsType[*panicError](cause); ok {

@@ -136,7 +136,7 @@ func (d *decider) chooseVerdict(err error, m *Message, a failures) verdict {
 		return verdict{Action: actDiscard, Reason: classDuplicate}
 	}
 	if e, ok := errors.AsType[*notDueError](err); ok {
-		return verdict{Action: actWait, Delay: e.Wait(now()), Uncounted: true, Reason: classNotDue}
+		return verdict{Action: actWait, Delay: e.Wait(time.Now()), Uncounted: true, Reason: classNotDue}
 	}
 
 	r, matched := d.retryFor(err)
@@ -193,6 +193,3 @@ func addJitter(d time.Duration, f float64) time.Duration {
 	}
 	return d
 }
-
-// now returns the time that is compared with times written by other processes.
-func now() time.Time { return time.Now() }

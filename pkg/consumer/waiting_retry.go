@@ -203,7 +203,7 @@ func (t *track) waitingTask() task {
 	// The message is decoded again: only the record is stored.
 	decoded, err := t.p.s.decodeRecord(&rec)
 	if err != nil {
-		e.decodeErr = &decodeError{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Err: err}
+		e.decodeErr = wrapDecodeError(&rec, err)
 		decoded = completeMessage(newMessage(&rec), &rec, t.p.s.c.group)
 		t.p.s.c.dropForeignControls(decoded, time.Now())
 	}
