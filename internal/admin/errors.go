@@ -32,7 +32,6 @@ func Explain(err error) (kind Failure, hint string) {
 	var (
 		privilege *mongodb.PrivilegeError
 		server    mongo.ServerError
-		compacted *CompactedError
 		refused   *deadletter.RefusedError
 		conflict  *deadletter.ConflictError
 		replayed  *deadletter.ReplayedError
@@ -66,7 +65,7 @@ func Explain(err error) (kind Failure, hint string) {
 
 	case is(ErrUnconfirmed):
 		return FailConflict, "type the phrase that the preview shows"
-	case errors.As(err, &compacted):
+	case is(ErrCompacted):
 		return FailConflict, "use force: true if the readers of these topics tolerate it, or choose other topics"
 	case errors.As(err, &refused), errors.As(err, &replayed), errors.As(err, &claimed),
 		is(errRequeued, ErrInUse, ErrNodeAlive, ErrOtherNode, ErrOlderNodes, ErrReplayMoved, ErrReplayStalled):

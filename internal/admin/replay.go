@@ -74,15 +74,8 @@ type ReplayTopic struct {
 	Compacted bool   `json:"compacted"`
 }
 
-// CompactedError is returned for a replay to compacted topics without Force.
-type CompactedError struct{ Topics []string }
-
-func (e *CompactedError) Error() string {
-	return fmt.Sprintf("the replay sends to compacted topics (%s): an old event becomes "+
-		"the newest of its key, and compaction removes the later ones; "+
-		"use --force if the readers tolerate that, or --topic to send only to other topics",
-		strings.Join(e.Topics, ", "))
-}
+// ErrCompacted is returned for a replay to compacted topics without Force.
+var ErrCompacted = errors.New("the replay sends to compacted topics")
 
 // ErrUnboundedReplay is returned for an order that would replay everything.
 var ErrUnboundedReplay = errors.New("a replay needs a start time or ids")
@@ -282,7 +275,7 @@ func (r Replays) routeEnvelope(ns string, v *envelope.View, only []string) route
 }
 
 // Order stores the order of a plan and returns its replay, which Run runs. It returns a
-// [*CompactedError] if the order needs Force (N10).
+// [ErrCompacted] if the order needs Force (N10).
 func (r Replays) Order(ctx context.Context, p ReplayPlan, o ReplayOrder) (ReplayInfo, error) {
 	var compacted []string
 	// In a compacted topic, an old event would replace the newest of its key.
@@ -292,7 +285,8 @@ func (r Replays) Order(ctx context.Context, p ReplayPlan, o ReplayOrder) (Replay
 		}
 	}
 	if len(compacted) > 0 && !o.Force {
-		return ReplayInfo{}, &CompactedError{compacted}
+		return ReplayInfo{}, fmt.Errorf("%w (%s): an old event becomes the newest of its key, and compaction removes the later ones; "+
+			"use --force if the readers tolerate that, or --topic to send only to other topics", ErrCompacted, strings.Join(compacted, ", "))
 	}
 
 	id := fmt.Sprintf("%s-%04x", time.Now().UTC().Format("20060102T150405"), rand.Uint32()&0xffff)

@@ -404,7 +404,7 @@ func TestProblemsOfUseCasesHaveTheirStatus(t *testing.T) {
 		{mongodb.ErrCursor, 422},
 		{&admin.InvalidError{Reason: "no"}, 422},
 		{admin.ErrInUse, 409},
-		{&admin.CompactedError{Topics: []string{"t"}}, 409},
+		{admin.ErrCompacted, 409},
 		{&mongodb.PrivilegeError{Action: "find", On: "a.b", Err: errors.New("x")}, 424},
 		{context.DeadlineExceeded, 503},
 		{admin.ErrReplaysFull, 503},

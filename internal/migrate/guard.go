@@ -29,7 +29,7 @@ func LastStep(steps []Step) int {
 }
 
 // PendingBreaking returns the breaking steps that are still pending. If the ledger has a breaking step that this
-// version does not contain, started or complete, the error is a [*NewerError]. It costs one read.
+// version does not contain, started or complete, the error is [ErrNewer]. It costs one read.
 func (m *Migrator) PendingBreaking(ctx context.Context) ([]Step, error) {
 	l := m.openLedger()
 	entries, err := l.readEntries(ctx)

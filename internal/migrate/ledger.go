@@ -17,37 +17,22 @@ import (
 // ledgerName is the name of the ledger in the state database.
 const ledgerName = "migrations"
 
-// ErrChanged matches every [*ChangedError], and ErrNewer every [*NewerError].
 var (
+	// ErrChanged means that the declaration of a step differs from the one that was applied. Two builds disagree about
+	// the indexes of the collections.
 	ErrChanged = errors.New("an applied migration was changed")
-	ErrNewer   = errors.New("migrated by a newer version")
+
+	// ErrNewer means that this version does not contain a breaking step of the ledger. Unknown steps that only add or
+	// drop an index are accepted: an old version works with them, perhaps slower. A step is breaking if older versions
+	// would do harm after it.
+	ErrNewer = errors.New("migrated by a newer version")
 )
 
-// ChangedError is the error for a step whose declaration differs from the one that was applied. Two
-// builds disagree about the indexes of the collections.
-type ChangedError struct{ ID, Name, Version, Have, Want string }
-
-func (e *ChangedError) Error() string {
-	return fmt.Sprintf("migration %s (%s) was applied by version %s with checksum %s, "+
-		"but this version declares it with %s: run a released version, and never change an applied migration; `outrelay migrate verify` shows the actual indexes",
-		e.ID, e.Name, orUnknown(e.Version), e.Have, e.Want)
+// NewerError returns [ErrNewer] for a step that a version has applied.
+func NewerError(id, name, version string) error {
+	return fmt.Errorf("%w: version %s applied migration %s (%s), which this version cannot work with: run version %s or a newer one",
+		ErrNewer, orUnknown(version), id, name, orUnknown(version))
 }
-
-// Is reports whether target is [ErrChanged].
-func (e *ChangedError) Is(target error) bool { return target == ErrChanged }
-
-// NewerError is the error for a breaking step that this version does not contain. Unknown steps that only
-// add or drop an index are accepted: an old version works with them, perhaps slower. A step is breaking
-// if older versions would do harm after it.
-type NewerError struct{ ID, Name, Version string }
-
-func (e *NewerError) Error() string {
-	return fmt.Sprintf("version %s applied migration %s (%s), which this version cannot work with: "+
-		"run version %s or a newer one", orUnknown(e.Version), e.ID, e.Name, orUnknown(e.Version))
-}
-
-// Is reports whether target is [ErrNewer].
-func (e *NewerError) Is(target error) bool { return target == ErrNewer }
 
 func orUnknown(version string) string {
 	if version == "" {
@@ -99,7 +84,7 @@ func (l ledger) compareSteps(entries []entry) (pending []Step, newer []string, e
 		if i < 0 {
 			// A breaking step means that this version cannot work with the data.
 			if e.Breaking {
-				return nil, nil, &NewerError{ID: e.ID, Name: e.Name, Version: e.Version}
+				return nil, nil, NewerError(e.ID, e.Name, e.Version)
 			}
 			newer = append(newer, e.ID)
 			continue
@@ -108,7 +93,9 @@ func (l ledger) compareSteps(entries []entry) (pending []Step, newer []string, e
 		// A step that was changed after its release has another effect than the ledger claims.
 		declared := l.steps[i].Checksum()
 		if e.Outcome == outcomeApplied && e.Checksum != declared {
-			return nil, nil, &ChangedError{ID: e.ID, Name: e.Name, Version: e.Version, Have: e.Checksum, Want: declared}
+			return nil, nil, fmt.Errorf("%w: version %s has applied migration %s (%s) with checksum %s, and this version declares it with %s: "+
+				"run a released version, and never change an applied migration; `outrelay migrate verify` shows the actual indexes",
+				ErrChanged, orUnknown(e.Version), e.ID, e.Name, e.Checksum, declared)
 		}
 	}
 

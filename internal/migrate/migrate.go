@@ -88,7 +88,7 @@ func (m *Migrator) openLedger() ledger {
 // Up applies the steps that are not in the ledger yet, in order and under the lock. Then it makes sure
 // that every collection has its indexes. It blocks while another process holds the lock. If a missing
 // privilege, an index of another owner or a long transaction prevents a change, the report contains it,
-// and the step stays pending. The error is a [*ChangedError] or a [*NewerError], both without any change,
+// and the step stays pending. The error is [ErrChanged] or [ErrNewer], both without any change,
 // the error of CheckStep, or an error of the server.
 func (m *Migrator) Up(ctx context.Context) (Report, error) {
 	r := newCollector()

@@ -18,7 +18,7 @@ import (
 // The states of a step, in addition to the outcomes in the ledger.
 const (
 	statePending = "pending" // not applied yet
-	stateChanged = "changed" // applied with another declaration: see ChangedError
+	stateChanged = "changed" // applied with another declaration: see ErrChanged
 	stateNewer   = "newer"   // of a newer version
 )
 

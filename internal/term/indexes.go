@@ -171,7 +171,7 @@ func (k *indexKeeper) checkSchema(ctx context.Context) error {
 		if s.Breaking && !slices.ContainsFunc(k.migrator.Steps, known) {
 			return &readiness.HaltError{
 				What: "the collections belong to a newer version",
-				Err:  &migrate.NewerError{ID: s.ID, Name: s.Name, Version: s.Version},
+				Err:  migrate.NewerError(s.ID, s.Name, s.Version),
 				Fix:  "run that version or a newer one; no envelope is lost",
 			}
 		}
