@@ -139,7 +139,9 @@ func (a *Admin) findWarnings() (w []string) {
 	if a == nil {
 		return nil
 	}
-	if !a.IsLocal() && a.TLS == nil && (!a.Token.IsZero() || !a.ViewerToken.IsZero()) {
+	isOpen := !a.IsLocal() && a.TLS == nil
+	hasToken := !a.Token.IsZero() || !a.ViewerToken.IsZero()
+	if isOpen && hasToken {
 		w = append(w, "http.admin.listen is reachable from other machines without http.admin.tls: tokens are sent unencrypted, "+
 			"unless a proxy adds TLS")
 	}

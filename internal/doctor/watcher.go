@@ -67,7 +67,8 @@ func (x watcherChecks) checkSlot(ctx context.Context, p slot.Range) finding {
 
 	// A copied state would continue at positions of another oplog.
 	here, err := lease.ReplicaSetID(ctx, x.mongo.client)
-	if err == nil && here != "" && doc.ReplicaSetID != "" && here != doc.ReplicaSetID {
+	known := err == nil && here != "" && doc.ReplicaSetID != ""
+	if known && here != doc.ReplicaSetID {
 		return failed("outrelay recover --adopt",
 			"the state was copied from another replica set (written on %s, this is %s)", doc.ReplicaSetID, here)
 	}

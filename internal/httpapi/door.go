@@ -88,6 +88,8 @@ func (d *door) wrap(next http.Handler) http.Handler {
 			// The login and the logout work without a login.
 			return
 		}
+
+		isStatic := r.Method == http.MethodGet && strings.HasPrefix(r.URL.Path, staticPath)
 		switch {
 		case r.URL.Path == loginPath:
 			d.serveLogin(w, r)
@@ -96,7 +98,7 @@ func (d *door) wrap(next http.Handler) http.Handler {
 			d.serveLogout(w, r)
 			return
 		// The form of the login needs its style sheet and script.
-		case problem != "" && d.loginForm != nil && strings.HasPrefix(r.URL.Path, staticPath) && r.Method == http.MethodGet:
+		case problem != "" && d.loginForm != nil && isStatic:
 			next.ServeHTTP(w, r)
 			return
 		case problem != "":

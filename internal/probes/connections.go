@@ -53,7 +53,12 @@ func (c *connections) closeOldestLocked() {
 	var oldest net.Conn
 	for conn, v := range c.conns {
 		o := c.conns[oldest]
-		if oldest == nil || v.idle && !o.idle || v.idle == o.idle && v.since.Before(o.since) {
+		isOlder := v.since.Before(o.since)
+		// Idle connections go first.
+		if v.idle != o.idle {
+			isOlder = v.idle
+		}
+		if oldest == nil || isOlder {
 			oldest = conn
 		}
 	}

@@ -284,11 +284,12 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 
 	began := time.Now()
 	defer func() { t.lastRun = time.Since(began) }()
+	mayEndEarly := t.usesTransaction() && t.reg.batch == nil
 	for i, x := range list {
-		finished := res.handled
 		// The server aborts long transactions, so a slow batch ends before that, and the next one is smaller.
-		if finished > 0 && t.usesTransaction() && t.reg.batch == nil && time.Since(began) > 2*targetDuration {
-			return &overrunError{after: time.Since(began), handled: finished}
+		took := time.Since(began)
+		if mayEndEarly && res.handled > 0 && took > 2*targetDuration {
+			return &overrunError{after: took, handled: res.handled}
 		}
 		if fresh != nil && !fresh[i] {
 			res.duplicates++

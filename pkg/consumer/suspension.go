@@ -165,7 +165,10 @@ func (s *suspension) noteSuccess() (over bool) {
 
 	clear(s.failed)
 	wasSuspended := s.isSuspendedLocked()
-	if !s.inDoubt && !wasSuspended || (s.manual || s.asked) && s.probeID == 0 {
+	isUndisturbed := !s.inDoubt && !wasSuspended
+	// A person or the handler has set the end. Only a probe may come first.
+	isFixed := (s.manual || s.asked) && s.probeID == 0
+	if isUndisturbed || isFixed {
 		return false
 	}
 	s.openLocked()

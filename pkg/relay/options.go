@@ -102,7 +102,8 @@ func (s *settings) replaceConnections(cfg Config) (Config, error) {
 		if login.Token != nil {
 			token = *login.Token
 		}
-		if login.Mechanism != "" && login.Mechanism != "oauthbearer" || token.File != "" || len(token.Command) > 0 || token.OIDC != nil {
+		hasToken := token.File != "" || len(token.Command) > 0 || token.OIDC != nil
+		if hasToken || login.Mechanism != "" && login.Mechanism != "oauthbearer" {
 			bad = append(bad, errors.New("relay: kafka.sasl and WithKafkaToken: use one of them"))
 		}
 		// The rest of the program shows this source.

@@ -66,7 +66,8 @@ func (c *Cron) advanceEntry(ctx context.Context, e *entry, now time.Time) (time.
 		firings, last := e.missingFirings(state.Last, now)
 		next = e.nextCheckTime(last, now)
 		// Without a change, the transaction writes nothing and conflicts with no one.
-		if len(firings) == 0 && known && state.Schedule == e.spec && last.Equal(state.Last) {
+		isStored := known && state.Schedule == e.spec && last.Equal(state.Last)
+		if len(firings) == 0 && isStored {
 			return nil
 		}
 		if err := c.appendFirings(ctx, e, firings); err != nil {
