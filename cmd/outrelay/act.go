@@ -85,6 +85,8 @@ func (a *operatorCommand) withOperator(ctx context.Context, f func(ctx context.C
 		return err
 	}
 	a.announceContext()
+
+	// The cause of an error is searched for with ctx, which has time left after the limit.
 	limited, cancel := ctx, context.CancelFunc(func() {})
 	if a.limit > 0 {
 		limited, cancel = context.WithTimeout(ctx, a.limit)

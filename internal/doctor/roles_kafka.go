@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 )
@@ -20,29 +21,27 @@ func (m *roleMaker) listACLs() []ACL {
 	if m.cfg.Topics.Create != nil {
 		operations, why = append(operations, "CREATE"), why+", create topics on demand"
 	}
-	var out []ACL
-	for _, t := range m.topicPatterns() {
-		out = append(out,
-			ACL{For: "relay", Principal: relay, Resource: "topic", Name: t.name, Pattern: t.pattern, Operations: operations, Why: why})
-	}
 
-	out = append(out,
-		ACL{For: "relay", Principal: relay, Resource: "transactional-id", Name: "outrelay.", Pattern: "prefixed", Operations: []string{"WRITE", "DESCRIBE"}, Why: "fence previous owners"})
+	var out []ACL
+	add := func(role, principal, resource, name, pattern, why string, operations ...string) {
+		out = append(out, ACL{
+			For: role, Principal: principal, Resource: resource, Name: name, Pattern: pattern, Operations: operations, Why: why,
+		})
+	}
+	for _, t := range m.topicPatterns() {
+		add("relay", relay, "topic", t.name, t.pattern, why, operations...)
+	}
+	add("relay", relay, "transactional-id", "outrelay.", "prefixed", "fence previous owners", "WRITE", "DESCRIBE")
 	if m.who.Group == "" {
 		return out
 	}
 
-	service := m.who.Consumer
-	if service == "" {
-		service = "User:<service>"
-	}
+	service := cmp.Or(m.who.Consumer, "User:<service>")
 	for _, t := range m.topicPatterns() {
-		out = append(out,
-			ACL{For: "consumer", Principal: service, Resource: "topic", Name: t.name, Pattern: t.pattern, Operations: []string{"READ", "DESCRIBE"}, Why: "read records"})
+		add("consumer", service, "topic", t.name, t.pattern, "read records", "READ", "DESCRIBE")
 	}
-
-	return append(out,
-		ACL{For: "consumer", Principal: service, Resource: "group", Name: m.who.Group, Pattern: "literal", Operations: []string{"READ", "DESCRIBE"}, Why: "join the group and commit its offsets"})
+	add("consumer", service, "group", m.who.Group, "literal", "join the group and commit its offsets", "READ", "DESCRIBE")
+	return out
 }
 
 type topicPattern struct{ name, pattern string }
@@ -64,13 +63,13 @@ func (m *roleMaker) topicPatterns() (out []topicPattern) {
 		if at := strings.IndexAny(name, "*?{"); at >= 0 {
 			t = topicPattern{name[:at], "prefixed"}
 		}
+		// An empty prefix stands for all topics.
 		if t.name == "" {
-			t = topicPattern{"*", "literal"} // all topics
+			t = topicPattern{"*", "literal"}
 		}
 		if !slices.Contains(out, t) {
 			out = append(out, t)
 		}
 	}
-
 	return out
 }

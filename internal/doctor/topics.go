@@ -105,7 +105,6 @@ func (x topicChecks) checkTopicsExist(ctx context.Context) finding {
 	case len(hidden) > 0:
 		return unchecked("", "the user lacks DESCRIBE on topics: %s", joinFew(hidden, namesMost))
 	}
-
 	return passed("%s", joinFew(t.present, namesMost))
 }
 
@@ -126,8 +125,7 @@ func (x topicChecks) checkCreation(ctx context.Context, missing []string) findin
 	var refused []string
 	// Each topic costs a request, so only the first ones are validated.
 	for _, name := range missing[:min(len(missing), validatedMost)] {
-		err := x.brokers.ValidateTopic(ctx, name,
-			topicCreation(how))
+		err := x.brokers.ValidateTopic(ctx, name, topicCreation(how))
 		switch {
 		case errors.Is(err, kafkawire.TopicAuthorizationFailed):
 			refused = append(refused, fmt.Sprintf("the user may not create topic %q", name))
@@ -159,7 +157,6 @@ func (x topicChecks) checkACLs(ctx context.Context) finding {
 	if errors.Is(err, kafkawire.ErrOperationsUnknown) {
 		return unchecked("", "the brokers do not return ACLs; Kafka 2.3 or later does")
 	}
-
 	if err != nil {
 		return unchecked("", "Kafka returns: %v", err)
 	}
@@ -206,7 +203,6 @@ func (x topicChecks) checkReplication(context.Context) finding {
 		return warned(fmt.Sprintf("start the missing broker; to find it: kafka-topics.sh %s --describe --under-replicated-partitions", x.bootstrapFlag()),
 			"replicas out of sync: %s", joinFew(behind, namesMost))
 	}
-
 	return x.goodTopics("replicated and in sync")
 }
 
@@ -261,8 +257,7 @@ func (x topicChecks) checkMinISR(ctx context.Context) finding {
 		parts := x.topics.layout.Topics[name].Partitions
 		if slices.ContainsFunc(parts, func(p kafkawire.PartitionLayout) bool { return p.Replicas < c.MinISR }) {
 			impossible = true
-			return fmt.Sprintf("min.insync.replicas is %d, above the number of replicas: writes fail",
-				c.MinISR)
+			return fmt.Sprintf("min.insync.replicas is %d, above the number of replicas: writes fail", c.MinISR)
 		}
 
 		// With one replica, a setting of 2 would make every write fail.
@@ -270,9 +265,10 @@ func (x topicChecks) checkMinISR(ctx context.Context) finding {
 		if c.MinISR < 2 {
 			return fmt.Sprintf("min.insync.replicas is %d", c.MinISR)
 		}
-
 		return ""
 	})
+
+	// The usual fix would make the problem of such a topic worse.
 	switch {
 	case impossible:
 		f.status = Fail
@@ -280,7 +276,6 @@ func (x topicChecks) checkMinISR(ctx context.Context) finding {
 	case single && f.status == Warn:
 		f.fix = "first give the topics more than one replica, otherwise writes fail; then:\n" + f.fix
 	}
-
 	return f
 }
 

@@ -88,6 +88,7 @@ func (s *Supervisor) Run(stop, work context.Context) error {
 			s.sendMessage(daemon.SdNotifyStopping)
 			return nil
 		case <-stopping:
+			// It stays closed, and would be selected in each round.
 			stopping = nil
 			s.sendMessage(daemon.SdNotifyStopping)
 		case <-tick.C:
