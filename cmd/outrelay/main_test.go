@@ -25,7 +25,7 @@ import (
 func TestMain(m *testing.M) {
 	// The runtime's signal goroutine never ends. Start it before the check for leaked goroutines.
 	c := make(chan os.Signal, 1)
-	signal.Notify(c, syscall.SIGUSR2)
+	signal.Notify(c, os.Interrupt)
 	signal.Stop(c)
 	known := goleak.IgnoreTopFunction("os/signal.signal_recv")
 	goleak.VerifyTestMain(stacktest.Settled(m, func(...goleak.Option) error { return goleak.Find(known) }), known)
