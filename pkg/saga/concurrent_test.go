@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	driverevent "go.mongodb.org/mongo-driver/v2/event"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -29,9 +31,16 @@ func size() (perSaga, sagas int) {
 	return perSaga, *load / perSaga
 }
 
+// One of the concurrent messages prepares the saga, and the others wait for it.
 func TestOfManyDuplicateStartsOneStarts(t *testing.T) {
 	t.Parallel()
-	p := newPlace(t)
+	var created atomic.Int64
+	monitor := &driverevent.CommandMonitor{Started: func(_ context.Context, e *driverevent.CommandStartedEvent) {
+		if e.CommandName == "createIndexes" && e.Command.Lookup("createIndexes").StringValue() == "orders" {
+			created.Add(1)
+		}
+	}}
+	p := placeIn(t, stacktest.Database(t, stacktest.Client(t, options.Client().SetMonitor(monitor))))
 	h := handlerOf(t, orders("orders", saga.WithIDs(saga.Int32IDs)), p.box)
 	var wg sync.WaitGroup
 	gate := make(chan struct{})
@@ -47,6 +56,9 @@ func TestOfManyDuplicateStartsOneStarts(t *testing.T) {
 
 	close(gate)
 	wg.Wait()
+	if n := created.Load(); n != 1 {
+		t.Errorf("the index was created %d times, want once", n)
+	}
 	p.wantEvents(t, "Begun")
 	if v := p.document(t, "orders", int32(7)).Lookup("version").Int64(); v != 1 {
 		t.Errorf("after one start the version is %d", v)

@@ -23,7 +23,8 @@ type handler[S any] struct {
 	box   *outbox.Box
 	store sagas.Store
 
-	prepared atomic.Bool
+	preparing sync.Mutex // held by prepare
+	prepared  atomic.Bool
 
 	// failedHeld contains held messages whose step has aborted the transaction. The next attempt
 	// leaves them out. The key is id/number, the value the error text.
@@ -32,6 +33,13 @@ type handler[S any] struct {
 
 // prepare creates the collection of the saga and stores its type, once.
 func (h *handler[S]) prepare(ctx context.Context) error {
+	if h.prepared.Load() {
+		return nil
+	}
+
+	// Concurrent first messages wait for one of them. If each created the index, it would wait for the steps of the others.
+	h.preparing.Lock()
+	defer h.preparing.Unlock()
 	if h.prepared.Load() {
 		return nil
 	}
