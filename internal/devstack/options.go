@@ -19,7 +19,7 @@ type Options struct {
 	Env bool
 
 	// Quick makes JVMs start fast but slow at full load: first compiler tier and serial collector. It gives mongod the
-	// cache that many small tests need. Use it for tests, but not for measurements.
+	// cache and the settings that many small collections need. Use it for tests, but not for measurements.
 	Quick bool
 
 	// Progress is called for each step, from several goroutines but never concurrently. It may be nil; see
