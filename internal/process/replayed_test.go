@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
@@ -104,6 +105,31 @@ func TestN07_AnotherWatchListFindsWhatWasSent(t *testing.T) {
 	}
 }
 
+// endBlocked ends the commands of a client that the fail point still blocks. The server turns the fail point off only after them,
+// and the tests of other packages wait for the fail point.
+func (b *bundle) endBlocked(app string) {
+	b.t.Helper()
+	admin := b.client.Database("admin")
+	cur, err := admin.Aggregate(b.t.Context(), mongo.Pipeline{
+		{{Key: "$currentOp", Value: bson.D{}}},
+		{{Key: "$match", Value: bson.D{{Key: "appName", Value: app}}}},
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var blocked []struct {
+		ID int `bson:"opid"`
+	}
+	if err := cur.All(b.t.Context(), &blocked); err != nil {
+		b.t.Fatal(err)
+	}
+	for _, op := range blocked {
+		if err := admin.RunCommand(b.t.Context(), bson.D{{Key: "killOp", Value: 1}, {Key: "op", Value: op.ID}}).Err(); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+}
+
 // TestN07_AnotherWatchListFindsWhatWasSentBeforeTwoCrashes: the first owner with the new list dies as well, after a checkpoint in the
 // middle of the events that an owner with the old list has sent.
 func TestN07_AnotherWatchListFindsWhatWasSentBeforeTwoCrashes(t *testing.T) {
@@ -147,6 +173,7 @@ func TestN07_AnotherWatchListFindsWhatWasSentBeforeTwoCrashes(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
+	b.endBlocked("outrelay stream " + b.topic)
 	proceed()
 
 	b.start(several)
