@@ -1,4 +1,4 @@
-package mongodb
+package mongodb_test
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // watchers makes the documents of a watcher's slots and of another watcher whose name begins the same.
@@ -29,7 +30,7 @@ func fenceOf(t *testing.T, state *mongo.Database, id string) (fence int64, dirty
 		Fence int64
 		Dirty []string
 	}
-	if err := Majority(state.Collection("watchers")).FindOne(t.Context(), bson.D{{Key: "_id", Value: id}}).Decode(&doc); err != nil {
+	if err := mongodb.Majority(state.Collection("watchers")).FindOne(t.Context(), bson.D{{Key: "_id", Value: id}}).Decode(&doc); err != nil {
 		t.Fatal(err)
 	}
 	return doc.Fence, doc.Dirty
@@ -40,7 +41,7 @@ func TestN03_AForeignWriteTakesTheFenceOfAllSlotsAndMarksTheCollections(t *testi
 	state := database(t)
 	watchers(t, state, "orders/0of2", "orders/1of2")
 	for range 2 { // the second time the namespaces are there already
-		err := Foreign(t.Context(), state, "orders", []string{"shop.outbox", "b.outbox"}, func(ctx context.Context) error {
+		err := mongodb.Foreign(t.Context(), state, "orders", []string{"shop.outbox", "b.outbox"}, func(ctx context.Context) error {
 			_, err := state.Collection("outbox").InsertOne(ctx, bson.D{})
 			return err
 		})
@@ -85,7 +86,7 @@ func TestN03_AForeignWriteAndTheOwnersDoNotOverlap(t *testing.T) {
 	var entered atomic.Bool
 	done := make(chan error, 1)
 	go func() {
-		done <- Foreign(t.Context(), state, "orders", nil, func(ctx context.Context) error {
+		done <- mongodb.Foreign(t.Context(), state, "orders", nil, func(ctx context.Context) error {
 			entered.Store(true)
 			n, err := outbox.CountDocuments(ctx, bson.D{})
 			if err == nil && n != 1 {
@@ -120,23 +121,23 @@ func TestN03_AForeignWriteNeedsAWatcherAndLeavesNothingOfAFailure(t *testing.T) 
 		_, err := state.Collection("outbox").InsertOne(ctx, bson.D{})
 		return err
 	}
-	if err := Foreign(t.Context(), state, "orders", nil, insert); !errors.Is(err, ErrNoWatcher) {
+	if err := mongodb.Foreign(t.Context(), state, "orders", nil, insert); !errors.Is(err, mongodb.ErrNoWatcher) {
 		t.Errorf("without a document: %v", err)
 	}
-	if err := Foreign(t.Context(), state, "o.*s", nil, insert); !errors.Is(err, ErrNoWatcher) {
+	if err := mongodb.Foreign(t.Context(), state, "o.*s", nil, insert); !errors.Is(err, mongodb.ErrNoWatcher) {
 		t.Errorf("a name is no pattern: %v", err)
 	}
 
 	mine := errors.New("mine")
-	if err := Foreign(t.Context(), state, "orders2", []string{"a.b"}, func(ctx context.Context) error { return errors.Join(insert(ctx), mine) }); !errors.Is(err, mine) {
+	if err := mongodb.Foreign(t.Context(), state, "orders2", []string{"a.b"}, func(ctx context.Context) error { return errors.Join(insert(ctx), mine) }); !errors.Is(err, mine) {
 		t.Errorf("fn's error: %v", err)
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
-	if err := Foreign(ctx, state, "orders2", []string{"a.b"}, func(ctx context.Context) error { cancel(); return insert(ctx) }); err == nil {
+	if err := mongodb.Foreign(ctx, state, "orders2", []string{"a.b"}, func(ctx context.Context) error { cancel(); return insert(ctx) }); err == nil {
 		t.Error("a transaction that was called off was committed")
 	}
-	if exists, err := Exists(t.Context(), state.Collection("outbox"), bson.D{}); exists || err != nil {
+	if exists, err := mongodb.Exists(t.Context(), state.Collection("outbox"), bson.D{}); exists || err != nil {
 		t.Errorf("something was left: %v", err)
 	}
 	if fence, dirty := fenceOf(t, state, "orders2/0of1"); fence != 0 || dirty != nil {
@@ -151,7 +152,7 @@ func TestN03_AForeignWriteIsRepeatedAfterATransientError(t *testing.T) {
 	client := stacktest.Client(t)
 	n := 0
 
-	err := Foreign(t.Context(), state, "orders", nil, func(ctx context.Context) error {
+	err := mongodb.Foreign(t.Context(), state, "orders", nil, func(ctx context.Context) error {
 		if n++; n > 1 {
 			return nil
 		}

@@ -1,4 +1,4 @@
-package mongodb
+package mongodb_test
 
 import (
 	"errors"
@@ -8,6 +8,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
@@ -19,15 +20,15 @@ func database(t *testing.T) *mongo.Database {
 
 func TestAMissingPrivilegeSaysWhatToGrant(t *testing.T) {
 	t.Parallel()
-	err := DescribeRefusal(mongo.CommandError{Code: 13}, "listing", "listIndexes", "shop.outbox", "do it yourself")
-	var pe *PrivilegeError
+	err := mongodb.DescribeRefusal(mongo.CommandError{Code: 13}, "listing", "listIndexes", "shop.outbox", "do it yourself")
+	var pe *mongodb.PrivilegeError
 	if !errors.As(err, &pe) || pe.Action != "listIndexes" {
 		t.Fatal(err)
 	}
 	if want := "listing: not allowed: grant the action listIndexes on shop.outbox to the relay's user, or do it yourself"; err.Error() != want {
 		t.Errorf("%q", err)
 	}
-	if err := Refusal(mongo.CommandError{Code: 11}, "listing", "x", "y"); errors.As(err, &pe) && pe.Action == "x" {
+	if err := mongodb.Refusal(mongo.CommandError{Code: 11}, "listing", "x", "y"); errors.As(err, &pe) && pe.Action == "x" {
 		t.Error("another error was taken for a missing privilege")
 	}
 }

@@ -1,4 +1,4 @@
-package outboxes
+package outboxes_test
 
 import (
 	"strings"
@@ -7,6 +7,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
@@ -16,10 +17,10 @@ func TestFiguresAreBounded(t *testing.T) {
 	t.Parallel()
 	coll := database(t).Collection("outbox")
 	after := bson.Timestamp{T: 1000, I: 5}
-	if n, oldest, err := CountBehind(t.Context(), coll, after, 10); n != 0 || !oldest.IsZero() || err != nil {
+	if n, oldest, err := outboxes.CountBehind(t.Context(), coll, after, 10); n != 0 || !oldest.IsZero() || err != nil {
 		t.Fatalf("a collection that is not there: %d %v %v", n, oldest, err)
 	}
-	if err := EnsureIndexes(t.Context(), coll); err != nil {
+	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
 		t.Fatal(err)
 	}
 
@@ -36,13 +37,13 @@ func TestFiguresAreBounded(t *testing.T) {
 	}
 
 	for limit, want := range map[int64]int64{100: 15, 7: 7} {
-		if n, oldest, err := CountBehind(t.Context(), coll, after, limit); n != want || oldest != (bson.Timestamp{T: 1000, I: 6}) || err != nil {
+		if n, oldest, err := outboxes.CountBehind(t.Context(), coll, after, limit); n != want || oldest != (bson.Timestamp{T: 1000, I: 6}) || err != nil {
 			t.Errorf("behind, at most %d: %d, the oldest %v, %v", limit, n, oldest, err)
 		}
 	}
 
 	for limit, want := range map[int64]int64{100: 20, 7: 7} {
-		if n, first, err := CountDue(t.Context(), coll, slot.Range{}, limit); n != want || !first.Equal(due) || err != nil {
+		if n, first, err := outboxes.CountDue(t.Context(), coll, slot.Range{}, limit); n != want || !first.Equal(due) || err != nil {
 			t.Errorf("scheduled, at most %d: %d, the first %v, %v", limit, n, first, err)
 		}
 	}

@@ -1,4 +1,4 @@
-package outboxes
+package outboxes_test
 
 import (
 	"errors"
@@ -11,12 +11,13 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 func TestEnsureIndexes(t *testing.T) {
 	t.Parallel()
 	coll := database(t).Collection("outbox")
-	if missing, err := MissingIndexes(t.Context(), coll); err != nil || len(missing) != len(Indexes()) {
+	if missing, err := outboxes.MissingIndexes(t.Context(), coll); err != nil || len(missing) != len(outboxes.Indexes()) {
 		t.Fatalf("a collection that is not there misses %d, %v", len(missing), err)
 	}
 
@@ -26,10 +27,10 @@ func TestEnsureIndexes(t *testing.T) {
 	}
 
 	for range 2 { // the second time there is nothing to do
-		if err := EnsureIndexes(t.Context(), coll); err != nil {
+		if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
 			t.Fatal(err)
 		}
-		if missing, err := MissingIndexes(t.Context(), coll); err != nil || len(missing) != 0 {
+		if missing, err := outboxes.MissingIndexes(t.Context(), coll); err != nil || len(missing) != 0 {
 			t.Fatalf("%v are missing, %v", missing, err)
 		}
 	}
@@ -51,16 +52,16 @@ func TestEnsureIndexesNamesADriftedOne(t *testing.T) {
 	if _, err := coll.Indexes().CreateOne(t.Context(), mongo.IndexModel{Keys: bson.D{{Key: "ts", Value: -1}}, Options: options.Index().SetName("ts_1")}); err != nil {
 		t.Fatal(err)
 	}
-	if err := EnsureIndexes(t.Context(), coll); !errors.Is(err, mongodb.ErrIndexConflict) {
+	if err := outboxes.EnsureIndexes(t.Context(), coll); !errors.Is(err, mongodb.ErrIndexConflict) {
 		t.Errorf("an index of our name over something else: %v", err)
 	}
 }
 
 func TestIndexStatementsCanBeTyped(t *testing.T) {
 	t.Parallel()
-	got := IndexStatements("shop", "outbox")
+	got := outboxes.IndexStatements("shop", "outbox")
 	want := `db.getSiblingDB("shop").getCollection("outbox").createIndex({"dueAt":1,"slot":1}, {partialFilterExpression: {"dueAt":{"$exists":true}}})`
-	if len(got) != len(Indexes()) || got[1] != want {
+	if len(got) != len(outboxes.Indexes()) || got[1] != want {
 		t.Errorf("got %q", got)
 	}
 }
@@ -78,7 +79,7 @@ func TestDriftIsFoundAndRepaired(t *testing.T) {
 	t.Parallel()
 	coll := database(t).Collection("outbox")
 	kept := int32(60)
-	want := append(Indexes(), mongodb.Index{Name: "at_1", Keys: mongodb.Ascending("at"), TTL: &kept})
+	want := append(outboxes.Indexes(), mongodb.Index{Name: "at_1", Keys: mongodb.Ascending("at"), TTL: &kept})
 	old := []mongodb.Index{{Name: "old_1", Keys: mongodb.Ascending("old")}, {Name: "theirs_1", Keys: mongodb.Ascending("ours")}}
 	if err := mongodb.EnsureIndexSet(t.Context(), coll, want); err != nil {
 		t.Fatal(err)
@@ -135,7 +136,7 @@ func TestDriftIsFoundAndRepaired(t *testing.T) {
 	if gone, err := mongodb.DropIndex(t.Context(), coll, old[1]); err != nil || gone {
 		t.Errorf("an index of the same name over other keys was dropped: %v, %v", gone, err)
 	}
-	if gone, err := mongodb.DropIndex(t.Context(), coll, Indexes()[0]); err != nil || !gone {
+	if gone, err := mongodb.DropIndex(t.Context(), coll, outboxes.Indexes()[0]); err != nil || !gone {
 		t.Errorf("dropping: %v, %v", gone, err)
 	}
 }

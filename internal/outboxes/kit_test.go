@@ -1,4 +1,4 @@
-package outboxes
+package outboxes_test
 
 import (
 	"testing"

@@ -1,4 +1,4 @@
-package outboxes
+package outboxes_test
 
 import (
 	"context"
@@ -17,11 +17,12 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 func TestN25_ACollectionBelongsToOneWatcher(t *testing.T) {
 	t.Parallel()
-	r := NewRegistry(database(t).Collection("collections"))
+	r := outboxes.NewRegistry(database(t).Collection("collections"))
 	one, two := [16]byte{1}, [16]byte{2}
 	if before, err := r.Register(t.Context(), one, "shop.outbox", "orders", bson.Timestamp{}); err != nil || before.Watcher != "" {
 		t.Fatalf("first claim: before %+v, %v", before, err)
@@ -31,7 +32,7 @@ func TestN25_ACollectionBelongsToOneWatcher(t *testing.T) {
 	}
 
 	_, err := r.Register(t.Context(), one, "shop.outbox2", "other", bson.Timestamp{})
-	var claimed *ClaimedError
+	var claimed *outboxes.ClaimedError
 	if !errors.As(err, &claimed) || claimed.By != "orders" {
 		t.Fatalf("a second watcher: %v", err)
 	}
@@ -62,7 +63,7 @@ func TestN25_ACollectionBelongsToOneWatcher(t *testing.T) {
 
 func TestN25_OfTwoWatchersAtOnceOneIsRefused(t *testing.T) {
 	t.Parallel()
-	r := NewRegistry(database(t).Collection("collections"))
+	r := outboxes.NewRegistry(database(t).Collection("collections"))
 	for round := range byte(10) {
 		errs := make(chan error, 4)
 		for w := range 4 {
@@ -76,7 +77,7 @@ func TestN25_OfTwoWatchersAtOnceOneIsRefused(t *testing.T) {
 		for range 4 {
 			if err := <-errs; err == nil {
 				won++
-			} else if !errors.As(err, new(*ClaimedError)) {
+			} else if !errors.As(err, new(*outboxes.ClaimedError)) {
 				t.Error(err)
 			}
 		}
@@ -105,12 +106,12 @@ func TestListOutboxes(t *testing.T) {
 		return (string(db) == a.Name() || string(db) == b.Name()) && string(coll) != "orders"
 	}
 
-	all, err := ListOutboxes(t.Context(), c, match)
+	all, err := outboxes.ListOutboxes(t.Context(), c, match)
 	if err != nil || len(all) != 2 || all[0].UUID == all[1].UUID || !all[0].Identified() || all[0].NS() > all[1].NS() {
 		t.Fatalf("found %+v, %v", all, err)
 	}
 
-	one, err := ListOutboxes(t.Context(), c, match, b.Name())
+	one, err := outboxes.ListOutboxes(t.Context(), c, match, b.Name())
 	if err != nil || len(one) != 1 || one[0].DB != b.Name() || one[0].Coll != "outbox" {
 		t.Fatalf("found %+v, %v", one, err)
 	}
@@ -122,7 +123,7 @@ func TestListOutboxes(t *testing.T) {
 	if err := b.CreateCollection(t.Context(), "outbox"); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := ListOutboxes(t.Context(), c, match, b.Name()); err != nil || again[0].UUID == before {
+	if again, err := outboxes.ListOutboxes(t.Context(), c, match, b.Name()); err != nil || again[0].UUID == before {
 		t.Errorf("a re-created collection has the identity of the old one, %v", err)
 	}
 }
@@ -130,7 +131,7 @@ func TestListOutboxes(t *testing.T) {
 func TestOldestTSAndEmpty(t *testing.T) {
 	t.Parallel()
 	coll := database(t).Collection("outbox")
-	if _, ok, err := OldestTS(t.Context(), coll); ok || err != nil {
+	if _, ok, err := outboxes.OldestTS(t.Context(), coll); ok || err != nil {
 		t.Errorf("of nothing: %v, %v", ok, err)
 	}
 	if exists, err := mongodb.Exists(t.Context(), coll, bson.D{}); exists || err != nil {
@@ -148,7 +149,7 @@ func TestOldestTSAndEmpty(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, ok, err := OldestTS(t.Context(), coll); ok || err != nil {
+	if _, ok, err := outboxes.OldestTS(t.Context(), coll); ok || err != nil {
 		t.Errorf("of unstamped documents: %v, %v", ok, err)
 	}
 
@@ -162,7 +163,7 @@ func TestOldestTSAndEmpty(t *testing.T) {
 	if err := coll.FindOne(t.Context(), bson.D{{Key: "_id", Value: 10}}).Decode(&first); err != nil {
 		t.Fatal(err)
 	}
-	if ts, ok, err := OldestTS(t.Context(), coll); !ok || err != nil || ts != first.TS {
+	if ts, ok, err := outboxes.OldestTS(t.Context(), coll); !ok || err != nil || ts != first.TS {
 		t.Errorf("oldest %v of %v, %v, %v", ts, first.TS, ok, err)
 	}
 	if exists, err := mongodb.Exists(t.Context(), coll, bson.D{}); !exists || err != nil {
@@ -214,7 +215,7 @@ func TestN21_FetchingIsMajorityOnThePrimary(t *testing.T) {
 	if err := mongodb.FetchMany(t.Context(), coll, []bson.RawValue{value(t, "7"), value(t, "8")}, func(bson.Raw) error { n++; return nil }); err != nil || n != 1 {
 		t.Errorf("%d, %v", n, err)
 	}
-	if _, _, err := OldestTS(t.Context(), coll); err != nil {
+	if _, _, err := outboxes.OldestTS(t.Context(), coll); err != nil {
 		t.Error(err)
 	}
 

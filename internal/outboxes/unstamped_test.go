@@ -1,4 +1,4 @@
-package outboxes
+package outboxes_test
 
 import (
 	"testing"
@@ -6,6 +6,8 @@ import (
 
 	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 func TestIDTimeReadsTheIDsThatContainATime(t *testing.T) {
@@ -36,13 +38,13 @@ func TestIDTimeReadsTheIDsThatContainATime(t *testing.T) {
 		if err != nil {
 			t.Fatal(name, err)
 		}
-		at, ok := IDTime(byte(typ), val)
+		at, ok := outboxes.IDTime(byte(typ), val)
 		if ok != c.has || ok && at.Sub(now).Abs() > 2*time.Second {
 			t.Errorf("%s: %v, %v", name, at, ok)
 		}
 	}
 
-	if _, ok := IDTime(byte(bson.TypeObjectID), []byte{1, 2}); ok {
+	if _, ok := outboxes.IDTime(byte(bson.TypeObjectID), []byte{1, 2}); ok {
 		t.Error("a cut id has a time")
 	}
 }
@@ -50,18 +52,18 @@ func TestIDTimeReadsTheIDsThatContainATime(t *testing.T) {
 func TestFirstIDsBeginWithTheirTime(t *testing.T) {
 	t.Parallel()
 	at := time.UnixMilli(1_750_000_000_123)
-	id := FirstObjectID(at)
-	if got, ok := IDTime(byte(bson.TypeObjectID), id[:]); !ok || got.Unix() != at.Unix() {
+	id := outboxes.FirstObjectID(at)
+	if got, ok := outboxes.IDTime(byte(bson.TypeObjectID), id[:]); !ok || got.Unix() != at.Unix() {
 		t.Errorf("ObjectId: %v, %v", got, ok)
 	}
 
-	u := FirstUUID(at)
+	u := outboxes.FirstUUID(at)
 	u.Data[6], u.Data[8] = 0x70, 0x80
 	typ, val, err := bson.MarshalValue(u)
-	if got, ok := IDTime(byte(typ), val); err != nil || !ok || !got.Equal(at) {
+	if got, ok := outboxes.IDTime(byte(typ), val); err != nil || !ok || !got.Equal(at) {
 		t.Errorf("UUID: %v, %v, %v", got, ok, err)
 	}
-	if FirstObjectID(time.Time{}) != (bson.ObjectID{}) {
+	if outboxes.FirstObjectID(time.Time{}) != (bson.ObjectID{}) {
 		t.Error("the zero time is not before all ids")
 	}
 }

@@ -16,17 +16,6 @@ import (
 // scope names this library to OpenTelemetry.
 const scope = "github.com/outrelay/outrelay"
 
-// OTel returns a Sink that uses the global tracer and meter providers and the global propagator of OpenTelemetry. They may be
-// set later. Without a global propagator it uses the formats of the W3C: trace context and baggage.
-//
-// It is the default of outbox.New and consumer.New. Without providers it passes the trace context of the caller on, and
-// does nothing else. The metrics have the names of Prometheus without the suffix _total.
-//
-// Each attempt at messages gets a span of its own trace, with links to the spans of their producers: an attempt may handle
-// many messages, and a message may take many attempts. Events that the handler appends carry the span. If the attempt handles
-// a single message, they carry its baggage too.
-func OTel() Sink { return newOTel(otel.GetTracerProvider(), otel.GetMeterProvider()) }
-
 type otelSink struct {
 	Discard
 	tracer      trace.Tracer
@@ -41,9 +30,18 @@ type instrument struct {
 	histogram metric.Float64Histogram
 }
 
-func newOTel(tracers trace.TracerProvider, meters metric.MeterProvider) *otelSink {
-	s := &otelSink{tracer: tracers.Tracer(scope), instruments: map[Metric][]instrument{}}
-	meter := meters.Meter(scope)
+// OTel returns a Sink that uses the global tracer and meter providers and the global propagator of OpenTelemetry. They may be
+// set later. Without a global propagator it uses the formats of the W3C: trace context and baggage.
+//
+// It is the default of outbox.New and consumer.New. Without providers it passes the trace context of the caller on, and
+// does nothing else. The metrics have the names of Prometheus without the suffix _total.
+//
+// Each attempt at messages gets a span of its own trace, with links to the spans of their producers: an attempt may handle
+// many messages, and a message may take many attempts. Events that the handler appends carry the span. If the attempt handles
+// a single message, they carry its baggage too.
+func OTel() Sink {
+	s := &otelSink{tracer: otel.Tracer(scope), instruments: map[Metric][]instrument{}}
+	meter := otel.Meter(scope)
 
 	for _, d := range definitions {
 		i := instrument{definition: d}

@@ -1,15 +1,18 @@
-package telemetry
+package telemetry_test
 
 import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/baggage"
 	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/metric"
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
@@ -19,6 +22,7 @@ import (
 	tracenoop "go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 func TestOpenTelemetryGetsEveryMetric(t *testing.T) {
@@ -69,8 +73,8 @@ func TestOpenTelemetryGetsEveryMetric(t *testing.T) {
 }
 
 // traced returns a message with the headers traceparent and baggage, unless they are empty.
-func traced(id, parent, bag string) Message {
-	m := Message{ID: id, Name: "OrderPlaced", Number: 1}
+func traced(id, parent, bag string) telemetry.Message {
+	m := telemetry.Message{ID: id, Name: "OrderPlaced", Number: 1}
 	if parent != "" {
 		m.Headers = append(m.Headers, event.Header{Key: "traceparent", Value: []byte(parent)})
 	}
@@ -82,7 +86,18 @@ func traced(id, parent, bag string) Message {
 
 const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
-func newTraced() (*otelSink, *tracetest.SpanRecorder) {
+// globals are the providers of the process, which OTel reads.
+var globals sync.Mutex
+
+func newOTel(tracers trace.TracerProvider, meters metric.MeterProvider) telemetry.Sink {
+	globals.Lock()
+	defer globals.Unlock()
+	otel.SetTracerProvider(tracers)
+	otel.SetMeterProvider(meters)
+	return telemetry.OTel()
+}
+
+func newTraced() (telemetry.Sink, *tracetest.SpanRecorder) {
 	spans := tracetest.NewSpanRecorder()
 	return newOTel(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans)), metricnoop.NewMeterProvider()), spans
 }
@@ -90,7 +105,7 @@ func newTraced() (*otelSink, *tracetest.SpanRecorder) {
 func TestASpanIsLinkedToItsProducers(t *testing.T) {
 	t.Parallel()
 	s, spans := newTraced()
-	ctx, end := s.Start(t.Context(), Attempt{Group: "g", Handler: "billing", Topic: "orders", Messages: []Message{
+	ctx, end := s.Start(t.Context(), telemetry.Attempt{Group: "g", Handler: "billing", Topic: "orders", Messages: []telemetry.Message{
 		traced("1", parent, "tenant=x"), traced("2", "", ""), traced("3", "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", ""),
 	}})
 	if baggage.FromContext(ctx).Len() != 0 {
@@ -118,7 +133,7 @@ func TestASpanIsLinkedToItsProducers(t *testing.T) {
 func TestASpanOfOneMessageHasItsBaggageAndOutcome(t *testing.T) {
 	t.Parallel()
 	s, spans := newTraced()
-	ctx, end := s.Start(t.Context(), Attempt{Handler: "billing", Messages: []Message{traced("1", parent, "tenant=x")}})
+	ctx, end := s.Start(t.Context(), telemetry.Attempt{Handler: "billing", Messages: []telemetry.Message{traced("1", parent, "tenant=x")}})
 	if got := baggage.FromContext(ctx).Member("tenant").Value(); got != "x" {
 		t.Errorf("baggage: got %q, want x", got)
 	}
@@ -130,14 +145,16 @@ func TestASpanOfOneMessageHasItsBaggageAndOutcome(t *testing.T) {
 
 // logged is a Sink that logs its calls.
 type logged struct {
-	Discard
+	telemetry.Discard
 	name string
 	log  *[]string
 }
 
-func (l logged) Measure(m Measurement) { *l.log = append(*l.log, l.name+" "+string(m.Metric)) }
+func (l logged) Measure(m telemetry.Measurement) {
+	*l.log = append(*l.log, l.name+" "+string(m.Metric))
+}
 
-func (l logged) Start(ctx context.Context, a Attempt) (context.Context, func(error)) {
+func (l logged) Start(ctx context.Context, a telemetry.Attempt) (context.Context, func(error)) {
 	*l.log = append(*l.log, l.name+" starts "+a.Handler)
 	return ctx, func(error) { *l.log = append(*l.log, l.name+" ends") }
 }
@@ -147,9 +164,9 @@ func (l logged) Inject(context.Context) []event.Header { return []event.Header{{
 func TestJoinPassesEverythingToAll(t *testing.T) {
 	t.Parallel()
 	var log []string
-	s := Join(logged{name: "a", log: &log}, nil, Discard{}, logged{name: "b", log: &log})
-	s.Measure(Measurement{Metric: Lag})
-	_, end := s.Start(t.Context(), Attempt{Handler: "h"})
+	s := telemetry.Join(logged{name: "a", log: &log}, nil, telemetry.Discard{}, logged{name: "b", log: &log})
+	s.Measure(telemetry.Measurement{Metric: telemetry.Lag})
+	_, end := s.Start(t.Context(), telemetry.Attempt{Handler: "h"})
 	end(nil)
 	for _, h := range s.Inject(t.Context()) {
 		log = append(log, h.Key)

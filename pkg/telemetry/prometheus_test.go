@@ -1,8 +1,9 @@
-package telemetry
+package telemetry_test
 
 import (
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,17 +11,23 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// readPage returns the values of all series by name and label values. The value of a histogram is its count.
-func readPage(t *testing.T, p *Prometheus) map[string]float64 {
-	t.Helper()
+func pageOf(p *telemetry.Prometheus) string {
 	page := httptest.NewRecorder()
 	p.ServeHTTP(page, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody))
+	return page.Body.String()
+}
+
+// readPage returns the values of all series by name and label values. The value of a histogram is its count.
+func readPage(t *testing.T, p *telemetry.Prometheus) map[string]float64 {
+	t.Helper()
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(page.Body)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(pageOf(p)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,34 +53,34 @@ func readPage(t *testing.T, p *Prometheus) map[string]float64 {
 }
 
 // everything measures each metric.
-func everything(s Sink) {
-	for _, m := range []Measurement{
-		{Metric: Handled, N: 3, Took: 4 * time.Millisecond, Handler: "pay"},
-		{Metric: Handled, N: 2, Took: time.Hour, Handler: "pay"},
-		{Metric: Duplicates, N: 1, Handler: "pay"},
-		{Metric: Unknown, N: 4},
-		{Metric: Failed, N: 1, Handler: "pay", Reason: "retry"},
-		{Metric: Discarded, N: 2},
-		{Metric: DeadLetters, N: 1, Handler: "pay", Reason: "rejected"},
-		{Metric: Waiting, N: 9, Handler: "pay"},
-		{Metric: Waiting, N: 7, Handler: "pay"},
-		{Metric: OldestWaiting, Took: time.Minute, Handler: "pay"},
-		{Metric: Lag, N: 40, Topic: "orders", Partition: 1},
-		{Metric: Oldest, Took: 90 * time.Second, Topic: "orders", Partition: 1},
-		{Metric: Held, N: 5},
-		{Metric: HeldBytes, N: 1000},
-		{Metric: Running, N: 2},
-		{Metric: Assigned, N: 2},
-		{Metric: Assigned, N: 1},
-		{Metric: Committed, N: 1, Reason: "ok"},
-		{Metric: Committed, N: 1, Reason: "failed"},
-		{Metric: Suspended, N: 1, Reason: "database"},
+func everything(s telemetry.Sink) {
+	for _, m := range []telemetry.Measurement{
+		{Metric: telemetry.Handled, N: 3, Took: 4 * time.Millisecond, Handler: "pay"},
+		{Metric: telemetry.Handled, N: 2, Took: time.Hour, Handler: "pay"},
+		{Metric: telemetry.Duplicates, N: 1, Handler: "pay"},
+		{Metric: telemetry.Unknown, N: 4},
+		{Metric: telemetry.Failed, N: 1, Handler: "pay", Reason: "retry"},
+		{Metric: telemetry.Discarded, N: 2},
+		{Metric: telemetry.DeadLetters, N: 1, Handler: "pay", Reason: "rejected"},
+		{Metric: telemetry.Waiting, N: 9, Handler: "pay"},
+		{Metric: telemetry.Waiting, N: 7, Handler: "pay"},
+		{Metric: telemetry.OldestWaiting, Took: time.Minute, Handler: "pay"},
+		{Metric: telemetry.Lag, N: 40, Topic: "orders", Partition: 1},
+		{Metric: telemetry.Oldest, Took: 90 * time.Second, Topic: "orders", Partition: 1},
+		{Metric: telemetry.Held, N: 5},
+		{Metric: telemetry.HeldBytes, N: 1000},
+		{Metric: telemetry.Running, N: 2},
+		{Metric: telemetry.Assigned, N: 2},
+		{Metric: telemetry.Assigned, N: 1},
+		{Metric: telemetry.Committed, N: 1, Reason: "ok"},
+		{Metric: telemetry.Committed, N: 1, Reason: "failed"},
+		{Metric: telemetry.Suspended, N: 1, Reason: "database"},
 	} {
 		m.Group = "billing"
 		s.Measure(m)
 	}
 
-	s.Measure(Measurement{Metric: Appended, N: 3})
+	s.Measure(telemetry.Measurement{Metric: telemetry.Appended, N: 3})
 }
 
 // wantEverything are the values after everything, with the labels in the order of their names.
@@ -102,7 +109,7 @@ var wantEverything = map[string]float64{
 
 func TestPrometheusServesEveryMetric(t *testing.T) {
 	t.Parallel()
-	p := NewPrometheus()
+	p := telemetry.NewPrometheus()
 	if got := readPage(t, p); len(got) != 0 {
 		t.Errorf("before any measurement: %v", got)
 	}
@@ -114,9 +121,9 @@ func TestPrometheusServesEveryMetric(t *testing.T) {
 
 func TestHistogramsAddUp(t *testing.T) {
 	t.Parallel()
-	p := NewPrometheus()
+	p := telemetry.NewPrometheus()
 	for _, took := range []time.Duration{0, time.Millisecond, 1001 * time.Microsecond, time.Minute} {
-		p.Measure(Measurement{Metric: Handled, N: 1, Took: took, Group: "g", Handler: `a "b"\c`})
+		p.Measure(telemetry.Measurement{Metric: telemetry.Handled, N: 1, Took: took, Group: "g", Handler: `a "b"\c`})
 	}
 
 	want := `# HELP outrelay_consumer_handled_total Messages handled.
@@ -126,19 +133,19 @@ outrelay_consumer_handled_total{group="g",handler="a \"b\"\\c"} 4
 # TYPE outrelay_consumer_handle_seconds histogram
 `
 
-	for i, n := range []int{1, 2, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 4} {
-		bound := "+Inf"
-		if i < len(buckets) {
-			bound = formatFloat(buckets[i])
-		}
-		want += `outrelay_consumer_handle_seconds_bucket{group="g",handler="a \"b\"\\c",le="` + bound + `"} ` + formatFloat(float64(n)) + "\n"
+	for _, bucket := range []string{
+		"0.0005 1", "0.001 2", "0.002 3", "0.003 3", "0.005 3", "0.01 3", "0.02 3", "0.05 3",
+		"0.1 3", "0.2 3", "0.5 3", "1 3", "2 3", "5 3", "10 3", "+Inf 4",
+	} {
+		bound, n, _ := strings.Cut(bucket, " ")
+		want += `outrelay_consumer_handle_seconds_bucket{group="g",handler="a \"b\"\\c",le="` + bound + `"} ` + n + "\n"
 	}
 
 	want += `outrelay_consumer_handle_seconds_sum{group="g",handler="a \"b\"\\c"} 60.002001
 outrelay_consumer_handle_seconds_count{group="g",handler="a \"b\"\\c"} 4
 `
 
-	if diff := cmp.Diff(want, string(p.page())); diff != "" {
+	if diff := cmp.Diff(want, pageOf(p)); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -1,4 +1,4 @@
-package topics
+package topics_test
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/consumer/topics"
 )
 
 func TestMain(m *testing.M) {
@@ -19,9 +20,9 @@ func TestMain(m *testing.M) {
 func TestAddRemoveAll(t *testing.T) {
 	t.Parallel()
 	db := stacktest.Database(t, stacktest.Client(t))
-	lists := map[string]*List{}
+	lists := map[string]*topics.List{}
 	for _, group := range []string{"billing", "shipping"} {
-		l, err := New(db, group)
+		l, err := topics.New(db, group)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,7 +61,7 @@ func TestAddRemoveAll(t *testing.T) {
 
 func TestWatchYieldsEachContent(t *testing.T) {
 	t.Parallel()
-	l, err := New(stacktest.Database(t, stacktest.Client(t)), "billing")
+	l, err := topics.New(stacktest.Database(t, stacktest.Client(t)), "billing")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +96,7 @@ func TestWatchYieldsEachContent(t *testing.T) {
 
 func TestABrokenListIsRefused(t *testing.T) {
 	t.Parallel()
-	_, err := New(nil, "")
+	_, err := topics.New(nil, "")
 	for _, want := range []string{"database", "group"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want a word of the %s", err, want)
