@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"path"
 	"reflect"
+	"strconv"
 	"time"
 	"unicode/utf8"
 
@@ -51,8 +52,9 @@ type scoped interface{ watcher() string }
 // slotted is a request that may be restricted to one slot.
 type slotted interface{ slot() string }
 
-// answerOf is a response with a body.
-type answerOf[T any] struct{ Body T }
+// answer is a response with a body. It has one type, because the library's function for an operation is compiled for each
+// pair of types of a request and a response. [answerWith] declares the body.
+type answer struct{ Body any }
 
 // newAPI returns the handler of all paths below /api/.
 func newAPI(op admin.Operator) http.Handler {
@@ -157,6 +159,7 @@ func addQuery[I scoped, O any](
 		Path:        path,
 		OperationID: id,
 		Summary:     summary,
+		Responses:   answerWith[O](a),
 		Extensions:  map[string]any{roleExtension: admin.RoleViewer},
 	}, readTime, withBody(run), opts...)
 }
@@ -171,21 +174,30 @@ func addAction[I scoped, O any](
 		OperationID:   id,
 		Summary:       summary,
 		DefaultStatus: http.StatusOK,
+		Responses:     answerWith[O](a),
 		MaxBodyBytes:  smallBody,
 		Extensions:    map[string]any{roleExtension: admin.RoleOperator},
 	}, actionTime, withBody(run), opts...)
 }
 
+// answerWith declares the response of an operation: a body of type O.
+func answerWith[O any](a *api) map[string]*huma.Response {
+	body := a.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[O](), true, "")
+	return map[string]*huma.Response{
+		strconv.Itoa(http.StatusOK): {Content: map[string]*huma.MediaType{"application/json": {Schema: body}}},
+	}
+}
+
 // withBody makes the result of run the body of the response.
 func withBody[I, O any](
 	run func(context.Context, admin.Operator, *I) (O, error),
-) func(context.Context, admin.Operator, *I) (*answerOf[O], error) {
-	return func(ctx context.Context, op admin.Operator, in *I) (*answerOf[O], error) {
+) func(context.Context, admin.Operator, *I) (*answer, error) {
+	return func(ctx context.Context, op admin.Operator, in *I) (*answer, error) {
 		out, err := run(ctx, op, in)
 		if err != nil {
 			return nil, err
 		}
-		return &answerOf[O]{out}, nil
+		return &answer{out}, nil
 	}
 }
 

@@ -197,6 +197,7 @@ func (a *api) addLetter() {
 		Path:         "/dead/letter",
 		OperationID:  "edit-dead",
 		Summary:      "Requeue a dead letter with a changed envelope; the dead letter keeps the original one",
+		Responses:    answerWith[admin.DeadEdited](a),
 		MaxBodyBytes: largeBody,
 		Extensions:   map[string]any{roleExtension: admin.RoleOperator},
 	}, actionTime,
