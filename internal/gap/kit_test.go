@@ -67,7 +67,7 @@ func (b *bundle) now() bson.Timestamp {
 }
 
 func (b *bundle) sweep(to bson.Timestamp, p *publisher, colls ...string) *Sweep {
-	s := &Sweep{Client: b.reader, To: to, Skip: NewSkip(1 << 20), Publisher: p}
+	s := &Sweep{Client: b.reader, To: to, Memory: 8 << 20, Skip: NewSkip(1 << 20), Publisher: p}
 	for _, c := range colls {
 		s.Collections = append(s.Collections, outboxes.Outbox{DB: b.db.Name(), Coll: c})
 	}

@@ -20,9 +20,8 @@ import (
 )
 
 const (
-	markEvery     = 256      // envelopes between two calls of Reached
-	leastReply    = 16 << 10 // least bytes of a reply, for any number of collections
-	defaultMemory = 8 << 20
+	markEvery  = 256      // envelopes between two calls of Reached
+	leastReply = 16 << 10 // least bytes of a reply, for any number of collections
 )
 
 // Publisher takes the envelopes of a sweep.
@@ -36,8 +35,8 @@ type Publisher interface {
 	Trouble(err error)
 }
 
-// Sweep is one pass over a stretch whose change stream is lost. All fields except Cursor, Margin and
-// Memory are required.
+// Sweep is one pass over a stretch whose change stream is lost. All fields except Cursor and Margin
+// are required.
 type Sweep struct {
 	Client      *mongo.Client
 	Collections []outboxes.Outbox
@@ -60,7 +59,7 @@ type Sweep struct {
 	// Margin is the time by which stamps may precede From although their envelopes were committed after
 	// From. Defaults to mongodb.MinMargin.
 	Margin time.Duration
-	// Memory bounds the replies that are held at a time. Defaults to 8 MiB.
+	// Memory bounds the replies that are held at a time.
 	Memory int64
 	// Skip gets the ids that the stream may repeat. The sweep does not deliver ids that Skip already has
 	// from an earlier pass.
@@ -195,9 +194,6 @@ func (s *Sweep) Run(ctx context.Context) (Result, error) {
 	r := &sweepRun{Sweep: s}
 	if s.Margin == 0 {
 		s.Margin = mongodb.MinMargin
-	}
-	if s.Memory == 0 {
-		s.Memory = defaultMemory
 	}
 	s.Skip.to = s.To
 	// The ids of an earlier pass are not in the set.
