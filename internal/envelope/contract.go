@@ -75,9 +75,9 @@ func Validator() bson.D {
 			continue
 		}
 
-		types := toArray(f.Types)
+		types := f.Types
 		if !f.Required {
-			types = append(types, "null")
+			types = append(slices.Clone(types), "null")
 		}
 		rule := bson.D{{Key: "bsonType", Value: types}, {Key: "description", Value: f.Meaning}}
 		properties = append(properties, bson.E{Key: f.Name, Value: append(rule, constraints(f)...)})
@@ -249,16 +249,5 @@ func headerPair(typeKey string, value bson.D) bson.D {
 }
 
 func anyForm(forms ...bson.D) bson.D {
-	list := bson.A{}
-	for _, f := range forms {
-		list = append(list, f)
-	}
-	return bson.D{{Key: "anyOf", Value: list}}
-}
-
-func toArray(list []string) (a bson.A) {
-	for _, s := range list {
-		a = append(a, s)
-	}
-	return a
+	return bson.D{{Key: "anyOf", Value: forms}}
 }

@@ -10,11 +10,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
-	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
-	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
 	"github.com/outrelay/outrelay/internal/cursor"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/schema"
 )
 
@@ -90,10 +88,7 @@ type Collection struct {
 
 // New returns the store in the collection name of db. It does no I/O: call EnsureIndexes before the first message.
 func New(db *mongo.Database, name string) *Collection {
-	return &Collection{coll: db.Collection(name, options.Collection().
-		SetWriteConcern(writeconcern.Majority()).
-		SetReadConcern(readconcern.Majority()).
-		SetReadPreference(readpref.Primary()))}
+	return &Collection{coll: mongodb.Majority(db.Collection(name))}
 }
 
 // EnsureIndexes creates the collection and its indexes.
@@ -396,8 +391,6 @@ func afterNow(d time.Duration) bson.D {
 // IsTooLarge reports whether the server or the driver rejected a document because of its size.
 func IsTooLarge(err error) bool {
 	const bsonObjectTooLarge = 10334
-	if se := mongo.ServerError(nil); errors.As(err, &se) {
-		return se.HasErrorCode(bsonObjectTooLarge) || se.HasErrorCode(17419) || se.HasErrorCode(17420)
-	}
-	return err != nil && strings.Contains(err.Error(), "an inserted document is too large")
+	return mongodb.HasCode(err, bsonObjectTooLarge, 17419, 17420) ||
+		err != nil && strings.Contains(err.Error(), "an inserted document is too large")
 }

@@ -72,7 +72,7 @@ var rooms = []room{
 	{dir: "internal/entityparts", layer: 2, only: []string{"pkg/event"}, why: "what packages of the module need to store entities elsewhere, and services do not"},
 	{dir: "internal/consumerparts", layer: 2, only: []string{"internal/inbox", "internal/transport"}, why: "what packages of the module need of a consumer.Consumer, and services do not"},
 	{dir: "internal/sagas", layer: 2, only: []string{"internal/schema", "internal/cursor"}, why: "the stored sagas, for their steps and for operators; statements on MongoDB only"},
-	{dir: "internal/setaside", layer: 2, only: []string{"internal/schema", "internal/cursor"}, why: "the messages of consumers that wait for a retry; statements on MongoDB only"},
+	{dir: "internal/setaside", layer: 2, only: []string{"internal/schema", "internal/cursor", "internal/mongodb"}, why: "the messages of consumers that wait for a retry; statements on MongoDB only"},
 	{dir: "internal/letterparts", layer: 2, only: []string{"internal/setaside", "internal/cursor"}, why: "what packages of the module need of a deadletter.Desk, and services do not"},
 	{dir: "pkg/consumer/deadletter", layer: 2, only: []string{"internal/cursor", "internal/letterparts", "internal/setaside", "internal/schema", "internal/transaction", "internal/record", "pkg/event", "pkg/outbox"}, why: "the dead letters of handlers; MongoDB only, so that operators' tools need no Kafka"},
 	{dir: "internal/setaside/setasidetest", layer: 2, only: []string{"internal/setaside"}, testsOnly: true, why: "the contract of a store of such messages, for MongoDB and memory"},
