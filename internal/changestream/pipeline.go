@@ -28,13 +28,8 @@ func (s *Scope) Pipeline() mongo.Pipeline {
 	match := bson.D{{Key: "operationType", Value: equalsAny(operations)}}
 
 	if s.kind != Collection {
-		var or bson.A
-		for _, b := range s.matchBranches() {
-			or = append(or, b)
-		}
-
 		// A rename passes with any source, because it may move a collection into the scope (N27).
-		or = append(or, bson.D{{Key: "operationType", Value: equalsAny([]string{"rename", "dropDatabase", "invalidate"})}})
+		or := append(s.matchBranches(), bson.D{{Key: "operationType", Value: equalsAny([]string{"rename", "dropDatabase", "invalidate"})}})
 		match = append(match, bson.E{Key: "$or", Value: or})
 	}
 
@@ -192,10 +187,5 @@ func equalsAny(values []string) any {
 	if len(values) == 1 {
 		return values[0]
 	}
-
-	a := make(bson.A, len(values))
-	for i, v := range values {
-		a[i] = v
-	}
-	return bson.D{{Key: "$in", Value: a}}
+	return bson.D{{Key: "$in", Value: values}}
 }

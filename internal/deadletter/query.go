@@ -102,11 +102,7 @@ func (q Query) mongoFilter() bson.D {
 
 // joinFilters returns a filter that matches if all filters match.
 func joinFilters(filters ...bson.D) bson.D {
-	all := make(bson.A, len(filters))
-	for i, f := range filters {
-		all[i] = f
-	}
-	return bson.D{{Key: "$and", Value: all}}
+	return bson.D{{Key: "$and", Value: filters}}
 }
 
 // idIn returns the filter for the documents with these ids, which must be a slice.
