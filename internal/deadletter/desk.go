@@ -110,7 +110,7 @@ func (k Desk) markReplayed(
 }
 
 // readOutboxEntries returns the state of the envelopes with these ids that are in the outbox, by
-// [valueKey] of the id.
+// [mongodb.ValueKey] of the id.
 func readOutboxEntries(
 	ctx context.Context, outbox *mongo.Collection, ids []bson.RawValue,
 ) (map[string]*outboxEntry, error) {
@@ -124,14 +124,11 @@ func readOutboxEntries(
 
 	entries := make(map[string]*outboxEntry)
 	err := mongodb.FindEach(ctx, outbox, "finding envelopes in "+mongodb.Namespace(outbox), idIn(ids), func(raw bson.Raw) error {
-		entries[valueKey(raw.Lookup("_id"))] = newOutboxEntry(raw)
+		entries[mongodb.ValueKey(raw.Lookup("_id"))] = newOutboxEntry(raw)
 		return nil
 	}, fields)
 	return entries, err
 }
 
-// valueKey returns a map key for v. Values of different BSON types have different keys.
-func valueKey(v bson.RawValue) string { return string([]byte{byte(v.Type)}) + string(v.Value) }
-
 // mapKey returns a map key for the id.
-func (id ID) mapKey() string { return strconv.Itoa(int(id.Delivery)) + valueKey(id.ID) + id.NS }
+func (id ID) mapKey() string { return strconv.Itoa(int(id.Delivery)) + mongodb.ValueKey(id.ID) + id.NS }

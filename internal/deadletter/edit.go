@@ -211,7 +211,7 @@ func (k Desk) requeueEdited(tx context.Context, d *Dead, e Edit, builder envelop
 	if err != nil {
 		return 0, err
 	}
-	delivery, err := entries[valueKey(d.ID.ID)].nextDelivery(d)
+	delivery, err := entries[mongodb.ValueKey(d.ID.ID)].nextDelivery(d)
 	if err != nil {
 		// The outbox may contain the delivery that an earlier attempt of this transaction wrote.
 		return k.findEarlierAttempt(tx, dead, d.ID, err)

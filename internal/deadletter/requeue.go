@@ -207,7 +207,7 @@ func (k Desk) planPart(ctx context.Context, ns string, letters []*Dead, builder 
 	}
 
 	for _, d := range letters {
-		key := valueKey(d.ID.ID)
+		key := mongodb.ValueKey(d.ID.ID)
 		delivery, err := entries[key].nextDelivery(d)
 		var doc bson.D
 		if err == nil {

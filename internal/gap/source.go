@@ -186,7 +186,7 @@ func (s *source) acceptCurrent() bool {
 		clear(s.idsAtLast)
 	}
 
-	key := string(s.id.Type) + string(s.id.Value)
+	key := mongodb.ValueKey(s.id)
 	if _, known := s.idsAtLast[key]; known {
 		return false
 	}

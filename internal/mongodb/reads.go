@@ -35,6 +35,9 @@ func Fetch(ctx context.Context, coll *mongo.Collection, id bson.RawValue) (bson.
 	return raw, nil
 }
 
+// ValueKey returns a key of a map for v. Values of different BSON types have different keys.
+func ValueKey(v bson.RawValue) string { return string(byte(v.Type)) + string(v.Value) }
+
 // FetchMany calls take for each envelope of ids that exists, majority committed (N21), in no order. The
 // bytes are valid only during the call. An error of take ends the read and is returned.
 func FetchMany(ctx context.Context, coll *mongo.Collection, ids []bson.RawValue, take func(bson.Raw) error) error {

@@ -47,7 +47,7 @@ type outletError struct{ error }
 func (s *Scheduled) sendGroup(ctx context.Context, g *claimGroup) error {
 	unread := make(map[string]timer, len(g.timers))
 	for _, e := range g.timers {
-		unread[waiting.IDKey(e.id)] = e
+		unread[mongodb.ValueKey(e.id)] = e
 	}
 
 	left := g.Have
@@ -107,7 +107,7 @@ func (s *Scheduled) readAndPublish(
 	var n, size int64
 	_, err := readClaimed(ctx, due, s.claim, at, int32(batch), func(raw bson.Raw) error {
 		id := raw.Lookup("_id")
-		e, ok := unread[waiting.IDKey(id)]
+		e, ok := unread[mongodb.ValueKey(id)]
 		if !ok {
 			return nil
 		}
@@ -115,7 +115,7 @@ func (s *Scheduled) readAndPublish(
 		if err := s.publishEnvelope(parent, g.collection, e, raw); err != nil {
 			return err
 		}
-		delete(unread, waiting.IDKey(id))
+		delete(unread, mongodb.ValueKey(id))
 		n++
 		size += int64(len(raw))
 		return nil

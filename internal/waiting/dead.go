@@ -49,13 +49,13 @@ func (f *Finisher) readAgain(
 	byID := make(map[string]*decision, len(list))
 	ids := make([]bson.RawValue, 0, len(list))
 	for _, a := range list {
-		byID[IDKey(a.ID)] = a
+		byID[mongodb.ValueKey(a.ID)] = a
 		ids = append(ids, a.ID)
 	}
 
 	found := make(map[*decision]bool, len(list))
 	err := mongodb.FetchMany(ctx, outboxes.CollectionOf(f.config.Client, ns), ids, func(raw bson.Raw) (err error) {
-		if a := byID[IDKey(raw.Lookup("_id"))]; a != nil {
+		if a := byID[mongodb.ValueKey(raw.Lookup("_id"))]; a != nil {
 			found[a], err = visit(a, raw)
 		}
 		return err
@@ -174,6 +174,3 @@ func (f *Finisher) markGone(ctx context.Context, batch []*decision) error {
 	}
 	return nil
 }
-
-// IDKey returns an id as the key of a map.
-func IDKey(id bson.RawValue) string { return string(byte(id.Type)) + string(id.Value) }

@@ -252,7 +252,7 @@ func (x *Exceptions) awaitRoom(ctx context.Context, p *scanPass) error {
 // malformed the error of parsing it.
 func (x *Exceptions) newCandidate(p *scanPass, ns string, raw bson.Raw, malformed error) *candidate {
 	it := &candidate{id: raw.Lookup("_id"), state: string(p.view.State), atFault: malformed != nil}
-	it.flightID = ns + "\x00" + IDKey(it.id)
+	it.flightID = ns + "\x00" + mongodb.ValueKey(it.id)
 
 	key := raw.Lookup("key")
 	it.ref = keyRef{orderKey{ns, keyText(key, raw.Lookup("aggregateid"))}, key}

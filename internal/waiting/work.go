@@ -105,12 +105,12 @@ func (x *Exceptions) findDueKeys(ctx context.Context, c outboxes.Outbox) (refs [
 	for _, k := range found {
 		stored := mongodb.CloneValue(k.Key)
 		key := orderKey{c.NS(), keyText(k.Key, k.AggregateID)}
-		_, known := seen[IDKey(stored)]
+		_, known := seen[mongodb.ValueKey(stored)]
 		// The end of a flight, or Wake, will cause a scan of these keys.
 		if known || x.keyStates[key] != nil || x.stops[key].until == untilUnparked {
 			continue
 		}
-		seen[IDKey(stored)] = struct{}{}
+		seen[mongodb.ValueKey(stored)] = struct{}{}
 		refs = append(refs, stored)
 	}
 	return refs, len(found) >= dueLimit, nil
