@@ -96,7 +96,7 @@ func newWitness(t *testing.T, stack *devstack.Stack, o kit.Options) witness {
 
 func (w *witness) startLoad() {
 	w.owner.WaitTookOver()
-	w.load = w.s.StartLoad(kit.Load{Rate: 80})
+	w.load = w.s.StartLoad(kit.Load{Rate: float64(rounds(30, 80))})
 }
 
 func (w *witness) topic() string { return w.s.TopicOf("order") }
@@ -230,7 +230,7 @@ type mixed struct{ witness }
 
 func (m *mixed) startLoad() {
 	m.owner.WaitTookOver()
-	m.load = m.s.StartLoad(kit.Load{Rate: 120})
+	m.load = m.s.StartLoad(kit.Load{Rate: float64(rounds(40, 120))})
 }
 
 func (m *mixed) beforeKill(t *testing.T) {
