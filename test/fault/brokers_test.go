@@ -96,7 +96,7 @@ func newWitness(t *testing.T, stack *devstack.Stack, o kit.Options) witness {
 
 func (w *witness) startLoad() {
 	w.owner.WaitTookOver()
-	w.load = w.s.StartLoad(kit.Load{Rate: float64(rounds(30, 80))})
+	w.load = w.s.StartLoad(kit.Load{Rate: steadyRate()})
 }
 
 func (w *witness) topic() string { return w.s.TopicOf("order") }

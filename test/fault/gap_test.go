@@ -48,7 +48,7 @@ func TestLostHistoryIsSwept(t *testing.T) {
 	for _, x := range unstamped {
 		x.checkUnstamped(t)
 	}
-	live := s.StartLoad(kit.Load{Rate: 70})
+	live := s.StartLoad(kit.Load{Rate: steadyRate()})
 	live.WaitCommitted(100)
 	slow := beginTransaction(t, s) // the server aborts it after a minute
 	second := s.StartRelay()
@@ -265,7 +265,7 @@ func TestSweepGoesOnAfterAKill(t *testing.T) {
 	s.StartLoad(kit.Load{Events: 8_000, PerTx: 60}).WaitDone()
 	insertForeign(t, s, 200, func(i int) any { return foreignID(i, time.Now(), "swept") })
 	setGap(t, s, bson.Timestamp{T: from, I: i})
-	live := s.StartLoad(kit.Load{Rate: 60})
+	live := s.StartLoad(kit.Load{Rate: steadyRate()})
 	dies := func(at string) (placed bool) {
 		p := s.StartCrashing(at)
 		if !p.Killed() {

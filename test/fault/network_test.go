@@ -46,7 +46,7 @@ func TestConnectionsToMongoDBAreCut(t *testing.T) {
 	p := s.StartRelay()
 	p.WaitTookOver()
 	epoch := s.CurrentEpoch()
-	load := s.StartLoad(kit.Load{Rate: 70})
+	load := s.StartLoad(kit.Load{Rate: steadyRate()})
 	listen := proxy.Listen
 	for name, fault := range map[string]func() (heal func()){
 		"cut": func() func() {

@@ -116,8 +116,8 @@ func TestTakeOverWithManyParked(t *testing.T) {
 	p.WaitTookOver()
 	t.Logf("took over %v after the kill (ttl 2 s)", time.Since(begin).Round(time.Millisecond))
 	t.Logf("resident memory behind it: %d MiB", p.ResidentMemory()>>20)
-	load := s.StartLoad(kit.Load{Rate: 80, Type: "late"})
-	flow := s.StartLoad(kit.Load{Rate: 80})
+	load := s.StartLoad(kit.Load{Rate: steadyRate(), Type: "late"})
+	flow := s.StartLoad(kit.Load{Rate: steadyRate()})
 	begin = time.Now()
 	s.CreateTopic("late", 6, 1)
 	stacktest.EventuallyIn(t, 10*kit.Patience, "half is delivered", func() bool { return s.CountHeld() < n/2 })
@@ -153,7 +153,7 @@ func TestPurgeWhileOwnersDie(t *testing.T) {
 	s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"retention": "1m", "purge.interval": "1s", "purge.batch": 10})})
 	history := s.FollowWatcher()
 	topics := s.ReadTopics("order", "late")
-	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 70}), s.StartLoad(kit.Load{Rate: 50, Type: "late"})}
+	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: steadyRate()}), s.StartLoad(kit.Load{Rate: steadyRate(), Type: "late"})}
 	p := s.StartRelay()
 	p.WaitTookOver()
 	s.WaitHeld(50)

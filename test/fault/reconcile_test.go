@@ -62,7 +62,7 @@ func TestParkedTopicWhileOwnersDie(t *testing.T) {
 
 	history := s.FollowWatcher()
 	topics := s.ReadTopics("order", "invoice")
-	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 60, Type: "invoice"}), s.StartLoad(kit.Load{Rate: 60, Type: "both", Prefix: "both-"})}
+	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: steadyRate()}), s.StartLoad(kit.Load{Rate: steadyRate(), Type: "invoice"}), s.StartLoad(kit.Load{Rate: steadyRate(), Type: "both", Prefix: "both-"})}
 	p := s.StartRelay()
 	p.WaitTookOver()
 	s.WaitHeld(200)
@@ -106,7 +106,7 @@ func TestScheduledWhileOwnersDie(t *testing.T) {
 		}
 	}
 
-	load := s.StartLoad(kit.Load{Rate: 60})
+	load := s.StartLoad(kit.Load{Rate: steadyRate()})
 	killOwners(t, s, "after-claim:3", "before-scheduled-publish:200", "after-scheduled-publish:300", "after-produce-before-ack:30",
 		"mid-exception-write:3", "after-ack-before-watermark:30")
 	load.Stop()
@@ -152,7 +152,7 @@ func TestRefusedRecordsWhileOwnersDie(t *testing.T) {
 	s.CreateTopic("payment", 6, 1, kafka.ConfigEntry{ConfigName: ageSetting, ConfigValue: "1"})
 	history := s.FollowWatcher()
 	topics := s.ReadTopics("order", "payment")
-	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 60, Type: "payment"})}
+	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: steadyRate()}), s.StartLoad(kit.Load{Rate: steadyRate(), Type: "payment"})}
 	killOwners(t, s, "mid-exception-write:6", "after-ack-before-watermark:20", "mid-exception-write:12", "before-checkpoint:3", "after-produce-before-ack:9")
 	stacktest.Eventually(t, "some are refused, some wait behind them", func() bool { return s.CountHeld("retry") > 0 && s.CountHeld("blocked") > 0 })
 	checkAttempts(t, s)
@@ -203,7 +203,7 @@ func TestRecordedWhileOwnersDie(t *testing.T) {
 			history := s.FollowWatcher()
 			topics := s.ReadTopics("order", "late")
 			s.Schedule("order", 300, 20, time.Now().Add(time.Second), 5*time.Second)
-			loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 50, Type: "late"})}
+			loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: steadyRate()}), s.StartLoad(kit.Load{Rate: steadyRate(), Type: "late"})}
 			killOwners(t, s, "after-ack-before-watermark:30", "before-checkpoint:3")
 			insertForeign(t, s, 100, func(i int) any { return foreignID(i, time.Now(), "some") })
 			killOwners(t, s, "mid-exception-write:2", "after-produce-before-ack:20")
@@ -415,7 +415,7 @@ func TestZombieWithExceptions(t *testing.T) {
 	topics := s.ReadTopics("order", "late")
 	owner := s.StartRelay()
 	owner.WaitTookOver()
-	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 60, Type: "late"})}
+	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: steadyRate()}), s.StartLoad(kit.Load{Rate: steadyRate(), Type: "late"})}
 	s.WaitHeld(100)
 	s.CreateTopic("late", 3, 1)
 	for range rounds(1, 15) {

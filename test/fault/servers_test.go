@@ -30,7 +30,7 @@ func TestPrimaryKilled(t *testing.T) {
 	topics := s.ReadTopics()
 	s.StartRelay().WaitTookOver()
 	s.StartRelay().WaitForLog("standing by")
-	load := s.StartLoad(kit.Load{Rate: 80, Tolerant: true})
+	load := s.StartLoad(kit.Load{Rate: steadyRate(), Tolerant: true})
 	for range rounds(1, 8) {
 		topics.WaitDistinct(len(topics.AllRecords()) + 300)
 		p, err := stack.Primary(t.Context())
@@ -54,7 +54,7 @@ func TestStreamErrors(t *testing.T) {
 	p := s.StartRelay()
 	p.WaitTookOver()
 	began := s.CurrentEpoch()
-	load := s.StartLoad(kit.Load{Rate: 70})
+	load := s.StartLoad(kit.Load{Rate: steadyRate()})
 	codes := []int32{6, 43, 50, 89, 91, 189, 237, 262, 10107, 11600, 11602, 13435}
 	for _, code := range codes {
 		for _, command := range []string{"getMore", "aggregate"} {
@@ -92,7 +92,7 @@ func TestKafkaStandsStill(t *testing.T) {
 	p := s.StartRelay()
 	p.WaitTookOver()
 	began := s.CurrentEpoch()
-	load := s.StartLoad(kit.Load{Rate: 60})
+	load := s.StartLoad(kit.Load{Rate: steadyRate()})
 	broker := stack.Kafkas()[0]
 	for range rounds(1, 5) {
 		topics.WaitDistinct(s.Ledger.CountCommitted() + 200)

@@ -19,7 +19,7 @@ func TestN28_SlotsGoRoundWhileNodesDie(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"slots": 4})})
 	topics := s.ReadTopics()
-	load := s.StartLoad(kit.Load{Rate: 80, Workers: 6, Keys: 10})
+	load := s.StartLoad(kit.Load{Rate: steadyRate(), Workers: 6, Keys: 10})
 	a := s.StartRelay()
 	s.WaitShared(map[*kit.Process]int{a: 4})
 	b := s.StartRelay()
@@ -50,7 +50,7 @@ func TestN28_ResliceWithEverythingInEveryState(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: shortLeases(nil)})
 	topics := s.ReadTopics("order", "invoice")
-	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 70, Keys: 10}), s.StartLoad(kit.Load{Rate: 60, Type: "invoice", Prefix: "i-"})}
+	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: steadyRate(), Keys: 10}), s.StartLoad(kit.Load{Rate: steadyRate(), Type: "invoice", Prefix: "i-"})}
 	s.Schedule("order", 300, 20, time.Now().Add(2*time.Second), time.Duration(rounds(15, 60))*time.Second)
 	p := s.StartRelay()
 	p.WaitTookOver()
@@ -108,7 +108,7 @@ func TestN28_ResliceIsRefusedWhereNothingDrains(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"lease.drain": "30s"})})
 	topics := s.ReadTopics()
-	load := s.StartLoad(kit.Load{Rate: 60})
+	load := s.StartLoad(kit.Load{Rate: steadyRate()})
 	p := s.StartRelay()
 	p.WaitTookOver()
 	topics.WaitDistinct(50)
