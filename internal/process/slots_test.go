@@ -144,6 +144,28 @@ func TestN28_AHandOverCanBeRequestedBeforeTheTermBegins(t *testing.T) {
 	b.until("the slot is acquired again", shares(map[string]int{"a": 2}))
 }
 
+// TestN28_ASlotWhoseAcquisitionSeemedToFailIsHandedOver: the server carries out the acquisitions of two slots and reports errors. The
+// next attempts find the leases in the name of this process. If the balancer did not count these slots, it would never hand one over
+// to a node that joins.
+func TestN28_ASlotWhoseAcquisitionSeemedToFailIsHandedOver(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	node := stacktest.Name(t)
+	off := stacktest.FailCommand(t, "outrelay state "+node, "alwaysOn", bson.D{
+		{Key: "failCommands", Value: bson.A{"findAndModify"}},
+		{Key: "writeConcernError", Value: bson.D{{Key: "code", Value: 64}, {Key: "errmsg", Value: "for the test"}}},
+	})
+
+	b.start("slots=2", "node="+node)
+	b.log.wait(t, "/0of2: ")
+	b.log.wait(t, "/1of2: ")
+	off()
+	b.until("both slots of the first node", shares(map[string]int{node: 2}))
+
+	b.start("slots=2", "node=b")
+	b.until("one slot for each", shares(map[string]int{node: 1, "b": 1}))
+}
+
 // appendOne appends one event with that key.
 func (b *bundle) appendOne(key string, n int) {
 	if err := b.box.Append(b.t.Context(), event.New(event.Aggregate{Type: "order", ID: key}, "Placed", event.Bytes("", []byte(fmt.Sprint(n))))); err != nil {

@@ -347,6 +347,18 @@ func (b *Balancer) noteRescueLocked(now time.Time) {
 	b.keepFor = min(2*b.keepFor, keepMost)
 }
 
+// NoteAcquired records that this node owns slot i. The attempt may have failed: if the server has carried it out, the next
+// attempt finds the lease in the name of this process and needs no admission. It does nothing if b is nil, which means that
+// there is one slot.
+func (b *Balancer) NoteAcquired(i int) {
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.held[i] = true
+}
+
 // NoteReleased records that this node no longer owns slot i. It does nothing if b is nil, which
 // means that there is one slot.
 func (b *Balancer) NoteReleased(i int) {

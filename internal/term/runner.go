@@ -353,6 +353,7 @@ func (r *Runner) OwnSlot(stop, work context.Context) error {
 		}
 
 		r.State.ClearProblems("lease")
+		r.shared.Balancer.NoteAcquired(r.Part.I)
 		began := time.Now()
 		err = r.serveTerm(stop, work, held)
 		r.shared.Balancer.NoteReleased(r.Part.I)
