@@ -49,7 +49,8 @@ def run_alone(program):
 (top,) = json.loads((layout / "index.json").read_text())["manifests"]
 index = json.loads(blob(top))
 manifests = {f"{m['platform']['os']}/{m['platform']['architecture']}": m for m in index["manifests"]}
-expect(sorted(manifests) == ["linux/amd64", "linux/arm64"], f"platforms {sorted(manifests)}")
+wanted = ["linux/amd64"] if "ONE_ARCHITECTURE" in os.environ else ["linux/amd64", "linux/arm64"]
+expect(sorted(manifests) == wanted, f"platforms {sorted(manifests)}")
 
 for name, descriptor in manifests.items():
     arch = name.removeprefix("linux/")
@@ -67,7 +68,7 @@ for name, descriptor in manifests.items():
     tar = gzip.decompress(blob(layer))
     expect(image["rootfs"]["diff_ids"] == ["sha256:" + hashlib.sha256(tar).hexdigest()], f"{name}: the layer has another digest than {image['rootfs']}")
     files = tar_files(tar)
-    (built,) = dist.glob(f"outrelay_linux_{arch}*/outrelay")
+    (built,) = dist.glob(f"*_linux_{arch}*/outrelay")
     expect(list(files) == ["outrelay"] and files["outrelay"] == built.read_bytes(), f"{name} contains {list(files)}, or another program")
     if arch == here:
         told = json.loads(run_alone(files["outrelay"]))

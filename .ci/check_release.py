@@ -26,12 +26,13 @@ metadata = json.loads((dist / "metadata.json").read_text())
 check((metadata["version"], metadata["tag"]) == (version, f"v{version}"), f"goreleaser has built {metadata['version']} of the tag {metadata['tag']}")
 
 # Names and checksums.
-platforms = [("linux", "amd64"), ("linux", "arm64"), ("darwin", "arm64"), ("windows", "amd64")]
+platforms = [("linux", "amd64"), ("darwin", "arm64"), ("windows", "amd64")]
 if "ONE_ARCHITECTURE" not in os.environ:
-    platforms += [("darwin", "amd64"), ("windows", "arm64")]
+    platforms += [("linux", "arm64"), ("darwin", "amd64"), ("windows", "arm64")]
+of_linux = [arch for system, arch in platforms if system == "linux"]
 archives = {p: f"outrelay_{version}_{p[0]}_{p[1]}." + ("zip" if p[0] == "windows" else "tar.gz") for p in platforms}
 bills = {p: f"outrelay_{version}_{p[0]}_{p[1]}.cdx.json" for p in platforms}
-packages = [f"outrelay_{version}_linux_{arch}.{kind}" for arch in ("amd64", "arm64") for kind in ("deb", "rpm")]
+packages = [f"outrelay_{version}_linux_{arch}.{kind}" for arch in of_linux for kind in ("deb", "rpm")]
 wanted = {*archives.values(), *bills.values(), *packages}
 listed = dict(reversed(line.split()) for line in (dist / "checksums.txt").read_text().splitlines())
 check(set(listed) == wanted, f"checksums.txt lists {sorted(set(listed) ^ wanted)} too much or too little")
@@ -58,7 +59,7 @@ for (system, arch), name in archives.items():
         check(files.get(file), f"{name} has no {file}, but {sorted(files)[:12]}")
 
 # Packages.
-for arch in ("amd64", "arm64"):
+for arch in of_linux:
     deb, control = deb_files((dist / f"outrelay_{version}_linux_{arch}.deb").read_bytes())
     described = control["control"].decode()
     check(f"Architecture: {arch}\n" in described and f"Version: {version}\n" in described, f"the deb for {arch} has another architecture or version: {described}")

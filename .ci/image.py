@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import pathlib
 import sys
 import tarfile
@@ -52,8 +53,8 @@ def layer_of(program):
 
 (layout / "blobs" / "sha256").mkdir(parents=True)
 manifests = []
-for arch in ("amd64", "arm64"):
-    (program,) = dist.glob(f"outrelay_linux_{arch}*/outrelay")
+for arch in ("amd64",) if "ONE_ARCHITECTURE" in os.environ else ("amd64", "arm64"):
+    (program,) = dist.glob(f"*_linux_{arch}*/outrelay")
     layer = layer_of(program)
     config = write_json(
         "config.v1+json",
