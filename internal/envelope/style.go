@@ -90,6 +90,9 @@ func (w *styleWriter) startLine() {
 	}
 }
 
+// isJava reports whether the style is that of a library for Java, with white space between the elements.
+func (w *styleWriter) isJava() bool { return w.style == Debezium || w.style == Connector }
+
 // startElement writes the comma and the white space before an element of an object or of an array.
 func (w *styleWriter) startElement() {
 	first := w.empty
@@ -97,26 +100,32 @@ func (w *styleWriter) startElement() {
 	if !first {
 		w.dst = append(w.dst, ',')
 	}
+	if w.isJava() {
+		w.startSpaced(first)
+	}
+}
+
+func (w *styleWriter) startSpaced(first bool) {
 	switch {
 	case w.style == Debezium:
 		w.startLine()
-	case w.style == Connector && !first:
+	case !first:
 		w.dst = append(w.dst, ' ')
 	}
 }
 
 func (w *styleWriter) writeName(name []byte) {
 	w.startElement()
-	w.writeText(name)
-	w.dst = append(w.dst, ':')
-	if w.style == Debezium || w.style == Connector {
-		w.dst = append(w.dst, ' ')
+	if w.isJava() {
+		w.dst = append(appendJavaQuoted(w.dst, name), ": "...)
+		return
 	}
+	w.dst = append(appendQuoted(w.dst, name), ':')
 }
 
 // writeText writes a string.
 func (w *styleWriter) writeText(s []byte) {
-	if w.style == Debezium || w.style == Connector {
+	if w.isJava() {
 		w.dst = appendJavaQuoted(w.dst, s)
 		return
 	}
