@@ -37,8 +37,9 @@ func (c *letterChunk) data() []byte {
 }
 
 // writeChunks stores the envelopes that are too large for one document (N20). It must be called
-// before the letters are written: if a crash follows, the next attempt overwrites the chunks.
-func writeChunks(ctx context.Context, f mongodb.Fencer, letters []preparedLetter, size *mongodb.PartSize) error {
+// before the letters are written: if a crash follows, the next attempt overwrites the chunks. A few chunks fill a
+// transaction, so the number that the server can write shows nothing about transactions of small documents.
+func writeChunks(ctx context.Context, f mongodb.Fencer, letters []preparedLetter) error {
 	var chunks []letterChunk
 	for i := range letters {
 		for n := range letters[i].dead.Chunks {
@@ -47,10 +48,9 @@ func writeChunks(ctx context.Context, f mongodb.Fencer, letters []preparedLetter
 	}
 
 	return mongodb.WriteInParts(ctx, f, chunks, mongodb.Parts[letterChunk]{
-		Doing:    "storing large dead letters",
-		PartSize: size,
-		Size:     func(c *letterChunk) int { return len(c.data()) },
-		Write:    upsertChunks,
+		Doing: "storing large dead letters",
+		Size:  func(c *letterChunk) int { return len(c.data()) },
+		Write: upsertChunks,
 	})
 }
 

@@ -39,7 +39,7 @@ func Move(ctx context.Context, f mongodb.Fencer, letters []Letter, size *mongodb
 
 	// A process may die in between. Chunks without a letter do no harm, but a letter without its
 	// chunks cannot be read.
-	if err := writeChunks(ctx, f, prepared, size); err != nil {
+	if err := writeChunks(ctx, f, prepared); err != nil {
 		return total, err
 	}
 
