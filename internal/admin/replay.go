@@ -274,7 +274,7 @@ func (r Replays) routeEnvelope(ns string, v *envelope.View, only []string) route
 	return routed
 }
 
-// Order stores the order of a plan and returns its replay, which Run runs. It returns a
+// Order stores the order of a plan and returns its replay, which Run runs. It returns
 // [ErrCompacted] if the order needs Force (N10).
 func (r Replays) Order(ctx context.Context, p ReplayPlan, o ReplayOrder) (ReplayInfo, error) {
 	var compacted []string

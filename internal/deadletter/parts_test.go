@@ -1,29 +1,28 @@
 package deadletter
 
 import (
-	"context"
 	"testing"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
+// newNamedBench returns a bench whose client has an app name, for the fail point.
+func newNamedBench(t *testing.T) (b *bench, app string) {
+	t.Helper()
+	app = stacktest.Name(t)
+	db := stacktest.Database(t, stacktest.Client(t, options.Client().SetAppName(app)))
+	return &bench{t: t, db: db, owner: &countingOwner{Held: acquireLease(t, db, "a")}}, app
+}
+
 // Each statement and each commit of a server that is far away takes as long for one letter as for many. Smaller parts would only
 // need more of them.
 func TestPartsStayLargeIfTheServerIsFarAway(t *testing.T) {
 	t.Parallel()
-	app := stacktest.Name(t)
-	client, err := mongo.Connect(options.Client().ApplyURI(stacktest.MongoURI(t)).SetAppName(app))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = client.Disconnect(context.WithoutCancel(t.Context())) })
-	db := stacktest.Database(t, client)
-	b := &bench{t: t, db: db, owner: &countingOwner{Held: acquireLease(t, db, "a")}}
+	b, app := newNamedBench(t)
 
 	const n = 1000
 	letters := make([]Letter, n)
@@ -51,14 +50,7 @@ func TestPartsStayLargeIfTheServerIsFarAway(t *testing.T) {
 // slow makes them smaller.
 func TestARequeueGetsSmallerIfItIsSlow(t *testing.T) {
 	t.Parallel()
-	app := stacktest.Name(t)
-	client, err := mongo.Connect(options.Client().ApplyURI(stacktest.MongoURI(t)).SetAppName(app))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = client.Disconnect(context.WithoutCancel(t.Context())) })
-	db := stacktest.Database(t, client)
-	b := &bench{t: t, db: db, owner: &countingOwner{Held: acquireLease(t, db, "a")}}
+	b, app := newNamedBench(t)
 	b.fill(requeueAtOnce, order)
 
 	// An owner whose renewal times out interrupts the transaction.
