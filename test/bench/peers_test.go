@@ -60,7 +60,7 @@ kafka:
 	ctx, cancel := kit.Context(t)
 	defer cancel()
 	args := append([]string{"bench", "--json", "--config", file, "--peers", "debezium,mongo-kafka"}, smallComparison...)
-	cmd := exec.CommandContext(ctx, kit.Binary(t, ""), args...)
+	cmd := exec.CommandContext(ctx, kit.Binary(t), args...)
 	cmd.Env = append(os.Environ(), "BENCH_URI="+s.MongoURI(), "BENCH_PASSWORD="+user.Password)
 	var progress bytes.Buffer
 	cmd.Stderr = &progress
@@ -97,7 +97,7 @@ func TestConnectEndsWithTheComparison(t *testing.T) {
 	t.Parallel()
 	stacktest.OnlyWith(t, "fetches Kafka Connect and its connectors with Maven", "bench.peers")
 	stacktest.LockMachine(t)
-	p := kit.Launch(t, "bench", kit.Binary(t, ""), nil, append([]string{"bench", "--peers", "mongo-kafka"}, smallComparison...)...)
+	p := kit.Launch(t, "bench", kit.Binary(t), nil, append([]string{"bench", "--peers", "mongo-kafka"}, smallComparison...)...)
 	const connect = "Kafka Connect with mongo-kafka is process "
 	stacktest.EventuallyIn(t, 10*kit.Patience, "the turn of the connector, after outrelay", func() bool { return p.HasLogged(connect) })
 	line := p.WaitForLog(connect)

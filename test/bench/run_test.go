@@ -18,7 +18,7 @@ import (
 // the text on standard error, and prints it if the test fails.
 func runBench(t *testing.T, object any, args ...string) (said string) {
 	t.Helper()
-	binary := kit.Binary(t, "")
+	binary := kit.Binary(t)
 	ctx, cancel := kit.Context(t)
 	defer cancel()
 	var out, errOut bytes.Buffer

@@ -165,7 +165,7 @@ func newDesk(t *testing.T, page string) *desk {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Symlink(kit.Binary(t, ""), filepath.Join(dir, "outrelay")); err != nil {
+	if err := os.Symlink(kit.Binary(t), filepath.Join(dir, "outrelay")); err != nil {
 		t.Fatal(err)
 	}
 	address, _, _ = strings.Cut(strings.TrimSpace(address), " ")

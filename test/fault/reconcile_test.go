@@ -346,7 +346,6 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 		to <- outcome{code, out + errOut}
 	}
 
-	kit.Binary(t, "crashpoints") // build first, because it may take a minute and both commands have a time limit
 	go command(replayed, "replay", "--from", "20m", "--aggregate-type", "order", "--yes", "--json")
 	go command(requeued, "dead", "requeue", "--all", "--yes", "--json")
 	killOwners(t, s, "after-produce-before-ack:4", "mid-exception-write:2", "mid-exception-write:1", "after-ack-before-watermark:10", "before-checkpoint:3")

@@ -24,7 +24,7 @@ import (
 // order.
 func TestDevCommandSurvivesKills(t *testing.T) {
 	t.Parallel()
-	binary := kit.Binary(t, "")
+	binary := kit.Binary(t)
 	env := sharedServersEnv(t)
 	ctx, cancel := kit.Context(t)
 	defer cancel()
@@ -73,7 +73,7 @@ func TestDevCommandSurvivesKills(t *testing.T) {
 // nothing to read back, and the demo reports none. The test starts its own servers, as the demo does by default.
 func TestDevCommandStopsAll(t *testing.T) {
 	t.Parallel()
-	binary := kit.Binary(t, "")
+	binary := kit.Binary(t)
 	stacktest.LockMachine(t)
 	ctx, cancel := kit.Context(t)
 	defer cancel()

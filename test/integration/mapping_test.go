@@ -276,7 +276,7 @@ func TestOneDefaultRecord(t *testing.T) {
 // configuration of its relays.
 func startDevOutbox(t *testing.T, client *mongo.Client) (outbox *mongo.Collection, topic string) {
 	t.Helper()
-	dev := kit.Launch(t, "dev", kit.Binary(t, ""), sharedServersEnv(t), "dev", "--rate", "0")
+	dev := kit.Launch(t, "dev", kit.Binary(t), sharedServersEnv(t), "dev", "--rate", "0")
 	dev.WaitForLog("  all ready  ")
 	t.Cleanup(func() {
 		dev.Terminate()

@@ -84,7 +84,7 @@ func buildReadme(t *testing.T, oldNew ...string) (service, consumer string) {
 func TestReadmeExamplesWorkWhenCopied(t *testing.T) {
 	t.Parallel()
 	stacktest.LockMachine(t)
-	binary := kit.Binary(t, "")
+	binary := kit.Binary(t)
 	noServers := []string{devstack.EnvMongoDB + "=", devstack.EnvKafka + "="}
 	dev := kit.Launch(t, "dev", binary, noServers, "dev", "--rate", "0")
 	dev.WaitForLog("  all ready  ")

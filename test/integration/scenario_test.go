@@ -35,7 +35,7 @@ func sharedServersEnv(t *testing.T) []string {
 func runScenario(t *testing.T, name string, args ...string) map[string]any {
 	t.Helper()
 	t.Parallel()
-	binary := kit.Binary(t, "")
+	binary := kit.Binary(t)
 	env := os.Environ()
 	if *long {
 		args = nil

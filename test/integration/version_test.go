@@ -5,7 +5,6 @@ package integration
 import (
 	"encoding/json"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -18,12 +17,8 @@ import (
 // materials, in the log, the metrics and the list of nodes, and on the operators' page.
 func TestEveryPlaceReportsTheLinkedVersion(t *testing.T) {
 	t.Parallel()
-	const version = "9.8.7-test.1"
-	program := filepath.Join(t.TempDir(), "outrelay")
-	build := exec.CommandContext(t.Context(), "go", "build", "-ldflags", "-s -w -X main.version="+version, "-o", program, "github.com/outrelay/outrelay/cmd/outrelay")
-	if output, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, output)
-	}
+	const version = kit.BinaryVersion
+	program := kit.Binary(t)
 
 	run := func(args ...string) string {
 		t.Helper()

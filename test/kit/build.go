@@ -15,67 +15,52 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// programs holds the built programs of this test process, by build tags.
-var programs struct {
-	sync.Mutex
-	dir   string
-	paths map[string]string
-}
+var (
+	// program builds the outrelay program once and returns its path.
+	program    = sync.OnceValues(buildProgram)
+	programDir string
+)
 
-// Main runs the tests of a package and removes the programs that they built. Six tests run in parallel,
+// Main runs the tests of a package and removes the program that they built. Six tests run in parallel,
 // because they mostly wait for leases to expire. Packages that call Main do not run at the same time.
 // Main fails if goroutines are left.
 func Main(m *testing.M) {
 	stacktest.Wide(6)
 	stacktest.Alone()
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find), goleak.Cleanup(func(code int) {
-		if programs.dir != "" {
-			_ = os.RemoveAll(programs.dir)
+		if programDir != "" {
+			_ = os.RemoveAll(programDir)
 		}
 		os.Exit(code)
 	}))
 }
 
-// Binary builds the outrelay program with tags ("" for none) on the first call, and returns its path.
-func Binary(tb testing.TB, tags string) string {
-	tb.Helper()
-	programs.Lock()
-	defer programs.Unlock()
-	if p := programs.paths[tags]; p != "" {
-		return p
-	}
+// BinaryVersion is the version with which Binary links the program.
+const BinaryVersion = "9.8.7-test.1"
 
-	p, err := buildProgram(tags)
+// Binary builds the outrelay program, with a version and its crash points, on the first call, and returns its path.
+func Binary(tb testing.TB) string {
+	tb.Helper()
+	p, err := program()
 	if err != nil {
 		tb.Fatal(err)
 	}
-	if programs.paths == nil {
-		programs.paths = map[string]string{}
-	}
-
-	programs.paths[tags] = p
 	return p
 }
 
-func buildProgram(tags string) (string, error) {
+func buildProgram() (string, error) {
 	root, err := findModuleRoot()
 	if err != nil {
 		return "", err
 	}
-	if programs.dir == "" {
-		if programs.dir, err = os.MkdirTemp("", "outrelay-test-"); err != nil {
-			return "", err
-		}
+	if programDir, err = os.MkdirTemp("", "outrelay-test-"); err != nil {
+		return "", err
 	}
 
-	name := "outrelay"
-	if tags != "" {
-		name += "-" + tags
-	}
-
-	out := filepath.Join(programs.dir, name)
+	out := filepath.Join(programDir, "outrelay")
 	// Without tables for debuggers, which no test needs, linking takes half the time.
-	cmd := exec.Command("go", "build", "-tags", tags, "-ldflags", "-s -w", "-o", out, "./cmd/outrelay")
+	flags := "-s -w -X main.version=" + BinaryVersion + " -X github.com/outrelay/outrelay/internal/crash.enabled=yes"
+	cmd := exec.Command("go", "build", "-ldflags", flags, "-o", out, "./cmd/outrelay")
 	cmd.Dir = root
 	if output, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building outrelay: %w\n%s", err, output)

@@ -40,7 +40,7 @@ func (c *Crew) StartMember() *Process {
 	c.started++
 	spec := c.Spec
 	spec.Name = fmt.Sprintf("m%d", c.started)
-	return Launch(c.scene.tb, spec.Name, Binary(c.scene.tb, ""), nil, member.Command, spec.Arg())
+	return Launch(c.scene.tb, spec.Name, Binary(c.scene.tb), nil, member.Command, spec.Arg())
 }
 
 // WaitServing waits until these processes share the partitions.

@@ -187,7 +187,7 @@ func (s *Scene) WriteConfig(node, listen string) string {
 // StartRelay starts a relay with a unique node name and returns at once.
 func (s *Scene) StartRelay() *Process {
 	s.tb.Helper()
-	return s.startRelay("", nil)
+	return s.startRelay()
 }
 
 // StartCrashing starts a relay that kills itself at a crash point: "name", or "name:n" for its n-th
@@ -200,10 +200,10 @@ func (s *Scene) StartCrashing(at string) *Process {
 			s.tb.Logf("migrate: %d\n%s%s", code, out, errOut)
 		}
 	}
-	return s.startRelay("crashpoints", []string{"OUTRELAY_CRASH_AT=" + at})
+	return s.startRelay("OUTRELAY_CRASH_AT=" + at)
 }
 
-func (s *Scene) startRelay(tags string, env []string) *Process {
+func (s *Scene) startRelay(env ...string) *Process {
 	s.tb.Helper()
 	s.started++
 
@@ -211,7 +211,7 @@ func (s *Scene) startRelay(tags string, env []string) *Process {
 	node := fmt.Sprintf("n%d-%s", s.started, s.Prefix[len(s.Prefix)-8:])
 	listen := freePort(s.tb)
 	file := s.WriteConfig(node, listen)
-	p := Launch(s.tb, node, Binary(s.tb, tags), append(slices.Clone(s.env), env...), "run", "--config", file)
+	p := Launch(s.tb, node, Binary(s.tb), append(slices.Clone(s.env), env...), "run", "--config", file)
 	p.HTTP, p.ConfigFile = "http://"+listen, file
 	s.running = append(s.running, p)
 	return p
@@ -232,7 +232,7 @@ func (s *Scene) RunCommand(args ...string) (code int, stdout, stderr string) {
 func RunCommand(tb testing.TB, env []string, args ...string) (code int, stdout, stderr string) {
 	tb.Helper()
 	var out, errOut bytes.Buffer
-	cmd := exec.CommandContext(tb.Context(), Binary(tb, ""), args...)
+	cmd := exec.CommandContext(tb.Context(), Binary(tb), args...)
 	cmd.Env = append(os.Environ(), env...)
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {

@@ -12,7 +12,7 @@ import (
 func (s *Scene) RunCrashing(at string, args ...string) *Process {
 	s.tb.Helper()
 	args = append(args, "--config", s.WriteConfig("operator", "off"))
-	return Launch(s.tb, "operator", Binary(s.tb, "crashpoints"), []string{"OUTRELAY_CRASH_AT=" + at}, args...)
+	return Launch(s.tb, "operator", Binary(s.tb), []string{"OUTRELAY_CRASH_AT=" + at}, args...)
 }
 
 // ReadSlots returns the node that runs each slot, or "" for a slot without a working owner.

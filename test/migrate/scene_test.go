@@ -311,7 +311,7 @@ func (s *scene) outrelay(v any, args ...string) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), 2*time.Minute)
 	defer cancel()
 
-	cmd := exec.CommandContext(ctx, kit.Binary(s.t, ""), append(args, "--json")...)
+	cmd := exec.CommandContext(ctx, kit.Binary(s.t), append(args, "--json")...)
 	cmd.Env = append(os.Environ(), s.env...)
 	var diagnosis strings.Builder
 	cmd.Stderr = &diagnosis
@@ -337,7 +337,7 @@ func (s *scene) configure(lines ...string) {
 }
 
 // startRelay starts outrelay run. It ends with the test.
-func (s *scene) startRelay() { s.relay = s.start("outrelay", s.env, kit.Binary(s.t, ""), "run") }
+func (s *scene) startRelay() { s.relay = s.start("outrelay", s.env, kit.Binary(s.t), "run") }
 
 // start starts a program that writes its output to a file, which a failed test shows. The end of the test kills it.
 func (s *scene) start(name string, env []string, path string, args ...string) *exec.Cmd {
