@@ -178,20 +178,14 @@ func (ev *Event) setField(typ bson.Type, name, val []byte) error {
 const unknownOp Op = 0xff
 
 func (ev *Event) setOp(name []byte) {
-	switch string(name) {
-	case "insert":
-		ev.Op = Insert
-	case "drop":
-		ev.Op = Drop
-	case "rename":
-		ev.Op = Rename
-	case "dropDatabase":
-		ev.Op = DropDatabase
-	case "invalidate":
-		ev.Op = Invalidate
-	default:
-		ev.Op = unknownOp
+	// Nearly all events are inserts, which come first.
+	for op := Insert; op <= Invalidate; op++ {
+		if string(name) == opNames[op] {
+			ev.Op = op
+			return
+		}
 	}
+	ev.Op = unknownOp
 }
 
 // lookupField returns a field of a document. typ is 0 if the field does not exist.

@@ -2,6 +2,7 @@ package envelope
 
 import (
 	"encoding/base64"
+	"strconv"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
@@ -12,6 +13,24 @@ import (
 // AppendID appends the canonical text of the id to dst: a UUID as groups of lower-case digits, an
 // ObjectId as 24 hexadecimal digits, and a string unchanged.
 func (v *View) AppendID(dst []byte) []byte { return AppendText(dst, bson.Type(v.IDType), v.ID) }
+
+// CanonicalText returns the canonical text of the value of an id or a key. It returns "" for a value of another type.
+func CanonicalText(v bson.RawValue) string {
+	switch v.Type {
+	case bson.TypeString:
+		s, _ := v.StringValueOK()
+		return s
+
+	case bson.TypeInt32, bson.TypeInt64:
+		return strconv.FormatInt(v.AsInt64(), 10)
+
+	case bson.TypeObjectID, bson.TypeBinary:
+		if id, err := ParseID(v.Type, v.Value); err == nil {
+			return string(AppendText(nil, v.Type, id))
+		}
+	}
+	return ""
+}
 
 // AppendRecordID appends the id of the record: that of the event, or else `_id`. With asBase64, a UUID is written as base64.
 func (v *View) AppendRecordID(dst []byte, asBase64 bool) []byte {

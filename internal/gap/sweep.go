@@ -326,44 +326,33 @@ func (r *sweepRun) addSource(ctx context.Context, s *source) error {
 // nextDocument moves s to its next document and returns false at the end. It retries failed reads until
 // they succeed, because the envelopes of a lost stream cannot be read anywhere else.
 func (r *sweepRun) nextDocument(ctx context.Context, s *source) (more bool, err error) {
-	read := func(ctx context.Context) (err error) {
+	err = r.retryReads(ctx, func(ctx context.Context) (err error) {
 		more, err = s.nextWithTimeout(ctx)
 		return err
-	}
-	err = r.retryReads(ctx, read(ctx), read)
+	})
 	if err != nil || more {
 		return more, err
 	}
 
 	// A collection that was renamed or dropped looks as if it had ended.
 	holder := s.outbox.UUID
-	check := func(ctx context.Context) (err error) {
+	err = r.retryReads(ctx, func(ctx context.Context) (err error) {
 		holder, err = s.outbox.NameHolder(ctx, r.Client)
 		return err
-	}
-	err = r.retryReads(ctx, check(ctx), check)
+	})
 	if err == nil && holder != s.outbox.UUID {
 		err = fmt.Errorf("%s: %w", s.outbox.NS(), errMoved)
 	}
 	return false, err
 }
 
-// retryReads calls op while err, the error of its previous call, is not nil. It returns only the cause
-// of ctx.
-func (r *sweepRun) retryReads(ctx context.Context, err error, op func(context.Context) error) error {
-	backoff := retry.Reopen.Start()
-	for err != nil {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-
-		r.Publisher.Trouble(err)
-		if backoff.Wait(ctx) != nil {
-			return context.Cause(ctx)
-		}
-		err = op(ctx)
+// retryReads calls op until it succeeds, and returns nil, or the cause of ctx when ctx ends.
+func (r *sweepRun) retryReads(ctx context.Context, op func(context.Context) error) error {
+	err := retry.Do(ctx, retry.Reopen, op, func(err error, _ time.Duration) { r.Publisher.Trouble(err) })
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
-	return nil
+	return err
 }
 
 // deliverCurrent delivers the current envelope of s. If keep is set, the stream may repeat it: then it is
@@ -393,11 +382,10 @@ func (r *sweepRun) deliverCurrent(ctx context.Context, s *source, keep bool) err
 // readClusterTime returns the time of the cluster after the last read. The sweep has not seen any later
 // commit.
 func (r *sweepRun) readClusterTime(ctx context.Context) (at bson.Timestamp, err error) {
-	read := func(ctx context.Context) (err error) {
+	err = r.retryReads(ctx, func(ctx context.Context) (err error) {
 		at, err = mongodb.ClusterTime(ctx, r.Client)
 		return err
-	}
-	err = r.retryReads(ctx, read(ctx), read)
+	})
 	return at, err
 }
 

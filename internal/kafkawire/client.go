@@ -113,15 +113,6 @@ func (c *Client) callAny(
 // ErrAway is the error of a request that any broker can serve, if none has served it.
 var ErrAway = errors.New("no broker of Kafka can be used")
 
-// awayError is [ErrAway]. Its text is that of the errors of the brokers.
-type awayError struct{ error }
-
-// Is implements the method for [errors.Is].
-func (e *awayError) Is(target error) bool { return target == ErrAway }
-
-// Unwrap returns the errors of the brokers.
-func (e *awayError) Unwrap() error { return e.error }
-
 // useAny calls exchange with a link to one broker after another until it succeeds. The candidates are
 // the brokers of the last layout and the configured brokers. The last candidate gets at least
 // [adminTimeout]: there is no other broker to try, and a slow broker may still respond.
@@ -148,7 +139,7 @@ func (c *Client) useAny(ctx context.Context, timeout time.Duration, exchange fun
 		}
 		c.links.markFailed(addr)
 	}
-	return &awayError{errors.Join(errs...)}
+	return fmt.Errorf("%w: %w", ErrAway, errors.Join(errs...))
 }
 
 // brokerCandidates returns all known addresses in random order, brokers that failed lately last. The

@@ -231,17 +231,8 @@ type ownerFields struct {
 	Dirty     []string  `bson:"dirty"`
 }
 
-// ownerProjection returns the projection that yields ownerFields.
-func ownerProjection() bson.D {
-	return bson.D{
-		{Key: "owner", Value: 1},
-		{Key: "epoch", Value: 1},
-		{Key: "seq", Value: 1},
-		{Key: "control", Value: 1},
-		{Key: "renewedAt", Value: 1},
-		{Key: "dirty", Value: 1},
-	}
-}
+// ownerProjection is the projection that yields ownerFields.
+var ownerProjection = mongodb.Fields("owner", "epoch", "seq", "control", "renewedAt", "dirty")
 
 // writeOwnerFields sets fields and renews the lease, or releases it, in one fenced statement. The caller
 // must hold the turn. It returns [ErrLeaseLost] or an error of the server. After an error of the server
@@ -270,7 +261,7 @@ func (h *Held) writeOwnerFields(ctx context.Context, fields bson.D, release bool
 		{Key: "epoch", Value: h.acquired.Epoch},
 		{Key: "seq", Value: bson.D{{Key: "$lt", Value: seq}}},
 	}
-	opts := options.FindOneAndUpdate().SetReturnDocument(options.After).SetProjection(ownerProjection())
+	opts := options.FindOneAndUpdate().SetReturnDocument(options.After).SetProjection(ownerProjection)
 
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.CallTimeout)
 	defer cancel()
@@ -313,7 +304,7 @@ func (h *Held) writeOwnerFields(ctx context.Context, fields bson.D, release bool
 func (h *Held) confirmWrite(ctx context.Context, seq int64, released bool) (ownerFields, error) {
 	filter := bson.D{{Key: "_id", Value: h.lease.cfg.ID}}
 	var v ownerFields
-	err := h.lease.coll.FindOne(ctx, filter, options.FindOne().SetProjection(ownerProjection())).Decode(&v)
+	err := h.lease.coll.FindOne(ctx, filter, options.FindOne().SetProjection(ownerProjection)).Decode(&v)
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		id := h.lease.cfg.ID
 		return ownerFields{}, h.markLost(fmt.Errorf("%w: %s was deleted; run `outrelay recover`", errVanished, id))

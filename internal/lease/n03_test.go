@@ -229,7 +229,7 @@ func TestN09_ASaveThatKeepsFailingIsLogged(t *testing.T) {
 		bson.D{{Key: "failCommands", Value: bson.A{"findAndModify"}}, {Key: "errorCode", Value: 2}})
 	defer off()
 	err := h.Save(t.Context(), Update{})
-	if n := strings.Count(log.String(), "cannot save the watcher document"); err != nil || n != 1 {
+	if n := strings.Count(log.String(), "cannot write the watcher document"); err != nil || n != 1 {
 		t.Errorf("Save returned %v, and this log:\n%s", err, log)
 	}
 }

@@ -42,19 +42,24 @@ type Update struct {
 // the document decides. If ctx ends first, the outcome is unknown, and the next checkpoint writes the
 // merged offsets. It logs a write that fails again and again.
 func (h *Held) Save(ctx context.Context, u Update) error {
+	return h.retryWrite(ctx, "saving the watcher document", func() error { return h.saveOnce(ctx, u) })
+}
+
+// retryWrite calls write until it succeeds, ctx ends, or the ownership ends.
+func (h *Held) retryWrite(ctx context.Context, doing string, write func() error) error {
 	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.lease.cfg.Renew}.Start()
 	for {
-		err := h.saveOnce(ctx, u)
+		err := write()
 		if err == nil || h.ctx.Err() != nil {
 			return err
 		}
 
 		if ctx.Err() != nil || back.Wait(ctx) != nil {
-			return fmt.Errorf("saving the watcher document: %w", err)
+			return fmt.Errorf("%s: %w", doing, err)
 		}
 		// A renewal may succeed in the meantime, because it writes fewer fields.
 		if back.Attempts()%warnEvery == 0 {
-			h.log.Warn("cannot save the watcher document; trying again", "error", err, "advice", adviceFor(err))
+			h.log.Warn("cannot write the watcher document; trying again", "doing", doing, "error", err, "advice", adviceFor(err))
 		}
 	}
 }
@@ -139,17 +144,11 @@ func (u *Update) setFields() bson.D {
 func (h *Held) Release(ctx context.Context) error {
 	crash.At("before-release")
 
-	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.lease.cfg.Renew}.Start()
-	for {
-		err := h.releaseOnce(ctx)
-		if h.ctx.Err() != nil {
-			return h.endError()
-		}
-
-		if ctx.Err() != nil || back.Wait(ctx) != nil {
-			return fmt.Errorf("releasing the lease (it expires after its ttl): %w", err)
-		}
+	err := h.retryWrite(ctx, "releasing the lease (it expires after its ttl)", func() error { return h.releaseOnce(ctx) })
+	if h.ctx.Err() != nil {
+		return h.endError()
 	}
+	return err
 }
 
 func (h *Held) releaseOnce(ctx context.Context) error {

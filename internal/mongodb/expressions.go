@@ -16,6 +16,9 @@ func IfNull(field string, otherwise any) bson.D {
 // Literal returns the expression for v itself, even if v looks like a field or an operator.
 func Literal(v any) bson.D { return bson.D{{Key: "$literal", Value: v}} }
 
+// Fields returns the projection that selects the named fields and `_id`.
+func Fields(names ...string) bson.D { return Ascending(names...) }
+
 // ErrCursor is returned for a cursor that no page of the list returned.
 var ErrCursor = errors.New("invalid cursor: pass the cursor that the previous page of this list returned")
 

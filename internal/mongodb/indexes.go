@@ -174,7 +174,7 @@ func EnsureTTL(ctx context.Context, coll *mongo.Collection, index Index) (change
 	case exists && have[i].TTL != nil && *have[i].TTL == float64(*index.TTL):
 		return false, nil
 
-	case exists && have[i].TTL != nil:
+	case exists:
 		err = schema.Change(ctx, coll, func(ctx context.Context) error {
 			return coll.Database().RunCommand(ctx, bson.D{
 				{Key: "collMod", Value: coll.Name()},
@@ -184,12 +184,6 @@ func EnsureTTL(ctx context.Context, coll *mongo.Collection, index Index) (change
 			}).Err()
 		})
 		return err == nil, Refusal(err, "changing the TTL of "+Namespace(coll), "collMod", Namespace(coll))
-
-	case exists:
-		// The index has no TTL. Before MongoDB 5.1, no command can add one to it.
-		if _, err := dropIndexNamed(ctx, coll, index.Name); err != nil {
-			return false, err
-		}
 	}
 	return true, CreateIndexes(ctx, coll, []Index{index})
 }

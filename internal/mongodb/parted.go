@@ -94,6 +94,26 @@ func CountFitting[T any](list []T, limit int, size func(doc *T) int) int {
 	return len(list)
 }
 
+// InParts calls write with one part of list after the other. If write returns [ErrSlow], the next part begins with the same
+// elements and is smaller. size has the number of elements of a part. bytes is as in [Parts.Size].
+func InParts[T any](size *PartSize, list []T, bytes func(doc *T) int, write func(part []T) error) error {
+	for len(list) > 0 {
+		part := list[:CountFitting(list, size.Most(), bytes)]
+		err := write(part)
+		if errors.Is(err, ErrSlow) {
+			size.Slow(len(part))
+			continue
+		}
+		if err != nil {
+			return err
+		}
+
+		size.Ended()
+		list = list[len(part):]
+	}
+	return nil
+}
+
 // WriteInParts writes a list in fenced transactions. Each is majority committed before the next begins. If
 // the attempts at a transaction fail, the next one is smaller.
 func WriteInParts[T any](ctx context.Context, f Fencer, list []T, p Parts[T]) error {
@@ -101,36 +121,26 @@ func WriteInParts[T any](ctx context.Context, f Fencer, list []T, p Parts[T]) er
 	if size == nil {
 		size = NewPartSize(MaxDocuments)
 	}
-	for len(list) > 0 {
-		n := CountFitting(list, size.Most(), p.Size)
-		part := list[:n]
 
+	err := InParts(size, list, p.Size, func(part []T) error {
 		var dirty []string
 		if p.Dirty != nil {
 			dirty = p.Dirty(part)
 		}
-
-		err := f.Fenced(ctx, dirty, LimitRuns(n, func(tx context.Context) error {
+		err := f.Fenced(ctx, dirty, LimitRuns(len(part), func(tx context.Context) error {
 			s := mongo.SessionFromContext(tx)
 			if s == nil {
 				return errNoTransaction
 			}
 			return p.Write(tx, s.Client(), part)
 		}))
-		if errors.Is(err, ErrSlow) {
-			// The list is unchanged, so the next round writes a smaller part of the same documents.
-			size.Slow(n)
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", p.Doing, err)
-		}
-
-		size.Ended()
-		if p.Written != nil {
+		if err == nil && p.Written != nil {
 			p.Written()
 		}
-		list = list[n:]
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", p.Doing, err)
 	}
 	return nil
 }

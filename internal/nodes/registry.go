@@ -111,14 +111,11 @@ func (n *Nodes) Heartbeat(ctx context.Context, s Sign) (Was, error) {
 		StaleSince *time.Time `bson:"staleSince"`
 		AgeMS      int64      `bson:"ageMs"`
 	}
+	stored := append(mongodb.Fields("instance", "staleSince"), bson.E{Key: "ageMs", Value: age})
 	upsert := !s.Listed
 	for try := 0; ; try++ {
 		err := n.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: s.Node}}, mongo.Pipeline{{{Key: "$set", Value: set}}},
-			options.FindOneAndUpdate().SetUpsert(upsert).SetReturnDocument(options.Before).SetProjection(bson.D{
-				{Key: "instance", Value: 1},
-				{Key: "staleSince", Value: 1},
-				{Key: "ageMs", Value: age},
-			})).Decode(&before)
+			options.FindOneAndUpdate().SetUpsert(upsert).SetReturnDocument(options.Before).SetProjection(stored)).Decode(&before)
 		switch {
 		case err == nil:
 			return Was{

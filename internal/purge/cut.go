@@ -109,7 +109,7 @@ func readWatermarks(ctx context.Context, state *mongo.Database) (*watermarks, er
 	}
 
 	coll := mongodb.Majority(state.Collection("watchers"))
-	fields := options.Find().SetProjection(bson.D{{Key: "clusterTime", Value: 1}, {Key: "gap", Value: 1}})
+	fields := options.Find().SetProjection(mongodb.Fields("clusterTime", "gap"))
 	docs, err := mongodb.FindAll[slotPosition](ctx, coll, "reading the positions of the watchers", bson.D{}, fields)
 	if err != nil {
 		return nil, err

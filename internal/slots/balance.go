@@ -230,14 +230,10 @@ func (b *Balancer) readSlotDocuments(ctx context.Context) (map[string]slotDocume
 	}
 
 	// The server compares the expiry with its own clock.
+	live := bson.E{Key: "live", Value: bson.D{{Key: "$gt", Value: bson.A{"$expiresAt", "$$NOW"}}}}
 	list, err := mongodb.AggregateAll[slotDocument](ctx, coll, "reading the watcher documents", mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}}},
-		{{Key: "$project", Value: bson.D{
-			{Key: "owner", Value: 1},
-			{Key: "node", Value: 1},
-			{Key: "control", Value: 1},
-			{Key: "live", Value: bson.D{{Key: "$gt", Value: bson.A{"$expiresAt", "$$NOW"}}}},
-		}}},
+		{{Key: "$project", Value: append(mongodb.Fields("owner", "node", "control"), live)}},
 	})
 
 	docs := make(map[string]slotDocument, len(list))
