@@ -47,7 +47,7 @@ func newDeadLetter(d *deadletter.Dead) DeadLetter {
 		Collection:    d.ID.NS,
 		ID:            d.ID.Text(),
 		Delivery:      d.ID.Delivery,
-		Version:       d.Version,
+		Version:       d.Version(),
 		AggregateType: d.AggregateType,
 		Type:          d.Type,
 		Key:           d.Key,

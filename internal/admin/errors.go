@@ -33,8 +33,6 @@ func Explain(err error) (kind Failure, hint string) {
 		privilege *mongodb.PrivilegeError
 		server    mongo.ServerError
 		refused   *deadletter.RefusedError
-		conflict  *deadletter.ConflictError
-		replayed  *deadletter.ReplayedError
 		claimed   *outboxes.ClaimedError
 	)
 	is := func(targets ...error) bool {
@@ -60,15 +58,15 @@ func Explain(err error) (kind Failure, hint string) {
 	case is(ErrUnboundedReplay):
 		return FailInvalid, "give from, or ids"
 
-	case errors.As(err, &conflict), is(errVersion):
+	case is(deadletter.ErrOtherVersion):
 		return FailChanged, "read the dead letter again and edit that version"
 
 	case is(ErrUnconfirmed):
 		return FailConflict, "type the phrase that the preview shows"
 	case is(ErrCompacted):
 		return FailConflict, "use force: true if the readers of these topics tolerate it, or choose other topics"
-	case errors.As(err, &refused), errors.As(err, &replayed), errors.As(err, &claimed),
-		is(errRequeued, ErrInUse, ErrNodeAlive, ErrOtherNode, ErrOlderNodes, ErrReplayMoved, ErrReplayStalled):
+	case errors.As(err, &refused), errors.As(err, &claimed),
+		is(deadletter.ErrReplayed, ErrInUse, ErrNodeAlive, ErrOtherNode, ErrOlderNodes, ErrReplayMoved, ErrReplayStalled):
 		return FailConflict, ""
 
 	case is(ErrUnavailable, ErrReplaysFull):

@@ -75,7 +75,7 @@ func newFailedEnvelope(ns string, f *waiting.Failed) FailedEnvelope {
 		ID:         deadletter.IDText(f.ID),
 		Delivery:   f.Delivery,
 		Type:       truncateText(f.Type),
-		Key:        truncateText(canonicalText(f.Key)),
+		Key:        truncateText(envelope.CanonicalText(f.Key)),
 		Topics:     f.Pending,
 		Attempts:   f.Attempts,
 		NextAt:     f.NextAt,

@@ -97,10 +97,10 @@ func (h handlerLetters) edit(ctx context.Context, ref DeadRef, e DeadEdit, opts 
 	// The version detects an edit or a requeue after the letter was shown.
 	shown := newHandlerLetter(d.ns, &l)
 	if r := shown.Replayed; r != nil {
-		return DeadEdited{}, fmt.Errorf("dead letter %s: %w by %s at %s", l.ID, errRequeued, r.Actor, r.At.UTC().Format(time.RFC3339))
+		return DeadEdited{}, fmt.Errorf("dead letter %s: %w by %s at %s", l.ID, deadletter.ErrReplayed, r.Actor, r.At.UTC().Format(time.RFC3339))
 	}
 	if e.Version != shown.Version {
-		return DeadEdited{}, fmt.Errorf("dead letter %s: %w", l.ID, errVersion)
+		return DeadEdited{}, fmt.Errorf("dead letter %s: %w", l.ID, deadletter.ErrOtherVersion)
 	}
 
 	edited, err := e.applyTo(&l)
@@ -119,7 +119,7 @@ func (h handlerLetters) edit(ctx context.Context, ref DeadRef, e DeadEdit, opts 
 	n, err := d.Requeue(ctx, handlerletters.Query{IDs: []handlerletters.ID{l.ID}}, changed)
 	// Another requeue came first, after the letter was read above.
 	if err == nil && n == 0 {
-		err = fmt.Errorf("dead letter %s: %w", l.ID, errRequeued)
+		err = fmt.Errorf("dead letter %s: %w", l.ID, deadletter.ErrReplayed)
 	}
 	if err != nil {
 		return out, err
@@ -130,11 +130,6 @@ func (h handlerLetters) edit(ctx context.Context, ref DeadRef, e DeadEdit, opts 
 		{Key: "edited", Value: out.Edited},
 	}, nil)
 }
-
-var (
-	errRequeued = errors.New("it was requeued")
-	errVersion  = errors.New("the edit was made from another version")
-)
 
 // applyTo changes the message of a letter, and returns the changed parts. Of the fields it can change only the key.
 func (e DeadEdit) applyTo(l *handlerletters.Letter) (edited []string, err error) {

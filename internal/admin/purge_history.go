@@ -7,12 +7,10 @@ import (
 	"strings"
 	"time"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
-
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/purge"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // HistoryQuery selects envelopes whose delivery is recorded. Either IDs or a time range must be
@@ -107,7 +105,7 @@ func newDelivered(h purge.History) Delivered {
 		Collection:    h.NS,
 		ID:            deadletter.IDText(h.ID),
 		AggregateType: h.AggregateType,
-		Key:           canonicalText(h.Key),
+		Key:           envelope.CanonicalText(h.Key),
 		Type:          h.Type,
 		SentAt:        h.SentAt,
 		Sent:          h.Sent,
@@ -115,7 +113,7 @@ func newDelivered(h purge.History) Delivered {
 		Delivery:      h.Delivery,
 	}
 	if d.Key == "" {
-		d.Key = canonicalText(h.AggregateID)
+		d.Key = envelope.CanonicalText(h.AggregateID)
 	}
 	if d.Sent == nil {
 		d.Sent = []purge.Position{}
@@ -137,20 +135,4 @@ func newDelivered(h purge.History) Delivered {
 		d.State = "not_marked"
 	}
 	return d
-}
-
-// canonicalText returns the canonical text of an id or a key.
-func canonicalText(v bson.RawValue) string {
-	if s, ok := v.StringValueOK(); ok {
-		return s
-	}
-	if n, ok := v.AsInt64OK(); ok {
-		return fmt.Sprint(n)
-	}
-
-	var id event.ID
-	if v.IsZero() || v.Type == bson.TypeNull || v.Unmarshal(&id) != nil {
-		return ""
-	}
-	return id.String()
 }

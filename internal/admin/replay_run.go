@@ -251,7 +251,7 @@ func (u *replayRun) buildRequeue(raw bson.Raw) (requeue, bool) {
 
 	q := requeue{ID: raw.Lookup("_id"), TS: v.TS}
 	// The relay orders by the field key, which is text.
-	if key := canonicalText(raw.Lookup("key")); key == "" || key != string(v.OrderingKey()) {
+	if key := envelope.CanonicalText(raw.Lookup("key")); key == "" || key != string(v.OrderingKey()) {
 		q.Key = string(v.OrderingKey())
 	}
 

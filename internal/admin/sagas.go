@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/sagas"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -141,7 +142,7 @@ func (s Sagas) List(ctx context.Context, database, name string, limit int, after
 		page.Sagas = append(page.Sagas, Saga{
 			Database:    database,
 			Saga:        name,
-			ID:          canonicalText(d.ID),
+			ID:          envelope.CanonicalText(d.ID),
 			Version:     d.Version,
 			CreatedAt:   d.CreatedAt.UTC(),
 			UpdatedAt:   d.UpdatedAt.UTC(),

@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/waiting"
 )
@@ -133,7 +134,7 @@ func newWaitingEnvelope(ns string, raw bson.Raw) WaitingEnvelope {
 		ID:         deadletter.IDText(raw.Lookup("_id")),
 		Delivery:   number("delivery"),
 		Type:       text("type"),
-		Key:        truncateText(canonicalText(raw.Lookup("key"))),
+		Key:        truncateText(envelope.CanonicalText(raw.Lookup("key"))),
 		State:      text("state"),
 		Topics:     []string{},
 		Origin:     text("origin"),

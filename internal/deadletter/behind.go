@@ -62,13 +62,7 @@ func EachLater(
 	// A majority read alone may miss a letter that was committed just before (N22).
 	return mongodb.AfterCommitted(ctx, letters, func(ctx context.Context) error {
 		doing := "finding dead letters after the position in " + mongodb.Namespace(letters)
-		fields := options.Find().SetBatchSize(5000).SetProjection(bson.D{
-			{Key: "_id", Value: 0},
-			{Key: "id", Value: "$_id.id"},
-			{Key: "pos", Value: 1},
-			{Key: "topic", Value: 1},
-			{Key: "movedAt", Value: 1},
-		})
+		fields := append(mongodb.Fields("pos", "topic", "movedAt"), bson.E{Key: "id", Value: "$_id.id"})
 
 		return mongodb.FindEach(ctx, mongodb.Majority(letters), doing, afterPosition(after), func(raw bson.Raw) error {
 			var b LaterLetter
@@ -76,7 +70,7 @@ func EachLater(
 				return fmt.Errorf("decoding a dead letter of %s: %w", mongodb.Namespace(letters), err)
 			}
 			return take(b)
-		}, fields)
+		}, options.Find().SetBatchSize(5000).SetProjection(fields))
 	})
 }
 

@@ -2,9 +2,9 @@ package deadletter
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
-	"time"
 
 	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -59,34 +59,17 @@ type RefusedError struct {
 
 func (e *RefusedError) Error() string { return e.ID.String() + ": " + e.Reason }
 
-// ConflictError is returned for an edit that was made from another version of the letter.
-type ConflictError struct {
-	ID         ID
-	Want, Have int32
-}
+var (
+	// ErrOtherVersion is returned for an edit that was made from another version of the letter.
+	ErrOtherVersion = errors.New("the edit was made from another version")
+	// ErrReplayed is returned for an edit of a letter that is already requeued.
+	ErrReplayed = errors.New("it is already requeued")
+)
 
-func (e *ConflictError) Error() string {
-	return fmt.Sprintf("%s: it is at version %d, but the edit was made from version %d; "+
-		"show it again and edit that version",
-		e.ID, e.Have, e.Want)
-}
-
-// ReplayedError is returned for a letter that is already requeued.
-type ReplayedError struct {
-	ID ID
-	By Replayed
-}
-
-func (e *ReplayedError) Error() string {
-	return fmt.Sprintf("%s: %s requeued it at %s as delivery %d; if that delivery died too, requeue its dead letter",
-		e.ID, e.By.Actor, e.By.At.UTC().Format(time.RFC3339), e.By.Delivery)
-}
-
-// markReplayed marks the letters that match filter as requeued with the given delivery, and returns
-// their number. edited names the fields that were changed.
+// markReplayed marks letters as requeued with the given delivery. edited names the fields that were changed.
 func (k Desk) markReplayed(
-	tx context.Context, dead *mongo.Collection, filter bson.D, delivery int32, edited []string,
-) (int64, error) {
+	tx context.Context, dead *mongo.Collection, letters []ID, delivery int32, edited []string,
+) error {
 	// Literals, because a text that begins with $ would be an expression in a pipeline.
 	replayed := bson.D{
 		{Key: "at", Value: "$$NOW"},
@@ -98,15 +81,11 @@ func (k Desk) markReplayed(
 		replayed = append(replayed, bson.E{Key: "edited", Value: mongodb.Literal(edited)})
 	}
 
-	oldVersion := bson.D{{Key: "$ifNull", Value: bson.A{"$version", int32(0)}}}
-	res, err := dead.UpdateMany(tx, filter, mongo.Pipeline{{{Key: "$set", Value: bson.D{
-		{Key: "version", Value: bson.D{{Key: "$add", Value: bson.A{oldVersion, int32(1)}}}},
-		{Key: "replayed", Value: replayed},
-	}}}})
-	if err != nil {
-		return 0, fmt.Errorf("marking dead letters of %s as requeued: %w", mongodb.Namespace(dead), err)
+	set := bson.D{{Key: "replayed", Value: replayed}}
+	if _, err := dead.UpdateMany(tx, idIn(letters), mongo.Pipeline{{{Key: "$set", Value: set}}}); err != nil {
+		return fmt.Errorf("marking dead letters of %s as requeued: %w", mongodb.Namespace(dead), err)
 	}
-	return res.MatchedCount, nil
+	return nil
 }
 
 // readOutboxEntries returns the state of the envelopes with these ids that are in the outbox, by
@@ -114,14 +93,7 @@ func (k Desk) markReplayed(
 func readOutboxEntries(
 	ctx context.Context, outbox *mongo.Collection, ids []bson.RawValue,
 ) (map[string]*outboxEntry, error) {
-	fields := options.Find().SetProjection(bson.D{
-		{Key: "state", Value: 1},
-		{Key: "dueAt", Value: 1},
-		{Key: "claim", Value: 1},
-		{Key: "sentAt", Value: 1},
-		{Key: "delivery", Value: 1},
-	})
-
+	fields := options.Find().SetProjection(mongodb.Fields("state", "dueAt", "claim", "sentAt", "delivery"))
 	entries := make(map[string]*outboxEntry)
 	err := mongodb.FindEach(ctx, outbox, "finding envelopes in "+mongodb.Namespace(outbox), idIn(ids), func(raw bson.Raw) error {
 		entries[mongodb.ValueKey(raw.Lookup("_id"))] = newOutboxEntry(raw)

@@ -14,7 +14,6 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/resume"
 )
 
 // maxCheckpointWait bounds how long Discard waits until the watcher has passed the events of the
@@ -126,25 +125,20 @@ func (k Desk) checkPassed(ctx context.Context, dead *mongo.Collection, q Query) 
 	}
 
 	for _, id := range ids {
-		var doc struct {
-			Token       resume.Token   `bson:"token"`
-			ClusterTime bson.Timestamp `bson:"clusterTime"`
-		}
-		err := watchers.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&doc)
+		doc, _, err := lease.Read(ctx, watchers, id)
 		noPosition := err == nil && doc.ClusterTime.IsZero()
-		if errors.Is(err, mongo.ErrNoDocuments) || noPosition {
+		if errors.Is(err, lease.ErrNotFound) || noPosition {
 			// Without a position, no owner resumes the stream before the event.
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("reading the position of %s: %w", id, err)
+			return err
 		}
 
-		position := resume.Position{Token: doc.Token, ClusterTime: doc.ClusterTime}
 		var letter struct {
 			ID ID `bson:"_id"`
 		}
-		err = dead.FindOne(ctx, joinFilters(afterPosition(position), q.mongoFilter()),
+		err = dead.FindOne(ctx, joinFilters(afterPosition(doc.Position()), q.mongoFilter()),
 			options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Decode(&letter)
 		if err == nil {
 			return &RefusedError{letter.ID, fmt.Sprintf("%s has not passed its event yet, and without the dead letter the next "+

@@ -4,13 +4,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/keyhash"
-	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // Editable returns the names of the envelope fields that an edit may set or remove.
@@ -160,106 +159,49 @@ func updateSlot(raw bson.Raw, m *envelope.Mapping) (bson.Raw, error) {
 //
 // EditAndRequeue validates the edited envelope before it writes anything. It returns
 //   - a [*RefusedError] if the edited envelope is invalid or cannot be requeued,
-//   - a [*ConflictError] if the letter was changed since e.Version,
-//   - a [*ReplayedError] if the letter is already requeued,
+//   - [ErrOtherVersion] if the edit was made from another version of the letter,
+//   - [ErrReplayed] if the letter is already requeued,
 //   - [mongodb.ErrNotFound] if the letter does not exist.
 func (k Desk) EditAndRequeue(ctx context.Context, id ID, e Edit, o Options) (int32, error) {
 	if err := e.validateFields(); err != nil {
 		return 0, err
 	}
 
-	dead := deadCollection(k.client(), id.NS)
-	d, err := Open(ctx, dead.Database(), id)
+	d, err := k.openUnplayed(ctx, id)
 	if err != nil {
 		return 0, err
 	}
-	// These checks make a clear error. The write repeats them, because the letter may change before it.
-	if d.Replayed != nil {
-		return 0, &ReplayedError{id, *d.Replayed}
+	if d.Version() != e.Version {
+		return 0, fmt.Errorf("%s: %w: it is at version %d, but the edit was made from version %d; "+
+			"show it again and edit that version", id, ErrOtherVersion, d.Version(), e.Version)
 	}
-	if d.Version != e.Version {
-		return 0, &ConflictError{id, e.Version, d.Version}
-	}
-
 	if d.Envelope, err = e.applyTo(d.Envelope, k.Mapping); err != nil {
 		return 0, &RefusedError{id, err.Error()}
 	}
-	builder, err := k.newEnvelopeBuilder(ctx, o.IgnoreExpiry)
-	if err != nil {
+
+	plan, err := k.requeuePart(ctx, id.NS, []*Dead{&d}, o, e.Fields())
+	switch {
+	case err != nil:
 		return 0, err
-	}
-	if o.DryRun {
-		return k.requeueEdited(ctx, &d, e, builder, true)
+	case plan.outcome.Refused > 0:
+		return 0, plan.outcome.Why[0]
+	case plan.outcome.Requeued > 0:
+		return plan.delivery, nil
 	}
 
-	var delivery int32
-	err = mongodb.Foreign(ctx, k.State, k.Watcher, []string{id.NS}, func(tx context.Context) (err error) {
-		delivery, err = k.requeueEdited(tx, &d, e, builder, false)
-		return err
-	})
-	return delivery, err
+	// Since the check above, another action has requeued or discarded the letter.
+	if _, err := k.openUnplayed(ctx, id); err != nil {
+		return 0, err
+	}
+	return 0, fmt.Errorf("%s: %w: it has changed; show it again", id, ErrOtherVersion)
 }
 
-// requeueEdited is the body of the transaction: it writes the edited envelope of d and marks the
-// letter. With dryRun it only validates.
-func (k Desk) requeueEdited(tx context.Context, d *Dead, e Edit, builder envelopeBuilder, dryRun bool) (int32, error) {
-	dead := deadCollection(k.client(), d.ID.NS)
-	outbox := k.outboxCollection(d.ID.NS)
-
-	// Read in the transaction: a delivery that is on its way must not be replaced.
-	entries, err := readOutboxEntries(tx, outbox, []bson.RawValue{d.ID.ID})
-	if err != nil {
-		return 0, err
+// openUnplayed is [Open] for a letter that is not requeued yet. Otherwise it returns [ErrReplayed].
+func (k Desk) openUnplayed(ctx context.Context, id ID) (Dead, error) {
+	d, err := Open(ctx, deadCollection(k.client(), id.NS).Database(), id)
+	if r := d.Replayed; err == nil && r != nil {
+		err = fmt.Errorf("%s: %w: %s did at %s as delivery %d; if that delivery died too, requeue its dead letter",
+			id, ErrReplayed, r.Actor, r.At.UTC().Format(time.RFC3339), r.Delivery)
 	}
-	delivery, err := entries[mongodb.ValueKey(d.ID.ID)].nextDelivery(d)
-	if err != nil {
-		// The outbox may contain the delivery that an earlier attempt of this transaction wrote.
-		return k.findEarlierAttempt(tx, dead, d.ID, err)
-	}
-	doc, err := builder.buildEnvelope(d, delivery)
-	if err != nil || dryRun {
-		return delivery, err
-	}
-
-	// The filter makes this the only one of several concurrent edits that succeeds.
-	unchanged := bson.D{
-		{Key: "_id", Value: d.ID},
-		{Key: "replayed", Value: nil},
-		{Key: "version", Value: e.Version},
-	}
-	if e.Version == 0 {
-		// The field is missing until the first change.
-		unchanged[2].Value = nil
-	}
-	matched, err := k.markReplayed(tx, dead, unchanged, delivery, e.Fields())
-	if err != nil {
-		return 0, err
-	}
-	if matched == 0 {
-		return k.findEarlierAttempt(tx, dead, d.ID, &ConflictError{d.ID, e.Version, e.Version + 1})
-	}
-
-	_, err = outbox.BulkWrite(tx, []mongo.WriteModel{
-		mongo.NewReplaceOneModel().SetUpsert(true).SetFilter(bson.D{{Key: "_id", Value: d.ID.ID}}).SetReplacement(doc),
-	})
-	if err != nil {
-		return 0, fmt.Errorf("writing an envelope back to %s: %w", d.ID.NS, err)
-	}
-	return delivery, nil
-}
-
-// findEarlierAttempt returns the delivery of the letter if this action requeued it in an earlier
-// attempt whose outcome was unknown. It returns a [*ReplayedError] if another action requeued the
-// letter, and otherwise failure.
-func (k Desk) findEarlierAttempt(tx context.Context, dead *mongo.Collection, id ID, failure error) (int32, error) {
-	var d Dead
-	err := dead.FindOne(tx, bson.D{{Key: "_id", Value: id}}).Decode(&d)
-	if err != nil || d.Replayed == nil {
-		return 0, failure
-	}
-
-	if d.Replayed.Run == k.Run {
-		return d.Replayed.Delivery, nil
-	}
-	return 0, &ReplayedError{id, *d.Replayed}
+	return d, err
 }

@@ -86,8 +86,8 @@ func TestEditAndRequeue(t *testing.T) {
 	if d.Replayed == nil || strings.Join(d.Replayed.Edited, " ") != "contenttype key payload topic" {
 		t.Errorf("the requeue on the letter: %+v", d.Replayed)
 	}
-	if d.Version != 1 || !bytes.Equal(d.Envelope, l.Raw) {
-		t.Errorf("the letter: got version %d, want 1 and the unchanged envelope: %+v", d.Version, d)
+	if d.Version() != 1 || !bytes.Equal(d.Envelope, l.Raw) {
+		t.Errorf("the letter: got version %d, want 1 and the unchanged envelope: %+v", d.Version(), d)
 	}
 
 	// A letter can be requeued once.
@@ -160,12 +160,6 @@ func TestOfTwoEditsOfOneVersionOneIsRefused(t *testing.T) {
 	}
 }
 
-func isConflict(err error) bool {
-	_, ok := errors.AsType[*ConflictError](err)
-	return ok
-}
+func isConflict(err error) bool { return errors.Is(err, ErrOtherVersion) }
 
-func isReplayed(err error) bool {
-	_, ok := errors.AsType[*ReplayedError](err)
-	return ok
-}
+func isReplayed(err error) bool { return errors.Is(err, ErrReplayed) }

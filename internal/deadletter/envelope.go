@@ -42,7 +42,7 @@ func (b envelopeBuilder) buildEnvelope(d *Dead, delivery int32) (bson.D, error) 
 	var v envelope.View
 	if err := b.mapping.Parse(d.Envelope, &v); err != nil {
 		fix := "; edit it"
-		if canonicalText(d.ID.ID) == "" || v.IDType == 0 {
+		if _, err := envelope.ParseID(d.ID.ID.Type, d.ID.ID.Value); err != nil || v.IDType == 0 {
 			fix = "; an id cannot be edited: append the event again with another id, and discard this letter"
 		}
 		return nil, &RefusedError{d.ID, err.Error() + fix}

@@ -1,13 +1,12 @@
 package deadletter
 
 import (
-	"strconv"
 	"strings"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // Facts are the fields of an envelope that are stored on its letter as text. Queries use them, so
@@ -51,28 +50,13 @@ func textField(raw bson.Raw, field string) string {
 	if err != nil {
 		return ""
 	}
-	return record.Clip(canonicalText(v), maxFactBytes)
-}
-
-// canonicalText returns the text of v if its type is allowed for an id or a key, and otherwise "".
-func canonicalText(v bson.RawValue) string {
-	switch v.Type {
-	case bson.TypeInt32, bson.TypeInt64:
-		return strconv.FormatInt(v.AsInt64(), 10)
-
-	case bson.TypeString, bson.TypeObjectID, bson.TypeBinary:
-		var id event.ID
-		if id.UnmarshalBSONValue(byte(v.Type), v.Value) == nil {
-			return id.String()
-		}
-	}
-	return ""
+	return record.Clip(envelope.CanonicalText(v), maxFactBytes)
 }
 
 // IDText returns the text by which operators name an _id. [ParseIDText] reads it. An id of a type that no event may have,
 // such as a double, a document or a UUID of subtype 3, is shown as relaxed Extended JSON.
 func IDText(v bson.RawValue) string {
-	if text := canonicalText(v); text != "" || v.Type == 0 {
+	if text := envelope.CanonicalText(v); text != "" || v.Type == 0 {
 		return text
 	}
 

@@ -73,7 +73,12 @@ type ID struct {
 // Dead is a stored letter. [Open] returns it with the whole envelope, even if that is stored in
 // chunks.
 type Dead struct {
-	ID           ID       `bson:"_id"`
+	ID      ID `bson:"_id"`
+	Content `bson:",inline"`
+}
+
+// Content is a letter without its id.
+type Content struct {
 	Envelope     bson.Raw `bson:"envelope,omitempty"`
 	Chunks       int      `bson:"chunks,omitempty"` // number of documents that contain the envelope instead
 	Facts        `bson:",inline"`
@@ -89,10 +94,16 @@ type Dead struct {
 	LastFailure  time.Time    `bson:"lastFailure"`
 	MovedAt      time.Time    `bson:"movedAt"` // server time
 	ReplayOf     string       `bson:"replayOf,omitempty"`
-	// Version counts the changes that operators made to the letter. An edit names the version that
-	// it was made from.
-	Version  int32     `bson:"version,omitempty"`
-	Replayed *Replayed `bson:"replayed,omitempty"` // nil: not requeued
+	Replayed     *Replayed    `bson:"replayed,omitempty"` // nil: not requeued
+}
+
+// Version counts the changes that operators made to the letter. An edit names the version that it was made from. Only a
+// requeue changes a letter, and only once.
+func (d *Dead) Version() int32 {
+	if d.Replayed != nil {
+		return 1
+	}
+	return 0
 }
 
 // Replayed describes how a letter was requeued.
@@ -162,8 +173,7 @@ func prepareLetter(l Letter) (preparedLetter, error) {
 		keepIfWaiting: l.KeepIfWaiting,
 		firstFailure:  l.FirstFailure,
 	}
-	p.dead = Dead{
-		ID:       p.id,
+	p.dead = Dead{ID: p.id, Content: Content{
 		Size:     len(l.Raw),
 		Facts:    readFacts(l.Mapping.ToContract(l.Raw)),
 		Class:    l.Class,
@@ -173,7 +183,7 @@ func prepareLetter(l Letter) (preparedLetter, error) {
 		Source:   l.Source,
 		Attempts: keepLatestAttempts(l),
 		ReplayOf: cmp.Or(l.ReplayOf, stringField(l.Raw, "replayOf")),
-	}
+	}}
 	if l.Partition >= 0 && l.Topic != "" {
 		p.dead.Partition = &l.Partition
 	}

@@ -194,7 +194,7 @@ func (b *bench) insertMany(n int, at time.Time) {
 		b.t.Fatal(err)
 	}
 	p.setTimes(at)
-	if _, err := b.db.Collection("seed").InsertOne(b.t.Context(), p.dead.insertFields()); err != nil {
+	if _, err := b.db.Collection("seed").InsertOne(b.t.Context(), p.dead.Content); err != nil {
 		b.t.Fatal(err)
 	}
 

@@ -170,48 +170,11 @@ func (b *collectionBatch) deleteConditions() bson.A {
 	return conditions
 }
 
-// upsertModel returns the write that stores the letter unless it exists. It uses an operator
+// upsertModel returns the write that stores the letter unless it exists. The filter sets its id. It uses an operator
 // instead of a pipeline: a malformed envelope may repeat a field, and only plain operators keep its
 // bytes.
 func (p *preparedLetter) upsertModel() mongo.WriteModel {
 	return mongo.NewUpdateOneModel().SetUpsert(true).
 		SetFilter(bson.D{{Key: "_id", Value: p.id}}).
-		SetUpdate(bson.D{{Key: "$setOnInsert", Value: p.dead.insertFields()}})
-}
-
-// insertFields returns the fields of the letter without _id, which an upsert takes from its filter.
-func (d *Dead) insertFields() bson.D {
-	fields := bson.D{
-		{Key: "size", Value: d.Size},
-		{Key: "class", Value: d.Class},
-		{Key: "reason", Value: d.Reason},
-		{Key: "source", Value: d.Source},
-		{Key: "attempts", Value: d.Attempts},
-		{Key: "firstFailure", Value: d.FirstFailure},
-		{Key: "lastFailure", Value: d.LastFailure},
-		{Key: "movedAt", Value: d.MovedAt},
-	}
-	if d.Chunks > 0 {
-		fields = append(fields, bson.E{Key: "chunks", Value: d.Chunks})
-	} else {
-		fields = append(fields, bson.E{Key: "envelope", Value: d.Envelope})
-	}
-	if d.Partition != nil {
-		fields = append(fields, bson.E{Key: "partition", Value: *d.Partition})
-	}
-
-	// An absent field costs no bytes.
-	for _, f := range []struct{ name, value string }{
-		{"topic", d.Topic},
-		{"pos", d.Pos},
-		{"replayOf", d.ReplayOf},
-		{"type", d.Type},
-		{"aggregatetype", d.AggregateType},
-		{"key", d.Key},
-	} {
-		if f.value != "" {
-			fields = append(fields, bson.E{Key: f.name, Value: f.value})
-		}
-	}
-	return fields
+		SetUpdate(bson.D{{Key: "$setOnInsert", Value: p.dead.Content}})
 }

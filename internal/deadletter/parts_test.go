@@ -71,7 +71,7 @@ func TestARequeueGetsSmallerIfItIsSlow(t *testing.T) {
 func TestAPartHasAtMostItsLettersAndBytes(t *testing.T) {
 	t.Parallel()
 	small := preparedLetter{}
-	large := preparedLetter{dead: Dead{Envelope: make([]byte, mongodb.MaxBytes/2)}}
+	large := preparedLetter{dead: Dead{Content: Content{Envelope: make([]byte, mongodb.MaxBytes/2)}}}
 	many := make([]preparedLetter, 2*mongodb.MaxDocuments)
 
 	for _, c := range []struct {

@@ -84,76 +84,63 @@ func (k Desk) Requeue(ctx context.Context, ns string, q Query, o Options, did fu
 			return total, err
 		}
 
-		for len(letters) > 0 {
-			part := letters[:min(len(letters), size.Most())]
+		left := len(letters)
+		err = mongodb.InParts(size, letters, nil, func(part []*Dead) error {
 			began := time.Now()
-			outcome, err := k.requeuePart(ctx, ns, part, o)
-			// A smaller part of the same letters is next.
-			if errors.Is(err, mongodb.ErrSlow) {
-				size.Slow(len(part))
-				continue
-			}
+			plan, err := k.requeuePart(ctx, ns, part, o, nil)
 			if err != nil {
-				return total, fmt.Errorf("requeueing %d dead letters of %s: %w", len(part), ns, err)
+				return fmt.Errorf("requeueing %d dead letters of %s: %w", len(part), ns, err)
 			}
-
-			size.Ended()
-			letters = letters[len(part):]
-			total.addOutcome(outcome)
+			total.addOutcome(plan.outcome)
 			if did != nil {
 				did(total)
 			}
 
 			// The owner needs no pause after a dry run, which takes no fence, or after the last part.
-			if o.DryRun || s.exhausted && len(letters) == 0 {
-				continue
+			left -= len(part)
+			if o.DryRun || s.exhausted && left == 0 {
+				return nil
 			}
 			// In the pause, the owner can renew its lease.
-			if err := retry.Sleep(ctx, min(10*time.Millisecond+time.Since(began)/4, maxPause)); err != nil {
-				return total, err
-			}
+			return retry.Sleep(ctx, min(10*time.Millisecond+time.Since(began)/4, maxPause))
+		})
+		if err != nil {
+			return total, err
 		}
 	}
 }
 
-// requeuePart requeues letters in one transaction.
-func (k Desk) requeuePart(ctx context.Context, ns string, letters []*Dead, o Options) (Outcome, error) {
+// requeuePart requeues letters in one transaction. edited names the fields of their envelopes that were changed.
+func (k Desk) requeuePart(
+	ctx context.Context, ns string, letters []*Dead, o Options, edited []string,
+) (plan requeuePlan, err error) {
 	builder, err := k.newEnvelopeBuilder(ctx, o.IgnoreExpiry)
 	if err != nil {
-		return Outcome{}, err
+		return plan, err
 	}
 	if o.DryRun {
-		plan, err := k.planPart(ctx, ns, letters, builder)
-		if err != nil {
-			return Outcome{}, err
-		}
-		return plan.outcome, nil
+		err = k.planPart(ctx, ns, letters, builder, &plan)
+		return plan, err
 	}
 
-	var outcome Outcome
 	err = mongodb.Foreign(ctx, k.State, k.Watcher, []string{ns}, mongodb.LimitRuns(len(letters), func(tx context.Context) error {
 		// The transaction may run several times, and only its last run counts.
-		outcome = Outcome{}
-		open, done, err := k.filterOpenLetters(tx, ns, letters)
+		plan = requeuePlan{}
+		open, err := k.filterOpenLetters(tx, ns, letters, &plan)
 		if err != nil || len(open) == 0 {
-			outcome.Requeued = done
 			return err
 		}
-
-		plan, err := k.planPart(tx, ns, open, builder)
-		if err != nil {
+		if err := k.planPart(tx, ns, open, builder, &plan); err != nil {
 			return err
 		}
-		outcome = plan.outcome
-		outcome.Requeued += done
-		return k.writePlan(tx, ns, plan)
+		return k.writePlan(tx, ns, plan, edited)
 	}))
-	return outcome, err
+	return plan, err
 }
 
-// filterOpenLetters returns the letters that still exist and are not requeued. done counts the
+// filterOpenLetters returns the letters that still exist and are not requeued. It counts in plan the
 // letters that this action requeued in an earlier attempt whose outcome was unknown.
-func (k Desk) filterOpenLetters(tx context.Context, ns string, letters []*Dead) (open []*Dead, done int64, err error) {
+func (k Desk) filterOpenLetters(tx context.Context, ns string, letters []*Dead, plan *requeuePlan) ([]*Dead, error) {
 	dead := deadCollection(k.client(), ns)
 
 	ids := make([]ID, len(letters))
@@ -163,47 +150,45 @@ func (k Desk) filterOpenLetters(tx context.Context, ns string, letters []*Dead) 
 	found, err := mongodb.FindAll[Dead](tx, dead, "reading "+mongodb.Namespace(dead), idIn(ids),
 		options.Find().SetProjection(bson.D{{Key: "replayed", Value: 1}}))
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 
-	openIDs := make(map[string]bool, len(found))
+	open := make(map[string]bool, len(found))
 	for _, f := range found {
 		switch {
 		case f.Replayed == nil:
-			openIDs[f.ID.mapKey()] = true
+			open[f.ID.mapKey()] = true
 		case f.Replayed.Run == k.Run:
 			// An attempt with an unknown outcome has committed.
-			done++
+			plan.outcome.Requeued++
+			plan.delivery = f.Replayed.Delivery
 		}
 	}
-	for _, d := range letters {
-		if openIDs[d.ID.mapKey()] {
-			open = append(open, d)
-		}
-	}
-	return open, done, nil
+	return slices.DeleteFunc(slices.Clone(letters), func(d *Dead) bool { return !open[d.ID.mapKey()] }), nil
 }
 
 // requeuePlan contains the writes of one transaction.
 type requeuePlan struct {
 	outcome   Outcome
+	delivery  int32 // of the last letter in outcome.Requeued
 	envelopes []mongo.WriteModel
 	replayed  map[int32][]ID // letters by the number of their new delivery
 }
 
-// planPart builds the envelopes of those letters that can be requeued. The other letters are
+// planPart adds to plan the envelopes of those letters that can be requeued. The other letters are
 // counted as refused.
-func (k Desk) planPart(ctx context.Context, ns string, letters []*Dead, builder envelopeBuilder) (requeuePlan, error) {
-	plan := requeuePlan{replayed: make(map[int32][]ID)}
+func (k Desk) planPart(ctx context.Context, ns string, letters []*Dead, builder envelopeBuilder, plan *requeuePlan) error {
+	plan.replayed = make(map[int32][]ID)
 	outbox := k.outboxCollection(ns)
 
 	ids := make([]bson.RawValue, len(letters))
 	for i, d := range letters {
 		ids[i] = d.ID.ID
 	}
+	// In the transaction: a delivery that is on its way must not be replaced.
 	entries, err := readOutboxEntries(ctx, outbox, ids)
 	if err != nil {
-		return plan, err
+		return err
 	}
 
 	for _, d := range letters {
@@ -220,7 +205,7 @@ func (k Desk) planPart(ctx context.Context, ns string, letters []*Dead, builder 
 			continue
 		}
 		if err != nil {
-			return plan, err
+			return err
 		}
 
 		// The whole document is replaced, so that the server sets its ts.
@@ -229,15 +214,16 @@ func (k Desk) planPart(ctx context.Context, ns string, letters []*Dead, builder 
 			SetReplacement(doc))
 		plan.replayed[delivery] = append(plan.replayed[delivery], d.ID)
 		plan.outcome.Requeued++
+		plan.delivery = delivery
 
 		// Another letter with the same envelope id has to wait until this delivery ends.
 		entries[key] = &outboxEntry{active: true}
 	}
-	return plan, nil
+	return nil
 }
 
 // writePlan writes the envelopes and marks the letters, in the transaction tx.
-func (k Desk) writePlan(tx context.Context, ns string, plan requeuePlan) error {
+func (k Desk) writePlan(tx context.Context, ns string, plan requeuePlan, edited []string) error {
 	if len(plan.envelopes) == 0 {
 		return nil
 	}
@@ -251,7 +237,7 @@ func (k Desk) writePlan(tx context.Context, ns string, plan requeuePlan) error {
 	crash.At("mid-requeue")
 
 	for _, delivery := range slices.Sorted(maps.Keys(plan.replayed)) {
-		if _, err := k.markReplayed(tx, dead, idIn(plan.replayed[delivery]), delivery, nil); err != nil {
+		if err := k.markReplayed(tx, dead, plan.replayed[delivery], delivery, edited); err != nil {
 			return err
 		}
 	}

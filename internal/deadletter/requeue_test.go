@@ -147,8 +147,8 @@ func TestN18_ARequeueIsTheNextDeliveryOfTheSameEnvelope(t *testing.T) {
 		d.Replayed.At.Sub(before).Abs() > time.Minute {
 		t.Errorf("the requeue on the letter: %+v", d.Replayed)
 	}
-	if d.Version != 1 || !bytes.Equal(d.Envelope, l.Raw) {
-		t.Errorf("the letter: got version %d, want 1 and the unchanged envelope: %+v", d.Version, d)
+	if d.Version() != 1 || !bytes.Equal(d.Envelope, l.Raw) {
+		t.Errorf("the letter: got version %d, want 1 and the unchanged envelope: %+v", d.Version(), d)
 	}
 
 	// The envelope is an exception, so a takeover has to read its collection.

@@ -39,7 +39,7 @@ func (s *scan) nextPart(ctx context.Context, letters, bytes int) ([]scanEntry, e
 	part, err := mongodb.FindAll[scanEntry](ctx, s.dead, "reading "+mongodb.Namespace(s.dead), s.remainingFilter(), options.Find().
 		SetSort(bson.D{{Key: "pos", Value: 1}, {Key: "_id", Value: 1}}).
 		SetLimit(int64(letters)).
-		SetProjection(bson.D{{Key: "pos", Value: 1}, {Key: "size", Value: 1}, {Key: "chunks", Value: 1}}))
+		SetProjection(mongodb.Fields("pos", "size", "chunks")))
 	if err != nil {
 		return nil, err
 	}
