@@ -131,33 +131,21 @@ func (w *outgoing) buildIdentities(o *Outlet, e *outboxes.Envelope, topics []str
 	return true
 }
 
-// FindHits returns the records of an envelope that the read-back has found, for topics, or for all
-// its topics if topics is nil.
-func (o *Outlet) FindHits(e *outboxes.Envelope, topics []string) []waiting.Hit {
+// FindHits is the [waiting.FindHits] of the read-back.
+func (o *Outlet) FindHits(e *outboxes.Envelope, topics []string) (hits []record.Answer, all []string) {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
 	if !w.buildIdentities(o, e, topics) {
-		return nil
+		return nil, nil
 	}
 
-	all := make([]string, len(w.recs))
 	for i := range w.recs {
-		all[i] = w.recs[i].Topic
-	}
-	var hits []waiting.Hit
-	for i := range w.recs {
-		tp, offset, ok := o.dispatcher.sink.FindHit(&w.recs[i])
-		if !ok {
-			continue
+		all = append(all, w.recs[i].Topic)
+		if tp, offset, ok := o.dispatcher.sink.FindHit(&w.recs[i]); ok {
+			hits = append(hits, record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: offset})
 		}
-		hits = append(hits, waiting.Hit{
-			Topic:   w.recs[i].Topic,
-			Targets: all,
-			TP:      tp,
-			Offset:  offset,
-		})
 	}
-	return hits
+	return hits, all
 }
 
 // Settle implements waiting.Outlet.

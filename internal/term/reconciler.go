@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/config"
@@ -155,10 +154,7 @@ func (t *term) loadExceptions(ctx context.Context) (*pipeline.PreviousOwner, err
 		t.dispatcher.OpenAllGates()
 		previous.Reset()
 		n, err = t.reconciler.exceptions.Load(ctx, behind,
-			func(ns, topic, key string) { t.dispatcher.CloseGate(out.RecordNamespace(ns), topic, key) },
-			func(ns string, idType byte, id []byte, topics []string) {
-				previous.AddWaiting(ns, bson.RawValue{Type: bson.Type(idType), Value: id}, topics)
-			})
+			func(ns, topic, key string) { t.dispatcher.CloseGate(out.RecordNamespace(ns), topic, key) }, previous.AddWaiting)
 		return err
 	})
 	if err != nil {

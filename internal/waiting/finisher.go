@@ -383,21 +383,9 @@ func (f *Finisher) retryWrite(ctx context.Context, op func(context.Context) erro
 // the server is slow, they become smaller, and stay so for later batches until it is faster again.
 func (f *Finisher) writeOutcomes(ctx context.Context, batch []*decision) error {
 	write := func(part []*decision) error { return f.writeOutcomePart(ctx, part) }
-	for len(batch) > 0 {
-		part := batch[:min(len(batch), f.partSize.Most())]
-		err := WriteHalves(part, write, f.postponeWrite)
-		if errors.Is(err, mongodb.ErrSlow) {
-			f.partSize.Slow(len(part))
-			continue
-		}
-		if err != nil {
-			return err
-		}
-
-		f.partSize.Ended()
-		batch = batch[len(part):]
-	}
-	return nil
+	return mongodb.InParts(f.partSize, batch, nil, func(part []*decision) error {
+		return WriteHalves(part, write, f.postponeWrite)
+	})
 }
 
 // writeOutcomePart writes outcomes in one transaction.

@@ -441,7 +441,7 @@ func (b *broker) wants(topic string, ids ...string) {
 }
 
 // standing returns the hits of an envelope, as Outlet.FindHits does.
-func (o *wire) standing(e *outboxes.Envelope, topics []string) (hits []Hit) {
+func (o *wire) standing(e *outboxes.Envelope, topics []string) (hits []record.Answer, all []string) {
 	w := identified(e)
 	if topics == nil {
 		topics = o.routes
@@ -450,10 +450,10 @@ func (o *wire) standing(e *outboxes.Envelope, topics []string) (hits []Hit) {
 	defer o.mu.Unlock()
 	for _, topic := range topics {
 		if at, ok := o.seen[topic][w]; ok {
-			hits = append(hits, Hit{Topic: topic, Targets: topics, Offset: at})
+			hits = append(hits, record.Answer{Topic: topic, Offset: at})
 		}
 	}
-	return hits
+	return hits, topics
 }
 
 func identified(e *outboxes.Envelope) written {

@@ -23,49 +23,38 @@ type Loaded struct {
 // may repeat it, and must then send it to its other topics only.
 //
 // Call Load after FinishSent. gate and known may be called a million times, because Load collects
-// nothing itself. idType and id are the type and the value of `_id`, and id is valid only during the
-// call.
+// nothing itself. id is valid only during the call.
 func (x *Exceptions) Load(
 	ctx context.Context,
 	behind func(pos string) bool,
 	gate func(ns, topic, key string),
-	known func(ns string, idType byte, id []byte, topics []string),
-) (Loaded, error) {
-	var n Loaded
-	for _, c := range x.config.Collections() {
-		ns := c.NS()
-		coll := mongodb.Database(x.config.Client, c.DB).Collection(c.Coll)
-		err := EachException(ctx, coll, c.Part, func(raw bson.Raw) error {
-			n.Exceptions++
-
-			// These do not block events of the stream.
-			origin, _ := raw.Lookup("origin").StringValueOK()
-			switch origin {
-			case outboxes.OriginScheduled, outboxes.OriginRequeue, outboxes.OriginReplay:
-				return nil
-			}
-
-			key := keyText(raw.Lookup("key"), raw.Lookup("aggregateid"))
-			topics := stringArray(raw.Lookup("pending"))
-			if len(topics) == 0 {
-				topics = []string{allTopics}
-			}
-			for _, t := range topics {
-				n.Gates++
-				gate(ns, t, key)
-			}
-
-			pos, _ := raw.Lookup("pos").StringValueOK()
-			if behind(pos) {
-				n.Known++
-				id := raw.Lookup("_id")
-				known(ns, byte(id.Type), id.Value, topics)
-			}
+	known func(ns string, id bson.RawValue, topics []string),
+) (n Loaded, err error) {
+	err = x.eachStored(ctx, EachException, func(c outboxes.Outbox, e *outboxes.Envelope, s stored) error {
+		n.Exceptions++
+		// The others do not block events of the stream.
+		if !s.isOfStream() {
 			return nil
-		})
-		if err != nil {
-			return n, fmt.Errorf("loading waiting envelopes: %w", err)
 		}
+
+		key := keyText(e.Raw.Lookup("key"), e.Raw.Lookup("aggregateid"))
+		topics := s.pending
+		if topics == nil {
+			topics = []string{allTopics}
+		}
+		for _, t := range topics {
+			n.Gates++
+			gate(c.NS(), t, key)
+		}
+
+		if behind(s.pos) {
+			n.Known++
+			known(c.NS(), e.Raw.Lookup("_id"), topics)
+		}
+		return nil
+	})
+	if err != nil {
+		return n, fmt.Errorf("loading waiting envelopes: %w", err)
 	}
 	return n, nil
 }
@@ -81,24 +70,4 @@ func (x *Exceptions) Counts(ctx context.Context) ([]ExceptionCount, error) {
 		all = append(all, list...)
 	}
 	return all, nil
-}
-
-// stringArray returns the strings of an array, or nil if v is not an array.
-func stringArray(v bson.RawValue) []string {
-	arr, ok := v.ArrayOK()
-	if !ok {
-		return nil
-	}
-	vals, err := arr.Values()
-	if err != nil {
-		return nil
-	}
-
-	list := make([]string, 0, len(vals))
-	for _, e := range vals {
-		if s, ok := e.StringValueOK(); ok {
-			list = append(list, s)
-		}
-	}
-	return list
 }

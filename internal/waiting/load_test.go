@@ -29,9 +29,7 @@ func TestN15_LoadFindsGatesAndWhatComesAgain(t *testing.T) {
 	gates, known := map[string]int{}, []string{}
 	n, err := te.x.Load(t.Context(), func(pos string) bool { return pos > "82000002" },
 		func(ns, topic, key string) { gates[ns[len(h.db.Name()):]+" "+topic+" "+key]++ },
-		func(_ string, idType byte, id []byte, _ []string) {
-			known = append(known, bson.RawValue{Type: bson.Type(idType), Value: id}.StringValue())
-		})
+		func(_ string, id bson.RawValue, _ []string) { known = append(known, id.StringValue()) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,16 +65,16 @@ func TestN08_RecoverFinishesWhatAnEarlierOwnerHadSent(t *testing.T) {
 
 	te := h.begin()
 	defer te.out.kill(nil)
-	found := func(topicsOf map[any][]string) func(*outboxes.Envelope, []string) []Hit {
-		return func(e *outboxes.Envelope, _ []string) (hits []Hit) {
+	found := func(topicsOf map[any][]string) FindHits {
+		return func(e *outboxes.Envelope, _ []string) (hits []record.Answer, all []string) {
 			var id any
 			if err := e.Raw.Lookup("_id").Unmarshal(&id); err != nil {
 				t.Error(err)
 			}
 			for _, topic := range topicsOf[id] {
-				hits = append(hits, Hit{Topic: topic, Targets: []string{"a"}, TP: record.TopicPartition{Topic: topic, Partition: 3}, Offset: 11})
+				hits = append(hits, record.Answer{Topic: topic, Partition: 3, Offset: 11})
 			}
-			return hits
+			return hits, []string{"a"}
 		}
 	}
 

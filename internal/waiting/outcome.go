@@ -146,11 +146,6 @@ func sameNumber(field string, n int32) bson.E {
 	return bson.E{Key: field, Value: n}
 }
 
-// forgotten lists the fields of an exception or of a claim, which a finished envelope no longer has.
-var forgotten = bson.A{
-	"state", "pos", "pending", "attempts", "nextAt", "lastError", "history", "claim", "origin", "dueAt", "redelivered",
-}
-
 // sentUpdate returns the update that marks an envelope as sent. It sets the current time, so that retention counts
 // from the delivery.
 func sentUpdate(sent []sentTo) mongo.Pipeline {
@@ -158,7 +153,7 @@ func sentUpdate(sent []sentTo) mongo.Pipeline {
 	if sent != nil {
 		set = append(set, bson.E{Key: "sent", Value: addPositions(sent)})
 	}
-	return mongo.Pipeline{{{Key: "$set", Value: set}}, {{Key: "$unset", Value: forgotten}}}
+	return mongo.Pipeline{{{Key: "$set", Value: set}}, {{Key: "$unset", Value: exceptionFields}}}
 }
 
 // wasDue stores the due time of a scheduled envelope in a field that no index and no filter uses.
@@ -228,12 +223,13 @@ func (f *Finisher) updateModel(a *decision) mongo.WriteModel {
 
 // failedFields returns the fields that record a failed attempt.
 func (f *Finisher) failedFields(a *decision) bson.D {
-	past := bson.D{{Key: "$concatArrays", Value: bson.A{arrayOf("$history"), bson.A{a.failure.attemptFields(f.config.Source.Node)}}}}
+	failure := a.failure.attemptFields(f.config.Source.Node)
+	past := bson.D{{Key: "$concatArrays", Value: bson.A{arrayOf("$history"), bson.A{failure}}}}
 	return bson.D{
 		{Key: "state", Value: "retry"},
 		{Key: "attempts", Value: a.Attempts + 1},
 		{Key: "nextAt", Value: timeAfter(f.config.Retry.Delay(int(a.Attempts)))},
-		{Key: "lastError", Value: a.failure.lastErrorFields()},
+		{Key: "lastError", Value: failure},
 		{Key: "history", Value: bson.D{{Key: "$slice", Value: bson.A{past, -record.KeptAttempts}}}},
 	}
 }

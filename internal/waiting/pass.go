@@ -37,13 +37,10 @@ type keyTurn struct {
 
 // candidate is the envelope that a pass considers.
 type candidate struct {
+	stored
 	id       bson.RawValue
 	flightID string
 	ref      keyRef
-	state    string
-	pos      string
-	origin   string
-	pending  []string // nil if the envelope does not list its targets
 	atFault  bool     // malformed, or refused by Check
 	topics   []string // pending, the routed topics, or allTopics if these are unknown
 }
@@ -251,7 +248,7 @@ func (x *Exceptions) awaitRoom(ctx context.Context, p *scanPass) error {
 // newCandidate reads the fields of raw that decide its turn. p.view holds the parsed envelope, and
 // malformed the error of parsing it.
 func (x *Exceptions) newCandidate(p *scanPass, ns string, raw bson.Raw, malformed error) *candidate {
-	it := &candidate{id: raw.Lookup("_id"), state: string(p.view.State), atFault: malformed != nil}
+	it := &candidate{stored: readStored(raw), id: raw.Lookup("_id"), atFault: malformed != nil}
 	it.flightID = ns + "\x00" + mongodb.ValueKey(it.id)
 
 	key := raw.Lookup("key")
@@ -260,14 +257,6 @@ func (x *Exceptions) newCandidate(p *scanPass, ns string, raw bson.Raw, malforme
 		it.ref.key = string(p.view.OrderingKey())
 	}
 
-	it.pos, _ = raw.Lookup("pos").StringValueOK()
-	it.origin, _ = raw.Lookup("origin").StringValueOK()
-
-	// An empty list means the same as no list.
-	it.pending = stringArray(raw.Lookup("pending"))
-	if len(it.pending) == 0 {
-		it.pending = nil
-	}
 	if it.pending != nil {
 		it.topics = it.pending
 		return it
@@ -281,47 +270,6 @@ func (x *Exceptions) newCandidate(p *scanPass, ns string, raw bson.Raw, malforme
 		}
 	}
 	return it
-}
-
-// storedKey returns the canonical text of the ordering key of a document. An exception has it in the field key. A
-// scheduled envelope has it in the mapped field.
-func storedKey(m *envelope.Mapping, raw bson.Raw) string {
-	var v envelope.View
-	if m != nil && m.Parse(raw, &v) == nil {
-		return string(v.OrderingKey())
-	}
-	return keyText(raw.Lookup("key"), raw.Lookup("aggregateid"))
-}
-
-// keyText returns the canonical text of the ordering key: of key, or of aggregateID if key is missing
-// or empty.
-func keyText(key, aggregateID bson.RawValue) string {
-	for _, v := range []bson.RawValue{key, aggregateID} {
-		s, isText := v.StringValueOK()
-		if isText && s != "" {
-			return s
-		}
-		if !isText && v.Type != 0 && v.Type != bson.TypeNull {
-			return nonStringKeyText(v)
-		}
-	}
-	return ""
-}
-
-// nonStringKeyText returns the text that the envelope codec makes of a key that is not a string.
-func nonStringKeyText(v bson.RawValue) string {
-	raw, err := bson.Marshal(bson.D{
-		{Key: "_id", Value: "x"},
-		{Key: "aggregatetype", Value: "x"},
-		{Key: "aggregateid", Value: v},
-		{Key: "type", Value: "x"},
-		{Key: "payload", Value: nil},
-	})
-	var view envelope.View
-	if err != nil || envelope.Parse(raw, &view) != nil {
-		return string(v.Value)
-	}
-	return string(view.OrderingKey())
 }
 
 // asRefusal returns malformed as a refusal. An error without a class gets the class Malformed.

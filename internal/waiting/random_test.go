@@ -152,14 +152,15 @@ func (c *chaos) takeOver(quarantine bool) {
 
 	// Otherwise the sink finds them one by one.
 	if c.r.IntN(2) == 0 {
-		found := func(e *outboxes.Envelope, topics []string) []Hit {
-			return slices.DeleteFunc(c.term.out.standing(e, topics), func(h Hit) bool { return c.sick[h.Topic] })
+		found := func(e *outboxes.Envelope, topics []string) ([]record.Answer, []string) {
+			hits, all := c.term.out.standing(e, topics)
+			return slices.DeleteFunc(hits, func(h record.Answer) bool { return c.sick[h.Topic] }), all
 		}
 		if _, err := c.term.x.FinishSent(c.t.Context(), found); err != nil {
 			c.t.Fatal(err)
 		}
 	}
-	if _, err := c.term.x.Load(c.t.Context(), func(string) bool { return true }, c.term.out.closeGate, func(string, byte, []byte, []string) {}); err != nil {
+	if _, err := c.term.x.Load(c.t.Context(), func(string) bool { return true }, c.term.out.closeGate, func(string, bson.RawValue, []string) {}); err != nil {
 		c.t.Fatal(err)
 	}
 	c.term.run()

@@ -6,30 +6,26 @@ import (
 	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/slot"
 )
-
-// Hit is a record of an envelope that a takeover found at the end of a partition (N7).
-type Hit struct {
-	Topic   string
-	Targets []string // all topics of the envelope
-	TP      record.TopicPartition
-	Offset  int64
-}
 
 // sentEnvelope is an envelope of which an earlier owner has sent records, outside of the stream.
 type sentEnvelope struct {
 	delivery *Delivery
-	key      string
-	pos      string // empty if the envelope has no place in the order of its key
-	hits     []Hit
+	hits     []record.Answer // the places of these records
 }
 
 // orderScope is the scope within which envelopes keep their order in a topic.
 type orderScope struct{ ns, topic, key string }
+
+// FindHits returns the places of the records of an envelope that a takeover found at the ends of partitions (N7), and all
+// topics of the envelope. It looks for topics only; nil stands for all topics. The envelope has no payload.
+type FindHits func(e *outboxes.Envelope, topics []string) (hits []record.Answer, all []string)
 
 // WidenIncomplete adds topics to exceptions that may be incomplete after a crash: an exception of the stream
 // with a position above after for which unsure holds then waits for all topics that it routes to. Call
@@ -49,40 +45,33 @@ func (x *Exceptions) WidenIncomplete(ctx context.Context, after string, unsure f
 		return nil
 	}
 
-	for _, c := range x.config.Collections() {
-		e := outboxes.Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
-		coll := mongodb.Database(x.config.Client, c.DB).Collection(c.Coll)
-		err := EachBehind(ctx, coll, c.Part, after, func(raw bson.Raw) error {
-			e.Raw = raw
-			pos, _ := raw.Lookup("pos").StringValueOK()
-			origin, _ := raw.Lookup("origin").StringValueOK()
-			pending := stringArray(raw.Lookup("pending"))
-			if origin != outboxes.OriginStream || len(pending) == 0 || !unsure(pos) {
-				return nil
-			}
-
-			// An envelope that cannot be routed is rejected when its turn comes.
-			all, err := x.config.Route(&e)
-			if err != nil {
-				return nil //nolint:nilerr // see above
-			}
-
-			more := slices.DeleteFunc(slices.Clone(all), func(t string) bool { return slices.Contains(pending, t) })
-			if len(more) == 0 {
-				return nil
-			}
-
-			number, _ := raw.Lookup("delivery").AsInt64OK()
-			id := mongodb.CloneValue(raw.Lookup("_id"))
-			list = append(list, widening{NS: c.NS(), ID: id, Delivery: int32(number), Topics: more})
-			if len(list) < mongodb.MaxDocuments {
-				return nil
-			}
-			return write()
-		})
-		if err != nil {
-			return widened, err
+	read := func(ctx context.Context, coll *mongo.Collection, p slot.Range, take func(bson.Raw) error) error {
+		return EachBehind(ctx, coll, p, after, take)
+	}
+	err = x.eachStored(ctx, read, func(c outboxes.Outbox, e *outboxes.Envelope, s stored) error {
+		if s.origin != outboxes.OriginStream || s.pending == nil || !unsure(s.pos) {
+			return nil
 		}
+
+		// An envelope that cannot be routed is rejected when its turn comes.
+		all, err := x.config.Route(e)
+		if err != nil {
+			return nil //nolint:nilerr // see above
+		}
+		more := slices.DeleteFunc(slices.Clone(all), func(t string) bool { return slices.Contains(s.pending, t) })
+		if len(more) == 0 {
+			return nil
+		}
+
+		id := mongodb.CloneValue(e.Raw.Lookup("_id"))
+		list = append(list, widening{NS: c.NS(), ID: id, Delivery: s.delivery, Topics: more})
+		if len(list) < mongodb.MaxDocuments {
+			return nil
+		}
+		return write()
+	})
+	if err != nil {
+		return widened, err
 	}
 	return widened, write()
 }
@@ -90,23 +79,15 @@ func (x *Exceptions) WidenIncomplete(ctx context.Context, after string, unsure f
 // FinishSent finishes exceptions and claimed envelopes whose records an earlier owner has sent, so that
 // they are not sent again (N8, N19). Call it at a takeover, after the read-back, before Load and before
 // anything is published. After it has returned without an error, the offsets of the read-back may be
-// released. It returns the number of envelopes that it finished in some of their topics.
-//
-// find returns the records of an envelope that were found in topics (nil: in all topics that it
-// routes to). Its envelope has no payload. The memory is bounded by the envelopes that the earlier owner
-// had in flight.
-func (x *Exceptions) FinishSent(
-	ctx context.Context, find func(e *outboxes.Envelope, topics []string) []Hit,
-) (finished int, err error) {
+// released. It returns the number of envelopes that it finished in some of their topics. The memory is bounded by the
+// envelopes that the earlier owner had in flight.
+func (x *Exceptions) FinishSent(ctx context.Context, find FindHits) (finished int, err error) {
 	var sent []sentEnvelope
-	err = x.eachTaken(ctx, func(c outboxes.Outbox, e *outboxes.Envelope) {
-		topics := stringArray(e.Raw.Lookup("pending"))
-		if len(topics) == 0 {
-			topics = nil
+	err = x.eachStored(ctx, x.eachTaken, func(c outboxes.Outbox, e *outboxes.Envelope, s stored) error {
+		if hits, all := find(e, s.pending); len(hits) > 0 {
+			sent = append(sent, x.newSentEnvelope(c, e.Raw, s, hits, all))
 		}
-		if hits := find(e, topics); len(hits) > 0 {
-			sent = append(sent, x.newSentEnvelope(c, e.Raw, hits))
-		}
+		return nil
 	})
 	if err != nil {
 		return 0, err
@@ -117,9 +98,11 @@ func (x *Exceptions) FinishSent(
 	}
 
 	var batch []*decision
-	for i := range sent {
-		if len(sent[i].hits) > 0 {
-			batch = append(batch, x.decideFromHits(&sent[i]))
+	for _, s := range sent {
+		if len(s.hits) > 0 {
+			a := &decision{Delivery: s.delivery}
+			x.config.Finisher.decideFate(a, s.hits)
+			batch = append(batch, a)
 		}
 	}
 	if len(batch) == 0 {
@@ -131,54 +114,46 @@ func (x *Exceptions) FinishSent(
 	return len(batch), nil
 }
 
-// eachTaken calls take for each envelope of the collections that an earlier owner may have sent: see [EachTaken].
-func (x *Exceptions) eachTaken(ctx context.Context, take func(c outboxes.Outbox, e *outboxes.Envelope)) error {
-	for _, c := range x.config.Collections() {
-		e := outboxes.Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
-		coll := mongodb.Database(x.config.Client, c.DB).Collection(c.Coll)
-		err := EachTaken(ctx, coll, c.Part, x.config.Now().Add(Lookahead), func(raw bson.Raw) error {
-			e.Raw = raw
-			take(c, &e)
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+// eachTaken is [EachTaken] for the envelopes that are due now.
+func (x *Exceptions) eachTaken(ctx context.Context, coll *mongo.Collection, p slot.Range, take func(bson.Raw) error) error {
+	return EachTaken(ctx, coll, p, x.config.Now().Add(Lookahead), take)
 }
 
 // newSentEnvelope returns the parts of the envelope raw that FinishSent needs. The result does not
 // alias raw.
-func (x *Exceptions) newSentEnvelope(c outboxes.Outbox, raw bson.Raw, hits []Hit) sentEnvelope {
-	pending := stringArray(raw.Lookup("pending"))
-	if len(pending) == 0 {
-		pending = hits[0].Targets
+func (x *Exceptions) newSentEnvelope(
+	c outboxes.Outbox, raw bson.Raw, s stored, hits []record.Answer, all []string,
+) sentEnvelope {
+	d := &Delivery{
+		NS:      c.NS(),
+		ID:      mongodb.CloneValue(raw.Lookup("_id")),
+		Number:  s.delivery,
+		Key:     storedKey(x.config.Mapping, raw),
+		Pending: s.pending,
 	}
-	number, _ := raw.Lookup("delivery").AsInt64OK()
-	d := &Delivery{NS: c.NS(), ID: mongodb.CloneValue(raw.Lookup("_id")), Number: int32(number), Pending: pending}
-	// An exception has no claim that counts.
-	if state, _ := raw.Lookup("state").StringValueOK(); state == "" {
-		d.Claim, _ = raw.Lookup("claim", "token").StringValueOK()
+	if d.Pending == nil {
+		d.Pending = all
 	}
 
-	pos, _ := raw.Lookup("pos").StringValueOK()
-	return sentEnvelope{d, storedKey(x.config.Mapping, raw), pos, hits}
+	// Only an exception has a place in the order of its key, and it has no claim that counts.
+	if s.state != "" {
+		d.Pos = s.pos
+	} else {
+		d.Claim = s.claim
+	}
+	return sentEnvelope{d, hits}
 }
 
 // dropOvertakingHits removes a hit in a compacted topic if an earlier envelope of the same key was not
 // found. Compaction may have removed the record of the earlier envelope, which is then sent again. The
 // later envelope has to follow it once more (N10).
-func (x *Exceptions) dropOvertakingHits(
-	ctx context.Context, sent []sentEnvelope, find func(e *outboxes.Envelope, topics []string) []Hit,
-) error {
+func (x *Exceptions) dropOvertakingHits(ctx context.Context, sent []sentEnvelope, find FindHits) error {
 	// The lowest position without a record, for the keys that have hits in compacted topics.
 	missing := map[orderScope]string{}
-	for i := range sent {
-		s := &sent[i]
+	for _, s := range sent {
 		for _, h := range s.hits {
-			if s.pos != "" && x.config.Compacted(h.Topic) {
-				missing[orderScope{s.delivery.NS, h.Topic, s.key}] = ""
+			if s.delivery.Pos != "" && x.config.Compacted(h.Topic) {
+				missing[orderScope{s.delivery.NS, h.Topic, s.delivery.Key}] = ""
 			}
 		}
 	}
@@ -186,44 +161,30 @@ func (x *Exceptions) dropOvertakingHits(
 		return nil
 	}
 
-	err := x.eachTaken(ctx, func(c outboxes.Outbox, e *outboxes.Envelope) {
+	err := x.eachStored(ctx, x.eachTaken, func(c outboxes.Outbox, e *outboxes.Envelope, s stored) error {
 		key := storedKey(x.config.Mapping, e.Raw)
-		pos, _ := e.Raw.Lookup("pos").StringValueOK()
-		for _, topic := range stringArray(e.Raw.Lookup("pending")) {
+		for _, topic := range s.pending {
 			o := orderScope{c.NS(), topic, key}
 			lowest, matters := missing[o]
-			lower := pos != "" && (lowest == "" || pos < lowest)
-			if matters && lower && len(find(e, []string{topic})) == 0 {
-				missing[o] = pos
+			if lower := s.pos != "" && (lowest == "" || s.pos < lowest); !matters || !lower {
+				continue
+			}
+			if hits, _ := find(e, []string{topic}); len(hits) == 0 {
+				missing[o] = s.pos
 			}
 		}
+		return nil
 	})
 	if err != nil {
 		return err
 	}
 
 	for i := range sent {
-		s := &sent[i]
-		s.hits = slices.DeleteFunc(s.hits, func(h Hit) bool {
-			lowest := missing[orderScope{s.delivery.NS, h.Topic, s.key}]
-			return lowest != "" && s.pos > lowest
+		d := sent[i].delivery
+		sent[i].hits = slices.DeleteFunc(sent[i].hits, func(h record.Answer) bool {
+			lowest := missing[orderScope{d.NS, h.Topic, d.Key}]
+			return lowest != "" && d.Pos > lowest
 		})
 	}
 	return nil
-}
-
-// decideFromHits returns the decision that follows from the hits of an envelope.
-func (x *Exceptions) decideFromHits(s *sentEnvelope) *decision {
-	answers := make([]record.Answer, len(s.hits))
-	for i, h := range s.hits {
-		answers[i] = record.Answer{Topic: h.Topic, Partition: h.TP.Partition, Offset: h.Offset}
-	}
-	// A claimed envelope becomes an exception that waits for its other topics, and needs its key.
-	if len(answers) < len(s.delivery.Pending) {
-		s.delivery.Key = s.key
-	}
-
-	a := &decision{Delivery: s.delivery}
-	x.config.Finisher.decideFate(a, answers)
-	return a
 }

@@ -231,10 +231,7 @@ func dueFilter(near time.Time, skip []string) bson.D {
 // valid only during the call. It sees everything that was committed before the call, and holds one reply in memory.
 func EachException(ctx context.Context, coll *mongo.Collection, p slot.Range, take func(bson.Raw) error) error {
 	return mongodb.AfterCommitted(ctx, coll, func(ctx context.Context) error {
-		fields := bson.D{}
-		for _, f := range []string{"key", "aggregateid", "pos", "pending", "origin"} {
-			fields = append(fields, bson.E{Key: f, Value: 1})
-		}
+		fields := mongodb.Fields("key", "aggregateid", "pos", "pending", "origin")
 		return mongodb.FindEach(ctx, mongodb.Majority(coll), "reading exceptions of "+mongodb.Namespace(coll),
 			p.AddFilter(outboxes.IsException()), take, options.Find().SetBatchSize(5000).SetProjection(fields))
 	})

@@ -6,7 +6,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
 )
@@ -135,11 +134,7 @@ func (x *Exceptions) isReadyLocked(p *scanPass, it *candidate, now int64) bool {
 		return false
 	}
 
-	switch it.origin {
-	case outboxes.OriginScheduled, outboxes.OriginRequeue, outboxes.OriginReplay:
-		return true
-	}
-	if it.pos <= p.reached {
+	if !it.isOfStream() || it.pos <= p.reached {
 		return true
 	}
 

@@ -122,8 +122,8 @@ func (x *Exception) upsertModel() (mongo.WriteModel, error) {
 		fields = append(fields, bson.E{Key: "nextAt", Value: timeAfter(x.Delay)})
 	}
 	if x.Error != nil {
-		fields = append(fields, bson.E{Key: "lastError", Value: x.Error.lastErrorFields()},
-			bson.E{Key: "history", Value: bson.A{x.Error.attemptFields(x.Node)}})
+		failure := x.Error.attemptFields(x.Node)
+		fields = append(fields, bson.E{Key: "lastError", Value: failure}, bson.E{Key: "history", Value: bson.A{failure}})
 	}
 
 	// A term may give back several targets of an envelope one after the other, and each is added to
@@ -148,21 +148,13 @@ func (x *Exception) isException() bson.D {
 	return bson.D{{Key: "$in", Value: bson.A{"$state", outboxes.Exceptional}}}
 }
 
-func (e *ExceptionError) lastErrorFields() bson.D {
-	return bson.D{
-		{Key: "class", Value: mongodb.Literal(string(e.Class))},
-		{Key: "reason", Value: mongodb.Literal(record.Clip(e.Reason, maxErrorReason))},
-		{Key: "topic", Value: mongodb.Literal(e.Topic)},
-		{Key: "at", Value: "$$NOW"},
-	}
-}
-
+// attemptFields returns the failed attempt as it is stored, now.
 func (e *ExceptionError) attemptFields(node string) bson.D {
 	return bson.D{
-		{Key: "at", Value: "$$NOW"},
-		{Key: "topic", Value: mongodb.Literal(e.Topic)},
 		{Key: "class", Value: mongodb.Literal(string(e.Class))},
 		{Key: "reason", Value: mongodb.Literal(record.Clip(e.Reason, maxErrorReason))},
+		{Key: "topic", Value: mongodb.Literal(e.Topic)},
+		{Key: "at", Value: "$$NOW"},
 		{Key: "node", Value: mongodb.Literal(node)},
 	}
 }
