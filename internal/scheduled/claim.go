@@ -5,6 +5,9 @@ import (
 	"errors"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -21,12 +24,14 @@ const (
 	maxEarlyTries   = 3
 )
 
-// claimGroup is a group of envelopes of one collection that were due. After the claim, Have is the number of envelopes
-// that were still due and have the claim.
+// claimGroup is a group of envelopes of one collection that were due.
 type claimGroup struct {
-	dueEnvelopes
 	collection *scheduledCollection
-	timers     []timer // of IDs
+	timers     []timer // of ids
+
+	coll *mongo.Collection
+	ids  []bson.RawValue
+	have int64 // how many of them were still due and have the claim, after claimGroups
 }
 
 // claimDue claims envelopes that have become due, until ctx ends or the lease is lost.
@@ -115,12 +120,12 @@ func groupByCollection(due []timer) []*claimGroup {
 	for _, e := range due {
 		g := byCollection[e.collection]
 		if g == nil {
-			g = &claimGroup{collection: e.collection, dueEnvelopes: dueEnvelopes{Coll: e.collection.coll}}
+			g = &claimGroup{collection: e.collection, coll: e.collection.coll}
 			byCollection[e.collection] = g
 			groups = append(groups, g)
 		}
 		g.timers = append(g.timers, e)
-		g.IDs = append(g.IDs, e.id)
+		g.ids = append(g.ids, e.id)
 	}
 	return groups
 }
@@ -190,11 +195,7 @@ func (s *Scheduled) putBack(g *claimGroup) {
 
 // claimTogether claims the groups in one transaction.
 func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup) error {
-	list := make([]*dueEnvelopes, len(groups))
-	for i, g := range groups {
-		list[i] = &g.dueEnvelopes
-	}
-	return claimGroups(ctx, s.Fencer, s.claim, s.Now(), list)
+	return claimGroups(ctx, s.Fencer, s.claim, s.Now(), groups)
 }
 
 // endTimer removes an envelope from those in flight, with any fate.

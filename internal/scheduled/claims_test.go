@@ -49,7 +49,7 @@ func TestN19_ClaimsThatOverlapShareNothing(t *testing.T) {
 			}
 			wg.Go(func() {
 				claim := dueClaim{Token: fmt.Sprint("owner", o), Epoch: 7}
-				group := []*dueEnvelopes{{Coll: coll, IDs: mine}}
+				group := []*claimGroup{{coll: coll, ids: mine}}
 				err := mongodb.ErrSlow
 				for errors.Is(err, mongodb.ErrSlow) { // the others' claims were in its way each time
 					err = claimGroups(t.Context(), &plainFencer{client: coll.Database().Client()}, claim, time.Now(), group)
@@ -65,8 +65,8 @@ func TestN19_ClaimsThatOverlapShareNothing(t *testing.T) {
 					had[id] = append(had[id], o)
 					return nil
 				})
-				if err != nil || n != group[0].Have {
-					t.Errorf("%d claimed, %d read, %v", group[0].Have, n, err)
+				if err != nil || n != group[0].have {
+					t.Errorf("%d claimed, %d read, %v", group[0].have, n, err)
 				}
 			})
 			shared += len(mine)

@@ -50,7 +50,7 @@ func (s *Scheduled) sendGroup(ctx context.Context, g *claimGroup) error {
 		unread[mongodb.ValueKey(e.id)] = e
 	}
 
-	left := g.Have
+	left := g.have
 	backoff := retry.Reopen.Start()
 	var at bson.Timestamp
 	for left > 0 {
@@ -98,9 +98,9 @@ func (s *Scheduled) readAndPublish(
 	if g.collection.envelopeSize > 0 {
 		batch = max(1, min(maxClaim, claimReply/g.collection.envelopeSize))
 	}
-	due := dueEnvelopes{Coll: g.collection.coll, IDs: make([]bson.RawValue, 0, len(unread))}
+	due := claimGroup{coll: g.coll}
 	for _, e := range unread {
-		due.IDs = append(due.IDs, e.id)
+		due.ids = append(due.ids, e.id)
 	}
 
 	// The deadline is for the read alone. Publish may block for longer, while the outlet has no room.

@@ -24,13 +24,6 @@ type dueClaim struct {
 	Epoch int64
 }
 
-// dueEnvelopes are scheduled envelopes of one collection by id.
-type dueEnvelopes struct {
-	Coll *mongo.Collection
-	IDs  []bson.RawValue
-	Have int64 // how many of them have the claim, after claimGroups
-}
-
 // filterClaimable returns the condition for an envelope that this owner can claim. N19: the envelope has no claim, or a claim of an
 // owner whose epoch is over, or a claim of this owner. An envelope with a state is no longer scheduled.
 func (c dueClaim) filterClaimable(and ...bson.E) bson.D {
@@ -59,17 +52,17 @@ func scheduledUntil(ctx context.Context, coll *mongo.Collection, c dueClaim, unt
 	return cur, nil
 }
 
-// claimGroups claims the envelopes that are due by the server's clock and can be claimed, and sets Have of each group. It
+// claimGroups claims the envelopes that are due by the server's clock and can be claimed, and sets have of each group. It
 // uses one transaction, which commits only while the caller owns the watcher (N3) and adds the namespaces to `dirty`. All
 // groups together have at most [maxClaim] ids. After that, only this owner or one with a later epoch changes the
 // envelopes. now is the server's time as the caller estimates it, and is stored for operators. If the server is too slow
 // for so many, the error is [mongodb.ErrSlow], and nothing is claimed.
-func claimGroups(ctx context.Context, f mongodb.Fencer, c dueClaim, now time.Time, groups []*dueEnvelopes) error {
+func claimGroups(ctx context.Context, f mongodb.Fencer, c dueClaim, now time.Time, groups []*claimGroup) error {
 	dirty := make([]string, len(groups))
 	n := 0
 	for i, g := range groups {
-		dirty[i] = mongodb.Namespace(g.Coll)
-		n += len(g.IDs)
+		dirty[i] = mongodb.Namespace(g.coll)
+		n += len(g.ids)
 	}
 	if n > maxClaim {
 		return fmt.Errorf("claiming %d scheduled envelopes at once; %d is the most", n, maxClaim)
@@ -83,17 +76,17 @@ func claimGroups(ctx context.Context, f mongodb.Fencer, c dueClaim, now time.Tim
 	return f.Fenced(ctx, dirty, mongodb.LimitRuns(n, func(ctx context.Context) error {
 		fenced := mongo.SessionFromContext(ctx).Client()
 		for _, g := range groups {
-			coll := mongodb.Database(fenced, g.Coll.Database().Name()).Collection(g.Coll.Name())
+			coll := mongodb.Database(fenced, g.coll.Database().Name()).Collection(g.coll.Name())
 			res, err := coll.UpdateMany(ctx, c.filterClaimable(
-				bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: g.IDs}}},
+				bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: g.ids}}},
 				// $expr compares across types, where a number or null is less than any time.
 				bson.E{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}},
 				bson.E{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$dueAt", "$$NOW"}}}},
 			), set, options.UpdateMany().SetHint(outboxes.PickedByID))
 			if err != nil {
-				return mongodb.Refusal(err, "claiming scheduled envelopes of "+mongodb.Namespace(g.Coll), "update", mongodb.Namespace(g.Coll))
+				return mongodb.Refusal(err, "claiming scheduled envelopes of "+mongodb.Namespace(g.coll), "update", mongodb.Namespace(g.coll))
 			}
-			g.Have = res.MatchedCount
+			g.have = res.MatchedCount
 		}
 		return nil
 	}))
@@ -103,9 +96,9 @@ func claimGroups(ctx context.Context, f mongodb.Fencer, c dueClaim, now time.Tim
 // valid only during the call. batch bounds the documents of a reply. An error of take ends the read and is returned.
 //
 // readClaimed reads majority-committed data (N21). If at is not zero, it sees everything up to this cluster time.
-func readClaimed(ctx context.Context, g dueEnvelopes, c dueClaim, at bson.Timestamp, batch int32, take func(bson.Raw) error) (n int64, err error) {
+func readClaimed(ctx context.Context, g claimGroup, c dueClaim, at bson.Timestamp, batch int32, take func(bson.Raw) error) (n int64, err error) {
 	if !at.IsZero() {
-		sess, err := mongodb.Causal(ctx, g.Coll.Database().Client(), at)
+		sess, err := mongodb.Causal(ctx, g.coll.Database().Client(), at)
 		if err != nil {
 			return 0, fmt.Errorf("reading claimed envelopes: %w", err)
 		}
@@ -113,8 +106,8 @@ func readClaimed(ctx context.Context, g dueEnvelopes, c dueClaim, at bson.Timest
 		ctx = mongo.NewSessionContext(ctx, sess)
 	}
 
-	err = mongodb.FindEach(ctx, mongodb.Majority(g.Coll), "reading claimed envelopes of "+mongodb.Namespace(g.Coll), bson.D{ // N21
-		{Key: "_id", Value: bson.D{{Key: "$in", Value: g.IDs}}}, {Key: "claim.token", Value: c.Token},
+	err = mongodb.FindEach(ctx, mongodb.Majority(g.coll), "reading claimed envelopes of "+mongodb.Namespace(g.coll), bson.D{ // N21
+		{Key: "_id", Value: bson.D{{Key: "$in", Value: g.ids}}}, {Key: "claim.token", Value: c.Token},
 	}, func(raw bson.Raw) error {
 		n++
 		return take(raw)

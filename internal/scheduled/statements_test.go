@@ -109,7 +109,7 @@ func TestN19_ClaimFilter(t *testing.T) {
 	}
 
 	f := &plainFencer{client: coll.Database().Client(), twice: true}
-	groups := []*dueEnvelopes{{Coll: coll, IDs: ids}, {Coll: coll.Database().Collection("other"), IDs: ids[:1]}}
+	groups := []*claimGroup{{coll: coll, ids: ids}, {coll: coll.Database().Collection("other"), ids: ids[:1]}}
 	if err := claimGroups(t.Context(), f, claim, time.Now(), groups); err != nil {
 		t.Fatal(err)
 	}
@@ -119,8 +119,8 @@ func TestN19_ClaimFilter(t *testing.T) {
 		had[string(raw.Lookup("_id").Value)] = true
 		return nil
 	})
-	if err != nil || n != 3 || groups[0].Have != 3 || groups[1].Have != 0 {
-		t.Errorf("%d claimed, %d read, %v; want 3", groups[0].Have, n, err)
+	if err != nil || n != 3 || groups[0].have != 3 || groups[1].have != 0 {
+		t.Errorf("%d claimed, %d read, %v; want 3", groups[0].have, n, err)
 	}
 	if want := fmt.Sprint([]string{mongodb.Namespace(coll), coll.Database().Name() + ".other"}); fmt.Sprint(f.dirty) != want {
 		t.Errorf("dirty %v, want %s", f.dirty, want)
@@ -136,7 +136,7 @@ func TestN19_ClaimFilter(t *testing.T) {
 	if _, err := readClaimed(t.Context(), *groups[0], claim, bson.Timestamp{T: 1}, 2, func(bson.Raw) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("the error of take: %v", err)
 	}
-	if err := claimGroups(t.Context(), f, claim, time.Now(), []*dueEnvelopes{{Coll: coll, IDs: make([]bson.RawValue, maxClaim+1)}}); err == nil {
+	if err := claimGroups(t.Context(), f, claim, time.Now(), []*claimGroup{{coll: coll, ids: make([]bson.RawValue, maxClaim+1)}}); err == nil {
 		t.Error("more than a transaction may hold were accepted")
 	}
 }
