@@ -330,6 +330,30 @@ func TestN03_LettersAreMovedInPartsWhereTheServerIsSlow(t *testing.T) {
 	}
 }
 
+// Two chunks fill a transaction. If the server is too slow for it, the transactions of small documents stay large.
+func TestN20_SlowTransactionsOfChunksLeaveTheSizeOfTheOthers(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	large := b.add("large", bson.E{Key: "payload", Value: make([]byte, 15<<20+1)})
+
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	slow := &stacktest.Hasty{
+		Fence: b.owner,
+		Coll:  b.db.Collection(Collection("outbox")),
+		Done:  bson.D{{Key: "_id.chunk", Value: bson.D{{Key: "$exists", Value: true}}}},
+		Most:  1,
+	}
+	size := mongodb.NewPartSize(mongodb.MaxDocuments)
+	r, err := Move(ctx, slow, []Letter{large}, size)
+	if want := (Result{Moved: 1, Deleted: 1, Chunked: 1}); err != nil || r != want {
+		t.Errorf("got %+v, %v, want %+v", r, err, want)
+	}
+	if size.Most() != mongodb.MaxDocuments || slow.Late.Load() == 0 {
+		t.Errorf("after %d slow transactions of chunks, others may hold %d documents, want %d", slow.Late.Load(), size.Most(), mongodb.MaxDocuments)
+	}
+}
+
 func TestMoveRefusesWhatItCannotWrite(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
