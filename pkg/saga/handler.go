@@ -26,8 +26,7 @@ type handler[S any] struct {
 	preparing sync.Mutex // held by prepare
 	prepared  atomic.Bool
 
-	// failedHeld contains held messages whose step has aborted the transaction. The next attempt
-	// leaves them out. The key is id/number, the value the error text.
+	// failedHeld contains held messages whose step has aborted the transaction, as failures. The key is id/number.
 	failedHeld sync.Map
 }
 
@@ -186,7 +185,8 @@ func (h *handler[S]) handleInstance(
 // its number.
 //
 // An error of the server has undone the whole transaction. Then releaseHeld returns the error, and
-// the next attempt leaves the held message out.
+// the next attempt leaves the held message out. A transient error, for example a write conflict, says
+// nothing about the message, so only maxTransient of them in a row do the same.
 func (h *handler[S]) releaseHeld(ctx context.Context, in *Instance[S]) error {
 	for !in.completed {
 		next, ok := in.nextHeld()
@@ -198,8 +198,10 @@ func (h *handler[S]) releaseHeld(ctx context.Context, in *Instance[S]) error {
 		key := fmt.Sprintf("%s/%d", in.ID(), next.Number)
 
 		// The previous attempt has failed in this step, and its transaction was aborted.
-		if reason, refused := h.failedHeld.LoadAndDelete(key); refused {
-			in.doc.Stuck = &stuckMessage{Number: next.Number, Message: m.ID, Reason: reason.(string)}
+		before, _ := h.failedHeld.LoadAndDelete(key)
+		failed, _ := before.(failures)
+		if failed.decided() {
+			in.doc.Stuck = &stuckMessage{Number: next.Number, Message: m.ID, Reason: failed.reason}
 			return nil
 		}
 
@@ -218,7 +220,7 @@ func (h *handler[S]) releaseHeld(ctx context.Context, in *Instance[S]) error {
 
 		reason := record.Clip(err.Error(), maxStuckReason)
 		if isServerError(err) {
-			h.failedHeld.Store(key, reason)
+			h.failedHeld.Store(key, failed.add(err, reason))
 			return fmt.Errorf("saga %s: held message %s, number %d of %s: %w", h.saga.name, m.ID, next.Number, in.ID(), err)
 		}
 
@@ -229,8 +231,31 @@ func (h *handler[S]) releaseHeld(ctx context.Context, in *Instance[S]) error {
 	return nil
 }
 
-// maxStuckReason limits the stored error text of a held message, in bytes.
-const maxStuckReason = 512
+const (
+	// maxStuckReason limits the stored error text of a held message, in bytes.
+	maxStuckReason = 512
+	// maxTransient is how many transient errors in a row leave a held message out. Without a limit, a step that never fits
+	// into the lifetime of a transaction would fail the messages before it forever.
+	maxTransient = 10
+)
+
+// failures describes the attempts at a held message that have aborted their transactions.
+type failures struct {
+	transient int    // in a row
+	permanent bool   // the last error was not transient
+	reason    string // of the last one
+}
+
+// add returns f with one more error of the server.
+func (f failures) add(err error, reason string) failures {
+	labeled, ok := errors.AsType[mongo.LabeledError](err)
+	f.permanent, f.reason = !ok || !labeled.HasErrorLabel("TransientTransactionError"), reason
+	f.transient++
+	return f
+}
+
+// decided reports whether the next attempt leaves the message out.
+func (f failures) decided() bool { return f.permanent || f.transient >= maxTransient }
 
 // isServerError reports whether err comes from a MongoDB server. Such an error aborts its
 // transaction.

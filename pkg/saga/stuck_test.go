@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/sagas"
+	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
@@ -77,6 +78,38 @@ func TestAHeldMessageThatFailsHarmsNoOther(t *testing.T) {
 				t.Errorf("%s, held %v, stuck %q", got.State, got.Held, got.Stuck)
 			}
 		})
+	}
+}
+
+// A write conflict in the step of a held message is not the fault of the message: the transaction runs again with it. No later
+// message of the sequence may come that would release it.
+func TestAHeldMessageSurvivesAWriteConflict(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	coll := p.db.Collection("others")
+	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: "shared"}}); err != nil {
+		t.Fatal(err)
+	}
+
+	increment, attempts := bson.D{{Key: "$inc", Value: bson.D{{Key: "n", Value: 1}}}}, 0
+	h := handlerOf(t, sequence(func(ctx context.Context, _ *saga.Instance[ledger], n int64) error {
+		if n != 2 {
+			return nil
+		}
+		// Another writer changes the document after the transaction has begun.
+		if attempts++; attempts <= 3 {
+			if _, err := coll.UpdateByID(outbox.Outside(ctx), "shared", increment); err != nil {
+				return err
+			}
+		}
+		_, err := coll.UpdateByID(ctx, "shared", increment)
+		return err
+	}), p.box)
+	handle(t, h, numberedMsg(t, 2), numberedMsg(t, 1))
+
+	got := snapshot(t, p.box, "ledgers", "a")
+	if string(got.State) != `{"steps":[1,2]}` || len(got.Held) != 0 || got.Stuck != "" || attempts != 4 {
+		t.Errorf("%s, held %v, stuck %q after %d attempts", got.State, got.Held, got.Stuck, attempts)
 	}
 }
 
