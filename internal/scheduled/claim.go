@@ -184,11 +184,13 @@ func (s *Scheduled) claimGroups(
 	return claimed, backoff.Wait(ctx)
 }
 
-// putBack returns a group to the heap, where it is due at once.
+// putBack returns a group to the heap, where it is due at once. Its claim may have been committed although the attempt failed,
+// and the index does not bring envelopes that this owner has claimed.
 func (s *Scheduled) putBack(g *claimGroup) {
 	for _, e := range g.timers {
 		// The heap accepts no envelope that is in flight.
 		s.endTimer(e)
+		e.kept = true
 		s.timers.pushTimer(e)
 	}
 }

@@ -20,6 +20,7 @@ type timer struct {
 	id         bson.RawValue
 	tries      int
 	fed        bool // it came from the index
+	kept       bool // it stays in the cache until it is due, because the index may not bring it again
 }
 
 // timerCache is a bounded cache of the envelopes that are due next, ordered by time. Any goroutine may
@@ -63,7 +64,7 @@ func (t *timerCache) addCopy(c *scheduledCollection, id bson.RawValue, due int64
 }
 
 // pushTimer adds e. It returns false without adding it if the envelope is in flight, has an entry that
-// is due no later, or the cache is full of earlier entries.
+// is due no later, or the cache is full of earlier entries. There is always room for an entry that is kept.
 func (t *timerCache) pushTimer(e timer) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -82,8 +83,8 @@ func (t *timerCache) pushTimer(e timer) bool {
 		room /= 2
 	}
 
-	if last := len(t.heap) - 1; last+1 >= room {
-		if t.heap[last].due <= e.due {
+	if last := len(t.heap) - 1; last+1 >= room && !e.kept {
+		if t.heap[last].due <= e.due || t.heap[last].kept {
 			return false
 		}
 		// The last entry is a leaf, so the heap stays valid without it. The index brings it again.
