@@ -95,6 +95,14 @@ func TestALetterLargerThanADocumentIsBare(t *testing.T) {
 	if err != nil || l.Offset != 1 || l.Headers != nil || l.Value != nil || l.Class != deadletter.ClassHandler {
 		t.Errorf("got %+v, %v; want the place and the class of the message alone", l, err)
 	}
+
+	// Its handler would take the missing value for a tombstone.
+	n, err := g.Requeue(t.Context(), deadletter.Query{All: true}, deadletter.Requeue{})
+	if n != 0 || !isRefused(err) || g.countHandedBack("h") != 0 {
+		t.Errorf("requeued %d (%v), want a RefusedError", n, err)
+	}
+	restore := func(l *deadletter.Letter) error { l.Key, l.Value = []byte("k"), []byte("v"); return nil }
+	g.requeue(deadletter.Query{All: true}, deadletter.Requeue{Edit: restore}, 1)
 }
 
 func TestTheExpiryOfLettersCanBeChanged(t *testing.T) {

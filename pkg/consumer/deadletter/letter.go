@@ -3,11 +3,13 @@ package deadletter
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -104,6 +106,13 @@ func (l *Letter) omitContent(cause error) {
 	l.Name = strings.ToValidUTF8(l.Name[:min(len(l.Name), 512)], "\uFFFD")
 	l.Aggregate, l.ContentType, l.SchemaVersion = event.Aggregate{}, "", ""
 	l.Reason = fmt.Sprintf("the content was left out: %v; the record is at %s/%d/%d", cause, l.Topic, l.Partition, l.Offset)
+}
+
+// isBare reports whether the letter has nothing of its record: the record could not be read, or omitContent has removed it. A
+// tombstone has a key or headers of its producer.
+func (l *Letter) isBare() bool {
+	hasOther := func(h event.Header) bool { return h.Key != record.HeaderID }
+	return l.Key == nil && l.Value == nil && l.countChunks() == 0 && !slices.ContainsFunc(l.Headers, hasOther)
 }
 
 // letterPlace is the place of a letter in a list.

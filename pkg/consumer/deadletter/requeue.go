@@ -111,6 +111,12 @@ func (d *Desk) requeueLetter(ctx context.Context, l Letter, r Requeue) (bool, er
 		}
 	}
 
+	// Its handler would take it for a tombstone and delete something.
+	if l.isBare() {
+		return false, &RefusedError{ID: l.ID, Reason: fmt.Sprintf("it was stored without its content, which the record at %s/%d/%d has: "+
+			"set it with Edit, or discard the letter", l.Topic, l.Partition, l.Offset)}
+	}
+
 	// All messages are checked before the first is written.
 	var messages []*setaside.Message
 	for _, h := range handlers {
