@@ -88,6 +88,9 @@ type Assignment struct {
 	// Offset is the next offset to fetch: the committed one, or the start offset of a partition
 	// without a committed one.
 	Offset int64
+	// Uncommitted is set if the group has to store Offset before the first record is handled: another member would find
+	// another start offset.
+	Uncommitted bool
 }
 
 // Generation has the partitions of this member until the next rebalance of the group. Its methods

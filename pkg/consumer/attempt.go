@@ -53,6 +53,15 @@ func recoverPanic(err *error) {
 // errOrphan reports that the message's topic was deleted and created again after the message was read.
 var errOrphan = errors.New("the topic was deleted and created again")
 
+// checkOrphans returns errOrphan if one of the messages was abandoned. Called in a transaction after the inbox has moved the
+// watermarks, it also shows that they were not those of the new topic: this process attaches to it only afterwards.
+func checkOrphans(list []task) error {
+	if slices.ContainsFunc(list, func(x task) bool { return x.entry.orphan.Load() }) {
+		return errOrphan
+	}
+	return nil
+}
+
 // attemptTasks handles the messages once, in the handler's mode. It blocks until the handler and its transaction end.
 // A failure of the handler is a *handlerFailure.
 func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
@@ -62,22 +71,20 @@ func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 	}
 
 	defer recoverPanic(&err)
-	for _, x := range list {
-		// The log no longer has the message, so it must not be handled.
-		if x.entry.orphan.Load() {
-			return res, errOrphan
-		}
+	// The log no longer has such a message, so it must not be handled.
+	if err := checkOrphans(list); err != nil {
+		return res, err
 	}
 
 	ctx := t.p.drainCtx
+	if t.reg.mode != AtLeastOnce {
+		if err := t.attachHandler(ctx); err != nil {
+			return res, err
+		}
+	}
 	if t.usesTransaction() {
 		t.trouble.watchDatabase(t, maxQuerySilence)
 		defer t.trouble.stopWatching()
-	}
-	if t.reg.mode != AtLeastOnce {
-		if err := t.p.attachHandler(ctx, t.reg); err != nil {
-			return res, err
-		}
 	}
 
 	t.reg.running.Add(1)
@@ -198,6 +205,9 @@ func (t *track) handleOptimistic(ctx context.Context, list []task, res *attemptR
 		if err != nil {
 			return &inboxFailure{fmt.Errorf("admitting %d messages to the inbox: %w", len(entries), err)}
 		}
+		if err := checkOrphans(list); err != nil {
+			return err
+		}
 		if err := t.checkOrder(ctx, list, fresh); err != nil {
 			return err
 		}
@@ -234,6 +244,9 @@ func (t *track) handleEager(ctx context.Context, x task, res *attemptResult) err
 		}
 	}()
 
+	if err := checkOrphans([]task{x}); err != nil {
+		return err
+	}
 	return claim.Hold(ctx, func(ctx context.Context) error {
 		return t.runTransaction(ctx, []task{x}, func(ctx context.Context) error {
 			if taken, err := t.takeWaiting(ctx, res); !taken || err != nil {

@@ -95,9 +95,13 @@ type attachment struct {
 	generation int64 // of the partition in the inbox
 }
 
+// errNoLog reports that the end of a partition could not be read from Kafka. The database is not to blame.
+var errNoLog = errors.New("the end of the partition is unknown")
+
 // attachHandler attaches the handler to the partition in the inbox, unless it is attached. The inbox has then recorded that this
 // process begins with the partition. N29
-func (p *partition) attachHandler(ctx context.Context, r *registration) error {
+func (t *track) attachHandler(ctx context.Context) error {
+	p, r := t.p, t.reg
 	p.mu.Lock()
 	a := p.attached[r.name]
 	if a == nil {
@@ -116,8 +120,11 @@ func (p *partition) attachHandler(ctx context.Context, r *registration) error {
 	// The end of the log confirms to the inbox that the watermarks belong to this topic.
 	log, err := p.s.g.Log(ctx, p.tp)
 	if err != nil {
-		return &inboxFailure{fmt.Errorf("reading the end of partition %s: %w", p.tp, err)}
+		return &inboxFailure{fmt.Errorf("reading partition %s: %w: %w", p.tp, errNoLog, err)}
 	}
+
+	t.trouble.watchDatabase(t, maxQuerySilence)
+	defer t.trouble.stopWatching()
 	g, err := p.s.inbox.Attach(ctx, p.s.c.inboxConsumer(r), p.tp.Topic, p.tp.Partition, log)
 	if err != nil {
 		return &inboxFailure{fmt.Errorf("attaching %s to partition %s: %w", r.name, p.tp, err)}

@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/franz"
 )
 
 // Each wrong option of Kafka is an error of New, which names the option and the fix.
@@ -86,5 +88,40 @@ func TestStartOfAGroup(t *testing.T) {
 		case <-time.After(patience):
 			t.Errorf("start %d: no message", start)
 		}
+	}
+}
+
+// With Latest, a group begins once with the records that follow. Records that are written while no member runs, or that were
+// not handled yet, are not skipped, and neither are messages in a retry topic that is created for them.
+func TestAGroupThatBeganWithLatestSkipsNothingLater(t *testing.T) {
+	t.Parallel()
+	for name, use := range map[string]consumer.Option{"kafka-go": nil, "franz": franz.Use()} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := newKit(t, 1)
+			k.cfg.WatchPartitions = 100 * time.Millisecond
+			k.deleteAtEnd(transport.RetryTopicName(k.topic, k.group, 1))
+			k.publish(msg("k", "counted", "early"))
+			effects := k.effects("effects")
+			member := func() *consumer.Consumer {
+				c := k.consumer(use, consumer.WithStart(consumer.Latest),
+					consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(100*time.Millisecond))
+				handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+					if m.Attempt == 1 {
+						return errWanted
+					}
+					return effects(ctx, m)
+				})
+				return c
+			}
+
+			stop := k.start(member())
+			k.until("the stored start", func(context.Context) bool { return k.committed(1)[0] == 1 })
+			stop()
+			k.publish(msg("k", "counted", "0"))
+			k.start(member())
+			k.untilCount("effects", 1)
+			k.once("effects", 1)
+		})
 	}
 }

@@ -275,6 +275,17 @@ func (k *kit) client() (*kafka.Client, func()) {
 	return &kafka.Client{Addr: kafka.TCP(k.cfg.Brokers...), Transport: tr, Timeout: 10 * time.Second}, tr.CloseIdleConnections
 }
 
+// deleteAtEnd deletes topics that the consumer creates, at the end of the test.
+func (k *kit) deleteAtEnd(topics ...string) {
+	k.Cleanup(func() {
+		cl, done := k.client()
+		defer done()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Context()), 10*time.Second)
+		defer cancel()
+		_, _ = cl.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: topics})
+	})
+}
+
 // disposed collects the disposed messages.
 type disposed struct {
 	mu   sync.Mutex

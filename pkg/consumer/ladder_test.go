@@ -390,13 +390,9 @@ func TestMissingTopicsAreCreatedOnDemand(t *testing.T) {
 	retries := transport.RetryTopicName(k.topic, k.group, 1)
 	graves := k.topic + "." + k.group + ".dead"
 
+	k.deleteAtEnd(retries, graves)
 	cl, done := k.client()
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Context()), 10*time.Second)
-		defer cancel()
-		_, _ = cl.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: []string{retries, graves}})
-		done()
-	})
+	defer done()
 
 	k.cfg.WatchPartitions = 100 * time.Millisecond // how soon a new topic is seen
 	c := k.consumer(consumer.WithDeadLetters(deadletter.WithTopic("")),

@@ -9,14 +9,17 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/inbox/mongostore"
+	"github.com/outrelay/outrelay/internal/setaside"
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -33,7 +36,9 @@ type changing struct {
 	committed int64
 	life      string // of the topic; part of each id
 	id        string // of the topic; "" for a transport that does not return ids
+	lives     int    // how often the topic was created again
 	served    bool   // the records of this life were fetched
+	noLog     error  // of each call of Log
 	diverged  int64  // where the log lost records and has others, until a fetch was told; 0 for none
 }
 
@@ -48,13 +53,17 @@ func (l *changing) replace(end int64, n int) {
 	}
 }
 
-// anew replaces the topic by another one of the same name.
+// anew replaces the topic by another one of the same name, which has an id if the topic has one.
 func (l *changing) anew(key string, n int) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.records, l.start, l.end, l.life, l.served = nil, 0, 0, "anew", false
-	l.mu.Unlock()
+	l.lives++
+	if l.id != "" {
+		l.id += " anew"
+	}
 	for range n {
-		l.append(key)
+		l.add(key)
 	}
 }
 
@@ -105,7 +114,9 @@ func (*changing) Publish(context.Context, string, []transport.Record) error { re
 func (*changing) ID() int32 { return 1 }
 
 func (l *changing) Partitions() []transport.Assignment {
-	return []transport.Assignment{{TopicPartition: transport.TopicPartition{Topic: "log"}}}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return []transport.Assignment{{TopicPartition: transport.TopicPartition{Topic: "log"}, Offset: max(l.committed, 0)}}
 }
 
 func (*changing) Changes() <-chan transport.Change { return nil }
@@ -113,7 +124,7 @@ func (*changing) Changes() <-chan transport.Change { return nil }
 func (l *changing) Log(context.Context, transport.TopicPartition) (inbox.Log, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return inbox.Log{ID: l.id, End: l.end}, nil
+	return inbox.Log{ID: l.id, End: l.end}, l.noLog
 }
 
 func (l *changing) Fetch(ctx context.Context, tp transport.TopicPartition, offset int64, _ int) (transport.Fetched, error) {
@@ -129,12 +140,16 @@ func (l *changing) Fetch(ctx context.Context, tp transport.TopicPartition, offse
 
 	at, _ := slices.BinarySearchFunc(l.records, offset, func(r transport.Record, o int64) int { return cmp.Compare(r.Offset, o) })
 	if at == len(l.records) && offset == l.end {
+		life := l.lives
 		l.mu.Unlock()
 		select {
 		case <-time.After(10 * time.Millisecond):
 		case <-ctx.Done():
 		}
 		l.mu.Lock()
+		if l.lives != life {
+			return transport.Fetched{}, errors.New("the topic was deleted")
+		}
 		return transport.Fetched{Next: offset, End: offset}, nil
 	}
 
@@ -360,6 +375,31 @@ func passes(t *testing.T, remove func(*changing)) {
 	}
 }
 
+// A partition whose end cannot be read from Kafka waits alone. It is no outage of the database, in which no partition is read.
+func TestAPartitionWithoutALeaderIsNoOutageOfTheDatabase(t *testing.T) {
+	t.Parallel()
+	l := &changing{noLog: errors.New("no leader")}
+	reported, outage := make(chan struct{}, 1000), atomic.Bool{}
+	c := over(t, l, consumer.WithErrorHook(func(_ context.Context, err error) {
+		if _, ok := errors.AsType[*consumer.OutageError](err); ok {
+			outage.Store(true)
+		}
+		reported <- struct{}{}
+	}))
+	handle(t, c, "counted", nop)
+	l.append("a")
+	runs(t, c)
+	<-reported
+
+	l.mu.Lock()
+	l.noLog = nil
+	l.mu.Unlock()
+	l.untilCommitted(t, 1)
+	if outage.Load() {
+		t.Error("an outage of the database was reported")
+	}
+}
+
 // A generation that begins while a message goes to the dead letters is attached to, as it is while one is handled.
 func TestALetterPassesAGenerationThatBegan(t *testing.T) {
 	t.Parallel()
@@ -437,6 +477,155 @@ func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 	defer mu.Unlock()
 	if fresh != 2 || old != 11 {
 		t.Errorf("%d of the new topic's 2 records were handled, and %d of the old one's", fresh, old)
+	}
+}
+
+// inDatabase is a consumer of a log whose inbox and messages that are set aside are in db.
+func inDatabase(t *testing.T, l *changing, db *mongo.Database, opts ...consumer.Option) *consumer.Consumer {
+	t.Helper()
+	base := []consumer.Option{
+		consumer.WithTransport(l), consumer.WithTopics("log"), consumer.WithCommitCount(1), consumer.WithDisposer(newDisposed()),
+		consumer.WithErrorHook(func(context.Context, error) {}),
+	}
+	c, err := consumer.New("group", db, append(base, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// N29: a message of a deleted topic that fails is set aside, and does not move the watermark of the new topic.
+func TestN29_AFailedMessageOfADeletedTopicHidesNoNewOne(t *testing.T) {
+	t.Parallel()
+	db := stacktest.Database(t, stacktest.Client(t))
+	l := &changing{}
+	var mu sync.Mutex
+	handled := map[string]int{}
+	began, release := make(chan struct{}), make(chan struct{})
+	begin := sync.OnceFunc(func() { close(began) })
+	gaps := make(chan struct{}, 10)
+	c := inDatabase(t, l, db, consumer.WithRetry(soon), consumer.WithErrorHook(func(_ context.Context, err error) {
+		if errors.Is(err, transport.ErrGap) {
+			gaps <- struct{}{}
+		}
+	}))
+	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if m.ID == "10" && m.Attempt == 1 {
+			begin()
+			select {
+			case <-release:
+				return errWanted
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		handled[m.ID]++
+		return nil
+	})
+
+	for range 15 {
+		l.append("a")
+	}
+	runs(t, c)
+	<-began
+	l.anew("a", 2)
+	<-gaps
+	close(release)
+	// The new messages of the key follow the one that failed.
+	stacktest.Eventually(t, "the message that failed, and both of the new topic", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return handled["10"] == 1 && handled["anew0"] == 1 && handled["anew1"] == 1
+	})
+	l.untilCommitted(t, 2)
+}
+
+// N29: a topic that is deleted, created and filled past the offset between two fetches is read from its start.
+func TestN29_ATopicThatIsRefilledAtOnceIsReadFromItsStart(t *testing.T) {
+	t.Parallel()
+	db := stacktest.Database(t, stacktest.Client(t))
+	l := &changing{id: "cluster/topic"}
+	var mu sync.Mutex
+	handled := map[string]int{}
+	c := inDatabase(t, l, db)
+	handle(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
+		mu.Lock()
+		defer mu.Unlock()
+		handled[m.ID]++
+		return nil
+	})
+
+	for range 3 {
+		l.append("a")
+	}
+	runs(t, c)
+	l.untilCommitted(t, 3)
+	l.anew("a", 5)
+	l.untilCommitted(t, 5)
+
+	mu.Lock()
+	defer mu.Unlock()
+	for i := range 5 {
+		if id := fmt.Sprint("anew", i); handled[id] != 1 {
+			t.Errorf("%s was handled %d times, want once", id, handled[id])
+		}
+	}
+}
+
+// N29: after a restart, a message follows the message of its key that is set aside, also if the topic was created again before.
+func TestN29_AMessageFollowsItsKeyInALaterGeneration(t *testing.T) {
+	t.Parallel()
+	db := stacktest.Database(t, stacktest.Client(t))
+	l := &changing{id: "cluster/topic"}
+	var mu sync.Mutex
+	var handled []string
+	broken := true
+	handledAll := func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(handled)
+	}
+	runUntil := func(offset int64) (stop func()) {
+		c := inDatabase(t, l, db, consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}, Min: time.Hour, Max: time.Hour}))
+		handle(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if m.ID == "anew0" && broken {
+				return errWanted
+			}
+			handled = append(handled, m.ID)
+			return nil
+		})
+		stop = runs(t, c)
+		l.untilCommitted(t, offset)
+		return stop
+	}
+
+	l.append("a")
+	runUntil(1)()
+	l.anew("a", 1)
+	l.mu.Lock()
+	l.committed = 0
+	l.mu.Unlock()
+	runUntil(1)()
+	// The first message of this member is one that follows.
+	l.append("a")
+	runUntil(2)()
+
+	mu.Lock()
+	broken = false
+	mu.Unlock()
+	dueNow := mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "due", Value: "$$NOW"}}}}}
+	failed := bson.D{{Key: "due", Value: bson.D{{Key: "$exists", Value: true}}}}
+	if res, err := db.Collection(setaside.DefaultCollection).UpdateMany(t.Context(), failed, dueNow); err != nil || res.ModifiedCount != 1 {
+		t.Fatalf("messages that failed: %+v, %v", res, err)
+	}
+	runUntil(2)
+	stacktest.Eventually(t, "all messages", func() bool { return len(handledAll()) == 3 })
+	if got, want := handledAll(), []string{"0", "anew0", "anew1"}; !slices.Equal(got, want) {
+		t.Errorf("handled %v, want %v", got, want)
 	}
 }
 
@@ -586,7 +775,7 @@ func TestN29_ARecreatedTopicHaltsTheRun(t *testing.T) {
 	}
 
 	l.mu.Lock()
-	l.id, l.committed = "cluster/another", 0
+	l.committed = 0
 	l.mu.Unlock()
 	l.anew("a", 2)
 	if err := member(consumer.WithHaltOnRecreated()).Run(t.Context()); !errors.Is(err, inbox.ErrRecreated) {

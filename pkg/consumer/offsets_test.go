@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/franz"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -237,6 +238,33 @@ func TestN29_ARefilledTopicIsNotRefused(t *testing.T) {
 
 	k.start(c)
 	k.untilCount("effects", 45)
+}
+
+// N29: a topic that is deleted, created and filled past the offset during a pause is read from its start.
+func TestN29_ATopicThatIsRefilledInAPauseIsReadFromItsStart(t *testing.T) {
+	t.Parallel()
+	for name, use := range map[string]consumer.Option{"kafka-go": nil, "franz": franz.Use()} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := newKit(t, 1)
+			c := k.consumer(use)
+			handle(t, c, "counted", k.effects("effects"))
+			k.publish(numbered(1, 3)...)
+			k.start(c)
+			k.until("the offset", func(context.Context) bool { return k.committed(1)[0] == 3 })
+
+			c.Pause()
+			k.recreateTopic()
+			list := make([]*consumer.Message, 6)
+			for i := range list {
+				list[i] = msg("key", "counted", fmt.Sprint(i))
+			}
+			k.until("the records", func(ctx context.Context) bool { return k.kafka.Publish(ctx, k.topic, records(list...)) == nil })
+			c.Resume()
+			k.untilCount("effects", 9)
+			k.once("effects", 9)
+		})
+	}
 }
 
 // recreateTopic deletes the topic of the kit, which must have records, and creates an empty one of the same name. It

@@ -14,8 +14,13 @@ import (
 	"github.com/outrelay/outrelay/internal/transport"
 )
 
-// fetchBytes is the most bytes that one fetch requests.
-const fetchBytes = 1 << 20
+const (
+	// fetchBytes is the most bytes that one fetch requests.
+	fetchBytes = 1 << 20
+	// maxUnwatched is how long a partition may be without a fetch before the id of its topic is checked. Nobody deletes,
+	// creates and fills a topic in a shorter time.
+	maxUnwatched = time.Second
+)
 
 // entry is one fetched record. The entry stays until all earlier entries of the partition are
 // finished. Its body stays only until the entry itself is finished.
@@ -114,6 +119,9 @@ func newPartition(s *session, a transport.Assignment) *partition {
 		tracks: map[trackKey]*track{}, attached: map[string]*attachment{}, wake: make(chan struct{}, 1),
 		fetchEnded: make(chan struct{}),
 	}
+	if a.Uncommitted {
+		p.committed = -1
+	}
 	p.serveCtx, p.endServe = context.WithCancel(s.serveCtx)
 	p.drainCtx, p.abandon = context.WithCancelCause(s.drainCtx)
 	return p
@@ -125,6 +133,7 @@ func (p *partition) fetchLoop() {
 	defer close(p.fetchEnded)
 	ctx := p.serveCtx
 	backoff := retry.Reopen.Start()
+	watched := time.Now() // when a fetch last succeeded; zero if the last one failed
 
 	for ctx.Err() == nil {
 		if p.s.c.gate.isPaused() {
@@ -133,6 +142,7 @@ func (p *partition) fetchLoop() {
 			if p.s.c.gate.waitOpen(ctx) != nil {
 				return
 			}
+			watched = time.Time{}
 		}
 		if p.s.outage.waitOver(ctx) != nil {
 			return
@@ -148,10 +158,28 @@ func (p *partition) fetchLoop() {
 			continue
 		}
 
+		// A broker ends a fetch when the topic is deleted. Between two fetches, that is not visible.
+		if time.Since(watched) > maxUnwatched {
+			another, err := p.isAnotherTopic(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			p.s.report(err)
+			if another {
+				continue
+			}
+			if err != nil {
+				_ = backoff.Wait(ctx)
+				continue
+			}
+		}
+
 		f, err := p.s.g.Fetch(ctx, p.tp, from, min(fetchBytes, p.s.c.s.bufferBytes))
+		watched = time.Time{}
 		var gap *transport.RangeError
 		switch {
 		case err == nil:
+			watched = time.Now()
 			backoff.Reset()
 			p.acceptFetched(from, f)
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sort"
+	"strings"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
@@ -19,6 +20,30 @@ func (p *partition) recordTopicID(ctx context.Context) {
 	if log, err := p.s.g.Log(ctx, p.tp); err == nil {
 		p.topicID = &log.ID
 	}
+}
+
+// isAnotherTopic reports whether the topic was deleted and created again, and if so continues at its start. With HaltOnGap it
+// ends the Run instead.
+func (p *partition) isAnotherTopic(ctx context.Context) (bool, error) {
+	if p.topicID == nil || *p.topicID == "" {
+		return false, nil
+	}
+	log, err := p.s.g.Log(ctx, p.tp)
+	cluster, _, _ := strings.Cut(*p.topicID, "/")
+	// Another cluster may be a copy with the same offsets.
+	if err != nil || log.ID == *p.topicID || !strings.HasPrefix(log.ID, cluster+"/") {
+		return false, err
+	}
+
+	err = fmt.Errorf("%w: the topic of partition %s was deleted and created again; going on from its start", transport.ErrGap, p.tp)
+	if p.s.c.s.haltOnGap {
+		p.s.failRun(err)
+		return true, nil
+	}
+	p.topicID = nil
+	// If retention has removed the first records, the next fetch moves on.
+	p.abandonEntries(0, 0)
+	return true, err
 }
 
 // skipGap moves the partition to an offset that exists. There are three cases: after the records

@@ -16,6 +16,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
@@ -121,6 +122,44 @@ func TestAReplacedHandlerTakesTheMessagesThatWait(t *testing.T) {
 	k.publish(numbered(1, 2)[1:]...)
 	k.untilCount("effects", 2)
 	k.once("effects", 2)
+}
+
+// A message whose handler is replaced while it runs, and then fails, is retried by the new handler.
+func TestAMessageThatIsSetAsideByAReplacedHandlerIsRetried(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	c := k.consumer(consumer.WithRetry(soon))
+	effects := k.effects("effects")
+	began, release := make(chan struct{}, 1), make(chan struct{})
+	handle(t, c, "counted", func(ctx context.Context, _ *consumer.Message) error {
+		began <- struct{}{}
+		select {
+		case <-release:
+			return errWanted
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})
+	other := "b"
+	for inbox.Lane([]byte(other), 0) == inbox.Lane([]byte("a"), 0) {
+		other += "b"
+	}
+	k.publish(msg("a", "counted", "0"))
+	k.start(c)
+	k.await("the attempt", began)
+
+	if !c.Remove("counted") {
+		t.Fatal("the handler is not registered")
+	}
+	handle(t, c, "counted", effects)
+	k.publish(msg(other, "counted", "0"))
+	// The new handler has loaded the messages that are set aside.
+	k.untilCount("effects", 1)
+	close(release)
+	k.publish(msg("a", "counted", "1"))
+	k.untilCount("effects", 3)
+	k.once("effects", 3)
+	k.untilSettled(1, 3)
 }
 
 // TestEventsOfTwoSourcesWithEqualIDsHaveTheirEffects: a CloudEvent is unique by its source and id together. The topic contains each

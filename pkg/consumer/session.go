@@ -132,6 +132,9 @@ func (s *session) addPartitions(list []transport.Assignment) {
 	}
 	n := len(s.partitions)
 	s.partitionsMu.Unlock()
+	if slices.ContainsFunc(list, func(a transport.Assignment) bool { return a.Uncommitted }) {
+		s.requestCommit()
+	}
 	s.c.measure(telemetry.Measurement{Metric: telemetry.Assigned, N: int64(n)})
 
 	// A room that is opened later loads the queues of all partitions.

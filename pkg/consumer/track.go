@@ -228,6 +228,10 @@ func (t *track) repeatStep(step func() error) bool {
 			return true
 		}
 
+		if errors.Is(err, inbox.ErrRecreated) {
+			t.p.s.failRun(err)
+			return false
+		}
 		t.p.s.report(err)
 		if t.mustStop() {
 			return false

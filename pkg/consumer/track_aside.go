@@ -164,6 +164,11 @@ func (t *track) setAside(x task, wait time.Duration, unordered bool) (stored, fu
 		return false, true
 	}
 
+	// The order of the queue depends on the generation of the topic, which the inbox returns.
+	if t.hasWatermark(x) && !t.repeatStep(func() error { return t.attachHandler(t.p.drainCtx) }) {
+		return false, false
+	}
+
 	// Without a failed attempt the message is due as soon as its queue has no earlier one.
 	m := t.newWaiting(x, unordered)
 	key := queueKey{t.p.tp, m.Queue}
@@ -181,9 +186,17 @@ func (t *track) setAside(x task, wait time.Duration, unordered bool) (stored, fu
 		return false, full
 	}
 
+	// A handler of the same name has replaced this one. It may have loaded its queues before.
+	if t.reg.removed.Load() {
+		t.p.s.discoverQueues(room.handler, t.p.tp, []setaside.Digest{m.Queue})
+	}
 	t.completeTasks([]task{x})
 	return true, false
 }
+
+// hasWatermark reports whether a watermark of the inbox has to pass x. The watermarks of a topic that was created again
+// have other offsets.
+func (t *track) hasWatermark(x task) bool { return t.reg.mode != AtLeastOnce && !x.entry.orphan.Load() }
 
 // newWaiting returns the document of a message that is set aside.
 func (t *track) newWaiting(x task, unordered bool) *setaside.Message {
@@ -211,11 +224,8 @@ func (t *track) newWaiting(x task, unordered bool) *setaside.Message {
 // before gets no document. Without an inbox, the document alone is written.
 func (t *track) storeWaiting(x task, m *setaside.Message, wait time.Duration) error {
 	ctx, s := t.p.drainCtx, t.p.s
-	if t.reg.mode == AtLeastOnce {
+	if !t.hasWatermark(x) {
 		return s.c.waiting.Add(ctx, m, wait)
-	}
-	if err := t.p.attachHandler(ctx, t.reg); err != nil {
-		return err
 	}
 
 	// Checked first: after a takeover, the previous owner may have handled the message.
@@ -226,6 +236,9 @@ func (t *track) storeWaiting(x task, m *setaside.Message, wait time.Duration) er
 			return err
 		}
 		if err := s.inbox.Pass(ctx, list); err != nil {
+			return err
+		}
+		if err := checkOrphans([]task{x}); err != nil {
 			return err
 		}
 		if !fresh[0] {

@@ -90,6 +90,10 @@ func (o *trouble) waitOut(t *track, err error) bool {
 	case errors.Is(err, inbox.ErrInProgress), errors.Is(err, inbox.ErrClaimLost):
 		delay = claimPoll
 
+	// The leader of the partition is away. Other partitions go on.
+	case errors.Is(err, errNoLog):
+		t.p.s.report(err)
+
 	case errors.Is(err, inbox.ErrStale):
 		// The messages are fetched again: those in memory may belong to the previous topic of that name.
 		t.p.detachHandler(t.reg)

@@ -211,15 +211,20 @@ func (s *session) discoverRequeued() {
 		if err != nil && s.serveCtx.Err() == nil {
 			s.report(err)
 		}
-		// A partition of another member is left to it.
 		for _, q := range queues {
 			tp := transport.TopicPartition{Topic: q.Topic, Partition: q.Partition}
-			hasName := func(r *registration) bool { return s.c.inboxConsumer(r) == q.Handler }
-			all := s.c.reg.snapshot().all
-			if i := slices.IndexFunc(all, hasName); i >= 0 && s.findPartition(tp) != nil {
-				s.openRoom(all[i]).discover(tp, []setaside.Digest{q.Digest})
-			}
+			s.discoverQueues(q.Handler, tp, []setaside.Digest{q.Digest})
 		}
+	}
+}
+
+// discoverQueues adds queues to the room of a handler, given by its name in the inbox. It leaves out a partition of another
+// member, and a handler that this process does not have.
+func (s *session) discoverQueues(handler string, tp transport.TopicPartition, queues []setaside.Digest) {
+	hasName := func(r *registration) bool { return s.c.inboxConsumer(r) == handler }
+	all := s.c.reg.snapshot().all
+	if i := slices.IndexFunc(all, hasName); i >= 0 && s.findPartition(tp) != nil {
+		s.openRoom(all[i]).discover(tp, queues)
 	}
 }
 

@@ -72,7 +72,7 @@ func (t *Transport) Join(ctx context.Context, group string, topics []string, s t
 // joinOnce is one membership in the group. It returns when ctx ends or s.Serve returns.
 func (t *Transport) joinOnce(ctx context.Context, group string, topics []string, s transport.Session) error {
 	m := &member{
-		cfg: &t.Config, session: s, reader: t.Reader(topics),
+		group: group, session: s, reader: t.Reader(topics),
 		joined: make(chan *generation, 1), served: make(chan struct{}),
 		owned: map[transport.TopicPartition]bool{},
 	}
@@ -147,7 +147,7 @@ func (t *Transport) options(group string, topics []string) []kgo.Opt {
 
 // member is one membership in the group. kgo calls its methods one after another.
 type member struct {
-	cfg     *transport.Config
+	group   string
 	session transport.Session
 	reader  *kafkalog.Reader
 
@@ -235,16 +235,16 @@ func (m *member) add(
 			}
 
 			// The leader epoch lets the first fetch detect a log that was truncated in the meantime.
-			offset := committed.EpochOffset().Offset
+			at := transport.Assignment{TopicPartition: tp, Offset: committed.EpochOffset().Offset}
 			m.reader.ResumeEpoch(tp, committed.EpochOffset().Epoch)
 			// The group has committed nothing for this partition.
-			if offset < 0 {
+			if at.Offset < 0 {
 				var ok bool
-				if offset, ok = m.reader.Locate(ctx, tp, m.cfg.FromEnd, m.session); !ok {
+				if at, ok = m.reader.LocateStart(ctx, tp, m.group, m.session); !ok {
 					return nil, context.Cause(ctx)
 				}
 			}
-			added = append(added, transport.Assignment{TopicPartition: tp, Offset: offset})
+			added = append(added, at)
 		}
 	}
 

@@ -57,10 +57,6 @@ func (t *Transport) Join(ctx context.Context, group string, topics []string, s t
 func (t *Transport) joinWith(ctx context.Context, group string, topics []string, s transport.Session) error {
 	cfg := &t.Config
 	calls := &connections{dialer: t.Wire}
-	startOffset := kafka.FirstOffset
-	if cfg.FromEnd {
-		startOffset = kafka.LastOffset
-	}
 	// A nil *SASL in the interface would count as a login.
 	var login sasl.Mechanism
 	if l := kafkalog.Login(*cfg); l != nil {
@@ -82,7 +78,7 @@ func (t *Transport) joinWith(ctx context.Context, group string, topics []string,
 		RebalanceTimeout:       cfg.RebalanceTimeout,
 		JoinGroupBackoff:       cfg.JoinBackoff,
 		Timeout:                kafkalog.RequestTimeout,
-		StartOffset:            startOffset,
+		StartOffset:            kafka.FirstOffset,
 		WatchPartitionChanges:  true,
 		PartitionWatchInterval: cfg.WatchPartitions,
 	})
@@ -250,16 +246,15 @@ func (g *generation) locateOffsets(ctx context.Context, s transport.Session) boo
 	for topic, list := range g.gen.Assignments {
 		for _, a := range list {
 			tp := transport.TopicPartition{Topic: topic, Partition: int32(a.ID)}
-			offset := a.Offset
+			at := transport.Assignment{TopicPartition: tp, Offset: a.Offset}
 			// Without a committed offset, kafka-go returns StartOffset, which is negative.
-			if offset < 0 {
+			if a.Offset < 0 {
 				var ok bool
-				if offset, ok = g.Locate(ctx, tp, offset == kafka.LastOffset, s); !ok {
+				if at, ok = g.LocateStart(ctx, tp, g.gen.GroupID, s); !ok {
 					return false
 				}
 			}
-
-			g.assigned = append(g.assigned, transport.Assignment{TopicPartition: tp, Offset: offset})
+			g.assigned = append(g.assigned, at)
 		}
 	}
 	return true

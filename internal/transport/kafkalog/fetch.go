@@ -20,6 +20,7 @@ import (
 // Reader reads partitions for one membership. It is safe for concurrent use, but only one goroutine at a time may fetch a
 // partition.
 type Reader struct {
+	fromEnd bool
 	maxWait time.Duration
 	rack    string
 	leaders leaders
@@ -30,7 +31,8 @@ type Reader struct {
 
 // Reader returns a reader of these topics.
 func (c *Client) Reader(topics []string) *Reader {
-	r := &Reader{maxWait: c.Config.MaxWait, rack: c.Config.Rack, leaders: leaders{client: c.Wire, topics: topics}}
+	cfg := &c.Config
+	r := &Reader{fromEnd: cfg.FromEnd, maxWait: cfg.MaxWait, rack: cfg.Rack, leaders: leaders{client: c.Wire, topics: topics}}
 	r.epochs.leaders = &r.leaders
 	return r
 }
@@ -48,10 +50,16 @@ func (r *Reader) ResumeEpoch(tp transport.TopicPartition, epoch int32) {
 	}
 }
 
-// Locate returns the first offset of a partition, or with atEnd the offset after the last one. It repeats the request until a
+// LocateStart returns where a group begins with a partition for which it has no offset. It repeats the request until a
 // leader responds, and reports each failure. It returns false if ctx ends before.
-func (r *Reader) Locate(ctx context.Context, tp transport.TopicPartition, atEnd bool, s transport.Session) (int64, bool) {
+//
+// A retry topic is read from its first record, because the group itself has written all of them.
+func (r *Reader) LocateStart(
+	ctx context.Context, tp transport.TopicPartition, group string, s transport.Session,
+) (transport.Assignment, bool) {
 	edge := kafkawire.LogStart
+	_, retries := transport.ParseRetryTopic(tp.Topic, group)
+	atEnd := r.fromEnd && retries == 0
 	if atEnd {
 		edge = kafkawire.LogEnd
 	}
@@ -59,10 +67,10 @@ func (r *Reader) Locate(ctx context.Context, tp transport.TopicPartition, atEnd 
 	for attempts := retry.Reopen.Start(); ; {
 		at, err := r.leaders.readEdge(ctx, tp, edge)
 		if err == nil {
-			return at.Offset, true
+			return transport.Assignment{TopicPartition: tp, Offset: at.Offset, Uncommitted: atEnd}, true
 		}
 		if ctx.Err() != nil {
-			return 0, false
+			return transport.Assignment{}, false
 		}
 
 		s.Fault(fmt.Errorf("reading where partition %s begins: %w", tp, err))

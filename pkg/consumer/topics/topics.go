@@ -52,7 +52,8 @@ func New(db *mongo.Database, group string) (*List, error) {
 }
 
 // Add adds a topic permanently. It changes nothing if the list has the topic already. Members of the group read the topic
-// from its beginning, or from their offsets if they have read it before. Each change causes a rebalance of the group.
+// from the place of consumer.WithStart, by default its beginning, or from their offsets if they have read it before. Each
+// change causes a rebalance of the group.
 func (l *List) Add(ctx context.Context, topic string) error {
 	if topic == "" {
 		return errors.New("topics: the topic's name is empty")
