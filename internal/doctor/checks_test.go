@@ -121,26 +121,26 @@ func command(t *testing.T, c *mongo.Client, cmd bson.D) {
 }
 
 // rights are those of the documentation's role, by resource.
-func rights() map[resource][]string {
+func rights() map[Resource][]string {
 	write := []string{"find", "insert", "update", "remove"}
-	return map[resource][]string{
-		{db: "shop", coll: "outbox"}:      append(slices.Clone(write), "changeStream", "listIndexes"),
-		{db: "shop", coll: "outbox_dead"}: append(slices.Clone(write), "listIndexes"),
-		{db: "shop", coll: "inbox_dead"}:  {"find"},
-		{db: "shop"}:                      {"listCollections"},
-		{db: "outrelay"}:                  write,
-		{cluster: true}:                   {"serverStatus", "replSetGetConfig", "getParameter"},
+	return map[Resource][]string{
+		{DB: "shop", Collection: "outbox"}:      append(slices.Clone(write), "changeStream", "listIndexes"),
+		{DB: "shop", Collection: "outbox_dead"}: append(slices.Clone(write), "listIndexes"),
+		{DB: "shop", Collection: "inbox_dead"}:  {"find"},
+		{DB: "shop"}:                            {"listCollections"},
+		{DB: "outrelay"}:                        write,
+		{Cluster: true}:                         {"serverStatus", "replSetGetConfig", "getParameter"},
 	}
 }
 
-func role(verb string, rights map[resource][]string) bson.D {
+func role(verb string, rights map[Resource][]string) bson.D {
 	list := bson.A{}
 	for r, actions := range rights {
 		if len(actions) == 0 {
 			continue
 		}
-		on := bson.D{{Key: "db", Value: r.db}, {Key: "collection", Value: r.coll}}
-		if r.cluster {
+		on := bson.D{{Key: "db", Value: r.DB}, {Key: "collection", Value: r.Collection}}
+		if r.Cluster {
 			on = bson.D{{Key: "cluster", Value: true}}
 		}
 		list = append(list, bson.D{{Key: "resource", Value: on}, {Key: "actions", Value: actions}})
@@ -169,22 +169,22 @@ func privilegesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 	expect(t, whole, "outbox.indexes", OK)
 
 	const stream, outbox, dead, state, cluster = "mongodb.privileges.stream", "mongodb.privileges.outbox", "mongodb.privileges.dead", "mongodb.privileges.state", "mongodb.privileges.cluster"
-	for r, actions := range map[resource]map[string]map[string]Status{
-		{db: "shop", coll: "outbox"}: {
+	for r, actions := range map[Resource]map[string]map[string]Status{
+		{DB: "shop", Collection: "outbox"}: {
 			"find": {stream: Fail, outbox: Fail, "topics": Warn, // and without them no topic is known
 				"topics.exist": Warn, "topics.acl": Warn, "topics.unclean_election": Warn, "topics.max_message_bytes": Warn, "topics.cleanup_policy": Warn},
 			"changeStream": {stream: Fail},
 			"insert":       {outbox: Fail}, "update": {outbox: Fail}, "remove": {outbox: Fail},
 			"listIndexes": {"outbox.indexes": Warn},
 		},
-		{db: "shop", coll: "outbox_dead"}: {"find": {dead: Fail}, "insert": {dead: Fail}, "update": {dead: Fail}, "remove": {dead: Fail}, "listIndexes": {dead: Warn}},
-		{db: "shop", coll: "inbox_dead"}:  {"find": {dead: Warn}},
-		{db: "shop"}:                      {"listCollections": {outbox: Warn}},
-		{db: "outrelay"}: {
+		{DB: "shop", Collection: "outbox_dead"}: {"find": {dead: Fail}, "insert": {dead: Fail}, "update": {dead: Fail}, "remove": {dead: Fail}, "listIndexes": {dead: Warn}},
+		{DB: "shop", Collection: "inbox_dead"}:  {"find": {dead: Warn}},
+		{DB: "shop"}:                            {"listCollections": {outbox: Warn}},
+		{DB: "outrelay"}: {
 			"find":   {state: Fail, "outbox.claims": Warn, "watcher": Warn},
 			"insert": {state: Fail}, "update": {state: Fail}, "remove": {state: Fail},
 		},
-		{cluster: true}: {
+		{Cluster: true}: {
 			"serverStatus": {cluster: Warn, "mongodb.oplog": Warn}, "replSetGetConfig": {cluster: Warn},
 			"getParameter": {"mongodb.transactions": Warn},
 		},
@@ -215,7 +215,7 @@ func privilegesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 // scopes: a stream over a database or the cluster needs its privilege there.
 func scopes(t *testing.T, root *mongo.Client, cfg config.Config) {
 	const stream = "mongodb.privileges.stream"
-	both := func(of resource) map[resource][]string {
+	both := func(of Resource) map[Resource][]string {
 		r := rights()
 		r[of] = append(slices.Clone(r[of]), "find", "changeStream")
 		return r
@@ -223,23 +223,23 @@ func scopes(t *testing.T, root *mongo.Client, cfg config.Config) {
 
 	cfg.Watch = []string{"shop.outbox", "shop.more"}
 	expect(t, examine(t, cfg), stream, Fail, "find, changeStream on database shop")
-	command(t, root, role("updateRole", both(resource{db: "shop"})))
+	command(t, root, role("updateRole", both(Resource{DB: "shop"})))
 	r := examine(t, cfg)
 	expect(t, r, stream, OK)
 	expect(t, r, "mongodb.privileges.outbox", Fail, "insert, update, remove on shop.more")
-	single := both(resource{db: "shop"})
-	delete(single, resource{db: "outrelay"})
+	single := both(Resource{DB: "shop"})
+	delete(single, Resource{DB: "outrelay"})
 	for _, coll := range stateCollections[1:] {
-		single[resource{db: "outrelay", coll: coll}] = []string{"find", "insert", "update", "remove"}
+		single[Resource{DB: "outrelay", Collection: coll}] = []string{"find", "insert", "update", "remove"}
 	}
 
-	single[resource{db: "outrelay", coll: "watchers"}] = []string{"find", "insert", "remove"}
+	single[Resource{DB: "outrelay", Collection: "watchers"}] = []string{"find", "insert", "remove"}
 	command(t, root, role("updateRole", single))
 	r = examine(t, cfg)
 	expect(t, r, "mongodb.privileges.state", Fail, "missing: update on outrelay.watchers", `["update"]`)
 	cfg.Watch = []string{"*.outbox"}
 	expect(t, examine(t, cfg), stream, Fail, "on all databases", `{db: "", collection: ""}`)
-	command(t, root, role("updateRole", both(resource{})))
+	command(t, root, role("updateRole", both(Resource{})))
 	expect(t, examine(t, cfg), stream, OK)
 	command(t, root, role("updateRole", rights()))
 }

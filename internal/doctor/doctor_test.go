@@ -347,26 +347,26 @@ func TestJudgeOplog(t *testing.T) {
 func TestCovers(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		have, want resource
+		have, want Resource
 		covered    bool
 	}{
-		{resource{db: "a", coll: "b"}, resource{db: "a", coll: "b"}, true},
-		{resource{db: "a", coll: "b"}, resource{db: "a", coll: "c"}, false},
-		{resource{db: "a"}, resource{db: "a", coll: "b"}, true},
-		{resource{db: "a"}, resource{db: "a"}, true},
-		{resource{db: "a"}, resource{db: "b", coll: "b"}, false},
-		{resource{db: "a"}, resource{db: "a", coll: "system.users"}, false},
-		{resource{coll: "b"}, resource{db: "a", coll: "b"}, true},
-		{resource{coll: "b"}, resource{db: "a", coll: "c"}, false},
-		{resource{coll: "b"}, resource{db: "a"}, false},
-		{resource{}, resource{db: "a", coll: "b"}, true},
-		{resource{}, resource{}, true},
-		{resource{db: "a"}, resource{}, false},
-		{resource{}, resource{cluster: true}, false},
-		{resource{cluster: true}, resource{}, false},
-		{resource{cluster: true}, resource{cluster: true}, true},
-		{resource{any: true}, resource{cluster: true}, true},
-		{resource{any: true}, resource{db: "a", coll: "b"}, true},
+		{Resource{DB: "a", Collection: "b"}, Resource{DB: "a", Collection: "b"}, true},
+		{Resource{DB: "a", Collection: "b"}, Resource{DB: "a", Collection: "c"}, false},
+		{Resource{DB: "a"}, Resource{DB: "a", Collection: "b"}, true},
+		{Resource{DB: "a"}, Resource{DB: "a"}, true},
+		{Resource{DB: "a"}, Resource{DB: "b", Collection: "b"}, false},
+		{Resource{DB: "a"}, Resource{DB: "a", Collection: "system.users"}, false},
+		{Resource{Collection: "b"}, Resource{DB: "a", Collection: "b"}, true},
+		{Resource{Collection: "b"}, Resource{DB: "a", Collection: "c"}, false},
+		{Resource{Collection: "b"}, Resource{DB: "a"}, false},
+		{Resource{}, Resource{DB: "a", Collection: "b"}, true},
+		{Resource{}, Resource{}, true},
+		{Resource{DB: "a"}, Resource{}, false},
+		{Resource{}, Resource{Cluster: true}, false},
+		{Resource{Cluster: true}, Resource{}, false},
+		{Resource{Cluster: true}, Resource{Cluster: true}, true},
+		{Resource{any: true}, Resource{Cluster: true}, true},
+		{Resource{any: true}, Resource{DB: "a", Collection: "b"}, true},
 	} {
 		if c.have.covers(c.want) != c.covered {
 			t.Errorf("%+v covers %+v: %v", c.have, c.want, !c.covered)

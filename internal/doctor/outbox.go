@@ -109,7 +109,7 @@ func (x outboxChecks) checkIndexes(ctx context.Context) finding {
 // makesIndexes reports whether the relay will create the missing indexes.
 func (x outboxChecks) makesIndexes(list []outboxes.Outbox) bool {
 	return x.cfg.MongoDB.Indexes && !slices.ContainsFunc(list, func(o outboxes.Outbox) bool {
-		return len(x.mongo.access.missing(resource{db: o.DB, coll: o.Coll}, "createIndex")) > 0
+		return len(x.mongo.access.missing(Resource{DB: o.DB, Collection: o.Coll}, "createIndex")) > 0
 	})
 }
 

@@ -14,68 +14,75 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
-// resource is the resource of a privilege. An empty name of a collection means all collections except
-// system collections.
-type resource struct {
-	db, coll     string
-	cluster, any bool
+// Resource is the resource of a privilege: collections, or the cluster. An empty name of a database means all databases, and
+// an empty name of a collection all collections except system collections.
+type Resource struct {
+	DB, Collection string
+	Cluster        bool
+
+	any bool // everything, which only some built-in roles have
 }
 
-func (r resource) String() string {
+func (r Resource) String() string {
 	switch {
-	case r.cluster:
+	case r.Cluster:
 		return "the cluster"
-	case r.db == "" && r.coll == "":
+	case r.DB == "" && r.Collection == "":
 		return "all databases"
-	case r.coll == "":
-		return "database " + r.db
+	case r.Collection == "":
+		return "database " + r.DB
 	}
-	return r.db + "." + r.coll
+	return r.DB + "." + r.Collection
+}
+
+// MarshalJSON writes the resource in the syntax of MongoDB, in which empty names count.
+func (r Resource) MarshalJSON() ([]byte, error) {
+	if r.Cluster {
+		return []byte(`{"cluster":true}`), nil
+	}
+	return json.Marshal(struct {
+		DB         string `json:"db"`
+		Collection string `json:"collection"`
+	}{r.DB, r.Collection})
 }
 
 // covers reports whether a privilege on r includes want. An empty name in want means all names.
-func (r resource) covers(want resource) bool {
+func (r Resource) covers(want Resource) bool {
 	switch {
 	case r.any:
 		return true
-	case r.cluster || want.cluster:
-		return r.cluster && want.cluster
-	case r.db != "" && r.db != want.db:
+	case r.Cluster || want.Cluster:
+		return r.Cluster && want.Cluster
+	case r.DB != "" && r.DB != want.DB:
 		return false
-	case r.coll != "":
-		return r.coll == want.coll
+	case r.Collection != "":
+		return r.Collection == want.Collection
 	}
 
 	// A privilege on all collections of a database does not include those of the system.
-	return !strings.HasPrefix(want.coll, "system.")
+	return !strings.HasPrefix(want.Collection, "system.")
 }
 
 // statement returns the resource in the syntax of mongosh.
-func (r resource) statement() string {
-	if r.cluster {
+func (r Resource) statement() string {
+	if r.Cluster {
 		return "{cluster: true}"
 	}
-	return fmt.Sprintf("{db: %q, collection: %q}", r.db, r.coll)
-}
-
-// privilege is a resource with actions that are granted, needed or missing.
-type privilege struct {
-	on      resource
-	actions []string
+	return fmt.Sprintf("{db: %q, collection: %q}", r.DB, r.Collection)
 }
 
 // access contains the privileges of the user.
 type access struct {
 	off        bool // access control is disabled
-	privileges []privilege
+	privileges []Privilege
 	role       string // a role of the user that can be extended, or ""
 }
 
 // missing returns the actions that no privilege allows on r.
-func (a access) missing(r resource, actions ...string) []string {
+func (a access) missing(r Resource, actions ...string) []string {
 	var out []string
 	for _, action := range actions {
-		if !a.off && !slices.ContainsFunc(a.privileges, func(p privilege) bool { return p.on.covers(r) && slices.Contains(p.actions, action) }) {
+		if !a.off && !slices.ContainsFunc(a.privileges, func(p Privilege) bool { return p.Resource.covers(r) && slices.Contains(p.Actions, action) }) {
 			out = append(out, action)
 		}
 	}
@@ -83,11 +90,10 @@ func (a access) missing(r resource, actions ...string) []string {
 }
 
 // grant returns the statement that grants the missing privileges.
-func (a access) grant(missing ...privilege) string {
+func (a access) grant(missing ...Privilege) string {
 	list := make([]string, len(missing))
 	for i, p := range missing {
-		actions, _ := json.Marshal(p.actions) // strings
-		list[i] = fmt.Sprintf("{resource: %s, actions: %s}", p.on.statement(), actions)
+		list[i] = p.statement()
 	}
 
 	privileges := "[" + strings.Join(list, ", ") + "]"
@@ -100,17 +106,18 @@ func (a access) grant(missing ...privilege) string {
 }
 
 func (a access) grantCluster(action string) string {
-	return a.grant(privilege{resource{cluster: true}, []string{action}})
+	return a.grant(clusterPrivilege("", "", action))
 }
 
 // explainRefusal returns the finding for a read that MongoDB rejected.
 func (a access) explainRefusal(err error) finding {
 	if p, ok := errors.AsType[*mongodb.PrivilegeError](err); ok {
-		on := resource{cluster: p.On == "cluster"}
-		if !on.cluster {
-			on.db, on.coll, _ = strings.Cut(p.On, ".")
+		on := Resource{Cluster: p.On == "cluster"}
+		if !on.Cluster {
+			on.DB, on.Collection, _ = strings.Cut(p.On, ".")
 		}
-		return unchecked(a.grant(privilege{on, strings.Split(strings.ReplaceAll(p.Action, " and ", ", "), ", ")}),
+		actions := strings.Split(strings.ReplaceAll(p.Action, " and ", ", "), ", ")
+		return unchecked(a.grant(Privilege{Resource: on, Actions: actions}),
 			"the user lacks the action %s on %s", p.Action, on)
 	}
 
@@ -150,14 +157,14 @@ func (x privilegeChecks) checkAccess(ctx context.Context) finding {
 
 	a := access{}
 	for _, p := range reply.Auth.Privileges {
-		r := resource{cluster: p.Resource.Cluster, any: p.Resource.Any}
+		r := Resource{Cluster: p.Resource.Cluster, any: p.Resource.Any}
 		if p.Resource.DB != nil && p.Resource.Coll != nil {
-			r.db, r.coll = *p.Resource.DB, *p.Resource.Coll
-		} else if !r.cluster && !r.any {
+			r.DB, r.Collection = *p.Resource.DB, *p.Resource.Coll
+		} else if !r.Cluster && !r.any {
 			// The relay does not need the other kinds of resources, such as system_buckets.
 			continue
 		}
-		a.privileges = append(a.privileges, privilege{r, p.Actions})
+		a.privileges = append(a.privileges, Privilege{Resource: r, Actions: p.Actions})
 	}
 
 	for _, r := range reply.Auth.Roles {
@@ -216,16 +223,17 @@ func isBuiltIn(role string) bool {
 }
 
 // checkPrivileges fails if a needed action is missing, and warns if a wanted action is missing.
-func (x privilegeChecks) checkPrivileges(needed, wanted []privilege) finding {
+func (x privilegeChecks) checkPrivileges(needed, wanted []Privilege) finding {
 	if x.mongo.access.off {
 		return passed("access control is off")
 	}
 
-	lacking := func(list []privilege) (missing []privilege, said []string) {
+	lacking := func(list []Privilege) (missing []Privilege, said []string) {
 		for _, d := range list {
-			if m := x.mongo.access.missing(d.on, d.actions...); len(m) > 0 {
-				missing = append(missing, privilege{d.on, m})
-				said = append(said, fmt.Sprintf("%s on %s", strings.Join(m, ", "), d.on))
+			if m := x.mongo.access.missing(d.Resource, d.Actions...); len(m) > 0 {
+				d.Actions = m
+				missing = append(missing, d)
+				said = append(said, d.String())
 			}
 		}
 
@@ -248,14 +256,14 @@ func (x privilegeChecks) checkPrivileges(needed, wanted []privilege) finding {
 	return passed("%s", describePrivileges(needed, wanted))
 }
 
-func describePrivileges(needed, wanted []privilege) string {
+func describePrivileges(needed, wanted []Privilege) string {
 	list := slices.Concat(needed, wanted)
 	if len(list) == 0 {
 		return "no privileges are needed yet"
 	}
 	var said []string
 	for _, d := range list {
-		said = append(said, fmt.Sprintf("%s on %s", strings.Join(d.actions, ", "), d.on))
+		said = append(said, d.String())
 	}
 	return joinFew(said, 3)
 }
@@ -264,21 +272,21 @@ func describePrivileges(needed, wanted []privilege) string {
 // cluster.
 func (x privilegeChecks) checkStreamPrivileges(context.Context) finding {
 	db, coll := x.scope.Target()
-	return x.checkPrivileges([]privilege{{resource{db: db, coll: coll}, []string{"find", "changeStream"}}}, nil)
+	return x.checkPrivileges([]Privilege{privilegeOn(db, coll, "", "find", "changeStream")}, nil)
 }
 
 func (x privilegeChecks) checkOutboxPrivileges(context.Context) finding {
-	var needed, wanted []privilege
+	var needed, wanted []Privilege
 	databases := map[string]bool{}
 	for _, ns := range x.watchedCollections() {
 		db, coll, _ := strings.Cut(ns, ".")
-		needed = append(needed, privilege{resource{db: db, coll: coll}, readWrite})
+		needed = append(needed, privilegeOn(db, coll, "", readWrite...))
 		if x.cfg.Purge.TTL > 0 {
-			wanted = append(wanted, privilege{resource{db: db, coll: coll}, indexActions[1:]})
+			wanted = append(wanted, privilegeOn(db, coll, "", indexActions[1:]...))
 		}
 		if !databases[db] {
 			databases[db] = true
-			wanted = append(wanted, privilege{resource{db: db}, []string{"listCollections"}})
+			wanted = append(wanted, privilegeOn(db, "", "", "listCollections"))
 		}
 	}
 
@@ -286,29 +294,21 @@ func (x privilegeChecks) checkOutboxPrivileges(context.Context) finding {
 }
 
 func (x privilegeChecks) checkDeadPrivileges(context.Context) finding {
-	var needed, wanted []privilege
+	var needed, wanted []Privilege
 	expiry := []string{"listIndexes"}
 	if x.cfg.DeadLetters.Expire > 0 {
 		expiry = indexActions
 	}
 	for _, ns := range x.watchedCollections() {
 		db, coll, _ := strings.Cut(ns, ".")
-		on := resource{db: db, coll: deadletter.Collection(coll)}
-		needed = append(needed, privilege{on, readWrite})
-		wanted = append(wanted, privilege{on, expiry})
+		letters := deadletter.Collection(coll)
+		needed = append(needed, privilegeOn(db, letters, "", readWrite...))
+		wanted = append(wanted, privilegeOn(db, letters, "", expiry...))
 	}
-	return x.checkPrivileges(needed, append(wanted, x.handlerLetterPrivileges()...))
-}
 
-// handlerLetterPrivileges returns the privileges on the dead letters of handlers.
-func (x privilegeChecks) handlerLetterPrivileges() (wanted []privilege) {
-	var r Role
 	m := roleMaker{cfg: x.cfg}
 	m.cfg.Watch = x.watchedCollections()
-	for _, p := range m.addHandlerLetters(r).Privileges {
-		wanted = append(wanted, privilege{resource{db: *p.Resource.DB, coll: *p.Resource.Collection}, p.Actions})
-	}
-	return wanted
+	return x.checkPrivileges(needed, append(wanted, m.handlerLetterPrivileges()...))
 }
 
 // stateCollections are the collections of the state database.
@@ -320,24 +320,24 @@ func (x privilegeChecks) checkStatePrivileges(context.Context) finding {
 	if x.cfg.Slots > 1 {
 		collections = append(slices.Clone(collections), "slots")
 	}
-	var single []privilege
+	var single []Privilege
 	// If all collections lack the same actions, the grant is for the database.
 	alike := true
-	first := x.mongo.access.missing(resource{db: state, coll: stateCollections[0]}, readWrite...)
+	first := x.mongo.access.missing(Resource{DB: state, Collection: stateCollections[0]}, readWrite...)
 	for _, coll := range collections {
-		on := resource{db: state, coll: coll}
-		single = append(single, privilege{on, readWrite})
-		alike = alike && slices.Equal(first, x.mongo.access.missing(on, readWrite...))
+		p := privilegeOn(state, coll, "", readWrite...)
+		single = append(single, p)
+		alike = alike && slices.Equal(first, x.mongo.access.missing(p.Resource, readWrite...))
 	}
 
 	if alike && len(first) > 0 {
-		return x.checkPrivileges([]privilege{{resource{db: state}, readWrite}}, nil)
+		return x.checkPrivileges([]Privilege{privilegeOn(state, "", "", readWrite...)}, nil)
 	}
 
 	// Without it, this process does not notice that the watcher has several slots.
-	var wanted []privilege
+	var wanted []Privilege
 	if x.cfg.Slots <= 1 {
-		wanted = append(wanted, privilege{resource{db: state, coll: "slots"}, []string{"find", "insert", "update"}})
+		wanted = append(wanted, privilegeOn(state, "slots", "", "find", "insert", "update"))
 	}
 	return x.checkPrivileges(single, wanted)
 }
@@ -346,7 +346,7 @@ func (x privilegeChecks) checkClusterPrivileges(context.Context) finding {
 	if x.mongo.hello.mongos() {
 		return x.checkPrivileges(nil, nil)
 	}
-	return x.checkPrivileges(nil, []privilege{{resource{cluster: true}, []string{"serverStatus", "replSetGetConfig"}}})
+	return x.checkPrivileges(nil, []Privilege{clusterPrivilege("", "", "serverStatus", "replSetGetConfig")})
 }
 
 // watchedCollections returns the existing collections, and all collections that are configured without

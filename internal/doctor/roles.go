@@ -10,7 +10,7 @@ import (
 	"github.com/outrelay/outrelay/internal/inbox"
 )
 
-// Privilege is a MongoDB privilege of a role.
+// Privilege is a MongoDB privilege: of a role, or granted to the user, needed or missing.
 type Privilege struct {
 	Resource Resource `json:"resource"`
 	Actions  []string `json:"actions"`
@@ -19,11 +19,14 @@ type Privilege struct {
 	Optional string `json:"optional,omitempty"`
 }
 
-// Resource is a resource in the syntax of MongoDB: a collection, a database, or the cluster.
-type Resource struct {
-	DB         *string `json:"db,omitempty"`
-	Collection *string `json:"collection,omitempty"`
-	Cluster    bool    `json:"cluster,omitempty"`
+func (p Privilege) String() string {
+	return strings.Join(p.Actions, ", ") + " on " + p.Resource.String()
+}
+
+// statement returns the privilege in the syntax of mongosh.
+func (p Privilege) statement() string {
+	actions, _ := json.Marshal(p.Actions) // strings
+	return fmt.Sprintf("{resource: %s, actions: %s}", p.Resource.statement(), actions)
 }
 
 // Role is a role of the MongoDB database admin.
@@ -95,8 +98,7 @@ func (r Roles) Script() string {
 			if p.Optional != "" {
 				why += " (optional: " + p.Optional + ")"
 			}
-			actions, _ := json.Marshal(p.Actions) // strings
-			fmt.Fprintf(&b, "  // %s\n  {resource: %s, actions: %s},\n", why, p.Resource.statement(), actions)
+			fmt.Fprintf(&b, "  // %s\n  %s,\n", why, p.statement())
 		}
 
 		b.WriteString("]);\n")
@@ -104,13 +106,6 @@ func (r Roles) Script() string {
 
 	b.WriteString("\n// Then a user for each, such as:\n// admin.createUser({user: \"relay\", pwd: passwordPrompt(), roles: [\"" + r.MongoDB[0].Name + "\"]})\n")
 	return b.String()
-}
-
-func (r Resource) statement() string {
-	if r.Cluster {
-		return resource{cluster: true}.statement()
-	}
-	return resource{db: *r.DB, coll: *r.Collection}.statement()
 }
 
 // Commands returns the commands of kafka-acls.sh.

@@ -57,6 +57,7 @@ func (m *roleMaker) topicPatterns() (out []topicPattern) {
 			names = append(names, r.To...)
 		}
 	}
+
 	for _, name := range names {
 		t := topicPattern{name, "literal"}
 		// ACLs have no pattern except a prefix, so a pattern is cut at its first variable part.
@@ -67,6 +68,7 @@ func (m *roleMaker) topicPatterns() (out []topicPattern) {
 		if t.name == "" {
 			t = topicPattern{"*", "literal"}
 		}
+
 		if !slices.Contains(out, t) {
 			out = append(out, t)
 		}

@@ -47,7 +47,7 @@ func (m *roleMaker) onOutboxes(name func(coll string) string, why string, action
 func addPrivileges(list []Privilege, more ...Privilege) []Privilege {
 	for _, p := range more {
 		at := slices.IndexFunc(list,
-			func(q Privilege) bool { return q.Resource.same(p.Resource) && q.Optional == p.Optional })
+			func(q Privilege) bool { return q.Resource == p.Resource && q.Optional == p.Optional })
 		if at < 0 {
 			p.Actions = slices.Clone(p.Actions)
 			list = append(list, p)
@@ -71,13 +71,15 @@ func addPrivileges(list []Privilege, more ...Privilege) []Privilege {
 func (r *Role) add(more ...Privilege) { r.Privileges = addPrivileges(r.Privileges, more...) }
 
 func privilegeOn(db, coll, why string, actions ...string) Privilege {
-	return Privilege{Resource: resourceOf(db, coll), Actions: actions, Why: why}
+	return Privilege{Resource: Resource{DB: db, Collection: coll}, Actions: actions, Why: why}
 }
 
-func resourceOf(db, coll string) Resource { return Resource{DB: &db, Collection: &coll} }
-
-func (r Resource) same(s Resource) bool {
-	return r.Cluster == s.Cluster && (r.Cluster || *r.DB == *s.DB && *r.Collection == *s.Collection)
+// asOptional returns the privileges as ones without which only some things do not work.
+func asOptional(optional string, list ...Privilege) []Privilege {
+	for i := range list {
+		list[i].Optional = optional
+	}
+	return list
 }
 
 func sameName(coll string) string { return coll }
@@ -100,20 +102,19 @@ func (m *roleMaker) databaseNames() (out []string) {
 // collection from an earlier one with the same name.
 func (m *roleMaker) listCollections(optional string) (out []Privilege) {
 	for _, db := range m.databaseNames() {
-		out = append(out,
-			Privilege{Resource: resourceOf(db, ""), Actions: []string{"listCollections"}, Why: "read the UUID of each collection, which distinguishes it from an earlier collection of the same name", Optional: optional})
+		out = append(out, privilegeOn(db, "", "read the UUID of each collection, which distinguishes it from an earlier collection of the same name", "listCollections"))
 	}
-	return out
+	return asOptional(optional, out...)
 }
 
 // onHandlerLetters returns privileges on the dead letters of handlers.
 func (m *roleMaker) onHandlerLetters(optional, why string, actions ...string) (out []Privilege) {
 	for _, db := range m.databaseNames() {
 		for _, coll := range m.cfg.DeadLetters.Handlers {
-			out = append(out, Privilege{Resource: resourceOf(db, coll), Actions: actions, Why: why, Optional: optional})
+			out = append(out, privilegeOn(db, coll, why, actions...))
 		}
 	}
-	return out
+	return asOptional(optional, out...)
 }
 
 func clusterPrivilege(optional, why string, actions ...string) Privilege {
@@ -148,34 +149,31 @@ func (m *roleMaker) relayRole() Role {
 		ofLetters = indexActions
 	}
 
-	for _, p := range append(m.onOutboxes(sameName, "compare the indexes with the required indexes", indexes...), m.onOutboxes(deadletter.Collection, "check the index that expires dead letters", ofLetters...)...) {
-		p.Optional = "without it the relay does not report missing indexes, and documents do not expire"
-		r.Privileges = append(r.Privileges, p)
-	}
-
-	return m.addHandlerLetters(r)
+	const optional = "without it the relay does not report missing indexes, and documents do not expire"
+	r.Privileges = slices.Concat(r.Privileges,
+		asOptional(optional, m.onOutboxes(sameName, "compare the indexes with the required indexes", indexes...)...),
+		asOptional(optional, m.onOutboxes(deadletter.Collection, "check the index that expires dead letters", ofLetters...)...),
+		m.handlerLetterPrivileges())
+	return r
 }
 
-// addHandlerLetters adds the privileges of the relay on the dead letters of handlers. With http.admin, people act by its user.
-func (m *roleMaker) addHandlerLetters(r Role) Role {
+// handlerLetterPrivileges returns the privileges of the relay on the dead letters of handlers. With http.admin, people act by its user.
+func (m *roleMaker) handlerLetterPrivileges() []Privilege {
 	if m.cfg.HTTP.Admin == nil {
-		r.Privileges = append(r.Privileges,
-			m.onHandlerLetters("without it the relay does not count the dead letters of handlers", "count the dead letters of handlers", "find")...)
-		return r
+		return m.onHandlerLetters("without it the relay does not count the dead letters of handlers", "count the dead letters of handlers", "find")
 	}
 
 	const optional = "without it the page and the API cannot show or requeue the dead letters of handlers"
-	r.Privileges = append(r.Privileges,
-		m.onHandlerLetters(optional, "show, requeue and discard the dead letters of handlers", "find", "update", "remove")...)
+	return append(m.onHandlerLetters(optional, "show, requeue and discard the dead letters of handlers", "find", "update", "remove"),
+		asOptional(optional, m.onSetAside("return requeued messages to the handlers", "find", "insert", "update")...)...)
+}
 
+// onSetAside returns privileges on the messages of handlers that are set aside.
+func (m *roleMaker) onSetAside(why string, actions ...string) (out []Privilege) {
 	for _, db := range m.databaseNames() {
-		r.Privileges = append(r.Privileges, Privilege{
-			Resource: resourceOf(db, setaside.DefaultCollection), Actions: []string{"find", "insert", "update"},
-			Why: "return requeued messages to the handlers", Optional: optional,
-		})
+		out = append(out, privilegeOn(db, setaside.DefaultCollection, why, actions...))
 	}
-
-	return r
+	return out
 }
 
 // setupRole returns the role for `outrelay migrate`. The relay then runs with mongodb.indexes: false
@@ -246,9 +244,7 @@ func (m *roleMaker) operatorRole() Role {
 	r.add(m.onOutboxes(deadletter.Collection, "show, edit, requeue and discard dead letters", readWrite...)...)
 	r.add(m.onHandlerLetters("", "show, requeue and discard the dead letters of handlers", "find", "update", "remove")...)
 
-	for _, db := range m.databaseNames() {
-		r.add(privilegeOn(db, setaside.DefaultCollection, "return requeued messages to the handlers", "find", "insert", "update"))
-	}
+	r.add(m.onSetAside("return requeued messages to the handlers", "find", "insert", "update")...)
 
 	r.add(privilegeOn(m.cfg.MongoDB.State, "", "store pause, pin and recover, and record each action", readWrite...))
 	r.add(m.listCollections("")...)
@@ -264,9 +260,7 @@ func (m *roleMaker) readerRole() Role {
 	r.add(m.onOutboxes(deadletter.Collection, "count and show dead letters, including their payloads", "find", "listIndexes")...)
 	r.add(m.onHandlerLetters("", "count and show the dead letters of handlers, including their payloads", "find")...)
 
-	for _, db := range m.databaseNames() {
-		r.add(privilegeOn(db, setaside.DefaultCollection, "show whether a requeued message still waits", "find"))
-	}
+	r.add(m.onSetAside("show whether a requeued message still waits", "find")...)
 
 	r.add(privilegeOn(m.cfg.MongoDB.State, "", "read the status", "find", "listIndexes"))
 	r.add(m.listCollections("")...)

@@ -73,14 +73,11 @@ func rolesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 			}
 			put("updateRole", fewer)
 			r := examine(t, cfg)
-			on := resource{cluster: p.Resource.Cluster}
-			if !on.cluster {
-				on = resource{db: *p.Resource.DB, coll: *p.Resource.Collection}
-			}
+			on := p.Resource
 			got := missing(r)
 			another := func(said string) bool { // the same action on a collection of that database is the same one
 				where, same := strings.CutPrefix(said, action+" on ")
-				return !same || where != on.String() && (on.coll != "" || !strings.HasPrefix(where, on.db+"."))
+				return !same || where != on.String() && (on.Collection != "" || !strings.HasPrefix(where, on.DB+"."))
 			}
 			if len(got) == 0 || slices.ContainsFunc(got, another) {
 				t.Errorf("without %s on %s the doctor names %q", action, on, got)

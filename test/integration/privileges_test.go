@@ -33,8 +33,8 @@ func TestASingleMissingPrivilegeIsNamed(t *testing.T) {
 	role := g.roles.MongoDB[0]
 	state := ""
 	for _, p := range role.Privileges {
-		if p.Resource.DB != nil && *p.Resource.DB != g.DB.Name() {
-			state = *p.Resource.DB
+		if !p.Resource.Cluster && p.Resource.DB != g.DB.Name() {
+			state = p.Resource.DB
 		}
 	}
 
@@ -55,7 +55,7 @@ func TestASingleMissingPrivilegeIsNamed(t *testing.T) {
 	for i, p := range role.Privileges {
 		on := "the cluster"
 		if !p.Resource.Cluster {
-			on = *p.Resource.DB + "." + *p.Resource.Collection
+			on = p.Resource.DB + "." + p.Resource.Collection
 		}
 
 		for j, action := range p.Actions {
