@@ -141,16 +141,10 @@ func (r Replays) countTargets(ctx context.Context, p *ReplayPlan) error {
 	topics := map[string]int64{}
 	for _, ns := range p.query.Collections {
 		coll := outboxes.CollectionOf(r.op.State.Client(), ns)
-		// Rules that match headers or fields need each document, which is slower than groups.
-		count := r.countGroups
-		if p.query.whole {
-			count = r.countEach
-		}
-		found, left, err := count(ctx, coll, p.query, topics)
+		found, err := r.countEnvelopes(ctx, coll, p, topics)
 		if err != nil {
 			return err
 		}
-		p.LeftOut += left
 
 		unstamped, err := countUnstamped(ctx, coll, p.query)
 		if err != nil {
@@ -170,46 +164,12 @@ func (r Replays) countTargets(ctx context.Context, p *ReplayPlan) error {
 	return nil
 }
 
-// countGroups adds the envelopes of a collection to the counts of their topics. found is the number of envelopes that
-// have topics, and left that of the others. The topics depend on three fields, so the routing is evaluated once for each
-// combination.
-func (r Replays) countGroups(
-	ctx context.Context, coll *mongo.Collection, q replayQuery, topics map[string]int64,
-) (found, left int64, err error) {
-	groups, err := countReplay(ctx, coll, q)
-	if err != nil {
-		return 0, 0, err
-	}
-
-	for _, g := range groups {
-		v := envelope.View{
-			AggregateType: []byte(g.AggregateType),
-			Type:          []byte(g.Type),
-			Partition:     envelope.AnyPartition,
-		}
-		if g.Topic != "" {
-			v.Topic = []byte(g.Topic)
-		}
-
-		target := r.routeEnvelope(mongodb.Namespace(coll), &v, q.Topics)
-		// The relay makes a dead letter of such an envelope, even if a rule names a topic for it.
-		malformed := g.AggregateType == "" && q.mapping.Requires("aggregatetype") || g.Type == "" && q.mapping.Requires("type")
-		if malformed || len(target.topics) == 0 {
-			left += g.N
-			continue
-		}
-		found += g.N
-		for _, t := range target.topics {
-			topics[t] += g.N
-		}
-	}
-	return found, left, nil
-}
-
-// countEach is countGroups for rules that need headers or further fields. It reads each document.
-func (r Replays) countEach(
-	ctx context.Context, coll *mongo.Collection, q replayQuery, topics map[string]int64,
-) (found, left int64, err error) {
+// countEnvelopes adds the envelopes of a collection to the counts of their topics, and to the envelopes that the plan leaves out.
+// It returns the number of the others. It reads the same fields of each envelope as the replay.
+func (r Replays) countEnvelopes(
+	ctx context.Context, coll *mongo.Collection, p *ReplayPlan, topics map[string]int64,
+) (found int64, err error) {
+	q := p.query
 	doing := "counting envelopes of " + mongodb.Namespace(coll)
 	err = mongodb.FindEach(ctx, mongodb.Majority(coll), doing, q.filter(bson.Timestamp{}, q.Until), func(raw bson.Raw) error {
 		var v envelope.View
@@ -219,7 +179,7 @@ func (r Replays) countEach(
 		}
 		// Malformed envelopes, and envelopes for other topics, are not sent again.
 		if len(target.topics) == 0 {
-			left++
+			p.LeftOut++
 			return nil
 		}
 
@@ -228,8 +188,8 @@ func (r Replays) countEach(
 			topics[t]++
 		}
 		return nil
-	})
-	return found, left, err
+	}, options.Find().SetProjection(q.fields()))
+	return found, err
 }
 
 // markCompacted marks the compacted topics of the plan. With force, Kafka may be unavailable.

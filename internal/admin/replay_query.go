@@ -81,47 +81,6 @@ func (q replayQuery) conditions() bson.D {
 
 func anyOf(list any) bson.D { return bson.D{{Key: "$in", Value: list}} }
 
-// replayGroup counts the envelopes that have the same routing.
-type replayGroup struct {
-	AggregateType string
-	Type          string
-	Topic         string // the topic that the envelopes name; "" if the rules select it
-	N             int64
-}
-
-// countReplay counts the matching envelopes by all fields that determine their routing.
-func countReplay(ctx context.Context, coll *mongo.Collection, q replayQuery) ([]replayGroup, error) {
-	text := func(field string) bson.D { return bson.D{{Key: "$ifNull", Value: bson.A{field, ""}}} }
-	type row struct {
-		ID struct{ A, T, O bson.RawValue } `bson:"_id"`
-		N  int64                           `bson:"n"`
-	}
-	rows, err := mongodb.AggregateAll[row](ctx, mongodb.Majority(coll), "counting envelopes of "+mongodb.Namespace(coll), mongo.Pipeline{
-		{{Key: "$match", Value: q.filter(bson.Timestamp{}, q.Until)}},
-		{{Key: "$group", Value: bson.D{
-			{Key: "_id", Value: bson.D{
-				{Key: "a", Value: text(q.mapping.Ref("aggregatetype"))}, {Key: "t", Value: text(q.mapping.Ref("type"))}, {Key: "o", Value: text(q.mapping.Ref("topic"))},
-			}},
-			{Key: "n", Value: bson.D{{Key: "$sum", Value: 1}}},
-		}}},
-		{{Key: "$sort", Value: bson.D{{Key: "n", Value: -1}, {Key: "_id", Value: 1}}}},
-	}, options.Aggregate().SetAllowDiskUse(true))
-	if err != nil {
-		return nil, err
-	}
-
-	// A field of another type counts as empty, as the relay treats it.
-	out := make([]replayGroup, len(rows))
-	for i, r := range rows {
-		out[i].N = r.N
-		out[i].AggregateType, _ = r.ID.A.StringValueOK()
-		out[i].Type, _ = r.ID.T.StringValueOK()
-		out[i].Topic, _ = r.ID.O.StringValueOK()
-	}
-
-	return out, nil
-}
-
 // maxUnstampedCount bounds the envelopes that countUnstamped reads.
 const maxUnstampedCount = 100_000
 

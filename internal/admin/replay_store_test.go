@@ -155,11 +155,6 @@ func TestAReplayReadsEveryStampWhole(t *testing.T) {
 		t.Errorf("read %v", all)
 	}
 
-	groups, err := countReplay(t.Context(), coll, replayQuery{Until: bson.Timestamp{T: 100}})
-	if err != nil || len(groups) != 1 || groups[0] != (replayGroup{AggregateType: "a", Type: "T", N: 10}) {
-		t.Errorf("%+v, %v", groups, err)
-	}
-
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, _, err := readEnvelopes(ctx, coll, replayQuery{}, after, 1); err == nil {

@@ -225,16 +225,6 @@ func (m *Mapping) Name(contract string) string {
 	return contract
 }
 
-// Requires reports whether a document without the part with this name in the contract is malformed.
-func (m *Mapping) Requires(contract string) bool {
-	for _, p := range parts {
-		if p.contract == contract {
-			return m == nil && p.required || m != nil && m.required&p.field != 0
-		}
-	}
-	return false
-}
-
 // Whole reports whether the payload is the whole document.
 func (m *Mapping) Whole() bool { return m != nil && m.whole }
 
