@@ -10,6 +10,7 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
@@ -79,10 +80,8 @@ type WaitingPage struct {
 	Next      string            `json:"next,omitempty"`
 }
 
-// waitingPlace is the place of the last envelope of a page. The pages so far contain all envelopes
-// of the collections before NS, and the envelopes of NS up to this one.
+// waitingPlace is the place of an envelope in the list of a collection.
 type waitingPlace struct {
-	NS  string        `bson:"n"`
 	Key bson.RawValue `bson:"k"`
 	Pos bson.RawValue `bson:"p"`
 	ID  bson.RawValue `bson:"i"`
@@ -99,52 +98,61 @@ func (w Waiting) Page(ctx context.Context, f WaitingFilter, limit int, after str
 		return page, invalidRequest("state %q is none of retry, blocked, parked; "+
 			"outrelay scheduled and outrelay dead list the others", f.State)
 	}
-
-	var place waitingPlace
-	if after != "" {
-		if err := mongodb.ParseCursor(after, &place); err != nil {
-			return page, err
-		}
-	}
 	names, err := w.op.lookupCollections(ctx, f.Collection)
 	if err != nil {
 		return page, err
 	}
 
-	limit = pageSize(limit)
-	for _, ns := range names {
-		// Collections of earlier pages, and those after the end of the page, are only counted.
-		room := limit - len(page.Envelopes)
-		if ns < place.NS {
-			room = 0
-		}
-		if err := w.readWaiting(ctx, ns, f, place, room, &page); err != nil {
-			return page, err
-		}
-
-		if len(page.Envelopes) == limit && page.Next == "" && room > 0 {
-			if page.Next, err = mongodb.EncodeCursor(lastWaitingPlace(ns, &page)); err != nil {
-				return page, err
-			}
-		}
+	lister := collectionLister[WaitingEnvelope, waitingPlace]{
+		count: func(ns string) (int64, error) {
+			n, err := w.collection(ns).CountDocuments(ctx, f.mongoFilter())
+			return n, wrapError("counting waiting envelopes in "+ns, err)
+		},
+		read: func(ns string, after *waitingPlace, limit int) ([]WaitingEnvelope, *waitingPlace, error) {
+			return w.readWaiting(ctx, ns, f, after, limit)
+		},
 	}
-
-	// The cursor was the only use of raw.
-	for i := range page.Envelopes {
-		page.Envelopes[i].raw = nil
-	}
-	return page, nil
+	page.Envelopes, page.Total, page.Next, err = lister.readPage(names, pageSize(limit), after)
+	return page, err
 }
 
-// lastWaitingPlace returns the place of the last envelope of the page.
-func lastWaitingPlace(ns string, page *WaitingPage) waitingPlace {
-	raw := page.Envelopes[len(page.Envelopes)-1].raw
-	return waitingPlace{
-		NS:  ns,
-		Key: nullIfMissing(raw.Lookup("key")),
-		Pos: nullIfMissing(raw.Lookup("pos")),
-		ID:  raw.Lookup("_id"),
+func (w Waiting) collection(ns string) *mongo.Collection {
+	return mongodb.Majority(outboxes.CollectionOf(w.op.State.Client(), ns))
+}
+
+// readWaiting returns up to limit envelopes of a collection after a place, and the place of the last one if more may follow.
+func (w Waiting) readWaiting(
+	ctx context.Context, ns string, f WaitingFilter, after *waitingPlace, limit int,
+) (list []WaitingEnvelope, last *waitingPlace, err error) {
+	filter := f.mongoFilter()
+	// The comparison must use the order of the sort below, in which a missing field counts as null.
+	if after != nil {
+		place := bson.D{
+			{Key: "k", Value: fieldOrNull("$key")},
+			{Key: "p", Value: fieldOrNull("$pos")},
+			{Key: "i", Value: "$_id"},
+		}
+		isAfter := bson.D{{Key: "$gt", Value: bson.A{place, mongodb.Literal(after)}}}
+		filter = append(filter, bson.E{Key: "$expr", Value: isAfter})
 	}
+
+	docs, err := mongodb.FindAll[bson.Raw](ctx, w.collection(ns), "reading waiting envelopes in "+ns, filter, options.Find().
+		SetAllowDiskUse(true).
+		SetLimit(int64(limit)).
+		SetSort(bson.D{{Key: "key", Value: 1}, {Key: "pos", Value: 1}, {Key: "_id", Value: 1}}).
+		SetProjection(append(w.op.Mapping.Without("payload", "headers"), bson.E{Key: "history", Value: 0})))
+	if err != nil {
+		return nil, nil, err
+	}
+
+	for _, raw := range docs {
+		list = append(list, newWaitingEnvelope(ns, w.op.Mapping.ToContract(raw)))
+	}
+	if n := len(docs); n == limit {
+		raw := docs[n-1]
+		last = &waitingPlace{Key: nullIfMissing(raw.Lookup("key")), Pos: nullIfMissing(raw.Lookup("pos")), ID: raw.Lookup("_id")}
+	}
+	return list, last, nil
 }
 
 func nullIfMissing(v bson.RawValue) bson.RawValue {
@@ -152,57 +160,6 @@ func nullIfMissing(v bson.RawValue) bson.RawValue {
 		return bson.RawValue{Type: bson.TypeNull}
 	}
 	return v
-}
-
-// readWaiting adds the count of one collection to the page, and up to room envelopes after place.
-func (w Waiting) readWaiting(
-	ctx context.Context, ns string, f WaitingFilter, place waitingPlace, room int, page *WaitingPage,
-) error {
-	outbox := outboxes.CollectionOf(w.op.State.Client(), ns)
-	coll := mongodb.Majority(outbox)
-
-	filter := f.mongoFilter()
-	n, err := coll.CountDocuments(ctx, filter)
-	if err != nil {
-		return wrapError("counting waiting envelopes in "+ns, err)
-	}
-	page.Total += n
-	// The total needs every collection, but only a few of them fill the page.
-	if n == 0 || room == 0 {
-		return nil
-	}
-
-	// The comparison must use the order of the sort below, in which a missing field counts as null.
-	if ns == place.NS {
-		sortFields := bson.D{
-			{Key: "k", Value: fieldOrNull("$key")},
-			{Key: "p", Value: fieldOrNull("$pos")},
-			{Key: "i", Value: "$_id"},
-		}
-		placeFields := bson.D{{Key: "$literal", Value: bson.D{
-			{Key: "k", Value: place.Key},
-			{Key: "p", Value: place.Pos},
-			{Key: "i", Value: place.ID},
-		}}}
-		isAfter := bson.D{{Key: "$gt", Value: bson.A{sortFields, placeFields}}}
-		filter = append(filter, bson.E{Key: "$expr", Value: isAfter})
-	}
-
-	docs, err := mongodb.FindAll[bson.Raw](ctx, coll, "reading waiting envelopes in "+ns, filter, options.Find().
-		SetAllowDiskUse(true).
-		SetLimit(int64(room)).
-		SetSort(bson.D{{Key: "key", Value: 1}, {Key: "pos", Value: 1}, {Key: "_id", Value: 1}}).
-		SetProjection(append(w.op.Mapping.Without("payload", "headers"), bson.E{Key: "history", Value: 0})))
-	if err != nil {
-		return err
-	}
-
-	for _, raw := range docs {
-		e := newWaitingEnvelope(ns, w.op.Mapping.ToContract(raw))
-		e.raw = raw
-		page.Envelopes = append(page.Envelopes, e)
-	}
-	return nil
 }
 
 func fieldOrNull(field string) bson.D {

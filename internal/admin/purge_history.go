@@ -3,13 +3,11 @@ package admin
 import (
 	"cmp"
 	"context"
-	"fmt"
-	"strings"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/envelope"
-	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/purge"
 )
 
@@ -49,55 +47,42 @@ type History struct {
 // envelopes that are still in the outbox, collection by collection, in the order in which they were
 // written. A query by id returns every existing envelope.
 func (o Operator) History(ctx context.Context, q HistoryQuery) (History, error) {
-	outboxes, err := o.registeredOutboxes(ctx, q.Collections)
+	list, err := o.registeredOutboxes(ctx, q.Collections)
 	if err != nil {
 		return History{}, err
 	}
-
-	query := purge.HistoryQuery{Key: q.Key, From: q.From, To: q.To, Limit: q.Limit, Mapping: o.Mapping}
+	names := make([]string, len(list))
+	for i, b := range list {
+		names[i] = b.NS()
+	}
+	query := purge.HistoryQuery{Key: q.Key, From: q.From, To: q.To, Mapping: o.Mapping}
 	for _, text := range q.IDs {
 		query.IDs = append(query.IDs, parseIDs(text)...)
 	}
-	if query.Limit <= 0 {
-		query.Limit = DefaultPage
+
+	lister := collectionLister[Delivered, string]{
+		read: func(ns string, after *string, limit int) (found []Delivered, last *string, err error) {
+			part := query
+			part.Limit = limit
+			if after != nil {
+				part.After = *after
+			}
+			page, err := purge.SentHistory(ctx, outboxes.CollectionOf(o.State.Client(), ns), part)
+			for _, h := range page.Envelopes {
+				found = append(found, newDelivered(h))
+			}
+			if page.Next != "" {
+				last = &page.Next
+			}
+			return found, last, err
+		},
 	}
-
-	// The cursor contains the collection of the last envelope. The collections before it are done.
-	firstNS, after, _ := strings.Cut(q.After, " ")
-	page := History{Envelopes: []Delivered{}}
-	found := q.After == ""
-	for _, b := range outboxes {
-		if !found && b.NS() != firstNS {
-			continue
-		}
-		found = true
-
-		// The place inside a collection belongs only to the collection of the cursor.
-		query.After = after
-		after = ""
-		coll := o.State.Client().Database(b.DB).Collection(b.Coll)
-		part, err := purge.SentHistory(ctx, coll, query)
-		if err != nil {
-			return page, err
-		}
-		for _, h := range part.Envelopes {
-			page.Envelopes = append(page.Envelopes, newDelivered(h))
-		}
-
-		if part.Next != "" {
-			page.Next = b.NS() + " " + part.Next
-			return page, nil
-		}
-		query.Limit -= len(part.Envelopes)
-		if query.Limit <= 0 {
-			break
-		}
+	if q.Limit <= 0 {
+		q.Limit = DefaultPage
 	}
-
-	if !found {
-		return page, fmt.Errorf("%w: the query does not include collection %s", mongodb.ErrCursor, firstNS)
-	}
-	return page, nil
+	var page History
+	page.Envelopes, _, page.Next, err = lister.readPage(names, q.Limit, q.After)
+	return page, err
 }
 
 func newDelivered(h purge.History) Delivered {

@@ -70,67 +70,52 @@ func (s Schedule) List(
 	if limit <= 0 {
 		limit = DefaultPage
 	}
-	page := ScheduledPage{Events: []Scheduled{}}
 	query, list, err := s.findOutboxes(ctx, f)
 	if err != nil {
-		return page, err
+		return ScheduledPage{Events: []Scheduled{}}, err
 	}
 
-	// The cursor is the collection and its own cursor. The name of a collection may contain a
-	// slash.
-	slash := max(strings.LastIndexByte(after, '/'), 0)
-	firstNS, cursor := after[:slash], strings.TrimPrefix(after[slash:], "/")
-	known := slices.ContainsFunc(list, func(coll *mongo.Collection) bool { return mongodb.Namespace(coll) == firstNS })
-	if after != "" && !known {
-		return page, fmt.Errorf("the previous page ended in %q, which this query does not include", firstNS)
+	names := make([]string, len(list))
+	collections := map[string]*mongo.Collection{}
+	for i, coll := range list {
+		names[i] = mongodb.Namespace(coll)
+		collections[names[i]] = coll
 	}
-
-	for _, coll := range list {
-		// Every collection adds to the total, whether or not it is on this page.
-		ns := mongodb.Namespace(coll)
-		total, err := agenda.Count(ctx, coll, query)
-		if err != nil {
-			return page, fmt.Errorf("%s: %w", ns, err)
-		}
-		page.Total += total
-
-		// Collections of earlier pages, and those after the end of this page, only add to the
-		// total.
-		if ns < firstNS || page.Next != "" {
-			continue
-		}
-		if len(page.Events) == limit {
-			// The page is full, and the next one begins with this collection.
-			if total > 0 {
-				page.Next = ns + "/"
+	lister := collectionLister[Scheduled, string]{
+		count: func(ns string) (int64, error) {
+			n, err := agenda.Count(ctx, collections[ns], query)
+			return n, wrapError(ns, err)
+		},
+		read: func(ns string, after *string, limit int) (events []Scheduled, last *string, err error) {
+			var cursor string
+			if after != nil {
+				cursor = *after
 			}
-			continue
-		}
-
-		var position string
-		if ns == firstNS {
-			position = cursor
-		}
-		part, err := agenda.ReadPage(ctx, coll, query, limit-len(page.Events), position)
-		if err != nil {
-			return page, fmt.Errorf("%s: %w", ns, err)
-		}
-		for _, e := range part.Events {
-			page.Events = append(page.Events, Scheduled{
-				Collection:    ns,
-				ID:            e.ID.String(),
-				Type:          e.Name,
-				AggregateType: e.Aggregate.Type,
-				AggregateID:   e.Aggregate.ID,
-				DueAt:         e.DueAt,
-				ExpiresAt:     e.ExpiresAt,
-			})
-		}
-		if part.Next != "" {
-			page.Next = ns + "/" + part.Next
-		}
+			part, err := agenda.ReadPage(ctx, collections[ns], query, limit, cursor)
+			for i := range part.Events {
+				events = append(events, newScheduled(ns, &part.Events[i]))
+			}
+			if part.Next != "" {
+				last = &part.Next
+			}
+			return events, last, wrapError(ns, err)
+		},
 	}
-	return page, nil
+	var page ScheduledPage
+	page.Events, page.Total, page.Next, err = lister.readPage(names, limit, after)
+	return page, err
+}
+
+func newScheduled(ns string, e *agenda.Event) Scheduled {
+	return Scheduled{
+		Collection:    ns,
+		ID:            e.ID.String(),
+		Type:          e.Name,
+		AggregateType: e.Aggregate.Type,
+		AggregateID:   e.Aggregate.ID,
+		DueAt:         e.DueAt,
+		ExpiresAt:     e.ExpiresAt,
+	}
 }
 
 // Summary counts the matching envelopes by type, sorted by type.

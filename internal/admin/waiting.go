@@ -94,8 +94,6 @@ type WaitingEnvelope struct {
 	Attempts   int32      `json:"attempts"`
 	NextAt     *time.Time `json:"next_at,omitempty"`
 	Reason     string     `json:"reason,omitempty"` // of the last failed attempt
-
-	raw bson.Raw // set only while a page is built
 }
 
 // List returns up to limit waiting envelopes without payloads, sorted by collection and key.
