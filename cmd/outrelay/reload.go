@@ -1,6 +1,7 @@
 package main
 
 import (
+	"log/slog"
 	"os"
 	"os/signal"
 	"slices"
@@ -9,7 +10,6 @@ import (
 	"syscall"
 
 	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/logging"
 )
 
 // reloader reads the configuration again while a relay runs. Only the log level and the tokens of the operators apply at once. All
@@ -74,7 +74,8 @@ func (l *reloader) reload() {
 			waiting = append(waiting, key)
 		}
 	}
-	if level, err := logging.ParseLevel(next.Log.Level); err == nil && level != l.level.Level() {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(next.Log.Level)); err == nil && level != l.level.Level() {
 		l.level.Set(level)
 		applied = append(applied, levelKey+"="+strings.ToLower(level.String()))
 	}

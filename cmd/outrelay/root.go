@@ -232,12 +232,9 @@ func (p *program) flagSettings() []string {
 
 // newLogger returns a logger on standard error. Its level follows p.level from then on.
 func (p *program) newLogger(c config.Log) *slog.Logger {
-	// Load rejects unknown levels, but a Config that was not loaded may hold one.
-	level, err := logging.ParseLevel(c.Level)
-	if err != nil {
-		level = slog.LevelInfo
-	}
-
+	// Load rejects unknown levels. In a Config that was not loaded, such a level means the zero level, which is info.
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(c.Level))
 	p.level.Set(level)
 	return slog.New(logging.Limit(logging.New(p.errOut, &p.level, logging.Format(c.Format)), connect.DescribeOutage))
 }

@@ -23,28 +23,12 @@ type Format string
 
 // The formats.
 const (
-	Auto Format = "auto" // Text on a terminal, JSON elsewhere
 	Text Format = "text"
 	JSON Format = "json"
 )
 
-// ParseLevel parses debug, info, warn or error. An empty string is info.
-func ParseLevel(s string) (slog.Level, error) {
-	switch s {
-	case "debug":
-		return slog.LevelDebug, nil
-	case "", "info":
-		return slog.LevelInfo, nil
-	case "warn":
-		return slog.LevelWarn, nil
-	case "error":
-		return slog.LevelError, nil
-	}
-	return 0, fmt.Errorf("log level %q is not one of debug, info, warn, error", s)
-}
-
 // New returns a handler that writes lines of at least level to w. To change the level later, pass a
-// [*slog.LevelVar]. An unknown or empty format is Auto.
+// [*slog.LevelVar]. In any other format, such as auto, lines are Text on a terminal and JSON elsewhere.
 func New(w io.Writer, level slog.Leveler, format Format) slog.Handler {
 	terminal := isTerminal(w)
 	if format == Text || format != JSON && terminal {

@@ -20,7 +20,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestJSONWhereThereIsNoTerminal(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	log := slog.New(New(&out, slog.LevelInfo, Auto))
+	log := slog.New(New(&out, slog.LevelInfo, "auto"))
 	log.Debug("not shown")
 	log.With("watcher", "orders").Info("took over", "epoch", 4, "after", 2*time.Second, "err", errors.New("boom"))
 	var line map[string]any
@@ -65,18 +65,6 @@ func TestLevelChangesWhileItRuns(t *testing.T) {
 		if got := out.String(); strings.Contains(got, "one") || !strings.Contains(got, "two") {
 			t.Errorf("%s: %q", format, got)
 		}
-	}
-}
-
-func TestParseLevel(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError} {
-		if got, err := ParseLevel(text); err != nil || got != want {
-			t.Errorf("%q: %v, %v", text, got, err)
-		}
-	}
-	if _, err := ParseLevel("loud"); err == nil {
-		t.Error("loud is a level")
 	}
 }
 
