@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"log/slog"
 	"sync"
-	"time"
 
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
@@ -107,29 +106,4 @@ func decodedOrSame(text []byte) []byte {
 		return text
 	}
 	return raw
-}
-
-// rateWindow admits a number of spans per second.
-type rateWindow struct {
-	limit  int
-	mu     sync.Mutex
-	second int64
-	used   int
-}
-
-// allow reports whether n more spans may be made in the second of now, and counts them.
-func (w *rateWindow) allow(now time.Time, n int) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if s := now.Unix(); s != w.second {
-		w.second, w.used = s, 0
-	}
-
-	// The first delivery of a second always passes. Otherwise an envelope with more targets than the limit
-	// would never get spans.
-	if w.used > 0 && w.used+n > w.limit {
-		return false
-	}
-	w.used += n
-	return true
 }

@@ -32,6 +32,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/time/rate"
 )
 
 // The names of the signals in metrics and logs.
@@ -73,7 +74,7 @@ type Exporter struct {
 	base         *url.URL
 	headers      map[string]string
 	tracer       atomic.Pointer[trace.Tracer] // nil while Run does not run
-	rate         rateWindow
+	spans        *rate.Limiter
 	flushTimeout time.Duration
 }
 
@@ -104,8 +105,12 @@ func New(cfg Config) (*Exporter, error) {
 	u.Path = strings.TrimSuffix(u.Path, "/")
 	return &Exporter{
 		cfg: cfg, base: u, headers: headers,
-		rate: rateWindow{limit: cfg.SpansPerSecond}, flushTimeout: defaultFlushTimeout,
+		spans: newSpanLimit(cfg.SpansPerSecond), flushTimeout: defaultFlushTimeout,
 	}, nil
+}
+
+func newSpanLimit(perSecond int) *rate.Limiter {
+	return rate.NewLimiter(rate.Limit(perSecond), perSecond)
 }
 
 // tracerFor returns the tracer if n spans may be made for the trace, or nil.
@@ -118,7 +123,8 @@ func (e *Exporter) tracerFor(id trace.TraceID, n int) trace.Tracer {
 		return nil
 	}
 
-	if !e.rate.allow(time.Now(), n) {
+	// An envelope with more targets than the limit gets its spans if nothing else did for a second.
+	if !e.spans.AllowN(time.Now(), min(n, e.spans.Burst())) {
 		if e.cfg.OnLimited != nil {
 			e.cfg.OnLimited()
 		}

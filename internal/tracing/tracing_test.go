@@ -108,14 +108,15 @@ func TestEveryProcessChoosesTheSameTraces(t *testing.T) {
 
 func TestRateOfSpans(t *testing.T) {
 	t.Parallel()
-	w := rateWindow{limit: 10}
+	l := newSpanLimit(10)
+	allow := func(at time.Time, n int) bool { return l.AllowN(at, min(n, l.Burst())) }
 	at := time.Unix(5, 0)
 	for i, want := range []bool{true, true, true, false, false} {
-		if w.allow(at, 3) != want {
+		if allow(at, 3) != want {
 			t.Errorf("take %d", i)
 		}
 	}
-	if !w.allow(at.Add(time.Second), 50) || w.allow(at.Add(time.Second), 1) {
+	if !allow(at.Add(time.Second), 50) || allow(at.Add(time.Second), 1) {
 		t.Error("in the next second one of any size goes, and then none")
 	}
 }

@@ -53,7 +53,7 @@ var libraries = []library{
 	{path: "github.com/pierrec/lz4", in: []string{"internal/kafkawire"}, why: "record batches"},
 	{path: "github.com/HdrHistogram/hdrhistogram-go", in: []string{"internal/bench", "internal/demo"}, why: "latencies of a run"},
 	{path: "github.com/schollz/progressbar", in: []string{"internal/devstack", "internal/demo", "cmd"}, why: "a download of 40 MB shows its progress"},
-	{path: "golang.org/x/time", in: []string{"internal/purge", "internal/admin", "internal/httpapi"}, why: "rates of the purge, of replays, of drains, of clients"},
+	{path: "golang.org/x/time", in: []string{"internal/purge", "internal/admin", "internal/httpapi", "internal/tracing"}, why: "rates of the purge, of replays, of drains, of clients, of spans"},
 	{path: "github.com/gofrs/flock", in: []string{"internal/devstack", "internal/devstack/stacktest"}, why: "one download, and one stack of test servers at a time"},
 
 	{path: "github.com/google/go-cmp", testsOnly: true, why: "differences in tests"},
