@@ -14,6 +14,8 @@ import (
 	"github.com/twmb/franz-go/pkg/sr"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/outrelay/outrelay/pkg/codec"
 )
 
 // header writes and reads the bytes before a payload.
@@ -32,24 +34,119 @@ func cutHeader(data []byte) (id int, rest []byte, err error) {
 	return id, rest, nil
 }
 
-// avroCodec encodes with one schema, and decodes payloads of all versions that can be resolved to it.
-type avroCodec struct {
-	client   *Client
-	id       int
-	own      *avro.Schema
-	resolved cache[*avro.Schema] // by the id of the writer's schema
+// format is a format of payloads whose schema has the type S.
+type format[S any] struct {
+	kind        sr.SchemaType
+	contentType string
+
+	parse func(ctx context.Context, c *Client, s sr.Schema) (S, error)
+
+	// adapt returns the schema that reads payloads of the schema writer into values of the schema own.
+	adapt func(writer, own S) (S, error)
+
+	// encode appends the payload of v to out.
+	encode func(own S, out []byte, v any) ([]byte, error)
+	decode func(s S, data []byte, into any) error
 }
 
-func newAvroCodec(ctx context.Context, client *Client, s sr.SubjectSchema) (*avroCodec, error) {
-	own, err := client.parseAvro(ctx, s.Schema)
+// schemaCodec encodes with one schema, and decodes payloads of all versions that its format can read with it.
+type schemaCodec[S any] struct {
+	format[S]
+	client  *Client
+	id      int
+	own     S
+	adapted cache[S] // by the id of the writer's schema
+}
+
+// newSchemaCodec returns a codec for a schema that the registry has.
+func newSchemaCodec[S any](ctx context.Context, client *Client, f format[S], s Schema) (codec.Codec, error) {
+	found, err := client.findSchema(ctx, s, f.kind)
 	if err != nil {
-		return nil, fmt.Errorf("registry: subject %q: %w", s.Subject, err)
+		return nil, err
 	}
-	return &avroCodec{client: client, id: s.ID, own: own}, nil
+	own, err := f.parse(ctx, client, found.Schema)
+	if err != nil {
+		return nil, fmt.Errorf("registry: subject %q: %w", found.Subject, err)
+	}
+	return &schemaCodec[S]{format: f, client: client, id: found.ID, own: own}, nil
+}
+
+// ContentType implements codec.Codec.
+func (c *schemaCodec[S]) ContentType() string { return c.contentType }
+
+// Encode implements codec.Codec.
+func (c *schemaCodec[S]) Encode(v any) ([]byte, error) {
+	out, err := appendHeader(c.id, nil)
+	if err != nil {
+		return nil, err
+	}
+	out, err = c.encode(c.own, out, v)
+	if err != nil {
+		return nil, fmt.Errorf("%w %d: encoding %T: %w", ErrSchema, c.id, v, err)
+	}
+	return out, nil
+}
+
+// Decode implements codec.Codec.
+func (c *schemaCodec[S]) Decode(ctx context.Context, data []byte, into any) error {
+	id, rest, err := cutHeader(data)
+	if err != nil {
+		return err
+	}
+	schema := c.own
+	// The schema of the writer decides how a payload is read, and whether it is valid.
+	if id != c.id {
+		if schema, err = c.adapted.get(id, func() (S, error) { return c.readWriter(ctx, id) }); err != nil {
+			return err
+		}
+	}
+
+	if err := c.decode(schema, rest, into); err != nil {
+		return fmt.Errorf("%w %d: decoding into %T: %w", ErrSchema, id, into, err)
+	}
+	return nil
+}
+
+// readWriter returns the schema for payloads of the schema id.
+func (c *schemaCodec[S]) readWriter(ctx context.Context, id int) (none S, err error) {
+	s, err := c.client.schemaByID(ctx, id)
+	if err != nil {
+		return none, err
+	}
+	// An id is unique in the registry over all types of schemas.
+	if s.Type != c.kind {
+		return none, fmt.Errorf("%w %d is of type %v, not %v", ErrSchema, id, s.Type, c.kind)
+	}
+
+	writer, err := c.parse(ctx, c.client, s)
+	if err != nil {
+		return none, err
+	}
+	schema, err := c.adapt(writer, c.own)
+	if err != nil {
+		return none, fmt.Errorf("%w %d cannot be read as schema %d: %w", ErrSchema, id, c.id, err)
+	}
+	return schema, nil
+}
+
+var avroFormat = format[*avro.Schema]{
+	kind:        sr.TypeAvro,
+	contentType: "application/vnd.confluent.avro",
+	parse:       parseAvro,
+	adapt:       func(writer, own *avro.Schema) (*avro.Schema, error) { return avro.Resolve(writer, own) },
+	encode:      func(own *avro.Schema, out []byte, v any) ([]byte, error) { return own.AppendEncode(out, v) },
+	decode: func(s *avro.Schema, data []byte, into any) error {
+		rest, err := s.Decode(data, into)
+		// Bytes that are left mean that the payload was written with another schema than its header names.
+		if err == nil && len(rest) > 0 {
+			err = fmt.Errorf("%d bytes are left", len(rest))
+		}
+		return err
+	},
 }
 
 // parseAvro parses a schema, after those to which it refers.
-func (c *Client) parseAvro(ctx context.Context, s sr.Schema) (*avro.Schema, error) {
+func parseAvro(ctx context.Context, c *Client, s sr.Schema) (*avro.Schema, error) {
 	var known avro.SchemaCache
 	// A schema can name only types that the parser has seen before.
 	err := c.eachReference(ctx, s, func(_, definition string) error {
@@ -67,71 +164,6 @@ func (c *Client) parseAvro(ctx context.Context, s sr.Schema) (*avro.Schema, erro
 		return nil, fmt.Errorf("%w: %w", ErrSchema, err)
 	}
 	return parsed, nil
-}
-
-// ContentType implements codec.Codec.
-func (*avroCodec) ContentType() string { return "application/vnd.confluent.avro" }
-
-// Encode implements codec.Codec.
-func (c *avroCodec) Encode(v any) ([]byte, error) {
-	out, err := appendHeader(c.id, nil)
-	if err != nil {
-		return nil, err
-	}
-	out, err = c.own.AppendEncode(out, v)
-	if err != nil {
-		return nil, fmt.Errorf("%w %d: encoding %T: %w", ErrSchema, c.id, v, err)
-	}
-	return out, nil
-}
-
-// Decode implements codec.Codec.
-func (c *avroCodec) Decode(ctx context.Context, data []byte, into any) (err error) {
-	id, rest, err := cutHeader(data)
-	if err != nil {
-		return err
-	}
-	schema := c.own
-	// Avro payloads do not describe themselves: they are read with the schema of the writer.
-	if id != c.id {
-		if schema, err = c.resolved.get(id, func() (*avro.Schema, error) { return c.resolveWriter(ctx, id) }); err != nil {
-			return err
-		}
-	}
-
-	tail, err := schema.Decode(rest, into)
-	// Bytes that are left mean that the payload was written with another schema than its header names.
-	if err == nil && len(tail) > 0 {
-		err = fmt.Errorf("%d bytes are left", len(tail))
-	}
-	if err != nil {
-		return fmt.Errorf("%w %d: decoding into %T: %w", ErrSchema, id, into, err)
-	}
-	return nil
-}
-
-// resolveWriter returns a schema that reads payloads of the schema id into values of the codec's
-// schema.
-func (c *avroCodec) resolveWriter(ctx context.Context, id int) (*avro.Schema, error) {
-	s, err := c.client.schemaByID(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	// An id is unique in the registry over all types of schemas.
-	if s.Type != sr.TypeAvro {
-		return nil, fmt.Errorf("%w %d is of type %v, not Avro", ErrSchema, id, s.Type)
-	}
-
-	writer, err := c.client.parseAvro(ctx, s)
-	if err != nil {
-		return nil, err
-	}
-
-	resolved, err := avro.Resolve(writer, c.own)
-	if err != nil {
-		return nil, fmt.Errorf("%w %d cannot be read as schema %d: %w", ErrSchema, id, c.id, err)
-	}
-	return resolved, nil
 }
 
 // protobufCodec encodes generated messages. Their own descriptor decodes them, so it needs no schema after the first look-up.
@@ -222,24 +254,30 @@ func messageFor(into any) (m proto.Message, set func()) {
 	return m, func() { ptr.Elem().Set(fresh) }
 }
 
-// jsonCodec validates JSON in both directions.
-type jsonCodec struct {
-	client  *Client
-	id      int
-	own     *jsonschema.Schema
-	writers cache[*jsonschema.Schema]
-}
-
-func newJSONCodec(ctx context.Context, client *Client, s sr.SubjectSchema) (*jsonCodec, error) {
-	own, err := client.compileJSON(ctx, s.Schema)
-	if err != nil {
-		return nil, fmt.Errorf("registry: subject %q: %w", s.Subject, err)
-	}
-	return &jsonCodec{client: client, id: s.ID, own: own}, nil
+// jsonFormat validates JSON in both directions.
+var jsonFormat = format[*jsonschema.Schema]{
+	kind:        sr.TypeJSON,
+	contentType: "application/vnd.confluent.json",
+	parse:       compileJSON,
+	// The writer's schema decides whether the payload is valid: the reader's may be stricter.
+	adapt: func(writer, _ *jsonschema.Schema) (*jsonschema.Schema, error) { return writer, nil },
+	encode: func(own *jsonschema.Schema, out []byte, v any) ([]byte, error) {
+		body, err := json.Marshal(v)
+		if err != nil {
+			return nil, err
+		}
+		return append(out, body...), validateJSON(own, body)
+	},
+	decode: func(s *jsonschema.Schema, data []byte, into any) error {
+		if err := validateJSON(s, data); err != nil {
+			return err
+		}
+		return json.Unmarshal(data, into)
+	},
 }
 
 // compileJSON compiles a schema with those to which it refers. It loads nothing from elsewhere.
-func (c *Client) compileJSON(ctx context.Context, s sr.Schema) (*jsonschema.Schema, error) {
+func compileJSON(ctx context.Context, c *Client, s sr.Schema) (*jsonschema.Schema, error) {
 	const root = "schema.json"
 	compiler := jsonschema.NewCompiler()
 	// A schema from the network could make the service load files and addresses of its choice.
@@ -276,60 +314,6 @@ type noLoader struct{}
 // Load implements jsonschema.URLLoader.
 func (noLoader) Load(string) (any, error) {
 	return nil, errors.New("the schema refers to an address that is not among its references in the registry")
-}
-
-// ContentType implements codec.Codec.
-func (*jsonCodec) ContentType() string { return "application/vnd.confluent.json" }
-
-// Encode implements codec.Codec.
-func (c *jsonCodec) Encode(v any) ([]byte, error) {
-	out, err := appendHeader(c.id, nil)
-	if err != nil {
-		return nil, err
-	}
-	body, err := json.Marshal(v)
-	if err == nil {
-		err = validateJSON(c.own, body)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%w %d: encoding %T: %w", ErrSchema, c.id, v, err)
-	}
-	return append(out, body...), nil
-}
-
-// Decode implements codec.Codec.
-func (c *jsonCodec) Decode(ctx context.Context, data []byte, into any) error {
-	id, body, err := cutHeader(data)
-	if err != nil {
-		return err
-	}
-	schema := c.own
-	// The writer's schema decides whether the payload is valid: the reader's may be stricter.
-	if id != c.id {
-		if schema, err = c.writers.get(id, func() (*jsonschema.Schema, error) { return c.compileWriter(ctx, id) }); err != nil {
-			return err
-		}
-	}
-
-	if err = validateJSON(schema, body); err == nil {
-		err = json.Unmarshal(body, into)
-	}
-	if err != nil {
-		return fmt.Errorf("%w %d: decoding into %T: %w", ErrSchema, id, into, err)
-	}
-	return nil
-}
-
-// compileWriter returns the schema of a payload of another version.
-func (c *jsonCodec) compileWriter(ctx context.Context, id int) (*jsonschema.Schema, error) {
-	s, err := c.client.schemaByID(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	if s.Type != sr.TypeJSON {
-		return nil, fmt.Errorf("%w %d is of type %v, not JSON", ErrSchema, id, s.Type)
-	}
-	return c.client.compileJSON(ctx, s)
 }
 
 // validateJSON returns an error if body is no JSON or does not match the schema.

@@ -128,11 +128,7 @@ func New(address string, opts ...Option) (*Client, error) {
 // Decode reads records of other versions of the schema by Avro's rules of resolution. Avro blocks until the registry has
 // answered or ctx ends.
 func (c *Client) Avro(ctx context.Context, s Schema) (codec.Codec, error) {
-	found, err := c.findSchema(ctx, s, sr.TypeAvro)
-	if err != nil {
-		return nil, err
-	}
-	return newAvroCodec(ctx, c, found)
+	return newSchemaCodec(ctx, c, avroFormat, s)
 }
 
 // Protobuf returns a codec for a Protobuf schema, whose Definition is the text of the .proto file. Values are pointers to
@@ -149,9 +145,5 @@ func (c *Client) Protobuf(ctx context.Context, s Schema) (codec.Codec, error) {
 // JSONSchema returns a codec that encodes values with encoding/json and validates them against a JSON Schema. Decode validates
 // against the schema of the payload. JSONSchema blocks until the registry has answered or ctx ends.
 func (c *Client) JSONSchema(ctx context.Context, s Schema) (codec.Codec, error) {
-	found, err := c.findSchema(ctx, s, sr.TypeJSON)
-	if err != nil {
-		return nil, err
-	}
-	return newJSONCodec(ctx, c, found)
+	return newSchemaCodec(ctx, c, jsonFormat, s)
 }
