@@ -75,23 +75,23 @@ func (c *Collection) check(ctx context.Context) error {
 	return fmt.Errorf("collection %s: %w", c.coll.Name(), err)
 }
 
-// runOperation runs op in the transaction of ctx. If op fails so that the transaction cannot
+// runOperation calls op, which uses the transaction of ctx. If op fails so that the transaction cannot
 // commit, it is marked as rollback-only.
-func runOperation[R any](ctx context.Context, c *Collection, op func(context.Context) (R, error)) (R, error) {
+func runOperation[R any](ctx context.Context, c *Collection, op func() (R, error)) (R, error) {
 	if err := c.check(ctx); err != nil {
 		var none R
 		return none, err
 	}
 
-	r, err := op(ctx)
+	r, err := op()
 	transaction.RecordFailure(ctx, err)
 	return r, err
 }
 
 // runSingleResult is runOperation for operations that return their error inside of the result.
-func runSingleResult(ctx context.Context, c *Collection, op func(context.Context) *mongo.SingleResult) *mongo.SingleResult {
-	r, err := runOperation(ctx, c, func(ctx context.Context) (*mongo.SingleResult, error) {
-		r := op(ctx)
+func runSingleResult(ctx context.Context, c *Collection, op func() *mongo.SingleResult) *mongo.SingleResult {
+	r, err := runOperation(ctx, c, func() (*mongo.SingleResult, error) {
+		r := op()
 		return r, r.Err()
 	})
 	if r == nil {
@@ -106,72 +106,56 @@ func runSingleResult(ctx context.Context, c *Collection, op func(context.Context
 func (c *Collection) InsertOne(
 	ctx context.Context, document any, opts ...options.Lister[options.InsertOneOptions],
 ) (*mongo.InsertOneResult, error) {
-	return runOperation(ctx, c, func(ctx context.Context) (*mongo.InsertOneResult, error) {
-		return c.coll.InsertOne(ctx, document, opts...)
-	})
+	return runOperation(ctx, c, func() (*mongo.InsertOneResult, error) { return c.coll.InsertOne(ctx, document, opts...) })
 }
 
 // InsertMany calls mongo.Collection.InsertMany in the transaction. documents must be a slice.
 func (c *Collection) InsertMany(
 	ctx context.Context, documents any, opts ...options.Lister[options.InsertManyOptions],
 ) (*mongo.InsertManyResult, error) {
-	return runOperation(ctx, c, func(ctx context.Context) (*mongo.InsertManyResult, error) {
-		return c.coll.InsertMany(ctx, documents, opts...)
-	})
+	return runOperation(ctx, c, func() (*mongo.InsertManyResult, error) { return c.coll.InsertMany(ctx, documents, opts...) })
 }
 
 // ReplaceOne calls mongo.Collection.ReplaceOne in the transaction.
 func (c *Collection) ReplaceOne(
 	ctx context.Context, filter, replacement any, opts ...options.Lister[options.ReplaceOptions],
 ) (*mongo.UpdateResult, error) {
-	return runOperation(ctx, c, func(ctx context.Context) (*mongo.UpdateResult, error) {
-		return c.coll.ReplaceOne(ctx, filter, replacement, opts...)
-	})
+	return runOperation(ctx, c, func() (*mongo.UpdateResult, error) { return c.coll.ReplaceOne(ctx, filter, replacement, opts...) })
 }
 
 // UpdateOne calls mongo.Collection.UpdateOne in the transaction.
 func (c *Collection) UpdateOne(
 	ctx context.Context, filter, update any, opts ...options.Lister[options.UpdateOneOptions],
 ) (*mongo.UpdateResult, error) {
-	return runOperation(ctx, c, func(ctx context.Context) (*mongo.UpdateResult, error) {
-		return c.coll.UpdateOne(ctx, filter, update, opts...)
-	})
+	return runOperation(ctx, c, func() (*mongo.UpdateResult, error) { return c.coll.UpdateOne(ctx, filter, update, opts...) })
 }
 
 // UpdateMany calls mongo.Collection.UpdateMany in the transaction.
 func (c *Collection) UpdateMany(
 	ctx context.Context, filter, update any, opts ...options.Lister[options.UpdateManyOptions],
 ) (*mongo.UpdateResult, error) {
-	return runOperation(ctx, c, func(ctx context.Context) (*mongo.UpdateResult, error) {
-		return c.coll.UpdateMany(ctx, filter, update, opts...)
-	})
+	return runOperation(ctx, c, func() (*mongo.UpdateResult, error) { return c.coll.UpdateMany(ctx, filter, update, opts...) })
 }
 
 // DeleteOne calls mongo.Collection.DeleteOne in the transaction.
 func (c *Collection) DeleteOne(
 	ctx context.Context, filter any, opts ...options.Lister[options.DeleteOneOptions],
 ) (*mongo.DeleteResult, error) {
-	return runOperation(ctx, c, func(ctx context.Context) (*mongo.DeleteResult, error) {
-		return c.coll.DeleteOne(ctx, filter, opts...)
-	})
+	return runOperation(ctx, c, func() (*mongo.DeleteResult, error) { return c.coll.DeleteOne(ctx, filter, opts...) })
 }
 
 // DeleteMany calls mongo.Collection.DeleteMany in the transaction.
 func (c *Collection) DeleteMany(
 	ctx context.Context, filter any, opts ...options.Lister[options.DeleteManyOptions],
 ) (*mongo.DeleteResult, error) {
-	return runOperation(ctx, c, func(ctx context.Context) (*mongo.DeleteResult, error) {
-		return c.coll.DeleteMany(ctx, filter, opts...)
-	})
+	return runOperation(ctx, c, func() (*mongo.DeleteResult, error) { return c.coll.DeleteMany(ctx, filter, opts...) })
 }
 
 // BulkWrite calls mongo.Collection.BulkWrite in the transaction.
 func (c *Collection) BulkWrite(
 	ctx context.Context, models []mongo.WriteModel, opts ...options.Lister[options.BulkWriteOptions],
 ) (*mongo.BulkWriteResult, error) {
-	return runOperation(ctx, c, func(ctx context.Context) (*mongo.BulkWriteResult, error) {
-		return c.coll.BulkWrite(ctx, models, opts...)
-	})
+	return runOperation(ctx, c, func() (*mongo.BulkWriteResult, error) { return c.coll.BulkWrite(ctx, models, opts...) })
 }
 
 // FindOneAndUpdate calls mongo.Collection.FindOneAndUpdate in the transaction. If the context is
@@ -179,9 +163,7 @@ func (c *Collection) BulkWrite(
 func (c *Collection) FindOneAndUpdate(
 	ctx context.Context, filter, update any, opts ...options.Lister[options.FindOneAndUpdateOptions],
 ) *mongo.SingleResult {
-	return runSingleResult(ctx, c, func(ctx context.Context) *mongo.SingleResult {
-		return c.coll.FindOneAndUpdate(ctx, filter, update, opts...)
-	})
+	return runSingleResult(ctx, c, func() *mongo.SingleResult { return c.coll.FindOneAndUpdate(ctx, filter, update, opts...) })
 }
 
 // FindOneAndReplace calls mongo.Collection.FindOneAndReplace in the transaction. If the context is
@@ -189,9 +171,7 @@ func (c *Collection) FindOneAndUpdate(
 func (c *Collection) FindOneAndReplace(
 	ctx context.Context, filter, replacement any, opts ...options.Lister[options.FindOneAndReplaceOptions],
 ) *mongo.SingleResult {
-	return runSingleResult(ctx, c, func(ctx context.Context) *mongo.SingleResult {
-		return c.coll.FindOneAndReplace(ctx, filter, replacement, opts...)
-	})
+	return runSingleResult(ctx, c, func() *mongo.SingleResult { return c.coll.FindOneAndReplace(ctx, filter, replacement, opts...) })
 }
 
 // FindOneAndDelete calls mongo.Collection.FindOneAndDelete in the transaction. If the context is
@@ -199,9 +179,7 @@ func (c *Collection) FindOneAndReplace(
 func (c *Collection) FindOneAndDelete(
 	ctx context.Context, filter any, opts ...options.Lister[options.FindOneAndDeleteOptions],
 ) *mongo.SingleResult {
-	return runSingleResult(ctx, c, func(ctx context.Context) *mongo.SingleResult {
-		return c.coll.FindOneAndDelete(ctx, filter, opts...)
-	})
+	return runSingleResult(ctx, c, func() *mongo.SingleResult { return c.coll.FindOneAndDelete(ctx, filter, opts...) })
 }
 
 // Find calls mongo.Collection.Find in the transaction. The cursor reads in the transaction too, so
@@ -209,9 +187,7 @@ func (c *Collection) FindOneAndDelete(
 func (c *Collection) Find(
 	ctx context.Context, filter any, opts ...options.Lister[options.FindOptions],
 ) (*mongo.Cursor, error) {
-	return runOperation(ctx, c, func(ctx context.Context) (*mongo.Cursor, error) {
-		return c.coll.Find(ctx, filter, opts...)
-	})
+	return runOperation(ctx, c, func() (*mongo.Cursor, error) { return c.coll.Find(ctx, filter, opts...) })
 }
 
 // FindOne calls mongo.Collection.FindOne in the transaction. If the context is rejected, the result
@@ -219,18 +195,14 @@ func (c *Collection) Find(
 func (c *Collection) FindOne(
 	ctx context.Context, filter any, opts ...options.Lister[options.FindOneOptions],
 ) *mongo.SingleResult {
-	return runSingleResult(ctx, c, func(ctx context.Context) *mongo.SingleResult {
-		return c.coll.FindOne(ctx, filter, opts...)
-	})
+	return runSingleResult(ctx, c, func() *mongo.SingleResult { return c.coll.FindOne(ctx, filter, opts...) })
 }
 
 // CountDocuments calls mongo.Collection.CountDocuments in the transaction.
 func (c *Collection) CountDocuments(
 	ctx context.Context, filter any, opts ...options.Lister[options.CountOptions],
 ) (int64, error) {
-	return runOperation(ctx, c, func(ctx context.Context) (int64, error) {
-		return c.coll.CountDocuments(ctx, filter, opts...)
-	})
+	return runOperation(ctx, c, func() (int64, error) { return c.coll.CountDocuments(ctx, filter, opts...) })
 }
 
 // Aggregate calls mongo.Collection.Aggregate in the transaction. The server rejects stages that
@@ -238,7 +210,5 @@ func (c *Collection) CountDocuments(
 func (c *Collection) Aggregate(
 	ctx context.Context, pipeline any, opts ...options.Lister[options.AggregateOptions],
 ) (*mongo.Cursor, error) {
-	return runOperation(ctx, c, func(ctx context.Context) (*mongo.Cursor, error) {
-		return c.coll.Aggregate(ctx, pipeline, opts...)
-	})
+	return runOperation(ctx, c, func() (*mongo.Cursor, error) { return c.coll.Aggregate(ctx, pipeline, opts...) })
 }
