@@ -77,22 +77,24 @@ func (s *otelSink) Measure(m Measurement) {
 // record adds m to the instrument. It builds the attributes, which allocates, only if the instrument has a reader.
 func (i *instrument) record(ctx context.Context, m *Measurement) {
 	switch i.kind {
-	case counter:
+	case counter, occasions:
+		n := m.N
+		if i.kind == occasions {
+			n = 1
+		}
 		if i.counter.Enabled(ctx) {
-			i.counter.Add(ctx, m.N, i.attributes(m))
+			i.counter.Add(ctx, n, i.attributes(m))
 		}
-	case occasions:
-		if i.counter.Enabled(ctx) {
-			i.counter.Add(ctx, 1, i.attributes(m))
+
+	case gauge, age:
+		value := float64(m.N)
+		if i.kind == age {
+			value = m.Took.Seconds()
 		}
-	case gauge:
 		if i.gauge.Enabled(ctx) {
-			i.gauge.Record(ctx, float64(m.N), i.attributes(m))
+			i.gauge.Record(ctx, value, i.attributes(m))
 		}
-	case age:
-		if i.gauge.Enabled(ctx) {
-			i.gauge.Record(ctx, m.Took.Seconds(), i.attributes(m))
-		}
+
 	case histogram:
 		if i.histogram.Enabled(ctx) {
 			i.histogram.Record(ctx, m.Took.Seconds(), i.attributes(m))
