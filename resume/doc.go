@@ -1,6 +1,6 @@
 // Package resume defines positions in a MongoDB change stream: the resume token, the position that
-// consists of a token and its cluster time, the checkpoint that stores a position, the stores for
-// checkpoints, and the policies for a lost history.
+// consists of a token and its cluster time, the checkpoint that stores a position, and the stores for
+// checkpoints.
 //
 // The package opens no stream and starts no goroutine. To compare or decode a token takes one pass
 // over its few dozen bytes. Only the Store of NewMongo does I/O, with one or two commands for each

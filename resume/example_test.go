@@ -45,22 +45,6 @@ func ExampleStore() {
 	// true saving checkpoint "orders": checkpoint goes back
 }
 
-func ExampleParseLostHistory() {
-	policy, err := resume.ParseLostHistory("sweep")
-	fmt.Println(policy, err)
-	_, err = resume.ParseLostHistory("ignore")
-	fmt.Println(err)
-	// Output:
-	// sweep <nil>
-	// lost history: "ignore" is neither sweep nor halt
-}
-
-func ExampleParseInvalidate() {
-	policy, err := resume.ParseInvalidate("halt")
-	fmt.Println(policy, err)
-	// Output: halt <nil>
-}
-
 // Each consumer of a change stream has its checkpoint in one collection.
 func ExampleNewMongo() {
 	var (

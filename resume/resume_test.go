@@ -3,7 +3,6 @@ package resume_test
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
 
@@ -283,36 +282,6 @@ func TestStoreNeverGoesBack(t *testing.T) {
 				t.Errorf("last cluster time %v, want T %d (error %v)", c.ClusterTime, want, err)
 			}
 		})
-	}
-}
-
-func TestPolicies(t *testing.T) {
-	t.Parallel()
-	if p, err := resume.ParseLostHistory(""); err != nil || p != resume.SweepLostHistory {
-		t.Error(p, err)
-	}
-
-	var l resume.LostHistory
-	if err := l.UnmarshalText([]byte("halt")); err != nil || l != resume.HaltLostHistory {
-		t.Error(l, err)
-	}
-
-	if err := l.UnmarshalText([]byte("skip")); err == nil || !strings.Contains(err.Error(), `"skip"`) ||
-		l != resume.HaltLostHistory {
-		t.Error(l, err)
-	}
-
-	if p, err := resume.ParseInvalidate(""); err != nil || p != resume.ResumeAfterInvalidate {
-		t.Error(p, err)
-	}
-
-	var i resume.Invalidate
-	if err := i.UnmarshalText([]byte("halt")); err != nil || i != resume.HaltOnInvalidate {
-		t.Error(i, err)
-	}
-
-	if err := i.UnmarshalText([]byte("go")); err == nil {
-		t.Error("UnmarshalText accepted an unknown policy")
 	}
 }
 

@@ -9,11 +9,7 @@
 // The doc comments of the fields below are also the descriptions in the JSON Schema ([Schema]).
 package config
 
-import (
-	"time"
-
-	"github.com/outrelay/outrelay/resume"
-)
+import "time"
 
 // Config is the whole configuration. The zero value is not valid: start from [Default] or [Load].
 type Config struct {
@@ -69,11 +65,11 @@ type Config struct {
 	// LostHistory is the reaction to a gap: the oplog no longer reaches back to the position. sweep
 	// finds the undelivered envelopes in the collection and continues. halt stops until an operator
 	// runs recover. Defaults to sweep.
-	LostHistory resume.LostHistory `yaml:"lost_history" enum:"sweep,halt"`
+	LostHistory string `yaml:"lost_history" enum:"sweep,halt"`
 	// Invalidate is the reaction if the watched collection is dropped or renamed. resume continues with
 	// the collection that now has the name. halt stops until an operator runs recover. Defaults to
 	// resume.
-	Invalidate resume.Invalidate `yaml:"invalidate" enum:"resume,halt"`
+	Invalidate string `yaml:"invalidate" enum:"resume,halt"`
 	// Expired is the handling of an envelope that is past its expiresAt. dead moves it to the dead
 	// letters. drop discards and counts it. Defaults to dead.
 	Expired string `yaml:"expired" enum:"dead,drop"`

@@ -5,7 +5,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
-	"github.com/outrelay/outrelay/resume"
 )
 
 // Default returns the configuration with all defaults that do not depend on another field or on the host.
@@ -30,8 +29,8 @@ func Default() Config {
 		Purge:       Purge{Rate: 5000, Batch: 500, Interval: 10 * time.Second},
 		Lease:       Lease{TTL: 5 * time.Second, Renew: time.Second, Checkpoint: 250 * time.Millisecond, Drain: 10 * time.Second},
 		Retry:       Retry{MaxAttempts: 10, Base: 200 * time.Millisecond, Cap: 5 * time.Minute},
-		LostHistory: resume.SweepLostHistory,
-		Invalidate:  resume.ResumeAfterInvalidate,
+		LostHistory: "sweep",
+		Invalidate:  "resume",
 		Expired:     "dead",
 		DeadLetters: DeadLetters{Handlers: []string{record.HandlerDeadLetters}},
 		Limits:      Limits{Memory: 32 * MiB, Envelope: record.MaxEnvelope, Tickets: 200_000},

@@ -214,7 +214,7 @@ func (r *Recovery) ResumeGap(
 		return r.PlanSweep(ctx, doc.Gap.Reason, doc.SweepStart(doc.Gap.From), began, u)
 	}
 
-	if r.Config.LostHistory == resume.HaltLostHistory && doc.Gap.Reason != lease.GapRequested {
+	if r.Config.LostHistory == "halt" && doc.Gap.Reason != lease.GapRequested {
 		return changestream.Start{}, &readiness.HaltError{
 			What: "a gap of the change stream is half swept",
 			Fix:  "set lost_history: sweep until it is closed",
@@ -229,7 +229,7 @@ func (r *Recovery) ResumeGap(
 // HasUnstampedBacklog reports whether a first start has to sweep: for an envelope without a server
 // timestamp, no time is known at which a stream would contain its insert.
 func (r *Recovery) HasUnstampedBacklog(ctx context.Context, now bson.Timestamp) (found bool, err error) {
-	if r.Config.Start.Now || !r.Config.Start.At.IsZero() || r.Config.LostHistory == resume.HaltLostHistory {
+	if r.Config.Start.Now || !r.Config.Start.At.IsZero() || r.Config.LostHistory == "halt" {
 		return false, nil
 	}
 

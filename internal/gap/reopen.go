@@ -10,7 +10,6 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/readiness"
-	"github.com/outrelay/outrelay/resume"
 )
 
 // FindNextStart returns where to start the stream again after it ended with err. If the stream
@@ -42,7 +41,7 @@ func (r *Recovery) FindNextStart(ctx context.Context, err error) (changestream.S
 	}
 
 	r.Metrics.Gaps.WithLabelValues(lost.Reason).Inc()
-	if r.Config.LostHistory == resume.HaltLostHistory {
+	if r.Config.LostHistory == "halt" {
 		r.AppendEvent(ctx, nodes.GapFound, bson.D{
 			{Key: "reason", Value: lost.Reason},
 			{Key: "code", Value: lost.Code},

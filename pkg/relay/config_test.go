@@ -46,7 +46,6 @@ func TestSectionsAreCurrent(t *testing.T) {
 // Types of the internal configuration that are plain values here.
 var plainTypes = map[string]string{
 	"Secret": "string", "URI": "string", "Start": "string", "Size": "int64",
-	"resume.LostHistory": "string", "resume.Invalidate": "string",
 }
 
 // The file writes 0 for "none"; in Go, zero is the default and -1 is none.

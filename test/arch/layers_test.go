@@ -54,7 +54,7 @@ var rooms = []room{
 	{dir: "internal/routing", layer: 1, why: "from an envelope to its records, without I/O"},
 	{dir: "internal/slot", layer: 1, only: []string{"internal/keyhash"}, why: "the arithmetic of a split watcher, without I/O"},
 	{dir: "internal/watermark", layer: 1, only: []string{"internal/record"}, why: "bookkeeping only; uses no server"},
-	{dir: "internal/config", layer: 1, also: []string{"internal/routing", "internal/slot", "resume"}, why: "checks rules and policies with their parsers"},
+	{dir: "internal/config", layer: 1, also: []string{"internal/routing", "internal/slot"}, why: "checks rules with their parser"},
 
 	// Layer 2: statements on MongoDB that belong to the owner.
 	{dir: "internal/lease", layer: 2, why: "the watcher document"},
