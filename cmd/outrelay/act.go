@@ -126,6 +126,23 @@ func explainError(ctx context.Context, cfg config.Config, err error) error {
 // source is the source of an action in the events log.
 const source = "cli"
 
+// setRun makes f the action of c. f gets the operator of the configured watcher and the arguments of the command.
+func (a *operatorCommand) setRun(c *cobra.Command, f func(ctx context.Context, op admin.Operator, args []string) error) {
+	c.RunE = func(c *cobra.Command, args []string) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error { return f(ctx, op, args) })
+	}
+}
+
+// setShow makes c a command that reads a value and prints it.
+func setShow[T any](
+	c *cobra.Command, a *operatorCommand,
+	read func(ctx context.Context, op admin.Operator, args []string) (T, error), writeText func(w io.Writer, v T),
+) {
+	c.RunE = func(c *cobra.Command, args []string) error {
+		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (T, error) { return read(ctx, op, args) }, writeText)
+	}
+}
+
 // show reads a value and prints it: as JSON with --json, else by writeText.
 func show[T any](
 	ctx context.Context, a *operatorCommand,
@@ -159,6 +176,16 @@ func showList[T any](
 		}
 		return printListing(a, l, list)
 	})
+}
+
+// setList makes c a command that reads a list and prints it.
+func setList[T any](
+	c *cobra.Command, a *operatorCommand, l listing[T],
+	read func(ctx context.Context, op admin.Operator, args []string) ([]T, error),
+) {
+	c.RunE = func(c *cobra.Command, args []string) error {
+		return showList(c.Context(), a, l, func(ctx context.Context, op admin.Operator) ([]T, error) { return read(ctx, op, args) })
+	}
 }
 
 // newListCommand completes c, which has no flags of its own, as a command that shows a list.

@@ -32,11 +32,9 @@ func newFailedListCommand(p *program) *cobra.Command {
 	a := p.addReadFlags(c)
 	addCollectionFlag(c, &collection)
 	addLimitFlag(c, &limit, 100, 100, "maximum number of envelopes")
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return showList(c.Context(), a, failedListing, func(ctx context.Context, op admin.Operator) ([]admin.FailedEnvelope, error) {
-			return op.Waiting().Failed(ctx, collection, limit)
-		})
-	}
+	setList(c, a, failedListing, func(ctx context.Context, op admin.Operator, _ []string) ([]admin.FailedEnvelope, error) {
+		return op.Waiting().Failed(ctx, collection, limit)
+	})
 	return c
 }
 
@@ -84,29 +82,27 @@ func (p *program) newFailedAction(c *cobra.Command, done string, act failedActio
 	a := p.addChangeFlags(c)
 	addCollectionFlag(c, &collection)
 
-	c.RunE = func(c *cobra.Command, ids []string) error {
-		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			// The first call only counts, so that the question can name the number.
-			got, err := actConfirmed(ctx, a, func(dryRun bool) (admin.FailedOutcome, error) {
-				return act(o.Waiting(), ctx, collection, ids, dryRun)
-			}, func(found admin.FailedOutcome) string {
-				if found.Failed == 0 {
-					return ""
-				}
-				return "retry " + countNoun(found.Failed, "failed envelope") + " now"
-			})
-			if err != nil {
-				return err
+	a.setRun(c, func(ctx context.Context, o admin.Operator, ids []string) error {
+		// The first call only counts, so that the question can name the number.
+		got, err := actConfirmed(ctx, a, func(dryRun bool) (admin.FailedOutcome, error) {
+			return act(o.Waiting(), ctx, collection, ids, dryRun)
+		}, func(found admin.FailedOutcome) string {
+			if found.Failed == 0 {
+				return ""
 			}
-
-			// Named ids that match nothing are a mistake of the user. Without ids, there is nothing to retry.
-			if len(ids) > 0 && got.Failed == 0 {
-				return errors.New("no failed envelope has one of these ids; outrelay failed list lists the envelopes")
-			}
-			got.DryRun = a.dryRun
-			text := a.chooseText(countNoun(got.Done, "failed envelope"), countNoun(got.Failed, "failed envelope")+" would be")
-			return a.printLine(got, "%s %s", text, done)
+			return "retry " + countNoun(found.Failed, "failed envelope") + " now"
 		})
-	}
+		if err != nil {
+			return err
+		}
+
+		// Named ids that match nothing are a mistake of the user. Without ids, there is nothing to retry.
+		if len(ids) > 0 && got.Failed == 0 {
+			return errors.New("no failed envelope has one of these ids; outrelay failed list lists the envelopes")
+		}
+		got.DryRun = a.dryRun
+		text := a.chooseText(countNoun(got.Done, "failed envelope"), countNoun(got.Failed, "failed envelope")+" would be")
+		return a.printLine(got, "%s %s", text, done)
+	})
 	return c
 }

@@ -88,15 +88,13 @@ func newInboxMarksCommand(p *program) *cobra.Command {
 	}
 
 	a, f := p.addReadFlags(c), addInboxFlags(c)
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return showList(c.Context(), a, markListing, func(ctx context.Context, op admin.Operator) ([]admin.InboxMark, error) {
-			database, collection, err := f.findInbox(ctx, op)
-			if err != nil {
-				return nil, err
-			}
-			return op.Inboxes().Marks(ctx, database, collection)
-		})
-	}
+	setList(c, a, markListing, func(ctx context.Context, op admin.Operator, _ []string) ([]admin.InboxMark, error) {
+		database, collection, err := f.findInbox(ctx, op)
+		if err != nil {
+			return nil, err
+		}
+		return op.Inboxes().Marks(ctx, database, collection)
+	})
 	return c
 }
 
@@ -169,30 +167,28 @@ without --force: use it only for a process that has stopped for certain.`,
 
 	a, f := p.addChangeFlags(c), addInboxFlags(c)
 	c.Flags().BoolVar(&force, "force", false, "also release live claims")
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			database, collection, err := f.findInbox(ctx, op)
-			if err != nil {
-				return err
-			}
+	a.setRun(c, func(ctx context.Context, op admin.Operator, _ []string) error {
+		database, collection, err := f.findInbox(ctx, op)
+		if err != nil {
+			return err
+		}
 
-			out, err := actConfirmed(ctx, a, func(dryRun bool) (admin.InboxReleased, error) {
-				return op.Inboxes().Release(ctx, database, collection, force, dryRun)
-			}, func(found admin.InboxReleased) string {
-				if found.Matched == 0 {
-					return ""
-				}
-				return fmt.Sprintf("release %s of %s, %s of them live",
-					countNoun(found.Matched, "claim"), sanitizeLine(database), formatThousands(found.Live))
-			})
-			if err != nil {
-				return err
+		out, err := actConfirmed(ctx, a, func(dryRun bool) (admin.InboxReleased, error) {
+			return op.Inboxes().Release(ctx, database, collection, force, dryRun)
+		}, func(found admin.InboxReleased) string {
+			if found.Matched == 0 {
+				return ""
 			}
-
-			out.DryRun = a.dryRun
-			planned := fmt.Sprintf("would release %s, %s of them live", countNoun(out.Matched, "claim"), formatThousands(out.Live))
-			return a.printLine(out, "%s", a.chooseText("released "+countNoun(out.Released, "claim"), planned))
+			return fmt.Sprintf("release %s of %s, %s of them live",
+				countNoun(found.Matched, "claim"), sanitizeLine(database), formatThousands(found.Live))
 		})
-	}
+		if err != nil {
+			return err
+		}
+
+		out.DryRun = a.dryRun
+		planned := fmt.Sprintf("would release %s, %s of them live", countNoun(out.Matched, "claim"), formatThousands(out.Live))
+		return a.printLine(out, "%s", a.chooseText("released "+countNoun(out.Released, "claim"), planned))
+	})
 	return c
 }

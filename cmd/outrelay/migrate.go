@@ -149,26 +149,24 @@ The exit code is 1 if an index still differs at the end.`,
 
 	a := p.addChangeFlags(c)
 	c.Flags().BoolVar(&repair, "repair", false, "repair the differences")
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			v, err := op.Indexes().Verify(ctx, false)
-			if err != nil {
+	a.setRun(c, func(ctx context.Context, op admin.Operator, _ []string) error {
+		v, err := op.Indexes().Verify(ctx, false)
+		if err != nil {
+			return err
+		}
+
+		// The question counts the differences, so the comparison comes first.
+		if repair && !a.dryRun && len(v.Drift) > 0 {
+			if err := a.confirm(ctx, repairAction(v)); err != nil {
 				return err
 			}
-
-			// The question counts the differences, so the comparison comes first.
-			if repair && !a.dryRun && len(v.Drift) > 0 {
-				if err := a.confirm(ctx, repairAction(v)); err != nil {
-					return err
-				}
-				if v, err = op.Indexes().Verify(ctx, true); err != nil {
-					return err
-				}
+			if v, err = op.Indexes().Verify(ctx, true); err != nil {
+				return err
 			}
+		}
 
-			return a.printVerified(v)
-		})
-	}
+		return a.printVerified(v)
+	})
 	return c
 }
 

@@ -30,23 +30,21 @@ With --check, the exit code is 1 if no node is alive, or if a live node cannot r
 
 	a := p.addReadFlags(c)
 	c.Flags().BoolVar(&check, "check", false, "exit with 1 if no node is alive, or if one cannot reach Kafka")
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			list, err := op.Nodes().List(ctx)
-			if err != nil {
-				return err
-			}
-			if err := printListing(a, nodeListing, list); err != nil {
-				return err
-			}
+	a.setRun(c, func(ctx context.Context, op admin.Operator, _ []string) error {
+		list, err := op.Nodes().List(ctx)
+		if err != nil {
+			return err
+		}
+		if err := printListing(a, nodeListing, list); err != nil {
+			return err
+		}
 
-			// The list is printed first, so that the output explains the exit code.
-			if check && !allReachKafka(list) {
-				return reportedError(exitConfig)
-			}
-			return nil
-		})
-	}
+		// The list is printed first, so that the output explains the exit code.
+		if check && !allReachKafka(list) {
+			return reportedError(exitConfig)
+		}
+		return nil
+	})
 	c.AddCommand(newNodesReleaseCommand(p), newNodesRemoveCommand(p))
 	return c
 }
@@ -173,26 +171,24 @@ rejected, because its next heartbeat would list it again.`,
 
 	a := p.addChangeFlags(c)
 	c.Flags().BoolVar(&force, "force", false, "remove the node even if it is alive")
-	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			// After the removal, nothing connects the slots with the node.
-			slots, err := op.Nodes().PlanRemoval(ctx, args[0], force)
-			if err != nil {
+	a.setRun(c, func(ctx context.Context, op admin.Operator, args []string) error {
+		// After the removal, nothing connects the slots with the node.
+		slots, err := op.Nodes().PlanRemoval(ctx, args[0], force)
+		if err != nil {
+			return err
+		}
+
+		if !a.dryRun {
+			if err := a.confirm(ctx, "remove node "+sanitizeLine(args[0])+" from the list"); err != nil {
 				return err
 			}
-
-			if !a.dryRun {
-				if err := a.confirm(ctx, "remove node "+sanitizeLine(args[0])+" from the list"); err != nil {
-					return err
-				}
-				if err := op.Nodes().Remove(ctx, args[0], force); err != nil {
-					return err
-				}
+			if err := op.Nodes().Remove(ctx, args[0], force); err != nil {
+				return err
 			}
+		}
 
-			return a.printLine(releasedNode{Node: args[0], Slots: slots}, "node %s %s removed from the list; it owned %s",
-				args[0], a.chooseText("is", "would be"), sanitizeLine(strings.Join(slots, ", ")))
-		})
-	}
+		return a.printLine(releasedNode{Node: args[0], Slots: slots}, "node %s %s removed from the list; it owned %s",
+			args[0], a.chooseText("is", "would be"), sanitizeLine(strings.Join(slots, ", ")))
+	})
 	return c
 }

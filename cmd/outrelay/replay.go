@@ -216,13 +216,11 @@ func newReplayCancelCommand(p *program) *cobra.Command {
 
 	a := p.addReadFlags(c)
 	a.addActorFlag(c)
-	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			if err := o.Replays().Cancel(ctx, args[0]); err != nil {
-				return err
-			}
-			return a.printLine(map[string]string{"cancelled": args[0]}, "replay %s is canceled", args[0])
-		})
-	}
+	a.setRun(c, func(ctx context.Context, o admin.Operator, args []string) error {
+		if err := o.Replays().Cancel(ctx, args[0]); err != nil {
+			return err
+		}
+		return a.printLine(map[string]string{"cancelled": args[0]}, "replay %s is canceled", args[0])
+	})
 	return c
 }

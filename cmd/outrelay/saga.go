@@ -83,15 +83,13 @@ listed until their tombstones are removed.`,
 	c.Flags().StringVar(&database, "database", "", "the service's `database`; required if several databases have a saga with this name")
 	addLimitFlag(c, &limit, 50, admin.MaxPage, "instances on a page")
 	c.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
-	c.RunE = func(c *cobra.Command, args []string) error {
-		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.SagaPage, error) {
-			db, err := findSagaDatabase(ctx, op, database, args[0])
-			if err != nil {
-				return admin.SagaPage{}, err
-			}
-			return op.Sagas().List(ctx, db, args[0], limit, after)
-		}, writeSagas)
-	}
+	setShow(c, a, func(ctx context.Context, op admin.Operator, args []string) (admin.SagaPage, error) {
+		db, err := findSagaDatabase(ctx, op, database, args[0])
+		if err != nil {
+			return admin.SagaPage{}, err
+		}
+		return op.Sagas().List(ctx, db, args[0], limit, after)
+	}, writeSagas)
 	return c
 }
 
@@ -115,15 +113,13 @@ func newSagaShowCommand(p *program) *cobra.Command {
 	a := p.addReadFlags(c)
 	c.Flags().StringVar(&database, "database", "", "the service's `database`; required if several databases have a saga with this name")
 	c.Flags().BoolVar(&state, "state", false, "also show the state, which is data of the service")
-	c.RunE = func(c *cobra.Command, args []string) error {
-		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.Saga, error) {
-			db, err := findSagaDatabase(ctx, op, database, args[0])
-			if err != nil {
-				return admin.Saga{}, err
-			}
-			return op.Sagas().Show(ctx, db, args[0], args[1], state)
-		}, writeSaga)
-	}
+	setShow(c, a, func(ctx context.Context, op admin.Operator, args []string) (admin.Saga, error) {
+		db, err := findSagaDatabase(ctx, op, database, args[0])
+		if err != nil {
+			return admin.Saga{}, err
+		}
+		return op.Sagas().Show(ctx, db, args[0], args[1], state)
+	}, writeSaga)
 	return c
 }
 

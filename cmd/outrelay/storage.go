@@ -29,12 +29,10 @@ func newStorageCountsCommand(p *program) *cobra.Command {
 	a := p.addReadFlags(c)
 	// It reads every envelope that waits.
 	a.limit = 0
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.Counts, error) {
-			o, err := op.Overview(ctx)
-			return o.Counts, err
-		}, writeStorageCounts)
-	}
+	setShow(c, a, func(ctx context.Context, op admin.Operator, _ []string) (admin.Counts, error) {
+		o, err := op.Overview(ctx)
+		return o.Counts, err
+	}, writeStorageCounts)
 	return c
 }
 
@@ -66,28 +64,26 @@ still differs at the end.`,
 	}
 
 	a := p.addChangeFlags(c)
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			v, err := op.Indexes().Verify(ctx, false)
-			if err != nil {
-				return err
-			}
+	a.setRun(c, func(ctx context.Context, op admin.Operator, _ []string) error {
+		v, err := op.Indexes().Verify(ctx, false)
+		if err != nil {
+			return err
+		}
 
-			if !a.dryRun {
-				if len(v.Drift) > 0 {
-					if err := a.confirm(ctx, repairAction(v)); err != nil {
-						return err
-					}
-				}
-				// Also without drift: migrations may be pending.
-				if v, err = op.Indexes().Rebuild(ctx); err != nil {
+		if !a.dryRun {
+			if len(v.Drift) > 0 {
+				if err := a.confirm(ctx, repairAction(v)); err != nil {
 					return err
 				}
 			}
+			// Also without drift: migrations may be pending.
+			if v, err = op.Indexes().Rebuild(ctx); err != nil {
+				return err
+			}
+		}
 
-			return a.printVerified(v)
-		})
-	}
+		return a.printVerified(v)
+	})
 	return c
 }
 

@@ -34,11 +34,9 @@ topic.`,
 	// It reads every envelope that waits.
 	a.limit = 0
 	addCollectionFlag(c, &collection)
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return showList(c.Context(), a, waitingGroups, func(ctx context.Context, op admin.Operator) ([]admin.WaitingGroup, error) {
-			return op.Waiting().Summary(ctx, collection)
-		})
-	}
+	setList(c, a, waitingGroups, func(ctx context.Context, op admin.Operator, _ []string) ([]admin.WaitingGroup, error) {
+		return op.Waiting().Summary(ctx, collection)
+	})
 	return c
 }
 
@@ -67,11 +65,9 @@ func newWaitingListCommand(p *program) *cobra.Command {
 	c.Flags().StringVar(&f.Key, "key", "", "only envelopes with this ordering `key`")
 	addLimitFlag(c, &limit, admin.DefaultPage, admin.MaxWaiting, "maximum number of envelopes")
 
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return showList(c.Context(), a, waitingListing, func(ctx context.Context, op admin.Operator) ([]admin.WaitingEnvelope, error) {
-			return op.Waiting().List(ctx, f, limit)
-		})
-	}
+	setList(c, a, waitingListing, func(ctx context.Context, op admin.Operator, _ []string) ([]admin.WaitingEnvelope, error) {
+		return op.Waiting().List(ctx, f, limit)
+	})
 	return c
 }
 

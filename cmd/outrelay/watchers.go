@@ -46,23 +46,21 @@ The command is rejected while a live node runs the watcher, or while a slot has 
 	}
 
 	a := p.addChangeFlags(c)
-	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			// The watcher to remove need not be the configured one.
-			op = op.ForWatcher(args[0])
-			out, err := actConfirmed(ctx, a, func(dryRun bool) (admin.RemovedWatcher, error) {
-				return op.Watchers().Remove(ctx, dryRun)
-			}, func(found admin.RemovedWatcher) string {
-				return fmt.Sprintf("remove watcher %s with its position and %s registrations from the state database",
-					sanitizeLine(found.Watcher), formatThousands(found.Registrations))
-			})
-			if err != nil {
-				return err
-			}
-
-			return a.printLine(out, "watcher %s %s removed: %s",
-				sanitizeLine(out.Watcher), a.chooseText("is", "would be"), countNoun(out.Documents, "document"))
+	a.setRun(c, func(ctx context.Context, op admin.Operator, args []string) error {
+		// The watcher to remove need not be the configured one.
+		op = op.ForWatcher(args[0])
+		out, err := actConfirmed(ctx, a, func(dryRun bool) (admin.RemovedWatcher, error) {
+			return op.Watchers().Remove(ctx, dryRun)
+		}, func(found admin.RemovedWatcher) string {
+			return fmt.Sprintf("remove watcher %s with its position and %s registrations from the state database",
+				sanitizeLine(found.Watcher), formatThousands(found.Registrations))
 		})
-	}
+		if err != nil {
+			return err
+		}
+
+		return a.printLine(out, "watcher %s %s removed: %s",
+			sanitizeLine(out.Watcher), a.chooseText("is", "would be"), countNoun(out.Documents, "document"))
+	})
 	return c
 }
