@@ -27,11 +27,9 @@ before others. The command reads only MongoDB.`,
 	}
 
 	a := p.addReadFlags(c)
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.TopicList, error) {
-			return op.Activity().Topics(ctx)
-		}, writeTopics)
-	}
+	setShow(c, a, func(ctx context.Context, op admin.Operator, _ []string) (admin.TopicList, error) {
+		return op.Activity().Topics(ctx)
+	}, writeTopics)
 	c.AddCommand(newTopicsRecentCommand(p))
 	return c
 }
@@ -93,11 +91,9 @@ busy one. outrelay lookup ID shows everything else about an event.`,
 
 	a := p.addReadFlags(c)
 	c.Flags().StringVar(&topic, "topic", "", "only this `topic`")
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.RecentEvents, error) {
-			return op.Activity().Recent(ctx, topic)
-		}, writeRecent)
-	}
+	setShow(c, a, func(ctx context.Context, op admin.Operator, _ []string) (admin.RecentEvents, error) {
+		return op.Activity().Recent(ctx, topic)
+	}, writeRecent)
 	return c
 }
 
@@ -105,7 +101,7 @@ func writeRecent(w io.Writer, list admin.RecentEvents) {
 	head := "ACKED\tID\tTYPE\tKEY\tTOPIC\tPLACE\tCOMMITTED\tLATENCY"
 	writeList(w, "no delivered event is known", head, list.Events, func(e admin.RecentEvent) cells {
 		committed := "-"
-		if e.CommittedAt != nil {
+		if !e.CommittedAt.IsZero() {
 			committed = e.CommittedAt.Local().Format(clockWithMillis)
 		}
 		return cells{

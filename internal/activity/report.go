@@ -30,21 +30,21 @@ type Topic struct {
 
 // Others are the topics that a report does not list.
 type Others struct {
-	Topics int     `bson:"topics"` // at least so many
-	Rate   float64 `bson:"rate"`
+	Topics int     `bson:"topics" json:"topics"` // at least so many
+	Rate   float64 `bson:"rate" json:"rate"`
 }
 
 // Event is a record in Kafka, without its payload.
 type Event struct {
-	ID          string    `bson:"id"`
-	Type        string    `bson:"type"`
-	Key         string    `bson:"key"` // at most 256 bytes, as are ID and Type
-	Collection  string    `bson:"collection"`
-	Topic       string    `bson:"topic"`
-	Partition   int32     `bson:"partition"`
-	Offset      int64     `bson:"offset"`
-	CommittedAt time.Time `bson:"committedAt,omitempty"` // zero for a retried or scheduled event
-	AckedAt     time.Time `bson:"ackedAt"`
+	ID          string    `bson:"id" json:"id"`
+	Type        string    `bson:"type" json:"type"`
+	Key         string    `bson:"key" json:"key"` // at most 256 bytes, as are ID and Type
+	Collection  string    `bson:"collection" json:"collection"`
+	Topic       string    `bson:"topic" json:"topic"`
+	Partition   int32     `bson:"partition" json:"partition"`
+	Offset      int64     `bson:"offset" json:"offset"`
+	CommittedAt time.Time `bson:"committedAt,omitempty" json:"committed_at,omitzero"` // zero for a retried, scheduled or replayed event
+	AckedAt     time.Time `bson:"ackedAt" json:"acked_at"`
 }
 
 // ForgetRates leaves only what stays true after the term: places and events.

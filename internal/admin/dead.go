@@ -213,15 +213,9 @@ func (l Letters) Count(ctx context.Context, f DeadFilter) (int64, error) {
 // DeadGroup summarizes letters of the relay with the same topic, type and class, or letters of handlers with the same group,
 // handler, type and class.
 type DeadGroup struct {
-	Topic         string    `json:"topic,omitempty"`
-	ConsumerGroup string    `json:"group,omitempty"`
-	Handler       string    `json:"handler,omitempty"`
-	Type          string    `json:"type"`
-	Class         string    `json:"class"`
-	Count         int64     `json:"count"`
-	Replayable    int64     `json:"replayable"` // letters of Count that are not requeued
-	First         time.Time `json:"first"`      // when the oldest letter died
-	Last          time.Time `json:"last"`       // when the newest letter died
+	deadletter.Group
+	ConsumerGroup string `json:"group,omitempty"`
+	Handler       string `json:"handler,omitempty"`
 }
 
 // Summary counts the matching letters in groups. The largest group comes first.
@@ -241,15 +235,7 @@ func (l Letters) Summary(ctx context.Context, f DeadFilter) ([]DeadGroup, error)
 	}
 	groups := make([]DeadGroup, len(list))
 	for i, g := range list {
-		groups[i] = DeadGroup{
-			Topic:      g.Topic,
-			Type:       g.Type,
-			Class:      string(g.Class),
-			Count:      g.Count,
-			Replayable: g.Replayable,
-			First:      g.First,
-			Last:       g.Last,
-		}
+		groups[i].Group = g
 	}
 	return groups, nil
 }

@@ -261,16 +261,10 @@ func (h handlerLetters) summary(ctx context.Context, f DeadFilter) ([]DeadGroup,
 			return nil, err
 		}
 		for _, s := range list {
-			groups = append(groups, DeadGroup{
-				ConsumerGroup: s.Group,
-				Handler:       s.Handler,
-				Type:          s.Name,
-				Class:         s.Class,
-				Count:         s.Count,
-				Replayable:    s.Count - s.Requeued,
-				First:         s.First,
-				Last:          s.Last,
-			})
+			group := deadletter.Group{
+				Type: s.Name, Class: record.Class(s.Class), Count: s.Count, Replayable: s.Count - s.Requeued, First: s.First, Last: s.Last,
+			}
+			groups = append(groups, DeadGroup{Group: group, ConsumerGroup: s.Group, Handler: s.Handler})
 		}
 	}
 

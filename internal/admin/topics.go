@@ -28,31 +28,19 @@ func (a Activity) history() *nodes.History {
 }
 
 // Minute is one minute of a watcher.
-type Minute struct {
-	At   time.Time `json:"at"`
-	Rate float64   `json:"rate"`  // acked records per second of all slots
-	LagS float64   `json:"lag_s"` // the greatest lag
-}
+type Minute = nodes.Sample
 
 // Minutes returns throughput and lag of the watcher in the last day, one point a minute, oldest first. Minutes without an owner are
 // missing.
 func (a Activity) Minutes(ctx context.Context) ([]Minute, error) {
-	samples, err := a.history().Read(ctx, a.op.Watcher)
-	if err != nil {
-		return nil, err
-	}
-	list := make([]Minute, len(samples))
-	for i, s := range samples {
-		list[i] = Minute{At: s.At, Rate: s.Rate, LagS: s.LagS}
-	}
-	return list, nil
+	return a.history().Read(ctx, a.op.Watcher)
 }
 
 // TopicList has the topics of a watcher.
 type TopicList struct {
-	At     *time.Time     `json:"at,omitempty"` // when an owner reported last; nil if none did yet
-	Topics []TopicFigures `json:"topics"`
-	Others OtherTopics    `json:"others"`
+	At     *time.Time      `json:"at,omitempty"` // when an owner reported last; nil if none did yet
+	Topics []TopicFigures  `json:"topics"`
+	Others activity.Others `json:"others"` // the topics that the list leaves out
 	// LettersMore reports that a collection has more dead letters than are counted by topic: 10,000.
 	LettersMore bool `json:"letters_more"`
 }
@@ -75,12 +63,6 @@ type TopicFigures struct {
 	HandlerDead   int64      `json:"handler_dead"`     // letters of handlers that are not requeued
 
 	records int64 // of the last minute
-}
-
-// OtherTopics are the topics that a list leaves out.
-type OtherTopics struct {
-	Topics int     `json:"topics"`
-	Rate   float64 `json:"rate"`
 }
 
 // Topics returns the activity, the waiting events and the dead letters by topic. It reads one document for each slot, the
@@ -227,16 +209,8 @@ type RecentEvents struct {
 
 // RecentEvent is one record in Kafka, without its payload.
 type RecentEvent struct {
-	ID          string     `json:"id"` // ID, Type and Key have at most 256 bytes
-	Type        string     `json:"type"`
-	Key         string     `json:"key"`
-	Collection  string     `json:"collection"`
-	Topic       string     `json:"topic"`
-	Partition   int32      `json:"partition"`
-	Offset      int64      `json:"offset"`
-	CommittedAt *time.Time `json:"committed_at,omitempty"` // missing for a retried, scheduled or replayed event
-	AckedAt     time.Time  `json:"acked_at"`
-	LatencyMS   *float64   `json:"latency_ms,omitempty"` // from the commit to the ack
+	activity.Event
+	LatencyMS *float64 `json:"latency_ms,omitempty"` // from the commit to the ack
 }
 
 // Recent returns the last records that owners have sampled, at most 50 for each slot, of one topic or of all if topic is "".
@@ -256,7 +230,7 @@ func (a Activity) Recent(ctx context.Context, topic string) (RecentEvents, error
 		}
 		for _, e := range reports[i].Events {
 			if topic == "" || e.Topic == topic {
-				out.Events = append(out.Events, newRecentEvent(&e))
+				out.Events = append(out.Events, newRecentEvent(e))
 			}
 		}
 	}
@@ -264,23 +238,14 @@ func (a Activity) Recent(ctx context.Context, topic string) (RecentEvents, error
 	return out, nil
 }
 
-func newRecentEvent(e *activity.Event) RecentEvent {
-	r := RecentEvent{
-		ID:         e.ID,
-		Type:       e.Type,
-		Key:        e.Key,
-		Collection: e.Collection,
-		Topic:      e.Topic,
-		Partition:  e.Partition,
-		Offset:     e.Offset,
-		AckedAt:    e.AckedAt.UTC(),
-	}
-
+func newRecentEvent(e activity.Event) RecentEvent {
+	e.AckedAt = e.AckedAt.UTC()
+	r := RecentEvent{Event: e}
 	if !e.CommittedAt.IsZero() {
-		at := e.CommittedAt.UTC()
+		r.CommittedAt = e.CommittedAt.UTC()
 		// The clocks of two machines differ.
-		latency := max(float64(e.AckedAt.Sub(at).Microseconds())/1000, 0)
-		r.CommittedAt, r.LatencyMS = &at, &latency
+		latency := max(float64(e.AckedAt.Sub(e.CommittedAt).Microseconds())/1000, 0)
+		r.LatencyMS = &latency
 	}
 	return r
 }

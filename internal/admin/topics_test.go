@@ -64,7 +64,7 @@ func TestTopicsOfAWatcher(t *testing.T) {
 	if err != nil || len(list.Topics) != 4 || list.Topics[0].Topic != "orders" || list.Topics[1].Topic != "quiet" || list.LettersMore {
 		t.Fatalf("%+v, %v", list, err)
 	}
-	if list.At == nil || !list.At.Equal(now) || list.Others != (admin.OtherTopics{Topics: 2, Rate: 1}) {
+	if list.At == nil || !list.At.Equal(now) || list.Others != (activity.Others{Topics: 2, Rate: 1}) {
 		t.Errorf("%+v", list)
 	}
 	o := topicOf(t, list, "orders")
@@ -123,7 +123,7 @@ func TestRecentEventsOfAWatcher(t *testing.T) {
 	if e := all.Events[1]; e.LatencyMS == nil || *e.LatencyMS != 0 {
 		t.Errorf("a clock that is ahead: %+v", e)
 	}
-	if e := all.Events[2]; e.CommittedAt != nil || e.LatencyMS != nil {
+	if e := all.Events[2]; !e.CommittedAt.IsZero() || e.LatencyMS != nil {
 		t.Errorf("without a commit time: %+v", e)
 	}
 

@@ -115,13 +115,13 @@ func Count(ctx context.Context, client *mongo.Client, namespaces []string, q Que
 
 // Group summarizes the letters with the same topic, type and class.
 type Group struct {
-	Topic      string       `json:"topic"`
+	Topic      string       `json:"topic,omitempty"`
 	Type       string       `json:"type"`
 	Class      record.Class `json:"class"`
 	Count      int64        `json:"count"`
 	Replayable int64        `json:"replayable"` // letters of Count that are not requeued
-	First      time.Time    `json:"first"`      // when the oldest letter was moved
-	Last       time.Time    `json:"last"`       // when the newest letter was moved
+	First      time.Time    `json:"first"`      // when the oldest letter died
+	Last       time.Time    `json:"last"`       // when the newest letter died
 }
 
 // groupKey identifies a [Group].

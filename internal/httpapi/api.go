@@ -151,17 +151,35 @@ const roleExtension = "x-role"
 func forViewers(op *huma.Operation) { op.Extensions[roleExtension] = admin.RoleViewer }
 
 // addQuery registers an operation that changes nothing. Every caller may use it.
-func addQuery[I scoped, O any](
-	a *api, path, id, summary string, run func(context.Context, admin.Operator, *I) (O, error), opts ...option,
+func addQuery[I scoped, O any](a *api, path, id, summary string, run func(context.Context, admin.Operator, *I) (O, error)) {
+	addRead(a, path, id, summary, bodyOf[O](a), withBody(run))
+}
+
+// addList registers a query whose response contains a list under this name.
+func addList[I scoped, T any](
+	a *api, path, id, summary, name string, run func(context.Context, admin.Operator, *I) ([]T, error),
+) {
+	body := &huma.Schema{
+		Type: huma.TypeObject, AdditionalProperties: false, Required: []string{name}, Properties: map[string]*huma.Schema{name: bodyOf[[]T](a)},
+	}
+	addRead(a, path, id, summary, body, withBody(func(ctx context.Context, op admin.Operator, in *I) (map[string][]T, error) {
+		list, err := run(ctx, op, in)
+		return map[string][]T{name: list}, err
+	}))
+}
+
+// addRead registers an operation that changes nothing and responds with body.
+func addRead[I scoped](
+	a *api, path, id, summary string, body *huma.Schema, run func(context.Context, admin.Operator, *I) (*answer, error),
 ) {
 	addOperation(a, huma.Operation{
 		Method:      http.MethodGet,
 		Path:        path,
 		OperationID: id,
 		Summary:     summary,
-		Responses:   answerWith[O](a),
+		Responses:   answerWith(body),
 		Extensions:  map[string]any{roleExtension: admin.RoleViewer},
-	}, readTime, withBody(run), opts...)
+	}, readTime, run)
 }
 
 // addAction registers an operation that changes something. Only operators may use it.
@@ -174,15 +192,19 @@ func addAction[I scoped, O any](
 		OperationID:   id,
 		Summary:       summary,
 		DefaultStatus: http.StatusOK,
-		Responses:     answerWith[O](a),
+		Responses:     answerWith(bodyOf[O](a)),
 		MaxBodyBytes:  smallBody,
 		Extensions:    map[string]any{roleExtension: admin.RoleOperator},
 	}, actionTime, withBody(run), opts...)
 }
 
-// answerWith declares the response of an operation: a body of type O.
-func answerWith[O any](a *api) map[string]*huma.Response {
-	body := a.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[O](), true, "")
+// bodyOf returns the schema of a body of type O.
+func bodyOf[O any](a *api) *huma.Schema {
+	return a.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[O](), true, "")
+}
+
+// answerWith declares the response of an operation.
+func answerWith(body *huma.Schema) map[string]*huma.Response {
 	return map[string]*huma.Response{
 		strconv.Itoa(http.StatusOK): {Content: map[string]*huma.MediaType{"application/json": {Schema: body}}},
 	}

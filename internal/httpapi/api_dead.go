@@ -28,11 +28,6 @@ func (p Preview) checkExpected(matched int64) error {
 		fmt.Sprintf("%d match now, but %d were expected; nothing was done", matched, *p.Expect), "check the preview again")
 }
 
-// deadGroups is the response of the summary.
-type deadGroups struct {
-	Groups []admin.DeadGroup `json:"groups"`
-}
-
 // letterOut is one letter, with its version as the entity tag.
 type letterOut struct {
 	ETag string `header:"ETag"`
@@ -86,14 +81,13 @@ func (a *api) addDead() {
 			return op.Letters().List(ctx, in.Body.Filter, in.Body.Limit, in.Body.After)
 		}, forViewers)
 
-	addQuery(a, "/dead/summary", "summarize-dead", "Count dead letters by topic, type and class, or by group, handler, type and class; largest group first",
+	addList(a, "/dead/summary", "summarize-dead", "Count dead letters by topic, type and class, or by group, handler, type and class; largest group first", "groups",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			admin.DeadFilter
 		},
-		) (deadGroups, error) {
-			list, err := op.Letters().Summary(ctx, in.DeadFilter)
-			return deadGroups{list}, err
+		) ([]admin.DeadGroup, error) {
+			return op.Letters().Summary(ctx, in.DeadFilter)
 		})
 
 	a.addLetter()
@@ -197,7 +191,7 @@ func (a *api) addLetter() {
 		Path:         "/dead/letter",
 		OperationID:  "edit-dead",
 		Summary:      "Requeue a dead letter with a changed envelope; the dead letter keeps the original one",
-		Responses:    answerWith[admin.DeadEdited](a),
+		Responses:    answerWith(bodyOf[admin.DeadEdited](a)),
 		MaxBodyBytes: largeBody,
 		Extensions:   map[string]any{roleExtension: admin.RoleOperator},
 	}, actionTime,

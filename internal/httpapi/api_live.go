@@ -33,11 +33,6 @@ type who struct {
 	Version  string `json:"version" doc:"Of this process."`
 }
 
-// checks is the response of health.
-type checks struct {
-	Checks []admin.Check `json:"checks"`
-}
-
 // LiveProblem is sent if the figures could not be read.
 type LiveProblem struct {
 	Detail string `json:"detail"`
@@ -95,10 +90,10 @@ func (l *live) overview(ctx context.Context, op admin.Operator) (admin.Overview,
 }
 
 func (a *api) addFigures() {
-	addQuery(a, "/health", "health", "List the health checks",
-		func(ctx context.Context, op admin.Operator, _ *Empty) (checks, error) {
+	addList(a, "/health", "health", "List the health checks", "checks",
+		func(ctx context.Context, op admin.Operator, _ *Empty) ([]admin.Check, error) {
 			o, err := op.Overview(ctx)
-			return checks{o.Checks}, err
+			return o.Checks, err
 		})
 
 	addQuery(a, "/ping", "ping", "Check whether MongoDB responds, and read its clock",

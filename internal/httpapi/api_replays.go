@@ -18,20 +18,14 @@ type ReplayRef struct {
 	ID string `path:"id" pattern:"^[A-Za-z0-9-]{1,64}$"`
 }
 
-// replayList is the response of the list.
-type replayList struct {
-	Replays []admin.ReplayInfo `json:"replays"`
-}
-
 func (a *api) addReplays() {
-	addQuery(a, "/replays", "list-replays", "List the latest replays of the watcher",
+	addList(a, "/replays", "list-replays", "List the latest replays of the watcher", "replays",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			Limit int `query:"limit" minimum:"1" maximum:"1000" default:"100"`
 		},
-		) (replayList, error) {
-			list, err := op.Replays().List(ctx, in.Limit)
-			return replayList{list}, err
+		) ([]admin.ReplayInfo, error) {
+			return op.Replays().List(ctx, in.Limit)
 		})
 
 	addQuery(a, "/replays/{id}", "show-replay", "Show one replay, with the number of queued envelopes",

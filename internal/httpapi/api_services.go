@@ -6,21 +6,6 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-// sagaTypes is the response of the list of types.
-type sagaTypes struct {
-	Types []admin.SagaType `json:"types"`
-}
-
-// inboxes is the response of the list of inboxes.
-type inboxes struct {
-	Inboxes []admin.InboxCounts `json:"inboxes"`
-}
-
-// inboxMarks is the response of the list of watermarks.
-type inboxMarks struct {
-	Marks []admin.InboxMark `json:"marks"`
-}
-
 // Database names the database of a service.
 type Database struct {
 	Database string `query:"database" required:"true" minLength:"1" maxLength:"63"`
@@ -47,10 +32,9 @@ func (a *api) addLookup() {
 }
 
 func (a *api) addSagas() {
-	addQuery(a, "/sagas/types", "list-saga-types", "List the saga types in the databases of the watcher's outboxes",
-		func(ctx context.Context, op admin.Operator, _ *Empty) (sagaTypes, error) {
-			list, err := op.Sagas().Types(ctx)
-			return sagaTypes{list}, err
+	addList(a, "/sagas/types", "list-saga-types", "List the saga types in the databases of the watcher's outboxes", "types",
+		func(ctx context.Context, op admin.Operator, _ *Empty) ([]admin.SagaType, error) {
+			return op.Sagas().Types(ctx)
 		})
 
 	addQuery(a, "/sagas", "list-sagas", "List the instances of one type, latest change first",
@@ -81,21 +65,19 @@ func (a *api) addSagas() {
 }
 
 func (a *api) addInboxes() {
-	addQuery(a, "/inbox", "list-inboxes", "List the inboxes in the databases of the watcher's outboxes, with counts",
-		func(ctx context.Context, op admin.Operator, _ *Empty) (inboxes, error) {
-			list, err := op.Inboxes().List(ctx)
-			return inboxes{list}, err
+	addList(a, "/inbox", "list-inboxes", "List the inboxes in the databases of the watcher's outboxes, with counts", "inboxes",
+		func(ctx context.Context, op admin.Operator, _ *Empty) ([]admin.InboxCounts, error) {
+			return op.Inboxes().List(ctx)
 		})
 
-	addQuery(a, "/inbox/marks", "list-inbox-marks", "List the progress of each consumer by partition and lane",
+	addList(a, "/inbox/marks", "list-inbox-marks", "List the progress of each consumer by partition and lane", "marks",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			Database
 			Collection string `query:"collection" maxLength:"200" doc:"The collection of the marks. Default: inbox."`
 		},
-		) (inboxMarks, error) {
-			list, err := op.Inboxes().Marks(ctx, in.Database.Database, in.Collection)
-			return inboxMarks{list}, err
+		) ([]admin.InboxMark, error) {
+			return op.Inboxes().Marks(ctx, in.Database.Database, in.Collection)
 		})
 
 	addAction(a, "/inbox/purge", "purge-inbox", "Remove the marks of messages that were handled long ago",

@@ -7,21 +7,6 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-// pendingList is the response of pending.
-type pendingList struct {
-	Topics []admin.PendingTopic `json:"topics"`
-}
-
-// waitingGroups is the response of the summary of waiting envelopes.
-type waitingGroups struct {
-	Groups []admin.WaitingGroup `json:"groups"`
-}
-
-// failedList is the response of failed.
-type failedList struct {
-	Failed []admin.FailedEnvelope `json:"failed"`
-}
-
 // Collection restricts a request to one outbox.
 type Collection struct {
 	Collection string `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
@@ -38,20 +23,18 @@ type FailedAction struct {
 }
 
 func (a *api) addWaiting() {
-	addQuery(a, "/pending", "pending", "Count the waiting envelopes by topic, with the reason if a topic cannot be written, oldest first",
-		func(ctx context.Context, op admin.Operator, _ *Empty) (pendingList, error) {
-			list, err := op.Waiting().Topics(ctx)
-			return pendingList{list}, err
+	addList(a, "/pending", "pending", "Count the waiting envelopes by topic, with the reason if a topic cannot be written, oldest first", "topics",
+		func(ctx context.Context, op admin.Operator, _ *Empty) ([]admin.PendingTopic, error) {
+			return op.Waiting().Topics(ctx)
 		})
 
-	addQuery(a, "/waiting/summary", "summarize-waiting", "Count waiting, scheduled and dead envelopes by collection, state and topic",
+	addList(a, "/waiting/summary", "summarize-waiting", "Count waiting, scheduled and dead envelopes by collection, state and topic", "groups",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			Collection
 		},
-		) (waitingGroups, error) {
-			list, err := op.Waiting().Summary(ctx, in.Collection.Collection)
-			return waitingGroups{list}, err
+		) ([]admin.WaitingGroup, error) {
+			return op.Waiting().Summary(ctx, in.Collection.Collection)
 		})
 
 	addQuery(a, "/waiting", "list-waiting", "List the envelopes that are parked, blocked, or wait for a retry",
@@ -64,15 +47,14 @@ func (a *api) addWaiting() {
 			return op.Waiting().Page(ctx, in.WaitingFilter, in.Limit, in.After)
 		})
 
-	addQuery(a, "/failed", "list-failed", "List rejected envelopes that wait for a retry, latest failure first",
+	addList(a, "/failed", "list-failed", "List rejected envelopes that wait for a retry, latest failure first", "failed",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			Collection
 			Limit int `query:"limit" minimum:"1" maximum:"100" default:"100"`
 		},
-		) (failedList, error) {
-			list, err := op.Waiting().Failed(ctx, in.Collection.Collection, in.Limit)
-			return failedList{list}, err
+		) ([]admin.FailedEnvelope, error) {
+			return op.Waiting().Failed(ctx, in.Collection.Collection, in.Limit)
 		})
 
 	addAction(a, "/failed/reset", "reset-failed", "Reset the attempts of failed envelopes, and retry them now",
@@ -84,11 +66,6 @@ func (a *api) addWaiting() {
 		func(ctx context.Context, op admin.Operator, in *FailedAction) (admin.FailedOutcome, error) {
 			return op.Waiting().Retry(ctx, in.Body.Collection, in.Body.IDs, in.Body.DryRun)
 		})
-}
-
-// scheduledGroups is the response of the summary.
-type scheduledGroups struct {
-	Groups []admin.ScheduledGroup `json:"groups"`
 }
 
 // cancelled is the response to a cancellation.
@@ -109,14 +86,13 @@ func (a *api) addScheduled() {
 			return op.Schedule().List(ctx, in.ScheduledFilter, in.Limit, in.After)
 		})
 
-	addQuery(a, "/scheduled/summary", "summarize-scheduled", "Count scheduled envelopes by type, with the first and last due time",
+	addList(a, "/scheduled/summary", "summarize-scheduled", "Count scheduled envelopes by type, with the first and last due time", "groups",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			admin.ScheduledFilter
 		},
-		) (scheduledGroups, error) {
-			list, err := op.Schedule().Summary(ctx, in.ScheduledFilter)
-			return scheduledGroups{list}, err
+		) ([]admin.ScheduledGroup, error) {
+			return op.Schedule().Summary(ctx, in.ScheduledFilter)
 		})
 
 	addAction(a, "/scheduled/cancel", "cancel-scheduled", "Cancel scheduled envelopes that no watcher has claimed yet",

@@ -36,11 +36,6 @@ type Leased struct {
 	Slotted
 }
 
-// collections are the outboxes of a watcher.
-type collections struct {
-	Collections []string `json:"collections"`
-}
-
 func (a *api) addWatchers() {
 	addQuery(a, "/overview", "overview", "Show watchers, nodes, counts, waiting envelopes and health checks",
 		func(ctx context.Context, op admin.Operator, _ *Empty) (admin.Overview, error) {
@@ -52,10 +47,9 @@ func (a *api) addWatchers() {
 			return admin.ReadStatus(ctx, op.State)
 		})
 
-	addQuery(a, "/collections", "list-collections", "List the outboxes that the watcher reads",
-		func(ctx context.Context, op admin.Operator, _ *Empty) (collections, error) {
-			list, err := op.Collections(ctx, "")
-			return collections{list}, err
+	addList(a, "/collections", "list-collections", "List the outboxes that the watcher reads", "collections",
+		func(ctx context.Context, op admin.Operator, _ *Empty) ([]string, error) {
+			return op.Collections(ctx, "")
 		})
 
 	addAction(a, "/watchers/{watcher}/pause", "pause", "Stop the watcher, or one slot of it, on all nodes until resume",
@@ -101,11 +95,6 @@ func (a *api) addWatchers() {
 
 func toDuration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }
 
-// nodeList is the response of the list of nodes.
-type nodeList struct {
-	Nodes []admin.Node `json:"nodes"`
-}
-
 // released are the slots that a node must release.
 type released struct {
 	Slots []string `json:"slots"`
@@ -122,10 +111,9 @@ type NodeAction struct {
 }
 
 func (a *api) addNodes() {
-	addQuery(a, "/nodes", "list-nodes", "List all nodes with a heartbeat in the last two weeks, with the slots that they own",
-		func(ctx context.Context, op admin.Operator, _ *Empty) (nodeList, error) {
-			list, err := op.Nodes().List(ctx)
-			return nodeList{list}, err
+	addList(a, "/nodes", "list-nodes", "List all nodes with a heartbeat in the last two weeks, with the slots that they own", "nodes",
+		func(ctx context.Context, op admin.Operator, _ *Empty) ([]admin.Node, error) {
+			return op.Nodes().List(ctx)
 		})
 
 	addAction(a, "/nodes/release", "release-node", "Make a node release all slots that it owns",

@@ -33,7 +33,7 @@ func TestOwnersReportTopicsAndRecentEvents(t *testing.T) {
 		if e.Type != "Placed" || e.Key == "" || e.ID == "" || e.Collection != b.db.Name()+".outbox" || e.Topic != b.topic || !places[[2]int64{int64(e.Partition), e.Offset}] {
 			t.Errorf("%+v is at none of %v", e, places)
 		}
-		if e.CommittedAt == nil || e.LatencyMS == nil || e.AckedAt.Before(*e.CommittedAt) && *e.LatencyMS != 0 {
+		if e.CommittedAt.IsZero() || e.LatencyMS == nil || e.AckedAt.Before(e.CommittedAt) && *e.LatencyMS != 0 {
 			t.Errorf("%+v", e)
 		}
 	}
