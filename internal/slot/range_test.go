@@ -10,7 +10,7 @@ import (
 	"github.com/outrelay/outrelay/internal/keyhash"
 )
 
-func TestN28_EveryHashSlotHasOnePart(t *testing.T) {
+func TestN28_EveryHashSlotHasOneSlot(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 2, 3, 5, 7, 16, MaxSlots} {
 		least, most := keyhash.Slots, 0
@@ -26,16 +26,16 @@ func TestN28_EveryHashSlotHasOnePart(t *testing.T) {
 
 		for s, c := range seen {
 			if c != 1 {
-				t.Fatalf("hash slot %d is in %d of %d parts", s, c, n)
+				t.Fatalf("hash slot %d is in %d of %d slots", s, c, n)
 			}
 		}
 		if most-least > 1 {
-			t.Errorf("of %d parts one has %d hash slots and one %d", n, least, most)
+			t.Errorf("of %d slots, one has %d hash slots and one %d", n, least, most)
 		}
 	}
 }
 
-func TestN28_PartsOverlapThatShareHashSlots(t *testing.T) {
+func TestN28_SlotsOverlapThatShareHashSlots(t *testing.T) {
 	t.Parallel()
 	for n := 1; n <= 7; n++ {
 		for m := 1; m <= 7; m++ {
@@ -60,8 +60,8 @@ func TestN28_PartsOverlapThatShareHashSlots(t *testing.T) {
 	}
 }
 
-// For any value of the field, exactly one part has the document.
-func TestN28_EveryDocumentHasOnePart(t *testing.T) {
+// For any value of the field, exactly one slot has the document.
+func TestN28_EveryDocumentHasOneSlot(t *testing.T) {
 	t.Parallel()
 	big, _ := bson.ParseDecimal128("700.5")
 	for _, v := range []any{
@@ -76,14 +76,14 @@ func TestN28_EveryDocumentHasOnePart(t *testing.T) {
 		}
 		for n := 1; n <= 7; n++ {
 			if c := owners(raw, n); c != 1 {
-				t.Errorf("slot %v has %d of %d parts", v, c, n)
+				t.Errorf("hash slot %v is in %d of %d slots", v, c, n)
 			}
 		}
 	}
 
 	empty, _ := bson.Marshal(bson.D{})
 	if !(Range{0, 3}).Contains(empty) {
-		t.Error("a document without a slot is not part 0's")
+		t.Error("a document without a hash slot is not in slot 0")
 	}
 }
 

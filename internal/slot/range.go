@@ -1,8 +1,9 @@
-// Package slot computes how a watcher is split into slots (N28): which part of the keys a slot has, the id
-// of its watcher document, the filter for its envelopes, and which node runs which slot. It does no I/O.
+// Package slot computes how a watcher is split into slots (N28): which keys a slot has, the id of its watcher
+// document, the filter for its envelopes, and which node runs which slot. It does no I/O.
 //
-// Each envelope belongs to exactly one part. If the field `slot` of an envelope is missing, not a number
-// or out of range, the envelope belongs to part 0.
+// A hash of the key selects one of 1024 hash slots, which the envelope has in its field `slot`. A slot of the
+// watcher is a range of hash slots, so each envelope belongs to exactly one slot. If the field is missing, not a
+// number or out of range, the envelope belongs to slot 0.
 package slot
 
 import (
@@ -22,10 +23,10 @@ const MaxSlots = 64
 // Range is slot I of N. The zero value is the whole watcher, like 0 of 1.
 type Range struct{ I, N int }
 
-// Whole reports whether there is only one part.
+// Whole reports whether there is only one slot.
 func (p Range) Whole() bool { return p.N <= 1 }
 
-// String returns the part as in documents and labels. For the whole it is "0of1".
+// String returns the slot as in documents and labels, such as "0of2". For the whole watcher it is "0of1".
 func (p Range) String() string {
 	return strconv.Itoa(p.I) + "of" + strconv.Itoa(max(p.N, 1))
 }
@@ -33,7 +34,7 @@ func (p Range) String() string {
 // ID returns the id of the watcher document (N28).
 func (p Range) ID(watcher string) string { return watcher + "/" + p.String() }
 
-// Ranges returns all parts of a watcher with n slots.
+// Ranges returns all slots of a watcher with n slots.
 func Ranges(n int) []Range {
 	out := make([]Range, max(n, 1))
 	for i := range out {
@@ -42,7 +43,7 @@ func Ranges(n int) []Range {
 	return out
 }
 
-// Parse parses a part such as "0of2".
+// Parse parses a slot such as "0of2".
 func Parse(text string) (Range, error) {
 	i, n, found := strings.Cut(text, "of")
 	p := Range{-1, 0}
@@ -57,7 +58,7 @@ func Parse(text string) (Range, error) {
 	return p, nil
 }
 
-// ParseID splits the id of a watcher document into the watcher and the part.
+// ParseID splits the id of a watcher document into the watcher and the slot.
 func ParseID(id string) (watcher string, p Range, ok bool) {
 	slash := strings.LastIndexByte(id, '/')
 	if slash < 0 {
@@ -67,22 +68,22 @@ func ParseID(id string) (watcher string, p Range, ok bool) {
 	return id[:slash], p, err == nil
 }
 
-// hashSlots returns the range of hash slots of the part: from low up to but excluding high.
+// hashSlots returns the range of hash slots: from low up to but excluding high.
 func (p Range) hashSlots() (low, high int32) {
 	n := max(p.N, 1)
 	return int32(p.I * keyhash.Slots / n), int32((p.I + 1) * keyhash.Slots / n)
 }
 
-// Overlaps reports whether p and q share hash slots. They may be parts of different divisions.
+// Overlaps reports whether p and q share hash slots. They may belong to different divisions.
 func (p Range) Overlaps(q Range) bool {
 	low, high := p.hashSlots()
 	qLow, qHigh := q.hashSlots()
 	return low < qHigh && qLow < high
 }
 
-// Filter returns the filter for documents of the part by their field. For the whole it is nil. Every
-// document matches the filter of exactly one part. The comparisons match only numbers. Two elements of an
-// array could match the filters of two parts, so an array matches only part 0.
+// Filter returns the filter for documents of the slot by their field. For the whole watcher it is nil. Every
+// document matches the filter of exactly one slot. The comparisons match only numbers. Two elements of an
+// array could match the filters of two slots, so an array matches only slot 0.
 func (p Range) Filter(field string) bson.D {
 	if p.Whole() {
 		return nil
@@ -93,7 +94,7 @@ func (p Range) Filter(field string) bson.D {
 		return bson.D{{Key: field, Value: numberInRange(low, high)}}
 	}
 
-	// Part 0 also has all documents without a valid slot.
+	// Slot 0 also has all documents without a valid hash slot.
 	others := bson.D{{Key: field, Value: numberInRange(high, keyhash.Slots)}}
 	return bson.D{{Key: "$nor", Value: bson.A{others}}}
 }
@@ -103,7 +104,7 @@ func numberInRange(low, high int32) bson.D {
 	return bson.D{{Key: "$gte", Value: low}, {Key: "$lt", Value: high}, {Key: "$not", Value: notArray}}
 }
 
-// AddFilter returns filter restricted to the part by the field `slot`. For the whole it returns filter unchanged.
+// AddFilter returns filter restricted to the slot by the field `slot`. For the whole watcher it returns filter unchanged.
 func (p Range) AddFilter(filter bson.D) bson.D {
 	if p.Whole() {
 		return filter
@@ -111,7 +112,7 @@ func (p Range) AddFilter(filter bson.D) bson.D {
 	return bson.D{{Key: "$and", Value: bson.A{filter, p.Filter("slot")}}}
 }
 
-// Contains reports whether doc belongs to the part. It agrees with Where.
+// Contains reports whether doc belongs to the slot. It agrees with Filter.
 func (p Range) Contains(doc bson.Raw) bool {
 	if p.Whole() {
 		return true
