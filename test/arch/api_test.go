@@ -38,10 +38,10 @@ func TestPublicAPIIsListed(t *testing.T) {
 		if err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)
 		}
-		for _, line := range difference(string(have), listing) {
+		for _, line := range findDifference(string(have), listing) {
 			t.Errorf("%s: removed or changed: %s", dir, line)
 		}
-		for _, line := range difference(listing, string(have)) {
+		for _, line := range findDifference(listing, string(have)) {
 			t.Errorf("%s: added or changed: %s", dir, line)
 		}
 	}
@@ -81,8 +81,8 @@ func publicPackages(t *testing.T) (dirs []string) {
 	return slices.Compact(dirs)
 }
 
-// difference returns the lines of a that b does not have.
-func difference(a, b string) (lines []string) {
+// findDifference returns the lines of a that b does not have.
+func findDifference(a, b string) (lines []string) {
 	other := strings.Split(b, "\n")
 	for line := range strings.SplitSeq(a, "\n") {
 		if !slices.Contains(other, line) {

@@ -16,7 +16,7 @@ func TestConstructorsHaveExamples(t *testing.T) {
 	t.Parallel()
 	for _, dir := range publicPackages(t) {
 		shown := namesInExamples(t, dir)
-		for _, name := range constructors(t, dir) {
+		for _, name := range findConstructors(t, dir) {
 			if !shown[name] {
 				t.Errorf("%s: no Example calls %s", dir, name)
 			}
@@ -24,9 +24,9 @@ func TestConstructorsHaveExamples(t *testing.T) {
 	}
 }
 
-// constructors returns the names of the functions of a package that return one of its types, or a type of another public
+// findConstructors returns the names of the functions of a package that return one of its types, or a type of another public
 // package, such as a middleware or a codec.
-func constructors(t *testing.T, dir string) (names []string) {
+func findConstructors(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	set := token.NewFileSet()
 	pkg, err := doc.NewFromFiles(set, parseDir(t, set, dir, false), "github.com/outrelay/outrelay/"+dir)

@@ -61,8 +61,8 @@ func TestFileRuleSeesWrongFiles(t *testing.T) {
 		{"internal/lease/a.go", "package lease\n", ""},
 		{"internal/lease/a.go", long, "501 lines"},
 		{"internal/lease/a_test.go", long, ""},
-		{"internal/utils/a.go", "package utils\n", "says nothing"},
-		{"internal/lease/a.go", "package helpers\n", "says nothing"},
+		{"internal/utils/a.go", "package utils\n", "does not state"},
+		{"internal/lease/a.go", "package helpers\n", "does not state"},
 	} {
 		expectProblem(t, fileProblems([]source{parseSource(t, c.file, []byte(c.text))}), c.want)
 	}
@@ -96,7 +96,7 @@ func fileProblems(files []source) []string {
 		}
 		pkg := strings.TrimSuffix(f.ast.Name.Name, "_test")
 		if slices.Contains(badNames, pkg) || slices.Contains(badNames, path.Base(f.dir)) {
-			out = append(out, fmt.Sprintf("%s: the package name %s says nothing about its purpose", f.path, pkg))
+			out = append(out, fmt.Sprintf("%s: the package name %s does not state its purpose", f.path, pkg))
 		}
 	}
 	return out
@@ -146,7 +146,8 @@ const onlyWith = "internal/devstack/stacktest/flags.go"
 
 // emptyWithoutFlag finds tests that do nothing unless a flag is set. go test would report PASS for them.
 func emptyWithoutFlag(files []source) []string {
-	flags := map[string]bool{} // variables of flag.Bool and similar functions, as directory.name
+	// flags contains the variables of flag.Bool and similar functions, as directory.name.
+	flags := map[string]bool{}
 	for _, f := range files {
 		ast.Inspect(f.ast, func(n ast.Node) bool {
 			v, ok := n.(*ast.ValueSpec)

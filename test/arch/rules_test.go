@@ -38,6 +38,7 @@ func TestRuleRuleSeesStrays(t *testing.T) {
 	test := parseSource(t, "internal/lease/a_test.go", []byte("package lease\nfunc TestN02_SuspendedIsNotLost(t *testing.T) {}\n"))
 	unknown := parseSource(t, "internal/lease/b_test.go", []byte("package lease\nfunc TestN77_Nothing(t *testing.T) {}\n"))
 	const row, part = "| **N2** suspended | text | [lease/held.go](internal/lease/held.go) |\n", "| **N2** suspended | text | – |\n"
+
 	for _, c := range []struct {
 		name   string
 		files  []source

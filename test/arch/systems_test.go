@@ -49,7 +49,7 @@ func checkSystem(t *testing.T, system, pattern string) (problems []string) {
 		t.Fatalf("go list for %s: %v", system, err)
 	}
 
-	// The list contains each package after those that it imports.
+	// The list contains each package after the packages that it imports.
 	known := map[string]*types.Package{"unsafe": types.Unsafe}
 	files := token.NewFileSet()
 	decoder := json.NewDecoder(strings.NewReader(string(out)))

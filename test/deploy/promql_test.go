@@ -44,7 +44,7 @@ type query struct {
 
 // parseExpression checks an expression against the existing metrics.
 func parseExpression(all map[string]family, expr string) (q query, err error) {
-	toks, err := tokenize(expr)
+	toks, err := splitTokens(expr)
 	if err != nil {
 		return q, err
 	}
@@ -155,7 +155,7 @@ func isName(tok string) bool {
 	return c == '_' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
 }
 
-func tokenize(expr string) ([]string, error) {
+func splitTokens(expr string) ([]string, error) {
 	var out []string
 	for rest := expr; rest != ""; {
 		m := token.FindString(rest)
@@ -177,8 +177,9 @@ func TestTheReaderOfExpressionsSeesMistakes(t *testing.T) {
 		`histogram_quantile(0.99, sum by (le) (rate(outrelay_publish_latency_seconds_bucket[$__rate_interval])))`:            "",
 		`sum(rate(outrelay_consumer_handled_total{group=~"$group"}[5m]))`:                                                    "",
 		`max by (watcher, slot) (outrelay_lease_owner * on (job, instance) group_left (watcher) outrelay_watcher_info) == 0`: "",
-		`max(outrelay_lags_seconds)`:                                   "no metric",
-		`rate(outrelay_publish_latency_seconds[5m])`:                   "no metric", // a histogram has suffixes
+		`max(outrelay_lags_seconds)`: "no metric",
+		// The name of a histogram needs a suffix.
+		`rate(outrelay_publish_latency_seconds[5m])`:                   "no metric",
 		`rate(outrelay_lag_seconds_bucket[5m])`:                        "no metric",
 		`sum by (topics) (outrelay_published_total)`:                   "grouped by topics",
 		`sum by (le) (rate(outrelay_publish_latency_seconds_sum[5m]))`: "grouped by le",

@@ -70,8 +70,9 @@ func TestReleasesAreReproducible(t *testing.T) {
 	const linked = "-s -w -buildid= -X main.version="
 	if !slices.Equal(b.Env, []string{"CGO_ENABLED=0"}) || !slices.Equal(b.Flags, []string{"-trimpath", "-buildvcs=false"}) || !slices.Equal(b.Tags, []string{"release"}) ||
 		!slices.Equal(b.Ldflags, []string{linked + "{{ .Version }}"}) || b.ModTimestamp != "{{ .CommitTimestamp }}" {
-		t.Errorf("%+v", b)
+		t.Errorf("the release builds with %+v, want only the flags that make builds reproducible", b)
 	}
+
 	for _, file := range []string{"Dockerfile", ".ci/run", "deploy/packages/prepare.sh"} {
 		text := string(readRepoFile(t, filepath.FromSlash(file)))
 		if !strings.Contains(text, `go build -tags release -trimpath -buildvcs=false -ldflags="`+linked) || !strings.Contains(text, "CGO_ENABLED=0") {
@@ -87,9 +88,10 @@ var (
 	byDigest  = regexp.MustCompile(`^[a-z0-9./-]+:[A-Za-z0-9._-]+@sha256:[0-9a-f]{64}$`)
 )
 
-// unpinned returns the images of a Dockerfile, a compose file or a manifest that are not pinned by digest.
-func unpinned(text string) (images []string) {
-	own := []string{"outrelay"} // kustomize replaces it by the image of the release, which has no digest before it exists
+// findUnpinned returns the images of a Dockerfile, a compose file or a manifest that are not pinned by digest.
+func findUnpinned(text string) (images []string) {
+	// kustomize replaces this name by the image of the release, which has no digest before it exists.
+	own := []string{"outrelay"}
 	for _, m := range stageName.FindAllStringSubmatch(text, -1) {
 		own = append(own, m[1])
 	}
@@ -110,7 +112,7 @@ func TestImagesArePinnedByDigest(t *testing.T) {
 		"FROM --platform=$BUILDPLATFORM a/b@sha256:1\n":        "a/b@sha256:1",
 		"FROM a:1@sha256:" + strings.Repeat("0", 64) + " AS x": "",
 	} {
-		if got := strings.Join(unpinned(text), " "); got != want {
+		if got := strings.Join(findUnpinned(text), " "); got != want {
 			t.Errorf("%q: unpinned %q, want %q", text, got, want)
 		}
 	}
@@ -124,7 +126,7 @@ func TestImagesArePinnedByDigest(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, image := range unpinned(string(text)) {
+		for _, image := range findUnpinned(string(text)) {
 			t.Errorf("%s uses %s without a digest", file, image)
 		}
 	}

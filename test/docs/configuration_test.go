@@ -112,6 +112,7 @@ func writeRows(b *bytes.Buffer, prefix string, p property) {
 			}
 			continue
 		}
+
 		if q.Description != "" {
 			writeRow(b, prefix+name, q)
 		}

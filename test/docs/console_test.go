@@ -78,7 +78,7 @@ func findBlocks(t *testing.T, name string) (blocks []block) {
 }
 
 // Each console block of the documentation runs, page after page, against a relay with events of all kinds. Each command has to end with
-// 0, and to print what the page shows. A block that cannot run here states the reason, in a comment above it.
+// 0, and to print the output that the page shows. A block that cannot run here states the reason, in a comment above it.
 func TestConsoleBlocksRun(t *testing.T) {
 	t.Parallel()
 	var files []string
@@ -122,7 +122,7 @@ type desk struct {
 	t     *testing.T
 	dir   string
 	env   []string
-	names *strings.Replacer // the names in the pages, and those of the scene
+	names *strings.Replacer // from the names in the pages to the names of the scene
 }
 
 // newDesk starts a relay for a page, with delivered events, and for waiting.md with events that wait for all reasons.
@@ -226,6 +226,7 @@ func (d *desk) findID(group string) string {
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &list)
 	}
+
 	for _, raw := range list {
 		var entries []struct {
 			ID string `json:"id"`
@@ -234,6 +235,7 @@ func (d *desk) findID(group string) string {
 			return entries[0].ID
 		}
 	}
+
 	d.t.Errorf("outrelay %s list has no id: %v\n%s", group, err, out)
 	return "none"
 }
@@ -280,7 +282,7 @@ func findWords(line string) (words []string) {
 	return words
 }
 
-// The test distinguishes blocks that run from those that state why they do not, and finds a mark without a block.
+// The test distinguishes blocks that run from blocks that state why they do not run, and finds a mark without a block.
 func TestConsoleBlocksAreFound(t *testing.T) {
 	t.Parallel()
 	page := filepath.Join(t.TempDir(), "page.md")
@@ -288,11 +290,13 @@ func TestConsoleBlocksAreFound(t *testing.T) {
 	if err := os.WriteFile(page, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	want := []block{
 		{steps: []step{{"outrelay a", []string{"COUNT  STATE", "3      dead"}}, {"outrelay b", nil}}},
 		{steps: []step{{"outrelay c", nil}}, reason: "needs time"},
 		{steps: []step{{"outrelay d", nil}}},
 	}
+
 	if got := findBlocks(t, page); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("blocks %v, want %v", got, want)
 	}

@@ -21,7 +21,7 @@ func testScheduledEvents(s *scene, b *tab) {
 	b.openPage("/scheduled")
 	b.waitForText(fmt.Sprintf("%d in all", scheduled))
 	b.runActions("a tick and a time", chromedp.Click(`tbody tr:nth-child(1) input[name=pick]`), chromedp.SetValue(`input[name=due]`, formatInput(time.Now().Add(-time.Minute))))
-	id := evaluate[string](b, "document.querySelector('input[name=pick]:checked').value")
+	id := evaluateScript[string](b, "document.querySelector('input[name=pick]:checked').value")
 	b.clickButton("Reschedule …")
 	b.confirmAction("1 event is due at", "Reschedule 1", "is due at")
 	s.waitUntil("the event that is due in Kafka", func(context.Context) bool { return s.allSent(id) })
@@ -34,9 +34,9 @@ func testScheduledEvents(s *scene, b *tab) {
 	b.runActions("the phrase", chromedp.SetValue(`input[name=_phrase]`, "cancel 2"))
 	b.confirmAction("2 scheduled events are cancelled", "Cancel events 2", "2 scheduled events cancelled")
 	if left := s.countDocuments("outbox", bson.D{{Key: "type", Value: "PaymentDue"}}); left != 1 || !s.allSent(id) {
-		b.t.Errorf("%d events are left of the one that was sent", left)
+		b.t.Errorf("%d events of type PaymentDue are left, want only the sent event", left)
 	}
-	if at := evaluate[string](b, "location.search"); !strings.Contains(at, "type=PaymentDue") {
+	if at := evaluateScript[string](b, "location.search"); !strings.Contains(at, "type=PaymentDue") {
 		b.t.Errorf("the list has forgotten its filter: %s", at)
 	}
 	b.checkConsole("scheduled")
@@ -130,7 +130,7 @@ func testInboxes(s *scene, b *tab) {
 	b.waitForText("This action would change nothing")
 	b.clickButton("Back")
 	b.waitForText("Release claims …")
-	b.runActions("those that are held, too", chromedp.Click(`input[name=force]`))
+	b.runActions("the claims that are held, too", chromedp.Click(`input[name=force]`))
 	b.clickButton("Release claims …")
 	b.confirmAction("can be handled again at once", "Release", "1 claim released")
 	if n := s.countDocuments("inbox_claims", bson.D{}); n != 0 {
@@ -201,7 +201,7 @@ func testSlots(s *scene, b *tab) {
 	b.waitForText("1of2")
 	for _, width := range []int64{360, 1280} {
 		b.setWindowSize(width, 900)
-		if over := evaluate[int](b, "document.documentElement.scrollWidth - document.documentElement.clientWidth"); over > 0 {
+		if over := evaluateScript[int](b, "document.documentElement.scrollWidth - document.documentElement.clientWidth"); over > 0 {
 			b.t.Errorf("the slots scroll sideways by %d px at %d px", over, width)
 		}
 		b.takeScreenshot(fmt.Sprintf("slots-%d", width))
@@ -235,33 +235,35 @@ func testViewer(s *scene, b *tab) {
 	operator := b.url
 	defer func() { b.url = operator }()
 	b.url = s.login
-	b.openPage("/dead?class=not_allowed") // the texts below appear only in the payloads
+	// The texts below appear only in the payloads.
+	b.openPage("/dead?class=not_allowed")
 	b.waitForText("Log in to outrelay")
 	b.checkAccessibility("login")
 	b.runActions("a wrong token", chromedp.SetValue(`input[name=name]`, "vera"), chromedp.SetValue(`input[name=token]`, "guessed-token"))
 	b.clickButton("Log in")
 	b.waitForText("The token is not one of this listener's")
-	b.clearConsole() // the response with status 401
+	// The console shows the response with status 401.
+	b.clearConsole()
 	b.runActions("the token", chromedp.SetValue(`input[name=name]`, "vera"), chromedp.SetValue(`input[name=token]`, viewerToken))
 	b.takeScreenshot("login")
 	b.clickButton("Log in")
 	b.waitForText("vera · viewer")
 	b.clearConsole()
 	offers := "querySelectorAll('form[method=post]:not([action^=\"/log\"]) button, [formaction], input[name=pick]').length"
-	for at, n := range evaluate[map[string]int](b, fmt.Sprintf(`Promise.all(%s.map((at) => fetch(at).then((r) => r.text()).then((t) => [at, new DOMParser().parseFromString(t, 'text/html').%s]))).then(Object.fromEntries)`, quoteList(append([]string{"/control?watcher=split"}, pages...)), offers)) {
+	for at, n := range evaluateScript[map[string]int](b, fmt.Sprintf(`Promise.all(%s.map((at) => fetch(at).then((r) => r.text()).then((t) => [at, new DOMParser().parseFromString(t, 'text/html').%s]))).then(Object.fromEntries)`, quoteList(append([]string{"/control?watcher=split"}, pages...)), offers)) {
 		if n != 0 {
 			b.t.Errorf("%s offers a viewer %d buttons that act", at, n)
 		}
 	}
 
-	if evaluate[int](b, "document.querySelectorAll('tbody tr').length") == 0 {
+	if evaluateScript[int](b, "document.querySelectorAll('tbody tr').length") == 0 {
 		b.t.Error("a viewer sees no letters")
 	}
 
 	b.takeScreenshot("viewer")
-	b.openPage(evaluate[string](b, `document.querySelector('a[href^="/dead/letter"]').getAttribute('href')`) + "&payload=1")
+	b.openPage(evaluateScript[string](b, `document.querySelector('a[href^="/dead/letter"]').getAttribute('href')`) + "&payload=1")
 	b.waitForText("Your role cannot read payloads")
-	if strings.Contains(b.pageText(), "onerror") || evaluate[int](b, "document."+offers) != 0 {
+	if strings.Contains(b.pageText(), "onerror") || evaluateScript[int](b, "document."+offers) != 0 {
 		b.t.Error("a viewer sees a payload, or may act on a letter")
 	}
 
@@ -274,7 +276,7 @@ func testViewer(s *scene, b *tab) {
 		if kind == "application/json" {
 			body = `{"what":["dead"],"confirm":"clear orders","force":true}`
 		}
-		if got := evaluate[int](b, fmt.Sprintf("fetch(%q, {method: 'POST', headers: {'Content-Type': %q}, body: %q}).then((r) => r.status)", path, kind, body)); got != 403 {
+		if got := evaluateScript[int](b, fmt.Sprintf("fetch(%q, {method: 'POST', headers: {'Content-Type': %q}, body: %q}).then((r) => r.status)", path, kind, body)); got != 403 {
 			b.t.Errorf("a viewer who sends %s gets %d", path, got)
 		}
 	}
@@ -283,7 +285,8 @@ func testViewer(s *scene, b *tab) {
 		b.t.Error("a viewer acted")
 	}
 
-	b.clearConsole() // the browser logs responses with status 403
+	// The browser logs responses with status 403.
+	b.clearConsole()
 	b.openPage("/")
 	b.clickButtonIn("header", "Log out")
 	b.waitForText("Log in to outrelay")

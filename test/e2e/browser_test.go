@@ -90,7 +90,8 @@ func openTab(t *testing.T) (*tab, <-chan error) {
 
 	t.Cleanup(func() {
 		<-ended
-		_ = chromedp.Cancel(ctx) // waits until the browser has ended
+		// Cancel waits until the browser has ended.
+		_ = chromedp.Cancel(ctx)
 		closeTab()
 		closeBrowser()
 	})
@@ -180,7 +181,7 @@ func isNodeGone(err error) bool {
 func (b *tab) openPage(path string) {
 	b.t.Helper()
 	b.runActions("opening "+path, chromedp.Navigate(b.url+path))
-	for _, name := range evaluate[[]string](b, "[...document.querySelectorAll('form[method=post]:not([action^=\"/log\"]) button')].map((e) => (e.getAttribute('formaction') || e.form.getAttribute('action')).replace('/confirm/', ''))") {
+	for _, name := range evaluateScript[[]string](b, "[...document.querySelectorAll('form[method=post]:not([action^=\"/log\"]) button')].map((e) => (e.getAttribute('formaction') || e.form.getAttribute('action')).replace('/confirm/', ''))") {
 		b.offered[name] = true
 	}
 }
@@ -193,8 +194,8 @@ func (b *tab) confirmAction(question, button, notice string) {
 	b.waitUntil(fmt.Sprintf("the notice %q", notice), fmt.Sprintf("document.querySelector('main .banner.ok')?.innerText.includes(%q)", notice))
 }
 
-// evaluate returns the value of a JavaScript expression in the page.
-func evaluate[T any](b *tab, js string) T {
+// evaluateScript returns the value of a JavaScript expression in the page.
+func evaluateScript[T any](b *tab, js string) T {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
@@ -333,10 +334,10 @@ type violation struct {
 // checkAccessibility fails the test for each serious or critical finding of axe.
 func (b *tab) checkAccessibility(where string) {
 	b.t.Helper()
-	if !evaluate[bool](b, "!!window.axe") {
-		evaluate[bool](b, axe+";true")
+	if !evaluateScript[bool](b, "!!window.axe") {
+		evaluateScript[bool](b, axe+";true")
 	}
-	found := evaluate[[]violation](b, `axe.run(document, {resultTypes: ['violations'], runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa']}).then((r) => r.violations.filter((v) => v.impact === 'serious' || v.impact === 'critical')
+	found := evaluateScript[[]violation](b, `axe.run(document, {resultTypes: ['violations'], runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa']}).then((r) => r.violations.filter((v) => v.impact === 'serious' || v.impact === 'critical')
 		.map((v) => ({ID: v.id, Impact: v.impact, Help: v.help, Nodes: v.nodes.slice(0, 3).map((n) => n.html + ' ' + (n.failureSummary || ''))})))`)
 	for _, v := range found {
 		b.t.Errorf("%s: %s %s: %s\n  %s", where, v.Impact, v.ID, v.Help, strings.Join(v.Nodes, "\n  "))

@@ -14,7 +14,7 @@ import (
 	"slices"
 )
 
-var writeDocs = flag.Bool("e2e.docs", false, "save screenshots of the pages, and write those that the documentation shows to docs/img")
+var writeDocs = flag.Bool("e2e.docs", false, "save screenshots of the pages, and write the ones in the documentation to docs/img")
 
 // documented are the screenshots that the documentation shows, with their names in docs/img.
 var documented = map[string]string{

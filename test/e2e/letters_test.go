@@ -82,12 +82,12 @@ func testHandlerLetters(s *scene, b *tab) {
 	b.clickButton("Filter")
 	b.waitForText("5 in all")
 	b.waitForText("billing/charge")
-	if evaluate[int](b, "document.images.length") != 0 {
+	if evaluateScript[int](b, "document.images.length") != 0 {
 		b.t.Error("text of an error became an element")
 	}
 	for _, width := range []int64{360, 1280} {
 		b.setWindowSize(width, 900)
-		if over := evaluate[int](b, "document.documentElement.scrollWidth - document.documentElement.clientWidth"); over > 0 {
+		if over := evaluateScript[int](b, "document.documentElement.scrollWidth - document.documentElement.clientWidth"); over > 0 {
 			b.t.Errorf("the letters of handlers scroll sideways by %d px at %d px", over, width)
 		}
 	}
@@ -98,11 +98,12 @@ func testHandlerLetters(s *scene, b *tab) {
 	b.openPage("/dead?source=handler&handler=charge&id=m-1")
 	b.runActions("the letter", chromedp.Click(`tbody tr:nth-child(1) th a`))
 	b.waitForText("Edit and requeue")
-	if strings.Contains(evaluate[string](b, "document.querySelector('pre').innerText"), "onerror") {
+	if strings.Contains(evaluateScript[string](b, "document.querySelector('pre').innerText"), "onerror") {
 		b.t.Error("the payload is shown without a request for it")
 	}
 	b.checkAccessibility("letter of a handler")
-	b.runActions("a new payload", chromedp.SendKeys(`textarea[name=payload]`, "edited")) // ticks the box "Replace the payload"
+	// Editing the text ticks the box "Replace the payload".
+	b.runActions("a new payload", chromedp.SendKeys(`textarea[name=payload]`, "edited"))
 	b.clickButton("Requeue as edited …")
 	b.waitForText("Changed: payload")
 	b.confirmAction("Message m-1 goes back to its handler at once", "Requeue as edited", "Message m-1 was requeued; changed: payload")

@@ -21,7 +21,8 @@ var pages = []string{"/", "/topics", "/topics/recent", "/pending", "/dead?limit=
 // TestPage runs all parts in order in one scene and one browser. Each part depends on the previous ones.
 func TestPage(t *testing.T) {
 	began := time.Now()
-	b, ready := openTab(t) // first, because it fails early without a browser
+	// Open the browser first, because this fails early if there is none.
+	b, ready := openTab(t)
 	s := openScene(t)
 	b.url = s.url
 	if err := <-ready; err != nil {
@@ -31,7 +32,8 @@ func TestPage(t *testing.T) {
 	t.Logf("the scene is set after %.1f s", time.Since(began).Seconds())
 	part := func(name string, f func(*scene, *tab)) {
 		if t.Failed() {
-			return // later parts depend on the failed one
+			// Later parts depend on the failed one.
+			return
 		}
 		t.Run(name, func(t *testing.T) {
 			began := time.Now()
@@ -69,7 +71,7 @@ func TestPage(t *testing.T) {
 	part("Clear", testClearing)
 	part("AutoRefresh", testAutoRefresh)
 	part("MongoDBAway", testMongoAway)
-	if left := s.actions.missing(b.offered); len(left) > 0 || len(b.offered) < 20 {
+	if left := s.actions.findMissing(b.offered); len(left) > 0 || len(b.offered) < 20 {
 		t.Errorf("the test did not perform %[2]q of the %[1]d actions on the pages", len(b.offered), left)
 	}
 
@@ -90,7 +92,7 @@ func testOverview(s *scene, b *tab) {
 
 	b.waitForText("Problems")
 	b.waitUntil("times in the zone of the reader", `[...document.querySelectorAll('time')].every((e) => e.title.endsWith('Z'))`)
-	if n := evaluate[int](b, "fetch('/history').then((r) => r.json()).then((l) => l.length)"); n < remembered {
+	if n := evaluateScript[int](b, "fetch('/history').then((r) => r.json()).then((l) => l.length)"); n < remembered {
 		b.t.Errorf("the history has %d minutes, want %d", n, remembered)
 	}
 
@@ -109,8 +111,8 @@ func testOverview(s *scene, b *tab) {
 // testWidthsAndAccess checks each page: no horizontal scrolling and no broken word on small and large screens, no
 // serious finding of axe in light, in dark and on a phone, and no message on the console.
 func testWidthsAndAccess(s *scene, b *tab) {
-	letter := evaluate[string](b, `fetch('/dead').then((r) => r.text()).then((t) => new DOMParser().parseFromString(t, 'text/html').querySelector('a[href^="/dead/letter"]').getAttribute('href'))`)
-	entry := evaluate[string](b, `fetch('/log').then((r) => r.text()).then((t) => new DOMParser().parseFromString(t, 'text/html').querySelector('a[href^="/log/entry"]').getAttribute('href'))`)
+	letter := evaluateScript[string](b, `fetch('/dead').then((r) => r.text()).then((t) => new DOMParser().parseFromString(t, 'text/html').querySelector('a[href^="/dead/letter"]').getAttribute('href'))`)
+	entry := evaluateScript[string](b, `fetch('/log').then((r) => r.text()).then((t) => new DOMParser().parseFromString(t, 'text/html').querySelector('a[href^="/log/entry"]').getAttribute('href'))`)
 	for _, at := range append([]string{"/lookup?q=good-001", letter + "&payload=1", "/nodes/node?node=one", entry}, pages...) {
 		b.openPage(at)
 		b.waitUntil("the page", "document.readyState === 'complete'")
@@ -126,13 +128,13 @@ func testWidthsAndAccess(s *scene, b *tab) {
 
 		for _, width := range []int64{360, 1024, 1280, 2560} {
 			b.setWindowSize(width, 900)
-			if over := evaluate[int](b, "document.documentElement.scrollWidth - document.documentElement.clientWidth"); over > 0 {
-				b.t.Errorf("%s scrolls sideways by %d px at %d px: %s", at, over, width, evaluate[string](b, `[...document.querySelectorAll('body *')].filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && getComputedStyle(e).position !== 'absolute').slice(0, 4).map((e) => e.outerHTML.slice(0, 120)).join(' | ')`))
+			if over := evaluateScript[int](b, "document.documentElement.scrollWidth - document.documentElement.clientWidth"); over > 0 {
+				b.t.Errorf("%s scrolls sideways by %d px at %d px: %s", at, over, width, evaluateScript[string](b, `[...document.querySelectorAll('body *')].filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && getComputedStyle(e).position !== 'absolute').slice(0, 4).map((e) => e.outerHTML.slice(0, 120)).join(' | ')`))
 			}
-			if broken := evaluate[[]string](b, brokenWords); len(broken) > 0 {
+			if broken := evaluateScript[[]string](b, brokenWords); len(broken) > 0 {
 				b.t.Errorf("%s at %d px: these words are broken: %q", at, width, broken)
 			}
-			if over := evaluate[[]string](b, `[...document.querySelectorAll('td, th, dd, .tiles li')].filter((e) => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1).map((e) => e.innerText)`); len(over) > 0 {
+			if over := evaluateScript[[]string](b, `[...document.querySelectorAll('td, th, dd, .tiles li')].filter((e) => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1).map((e) => e.innerText)`); len(over) > 0 {
 				b.t.Errorf("%s at %d px: these texts are wider than their places: %q", at, width, over)
 			}
 			if width != 2560 {
@@ -170,36 +172,37 @@ const brokenWords = `(() => {
 // testKeyboard checks for each page that Tab reaches each link and input, and that the focus is visible.
 func testKeyboard(s *scene, b *tab) {
 	b.openPage("/")
-	b.clickButtonIn("header", "Pause refresh") // a refresh would replace marked elements
+	// A refresh would replace marked elements.
+	b.clickButtonIn("header", "Pause refresh")
 	for _, at := range pages {
 		b.openPage(at)
 		if at != "/" {
 			b.waitUntil("the strip", "document.querySelector('#strip .status')")
 		}
 		b.runActions("Tab", chromedp.KeyEvent(kb.Tab))
-		if got := evaluate[string](b, "document.activeElement.textContent"); got != "Skip to content" {
+		if got := evaluateScript[string](b, "document.activeElement.textContent"); got != "Skip to content" {
 			b.t.Errorf("%s: Tab starts at %q, want the skip link", at, got)
 		}
 
-		want := evaluate[int](b, `(() => { const all = [...document.querySelectorAll('a[href],button,input:not([type=hidden]),select,textarea,summary,[tabindex="0"]')].filter((e) => e.getClientRects().length && !e.disabled && !(e.closest('details:not([open])') && e.tagName !== 'SUMMARY'));
+		want := evaluateScript[int](b, `(() => { const all = [...document.querySelectorAll('a[href],button,input:not([type=hidden]),select,textarea,summary,[tabindex="0"]')].filter((e) => e.getClientRects().length && !e.disabled && !(e.closest('details:not([open])') && e.tagName !== 'SUMMARY'));
 			all.forEach((e, i) => e.dataset.walk = i); window.seen = new Set(); return all.length; })()`)
 		// Tab reaches one radio button of a group; the arrow keys reach the others.
-		want -= evaluate[int](b, `[...document.querySelectorAll('input[type=radio]')].length - new Set([...document.querySelectorAll('input[type=radio]')].map((e) => e.name)).size`)
+		want -= evaluateScript[int](b, `[...document.querySelectorAll('input[type=radio]')].length - new Set([...document.querySelectorAll('input[type=radio]')].map((e) => e.name)).size`)
 		note := `(() => { const e = document.activeElement; if (e && e.dataset && e.dataset.walk) { window.seen.add(e.dataset.walk); const c = getComputedStyle(e), r = e.getBoundingClientRect(); if (c.outlineStyle === 'none' || parseFloat(c.outlineWidth) < 2 || r.bottom < 0 || r.top > innerHeight) window.dim = (window.dim || '') + e.outerHTML.slice(0, 80); } return window.seen.size; })()`
 		// An input of a time has a stop for each of its parts, and one for its calendar.
-		parts := 8 * evaluate[int](b, `document.querySelectorAll('input[type=datetime-local]').length`)
-		got := evaluate[int](b, note)
+		parts := 8 * evaluateScript[int](b, `document.querySelectorAll('input[type=datetime-local]').length`)
+		got := evaluateScript[int](b, note)
 		for range want + parts + 5 {
 			b.runActions("Tab", chromedp.KeyEvent(kb.Tab))
-			if got = evaluate[int](b, note); got >= want {
+			if got = evaluateScript[int](b, note); got >= want {
 				break
 			}
 		}
 
 		if got < want {
-			b.t.Errorf("%s: Tab reaches %d of %d: not %s", at, got, want, evaluate[string](b, `[...document.querySelectorAll('[data-walk]')].filter((e) => !window.seen.has(e.dataset.walk)).slice(0, 5).map((e) => e.outerHTML.slice(0, 100)).join(' | ')`))
+			b.t.Errorf("%s: Tab reaches %d of %d: not %s", at, got, want, evaluateScript[string](b, `[...document.querySelectorAll('[data-walk]')].filter((e) => !window.seen.has(e.dataset.walk)).slice(0, 5).map((e) => e.outerHTML.slice(0, 100)).join(' | ')`))
 		}
-		if dim := evaluate[string](b, "window.dim || ''"); dim != "" {
+		if dim := evaluateScript[string](b, "window.dim || ''"); dim != "" {
 			b.t.Errorf("%s: focus is not seen on %.300s", at, dim)
 		}
 	}
@@ -216,7 +219,7 @@ func testColors(s *scene, b *tab) {
 	background := "getComputedStyle(document.documentElement).backgroundColor"
 	b.setColorScheme("light")
 	b.openPage("/")
-	light := evaluate[string](b, background)
+	light := evaluateScript[string](b, background)
 	b.setColorScheme("dark")
 	b.waitUntil("the system's dark colours", background+" !== '"+light+"'")
 	b.checkAccessibility("dark overview")
@@ -225,7 +228,7 @@ func testColors(s *scene, b *tab) {
 	b.clickButtonIn("header", "Theme: dark")
 	b.waitUntil("light by the switch", background+" === '"+light+"'")
 	b.openPage("/dead?limit=4")
-	if got := evaluate[string](b, background); got != light {
+	if got := evaluateScript[string](b, background); got != light {
 		b.t.Errorf("the next page has forgotten the switch: %s", got)
 	}
 
@@ -246,7 +249,7 @@ func testDeadLetters(s *scene, b *tab) {
 	b.runActions("no key", chromedp.Clear(`input[name=key]`))
 	b.clickButton("Filter")
 	b.waitForText(fmt.Sprintf("%d in all", forbidden))
-	if n := evaluate[int](b, "document.querySelectorAll('input[name=pick]').length"); n >= forbidden {
+	if n := evaluateScript[int](b, "document.querySelectorAll('input[name=pick]').length"); n >= forbidden {
 		b.t.Fatalf("all %d are on one page", n)
 	}
 
@@ -273,7 +276,7 @@ func testDeadLetters(s *scene, b *tab) {
 	b.waitForText("(2)")
 	b.clickButton("Discard …")
 	b.waitForText("Type discard ")
-	phrase := evaluate[string](b, "document.querySelector('label code').textContent")
+	phrase := evaluateScript[string](b, "document.querySelector('label code').textContent")
 	before := s.countDocuments("outbox_dead", bson.D{})
 	b.runActions("a wrong phrase", chromedp.SetValue(`input[name=_phrase]`, "discard all"))
 	b.clickButtonIn("main form", "Discard")
@@ -288,7 +291,8 @@ func testDeadLetters(s *scene, b *tab) {
 	if gone := before - s.countDocuments("outbox_dead", bson.D{}); fmt.Sprintf("discard %d", gone) != phrase {
 		b.t.Errorf("%d are gone after %q", gone, phrase)
 	}
-	if n := b.clearConsole(); n > 2 { // responses with status 400 and 409
+	// The console shows the responses with status 400 and 409.
+	if n := b.clearConsole(); n > 2 {
 		b.t.Errorf("the console has %d messages", n)
 	}
 }
@@ -303,11 +307,11 @@ func testEditAndRequeue(s *scene, b *tab) {
 
 	b.clickButton("Show the payload")
 	b.waitForText("onerror")
-	if evaluate[int](b, "document.images.length") != 0 {
+	if evaluateScript[int](b, "document.images.length") != 0 {
 		b.t.Error("text of an event became an element")
 	}
 
-	id := evaluate[string](b, "document.querySelector('input[name=pick]').value")
+	id := evaluateScript[string](b, "document.querySelector('input[name=pick]').value")
 	b.runActions("a topic that is allowed", chromedp.SetValue(`input[name="set.topic"]`, s.topic))
 	b.clickButton("Requeue as edited …")
 	b.waitForText("Changed: topic")
@@ -350,7 +354,8 @@ func testLookup(s *scene, b *tab) {
 	b.openPage("/pending?state=retry")
 	b.runActions("all that match", chromedp.Click(`input[name=scope][value=all]`))
 	b.clickButton("Reset attempts …")
-	b.confirmAction("failed envelopes are tried again at once", "Reset attempts", "envelopes are tried again") // on a slow machine more envelopes fail
+	// On a slow machine more envelopes fail, so do not compare the number.
+	b.confirmAction("failed envelopes are tried again at once", "Reset attempts", "envelopes are tried again")
 	s.waitUntil("the others that were refused in Kafka", func(context.Context) bool { return s.allSent("refused-2", "refused-3") })
 
 	b.openPage("/nodes")
@@ -374,7 +379,7 @@ func testTopics(s *scene, b *tab) {
 	b.checkAccessibility("recent events")
 	b.takeScreenshot("recent-events")
 
-	id := evaluate[string](b, `document.querySelector('tbody th a').textContent`)
+	id := evaluateScript[string](b, `document.querySelector('tbody th a').textContent`)
 	b.runActions("an event", chromedp.Click(`tbody th a`))
 	b.waitUntil("its lookup", fmt.Sprintf(`location.pathname === '/lookup' && document.querySelector('article h3')?.textContent.includes(%q)`, id))
 
@@ -410,11 +415,11 @@ func testStepDownAndPause(s *scene, b *tab) {
 func testAutoRefresh(s *scene, b *tab) {
 	b.openPage("/")
 	at := "document.getElementById('figures').dataset.at"
-	first := evaluate[string](b, at)
+	first := evaluateScript[string](b, at)
 	focus := "document.activeElement.getAttribute('href')"
 	b.waitUntil("the focus on a figure", `(() => { const a = document.querySelector('#live .tiles a[href^="/dead"]'); a.focus(); return document.activeElement === a; })()`)
 	b.waitUntil("a refresh", at+" !== '"+first+"'")
-	if got := evaluate[string](b, focus+" || ''"); got != "/dead" {
+	if got := evaluateScript[string](b, focus+" || ''"); got != "/dead" {
 		b.t.Errorf("a refresh took the focus to %q", got)
 	}
 
@@ -423,9 +428,9 @@ func testAutoRefresh(s *scene, b *tab) {
 	// A refresh that started before the pause may still arrive. The time on a newly opened page does
 	// not change.
 	b.openPage("/")
-	still := evaluate[string](b, at)
-	evaluate[bool](b, "new Promise((done) => setTimeout(() => done(true), 2600))")
-	if now := evaluate[string](b, at); now != still {
+	still := evaluateScript[string](b, at)
+	evaluateScript[bool](b, "new Promise((done) => setTimeout(() => done(true), 2600))")
+	if now := evaluateScript[string](b, at); now != still {
 		b.t.Errorf("it was refreshed at %s although it is paused", now)
 	}
 
@@ -453,7 +458,8 @@ func testMongoAway(s *scene, b *tab) {
 
 	b.openPage("/")
 	b.waitUntil("the banner gone", "document.getElementById('stale').hidden && document.querySelector('.slot')")
-	b.clearConsole() // the browser logs responses with status 503
+	// The browser logs responses with status 503.
+	b.clearConsole()
 }
 
 // testHostileText opens each list and each detail with a hostile text in each field that a service, a
@@ -501,10 +507,10 @@ func testHostileText(s *scene, b *tab) {
 	seen := 0
 	for _, at := range list {
 		b.openPage(at)
-		if n := evaluate[int](b, "document.querySelectorAll('img, [onerror], body script, iframe').length"); n > 0 {
+		if n := evaluateScript[int](b, "document.querySelectorAll('img, [onerror], body script, iframe').length"); n > 0 {
 			b.t.Errorf("%s: text became %d elements", at, n)
 		}
-		if evaluate[bool](b, fmt.Sprintf("document.documentElement.textContent.includes(%q)", hostile)) {
+		if evaluateScript[bool](b, fmt.Sprintf("document.documentElement.textContent.includes(%q)", hostile)) {
 			seen++
 		}
 		// The console also logs a response with an error status.

@@ -86,8 +86,8 @@ func (d *actionLog) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// missing returns the offered actions that were not performed.
-func (d *actionLog) missing(offered map[string]bool) []string {
+// findMissing returns the offered actions that were not performed.
+func (d *actionLog) findMissing(offered map[string]bool) []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(offered)), func(name string) bool { return d.done[name] })

@@ -20,11 +20,11 @@ func testNavigation(s *scene, b *tab) {
 		})()`, forbidden+expired, parked+refused))
 	}
 
-	if n := evaluate[int](b, `[...document.querySelectorAll('nav.areas ul')].filter((e) => e.getAttribute('aria-label')).length`); n < 3 {
+	if n := evaluateScript[int](b, `[...document.querySelectorAll('nav.areas ul')].filter((e) => e.getAttribute('aria-label')).length`); n < 3 {
 		b.t.Errorf("the navigation has %d groups with a name", n)
 	}
 
-	if to := evaluate[string](b, `[...document.querySelectorAll('header a')].find((e) => e.innerText === 'Documentation').href`); !strings.HasSuffix(to, "/docs/operations.md") {
+	if to := evaluateScript[string](b, `[...document.querySelectorAll('header a')].find((e) => e.innerText === 'Documentation').href`); !strings.HasSuffix(to, "/docs/operations.md") {
 		b.t.Errorf("the documentation is at %s", to)
 	}
 
@@ -36,7 +36,7 @@ func testTerms(s *scene, b *tab) {
 	b.openPage("/")
 	b.clickButton("Lease and position")
 	refreshed := `document.getElementById('figures').dataset.at`
-	first := evaluate[string](b, refreshed)
+	first := evaluateScript[string](b, refreshed)
 	b.waitUntil("a refresh", refreshed+" !== '"+first+"'")
 	b.waitUntil("the part to stay unfolded", `[...document.querySelectorAll('.slot .term')].some((e) => e.innerText === 'Epoch' && e.checkVisibility())`)
 
@@ -52,7 +52,7 @@ func testTerms(s *scene, b *tab) {
 	terms := `[...document.querySelectorAll('main .term, main .help')].filter((e) => e.checkVisibility())`
 	for _, width := range []int64{360, 1280} {
 		b.setWindowSize(width, 900)
-		for i := range evaluate[int](b, terms+".length") {
+		for i := range evaluateScript[int](b, terms+".length") {
 			b.waitUntil(fmt.Sprintf("the meaning of term %d at %d pixels", i, width), fmt.Sprintf(`(() => {
 				const e = %s[%d];
 				e.scrollIntoView({block: 'center'});
@@ -123,8 +123,8 @@ func testTimes(s *scene, b *tab) {
 	b.waitUntil("the condition", `location.search === '?since=1h'`)
 	b.waitForText("took_over")
 
-	shown := evaluate[string](b, `document.querySelector('tbody time').innerText`)
-	exact, err := time.Parse(time.RFC3339, evaluate[string](b, `document.querySelector('tbody time').title`))
+	shown := evaluateScript[string](b, `document.querySelector('tbody time').innerText`)
+	exact, err := time.Parse(time.RFC3339, evaluateScript[string](b, `document.querySelector('tbody time').title`))
 	if err != nil || shown != exact.In(reader).Format(time.DateTime) {
 		b.t.Errorf("%v is shown as %q: %v", exact, shown, err)
 	}

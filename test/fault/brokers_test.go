@@ -17,7 +17,8 @@ import (
 // scene after the other, while all scenes continue.
 func TestBrokerKilledUnderLoad(t *testing.T) {
 	t.Parallel()
-	stack := stacktest.Own(t, devstack.Options{Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{ // a dead broker is detected within 3 s
+	// The controller detects a dead broker within 3 s.
+	stack := stacktest.Own(t, devstack.Options{Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{
 		Props: map[string]string{"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"},
 	}})
 
@@ -34,7 +35,7 @@ func TestBrokerKilledUnderLoad(t *testing.T) {
 		s.startLoad()
 	}
 
-	for round := range rounds(1, 12) {
+	for round := range chooseRounds(1, 12) {
 		for _, s := range scenes {
 			s.beforeKill(t)
 		}
@@ -230,7 +231,7 @@ type mixed struct{ witness }
 
 func (m *mixed) startLoad() {
 	m.owner.WaitTookOver()
-	m.load = m.s.StartLoad(kit.Load{Rate: float64(rounds(40, 120))})
+	m.load = m.s.StartLoad(kit.Load{Rate: float64(chooseRounds(40, 120))})
 }
 
 func (m *mixed) beforeKill(t *testing.T) {
@@ -252,7 +253,7 @@ func (m *mixed) waitSickParked(what string) {
 				parked++
 			}
 		}
-		return st.Node == m.owner.Node && parked >= rounds(1, 3)
+		return st.Node == m.owner.Node && parked >= chooseRounds(1, 3)
 	})
 }
 

@@ -146,7 +146,7 @@ func TestConsumersDie(t *testing.T) {
 	t.Parallel()
 	s, c, hands := newShopScene(t, member.Effects)
 	load := openShop(t, s, 300)
-	for i := range rounds(2, 30) {
+	for i := range chooseRounds(2, 30) {
 		// Other consumers handle the messages of the killed one before the next kill, so that each kill hits
 		// a working consumer.
 		before, err := member.CountEffects(t.Context(), s.DB)
@@ -177,7 +177,7 @@ func TestConsumersDieWhileTheyRetry(t *testing.T) {
 	}
 
 	load := openShop(t, s, 150)
-	for i := range rounds(3, 30) {
+	for i := range chooseRounds(3, 30) {
 		before, err := member.CountEffects(t.Context(), s.DB)
 		if err != nil {
 			t.Fatal(err)
@@ -202,7 +202,7 @@ func TestRebalanceEverySecond(t *testing.T) {
 	load := openShop(t, s, 300)
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	for range rounds(2, 15) {
+	for range chooseRounds(2, 15) {
 		third := c.StartMember()
 		<-tick.C
 		c.WaitServing(third)
@@ -217,7 +217,7 @@ func TestRebalanceEverySecond(t *testing.T) {
 // killed.
 func TestSagaNodesDie(t *testing.T) {
 	t.Parallel()
-	sagas, steps := 20, rounds(15, 100)
+	sagas, steps := 20, chooseRounds(15, 100)
 	s := kit.New(t, kit.Options{Types: []string{member.Asked, member.Taken}, Set: map[string]any{"record.preset": "plain"}})
 	c := s.NewCrew(member.Saga, member.Asked)
 	c.Spec.Steps = steps
@@ -230,8 +230,8 @@ func TestSagaNodesDie(t *testing.T) {
 	}
 
 	requestSteps(t, s, box, sagas, steps)
-	for i := range rounds(1, 4) {
-		c.WaitSteps(sagas * steps * (i + 1) / rounds(2, 5))
+	for i := range chooseRounds(1, 4) {
+		c.WaitSteps(sagas * steps * (i + 1) / chooseRounds(2, 5))
 		hands[i%2].Kill()
 		hands[i%2] = c.StartMember()
 	}

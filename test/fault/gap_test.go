@@ -27,9 +27,10 @@ import (
 // envelopes have no timestamp, lose nothing either.
 func TestLostHistoryIsSwept(t *testing.T) {
 	t.Parallel()
-	n := rounds(8_000, 200_000)
+	n := chooseRounds(8_000, 200_000)
 	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Mongo: devstack.MongoOptions{
-		OplogMB: 4, Args: []string{"--syncdelay", "1"}, // the server truncates the oplog only up to a checkpoint
+		// The server truncates the oplog only up to a checkpoint.
+		OplogMB: 4, Args: []string{"--syncdelay", "1"},
 	}})
 	s := kit.New(t, kit.Options{Stack: stack})
 	history := s.FollowWatcher()
@@ -50,7 +51,8 @@ func TestLostHistoryIsSwept(t *testing.T) {
 	}
 	live := s.StartLoad(kit.Load{Rate: steadyRate()})
 	live.WaitCommitted(100)
-	slow := beginTransaction(t, s) // the server aborts it after a minute
+	// The server aborts the transaction after a minute.
+	slow := beginTransaction(t, s)
 	second := s.StartRelay()
 	second.WaitForLog("sweeping the outbox")
 	slow.commit()
@@ -283,7 +285,8 @@ func TestSweepGoesOnAfterAKill(t *testing.T) {
 	}
 
 	dies("mid-sweep")
-	dies("mid-sweep:100") // among the envelopes without a timestamp, which come first
+	// The second death is among the envelopes without a timestamp, which come first.
+	dies("mid-sweep:100")
 	// The cursor of the sweep is saved every 40 ms. A fast sweep ends before. In that case, sweep more
 	// envelopes.
 	for n := 4500; !dies(fmt.Sprintf("mid-sweep:%d", n)); n *= 2 {
@@ -338,7 +341,8 @@ func TestLostHistoryMayHalt(t *testing.T) {
 	p.WaitExit()
 
 	s.StartLoad(kit.Load{Events: 50}).WaitDone()
-	s.StartRelay() // the oplog does reach back
+	// The oplog reaches back to the position, so the relay continues there.
+	s.StartRelay()
 	s.CheckDelivery(topics)
 }
 

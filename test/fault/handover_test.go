@@ -9,8 +9,8 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// rounds returns how often a fault is repeated: few times, or many times with -fault.long.
-func rounds(few, many int) int {
+// chooseRounds returns how often a fault is repeated: few times, or many times with -fault.long.
+func chooseRounds(few, many int) int {
 	if *long {
 		return many
 	}
@@ -19,7 +19,7 @@ func rounds(few, many int) int {
 
 // steadyRate is the load of most tests, in events per second: the events go on while something breaks. Several tests run at once, so
 // that a higher load would make the short form slower without breaking anything else.
-func steadyRate() float64 { return float64(rounds(30, 80)) }
+func steadyRate() float64 { return float64(chooseRounds(30, 80)) }
 
 // A graceful stop under load is repeated. The standby takes over at once, and no event is repeated.
 func TestHandoverUnderLoad(t *testing.T) {
@@ -29,8 +29,8 @@ func TestHandoverUnderLoad(t *testing.T) {
 	topics := s.ReadTopics()
 	owner := s.StartRelay()
 	owner.WaitTookOver()
-	load := s.StartLoad(kit.Load{Rate: float64(rounds(60, 1500))})
-	for range rounds(3, 20) {
+	load := s.StartLoad(kit.Load{Rate: float64(chooseRounds(60, 1500))})
+	for range chooseRounds(3, 20) {
 		standby := s.StartRelay()
 		standby.WaitForLog("standing by")
 		topics.WaitDistinct(s.Ledger.CountCommitted() + 200)
@@ -69,8 +69,8 @@ func TestZombieWritesNothing(t *testing.T) {
 	topics := s.ReadTopics()
 	owner := s.StartRelay()
 	owner.WaitTookOver()
-	load := s.StartLoad(kit.Load{Rate: float64(rounds(60, 1500))})
-	for range rounds(2, 20) {
+	load := s.StartLoad(kit.Load{Rate: float64(chooseRounds(60, 1500))})
+	for range chooseRounds(2, 20) {
 		standby := s.StartRelay()
 		standby.WaitForLog("standing by")
 		topics.WaitDistinct(s.Ledger.CountCommitted() + 100)

@@ -66,7 +66,7 @@ func killChain(t *testing.T, at ...string) {
 	s := kit.New(t, kit.Options{Set: shortLeases(nil)})
 	history := s.FollowWatcher()
 	topics := s.ReadTopics()
-	load := s.StartLoad(kit.Load{Rate: float64(rounds(30, 400))})
+	load := s.StartLoad(kit.Load{Rate: float64(chooseRounds(30, 400))})
 	first := s.StartRelay()
 	first.WaitTookOver()
 	topics.WaitDistinct(200)

@@ -25,7 +25,8 @@ func newSilentServer[M, L any](newServer func(M, L) *toxiproxy.ApiServer, m M) *
 // newProxy returns a proxy for an address, which runs until the end of the test.
 func newProxy(t *testing.T, upstream string) *toxiproxy.Proxy {
 	t.Helper()
-	addr, err := devstack.FreeAddress() // the address stays free for some time
+	// The address stays free for some time.
+	addr, err := devstack.FreeAddress()
 	mustSucceed(t, err)
 	p := toxiproxy.NewProxy(newSilentServer(toxiproxy.NewServer, toxiproxy.NewMetricsContainer(nil)), "proxy", addr, upstream)
 	mustSucceed(t, p.Start())

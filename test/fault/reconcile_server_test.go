@@ -30,8 +30,8 @@ func TestKafkaAwayWithABacklog(t *testing.T) {
 	mustSucceed(t, broker.Kill())
 	away := time.Now()
 	s.Schedule("order", 500, 20, time.Now().Add(time.Second), 5*time.Second)
-	appendBulk(t, s, rounds(4_000, 50_000))
-	length := time.Duration(rounds(7, 600)) * time.Second
+	appendBulk(t, s, chooseRounds(4_000, 50_000))
+	length := time.Duration(chooseRounds(7, 600)) * time.Second
 	for first := true; time.Since(away) < length; first = false {
 		if n := s.CountHeld("parked", "retry"); n > 0 {
 			t.Errorf("%d envelopes wait because Kafka is away, want 0", n)
@@ -95,7 +95,7 @@ func TestTakeOverWithManyParked(t *testing.T) {
 	s.StartRelay().WaitTookOver()
 	s.StartLoad(kit.Load{Events: 50, Type: "late"}).WaitDone()
 	stacktest.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 0 })
-	n := rounds(5_000, 150_000)
+	n := chooseRounds(5_000, 150_000)
 	begin := time.Now()
 	for i := 0; i < n; i += 1000 {
 		events := make([]event.Event, 1000)

@@ -31,7 +31,7 @@ func TestPrimaryKilled(t *testing.T) {
 	s.StartRelay().WaitTookOver()
 	s.StartRelay().WaitForLog("standing by")
 	load := s.StartLoad(kit.Load{Rate: steadyRate(), Tolerant: true})
-	for range rounds(1, 8) {
+	for range chooseRounds(1, 8) {
 		topics.WaitDistinct(len(topics.AllRecords()) + 300)
 		p, err := stack.Primary(t.Context())
 		mustSucceed(t, err)
@@ -49,7 +49,8 @@ func TestPrimaryKilled(t *testing.T) {
 // lease.
 func TestStreamErrors(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: map[string]any{"lease.ttl": "10s", "lease.renew": "1s"}}) // only an error may end the lease
+	// The lease is long, so that only an error may end it.
+	s := kit.New(t, kit.Options{Set: map[string]any{"lease.ttl": "10s", "lease.renew": "1s"}})
 	topics := s.ReadTopics()
 	p := s.StartRelay()
 	p.WaitTookOver()
@@ -94,7 +95,7 @@ func TestKafkaStandsStill(t *testing.T) {
 	began := s.CurrentEpoch()
 	load := s.StartLoad(kit.Load{Rate: steadyRate()})
 	broker := stack.Kafkas()[0]
-	for range rounds(1, 5) {
+	for range chooseRounds(1, 5) {
 		topics.WaitDistinct(s.Ledger.CountCommitted() + 200)
 		mustSucceed(t, broker.Pause())
 		load.WaitCommitted(s.Ledger.CountCommitted() + 300)

@@ -24,14 +24,14 @@ func TestN28_SlotsGoRoundWhileNodesDie(t *testing.T) {
 	s.WaitShared(map[*kit.Process]int{a: 4})
 	b := s.StartRelay()
 	s.WaitShared(map[*kit.Process]int{a: 2, b: 2})
-	for range rounds(1, 15) {
+	for range chooseRounds(1, 15) {
 		a.Kill()
 		s.WaitShared(map[*kit.Process]int{b: 4})
 		a = s.StartRelay()
 		s.WaitShared(map[*kit.Process]int{a: 2, b: 2})
 		b.Terminate()
 		s.WaitShared(map[*kit.Process]int{a: 4})
-		for _, point := range []string{"after-produce-before-ack:20", "before-release", "after-checkpoint:7"}[:rounds(1, 3)] {
+		for _, point := range []string{"after-produce-before-ack:20", "before-release", "after-checkpoint:7"}[:chooseRounds(1, 3)] {
 			c := s.StartCrashing(point)
 			c.KilledByCrashPoint(5 * time.Second)
 		}
@@ -51,12 +51,12 @@ func TestN28_ResliceWithEverythingInEveryState(t *testing.T) {
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: shortLeases(nil)})
 	topics := s.ReadTopics("order", "invoice")
 	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: steadyRate(), Keys: 10}), s.StartLoad(kit.Load{Rate: steadyRate(), Type: "invoice", Prefix: "i-"})}
-	s.Schedule("order", 300, 20, time.Now().Add(2*time.Second), time.Duration(rounds(15, 60))*time.Second)
+	s.Schedule("order", 300, 20, time.Now().Add(2*time.Second), time.Duration(chooseRounds(15, 60))*time.Second)
 	p := s.StartRelay()
 	p.WaitTookOver()
 	s.WaitHeld(50)
 	last := 1
-	for i, n := range []int{2, 1, 3, 2, 1}[:rounds(2, 5)] {
+	for i, n := range []int{2, 1, 3, 2, 1}[:chooseRounds(2, 5)] {
 		s.AppendMalformed(fmt.Sprintf("bad-%d", i))
 		if i%2 == 0 {
 			p.Kill()
@@ -64,7 +64,8 @@ func TestN28_ResliceWithEverythingInEveryState(t *testing.T) {
 
 		slots := fmt.Sprint(n)
 		deaths := []string{"reslice-paused", "reslice-fenced", "reslice-done"}
-		if !*long { // use each point in one of the two rounds
+		// Without -fault.long, use each point in one of the two rounds.
+		if !*long {
 			deaths = [][]string{{deaths[0], deaths[2]}, {deaths[1]}}[i]
 		}
 
@@ -112,7 +113,8 @@ func TestN28_ResliceIsRefusedWhereNothingDrains(t *testing.T) {
 	p := s.StartRelay()
 	p.WaitTookOver()
 	topics.WaitDistinct(50)
-	p.Freeze() // the frozen owner does not renew its lease, so extend the lease here
+	// The frozen owner does not renew its lease, so extend the lease here.
+	p.Freeze()
 	if _, err := s.State.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: kit.WatcherID}}, bson.D{{Key: "$set", Value: bson.D{{Key: "expiresAt", Value: time.Now().Add(time.Hour)}}}}); err != nil {
 		t.Fatal(err)
 	}

@@ -51,7 +51,7 @@ func checkUncleanElection(t *testing.T, leave, resume func(*lineReader)) {
 
 	log.produce(t, "both-", 5)
 	r.waitHandled("both-", 5)
-	leader, follower := log.replicas(t)
+	leader, follower := log.findReplicas(t)
 	mustSucceed(t, follower.Kill())
 	log.waitInSync(t, leader)
 	log.produce(t, "lost-", 5)
@@ -66,7 +66,7 @@ func checkUncleanElection(t *testing.T, leave, resume func(*lineReader)) {
 	r.waitHandled("new-", 10)
 	mustSucceed(t, leader.Restart(t.Context()))
 
-	lines := r.lines()
+	lines := r.handledLines()
 	slices.Sort(lines)
 	if n := len(slices.Compact(slices.Clone(lines))); n != len(lines) {
 		t.Errorf("a record was handled twice: %v", lines)
@@ -120,7 +120,7 @@ func (r *lineReader) stop() {
 func (r *lineReader) pause()  { r.consumer.Pause() }
 func (r *lineReader) resume() { r.consumer.Resume() }
 
-func (r *lineReader) lines() []string {
+func (r *lineReader) handledLines() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.handled)
@@ -129,14 +129,14 @@ func (r *lineReader) lines() []string {
 func (r *lineReader) waitHandled(prefix string, n int) {
 	r.t.Helper()
 	stacktest.EventuallyIn(r.t, kit.Patience, fmt.Sprintf("%d records %s are handled", n, prefix), func() bool {
-		lines := r.lines()
+		lines := r.handledLines()
 		for i := range n {
 			if !slices.Contains(lines, prefix+strconv.Itoa(i)) {
 				return false
 			}
 		}
 		return true
-	}, func() any { return fmt.Sprint(r.lines()) })
+	}, func() any { return fmt.Sprint(r.handledLines()) })
 }
 
 // lossyLog is a topic with one partition on two brokers, whose leader may be any of them.
@@ -180,8 +180,8 @@ func (l *lossyLog) produce(t *testing.T, prefix string, n int) {
 	}
 }
 
-// partition returns the current state of the partition.
-func (l *lossyLog) partition(ctx context.Context) (p kmsg.MetadataResponseTopicPartition, err error) {
+// describePartition returns the current state of the partition.
+func (l *lossyLog) describePartition(ctx context.Context) (p kmsg.MetadataResponseTopicPartition, err error) {
 	req := kmsg.NewPtrMetadataRequest()
 	topic := kmsg.NewMetadataRequestTopic()
 	topic.Topic = &l.topic
@@ -196,10 +196,10 @@ func (l *lossyLog) partition(ctx context.Context) (p kmsg.MetadataResponseTopicP
 	return res.Topics[0].Partitions[0], nil
 }
 
-// replicas returns the leader and the other broker of the partition.
-func (l *lossyLog) replicas(t *testing.T) (leader, follower *devstack.Member) {
+// findReplicas returns the leader and the other broker of the partition.
+func (l *lossyLog) findReplicas(t *testing.T) (leader, follower *devstack.Member) {
 	t.Helper()
-	p, err := l.partition(t.Context())
+	p, err := l.describePartition(t.Context())
 	mustSucceed(t, err)
 	for _, m := range l.stack.Kafkas() {
 		switch {
@@ -216,7 +216,7 @@ func (l *lossyLog) replicas(t *testing.T) (leader, follower *devstack.Member) {
 func (l *lossyLog) waitInSync(t *testing.T, only *devstack.Member) {
 	t.Helper()
 	stacktest.EventuallyIn(t, kit.Patience, "broker "+only.Name()+" alone has the log", func() bool {
-		p, err := l.partition(t.Context())
+		p, err := l.describePartition(t.Context())
 		return err == nil && p.Leader == int32(only.ID()) && slices.Equal(p.ISR, []int32{p.Leader})
 	})
 }

@@ -60,6 +60,7 @@ func foreignID(i int, at time.Time, prefix string) any {
 		fresh := uuid.New()
 		return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: fresh[:]}
 	}
+
 	return fmt.Sprintf("%s-%d", prefix, i)
 }
 
@@ -89,7 +90,7 @@ func mergeForeign(t *testing.T, s *kit.Scene, name, aggregateType string, age ti
 }
 
 // Envelopes without a timestamp that $merge copies into the outbox have ids that look old. They are delivered once, while the relay
-// runs and after it did not run. The purge removes those with a time in their ids, but none before its delivery.
+// runs and after it did not run. The purge removes the envelopes with a time in their ids, but none before its delivery.
 func TestN25_OldCopiesAreDeliveredBeforeThePurge(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"retention": "1m", "purge.interval": "1s", "purge.batch": 10})})

@@ -21,7 +21,8 @@ func TestOneAttemptIsOne(t *testing.T) {
 	s.CreateTopic("payment", 1, 1, kafka.ConfigEntry{ConfigName: "message.timestamp.before.max.ms", ConfigValue: "1"})
 	topics := s.ReadTopics("order", "payment")
 	const n = 60
-	for i := range n { // appended long before the relay sends them, so that the brokers reject nearly all
+	// Append the events long before the relay sends them, so that the brokers reject nearly all.
+	for i := range n {
 		s.AppendEvents(s.Outbox(), kit.NewEvent("payment", fmt.Sprintf("p%d", i%7), i, 20), kit.NewEvent("order", fmt.Sprintf("o%d", i%7), i, 20))
 	}
 

@@ -25,7 +25,8 @@ func TestN15_WhatIsDeadIsNotSentByASuccessor(t *testing.T) {
 	topics := s.ReadTopics("order", "payment", "late")
 	owner := s.StartRelay()
 	owner.WaitTookOver()
-	s.AppendEvents(s.Outbox(), kit.NewEvent("late", "l", 0, 20)) // its topic is missing, so the watermark waits for it for some seconds
+	// The topic of the event is missing, so the watermark waits for the event for some seconds.
+	s.AppendEvents(s.Outbox(), kit.NewEvent("late", "l", 0, 20))
 	const n = 20
 	var dead []string
 	for i := range n {

@@ -87,11 +87,11 @@ func TestDevCommandStopsAll(t *testing.T) {
 	}
 
 	var pids []int
-	var said []string
+	var output []string
 	relay := regexp.MustCompile(`relay a-\d+ +pid (\d+)`)
 	lines, stopped, takeover := bufio.NewScanner(errOut), false, ""
 	for lines.Scan() {
-		said = append(said, lines.Text())
+		output = append(output, lines.Text())
 		if m := relay.FindStringSubmatch(lines.Text()); m != nil {
 			pid, _ := strconv.Atoi(m[1])
 			pids = append(pids, pid)
@@ -113,13 +113,13 @@ func TestDevCommandStopsAll(t *testing.T) {
 	}
 
 	if err := cmd.Wait(); err != nil {
-		t.Errorf("%v\n%s", err, strings.Join(said, "\n"))
+		t.Errorf("%v\n%s", err, strings.Join(output, "\n"))
 	}
 	if strings.Contains(takeover, "read back") || strings.Contains(takeover, "sent already") {
 		t.Errorf("the owner was stopped, but its successor reports: %s", takeover)
 	}
-	if len(pids) != 2 || !strings.Contains(said[len(said)-1], "lost 0 · duplicate 0 · out of order 0") {
-		t.Errorf("relays %v\n%s", pids, strings.Join(said, "\n"))
+	if len(pids) != 2 || !strings.Contains(output[len(output)-1], "lost 0 · duplicate 0 · out of order 0") {
+		t.Errorf("relays %v\n%s", pids, strings.Join(output, "\n"))
 	}
 
 	for _, pid := range pids {

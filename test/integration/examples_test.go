@@ -27,7 +27,8 @@ func TestExampleOrders(t *testing.T) {
 	t.Parallel()
 	client := stacktest.Client(t)
 	db := stacktest.Database(t, client)
-	relay := client.Database(db.Name() + "_relay") // the state database of the relays
+	// The relays have a state database of their own.
+	relay := client.Database(db.Name() + "_relay")
 	t.Cleanup(func() { _ = relay.Drop(context.WithoutCancel(t.Context())) })
 	program := filepath.Join(t.TempDir(), "orders")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "github.com/outrelay/outrelay/examples/orders")

@@ -77,7 +77,8 @@ func TestAWatcherMovesToAnotherKafkaCluster(t *testing.T) {
 	t.Parallel()
 	next := stacktest.Own(t, devstack.Options{Brokers: 1, Quick: true})
 	s := kit.New(t, kit.Options{})
-	s.SetConfig("retention", "1m") // the doctor compares it with the oplog of the shared server
+	// The doctor compares the retention with the oplog of the shared server.
+	s.SetConfig("retention", "1m")
 	onOld := s.ReadTopics()
 	p := s.StartRelay()
 	p.WaitTookOver()

@@ -29,14 +29,16 @@ func TestNullFieldsAreAbsent(t *testing.T) {
 	s := kit.New(t, kit.Options{Types: []string{"order", "strict"}, Set: map[string]any{
 		"retry.base": "2s", "retry.cap": "2s", "retry.max_attempts": 1000,
 	}})
-	const age = "message.timestamp.before.max.ms" // below the time that an event needs on its way, Kafka rejects each record
+	// If the limit is below the time that an event needs on its way, Kafka rejects each record.
+	const age = "message.timestamp.before.max.ms"
 	s.SetTopicConfig("strict", age, "1")
 	topics := s.ReadTopics("order", "strict", "late")
 
 	insertNulls(t, s, "swept", "order")
 	p := s.StartRelay()
 	p.WaitTookOver()
-	p.WaitForLog("the gap is closed") // envelopes that are inserted during the sweep may be delivered again after a crash
+	// Envelopes that are inserted during the sweep may be delivered again after a crash, so wait for its end.
+	p.WaitForLog("the gap is closed")
 	waiting := func(field string, v any) int { return s.CountOutbox(bson.D{{Key: field, Value: v}}) }
 	insertNulls(t, s, "refused", "strict")
 	stacktest.Eventually(t, "a refused envelope is written down", func() bool { return waiting("lastError.topic", s.TopicOf("strict")) > 0 })

@@ -23,8 +23,8 @@ type listener struct {
 	client  *http.Client
 }
 
-// operators returns the operators' listener of p. It waits until the log names its address.
-func operators(t *testing.T, p *kit.Process) *listener {
+// findOperators returns the operators' listener of p. It waits until the log names its address.
+func findOperators(t *testing.T, p *kit.Process) *listener {
 	t.Helper()
 	_, address, _ := strings.Cut(p.WaitForLog("operator's page and API are served"), "address")
 	address = "http://" + strings.TrimSpace(strings.SplitN(strings.Trim(address, `=": `), "\"", 2)[0])
@@ -112,7 +112,7 @@ func TestOperatorTokensAreReplacedWhileARelayRuns(t *testing.T) {
 	s := kit.New(t, kit.Options{Set: map[string]any{"http.admin": map[string]any{"listen": "127.0.0.1:0", "token": "${file:" + file + "}"}}})
 	p := s.StartRelay()
 	p.WaitTookOver()
-	l, epoch := operators(t, p), s.ReadStatus().Epoch
+	l, epoch := findOperators(t, p), s.ReadStatus().Epoch
 	refused := func(n int) {
 		t.Helper()
 		if _, metrics := p.Get("/metrics"); !strings.Contains(metrics, fmt.Sprintf("outrelay_admin_refused_total{reason=\"login\"} %d\n", n)) {

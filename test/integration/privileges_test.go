@@ -27,7 +27,8 @@ var advice = regexp.MustCompile(`grant (?:the actions? )?([a-zA-Z, ]+?) on (?:\{
 func TestASingleMissingPrivilegeIsNamed(t *testing.T) {
 	t.Parallel()
 	g := newGuardedScene(t)
-	g.SetConfig("lease.drain", "100ms") // a drain cannot finish without a privilege
+	// A drain cannot finish without a privilege.
+	g.SetConfig("lease.drain", "100ms")
 	g.mustRunAs("setup", "migrate", "up", "--yes")
 	outbox, dead := g.DB.Name()+".outbox", g.DB.Name()+".outbox_dead"
 	role := g.roles.MongoDB[0]
@@ -38,12 +39,15 @@ func TestASingleMissingPrivilegeIsNamed(t *testing.T) {
 		}
 	}
 
-	named := map[string]string{ // the resource in the log for a missing privilege; "" if the relay works without it
+	// The value is the resource that the log names if the privilege is missing. It is empty if the relay works without the privilege.
+	named := map[string]string{
 		"find on " + outbox: outbox, "changeStream on " + outbox: outbox, "update on " + outbox: outbox, "remove on " + outbox: outbox, "listIndexes on " + outbox: outbox,
-		"insert on " + outbox: "", // of an edited letter that is given back
+		// The relay inserts only to give back an edited letter.
+		"insert on " + outbox: "",
 		"find on " + dead:     dead, "insert on " + dead: dead, "update on " + dead: dead, "listIndexes on " + dead: dead,
-		"remove on " + dead:                      "", // of a letter that is discarded
-		"find on " + g.DB.Name() + ".inbox_dead": "", // of the count of letters of handlers
+		// The relay needs these to discard a letter, and to count the letters of handlers.
+		"remove on " + dead:                      "",
+		"find on " + g.DB.Name() + ".inbox_dead": "",
 		"find on " + state + ".":                 state, "insert on " + state + ".": state, "update on " + state + ".": state, "remove on " + state + ".": state,
 		"listCollections on " + g.DB.Name() + ".": "its database",
 		"replSetGetConfig on the cluster":         "the cluster",

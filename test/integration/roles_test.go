@@ -64,7 +64,8 @@ func newGuardedScene(t *testing.T) *guarded {
 	admin := g.Client.Database("admin")
 	for _, r := range g.roles.MongoDB {
 		privileges := bson.A{}
-		if r.Name == "outrelayService" { // a service also writes its own documents in the same transactions
+		// A service also writes its own documents in the same transactions.
+		if r.Name == "outrelayService" {
 			privileges = append(privileges, bson.D{{Key: "resource", Value: bson.D{{Key: "db", Value: g.DB.Name()}, {Key: "collection", Value: "orders"}}}, {Key: "actions", Value: bson.A{"insert"}}})
 		}
 
@@ -167,7 +168,8 @@ func TestRolesAreEnough(t *testing.T) {
 	root, rootDB := g.Client, g.DB
 	service := g.connectAs("service")
 	g.Client, g.DB = service, service.Database(rootDB.Name())
-	g.StartLoad(kit.Load{Events: 20}).WaitDone() // the service appends before anything else exists
+	// The service appends before anything else exists.
+	g.StartLoad(kit.Load{Events: 20}).WaitDone()
 	g.mustRunAs("setup", "migrate", "up", "--yes")
 	g.mustRunAs("setup", "migrate", "verify")
 

@@ -231,7 +231,7 @@ func TestPresets(t *testing.T) {
 			}
 
 			if preset == "debezium" && len(r.Headers) != 5 {
-				t.Errorf("headers %v, want only those of Debezium: four of its context, and the id", r.Headers)
+				t.Errorf("headers %v, want only the headers of Debezium: four of its context, and the id", r.Headers)
 			}
 			if preset != "structured" {
 				if string(r.Value) != `{"total":1}` {
@@ -251,7 +251,8 @@ func TestPresets(t *testing.T) {
 	}
 }
 
-// TestN07_RejectedRecordsOfDebezium: the record of a UUID has its base64 as id. The relay finds its envelope by it, and that of the text.
+// TestN07_RejectedRecordsOfDebezium: a record has the base64 of a UUID as its id. The relay finds the envelope by this id, and also an
+// envelope with this text as its id.
 func TestN07_RejectedRecordsOfDebezium(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{
@@ -259,6 +260,7 @@ func TestN07_RejectedRecordsOfDebezium(t *testing.T) {
 		Set: map[string]any{"record.preset": "debezium"},
 	})
 	s.StartRelay().WaitTookOver()
+
 	id := bson.Binary{Subtype: bson.TypeBinaryUUID, Data: []byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0xff}}
 	for i, id := range []any{id, "AQIDBAUGBwgJCgsMDQ4P/w=="} {
 		doc := bson.D{
@@ -270,6 +272,7 @@ func TestN07_RejectedRecordsOfDebezium(t *testing.T) {
 		if _, err := s.Outbox().InsertOne(t.Context(), doc); err != nil {
 			t.Fatal(err)
 		}
+
 		stacktest.Eventually(t, "the dead letter has the envelope", func() bool {
 			letters := s.DB.Collection("outbox_dead")
 			n, err := letters.CountDocuments(t.Context(), bson.D{{Key: "_id.id", Value: id}, {Key: "envelope.aggregateid", Value: fmt.Sprint(i)}})

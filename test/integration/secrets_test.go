@@ -95,9 +95,9 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 		"retry":          map[string]any{"max_attempts": 2, "base": "50ms"},
 	}})
 
-	var said strings.Builder
+	var texts strings.Builder
 	keep := func(name, text string) {
-		said.WriteString(text)
+		texts.WriteString(text)
 		for _, leak := range findLeaks(text) {
 			t.Errorf("%s: %s", name, leak)
 		}
@@ -124,7 +124,8 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 			keep("GET "+path, body)
 		}
 		readAsOperator(t, relay, func(path, text string) {
-			keep("GET "+path, strings.ReplaceAll(text, plantedKey, "")) // an operator may see keys
+			// An operator may see keys.
+			keep("GET "+path, strings.ReplaceAll(text, plantedKey, ""))
 		})
 		for _, args := range [][]string{{"status"}, {"status", "--json"}, {"doctor"}, {"doctor", "--json"}, {"validate"}, {"validate", "--json"}, {"config", "print"}, {"roles"}, {"version"}} {
 			command(args...)
@@ -149,7 +150,7 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 	s.SetConfig("mongodb.uri", "mongodb:/root:"+plantedPassword+"@h")
 	s.SetConfig("retention", "${env:PLANTED_TOKEN}")
 	command("run")
-	if !strings.Contains(said.String(), "mongodb://***@") || !strings.Contains(said.String(), "fates of envelopes are written") {
+	if !strings.Contains(texts.String(), "mongodb://***@") || !strings.Contains(texts.String(), "fates of envelopes are written") {
 		t.Error("the output is too short for a meaningful test")
 	}
 }

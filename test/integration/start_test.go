@@ -151,6 +151,7 @@ func TestRefusalsOfIAM(t *testing.T) {
 	t.Parallel()
 	s := startSecuredServers(t)
 	settings := []string{s.brokersOn(t, devstack.SASL), "kafka.sasl.mechanism=aws_msk_iam", "kafka.sasl.region=eu-west-1"}
+
 	for _, c := range []struct {
 		env         []string
 		reason, fix string
@@ -160,7 +161,7 @@ func TestRefusalsOfIAM(t *testing.T) {
 	} {
 		code, out, errOut := s.runCommand(t, c.env, "doctor", settings...)
 		if code != exitRefused || !strings.Contains(out, c.reason) || !strings.Contains(out, c.fix) || strings.Contains(out+errOut, rolePassword) {
-			t.Errorf("exit code %d, stdout %q, stderr %q", code, out, errOut)
+			t.Errorf("exit code %d, stdout %q, stderr %q, want %d, and %q with %q", code, out, errOut, exitRefused, c.reason, c.fix)
 		}
 	}
 }
@@ -181,6 +182,7 @@ func TestRunWaitsForMongoDBThatIsAway(t *testing.T) {
 func TestDevExplainsGivenServers(t *testing.T) {
 	t.Parallel()
 	wrong := strings.Replace(stacktest.MongoURI(t), "mongodb://", "mongodb://nobody:"+rolePassword+"@", 1)
+
 	for _, c := range []struct {
 		uri, brokers string
 		code         int
@@ -193,7 +195,7 @@ func TestDevExplainsGivenServers(t *testing.T) {
 		env := []string{devstack.EnvMongoDB + "=" + c.uri, devstack.EnvKafka + "=" + c.brokers}
 		code, out, errOut := kit.RunCommand(t, env, "dev", "--events", "10")
 		if code != c.code || out != "" || !strings.Contains(errOut, c.want) || strings.Contains(errOut, rolePassword) {
-			t.Errorf("exit code %d, stdout %q, stderr %q", code, out, errOut)
+			t.Errorf("exit code %d, stdout %q, stderr %q, want %d and %q", code, out, errOut, c.code, c.want)
 		}
 	}
 }

@@ -17,7 +17,8 @@ import (
 // A relay notifies a service manager that it is ready, of its status, with watchdog signals, and that it stops.
 func TestServiceManager(t *testing.T) {
 	t.Parallel()
-	dir, err := os.MkdirTemp("", "sd") // the path of a socket must be short
+	// The path of a socket must be short, and t.TempDir is long.
+	dir, err := os.MkdirTemp("", "sd")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +57,8 @@ func TestServiceManager(t *testing.T) {
 
 	s := kit.New(t, kit.Options{Env: []string{
 		"NOTIFY_SOCKET=" + filepath.Join(dir, "notify"),
-		"WATCHDOG_USEC=1500000", "WATCHDOG_PID=", // an empty WATCHDOG_PID applies to any process
+		// An empty WATCHDOG_PID applies to any process.
+		"WATCHDOG_USEC=1500000", "WATCHDOG_PID=",
 	}})
 
 	p := s.StartRelay()

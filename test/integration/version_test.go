@@ -75,7 +75,7 @@ func TestEveryPlaceReportsTheLinkedVersion(t *testing.T) {
 		t.Errorf("the node has the version %q", nodes.Nodes[0].Version)
 	}
 
-	if code, page := operators(t, p).get("/", token); code != 200 || !strings.Contains(page, "outrelay "+version) {
+	if code, page := findOperators(t, p).get("/", token); code != 200 || !strings.Contains(page, "outrelay "+version) {
 		t.Errorf("%d: the page does not contain version %s", code, version)
 	}
 }

@@ -56,8 +56,8 @@ func (s *scene) adoptAfter(stopped time.Time, args ...string) adopt.Report {
 	s.t.Helper()
 	args = append([]string{"adopt", "--stopped-at", stopped.UTC().Format(time.RFC3339Nano)}, args...)
 	var plan, r adopt.Report
-	s.outrelay(&plan, append(args, "--dry-run")...)
-	s.outrelay(&r, append(args, "--yes")...)
+	s.runOutrelay(&plan, append(args, "--dry-run")...)
+	s.runOutrelay(&r, append(args, "--yes")...)
 	// Events of the second of the stop are counted as long as it lasts.
 	if plan.Done || !r.Done || plan.MaxRepeats > r.MaxRepeats || r.Token != plan.Token {
 		s.t.Errorf("planned %+v, adopted %+v", plan, r)
@@ -70,17 +70,17 @@ func (s *scene) adoptAfter(stopped time.Time, args ...string) adopt.Report {
 	return r
 }
 
-// TestRelayContinuesAtAPosition: a publisher of its own that stores resume tokens late stops under load.
+// TestRelayContinuesAtAPosition: a publisher other than outrelay, which stores resume tokens late, stops under load.
 func TestRelayContinuesAtAPosition(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	s.follow(s.topic, headerID)
+	s.followTopic(s.topic, headerID)
 	cs, err := s.db.Collection("outbox").Watch(t.Context(), mongo.Pipeline{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = cs.Close(context.WithoutCancel(t.Context())) }()
-	s.write(s.insertEnvelope)
+	s.writeEvents(s.insertEnvelope)
 
 	// The publisher has sent 300 events, and stored the position of the 200th.
 	client, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(t)...))
@@ -108,14 +108,14 @@ func TestRelayContinuesAtAPosition(t *testing.T) {
 	if r.MaxRepeats < 100 || r.Checked != adopt.CheckedByEvent {
 		t.Errorf("%+v", r)
 	}
-	if repeats := s.check(r.MaxRepeats, true); repeats != 100 {
+	if repeats := s.checkRecords(r.MaxRepeats, true); repeats != 100 {
 		t.Errorf("%d repeats instead of 100", repeats)
 	}
 }
 
-// poll sends the documents that are not marked as sent, and marks them after each batch, until the batch after the one at which stop returns
-// true: that batch is sent and not marked, as if the poller was killed.
-func (s *scene) poll(client *kgo.Client, stop func() bool) {
+// pollOutbox sends the documents that are not marked as sent, and marks them after each batch, until stop returns
+// true. The batch after that is sent and not marked, as if the poller was killed.
+func (s *scene) pollOutbox(client *kgo.Client, stop func() bool) {
 	s.t.Helper()
 	outbox := s.db.Collection("outbox")
 	for last := false; !last; {
@@ -153,14 +153,14 @@ func (s *scene) poll(client *kgo.Client, stop func() bool) {
 // pollerMargin is the longest time from the creation of an id to its commit, on a busy machine.
 const pollerMargin = 5 * time.Second
 
-// TestMoveFromPoller: a poller that marks what it has sent stops before it marks a batch. outrelay reads the same documents, and begins at
-// the oldest one without the mark.
+// TestMoveFromPoller: a poller that marks sent documents stops before it marks a batch. outrelay reads the same documents, and begins at
+// the oldest document without the mark.
 func TestMoveFromPoller(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	s.env = append(s.env, "OUTRELAY_MAPPING_AGGREGATETYPE=kind", "OUTRELAY_MAPPING_AGGREGATEID=customer", "OUTRELAY_MAPPING_TYPE=name",
 		"OUTRELAY_MAPPING_PAYLOAD=body")
-	s.follow(s.topic, headerID)
+	s.followTopic(s.topic, headerID)
 	client, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(t)...))
 	if err != nil {
 		t.Fatal(err)
@@ -181,8 +181,8 @@ func TestMoveFromPoller(t *testing.T) {
 	}
 	// The server may have just been started, and the position has to be in its oplog.
 	inOplog := time.Now().Add(pollerMargin + 2*time.Second)
-	s.write(insert)
-	s.poll(client, func() bool { return s.countWritten() > 500 && time.Now().After(inOplog) })
+	s.writeEvents(insert)
+	s.pollOutbox(client, func() bool { return s.countWritten() > 500 && time.Now().After(inOplog) })
 	stopped := time.Now()
 
 	var oldest struct {
@@ -194,18 +194,18 @@ func TestMoveFromPoller(t *testing.T) {
 	}
 	at := oldest.ID.Timestamp().Add(-pollerMargin)
 	r := s.adoptAfter(stopped, "--at", at.UTC().Format(time.RFC3339))
-	repeats := s.check(r.MaxRepeats, false)
+	repeats := s.checkRecords(r.MaxRepeats, false)
 	if repeats == 0 {
 		t.Error("the batch without the mark was not sent again")
 	}
 	t.Logf("%d events, %d repeats, announced were at most %d", s.countWritten(), repeats, r.MaxRepeats)
 
-	s.write(insert)
+	s.writeEvents(insert)
 	more := s.countWritten() + 500
 	s.waitArrived("events before the way back", func(events, _ int) bool { return events >= more })
 	margin := s.markSent()
 	more = s.countWritten() + 500
-	s.poll(client, func() bool {
+	s.pollOutbox(client, func() bool {
 		if s.countWritten() < more {
 			return false
 		}
@@ -216,7 +216,7 @@ func TestMoveFromPoller(t *testing.T) {
 		}
 		return left == 0
 	})
-	again := s.check(repeats+margin, false) - repeats
+	again := s.checkRecords(repeats+margin, false) - repeats
 	if again == 0 {
 		t.Error("the events within the margin were not repeated")
 	}
@@ -230,7 +230,8 @@ func (s *scene) markSent() (margin int64) {
 	_, clusterTime := s.stopRelay()
 
 	at := bson.NewObjectIDFromTimestamp(time.Unix(int64(clusterTime.T), 0).Add(-pollerMargin))
-	copy(at[4:], make([]byte, 8)) // as ObjectId.createFromTime of the shell
+	// ObjectId.createFromTime of the shell makes such ids.
+	copy(at[4:], make([]byte, 8))
 
 	outbox, unsent := s.db.Collection("outbox"), bson.E{Key: "sent", Value: false}
 	filter := bson.D{unsent, {Key: "_id", Value: bson.D{{Key: "$lt", Value: at}}}, {Key: "state", Value: nil}}
@@ -254,13 +255,14 @@ func TestMoveFromDebezium(t *testing.T) {
 	// The router ignores these fields, and needs no type.
 	s.more = bson.D{{Key: "headers", Value: bson.D{{Key: "a", Value: "b"}}}, {Key: "topic", Value: "elsewhere"}, {Key: "key", Value: "other"}}
 	s.newID = variedID
-	s.ignoredHeaders = []string{"__debezium.context.runId"} // another one after each start
+	// Debezium writes another value of this header after each start.
+	s.ignoredHeaders = []string{"__debezium.context.runId"}
 	prefix := s.topics.Prefix + "dbz"
-	s.configure("record:", "  preset: debezium", "  headers:", "    __debezium.context.connectorLogicalName: "+prefix)
-	s.follow(s.topic, headerID)
+	s.writeConfig("record:", "  preset: debezium", "  headers:", "    __debezium.context.connectorLogicalName: "+prefix)
+	s.followTopic(s.topic, headerID)
 	c := s.startConnect(kafkaconnect.Debezium, true, debeziumConfig(t, s, prefix))
 	s.warmUp()
-	s.write(s.insertVaried)
+	s.writeEvents(s.insertVaried)
 	s.waitArrived("records of Debezium", func(events, _ int) bool { return events >= 3000 })
 
 	if err := c.Kill(); err != nil {
@@ -271,13 +273,13 @@ func TestMoveFromDebezium(t *testing.T) {
 	if r.Kind != adopt.Debezium || r.Connector != "orders" {
 		t.Errorf("%+v", r)
 	}
-	repeats := s.check(r.MaxRepeats, true)
+	repeats := s.checkRecords(r.MaxRepeats, true)
 	t.Logf("%d events, %d repeats, announced were at most %d", s.countWritten(), repeats, r.MaxRepeats)
 
 	s.goBack(c, true, map[string]any{"server_id": prefix}, func(token string, at bson.Timestamp) map[string]any {
 		return map[string]any{"sec": at.T, "ord": at.I, "resume_token": token}
 	})
-	if again := s.check(repeats, true); again != repeats {
+	if again := s.checkRecords(repeats, true); again != repeats {
 		t.Errorf("the way back: %d repeats more", again-repeats)
 	}
 	t.Logf("after the way back: %d events, no further repeats", s.countWritten())
@@ -299,7 +301,7 @@ func variedID(n int) (id any, text string) {
 // addressInJava is Java's text of bytes, which is another one each time.
 var addressInJava = regexp.MustCompile(`\[B@[0-9a-f]+`)
 
-// TestRecordsOfDebezium: the records in the data of the preset's test are those that the real Debezium makes of the same documents.
+// TestRecordsOfDebezium: the records in the data of the preset's test equal the records that the real Debezium makes of the same documents.
 func TestRecordsOfDebezium(t *testing.T) {
 	t.Parallel()
 	stacktest.OnlyWith(t, "fetches Kafka Connect and Debezium with Maven", "migrate.peers")
@@ -329,7 +331,7 @@ func TestRecordsOfDebezium(t *testing.T) {
 		return "'" + addressInJava.ReplaceAllString(string(b), "[B@…") + "'"
 	}
 	place := func(key, value string) string { return key + " " + value }
-	s.follow(s.topic, func(r *kgo.Record) string {
+	s.followTopic(s.topic, func(r *kgo.Record) string {
 		if string(r.Key) == "warm-up" {
 			return headerID(r)
 		}
@@ -399,7 +401,7 @@ func debeziumConfig(t *testing.T, s *scene, prefix string) map[string]string {
 // stopRelay stops outrelay regularly and returns its position.
 func (s *scene) stopRelay() (token string, clusterTime bson.Timestamp) {
 	s.t.Helper()
-	s.end(s.relay, syscall.SIGTERM)
+	s.endProgram(s.relay, syscall.SIGTERM)
 	var doc struct {
 		Token struct {
 			Data string `bson:"_data"`
@@ -415,7 +417,7 @@ func (s *scene) stopRelay() (token string, clusterTime bson.Timestamp) {
 // goBack stops outrelay and gives its position to the connector, while services go on writing.
 func (s *scene) goBack(c *kafkaconnect.Worker, distributed bool, partition map[string]any, offset func(token string, at bson.Timestamp) map[string]any) {
 	s.t.Helper()
-	s.write(s.insertVaried)
+	s.writeEvents(s.insertVaried)
 	token, clusterTime := s.stopRelay()
 
 	ctx, release := s.t.Context(), c.Stop
@@ -490,10 +492,11 @@ func TestMoveFromMongoKafka(t *testing.T) {
 	t.Parallel()
 	stacktest.OnlyWith(t, "fetches Kafka Connect and the MongoDB Kafka connector with Maven", "migrate.peers")
 	s := newScene(t)
-	s.payloads, s.ignoredHeaders = variedPayloads(t), []string{"id"} // the connector has no headers
+	// The connector writes no headers.
+	s.payloads, s.ignoredHeaders = variedPayloads(t), []string{"id"}
 	topic := s.topics.Create(s.db.Name()+".outbox", 4)
 	s.env = append(s.env, "OUTRELAY_RECORD_PRESET=kafka-connector", "OUTRELAY_TOPICS_TEMPLATE="+topic)
-	s.follow(topic, documentID)
+	s.followTopic(topic, documentID)
 	c := s.startConnect(kafkaconnect.MongoKafka, false, map[string]string{
 		"connector.class":            "com.mongodb.kafka.connect.MongoSourceConnector",
 		"connection.uri":             stacktest.MongoURI(t),
@@ -503,7 +506,7 @@ func TestMoveFromMongoKafka(t *testing.T) {
 		"publish.full.document.only": "true",
 	})
 	s.warmUp()
-	s.write(s.insertVaried)
+	s.writeEvents(s.insertVaried)
 	s.waitArrived("records of the connector", func(events, _ int) bool { return events >= 3000 })
 
 	if err := c.Kill(); err != nil {
@@ -511,13 +514,13 @@ func TestMoveFromMongoKafka(t *testing.T) {
 	}
 	stopped := time.Now()
 	r := s.adoptAfter(stopped, "--offsets-file", c.OffsetsFile)
-	repeats := s.check(r.MaxRepeats, false)
+	repeats := s.checkRecords(r.MaxRepeats, false)
 	t.Logf("%d events, %d repeats, announced were at most %d", s.countWritten(), repeats, r.MaxRepeats)
 
 	s.goBack(c, false, map[string]any{"ns": r.Partition}, func(token string, _ bson.Timestamp) map[string]any {
 		return map[string]any{"_id": fmt.Sprintf(`{"_data": "%s"}`, token)}
 	})
-	if again := s.check(repeats, false); again != repeats {
+	if again := s.checkRecords(repeats, false); again != repeats {
 		t.Errorf("the way back: %d repeats more", again-repeats)
 	}
 	t.Logf("after the way back: %d events, no further repeats", s.countWritten())
@@ -550,7 +553,7 @@ func TestConfigurationsOfTheGuides(t *testing.T) {
 				OK       bool  `json:"ok"`
 				Warnings []any `json:"warnings"`
 			}
-			s.outrelay(&v, "validate", "--config", path)
+			s.runOutrelay(&v, "validate", "--config", path)
 			if !v.OK || len(v.Warnings) != 0 {
 				t.Errorf("%s: %+v", file, v)
 			}

@@ -30,46 +30,46 @@ func TestMoveFromOutboxEventBus(t *testing.T) {
 	stacktest.OnlyWith(t, "fetches outbox-event-bus with npm", "migrate.peers")
 	s := newScene(t)
 	s.ignoredHeaders = []string{"id", "type"} // outrelay's own
-	s.configure("topics:", "  template: "+s.topic)
-	s.follow(s.topic, func(r *kgo.Record) string { return string(r.Key) })
+	s.writeConfig("topics:", "  template: "+s.topic)
+	s.followTopic(s.topic, func(r *kgo.Record) string { return string(r.Key) })
 	if err := os.CopyFS(s.dir, os.DirFS("outboxeventbus")); err != nil {
 		t.Fatal(err)
 	}
-	s.run("npm", "install", "--no-audit", "--no-fund")
+	s.runProgram("npm", "install", "--no-audit", "--no-fund")
 	old := s.startPublisher("publisher")
-	stopOld := s.write(s.insertRow)
+	stopOld := s.writeEvents(s.insertRow)
 	s.waitArrived("records of outbox-event-bus", func(events, _ int) bool { return events >= 1000 })
 
 	// Instances of both versions run for a while: outrelay sends the envelopes, the publisher the rows.
 	s.startRelay()
-	s.write(s.insertEvent)
+	s.writeEvents(s.insertEvent)
 	more := s.countWritten() + 500
 	s.waitArrived("records of both", func(events, _ int) bool { return events >= more })
 
 	// The publisher stops first, so that there are rows to import. The services of the new version go on.
-	s.end(old, syscall.SIGTERM)
+	s.endProgram(old, syscall.SIGTERM)
 	s.waitWritten(s.countWritten() + 400)
 	stopOld()
 	s.forgetCompletion()
 	var plan, r importing.Report
-	s.outrelay(&plan, "import", "--from", "outbox-event-bus", "--dry-run")
-	s.outrelay(&r, "import", "--from", "outbox-event-bus", "--yes")
+	s.runOutrelay(&plan, "import", "--from", "outbox-event-bus", "--dry-run")
+	s.runOutrelay(&r, "import", "--from", "outbox-event-bus", "--yes")
 	if !plan.DryRun || !r.Done || plan.Pending != r.Pending || r.Pending <= again || r.Refused != 0 {
 		t.Errorf("planned %+v, imported %+v", plan, r)
 	}
 	s.stopWriting()
-	if repeats := s.check(again, false); repeats != again {
+	if repeats := s.checkRecords(again, false); repeats != again {
 		t.Errorf("%d repeats instead of %d", repeats, again)
 	}
 	t.Logf("%d events, %d of them imported, %d repeats that were sent before", s.countWritten(), r.Pending, again)
 
 	s.completeImported()
-	s.write(s.insertRow)
+	s.writeEvents(s.insertRow)
 	s.startPublisher("publisher-again")
 	more = s.countWritten() + 500
 	s.waitArrived("events after the way back", func(events, _ int) bool { return events >= more })
 	s.stopWriting()
-	if repeats := s.check(again, false); repeats != again {
+	if repeats := s.checkRecords(again, false); repeats != again {
 		t.Errorf("the way back: %d repeats more", repeats-again)
 	}
 	t.Logf("after the way back: %d events, no further repeats", s.countWritten())
@@ -77,7 +77,7 @@ func TestMoveFromOutboxEventBus(t *testing.T) {
 
 func (s *scene) startPublisher(name string) *exec.Cmd {
 	s.t.Helper()
-	return s.start(name, []string{
+	return s.startProgram(name, []string{
 		"MONGODB_URI=" + stacktest.MongoURI(s.t), "MONGODB_DATABASE=" + s.db.Name(), "BROKERS=" + strings.Join(stacktest.Brokers(s.t), ","), "TOPIC=" + s.topic,
 	}, "node", "publisher.mjs")
 }

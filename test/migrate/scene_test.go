@@ -85,8 +85,8 @@ func newScene(t *testing.T) *scene {
 	return s
 }
 
-// write inserts events with every key until stop or stopWriting, about 25 a second for each. insert inserts one and returns its id.
-func (s *scene) write(insert func(ctx context.Context, key string, number int) (id string, err error)) (stop func()) {
+// writeEvents inserts events with every key until stop or stopWriting, about 25 a second for each. insert inserts one and returns its id.
+func (s *scene) writeEvents(insert func(ctx context.Context, key string, number int) (id string, err error)) (stop func()) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	var running sync.WaitGroup
 	defer s.writers.Go(running.Wait)
@@ -154,6 +154,7 @@ func variedPayloads(t *testing.T) []any {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return []any{`{"text":"é <&>\u2028"}`, bson.D{
 		{Key: "long", Value: int64(1) << 53},
 		{Key: "int", Value: int32(-7)},
@@ -172,10 +173,12 @@ func (s *scene) insertPayload(ctx context.Context, key string, n int, payload an
 	if s.newID != nil {
 		id, text = s.newID(n)
 	}
+
 	more := s.more
 	if more == nil {
 		more = bson.D{{Key: "type", Value: "OrderPlaced"}}
 	}
+
 	_, err := s.db.Collection("outbox").InsertOne(ctx, append(bson.D{
 		{Key: "_id", Value: id},
 		{Key: "aggregatetype", Value: "order"},
@@ -185,8 +188,8 @@ func (s *scene) insertPayload(ctx context.Context, key string, n int, payload an
 	return text, err
 }
 
-// follow reads topic and files each record under the id of its event, until the test ends.
-func (s *scene) follow(topic string, idOf func(r *kgo.Record) string) {
+// followTopic reads topic and files each record under the id of its event, until the test ends.
+func (s *scene) followTopic(topic string, idOf func(r *kgo.Record) string) {
 	s.t.Helper()
 
 	client, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(s.t)...), kgo.ConsumeTopics(topic),
@@ -250,9 +253,9 @@ func (s *scene) waitAll() {
 	})
 }
 
-// check checks that nothing is lost, that the repeats are within the bound, that the first records of each key are in order (if ordered), and that
+// checkRecords checks that nothing is lost, that the repeats are within the bound, that the first records of each key are in order (if ordered), and that
 // all records of one event are equal. It returns the number of repeats.
-func (s *scene) check(bound int64, ordered bool) (repeats int64) {
+func (s *scene) checkRecords(bound int64, ordered bool) (repeats int64) {
 	s.t.Helper()
 	s.waitAll()
 	s.mu.Lock()
@@ -305,8 +308,8 @@ func (s *scene) printRecord(r *kgo.Record) string {
 	return fmt.Sprintf("partition %d key %q value %s headers %s", r.Partition, r.Key, value, strings.Join(headers, " "))
 }
 
-// outrelay runs a command to its end, and decodes its output into v.
-func (s *scene) outrelay(v any, args ...string) {
+// runOutrelay runs a command to its end, and decodes its output into v.
+func (s *scene) runOutrelay(v any, args ...string) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 2*time.Minute)
 	defer cancel()
@@ -326,8 +329,8 @@ func (s *scene) outrelay(v any, args ...string) {
 	}
 }
 
-// configure writes a configuration file of outrelay. The environment completes it.
-func (s *scene) configure(lines ...string) {
+// writeConfig writes a configuration file of outrelay. The environment completes it.
+func (s *scene) writeConfig(lines ...string) {
 	s.t.Helper()
 	file := filepath.Join(s.dir, "outrelay.yaml")
 	if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
@@ -337,10 +340,10 @@ func (s *scene) configure(lines ...string) {
 }
 
 // startRelay starts outrelay run. It ends with the test.
-func (s *scene) startRelay() { s.relay = s.start("outrelay", s.env, kit.Binary(s.t), "run") }
+func (s *scene) startRelay() { s.relay = s.startProgram("outrelay", s.env, kit.Binary(s.t), "run") }
 
-// start starts a program that writes its output to a file, which a failed test shows. The end of the test kills it.
-func (s *scene) start(name string, env []string, path string, args ...string) *exec.Cmd {
+// startProgram starts a program that writes its output to a file, which a failed test shows. The end of the test kills it.
+func (s *scene) startProgram(name string, env []string, path string, args ...string) *exec.Cmd {
 	s.t.Helper()
 	file, err := os.Create(filepath.Join(s.dir, name+".log"))
 	if err != nil {
@@ -365,8 +368,8 @@ func (s *scene) start(name string, env []string, path string, args ...string) *e
 	return cmd
 }
 
-// end ends a program by a signal, and returns the time at which it had ended.
-func (s *scene) end(cmd *exec.Cmd, by syscall.Signal) time.Time {
+// endProgram ends a program by a signal, and returns the time at which it had ended.
+func (s *scene) endProgram(cmd *exec.Cmd, by syscall.Signal) time.Time {
 	s.t.Helper()
 	if err := cmd.Process.Signal(by); err != nil {
 		s.t.Fatal(err)
@@ -375,8 +378,8 @@ func (s *scene) end(cmd *exec.Cmd, by syscall.Signal) time.Time {
 	return time.Now()
 }
 
-// run runs a program to its end.
-func (s *scene) run(name string, args ...string) {
+// runProgram runs a program to its end.
+func (s *scene) runProgram(name string, args ...string) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 5*time.Minute)
 	defer cancel()
