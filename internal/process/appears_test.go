@@ -17,8 +17,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// into appends envelopes to a collection, in order.
-func (b *bundle) into(collection string, payloads ...string) {
+// appendTo appends envelopes to a collection, in order.
+func (b *bundle) appendTo(collection string, payloads ...string) {
 	b.t.Helper()
 	box, err := outbox.New(b.db, outbox.WithoutTransaction(), outbox.WithCollection(collection))
 	if err != nil {
@@ -31,8 +31,8 @@ func (b *bundle) into(collection string, payloads ...string) {
 	}
 }
 
-// aged appends envelopes whose stamps are older than all margins.
-func (b *bundle) aged(collection string, payloads ...string) {
+// insertAged appends envelopes whose stamps are older than all margins.
+func (b *bundle) insertAged(collection string, payloads ...string) {
 	b.t.Helper()
 	for i, p := range payloads {
 		if _, err := b.db.Collection(collection).InsertOne(b.t.Context(), bson.D{
@@ -48,9 +48,9 @@ func (b *bundle) aged(collection string, payloads ...string) {
 	}
 }
 
-// age makes the stamps of the envelopes in a collection older than all margins. The relay may create indexes at the same time,
-// and the server may then interrupt the read: it is repeated.
-func (b *bundle) age(collection string) {
+// ageStamps makes the stamps of the envelopes in a collection older than all margins. The relay may create indexes at the same time.
+// The server may then interrupt the read, so ageStamps repeats it.
+func (b *bundle) ageStamps(collection string) {
 	b.t.Helper()
 	const queryPlanKilled = 175
 	coll := b.db.Collection(collection)
@@ -78,7 +78,7 @@ func (b *bundle) age(collection string) {
 	}
 }
 
-// rename gives a collection the name of another, in its place. The relay may be making indexes, which a rename does not wait for.
+// rename gives a collection the name of another, in its place. A rename fails while the relay creates indexes, so it is repeated.
 func (b *bundle) rename(from, to string) {
 	b.t.Helper()
 	stacktest.Eventually(b.t, "the collection is renamed", func() bool {
@@ -92,12 +92,13 @@ func (b *bundle) rename(from, to string) {
 	})
 }
 
-// out copies a collection into another by $out, which replaces it. The relay may create indexes at the same time, which makes
-// the server end the statement without an effect: then it is repeated.
-func (b *bundle) out(from, to string) {
+// replaceByOut copies a collection into another by $out, which replaces it. The relay may create indexes at the same time, so that
+// the server ends the statement without an effect. In that case, replaceByOut repeats it.
+func (b *bundle) replaceByOut(from, to string) {
 	b.t.Helper()
 	const (
-		commandFailed       = 125 // "indexes of target collection ... changed during processing"
+		// The message is "indexes of target collection ... changed during processing".
+		commandFailed       = 125
 		queryPlanKilled     = 175
 		backgroundOperation = 12587
 	)
@@ -114,9 +115,9 @@ func (b *bundle) out(from, to string) {
 	})
 }
 
-// delivered returns the payloads of the first records of the topic, up to the record with the
+// readUntil returns the payloads of the first records of the topic, up to the record with the
 // payload last.
-func (b *bundle) delivered(last string) (payloads []string) {
+func (b *bundle) readUntil(last string) (payloads []string) {
 	b.t.Helper()
 	cl, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(b.t)...), kgo.ConsumeTopics(b.topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
 	if err != nil {
@@ -138,8 +139,8 @@ func (b *bundle) delivered(last string) (payloads []string) {
 	}
 }
 
-// numbered are n payloads with a common beginning.
-func numbered(prefix string, n int) []string {
+// newPayloads returns n payloads with a common beginning.
+func newPayloads(prefix string, n int) []string {
 	out := make([]string, n)
 	for i := range out {
 		out[i] = fmt.Sprint(prefix, i)
@@ -165,53 +166,55 @@ func TestN27_WhatAppearsUnderAWatchedNameIsDeliveredOnce(t *testing.T) {
 			want []string
 		}{
 			{"renamed in", func(b *bundle, to string) {
-				b.aged("stash", numbered("stash", 20)...)
+				b.insertAged("stash", newPayloads("stash", 20)...)
 				b.rename("stash", to)
-			}, numbered("stash", 20)},
+			}, newPayloads("stash", 20)},
 			{"renamed in, in place of another", func(b *bundle, to string) {
-				b.into(to, "target")
-				b.aged("stash", numbered("stash", 20)...)
+				b.appendTo(to, "target")
+				b.insertAged("stash", newPayloads("stash", 20)...)
 				b.rename("stash", to)
-			}, append([]string{"target"}, numbered("stash", 20)...)},
+			}, append([]string{"target"}, newPayloads("stash", 20)...)},
 			{"out", func(b *bundle, to string) {
-				b.aged("stash", numbered("stash", 20)...)
-				b.out("stash", to)
-			}, numbered("stash", 20)},
+				b.insertAged("stash", newPayloads("stash", 20)...)
+				b.replaceByOut("stash", to)
+			}, newPayloads("stash", 20)},
 			{"renamed within", func(b *bundle, to string) {
-				b.into("outbox", numbered("own", 5)...)
+				b.appendTo("outbox", newPayloads("own", 5)...)
 				b.rename("outbox", "outbox_old")
 				b.rename("outbox_old", to)
-			}, numbered("own", 5)},
+			}, newPayloads("own", 5)},
 			{"renamed away and back", func(b *bundle, to string) {
-				b.into("outbox", numbered("own", 5)...)
+				b.appendTo("outbox", newPayloads("own", 5)...)
 				b.rename("outbox", "attic")
-				b.into("attic", numbered("attic", 5)...)
+				b.appendTo("attic", newPayloads("attic", 5)...)
 				b.rename("attic", to)
-			}, append(numbered("own", 5), numbered("attic", 5)...)},
+			}, append(newPayloads("own", 5), newPayloads("attic", 5)...)},
 			{"renamed twice", func(b *bundle, to string) {
-				b.aged("stash", numbered("stash", 5)...)
+				b.insertAged("stash", newPayloads("stash", 5)...)
 				b.rename("stash", "outbox")
 				b.rename("outbox", "outbox_old")
 				b.rename("outbox_old", to)
-			}, numbered("stash", 5)},
+			}, newPayloads("stash", 5)},
 		} {
 			for _, relay := range []string{"up", "down", "lost"} {
 				if relay == "lost" && how.name != "renamed in" && how.name != "renamed within" {
-					continue // the fail point is one for all tests
+					// All tests share one fail point, so only these two cases set it.
+					continue
 				}
 				if watch.kind == "cluster" && (relay != "down" || !strings.HasPrefix(how.name, "renamed")) {
-					continue // it differs from the stream of a database by its pattern
+					// The stream of a cluster differs from the stream of a database only by its pattern.
+					continue
 				}
 				t.Run(watch.kind+"/"+how.name+"/"+relay, func(t *testing.T) {
 					t.Parallel()
 
 					b := setup(t)
 					set := []string{"watch=" + strings.ReplaceAll(watch.pattern, "%", b.db.Name()), "node=" + b.topic}
-					b.into("outbox", "before")
+					b.appendTo("outbox", "before")
 					stop := b.start(set...)
-					b.delivered("before")
+					b.readUntil("before")
 
-					b.age("outbox")
+					b.ageStamps("outbox")
 					if relay != "up" {
 						if err := stop(); err != nil {
 							t.Fatal(err)
@@ -219,7 +222,8 @@ func TestN27_WhatAppearsUnderAWatchedNameIsDeliveredOnce(t *testing.T) {
 					}
 
 					how.do(b, watch.to)
-					if relay == "lost" { // neither the token nor its time can be opened
+					// The server can open the stream neither at the token nor at its time.
+					if relay == "lost" {
 						stacktest.FailCommand(t, "outrelay stream "+b.topic, bson.D{{Key: "times", Value: 2}},
 							bson.D{{Key: "failCommands", Value: bson.A{"aggregate"}}, {Key: "errorCode", Value: 286}})
 					}
@@ -231,10 +235,11 @@ func TestN27_WhatAppearsUnderAWatchedNameIsDeliveredOnce(t *testing.T) {
 						b.log.wait(t, "the gap is closed")
 					}
 
-					b.into(watch.to, "after")
-					got := b.delivered("after")
+					b.appendTo(watch.to, "after")
+					got := b.readUntil("after")
 					want := slices.Concat([]string{"before"}, how.want, []string{"after"})
-					if relay == "lost" { // envelopes that were dropped before the relay read them are gone
+					// Envelopes that were dropped before the relay read them are gone.
+					if relay == "lost" {
 						want = slices.DeleteFunc(want, func(p string) bool { return p == "target" })
 					}
 
@@ -255,15 +260,15 @@ func TestN27_AQuestionMarkInWatchIsOneCharacter(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
 			name := b.db.Name()
-			b.into("outbox_1", "before")
+			b.appendTo("outbox_1", "before")
 			b.start("watch=" + strings.NewReplacer("%", name, "^", name[:len(name)-1]).Replace(watch))
-			b.delivered("before")
+			b.readUntil("before")
 
 			// Envelopes of the collections that are not watched would arrive before the last envelope.
-			b.into("outbox_", "unwatched")
-			b.into("outbox_22", "unwatched")
-			b.into("outbox_2", "after")
-			if got, want := b.delivered("after"), []string{"before", "after"}; !slices.Equal(got, want) {
+			b.appendTo("outbox_", "unwatched")
+			b.appendTo("outbox_22", "unwatched")
+			b.appendTo("outbox_2", "after")
+			if got, want := b.readUntil("after"), []string{"before", "after"}; !slices.Equal(got, want) {
 				t.Errorf("delivered %q, want %q", got, want)
 			}
 		})

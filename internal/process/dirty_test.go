@@ -33,7 +33,8 @@ func TestAFirstStartIsNotBoundByTheTimeOfACall(t *testing.T) {
 		if err := stop(); err != nil {
 			t.Error(err)
 		}
-		if err := b.state.Drop(t.Context()); err != nil { // so that the next start is a first one
+		// Without the state, the next start is a first start.
+		if err := b.state.Drop(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -62,8 +63,9 @@ func TestN17_AWaitingCollectionCostsNoWrites(t *testing.T) {
 
 	read()
 	fence, until := doc.Fence, doc.ExpiresAt.Add(3*time.Second)
-	stacktest.Eventually(t, "the lease was renewed for three seconds", func() bool { read(); return doc.ExpiresAt.After(until) }) // renewals, and looks in between
+	// In this time the owner renews its lease, and looks for work between the renewals.
+	stacktest.Eventually(t, "the lease was renewed for three seconds", func() bool { read(); return doc.ExpiresAt.After(until) })
 	if doc.Fence != fence || fmt.Sprint(doc.Dirty) != fmt.Sprintf("[%s.outbox]", b.db.Name()) {
-		t.Errorf("%d fenced transactions; dirty are %v", doc.Fence-fence, doc.Dirty)
+		t.Errorf("%d fenced transactions and the dirty collections %v, want none and only the outbox", doc.Fence-fence, doc.Dirty)
 	}
 }

@@ -47,8 +47,8 @@ func TestN15_AnExceptionForOneTopicDoesNotHideTheOthers(t *testing.T) {
 	}
 }
 
-// seal is the field of a document whose state a relay or an operator wrote.
-func (b *bundle) seal() bson.E {
+// newSealField returns the field that proves that a relay or an operator wrote the state of a document.
+func (b *bundle) newSealField() bson.E {
 	b.t.Helper()
 	seal, err := outboxes.NewRegistry(b.state.Collection("collections")).Seal(b.t.Context())
 	if err != nil {
@@ -89,7 +89,7 @@ func (b *bundle) halfSent(id, topic string, swept bool) {
 		{Key: "origin", Value: outboxes.OriginStream},
 		{Key: "attempts", Value: 0},
 		{Key: "key", Value: "0"},
-		b.seal(),
+		b.newSealField(),
 	}}}); err != nil {
 		b.t.Fatal(err)
 	}
@@ -99,13 +99,14 @@ func (b *bundle) halfSent(id, topic string, swept bool) {
 }
 
 // TestN17_ALetterForOneTopicLeavesTheOthersTheirs: an envelope that waits for a missing topic is too large for another one.
-// It is dead for that, and still owed to the other.
+// The relay writes a letter for the small topic, and still owes the envelope to the missing topic.
 func TestN17_ALetterForOneTopicLeavesTheOthersTheirs(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	small, missing := "small-"+b.topic, "late-"+b.topic
 	stacktest.CreateTopic(t, small, 1, kafka.ConfigEntry{ConfigName: "max.message.bytes", ConfigValue: "100000"})
-	b.start("topics.rules=[{match: {aggregatetype: order}, to: ["+small+", "+missing+"]}]", "kafka.compression=zstd") // so that only the broker can tell
+	// With compression, only the broker can find that a record is too large.
+	b.start("topics.rules=[{match: {aggregatetype: order}, to: ["+small+", "+missing+"]}]", "kafka.compression=zstd")
 	b.append(1)
 	held := func(n int64) func() bool {
 		return func() bool {

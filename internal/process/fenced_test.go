@@ -29,7 +29,7 @@ func TestN05_DeposedOwnerIsNotCountedAsFenced(t *testing.T) {
 		if err := watchers.FindOne(t.Context(), bson.D{}).Decode(&doc); err != nil {
 			t.Fatal(err)
 		}
-		b.fence(fmt.Sprintf("outrelay.%s.%s#%d", doc.Instance, strings.ReplaceAll(doc.ID, "/", "."), doc.SenderList[len(doc.SenderList)-1].Generation))
+		b.fenceTopic(fmt.Sprintf("outrelay.%s.%s#%d", doc.Instance, strings.ReplaceAll(doc.ID, "/", "."), doc.SenderList[len(doc.SenderList)-1].Generation))
 		// Another owner has acquired the lease, and was killed.
 		_, err := watchers.UpdateOne(t.Context(), bson.D{}, bson.D{
 			{Key: "$set", Value: bson.D{{Key: "owner", Value: "another/1"}, {Key: "expiresAt", Value: time.Now().Add(-time.Minute)}}},
@@ -47,8 +47,8 @@ func TestN05_DeposedOwnerIsNotCountedAsFenced(t *testing.T) {
 	}
 }
 
-// fence takes a transactional id and writes a marker into each partition, as a takeover does.
-func (b *bundle) fence(id string) {
+// fenceTopic takes a transactional id and writes a marker into each partition, as a takeover does.
+func (b *bundle) fenceTopic(id string) {
 	b.t.Helper()
 	tr := &kafka.Transport{}
 	defer tr.CloseIdleConnections()

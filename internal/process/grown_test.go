@@ -19,7 +19,7 @@ import (
 func TestN09_ATopicMayGrowUnderLoad(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	quiet := sync.OnceValue(b.load())
+	quiet := sync.OnceValue(b.startLoad())
 	t.Cleanup(func() { quiet() })
 	b.start()
 	b.consume(200)
@@ -52,7 +52,7 @@ func TestN09_ATopicMayGrowUnderLoad(t *testing.T) {
 		}
 		h := home{string(r.Key), r.Partition}
 		numbers[h] = append(numbers[h], at)
-		ids[id(r)]++
+		ids[findID(r)]++
 	}
 	for x, k := range ids {
 		if k != 1 {

@@ -13,8 +13,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// mute is a listener that accepts connections and never answers, as a stopped broker does.
-func mute(t *testing.T) string {
+// listenMute accepts connections and never responds, as a stopped broker does. It returns its address.
+func listenMute(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -51,7 +51,7 @@ func TestFirstPositionIsSavedBeforeKafkaAnswers(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.env = slices.DeleteFunc(b.env, func(s string) bool { return strings.HasPrefix(s, "OUTRELAY_KAFKA") })
-	b.env = append(b.env, "OUTRELAY_KAFKA_BROKERS="+mute(t))
+	b.env = append(b.env, "OUTRELAY_KAFKA_BROKERS="+listenMute(t))
 	stop := b.start("start=now", longDrain, "kafka.request_timeout=5m")
 	stacktest.Eventually(t, "the first position is saved", func() bool {
 		var doc struct {
@@ -60,12 +60,14 @@ func TestFirstPositionIsSavedBeforeKafkaAnswers(t *testing.T) {
 		return b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&doc) == nil && doc.ClusterTime.T > 0
 	})
 
-	stacktest.Eventually(t, "the node is listed although the broker is mute", func() bool { // a mute broker does not cost the node its sign of life
+	// A mute broker must not end the heartbeat of the node.
+	stacktest.Eventually(t, "the node is listed although the broker is mute", func() bool {
 		n, err := b.state.Collection("nodes").CountDocuments(t.Context(), bson.D{})
 		return err == nil && n == 1
 	})
 
-	if err := stop(); err != nil { // it waits for no answer of Kafka
+	// A stop waits for no response of Kafka.
+	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
 }

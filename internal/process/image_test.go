@@ -95,7 +95,7 @@ func TestN15_GivenBackEventsKeepTheOrderOfTheirCommits(t *testing.T) {
 	late := *b
 	late.topic = missing
 	got := late.consume(2)
-	if first, second := id(got[0]), id(got[1]); first != "committed-first" || second != "inserted-first" {
+	if first, second := findID(got[0]), findID(got[1]); first != "committed-first" || second != "inserted-first" {
 		t.Errorf("delivered %s, %s; want the order of the commits", first, second)
 	}
 }

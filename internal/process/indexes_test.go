@@ -54,7 +54,8 @@ func TestNoIndexIsMadeIfSwitchedOff(t *testing.T) {
 	b.append(2)
 	stop := b.start("mongodb.indexes=false")
 	b.consume(2)
-	if err := stop(); err != nil { // a stop waits for the work outside of the delivery
+	// A stop waits for the work outside of the delivery, so no index appears later.
+	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
 

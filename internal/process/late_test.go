@@ -27,14 +27,17 @@ func TestN08_WhatWasSentToAQuarantinedPartitionIsFoundLater(t *testing.T) {
 	cl := &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: &kafka.Transport{MetadataTTL: 100 * time.Millisecond}, Timeout: 10 * time.Second}
 	t.Cleanup(cl.Transport.(*kafka.Transport).CloseIdleConnections)
 	topic := kafka.TopicConfig{Topic: b.topic, NumPartitions: -1, ReplicationFactor: -1, ReplicaAssignments: []kafka.ReplicaAssignment{{Partition: 0, Replicas: []int{3}}}}
-	stacktest.Eventually(t, "the topic exists", func() bool { // a controller may consider a live broker dead, and a response may be so late that the client sends the request twice
+	// A controller may consider a live broker dead, and a response may be so late that the client sends the request twice.
+	stacktest.Eventually(t, "the topic exists", func() bool {
 		res, err := cl.CreateTopics(t.Context(), &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{topic}})
 		return err == nil && (res.Errors[b.topic] == nil || errors.Is(res.Errors[b.topic], kafka.TopicAlreadyExists))
 	})
+
 	stored := func() bson.RawValue {
 		raw, err := b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Raw()
 		if errors.Is(err, mongo.ErrNoDocuments) {
-			return bson.RawValue{} // no process has acquired the lease yet
+			// No process has acquired the lease yet.
+			return bson.RawValue{}
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -73,7 +76,8 @@ func TestN08_WhatWasSentToAQuarantinedPartitionIsFoundLater(t *testing.T) {
 	wake()
 	b.log.wait(t, "in quarantine can be read back")
 	stacktest.Eventually(t, "the second relay has taken over again", func() bool { return b.log.countLines("took over") > before+1 })
-	stacktest.Eventually(t, "the offset is stored again", func() bool { at, _ := stored().AsInt64OK(); return at > 0 }) // nothing keeps the offset back
+	// No partition in quarantine holds the offset back.
+	stacktest.Eventually(t, "the offset is stored again", func() bool { at, _ := stored().AsInt64OK(); return at > 0 })
 	if err := second(); err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +92,7 @@ func TestN08_WhatWasSentToAQuarantinedPartitionIsFoundLater(t *testing.T) {
 		return err == nil && n == 0
 	})
 	b.append(1, event.WithID("last"))
-	if n := b.before("last", s.Brokers()); n != 1 {
+	if n := b.countBefore("last", s.Brokers()); n != 1 {
 		t.Fatalf("the envelope was sent %d times", n)
 	}
 }
@@ -99,8 +103,8 @@ func (l *lines) countLines(text string) int {
 	return strings.Count(l.buf.String(), text)
 }
 
-// before counts the records of the topic before that of an envelope.
-func (b *bundle) before(id string, brokers []string) (n int) {
+// countBefore counts the records of the topic before the record of an envelope.
+func (b *bundle) countBefore(id string, brokers []string) (n int) {
 	b.t.Helper()
 	cl, err := kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.ConsumeTopics(b.topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
 	if err != nil {
@@ -132,7 +136,7 @@ func (b *bundle) sentBeside(id string) {
 		{Key: "pending", Value: bson.A{b.topic}},
 		{Key: "origin", Value: "stream"},
 		{Key: "key", Value: "0"},
-		b.seal(),
+		b.newSealField(),
 	}}}); err != nil {
 		b.t.Fatal(err)
 	}

@@ -13,14 +13,14 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
-func (b *bundle) operator() admin.Operator {
+func (b *bundle) newOperator() admin.Operator {
 	return admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}
 }
 
-// counted returns the count of a dry run, over all collections.
-func (b *bundle) counted(from time.Time) (n int64) {
+// countDryRun returns the count of a dry run, over all collections.
+func (b *bundle) countDryRun(from time.Time) (n int64) {
 	b.t.Helper()
-	o := b.operator()
+	o := b.newOperator()
 	o.Outboxes = func(ctx context.Context) ([]outboxes.Outbox, error) {
 		return outboxes.ListOutboxes(ctx, b.client, func(_, coll []byte) bool { return string(coll) == "outbox" }, b.db.Name())
 	}
@@ -43,16 +43,17 @@ func TestAnOrderedSweepSendsWhatTheDryRunCounts(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name string
-		from time.Duration // before now; 0 is everything
+		// from is a time before now. Zero means everything.
+		from time.Duration
 		down func(b *bundle)
 		want int64
 	}{
 		{"everything", 0, func(*bundle) {}, 13},
 		{"less the margin", 30 * time.Minute, func(*bundle) {}, 3},
 		{"all of that time", 2 * time.Hour, func(*bundle) {}, 13},
-		{"and what is not delivered", time.Second, func(b *bundle) { b.into("outbox", "u1", "u2") }, 5},
+		{"and undelivered envelopes", time.Second, func(b *bundle) { b.appendTo("outbox", "u1", "u2") }, 5},
 		{"and a collection that was renamed in", 30 * time.Minute, func(b *bundle) {
-			b.aged("stash", numbered("stash", 4)...)
+			b.insertAged("stash", newPayloads("stash", 4)...)
 			b.rename("stash", "outbox")
 		}, 4},
 	} {
@@ -60,12 +61,12 @@ func TestAnOrderedSweepSendsWhatTheDryRunCounts(t *testing.T) {
 			t.Parallel()
 
 			b := setup(t)
-			b.into("outbox", append(numbered("old", 9), "old")...)
+			b.appendTo("outbox", append(newPayloads("old", 9), "old")...)
 			stop := b.start()
-			b.delivered("old")
-			b.age("outbox")
-			b.into("outbox", "n0", "n1", "before")
-			b.delivered("before")
+			b.readUntil("old")
+			b.ageStamps("outbox")
+			b.appendTo("outbox", "n0", "n1", "before")
+			b.readUntil("before")
 			if err := stop(); err != nil {
 				t.Fatal(err)
 			}
@@ -76,17 +77,17 @@ func TestAnOrderedSweepSendsWhatTheDryRunCounts(t *testing.T) {
 				from = time.Now().Add(-c.from)
 			}
 
-			if n := b.counted(from); n != c.want {
+			if n := b.countDryRun(from); n != c.want {
 				t.Errorf("the dry run counts %d, want %d", n, c.want)
 			}
 
-			if err := b.operator().Recovery().OrderSweep(t.Context(), from); err != nil {
+			if err := b.newOperator().Recovery().OrderSweep(t.Context(), from); err != nil {
 				t.Fatal(err)
 			}
 			b.start()
 			b.log.wait(t, "the gap is closed")
-			b.into("outbox", "after")
-			if got := len(b.delivered("after")) - 13 - 1; got != int(c.want) {
+			b.appendTo("outbox", "after")
+			if got := len(b.readUntil("after")) - 13 - 1; got != int(c.want) {
 				t.Errorf("the sweep sent %d, want %d", got, c.want)
 			}
 		})
@@ -97,14 +98,14 @@ func TestAnOrderedSweepSendsWhatTheDryRunCounts(t *testing.T) {
 func TestN22_AnOrderDuringASweepIsCarriedOut(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.into("outbox", "old", "before")
+	b.appendTo("outbox", "old", "before")
 	stop := b.start()
-	b.delivered("before")
-	b.age("outbox")
+	b.readUntil("before")
+	b.ageStamps("outbox")
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.operator().Recovery().OrderSweep(t.Context(), time.Now().Add(-time.Minute)); err != nil {
+	if err := b.newOperator().Recovery().OrderSweep(t.Context(), time.Now().Add(-time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 
@@ -112,7 +113,7 @@ func TestN22_AnOrderDuringASweepIsCarriedOut(t *testing.T) {
 	read := stacktest.FailCommand(t, "outrelay stream "+b.topic, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"find"}}, {Key: "errorCode", Value: 91}})
 	b.start("node="+b.topic, "lease.checkpoint=20ms")
 	b.log.wait(t, "sweeping the outbox")
-	if err := b.operator().Recovery().OrderSweep(t.Context(), time.Time{}); err != nil {
+	if err := b.newOperator().Recovery().OrderSweep(t.Context(), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -122,8 +123,8 @@ func TestN22_AnOrderDuringASweepIsCarriedOut(t *testing.T) {
 		return err == nil && doc.Lookup("gap").IsZero()
 	})
 
-	b.into("outbox", "after")
-	got := b.delivered("after")
+	b.appendTo("outbox", "after")
+	got := b.readUntil("after")
 	if n := len(slices.DeleteFunc(slices.Clone(got), func(p string) bool { return p != "old" })); n != 2 {
 		t.Errorf("an old envelope was delivered %d times, want once and once more by the second order\n%s", n, b.log.buf.String())
 	}

@@ -28,7 +28,8 @@ func TestN19_ClaimsOutliveTheWatcherDocument(t *testing.T) {
 	b := setup(t)
 	b.append(3, event.WithDueAt(time.Now().Add(-time.Second)))
 	outbox := b.db.Collection("outbox")
-	for _, epoch := range []int64{1, 99} { // that of the owner to come, and a later one
+	// The claims have the epoch of the next owner, and a later one.
+	for _, epoch := range []int64{1, 99} {
 		var doc struct {
 			ID bson.RawValue `bson:"_id"`
 		}
@@ -71,7 +72,7 @@ func TestN28_WhatAnotherHistoryHadPassedIsForgotten(t *testing.T) {
 	b.start()
 	b.log.wait(t, "the gap is closed")
 	b.append(1, event.WithID("behind"))
-	b.arrives("behind", b.topic)
+	b.waitRecords("behind", b.topic)
 }
 
 // TestN28_WhatIsReplayedDuringAResliceIsKnown: an operator replays an envelope during a reslice, in a collection
@@ -80,7 +81,7 @@ func TestN28_WhatIsReplayedDuringAResliceIsKnown(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	stop := b.start("slots=2", "node=a")
-	b.until("both of a", shares(map[string]int{"a": 2}))
+	b.waitWatchers("both of a", sharesAre(map[string]int{"a": 2}))
 	b.append(1, event.WithID("again"))
 	b.consume(1)
 	if err := stop(); err != nil {
@@ -106,7 +107,7 @@ func TestN28_WhatIsReplayedDuringAResliceIsKnown(t *testing.T) {
 				{Key: "delivery", Value: int32(1)},
 				{Key: "pos", Value: "82"},
 				{Key: "origin", Value: outboxes.OriginReplay},
-				b.seal(),
+				b.newSealField(),
 			}}})
 			return err
 		})

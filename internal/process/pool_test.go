@@ -16,7 +16,7 @@ import (
 func TestN28_MemoryFollowsTheSlotsThatRunHere(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	listen := free(t)
+	listen := freeAddress(t)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	budget := func() map[string]string {
 		res, err := client.Get("http://" + listen + "/metrics")
@@ -37,10 +37,10 @@ func TestN28_MemoryFollowsTheSlotsThatRunHere(t *testing.T) {
 
 	const all, half = "3.3554432e+07", "1.6777216e+07"
 	b.start("slots=2", "node=a", "http.listen="+listen)
-	b.until("both of a", shares(map[string]int{"a": 2}))
+	b.waitWatchers("both of a", sharesAre(map[string]int{"a": 2}))
 	stacktest.Eventually(t, "each slot has half of the memory", func() bool { return maps.Equal(budget(), map[string]string{"0of2": half, "1of2": half}) })
 	stop := b.start("slots=2", "node=b")
-	b.until("one each, and a has all of its memory for its own", func(now map[string]admin.Watcher) bool {
+	b.waitWatchers("one each, and a has all of its memory for its own", func(now map[string]admin.Watcher) bool {
 		want := map[string]string{}
 		for s, w := range now {
 			want[s] = half // as a standby
@@ -48,15 +48,15 @@ func TestN28_MemoryFollowsTheSlotsThatRunHere(t *testing.T) {
 				want[s] = all
 			}
 		}
-		return shares(map[string]int{"a": 1, "b": 1})(now) && maps.Equal(budget(), want)
+		return sharesAre(map[string]int{"a": 1, "b": 1})(now) && maps.Equal(budget(), want)
 	})
 
-	b.numbered(0, 60)
+	b.appendNumbered(0, 60)
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
 
-	b.until("both of a again", func(now map[string]admin.Watcher) bool { return shares(map[string]int{"a": 2})(now) })
+	b.waitWatchers("both of a again", func(now map[string]admin.Watcher) bool { return sharesAre(map[string]int{"a": 2})(now) })
 	stacktest.Eventually(t, "each slot has half of the memory again", func() bool { return maps.Equal(budget(), map[string]string{"0of2": half, "1of2": half}) })
-	b.exactly(60)
+	b.checkExactly(60)
 }

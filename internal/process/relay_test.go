@@ -72,9 +72,11 @@ func (l *lines) wait(t *testing.T, text string) string {
 		l.mu.Lock()
 		all, more := l.buf.String(), l.more
 		l.mu.Unlock()
+
 		if strings.Contains(all, text) {
 			return all
 		}
+
 		select {
 		case <-more:
 		case <-deadline:
@@ -107,7 +109,7 @@ func setup(t *testing.T) *bundle {
 	return b
 }
 
-// start runs a relay until stop is called, which returns what Run returned.
+// start runs a relay until stop is called. stop returns the result of Run.
 func (b *bundle) start(set ...string) (stop func() error) {
 	b.t.Helper()
 	return b.startAs(func(*process.Relay) {}, set...)
@@ -183,7 +185,7 @@ func (b *bundle) consume(n int) []*kgo.Record {
 	return all
 }
 
-// poll are the next records, none if nothing comes for long.
+// poll returns the next records, or none if none arrives for a long time.
 func (b *bundle) poll(cl *kgo.Client) (records []*kgo.Record) {
 	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
 	defer cancel()
@@ -211,18 +213,19 @@ func TestStartUpReport(t *testing.T) {
 	b.append(1)
 	b.start()
 	b.consume(1)
-	said := b.log.wait(t, "took over")
+
+	log := b.log.wait(t, "took over")
 	for _, want := range []string{"watcher=default", "epoch=", "position="} {
-		if !strings.Contains(said, want) {
-			t.Errorf("the log of the start does not contain %q:\n%s", want, said)
+		if !strings.Contains(log, want) {
+			t.Errorf("the log of the start does not contain %q:\n%s", want, log)
 		}
 	}
-	if w := b.status(); w.Owner == "" || w.Epoch < 1 || w.ExpiresInMS <= 0 || !strings.Contains(said, fmt.Sprint("epoch=", w.Epoch)) {
-		t.Errorf("status %+v, want a living owner of the epoch that the start-up tells:\n%s", w, said)
+	if w := b.status(); w.Owner == "" || w.Epoch < 1 || w.ExpiresInMS <= 0 || !strings.Contains(log, fmt.Sprint("epoch=", w.Epoch)) {
+		t.Errorf("status %+v, want a living owner of the epoch that the log of the start contains:\n%s", w, log)
 	}
 }
 
-// longDrain has a stop that waits for the drain time fail by its patience.
+// With longDrain, a stop that waits for the drain time exceeds the patience of the test.
 const longDrain = "lease.drain=10m"
 
 func TestStopJoinsEverything(t *testing.T) {
@@ -231,7 +234,8 @@ func TestStopJoinsEverything(t *testing.T) {
 	stop := b.start(longDrain)
 	b.append(50)
 	b.consume(50)
-	if err := stop(); err != nil { // goleak finds what outlives it
+	// goleak finds goroutines that outlive the stop.
+	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
 	if w := b.status(); w.Owner != "" || w.State != "no-owner" {
@@ -305,7 +309,8 @@ func TestVanishedDocumentHalts(t *testing.T) {
 	}
 	b.append(1)
 	stop = b.start()
-	b.log.wait(t, "vanished") // so the document is there again
+	// The relay has then written the document again.
+	b.log.wait(t, "vanished")
 	stacktest.Eventually(t, "the relay is halted", func() bool { return b.status().State == "halted" })
 
 	// An operator orders the sweep. Envelopes that were never delivered arrive, and delivered ones

@@ -14,20 +14,22 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// crashed makes the watcher document that of an owner that died at an earlier checkpoint, and whose later records stand in the
-// topics. do runs between the two.
-func (b *bundle) crashed(set []string, do func()) {
+// undoCheckpoint runs a relay and do, and then sets the position back to its value before the relay. So the watcher document is the one
+// of an owner that died at an earlier checkpoint, and whose later records are in the topics.
+func (b *bundle) undoCheckpoint(set []string, do func()) {
 	b.t.Helper()
 	watchers := b.state.Collection("watchers")
 	before, err := watchers.FindOne(b.t.Context(), bson.D{}).Raw()
 	if err != nil {
 		b.t.Fatal(err)
 	}
+
 	stop := b.start(set...)
 	do()
 	if err := stop(); err != nil {
 		b.t.Fatal(err)
 	}
+
 	back := bson.D{}
 	for _, field := range []string{"token", "clusterTime", "offsets", "collections", "pipelineHash"} {
 		back = append(back, bson.E{Key: field, Value: before.Lookup(field)})
@@ -42,28 +44,33 @@ func (b *bundle) crashed(set []string, do func()) {
 func TestN15_WhatWasSentInTimeDoesNotExpire(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.into("outbox", "before")
+	b.appendTo("outbox", "before")
 	stop := b.start()
-	b.delivered("before")
+	b.readUntil("before")
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
+
 	var expires time.Time
-	b.crashed(nil, func() {
+	b.undoCheckpoint(nil, func() {
 		b.log.wait(t, "took over")
 		expires = time.Now().Add(4 * time.Second)
 		if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "k"}, "Placed", event.Bytes("", []byte("sent")), event.WithExpiry(expires))); err != nil {
 			t.Fatal(err)
 		}
-		b.delivered("sent")
+		b.readUntil("sent")
 	})
+
 	stacktest.Eventually(t, "the envelope has expired", func() bool { return time.Now().After(expires) })
+
 	stop = b.start()
-	b.into("outbox", "after")
-	b.delivered("after")
-	if err := stop(); err != nil { // with a drain, behind which everything is written down
+	b.appendTo("outbox", "after")
+	b.readUntil("after")
+	// The stop drains, so all records and letters are written after it.
+	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
+
 	if n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{}); err != nil || n != 0 {
 		t.Errorf("%d dead letters (%v) of delivered events", n, err)
 	}
@@ -83,22 +90,22 @@ func TestN07_AnotherWatchListFindsWhatWasSent(t *testing.T) {
 			b := setup(t)
 			watch := func(list string) string { return "watch=" + strings.ReplaceAll(list, "%", b.db.Name()) }
 
-			b.into("outbox", "before")
+			b.appendTo("outbox", "before")
 			stop := b.start(watch(c.before))
-			b.delivered("before")
+			b.readUntil("before")
 			if err := stop(); err != nil {
 				t.Fatal(err)
 			}
 
-			sent := numbered("sent", 10)
-			b.crashed([]string{watch(c.before)}, func() {
-				b.into("outbox", sent...)
-				b.delivered("sent9")
+			sent := newPayloads("sent", 10)
+			b.undoCheckpoint([]string{watch(c.before)}, func() {
+				b.appendTo("outbox", sent...)
+				b.readUntil("sent9")
 			})
 
 			b.start(watch(c.after))
-			b.into("outbox", "after")
-			if got, want := b.delivered("after"), slices.Concat([]string{"before"}, sent, []string{"after"}); !slices.Equal(got, want) {
+			b.appendTo("outbox", "after")
+			if got, want := b.readUntil("after"), slices.Concat([]string{"before"}, sent, []string{"after"}); !slices.Equal(got, want) {
 				t.Errorf("delivered %q,\nwant %q", got, want)
 			}
 		})
@@ -117,12 +124,14 @@ func (b *bundle) endBlocked(app string) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
+
 	var blocked []struct {
 		ID int `bson:"opid"`
 	}
 	if err := cur.All(b.t.Context(), &blocked); err != nil {
 		b.t.Fatal(err)
 	}
+
 	for _, op := range blocked {
 		if err := admin.RunCommand(b.t.Context(), bson.D{{Key: "killOp", Value: 1}, {Key: "op", Value: op.ID}}).Err(); err != nil {
 			b.t.Fatal(err)
@@ -141,16 +150,17 @@ func TestN07_AnotherWatchListFindsWhatWasSentBeforeTwoCrashes(t *testing.T) {
 		}
 	}
 	one, several := "watch="+b.db.Name()+".outbox", "watch="+b.db.Name()+".outbox*"
-	b.into("outbox", "before")
+	b.appendTo("outbox", "before")
 	stop := b.start(one)
-	b.delivered("before")
+	b.readUntil("before")
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	sent := numbered("sent", 300) // more than the first reply of a stream
-	b.crashed([]string{one}, func() {
-		b.into("outbox", sent...)
-		b.delivered("sent299")
+	// 300 envelopes are more than the first reply of a stream.
+	sent := newPayloads("sent", 300)
+	b.undoCheckpoint([]string{one}, func() {
+		b.appendTo("outbox", sent...)
+		b.readUntil("sent299")
 	})
 	state := func() (clock bson.Timestamp, seq int64) {
 		t.Helper()
@@ -177,8 +187,8 @@ func TestN07_AnotherWatchListFindsWhatWasSentBeforeTwoCrashes(t *testing.T) {
 	proceed()
 
 	b.start(several)
-	b.into("outbox", "after")
-	if got, want := b.delivered("after"), slices.Concat([]string{"before"}, sent, []string{"after"}); !slices.Equal(got, want) {
+	b.appendTo("outbox", "after")
+	if got, want := b.readUntil("after"), slices.Concat([]string{"before"}, sent, []string{"after"}); !slices.Equal(got, want) {
 		t.Errorf("%d records were delivered, want %d: %q", len(got), len(want), got)
 	}
 }

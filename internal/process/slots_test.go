@@ -26,8 +26,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// until polls the documents of the watcher until ok returns true, and returns them.
-func (b *bundle) until(what string, ok func(map[string]admin.Watcher) bool) (now map[string]admin.Watcher) {
+// waitWatchers polls the documents of the watcher until ok returns true, and returns them.
+func (b *bundle) waitWatchers(what string, ok func(map[string]admin.Watcher) bool) (now map[string]admin.Watcher) {
 	b.t.Helper()
 	// A node that was too slow for a slot waits until the node that took the slot gives it back, each time
 	// longer.
@@ -46,8 +46,8 @@ func (b *bundle) until(what string, ok func(map[string]admin.Watcher) bool) (now
 	return now
 }
 
-// shares reports whether each node has that many slots.
-func shares(want map[string]int) func(map[string]admin.Watcher) bool {
+// sharesAre returns a condition for waitWatchers: each node has that many slots.
+func sharesAre(want map[string]int) func(map[string]admin.Watcher) bool {
 	return func(now map[string]admin.Watcher) bool {
 		got := map[string]int{}
 		for _, w := range now {
@@ -65,8 +65,8 @@ func shares(want map[string]int) func(map[string]admin.Watcher) bool {
 	}
 }
 
-// exactly checks that the topic contains the appended events, once and in the order of each key.
-func (b *bundle) exactly(n int) {
+// checkExactly checks that the topic contains the appended events, once and in the order of each key.
+func (b *bundle) checkExactly(n int) {
 	b.t.Helper()
 	last, ids := map[string]int{}, map[string]int{}
 
@@ -79,7 +79,7 @@ func (b *bundle) exactly(n int) {
 			b.t.Errorf("key %s: %d after %d", r.Key, at, prev)
 		}
 		last[string(r.Key)] = at
-		ids[id(r)]++
+		ids[findID(r)]++
 	}
 
 	for x, k := range ids {
@@ -89,7 +89,7 @@ func (b *bundle) exactly(n int) {
 	}
 }
 
-func id(r *kgo.Record) string {
+func findID(r *kgo.Record) string {
 	at := slices.IndexFunc(r.Headers, func(h kgo.RecordHeader) bool { return h.Key == "id" })
 	if at < 0 {
 		return ""
@@ -102,16 +102,16 @@ func TestN28_OneProcessRunsAllSlots(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 
-	b.numbered(0, 100)
+	b.appendNumbered(0, 100)
 	stop := b.start("slots=3", "node=a")
-	b.until("three slots of a", shares(map[string]int{"a": 3}))
-	b.numbered(100, 300)
-	b.exactly(300)
+	b.waitWatchers("three slots of a", sharesAre(map[string]int{"a": 3}))
+	b.appendNumbered(100, 300)
+	b.checkExactly(300)
 
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	for s, w := range b.until("released", func(map[string]admin.Watcher) bool { return true }) {
+	for s, w := range b.waitWatchers("released", func(map[string]admin.Watcher) bool { return true }) {
 		if w.Owner != "" || !strings.HasSuffix(s, "of3") {
 			t.Errorf("slot %s after a stop: %+v", s, w)
 		}
@@ -119,8 +119,8 @@ func TestN28_OneProcessRunsAllSlots(t *testing.T) {
 
 	// Again, from three positions.
 	stop = b.start("slots=3", "node=a")
-	b.numbered(300, 400)
-	b.exactly(400)
+	b.appendNumbered(300, 400)
+	b.checkExactly(400)
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +141,7 @@ func TestN28_AHandOverCanBeRequestedBeforeTheTermBegins(t *testing.T) {
 
 	b.startAs(func(r *process.Relay) { relay = r }, "slots=2", "node=a")
 	b.log.wait(t, "for the test")
-	b.until("the slot is acquired again", shares(map[string]int{"a": 2}))
+	b.waitWatchers("the slot is acquired again", sharesAre(map[string]int{"a": 2}))
 }
 
 // TestN28_ASlotWhoseAcquisitionSeemedToFailIsHandedOver: the server carries out the acquisitions of two slots and reports errors. The
@@ -160,10 +160,10 @@ func TestN28_ASlotWhoseAcquisitionSeemedToFailIsHandedOver(t *testing.T) {
 	b.log.wait(t, "/0of2: ")
 	b.log.wait(t, "/1of2: ")
 	off()
-	b.until("both slots of the first node", shares(map[string]int{node: 2}))
+	b.waitWatchers("both slots of the first node", sharesAre(map[string]int{node: 2}))
 
 	b.start("slots=2", "node=b")
-	b.until("one slot for each", shares(map[string]int{node: 1, "b": 1}))
+	b.waitWatchers("one slot for each", sharesAre(map[string]int{node: 1, "b": 1}))
 }
 
 // appendOne appends one event with that key.
@@ -173,16 +173,16 @@ func (b *bundle) appendOne(key string, n int) {
 	}
 }
 
-// numbered appends events of 40 keys with a number that grows.
-func (b *bundle) numbered(from, to int) {
+// appendNumbered appends events of 40 keys with a number that grows.
+func (b *bundle) appendNumbered(from, to int) {
 	b.t.Helper()
 	for i := from; i < to; i++ {
 		b.appendOne(fmt.Sprintf("k%d", i%40), i)
 	}
 }
 
-// load appends events as numbered does, one after the other, until stop, which returns their number.
-func (b *bundle) load() (stop func() int) {
+// startLoad appends events as appendNumbered does, one after the other, until stop. stop returns their number.
+func (b *bundle) startLoad() (stop func() int) {
 	ended, n := make(chan struct{}), 0
 	quit := make(chan struct{})
 
@@ -211,27 +211,27 @@ func TestN28_NodesShareTheSlots(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 
-	quiet := b.load()
+	quiet := b.startLoad()
 	first := b.start("slots=4", "node=a")
-	b.until("all four of a", shares(map[string]int{"a": 4}))
+	b.waitWatchers("all four of a", sharesAre(map[string]int{"a": 4}))
 
 	b.start("slots=4", "node=b")
-	b.until("two each", shares(map[string]int{"a": 2, "b": 2}))
+	b.waitWatchers("two each", sharesAre(map[string]int{"a": 2, "b": 2}))
 	third := b.start("slots=4", "node=c")
-	b.until("two, one, one", func(now map[string]admin.Watcher) bool {
-		return shares(map[string]int{"a": 2, "b": 1, "c": 1})(now) || shares(map[string]int{"a": 1, "b": 2, "c": 1})(now)
+	b.waitWatchers("two, one, one", func(now map[string]admin.Watcher) bool {
+		return sharesAre(map[string]int{"a": 2, "b": 1, "c": 1})(now) || sharesAre(map[string]int{"a": 1, "b": 2, "c": 1})(now)
 	})
 
 	if err := first(); err != nil {
 		t.Error(err)
 	}
-	b.until("two each without a", shares(map[string]int{"b": 2, "c": 2}))
+	b.waitWatchers("two each without a", sharesAre(map[string]int{"b": 2, "c": 2}))
 
 	if err := third(); err != nil {
 		t.Error(err)
 	}
-	b.until("all four of b", shares(map[string]int{"b": 4}))
-	b.exactly(quiet())
+	b.waitWatchers("all four of b", sharesAre(map[string]int{"b": 4}))
+	b.checkExactly(quiet())
 }
 
 // A process that is configured for another number of slots does nothing and logs the reason.
@@ -240,14 +240,14 @@ func TestN28_AnotherNumberOfSlotsIsRefused(t *testing.T) {
 	b := setup(t)
 
 	stop := b.start("slots=2", "node=a")
-	b.until("both of a", shares(map[string]int{"a": 2}))
+	b.waitWatchers("both of a", sharesAre(map[string]int{"a": 2}))
 	b.start("node=b")
 	b.log.wait(t, "has 2 slots, and this process is configured for 1")
 
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	now := b.until("released", func(now map[string]admin.Watcher) bool { return now["0of2"].Owner == "" })
+	now := b.waitWatchers("released", func(now map[string]admin.Watcher) bool { return now["0of2"].Owner == "" })
 	if _, made := now["0of1"]; made {
 		t.Errorf("it created a document: %+v", now)
 	}
@@ -268,9 +268,9 @@ func TestN28_ResliceUnderLoad(t *testing.T) {
 	t.Parallel()
 
 	b := setup(t)
-	quiet := b.load()
+	quiet := b.startLoad()
 	stop := b.start("node=a")
-	b.until("one slot", shares(map[string]int{"a": 1}))
+	b.waitWatchers("one slot", sharesAre(map[string]int{"a": 1}))
 
 	for i, slots := range []int{2, 3, 1} {
 		rep, err := b.reslice(slots)
@@ -279,8 +279,8 @@ func TestN28_ResliceUnderLoad(t *testing.T) {
 		}
 		node := fmt.Sprintf("n%d", i)
 		next := b.start(fmt.Sprintf("slots=%d", slots), "node="+node)
-		b.until("the new division", func(now map[string]admin.Watcher) bool {
-			return len(now) == slots && shares(map[string]int{node: slots})(now)
+		b.waitWatchers("the new division", func(now map[string]admin.Watcher) bool {
+			return len(now) == slots && sharesAre(map[string]int{node: slots})(now)
 		})
 		if err := stop(); err != nil {
 			t.Error(err)
@@ -288,7 +288,7 @@ func TestN28_ResliceUnderLoad(t *testing.T) {
 		stop = next
 	}
 
-	b.exactly(quiet())
+	b.checkExactly(quiet())
 	if rep, err := b.reslice(1); err != nil || !rep.Done || rep.From != 1 {
 		t.Errorf("one slot again: %+v, %v", rep, err)
 	}
@@ -301,24 +301,24 @@ func TestN28_WhatASlotHadPassedIsNotSentAgain(t *testing.T) {
 	b := setup(t)
 
 	stop := b.start("slots=2", "node=a")
-	b.until("both of a", shares(map[string]int{"a": 2}))
-	b.numbered(0, 100)
-	b.exactly(100)
+	b.waitWatchers("both of a", sharesAre(map[string]int{"a": 2}))
+	b.appendNumbered(0, 100)
+	b.checkExactly(100)
 
 	first := admin.Operator{State: b.state, Watcher: "default", Actor: "test", Slot: "0of2"}
 	if err := first.Lease().Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.until("slot 0 is paused", func(now map[string]admin.Watcher) bool { return now["0of2"].Owner == "" })
+	b.waitWatchers("slot 0 is paused", func(now map[string]admin.Watcher) bool { return now["0of2"].Owner == "" })
 
-	b.numbered(100, 300)
+	b.appendNumbered(100, 300)
 	other := 0
 	for i := range 40 {
 		if keyhash.Slot(fmt.Appendf(nil, "k%d", i)) >= keyhash.Slots/2 {
 			other += 5
 		}
 	}
-	b.exactly(100 + other)
+	b.checkExactly(100 + other)
 
 	if err := stop(); err != nil {
 		t.Fatal(err)
@@ -332,7 +332,8 @@ func TestN28_WhatASlotHadPassedIsNotSentAgain(t *testing.T) {
 	if _, err := docs.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "default/0of2"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "offsets", Value: ahead.Offsets}}}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := first.Lease().Resume(t.Context()); err != nil { // no node is there to run it
+	// No node is there to run the slot.
+	if err := first.Lease().Resume(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 
@@ -340,18 +341,18 @@ func TestN28_WhatASlotHadPassedIsNotSentAgain(t *testing.T) {
 		t.Fatalf("%+v, %v", rep, err)
 	}
 	b.start("node=b")
-	now := b.until("one slot", shares(map[string]int{"b": 1}))
+	now := b.waitWatchers("one slot", sharesAre(map[string]int{"b": 1}))
 	if len(now) != 1 {
 		t.Errorf("documents: %+v", now)
 	}
 
-	b.numbered(300, 400)
-	b.exactly(400)
+	b.appendNumbered(300, 400)
+	b.checkExactly(400)
 	kept, _, err := lease.Read(t.Context(), docs, "default/0of1")
 	if err != nil || len(kept.Passed) > 1 {
 		t.Errorf("it has passed %+v, %v", kept.Passed, err)
 	}
-	b.until("the places are taken off the document", func(map[string]admin.Watcher) bool {
+	b.waitWatchers("the places are taken off the document", func(map[string]admin.Watcher) bool {
 		d, _, err := lease.Read(t.Context(), docs, "default/0of1")
 		return err == nil && len(d.Passed) == 0
 	})
@@ -363,28 +364,28 @@ func TestN28_EachSlotSweepsItsOwn(t *testing.T) {
 	b := setup(t)
 
 	b.start("slots=3", "node=a")
-	b.until("three slots of a", shares(map[string]int{"a": 3}))
-	b.numbered(0, 120)
-	b.exactly(120)
+	b.waitWatchers("three slots of a", sharesAre(map[string]int{"a": 3}))
+	b.appendNumbered(0, 120)
+	b.checkExactly(120)
 
 	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "test"}).Recovery().OrderSweep(t.Context(), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	ids := map[string]int{}
 	for _, r := range b.consume(240) {
-		ids[id(r)]++
+		ids[findID(r)]++
 	}
 
-	b.numbered(120, 160)
-	b.until("all is swept", func(now map[string]admin.Watcher) bool {
+	b.appendNumbered(120, 160)
+	b.waitWatchers("all is swept", func(now map[string]admin.Watcher) bool {
 		docs := b.state.Collection("watchers")
 		n, err := docs.CountDocuments(t.Context(), bson.D{{Key: "gap", Value: bson.D{{Key: "$exists", Value: true}}}})
-		return err == nil && n == 0 && shares(map[string]int{"a": 3})(now)
+		return err == nil && n == 0 && sharesAre(map[string]int{"a": 3})(now)
 	})
 
 	clear(ids)
 	for _, r := range b.consume(280) {
-		ids[id(r)]++
+		ids[findID(r)]++
 	}
 	for x, n := range ids {
 		if n > 2 {
@@ -402,7 +403,7 @@ func TestN28_ForeignExceptionsHaveOneSlot(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.start("slots=3", "node=a")
-	b.until("three slots of a", shares(map[string]int{"a": 3}))
+	b.waitWatchers("three slots of a", sharesAre(map[string]int{"a": 3}))
 
 	ns := b.db.Name() + ".outbox"
 	var docs []any
@@ -420,9 +421,10 @@ func TestN28_ForeignExceptionsHaveOneSlot(t *testing.T) {
 			{Key: "nextAt", Value: time.Now()},
 			{Key: "delivery", Value: int32(1)},
 			{Key: "origin", Value: outboxes.OriginRequeue},
-			b.seal(),
+			b.newSealField(),
 		}
-		if i%4 != 0 { // those without one are slot 0's
+		// Envelopes without a slot belong to slot 0.
+		if i%4 != 0 {
 			doc = append(doc, bson.E{Key: "slot", Value: keyhash.Slot([]byte(key))})
 		}
 		docs = append(docs, doc)
@@ -437,15 +439,15 @@ func TestN28_ForeignExceptionsHaveOneSlot(t *testing.T) {
 	}
 
 	b.consume(60)
-	b.until("nothing waits", func(map[string]admin.Watcher) bool {
+	b.waitWatchers("nothing waits", func(map[string]admin.Watcher) bool {
 		n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 0
 	})
 
-	b.numbered(100, 110)
+	b.appendNumbered(100, 110)
 	ids := map[string]int{}
 	for _, r := range b.consume(70) {
-		ids[id(r)]++
+		ids[findID(r)]++
 	}
 
 	for x, n := range ids {
@@ -457,7 +459,7 @@ func TestN28_ForeignExceptionsHaveOneSlot(t *testing.T) {
 
 // oneAndTwo reports whether a and b share three slots; who of them has two is decided by who came first.
 func oneAndTwo(now map[string]admin.Watcher) bool {
-	return shares(map[string]int{"a": 1, "b": 2})(now) || shares(map[string]int{"a": 2, "b": 1})(now)
+	return sharesAre(map[string]int{"a": 1, "b": 2})(now) || sharesAre(map[string]int{"a": 2, "b": 1})(now)
 }
 
 // A slot goes where it is pinned, and counts there; one that is paused runs nowhere, at once, and anywhere when it goes on, also
@@ -467,11 +469,11 @@ func TestN28_PinAndPauseASlot(t *testing.T) {
 	b := setup(t)
 
 	stopA := b.start("slots=3", "node=a")
-	b.until("all of a", shares(map[string]int{"a": 3}))
+	b.waitWatchers("all of a", sharesAre(map[string]int{"a": 3}))
 	b.start("slots=3", "node=b")
-	b.until("two of one", oneAndTwo)
+	b.waitWatchers("two of one", oneAndTwo)
 
-	b.numbered(0, 60)
+	b.appendNumbered(0, 60)
 	op := func(slot string) admin.Operator {
 		return admin.Operator{State: b.state, Watcher: "default", Actor: "test", Slot: slot}
 	}
@@ -481,13 +483,13 @@ func TestN28_PinAndPauseASlot(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	b.until("all where they are pinned", shares(map[string]int{"b": 3}))
-	b.numbered(60, 120)
+	b.waitWatchers("all where they are pinned", sharesAre(map[string]int{"b": 3}))
+	b.appendNumbered(60, 120)
 
 	if err := op("").Lease().Pin(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
-	now := b.until("shared again", oneAndTwo)
+	now := b.waitWatchers("shared again", oneAndTwo)
 
 	of := ""
 	for s, w := range now {
@@ -499,19 +501,19 @@ func TestN28_PinAndPauseASlot(t *testing.T) {
 	if err := op(of).Lease().Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.until("paused, and the others are shared", func(now map[string]admin.Watcher) bool {
-		return now[of].State == "paused" && now[of].Owner == "" && shares(map[string]int{"a": 1, "b": 1})(now)
+	b.waitWatchers("paused, and the others are shared", func(now map[string]admin.Watcher) bool {
+		return now[of].State == "paused" && now[of].Owner == "" && sharesAre(map[string]int{"a": 1, "b": 1})(now)
 	})
 
-	b.numbered(120, 180)
+	b.appendNumbered(120, 180)
 	if err := stopA(); err != nil {
 		t.Fatal(err)
 	}
-	b.until("b has the slots that are not paused", shares(map[string]int{"b": 2}))
+	b.waitWatchers("b has the slots that are not paused", sharesAre(map[string]int{"b": 2}))
 
 	if err := op(of).Lease().Resume(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.until("b has all", shares(map[string]int{"b": 3}))
-	b.exactly(180)
+	b.waitWatchers("b has all", sharesAre(map[string]int{"b": 3}))
+	b.checkExactly(180)
 }

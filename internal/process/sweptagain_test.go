@@ -35,7 +35,8 @@ func TestN15_WhatASweepHeldIsNotSentByTheStream(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			b.append(200) // more than the first reply of a stream
+			// 200 envelopes are more than the first reply of a stream.
+			b.append(200)
 			doc := bson.D{
 				{Key: "_id", Value: "held"},
 				{Key: "aggregatetype", Value: "order"},
@@ -71,7 +72,7 @@ func TestN15_WhatASweepHeldIsNotSentByTheStream(t *testing.T) {
 				{Key: "failCommands", Value: bson.A{"getMore"}}, {Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 2000},
 			})
 			b.start("node=" + b.topic)
-			b.arrives("held", missing)
+			b.waitRecords("held", missing)
 			b.append(1, event.WithID("behind"), event.WithTopic(missing))
 			late := *b
 			late.topic = missing
@@ -170,7 +171,7 @@ func (b *bundle) countUntil(envelope, last string) (n int) {
 
 	for records := b.poll(cl); records != nil; records = b.poll(cl) {
 		for _, r := range records {
-			switch id(r) {
+			switch findID(r) {
 			case envelope:
 				n++
 			case last:

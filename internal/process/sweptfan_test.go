@@ -59,14 +59,15 @@ func TestN22_ASweepOwesTheOtherTopicsOfWhatHasNoStamp(t *testing.T) {
 		{Key: "aggregateid", Value: "0"},
 		{Key: "type", Value: "Placed"},
 		{Key: "payload", Value: bson.Binary{Data: []byte("1")}},
-		{Key: "ts", Value: bson.Timestamp{T: from.T + 1, I: 1}}, // of the write of the exception
+		// This is the time at which the exception was written.
+		{Key: "ts", Value: bson.Timestamp{T: from.T + 1, I: 1}},
 		{Key: "state", Value: "parked"},
 		{Key: "pos", Value: outboxes.PosAt(bson.Timestamp{})},
 		{Key: "pending", Value: bson.A{other}},
 		{Key: "origin", Value: outboxes.OriginStream},
 		{Key: "attempts", Value: 0},
 		{Key: "key", Value: "0"},
-		b.seal(),
+		b.newSealField(),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -81,7 +82,7 @@ func TestN22_ASweepOwesTheOtherTopicsOfWhatHasNoStamp(t *testing.T) {
 	}
 
 	b.start(rules)
-	b.arrives("second", other, b.topic)
+	b.waitRecords("second", other, b.topic)
 }
 
 // TestN22_AGapThatIsFoundAtTheOpeningOwesTheOtherTopics: an owner died between two topics of an envelope, as above, and the relay
@@ -95,12 +96,12 @@ func TestN22_AGapThatIsFoundAtTheOpeningOwesTheOtherTopics(t *testing.T) {
 	stacktest.FailCommand(t, "outrelay stream "+b.topic, bson.D{{Key: "times", Value: 2}},
 		bson.D{{Key: "failCommands", Value: bson.A{"aggregate"}}, {Key: "errorCode", Value: 286}})
 	b.start(rules, "node="+b.topic)
-	b.arrives("second", other, b.topic)
+	b.waitRecords("second", other, b.topic)
 	b.log.wait(t, "the gap is closed")
 }
 
-// arrives waits for a record of an envelope in each of those topics.
-func (b *bundle) arrives(envelope string, topics ...string) {
+// waitRecords waits for a record of an envelope in each of the topics.
+func (b *bundle) waitRecords(envelope string, topics ...string) {
 	b.t.Helper()
 	for _, topic := range topics {
 		b.arrivesIn(topic, envelope)
@@ -116,7 +117,7 @@ func (b *bundle) arrivesIn(topic, envelope string) {
 	defer cl.Close()
 	for records := b.poll(cl); records != nil; records = b.poll(cl) {
 		for _, r := range records {
-			if id(r) == envelope {
+			if findID(r) == envelope {
 				return
 			}
 		}
@@ -160,7 +161,7 @@ func TestN27_ARenamedCollectionOwesTheOtherTopics(t *testing.T) {
 	}
 
 	stop = b.start(set...)
-	b.arrives("moved", b.topic)
+	b.waitRecords("moved", b.topic)
 	stacktest.Eventually(t, "the envelope is parked", func() bool {
 		n, err := b.db.Collection("outbox_old").CountDocuments(t.Context(), bson.D{{Key: "state", Value: "parked"}})
 		return err == nil && n == 1
@@ -180,9 +181,9 @@ func TestN27_ARenamedCollectionOwesTheOtherTopics(t *testing.T) {
 	}
 
 	b.start(set...)
-	b.arrives("moved", b.topic)
+	b.waitRecords("moved", b.topic)
 	stacktest.CreateTopic(t, missing, 1)
-	b.arrives("moved", missing)
+	b.waitRecords("moved", missing)
 	stacktest.Eventually(t, "no envelope waits", func() bool {
 		n, err := b.db.Collection("outbox_old").CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 0

@@ -37,7 +37,8 @@ func TestN22_WhatASweepHasToHoldKeepsItsOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	b.start("limits.memory=1MiB") // most of them find the topic parked
+	// Most of the envelopes find the topic parked.
+	b.start("limits.memory=1MiB")
 	outbox := b.db.Collection("outbox")
 	stacktest.Eventually(t, "all envelopes wait", func() bool {
 		held, err := outbox.CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
@@ -60,7 +61,7 @@ func TestN22_WhatASweepHasToHoldKeepsItsOrder(t *testing.T) {
 	seen := map[string]bool{}
 	for _, d := range docs {
 		if len(d.Pos) != 18 || seen[d.Pos] {
-			t.Fatalf("an envelope waits at position %q, want one of its own, made of its stamp", d.Pos)
+			t.Fatalf("an envelope waits at position %q, want a unique position, made of its stamp", d.Pos)
 		}
 		seen[d.Pos] = true
 	}

@@ -74,14 +74,14 @@ func newReceiver(t *testing.T) *receiver {
 	return r
 }
 
-func (r *receiver) span(id string) *tracepb.Span {
+func (r *receiver) findSpan(id string) *tracepb.Span {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.spans[id]
 }
 
-// linked is the span that s is linked to.
-func linked(t *testing.T, s *tracepb.Span) trace.SpanContext {
+// linkOf returns the span that s is linked to.
+func linkOf(t *testing.T, s *tracepb.Span) trace.SpanContext {
 	t.Helper()
 	if len(s.GetLinks()) != 1 || s.GetKind() != tracepb.Span_SPAN_KIND_PRODUCER {
 		t.Fatalf("span %v", s)
@@ -89,7 +89,7 @@ func linked(t *testing.T, s *tracepb.Span) trace.SpanContext {
 	return trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID(s.GetLinks()[0].GetTraceId()), SpanID: trace.SpanID(s.GetLinks()[0].GetSpanId())})
 }
 
-func same(a, b trace.SpanContext) bool {
+func sameSpan(a, b trace.SpanContext) bool {
 	return a.TraceID() == b.TraceID() && a.SpanID() == b.SpanID() && a.IsValid()
 }
 
@@ -136,13 +136,14 @@ func TestTracesJoinUpEndToEnd(t *testing.T) {
 	if err := b.box.Append(trace.ContextWithSpanContext(t.Context(), unsampled), quiet); err != nil {
 		t.Fatal(err)
 	}
-	stacktest.Eventually(t, "the spans of both events are exported", func() bool { return collector.span("placed") != nil && collector.span("packed") != nil })
+	stacktest.Eventually(t, "the spans of both events are exported", func() bool { return collector.findSpan("placed") != nil && collector.findSpan("packed") != nil })
 
-	if got := linked(t, collector.span("placed")); !same(got, span.SpanContext()) {
+	if got := linkOf(t, collector.findSpan("placed")); !sameSpan(got, span.SpanContext()) {
 		t.Errorf("the relay's span is linked to %v, the service's is %v", got, span.SpanContext())
 	}
 	var process *tracetest.SpanStub
-	stacktest.Eventually(t, "the consumer's span has ended", func() bool { // it ends behind what its handler appended
+	// The span ends after the append of its handler.
+	stacktest.Eventually(t, "the consumer's span has ended", func() bool {
 		for _, s := range kept.GetSpans() {
 			if s.Name == "process packing" {
 				process = &s
@@ -150,27 +151,27 @@ func TestTracesJoinUpEndToEnd(t *testing.T) {
 		}
 		return process != nil
 	})
-	if process.SpanKind != trace.SpanKindConsumer || len(process.Links) != 1 || !same(process.Links[0].SpanContext, span.SpanContext()) {
+	if process.SpanKind != trace.SpanKindConsumer || len(process.Links) != 1 || !sameSpan(process.Links[0].SpanContext, span.SpanContext()) {
 		t.Fatalf("the consumer's span: %+v", process)
 	}
-	if got := linked(t, collector.span("packed")); !same(got, process.SpanContext) {
+	if got := linkOf(t, collector.findSpan("packed")); !sameSpan(got, process.SpanContext) {
 		t.Errorf("the span of the appended event is linked to %v, the handler's is %v", got, process.SpanContext)
 	}
-	if want := attribute.String("messaging.destination.name", b.topic); !has(process.Attributes, want) {
+	if want := attribute.String("messaging.destination.name", b.topic); !containsAttribute(process.Attributes, want) {
 		t.Errorf("the consumer names another destination: %v", process.Attributes)
 	}
-	for _, kv := range collector.span("placed").GetAttributes() {
+	for _, kv := range collector.findSpan("placed").GetAttributes() {
 		if kv.GetKey() == "messaging.destination.name" && kv.GetValue().GetStringValue() != b.topic {
 			t.Errorf("the relay names the destination %v", kv.GetValue())
 		}
 	}
 	stacktest.Eventually(t, "metrics are exported", func() bool { collector.mu.Lock(); defer collector.mu.Unlock(); return collector.metrics > 0 })
-	if collector.span("quiet") != nil {
+	if collector.findSpan("quiet") != nil {
 		t.Error("a trace that the service did not sample has a span")
 	}
 }
 
-func has(list []attribute.KeyValue, want attribute.KeyValue) bool {
+func containsAttribute(list []attribute.KeyValue, want attribute.KeyValue) bool {
 	for _, a := range list {
 		if a == want {
 			return true
@@ -179,8 +180,8 @@ func has(list []attribute.KeyValue, want attribute.KeyValue) bool {
 	return false
 }
 
-// free returns an address without a listener.
-func free(t *testing.T) string {
+// freeAddress returns an address without a listener.
+func freeAddress(t *testing.T) string {
 	t.Helper()
 	addr, err := devstack.FreeAddress()
 	if err != nil {
@@ -199,12 +200,14 @@ func scrape(t *testing.T, url string) string {
 	req.Header.Set("Accept", "application/openmetrics-text; version=1.0.0")
 	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}).Do(req)
 	if err != nil {
-		return "" // it does not listen yet
+		// The server does not listen yet.
+		return ""
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return "" // it does not answer in time
+		// The server does not respond in time.
+		return ""
 	}
 
 	return string(body)
@@ -215,7 +218,7 @@ func scrape(t *testing.T, url string) string {
 func TestScrapeHasExemplarsAndFigures(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	address := free(t)
+	address := freeAddress(t)
 	if _, err := b.db.Collection("outbox_dead").InsertMany(t.Context(), []any{map[string]any{"x": 1}, map[string]any{"x": 2}}); err != nil {
 		t.Fatal(err)
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// profiled returns the operations of the relay on the outbox, from the profiler of the server.
-func (b *bundle) profiled(filter bson.D) []bson.M {
+// readProfile returns the operations of the relay on the outbox, from the profiler of the server.
+func (b *bundle) readProfile(filter bson.D) []bson.M {
 	b.t.Helper()
 	filter = append(bson.D{{Key: "appName", Value: bson.D{{Key: "$regex", Value: "^outrelay "}}}, {Key: "ns", Value: b.db.Name() + ".outbox"}}, filter...)
 	cur, err := b.db.Collection("system.profile").Find(b.t.Context(), filter)
@@ -62,10 +62,10 @@ func TestTheHealthyPathWritesNothing(t *testing.T) {
 			if err := stop(); err != nil {
 				t.Fatal(err)
 			}
-			if read := b.profiled(bson.D{{Key: "command.getMore", Value: bson.D{{Key: "$exists", Value: true}}}}); len(read) == 0 {
+			if read := b.readProfile(bson.D{{Key: "command.getMore", Value: bson.D{{Key: "$exists", Value: true}}}}); len(read) == 0 {
 				t.Fatal("the profiler saw no read of the stream; it proves nothing")
 			}
-			ops := b.profiled(write)
+			ops := b.readProfile(write)
 			n := len(ops)
 			switch {
 			case !c.some && n > 0:
