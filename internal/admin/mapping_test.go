@@ -21,7 +21,7 @@ func mappedStand(t *testing.T, template string) *stand {
 	s := newStand(t, stacktest.Client(t))
 	m, problems := mapping.NewMapping(mapping.Names{
 		AggregateType: "kind", AggregateID: "orderId", Key: "customer", Type: "name", Payload: "body", ExpiresAt: "until",
-	})
+	}, false)
 	if problems != nil {
 		t.Fatal(problems)
 	}

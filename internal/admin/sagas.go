@@ -127,13 +127,7 @@ func (s Sagas) List(ctx context.Context, database, name string, limit int, after
 		SetAllowDiskUse(true).
 		SetLimit(int64(limit)).
 		SetSort(bson.D{{Key: "updatedAt", Value: -1}, {Key: "_id", Value: -1}}).
-		SetProjection(bson.D{
-			{Key: "version", Value: 1},
-			{Key: "createdAt", Value: 1},
-			{Key: "updatedAt", Value: 1},
-			{Key: "completedAt", Value: 1},
-			{Key: "expiresAt", Value: 1},
-		}))
+		SetProjection(mongodb.Fields("version", "createdAt", "updatedAt", "completedAt", "expiresAt")))
 	if err != nil {
 		return page, err
 	}

@@ -2,12 +2,10 @@ package config
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"path"
 	"regexp"
 	"strconv"
@@ -165,13 +163,9 @@ func (t *ServerTLS) ServerConfig() (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}}
 
 	if t.ClientCA != "" {
-		pem, err := os.ReadFile(t.ClientCA)
-		if err != nil {
+		if c.ClientCAs, err = readCertPool(t.ClientCA); err != nil {
 			return nil, err
 		}
-		c.ClientCAs = x509.NewCertPool()
-		c.ClientCAs.AppendCertsFromPEM(pem)
-
 		// A client without a certificate may still have a token.
 		c.ClientAuth = tls.VerifyClientCertIfGiven
 	}

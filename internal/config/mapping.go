@@ -8,31 +8,13 @@ import (
 // DocumentMapping returns how envelopes are read from documents. nil means the fields of the contract. The configuration must
 // be valid.
 func (c *Config) DocumentMapping() *envelope.Mapping {
-	m, _ := envelope.NewMapping(c.names())
+	m, _ := envelope.NewMapping(c.fieldNames())
 	return m
 }
 
-// names returns the names of the fields of the documents.
-func (c *Config) names() envelope.Names {
-	m := c.Mapping
-	return routing.FieldNames(c.Record.Preset, envelope.Names{
-		ID:            m.ID,
-		AggregateType: m.AggregateType,
-		AggregateID:   m.AggregateID,
-		Key:           m.Key,
-		Type:          m.Type,
-		Payload:       m.Payload,
-		Timestamp:     m.Timestamp,
-		Topic:         m.Topic,
-		Partition:     m.Partition,
-		Headers:       m.Headers,
-		ContentType:   m.ContentType,
-		SchemaVersion: m.SchemaVersion,
-		Source:        m.Source,
-		Subject:       m.Subject,
-		Time:          m.Time,
-		ExpiresAt:     m.ExpiresAt,
-	})
+// fieldNames returns the arguments of [envelope.NewMapping].
+func (c *Config) fieldNames() (names envelope.Names, java bool) {
+	return routing.FieldNames(c.Record.Preset, envelope.Names(c.Mapping))
 }
 
 // Routing returns the configuration of the router.

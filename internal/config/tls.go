@@ -117,12 +117,10 @@ func (f *tlsFiles) readConfig() (*tls.Config, error) {
 
 	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: f.paths.ServerName, InsecureSkipVerify: f.paths.Insecure}
 	if f.paths.CA != "" {
-		text, err := os.ReadFile(f.paths.CA)
-		if err != nil {
+		var err error
+		if c.RootCAs, err = readCertPool(f.paths.CA); err != nil {
 			return nil, err
 		}
-		c.RootCAs = x509.NewCertPool()
-		c.RootCAs.AppendCertsFromPEM(text)
 	}
 	if f.paths.Cert == "" {
 		return c, nil
@@ -186,13 +184,25 @@ func fileExpiry(path string, earliest bool) (end time.Time) {
 	return end
 }
 
+// readCertPool returns the certificates of a PEM file. The pool may be empty.
+func readCertPool(file string) (*x509.CertPool, error) {
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(pem)
+	return pool, nil
+}
+
 // findProblems returns the problems of the files. The paths are relative to the section.
 func (t *TLS) findProblems() (list []Problem) {
 	if t.CA != "" {
-		pem, err := os.ReadFile(t.CA)
+		pool, err := readCertPool(t.CA)
 		if err != nil {
 			list = append(list, Problem{Path: "ca", Found: "the file " + t.CA + " cannot be read: " + fileErrorCause(err), Allowed: ""})
-		} else if !x509.NewCertPool().AppendCertsFromPEM(pem) {
+		} else if pool.Equal(x509.NewCertPool()) {
 			list = append(list, Problem{Path: "ca", Found: "the file " + t.CA + " holds no certificate", Allowed: "expected PEM certificates"})
 		}
 	}

@@ -256,7 +256,7 @@ func quoteBroker(b string) string {
 }
 
 func (c *Config) validateRecords(v validator) {
-	_, problems := envelope.NewMapping(c.names())
+	_, problems := envelope.NewMapping(c.fieldNames())
 	for _, p := range problems {
 		v.check("mapping."+p.Key, false, strconv.Quote(p.Found), p.Reason)
 	}

@@ -28,10 +28,6 @@ type Names struct {
 	Subject       string
 	Time          string
 	ExpiresAt     string
-
-	// Java accepts the documents that Debezium's event router accepts. The type may be missing. Keys and payloads may be of any
-	// type but UUIDs of other subtypes, and have the text that Java gives them.
-	Java bool
 }
 
 const (
@@ -109,12 +105,15 @@ type MappingProblem struct {
 
 // NewMapping compiles the names. It returns nil if the names are the contract's, and all problems
 // otherwise.
-func NewMapping(n Names) (*Mapping, []MappingProblem) {
-	if n == (Names{}) {
+//
+// With java, the mapping accepts the documents that Debezium's event router accepts. The type may be missing. Keys and payloads
+// may be of any type but UUIDs of other subtypes, and have the text that Java gives them.
+func NewMapping(n Names, java bool) (*Mapping, []MappingProblem) {
+	if n == (Names{}) && !java {
 		return nil, nil
 	}
 
-	m := &Mapping{byName: make(map[string]fieldSet), java: n.Java}
+	m := &Mapping{byName: make(map[string]fieldSet), java: java}
 	var problems []MappingProblem
 	for _, p := range parts {
 		name := *p.name(&n)

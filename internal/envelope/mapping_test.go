@@ -17,7 +17,7 @@ import (
 // mapped returns the mapping of the names.
 func mapped(t *testing.T, n Names) *Mapping {
 	t.Helper()
-	m, problems := NewMapping(n)
+	m, problems := NewMapping(n, false)
 	if problems != nil {
 		t.Fatalf("the mapping is refused: %v", problems)
 	}
@@ -169,14 +169,14 @@ func TestMappingProblems(t *testing.T) {
 		"key":           {Key: "state"},
 		"source":        {Source: "key"},
 	} {
-		_, problems := NewMapping(n)
+		_, problems := NewMapping(n, false)
 		if len(problems) != 1 || problems[0].Key != want {
 			t.Errorf("%+v: problems %v, want one of %s", n, problems, want)
 		}
 	}
 
 	for _, n := range []Names{{}, {ID: "_id", Payload: "payload", Key: "key", ExpiresAt: "expiresAt"}} {
-		if m, problems := NewMapping(n); m != nil || problems != nil {
+		if m, problems := NewMapping(n, false); m != nil || problems != nil {
 			t.Errorf("%+v compiles to %v, %v; the names of the contract need no mapping", n, m, problems)
 		}
 	}

@@ -19,7 +19,7 @@ type View struct {
 	AggregateID   []byte // canonical text
 	Type          []byte
 
-	PayloadType byte   // BSON type: binary, string, document, array or null; with Names.Java, any
+	PayloadType byte   // BSON type: binary, string, document, array or null; with java of [NewMapping], any
 	Payload     []byte // bytes of a binary or string, or BSON of a document, an array or another value; nil for null, a tombstone
 
 	Key       []byte  // key set by the event, as canonical text, or nil
@@ -62,7 +62,7 @@ type Mapped struct {
 	whole   bool   // the payload is the whole document, without the fields of the relay
 	foreign []byte // name of a field of the relay in a whole document, or nil
 	keyBuf  []byte // holds the key of the document
-	java    bool   // see Names.Java
+	java    bool   // see [NewMapping]
 }
 
 // RelayFields are the fields of an envelope that only a relay or an operator writes.

@@ -19,7 +19,7 @@ func (connector) defaultTemplate() string {
 }
 
 // fieldNames makes the document the payload as a whole. It has only the parts that n names.
-func (connector) fieldNames(n envelope.Names) envelope.Names {
+func (connector) fieldNames(n envelope.Names) (names envelope.Names, java bool) {
 	n.Payload = cmp.Or(n.Payload, envelope.WholeDocument)
 	n.Key = cmp.Or(n.Key, envelope.WholeDocument)
 	for _, name := range []*string{
@@ -28,7 +28,7 @@ func (connector) fieldNames(n envelope.Names) envelope.Names {
 	} {
 		*name = cmp.Or(*name, envelope.NoField)
 	}
-	return n
+	return n, false
 }
 
 // newFormat returns a format without headers. The connector's records have no headers at all, but a read-back needs the id.

@@ -22,14 +22,13 @@ func (debezium) base64IDs() bool     { return true }
 func (debezium) wrapsDocuments() bool { return true }
 
 // fieldNames ignores the fields that the router ignores, unless n names them. The type remains, for rules and headers.
-func (debezium) fieldNames(n envelope.Names) envelope.Names {
-	n.Java = true
+func (debezium) fieldNames(n envelope.Names) (names envelope.Names, java bool) {
 	for _, name := range []*string{
 		&n.Key, &n.Topic, &n.Partition, &n.Headers, &n.ContentType, &n.SchemaVersion, &n.Source, &n.Subject, &n.Time, &n.ExpiresAt,
 	} {
 		*name = cmp.Or(*name, envelope.NoField)
 	}
-	return n
+	return n, true
 }
 
 // leadingHeaders returns the headers of Debezium's context, which the connector adds by default. The logical name is Debezium's topic.prefix, which has no default: a connector's

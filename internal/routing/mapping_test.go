@@ -17,7 +17,7 @@ import (
 // mappedView parses a document with the mapping of names.
 func mappedView(t *testing.T, names envelope.Names, doc bson.D) (*envelope.Mapping, *envelope.View) {
 	t.Helper()
-	m, problems := envelope.NewMapping(names)
+	m, problems := envelope.NewMapping(names, false)
 	if problems != nil {
 		t.Fatal(problems)
 	}
@@ -176,7 +176,7 @@ func TestRulesOnValues(t *testing.T) {
 
 func TestImpossibleRouting(t *testing.T) {
 	t.Parallel()
-	m, _ := envelope.NewMapping(envelope.Names{AggregateType: "-", Headers: "-", Key: "user"})
+	m, _ := envelope.NewMapping(envelope.Names{AggregateType: "-", Headers: "-", Key: "user"}, false)
 	_, err := New(Config{Mapping: m, Template: "{aggregatetype}", Rules: []Rule{
 		{Headers: map[string]string{"x": "y"}, To: []string{"a"}},
 		{AggregateType: "order", To: []string{"{field:key}"}},
@@ -260,7 +260,7 @@ func TestPlacement(t *testing.T) {
 		t.Error("two fields may be the same member of the value")
 	}
 	for _, bad := range []string{"", "a", "a:value:payload", "a:b", "a:header:", "a:header:b:c", "a:header:id", "a:value:outrelay-x", "state:header", "key:header"} {
-		m, _ := envelope.NewMapping(envelope.Names{Key: "user"})
+		m, _ := envelope.NewMapping(envelope.Names{Key: "user"}, false)
 		_, err := NewPreset(PresetConfig{Placement: []string{bad}, Mapping: m})
 		if wantErr := bad != "a:value:outrelay-x"; (err != nil) != wantErr {
 			t.Errorf("placement %q: %v", bad, err)
@@ -316,7 +316,7 @@ func TestMappedIDAndTimestamp(t *testing.T) {
 
 func TestMappedRecordsDoNotAllocate(t *testing.T) {
 	names := envelope.Names{AggregateType: "kind", AggregateID: "owner", Type: "name", Payload: "body"}
-	m, _ := envelope.NewMapping(names)
+	m, _ := envelope.NewMapping(names, false)
 	raw, err := bson.Marshal(bson.D{
 		{Key: "_id", Value: bson.NewObjectID()},
 		{Key: "kind", Value: "order"},

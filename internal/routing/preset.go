@@ -32,8 +32,8 @@ type preset interface {
 	defaultJSON() string
 	// defaultTemplate is the topic template without one in the configuration.
 	defaultTemplate() string
-	// fieldNames completes the names of the fields of documents.
-	fieldNames(n envelope.Names) envelope.Names
+	// fieldNames completes the names of the fields of documents. java is that of [envelope.NewMapping].
+	fieldNames(n envelope.Names) (names envelope.Names, java bool)
 	// wrapsDocuments reports whether a value with further fields contains a document as a text.
 	wrapsDocuments() bool
 	// checkConfig adds the problems of a configuration for this preset.
@@ -56,11 +56,11 @@ var allPresets = []preset{typed{}, debezium{}, cloudEventsPreset{}, plain{}, con
 // defaults are the decisions of most presets.
 type defaults struct{}
 
-func (defaults) defaultJSON() string                        { return extendedJSON }
-func (defaults) defaultTemplate() string                    { return DefaultTemplate }
-func (defaults) fieldNames(n envelope.Names) envelope.Names { return n }
-func (defaults) wrapsDocuments() bool                       { return false }
-func (defaults) base64IDs() bool                            { return false }
+func (defaults) defaultJSON() string                                { return extendedJSON }
+func (defaults) defaultTemplate() string                            { return DefaultTemplate }
+func (defaults) fieldNames(n envelope.Names) (envelope.Names, bool) { return n, false }
+func (defaults) wrapsDocuments() bool                               { return false }
+func (defaults) base64IDs() bool                                    { return false }
 
 func (defaults) leadingHeaders(PresetConfig) []record.Header { return nil }
 
@@ -87,8 +87,8 @@ func TemplateOf(name string) string {
 	return p.defaultTemplate()
 }
 
-// FieldNames returns the names of the fields of documents with a preset: n, completed as the preset needs.
-func FieldNames(name string, n envelope.Names) envelope.Names {
+// FieldNames returns the arguments of [envelope.NewMapping] for documents with a preset: n, completed as the preset needs.
+func FieldNames(name string, n envelope.Names) (names envelope.Names, java bool) {
 	p, _ := findPreset(name)
 	return p.fieldNames(n)
 }
