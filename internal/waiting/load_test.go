@@ -60,6 +60,11 @@ func TestN08_RecoverFinishesWhatAnEarlierOwnerHadSent(t *testing.T) {
 	h.put(
 		h.exception(1, "k", "parked", both), h.exception(2, "k", "parked", both), h.exception(3, "k", "retry", bson.E{Key: "delivery", Value: int32(2)}),
 		h.exception(4, "k", "parked"), h.exception(5, "k", "parked", bson.E{Key: "_id", Value: oid}), scheduled,
+		// The clock of the primary has gone back since this one was claimed.
+		bson.D{
+			{Key: "_id", Value: "due again"}, {Key: "aggregatetype", Value: "o"}, {Key: "aggregateid", Value: "s"}, {Key: "type", Value: "T"},
+			{Key: "dueAt", Value: time.Now().Add(20 * time.Second)}, claim,
+		},
 		bson.D{{Key: "_id", Value: "stream's"}},
 	)
 
@@ -78,8 +83,8 @@ func TestN08_RecoverFinishesWhatAnEarlierOwnerHadSent(t *testing.T) {
 		}
 	}
 
-	n, err := te.x.FinishSent(t.Context(), found(map[any][]string{"e000001": {"a", "b"}, "e000002": {"b"}, "due": {"a"}, "stream's": {"a"}}))
-	if err != nil || n != 3 {
+	n, err := te.x.FinishSent(t.Context(), found(map[any][]string{"e000001": {"a", "b"}, "e000002": {"b"}, "due": {"a"}, "due again": {"a"}, "stream's": {"a"}}))
+	if err != nil || n != 4 {
 		t.Fatalf("%d, %v", n, err)
 	}
 	if d := h.doc("e000001"); d["state"] != nil || d["sentAt"] == nil || len(d["sent"].(bson.A)) != 2 {
@@ -88,8 +93,10 @@ func TestN08_RecoverFinishesWhatAnEarlierOwnerHadSent(t *testing.T) {
 	if d := h.doc("e000002"); d["state"] != "parked" || fmt.Sprint(d["pending"]) != "[a]" {
 		t.Errorf("half of it was there: %v", d)
 	}
-	if d := h.doc("due"); d["sentAt"] == nil || d["claim"] != nil || d["dueAt"] != nil || d["scheduledFor"] == nil {
-		t.Errorf("a scheduled one: %v", d)
+	for _, id := range []string{"due", "due again"} {
+		if d := h.doc(id); d["sentAt"] == nil || d["claim"] != nil || d["dueAt"] != nil || d["scheduledFor"] == nil {
+			t.Errorf("a scheduled one: %v", d)
+		}
 	}
 	if left := h.left(); left != 4 {
 		t.Errorf("%d exceptions are left", left)

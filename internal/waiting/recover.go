@@ -116,7 +116,7 @@ func (x *Exceptions) FinishSent(ctx context.Context, find FindHits) (finished in
 
 // eachTaken is [EachTaken] for the envelopes that are due now.
 func (x *Exceptions) eachTaken(ctx context.Context, coll *mongo.Collection, p slot.Range, take func(bson.Raw) error) error {
-	return EachTaken(ctx, coll, p, x.config.Now().Add(Lookahead), take)
+	return EachTaken(ctx, coll, p, x.config.Now().Add(ClaimedAhead), take)
 }
 
 // newSentEnvelope returns the parts of the envelope raw that FinishSent needs. The result does not

@@ -17,6 +17,10 @@ import (
 // than the time between two reads of the index.
 const Lookahead = time.Second
 
+// ClaimedAhead is by how much the due time of a claimed envelope may be ahead of the clock of the server. A claim needs a due
+// time that has come, but the clock of another primary may be behind.
+const ClaimedAhead = time.Minute
+
 // EachTaken calls take, in no order, for each envelope that an earlier owner may have sent outside of the
 // order of the stream: the exceptions of coll, and its scheduled envelopes that are due by until and
 // have a claim. The envelopes have no headers and a null payload, because only their ids and targets
