@@ -132,8 +132,9 @@ func (r *Recorded[T, I]) deleteChunk(ctx context.Context) (int64, error) {
 // transaction, everything is done in it.
 //
 // Versions do not change, so a Projector that has the entity ignores the event, and a Projector
-// with an empty collection receives all entities. The service can continue to write. Entities that
-// were stored without versions get version 1.
+// with an empty collection receives all entities. The service can continue to write: a change and
+// RecordAll conflict, so the event of an entity is never behind the event of a later change, and a
+// compacted topic keeps the latest. Entities that were stored without versions get version 1.
 func (r *Recorded[T, I]) RecordAll(ctx context.Context) (n int64, err error) {
 	var after bson.RawValue
 	for {
@@ -155,11 +156,13 @@ func (r *Recorded[T, I]) RecordAll(ctx context.Context) (n int64, err error) {
 	}
 }
 
-// recordChunk appends events for the documents. Documents without a version are stored again with
-// version 1.
+// recordChunk appends events for the documents, and stores the documents again. Documents without a version get version 1.
+//
+// Reads conflict with no other transaction, and neither does a write that changes nothing. So each document is written
+// with another version first.
 func (r *Recorded[T, I]) recordChunk(ctx context.Context, docs []bson.Raw) error {
 	events := make([]event.Event, len(docs))
-	var adopted []bson.Raw
+	touched, stored := make([]bson.Raw, len(docs)), make([]bson.Raw, len(docs))
 	for i, d := range docs {
 		key := d.Lookup("_id")
 		id, err := idFromValue[I](key)
@@ -172,22 +175,27 @@ func (r *Recorded[T, I]) recordChunk(ctx context.Context, docs []bson.Raw) error
 			return err
 		}
 
-		// The document is older than the recording of its collection.
-		if v == 0 {
+		// A document without a version is older than the recording of its collection.
+		if stored[i] = d; v == 0 {
 			v = 1
-			if d, err = composeDocument(key, d, r.entities.versionKey, v); err != nil {
+			if stored[i], err = composeDocument(key, d, r.entities.versionKey, v); err != nil {
 				return err
 			}
-
-			adopted = append(adopted, d)
+		}
+		if touched[i], err = composeDocument(key, d, r.entities.versionKey, v+1); err != nil {
+			return err
 		}
 
-		events[i] = changeEvent(r.name, changeUpserted, id, v, event.Document(d))
+		events[i] = changeEvent(r.name, changeUpserted, id, v, event.Document(stored[i]))
 	}
 
-	if err := r.append(ctx, events...); err != nil || len(adopted) == 0 {
+	if err := r.append(ctx, events...); err != nil {
 		return err
 	}
-
-	return r.entities.docs.Put(ctx, adopted)
+	err := r.entities.docs.Put(ctx, touched)
+	if err == nil {
+		err = r.entities.docs.Put(ctx, stored)
+	}
+	// In a transaction of the caller, only half of it may be stored.
+	return r.rollBackIfBegun(ctx, err, err != nil)
 }
