@@ -9,8 +9,8 @@ import (
 func BenchmarkTake(b *testing.B) {
 	for _, n := range []int{12, 100} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			c := client(b)
-			tp := topic(b, c, n)
+			c := newClient(b)
+			tp := newTopic(b, c, n)
 			o := newOwner(b, tp, n)
 			o.takeAll(b, c)
 

@@ -61,15 +61,15 @@ type chaosOwner struct {
 	selfMove atomic.Int64
 }
 
-func (o *chaosOwner) deposed() bool {
+func (o *chaosOwner) isDeposed() bool {
 	o.doc.mu.Lock()
 	defer o.doc.mu.Unlock()
 	return o.doc.term != o.k
 }
 
-// adopt saves the senders of a takeover or a release in one step, and starts the lanes of the released
+// saveReleased saves the senders of a takeover or a release in one step, and starts the lanes of the released
 // partitions.
-func (o *chaosOwner) adopt(released map[record.TopicPartition]*Tail) bool {
+func (o *chaosOwner) saveReleased(released map[record.TopicPartition]*Tail) bool {
 	d := o.doc
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -89,19 +89,19 @@ func (o *chaosOwner) adopt(released map[record.TopicPartition]*Tail) bool {
 		}
 		d.offsets[p] = max(d.offsets[p], tail.Next)
 		d.released[p][o.k] = tail.Next
-		o.lane(p, d.next[p])
+		o.startLane(p, d.next[p])
 	}
 
 	return true
 }
 
 func mustIdentity(p, n int) Identity {
-	id, _ := IdentityOf([]record.Header{header("id", fmt.Sprintf("%d-%d", p, n))})
+	id, _ := IdentityOf([]record.Header{newHeader("id", fmt.Sprintf("%d-%d", p, n))})
 	return id
 }
 
-// lane sends a partition's events from n on, one frozen batch at a time.
-func (o *chaosOwner) lane(p, n int) {
+// startLane sends the events of a partition from n on, with one frozen batch at a time.
+func (o *chaosOwner) startLane(p, n int) {
 	o.running[p].Store(true)
 	id := o.s.Producer()
 
@@ -111,11 +111,11 @@ func (o *chaosOwner) lane(p, n int) {
 			k := 1 + rand.IntN(3)
 			var recs [][]record.Header
 			for i := range k {
-				recs = append(recs, []record.Header{header("id", fmt.Sprintf("%d-%d", p, n+i)), header("owner", strconv.Itoa(o.k))})
+				recs = append(recs, []record.Header{newHeader("id", fmt.Sprintf("%d-%d", p, n+i)), newHeader("owner", strconv.Itoa(o.k))})
 			}
 
 			o.unacked[p].Store(true)
-			base, ok := o.deliver(p, encode(0, id, seq, recs...))
+			base, ok := o.sendUntilDecided(p, encodeBatch(0, id, seq, recs...))
 			if !ok {
 				return
 			}
@@ -124,7 +124,8 @@ func (o *chaosOwner) lane(p, n int) {
 			n, seq = n+k, seq+int32(k)
 			o.sent[p].Add(int64(k))
 			o.doc.mu.Lock()
-			if o.doc.term == o.k { // a zombie's checkpoint is refused, and it goes on
+			// The document rejects the checkpoint of a zombie, and the zombie continues.
+			if o.doc.term == o.k {
 				o.doc.next[p], o.doc.offsets[p] = n, base+int64(k)
 			}
 			o.doc.mu.Unlock()
@@ -134,9 +135,9 @@ func (o *chaosOwner) lane(p, n int) {
 	})
 }
 
-func (o *chaosOwner) deliver(p int, b []byte) (base int64, ok bool) {
+func (o *chaosOwner) sendUntilDecided(p int, b []byte) (base int64, ok bool) {
 	for o.ctx.Err() == nil {
-		code, base := once(o.ctx, o.c, at(o.topic, p), b)
+		code, base := sendOnce(o.ctx, o.c, at(o.topic, p), b)
 		switch kafka.Error(code) {
 		case 0:
 			return base, true
@@ -149,31 +150,31 @@ func (o *chaosOwner) deliver(p int, b []byte) (base int64, ok bool) {
 		}
 		pause(o.ctx, time.Duration(20+rand.IntN(60))*time.Millisecond)
 		if rand.IntN(4) == 0 {
-			refresh(o.ctx, o.c)
+			refreshLayout(o.ctx, o.c)
 		}
 	}
 
 	return 0, false
 }
 
-// watch is the owner's loop over its quarantine, with keep-alives in between.
-func (o *chaosOwner) watch() {
-	for turn := 0; o.root.Err() == nil && !o.deposed(); turn++ {
+// retryQuarantine is the owner's loop over its quarantine, with keep-alives in between.
+func (o *chaosOwner) retryQuarantine() {
+	for turn := 0; o.root.Err() == nil && !o.isDeposed(); turn++ {
 		released, err := o.s.Retry(o.root)
-		if len(released) > 0 && !o.adopt(released) {
+		if len(released) > 0 && !o.saveReleased(released) {
 			return
 		}
 
 		if err == nil && turn%20 == 19 {
-			err = o.s.KeepAlive(o.root, all(o.topic, chaosParts), nil)
+			err = o.s.KeepAlive(o.root, allOf(o.topic, chaosParts), nil)
 		}
 
 		switch {
 		case errors.Is(err, ErrSelfMove):
-			o.move()
+			o.moveGeneration()
 		case errors.Is(err, errNoHealthy):
 		case err != nil:
-			if o.root.Err() == nil && !o.deposed() {
+			if o.root.Err() == nil && !o.isDeposed() {
 				o.tb.Errorf("owner %d: %v", o.k, err)
 			}
 			return
@@ -183,8 +184,8 @@ func (o *chaosOwner) watch() {
 	}
 }
 
-// move drains, takes the next generation of the id, saves it, and takes over again.
-func (o *chaosOwner) move() {
+// moveGeneration drains, takes the next generation of the id, saves it, and takes over again.
+func (o *chaosOwner) moveGeneration() {
 	o.selfMove.Add(1)
 	o.pausing.Store(true)
 	drained, cancel := context.WithTimeout(o.root, 3*time.Second)
@@ -197,7 +198,8 @@ func (o *chaosOwner) move() {
 	}
 
 	cancel()
-	o.stop() // lanes that did not drain stand for batches in doubt
+	// The batches of lanes that did not drain are in doubt.
+	o.stop()
 	o.lanes.Wait()
 	o.ctx, o.stop = context.WithCancel(o.root)
 	var unsure []record.TopicPartition
@@ -211,15 +213,15 @@ func (o *chaosOwner) move() {
 	o.doc.mu.Lock()
 	ends := append([]int64(nil), o.doc.offsets...)
 	o.doc.mu.Unlock()
-	if _, err := o.s.NextGeneration(o.root, settled(unsure, map[string][]int64{o.topic: ends})); err != nil {
-		if !o.deposed() {
+	if _, err := o.s.NextGeneration(o.root, settledWith(unsure, map[string][]int64{o.topic: ends})); err != nil {
+		if !o.isDeposed() {
 			o.tb.Errorf("owner %d, next generation: %v", o.k, err)
 		}
 		return
 	}
 
 	o.pausing.Store(false)
-	if o.adopt(nil) {
+	if o.saveReleased(nil) {
 		o.takeOver()
 	}
 }
@@ -232,16 +234,17 @@ func (o *chaosOwner) takeOver() {
 		d.mu.Lock()
 		in := In{TransactionalID: "tx-" + o.topic, Offsets: map[string][]int64{o.topic: slices.Clone(d.offsets)}, Senders: d.senders}
 		d.mu.Unlock()
-		in.Gate = func() bool { return !o.deposed() }
+		in.Gate = func() bool { return !o.isDeposed() }
 		in.Event = func(e Event) { o.tb.Logf("owner %d: %s: %s", o.k, e.Kind, e.Text) }
 
 		out, err := o.c.Take(o.root, in)
-		if errors.Is(err, ErrFenced) && !o.deposed() {
-			continue // a zombie in the middle of its own self-move
+		if errors.Is(err, ErrFenced) && !o.isDeposed() {
+			// The owner is a zombie that moves to its next generation.
+			continue
 		}
 
 		if err != nil {
-			if !o.deposed() && o.root.Err() == nil {
+			if !o.isDeposed() && o.root.Err() == nil {
 				o.tb.Errorf("owner %d: %v", o.k, err)
 			}
 			return
@@ -249,14 +252,14 @@ func (o *chaosOwner) takeOver() {
 
 		o.s = out.Session
 		o.tb.Logf("owner %d in after %s: %v, generation %d, released %d, quarantined %d", o.k, time.Since(begin).Round(time.Millisecond), out.Producer, out.Session.Generation(), len(out.Released), len(out.Quarantined))
-		o.adopt(out.Released)
+		o.saveReleased(out.Released)
 		return
 	}
 }
 
 func chaosTakeOver(tb testing.TB, k cluster, d *chaosDoc, topic string, term int) *chaosOwner {
 	tb.Helper()
-	o := &chaosOwner{k: term, c: k.client(tb), tb: tb, topic: topic, doc: d}
+	o := &chaosOwner{k: term, c: k.newClient(tb), tb: tb, topic: topic, doc: d}
 	root, end := context.WithCancel(tb.Context())
 	o.root = root
 	o.ctx, o.stop = context.WithCancel(root)
@@ -269,12 +272,12 @@ func chaosTakeOver(tb testing.TB, k cluster, d *chaosDoc, topic string, term int
 		tb.FailNow()
 	}
 
-	o.loop.Go(o.watch)
+	o.loop.Go(o.retryQuarantine)
 	return o
 }
 
-// moving waits until each partition has taken some events of the owner.
-func (o *chaosOwner) moving(tb testing.TB, events int64) {
+// waitMoving waits until each partition has taken some events of the owner.
+func (o *chaosOwner) waitMoving(tb testing.TB, events int64) {
 	tb.Helper()
 	ctx := ctxOf(tb, 2*time.Minute)
 	defer func() {
@@ -298,29 +301,30 @@ func (o *chaosOwner) moving(tb testing.TB, events int64) {
 func TestN04_Chaos(t *testing.T) {
 	stacktest.OnlyWith(t, "it takes minutes; TestN04_SickPartitions has its cases one by one", "fault.long")
 	k := newCluster(t)
-	topic := k.topic(t, "2", [][]int{{1, 2, 3}, {2, 3, 1}, {3, 1, 2}, {1, 3, 2}, {2, 1, 3}, {3, 2, 1}, {1, 2, 3}, {2, 3, 1}, {1, 2}, {2, 3}, {3, 1}, {2, 1}})
+	topic := k.placeTopic(t, "2", [][]int{{1, 2, 3}, {2, 3, 1}, {3, 1, 2}, {1, 3, 2}, {2, 1, 3}, {3, 2, 1}, {1, 2, 3}, {2, 3, 1}, {1, 2}, {2, 3}, {3, 1}, {2, 1}})
 	d := &chaosDoc{offsets: make([]int64, chaosParts), next: make([]int, chaosParts)}
 	for range chaosParts {
 		d.released = append(d.released, map[int]int64{})
 	}
 
 	owners := []*chaosOwner{chaosTakeOver(t, k, d, topic, 1)}
-	owners[0].moving(t, 30)
+	owners[0].waitMoving(t, 30)
 	for round := range *chaosRounds {
 		a := 1 + rand.IntN(3)
 		b := 1 + (a+rand.IntN(2))%3
-		mode := rand.IntN(3) // 0: one broker dies; 1: a second before the takeover; 2: a second during it
-		k.kill(t, a)
+		// 0: one broker dies. 1: a second one dies before the takeover. 2: a second one dies during the takeover.
+		mode := rand.IntN(3)
+		k.killBroker(t, a)
 		pause(t.Context(), time.Duration(rand.IntN(4500))*time.Millisecond)
 		if mode == 1 {
-			k.kill(t, b)
+			k.killBroker(t, b)
 			pause(t.Context(), time.Duration(rand.IntN(4500))*time.Millisecond)
 		}
 		var back sync.WaitGroup
 		back.Go(func() {
 			if mode == 2 {
 				pause(t.Context(), time.Duration(rand.IntN(1500))*time.Millisecond)
-				k.kill(t, b)
+				k.killBroker(t, b)
 			}
 			pause(t.Context(), time.Duration(3000+rand.IntN(5000))*time.Millisecond)
 			k.startBroker(t, a)
@@ -332,16 +336,17 @@ func TestN04_Chaos(t *testing.T) {
 		begin := time.Now()
 		o := chaosTakeOver(t, k, d, topic, round+2)
 		back.Wait()
-		o.moving(t, 20)
+		o.waitMoving(t, 20)
 		t.Logf("round %d mode %d brokers %d, %d: moving everywhere after %s", round+1, mode, a, b, time.Since(begin).Round(time.Millisecond))
 		owners = append(owners, o)
 	}
 
-	k.sick(t, k.client(t), all(topic, chaosParts), 0)
+	k.waitSick(t, k.newClient(t), allOf(topic, chaosParts), 0)
 	moves := int64(0)
 	for i, o := range owners {
-		if i < len(owners)-1 { // the zombies' frozen batches have to meet their answer
-			stacktest.Eventually(t, fmt.Sprintf("owner %d is fenced", o.k), o.quiet)
+		// The frozen batches of the zombies must get their responses.
+		if i < len(owners)-1 {
+			stacktest.Eventually(t, fmt.Sprintf("owner %d is fenced", o.k), o.lanesEnded)
 		}
 		moves += o.selfMove.Load()
 	}
@@ -353,8 +358,8 @@ func TestN04_Chaos(t *testing.T) {
 	t.Logf("found only by a read-back %d, self-moves %d, senders %+v", d.found, moves, d.senders)
 }
 
-// quiet reports whether all lanes have ended.
-func (o *chaosOwner) quiet() bool {
+// lanesEnded reports whether all lanes have ended.
+func (o *chaosOwner) lanesEnded() bool {
 	for p := range chaosParts {
 		if o.running[p].Load() {
 			return false

@@ -17,11 +17,11 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// partitions makes four: while broker 3 is away, 0 and 1 are healthy, 2 has no leader, 3 is below its minimum of in-sync
-// replicas and still readable. (2 is a topic of its own: with a minimum of 2 over its single replica, Kafka 4.3 would not
+// newPartitions creates four partitions. While broker 3 is away, 0 and 1 are healthy, 2 has no leader, and 3 is below its minimum of
+// in-sync replicas and still readable. (2 is in a separate topic: with a minimum of 2 and one replica, Kafka 4.3 would not
 // elect that replica again after kill -9.)
-func (k cluster) partitions(tb testing.TB) []record.TopicPartition {
-	three, one := k.topic(tb, "2", [][]int{{1, 2}, {2, 1}, {1, 3}}), k.topic(tb, "1", [][]int{{3}})
+func (k cluster) newPartitions(tb testing.TB) []record.TopicPartition {
+	three, one := k.placeTopic(tb, "2", [][]int{{1, 2}, {2, 1}, {1, 3}}), k.placeTopic(tb, "1", [][]int{{3}})
 	return []record.TopicPartition{at(three, 0), at(three, 1), at(one, 0), at(three, 2)}
 }
 
@@ -39,9 +39,9 @@ func newCluster(tb testing.TB) cluster {
 	return cluster{s, tb}
 }
 
-func (k cluster) client(tb testing.TB) *Client { return client(tb, k.Brokers()...) }
+func (k cluster) newClient(tb testing.TB) *Client { return newClient(tb, k.Brokers()...) }
 
-func (k cluster) kill(tb testing.TB, id int) {
+func (k cluster) killBroker(tb testing.TB, id int) {
 	tb.Helper()
 	if err := k.Kafkas()[id-1].Kill(); err != nil {
 		tb.Fatal(err)
@@ -55,10 +55,11 @@ func (k cluster) startBroker(tb testing.TB, id int) {
 	}
 }
 
-// topic places the partitions. Kafka wants equal replication factors when it creates one, so the rest is reassigned.
-func (k cluster) topic(tb testing.TB, minISR string, replicas [][]int) string {
+// placeTopic creates a topic with these replicas. Kafka creates only topics with equal replication factors, so placeTopic then
+// reassigns partitions.
+func (k cluster) placeTopic(tb testing.TB, minISR string, replicas [][]int) string {
 	tb.Helper()
-	ctx, c, name := ctxOf(tb, 2*time.Minute), k.client(tb), stacktest.Name(tb)
+	ctx, c, name := ctxOf(tb, 2*time.Minute), k.newClient(tb), stacktest.Name(tb)
 	full := [][]int{{1, 2, 3}, {2, 3, 1}, {3, 1, 2}}
 	var place []kafka.ReplicaAssignment
 	var shrink []kafka.AlterPartitionReassignmentsRequestAssignment
@@ -71,16 +72,16 @@ func (k cluster) topic(tb testing.TB, minISR string, replicas [][]int) string {
 	}
 
 	stacktest.Eventually(tb, "creation of "+name, func() bool {
-		r, err := admin(c).CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{
+		r, err := adminOf(c).CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{
 			Topic: name, NumPartitions: -1, ReplicationFactor: -1, ReplicaAssignments: place,
 			ConfigEntries: []kafka.ConfigEntry{{ConfigName: "min.insync.replicas", ConfigValue: minISR}},
 		}}})
 		return err == nil && (r.Errors[name] == nil || errors.Is(r.Errors[name], kafka.TopicAlreadyExists))
 	})
 
-	ready(tb, c, name, len(replicas))
+	waitReady(tb, c, name, len(replicas))
 	if len(shrink) > 0 {
-		r, err := admin(c).AlterPartitionReassignments(ctx, &kafka.AlterPartitionReassignmentsRequest{Assignments: shrink, Timeout: 5 * time.Second})
+		r, err := adminOf(c).AlterPartitionReassignments(ctx, &kafka.AlterPartitionReassignmentsRequest{Assignments: shrink, Timeout: 5 * time.Second})
 		if err != nil || r.Error != nil {
 			tb.Fatal(err, r)
 		}
@@ -99,12 +100,12 @@ func (k cluster) topic(tb testing.TB, minISR string, replicas [][]int) string {
 		return true
 	})
 
-	refresh(ctx, c)
+	refreshLayout(ctx, c)
 	return name
 }
 
-// sick waits until the metadata show n sick partitions of parts.
-func (k cluster) sick(tb testing.TB, c *Client, parts []record.TopicPartition, n int) {
+// waitSick waits until the metadata show n sick partitions of parts.
+func (k cluster) waitSick(tb testing.TB, c *Client, parts []record.TopicPartition, n int) {
 	tb.Helper()
 	ctx := ctxOf(tb, 2*time.Minute)
 	var topics []string
@@ -119,17 +120,18 @@ func (k cluster) sick(tb testing.TB, c *Client, parts []record.TopicPartition, n
 	})
 }
 
-// hammer sends a zombie's frozen batch until the broker decides about it. The answer is whether it was taken.
-func hammer(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) (taken <-chan bool) {
+// sendFrozen sends a zombie's frozen batch until the broker decides about it. taken reports whether the broker appended it.
+func sendFrozen(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) (taken <-chan bool) {
 	out := make(chan bool, 1)
-	ctx := ctxOf(tb, 5*time.Minute) // a broker that was killed has to be back
+	// In this time, a broker that was killed starts again.
+	ctx := ctxOf(tb, 5*time.Minute)
 	go func() {
 		for ctx.Err() == nil {
-			if code, _ := once(ctx, c, tp, b); code == 0 || code == int(kafka.InvalidProducerEpoch) {
+			if code, _ := sendOnce(ctx, c, tp, b); code == 0 || code == int(kafka.InvalidProducerEpoch) {
 				out <- code == 0
 				return
 			}
-			refresh(ctx, c)
+			refreshLayout(ctx, c)
 			pause(ctx, 50*time.Millisecond)
 		}
 		close(out)
@@ -138,16 +140,16 @@ func hammer(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) (taken
 	return out
 }
 
-// flow sends numbered batches to a partition until it is stopped or fenced; a sender that is not deposed must not be.
-func flow(tb testing.TB, c *Client, tp record.TopicPartition, id Producer, name string, deposed bool) (stop func() []string) {
+// startFlow sends numbered batches to a partition until stop, or until the sender is fenced. Only a deposed sender may be fenced.
+func startFlow(tb testing.TB, c *Client, tp record.TopicPartition, id Producer, name string, deposed bool) (stop func() []string) {
 	ctx, cancel := context.WithCancel(tb.Context())
 	var sent []string
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for ctx.Err() == nil {
-			b := encode(0, id, int32(len(sent)), ids(sequence(name, len(sent)+1)[len(sent)])...)
+			b := encodeBatch(0, id, int32(len(sent)), newRecords(newNames(name, len(sent)+1)[len(sent)])...)
 			for {
-				code, _ := once(tb.Context(), c, tp, b)
+				code, _ := sendOnce(tb.Context(), c, tp, b)
 				if code == 0 {
 					break
 				}
@@ -158,10 +160,10 @@ func flow(tb testing.TB, c *Client, tp record.TopicPartition, id Producer, name 
 					tb.Errorf("flow to %s: %v", formatPartition(tp), kafka.Error(code))
 					return
 				}
-				refresh(tb.Context(), c)
+				refreshLayout(tb.Context(), c)
 				pause(tb.Context(), 50*time.Millisecond)
 			}
-			sent = sequence(name, len(sent)+1)
+			sent = newNames(name, len(sent)+1)
 			pause(ctx, 40*time.Millisecond)
 		}
 	})
@@ -193,8 +195,8 @@ func retryAll(tb testing.TB, s *Session) map[record.TopicPartition]*Tail {
 	return released
 }
 
-// quarantined lists the indices of parts.
-func quarantined(o *Out, parts []record.TopicPartition) []int {
+// listQuarantined returns the indices in parts of the partitions in quarantine.
+func listQuarantined(o *Out, parts []record.TopicPartition) []int {
 	var out []int
 	for tp := range o.Quarantined {
 		out = append(out, slices.Index(parts, tp))
@@ -214,51 +216,52 @@ func TestN04_SickPartitions(t *testing.T) {
 		away, back = append(away, a), append(back, b)
 	}
 
-	k.kill(t, 3)
+	k.killBroker(t, 3)
 	for _, do := range away {
 		do()
 	}
 
 	k.startBroker(t, 3)
-	for _, do := range slices.Backward(back) { // the last one has a zombie at the door
+	// The last case has a zombie that sends all the time, so it comes first.
+	for _, do := range slices.Backward(back) {
 		do()
 	}
 }
 
 // Leaderless and under-ISR partitions during a takeover and at recovery, each with a zombie's frozen batch waiting for it.
 func sickAtTakeOver(t *testing.T, k cluster) (away, back func()) {
-	old, c := k.client(t), k.client(t)
-	parts := k.partitions(t)
+	old, c := k.newClient(t), k.newClient(t)
+	parts := k.newPartitions(t)
 	o := ownerOf(t, parts)
 	zombie := o.takeAll(t, old).Producer
 	for p := range 4 {
-		mustPut(t, old, parts[p], encode(0, zombie, 0, ids("a")...))
+		mustSend(t, old, parts[p], encodeBatch(0, zombie, 0, newRecords("a")...))
 	}
 
 	var out *Out
 	var stops []func() []string
 	taken := map[int]<-chan bool{}
 	away = func() {
-		k.sick(t, c, parts, 2)
+		k.waitSick(t, c, parts, 2)
 		begin := time.Now()
 		out = o.take(t, c)
 		t.Logf("takeover with two sick partitions: %s, %v", time.Since(begin).Round(time.Millisecond), out.Quarantined)
-		if got := quarantined(out, parts); !slices.Equal(got, []int{2, 3}) {
+		if got := listQuarantined(out, parts); !slices.Equal(got, []int{2, 3}) {
 			t.Fatalf("quarantined %v, want 2 and 3", out.Quarantined)
 		}
 		if len(o.senders[0].Open) != 2 || !slices.Contains(o.senders[0].Open, parts[2]) || !slices.Contains(o.senders[0].Open, parts[3]) {
 			t.Errorf("senders %+v", o.senders)
 		}
 		for p := range 2 {
-			refusedZombie(t, old, parts[p], zombie, 1)
-			stops = append(stops, flow(t, c, parts[p], out.Producer, "flow", false))
+			checkZombieRefused(t, old, parts[p], zombie, 1)
+			stops = append(stops, startFlow(t, c, parts[p], out.Producer, "flow", false))
 		}
 		// While they are sick, nothing is released and no transaction is begun there.
 		if got, err := out.Session.Retry(ctxOf(t, 2*time.Minute)); err != nil || len(got) > 0 {
 			t.Errorf("retry while sick: %v, %v", got, err)
 		}
 		for p := 2; p < 4; p++ {
-			taken[p] = hammer(t, k.client(t), parts[p], encode(0, zombie, 1, ids("frozen")...))
+			taken[p] = sendFrozen(t, k.newClient(t), parts[p], encodeBatch(0, zombie, 1, newRecords("frozen")...))
 		}
 	}
 
@@ -266,13 +269,13 @@ func sickAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 		released := retryAll(t, out.Session)
 		o.save(out.Session)
 		for p := 2; p < 4; p++ {
-			_, a := released[parts[p]].Hits.Take(ident(t, header("id", "a")))
-			_, frozen := released[parts[p]].Hits.Take(ident(t, header("id", "frozen")))
+			_, a := released[parts[p]].Hits.Take(mustIdentify(t, newHeader("id", "a")))
+			_, frozen := released[parts[p]].Hits.Take(mustIdentify(t, newHeader("id", "frozen")))
 			if got := <-taken[p]; got != frozen || !a {
 				t.Errorf("p%d: the frozen batch was taken %t, read back %t; a was read back %t", p, got, frozen, a)
 			}
-			refusedZombie(t, old, parts[p], zombie, 2)
-			mustPut(t, c, parts[p], encode(0, out.Producer, 0, ids("n")...))
+			checkZombieRefused(t, old, parts[p], zombie, 2)
+			mustSend(t, c, parts[p], encodeBatch(0, out.Producer, 0, newRecords("n")...))
 		}
 		for p, stop := range stops {
 			if len(stop()) == 0 {
@@ -285,7 +288,7 @@ func sickAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 		if err := out.Session.KeepAlive(ctxOf(t, 2*time.Minute), parts, nil); err != nil {
 			t.Errorf("keep-alive after recovery: %v", err)
 		}
-		k.sick(t, c, parts, 0)
+		k.waitSick(t, c, parts, 0)
 	}
 
 	return away, back
@@ -294,16 +297,16 @@ func sickAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 // A live owner's transaction hangs on a partition that the metadata called healthy a moment too long: it moves itself to the
 // next generation, and the next owner does not depend on the id that hangs.
 func sickAtKeepAlive(t *testing.T, k cluster) (away, back func()) {
-	ow, nw := k.client(t), k.client(t)
-	parts := k.partitions(t)
+	ow, nw := k.newClient(t), k.newClient(t)
+	parts := k.newPartitions(t)
 	o := ownerOf(t, parts)
 	out := o.takeAll(t, ow)
 	first := out.Producer
 	var next *Out
 	var second Producer
 	away = func() {
-		k.sick(t, ow, parts, 2)
-		stop := flow(t, ow, parts[0], first, "one", false)
+		k.waitSick(t, ow, parts, 2)
+		stop := startFlow(t, ow, parts[0], first, "one", false)
 		// Healthy partitions only, the sick ones are left alone: the id is not harmed.
 		if err := out.Session.KeepAlive(ctxOf(t, 2*time.Minute), parts, nil); err != nil {
 			t.Fatalf("keep-alive next to sick partitions: %v", err)
@@ -319,38 +322,38 @@ func sickAtKeepAlive(t *testing.T, k cluster) (away, back func()) {
 			t.Fatalf("keep-alive with a hanging transaction: %v after %s", err, time.Since(begin))
 		}
 		sent := stop() // drained
-		second, err = out.Session.NextGeneration(ctx, settled([]record.TopicPartition{parts[2]}, map[string][]int64{parts[0].Topic: {int64(len(sent)) + 10, 10, 10}, parts[2].Topic: {0}}))
+		second, err = out.Session.NextGeneration(ctx, settledWith([]record.TopicPartition{parts[2]}, map[string][]int64{parts[0].Topic: {int64(len(sent)) + 10, 10, 10}, parts[2].Topic: {0}}))
 		if err != nil {
 			t.Fatal(err)
 		}
 		o.save(out.Session)
-		flow(t, ow, parts[0], second, "two", true)
+		startFlow(t, ow, parts[0], second, "two", true)
 		// Another owner takes over while the partitions are still sick. The ids of the new generation fence
 		// the drained senders.
 		next = o.take(t, nw)
-		if next.Session.Generation() != 1 || !slices.Equal(quarantined(next, parts), []int{2, 3}) {
+		if next.Session.Generation() != 1 || !slices.Equal(listQuarantined(next, parts), []int{2, 3}) {
 			t.Fatalf("successor: generation %d, quarantined %v", next.Session.Generation(), next.Quarantined)
 		}
 		if n, want := next.Released[parts[0]].Hits.Len(), len(sent); n < want {
 			t.Errorf("%d hits in p0, want the %d of the first generation and more", n, want)
 		}
-		refusedZombie(t, ow, parts[0], second, 1_000_000)
-		refusedZombie(t, ow, parts[1], second, 0)
+		checkZombieRefused(t, ow, parts[0], second, 1_000_000)
+		checkZombieRefused(t, ow, parts[1], second, 0)
 	}
 
 	back = func() {
 		retryAll(t, next.Session)
 		o.save(next.Session)
 		for p := 2; p < 4; p++ {
-			refusedZombie(t, ow, parts[p], second, 0)
+			checkZombieRefused(t, ow, parts[p], second, 0)
 		}
-		refusedZombie(t, ow, parts[2], first, 0)
+		checkZombieRefused(t, ow, parts[2], first, 0)
 		for _, s := range o.senders {
 			if len(s.Open) > 0 {
 				t.Errorf("still open: %+v", o.senders)
 			}
 		}
-		k.sick(t, nw, parts, 0)
+		k.waitSick(t, nw, parts, 0)
 	}
 
 	return away, back
@@ -358,22 +361,22 @@ func sickAtKeepAlive(t *testing.T, k cluster) (away, back func()) {
 
 // The id hangs before the takeover begins: nothing can be fenced, everything waits, and is released when the id is free.
 func hungAtTakeOver(t *testing.T, k cluster) (away, back func()) {
-	ow, nw := k.client(t), k.client(t)
-	parts := k.partitions(t)
+	ow, nw := k.newClient(t), k.newClient(t)
+	parts := k.newPartitions(t)
 	o := ownerOf(t, parts)
 	out := o.takeAll(t, ow)
 	zombie := out.Producer
 	for p := range 4 {
-		mustPut(t, ow, parts[p], encode(0, zombie, 0, ids("a")...))
+		mustSend(t, ow, parts[p], encodeBatch(0, zombie, 0, newRecords("a")...))
 	}
 
 	var next *Out
 	away = func() {
-		k.sick(t, ow, parts, 2)
+		k.waitSick(t, ow, parts, 2)
 		if _, added, err := ow.Barrier(ctxOf(t, 2*time.Minute), o.id+"#0", zombie, []record.TopicPartition{parts[3]}, Patience{}); !added {
 			t.Fatalf("barrier over the partition under min ISR: %v", err)
 		}
-		in := o.in()
+		in := o.newInput()
 		in.Stuck = 2 * time.Second
 		var err error
 		next, err = nw.Take(ctxOf(t, 2*time.Minute), in)
@@ -388,7 +391,8 @@ func hungAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 		if !strings.Contains(hung, o.id+"#0") || !strings.Contains(hung, formatPartition(parts[3])) || strings.Contains(hung, formatPartition(parts[1])) {
 			t.Errorf("the alarm is %q", hung)
 		}
-		mustPut(t, ow, parts[0], encode(0, zombie, 1, ids("zombie")...)) // that is why: it still can
+		// The alarm is right: the zombie can still write.
+		mustSend(t, ow, parts[0], encodeBatch(0, zombie, 1, newRecords("zombie")...))
 		if got, err := next.Session.Retry(ctxOf(t, 2*time.Minute)); err != nil || len(got) > 0 {
 			t.Errorf("retry while the id hangs: %v, %v", got, err)
 		}
@@ -401,8 +405,8 @@ func hungAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 			if want := []int{2, 1, 1, 1}[p]; released[parts[p]].Hits.Len() != want {
 				t.Errorf("p%d: %d hits, want %d", p, released[parts[p]].Hits.Len(), want)
 			}
-			refusedZombie(t, ow, parts[p], zombie, 2)
-			mustPut(t, nw, parts[p], encode(0, next.Producer, 0, ids("n")...))
+			checkZombieRefused(t, ow, parts[p], zombie, 2)
+			mustSend(t, nw, parts[p], encodeBatch(0, next.Producer, 0, newRecords("n")...))
 		}
 	}
 

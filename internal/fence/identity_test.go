@@ -8,36 +8,36 @@ import (
 
 func TestN07_IdentityTellsDeliveriesApart(t *testing.T) {
 	t.Parallel()
-	same := ident(t, header("id", "a"), header("type", "Placed"))
-	if same != ident(t, header("id", "a"), header("type", "Shipped"), header("id", "b")) {
+	same := mustIdentify(t, newHeader("id", "a"), newHeader("type", "Placed"))
+	if same != mustIdentify(t, newHeader("id", "a"), newHeader("type", "Shipped"), newHeader("id", "b")) {
 		t.Error("headers that do not identify changed the identity")
 	}
 
 	seen := map[Identity]int{same: -1}
 	for i, hs := range [][]record.Header{
-		{header("id", "")},
-		{header("id", "b")},
-		{header("id", "a"), header("outrelay-id-type", "string")},
-		{header("id", "a"), header("outrelay-ns", "string")},
-		{header("id", "a"), header("outrelay-ns", "")},
-		{header("id", "a"), header("outrelay-delivery", "1")},
-		{header("id", "a"), header("outrelay-delivery", "2")},
-		{header("id", "a"), header("outrelay-ns", "n"), header("outrelay-delivery", "1")},
+		{newHeader("id", "")},
+		{newHeader("id", "b")},
+		{newHeader("id", "a"), newHeader("outrelay-id-type", "string")},
+		{newHeader("id", "a"), newHeader("outrelay-ns", "string")},
+		{newHeader("id", "a"), newHeader("outrelay-ns", "")},
+		{newHeader("id", "a"), newHeader("outrelay-delivery", "1")},
+		{newHeader("id", "a"), newHeader("outrelay-delivery", "2")},
+		{newHeader("id", "a"), newHeader("outrelay-ns", "n"), newHeader("outrelay-delivery", "1")},
 	} {
-		id := ident(t, hs...)
+		id := mustIdentify(t, hs...)
 		if j, dup := seen[id]; dup {
 			t.Errorf("case %d has the identity of case %d", i, j)
 		}
 		seen[id] = i
 	}
-	if _, ok := IdentityOf([]record.Header{header("type", "x")}); ok {
+	if _, ok := IdentityOf([]record.Header{newHeader("type", "x")}); ok {
 		t.Error("a record without an id has an identity")
 	}
 }
 
 func TestN07_KnownIsAMultiset(t *testing.T) {
 	t.Parallel()
-	a, b := ident(t, header("id", "a")), ident(t, header("id", "b"))
+	a, b := mustIdentify(t, newHeader("id", "a")), mustIdentify(t, newHeader("id", "b"))
 	var k Known
 	for i, id := range []Identity{a, b, a, a} {
 		k.Add(id, int64(10+i))
@@ -64,9 +64,9 @@ func TestN07_KnownIsAMultiset(t *testing.T) {
 
 func TestN07_LookupDoesNotAllocate(t *testing.T) {
 	var k Known
-	hs := []record.Header{header("id", "01890a5d-ac96-774b-bcce-b302099a8057"), header("outrelay-ns", "12345678"), header("type", "OrderPlaced")}
+	hs := []record.Header{newHeader("id", "01890a5d-ac96-774b-bcce-b302099a8057"), newHeader("outrelay-ns", "12345678"), newHeader("type", "OrderPlaced")}
 	for i := range 2000 {
-		k.Add(ident(t, hs...), int64(i))
+		k.Add(mustIdentify(t, hs...), int64(i))
 	}
 
 	if n := testing.AllocsPerRun(1000, func() {

@@ -37,10 +37,11 @@ const patient = 30 * time.Second
 // admins has the client of kafka-go that a test uses in addition to a Client.
 var admins sync.Map
 
-// client is one process's way to Kafka.
-func client(tb testing.TB, brokers ...string) *Client {
+// newClient returns the client of one process.
+func newClient(tb testing.TB, brokers ...string) *Client {
 	tb.Helper()
-	patience := time.Duration(0) // the default, where brokers are killed
+	// Tests that kill brokers use the default patience.
+	patience := time.Duration(0)
 	if len(brokers) == 0 {
 		brokers, patience = stacktest.Brokers(tb), patient
 	}
@@ -61,46 +62,46 @@ func client(tb testing.TB, brokers ...string) *Client {
 	return c
 }
 
-// admin returns a client for requests that the fence does not send.
-func admin(c *Client) *kafka.Client {
+// adminOf returns a client for requests that the fence does not send.
+func adminOf(c *Client) *kafka.Client {
 	got, _ := admins.Load(c)
 	return got.(*kafka.Client)
 }
 
-// refresh makes the client of the test read the layout again. A request for a name that no topic can have always does.
-func refresh(ctx context.Context, c *Client) {
-	a := admin(c)
+// refreshLayout makes the client of the test read the layout again. A request for an impossible topic name always does this.
+func refreshLayout(ctx context.Context, c *Client) {
+	a := adminOf(c)
 	_, _ = a.Transport.RoundTrip(ctx, a.Addr, &metadata.Request{TopicNames: []string{"/"}, AllowAutoTopicCreation: true})
 }
 
 func pause(ctx context.Context, d time.Duration) { _ = retry.Sleep(ctx, d) }
 
-// ctxOf bounds a test.
+// ctxOf returns a context with a time limit.
 func ctxOf(tb testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(tb.Context(), d)
 	tb.Cleanup(cancel)
 	return ctx
 }
 
-// topic is a topic of the test's own whose partitions all take writes.
-func topic(tb testing.TB, c *Client, partitions int) string {
+// newTopic creates a topic, and waits until all its partitions accept writes.
+func newTopic(tb testing.TB, c *Client, partitions int) string {
 	tb.Helper()
 	name := stacktest.Topic(tb, partitions)
-	ready(tb, c, name, partitions)
+	waitReady(tb, c, name, partitions)
 	return name
 }
 
-func ready(tb testing.TB, c *Client, name string, partitions int) {
+func waitReady(tb testing.TB, c *Client, name string, partitions int) {
 	tb.Helper()
 	ctx := ctxOf(tb, 2*time.Minute)
 	stacktest.Eventually(tb, "topic "+name, func() bool {
 		h, err := c.Health(ctx, []string{name})
-		return err == nil && len(h.layout.Topics[name].Partitions) == partitions && len(h.Healthy(all(name, partitions))) == partitions
+		return err == nil && len(h.layout.Topics[name].Partitions) == partitions && len(h.Healthy(allOf(name, partitions))) == partitions
 	})
-	refresh(ctx, c)
+	refreshLayout(ctx, c)
 }
 
-func all(topic string, partitions int) []record.TopicPartition {
+func allOf(topic string, partitions int) []record.TopicPartition {
 	var out []record.TopicPartition
 	for p := range partitions {
 		out = append(out, record.TopicPartition{Topic: topic, Partition: int32(p)})
@@ -112,9 +113,9 @@ func at(topic string, p int) record.TopicPartition {
 	return record.TopicPartition{Topic: topic, Partition: int32(p)}
 }
 
-func header(k, v string) record.Header { return record.Header{Key: []byte(k), Value: []byte(v)} }
+func newHeader(k, v string) record.Header { return record.Header{Key: []byte(k), Value: []byte(v)} }
 
-func ident(tb testing.TB, hs ...record.Header) Identity {
+func mustIdentify(tb testing.TB, hs ...record.Header) Identity {
 	tb.Helper()
 	id, ok := IdentityOf(hs)
 	if !ok {
@@ -123,8 +124,8 @@ func ident(tb testing.TB, hs ...record.Header) Identity {
 	return id
 }
 
-// encode makes a batch (v2); each element of recs is the headers of one record.
-func encode(codec compress.Compression, id Producer, seq int32, recs ...[]record.Header) []byte {
+// encodeBatch returns a batch (v2). Each element of recs contains the headers of one record.
+func encodeBatch(codec compress.Compression, id Producer, seq int32, recs ...[]record.Header) []byte {
 	var body []byte
 	field := func(b, x []byte) []byte { return append(binary.AppendVarint(b, int64(len(x))), x...) }
 	for i, hs := range recs {
@@ -140,6 +141,7 @@ func encode(codec compress.Compression, id Producer, seq int32, recs ...[]record
 		body = field(body, r)
 	}
 	if codec != compress.None {
+
 		var z bytes.Buffer
 		w := codec.Codec().NewWriter(&z)
 		_, _ = w.Write(body)
@@ -166,20 +168,20 @@ func encode(codec compress.Compression, id Producer, seq int32, recs ...[]record
 	return b
 }
 
-// ids makes one record for each id.
-func ids(list ...string) [][]record.Header {
+// newRecords returns the headers of one record for each id.
+func newRecords(list ...string) [][]record.Header {
 	var out [][]record.Header
 	for _, id := range list {
-		out = append(out, []record.Header{header("id", id)})
+		out = append(out, []record.Header{newHeader("id", id)})
 	}
 	return out
 }
 
-// once sends a batch once; the code is -99 without an answer.
-func once(ctx context.Context, c *Client, tp record.TopicPartition, b []byte) (code int, offset int64) {
+// sendOnce sends a batch once. Without a response, the code is -99.
+func sendOnce(ctx context.Context, c *Client, tp record.TopicPartition, b []byte) (code int, offset int64) {
 	ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
 	defer cancel()
-	m, err := admin(c).Transport.RoundTrip(ctx, admin(c).Addr, &rawproduce.Request{Acks: -1, Timeout: 2000, Topics: []rawproduce.RequestTopic{{
+	m, err := adminOf(c).Transport.RoundTrip(ctx, adminOf(c).Addr, &rawproduce.Request{Acks: -1, Timeout: 2000, Topics: []rawproduce.RequestTopic{{
 		Topic: tp.Topic, Partitions: []rawproduce.RequestPartition{{Partition: tp.Partition, RecordSet: protocol.RawRecordSet{Reader: bytes.NewReader(b)}}},
 	}}})
 	if err != nil {
@@ -189,14 +191,14 @@ func once(ctx context.Context, c *Client, tp record.TopicPartition, b []byte) (c
 	return int(r.ErrorCode), r.BaseOffset
 }
 
-// put sends a batch until the broker has decided about it.
-func put(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) (code int, offset int64) {
+// sendBatch sends a batch until the broker has decided about it.
+func sendBatch(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) (code int, offset int64) {
 	tb.Helper()
 	ctx := ctxOf(tb, 2*time.Minute)
 	stacktest.Eventually(tb, "produce to "+formatPartition(tp), func() bool {
-		code, offset = once(ctx, c, tp, b)
+		code, offset = sendOnce(ctx, c, tp, b)
 		if code == -99 || kafka.Error(code).Temporary() {
-			refresh(ctx, c)
+			refreshLayout(ctx, c)
 			return false
 		}
 		return true
@@ -204,19 +206,19 @@ func put(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) (code int
 	return code, offset
 }
 
-func mustPut(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) int64 {
+func mustSend(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) int64 {
 	tb.Helper()
-	code, offset := put(tb, c, tp, b)
+	code, offset := sendBatch(tb, c, tp, b)
 	if code != 0 {
 		tb.Fatalf("produce to %s: %v", formatPartition(tp), kafka.Error(code))
 	}
 	return offset
 }
 
-// refusedZombie sends with the identity of a deposed owner and wants it refused for its epoch.
-func refusedZombie(tb testing.TB, c *Client, tp record.TopicPartition, z Producer, seq int32) {
+// checkZombieRefused sends with the identity of a deposed owner, and checks that the broker rejects its epoch.
+func checkZombieRefused(tb testing.TB, c *Client, tp record.TopicPartition, z Producer, seq int32) {
 	tb.Helper()
-	if code, offset := put(tb, c, tp, encode(0, z, seq, ids("zombie-"+strconv.Itoa(int(seq)))...)); code != int(kafka.InvalidProducerEpoch) {
+	if code, offset := sendBatch(tb, c, tp, encodeBatch(0, z, seq, newRecords("zombie-"+strconv.Itoa(int(seq)))...)); code != int(kafka.InvalidProducerEpoch) {
 		tb.Errorf("zombie %v wrote to %s: code %d, offset %d; want code 47", z, formatPartition(tp), code, offset)
 	}
 }
@@ -234,11 +236,12 @@ func newOwner(tb testing.TB, topic string, partitions int) *owner {
 	return &owner{id: "tx-" + stacktest.Name(tb), offsets: map[string][]int64{topic: make([]int64, partitions)}}
 }
 
-func (o *owner) in() In {
+func (o *owner) newInput() In {
 	return In{
 		TransactionalID: o.id, Offsets: o.offsets, Senders: o.senders, Idle: patient, Stuck: patient, Own: patient,
 		Event: func(e Event) {
-			if e.Kind == Waiting { // that the server is slow is nothing to judge
+			// Tests do not check how slow a server is.
+			if e.Kind == Waiting {
 				return
 			}
 			o.mu.Lock()
@@ -248,19 +251,19 @@ func (o *owner) in() In {
 	}
 }
 
-func (o *owner) saw(kind EventKind) bool {
+func (o *owner) hasEvent(kind EventKind) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return slices.ContainsFunc(o.events, func(e Event) bool { return e.Kind == kind })
 }
 
-// save is the fenced write after a takeover or a release.
+// save stands for the fenced write after a takeover or a release.
 func (o *owner) save(s *Session) { o.senders = s.Senders() }
 
 // take takes over with everything released, and saves.
 func (o *owner) take(tb testing.TB, c *Client) *Out {
 	tb.Helper()
-	out, err := c.Take(ctxOf(tb, 2*time.Minute), o.in())
+	out, err := c.Take(ctxOf(tb, 2*time.Minute), o.newInput())
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -277,7 +280,7 @@ func (o *owner) takeAll(tb testing.TB, c *Client) *Out {
 	return out
 }
 
-func sequence(prefix string, n int) []string {
+func newNames(prefix string, n int) []string {
 	var out []string
 	for i := range n {
 		out = append(out, fmt.Sprintf("%s-%d", prefix, i))
@@ -300,8 +303,8 @@ func adminOffsets(topic string, partition int32, offset int64) kadm.Offsets {
 	return o
 }
 
-// settled returns the argument of NextGeneration for an owner that has stopped sending before.
-func settled(
+// settledWith returns the argument of NextGeneration for an owner that has stopped sending before.
+func settledWith(
 	unsettled []record.TopicPartition, ends map[string][]int64,
 ) func() ([]record.TopicPartition, map[string][]int64, error) {
 	return func() ([]record.TopicPartition, map[string][]int64, error) { return unsettled, ends, nil }

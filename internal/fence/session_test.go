@@ -31,30 +31,30 @@ func deleteRecords(tb testing.TB, topic string, partition int32, before int64) {
 // The keep-alive writes its marker with the epoch in use: sequences and duplicate detection of the data go on.
 func TestN04_KeepAliveLeavesTheFlowAlone(t *testing.T) {
 	t.Parallel()
-	c := client(t)
-	tp := topic(t, c, 3)
+	c := newClient(t)
+	tp := newTopic(t, c, 3)
 	o := newOwner(t, tp, 3)
 	out := o.takeAll(t, c)
 	me := out.Producer
-	base := mustPut(t, c, at(tp, 0), encode(0, me, 0, ids("a")...))
+	base := mustSend(t, c, at(tp, 0), encodeBatch(0, me, 0, newRecords("a")...))
 	ctx := ctxOf(t, 2*time.Minute)
 	for range 3 {
-		if err := out.Session.KeepAlive(ctx, all(tp, 3), nil); err != nil {
+		if err := out.Session.KeepAlive(ctx, allOf(tp, 3), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
 
-	if again := mustPut(t, c, at(tp, 0), encode(0, me, 0, ids("a")...)); again != base {
+	if again := mustSend(t, c, at(tp, 0), encodeBatch(0, me, 0, newRecords("a")...)); again != base {
 		t.Errorf("the same batch again stands at %d, want %d", again, base)
 	}
 
-	mustPut(t, c, at(tp, 0), encode(0, me, 1, ids("b")...))
-	mustPut(t, c, at(tp, 1), encode(0, me, 0, ids("c")...))
+	mustSend(t, c, at(tp, 0), encodeBatch(0, me, 1, newRecords("b")...))
+	mustSend(t, c, at(tp, 1), encodeBatch(0, me, 0, newRecords("c")...))
 	if got := out.Session.Producer(); got != me {
 		t.Errorf("producer %v became %v", me, got)
 	}
 
-	// Without an idle partition, a spare partition serves. A missing one does not.
+	// Without an idle partition, the session writes the marker to a spare partition that exists.
 	if err := out.Session.KeepAlive(ctx, nil, []record.TopicPartition{at("no-"+tp, 0), at(tp, 1), at(tp, 2)}); err != nil {
 		t.Fatal(err)
 	}
@@ -71,8 +71,8 @@ func TestN04_KeepAliveLeavesTheFlowAlone(t *testing.T) {
 	}
 
 	// The keep-alive of a deposed owner returns ErrFenced.
-	o.takeAll(t, client(t))
-	if err := out.Session.KeepAlive(ctx, all(tp, 1), nil); !errors.Is(err, ErrFenced) {
+	o.takeAll(t, newClient(t))
+	if err := out.Session.KeepAlive(ctx, allOf(tp, 1), nil); !errors.Is(err, ErrFenced) {
 		t.Errorf("keep-alive of a deposed owner: %v", err)
 	}
 }
@@ -80,17 +80,17 @@ func TestN04_KeepAliveLeavesTheFlowAlone(t *testing.T) {
 // The generation moves. The next takeover writes the marker of the old id where it is in doubt.
 func TestN04_NextGeneration(t *testing.T) {
 	t.Parallel()
-	c := client(t)
-	tp := topic(t, c, 3)
+	c := newClient(t)
+	tp := newTopic(t, c, 3)
 	o := newOwner(t, tp, 3)
 	out := o.takeAll(t, c)
 	before := out.Producer
 	var ends []int64
 	for p := range 3 {
-		ends = append(ends, mustPut(t, c, at(tp, p), encode(0, before, 0, ids("a")...))+1)
+		ends = append(ends, mustSend(t, c, at(tp, p), encodeBatch(0, before, 0, newRecords("a")...))+1)
 	}
 	ctx := ctxOf(t, 2*time.Minute)
-	after, err := out.Session.NextGeneration(ctx, settled([]record.TopicPartition{at(tp, 2)}, map[string][]int64{tp: ends[:2]}))
+	after, err := out.Session.NextGeneration(ctx, settledWith([]record.TopicPartition{at(tp, 2)}, map[string][]int64{tp: ends[:2]}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,18 +98,20 @@ func TestN04_NextGeneration(t *testing.T) {
 		t.Fatalf("%v after %v, id %s", after, before, out.Session.TransactionalID())
 	}
 	o.save(out.Session)
-	mustPut(t, c, at(tp, 0), encode(0, after, 0, ids("b")...))
-	mustPut(t, c, at(tp, 2), encode(0, before, 1, ids("frozen")...)) // fate unknown at the move, and it arrives after it
+	mustSend(t, c, at(tp, 0), encodeBatch(0, after, 0, newRecords("b")...))
+	// The fate of this batch is unknown at the move. The batch arrives after the move.
+	mustSend(t, c, at(tp, 2), encodeBatch(0, before, 1, newRecords("frozen")...))
 
 	// The next one deposes the new id, reads both back, and keeps the generation. Where the old id is in doubt, it writes the
 	// marker of that id.
 	o.offsets[tp] = []int64{0, 0, 0}
-	next := o.take(t, client(t))
-	maps.Copy(next.Released, retryAll(t, next.Session)) // an attempt is given up after a second
-	if _, ok := next.Released[at(tp, 2)].Hits.Take(ident(t, header("id", "frozen"))); !ok {
+	next := o.take(t, newClient(t))
+	// The session gives up an attempt after a second, so retry.
+	maps.Copy(next.Released, retryAll(t, next.Session))
+	if _, ok := next.Released[at(tp, 2)].Hits.Take(mustIdentify(t, newHeader("id", "frozen"))); !ok {
 		t.Error("the batch in doubt was not read back")
 	}
-	refusedZombie(t, c, at(tp, 2), before, 2)
+	checkZombieRefused(t, c, at(tp, 2), before, 2)
 	o.save(next.Session)
 	if next.Session.Generation() != 1 || next.Producer.ID != after.ID {
 		t.Errorf("successor has generation %d, %v", next.Session.Generation(), next.Producer)
@@ -118,7 +120,7 @@ func TestN04_NextGeneration(t *testing.T) {
 		t.Errorf("%d hits in p0, want the hits of both generations", n)
 	}
 	for p := range 3 {
-		refusedZombie(t, c, at(tp, p), after, 9)
+		checkZombieRefused(t, c, at(tp, p), after, 9)
 	}
 }
 
@@ -126,8 +128,8 @@ func TestN04_NextGeneration(t *testing.T) {
 // it was not expected.
 func TestN05_ChangedProducerIDIsAnAlarm(t *testing.T) {
 	t.Parallel()
-	c := client(t)
-	tp := topic(t, c, 2)
+	c := newClient(t)
+	tp := newTopic(t, c, 2)
 
 	for name, alive := range map[string]struct {
 		at    time.Time
@@ -143,7 +145,7 @@ func TestN05_ChangedProducerIDIsAnAlarm(t *testing.T) {
 		// The former sender had another id: as if the id had expired and come back.
 		was := record.Sender{ID: 987_654_321, Epoch: 3}
 		o.senders = []record.Sender{was}
-		in := o.in()
+		in := o.newInput()
 		in.Alive = alive.at
 		out, err := c.Take(ctxOf(t, 2*time.Minute), in)
 		if err != nil {
@@ -163,12 +165,12 @@ func TestN05_ChangedProducerIDIsAnAlarm(t *testing.T) {
 }
 
 // N4: producer ids are small numbers, so a new cluster may return the id of a sender of the old cluster. It is another
-// producer: its epochs are unrelated to those of the new owner, whose successor has to fence it. A move is one event,
+// producer: its epochs are unrelated to the epochs of the new owner. The successor of the new owner has to fence it. A move is one event,
 // for any number of partitions.
 func TestN04_SendersOfAnotherClusterAreOtherProducers(t *testing.T) {
 	t.Parallel()
-	c := client(t)
-	tp := topic(t, c, 2)
+	c := newClient(t)
+	tp := newTopic(t, c, 2)
 	o := newOwner(t, tp, 2)
 	first := o.takeAll(t, c)
 	if last := o.senders[len(o.senders)-1]; last.Cluster == "" {
@@ -193,7 +195,7 @@ func TestN04_SendersOfAnotherClusterAreOtherProducers(t *testing.T) {
 		t.Errorf("a takeover on the same cluster: events %+v", o.events)
 	}
 	for p := range 2 {
-		refusedZombie(t, c, at(tp, p), second.Producer, 0)
+		checkZombieRefused(t, c, at(tp, p), second.Producer, 0)
 	}
 }
 
@@ -220,37 +222,37 @@ func TestEventsAreLoggedByTheirLevel(t *testing.T) {
 // Near the end of its epochs the id is left, after its own barrier: the markers of the old id fence the old owner.
 func TestN05_GenerationMovesBeforeEpochsRunOut(t *testing.T) {
 	t.Parallel()
-	c := client(t)
-	tp := topic(t, c, 2)
+	c := newClient(t)
+	tp := newTopic(t, c, 2)
 	o := newOwner(t, tp, 2)
 	first := o.takeAll(t, c)
-	mustPut(t, c, at(tp, 0), encode(0, first.Producer, 0, ids("a")...))
+	mustSend(t, c, at(tp, 0), encodeBatch(0, first.Producer, 0, newRecords("a")...))
 
-	in := o.in()
+	in := o.newInput()
 	in.epochs = 2
 	out, err := c.Take(ctxOf(t, 2*time.Minute), in)
 	if err != nil {
 		t.Fatal(err)
 	}
 	o.save(out.Session)
-	if out.Session.Generation() != 1 || out.Producer.ID == first.Producer.ID || len(out.Released) != 2 || !o.saw(GenerationMoved) {
+	if out.Session.Generation() != 1 || out.Producer.ID == first.Producer.ID || len(out.Released) != 2 || !o.hasEvent(GenerationMoved) {
 		t.Fatalf("generation %d, %v, released %d, events %+v", out.Session.Generation(), out.Producer, len(out.Released), o.events)
 	}
 	for p := range 2 {
-		refusedZombie(t, c, at(tp, p), first.Producer, 1)
-		mustPut(t, c, at(tp, p), encode(0, out.Producer, 0, ids("b")...))
+		checkZombieRefused(t, c, at(tp, p), first.Producer, 1)
+		mustSend(t, c, at(tp, p), encodeBatch(0, out.Producer, 0, newRecords("b")...))
 	}
 
-	next := o.takeAll(t, client(t))
+	next := o.takeAll(t, newClient(t))
 	if next.Session.Generation() != 1 || next.Released[at(tp, 0)].Hits.Len() != 2 {
 		t.Errorf("successor: generation %d, %d hits", next.Session.Generation(), next.Released[at(tp, 0)].Hits.Len())
 	}
-	refusedZombie(t, c, at(tp, 0), out.Producer, 1)
+	checkZombieRefused(t, c, at(tp, 0), out.Producer, 1)
 }
 
 func TestExpiryIsRead(t *testing.T) {
 	t.Parallel()
-	e := client(t).Expiry(ctxOf(t, 2*time.Minute))
+	e := newClient(t).Expiry(ctxOf(t, 2*time.Minute))
 	if e.Assumed || e.TransactionalID <= 0 || e.ProducerID <= 0 {
 		t.Errorf("%+v", e)
 	}
@@ -261,14 +263,14 @@ func TestExpiryIsRead(t *testing.T) {
 
 func TestHealthTellsWhatIsMissing(t *testing.T) {
 	t.Parallel()
-	c := client(t)
-	tp := topic(t, c, 2)
+	c := newClient(t)
+	tp := newTopic(t, c, 2)
 	h, err := c.Health(ctxOf(t, 2*time.Minute), []string{tp, "no-" + tp})
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	if len(h.layout.Topics[tp].Partitions) != 2 || len(h.Healthy(append(all(tp, 3), at("no-"+tp, 0)))) != 2 || !errors.Is(h.layout.Topics["no-"+tp].Err, kafka.UnknownTopicOrPartition) {
+	if len(h.layout.Topics[tp].Partitions) != 2 || len(h.Healthy(append(allOf(tp, 3), at("no-"+tp, 0)))) != 2 || !errors.Is(h.layout.Topics["no-"+tp].Err, kafka.UnknownTopicOrPartition) {
 		t.Errorf("%+v", h)
 	}
 	if h.Reason(at(tp, 2)) == "" || h.Reason(at("no-"+tp, 0)) == "" {

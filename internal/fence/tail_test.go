@@ -11,23 +11,23 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
 )
 
-// placed is a batch as a broker returns it: at an offset, with a last offset delta of the broker's choice.
-func placed(b []byte, base int64, lastDelta int32) []byte {
+// placeBatch returns a batch in the form of a fetch response, with the offset and the last offset delta that a broker sets.
+func placeBatch(b []byte, base int64, lastDelta int32) []byte {
 	b = bytes.Clone(b[4:])
 	binary.BigEndian.PutUint64(b, uint64(base))
 	binary.BigEndian.PutUint32(b[23:], uint32(lastDelta))
-	return sealed(b)
+	return sealBatch(b)
 }
 
-func sealed(b []byte) []byte {
+func sealBatch(b []byte) []byte {
 	binary.BigEndian.PutUint32(b[17:], crc32.Checksum(b[21:], crc32.MakeTable(crc32.Castagnoli)))
 	return b
 }
 
-func control(id Producer, base int64) []byte {
-	b := placed(encode(0, id, -1, nil), base, 0)
+func newMarker(id Producer, base int64) []byte {
+	b := placeBatch(encodeBatch(0, id, -1, nil), base, 0)
 	binary.BigEndian.PutUint16(b[21:], 0x30)
-	return sealed(b)
+	return sealBatch(b)
 }
 
 func TestWalkKeepsToLastOffsetDelta(t *testing.T) {
@@ -35,11 +35,12 @@ func TestWalkKeepsToLastOffsetDelta(t *testing.T) {
 	me, other := Producer{ID: 7, Epoch: 1}, Producer{ID: 8, Epoch: 1}
 	ours := map[int64]bool{7: true}
 	var set []byte
-	set = append(set, placed(encode(0, me, 0, ids("before", "a")...), 99, 5)...) // compacted: 99, 100, and holes up to 104
-	set = append(set, placed(encode(0, other, 0, ids("foreign")...), 105, 0)...)
-	set = append(set, control(Producer{ID: 7, Epoch: 3}, 106)...)
-	set = append(set, placed(encode(compress.Zstd, me, 2, ids("z", "z")...), 107, 1)...)
-	set = append(set, placed(encode(0, me, 4, ids("cut off")...), 109, 0)[:40]...)
+	// This batch was compacted: it has the offsets 99 and 100, and holes up to 104.
+	set = append(set, placeBatch(encodeBatch(0, me, 0, newRecords("before", "a")...), 99, 5)...)
+	set = append(set, placeBatch(encodeBatch(0, other, 0, newRecords("foreign")...), 105, 0)...)
+	set = append(set, newMarker(Producer{ID: 7, Epoch: 3}, 106)...)
+	set = append(set, placeBatch(encodeBatch(compress.Zstd, me, 2, newRecords("z", "z")...), 107, 1)...)
+	set = append(set, placeBatch(encodeBatch(0, me, 4, newRecords("cut off")...), 109, 0)[:40]...)
 
 	tail := newTail(100)
 	if err := tail.readSet(set, ours); err != nil {
@@ -52,7 +53,7 @@ func TestWalkKeepsToLastOffsetDelta(t *testing.T) {
 		t.Errorf("%d markers, want 1", tail.Markers)
 	}
 	for id, want := range map[string]int64{"before": -1, "a": 100, "foreign": -1, "z": 107, "cut off": -1} {
-		got, ok := tail.Hits.Take(ident(t, header("id", id)))
+		got, ok := tail.Hits.Take(mustIdentify(t, newHeader("id", id)))
 		if ok != (want >= 0) || ok && got != want {
 			t.Errorf("%s: offset %d, %t; want %d", id, got, ok, want)
 		}
@@ -62,7 +63,7 @@ func TestWalkKeepsToLastOffsetDelta(t *testing.T) {
 	}
 	// The same fetch again brings nothing new, and an empty batch (its records compacted away) is passed.
 	n := tail.Hits.Len()
-	set = append(set[:len(set)-40], placed(encode(0, me, 9), 109, 4)...)
+	set = append(set[:len(set)-40], placeBatch(encodeBatch(0, me, 9), 109, 4)...)
 	if err := tail.readSet(set, ours); err != nil || tail.Hits.Len() != n || tail.Next != 114 {
 		t.Errorf("second walk: %v, %d hits, next %d", err, tail.Hits.Len()-n, tail.Next)
 	}
@@ -71,7 +72,7 @@ func TestWalkKeepsToLastOffsetDelta(t *testing.T) {
 func TestWalkRefusesCorruptBatches(t *testing.T) {
 	t.Parallel()
 	for _, codec := range []compress.Compression{compress.None, compress.Gzip, compress.Snappy, compress.Lz4, compress.Zstd} {
-		whole := placed(encode(codec, Producer{ID: 7, Epoch: 1}, 0, ids("a", "b", "c")...), 10, 2)
+		whole := placeBatch(encodeBatch(codec, Producer{ID: 7, Epoch: 1}, 0, newRecords("a", "b", "c")...), 10, 2)
 		tail := newTail(0)
 		if err := tail.readSet(whole, map[int64]bool{7: true}); err != nil || tail.Hits.Len() != 3 {
 			t.Fatalf("%v: %v, %d hits", codec, err, tail.Hits.Len())
@@ -95,7 +96,7 @@ func TestACorruptBatchIsSkippedAfterSomeFetches(t *testing.T) {
 	const high = 20
 	ours := map[int64]bool{7: true}
 	batchAt := func(base int64, edit func(b []byte)) []byte {
-		b := placed(encode(0, Producer{ID: 7, Epoch: 1}, 0, ids("x", "y", "z")...), base, 2)
+		b := placeBatch(encodeBatch(0, Producer{ID: 7, Epoch: 1}, 0, newRecords("x", "y", "z")...), base, 2)
 		if edit != nil {
 			edit(b)
 		}
@@ -110,9 +111,9 @@ func TestACorruptBatchIsSkippedAfterSomeFetches(t *testing.T) {
 	}{
 		"an end in the header":          {batchAt(10, flip), 13},
 		"an intact batch behind it":     {append(batchAt(10, contradict), behind...), 14},
-		"a header that says nothing":    {batchAt(10, contradict), 11},
+		"a header without an end":       {batchAt(10, contradict), 11},
 		"a wrong length":                {batchAt(10, func(b []byte) { b[8] = 0xff }), 11},
-		"records that cannot be parsed": {sealed(batchAt(10, func(b []byte) { b[61] = 0xff })), 13},
+		"records that cannot be parsed": {sealBatch(batchAt(10, func(b []byte) { b[61] = 0xff })), 13},
 	} {
 		var events []Event
 		r := &reader{ours: ours, report: func(e Event) { events = append(events, e) }}
@@ -154,13 +155,13 @@ func TestACorruptBatchIsSkippedAfterSomeFetches(t *testing.T) {
 
 // FuzzWalk: for all bytes of a broker, the walk ends, does not panic and never goes back.
 func FuzzWalk(f *testing.F) {
-	f.Add(placed(encode(0, Producer{ID: 7, Epoch: 1}, 0, ids("a")...), 3, 0))
-	f.Add(placed(encode(compress.Snappy, Producer{ID: 7, Epoch: 1}, 0, ids("a", "b")...), 3, 1))
-	f.Add(control(Producer{ID: 7, Epoch: 1}, 4))
+	f.Add(placeBatch(encodeBatch(0, Producer{ID: 7, Epoch: 1}, 0, newRecords("a")...), 3, 0))
+	f.Add(placeBatch(encodeBatch(compress.Snappy, Producer{ID: 7, Epoch: 1}, 0, newRecords("a", "b")...), 3, 1))
+	f.Add(newMarker(Producer{ID: 7, Epoch: 1}, 4))
 	f.Fuzz(func(t *testing.T, set []byte) {
 		if len(set) > fetched.HeaderSize && len(set) < 1<<16 {
 			binary.BigEndian.PutUint32(set[8:], uint32(len(set)-12))
-			sealed(set)
+			sealBatch(set)
 		}
 
 		tail := newTail(2)

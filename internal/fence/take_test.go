@@ -18,7 +18,7 @@ import (
 
 func TestN04_FirstStartOnlyTakesTheID(t *testing.T) {
 	t.Parallel()
-	c := client(t)
+	c := newClient(t)
 	o := &owner{id: "tx-" + stacktest.Name(t)}
 	out := o.takeAll(t, c)
 	if out.Producer.ID < 0 || len(out.Released) != 0 {
@@ -32,14 +32,14 @@ func TestN04_FirstStartOnlyTakesTheID(t *testing.T) {
 // Every partition rejects a deposed owner, whether or not the owner used it. The records of the owner are read back.
 func TestN04_ZombieIsRefusedEverywhere(t *testing.T) {
 	t.Parallel()
-	old, c := client(t), client(t)
-	tp := topic(t, old, 4)
+	old, c := newClient(t), newClient(t)
+	tp := newTopic(t, old, 4)
 	o := newOwner(t, tp, 4)
 	first := o.takeAll(t, old)
 	zombie := first.Producer
 	for p := range 2 {
-		mustPut(t, old, at(tp, p), encode(0, zombie, 0, ids("a", "b")...))
-		mustPut(t, old, at(tp, p), encode(compress.Lz4, zombie, 2, ids("c", "a")...))
+		mustSend(t, old, at(tp, p), encodeBatch(0, zombie, 0, newRecords("a", "b")...))
+		mustSend(t, old, at(tp, p), encodeBatch(compress.Lz4, zombie, 2, newRecords("c", "a")...))
 	}
 
 	second := o.takeAll(t, c)
@@ -48,7 +48,7 @@ func TestN04_ZombieIsRefusedEverywhere(t *testing.T) {
 	}
 
 	for p := range 4 {
-		refusedZombie(t, old, at(tp, p), zombie, 4)
+		checkZombieRefused(t, old, at(tp, p), zombie, 4)
 		tail := second.Released[at(tp, p)]
 		if tail.From != 0 || tail.Next < 1 {
 			t.Errorf("p%d: tail %d to %d", p, tail.From, tail.Next)
@@ -57,14 +57,14 @@ func TestN04_ZombieIsRefusedEverywhere(t *testing.T) {
 			t.Errorf("p%d: %d hits, want %d", p, tail.Hits.Len(), want)
 		}
 		if p < 2 {
-			a := ident(t, header("id", "a"))
+			a := mustIdentify(t, newHeader("id", "a"))
 			lo, _ := tail.Hits.Take(a)
 			hi, ok := tail.Hits.Take(a)
 			if !ok || hi != lo+3 {
 				t.Errorf("p%d: a at %d and %d", p, lo, hi)
 			}
 		}
-		mustPut(t, c, at(tp, p), encode(0, second.Producer, 0, ids("n")...))
+		mustSend(t, c, at(tp, p), encodeBatch(0, second.Producer, 0, newRecords("n")...))
 	}
 
 	// The earlier sender is closed everywhere and still counts in read-backs.
@@ -77,7 +77,7 @@ func TestN04_ZombieIsRefusedEverywhere(t *testing.T) {
 		o.offsets[tp][p] = second.Released[at(tp, p)].Next
 	}
 
-	third := o.takeAll(t, client(t))
+	third := o.takeAll(t, newClient(t))
 	if len(o.senders) != 2 || o.senders[0].Epoch != second.Producer.Epoch {
 		t.Errorf("senders after another takeover %+v", o.senders)
 	}
@@ -92,8 +92,8 @@ func TestN04_ZombieIsRefusedEverywhere(t *testing.T) {
 // The barrier alone is what refuses: without it a new epoch at the coordinator leaves a zombie free to write.
 func TestN04_EpochAtTheCoordinatorFencesNothing(t *testing.T) {
 	t.Parallel()
-	c := client(t)
-	tp := topic(t, c, 1)
+	c := newClient(t)
+	tp := newTopic(t, c, 1)
 	tx := "tx-" + tp
 	ctx := ctxOf(t, 2*time.Minute)
 	old, err := c.Init(ctx, tx, anyEpoch, Patience{})
@@ -106,15 +106,15 @@ func TestN04_EpochAtTheCoordinatorFencesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	mustPut(t, c, at(tp, 0), encode(0, old, 0, ids("late")...))
-	if _, _, err := c.Barrier(ctx, tx, old, all(tp, 1), Patience{}); !errors.Is(err, ErrFenced) {
+	mustSend(t, c, at(tp, 0), encodeBatch(0, old, 0, newRecords("late")...))
+	if _, _, err := c.Barrier(ctx, tx, old, allOf(tp, 1), Patience{}); !errors.Is(err, ErrFenced) {
 		t.Errorf("barrier of the old owner: %v", err)
 	}
 	if _, err := c.Init(ctx, tx, old, Patience{}); !errors.Is(err, ErrFenced) {
 		t.Errorf("conditional re-init of the old owner: %v", err)
 	}
 
-	refused, added, err := c.Barrier(ctx, tx, taken, append(all(tp, 1), at(tp, 7), at("no-"+tp, 0)), Patience{})
+	refused, added, err := c.Barrier(ctx, tx, taken, append(allOf(tp, 1), at(tp, 7), at("no-"+tp, 0)), Patience{})
 	if err != nil || !added {
 		t.Fatal(added, err)
 	}
@@ -152,8 +152,8 @@ func TestN04_OnlyAReadMarkerAboveReleases(t *testing.T) {
 // N7: records of foreign producers are no deliveries of the relay, even if they carry its ids.
 func TestN07_ForeignRecordsAreNotHits(t *testing.T) {
 	t.Parallel()
-	c := client(t)
-	tp := topic(t, c, 1)
+	c := newClient(t)
+	tp := newTopic(t, c, 1)
 	o := newOwner(t, tp, 1)
 	me := o.takeAll(t, c).Producer
 	stranger, err := c.Init(ctxOf(t, 2*time.Minute), "tx-stranger-"+tp, anyEpoch, Patience{})
@@ -161,11 +161,11 @@ func TestN07_ForeignRecordsAreNotHits(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	mustPut(t, c, at(tp, 0), encode(0, stranger, 0, ids("x", "y")...))
-	mustPut(t, c, at(tp, 0), encode(0, Producer{ID: -1, Epoch: -1}, -1, ids("x", "y")...))
-	want := mustPut(t, c, at(tp, 0), encode(0, me, 0, ids("x")...))
+	mustSend(t, c, at(tp, 0), encodeBatch(0, stranger, 0, newRecords("x", "y")...))
+	mustSend(t, c, at(tp, 0), encodeBatch(0, Producer{ID: -1, Epoch: -1}, -1, newRecords("x", "y")...))
+	want := mustSend(t, c, at(tp, 0), encodeBatch(0, me, 0, newRecords("x")...))
 	hits := o.takeAll(t, c).Released[at(tp, 0)].Hits
-	if got, ok := hits.Take(ident(t, header("id", "x"))); !ok || got != want || hits.Len() != 0 {
+	if got, ok := hits.Take(mustIdentify(t, newHeader("id", "x"))); !ok || got != want || hits.Len() != 0 {
 		t.Errorf("x at %d, %t, %d left; want %d alone", got, ok, hits.Len(), want)
 	}
 }
@@ -173,17 +173,18 @@ func TestN07_ForeignRecordsAreNotHits(t *testing.T) {
 // N8, N9: an offset that is not in the log is an event; a partition without an entry is read from 0.
 func TestN08_OutOfRangeIsAnEvent(t *testing.T) {
 	t.Parallel()
-	c := client(t)
-	tp := topic(t, c, 3)
+	c := newClient(t)
+	tp := newTopic(t, c, 3)
 	o := newOwner(t, tp, 2)
 	me := o.takeAll(t, c).Producer
 	for p := range 3 {
-		mustPut(t, c, at(tp, p), encode(0, me, 0, ids("x", "y")...))
+		mustSend(t, c, at(tp, p), encodeBatch(0, me, 0, newRecords("x", "y")...))
 	}
 
-	o.offsets[tp] = []int64{1_000_000, 2} // p0: as after a topic was created again; p2 has no entry
+	// The offset of partition 0 is beyond its end, as after a topic was created again. Partition 2 has no entry.
+	o.offsets[tp] = []int64{1_000_000, 2}
 	out := o.takeAll(t, c)
-	if !o.saw(OutOfRange) {
+	if !o.hasEvent(OutOfRange) {
 		t.Errorf("no event in %+v", o.events)
 	}
 
@@ -201,18 +202,18 @@ func TestN08_OutOfRangeIsAnEvent(t *testing.T) {
 
 func TestN08_OffsetBelowTheLogStart(t *testing.T) {
 	t.Parallel()
-	c := client(t)
-	tp := topic(t, c, 1)
+	c := newClient(t)
+	tp := newTopic(t, c, 1)
 	o := newOwner(t, tp, 1)
 	me := o.takeAll(t, c).Producer
 	for i := range 5 {
-		mustPut(t, c, at(tp, 0), encode(0, me, int32(i), ids(sequence("r", 5)[i])...))
+		mustSend(t, c, at(tp, 0), encodeBatch(0, me, int32(i), newRecords(newNames("r", 5)[i])...))
 	}
 
 	deleteRecords(t, tp, 0, 4)
 	out := o.takeAll(t, c)
 	tail := out.Released[at(tp, 0)]
-	if !tail.OutOfRange || tail.From != 4 || tail.Hits.Len() == 0 || !o.saw(OutOfRange) {
+	if !tail.OutOfRange || tail.From != 4 || tail.Hits.Len() == 0 || !o.hasEvent(OutOfRange) {
 		t.Errorf("tail %+v, events %+v", tail, o.events)
 	}
 }
@@ -220,19 +221,19 @@ func TestN08_OffsetBelowTheLogStart(t *testing.T) {
 // N8: a tail beyond the bound is read at its start and its end; the bound holds.
 func TestN08_LongTailIsTruncated(t *testing.T) {
 	t.Parallel()
-	c := client(t)
-	tp := topic(t, c, 1)
+	c := newClient(t)
+	tp := newTopic(t, c, 1)
 	o := newOwner(t, tp, 1)
 	me := o.takeAll(t, c).Producer
 	const batches, each = 60, 500
 	size := 0
 	for i := range batches {
-		b := encode(0, me, int32(i*each), ids(sequence("batch"+string(rune('a'+i)), each)...)...)
+		b := encodeBatch(0, me, int32(i*each), newRecords(newNames("batch"+string(rune('a'+i)), each)...)...)
 		size += len(b)
-		mustPut(t, c, at(tp, 0), b)
+		mustSend(t, c, at(tp, 0), b)
 	}
 
-	in := o.in()
+	in := o.newInput()
 	in.Bounds = Bounds{Bytes: int64(size) / 4}
 	out, err := c.Take(ctxOf(t, 2*time.Minute), in)
 	if err != nil {
@@ -240,16 +241,16 @@ func TestN08_LongTailIsTruncated(t *testing.T) {
 	}
 
 	tail := out.Released[at(tp, 0)]
-	if tail == nil || !tail.Truncated || !o.saw(Truncated) {
+	if tail == nil || !tail.Truncated || !o.hasEvent(Truncated) {
 		t.Fatalf("tail %+v, quarantined %v, events %+v", tail, out.Quarantined, o.events)
 	}
 	if n := tail.Hits.Len(); n < keepTail/2 || n > batches*each/2 {
 		t.Errorf("%d of %d records read with a bound of a quarter", n, batches*each)
 	}
-	if _, ok := tail.Hits.Take(ident(t, header("id", "batch"+string(rune('a'+batches-1))+"-499"))); !ok {
+	if _, ok := tail.Hits.Take(mustIdentify(t, newHeader("id", "batch"+string(rune('a'+batches-1))+"-499"))); !ok {
 		t.Error("the last record was not read")
 	}
-	if _, ok := tail.Hits.Take(ident(t, header("id", "batcha-0"))); !ok {
+	if _, ok := tail.Hits.Take(mustIdentify(t, newHeader("id", "batcha-0"))); !ok {
 		t.Error("the first record was not read")
 	}
 }
@@ -257,8 +258,8 @@ func TestN08_LongTailIsTruncated(t *testing.T) {
 // Missing topics are reported and do not delay the others.
 func TestN04_MissingTopicIsQuarantined(t *testing.T) {
 	t.Parallel()
-	c := client(t)
-	tp, gone := topic(t, c, 1), "gone-"+stacktest.Name(t)
+	c := newClient(t)
+	tp, gone := newTopic(t, c, 1), "gone-"+stacktest.Name(t)
 	o := newOwner(t, tp, 1)
 	o.takeAll(t, c)
 	o.offsets[gone] = []int64{3, 4}
@@ -266,13 +267,13 @@ func TestN04_MissingTopicIsQuarantined(t *testing.T) {
 	if !strings.Contains(out.Quarantined[at(gone, 0)], "does not exist") || out.Quarantined[at(gone, 1)] == "" || out.Released[at(tp, 0)] == nil {
 		t.Fatalf("quarantined %v", out.Quarantined)
 	}
-	if open := o.senders[0].Open; !slices.Equal(open, all(gone, 2)) {
+	if open := o.senders[0].Open; !slices.Equal(open, allOf(gone, 2)) {
 		t.Errorf("the earlier sender is open in %v", open)
 	}
 
 	// It is created: the next retry fences and releases it.
 	stacktest.CreateTopic(t, gone, 2)
-	ready(t, c, gone, 2)
+	waitReady(t, c, gone, 2)
 	ctx := ctxOf(t, 2*time.Minute)
 	released := map[record.TopicPartition]*Tail{}
 	stacktest.Eventually(t, "release of the topic", func() bool {
@@ -297,8 +298,8 @@ func TestN04_MissingTopicIsQuarantined(t *testing.T) {
 // Two owners race for the id. The loser gets an error, and only the last epoch can write.
 func TestN04_RacingOwners(t *testing.T) {
 	t.Parallel()
-	a, b := client(t), client(t)
-	tp := topic(t, a, 3)
+	a, b := newClient(t), newClient(t)
+	tp := newTopic(t, a, 3)
 	o := newOwner(t, tp, 3)
 	o.takeAll(t, a)
 	type result struct {
@@ -313,7 +314,7 @@ func TestN04_RacingOwners(t *testing.T) {
 	for range 5 {
 		for _, c := range []*Client{a, b} {
 			go func() {
-				out, err := c.Take(t.Context(), o.in())
+				out, err := c.Take(t.Context(), o.newInput())
 				results <- result{out, err}
 			}()
 		}
@@ -344,25 +345,25 @@ func TestN04_RacingOwners(t *testing.T) {
 	last := o.takeAll(t, a)
 	for p := range 3 {
 		for _, w := range won {
-			refusedZombie(t, b, at(tp, p), w.Producer, 0)
+			checkZombieRefused(t, b, at(tp, p), w.Producer, 0)
 		}
-		mustPut(t, a, at(tp, p), encode(0, last.Producer, 0, ids("n")...))
+		mustSend(t, a, at(tp, p), encodeBatch(0, last.Producer, 0, newRecords("n")...))
 	}
 }
 
 // The gate is checked between steps. A suspended owner does nothing, and continues if it still holds the lease.
 func TestN04_ClosedGateSuspends(t *testing.T) {
 	t.Parallel()
-	c := client(t)
-	tp := topic(t, c, 1)
+	c := newClient(t)
+	tp := newTopic(t, c, 1)
 	o := newOwner(t, tp, 1)
 	before := o.takeAll(t, c).Producer
 	var open atomic.Bool
-	asked := make(chan struct{})
-	in := o.in()
+	requested := make(chan struct{})
+	in := o.newInput()
 	in.Gate = func() bool {
 		select {
-		case asked <- struct{}{}:
+		case requested <- struct{}{}:
 		default:
 		}
 		return open.Load()
@@ -378,10 +379,10 @@ func TestN04_ClosedGateSuspends(t *testing.T) {
 	}()
 
 	for range 3 {
-		<-asked
+		<-requested
 	}
 
-	mustPut(t, c, at(tp, 0), encode(0, before, 0, ids("still mine")...))
+	mustSend(t, c, at(tp, 0), encodeBatch(0, before, 0, newRecords("still mine")...))
 	if _, err := c.Init(ctxOf(t, 2*time.Minute), o.id+"#0", before, Patience{}); err != nil {
 		t.Errorf("somebody took the id behind a closed gate: %v", err)
 	}
@@ -394,12 +395,12 @@ func TestN04_ClosedGateSuspends(t *testing.T) {
 
 func TestTakeStopsWithItsContext(t *testing.T) {
 	t.Parallel()
-	c := client(t)
+	c := newClient(t)
 	o := newOwner(t, "no-topic-needed", 1)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("lease lost")
 
-	in := o.in()
+	in := o.newInput()
 	calls := 0
 	in.Gate = func() bool {
 		if calls++; calls == 2 {

@@ -22,8 +22,8 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// admin returns a client for requests that the sink does not send.
-func admin(tb testing.TB) *kafka.Client {
+// newAdmin returns a client for requests that the sink does not send.
+func newAdmin(tb testing.TB) *kafka.Client {
 	tb.Helper()
 	tr := &kafka.Transport{MetadataTTL: time.Second}
 	tb.Cleanup(tr.CloseIdleConnections)
@@ -36,7 +36,8 @@ func TestN09_EndOffsetIsSavedBeforeTheFirstRecord(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Topic(t, 2)
 	before := openSink(t, sinkOptions{txid: "outrelay.other." + topic})
-	for i := range 7 { // the topic is not empty: another client writes to it
+	// The topic is not empty, because another client writes to it.
+	for i := range 7 {
 		x := newRecord(topic, "k", fmt.Sprint("foreign-", i))
 		x.Partition = 1
 		before.send(t, x)
@@ -53,7 +54,8 @@ func TestN09_EndOffsetIsSavedBeforeTheFirstRecord(t *testing.T) {
 	stacktest.Eventually(t, "the topic waits for the write", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return c.saves >= 3 // of the sender, and two failed ones of the offsets
+		// The first write stores the sender. The next two, of the offsets, fail.
+		return c.saves >= 3
 	})
 	if n := len(readTopic(t, stacktest.Brokers(t), topic)[1]); n != 7 {
 		t.Fatalf("%d records are in the topic before its offsets are saved, want the 7 foreign ones", n)
@@ -79,7 +81,7 @@ func TestN09_EndOffsetIsSavedBeforeTheFirstRecord(t *testing.T) {
 		}
 	}
 
-	log := values(readTopic(t, stacktest.Brokers(t), topic))
+	log := valuesOf(readTopic(t, stacktest.Brokers(t), topic))
 	p := int32(keyhash.Murmur2([]byte("k"))&0x7fffffff) % 2
 	got := slices.DeleteFunc(log[p], func(v string) bool { return strings.HasPrefix(v, "foreign") })
 	if len(got) != 10 || got[0] != "k/0" || got[9] != "k/9" {
@@ -124,13 +126,13 @@ func TestN09_NothingIsSentBeforeAllEndsAreKnown(t *testing.T) {
 		state := r.State()
 		return len(state) == 1 && state[0].Topic == "a" && state[0].Kind == kindNoLeader && state[0].Records == 6
 	})
-	if _, offsets := r.claims.document(); len(offsets["a"]) != 0 {
+	if _, offsets := r.claims.readDocument(); len(offsets["a"]) != 0 {
 		t.Errorf("stored %v before the ends are known", offsets["a"])
 	}
 
 	sick.Store(false)
 	r.acks.waitResolved(7)
-	if _, offsets := r.claims.document(); len(offsets["a"]) != 2 {
+	if _, offsets := r.claims.readDocument(); len(offsets["a"]) != 2 {
 		t.Errorf("stored %v, want both ends", offsets["a"])
 	}
 }
@@ -170,7 +172,7 @@ func TestN09_NewPartitionsAreUsedByTheNextSink(t *testing.T) {
 	}
 
 	second := takeOver(t, txid, c)
-	if _, offsets := c.document(); len(offsets[topic]) != 3 {
+	if _, offsets := c.readDocument(); len(offsets[topic]) != 3 {
 		t.Fatalf("saved offsets %v, want three", offsets[topic])
 	}
 	send(second, 0, 60)
@@ -247,7 +249,7 @@ func TestTopicIsCreatedOnDemand(t *testing.T) {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		_, _ = admin(t).DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: []string{topic}})
+		_, _ = newAdmin(t).DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: []string{topic}})
 	})
 
 	for i := range 40 {
@@ -332,7 +334,7 @@ func TestN11_ATopicThatIsCreatedInVainIsParked(t *testing.T) {
 	u := fakeOptions(brokers...)
 	u.cfg.Create = &kafkawire.TopicCreate{Partitions: 1}
 	d := openWithHolder(t, u)
-	d.sequence("ghost", 0, 3)
+	d.sendSequence("ghost", 0, 3)
 	d.waitUntil("the topic is parked", func() bool { return len(d.held) == 3 })
 }
 
@@ -347,7 +349,7 @@ func TestN09_ATopicThatIsCreatedLateIsAdoptedWhole(t *testing.T) {
 	u := fakeOptions(brokers...)
 	u.cfg.ParkAfter = 3 * adoptEvery
 	d := openWithHolder(t, u)
-	d.sequence("late", 0, 3)
+	d.sendSequence("late", 0, 3)
 	d.waitUntil("the missing topic is parked", func() bool { return len(d.held) == 3 })
 
 	if err := newClient(t, testConfig{Brokers: brokers}).CreateTopic(t.Context(), "late", kafkawire.TopicCreate{Partitions: 2}); err != nil {
@@ -374,7 +376,7 @@ func TestTopicDeletedMidRunIsHeldAndComesBack(t *testing.T) {
 	r.Flush()
 	r.acks.waitResolved(5)
 
-	res, err := admin(t).DeleteTopics(t.Context(), &kafka.DeleteTopicsRequest{Topics: []string{topic}})
+	res, err := newAdmin(t).DeleteTopics(t.Context(), &kafka.DeleteTopicsRequest{Topics: []string{topic}})
 	if err != nil || res.Errors[topic] != nil {
 		t.Fatal(err, res)
 	}
@@ -558,7 +560,7 @@ func TestN07_FoundAlsoWhenTheGrowthWasAdoptedBeforeTheCrash(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := takeOver(t, txid, c)
-	if _, offsets := c.document(); len(offsets[topic]) != 4 {
+	if _, offsets := c.readDocument(); len(offsets[topic]) != 4 {
 		t.Fatalf("saved offsets %v, want four", offsets[topic])
 	}
 	if err := second.kill(); err != nil {
@@ -693,11 +695,12 @@ func TestN10_NothingOfAKeyIsSkippedAfterOneWasSent(t *testing.T) {
 
 			second := takeOver(t, txid, c)
 			second.send(t, newRecord(topic, "a", "a1"))
-			second.send(t, newRecord(topic, "a", "a2")) // it is in the topic, but a1 follows it now
+			// The record a2 is in the topic, but now it follows a1.
+			second.send(t, newRecord(topic, "a", "a2"))
 			second.send(t, newRecord(topic, "b", "b1"))
 			second.Flush()
 			second.acks.waitResolved(3)
-			if got := values(readTopic(t, stacktest.Brokers(t), topic))[0]; !slices.Equal(got, want) {
+			if got := valuesOf(readTopic(t, stacktest.Brokers(t), topic))[0]; !slices.Equal(got, want) {
 				t.Fatalf("the log is %v, want %v", got, want)
 			}
 		})

@@ -33,8 +33,9 @@ func TestEveryCodeHasAVerdict(t *testing.T) {
 	const appended, not = true, false
 	for code, want := range map[kafka.Error]struct {
 		verdict kafkawire.Verdict
-		maybe   bool // it may be in the log
-		why     string
+		// maybe is set if the batch may be in the log.
+		maybe bool
+		why   string
 	}{
 		-1:  {kafkawire.VerdictRetry, appended, "an unexpected exception, before or after the append"},
 		5:   {kafkawire.VerdictRetry, appended, "Kafka does not use it for a produce request"},
@@ -99,7 +100,7 @@ func TestABatchThatMayStandIsNotDividedOrRefused(t *testing.T) {
 			u := fakeOptions(brokers...)
 			u.txid, u.claims = txid, c
 			d := openWithHolder(t, u)
-			d.sequence("a", 0, 1)
+			d.sendSequence("a", 0, 1)
 			d.waitResolved(1)
 
 			kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Err: kerr.NotEnoughReplicasAfterAppend, Count: 1})
@@ -115,13 +116,13 @@ func TestABatchThatMayStandIsNotDividedOrRefused(t *testing.T) {
 				Count: count,
 				When:  func(kmsg.Request) bool { return tries.Add(1) > 1 },
 			})
-			d.sequence("a", 1, 2)
+			d.sendSequence("a", 1, 2)
 			if err := d.r.waitEnded(t); !errors.Is(err, ErrBroken) {
 				t.Fatalf("the sink ended with %v, want ErrBroken", err)
 			}
 
 			second := openSink(t, sinkOptions{cfg: testConfig{Brokers: brokers}, txid: txid, claims: c})
-			second.sequence(t, "a", 0, 3)
+			second.sendSequence(t, "a", 0, 3)
 			second.acks.waitResolved(3)
 			requireInOrder(t, readTopic(t, brokers, "a"), 1, 3)
 		})
@@ -394,7 +395,7 @@ func TestTooLargeForTheTopicIsRefusedByTheLimitOfThatMoment(t *testing.T) {
 		ResourceName: topic,
 		Configs:      []kafka.IncrementalAlterConfigsRequestConfig{{Name: "max.message.bytes", Value: "300000"}},
 	}
-	_, err := admin(t).IncrementalAlterConfigs(t.Context(), &kafka.IncrementalAlterConfigsRequest{
+	_, err := newAdmin(t).IncrementalAlterConfigs(t.Context(), &kafka.IncrementalAlterConfigsRequest{
 		Resources: []kafka.IncrementalAlterConfigsRequestResource{raise},
 	})
 	if err != nil {
@@ -448,7 +449,8 @@ func TestPartitionOutOfRange(t *testing.T) {
 	r := openSink(t, sinkOptions{})
 	x := newRecord(topic, "k", "held")
 	x.Partition = 5
-	r.send(t, x) // refused when the topic is adopted
+	// The sink rejects the record when it adopts the topic.
+	r.send(t, x)
 	y := newRecord(topic, "k", "fine")
 	y.Partition = 1
 	r.send(t, y)

@@ -185,7 +185,8 @@ func TestHangingLeaderIsLeftWhenItMoves(t *testing.T) {
 	if err := kc.MoveTopicPartition("a", 0, 1-kc.LeaderFor("a", 0)); err != nil {
 		t.Fatal(err)
 	}
-	r.acks.waitResolved(2) // long before the timeout of the request
+	// This takes much less time than the timeout of the request.
+	r.acks.waitResolved(2)
 
 	close(release)
 	requireInOrder(t, readTopic(t, brokers, "a"), 1, 2)
@@ -242,7 +243,7 @@ func TestN04_SelfMoveGoesOnWithTheNextGeneration(t *testing.T) {
 	if err := r.keeper.moveToNextGeneration(ctx); err != nil {
 		t.Fatal(err)
 	}
-	senders, _ := r.claims.document()
+	senders, _ := r.claims.readDocument()
 	last, generation := senders[len(senders)-1], r.keeper.session.Generation()
 	if generation != before+1 || last.Generation != before+1 || last.ID == r.producer.ID {
 		t.Fatalf("generation %d, want %d; saved sender %+v, want another id than %+v", generation, before+1, last, r.producer)

@@ -69,7 +69,8 @@ func TestBuffersFollowTheirBatches(t *testing.T) {
 	for range 16 {
 		b.put(make([]byte, 1<<20))
 	}
-	b.put(make([]byte, 3000)) // too small for any batch
+	// This buffer is too small for any batch, so it is not kept.
+	b.put(make([]byte, 3000))
 	if totalBytes(&b) != 16<<20 {
 		t.Fatalf("%d bytes are free, want 16 MiB", totalBytes(&b))
 	}
@@ -192,7 +193,8 @@ func TestMemoryStaysNearTheBudget(t *testing.T) {
 	for i := 0; sent < 24<<20; i++ {
 		x.Key = fmt.Appendf(x.Key[:0], "k%d", i)
 		if i%2 == 0 {
-			x.Key = []byte("hot") // half of the records go to one partition
+			// Half of the records go to one partition.
+			x.Key = []byte("hot")
 		}
 		if err := r.Send(&x, record.Ticket(i+1)); err != nil {
 			t.Fatal(err)

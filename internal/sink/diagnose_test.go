@@ -59,13 +59,13 @@ func newCertificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 
 const secret = "s3cret-of-the-test"
 
-func login(mechanism, user, password string) *kafkawire.SASL {
+func newLogin(mechanism, user, password string) *kafkawire.SASL {
 	return &kafkawire.SASL{Mechanism: mechanism, User: user, Password: func() (string, error) { return password, nil }}
 }
 
-// diagnose returns the only problem of a configuration, and checks that its diagnosis is complete
+// findProblem returns the only problem of a configuration, and checks that its diagnosis is complete
 // and has no secret.
-func diagnose(t *testing.T, cfg testConfig, patience time.Duration) *kafkawire.Diagnosis {
+func findProblem(t *testing.T, cfg testConfig, patience time.Duration) *kafkawire.Diagnosis {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*testTimeout)
 	defer cancel()
@@ -103,7 +103,7 @@ func TestTLSAndSASLWork(t *testing.T) {
 			cfg := testConfig{
 				Brokers:       brokers,
 				TLS:           &tls.Config{RootCAs: pool},
-				SASL:          login(mechanism, "u", secret),
+				SASL:          newLogin(mechanism, "u", secret),
 				MaxBatchBytes: 3000,
 			}
 			if err := newClient(t, cfg).Diagnose(t.Context()); err != nil {
@@ -111,7 +111,8 @@ func TestTLSAndSASLWork(t *testing.T) {
 			}
 
 			r := openSink(t, sinkOptions{cfg: cfg})
-			for range 300 { // small and large writes over TLS
+			// The sink makes small and large writes over TLS.
+			for range 300 {
 				r.send(t, newRecord("a", "k", strings.Repeat("x", 1000)))
 			}
 			r.Flush()
@@ -132,7 +133,7 @@ func TestDiagnosis(t *testing.T) {
 		kfake.Superuser("SCRAM-SHA-512", "u", secret))
 	plain := stacktest.Brokers(t)
 	trusted := &tls.Config{RootCAs: pool}
-	good := login("SCRAM-SHA-512", "u", secret)
+	good := newLogin("SCRAM-SHA-512", "u", secret)
 	silent := listen(t, func(c net.Conn) { _, _ = c.Read(make([]byte, 1)) })
 	web := listen(t, func(c net.Conn) {
 		_, _ = c.Read(make([]byte, 100))
@@ -144,13 +145,13 @@ func TestDiagnosis(t *testing.T) {
 		want string // in the text
 		fix  string
 	}{
-		"wrong password":            {testConfig{Brokers: secure, TLS: trusted, SASL: login("SCRAM-SHA-512", "u", secret+"x")}, "user or password is wrong", "kafka.sasl.password"},
+		"wrong password":            {testConfig{Brokers: secure, TLS: trusted, SASL: newLogin("SCRAM-SHA-512", "u", secret+"x")}, "user or password is wrong", "kafka.sasl.password"},
 		"plain text to TLS":         {testConfig{Brokers: secure, SASL: good}, "it expects TLS", "kafka.tls"},
 		"TLS to plain text":         {testConfig{Brokers: plain, TLS: trusted}, "does not support TLS", "remove kafka.tls"},
 		"unknown authority":         {testConfig{Brokers: secure, TLS: &tls.Config{}, SASL: good}, "does not trust the authority", "kafka.tls.ca"},
 		"another name":              {testConfig{Brokers: secure, TLS: &tls.Config{RootCAs: pool, ServerName: "kafka.example"}, SASL: good}, "not valid for the name", "name"},
 		"no SASL":                   {testConfig{Brokers: secure, TLS: trusted}, "without authentication", "kafka.sasl"},
-		"SASL where there is none":  {testConfig{Brokers: plain, SASL: login("PLAIN", "u", secret)}, "does not offer SASL", "remove kafka.sasl, or"},
+		"SASL where there is none":  {testConfig{Brokers: plain, SASL: newLogin("PLAIN", "u", secret)}, "does not offer SASL", "remove kafka.sasl, or"},
 		"nothing listens":           {testConfig{Brokers: []string{"127.0.0.1:1"}}, "is refused", "start the broker"},
 		"no such host":              {testConfig{Brokers: []string{"kafka.invalid:9092"}}, "cannot be resolved", "kafka.brokers"},
 		"a listener that is silent": {testConfig{Brokers: []string{silent}}, "does not respond", "hang"},
@@ -160,9 +161,10 @@ func TestDiagnosis(t *testing.T) {
 			t.Parallel()
 			patience := testTimeout / 2
 			if c.fix == "hang" {
-				patience = 0 // the default timeout ends the attempt
+				// The default timeout ends the attempt.
+				patience = 0
 			}
-			if d := diagnose(t, c.cfg, patience); !strings.Contains(d.Text, c.want) || !strings.Contains(d.Error(), c.fix) {
+			if d := findProblem(t, c.cfg, patience); !strings.Contains(d.Text, c.want) || !strings.Contains(d.Error(), c.fix) {
 				t.Errorf("diagnosis %v (%v), want %q and %q", d, d.Err, c.want, c.fix)
 			}
 		})
@@ -215,7 +217,7 @@ func TestDiagnosisOfAdvertisedListeners(t *testing.T) {
 		return resp, nil, true
 	})
 
-	d := diagnose(t, testConfig{Brokers: brokers}, testTimeout/2)
+	d := findProblem(t, testConfig{Brokers: brokers}, testTimeout/2)
 	named := d.Broker == "127.0.0.1:1" && strings.Contains(d.Error(), "advertised.listeners")
 	if !strings.Contains(d.Text, "advertises this address") || !named {
 		t.Errorf("diagnosis of %s: %v, want the advertised address 127.0.0.1:1", d.Broker, d)
@@ -232,7 +234,7 @@ func TestDiagnosisAsksForTheOfferedMechanism(t *testing.T) {
 		return resp, nil, true
 	})
 
-	d := diagnose(t, testConfig{Brokers: brokers, SASL: login("SCRAM-SHA-256", "u", secret)}, testTimeout/2)
+	d := findProblem(t, testConfig{Brokers: brokers, SASL: newLogin("SCRAM-SHA-256", "u", secret)}, testTimeout/2)
 	if !strings.Contains(d.Text, "does not offer SASL") || !strings.Contains(d.Error(), "set kafka.sasl.mechanism to plain, which") {
 		t.Errorf("diagnosis %v, want the mechanism plain", d)
 	}

@@ -20,8 +20,8 @@ type requests struct {
 	most     int
 }
 
-// watch counts the requests of c. The cluster responds to the first request when gate is closed.
-func (q *requests) watch(c *kfake.Cluster, gate <-chan struct{}, first chan<- struct{}) {
+// countRequests counts the requests of c. The cluster responds to the first request when gate is closed.
+func (q *requests) countRequests(c *kfake.Cluster, gate <-chan struct{}, first chan<- struct{}) {
 	c.ControlKey(int16(kmsg.Produce), func(req kmsg.Request) (kmsg.Response, error, bool) {
 		c.KeepControl()
 
@@ -57,7 +57,7 @@ func sendDuringRequest(t *testing.T) *requests {
 	t.Helper()
 	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"), kfake.SleepOutOfOrder())
 	q, gate, first := &requests{}, make(chan struct{}), make(chan struct{})
-	q.watch(kc, gate, first)
+	q.countRequests(kc, gate, first)
 
 	u := fakeOptions(brokers...)
 	// A request that times out would be sent again while the first one still hangs.

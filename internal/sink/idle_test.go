@@ -16,7 +16,7 @@ import (
 // the stored offset.
 func TestN08_IdleOffsetGivesWayToASend(t *testing.T) {
 	t.Parallel()
-	for name, meanwhile := range map[string]func(r *testSink) (after func()){
+	for name, interrupt := range map[string]func(r *testSink) (after func()){
 		"queued": func(r *testSink) func() {
 			r.mu.Lock()
 			r.paused = true
@@ -63,7 +63,7 @@ func TestN08_IdleOffsetGivesWayToASend(t *testing.T) {
 			kc.ControlKey(int16(kmsg.ListOffsets), func(kmsg.Request) (kmsg.Response, error, bool) {
 				kc.KeepControl()
 				if once.CompareAndSwap(false, true) {
-					kc.SleepControl(func() { after <- meanwhile(r) })
+					kc.SleepControl(func() { after <- interrupt(r) })
 				}
 				return nil, nil, false
 			})

@@ -218,7 +218,7 @@ func (c *claims) SaveSenders(_ context.Context, senders []record.Sender, offsets
 	return nil
 }
 
-func (c *claims) document() ([]record.Sender, map[string][]int64) {
+func (c *claims) readDocument() ([]record.Sender, map[string][]int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	offsets := map[string][]int64{}
@@ -346,7 +346,7 @@ func openSink(tb testing.TB, u sinkOptions) *testSink {
 		u.txid = "outrelay.test." + stacktest.Name(tb)
 	}
 
-	senders, offsets := r.claims.document()
+	senders, offsets := r.claims.readDocument()
 	ctx, cancel := context.WithTimeout(tb.Context(), testTimeout)
 	defer cancel()
 	var err error
@@ -465,8 +465,8 @@ func readTopic(tb testing.TB, brokers []string, topic string) map[int32][]*kgo.R
 	return out
 }
 
-// values returns the values of each partition, in order.
-func values(m map[int32][]*kgo.Record) map[int32][]string {
+// valuesOf returns the values of each partition, in order.
+func valuesOf(m map[int32][]*kgo.Record) map[int32][]string {
 	out := map[int32][]string{}
 	for p, list := range m {
 		for _, r := range list {
@@ -519,7 +519,7 @@ func newFakeCluster(tb testing.TB, opts ...kfake.Opt) (*kfake.Cluster, []string)
 // addPartitions adds partitions to a topic and waits until they have leaders.
 func addPartitions(t *testing.T, topic string, n int) {
 	t.Helper()
-	res, err := admin(t).CreatePartitions(t.Context(), &kafka.CreatePartitionsRequest{
+	res, err := newAdmin(t).CreatePartitions(t.Context(), &kafka.CreatePartitionsRequest{
 		Topics: []kafka.TopicPartitionsConfig{{Name: topic, Count: int32(n)}},
 	})
 	if err == nil {

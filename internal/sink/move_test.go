@@ -20,7 +20,7 @@ func TestN04_AMoveThatFailsChangesNothing(t *testing.T) {
 	t.Parallel()
 	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
 	r := openSink(t, fakeOptions(brokers...))
-	r.sequence(t, "a", 0, 1)
+	r.sendSequence(t, "a", 0, 1)
 	r.acks.waitResolved(1)
 
 	kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.InitProducerID}, Err: kerr.TransactionalIDAuthorizationFailed, Count: 1})
@@ -39,7 +39,7 @@ func TestN04_AMoveThatFailsChangesNothing(t *testing.T) {
 		t.Errorf("the sink sends as %+v, want the session's producer %+v", r.producer, r.keeper.session.Producer())
 	}
 
-	r.sequence(t, "a", 1, 2)
+	r.sendSequence(t, "a", 1, 2)
 	r.acks.waitResolved(2)
 	requireInOrder(t, readTopic(t, brokers, "a"), 1, 2)
 }
@@ -50,7 +50,7 @@ func TestN04_RecordsFlowWhileTheNextGenerationCannotBeTaken(t *testing.T) {
 	t.Parallel()
 	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
 	r := openSink(t, fakeOptions(brokers...))
-	r.sequence(t, "a", 0, 1)
+	r.sendSequence(t, "a", 0, 1)
 	r.acks.waitResolved(1)
 
 	away := kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.InitProducerID}, Err: kerr.CoordinatorNotAvailable, Count: -1})
@@ -60,7 +60,7 @@ func TestN04_RecordsFlowWhileTheNextGenerationCannotBeTaken(t *testing.T) {
 	go func() { moved <- r.keeper.moveToNextGeneration(ctx) }()
 	stacktest.Eventually(t, "the coordinator has rejected some attempts", func() bool { return away.Hits() > 3 })
 
-	r.sequence(t, "a", 1, 20)
+	r.sendSequence(t, "a", 1, 20)
 	r.acks.waitResolved(20)
 	select {
 	case err := <-moved:
@@ -72,6 +72,6 @@ func TestN04_RecordsFlowWhileTheNextGenerationCannotBeTaken(t *testing.T) {
 	if err := <-moved; err == nil || ctx.Err() != nil {
 		t.Errorf("the move ended with %v, and the context with %v", err, ctx.Err())
 	}
-	r.sequence(t, "a", 20, 21)
+	r.sendSequence(t, "a", 20, 21)
 	r.acks.waitResolved(21)
 }

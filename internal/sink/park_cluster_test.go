@@ -71,7 +71,7 @@ func createTopicOn(t *testing.T, s *devstack.Stack, brokers ...int) string {
 
 // TestN11_ALeaderlessPartitionIsParked: one of three real brokers stops responding under load, in
 // the middle of a request, and comes back. In the meantime its partition is parked, and the others
-// flow, also those of a topic that gets its first records now. No record is lost, sent twice or out of
+// accept records, also the partitions of a topic that gets its first records now. No record is lost, sent twice or out of
 // order.
 func TestN11_ALeaderlessPartitionIsParked(t *testing.T) {
 	t.Parallel()
@@ -164,7 +164,8 @@ func TestN11_ALeaderlessPartitionIsParked(t *testing.T) {
 	}
 	d.openNext()
 	stacktest.Eventually(t, "all of it is released", func() bool {
-		if d.heldCount() > 0 { // the partition may have been in quarantine for a moment
+		// The partition may have been in quarantine for a moment.
+		if d.heldCount() > 0 {
 			d.tryRelease()
 		}
 		return d.heldCount() == 0

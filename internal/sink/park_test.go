@@ -92,8 +92,8 @@ func newSickCluster(t *testing.T) *sickCluster {
 	return &sickCluster{Cluster: kc, brokers: brokers}
 }
 
-// forbid makes each produce request to a fail from now on, while on is set.
-func (k *sickCluster) forbid() {
+// forbidWrites makes each produce request to a fail from now on, while on is set.
+func (k *sickCluster) forbidWrites() {
 	k.on.Store(true)
 	k.Fault(kfake.Fault{
 		Keys:  []kmsg.Key{kmsg.Produce},
@@ -135,9 +135,9 @@ func (k *sickCluster) overrideLayout(current func() (partitions int, leaderless 
 	})
 }
 
-// sequence sends the records with the numbers from (inclusive) to to (exclusive) of the key k.
+// sendSequence sends the records with the numbers from (inclusive) to to (exclusive) of the key k.
 // Records that the sink does not take are held.
-func (d *testHolder) sequence(topic string, from, to int) {
+func (d *testHolder) sendSequence(topic string, from, to int) {
 	d.tb.Helper()
 	for i := from; i < to; i++ {
 		_, _ = d.send(newRecord(topic, "k", fmt.Sprintf("k/%d", i)))
@@ -167,12 +167,12 @@ func TestN11_ABatchThatMayStandIsReadByTheNextSink(t *testing.T) {
 				u := fakeOptions(k.brokers...)
 				u.cfg.Compression = codec
 				d := openWithHolder(t, u)
-				d.sequence("a", 0, 5)
+				d.sendSequence("a", 0, 5)
 				d.waitResolved(5)
 
 				lose(k)
-				k.forbid()
-				d.sequence("a", 5, 15)
+				k.forbidWrites()
+				d.sendSequence("a", 5, 15)
 				if err := d.r.waitEnded(t); !errors.Is(err, ErrReopen) {
 					t.Fatalf("the sink ended with %v, want ErrReopen", err)
 				}
@@ -183,7 +183,7 @@ func TestN11_ABatchThatMayStandIsReadByTheNextSink(t *testing.T) {
 				k.on.Store(false)
 				d.openNext()
 				d.release()
-				d.sequence("a", 15, 20)
+				d.sendSequence("a", 15, 20)
 				d.waitResolved(20)
 
 				log := readTopic(t, k.brokers, "a")
@@ -212,16 +212,16 @@ func TestN11_ASickPartitionEndsATermRarely(t *testing.T) {
 		t.Fatal("mayReopen does not allow the first end")
 	}
 
-	d.sequence("a", 0, 5)
+	d.sendSequence("a", 0, 5)
 	d.waitResolved(5)
 
 	k.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Err: kerr.NotEnoughReplicasAfterAppend, Count: 1})
-	k.forbid()
-	d.sequence("a", 5, 15)
+	k.forbidWrites()
+	d.sendSequence("a", 5, 15)
 	d.waitUntil("the partition is parked", func() bool { return len(d.held) == 10 })
 
 	k.on.Store(false)
-	d.sequence("a", 15, 20)
+	d.sendSequence("a", 15, 20)
 	if err := d.sendCounted(newRecord("a", "other", "other/0"), 100); !errors.Is(err, record.ErrParked) {
 		t.Fatalf("another key, after a batch that may be appended: got %v, want ErrParked", err)
 	}
@@ -230,9 +230,10 @@ func TestN11_ASickPartitionEndsATermRarely(t *testing.T) {
 	}
 
 	d.r.parker.parkUnwritable(time.Now().Add(fixedLimits.reopenEvery / 2))
-	d.sequence("b", 0, 5)
+	d.sendSequence("b", 0, 5)
 	d.waitResolved(10)
-	if n, parked := d.parkedCount("a", 0); n != 16 || !parked { // with the other key that was sent above
+	// The count includes the record with the other key that was sent above.
+	if n, parked := d.parkedCount("a", 0); n != 16 || !parked {
 		t.Errorf("%d records wait, parked %t, want 16, true", n, parked)
 	}
 
@@ -258,10 +259,10 @@ func TestN11_OneRecordAsksForARefusedPartition(t *testing.T) {
 	t.Parallel()
 	k := newSickCluster(t)
 	d := openWithHolder(t, fakeOptions(k.brokers...))
-	d.sequence("a", 0, 5)
+	d.sendSequence("a", 0, 5)
 	d.waitResolved(5)
-	k.forbid()
-	d.sequence("a", 5, 15)
+	k.forbidWrites()
+	d.sendSequence("a", 5, 15)
 	d.waitUntil("the partition is parked", func() bool { return len(d.held) == 10 })
 
 	probedTwice := func() bool {
@@ -288,7 +289,7 @@ func TestN11_OneRecordAsksForARefusedPartition(t *testing.T) {
 		return len(d.ready) == 1
 	})
 
-	d.sequence("a", 15, 20)
+	d.sendSequence("a", 15, 20)
 	d.release()
 	d.waitResolved(20)
 	requireInOrder(t, readTopic(t, k.brokers, "a"), 1, 20)
@@ -311,14 +312,14 @@ func TestN11_AMovedLeaderMayHaveTheBatch(t *testing.T) {
 
 	k.overrideLayout(func() (int, bool) { return 1, leaderless.Load() })
 	d := openWithHolder(t, u)
-	d.sequence("a", 0, 1)
+	d.sendSequence("a", 0, 1)
 	d.waitResolved(1)
 
 	k.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Err: kerr.NotEnoughReplicasAfterAppend, Count: 1})
-	k.forbid()
+	k.forbidWrites()
 	leaderless.Store(true)
 	moved.Store(true)
-	d.sequence("a", 1, 2)
+	d.sendSequence("a", 1, 2)
 	d.waitUntil("the partition is parked", func() bool { return len(d.held) == 1 })
 	if moved.Load() {
 		t.Fatal("no response was changed")
@@ -348,7 +349,7 @@ func TestN11_AMovedLeaderMayHaveTheBatch(t *testing.T) {
 	d.waitResolved(2 + d.foundCount())
 	d.release()
 	d.waitResolved(3)
-	if got := values(readTopic(t, k.brokers, "a"))[0]; !slices.Equal(got, []string{"k/0", "k/1", "other/0"}) {
+	if got := valuesOf(readTopic(t, k.brokers, "a"))[0]; !slices.Equal(got, []string{"k/0", "k/1", "other/0"}) {
 		t.Errorf("the log is %v, want each event once", got)
 	}
 }
@@ -397,7 +398,7 @@ func TestN11_WhatIsPutOffIsParkedBeforeTheOthersStop(t *testing.T) {
 	for i := range 30 {
 		_, _ = d.send(newRecord("a", fmt.Sprint("k", i%6), fmt.Sprintf("k%d/%d", i%6, i/6)))
 	}
-	d.sequence("b", 0, 5)
+	d.sendSequence("b", 0, 5)
 	d.r.acks.waitUntil(testTimeout, "the other topic flows", func() bool { return len(d.r.acks.acked) == 5 })
 
 	parkLater := func() int {
@@ -416,7 +417,8 @@ func TestN11_WhatIsPutOffIsParkedBeforeTheOthersStop(t *testing.T) {
 	d.mu.Lock()
 	low = 0
 	d.mu.Unlock()
-	stacktest.Eventually(t, "all three are parked", func() bool { return parkLater() == 30 }) // one may be in flight
+	// One record may be in flight at first, so repeat the call.
+	stacktest.Eventually(t, "all three are parked", func() bool { return parkLater() == 30 })
 	on.Store(false)
 	stacktest.Eventually(t, "all of it is released", func() bool { d.tryRelease(); return d.heldCount() == 0 })
 	d.waitResolved(35)
@@ -430,7 +432,7 @@ func TestN11_LoadParksAtOnce(t *testing.T) {
 	u := sinkOptions{cfg: testConfig{ParkAfter: time.Hour, ParkBytes: 40 << 10}}
 	d := openWithHolder(t, u)
 	missing := stacktest.Name(t)
-	d.sequence(missing, 0, 1)
+	d.sendSequence(missing, 0, 1)
 	stacktest.Eventually(t, "the topic is found missing", func() bool {
 		return slices.ContainsFunc(d.r.State(), func(b Blocked) bool { return b.Kind == kindMissing && !b.Parked })
 	})
@@ -457,7 +459,7 @@ func TestN11_UnreachableBrokersParkNothing(t *testing.T) {
 		return (&net.Dialer{}).DialContext(ctx, network, addr)
 	}
 	d := openWithHolder(t, u)
-	d.sequence("a", 0, 1)
+	d.sendSequence("a", 0, 1)
 	d.waitResolved(1)
 
 	away.Store(true)
@@ -466,7 +468,7 @@ func TestN11_UnreachableBrokersParkNothing(t *testing.T) {
 		l.interruptLocked()
 	}
 	d.r.mu.Unlock()
-	d.sequence("a", 1, 50)
+	d.sendSequence("a", 1, 50)
 
 	p := d.r.topics["a"].partitions[0]
 	var tries int
@@ -485,8 +487,8 @@ func TestN11_UnreachableBrokersParkNothing(t *testing.T) {
 	requireInOrder(t, readTopic(t, brokers, "a"), 1, 50)
 }
 
-// TestN11_QuarantineIsParked: records are given back before the sink knows which of them an earlier
-// owner has sent, and the replay ends before it knows. It may end before or after the records are
+// TestN11_QuarantineIsParked: records are given back before the sink has found the records that an earlier
+// owner has sent, and the replay ends before this, too. The replay may end before or after the records are
 // given back. The next sink reads the partition from its stored offset (N8). It finds the records
 // that are there, and the others are sent.
 func TestN11_QuarantineIsParked(t *testing.T) {
@@ -523,7 +525,7 @@ func quarantineIsParked(t *testing.T, before, during int) {
 		t.Fatalf("%d hits, want 10", hits.Len())
 	}
 
-	d.sequence(topic, 0, before)
+	d.sendSequence(topic, 0, before)
 	if before == during {
 		d.r.EndReplay()
 	}
@@ -532,9 +534,9 @@ func quarantineIsParked(t *testing.T, before, during int) {
 		return d.heldCount() == before
 	})
 
-	d.sequence(topic, before, during)
+	d.sendSequence(topic, before, during)
 	d.r.EndReplay()
-	d.sequence(topic, 12, 14)
+	d.sendSequence(topic, 12, 14)
 	if d.heldCount() != 14 {
 		t.Fatalf("%d records are held, want 14", d.heldCount())
 	}
@@ -572,10 +574,10 @@ func TestN11_ADeletedTopicIsParkedByPartition(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Topic(t, 2)
 	d := openWithHolder(t, sinkOptions{})
-	d.sequence(topic, 0, 5)
+	d.sendSequence(topic, 0, 5)
 	d.waitResolved(5)
 
-	cl := admin(t)
+	cl := newAdmin(t)
 	if _, err := cl.DeleteTopics(t.Context(), &kafka.DeleteTopicsRequest{Topics: []string{topic}}); err != nil {
 		t.Fatal(err)
 	}

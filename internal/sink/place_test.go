@@ -72,7 +72,8 @@ func TestBrokerThatIsCutOffIsNotTakenForTheLeader(t *testing.T) {
 	r.send(t, newRecord("a", "k", "k/0"))
 	r.acks.waitResolved(1)
 
-	var old kmsg.MetadataResponse // the response of the broker that is cut off
+	// old is the response of the broker that is cut off.
+	var old kmsg.MetadataResponse
 	kc.ControlKey(int16(kmsg.Metadata), func(req kmsg.Request) (kmsg.Response, error, bool) {
 		kc.KeepControl()
 		if kc.CurrentNode() != 0 {

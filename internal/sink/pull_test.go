@@ -35,10 +35,13 @@ func TestN15_ARefusedRecordPullsItsKey(t *testing.T) {
 				return x
 			}
 
-			const keys, each = 6, 50 // several batches
+			// So there are several batches.
+			const keys, each = 6, 50
 			bad := map[string]int{"k1": 3, "k4": 20}
-			at := map[record.Ticket][2]int{} // key and number
-			turned := map[string]int{}       // not taken by Send: the refusal came while the test was still sending
+			// The value is the number of the key, and the number of the record.
+			at := map[record.Ticket][2]int{}
+			// Send returns these records, because the refusal arrived while the test was still sending.
+			blocked := map[string]int{}
 			for i := range each {
 				if name == "while it is sent" && i == each/2 {
 					d.r.Flush()
@@ -52,7 +55,7 @@ func TestN15_ARefusedRecordPullsItsKey(t *testing.T) {
 					}
 					ticket, err := d.send(x)
 					if n, ok := bad[key]; ok && i > n && errors.Is(err, record.ErrBlocked) {
-						turned[key]++
+						blocked[key]++
 						continue
 					}
 					if err != nil {
@@ -72,7 +75,7 @@ func TestN15_ARefusedRecordPullsItsKey(t *testing.T) {
 			}
 			at[999|record.Side] = [2]int{1, each}
 			d.r.Flush()
-			away := turned["k1"] + turned["k4"]
+			away := blocked["k1"] + blocked["k4"]
 			kept := (each - bad["k1"]) + (each - bad["k4"]) // of the stream
 			const sent = keys*each + 1 + 1
 			stacktest.Eventually(t, "both keys are given back, and all else is acked", func() bool {
@@ -87,7 +90,7 @@ func TestN15_ARefusedRecordPullsItsKey(t *testing.T) {
 			if slices.Contains(d.withdrawnTickets(), 999|record.Side) {
 				sides = 1
 			}
-			if name == "while it is sent" && (sides > 0 || turned["k1"] == 0) {
+			if name == "while it is sent" && (sides > 0 || blocked["k1"] == 0) {
 				t.Error("the refusal came after all records were sent, so the test shows nothing")
 			}
 			d.waitResolved(sent - kept - sides)
@@ -120,7 +123,7 @@ func TestN15_ARefusedRecordPullsItsKey(t *testing.T) {
 					t.Errorf("a call gave %d records back, want all that follow in the key", len(call))
 				}
 			}
-			if next[1] != each+sides-turned["k1"] || next[4] != each-turned["k4"] {
+			if next[1] != each+sides-blocked["k1"] || next[4] != each-blocked["k4"] {
 				t.Errorf("given back up to %v", next)
 			}
 
@@ -210,7 +213,7 @@ func TestN15_AClosedGateQueuesNothing(t *testing.T) {
 	topic := stacktest.Topic(t, 1)
 	d := openWithHolder(t, sinkOptions{})
 	d.gates[topic+"/k"] = 1
-	d.sequence(topic, 0, 10)
+	d.sendSequence(topic, 0, 10)
 	if d.heldCount() != 10 {
 		t.Fatalf("%d records are held, want 10", d.heldCount())
 	}

@@ -37,8 +37,8 @@ func openSuccessor(t *testing.T, n int) (r *testSink, topic string) {
 	return openSink(t, sinkOptions{txid: txid, claims: c, noRun: true}), topic
 }
 
-// sequence sends the records with the numbers from (inclusive) to to (exclusive) of the key k.
-func (r *testSink) sequence(t *testing.T, topic string, from, to int) {
+// sendSequence sends the records with the numbers from (inclusive) to to (exclusive) of the key k.
+func (r *testSink) sendSequence(t *testing.T, topic string, from, to int) {
 	t.Helper()
 	for i := from; i < to; i++ {
 		r.send(t, newRecord(topic, "k", fmt.Sprintf("k/%d", i)))
@@ -82,7 +82,7 @@ func TestN10_KeysThatWereSentAreBounded(t *testing.T) {
 	t.Parallel()
 	r, topic := openSuccessor(t, 4)
 	top := r.topics[topic]
-	r.sequence(t, topic, 0, 1) // found
+	r.sendSequence(t, topic, 0, 1) // found
 
 	r.mu.Lock()
 	top.compacted = true
@@ -91,7 +91,7 @@ func TestN10_KeysThatWereSentAreBounded(t *testing.T) {
 		top.sentKeys[sentKey{key: fmt.Sprint("other-", i)}] = struct{}{}
 	}
 	r.mu.Unlock()
-	r.sequence(t, topic, 1, 2) // found
+	r.sendSequence(t, topic, 1, 2) // found
 
 	r.send(t, newRecord(topic, "new", "new/0"))
 	x := newRecord(topic, "keyless", "keyless")
@@ -103,9 +103,9 @@ func TestN10_KeysThatWereSentAreBounded(t *testing.T) {
 
 	// These records are in the topic, but the sink no longer has the proof that no record of k was
 	// sent since.
-	r.sequence(t, topic, 2, 4)
+	r.sendSequence(t, topic, 2, 4)
 	r.EndReplay()
-	r.sequence(t, topic, 4, 5)
+	r.sendSequence(t, topic, 4, 5)
 	r.run(t)
 	r.acks.waitResolved(7)
 
@@ -138,11 +138,11 @@ func TestN10_IsNotAboutDeliveriesOutsideOfTheStream(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	r.sequence(t, topic, 0, 4)
+	r.sendSequence(t, topic, 0, 4)
 	r.EndReplay()
 	r.run(t)
 	r.acks.waitResolved(5)
-	if got := values(readTopic(t, stacktest.Brokers(t), topic))[0]; len(got) != 5 {
+	if got := valuesOf(readTopic(t, stacktest.Brokers(t), topic))[0]; len(got) != 5 {
 		t.Fatalf("the log is %v, want each record once", got)
 	}
 }

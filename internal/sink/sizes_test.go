@@ -51,7 +51,7 @@ func TestWhatWasReservedIsReleased(t *testing.T) {
 			top.partitions[0].readBack.incomplete = true
 			r.paused = true
 			r.mu.Unlock()
-			r.sequence(t, "a", 1, 33)
+			r.sendSequence(t, "a", 1, 33)
 			r.keeper.setPaused(false)
 			r.acks.waitUntil(testTimeout, "all are acked", func() bool { return len(r.acks.acked) == 33 })
 			r.acks.waitResolved(33)

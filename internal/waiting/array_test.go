@@ -32,7 +32,7 @@ func TestN15_AnArrayAsAKeyCutsNoScanShort(t *testing.T) {
 
 	for _, limit := range []int{1, 2, 3, 5, 100} {
 		seen := map[string]int{}
-		all(t, &ExceptionScan{Coll: coll}, limit, func(raw bson.Raw) { seen[raw.Lookup("_id").StringValue()]++ })
+		readAll(t, &ExceptionScan{Coll: coll}, limit, func(raw bson.Raw) { seen[raw.Lookup("_id").StringValue()]++ })
 		for _, d := range docs {
 			if id := d.(bson.D)[0].Value.(string); seen[id] != 1 {
 				t.Errorf("pages of %d: %s of key %v came %d times", limit, id, d.(bson.D)[3].Value, seen[id])
@@ -58,7 +58,7 @@ func TestN15_ManyArraysAsKeysHoldUpNoOtherKey(t *testing.T) {
 	}
 
 	scan, arrays, others := &ExceptionScan{Coll: coll}, 0, 0
-	all(t, scan, 250, func(raw bson.Raw) {
+	readAll(t, scan, 250, func(raw bson.Raw) {
 		if raw.Lookup("key").Type == bson.TypeArray {
 			arrays++
 		} else {

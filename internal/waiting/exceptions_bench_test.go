@@ -105,7 +105,8 @@ func BenchmarkExceptions(b *testing.B) {
 					Route:       func(*outboxes.Envelope) ([]string, error) { return nil, errors.New("only the outlet routes") },
 					Collections: func() []outboxes.Outbox { return []outboxes.Outbox{{DB: db.Name(), Coll: "outbox"}} },
 				})
-				if state == "retry" { // only the entries of the index of due envelopes
+				// Read only the entries of the index of due envelopes.
+				if state == "retry" {
 					x.work.scanAll = false
 				}
 

@@ -17,37 +17,37 @@ import (
 
 func TestN15_ParkedEnvelopesDrainInOrder(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
+	h := newScene(t)
 	h.flying = 700
 	var docs []bson.D
 	const n = 3000
 	for i := range n {
-		docs = append(docs, h.exception(n-i, fmt.Sprint("k", i%7), "parked"))
+		docs = append(docs, h.newException(n-i, fmt.Sprint("k", i%7), "parked"))
 	}
 
-	h.put(docs...)
+	h.insert(docs...)
 	h.broker.parked["a"] = true
-	te := h.begin().run()
-	h.until("the topic is known to take nothing", func() bool {
+	te := h.newTerm().run()
+	h.waitUntil("the topic is known to take nothing", func() bool {
 		te.x.mu.Lock()
 		defer te.x.mu.Unlock()
 		return len(te.x.parked) == 1 && len(te.x.inFlight) == 0
 	})
 
-	if got := h.left(); got != n {
+	if got := h.countLeft(); got != n {
 		t.Fatalf("%d are left of %d although the topic is parked", got, n)
 	}
 
-	te.out.hold(true)
+	te.out.holdAnswers(true)
 	te.out.unpark("a")
-	h.until("as many are in flight as may be", func() bool { return te.x.InFlight() == h.flying })
-	te.out.hold(false)
-	h.drained()
-	te.landed()
+	h.waitUntil("as many are in flight as may be", func() bool { return te.x.InFlight() == h.flying })
+	te.out.holdAnswers(false)
+	h.waitEmpty()
+	te.waitWritten()
 	te.stop()
-	h.broker.ordered()
-	te.out.quiet()
-	if got := len(h.broker.ids("a")); got != n {
+	h.broker.checkOrder()
+	te.out.checkSettled()
+	if got := len(h.broker.listIDs("a")); got != n {
 		t.Errorf("%d records of %d", got, n)
 	}
 	if te.out.most != h.flying {
@@ -62,7 +62,7 @@ func TestN15_ParkedEnvelopesDrainInOrder(t *testing.T) {
 		t.Errorf("gates were opened %d times for %d envelopes", opened, n)
 	}
 
-	d := h.doc("e000001")
+	d := h.findDocument("e000001")
 	for _, f := range []string{"state", "pos", "pending", "attempts", "origin", "nextAt", "history", "lastError"} {
 		if _, left := d[f]; left {
 			t.Errorf("a finished envelope still has %s", f)
@@ -78,11 +78,12 @@ func TestN15_ParkedEnvelopesDrainInOrder(t *testing.T) {
 
 func TestN15_AFailedHeadGoesAloneAndItsKeyWaits(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
-	h.attempts = 1_000_000 // however long the test looks on
-	h.put(
-		h.exception(1, "k", "retry", bson.E{Key: "attempts", Value: int32(1)}), h.exception(2, "k", "blocked"), h.exception(3, "k", "blocked"),
-		h.exception(4, "other", "parked"), h.exception(5, "other", "blocked"),
+	h := newScene(t)
+	// The envelope must not reach its last attempt, however long the test takes.
+	h.attempts = 1_000_000
+	h.insert(
+		h.newException(1, "k", "retry", bson.E{Key: "attempts", Value: int32(1)}), h.newException(2, "k", "blocked"), h.newException(3, "k", "blocked"),
+		h.newException(4, "other", "parked"), h.newException(5, "other", "blocked"),
 	)
 	var mu sync.Mutex
 	broken, tries := true, 0
@@ -93,16 +94,17 @@ func TestN15_AFailedHeadGoesAloneAndItsKeyWaits(t *testing.T) {
 			return nil
 		}
 		if tries++; broken {
-			return refused("not today")
+			return newRefusal("not today")
 		}
 		return nil
 	}
 
-	te := h.begin().run()
-	tried := func() int { mu.Lock(); defer mu.Unlock(); return tries } // not while the broker is asked: it holds its lock at each try
-	h.until("five attempts", func() bool { return tried() >= 5 && len(h.broker.ids("a")) == 2 })
-	h.broker.wants("a", "e000004", "e000005")
-	d := h.doc("e000001")
+	te := h.newTerm().run()
+	// refuse holds mu at each try, so the count needs the lock.
+	tried := func() int { mu.Lock(); defer mu.Unlock(); return tries }
+	h.waitUntil("five attempts", func() bool { return tried() >= 5 && len(h.broker.listIDs("a")) == 2 })
+	h.broker.checkRecords("a", "e000004", "e000005")
+	d := h.findDocument("e000001")
 	if d["state"] != "retry" || d["attempts"].(int32) < 4 || d["lastError"].(bson.D) == nil || len(d["history"].(bson.A)) < 3 {
 		t.Errorf("a failed one: %v", d)
 	}
@@ -110,76 +112,76 @@ func TestN15_AFailedHeadGoesAloneAndItsKeyWaits(t *testing.T) {
 	mu.Lock()
 	broken = false
 	mu.Unlock()
-	h.drained()
-	te.landed()
-	h.broker.wants("a", "e000004", "e000005", "e000001", "e000002", "e000003")
-	te.out.quiet()
+	h.waitEmpty()
+	te.waitWritten()
+	h.broker.checkRecords("a", "e000004", "e000005", "e000001", "e000002", "e000003")
+	te.out.checkSettled()
 }
 
 func TestN15_AnExceptionOfTheStreamWaitsForTheWatermark(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
-	te := h.begin()
-	te.out.reach("82000002")
-	h.put(h.exception(1, "k", "parked"), h.exception(2, "k", "blocked"), h.exception(3, "k", "blocked"), h.exception(4, "q", "parked"),
-		h.exception(5, "r", "parked", bson.E{Key: "origin", Value: "requeue"}, bson.E{Key: "pos", Value: "9"}))
+	h := newScene(t)
+	te := h.newTerm()
+	te.out.setReached("82000002")
+	h.insert(h.newException(1, "k", "parked"), h.newException(2, "k", "blocked"), h.newException(3, "k", "blocked"), h.newException(4, "q", "parked"),
+		h.newException(5, "r", "parked", bson.E{Key: "origin", Value: "requeue"}, bson.E{Key: "pos", Value: "9"}))
 	te.run()
-	h.until("the passed exceptions are sent", func() bool { return h.left() == 2 })
-	if got := h.broker.ids("a"); len(got) != 3 {
+	h.waitUntil("the passed exceptions are sent", func() bool { return h.countLeft() == 2 })
+	if got := h.broker.listIDs("a"); len(got) != 3 {
 		t.Errorf("published: %q", got)
 	}
 
-	te.out.reach("82000003")
-	h.until("the next", func() bool { return h.left() == 1 })
-	te.out.reach("82000004")
-	h.drained()
-	h.broker.ordered()
+	te.out.setReached("82000003")
+	h.waitUntil("the next", func() bool { return h.countLeft() == 1 })
+	te.out.setReached("82000004")
+	h.waitEmpty()
+	h.broker.checkOrder()
 }
 
 func TestN15_OrderIsByTopic(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
+	h := newScene(t)
 	both := bson.E{Key: "pending", Value: bson.A{"a", "b"}}
-	h.put(h.exception(1, "k", "parked", both), h.exception(2, "k", "blocked", bson.E{Key: "pending", Value: bson.A{"b"}}), h.exception(3, "k", "blocked", both))
+	h.insert(h.newException(1, "k", "parked", both), h.newException(2, "k", "blocked", bson.E{Key: "pending", Value: bson.A{"b"}}), h.newException(3, "k", "blocked", both))
 	h.broker.parked["a"] = true
 
-	te := h.begin().run()
-	h.until("b has all", func() bool { return len(h.broker.ids("b")) == 3 })
-	h.broker.wants("b", "e000001", "e000002", "e000003")
-	te.landed()
+	te := h.newTerm().run()
+	h.waitUntil("b has all", func() bool { return len(h.broker.listIDs("b")) == 3 })
+	h.broker.checkRecords("b", "e000001", "e000002", "e000003")
+	te.waitWritten()
 
-	h.until("two wait for a", func() bool { return h.countDocuments(bson.D{{Key: "pending", Value: bson.A{"a"}}}) == 2 })
+	h.waitUntil("two wait for a", func() bool { return h.countDocuments(bson.D{{Key: "pending", Value: bson.A{"a"}}}) == 2 })
 	te.out.unpark("a")
-	h.drained()
+	h.waitEmpty()
 
-	h.broker.wants("a", "e000001", "e000003")
-	h.broker.ordered()
+	h.broker.checkRecords("a", "e000001", "e000003")
+	h.broker.checkOrder()
 }
 
 func TestN17_WhatFailsForItsOwnReasonDiesAndItsKeyFlows(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
-	h.put(
-		h.exception(1, "k", "retry"), h.exception(2, "k", "blocked"),
-		h.exception(3, "large", "parked"), h.exception(4, "large", "blocked"),
-		h.exception(5, "old", "parked", bson.E{Key: "expiresAt", Value: time.UnixMilli(5)}), h.exception(6, "old", "blocked"),
-		h.exception(7, "bad", "retry", bson.E{Key: "type", Value: 7}),
+	h := newScene(t)
+	h.insert(
+		h.newException(1, "k", "retry"), h.newException(2, "k", "blocked"),
+		h.newException(3, "large", "parked"), h.newException(4, "large", "blocked"),
+		h.newException(5, "old", "parked", bson.E{Key: "expiresAt", Value: time.UnixMilli(5)}), h.newException(6, "old", "blocked"),
+		h.newException(7, "bad", "retry", bson.E{Key: "type", Value: 7}),
 	)
 	h.broker.refuse = func(_ string, w written) *record.Refusal {
 		switch w.id {
 		case "e000001":
-			return refused("never")
+			return newRefusal("never")
 		case "e000003":
 			return &record.Refusal{Class: record.MessageTooLarge, Reason: "too large"}
 		}
 		return nil
 	}
 
-	te := h.begin().run()
-	h.drained()
-	te.landed()
-	h.broker.ordered()
-	if got := len(h.broker.ids("a")); got != 3 {
+	te := h.newTerm().run()
+	h.waitEmpty()
+	te.waitWritten()
+	h.broker.checkOrder()
+	if got := len(h.broker.listIDs("a")); got != 3 {
 		t.Errorf("%d records", got)
 	}
 
@@ -199,7 +201,7 @@ func TestN17_WhatFailsForItsOwnReasonDiesAndItsKeyFlows(t *testing.T) {
 		}
 	}
 
-	te.out.quiet()
+	te.out.checkSettled()
 	if te.out.opened[[3]string{h.ns(), "a", "k"}] != 2 {
 		t.Errorf("gates: %v", te.out.opened)
 	}
@@ -207,12 +209,12 @@ func TestN17_WhatFailsForItsOwnReasonDiesAndItsKeyFlows(t *testing.T) {
 
 func TestN17_ExpiredOnesAreDroppedIfAsked(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
+	h := newScene(t)
 	h.drop = true
-	h.put(h.exception(1, "k", "parked", bson.E{Key: "expiresAt", Value: time.UnixMilli(5)}))
-	te := h.begin().run()
-	h.until("it is gone", func() bool { return h.countDocuments(bson.D{}) == 0 })
-	te.landed()
+	h.insert(h.newException(1, "k", "parked", bson.E{Key: "expiresAt", Value: time.UnixMilli(5)}))
+	te := h.newTerm().run()
+	h.waitUntil("it is gone", func() bool { return h.countDocuments(bson.D{}) == 0 })
+	te.waitWritten()
 	if n, _ := h.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{}); n != 0 || te.ends[Dropped] != 1 {
 		t.Errorf("%d letters, %v", n, te.ends)
 	}
@@ -220,25 +222,25 @@ func TestN17_ExpiredOnesAreDroppedIfAsked(t *testing.T) {
 
 func TestN18_RequeuedAndReplayedOnesNeedNoWatermark(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
+	h := newScene(t)
 	h.route = func(*outboxes.Envelope) ([]string, error) { return []string{"a", "b"}, nil }
-	te := h.begin()
-	te.out.reach("")
+	te := h.newTerm()
+	te.out.setReached("")
 	for i, origin := range []string{"requeue", "replay"} {
-		d := h.exception(i+1, "k", "retry", bson.E{Key: "origin", Value: origin}, bson.E{Key: "delivery", Value: int32(i + 1)}, bson.E{Key: "replayOf", Value: "x"})
+		d := h.newException(i+1, "k", "retry", bson.E{Key: "origin", Value: origin}, bson.E{Key: "delivery", Value: int32(i + 1)}, bson.E{Key: "replayOf", Value: "x"})
 		for j := range d {
 			if d[j].Key == "pending" {
 				d[j].Value = nil
 			}
 		}
-		h.put(d)
+		h.insert(d)
 	}
 
 	te.run()
-	h.drained()
-	te.landed()
+	h.waitEmpty()
+	te.waitWritten()
 	for _, topic := range []string{"a", "b"} {
-		h.broker.wants(topic, "e000001", "e000002")
+		h.broker.checkRecords(topic, "e000001", "e000002")
 		if l := h.broker.topics[topic]; l[0].delivery != 1 || l[1].delivery != 2 || l[0].flagged || !l[1].flagged {
 			t.Errorf("%s: %+v", topic, l)
 		}
@@ -246,17 +248,18 @@ func TestN18_RequeuedAndReplayedOnesNeedNoWatermark(t *testing.T) {
 	if len(te.out.opened) != 0 {
 		t.Errorf("gates that were not closed were opened: %v", te.out.opened)
 	}
-	if d := h.doc("e000001"); d["replayOf"] != "x" || d["delivery"] != int32(1) {
+	if d := h.findDocument("e000001"); d["replayOf"] != "x" || d["delivery"] != int32(1) {
 		t.Errorf("the marks of the replay are gone: %v", d)
 	}
 }
 
 func TestN18_ManyThatAreDueFollowOneAnother(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
+	h := newScene(t)
 	const n = 2500
-	docs := []bson.D{ // the first due envelope cannot be sent: an earlier one of its key has to wait
-		h.exception(0, "stuck", "retry", bson.E{Key: "nextAt", Value: time.Now().Add(time.Hour)}, bson.E{Key: "attempts", Value: int32(1)}),
+	// The first due envelope cannot be sent, because an earlier envelope of its key has to wait.
+	docs := []bson.D{
+		h.newException(0, "stuck", "retry", bson.E{Key: "nextAt", Value: time.Now().Add(time.Hour)}, bson.E{Key: "attempts", Value: int32(1)}),
 	}
 
 	for i := range n {
@@ -264,18 +267,18 @@ func TestN18_ManyThatAreDueFollowOneAnother(t *testing.T) {
 		if i < 50 {
 			key = "stuck"
 		}
-		docs = append(docs, h.exception(i+1, key, "retry", bson.E{Key: "origin", Value: "requeue"}, bson.E{Key: "nextAt", Value: time.UnixMilli(int64(i + 1))}))
+		docs = append(docs, h.newException(i+1, key, "retry", bson.E{Key: "origin", Value: "requeue"}, bson.E{Key: "nextAt", Value: time.UnixMilli(int64(i + 1))}))
 	}
 
-	h.put(docs...)
-	te := h.begin()
+	h.insert(docs...)
+	te := h.newTerm()
 	te.x.poll = time.Hour
 	te.x.work.scanAll = false
 	te.run()
-	h.until("all except the exceptions of the stuck key are sent", func() bool { return h.left() == 51 })
-	te.landed()
-	h.broker.ordered()
-	te.out.quiet()
+	h.waitUntil("all except the exceptions of the stuck key are sent", func() bool { return h.countLeft() == 51 })
+	te.waitWritten()
+	h.broker.checkOrder()
+	te.out.checkSettled()
 }
 
 func TestRecordingKeepsOrDeletes(t *testing.T) {
@@ -283,19 +286,19 @@ func TestRecordingKeepsOrDeletes(t *testing.T) {
 	for _, recording := range []string{"mark", "delete"} {
 		t.Run(recording, func(t *testing.T) {
 			t.Parallel()
-			h := newHouse(t)
+			h := newScene(t)
 			h.recording = recording
 
-			h.put(h.exception(1, "k", "parked", bson.E{Key: "pending", Value: bson.A{"a", "b"}}), h.exception(2, "k", "blocked"))
+			h.insert(h.newException(1, "k", "parked", bson.E{Key: "pending", Value: bson.A{"a", "b"}}), h.newException(2, "k", "blocked"))
 			h.broker.parked["b"] = true
 
-			te := h.begin().run()
-			h.until("a has both", func() bool { return len(h.broker.ids("a")) == 2 && h.left() == 1 })
-			te.landed()
+			te := h.newTerm().run()
+			h.waitUntil("a has both", func() bool { return len(h.broker.listIDs("a")) == 2 && h.countLeft() == 1 })
+			te.waitWritten()
 
 			te.out.unpark("b")
-			h.drained()
-			te.landed()
+			h.waitEmpty()
+			te.waitWritten()
 
 			if recording == "delete" {
 				if n := h.countDocuments(bson.D{}); n != 0 {
@@ -308,7 +311,7 @@ func TestRecordingKeepsOrDeletes(t *testing.T) {
 				bson.D{{Key: "topic", Value: "a"}, {Key: "partition", Value: int32(0)}, {Key: "offset", Value: int64(0)}},
 				bson.D{{Key: "topic", Value: "b"}, {Key: "partition", Value: int32(0)}, {Key: "offset", Value: int64(0)}},
 			})
-			if got := fmt.Sprint(h.doc("e000001")["sent"]); got != want {
+			if got := fmt.Sprint(h.findDocument("e000001")["sent"]); got != want {
 				t.Errorf("sent: %s, want %s", got, want)
 			}
 		})
@@ -317,27 +320,27 @@ func TestRecordingKeepsOrDeletes(t *testing.T) {
 
 func TestWhatSomebodyChangedMeanwhileIsLeftAlone(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
-	h.put(h.exception(1, "gone", "parked"), h.exception(2, "requeued", "parked"), h.exception(3, "reset", "retry", bson.E{Key: "attempts", Value: int32(2)}),
-		h.exception(4, "dies", "parked"))
+	h := newScene(t)
+	h.insert(h.newException(1, "gone", "parked"), h.newException(2, "requeued", "parked"), h.newException(3, "reset", "retry", bson.E{Key: "attempts", Value: int32(2)}),
+		h.newException(4, "dies", "parked"))
 	h.broker.refuse = func(_ string, w written) *record.Refusal {
 		switch {
 		case w.id == "e000003":
-			return refused("no")
+			return newRefusal("no")
 		case w.id == "e000004":
 			return &record.Refusal{Class: record.MessageTooLarge, Reason: "no"}
 		}
 		return nil
 	}
 
-	te := h.begin()
+	te := h.newTerm()
 	te.out.held = true
 	te.run()
-	h.until("all are in flight", func() bool { return te.x.InFlight() == 4 })
+	h.waitUntil("all are in flight", func() bool { return te.x.InFlight() == 4 })
 	ctx := t.Context()
 	id := func(n int) bson.D { return bson.D{{Key: "_id", Value: fmt.Sprintf("e%06d", n)}} }
 	_, err1 := h.coll.DeleteOne(ctx, id(1))
-	_, err2 := h.coll.ReplaceOne(ctx, id(2), h.exception(2, "requeued", "retry", bson.E{Key: "delivery", Value: int32(1)}, bson.E{Key: "origin", Value: "requeue"},
+	_, err2 := h.coll.ReplaceOne(ctx, id(2), h.newException(2, "requeued", "retry", bson.E{Key: "delivery", Value: int32(1)}, bson.E{Key: "origin", Value: "requeue"},
 		bson.E{Key: "nextAt", Value: time.Now().Add(time.Hour)}))
 	_, err3 := h.coll.UpdateOne(ctx, id(3), bson.D{{Key: "$set", Value: bson.D{{Key: "attempts", Value: 0}, {Key: "nextAt", Value: time.Now().Add(time.Hour)}}}})
 	_, err4 := h.coll.DeleteOne(ctx, id(4))
@@ -345,39 +348,39 @@ func TestWhatSomebodyChangedMeanwhileIsLeftAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	te.out.hold(false)
-	te.landed()
+	te.out.holdAnswers(false)
+	te.waitWritten()
 	if h.countDocuments(id(1)) != 0 || h.countDocuments(id(4)) != 0 {
 		t.Error("a deleted one is there again")
 	}
 	if n, _ := h.db.Collection("outbox_dead").CountDocuments(ctx, bson.D{}); n != 0 {
 		t.Error("a deleted one became a letter")
 	}
-	if d := h.doc("e000002"); d["state"] != "retry" || d["delivery"] != int32(1) {
+	if d := h.findDocument("e000002"); d["state"] != "retry" || d["delivery"] != int32(1) {
 		t.Errorf("requeued: %v", d)
 	}
-	if d := h.doc("e000003"); d["state"] != "retry" || d["attempts"] != int32(0) {
+	if d := h.findDocument("e000003"); d["state"] != "retry" || d["attempts"] != int32(0) {
 		t.Errorf("reset: %v", d)
 	}
 
-	te.out.quiet()
+	te.out.checkSettled()
 }
 
 func TestN03_ADeposedOwnerFinishesNothing(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
-	h.put(h.exception(1, "k", "parked"), h.exception(2, "q", "parked"))
-	te := h.begin()
+	h := newScene(t)
+	h.insert(h.newException(1, "k", "parked"), h.newException(2, "q", "parked"))
+	te := h.newTerm()
 	te.out.held = true
 	te.run()
-	h.until("both are in flight", func() bool { return te.x.InFlight() == 2 })
+	h.waitUntil("both are in flight", func() bool { return te.x.InFlight() == 2 })
 	if _, err := h.db.Collection("watchers").UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{
 		{Key: "owner", Value: "b#1"}, {Key: "epoch", Value: int64(99)}, {Key: "expiresAt", Value: time.Now().Add(time.Hour)},
 	}}}); err != nil {
 		t.Fatal(err)
 	}
 
-	te.out.hold(false)
+	te.out.holdAnswers(false)
 	select {
 	case <-h.held.Context().Done():
 	case <-time.After(overdue):
@@ -385,7 +388,7 @@ func TestN03_ADeposedOwnerFinishesNothing(t *testing.T) {
 	}
 
 	te.stop()
-	if n := h.left(); n != 2 {
+	if n := h.countLeft(); n != 2 {
 		t.Errorf("a deposed owner finished %d", 2-n)
 	}
 	if len(te.out.settled) > 0 || len(te.out.opened) > 0 {
@@ -395,37 +398,37 @@ func TestN03_ADeposedOwnerFinishesNothing(t *testing.T) {
 
 func TestNoQueryWhileNothingIsDirty(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
-	h.put(h.exception(1, "k", "parked"))
-	te := h.begin()
+	h := newScene(t)
+	h.insert(h.newException(1, "k", "parked"))
+	te := h.newTerm()
 	te.dirty.Store(false)
-	var asked atomic.Int64
+	var polls atomic.Int64
 	collections := te.x.config.Collections
-	te.x.config.Collections = func() []outboxes.Outbox { asked.Add(1); return collections() }
+	te.x.config.Collections = func() []outboxes.Outbox { polls.Add(1); return collections() }
 	te.run()
-	h.until("some polls", func() bool { return asked.Load() > 5 })
-	if len(h.broker.ids("a")) != 0 {
+	h.waitUntil("some polls", func() bool { return polls.Load() > 5 })
+	if len(h.broker.listIDs("a")) != 0 {
 		t.Error("a clean collection was read")
 	}
 
 	te.dirty.Store(true)
-	h.drained()
+	h.waitEmpty()
 }
 
 func TestWrittenWakesTheKeyAtOnce(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
-	te := h.begin()
+	h := newScene(t)
+	te := h.newTerm()
 	te.x.poll = time.Hour
 	te.run()
 	list := []Exception{{NS: h.ns(), State: "blocked", Pos: "82000001", Key: "k", Pending: []string{"a"}}}
-	list[0].Raw, _ = bson.Marshal(h.exception(1, "k", "x")[:6])
-	h.until("the first pass is over", func() bool { te.x.mu.Lock(); defer te.x.mu.Unlock(); return !te.x.work.scanAll })
+	list[0].Raw, _ = bson.Marshal(h.newException(1, "k", "x")[:6])
+	h.waitUntil("the first pass is over", func() bool { te.x.mu.Lock(); defer te.x.mu.Unlock(); return !te.x.work.scanAll })
 	if err := WriteExceptions(t.Context(), h.held, list, nil); err != nil {
 		t.Fatal(err)
 	}
 
 	te.x.QueueWritten(list)
-	h.drained()
-	h.broker.wants("a", "e000001")
+	h.waitEmpty()
+	h.broker.checkRecords("a", "e000001")
 }

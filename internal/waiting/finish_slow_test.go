@@ -16,16 +16,16 @@ import (
 // they do not start with a large transaction again.
 func TestN03_FatesAreWrittenInPartsWhereTheServerIsSlow(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
+	h := newScene(t)
 	var docs []bson.D
 	for i := range 80 {
-		docs = append(docs, h.exception(i, fmt.Sprint("k", i), "parked"))
+		docs = append(docs, h.newException(i, fmt.Sprint("k", i), "parked"))
 	}
-	h.put(docs...)
+	h.insert(docs...)
 
-	te := h.begin()
+	te := h.newTerm()
 	defer te.out.kill(nil)
-	slow := &stacktest.Hasty{Fence: h.held, Coll: h.coll, Done: present("sentAt"), Most: 5}
+	slow := &stacktest.Hasty{Fence: h.held, Coll: h.coll, Done: hasField("sentAt"), Most: 5}
 	shared := te.f.config.Shared
 	shared.Fencer = slow
 	f := NewFinisher(FinisherConfig{Shared: shared, Recording: "watermark"})
@@ -53,11 +53,11 @@ func TestN03_FatesAreWrittenInPartsWhereTheServerIsSlow(t *testing.T) {
 		}
 	}
 
-	if left := h.left(); left != 0 {
+	if left := h.countLeft(); left != 0 {
 		t.Errorf("%d exceptions are left", left)
 	}
 }
 
-func present(field string) bson.D {
+func hasField(field string) bson.D {
 	return bson.D{{Key: field, Value: bson.D{{Key: "$exists", Value: true}}}}
 }

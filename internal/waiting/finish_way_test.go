@@ -26,9 +26,10 @@ func TestTidyingGivesWayToWhatIsDue(t *testing.T) {
 			return time.Since(began)
 		}
 
-		for range 2 { // a second batch waits as well
+		// A second batch waits as well.
+		for range 2 {
 			if d := waits(); d < maxRemovalWait || d > maxRemovalWait+2*time.Millisecond {
-				t.Errorf("a sent one waited %v behind what cannot be claimed, want %v", d, maxRemovalWait)
+				t.Errorf("a removal waited %v for envelopes that cannot be claimed, want %v", d, maxRemovalWait)
 			}
 		}
 

@@ -24,7 +24,7 @@ type broker struct {
 	parked map[string]bool
 	sick   map[string]bool // keys whose partitions are parked
 	turned int             // records that were turned away because of that
-	twice  []string        // deliveries that stand in a topic more than once
+	twice  []string        // deliveries that are in a topic more than once
 }
 
 type written struct {
@@ -37,8 +37,8 @@ func newBroker(t testing.TB) *broker {
 	return &broker{t: t, topics: map[string][]written{}, parked: map[string]bool{}, sick: map[string]bool{}}
 }
 
-// append writes one record and returns its offset. The broker's lock is held.
-func (b *broker) append(topic string, w written) int64 {
+// appendLocked writes one record and returns its offset. The caller holds the lock of the broker.
+func (b *broker) appendLocked(topic string, w written) int64 {
 	for _, o := range b.topics[topic] {
 		if o.id == w.id && o.delivery == w.delivery {
 			b.twice = append(b.twice, fmt.Sprint(topic, w))
@@ -48,7 +48,7 @@ func (b *broker) append(topic string, w written) int64 {
 	return int64(len(b.topics[topic]) - 1)
 }
 
-func (b *broker) ids(topic string) []string {
+func (b *broker) listIDs(topic string) []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	ids := []string{}
@@ -58,28 +58,28 @@ func (b *broker) ids(topic string) []string {
 	return ids
 }
 
-// wire is the connection of one term to the broker. A goroutine answers flushed records, in the order of the
+// fakeOutlet is the connection of one term to the broker. A goroutine responds to flushed records, in the order of the
 // topic.
-type wire struct {
+type fakeOutlet struct {
 	b      *broker
 	routes []string // of an envelope that does not list its targets
 
-	mu      sync.Mutex
-	queue   map[string][]*sent
-	flushed map[string]int
-	seen    map[string]map[written]int64 // read back, by topic
-	latched map[[3]string]bool
-	opened  map[[3]string]int
-	closed  map[[3]string]int // by the test: exceptions that were decided, or loaded at the takeover
-	settled map[record.Ticket]int
-	told    map[record.Ticket]bool
-	reached string
-	early   bool // a gate was opened more often than it was closed
-	held    bool // answers nothing
-	dead    bool
-	last    record.Ticket
-	most    int // most records in flight at a time
-	ready   func(topic string)
+	mu       sync.Mutex
+	queue    map[string][]*sent
+	flushed  map[string]int
+	seen     map[string]map[written]int64 // read back, by topic
+	latched  map[[3]string]bool
+	opened   map[[3]string]int
+	closed   map[[3]string]int // by the test: exceptions that were decided, or loaded at the takeover
+	settled  map[record.Ticket]int
+	reported map[record.Ticket]bool
+	reached  string
+	early    bool // a gate was opened more often than it was closed
+	held     bool // responds to no record
+	dead     bool
+	last     record.Ticket
+	most     int // most records in flight at a time
+	ready    func(topic string)
 
 	kick chan struct{}
 	over chan struct{}
@@ -98,11 +98,11 @@ type published struct {
 	tell func(record.Published)
 }
 
-// connect begins a term: everything that stands in the topics is read back.
-func (b *broker) connect() *wire {
-	o := &wire{
+// connect begins a term, which reads back all records of the topics.
+func (b *broker) connect() *fakeOutlet {
+	o := &fakeOutlet{
 		b: b, queue: map[string][]*sent{}, flushed: map[string]int{}, seen: map[string]map[written]int64{}, latched: map[[3]string]bool{},
-		opened: map[[3]string]int{}, closed: map[[3]string]int{}, settled: map[record.Ticket]int{}, told: map[record.Ticket]bool{}, reached: "9", last: record.Side,
+		opened: map[[3]string]int{}, closed: map[[3]string]int{}, settled: map[record.Ticket]int{}, reported: map[record.Ticket]bool{}, reached: "9", last: record.Side,
 		kick: make(chan struct{}, 1), over: make(chan struct{}),
 	}
 
@@ -121,7 +121,7 @@ func (b *broker) connect() *wire {
 	return o
 }
 
-func (o *wire) Publish(ctx context.Context, e *outboxes.Envelope, topics []string, tell func(record.Published)) error {
+func (o *fakeOutlet) Publish(ctx context.Context, e *outboxes.Envelope, topics []string, tell func(record.Published)) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -130,12 +130,8 @@ func (o *wire) Publish(ctx context.Context, e *outboxes.Envelope, topics []strin
 		topics = o.routes
 	}
 
-	key, ok := e.Raw.Lookup("key").StringValueOK()
-	if !ok {
-		key = e.Raw.Lookup("aggregateid").StringValue()
-	}
-	n, _ := e.Raw.Lookup("delivery").AsInt64OK()
-	w := written{id: e.Raw.Lookup("_id").StringValue(), key: key, delivery: int32(n)}
+	w := identifyRecord(e)
+	key := w.key
 
 	o.b.mu.Lock()
 	defer o.b.mu.Unlock()
@@ -154,15 +150,15 @@ func (o *wire) Publish(ctx context.Context, e *outboxes.Envelope, topics []strin
 		offset, known := o.seen[topic][w]
 		switch {
 		case o.latched[[3]string{ns, topic, key}]:
-			now = append(now, o.answer(p, record.Answer{Topic: topic, Offset: -1, Held: record.ErrBlocked}))
+			now = append(now, o.answerLocked(p, record.Answer{Topic: topic, Offset: -1, Held: record.ErrBlocked}))
 		case o.b.sick[key] && topic == "a":
 			o.b.turned++
-			now = append(now, o.answer(p, record.Answer{Topic: topic, Offset: -1, Held: record.ErrPartitionParked}))
+			now = append(now, o.answerLocked(p, record.Answer{Topic: topic, Offset: -1, Held: record.ErrPartitionParked}))
 		case o.b.parked[topic]:
-			now = append(now, o.answer(p, record.Answer{Topic: topic, Offset: -1, Held: record.ErrParked}))
+			now = append(now, o.answerLocked(p, record.Answer{Topic: topic, Offset: -1, Held: record.ErrParked}))
 		case known:
 			delete(o.seen[topic], w)
-			now = append(now, o.answer(p, record.Answer{Topic: topic, Offset: offset}))
+			now = append(now, o.answerLocked(p, record.Answer{Topic: topic, Offset: offset}))
 		default:
 			w.flagged = e.Redelivered
 			o.queue[topic] = append(o.queue[topic], &sent{w: w, ns: ns, p: p})
@@ -182,18 +178,18 @@ func (o *wire) Publish(ctx context.Context, e *outboxes.Envelope, topics []strin
 	return nil
 }
 
-// answer records an answer and returns the function that reports it, which must be called without
-// the wire's lock.
-func (o *wire) answer(p *published, a record.Answer) func() {
+// answerLocked records an answer and returns the function that reports it. Call this function without
+// the lock of o. The caller of answerLocked holds the lock.
+func (o *fakeOutlet) answerLocked(p *published, a record.Answer) func() {
 	p.Answers = append(p.Answers, a)
 	if p.left--; p.left > 0 {
 		return func() {}
 	}
-	o.told[p.Ticket] = true
+	o.reported[p.Ticket] = true
 	return func() { p.tell(p.Published) }
 }
 
-func (o *wire) Flush() {
+func (o *fakeOutlet) Flush() {
 	o.mu.Lock()
 	for topic, q := range o.queue {
 		o.flushed[topic] = len(q)
@@ -202,11 +198,11 @@ func (o *wire) Flush() {
 	retry.Signal(o.kick)
 }
 
-// run answers one record at a time, of any topic.
-func (o *wire) run() {
+// run responds to one record at a time, of any topic.
+func (o *fakeOutlet) run() {
 	defer close(o.over)
 	for range o.kick {
-		for o.step() {
+		for o.answerNext() {
 		}
 		o.mu.Lock()
 		dead := o.dead
@@ -217,7 +213,7 @@ func (o *wire) run() {
 	}
 }
 
-func (o *wire) step() bool {
+func (o *fakeOutlet) answerNext() bool {
 	o.b.mu.Lock()
 	defer o.b.mu.Unlock()
 	o.mu.Lock()
@@ -237,12 +233,12 @@ func (o *wire) step() bool {
 
 	s := o.queue[topic][0]
 	var now []func()
-	if why := o.refusal(topic, s); why != nil {
-		now = o.withdraw(topic, func(q *sent) bool { return q.ns == s.ns && q.w.key == s.w.key }, record.ErrBlocked, s, why)
+	if why := o.findRefusal(topic, s); why != nil {
+		now = o.withdrawLocked(topic, func(q *sent) bool { return q.ns == s.ns && q.w.key == s.w.key }, record.ErrBlocked, s, why)
 	} else {
 		o.queue[topic] = o.queue[topic][1:]
 		o.flushed[topic]--
-		now = append(now, o.answer(s.p, record.Answer{Topic: topic, Offset: o.b.append(topic, s.w)}))
+		now = append(now, o.answerLocked(s.p, record.Answer{Topic: topic, Offset: o.b.appendLocked(topic, s.w)}))
 	}
 	o.mu.Unlock()
 
@@ -252,15 +248,15 @@ func (o *wire) step() bool {
 	return true
 }
 
-func (o *wire) refusal(topic string, s *sent) *record.Refusal {
+func (o *fakeOutlet) findRefusal(topic string, s *sent) *record.Refusal {
 	if o.b.refuse == nil {
 		return nil
 	}
 	return o.b.refuse(topic, s.w)
 }
 
-// withdraw takes records out of a queue again, and keeps their keys from going on.
-func (o *wire) withdraw(topic string, which func(*sent) bool, held error, refused *sent, why *record.Refusal) (now []func()) {
+// withdrawLocked removes records from a queue, and latches their keys until ResumeKey.
+func (o *fakeOutlet) withdrawLocked(topic string, which func(*sent) bool, held error, refused *sent, why *record.Refusal) (now []func()) {
 	var rest []*sent
 	for i, s := range o.queue[topic] {
 		if !which(s) {
@@ -277,27 +273,27 @@ func (o *wire) withdraw(topic string, which func(*sent) bool, held error, refuse
 		if s == refused {
 			a.Refusal, a.Held = why, nil
 		}
-		now = append(now, o.answer(s.p, a))
+		now = append(now, o.answerLocked(s.p, a))
 	}
 
 	o.queue[topic] = rest
 	return now
 }
 
-// park makes a topic one that takes nothing, and unpark undoes it.
-func (o *wire) park(topic string) {
+// park makes a topic reject all records until unpark.
+func (o *fakeOutlet) park(topic string) {
 	o.b.mu.Lock()
 	defer o.b.mu.Unlock()
 	o.b.parked[topic] = true
 	o.mu.Lock()
-	now := o.withdraw(topic, func(*sent) bool { return true }, record.ErrParked, nil, nil)
+	now := o.withdrawLocked(topic, func(*sent) bool { return true }, record.ErrParked, nil, nil)
 	o.mu.Unlock()
 	for _, f := range now {
 		f()
 	}
 }
 
-func (o *wire) unpark(topic string) {
+func (o *fakeOutlet) unpark(topic string) {
 	o.b.mu.Lock()
 	o.b.parked[topic] = false
 	o.b.mu.Unlock()
@@ -306,17 +302,17 @@ func (o *wire) unpark(topic string) {
 	}
 }
 
-// hold keeps all answers back; the other way round it lets them go.
-func (o *wire) hold(yes bool) {
+// holdAnswers holds all responses back, or releases them.
+func (o *fakeOutlet) holdAnswers(yes bool) {
 	o.mu.Lock()
 	o.held = yes
 	o.mu.Unlock()
 	retry.Signal(o.kick)
 }
 
-// kill ends the term. A random part of the records in flight is written to each topic, or none without r, and none is
+// kill ends the term. With r, a random part of the records in flight is written to each topic. None is
 // reported.
-func (o *wire) kill(r *rand.Rand) {
+func (o *fakeOutlet) kill(r *rand.Rand) {
 	o.b.mu.Lock()
 	o.mu.Lock()
 	o.dead = true
@@ -327,11 +323,11 @@ func (o *wire) kill(r *rand.Rand) {
 		stop := map[string]bool{}
 
 		for _, s := range q[:r.IntN(len(q)+1)] {
-			if stop[s.w.key] || o.refusal(topic, s) != nil {
+			if stop[s.w.key] || o.findRefusal(topic, s) != nil {
 				stop[s.w.key] = true
 				continue
 			}
-			o.b.append(topic, s.w)
+			o.b.appendLocked(topic, s.w)
 		}
 	}
 
@@ -341,17 +337,17 @@ func (o *wire) kill(r *rand.Rand) {
 	<-o.over
 }
 
-func (o *wire) Settle(tickets []record.Ticket) {
+func (o *fakeOutlet) Settle(tickets []record.Ticket) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, t := range tickets {
-		if o.settled[t]++; o.settled[t] > 1 || !o.told[t] {
-			o.b.t.Errorf("ticket %d was settled %d times, answered: %v", t, o.settled[t], o.told[t])
+		if o.settled[t]++; o.settled[t] > 1 || !o.reported[t] {
+			o.b.t.Errorf("ticket %d was settled %d times, answered: %v", t, o.settled[t], o.reported[t])
 		}
 	}
 }
 
-func (o *wire) OpenGate(ns, topic, key string) {
+func (o *fakeOutlet) OpenGate(ns, topic, key string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.opened[[3]string{ns, topic, key}]++
@@ -361,14 +357,14 @@ func (o *wire) OpenGate(ns, topic, key string) {
 }
 
 // closeGate counts an exception, as the dispatcher does when it decides that an envelope waits.
-func (o *wire) closeGate(ns, topic, key string) {
+func (o *fakeOutlet) closeGate(ns, topic, key string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.closed[[3]string{ns, topic, key}]++
 }
 
-// gates returns the exceptions that each gate counts, and whether one was opened more often than it was closed.
-func (o *wire) gates() (left map[[3]string]int, early bool) {
+// countGates returns the exceptions that each gate counts, and whether one was opened more often than it was closed.
+func (o *fakeOutlet) countGates() (left map[[3]string]int, early bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	left = map[[3]string]int{}
@@ -380,29 +376,29 @@ func (o *wire) gates() (left map[[3]string]int, early bool) {
 	return left, o.early
 }
 
-func (o *wire) Reached() string {
+func (o *fakeOutlet) Reached() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.reached
 }
 
-func (o *wire) reach(pos string) {
+func (o *fakeOutlet) setReached(pos string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.reached = pos
 }
 
-func (o *wire) ResumeKey(ns, topic, key string) {
+func (o *fakeOutlet) ResumeKey(ns, topic, key string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.latched, [3]string{ns, topic, key})
 }
 
-// quiet checks that each delivery that was answered was settled once, and that no key is kept back.
-func (o *wire) quiet() {
+// checkSettled checks that each reported delivery was settled once, and that no key is latched.
+func (o *fakeOutlet) checkSettled() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for t := range o.told {
+	for t := range o.reported {
 		if o.settled[t] != 1 {
 			o.b.t.Errorf("ticket %d was settled %d times", t, o.settled[t])
 		}
@@ -412,8 +408,8 @@ func (o *wire) quiet() {
 	}
 }
 
-// ordered checks that the first records of each key stand in ascending order of their ids.
-func (b *broker) ordered() {
+// checkOrder checks that no record is in a topic twice, and that the records of each key are in ascending order of their ids.
+func (b *broker) checkOrder() {
 	b.t.Helper()
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -433,16 +429,16 @@ func (b *broker) ordered() {
 	}
 }
 
-func (b *broker) wants(topic string, ids ...string) {
+func (b *broker) checkRecords(topic string, ids ...string) {
 	b.t.Helper()
-	if got := b.ids(topic); !slices.Equal(got, ids) {
-		b.t.Fatalf("%s holds %q, want %q", topic, got, ids)
+	if got := b.listIDs(topic); !slices.Equal(got, ids) {
+		b.t.Fatalf("topic %s has the records %q, want %q", topic, got, ids)
 	}
 }
 
-// standing returns the hits of an envelope, as Outlet.FindHits does.
-func (o *wire) standing(e *outboxes.Envelope, topics []string) (hits []record.Answer, all []string) {
-	w := identified(e)
+// findHits returns the hits of an envelope, as Outlet.FindHits does.
+func (o *fakeOutlet) findHits(e *outboxes.Envelope, topics []string) (hits []record.Answer, all []string) {
+	w := identifyRecord(e)
 	if topics == nil {
 		topics = o.routes
 	}
@@ -456,7 +452,7 @@ func (o *wire) standing(e *outboxes.Envelope, topics []string) (hits []record.An
 	return hits, topics
 }
 
-func identified(e *outboxes.Envelope) written {
+func identifyRecord(e *outboxes.Envelope) written {
 	key, ok := e.Raw.Lookup("key").StringValueOK()
 	if !ok {
 		key = e.Raw.Lookup("aggregateid").StringValue()
@@ -465,8 +461,8 @@ func identified(e *outboxes.Envelope) written {
 	return written{id: e.Raw.Lookup("_id").StringValue(), key: key, delivery: int32(n)}
 }
 
-func (b *broker) stands(topic, id, key string, delivery int32) {
+func (b *broker) insert(topic, id, key string, delivery int32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.append(topic, written{id: id, key: key, delivery: delivery})
+	b.appendLocked(topic, written{id: id, key: key, delivery: delivery})
 }

@@ -16,15 +16,15 @@ import (
 
 func TestN15_LoadFindsGatesAndWhatComesAgain(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
-	h.put(
-		h.exception(1, "k", "parked", bson.E{Key: "pending", Value: bson.A{"a", "b"}}), h.exception(2, "k", "blocked"),
-		h.exception(3, "q", "retry"), h.exception(4, "q", "retry", bson.E{Key: "origin", Value: "requeue"}),
-		h.exception(5, "x", "parked", bson.E{Key: "pending", Value: nil}, bson.E{Key: "key", Value: int64(7)}),
+	h := newScene(t)
+	h.insert(
+		h.newException(1, "k", "parked", bson.E{Key: "pending", Value: bson.A{"a", "b"}}), h.newException(2, "k", "blocked"),
+		h.newException(3, "q", "retry"), h.newException(4, "q", "retry", bson.E{Key: "origin", Value: "requeue"}),
+		h.newException(5, "x", "parked", bson.E{Key: "pending", Value: nil}, bson.E{Key: "key", Value: int64(7)}),
 		bson.D{{Key: "_id", Value: "healthy"}},
 	)
 
-	te := h.begin()
+	te := h.newTerm()
 	defer te.out.kill(nil)
 	gates, known := map[string]int{}, []string{}
 	n, err := te.x.Load(t.Context(), func(pos string) bool { return pos > "82000002" },
@@ -44,7 +44,7 @@ func TestN15_LoadFindsGatesAndWhatComesAgain(t *testing.T) {
 
 func TestN08_RecoverFinishesWhatAnEarlierOwnerHadSent(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
+	h := newScene(t)
 	h.recording = "mark"
 	both := bson.E{Key: "pending", Value: bson.A{"a", "b"}}
 	oid := bson.NewObjectID()
@@ -57,10 +57,10 @@ func TestN08_RecoverFinishesWhatAnEarlierOwnerHadSent(t *testing.T) {
 		{Key: "dueAt", Value: time.UnixMilli(7)},
 		claim,
 	}
-	h.put(
-		h.exception(1, "k", "parked", both), h.exception(2, "k", "parked", both), h.exception(3, "k", "retry", bson.E{Key: "delivery", Value: int32(2)}),
-		h.exception(4, "k", "parked"), h.exception(5, "k", "parked", bson.E{Key: "_id", Value: oid}), scheduled,
-		// The clock of the primary has gone back since this one was claimed.
+	h.insert(
+		h.newException(1, "k", "parked", both), h.newException(2, "k", "parked", both), h.newException(3, "k", "retry", bson.E{Key: "delivery", Value: int32(2)}),
+		h.newException(4, "k", "parked"), h.newException(5, "k", "parked", bson.E{Key: "_id", Value: oid}), scheduled,
+		// The clock of the primary has gone back since this envelope was claimed.
 		bson.D{
 			{Key: "_id", Value: "due again"}, {Key: "aggregatetype", Value: "o"}, {Key: "aggregateid", Value: "s"}, {Key: "type", Value: "T"},
 			{Key: "dueAt", Value: time.Now().Add(20 * time.Second)}, claim,
@@ -68,7 +68,7 @@ func TestN08_RecoverFinishesWhatAnEarlierOwnerHadSent(t *testing.T) {
 		bson.D{{Key: "_id", Value: "stream's"}},
 	)
 
-	te := h.begin()
+	te := h.newTerm()
 	defer te.out.kill(nil)
 	found := func(topicsOf map[any][]string) FindHits {
 		return func(e *outboxes.Envelope, _ []string) (hits []record.Answer, all []string) {
@@ -87,21 +87,21 @@ func TestN08_RecoverFinishesWhatAnEarlierOwnerHadSent(t *testing.T) {
 	if err != nil || n != 4 {
 		t.Fatalf("%d, %v", n, err)
 	}
-	if d := h.doc("e000001"); d["state"] != nil || d["sentAt"] == nil || len(d["sent"].(bson.A)) != 2 {
+	if d := h.findDocument("e000001"); d["state"] != nil || d["sentAt"] == nil || len(d["sent"].(bson.A)) != 2 {
 		t.Errorf("all of it was there: %v", d)
 	}
-	if d := h.doc("e000002"); d["state"] != "parked" || fmt.Sprint(d["pending"]) != "[a]" {
+	if d := h.findDocument("e000002"); d["state"] != "parked" || fmt.Sprint(d["pending"]) != "[a]" {
 		t.Errorf("half of it was there: %v", d)
 	}
 	for _, id := range []string{"due", "due again"} {
-		if d := h.doc(id); d["sentAt"] == nil || d["claim"] != nil || d["dueAt"] != nil || d["scheduledFor"] == nil {
+		if d := h.findDocument(id); d["sentAt"] == nil || d["claim"] != nil || d["dueAt"] != nil || d["scheduledFor"] == nil {
 			t.Errorf("a scheduled one: %v", d)
 		}
 	}
-	if left := h.left(); left != 4 {
+	if left := h.countLeft(); left != 4 {
 		t.Errorf("%d exceptions are left", left)
 	}
-	if h.doc("stream's")["sentAt"] != nil {
+	if h.findDocument("stream's")["sentAt"] != nil {
 		t.Error("an envelope of the stream was touched")
 	}
 
@@ -125,24 +125,24 @@ func TestN10_ALaterExceptionIsNotFinishedBeforeAnEarlierOneOfItsKey(t *testing.T
 	for compacted, want := range map[bool]string{true: "[e000001 e000004]", false: "[e000001 e000003 e000004]"} {
 		t.Run(fmt.Sprint("compacted ", compacted), func(t *testing.T) {
 			t.Parallel()
-			h := newHouse(t)
+			h := newScene(t)
 			pending := bson.E{Key: "pending", Value: bson.A{"a"}}
-			h.put(h.exception(1, "k", "parked", pending), h.exception(2, "k", "parked", pending), h.exception(3, "k", "parked", pending), h.exception(4, "l", "parked", pending))
+			h.insert(h.newException(1, "k", "parked", pending), h.newException(2, "k", "parked", pending), h.newException(3, "k", "parked", pending), h.newException(4, "l", "parked", pending))
 			for i, key := range map[int]string{1: "k", 3: "k", 4: "l"} {
-				h.broker.stands("a", fmt.Sprintf("e%06d", i), key, 0)
+				h.broker.insert("a", fmt.Sprintf("e%06d", i), key, 0)
 			}
 
-			te := h.begin()
+			te := h.newTerm()
 			defer te.out.kill(nil)
 			te.out.routes = []string{"a"}
 			te.x.config.Compacted = func(string) bool { return compacted }
-			if _, err := te.x.FinishSent(t.Context(), te.out.standing); err != nil {
+			if _, err := te.x.FinishSent(t.Context(), te.out.findHits); err != nil {
 				t.Fatal(err)
 			}
 
 			var ids []string
 			for i := 1; i <= 4; i++ {
-				if id := fmt.Sprintf("e%06d", i); h.doc(id)["state"] == nil {
+				if id := fmt.Sprintf("e%06d", i); h.findDocument(id)["state"] == nil {
 					ids = append(ids, id)
 				}
 			}
@@ -155,26 +155,26 @@ func TestN10_ALaterExceptionIsNotFinishedBeforeAnEarlierOneOfItsKey(t *testing.T
 
 func TestAFateThatTheServerDoesNotTakeHoldsUpNobodyElse(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
+	h := newScene(t)
 	var docs []bson.D
 	for i := range 20 {
-		docs = append(docs, h.exception(i, fmt.Sprint("k", i), "parked"))
+		docs = append(docs, h.newException(i, fmt.Sprint("k", i), "parked"))
 	}
-	h.put(docs...)
+	h.insert(docs...)
 	validator := bson.D{{Key: "$or", Value: bson.A{bson.D{{Key: "_id", Value: bson.D{{Key: "$ne", Value: "e000007"}}}}, bson.D{{Key: "sentAt", Value: nil}}}}}
 	if err := h.db.RunCommand(t.Context(), bson.D{{Key: "collMod", Value: "outbox"}, {Key: "validator", Value: validator}}).Err(); err != nil {
 		t.Fatal(err)
 	}
 
-	te := h.begin().run()
-	h.until("the others are finished", func() bool { return h.left() == 1 && te.x.InFlight() == 1 })
+	te := h.newTerm().run()
+	h.waitUntil("the others are finished", func() bool { return h.countLeft() == 1 && te.x.InFlight() == 1 })
 	if err := h.db.RunCommand(t.Context(), bson.D{{Key: "collMod", Value: "outbox"}, {Key: "validator", Value: bson.D{}}}).Err(); err != nil {
 		t.Fatal(err)
 	}
 	te.f.retryPostponed()
 	retry.Signal(te.f.wake)
-	h.drained()
-	te.landed()
-	h.broker.ordered()
-	te.out.quiet()
+	h.waitEmpty()
+	te.waitWritten()
+	h.broker.checkOrder()
+	te.out.checkSettled()
 }

@@ -39,7 +39,7 @@ func newBundle(t *testing.T, opts ...*options.ClientOptions) *bundle {
 	return b
 }
 
-func (b *bundle) outbox(name string) *mongo.Collection {
+func (b *bundle) newOutbox(name string) *mongo.Collection {
 	b.t.Helper()
 	c := mongodb.Majority(b.db.Collection(name))
 	if err := outboxes.EnsureIndexes(b.t.Context(), c); err != nil {

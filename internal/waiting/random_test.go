@@ -17,7 +17,7 @@ import (
 
 // chaos is one round of exceptions that come, fail, park and are taken over by other owners.
 type chaos struct {
-	*house
+	*scene
 	r    *rand.Rand
 	term *term
 	n    int
@@ -37,37 +37,37 @@ func TestN15_NothingIsLostDoubledOrOvertaken(t *testing.T) {
 		seed := rand.Uint64()
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			h := newHouse(t)
+			h := newScene(t)
 			h.flying = 40
-			c := &chaos{house: h, r: rand.New(rand.NewPCG(seed, 1)), want: map[string][]string{}, fails: map[string]int{}}
-			h.broker.refuse = c.refusal
+			c := &chaos{scene: h, r: rand.New(rand.NewPCG(seed, 1)), want: map[string][]string{}, fails: map[string]int{}}
+			h.broker.refuse = c.refuse
 
-			c.term = h.begin().run()
-			c.term.out.reach("")
+			c.term = h.newTerm().run()
+			c.term.out.setReached("")
 			for range 50 {
-				c.step()
+				c.doRandomStep()
 			}
-			c.settle()
-			c.check()
+			c.waitSettled()
+			c.checkDeliveries()
 		})
 	}
 }
 
-func (c *chaos) refusal(topic string, w written) *record.Refusal {
+func (c *chaos) refuse(topic string, w written) *record.Refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if k := topic + w.id; c.fails[k] > 0 {
 		c.fails[k]--
-		return refused("not yet")
+		return newRefusal("not yet")
 	}
 	return nil
 }
 
-func (c *chaos) step() {
+func (c *chaos) doRandomStep() {
 	topic := chaosTopics[c.r.IntN(len(chaosTopics))]
 	switch n := c.r.IntN(20); {
 	case n < 8:
-		c.come(1 + c.r.IntN(25))
+		c.appendExceptions(1 + c.r.IntN(25))
 	case n < 11:
 		c.term.out.park(topic)
 	case n < 15:
@@ -82,8 +82,8 @@ func (c *chaos) step() {
 	}
 }
 
-// come writes exceptions of the stream, as an app does: first the documents, then the watermark passes them.
-func (c *chaos) come(n int) {
+// appendExceptions writes exceptions of the stream, as an app does: first the documents, then the watermark passes them.
+func (c *chaos) appendExceptions(n int) {
 	var list []Exception
 
 	for range n {
@@ -129,7 +129,7 @@ func (c *chaos) come(n int) {
 
 	c.term.x.QueueWritten(list)
 	if c.r.IntN(3) > 0 {
-		c.term.out.reach(fmt.Sprintf("82%06d", c.n))
+		c.term.out.setReached(fmt.Sprintf("82%06d", c.n))
 	}
 }
 
@@ -139,8 +139,8 @@ func (c *chaos) takeOver(quarantine bool) {
 	c.term.out.kill(c.r)
 	c.term.stop()
 	reached := c.term.out.Reached()
-	c.term = c.begin()
-	c.term.out.reach(reached)
+	c.term = c.newTerm()
+	c.term.out.setReached(reached)
 
 	c.sick = map[string]bool{}
 	for _, topic := range chaosTopics {
@@ -153,7 +153,7 @@ func (c *chaos) takeOver(quarantine bool) {
 	// Otherwise the sink finds them one by one.
 	if c.r.IntN(2) == 0 {
 		found := func(e *outboxes.Envelope, topics []string) ([]record.Answer, []string) {
-			hits, all := c.term.out.standing(e, topics)
+			hits, all := c.term.out.findHits(e, topics)
 			return slices.DeleteFunc(hits, func(h record.Answer) bool { return c.sick[h.Topic] }), all
 		}
 		if _, err := c.term.x.FinishSent(c.t.Context(), found); err != nil {
@@ -166,7 +166,7 @@ func (c *chaos) takeOver(quarantine bool) {
 	c.term.run()
 }
 
-// unpark lets a topic be written again. Only another takeover releases one that is in quarantine.
+// unpark makes a topic accept records again. Only another takeover releases a topic in quarantine.
 func (c *chaos) unpark(topic string) {
 	if c.sick[topic] {
 		c.takeOver(false)
@@ -174,32 +174,32 @@ func (c *chaos) unpark(topic string) {
 	c.term.out.unpark(topic)
 }
 
-func (c *chaos) settle() {
-	c.term.out.reach("9")
+func (c *chaos) waitSettled() {
+	c.term.out.setReached("9")
 
 	// With one topic parked, the gates count exactly the exceptions in the collection.
 	c.term.out.park("c")
 	c.unpark("a")
 	c.unpark("b")
-	c.until("the gates count the exceptions that are left", func() bool {
-		gates, _ := c.term.out.gates()
-		return maps.Equal(gates, c.stored())
+	c.waitUntil("the gates count the exceptions that are left", func() bool {
+		gates, _ := c.term.out.countGates()
+		return maps.Equal(gates, c.countByGate())
 	})
 
 	for _, topic := range chaosTopics {
 		c.unpark(topic)
 	}
-	c.drained()
-	c.term.landed()
-	if gates, early := c.term.out.gates(); len(gates) > 0 || early {
+	c.waitEmpty()
+	c.term.waitWritten()
+	if gates, early := c.term.out.countGates(); len(gates) > 0 || early {
 		c.t.Errorf("gates %v are closed, one was opened too early: %v", gates, early)
 	}
 	c.term.stop()
-	c.term.out.quiet()
+	c.term.out.checkSettled()
 }
 
-// stored counts the exceptions in the collection by gate.
-func (c *chaos) stored() map[[3]string]int {
+// countByGate counts the exceptions in the collection by gate.
+func (c *chaos) countByGate() map[[3]string]int {
 	c.t.Helper()
 	cur, err := c.coll.Find(c.t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
 	if err != nil {
@@ -222,10 +222,10 @@ func (c *chaos) stored() map[[3]string]int {
 	return n
 }
 
-func (c *chaos) check() {
+func (c *chaos) checkDeliveries() {
 	c.t.Helper()
 
-	c.broker.ordered()
+	c.broker.checkOrder()
 	dead := map[string]bool{}
 	cur, err := c.db.Collection("outbox_dead").Find(c.t.Context(), bson.D{})
 	if err != nil {
@@ -258,7 +258,7 @@ func (c *chaos) check() {
 			case !there[topic+id] && !dead[id]:
 				c.t.Errorf("%s is lost for %s", id, topic)
 			case there[topic+id] && forever:
-				c.t.Errorf("%s was refused by %s and stands there", id, topic)
+				c.t.Errorf("%s was refused by %s and is in the topic", id, topic)
 			case !there[topic+id] && !forever && topic != topics[0] && !slices.ContainsFunc(topics, func(o string) bool { return c.fails[o+id] > 100 }):
 				c.t.Errorf("%s died for %s, which takes it", id, topic)
 			}

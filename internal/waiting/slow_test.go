@@ -23,7 +23,7 @@ func TestN03_ATransactionThatNeverEndsInTimeIsMadeSmaller(t *testing.T) {
 	for i := range 300 {
 		list = append(list, Exception{
 			NS: mongodb.Namespace(coll), State: "parked", Pos: fmt.Sprintf("82%08X", i), Pending: []string{"a"}, Key: "k",
-			Raw: image(t, bson.D{{Key: "_id", Value: fmt.Sprint(i)}, {Key: "aggregateid", Value: "k"}}),
+			Raw: marshal(t, bson.D{{Key: "_id", Value: fmt.Sprint(i)}, {Key: "aggregateid", Value: "k"}}),
 		})
 	}
 

@@ -16,8 +16,8 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
-// counting returns the number of documents that the server has sent to a separate client.
-func (h *house) counting() *atomic.Int64 {
+// countReads gives the scene a separate client, and returns the number of documents that the server sends to it.
+func (h *scene) countReads() *atomic.Int64 {
 	var n atomic.Int64
 	h.client = stacktest.Client(h.t, options.Client().SetMonitor(&event.CommandMonitor{Succeeded: func(_ context.Context, e *event.CommandSucceededEvent) {
 		for _, batch := range []string{"firstBatch", "nextBatch"} {
@@ -35,33 +35,33 @@ func (h *house) counting() *atomic.Int64 {
 func TestN15_AStoppedKeyIsPassedOver(t *testing.T) {
 	t.Parallel()
 	const behind = 2000
-	h := newHouse(t)
-	docs := []bson.D{h.exception(1, "hot", "retry", bson.E{Key: "attempts", Value: int32(1)}, bson.E{Key: "nextAt", Value: time.Now().Add(time.Hour)})}
+	h := newScene(t)
+	docs := []bson.D{h.newException(1, "hot", "retry", bson.E{Key: "attempts", Value: int32(1)}, bson.E{Key: "nextAt", Value: time.Now().Add(time.Hour)})}
 	for i := range behind {
-		docs = append(docs, h.exception(2+i, "hot", "blocked"))
+		docs = append(docs, h.newException(2+i, "hot", "blocked"))
 	}
-	docs = append(docs, h.exception(5000, "hot", "parked", bson.E{Key: "pending", Value: bson.A{"b"}}), h.exception(5001, "other", "parked"))
-	h.put(docs...)
-	read := h.counting()
-	te := h.begin().run()
-	h.until("another topic of the key, and another key, flow", func() bool {
+	docs = append(docs, h.newException(5000, "hot", "parked", bson.E{Key: "pending", Value: bson.A{"b"}}), h.newException(5001, "other", "parked"))
+	h.insert(docs...)
+	read := h.countReads()
+	te := h.newTerm().run()
+	h.waitUntil("another topic of the key, and another key, flow", func() bool {
 		return h.countDocuments(bson.D{{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}}}) == 2
 	})
 	if n := read.Load(); n > behind/2 {
 		t.Errorf("%d documents were read of a key that is stopped", n)
 	}
 
-	te.landed()
+	te.waitWritten()
 	before := read.Load()
 	for i := range 50 {
-		d := h.exception(6000+i, "hot", "blocked")
-		h.put(d)
+		d := h.newException(6000+i, "hot", "blocked")
+		h.insert(d)
 		raw, err := bson.Marshal(d)
 		if err != nil {
 			t.Fatal(err)
 		}
 		te.x.QueueWritten([]Exception{{NS: h.ns(), Raw: raw, State: "blocked", Pending: []string{"a"}, Key: "hot", Pos: fmt.Sprint(d[8].Value)}})
-		h.until("the loop has been round", func() bool {
+		h.waitUntil("the loop has been round", func() bool {
 			te.x.mu.Lock()
 			defer te.x.mu.Unlock()
 			return len(te.x.work.keys) == 0
@@ -76,27 +76,28 @@ func TestN15_AStoppedKeyIsPassedOver(t *testing.T) {
 func TestN11_AParkedPartitionHoldsUpNoOtherKey(t *testing.T) {
 	t.Parallel()
 	const sick = 100
-	h := newHouse(t)
-	docs := []bson.D{h.exception(9000, "k000", "blocked", bson.E{Key: "pending", Value: bson.A{"b"}})}
+	h := newScene(t)
+	docs := []bson.D{h.newException(9000, "k000", "blocked", bson.E{Key: "pending", Value: bson.A{"b"}})}
 	for i := range 3 * sick {
 		key := fmt.Sprintf("k%03d", i)
-		docs = append(docs, h.exception(2*i, key, "parked"), h.exception(2*i+1, key, "blocked"))
+		docs = append(docs, h.newException(2*i, key, "parked"), h.newException(2*i+1, key, "blocked"))
 		if i%3 == 0 {
 			h.broker.sick[key] = true
 		}
 	}
-	h.put(docs...)
-	te := h.begin()
+	h.insert(docs...)
+	te := h.newTerm()
 	var polls atomic.Int64
 	collections := te.x.config.Collections
 	te.x.config.Collections = func() []outboxes.Outbox { polls.Add(1); return collections() }
-	te.x.lastPass = time.Now().Add(time.Hour) // no pass is due because of its time
+	// No pass is due because of its time.
+	te.x.lastPass = time.Now().Add(time.Hour)
 	te.run()
 
-	h.until("all that waits for other partitions is sent", func() bool { return h.left() == 2*sick })
-	te.landed()
+	h.waitUntil("all that waits for other partitions is sent", func() bool { return h.countLeft() == 2*sick })
+	te.waitWritten()
 	seen := polls.Load()
-	h.until("some polls", func() bool { return polls.Load() > seen+10 })
+	h.waitUntil("some polls", func() bool { return polls.Load() > seen+10 })
 	h.broker.mu.Lock()
 	if h.broker.turned != sick {
 		t.Errorf("%d attempts for %d keys", h.broker.turned, sick)
@@ -105,37 +106,37 @@ func TestN11_AParkedPartitionHoldsUpNoOtherKey(t *testing.T) {
 	h.broker.mu.Unlock()
 
 	te.out.unpark("a")
-	h.drained()
-	te.landed()
-	h.broker.ordered()
-	te.out.quiet()
+	h.waitEmpty()
+	te.waitWritten()
+	h.broker.checkOrder()
+	te.out.checkSettled()
 }
 
 // An envelope with an array as its key becomes a dead letter with that reason, and the envelopes of other keys
 // are published.
 func TestN17_AnArrayAsAKeyIsADeadLetterAndHoldsUpNobody(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
+	h := newScene(t)
 	var docs []bson.D
 	for i := range 2 * firstReply { // a whole page
-		docs = append(docs, set(h.exception(1000+i, "odd", "parked"), bson.E{Key: "key", Value: bson.A{"a", int32(i)}}))
+		docs = append(docs, setField(h.newException(1000+i, "odd", "parked"), bson.E{Key: "key", Value: bson.A{"a", int32(i)}}))
 	}
 
 	for i := range 100 {
-		docs = append(docs, h.exception(2+i, fmt.Sprint("k", i), "parked"))
+		docs = append(docs, h.newException(2+i, fmt.Sprint("k", i), "parked"))
 	}
 
-	h.put(docs...)
+	h.insert(docs...)
 	began := time.Now()
-	h.begin().run()
-	h.until("the others are sent", func() bool {
+	h.newTerm().run()
+	h.waitUntil("the others are sent", func() bool {
 		return h.countDocuments(bson.D{{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}}}) == 100
 	})
 	if took := time.Since(began); took > sureEvery/2 {
 		t.Errorf("the others were sent after %v, by the pass that finds missed exceptions", took)
 	}
 
-	h.until("they are dead", func() bool { return h.left() == 0 })
+	h.waitUntil("they are dead", func() bool { return h.countLeft() == 0 })
 	var letter struct{ Reason string }
 	if err := h.db.Collection("outbox_dead").FindOne(t.Context(), bson.D{}).Decode(&letter); err != nil || !strings.Contains(letter.Reason, "key is") {
 		t.Errorf("the reason of the letter is %q, %v", letter.Reason, err)

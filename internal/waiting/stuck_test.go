@@ -22,16 +22,17 @@ import (
 // them are due than one query returns, the whole collection is read, but not at each poll.
 func TestN17_DueRetriesOfAParkedTopicAreNotReadInFullAtEachPoll(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
+	h := newScene(t)
 	h.route = func(*outboxes.Envelope) ([]string, error) { return []string{"a"}, nil }
 	var docs []bson.D
 	for i := range dueLimit + 10 {
-		docs = append(docs, h.exception(i, fmt.Sprint("k", i), "retry", bson.E{Key: "origin", Value: "requeue"},
+		docs = append(docs, h.newException(i, fmt.Sprint("k", i), "retry", bson.E{Key: "origin", Value: "requeue"},
 			bson.E{Key: "pending", Value: nil}, bson.E{Key: "nextAt", Value: time.UnixMilli(int64(i + 1))}))
 	}
 	last := docs[len(docs)-1]
-	h.put(set(last, bson.E{Key: "payload", Value: "behind the due ones"})) // only a pass over everything reads it
-	h.put(docs[:len(docs)-1]...)
+	// Only a pass over all envelopes reads this one.
+	h.insert(setField(last, bson.E{Key: "payload", Value: "behind the due ones"}))
+	h.insert(docs[:len(docs)-1]...)
 
 	var passes atomic.Int64
 	h.client = stacktest.Client(t, options.Client().SetMonitor(&event.CommandMonitor{Succeeded: func(_ context.Context, e *event.CommandSucceededEvent) {
@@ -39,7 +40,7 @@ func TestN17_DueRetriesOfAParkedTopicAreNotReadInFullAtEachPoll(t *testing.T) {
 			passes.Add(1)
 		}
 	}}))
-	te := h.begin()
+	te := h.newTerm()
 	t.Cleanup(func() {
 		te.out.mu.Lock()
 		te.out.dead = true
@@ -63,7 +64,7 @@ func TestN17_DueRetriesOfAParkedTopicAreNotReadInFullAtEachPoll(t *testing.T) {
 		t.Errorf("%d passes over everything at 5 polls, want 1", n)
 	}
 
-	// Retries that are stuck for any other reason are passed over as early as those of a parked
+	// Retries that are stuck for any other reason are passed over as early as the retries of a parked
 	// topic.
 	clear(te.x.parked)
 	te.x.passTook = 0
@@ -73,7 +74,8 @@ func TestN17_DueRetriesOfAParkedTopicAreNotReadInFullAtEachPoll(t *testing.T) {
 			t.Errorf("a pass %v after the last one: %v, want %v", since, got, want)
 		}
 	}
-	te.x.passTook = probeEvery // a slow pass is not repeated so soon
+	// A slow pass is not repeated so soon.
+	te.x.passTook = probeEvery
 	if te.x.isPassDue() {
 		t.Errorf("a pass that took %v is repeated after %v", te.x.passTook, probeEvery)
 	}
@@ -89,8 +91,8 @@ func TestN17_DueRetriesOfAParkedTopicAreNotReadInFullAtEachPoll(t *testing.T) {
 // by the next pass over everything.
 func TestN17_ATopicThatIsReadyBeforeItsAnswerIsNotParked(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
-	te := h.begin()
+	h := newScene(t)
+	te := h.newTerm()
 	t.Cleanup(func() {
 		te.out.mu.Lock()
 		te.out.dead = true
@@ -125,20 +127,20 @@ func TestN17_ATopicThatIsReadyBeforeItsAnswerIsNotParked(t *testing.T) {
 func TestN17_ADueRetryOfAParkedTopicIsReadOnce(t *testing.T) {
 	t.Parallel()
 	const due, polls, body = 300, 5, "a whole payload"
-	h := newHouse(t)
+	h := newScene(t)
 	h.route = func(*outboxes.Envelope) ([]string, error) { return []string{"a"}, nil }
 	var docs []bson.D
 	for i := range due {
-		docs = append(docs, set(h.exception(i, fmt.Sprint("k", i), "retry", bson.E{Key: "origin", Value: "requeue"},
+		docs = append(docs, setField(h.newException(i, fmt.Sprint("k", i), "retry", bson.E{Key: "origin", Value: "requeue"},
 			bson.E{Key: "pending", Value: nil}, bson.E{Key: "nextAt", Value: time.UnixMilli(int64(i + 1))}), bson.E{Key: "payload", Value: body}))
 	}
-	h.put(docs...)
+	h.insert(docs...)
 
 	var payloads atomic.Int64
 	h.client = stacktest.Client(t, options.Client().SetMonitor(&event.CommandMonitor{Succeeded: func(_ context.Context, e *event.CommandSucceededEvent) {
 		payloads.Add(int64(bytes.Count(e.Reply, []byte(body))))
 	}}))
-	te := h.begin()
+	te := h.newTerm()
 	te.x.parked["a"] = struct{}{}
 	outbox := outboxes.Outbox{DB: h.db.Name(), Coll: "outbox"}
 	for range polls {
@@ -156,5 +158,5 @@ func TestN17_ADueRetryOfAParkedTopicIsReadOnce(t *testing.T) {
 		t.Errorf("%d keys are due when the topic can be written, want %d (%v)", len(keys), due, err)
 	}
 	te.run()
-	h.drained()
+	h.waitEmpty()
 }

@@ -58,7 +58,7 @@ func exceptionOutbox(t *testing.T) (*mongo.Collection, *owner) {
 	return coll, &owner{client: client, twice: true}
 }
 
-func image(t *testing.T, d bson.D) bson.Raw {
+func marshal(t *testing.T, d bson.D) bson.Raw {
 	t.Helper()
 	raw, err := bson.Marshal(d)
 	if err != nil {
@@ -67,7 +67,7 @@ func image(t *testing.T, d bson.D) bson.Raw {
 	return raw
 }
 
-func read(t *testing.T, coll *mongo.Collection, id any) bson.M {
+func findDocument(t *testing.T, coll *mongo.Collection, id any) bson.M {
 	t.Helper()
 	var m bson.M
 	if err := coll.FindOne(t.Context(), bson.D{{Key: "_id", Value: id}}).Decode(&m); err != nil {
@@ -80,17 +80,18 @@ func TestN16_AnExceptionIsTheWholeEnvelopeOfTheStream(t *testing.T) {
 	t.Parallel()
 	coll, o := exceptionOutbox(t)
 	payload := bson.D{{Key: "$inc", Value: "$key"}, {Key: "a.b", Value: bson.Binary{Data: []byte{0, 255}}}}
-	gone := Exception{ // inserted and deleted in one transaction
-		NS: mongodb.Namespace(coll), Raw: image(t, bson.D{{Key: "_id", Value: "gone"}, {Key: "ts", Value: bson.Timestamp{T: 5, I: 5}}, {Key: "payload", Value: payload}}),
+	// The envelope was inserted and deleted in one transaction.
+	gone := Exception{
+		NS: mongodb.Namespace(coll), Raw: marshal(t, bson.D{{Key: "_id", Value: "gone"}, {Key: "ts", Value: bson.Timestamp{T: 5, I: 5}}, {Key: "payload", Value: payload}}),
 		State: "retry", Pos: "8265", Pending: []string{"$topic"}, Key: "$k", Attempts: 1, Delay: time.Hour, Node: "$n",
 		Error: &ExceptionError{Class: record.RecordRefused, Reason: "$bad \xff", Topic: "$topic"},
 	}
 
 	own := gone
-	own.Raw, own.State = image(t, bson.D{{Key: "_id", Value: "own"}, {Key: "key", Value: int64(7)}}), "parked"
+	own.Raw, own.State = marshal(t, bson.D{{Key: "_id", Value: "own"}, {Key: "key", Value: int64(7)}}), "parked"
 	own.Key = "7"
 	done := gone
-	done.Raw = image(t, bson.D{{Key: "_id", Value: "done"}})
+	done.Raw = marshal(t, bson.D{{Key: "_id", Value: "done"}})
 	if _, err := coll.InsertMany(t.Context(), []any{
 		bson.D{{Key: "_id", Value: "own"}, {Key: "key", Value: int64(7)}},
 		bson.D{{Key: "_id", Value: "done"}, {Key: "state", Value: "parked"}, {Key: "delivery", Value: int32(2)}},
@@ -101,7 +102,7 @@ func TestN16_AnExceptionIsTheWholeEnvelopeOfTheStream(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	d := read(t, coll, "gone")
+	d := findDocument(t, coll, "gone")
 	at := d["nextAt"].(bson.DateTime).Time()
 	if d["state"] != "retry" || d["pos"] != "8265" || d["key"] != "$k" || d["attempts"] != int32(1) || d["origin"] != "stream" || fmt.Sprint(d["pending"]) != "[$topic]" ||
 		time.Until(at) < 59*time.Minute || time.Until(at) > 61*time.Minute || d["ts"].(bson.Timestamp).T < 1_600_000_000 {
@@ -116,17 +117,18 @@ func TestN16_AnExceptionIsTheWholeEnvelopeOfTheStream(t *testing.T) {
 	if _, err := coll.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "gone"}}, sentUpdate(nil)); err != nil {
 		t.Fatal(err)
 	}
-	if sent := read(t, coll, "gone"); sent["firstTs"] != (bson.Timestamp{T: 5, I: 5}) || sent["ts"].(bson.Timestamp).T < 1_600_000_000 || sent["state"] != nil {
+	if sent := findDocument(t, coll, "gone"); sent["firstTs"] != (bson.Timestamp{T: 5, I: 5}) || sent["ts"].(bson.Timestamp).T < 1_600_000_000 || sent["state"] != nil {
 		t.Errorf("the first timestamp of a sent envelope: %v", sent["firstTs"])
 	}
 	history, _ := d["history"].(bson.A)
 	if last := d["lastError"].(bson.D); len(history) != 1 || last[0].Value != "record_refused" || last[1].Value != "$bad \uFFFD" {
 		t.Errorf("errors: %v, %v", d["lastError"], history)
 	}
-	if d := read(t, coll, "own"); d["key"] != "7" || d["nextAt"] != nil { // one order with those whose key is the text
+	// The key is stored as a text, so that it has one order with equal keys that are texts.
+	if d := findDocument(t, coll, "own"); d["key"] != "7" || d["nextAt"] != nil {
 		t.Errorf("an envelope with its own key: %v", d)
 	}
-	if d := read(t, coll, "done"); d["state"] != "parked" || d["delivery"] != int32(2) || d["pos"] != nil {
+	if d := findDocument(t, coll, "done"); d["state"] != "parked" || d["delivery"] != int32(2) || d["pos"] != nil {
 		t.Errorf("an exception was overwritten: %v", d)
 	}
 	if !slices.Equal(o.dirty, []string{mongodb.Namespace(coll)}) {
@@ -140,7 +142,7 @@ func TestN03_ExceptionsAreWrittenInBoundedTransactions(t *testing.T) {
 	o.twice = false
 	var list []Exception
 	for i := range 2100 {
-		list = append(list, Exception{NS: mongodb.Namespace(coll), Raw: image(t, bson.D{{Key: "_id", Value: i}}), State: "parked", Pos: "82", Pending: []string{"a"}, Key: "k"})
+		list = append(list, Exception{NS: mongodb.Namespace(coll), Raw: marshal(t, bson.D{{Key: "_id", Value: i}}), State: "parked", Pos: "82", Pending: []string{"a"}, Key: "k"})
 	}
 	if err := WriteExceptions(t.Context(), o, list, nil); err != nil || o.n != 3 {
 		t.Errorf("%d transactions, %v", o.n, err)
@@ -148,7 +150,7 @@ func TestN03_ExceptionsAreWrittenInBoundedTransactions(t *testing.T) {
 
 	o.n, list = 0, list[:0]
 	for i := range 3 {
-		list = append(list, Exception{NS: mongodb.Namespace(coll), Raw: image(t, bson.D{{Key: "_id", Value: fmt.Sprint(i)}, {Key: "payload", Value: make([]byte, 5<<20)}}), State: "parked"})
+		list = append(list, Exception{NS: mongodb.Namespace(coll), Raw: marshal(t, bson.D{{Key: "_id", Value: fmt.Sprint(i)}, {Key: "payload", Value: make([]byte, 5<<20)}}), State: "parked"})
 	}
 	if err := WriteExceptions(t.Context(), o, list, nil); err != nil || o.n != 3 {
 		t.Errorf("%d transactions of 15 MiB, %v", o.n, err)
@@ -197,7 +199,8 @@ func TestFatesAreIdempotentAndTouchOnlyWhatWasPublished(t *testing.T) {
 	var matched []int64
 	err := o.Fenced(t.Context(), nil, func(tx context.Context) error {
 		n, err := f.writeFates(tx, list)
-		if err == nil { // not of an attempt that has to be repeated
+		// Skip an attempt that has to be repeated.
+		if err == nil {
 			matched = append(matched, n)
 		}
 		return err
@@ -205,27 +208,27 @@ func TestFatesAreIdempotentAndTouchOnlyWhatWasPublished(t *testing.T) {
 	if err != nil || matched[0] != 6 {
 		t.Fatalf("matched %v, %v", matched, err)
 	}
-	if d := read(t, coll, "failed"); d["attempts"] != int32(3) || len(d["history"].(bson.A)) != 1 || d["state"] != "retry" {
+	if d := findDocument(t, coll, "failed"); d["attempts"] != int32(3) || len(d["history"].(bson.A)) != 1 || d["state"] != "retry" {
 		t.Errorf("an attempt was spent twice: %v", d)
 	}
 
 	for _, id := range []string{"other", "plain", "stolen"} {
-		if d := read(t, coll, id); d["sentAt"] != nil {
+		if d := findDocument(t, coll, id); d["sentAt"] != nil {
 			t.Errorf("%s was not ours: %v", id, d)
 		}
 	}
-	if d := read(t, coll, "due"); d["sentAt"] == nil || d["dueAt"] != nil || d["claim"] != nil || d["scheduledFor"] != bson.DateTime(9) {
+	if d := findDocument(t, coll, "due"); d["sentAt"] == nil || d["dueAt"] != nil || d["claim"] != nil || d["scheduledFor"] != bson.DateTime(9) {
 		t.Errorf("due: %v", d)
 	}
 	// Its retention counts from the delivery.
 	for _, id := range []string{"due", "sent"} {
-		if d := read(t, coll, id); d["ts"] == nil || d["ts"].(bson.Timestamp).T < begun {
+		if d := findDocument(t, coll, id); d["ts"] == nil || d["ts"].(bson.Timestamp).T < begun {
 			t.Errorf("%s: %v, want a stamp of the delivery", id, d)
 		}
 	}
 
 	for id, state := range map[string]string{"due failed": "retry", "due held": "blocked"} {
-		d := read(t, coll, id)
+		d := findDocument(t, coll, id)
 		if d["state"] != state || d["origin"] != "scheduled" || d["pos"] != "8277" || d["key"] != "k" || d["dueAt"] != nil || d["claim"] != nil {
 			t.Errorf("%s: %v", id, d)
 		}
@@ -234,8 +237,8 @@ func TestFatesAreIdempotentAndTouchOnlyWhatWasPublished(t *testing.T) {
 		t.Error("a dropped one is there, or one that was gone is there again")
 	}
 
-	raw, err := removeException(image(t, ex("x", bson.E{Key: "dueAt", Value: time.UnixMilli(9)}, bson.E{Key: "payload", Value: "p"})))
-	if want := image(t, bson.D{{Key: "_id", Value: "x"}, old, {Key: "scheduledFor", Value: time.UnixMilli(9)}, {Key: "payload", Value: "p"}}); err != nil || raw.String() != want.String() {
+	raw, err := removeException(marshal(t, ex("x", bson.E{Key: "dueAt", Value: time.UnixMilli(9)}, bson.E{Key: "payload", Value: "p"})))
+	if want := marshal(t, bson.D{{Key: "_id", Value: "x"}, old, {Key: "scheduledFor", Value: time.UnixMilli(9)}, {Key: "payload", Value: "p"}}); err != nil || raw.String() != want.String() {
 		t.Errorf("%s, %v", raw, err)
 	}
 }
@@ -271,7 +274,7 @@ func TestN15_AScanIsInTheOrderOfTheIndex(t *testing.T) {
 		seen := map[int32]bool{}
 		places := map[string]string{}
 		order := []string{}
-		all(t, &ExceptionScan{Coll: coll}, limit, func(raw bson.Raw) {
+		readAll(t, &ExceptionScan{Coll: coll}, limit, func(raw bson.Raw) {
 			id := raw.Lookup("_id").Int32()
 			if seen[id] {
 				t.Errorf("limit %d: %d twice", limit, id)
@@ -293,14 +296,14 @@ func TestN15_AScanIsInTheOrderOfTheIndex(t *testing.T) {
 	}
 
 	n := 0
-	all(t, &ExceptionScan{Coll: coll, Skip: []string{"a"}, Keys: keysOf(t, "k0", "k1")}, 3, func(raw bson.Raw) {
+	readAll(t, &ExceptionScan{Coll: coll, Skip: []string{"a"}, Keys: keysOf(t, "k0", "k1")}, 3, func(raw bson.Raw) {
 		n++
 		if key := raw.Lookup("key").StringValue(); key == "k2" || raw.Lookup("_id").Int32()%2 == 0 {
 			t.Errorf("%s was not requested", raw)
 		}
 	})
 
-	all(t, &ExceptionScan{Coll: coll, Skip: []string{"a"}}, 3, func(bson.Raw) { n++ })
+	readAll(t, &ExceptionScan{Coll: coll, Skip: []string{"a"}}, 3, func(bson.Raw) { n++ })
 	if n != 20+60 {
 		t.Errorf("%d with filters", n)
 	}
@@ -318,7 +321,7 @@ func keysOf(t *testing.T, keys ...string) (list []bson.RawValue) {
 	return list
 }
 
-func all(t *testing.T, s *ExceptionScan, limit int, take func(bson.Raw)) {
+func readAll(t *testing.T, s *ExceptionScan, limit int, take func(bson.Raw)) {
 	t.Helper()
 	for more := true; more; {
 		var err error
@@ -349,7 +352,7 @@ func TestExceptionQueriesUseTheIndexes(t *testing.T) {
 	}
 
 	at := &ExceptionScan{Coll: coll}
-	at.notePlace(image(t, bson.D{{Key: "_id", Value: 1}, {Key: "key", Value: "k20"}, {Key: "pos", Value: "8201000"}}))
+	at.notePlace(marshal(t, bson.D{{Key: "_id", Value: 1}, {Key: "key", Value: "k20"}, {Key: "pos", Value: "8201000"}}))
 	beyond := *at
 	beyond.rest = false
 	sort := beyond.sortOrder()
@@ -425,10 +428,10 @@ func TestFailedOnesAreListedAndReset(t *testing.T) {
 	if err != nil || n > 1 || hurried != 1 {
 		t.Fatalf("%d, %d, %v", n, hurried, err)
 	}
-	if d := read(t, coll, 129); d["attempts"] != int32(0) || d["lastError"] != nil || d["nextAt"].(bson.DateTime).Time().After(time.Now()) {
+	if d := findDocument(t, coll, 129); d["attempts"] != int32(0) || d["lastError"] != nil || d["nextAt"].(bson.DateTime).Time().After(time.Now()) {
 		t.Errorf("reset: %v", d)
 	}
-	if d := read(t, coll, 128); d["attempts"] != int32(3) || d["nextAt"].(bson.DateTime).Time().After(time.Now()) {
+	if d := findDocument(t, coll, 128); d["attempts"] != int32(3) || d["nextAt"].(bson.DateTime).Time().After(time.Now()) {
 		t.Errorf("hurried: %v", d)
 	}
 	if keys, err := DueRetries(t.Context(), coll, time.Now(), nil, 10, slot.Range{}); err != nil || len(keys) != 2 {
@@ -478,7 +481,7 @@ func TestAKeyIsNoOperator(t *testing.T) {
 	}
 
 	count := func(s *ExceptionScan) (n int) {
-		all(t, s, 2, func(bson.Raw) { n++ })
+		readAll(t, s, 2, func(bson.Raw) { n++ })
 		return n
 	}
 	if n := count(&ExceptionScan{Coll: coll}); n != 3*len(odd) {

@@ -22,8 +22,8 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// house is a database with an outbox, an owner and a broker, of all terms of a test.
-type house struct {
+// scene is the database with an outbox, the owner and the broker of all terms of a test.
+type scene struct {
 	*bundle
 	coll   *mongo.Collection
 	held   *lease.Held
@@ -36,10 +36,10 @@ type house struct {
 	flying    int
 }
 
-func newHouse(t *testing.T) *house {
+func newScene(t *testing.T) *scene {
 	t.Helper()
 	b := newBundle(t)
-	h := &house{bundle: b, coll: b.outbox("outbox"), broker: newBroker(t), recording: "watermark", attempts: 3}
+	h := &scene{bundle: b, coll: b.newOutbox("outbox"), broker: newBroker(t), recording: "watermark", attempts: 3}
 	// The lease is not renewed, so it lasts longer than any test.
 	l := lease.New(lease.Config{Collection: b.db.Collection("watchers"), ID: "orders/0of1", Node: "a", TTL: time.Hour, ReplicaSetID: "here"})
 	var err error
@@ -49,22 +49,22 @@ func newHouse(t *testing.T) *house {
 	return h
 }
 
-func (h *house) ns() string { return h.db.Name() + ".outbox" }
+func (h *scene) ns() string { return h.db.Name() + ".outbox" }
 
 // term is one owner's loop.
 type term struct {
-	h     *house
+	h     *scene
 	x     *Exceptions
 	f     *Finisher
-	out   *wire
+	out   *fakeOutlet
 	dirty atomic.Bool
 	stop  func() // ends the loops and waits for them
 	mu    sync.Mutex
 	ends  map[End]int
 }
 
-// begin prepares a term. Nothing runs yet.
-func (h *house) begin() *term {
+// newTerm prepares a term. The term starts with run.
+func (h *scene) newTerm() *term {
 	te := &term{h: h, out: h.broker.connect(), ends: map[End]int{}}
 	te.dirty.Store(true)
 	shared := Shared{
@@ -110,6 +110,7 @@ func (te *term) run() *term {
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = te.x.Run(ctx) })
 	wg.Go(func() { _ = te.f.Run(ctx) })
+
 	te.stop = sync.OnceFunc(func() {
 		cancel()
 		wg.Wait()
@@ -120,12 +121,13 @@ func (te *term) run() *term {
 		<-te.out.over
 	})
 	te.h.t.Cleanup(te.stop)
+
 	return te
 }
 
-// exception inserts an exception of the stream in the form of WriteExceptions. Positions have one width, as in real
+// newException returns an exception of the stream in the form of WriteExceptions. Positions have one width, as in real
 // events.
-func (h *house) exception(n int, key, state string, more ...bson.E) bson.D {
+func (h *scene) newException(n int, key, state string, more ...bson.E) bson.D {
 	d := bson.D{
 		{Key: "_id", Value: fmt.Sprintf("e%06d", n)},
 		{Key: "ts", Value: bson.Timestamp{}},
@@ -140,16 +142,18 @@ func (h *house) exception(n int, key, state string, more ...bson.E) bson.D {
 		{Key: "attempts", Value: int32(0)},
 		{Key: "origin", Value: "stream"},
 	}
+
 	if state == "retry" {
 		d = append(d, bson.E{Key: "nextAt", Value: time.UnixMilli(1)})
 	}
+
 	for _, e := range more {
-		d = set(d, e)
+		d = setField(d, e)
 	}
 	return d
 }
 
-func set(d bson.D, e bson.E) bson.D {
+func setField(d bson.D, e bson.E) bson.D {
 	for i := range d {
 		if d[i].Key == e.Key {
 			d[i] = e
@@ -159,20 +163,20 @@ func set(d bson.D, e bson.E) bson.D {
 	return append(d, e)
 }
 
-func (h *house) put(docs ...bson.D) {
+func (h *scene) insert(docs ...bson.D) {
 	h.t.Helper()
 	if _, err := h.coll.InsertMany(h.t.Context(), docs); err != nil {
 		h.t.Fatal(err)
 	}
 }
 
-// until waits for a condition on the documents.
-func (h *house) until(what string, cond func() bool) {
+// waitUntil waits for a condition on the documents.
+func (h *scene) waitUntil(what string, cond func() bool) {
 	h.t.Helper()
-	stacktest.Eventually(h.t, what, cond, func() any { return fmt.Sprintf("%d left, topics %v", h.left(), h.broker.topics) })
+	stacktest.Eventually(h.t, what, cond, func() any { return fmt.Sprintf("%d left, topics %v", h.countLeft(), h.broker.topics) })
 }
 
-func (h *house) countDocuments(filter bson.D) int64 {
+func (h *scene) countDocuments(filter bson.D) int64 {
 	h.t.Helper()
 	n, err := h.coll.CountDocuments(h.t.Context(), filter)
 	if err != nil {
@@ -181,17 +185,17 @@ func (h *house) countDocuments(filter bson.D) int64 {
 	return n
 }
 
-// left is how many exceptions there are.
-func (h *house) left() int64 {
+// countLeft returns the number of exceptions in the outbox.
+func (h *scene) countLeft() int64 {
 	return h.countDocuments(bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
 }
 
-func (h *house) drained() {
+func (h *scene) waitEmpty() {
 	h.t.Helper()
-	h.until("no exception is left", func() bool { return h.left() == 0 })
+	h.waitUntil("no exception is left", func() bool { return h.countLeft() == 0 })
 }
 
-func (h *house) doc(id string) bson.M {
+func (h *scene) findDocument(id string) bson.M {
 	h.t.Helper()
 	var m bson.M
 	if err := h.coll.FindOne(h.t.Context(), bson.D{{Key: "_id", Value: id}}).Decode(&m); err != nil {
@@ -200,16 +204,16 @@ func (h *house) doc(id string) bson.M {
 	return m
 }
 
-func (te *term) landed() {
+func (te *term) waitWritten() {
 	te.h.t.Helper()
-	te.h.until("nothing is in flight", func() bool { return te.x.InFlight() == 0 && te.f.Drain(te.h.t.Context()) == nil })
+	te.h.waitUntil("nothing is in flight", func() bool { return te.x.InFlight() == 0 && te.f.Drain(te.h.t.Context()) == nil })
 }
 
-func refused(reason string) *record.Refusal {
+func newRefusal(reason string) *record.Refusal {
 	return &record.Refusal{Class: record.RecordRefused, Reason: reason}
 }
 
-// InFlight is how many envelopes are published and not written down yet.
+// InFlight returns the number of published envelopes whose outcomes are not written yet.
 func (x *Exceptions) InFlight() int {
 	x.mu.Lock()
 	defer x.mu.Unlock()
