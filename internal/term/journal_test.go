@@ -24,9 +24,10 @@ func TestEventsOfTheFenceShareTheirEntries(t *testing.T) {
 	add(1)
 	f.writeEach(func(e fence.Event, n int) {
 		if entries == 0 {
-			add(partitions - 1) // while the first one is written
+			// These events arrive while the first one is written.
+			add(partitions - 1)
 			if f.addEvent(fence.Event{Kind: fence.Truncated, Topic: "u"}) {
-				t.Error("a second writer")
+				t.Error("addEvent requests a second writer, want one at a time")
 			}
 		}
 		entries++
@@ -34,7 +35,7 @@ func TestEventsOfTheFenceShareTheirEntries(t *testing.T) {
 	})
 
 	if writers != 1 || entries != 3 || counted != partitions+1 {
-		t.Errorf("%d writers, %d entries of %d events", writers, entries, counted)
+		t.Errorf("%d writers, %d entries of %d events, want 1, 3 and %d", writers, entries, counted, partitions+1)
 	}
 	if !f.addEvent(fence.Event{Kind: fence.Truncated}) {
 		t.Error("later events are not written")

@@ -26,7 +26,8 @@ func TestN05_FencedThreeTimesHalts(t *testing.T) {
 	}{
 		{0, false},
 		{10 * time.Second, false},
-		{71 * time.Second, false}, // the first two are forgotten by now
+		// The first two failures are too old to count.
+		{71 * time.Second, false},
 		{75 * time.Second, false},
 		{100 * time.Second, true},
 	} {

@@ -42,7 +42,7 @@ func (d *dependent) Handle(ctx context.Context, m *consumer.Message) error {
 // suspensions counts the reports of suspensions.
 type suspensions struct{ began, over atomic.Int64 }
 
-func (s *suspensions) option(k *kit) consumer.Option {
+func (s *suspensions) hookOption(k *kit) consumer.Option {
 	return consumer.WithErrorHook(func(_ context.Context, err error) {
 		if e, ok := errors.AsType[*consumer.SuspendedError](err); ok {
 			if e.Over {
@@ -50,7 +50,7 @@ func (s *suspensions) option(k *kit) consumer.Option {
 			} else {
 				s.began.Add(1)
 			}
-			k.log(err)
+			k.logError(err)
 		}
 	})
 }
@@ -58,11 +58,11 @@ func (s *suspensions) option(k *kit) consumer.Option {
 // untilSettled waits until no message is set aside and all offsets are committed, and checks that there is no dead letter.
 func (k *kit) untilSettled(partitions, n int) {
 	k.Helper()
-	k.until("no message to be set aside", func(ctx context.Context) bool {
+	k.waitUntil("no message to be set aside", func(ctx context.Context) bool {
 		left, err := k.db.Collection(setaside.DefaultCollection).CountDocuments(ctx, bson.D{})
 		return err == nil && left == 0
 	})
-	k.until("all offsets", func(context.Context) bool { return sum(k.committed(partitions)) == int64(n) })
+	k.waitUntil("all offsets", func(context.Context) bool { return sumOffsets(k.readCommitted(partitions)) == int64(n) })
 	if got := k.countDocuments(deadletter.DefaultCollection); got != 0 {
 		k.Errorf("dead letters: got %d, want none", got)
 	}
@@ -74,21 +74,21 @@ func TestAnOutageOfAnotherServiceSlowsTheConsumerDownAndMakesNoDeadLetter(t *tes
 	const keys, n = 60, 180
 	slow := soon
 	slow.Outage = 5
-	d := &dependent{next: k.effects("effects")}
+	d := &dependent{next: k.insertInto("effects")}
 	d.away.Store(true)
 	s := &suspensions{}
-	c := k.consumer(consumer.WithRetry(slow), s.option(k), consumer.WithConcurrency(8))
+	c := k.newConsumer(consumer.WithRetry(slow), s.hookOption(k), consumer.WithConcurrency(8))
 	if err := c.Handle("counted", consumer.Func(d.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}
-	k.publish(numbered(keys, n)...)
+	k.publish(newMessages(keys, n)...)
 	k.start(c)
 
-	k.until("the suspension", func(context.Context) bool { return s.began.Load() > 0 })
+	k.waitUntil("the suspension", func(context.Context) bool { return s.began.Load() > 0 })
 	// Some lanes were in an attempt when the handler was suspended.
 	most := slow.Outage + 8
 	before := d.attempts.Load()
-	k.until("three attempts of the suspended handler", func(context.Context) bool { return d.attempts.Load() >= before+3 })
+	k.waitUntil("three attempts of the suspended handler", func(context.Context) bool { return d.attempts.Load() >= before+3 })
 	// A lane that fails while the handler is suspended leaves its message in Kafka. The later messages of a key that is set
 	// aside follow it, tried or not.
 	var waiting []string
@@ -98,15 +98,15 @@ func TestAnOutageOfAnotherServiceSlowsTheConsumerDownAndMakesNoDeadLetter(t *tes
 	if len(waiting) > most {
 		t.Errorf("keys that are set aside: got %d, want at most %d", len(waiting), most)
 	}
-	if got := sum(k.committed(2)); got > int64(most*n/keys) {
+	if got := sumOffsets(k.readCommitted(2)); got > int64(most*n/keys) {
 		t.Errorf("committed offsets: got %d, want at most %d", got, most*n/keys)
 	}
 
 	d.away.Store(false)
-	k.untilCount("effects", n)
+	k.waitCount("effects", n)
 	k.untilSettled(2, n)
-	k.once("effects", n)
-	k.until("the end of the suspension", func(context.Context) bool { return s.over.Load() > 0 })
+	k.checkOnce("effects", n)
+	k.waitUntil("the end of the suspension", func(context.Context) bool { return s.over.Load() > 0 })
 }
 
 // In an outage, a member that joins and a member that starts again set one key aside, not as many as suspend a handler.
@@ -116,17 +116,17 @@ func TestMembersThatStartInAnOutageSetOneKeyAside(t *testing.T) {
 	const keys, n, lanes = 100, 200, 8
 	// The waits are long, so that no second probe adds a key.
 	rule := consumer.Retry{Quick: []time.Duration{}, Min: 20 * time.Second, Max: 20 * time.Second, Outage: 5}
-	d := &dependent{next: k.effects("effects")}
+	d := &dependent{next: k.insertInto("effects")}
 	d.away.Store(true)
 	start := func() (stop func()) {
 		s := &suspensions{}
-		c := k.consumer(consumer.WithRetry(rule), s.option(k), consumer.WithConcurrency(lanes))
+		c := k.newConsumer(consumer.WithRetry(rule), s.hookOption(k), consumer.WithConcurrency(lanes))
 		if err := c.Handle("counted", consumer.Func(d.Handle, "counted")); err != nil {
 			t.Fatal(err)
 		}
 		stop = k.start(c)
 		if d.away.Load() {
-			k.until("the suspension", func(context.Context) bool { return s.began.Load() > 0 })
+			k.waitUntil("the suspension", func(context.Context) bool { return s.began.Load() > 0 })
 		}
 		return stop
 	}
@@ -138,7 +138,7 @@ func TestMembersThatStartInAnOutageSetOneKeyAside(t *testing.T) {
 		return len(waiting)
 	}
 
-	k.publish(numbered(keys, n)...)
+	k.publish(newMessages(keys, n)...)
 	// After the stop, the lanes that had begun have finished.
 	start()()
 	before, at := countKeys(), time.Now()
@@ -166,9 +166,9 @@ func TestMembersThatStartInAnOutageSetOneKeyAside(t *testing.T) {
 
 	d.away.Store(false)
 	start()
-	k.untilCount("effects", n)
+	k.waitCount("effects", n)
 	k.untilSettled(4, n)
-	k.once("effects", n)
+	k.checkOnce("effects", n)
 }
 
 // A handler with many bad messages starts as fast as another: the first good message shows that there is no outage.
@@ -177,10 +177,10 @@ func TestManyBadMessagesDoNotHoldUpAHandlerThatStarts(t *testing.T) {
 	k := newKit(t, 2)
 	const bad, good = 12, 40
 	rule := consumer.Retry{Quick: []time.Duration{}, Min: time.Hour, Max: time.Hour, Outage: 3}
-	effects := k.effects("effects")
+	effects := k.insertInto("effects")
 	start := func() (stop func()) {
-		c := k.consumer(consumer.WithRetry(rule))
-		handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		c := k.newConsumer(consumer.WithRetry(rule))
+		addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 			if strings.HasPrefix(string(m.Key), "bad") {
 				return errAway
 			}
@@ -191,15 +191,15 @@ func TestManyBadMessagesDoNotHoldUpAHandlerThatStarts(t *testing.T) {
 
 	stop := start()
 	for i := range bad {
-		k.publish(msg(fmt.Sprint("good", i), "counted", "1"), msg(fmt.Sprint("bad", i), "counted", "1"))
-		k.untilCount("effects", i+1)
-		k.untilCount(setaside.DefaultCollection, i+1)
+		k.publish(newMessage(fmt.Sprint("good", i), "counted", "1"), newMessage(fmt.Sprint("bad", i), "counted", "1"))
+		k.waitCount("effects", i+1)
+		k.waitCount(setaside.DefaultCollection, i+1)
 	}
 	stop()
 
-	k.publish(numbered(good, good)...)
+	k.publish(newMessages(good, good)...)
 	start()
-	k.untilCount("effects", bad+good)
+	k.waitCount("effects", bad+good)
 	if got := k.countDocuments(setaside.DefaultCollection); got != bad {
 		t.Errorf("messages that are set aside: got %d, want the %d bad ones", got, bad)
 	}
@@ -210,10 +210,10 @@ func TestBadMessagesThatAreSetAsideDoNotSuspendTheHandler(t *testing.T) {
 	k := newKit(t, 1)
 	rule := soon
 	rule.Outage = 3
-	effects := k.effects("effects")
+	effects := k.insertInto("effects")
 	var retries atomic.Int64
-	c := k.consumer(consumer.WithRetry(rule))
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+	c := k.newConsumer(consumer.WithRetry(rule))
+	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if strings.HasPrefix(string(m.Key), "bad") {
 			retries.Add(1)
 			return errAway
@@ -225,19 +225,19 @@ func TestBadMessagesThatAreSetAsideDoNotSuspendTheHandler(t *testing.T) {
 	// A good message between them shows that there is no outage.
 	const bad = 5
 	for i := range bad {
-		k.publish(msg(fmt.Sprint("bad", i), "counted", "1"), msg(fmt.Sprint("good", i), "counted", "1"))
-		k.untilCount("effects", i+1)
-		k.untilCount(setaside.DefaultCollection, i+1)
+		k.publish(newMessage(fmt.Sprint("bad", i), "counted", "1"), newMessage(fmt.Sprint("good", i), "counted", "1"))
+		k.waitCount("effects", i+1)
+		k.waitCount(setaside.DefaultCollection, i+1)
 	}
 
 	// A quiet hour: only bad messages are tried.
 	before := retries.Load()
-	k.until("several retries of each bad message", func(context.Context) bool { return retries.Load() >= before+4*bad })
+	k.waitUntil("several retries of each bad message", func(context.Context) bool { return retries.Load() >= before+4*bad })
 	if h := c.Status().Handlers; len(h) != 1 || h[0].Suspended {
 		t.Errorf("the bad messages suspended the handler: %+v", h)
 	}
-	k.publish(msg("good", "counted", "2"))
-	k.untilCount("effects", bad+1)
+	k.publish(newMessage("good", "counted", "2"))
+	k.waitCount("effects", bad+1)
 }
 
 func TestAFailedMessageHoldsUpItsKeyAloneAndKeepsItsOrder(t *testing.T) {
@@ -246,20 +246,20 @@ func TestAFailedMessageHoldsUpItsKeyAloneAndKeepsItsOrder(t *testing.T) {
 	const keys, n = 20, 200
 	var broken atomic.Bool
 	broken.Store(true)
-	effects := k.effects("effects")
-	c := k.consumer(consumer.WithRetry(soon))
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+	effects := k.insertInto("effects")
+	c := k.newConsumer(consumer.WithRetry(soon))
+	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if string(m.Key) == "key03" && string(m.Value) == "2" && broken.Load() {
 			return errAway
 		}
 		return effects(ctx, m)
 	})
-	k.publish(numbered(keys, n)...)
+	k.publish(newMessages(keys, n)...)
 	k.start(c)
 
 	// All offsets pass, because eight messages of the key wait in the database.
-	k.untilCount("effects", n-8)
-	k.until("all offsets", func(context.Context) bool { return sum(k.committed(1)) == n })
+	k.waitCount("effects", n-8)
+	k.waitUntil("all offsets", func(context.Context) bool { return sumOffsets(k.readCommitted(1)) == n })
 	if got := k.countDocuments("effects"); got != n-8 {
 		t.Errorf("effects while the message fails: got %d, want %d", got, n-8)
 	}
@@ -268,36 +268,36 @@ func TestAFailedMessageHoldsUpItsKeyAloneAndKeepsItsOrder(t *testing.T) {
 	}
 
 	broken.Store(false)
-	k.untilCount("effects", n)
+	k.waitCount("effects", n)
 	k.untilSettled(1, n)
-	k.once("effects", n)
+	k.checkOnce("effects", n)
 }
 
 func TestMessagesThatWaitSurviveACrashAndARedelivery(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 2)
 	const keys, n = 6, 60
-	effects := k.effects("effects")
-	first := k.consumer(consumer.WithRetry(soon), consumer.WithTransport(uncommitted{k.kafka}))
-	handleAs(t, first, "effects", "counted", func(ctx context.Context, m *consumer.Message) error {
+	effects := k.insertInto("effects")
+	first := k.newConsumer(consumer.WithRetry(soon), consumer.WithTransport(uncommitted{k.kafka}))
+	addHandlerAs(t, first, "effects", "counted", func(ctx context.Context, m *consumer.Message) error {
 		if (string(m.Key) == "key01" || string(m.Key) == "key04") && string(m.Value) == "3" {
 			return errAway
 		}
 		return effects(ctx, m)
 	})
-	k.publish(numbered(keys, n)...)
+	k.publish(newMessages(keys, n)...)
 	stop := k.start(first)
-	k.until("the messages to be set aside", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 14 })
-	k.untilCount("effects", n-14)
+	k.waitUntil("the messages to be set aside", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 14 })
+	k.waitCount("effects", n-14)
 	stop()
 
 	// Everything is delivered again, also the messages that wait.
-	second := k.consumer(consumer.WithRetry(soon))
-	handleAs(t, second, "effects", "counted", effects)
+	second := k.newConsumer(consumer.WithRetry(soon))
+	addHandlerAs(t, second, "effects", "counted", effects)
 	k.start(second)
-	k.untilCount("effects", n)
+	k.waitCount("effects", n)
 	k.untilSettled(2, n)
-	k.once("effects", n)
+	k.checkOnce("effects", n)
 }
 
 func TestMessagesThatWaitMoveWithTheirPartition(t *testing.T) {
@@ -306,11 +306,11 @@ func TestMessagesThatWaitMoveWithTheirPartition(t *testing.T) {
 	const keys, n = 16, 160
 	var away atomic.Bool
 	away.Store(true)
-	effects := k.effects("effects")
+	effects := k.insertInto("effects")
 	stats := &counts{}
 	member := func() *consumer.Consumer {
-		c := k.consumer(consumer.WithRetry(soon), consumer.WithTelemetry(stats))
-		handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		c := k.newConsumer(consumer.WithRetry(soon), consumer.WithTelemetry(stats))
+		addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 			if string(m.Value) == "4" && away.Load() {
 				return errAway
 			}
@@ -320,41 +320,41 @@ func TestMessagesThatWaitMoveWithTheirPartition(t *testing.T) {
 	}
 
 	k.start(member())
-	k.publish(numbered(keys, n)...)
-	k.until("every key to wait", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == keys*6 })
+	k.publish(newMessages(keys, n)...)
+	k.waitUntil("every key to wait", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == keys*6 })
 	before := stats.assigned.Load()
 	stop := k.start(member())
-	k.until("a rebalance", func(context.Context) bool { return stats.assigned.Load() >= before+2 })
+	k.waitUntil("a rebalance", func(context.Context) bool { return stats.assigned.Load() >= before+2 })
 	away.Store(false)
-	k.untilCount("effects", n/2)
+	k.waitCount("effects", n/2)
 	stop()
-	k.untilCount("effects", n)
+	k.waitCount("effects", n)
 	k.untilSettled(4, n)
-	k.once("effects", n)
+	k.checkOnce("effects", n)
 }
 
 func TestASuspendedHandlerDoesNotHoldUpTheOthers(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	const keys, n = 12, 120
-	d := &dependent{next: k.effects("dependent")}
+	d := &dependent{next: k.insertInto("dependent")}
 	d.away.Store(true)
 	slow := soon
 	slow.Outage = 2
-	c := k.consumer(consumer.WithRetry(slow), consumer.WithBufferedRecords(20))
+	c := k.newConsumer(consumer.WithRetry(slow), consumer.WithBufferedRecords(20))
 	if err := c.Handle("dependent", consumer.Func(d.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}
-	handleAs(t, c, "independent", "counted", k.effects("independent"))
-	k.publish(numbered(keys, n)...)
+	addHandlerAs(t, c, "independent", "counted", k.insertInto("independent"))
+	k.publish(newMessages(keys, n)...)
 	k.start(c)
 
-	k.untilCount("independent", n)
-	k.once("independent", n)
+	k.waitCount("independent", n)
+	k.checkOnce("independent", n)
 	d.away.Store(false)
-	k.untilCount("dependent", n)
+	k.waitCount("dependent", n)
 	k.untilSettled(1, n)
-	k.once("dependent", n)
+	k.checkOnce("dependent", n)
 }
 
 func TestAMessageThatFailsForTooLongIsADeadLetterAndItsKeyGoesOn(t *testing.T) {
@@ -362,17 +362,17 @@ func TestAMessageThatFailsForTooLongIsADeadLetterAndItsKeyGoesOn(t *testing.T) {
 	k := newKit(t, 1)
 	short := soon
 	short.GiveUpAfter = time.Second
-	effects := k.effects("effects")
-	c := k.consumer(consumer.WithRetry(short))
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+	effects := k.insertInto("effects")
+	c := k.newConsumer(consumer.WithRetry(short))
+	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if string(m.Value) == "1" {
 			return errAway
 		}
 		return effects(ctx, m)
 	})
-	k.publish(numbered(1, 4)...)
+	k.publish(newMessages(1, 4)...)
 	k.start(c)
-	k.untilCount("effects", 3)
+	k.waitCount("effects", 3)
 
 	var l deadletter.Letter
 	if err := k.db.Collection(deadletter.DefaultCollection).FindOne(k.context(), bson.D{}).Decode(&l); err != nil {
@@ -396,36 +396,36 @@ func TestNoMoreMessagesThanAllowedAreSetAside(t *testing.T) {
 	few := soon
 	few.MaxWaiting = 3
 	few.Outage = -1
-	d := &dependent{next: k.effects("effects")}
+	d := &dependent{next: k.insertInto("effects")}
 	d.away.Store(true)
-	c := k.consumer(consumer.WithRetry(few), consumer.WithConcurrency(2))
+	c := k.newConsumer(consumer.WithRetry(few), consumer.WithConcurrency(2))
 	if err := c.Handle("counted", consumer.Func(d.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}
 
-	k.publish(numbered(20, n)...)
+	k.publish(newMessages(20, n)...)
 	k.start(c)
-	k.until("many attempts", func(context.Context) bool { return d.attempts.Load() > 60 })
+	k.waitUntil("many attempts", func(context.Context) bool { return d.attempts.Load() > 60 })
 	// Two lanes may have checked the limit at the same moment.
 	if got := k.countDocuments(setaside.DefaultCollection); got < 3 || got > 5 {
 		t.Errorf("messages that are set aside: got %d, want 3", got)
 	}
 
 	d.away.Store(false)
-	k.untilCount("effects", n)
+	k.waitCount("effects", n)
 	k.untilSettled(1, n)
-	k.once("effects", n)
+	k.checkOnce("effects", n)
 }
 
 func TestAHandlerDecidesAboutItsMessage(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	effects := k.effects("effects")
+	effects := k.insertInto("effects")
 	var mu sync.Mutex
 	attempts := map[string][]int{}
 	var suspendedAt, after atomic.Int64
-	c := k.consumer(consumer.WithBatch(1))
-	handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
+	c := k.newConsumer(consumer.WithBatch(1))
+	addHandler(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
 		mu.Lock()
 		attempts[m.Name] = append(attempts[m.Name], m.Attempt)
 		tries := len(attempts[m.Name])
@@ -449,16 +449,16 @@ func TestAHandlerDecidesAboutItsMessage(t *testing.T) {
 		}
 		return nil
 	})
-	k.publish(msg("a", "reject", "0"), msg("b", "discard", "0"), msg("c", "retry", "0"))
+	k.publish(newMessage("a", "reject", "0"), newMessage("b", "discard", "0"), newMessage("c", "retry", "0"))
 	k.start(c)
-	k.untilCount("effects", 1)
-	k.until("a dead letter", func(context.Context) bool { return k.countDocuments(deadletter.DefaultCollection) == 1 })
-	k.until("all offsets", func(context.Context) bool { return sum(k.committed(1)) == 3 })
+	k.waitCount("effects", 1)
+	k.waitUntil("a dead letter", func(context.Context) bool { return k.countDocuments(deadletter.DefaultCollection) == 1 })
+	k.waitUntil("all offsets", func(context.Context) bool { return sumOffsets(k.readCommitted(1)) == 3 })
 
-	k.publish(msg("d", "suspend", "0"))
-	k.until("the suspension", func(context.Context) bool { return suspendedAt.Load() > 0 })
-	k.publish(msg("e", "plain", "0"))
-	k.untilCount("effects", 3)
+	k.publish(newMessage("d", "suspend", "0"))
+	k.waitUntil("the suspension", func(context.Context) bool { return suspendedAt.Load() > 0 })
+	k.publish(newMessage("e", "plain", "0"))
+	k.waitCount("effects", 3)
 
 	mu.Lock()
 	defer mu.Unlock()
@@ -492,22 +492,22 @@ func TestMessagesOfEveryModeCanWait(t *testing.T) {
 			k := newKit(t, 1)
 			const n = 12
 
-			effects := k.effects("effects")
+			effects := k.insertInto("effects")
 			var failed atomic.Int64
-			c := k.consumer(consumer.WithRetry(soon))
-			handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+			c := k.newConsumer(consumer.WithRetry(soon))
+			addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 				if string(m.Value) == "1" && failed.Add(1) <= 6 {
 					return errAway
 				}
 				return effects(ctx, m)
 			}, opts...)
 
-			k.publish(numbered(2, n)...)
+			k.publish(newMessages(2, n)...)
 			k.start(c)
 
-			k.untilCount("effects", n)
+			k.waitCount("effects", n)
 			k.untilSettled(1, n)
-			k.once("effects", n)
+			k.checkOnce("effects", n)
 		})
 	}
 }
@@ -519,20 +519,20 @@ func TestUnorderedMessagesDoNotHoldUpTheirKey(t *testing.T) {
 	unordered.Unordered = true
 	var broken atomic.Bool
 	broken.Store(true)
-	effects := k.effects("effects")
-	c := k.consumer(consumer.WithRetryFor(consumer.ErrorIs(errAway), unordered))
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+	effects := k.insertInto("effects")
+	c := k.newConsumer(consumer.WithRetryFor(consumer.ErrorIs(errAway), unordered))
+	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if string(m.Value) == "1" && broken.Load() {
 			return fmt.Errorf("packing: %w", errAway)
 		}
 		return effects(ctx, m)
 	})
 
-	k.publish(numbered(1, 5)...)
+	k.publish(newMessages(1, 5)...)
 	k.start(c)
-	k.untilCount("effects", 4)
+	k.waitCount("effects", 4)
 	broken.Store(false)
-	k.untilCount("effects", 5)
+	k.waitCount("effects", 5)
 	k.untilSettled(1, 5)
 }
 
@@ -541,26 +541,26 @@ func TestResumeEndsTheSuspensionOfAHandler(t *testing.T) {
 	k := newKit(t, 1)
 	stubborn := consumer.NoRetry()
 	stubborn.Then = consumer.ThenSuspend
-	d := &dependent{next: k.effects("effects")}
+	d := &dependent{next: k.insertInto("effects")}
 	d.away.Store(true)
 	s := &suspensions{}
-	c := k.consumer(consumer.WithRetry(stubborn), s.option(k), consumer.WithConcurrency(1))
+	c := k.newConsumer(consumer.WithRetry(stubborn), s.hookOption(k), consumer.WithConcurrency(1))
 	if err := c.Handle("counted", consumer.Func(d.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}
 
-	k.publish(numbered(3, 9)...)
+	k.publish(newMessages(3, 9)...)
 	k.start(c)
-	k.until("the suspension", func(context.Context) bool { return s.began.Load() > 0 })
+	k.waitUntil("the suspension", func(context.Context) bool { return s.began.Load() > 0 })
 	d.away.Store(false)
 	if got := d.attempts.Load(); got != 1 {
 		t.Errorf("attempts of a suspended handler: got %d, want 1", got)
 	}
 
 	c.Resume()
-	k.untilCount("effects", 9)
+	k.waitCount("effects", 9)
 	k.untilSettled(1, 9)
-	k.once("effects", 9)
+	k.checkOnce("effects", 9)
 }
 
 // stranger joins another group, so that its member has partitions that another member has too, like a previous owner
@@ -576,11 +576,11 @@ func TestTwoOwnersOfAPartitionKeepTheOrderOfItsKeys(t *testing.T) {
 	k := newKit(t, 1)
 	const keys, n = 12, 240
 	hasty := consumer.Retry{Quick: []time.Duration{}, Min: time.Millisecond, Max: 10 * time.Millisecond, Outage: -1}
-	effects := k.effects("effects")
+	effects := k.insertInto("effects")
 	for name, transport := range map[string]transport.Transport{"owner": k.kafka, "previous": stranger{k.kafka}} {
-		c := k.consumer(consumer.WithRetry(hasty), consumer.WithTransport(transport), consumer.WithBatch(8))
+		c := k.newConsumer(consumer.WithRetry(hasty), consumer.WithTransport(transport), consumer.WithBatch(8))
 		var attempts atomic.Int64
-		handleAs(t, c, "effects", "counted", func(ctx context.Context, m *consumer.Message) error {
+		addHandlerAs(t, c, "effects", "counted", func(ctx context.Context, m *consumer.Message) error {
 			// Each member fails at other messages.
 			if i := attempts.Add(1); i%3 == int64(len(name)%3) {
 				return errAway
@@ -590,15 +590,15 @@ func TestTwoOwnersOfAPartitionKeepTheOrderOfItsKeys(t *testing.T) {
 		k.start(c)
 	}
 
-	all := numbered(keys, n)
+	all := newMessages(keys, n)
 	for i := 0; i < n; i += 40 {
 		k.publish(all[i : i+40]...)
-		k.untilCount("effects", i+20)
+		k.waitCount("effects", i+20)
 	}
 
-	k.untilCount("effects", n)
-	k.until("no message to be set aside", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 0 })
-	k.once("effects", n)
+	k.waitCount("effects", n)
+	k.waitUntil("no message to be set aside", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 0 })
+	k.checkOnce("effects", n)
 }
 
 func TestAMessageThatWasHandledIsNotSetAsideEvenWithoutItsMark(t *testing.T) {
@@ -607,10 +607,10 @@ func TestAMessageThatWasHandledIsNotSetAsideEvenWithoutItsMark(t *testing.T) {
 	const n = 6
 	var broken atomic.Bool
 	broken.Store(true)
-	effects := k.effects("effects")
+	effects := k.insertInto("effects")
 	member := func(opts ...consumer.Option) *consumer.Consumer {
-		c := k.consumer(append(opts, consumer.WithRetry(soon))...)
-		handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		c := k.newConsumer(append(opts, consumer.WithRetry(soon))...)
+		addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 			if string(m.Value) == "3" && broken.Load() {
 				return errAway
 			}
@@ -618,9 +618,9 @@ func TestAMessageThatWasHandledIsNotSetAsideEvenWithoutItsMark(t *testing.T) {
 		})
 		return c
 	}
-	k.publish(numbered(1, n)...)
+	k.publish(newMessages(1, n)...)
 	stop := k.start(member(consumer.WithTransport(uncommitted{k.kafka})))
-	k.until("the messages to be set aside", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 3 })
+	k.waitUntil("the messages to be set aside", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 3 })
 	stop()
 
 	// The retention of the marks is over. The watermarks stay.
@@ -628,33 +628,33 @@ func TestAMessageThatWasHandledIsNotSetAsideEvenWithoutItsMark(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.start(member())
-	k.until("all offsets", func(context.Context) bool { return sum(k.committed(1)) == n })
+	k.waitUntil("all offsets", func(context.Context) bool { return sumOffsets(k.readCommitted(1)) == n })
 	if got := k.countDocuments(setaside.DefaultCollection); got != 3 {
 		t.Errorf("messages that are set aside after the redelivery: got %d, want 3", got)
 	}
 	broken.Store(false)
-	k.untilCount("effects", n)
+	k.waitCount("effects", n)
 	k.untilSettled(1, n)
-	k.once("effects", n)
+	k.checkOnce("effects", n)
 }
 
 func TestMessagesOfAHandlerThatIsNoMoreAreReported(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	first := k.consumer(consumer.WithRetry(soon))
-	handleAs(t, first, "old", "counted", func(context.Context, *consumer.Message) error { return errAway })
-	k.publish(numbered(1, 1)...)
+	first := k.newConsumer(consumer.WithRetry(soon))
+	addHandlerAs(t, first, "old", "counted", func(context.Context, *consumer.Message) error { return errAway })
+	k.publish(newMessages(1, 1)...)
 	stop := k.start(first)
-	k.until("the message to be set aside", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 1 })
+	k.waitUntil("the message to be set aside", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 1 })
 	stop()
 
 	reported := make(chan struct{}, 10)
-	second := k.consumer(consumer.WithErrorHook(func(_ context.Context, err error) {
+	second := k.newConsumer(consumer.WithErrorHook(func(_ context.Context, err error) {
 		if errors.Is(err, consumer.ErrNoHandler) && strings.Contains(err.Error(), `"old"`) {
 			reported <- struct{}{}
 		}
 	}))
-	handleAs(t, second, "new", "counted", nop)
+	addHandlerAs(t, second, "new", "counted", nop)
 	k.start(second)
-	k.await("the report", reported)
+	k.waitFor("the report", reported)
 }

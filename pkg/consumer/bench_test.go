@@ -20,11 +20,11 @@ const benchMessages = 2000
 func benchKit(b *testing.B) *kit {
 	b.Helper()
 	k := newKit(b, 4)
-	k.collection("effects")
+	k.newCollection("effects")
 	for i := range benchMessages / 500 {
 		ms := make([]*consumer.Message, 500)
 		for j := range ms {
-			ms[j] = msg(fmt.Sprintf("key%02d", j%64), "counted", fmt.Sprint(i*500+j))
+			ms[j] = newMessage(fmt.Sprintf("key%02d", j%64), "counted", fmt.Sprint(i*500+j))
 		}
 		k.publish(ms...)
 	}
@@ -40,9 +40,9 @@ func BenchmarkConsumer(b *testing.B) {
 				k := benchKit(b)
 				var n atomic.Int64
 				stats := &handledBy{n: &n, done: make(chan struct{})}
-				c := k.consumer(consumer.WithMode(mode), consumer.WithTransaction(), consumer.WithTelemetry(stats))
+				c := k.newConsumer(consumer.WithMode(mode), consumer.WithTransaction(), consumer.WithTelemetry(stats))
 				coll := k.db.Collection("effects")
-				handle(b, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+				addHandler(b, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 					_, err := coll.InsertOne(ctx, bson.D{{Key: "id", Value: m.ID}})
 					return err
 				})
@@ -50,7 +50,7 @@ func BenchmarkConsumer(b *testing.B) {
 				b.StartTimer()
 				began := time.Now()
 				stop := k.start(c)
-				k.await("all messages", stats.done)
+				k.waitFor("all messages", stats.done)
 
 				b.ReportMetric(benchMessages/time.Since(began).Seconds(), "messages/s")
 
@@ -81,7 +81,7 @@ func BenchmarkNaive(b *testing.B) {
 		b.StopTimer()
 
 		k := benchKit(b)
-		markers, coll := k.collection("markers"), k.db.Collection("effects")
+		markers, coll := k.newCollection("markers"), k.db.Collection("effects")
 		ctx, cancel := context.WithCancel(b.Context())
 
 		b.StartTimer()

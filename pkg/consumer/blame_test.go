@@ -22,8 +22,8 @@ func TestAPoisonMessageThatOutlastsTheClientsTimeoutIsADeadLetter(t *testing.T) 
 	t.Parallel()
 	k := newKit(t, 1, options.Client().SetTimeout(300*time.Millisecond))
 	dead := newDisposed()
-	c := k.consumer(consumer.WithDisposer(dead), tries(1))
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+	c := k.newConsumer(consumer.WithDisposer(dead), withTries(1))
+	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if string(m.Value) != "2" {
 			return nil
 		}
@@ -35,11 +35,11 @@ func TestAPoisonMessageThatOutlastsTheClientsTimeoutIsADeadLetter(t *testing.T) 
 		}
 	})
 
-	k.publish(numbered(1, 5)...)
+	k.publish(newMessages(1, 5)...)
 	k.start(c)
-	k.await("the dead letter", dead.more)
-	k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == 5 })
-	if got := dead.all(); len(got) != 1 || got[0].m.Offset != 2 {
+	k.waitFor("the dead letter", dead.more)
+	k.waitUntil("all offsets", func(context.Context) bool { return k.readCommitted(1)[0] == 5 })
+	if got := dead.listAll(); len(got) != 1 || got[0].m.Offset != 2 {
 		t.Errorf("%d messages were disposed of: %+v", len(got), got)
 	}
 }
@@ -50,26 +50,26 @@ func TestAnOutageOfTheDatabaseIsReportedOnce(t *testing.T) {
 	app := stacktest.Name(t)
 	k := newKit(t, 2, options.Client().SetAppName(app))
 	var mu sync.Mutex
-	var told []error
-	c := k.consumer(consumer.WithErrorHook(func(_ context.Context, err error) {
+	var reports []error
+	c := k.newConsumer(consumer.WithErrorHook(func(_ context.Context, err error) {
 		mu.Lock()
 		defer mu.Unlock()
-		told = append(told, err)
+		reports = append(reports, err)
 	}))
 	reported := func(over bool) bool {
 		mu.Lock()
 		defer mu.Unlock()
-		for _, err := range told {
+		for _, err := range reports {
 			if e, ok := errors.AsType[*consumer.OutageError](err); ok && e.Over == over {
 				return true
 			}
 		}
 		return false
 	}
-	handle(t, c, "counted", k.effects("effects"))
-	k.publish(numbered(8, 20)...)
+	addHandler(t, c, "counted", k.insertInto("effects"))
+	k.publish(newMessages(8, 20)...)
 	k.start(c)
-	k.untilCount("effects", 20)
+	k.waitCount("effects", 20)
 
 	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{
 		{Key: "failCommands", Value: bson.A{"find", "aggregate", "insert", "update", "commitTransaction"}},
@@ -77,16 +77,16 @@ func TestAnOutageOfTheDatabaseIsReportedOnce(t *testing.T) {
 		{Key: "blockTimeMS", Value: 8000},
 		{Key: "closeConnection", Value: true},
 	})
-	k.publish(numbered(8, 40)[20:]...)
-	k.until("the outage to be reported", func(context.Context) bool { return reported(false) })
+	k.publish(newMessages(8, 40)[20:]...)
+	k.waitUntil("the outage to be reported", func(context.Context) bool { return reported(false) })
 	off()
-	k.untilCount("effects", 40)
-	k.until("the end to be reported", func(context.Context) bool { return reported(true) })
+	k.waitCount("effects", 40)
+	k.waitUntil("the end to be reported", func(context.Context) bool { return reported(true) })
 
 	mu.Lock()
 	defer mu.Unlock()
-	if len(told) != 2 {
-		t.Error(fmt.Errorf("%d reports: %w", len(told), errors.Join(told...)))
+	if len(reports) != 2 {
+		t.Error(fmt.Errorf("%d reports, want 2: %w", len(reports), errors.Join(reports...)))
 	}
 }
 
@@ -99,16 +99,16 @@ func TestAMessageThatOutlastsEveryTransactionIsADeadLetter(t *testing.T) {
 			t.Parallel()
 			k := newKit(t, 1)
 			admin := stacktest.Client(t).Database("admin")
-			insert := k.effects("effects")
+			insert := k.insertInto("effects")
 			dead := newDisposed()
 			var outages atomic.Int32
-			c := k.consumer(consumer.WithDisposer(dead), tries(1), consumer.WithErrorHook(func(_ context.Context, err error) {
-				k.log(err)
+			c := k.newConsumer(consumer.WithDisposer(dead), withTries(1), consumer.WithErrorHook(func(_ context.Context, err error) {
+				k.logError(err)
 				if _, ok := errors.AsType[*consumer.OutageError](err); ok {
 					outages.Add(1)
 				}
 			}))
-			handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+			addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 				if string(m.Value) != "1" {
 					return insert(ctx, m)
 				}
@@ -116,7 +116,7 @@ func TestAMessageThatOutlastsEveryTransactionIsADeadLetter(t *testing.T) {
 				// A server that aborts a transaction for its age does the same to the session.
 				session := mongo.SessionFromContext(ctx).ID()
 				if err := admin.RunCommand(k.context(), bson.D{{Key: "killSessions", Value: bson.A{session}}}).Err(); err != nil {
-					k.log(err)
+					k.logError(err)
 				}
 				select {
 				case <-time.After(2600 * time.Millisecond):
@@ -128,12 +128,12 @@ func TestAMessageThatOutlastsEveryTransactionIsADeadLetter(t *testing.T) {
 				}
 				return nil
 			})
-			k.publish(numbered(1, 3)...)
+			k.publish(newMessages(1, 3)...)
 			k.start(c)
 
-			k.await("the dead letter", dead.more)
-			k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == 3 })
-			got := dead.all()
+			k.waitFor("the dead letter", dead.more)
+			k.waitUntil("all offsets", func(context.Context) bool { return k.readCommitted(1)[0] == 3 })
+			got := dead.listAll()
 			if len(got) != 1 || got[0].m.Offset != 1 {
 				t.Fatalf("%d messages were disposed of: %+v", len(got), got)
 			}
@@ -153,22 +153,22 @@ func TestASlowCommitIsNoOutage(t *testing.T) {
 	app := stacktest.Name(t)
 	k := newKit(t, 1, options.Client().SetAppName(app))
 	var outages atomic.Int32
-	c := k.consumer(consumer.WithErrorHook(func(_ context.Context, err error) {
-		k.log(err)
+	c := k.newConsumer(consumer.WithErrorHook(func(_ context.Context, err error) {
+		k.logError(err)
 		if _, ok := errors.AsType[*consumer.OutageError](err); ok {
 			outages.Add(1)
 		}
 	}))
-	handle(t, c, "counted", k.effects("effects"))
-	k.publish(numbered(1, 1)...)
+	addHandler(t, c, "counted", k.insertInto("effects"))
+	k.publish(newMessages(1, 1)...)
 	k.start(c)
-	k.untilCount("effects", 1)
+	k.waitCount("effects", 1)
 
 	stacktest.FailCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
 		{Key: "failCommands", Value: bson.A{"commitTransaction"}}, {Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 6000},
 	})
-	k.publish(numbered(1, 2)[1:]...)
-	k.untilCount("effects", 2)
+	k.publish(newMessages(1, 2)[1:]...)
+	k.waitCount("effects", 2)
 	if n := outages.Load(); n != 0 {
 		t.Errorf("%d outages were reported", n)
 	}

@@ -27,21 +27,22 @@ func TestEachEffectHappensOnceInTheOrderOfItsKey(t *testing.T) {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			k := newKit(t, 2)
-			k.publish(numbered(10, n)...)
-			k.publish(numbered(10, n)...) // the producer sent all of it again
-			c := k.consumer(consumer.WithMode(mode))
-			handle(t, c, "counted", k.effects("effects"))
+			k.publish(newMessages(10, n)...)
+			// The producer sends all messages again.
+			k.publish(newMessages(10, n)...)
+			c := k.newConsumer(consumer.WithMode(mode))
+			addHandler(t, c, "counted", k.insertInto("effects"))
 			stop := k.start(c)
 
-			k.untilCount("effects", n)
-			k.until("all offsets", func(context.Context) bool { return sum(k.committed(2)) == int64(2*n) })
+			k.waitCount("effects", n)
+			k.waitUntil("all offsets", func(context.Context) bool { return sumOffsets(k.readCommitted(2)) == int64(2*n) })
 			stop()
-			k.once("effects", n)
+			k.checkOnce("effects", n)
 		})
 	}
 }
 
-func sum(offsets []int64) int64 {
+func sumOffsets(offsets []int64) int64 {
 	n := int64(0)
 	for _, o := range offsets {
 		n += max(o, 0)
@@ -54,35 +55,36 @@ func TestRedeliveryHasNoEffectAndIsCommitted(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 2)
 	n := 100
-	k.publish(numbered(7, n)...)
+	k.publish(newMessages(7, n)...)
 	stats := &counts{}
-	c := k.consumer(consumer.WithCommitInterval(-1), consumer.WithTelemetry(stats))
-	handle(t, c, "counted", k.effects("effects"))
+	c := k.newConsumer(consumer.WithCommitInterval(-1), consumer.WithTelemetry(stats))
+	addHandler(t, c, "counted", k.insertInto("effects"))
 
 	// The first one never commits: its member is cut off from the group.
 	ctx, cancel := context.WithCancel(t.Context())
-	lost := k.consumer(consumer.WithCommitInterval(-1), consumer.WithTransport(uncommitted{k.kafka}))
-	handle(t, lost, "counted", k.effects("effects"))
+	lost := k.newConsumer(consumer.WithCommitInterval(-1), consumer.WithTransport(uncommitted{k.kafka}))
+	addHandler(t, lost, "counted", k.insertInto("effects"))
 	done := make(chan error, 1)
 	go func() { done <- lost.Run(ctx) }()
-	k.untilCount("effects", n)
+	k.waitCount("effects", n)
 	cancel()
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	if got := sum(k.committed(2)); got != 0 {
+	if got := sumOffsets(k.readCommitted(2)); got != 0 {
 		t.Fatalf("offsets %d were committed", got)
 	}
 
 	stop := k.start(c)
-	k.until("duplicates", func(context.Context) bool { return stats.duplicates.Load() >= int64(n) }) // more if the group rebalances
+	// There are more duplicates if the group rebalances.
+	k.waitUntil("duplicates", func(context.Context) bool { return stats.duplicates.Load() >= int64(n) })
 	stop()
 
 	if got := stats.handled.Load(); got != 0 {
 		t.Errorf("%d were handled again", got)
 	}
-	k.once("effects", n)
-	if got := sum(k.committed(2)); got != int64(n) {
+	k.checkOnce("effects", n)
+	if got := sumOffsets(k.readCommitted(2)); got != int64(n) {
 		t.Errorf("%d offsets were committed at the stop, of %d", got, n)
 	}
 }
@@ -161,10 +163,11 @@ func TestKeysRunInParallelAndEachInOrder(t *testing.T) {
 	}
 
 	for _, key := range keys {
-		k.publish(msg(key, "counted", "0"), msg(key, "counted", "1"))
+		k.publish(newMessage(key, "counted", "0"), newMessage(key, "counted", "1"))
 	}
 
-	in := map[string]func(){} // by key: it is in
+	// in contains a function for each key. The function counts the key as running, once.
+	in := map[string]func(){}
 	var some sync.WaitGroup
 	some.Add(len(keys))
 	for _, key := range keys {
@@ -174,27 +177,29 @@ func TestKeysRunInParallelAndEachInOrder(t *testing.T) {
 	go func() { some.Wait(); close(all) }()
 
 	var at sync.Map
-	effects := k.effects("effects")
-	c := k.consumer(consumer.WithConcurrency(4), consumer.WithMode(consumer.AtLeastOnce))
-	handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
+	effects := k.insertInto("effects")
+	c := k.newConsumer(consumer.WithConcurrency(4), consumer.WithMode(consumer.AtLeastOnce))
+	addHandler(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
 		if _, there := at.LoadOrStore(string(m.Key), true); there {
 			return fmt.Errorf("two of key %s at once", m.Key)
 		}
 		defer at.Delete(string(m.Key))
+
 		if string(m.Value) == "0" {
 			in[string(m.Key)]()
-			select { // each waits for all: one after another would never do
+			// Each handler waits for all keys. If they ran one after another, the test would fail.
+			select {
 			case <-all:
 			case <-ctx.Done():
 				return ctx.Err()
 			}
 		}
 		return effects(ctx, m)
-	}, tries(1))
+	}, withTries(1))
 
 	k.start(c)
-	k.untilCount("effects", 8)
-	k.once("effects", 8)
+	k.waitCount("effects", 8)
+	k.checkOnce("effects", 8)
 }
 
 func TestSeveralHandlersOfAMessageEachHaveAFateOfTheirOwn(t *testing.T) {
@@ -202,20 +207,20 @@ func TestSeveralHandlersOfAMessageEachHaveAFateOfTheirOwn(t *testing.T) {
 	k := newKit(t, 1)
 	dead := newDisposed()
 
-	c := k.consumer(consumer.WithDisposer(dead), tries(2))
-	handle(t, c, "order.*", k.effects("first"))
-	handleAs(t, c, "all", "*", k.effects("second"))
-	handleAs(t, c, "bad", "order.placed", func(context.Context, *consumer.Message) error { return errWanted })
-	handle(t, c, "other", k.effects("never"))
+	c := k.newConsumer(consumer.WithDisposer(dead), withTries(2))
+	addHandler(t, c, "order.*", k.insertInto("first"))
+	addHandlerAs(t, c, "all", "*", k.insertInto("second"))
+	addHandlerAs(t, c, "bad", "order.placed", func(context.Context, *consumer.Message) error { return errWanted })
+	addHandler(t, c, "other", k.insertInto("never"))
 
-	k.publish(msg("a", "order.placed", "0"), msg("a", "order.paid", "1"))
+	k.publish(newMessage("a", "order.placed", "0"), newMessage("a", "order.paid", "1"))
 	k.start(c)
-	k.untilCount("first", 2)
-	k.untilCount("second", 2)
-	k.await("the dead letter", dead.more)
-	k.until("offsets", func(context.Context) bool { return sum(k.committed(1)) == 2 })
+	k.waitCount("first", 2)
+	k.waitCount("second", 2)
+	k.waitFor("the dead letter", dead.more)
+	k.waitUntil("offsets", func(context.Context) bool { return sumOffsets(k.readCommitted(1)) == 2 })
 
-	got := dead.all()
+	got := dead.listAll()
 	if len(got) != 1 || got[0].handler != "bad" || got[0].verdict.Action != consumer.ActDeadLetter || !errors.Is(got[0].cause, errWanted) {
 		t.Errorf("disposed: %+v", got)
 	}
@@ -229,11 +234,11 @@ func TestOneFailingMessageOfABatchMeetsItsPolicyAlone(t *testing.T) {
 	k := newKit(t, 1)
 	n := 50
 	dead := newDisposed()
-	c := k.consumer(consumer.WithDisposer(dead), tries(3))
+	c := k.newConsumer(consumer.WithDisposer(dead), withTries(3))
 
 	var attempts atomic.Int64
-	effects := k.effects("effects")
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+	effects := k.insertInto("effects")
+	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if err := effects(ctx, m); err != nil {
 			return err
 		}
@@ -244,13 +249,13 @@ func TestOneFailingMessageOfABatchMeetsItsPolicyAlone(t *testing.T) {
 		return nil
 	})
 
-	k.publish(numbered(1, n)...)
+	k.publish(newMessages(1, n)...)
 	stop := k.start(c)
-	k.untilCount("effects", n-1)
-	k.until("offsets", func(context.Context) bool { return sum(k.committed(1)) == int64(n) })
+	k.waitCount("effects", n-1)
+	k.waitUntil("offsets", func(context.Context) bool { return sumOffsets(k.readCommitted(1)) == int64(n) })
 	stop()
 
-	got := dead.all()
+	got := dead.listAll()
 	if len(got) != 1 || string(got[0].m.Value) != "20" || attempts.Load() != 3 {
 		t.Errorf("%d dead letters, %d attempts", len(got), attempts.Load())
 	}
@@ -264,30 +269,30 @@ func TestOffsetPassesAfterTheDeadLetterIsWritten(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	dead := newDisposed()
-	dead.failing(errWanted)
+	dead.setError(errWanted)
 	refused := make(chan struct{}, 1000)
-	c := k.consumer(consumer.WithDisposer(dead), tries(1), consumer.WithErrorHook(func(_ context.Context, err error) {
+	c := k.newConsumer(consumer.WithDisposer(dead), withTries(1), consumer.WithErrorHook(func(_ context.Context, err error) {
 		if errors.Is(err, errWanted) {
 			refused <- struct{}{}
 		}
 	}))
 
-	handle(t, c, "bad", func(context.Context, *consumer.Message) error { return errors.New("broken") })
-	handle(t, c, "counted", k.effects("effects"))
-	k.publish(msg("a", "bad", "0"), msg("b", "counted", "0"))
+	addHandler(t, c, "bad", func(context.Context, *consumer.Message) error { return errors.New("broken") })
+	addHandler(t, c, "counted", k.insertInto("effects"))
+	k.publish(newMessage("a", "bad", "0"), newMessage("b", "counted", "0"))
 	k.start(c)
 
-	k.untilCount("effects", 1)
+	k.waitCount("effects", 1)
 	for range 2 {
-		k.await("a refused dead letter", refused)
+		k.waitFor("a refused dead letter", refused)
 	}
-	if got := k.committed(1)[0]; got > 0 {
+	if got := k.readCommitted(1)[0]; got > 0 {
 		t.Fatalf("offset %d was committed before the dead letter was written", got)
 	}
 
-	dead.failing(nil)
-	k.await("the dead letter", dead.more)
-	k.until("offsets", func(context.Context) bool { return k.committed(1)[0] == 2 })
+	dead.setError(nil)
+	k.waitFor("the dead letter", dead.more)
+	k.waitUntil("offsets", func(context.Context) bool { return k.readCommitted(1)[0] == 2 })
 }
 
 func TestPanicIsAnErrorLikeOthers(t *testing.T) {
@@ -295,17 +300,17 @@ func TestPanicIsAnErrorLikeOthers(t *testing.T) {
 	k := newKit(t, 1)
 	dead := newDisposed()
 
-	c := k.consumer(consumer.WithDisposer(dead), tries(2))
-	handle(t, c, "bad", func(context.Context, *consumer.Message) error { panic("at the disco") })
-	handle(t, c, "counted", k.effects("effects"))
+	c := k.newConsumer(consumer.WithDisposer(dead), withTries(2))
+	addHandler(t, c, "bad", func(context.Context, *consumer.Message) error { panic("at the disco") })
+	addHandler(t, c, "counted", k.insertInto("effects"))
 
-	k.publish(msg("a", "bad", "0"), msg("a", "counted", "0"))
+	k.publish(newMessage("a", "bad", "0"), newMessage("a", "counted", "0"))
 	k.start(c)
-	k.untilCount("effects", 1)
-	k.await("the dead letter", dead.more)
+	k.waitCount("effects", 1)
+	k.waitFor("the dead letter", dead.more)
 
 	var p *consumer.PanicError
-	if got := dead.all(); !errors.As(got[0].cause, &p) || fmt.Sprint(p.Value) != "at the disco" || !strings.Contains(string(p.Stack), "consumer_test") {
+	if got := dead.listAll(); !errors.As(got[0].cause, &p) || fmt.Sprint(p.Value) != "at the disco" || !strings.Contains(string(p.Stack), "consumer_test") {
 		t.Errorf("cause: %v", got[0].cause)
 	}
 }
@@ -314,23 +319,23 @@ func TestUnknownTypeAndPoisonAreDeadLetters(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	dead := newDisposed()
-	c := k.consumer(consumer.WithUnknown(), consumer.WithDisposer(dead))
-	handle(t, c, "counted", k.effects("effects"))
+	c := k.newConsumer(consumer.WithUnknown(), consumer.WithDisposer(dead))
+	addHandler(t, c, "counted", k.insertInto("effects"))
 
-	bad := msg("a", "counted", "x")
+	bad := newMessage("a", "counted", "x")
 	bad.Headers = append(bad.Headers, event.Header{Key: "outrelay-delivery", Value: []byte("many")})
-	k.publish(msg("a", "nobody.knows", "1"), bad, msg("a", "counted", "0"))
+	k.publish(newMessage("a", "unknown.name", "1"), bad, newMessage("a", "counted", "0"))
 
 	k.start(c)
-	k.untilCount("effects", 1)
-	k.await("the first", dead.more)
-	k.await("the second", dead.more)
-	k.until("offsets", func(context.Context) bool { return k.committed(1)[0] == 3 })
+	k.waitCount("effects", 1)
+	k.waitFor("the first", dead.more)
+	k.waitFor("the second", dead.more)
+	k.waitUntil("offsets", func(context.Context) bool { return k.readCommitted(1)[0] == 3 })
 
 	var parked, poison bool
-	for _, d := range dead.all() {
+	for _, d := range dead.listAll() {
 		switch {
-		case d.verdict.Reason == deadletter.ClassUnknown && errors.Is(d.cause, consumer.ErrNoHandler) && d.m.Name == "nobody.knows" && d.handler == "":
+		case d.verdict.Reason == deadletter.ClassUnknown && errors.Is(d.cause, consumer.ErrNoHandler) && d.m.Name == "unknown.name" && d.handler == "":
 			parked = true
 		case d.verdict.Action == consumer.ActDeadLetter && errors.Is(d.cause, consumer.ErrMalformed) && string(d.m.Value) == "x":
 			poison = true
@@ -338,7 +343,7 @@ func TestUnknownTypeAndPoisonAreDeadLetters(t *testing.T) {
 	}
 
 	if !parked || !poison {
-		t.Errorf("disposed: %+v", dead.all())
+		t.Errorf("disposed: %+v", dead.listAll())
 	}
 }
 
@@ -347,12 +352,12 @@ func TestUnknownTypePasses(t *testing.T) {
 	k := newKit(t, 1)
 	dead := newDisposed()
 	stats := &counts{}
-	c := k.consumer(consumer.WithDisposer(dead), consumer.WithTelemetry(stats))
-	handle(t, c, "known", nop)
-	k.publish(msg("a", "nobody.knows", "1"))
+	c := k.newConsumer(consumer.WithDisposer(dead), consumer.WithTelemetry(stats))
+	addHandler(t, c, "known", nop)
+	k.publish(newMessage("a", "unknown.name", "1"))
 	k.start(c)
-	k.until("offsets", func(context.Context) bool { return k.committed(1)[0] == 1 })
-	if got := dead.all(); len(got) != 1 || got[0].verdict.Action != consumer.ActDiscard || stats.unknown.Load() != 1 {
+	k.waitUntil("offsets", func(context.Context) bool { return k.readCommitted(1)[0] == 1 })
+	if got := dead.listAll(); len(got) != 1 || got[0].verdict.Action != consumer.ActDiscard || stats.unknown.Load() != 1 {
 		t.Errorf("disposed %+v, unknown %d", got, stats.unknown.Load())
 	}
 }
@@ -361,8 +366,8 @@ func TestTombstonesAndMissingIDs(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	got := make(chan *consumer.Message, 10)
-	c := k.consumer()
-	handle(t, c, "*", func(_ context.Context, m *consumer.Message) error {
+	c := k.newConsumer()
+	addHandler(t, c, "*", func(_ context.Context, m *consumer.Message) error {
 		got <- m
 		return nil
 	}, consumer.WithBatch(1))
@@ -401,12 +406,12 @@ func TestEventsOfAHandlerLeaveWithItsEffect(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	k.collection("outbox")
+	k.newCollection("outbox")
 	n := 20
 	var failures atomic.Int64
-	c := k.consumer(tries(3))
-	effects := k.effects("effects")
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+	c := k.newConsumer(withTries(3))
+	effects := k.insertInto("effects")
+	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if err := errors.Join(effects(ctx, m), box.Append(ctx, event.New(event.Aggregate{Type: "answer", ID: string(m.Key)}, "Answered", event.Document(bson.D{{Key: "to", Value: m.ID}})))); err != nil {
 			return err
 		}
@@ -416,12 +421,12 @@ func TestEventsOfAHandlerLeaveWithItsEffect(t *testing.T) {
 		return nil
 	})
 
-	k.publish(numbered(2, n)...)
-	k.publish(numbered(2, n)...)
+	k.publish(newMessages(2, n)...)
+	k.publish(newMessages(2, n)...)
 	k.start(c)
-	k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == int64(2*n) })
+	k.waitUntil("all offsets", func(context.Context) bool { return k.readCommitted(1)[0] == int64(2*n) })
 
-	k.once("effects", n)
+	k.checkOnce("effects", n)
 	if got := k.countDocuments("outbox"); got != n {
 		t.Errorf("%d events of %d messages", got, n)
 	}
@@ -436,14 +441,14 @@ func TestAHandlerMayAskTheInboxForItsOwnMessage(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	c := k.consumer(consumer.WithInbox(x))
-	effects := k.effects("effects")
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+	c := k.newConsumer(consumer.WithInbox(x))
+	effects := k.insertInto("effects")
+	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		return x.Once(ctx, inbox.Entry{Key: inbox.Key{Consumer: k.group + "/counted", ID: m.ID}}, func(ctx context.Context) error { return effects(ctx, m) }, inbox.OnceConfig{})
 	})
 
-	k.publish(numbered(1, 3)...)
+	k.publish(newMessages(1, 3)...)
 	k.start(c)
-	k.untilCount("effects", 3)
-	k.once("effects", 3)
+	k.waitCount("effects", 3)
+	k.checkOnce("effects", 3)
 }

@@ -17,7 +17,7 @@ import (
 // broker has to run on this machine.
 func (k *kit) editBatch(offset uint64, edit func(batch []byte)) {
 	k.Helper()
-	adm, done := k.admin()
+	adm, done := k.newAdmin()
 	defer done()
 	dirs, err := adm.DescribeAllLogDirs(k.context(), nil)
 	if err != nil {
@@ -56,39 +56,40 @@ func TestABatchThatCannotBeReadIsOneDeadLetter(t *testing.T) {
 	t.Parallel()
 	be := binary.BigEndian
 	for name, c := range map[string]struct {
-		edit func(batch []byte)
-		says string
+		edit   func(batch []byte)
+		reason string
 	}{
 		"checksum": {func(b []byte) { b[len(b)-1] ^= 1 }, "the records at the offsets from 1 to 3 cannot be read: corrupt record batch at offset 1"},
 		"format 1": {func(b []byte) {
 			clear(b[16:])
 			b[16] = 1
-			be.PutUint64(b, 3)                               // an old message has the offset of its last record
-			be.PutUint32(b[26:], 0xffffffff)                 // no key
-			be.PutUint32(b[30:], uint32(len(b)-34))          // and a value
-			be.PutUint32(b[12:], crc32.ChecksumIEEE(b[16:])) // from the format on
+			// An old message has the offset of its last record, no key and a value. The checksum begins at the format.
+			be.PutUint64(b, 3)
+			be.PutUint32(b[26:], 0xffffffff)
+			be.PutUint32(b[30:], uint32(len(b)-34))
+			be.PutUint32(b[12:], crc32.ChecksumIEEE(b[16:]))
 		}, "the records at the offsets from 3 to 3 cannot be read: a message of format 1, from before Kafka 0.11"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			k := newKit(t, 1)
-			list := numbered(1, 6)
+			list := newMessages(1, 6)
 			k.publish(list[0])
 			k.publish(list[1:4]...)
 			k.publish(list[4:]...)
 			k.editBatch(1, c.edit)
 			dead := newDisposed()
-			consume := k.consumer(consumer.WithDisposer(dead))
-			handle(t, consume, "counted", k.effects("effects"))
+			consume := k.newConsumer(consumer.WithDisposer(dead))
+			addHandler(t, consume, "counted", k.insertInto("effects"))
 			k.start(consume)
 
-			k.await("the dead letter", dead.more)
-			k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == 6 })
+			k.waitFor("the dead letter", dead.more)
+			k.waitUntil("all offsets", func(context.Context) bool { return k.readCommitted(1)[0] == 6 })
 			if n := k.countDocuments("effects"); n != 3 {
 				t.Errorf("%d messages had their effect", n)
 			}
-			got := dead.all()
-			if len(got) != 1 || !strings.Contains(got[0].cause.Error(), c.says) || consumer.ClassOf(got[0].cause) != deadletter.ClassMalformed {
+			got := dead.listAll()
+			if len(got) != 1 || !strings.Contains(got[0].cause.Error(), c.reason) || consumer.ClassOf(got[0].cause) != deadletter.ClassMalformed {
 				t.Errorf("%d messages were disposed of: %+v", len(got), got)
 			}
 		})

@@ -17,8 +17,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// relayed is the record that the relay makes of an event.
-func relayed(t *testing.T, cfg routing.PresetConfig, ev event.Event, meta routing.Meta) *consumer.Message {
+// relayEvent returns the record that the relay makes of an event.
+func relayEvent(t *testing.T, cfg routing.PresetConfig, ev event.Event, meta routing.Meta) *consumer.Message {
 	t.Helper()
 	p, err := routing.NewPreset(cfg)
 	if err != nil {
@@ -74,7 +74,7 @@ func TestDecodeReadsEveryPresetOfTheRelay(t *testing.T) {
 			consumer.Message{Name: "OrderPlaced", ContentType: "application/json", SchemaVersion: "3"},
 		},
 	} {
-		m := relayed(t, c.cfg, ev, meta)
+		m := relayEvent(t, c.cfg, ev, meta)
 		r := m.Clone()
 
 		if err := consumer.Decode(m); err != nil {

@@ -39,8 +39,8 @@ func newGraveyard(t *testing.T, opts ...deadletter.Option) *graveyard {
 	return g
 }
 
-// failed is message n of a type, as a handler gets it.
-func failed(n int, typ string) *consumer.Message {
+// newFailed returns message n of a type, as a handler receives it.
+func newFailed(n int, typ string) *consumer.Message {
 	return &consumer.Message{
 		Topic: "orders", Partition: 2, Offset: int64(n), Time: time.UnixMilli(1_700_000_000_000).UTC(), Key: []byte{0, byte(n)}, Value: []byte{255, byte(n)},
 		ID: fmt.Sprint("m", n), Name: typ, Aggregate: event.Aggregate{Type: "order", ID: "7"}, ContentType: "x/y", SchemaVersion: "2", Attempt: 1, Group: "g",
@@ -48,8 +48,8 @@ func failed(n int, typ string) *consumer.Message {
 	}
 }
 
-// dead is the verdict of a message that failed n times.
-func dead(n int, m *consumer.Message, err error) consumer.Verdict {
+// newVerdict returns the verdict about a message that failed n times.
+func newVerdict(n int, m *consumer.Message, err error) consumer.Verdict {
 	var a consumer.Failures
 	for i := range n {
 		a = a.Note(err, m, time.UnixMilli(int64(1000*(i+1))).UTC())
@@ -70,8 +70,8 @@ func (g *graveyard) countLetters(t *testing.T) int64 {
 func TestALetterHasTheWholeRecordAndWhy(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t)
-	m := failed(1, "A")
-	if err := g.Dispose(t.Context(), m, "h", dead(3, m, errFlaky), fmt.Errorf("billing: %w", errFlaky)); err != nil {
+	m := newFailed(1, "A")
+	if err := g.Dispose(t.Context(), m, "h", newVerdict(3, m, errFlaky), fmt.Errorf("billing: %w", errFlaky)); err != nil {
 		t.Fatal(err)
 	}
 	got, err := g.letters.Get(t.Context(), deadletter.ID{Group: "g", Handler: "h", Message: "m1"})
@@ -98,9 +98,9 @@ func TestALetterHasTheWholeRecordAndWhy(t *testing.T) {
 func TestTheDeadTopicIsWrittenFirst(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t, deadletter.WithTopic(""))
-	m := failed(1, "A")
+	m := newFailed(1, "A")
 	g.out.fail = errFlaky
-	if err := g.Dispose(t.Context(), m, "h", dead(2, m, errFlaky), errFlaky); !errors.Is(err, errFlaky) {
+	if err := g.Dispose(t.Context(), m, "h", newVerdict(2, m, errFlaky), errFlaky); !errors.Is(err, errFlaky) {
 		t.Fatalf("the topic is away: %v", err)
 	}
 	if n := g.countLetters(t); n != 0 {
@@ -109,12 +109,12 @@ func TestTheDeadTopicIsWrittenFirst(t *testing.T) {
 
 	// A topic that can never take the record does not hold the letter up.
 	g.out.fail = kafka.MessageSizeTooLarge
-	if err := g.Dispose(t.Context(), failed(2, "A"), "h", dead(2, m, errFlaky), errFlaky); err != nil {
+	if err := g.Dispose(t.Context(), newFailed(2, "A"), "h", newVerdict(2, m, errFlaky), errFlaky); err != nil {
 		t.Fatal(err)
 	}
 
 	g.out.fail = nil
-	if err := g.Dispose(t.Context(), m, "h", dead(2, m, errFlaky), errFlaky); err != nil {
+	if err := g.Dispose(t.Context(), m, "h", newVerdict(2, m, errFlaky), errFlaky); err != nil {
 		t.Fatal(err)
 	}
 	rec := g.out.list["orders.g.dead"][0]
@@ -134,8 +134,8 @@ func TestTheDeadTopicIsWrittenFirst(t *testing.T) {
 	}
 }
 
-// again is the published message as the consumer gets it.
-func again(t *testing.T, m *consumer.Message, topic string) *consumer.Message {
+// decodeAgain returns the published message as the consumer receives it.
+func decodeAgain(t *testing.T, m *consumer.Message, topic string) *consumer.Message {
 	t.Helper()
 	got := &consumer.Message{Topic: topic, Partition: 5, Offset: 99, Key: m.Key, Value: m.Value, Headers: m.Headers}
 	if err := consumer.Decode(got); err != nil {
@@ -148,11 +148,12 @@ func again(t *testing.T, m *consumer.Message, topic string) *consumer.Message {
 func TestAMessageClimbsTheLadder(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t)
-	m := failed(1, "A")
+	m := newFailed(1, "A")
 	for rung, delay := range []time.Duration{time.Minute, time.Hour} {
 		var a consumer.Failures
 		if rung == 0 {
-			a = a.Note(errFlaky, m, time.Now()) // at first once in place
+			// The first attempt in place fails, too.
+			a = a.Note(errFlaky, m, time.Now())
 		}
 		a = a.Note(errFlaky, m, time.Now())
 		before := time.Now().Truncate(time.Millisecond)
@@ -166,7 +167,7 @@ func TestAMessageClimbsTheLadder(t *testing.T) {
 		if len(g.out.list[topic]) != 1 {
 			t.Fatalf("published %v", g.out.list)
 		}
-		next := again(t, g.out.list[topic][0], topic)
+		next := decodeAgain(t, g.out.list[topic][0], topic)
 		only, _ := next.Header(record.HeaderOnly)
 		origin, _ := next.Header(record.HeaderRetryOrigin)
 		if next.ID != "m1" || next.Attempt != rung+3 || string(only) != "g/h" || string(origin) != "orders/2/1" {
@@ -195,7 +196,7 @@ func TestAMessageClimbsTheLadder(t *testing.T) {
 	if err != nil || l.Attempts != 4 || len(l.History) != 4 || l.Topic != "orders" || l.Offset != 1 {
 		t.Fatalf("letter %+v, %v", l, err)
 	}
-	if diff := cmp.Diff(failed(1, "A").Headers, l.Headers); diff != "" {
+	if diff := cmp.Diff(newFailed(1, "A").Headers, l.Headers); diff != "" {
 		t.Errorf("headers of the letter: %s", diff)
 	}
 }
@@ -208,7 +209,7 @@ func TestWhatCannotBeMovedIsADeadLetter(t *testing.T) {
 		kafka.MessageSizeTooLarge, kafka.UnknownTopicOrPartition, kafka.InvalidTopic, kafka.TopicAuthorizationFailed,
 	} {
 		g.out.fail = code
-		if err := g.Dispose(t.Context(), failed(n, "A"), "h", v, errFlaky); err != nil {
+		if err := g.Dispose(t.Context(), newFailed(n, "A"), "h", v, errFlaky); err != nil {
 			t.Errorf("%v: %v", code, err)
 		}
 	}

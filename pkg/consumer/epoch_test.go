@@ -20,20 +20,20 @@ import (
 func TestN29_ALeaderThatLostRecordsAndHasGrownIsReadFromWhereItDiffers(t *testing.T) {
 	t.Parallel()
 	l := newShrinkingLog(t)
-	l.move(0)
+	l.moveLeader(0)
 	l.produce(4)
-	r := l.join()
-	r.expect(0, 1, 2, 3)
+	r := l.startReader()
+	r.waitHandled(0, 1, 2, 3)
 
 	// A clean change of the leader is none of it.
-	l.move(1)
+	l.moveLeader(1)
 	l.produce(1)
-	r.expect(4)
+	r.waitHandled(4)
 
 	l.shrinkTo(2)
-	l.move(0)
+	l.moveLeader(0)
 	l.produce(1)
-	r.expect(2, 3, 4, 5)
+	r.waitHandled(2, 3, 4, 5)
 	if gap := <-r.gaps; !gap.Diverged || gap.End != 2 || gap.Offset != 5 {
 		t.Errorf("%+v", gap)
 	}
@@ -46,17 +46,17 @@ func TestN29_AMemberThatJoinsLaterFindsOutThatTheLeaderLostRecords(t *testing.T)
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newShrinkingLog(t)
-			l.move(0)
+			l.moveLeader(0)
 			l.produce(5)
-			r := l.join(use...)
-			r.expect(0, 1, 2, 3, 4)
+			r := l.startReader(use...)
+			r.waitHandled(0, 1, 2, 3, 4)
 			r.leave()
 
 			l.shrinkTo(2)
-			l.move(1)
+			l.moveLeader(1)
 			l.produce(1)
-			r = l.join(use...)
-			r.expect(2, 3, 4, 5)
+			r = l.startReader(use...)
+			r.waitHandled(2, 3, 4, 5)
 			if gap := <-r.gaps; !gap.Diverged || gap.End != 2 || gap.Offset != 5 {
 				t.Errorf("%+v", gap)
 			}
@@ -96,8 +96,8 @@ func (l *shrinkingLog) produce(n int) {
 	}
 }
 
-// move makes a broker the leader.
-func (l *shrinkingLog) move(to int32) {
+// moveLeader makes a broker the leader of the partition.
+func (l *shrinkingLog) moveLeader(to int32) {
 	l.t.Helper()
 	if err := l.cluster.MoveTopicPartition("log", 0, to); err != nil {
 		l.t.Fatal(err)
@@ -125,8 +125,8 @@ type logReader struct {
 	leave func() // commits and leaves the group
 }
 
-// join starts a member of the group.
-func (l *shrinkingLog) join(opts ...consumer.Option) *logReader {
+// startReader starts a consumer in the group.
+func (l *shrinkingLog) startReader(opts ...consumer.Option) *logReader {
 	l.t.Helper()
 	r := &logReader{t: l.t, got: make(chan int64, 100), gaps: make(chan *transport.RangeError, 10)}
 	c, err := consumer.New("group", nil, append([]consumer.Option{
@@ -143,17 +143,17 @@ func (l *shrinkingLog) join(opts ...consumer.Option) *logReader {
 		l.t.Fatal(err)
 	}
 
-	handle(l.t, c, "counted", func(_ context.Context, m *consumer.Message) error {
+	addHandler(l.t, c, "counted", func(_ context.Context, m *consumer.Message) error {
 		r.got <- m.Offset
 		return nil
 	}, consumer.WithMode(consumer.AtLeastOnce))
 
-	r.leave = runs(l.t, c)
+	r.leave = startConsumer(l.t, c)
 	return r
 }
 
-// expect waits until the records at these offsets are handled, in this order.
-func (r *logReader) expect(offsets ...int64) {
+// waitHandled waits until the records at these offsets are handled, in this order.
+func (r *logReader) waitHandled(offsets ...int64) {
 	r.t.Helper()
 	for _, want := range offsets {
 		select {

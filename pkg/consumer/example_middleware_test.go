@@ -16,7 +16,8 @@ func ExampleMiddleware_validation() {
 		"OrderPlaced": func(body []byte) error {
 			var order struct{ Customer string }
 			if err := json.Unmarshal(body, &order); err != nil || order.Customer == "" {
-				return errors.New("the order has no customer") // no part of the body: the text is logged
+				// The error is logged, so it contains no part of the body.
+				return errors.New("the order has no customer")
 			}
 			return nil
 		},

@@ -31,7 +31,8 @@ func ExampleConsumer() {
 	err = c.Handle("OrderPlaced", consumer.Func(func(ctx context.Context, m *consumer.Message) error {
 		var order struct{ ID string }
 		if err := json.Unmarshal(m.Value, &order); err != nil {
-			return err // tried again, and then a dead letter
+			// The consumer tries again, and then writes a dead letter.
+			return err
 		}
 		if _, err := db.Collection("parcels").InsertOne(ctx, bson.D{{Key: "order", Value: order.ID}}); err != nil {
 			return err

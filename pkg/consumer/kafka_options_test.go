@@ -58,16 +58,16 @@ func TestStartOfAGroup(t *testing.T) {
 	t.Parallel()
 	for _, start := range []consumer.Start{consumer.Earliest, consumer.Latest} {
 		k := newKit(t, 1)
-		k.publish(msg("k", "counted", "early"))
+		k.publish(newMessage("k", "counted", "early"))
 
 		got := make(chan string, 10)
 		c, err := consumer.New(k.group, k.db, consumer.WithBrokers(k.cfg.Brokers...), consumer.WithTopics(k.topic), consumer.WithStart(start),
-			consumer.WithErrorHook(func(_ context.Context, err error) { k.log(err) }))
+			consumer.WithErrorHook(func(_ context.Context, err error) { k.logError(err) }))
 		if err != nil {
 			t.Fatal(err)
 		}
 
-		handle(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
+		addHandler(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
 			got <- string(m.Value)
 			return nil
 		})
@@ -76,9 +76,9 @@ func TestStartOfAGroup(t *testing.T) {
 		want := "early"
 		if start == consumer.Latest {
 			want = "late"
-			k.until("the assignment", func(context.Context) bool { return len(c.Status().Partitions) == 1 })
+			k.waitUntil("the assignment", func(context.Context) bool { return len(c.Status().Partitions) == 1 })
 		}
-		k.publish(msg("k", "counted", "late"))
+		k.publish(newMessage("k", "counted", "late"))
 
 		select {
 		case v := <-got:
@@ -101,12 +101,12 @@ func TestAGroupThatBeganWithLatestSkipsNothingLater(t *testing.T) {
 			k := newKit(t, 1)
 			k.cfg.WatchPartitions = 100 * time.Millisecond
 			k.deleteAtEnd(transport.RetryTopicName(k.topic, k.group, 1))
-			k.publish(msg("k", "counted", "early"))
-			effects := k.effects("effects")
+			k.publish(newMessage("k", "counted", "early"))
+			effects := k.insertInto("effects")
 			member := func() *consumer.Consumer {
-				c := k.consumer(use, consumer.WithStart(consumer.Latest),
+				c := k.newConsumer(use, consumer.WithStart(consumer.Latest),
 					consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(100*time.Millisecond))
-				handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+				addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 					if m.Attempt == 1 {
 						return errWanted
 					}
@@ -116,12 +116,12 @@ func TestAGroupThatBeganWithLatestSkipsNothingLater(t *testing.T) {
 			}
 
 			stop := k.start(member())
-			k.until("the stored start", func(context.Context) bool { return k.committed(1)[0] == 1 })
+			k.waitUntil("the stored start", func(context.Context) bool { return k.readCommitted(1)[0] == 1 })
 			stop()
-			k.publish(msg("k", "counted", "0"))
+			k.publish(newMessage("k", "counted", "0"))
 			k.start(member())
-			k.untilCount("effects", 1)
-			k.once("effects", 1)
+			k.waitCount("effects", 1)
+			k.checkOnce("effects", 1)
 		})
 	}
 }

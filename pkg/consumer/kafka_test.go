@@ -27,24 +27,24 @@ func TestTopicThatDoesNotExistYet(t *testing.T) {
 	k := newKit(t, 1)
 	k.cfg.WatchPartitions = 50 * time.Millisecond
 	later := stacktest.Name(t)
-	told := make(chan struct{}, 10)
-	c := k.consumer(consumer.WithTopics(later), consumer.WithErrorHook(func(_ context.Context, err error) {
+	reported := make(chan struct{}, 10)
+	c := k.newConsumer(consumer.WithTopics(later), consumer.WithErrorHook(func(_ context.Context, err error) {
 		if strings.Contains(err.Error(), later) && strings.Contains(err.Error(), "do not exist yet") {
-			told <- struct{}{}
+			reported <- struct{}{}
 		}
 	}))
 
-	handle(t, c, "counted", k.effects("effects"))
-	k.publish(numbered(3, 10)...)
+	addHandler(t, c, "counted", k.insertInto("effects"))
+	k.publish(newMessages(3, 10)...)
 	k.start(c)
-	k.untilCount("effects", 10)
-	k.await("the report", told)
+	k.waitCount("effects", 10)
+	k.waitFor("the report", reported)
 	stacktest.CreateTopic(t, later, 2)
-	k.until("a message", func(ctx context.Context) bool {
-		return k.kafka.Publish(ctx, later, records(msg("new", "counted", "0"))) == nil
+	k.waitUntil("a message", func(ctx context.Context) bool {
+		return k.kafka.Publish(ctx, later, newRecords(newMessage("new", "counted", "0"))) == nil
 	})
 
-	k.untilCount("effects", 11)
+	k.waitCount("effects", 11)
 }
 
 func TestExclusiveMemberHasAllPartitionsAndAnotherTakesOver(t *testing.T) {
@@ -57,8 +57,8 @@ func TestExclusiveMemberHasAllPartitionsAndAnotherTakesOver(t *testing.T) {
 	for i := range stops {
 		k.cfg.Priority = int32(i)
 		parts[i] = make(chan int, 100)
-		c := k.consumer(consumer.WithTelemetry(&assigned{counts: &stats[i], n: parts[i]}))
-		handle(t, c, "counted", k.effects("effects"))
+		c := k.newConsumer(consumer.WithTelemetry(&assigned{counts: &stats[i], n: parts[i]}))
+		addHandler(t, c, "counted", k.insertInto("effects"))
 		stops[i] = k.start(c)
 	}
 
@@ -79,13 +79,13 @@ func TestExclusiveMemberHasAllPartitionsAndAnotherTakesOver(t *testing.T) {
 	}
 
 	awaitParts(1, 3) // the higher priority
-	k.publish(numbered(6, 30)...)
-	k.untilCount("effects", 30)
+	k.publish(newMessages(6, 30)...)
+	k.waitCount("effects", 30)
 	stops[1]()
 	awaitParts(0, 3)
-	k.publish(msg("more", "counted", "0"))
-	k.untilCount("effects", 31)
-	k.once("effects", 31)
+	k.publish(newMessage("more", "counted", "0"))
+	k.waitCount("effects", 31)
+	k.checkOnce("effects", 31)
 }
 
 type assigned struct {
@@ -106,7 +106,7 @@ func TestPublishWritesRecordsAsTheyAre(t *testing.T) {
 	k := newKit(t, 7)
 	var want []string
 	for i := range 40 {
-		m := msg(fmt.Sprint("key", i), "type", fmt.Sprint(i))
+		m := newMessage(fmt.Sprint("key", i), "type", fmt.Sprint(i))
 		m.Headers = append(m.Headers, event.Header{Key: "type", Value: []byte("twice")})
 		if i%5 == 0 {
 			m.Value = nil
@@ -142,7 +142,7 @@ func TestPublishWritesRecordsAsTheyAre(t *testing.T) {
 		})
 	}
 
-	err = k.kafka.Publish(k.context(), stacktest.Name(t), records(msg("a", "b", "c")))
+	err = k.kafka.Publish(k.context(), stacktest.Name(t), newRecords(newMessage("a", "b", "c")))
 	if err == nil || !strings.Contains(err.Error(), "create it") {
 		t.Errorf("a topic that does not exist: %v", err)
 	}
@@ -153,16 +153,16 @@ func TestBrokersThatAreAwayAreReportedAndWaitedFor(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	k.cfg.Brokers = []string{"127.0.0.1:1"}
-	told := make(chan struct{}, 1000)
-	c := k.consumer(consumer.WithErrorHook(func(context.Context, error) { told <- struct{}{} }))
-	handle(t, c, "*", nop)
+	reported := make(chan struct{}, 1000)
+	c := k.newConsumer(consumer.WithErrorHook(func(context.Context, error) { reported <- struct{}{} }))
+	addHandler(t, c, "*", nop)
 	stop := k.start(c)
-	k.await("a report", told)
-	k.await("another", told)
+	k.waitFor("a report", reported)
+	k.waitFor("another", reported)
 	stop()
 }
 
-// Publish waits while brokers cannot be reached for seconds, such as those of a partition without a
+// Publish waits while brokers cannot be reached for seconds, such as the brokers of a partition without a
 // leader.
 func TestPublishWaitsForTheBrokers(t *testing.T) {
 	t.Parallel()
@@ -174,7 +174,8 @@ func TestPublishWaitsForTheBrokers(t *testing.T) {
 
 	var open atomic.Bool
 	var wg sync.WaitGroup
-	wg.Go(func() { // it leads to a broker, once it is open
+	// The listener leads to a broker while it is open.
+	wg.Go(func() {
 		for {
 			c, err := way.Accept()
 			if err != nil {
@@ -205,7 +206,7 @@ func TestPublishWaitsForTheBrokers(t *testing.T) {
 
 	t.Cleanup(func() { away.Close(); _ = way.Close(); wg.Wait() })
 	ended := make(chan error, 1)
-	go func() { ended <- away.Publish(k.context(), k.topic, records(msg("a", "t", "waits"))) }()
+	go func() { ended <- away.Publish(k.context(), k.topic, newRecords(newMessage("a", "t", "waits"))) }()
 	select {
 	case err := <-ended:
 		t.Fatalf("it does not wait: %v", err)

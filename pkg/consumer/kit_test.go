@@ -25,7 +25,7 @@ import (
 // busy.
 const patience = 3 * time.Minute
 
-// kit is a database, a topic and a group of a test's own.
+// kit is the database, the topic and the group of one test.
 type kit struct {
 	testing.TB
 	db    *mongo.Database
@@ -60,14 +60,14 @@ func (k *kit) context() context.Context {
 	return ctx
 }
 
-func msg(key, typ, value string) *consumer.Message {
+func newMessage(key, typ, value string) *consumer.Message {
 	return &consumer.Message{Key: []byte(key), Value: []byte(value), Headers: []event.Header{
 		{Key: "id", Value: []byte(key + "/" + typ + "/" + value)}, {Key: "type", Value: []byte(typ)},
 	}}
 }
 
-// records returns messages as records to publish.
-func records(ms ...*consumer.Message) []transport.Record {
+// newRecords returns messages as records to publish.
+func newRecords(ms ...*consumer.Message) []transport.Record {
 	out := make([]transport.Record, len(ms))
 	for i, m := range ms {
 		out[i] = transport.Record{Key: m.Key, Value: m.Value, Headers: m.Headers}
@@ -77,25 +77,25 @@ func records(ms ...*consumer.Message) []transport.Record {
 
 func (k *kit) publish(ms ...*consumer.Message) {
 	k.Helper()
-	if err := k.kafka.Publish(k.context(), k.topic, records(ms...)); err != nil {
+	if err := k.kafka.Publish(k.context(), k.topic, newRecords(ms...)); err != nil {
 		k.Fatal(err)
 	}
 }
 
-// numbered are n messages over some keys; each value is the number within its key.
-func numbered(keys, n int) []*consumer.Message {
+// newMessages returns n messages with some keys. Each value is the number of the message within its key.
+func newMessages(keys, n int) []*consumer.Message {
 	out := make([]*consumer.Message, n)
 	for i := range out {
-		out[i] = msg(fmt.Sprintf("key%02d", i%keys), "counted", fmt.Sprint(i/keys))
+		out[i] = newMessage(fmt.Sprintf("key%02d", i%keys), "counted", fmt.Sprint(i/keys))
 	}
 	return out
 }
 
-func (k *kit) consumer(opts ...consumer.Option) *consumer.Consumer {
+func (k *kit) newConsumer(opts ...consumer.Option) *consumer.Consumer {
 	k.Helper()
 	base := []consumer.Option{
 		consumer.WithKafka(k.cfg), consumer.WithTopics(k.topic), consumer.WithCommitInterval(50 * time.Millisecond), consumer.WithBatch(64),
-		consumer.WithErrorHook(func(_ context.Context, err error) { k.log(err) }),
+		consumer.WithErrorHook(func(_ context.Context, err error) { k.logError(err) }),
 	}
 	c, err := consumer.New(k.group, k.db, append(base, opts...)...)
 	if err != nil {
@@ -104,14 +104,14 @@ func (k *kit) consumer(opts ...consumer.Option) *consumer.Consumer {
 	return c
 }
 
-// log is for what happens while the test is there: a test's log must not be used after it.
-func (k *kit) log(err error) {
+// logError logs an error while the test runs. The log of a test must not be used after the test.
+func (k *kit) logError(err error) {
 	if k.Context().Err() == nil {
 		k.Log(err)
 	}
 }
 
-// start runs the consumer until the returned function is called, which waits for it, or until the test ends.
+// start runs the consumer until stop or the end of the test. stop waits until the consumer has ended.
 func (k *kit) start(c *consumer.Consumer) (stop func()) {
 	k.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(k.Context()))
@@ -133,29 +133,29 @@ func (k *kit) start(c *consumer.Consumer) (stop func()) {
 	return stop
 }
 
-func handle(t testing.TB, c *consumer.Consumer, pattern string, f consumer.HandlerFunc, opts ...consumer.HandlerOption) {
+func addHandler(t testing.TB, c *consumer.Consumer, pattern string, f consumer.HandlerFunc, opts ...consumer.HandlerOption) {
 	t.Helper()
-	handleAs(t, c, pattern, pattern, f, opts...)
+	addHandlerAs(t, c, pattern, pattern, f, opts...)
 }
 
-// handleAs registers f for a pattern under another name.
-func handleAs(t testing.TB, c *consumer.Consumer, name, pattern string, f consumer.HandlerFunc, opts ...consumer.HandlerOption) {
+// addHandlerAs registers f for a pattern under another name.
+func addHandlerAs(t testing.TB, c *consumer.Consumer, name, pattern string, f consumer.HandlerFunc, opts ...consumer.HandlerOption) {
 	t.Helper()
 	if err := c.Handle(name, consumer.Func(f, pattern), opts...); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// effects writes one document for each message, in its transaction.
-func (k *kit) effects(name string) consumer.HandlerFunc {
-	coll := k.collection(name)
+// insertInto returns a handler that inserts one document for each message, in the transaction of the message.
+func (k *kit) insertInto(name string) consumer.HandlerFunc {
+	coll := k.newCollection(name)
 	return func(ctx context.Context, m *consumer.Message) error {
 		_, err := coll.InsertOne(ctx, bson.D{{Key: "id", Value: m.ID}, {Key: "key", Value: string(m.Key)}, {Key: "value", Value: string(m.Value)}})
 		return err
 	}
 }
 
-func (k *kit) collection(name string) *mongo.Collection {
+func (k *kit) newCollection(name string) *mongo.Collection {
 	k.Helper()
 	if err := k.db.CreateCollection(k.context(), name); err != nil && !strings.Contains(err.Error(), "NamespaceExists") {
 		k.Fatal(err)
@@ -163,9 +163,8 @@ func (k *kit) collection(name string) *mongo.Collection {
 	return k.db.Collection(name)
 }
 
-// until waits for a condition that another goroutine brings about. It checks the condition again
-// and again.
-func (k *kit) until(what string, cond func(ctx context.Context) bool) {
+// waitUntil waits for a condition that another goroutine establishes.
+func (k *kit) waitUntil(what string, cond func(ctx context.Context) bool) {
 	k.Helper()
 	ctx := k.context()
 	stacktest.Eventually(k, what, func() bool { return cond(ctx) })
@@ -180,16 +179,16 @@ func (k *kit) countDocuments(name string) int {
 	return int(n)
 }
 
-func (k *kit) untilCount(name string, n int) {
+func (k *kit) waitCount(name string, n int) {
 	k.Helper()
-	k.until(fmt.Sprintf("%d effects", n), func(ctx context.Context) bool {
+	k.waitUntil(fmt.Sprintf("%d effects", n), func(ctx context.Context) bool {
 		got, err := k.db.Collection(name).CountDocuments(ctx, bson.D{})
 		return err == nil && int(got) >= n
 	})
 }
 
-// once checks that each of n messages had its effect once, in the order of each key.
-func (k *kit) once(name string, n int) {
+// checkOnce checks that each of n messages had its effect once, in the order of each key.
+func (k *kit) checkOnce(name string, n int) {
 	k.Helper()
 	cur, err := k.db.Collection(name).Find(k.context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "$natural", Value: 1}}))
 	if err != nil {
@@ -221,15 +220,15 @@ func (k *kit) once(name string, n int) {
 	}
 }
 
-// committed are the group's offsets of the topic, by partition; -1 for none.
-func (k *kit) committed(partitions int) []int64 {
+// readCommitted returns the offsets of the group in the topic, by partition, or -1 for none.
+func (k *kit) readCommitted(partitions int) []int64 {
 	k.Helper()
 	return k.committedOf(k.topic, partitions)
 }
 
 func (k *kit) committedOf(topic string, partitions int) []int64 {
 	k.Helper()
-	cl, done := k.client()
+	cl, done := k.newClient()
 	defer done()
 	ids := make([]int, partitions)
 	for i := range ids {
@@ -237,7 +236,7 @@ func (k *kit) committedOf(topic string, partitions int) []int64 {
 	}
 
 	out := make([]int64, partitions)
-	k.until("offsets", func(ctx context.Context) bool {
+	k.waitUntil("offsets", func(ctx context.Context) bool {
 		res, err := cl.OffsetFetch(ctx, &kafka.OffsetFetchRequest{GroupID: k.group, Topics: map[string][]int{topic: ids}})
 		if err != nil || res.Error != nil {
 			return false
@@ -254,10 +253,10 @@ func (k *kit) committedOf(topic string, partitions int) []int64 {
 	return out
 }
 
-// ends are the end offsets of a topic with one partition.
-func (k *kit) ends(topic string) []int64 {
+// readEnds returns the end offsets of a topic with one partition.
+func (k *kit) readEnds(topic string) []int64 {
 	k.Helper()
-	cl, done := k.client()
+	cl, done := k.newClient()
 	defer done()
 	res, err := cl.ListOffsets(k.context(), &kafka.ListOffsetsRequest{Topics: map[string][]kafka.OffsetRequest{topic: {kafka.LastOffsetOf(0)}}})
 	if err != nil {
@@ -270,7 +269,7 @@ func (k *kit) ends(topic string) []int64 {
 	return out
 }
 
-func (k *kit) client() (*kafka.Client, func()) {
+func (k *kit) newClient() (*kafka.Client, func()) {
 	tr := &kafka.Transport{}
 	return &kafka.Client{Addr: kafka.TCP(k.cfg.Brokers...), Transport: tr, Timeout: 10 * time.Second}, tr.CloseIdleConnections
 }
@@ -278,7 +277,7 @@ func (k *kit) client() (*kafka.Client, func()) {
 // deleteAtEnd deletes topics that the consumer creates, at the end of the test.
 func (k *kit) deleteAtEnd(topics ...string) {
 	k.Cleanup(func() {
-		cl, done := k.client()
+		cl, done := k.newClient()
 		defer done()
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Context()), 10*time.Second)
 		defer cancel()
@@ -314,20 +313,20 @@ func (d *disposed) Dispose(_ context.Context, m *consumer.Message, handler strin
 	return nil
 }
 
-func (d *disposed) failing(err error) {
+func (d *disposed) setError(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.fail = err
 }
 
-func (d *disposed) all() []disposal {
+func (d *disposed) listAll() []disposal {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return append([]disposal(nil), d.list...)
 }
 
-// await waits for a signal.
-func (k *kit) await(what string, c <-chan struct{}) {
+// waitFor waits for a signal.
+func (k *kit) waitFor(what string, c <-chan struct{}) {
 	k.Helper()
 	select {
 	case <-c:
@@ -336,8 +335,8 @@ func (k *kit) await(what string, c <-chan struct{}) {
 	}
 }
 
-// tries lets a message be tried n times without a wait.
-func tries(n int) consumer.HandlerOption {
+// withTries returns an option: a message is tried n times, without a delay.
+func withTries(n int) consumer.HandlerOption {
 	return consumer.WithRetry(consumer.Retry{Quick: make([]time.Duration, n-1), MaxAttempts: n})
 }
 

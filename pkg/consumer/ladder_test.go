@@ -59,8 +59,8 @@ func (a *attempts) of(id string) []attempt {
 	return a.list[id]
 }
 
-// numbered are the attempts by number. A first attempt together with others is repeated alone, as the same one.
-func (a *attempts) numbered(id string) []attempt {
+// listNumbered returns the attempts by number. The consumer repeats a first attempt in a batch alone, with the same number.
+func (a *attempts) listNumbered(id string) []attempt {
 	var out []attempt
 	for _, x := range a.of(id) {
 		if n := len(out); n > 0 && out[n-1].n == x.n {
@@ -72,8 +72,8 @@ func (a *attempts) numbered(id string) []attempt {
 	return out
 }
 
-// ladder creates the retry topics of the kit's topic and group.
-func (k *kit) ladder(rungs int) {
+// createRetryTopics creates the retry topics of the kit's topic and group.
+func (k *kit) createRetryTopics(rungs int) {
 	for n := range rungs {
 		stacktest.CreateTopic(k, transport.RetryTopicName(k.topic, k.group, n+1), 2)
 	}
@@ -82,30 +82,31 @@ func (k *kit) ladder(rungs int) {
 func TestARetriedMessageWaitsInTopicsAndHasItsEffectOnce(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 2)
-	k.ladder(2)
-	c := k.consumer(consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(300*time.Millisecond, 600*time.Millisecond))
-	seen, effect := newAttempts(), k.effects("effects")
+	k.createRetryTopics(2)
+	c := k.newConsumer(consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(300*time.Millisecond, 600*time.Millisecond))
+	seen, effect := newAttempts(), k.insertInto("effects")
 
-	other := k.effects("others")
-	handleAs(t, c, "h", "counted", func(ctx context.Context, m *consumer.Message) error {
+	other := k.insertInto("others")
+	addHandlerAs(t, c, "h", "counted", func(ctx context.Context, m *consumer.Message) error {
 		if seen.add(m); string(m.Key) == "key01" && m.Attempt < 3 {
 			return fmt.Errorf("not yet: %w", errFlaky)
 		}
 		return effect(ctx, m)
 	})
-	handleAs(t, c, "other", "*", other)
+	addHandlerAs(t, c, "other", "*", other)
 
-	k.publish(numbered(4, 12)...)
+	k.publish(newMessages(4, 12)...)
 	k.start(c)
-	k.untilCount("effects", 12)
-	k.untilCount("others", 12)
-	k.once("others", 12) // the ladder of one handler is nothing to another
+	k.waitCount("effects", 12)
+	k.waitCount("others", 12)
+	// The retry topics of one handler do not affect another handler.
+	k.checkOnce("others", 12)
 
 	ids := map[string]bool{}
 	for v := range 3 {
 		id := "key01/counted/" + strconv.Itoa(v)
 		ids[id] = true
-		got := seen.numbered(id)
+		got := seen.listNumbered(id)
 		if len(got) != 3 {
 			t.Fatalf("%s: attempts %+v", id, seen.of(id))
 		}
@@ -161,31 +162,31 @@ func TestWhatNobodyCanHandleIsKeptAndComesBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.collection(deadletter.DefaultCollection)
+	k.newCollection(deadletter.DefaultCollection)
 	decode := func(m *consumer.Message) error {
 		if bytes.HasPrefix(m.Value, []byte("poison")) {
 			return errors.New("not a message")
 		}
 		return consumer.Decode(m)
 	}
-	c := k.consumer(consumer.WithUnknown(), consumer.WithDecoder(decode))
+	c := k.newConsumer(consumer.WithUnknown(), consumer.WithDecoder(decode))
 	var broken sync.Map
 	broken.Store("h", true)
-	effect := k.effects("effects")
-	handleAs(t, c, "h", "A", func(ctx context.Context, m *consumer.Message) error {
+	effect := k.insertInto("effects")
+	addHandlerAs(t, c, "h", "A", func(ctx context.Context, m *consumer.Message) error {
 		if _, ok := broken.Load("h"); ok && string(m.Value) == "bad" {
 			return errFlaky
 		}
 		return effect(ctx, m)
 	}, consumer.WithRetry(consumer.NoRetry()))
-	handleAs(t, c, "other", "A", k.effects("others"))
-	k.publish(msg("k", "A", "bad"), msg("k", "Z", "parked"), msg("k", "A", "poison"), msg("k", "A", "good"))
+	addHandlerAs(t, c, "other", "A", k.insertInto("others"))
+	k.publish(newMessage("k", "A", "bad"), newMessage("k", "Z", "parked"), newMessage("k", "A", "poison"), newMessage("k", "A", "good"))
 	k.start(c)
-	k.untilCount("effects", 1)
-	k.untilCount("others", 2)
-	k.untilCount(deadletter.DefaultCollection, 3)
+	k.waitCount("effects", 1)
+	k.waitCount("others", 2)
+	k.waitCount(deadletter.DefaultCollection, 3)
 	var sum []deadletter.Summary
-	k.until("three letters are committed by a majority", func(ctx context.Context) bool {
+	k.waitUntil("three letters are committed by a majority", func(ctx context.Context) bool {
 		sum, err = letters.Summary(ctx, deadletter.Query{Group: k.group})
 		return err == nil && len(sum) == 3
 	})
@@ -196,12 +197,12 @@ func TestWhatNobodyCanHandleIsKeptAndComesBack(t *testing.T) {
 	if len(classes) != 3 || classes[deadletter.ClassHandler] != "h" || classes[deadletter.ClassMalformed] != "" || classes[deadletter.ClassUnknown] != "" {
 		t.Fatalf("letters %+v", sum)
 	}
-	k.until("the offset passes behind the letters", func(context.Context) bool { return k.committed(1)[0] == 4 })
+	k.waitUntil("the offset passes behind the letters", func(context.Context) bool { return k.readCommitted(1)[0] == 4 })
 
 	// The handler is repaired, another one is added: the waiting messages return, for the handlers
 	// that they are for.
 	broken.Delete("h")
-	handleAs(t, c, "z", "Z", effect)
+	addHandlerAs(t, c, "z", "Z", effect)
 	if n, err := letters.Requeue(k.context(), deadletter.Query{Handler: "h"}, deadletter.Requeue{}); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
@@ -209,14 +210,14 @@ func TestWhatNobodyCanHandleIsKeptAndComesBack(t *testing.T) {
 	if n, err := letters.Requeue(k.context(), deadletter.Query{Class: deadletter.ClassUnknown}, r); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
-	k.untilCount("effects", 3)
-	k.until("both are handled", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 0 })
+	k.waitCount("effects", 3)
+	k.waitUntil("both are handled", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 0 })
 	k.effectsOnce("effects", 3)
 	k.effectsOnce("others", 2)
 }
 
-// relayed returns the record that the relay makes of the only event in the outbox, with the event's own id, type and headers.
-func (k *kit) relayed() *consumer.Message {
+// relayOutbox returns the record that the relay makes of the only event in the outbox, with the event's own id, type and headers.
+func (k *kit) relayOutbox() *consumer.Message {
 	k.Helper()
 	raw, err := k.db.Collection("outbox").FindOne(k.context(), bson.D{}).Raw()
 	if err != nil {
@@ -252,24 +253,26 @@ func TestALargeSecretReachesItsHandler(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	k.collection("outbox")
-	body := strings.Repeat("secret ", 300_000) // 2 MB: more than a record may have
+	k.newCollection("outbox")
+	// A body of 2 MB is larger than a record may be.
+	body := strings.Repeat("secret ", 300_000)
 	secret := event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte(body)))
 	if err := box.Transaction(k.context(), func(ctx context.Context) error { return box.Append(ctx, secret) }); err != nil {
 		t.Fatal(err)
 	}
 
-	k.publish(k.relayed())
+	k.publish(k.relayOutbox())
 	got := make(chan string, 100)
-	c := k.consumer(consumer.WithMiddleware(bodystore.Consume(store), bodycrypt.Decrypt(secrets)), consumer.WithRetry(consumer.NoRetry()))
-	handle(t, c, "A", func(_ context.Context, m *consumer.Message) error {
+	c := k.newConsumer(consumer.WithMiddleware(bodystore.Consume(store), bodycrypt.Decrypt(secrets)), consumer.WithRetry(consumer.NoRetry()))
+	addHandler(t, c, "A", func(_ context.Context, m *consumer.Message) error {
 		got <- string(m.Value)
-		return errFlaky // a dead letter does not have the body in plain
+		// The dead letter must not contain the body in plain text.
+		return errFlaky
 	})
 
-	k.collection(deadletter.DefaultCollection)
+	k.newCollection(deadletter.DefaultCollection)
 	k.start(c)
-	k.untilCount(deadletter.DefaultCollection, 1)
+	k.waitCount(deadletter.DefaultCollection, 1)
 	if b := <-got; b != body {
 		t.Errorf("the handler got %d bytes", len(b))
 	}
@@ -285,46 +288,46 @@ func TestAnOpenBreakerHoldsMessagesBackAndLosesNone(t *testing.T) {
 	k := newKit(t, 1)
 	opened := make(chan struct{}, 100)
 	b := breaker.New("flaky", breaker.WithMinimum(2), breaker.WithOpenFor(200*time.Millisecond))
-	var mended sync.Map
-	c := k.consumer(
+	var fixed sync.Map
+	c := k.newConsumer(
 		consumer.WithRetry(consumer.Retry{Quick: []time.Duration{10 * time.Millisecond}, Min: 10 * time.Millisecond, Max: 100 * time.Millisecond}),
 		consumer.WithErrorHook(func(_ context.Context, err error) {
 			if errors.Is(err, breaker.ErrOpen) {
 				opened <- struct{}{}
 			}
 		}))
-	effect := k.effects("effects")
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
-		if _, ok := mended.Load("x"); !ok {
+	effect := k.insertInto("effects")
+	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if _, ok := fixed.Load("x"); !ok {
 			return errFlaky
 		}
 		return effect(ctx, m)
 	}, consumer.WithMiddleware(b.Middleware()))
 
-	k.publish(numbered(3, 9)...)
+	k.publish(newMessages(3, 9)...)
 	k.start(c)
-	k.await("the breaker suspends the handler", opened)
-	mended.Store("x", true)
-	k.untilCount("effects", 9)
-	k.once("effects", 9)
+	k.waitFor("the breaker suspends the handler", opened)
+	fixed.Store("x", true)
+	k.waitCount("effects", 9)
+	k.checkOnce("effects", 9)
 }
 
 func TestAnExpiredMessageMeetsItsRetry(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	k.collection(deadletter.DefaultCollection)
-	c := k.consumer()
-	handleAs(t, c, "keeps", "A", k.effects("dead"))
-	handleAs(t, c, "drops", "A", k.effects("dropped"), consumer.WithRetryFor(func(err error) bool { return errors.As(err, new(*consumer.ExpiredError)) }, consumer.Retry{MaxAttempts: 1, Then: consumer.ThenDiscard}))
+	k.newCollection(deadletter.DefaultCollection)
+	c := k.newConsumer()
+	addHandlerAs(t, c, "keeps", "A", k.insertInto("dead"))
+	addHandlerAs(t, c, "drops", "A", k.insertInto("dropped"), consumer.WithRetryFor(func(err error) bool { return errors.As(err, new(*consumer.ExpiredError)) }, consumer.Retry{MaxAttempts: 1, Then: consumer.ThenDiscard}))
 
-	late := msg("k", "A", "late")
+	late := newMessage("k", "A", "late")
 	late.Headers = append(late.Headers, event.Header{Key: record.HeaderDeliverBy, Value: []byte("2020-01-01T00:00:00Z")})
-	k.publish(late, msg("k", "A", "fresh"))
+	k.publish(late, newMessage("k", "A", "fresh"))
 
 	k.start(c)
-	k.untilCount("dead", 1)
-	k.untilCount("dropped", 1)
-	k.untilCount(deadletter.DefaultCollection, 1)
+	k.waitCount("dead", 1)
+	k.waitCount("dropped", 1)
+	k.waitCount(deadletter.DefaultCollection, 1)
 	k.effectsOnce("dead", 1)
 	k.effectsOnce("dropped", 1)
 	if n := k.countDocuments(deadletter.DefaultCollection); n != 1 {
@@ -340,18 +343,18 @@ func TestARetryOfAHandlerThatIsNoMoreIsKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := k.consumer()
-	handleAs(t, c, "new", "A", k.effects("effects"))
+	c := k.newConsumer()
+	addHandlerAs(t, c, "new", "A", k.insertInto("effects"))
 
-	old, foreign := msg("k", "A", "1"), msg("k", "A", "2")
+	old, foreign := newMessage("k", "A", "1"), newMessage("k", "A", "2")
 	old.SetHeader(record.HeaderOnly, []byte(k.group+"/old"))
 	foreign.SetHeader(record.HeaderOnly, []byte("another/new"))
-	k.publish(old, foreign, msg("k", "A", "3"))
+	k.publish(old, foreign, newMessage("k", "A", "3"))
 
 	k.start(c)
-	k.untilCount("effects", 1)
+	k.waitCount("effects", 1)
 	k.effectsOnce("effects", 1)
-	k.until("a letter for the old name", func(ctx context.Context) bool {
+	k.waitUntil("a letter for the old name", func(ctx context.Context) bool {
 		l, err := letters.Get(ctx, deadletter.ID{Group: k.group, Handler: "old", Message: "k/A/1"})
 		return err == nil && l.Class == deadletter.ClassUnknown
 	})
@@ -369,19 +372,19 @@ func TestMessagesInRetryTopicsOfAnEarlierPolicyAreHandled(t *testing.T) {
 	rungs := []string{transport.RetryTopicName(k.topic, k.group, 1), transport.RetryTopicName(k.topic, k.group, 2), transport.RetryTopicName(k.topic, "another", 2)}
 	for i, topic := range rungs {
 		stacktest.CreateTopic(t, topic, 1)
-		m := msg(fmt.Sprint("k", i), "A", "0")
+		m := newMessage(fmt.Sprint("k", i), "A", "0")
 		m.SetHeader(record.HeaderOnly, []byte(k.group+"/a"))
 		m.SetHeader(record.HeaderAttempt, []byte("2"))
-		if err := k.kafka.Publish(k.context(), topic, records(m)); err != nil {
+		if err := k.kafka.Publish(k.context(), topic, newRecords(m)); err != nil {
 			t.Fatal(err)
 		}
 	}
 
-	c := k.consumer(consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(time.Second))
-	handleAs(t, c, "a", "A", k.effects("effects"))
+	c := k.newConsumer(consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(time.Second))
+	addHandlerAs(t, c, "a", "A", k.insertInto("effects"))
 	k.start(c)
-	k.untilCount("effects", 2)
-	k.once("effects", 2)
+	k.waitCount("effects", 2)
+	k.checkOnce("effects", 2)
 }
 
 func TestMissingTopicsAreCreatedOnDemand(t *testing.T) {
@@ -391,23 +394,24 @@ func TestMissingTopicsAreCreatedOnDemand(t *testing.T) {
 	graves := k.topic + "." + k.group + ".dead"
 
 	k.deleteAtEnd(retries, graves)
-	cl, done := k.client()
+	cl, done := k.newClient()
 	defer done()
 
-	k.cfg.WatchPartitions = 100 * time.Millisecond // how soon a new topic is seen
-	c := k.consumer(consumer.WithDeadLetters(deadletter.WithTopic("")),
+	// This is the longest time until the consumer finds a new topic.
+	k.cfg.WatchPartitions = 100 * time.Millisecond
+	c := k.newConsumer(consumer.WithDeadLetters(deadletter.WithTopic("")),
 		consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(100*time.Millisecond))
 	seen := newAttempts()
-	handleAs(t, c, "h", "A", func(_ context.Context, m *consumer.Message) error { seen.add(m); return errFlaky })
+	addHandlerAs(t, c, "h", "A", func(_ context.Context, m *consumer.Message) error { seen.add(m); return errFlaky })
 
-	k.publish(msg("k", "A", "1"))
+	k.publish(newMessage("k", "A", "1"))
 	k.start(c)
-	k.until("it died behind the ladder", func(ctx context.Context) bool {
+	k.waitUntil("it died behind the ladder", func(ctx context.Context) bool {
 		n, err := k.db.Collection(deadletter.DefaultCollection).CountDocuments(ctx, bson.D{})
 		return err == nil && n == 1
 	})
 
-	if got := seen.numbered("k/A/1"); len(got) != 2 || got[1].topic != retries {
+	if got := seen.listNumbered("k/A/1"); len(got) != 2 || got[1].topic != retries {
 		t.Errorf("attempts %+v", got)
 	}
 
@@ -445,36 +449,37 @@ func (f *forgetful) Dispose(ctx context.Context, m *consumer.Message, handler st
 func TestWhatIsMovedTwiceHasItsEffectOnce(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 2)
-	k.ladder(1)
+	k.createRetryTopics(1)
 
 	letters, err := deadletter.New(k.db)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := consumer.NewDisposer(letters, k.kafka, k.log)
-	c := k.consumer(consumer.WithDisposer(&forgetful{Disposer: d, failed: map[string]bool{}}),
+	d := consumer.NewDisposer(letters, k.kafka, k.logError)
+	c := k.newConsumer(consumer.WithDisposer(&forgetful{Disposer: d, failed: map[string]bool{}}),
 		consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(100*time.Millisecond))
 
-	effect := k.effects("effects")
-	handleAs(t, c, "h", "counted", func(ctx context.Context, m *consumer.Message) error {
+	effect := k.insertInto("effects")
+	addHandlerAs(t, c, "h", "counted", func(ctx context.Context, m *consumer.Message) error {
 		if string(m.Key) == "key00" && m.Attempt == 1 || string(m.Key) == "key01" {
 			return errFlaky
 		}
 		return effect(ctx, m)
 	})
 
-	k.publish(numbered(3, 9)...)
+	k.publish(newMessages(3, 9)...)
 	k.start(c)
-	k.untilCount("effects", 6)
-	k.until("three letters", func(ctx context.Context) bool {
+	k.waitCount("effects", 6)
+	k.waitUntil("three letters", func(ctx context.Context) bool {
 		n, err := letters.Count(ctx, deadletter.Query{Handler: "h"})
 		return err == nil && n == 3
 	})
 
-	cl, done := k.client()
+	cl, done := k.newClient()
 	defer done()
 	retries := transport.RetryTopicName(k.topic, k.group, 1)
-	k.until("all copies are committed", func(ctx context.Context) bool { // three messages of two keys, each twice
+	// There are three messages of two keys, each twice.
+	k.waitUntil("all copies are committed", func(ctx context.Context) bool {
 		res, err := cl.OffsetFetch(ctx, &kafka.OffsetFetchRequest{GroupID: k.group, Topics: map[string][]int{retries: {0, 1}}})
 		if err != nil || res.Error != nil {
 			return false
@@ -495,18 +500,18 @@ func TestWhatIsMovedTwiceHasItsEffectOnce(t *testing.T) {
 func TestTheDedupKeyIsTheIdentity(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	c := k.consumer()
-	handleAs(t, c, "h", "A", k.effects("effects"))
+	c := k.newConsumer()
+	addHandlerAs(t, c, "h", "A", k.insertInto("effects"))
 
 	keyed := func(value, dedup string) *consumer.Message {
-		m := msg("k", "A", value)
+		m := newMessage("k", "A", value)
 		m.Headers = append(m.Headers, event.Header{Key: consumer.HeaderDedupKey, Value: []byte(dedup)})
 		return m
 	}
 
-	k.publish(keyed("1", "same"), keyed("2", "same"), keyed("3", "other"), msg("k", "A", "4"))
+	k.publish(keyed("1", "same"), keyed("2", "same"), keyed("3", "other"), newMessage("k", "A", "4"))
 	k.start(c)
-	k.until("all is committed", func(context.Context) bool { return k.committed(1)[0] == 4 })
+	k.waitUntil("all is committed", func(context.Context) bool { return k.readCommitted(1)[0] == 4 })
 	k.effectsOnce("effects", 3)
 
 	n, err := k.db.Collection("effects").CountDocuments(k.context(), bson.D{{Key: "value", Value: "2"}})
@@ -520,7 +525,7 @@ func TestAChangedTypeLeadsToOtherHandlers(t *testing.T) {
 	k := newKit(t, 1)
 
 	var j journal
-	c := k.consumer(consumer.WithDecoder(func(m *consumer.Message) error {
+	c := k.newConsumer(consumer.WithDecoder(func(m *consumer.Message) error {
 		if err := consumer.Decode(m); err != nil {
 			return err
 		}
@@ -530,12 +535,12 @@ func TestAChangedTypeLeadsToOtherHandlers(t *testing.T) {
 		}
 		return nil
 	}))
-	handleAs(t, c, "a", "new", k.effects("effects"))
-	handleAs(t, c, "b", "*w", k.effects("others"))
+	addHandlerAs(t, c, "a", "new", k.insertInto("effects"))
+	addHandlerAs(t, c, "b", "*w", k.insertInto("others"))
 
-	k.publish(msg("k", "noise", "0"), msg("k", "old", "1"), msg("k", "unknown", "2"), msg("k", "new", "3"))
+	k.publish(newMessage("k", "noise", "0"), newMessage("k", "old", "1"), newMessage("k", "unknown", "2"), newMessage("k", "new", "3"))
 	k.start(c)
-	k.until("all is committed", func(context.Context) bool { return k.committed(1)[0] == 4 })
+	k.waitUntil("all is committed", func(context.Context) bool { return k.readCommitted(1)[0] == 4 })
 	k.effectsOnce("effects", 2)
 	k.effectsOnce("others", 2)
 

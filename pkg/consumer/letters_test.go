@@ -16,8 +16,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
-// desk returns the dead letters of the kit's database.
-func (k *kit) desk() *deadletter.Desk {
+// newDesk returns the dead letters of the kit's database.
+func (k *kit) newDesk() *deadletter.Desk {
 	k.Helper()
 	desk, err := deadletter.New(k.db)
 	if err != nil {
@@ -30,7 +30,7 @@ func (k *kit) desk() *deadletter.Desk {
 func (k *kit) requeue(q deadletter.Query, r deadletter.Requeue, want int64) {
 	k.Helper()
 	q.Group = k.group
-	if n, err := k.desk().Requeue(k.context(), q, r); n != want || err != nil {
+	if n, err := k.newDesk().Requeue(k.context(), q, r); n != want || err != nil {
 		k.Fatalf("requeued letters: got %d (%v), want %d", n, err, want)
 	}
 }
@@ -38,15 +38,15 @@ func (k *kit) requeue(q deadletter.Query, r deadletter.Requeue, want int64) {
 // untilLetters waits until n letters are committed by a majority.
 func (k *kit) untilLetters(n int64) {
 	k.Helper()
-	desk := k.desk()
-	k.until(fmt.Sprintf("%d letters", n), func(ctx context.Context) bool {
+	desk := k.newDesk()
+	k.waitUntil(fmt.Sprintf("%d letters", n), func(ctx context.Context) bool {
 		got, err := desk.Count(ctx, deadletter.Query{})
 		return err == nil && got == n
 	})
 }
 
-// values returns the values in a collection of effects, in their order.
-func (k *kit) values(name string) (list []string) {
+// readValues returns the values in a collection of effects, in their order.
+func (k *kit) readValues(name string) (list []string) {
 	k.Helper()
 	cur, err := k.db.Collection(name).Find(k.context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "$natural", Value: 1}}))
 	if err != nil {
@@ -68,7 +68,7 @@ func (k *kit) values(name string) (list []string) {
 // untilNoneWaits waits until no message is set aside.
 func (k *kit) untilNoneWaits() {
 	k.Helper()
-	k.until("no message to be set aside", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 0 })
+	k.waitUntil("no message to be set aside", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 0 })
 }
 
 // The letter goes back to the handler that gave it up, before the messages of its key that failed after it. Other handlers
@@ -77,16 +77,16 @@ func (k *kit) untilNoneWaits() {
 func TestARequeuedLetterIsForItsHandlerAloneAndComesFirst(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 2)
-	var mended, editedTried atomic.Bool
-	effects := k.effects("effects")
-	c := k.consumer(consumer.WithRetry(soon), consumer.WithCollections("marks"))
-	handleAs(t, c, "h", "counted", func(ctx context.Context, m *consumer.Message) error {
+	var fixed, editedTried atomic.Bool
+	effects := k.insertInto("effects")
+	c := k.newConsumer(consumer.WithRetry(soon), consumer.WithCollections("marks"))
+	addHandlerAs(t, c, "h", "counted", func(ctx context.Context, m *consumer.Message) error {
 		if string(m.Value) == "edited" {
 			editedTried.Store(true)
 		}
 
 		switch {
-		case mended.Load():
+		case fixed.Load():
 			return effects(ctx, m)
 		case string(m.Value) == "0":
 			return consumer.Reject(errAway)
@@ -94,20 +94,20 @@ func TestARequeuedLetterIsForItsHandlerAloneAndComesFirst(t *testing.T) {
 			return errAway
 		}
 	})
-	handleAs(t, c, "other", "counted", k.effects("others"))
+	addHandlerAs(t, c, "other", "counted", k.insertInto("others"))
 
 	foreign := *k
 	foreign.group += "-foreign"
-	f := foreign.consumer()
-	handleAs(t, f, "h", "counted", k.effects("foreign"))
+	f := foreign.newConsumer()
+	addHandlerAs(t, f, "h", "counted", k.insertInto("foreign"))
 
-	k.publish(numbered(1, 4)...)
+	k.publish(newMessages(1, 4)...)
 	k.start(c)
 	k.start(f)
-	k.untilCount("others", 4)
-	k.untilCount("foreign", 4)
+	k.waitCount("others", 4)
+	k.waitCount("foreign", 4)
 	k.untilLetters(1)
-	k.untilCount(setaside.DefaultCollection, 3)
+	k.waitCount(setaside.DefaultCollection, 3)
 
 	edit := func(l *deadletter.Letter) error {
 		l.Value = []byte("edited")
@@ -116,15 +116,15 @@ func TestARequeuedLetterIsForItsHandlerAloneAndComesFirst(t *testing.T) {
 	k.requeue(deadletter.Query{Handler: "h"}, deadletter.Requeue{Edit: edit}, 1)
 	k.requeue(deadletter.Query{Handler: "h"}, deadletter.Requeue{Edit: edit}, 0)
 	// An attempt at a later message may have begun before the letter was requeued.
-	k.until("the requeued letter to be tried", func(context.Context) bool { return editedTried.Load() })
-	mended.Store(true)
-	k.untilCount("effects", 4)
+	k.waitUntil("the requeued letter to be tried", func(context.Context) bool { return editedTried.Load() })
+	fixed.Store(true)
+	k.waitCount("effects", 4)
 	k.untilNoneWaits()
-	if got, want := k.values("effects"), []string{"edited", "1", "2", "3"}; !slices.Equal(got, want) {
+	if got, want := k.readValues("effects"), []string{"edited", "1", "2", "3"}; !slices.Equal(got, want) {
 		t.Errorf("the handler got %q, want %q", got, want)
 	}
-	k.once("others", 4)
-	k.once("foreign", 4)
+	k.checkOnce("others", 4)
+	k.checkOnce("foreign", 4)
 	if n := k.countDocuments(deadletter.DefaultCollection); n != 1 {
 		t.Errorf("letters: got %d, want the requeued one", n)
 	}
@@ -135,14 +135,14 @@ func TestARequeueWhileNoMemberRunsIsFoundByTheNextOne(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 2)
 	const keys, n = 6, 24
-	effects := k.effects("effects")
+	effects := k.insertInto("effects")
 	member := func(h consumer.HandlerFunc) *consumer.Consumer {
-		c := k.consumer(consumer.WithRetry(consumer.NoRetry()), consumer.WithBatch(1))
-		handleAs(t, c, "h", "counted", h)
+		c := k.newConsumer(consumer.WithRetry(consumer.NoRetry()), consumer.WithBatch(1))
+		addHandlerAs(t, c, "h", "counted", h)
 		return c
 	}
 
-	k.publish(numbered(keys, n)...)
+	k.publish(newMessages(keys, n)...)
 	stop := k.start(member(func(context.Context, *consumer.Message) error { return errAway }))
 	k.untilLetters(n)
 	stop()
@@ -165,12 +165,12 @@ func TestARequeueWhileNoMemberRunsIsFoundByTheNextOne(t *testing.T) {
 		}
 		return nil
 	}))
-	k.await("half of the messages", reached)
+	k.waitFor("half of the messages", reached)
 	stop()
 	k.start(member(effects))
-	k.untilCount("effects", n)
+	k.waitCount("effects", n)
 	k.untilNoneWaits()
-	k.once("effects", n)
+	k.checkOnce("effects", n)
 	if got := k.countDocuments(deadletter.DefaultCollection); got != n {
 		t.Errorf("letters: got %d, want the %d that were requeued", got, n)
 	}
@@ -187,10 +187,10 @@ func TestARequeuedLetterCanBeGivenUpAgain(t *testing.T) {
 			k := newKit(t, 1)
 
 			var deliveries atomic.Int64
-			c := k.consumer(consumer.WithRetry(consumer.NoRetry()), consumer.WithMode(mode))
-			effects := k.effects("effects")
+			c := k.newConsumer(consumer.WithRetry(consumer.NoRetry()), consumer.WithMode(mode))
+			effects := k.insertInto("effects")
 
-			handleAs(t, c, "h", "counted", func(ctx context.Context, m *consumer.Message) error {
+			addHandlerAs(t, c, "h", "counted", func(ctx context.Context, m *consumer.Message) error {
 				if deliveries.Add(1) < 3 {
 					return errAway
 				}
@@ -200,7 +200,7 @@ func TestARequeuedLetterCanBeGivenUpAgain(t *testing.T) {
 				return effects(ctx, m)
 			})
 
-			k.publish(numbered(1, 1)...)
+			k.publish(newMessages(1, 1)...)
 			k.start(c)
 
 			for letters := range int64(2) {
@@ -208,9 +208,9 @@ func TestARequeuedLetterCanBeGivenUpAgain(t *testing.T) {
 				k.requeue(deadletter.Query{Handler: "h"}, deadletter.Requeue{}, 1)
 			}
 
-			k.untilCount("effects", 1)
+			k.waitCount("effects", 1)
 			k.untilNoneWaits()
-			k.once("effects", 1)
+			k.checkOnce("effects", 1)
 			if n := k.countDocuments(deadletter.DefaultCollection); n != 2 {
 				t.Errorf("letters: got %d, want 2", n)
 			}
@@ -222,17 +222,17 @@ func TestARequeuedLetterCanBeGivenUpAgain(t *testing.T) {
 func TestTheLettersOfAConsumerFollowItsOptions(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	c := k.consumer(consumer.WithRetry(consumer.NoRetry()), consumer.WithDeadLetters(
+	c := k.newConsumer(consumer.WithRetry(consumer.NoRetry()), consumer.WithDeadLetters(
 		deadletter.WithCollection("graves"),
 		deadletter.WithExpiry(time.Hour),
 		deadletter.WithRedaction(func(_ context.Context, l *deadletter.Letter) error {
 			l.Value = []byte("hidden")
 			return nil
 		})))
-	handleAs(t, c, "h", "counted", func(context.Context, *consumer.Message) error { return errAway })
-	k.publish(numbered(1, 1)...)
+	addHandlerAs(t, c, "h", "counted", func(context.Context, *consumer.Message) error { return errAway })
+	k.publish(newMessages(1, 1)...)
 	k.start(c)
-	k.until("a letter", func(context.Context) bool { return k.countDocuments("graves") == 1 })
+	k.waitUntil("a letter", func(context.Context) bool { return k.countDocuments("graves") == 1 })
 
 	var l deadletter.Letter
 	if err := k.db.Collection("graves").FindOne(k.context(), bson.D{}).Decode(&l); err != nil || string(l.Value) != "hidden" {

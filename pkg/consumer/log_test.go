@@ -39,42 +39,42 @@ type changing struct {
 	lives     int    // how often the topic was created again
 	served    bool   // the records of this life were fetched
 	noLog     error  // of each call of Log
-	diverged  int64  // where the log lost records and has others, until a fetch was told; 0 for none
+	diverged  int64  // where other records replaced lost ones, until a fetch has reported it; 0 for none
 }
 
-// replace puts n records of a new life in the place of those from end on, before any fetch can see that they are gone.
-func (l *changing) replace(end int64, n int) {
+// replaceFrom replaces the records from end on by n records of a new life, before any fetch can see that they are gone.
+func (l *changing) replaceFrom(end int64, n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.records = slices.DeleteFunc(l.records, func(r transport.Record) bool { return r.Offset >= end })
 	l.end, l.diverged, l.life = end, end, "after the election "
 	for range n {
-		l.add("a")
+		l.addLocked("a")
 	}
 }
 
-// anew replaces the topic by another one of the same name, which has an id if the topic has one.
-func (l *changing) anew(key string, n int) {
+// recreate replaces the topic by another one of the same name, which has an id if the topic has one.
+func (l *changing) recreate(key string, n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.records, l.start, l.end, l.life, l.served = nil, 0, 0, "anew", false
+	l.records, l.start, l.end, l.life, l.served = nil, 0, 0, "recreated", false
 	l.lives++
 	if l.id != "" {
-		l.id += " anew"
+		l.id += " recreated"
 	}
 	for range n {
-		l.add(key)
+		l.addLocked(key)
 	}
 }
 
 func (l *changing) append(key string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.add(key)
+	l.addLocked(key)
 }
 
-// add appends. The lock is held.
-func (l *changing) add(key string) {
+// addLocked appends a record.
+func (l *changing) addLocked(key string) {
 	l.records = append(l.records, transport.Record{
 		Topic: "log", Offset: l.end, Key: []byte(key), Value: []byte("x"), Time: time.Unix(1, 0),
 		Headers: []event.Header{{Key: "id", Value: fmt.Append(nil, l.life, l.end)}, {Key: "type", Value: []byte("counted")}},
@@ -166,7 +166,7 @@ func (l *changing) Commit(_ context.Context, offsets map[transport.TopicPartitio
 	return nil
 }
 
-func (l *changing) untilCommitted(t *testing.T, at int64) {
+func (l *changing) waitCommitted(t *testing.T, at int64) {
 	t.Helper()
 	stacktest.Eventually(t, fmt.Sprint("the offset ", at), func() bool {
 		l.mu.Lock()
@@ -207,7 +207,7 @@ func (x *renewed) Pass(context.Context, []inbox.Entry) error {
 }
 
 func (*renewed) Claim(context.Context, inbox.Entry, time.Duration) (*inbox.Claim, error) {
-	return nil, errors.New("nobody claims")
+	return nil, errors.New("no message can be claimed")
 }
 
 func (x *renewed) Attach(context.Context, string, string, int32, inbox.Log) (inbox.Generation, error) {
@@ -219,8 +219,8 @@ func (x *renewed) Attach(context.Context, string, string, int32, inbox.Log) (inb
 
 func (*renewed) Release(context.Context, string, string, int32) error { return nil }
 
-// over is a consumer of a log, without servers. Its WithErrorHook is silent.
-func over(t *testing.T, l *changing, opts ...consumer.Option) *consumer.Consumer {
+// newLogConsumer returns a consumer of a log, without servers. It drops all errors.
+func newLogConsumer(t *testing.T, l *changing, opts ...consumer.Option) *consumer.Consumer {
 	t.Helper()
 	base := []consumer.Option{
 		consumer.WithTransport(l), consumer.WithTopics("log"), consumer.WithCommitCount(1), consumer.WithInbox(&renewed{}),
@@ -245,14 +245,14 @@ func TestARepeatedTransactionIsLoggedOnce(t *testing.T) {
 	var text stacktest.Buffer
 	var mu sync.Mutex
 	calls := 0
-	c := over(t, l, consumer.WithBatch(1), consumer.WithLogger(slog.New(slog.NewTextHandler(&text, nil))),
+	c := newLogConsumer(t, l, consumer.WithBatch(1), consumer.WithLogger(slog.New(slog.NewTextHandler(&text, nil))),
 		consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error {
 			if err := fn(ctx); !errors.Is(err, rolledBack) {
 				return err
 			}
 			return fn(ctx)
 		}))
-	handle(t, c, "counted", func(context.Context, *consumer.Message) error {
+	addHandler(t, c, "counted", func(context.Context, *consumer.Message) error {
 		mu.Lock()
 		defer mu.Unlock()
 		if calls++; calls%2 == 1 {
@@ -260,8 +260,8 @@ func TestARepeatedTransactionIsLoggedOnce(t *testing.T) {
 		}
 		return nil
 	})
-	stop := runs(t, c)
-	l.untilCommitted(t, 3)
+	stop := startConsumer(t, c)
+	l.waitCommitted(t, 3)
 	stop()
 
 	mu.Lock()
@@ -271,7 +271,7 @@ func TestARepeatedTransactionIsLoggedOnce(t *testing.T) {
 	}
 }
 
-func runs(t *testing.T, c *consumer.Consumer) (stop func()) {
+func startConsumer(t *testing.T, c *consumer.Consumer) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -302,17 +302,17 @@ func (h *held) Measure(m telemetry.Measurement) {
 	}
 }
 
-// dropped is a consumer that was paused in its first message, with a second one of the key behind it that was dropped from
-// memory, and two of another key that were handled already.
-func dropped(t *testing.T) (l *changing, c *consumer.Consumer, goOn func(), handled func() map[int64]int) {
+// pauseAndDrop returns a consumer that is paused in its first message. It has dropped the second message of the key from
+// memory, and it has handled two messages of another key.
+func pauseAndDrop(t *testing.T) (l *changing, c *consumer.Consumer, goOn func(), handled func() map[int64]int) {
 	t.Helper()
 	l = &changing{}
 	mem := &held{}
 	var mu sync.Mutex
 	times := map[int64]int{}
 	began, release := make(chan struct{}), make(chan struct{})
-	c = over(t, l, consumer.WithTelemetry(mem))
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+	c = newLogConsumer(t, l, consumer.WithTelemetry(mem))
+	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if m.Offset == 0 {
 			close(began)
 			select {
@@ -339,7 +339,7 @@ func dropped(t *testing.T) (l *changing, c *consumer.Consumer, goOn func(), hand
 	for _, key := range []string{"a", "a", other, other} {
 		l.append(key)
 	}
-	runs(t, c)
+	startConsumer(t, c)
 	<-began
 	stacktest.Eventually(t, "the other key", func() bool { return handled()[3] == 1 })
 	c.Pause()
@@ -354,24 +354,24 @@ func dropped(t *testing.T) (l *changing, c *consumer.Consumer, goOn func(), hand
 // N29: a record that compaction removed while it was not in memory is a hole like any other.
 func TestN29_WhatCompactionRemovedMeanwhileIsPassed(t *testing.T) {
 	t.Parallel()
-	passes(t, func(l *changing) { l.compact(1) })
+	checkPassed(t, func(l *changing) { l.compact(1) })
 }
 
 // N29: if retention passes an unfinished message, the topic is not considered recreated.
 func TestN29_WhatRetentionRemovedMeanwhileIsPassed(t *testing.T) {
 	t.Parallel()
-	passes(t, func(l *changing) { l.retain(2) })
+	checkPassed(t, func(l *changing) { l.retain(2) })
 }
 
-// passes removes the second record while it is not in memory: all others are handled, and the offsets go on.
-func passes(t *testing.T, remove func(*changing)) {
+// checkPassed removes the second record while it is not in memory, and checks that all others are handled and the offsets continue.
+func checkPassed(t *testing.T, remove func(*changing)) {
 	t.Helper()
-	l, _, goOn, handled := dropped(t)
+	l, _, goOn, handled := pauseAndDrop(t)
 	remove(l)
 	goOn()
-	l.untilCommitted(t, 4)
+	l.waitCommitted(t, 4)
 	if got := handled(); got[0] != 1 || got[1] != 0 || got[2] != 1 || got[3] != 1 {
-		t.Errorf("%v", got)
+		t.Errorf("the records were handled %v times, want each once except the removed one", got)
 	}
 }
 
@@ -380,21 +380,21 @@ func TestAPartitionWithoutALeaderIsNoOutageOfTheDatabase(t *testing.T) {
 	t.Parallel()
 	l := &changing{noLog: errors.New("no leader")}
 	reported, outage := make(chan struct{}, 1000), atomic.Bool{}
-	c := over(t, l, consumer.WithErrorHook(func(_ context.Context, err error) {
+	c := newLogConsumer(t, l, consumer.WithErrorHook(func(_ context.Context, err error) {
 		if _, ok := errors.AsType[*consumer.OutageError](err); ok {
 			outage.Store(true)
 		}
 		reported <- struct{}{}
 	}))
-	handle(t, c, "counted", nop)
+	addHandler(t, c, "counted", nop)
 	l.append("a")
-	runs(t, c)
+	startConsumer(t, c)
 	<-reported
 
 	l.mu.Lock()
 	l.noLog = nil
 	l.mu.Unlock()
-	l.untilCommitted(t, 1)
+	l.waitCommitted(t, 1)
 	if outage.Load() {
 		t.Error("an outage of the database was reported")
 	}
@@ -404,11 +404,11 @@ func TestAPartitionWithoutALeaderIsNoOutageOfTheDatabase(t *testing.T) {
 func TestALetterPassesAGenerationThatBegan(t *testing.T) {
 	t.Parallel()
 	l, x := &changing{}, &renewed{}
-	c := over(t, l, consumer.WithInbox(x))
-	handle(t, c, "counted", func(context.Context, *consumer.Message) error { return errWanted }, tries(1))
+	c := newLogConsumer(t, l, consumer.WithInbox(x))
+	addHandler(t, c, "counted", func(context.Context, *consumer.Message) error { return errWanted }, withTries(1))
 	l.append("a")
-	runs(t, c)
-	l.untilCommitted(t, 1)
+	startConsumer(t, c)
+	l.waitCommitted(t, 1)
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.attached != 2 || x.passed != 1 {
@@ -430,7 +430,7 @@ func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 	began, release := make(chan struct{}), make(chan struct{})
 	begin := sync.OnceFunc(func() { close(began) })
 	gaps := make(chan struct{}, 10)
-	c := over(t, l, consumer.WithInbox(x), consumer.WithBatch(1), consumer.WithErrorHook(func(_ context.Context, err error) {
+	c := newLogConsumer(t, l, consumer.WithInbox(x), consumer.WithBatch(1), consumer.WithErrorHook(func(_ context.Context, err error) {
 		var gap *transport.RangeError
 		if errors.As(err, &gap) {
 			gaps <- struct{}{}
@@ -439,7 +439,7 @@ func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 		return transaction.Run(ctx, db.Client(), fn)
 	}))
 
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if m.Offset == 10 {
 			begin()
 			select {
@@ -461,9 +461,9 @@ func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 	for range 15 {
 		l.append("a")
 	}
-	runs(t, c)
+	startConsumer(t, c)
 	<-began
-	l.anew("a", 2)
+	l.recreate("a", 2)
 	<-gaps
 	stacktest.Eventually(t, "the new records", func() bool {
 		l.mu.Lock()
@@ -472,7 +472,7 @@ func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 	})
 
 	close(release)
-	l.untilCommitted(t, 2)
+	l.waitCommitted(t, 2)
 	mu.Lock()
 	defer mu.Unlock()
 	if fresh != 2 || old != 11 {
@@ -509,7 +509,7 @@ func TestN29_AFailedMessageOfADeletedTopicHidesNoNewOne(t *testing.T) {
 			gaps <- struct{}{}
 		}
 	}))
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if m.ID == "10" && m.Attempt == 1 {
 			begin()
 			select {
@@ -528,9 +528,9 @@ func TestN29_AFailedMessageOfADeletedTopicHidesNoNewOne(t *testing.T) {
 	for range 15 {
 		l.append("a")
 	}
-	runs(t, c)
+	startConsumer(t, c)
 	<-began
-	l.anew("a", 2)
+	l.recreate("a", 2)
 	<-gaps
 	close(release)
 	// The new messages of the key follow the one that failed.
@@ -539,7 +539,7 @@ func TestN29_AFailedMessageOfADeletedTopicHidesNoNewOne(t *testing.T) {
 		defer mu.Unlock()
 		return handled["10"] == 1 && handled["anew0"] == 1 && handled["anew1"] == 1
 	})
-	l.untilCommitted(t, 2)
+	l.waitCommitted(t, 2)
 }
 
 // N29: a topic that is deleted, created and filled past the offset between two fetches is read from its start.
@@ -550,7 +550,7 @@ func TestN29_ATopicThatIsRefilledAtOnceIsReadFromItsStart(t *testing.T) {
 	var mu sync.Mutex
 	handled := map[string]int{}
 	c := inDatabase(t, l, db)
-	handle(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
+	addHandler(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
 		mu.Lock()
 		defer mu.Unlock()
 		handled[m.ID]++
@@ -560,10 +560,10 @@ func TestN29_ATopicThatIsRefilledAtOnceIsReadFromItsStart(t *testing.T) {
 	for range 3 {
 		l.append("a")
 	}
-	runs(t, c)
-	l.untilCommitted(t, 3)
-	l.anew("a", 5)
-	l.untilCommitted(t, 5)
+	startConsumer(t, c)
+	l.waitCommitted(t, 3)
+	l.recreate("a", 5)
+	l.waitCommitted(t, 5)
 
 	mu.Lock()
 	defer mu.Unlock()
@@ -589,7 +589,7 @@ func TestN29_AMessageFollowsItsKeyInALaterGeneration(t *testing.T) {
 	}
 	runUntil := func(offset int64) (stop func()) {
 		c := inDatabase(t, l, db, consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}, Min: time.Hour, Max: time.Hour}))
-		handle(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
+		addHandler(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
 			mu.Lock()
 			defer mu.Unlock()
 			if m.ID == "anew0" && broken {
@@ -598,14 +598,14 @@ func TestN29_AMessageFollowsItsKeyInALaterGeneration(t *testing.T) {
 			handled = append(handled, m.ID)
 			return nil
 		})
-		stop = runs(t, c)
-		l.untilCommitted(t, offset)
+		stop = startConsumer(t, c)
+		l.waitCommitted(t, offset)
 		return stop
 	}
 
 	l.append("a")
 	runUntil(1)()
-	l.anew("a", 1)
+	l.recreate("a", 1)
 	l.mu.Lock()
 	l.committed = 0
 	l.mu.Unlock()
@@ -651,7 +651,7 @@ func TestN29_ATruncatedTopicGoesOnFromItsEnd(t *testing.T) {
 			handled := map[string]int{}
 			gaps := make(chan struct{}, 100)
 
-			c := over(t, l, consumer.WithInbox(x), consumer.WithErrorHook(func(_ context.Context, err error) {
+			c := newLogConsumer(t, l, consumer.WithInbox(x), consumer.WithErrorHook(func(_ context.Context, err error) {
 				if _, ok := errors.AsType[*transport.RangeError](err); ok {
 					gaps <- struct{}{}
 				}
@@ -659,7 +659,7 @@ func TestN29_ATruncatedTopicGoesOnFromItsEnd(t *testing.T) {
 				return transaction.Run(ctx, db.Client(), fn)
 			}))
 
-			handle(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
+			addHandler(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
 				mu.Lock()
 				defer mu.Unlock()
 				handled[m.ID]++
@@ -669,23 +669,23 @@ func TestN29_ATruncatedTopicGoesOnFromItsEnd(t *testing.T) {
 			for range 10 {
 				l.append("a")
 			}
-			runs(t, c)
-			l.untilCommitted(t, 10)
+			startConsumer(t, c)
+			l.waitCommitted(t, 10)
 
 			if grown > 0 {
-				l.replace(9, grown)
+				l.replaceFrom(9, grown)
 				<-gaps
 			} else {
 				l.cut(9)
 				<-gaps
-				l.untilCommitted(t, 9)
+				l.waitCommitted(t, 9)
 				l.mu.Lock()
 				l.life = "after the election "
 				l.mu.Unlock()
 				l.append("a")
 			}
 
-			l.untilCommitted(t, 9+int64(max(grown, 1)))
+			l.waitCommitted(t, 9+int64(max(grown, 1)))
 			mu.Lock()
 			defer mu.Unlock()
 			if len(handled) != 10+max(grown, 1) {
@@ -704,14 +704,14 @@ func TestN29_ATruncatedTopicGoesOnFromItsEnd(t *testing.T) {
 func TestPanicsOfWhatIsAroundAHandlerAreItsErrors(t *testing.T) {
 	t.Parallel()
 	l, gone := &changing{}, newDisposed()
-	c := over(t, l, consumer.WithDisposer(gone), consumer.WithInbox(&renewed{attached: 1}),
+	c := newLogConsumer(t, l, consumer.WithDisposer(gone), consumer.WithInbox(&renewed{attached: 1}),
 		consumer.Transactions(func(context.Context, func(context.Context) error) error { panic("wanted") }))
-	handle(t, c, "counted", func(context.Context, *consumer.Message) error { return nil }, tries(1))
+	addHandler(t, c, "counted", func(context.Context, *consumer.Message) error { return nil }, withTries(1))
 	l.append("a")
-	runs(t, c)
-	l.untilCommitted(t, 1)
+	startConsumer(t, c)
+	l.waitCommitted(t, 1)
 	var p *consumer.PanicError
-	if all := gone.all(); len(all) != 1 || !errors.As(all[0].cause, &p) || p.Value != "wanted" {
+	if all := gone.listAll(); len(all) != 1 || !errors.As(all[0].cause, &p) || p.Value != "wanted" {
 		t.Errorf("%+v", all)
 	}
 }
@@ -726,16 +726,16 @@ func (panicking) Start(ctx context.Context, _ telemetry.Attempt) (context.Contex
 // A commit remains a commit if its trace fails.
 func TestAPanicAtTheEndOfATraceIsReported(t *testing.T) {
 	t.Parallel()
-	l, gone, told := &changing{}, newDisposed(), make(chan error, 10)
-	c := over(t, l, consumer.WithDisposer(gone), consumer.WithErrorHook(func(_ context.Context, err error) { told <- err }),
+	l, gone, reported := &changing{}, newDisposed(), make(chan error, 10)
+	c := newLogConsumer(t, l, consumer.WithDisposer(gone), consumer.WithErrorHook(func(_ context.Context, err error) { reported <- err }),
 		consumer.WithTelemetry(panicking{}))
-	handle(t, c, "counted", func(context.Context, *consumer.Message) error { return nil }, tries(1))
+	addHandler(t, c, "counted", func(context.Context, *consumer.Message) error { return nil }, withTries(1))
 	l.append("a")
-	runs(t, c)
-	l.untilCommitted(t, 1)
+	startConsumer(t, c)
+	l.waitCommitted(t, 1)
 	var p *consumer.PanicError
-	if err := <-told; !errors.As(err, &p) || len(gone.all()) != 0 {
-		t.Errorf("%v, %d letters", err, len(gone.all()))
+	if err := <-reported; !errors.As(err, &p) || len(gone.listAll()) != 0 {
+		t.Errorf("%v, %d letters", err, len(gone.listAll()))
 	}
 }
 
@@ -753,7 +753,7 @@ func TestN29_ARecreatedTopicHaltsTheRun(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		handle(t, c, "counted", nop, consumer.WithMode(consumer.Claimed))
+		addHandler(t, c, "counted", nop, consumer.WithMode(consumer.Claimed))
 		return c
 	}
 
@@ -763,7 +763,7 @@ func TestN29_ARecreatedTopicHaltsTheRun(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- member(consumer.WithHaltOnRecreated()).Run(ctx) }()
-	l.untilCommitted(t, 3)
+	l.waitCommitted(t, 3)
 	stop()
 	if err := <-done; err != nil {
 		t.Fatal(err)
@@ -777,14 +777,14 @@ func TestN29_ARecreatedTopicHaltsTheRun(t *testing.T) {
 	l.mu.Lock()
 	l.committed = 0
 	l.mu.Unlock()
-	l.anew("a", 2)
+	l.recreate("a", 2)
 	if err := member(consumer.WithHaltOnRecreated()).Run(t.Context()); !errors.Is(err, inbox.ErrRecreated) {
 		t.Fatalf("the run ends with %v", err)
 	}
 
 	// Without the option the consumer handles the new topic.
-	runs(t, member())
-	l.untilCommitted(t, 2)
+	startConsumer(t, member())
+	l.waitCommitted(t, 2)
 
 	if _, err := consumer.New("group", db, consumer.WithTopics("log"), consumer.WithTransport(l), consumer.WithRetention(time.Second),
 		consumer.WithLease(time.Millisecond), consumer.WithCollections("a$b")); err == nil ||

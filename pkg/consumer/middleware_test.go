@@ -28,8 +28,8 @@ func (j *journal) String() string {
 	return strings.Join(j.list, " ")
 }
 
-// around returns a middleware that records its begin and its end.
-func (j *journal) around(name string) consumer.Middleware {
+// newRecorder returns a middleware that records its begin and its end.
+func (j *journal) newRecorder(name string) consumer.Middleware {
 	return func(next consumer.HandlerFunc) consumer.HandlerFunc {
 		return func(ctx context.Context, m *consumer.Message) error {
 			j.add(name + "(")
@@ -39,8 +39,8 @@ func (j *journal) around(name string) consumer.Middleware {
 	}
 }
 
-// handler returns a handler that records the type and the value of each message.
-func (j *journal) handler() consumer.HandlerFunc {
+// newHandler returns a handler that records the type and the value of each message.
+func (j *journal) newHandler() consumer.HandlerFunc {
 	return func(_ context.Context, m *consumer.Message) error {
 		j.add(m.Name + "=" + string(m.Value))
 		return nil
@@ -50,7 +50,7 @@ func (j *journal) handler() consumer.HandlerFunc {
 func TestChainIsAnOnion(t *testing.T) {
 	t.Parallel()
 	var j journal
-	h := j.around("a")(j.around("b")(j.around("c")(j.handler())))
+	h := j.newRecorder("a")(j.newRecorder("b")(j.newRecorder("c")(j.newHandler())))
 	if err := h(t.Context(), &consumer.Message{Name: "T", Value: []byte("1")}); err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func TestMiddlewareMutatesReplacesAndDrops(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var j journal
-			err := j.around("a")(c.mw(j.handler()))(t.Context(), &consumer.Message{Name: "T", Value: []byte("1")})
+			err := j.newRecorder("a")(c.mw(j.newHandler()))(t.Context(), &consumer.Message{Name: "T", Value: []byte("1")})
 
 			if !errors.Is(err, c.err) || (err == nil) != (c.err == nil) || j.String() != c.want {
 				t.Errorf("ran %s, %v; want %s, %v", j.String(), err, c.want, c.err)

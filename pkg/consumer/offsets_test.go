@@ -34,19 +34,19 @@ func TestCommitModesNeverCommitPastAGap(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			k := newKit(t, 1)
-			b := newBlocked("stop", k.effects("effects"))
+			b := newBlocked("stop", k.insertInto("effects"))
 			stats := &counts{}
 
-			cons := k.consumer(c.mode, consumer.WithBatch(1), consumer.WithTelemetry(stats))
+			cons := k.newConsumer(c.mode, consumer.WithBatch(1), consumer.WithTelemetry(stats))
 			if err := cons.Handle("*", consumer.Func(b.Handle, "*")); err != nil {
 				t.Fatal(err)
 			}
 
-			ms := numbered(20, 40)
-			ms[10] = msg("alone", "counted", "stop")
+			ms := newMessages(20, 40)
+			ms[10] = newMessage("alone", "counted", "stop")
 			k.publish(ms...)
 			stop := k.start(cons)
-			k.await("the gap", b.reached)
+			k.waitFor("the gap", b.reached)
 
 			alone := inbox.Lane([]byte("alone"), 0)
 			others := 0
@@ -56,18 +56,19 @@ func TestCommitModesNeverCommitPastAGap(t *testing.T) {
 				}
 			}
 
-			k.untilCount("effects", others)
+			k.waitCount("effects", others)
 			if c.itself {
-				k.until("the messages before the gap", func(context.Context) bool { return k.committed(1)[0] > 10-5 })
+				k.waitUntil("the messages before the gap", func(context.Context) bool { return k.readCommitted(1)[0] > 10-5 })
 			}
-			k.until("all others are handled", func(context.Context) bool { return stats.handled.Load() >= int64(others) })
+			k.waitUntil("all others are handled", func(context.Context) bool { return stats.handled.Load() >= int64(others) })
 
 			var got int64
-			k.until("all before the gap", func(ctx context.Context) bool { // a message is finished just after its effect
+			// A message is finished just after its effect.
+			k.waitUntil("all before the gap", func(ctx context.Context) bool {
 				if err := cons.Commit(ctx); err != nil {
 					t.Error(err)
 				}
-				got = k.committed(1)[0]
+				got = k.readCommitted(1)[0]
 				return got >= 10
 			})
 
@@ -76,13 +77,13 @@ func TestCommitModesNeverCommitPastAGap(t *testing.T) {
 			}
 
 			close(b.release)
-			k.untilCount("effects", 40)
+			k.waitCount("effects", 40)
 			if c.itself {
-				k.until("the next offsets", func(context.Context) bool { return k.committed(1)[0] > 40-5 })
+				k.waitUntil("the next offsets", func(context.Context) bool { return k.readCommitted(1)[0] > 40-5 })
 			}
 
 			stop()
-			if got := k.committed(1)[0]; got != 40 {
+			if got := k.readCommitted(1)[0]; got != 40 {
 				t.Errorf("offset %d is committed after the stop", got)
 			}
 		})
@@ -123,13 +124,13 @@ func TestTransactionsLeaveHolesThatOffsetsPass(t *testing.T) {
 		}
 	}
 
-	c := k.consumer()
-	handle(t, c, "counted", k.effects("effects"))
+	c := k.newConsumer()
+	addHandler(t, c, "counted", k.insertInto("effects"))
 	k.start(c)
-	k.untilCount("effects", n)
+	k.waitCount("effects", n)
 	// 30 records and 6 markers: the last offset passes the last marker, although nothing is ever fetched there.
-	k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == 36 })
-	k.once("effects", n)
+	k.waitUntil("all offsets", func(context.Context) bool { return k.readCommitted(1)[0] == 36 })
+	k.checkOnce("effects", n)
 }
 
 // Two producers write to one partition in turns, and the last one to begin aborts first.
@@ -167,9 +168,9 @@ func TestRecordsOfAbortedTransactionsAreNeverHandled(t *testing.T) {
 	write(second, "aborted by the second")
 	write(first, "aborted by the first, 1")
 	must(second.EndTransaction(ctx, kgo.TryAbort))
-	adm, done := k.admin()
+	adm, done := k.newAdmin()
 	defer done()
-	k.until("the marker of the second transaction", func(ctx context.Context) bool {
+	k.waitUntil("the marker of the second transaction", func(ctx context.Context) bool {
 		ends, err := adm.ListEndOffsets(ctx, k.topic)
 		end, ok := ends.Lookup(k.topic, 0)
 		return err == nil && ok && end.Offset == 4
@@ -180,13 +181,13 @@ func TestRecordsOfAbortedTransactionsAreNeverHandled(t *testing.T) {
 	must(first.EndTransaction(ctx, kgo.TryCommit))
 
 	got := make(chan string, 10)
-	c := k.consumer()
-	handle(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
+	c := k.newConsumer()
+	addHandler(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
 		got <- string(m.Value)
 		return nil
 	})
 	k.start(c)
-	k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == 7 })
+	k.waitUntil("all offsets", func(context.Context) bool { return k.readCommitted(1)[0] == 7 })
 	close(got)
 	for value := range got {
 		if value != "committed" {
@@ -200,44 +201,44 @@ func TestRecordsOfAbortedTransactionsAreNeverHandled(t *testing.T) {
 func TestN29_RecreatedTopicIsNotRefused(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	c := k.consumer()
-	handle(t, c, "counted", k.effects("effects"))
+	c := k.newConsumer()
+	addHandler(t, c, "counted", k.insertInto("effects"))
 
-	k.publish(numbered(3, 30)...)
+	k.publish(newMessages(3, 30)...)
 	stop := k.start(c)
-	k.untilCount("effects", 30)
+	k.waitCount("effects", 30)
 	stop()
 
 	k.recreateTopic()
-	k.until("the record", func(ctx context.Context) bool {
-		return k.kafka.Publish(ctx, k.topic, records(msg("new", "counted", "0"))) == nil
+	k.waitUntil("the record", func(ctx context.Context) bool {
+		return k.kafka.Publish(ctx, k.topic, newRecords(newMessage("new", "counted", "0"))) == nil
 	})
 
 	k.start(c)
-	k.untilCount("effects", 31)
+	k.waitCount("effects", 31)
 }
 
 // N29: also a new topic with more records than the old one had.
 func TestN29_ARefilledTopicIsNotRefused(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	c := k.consumer()
-	handle(t, c, "counted", k.effects("effects"))
+	c := k.newConsumer()
+	addHandler(t, c, "counted", k.insertInto("effects"))
 
-	k.publish(numbered(3, 20)...)
+	k.publish(newMessages(3, 20)...)
 	stop := k.start(c)
-	k.untilCount("effects", 20)
+	k.waitCount("effects", 20)
 	stop()
 
 	k.recreateTopic()
 	list := make([]*consumer.Message, 25)
 	for i := range list {
-		list[i] = msg(fmt.Sprintf("key%02d", i%3), "counted", fmt.Sprint("new", i))
+		list[i] = newMessage(fmt.Sprintf("key%02d", i%3), "counted", fmt.Sprint("new", i))
 	}
-	k.until("the records", func(ctx context.Context) bool { return k.kafka.Publish(ctx, k.topic, records(list...)) == nil })
+	k.waitUntil("the records", func(ctx context.Context) bool { return k.kafka.Publish(ctx, k.topic, newRecords(list...)) == nil })
 
 	k.start(c)
-	k.untilCount("effects", 45)
+	k.waitCount("effects", 45)
 }
 
 // N29: a topic that is deleted, created and filled past the offset during a pause is read from its start.
@@ -247,22 +248,22 @@ func TestN29_ATopicThatIsRefilledInAPauseIsReadFromItsStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			k := newKit(t, 1)
-			c := k.consumer(use)
-			handle(t, c, "counted", k.effects("effects"))
-			k.publish(numbered(1, 3)...)
+			c := k.newConsumer(use)
+			addHandler(t, c, "counted", k.insertInto("effects"))
+			k.publish(newMessages(1, 3)...)
 			k.start(c)
-			k.until("the offset", func(context.Context) bool { return k.committed(1)[0] == 3 })
+			k.waitUntil("the offset", func(context.Context) bool { return k.readCommitted(1)[0] == 3 })
 
 			c.Pause()
 			k.recreateTopic()
 			list := make([]*consumer.Message, 6)
 			for i := range list {
-				list[i] = msg("key", "counted", fmt.Sprint(i))
+				list[i] = newMessage("key", "counted", fmt.Sprint(i))
 			}
-			k.until("the records", func(ctx context.Context) bool { return k.kafka.Publish(ctx, k.topic, records(list...)) == nil })
+			k.waitUntil("the records", func(ctx context.Context) bool { return k.kafka.Publish(ctx, k.topic, newRecords(list...)) == nil })
 			c.Resume()
-			k.untilCount("effects", 9)
-			k.once("effects", 9)
+			k.waitCount("effects", 9)
+			k.checkOnce("effects", 9)
 		})
 	}
 }
@@ -272,14 +273,14 @@ func TestN29_ATopicThatIsRefilledInAPauseIsReadFromItsStart(t *testing.T) {
 // and a record that is published then is deleted with the old topic.
 func (k *kit) recreateTopic() {
 	k.Helper()
-	adm, done := k.admin()
+	adm, done := k.newAdmin()
 	defer done()
 
 	if res, err := adm.DeleteTopics(k.context(), k.topic); err != nil || res.Error() != nil {
 		k.Fatal(err, res.Error())
 	}
 
-	k.until("the new topic", func(ctx context.Context) bool {
+	k.waitUntil("the new topic", func(ctx context.Context) bool {
 		_, err := adm.CreateTopic(ctx, 1, 1, nil, k.topic)
 		if err != nil && !errors.Is(err, kerr.TopicAlreadyExists) {
 			return false
@@ -290,7 +291,7 @@ func (k *kit) recreateTopic() {
 	})
 }
 
-func (k *kit) admin() (*kadm.Client, func()) {
+func (k *kit) newAdmin() (*kadm.Client, func()) {
 	k.Helper()
 	cl, err := kgo.NewClient(kgo.SeedBrokers(k.cfg.Brokers...))
 	if err != nil {
@@ -304,55 +305,55 @@ func (k *kit) admin() (*kadm.Client, func()) {
 func TestN29_OffsetsThatRetentionRemovedArePassed(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	k.publish(numbered(1, 10)...)
+	k.publish(newMessages(1, 10)...)
 	gaps := make(chan struct{}, 10)
-	c := k.consumer(consumer.WithCommitCount(1), consumer.WithBatch(1), consumer.WithErrorHook(func(_ context.Context, err error) {
+	c := k.newConsumer(consumer.WithCommitCount(1), consumer.WithBatch(1), consumer.WithErrorHook(func(_ context.Context, err error) {
 		var gap *transport.RangeError
 		if errors.As(err, &gap) && gap.Offset == 10 && gap.Start == 20 {
 			gaps <- struct{}{}
 		}
 	}))
 
-	handle(t, c, "counted", k.effects("effects"))
+	addHandler(t, c, "counted", k.insertInto("effects"))
 	stop := k.start(c)
-	k.until("the offset", func(context.Context) bool { return k.committed(1)[0] == 10 })
+	k.waitUntil("the offset", func(context.Context) bool { return k.readCommitted(1)[0] == 10 })
 	stop()
-	k.publish(numbered(1, 15)...)
-	adm, done := k.admin()
+	k.publish(newMessages(1, 15)...)
+	adm, done := k.newAdmin()
 	defer done()
 	offsets := kadm.Offsets{}
 	offsets.AddOffset(k.topic, 0, 20, -1)
 	if _, err := adm.DeleteRecords(k.context(), offsets); err != nil {
 		t.Fatal(err)
 	}
-	halting := k.consumer(consumer.WithHaltOnGap())
-	handle(t, halting, "counted", k.effects("effects"))
+	halting := k.newConsumer(consumer.WithHaltOnGap())
+	addHandler(t, halting, "counted", k.insertInto("effects"))
 	var gap *transport.RangeError
 	if err := halting.Run(k.context()); !errors.As(err, &gap) || gap.Start != 20 {
 		t.Errorf("Run: %v", err)
 	}
 	k.start(c)
-	k.await("the report", gaps)
-	k.until("the offset", func(context.Context) bool { return k.committed(1)[0] == 25 })
+	k.waitFor("the report", gaps)
+	k.waitUntil("the offset", func(context.Context) bool { return k.readCommitted(1)[0] == 25 })
 }
 
 // A letter that was requeued for one handler is no business of the others.
 func TestN18_LettersOfOneHandlerAreForItAlone(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	c := k.consumer()
-	handleAs(t, c, "one", "*", k.effects("one"))
-	handleAs(t, c, "two", "*", k.effects("two"))
+	c := k.newConsumer()
+	addHandlerAs(t, c, "one", "*", k.insertInto("one"))
+	addHandlerAs(t, c, "two", "*", k.insertInto("two"))
 	only := func(to string) *consumer.Message {
-		m := msg("a", "counted", "0")
+		m := newMessage("a", "counted", "0")
 		m.SetHeader("id", []byte(to))
 		m.Headers = append(m.Headers, event.Header{Key: "outrelay-only", Value: []byte(to)})
 		return m
 	}
 
-	k.publish(only(k.group+"/one"), only("another/two"), msg("a", "counted", "1"))
+	k.publish(only(k.group+"/one"), only("another/two"), newMessage("a", "counted", "1"))
 	k.start(c)
-	k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == 3 })
+	k.waitUntil("all offsets", func(context.Context) bool { return k.readCommitted(1)[0] == 3 })
 	if one, two := k.countDocuments("one"), k.countDocuments("two"); one != 2 || two != 1 {
 		t.Errorf("%d and %d", one, two)
 	}
@@ -364,9 +365,9 @@ func TestMemoryIsBoundedWhileAHandlerHangs(t *testing.T) {
 	stats := &counts{}
 	release := make(chan struct{})
 	reached := make(chan struct{}, 1000)
-	c := k.consumer(consumer.WithBuffer(4<<10), consumer.WithBufferedRecords(50), consumer.WithMaxAhead(100), consumer.WithBatch(1), consumer.WithTelemetry(stats))
+	c := k.newConsumer(consumer.WithBuffer(4<<10), consumer.WithBufferedRecords(50), consumer.WithMaxAhead(100), consumer.WithBatch(1), consumer.WithTelemetry(stats))
 
-	handle(t, c, "counted", func(ctx context.Context, _ *consumer.Message) error {
+	addHandler(t, c, "counted", func(ctx context.Context, _ *consumer.Message) error {
 		reached <- struct{}{}
 		select {
 		case <-release:
@@ -377,17 +378,18 @@ func TestMemoryIsBoundedWhileAHandlerHangs(t *testing.T) {
 	}, consumer.WithMode(consumer.AtLeastOnce))
 
 	n := 600
-	all := numbered(20, n)
-	for i := 0; i < n; i += 20 { // a batch is never taken in by parts
+	all := newMessages(20, n)
+	// The consumer never accepts a part of a batch, so publish small batches.
+	for i := 0; i < n; i += 20 {
 		k.publish(all[i : i+20]...)
 	}
 
 	k.start(c)
-	k.await("a message", reached)
-	k.until("a full buffer", func(context.Context) bool { return stats.heldBytes.Load() >= 4<<10 || stats.held.Load() >= 50 })
+	k.waitFor("a message", reached)
+	k.waitUntil("a full buffer", func(context.Context) bool { return stats.heldBytes.Load() >= 4<<10 || stats.held.Load() >= 50 })
 
 	close(release)
-	k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == int64(n) })
+	k.waitUntil("all offsets", func(context.Context) bool { return k.readCommitted(1)[0] == int64(n) })
 
 	if got := stats.handled.Load(); got != int64(n) {
 		t.Errorf("%d of %d were handled", got, n)

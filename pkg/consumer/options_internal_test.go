@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestZeroIsTheDefaultOfEachOption: a service passes on the value of its own configuration, which is zero if it is not
+// TestZeroIsTheDefaultOfEachOption: a service passes on a value of its configuration, which is zero if it is not
 // set.
 func TestZeroIsTheDefaultOfEachOption(t *testing.T) {
 	t.Parallel()

@@ -31,7 +31,7 @@ func TestMessagesThatWaitForTheirHandlerAtAStopAreHandledLater(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	const n = 20
-	insert := k.effects("effects")
+	insert := k.insertInto("effects")
 	begun, release := make(chan struct{}, 2*n), make(chan struct{})
 	slow := func(ctx context.Context, m *consumer.Message) error {
 		begun <- struct{}{}
@@ -40,22 +40,22 @@ func TestMessagesThatWaitForTheirHandlerAtAStopAreHandledLater(t *testing.T) {
 	}
 	start := func() (stop func()) {
 		t.Helper()
-		c := k.consumer()
-		handle(t, c, "counted", slow, consumer.WithLimit(1), consumer.WithRetry(consumer.NoRetry()))
+		c := k.newConsumer()
+		addHandler(t, c, "counted", slow, consumer.WithLimit(1), consumer.WithRetry(consumer.NoRetry()))
 		return k.start(c)
 	}
 
-	k.publish(numbered(n, n)...)
+	k.publish(newMessages(n, n)...)
 	stop := start()
-	k.await("the first message", begun)
+	k.waitFor("the first message", begun)
 	stopped := make(chan struct{})
 	go func() { stop(); close(stopped) }()
 	close(release)
-	k.await("the stop", stopped)
+	k.waitFor("the stop", stopped)
 
 	start()
-	k.untilCount("effects", n)
-	k.once("effects", n)
+	k.waitCount("effects", n)
+	k.checkOnce("effects", n)
 	if letters := k.countDocuments(deadletter.DefaultCollection); letters != 0 {
 		t.Errorf("%d dead letters, want none", letters)
 	}
@@ -72,21 +72,21 @@ func TestASlowHandlerWithABacklogFitsItsTransactions(t *testing.T) {
 	k.db = stacktest.Database(t, stacktest.Client(t, options.Client().ApplyURI(stack.MongoURI())))
 
 	const n = 64
-	insert := k.effects("effects")
-	c := k.consumer()
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+	insert := k.insertInto("effects")
+	c := k.newConsumer()
+	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		select {
 		case <-time.After(40 * time.Millisecond):
 			return insert(ctx, m)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-	}, tries(1))
+	}, withTries(1))
 
-	k.publish(numbered(1, n)...)
+	k.publish(newMessages(1, n)...)
 	k.start(c)
-	k.untilCount("effects", n)
-	k.once("effects", n)
+	k.waitCount("effects", n)
+	k.checkOnce("effects", n)
 	if letters := k.countDocuments(deadletter.DefaultCollection); letters != 0 {
 		t.Errorf("%d dead letters, want none", letters)
 	}
@@ -97,8 +97,8 @@ func TestASlowHandlerWithABacklogFitsItsTransactions(t *testing.T) {
 func TestAReplacedHandlerTakesTheMessagesThatWait(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	c := k.consumer()
-	insert := k.effects("effects")
+	c := k.newConsumer()
+	insert := k.insertInto("effects")
 	var calls atomic.Int32
 	failed := make(chan struct{}, 1)
 	once := func(ctx context.Context, m *consumer.Message) error {
@@ -110,28 +110,28 @@ func TestAReplacedHandlerTakesTheMessagesThatWait(t *testing.T) {
 	}
 
 	policy := consumer.WithRetry(consumer.Retry{Quick: []time.Duration{500 * time.Millisecond}})
-	handle(t, c, "counted", once, policy)
-	k.publish(numbered(1, 1)...)
+	addHandler(t, c, "counted", once, policy)
+	k.publish(newMessages(1, 1)...)
 	k.start(c)
-	k.await("the failure", failed)
+	k.waitFor("the failure", failed)
 
 	if !c.Remove("counted") {
 		t.Fatal("the handler is not registered")
 	}
-	handle(t, c, "counted", once, policy)
-	k.publish(numbered(1, 2)[1:]...)
-	k.untilCount("effects", 2)
-	k.once("effects", 2)
+	addHandler(t, c, "counted", once, policy)
+	k.publish(newMessages(1, 2)[1:]...)
+	k.waitCount("effects", 2)
+	k.checkOnce("effects", 2)
 }
 
 // A message whose handler is replaced while it runs, and then fails, is retried by the new handler.
 func TestAMessageThatIsSetAsideByAReplacedHandlerIsRetried(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	c := k.consumer(consumer.WithRetry(soon))
-	effects := k.effects("effects")
+	c := k.newConsumer(consumer.WithRetry(soon))
+	effects := k.insertInto("effects")
 	began, release := make(chan struct{}, 1), make(chan struct{})
-	handle(t, c, "counted", func(ctx context.Context, _ *consumer.Message) error {
+	addHandler(t, c, "counted", func(ctx context.Context, _ *consumer.Message) error {
 		began <- struct{}{}
 		select {
 		case <-release:
@@ -144,21 +144,21 @@ func TestAMessageThatIsSetAsideByAReplacedHandlerIsRetried(t *testing.T) {
 	for inbox.Lane([]byte(other), 0) == inbox.Lane([]byte("a"), 0) {
 		other += "b"
 	}
-	k.publish(msg("a", "counted", "0"))
+	k.publish(newMessage("a", "counted", "0"))
 	k.start(c)
-	k.await("the attempt", began)
+	k.waitFor("the attempt", began)
 
 	if !c.Remove("counted") {
 		t.Fatal("the handler is not registered")
 	}
-	handle(t, c, "counted", effects)
-	k.publish(msg(other, "counted", "0"))
+	addHandler(t, c, "counted", effects)
+	k.publish(newMessage(other, "counted", "0"))
 	// The new handler has loaded the messages that are set aside.
-	k.untilCount("effects", 1)
+	k.waitCount("effects", 1)
 	close(release)
-	k.publish(msg("a", "counted", "1"))
-	k.untilCount("effects", 3)
-	k.once("effects", 3)
+	k.publish(newMessage("a", "counted", "1"))
+	k.waitCount("effects", 3)
+	k.checkOnce("effects", 3)
 	k.untilSettled(1, 3)
 }
 
@@ -167,8 +167,8 @@ func TestAMessageThatIsSetAsideByAReplacedHandlerIsRetried(t *testing.T) {
 func TestEventsOfTwoSourcesWithEqualIDsHaveTheirEffects(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	c := k.consumer()
-	handle(t, c, "A", k.effects("effects"))
+	c := k.newConsumer()
+	addHandler(t, c, "A", k.insertInto("effects"))
 
 	for _, source := range []string{"/a", "/b", "/a"} {
 		k.publish(&consumer.Message{Key: []byte("k"), Value: []byte("binary of " + source), Headers: []event.Header{
@@ -184,7 +184,7 @@ func TestEventsOfTwoSourcesWithEqualIDsHaveTheirEffects(t *testing.T) {
 	}
 
 	k.start(c)
-	k.until("all is committed", func(context.Context) bool { return k.committed(1)[0] == 6 })
+	k.waitUntil("all is committed", func(context.Context) bool { return k.readCommitted(1)[0] == 6 })
 	var values []string
 	if err := k.db.Collection("effects").Distinct(k.context(), "value", bson.D{}).Decode(&values); err != nil {
 		t.Fatal(err)
@@ -209,27 +209,27 @@ func TestARecordWithoutAnIDHasItsEffectOnceWhereverItIsMoved(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	effect := k.effects("effects")
+	effect := k.insertInto("effects")
 	member := func(d consumer.Disposer, outcome error) (stop func()) {
 		t.Helper()
-		c := k.consumer(consumer.WithDisposer(d), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(10*time.Millisecond))
-		handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error { return errors.Join(outcome, effect(ctx, m)) })
+		c := k.newConsumer(consumer.WithDisposer(d), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(10*time.Millisecond))
+		addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error { return errors.Join(outcome, effect(ctx, m)) })
 		return k.start(c)
 	}
 
 	k.publish(&consumer.Message{Key: []byte("k"), Value: []byte("0"), Headers: []event.Header{{Key: "type", Value: []byte("counted")}}})
-	disposer := consumer.NewDisposer(letters, k.kafka, k.log)
+	disposer := consumer.NewDisposer(letters, k.kafka, k.logError)
 	dying := &dyingDisposer{Disposer: disposer, moved: make(chan struct{}, 100)}
 	stop := member(dying, errWanted)
-	k.await("the copy", dying.moved)
+	k.waitFor("the copy", dying.moved)
 	stop()
 	if n := k.countDocuments("effects"); n != 0 {
 		t.Fatalf("%d effects of a handler that fails", n)
 	}
 
-	copies := k.ends(retries)
+	copies := k.readEnds(retries)
 	member(disposer, nil)
-	k.until("the message and its copies are committed", func(context.Context) bool {
+	k.waitUntil("the message and its copies are committed", func(context.Context) bool {
 		return k.committedOf(k.topic, 1)[0] == 1 && slices.Equal(k.committedOf(retries, 1), copies)
 	})
 	if n := k.countDocuments("effects"); n != 1 {
@@ -258,17 +258,17 @@ func TestAHandlerThatIsAbandonedKeepsItsClaim(t *testing.T) {
 	k := newKit(t, 1)
 	begun, release := make(chan struct{}, 1), make(chan struct{})
 	var running atomic.Bool
-	first := k.consumer(consumer.WithDrain(50*time.Millisecond), consumer.WithLease(patience))
-	handle(t, first, "counted", func(ctx context.Context, _ *consumer.Message) error {
+	first := k.newConsumer(consumer.WithDrain(50*time.Millisecond), consumer.WithLease(patience))
+	addHandler(t, first, "counted", func(ctx context.Context, _ *consumer.Message) error {
 		running.Store(true)
 		defer running.Store(false)
 		begun <- struct{}{}
 		<-release
 		return ctx.Err()
 	}, consumer.WithMode(consumer.Claimed))
-	k.publish(numbered(1, 1)...)
+	k.publish(newMessages(1, 1)...)
 	stop := k.start(first)
-	k.await("the first member's handler", begun)
+	k.waitFor("the first member's handler", begun)
 	stop()
 	if !running.Load() {
 		t.Fatal("the abandoned handler has ended")
@@ -284,8 +284,8 @@ func TestAHandlerThatIsAbandonedKeepsItsClaim(t *testing.T) {
 	}}
 	second := *k
 	second.db = stacktest.Client(t, options.Client().SetMonitor(monitor)).Database(k.db.Name())
-	c, effect := second.consumer(), second.effects("effects")
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+	c, effect := second.newConsumer(), second.insertInto("effects")
+	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if running.Load() {
 			t.Error("the handler begins while the abandoned one runs")
 			attempts <- struct{}{}
@@ -293,10 +293,10 @@ func TestAHandlerThatIsAbandonedKeepsItsClaim(t *testing.T) {
 		return effect(ctx, m)
 	}, consumer.WithMode(consumer.Claimed))
 	second.start(c)
-	k.await("an attempt of the second member", attempts)
-	k.await("another attempt of the second member", attempts)
+	k.waitFor("an attempt of the second member", attempts)
+	k.waitFor("another attempt of the second member", attempts)
 
 	close(release)
-	k.untilCount("effects", 1)
-	k.once("effects", 1)
+	k.waitCount("effects", 1)
+	k.checkOnce("effects", 1)
 }

@@ -9,7 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
-// The settings of a handler override those of New, in both directions.
+// The settings of a handler override the settings of New, in both directions.
 func TestSettingsOfAHandlerOverrideThoseOfAll(t *testing.T) {
 	t.Parallel()
 	cl, err := mongo.Connect()
@@ -40,7 +40,7 @@ func TestSettingsOfAHandlerOverrideThoseOfAll(t *testing.T) {
 	}
 }
 
-// The rules of a handler come before those of New.
+// The rules of a handler come before the rules of New.
 func TestRulesOfAHandlerComeBeforeThoseOfAll(t *testing.T) {
 	t.Parallel()
 	cl, err := mongo.Connect()

@@ -17,8 +17,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// offline returns a consumer that is never run.
-func offline(t *testing.T, opts ...consumer.Option) *consumer.Consumer {
+// newOffline returns a consumer that is never run.
+func newOffline(t *testing.T, opts ...consumer.Option) *consumer.Consumer {
 	t.Helper()
 	cl, err := mongo.Connect()
 	if err != nil {
@@ -57,7 +57,7 @@ func TestNewListsAllThatIsWrong(t *testing.T) {
 func TestHandlersArePreparedBeforeTheirFirstMessage(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 2)
-	c := k.consumer()
+	c := k.newConsumer()
 	register := func(name string) {
 		var calls atomic.Int32
 		prepare := func(ctx context.Context) error {
@@ -84,18 +84,18 @@ func TestHandlersArePreparedBeforeTheirFirstMessage(t *testing.T) {
 
 	register("early")
 	k.start(c)
-	k.publish(msg("a", "early", "1"))
-	k.untilCount("early", 1)
+	k.publish(newMessage("a", "early", "1"))
+	k.waitCount("early", 1)
 
 	register("late")
-	k.publish(msg("a", "late", "1"), msg("b", "late", "1"))
-	k.untilCount("late", 2)
+	k.publish(newMessage("a", "late", "1"), newMessage("b", "late", "1"))
+	k.waitCount("late", 2)
 }
 
 func TestHandlersAreRemovedByName(t *testing.T) {
 	t.Parallel()
-	c := offline(t)
-	handle(t, c, "order.*", nop)
+	c := newOffline(t)
+	addHandler(t, c, "order.*", nop)
 	if err := c.HandleFunc("both", nop, "a", "b"); err != nil {
 		t.Fatal(err)
 	}
@@ -106,12 +106,12 @@ func TestHandlersAreRemovedByName(t *testing.T) {
 	if err := c.Run(t.Context()); !errors.Is(err, consumer.ErrNoHandler) {
 		t.Errorf("Run without handlers: got %v, want ErrNoHandler", err)
 	}
-	handle(t, c, "both", nop)
+	addHandler(t, c, "both", nop)
 }
 
 func TestMuxRefusesTwoHandlersOfAType(t *testing.T) {
 	t.Parallel()
-	c := offline(t)
+	c := newOffline(t)
 	err := c.Handle("orders", consumer.Mux(consumer.Func(nop, "order.*"), consumer.Func(nop, "paid", "*.placed")))
 	if err == nil || !strings.Contains(err.Error(), `two handlers of the Mux take "*.placed"`) {
 		t.Errorf("two handlers of a type: got %v", err)
@@ -154,8 +154,8 @@ func TestMuxPassesAMessageToTheHandlerOfItsType(t *testing.T) {
 
 func TestHandleRefusesWhatCannotBe(t *testing.T) {
 	t.Parallel()
-	c := offline(t)
-	handle(t, c, "taken", nop)
+	c := newOffline(t)
+	addHandler(t, c, "taken", nop)
 	typed := event.Type[placed]{Aggregate: "order", Name: "OrderPlaced"}
 	for name, err := range map[string]error{
 		"zero":     c.Handle("a", consumer.Handler{}),
@@ -183,8 +183,8 @@ func TestHandleRefusesWhatCannotBe(t *testing.T) {
 func TestWaitFor(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	c := k.consumer()
-	handle(t, c, "counted", k.effects("effects"))
+	c := k.newConsumer()
+	addHandler(t, c, "counted", k.insertInto("effects"))
 	short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	if _, err := c.WaitFor(short, "counted", nil); !errors.Is(err, context.DeadlineExceeded) {
@@ -196,29 +196,29 @@ func TestWaitFor(t *testing.T) {
 	}
 
 	got := make(chan answer, 1)
-	asked := make(chan struct{})
+	requested := make(chan struct{})
 	go func() {
 		once := make(chan struct{}, 1)
 		once <- struct{}{}
 		m, err := c.WaitFor(k.context(), "count*", func(m *consumer.Message) bool {
 			select {
 			case <-once:
-				close(asked)
+				close(requested)
 			default:
 			}
 			return string(m.Value) == "3"
 		})
 		got <- answer{m, err}
 	}()
-	k.publish(numbered(1, 5)...)
+	k.publish(newMessages(1, 5)...)
 	k.start(c)
 	// WaitFor sees only messages that are finished after its call, so more are sent until it has
 	// checked one.
 	for i := 0; ; i++ {
 		select {
-		case <-asked:
+		case <-requested:
 		case <-time.After(100 * time.Millisecond):
-			k.publish(msg("other", "counted", "3"))
+			k.publish(newMessage("other", "counted", "3"))
 			if i < 600 {
 				continue
 			}
@@ -227,7 +227,7 @@ func TestWaitFor(t *testing.T) {
 		break
 	}
 
-	k.publish(msg("other", "counted", "3"))
+	k.publish(newMessage("other", "counted", "3"))
 	k.publish(&consumer.Message{Value: []byte("3"), Headers: []event.Header{{Key: "type", Value: []byte("counted")}}})
 	a := <-got
 	if a.err != nil || string(a.m.Value) != "3" {
@@ -256,8 +256,8 @@ func TestMiddlewareIsAnOnion(t *testing.T) {
 
 	stats := &counts{}
 	got, batches := make(chan string, 10), make(chan string, 10)
-	c := k.consumer(consumer.WithMiddleware(trail("a"), trail("b")), consumer.WithTelemetry(stats))
-	handle(t, c, "routed", func(_ context.Context, m *consumer.Message) error {
+	c := k.newConsumer(consumer.WithMiddleware(trail("a"), trail("b")), consumer.WithTelemetry(stats))
+	addHandler(t, c, "routed", func(_ context.Context, m *consumer.Message) error {
 		got <- string(m.Value)
 		return nil
 	}, consumer.WithMiddleware(trail("c")), consumer.WithBatch(1))
@@ -271,7 +271,7 @@ func TestMiddlewareIsAnOnion(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	k.publish(msg("a", "routed", "0"), msg("a", "counted", "drop"), msg("a", "counted", "1"))
+	k.publish(newMessage("a", "routed", "0"), newMessage("a", "counted", "drop"), newMessage("a", "counted", "1"))
 	k.start(c)
 	for what, ch := range map[string]chan string{"0abc": got, "1ab": batches} {
 		select {
@@ -284,7 +284,7 @@ func TestMiddlewareIsAnOnion(t *testing.T) {
 		}
 	}
 
-	k.until("offsets", func(context.Context) bool { return k.committed(1)[0] == 3 })
+	k.waitUntil("offsets", func(context.Context) bool { return k.readCommitted(1)[0] == 3 })
 	if n := stats.dropped.Load(); n != 1 {
 		t.Errorf("dropped messages: got %d, want 1", n)
 	}

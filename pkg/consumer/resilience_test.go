@@ -27,29 +27,29 @@ func TestRebalancesUnderLoadLoseAndDoubleNothing(t *testing.T) {
 	keys := 12
 	stats := &counts{}
 	member := func() *consumer.Consumer {
-		c := k.consumer(consumer.WithTelemetry(stats))
-		handle(t, c, "counted", k.effects("effects"))
+		c := k.newConsumer(consumer.WithTelemetry(stats))
+		addHandler(t, c, "counted", k.insertInto("effects"))
 		return c
 	}
 
-	all := numbered(keys, rounds*each)
+	all := newMessages(keys, rounds*each)
 	k.start(member())
 	k.publish(all[:each]...)
-	k.untilCount("effects", 1)
+	k.waitCount("effects", 1)
 	for r := 1; r < rounds; r += 2 {
 		before := stats.assigned.Load()
 		stop := k.start(member())
 		k.publish(all[r*each : (r+1)*each]...)
-		k.until("a rebalance", func(context.Context) bool { return stats.assigned.Load() >= before+2 })
+		k.waitUntil("a rebalance", func(context.Context) bool { return stats.assigned.Load() >= before+2 })
 		if r+1 < rounds {
 			k.publish(all[(r+1)*each : (r+2)*each]...)
 		}
 		stop()
 	}
 
-	k.untilCount("effects", rounds*each)
-	k.until("all offsets", func(context.Context) bool { return sum(k.committed(4)) == int64(rounds*each) })
-	k.once("effects", rounds*each)
+	k.waitCount("effects", rounds*each)
+	k.waitUntil("all offsets", func(context.Context) bool { return sumOffsets(k.readCommitted(4)) == int64(rounds*each) })
+	k.checkOnce("effects", rounds*each)
 }
 
 // blocked is a handler that waits for a release at one value, and signals when it is there.
@@ -84,28 +84,28 @@ func TestDatabaseAwayPausesAndLosesNothing(t *testing.T) {
 	n := 120
 	stats := &counts{}
 	dead := newDisposed()
-	c := k.consumer(consumer.WithTelemetry(stats), consumer.WithDisposer(dead), tries(1), consumer.WithBufferedRecords(20))
-	handle(t, c, "counted", k.effects("effects"))
-	k.publish(numbered(8, n/2)...)
+	c := k.newConsumer(consumer.WithTelemetry(stats), consumer.WithDisposer(dead), withTries(1), consumer.WithBufferedRecords(20))
+	addHandler(t, c, "counted", k.insertInto("effects"))
+	k.publish(newMessages(8, n/2)...)
 	k.start(c)
-	k.untilCount("effects", n/2)
+	k.waitCount("effects", n/2)
 	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{
 		{Key: "failCommands", Value: bson.A{"find", "aggregate", "insert", "update", "commitTransaction"}}, {Key: "errorCode", Value: 11600}, {Key: "closeConnection", Value: false},
 	})
 
-	more := numbered(8, n)[n/2:]
+	more := newMessages(8, n)[n/2:]
 	k.publish(more...)
-	k.until("the outage to be noticed", func(context.Context) bool { return stats.database.Load() > 0 })
-	before := sum(k.committed(2))
+	k.waitUntil("the outage to be noticed", func(context.Context) bool { return stats.database.Load() > 0 })
+	before := sumOffsets(k.readCommitted(2))
 	if before > int64(n/2) {
 		t.Errorf("%d offsets are committed", before)
 	}
 
 	off()
-	k.untilCount("effects", n)
-	k.until("all offsets", func(context.Context) bool { return sum(k.committed(2)) == int64(n) })
-	k.once("effects", n)
-	if got := dead.all(); len(got) > 0 || stats.failed.Load() > 0 {
+	k.waitCount("effects", n)
+	k.waitUntil("all offsets", func(context.Context) bool { return sumOffsets(k.readCommitted(2)) == int64(n) })
+	k.checkOnce("effects", n)
+	if got := dead.listAll(); len(got) > 0 || stats.failed.Load() > 0 {
 		t.Errorf("%d attempts were spent, %d messages disposed of", stats.failed.Load(), len(got))
 	}
 	if held := stats.maxHeld.Load(); held > int64(2*(20+n)) {
@@ -117,31 +117,31 @@ func TestDatabaseAwayPausesAndLosesNothing(t *testing.T) {
 func TestWhatCannotBeWaitedOutEndsTheRun(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	k.publish(numbered(1, 3)...)
+	k.publish(newMessages(1, 3)...)
 	standalone := func(ctx context.Context, fn func(ctx context.Context) error) error {
 		return fmt.Errorf("%w: %w", outbox.ErrStandalone, fn(ctx))
 	}
 
 	for _, opts := range [][]consumer.Option{{}, {consumer.WithMode(consumer.AtLeastOnce), consumer.WithTransaction()}} {
-		c := k.consumer(append(opts, consumer.Transactions(standalone))...)
-		handle(t, c, "*", func(context.Context, *consumer.Message) error { return errWanted })
+		c := k.newConsumer(append(opts, consumer.Transactions(standalone))...)
+		addHandler(t, c, "*", func(context.Context, *consumer.Message) error { return errWanted })
 		if err := c.Run(k.context()); !errors.Is(err, outbox.ErrStandalone) {
 			t.Errorf("Run: %v", err)
 		}
 	}
 
-	halt := recreated{k.inbox()}
-	c := k.consumer(consumer.WithInbox(halt))
-	handle(t, c, "*", nop)
+	halt := recreated{k.openInbox()}
+	c := k.newConsumer(consumer.WithInbox(halt))
+	addHandler(t, c, "*", nop)
 	if err := c.Run(k.context()); !errors.Is(err, inbox.ErrRecreated) {
 		t.Errorf("Run: %v", err)
 	}
-	if got := k.committed(1)[0]; got > 0 {
+	if got := k.readCommitted(1)[0]; got > 0 {
 		t.Errorf("offset %d is committed", got)
 	}
 }
 
-func (k *kit) inbox() *inbox.Inbox {
+func (k *kit) openInbox() *inbox.Inbox {
 	k.Helper()
 	x, err := mongostore.Open(k.db, inbox.Settings{})
 	if err != nil {
@@ -162,45 +162,45 @@ func TestPauseHoldsNothingInMemory(t *testing.T) {
 	k := newKit(t, 1)
 	n := 60
 	stats := &counts{}
-	b := newBlocked("3", k.effects("effects"))
-	c := k.consumer(consumer.WithTelemetry(stats), consumer.WithBatch(4))
+	b := newBlocked("3", k.insertInto("effects"))
+	c := k.newConsumer(consumer.WithTelemetry(stats), consumer.WithBatch(4))
 	if err := c.Handle("counted", consumer.Func(b.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}
 
-	k.publish(numbered(1, n)...)
+	k.publish(newMessages(1, n)...)
 	k.start(c)
-	k.await("the message", b.reached)
+	k.waitFor("the message", b.reached)
 	c.Pause()
 	close(b.release)
-	k.until("an empty memory", func(context.Context) bool { return stats.held.Load() == 0 && stats.heldBytes.Load() == 0 })
+	k.waitUntil("an empty memory", func(context.Context) bool { return stats.held.Load() == 0 && stats.heldBytes.Load() == 0 })
 	done := k.countDocuments("effects")
 	if done >= n {
 		t.Fatalf("all %d are handled: the pause came too late", n)
 	}
 
-	k.until("the commit of the finished messages", func(context.Context) bool { return k.committed(1)[0] == int64(done) })
-	k.publish(msg("key00", "counted", fmt.Sprint(n)))
+	k.waitUntil("the commit of the finished messages", func(context.Context) bool { return k.readCommitted(1)[0] == int64(done) })
+	k.publish(newMessage("key00", "counted", fmt.Sprint(n)))
 	c.Resume()
-	k.untilCount("effects", n+1)
-	k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == int64(n+1) })
-	k.once("effects", n+1)
+	k.waitCount("effects", n+1)
+	k.waitUntil("all offsets", func(context.Context) bool { return k.readCommitted(1)[0] == int64(n+1) })
+	k.checkOnce("effects", n+1)
 }
 
 func TestStopFinishesWhatIsInFlight(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	b := newBlocked("0", k.effects("effects"))
-	c := k.consumer(consumer.WithCommitInterval(-1), consumer.WithBatch(1))
+	b := newBlocked("0", k.insertInto("effects"))
+	c := k.newConsumer(consumer.WithCommitInterval(-1), consumer.WithBatch(1))
 	if err := c.Handle("counted", consumer.Func(b.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}
 
-	k.publish(numbered(1, 5)...)
+	k.publish(newMessages(1, 5)...)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()
-	k.await("the message", b.reached)
+	k.waitFor("the message", b.reached)
 	if err := c.Run(t.Context()); !errors.Is(err, consumer.ErrRunning) {
 		t.Errorf("a second Run: %v", err)
 	}
@@ -216,21 +216,21 @@ func TestStopFinishesWhatIsInFlight(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	if got := k.committed(1)[0]; got != int64(k.countDocuments("effects")) || got < 1 {
+	if got := k.readCommitted(1)[0]; got != int64(k.countDocuments("effects")) || got < 1 {
 		t.Errorf("offset %d, %d effects", got, k.countDocuments("effects"))
 	}
 
 	k.start(c) // it runs again
-	k.untilCount("effects", 5)
-	k.once("effects", 5)
+	k.waitCount("effects", 5)
+	k.checkOnce("effects", 5)
 }
 
 func TestStopAbandonsWhatDoesNotEndInTime(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	b := newBlocked("2", k.effects("effects"))
+	b := newBlocked("2", k.insertInto("effects"))
 	abandoned := make(chan struct{}, 10)
-	c := k.consumer(consumer.WithDrain(50*time.Millisecond), consumer.WithBatch(1), consumer.WithErrorHook(func(_ context.Context, err error) {
+	c := k.newConsumer(consumer.WithDrain(50*time.Millisecond), consumer.WithBatch(1), consumer.WithErrorHook(func(_ context.Context, err error) {
 		if errors.Is(err, consumer.ErrAbandoned) {
 			abandoned <- struct{}{}
 		}
@@ -239,27 +239,27 @@ func TestStopAbandonsWhatDoesNotEndInTime(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	k.publish(numbered(1, 5)...)
+	k.publish(newMessages(1, 5)...)
 	stop := k.start(c)
-	k.await("the message", b.reached)
+	k.waitFor("the message", b.reached)
 	stop()
-	k.await("the report", abandoned)
-	if got := k.committed(1)[0]; got != 2 {
+	k.waitFor("the report", abandoned)
+	if got := k.readCommitted(1)[0]; got != 2 {
 		t.Errorf("offset %d is committed", got)
 	}
 
 	close(b.release)
 	k.start(c)
-	k.untilCount("effects", 5)
-	k.once("effects", 5)
+	k.waitCount("effects", 5)
+	k.checkOnce("effects", 5)
 }
 
 func TestACoolingLaneDoesNotBlockOthers(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	effects := k.effects("effects")
-	c := k.consumer(consumer.WithConcurrency(1), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{time.Hour}}))
-	handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
+	effects := k.insertInto("effects")
+	c := k.newConsumer(consumer.WithConcurrency(1), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{time.Hour}}))
+	addHandler(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
 		if string(m.Key) == "bad" {
 			return errWanted
 		}
@@ -267,8 +267,8 @@ func TestACoolingLaneDoesNotBlockOthers(t *testing.T) {
 	})
 
 	lane, n := inbox.Lane([]byte("bad"), 0), 0
-	ms := []*consumer.Message{msg("bad", "counted", "0")}
-	for _, m := range numbered(20, 60) {
+	ms := []*consumer.Message{newMessage("bad", "counted", "0")}
+	for _, m := range newMessages(20, 60) {
 		if inbox.Lane(m.Key, 0) != lane {
 			ms = append(ms, m)
 			n++
@@ -277,10 +277,11 @@ func TestACoolingLaneDoesNotBlockOthers(t *testing.T) {
 
 	k.publish(ms...)
 	stop := k.start(c)
-	k.untilCount("effects", n)
-	k.once("effects", n)
-	stop() // at once, though the lane has an hour to wait
-	if got := k.committed(1)[0]; got > 0 {
+	k.waitCount("effects", n)
+	k.checkOnce("effects", n)
+	// The consumer ends at once, although the lane has an hour to wait.
+	stop()
+	if got := k.readCommitted(1)[0]; got > 0 {
 		t.Errorf("offset %d is committed past the waiting message", got)
 	}
 }
@@ -299,10 +300,10 @@ func TestNothingOfALanePassesAnInterruptedMessage(t *testing.T) {
 			stats := &counts{}
 			failed := make(chan struct{}, 10)
 			var healed atomic.Bool
-			c := k.consumer(consumer.WithBatch(1), consumer.WithTelemetry(stats), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{time.Hour}}))
+			c := k.newConsumer(consumer.WithBatch(1), consumer.WithTelemetry(stats), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{time.Hour}}))
 
-			effects := k.effects("effects")
-			handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
+			effects := k.insertInto("effects")
+			addHandler(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
 				if string(m.Value) == "3" && !healed.Load() {
 					failed <- struct{}{}
 					return errWanted
@@ -310,13 +311,13 @@ func TestNothingOfALanePassesAnInterruptedMessage(t *testing.T) {
 				return effects(ctx, m)
 			})
 
-			k.publish(numbered(1, 30)...)
+			k.publish(newMessages(1, 30)...)
 			stop := k.start(c)
-			k.await("the failure", failed)
-			k.until("the rest to wait", func(context.Context) bool { return stats.held.Load() == 27 })
+			k.waitFor("the failure", failed)
+			k.waitUntil("the rest to wait", func(context.Context) bool { return stats.held.Load() == 27 })
 
 			interrupt(c, stop)
-			k.until("an empty memory", func(context.Context) bool { return stats.held.Load() == 0 })
+			k.waitUntil("an empty memory", func(context.Context) bool { return stats.held.Load() == 0 })
 
 			healed.Store(true)
 			if name == "pause" {
@@ -325,8 +326,8 @@ func TestNothingOfALanePassesAnInterruptedMessage(t *testing.T) {
 				k.start(c)
 			}
 
-			k.untilCount("effects", 30)
-			k.once("effects", 30)
+			k.waitCount("effects", 30)
+			k.checkOnce("effects", 30)
 		})
 	}
 }
@@ -335,27 +336,27 @@ func TestHandlersHaveLimitedTimeAndNumber(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	dead := newDisposed()
-	c := k.consumer(consumer.WithDisposer(dead), tries(1))
-	handle(t, c, "slow", func(ctx context.Context, _ *consumer.Message) error {
+	c := k.newConsumer(consumer.WithDisposer(dead), withTries(1))
+	addHandler(t, c, "slow", func(ctx context.Context, _ *consumer.Message) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}, consumer.WithTimeout(50*time.Millisecond))
 
 	var at, most atomic.Int64
-	effects := k.effects("effects")
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+	effects := k.insertInto("effects")
+	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		most.Store(max(most.Load(), at.Add(1)))
 		defer at.Add(-1)
 		return effects(ctx, m)
 	}, consumer.WithLimit(1), consumer.WithMode(consumer.AtLeastOnce))
 
-	k.publish(msg("a", "slow", "0"))
-	k.publish(numbered(8, 40)...)
+	k.publish(newMessage("a", "slow", "0"))
+	k.publish(newMessages(8, 40)...)
 	k.start(c)
-	k.untilCount("effects", 40)
-	k.await("the dead letter", dead.more)
+	k.waitCount("effects", 40)
+	k.waitFor("the dead letter", dead.more)
 	var late *consumer.TimeoutError
-	if err := dead.all()[0].cause; !errors.As(err, &late) || !errors.Is(err, context.DeadlineExceeded) || late.After != 50*time.Millisecond {
+	if err := dead.listAll()[0].cause; !errors.As(err, &late) || !errors.Is(err, context.DeadlineExceeded) || late.After != 50*time.Millisecond {
 		t.Errorf("cause: %v", err)
 	}
 	if most.Load() != 1 {
@@ -371,11 +372,11 @@ func TestBatchHandlersGetALaneTogether(t *testing.T) {
 			k := newKit(t, 1)
 			dead := newDisposed()
 
-			c := k.consumer(consumer.WithDisposer(dead), tries(1), consumer.WithMode(mode))
+			c := k.newConsumer(consumer.WithDisposer(dead), withTries(1), consumer.WithMode(mode))
 			var mu sync.Mutex
 			var sizes []int
 
-			coll := k.collection("effects")
+			coll := k.newCollection("effects")
 			err := c.Handle("counted", consumer.Batch(func(ctx context.Context, ms []*consumer.Message) error {
 				var docs []any
 				for _, m := range ms {
@@ -394,10 +395,10 @@ func TestBatchHandlersGetALaneTogether(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			k.publish(numbered(1, 30)...)
+			k.publish(newMessages(1, 30)...)
 			k.start(c)
-			k.untilCount("effects", 29)
-			k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == 30 })
+			k.waitCount("effects", 29)
+			k.waitUntil("all offsets", func(context.Context) bool { return k.readCommitted(1)[0] == 30 })
 
 			mu.Lock()
 			defer mu.Unlock()
@@ -409,7 +410,7 @@ func TestBatchHandlersGetALaneTogether(t *testing.T) {
 				t.Errorf("batches of %v", sizes)
 			}
 
-			if got := dead.all(); len(got) != 1 || string(got[0].m.Value) != "7" {
+			if got := dead.listAll(); len(got) != 1 || string(got[0].m.Value) != "7" {
 				t.Errorf("%d dead letters", len(got))
 			}
 		})

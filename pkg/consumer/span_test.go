@@ -29,8 +29,8 @@ func TestTheOutcomeOfASpanQuotesNothing(t *testing.T) {
 	t.Parallel()
 	l, seen, secret := &changing{}, &spanLog{ended: make(chan error, 100), begun: make(chan telemetry.Attempt, 100)}, errors.New("card 4111")
 	// No other process begins a generation: the first message is tried once.
-	c := over(t, l, consumer.WithInbox(&renewed{attached: 1}), consumer.WithTelemetry(seen))
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+	c := newLogConsumer(t, l, consumer.WithInbox(&renewed{attached: 1}), consumer.WithTelemetry(seen))
+	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if ctx.Value(spanKey{}) == nil {
 			t.Error("the handler has another context than that of the span")
 		}
@@ -38,9 +38,9 @@ func TestTheOutcomeOfASpanQuotesNothing(t *testing.T) {
 			return secret
 		}
 		return nil
-	}, tries(1))
+	}, withTries(1))
 	l.append("a")
-	runs(t, c)
+	startConsumer(t, c)
 	if a := <-seen.begun; a.Group != "group" || a.Handler != "counted" || len(a.Messages) != 1 || a.Messages[0].Number != 1 {
 		t.Errorf("the attempt is %+v", a)
 	}

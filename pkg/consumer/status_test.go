@@ -41,24 +41,24 @@ func TestStatusShowsAStuckPartition(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	seen, page := &gauges{}, telemetry.NewPrometheus()
-	c := k.consumer(consumer.WithTelemetry(telemetry.Join(seen, page)), consumer.WithBufferedRecords(1), consumer.WithMaxAhead(1))
+	c := k.newConsumer(consumer.WithTelemetry(telemetry.Join(seen, page)), consumer.WithBufferedRecords(1), consumer.WithMaxAhead(1))
 	if s := c.Status(); s.Ready || len(s.Reasons) != 1 || len(s.Partitions) != 0 {
 		t.Errorf("before Run: %+v", s)
 	}
 
 	begun, release := make(chan struct{}, 100), make(chan struct{})
-	handle(t, c, "counted", func(context.Context, *consumer.Message) error {
+	addHandler(t, c, "counted", func(context.Context, *consumer.Message) error {
 		begun <- struct{}{}
 		<-release
 		return nil
 	}, consumer.WithMode(consumer.AtLeastOnce), consumer.WithTimeout(100*time.Millisecond))
-	k.publish(msg("k", "counted", "0"))
+	k.publish(newMessage("k", "counted", "0"))
 	k.start(c)
 	t.Cleanup(func() { close(release) })
-	k.await("the handler", begun)
+	k.waitFor("the handler", begun)
 
-	k.publish(numbered(1, 20)...)
-	k.until("the lag and the age to grow", func(context.Context) bool {
+	k.publish(newMessages(1, 20)...)
+	k.waitUntil("the lag and the age to grow", func(context.Context) bool {
 		p := c.Status().Partitions
 		return len(p) == 1 && p[0].Topic == k.topic && p[0].Lag == 21 && p[0].Oldest > 2*time.Second && p[0].Stuck &&
 			seen.lag.Load() == 21 && seen.oldest.Load() > int64(2*time.Second)
@@ -69,7 +69,7 @@ func TestStatusShowsAStuckPartition(t *testing.T) {
 		t.Errorf("a stuck partition is a reason, and no reason to be unready: %+v", s)
 	}
 	before := c.Status().Partitions[0].Oldest
-	k.until("the age to grow further", func(context.Context) bool { return c.Status().Partitions[0].Oldest > before+time.Second })
+	k.waitUntil("the age to grow further", func(context.Context) bool { return c.Status().Partitions[0].Oldest > before+time.Second })
 	w := httptest.NewRecorder()
 	page.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody))
 	want := `outrelay_consumer_lag_messages{group="` + k.group + `",topic="` + k.topic + `",partition="0"} 21`
@@ -93,22 +93,22 @@ func TestOnlyALongOutageOfMongoDBMakesAConsumerUnready(t *testing.T) {
 	t.Parallel()
 	app := stacktest.Name(t)
 	k := newKit(t, 1, options.Client().SetAppName(app))
-	c := k.consumer()
+	c := k.newConsumer()
 	var offset atomic.Int64
 	start := time.Now()
 	c.SetNow(func() time.Time { return start.Add(time.Duration(offset.Load())) })
-	handle(t, c, "counted", k.effects("effects"))
+	addHandler(t, c, "counted", k.insertInto("effects"))
 	if code, _ := getHealth(t, c, "/readyz"); code != http.StatusServiceUnavailable {
 		t.Errorf("/readyz before Run: %d", code)
 	}
 	k.start(c)
-	k.until("readiness", func(context.Context) bool { return c.Status().Ready })
+	k.waitUntil("readiness", func(context.Context) bool { return c.Status().Ready })
 
 	fail := func() (end func()) {
 		end = stacktest.FailCommand(t, app, "alwaysOn", bson.D{
 			{Key: "failCommands", Value: bson.A{"find", "aggregate", "insert", "update"}}, {Key: "errorCode", Value: 11600}, {Key: "closeConnection", Value: false},
 		})
-		k.until("the outage to be noticed", func(context.Context) bool { return len(c.Status().Reasons) > 0 })
+		k.waitUntil("the outage to be noticed", func(context.Context) bool { return len(c.Status().Reasons) > 0 })
 		return end
 	}
 	recovered := func() bool { s := c.Status(); return s.Ready && len(s.Reasons) == 0 }
@@ -119,7 +119,7 @@ func TestOnlyALongOutageOfMongoDBMakesAConsumerUnready(t *testing.T) {
 		t.Errorf("after 29 s: %+v", s)
 	}
 	end()
-	k.until("the end of a short outage", func(context.Context) bool { return recovered() })
+	k.waitUntil("the end of a short outage", func(context.Context) bool { return recovered() })
 
 	end = fail()
 	offset.Add(int64(31 * time.Second))
@@ -130,7 +130,7 @@ func TestOnlyALongOutageOfMongoDBMakesAConsumerUnready(t *testing.T) {
 		t.Errorf("/livez during an outage: %d", code)
 	}
 	end()
-	k.until("the end of a long outage", func(context.Context) bool { return recovered() })
+	k.waitUntil("the end of a long outage", func(context.Context) bool { return recovered() })
 	if code, _ := getHealth(t, c, "/readyz"); code != http.StatusOK {
 		t.Errorf("/readyz after the outage: %d", code)
 	}
@@ -139,16 +139,16 @@ func TestOnlyALongOutageOfMongoDBMakesAConsumerUnready(t *testing.T) {
 func TestStatusDescribesHandlersAndRetireRemovesThem(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	c := k.consumer()
+	c := k.newConsumer()
 	never := consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}, Min: time.Hour, Max: time.Hour})
-	handle(t, c, "fails", func(context.Context, *consumer.Message) error { return errFlaky }, never)
-	handle(t, c, "rests", func(context.Context, *consumer.Message) error { return consumer.Suspend(time.Hour, errFlaky) }, never)
-	handle(t, c, "works", k.effects("effects"))
-	k.publish(msg("k", "works", "0"), msg("a", "fails", "1"), msg("a", "fails", "2"), msg("b", "rests", "1"), msg("x", "nobody.knows", "1"))
+	addHandler(t, c, "fails", func(context.Context, *consumer.Message) error { return errFlaky }, never)
+	addHandler(t, c, "rests", func(context.Context, *consumer.Message) error { return consumer.Suspend(time.Hour, errFlaky) }, never)
+	addHandler(t, c, "works", k.insertInto("effects"))
+	k.publish(newMessage("k", "works", "0"), newMessage("a", "fails", "1"), newMessage("a", "fails", "2"), newMessage("b", "rests", "1"), newMessage("x", "unknown.name", "1"))
 	stop := k.start(c)
 
 	handlers := map[string]consumer.HandlerStatus{}
-	k.until("messages that are set aside", func(context.Context) bool {
+	k.waitUntil("messages that are set aside", func(context.Context) bool {
 		for _, h := range c.Status().Handlers {
 			handlers[h.Name] = h
 		}
@@ -163,7 +163,7 @@ func TestStatusDescribesHandlersAndRetireRemovesThem(t *testing.T) {
 	if h := handlers["works"]; h.Waiting != 0 || h.LastError != "" || h.Suspended {
 		t.Errorf("a handler that works: %+v", h)
 	}
-	k.until("the unknown name", func(context.Context) bool { return c.Status().Unknown["nobody.knows"] == 1 })
+	k.waitUntil("the unknown name", func(context.Context) bool { return c.Status().Unknown["unknown.name"] == 1 })
 
 	gone := consumer.HandlerID{Group: k.group, Name: "fails"}
 	if err := consumer.Retire(k.context(), k.db, gone); !errors.Is(err, consumer.ErrRunning) {

@@ -24,15 +24,15 @@ func TestTopicsMayBeAddedAndTakenAway(t *testing.T) {
 	}
 
 	member := func() *consumer.Consumer {
-		c := k.consumer(consumer.WithTopicList(list), consumer.WithTelemetry(stats))
-		handle(t, c, "counted", k.effects("effects"))
+		c := k.newConsumer(consumer.WithTopicList(list), consumer.WithTelemetry(stats))
+		addHandler(t, c, "counted", k.insertInto("effects"))
 		return c
 	}
 
 	c := member()
 	stop := k.start(c)
-	k.publish(numbered(2, 4)...)
-	k.untilCount("effects", 4)
+	k.publish(newMessages(2, 4)...)
+	k.waitCount("effects", 4)
 	for range 2 {
 		if err := list.Add(k.context(), later); err != nil {
 			t.Fatal(err)
@@ -41,13 +41,13 @@ func TestTopicsMayBeAddedAndTakenAway(t *testing.T) {
 
 	send := func(n int) {
 		t.Helper()
-		if err := k.kafka.Publish(k.context(), later, records(numbered(2, n)[n-2:]...)); err != nil {
+		if err := k.kafka.Publish(k.context(), later, newRecords(newMessages(2, n)[n-2:]...)); err != nil {
 			t.Fatal(err)
 		}
 	}
 
 	send(6)
-	k.untilCount("effects", 6)
+	k.waitCount("effects", 6)
 	got, err := list.All(k.context())
 	if d := cmp.Diff([]string{later}, got); err != nil || d != "" {
 		t.Error(err, d)
@@ -56,7 +56,7 @@ func TestTopicsMayBeAddedAndTakenAway(t *testing.T) {
 	stop()
 	k.start(member())
 	send(8)
-	k.untilCount("effects", 8)
+	k.waitCount("effects", 8)
 	joined := stats.assigned.Load()
 	if was, err := list.Remove(k.context(), later); err != nil || !was {
 		t.Error(was, err)
@@ -65,12 +65,12 @@ func TestTopicsMayBeAddedAndTakenAway(t *testing.T) {
 		t.Error(was, err)
 	}
 
-	k.until("the group without it", func(context.Context) bool { return stats.assigned.Load() > joined })
-	if err := k.kafka.Publish(k.context(), later, records(msg("gone", "counted", "0"))); err != nil {
+	k.waitUntil("the group without it", func(context.Context) bool { return stats.assigned.Load() > joined })
+	if err := k.kafka.Publish(k.context(), later, newRecords(newMessage("gone", "counted", "0"))); err != nil {
 		t.Fatal(err)
 	}
 
-	k.publish(numbered(2, 10)[8:]...)
-	k.untilCount("effects", 10)
-	k.once("effects", 10)
+	k.publish(newMessages(2, 10)[8:]...)
+	k.waitCount("effects", 10)
+	k.checkOnce("effects", 10)
 }

@@ -15,7 +15,7 @@ import (
 
 var errFlaky = errors.New("flaky")
 
-func TestWhatIsTransientIsToldByCodesAndLabels(t *testing.T) {
+func TestCodesAndLabelsDecideWhatIsTransient(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		err  error
@@ -27,12 +27,13 @@ func TestWhatIsTransientIsToldByCodesAndLabels(t *testing.T) {
 		{fmt.Errorf("x: %w", mongo.CommandError{Code: 50, Wrapped: context.DeadlineExceeded}), true},
 		{mongo.WriteException{WriteErrors: mongo.WriteErrors{{Code: 11000}}}, false},
 		{mongo.CommandError{Code: 13}, false},
-		{context.DeadlineExceeded, false}, // of an unknown cause
+		// The cause of the deadline is unknown.
+		{context.DeadlineExceeded, false},
 		{errors.New("NotWritablePrimary"), false},
 		{&consumer.TimeoutError{Err: mongo.CommandError{Labels: []string{"NetworkError"}}}, false},
 	} {
 		if got := consumer.IsTransient(c.err); got != c.want {
-			t.Errorf("isTransient of %#v: got %t", c.err, got)
+			t.Errorf("isTransient of %#v: got %t, want %t", c.err, got, c.want)
 		}
 	}
 }

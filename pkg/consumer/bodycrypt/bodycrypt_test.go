@@ -16,25 +16,25 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-func key(id string) bodycrypt.Key {
+func newKey(id string) bodycrypt.Key {
 	return bodycrypt.Key{ID: id, Bytes: bytes.Repeat([]byte(id[len(id)-1:]), 32)}
 }
 
-func keys(t testing.TB, current string, old ...string) bodycrypt.Keys {
+func newKeys(t testing.TB, current string, old ...string) bodycrypt.Keys {
 	t.Helper()
 	var olds []bodycrypt.Key
 	for _, id := range old {
-		olds = append(olds, key(id))
+		olds = append(olds, newKey(id))
 	}
-	k, err := bodycrypt.Static(key(current), olds...)
+	k, err := bodycrypt.Static(newKey(current), olds...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return k
 }
 
-// emitted is the event as a consumer gets it, after middlewares.
-func emitted(t testing.TB, ev event.Event, mws ...outbox.Middleware) *consumer.Message {
+// emitEvent returns the event as a consumer receives it, after the middlewares.
+func emitEvent(t testing.TB, ev event.Event, mws ...outbox.Middleware) *consumer.Message {
 	t.Helper()
 	var out event.Event
 	emit := outbox.AppendFunc(func(_ context.Context, ev event.Event) error { out = ev; return nil })
@@ -56,26 +56,26 @@ func emitted(t testing.TB, ev event.Event, mws ...outbox.Middleware) *consumer.M
 	return m
 }
 
-// handled is the message that a handler inside of the middleware gets.
-func handled(ctx context.Context, m *consumer.Message, mw consumer.Middleware) (got *consumer.Message, err error) {
+// handleWith returns the message that a handler inside of the middleware receives.
+func handleWith(ctx context.Context, m *consumer.Message, mw consumer.Middleware) (got *consumer.Message, err error) {
 	err = mw(func(_ context.Context, m *consumer.Message) error { got = m; return nil })(ctx, m)
 	return got, err
 }
 
 func TestEncryptedBodiesAreReadByHandlersAlone(t *testing.T) {
 	t.Parallel()
-	k := keys(t, "k1")
+	k := newKeys(t, "k1")
 	rapid.Check(t, func(rt *rapid.T) {
 		body := rapid.SliceOfN(rapid.Byte(), 0, 300).Draw(rt, "body")
 		ev := event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", body), event.WithHeader("tenant", []byte("x")))
-		m := emitted(t, ev, bodycrypt.Encrypt(k, "tenant", "absent"))
+		m := emitEvent(t, ev, bodycrypt.Encrypt(k, "tenant", "absent"))
 
 		if len(m.Value) != len(body)+28 || len(body) > 8 && bytes.Contains(m.Value, body) {
 			rt.Fatalf("%d bytes became %d", len(body), len(m.Value))
 		}
 
 		before := bytes.Clone(m.Value)
-		got, err := handled(t.Context(), m, bodycrypt.Decrypt(k))
+		got, err := handleWith(t.Context(), m, bodycrypt.Decrypt(k))
 		if err != nil || !bytes.Equal(got.Value, body) {
 			rt.Fatalf("decrypted to something else: %v", err)
 		}
@@ -88,9 +88,9 @@ func TestEncryptedBodiesAreReadByHandlersAlone(t *testing.T) {
 
 func TestWhatWasChangedIsNotDecrypted(t *testing.T) {
 	t.Parallel()
-	k := keys(t, "k1", "k2")
+	k := newKeys(t, "k1", "k2")
 	fresh := func() *consumer.Message {
-		return emitted(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("secret")), event.WithHeader("tenant", []byte("x"))), bodycrypt.Encrypt(k, "tenant"))
+		return emitEvent(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("secret")), event.WithHeader("tenant", []byte("x"))), bodycrypt.Encrypt(k, "tenant"))
 	}
 
 	for name, change := range map[string]func(m *consumer.Message){
@@ -111,40 +111,40 @@ func TestWhatWasChangedIsNotDecrypted(t *testing.T) {
 	} {
 		m := fresh()
 		change(m)
-		got, err := handled(t.Context(), m, bodycrypt.Decrypt(k))
+		got, err := handleWith(t.Context(), m, bodycrypt.Decrypt(k))
 		if !errors.Is(err, consumer.ErrMalformed) || got != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := handled(t.Context(), fresh(), bodycrypt.Decrypt(k)); err != nil {
+	if _, err := handleWith(t.Context(), fresh(), bodycrypt.Decrypt(k)); err != nil {
 		t.Errorf("unchanged: %v", err)
 	}
 }
 
 func TestKeysRotate(t *testing.T) {
 	t.Parallel()
-	old := keys(t, "k1")
-	both := keys(t, "k2", "k1")
+	old := newKeys(t, "k1")
+	both := newKeys(t, "k2", "k1")
 	ev := event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("secret")))
-	for name, m := range map[string]*consumer.Message{"old": emitted(t, ev, bodycrypt.Encrypt(old)), "new": emitted(t, ev, bodycrypt.Encrypt(both))} {
-		if got, err := handled(t.Context(), m, bodycrypt.Decrypt(both)); err != nil || string(got.Value) != "secret" {
+	for name, m := range map[string]*consumer.Message{"old": emitEvent(t, ev, bodycrypt.Encrypt(old)), "new": emitEvent(t, ev, bodycrypt.Encrypt(both))} {
+		if got, err := handleWith(t.Context(), m, bodycrypt.Decrypt(both)); err != nil || string(got.Value) != "secret" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := handled(t.Context(), emitted(t, ev, bodycrypt.Encrypt(both)), bodycrypt.Decrypt(old)); !errors.Is(err, bodycrypt.ErrUnknownKey) {
+	if _, err := handleWith(t.Context(), emitEvent(t, ev, bodycrypt.Encrypt(both)), bodycrypt.Decrypt(old)); !errors.Is(err, bodycrypt.ErrUnknownKey) {
 		t.Errorf("a key that is not there: %v", err)
 	}
 }
 
 func TestWhatNeedsNoDecryption(t *testing.T) {
 	t.Parallel()
-	k := keys(t, "k1")
-	tombstone := emitted(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}), bodycrypt.Encrypt(k))
-	if got, err := handled(t.Context(), tombstone, bodycrypt.Decrypt(k)); err != nil || !got.Tombstone() {
+	k := newKeys(t, "k1")
+	tombstone := emitEvent(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}), bodycrypt.Encrypt(k))
+	if got, err := handleWith(t.Context(), tombstone, bodycrypt.Decrypt(k)); err != nil || !got.Tombstone() {
 		t.Errorf("a tombstone: %v", err)
 	}
-	plain := emitted(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("open"))))
-	if got, err := handled(t.Context(), plain, bodycrypt.Decrypt(k, bodycrypt.WithPlain())); err != nil || string(got.Value) != "open" {
+	plain := emitEvent(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("open"))))
+	if got, err := handleWith(t.Context(), plain, bodycrypt.Decrypt(k, bodycrypt.WithPlain())); err != nil || string(got.Value) != "open" {
 		t.Errorf("a plain one that is allowed: %v", err)
 	}
 }
@@ -159,8 +159,8 @@ func (awayKeys) Key(context.Context, string) (bodycrypt.Key, error) {
 
 func TestAKeyProviderThatIsAwayIsNotTheMessagesFault(t *testing.T) {
 	t.Parallel()
-	k := keys(t, "k1")
-	_, err := handled(t.Context(), emitted(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("x"))), bodycrypt.Encrypt(k)), bodycrypt.Decrypt(awayKeys{k}))
+	k := newKeys(t, "k1")
+	_, err := handleWith(t.Context(), emitEvent(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("x"))), bodycrypt.Encrypt(k)), bodycrypt.Decrypt(awayKeys{k}))
 	if !errors.Is(err, errAway) || errors.Is(err, consumer.ErrMalformed) {
 		t.Error(err)
 	}
@@ -168,7 +168,7 @@ func TestAKeyProviderThatIsAwayIsNotTheMessagesFault(t *testing.T) {
 
 func TestBrokenKeysAreRefused(t *testing.T) {
 	t.Parallel()
-	_, err := bodycrypt.Static(bodycrypt.Key{ID: "short", Bytes: make([]byte, 31)}, key("a;b"), key("k"), key("k"), bodycrypt.Key{})
+	_, err := bodycrypt.Static(bodycrypt.Key{ID: "short", Bytes: make([]byte, 31)}, newKey("a;b"), newKey("k"), newKey("k"), bodycrypt.Key{})
 	for _, want := range []string{`"short" has 31 bytes`, `"a;b"`, `two keys have the id "k"`, `invalid key id ""`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %s", err, want)

@@ -17,7 +17,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-func bodies(t *testing.T, opts ...Option) (*GridFS, *mongo.Database) {
+func newBodies(t *testing.T, opts ...Option) (*GridFS, *mongo.Database) {
 	t.Helper()
 	db := stacktest.Database(t, stacktest.Client(t))
 	g, err := NewGridFS(db, opts...)
@@ -51,7 +51,7 @@ func checkedIn(ctx context.Context, g Store, m *consumer.Message) (got *consumer
 
 func TestLargeBodiesGoThroughTheStore(t *testing.T) {
 	t.Parallel()
-	g, db := bodies(t)
+	g, db := newBodies(t)
 	ctx := t.Context()
 	large := []byte(strings.Repeat("0123456789", 100_000))
 	// In a transaction, on both sides; its abort leaves the body to the sweep.
@@ -101,7 +101,7 @@ func TestLargeBodiesGoThroughTheStore(t *testing.T) {
 
 func TestBodiesAreSweptByAge(t *testing.T) {
 	t.Parallel()
-	g, _ := bodies(t, WithTTL(time.Hour), WithBucket("kept"))
+	g, _ := newBodies(t, WithTTL(time.Hour), WithBucket("kept"))
 	ctx := t.Context()
 	var refs []string
 	for range 3 {
@@ -142,7 +142,7 @@ func TestBodiesAreSweptByAge(t *testing.T) {
 
 func TestTheSweeperEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	g, _ := bodies(t)
+	g, _ := newBodies(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- g.Run(ctx) }()

@@ -17,8 +17,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var errAway = errors.New("the dependency is away")
 
-// through sends outcomes through a breaker and returns how many it let, and the error of the last message.
-func through(b *Breaker, outcomes ...error) (passed int, err error) {
+// sendThrough sends outcomes through a breaker and returns the number of handled messages, and the error of the last message.
+func sendThrough(b *Breaker, outcomes ...error) (passed int, err error) {
 	for _, outcome := range outcomes {
 		h := b.Middleware()(func(context.Context, *consumer.Message) error { passed++; return outcome })
 		err = h(context.Background(), &consumer.Message{})
@@ -37,17 +37,17 @@ func TestBreakerOpensHalfOpensAndCloses(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := New("orders", WithMinimum(4), WithWindow(10*time.Second), WithOpenFor(time.Minute))
-		through(b, errAway, errAway, errAway)
+		sendThrough(b, errAway, errAway, errAway)
 		requireState(t, b, Closed, "below the minimum")
-		through(b, errAway)
+		sendThrough(b, errAway)
 		requireState(t, b, Open, "all four failed")
 
 		<-time.After(time.Minute - 1)
-		if n, err := through(b, nil); n != 0 || !errors.Is(err, ErrOpen) {
+		if n, err := sendThrough(b, nil); n != 0 || !errors.Is(err, ErrOpen) {
 			t.Fatalf("before its time: %d passed, %v", n, err)
 		}
 		<-time.After(1)
-		through(b, errAway)
+		sendThrough(b, errAway)
 		requireState(t, b, Open, "the probe failed")
 
 		<-time.After(time.Minute)
@@ -58,7 +58,8 @@ func TestBreakerOpensHalfOpensAndCloses(t *testing.T) {
 		requireState(t, b, HalfOpen, "during the probe")
 		done(nil)
 		requireState(t, b, Closed, "the probe succeeded")
-		done(errAway) // an outcome counts once
+		// An outcome counts once.
+		done(errAway)
 		requireState(t, b, Closed, "the same outcome again")
 	})
 }
@@ -67,8 +68,9 @@ func TestBreakerForgetsWhatIsPastItsWindow(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := New("x", WithMinimum(4), WithWindow(10*time.Second))
-		for range 20 { // three failures in any ten seconds, never four
-			through(b, errAway)
+		// There are three failures in any ten seconds, and never four.
+		for range 20 {
+			sendThrough(b, errAway)
 			<-time.After(3600 * time.Millisecond)
 		}
 		requireState(t, b, Closed, "at the end")
@@ -90,12 +92,12 @@ func TestBreakerCountsOnlyFailures(t *testing.T) {
 		b := New(name, append(c.opts, WithMinimum(2))...)
 
 		for range 50 {
-			if n, _ := through(b, c.outcomes...); n != len(c.outcomes) || b.State() != Closed {
+			if n, _ := sendThrough(b, c.outcomes...); n != len(c.outcomes) || b.State() != Closed {
 				t.Fatalf("%s: %d of %d passed, %s", name, n, len(c.outcomes), b.State())
 			}
 		}
 
-		through(b, consumer.RetryIn(0, errAway), consumer.Suspend(0, errAway))
+		sendThrough(b, consumer.RetryIn(0, errAway), consumer.Suspend(0, errAway))
 		requireState(t, b, Open, name)
 	}
 }
@@ -105,7 +107,7 @@ func TestAnInterruptedProbeIsRepeated(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := New("x", WithMinimum(1), WithOpenFor(time.Second))
-		through(b, errAway)
+		sendThrough(b, errAway)
 		<-time.After(time.Second)
 
 		ctx, cancel := context.WithCancel(t.Context())
@@ -115,7 +117,7 @@ func TestAnInterruptedProbeIsRepeated(t *testing.T) {
 		})
 		_ = h(ctx, &consumer.Message{})
 		requireState(t, b, HalfOpen, "the probe was interrupted")
-		through(b, nil)
+		sendThrough(b, nil)
 		requireState(t, b, Closed, "the next probe succeeded")
 	})
 }
@@ -129,7 +131,7 @@ func TestAnAnswerFromBeforeAChangeSaysNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		through(b, errAway, errAway)
+		sendThrough(b, errAway, errAway)
 		<-time.After(time.Second)
 
 		probe, err := b.allow()

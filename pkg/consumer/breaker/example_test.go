@@ -13,7 +13,8 @@ import (
 func Example() {
 	bank := breaker.New("bank", breaker.WithMinimum(2))
 	away := errors.New("the bank does not answer")
-	guard := bank.Middleware() // in a service: c.Handle(name, handler, consumer.WithMiddleware(bank.Middleware()))
+	// In a service: c.Handle(name, handler, consumer.WithMiddleware(bank.Middleware()))
+	guard := bank.Middleware()
 	charge := guard(func(context.Context, *consumer.Message) error { return away })
 	refund := guard(func(context.Context, *consumer.Message) error { return nil })
 

@@ -25,9 +25,9 @@ import (
 func TestALetterStaysAsItWasStoredFirst(t *testing.T) {
 	t.Parallel()
 	onBothStores(t, func(g *graveyard) {
-		want := failed(1, "h", "A")
+		want := newLetter(1, "h", "A")
 		g.bury(want)
-		again := failed(1, "h", "A")
+		again := newLetter(1, "h", "A")
 		again.Reason = "another reason"
 		g.bury(again)
 
@@ -54,7 +54,7 @@ func TestALetterStaysAsItWasStoredFirst(t *testing.T) {
 func TestATombstoneAndALargeBodyAreKept(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t)
-	tombstone, large := failed(1, "h", "A"), failed(2, "h", "A")
+	tombstone, large := newLetter(1, "h", "A"), newLetter(2, "h", "A")
 	tombstone.Value, large.Value = nil, bytes.Repeat([]byte("0123456789abcdef"), 13<<16) // 13 MiB
 	body := large.Value
 	g.bury(tombstone, large)
@@ -85,7 +85,7 @@ func TestATombstoneAndALargeBodyAreKept(t *testing.T) {
 func TestALetterLargerThanADocumentIsBare(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t)
-	large := failed(1, "h", "A")
+	large := newLetter(1, "h", "A")
 	large.Headers = append(large.Headers, event.Header{Key: "x", Value: make([]byte, 17<<20)})
 	omitted, err := letterparts.Put(t.Context(), g.Desk, large, noTopic)
 	if omitted == nil || err != nil {
@@ -145,7 +145,7 @@ func TestLettersAreRedactedBeforeTheyAreWritten(t *testing.T) {
 	g := newGraveyard(t, deadletter.WithTopic(""), deadletter.WithRedaction(redact))
 
 	for n, name := range []string{"A", "error", "panic"} {
-		l := failed(n, "h", name)
+		l := newLetter(n, "h", name)
 		published := false
 		_, err := letterparts.Put(t.Context(), g.Desk, l, func(_ context.Context, topic string) error {
 			published = true
@@ -175,7 +175,7 @@ func TestATopicThatFailsDelaysTheLetter(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t, deadletter.WithTopic("graves"))
 	away := func(context.Context, string) error { return errFlaky }
-	if _, err := letterparts.Put(t.Context(), g.Desk, failed(1, "h", "A"), away); !errors.Is(err, errFlaky) {
+	if _, err := letterparts.Put(t.Context(), g.Desk, newLetter(1, "h", "A"), away); !errors.Is(err, errFlaky) {
 		t.Errorf("got %v, want the error of the topic", err)
 	}
 	if n, err := g.Count(t.Context(), deadletter.Query{}); n != 0 || err != nil {
@@ -186,8 +186,8 @@ func TestATopicThatFailsDelaysTheLetter(t *testing.T) {
 func TestLettersAreFoundByWhatTheyAre(t *testing.T) {
 	t.Parallel()
 	onBothStores(t, func(g *graveyard) {
-		g.bury(failed(1, "h1", "A"), failed(2, "h1", "B"), failed(3, "h1", "A"), failed(1, "h2", "A"))
-		unknown := failed(4, "", "Z")
+		g.bury(newLetter(1, "h1", "A"), newLetter(2, "h1", "B"), newLetter(3, "h1", "A"), newLetter(1, "h2", "A"))
+		unknown := newLetter(4, "", "Z")
 		unknown.Class, unknown.Reason = deadletter.ClassUnknown, "no handler"
 		unknown.Aggregate.Type = "parcel"
 		g.bury(unknown)
@@ -234,7 +234,7 @@ func TestAListContinuesAfterACursor(t *testing.T) {
 	t.Parallel()
 	onBothStores(t, func(g *graveyard) {
 		for n := range 250 {
-			g.bury(failed(n, "h", "A"))
+			g.bury(newLetter(n, "h", "A"))
 		}
 		all := g.list(deadletter.Query{})
 		seen := map[deadletter.ID]bool{}
@@ -260,7 +260,7 @@ func TestAListContinuesAfterACursor(t *testing.T) {
 func TestEmptyQueriesActOnNothing(t *testing.T) {
 	t.Parallel()
 	onBothStores(t, func(g *graveyard) {
-		g.bury(failed(1, "h", "A"), failed(2, "h", "B"))
+		g.bury(newLetter(1, "h", "A"), newLetter(2, "h", "B"))
 
 		no := false
 		for _, q := range []deadletter.Query{{}, {Requeued: &no}} {
@@ -293,7 +293,7 @@ func TestANotificationIsAppendedOnceAndNeverOfItself(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := &graveyard{T: t, Desk: desk, db: db}
-	g.bury(failed(1, "h", "A"), failed(1, "h", "A")) // again after a crash
+	g.bury(newLetter(1, "h", "A"), newLetter(1, "h", "A")) // again after a crash
 
 	var docs []bson.Raw
 	cur, err := db.Collection("outbox").Find(t.Context(), bson.D{})
@@ -319,7 +319,7 @@ func TestANotificationIsAppendedOnceAndNeverOfItself(t *testing.T) {
 	}
 
 	// A handler of the notification gives it up.
-	own := failed(2, "h", string(view.Type))
+	own := newLetter(2, "h", string(view.Type))
 	for it := view.Headers.Iter(); it.Next(); {
 		own.Headers = append(own.Headers, event.Header{Key: string(it.Key), Value: it.Value})
 	}
@@ -329,7 +329,7 @@ func TestANotificationIsAppendedOnceAndNeverOfItself(t *testing.T) {
 	}
 
 	// An event that the outbox never takes does not hold the letter up.
-	long := failed(3, "h", strings.Repeat("n", 1<<20))
+	long := newLetter(3, "h", strings.Repeat("n", 1<<20))
 	if omitted, err := letterparts.Put(t.Context(), desk, long, noTopic); omitted == nil || err != nil {
 		t.Errorf("a notification that is too large: got %v, %v; want it reported", omitted, err)
 	}

@@ -68,8 +68,8 @@ func onBothStores(t *testing.T, test func(g *graveyard)) {
 	})
 }
 
-// failed returns the letter of message n of a type, for a handler of the group "g".
-func failed(n int, handler, name string) *deadletter.Letter {
+// newLetter returns the letter of message n of a type, for a handler of the group "g".
+func newLetter(n int, handler, name string) *deadletter.Letter {
 	return &deadletter.Letter{
 		ID:    deadletter.ID{Group: "g", Handler: handler, Message: fmt.Sprint("m", n)},
 		Class: deadletter.ClassHandler, Reason: errFlaky.Error(),

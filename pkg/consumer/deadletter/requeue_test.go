@@ -21,9 +21,9 @@ import (
 func TestALetterIsRequeuedForItsHandlerAlone(t *testing.T) {
 	t.Parallel()
 	onBothStores(t, func(g *graveyard) {
-		first := failed(1, "h", "A")
+		first := newLetter(1, "h", "A")
 		first.ID.Delivery = 2
-		g.bury(first, failed(2, "h", "B"), failed(1, "other", "A"))
+		g.bury(first, newLetter(2, "h", "B"), newLetter(1, "other", "A"))
 		edit := func(l *deadletter.Letter) error {
 			l.Value = []byte("edited")
 			l.Headers = append(l.Headers, event.Header{Key: "mended", Value: []byte("yes")})
@@ -68,7 +68,7 @@ func TestALetterIsRequeuedForItsHandlerAlone(t *testing.T) {
 		}
 
 		// It is given up again: this is another letter.
-		again := failed(1, "h", "A")
+		again := newLetter(1, "h", "A")
 		again.ID.Delivery = 3
 		g.bury(again)
 		if n, err := g.Count(g.Context(), deadletter.Query{Handler: "h", Messages: []string{"m1"}}); n != 2 || err != nil {
@@ -82,7 +82,7 @@ func TestTwoWhoRequeueAtOnceShareNothing(t *testing.T) {
 	onBothStores(t, func(g *graveyard) {
 		const letters = 30
 		for n := range letters {
-			g.bury(failed(n, "h", "A"))
+			g.bury(newLetter(n, "h", "A"))
 		}
 
 		var wg sync.WaitGroup
@@ -107,9 +107,9 @@ func TestTwoWhoRequeueAtOnceShareNothing(t *testing.T) {
 func TestALetterWithoutAHandlerNeedsTheNameOfOne(t *testing.T) {
 	t.Parallel()
 	onBothStores(t, func(g *graveyard) {
-		unknown := failed(1, "", "Z")
+		unknown := newLetter(1, "", "Z")
 		unknown.Class = deadletter.ClassUnknown
-		g.bury(unknown, failed(2, "h", "A"))
+		g.bury(unknown, newLetter(2, "h", "A"))
 
 		n, err := g.Requeue(g.Context(), deadletter.Query{All: true}, deadletter.Requeue{})
 		if n != 1 || !isRefused(err) {
@@ -126,7 +126,7 @@ func TestAnExpiredLetterComesBackWithoutItsDeadline(t *testing.T) {
 	t.Parallel()
 	onBothStores(t, func(g *graveyard) {
 		deadline := event.Header{Key: record.HeaderDeliverBy, Value: []byte("2020-01-01T00:00:00Z")}
-		expired, rejected := failed(1, "h", "A"), failed(2, "h", "A")
+		expired, rejected := newLetter(1, "h", "A"), newLetter(2, "h", "A")
 		expired.Class = deadletter.ClassExpired
 		expired.Headers = append(expired.Headers, deadline)
 		rejected.Headers = append(rejected.Headers, deadline)
@@ -151,7 +151,7 @@ func TestAnExpiredLetterComesBackWithoutItsDeadline(t *testing.T) {
 func TestAnEditThatFailsEndsTheRequeue(t *testing.T) {
 	t.Parallel()
 	onBothStores(t, func(g *graveyard) {
-		g.bury(failed(1, "h", "A"))
+		g.bury(newLetter(1, "h", "A"))
 		r := deadletter.Requeue{Edit: func(*deadletter.Letter) error { return errFlaky }}
 		if n, err := g.Requeue(g.Context(), deadletter.Query{All: true}, r); n != 0 || !errors.Is(err, errFlaky) {
 			g.Errorf("requeued %d (%v), want the error of the edit", n, err)
@@ -176,7 +176,7 @@ func TestARequeueThatIsInterruptedLosesAndDoublesNothing(t *testing.T) {
 			g := &graveyard{T: t, Desk: desk, waiting: setaside.New(db, setaside.DefaultCollection), db: db}
 			const letters = 4
 			for n := range letters {
-				g.bury(failed(n, "h", "A"))
+				g.bury(newLetter(n, "h", "A"))
 			}
 
 			reached, off := stacktest.FailAlways(t, app, bson.D{
@@ -191,7 +191,8 @@ func TestARequeueThatIsInterruptedLosesAndDoublesNothing(t *testing.T) {
 			}()
 			reached()
 			crash()
-			off() // the driver repeats a commit for two minutes
+			// The driver repeats a commit for two minutes, so end the failures first.
+			off()
 			if err := <-done; err == nil {
 				t.Error("the requeue survived the crash")
 			}

@@ -86,8 +86,8 @@ func (g *group) startMember(handler consumer.HandlerFunc, opts ...franz.Option) 
 	return stop
 }
 
-// effect writes one document for each message.
-func (g *group) effect(ctx context.Context, m *consumer.Message) error {
+// insertEffect writes one document for each message.
+func (g *group) insertEffect(ctx context.Context, m *consumer.Message) error {
 	_, err := g.db.Collection("effects").InsertOne(ctx, bson.D{{Key: "id", Value: m.ID}, {Key: "key", Value: string(m.Key)}})
 	return err
 }
@@ -109,14 +109,14 @@ func TestEachEffectHappensOnceWhileMembersComeAndGo(t *testing.T) {
 	t.Parallel()
 	const keys, each, partitions = 12, 40, 4
 	g := newGroup(t, partitions)
-	stops := []func(){g.startMember(g.effect)}
+	stops := []func(){g.startMember(g.insertEffect)}
 	for i := range each {
 		for k := range keys {
 			g.publish(int32(k%partitions), fmt.Sprint("key-", k), fmt.Sprintf("%d/%03d", k, i))
 		}
 		switch {
 		case i%10 == 3:
-			stops = append(stops, g.startMember(g.effect))
+			stops = append(stops, g.startMember(g.insertEffect))
 		case i%10 == 8:
 			stops[0]()
 			stops = stops[1:]
@@ -160,7 +160,7 @@ func TestAPartitionThatStaysGoesOnDuringARebalance(t *testing.T) {
 			}
 		}
 		handled <- m
-		return g.effect(ctx, m)
+		return g.insertEffect(ctx, m)
 	}
 	g.startMember(handler)
 	for p := range int32(2) {
