@@ -461,7 +461,7 @@ func identifyRecord(e *outboxes.Envelope) written {
 	return written{id: e.Raw.Lookup("_id").StringValue(), key: key, delivery: int32(n)}
 }
 
-func (b *broker) insert(topic, id, key string, delivery int32) {
+func (b *broker) appendRecord(topic, id, key string, delivery int32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.appendLocked(topic, written{id: id, key: key, delivery: delivery})

@@ -129,7 +129,7 @@ func TestN10_ALaterExceptionIsNotFinishedBeforeAnEarlierOneOfItsKey(t *testing.T
 			pending := bson.E{Key: "pending", Value: bson.A{"a"}}
 			h.insert(h.newException(1, "k", "parked", pending), h.newException(2, "k", "parked", pending), h.newException(3, "k", "parked", pending), h.newException(4, "l", "parked", pending))
 			for i, key := range map[int]string{1: "k", 3: "k", 4: "l"} {
-				h.broker.insert("a", fmt.Sprintf("e%06d", i), key, 0)
+				h.broker.appendRecord("a", fmt.Sprintf("e%06d", i), key, 0)
 			}
 
 			te := h.newTerm()
