@@ -200,7 +200,7 @@ func (k Desk) EditAndRequeue(ctx context.Context, id ID, e Edit, o Options) (int
 func (k Desk) openUnplayed(ctx context.Context, id ID) (Dead, error) {
 	d, err := Open(ctx, deadCollection(k.client(), id.NS).Database(), id)
 	if r := d.Replayed; err == nil && r != nil {
-		err = fmt.Errorf("%s: %w: %s did at %s as delivery %d; if that delivery died too, requeue its dead letter",
+		err = fmt.Errorf("%s: %w: %s requeued it at %s as delivery %d; if that delivery died too, requeue its dead letter",
 			id, ErrReplayed, r.Actor, r.At.UTC().Format(time.RFC3339), r.Delivery)
 	}
 	return d, err
