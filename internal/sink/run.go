@@ -149,13 +149,13 @@ func (s *Sink) restingPartitions() (leaders map[record.TopicPartition]int32, enq
 
 // Blocked is a target whose records wait.
 type Blocked struct {
-	Topic     string    `bson:"topic"`
-	Partition int32     `bson:"-"` // −1: the topic
-	Kind      string    `bson:"-"`
-	Reason    string    `bson:"reason"` // for operators: what happened, to which target, and the fix
-	Since     time.Time `bson:"since"`
-	Records   int       `bson:"count"` // records that wait, and stream records that were given back or not taken since it was parked
-	Parked    bool      `bson:"parked,omitempty"`
+	Topic     string
+	Partition int32 // −1: the topic
+	Kind      string
+	Reason    string // for operators: what happened, to which target, and the fix
+	Since     time.Time
+	Records   int // records that wait, and stream records that were given back or not taken since it was parked
+	Parked    bool
 }
 
 // State returns the targets whose records wait, sorted by topic and partition. It leaves out targets

@@ -280,16 +280,25 @@ func (r *Runner) setBlockedGauges(list []sink.Blocked) {
 // ownerStats are saved by the owner with each renewal, so that `outrelay status` needs no connection to
 // the process.
 type ownerStats struct {
-	At         time.Time      `bson:"at"`    // when they were taken, by the owner's clock
-	State      string         `bson:"state"` // taking-over, live, sweeping, reopening, config_error, waiting, halted …
-	Reason     string         `bson:"reason,omitempty"`
-	LagMS      int64          `bson:"lagMs"`
-	Rate       float64        `bson:"rate"` // acked records per second
-	TokenAgeMS int64          `bson:"tokenAgeMs"`
-	Unresolved int            `bson:"unresolved"` // events above the watermark
-	Bytes      int64          `bson:"bytes"`      // of the memory budget in use
-	Acked      int64          `bson:"acked"`      // records since the term began
-	Blocked    []sink.Blocked `bson:"blocked"`
+	At         time.Time       `bson:"at"`    // when they were taken, by the owner's clock
+	State      string          `bson:"state"` // taking-over, live, sweeping, reopening, config_error, waiting, halted …
+	Reason     string          `bson:"reason,omitempty"`
+	LagMS      int64           `bson:"lagMs"`
+	Rate       float64         `bson:"rate"` // acked records per second
+	TokenAgeMS int64           `bson:"tokenAgeMs"`
+	Unresolved int             `bson:"unresolved"` // events above the watermark
+	Bytes      int64           `bson:"bytes"`      // of the memory budget in use
+	Acked      int64           `bson:"acked"`      // records since the term began
+	Blocked    []blockedTarget `bson:"blocked"`
+}
+
+// blockedTarget is a [sink.Blocked] as it is stored.
+type blockedTarget struct {
+	Topic   string    `bson:"topic"`
+	Reason  string    `bson:"reason"`
+	Since   time.Time `bson:"since"`
+	Records int       `bson:"count"`
+	Parked  bool      `bson:"parked,omitempty"`
 }
 
 // termStats contains the last Stats of a term. It is safe for concurrent use.
@@ -329,7 +338,11 @@ func (v *termStats) update(now time.Time, m *monitor, stream changestream.State,
 
 	v.current.At = now
 	v.current.Acked = acked
-	v.current.Blocked = slices.Clone(blocked)
+	// A new list: the last one may be in use by a renewal.
+	v.current.Blocked = make([]blockedTarget, len(blocked))
+	for i, b := range blocked {
+		v.current.Blocked[i] = blockedTarget{b.Topic, b.Reason, b.Since, b.Records, b.Parked}
+	}
 	v.current.LagMS = m.dispatcher.Lag(m.slot.shared.Clock.Now()).Milliseconds()
 	v.current.Unresolved, v.current.Bytes = m.dispatcher.Unresolved()
 	v.current.TokenAgeMS = tokenAge(m.dispatcher, m.slot.shared.Clock.Now()).Milliseconds()
