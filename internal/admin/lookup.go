@@ -10,7 +10,6 @@ import (
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/purge"
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -57,7 +56,7 @@ type FoundEnvelope struct {
 	DueAt    *time.Time       `json:"due_at,omitempty"`
 	NextAt   *time.Time       `json:"next_at,omitempty"`
 	SentAt   *time.Time       `json:"sent_at,omitempty"` // set if deliveries are recorded on envelopes
-	Sent     []purge.Position `json:"sent"`              // places of its records in Kafka
+	Sent     []outboxes.Place `json:"sent"`              // places of its records in Kafka
 	Timeline []TimelineEntry  `json:"timeline"`
 }
 
@@ -225,7 +224,7 @@ type storedEnvelope struct {
 	ScheduledFor  *time.Time           `bson:"scheduledFor"`
 	NextAt        *time.Time           `bson:"nextAt"`
 	SentAt        *time.Time           `bson:"sentAt"`
-	Sent          []purge.Position     `bson:"sent"`
+	Sent          []outboxes.Place     `bson:"sent"`
 	Claim         bson.RawValue        `bson:"claim"`
 	History       []deadletter.Attempt `bson:"history"`
 }
@@ -268,7 +267,7 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 		Timeline:      []TimelineEntry{},
 	}
 	if e.Sent == nil {
-		e.Sent = []purge.Position{}
+		e.Sent = []outboxes.Place{}
 	}
 
 	t, i, _ := d.TS.TimestampOK()
@@ -342,7 +341,7 @@ func (s settledUpTo) envelopeState(d *storedEnvelope, ts bson.Timestamp) string 
 	return "recent"
 }
 
-func formatPositions(list []purge.Position) string {
+func formatPositions(list []outboxes.Place) string {
 	parts := make([]string, len(list))
 	for i, p := range list {
 		parts[i] = p.Topic + "/" + formatInt(int64(p.Partition)) + "@" + formatInt(p.Offset)

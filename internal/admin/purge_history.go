@@ -32,7 +32,7 @@ type Delivered struct {
 	Type          string           `json:"type"`
 	Written       *time.Time       `json:"written,omitempty"` // by its timestamp; nil if it has none
 	SentAt        *time.Time       `json:"sent_at,omitempty"` // nil if the delivery is not recorded
-	Sent          []purge.Position `json:"sent"`
+	Sent          []outboxes.Place `json:"sent"`
 	State         string           `json:"state"` // sent, scheduled, retry, blocked, parked, or not_marked
 	Delivery      int32            `json:"delivery"`
 }
@@ -101,7 +101,7 @@ func newDelivered(h purge.History) Delivered {
 		d.Key = envelope.CanonicalText(h.AggregateID)
 	}
 	if d.Sent == nil {
-		d.Sent = []purge.Position{}
+		d.Sent = []outboxes.Place{}
 	}
 	// A requeue, a replay and a scheduled delivery replace the stamp, and keep the first one.
 	if stamp := cmp.Or(h.FirstTS.T, h.TS.T); stamp > 0 {

@@ -17,7 +17,6 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -168,7 +167,7 @@ func TestHistoryOverCollections(t *testing.T) {
 		}
 	}
 	if page, err := o.History(t.Context(), admin.HistoryQuery{Key: "1", From: time.Unix(1002, 0), To: time.Unix(1004, 0)}); err != nil || len(page.Envelopes) != 2 || page.Envelopes[0].Key != "1" ||
-		page.Envelopes[0].State != "sent" || page.Envelopes[1].Sent[0] != (purge.Position{Topic: "t1", Partition: 1, Offset: 3}) {
+		page.Envelopes[0].State != "sent" || page.Envelopes[1].Sent[0] != (outboxes.Place{Topic: "t1", Partition: 1, Offset: 3}) {
 		t.Errorf("%+v, %v", page, err)
 	}
 

@@ -10,6 +10,13 @@ import (
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
+// Place is the place of a record in Kafka, as the field `sent` of its envelope stores it.
+type Place struct {
+	Topic     string `bson:"topic" json:"topic"`
+	Partition int32  `bson:"partition" json:"partition"`
+	Offset    int64  `bson:"offset" json:"offset"`
+}
+
 // PickedByID is the index hint that prevents the server from using the index on state. A million envelopes may
 // share a state.
 var PickedByID = bson.D{{Key: "_id", Value: 1}}

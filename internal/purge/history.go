@@ -18,19 +18,19 @@ import (
 
 // History is the delivery of a marked envelope, or the state of an envelope that was requested by id. It has no payload.
 type History struct {
-	NS            string         `bson:"-"`
-	ID            bson.RawValue  `bson:"_id"`
-	AggregateType string         `bson:"aggregatetype"`
-	AggregateID   bson.RawValue  `bson:"aggregateid"`
-	Key           bson.RawValue  `bson:"key"`
-	Type          string         `bson:"type"`
-	TS            bson.Timestamp `bson:"-"`      // zero: no stamp
-	FirstTS       bson.Timestamp `bson:"-"`      // the stamp of the insert; zero: TS
-	SentAt        *time.Time     `bson:"sentAt"` // nil: not marked
-	Sent          []Position     `bson:"sent"`
-	State         string         `bson:"state"`
-	DueAt         *time.Time     `bson:"dueAt"`
-	Delivery      int32          `bson:"delivery"`
+	NS            string           `bson:"-"`
+	ID            bson.RawValue    `bson:"_id"`
+	AggregateType string           `bson:"aggregatetype"`
+	AggregateID   bson.RawValue    `bson:"aggregateid"`
+	Key           bson.RawValue    `bson:"key"`
+	Type          string           `bson:"type"`
+	TS            bson.Timestamp   `bson:"-"`      // zero: no stamp
+	FirstTS       bson.Timestamp   `bson:"-"`      // the stamp of the insert; zero: TS
+	SentAt        *time.Time       `bson:"sentAt"` // nil: not marked
+	Sent          []outboxes.Place `bson:"sent"`
+	State         string           `bson:"state"`
+	DueAt         *time.Time       `bson:"dueAt"`
+	Delivery      int32            `bson:"delivery"`
 }
 
 // HistoryQuery selects envelopes by id, or marked envelopes by the time at which they were written and, if Key is not

@@ -19,16 +19,9 @@ const (
 	RecordMark      = "mark"
 )
 
-// markGroup is how many envelopes one update statement marks. The statement finds the positions of each envelope by a
+// markGroup is how many envelopes one update statement marks. The statement finds the places of each envelope by a
 // search in a list of so many ids. A longer list costs more than it saves in statements.
 const markGroup = 50
-
-// Position is the position of a record in Kafka.
-type Position struct {
-	Topic     string `bson:"topic" json:"topic"`
-	Partition int32  `bson:"partition" json:"partition"`
-	Offset    int64  `bson:"offset" json:"offset"`
-}
 
 // Sent is an envelope that was delivered to all of its targets.
 type Sent struct {
@@ -37,21 +30,21 @@ type Sent struct {
 	// TS is the stamp. It is zero if the envelope has none, or if the stamp is older than the event by more than the
 	// margin: then the envelope was copied here, and its stamp is not the time of the copy (N25). A mark gives such an
 	// envelope a new stamp, by which it is purged.
-	TS        bson.Timestamp
-	Positions []Position
+	TS     bson.Timestamp
+	Places []outboxes.Place
 }
 
 // estimateSize returns about how many bytes of a transaction the envelope takes.
 func (s *Sent) estimateSize() int {
 	n := 64 + len(s.ID.Value)
-	for _, p := range s.Positions {
+	for _, p := range s.Places {
 		n += 64 + len(p.Topic)
 	}
 	return n
 }
 
 // RecordSent records that envelopes were delivered, in as many fenced transactions as their number requires. It marks
-// them with the server's time and their positions, or deletes them. mode is [RecordMark] or [recordDelete].
+// them with the server's time and their places, or deletes them. mode is [RecordMark] or [recordDelete].
 //
 // It does not change an envelope that has become an exception, or that was replaced by a newer one with its id (N25). A
 // missing envelope is not an error. So the call may be repeated. It returns when all of it is majority committed.
@@ -127,21 +120,21 @@ func envelopeIDs(part []Sent) []bson.RawValue {
 	return ids
 }
 
-// markUpdate returns an update that sets the positions of each envelope. One such statement costs a third of one
+// markUpdate returns an update that sets the places of each envelope. One such statement costs a third of one
 // statement for each envelope.
 func (g sentGroup) markUpdate(part []Sent) mongo.Pipeline {
-	positions := make([][]Position, len(part))
+	places := make([][]outboxes.Place, len(part))
 	for i, s := range part {
-		positions[i] = s.Positions
-		if positions[i] == nil {
-			positions[i] = []Position{}
+		places[i] = s.Places
+		if places[i] == nil {
+			places[i] = []outboxes.Place{}
 		}
 	}
 
 	index := bson.D{{Key: "$indexOfArray", Value: bson.A{mongodb.Literal(envelopeIDs(part)), "$_id"}}}
 	set := bson.D{
 		{Key: "sentAt", Value: "$$NOW"},
-		{Key: "sent", Value: bson.D{{Key: "$arrayElemAt", Value: bson.A{mongodb.Literal(positions), index}}}},
+		{Key: "sent", Value: bson.D{{Key: "$arrayElemAt", Value: bson.A{mongodb.Literal(places), index}}}},
 	}
 	// With a stamp, the purge finds the envelope by its index.
 	if !g.stamped {

@@ -122,7 +122,7 @@ func fill(tb testing.TB, coll *mongo.Collection, n int) []Sent {
 
 	sent := make([]Sent, len(found))
 	for i, f := range found {
-		sent[i] = Sent{NS: mongodb.Namespace(coll), ID: f.ID, TS: f.TS, Positions: []Position{{Topic: "$orders", Partition: int32(i % 3), Offset: int64(i)}}}
+		sent[i] = Sent{NS: mongodb.Namespace(coll), ID: f.ID, TS: f.TS, Places: []outboxes.Place{{Topic: "$orders", Partition: int32(i % 3), Offset: int64(i)}}}
 	}
 
 	return sent
@@ -143,7 +143,7 @@ func TestRecordSentMarksEachWithItsOwnPositions(t *testing.T) {
 	other := coll.Database().Collection("outbox2")
 	f := &fencer{client: coll.Database().Client(), twice: true}
 	sent := fill(t, coll, 2*markGroup+7)
-	sent[0].Positions = append(sent[0].Positions, Position{Topic: "audit", Offset: 9})
+	sent[0].Places = append(sent[0].Places, outboxes.Place{Topic: "audit", Offset: 9})
 	all := append(slices.Clone(sent), fill(t, other, 3)...)
 	if err := RecordSent(t.Context(), f, RecordMark, all); err != nil {
 		t.Fatal(err)
@@ -155,8 +155,8 @@ func TestRecordSentMarksEachWithItsOwnPositions(t *testing.T) {
 		if err := coll.Database().Client().Database(db).Collection(name).FindOne(t.Context(), bson.D{{Key: "_id", Value: s.ID}}).Decode(&got); err != nil {
 			t.Fatal(err)
 		}
-		if got.SentAt == nil || time.Since(*got.SentAt).Abs() > time.Hour || !slices.Equal(got.Sent, s.Positions) {
-			t.Fatalf("%v: %+v, want %+v", s.ID, got, s.Positions)
+		if got.SentAt == nil || time.Since(*got.SentAt).Abs() > time.Hour || !slices.Equal(got.Sent, s.Places) {
+			t.Fatalf("%v: %+v, want %+v", s.ID, got, s.Places)
 		}
 	}
 	if err := RecordSent(t.Context(), f, RecordMark, nil); err != nil || f.runs != 2 {

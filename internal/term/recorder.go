@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/internal/waiting"
@@ -26,8 +27,8 @@ func (d *deliveryRecorder) Sent(ctx context.Context, batch []*pipeline.Sent) err
 	for i, s := range batch {
 		list[i] = purge.Sent{NS: s.NS, ID: s.ID, TS: s.TS}
 		for _, a := range s.Answers {
-			p := purge.Position{Topic: a.Topic, Partition: a.Partition, Offset: a.Offset}
-			list[i].Positions = append(list[i].Positions, p)
+			p := outboxes.Place{Topic: a.Topic, Partition: a.Partition, Offset: a.Offset}
+			list[i].Places = append(list[i].Places, p)
 		}
 	}
 	return d.writeDeliveries(ctx, list)

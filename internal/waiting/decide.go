@@ -43,7 +43,7 @@ func (f *Finisher) decideFate(a *decision, answers []record.Answer) {
 			}
 		default:
 			a.left = slices.DeleteFunc(a.left, func(t string) bool { return t == x.Topic })
-			a.acked = append(a.acked, sentTo{Topic: x.Topic, Partition: x.Partition, Offset: x.Offset})
+			a.acked = append(a.acked, outboxes.Place{Topic: x.Topic, Partition: x.Partition, Offset: x.Offset})
 		}
 	}
 

@@ -128,12 +128,12 @@ type decision struct {
 	hasTicket bool
 
 	// What is written about the envelope, unless it is dead.
-	changed   bool     // its document has to be changed or removed
-	removed   bool     // it is removed
-	acked     []sentTo // targets that have it now
-	left      []string // targets that are left; nil: all that it routes to
-	heldState string   // the state of a scheduled envelope that has to wait
-	postponed bool     // MongoDB rejects the write
+	changed   bool             // its document has to be changed or removed
+	removed   bool             // it is removed
+	acked     []outboxes.Place // targets that have it now
+	left      []string         // targets that are left; nil: all that it routes to
+	heldState string           // the state of a scheduled envelope that has to wait
+	postponed bool             // MongoDB rejects the write
 
 	failure    *ExceptionError // of the last attempt, if it failed
 	deadReason string          // of a dead letter

@@ -13,13 +13,6 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// sentTo is the position of a record in Kafka, as recording mark stores it.
-type sentTo struct {
-	Topic     string `bson:"topic"`
-	Partition int32  `bson:"partition"`
-	Offset    int64  `bson:"offset"`
-}
-
 // writeFates writes what is to be changed about the envelopes of list, inside a transaction that holds the fence (N3).
 // It is idempotent. It does not change a document that was deleted or changed in the meantime: each statement requires
 // the id, the delivery, and that the document is still an exception or has the claim. It returns the number of documents
@@ -148,7 +141,7 @@ func sameNumber(field string, n int32) bson.E {
 
 // sentUpdate returns the update that marks an envelope as sent. It sets the current time, so that retention counts
 // from the delivery.
-func sentUpdate(sent []sentTo) mongo.Pipeline {
+func sentUpdate(sent []outboxes.Place) mongo.Pipeline {
 	set := bson.D{{Key: "sentAt", Value: "$$NOW"}, {Key: "ts", Value: "$$CLUSTER_TIME"}, {Key: "firstTs", Value: outboxes.FirstStamp}, wasDue}
 	if sent != nil {
 		set = append(set, bson.E{Key: "sent", Value: addPositions(sent)})
@@ -163,7 +156,7 @@ var wasDue = bson.E{Key: "scheduledFor", Value: bson.D{
 
 // addPositions returns an expression that adds positions to `sent`. It adds no duplicates, because the statement may be
 // repeated.
-func addPositions(sent []sentTo) bson.D {
+func addPositions(sent []outboxes.Place) bson.D {
 	return bson.D{{Key: "$setUnion", Value: bson.A{arrayOf("$sent"), mongodb.Literal(sent)}}}
 }
 
@@ -174,7 +167,7 @@ func arrayOf(field string) bson.D {
 
 // updateModel returns the statement that writes the fate of a on its own.
 func (f *Finisher) updateModel(a *decision) mongo.WriteModel {
-	var sent []sentTo
+	var sent []outboxes.Place
 	if f.config.Recording == "mark" {
 		sent = a.acked
 	}
