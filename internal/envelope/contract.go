@@ -21,7 +21,9 @@ type Field struct {
 func Fields() []Field {
 	text := []string{"string", "int", "long", "objectId", "binData"}
 	str, date := []string{"string"}, []string{"date"}
+
 	return []Field{
+		// The event, and its value.
 		{
 			"_id",
 			[]string{"string", "objectId", "binData"},
@@ -37,6 +39,8 @@ func Fields() []Field {
 			true,
 			"value of the record: bytes and strings unchanged, documents and arrays as JSON, null as a tombstone",
 		},
+
+		// The record, where the rules would make it otherwise.
 		{"key", text, false, "key of the record, instead of aggregateid; events with the same key keep their order"},
 		{"topic", str, false, "topic, instead of the topic that the rules select, if the rules allow that"},
 		{"partition", []string{"int", "long", "double"}, false, "partition, a whole number; -1 or missing: by the key"},
@@ -46,11 +50,15 @@ func Fields() []Field {
 			false,
 			"headers of the record: an array of {k, v}, which preserves order and repetition, or a document of strings",
 		},
+
+		// Attributes that become headers.
 		{"contenttype", str, false, "media type of the payload"},
 		{"schemaversion", text, false, "version of the schema of the payload"},
 		{"source", str, false, "CloudEvents attribute source"},
 		{"subject", str, false, "CloudEvents attribute subject"},
 		{"time", date, false, "when the event happened; CloudEvents attribute time"},
+
+		// Times and fields for the relay.
 		{"dueAt", date, false, "the event is sent at this time, and not before"},
 		{"expiresAt", date, false, "the event is not sent any more after this time"},
 		{"ts", nil, false, "Timestamp(0,0), which the server replaces by its time; anything else has no effect"},

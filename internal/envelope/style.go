@@ -197,6 +197,7 @@ func (w *styleWriter) writeValue(t bson.Type, val []byte, depth int) bool {
 		return w.writeElements(val, depth+1, nil)
 	case bson.TypeArray:
 		return w.writeArray(val, depth+1)
+
 	case bson.TypeString:
 		w.writeText(StringBytes(val))
 	case bson.TypeInt32:
@@ -211,6 +212,8 @@ func (w *styleWriter) writeValue(t bson.Type, val []byte, depth int) bool {
 		return val[0] <= 1
 	case bson.TypeNull:
 		w.dst = append(w.dst, "null"...)
+
+	// JSON has no such types, so the style decides the form.
 	case bson.TypeObjectID:
 		w.writeOID(val)
 	case bson.TypeDateTime:
@@ -223,6 +226,7 @@ func (w *styleWriter) writeValue(t bson.Type, val []byte, depth int) bool {
 		w.writeBinary(subtype, data)
 	case bson.TypeDecimal128:
 		w.writeScalar("$numberDecimal", []byte(bson.NewDecimal128(uint64LE(val[8:]), uint64LE(val)).String()))
+
 	default:
 		return w.writeRareType(t, val, depth)
 	}

@@ -35,6 +35,8 @@ func AdoptPosition(ctx context.Context, coll *mongo.Collection, docs []Vacant, p
 		}
 		return nil
 	})
+
+	// The document did not exist when it was read.
 	if mongo.IsDuplicateKeyError(err) {
 		err = fmt.Errorf("%w: another process has created the document", ErrNotHeld)
 	}
@@ -44,6 +46,7 @@ func AdoptPosition(ctx context.Context, coll *mongo.Collection, docs []Vacant, p
 	return nil
 }
 
+// adoptOne stores pos in one document, and creates the document if there is none.
 func adoptOne(tx context.Context, coll *mongo.Collection, d Vacant, pos resume.Position, replicaSet string) error {
 	fields := bson.D{
 		{Key: "token", Value: pos.Token},
@@ -73,6 +76,7 @@ func adoptOne(tx context.Context, coll *mongo.Collection, d Vacant, pos resume.P
 		// Both describe the position that is replaced.
 		{Key: "$unset", Value: bson.D{{Key: "collections", Value: ""}, {Key: "passed", Value: ""}}},
 	})
+
 	if err == nil && res.MatchedCount == 0 {
 		err = fmt.Errorf("%w: %s has been acquired in the meantime; stop outrelay on all nodes first", ErrNotHeld, d.ID)
 	}

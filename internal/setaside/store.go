@@ -284,6 +284,7 @@ func (s *Collection) Failing(ctx context.Context, handler string, limit int) (in
 	type count struct {
 		N int `bson:"n"`
 	}
+
 	docs, err := aggregate[count](ctx, s, "counting the keys that failed", mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "h", Value: handler}, {Key: "due", Value: bson.D{{Key: "$gt", Value: time.Time{}}}}}}},
 		{{Key: "$project", Value: queue}},
@@ -291,6 +292,8 @@ func (s *Collection) Failing(ctx context.Context, handler string, limit int) (in
 		{{Key: "$limit", Value: limit}},
 		{{Key: "$count", Value: "n"}},
 	})
+
+	// $count returns no document for none.
 	if err != nil || len(docs) == 0 {
 		return 0, err
 	}
