@@ -229,15 +229,9 @@ func (r Recovery) expectedIDs(ctx context.Context) ([]string, error) {
 	divisions := slots.NewDivisions(r.op.State)
 	division, err := divisions.Read(ctx, r.op.Watcher)
 
-	// Older versions did not store the division. The ids of the documents contain the number of
-	// slots.
+	// A watcher that never began has no division, unless its documents were restored without it.
 	if errors.Is(err, mongodb.ErrNotFound) {
-		var existing []string
-		existing, err = divisions.IDs(ctx, r.op.Watcher)
-		if err == nil && len(existing) > 0 {
-			_, p, _ := slot.ParseID(existing[0])
-			division.Of = p.N
-		}
+		division.Of, err = divisions.Documents(ctx, r.op.Watcher)
 	}
 	if err != nil {
 		return nil, err

@@ -230,7 +230,7 @@ func TestAChangedStepIsAClearError(t *testing.T) {
 	up(t, d.migrator(history()))
 
 	other := history()
-	other[1].Create[0].Index.Unique = true
+	other[1].Create[0].Index.TTL = new(int32(60))
 	m := d.migrator(other)
 	_, err := m.Up(t.Context())
 	if !errors.Is(err, ErrChanged) || !strings.Contains(err.Error(), "version 1.0 has applied migration 0002") {

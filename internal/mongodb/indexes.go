@@ -23,7 +23,6 @@ type Index struct {
 	Name    string
 	Keys    bson.D
 	Partial bson.D // nil indexes every document
-	Unique  bool
 	// TTL is the number of seconds after the date in the key at which the server removes a document. nil
 	// keeps the document.
 	TTL *int32
@@ -49,9 +48,6 @@ func (i Index) listOptions() bson.D {
 	var d bson.D
 	if i.Partial != nil {
 		d = append(d, bson.E{Key: "partialFilterExpression", Value: i.Partial})
-	}
-	if i.Unique {
-		d = append(d, bson.E{Key: "unique", Value: true})
 	}
 	if i.TTL != nil {
 		d = append(d, bson.E{Key: "expireAfterSeconds", Value: *i.TTL})

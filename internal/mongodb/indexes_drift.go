@@ -139,7 +139,7 @@ func listIndexes(ctx context.Context, coll *mongo.Collection) ([]existingIndex, 
 // replace a partial one, but costs more. An index that rejects or removes documents, or that no query may use,
 // cannot replace it.
 func (h existingIndex) servesIndex(want Index) bool {
-	return h.hasKeys(want.Keys) && !h.Hidden && !h.Sparse && h.Collation == nil && h.Unique == want.Unique &&
+	return h.hasKeys(want.Keys) && !h.Hidden && !h.Sparse && !h.Unique && h.Collation == nil &&
 		(h.TTL == nil) == (want.TTL == nil) && (h.TTL == nil || *h.TTL == float64(*want.TTL)) &&
 		(h.Partial == nil || want.Partial != nil && sameDocument(h.Partial, want.Partial))
 }

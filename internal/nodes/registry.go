@@ -194,15 +194,10 @@ func (n *Nodes) Alive(ctx context.Context, node string, stale time.Duration) (bo
 	return n.anyAlive(ctx, bson.D{{Key: "_id", Value: node}}, stale)
 }
 
-// relays matches the nodes that could own a watcher. Nodes of older versions stored no roles.
-var relays = bson.E{Key: "$or", Value: bson.A{
-	bson.D{{Key: "roles", Value: "relay"}}, bson.D{{Key: "roles", Value: bson.D{{Key: "$in", Value: bson.A{nil, bson.A{}}}}}},
-}}
-
-// AnotherReachesKafka reports whether a live node other than self reaches Kafka. If so, an owner that makes no progress
+// AnotherReachesKafka reports whether a live relay other than self reaches Kafka. If so, an owner that makes no progress
 // should step down (N6).
 func (n *Nodes) AnotherReachesKafka(ctx context.Context, self string, stale time.Duration) (bool, error) {
-	others := bson.D{{Key: "_id", Value: bson.D{{Key: "$ne", Value: self}}}, {Key: "kafkaReachable", Value: true}, relays}
+	others := bson.D{{Key: "_id", Value: bson.D{{Key: "$ne", Value: self}}}, {Key: "kafkaReachable", Value: true}, {Key: "roles", Value: Relay}}
 	return n.anyAlive(ctx, others, stale)
 }
 

@@ -20,7 +20,7 @@ func TestN06_NodesKnowOfEachOther(t *testing.T) {
 	if ok, err := n.AnotherReachesKafka(t.Context(), "$a", time.Minute); err != nil || ok {
 		t.Errorf("alone, another reaches Kafka: %v, %v", ok, err)
 	}
-	if _, err := n.Heartbeat(t.Context(), Sign{Node: "b", KafkaReachable: true, SinceAck: 3 * time.Second}); err != nil {
+	if _, err := n.Heartbeat(t.Context(), Sign{Node: "b", KafkaReachable: true, SinceAck: 3 * time.Second, Facts: Facts{Roles: []string{"relay"}}}); err != nil {
 		t.Fatal(err)
 	}
 	if ok, err := n.AnotherReachesKafka(t.Context(), "$a", time.Minute); err != nil || !ok {

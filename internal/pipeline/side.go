@@ -10,17 +10,10 @@ import (
 // side is a delivery outside of the stream's order: a retried, parked, scheduled or
 // replayed envelope.
 type side struct {
-	targets     []sideTarget
-	targetsLeft int
-	bytes       int64
-	answers     []record.Answer
-	onResolved  func(record.Published)
-}
-
-// sideTarget is one target of a side delivery. Each target has another topic.
-type sideTarget struct {
-	topic string
-	size  int
+	sizes      map[string]int // bytes of each target, by topic
+	bytes      int64
+	answers    []record.Answer
+	onResolved func(record.Published)
 }
 
 // Publish sends the records of one envelope, at least one and one for each topic, outside of the stream's
@@ -32,10 +25,11 @@ type sideTarget struct {
 // Publish. It must not block, and must not call the dispatcher or the sink. The stored offsets
 // wait for Settle.
 func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolved func(record.Published)) error {
-	s := &side{targetsLeft: len(recs), onResolved: onResolved, targets: make([]sideTarget, len(recs))}
+	s := &side{onResolved: onResolved, sizes: make(map[string]int, len(recs))}
 	for i := range recs {
-		s.targets[i] = sideTarget{topic: recs[i].Topic, size: d.sink.Size(&recs[i])}
-		s.bytes += int64(s.targets[i].size)
+		size := d.sink.Size(&recs[i])
+		s.sizes[recs[i].Topic] = size
+		s.bytes += int64(size)
 	}
 	if err := d.sideBudget.reserve(ctx, s.bytes, alwaysReady, d.sink.Flush); err != nil {
 		return err
@@ -97,15 +91,8 @@ func (d *Dispatcher) resolveSideTarget(ticket record.Ticket, a record.Answer) (b
 		return 0
 	}
 
-	for i := range s.targets {
-		if s.targets[i].topic == a.Topic {
-			bytes = s.targets[i].size
-		}
-	}
-
 	s.answers = append(s.answers, a)
-	s.targetsLeft--
-	last := s.targetsLeft == 0
+	last := len(s.answers) == len(s.sizes)
 	if last {
 		delete(d.sides, ticket)
 	}
@@ -117,7 +104,7 @@ func (d *Dispatcher) resolveSideTarget(ticket record.Ticket, a record.Answer) (b
 		d.releaseBytes(d.sideBudget, s.bytes)
 		s.onResolved(record.Published{Ticket: ticket, Answers: s.answers})
 	}
-	return bytes
+	return s.sizes[a.Topic]
 }
 
 // dropSide removes a side delivery without calling its onResolved, and releases its bytes.

@@ -1,7 +1,9 @@
 package process
 
 import (
+	"log/slog"
 	"slices"
+	"time"
 
 	rules "github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/probes"
@@ -69,30 +71,24 @@ func (h *slotHealth) Ready() (ok bool, role string, reasons []string) {
 	return ok, string(rolesByRank[max(at, 0)]), reasons
 }
 
-// lateHealth is the health of a relay that the function returns once it has begun. Before, the process is live and
-// not ready.
+// lateHealth is the health of a relay that the function returns once it has begun. Before, it is that of a process
+// that starts: live and not ready.
 type lateHealth func() *Relay
 
-// Live implements probes.Health.
-func (current lateHealth) Live() error {
+func (current lateHealth) health() probes.Health {
 	if r := current(); r != nil {
-		return r.processHealth().Live()
+		return r.processHealth()
 	}
-	return nil
+	return readiness.NewState(0, time.Now, slog.New(slog.DiscardHandler))
 }
+
+// Live implements probes.Health.
+func (current lateHealth) Live() error { return current.health().Live() }
 
 // Ready implements probes.Health.
 func (current lateHealth) Ready() (ok bool, role string, reasons []string) {
-	if r := current(); r != nil {
-		return r.processHealth().Ready()
-	}
-	return false, string(readiness.RoleStarting), nil
+	return current.health().Ready()
 }
 
 // Report implements probes.Health.
-func (current lateHealth) Report() *rules.Report {
-	if r := current(); r != nil {
-		return r.processHealth().Report()
-	}
-	return nil
-}
+func (current lateHealth) Report() *rules.Report { return current.health().Report() }

@@ -197,7 +197,7 @@ func (b *Balancer) liveNodes(list []nodes.Node, lapsed map[string]bool) []string
 		}
 		dead := !n.Alive(nodes.StaleAfter) || n.Lapsed || lapsed[n.Node]
 		other := n.Slots != cfg.Slots || !slices.Contains(n.Watchers, cfg.Watcher) ||
-			len(n.Roles) > 0 && !slices.Contains(n.Roles, string(nodes.Relay))
+			!slices.Contains(n.Roles, string(nodes.Relay))
 		return dead || other
 	})
 

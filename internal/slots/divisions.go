@@ -54,7 +54,7 @@ func (d *Divisions) Read(ctx context.Context, watcher string) (Division, error) 
 }
 
 // Agree returns nil if the watcher has p.N slots, and [ErrDivided] if it has another number. If no division is
-// stored, Agree stores one: the number of its documents, which an older version may have written, or p.N if there are none.
+// stored, Agree stores one: the number of its documents, which may have been restored without it, or p.N if there are none.
 func (d *Divisions) Agree(ctx context.Context, watcher string, p slot.Range) error {
 	want := max(p.N, 1)
 	v, err := d.Read(ctx, watcher)

@@ -40,7 +40,6 @@ type exceptionWriter struct {
 	stream      *changestream.Stream
 	dispatcher  *pipeline.Dispatcher
 	collections *watched.Collections
-	dirty       *watched.DirtyList
 	indexes     *indexKeeper
 	recovery    *gap.Recovery
 	now         func() time.Time

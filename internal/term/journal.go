@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"maps"
-	"strings"
 	"sync"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -102,7 +101,7 @@ func (j *journal) recordFenceEvent(e fence.Event) {
 
 	j.inBackground(func(ctx context.Context) {
 		j.fence.writeEach(func(e fence.Event, n int) {
-			kind := nodes.Kind("kafka_" + strings.ReplaceAll(string(e.Kind), "-", "_"))
+			kind := nodes.Kind("kafka_" + e.Kind)
 			j.appendEvent(ctx, kind, bson.D{
 				{Key: "topic", Value: e.Topic},
 				{Key: "text", Value: e.Text},

@@ -169,7 +169,6 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		stream:      t.stream,
 		dispatcher:  t.dispatcher,
 		collections: t.collections,
-		dirty:       t.dirty,
 		indexes:     t.indexes,
 		recovery:    t.recovery,
 		now:         r.shared.Clock.Now,
