@@ -19,7 +19,8 @@ func TestConfirm(t *testing.T) {
 	for _, c := range []struct {
 		name, typed     string
 		yes, asks, json bool
-		want            string // of the error; "" is none
+		// want is a part of the error, or empty if there is no error.
+		want string
 	}{
 		{name: "yes was said", yes: true},
 		{name: "no terminal", want: "this would discard 7 letters; pass --yes"},

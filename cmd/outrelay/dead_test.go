@@ -130,7 +130,7 @@ func TestDeadLettersAreListedAndShown(t *testing.T) {
 	}
 
 	for want, args := range map[string][]string{
-		"dead letter of id nobody in ": {"show", "nobody"}, "class": {"list", "--class", "malfored"}, "--since": {"list", "--since", "then"},
+		"dead letter of id unknown in ": {"show", "unknown"}, "class": {"list", "--class", "malfored"}, "--since": {"list", "--since", "then"},
 		"--limit": {"list", "--limit", "0"}, "cursor": {"list", "--after", "x"}, "does not read": {"list", "--collection", "a.b"},
 	} {
 		if text := g.runCommand(exitConfig, nil, append([]string{"dead"}, args...)...); !strings.Contains(text, want) {

@@ -48,7 +48,7 @@ func (d *deployment) startNode(node string) *nodes.Member {
 	if err := m.SendHeartbeat(d.t.Context(), nodes.Vitals{KafkaReachable: true, SinceAck: -1}); err != nil {
 		d.t.Fatal(err)
 	}
-	// There are no further heartbeats, so this one must count for the duration of the test.
+	// There are no further heartbeats, so this heartbeat must count for the duration of the test.
 	d.setHeartbeat(node, time.Now().Add(time.Hour))
 	return m
 }
@@ -149,7 +149,8 @@ func TestNodesCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.setHeartbeat("one", time.Now().Add(time.Hour))
-	d.runCommand(nil, exitConfig, "nodes", "--check") // node one does not reach Kafka
+	// Node one does not reach Kafka.
+	d.runCommand(nil, exitConfig, "nodes", "--check")
 	if err := d.one.Leave(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -87,7 +87,8 @@ func TestEventsCommands(t *testing.T) {
 
 	d.runCommand(&trimmed, exitOK, "events", "trim", "--keep", "2", "--yes")
 	d.runCommand(&page, exitOK, "events")
-	if trimmed.Removed != 2 || page.Total != 3 || page.Events[0].Kind != "events_trimmed" { // the trim adds an entry
+	// The trim adds an entry.
+	if trimmed.Removed != 2 || page.Total != 3 || page.Events[0].Kind != "events_trimmed" {
 		t.Errorf("unexpected results %+v and %+v", trimmed, page)
 	}
 

@@ -76,7 +76,8 @@ func TestMessagesOfNewcomers(t *testing.T) {
 
 	for _, c := range []struct {
 		config string
-		want   []string // of the lines, in their order
+		// want contains a part of each line, in their order.
+		want []string
 	}{
 		{missing, []string{"configuration: " + missing + ": cannot be read: no such file or directory; pass a readable YAML file, or no file to use only the environment"}},
 		{broken, []string{"configuration: " + broken + ": line 2: did not find expected key; correct the YAML there"}},

@@ -33,7 +33,8 @@ func TestRecoverCommand(t *testing.T) {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 
-	for _, from := range []string{"2026-11-20T09:45", "2026-11-20", "2199-01-01T00:00:00Z"} { // without a zone, and in the future
+	// The first two times have no zone, and the last time is in the future.
+	for _, from := range []string{"2026-11-20T09:45", "2026-11-20", "2199-01-01T00:00:00Z"} {
 		for _, how := range []string{"--dry-run", "--yes"} {
 			if text := g.runCommand(exitConfig, nil, "recover", "--from", from, how); !strings.Contains(text, "zone") {
 				t.Errorf("recover --from %s %s: %s", from, how, text)

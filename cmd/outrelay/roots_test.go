@@ -7,12 +7,12 @@ import (
 	"testing"
 )
 
-// Without certificate authorities of the system, as in the image of a release, the program trusts those that it contains.
+// Without certificate authorities of the system, as in the image of a release, the program trusts the authorities that it contains.
 func TestCertificateAuthoritiesAreBuiltIn(t *testing.T) {
 	t.Parallel()
 	const none = "/nowhere"
 
-	// A process reads those of the system only once, so this test runs itself in a process that has none.
+	// A process reads the authorities of the system only once, so this test runs itself in a process that has none.
 	if os.Getenv("SSL_CERT_FILE") != none {
 		c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
 		c.Env = append(os.Environ(), "SSL_CERT_FILE="+none, "SSL_CERT_DIR="+none)

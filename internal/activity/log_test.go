@@ -153,7 +153,7 @@ func TestFirstEventsOfASecondAreSampled(t *testing.T) {
 	}
 }
 
-// The next owner takes over the topics and events of its predecessor's report, except those that it
+// The next owner takes over the topics and events of its predecessor's report, except the ones that it
 // has replaced.
 func TestTheNextOwnerAdoptsTheReport(t *testing.T) {
 	t.Parallel()

@@ -166,7 +166,7 @@ func TestDeadShowHidesThePayload(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "z", Delivery: -1}, false); !errors.Is(err, mongodb.ErrNotFound) {
-		t.Errorf("nobody's: %v", err)
+		t.Errorf("showing an unknown letter: %v, want not found", err)
 	}
 }
 

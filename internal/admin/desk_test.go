@@ -75,7 +75,8 @@ func TestTheEventsLogIsReadByPagesAndTrimmed(t *testing.T) {
 	k := f.desk()
 	at := time.Now().Add(-time.Minute).Truncate(time.Millisecond)
 	var docs []any
-	for i := range 25 { // some at the same moment
+	// Some entries have the same time.
+	for i := range 25 {
 		docs = append(docs, bson.D{{Key: "at", Value: at.Add(time.Duration(i/4) * time.Second)}, {Key: "kind", Value: []string{"took_over", "paused"}[i%2]}, {Key: "watcher", Value: "orders"}, {Key: "node", Value: fmt.Sprint("n", i%3)}, {Key: "fields", Value: bson.D{{Key: "actor", Value: "ann"}, {Key: "i", Value: i}}}})
 	}
 
@@ -141,7 +142,8 @@ func TestWhatWaitsIsListedByPages(t *testing.T) {
 			}
 			seen[e.ID] = true
 		}
-		if pages == 1 { // entries that are settled between two pages move no other entry
+		// If entries are settled between two pages, no other entry moves to another page.
+		if pages == 1 {
 			if _, err := f.a.DeleteMany(t.Context(), bson.D{{Key: "_id", Value: "none"}}); err != nil {
 				t.Fatal(err)
 			}

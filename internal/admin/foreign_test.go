@@ -21,7 +21,8 @@ import (
 // a minute; the owner, or who takes over, does so when its write has timed out. The command's work is done once it goes on.
 func TestN03_AStoppedForeignTransactionHoldsUpNobodyForLong(t *testing.T) {
 	t.Parallel()
-	const soon = 40 * time.Second // the server itself takes 60 s
+	// The server itself takes 60 s.
+	const soon = 40 * time.Second
 	for _, owned := range []bool{true, false} {
 		name := map[bool]string{true: "renewal", false: "takeover"}[owned]
 		t.Run(name, func(t *testing.T) {
@@ -74,8 +75,8 @@ func TestN03_AStoppedForeignTransactionHoldsUpNobodyForLong(t *testing.T) {
 	}
 }
 
-// A command takes the fence of all slots in one transaction, and the server aborts the transaction if any owner is inside one of its
-// own. Owners that never pause would leave the command no chance, so each of them pauses when a command is waiting.
+// A command takes the fence of all slots in one transaction, and the server aborts the transaction if any owner is inside a transaction.
+// Owners that never pause would leave the command no chance, so each of them pauses while a command is waiting.
 func TestN03_AForeignWriteNeedsFewAttemptsBesideBusySlots(t *testing.T) {
 	t.Parallel()
 	const slots, calls, most = 16, 4, 5 // attempts for each call
@@ -119,9 +120,9 @@ func TestN03_AForeignWriteNeedsFewAttemptsBesideBusySlots(t *testing.T) {
 		if err != nil {
 			t.Fatalf("after %d attempts: %v", attempts.Load(), err)
 		}
-		t.Logf("%d attempts so far; %d transactions of owners meanwhile", attempts.Load(), work.Load()-before)
+		t.Logf("%d attempts so far; %d transactions of owners in this time", attempts.Load(), work.Load()-before)
 	}
 	if n := attempts.Load(); n > calls*most {
-		t.Errorf("%d attempts for %d commands beside %d busy slots, want at most %d for each", n, calls, slots, most)
+		t.Errorf("%d attempts for %d commands next to %d busy slots, want at most %d for each", n, calls, slots, most)
 	}
 }

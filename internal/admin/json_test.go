@@ -16,7 +16,8 @@ func TestDatesBeyondJSONAreFitted(t *testing.T) {
 	type inner struct {
 		At   time.Time  `json:"at"`
 		Next *time.Time `json:"next"`
-		Self *inner     `json:"self,omitempty"` // a type may contain itself
+		// A type may contain itself.
+		Self *inner `json:"self,omitempty"`
 	}
 
 	for name, v := range map[string]any{

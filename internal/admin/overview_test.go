@@ -138,7 +138,8 @@ func TestOverviewOfABacklog(t *testing.T) {
 
 	docs := make([]any, 10_001)
 	for i := range docs {
-		docs[i] = bson.D{{Key: "_id", Value: i}, {Key: "ts", Value: bson.Timestamp{T: at.T, I: uint32(i)}}} // the first one is behind
+		// The first envelope is before the position.
+		docs[i] = bson.D{{Key: "_id", Value: i}, {Key: "ts", Value: bson.Timestamp{T: at.T, I: uint32(i)}}}
 	}
 
 	pending := func() admin.Counts {

@@ -118,7 +118,8 @@ func TestAReplayWaitsForTheRelay(t *testing.T) {
 	s.append(many(n)...)
 	var most atomic.Int64
 	send := s.sends(40)
-	s.runs(func(ctx context.Context) { // begins when what may be queued was seen
+	// The replay begins when the owner has passed all envelopes that may be queued.
+	s.runs(func(ctx context.Context) {
 		if most.Load() > 0 {
 			send(ctx)
 		}
@@ -228,7 +229,8 @@ func TestEqualStampsAreNotBrokenApart(t *testing.T) {
 	ts := bson.Timestamp{T: uint32(time.Now().Add(-time.Hour).Unix()), I: 1}
 	docs := many(1300)
 	for i := range docs {
-		if i >= 20 { // the first envelopes have stamps of their own, but later ones
+		// The first envelopes have different stamps, and the later ones have the same.
+		if i >= 20 {
 			docs[i][5].Value = ts
 		}
 	}

@@ -50,7 +50,8 @@ func TestN18_AQueuedBatchIsWrittenOnce(t *testing.T) {
 	t.Parallel()
 	r, coll, ns := replayStand(t, 4)
 	docs, seen, err := readEnvelopes(t.Context(), coll, replayQuery{Until: bson.Timestamp{T: 100}}, bson.Timestamp{}, 3)
-	if err != nil || len(docs) != 2 || seen.IsZero() { // the third shares its stamp with the fourth
+	// The third envelope has the same stamp as the fourth, so it is not on this page.
+	if err != nil || len(docs) != 2 || seen.IsZero() {
 		t.Fatalf("%d, %v, %v", len(docs), seen, err)
 	}
 
@@ -63,7 +64,8 @@ func TestN18_AQueuedBatchIsWrittenOnce(t *testing.T) {
 		b.Envelopes = append(b.Envelopes, requeue{ID: d.Lookup("_id"), TS: parseStamp(d)})
 	}
 
-	for range 3 { // an unknown outcome repeats the whole transaction
+	// If the outcome is unknown, the whole transaction is repeated.
+	for range 3 {
 		if n, _, err := r.Queue(t.Context(), "r1", "orders", b); err != nil || n != 2 {
 			t.Fatalf("%d, %v", n, err)
 		}
@@ -74,7 +76,8 @@ func TestN18_AQueuedBatchIsWrittenOnce(t *testing.T) {
 		t.Errorf("%+v, %v", p, err)
 	}
 
-	b.Name = "b2" // of another process, which read the same
+	// Another process has read the same state.
+	b.Name = "b2"
 	if _, _, err := r.Queue(t.Context(), "r1", "orders", b); !errors.Is(err, ErrReplayMoved) {
 		t.Errorf("%v", err)
 	}

@@ -387,13 +387,13 @@ func TestN10_AReplayIntoACompactedTopicNeedsForce(t *testing.T) {
 
 	s.append(envelope("a"))
 	s.runs(nil)
-	var asked []string
-	s.op.Compacted = func(_ context.Context, topics []string) ([]string, error) { asked = topics; return topics[:1], nil }
+	var checked []string
+	s.op.Compacted = func(_ context.Context, topics []string) ([]string, error) { checked = topics; return topics[:1], nil }
 	s.r = s.op.Replays()
 
 	_, err := order(t, s.r, everything)
-	if !errors.Is(err, admin.ErrCompacted) || !strings.Contains(err.Error(), "(audit)") || !slices.Equal(asked, []string{"audit", "orders"}) {
-		t.Fatalf("%v, asked for %v", err, asked)
+	if !errors.Is(err, admin.ErrCompacted) || !strings.Contains(err.Error(), "(audit)") || !slices.Equal(checked, []string{"audit", "orders"}) {
+		t.Fatalf("%v, checked the topics %v", err, checked)
 	}
 
 	o := everything
@@ -438,7 +438,8 @@ func TestAnEnvelopeThatIsNotDeliveredIsNotReplayed(t *testing.T) {
 		}
 	}
 
-	s.append(envelope("other")) // so that the place is behind the stamps
+	// Append another event, so that the position is after the stamps.
+	s.append(envelope("other"))
 	s.at(t.Context())
 	if err := sess.CommitTransaction(t.Context()); err != nil {
 		t.Fatal(err)

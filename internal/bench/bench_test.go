@@ -42,7 +42,8 @@ func TestLedger(t *testing.T) {
 			for _, n := range c.came {
 				l.recordArrival(l.eventNumber(key, n), time.Now(), sender{id: 1})
 			}
-			l.recordArrival(7, time.Now(), sender{id: 1}) // none of its own
+			// No event of this run has this number.
+			l.recordArrival(7, time.Now(), sender{id: 1})
 
 			var got verdict
 			got.Events, got.Lost, got.Duplicates, got.OutOfOrder = l.countErrors()
@@ -104,8 +105,10 @@ func TestShots(t *testing.T) {
 
 	s.recordArrival(99, s.base.Add(time.Hour)) // of an earlier stretch
 	s.recordArrival(100, s.base.Add(2*time.Millisecond))
-	s.recordArrival(100, s.base.Add(time.Hour))        // a second time
-	s.recordArrival(101, s.base.Add(time.Microsecond)) // before its writer received the result
+	// The record arrives a second time.
+	s.recordArrival(100, s.base.Add(time.Hour))
+	// The record arrives before its writer has received the result.
+	s.recordArrival(101, s.base.Add(time.Microsecond))
 	select {
 	case <-s.all:
 		t.Fatal("all are reported as arrived after two of three")
@@ -187,12 +190,14 @@ func TestChildEndsWithItsInput(t *testing.T) {
 func TestProcessUsage(t *testing.T) {
 	before, ok := processUsage(os.Getpid())
 	if !ok {
-		return // no /proc: documented as not known
+		// Without /proc the usage is documented as unknown.
+		return
 	}
 
 	m, begun := startMeter(), time.Now()
 	after, used, took := before, 0.0, 0.0
-	for used < 0.1 && took < 60 { // on a machine with much else to do that may take a while
+	// On a busy machine this may take a while.
+	for used < 0.1 && took < 60 {
 		for turn := time.Now(); time.Since(turn) < 50*time.Millisecond; {
 		}
 		after, _ = processUsage(os.Getpid())

@@ -15,7 +15,7 @@ var updateComparison = flag.Bool("update-comparison", false, "write the tables o
 // comparisonMark begins the generated part of a page. It ends before the next chapter.
 const comparisonMark = "<!-- from docs/bench-peers.json -->"
 
-// TestTheReadmeQuotesTheRecordedComparison: the figures of other publishers are those of the recorded run, and the pages have no others.
+// TestTheReadmeQuotesTheRecordedComparison: the pages contain the figures of other publishers from the recorded run, and no others.
 // After a new run, this writes them:
 //
 //	go test ./internal/bench -run TestTheReadmeQuotesTheRecordedComparison -update-comparison

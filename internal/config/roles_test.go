@@ -10,8 +10,9 @@ func TestRoles(t *testing.T) {
 	t.Parallel()
 	env := []string{"OUTRELAY_MONGODB_URI=mongodb://m/shop", "OUTRELAY_KAFKA_BROKERS=k:1"}
 	for _, c := range []struct {
-		set  []string
-		want []string // roles; nil is a problem
+		set []string
+		// want contains the roles. It is nil if a problem is reported.
+		want []string
 	}{
 		{nil, []string{"relay", "cleaner", "admin"}},
 		{[]string{"roles=relay"}, []string{"relay"}},

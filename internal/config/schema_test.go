@@ -65,7 +65,8 @@ func TestEveryKeyIsDescribedWithItsDefault(t *testing.T) {
 	for name, text := range docs {
 		_, fieldName, isField := strings.Cut(name, ".")
 		switch fieldName {
-		case "TLS", "SASL", "Token", "OIDC", "Create", "Cert", "Key", "Admin", "Proxy": // their descriptions state the meaning of an unset section
+		// The descriptions of these sections state the meaning of an unset section.
+		case "TLS", "SASL", "Token", "OIDC", "Create", "Cert", "Key", "Admin", "Proxy":
 			continue
 		}
 		if isField && text != "" && !strings.Contains(text, "Defaults to") && !strings.Contains(text, "Required.") && !strings.Contains(text, "Empty matches all.") {

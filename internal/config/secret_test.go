@@ -155,7 +155,8 @@ otel: { endpoint: "https://u:` + planted + `@collector" }
 	}
 	_, _, err = Load("mongodb://u:"+planted+"@h/db", env, nil)
 	out += fmt.Sprint(err)
-	for _, number := range []string{"password: 20262026", "token: 20262026"} { // numbers must not be quoted either
+	// Numbers must not be quoted either.
+	for _, number := range []string{"password: 20262026", "token: 20262026"} {
 		_, _, err = Load(writeConfig(t, "kafka: { sasl: {"+number+"} }\nhttp: { admin: {"+number+"} }"), env, nil)
 		out += strings.ReplaceAll(fmt.Sprint(err), "20262026", planted)
 	}

@@ -14,16 +14,16 @@ import (
 // Changed files apply from the next call. Incomplete files are logged once, and the last good ones stay in use.
 func TestTLSSourceFollowsItsFiles(t *testing.T) {
 	t.Parallel()
-	var said bytes.Buffer
+	var log bytes.Buffer
 	cert, key := writeKeyPair(t)
 	var counted []bool
-	next, err := (&TLS{CA: cert, Cert: cert, Key: key}).Source(slog.New(slog.NewTextHandler(&said, nil)), func(ok bool) { counted = append(counted, ok) })
+	next, err := (&TLS{CA: cert, Cert: cert, Key: key}).Source(slog.New(slog.NewTextHandler(&log, nil)), func(ok bool) { counted = append(counted, ok) })
 	if err != nil {
 		t.Fatal(err)
 	}
 	first := next()
-	if next() != first || first.MinVersion != tls.VersionTLS12 || first.InsecureSkipVerify || said.Len() != 0 {
-		t.Fatalf("%+v, said %q", first, said.String())
+	if next() != first || first.MinVersion != tls.VersionTLS12 || first.InsecureSkipVerify || log.Len() != 0 {
+		t.Fatalf("configuration %+v, log %q, want an empty log", first, log.String())
 	}
 	shown := func(c *tls.Config) string {
 		t.Helper()
@@ -46,29 +46,32 @@ func TestTLSSourceFollowsItsFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		// The modification time must differ, even with a coarse clock of the file system.
-		later := time.Now().Add(time.Duration(len(said.Bytes())+1) * time.Second)
+		later := time.Now().Add(time.Duration(len(log.Bytes())+1) * time.Second)
 		if err := os.Chtimes(to, later, later); err != nil {
 			t.Fatal(err)
 		}
 	}
-	move(cert2, cert) // the key is still the old one
+
+	// The key is still the old one.
+	move(cert2, cert)
 	if next() != first || shown(first) != old {
 		t.Error("half a pair is used")
 	}
-	told := said.String()
-	if !strings.Contains(told, "level=WARN") || !strings.Contains(told, "cannot be used") || strings.Contains(told, "PRIVATE") {
-		t.Errorf("said %q", told)
+	warned := log.String()
+	if !strings.Contains(warned, "level=WARN") || !strings.Contains(warned, "cannot be used") || strings.Contains(warned, "PRIVATE") {
+		t.Errorf("log %q, want a warning without the key", warned)
 	}
-	if next() != first || said.String() != told {
-		t.Errorf("told again: %q", said.String())
+	if next() != first || log.String() != warned {
+		t.Errorf("the warning is repeated: %q", log.String())
 	}
+
 	move(key2, key)
 	second := next()
 	if second == first || shown(second) == old || shown(first) == old || second.RootCAs.Equal(first.RootCAs) {
 		t.Error("the new files are not used")
 	}
-	if !strings.Contains(said.String(), "have changed and apply to new connections") {
-		t.Errorf("said %q", said.String())
+	if !strings.Contains(log.String(), "have changed and apply to new connections") {
+		t.Errorf("log %q, want the change of the files", log.String())
 	}
 	if !slices.Equal(counted, []bool{false, true}) {
 		t.Errorf("counted %v", counted)

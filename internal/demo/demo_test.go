@@ -251,7 +251,8 @@ func TestViewWithoutTerminal(t *testing.T) {
 func TestViewOnATerminal(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	v := newView(&out, &Terminal{out: -1}) // 80 columns where the size cannot be had
+	// If the size is unknown, the view has 80 columns.
+	v := newView(&out, &Terminal{out: -1})
 	v.showFigures("one")
 	v.showFigures("two")
 	v.printLine("a\nb")

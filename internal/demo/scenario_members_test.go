@@ -34,7 +34,7 @@ func TestEarsCountSteps(t *testing.T) {
 	}
 }
 
-// published records what a repeater writes, or fails.
+// published records the writes of a repeater, or fails.
 type published struct {
 	mu   sync.Mutex
 	err  error

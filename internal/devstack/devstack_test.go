@@ -190,7 +190,8 @@ func TestSingleMembers(t *testing.T) {
 		}
 		t.Logf("broker back after %v", time.Since(began).Round(time.Millisecond))
 		eventually(t, func() error { _, err := s.Leader(ctx, topic, 1); return err })
-		eventually(t, func() error { // a broker that is back from a restart may have no answer yet
+		// A broker that has restarted may have no response yet.
+		eventually(t, func() error {
 			err := write(ctx, s.Brokers(), "not-there")
 			if err == nil {
 				t.Fatal("a missing topic was written to; topics must not be created by themselves")

@@ -13,7 +13,7 @@ import (
 )
 
 // fakeDocker is an engine whose containers are processes of this machine: enough of the command line
-// to run a mongod, which gets a data directory of its own.
+// to run a mongod, which gets a new data directory.
 const fakeDocker = `#!/bin/sh
 cd "$FAKE" || exit 1
 op=$1; shift

@@ -69,7 +69,8 @@ func TestSecuredBroker(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, func() error { // a slow broker gives another answer for a while, or none
+		// A slow broker sends another response for a while, or none.
+		eventually(t, func() error {
 			err := writeAs(t, brokers[0], topic, &kafka.Dialer{SASLMechanism: c.sasl, TLS: c.tls})
 			switch {
 			case err == nil && c.want != nil:

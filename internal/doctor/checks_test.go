@@ -120,7 +120,7 @@ func command(t *testing.T, c *mongo.Client, cmd bson.D) {
 	}
 }
 
-// rights are those of the documentation's role, by resource.
+// rights returns the rights of the role in the documentation, by resource.
 func rights() map[Resource][]string {
 	write := []string{"find", "insert", "update", "remove"}
 	return map[Resource][]string{
@@ -171,7 +171,8 @@ func privilegesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 	const stream, outbox, dead, state, cluster = "mongodb.privileges.stream", "mongodb.privileges.outbox", "mongodb.privileges.dead", "mongodb.privileges.state", "mongodb.privileges.cluster"
 	for r, actions := range map[Resource]map[string]map[string]Status{
 		{DB: "shop", Collection: "outbox"}: {
-			"find": {stream: Fail, outbox: Fail, "topics": Warn, // and without them no topic is known
+			// Without these rights no topic is found.
+			"find": {stream: Fail, outbox: Fail, "topics": Warn,
 				"topics.exist": Warn, "topics.acl": Warn, "topics.unclean_election": Warn, "topics.max_message_bytes": Warn, "topics.cleanup_policy": Warn},
 			"changeStream": {stream: Fail},
 			"insert":       {outbox: Fail}, "update": {outbox: Fail}, "remove": {outbox: Fail},
@@ -290,7 +291,8 @@ func hanging(t *testing.T, s *devstack.Stack, cfg config.Config) {
 
 	began := time.Now()
 	r := examineWithin(t, cfg, Limit)
-	if took := time.Since(began); took > 2*Limit { // a call that heeds no limit takes longer
+	// A call without a limit takes longer.
+	if took := time.Since(began); took > 2*Limit {
 		t.Errorf("it took %v", took)
 	}
 
@@ -352,7 +354,8 @@ func acls(t *testing.T, base func(t *testing.T, mongoUser, kafkaUser string) con
 			want["topics.acl"] = Fail
 			expect(t, r, "topics.acl", Fail, u.word+aclTopic, "kafka-acls.sh", "User:"+name)
 		}
-		if u.lacks == kafka.ACLOperationTypeAny { // may not even see it
+		// The user may not even describe the topic.
+		if u.lacks == kafka.ACLOperationTypeAny {
 			want["topics.exist"] = Warn
 		}
 		// Configurations that the user may not read are not checked. Some of these checks warned
@@ -364,7 +367,8 @@ func acls(t *testing.T, base func(t *testing.T, mongoUser, kafkaUser string) con
 		}
 		for _, id := range []string{"topics.replication", "topics.min_insync_replicas"} {
 			if u.lacks == kafka.ACLOperationTypeAny {
-				want[id] = OK // there is no topic to look at
+				// There is no topic to check.
+				want[id] = OK
 			}
 		}
 		if !maps.Equal(changed, want) {
@@ -381,7 +385,8 @@ func acls(t *testing.T, base func(t *testing.T, mongoUser, kafkaUser string) con
 // aStandalone starts the stack's own program without a replica set.
 func aStandalone(t *testing.T, s *devstack.Stack) {
 	port := 0
-	for port == 0 { // below the ports that systems give to outgoing connections: one could come before mongod
+	// Choose a port below the ports of outgoing connections. A connection could occupy another one before mongod starts.
+	for port == 0 {
 		p := 15_000 + rand.IntN(17_000)
 		if l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(p)); err == nil {
 			_, port = l.Close(), p

@@ -138,7 +138,7 @@ func appendTo(t *testing.T, db *mongo.Database, aggregateType string) {
 	}
 }
 
-// settings are those of a test's own watcher.
+// settings returns the configuration of the watcher of one test.
 func settings(t *testing.T, db *mongo.Database, more ...string) []string {
 	t.Helper()
 	state := stacktest.Database(t, db.Client())
@@ -334,7 +334,8 @@ func TestJudgeOplog(t *testing.T) {
 		{23 * time.Hour, day, false, Warn},
 		{time.Hour, day, false, Warn},
 		{59 * time.Minute, day, false, Fail},
-		{time.Minute, day, true, OK}, // a young set, nothing cut off yet
+		// A young replica set has not truncated its oplog yet.
+		{time.Minute, day, true, OK},
 		{30 * time.Minute, 20 * time.Minute, false, OK},
 	} {
 		f := judgeOplog(c.window, c.wanted, c.whole)

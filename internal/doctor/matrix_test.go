@@ -18,7 +18,7 @@ import (
 
 var updateSupport = flag.Bool("update-support", false, "write docs/support.md")
 
-// The tested versions are those that the tests run, the platforms are those of the releases, and docs/support.md is current.
+// The page lists the versions that the tests run and the platforms of the releases, and docs/support.md is current.
 func TestSupportMatrix(t *testing.T) {
 	t.Parallel()
 	root := filepath.Join("..", "..")

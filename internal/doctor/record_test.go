@@ -21,7 +21,7 @@ import (
 var _ = flag.Bool("doctor.record", false, "run the core tests on each version of Kafka, and write tested.json; needs a JDK with Maven")
 
 // recordedVersions are the versions of Kafka that TestRecordSupport fetches and runs: the last one of each minor version of Kafka 4,
-// and the one that all tests run on.
+// and the version of all other tests.
 var recordedVersions = []string{"4.0.2", "4.1.2", "4.2.2", devstack.KafkaVersion, "4.4.0"}
 
 // coreTests are the tests, by package, that decide whether a version is tested.
@@ -42,7 +42,7 @@ func coreTestNames() []string {
 	return names
 }
 
-// TestRecordSupport runs the core tests on each version of Kafka, with the MongoDB on the PATH or else the one that all tests use. It
+// TestRecordSupport runs the core tests on each version of Kafka, with the MongoDB on the PATH or else the version of all other tests. It
 // writes the results into tested.json, and keeps the runs of other pairs of versions.
 func TestRecordSupport(t *testing.T) {
 	stacktest.OnlyWith(t, "fetches several versions of Kafka and runs the core tests on each", "doctor.record")

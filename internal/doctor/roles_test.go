@@ -75,8 +75,9 @@ func rolesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 			r := examine(t, cfg)
 			on := p.Resource
 			got := missing(r)
-			another := func(said string) bool { // the same action on a collection of that database is the same one
-				where, same := strings.CutPrefix(said, action+" on ")
+			// The same action on another collection of the database is part of the same privilege.
+			another := func(line string) bool {
+				where, same := strings.CutPrefix(line, action+" on ")
 				return !same || where != on.String() && (on.Collection != "" || !strings.HasPrefix(where, on.DB+"."))
 			}
 			if len(got) == 0 || slices.ContainsFunc(got, another) {
@@ -157,7 +158,7 @@ func TestRolesOfPatterns(t *testing.T) {
 	}
 }
 
-// Managed services have the same privileges in formats of their own.
+// Managed services have the same privileges in their own formats.
 func TestRolesOfManagedServices(t *testing.T) {
 	t.Parallel()
 	cfg := load(t, "mongodb://m/", []string{"k:1"}, "watch=shop.outbox", "topics.template=orders.{aggregatetype}", "topics.create.partitions=3")

@@ -472,8 +472,8 @@ func checkPayload(t *testing.T, v *envelope.View) {
 	}
 }
 
-// Every change of a single byte in the seeds, so that an ordinary run covers what the fuzzer would
-// find first.
+// TestParseSurvivesMutations changes each byte of the seeds, so that an ordinary run covers the first cases
+// of the fuzzer.
 func TestParseSurvivesMutations(t *testing.T) {
 	t.Parallel()
 	for _, s := range seeds(t) {

@@ -12,7 +12,7 @@ import (
 )
 
 // everyType returns the document whose JSON is in testdata. debezium.json is the value that MongoEventRouter of Debezium
-// 3.6.1 with the Java driver 5.6.2 made of it as a payload. connector.json is what the formatter DefaultJson of the
+// 3.6.1 with the Java driver 5.6.2 made of it as a payload. connector.json is the value that the formatter DefaultJson of the
 // MongoDB Kafka connector 2.0.1 made of it.
 func everyType(t *testing.T) []byte {
 	t.Helper()

@@ -102,7 +102,8 @@ func (p *publisher) Deliver(_ context.Context, e *outboxes.Envelope) error {
 	defer p.mu.Unlock()
 	id, ok := e.Raw.Lookup("_id").StringValueOK()
 	if !ok {
-		id = e.Raw.Lookup("type").StringValue() // for an id of any type
+		// The id may have any type, so use the type of the event.
+		id = e.Raw.Lookup("type").StringValue()
 	}
 	p.ids = append(p.ids, strings.Clone(id))
 	p.stamps = append(p.stamps, e.TS)

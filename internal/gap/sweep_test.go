@@ -66,7 +66,8 @@ func TestFromCursorAndMargin(t *testing.T) {
 	at("old", bson.Timestamp{T: 1000, I: 1})
 	at("margin", bson.Timestamp{T: 1901, I: 1})
 	at("in", bson.Timestamp{T: 2500, I: 1})
-	at("unstamped", bson.Timestamp{}) // the server stamps it, late
+	// The server stamps this envelope, with a later time.
+	at("unstamped", bson.Timestamp{})
 	for _, x := range []struct {
 		name         string
 		from, cursor uint32
@@ -93,7 +94,7 @@ func TestFromCursorAndMargin(t *testing.T) {
 	}
 }
 
-// The time in an id limits what a sweep repeats. The sweep leaves out no envelope that was inserted since by a writer
+// The times in ids limit the repeats of a sweep. The sweep leaves out no envelope that was inserted since by a writer
 // whose clock is wrong by less than the margin, and it keeps the order of insertion.
 func TestN25_TimesInIDsLimitTheSweepOfUnstampedEnvelopes(t *testing.T) {
 	t.Parallel()
@@ -115,7 +116,8 @@ func TestN25_TimesInIDsLimitTheSweepOfUnstampedEnvelopes(t *testing.T) {
 		}
 	}
 	// The latest come first, so that the order of the ids is not that of insertion.
-	var all, recent, since []string // since: those that were inserted after an early purge too
+	// since includes the envelopes that were inserted after an early purge.
+	var all, recent, since []string
 	for _, kind := range []struct {
 		name  string
 		id    func(at time.Time) any
@@ -243,7 +245,8 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	s = b.sweep(b.now(), p, "o")
 	s.Cursor = mongodb.Earlier(s.To, time.Hour)
 	b.run(s)
-	p.wants(t, "stamped") // according to the cursor, they are done
+	// According to the cursor, the other envelopes are done.
+	p.wants(t, "stamped")
 	var plan bson.M
 	explain := bson.D{{Key: "explain", Value: bson.D{{Key: "find", Value: "o"}, {Key: "filter", Value: unstampedFilter(idRange{})}}}, {Key: "verbosity", Value: "executionStats"}}
 	if err := b.db.RunCommand(t.Context(), explain).Decode(&plan); err != nil {
@@ -255,7 +258,7 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	}
 }
 
-// N22: the sweep finds all envelopes that were committed before the end of its stretch, including those that reached
+// N22: the sweep finds all envelopes that were committed before the end of its stretch, including the ones that reached
 // the majority last.
 func TestN22_NothingBetweenSweepAndStream(t *testing.T) {
 	t.Parallel()
@@ -290,7 +293,8 @@ func TestN22_NothingBetweenSweepAndStream(t *testing.T) {
 	for range 5 {
 		at, p := b.now(), &publisher{}
 		s := b.sweep(at, p, "o")
-		s.Skip = NewSkip(1 << 26) // with room for all envelopes of the writers
+		// There is room for all envelopes of the writers.
+		s.Skip = NewSkip(1 << 26)
 		b.run(s)
 		passes = append(passes, pass{at, p, s.Skip})
 	}
@@ -523,7 +527,8 @@ func TestN21_SweepReadsMajorityOnThePrimary(t *testing.T) {
 	b.insert(t.Context(), b.outbox("o"), "a")
 	s := b.sweep(b.now(), &publisher{}, "o")
 	b.run(s)
-	if len(finds) != 2 { // without a stamp, with one
+	// One find is for envelopes without a stamp, and one for the others.
+	if len(finds) != 2 {
 		t.Fatalf("%d reads, want 2", len(finds))
 	}
 	for _, f := range finds {
@@ -585,7 +590,8 @@ func TestN22_ASweepOfASlowCollectionEnds(t *testing.T) {
 	}
 	p := &publisher{}
 	s := b.sweep(b.now(), p, "o")
-	s.reply = 500 * time.Microsecond // no reply comes so soon
+	// No reply arrives in so short a time.
+	s.reply = 500 * time.Microsecond
 	if res := b.run(s); res.Swept != 3 || p.trouble == 0 {
 		t.Errorf("%d of 3 swept after %d time-outs", res.Swept, p.trouble)
 	}

@@ -42,7 +42,7 @@ func TestRules(t *testing.T) {
 		"the same over many minutes":                {ok(0, 0, OK), {2 * time.Minute, false, 0, 90, OK}, {2 * time.Minute, false, 0, 180, OK}, {2 * time.Minute, false, 0, 400, Degraded}},
 		"the minute passes":                         {ok(0, 0, OK), ok(0, 100, Degraded), {time.Minute, false, 0, 100, OK}, {tick, false, 0, 100, OK}},
 		"letters that are removed are no growth":    {ok(0, 1000, OK), ok(0, 10, OK), ok(0, 60, OK), ok(0, 110, Degraded)},
-		"after a long silence all begins anew":      {ok(5, 0, OK), ok(5, 0, OK), ok(5, 0, OK), ok(5, 0, Degraded), {time.Hour, false, 5, 900, OK}},
+		"after a long pause the count starts again": {ok(5, 0, OK), ok(5, 0, OK), ok(5, 0, OK), ok(5, 0, Degraded), {time.Hour, false, 5, 900, OK}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -102,7 +102,8 @@ func TestProxyNamesTheCaller(t *testing.T) {
 	}
 
 	s.call("GET", "/api/v1/whoami", "", "Authorization", "").problem(t, 401)
-	s.call("GET", "/api/v1/whoami", "", "Authorization", "Bearer ").problem(t, 401) // an empty token is none
+	// An empty token is no token.
+	s.call("GET", "/api/v1/whoami", "", "Authorization", "Bearer ").problem(t, 401)
 	s = open(t, trust("10.0.0.0/8"))
 	s.call("GET", "/api/v1/whoami", "", "Authorization", "", "X-Forwarded-User", "ann@ops").problem(t, 401)
 }
@@ -159,8 +160,10 @@ func TestClientsAreBounded(t *testing.T) {
 		t.Errorf("%+v %v", p, refused.header)
 	}
 
-	s.call("GET", "/api/v1/whoami", "", "Authorization", basic("bob", operatorToken)).problem(t, 429) // a name that the client chooses does not make it another client
-	s.ok(nil, "GET", "/api/v1/whoami", "", "Authorization", basic("bob", viewerToken))                // each has a rate of its own
+	// The client chooses the name, so another name does not make it another client.
+	s.call("GET", "/api/v1/whoami", "", "Authorization", basic("bob", operatorToken)).problem(t, 429)
+	// Each token has its own rate.
+	s.ok(nil, "GET", "/api/v1/whoami", "", "Authorization", basic("bob", viewerToken))
 	l := newRateLimiter(1)
 	for i := range maxClients + 100 {
 		l.reserve("client " + strconv.Itoa(i))

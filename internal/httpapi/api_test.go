@@ -319,7 +319,8 @@ func TestLiveFigures(t *testing.T) {
 func TestLiveClientsAreBounded(t *testing.T) {
 	t.Parallel()
 	s := open(t)
-	s.client.Timeout = 0 // it would end the first before the last has come
+	// A timeout would end the first request before the last one has arrived.
+	s.client.Timeout = 0
 
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -170,7 +170,8 @@ func (m *maker) request(method, path string, op *operation) (target, body string
 func TestTheWholeAPIBearsWhateverIsSent(t *testing.T) {
 	t.Parallel()
 	s := open(t)
-	s.client.Timeout = 45 * time.Second // a request that hangs ends here
+	// A request that hangs ends after this time.
+	s.client.Timeout = 45 * time.Second
 	for i := range 5 {
 		s.die(fmt.Sprint("d", i))
 	}
@@ -202,7 +203,8 @@ func TestTheWholeAPIBearsWhateverIsSent(t *testing.T) {
 				}
 				r := s.call(strings.ToUpper(method), target, body, header...)
 				if answers[r.status]++; r.status == http.StatusRequestHeaderFieldsTooLarge {
-					continue // the listener's, before there is an operation
+					// The listener rejects the request before there is an operation.
+					continue
 				}
 				wrong := r.status >= 500 && r.status != http.StatusServiceUnavailable || r.status == 401 || r.status >= 400 && !strings.HasPrefix(r.header.Get("Content-Type"), "application/problem+json")
 				if wrong || !json.Valid(r.body) {

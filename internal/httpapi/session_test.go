@@ -87,7 +87,7 @@ func withForm(tokens *atomic.Pointer[Tokens], session time.Duration) func(*Admin
 		o.Page = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			caller, known := admin.CallerOf(r.Context())
 			if !known {
-				_, _ = io.WriteString(w, "nobody at "+r.URL.Path)
+				_, _ = io.WriteString(w, "no caller at "+r.URL.Path)
 				return
 			}
 			_, _ = io.WriteString(w, caller.Actor.Name+" "+caller.Actor.Source+" "+caller.Role)
@@ -102,7 +102,7 @@ func TestAPersonLogsInAndOut(t *testing.T) {
 	if status, to, _ := b.send("/dead?key=1", nil); status != http.StatusSeeOther || to != "/login?next=%2Fdead%3Fkey%3D1" {
 		t.Errorf("without a login: %d to %s", status, to)
 	}
-	if status, _, body := b.send("/static/app.css", nil); status != http.StatusOK || body != "nobody at /static/app.css" {
+	if status, _, body := b.send("/static/app.css", nil); status != http.StatusOK || body != "no caller at /static/app.css" {
 		t.Errorf("a file of the form: %d %s", status, body)
 	}
 	if status, _, body := b.send("/login?next=%2Fdead", nil); status != http.StatusOK || body != "form  /dead" {

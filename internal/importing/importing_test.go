@@ -518,8 +518,8 @@ func TestImportRefusesOtherCollections(t *testing.T) {
 	}
 }
 
-// TestImportRefusesAnUnknownStatus: the import rejects rows that it would otherwise leave out silently, such as
-// those of a driver that stores an enumeration as numbers.
+// TestImportRefusesAnUnknownStatus: the import rejects rows that it would otherwise skip silently, such as
+// the rows of a driver that stores an enumeration as numbers.
 func TestImportRefusesAnUnknownStatus(t *testing.T) {
 	t.Parallel()
 	for _, source := range sources {
@@ -538,7 +538,7 @@ func TestImportRefusesAnUnknownStatus(t *testing.T) {
 	}
 }
 
-// rowWith returns a row with all required fields of a table, and with those of set.
+// rowWith returns a row with all required fields of a table, and with the fields of set.
 func rowWith(t table, set ...bson.E) bson.D {
 	doc := append(bson.D{{Key: "_id", Value: bson.NewObjectID()}}, set...)
 	for _, name := range t.required {
@@ -565,7 +565,8 @@ func TestImportRefusesARunningPublisher(t *testing.T) {
 	ticks := func(at time.Time) int64 { return at.UnixNano()/100 + ticksOf1970 }
 	for _, c := range []struct {
 		source, status string
-		fields         func(at time.Time) []bson.E // of a lock that ends at a time
+		// fields returns the fields of a lock that ends at this time.
+		fields func(at time.Time) []bson.E
 	}{
 		{"slimmessagebus", "", func(at time.Time) []bson.E {
 			return []bson.E{{Key: "delivery_complete", Value: false}, {Key: "lock_expires_on", Value: at}}

@@ -146,7 +146,8 @@ func TestLanesDoNotConflict(t *testing.T) {
 	t.Parallel()
 	w := new(watch)
 	b := setup(t, w.options())
-	for round := range int64(3) { // the first creates the watermarks, the others move them
+	// The first round creates the watermarks, and the others move them.
+	for round := range int64(3) {
 		var all, wg sync.WaitGroup
 		all.Add(inbox.Lanes)
 		for lane := range int32(inbox.Lanes) {

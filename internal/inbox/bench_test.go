@@ -31,7 +31,8 @@ func BenchmarkAdmit(b *testing.B) {
 			var offset int64
 			var admits, whole []time.Duration
 			for b.Loop() {
-				list := make([]inbox.Entry, size) // of one lane, as a consumer runs it
+				// All entries are in one lane, as in a consumer.
+				list := make([]inbox.Entry, size)
 				for i := range list {
 					list[i] = placed(fmt.Sprintf("0199d9a5-9c1e-7000-8000-%012d", offset), 0, offset)
 					offset++

@@ -27,8 +27,10 @@ func attach(t *testing.T, x *inbox.Inbox, end int64) (inbox.Generation, error) {
 func TestN29_AnEndThatWasReadTooEarlyIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.admit(t, b.inbox, batch("", 20, 100)...) // end 120
-	for _, end := range []int64{110, 120} {    // 120 was read before the next 20 came
+	// The end of the topic is 120.
+	b.admit(t, b.inbox, batch("", 20, 100)...)
+	// The consumer has read the end 120 before the next 20 messages were written.
+	for _, end := range []int64{110, 120} {
 		if _, err := b.inbox.Attach(t.Context(), "group/a", "orders", 0, inbox.Log{End: end, Epoch: -1}); !errors.Is(err, inbox.ErrUnconfirmed) {
 			t.Fatalf("the error is %v", err)
 		}

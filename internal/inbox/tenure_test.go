@@ -51,7 +51,8 @@ func TestAKilledProcessHoldsNobodyUp(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second) // below the lifetime of a transaction
+	// The limit is below the lifetime of a transaction.
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 	defer cancel()
 	err := b.transaction(ctx, func(ctx context.Context) error {
 		fresh, err := next.Admit(ctx, []inbox.Entry{placed("2", 0, 2)})
@@ -137,7 +138,8 @@ func TestAConsumerGivesBackOnlyItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	s := b.open(t, x, at("c/h")) // so that the tenure is written down
+	// Open writes the tenure.
+	s := b.open(t, x, at("c/h"))
 	if err := x.Release(t.Context(), "a/h", "orders", 0); err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +168,7 @@ func TestWatermarksCanBeForgotten(t *testing.T) {
 
 	b.admit(t, x, placed("1", 0, 1), placed("2", 1, 1))
 	if _, err := b.store().Forget(t.Context(), "", ""); !errors.Is(err, inbox.ErrInvalid) {
-		t.Errorf("of nobody: %v", err)
+		t.Errorf("forgetting without a name: %v, want invalid", err)
 	}
 
 	if n, err := b.store().Forget(t.Context(), "group/a", "another"); n != 0 || err != nil {

@@ -55,7 +55,8 @@ func (w *watch) options() *options.ClientOptions {
 			}
 		},
 		Failed: func(_ context.Context, e *mongoevent.CommandFailedEvent) {
-			var de driver.Error // the methods of mongo do not return this type yet
+			// The methods of mongo do not return this type yet.
+			var de driver.Error
 			if errors.As(e.Failure, &de) && de.Code == 112 {
 				w.mu.Lock()
 				defer w.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 	"github.com/outrelay/outrelay/internal/keyhash"
 )
 
-// The expected values are those of org.apache.kafka.common.utils.Utils.murmur2, from Kafka's own tests.
+// The expected values of org.apache.kafka.common.utils.Utils.murmur2 are from the tests of Kafka.
 func TestMurmur2IsJavas(t *testing.T) {
 	t.Parallel()
 	for key, want := range map[string]int32{

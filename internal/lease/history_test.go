@@ -106,7 +106,8 @@ func (h *history) acquireOnce(t *testing.T, client int, c *contender) *Held {
 		var doc Document
 		err := c.lease.coll.FindOneAndUpdate(t.Context(), bson.D{{Key: "_id", Value: slotID}}, c.acquirePipeline(owner),
 			options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)).Decode(&doc)
-		if mongo.IsDuplicateKeyError(err) { // another client created the document at the same time
+		// Another client has created the document at the same time.
+		if mongo.IsDuplicateKeyError(err) {
 			return leaseAnswer{}, false
 		}
 		if err != nil {
@@ -185,7 +186,8 @@ func (h *history) contendUntil(t *testing.T, client int, coll *mongo.Collection,
 			h.recordEpoch(held.acquired.Epoch, held)
 			end := r.IntN(5)
 			if end == 0 {
-				break // a kill: nothing is released
+				// A killed owner releases nothing.
+				break
 			}
 			if !h.writeOnce(t, client, held, end == 1) || end == 1 {
 				break
@@ -205,7 +207,8 @@ func TestN01_EightContendersWithStallsAreLinearizable(t *testing.T) {
 	defer func() { _ = stream.Close(context.WithoutCancel(t.Context())) }()
 
 	h := &history{start: time.Now(), valid: make(map[int64][2]time.Duration)}
-	const least = 10 // epochs for which a slow server gets time
+	// A slow server gets time for this number of epochs.
+	const least = 10
 	enough := func() bool {
 		d := time.Since(h.start)
 		return d > patient || d > 3*time.Second && h.epochs.Load() >= least

@@ -193,7 +193,8 @@ func TestAReleasedLeaseIsTakenAtOnce(t *testing.T) {
 func TestExpiryIsTakenByTheTimer(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
-	h := mustAcquire(t, newLease(t, shortConfig(coll, "a"))) // never renewed, as after kill -9
+	// The lease is never renewed, as after kill -9.
+	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
 
 	start := time.Now()
 	b := mustAcquire(t, newLease(t, shortConfig(coll, "b")))
@@ -321,10 +322,12 @@ func TestN22_AnOrderOutlivesTheSweepUnderWay(t *testing.T) {
 	save(Update{ClearGap: true, GapSince: own.Since})
 	ordered(50)
 	earlier := Gap{Reason: "280", To: bson.Timestamp{T: 95}, Since: time.Now()}
-	save(Update{Gap: &earlier}) // the owner finds a gap before it sees the order
+	// The owner finds a gap before it reads the order.
+	save(Update{Gap: &earlier})
 	ordered(0)
 	order := readStored(t, coll).Gap
-	save(Update{Gap: &own, GapSince: order.Since}) // the owner executes the order
+	// The owner executes the order.
+	save(Update{Gap: &own, GapSince: order.Since})
 	save(Update{ClearGap: true, GapSince: own.Since})
 	if g := readStored(t, coll).Gap; g != nil {
 		t.Errorf("gap %+v, want none", g)

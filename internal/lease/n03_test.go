@@ -197,7 +197,8 @@ func acquireLogged(t *testing.T) (h *Held, app string, log *bytes.Buffer) {
 	t.Helper()
 	coll, app := newCollection(t)
 	cfg := longConfig(coll, "a")
-	cfg.Renew = 20 * time.Millisecond // the longest pause between two attempts
+	// This is the longest pause between two attempts.
+	cfg.Renew = 20 * time.Millisecond
 	log = &bytes.Buffer{}
 	cfg.Log = slog.New(slog.NewTextHandler(log, nil))
 	return mustAcquire(t, newLease(t, cfg)), app, log

@@ -58,7 +58,7 @@ func (e *exit) runs(opts ...consumer.HandlerOption) {
 	e.Helper()
 	e.ok(e.Handle("h", consumer.Func(func(_ context.Context, m *consumer.Message) error {
 		if strings.HasPrefix(string(m.Value), "bad") {
-			return errors.New("not this one")
+			return errors.New("bad message")
 		}
 		e.calls <- string(m.Value)
 		return nil
@@ -173,7 +173,8 @@ func TestARedactorThatFailsDoesNotBlockItsPartition(t *testing.T) {
 		t.Fatalf("handled %q, %d letters", handled, len(letters))
 	}
 
-	for _, l := range letters[:2] { // nothing that a redactor did not see
+	// A letter contains no part that the redactor has not processed.
+	for _, l := range letters[:2] {
 		if l.Key != nil || l.Value != nil || l.Headers != nil || l.History != nil || !strings.Contains(l.Reason, "the record is at in/0/") || l.Class != deadletter.ClassHandler {
 			t.Errorf("%+v", l)
 		}

@@ -171,7 +171,8 @@ func TestRelayWaitsAnOutageOut(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- k.relay.Run(ctx) }()
-		var tries atomic.Int64 // the detector of races does not see that synctest.Wait orders a later write behind a read
+		// The detector of races does not recognize that synctest.Wait orders a later write after a read.
+		var tries atomic.Int64
 		k.broker.Inject(func(string, *transport.Record) Fault { tries.Add(1); return Fault{Err: errors.New("away")} })
 		k.append(order("o-1", "first"), order("o-1", "second"))
 		synctest.Wait()
@@ -182,7 +183,8 @@ func TestRelayWaitsAnOutageOut(t *testing.T) {
 			t.Errorf("%d tries, then %d", before, after)
 		}
 
-		k.broker.Inject(nil) // it continues without help, in order
+		// The relay continues without help, in order.
+		k.broker.Inject(nil)
 		synctest.Wait()
 		k.want("outbox.event.order", "first", "second")
 		if dead := k.relay.DeadLetters(); len(dead) != 0 {
@@ -296,7 +298,8 @@ func TestRoutesAndPresets(t *testing.T) {
 
 	outage = false
 	k.flush()
-	k.want("a", "x") // once, although the other topic was away
+	// The record arrives once, although the other topic was away.
+	k.want("a", "x")
 	k.want("b", "x")
 	k.want("order.OrderPlaced", "y")
 	if h := k.broker.Records("a")[0].Headers; !slices.ContainsFunc(h, func(h event.Header) bool { return h.Key == "ce_type" && string(h.Value) == "Issued" }) {

@@ -447,7 +447,8 @@ func TestAHandlerThatIsAbandonedKeepsItsClaimAndNoSlot(t *testing.T) {
 			}
 
 			if mode == consumer.AtLeastOnce {
-				p.passes() // in the only slot of the next generation
+				// The messages pass in the only slot of the next generation.
+				p.passes()
 			}
 		})
 	}

@@ -172,7 +172,8 @@ func TestConsumerWithoutServers(t *testing.T) {
 		defer mu.Unlock()
 		if n%7 == 0 && !failed[m.ID] {
 			failed[m.ID] = true
-			return errors.New("once in a while") // and its writes are rolled back
+			// The transaction rolls back the writes of the handler.
+			return errors.New("once in a while")
 		}
 
 		return nil
@@ -222,7 +223,7 @@ func TestDeadLettersWithoutServers(t *testing.T) {
 	c := w.consumer("g", "outbox.event.account")
 	w.ok(c.Handle("Deposited", consumer.Func(func(ctx context.Context, m *consumer.Message) error {
 		if string(m.Value) == "2" {
-			return errors.New("not this one")
+			return errors.New("bad message")
 		}
 		return handled.Insert(ctx, string(m.Value), balance{})
 	}, "Deposited"), consumer.WithRetry(consumer.NoRetry())))
@@ -233,7 +234,7 @@ func TestDeadLettersWithoutServers(t *testing.T) {
 	w.ok(err)
 	w.ok(w.broker.AwaitCommitted(w.context(), "g", "outbox.event.account"))
 	letters := w.letters()
-	if len(letters) != 1 || string(letters[0].Value) != "2" || letters[0].Name != "Deposited" || !strings.Contains(letters[0].Reason, "not this one") {
+	if len(letters) != 1 || string(letters[0].Value) != "2" || letters[0].Name != "Deposited" || !strings.Contains(letters[0].Reason, "bad message") {
 		t.Errorf("dead letters %+v", letters)
 	}
 
@@ -256,12 +257,12 @@ func TestDeadLettersAreRedactedAndTold(t *testing.T) {
 	w.ok(c.Handle("Deposited", consumer.Func(func(context.Context, *consumer.Message) error { return errors.New("no") }, "Deposited"), consumer.WithRetry(consumer.NoRetry())))
 	w.start("consumer", c.Run)
 	w.append(deposit("a", 1))
-	told, err := w.broker.Await(w.context(), "outbox.event."+deadletter.Notified.Aggregate, 1)
+	notified, err := w.broker.Await(w.context(), "outbox.event."+deadletter.Notified.Aggregate, 1)
 	w.ok(err)
 	var n deadletter.Notification
-	w.ok(json.Unmarshal(told[0].Value, &n))
+	w.ok(json.Unmarshal(notified[0].Value, &n))
 	if n.Reason != "hidden" || n.Name != "Deposited" || n.ID.Group != "g" {
-		t.Errorf("told %+v", n)
+		t.Errorf("notification %+v, want the redacted reason and the name of the letter", n)
 	}
 
 	w.ok(w.broker.AwaitCommitted(w.context(), "g", "outbox.event.account"))

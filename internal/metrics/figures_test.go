@@ -11,7 +11,8 @@ func TestFiguresReplaceWhatWasShown(t *testing.T) {
 	s := New("")
 	s.Figures.SetCollections([]Collection{
 		{Name: "shop.outbox", Pending: 7, HasPending: true, OldestAge: 3 * time.Second, Scheduled: 2, HasScheduled: true, DeadLetters: 5, HasDead: true},
-		{Name: "forbidden.outbox"}, // the user may not read it: no series, not a nought
+		// The user may not read this collection. It has no series, and not a zero.
+		{Name: "forbidden.outbox"},
 	})
 
 	for name, want := range map[string]float64{"outrelay_pending_envelopes": 7, "outrelay_oldest_pending_seconds": 3, "outrelay_scheduled_envelopes": 2, "outrelay_dead_letters_stored": 5} {
@@ -50,7 +51,7 @@ func TestCollectionsAreBounded(t *testing.T) {
 	}
 }
 
-// TestExemplars keep the last trace of each bucket, and the counts are those of Observe alone.
+// TestExemplars: exemplars keep the last trace of each bucket, and do not change the counts of Observe.
 func TestExemplars(t *testing.T) {
 	t.Parallel()
 	s := New("")

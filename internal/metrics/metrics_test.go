@@ -134,7 +134,8 @@ func TestHistogramCountsBatches(t *testing.T) {
 	s := New("")
 	s.ObserveLatency(500*time.Microsecond, 3) // on the bound: inside
 	s.ObserveLatency(4*time.Millisecond, 2)
-	s.ObserveLatency(24*time.Hour, 1_000_000) // a backlog of a day must not overflow the sum
+	// A backlog of a day must not overflow the sum.
+	s.ObserveLatency(24*time.Hour, 1_000_000)
 	s.ObserveLatency(-time.Second, 1)
 	families, err := s.Registry.Gather()
 	if err != nil {

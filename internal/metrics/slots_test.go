@@ -11,7 +11,8 @@ func TestN28_SlotsHaveALabel(t *testing.T) {
 	for i, s := range slots {
 		s.Takeovers.Add(float64(i + 1))
 		s.ObservePublish("orders", Acked, 10*(i+1))
-		s.KafkaReachable.Set(0) // the figure of the process
+		// This is the figure of the process.
+		s.KafkaReachable.Set(0)
 		s.StreamState.SetCurrent("live")
 	}
 

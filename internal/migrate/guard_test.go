@@ -52,21 +52,21 @@ func TestABreakingStepWaitsUntilAllKnowIt(t *testing.T) {
 	older := errors.New("an older node lives")
 	ledger := d.state.Collection(ledgerName)
 	for name, answers := range map[string][]error{"at once": {older}, "seen after the announcement": {nil, older}} {
-		asked := 0
+		checks := 0
 		m.CheckStep = func(ctx context.Context, s Step) error {
 			if s.ID != "0002" {
-				t.Errorf("asked about %s", s.ID)
+				t.Errorf("a check of step %s, want only 0002", s.ID)
 			}
 			announced, err := ledger.CountDocuments(ctx, bson.D{{Key: "_id", Value: "0002"}, {Key: "outcome", Value: outcomeBegun}})
-			if err != nil || announced != int64(asked) {
-				t.Errorf("%s: announced %d times at question %d, %v", name, announced, asked, err)
+			if err != nil || announced != int64(checks) {
+				t.Errorf("%s: announced %d times at check %d, %v", name, announced, checks, err)
 			}
-			asked++
-			return answers[asked-1]
+			checks++
+			return answers[checks-1]
 		}
 		r, err := m.Up(t.Context())
-		if !errors.Is(err, older) || asked != len(answers) || !slices.Contains(r.Pending, "0002") {
-			t.Errorf("%s: %v after %d questions, %+v", name, err, asked, r)
+		if !errors.Is(err, older) || checks != len(answers) || !slices.Contains(r.Pending, "0002") {
+			t.Errorf("%s: %v after %d questions, %+v", name, err, checks, r)
 		}
 		if n, err := ledger.CountDocuments(t.Context(), bson.D{{Key: "_id", Value: "0002"}}); err != nil || n != 0 {
 			t.Errorf("%s: the announcement is left: %d, %v", name, n, err)

@@ -59,7 +59,8 @@ func TestOfManyAtOnceOneMigrates(t *testing.T) {
 	if did != len(history()) {
 		t.Errorf("%d steps were taken, want each once", did)
 	}
-	if n := builds(); n != 3 { // events, and on the outbox a_1_c_1 and b_1: a_1 is superseded
+	// These are the index of the events, and a_1_c_1 and b_1 of the outbox. The index a_1 is superseded.
+	if n := builds(); n != 3 {
 		t.Errorf("%d indexes were built, want 3", n)
 	}
 }
@@ -79,7 +80,8 @@ func TestTheLockOfADeadHolderIsTaken(t *testing.T) {
 		t.Errorf("the lock of a live holder was taken: %v, %v", ok, err)
 	}
 
-	var last lockDoc // its time is the server's, and so are those in the ledger
+	// The time of the lock and the times in the ledger are times of the server.
+	var last lockDoc
 	if err := coll.FindOneAndUpdate(t.Context(), bson.D{{Key: "_id", Value: lockID}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
 		{Key: "expiresAt", Value: bson.D{{Key: "$add", Value: bson.A{"$$NOW", int64(1500)}}}},
 	}}}}, options.FindOneAndUpdate().SetReturnDocument(options.After)).Decode(&last); err != nil {
@@ -108,7 +110,8 @@ func TestTheLockOfADeadHolderIsTaken(t *testing.T) {
 		t.Fatal(ok, err)
 	}
 
-	dead.ttl = time.Second // so that it looks soon
+	// With this ttl the process checks again soon.
+	dead.ttl = time.Second
 	err = dead.runHolding(t.Context(), func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) })
 	if !errors.Is(err, errLockLost) {
 		t.Errorf("the deposed holder's work ended with %v", err)
@@ -149,7 +152,8 @@ func TestARenewedLockOutlivesItsTime(t *testing.T) {
 	first := ends(t.Context())
 	deadline := time.Now().Add(time.Minute)
 	err := a.runHolding(t.Context(), func(ctx context.Context) error {
-		for !ends(ctx).After(first) { // the lock lapses by that time alone
+		// The lock lapses at this time if it is not renewed.
+		for !ends(ctx).After(first) {
 			if ok, err := b.tryAcquire(ctx); err != nil || ok || time.Now().After(deadline) {
 				t.Fatalf("taken while it is held, or not renewed: %v, %v", ok, err)
 			}

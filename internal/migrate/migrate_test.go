@@ -175,7 +175,8 @@ func TestUpTakesEachStepOnceAndWritesItDown(t *testing.T) {
 	}
 
 	for coll, want := range map[*mongo.Collection][]string{
-		d.shop.Collection("outbox"):                        {"a_1_c_1", "b_1"}, // the superseded one is gone
+		// The superseded index is gone.
+		d.shop.Collection("outbox"):                        {"a_1_c_1", "b_1"},
 		d.shop.Collection("b.outbox"):                      {"a_1_c_1", "b_1"},
 		d.shop.Collection(deadletter.Collection("outbox")): {"d_1"},
 		d.state.Collection("events"):                       {"at_1"},
@@ -285,7 +286,8 @@ func TestAMissingPrivilegeIsNamedAndTriedAgain(t *testing.T) {
 	if len(r.Missing) != 1 || r.Missing[0].Action != want.Action || r.Missing[0].On != want.On || !strings.Contains(r.Missing[0].Advice, "createIndex(") {
 		t.Errorf("missing %+v", r.Missing)
 	}
-	if r.OK() || !slices.Equal(r.Pending, []string{"0002", "0003"}) { // the first has nothing to make there any more
+	// The first step has nothing to do there any more.
+	if r.OK() || !slices.Equal(r.Pending, []string{"0002", "0003"}) {
 		t.Errorf("report %+v", r)
 	}
 	if got := names(t, d.shop.Collection("other")); !slices.Equal(got, []string{"a_1_c_1", "b_1"}) {

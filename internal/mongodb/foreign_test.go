@@ -40,7 +40,8 @@ func TestN03_AForeignWriteTakesTheFenceOfAllSlotsAndMarksTheCollections(t *testi
 	t.Parallel()
 	state := database(t)
 	watchers(t, state, "orders/0of2", "orders/1of2")
-	for range 2 { // the second time the namespaces are there already
+	// The second time, the namespaces exist already.
+	for range 2 {
 		err := mongodb.Foreign(t.Context(), state, "orders", []string{"shop.outbox", "b.outbox"}, func(ctx context.Context) error {
 			_, err := state.Collection("outbox").InsertOne(ctx, bson.D{})
 			return err

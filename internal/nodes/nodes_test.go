@@ -118,7 +118,8 @@ func TestAMemberIsListedFromItsFirstHeartbeatToItsLeave(t *testing.T) {
 		t.Errorf("the second heartbeat: %+v", again)
 	}
 
-	for range 2 { // a second one does nothing
+	// A second call does nothing.
+	for range 2 {
 		if err := m.Leave(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -138,7 +139,8 @@ func TestANodeThatWasRemovedIsListedAgainAsItself(t *testing.T) {
 	t.Parallel()
 	db := state(t)
 	m := member(db, "a", nil)
-	m.startedAt = m.startedAt.Add(-time.Hour) // it runs for an hour
+	// The node has been running for an hour.
+	m.startedAt = m.startedAt.Add(-time.Hour)
 	beat(t, m, Vitals{})
 	before := list(t, db)[0]
 	if err := NewNodes(db.Collection("nodes")).Leave(t.Context(), "a"); err != nil {

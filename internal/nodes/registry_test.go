@@ -27,7 +27,7 @@ func TestN06_NodesKnowOfEachOther(t *testing.T) {
 		t.Errorf("b reaches Kafka: %v, %v", ok, err)
 	}
 	if ok, err := n.AnotherReachesKafka(t.Context(), "b", time.Minute); err != nil || ok {
-		t.Errorf("for b nobody else does: %v, %v", ok, err)
+		t.Errorf("another node than b reaches Kafka: %v, %v, want none", ok, err)
 	}
 
 	all, err := n.List(t.Context())

@@ -145,7 +145,7 @@ func TestN28_EachSlotHasItsRow(t *testing.T) {
 		t.Error("a viewer sees no slots, or actions")
 	}
 	if _, body = ask(t, h, &operator, "GET", "/", nil); !strings.Contains(body, "1 of 2 slots live, 1 paused by an operator") {
-		t.Error("the overview does not show that one of two slots is paused")
+		t.Error("the overview does not show one paused slot of two")
 	}
 
 	d.slots = d.slots[:1]
@@ -208,7 +208,7 @@ func (d *failing) Retry(_ context.Context, _ string, ids []string, dry bool) (ad
 	return admin.FailedOutcome{Given: len(ids), Failed: int64(len(ids)), Done: int64(len(ids))}, nil
 }
 
-// The action retries all matching envelopes, not only those of the visible page.
+// The action retries all matching envelopes, not only the ones on the visible page.
 func TestAllThatFailedAreTriedAgain(t *testing.T) {
 	t.Parallel()
 	d := &failing{}

@@ -9,7 +9,7 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-// The verdict of a watcher counts only its own checks and those of the whole deployment.
+// The verdict of a watcher counts only its own checks and the checks of the whole deployment.
 func TestEachWatcherHasItsVerdict(t *testing.T) {
 	t.Parallel()
 	o := admin.Overview{

@@ -440,7 +440,7 @@ func TestForeignPagesCannotAct(t *testing.T) {
 	}
 }
 
-// Each action first asks for a confirmation. It executes exactly the confirmed request.
+// Each action first shows a page for the confirmation. It executes exactly the confirmed request.
 func TestActionsAreConfirmed(t *testing.T) {
 	t.Parallel()
 	d := &desk{text: "x", count: 12}

@@ -26,7 +26,8 @@ func TestEnsureIndexes(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	for range 2 { // the second time there is nothing to do
+	// The second time, there is nothing to do.
+	for range 2 {
 		if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
 			t.Fatal(err)
 		}

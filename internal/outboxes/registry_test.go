@@ -207,7 +207,8 @@ func TestN21_FetchingIsMajorityOnThePrimary(t *testing.T) {
 	if got, err := mongodb.Fetch(t.Context(), coll, value(t, "7")); err != nil || string(got) != string(want) {
 		t.Errorf("%s, %v", got, err)
 	}
-	if _, err := mongodb.Fetch(t.Context(), coll, value(t, int32(7))); !errors.Is(err, mongodb.ErrNotFound) { // the type is part of the id
+	// The type is part of the id.
+	if _, err := mongodb.Fetch(t.Context(), coll, value(t, int32(7))); !errors.Is(err, mongodb.ErrNotFound) {
 		t.Errorf("another id: %v", err)
 	}
 

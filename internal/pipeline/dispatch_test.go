@@ -87,7 +87,8 @@ func recordQueued(t *testing.T, d *Dispatcher, m *fakeExceptions) {
 	ended := make(chan error, 1)
 	go func() { ended <- d.Run(ctx) }()
 	<-m.done
-	cancel() // recorded exceptions are resolved all the same
+	// Recorded exceptions are resolved even after the end of the context.
+	cancel()
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +128,8 @@ func itemOfSize(topic string, size int) *Item {
 
 func TestN13_BudgetBlocksUntilAcked(t *testing.T) {
 	t.Parallel()
-	d, s, _ := newTestDispatcher(t, Config{Pool: NewPool(400, 1000)}) // the stream's share is 300
+	// The share of the stream is 300.
+	d, s, _ := newTestDispatcher(t, Config{Pool: NewPool(400, 1000)})
 	for range 3 {
 		if err := d.Deliver(t.Context(), itemOfSize("a", 100)); err != nil {
 			t.Fatal(err)
@@ -176,7 +178,8 @@ func TestN13_AnOversizedEnvelopeGoesAlone(t *testing.T) {
 
 func TestN13_FanOutReleasesWhatItReserved(t *testing.T) {
 	t.Parallel()
-	d, s, _ := newTestDispatcher(t, Config{Pool: NewPool(400, 1000)}) // the stream's share is 300
+	// The share of the stream is 300.
+	d, s, _ := newTestDispatcher(t, Config{Pool: NewPool(400, 1000)})
 	it := &Item{CommitMS: 1}
 	for _, topic := range []string{"a", "b", "c", "d"} {
 		it.Records = append(it.Records, record.Record{Topic: topic, Value: make([]byte, 125)})

@@ -26,7 +26,7 @@ func TestN15_ManyWaitingKeysOfATopicLeaveOtherTopicsAlone(t *testing.T) {
 		d.CloseGate("", "a", fmt.Sprint(i))
 	}
 	if n := free("b"); n != 1000 || !closed("b", "refused") {
-		t.Errorf("%d of 1000 free keys of another topic flow, the one that waits is closed: %v", n, closed("b", "refused"))
+		t.Errorf("%d of 1000 free keys of another topic are open, want all. The refused key is closed: %v, want true", n, closed("b", "refused"))
 	}
 	for i := range waiting {
 		if !closed("a", fmt.Sprint(i)) {

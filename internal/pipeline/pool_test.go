@@ -11,7 +11,8 @@ import (
 // the first uses beyond its half keeps the second waiting until it is acked.
 func TestN13_SlotsShareWhatTheirProcessHas(t *testing.T) {
 	t.Parallel()
-	pool := NewPool(800, 4000) // the streams' share is 600
+	// The share of the streams is 600.
+	pool := NewPool(800, 4000)
 	one, _, _ := newTestDispatcher(t, Config{Pool: pool})
 	two, _, _ := newTestDispatcher(t, Config{Pool: pool})
 	deliver := func(d *Dispatcher, n int) <-chan error {
@@ -64,32 +65,41 @@ func TestN13_SlotsShareWhatTheirProcessHas(t *testing.T) {
 
 	one.Start(positionAt(1))
 	limits(one, 800, 4000)
-	in(deliver(one, 6)) // all of it
+	// The first stream uses the whole share.
+	in(deliver(one, 6))
 
 	two.Start(positionAt(1))
 	limits(one, 400, 2000)
 	limits(two, 400, 2000)
-	in(deliver(two, 1)) // one goes always
+	// One event may always pass.
+	in(deliver(two, 1))
 	second := deliver(two, 1)
-	waits(second, two) // although its own share has room
+	// The event waits although the share of its stream has room.
+	waits(second, two)
 	for ticket := range 2 {
 		acked(one, ticket)
 	}
-	in(second) // 400 of one, 200 of two
+	// Now one uses 400, and two uses 200.
+	in(second)
 	more := deliver(one, 1)
-	waits(more, one) // it is above its half
+	// Stream one is above its half.
+	waits(more, one)
 	third := deliver(two, 1)
-	waits(third, two) // all is in use
+	// The whole share is in use.
+	waits(third, two)
 	acked(one, 2)
-	in(third) // 300 of each
+	// Now each uses 300.
+	in(third)
 	waits(more, one)
 
 	two.LeavePool()
 	limits(one, 800, 4000)
 	in(more)
 	in(deliver(one, 2))
-	waits(deliver(one, 1), one) // 600 again: what two still holds counts no more
-	acked(two, 0)               // and changes nothing when it comes back
+	// One uses 600 again, because the bytes that two still holds do not count.
+	waits(deliver(one, 1), one)
+	// These bytes change nothing when two releases them.
+	acked(two, 0)
 	if _, n := one.Unresolved(); n != 600 {
 		t.Errorf("%d bytes in use, want 600", n)
 	}
@@ -118,7 +128,8 @@ func TestN13_ManySlotsHaveAFewTicketsEach(t *testing.T) {
 
 	for _, d := range all[1:] {
 		d.LeavePool()
-		d.LeavePool() // a second time changes nothing
+		// A second call changes nothing.
+		d.LeavePool()
 	}
 	if b, n := all[0].Limits(); b != 80<<20 || n != 2000 {
 		t.Errorf("alone %d bytes and %d tickets", b, n)

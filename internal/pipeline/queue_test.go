@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What is read for one outcome serves all that are queued, but a transaction has a limit.
+// One read prepares all queued outcomes, but a transaction has a limit.
 func TestOutcomesArePreparedTogetherAndRecordedInParts(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -40,7 +40,8 @@ func TestIdleConnectionsDoNotStopProbes(t *testing.T) {
 		}
 		defer c.Close()
 		open = append(open, c)
-		if i%2 == 0 { // the others never send a request
+		// The other connections never send a request.
+		if i%2 == 0 {
 			if _, err := fmt.Fprint(c, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 				t.Fatal(err)
 			}

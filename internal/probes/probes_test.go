@@ -133,7 +133,8 @@ func TestReadyz(t *testing.T) {
 	check(503, readiness{Role: "owner", Reasons: []string{"kafka: away for 4 s", "mongodb: away"}})
 	report := health.Report{Status: health.Degraded, At: time.Unix(1000, 0).UTC(), Checks: []health.Check{{ID: "dead_letters", Status: health.Degraded, Detail: "120 new", Fix: "look"}}}
 	h.set(func(f *fake) { f.ok, f.reasons, f.report = true, nil, &report })
-	check(200, readiness{Ready: true, Role: "owner", Reasons: []string{}, Health: &report}) // it informs; it decides nothing
+	// The health is information. It does not change the readiness.
+	check(200, readiness{Ready: true, Role: "owner", Reasons: []string{}, Health: &report})
 }
 
 func TestMetrics(t *testing.T) {

@@ -36,7 +36,8 @@ func TestN25_AGapStopsAPurgeThatIsUnderWay(t *testing.T) {
 	}
 
 	position(t, state, "w/0of1", bson.D{{Key: "gap", Value: bson.D{{Key: "reason", Value: "286"}}}})
-	cuts.readAt = time.Now().Add(time.Hour) // however long it took until here
+	// The margin has passed, however long the test took.
+	cuts.readAt = time.Now().Add(time.Hour)
 	if _, err := cuts.Of(t.Context(), o); err != nil {
 		t.Fatalf("a reading of a moment ago: %v", err)
 	}
@@ -96,7 +97,8 @@ func TestCountPurgeableCountsWhatAPurgeRemoves(t *testing.T) {
 	}
 
 	first, err := PurgeBatch(t.Context(), coll, bson.Timestamp{}, cut.Before, 6)
-	if err != nil || !first.More || first.Deleted != 3 { // three of the six are exceptions
+	// Three of the six envelopes are exceptions.
+	if err != nil || !first.More || first.Deleted != 3 {
 		t.Fatalf("%+v, %v", first, err)
 	}
 	rest, err := PurgeBatch(t.Context(), coll, first.Upto, cut.Before, 100)

@@ -21,11 +21,12 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	_ = flag.Set("rapid.checks", "40") // each check is some fifty statements; the command line may set more
+	// Each check has about fifty statements. The command line may request more checks.
+	_ = flag.Set("rapid.checks", "40")
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
-// life is how long the model lets a transaction live, in seconds of its own clock.
+// life is the longest life of a transaction in the model, in seconds of the clock of the model.
 const life = 10
 
 // op is what may happen next.
@@ -358,7 +359,8 @@ func TestN25_WithTheMarginNothingUnsentIsPurged(t *testing.T) {
 				rt.Fatal(err)
 			}
 		}
-		clear(w.purger.idle) // a script of many purges in vain has made it rest
+		// After many purges without effect the purger rests, so wake it.
+		clear(w.purger.idle)
 		if err := w.purge(); err != nil {
 			rt.Fatal(err)
 		}

@@ -109,7 +109,8 @@ func TestPurgeTakesWhatIsOldAndHealthyInBatches(t *testing.T) {
 	}
 
 	b.runPass(t.Context())
-	b.insert(t, 3, 9_000) // behind everything that was purged
+	// These envelopes are after all purged ones.
+	b.insert(t, 3, 9_000)
 	clear(b.idle)
 	b.runPass(t.Context())
 	if got := b.log.String(); b.left(t) != 14 || strings.Count(got, "purged") != 1 || !strings.Contains(got, "count=3") {
@@ -250,7 +251,8 @@ func TestN25_UnstampedEnvelopesWithoutATimeGetAStamp(t *testing.T) {
 			}
 
 			later := clusterTime(t, b.coll)
-			later.T += 100 // the retention is a minute
+			// The retention is a minute.
+			later.T += 100
 			b.position(t, "w/0of1", bson.D{{Key: "clusterTime", Value: later}})
 			b.mustPass(t)
 			if b.left(t) != len(exceptions) {
@@ -415,7 +417,8 @@ func TestTheBacklogOfOneCollectionDoesNotHoldUpTheOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	b.pace.batch, b.turn = 10, 0 // a turn is one statement
+	// A turn is one statement.
+	b.pace.batch, b.turn = 10, 0
 	var order []int
 	b.config.OnPurged = func(n int) { order = append(order, n) }
 	b.mustPass(t)
@@ -424,7 +427,7 @@ func TestTheBacklogOfOneCollectionDoesNotHoldUpTheOthers(t *testing.T) {
 	}
 }
 
-// The purge removes the old envelopes when it starts, and after a wait those that have become old
+// The purge removes the old envelopes when it starts, and after a wait the envelopes that have become old
 // enough.
 func TestRunPurgesAtStartAndAgain(t *testing.T) {
 	t.Parallel()
@@ -433,7 +436,8 @@ func TestRunPurgesAtStartAndAgain(t *testing.T) {
 	b.position(t, "w/0of1", at(10_000))
 	b.insert(t, 21, 1_000)
 	b.insert(t, 5, 9_990)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute) // the longer it had nothing to do, the later it looks again
+	// The longer the purge has nothing to do, the longer it waits.
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	gone := make(chan int, 100)
 	b.config.OnPurged = func(n int) { gone <- n }
@@ -452,7 +456,8 @@ func TestRunPurgesAtStartAndAgain(t *testing.T) {
 	}
 
 	wait(21)
-	b.position(t, "w/0of1", at(11_000)) // the watcher has moved on
+	// The watcher has moved its position.
+	b.position(t, "w/0of1", at(11_000))
 	wait(5)
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) || b.left(t) != 0 {
@@ -507,7 +512,8 @@ func TestN25_UnstampedBehindARealStream(t *testing.T) {
 func followStream(t *testing.T, envelope func(id string) bson.D, strict bool) {
 	t.Helper()
 	b := newBench(t)
-	b.config.Retention, b.margin = 0, 4*time.Second // as for transactions that live two seconds
+	// The margin is for transactions that live two seconds.
+	b.config.Retention, b.margin = 0, 4*time.Second
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	b.config.OnPurged = func(n int) {
@@ -520,16 +526,20 @@ func followStream(t *testing.T, envelope func(id string) bson.D, strict bool) {
 		t.Fatal(err)
 	}
 	defer stream.Close(context.WithoutCancel(t.Context()))
-	b.insert(t, 1, 0) // the server stamps it not: its ts is 0,1
+	// The server does not stamp this envelope: its ts is 0,1.
+	b.insert(t, 1, 0)
 
 	var writers sync.WaitGroup
-	var slow sync.Map                   // ids of transactions that lived longer than the margin is made for
-	committed := make(chan struct{}, 1) // one that was open for long
+	// slow contains the ids of transactions that lived longer than the margin allows.
+	var slow sync.Map
+	// committed receives a signal after the commit of a long transaction.
+	committed := make(chan struct{}, 1)
 	for i := range 4 {
 		writers.Go(func() { slowWriter(ctx, b.coll, i, envelope, &slow, committed) })
 	}
 	defer func() { cancel(); writers.Wait() }()
-	var early []any // removed before they were delivered
+	// early contains the envelopes that were removed before they were delivered.
+	var early []any
 	deliver := func(ctx context.Context, most int) {
 		var came []any
 		var last bson.Timestamp
@@ -547,17 +557,20 @@ func followStream(t *testing.T, envelope func(id string) bson.D, strict bool) {
 			}
 		}
 		early = append(early, b.missing(t, came)...)
-		if !last.IsZero() { // now they are delivered
+		// The envelopes count as delivered now.
+		if !last.IsZero() {
 			b.position(t, "w/0of1", bson.D{{Key: "clusterTime", Value: last}})
 		}
 	}
 	for ctx.Err() == nil {
 		deliver(ctx, 100)
 		select {
-		case <-committed: // maybe of before
+		// The signal may be from before the delivery.
+		case <-committed:
 		default:
 		}
-		select { // undelivered envelopes are there when the purge runs
+		// When the purge runs, there must be undelivered envelopes.
+		select {
 		case <-committed:
 		case <-ctx.Done():
 		}

@@ -66,7 +66,8 @@ func TestN16_ANullFieldIsAnAbsentOne(t *testing.T) {
 		id := list[i].Raw.Lookup("_id").StringValue()
 		got := read(t, coll, id)
 		for _, f := range append(nullable, "aggregateid") {
-			if f == "nextAt" || f == "lastError" || f == "history" { // hold the time of the write
+			// These fields contain the time of the write.
+			if f == "nextAt" || f == "lastError" || f == "history" {
 				if got[f] == nil {
 					t.Errorf("%s: no %s", id, f)
 				}

@@ -28,7 +28,7 @@ func TestReadiness(t *testing.T) {
 
 	ok, _, reasons := s.Ready()
 	if !ok || len(reasons) != 1 || reasons[0] != "kafka: no answer from mongodb://***@h/ (for 0s)" {
-		t.Fatalf("%v %q: a young problem makes nobody unready, and its login is masked", ok, reasons)
+		t.Fatalf("%v %q: want a ready process, because the problem is young, and a masked login", ok, reasons)
 	}
 
 	now = now.Add(31 * time.Second)

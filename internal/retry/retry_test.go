@@ -90,19 +90,19 @@ func TestDo(t *testing.T) {
 		boom, fatal := errors.New("boom"), errors.New("fatal")
 		p := Policy{Base: time.Second, Cap: time.Minute}
 
-		calls, heard := 0, 0
+		calls, reported := 0, 0
 		err := Do(t.Context(), p, func(context.Context) error {
 			if calls++; calls < 4 {
 				return boom
 			}
 			return nil
 		}, func(err error, _ time.Duration) {
-			if heard++; !errors.Is(err, boom) {
-				t.Errorf("heard %v", err)
+			if reported++; !errors.Is(err, boom) {
+				t.Errorf("the error %v is reported, want %v", err, boom)
 			}
 		})
-		if err != nil || calls != 4 || heard != 3 {
-			t.Errorf("err %v, calls %d, heard %d", err, calls, heard)
+		if err != nil || calls != 4 || reported != 3 {
+			t.Errorf("%v after %d calls and %d reports, want no error, 4 and 3", err, calls, reported)
 		}
 
 		calls = 0

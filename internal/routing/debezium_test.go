@@ -18,7 +18,7 @@ import (
 var updateDebezium = flag.Bool("update-debezium", false, "write what outrelay does instead to testdata/debezium.json")
 
 // debeziumCase is a document in Extended JSON, the record that Debezium 3.6.1 with default options made of it, and what
-// outrelay does instead, where that differs. test/migrate compares the records with those of the real Debezium.
+// outrelay does instead, where that differs. test/migrate compares the records with the records of the real Debezium.
 type debeziumCase struct {
 	Name     string          `json:"name"`
 	Document json.RawMessage `json:"document"`
@@ -172,7 +172,8 @@ func TestIDsOfDebezium(t *testing.T) {
 	for want, doc := range map[string]bson.D{
 		"id=" + text + "\nkey":                          {{Key: "_id", Value: id}},
 		"id=" + text + "\noutrelay-id-type=string\nkey": {{Key: "_id", Value: text}},
-		"id=AQIDBAUGBwgJCgsMDQ4P/x==\nkey":              {{Key: "_id", Value: "AQIDBAUGBwgJCgsMDQ4P/x=="}}, // not the base64 of 16 bytes
+		// This text is not the base64 of 16 bytes.
+		"id=AQIDBAUGBwgJCgsMDQ4P/x==\nkey": {{Key: "_id", Value: "AQIDBAUGBwgJCgsMDQ4P/x=="}},
 	} {
 		got := filled(t, PresetConfig{Name: Debezium, Headers: none}, envelope.Names{}, append(doc, contractDoc()[1:]...))
 		if !strings.HasPrefix(got, want) {

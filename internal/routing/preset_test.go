@@ -142,7 +142,8 @@ value null
 			t.Parallel()
 			var rec record.Record
 			f := filler(t, test.preset)
-			for range 2 { // first with new buffers, then with used ones
+			// The first run uses new buffers, and the second one used buffers.
+			for range 2 {
 				if err := f.Fill(view(t, test.event), &meta, target, &rec); err != nil {
 					t.Fatal(err)
 				}
@@ -178,7 +179,8 @@ func TestStructuredData(t *testing.T) {
 	} {
 		v := view(t, event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Bytes(test.contentType, []byte(test.payload))))
 		if test.contentType == "" {
-			v.PayloadType = byte(bson.TypeString) // a writer that is not pkg/event
+			// A writer other than pkg/event may omit the content type.
+			v.PayloadType = byte(bson.TypeString)
 		}
 		var rec record.Record
 		if err := f.Fill(v, &meta, target, &rec); err != nil {
@@ -252,7 +254,8 @@ func TestN07_NamespaceTellsTenantsApart(t *testing.T) {
 		seen[string(rec.Headers[1].Value)] = true
 	}
 
-	if len(seen) != 3 { // a database has no dot in its name, so the last two are the same text and cannot both exist
+	// The name of a database contains no dot, so the last two names are the same text, and cannot both exist.
+	if len(seen) != 3 {
 		t.Errorf("%d hashes", len(seen))
 	}
 }

@@ -287,7 +287,8 @@ func TestTopicsThatEnvelopesNameAreBounded(t *testing.T) {
 		t.Errorf("a: %v", why)
 	}
 
-	exist["outbox.event.d"] = true // somebody has created it since
+	// A user has created the topic in the meantime.
+	exist["outbox.event.d"] = true
 	if why := route("d"); why != nil {
 		t.Errorf("d: %v", why)
 	}

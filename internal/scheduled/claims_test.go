@@ -51,7 +51,8 @@ func TestN19_ClaimsThatOverlapShareNothing(t *testing.T) {
 				claim := dueClaim{Token: fmt.Sprint("owner", o), Epoch: 7}
 				group := []*claimGroup{{coll: coll, ids: mine}}
 				err := mongodb.ErrSlow
-				for errors.Is(err, mongodb.ErrSlow) { // the others' claims were in its way each time
+				// The claims of other owners conflict with this one each time.
+				for errors.Is(err, mongodb.ErrSlow) {
 					err = claimGroups(t.Context(), &plainFencer{client: coll.Database().Client()}, claim, time.Now(), group)
 				}
 				if err != nil {

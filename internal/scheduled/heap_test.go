@@ -49,7 +49,8 @@ func TestTimersAgainstAModel(t *testing.T) {
 				if took {
 					want[k] = known{due, fed}
 				}
-				for k := range want { // a full heap may have given up another
+				// A full heap may have removed another timer.
+				for k := range want {
 					if _, ok := x.dueByKey[k]; !ok {
 						delete(want, k)
 					}
@@ -127,7 +128,7 @@ func TestN19_AnEnvelopeWhoseClaimFailedStaysInAFullCache(t *testing.T) {
 		s.timers.addCopy(c, timerID(i), 1, false)
 	}
 	taken, _, _ := s.timers.takeDue(1, 4, 1)
-	// Others of the same time have taken the room meanwhile, and earlier ones follow.
+	// Other timers with the same time have taken the room since then, and earlier ones follow.
 	for i := range 8 {
 		s.timers.addCopy(c, timerID(10+i), 1, true)
 	}

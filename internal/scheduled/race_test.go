@@ -25,8 +25,9 @@ func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 	p := plan(t)
 	const n = 400
 	type fate struct {
-		id        event.ID
-		due       time.Time // the latest due time that the service has set
+		id event.ID
+		// due is the latest due time that the service has set.
+		due       time.Time
 		cancelled bool
 	}
 
@@ -40,7 +41,8 @@ func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 	all := slices.Clone(fates) // the services reorder theirs
 	var services sync.WaitGroup
 	var late, orders atomic.Int64
-	busy := make(chan struct{}) // closed when the services are in the midst of it
+	// busy is closed while the services are at work.
+	busy := make(chan struct{})
 	for g := range 4 {
 		services.Go(func() {
 			r := rand.New(rand.NewPCG(seed, uint64(g)))
@@ -78,12 +80,14 @@ func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 
 	done := make(chan struct{})
 	go func() { services.Wait(); close(done) }()
-	select { // so that some are cancelled, however quick the owner is
+	// Wait, so that some events are cancelled, however quick the owner is.
+	select {
 	case <-busy:
 	case <-done:
 	}
 	var terms []*taking
-	for racing := true; racing; { // each term ends at a random step
+	// Each term ends at a random step.
+	for racing := true; racing; {
 		x := p.take(after(terms...))
 		terms = append(terms, x)
 		select {

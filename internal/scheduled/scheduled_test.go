@@ -360,11 +360,13 @@ func TestN19_ClaimsOfOlderEpochsAreTaken(t *testing.T) {
 	exception := p.schedule(1, -time.Minute)
 	p.set(exception, bson.D{{Key: "state", Value: "retry"}})
 	var last []event.ID
-	x := p.take(func(_ *waiting.FinisherConfig, c *Config) { // which epoch it is depends on how many attempts it took
+	// The epoch depends on the number of attempts.
+	x := p.take(func(_ *waiting.FinisherConfig, c *Config) {
 		p.set(old, claimOf("gone", c.Epoch-1))
 		p.set(newer, claimOf("later", c.Epoch+1))
 		p.set(other, claimOf("other", c.Epoch))
-		last = p.schedule(1, 1200*time.Millisecond) // after several looks at the index
+		// The owner reads the index several times before these events are due.
+		last = p.schedule(1, 1200*time.Millisecond)
 	})
 
 	x.settles(6)
@@ -398,7 +400,8 @@ func TestN19_TakeOver(t *testing.T) {
 	first.outlet.mu.Unlock()
 	ids := p.schedule(1500, 0)
 	<-hang
-	first.settles(400) // answered envelopes are finished, and the others claimed or not
+	// Acknowledged envelopes are finished. The others may be claimed or not.
+	first.settles(400)
 	first.end()
 	second := p.take(nil)
 	second.settles(1100)

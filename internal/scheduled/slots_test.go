@@ -21,12 +21,13 @@ import (
 )
 
 // TestN28_FrequentStatementsExamineTheirOwnDocuments explains the statements that a running relay repeats, for a whole
-// watcher and for a slot of sixteen. None of them scans a collection, and none reads documents that it does not need,
-// such as those of other slots.
+// watcher and for a slot of sixteen. None of them scans a collection, and none reads documents that it does not need.
+// For example, none reads documents of other slots.
 func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 	t.Parallel()
 	const (
-		each    = keyhash.Slots * 2 // exceptions, scheduled and healthy envelopes
+		// The number counts exceptions, scheduled envelopes and healthy envelopes.
+		each    = keyhash.Slots * 2
 		slack   = 5
 		slots   = 16
 		healthy = each

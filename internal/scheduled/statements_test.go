@@ -61,7 +61,7 @@ func scheduledClaim(token string, epoch int64) bson.E {
 	return bson.E{Key: "claim", Value: bson.D{{Key: "token", Value: token}, {Key: "epoch", Value: epoch}}}
 }
 
-// N19: the envelopes that a claim takes, and those that it ignores.
+// N19: a claim takes some envelopes, and ignores the others.
 func TestN19_ClaimFilter(t *testing.T) {
 	t.Parallel()
 	coll := database(t).Collection("outbox")
@@ -71,10 +71,12 @@ func TestN19_ClaimFilter(t *testing.T) {
 
 	past := bson.E{Key: "dueAt", Value: time.Now().Add(-time.Hour)}
 	cases := []struct {
-		name  string
-		doc   bson.D
-		has   bool // it bears the claim afterwards
-		lists bool // the index shows it as one that can be had
+		name string
+		doc  bson.D
+		// has reports whether the envelope has the claim afterwards.
+		has bool
+		// lists reports whether the index lists the envelope as available.
+		lists bool
 	}{
 		{"unclaimed", bson.D{past}, true, true},
 		{"of an older epoch", bson.D{past, scheduledClaim("x", 6)}, true, true},

@@ -67,7 +67,8 @@ func TestN28_WhoCountsAsLiving(t *testing.T) {
 func TestN28_AdmittedUpToTheQuota(t *testing.T) {
 	t.Parallel()
 	b, offered := balanced(4)
-	b.patience = time.Hour // more than any of this takes
+	// The patience is longer than the test.
+	b.patience = time.Hour
 	if b.AdmitAttempt(0, false) != nil {
 		t.Fatal("admitted before anything was read")
 	}
@@ -130,7 +131,8 @@ func TestN28_AdmittedUpToTheQuota(t *testing.T) {
 		t.Errorf("%d are handed over at a time", n)
 	}
 
-	b.NoteReleased(3) // and the table, which was read before, shows it as the node's own
+	// The table was read before, so it lists the slot as owned by the node.
+	b.NoteReleased(3)
 	b.handOverOne(now.Add(2 * keepLeast))
 	if n := len(offered); n != 1 {
 		t.Errorf("%d are handed over although the quota is reached", n)

@@ -28,7 +28,7 @@ func TestN28_ADivisionIsAgreedOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := d.Agree(t.Context(), "old", two); err == nil {
-		t.Error("two slots of a watcher whose document says one")
+		t.Error("Agree accepts two slots of a watcher whose document has one")
 	}
 	if err := d.Agree(t.Context(), "old", slot.Range{}); err != nil {
 		t.Error(err)

@@ -26,7 +26,8 @@ type manager struct {
 
 func listen(t *testing.T, watchdog time.Duration) *manager {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "sd") // the path of a socket is short
+	// The path of a socket must be short.
+	dir, err := os.MkdirTemp("", "sd")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +161,8 @@ func TestAHungLoopStopsTheWatchdog(t *testing.T) {
 	m.until("WATCHDOG=1")
 	m.until("WATCHDOG=1")
 	p.set(func(p *probe) { p.dead = errors.New("the pump stands still") })
-	for m.next(2*time.Second) != "" { // first the notifications on their way, then none
+	// First the notifications arrive that were sent before, then none.
+	for m.next(2*time.Second) != "" {
 	}
 	p.set(func(p *probe) { p.dead = nil })
 	m.until("WATCHDOG=1")

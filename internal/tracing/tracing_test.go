@@ -41,22 +41,22 @@ func TestStoredContext(t *testing.T) {
 		headers []record.Header
 		ok      bool
 	}{
-		"none":                   {headers("id", "1"), false},
-		"sampled":                {headers("id", "1", "traceparent", parent), true},
-		"other case":             {headers("Traceparent", parent), true},
-		"with a state":           {headers("traceparent", parent, "tracestate", "a=1"), true},
-		"the first counts":       {headers("traceparent", "rubbish", "traceparent", parent), false},
-		"not sampled":            {headers("traceparent", parent[:53]+"00"), false},
-		"other flags":            {headers("traceparent", parent[:53]+"03"), true},
-		"capitals":               {headers("traceparent", strings.ToUpper(parent)), false},
-		"no trace":               {headers("traceparent", "00-00000000000000000000000000000000-b7ad6b7169203331-01"), false},
-		"no span":                {headers("traceparent", "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01"), false},
-		"forbidden version":      {headers("traceparent", "ff"+parent[2:]), false},
-		"later version":          {headers("traceparent", "01"+parent[2:]+"-more"), true},
-		"this one is not longer": {headers("traceparent", parent+"-more"), false},
-		"short":                  {headers("traceparent", parent[:54]), false},
-		"not hexadecimal":        {headers("traceparent", "0g"+parent[2:]), false},
-		"empty":                  {headers("traceparent", ""), false},
+		"none":                 {headers("id", "1"), false},
+		"sampled":              {headers("id", "1", "traceparent", parent), true},
+		"other case":           {headers("Traceparent", parent), true},
+		"with a state":         {headers("traceparent", parent, "tracestate", "a=1"), true},
+		"the first counts":     {headers("traceparent", "rubbish", "traceparent", parent), false},
+		"not sampled":          {headers("traceparent", parent[:53]+"00"), false},
+		"other flags":          {headers("traceparent", parent[:53]+"03"), true},
+		"capitals":             {headers("traceparent", strings.ToUpper(parent)), false},
+		"no trace":             {headers("traceparent", "00-00000000000000000000000000000000-b7ad6b7169203331-01"), false},
+		"no span":              {headers("traceparent", "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01"), false},
+		"forbidden version":    {headers("traceparent", "ff"+parent[2:]), false},
+		"later version":        {headers("traceparent", "01"+parent[2:]+"-more"), true},
+		"version 00 is longer": {headers("traceparent", parent+"-more"), false},
+		"short":                {headers("traceparent", parent[:54]), false},
+		"not hexadecimal":      {headers("traceparent", "0g"+parent[2:]), false},
+		"empty":                {headers("traceparent", ""), false},
 	} {
 		got, ok := fromHeaders(c.headers)
 		if ok != c.ok || ok && (got.TraceID.String() != parent[3:35] || got.SpanID.String() != parent[36:52]) {
@@ -208,7 +208,8 @@ func (c *collector) take(w http.ResponseWriter, r *http.Request) {
 
 	switch r.URL.Path {
 	case "/base/v1/traces":
-		var data tracepb.TracesData // the same on the wire as the request
+		// This message has the format of the request.
+		var data tracepb.TracesData
 		if err := proto.Unmarshal(body, &data); err != nil {
 			c.t.Error(err)
 		}
@@ -231,7 +232,7 @@ func (c *collector) take(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 	default:
-		c.t.Errorf("asked for %s", r.URL.Path)
+		c.t.Errorf("a request for the path %s, want traces or metrics", r.URL.Path)
 	}
 
 	w.Header().Set("Content-Type", "application/x-protobuf")
@@ -336,7 +337,8 @@ func TestSpansReachACollector(t *testing.T) {
 	d.Acked(record.TopicPartition{Topic: "orders", Partition: 3}, 41)
 	d.NotSent("audit", "message_too_large", true)
 	d.NotSent("parked", "parked", false)
-	d.Acked(record.TopicPartition{Topic: "orders", Partition: 3}, 41) // acked again: no further span
+	// Another ack adds no span.
+	d.Acked(record.TopicPartition{Topic: "orders", Partition: 3}, 41)
 	m.ObserveLatency(20*time.Millisecond, 1)
 	if tap.Begin([]record.Record{{Topic: "orders", Headers: headers("id", "2", "traceparent", parent[:53]+"00")}}, nil, nil, 1) != nil {
 		t.Error("an event that the service did not sample is followed")
@@ -411,7 +413,8 @@ func TestSpansReachACollector(t *testing.T) {
 func TestACollectorThatFails(t *testing.T) {
 	t.Parallel()
 	c := newCollector(t)
-	c.status = 400 // not one that is tried again
+	// The exporter does not retry a request after this status.
+	c.status = 400
 	var told exports
 	var log locked
 	export(t, Config{
@@ -426,7 +429,8 @@ func TestACollectorThatFails(t *testing.T) {
 	c.until(func() bool { return c.metrics["outrelay_lag_seconds"] != nil && c.metrics["go_goroutines"] != nil })
 	var seen int
 	c.until(func() bool { seen = len(c.auth); return true })
-	c.until(func() bool { return len(c.auth) >= seen+2 }) // by then the answer to the request before has been reported
+	// By then, the response to the request before has been reported.
+	c.until(func() bool { return len(c.auth) >= seen+2 })
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.auth[0] != "Basic dTpodW50ZXIyaHVudGVyMg==" {

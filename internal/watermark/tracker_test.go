@@ -63,7 +63,8 @@ func TestN08_StoredOffsetIsTheFirstRecordAboveTheWatermark(t *testing.T) {
 	w.Restore(tp(1), 50)
 	a, b, c := w.Begin(0, 1), w.Begin(0, 1), w.Begin(0, 1)
 	w.Position(1)
-	w.Acked(tp(1), 50, []record.Ticket{b}) // acked, but above the watermark: it holds its offset
+	// The record is acked, but it is above the watermark, so it holds its offset.
+	w.Acked(tp(1), 50, []record.Ticket{b})
 	want := map[string][]int64{"t": {100, 50}}
 	if _, _, got := w.Snapshot(); !cmp.Equal(got, want) {
 		t.Fatal(cmp.Diff(want, got))
@@ -295,7 +296,7 @@ func TestOffsetsAreRebuiltAfterAChangeAlone(t *testing.T) {
 	expect("not held any more", 9)
 	side := w.BeginSide()
 	w.Acked(tp(3), 9, []record.Ticket{side})
-	expect("beside the stream", 9)
+	expect("an ack that is not of the stream", 9)
 	w.Settle([]record.Ticket{side})
 	expect("settled", 10)
 	w.HoldAllOffsets()

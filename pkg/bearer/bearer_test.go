@@ -68,7 +68,8 @@ func TestAFileIsReadForEachConnection(t *testing.T) {
 	}
 }
 
-func TestACommandPrintsTheToken(t *testing.T) { // not parallel: it sets the environment
+// The test sets the environment, so it is not parallel.
+func TestACommandPrintsTheToken(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

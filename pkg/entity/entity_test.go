@@ -373,7 +373,8 @@ func TestVersionGuard(t *testing.T) {
 		if _, err := c.Update(ctx, order{ID: "b"}); !errors.Is(err, entity.ErrMissing) {
 			t.Errorf("an update of nothing: %v", err)
 		}
-		old, err := c.Load(ctx, "old") // from before there were versions
+		// The entity was stored before there were versions.
+		old, err := c.Load(ctx, "old")
 		if err != nil || old.Version != 0 {
 			t.Errorf("loaded %+v, %v", old, err)
 		}

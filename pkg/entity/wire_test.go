@@ -126,7 +126,8 @@ func TestProjectorBehindAConsumer(t *testing.T) {
 	strange.SetHeader("entity-id", []byte("int64:5"))
 	foreign := ms[1]
 	foreign.Headers = strange.Headers
-	ms = slices.Concat(ms[:2], []transport.Record{foreign}, ms[2:], ms) // and all of them again
+	// All records arrive a second time.
+	ms = slices.Concat(ms[:2], []transport.Record{foreign}, ms[2:], ms)
 	if err := broker.Publish(ctx, "orders", ms); err != nil {
 		t.Fatal(err)
 	}

@@ -60,7 +60,8 @@ func ExampleType_Tombstone() {
 
 func ExampleNew() {
 	e := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.JSON(map[string]int{"cents": 4200}),
-		event.WithID("place-o-1"), // with an id of the service, a repeated append fails
+		// If the service chooses the id, a repeated append fails.
+		event.WithID("place-o-1"),
 		event.WithHeader("tenant", []byte("acme")))
 	fmt.Println(e.ID(), e.Key(), e.Validate())
 	// Output: place-o-1 o-1 <nil>

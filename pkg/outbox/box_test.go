@@ -160,7 +160,8 @@ func TestWithoutTransaction(t *testing.T) {
 		t.Error(err)
 	}
 
-	b.want(t, "alone") // a transaction that is there is used
+	// Append joins the transaction of its context.
+	b.want(t, "alone")
 }
 
 func TestN28_AppendStoresSlot(t *testing.T) {

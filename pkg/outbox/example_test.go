@@ -90,7 +90,8 @@ func ExampleMiddleware() {
 	}
 
 	ctx := context.Background()
-	box := newBox(outbox.WithMiddleware(tenant)) // in a service: outbox.New(db, outbox.WithMiddleware(tenant))
+	// In a service: outbox.New(db, outbox.WithMiddleware(tenant))
+	box := newBox(outbox.WithMiddleware(tenant))
 	err := box.Transaction(ctx, func(ctx context.Context) error {
 		return box.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Payload{}))
 	})
@@ -128,7 +129,8 @@ func ExampleMiddleware_validation() {
 	}
 
 	ctx := context.Background()
-	box := newBox(outbox.WithMiddleware(validate)) // in a service: outbox.New(db, outbox.WithMiddleware(validate))
+	// In a service: outbox.New(db, outbox.WithMiddleware(validate))
+	box := newBox(outbox.WithMiddleware(validate))
 	for _, order := range []map[string]string{{"customer": "ann"}, {}} {
 		err := box.Transaction(ctx, func(ctx context.Context) error {
 			return box.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.JSON(order), event.WithID("e-1")))

@@ -69,7 +69,8 @@ func TestScheduleRescheduleCancel(t *testing.T) {
 		t.Error(err)
 	}
 
-	b.want(t, "later") // the cancelling was rolled back
+	// The cancellation was rolled back.
+	b.want(t, "later")
 	if err := b.box.Cancel(ctx, id); err != nil {
 		t.Fatal(err)
 	}

@@ -312,7 +312,8 @@ func TestExplicitSessionBeatsTheAmbientOne(t *testing.T) {
 			t.Error(err)
 		}
 
-		return no // the ambient one is rolled back, and nothing of it is seen
+		// The outer transaction is rolled back, and none of its writes is visible.
+		return no
 	})
 	if !errors.Is(err, no) {
 		t.Error(err)

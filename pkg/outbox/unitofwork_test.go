@@ -65,7 +65,8 @@ func TestSessionFromContextAndCheck(t *testing.T) {
 		t.Error(err)
 	}
 
-	if err := sess.StartTransaction(); err != nil { // the next one in that session is not the leaked one's
+	// The next transaction of the session is independent of the leaked one.
+	if err := sess.StartTransaction(); err != nil {
 		t.Fatal(err)
 	}
 

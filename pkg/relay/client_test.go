@@ -55,7 +55,7 @@ func (w *weakCommands) check(_ context.Context, started *event.CommandStartedEve
 		problem = "it may read from a secondary"
 	}
 	if level := lookup("readConcern", "level"); level == "available" {
-		problem = "it may read what is rolled back"
+		problem = "it may read data that is rolled back later"
 	}
 	if problem != "" {
 		w.found = append(w.found, fmt.Sprintf("%s: %s: %s", started.CommandName, problem, started.Command))

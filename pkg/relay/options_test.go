@@ -62,7 +62,8 @@ func TestNothingConnectsBeforeRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _ = own.Read(make([]byte, 1)) // until the listener has closed it
+	// Wait until the listener has closed the connection.
+	_, _ = own.Read(make([]byte, 1))
 	_ = own.Close()
 	_ = listener.Close()
 	<-closed

@@ -259,7 +259,7 @@ func TestServiceManagerHearsNothing(t *testing.T) {
 		t.Error(err)
 	}
 
-	// Notifications of the relay would arrive before this one.
+	// Notifications of the relay would arrive before this notification.
 	last, err := net.Dial("unixgram", socket)
 	if err != nil {
 		t.Fatal(err)

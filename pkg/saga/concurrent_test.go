@@ -196,7 +196,8 @@ func TestAStaleCompletionIsRefused(t *testing.T) {
 		in.Emit(event.New(event.Aggregate{Type: "order", ID: "a"}, fmt.Sprint("Ended", in.State.Steps), event.Bytes("", []byte("{}"))))
 		in.Complete()
 		if runs.Add(1) == 1 {
-			return h.Handle(t.Context(), msg(t, "Step", "a", nil)) // another step, committed at the same time
+			// Another step is committed at the same time.
+			return h.Handle(t.Context(), msg(t, "Step", "a", nil))
 		}
 		return nil
 	})
@@ -219,7 +220,8 @@ func TestAConflictIsRetriedOnWhatTheOtherLeft(t *testing.T) {
 	saga.StartOrOn(s, typ[any]("Other"), step[any])
 	saga.StartOrOn(s, typ[any]("Step"), func(ctx context.Context, in *saga.Instance[order], payload any) error {
 		if runs.Add(1) == 1 {
-			return h.Handle(t.Context(), msg(t, "Other", "a", nil)) // with a context outside of the step
+			// The context is outside of the step.
+			return h.Handle(t.Context(), msg(t, "Other", "a", nil))
 		}
 		return step(ctx, in, payload)
 	})

@@ -37,7 +37,7 @@ func TestADefinitionSaysEverythingThatIsWrong(t *testing.T) {
 	s.Timeout("late", nothingLate)
 	saga.Missing[order, any](s, typ[any]("Twice"), nil)
 	for range 2 {
-		saga.Missing(s, typ[any]("Nobody"), func(context.Context, string, any) error { return nil })
+		saga.Missing(s, typ[any]("Unknown"), func(context.Context, string, any) error { return nil })
 	}
 	_, err := s.Handler(nil)
 	if !errors.Is(err, saga.ErrDefinition) {
@@ -47,7 +47,7 @@ func TestADefinitionSaysEverythingThatIsWrong(t *testing.T) {
 	for _, want := range []string{
 		"has no name", `"NoStep" has no step`, `"order.*" is a pattern`, `"Twice" is defined twice`, `"Payloads" has the payloads interface {} and saga_test.begin`,
 		"without a name", `timeout "none" has no step`, `"orders.late" is defined twice`, `Missing for type "Twice" has no function`,
-		`Missing for type "Nobody", which has no step`, `Missing is given twice for type "Nobody"`, "the outbox is nil",
+		`Missing for type "Unknown", which has no step`, `Missing is given twice for type "Unknown"`, "the outbox is nil",
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not in %v", want, err)
@@ -92,7 +92,8 @@ func TestANameIsTakenOnce(t *testing.T) {
 		saga.Start(s, typ[any]("Start"), nothing)
 		return s.Handler(p.box)
 	}
-	for range 2 { // the second is another process of the same program
+	// The second start is another process of the same program.
+	for range 2 {
 		if err := start(starting(saga.WithIDs(saga.UUIDs))); err != nil {
 			t.Fatal(err)
 		}

@@ -114,7 +114,7 @@ func ExampleStart() {
 	// OrderPlaced: o-1 is {"cents":500,"paid":0}
 }
 
-// The answer of a bank is about a charge. Its header says which saga asked, because the bank used Reply.
+// The answer of a bank is about a charge. Its header names the saga, because the bank used Reply.
 func ExampleOn() {
 	charged := event.Type[Payment]{Aggregate: "charge", Name: "CardCharged"}
 	purchases := saga.Define[Purchase]("purchases")
@@ -159,12 +159,12 @@ func ExampleMissing() {
 	saga.Start(purchases, OrderPlaced, func(context.Context, *saga.Instance[Purchase], Placed) error { return nil })
 	saga.On(purchases, PaymentTaken, func(context.Context, *saga.Instance[Purchase], Payment) error { return nil })
 	saga.Missing(purchases, PaymentTaken, func(_ context.Context, id string, p Payment) error {
-		fmt.Printf("nobody ordered %s: %d cents go back\n", id, p.Cents)
+		fmt.Printf("no order %s: refund %d cents\n", id, p.Cents)
 		return nil
 	})
 
 	deliver(purchases, PaymentTaken.New("o-9", Payment{Cents: 500}))
-	// Output: nobody ordered o-9: 500 cents go back
+	// Output: no order o-9: refund 500 cents
 }
 
 // The aggregate of the event is the payment, and its payload contains the order.

@@ -10,7 +10,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
-// quotes asks three shops for a price and uses the best of the answers that arrive in time.
+// quotes requests a price from three shops and uses the best price that arrives in time.
 type quotes struct {
 	Asked  int
 	Best   int
@@ -69,7 +69,8 @@ func TestScatterAndGather(t *testing.T) {
 		handle(t, h, msg(t, "Wanted", "q", []string{"a", "b", "c"}))
 		patience := p.waiting(t)["quotes.patience"]
 		handle(t, h, answers...)
-		handle(t, h, arrived(t, patience), offered("c", 0)) // late where all have answered
+		// The timeout and another answer arrive after all shops have answered.
+		handle(t, h, arrived(t, patience), offered("c", 0))
 		envelopes, err := p.envelopes(t.Context())
 		if err != nil {
 			t.Fatal(err)

@@ -116,7 +116,8 @@ func TestTimeouts(t *testing.T) {
 		t.Errorf("a timeout that was set again has run: %v", got.Steps)
 	}
 
-	for range 2 { // the second is a redelivery
+	// The second delivery is a repeat.
+	for range 2 {
 		handle(t, h, arrived(t, renewed))
 	}
 

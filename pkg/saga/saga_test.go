@@ -200,12 +200,12 @@ func TestUnknownSaga(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
 	s := orders("orders")
-	err := handlerOf(t, s, p.box).Handle(t.Context(), msg(t, "ByAggregate", "nobody", nil))
-	if !errors.Is(err, saga.ErrNotFound) || !strings.Contains(err.Error(), "orders nobody for message ByAggregate/nobody") {
+	err := handlerOf(t, s, p.box).Handle(t.Context(), msg(t, "ByAggregate", "unknown", nil))
+	if !errors.Is(err, saga.ErrNotFound) || !strings.Contains(err.Error(), "orders unknown for message ByAggregate/unknown") {
 		t.Fatalf("a message without a recipient: %v", err)
 	}
 
-	if p.document(t, "orders", "nobody") != nil {
+	if p.document(t, "orders", "unknown") != nil {
 		t.Error("it has made a saga")
 	}
 
@@ -215,14 +215,14 @@ func TestUnknownSaga(t *testing.T) {
 		return p.box.Append(ctx, event.New(event.Aggregate{Type: "order", ID: id}, "Unknown", event.Bytes("", []byte("{}"))))
 	})
 	h := handlerOf(t, s, p.box)
-	handle(t, h, msg(t, "ByAggregate", "nobody", nil))
+	handle(t, h, msg(t, "ByAggregate", "unknown", nil))
 	p.wantEvents(t, "Unknown")
 	envelopes, _ := p.envelopes(t.Context())
 	if _, ok := arrived(t, envelopes[0]).Header(saga.HeaderID); ok {
 		t.Error("an event of no saga has the header of a saga")
 	}
 
-	if err := h.Handle(t.Context(), msg(t, "ByHeader", "k", nil, saga.HeaderID, "nobody")); !errors.Is(err, saga.ErrNotFound) {
+	if err := h.Handle(t.Context(), msg(t, "ByHeader", "k", nil, saga.HeaderID, "unknown")); !errors.Is(err, saga.ErrNotFound) {
 		t.Errorf("a type without a callback: %v", err)
 	}
 }
@@ -301,14 +301,17 @@ func TestAFailedStepLeavesNothing(t *testing.T) {
 		case "callback":
 			fail = boom
 			err = h.Handle(t.Context(), step)
-		case "outbox": // the state was written by then
+		// The state was written before.
+		case "outbox":
 			size = 2000
 			err = h.Handle(t.Context(), step)
-		case "transaction": // of a consumer, which fails after the step
+		// The transaction of the consumer fails after the step.
+		case "transaction":
 			err = p.box.Transaction(t.Context(), func(ctx context.Context) error {
 				return errors.Join(h.Handle(ctx, step), boom)
 			})
-		case "swallowed": // by somebody who goes on to commit
+		// The caller ignores the error and commits.
+		case "swallowed":
 			size = 2000
 			err = p.box.Transaction(t.Context(), func(ctx context.Context) error {
 				if err := h.Handle(ctx, step); !errors.Is(err, outbox.ErrTooLarge) {

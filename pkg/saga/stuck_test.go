@@ -69,7 +69,8 @@ func TestAHeldMessageThatFailsHarmsNoOther(t *testing.T) {
 			}
 
 			poisoned = false
-			if err := take(3); err != nil { // another message of that number
+			// This is another message with the same number.
+			if err := take(3); err != nil {
 				t.Fatal(err)
 			}
 
@@ -175,7 +176,8 @@ func TestAnOldVersionDoesNotOverwriteANewSaga(t *testing.T) {
 	}
 
 	again := old
-	for again.CreatedAt.Equal(old.CreatedAt) { // the server's clock has milliseconds
+	// The clock of the server has milliseconds.
+	for again.CreatedAt.Equal(old.CreatedAt) {
 		if again, err = store.Save(t.Context(), "ledgers", sagas.Record{ID: "a", Body: body(2)}); err != nil || again.Version != old.Version {
 			t.Fatal(again.Version, err)
 		}

@@ -15,9 +15,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var t0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// told returns a checker of three events of one key and one of another key, all committed, without
+// newCommitted returns a checker of three events of one key and one of another key, all committed, without
 // deliveries.
-func told(o Options) *Checker {
+func newCommitted(o Options) *Checker {
 	c := New(o)
 	for i, key := range []string{"a", "a", "a", "b"} {
 		id := fmt.Sprint(i + 1)
@@ -55,7 +55,7 @@ func TestCheckerFindsWhatIsPlanted(t *testing.T) {
 		"other key":   {[]Delivery{one, wrongKey, three, other}, Report{Delivered: 4, Altered: 1}, "1 altered"},
 		"strayed":     {[]Delivery{one, two, strayed, other}, Report{Delivered: 4, Strayed: 1}, "1 in another partition"},
 	} {
-		check := told(Options{})
+		check := newCommitted(Options{})
 		for _, d := range c.records {
 			check.Delivered(d)
 		}
@@ -81,7 +81,7 @@ func TestCheckerFindsWhatIsPlanted(t *testing.T) {
 // Records of other writers are counted. They break no promise, and the promises for the own events stay.
 func TestRecordsOfOtherWritersAreNoPhantoms(t *testing.T) {
 	t.Parallel()
-	c := told(Options{Others: true})
+	c := newCommitted(Options{Others: true})
 	for _, d := range []Delivery{rec("theirs", "a", 0), rec("1", "a", 1), rec("theirs", "a", 2), rec("2", "a", 3), rec("3", "a", 4), rec("4", "b", 0)} {
 		want := First
 		if d.ID == "theirs" {
@@ -267,7 +267,7 @@ func TestCheckerAgreesWithARecount(t *testing.T) {
 // duplicate, also after a marked one.
 func TestRepetitionsThatSaySo(t *testing.T) {
 	t.Parallel()
-	c := told(Options{})
+	c := newCommitted(Options{})
 	for i, want := range []DeliveryKind{First, Repeated, Duplicate} {
 		d := rec("1", "a", int64(i))
 		d.Flagged = i == 1

@@ -11,7 +11,7 @@ import (
 
 func at0(d time.Duration) time.Time { return t0.Add(d) }
 
-// The percentiles are those of the sorted list, within the histogram's three digits.
+// The percentiles equal the percentiles of the sorted list, within the three digits of the histogram.
 func TestPercentiles(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -46,14 +46,16 @@ func TestOutageIsLeftOutOfThePercentiles(t *testing.T) {
 	}
 
 	l.Outage(at0(200*time.Millisecond), true)
-	l.Add(at0(199*time.Millisecond), at0(201*time.Millisecond)) // before the kill: 2 ms
+	// The event was committed before the kill, and has a latency of 2 ms.
+	l.Add(at0(199*time.Millisecond), at0(201*time.Millisecond))
 	if _, over := l.Outside(); over {
 		t.Error("a record of the killed owner ended the outage")
 	}
 
 	l.Add(at0(300*time.Millisecond), at0(2400*time.Millisecond))
 	l.Add(at0(2300*time.Millisecond), at0(2401*time.Millisecond))
-	l.Acquired(at0(2250 * time.Millisecond)) // known later than the first record
+	// The time of the takeover arrives after the first record.
+	l.Acquired(at0(2250 * time.Millisecond))
 	l.Add(at0(400*time.Millisecond), at0(2403*time.Millisecond))
 	l.Add(at0(2410*time.Millisecond), at0(2411*time.Millisecond))
 	first, over := l.Outside()

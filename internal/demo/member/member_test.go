@@ -10,8 +10,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// told returns the orders of a service: three of one key and one of another key.
-func told() []Order {
+// newOrders returns the orders of a service: three of one key and one of another key.
+func newOrders() []Order {
 	return []Order{{"e1", "a", 1}, {"e2", "a", 2}, {"e3", "a", 3}, {"e4", "b", 4}}
 }
 
@@ -41,7 +41,7 @@ func TestJudgeOfEffectsFindsWhatIsPlanted(t *testing.T) {
 		"half written too":  {[]storedEffect{one, two, three, done("e4", "b", 4, 2)}, map[string]int64{"a": 3, "b": 2}, EffectReport{Miscounted: 1}},
 		"without a counter": {[]storedEffect{one, two, three, other}, map[string]int64{"a": 3}, EffectReport{Miscounted: 1}},
 	} {
-		got := judgeEffects(told(), c.effects, c.counts)
+		got := judgeEffects(newOrders(), c.effects, c.counts)
 
 		c.want.Orders, c.want.Effects = 4, len(c.effects)
 		words := got.Examples
@@ -67,22 +67,22 @@ func TestJudgeOfStepsFindsWhatIsPlanted(t *testing.T) {
 
 	events := []step{{0, 1}, {0, 2}, {1, 1}, {1, 2}}
 	for name, c := range map[string]struct {
-		sagas []storedSaga
-		told  []step
-		want  StepReport
+		sagas   []storedSaga
+		emitted []step
+		want    StepReport
 	}{
 		"all is well":       {walks([]int{2, 1}, []int{1, 2}), events, StepReport{}},
 		"lost":              {walks([]int{1}, []int{1, 2}), events, StepReport{Lost: 1}},
 		"a saga is lost":    {walks([]int{1, 2}, nil)[:1], events, StepReport{Lost: 2}},
 		"double":            {walks([]int{1, 2, 1}, []int{1, 2}), events, StepReport{Double: 1}},
-		"nobody asked":      {walks([]int{1, 2, 3}, []int{1, 2}), events, StepReport{Double: 1}},
-		"not told":          {walks([]int{1, 2}, []int{1, 2}), events[:3], StepReport{LostEmitted: 1}},
-		"told twice":        {walks([]int{1, 2}, []int{1, 2}), append(events[:4:4], step{1, 2}), StepReport{DoubleEmitted: 1}},
-		"told of nothing":   {walks([]int{1, 2}, []int{1, 2}), append(events[:4:4], step{5, 2}), StepReport{Double: 1}},
+		"not requested":     {walks([]int{1, 2, 3}, []int{1, 2}), events, StepReport{Double: 1}},
+		"not emitted":       {walks([]int{1, 2}, []int{1, 2}), events[:3], StepReport{LostEmitted: 1}},
+		"emitted twice":     {walks([]int{1, 2}, []int{1, 2}), append(events[:4:4], step{1, 2}), StepReport{DoubleEmitted: 1}},
+		"emitted unasked":   {walks([]int{1, 2}, []int{1, 2}), append(events[:4:4], step{5, 2}), StepReport{Double: 1}},
 		"not complete":      {[]storedSaga{{0, 2, sagaState{[]int{1, 2}}, time.Time{}}, walks(nil, []int{1, 2})[1]}, events, StepReport{Unfinished: 1}},
 		"changed too often": {[]storedSaga{{0, 3, sagaState{[]int{1, 2}}, finished}, walks(nil, []int{1, 2})[1]}, events, StepReport{Lost: 1}},
 	} {
-		got := judgeSteps(c.sagas, c.told, 2, 2)
+		got := judgeSteps(c.sagas, c.emitted, 2, 2)
 		w := c.want
 		if got.Lost != w.Lost || got.Double != w.Double || got.Unfinished != w.Unfinished || got.LostEmitted != w.LostEmitted || got.DoubleEmitted != w.DoubleEmitted {
 			t.Errorf("%s: %+v", name, *got)

@@ -7,17 +7,18 @@ import (
 
 func TestSettledWaitsForWhatIsAboutToEnd(t *testing.T) {
 	t.Parallel()
-	for code, want := range map[int]int{0: 3, 1: 0} { // after failed tests there is no wait
-		asked := 0
+	// After failed tests there is no wait.
+	for code, want := range map[int]int{0: 3, 1: 0} {
+		calls := 0
 		m := Settled(settled(func() int { return code }), func(...int) error {
-			if asked++; asked < 3 {
-				return errors.New("there is one still")
+			if calls++; calls < 3 {
+				return errors.New("a goroutine still runs")
 			}
 			return nil
 		})
 
-		if got := m.Run(); got != code || asked != want {
-			t.Errorf("tests that end with %d: %d, asked %d times, want %d", code, got, asked, want)
+		if got := m.Run(); got != code || calls != want {
+			t.Errorf("tests that end with %d: %d after %d checks, want %d checks", code, got, calls, want)
 		}
 	}
 }

@@ -109,7 +109,7 @@ func TestSharedByProcesses(t *testing.T) {
 
 	showsStart := func(c child) bool { return bytes.Contains(c.log.Bytes(), []byte(devstack.Ready)) }
 	if n := len(slices.DeleteFunc(children, func(c child) bool { return !showsStart(c) })); n != 1 || showsStart(late) {
-		t.Errorf("processes that showed the start of the servers: got %d, want the one that started them", n)
+		t.Errorf("processes that showed the start of the servers: got %d, want only the process that started them", n)
 	}
 
 	// The kernel frees the keeper's lock when the keeper ends.
@@ -142,7 +142,8 @@ func TestKeeperKilled(t *testing.T) {
 	}
 
 	dead := flock.New(filepath.Join(dir, "keeper.lock"))
-	if err := dead.Lock(); err != nil { // free as soon as the kill has come through
+	// The lock is free as soon as the kill has arrived.
+	if err := dead.Lock(); err != nil {
 		t.Fatal(err)
 	}
 

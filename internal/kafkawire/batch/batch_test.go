@@ -123,7 +123,8 @@ func TestTwoOtherReadersReadWhatWeWrite(t *testing.T) {
 
 func franz(t *rapid.T, sealed []byte, p Producer) []plain {
 	b := bytes.Clone(sealed[setPrefix:])
-	binary.BigEndian.PutUint64(b, 1000) // the broker's base offset, which the checksum leaves out
+	// The checksum excludes the base offset of the broker.
+	binary.BigEndian.PutUint64(b, 1000)
 	rp := &kmsg.FetchResponseTopicPartition{RecordBatches: b, HighWatermark: 1 << 40}
 	fp, _ := kgo.ProcessFetchPartition(kgo.ProcessFetchPartitionOpts{Offset: 1000, Topic: "t"}, rp, kgo.DefaultDecompressor(), nil)
 	if fp.Err != nil {
@@ -298,7 +299,8 @@ func TestAppendAndSealDoNotAllocate(t *testing.T) {
 			}
 		})
 
-		if n > 25 { // a stream codec may make a writer; a record must cost nothing
+		// A stream codec may allocate a writer, but a record must not allocate.
+		if n > 25 {
 			t.Errorf("%s: %.0f allocations for a batch of 500 records", name, n)
 		}
 		if name == "none" && n > 0 {

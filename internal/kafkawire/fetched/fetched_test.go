@@ -155,7 +155,8 @@ func TestCorruptBatchesAreErrors(t *testing.T) {
 	t.Parallel()
 	good, bad := twoRecords(t, "none"), twoRecords(t, "none")
 	bad[len(bad)-1] ^= 1
-	short := make([]byte, 20) // a batch that claims to have no bytes
+	// This batch claims to have no bytes.
+	short := make([]byte, 20)
 
 	for name, tail := range map[string][]byte{"checksum": bad, "length": short} {
 		n, last := 0, error(nil)

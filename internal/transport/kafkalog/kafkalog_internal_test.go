@@ -101,8 +101,10 @@ func TestN29_HolesArePassed(t *testing.T) {
 	for _, codec := range []compress.Compression{compress.None, compress.Gzip, compress.Snappy, compress.Lz4, compress.Zstd} {
 		var set []byte
 		for _, b := range []batchOf{
-			{base: 10, last: 9, offsets: []int32{1, 3}, codec: codec}, // compacted: ends at 20
-			{base: 40, last: 4}, // all of it is gone; ends at 45
+			// This batch is compacted, and ends at 20.
+			{base: 10, last: 9, offsets: []int32{1, 3}, codec: codec},
+			// All records of this batch are gone. It ends at 45.
+			{base: 40, last: 4},
 			{base: 45, last: 0, attributes: 0x30, producer: 3},                                       // a marker
 			{base: 50, last: 1, offsets: []int32{0, 1}, attributes: 0x10, producer: 8, codec: codec}, // aborted
 			{base: 52, last: 0, offsets: []int32{0}, attributes: 0x10, producer: 9, codec: codec},    // committed
@@ -183,8 +185,8 @@ func TestBrokenBatchesAreErrorsAndNeverSkipped(t *testing.T) {
 	}
 }
 
-// A damaged batch is fetched again a few times, and then one record with an error replaces it. Its end is that of the
-// next good batch or of its own header, if that is plausible. Otherwise it is found by trying one offset after the
+// A damaged batch is fetched again a few times, and then one record with an error replaces it. The end of the record is the base offset of the
+// next good batch, or the end in the header of the batch if this is plausible. Otherwise, the log tries one offset after the
 // other.
 func TestADamagedBatchIsGivenUpAfterSomeFetches(t *testing.T) {
 	t.Parallel()
@@ -205,7 +207,8 @@ func TestADamagedBatchIsGivenUpAfterSomeFetches(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		set  []byte
-		next int64 // after the batch is given up
+		// next is the offset after the batch, once the log gives up the batch.
+		next int64
 	}{
 		{"another one behind it", append(damagedBatch(lastDelta(9)), behind...), 14},
 		{"the last of its fetch", damagedBatch(func(b []byte) { b[len(b)-1] ^= 1 }), 13},
@@ -277,7 +280,7 @@ func rawRecord(delta, n, headers int) []byte {
 	return append(binary.AppendVarint(nil, int64(len(r))), r...)
 }
 
-// walkAll reads a set with as many fetches as necessary, and returns the most bytes that one of them
+// walkAll reads a set with as many fetches as necessary, and returns the most bytes that one fetch
 // allocated.
 func walkAll(t *testing.T, set []byte, end int64) (out []transport.Record, allocated uint64) {
 	t.Helper()
@@ -315,8 +318,10 @@ func TestABatchThatExpandsWithoutBoundDoesNotStopItsPartition(t *testing.T) { //
 	for _, c := range []struct {
 		name string
 		b    batchOf
-		n    int   // records
-		bad  int64 // the offset of the record that cannot be read; -1 for none
+		// n is the number of records.
+		n int
+		// bad is the offset of the record that cannot be read, or -1.
+		bad int64
 	}{
 		{"many records of 300 MB", batchOf{raw: many, count: 300, last: 299, codec: compress.Zstd}, 300, -1},
 		{"one record of 300 MB", batchOf{raw: append(rawRecord(0, 300<<20, 0), rawRecord(1, 1, 0)...), count: 2, last: 1, codec: compress.Zstd}, 2, 0},

@@ -11,7 +11,8 @@ import (
 )
 
 // The token is a signed request to the cluster's region: it names the key, but not the secret.
-func TestATokenIsASignedRequest(t *testing.T) { // not parallel: it sets the environment
+// The test sets the environment, so it is not parallel.
+func TestATokenIsASignedRequest(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "planted-secret")
 	t.Setenv("AWS_CONFIG_FILE", t.TempDir()+"/none")

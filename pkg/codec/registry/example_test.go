@@ -13,7 +13,8 @@ import (
 
 // OrderPlaced is encoded with an Avro schema of the registry. The consumers of the type use the same codec.
 func Example() {
-	fake := srfake.New() // a registry for this example
+	// The example uses its own registry.
+	fake := srfake.New()
 	defer fake.Close()
 
 	schemas, err := registry.New(fake.URL(), registry.WithRegister())

@@ -106,7 +106,8 @@ func TestCronOfSeveralProcesses(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	e := tick("seconds", "* * * * * *")
-	e.Ahead = 10 * time.Second // half of it is left when it is filled up: so long may the machine be held up
+	// The service adds ticks when half of this time is left, so the machine may stop for so long.
+	e.Ahead = 10 * time.Second
 	e.Missed = cron.All
 	for range 3 {
 		runCron(t, b.cron(t, e))
@@ -129,7 +130,8 @@ func (b bundle) setLast(t *testing.T, name string, at time.Time) {
 
 func TestCronMissedFirings(t *testing.T) {
 	t.Parallel()
-	daily := fmt.Sprintf("0 %d * * *", (time.Now().UTC().Hour()+12)%24) // never while the test runs
+	// This time does not occur while the test runs.
+	daily := fmt.Sprintf("0 %d * * *", (time.Now().UTC().Hour()+12)%24)
 	for policy, want := range map[cron.Missed]int{cron.Once: 1, cron.Skip: 0, cron.All: 4} {
 		b, ctx := setup(t), t.Context()
 		e := tick("days", daily)

@@ -131,7 +131,8 @@ func TestCollectionIsBoundToTheTransaction(t *testing.T) {
 				}
 
 				if err := verb(ctx, c); err != nil {
-					return err // a collection so new can be a reason to begin again
+					// A new collection can be a reason to repeat the transaction.
+					return err
 				}
 
 				if auto, err := w.cmds[len(w.cmds)-1].LookupErr("autocommit"); err != nil || auto.Boolean() {
@@ -324,7 +325,8 @@ func TestCollectionConflictRunsAgain(t *testing.T) {
 			}
 		}
 
-		_ = just(coll.UpdateOne(ctx, id("_id", "a"), inc)) // swallowed: it is retried all the same
+		// The function ignores this error. The transaction is still retried.
+		_ = just(coll.UpdateOne(ctx, id("_id", "a"), inc))
 		return b.box.Append(ctx, ev("counted", event.WithID("e")))
 	}); err != nil {
 		t.Fatal(err)
