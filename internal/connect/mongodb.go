@@ -235,7 +235,7 @@ func verifyNotRevoked(s tls.ConnectionState) error {
 
 // DescribeOutage returns the problem that all errors of an outage share, for the log. It returns "" for other errors.
 func DescribeOutage(err error) string {
-	if mongo.IsNetworkError(err) || mongodb.IsDriverTimeout(err) || errors.Is(err, changestream.ErrTimeout) {
+	if mongo.IsNetworkError(err) || mongodb.IsDriverTimeout(err) || mongodb.IsConnectionLost(err) || errors.Is(err, changestream.ErrTimeout) {
 		return "MongoDB does not answer"
 	}
 	if errors.Is(err, kafkawire.ErrAway) {

@@ -1,6 +1,9 @@
 package mongodb
 
 import (
+	"errors"
+	"io"
+	"net"
 	"reflect"
 	"slices"
 	"strings"
@@ -10,9 +13,36 @@ import (
 
 // IsDriverTimeout reports whether the database took too long. mongo.IsTimeout is true for every
 // time-out, also for that of a handler's call to another service. So IsDriverTimeout calls it only
-// for errors of the driver's packages. It does not compare their types: some types, such as that of
-// a failed server selection, are in packages without a compatibility promise.
+// for errors of the driver's packages.
 func IsDriverTimeout(err error) bool {
+	return anyOfDriver(err, func(err error, name string, causes []error) bool {
+		// WithTransaction wraps each error that its callback returned too late as a time-out. For
+		// these, the cause decides.
+		late := name == "timeoutError" && slices.ContainsFunc(causes, func(c error) bool { return c != nil })
+		return !late && mongo.IsTimeout(err)
+	})
+}
+
+// IsConnectionLost reports whether the driver had no connection for an operation: the pool was cleared
+// because another operation lost its connection, or the network failed for a new connection. Such an
+// error has no label, in a transaction neither.
+func IsConnectionLost(err error) bool {
+	return anyOfDriver(err, func(err error, name string, _ []error) bool {
+		switch name {
+		case "poolClearedError":
+			return true
+		case "ConnectionError":
+			// A wrong password or certificate is no error of the network.
+			return errors.As(err, new(net.Error)) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+		}
+		return false
+	})
+}
+
+// anyOfDriver reports whether match is true for err or one of its causes, of those whose types are in the driver's
+// packages. It passes the names of the types, because some are in packages without a compatibility
+// promise.
+func anyOfDriver(err error, match func(err error, name string, causes []error) bool) bool {
 	if err == nil {
 		return false
 	}
@@ -30,12 +60,8 @@ func IsDriverTimeout(err error) bool {
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-
-	// WithTransaction wraps each error that its callback returned too late as a time-out. For
-	// these, the cause decides.
-	late := t.Name() == "timeoutError" && slices.ContainsFunc(causes, func(c error) bool { return c != nil })
-	if strings.HasPrefix(t.PkgPath(), "go.mongodb.org/mongo-driver/") && !late && mongo.IsTimeout(err) {
+	if strings.HasPrefix(t.PkgPath(), "go.mongodb.org/mongo-driver/") && match(err, t.Name(), causes) {
 		return true
 	}
-	return slices.ContainsFunc(causes, IsDriverTimeout)
+	return slices.ContainsFunc(causes, func(c error) bool { return anyOfDriver(c, match) })
 }

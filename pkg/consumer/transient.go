@@ -48,7 +48,7 @@ func isTransient(err error) bool {
 	if l, ok := errors.AsType[mongo.LabeledError](err); ok && slices.ContainsFunc(transientLabels, l.HasErrorLabel) {
 		return true
 	}
-	return mongodb.HasCode(err, transientCodes...) || mongodb.IsDriverTimeout(err)
+	return mongodb.HasCode(err, transientCodes...) || mongodb.IsDriverTimeout(err) || mongodb.IsConnectionLost(err)
 }
 
 // isAbortedTransaction reports whether err means that the server has aborted the transaction.

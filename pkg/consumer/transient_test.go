@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
@@ -48,5 +50,35 @@ func TestADatabaseThatIsAwayIsTransient(t *testing.T) {
 	_, err = c.Database("db").Collection("c").InsertOne(t.Context(), bson.D{})
 	if !consumer.IsTransient(errors.Join(errFlaky, fmt.Errorf("writing: %w", err))) {
 		t.Errorf("%T: %v", err, err)
+	}
+}
+
+// An operation that waits for a connection fails if the pool is cleared, because another one has lost its connection. The driver
+// gives this error no label, and does not repeat commands such as createIndexes.
+func TestALostConnectionIsTransient(t *testing.T) {
+	t.Parallel()
+	app := stacktest.Name(t)
+	client := stacktest.Client(t, options.Client().SetAppName(app).SetMaxPoolSize(1).SetRetryWrites(false).SetRetryReads(false))
+	coll := stacktest.Database(t, client).Collection("c")
+	index := mongo.IndexModel{Keys: bson.D{{Key: "a", Value: 1}}}
+	stacktest.FailAlways(t, app, bson.D{
+		{Key: "failCommands", Value: bson.A{"find", "createIndexes"}}, {Key: "closeConnection", Value: true},
+		{Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 300},
+	})
+
+	errs := make([]error, 8)
+	var wg sync.WaitGroup
+	for i := range errs {
+		wg.Go(func() {
+			if errs[i] = coll.FindOne(t.Context(), bson.D{}).Err(); i%2 == 0 {
+				_, errs[i] = coll.Indexes().CreateOne(t.Context(), index)
+			}
+		})
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if !consumer.IsTransient(err) {
+			t.Errorf("not transient: %T: %v", err, err)
+		}
 	}
 }

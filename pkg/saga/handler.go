@@ -11,6 +11,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/sagas"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -248,8 +249,7 @@ type failures struct {
 
 // add returns f with one more error of the server.
 func (f failures) add(err error, reason string) failures {
-	labeled, ok := errors.AsType[mongo.LabeledError](err)
-	f.permanent, f.reason = !ok || !labeled.HasErrorLabel("TransientTransactionError"), reason
+	f.permanent, f.reason = !isTransient(err), reason
 	f.transient++
 	return f
 }
@@ -257,12 +257,18 @@ func (f failures) add(err error, reason string) failures {
 // decided reports whether the next attempt leaves the message out.
 func (f failures) decided() bool { return f.permanent || f.transient >= maxTransient }
 
-// isServerError reports whether err comes from a MongoDB server. Such an error aborts its
+// isServerError reports whether err comes from a MongoDB server, or from the connection to it. Such an error aborts its
 // transaction.
 func isServerError(err error) bool {
 	_, labeled := errors.AsType[mongo.LabeledError](err)
 	_, server := errors.AsType[mongo.ServerError](err)
-	return labeled || server
+	return labeled || server || isTransient(err)
+}
+
+// isTransient reports whether the same transaction may succeed when it runs again.
+func isTransient(err error) bool {
+	labeled, ok := errors.AsType[mongo.LabeledError](err)
+	return ok && labeled.HasErrorLabel("TransientTransactionError") || mongodb.IsDriverTimeout(err) || mongodb.IsConnectionLost(err)
 }
 
 // runHeld runs the step of a held message. If the step fails, the instance is restored.
