@@ -15,8 +15,8 @@ func newClock() *clock { return &clock{time.Unix(1_800_000_000, 0)} }
 
 func (c *clock) now() time.Time { return c.at }
 
-// acked returns a batch that is acked at the present time, with these times since the commits of its records.
-func (c *clock) acked(topic string, base int64, took ...time.Duration) *record.AckedBatch {
+// newBatch returns a batch that is acked now. The records were committed these times before.
+func (c *clock) newBatch(topic string, base int64, took ...time.Duration) *record.AckedBatch {
 	b := &record.AckedBatch{TP: record.TopicPartition{Topic: topic, Partition: 2}, Base: base, Records: len(took), Bytes: 100 * len(took), At: c.at}
 	for _, d := range took {
 		b.CommitMS = append(b.CommitMS, c.at.Add(-d).UnixMilli())
@@ -24,8 +24,8 @@ func (c *clock) acked(topic string, base int64, took ...time.Duration) *record.A
 	return b
 }
 
-// report returns the report of l, which must have one.
-func report(t *testing.T, l *Log) Report {
+// mustReport returns the report of l, which must have one.
+func mustReport(t *testing.T, l *Log) Report {
 	t.Helper()
 	r, ok := l.Report()
 	if !ok {
@@ -48,11 +48,11 @@ func TestRatesAndLatenciesAreThoseOfTheLastMinute(t *testing.T) {
 	}
 	took[59] = 900 * time.Millisecond
 	for range 10 {
-		l.Observe(c.acked("orders", 40, took...))
+		l.Observe(c.newBatch("orders", 40, took...))
 		c.at = c.at.Add(6 * time.Second)
 	}
 
-	got := report(t, l).Topics
+	got := mustReport(t, l).Topics
 	if len(got) != 1 {
 		t.Fatalf("%+v", got)
 	}
@@ -66,7 +66,7 @@ func TestRatesAndLatenciesAreThoseOfTheLastMinute(t *testing.T) {
 	}
 
 	c.at = c.at.Add(time.Minute)
-	if o = report(t, l).Topics[0]; o.Rate != 0 || o.P99MS != 0 || o.Records != 0 || o.Offset != 99 {
+	if o = mustReport(t, l).Topics[0]; o.Rate != 0 || o.P99MS != 0 || o.Records != 0 || o.Offset != 99 {
 		t.Errorf("a minute later: %+v", o)
 	}
 	c.at = c.at.Add(time.Minute)
@@ -80,8 +80,8 @@ func TestTheFirstSecondsHaveTheirRate(t *testing.T) {
 	c := newClock()
 	l := New(c.now)
 	c.at = c.at.Add(4 * time.Second)
-	l.Observe(c.acked("orders", 0, make([]time.Duration, 40)...))
-	if got := report(t, l).Topics[0].Rate; got != 10 {
+	l.Observe(c.newBatch("orders", 0, make([]time.Duration, 40)...))
+	if got := mustReport(t, l).Topics[0].Rate; got != 10 {
 		t.Errorf("40 records in 4 s: %v per second", got)
 	}
 }
@@ -91,10 +91,10 @@ func TestARetriedRecordHasNoLatency(t *testing.T) {
 	t.Parallel()
 	c := newClock()
 	l := New(c.now)
-	b := c.acked("orders", 7, time.Second)
+	b := c.newBatch("orders", 7, time.Second)
 	b.CommitMS = nil
 	l.Observe(b)
-	if got := report(t, l).Topics[0]; got.Records != 1 || got.P50MS != 0 || got.Offset != 7 {
+	if got := mustReport(t, l).Topics[0]; got.Records != 1 || got.P50MS != 0 || got.Offset != 7 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -105,10 +105,10 @@ func TestBusiestTopicsAreListed(t *testing.T) {
 	l := New(c.now)
 	c.at = c.at.Add(10 * time.Second)
 	for i := range maxTopics + 5 {
-		l.Observe(c.acked(fmt.Sprint("t", i), 0, make([]time.Duration, 1+i%200)...))
+		l.Observe(c.newBatch(fmt.Sprint("t", i), 0, make([]time.Duration, 1+i%200)...))
 	}
 
-	r := report(t, l)
+	r := mustReport(t, l)
 	if len(l.topics) != maxTopics || len(r.Topics) != listedTopics || r.Topics[0].Rate != 20 || r.Others.Topics != maxTopics-listedTopics+1 || r.Others.Rate == 0 {
 		t.Errorf("%d topics in memory, %d listed, the first %+v, others %+v", len(l.topics), len(r.Topics), r.Topics[0], r.Others)
 	}
@@ -137,9 +137,9 @@ func TestFirstEventsOfASecondAreSampled(t *testing.T) {
 		}
 		c.at = c.at.Add(time.Second)
 	}
-	l.Observe(c.acked("orders", 0, 0))
+	l.Observe(c.newBatch("orders", 0, 0))
 
-	r := report(t, l)
+	r := mustReport(t, l)
 	if sampled != 10*sampledPerSecond || len(r.Events) != keptEvents {
 		t.Fatalf("%d sampled, %d kept", sampled, len(r.Events))
 	}
@@ -163,13 +163,13 @@ func TestTheNextOwnerAdoptsTheReport(t *testing.T) {
 		Events: []Event{{ID: "newer"}, {ID: "older"}},
 	}
 	l := New(c.now)
-	l.Observe(c.acked("orders", 40, 0))
+	l.Observe(c.newBatch("orders", 40, 0))
 	if !l.NeedsPrevious() {
 		t.Error("it needs no report of the previous owner")
 	}
 	l.Adopt(old)
 
-	r := report(t, l)
+	r := mustReport(t, l)
 	if l.NeedsPrevious() || len(r.Topics) != 2 || r.Topics[0].Topic != "orders" || r.Topics[0].Offset != 40 {
 		t.Errorf("%+v", r.Topics)
 	}
@@ -184,7 +184,7 @@ func TestTheNextOwnerAdoptsTheReport(t *testing.T) {
 func TestObservingAllocatesNothing(t *testing.T) {
 	c := newClock()
 	l := New(c.now)
-	b := c.acked("orders", 0, make([]time.Duration, 512)...)
+	b := c.newBatch("orders", 0, make([]time.Duration, 512)...)
 	recs := []record.Record{{Topic: "orders"}}
 
 	// The first events of an interval are samples; none is left to take after this loop.
@@ -230,7 +230,7 @@ func BenchmarkObserve(b *testing.B) {
 	for i := range took {
 		took[i] = time.Duration(i/16) * time.Millisecond
 	}
-	batch := c.acked("orders", 0, took...)
+	batch := c.newBatch("orders", 0, took...)
 	b.ReportAllocs()
 	for b.Loop() {
 		l.Observe(batch)

@@ -40,7 +40,7 @@ func openOffice(t *testing.T) *office {
 	c := stacktest.Client(t)
 	f := &office{t: t, state: stacktest.Database(t, c)}
 	f.a, f.b = stacktest.Database(t, c).Collection("outbox"), stacktest.Database(t, c).Collection("outbox")
-	f.owner = held(t, f.state)
+	f.owner = acquireLease(t, f.state)
 	f.op = admin.Operator{State: f.state, Watcher: "orders", Actor: "ann"}
 	for i, coll := range []*mongo.Collection{f.a, f.b} {
 		if _, err := outboxes.NewRegistry(f.state.Collection("collections")).Register(t.Context(), [16]byte{byte(i + 1)}, mongodb.Namespace(coll), "orders", bson.Timestamp{}); err != nil {
@@ -50,8 +50,8 @@ func openOffice(t *testing.T) *office {
 	return f
 }
 
-// die moves an envelope to the dead letters of coll.
-func (f *office) die(coll *mongo.Collection, class record.Class, doc bson.D) {
+// moveToDead moves an envelope to the dead letters of coll.
+func (f *office) moveToDead(coll *mongo.Collection, class record.Class, doc bson.D) {
 	f.t.Helper()
 	raw, err := bson.Marshal(doc)
 	if err != nil {
@@ -69,7 +69,7 @@ func letterOf(id any, payload any) bson.D {
 	return bson.D{{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: payload}}
 }
 
-func (f *office) log() []nodes.Event {
+func (f *office) readLog() []nodes.Event {
 	f.t.Helper()
 	list, err := nodes.NewEvents(f.state.Collection("events"), "", "").Latest(f.t.Context(), 100)
 	if err != nil {
@@ -88,7 +88,7 @@ func (f *office) log() []nodes.Event {
 	return list
 }
 
-func (f *office) envelopes(coll *mongo.Collection) int64 {
+func (f *office) countEnvelopes(coll *mongo.Collection) int64 {
 	f.t.Helper()
 	n, err := mongodb.Majority(coll).CountDocuments(f.t.Context(), bson.D{})
 	if err != nil {
@@ -101,10 +101,10 @@ func TestDeadLettersAreSeenOverAllCollections(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	oid := bson.NewObjectID()
-	f.die(f.a, record.RecordRefused, append(letterOf("both", planted), bson.E{Key: "delivery", Value: int32(1)}, bson.E{Key: "secretfield", Value: planted}))
-	f.die(f.a, record.RecordRefused, letterOf("both", planted))
-	f.die(f.b, record.Malformed, letterOf("both", planted))
-	f.die(f.b, record.Malformed, letterOf(oid, bson.D{{Key: "a", Value: 1}}))
+	f.moveToDead(f.a, record.RecordRefused, append(letterOf("both", planted), bson.E{Key: "delivery", Value: int32(1)}, bson.E{Key: "secretfield", Value: planted}))
+	f.moveToDead(f.a, record.RecordRefused, letterOf("both", planted))
+	f.moveToDead(f.b, record.Malformed, letterOf("both", planted))
+	f.moveToDead(f.b, record.Malformed, letterOf(oid, bson.D{{Key: "a", Value: 1}}))
 	page, err := f.op.Letters().List(t.Context(), admin.DeadFilter{}, 3, "")
 	if err != nil || len(page.Letters) != 3 || page.Total != 4 || page.Next == "" || page.Letters[0].ID != oid.Hex() || page.Letters[0].Key != "7" {
 		t.Fatalf("%+v, %v", page, err)
@@ -142,10 +142,10 @@ func TestDeadLettersAreSeenOverAllCollections(t *testing.T) {
 func TestDeadShowHidesThePayload(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	f.die(f.a, record.RecordRefused, append(letterOf("x", planted), bson.E{Key: "delivery", Value: int32(1)}, bson.E{Key: "secretfield", Value: planted}))
-	f.die(f.a, record.RecordRefused, letterOf("x", planted))
-	f.die(f.b, record.Malformed, letterOf("y", planted))
-	f.die(f.a, record.Malformed, letterOf("y", planted))
+	f.moveToDead(f.a, record.RecordRefused, append(letterOf("x", planted), bson.E{Key: "delivery", Value: int32(1)}, bson.E{Key: "secretfield", Value: planted}))
+	f.moveToDead(f.a, record.RecordRefused, letterOf("x", planted))
+	f.moveToDead(f.b, record.Malformed, letterOf("y", planted))
+	f.moveToDead(f.a, record.Malformed, letterOf("y", planted))
 	ref := admin.DeadRef{ID: "x", Delivery: -1}
 	l, err := f.op.Letters().Show(t.Context(), ref, false)
 	if err != nil || l.Delivery != 1 || strings.Contains(string(l.Envelope), planted) || !strings.Contains(string(l.Envelope), `"type":"OrderPlaced"`) || !strings.Contains(string(l.Envelope), `"hidden":true,"type":"string","bytes":7`) {
@@ -174,10 +174,10 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	for i := range 5 {
-		f.die([]*mongo.Collection{f.a, f.b}[i%2], record.RecordRefused, letterOf(fmt.Sprint("id", i), planted))
+		f.moveToDead([]*mongo.Collection{f.a, f.b}[i%2], record.RecordRefused, letterOf(fmt.Sprint("id", i), planted))
 	}
 
-	f.die(f.b, record.Malformed, bson.D{{Key: "_id", Value: "bare"}})
+	f.moveToDead(f.b, record.Malformed, bson.D{{Key: "_id", Value: "bare"}})
 	if _, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{}, admin.DeadOptions{}, nil); !errors.Is(err, deadletter.ErrEmptyQuery) {
 		t.Errorf("an empty filter: %v", err)
 	}
@@ -192,10 +192,10 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 		if err != nil || got.Matched != 6 || got.Requeued != 5 || got.Refused != 1 || len(got.Why) != 1 || got.Why[0].ID != "bare" || got.DryRun != dry {
 			t.Fatalf("dry %v: %+v, %v", dry, got, err)
 		}
-		if n := f.envelopes(f.a) + f.envelopes(f.b); dry && n != 0 || !dry && n != 5 {
+		if n := f.countEnvelopes(f.a) + f.countEnvelopes(f.b); dry && n != 0 || !dry && n != 5 {
 			t.Errorf("dry %v: %d envelopes", dry, n)
 		}
-		if dry && len(f.log()) != 0 {
+		if dry && len(f.readLog()) != 0 {
 			t.Error("a dry run is in the log")
 		}
 	}
@@ -203,7 +203,7 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 		t.Errorf("progress %v", steps)
 	}
 
-	log := f.log()
+	log := f.readLog()
 	if len(log) != 1 || log[0].Kind != "dead_requeued" || log[0].Fields.Lookup("requeued").AsInt64() != 5 || log[0].Fields.Lookup("refused").AsInt64() != 1 ||
 		!log[0].Fields.Lookup("complete").Boolean() || !log[0].Fields.Lookup("query", "all").Boolean() {
 		t.Fatalf("%+v", log)
@@ -213,7 +213,7 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 	if err != nil || l.Replayed == nil || l.Replayed.Actor != "ann" || l.Replayed.Run != log[0].Fields.Lookup("run").StringValue() {
 		t.Errorf("%+v, %v", l, err)
 	}
-	if got, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{All: true, Class: "record_refused"}, admin.DeadOptions{}, nil); err != nil || got.Matched != 0 || len(f.log()) != 1 {
+	if got, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{All: true, Class: "record_refused"}, admin.DeadOptions{}, nil); err != nil || got.Matched != 0 || len(f.readLog()) != 1 {
 		t.Errorf("again: %+v, %v", got, err)
 	}
 }
@@ -221,14 +221,14 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 func TestAnActionThatIsCalledOffIsLoggedAsFarAsItCame(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	f.die(f.a, record.RecordRefused, letterOf("1", planted))
-	f.die(f.b, record.RecordRefused, letterOf("2", planted))
+	f.moveToDead(f.a, record.RecordRefused, letterOf("1", planted))
+	f.moveToDead(f.b, record.RecordRefused, letterOf("2", planted))
 	ctx, cancel := context.WithCancel(t.Context())
 	got, err := f.op.Letters().Requeue(ctx, admin.DeadFilter{All: true}, admin.DeadOptions{}, func(int64) { cancel() })
 	if !errors.Is(err, context.Canceled) || got.Requeued != 1 {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if log := f.log(); len(log) != 1 || log[0].Fields.Lookup("requeued").AsInt64() != 1 || log[0].Fields.Lookup("complete").Boolean() {
+	if log := f.readLog(); len(log) != 1 || log[0].Fields.Lookup("requeued").AsInt64() != 1 || log[0].Fields.Lookup("complete").Boolean() {
 		t.Errorf("%+v", log)
 	}
 }
@@ -236,7 +236,7 @@ func TestAnActionThatIsCalledOffIsLoggedAsFarAsItCame(t *testing.T) {
 func TestASlowServerLeavesNoGapInTheLog(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	f.die(f.a, record.RecordRefused, letterOf("1", planted))
+	f.moveToDead(f.a, record.RecordRefused, letterOf("1", planted))
 	app := stacktest.Name(t)
 	op := f.op
 	op.State = stacktest.Client(t, options.Client().SetAppName(app)).Database(f.state.Name())
@@ -250,7 +250,7 @@ func TestASlowServerLeavesNoGapInTheLog(t *testing.T) {
 	if got, err := op.Letters().Requeue(t.Context(), admin.DeadFilter{All: true}, admin.DeadOptions{}, nil); err != nil || got.Requeued != 1 {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if log := f.log(); len(log) != 1 {
+	if log := f.readLog(); len(log) != 1 {
 		t.Errorf("%+v", log)
 	}
 }
@@ -280,7 +280,7 @@ func TestDeadEditKeepsOrMakesTheTypeOfThePayload(t *testing.T) {
 		{planted, admin.DeadEdit{Fields: map[string]string{"partition": "3", "expiresAt": "2099-01-01T00:00:00Z", "topic": "t"}, Headers: [][2]string{{"h", "1"}, {"h", "2"}}}, planted},
 	} {
 		id := fmt.Sprint("id", i)
-		f.die(f.a, record.RecordRefused, letterOf(id, c.old))
+		f.moveToDead(f.a, record.RecordRefused, letterOf(id, c.old))
 		got, err := f.op.Letters().Edit(t.Context(), admin.DeadRef{ID: id, Delivery: -1}, c.edit, admin.DeadOptions{})
 		if c.want == nil {
 			if err == nil || strings.Contains(err.Error(), planted) {
@@ -305,7 +305,7 @@ func TestDeadEditKeepsOrMakesTheTypeOfThePayload(t *testing.T) {
 		}
 	}
 
-	log := f.log()
+	log := f.readLog()
 	if len(log) != 8 || log[0].Kind != "dead_edited" || log[0].Fields.Lookup("edited").String() != `["expiresAt","headers","partition","topic"]` {
 		t.Errorf("%d entries: %+v", len(log), log[0])
 	}
@@ -318,7 +318,7 @@ func TestACollectionThatWasMadeAgainIsListedOnce(t *testing.T) {
 	if _, err := outboxes.NewRegistry(f.state.Collection("collections")).Register(t.Context(), [16]byte{99}, again, "orders", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
-	f.die(f.a, record.Malformed, letterOf("dead1", planted))
+	f.moveToDead(f.a, record.Malformed, letterOf("dead1", planted))
 
 	names, err := f.op.Collections(t.Context(), "")
 	if err != nil || !slices.IsSorted(names) || len(slices.Compact(slices.Clone(names))) != len(names) || !slices.Contains(names, again) {
@@ -337,14 +337,14 @@ func TestDeadDiscard(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	for i := range 4 {
-		f.die([]*mongo.Collection{f.a, f.b}[i%2], []record.Class{record.Malformed, record.Expired}[i/3], letterOf(fmt.Sprint("id", i), planted))
+		f.moveToDead([]*mongo.Collection{f.a, f.b}[i%2], []record.Class{record.Malformed, record.Expired}[i/3], letterOf(fmt.Sprint("id", i), planted))
 	}
 	if _, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{}, false, nil); !errors.Is(err, deadletter.ErrEmptyQuery) {
 		t.Errorf("an empty filter: %v", err)
 	}
 
 	filter := admin.DeadFilter{Class: "malformed"}
-	if got, err := f.op.Letters().Discard(t.Context(), filter, true, nil); err != nil || got.Matched != 3 || got.Discarded != 0 || len(f.log()) != 0 {
+	if got, err := f.op.Letters().Discard(t.Context(), filter, true, nil); err != nil || got.Matched != 3 || got.Discarded != 0 || len(f.readLog()) != 0 {
 		t.Errorf("dry run: %+v, %v", got, err)
 	}
 	if got, err := f.op.Letters().Discard(t.Context(), filter, false, nil); err != nil || got.Matched != 3 || got.Discarded != 3 {
@@ -353,7 +353,7 @@ func TestDeadDiscard(t *testing.T) {
 	if n, err := f.op.Letters().Count(t.Context(), admin.DeadFilter{}); err != nil || n != 1 {
 		t.Errorf("%d are left, %v", n, err)
 	}
-	if log := f.log(); len(log) != 2 || log[1].Kind != "dead_discarding" || log[1].Fields.Lookup("matched").AsInt64() != 3 || log[0].Kind != "dead_discarded" || log[0].Fields.Lookup("discarded").AsInt64() != 3 {
+	if log := f.readLog(); len(log) != 2 || log[1].Kind != "dead_discarding" || log[1].Fields.Lookup("matched").AsInt64() != 3 || log[0].Kind != "dead_discarded" || log[0].Fields.Lookup("discarded").AsInt64() != 3 {
 		t.Errorf("%+v", log)
 	}
 }

@@ -21,16 +21,16 @@ import (
 	"github.com/outrelay/outrelay/internal/sagas"
 )
 
-// logged are the entries of one kind; all of the log are by ann and hold no payload.
-func (f *office) logged(kind nodes.Kind) []nodes.Event {
+// findLogged returns the entries of one kind. It checks that all entries are by ann and contain no payload.
+func (f *office) findLogged(kind nodes.Kind) []nodes.Event {
 	f.t.Helper()
-	return slices.DeleteFunc(f.log(), func(e nodes.Event) bool { return e.Kind != kind })
+	return slices.DeleteFunc(f.readLog(), func(e nodes.Event) bool { return e.Kind != kind })
 }
 
 func TestNodesAreJoinedWithTheirSlots(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	k := f.desk()
+	k := f.newDesk()
 	coll := f.state.Collection("nodes")
 	for _, n := range []string{"n1", "n2"} {
 		if _, err := nodes.NewNodes(coll).Heartbeat(t.Context(), nodes.Sign{Node: n, SinceAck: -1}); err != nil {
@@ -60,8 +60,8 @@ func TestNodesAreJoinedWithTheirSlots(t *testing.T) {
 		t.Errorf("%v, %v", slots, err)
 	}
 
-	yields(t, f.owner)
-	if len(f.logged("node_removed")) != 1 || len(f.logged("node_released")) != 1 {
+	waitYield(t, f.owner)
+	if len(f.findLogged("node_removed")) != 1 || len(f.findLogged("node_released")) != 1 {
 		t.Error("the events log has no entry of this action")
 	}
 	if slots, err = k.Nodes().Release(t.Context(), "n7", time.Minute); !errors.Is(err, mongodb.ErrNotFound) || len(slots) != 0 {
@@ -72,7 +72,7 @@ func TestNodesAreJoinedWithTheirSlots(t *testing.T) {
 func TestTheEventsLogIsReadByPagesAndTrimmed(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	k := f.desk()
+	k := f.newDesk()
 	at := time.Now().Add(-time.Minute).Truncate(time.Millisecond)
 	var docs []any
 	// Some entries have the same time.
@@ -125,9 +125,9 @@ func TestTheEventsLogIsReadByPagesAndTrimmed(t *testing.T) {
 func TestWhatWaitsIsListedByPages(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	k := f.desk()
+	k := f.newDesk()
 	for i := range 23 {
-		f.wait([]*mongo.Collection{f.a, f.b}[i%2], fmt.Sprintf("e%02d", i), []string{"retry", "blocked", "parked"}[i%3], fmt.Sprint("k", i%4), []string{"orders", "audit"}[i%2])
+		f.insertWaiting([]*mongo.Collection{f.a, f.b}[i%2], fmt.Sprintf("e%02d", i), []string{"retry", "blocked", "parked"}[i%3], fmt.Sprint("k", i%4), []string{"orders", "audit"}[i%2])
 	}
 
 	seen, after := map[string]bool{}, ""
@@ -176,7 +176,7 @@ func TestWhatWaitsIsListedByPages(t *testing.T) {
 func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	k := f.desk()
+	k := f.newDesk()
 	now := uint32(time.Now().Unix())
 	sent := time.Now().Add(-time.Minute)
 	mustInsert(t, f.a, append(letterOf("sent", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 120, I: 1}}, bson.E{Key: "sentAt", Value: sent},
@@ -184,13 +184,13 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	mustInsert(t, f.a, append(letterOf("young", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now, I: 2}}))
 	mustInsert(t, f.b, append(letterOf("later", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 60, I: 3}}, bson.E{Key: "dueAt", Value: time.Now().Add(time.Hour)}))
 	mustInsert(t, f.b, bson.D{{Key: "_id", Value: "odd"}, {Key: "type", Value: 5}, {Key: "attempts", Value: "many"}, {Key: "payload", Value: planted}})
-	f.wait(f.a, "waits", "retry", "7", "orders")
+	f.insertWaiting(f.a, "waits", "retry", "7", "orders")
 	if _, err := f.a.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "waits"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "history", Value: bson.A{bson.D{{Key: "at", Value: sent}, {Key: "topic", Value: "orders"}, {Key: "class", Value: "record_refused"}, {Key: "reason", Value: "no"}, {Key: "node", Value: "n1"}}}}}}}); err != nil {
 		t.Fatal(err)
 	}
 	mustInsert(t, f.a, append(letterOf("stopped", planted), bson.E{Key: "firstTs", Value: bson.Timestamp{T: now - 90, I: 1}},
 		bson.E{Key: "ts", Value: bson.Timestamp{T: now - 30, I: 1}}, bson.E{Key: "state", Value: "parked"}, bson.E{Key: "pending", Value: bson.A{"orders"}}))
-	f.die(f.a, record.RecordRefused, letterOf("dead", planted))
+	f.moveToDead(f.a, record.RecordRefused, letterOf("dead", planted))
 	one := func(id string) admin.LookupResult {
 		t.Helper()
 		got, err := k.Lookup(t.Context(), admin.LookupQuery{ID: id})
@@ -322,7 +322,7 @@ func TestSagasAreListedAndTheirStateHidden(t *testing.T) {
 func TestTheInboxIsCountedPurgedAndReleased(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	k := f.desk()
+	k := f.newDesk()
 	db := f.a.Database()
 	x, err := mongostore.Open(db, inbox.Settings{})
 	if err != nil {
@@ -356,13 +356,13 @@ func TestTheInboxIsCountedPurgedAndReleased(t *testing.T) {
 	if err != nil || p.Matched != 2 || p.Removed != 0 {
 		t.Errorf("%+v, %v", p, err)
 	}
-	if p, err = k.Inboxes().Purge(t.Context(), admin.InboxPurge{Database: db.Name(), OlderThan: 10 * time.Minute}); err != nil || p.Removed != 2 || len(f.logged("inbox_purged")) != 1 {
+	if p, err = k.Inboxes().Purge(t.Context(), admin.InboxPurge{Database: db.Name(), OlderThan: 10 * time.Minute}); err != nil || p.Removed != 2 || len(f.findLogged("inbox_purged")) != 1 {
 		t.Errorf("%+v, %v", p, err)
 	}
 	if r, err := k.Inboxes().Release(t.Context(), db.Name(), "", false, false); !errors.Is(err, admin.ErrInUse) || r.Live != 1 {
 		t.Errorf("%+v, %v", r, err)
 	}
-	if r, err := k.Inboxes().Release(t.Context(), db.Name(), "", true, false); err != nil || r.Released != 1 || len(f.logged("inbox_released")) != 1 {
+	if r, err := k.Inboxes().Release(t.Context(), db.Name(), "", true, false); err != nil || r.Released != 1 || len(f.findLogged("inbox_released")) != 1 {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if err := x.Once(t.Context(), inbox.Entry{Key: inbox.Key{Consumer: "group/h", ID: "held"}}, func(context.Context) error { return nil }, inbox.OnceConfig{NoWait: true}); err != nil {
@@ -382,10 +382,10 @@ func TestTheInboxIsCountedPurgedAndReleased(t *testing.T) {
 func TestClearEmptiesWhatIsNamedAndNothingElse(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	k := f.desk()
+	k := f.newDesk()
 	for i := range 3 {
 		mustInsert(t, f.a, letterOf(fmt.Sprint("e", i), planted))
-		f.die(f.a, record.Malformed, letterOf(fmt.Sprint("d", i), planted))
+		f.moveToDead(f.a, record.Malformed, letterOf(fmt.Sprint("d", i), planted))
 	}
 
 	entities := f.a.Database().Collection("orders")
@@ -398,13 +398,13 @@ func TestClearEmptiesWhatIsNamedAndNothingElse(t *testing.T) {
 	if _, err := k.Clear(t.Context(), order); !errors.Is(err, admin.ErrInUse) {
 		t.Errorf("%v", err)
 	}
-	if n := f.envelopes(f.a); n != 3 {
+	if n := f.countEnvelopes(f.a); n != 3 {
 		t.Fatalf("%d envelopes are left", n)
 	}
 
 	order.Force = true
 	out, err := k.Clear(t.Context(), order)
-	if err != nil || out.Removed != 3 || f.envelopes(f.a) != 0 {
+	if err != nil || out.Removed != 3 || f.countEnvelopes(f.a) != 0 {
 		t.Errorf("%+v, %v", out, err)
 	}
 	if n, err := k.Letters().Count(t.Context(), admin.DeadFilter{}); err != nil || n != 3 {
@@ -422,7 +422,7 @@ func TestClearEmptiesWhatIsNamedAndNothingElse(t *testing.T) {
 			t.Errorf("%v was cleared", what)
 		}
 	}
-	if len(f.logged("clearing")) != 1 || len(f.logged("cleared")) != 1 {
+	if len(f.findLogged("clearing")) != 1 || len(f.findLogged("cleared")) != 1 {
 		t.Error("the events log has no entry of this action")
 	}
 	if p, err := k.Ping(t.Context()); err != nil || !p.MongoDB || !p.Storage || time.Since(p.Now).Abs() > time.Minute {
@@ -443,10 +443,10 @@ func TestWhatAProcessWasNotToldItSays(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 
-	if v, err := f.desk().Indexes().Verify(t.Context(), false); err != nil || len(v.Drift) == 0 {
+	if v, err := f.newDesk().Indexes().Verify(t.Context(), false); err != nil || len(v.Drift) == 0 {
 		t.Errorf("%+v, %v", v, err)
 	}
-	if v, err := f.desk().Indexes().Rebuild(t.Context()); err != nil || !v.OK() {
+	if v, err := f.newDesk().Indexes().Rebuild(t.Context()); err != nil || !v.OK() {
 		t.Errorf("%+v, %v", v, err)
 	}
 }

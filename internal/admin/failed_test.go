@@ -11,7 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
-func (f *office) fail(coll *mongo.Collection, id, state string, attempts int32, at time.Time) {
+func (f *office) insertFailed(coll *mongo.Collection, id, state string, attempts int32, at time.Time) {
 	f.t.Helper()
 	doc := append(letterOf(id, planted),
 		bson.E{Key: "key", Value: "7"}, bson.E{Key: "state", Value: state}, bson.E{Key: "attempts", Value: attempts}, bson.E{Key: "nextAt", Value: at.Add(time.Hour)},
@@ -26,11 +26,11 @@ func TestFailedAreListedAndReset(t *testing.T) {
 	f := openOffice(t)
 	now := time.Now()
 	for i := range 105 {
-		f.fail([]*mongo.Collection{f.a, f.b}[i%2], fmt.Sprintf("id%03d", i), "retry", 3, now.Add(time.Duration(i)*time.Second))
+		f.insertFailed([]*mongo.Collection{f.a, f.b}[i%2], fmt.Sprintf("id%03d", i), "retry", 3, now.Add(time.Duration(i)*time.Second))
 	}
 
-	f.fail(f.a, "blocked", "blocked", 0, now)
-	f.fail(f.a, "new", "retry", 0, now)
+	f.insertFailed(f.a, "blocked", "blocked", 0, now)
+	f.insertFailed(f.a, "new", "retry", 0, now)
 	list, err := f.op.Waiting().Failed(t.Context(), "", 0)
 	if err != nil || len(list) != 100 || list[0].ID != "id104" || list[99].ID != "id005" || list[0].Class != "record_refused" || list[0].Attempts != 3 || list[0].Key != "7" {
 		t.Fatalf("%d, %v", len(list), err)
@@ -77,7 +77,7 @@ func TestFailedAreListedAndReset(t *testing.T) {
 	if err != nil || n < 49 {
 		t.Errorf("%d are due now, %v", n, err)
 	}
-	if log := f.log(); len(log) != 2 || log[1].Kind != "failed_reset" || log[1].Fields.Lookup("count").AsInt64() != 2 || log[0].Kind != "failed_retried" {
+	if log := f.readLog(); len(log) != 2 || log[1].Kind != "failed_reset" || log[1].Fields.Lookup("count").AsInt64() != 2 || log[0].Kind != "failed_retried" {
 		t.Errorf("%+v", log)
 	}
 }

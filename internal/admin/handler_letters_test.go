@@ -117,7 +117,7 @@ func TestClearRemovesLettersOfHandlersAlone(t *testing.T) {
 		f.giveUp(coll, f.op.HandlerLetters[n%3%2], "h", fmt.Sprint("m", n))
 	}
 	mustInsert(t, f.a, letterOf("e", planted))
-	f.die(f.a, record.Malformed, letterOf("d", planted))
+	f.moveToDead(f.a, record.Malformed, letterOf("d", planted))
 
 	// The letters of one outbox's database first, then all.
 	order := admin.ClearOrder{What: []string{admin.ClearHandlers}, Confirm: admin.ClearPhrase("orders"), Force: true}
@@ -139,7 +139,7 @@ func TestClearRemovesLettersOfHandlersAlone(t *testing.T) {
 		}
 	}
 
-	if n := f.envelopes(f.a); n != 1 {
+	if n := f.countEnvelopes(f.a); n != 1 {
 		t.Errorf("envelopes: got %d, want 1", n)
 	}
 	if n, err := f.op.Letters().Count(t.Context(), admin.DeadFilter{}); n != 1 || err != nil {
@@ -213,7 +213,7 @@ func TestALetterOfAHandlerIsShownEditedAndRequeued(t *testing.T) {
 		t.Errorf("discarded: %+v, %v", done, err)
 	}
 	var kinds []string
-	for _, e := range f.log() {
+	for _, e := range f.readLog() {
 		kinds = append(kinds, string(e.Kind))
 	}
 	if want := "dead_discarded dead_discarding dead_requeued dead_requeued dead_edited payload_shown"; strings.Join(kinds, " ") != want {

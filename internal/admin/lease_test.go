@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
-func held(t *testing.T, state *mongo.Database) *lease.Held {
+func acquireLease(t *testing.T, state *mongo.Database) *lease.Held {
 	t.Helper()
 	// This owner reads the controls often, and its lease does not expire on a busy machine.
 	l := lease.New(lease.Config{Collection: state.Collection("watchers"), ID: "orders/0of1", Node: "n1", ReplicaSetID: "x", TTL: time.Hour, Renew: 200 * time.Millisecond})
@@ -40,7 +40,7 @@ func held(t *testing.T, state *mongo.Database) *lease.Held {
 	return h
 }
 
-func watcher(t *testing.T, state *mongo.Database) admin.Watcher {
+func readWatcher(t *testing.T, state *mongo.Database) admin.Watcher {
 	t.Helper()
 	s, err := admin.ReadStatus(t.Context(), state)
 	if err != nil || len(s.Watchers) != 1 {
@@ -49,7 +49,7 @@ func watcher(t *testing.T, state *mongo.Database) admin.Watcher {
 	return s.Watchers[0]
 }
 
-func yields(t *testing.T, h *lease.Held) {
+func waitYield(t *testing.T, h *lease.Held) {
 	t.Helper()
 	select {
 	case <-h.Yield():
@@ -72,9 +72,9 @@ func TestOperatorActionsReachTheOwnerAndTheLog(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			state := stacktest.Database(t, stacktest.Client(t))
-			h := held(t, state)
+			h := acquireLease(t, state)
 
-			if w := watcher(t, state); w.Node != "n1" || w.ExpiresInMS <= 0 {
+			if w := readWatcher(t, state); w.Node != "n1" || w.ExpiresInMS <= 0 {
 				t.Fatalf("status %+v, want n1 as owner", w)
 			}
 
@@ -82,7 +82,7 @@ func TestOperatorActionsReachTheOwnerAndTheLog(t *testing.T) {
 			if err := act.do(t.Context(), o); err != nil {
 				t.Fatal(err)
 			}
-			yields(t, h)
+			waitYield(t, h)
 
 			log, err := nodes.NewEvents(state.Collection("events"), "", "").Latest(t.Context(), 1)
 			if err != nil || len(log) != 1 || log[0].Kind != act.kind || log[0].Fields.Lookup("actor").StringValue() != "ann" {
@@ -95,27 +95,27 @@ func TestOperatorActionsReachTheOwnerAndTheLog(t *testing.T) {
 func TestPausedIsShownAndResumed(t *testing.T) {
 	t.Parallel()
 	state := stacktest.Database(t, stacktest.Client(t))
-	h := held(t, state)
+	h := acquireLease(t, state)
 	o := admin.Operator{State: state, Watcher: "orders", Actor: "ann"}
 	if err := o.Lease().Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if w := watcher(t, state); w.State != "pausing" || w.Reason == "" {
+	if w := readWatcher(t, state); w.State != "pausing" || w.Reason == "" {
 		t.Fatalf("state %q for the reason %q while the owner still holds the lease, want pausing", w.State, w.Reason)
 	}
 
-	yields(t, h)
+	waitYield(t, h)
 	if err := h.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if w := watcher(t, state); w.State != "paused" {
+	if w := readWatcher(t, state); w.State != "paused" {
 		t.Fatalf("state %q, want paused", w.State)
 	}
 
 	if err := o.Lease().Resume(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if w := watcher(t, state); w.State != "no-owner" {
+	if w := readWatcher(t, state); w.State != "no-owner" {
 		t.Fatalf("state %q, want no-owner", w.State)
 	}
 }
@@ -242,7 +242,7 @@ func TestN28_AnActionOnSomeSlotsIsWrittenDown(t *testing.T) {
 func TestOrdersThatCannotBeMeantAreRefused(t *testing.T) {
 	t.Parallel()
 	state := stacktest.Database(t, stacktest.Client(t))
-	held(t, state)
+	acquireLease(t, state)
 	o := admin.Operator{State: state, Watcher: "orders", Actor: "ann"}
 	registry := nodes.NewNodes(state.Collection("nodes"))
 	for node, of := range map[string]string{"n2": "orders", "other": "payments"} {
@@ -254,17 +254,17 @@ func TestOrdersThatCannotBeMeantAreRefused(t *testing.T) {
 	if err := o.Lease().Pin(t.Context(), "other"); !errors.Is(err, admin.ErrOtherNode) {
 		t.Errorf("a pin to a node that lives and works for another watcher: %v", err)
 	}
-	if w := watcher(t, state); w.Pin != "" {
+	if w := readWatcher(t, state); w.Pin != "" {
 		t.Errorf("pinned to %q", w.Pin)
 	}
-	if err := o.Lease().Pin(t.Context(), "not-started-yet"); !errors.Is(err, admin.ErrUnknownNode) || !strings.Contains(err.Error(), "n2") || watcher(t, state).Pin != "" {
+	if err := o.Lease().Pin(t.Context(), "not-started-yet"); !errors.Is(err, admin.ErrUnknownNode) || !strings.Contains(err.Error(), "n2") || readWatcher(t, state).Pin != "" {
 		t.Errorf("a pin to a node that has never run: %v", err)
 	}
-	if err := o.Lease().PinAhead(t.Context(), "not-started-yet"); err != nil || watcher(t, state).Pin != "not-started-yet" {
+	if err := o.Lease().PinAhead(t.Context(), "not-started-yet"); err != nil || readWatcher(t, state).Pin != "not-started-yet" {
 		t.Errorf("a pin before the first start: %v", err)
 	}
 	for _, node := range []string{"n2", ""} {
-		if err := o.Lease().Pin(t.Context(), node); err != nil || watcher(t, state).Pin != node {
+		if err := o.Lease().Pin(t.Context(), node); err != nil || readWatcher(t, state).Pin != node {
 			t.Errorf("a pin to %q: %v", node, err)
 		}
 	}

@@ -57,7 +57,7 @@ func TestReplayOfMappedDocuments(t *testing.T) {
 		t.Run(topic, func(t *testing.T) {
 			t.Parallel()
 			s := mappedStand(t, template)
-			s.at(t.Context())
+			s.moveWatcher(t.Context())
 			plan, err := s.r.Plan(t.Context(), admin.ReplayOrder{
 				From: time.Now().Add(-time.Hour), Keys: []string{"1"}, Types: []string{"Name1"},
 			})
@@ -65,7 +65,7 @@ func TestReplayOfMappedDocuments(t *testing.T) {
 				t.Fatalf("plan %+v, %v", plan, err)
 			}
 
-			s.runs(s.sends(100))
+			s.startWatcher(s.newRelayStep(100))
 			info, err := s.r.Order(t.Context(), plan, admin.ReplayOrder{})
 			if err != nil {
 				t.Fatal(err)
@@ -89,7 +89,7 @@ func TestReplayOfMappedDocuments(t *testing.T) {
 func TestMappedDocumentsAreShown(t *testing.T) {
 	t.Parallel()
 	s := mappedStand(t, "orders")
-	s.at(t.Context())
+	s.moveWatcher(t.Context())
 	found, err := s.op.Lookup(t.Context(), admin.LookupQuery{Key: "1"})
 	if err != nil || len(found.Envelopes) != 5 {
 		t.Fatalf("lookup found %d, %v", len(found.Envelopes), err)

@@ -23,8 +23,8 @@ import (
 
 var long = flag.Bool("admin.long", false, "measure the overview with a million envelopes and a hundred thousand dead letters")
 
-// desk is one of the office, with nothing in the background.
-func (f *office) desk() admin.Operator {
+// newDesk returns a desk of the office, without work in the background.
+func (f *office) newDesk() admin.Operator {
 	d := admin.New(admin.Operator{State: f.state, Watcher: "orders", Outboxes: f.outboxes})
 	return d.For(admin.Actor{Name: "ann", Source: "test"})
 }
@@ -33,8 +33,8 @@ func (f *office) outboxes(context.Context) ([]outboxes.Outbox, error) {
 	return []outboxes.Outbox{{DB: f.a.Database().Name(), Coll: f.a.Name()}}, nil
 }
 
-// wait puts an envelope into a collection that waits.
-func (f *office) wait(coll *mongo.Collection, id, state, key string, topics ...string) {
+// insertWaiting inserts an envelope that waits.
+func (f *office) insertWaiting(coll *mongo.Collection, id, state, key string, topics ...string) {
 	f.t.Helper()
 	_, err := coll.InsertOne(f.t.Context(), bson.D{
 		{Key: "_id", Value: id},
@@ -57,12 +57,12 @@ func (f *office) wait(coll *mongo.Collection, id, state, key string, topics ...s
 func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	k := f.desk()
-	f.wait(f.a, "1", "retry", "k1", "orders")
-	f.wait(f.a, "2", "blocked", "k1", "orders")
-	f.wait(f.b, "3", "parked", "k2", "audit", "orders")
-	f.die(f.a, record.Malformed, letterOf("dead1", planted))
-	f.die(f.a, record.RecordRefused, letterOf("dead2", planted))
+	k := f.newDesk()
+	f.insertWaiting(f.a, "1", "retry", "k1", "orders")
+	f.insertWaiting(f.a, "2", "blocked", "k1", "orders")
+	f.insertWaiting(f.b, "3", "parked", "k2", "audit", "orders")
+	f.moveToDead(f.a, record.Malformed, letterOf("dead1", planted))
+	f.moveToDead(f.a, record.RecordRefused, letterOf("dead2", planted))
 	if _, err := k.Letters().Requeue(t.Context(), admin.DeadFilter{IDs: []string{"dead2"}}, admin.DeadOptions{}, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -91,16 +91,16 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 	if len(o.Watchers) != 1 || o.Watchers[0].Node != "n1" || len(o.Nodes) != 1 || o.Nodes[0].Role != "owner" || !slices.Equal(o.Nodes[0].Slots, []string{"orders/" + "0of1"}) {
 		t.Errorf("%+v %+v", o.Watchers, o.Nodes)
 	}
-	if c := check(t, o.Checks, "nodes"); c.Status != admin.CheckWarn || !strings.Contains(c.Detail, "no standby") {
+	if c := findCheck(t, o.Checks, "nodes"); c.Status != admin.CheckWarn || !strings.Contains(c.Detail, "no standby") {
 		t.Errorf("%+v", c)
 	}
-	if c := check(t, o.Checks, "slot orders/"+"0of1"); c.Status != admin.CheckOK {
+	if c := findCheck(t, o.Checks, "slot orders/"+"0of1"); c.Status != admin.CheckOK {
 		t.Errorf("%+v", c)
 	}
 	if err := k.Lease().Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if o, err = k.Overview(t.Context()); err != nil || check(t, o.Checks, "slot orders/"+"0of1").Status != admin.CheckWarn || !o.Watchers[0].Paused {
+	if o, err = k.Overview(t.Context()); err != nil || findCheck(t, o.Checks, "slot orders/"+"0of1").Status != admin.CheckWarn || !o.Watchers[0].Paused {
 		t.Errorf("%+v, %v", o.Watchers, err)
 	}
 
@@ -114,14 +114,14 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 func TestLagIsNotTheAgeOfWaitingEnvelopes(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	f.wait(f.a, "1", "parked", "k1", "orders") // for a minute
+	f.insertWaiting(f.a, "1", "parked", "k1", "orders") // for a minute
 	if _, err := f.state.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}}, bson.D{{Key: "$set", Value: bson.D{
 		{Key: "stats", Value: bson.D{{Key: "at", Value: time.Now()}, {Key: "state", Value: "live"}, {Key: "lagMs", Value: int64(250)}}},
 	}}}); err != nil {
 		t.Fatal(err)
 	}
 
-	o, err := f.desk().Overview(t.Context())
+	o, err := f.newDesk().Overview(t.Context())
 	if err != nil || o.LagS != 0.25 || o.Watchers[0].LagS != o.LagS || o.OldestS < 50 {
 		t.Errorf("lag %v, of the slot %+v, oldest waiting %v, %v", o.LagS, o.Watchers, o.OldestS, err)
 	}
@@ -144,7 +144,7 @@ func TestOverviewOfABacklog(t *testing.T) {
 
 	pending := func() admin.Counts {
 		t.Helper()
-		o, err := f.desk().Overview(t.Context())
+		o, err := f.newDesk().Overview(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -164,7 +164,7 @@ func TestOverviewOfABacklog(t *testing.T) {
 	}
 }
 
-func check(t *testing.T, list []admin.Check, id string) admin.Check {
+func findCheck(t *testing.T, list []admin.Check, id string) admin.Check {
 	t.Helper()
 	for _, c := range list {
 		if c.ID == id {
@@ -194,7 +194,7 @@ func TestFiguresAreCountedOnceForAllWhoLook(t *testing.T) {
 	}
 
 	wg.Wait()
-	f.wait(f.a, "1", "retry", "k1", "orders")
+	f.insertWaiting(f.a, "1", "retry", "k1", "orders")
 
 	// The figures are counted again while an operator reads them.
 	stacktest.Eventually(t, "the new envelope is counted", func() bool {

@@ -71,7 +71,7 @@ func TestADeepRuleLeavesNothing(t *testing.T) {
 	}
 
 	rapid.Check(t, func(t *rapid.T) {
-		v := tree(t, 4)
+		v := drawTree(t, 4)
 		raw, err := json.Marshal(v)
 		if err != nil {
 			t.Fatal(err)
@@ -82,21 +82,21 @@ func TestADeepRuleLeavesNothing(t *testing.T) {
 	})
 }
 
-func tree(t *rapid.T, depth int) any {
+func drawTree(t *rapid.T, depth int) any {
 	switch n := rapid.IntRange(0, 5).Draw(t, "kind"); {
 	case depth == 0 || n == 0:
 		return rapid.SampledFrom([]any{nil, true, 1, "x"}).Draw(t, "leaf")
 	case n < 3:
 		list := []any{}
 		for range rapid.IntRange(0, 3).Draw(t, "length") {
-			list = append(list, tree(t, depth-1))
+			list = append(list, drawTree(t, depth-1))
 		}
 		return list
 	}
 
 	m := map[string]any{}
 	for range rapid.IntRange(0, 3).Draw(t, "fields") {
-		m[rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "name")] = tree(t, depth-1)
+		m[rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "name")] = drawTree(t, depth-1)
 	}
 
 	if rapid.Bool().Draw(t, "has") {

@@ -37,8 +37,8 @@ func TestACrashedReplayGoesOnAndQueuesEachEnvelopeOnce(t *testing.T) {
 
 	s := newStand(t, stacktest.Client(t))
 	const n = 1200
-	s.append(many(n)...)
-	s.runs(nil)
+	s.append(newEnvelopes(n)...)
+	s.startWatcher(nil)
 	id := s.start(everything)
 	dying := s.op
 	dying.State = c.Database(s.state.Name())
@@ -64,17 +64,17 @@ func TestACrashedReplayGoesOnAndQueuesEachEnvelopeOnce(t *testing.T) {
 		}
 	}
 
-	once(t, s, n)
+	checkSentOnce(t, s, n)
 }
 
-func once(t *testing.T, s *stand, n int64) {
+func checkSentOnce(t *testing.T, s *stand, n int64) {
 	t.Helper()
 	for _, f := range []bson.D{{{Key: "delivery", Value: 1}}, {{Key: "delivery", Value: 1}, {Key: "state", Value: "retry"}}} {
 		if got, err := s.box.CountDocuments(t.Context(), f); err != nil || got != n {
 			t.Errorf("%d envelopes of %d are %v, %v", got, n, f, err)
 		}
 	}
-	got := s.queued()
+	got := s.listQueued()
 	if !slices.IsSorted(got) {
 		t.Error("their positions are not in the order in which they were written")
 	}
@@ -84,8 +84,8 @@ func TestTwoThatRunTheSameReplayQueueEachEnvelopeOnce(t *testing.T) {
 	t.Parallel()
 	s := newStand(t, stacktest.Client(t))
 	const n = 600
-	s.append(many(n)...)
-	s.runs(nil)
+	s.append(newEnvelopes(n)...)
+	s.startWatcher(nil)
 	id := s.start(everything)
 	var wg sync.WaitGroup
 	errs := make([]error, 3)
@@ -108,18 +108,18 @@ func TestTwoThatRunTheSameReplayQueueEachEnvelopeOnce(t *testing.T) {
 		}
 	}
 
-	once(t, s, n)
+	checkSentOnce(t, s, n)
 }
 
 func TestAReplayWaitsForTheRelay(t *testing.T) {
 	t.Parallel()
 	s := newStand(t, stacktest.Client(t))
 	const n, open = 260, 50
-	s.append(many(n)...)
+	s.append(newEnvelopes(n)...)
 	var most atomic.Int64
-	send := s.sends(40)
+	send := s.newRelayStep(40)
 	// The replay begins when the owner has passed all envelopes that may be queued.
-	s.runs(func(ctx context.Context) {
+	s.startWatcher(func(ctx context.Context) {
 		if most.Load() > 0 {
 			send(ctx)
 		}
@@ -146,8 +146,8 @@ func TestAReplayWaitsForTheRelay(t *testing.T) {
 func TestAReplayKeepsItsRateAndCanBeCancelled(t *testing.T) {
 	t.Parallel()
 	s := newStand(t, stacktest.Client(t))
-	s.append(many(100)...)
-	s.runs(nil)
+	s.append(newEnvelopes(100)...)
+	s.startWatcher(nil)
 	o := everything
 	o.Rate = 200
 	id := s.start(o)
@@ -185,8 +185,8 @@ func TestAReplayKeepsItsRateAndCanBeCancelled(t *testing.T) {
 func TestN03_AReplayLeavesTheOwnerItsLease(t *testing.T) {
 	t.Parallel()
 	s := newStand(t, stacktest.Client(t))
-	s.append(many(1000)...)
-	s.runs(nil)
+	s.append(newEnvelopes(1000)...)
+	s.startWatcher(nil)
 	if _, err := s.state.Collection("watchers").DeleteMany(t.Context(), bson.D{}); err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +201,7 @@ func TestN03_AReplayLeavesTheOwnerItsLease(t *testing.T) {
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = h.Run(ctx) }()
 	defer func() { cancel(); <-ended }()
-	s.at(t.Context())
+	s.moveWatcher(t.Context())
 	i, err := s.r.Run(t.Context(), s.start(everything), admin.ReplayRun{})
 	if err != nil || i.Queued != 1000 {
 		t.Fatalf("%+v, %v", i, err)
@@ -227,7 +227,7 @@ func TestEqualStampsAreNotBrokenApart(t *testing.T) {
 	t.Parallel()
 	s := newStand(t, stacktest.Client(t))
 	ts := bson.Timestamp{T: uint32(time.Now().Add(-time.Hour).Unix()), I: 1}
-	docs := many(1300)
+	docs := newEnvelopes(1300)
 	for i := range docs {
 		// The first envelopes have different stamps, and the later ones have the same.
 		if i >= 20 {
@@ -236,7 +236,7 @@ func TestEqualStampsAreNotBrokenApart(t *testing.T) {
 	}
 
 	s.append(docs...)
-	s.runs(nil)
+	s.startWatcher(nil)
 	i, err := s.r.Run(t.Context(), s.start(everything), admin.ReplayRun{})
 	if err != nil || i.Queued != 1300 {
 		t.Errorf("%+v, %v", i, err)

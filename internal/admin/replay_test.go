@@ -61,8 +61,8 @@ func newStand(t *testing.T, c *mongo.Client) *stand {
 	return s
 }
 
-// order plans and orders a replay.
-func order(t *testing.T, r admin.Replays, o admin.ReplayOrder) (admin.ReplayInfo, error) {
+// orderReplay plans and orders a replay.
+func orderReplay(t *testing.T, r admin.Replays, o admin.ReplayOrder) (admin.ReplayInfo, error) {
 	t.Helper()
 	p, err := r.Plan(t.Context(), o)
 	if err != nil {
@@ -73,8 +73,8 @@ func order(t *testing.T, r admin.Replays, o admin.ReplayOrder) (admin.ReplayInfo
 
 func (s *stand) ns() string { return mongodb.Namespace(s.box) }
 
-// at puts the watcher where the cluster is now, and returns that.
-func (s *stand) at(ctx context.Context) bson.Timestamp {
+// moveWatcher moves the position of the watcher to the current time of the cluster, and returns it.
+func (s *stand) moveWatcher(ctx context.Context) bson.Timestamp {
 	raw, err := s.state.Client().Database("admin").RunCommand(ctx, bson.D{{Key: "ping", Value: 1}}).Raw()
 	if err != nil {
 		if ctx.Err() == nil {
@@ -92,9 +92,9 @@ func (s *stand) at(ctx context.Context) bson.Timestamp {
 	return ts
 }
 
-// runs makes the watcher move until the test ends, and calls relay, if there is one, between two steps.
-func (s *stand) runs(relay func(ctx context.Context)) {
-	s.at(s.t.Context())
+// startWatcher moves the watcher until the test ends. It calls relay between two steps, unless relay is nil.
+func (s *stand) startWatcher(relay func(ctx context.Context)) {
+	s.moveWatcher(s.t.Context())
 
 	ctx, cancel := context.WithCancel(context.WithoutCancel(s.t.Context()))
 	ended := make(chan struct{})
@@ -107,7 +107,7 @@ func (s *stand) runs(relay func(ctx context.Context)) {
 			case <-ctx.Done():
 				return
 			case <-tick.C:
-				if s.at(ctx); relay != nil {
+				if s.moveWatcher(ctx); relay != nil {
 					relay(ctx)
 				}
 			}
@@ -117,8 +117,8 @@ func (s *stand) runs(relay func(ctx context.Context)) {
 	s.t.Cleanup(func() { cancel(); <-ended })
 }
 
-// sends finishes up to n queued envelopes, as the relay does.
-func (s *stand) sends(n int64) func(ctx context.Context) {
+// newRelayStep returns a function that finishes up to n queued envelopes, as the relay does.
+func (s *stand) newRelayStep(n int64) func(ctx context.Context) {
 	return func(ctx context.Context) {
 		cur, err := s.box.Find(ctx, bson.D{{Key: "state", Value: "retry"}}, options.Find().SetSort(bson.D{{Key: "pos", Value: 1}}).SetLimit(n).SetProjection(bson.D{{Key: "_id", Value: 1}}))
 		if err != nil {
@@ -156,7 +156,7 @@ func (s *stand) append(docs ...bson.D) {
 	}
 }
 
-func envelope(id any, and ...bson.E) bson.D {
+func newEnvelope(id any, and ...bson.E) bson.D {
 	return append(bson.D{
 		{Key: "_id", Value: id},
 		{Key: "aggregatetype", Value: "order"},
@@ -167,10 +167,10 @@ func envelope(id any, and ...bson.E) bson.D {
 	}, and...)
 }
 
-func many(n int) []bson.D {
+func newEnvelopes(n int) []bson.D {
 	docs := make([]bson.D, n)
 	for i := range docs {
-		docs[i] = envelope(fmt.Sprintf("e%05d", i), bson.E{Key: "key", Value: fmt.Sprint(i % 7)})
+		docs[i] = newEnvelope(fmt.Sprintf("e%05d", i), bson.E{Key: "key", Value: fmt.Sprint(i % 7)})
 	}
 	return docs
 }
@@ -179,14 +179,14 @@ var everything = admin.ReplayOrder{From: time.Unix(1, 0)}
 
 func (s *stand) start(o admin.ReplayOrder) string {
 	s.t.Helper()
-	i, err := order(s.t, s.r, o)
+	i, err := orderReplay(s.t, s.r, o)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	return i.ID
 }
 
-func (s *stand) raw(id any) bson.Raw {
+func (s *stand) findEnvelope(id any) bson.Raw {
 	s.t.Helper()
 	raw, err := s.box.FindOne(s.t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
 	if err != nil {
@@ -195,7 +195,7 @@ func (s *stand) raw(id any) bson.Raw {
 	return raw
 }
 
-func (s *stand) queued() []string {
+func (s *stand) listQueued() []string {
 	s.t.Helper()
 	cur, err := s.box.Find(s.t.Context(), bson.D{{Key: "origin", Value: "replay"}}, options.Find().SetSort(bson.D{{Key: "pos", Value: 1}}))
 	if err != nil {
@@ -220,16 +220,16 @@ func TestN18_AReplayIsANewDeliveryOfTheSameEnvelope(t *testing.T) {
 	t.Parallel()
 	s := newStand(t, stacktest.Client(t))
 	s.append(
-		envelope("a", bson.E{Key: "sentAt", Value: time.Now()}, bson.E{Key: "sent", Value: bson.A{}}, bson.E{Key: "headers", Value: bson.D{{Key: "h", Value: "v"}}}),
-		envelope("b", bson.E{Key: "key", Value: int32(5)}, bson.E{Key: "delivery", Value: int32(2)}),
-		envelope("waits", bson.E{Key: "state", Value: "parked"}, bson.E{Key: "pos", Value: "82"}),
-		envelope("later", bson.E{Key: "dueAt", Value: time.Now().Add(time.Hour)}),
+		newEnvelope("a", bson.E{Key: "sentAt", Value: time.Now()}, bson.E{Key: "sent", Value: bson.A{}}, bson.E{Key: "headers", Value: bson.D{{Key: "h", Value: "v"}}}),
+		newEnvelope("b", bson.E{Key: "key", Value: int32(5)}, bson.E{Key: "delivery", Value: int32(2)}),
+		newEnvelope("waits", bson.E{Key: "state", Value: "parked"}, bson.E{Key: "pos", Value: "82"}),
+		newEnvelope("later", bson.E{Key: "dueAt", Value: time.Now().Add(time.Hour)}),
 		bson.D{{Key: "_id", Value: "malformed"}, {Key: "ts", Value: bson.Timestamp{}}},
-		envelope("expired", bson.E{Key: "expiresAt", Value: time.Now().Add(-time.Second)}),
+		newEnvelope("expired", bson.E{Key: "expiresAt", Value: time.Now().Add(-time.Second)}),
 	)
 
-	before := s.raw("a")
-	s.runs(nil)
+	before := s.findEnvelope("a")
+	s.startWatcher(nil)
 	plan, err := s.r.Plan(t.Context(), everything)
 	if err != nil || plan.Found != 3 || plan.LeftOut != 1 || len(plan.Topics) != 2 || plan.Topics[1].Name != "orders" || plan.Collections[0].Name != s.ns() {
 		t.Errorf("plan %+v, %v", plan, err)
@@ -241,14 +241,14 @@ func TestN18_AReplayIsANewDeliveryOfTheSameEnvelope(t *testing.T) {
 		t.Fatalf("%+v, %v", i, err)
 	}
 
-	a := s.raw("a")
+	a := s.findEnvelope("a")
 	var x struct {
 		State, Origin, ReplayOf, Pos, Key string
 		NextAt                            time.Time
 		Attempts, Delivery                int32
 		TS                                bson.Timestamp
 	}
-	if err := bson.Unmarshal(lower(t, a), &x); err != nil {
+	if err := bson.Unmarshal(lowerFields(t, a), &x); err != nil {
 		t.Fatal(err)
 	}
 
@@ -270,10 +270,10 @@ func TestN18_AReplayIsANewDeliveryOfTheSameEnvelope(t *testing.T) {
 		}
 	}
 
-	if b := s.raw("b"); b.Lookup("delivery").AsInt64() != 3 || b.Lookup("key").AsInt64() != 5 {
+	if b := s.findEnvelope("b"); b.Lookup("delivery").AsInt64() != 3 || b.Lookup("key").AsInt64() != 5 {
 		t.Errorf("queued as %v", b)
 	}
-	if got := s.queued(); !slices.Equal(got, []string{"a", "b"}) {
+	if got := s.listQueued(); !slices.Equal(got, []string{"a", "b"}) {
 		t.Errorf("in the order of their positions: %v", got)
 	}
 
@@ -295,8 +295,8 @@ func TestN18_AReplayIsANewDeliveryOfTheSameEnvelope(t *testing.T) {
 	}
 }
 
-// lower renames the fields to the names that a struct without tags has.
-func lower(t *testing.T, raw bson.Raw) bson.Raw {
+// lowerFields changes the names of the fields to the names in a struct without tags.
+func lowerFields(t *testing.T, raw bson.Raw) bson.Raw {
 	t.Helper()
 	elems, err := raw.Elements()
 	if err != nil {
@@ -321,14 +321,14 @@ func TestAReplayIsNarrowed(t *testing.T) {
 
 	oid := bson.NewObjectID()
 	s.append(
-		envelope("str"),
-		envelope(oid, bson.E{Key: "key", Value: int64(42)}),
-		envelope("id", bson.E{Key: "key", Value: oid}),
-		envelope("own", bson.E{Key: "topic", Value: "special"}),
+		newEnvelope("str"),
+		newEnvelope(oid, bson.E{Key: "key", Value: int64(42)}),
+		newEnvelope("id", bson.E{Key: "key", Value: oid}),
+		newEnvelope("own", bson.E{Key: "topic", Value: "special"}),
 		bson.D{{Key: "_id", Value: "user"}, {Key: "aggregatetype", Value: "user"}, {Key: "aggregateid", Value: int32(42)}, {Key: "type", Value: "Made"}, {Key: "payload", Value: nil}, {Key: "ts", Value: bson.Timestamp{}}},
 	)
 
-	s.runs(nil)
+	s.startWatcher(nil)
 	for name, c := range map[string]struct {
 		narrow func(*admin.ReplayOrder)
 		found  int64
@@ -357,14 +357,14 @@ func TestAReplayIsNarrowed(t *testing.T) {
 		"no bound":           {Types: []string{"Made"}},
 		"unknown collection": {From: time.Unix(1, 0), Collections: []string{"a.b"}},
 	} {
-		if _, err := order(t, s.r, o); err == nil {
+		if _, err := orderReplay(t, s.r, o); err == nil {
 			t.Errorf("%s: no error", name)
 		}
 	}
 
 	nobody := s.op
 	nobody.Watcher = "nobody"
-	if _, err := order(t, nobody.Replays(), everything); !errors.Is(err, mongodb.ErrNoWatcher) {
+	if _, err := orderReplay(t, nobody.Replays(), everything); !errors.Is(err, mongodb.ErrNoWatcher) {
 		t.Errorf("%v", err)
 	}
 
@@ -373,10 +373,10 @@ func TestAReplayIsNarrowed(t *testing.T) {
 	if i, err := s.r.Run(t.Context(), s.start(o), admin.ReplayRun{}); err != nil || i.Queued != 4 || i.Skipped != 1 {
 		t.Errorf("%+v, %v", i, err)
 	}
-	if got := s.raw("str").Lookup("pending").String(); got != `["audit"]` {
+	if got := s.findEnvelope("str").Lookup("pending").String(); got != `["audit"]` {
 		t.Errorf("only one of two topics is pending: %s", got)
 	}
-	if _, err := s.raw("own").LookupErr("pending"); err == nil {
+	if _, err := s.findEnvelope("own").LookupErr("pending"); err == nil {
 		t.Error("all of its topics are wanted, and yet it lists them")
 	}
 }
@@ -385,13 +385,13 @@ func TestN10_AReplayIntoACompactedTopicNeedsForce(t *testing.T) {
 	t.Parallel()
 	s := newStand(t, stacktest.Client(t))
 
-	s.append(envelope("a"))
-	s.runs(nil)
+	s.append(newEnvelope("a"))
+	s.startWatcher(nil)
 	var checked []string
 	s.op.Compacted = func(_ context.Context, topics []string) ([]string, error) { checked = topics; return topics[:1], nil }
 	s.r = s.op.Replays()
 
-	_, err := order(t, s.r, everything)
+	_, err := orderReplay(t, s.r, everything)
 	if !errors.Is(err, admin.ErrCompacted) || !strings.Contains(err.Error(), "(audit)") || !slices.Equal(checked, []string{"audit", "orders"}) {
 		t.Fatalf("%v, checked the topics %v", err, checked)
 	}
@@ -400,18 +400,18 @@ func TestN10_AReplayIntoACompactedTopicNeedsForce(t *testing.T) {
 	o.Topics = []string{"orders"}
 	s.op.Compacted = func(context.Context, []string) ([]string, error) { return []string{"audit"}, nil }
 	s.r = s.op.Replays()
-	if _, err := order(t, s.r, o); err != nil {
+	if _, err := orderReplay(t, s.r, o); err != nil {
 		t.Errorf("the compacted topic is not meant: %v", err)
 	}
 
 	s.op.Compacted = func(context.Context, []string) ([]string, error) { return nil, errors.New("no broker") }
 	s.r = s.op.Replays()
-	if _, err := order(t, s.r, everything); err == nil {
+	if _, err := orderReplay(t, s.r, everything); err == nil {
 		t.Error("the replay continued although its state is unknown")
 	}
 
 	o.Force = true
-	if _, err := order(t, s.r, o); err != nil {
+	if _, err := orderReplay(t, s.r, o); err != nil {
 		t.Error(err)
 	}
 }
@@ -420,7 +420,7 @@ func TestAnEnvelopeThatIsNotDeliveredIsNotReplayed(t *testing.T) {
 	t.Parallel()
 	c := stacktest.Client(t)
 	s := newStand(t, c)
-	s.append(envelope("sent"))
+	s.append(newEnvelope("sent"))
 	// Stamped before the watcher's place, committed behind it.
 	sess, err := c.StartSession(options.Session().SetDefaultTransactionOptions(options.Transaction().SetReadConcern(readconcern.Majority()).SetWriteConcern(writeconcern.Majority())))
 	if err != nil {
@@ -433,14 +433,14 @@ func TestAnEnvelopeThatIsNotDeliveredIsNotReplayed(t *testing.T) {
 
 	tx := mongo.NewSessionContext(t.Context(), sess)
 	for _, id := range []string{"open", "fails"} {
-		if _, err := s.shop.Collection("outbox").InsertOne(tx, envelope(id)); err != nil {
+		if _, err := s.shop.Collection("outbox").InsertOne(tx, newEnvelope(id)); err != nil {
 			t.Fatal(err)
 		}
 	}
 
 	// Append another event, so that the position is after the stamps.
-	s.append(envelope("other"))
-	s.at(t.Context())
+	s.append(newEnvelope("other"))
+	s.moveWatcher(t.Context())
 	if err := sess.CommitTransaction(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -456,7 +456,7 @@ func TestAnEnvelopeThatIsNotDeliveredIsNotReplayed(t *testing.T) {
 	if _, err := s.r.Run(t.Context(), id, admin.ReplayRun{Patience: 300 * time.Millisecond}); !errors.Is(err, admin.ErrReplayStalled) {
 		t.Errorf("a watcher that stands still: %v", err)
 	}
-	if got := s.queued(); len(got) != 0 {
+	if got := s.listQueued(); len(got) != 0 {
 		t.Errorf("replayed although the delivered events are unknown: %v", got)
 	}
 	// The watcher delivers one envelope. The other becomes an exception before the position passes
@@ -465,11 +465,11 @@ func TestAnEnvelopeThatIsNotDeliveredIsNotReplayed(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	s.runs(nil)
+	s.startWatcher(nil)
 	if i, err := s.r.Run(t.Context(), id, admin.ReplayRun{}); err != nil || i.Queued != 3 {
 		t.Errorf("%+v, %v", i, err)
 	}
-	if got := s.queued(); !slices.Equal(got, []string{"sent", "open", "other"}) {
+	if got := s.listQueued(); !slices.Equal(got, []string{"sent", "open", "other"}) {
 		t.Errorf("replayed %v", got)
 	}
 }

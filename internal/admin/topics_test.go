@@ -12,8 +12,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
-// report stores the report of the owner of a slot.
-func (f *office) report(slot string, r activity.Report) {
+// storeReport stores the report of the owner of a slot.
+func (f *office) storeReport(slot string, r activity.Report) {
 	f.t.Helper()
 	if err := nodes.NewHistory(f.state.Collection("history")).SaveActivity(f.t.Context(), slot, r); err != nil {
 		f.t.Fatal(err)
@@ -36,24 +36,24 @@ func topicOf(t *testing.T, list admin.TopicList, name string) admin.TopicFigures
 func TestTopicsOfAWatcher(t *testing.T) {
 	t.Parallel()
 	f := openWard(t)
-	if list, err := f.desk().Activity().Topics(t.Context()); err != nil || len(list.Topics) != 0 || list.At != nil {
+	if list, err := f.newDesk().Activity().Topics(t.Context()); err != nil || len(list.Topics) != 0 || list.At != nil {
 		t.Fatalf("before the first report: %+v, %v", list, err)
 	}
 
 	// A desk that has counted would show its last figures.
-	k := f.desk()
+	k := f.newDesk()
 	k.HandlerLetters = f.op.HandlerLetters
 	now := time.Now().UTC().Truncate(time.Millisecond)
-	f.report("orders/0of2", activity.Report{At: now, Others: activity.Others{Topics: 2, Rate: 1}, Topics: []activity.Topic{
+	f.storeReport("orders/0of2", activity.Report{At: now, Others: activity.Others{Topics: 2, Rate: 1}, Topics: []activity.Topic{
 		{Topic: "orders", Rate: 30, Bytes: 3000, P50MS: 1, P99MS: 8, Records: 300, LastAt: now.Add(-time.Second), Partition: 1, Offset: 7},
 		{Topic: "quiet", LastAt: now.Add(-time.Hour), Offset: 3},
 	}})
-	f.report("orders/1of2", activity.Report{At: now.Add(-time.Second), Topics: []activity.Topic{
+	f.storeReport("orders/1of2", activity.Report{At: now.Add(-time.Second), Topics: []activity.Topic{
 		{Topic: "orders", Rate: 10, Bytes: 500, P50MS: 5, P99MS: 20, Records: 100, LastAt: now, Partition: 4, Offset: 9},
 	}})
-	f.wait(f.a, "1", "parked", "k1", "audit", "quiet")
-	f.die(f.a, record.RecordRefused, letterOf("dead1", planted))
-	f.die(f.a, record.RecordRefused, letterOf("dead2", planted))
+	f.insertWaiting(f.a, "1", "parked", "k1", "audit", "quiet")
+	f.moveToDead(f.a, record.RecordRefused, letterOf("dead1", planted))
+	f.moveToDead(f.a, record.RecordRefused, letterOf("dead2", planted))
 	if _, err := k.Letters().Requeue(t.Context(), admin.DeadFilter{IDs: []string{"dead2"}}, admin.DeadOptions{}, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -91,10 +91,10 @@ func TestTopicsAreBounded(t *testing.T) {
 	for i := range 150 {
 		busy = append(busy, activity.Topic{Topic: fmt.Sprint("busy-", i), Rate: float64(1 + i), LastAt: now})
 	}
-	f.report("orders/0of1", activity.Report{At: now, Topics: busy})
-	f.wait(f.a, "1", "parked", "k1", "stuck")
+	f.storeReport("orders/0of1", activity.Report{At: now, Topics: busy})
+	f.insertWaiting(f.a, "1", "parked", "k1", "stuck")
 
-	list, err := f.desk().Activity().Topics(t.Context())
+	list, err := f.newDesk().Activity().Topics(t.Context())
 	if err != nil || len(list.Topics) != 100 || list.Topics[0].Topic != "busy-149" || list.Others.Topics != 51 || list.Others.Rate < 51*52/2 {
 		t.Fatalf("%d topics, the first %+v, others %+v, %v", len(list.Topics), list.Topics[0], list.Others, err)
 	}
@@ -107,13 +107,13 @@ func TestRecentEventsOfAWatcher(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	now := time.Now().UTC().Truncate(time.Millisecond)
-	f.report("orders/0of2", activity.Report{At: now, Events: []activity.Event{
+	f.storeReport("orders/0of2", activity.Report{At: now, Events: []activity.Event{
 		{ID: "e3", Type: "OrderPlaced", Key: "k", Collection: "shop.outbox", Topic: "orders", Partition: 1, Offset: 3, CommittedAt: now.Add(-4 * time.Millisecond), AckedAt: now},
 		{ID: "e1", Topic: "audit", AckedAt: now.Add(-2 * time.Second)},
 	}})
-	f.report("orders/1of2", activity.Report{At: now, Events: []activity.Event{{ID: "e2", Topic: "orders", AckedAt: now.Add(-time.Second), CommittedAt: now}}})
+	f.storeReport("orders/1of2", activity.Report{At: now, Events: []activity.Event{{ID: "e2", Topic: "orders", AckedAt: now.Add(-time.Second), CommittedAt: now}}})
 
-	all, err := f.desk().Activity().Recent(t.Context(), "")
+	all, err := f.newDesk().Activity().Recent(t.Context(), "")
 	if err != nil || len(all.Events) != 3 || all.Events[0].ID != "e3" || all.Events[1].ID != "e2" || all.Events[2].ID != "e1" {
 		t.Fatalf("%+v, %v", all, err)
 	}
@@ -127,7 +127,7 @@ func TestRecentEventsOfAWatcher(t *testing.T) {
 		t.Errorf("without a commit time: %+v", e)
 	}
 
-	some, err := f.desk().Activity().Recent(t.Context(), "audit")
+	some, err := f.newDesk().Activity().Recent(t.Context(), "audit")
 	if err != nil || len(some.Events) != 1 || some.Events[0].ID != "e1" {
 		t.Errorf("%+v, %v", some, err)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-func waits(id, state string, key any, pos uint32, topics ...string) bson.D {
+func newWaiting(id, state string, key any, pos uint32, topics ...string) bson.D {
 	return append(letterOf(id, planted), bson.E{Key: "key", Value: key}, bson.E{Key: "state", Value: state}, bson.E{Key: "pending", Value: topics},
 		bson.E{Key: "pos", Value: outboxes.PosAt(bson.Timestamp{T: pos})}, bson.E{Key: "origin", Value: "stream"}, bson.E{Key: "attempts", Value: int32(2)})
 }
@@ -34,10 +34,10 @@ func TestWhatWaitsIsCounted(t *testing.T) {
 		t.Errorf("of nothing: %+v, %v", got, err)
 	}
 
-	f.insert(f.a, waits("p1", "parked", "k", 20, "orders", "audit"), waits("p2", "parked", "k", 10, "orders"), waits("r", "retry", "q", 30, "orders"))
+	f.insert(f.a, newWaiting("p1", "parked", "k", 20, "orders", "audit"), newWaiting("p2", "parked", "k", 10, "orders"), newWaiting("r", "retry", "q", 30, "orders"))
 	due := time.UnixMilli(4_000_000_000_000).UTC()
 	for i, coll := range []*mongo.Collection{f.a, f.b, f.b} {
-		f.die(coll, record.Malformed, letterOf(fmt.Sprint("dead", i), planted))
+		f.moveToDead(coll, record.Malformed, letterOf(fmt.Sprint("dead", i), planted))
 		f.insert(coll, append(letterOf(fmt.Sprint("due", i), planted), bson.E{Key: "dueAt", Value: due.Add(time.Duration(i) * time.Hour)}),
 			letterOf(fmt.Sprint("healthy", i), planted))
 	}
@@ -72,10 +72,10 @@ func TestWhatWaitsIsCounted(t *testing.T) {
 func TestWhatWaitsIsListedInItsOrder(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	f.insert(f.a, waits("k3", "blocked", "k", 30, "orders"), waits("k1", "parked", "k", 10, "orders", "audit"), waits("k2", "blocked", "k", 20, "audit"))
-	many := []bson.D{waits("n1", "retry", int32(42), 5, "orders")}
+	f.insert(f.a, newWaiting("k3", "blocked", "k", 30, "orders"), newWaiting("k1", "parked", "k", 10, "orders", "audit"), newWaiting("k2", "blocked", "k", 20, "audit"))
+	many := []bson.D{newWaiting("n1", "retry", int32(42), 5, "orders")}
 	for i := range 1200 { // more than a page
-		many = append(many, waits(fmt.Sprintf("x%04d", i), "parked", "x", uint32(100+i), "late"))
+		many = append(many, newWaiting(fmt.Sprintf("x%04d", i), "parked", "x", uint32(100+i), "late"))
 	}
 
 	f.insert(f.b, many...)

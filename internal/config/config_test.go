@@ -312,13 +312,13 @@ limits: { envelope: 1500 }
 	again := mustLoad(t, shown, nil, nil)
 	c.MongoDB.URI, again.MongoDB.URI = URI{}, URI{}
 	c.Address, again.Address = "", ""
-	if !reflect.DeepEqual(normal(c), normal(again)) {
+	if !reflect.DeepEqual(normalize(c), normalize(again)) {
 		t.Errorf("%+v\n%+v", c, again)
 	}
 }
 
-// normal makes empty lists nil, for comparisons.
-func normal(c Config) Config {
+// normalize makes empty lists nil, for comparisons.
+func normalize(c Config) Config {
 	if len(c.Topics.Allow) == 0 {
 		c.Topics.Allow = nil
 	}

@@ -251,16 +251,16 @@ lease: { ttl: "${env:WAIT}" }
 
 	// The printed text, loaded again, differs only in log.level, which only Print was given with --set.
 	set := []string{"mongodb.uri=mongodb://h1/shop", "kafka.sasl.password=p", "otel.endpoint=http://c"}
-	first, err := loaded(writeConfig(t, text), append(env, "LEVEL=warn"), set)
+	first, err := loadChecked(writeConfig(t, text), append(env, "LEVEL=warn"), set)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := loaded(writeConfig(t, shown), append(env, "LEVEL=warn"), set); err != nil || len(DifferingKeys(first, again)) != 1 {
+	if again, err := loadChecked(writeConfig(t, shown), append(env, "LEVEL=warn"), set); err != nil || len(DifferingKeys(first, again)) != 1 {
 		t.Errorf("%v, differing: %v", err, DifferingKeys(first, again))
 	}
 }
 
-func loaded(file string, env, set []string) (Config, error) {
+func loadChecked(file string, env, set []string) (Config, error) {
 	c, _, err := Load(file, env, set)
 	return c, err
 }

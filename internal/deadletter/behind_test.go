@@ -52,7 +52,7 @@ func TestN15_LettersBehindAPosition(t *testing.T) {
 	}
 
 	add := func(id, pos, topic string, change func(*Letter)) Letter {
-		l := b.add(id)
+		l := b.insertLetter(id)
 		l.Pos = pos
 		l.Topic = topic
 		if change != nil {

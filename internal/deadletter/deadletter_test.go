@@ -69,18 +69,18 @@ func acquireLease(t *testing.T, db *mongo.Database, node string) *lease.Held {
 	return h
 }
 
-// add inserts an envelope and returns its letter.
-func (b *bench) add(id any, fields ...bson.E) Letter {
+// insertLetter inserts an envelope and returns its letter.
+func (b *bench) insertLetter(id any, fields ...bson.E) Letter {
 	b.t.Helper()
 	doc := append(bson.D{{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}}, fields...)
 	if _, err := b.db.Collection("outbox").InsertOne(b.t.Context(), doc); err != nil {
 		b.t.Fatal(err)
 	}
-	return b.letter(doc)
+	return b.newLetter(doc)
 }
 
-// letter returns the letter of an envelope.
-func (b *bench) letter(doc bson.D) Letter {
+// newLetter returns the letter of an envelope.
+func (b *bench) newLetter(doc bson.D) Letter {
 	b.t.Helper()
 	raw, err := bson.Marshal(doc)
 	if err != nil {
@@ -124,14 +124,14 @@ func (b *bench) id(l Letter, delivery int32) ID {
 func TestMoveIsIdempotentAndKeepsTheWholeEnvelope(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
-	healthy := b.add("healthy")
+	healthy := b.insertLetter("healthy")
 
 	// The payload has names that look like operators and paths, and bytes. The reason is not valid
 	// UTF-8.
 	payload := bson.D{{Key: "$set", Value: 1}, {Key: "a.b", Value: bson.Binary{Data: []byte{0, 255}}}}
-	plain := b.add("x", bson.E{Key: "payload", Value: payload})
+	plain := b.insertLetter("x", bson.E{Key: "payload", Value: payload})
 	plain.Reason = "bad \xff byte " + strings.Repeat("r", 2*maxReason)
-	retried := b.add(bson.NewObjectID())
+	retried := b.insertLetter(bson.NewObjectID())
 	retried.Attempts = []Attempt{
 		{At: time.UnixMilli(1000), Class: record.RecordRefused, Reason: "first"},
 		{At: time.UnixMilli(2000), Class: record.AttemptsExhausted, Reason: "last"},
@@ -185,14 +185,14 @@ func TestN16_ALetterIsMadeFromTheStreamsImage(t *testing.T) {
 	b := setUp(t)
 
 	// This envelope was inserted and deleted in one transaction.
-	gone := b.letter(bson.D{{Key: "_id", Value: "gone"}})
+	gone := b.newLetter(bson.D{{Key: "_id", Value: "gone"}})
 	if r, want := b.move(gone), (Result{Moved: 1}); r != want {
 		t.Errorf("a deleted envelope: got %+v, want %+v", r, want)
 	}
 
 	// This envelope was requeued since. The outbox contains its next delivery, which must stay.
-	old := b.letter(bson.D{{Key: "_id", Value: "again"}})
-	next := b.add("again", bson.E{Key: "delivery", Value: int32(1)})
+	old := b.newLetter(bson.D{{Key: "_id", Value: "again"}})
+	next := b.insertLetter("again", bson.E{Key: "delivery", Value: int32(1)})
 	if r, want := b.move(old), (Result{Moved: 1}); r != want {
 		t.Errorf("a requeued envelope: got %+v, want %+v", r, want)
 	}
@@ -212,12 +212,12 @@ func TestN16_ALetterIsMadeFromTheStreamsImage(t *testing.T) {
 func TestN16_AMalformedEnvelopeKeepsItsBytes(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
-	twice := b.letter(bson.D{{Key: "_id", Value: "twice"}, {Key: "type", Value: 1}, {Key: "type", Value: 2}})
+	twice := b.newLetter(bson.D{{Key: "_id", Value: "twice"}, {Key: "type", Value: 1}, {Key: "type", Value: 2}})
 	deep := bson.D{{Key: "leaf", Value: 1}}
 	for range 170 {
 		deep = bson.D{{Key: "d", Value: deep}}
 	}
-	nested := b.add("deep", deep...)
+	nested := b.insertLetter("deep", deep...)
 
 	if r := b.move(twice, nested); r.Moved != 2 || r.Deleted != 1 || r.Chunked != 1 {
 		t.Errorf("got %+v, want 2 moved, 1 deleted, 1 chunked", r)
@@ -235,7 +235,7 @@ func TestN20_LargeAndManyFit(t *testing.T) {
 	b := setUp(t)
 
 	// A large envelope: four chunks of 4 MiB in two transactions, and then the letter.
-	large := b.add("large", bson.E{Key: "payload", Value: make([]byte, 16<<20-200)})
+	large := b.insertLetter("large", bson.E{Key: "payload", Value: make([]byte, 16<<20-200)})
 	large.Reason = strings.Repeat("reason ", 1000)
 	if r, want := b.move(large), (Result{Moved: 1, Deleted: 1, Chunked: 1}); r != want {
 		t.Errorf("a large envelope: got %+v, want %+v", r, want)
@@ -259,7 +259,7 @@ func TestN20_LargeAndManyFit(t *testing.T) {
 	for i := range 2100 {
 		doc := bson.D{{Key: "_id", Value: fmt.Sprint("many", i)}}
 		docs = append(docs, doc)
-		letters = append(letters, b.letter(doc))
+		letters = append(letters, b.newLetter(doc))
 	}
 	unordered := options.InsertMany().SetOrdered(false)
 	if _, err := b.db.Collection("outbox").InsertMany(t.Context(), docs, unordered); err != nil {
@@ -276,7 +276,7 @@ func TestN20_LargeAndManyFit(t *testing.T) {
 	b.owner.transactions = 0
 	letters = letters[:0]
 	for i := range 3 {
-		letters = append(letters, b.add(fmt.Sprint("big", i), bson.E{Key: "payload", Value: make([]byte, 5<<20)}))
+		letters = append(letters, b.insertLetter(fmt.Sprint("big", i), bson.E{Key: "payload", Value: make([]byte, 5<<20)}))
 	}
 	if r := b.move(letters...); r.Moved != 3 || r.Deleted != 3 || b.owner.transactions != 3 {
 		t.Errorf("big envelopes: got %+v in %d transactions, want 3 in 3", r, b.owner.transactions)
@@ -286,7 +286,7 @@ func TestN20_LargeAndManyFit(t *testing.T) {
 func TestN03_ADeposedOwnerMovesNothing(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
-	l := b.add("x")
+	l := b.insertLetter("x")
 	expire := bson.D{{Key: "$set", Value: bson.D{{Key: "expiresAt", Value: time.UnixMilli(0)}}}}
 	if _, err := b.db.Collection("watchers").UpdateOne(t.Context(), bson.D{}, expire); err != nil {
 		t.Fatal(err)
@@ -312,10 +312,10 @@ func TestN03_ADeposedOwnerMovesNothing(t *testing.T) {
 func TestN03_LettersAreMovedInPartsWhereTheServerIsSlow(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
-	chunked := b.add("large", bson.E{Key: "payload", Value: make([]byte, 15<<20+1)})
+	chunked := b.insertLetter("large", bson.E{Key: "payload", Value: make([]byte, 15<<20+1)})
 	letters := []Letter{chunked}
 	for i := range 39 {
-		letters = append(letters, b.add(i))
+		letters = append(letters, b.insertLetter(i))
 	}
 
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
@@ -334,7 +334,7 @@ func TestN03_LettersAreMovedInPartsWhereTheServerIsSlow(t *testing.T) {
 func TestN20_SlowTransactionsOfChunksLeaveTheSizeOfTheOthers(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
-	large := b.add("large", bson.E{Key: "payload", Value: make([]byte, 15<<20+1)})
+	large := b.insertLetter("large", bson.E{Key: "payload", Value: make([]byte, 15<<20+1)})
 
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
@@ -357,14 +357,14 @@ func TestN20_SlowTransactionsOfChunksLeaveTheSizeOfTheOthers(t *testing.T) {
 func TestMoveRefusesWhatItCannotWrite(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
-	good := b.add("good")
+	good := b.insertLetter("good")
 	noClass, noNS, truncated := good, good, good
 	noClass.Class = ""
 	noNS.NS = "outbox"
 	truncated.Raw = good.Raw[:len(good.Raw)-1]
 
 	for name, bad := range map[string]Letter{
-		"no id":        b.letter(bson.D{{Key: "a", Value: 1}}),
+		"no id":        b.newLetter(bson.D{{Key: "a", Value: 1}}),
 		"no class":     noClass,
 		"no namespace": noNS,
 		"truncated":    truncated,

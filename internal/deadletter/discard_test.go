@@ -20,19 +20,19 @@ func TestDiscard(t *testing.T) {
 	b.fill(2500, func(i int) bson.D {
 		return append(order(i), bson.E{Key: "key", Value: []string{"a", "b"}[i%2]})
 	})
-	b.move(b.good("keep"))
+	b.move(b.insertValid("keep"))
 
-	if _, err := b.desk().Discard(t.Context(), b.ns(), Query{RequeueStatus: Replayable}, nil); !errors.Is(err, ErrEmptyQuery) {
+	if _, err := b.newDesk().Discard(t.Context(), b.ns(), Query{RequeueStatus: Replayable}, nil); !errors.Is(err, ErrEmptyQuery) {
 		t.Errorf("an empty query: got %v, want %v", err, ErrEmptyQuery)
 	}
 
 	// An interrupted discard keeps the finished parts, and the same call does the rest.
 	ctx, cancel := context.WithCancel(t.Context())
-	n, err := b.desk().Discard(ctx, b.ns(), Query{Key: "a"}, func(int64) { cancel() })
+	n, err := b.newDesk().Discard(ctx, b.ns(), Query{Key: "a"}, func(int64) { cancel() })
 	if err == nil || n != mongodb.MaxDocuments {
 		t.Errorf("interrupted after the first part: got %d, %v, want %d and an error", n, err, mongodb.MaxDocuments)
 	}
-	n, err = b.desk().Discard(t.Context(), b.ns(), Query{Key: "a"}, nil)
+	n, err = b.newDesk().Discard(t.Context(), b.ns(), Query{Key: "a"}, nil)
 	if err != nil || n != 1250-mongodb.MaxDocuments {
 		t.Errorf("the second call: got %d, %v, want %d", n, err, 1250-mongodb.MaxDocuments)
 	}
@@ -40,14 +40,14 @@ func TestDiscard(t *testing.T) {
 		t.Errorf("%d letters are left, want 1251", left)
 	}
 
-	n, err = b.desk().Discard(t.Context(), b.ns(), Query{All: true}, nil)
+	n, err = b.newDesk().Discard(t.Context(), b.ns(), Query{All: true}, nil)
 	if err != nil || n != 1251 || b.countDocuments("outbox_dead") != 0 {
 		t.Errorf("discard of all: got %d, %v, want 1251", n, err)
 	}
 }
 
-// index creates the declared indexes.
-func (b *bench) index(coll string) {
+// createIndexes creates the declared indexes.
+func (b *bench) createIndexes(coll string) {
 	b.t.Helper()
 	specs := bson.A{}
 	for _, i := range Indexes() {
@@ -65,12 +65,12 @@ func (b *bench) index(coll string) {
 func TestIndexesServeTheQueries(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
-	b.index("outbox_dead")
+	b.createIndexes("outbox_dead")
 	b.fill(200, order)
 
 	newest := bson.D{{Key: "movedAt", Value: -1}, {Key: "_id", Value: -1}}
 	stream := bson.D{{Key: "pos", Value: 1}, {Key: "_id", Value: 1}}
-	last := &scanEntry{ID: ID{ID: ids(t, "a")[0]}, Pos: "8200000042"}
+	last := &scanEntry{ID: ID{ID: toValues(t, "a")[0]}, Pos: "8200000042"}
 	rest := (&scan{filter: Query{}.mongoFilter(), lastEntry: last}).remainingFilter()
 	for name, c := range map[string]struct {
 		filter, sort bson.D
@@ -78,7 +78,7 @@ func TestIndexesServeTheQueries(t *testing.T) {
 	}{
 		"newest":           {Query{}.mongoFilter(), newest, "movedAt_1__id_1"},
 		"window":           {Query{From: time.Now()}.mongoFilter(), newest, "movedAt_1__id_1"},
-		"ids":              {Query{IDs: ids(t, "a")}.mongoFilter(), nil, "_id.id_1"},
+		"ids":              {Query{IDs: toValues(t, "a")}.mongoFilter(), nil, "_id.id_1"},
 		"key":              {Query{Key: "none"}.mongoFilter(), nil, "key_1_movedAt_1"},
 		"class":            {Query{Class: record.AttemptsExhausted}.mongoFilter(), nil, "class_1_movedAt_1"},
 		"type":             {Query{Type: "none"}.mongoFilter(), nil, "type_1_movedAt_1"},
@@ -133,7 +133,7 @@ func TestExpiryIsOffUntilItIsAskedFor(t *testing.T) {
 	if err := SetExpiry(t.Context(), coll, 0); err != nil {
 		t.Fatal(err)
 	}
-	b.index("outbox_dead")
+	b.createIndexes("outbox_dead")
 	for _, bad := range []time.Duration{-1, time.Minute, 100 * 365 * 24 * time.Hour} {
 		if err := SetExpiry(t.Context(), coll, bad); err == nil {
 			t.Errorf("SetExpiry(%s): got no error", bad)
@@ -169,7 +169,7 @@ func TestExpiryIsOffUntilItIsAskedFor(t *testing.T) {
 	}
 
 	// Letters and chunks have the fields by which they expire.
-	b.move(b.good("large", bson.E{Key: "extra", Value: make([]byte, 15<<20+1)}))
+	b.move(b.insertValid("large", bson.E{Key: "extra", Value: make([]byte, 15<<20+1)}))
 	isDate := bson.D{{Key: "$type", Value: "date"}}
 	n, err := coll.CountDocuments(t.Context(), bson.D{{Key: "$or", Value: bson.A{
 		bson.D{{Key: "movedAt", Value: isDate}},
@@ -185,7 +185,7 @@ func TestExpiryIsOffUntilItIsAskedFor(t *testing.T) {
 func TestN15_ALetterThatIsNeededStillIsNotDiscarded(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
-	old, late := b.good("old"), b.good("late")
+	old, late := b.insertValid("old"), b.insertValid("late")
 	old.Pos = "82000000030000000100"
 	late.Pos = "82000000090000000100"
 	b.move(old, late)
@@ -202,17 +202,17 @@ func TestN15_ALetterThatIsNeededStillIsNotDiscarded(t *testing.T) {
 	}
 
 	setPosition(5)
-	n, err := b.desk().Discard(t.Context(), b.ns(), Query{All: true}, nil)
+	n, err := b.newDesk().Discard(t.Context(), b.ns(), Query{All: true}, nil)
 	var refused *RefusedError
 	if n != 0 || !errors.As(err, &refused) || refused.ID.ID.StringValue() != "late" {
 		t.Errorf("discard of all: got %d, %v, want a refusal of late", n, err)
 	}
-	if n, err := b.desk().Discard(t.Context(), b.ns(), Query{IDs: ids(t, "old")}, nil); n != 1 || err != nil {
+	if n, err := b.newDesk().Discard(t.Context(), b.ns(), Query{IDs: toValues(t, "old")}, nil); n != 1 || err != nil {
 		t.Errorf("discard of a passed letter: got %d, %v, want 1", n, err)
 	}
 
 	setPosition(10)
-	if n, err := b.desk().Discard(t.Context(), b.ns(), Query{All: true}, nil); n != 1 || err != nil {
+	if n, err := b.newDesk().Discard(t.Context(), b.ns(), Query{All: true}, nil); n != 1 || err != nil {
 		t.Errorf("discard after the watcher has passed it: got %d, %v, want 1", n, err)
 	}
 }

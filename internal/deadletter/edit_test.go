@@ -14,13 +14,13 @@ import (
 )
 
 func (b *bench) edit(id ID, e Edit) (int32, error) {
-	return b.desk().EditAndRequeue(b.t.Context(), id, e, Options{})
+	return b.newDesk().EditAndRequeue(b.t.Context(), id, e, Options{})
 }
 
 func TestEditAndRequeue(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
-	l := b.good("x", bson.E{Key: "contenttype", Value: 5})
+	l := b.insertValid("x", bson.E{Key: "contenttype", Value: 5})
 	l.Raw = bytes.Clone(l.Raw)
 	b.move(l)
 	id := b.id(l, 0)
@@ -51,13 +51,13 @@ func TestEditAndRequeue(t *testing.T) {
 	if _, err := b.edit(id, reserved); !errors.As(err, &refused) {
 		t.Errorf("edit with a reserved header: got %v, want a refusal", err)
 	}
-	if b.stored("x") != nil || b.open(id).Replayed != nil {
+	if b.findStored("x") != nil || b.open(id).Replayed != nil {
 		t.Fatal("a refused edit has changed the outbox or the letter")
 	}
 
 	dryRun := Edit{Set: set("key", "k"), Unset: []string{"contenttype"}}
-	delivery, err := b.desk().EditAndRequeue(t.Context(), id, dryRun, Options{DryRun: true})
-	if err != nil || delivery != 1 || b.stored("x") != nil {
+	delivery, err := b.newDesk().EditAndRequeue(t.Context(), id, dryRun, Options{DryRun: true})
+	if err != nil || delivery != 1 || b.findStored("x") != nil {
 		t.Errorf("dry run: got %d, %v, want 1 and no envelope", delivery, err)
 	}
 
@@ -67,7 +67,7 @@ func TestEditAndRequeue(t *testing.T) {
 	if err != nil || delivery != 1 {
 		t.Fatalf("edit: got %d, %v, want 1", delivery, err)
 	}
-	raw := b.stored("x")
+	raw := b.findStored("x")
 	var v envelope.View
 	if err := envelope.Parse(raw, &v); err != nil {
 		t.Fatalf("%s: %v", raw, err)
@@ -96,7 +96,7 @@ func TestEditAndRequeue(t *testing.T) {
 			t.Errorf("second edit, from version %d: got %v, want that it is requeued already", version, err)
 		}
 	}
-	missing := ID{NS: b.ns(), ID: ids(t, "nobody")[0]}
+	missing := ID{NS: b.ns(), ID: toValues(t, "nobody")[0]}
 	if _, err := b.edit(missing, Edit{Set: set("type", "a")}); !errors.Is(err, mongodb.ErrNotFound) {
 		t.Errorf("edit of a letter that does not exist: got %v, want %v", err, mongodb.ErrNotFound)
 	}
@@ -105,8 +105,8 @@ func TestEditAndRequeue(t *testing.T) {
 func TestALetterWithoutABodyGetsOneByAnEdit(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
-	bare := b.letter(bson.D{{Key: "_id", Value: "bare"}})
-	twice := b.letter(bson.D{{Key: "_id", Value: "twice"}, {Key: "type", Value: 1}, {Key: "type", Value: 2}})
+	bare := b.newLetter(bson.D{{Key: "_id", Value: "bare"}})
+	twice := b.newLetter(bson.D{{Key: "_id", Value: "twice"}, {Key: "type", Value: 1}, {Key: "type", Value: 2}})
 	b.move(bare, twice)
 
 	whole := bson.D{
@@ -121,7 +121,7 @@ func TestALetterWithoutABodyGetsOneByAnEdit(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		raw := b.stored(b.id(letter, 0).Text())
+		raw := b.findStored(b.id(letter, 0).Text())
 		var v envelope.View
 		if err := envelope.Parse(raw, &v); err != nil {
 			t.Errorf("%s: %v", raw, err)
@@ -136,7 +136,7 @@ func TestALetterWithoutABodyGetsOneByAnEdit(t *testing.T) {
 func TestOfTwoEditsOfOneVersionOneIsRefused(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
-	l := b.good("x")
+	l := b.insertValid("x")
 	b.move(l)
 
 	errs := make(chan error)
@@ -155,7 +155,7 @@ func TestOfTwoEditsOfOneVersionOneIsRefused(t *testing.T) {
 			t.Errorf("a concurrent edit: got %v, want that it is requeued already, or a conflict", err)
 		}
 	}
-	if succeeded != 1 || readDelivery(b.stored("x")) != 1 {
+	if succeeded != 1 || readDelivery(b.findStored("x")) != 1 {
 		t.Errorf("%d edits succeeded, want 1", succeeded)
 	}
 }

@@ -16,31 +16,31 @@ func TestQueriesFindWhatTheyName(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	uid := bson.Binary{Subtype: bson.TypeBinaryUUID, Data: []byte("0123456789abcdef")}
-	a := b.good("a")
+	a := b.insertValid("a")
 	a.Reason = "topic (x) is gone"
 	a.Class = record.NotAllowed
-	c := b.good("c", bson.E{Key: "key", Value: uid})
+	c := b.insertValid("c", bson.E{Key: "key", Value: uid})
 	c.Topic = "payments"
 	c.Reason = "topic [x] is gone"
-	h := b.good(bson.NewObjectID())
+	h := b.insertValid(bson.NewObjectID())
 	h.Class = record.AttemptsExhausted
 	h.Reason = "Topic"
-	large := b.good("large", bson.E{Key: "extra", Value: make([]byte, 15<<20+1)})
+	large := b.insertValid("large", bson.E{Key: "extra", Value: make([]byte, 15<<20+1)})
 
 	// mid is after the first two letters and before the others.
 	b.move(a, c)
 	mid := b.open(b.id(c, 0)).MovedAt.Add(time.Millisecond)
 	b.waitUntilAfter(mid)
 	b.move(h, large)
-	b.requeue(Query{IDs: ids(t, "a")}, Options{})
+	b.requeue(Query{IDs: toValues(t, "a")}, Options{})
 
 	for name, q := range map[string]struct {
 		Query
 		want []string
 	}{
 		"everything":          {Query{}, []string{"a", "c", h.id().Text(), "large"}},
-		"ids":                 {Query{IDs: ids(t, "a", "large", "nobody")}, []string{"a", "large"}},
-		"an id and its type":  {Query{IDs: ids(t, h.id().Text())}, nil},
+		"ids":                 {Query{IDs: toValues(t, "a", "large", "nobody")}, []string{"a", "large"}},
+		"an id and its type":  {Query{IDs: toValues(t, h.id().Text())}, nil},
 		"topic":               {Query{Topic: "payments"}, []string{"c"}},
 		"type, also in parts": {Query{Type: "OrderPlaced", From: mid}, []string{h.id().Text(), "large"}},
 		"aggregate type":      {Query{AggregateType: "order", To: mid}, []string{"a", "c"}},
@@ -94,7 +94,7 @@ func TestPagesAreStable(t *testing.T) {
 	other := b.db.Name() + ".another"
 	var all []Letter
 	for i := range 25 {
-		l := b.letter(order(i))
+		l := b.newLetter(order(i))
 		if i%3 == 0 {
 			l.NS = other
 		}
@@ -129,10 +129,10 @@ func TestPagesAreStable(t *testing.T) {
 
 		// Between two pages, a letter of the first one is discarded, and a new one is added.
 		shown := got.Letters[0].ID
-		if _, err := b.desk().Discard(t.Context(), shown.NS, Query{IDs: []bson.RawValue{shown.ID}}, nil); err != nil {
+		if _, err := b.newDesk().Discard(t.Context(), shown.NS, Query{IDs: []bson.RawValue{shown.ID}}, nil); err != nil {
 			t.Fatal(err)
 		}
-		b.move(b.letter(order(1000 + n)))
+		b.move(b.newLetter(order(1000 + n)))
 	}
 
 	if len(seen) != 25 {
@@ -157,13 +157,13 @@ func TestSummary(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	other := b.db.Name() + ".another"
-	x, y, z, w := b.letter(order(1)), b.letter(order(2)), b.letter(order(3)), b.letter(order(4))
+	x, y, z, w := b.newLetter(order(1)), b.newLetter(order(2)), b.newLetter(order(3)), b.newLetter(order(4))
 	y.NS = other
 	z.Class = record.Expired
 	w.Topic = ""
 	b.move(x, y)
 	b.move(z, w)
-	b.requeue(Query{IDs: ids(t, "id-007919")}, Options{})
+	b.requeue(Query{IDs: toValues(t, "id-007919")}, Options{})
 
 	got, err := Summarize(t.Context(), b.db.Client(), []string{b.ns(), other}, Query{})
 	if err != nil || len(got) != 3 {
@@ -189,7 +189,7 @@ func TestSummary(t *testing.T) {
 // insertMany makes the server create n similar letters, 100 for each second from at on.
 func (b *bench) insertMany(n int, at time.Time) {
 	b.t.Helper()
-	p, err := prepareLetter(b.letter(order(0)))
+	p, err := prepareLetter(b.newLetter(order(0)))
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -229,7 +229,7 @@ func TestQueriesOfManyLettersAreQuick(t *testing.T) {
 	const n = 100_000
 	at := time.UnixMilli(1_700_000_000_000)
 	b.insertMany(n, at)
-	b.index("outbox_dead")
+	b.createIndexes("outbox_dead")
 
 	scanBegan := time.Now()
 	anyReason := bson.D{{Key: "reason", Value: bson.Regex{Pattern: "."}}}
@@ -241,7 +241,7 @@ func TestQueriesOfManyLettersAreQuick(t *testing.T) {
 
 	for name, q := range map[string]Query{
 		"everything": {},
-		"ids":        {IDs: ids(t, "id-500", "id-77000")},
+		"ids":        {IDs: toValues(t, "id-500", "id-77000")},
 		"class":      {Class: record.NotAllowed},
 		"key":        {Key: "3"},
 		"message":    {Message: "nothing of this"},

@@ -29,7 +29,7 @@ func TestPartsStayLargeIfTheServerIsFarAway(t *testing.T) {
 	docs := make([]any, n)
 	for i := range letters {
 		doc := bson.D{{Key: "_id", Value: i}, {Key: "aggregatetype", Value: "order"}}
-		docs[i], letters[i] = doc, b.letter(doc)
+		docs[i], letters[i] = doc, b.newLetter(doc)
 	}
 	if _, err := b.db.Collection("outbox").InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
@@ -59,7 +59,7 @@ func TestARequeueGetsSmallerIfItIsSlow(t *testing.T) {
 	defer off()
 
 	var parts []int64
-	got, err := b.desk().Requeue(t.Context(), b.ns(), Query{All: true}, Options{}, func(o Outcome) { parts = append(parts, o.Requeued) })
+	got, err := b.newDesk().Requeue(t.Context(), b.ns(), Query{All: true}, Options{}, func(o Outcome) { parts = append(parts, o.Requeued) })
 	if err != nil || got.Requeued != requeueAtOnce || b.countDocuments("outbox") != requeueAtOnce {
 		t.Errorf("got %+v, %v and %d in the outbox, want %d requeued", got, err, b.countDocuments("outbox"), requeueAtOnce)
 	}

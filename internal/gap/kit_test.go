@@ -38,7 +38,7 @@ func newBundle(t *testing.T, opts ...*options.ClientOptions) *bundle {
 	return b
 }
 
-func (b *bundle) outbox(name string) *mongo.Collection {
+func (b *bundle) newOutbox(name string) *mongo.Collection {
 	b.t.Helper()
 	c := mongodb.Majority(b.db.Collection(name))
 	if err := outboxes.EnsureIndexes(b.t.Context(), c); err != nil {
@@ -56,7 +56,7 @@ func (b *bundle) insert(ctx context.Context, coll *mongo.Collection, id string, 
 	}
 }
 
-func (b *bundle) now() bson.Timestamp {
+func (b *bundle) clusterTime() bson.Timestamp {
 	b.t.Helper()
 	raw, err := b.client.Database("admin").RunCommand(b.t.Context(), bson.D{{Key: "ping", Value: 1}}).Raw()
 	if err != nil {
@@ -66,7 +66,7 @@ func (b *bundle) now() bson.Timestamp {
 	return bson.Timestamp{T: t, I: i}
 }
 
-func (b *bundle) sweep(to bson.Timestamp, p *publisher, colls ...string) *Sweep {
+func (b *bundle) newSweep(to bson.Timestamp, p *publisher, colls ...string) *Sweep {
 	s := &Sweep{Client: b.reader, To: to, Memory: 8 << 20, Skip: NewSkip(1 << 20), Publisher: p}
 	for _, c := range colls {
 		s.Collections = append(s.Collections, outboxes.Outbox{DB: b.db.Name(), Coll: c})
@@ -126,15 +126,15 @@ func (p *publisher) Trouble(error) {
 	p.trouble++
 }
 
-func (p *publisher) wants(t *testing.T, ids ...string) {
+func (p *publisher) checkSent(t *testing.T, ids ...string) {
 	t.Helper()
 	if !slices.Equal(p.ids, ids) {
 		t.Fatalf("swept %q, want %q", p.ids, ids)
 	}
 }
 
-// behind reads the inserts of a collection from a time on until one with that id, as the stream behind a sweep does.
-func (b *bundle) behind(coll *mongo.Collection, at bson.Timestamp, until string, take func(id bson.RawValue, doc bson.Raw)) {
+// readStream reads the inserts of a collection from a time on, until the insert with this id, as the stream after a sweep does.
+func (b *bundle) readStream(coll *mongo.Collection, at bson.Timestamp, until string, take func(id bson.RawValue, doc bson.Raw)) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), overdue)
 	defer cancel()
@@ -155,7 +155,7 @@ func (b *bundle) behind(coll *mongo.Collection, at bson.Timestamp, until string,
 	b.t.Fatalf("the stream never brought %s: %v", until, cs.Err())
 }
 
-// swept returns the answer of the set for an event.
-func (b *bundle) swept(s *Skip, coll string, id bson.RawValue, doc bson.Raw) (known, doubtful bool) {
+// checkSkip returns the answer of the set for an event.
+func (b *bundle) checkSkip(s *Skip, coll string, id bson.RawValue, doc bson.Raw) (known, doubtful bool) {
 	return s.WasSwept([]byte(b.db.Name()), []byte(coll), byte(id.Type), id.Value, doc)
 }

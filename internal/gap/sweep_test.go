@@ -29,21 +29,21 @@ func TestSweepsInTheOrderOfStampsOverCollections(t *testing.T) {
 	var want []string
 	for i := range 300 {
 		id := fmt.Sprintf("e%03d", i)
-		b.insert(t.Context(), b.outbox(names[i*7%3]), id)
+		b.insert(t.Context(), b.newOutbox(names[i*7%3]), id)
 		want = append(want, id)
 	}
-	b.insert(t.Context(), b.outbox("a"), "retried", bson.E{Key: "state", Value: "retry"})
-	b.insert(t.Context(), b.outbox("b"), "scheduled", bson.E{Key: "dueAt", Value: time.Now()})
-	b.insert(t.Context(), b.outbox("c"), "sent", bson.E{Key: "sentAt", Value: time.Now()})
-	to := b.now()
-	b.insert(t.Context(), b.outbox("a"), "late")
+	b.insert(t.Context(), b.newOutbox("a"), "retried", bson.E{Key: "state", Value: "retry"})
+	b.insert(t.Context(), b.newOutbox("b"), "scheduled", bson.E{Key: "dueAt", Value: time.Now()})
+	b.insert(t.Context(), b.newOutbox("c"), "sent", bson.E{Key: "sentAt", Value: time.Now()})
+	to := b.clusterTime()
+	b.insert(t.Context(), b.newOutbox("a"), "late")
 	p := &publisher{}
-	s := b.sweep(to, p, names...)
+	s := b.newSweep(to, p, names...)
 	s.Memory = 1 // many replies
 	if res := b.run(s); res.Swept != 300 {
 		t.Errorf("%d swept, want 300", res.Swept)
 	}
-	p.wants(t, want...)
+	p.checkSent(t, want...)
 	for i, m := range p.marks {
 		if below := slices.IndexFunc(p.stamps, func(ts bson.Timestamp) bool { return ts.After(m) }); below >= 0 && below < p.at[i] || below < 0 && p.at[i] < 300 {
 			t.Errorf("mark %d at %v after %d envelopes is not between two stamps", i, m, p.at[i])
@@ -57,7 +57,7 @@ func TestSweepsInTheOrderOfStampsOverCollections(t *testing.T) {
 func TestFromCursorAndMargin(t *testing.T) {
 	t.Parallel()
 	b := newBundle(t)
-	c := b.outbox("o")
+	c := b.newOutbox("o")
 	at := func(id string, ts bson.Timestamp) {
 		if _, err := c.InsertOne(t.Context(), bson.D{{Key: "_id", Value: id}, {Key: "ts", Value: ts}}); err != nil {
 			t.Fatal(err)
@@ -79,7 +79,7 @@ func TestFromCursorAndMargin(t *testing.T) {
 		{"behind all", 2000, 2500, nil},
 	} {
 		p := &publisher{}
-		s := b.sweep(bson.Timestamp{T: 3000}, p, "o")
+		s := b.newSweep(bson.Timestamp{T: 3000}, p, "o")
 		s.From, s.Margin = bson.Timestamp{T: x.from}, 100*time.Second
 		if x.cursor > 0 {
 			s.Cursor = bson.Timestamp{T: x.cursor, I: 1}
@@ -99,7 +99,7 @@ func TestFromCursorAndMargin(t *testing.T) {
 func TestN25_TimesInIDsLimitTheSweepOfUnstampedEnvelopes(t *testing.T) {
 	t.Parallel()
 	b := newBundle(t)
-	c := b.outbox("o")
+	c := b.newOutbox("o")
 	now := time.Now()
 	const margin = idMargin
 
@@ -141,7 +141,7 @@ func TestN25_TimesInIDsLimitTheSweepOfUnstampedEnvelopes(t *testing.T) {
 			}
 		}
 	}
-	uuid := listed(t, b, "o")
+	uuid := findUUID(t, b, "o")
 	for _, x := range []struct {
 		name   string
 		from   bson.Timestamp
@@ -166,7 +166,7 @@ func TestN25_TimesInIDsLimitTheSweepOfUnstampedEnvelopes(t *testing.T) {
 		}, all},
 	} {
 		p := &publisher{}
-		s := b.sweep(b.now(), p, "o")
+		s := b.newSweep(b.clusterTime(), p, "o")
 		s.From, s.Collections[0].UUID = x.from, uuid
 		x.change(s)
 		n, err := s.Count(t.Context(), s.Collections[0])
@@ -180,8 +180,8 @@ func TestN25_TimesInIDsLimitTheSweepOfUnstampedEnvelopes(t *testing.T) {
 	}
 }
 
-// listed returns the UUID of a collection.
-func listed(t *testing.T, b *bundle, name string) [16]byte {
+// findUUID returns the UUID of a collection.
+func findUUID(t *testing.T, b *bundle, name string) [16]byte {
 	t.Helper()
 	found, err := outboxes.ListOutboxes(t.Context(), b.client, func(_, c []byte) bool { return string(c) == name }, b.db.Name())
 	if err != nil || len(found) != 1 {
@@ -194,15 +194,15 @@ func listed(t *testing.T, b *bundle, name string) [16]byte {
 func TestUnstampedAreSweptByPresence(t *testing.T) {
 	t.Parallel()
 	b := newBundle(t)
-	c := b.outbox("o")
-	if found, err := hasUnstamped(t.Context(), b.now(), c, slot.Range{}); err != nil || found {
+	c := b.newOutbox("o")
+	if found, err := hasUnstamped(t.Context(), b.clusterTime(), c, slot.Range{}); err != nil || found {
 		t.Fatalf("an empty outbox has unstamped envelopes: %v %v", found, err)
 	}
 	for i := range 50 {
 		b.insert(t.Context(), c, fmt.Sprint(i), bson.E{Key: "sentAt", Value: time.Now()})
 	}
 	b.insert(t.Context(), c, "stamped")
-	if found, err := hasUnstamped(t.Context(), b.now(), c, slot.Range{}); err != nil || found {
+	if found, err := hasUnstamped(t.Context(), b.clusterTime(), c, slot.Range{}); err != nil || found {
 		t.Fatalf("a stamped envelope counts as unstamped: %v %v", found, err)
 	}
 	want := []string{"z-missing", "a-missing", "null", "int", "text", "date", "zero", "regex"}
@@ -224,7 +224,7 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := &publisher{}
-	s := b.sweep(b.now(), p, "o")
+	s := b.newSweep(b.clusterTime(), p, "o")
 	s.From = s.To // however short the stretch
 	b.run(s)
 	order := slices.Clone(p.ids)
@@ -238,15 +238,15 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	if all := slices.Sorted(slices.Values(append(want, "stamped"))); !slices.Equal(order, all) {
 		t.Fatalf("swept %q, want %q", order, all)
 	}
-	if found, err := hasUnstamped(t.Context(), b.now(), c, slot.Range{}); err != nil || !found {
+	if found, err := hasUnstamped(t.Context(), b.clusterTime(), c, slot.Range{}); err != nil || !found {
 		t.Fatalf("unstamped envelopes are not seen: %v %v", found, err)
 	}
 	p = &publisher{}
-	s = b.sweep(b.now(), p, "o")
+	s = b.newSweep(b.clusterTime(), p, "o")
 	s.Cursor = mongodb.Earlier(s.To, time.Hour)
 	b.run(s)
 	// According to the cursor, the other envelopes are done.
-	p.wants(t, "stamped")
+	p.checkSent(t, "stamped")
 	var plan bson.M
 	explain := bson.D{{Key: "explain", Value: bson.D{{Key: "find", Value: "o"}, {Key: "filter", Value: unstampedFilter(idRange{})}}}, {Key: "verbosity", Value: "executionStats"}}
 	if err := b.db.RunCommand(t.Context(), explain).Decode(&plan); err != nil {
@@ -263,7 +263,7 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 func TestN22_NothingBetweenSweepAndStream(t *testing.T) {
 	t.Parallel()
 	b := newBundle(t)
-	c := b.outbox("o")
+	c := b.newOutbox("o")
 	w1 := b.db.Collection("o", options.Collection().SetWriteConcern(writeconcern.W1()))
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -291,8 +291,8 @@ func TestN22_NothingBetweenSweepAndStream(t *testing.T) {
 	}
 	var passes []pass
 	for range 5 {
-		at, p := b.now(), &publisher{}
-		s := b.sweep(at, p, "o")
+		at, p := b.clusterTime(), &publisher{}
+		s := b.newSweep(at, p, "o")
 		// There is room for all envelopes of the writers.
 		s.Skip = NewSkip(1 << 26)
 		b.run(s)
@@ -306,8 +306,8 @@ func TestN22_NothingBetweenSweepAndStream(t *testing.T) {
 		for _, id := range x.p.ids {
 			got[id]++
 		}
-		b.behind(c, x.at, "end", func(id bson.RawValue, doc bson.Raw) {
-			if known, doubtful := b.swept(x.skip, "o", id, doc); doubtful {
+		b.readStream(c, x.at, "end", func(id bson.RawValue, doc bson.Raw) {
+			if known, doubtful := b.checkSkip(x.skip, "o", id, doc); doubtful {
 				t.Errorf("%s is in doubt", id.StringValue())
 			} else if !known {
 				got[id.StringValue()]++
@@ -336,7 +336,7 @@ func TestN22_TransactionOpenAcrossTheEnd(t *testing.T) {
 		t.Run(when, func(t *testing.T) {
 			t.Parallel()
 			b := newBundle(t)
-			c := b.outbox("o")
+			c := b.newOutbox("o")
 			b.insert(t.Context(), c, "first")
 			sess, err := b.client.StartSession()
 			if err != nil {
@@ -348,7 +348,7 @@ func TestN22_TransactionOpenAcrossTheEnd(t *testing.T) {
 			}
 			b.insert(mongo.NewSessionContext(t.Context(), sess), c, "slow")
 			b.insert(t.Context(), c, "second")
-			to := b.now()
+			to := b.clusterTime()
 			commit := func() {
 				if err := sess.CommitTransaction(context.WithoutCancel(t.Context())); err != nil {
 					t.Error(err)
@@ -364,15 +364,15 @@ func TestN22_TransactionOpenAcrossTheEnd(t *testing.T) {
 			if when == "before" {
 				commit()
 			}
-			s := b.sweep(to, p, "o")
+			s := b.newSweep(to, p, "o")
 			b.run(s)
 			if when == "after" {
 				commit()
 			}
 			b.insert(t.Context(), c, "end")
 			got := slices.Clone(p.ids)
-			b.behind(c, to, "end", func(id bson.RawValue, doc bson.Raw) {
-				known, doubtful := b.swept(s.Skip, "o", id, doc)
+			b.readStream(c, to, "end", func(id bson.RawValue, doc bson.Raw) {
+				known, doubtful := b.checkSkip(s.Skip, "o", id, doc)
 				if doubtful {
 					t.Errorf("%s is in doubt", id.StringValue())
 				}
@@ -390,7 +390,7 @@ func TestN22_TransactionOpenAcrossTheEnd(t *testing.T) {
 			if when == "after" && slices.Contains(p.ids, "slow") {
 				t.Error("the sweep sent an envelope that was not committed yet")
 			}
-			if s.Skip.IsPast(to) || !s.Skip.IsPast(b.now()) {
+			if s.Skip.IsPast(to) || !s.Skip.IsPast(b.clusterTime()) {
 				t.Error("the set is over too early or never")
 			}
 		})
@@ -401,19 +401,19 @@ func TestN22_TransactionOpenAcrossTheEnd(t *testing.T) {
 func TestN22_RoundsShareTheSkipSet(t *testing.T) {
 	t.Parallel()
 	b := newBundle(t)
-	c := b.outbox("o")
+	c := b.newOutbox("o")
 	for i := range 10 {
 		b.insert(t.Context(), c, fmt.Sprintf("e%d", i))
 	}
 	p := &publisher{}
-	s := b.sweep(b.now(), p, "o")
+	s := b.newSweep(b.clusterTime(), p, "o")
 	b.run(s)
 	b.insert(t.Context(), c, "new")
 	again := &publisher{}
-	s2 := b.sweep(b.now(), again, "o")
+	s2 := b.newSweep(b.clusterTime(), again, "o")
 	s2.From, s2.Skip = s.To, s.Skip
 	res := b.run(s2)
-	again.wants(t, "new")
+	again.checkSent(t, "new")
 	if res.Skipped != 10 || res.Swept != 1 {
 		t.Errorf("%+v, want 10 skipped and 1 swept", res)
 	}
@@ -424,11 +424,11 @@ func TestN22_RoundsShareTheSkipSet(t *testing.T) {
 func TestN22_FullSkipSetFlags(t *testing.T) {
 	t.Parallel()
 	b := newBundle(t)
-	c := b.outbox("o")
+	c := b.newOutbox("o")
 	for i := range 5 {
 		b.insert(t.Context(), c, fmt.Sprintf("e%d", i))
 	}
-	s := b.sweep(b.now(), &publisher{}, "o")
+	s := b.newSweep(b.clusterTime(), &publisher{}, "o")
 	s.Skip = NewSkip(3 * skipEntry)
 	b.run(s)
 	if len(s.Skip.ids) != 3 {
@@ -437,9 +437,9 @@ func TestN22_FullSkipSetFlags(t *testing.T) {
 	b.insert(t.Context(), c, "later")
 	b.insert(t.Context(), c, "end")
 	n := 0
-	b.behind(c, bson.Timestamp{T: s.To.T - 30, I: 1}, "end", func(id bson.RawValue, doc bson.Raw) {
+	b.readStream(c, bson.Timestamp{T: s.To.T - 30, I: 1}, "end", func(id bson.RawValue, doc bson.Raw) {
 		n++
-		known, doubtful := b.swept(s.Skip, "o", id, doc)
+		known, doubtful := b.checkSkip(s.Skip, "o", id, doc)
 		want := [2]bool{id.StringValue() < "e3", id.StringValue() >= "e3" && id.StringValue() != "later"}
 		if got := [2]bool{known, doubtful}; got != want {
 			t.Errorf("%s: known, doubtful = %v, want %v", id.StringValue(), got, want)
@@ -448,7 +448,7 @@ func TestN22_FullSkipSetFlags(t *testing.T) {
 	if n != 6 {
 		t.Fatalf("%d events, want 6", n)
 	}
-	resumed := b.sweep(b.now(), &publisher{}, "o")
+	resumed := b.newSweep(b.clusterTime(), &publisher{}, "o")
 	resumed.Cursor = s.To
 	b.run(resumed)
 	if !resumed.Skip.partial {
@@ -460,7 +460,7 @@ func TestN22_FullSkipSetFlags(t *testing.T) {
 func TestReadsGoOnBehindTheLastEnvelope(t *testing.T) {
 	t.Parallel()
 	b := newBundle(t)
-	c := b.outbox("o")
+	c := b.newOutbox("o")
 	var want []string
 	var docs []any
 	for i := range 400 {
@@ -480,10 +480,10 @@ func TestReadsGoOnBehindTheLastEnvelope(t *testing.T) {
 		}
 		return nil
 	}
-	s := b.sweep(b.now(), p, "o")
+	s := b.newSweep(b.clusterTime(), p, "o")
 	s.Memory = 1
 	b.run(s)
-	p.wants(t, want...)
+	p.checkSent(t, want...)
 	if p.trouble < 2 {
 		t.Errorf("%d faults were seen, want several", p.trouble)
 	}
@@ -492,17 +492,17 @@ func TestReadsGoOnBehindTheLastEnvelope(t *testing.T) {
 func TestSweepEnds(t *testing.T) {
 	t.Parallel()
 	b := newBundle(t)
-	b.insert(t.Context(), b.outbox("o"), "a")
-	b.insert(t.Context(), b.outbox("o"), "b")
+	b.insert(t.Context(), b.newOutbox("o"), "a")
+	b.insert(t.Context(), b.newOutbox("o"), "b")
 	refused := errors.New("no")
 	p := &publisher{deliver: func(*outboxes.Envelope) error { return refused }}
-	if _, err := b.sweep(b.now(), p, "o").Run(t.Context()); !errors.Is(err, refused) {
+	if _, err := b.newSweep(b.clusterTime(), p, "o").Run(t.Context()); !errors.Is(err, refused) {
 		t.Errorf("a refusal ends the sweep with %v", err)
 	}
 	over := errors.New("over")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	p = &publisher{deliver: func(*outboxes.Envelope) error { cancel(over); return nil }}
-	if _, err := b.sweep(b.now(), p, "o").Run(ctx); !errors.Is(err, over) {
+	if _, err := b.newSweep(b.clusterTime(), p, "o").Run(ctx); !errors.Is(err, over) {
 		t.Errorf("a context's end ends the sweep with %v", err)
 	}
 	if len(p.ids) != 1 {
@@ -524,8 +524,8 @@ func TestN21_SweepReadsMajorityOnThePrimary(t *testing.T) {
 		}
 	}}
 	b := newBundle(t, options.Client().SetMonitor(monitor).SetReadPreference(readpref.Nearest()))
-	b.insert(t.Context(), b.outbox("o"), "a")
-	s := b.sweep(b.now(), &publisher{}, "o")
+	b.insert(t.Context(), b.newOutbox("o"), "a")
+	s := b.newSweep(b.clusterTime(), &publisher{}, "o")
 	b.run(s)
 	// One find is for envelopes without a stamp, and one for the others.
 	if len(finds) != 2 {
@@ -546,13 +546,13 @@ func TestN27_ASweepSaysThatItsCollectionWasRenamed(t *testing.T) {
 	t.Parallel()
 	b := newBundle(t)
 	for i := range 200 {
-		b.insert(t.Context(), b.outbox("o"), fmt.Sprintf("e%03d", i))
+		b.insert(t.Context(), b.newOutbox("o"), fmt.Sprintf("e%03d", i))
 	}
 	list, err := outboxes.ListOutboxes(t.Context(), b.client, func(_, coll []byte) bool { return string(coll) == "o" }, b.db.Name())
 	if err != nil || len(list) != 1 {
 		t.Fatalf("%+v, %v", list, err)
 	}
-	s := b.sweep(b.now(), &publisher{}, "o")
+	s := b.newSweep(b.clusterTime(), &publisher{}, "o")
 	s.Collections = list
 	s.Publisher = publisherFunc{s.Publisher, func() {
 		if err := b.client.Database("admin").RunCommand(t.Context(), bson.D{
@@ -589,7 +589,7 @@ func TestN22_ASweepOfASlowCollectionEnds(t *testing.T) {
 		b.insert(t.Context(), c, fmt.Sprint("e", i))
 	}
 	p := &publisher{}
-	s := b.sweep(b.now(), p, "o")
+	s := b.newSweep(b.clusterTime(), p, "o")
 	// No reply arrives in so short a time.
 	s.reply = 500 * time.Microsecond
 	if res := b.run(s); res.Swept != 3 || p.trouble == 0 {

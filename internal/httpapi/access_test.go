@@ -23,30 +23,30 @@ import (
 	"github.com/outrelay/outrelay/internal/nodes"
 )
 
-func basic(user, password string) string {
+func basicLogin(user, password string) string {
 	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
 }
 
 func TestWhoCallsIsKnownByTheToken(t *testing.T) {
 	t.Parallel()
-	s := open(t)
+	s := openSite(t)
 	for auth, want := range map[string]who{
-		"Bearer " + operatorToken:     {Name: "token", Source: "api/token", Role: "operator", Payloads: true},
-		"bearer " + viewerToken:       {Name: "token", Source: "api/token", Role: "viewer"},
-		basic("ann", operatorToken):   {Name: "ann", Source: "api/token", Role: "operator", Payloads: true},
-		basic("", viewerToken):        {Name: "token", Source: "api/token", Role: "viewer"},
-		basic("Zoë Ω", operatorToken): {Name: "Zoë Ω", Source: "api/token", Role: "operator", Payloads: true},
+		"Bearer " + operatorToken:          {Name: "token", Source: "api/token", Role: "operator", Payloads: true},
+		"bearer " + viewerToken:            {Name: "token", Source: "api/token", Role: "viewer"},
+		basicLogin("ann", operatorToken):   {Name: "ann", Source: "api/token", Role: "operator", Payloads: true},
+		basicLogin("", viewerToken):        {Name: "token", Source: "api/token", Role: "viewer"},
+		basicLogin("Zoë Ω", operatorToken): {Name: "Zoë Ω", Source: "api/token", Role: "operator", Payloads: true},
 	} {
 		var got who
-		s.ok(&got, "GET", "/api/v1/whoami", "", "Authorization", auth)
+		s.mustCall(&got, "GET", "/api/v1/whoami", "", "Authorization", auth)
 		if want.Watcher, want.Version = "orders", "test"; got != want {
 			t.Errorf("%s: %+v; want %+v", auth, got, want)
 		}
 	}
 
-	for _, auth := range []string{"", "Bearer", "Bearer ", "Bearer " + operatorToken + "x", "Bearer " + operatorToken[:10], basic("ann", ""), basic("a\nb", operatorToken), basic(strings.Repeat("a", 200), operatorToken), "Digest x"} {
+	for _, auth := range []string{"", "Bearer", "Bearer ", "Bearer " + operatorToken + "x", "Bearer " + operatorToken[:10], basicLogin("ann", ""), basicLogin("a\nb", operatorToken), basicLogin(strings.Repeat("a", 200), operatorToken), "Digest x"} {
 		r := s.call("GET", "/api/v1/overview", "", "Authorization", auth)
-		if p := r.problem(t, 401); p.Hint == "" || len(r.header.Values("WWW-Authenticate")) != 2 || strings.Contains(string(r.body), operatorToken) {
+		if p := r.requireProblem(t, 401); p.Hint == "" || len(r.header.Values("WWW-Authenticate")) != 2 || strings.Contains(string(r.body), operatorToken) {
 			t.Errorf("%q: %+v %v", auth, p, r.header)
 		}
 	}
@@ -60,10 +60,10 @@ func TestWhoCallsIsKnownByTheToken(t *testing.T) {
 
 func TestViewersLookAndDoNotAct(t *testing.T) {
 	t.Parallel()
-	s := open(t)
-	s.die("1")
+	s := openSite(t)
+	s.insertDead("1")
 	viewer := []string{"Authorization", "Bearer " + viewerToken}
-	for path, item := range spec(t).Paths {
+	for path, item := range readSpec(t).Paths {
 		for method, op := range item {
 			at := strings.NewReplacer("{watcher}", "orders", "{id}", "x").Replace(path)
 			if method == "get" && path == livePath {
@@ -76,7 +76,7 @@ func TestViewersLookAndDoNotAct(t *testing.T) {
 		}
 	}
 
-	if p := s.call("GET", "/api/v1/dead/letter?id=1&payload=true", "", viewer...).problem(t, 403); p.Hint == "" {
+	if p := s.call("GET", "/api/v1/dead/letter?id=1&payload=true", "", viewer...).requireProblem(t, 403); p.Hint == "" {
 		t.Errorf("%+v", p)
 	}
 	if n, err := nodes.NewEvents(s.state.Collection("events"), "", "").Latest(t.Context(), 10); err != nil || len(n) != 0 {
@@ -92,49 +92,49 @@ func TestProxyNamesTheCaller(t *testing.T) {
 		}
 	}
 
-	s := open(t, trust("127.0.0.0/8"))
+	s := openSite(t, trust("127.0.0.0/8"))
 	for name, role := range map[string]string{"ann@ops": "operator", "bob@shop": "viewer"} {
 		var got who
-		s.ok(&got, "GET", "/api/v1/whoami", "", "Authorization", "", "X-Forwarded-User", name)
+		s.mustCall(&got, "GET", "/api/v1/whoami", "", "Authorization", "", "X-Forwarded-User", name)
 		if got.Name != name || got.Role != role || got.Source != "api/proxy" || got.Payloads {
 			t.Errorf("%+v", got)
 		}
 	}
 
-	s.call("GET", "/api/v1/whoami", "", "Authorization", "").problem(t, 401)
+	s.call("GET", "/api/v1/whoami", "", "Authorization", "").requireProblem(t, 401)
 	// An empty token is no token.
-	s.call("GET", "/api/v1/whoami", "", "Authorization", "Bearer ").problem(t, 401)
-	s = open(t, trust("10.0.0.0/8"))
-	s.call("GET", "/api/v1/whoami", "", "Authorization", "", "X-Forwarded-User", "ann@ops").problem(t, 401)
+	s.call("GET", "/api/v1/whoami", "", "Authorization", "Bearer ").requireProblem(t, 401)
+	s = openSite(t, trust("10.0.0.0/8"))
+	s.call("GET", "/api/v1/whoami", "", "Authorization", "", "X-Forwarded-User", "ann@ops").requireProblem(t, 401)
 }
 
 func TestAnonymousIsWhatTheListenerSays(t *testing.T) {
 	t.Parallel()
-	s := open(t, func(o *AdminOptions) { o.Access = Access{Anonymous: admin.RoleViewer, Rate: 1000, Local: true} })
-	s.ok(nil, "GET", "/api/v1/overview", "", "Authorization", "")
-	s.call("POST", "/api/v1/watchers/orders/pause", "", "Authorization", "").problem(t, 403)
-	s.call("GET", "/api/v1/overview", "", "Authorization", "Bearer wrong").problem(t, 401)
+	s := openSite(t, func(o *AdminOptions) { o.Access = Access{Anonymous: admin.RoleViewer, Rate: 1000, Local: true} })
+	s.mustCall(nil, "GET", "/api/v1/overview", "", "Authorization", "")
+	s.call("POST", "/api/v1/watchers/orders/pause", "", "Authorization", "").requireProblem(t, 403)
+	s.call("GET", "/api/v1/overview", "", "Authorization", "Bearer wrong").requireProblem(t, 401)
 }
 
 func TestForeignPagesReachNothing(t *testing.T) {
 	t.Parallel()
-	s := open(t)
+	s := openSite(t)
 	for _, header := range [][]string{
 		{"Origin", "https://evil.example"}, {"Sec-Fetch-Site", "cross-site"}, {"Origin", "null"},
 	} {
-		if p := s.call("POST", "/api/v1/watchers/orders/pause", "", header...).problem(t, 403); !strings.Contains(p.Detail, "another origin") {
+		if p := s.call("POST", "/api/v1/watchers/orders/pause", "", header...).requireProblem(t, 403); !strings.Contains(p.Detail, "another origin") {
 			t.Errorf("%v: %+v", header, p)
 		}
 	}
 
-	s.ok(nil, "POST", "/api/v1/watchers/orders/resume", "", "Origin", s.url, "Sec-Fetch-Site", "same-origin")
+	s.mustCall(nil, "POST", "/api/v1/watchers/orders/resume", "", "Origin", s.url, "Sec-Fetch-Site", "same-origin")
 	// A name of the page's own that resolves to this machine.
 	for _, host := range []string{"evil.example", "evil.example:80", "127.0.0.1.evil.example"} {
-		s.call("GET", "/api/v1/overview", "", "Host", host).problem(t, 421)
+		s.call("GET", "/api/v1/overview", "", "Host", host).requireProblem(t, 421)
 	}
 
 	for _, host := range []string{"localhost", "LOCALHOST:1", "[::1]:9", "127.0.0.9"} {
-		s.ok(nil, "GET", "/api/v1/ping", "", "Host", host)
+		s.mustCall(nil, "GET", "/api/v1/ping", "", "Host", host)
 	}
 
 	r := s.call("GET", "/api/v1/ping", "")
@@ -147,7 +147,7 @@ func TestForeignPagesReachNothing(t *testing.T) {
 
 func TestClientsAreBounded(t *testing.T) {
 	t.Parallel()
-	s := open(t, func(o *AdminOptions) { o.Access.Rate = 1 })
+	s := openSite(t, func(o *AdminOptions) { o.Access.Rate = 1 })
 	var refused reply
 	for range 30 {
 		if r := s.call("GET", "/api/v1/whoami", ""); r.status == http.StatusTooManyRequests {
@@ -156,14 +156,14 @@ func TestClientsAreBounded(t *testing.T) {
 		}
 	}
 
-	if p := refused.problem(t, 429); refused.header.Get("Retry-After") == "" || p.Hint == "" {
+	if p := refused.requireProblem(t, 429); refused.header.Get("Retry-After") == "" || p.Hint == "" {
 		t.Errorf("%+v %v", p, refused.header)
 	}
 
 	// The client chooses the name, so another name does not make it another client.
-	s.call("GET", "/api/v1/whoami", "", "Authorization", basic("bob", operatorToken)).problem(t, 429)
+	s.call("GET", "/api/v1/whoami", "", "Authorization", basicLogin("bob", operatorToken)).requireProblem(t, 429)
 	// Each token has its own rate.
-	s.ok(nil, "GET", "/api/v1/whoami", "", "Authorization", basic("bob", viewerToken))
+	s.mustCall(nil, "GET", "/api/v1/whoami", "", "Authorization", basicLogin("bob", viewerToken))
 	l := newRateLimiter(1)
 	for i := range maxClients + 100 {
 		l.reserve("client " + strconv.Itoa(i))
@@ -172,16 +172,16 @@ func TestClientsAreBounded(t *testing.T) {
 		t.Errorf("%d clients are remembered", len(l.clients))
 	}
 
-	s = open(t)
-	s.call("POST", "/api/v1/failed/reset", `{"ids":["`+strings.Repeat("x", smallBody)+`"]}`).problem(t, 413)
-	s.call("POST", "/api/v1/failed/reset", `{"ids":`).problem(t, 400)
-	s.call("POST", "/api/v1/failed/reset", `{"idz":[]}`).problem(t, 422)
+	s = openSite(t)
+	s.call("POST", "/api/v1/failed/reset", `{"ids":["`+strings.Repeat("x", smallBody)+`"]}`).requireProblem(t, 413)
+	s.call("POST", "/api/v1/failed/reset", `{"ids":`).requireProblem(t, 400)
+	s.call("POST", "/api/v1/failed/reset", `{"idz":[]}`).requireProblem(t, 422)
 	if r := s.call("DELETE", "/api/v1/failed/reset", ""); r.header.Get("Allow") != "POST" {
 		t.Errorf("%d %v", r.status, r.header)
 	}
 
-	s.call("DELETE", "/api/v1/failed/reset", "").problem(t, 405)
-	s.call("GET", "/api/v2", "").problem(t, 404)
+	s.call("DELETE", "/api/v1/failed/reset", "").requireProblem(t, 405)
+	s.call("GET", "/api/v2", "").requireProblem(t, 404)
 }
 
 // authority signs certificates.
@@ -195,12 +195,12 @@ func newAuthority(t *testing.T) *authority {
 	t.Helper()
 	a := &authority{t: t}
 	var pair tls.Certificate
-	pair, a.key = a.sign("root", nil)
+	pair, a.key = a.signCertificate("root", nil)
 	a.cert = pair.Leaf
 	return a
 }
 
-func (a *authority) sign(name string, parent *authority) (tls.Certificate, *ecdsa.PrivateKey) {
+func (a *authority) signCertificate(name string, parent *authority) (tls.Certificate, *ecdsa.PrivateKey) {
 	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -236,8 +236,8 @@ func TestClientCertificates(t *testing.T) {
 	ca := newAuthority(t)
 	pool := x509.NewCertPool()
 	pool.AddCert(ca.cert)
-	server, _ := ca.sign("server", ca)
-	s := open(t, func(o *AdminOptions) {
+	server, _ := ca.signCertificate("server", ca)
+	s := openSite(t, func(o *AdminOptions) {
 		o.Access = Access{Operators: []string{"ann"}, Rate: 1000, Local: true}
 		o.TLS = func() (*tls.Config, error) {
 			return &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{server}, ClientCAs: pool, ClientAuth: tls.VerifyClientCertIfGiven}, nil
@@ -251,18 +251,18 @@ func TestClientCertificates(t *testing.T) {
 	}
 
 	for name, role := range map[string]string{"ann": "operator", "bob": "viewer"} {
-		pair, _ := ca.sign(name, ca)
+		pair, _ := ca.signCertificate(name, ca)
 		as(pair)
 		var got who
-		s.ok(&got, "GET", "/api/v1/whoami", "", "Authorization", "")
+		s.mustCall(&got, "GET", "/api/v1/whoami", "", "Authorization", "")
 		if got.Name != name || got.Role != role || got.Source != "api/certificate" {
 			t.Errorf("%+v", got)
 		}
 	}
 
 	as()
-	s.call("GET", "/api/v1/whoami", "", "Authorization", "").problem(t, 401)
-	stranger, _ := newAuthority(t).sign("ann", nil)
+	s.call("GET", "/api/v1/whoami", "", "Authorization", "").requireProblem(t, 401)
+	stranger, _ := newAuthority(t).signCertificate("ann", nil)
 	as(stranger)
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+"/api/v1/whoami", nil)
 	if err != nil {

@@ -22,8 +22,8 @@ import (
 	"github.com/outrelay/outrelay/internal/nodes"
 )
 
-// logged are the entries of the log of one kind.
-func (s *site) logged(kind nodes.Kind) []nodes.Event {
+// findLogged returns the entries of one kind in the log.
+func (s *site) findLogged(kind nodes.Kind) []nodes.Event {
 	s.t.Helper()
 	list, err := nodes.NewEvents(s.state.Collection("events"), "", "").Latest(s.t.Context(), 1000)
 	if err != nil {
@@ -34,11 +34,11 @@ func (s *site) logged(kind nodes.Kind) []nodes.Event {
 
 func TestActionsAreWrittenDownWithTheirActor(t *testing.T) {
 	t.Parallel()
-	s := open(t)
-	ann := []string{"Authorization", basic("ann", operatorToken)}
-	s.ok(nil, "POST", "/api/v1/watchers/orders/pause", "", ann...)
+	s := openSite(t)
+	ann := []string{"Authorization", basicLogin("ann", operatorToken)}
+	s.mustCall(nil, "POST", "/api/v1/watchers/orders/pause", "", ann...)
 
-	list := s.logged(nodes.Paused)
+	list := s.findLogged(nodes.Paused)
 	if len(list) != 1 || list[0].Fields.Lookup("actor").StringValue() != "ann" || list[0].Fields.Lookup("source").StringValue() != "api/token" {
 		t.Fatalf("%+v", list)
 	}
@@ -49,19 +49,19 @@ func TestActionsAreWrittenDownWithTheirActor(t *testing.T) {
 	}
 
 	var page admin.EventPage
-	s.ok(&page, "GET", "/api/v1/events?actor=ann&kind=paused,resumed", "")
+	s.mustCall(&page, "GET", "/api/v1/events?actor=ann&kind=paused,resumed", "")
 	if len(page.Events) != 1 || page.Total != 1 || page.Events[0].Actor != "ann" || page.Events[0].Source != "api/token" {
 		t.Errorf("%+v", page)
 	}
 
-	s.ok(nil, "POST", "/api/v1/watchers/orders/resume", "", ann...)
-	s.ok(nil, "POST", "/api/v1/watchers/orders/step-down", `{"hold_s": 0.5}`, ann...)
-	if list := s.logged(nodes.SteppedDown); len(list) != 1 || list[0].Fields.Lookup("hold_ms").AsInt64() != 500 {
+	s.mustCall(nil, "POST", "/api/v1/watchers/orders/resume", "", ann...)
+	s.mustCall(nil, "POST", "/api/v1/watchers/orders/step-down", `{"hold_s": 0.5}`, ann...)
+	if list := s.findLogged(nodes.SteppedDown); len(list) != 1 || list[0].Fields.Lookup("hold_ms").AsInt64() != 500 {
 		t.Errorf("%+v", list)
 	}
 
-	s.ok(nil, "POST", "/api/v1/watchers/orders/pin", `{"node":"n9","force":true}`, ann...)
-	if p := s.call("POST", "/api/v1/watchers/nobody/pause", "", ann...).problem(t, 404); p.Hint == "" {
+	s.mustCall(nil, "POST", "/api/v1/watchers/orders/pin", `{"node":"n9","force":true}`, ann...)
+	if p := s.call("POST", "/api/v1/watchers/nobody/pause", "", ann...).requireProblem(t, 404); p.Hint == "" {
 		t.Errorf("%+v", p)
 	}
 }
@@ -69,7 +69,7 @@ func TestActionsAreWrittenDownWithTheirActor(t *testing.T) {
 // The actions on the lease apply to all slots of a watcher, or to the slot in the request. The log names them.
 func TestN28_LeaseActionsTakeASlot(t *testing.T) {
 	t.Parallel()
-	s := open(t)
+	s := openSite(t)
 	docs := s.state.Collection("watchers")
 	for _, slot := range []string{"0of2", "1of2"} {
 		if _, err := docs.InsertOne(t.Context(), bson.D{{Key: "_id", Value: "split/" + slot}, {Key: "owner", Value: nil}, {Key: "node", Value: "n1"}, {Key: "expiresAt", Value: time.UnixMilli(0)}}); err != nil {
@@ -87,9 +87,9 @@ func TestN28_LeaseActionsTakeASlot(t *testing.T) {
 		return d.Control
 	}
 
-	s.ok(nil, "POST", at+"pause?slot=1of2", "")
-	s.ok(nil, "POST", at+"pin?slot=1of2", `{"node":"n9","force":true}`)
-	s.ok(nil, "POST", at+"step-down?slot=1of2", `{"hold_s":60}`)
+	s.mustCall(nil, "POST", at+"pause?slot=1of2", "")
+	s.mustCall(nil, "POST", at+"pin?slot=1of2", `{"node":"n9","force":true}`)
+	s.mustCall(nil, "POST", at+"step-down?slot=1of2", `{"hold_s":60}`)
 	if c := control("0of2"); c.Paused || c.Pin != "" || !c.StepDownUntil.IsZero() {
 		t.Errorf("the other slot has %+v", c)
 	}
@@ -97,17 +97,17 @@ func TestN28_LeaseActionsTakeASlot(t *testing.T) {
 		t.Errorf("the slot has %+v", c)
 	}
 	for _, kind := range []nodes.Kind{nodes.Paused, "pinned", nodes.SteppedDown} {
-		if list := s.logged(kind); len(list) != 1 || list[0].Fields.Lookup("slot").StringValue() != "1of2" || list[0].Watcher != "split" {
+		if list := s.findLogged(kind); len(list) != 1 || list[0].Fields.Lookup("slot").StringValue() != "1of2" || list[0].Watcher != "split" {
 			t.Errorf("%s: the log contains %+v", kind, list)
 		}
 	}
 
-	s.ok(nil, "POST", at+"pause", "")
-	s.ok(nil, "POST", at+"resume?slot=1of2", "")
+	s.mustCall(nil, "POST", at+"pause", "")
+	s.mustCall(nil, "POST", at+"resume?slot=1of2", "")
 	if !control("0of2").Paused || control("1of2").Paused {
 		t.Error("pause is not for all slots, or resume not for one")
 	}
-	s.ok(nil, "POST", "/api/v1/recover?watcher=split&slot=0of2", `{}`)
+	s.mustCall(nil, "POST", "/api/v1/recover?watcher=split&slot=0of2", `{}`)
 	n, err := docs.CountDocuments(t.Context(), bson.D{{Key: "gap.reason", Value: lease.GapRequested}})
 	if err != nil || n != 1 {
 		t.Errorf("%d sweeps are ordered, %v", n, err)
@@ -117,36 +117,36 @@ func TestN28_LeaseActionsTakeASlot(t *testing.T) {
 	if _, err := s.outbox.InsertMany(t.Context(), []any{bson.D{{Key: "_id", Value: "c1"}}, bson.D{{Key: "_id", Value: "c2"}}}); err != nil {
 		t.Fatal(err)
 	}
-	s.ok(nil, "POST", "/api/v1/recover", `{}`)
+	s.mustCall(nil, "POST", "/api/v1/recover", `{}`)
 	var dry, adopted recovered
-	s.ok(&dry, "POST", "/api/v1/recover/adopt", `{"dry_run":true}`)
-	if !dry.DryRun || dry.Ordered || dry.Envelopes != 2 || len(dry.Collections) != 1 || len(s.logged("adopted")) != 0 {
+	s.mustCall(&dry, "POST", "/api/v1/recover/adopt", `{"dry_run":true}`)
+	if !dry.DryRun || dry.Ordered || dry.Envelopes != 2 || len(dry.Collections) != 1 || len(s.findLogged("adopted")) != 0 {
 		t.Errorf("the dry run returns %+v", dry)
 	}
-	if s.ok(&adopted, "POST", "/api/v1/recover/adopt?watcher=split&slot=1of2", ""); !adopted.Ordered || len(s.logged("adopted")) != 1 {
+	if s.mustCall(&adopted, "POST", "/api/v1/recover/adopt?watcher=split&slot=1of2", ""); !adopted.Ordered || len(s.findLogged("adopted")) != 1 {
 		t.Errorf("the adoption returns %+v", adopted)
 	}
 
 	for _, slot := range []string{"2of2", "x", "0of2of2", "-1of2"} {
-		s.call("POST", at+"pause?slot="+slot, "").problem(t, 422)
+		s.call("POST", at+"pause?slot="+slot, "").requireProblem(t, 422)
 	}
-	if p := s.call("POST", at+"pause?slot=0of3", "").problem(t, 404); !strings.Contains(p.Hint, "slot") {
+	if p := s.call("POST", at+"pause?slot=0of3", "").requireProblem(t, 404); !strings.Contains(p.Hint, "slot") {
 		t.Errorf("%+v", p)
 	}
-	s.call("POST", "/api/v1/recover?watcher=split&slot=0of3", `{}`).problem(t, 422)
-	s.call("POST", at+"step-down", `{"hold_s":0}`).problem(t, 422)
+	s.call("POST", "/api/v1/recover?watcher=split&slot=0of3", `{}`).requireProblem(t, 422)
+	s.call("POST", at+"step-down", `{"hold_s":0}`).requireProblem(t, 422)
 }
 
 func TestDeadLettersOverHTTP(t *testing.T) {
 	t.Parallel()
-	s := open(t)
+	s := openSite(t)
 	for i := range 5 {
-		s.die(fmt.Sprint("d", i))
+		s.insertDead(fmt.Sprint("d", i))
 	}
 	var got, all admin.DeadPage
 	after := ""
 	for range 3 {
-		s.ok(&got, "GET", "/api/v1/dead?limit=2&class=record_refused&after="+url.QueryEscape(after), "")
+		s.mustCall(&got, "GET", "/api/v1/dead?limit=2&class=record_refused&after="+url.QueryEscape(after), "")
 		all.Letters = append(all.Letters, got.Letters...)
 		if after = got.Next; got.Total != 5 {
 			t.Errorf("total %d", got.Total)
@@ -156,38 +156,38 @@ func TestDeadLettersOverHTTP(t *testing.T) {
 	if len(all.Letters) != 5 || after != "" {
 		t.Errorf("%d letters, next %q", len(all.Letters), after)
 	}
-	s.ok(&got, "POST", "/api/v1/dead/search", `{"filter":{"ids":["d1","d2"]},"limit":1}`)
+	s.mustCall(&got, "POST", "/api/v1/dead/search", `{"filter":{"ids":["d1","d2"]},"limit":1}`)
 	if len(got.Letters) != 1 || got.Total != 2 || got.Next == "" {
 		t.Errorf("%+v", got)
 	}
-	s.call("GET", "/api/v1/dead?after=xyz", "").problem(t, 422)
-	s.call("GET", "/api/v1/dead?class=bad", "").problem(t, 422)
-	s.call("POST", "/api/v1/dead/requeue", `{"filter":{}}`).problem(t, 422)
-	s.call("POST", "/api/v1/dead/discard", `{"filter":{}}`).problem(t, 422)
+	s.call("GET", "/api/v1/dead?after=xyz", "").requireProblem(t, 422)
+	s.call("GET", "/api/v1/dead?class=bad", "").requireProblem(t, 422)
+	s.call("POST", "/api/v1/dead/requeue", `{"filter":{}}`).requireProblem(t, 422)
+	s.call("POST", "/api/v1/dead/discard", `{"filter":{}}`).requireProblem(t, 422)
 
 	var out admin.DeadOutcome
-	s.ok(&out, "POST", "/api/v1/dead/requeue", `{"filter":{"ids":["d1","d2"]},"dry_run":true}`)
+	s.mustCall(&out, "POST", "/api/v1/dead/requeue", `{"filter":{"ids":["d1","d2"]},"dry_run":true}`)
 	if !out.DryRun || out.Matched != 2 {
 		t.Errorf("%+v", out)
 	}
-	if p := s.call("POST", "/api/v1/dead/requeue", `{"filter":{"ids":["d1","d2"]},"expect":3}`).problem(t, 409); !strings.Contains(p.Detail, "nothing was done") {
+	if p := s.call("POST", "/api/v1/dead/requeue", `{"filter":{"ids":["d1","d2"]},"expect":3}`).requireProblem(t, 409); !strings.Contains(p.Detail, "nothing was done") {
 		t.Errorf("%+v", p)
 	}
-	s.ok(&out, "POST", "/api/v1/dead/requeue", `{"filter":{"ids":["d1","d2"]},"expect":2}`)
-	if out.Requeued != 2 || len(s.logged("dead_requeued")) != 1 {
+	s.mustCall(&out, "POST", "/api/v1/dead/requeue", `{"filter":{"ids":["d1","d2"]},"expect":2}`)
+	if out.Requeued != 2 || len(s.findLogged("dead_requeued")) != 1 {
 		t.Errorf("%+v", out)
 	}
 	var gone admin.DeadDiscarded
-	s.ok(&gone, "POST", "/api/v1/dead/discard", `{"filter":{"class":"record_refused","stand":"replayable"},"expect":3}`)
-	if gone.Discarded != 3 || len(s.logged("dead_discarded")) != 1 {
+	s.mustCall(&gone, "POST", "/api/v1/dead/discard", `{"filter":{"class":"record_refused","stand":"replayable"},"expect":3}`)
+	if gone.Discarded != 3 || len(s.findLogged("dead_discarded")) != 1 {
 		t.Errorf("%+v", gone)
 	}
 }
 
 func TestAnEditNamesTheVersionThatItWasMadeFrom(t *testing.T) {
 	t.Parallel()
-	s := open(t)
-	s.die("a/b c?", bson.E{Key: "payload", Value: planted})
+	s := openSite(t)
+	s.insertDead("a/b c?", bson.E{Key: "payload", Value: planted})
 	path := "/api/v1/dead/letter?id=" + url.QueryEscape("a/b c?")
 
 	r := s.call("GET", path, "")
@@ -196,34 +196,34 @@ func TestAnEditNamesTheVersionThatItWasMadeFrom(t *testing.T) {
 		t.Fatalf("%d %s %s", r.status, tag, r.body)
 	}
 
-	if p := s.call("PATCH", path, `{"fields":{"topic":"x"}}`).problem(t, 428); p.Hint == "" {
+	if p := s.call("PATCH", path, `{"fields":{"topic":"x"}}`).requireProblem(t, 428); p.Hint == "" {
 		t.Errorf("%+v", p)
 	}
-	s.call("PATCH", path, `{"fields":{"topic":"x"}}`, "If-Match", `"7"`).problem(t, 412)
-	s.call("PATCH", path, `{"fields":{"topic":"x"}}`, "If-Match", "*").problem(t, 412)
-	s.call("PATCH", path, `{"fields":{"nosuch":"x"}}`, "If-Match", tag).problem(t, 422)
-	s.call("PATCH", path, `{"payload":"a","payload_base64":"YQ=="}`, "If-Match", tag).problem(t, 422)
-	s.call("PATCH", path, `{"payload_base64":"%"}`, "If-Match", tag).problem(t, 422)
-	s.call("PATCH", "/api/v1/dead/letter?id=none", `{"fields":{"topic":"x"}}`, "If-Match", tag).problem(t, 404)
+	s.call("PATCH", path, `{"fields":{"topic":"x"}}`, "If-Match", `"7"`).requireProblem(t, 412)
+	s.call("PATCH", path, `{"fields":{"topic":"x"}}`, "If-Match", "*").requireProblem(t, 412)
+	s.call("PATCH", path, `{"fields":{"nosuch":"x"}}`, "If-Match", tag).requireProblem(t, 422)
+	s.call("PATCH", path, `{"payload":"a","payload_base64":"YQ=="}`, "If-Match", tag).requireProblem(t, 422)
+	s.call("PATCH", path, `{"payload_base64":"%"}`, "If-Match", tag).requireProblem(t, 422)
+	s.call("PATCH", "/api/v1/dead/letter?id=none", `{"fields":{"topic":"x"}}`, "If-Match", tag).requireProblem(t, 404)
 
 	var e admin.DeadEdited
-	s.ok(&e, "PATCH", path, `{"payload":"new","fields":{"topic":"x"}}`, "If-Match", tag)
+	s.mustCall(&e, "PATCH", path, `{"payload":"new","fields":{"topic":"x"}}`, "If-Match", tag)
 	if e.Delivery != 1 || !slices.Equal(e.Edited, []string{"payload", "topic"}) {
 		t.Errorf("%+v", e)
 	}
-	s.call("PATCH", path, `{"payload":"again"}`, "If-Match", tag).problem(t, 409) // it was requeued
+	s.call("PATCH", path, `{"payload":"again"}`, "If-Match", tag).requireProblem(t, 409) // it was requeued
 
-	if list := s.logged("dead_edited"); len(list) != 1 || strings.Contains(string(list[0].Fields), "new") {
+	if list := s.findLogged("dead_edited"); len(list) != 1 || strings.Contains(string(list[0].Fields), "new") {
 		t.Errorf("%+v", list)
 	}
 }
 
 func TestPayloadsAreShownToWhoAsksAndMay(t *testing.T) {
 	t.Parallel()
-	s := open(t)
-	s.die("j", bson.E{Key: "payload", Value: `{"card": "` + planted + `", "n": 12345678901234567890}`},
+	s := openSite(t)
+	s.insertDead("j", bson.E{Key: "payload", Value: `{"card": "` + planted + `", "n": 12345678901234567890}`},
 		bson.E{Key: "headers", Value: bson.A{bson.D{{Key: "k", Value: "Authorization"}, {Key: "v", Value: bson.Binary{Data: []byte(planted)}}}, bson.D{{Key: "k", Value: "x"}, {Key: "v", Value: bson.Binary{Data: []byte("kept")}}}}})
-	s.die("b", bson.E{Key: "payload", Value: bson.Binary{Data: []byte(planted)}})
+	s.insertDead("b", bson.E{Key: "payload", Value: bson.Binary{Data: []byte(planted)}})
 	r := s.call("GET", "/api/v1/dead/letter?id=j&payload=true", "")
 	if r.status != 200 || strings.Contains(string(r.body), planted) || !strings.Contains(string(r.body), "12345678901234567890") || !strings.Contains(string(r.body), "a2VwdA==") {
 		t.Errorf("%d %s", r.status, r.body)
@@ -244,7 +244,7 @@ func TestPayloadsAreShownToWhoAsksAndMay(t *testing.T) {
 
 func TestReplaysAreCarriedOutByTheProcess(t *testing.T) {
 	t.Parallel()
-	s := open(t)
+	s := openSite(t)
 	old := uint32(time.Now().Add(-time.Hour).Unix())
 	if _, err := s.outbox.InsertOne(t.Context(), bson.D{
 		{Key: "_id", Value: "r1"}, {Key: "ts", Value: bson.Timestamp{T: old, I: 1}}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: "x"},
@@ -255,32 +255,32 @@ func TestReplaysAreCarriedOutByTheProcess(t *testing.T) {
 	if _, err := s.state.Collection("watchers").UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: uint32(time.Now().Unix())}}}}}); err != nil {
 		t.Fatal(err)
 	}
-	s.call("POST", "/api/v1/replays", `{}`).problem(t, 422)
+	s.call("POST", "/api/v1/replays", `{}`).requireProblem(t, 422)
 	var plan admin.ReplayPlan
-	s.ok(&plan, "POST", "/api/v1/replays/plan", `{"ids":["r1"]}`, "Authorization", "Bearer "+viewerToken)
+	s.mustCall(&plan, "POST", "/api/v1/replays/plan", `{"ids":["r1"]}`, "Authorization", "Bearer "+viewerToken)
 	if plan.Found != 1 || len(plan.Topics) != 1 || plan.Topics[0].Name != "outbox.event.order" {
 		t.Fatalf("%+v", plan)
 	}
 	var info admin.ReplayInfo
-	s.ok(&info, "POST", "/api/v1/replays", `{"ids":["r1"]}`)
+	s.mustCall(&info, "POST", "/api/v1/replays", `{"ids":["r1"]}`)
 	stacktest.Eventually(t, "the envelope is queued", func() bool {
-		s.ok(&info, "GET", "/api/v1/replays/"+info.ID, "")
+		s.mustCall(&info, "GET", "/api/v1/replays/"+info.ID, "")
 		return info.Queued > 0
 	})
 
 	if info.Outstanding != 1 {
 		t.Errorf("%+v", info)
 	}
-	s.call("GET", "/api/v1/replays/none", "").problem(t, 404)
-	s.call("GET", "/api/v1/replays/"+info.ID+"?watcher=other", "").problem(t, 404)
-	if p := s.call("POST", "/api/v1/replays?watcher=other", `{"ids":["r1"]}`).problem(t, 422); !strings.Contains(p.Detail, "rules of watcher orders only") {
+	s.call("GET", "/api/v1/replays/none", "").requireProblem(t, 404)
+	s.call("GET", "/api/v1/replays/"+info.ID+"?watcher=other", "").requireProblem(t, 404)
+	if p := s.call("POST", "/api/v1/replays?watcher=other", `{"ids":["r1"]}`).requireProblem(t, 422); !strings.Contains(p.Detail, "rules of watcher orders only") {
 		t.Errorf("%+v", p)
 	}
 }
 
 func TestLiveFigures(t *testing.T) {
 	t.Parallel()
-	s := open(t)
+	s := openSite(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+livePath, nil)
@@ -318,7 +318,7 @@ func TestLiveFigures(t *testing.T) {
 
 func TestLiveClientsAreBounded(t *testing.T) {
 	t.Parallel()
-	s := open(t)
+	s := openSite(t)
 	// A timeout would end the first request before the last one has arrived.
 	s.client.Timeout = 0
 
@@ -345,7 +345,7 @@ func TestLiveClientsAreBounded(t *testing.T) {
 
 func TestAStopEndsWhoFollows(t *testing.T) {
 	t.Parallel()
-	s := open(t)
+	s := openSite(t)
 	dep := admin.New(admin.Operator{State: s.state, Watcher: "orders"})
 	srv, err := ListenAdmin(AdminOptions{Listen: "127.0.0.1:0", Operator: dep, Log: discard(), Access: Access{Anonymous: admin.RoleViewer, Local: true, Rate: 100}})
 	if err != nil {
@@ -374,23 +374,23 @@ func TestAStopEndsWhoFollows(t *testing.T) {
 
 func TestClearWantsItsPhrase(t *testing.T) {
 	t.Parallel()
-	s := open(t)
-	s.die("1")
+	s := openSite(t)
+	s.insertDead("1")
 
 	var out admin.Cleared
-	s.ok(&out, "POST", "/api/v1/clear", `{"what":["dead","events"],"dry_run":true}`)
+	s.mustCall(&out, "POST", "/api/v1/clear", `{"what":["dead","events"],"dry_run":true}`)
 	if out.Confirm != "clear orders" || out.Found != 1 || out.Removed != 0 {
 		t.Errorf("%+v", out)
 	}
 
-	s.call("POST", "/api/v1/clear", `{"what":["dead"]}`).problem(t, 409)
-	s.call("POST", "/api/v1/clear", `{"what":["everything"],"confirm":"clear orders"}`).problem(t, 422)
-	if p := s.call("POST", "/api/v1/clear", `{"what":["dead"],"confirm":"clear orders"}`).problem(t, 409); !strings.Contains(p.Detail, "owns slot") {
+	s.call("POST", "/api/v1/clear", `{"what":["dead"]}`).requireProblem(t, 409)
+	s.call("POST", "/api/v1/clear", `{"what":["everything"],"confirm":"clear orders"}`).requireProblem(t, 422)
+	if p := s.call("POST", "/api/v1/clear", `{"what":["dead"],"confirm":"clear orders"}`).requireProblem(t, 409); !strings.Contains(p.Detail, "owns slot") {
 		t.Errorf("%+v", p)
 	}
 
-	s.ok(&out, "POST", "/api/v1/clear", `{"what":["dead"],"confirm":"clear orders","force":true}`)
-	if out.Removed != 1 || len(s.logged("clearing")) != 1 || len(s.logged("cleared")) != 1 {
+	s.mustCall(&out, "POST", "/api/v1/clear", `{"what":["dead"],"confirm":"clear orders","force":true}`)
+	if out.Removed != 1 || len(s.findLogged("clearing")) != 1 || len(s.findLogged("cleared")) != 1 {
 		t.Errorf("%+v", out)
 	}
 }

@@ -27,7 +27,7 @@ func TestNoOperationIsOpenToNobodyOrAForeignPage(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	refused := map[string]int{}
-	s := open(t, func(o *AdminOptions) {
+	s := openSite(t, func(o *AdminOptions) {
 		o.Refused = func(reason string) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -36,19 +36,19 @@ func TestNoOperationIsOpenToNobodyOrAForeignPage(t *testing.T) {
 	})
 
 	n := 0
-	for path, item := range spec(t).Paths {
+	for path, item := range readSpec(t).Paths {
 		for method := range item {
 			n++
 			method, at := strings.ToUpper(method), strings.NewReplacer("{watcher}", "orders", "{id}", "x").Replace(path)
-			s.call(method, at, "{}", "Authorization", "").problem(t, 401)
-			s.call(method, at, "{}", "Authorization", "Bearer guessed").problem(t, 401)
-			s.call(method, at, "{}", "Host", "rebound.example").problem(t, 421)
+			s.call(method, at, "{}", "Authorization", "").requireProblem(t, 401)
+			s.call(method, at, "{}", "Authorization", "Bearer guessed").requireProblem(t, 401)
+			s.call(method, at, "{}", "Host", "rebound.example").requireProblem(t, 421)
 			for _, header := range [][]string{
 				{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "no-cors", "Sec-Fetch-Dest", "script"},
 				{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"},
 				{"Sec-Fetch-Site", "same-site", "Sec-Fetch-Mode", "cors", "Sec-Fetch-Dest", "empty"},
 			} {
-				s.call(method, at, "{}", header...).problem(t, 403)
+				s.call(method, at, "{}", header...).requireProblem(t, 403)
 			}
 		}
 	}
@@ -66,7 +66,7 @@ func TestNoOperationIsOpenToNobodyOrAForeignPage(t *testing.T) {
 // A link on another site may open the page, and nothing but that.
 func TestAForeignPageMayLinkToThePage(t *testing.T) {
 	t.Parallel()
-	s := open(t, func(o *AdminOptions) {
+	s := openSite(t, func(o *AdminOptions) {
 		o.Page = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("page")) })
 	})
 
@@ -80,7 +80,7 @@ func TestAForeignPageMayLinkToThePage(t *testing.T) {
 		if dest == "iframe" {
 			mode = "navigate"
 		}
-		s.call("GET", "/", "", append(foreign, "Sec-Fetch-Mode", mode, "Sec-Fetch-Dest", dest)...).problem(t, 403)
+		s.call("GET", "/", "", append(foreign, "Sec-Fetch-Mode", mode, "Sec-Fetch-Dest", dest)...).requireProblem(t, 403)
 	}
 }
 
@@ -88,8 +88,8 @@ func TestAForeignPageMayLinkToThePage(t *testing.T) {
 func TestTLSListenerAsksForTLSOnly(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
-	server, _ := a.sign("server", a)
-	s := open(t, func(o *AdminOptions) {
+	server, _ := a.signCertificate("server", a)
+	s := openSite(t, func(o *AdminOptions) {
 		o.TLS = func() (*tls.Config, error) { return &tls.Config{Certificates: []tls.Certificate{server}}, nil }
 	})
 
@@ -105,7 +105,7 @@ func TestTLSListenerAsksForTLSOnly(t *testing.T) {
 // A viewer who sends bodies slowly takes no operator's place, nor all places of other viewers.
 func TestSlowViewersDoNotKeepOperatorsOut(t *testing.T) {
 	t.Parallel()
-	s := open(t)
+	s := openSite(t)
 	at, err := url.Parse(s.url)
 	if err != nil {
 		t.Fatal(err)
@@ -140,7 +140,7 @@ func TestSlowViewersDoNotKeepOperatorsOut(t *testing.T) {
 
 	s.client.Transport = own
 	began := time.Now()
-	s.ok(nil, "GET", "/api/v1/overview", "")
+	s.mustCall(nil, "GET", "/api/v1/overview", "")
 	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("the operator waited for %s", took)
 	}
@@ -150,11 +150,11 @@ func TestSlowViewersDoNotKeepOperatorsOut(t *testing.T) {
 func TestProxyThatNamesNobodyIsNobody(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
-	server, _ := a.sign("server", a)
-	proxy, _ := a.sign("ann", a)
+	server, _ := a.signCertificate("server", a)
+	proxy, _ := a.signCertificate("ann", a)
 	pool := x509.NewCertPool()
 	pool.AddCert(a.cert)
-	s := open(t, func(o *AdminOptions) {
+	s := openSite(t, func(o *AdminOptions) {
 		o.TLS = func() (*tls.Config, error) {
 			return &tls.Config{Certificates: []tls.Certificate{server}, ClientCAs: pool, ClientAuth: tls.VerifyClientCertIfGiven}, nil
 		}
@@ -193,7 +193,7 @@ func TestProxyThatNamesNobodyIsNobody(t *testing.T) {
 // A service writes texts of megabytes and dates that JSON cannot express. Lists stay short, valid and complete.
 func TestListsSurviveHugeTextsAndDates(t *testing.T) {
 	t.Parallel()
-	s := open(t)
+	s := openSite(t)
 	huge := strings.Repeat("é", 1<<19)
 	var docs []any
 	for i := range 40 {
@@ -242,8 +242,8 @@ func TestListsSurviveHugeTextsAndDates(t *testing.T) {
 // with its reader.
 func TestHiddenValuesAreNotWrittenBack(t *testing.T) {
 	t.Parallel()
-	s := open(t)
-	s.die("1", bson.E{Key: "payload", Value: `{"card":"` + planted + `","n":1}`},
+	s := openSite(t)
+	s.insertDead("1", bson.E{Key: "payload", Value: `{"card":"` + planted + `","n":1}`},
 		bson.E{Key: "headers", Value: bson.A{bson.A{"authorization", planted}, bson.D{{Key: "k", Value: "a"}, {Key: "v", Value: "1"}, {Key: "authorization", Value: planted}}}})
 	shown := s.call("GET", "/api/v1/dead/letter?id=1&payload=true", "")
 	if shown.status != 200 || strings.Contains(string(shown.body), planted) || !strings.Contains(string(shown.body), "***") {
@@ -255,8 +255,8 @@ func TestHiddenValuesAreNotWrittenBack(t *testing.T) {
 	edit := func(body string) reply {
 		return s.call("PATCH", "/api/v1/dead/letter?id=1", body, "If-Match", shown.header.Get("ETag"))
 	}
-	edit(`{"payload":"{\"card\":\"***\",\"n\":2}"}`).problem(t, 422)
-	edit(`{"headers":[{"k":"Authorization","v":"***"}]}`).problem(t, 422)
+	edit(`{"payload":"{\"card\":\"***\",\"n\":2}"}`).requireProblem(t, 422)
+	edit(`{"headers":[{"k":"Authorization","v":"***"}]}`).requireProblem(t, 422)
 
 	events, err := nodes.NewEvents(s.state.Collection("events"), "", "").Latest(t.Context(), 10)
 	if err != nil || len(events) != 1 || string(events[0].Kind) != "payload_shown" {

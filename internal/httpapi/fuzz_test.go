@@ -33,7 +33,7 @@ var texts = []string{
 
 func (m *maker) pick(list []string) string { return list[m.r.IntN(len(list))] }
 
-// value makes one for a shape; with wild it need not fit.
+// value returns a random value of a shape. With wild, it need not fit the shape.
 func (m *maker) value(name string, s *shape, wild bool, depth int) any {
 	for s != nil && s.Ref != "" {
 		s = m.doc.Components.Schemas[s.Ref[strings.LastIndexByte(s.Ref, '/')+1:]]
@@ -123,7 +123,7 @@ func (m *maker) anything(depth int) any {
 	return []any{nil, true, -1, 1e300, m.pick(texts), []any{}, []any{m.pick(texts)}, map[string]any{}, map[string]any{"$gt": ""}}[m.r.IntN(9)]
 }
 
-// request is one for an operation.
+// request returns a random request for an operation.
 func (m *maker) request(method, path string, op *operation) (target, body string, header []string) {
 	wild := m.r.IntN(3) == 0
 	q := url.Values{}
@@ -169,11 +169,11 @@ func (m *maker) request(method, path string, op *operation) (target, body string
 // answer to each that is not the server's fault.
 func TestTheWholeAPIBearsWhateverIsSent(t *testing.T) {
 	t.Parallel()
-	s := open(t)
+	s := openSite(t)
 	// A request that hangs ends after this time.
 	s.client.Timeout = 45 * time.Second
 	for i := range 5 {
-		s.die(fmt.Sprint("d", i))
+		s.insertDead(fmt.Sprint("d", i))
 	}
 	if _, err := s.outbox.InsertOne(t.Context(), bson.D{{Key: "_id", Value: "e1"}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: planted}, {Key: "dueAt", Value: time.Now().Add(time.Hour)}}); err != nil {
 		t.Fatal(err)
@@ -188,7 +188,7 @@ func TestTheWholeAPIBearsWhateverIsSent(t *testing.T) {
 	}
 
 	t.Logf("seed %d", seed)
-	m := &maker{r: rand.New(rand.NewPCG(seed, 1)), doc: spec(t), known: map[string][]any{
+	m := &maker{r: rand.New(rand.NewPCG(seed, 1)), doc: readSpec(t), known: map[string][]any{
 		"collection": {s.ns, "a.b"}, "collections": {s.ns}, "database": {s.outbox.Database().Name()}, "id": {"d0", "e1"}, "ids": {"d1", "e1"}, "watcher": {"orders"}, "key": {"7"},
 		"what": {"dead", "envelopes", "events"}, "confirm": {"clear orders"}, "node": {"n1"}, "class": {"record_refused"},
 	}}

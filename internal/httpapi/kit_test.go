@@ -46,7 +46,7 @@ type site struct {
 	log    *bytes.Buffer
 }
 
-func open(t *testing.T, change ...func(*AdminOptions)) *site {
+func openSite(t *testing.T, change ...func(*AdminOptions)) *site {
 	t.Helper()
 	c := stacktest.Client(t)
 	s := &site{t: t, state: stacktest.Database(t, c), outbox: stacktest.Database(t, c).Collection("outbox"), log: &bytes.Buffer{}}
@@ -116,8 +116,8 @@ func (s *site) run(f func(context.Context) error) {
 	s.t.Cleanup(func() { cancel(); <-ended })
 }
 
-// die makes a dead letter.
-func (s *site) die(id string, fields ...bson.E) {
+// insertDead inserts a dead letter.
+func (s *site) insertDead(id string, fields ...bson.E) {
 	s.t.Helper()
 	if !slices.ContainsFunc(fields, func(e bson.E) bool { return e.Key == "payload" }) {
 		fields = append(fields, bson.E{Key: "payload", Value: "x"})
@@ -150,8 +150,8 @@ func (r reply) decode(t *testing.T, v any) {
 	}
 }
 
-// problem is the answer as one, which has to have a detail.
-func (r reply) problem(t *testing.T, status int) Problem {
+// requireProblem returns the problem in the response. The problem must have this status and a detail.
+func (r reply) requireProblem(t *testing.T, status int) Problem {
 	t.Helper()
 	var p Problem
 	if r.status != status || !strings.HasPrefix(r.header.Get("Content-Type"), "application/problem+json") {
@@ -199,8 +199,8 @@ func (s *site) call(method, path, body string, header ...string) reply {
 	return reply{res.StatusCode, res.Header, text}
 }
 
-// ok is a call that has to be answered with 200.
-func (s *site) ok(v any, method, path, body string, header ...string) {
+// mustCall sends a request. The status of the response must be 200.
+func (s *site) mustCall(v any, method, path, body string, header ...string) {
 	s.t.Helper()
 	r := s.call(method, path, body, header...)
 	if r.status != http.StatusOK {

@@ -17,7 +17,7 @@ var update = flag.Bool("update", false, "write docs/openapi.json")
 
 const openAPIFile = "../../docs/openapi.json"
 
-func described(t *testing.T) []byte {
+func describeAPI(t *testing.T) []byte {
 	t.Helper()
 	raw, err := newOperations(http.NewServeMux(), admin.Operator{}).OpenAPI().MarshalJSON()
 	if err != nil {
@@ -33,7 +33,7 @@ func described(t *testing.T) []byte {
 
 func TestOpenAPIFileIsCurrent(t *testing.T) {
 	t.Parallel()
-	now := described(t)
+	now := describeAPI(t)
 	if *update {
 		if err := os.WriteFile(openAPIFile, now, 0o644); err != nil {
 			t.Fatal(err)
@@ -53,7 +53,7 @@ func TestOpenAPIFileIsCurrent(t *testing.T) {
 func TestLimitsOfListsAreThoseOfTheUseCases(t *testing.T) {
 	t.Parallel()
 	var doc any
-	if err := json.Unmarshal(described(t), &doc); err != nil {
+	if err := json.Unmarshal(describeAPI(t), &doc); err != nil {
 		t.Fatal(err)
 	}
 
@@ -91,7 +91,7 @@ func TestLimitsOfListsAreThoseOfTheUseCases(t *testing.T) {
 
 func TestEveryOperationSaysWhoMayAndHasAHintWithItsErrors(t *testing.T) {
 	t.Parallel()
-	doc := spec(t)
+	doc := readSpec(t)
 	if doc.OpenAPI != "3.1.0" {
 		t.Errorf("version %s", doc.OpenAPI)
 	}
@@ -138,7 +138,7 @@ func TestEveryRouteIsDescribed(t *testing.T) {
 	t.Parallel()
 	r := &routes{ServeMux: http.NewServeMux()}
 	newOperations(r, admin.Operator{})
-	doc := spec(t)
+	doc := readSpec(t)
 	for _, pattern := range r.patterns {
 		method, path, _ := strings.Cut(pattern, " ")
 		switch _, described := doc.Paths[path][strings.ToLower(method)]; {

@@ -20,7 +20,7 @@ type browser struct {
 	http *http.Client
 }
 
-func (s *site) browser() *browser {
+func (s *site) newBrowser() *browser {
 	s.t.Helper()
 	jar, err := cookiejar.New(nil)
 	if err != nil {
@@ -97,8 +97,8 @@ func withForm(tokens *atomic.Pointer[Tokens], session time.Duration) func(*Admin
 
 func TestAPersonLogsInAndOut(t *testing.T) {
 	t.Parallel()
-	s := open(t, withForm(nil, time.Hour))
-	b := s.browser()
+	s := openSite(t, withForm(nil, time.Hour))
+	b := s.newBrowser()
 	if status, to, _ := b.send("/dead?key=1", nil); status != http.StatusSeeOther || to != "/login?next=%2Fdead%3Fkey%3D1" {
 		t.Errorf("without a login: %d to %s", status, to)
 	}
@@ -158,8 +158,8 @@ func TestASessionEnds(t *testing.T) {
 	t.Parallel()
 	var tokens atomic.Pointer[Tokens]
 	tokens.Store(&Tokens{operatorToken, viewerToken})
-	s := open(t, withForm(&tokens, time.Hour))
-	b := s.browser()
+	s := openSite(t, withForm(&tokens, time.Hour))
+	b := s.newBrowser()
 	if status, _ := b.logIn("vera", viewerToken); status != http.StatusSeeOther {
 		t.Fatal(status)
 	}

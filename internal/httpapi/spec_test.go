@@ -49,7 +49,7 @@ type shape struct {
 	Additional json.RawMessage   `json:"additionalProperties"`
 }
 
-// kind is the first type that is not null.
+// kind returns the first type that is not null.
 func (s *shape) kind() string {
 	switch t := s.Type.(type) {
 	case string:
@@ -64,10 +64,10 @@ func (s *shape) kind() string {
 	return ""
 }
 
-func spec(t *testing.T) *document {
+func readSpec(t *testing.T) *document {
 	t.Helper()
 	d := &document{}
-	if err := json.Unmarshal(described(t), d); err != nil {
+	if err := json.Unmarshal(describeAPI(t), d); err != nil {
 		t.Fatal(err)
 	}
 	return d

@@ -12,7 +12,7 @@ import (
 // A process that owns no slot serves the report of the owner.
 func TestTopicsAndRecentEvents(t *testing.T) {
 	t.Parallel()
-	s := open(t)
+	s := openSite(t)
 	now := time.Now().UTC().Truncate(time.Millisecond)
 	if err := nodes.NewHistory(s.state.Collection("history")).SaveActivity(t.Context(), "orders/"+"0of1", activity.Report{
 		At: now, Topics: []activity.Topic{{Topic: "outbox.event.order", Rate: 12, P50MS: 2, P99MS: 9, LastAt: now, Partition: 1, Offset: 42}},
@@ -23,10 +23,10 @@ func TestTopicsAndRecentEvents(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	s.die("letter")
+	s.insertDead("letter")
 
 	var list admin.TopicList
-	s.ok(&list, "GET", "/api/v1/topics", "")
+	s.mustCall(&list, "GET", "/api/v1/topics", "")
 	if len(list.Topics) == 0 || list.Topics[0].Topic != "outbox.event.order" || list.Topics[0].Rate != 12 || list.Topics[0].LastOffset != 42 {
 		t.Errorf("%+v", list)
 	}
@@ -39,11 +39,11 @@ func TestTopicsAndRecentEvents(t *testing.T) {
 	}
 
 	var recent admin.RecentEvents
-	s.ok(&recent, "GET", "/api/v1/topics/recent", "")
+	s.mustCall(&recent, "GET", "/api/v1/topics/recent", "")
 	if len(recent.Events) != 2 || recent.Events[0].ID != "e-2" || *recent.Events[0].LatencyMS != 2 {
 		t.Errorf("%+v", recent)
 	}
-	s.ok(&recent, "GET", "/api/v1/topics/recent?topic=audit", "")
+	s.mustCall(&recent, "GET", "/api/v1/topics/recent?topic=audit", "")
 	if len(recent.Events) != 1 || recent.Events[0].ID != "e-1" {
 		t.Errorf("%+v", recent)
 	}

@@ -59,12 +59,12 @@ func (f *fixture) insert(coll *mongo.Collection, docs ...any) {
 	}
 }
 
-// rows inserts rows of a source.
-func (f *fixture) rows(name string, docs ...any) {
+// insertRows inserts rows of a source.
+func (f *fixture) insertRows(name string, docs ...any) {
 	f.insert(f.outbox.Database().Collection(name), docs...)
 }
 
-func (f *fixture) connect(o Options) *Importer {
+func (f *fixture) newImporter(o Options) *Importer {
 	f.t.Helper()
 	im, disconnect, err := Connect(f.cfg, o)
 	if err != nil {
@@ -74,9 +74,9 @@ func (f *fixture) connect(o Options) *Importer {
 	return im
 }
 
-func (f *fixture) refuses(o Options, want ...string) {
+func (f *fixture) expectRefusal(o Options, want ...string) {
 	f.t.Helper()
-	_, err := f.connect(o).Plan(f.t.Context())
+	_, err := f.newImporter(o).Plan(f.t.Context())
 	if !errors.Is(err, ErrRefused) {
 		f.t.Errorf("%+v is not refused: %v", o, err)
 		return
@@ -91,12 +91,12 @@ func (f *fixture) refuses(o Options, want ...string) {
 // importRows plans, checks that the plan wrote nothing, imports, and imports again. It returns the report of the import.
 func (f *fixture) importRows(o Options) Report {
 	f.t.Helper()
-	im := f.connect(o)
+	im := f.newImporter(o)
 	plan, err := im.Plan(f.t.Context())
 	if err != nil || !plan.DryRun || plan.Done {
 		f.t.Fatalf("%+v, %v", plan, err)
 	}
-	if n := f.countDocuments(f.outbox) + f.countDocuments(f.dead()) + f.countDocuments(f.state.Collection("imports")); n != 0 {
+	if n := f.countDocuments(f.outbox) + f.countDocuments(f.deadLetters()) + f.countDocuments(f.state.Collection("imports")); n != 0 {
 		f.t.Errorf("the plan wrote %d documents", n)
 	}
 
@@ -111,7 +111,9 @@ func (f *fixture) importRows(o Options) Report {
 	return r
 }
 
-func (f *fixture) dead() *mongo.Collection { return f.outbox.Database().Collection("outbox_dead") }
+func (f *fixture) deadLetters() *mongo.Collection {
+	return f.outbox.Database().Collection("outbox_dead")
+}
 
 func (f *fixture) countDocuments(coll *mongo.Collection) int64 {
 	f.t.Helper()
@@ -122,8 +124,8 @@ func (f *fixture) countDocuments(coll *mongo.Collection) int64 {
 	return n
 }
 
-// view returns the envelope with an id.
-func (f *fixture) view(id any) (envelope.View, bson.Raw) {
+// readEnvelope returns the envelope with an id.
+func (f *fixture) readEnvelope(id any) (envelope.View, bson.Raw) {
 	f.t.Helper()
 	raw, err := f.outbox.FindOne(f.t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
 	if err != nil {
@@ -145,10 +147,10 @@ func headersOf(v envelope.View) string {
 	return strings.Join(out, " ")
 }
 
-// expect compares the fields of an envelope with their text.
-func (f *fixture) expect(id any, aggregateType, key, typ, payload, headers string) (envelope.View, bson.Raw) {
+// expectEnvelope compares the fields of an envelope with their text.
+func (f *fixture) expectEnvelope(id any, aggregateType, key, typ, payload, headers string) (envelope.View, bson.Raw) {
 	f.t.Helper()
-	v, raw := f.view(id)
+	v, raw := f.readEnvelope(id)
 	got := []string{string(v.AggregateType), string(v.OrderingKey()), string(v.Type), string(v.Payload), headersOf(v)}
 	want := []string{aggregateType, key, typ, payload, headers}
 	if strings.Join(got, "|") != strings.Join(want, "|") {
@@ -196,14 +198,14 @@ func TestImportOfSlimMessageBus(t *testing.T) {
 		}
 		return doc
 	}
-	f.rows("smb_outbox",
+	f.insertRows("smb_outbox",
 		message(uuid1),
 		message("11112233-4455-6677-8899-aabbccddeeff", bson.E{Key: "delivery_attempt", Value: int32(2)}, bson.E{Key: "path", Value: nil}),
 		message("22112233-4455-6677-8899-aabbccddeeff", bson.E{Key: "delivery_attempt", Value: int32(3)}, bson.E{Key: "delivery_aborted", Value: true}),
 		message("33112233-4455-6677-8899-aabbccddeeff", bson.E{Key: "delivery_complete", Value: true}),
 		message("44112233-4455-6677-8899-aabbccddeeff", bson.E{Key: "headers", Value: `{"id":"x"}`}))
 
-	f.refuses(Options{From: "slimmessagebus"}, "watcher orders has never run")
+	f.expectRefusal(Options{From: "slimmessagebus"}, "watcher orders has never run")
 	f.hasRun()
 	r := f.importRows(Options{From: "slimmessagebus", KeyHeader: "tenant"})
 	if r.Pending != 1 || r.Retried != 1 || r.Dead != 1 || r.Refused != 1 || len(r.Problems) != 1 || r.Tables[0].Rows != 4 {
@@ -212,12 +214,12 @@ func TestImportOfSlimMessageBus(t *testing.T) {
 	if p := r.Problems[0]; !strings.Contains(p.ID, "44112233") || !strings.Contains(p.Reason, "id") {
 		t.Errorf("%+v", p)
 	}
-	f.expect(uuidOf(bytes1), "orders", "t1", "Shop.OrderPlaced", `{"a":1}`, "tenant=t1 n=5 none=")
+	f.expectEnvelope(uuidOf(bytes1), "orders", "t1", "Shop.OrderPlaced", `{"a":1}`, "tenant=t1 n=5 none=")
 	second := append([]byte{0x11, 0x11}, bytes1[2:]...)
-	v, raw := f.expect(uuidOf(second), "OrderPlaced", "t1", "Shop.OrderPlaced", `{"a":1}`, "tenant=t1 n=5 none=")
+	v, raw := f.expectEnvelope(uuidOf(second), "OrderPlaced", "t1", "Shop.OrderPlaced", `{"a":1}`, "tenant=t1 n=5 none=")
 	f.expectRetry(v, raw, 2)
 
-	letter, err := f.dead().FindOne(t.Context(), bson.D{}).Raw()
+	letter, err := f.deadLetters().FindOne(t.Context(), bson.D{}).Raw()
 	if err != nil || letter.Lookup("class").StringValue() != "attempts_exhausted" || letter.Lookup("envelope", "imported", "attempts").Int32() != 3 {
 		t.Errorf("%s, %v", letter, err)
 	}
@@ -249,7 +251,7 @@ func TestImportOfKoan(t *testing.T) {
 		}
 	}
 	ticks := future.UnixNano()/100 + ticksOf1970
-	f.rows("Outbox",
+	f.insertRows("Outbox",
 		record(uuid1, "Pending", 0, past),
 		record("a", "Pending", 0, bson.A{ticks + 60*600_000_000, int32(60)}), // an hour east
 		record("b", "Pending", 4, bson.D{{Key: "DateTime", Value: future}, {Key: "Ticks", Value: ticks}}),
@@ -262,19 +264,19 @@ func TestImportOfKoan(t *testing.T) {
 	if r.Pending != 3 || r.Scheduled != 1 || r.Retried != 1 || r.Dead != 1 {
 		t.Errorf("%+v", r)
 	}
-	f.expect(uuidOf(bytes1), "Order", "o-1", "Upsert", `{"Id":"o-1"}`, "h=v")
+	f.expectEnvelope(uuidOf(bytes1), "Order", "o-1", "Upsert", `{"Id":"o-1"}`, "h=v")
 	// Koan's own partition key is the type of the entity. Another one was chosen by the service.
-	f.expect("e", "Order", "o-1", "Upsert", `{"Id":"o-1"}`, "h=v")
-	f.expect("f", "Order", "tenant-1", "Upsert", `{"Id":"o-1"}`, "h=v")
-	if v, _ := f.view("a"); !v.HasDueAt || v.DueAt != future.UnixMilli() {
+	f.expectEnvelope("e", "Order", "o-1", "Upsert", `{"Id":"o-1"}`, "h=v")
+	f.expectEnvelope("f", "Order", "tenant-1", "Upsert", `{"Id":"o-1"}`, "h=v")
+	if v, _ := f.readEnvelope("a"); !v.HasDueAt || v.DueAt != future.UnixMilli() {
 		t.Errorf("due at %d, want %d", v.DueAt, future.UnixMilli())
 	}
-	v, raw := f.view("b")
+	v, raw := f.readEnvelope("b")
 	f.expectRetry(v, raw, 4)
 	if v.NextAt != future.UnixMilli() {
 		t.Errorf("next at %d, want %d", v.NextAt, future.UnixMilli())
 	}
-	letter, err := f.dead().FindOne(t.Context(), bson.D{}).Raw()
+	letter, err := f.deadLetters().FindOne(t.Context(), bson.D{}).Raw()
 	if err != nil || letter.Lookup("reason").StringValue() != "no handler (attempts of koan: 10)" {
 		t.Errorf("%s, %v", letter, err)
 	}
@@ -298,7 +300,7 @@ func TestImportOfKoanInCamelCase(t *testing.T) {
 			{Key: "status", Value: status},
 		}
 	}
-	f.rows("Outbox", row("a", "Pending", past), row("b", "Dead", past), row("c", "Done", past), row("d", "Pending", "soon"))
+	f.insertRows("Outbox", row("a", "Pending", past), row("b", "Dead", past), row("c", "Done", past), row("d", "Pending", "soon"))
 
 	r := f.importRows(Options{From: "koan"})
 	if r.Pending != 1 || r.Dead != 1 || r.Refused != 1 || r.Tables[0].Rows != 3 {
@@ -307,10 +309,10 @@ func TestImportOfKoanInCamelCase(t *testing.T) {
 	if p := r.Problems; len(p) != 1 || !strings.Contains(p[0].Reason, `VisibleAt: expected a time; found "soon"`) {
 		t.Errorf("a due time that is none: %+v", p)
 	}
-	f.expect("a", "Order", "o-1", "Upsert", "{}", "")
+	f.expectEnvelope("a", "Order", "o-1", "Upsert", "{}", "")
 
-	f.rows("Outbox", row("e", "Postponed", past))
-	f.refuses(Options{From: "koan"}, "expected the Status Pending, Dead, Done", `found "Postponed"`)
+	f.insertRows("Outbox", row("e", "Postponed", past))
+	f.expectRefusal(Options{From: "koan"}, "expected the Status Pending, Dead, Done", `found "Postponed"`)
 }
 
 func TestImportOfOutboxEventBus(t *testing.T) {
@@ -334,7 +336,7 @@ func TestImportOfOutboxEventBus(t *testing.T) {
 	}
 	unusual := event("x", "created", 0, past)
 	unusual[3].Value = bson.D{{Key: "r", Value: bson.Regex{Pattern: "a"}}}
-	f.rows("outbox_events", event("e1", "created", 0, past), event("e2", "active", 0, past), event("e3", "failed", 2, future),
+	f.insertRows("outbox_events", event("e1", "created", 0, past), event("e2", "active", 0, past), event("e3", "failed", 2, future),
 		event("e4", "failed", 5, past), event("e5", "completed", 0, past), unusual)
 
 	r := f.importRows(Options{From: "outbox-event-bus"})
@@ -343,14 +345,14 @@ func TestImportOfOutboxEventBus(t *testing.T) {
 	}
 	const value = `{"id":"%s","type":"order.created","payload":{"2":2,"n":1.5,"s":"<é\"\n>","at":"2026-01-02T03:04:05.678Z","l":[null,true]},"occurredAt":"2026-01-02T03:04:05.678Z"}`
 	for _, id := range []string{"e1", "e2", "e3"} {
-		f.expect(id, "order", id, "order.created", fmt.Sprintf(value, id), "eventType=order.created")
+		f.expectEnvelope(id, "order", id, "order.created", fmt.Sprintf(value, id), "eventType=order.created")
 	}
-	v, raw := f.view("e3")
+	v, raw := f.readEnvelope("e3")
 	f.expectRetry(v, raw, 2)
 	if v.NextAt != future.UnixMilli() {
 		t.Errorf("next at %d, want %d", v.NextAt, future.UnixMilli())
 	}
-	letter, err := f.dead().FindOne(t.Context(), bson.D{{Key: "envelope._id", Value: "e4"}}).Raw()
+	letter, err := f.deadLetters().FindOne(t.Context(), bson.D{{Key: "envelope._id", Value: "e4"}}).Raw()
 	if err != nil || letter.Lookup("reason").StringValue() != "broker down (attempts of outbox-event-bus: 5)" {
 		t.Errorf("%s, %v", letter, err)
 	}
@@ -388,7 +390,7 @@ func TestImportOfWolverine(t *testing.T) {
 			{Key: "messageType", Value: "OrderPlaced"},
 		}
 	}
-	f.rows("wolverine_outgoing_envelopes", outgoing(0, body, 0), outgoing(1, body, 1), outgoing(2, body[:20], 0))
+	f.insertRows("wolverine_outgoing_envelopes", outgoing(0, body, 0), outgoing(1, body, 1), outgoing(2, body[:20], 0))
 
 	incoming := func(id byte, status, typ string, body []byte) bson.D {
 		return bson.D{
@@ -402,11 +404,11 @@ func TestImportOfWolverine(t *testing.T) {
 			{Key: "messageType", Value: typ},
 		}
 	}
-	f.rows("wolverine_incoming_envelopes",
+	f.insertRows("wolverine_incoming_envelopes",
 		incoming(5, "Scheduled", scheduledEnvelope, wolverineBody(body)),
 		incoming(6, "Scheduled", "Reminder", wolverineBody(nil)),
 		incoming(7, "Handled", "OrderPlaced", nil))
-	f.rows("wolverine_dead_letters", bson.D{
+	f.insertRows("wolverine_dead_letters", bson.D{
 		{Key: "_id", Value: uuidOf(append([]byte{9}, bytes1[1:]...))},
 		{Key: "messageType", Value: "OrderPlaced"},
 		{Key: "receivedAt", Value: "kafka://topic/orders"},
@@ -420,15 +422,15 @@ func TestImportOfWolverine(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	headers := "message-type=OrderPlaced tenant=" + strings.Repeat("t", 200)
-	v, _ := f.expect(uuidOf(bytes1), "orders", uuid1, "OrderPlaced", `{"a":1}`, headers)
+	v, _ := f.expectEnvelope(uuidOf(bytes1), "orders", uuid1, "OrderPlaced", `{"a":1}`, headers)
 	if v.ExpiresAt != future.UnixMilli() || string(v.ContentType) != "application/json" {
 		t.Errorf("%+v", v)
 	}
 	five := append([]byte{5}, bytes1[1:]...)
-	if v, _ := f.expect(uuidOf(five), "orders", "05112233"+uuid1[8:], "OrderPlaced", `{"a":1}`, headers); v.DueAt != future.UnixMilli() {
+	if v, _ := f.expectEnvelope(uuidOf(five), "orders", "05112233"+uuid1[8:], "OrderPlaced", `{"a":1}`, headers); v.DueAt != future.UnixMilli() {
 		t.Errorf("due at %d", v.DueAt)
 	}
-	letter, err := f.dead().FindOne(t.Context(), bson.D{}).Raw()
+	letter, err := f.deadLetters().FindOne(t.Context(), bson.D{}).Raw()
 	if err != nil || letter.Lookup("reason").StringValue() != "TimeoutException: late" {
 		t.Errorf("%s, %v", letter, err)
 	}
@@ -439,16 +441,16 @@ func TestImportOfWolverineWithoutOutgoingMessages(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.hasRun()
-	f.refuses(Options{From: "wolverine"}, "wolverine_outgoing_envelopes", "wolverine_dead_letters has no rows")
+	f.expectRefusal(Options{From: "wolverine"}, "wolverine_outgoing_envelopes", "wolverine_dead_letters has no rows")
 
-	f.rows("wolverine_dead_letters", bson.D{
+	f.insertRows("wolverine_dead_letters", bson.D{
 		{Key: "_id", Value: uuidOf(bytes1)},
 		{Key: "messageType", Value: "OrderPlaced"},
 		{Key: "receivedAt", Value: "kafka://topic/orders"},
 		{Key: "body", Value: wolverineBody([]byte("{}"), "message-type", "OrderPlaced")},
 	})
 
-	f.refuses(Options{From: "wolverine", Collection: "outgoing"}, ".outgoing has no rows")
+	f.expectRefusal(Options{From: "wolverine", Collection: "outgoing"}, ".outgoing has no rows")
 	if r := f.importRows(Options{From: "wolverine"}); r.Dead != 1 || r.Total() != 1 || r.Tables[0].Rows != 0 {
 		t.Errorf("%+v", r)
 	}
@@ -482,24 +484,24 @@ func TestImportOfMassTransit(t *testing.T) {
 		{Key: "sentTime", Value: past},
 		{Key: "sequenceNumber", Value: int64(1)},
 	}
-	f.rows("outbox.messages", message(bson.Binary{Subtype: bson.TypeBinaryUUIDOld, Data: legacy1}, nil), message(uuidOf(append([]byte{2}, bytes1[1:]...)), future), camel)
+	f.insertRows("outbox.messages", message(bson.Binary{Subtype: bson.TypeBinaryUUIDOld, Data: legacy1}, nil), message(uuidOf(append([]byte{2}, bytes1[1:]...)), future), camel)
 
 	// Without failed attempts, the watcher may be new.
 	r := f.importRows(Options{From: "masstransit"})
 	if r.Pending != 2 || r.Scheduled != 1 {
 		t.Errorf("%+v", r)
 	}
-	f.expect(uuidOf(bytes1), "orders", uuid1, "Shop:OrderPlaced", `{"message":{}}`, "tenant=t1")
-	f.expect(uuidOf(append([]byte{3}, bytes1[1:]...)), "Paid", "03112233"+uuid1[8:], "Shop:Paid", "{}", "")
+	f.expectEnvelope(uuidOf(bytes1), "orders", uuid1, "Shop:OrderPlaced", `{"message":{}}`, "tenant=t1")
+	f.expectEnvelope(uuidOf(append([]byte{3}, bytes1[1:]...)), "Paid", "03112233"+uuid1[8:], "Shop:Paid", "{}", "")
 }
 
 // TestImportRefusesOtherCollections: the refusal names the expected and the actual fields, and nothing is written.
 func TestImportRefusesOtherCollections(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.refuses(Options{From: "koan"}, ".Outbox has no rows", "--collection")
-	f.rows("smb_outbox", bson.D{{Key: "_id", Value: "x"}, {Key: "EntityType", Value: "Order"}})
-	f.refuses(Options{From: "slimmessagebus"}, "does not belong to slimmessagebus", "expected the fields timestamp, bus_name", "found a row with _id, EntityType")
+	f.expectRefusal(Options{From: "koan"}, ".Outbox has no rows", "--collection")
+	f.insertRows("smb_outbox", bson.D{{Key: "_id", Value: "x"}, {Key: "EntityType", Value: "Order"}})
+	f.expectRefusal(Options{From: "slimmessagebus"}, "does not belong to slimmessagebus", "expected the fields timestamp, bus_name", "found a row with _id, EntityType")
 
 	if _, _, err := Connect(f.cfg, Options{From: "debezium"}); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "wolverine") {
 		t.Errorf("an unknown library: %v", err)
@@ -531,8 +533,8 @@ func TestImportRefusesAnUnknownStatus(t *testing.T) {
 				f := newFixture(t)
 				f.hasRun()
 				name := table.status.field
-				f.rows(table.name, rowWith(table, bson.E{Key: name, Value: table.status.ignores[0]}), rowWith(table, bson.E{Key: name, Value: value}))
-				f.refuses(Options{From: source.name}, table.name+": expected the "+name, table.status.imports[0], "found "+f.text(value))
+				f.insertRows(table.name, rowWith(table, bson.E{Key: name, Value: table.status.ignores[0]}), rowWith(table, bson.E{Key: name, Value: value}))
+				f.expectRefusal(Options{From: source.name}, table.name+": expected the "+name, table.status.imports[0], "found "+f.text(value))
 			}
 		}
 	}
@@ -592,20 +594,20 @@ func TestImportRefusesARunningPublisher(t *testing.T) {
 			if table.status != nil {
 				set = append(set, bson.E{Key: table.status.field, Value: c.status})
 			}
-			f.rows(table.name, rowWith(table, set...))
+			f.insertRows(table.name, rowWith(table, set...))
 		}
 		insert(time.Now().Add(-time.Second))
-		if _, err := f.connect(Options{From: c.source}).Plan(t.Context()); err != nil {
+		if _, err := f.newImporter(Options{From: c.source}).Plan(t.Context()); err != nil {
 			t.Errorf("%s, a lock that has ended: %v", c.source, err)
 		}
 		insert(time.Now().Add(time.Minute))
-		f.refuses(Options{From: c.source}, "a publisher works on 1 rows", "stop it")
+		f.expectRefusal(Options{From: c.source}, "a publisher works on 1 rows", "stop it")
 	}
 
 	f := newFixture(t)
 	koan := sources[slices.IndexFunc(sources, func(s source) bool { return s.name == "koan" })].tables[0]
-	f.rows(koan.name, rowWith(koan, bson.E{Key: "Status", Value: "Pending"}, bson.E{Key: "LeaseUntil", Value: "later"}))
-	f.refuses(Options{From: "koan"}, `LeaseUntil: expected a time; found "later"`)
+	f.insertRows(koan.name, rowWith(koan, bson.E{Key: "Status", Value: "Pending"}, bson.E{Key: "LeaseUntil", Value: "later"}))
+	f.expectRefusal(Options{From: "koan"}, `LeaseUntil: expected a time; found "later"`)
 }
 
 // TestInterruptedImport: envelopes of a run that ended early count as imported, also if they are delivered and purged by now.
@@ -625,10 +627,10 @@ func TestInterruptedImport(t *testing.T) {
 			{Key: "sequenceNumber", Value: int64(1)},
 		}
 	}
-	f.rows("outbox.messages", docs...)
+	f.insertRows("outbox.messages", docs...)
 
 	stop := errors.New("stopped")
-	im := f.connect(Options{From: "masstransit"})
+	im := f.newImporter(Options{From: "masstransit"})
 	r := im.newReport()
 	run, err := im.newRun(t.Context(), &r, true)
 	if err != nil {
@@ -648,7 +650,7 @@ func TestInterruptedImport(t *testing.T) {
 		_ = run.importTables(t.Context())
 	}()
 
-	again, err := f.connect(Options{From: "masstransit"}).Run(t.Context())
+	again, err := f.newImporter(Options{From: "masstransit"}).Run(t.Context())
 	if err != nil || again.Known != batchRows || again.Pending != rows-batchRows {
 		t.Errorf("%+v, %v", again, err)
 	}

@@ -19,21 +19,21 @@ import (
 	"github.com/outrelay/outrelay/internal/inbox"
 )
 
-func entry(id string) inbox.Entry {
+func newEntry(id string) inbox.Entry {
 	return inbox.Entry{Key: inbox.Key{Consumer: "group/a", ID: id}}
 }
 
-func placed(id string, lane int32, offset int64) inbox.Entry {
-	e := entry(id)
+func newEntryAt(id string, lane int32, offset int64) inbox.Entry {
+	e := newEntry(id)
 	e.Place = inbox.Place{Topic: "orders", Lane: lane, Offset: offset}
 	return e
 }
 
-// batch returns n records in all lanes, beginning at an offset.
-func batch(prefix string, n int, from int64) []inbox.Entry {
+// newBatch returns n records in all lanes, beginning at an offset.
+func newBatch(prefix string, n int, from int64) []inbox.Entry {
 	list := make([]inbox.Entry, n)
 	for i := range list {
-		list[i] = placed(fmt.Sprintf("%s%d", prefix, from+int64(i)), int32(i%inbox.Lanes), from+int64(i))
+		list[i] = newEntryAt(fmt.Sprintf("%s%d", prefix, from+int64(i)), int32(i%inbox.Lanes), from+int64(i))
 	}
 	return list
 }
@@ -41,7 +41,7 @@ func batch(prefix string, n int, from int64) []inbox.Entry {
 func TestHundredDuplicatesAtOnceHaveOneEffect(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	processes := []*inbox.Inbox{b.inbox, b.new(t), b.new(t), b.new(t)}
+	processes := []*inbox.Inbox{b.inbox, b.newInbox(t), b.newInbox(t), b.newInbox(t)}
 	effects := b.db.Collection("effects")
 	if err := b.db.CreateCollection(t.Context(), "effects"); err != nil {
 		t.Fatal(err)
@@ -51,7 +51,7 @@ func TestHundredDuplicatesAtOnceHaveOneEffect(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 100 {
 		wg.Go(func() {
-			err := processes[i%len(processes)].Once(t.Context(), entry("1"), func(ctx context.Context) error {
+			err := processes[i%len(processes)].Once(t.Context(), newEntry("1"), func(ctx context.Context) error {
 				_, err := effects.InsertOne(ctx, bson.D{{Key: "caller", Value: i}})
 				return err
 			}, inbox.OnceConfig{})
@@ -75,7 +75,7 @@ func TestARolledBackTransactionLeavesNothing(t *testing.T) {
 	b := setup(t)
 	cause := errors.New("the handler fails")
 	err := b.transaction(t.Context(), func(ctx context.Context) error {
-		if _, err := b.inbox.Admit(ctx, batch("", 40, 0)); err != nil {
+		if _, err := b.inbox.Admit(ctx, newBatch("", 40, 0)); err != nil {
 			return err
 		}
 		return cause
@@ -96,7 +96,7 @@ func TestARolledBackTransactionLeavesNothing(t *testing.T) {
 func TestAnErrorOfAdmitDoomsTheTransaction(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	held, err := b.inbox.Claim(t.Context(), entry("1"), 0)
+	held, err := b.inbox.Claim(t.Context(), newEntry("1"), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func TestAnErrorOfAdmitDoomsTheTransaction(t *testing.T) {
 			return err
 		}
 
-		_, err := b.inbox.Admit(ctx, []inbox.Entry{entry("1")})
+		_, err := b.inbox.Admit(ctx, []inbox.Entry{newEntry("1")})
 		if !errors.Is(err, inbox.ErrInProgress) {
 			t.Errorf("the error is %v", err)
 		}
@@ -122,13 +122,13 @@ func TestAnErrorOfAdmitDoomsTheTransaction(t *testing.T) {
 func TestWatermarksRefuseWhenMarkersAreGoneAtTheSizeOfLanes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	list := batch("", 400, 1000)
+	list := newBatch("", 400, 1000)
 	b.admit(t, b.inbox, list...)
 
 	if _, err := b.db.Collection("inbox").DeleteMany(t.Context(), bson.D{}); err != nil {
 		t.Fatal(err)
 	}
-	if fresh := b.admit(t, b.new(t), list...); slices.Contains(fresh, true) {
+	if fresh := b.admit(t, b.newInbox(t), list...); slices.Contains(fresh, true) {
 		t.Fatalf("fresh again: %v", fresh)
 	}
 
@@ -155,7 +155,7 @@ func TestLanesDoNotConflict(t *testing.T) {
 				once := sync.OnceFunc(all.Done)
 				defer once()
 				err := b.transaction(t.Context(), func(ctx context.Context) error {
-					_, err := b.inbox.Admit(ctx, []inbox.Entry{placed(fmt.Sprintf("%d.%d", round, lane), lane, round)})
+					_, err := b.inbox.Admit(ctx, []inbox.Entry{newEntryAt(fmt.Sprintf("%d.%d", round, lane), lane, round)})
 					once()
 					all.Wait()
 					return err
@@ -179,7 +179,7 @@ func TestLanesDoNotConflict(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		err := b.transaction(t.Context(), func(ctx context.Context) error {
-			_, err := b.inbox.Admit(ctx, []inbox.Entry{placed("x", 0, 10)})
+			_, err := b.inbox.Admit(ctx, []inbox.Entry{newEntryAt("x", 0, 10)})
 			begun()
 			stacktest.Eventually(t, "the other to conflict", func() bool { return w.countConflicts() > 0 })
 			return err
@@ -190,7 +190,7 @@ func TestLanesDoNotConflict(t *testing.T) {
 	})
 
 	<-first
-	if fresh := b.admit(t, b.inbox, placed("y", 0, 11)); !fresh[0] {
+	if fresh := b.admit(t, b.inbox, newEntryAt("y", 0, 11)); !fresh[0] {
 		t.Error("a record was refused because of a conflict")
 	}
 
@@ -207,15 +207,15 @@ func TestAdmitSendsFourCommandsForABatch(t *testing.T) {
 		list []inbox.Entry
 		want []string
 	}{
-		{batch("", 300, 0), []string{"find inbox_offsets", "find inbox", "insert inbox", "update inbox_offsets"}},
-		{batch("", 300, 0), []string{"find inbox_offsets"}}, // delivered again
-		{[]inbox.Entry{entry("from nowhere")}, []string{"find inbox", "insert inbox"}},
-		{[]inbox.Entry{placed("5", 1, 900)}, []string{"find inbox_offsets", "find inbox", "update inbox_offsets"}},
-		{[]inbox.Entry{placed(inbox.PlaceID("orders", 0, 950), 2, 950)}, []string{"find inbox_offsets", "update inbox_offsets"}},
+		{newBatch("", 300, 0), []string{"find inbox_offsets", "find inbox", "insert inbox", "update inbox_offsets"}},
+		{newBatch("", 300, 0), []string{"find inbox_offsets"}}, // delivered again
+		{[]inbox.Entry{newEntry("from nowhere")}, []string{"find inbox", "insert inbox"}},
+		{[]inbox.Entry{newEntryAt("5", 1, 900)}, []string{"find inbox_offsets", "find inbox", "update inbox_offsets"}},
+		{[]inbox.Entry{newEntryAt(inbox.PlaceID("orders", 0, 950), 2, 950)}, []string{"find inbox_offsets", "update inbox_offsets"}},
 	} {
 		w.reset()
 		b.admit(t, b.inbox, step.list...)
-		if diff := cmp.Diff(step.want, w.names(colls...)); diff != "" {
+		if diff := cmp.Diff(step.want, w.commandNames(colls...)); diff != "" {
 			t.Error(diff)
 		}
 	}
@@ -225,7 +225,7 @@ func TestOneTransactionAsksForAnEntryOnce(t *testing.T) {
 	t.Parallel()
 	w := new(watch)
 	b := setup(t, w.options())
-	list := batch("", 3, 0)
+	list := newBatch("", 3, 0)
 	err := b.transaction(t.Context(), func(ctx context.Context) error {
 		ctx = b.inbox.Remember(ctx)
 		if _, err := b.inbox.Admit(ctx, list); err != nil {
@@ -234,18 +234,18 @@ func TestOneTransactionAsksForAnEntryOnce(t *testing.T) {
 
 		w.reset()
 		for range 2 {
-			fresh, err := b.inbox.Admit(ctx, append(slices.Clone(list), entry("1")))
+			fresh, err := b.inbox.Admit(ctx, append(slices.Clone(list), newEntry("1")))
 			if err != nil || slices.Contains(fresh, false) {
 				return fmt.Errorf("%v, %w", fresh, err)
 			}
 		}
 
-		if names := w.names("inbox", "inbox_offsets"); names != nil {
+		if names := w.commandNames("inbox", "inbox_offsets"); names != nil {
 			t.Errorf("sent again: %v", names)
 		}
 
 		// Another record with the same id is a duplicate too.
-		fresh, err := b.inbox.Admit(ctx, []inbox.Entry{placed("1", 1, 77)})
+		fresh, err := b.inbox.Admit(ctx, []inbox.Entry{newEntryAt("1", 1, 77)})
 		if err == nil && fresh[0] {
 			t.Error("a second record of the same id is fresh in the same transaction")
 		}
@@ -267,7 +267,7 @@ func TestARetriedAttemptAsksAnew(t *testing.T) {
 	err := b.transaction(t.Context(), func(ctx context.Context) error {
 		attempts++
 		ctx = b.inbox.Remember(ctx)
-		if _, err := b.inbox.Admit(ctx, []inbox.Entry{entry("1")}); err != nil {
+		if _, err := b.inbox.Admit(ctx, []inbox.Entry{newEntry("1")}); err != nil {
 			return err
 		}
 		if attempts == 1 {
@@ -279,7 +279,7 @@ func TestARetriedAttemptAsksAnew(t *testing.T) {
 	if err != nil || attempts != 2 {
 		t.Fatalf("%v after %d attempts", err, attempts)
 	}
-	if ok, err := b.inbox.Handled(t.Context(), entry("1").Key); err != nil || !ok {
+	if ok, err := b.inbox.Handled(t.Context(), newEntry("1").Key); err != nil || !ok {
 		t.Fatalf("the second attempt left no marker: %v", err)
 	}
 }
@@ -297,7 +297,7 @@ func TestAnotherErrorIsItself(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		err := b.tryAdmit(t.Context(), batch("", 2, 0))
+		err := b.tryAdmit(t.Context(), newBatch("", 2, 0))
 		if !mongo.IsDuplicateKeyError(err) || errors.Is(err, inbox.ErrDuplicate) {
 			t.Fatalf("the error is %v, want the server's", err)
 		}
@@ -312,7 +312,7 @@ func TestAnotherErrorIsItself(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		err := b.tryAdmit(t.Context(), []inbox.Entry{entry("1")})
+		err := b.tryAdmit(t.Context(), []inbox.Entry{newEntry("1")})
 		var se mongo.ServerError
 		if !errors.As(err, &se) || !se.HasErrorCode(121) || errors.Is(err, inbox.ErrDuplicate) {
 			t.Fatalf("the error is %v, want code 121", err)
@@ -331,7 +331,7 @@ func TestAnUnreachableDatabaseDropsNothing(t *testing.T) {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	err := b.inbox.Once(ctx, entry("1"), func(context.Context) error {
+	err := b.inbox.Once(ctx, newEntry("1"), func(context.Context) error {
 		t.Error("the handler runs without an inbox")
 		return nil
 	}, inbox.OnceConfig{})
@@ -340,7 +340,7 @@ func TestAnUnreachableDatabaseDropsNothing(t *testing.T) {
 	}
 
 	off()
-	if fresh := b.admit(t, b.inbox, entry("1")); !fresh[0] {
+	if fresh := b.admit(t, b.inbox, newEntry("1")); !fresh[0] {
 		t.Fatal("refused afterwards")
 	}
 }

@@ -34,7 +34,7 @@ func BenchmarkAdmit(b *testing.B) {
 				// All entries are in one lane, as in a consumer.
 				list := make([]inbox.Entry, size)
 				for i := range list {
-					list[i] = placed(fmt.Sprintf("0199d9a5-9c1e-7000-8000-%012d", offset), 0, offset)
+					list[i] = newEntryAt(fmt.Sprintf("0199d9a5-9c1e-7000-8000-%012d", offset), 0, offset)
 					offset++
 				}
 

@@ -29,13 +29,13 @@ func TestCrashBetweenClaimAndHandled(t *testing.T) {
 		_, err := b.db.Collection("effects").InsertOne(ctx, bson.D{})
 		return err
 	}
-	crashed, err := b.new(t).Claim(t.Context(), placed("1", 0, 4), 300*time.Millisecond)
+	crashed, err := b.newInbox(t).Claim(t.Context(), newEntryAt("1", 0, 4), 300*time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
 	}
 
 	stacktest.Eventually(t, "the lease to end", func() bool {
-		err := b.inbox.Once(t.Context(), placed("1", 0, 4), effect, inbox.OnceConfig{Claim: true})
+		err := b.inbox.Once(t.Context(), newEntryAt("1", 0, 4), effect, inbox.OnceConfig{Claim: true})
 		if err != nil && !errors.Is(err, inbox.ErrInProgress) {
 			t.Fatal(err)
 		}
@@ -70,7 +70,7 @@ func TestRenewalsDoNotDisturbTheHandlersTransaction(t *testing.T) {
 		}
 	}
 
-	c, err := b.inbox.Claim(t.Context(), entry("1"), renewedSoon)
+	c, err := b.inbox.Claim(t.Context(), newEntry("1"), renewedSoon)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func TestRenewalsDoNotDisturbTheHandlersTransaction(t *testing.T) {
 	err = c.Hold(t.Context(), func(ctx context.Context) error {
 		return b.transaction(ctx, func(ctx context.Context) error {
 			attempts++
-			if _, err := b.inbox.Handled(ctx, entry("1").Key); err != nil { // begins the snapshot
+			if _, err := b.inbox.Handled(ctx, newEntry("1").Key); err != nil { // begins the snapshot
 				return err
 			}
 
@@ -111,7 +111,7 @@ func TestRunEndsWithTheLeaseWhenTheDatabaseIsAway(t *testing.T) {
 	t.Parallel()
 	app := stacktest.Name(t)
 	b := setup(t, options.Client().SetAppName(app))
-	c, err := b.inbox.Claim(t.Context(), entry("1"), 300*time.Millisecond)
+	c, err := b.inbox.Claim(t.Context(), newEntry("1"), 300*time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +128,7 @@ func TestRunEndsWithTheLeaseWhenTheDatabaseIsAway(t *testing.T) {
 func TestRunEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	c, err := b.inbox.Claim(t.Context(), entry("1"), 0)
+	c, err := b.inbox.Claim(t.Context(), newEntry("1"), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 func TestRunEndsQuietlyOnceHandled(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	c, err := b.inbox.Claim(t.Context(), entry("1"), inbox.MinLease)
+	c, err := b.inbox.Claim(t.Context(), newEntry("1"), inbox.MinLease)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func TestRunEndsQuietlyOnceHandledAlsoWhenTheDatabaseIsAway(t *testing.T) {
 	t.Parallel()
 	app := stacktest.Name(t)
 	b := setup(t, options.Client().SetAppName(app))
-	c, err := b.inbox.Claim(t.Context(), entry("1"), inbox.MinLease)
+	c, err := b.inbox.Claim(t.Context(), newEntry("1"), inbox.MinLease)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +188,7 @@ func TestRunEndsQuietlyOnceHandledAlsoWhenTheDatabaseIsAway(t *testing.T) {
 func TestEpochsRiseAlsoWhenLeasesAreRemovedAndClocksGoBack(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	old, err := b.inbox.Claim(t.Context(), entry("1"), 0)
+	old, err := b.inbox.Claim(t.Context(), newEntry("1"), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +201,7 @@ func TestEpochsRiseAlsoWhenLeasesAreRemovedAndClocksGoBack(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	c, err := b.new(t).Claim(t.Context(), entry("1"), 0)
+	c, err := b.newInbox(t).Claim(t.Context(), newEntry("1"), 0)
 	if err != nil || c.Attempt() != 2 {
 		t.Fatalf("%v", err)
 	}
@@ -216,9 +216,9 @@ func TestEpochsRiseAlsoWhenLeasesAreRemovedAndClocksGoBack(t *testing.T) {
 func TestReleaseOfAPartition(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	elsewhere := placed("2", 0, 2)
+	elsewhere := newEntryAt("2", 0, 2)
 	elsewhere.Place.Partition = 1
-	for _, e := range []inbox.Entry{placed("1", 0, 1), elsewhere} {
+	for _, e := range []inbox.Entry{newEntryAt("1", 0, 1), elsewhere} {
 		if _, err := b.inbox.Claim(t.Context(), e, 0); err != nil {
 			t.Fatal(err)
 		}
@@ -228,8 +228,8 @@ func TestReleaseOfAPartition(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	other := b.new(t)
-	if _, err := other.Claim(t.Context(), placed("1", 0, 1), 0); err != nil {
+	other := b.newInbox(t)
+	if _, err := other.Claim(t.Context(), newEntryAt("1", 0, 1), 0); err != nil {
 		t.Error(err)
 	}
 
@@ -245,7 +245,7 @@ func TestEagerHandlersBeginOnce(t *testing.T) {
 	var begun atomic.Int64
 	held, done := make(chan struct{}), make(chan error, 1)
 	go func() {
-		done <- b.inbox.Once(t.Context(), entry("1"), func(context.Context) error {
+		done <- b.inbox.Once(t.Context(), newEntry("1"), func(context.Context) error {
 			if begun.Add(1) == 1 {
 				close(held)
 			}
@@ -254,7 +254,7 @@ func TestEagerHandlersBeginOnce(t *testing.T) {
 	}()
 	<-held
 	for range 10 {
-		err := b.new(t).Once(t.Context(), entry("1"), func(context.Context) error {
+		err := b.newInbox(t).Once(t.Context(), newEntry("1"), func(context.Context) error {
 			begun.Add(1)
 			return nil
 		}, inbox.OnceConfig{Claim: true})
@@ -275,7 +275,7 @@ func TestNoClockButTheServers(t *testing.T) {
 	w := new(watch)
 	b := setup(t, w.options())
 	w.reset()
-	c, err := b.inbox.Claim(t.Context(), placed("1", 0, 1), renewedSoon)
+	c, err := b.inbox.Claim(t.Context(), newEntryAt("1", 0, 1), renewedSoon)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -298,18 +298,18 @@ func TestNoClockButTheServers(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	b.admit(t, b.inbox, placed("2", 0, 2), entry("3"))
+	b.admit(t, b.inbox, newEntryAt("2", 0, 2), newEntry("3"))
 	if _, err := b.inbox.Sweep(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
 
-	all := append(append(w.on("inbox"), w.on("inbox_claims")...), w.on("inbox_offsets")...)
+	all := append(append(w.commandsOn("inbox"), w.commandsOn("inbox_claims")...), w.commandsOn("inbox_offsets")...)
 	if len(all) < 8 {
 		t.Fatalf("only %d commands were seen", len(all))
 	}
 
 	for _, s := range all {
-		for _, d := range dates(s.raw) {
+		for _, d := range findDates(s.raw) {
 			at := time.Unix(int64(s.time), 0)
 			switch {
 			case d.UnixMilli() == 0: // "never", in a comparison
@@ -328,13 +328,13 @@ func TestTheLeaseOfOneCall(t *testing.T) {
 	b := setup(t)
 	never := func(context.Context) error { t.Error("it was handled"); return nil }
 	for _, d := range []time.Duration{inbox.MinLease - 1, inbox.DefaultRetention + 1} {
-		if err := b.inbox.Once(t.Context(), entry("1"), never, inbox.OnceConfig{Claim: true, Lease: d}); !errors.Is(err, inbox.ErrInvalid) {
+		if err := b.inbox.Once(t.Context(), newEntry("1"), never, inbox.OnceConfig{Claim: true, Lease: d}); !errors.Is(err, inbox.ErrInvalid) {
 			t.Errorf("a lease of %s: %v", d, err)
 		}
 	}
 
-	err := b.inbox.Once(t.Context(), entry("1"), func(context.Context) error {
-		if _, err := b.new(t).Claim(t.Context(), inbox.Entry{Key: inbox.Key{Consumer: "group/a", ID: "1"}}, 0); !errors.Is(err, inbox.ErrInProgress) {
+	err := b.inbox.Once(t.Context(), newEntry("1"), func(context.Context) error {
+		if _, err := b.newInbox(t).Claim(t.Context(), inbox.Entry{Key: inbox.Key{Consumer: "group/a", ID: "1"}}, 0); !errors.Is(err, inbox.ErrInProgress) {
 			t.Errorf("claimed twice: %v", err)
 		}
 		return nil

@@ -28,13 +28,13 @@ func TestN29_AnEndThatWasReadTooEarlyIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	// The end of the topic is 120.
-	b.admit(t, b.inbox, batch("", 20, 100)...)
+	b.admit(t, b.inbox, newBatch("", 20, 100)...)
 	// The consumer has read the end 120 before the next 20 messages were written.
 	for _, end := range []int64{110, 120} {
 		if _, err := b.inbox.Attach(t.Context(), "group/a", "orders", 0, inbox.Log{End: end, Epoch: -1}); !errors.Is(err, inbox.ErrUnconfirmed) {
 			t.Fatalf("the error is %v", err)
 		}
-		b.admit(t, b.new(t), batch("", 20, end+10)...)
+		b.admit(t, b.newInbox(t), newBatch("", 20, end+10)...)
 	}
 
 	g, err := b.inbox.Attach(t.Context(), "group/a", "orders", 0, inbox.Log{End: 500, Epoch: -1})
@@ -50,11 +50,11 @@ func TestN29_AnEndThatWasReadTooEarlyIsNotBelieved(t *testing.T) {
 func TestN29_OfManyAtOnceOneBeginsTheGeneration(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.admit(t, b.inbox, batch("", 32, 100)...)
+	b.admit(t, b.inbox, newBatch("", 32, 100)...)
 	var begun atomic.Int64
 	var wg sync.WaitGroup
 	for range 8 {
-		x := b.new(t)
+		x := b.newInbox(t)
 		wg.Go(func() {
 			g, err := attach(t, x, 10)
 			if err != nil || g.Number != 1 {
@@ -78,7 +78,7 @@ func TestN29_OfManyAtOnceOneBeginsTheGeneration(t *testing.T) {
 func TestN29_AGenerationIsOneDocument(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.admit(t, b.inbox, batch("", 32, 100)...)
+	b.admit(t, b.inbox, newBatch("", 32, 100)...)
 	if _, err := attach(t, b.inbox, 10); err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func TestN29_AGenerationIsOneDocument(t *testing.T) {
 		t.Fatalf("%d documents have the new generation", n)
 	}
 
-	b.admit(t, b.inbox, placed("new", 3, 1))
+	b.admit(t, b.inbox, newEntryAt("new", 3, 1))
 	marks, err := b.store().Watermarks(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -110,7 +110,7 @@ func TestN29_AHaltEndsWithoutTheSetting(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	x := b.newWith(t, inbox.Settings{HaltOnRecreated: true})
-	b.admit(t, x, placed("1", 0, 100))
+	b.admit(t, x, newEntryAt("1", 0, 100))
 	if _, err := attach(t, x, 10); !errors.Is(err, inbox.ErrRecreated) {
 		t.Fatalf("the error is %v", err)
 	}
@@ -122,7 +122,7 @@ func TestN29_AHaltEndsWithoutTheSetting(t *testing.T) {
 	if g, err = attach(t, x, 10); err != nil || g.Number != 1 {
 		t.Fatalf("%+v, %v", g, err)
 	}
-	if fresh := b.admit(t, x, placed("2", 0, 3)); !fresh[0] {
+	if fresh := b.admit(t, x, newEntryAt("2", 0, 3)); !fresh[0] {
 		t.Fatal("refused by the watermark of the old topic")
 	}
 	if _, err := x.Attach(t.Context(), "", "", -1, inbox.Log{End: 0, Epoch: 0}); !errors.Is(err, inbox.ErrInvalid) {

@@ -34,15 +34,15 @@ func setup(tb testing.TB, opts ...*options.ClientOptions) bundle {
 	c := stacktest.Client(tb, opts...)
 	db := stacktest.Database(tb, c)
 	b := bundle{client: c, db: db}
-	b.inbox = b.new(tb)
+	b.inbox = b.newInbox(tb)
 	if err := b.inbox.EnsureIndexes(tb.Context()); err != nil {
 		tb.Fatal(err)
 	}
 	return b
 }
 
-// new returns an inbox of another process.
-func (b bundle) new(tb testing.TB) *inbox.Inbox {
+// newInbox returns an inbox of another process.
+func (b bundle) newInbox(tb testing.TB) *inbox.Inbox {
 	tb.Helper()
 	return b.newWith(tb, inbox.Settings{})
 }
@@ -86,8 +86,8 @@ func (b bundle) tryAdmit(ctx context.Context, list []inbox.Entry) error {
 	})
 }
 
-// past sets a date of every document to a time long ago.
-func (b bundle) past(ctx context.Context, coll, field string) error {
+// setPast sets a date of every document to a time long ago.
+func (b bundle) setPast(ctx context.Context, coll, field string) error {
 	_, err := b.db.Collection(coll).UpdateMany(ctx, bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: field, Value: time.Unix(1, 0)}}}})
 	return err
 }
@@ -115,17 +115,17 @@ func TestConformance(t *testing.T) {
 	inboxtest.Run(t, func(t *testing.T) inboxtest.Setup {
 		b := setup(t)
 		return inboxtest.Setup{
-			Inbox: b.inbox, Other: b.new(t), Halting: b.newWith(t, inbox.Settings{HaltOnRecreated: true}),
+			Inbox: b.inbox, Other: b.newInbox(t), Halting: b.newWith(t, inbox.Settings{HaltOnRecreated: true}),
 			Transaction: b.transaction,
 			Expire: func(ctx context.Context) error {
-				if err := b.past(ctx, "inbox", "k"); err != nil {
+				if err := b.setPast(ctx, "inbox", "k"); err != nil {
 					return err
 				}
 
 				_, err := b.inbox.Sweep(ctx, 0)
 				return err
 			},
-			Lapse: func(ctx context.Context) error { return b.past(ctx, "inbox_claims", "until") },
+			Lapse: func(ctx context.Context) error { return b.setPast(ctx, "inbox_claims", "until") },
 		}
 	})
 }

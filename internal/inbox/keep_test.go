@@ -45,15 +45,15 @@ func TestEveryPathSetsAnExpiry(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	ctx := t.Context()
-	b.admit(t, b.inbox, entry("admitted"), placed("placed", 0, 1))
+	b.admit(t, b.inbox, newEntry("admitted"), newEntryAt("placed", 0, 1))
 	for id, c := range map[string]inbox.OnceConfig{"once": {}, "once with a claim": {Claim: true}} {
-		if err := b.inbox.Once(ctx, entry(id), func(context.Context) error { return nil }, c); err != nil {
+		if err := b.inbox.Once(ctx, newEntry(id), func(context.Context) error { return nil }, c); err != nil {
 			t.Fatal(err)
 		}
 	}
 
 	for _, id := range []string{"claimed", "released", "deferred", "taken over"} {
-		c, err := b.inbox.Claim(ctx, entry(id), inbox.MinLease)
+		c, err := b.inbox.Claim(ctx, newEntry(id), inbox.MinLease)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,11 +70,11 @@ func TestEveryPathSetsAnExpiry(t *testing.T) {
 		}
 	}
 
-	if err := b.past(ctx, "inbox_claims", "until"); err != nil {
+	if err := b.setPast(ctx, "inbox_claims", "until"); err != nil {
 		t.Fatal(err)
 	}
 
-	b.admit(t, b.inbox, entry("taken over"))
+	b.admit(t, b.inbox, newEntry("taken over"))
 
 	cur, err := b.db.Collection("inbox").Aggregate(ctx, bson.A{bson.D{{Key: "$project", Value: bson.D{
 		{Key: "left", Value: bson.D{{Key: "$subtract", Value: bson.A{"$k", "$$NOW"}}}}, {Key: "s", Value: 1},
@@ -115,12 +115,12 @@ func TestSweepIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	b.admit(t, b.inbox, batch("old", 25, 0)...)
-	if err := b.past(t.Context(), "inbox", "k"); err != nil {
+	b.admit(t, b.inbox, newBatch("old", 25, 0)...)
+	if err := b.setPast(t.Context(), "inbox", "k"); err != nil {
 		t.Fatal(err)
 	}
 
-	b.admit(t, b.inbox, batch("new", 5, 100)...)
+	b.admit(t, b.inbox, newBatch("new", 5, 100)...)
 	w.reset()
 	for _, want := range []struct {
 		removed int64
@@ -139,7 +139,7 @@ func TestSweepIsBounded(t *testing.T) {
 	}
 
 	// The query must use the index instead of reading the collection.
-	find := w.on("inbox")[0].raw
+	find := w.commandsOn("inbox")[0].raw
 	explained, err := b.db.RunCommand(t.Context(), bson.D{{Key: "explain", Value: bson.D{
 		{Key: "find", Value: "inbox"}, {Key: "filter", Value: find.Lookup("filter")}, {Key: "sort", Value: find.Lookup("sort")}, {Key: "limit", Value: 10},
 	}}}).Raw()
@@ -157,9 +157,9 @@ func TestCounts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.dropTTL(t, "inbox_claims", "until_1")
-	b.admit(t, b.inbox, entry("1"), entry("2"))
+	b.admit(t, b.inbox, newEntry("1"), newEntry("2"))
 	for _, id := range []string{"3", "4"} {
-		if _, err := b.inbox.Claim(t.Context(), entry(id), 0); err != nil {
+		if _, err := b.inbox.Claim(t.Context(), newEntry(id), 0); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -226,7 +226,7 @@ func TestNoWaitIsTold(t *testing.T) {
 	held, finish, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	hold := sync.OnceFunc(func() { close(held) })
 	go func() {
-		done <- b.inbox.Once(t.Context(), entry("1"), func(context.Context) error {
+		done <- b.inbox.Once(t.Context(), newEntry("1"), func(context.Context) error {
 			hold()
 			<-finish
 			return nil
@@ -234,21 +234,21 @@ func TestNoWaitIsTold(t *testing.T) {
 	}()
 	<-held
 	nothing := func(context.Context) error { return nil }
-	err := b.inbox.Once(t.Context(), entry("1"), nothing, inbox.OnceConfig{NoWait: true})
+	err := b.inbox.Once(t.Context(), newEntry("1"), nothing, inbox.OnceConfig{NoWait: true})
 	var busy *inbox.InProgressError
-	if !errors.As(err, &busy) || busy.Key != entry("1").Key || !busy.Until.IsZero() || !errors.Is(err, inbox.ErrInProgress) {
+	if !errors.As(err, &busy) || busy.Key != newEntry("1").Key || !busy.Until.IsZero() || !errors.Is(err, inbox.ErrInProgress) {
 		t.Errorf("the error is %v", err)
 	}
 
 	impatient, cancel := context.WithCancelCause(t.Context())
 	cause := errors.New("enough")
 	cancel(cause)
-	if err := b.inbox.Once(impatient, entry("1"), nothing, inbox.OnceConfig{}); !errors.Is(err, cause) {
+	if err := b.inbox.Once(impatient, newEntry("1"), nothing, inbox.OnceConfig{}); !errors.Is(err, cause) {
 		t.Errorf("the error is %v", err)
 	}
 
 	waits := make(chan error, 1)
-	go func() { waits <- b.inbox.Once(t.Context(), entry("1"), nothing, inbox.OnceConfig{}) }()
+	go func() { waits <- b.inbox.Once(t.Context(), newEntry("1"), nothing, inbox.OnceConfig{}) }()
 	close(finish)
 	if err := <-done; err != nil {
 		t.Error(err)
@@ -292,8 +292,8 @@ func TestLanesAreSpreadWhateverThePartitions(t *testing.T) {
 func TestMarkersHoldNoBody(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.admit(t, b.inbox, entry("1"), placed("2", 0, 2))
-	c, err := b.inbox.Claim(t.Context(), placed("3", 0, 3), 0)
+	b.admit(t, b.inbox, newEntry("1"), newEntryAt("2", 0, 2))
+	c, err := b.inbox.Claim(t.Context(), newEntryAt("3", 0, 3), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -323,7 +323,7 @@ func TestMarkersHoldNoBody(t *testing.T) {
 func TestAnIDOfTheBusinessIsAnIdentity(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	if fresh := b.admit(t, b.inbox, placed("invoice 4711 paid", 0, 10), placed("invoice 4711 paid", 5, 90)); !cmp.Equal(fresh, []bool{true, false}) {
+	if fresh := b.admit(t, b.inbox, newEntryAt("invoice 4711 paid", 0, 10), newEntryAt("invoice 4711 paid", 5, 90)); !cmp.Equal(fresh, []bool{true, false}) {
 		t.Fatalf("fresh is %v", fresh)
 	}
 }
@@ -334,16 +334,16 @@ func TestWritesAreByMajorityWhateverTheClientSays(t *testing.T) {
 	w := new(watch)
 	b := setup(t, w.options().SetWriteConcern(writeconcern.W1()).SetReadPreference(readpref.SecondaryPreferred()))
 	w.reset()
-	c, err := b.inbox.Claim(t.Context(), placed("1", 0, 1), 0)
+	c, err := b.inbox.Claim(t.Context(), newEntryAt("1", 0, 1), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(c.Handled(t.Context()), c.Release(t.Context()), b.inbox.Pass(t.Context(), []inbox.Entry{placed("2", 1, 2)})); err != nil {
+	if err := errors.Join(c.Handled(t.Context()), c.Release(t.Context()), b.inbox.Pass(t.Context(), []inbox.Entry{newEntryAt("2", 1, 2)})); err != nil {
 		t.Fatal(err)
 	}
 
 	var writes int
-	for _, s := range append(append(w.on("inbox"), w.on("inbox_claims")...), w.on("inbox_offsets")...) {
+	for _, s := range append(append(w.commandsOn("inbox"), w.commandsOn("inbox_claims")...), w.commandsOn("inbox_offsets")...) {
 		if s.name == "find" {
 			continue
 		}

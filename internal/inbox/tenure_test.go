@@ -13,8 +13,8 @@ import (
 	"github.com/outrelay/outrelay/internal/inbox"
 )
 
-// open begins a transaction that has admitted the entries, like a process that is killed then.
-func (b bundle) open(t *testing.T, x *inbox.Inbox, list ...inbox.Entry) *mongo.Session {
+// openTransaction begins a transaction that has admitted the entries, like a process that is killed then.
+func (b bundle) openTransaction(t *testing.T, x *inbox.Inbox, list ...inbox.Entry) *mongo.Session {
 	t.Helper()
 	s, err := b.client.StartSession()
 	if err != nil {
@@ -39,14 +39,14 @@ func (b bundle) open(t *testing.T, x *inbox.Inbox, list ...inbox.Entry) *mongo.S
 func TestAKilledProcessHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	killed, next := b.new(t), b.new(t)
+	killed, next := b.newInbox(t), b.newInbox(t)
 	if _, err := attach(t, killed, 1000); err != nil {
 		t.Fatal(err)
 	}
 
 	// These are committed before, so that the watermark exists and can conflict.
-	b.admit(t, killed, placed("1", 0, 1))
-	s := b.open(t, killed, placed("2", 0, 2))
+	b.admit(t, killed, newEntryAt("1", 0, 1))
+	s := b.openTransaction(t, killed, newEntryAt("2", 0, 2))
 	if _, err := attach(t, next, 1000); err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func TestAKilledProcessHoldsNobodyUp(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 	defer cancel()
 	err := b.transaction(ctx, func(ctx context.Context) error {
-		fresh, err := next.Admit(ctx, []inbox.Entry{placed("2", 0, 2)})
+		fresh, err := next.Admit(ctx, []inbox.Entry{newEntryAt("2", 0, 2)})
 		if err == nil && !fresh[0] {
 			err = errors.New("it is not fresh")
 		}
@@ -84,12 +84,12 @@ func TestAKilledProcessHoldsNobodyUp(t *testing.T) {
 func TestAProcessThatLivesKeepsItsCursors(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	first, next := b.new(t), b.new(t)
+	first, next := b.newInbox(t), b.newInbox(t)
 	if _, err := attach(t, first, 1000); err != nil {
 		t.Fatal(err)
 	}
 
-	s := b.open(t, first, placed("1", 0, 1))
+	s := b.openTransaction(t, first, newEntryAt("1", 0, 1))
 	if err := s.CommitTransaction(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -120,9 +120,9 @@ func TestAProcessThatLivesKeepsItsCursors(t *testing.T) {
 func TestAConsumerGivesBackOnlyItsOwn(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	x := b.new(t)
+	x := b.newInbox(t)
 	at := func(consumer string) inbox.Entry {
-		e := placed("1", 0, 1)
+		e := newEntryAt("1", 0, 1)
 		e.Key.Consumer = consumer
 		return e
 	}
@@ -139,12 +139,12 @@ func TestAConsumerGivesBackOnlyItsOwn(t *testing.T) {
 	}
 
 	// Open writes the tenure.
-	s := b.open(t, x, at("c/h"))
+	s := b.openTransaction(t, x, at("c/h"))
 	if err := x.Release(t.Context(), "a/h", "orders", 0); err != nil {
 		t.Fatal(err)
 	}
 
-	if _, err := b.new(t).Claim(t.Context(), at("b/h"), time.Minute); !errors.Is(err, inbox.ErrInProgress) {
+	if _, err := b.newInbox(t).Claim(t.Context(), at("b/h"), time.Minute); !errors.Is(err, inbox.ErrInProgress) {
 		t.Errorf("the claim of the other consumer: %v", err)
 	}
 
@@ -161,12 +161,12 @@ func TestAConsumerGivesBackOnlyItsOwn(t *testing.T) {
 func TestWatermarksCanBeForgotten(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	x := b.new(t)
+	x := b.newInbox(t)
 	if _, err := attach(t, x, 1000); err != nil {
 		t.Fatal(err)
 	}
 
-	b.admit(t, x, placed("1", 0, 1), placed("2", 1, 1))
+	b.admit(t, x, newEntryAt("1", 0, 1), newEntryAt("2", 1, 1))
 	if _, err := b.store().Forget(t.Context(), "", ""); !errors.Is(err, inbox.ErrInvalid) {
 		t.Errorf("forgetting without a name: %v, want invalid", err)
 	}
@@ -188,17 +188,17 @@ func TestWatermarksCanBeForgotten(t *testing.T) {
 func TestAPartitionThatWasGivenBackIsNotFreed(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	first, next := b.new(t), b.new(t)
+	first, next := b.newInbox(t), b.newInbox(t)
 	if _, err := attach(t, first, 1000); err != nil {
 		t.Fatal(err)
 	}
 
-	b.admit(t, first, placed("1", 0, 1))
+	b.admit(t, first, newEntryAt("1", 0, 1))
 	if n := b.countDocuments(t, "inbox_tenures", bson.D{}); n != 1 {
 		t.Fatalf("%d tenures", n)
 	}
 
-	s := b.open(t, first, entry("elsewhere"))
+	s := b.openTransaction(t, first, newEntry("elsewhere"))
 	if err := first.Release(t.Context(), "group/a", "orders", 0); err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +225,7 @@ func TestAPartitionThatWasGivenBackIsNotFreed(t *testing.T) {
 		}
 	}
 
-	if fresh := b.admit(t, next, placed("2", 0, 2)); !fresh[0] {
+	if fresh := b.admit(t, next, newEntryAt("2", 0, 2)); !fresh[0] {
 		t.Error("it is not fresh")
 	}
 }

@@ -78,7 +78,7 @@ func (w *watch) countConflicts() int {
 	return w.conflicts
 }
 
-func (w *watch) on(coll string) []sent {
+func (w *watch) commandsOn(coll string) []sent {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var found []sent
@@ -90,8 +90,8 @@ func (w *watch) on(coll string) []sent {
 	return found
 }
 
-// names returns the names of the commands for the collections, in order.
-func (w *watch) names(colls ...string) []string {
+// commandNames returns the names of the commands for the collections, in order.
+func (w *watch) commandNames(colls ...string) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var names []string
@@ -103,8 +103,8 @@ func (w *watch) names(colls ...string) []string {
 	return names
 }
 
-// dates returns all dates in a document at any depth.
-func dates(raw bson.Raw) []time.Time {
+// findDates returns all dates in a document at any depth.
+func findDates(raw bson.Raw) []time.Time {
 	var all []time.Time
 	elems, err := raw.Elements()
 	if err != nil {
@@ -116,9 +116,9 @@ func dates(raw bson.Raw) []time.Time {
 		case bson.TypeDateTime:
 			all = append(all, v.Time())
 		case bson.TypeEmbeddedDocument:
-			all = append(all, dates(v.Document())...)
+			all = append(all, findDates(v.Document())...)
 		case bson.TypeArray:
-			all = append(all, dates(bson.Raw(v.Array()))...)
+			all = append(all, findDates(bson.Raw(v.Array()))...)
 		}
 	}
 

@@ -35,14 +35,14 @@ func newExit(t *testing.T, opts ...consumer.Option) *exit {
 	w := newWorld(t)
 	w.broker.CreateTopic("in", 1)
 	e := &exit{world: w, topic: "in", calls: make(chan string, 10_000)}
-	e.Consumer = e.member(w.inbox, opts...)
+	e.Consumer = e.newMember(w.inbox, opts...)
 	return e
 }
 
-func (e *exit) member(x consumerparts.Inbox, opts ...consumer.Option) *consumer.Consumer {
+func (e *exit) newMember(x consumerparts.Inbox, opts ...consumer.Option) *consumer.Consumer {
 	e.Helper()
 	c, err := consumer.New("g", nil, append([]consumer.Option{
-		consumer.WithTopics("in"), around(consumerparts.Surroundings{Transport: e.broker, Inbox: x, Transact: e.db.Transaction}),
+		consumer.WithTopics("in"), withSurroundings(consumerparts.Surroundings{Transport: e.broker, Inbox: x, Transact: e.db.Transaction}),
 		consumer.WithCommitCount(1),
 		consumer.WithErrorHook(func(_ context.Context, err error) {
 			if e.Context().Err() == nil {
@@ -50,13 +50,13 @@ func (e *exit) member(x consumerparts.Inbox, opts ...consumer.Option) *consumer.
 			}
 		}),
 	}, opts...)...)
-	e.ok(err)
+	e.mustSucceed(err)
 	return c
 }
 
-func (e *exit) runs(opts ...consumer.HandlerOption) {
+func (e *exit) runMember(opts ...consumer.HandlerOption) {
 	e.Helper()
-	e.ok(e.Handle("h", consumer.Func(func(_ context.Context, m *consumer.Message) error {
+	e.mustSucceed(e.Handle("h", consumer.Func(func(_ context.Context, m *consumer.Message) error {
 		if strings.HasPrefix(string(m.Value), "bad") {
 			return errors.New("bad message")
 		}
@@ -73,22 +73,22 @@ func (e *exit) put(topic, key, value string, headers ...string) {
 	for i := 0; i < len(headers); i += 2 {
 		m.Headers = append(m.Headers, event.Header{Key: headers[i], Value: []byte(headers[i+1])})
 	}
-	e.ok(e.broker.Publish(e.context(), topic, []transport.Record{m}))
+	e.mustSucceed(e.broker.Publish(e.context(), topic, []transport.Record{m}))
 }
 
-// passes waits until all offsets of the topic are committed. It returns the handled values and the
+// waitPassed waits until all offsets of the topic are committed. It returns the handled values and the
 // dead letters.
-func (e *exit) passes() (handled []string, letters []deadletter.Letter) {
+func (e *exit) waitPassed() (handled []string, letters []deadletter.Letter) {
 	e.Helper()
 	ctx, cancel := context.WithTimeout(e.Context(), 20*time.Second)
 	defer cancel()
-	e.ok(e.broker.AwaitCommitted(ctx, "g", e.topic))
+	e.mustSucceed(e.broker.AwaitCommitted(ctx, "g", e.topic))
 	for {
 		select {
 		case v := <-e.calls:
 			handled = append(handled, v)
 		default:
-			return handled, e.letters()
+			return handled, e.listLetters()
 		}
 	}
 }
@@ -108,8 +108,8 @@ func TestALongIdentityDoesNotBlockItsPartition(t *testing.T) {
 	e.put("in", "k", "long key again", "id", "3", consumer.HeaderDedupKey, long)
 	e.put("in", "k", "long source", "ce_id", "4", "ce_source", long, "ce_specversion", "1.0")
 	e.put("in", "k", "good", "id", "5")
-	e.runs()
-	handled, letters := e.passes()
+	e.runMember()
+	handled, letters := e.waitPassed()
 	if got := strings.Join(handled, ", "); got != "long key, long source, good" {
 		t.Errorf("handled: %s", got)
 	}
@@ -129,23 +129,23 @@ func TestALongIdentityDoesNotBlockItsPartition(t *testing.T) {
 func TestAFaultEventThatIsNotLegalDoesNotBlockItsPartition(t *testing.T) {
 	t.Parallel()
 	e := newExit(t)
-	e.Consumer = e.member(e.inbox, toLetters, consumer.WithDeadLetters(deadletter.WithNotification(e.box)))
+	e.Consumer = e.newMember(e.inbox, toLetters, consumer.WithDeadLetters(deadletter.WithNotification(e.box)))
 	typ := strings.Repeat("T", 4101)
-	e.ok(e.Handle(typ, consumer.Func(func(context.Context, *consumer.Message) error { return errors.New("no") }, typ)))
+	e.mustSucceed(e.Handle(typ, consumer.Func(func(context.Context, *consumer.Message) error { return errors.New("no") }, typ)))
 	m := transport.Record{Key: []byte("k"), Value: []byte("x"), Headers: []event.Header{{Key: "type", Value: []byte(typ)}, {Key: "id", Value: []byte("1")}}}
-	e.ok(e.broker.Publish(e.context(), "in", []transport.Record{m}))
+	e.mustSucceed(e.broker.Publish(e.context(), "in", []transport.Record{m}))
 	e.put("in", strings.Repeat("k", 5000), "bad key", "id", "2")
 	e.put("in", "k", "bad"+strings.Repeat("x", 700_000), "id", "3")
 	e.put("in", "k", "bad", "id", strings.Repeat("i", 1010))
 	e.put("in", "k", "good", "id", "5")
-	e.runs()
-	handled, letters := e.passes()
+	e.runMember()
+	handled, letters := e.waitPassed()
 	if len(handled) != 1 || len(letters) != 4 {
 		t.Errorf("handled %q, %d letters", handled, len(letters))
 	}
 
 	told, err := e.broker.Await(e.context(), "outbox.event."+deadletter.Notified.Aggregate, 4)
-	e.ok(err)
+	e.mustSucceed(err)
 	if len(told) != 4 {
 		t.Errorf("%d notifications", len(told))
 	}
@@ -167,8 +167,8 @@ func TestARedactorThatFailsDoesNotBlockItsPartition(t *testing.T) {
 	e.put("in", "secret key", "bad error", "id", "2", "secret", "header")
 	e.put("in", "k", "bad", "id", "3")
 	e.put("in", "k", "good", "id", "4")
-	e.runs()
-	handled, letters := e.passes()
+	e.runMember()
+	handled, letters := e.waitPassed()
 	if len(handled) != 1 || len(letters) != 3 {
 		t.Fatalf("handled %q, %d letters", handled, len(letters))
 	}
@@ -197,8 +197,8 @@ func TestARetryTopicThatCannotBeIsADeadLetter(t *testing.T) {
 
 	e.put("in", "k", "bad", "id", "1")
 	e.put("in", "k", "good", "id", "2")
-	e.runs(noQuick, consumer.WithRetryTopics(time.Second))
-	if handled, letters := e.passes(); len(handled) != 1 || len(letters) != 1 {
+	e.runMember(noQuick, consumer.WithRetryTopics(time.Second))
+	if handled, letters := e.waitPassed(); len(handled) != 1 || len(letters) != 1 {
 		t.Errorf("handled %q, %d letters", handled, len(letters))
 	}
 }
@@ -220,8 +220,8 @@ func TestControlHeadersOfStrangersAreIgnored(t *testing.T) {
 			e := newExit(t)
 			e.put("in", "k", "held", append([]string{"id", "1"}, headers...)...)
 			e.put("in", "k", "good", "id", "2")
-			e.runs()
-			if handled, letters := e.passes(); len(handled) != 2 || len(letters) != 0 {
+			e.runMember()
+			if handled, letters := e.waitPassed(); len(handled) != 2 || len(letters) != 0 {
 				t.Errorf("handled %q, letters %+v", handled, letters)
 			}
 		})
@@ -239,11 +239,11 @@ func TestControlHeadersOfStrangersAreIgnored(t *testing.T) {
 			e := newExit(t)
 			e.put("in", "k", "bad", append([]string{"id", "1"}, headers...)...)
 			e.put("in", "k", "good", "id", "2")
-			e.runs(noQuick, consumer.WithRetryTopics(10*time.Millisecond))
-			e.passes()
+			e.runMember(noQuick, consumer.WithRetryTopics(10*time.Millisecond))
+			e.waitPassed()
 			e.topic = "in.g.retry.1"
-			e.passes()
-			letters := e.letters()
+			e.waitPassed()
+			letters := e.listLetters()
 			if len(letters) != 1 || letters[0].Topic != "in" || letters[0].Attempts != 2 || letters[0].ID.Message != "1" {
 				t.Errorf("letters %+v", letters)
 			}
@@ -262,8 +262,8 @@ func TestARetryIsNotHeldForever(t *testing.T) {
 	e.broker.CreateTopic("in.g.retry.1", 1)
 	e.put("in.g.retry.1", "k", "held", "id", "1", record.HeaderOnly, "g/h", record.HeaderRetryDue, "9999999999999", record.HeaderRetryOrigin, "in/0/0")
 	e.topic = "in.g.retry.1"
-	e.runs()
-	if handled, _ := e.passes(); len(handled) != 1 {
+	e.runMember()
+	if handled, _ := e.waitPassed(); len(handled) != 1 {
 		t.Errorf("handled %q", handled)
 	}
 }
@@ -276,9 +276,9 @@ func TestRetriesOfAnotherHandlerAreKept(t *testing.T) {
 	e.put("in", "k", "retry", "id", "1", record.HeaderOnly, "g/old")
 	e.put("in", "k", "foreign", "id", "2", record.HeaderOnly, "another/h")
 	m := transport.Record{Key: []byte("k"), Headers: []event.Header{{Key: "type", Value: []byte("unknown")}, {Key: "id", Value: []byte("3")}}}
-	e.ok(e.broker.Publish(e.context(), "in", []transport.Record{m}))
-	e.runs()
-	_, letters := e.passes()
+	e.mustSucceed(e.broker.Publish(e.context(), "in", []transport.Record{m}))
+	e.runMember()
+	_, letters := e.waitPassed()
 	if len(letters) != 1 || letters[0].ID.Handler != "old" || letters[0].Class != deadletter.ClassUnknown {
 		t.Errorf("letters %+v", letters)
 	}
@@ -293,8 +293,8 @@ func TestEventsOfTwoSourcesWithEqualIDsHaveTheirEffects(t *testing.T) {
 		e.put("in", "k", fmt.Sprintf(`{"specversion":"1.0","id":"2","source":%q,"type":"A","data":"structured"}`, source), "content-type", "application/cloudevents+json")
 	}
 
-	e.runs()
-	if handled, letters := e.passes(); len(handled) != 4 || len(letters) != 0 {
+	e.runMember()
+	if handled, letters := e.waitPassed(); len(handled) != 4 || len(letters) != 0 {
 		t.Errorf("handled %q, letters %+v", handled, letters)
 	}
 }
@@ -307,8 +307,8 @@ func TestAtLeastOnceStoresNothing(t *testing.T) {
 		e.put("in", "k", "x", "id", "1", "type", "A")
 	}
 
-	e.runs()
-	if handled, letters := e.passes(); len(handled) != 2 || len(letters) != 0 {
+	e.runMember()
+	if handled, letters := e.waitPassed(); len(handled) != 2 || len(letters) != 0 {
 		t.Errorf("handled %q, letters %+v", handled, letters)
 	}
 	if n, err := e.inbox.Counts(e.context()); n.Markers != 0 || err != nil {
@@ -337,8 +337,8 @@ func TestARecordWithoutAnIDHasItsEffectOnceWhereverItIsMoved(t *testing.T) {
 	died, effects := make(chan struct{}), make(chan string, 100)
 	policy := consumer.WithRetryTopics(10 * time.Millisecond)
 	member := func(x consumerparts.Inbox, fails bool) *consumer.Consumer {
-		c := e.member(x, noQuick, policy)
-		e.ok(c.Handle("h", consumer.Func(func(_ context.Context, m *consumer.Message) error {
+		c := e.newMember(x, noQuick, policy)
+		e.mustSucceed(c.Handle("h", consumer.Func(func(_ context.Context, m *consumer.Message) error {
 			if fails {
 				return errors.New("not yet")
 			}
@@ -356,11 +356,11 @@ func TestARecordWithoutAnIDHasItsEffectOnceWhereverItIsMoved(t *testing.T) {
 	<-died
 	stop()
 	next, err := memory.NewInbox(e.db)
-	e.ok(err)
+	e.mustSucceed(err)
 	e.start("next", member(next, false).Run)
-	e.passes()
+	e.waitPassed()
 	e.topic = "in.g.retry.1"
-	e.passes()
+	e.waitPassed()
 	if len(effects) != 1 {
 		t.Errorf("%d effects", len(effects))
 	}

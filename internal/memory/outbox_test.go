@@ -25,8 +25,8 @@ func newOutbox(t *testing.T, db *DB, opts ...outbox.Option) *outbox.Box {
 	return b
 }
 
-// stored returns the committed envelopes.
-func stored(t *testing.T, box *outbox.Box) []bson.Raw {
+// listStored returns the committed envelopes.
+func listStored(t *testing.T, box *outbox.Box) []bson.Raw {
 	t.Helper()
 	list, err := storeOf(box).Stored(t.Context())
 	if err != nil {
@@ -48,7 +48,7 @@ func TestOutboxContract(t *testing.T) {
 			Transaction: db.Transaction,
 			Stored: func(t *testing.T) [][]byte {
 				var docs [][]byte
-				for _, raw := range stored(t, box) {
+				for _, raw := range listStored(t, box) {
 					docs = append(docs, raw)
 				}
 
@@ -80,11 +80,11 @@ func TestOutboxOptions(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	if n, m := len(stored(t, plain)), len(stored(t, audit)); n != 1 || m != 1 {
+	if n, m := len(listStored(t, plain)), len(listStored(t, audit)); n != 1 || m != 1 {
 		t.Errorf("%d and %d envelopes, want 1 and 1", n, m)
 	}
 
-	if again := stored(t, newOutbox(t, db, outbox.WithCollection("audit"))); len(again) != 1 {
+	if again := listStored(t, newOutbox(t, db, outbox.WithCollection("audit"))); len(again) != 1 {
 		t.Errorf("another of the name sees %s", again)
 	}
 }

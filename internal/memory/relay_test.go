@@ -70,15 +70,15 @@ func (k *kit) flush() {
 	}
 }
 
-// want compares the values of the records of a topic.
-func (k *kit) want(topic string, values ...string) {
+// checkRecords compares the values of the records of a topic.
+func (k *kit) checkRecords(topic string, values ...string) {
 	k.t.Helper()
-	if got := texts(k.broker.Records(topic)); !slices.Equal(got, values) {
+	if got := valuesOf(k.broker.Records(topic)); !slices.Equal(got, values) {
 		k.t.Errorf("in %s: %v, want %v", topic, got, values)
 	}
 }
 
-func texts(list []transport.Record) []string {
+func valuesOf(list []transport.Record) []string {
 	var got []string
 	for _, r := range list {
 		got = append(got, string(r.Value))
@@ -86,7 +86,7 @@ func texts(list []transport.Record) []string {
 	return got
 }
 
-func order(id, value string, opts ...event.Option) event.Event {
+func newOrder(id, value string, opts ...event.Option) event.Event {
 	return event.New(event.Aggregate{Type: "order", ID: id}, "OrderPlaced", event.Bytes("", []byte(value)), opts...)
 }
 
@@ -95,9 +95,9 @@ func TestRelayBringsWhatIsCommittedInItsOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKit(t)
 		no := errors.New("no")
-		k.append(order("o-1", "before the start"))
+		k.append(newOrder("o-1", "before the start"))
 		if err := k.db.Transaction(t.Context(), func(ctx context.Context) error {
-			_ = k.box.Append(ctx, order("o-1", "rolled back"))
+			_ = k.box.Append(ctx, newOrder("o-1", "rolled back"))
 			return no
 		}); !errors.Is(err, no) {
 			t.Error(err)
@@ -105,11 +105,11 @@ func TestRelayBringsWhatIsCommittedInItsOrder(t *testing.T) {
 
 		// The transaction that commits first is delivered first, whichever appended first.
 		if err := k.db.Transaction(t.Context(), func(ctx context.Context) error {
-			if err := k.box.Append(ctx, order("o-1", "committed last")); err != nil {
+			if err := k.box.Append(ctx, newOrder("o-1", "committed last")); err != nil {
 				return err
 			}
 
-			k.append(order("o-1", "committed in between"))
+			k.append(newOrder("o-1", "committed in between"))
 			k.flush()
 			return nil
 		}); err != nil {
@@ -117,7 +117,7 @@ func TestRelayBringsWhatIsCommittedInItsOrder(t *testing.T) {
 		}
 
 		k.flush()
-		k.want("outbox.event.order", "before the start", "committed in between", "committed last")
+		k.checkRecords("outbox.event.order", "before the start", "committed in between", "committed last")
 		r := k.broker.Records("outbox.event.order")[0]
 		if string(r.Key) != "o-1" || !r.Time.Equal(start) || r.Headers[0].Key != "id" {
 			t.Errorf("%+v", r)
@@ -138,21 +138,21 @@ func TestRelayRunsUntilItsContextEndsAndDrains(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		k := newKit(t)
-		k.append(order("o-1", "buffered before the start"))
+		k.append(newOrder("o-1", "buffered before the start"))
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- k.relay.Run(ctx) }()
 		synctest.Wait()
-		k.append(order("o-1", "while it runs"))
+		k.append(newOrder("o-1", "while it runs"))
 		synctest.Wait()
-		k.want("outbox.event.order", "buffered before the start", "while it runs")
+		k.checkRecords("outbox.event.order", "buffered before the start", "while it runs")
 		// No record can be written when the context ends, but the committed events are still
 		// delivered.
 		outage := errors.New("the broker is away")
 		k.broker.Inject(func(string, *transport.Record) Fault { return Fault{Err: outage} })
-		k.append(order("o-1", "in the outage"), order("o-2", "too"))
+		k.append(newOrder("o-1", "in the outage"), newOrder("o-2", "too"))
 		synctest.Wait()
-		k.want("outbox.event.order", "buffered before the start", "while it runs")
+		k.checkRecords("outbox.event.order", "buffered before the start", "while it runs")
 		stop()
 		if err := <-done; !errors.Is(err, outage) {
 			t.Errorf("what could not be delivered is reported as %v", err)
@@ -160,7 +160,7 @@ func TestRelayRunsUntilItsContextEndsAndDrains(t *testing.T) {
 
 		k.broker.Inject(nil)
 		k.flush()
-		k.want("outbox.event.order", "buffered before the start", "while it runs", "in the outage", "too")
+		k.checkRecords("outbox.event.order", "buffered before the start", "while it runs", "in the outage", "too")
 	})
 }
 
@@ -174,7 +174,7 @@ func TestRelayWaitsAnOutageOut(t *testing.T) {
 		// The detector of races does not recognize that synctest.Wait orders a later write after a read.
 		var tries atomic.Int64
 		k.broker.Inject(func(string, *transport.Record) Fault { tries.Add(1); return Fault{Err: errors.New("away")} })
-		k.append(order("o-1", "first"), order("o-1", "second"))
+		k.append(newOrder("o-1", "first"), newOrder("o-1", "second"))
 		synctest.Wait()
 		before := tries.Load()
 		<-time.After(retryAfter)
@@ -186,7 +186,7 @@ func TestRelayWaitsAnOutageOut(t *testing.T) {
 		// The relay continues without help, in order.
 		k.broker.Inject(nil)
 		synctest.Wait()
-		k.want("outbox.event.order", "first", "second")
+		k.checkRecords("outbox.event.order", "first", "second")
 		if dead := k.relay.DeadLetters(); len(dead) != 0 {
 			t.Errorf("an outage spends attempts: %v", dead)
 		}
@@ -214,11 +214,11 @@ func TestRelayFaults(t *testing.T) {
 		return Fault{}
 	})
 
-	bad := order("o-1", "refused")
-	late := order("o-1", "late", event.WithExpiry(start))
-	k.append(bad, order("o-1", "twice"), late, order("o-1", "last"), order("o-1", "nowhere", event.WithTopic("__consumer_offsets")))
+	bad := newOrder("o-1", "refused")
+	late := newOrder("o-1", "late", event.WithExpiry(start))
+	k.append(bad, newOrder("o-1", "twice"), late, newOrder("o-1", "last"), newOrder("o-1", "nowhere", event.WithTopic("__consumer_offsets")))
 	k.flush()
-	k.want("outbox.event.order", "twice", "twice", "last")
+	k.checkRecords("outbox.event.order", "twice", "twice", "last")
 	if tries != maxAttempts {
 		t.Errorf("%d attempts, want %d", tries, maxAttempts)
 	}
@@ -240,12 +240,12 @@ func TestScheduledEventsGoByTheClock(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- k.relay.Run(ctx) }()
-		k.schedule(order("o-1", "in an hour"), start.Add(time.Hour))
-		moved := k.schedule(order("o-1", "moved"), start.Add(time.Hour))
-		cancelled := k.schedule(order("o-1", "cancelled"), start.Add(time.Minute))
-		k.schedule(order("o-1", "past"), start.Add(-time.Minute))
+		k.schedule(newOrder("o-1", "in an hour"), start.Add(time.Hour))
+		moved := k.schedule(newOrder("o-1", "moved"), start.Add(time.Hour))
+		cancelled := k.schedule(newOrder("o-1", "cancelled"), start.Add(time.Minute))
+		k.schedule(newOrder("o-1", "past"), start.Add(-time.Minute))
 		synctest.Wait()
-		k.want("outbox.event.order", "past")
+		k.checkRecords("outbox.event.order", "past")
 		if err := k.box.Reschedule(t.Context(), moved, start.Add(time.Minute)); err != nil {
 			t.Error(err)
 		}
@@ -265,10 +265,10 @@ func TestScheduledEventsGoByTheClock(t *testing.T) {
 			synctest.Wait()
 			<-time.After(x.ahead)
 			synctest.Wait()
-			k.want("outbox.event.order", x.want...)
+			k.checkRecords("outbox.event.order", x.want...)
 		}
 
-		if n := len(stored(t, k.box)); n != 0 {
+		if n := len(listStored(t, k.box)); n != 0 {
 			t.Errorf("%d delivered ones are kept", n)
 		}
 
@@ -291,7 +291,7 @@ func TestRoutesAndPresets(t *testing.T) {
 		return Fault{}
 	})
 
-	k.append(event.New(event.Aggregate{Type: "invoice", ID: "i-1"}, "Issued", event.Bytes("", []byte("x"))), order("o-1", "y"))
+	k.append(event.New(event.Aggregate{Type: "invoice", ID: "i-1"}, "Issued", event.Bytes("", []byte("x"))), newOrder("o-1", "y"))
 	if err := k.relay.Flush(t.Context()); err == nil {
 		t.Error("an outage is not reported")
 	}
@@ -299,9 +299,9 @@ func TestRoutesAndPresets(t *testing.T) {
 	outage = false
 	k.flush()
 	// The record arrives once, although the other topic was away.
-	k.want("a", "x")
-	k.want("b", "x")
-	k.want("order.OrderPlaced", "y")
+	k.checkRecords("a", "x")
+	k.checkRecords("b", "x")
+	k.checkRecords("order.OrderPlaced", "y")
 	if h := k.broker.Records("a")[0].Headers; !slices.ContainsFunc(h, func(h event.Header) bool { return h.Key == "ce_type" && string(h.Value) == "Issued" }) {
 		t.Errorf("headers %v", h)
 	}
@@ -344,7 +344,7 @@ func TestBrokerHelpsTests(t *testing.T) {
 	}
 
 	b.Compact("t")
-	if got := texts(b.Records("t")); !slices.Equal(got, []string{"4", "5"}) {
+	if got := valuesOf(b.Records("t")); !slices.Equal(got, []string{"4", "5"}) {
 		t.Errorf("after compaction: %v", got)
 	}
 

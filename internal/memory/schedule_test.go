@@ -40,12 +40,12 @@ func newPlanIn(w *world, opts ...consumer.Option) *plan {
 	p.broker.CreateTopic("plan", 1)
 	var err error
 	p.Consumer, err = consumer.New("g", nil, append([]consumer.Option{
-		consumer.WithTopics("plan"), around(consumerparts.Surroundings{Transport: p.broker, Inbox: p.inbox, Transact: p.db.Transaction}),
+		consumer.WithTopics("plan"), withSurroundings(consumerparts.Surroundings{Transport: p.broker, Inbox: p.inbox, Transact: p.db.Transaction}),
 		consumer.WithCommitCount(1),
 		consumer.WithErrorHook(func(_ context.Context, err error) { p.reported <- err }),
 	}, opts...)...)
 
-	p.ok(err)
+	p.mustSucceed(err)
 	return p
 }
 
@@ -54,28 +54,28 @@ func (p *plan) put(typ string, n int, keys int) {
 	p.Helper()
 	for i := range n {
 		id := fmt.Sprint(typ, "-", i)
-		p.ok(p.broker.Publish(p.context(), "plan", []transport.Record{{
+		p.mustSucceed(p.broker.Publish(p.context(), "plan", []transport.Record{{
 			Key: []byte(fmt.Sprint("key-", i%keys)), Value: []byte(id),
 			Headers: []event.Header{{Key: "id", Value: []byte(id)}, {Key: "type", Value: []byte(typ)}},
 		}}))
 	}
 }
 
-func (p *plan) on(typ string, f consumer.HandlerFunc, opts ...consumer.HandlerOption) {
+func (p *plan) addHandler(typ string, f consumer.HandlerFunc, opts ...consumer.HandlerOption) {
 	p.Helper()
-	p.ok(p.Handle("h-"+typ, consumer.Func(f, typ), opts...))
+	p.mustSucceed(p.Handle("h-"+typ, consumer.Func(f, typ), opts...))
 }
 
-// passes waits until all offsets of the topic are committed.
-func (p *plan) passes() {
+// waitPassed waits until all offsets of the topic are committed.
+func (p *plan) waitPassed() {
 	p.Helper()
 	ctx, cancel := context.WithTimeout(p.Context(), 20*time.Second)
 	defer cancel()
-	p.ok(p.broker.AwaitCommitted(ctx, "g", "plan"))
+	p.mustSucceed(p.broker.AwaitCommitted(ctx, "g", "plan"))
 }
 
-// reports returns the errors that were reported since the last call.
-func (p *plan) reports() (all []error) {
+// takeReports returns the errors that were reported since the last call.
+func (p *plan) takeReports() (all []error) {
 	for {
 		select {
 		case err := <-p.reported:
@@ -100,7 +100,7 @@ func TestMessagesThatWaitForTheirHandlerAtAStopAreNotBlamed(t *testing.T) {
 			p.put("A", 40, 40)
 			var handled atomic.Int32
 			begun, release := make(chan struct{}, 40), make(chan struct{})
-			p.on("A", func(context.Context, *consumer.Message) error {
+			p.addHandler("A", func(context.Context, *consumer.Message) error {
 				begun <- struct{}{}
 				<-release
 				handled.Add(1)
@@ -113,16 +113,16 @@ func TestMessagesThatWaitForTheirHandlerAtAStopAreNotBlamed(t *testing.T) {
 			<-begun
 			stop()
 			close(release)
-			p.ok(<-done)
+			p.mustSucceed(<-done)
 			p.start("consumer", p.Run)
-			p.passes()
+			p.waitPassed()
 
-			letters := p.letters()
+			letters := p.listLetters()
 			if n := handled.Load(); n != 40 || len(letters) > 0 {
 				t.Errorf("%d of 40 messages were handled, %d are dead letters", n, len(letters))
 			}
 
-			for _, err := range p.reports() {
+			for _, err := range p.takeReports() {
 				if _, ok := errors.AsType[*consumer.HandlerError](err); ok {
 					t.Error(err)
 				}
@@ -136,14 +136,14 @@ func TestALimitedHandlerDoesNotStarveOthers(t *testing.T) {
 	p := newPlan(t, consumer.WithConcurrency(4))
 	p.put("slow", 64, 64)
 	begun, release := make(chan struct{}, 64), make(chan struct{})
-	p.on("slow", func(context.Context, *consumer.Message) error {
+	p.addHandler("slow", func(context.Context, *consumer.Message) error {
 		begun <- struct{}{}
 		<-release
 		return nil
 	}, consumer.WithLimit(1))
 
 	quick := make(chan struct{}, 1)
-	p.on("quick", func(context.Context, *consumer.Message) error {
+	p.addHandler("quick", func(context.Context, *consumer.Message) error {
 		quick <- struct{}{}
 		return nil
 	})
@@ -157,7 +157,7 @@ func TestALimitedHandlerDoesNotStarveOthers(t *testing.T) {
 	}
 
 	close(release)
-	p.passes()
+	p.waitPassed()
 }
 
 // One handler is removed while its message waits for the next attempt, and another one with the
@@ -180,15 +180,15 @@ func TestAHandlerThatIsReplacedLosesNoMessageThatWaits(t *testing.T) {
 		return nil
 	}
 
-	p.on("A", handler, policy)
+	p.addHandler("A", handler, policy)
 	p.start("consumer", p.Run)
 	<-failed
 	p.Remove("h-A")
-	p.on("A", handler, policy)
-	p.ok(p.broker.Publish(p.context(), "plan", []transport.Record{{
+	p.addHandler("A", handler, policy)
+	p.mustSucceed(p.broker.Publish(p.context(), "plan", []transport.Record{{
 		Key: []byte("key-0"), Headers: []event.Header{{Key: "id", Value: []byte("second")}, {Key: "type", Value: []byte("A")}},
 	}}))
-	p.passes()
+	p.waitPassed()
 	if n := effects.Load(); n != 2 {
 		t.Errorf("%d of 2 messages had their effect", n)
 	}
@@ -230,9 +230,9 @@ func TestASlowHandlerWithABacklogMakesProgress(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	p := newPlan(t, around(consumerparts.Surroundings{Inbox: in, Transact: short}))
+	p := newPlan(t, withSurroundings(consumerparts.Surroundings{Inbox: in, Transact: short}))
 	p.put("A", 64, 1)
-	p.on("A", func(ctx context.Context, _ *consumer.Message) error {
+	p.addHandler("A", func(ctx context.Context, _ *consumer.Message) error {
 		select {
 		case <-time.After(20 * time.Millisecond):
 			return nil
@@ -242,7 +242,7 @@ func TestASlowHandlerWithABacklogMakesProgress(t *testing.T) {
 	})
 
 	p.start("consumer", p.Run)
-	p.passes()
+	p.waitPassed()
 }
 
 var errExpired = errors.New("the transaction was open for too long")
@@ -268,9 +268,9 @@ func TestABreakerOpensForTimeOutsAndForBatches(t *testing.T) {
 				consumer.WithMiddleware(b.Middleware()), consumer.WithTimeout(20 * time.Millisecond), consumer.WithRetry(consumer.NoRetry()),
 			}
 			if c.batch {
-				p.ok(p.Handle("A", consumer.Batch(func(ctx context.Context, _ []*consumer.Message) error { return c.f(ctx) }, "A"), opts...))
+				p.mustSucceed(p.Handle("A", consumer.Batch(func(ctx context.Context, _ []*consumer.Message) error { return c.f(ctx) }, "A"), opts...))
 			} else {
-				p.on("A", func(ctx context.Context, _ *consumer.Message) error { return c.f(ctx) }, opts...)
+				p.addHandler("A", func(ctx context.Context, _ *consumer.Message) error { return c.f(ctx) }, opts...)
 			}
 
 			p.start("consumer", p.Run)
@@ -292,13 +292,13 @@ func TestABreakerOpensForTimeOutsAndForBatches(t *testing.T) {
 func TestUnknownTypesAreReportedOnceEach(t *testing.T) {
 	t.Parallel()
 	p := newPlan(t)
-	p.on("known", func(context.Context, *consumer.Message) error { return nil })
+	p.addHandler("known", func(context.Context, *consumer.Message) error { return nil })
 	p.put("A", 10, 3)
 	p.put("B", 10, 3)
 	p.start("consumer", p.Run)
-	p.passes()
+	p.waitPassed()
 	var reports []string
-	for _, err := range p.reports() {
+	for _, err := range p.takeReports() {
 		if !errors.Is(err, consumer.ErrNoHandler) {
 			t.Error(err)
 		}
@@ -319,12 +319,12 @@ func TestAHandlersOwnInboxErrorsAreItsFailures(t *testing.T) {
 			t.Parallel()
 			p := newPlan(t)
 			p.put("A", 1, 1)
-			p.on("A", func(context.Context, *consumer.Message) error { return fmt.Errorf("of another inbox: %w", failure) },
+			p.addHandler("A", func(context.Context, *consumer.Message) error { return fmt.Errorf("of another inbox: %w", failure) },
 				consumer.WithRetry(consumer.NoRetry()))
 
 			p.start("consumer", p.Run)
-			p.passes()
-			letters := p.letters()
+			p.waitPassed()
+			letters := p.listLetters()
 			if len(letters) != 1 {
 				t.Errorf("%d dead letters", len(letters))
 			}
@@ -337,15 +337,15 @@ func TestATimeOutKeepsTheHandlersOwnError(t *testing.T) {
 	own := errors.New("the article is reserved")
 	p := newPlan(t)
 	p.put("A", 1, 1)
-	p.on("A", func(ctx context.Context, _ *consumer.Message) error {
+	p.addHandler("A", func(ctx context.Context, _ *consumer.Message) error {
 		<-ctx.Done()
 		return own
 	}, consumer.WithTimeout(10*time.Millisecond),
 		consumer.WithRetry(consumer.NoRetry()), consumer.WithRetryFor(consumer.ErrorIs(own), consumer.Retry{MaxAttempts: 1, Then: consumer.ThenDiscard}))
 
 	p.start("consumer", p.Run)
-	p.passes()
-	for _, err := range p.reports() {
+	p.waitPassed()
+	for _, err := range p.takeReports() {
 		if e, ok := errors.AsType[*consumer.HandlerError](err); !ok || e.Next != "discard" || !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
@@ -375,7 +375,7 @@ func TestTheLagOfAStuckPartitionGrows(t *testing.T) {
 	p := newPlan(t, consumer.WithTelemetry(seen), consumer.WithBuffer(1))
 	p.put("A", 1, 1)
 	begun, release := make(chan struct{}, 100), make(chan struct{})
-	p.on("A", func(context.Context, *consumer.Message) error {
+	p.addHandler("A", func(context.Context, *consumer.Message) error {
 		begun <- struct{}{}
 		<-release
 		return nil
@@ -422,11 +422,11 @@ func TestAHandlerThatIsAbandonedKeepsItsClaimAndNoSlot(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			kept := &claims{Inbox: w.inbox, generations: make(chan struct{}, 10)}
-			p := newPlanIn(w, around(consumerparts.Surroundings{Inbox: kept}), consumer.WithConcurrency(1), consumer.WithDrain(10*time.Millisecond), consumer.WithTelemetry(kept))
+			p := newPlanIn(w, withSurroundings(consumerparts.Surroundings{Inbox: kept}), consumer.WithConcurrency(1), consumer.WithDrain(10*time.Millisecond), consumer.WithTelemetry(kept))
 			p.put("A", 1, 1)
 			hangs, release := make(chan struct{}, 10), make(chan struct{})
 			var hung atomic.Bool
-			p.on("A", func(context.Context, *consumer.Message) error {
+			p.addHandler("A", func(context.Context, *consumer.Message) error {
 				if hung.CompareAndSwap(false, true) {
 					hangs <- struct{}{}
 					<-release
@@ -448,7 +448,7 @@ func TestAHandlerThatIsAbandonedKeepsItsClaimAndNoSlot(t *testing.T) {
 
 			if mode == consumer.AtLeastOnce {
 				// The messages pass in the only slot of the next generation.
-				p.passes()
+				p.waitPassed()
 			}
 		})
 	}
@@ -458,7 +458,7 @@ func TestRetryTopicsOfAHandlerThatComesLaterAreRead(t *testing.T) {
 	t.Parallel()
 	p := newPlan(t)
 	generations := make(chan struct{}, 10)
-	p.on("ready", func(context.Context, *consumer.Message) error {
+	p.addHandler("ready", func(context.Context, *consumer.Message) error {
 		generations <- struct{}{}
 		return nil
 	})
@@ -468,7 +468,7 @@ func TestRetryTopicsOfAHandlerThatComesLaterAreRead(t *testing.T) {
 
 	var calls atomic.Int32
 	done := make(chan struct{}, 1)
-	p.on("A", func(context.Context, *consumer.Message) error {
+	p.addHandler("A", func(context.Context, *consumer.Message) error {
 		if calls.Add(1) == 1 {
 			return errors.New("the first time")
 		}

@@ -84,12 +84,12 @@ func (w *world) context() context.Context {
 	return ctx
 }
 
-// around replaces the surroundings of a consumer.
-func around(s consumerparts.Surroundings) consumer.Option {
+// withSurroundings replaces the surroundings of a consumer.
+func withSurroundings(s consumerparts.Surroundings) consumer.Option {
 	return consumerparts.Option(s).(consumer.Option)
 }
 
-func (w *world) consumer(group string, topics ...string) *consumer.Consumer {
+func (w *world) newConsumer(group string, topics ...string) *consumer.Consumer {
 	w.Helper()
 	return w.consumerOf(group, topics)
 }
@@ -97,7 +97,7 @@ func (w *world) consumer(group string, topics ...string) *consumer.Consumer {
 func (w *world) consumerOf(group string, topics []string, more ...consumer.Option) *consumer.Consumer {
 	w.Helper()
 	c, err := consumer.New(group, nil, append(more, consumer.WithTopics(topics...),
-		around(consumerparts.Surroundings{Transport: w.broker, Inbox: w.inbox, Transact: w.db.Transaction}), consumer.WithCommitCount(1),
+		withSurroundings(consumerparts.Surroundings{Transport: w.broker, Inbox: w.inbox, Transact: w.db.Transaction}), consumer.WithCommitCount(1),
 		consumer.WithErrorHook(func(_ context.Context, err error) {
 			if w.Context().Err() == nil {
 				w.Log(err)
@@ -110,18 +110,18 @@ func (w *world) consumerOf(group string, topics []string, more ...consumer.Optio
 	return c
 }
 
-// letters returns the dead letters, in the order of their offsets.
-func (w *world) letters() (list []deadletter.Letter) {
+// listLetters returns the dead letters, in the order of their offsets.
+func (w *world) listLetters() (list []deadletter.Letter) {
 	w.Helper()
 	for l, err := range w.dead.All(w.context(), deadletter.Query{}) {
-		w.ok(err)
+		w.mustSucceed(err)
 		list = append(list, l)
 	}
 	slices.SortFunc(list, func(a, b deadletter.Letter) int { return cmp.Compare(a.Offset, b.Offset) })
 	return list
 }
 
-func (w *world) ok(err error) {
+func (w *world) mustSucceed(err error) {
 	w.Helper()
 	if err != nil {
 		w.Fatal(err)
@@ -130,12 +130,12 @@ func (w *world) ok(err error) {
 
 func (w *world) append(events ...event.Event) {
 	w.Helper()
-	w.ok(w.db.Transaction(w.context(), func(ctx context.Context) error { return w.box.Append(ctx, events...) }))
+	w.mustSucceed(w.db.Transaction(w.context(), func(ctx context.Context) error { return w.box.Append(ctx, events...) }))
 }
 
 type balance struct{ Count, Sum int }
 
-func deposit(account string, n int) event.Event {
+func newDeposit(account string, n int) event.Event {
 	return event.New(event.Aggregate{Type: "account", ID: account}, "Deposited", event.Bytes("", fmt.Appendf(nil, "%d", n)))
 }
 
@@ -180,14 +180,14 @@ func TestConsumerWithoutServers(t *testing.T) {
 	}
 
 	for i := range 2 {
-		c := w.consumer("bank", "outbox.event.account")
-		w.ok(c.Handle("balances", consumer.Func(handler, "Deposited")))
+		c := w.newConsumer("bank", "outbox.event.account")
+		w.mustSucceed(c.Handle("balances", consumer.Func(handler, "Deposited")))
 		w.start(fmt.Sprint("member ", i), c.Run)
 	}
 
 	for n := range each {
 		for a := range accounts {
-			w.append(deposit(fmt.Sprint("a-", a), n+1))
+			w.append(newDeposit(fmt.Sprint("a-", a), n+1))
 		}
 
 		if n%10 == 0 {
@@ -200,17 +200,17 @@ func TestConsumerWithoutServers(t *testing.T) {
 	}
 
 	_, err := w.broker.Await(w.context(), "outbox.event.account", accounts*each)
-	w.ok(err)
-	w.ok(w.broker.AwaitCommitted(w.context(), "bank", "outbox.event.account"))
+	w.mustSucceed(err)
+	w.mustSucceed(w.broker.AwaitCommitted(w.context(), "bank", "outbox.event.account"))
 	all, err := balances.All(w.context())
-	w.ok(err)
+	w.mustSucceed(err)
 	for a, b := range all {
 		if b != (balance{each, each * (each + 1) / 2}) {
 			t.Errorf("%s: %+v", a, b)
 		}
 	}
 
-	if letters := w.letters(); len(all) != accounts || len(letters) != 0 {
+	if letters := w.listLetters(); len(all) != accounts || len(letters) != 0 {
 		t.Errorf("%d accounts, dead letters %+v", len(all), letters)
 	}
 }
@@ -220,8 +220,8 @@ func TestDeadLettersWithoutServers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	handled := memory.NewTable[string, balance](w.db, "handled")
-	c := w.consumer("g", "outbox.event.account")
-	w.ok(c.Handle("Deposited", consumer.Func(func(ctx context.Context, m *consumer.Message) error {
+	c := w.newConsumer("g", "outbox.event.account")
+	w.mustSucceed(c.Handle("Deposited", consumer.Func(func(ctx context.Context, m *consumer.Message) error {
 		if string(m.Value) == "2" {
 			return errors.New("bad message")
 		}
@@ -229,11 +229,11 @@ func TestDeadLettersWithoutServers(t *testing.T) {
 	}, "Deposited"), consumer.WithRetry(consumer.NoRetry())))
 
 	w.start("consumer", c.Run)
-	w.append(deposit("a", 1), deposit("a", 2), deposit("a", 3))
+	w.append(newDeposit("a", 1), newDeposit("a", 2), newDeposit("a", 3))
 	_, err := w.broker.Await(w.context(), "outbox.event.account", 3)
-	w.ok(err)
-	w.ok(w.broker.AwaitCommitted(w.context(), "g", "outbox.event.account"))
-	letters := w.letters()
+	w.mustSucceed(err)
+	w.mustSucceed(w.broker.AwaitCommitted(w.context(), "g", "outbox.event.account"))
+	letters := w.listLetters()
 	if len(letters) != 1 || string(letters[0].Value) != "2" || letters[0].Name != "Deposited" || !strings.Contains(letters[0].Reason, "bad message") {
 		t.Errorf("dead letters %+v", letters)
 	}
@@ -254,19 +254,19 @@ func TestDeadLettersAreRedactedAndTold(t *testing.T) {
 			return nil
 		})))
 
-	w.ok(c.Handle("Deposited", consumer.Func(func(context.Context, *consumer.Message) error { return errors.New("no") }, "Deposited"), consumer.WithRetry(consumer.NoRetry())))
+	w.mustSucceed(c.Handle("Deposited", consumer.Func(func(context.Context, *consumer.Message) error { return errors.New("no") }, "Deposited"), consumer.WithRetry(consumer.NoRetry())))
 	w.start("consumer", c.Run)
-	w.append(deposit("a", 1))
+	w.append(newDeposit("a", 1))
 	notified, err := w.broker.Await(w.context(), "outbox.event."+deadletter.Notified.Aggregate, 1)
-	w.ok(err)
+	w.mustSucceed(err)
 	var n deadletter.Notification
-	w.ok(json.Unmarshal(notified[0].Value, &n))
+	w.mustSucceed(json.Unmarshal(notified[0].Value, &n))
 	if n.Reason != "hidden" || n.Name != "Deposited" || n.ID.Group != "g" {
 		t.Errorf("notification %+v, want the redacted reason and the name of the letter", n)
 	}
 
-	w.ok(w.broker.AwaitCommitted(w.context(), "g", "outbox.event.account"))
-	if letters := w.letters(); len(letters) != 1 || string(letters[0].Value) != "hidden" {
+	w.mustSucceed(w.broker.AwaitCommitted(w.context(), "g", "outbox.event.account"))
+	if letters := w.listLetters(); len(letters) != 1 || string(letters[0].Value) != "hidden" {
 		t.Errorf("dead letters %+v", letters)
 	}
 }
@@ -288,9 +288,9 @@ func TestSagaTakesDocumentsWithoutServers(t *testing.T) {
 		return nil
 	})
 	h, err := s.Handler(w.box)
-	w.ok(err)
-	c := w.consumer("shop", "outbox.event.order")
-	w.ok(c.Handle("measures", h))
+	w.mustSucceed(err)
+	c := w.newConsumer("shop", "outbox.event.order")
+	w.mustSucceed(c.Handle("measures", h))
 	w.start("consumer", c.Run)
 	want := measured{N: 1 << 60, At: time.UnixMilli(1_700_000_000_123).UTC()}
 	w.append(event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Measured", event.Document(bson.D{{Key: "n", Value: want.N}, {Key: "at", Value: want.At}})))
@@ -303,7 +303,7 @@ func TestSagaTakesDocumentsWithoutServers(t *testing.T) {
 		t.Fatal("the step was never run")
 	}
 
-	w.ok(w.broker.AwaitCommitted(w.context(), "shop", "outbox.event.order"))
+	w.mustSucceed(w.broker.AwaitCommitted(w.context(), "shop", "outbox.event.order"))
 }
 
 type checkout struct{ Steps []string }
@@ -328,17 +328,17 @@ func TestSagaWithoutServers(t *testing.T) {
 	})
 
 	h, err := s.Handler(w.box)
-	w.ok(err)
-	c := w.consumer("shop", "outbox.event.order", "outbox.event.checkouts")
-	w.ok(c.Handle("checkouts", h))
-	w.ok(c.Handle("OrderCancelled", consumer.Func(func(context.Context, *consumer.Message) error { return nil }, "OrderCancelled")))
+	w.mustSucceed(err)
+	c := w.newConsumer("shop", "outbox.event.order", "outbox.event.checkouts")
+	w.mustSucceed(c.Handle("checkouts", h))
+	w.mustSucceed(c.Handle("OrderCancelled", consumer.Func(func(context.Context, *consumer.Message) error { return nil }, "OrderCancelled")))
 	w.start("consumer", c.Run)
 	for i := range 10 {
 		w.append(event.New(event.Aggregate{Type: "order", ID: fmt.Sprint("o-", i)}, "OrderPlaced", event.Bytes("", []byte("x"))))
 	}
 
 	records, err := w.broker.Await(w.context(), "outbox.event.order", 20)
-	w.ok(err)
+	w.mustSucceed(err)
 	cancelled := 0
 	for _, r := range records {
 		if string(r.Value) == "placed unpaid" {
@@ -361,14 +361,14 @@ func TestProjectorWithoutServers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	articles, err := entity.NewRecorded(nil, w.box, "article", func(a *article) *string { return &a.ID }, memory.NewEntities(w.db, "articles"))
-	w.ok(err)
+	w.mustSucceed(err)
 	view := memory.NewView(w.db, "catalogue")
 	projector, err := entity.NewProjector[article, string](nil, "article", memory.NewEntities(w.db, "catalogue"))
-	w.ok(err)
-	c := w.consumer("catalogue", "outbox.event.article")
-	w.ok(c.Handle("article.*", consumer.Func(projector.Handle, "article.*")))
+	w.mustSucceed(err)
+	c := w.newConsumer("catalogue", "outbox.event.article")
+	w.mustSucceed(c.Handle("article.*", consumer.Func(projector.Handle, "article.*")))
 	w.start("consumer", c.Run)
-	w.ok(w.db.Transaction(w.context(), func(ctx context.Context) error {
+	w.mustSucceed(w.db.Transaction(w.context(), func(ctx context.Context) error {
 		for i := range int64(4) {
 			if _, err := articles.Store(ctx, article{ID: fmt.Sprint("a-", i), Price: i}); err != nil {
 				return err
@@ -378,7 +378,7 @@ func TestProjectorWithoutServers(t *testing.T) {
 		return nil
 	}))
 
-	w.ok(w.db.Transaction(w.context(), func(ctx context.Context) error {
+	w.mustSucceed(w.db.Transaction(w.context(), func(ctx context.Context) error {
 		a, err := articles.Load(ctx, "a-1")
 		if err != nil {
 			return err
@@ -394,17 +394,17 @@ func TestProjectorWithoutServers(t *testing.T) {
 	}))
 
 	_, err = w.broker.Await(w.context(), "outbox.event.article", 6)
-	w.ok(err)
-	w.ok(w.broker.AwaitCommitted(w.context(), "catalogue", "outbox.event.article"))
+	w.mustSucceed(err)
+	w.mustSucceed(w.broker.AwaitCommitted(w.context(), "catalogue", "outbox.event.article"))
 	docs, err := view.All(w.context())
-	w.ok(err)
+	w.mustSucceed(err)
 	var got []string
 	for _, d := range docs {
 		var a struct {
 			ID    string `bson:"_id"`
 			Price int64
 		}
-		w.ok(bson.Unmarshal(d, &a))
+		w.mustSucceed(bson.Unmarshal(d, &a))
 		got = append(got, fmt.Sprint(a.ID, " ", a.Price))
 	}
 
@@ -436,10 +436,10 @@ func TestFailedMessagesAreSetAsideWithoutServers(t *testing.T) {
 		return nil
 	}
 
-	c := w.consumer("g", "outbox.event.account")
-	w.ok(c.Handle("Deposited", consumer.Func(handler, "Deposited"), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}, Min: 50 * time.Millisecond})))
+	c := w.newConsumer("g", "outbox.event.account")
+	w.mustSucceed(c.Handle("Deposited", consumer.Func(handler, "Deposited"), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}, Min: 50 * time.Millisecond})))
 	stop := w.start("consumer", c.Run)
-	w.append(deposit("a", 1), deposit("a", 2), deposit("b", 3))
+	w.append(newDeposit("a", 1), newDeposit("a", 2), newDeposit("b", 3))
 	select {
 	case <-handled:
 	case <-w.context().Done():

@@ -32,15 +32,15 @@ func TestSchemaIsTheLastStepsNumber(t *testing.T) {
 // wait changes nothing, and a step that is announced keeps older versions out before it is done.
 func TestABreakingStepWaitsUntilAllKnowIt(t *testing.T) {
 	t.Parallel()
-	d := deploy(t, stacktest.Client(t), "outbox")
+	d := newDeployment(t, stacktest.Client(t), "outbox")
 	steps := []Step{
-		{ID: "0001", Name: "first", Create: []Change{{Outbox, index("ts")}}},
-		{ID: "0002", Name: "second", Breaking: true, Create: []Change{{Outbox, index("type")}}},
-		{ID: "0003", Name: "third", Create: []Change{{Outbox, index("topic")}}},
+		{ID: "0001", Name: "first", Create: []Change{{Outbox, newIndex("ts")}}},
+		{ID: "0002", Name: "second", Breaking: true, Create: []Change{{Outbox, newIndex("type")}}},
+		{ID: "0003", Name: "third", Create: []Change{{Outbox, newIndex("topic")}}},
 	}
 
-	old, m := d.migrator(steps[:1]), d.migrator(steps)
-	if up(t, old); !slices.Equal(names(t, d.shop.Collection("outbox")), []string{"ts_1"}) {
+	old, m := d.newMigrator(steps[:1]), d.newMigrator(steps)
+	if mustMigrate(t, old); !slices.Equal(indexNames(t, d.shop.Collection("outbox")), []string{"ts_1"}) {
 		t.Fatal("the first step")
 	}
 
@@ -84,7 +84,7 @@ func TestABreakingStepWaitsUntilAllKnowIt(t *testing.T) {
 		}
 		return nil
 	}
-	if r := up(t, m); !slices.Equal(r.Applied, []string{"0002", "0003"}) {
+	if r := mustMigrate(t, m); !slices.Equal(r.Applied, []string{"0002", "0003"}) {
 		t.Errorf("%+v", r)
 	}
 	if _, err := old.PendingBreaking(t.Context()); !errors.Is(err, ErrNewer) {

@@ -34,12 +34,12 @@ func countBuilds(t *testing.T, app string) (*mongo.Client, func() int) {
 func TestOfManyAtOnceOneMigrates(t *testing.T) {
 	t.Parallel()
 	c, builds := countBuilds(t, "")
-	d := deploy(t, c, "outbox")
+	d := newDeployment(t, c, "outbox")
 	var wg sync.WaitGroup
 	reports := make([]Report, 6)
 	for i := range reports {
 		wg.Go(func() {
-			m := d.migrator(history())
+			m := d.newMigrator(history())
 			m.Node = string(rune('a' + i))
 			var err error
 			if reports[i], err = m.Up(t.Context()); err != nil {
@@ -67,13 +67,13 @@ func TestOfManyAtOnceOneMigrates(t *testing.T) {
 
 func TestTheLockOfADeadHolderIsTaken(t *testing.T) {
 	t.Parallel()
-	d := deploy(t, stacktest.Client(t), "outbox")
+	d := newDeployment(t, stacktest.Client(t), "outbox")
 	coll := mongodb.Majority(d.state.Collection(ledgerName))
 	dead := newLock(coll, "dead", "0.9", time.Hour)
 	if ok, err := dead.tryAcquire(t.Context()); err != nil || !ok {
 		t.Fatal(ok, err)
 	}
-	if s, err := d.migrator(history()).Status(t.Context()); err != nil || s.Lock == nil || s.Lock.Node != "dead" || s.Lock.ExpiresInMS <= 0 {
+	if s, err := d.newMigrator(history()).Status(t.Context()); err != nil || s.Lock == nil || s.Lock.Node != "dead" || s.Lock.ExpiresInMS <= 0 {
 		t.Errorf("status %+v, %v", s.Lock, err)
 	}
 	if ok, err := newLock(coll, "b", "1.0", time.Second).tryAcquire(t.Context()); err != nil || ok {
@@ -88,8 +88,8 @@ func TestTheLockOfADeadHolderIsTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	m := d.migrator(history())
-	if r := up(t, m); len(r.Applied) != 3 {
+	m := d.newMigrator(history())
+	if r := mustMigrate(t, m); len(r.Applied) != 3 {
 		t.Errorf("%+v", r)
 	}
 
@@ -123,20 +123,20 @@ func TestTheLockOfADeadHolderIsTaken(t *testing.T) {
 
 func TestWaitingForTheLockEndsWithTheContext(t *testing.T) {
 	t.Parallel()
-	d := deploy(t, stacktest.Client(t), "outbox")
+	d := newDeployment(t, stacktest.Client(t), "outbox")
 	if ok, err := newLock(mongodb.Majority(d.state.Collection(ledgerName)), "a", "", time.Minute).tryAcquire(t.Context()); err != nil || !ok {
 		t.Fatal(ok, err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
-	if _, err := d.migrator(history()).Up(ctx); !errors.Is(err, context.DeadlineExceeded) && !mongo.IsTimeout(err) {
+	if _, err := d.newMigrator(history()).Up(ctx); !errors.Is(err, context.DeadlineExceeded) && !mongo.IsTimeout(err) {
 		t.Errorf("%v", err)
 	}
 }
 
 func TestARenewedLockOutlivesItsTime(t *testing.T) {
 	t.Parallel()
-	coll := mongodb.Majority(deploy(t, stacktest.Client(t)).state.Collection(ledgerName))
+	coll := mongodb.Majority(newDeployment(t, stacktest.Client(t)).state.Collection(ledgerName))
 	a, b := newLock(coll, "a", "", 12*time.Second), newLock(coll, "b", "", time.Second)
 	ends := func(ctx context.Context) time.Time {
 		var l lockDoc

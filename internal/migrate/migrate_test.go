@@ -28,7 +28,7 @@ type deployment struct {
 	collections []string
 }
 
-func deploy(t *testing.T, c *mongo.Client, collections ...string) *deployment {
+func newDeployment(t *testing.T, c *mongo.Client, collections ...string) *deployment {
 	t.Helper()
 	d := &deployment{state: stacktest.Database(t, c), shop: stacktest.Database(t, c), collections: collections}
 	for _, name := range collections {
@@ -39,7 +39,7 @@ func deploy(t *testing.T, c *mongo.Client, collections ...string) *deployment {
 	return d
 }
 
-func (d *deployment) migrator(steps []Step) *Migrator {
+func (d *deployment) newMigrator(steps []Step) *Migrator {
 	return &Migrator{State: d.state, Node: "n1", Version: "1.0", Steps: steps, Outboxes: func(context.Context) ([]outboxes.Outbox, error) {
 		var out []outboxes.Outbox
 		for _, name := range d.collections {
@@ -49,7 +49,7 @@ func (d *deployment) migrator(steps []Step) *Migrator {
 	}}
 }
 
-func names(t *testing.T, coll *mongo.Collection) []string {
+func indexNames(t *testing.T, coll *mongo.Collection) []string {
 	t.Helper()
 	specs, err := coll.Indexes().ListSpecifications(t.Context())
 	if err != nil {
@@ -67,7 +67,7 @@ func names(t *testing.T, coll *mongo.Collection) []string {
 	return out
 }
 
-func up(t *testing.T, m *Migrator) Report {
+func mustMigrate(t *testing.T, m *Migrator) Report {
 	t.Helper()
 	r, err := m.Up(t.Context())
 	if err != nil {
@@ -76,7 +76,7 @@ func up(t *testing.T, m *Migrator) Report {
 	return r
 }
 
-func index(fields ...string) mongodb.Index {
+func newIndex(fields ...string) mongodb.Index {
 	i := mongodb.Index{Name: strings.Join(fields, "_1_") + "_1"}
 	for _, f := range fields {
 		i.Keys = append(i.Keys, bson.E{Key: f, Value: int32(1)})
@@ -87,9 +87,9 @@ func index(fields ...string) mongodb.Index {
 // The history up to a version of three steps, of which the last replaces an index.
 func history() []Step {
 	return []Step{
-		{ID: "0001", Name: "one", Create: []Change{{Outbox, index("a")}, {stateKind("events"), index("at")}, {Dead, index("d")}}},
-		{ID: "0002", Name: "two", Create: []Change{{Outbox, index("b")}}},
-		{ID: "0003", Name: "three", Create: []Change{{Outbox, index("a", "c")}}, Drop: []Change{{Outbox, index("a")}}},
+		{ID: "0001", Name: "one", Create: []Change{{Outbox, newIndex("a")}, {stateKind("events"), newIndex("at")}, {Dead, newIndex("d")}}},
+		{ID: "0002", Name: "two", Create: []Change{{Outbox, newIndex("b")}}},
+		{ID: "0003", Name: "three", Create: []Change{{Outbox, newIndex("a", "c")}}, Drop: []Change{{Outbox, newIndex("a")}}},
 	}
 }
 
@@ -154,23 +154,23 @@ func TestReleasedStepsStayAsTheyAre(t *testing.T) {
 
 func TestUpTakesEachStepOnceAndWritesItDown(t *testing.T) {
 	t.Parallel()
-	d := deploy(t, stacktest.Client(t), "outbox", "b.outbox")
+	d := newDeployment(t, stacktest.Client(t), "outbox", "b.outbox")
 	if _, err := d.shop.Collection(deadletter.Collection("outbox")).InsertOne(t.Context(), bson.D{{Key: "x", Value: 1}}); err != nil {
 		t.Fatal(err)
 	}
 
-	if r := up(t, d.migrator(history()[:2])); !slices.Equal(r.Applied, []string{"0001", "0002"}) || !r.OK() {
+	if r := mustMigrate(t, d.newMigrator(history()[:2])); !slices.Equal(r.Applied, []string{"0001", "0002"}) || !r.OK() {
 		t.Fatalf("first: %+v", r)
 	}
-	if got := names(t, d.shop.Collection("b.outbox")); !slices.Equal(got, []string{"a_1", "b_1"}) {
+	if got := indexNames(t, d.shop.Collection("b.outbox")); !slices.Equal(got, []string{"a_1", "b_1"}) {
 		t.Errorf("after two steps: %v", got)
 	}
 
-	m := d.migrator(history())
-	if r := up(t, m); !slices.Equal(r.Applied, []string{"0003"}) || !r.OK() {
+	m := d.newMigrator(history())
+	if r := mustMigrate(t, m); !slices.Equal(r.Applied, []string{"0003"}) || !r.OK() {
 		t.Fatalf("second: %+v", r)
 	}
-	if r := up(t, m); len(r.Applied) != 0 || !r.OK() {
+	if r := mustMigrate(t, m); len(r.Applied) != 0 || !r.OK() {
 		t.Fatalf("third: %+v", r)
 	}
 
@@ -181,7 +181,7 @@ func TestUpTakesEachStepOnceAndWritesItDown(t *testing.T) {
 		d.shop.Collection(deadletter.Collection("outbox")): {"d_1"},
 		d.state.Collection("events"):                       {"at_1"},
 	} {
-		if got := names(t, coll); !slices.Equal(got, want) {
+		if got := indexNames(t, coll); !slices.Equal(got, want) {
 			t.Errorf("%s has %v, want %v", coll.Name(), got, want)
 		}
 	}
@@ -202,9 +202,9 @@ func TestUpTakesEachStepOnceAndWritesItDown(t *testing.T) {
 
 func TestACollectionThatAppearsLaterNeedsNoEntry(t *testing.T) {
 	t.Parallel()
-	d := deploy(t, stacktest.Client(t))
-	m := d.migrator(history())
-	up(t, m)
+	d := newDeployment(t, stacktest.Client(t))
+	m := d.newMigrator(history())
+	mustMigrate(t, m)
 
 	tenant := d.shop.Collection("tenant")
 	if _, err := tenant.Indexes().CreateOne(t.Context(), mongo.IndexModel{Keys: bson.D{{Key: "a", Value: 1}}}); err != nil { // of an old version
@@ -217,7 +217,7 @@ func TestACollectionThatAppearsLaterNeedsNoEntry(t *testing.T) {
 		}
 	}
 
-	if got := names(t, tenant); !slices.Equal(got, []string{"a_1_c_1", "b_1"}) {
+	if got := indexNames(t, tenant); !slices.Equal(got, []string{"a_1_c_1", "b_1"}) {
 		t.Errorf("it has %v", got)
 	}
 	if n, err := d.state.Collection(ledgerName).CountDocuments(t.Context(), bson.D{}); err != nil || n != 3 {
@@ -227,12 +227,12 @@ func TestACollectionThatAppearsLaterNeedsNoEntry(t *testing.T) {
 
 func TestAChangedStepIsAClearError(t *testing.T) {
 	t.Parallel()
-	d := deploy(t, stacktest.Client(t), "outbox")
-	up(t, d.migrator(history()))
+	d := newDeployment(t, stacktest.Client(t), "outbox")
+	mustMigrate(t, d.newMigrator(history()))
 
 	other := history()
 	other[1].Create[0].Index.TTL = new(int32(60))
-	m := d.migrator(other)
+	m := d.newMigrator(other)
 	_, err := m.Up(t.Context())
 	if !errors.Is(err, ErrChanged) || !strings.Contains(err.Error(), "version 1.0 has applied migration 0002") {
 		t.Errorf("a changed step: got %v, want ErrChanged with the step and the version", err)
@@ -246,11 +246,11 @@ func TestAChangedStepIsAClearError(t *testing.T) {
 
 func TestStepsOfANewerVersionAreBorneUnlessTheyBreak(t *testing.T) {
 	t.Parallel()
-	d := deploy(t, stacktest.Client(t), "outbox")
-	up(t, d.migrator(history()))
+	d := newDeployment(t, stacktest.Client(t), "outbox")
+	mustMigrate(t, d.newMigrator(history()))
 
-	old := d.migrator(history()[:2])
-	if r := up(t, old); !slices.Equal(r.Newer, []string{"0003"}) || len(r.Applied) != 0 {
+	old := d.newMigrator(history()[:2])
+	if r := mustMigrate(t, old); !slices.Equal(r.Newer, []string{"0003"}) || len(r.Applied) != 0 {
 		t.Errorf("an old version reports %+v", r)
 	}
 	if s, err := old.Status(t.Context()); err != nil || len(s.Steps) != 3 || s.Steps[2].State != stateNewer || s.Steps[2].Name != "three" {
@@ -258,11 +258,11 @@ func TestStepsOfANewerVersionAreBorneUnlessTheyBreak(t *testing.T) {
 	}
 
 	next := append(history(), Step{ID: "0004", Name: "four", Breaking: true})
-	newest := d.migrator(next)
+	newest := d.newMigrator(next)
 	newest.Version = "2.0"
-	up(t, newest)
+	mustMigrate(t, newest)
 
-	_, err := d.migrator(history()).Up(t.Context())
+	_, err := d.newMigrator(history()).Up(t.Context())
 	if !errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), "migration 0004") || !strings.Contains(err.Error(), "run version 2.0") {
 		t.Errorf("a newer step: got %v, want ErrNewer with the step and the version", err)
 	}
@@ -272,8 +272,8 @@ func TestAMissingPrivilegeIsNamedAndTriedAgain(t *testing.T) {
 	t.Parallel()
 	app := stacktest.Name(t)
 	c := stacktest.Client(t, options.Client().SetAppName(app))
-	d := deploy(t, c, "outbox", "other")
-	m := d.migrator(history())
+	d := newDeployment(t, c, "outbox", "other")
+	m := d.newMigrator(history())
 
 	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{
 		{Key: "errorCode", Value: 13},
@@ -281,7 +281,7 @@ func TestAMissingPrivilegeIsNamedAndTriedAgain(t *testing.T) {
 		{Key: "namespace", Value: d.shop.Name() + ".outbox"},
 	})
 
-	r := up(t, m)
+	r := mustMigrate(t, m)
 	want := Grant{Action: "createIndex", On: d.shop.Name() + ".outbox"}
 	if len(r.Missing) != 1 || r.Missing[0].Action != want.Action || r.Missing[0].On != want.On || !strings.Contains(r.Missing[0].Advice, "createIndex(") {
 		t.Errorf("missing %+v", r.Missing)
@@ -290,7 +290,7 @@ func TestAMissingPrivilegeIsNamedAndTriedAgain(t *testing.T) {
 	if r.OK() || !slices.Equal(r.Pending, []string{"0002", "0003"}) {
 		t.Errorf("report %+v", r)
 	}
-	if got := names(t, d.shop.Collection("other")); !slices.Equal(got, []string{"a_1_c_1", "b_1"}) {
+	if got := indexNames(t, d.shop.Collection("other")); !slices.Equal(got, []string{"a_1_c_1", "b_1"}) {
 		t.Errorf("where it is allowed: %v", got)
 	}
 	if s, err := m.Status(t.Context()); err != nil || s.Steps[2].State != outcomeIncomplete || len(s.Steps[2].Missing) != 1 || s.Lock != nil {
@@ -303,7 +303,7 @@ func TestAMissingPrivilegeIsNamedAndTriedAgain(t *testing.T) {
 	}
 
 	off()
-	if r := up(t, m); !r.OK() || !slices.Equal(r.Applied, []string{"0002", "0003"}) {
+	if r := mustMigrate(t, m); !r.OK() || !slices.Equal(r.Applied, []string{"0002", "0003"}) {
 		t.Errorf("after the grant: %+v", r)
 	}
 }
@@ -312,7 +312,7 @@ func TestWithoutTheLedgerIndexesAreMadeAllTheSame(t *testing.T) {
 	t.Parallel()
 	app := stacktest.Name(t)
 	c := stacktest.Client(t, options.Client().SetAppName(app))
-	d := deploy(t, c, "outbox")
+	d := newDeployment(t, c, "outbox")
 
 	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{
 		{Key: "errorCode", Value: 13},
@@ -320,22 +320,22 @@ func TestWithoutTheLedgerIndexesAreMadeAllTheSame(t *testing.T) {
 		{Key: "namespace", Value: d.state.Name() + "." + ledgerName},
 	})
 
-	r := up(t, d.migrator(history()[1:]))
+	r := mustMigrate(t, d.newMigrator(history()[1:]))
 	off()
 	if !slices.Equal(r.Pending, []string{"0002", "0003"}) || len(r.Missing) != 1 || r.Missing[0].Action != "find" || r.Missing[0].On != d.state.Name()+"."+ledgerName {
 		t.Errorf("%+v", r)
 	}
 
-	if got := names(t, d.shop.Collection("outbox")); !slices.Equal(got, []string{"a_1_c_1", "b_1"}) {
+	if got := indexNames(t, d.shop.Collection("outbox")); !slices.Equal(got, []string{"a_1_c_1", "b_1"}) {
 		t.Errorf("it has %v", got)
 	}
 }
 
 func TestDriftIsReportedAndRepairedOnRequest(t *testing.T) {
 	t.Parallel()
-	d := deploy(t, stacktest.Client(t), "outbox", "other")
-	m := d.migrator(history())
-	up(t, m)
+	d := newDeployment(t, stacktest.Client(t), "outbox", "other")
+	m := d.newMigrator(history())
+	mustMigrate(t, m)
 	if v, err := m.Verify(t.Context(), false); err != nil || !v.OK() || v.Collections != 3 {
 		t.Fatalf("just migrated: %+v, %v", v, err)
 	}
@@ -368,22 +368,22 @@ func TestDriftIsReportedAndRepairedOnRequest(t *testing.T) {
 	if v, err := m.Verify(t.Context(), false); err != nil || !v.OK() || len(v.Drift) != 0 {
 		t.Errorf("after the repair: %+v, %v", v, err)
 	}
-	if got := names(t, box); !slices.Equal(got, []string{"a_1_c_1", "b_1", "users_1"}) {
+	if got := indexNames(t, box); !slices.Equal(got, []string{"a_1_c_1", "b_1", "users_1"}) {
 		t.Errorf("it has %v", got)
 	}
 }
 
 func TestWhatTheConfigurationTurnsOnIsNoDrift(t *testing.T) {
 	t.Parallel()
-	d := deploy(t, stacktest.Client(t), "outbox")
+	d := newDeployment(t, stacktest.Client(t), "outbox")
 
 	dead := d.shop.Collection(deadletter.Collection("outbox"))
 	if _, err := dead.InsertOne(t.Context(), bson.D{{Key: "x", Value: 1}}); err != nil {
 		t.Fatal(err)
 	}
 
-	m := d.migrator(nil)
-	up(t, m)
+	m := d.newMigrator(nil)
+	mustMigrate(t, m)
 	if err := deadletter.SetExpiry(t.Context(), dead, 2*time.Hour); err != nil {
 		t.Fatal(err)
 	}
@@ -398,13 +398,13 @@ func TestWhatTheConfigurationTurnsOnIsNoDrift(t *testing.T) {
 
 func TestAnIndexOfSomebodyElseIsAConflictNotAFailure(t *testing.T) {
 	t.Parallel()
-	d := deploy(t, stacktest.Client(t), "outbox", "other")
+	d := newDeployment(t, stacktest.Client(t), "outbox", "other")
 	if _, err := d.shop.Collection("outbox").Indexes().CreateOne(t.Context(), mongo.IndexModel{Keys: bson.D{{Key: "x", Value: 1}}, Options: options.Index().SetName("b_1")}); err != nil {
 		t.Fatal(err)
 	}
 
-	m := d.migrator(history())
-	r := up(t, m)
+	m := d.newMigrator(history())
+	r := mustMigrate(t, m)
 	if r.OK() || len(r.Conflicts) == 0 || !strings.Contains(r.Conflicts[0], d.shop.Name()+".outbox") {
 		t.Errorf("%+v", r)
 	}
@@ -412,7 +412,7 @@ func TestAnIndexOfSomebodyElseIsAConflictNotAFailure(t *testing.T) {
 	if v, err := m.Verify(t.Context(), true); err != nil || !v.OK() {
 		t.Errorf("%+v, %v", v, err)
 	}
-	if r := up(t, m); !r.OK() {
+	if r := mustMigrate(t, m); !r.OK() {
 		t.Errorf("after the repair: %+v", r)
 	}
 }
@@ -420,18 +420,18 @@ func TestAnIndexOfSomebodyElseIsAConflictNotAFailure(t *testing.T) {
 // A crash between a step and its entry: the step runs once more and changes nothing.
 func TestAStepMayRunTwice(t *testing.T) {
 	t.Parallel()
-	d := deploy(t, stacktest.Client(t), "outbox")
-	m := d.migrator(history())
-	up(t, m)
+	d := newDeployment(t, stacktest.Client(t), "outbox")
+	m := d.newMigrator(history())
+	mustMigrate(t, m)
 
 	if _, err := d.state.Collection(ledgerName).DeleteOne(t.Context(), bson.D{{Key: "_id", Value: "0003"}}); err != nil {
 		t.Fatal(err)
 	}
-	if r := up(t, m); !r.OK() || !slices.Equal(r.Applied, []string{"0003"}) {
+	if r := mustMigrate(t, m); !r.OK() || !slices.Equal(r.Applied, []string{"0003"}) {
 		t.Errorf("%+v", r)
 	}
 
-	if got := names(t, d.shop.Collection("outbox")); !slices.Equal(got, []string{"a_1_c_1", "b_1"}) {
+	if got := indexNames(t, d.shop.Collection("outbox")); !slices.Equal(got, []string{"a_1_c_1", "b_1"}) {
 		t.Errorf("it has %v", got)
 	}
 }

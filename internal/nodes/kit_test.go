@@ -8,7 +8,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-func database(t *testing.T) *mongo.Database {
+func newDatabase(t *testing.T) *mongo.Database {
 	t.Helper()
 	return stacktest.Database(t, stacktest.Client(t))
 }

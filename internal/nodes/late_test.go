@@ -17,8 +17,8 @@ func TestALateSignOfLifeListsNobody(t *testing.T) {
 	t.Parallel()
 	app := stacktest.Name(t)
 	db := stacktest.Database(t, stacktest.Client(t, options.Client().SetAppName(app)))
-	m := member(db, "a", nil)
-	beat(t, m, Vitals{})
+	m := newMember(db, "a", nil)
+	mustBeat(t, m, Vitals{})
 	off := stacktest.FailCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
 		{Key: "failCommands", Value: bson.A{"findAndModify"}}, {Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 3000},
 	})
@@ -26,7 +26,7 @@ func TestALateSignOfLifeListsNobody(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	gaveUp := make(chan error, 1)
 	go func() { gaveUp <- m.SendHeartbeat(ctx, Vitals{}) }()
-	stacktest.Eventually(t, "the sign of life is under way", func() bool { return running(t, db, app) > 0 })
+	stacktest.Eventually(t, "the sign of life is under way", func() bool { return countRunning(t, db, app) > 0 })
 	cancel()
 	if err := <-gaveUp; err == nil {
 		t.Fatal("it did not give up")
@@ -35,15 +35,15 @@ func TestALateSignOfLifeListsNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	stacktest.Eventually(t, "the sign of life is carried out", func() bool { return running(t, db, app) == 0 })
+	stacktest.Eventually(t, "the sign of life is carried out", func() bool { return countRunning(t, db, app) == 0 })
 	off()
-	if l := list(t, db); len(l) != 0 {
+	if l := listNodes(t, db); len(l) != 0 {
 		t.Errorf("it is listed again: %+v", l)
 	}
 }
 
-// running counts the findAndModify on the list that the server carries out for app.
-func running(t *testing.T, db *mongo.Database, app string) int {
+// countRunning counts the findAndModify on the list that the server carries out for app.
+func countRunning(t *testing.T, db *mongo.Database, app string) int {
 	t.Helper()
 	cur, err := db.Client().Database("admin").Aggregate(t.Context(), mongo.Pipeline{
 		{{Key: "$currentOp", Value: bson.D{{Key: "allUsers", Value: true}}}},

@@ -23,12 +23,12 @@ var upsert = options.UpdateOne().SetUpsert(true)
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
 
-func state(t *testing.T) *mongo.Database {
+func newState(t *testing.T) *mongo.Database {
 	t.Helper()
 	return stacktest.Database(t, stacktest.Client(t))
 }
 
-func member(db *mongo.Database, node string, change func(*Config)) *Member {
+func newMember(db *mongo.Database, node string, change func(*Config)) *Member {
 	c := Config{
 		State: db, Node: node, Address: node + ":9464", Version: "1.4.0", Watcher: "orders", Roles: []Role{Relay, Cleaner},
 		Capabilities: []string{"recording:watermark"}, Schema: 3,
@@ -39,14 +39,14 @@ func member(db *mongo.Database, node string, change func(*Config)) *Member {
 	return New(c)
 }
 
-func beat(t *testing.T, m *Member, v Vitals) {
+func mustBeat(t *testing.T, m *Member, v Vitals) {
 	t.Helper()
 	if err := m.SendHeartbeat(t.Context(), v); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func list(t *testing.T, db *mongo.Database) []Node {
+func listNodes(t *testing.T, db *mongo.Database) []Node {
 	t.Helper()
 	all, err := NewNodes(db.Collection("nodes")).List(t.Context())
 	if err != nil {
@@ -56,8 +56,8 @@ func list(t *testing.T, db *mongo.Database) []Node {
 	return all
 }
 
-// kinds are the entries of the events log about a node, in their order.
-func kinds(t *testing.T, db *mongo.Database, node string) []string {
+// listKinds returns the kinds of the entries of the events log about a node, in their order.
+func listKinds(t *testing.T, db *mongo.Database, node string) []string {
 	t.Helper()
 	all, err := NewEvents(db.Collection("events"), "", "").Latest(t.Context(), 100)
 	if err != nil {
@@ -72,8 +72,8 @@ func kinds(t *testing.T, db *mongo.Database, node string) []string {
 	return out
 }
 
-// silence sets a node's last sign of life back, by the server's clock.
-func silence(t *testing.T, db *mongo.Database, node string, d time.Duration) {
+// ageHeartbeat moves the last heartbeat of a node into the past, by the clock of the server.
+func ageHeartbeat(t *testing.T, db *mongo.Database, node string, d time.Duration) {
 	t.Helper()
 	res, err := db.Collection("nodes").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: node}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
 		{Key: "seenAt", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", d.Milliseconds()}}}},
@@ -83,24 +83,24 @@ func silence(t *testing.T, db *mongo.Database, node string, d time.Duration) {
 	}
 }
 
-// fresh keeps nodes from falling silent on a slow machine: as if their last sign of life came a while from now.
-func fresh(t *testing.T, db *mongo.Database, nodes ...string) {
+// renewHeartbeats moves the last heartbeat of nodes into the future, so that they respond on a slow machine, too.
+func renewHeartbeats(t *testing.T, db *mongo.Database, nodes ...string) {
 	t.Helper()
 	for _, n := range nodes {
-		silence(t, db, n, -time.Hour)
+		ageHeartbeat(t, db, n, -time.Hour)
 	}
 }
 
 func TestAMemberIsListedFromItsFirstHeartbeatToItsLeave(t *testing.T) {
 	t.Parallel()
-	db := state(t)
-	if got := list(t, db); len(got) != 0 {
+	db := newState(t)
+	if got := listNodes(t, db); len(got) != 0 {
 		t.Fatalf("on a blank slate: %+v", got)
 	}
 
-	m := member(db, "a", nil)
-	beat(t, m, Vitals{KafkaReachable: true, SinceAck: time.Second, Holds: []string{"orders/0of1"}})
-	got := list(t, db)
+	m := newMember(db, "a", nil)
+	mustBeat(t, m, Vitals{KafkaReachable: true, SinceAck: time.Second, Holds: []string{"orders/0of1"}})
+	got := listNodes(t, db)
 	if len(got) != 1 {
 		t.Fatalf("%+v", got)
 	}
@@ -112,8 +112,8 @@ func TestAMemberIsListedFromItsFirstHeartbeatToItsLeave(t *testing.T) {
 		t.Errorf("%+v", n)
 	}
 
-	beat(t, m, Vitals{SinceAck: -1})
-	again := list(t, db)[0]
+	mustBeat(t, m, Vitals{SinceAck: -1})
+	again := listNodes(t, db)[0]
 	if !again.StartedAt.Equal(n.StartedAt) || again.SeenAt.Before(n.SeenAt) || len(again.Holds) != 0 || again.LastAck != nil {
 		t.Errorf("the second heartbeat: %+v", again)
 	}
@@ -125,11 +125,11 @@ func TestAMemberIsListedFromItsFirstHeartbeatToItsLeave(t *testing.T) {
 		}
 	}
 
-	beat(t, m, Vitals{})
-	if got := list(t, db); len(got) != 0 {
+	mustBeat(t, m, Vitals{})
+	if got := listNodes(t, db); len(got) != 0 {
 		t.Errorf("after it left: %+v", got)
 	}
-	if got := kinds(t, db, "a"); !slices.Equal(got, []string{"node_started", "node_stopped"}) {
+	if got := listKinds(t, db, "a"); !slices.Equal(got, []string{"node_started", "node_stopped"}) {
 		t.Errorf("%v", got)
 	}
 }
@@ -137,25 +137,25 @@ func TestAMemberIsListedFromItsFirstHeartbeatToItsLeave(t *testing.T) {
 // If a live node is removed, its next heartbeat lists it again with its old data.
 func TestANodeThatWasRemovedIsListedAgainAsItself(t *testing.T) {
 	t.Parallel()
-	db := state(t)
-	m := member(db, "a", nil)
+	db := newState(t)
+	m := newMember(db, "a", nil)
 	// The node has been running for an hour.
 	m.startedAt = m.startedAt.Add(-time.Hour)
-	beat(t, m, Vitals{})
-	before := list(t, db)[0]
+	mustBeat(t, m, Vitals{})
+	before := listNodes(t, db)[0]
 	if err := NewNodes(db.Collection("nodes")).Leave(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
 
-	beat(t, m, Vitals{})
-	after := list(t, db)[0]
+	mustBeat(t, m, Vitals{})
+	after := listNodes(t, db)[0]
 	if after.Instance != before.Instance || after.Schema != 3 || !slices.Equal(after.Capabilities, before.Capabilities) || !slices.Equal(after.Roles, before.Roles) {
 		t.Errorf("%+v, before %+v", after, before)
 	}
 	if d := after.StartedAt.Sub(before.StartedAt).Abs(); d > 30*time.Second {
 		t.Errorf("it started %v, and before %v", after.StartedAt, before.StartedAt)
 	}
-	if got := kinds(t, db, "a"); !slices.Equal(got, []string{"node_started", "node_listed_again"}) {
+	if got := listKinds(t, db, "a"); !slices.Equal(got, []string{"node_started", "node_listed_again"}) {
 		t.Errorf("%v", got)
 	}
 }
@@ -163,38 +163,38 @@ func TestANodeThatWasRemovedIsListedAgainAsItself(t *testing.T) {
 // A process that was killed is followed by another of its name, whose start is its own.
 func TestASuccessorOfTheSameNameIsAnotherProcess(t *testing.T) {
 	t.Parallel()
-	db := state(t)
-	killed := member(db, "a", nil)
+	db := newState(t)
+	killed := newMember(db, "a", nil)
 	killed.startedAt = killed.startedAt.Add(-48 * time.Hour)
-	beat(t, killed, Vitals{})
-	old := list(t, db)[0].StartedAt
-	next := member(db, "a", nil)
+	mustBeat(t, killed, Vitals{})
+	old := listNodes(t, db)[0].StartedAt
+	next := newMember(db, "a", nil)
 	for range 3 {
-		beat(t, next, Vitals{})
+		mustBeat(t, next, Vitals{})
 	}
 
-	if got := list(t, db)[0]; got.StartedAt.Sub(old) < 47*time.Hour || got.Instance != next.instance {
+	if got := listNodes(t, db)[0]; got.StartedAt.Sub(old) < 47*time.Hour || got.Instance != next.instance {
 		t.Errorf("%+v, before %v", got, old)
 	}
-	if got := kinds(t, db, "a"); !slices.Equal(got, []string{"node_started", "node_started"}) {
+	if got := listKinds(t, db, "a"); !slices.Equal(got, []string{"node_started", "node_started"}) {
 		t.Errorf("%v", got)
 	}
 
 	// The killed one was only away, and stops now: the other one stays.
-	if err := killed.Leave(t.Context()); err != nil || len(list(t, db)) != 1 {
-		t.Errorf("%v, %+v", err, list(t, db))
+	if err := killed.Leave(t.Context()); err != nil || len(listNodes(t, db)) != 1 {
+		t.Errorf("%v, %+v", err, listNodes(t, db))
 	}
 }
 
 func TestTwoProcessesOfOneNameAreToldOnce(t *testing.T) {
 	t.Parallel()
-	db := state(t)
-	one, two := member(db, "a", nil), member(db, "a", nil)
+	db := newState(t)
+	one, two := newMember(db, "a", nil), newMember(db, "a", nil)
 	for range 3 {
-		beat(t, one, Vitals{})
-		beat(t, two, Vitals{})
+		mustBeat(t, one, Vitals{})
+		mustBeat(t, two, Vitals{})
 	}
-	got := kinds(t, db, "a")
+	got := listKinds(t, db, "a")
 	slices.Sort(got)
 	if !slices.Equal(got, []string{"node_name_taken_twice", "node_name_taken_twice", "node_started", "node_started"}) {
 		t.Errorf("%v", got)
@@ -204,25 +204,25 @@ func TestTwoProcessesOfOneNameAreToldOnce(t *testing.T) {
 // Silence is logged once, for any number of observers and observations, and so is the return.
 func TestSilenceIsNotedOnce(t *testing.T) {
 	t.Parallel()
-	db := state(t)
-	silent := member(db, "silent", nil)
-	beat(t, silent, Vitals{Holds: []string{"orders/0of1"}})
-	fresh(t, db, "silent")
+	db := newState(t)
+	silent := newMember(db, "silent", nil)
+	mustBeat(t, silent, Vitals{Holds: []string{"orders/0of1"}})
+	renewHeartbeats(t, db, "silent")
 	var lookers []*Member
 	for _, name := range []string{"b", "c", "d"} {
-		m := member(db, name, nil)
-		beat(t, m, Vitals{})
-		fresh(t, db, name)
+		m := newMember(db, name, nil)
+		mustBeat(t, m, Vitals{})
+		renewHeartbeats(t, db, name)
 		if err := m.CheckPeers(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		lookers = append(lookers, m)
 	}
-	if n := list(t, db)[3]; n.StaleSince != nil || !n.Alive(StaleAfter) {
+	if n := listNodes(t, db)[3]; n.StaleSince != nil || !n.Alive(StaleAfter) {
 		t.Errorf("%+v", n)
 	}
 
-	silence(t, db, "silent", StaleAfter+time.Second)
+	ageHeartbeat(t, db, "silent", StaleAfter+time.Second)
 	var wg sync.WaitGroup
 	for _, m := range lookers {
 		wg.Go(func() {
@@ -250,16 +250,16 @@ func TestSilenceIsNotedOnce(t *testing.T) {
 	if !slices.Equal(noted, []string{`silent ["orders/0of1"]`}) {
 		t.Errorf("%v", noted)
 	}
-	if n := list(t, db)[3]; n.StaleSince == nil || n.Alive(StaleAfter) {
+	if n := listNodes(t, db)[3]; n.StaleSince == nil || n.Alive(StaleAfter) {
 		t.Errorf("%+v", n)
 	}
 
-	beat(t, silent, Vitals{})
-	beat(t, silent, Vitals{})
-	if n := list(t, db)[3]; n.StaleSince != nil || !n.Alive(StaleAfter) {
+	mustBeat(t, silent, Vitals{})
+	mustBeat(t, silent, Vitals{})
+	if n := listNodes(t, db)[3]; n.StaleSince != nil || !n.Alive(StaleAfter) {
 		t.Errorf("%+v", n)
 	}
-	if got := kinds(t, db, "silent"); !slices.Equal(got, []string{"node_started", "node_returned"}) {
+	if got := listKinds(t, db, "silent"); !slices.Equal(got, []string{"node_started", "node_returned"}) {
 		t.Errorf("%v", got)
 	}
 }
@@ -267,12 +267,12 @@ func TestSilenceIsNotedOnce(t *testing.T) {
 // MongoDB was away: no node could send a heartbeat, and the first one that does finds all others silent.
 func TestNodesThatWereAllSilentAreNotReported(t *testing.T) {
 	t.Parallel()
-	db := state(t)
-	a, b := member(db, "a", nil), member(db, "b", nil)
-	beat(t, a, Vitals{})
-	beat(t, b, Vitals{})
-	silence(t, db, "a", StaleAfter+time.Second)
-	silence(t, db, "b", StaleAfter+time.Second)
+	db := newState(t)
+	a, b := newMember(db, "a", nil), newMember(db, "b", nil)
+	mustBeat(t, a, Vitals{})
+	mustBeat(t, b, Vitals{})
+	ageHeartbeat(t, db, "a", StaleAfter+time.Second)
+	ageHeartbeat(t, db, "b", StaleAfter+time.Second)
 
 	// The check of the others may succeed before the next heartbeat.
 	ended, cancel := context.WithCancel(t.Context())
@@ -283,11 +283,11 @@ func TestNodesThatWereAllSilentAreNotReported(t *testing.T) {
 	if err := a.CheckPeers(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	beat(t, a, Vitals{})
+	mustBeat(t, a, Vitals{})
 	if err := a.CheckPeers(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := kinds(t, db, "a"); !slices.Equal(got, []string{"node_started"}) {
+	if got := listKinds(t, db, "a"); !slices.Equal(got, []string{"node_started"}) {
 		t.Errorf("%v", got)
 	}
 
@@ -296,7 +296,7 @@ func TestNodesThatWereAllSilentAreNotReported(t *testing.T) {
 	if err := a.CheckPeers(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := kinds(t, db, "a"); !slices.Equal(got, []string{"node_started", "node_stale"}) {
+	if got := listKinds(t, db, "a"); !slices.Equal(got, []string{"node_started", "node_stale"}) {
 		t.Errorf("%v", got)
 	}
 }
@@ -304,27 +304,27 @@ func TestNodesThatWereAllSilentAreNotReported(t *testing.T) {
 // The first heartbeat of a process may use up the time of a call, because its connections are new.
 func TestAnEntryIsWrittenAlthoughItsCallerHasNoTimeLeft(t *testing.T) {
 	t.Parallel()
-	db := state(t)
-	m := member(db, "a", nil)
+	db := newState(t)
+	m := newMember(db, "a", nil)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
 	defer cancel()
 	<-ctx.Done()
 	m.LogEvent(ctx, NodeStarted, nil)
-	if got := kinds(t, db, "a"); !slices.Equal(got, []string{"node_started"}) {
+	if got := listKinds(t, db, "a"); !slices.Equal(got, []string{"node_started"}) {
 		t.Errorf("%v", got)
 	}
 }
 
 func TestConfigurationsOfAWatcherAreCompared(t *testing.T) {
 	t.Parallel()
-	db := state(t)
+	db := newState(t)
 	config := func(p string) func(*Config) { return func(c *Config) { c.Fingerprint = p } }
-	a, b, same := member(db, "a", config("1")), member(db, "b", config("2")), member(db, "same", config("1"))
-	stranger := member(db, "stranger", func(c *Config) { c.Fingerprint, c.Watcher = "9", "invoices" })
-	old := member(db, "old", nil)
+	a, b, same := newMember(db, "a", config("1")), newMember(db, "b", config("2")), newMember(db, "same", config("1"))
+	stranger := newMember(db, "stranger", func(c *Config) { c.Fingerprint, c.Watcher = "9", "invoices" })
+	old := newMember(db, "old", nil)
 	for _, m := range []*Member{a, b, same, stranger, old} {
-		beat(t, m, Vitals{})
-		fresh(t, db, m.cfg.Node)
+		mustBeat(t, m, Vitals{})
+		renewHeartbeats(t, db, m.cfg.Node)
 	}
 
 	for range 2 {
@@ -333,19 +333,19 @@ func TestConfigurationsOfAWatcherAreCompared(t *testing.T) {
 		}
 	}
 
-	if got := kinds(t, db, "a"); !slices.Equal(got, []string{"node_started", "configuration_differs"}) {
+	if got := listKinds(t, db, "a"); !slices.Equal(got, []string{"node_started", "configuration_differs"}) {
 		t.Errorf("%v", got)
 	}
 }
 
 func TestTidyForgetsAndTrims(t *testing.T) {
 	t.Parallel()
-	db := state(t)
-	m := member(db, "a", nil)
-	beat(t, m, Vitals{})
+	db := newState(t)
+	m := newMember(db, "a", nil)
+	mustBeat(t, m, Vitals{})
 	for node, age := range map[string]time.Duration{"gone": forgetAfter + time.Hour, "week": 7 * 24 * time.Hour} {
-		beat(t, member(db, node, nil), Vitals{})
-		silence(t, db, node, age)
+		mustBeat(t, newMember(db, node, nil), Vitals{})
+		ageHeartbeat(t, db, node, age)
 	}
 
 	// One entry more than the bound. The entries that existed before are the oldest.
@@ -360,20 +360,20 @@ func TestTidyForgetsAndTrims(t *testing.T) {
 	if err := m.RemoveOld(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := list(t, db); len(got) != 2 || got[0].Node != "a" || got[1].Node != "week" {
+	if got := listNodes(t, db); len(got) != 2 || got[0].Node != "a" || got[1].Node != "week" {
 		t.Errorf("%+v", got)
 	}
 	if n, err := db.Collection("events").CountDocuments(t.Context(), bson.D{}); err != nil || n != eventsKept {
 		t.Errorf("%d entries are left, %v", n, err)
 	}
-	if got := kinds(t, db, "a"); len(got) != 0 {
+	if got := listKinds(t, db, "a"); len(got) != 0 {
 		t.Errorf("the oldest are left: %v", got)
 	}
 }
 
 func TestReadyNamesLiveNodesThatDoNotKnowAStep(t *testing.T) {
 	t.Parallel()
-	db := state(t)
+	db := newState(t)
 	step := migrate.Step{ID: "0007", Name: "slots", Breaking: true}
 	ready := NewStepCheck(db)
 	schema := func(n int) func(*Config) { return func(c *Config) { c.Schema, c.Version = n, "1.0."+c.Node } }
@@ -381,21 +381,21 @@ func TestReadyNamesLiveNodesThatDoNotKnowAStep(t *testing.T) {
 		t.Fatalf("without a live node: %v", err)
 	}
 
-	beat(t, member(db, "new", schema(7)), Vitals{})
-	beat(t, member(db, "newer", schema(9)), Vitals{})
+	mustBeat(t, newMember(db, "new", schema(7)), Vitals{})
+	mustBeat(t, newMember(db, "newer", schema(9)), Vitals{})
 	if err := ready(t.Context(), step); err != nil {
 		t.Errorf("all nodes have the step: %v", err)
 	}
 
-	old := member(db, "old", schema(6))
-	beat(t, old, Vitals{})
-	fresh(t, db, "old")
+	old := newMember(db, "old", schema(6))
+	mustBeat(t, old, Vitals{})
+	renewHeartbeats(t, db, "old")
 	if err := ready(t.Context(), step); !errors.Is(err, ErrOlderNodes) || !strings.Contains(err.Error(), ": old (1.0.old);") ||
 		!strings.Contains(err.Error(), "migration 0007 (slots) waits") {
 		t.Errorf("%v", err)
 	}
 
-	silence(t, db, "old", time.Minute)
+	ageHeartbeat(t, db, "old", time.Minute)
 	if err := ready(t.Context(), step); err != nil {
 		t.Errorf("it is dead: %v", err)
 	}
@@ -450,7 +450,7 @@ func TestAnOlderNodeAndABreakingStepDoNotMissEachOther(t *testing.T) {
 		var wg sync.WaitGroup
 		var started, migrated error
 		wg.Go(func() {
-			old := member(db, "old", func(c *Config) { c.Schema = 1 })
+			old := newMember(db, "old", func(c *Config) { c.Schema = 1 })
 			if started = old.SendHeartbeat(t.Context(), Vitals{}); started == nil {
 				_, started = migrator(1).PendingBreaking(t.Context())
 			}

@@ -12,7 +12,7 @@ import (
 
 func TestN06_NodesKnowOfEachOther(t *testing.T) {
 	t.Parallel()
-	coll := database(t).Collection("nodes")
+	coll := newDatabase(t).Collection("nodes")
 	n := NewNodes(coll)
 	if _, err := n.Heartbeat(t.Context(), Sign{Node: "$a", Address: "10.0.0.1:80", Watchers: []string{"orders"}, KafkaReachable: false, SinceAck: -1}); err != nil {
 		t.Fatal(err)
@@ -82,7 +82,7 @@ func TestN06_NodesKnowOfEachOther(t *testing.T) {
 
 func TestEventsAreKeptInOrderAndTrimmed(t *testing.T) {
 	t.Parallel()
-	coll := database(t).Collection("events")
+	coll := newDatabase(t).Collection("events")
 	e := NewEvents(coll, "orders", "a")
 	if err := mongodb.CreateIndexes(t.Context(), coll, []mongodb.Index{{Name: "at_1", Keys: mongodb.Ascending("at")}}); err != nil {
 		t.Fatal(err)

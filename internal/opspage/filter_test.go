@@ -11,7 +11,7 @@ import (
 // All lists have the same form: inputs for times instead of typed text, and the values of the address in it.
 func TestFiltersShowTheirConditions(t *testing.T) {
 	t.Parallel()
-	h := site(&desk{text: "x"})
+	h := newSite(&desk{text: "x"})
 	for at, want := range map[string][]string{
 		"/dead?topic=orders&since=2h&from=2026-11-20T08:00:00Z": {`name="topic" value="orders"`, `<option value="2h" selected>2h</option>`, `value="2026-11-20T08:00"`, `<details id="more-filter" open>`},
 		"/dead?since=1h":                {`<option value="1h" selected>last hour</option>`, `<details id="more-filter">`},
@@ -22,7 +22,7 @@ func TestFiltersShowTheirConditions(t *testing.T) {
 		"/lookup?q=e1&by=key":           {`<option value="key" selected>an ordering key</option>`},
 		"/sagas?database=d&saga=s":      {`<input type="hidden" name="saga" value="s">`},
 	} {
-		r, body := ask(t, h, &operator, http.MethodGet, at, nil)
+		r, body := sendRequest(t, h, &operator, http.MethodGet, at, nil)
 		body = strings.Join(strings.Fields(body), " ")
 		for _, text := range append(want, `class="filter"`) {
 			if r.StatusCode != http.StatusOK || !strings.Contains(body, text) {
@@ -46,7 +46,7 @@ func TestLookupTriesTheKeyAfterTheID(t *testing.T) {
 		"/lookup?q=e-1":               "id",
 	} {
 		d := &desk{text: "x", unknownID: "customer-7"}
-		r, body := ask(t, site(d), &operator, http.MethodGet, at, nil)
+		r, body := sendRequest(t, newSite(d), &operator, http.MethodGet, at, nil)
 		if got := strings.Join(d.lookups, ", "); r.StatusCode != http.StatusOK || got != want {
 			t.Errorf("%s: %d, looked up as %s, want %s", at, r.StatusCode, got, want)
 		}
@@ -61,18 +61,18 @@ func TestTheButtonShowsTheNumberThatChanges(t *testing.T) {
 	t.Parallel()
 	d := &desk{text: "x", count: 22, refused: 15}
 	form := url.Values{"scope": {"all"}}
-	r, body := ask(t, site(d), &operator, http.MethodPost, "/confirm/dead-requeue", form)
+	r, body := sendRequest(t, newSite(d), &operator, http.MethodPost, "/confirm/dead-requeue", form)
 	if r.StatusCode != http.StatusOK || !strings.Contains(body, "7 dead letters are given back") || !strings.Contains(body, "Requeue 7<") || !strings.Contains(body, `name="_count" value="7"`) {
 		t.Errorf("%d: %s", r.StatusCode, body)
 	}
 
 	d.refused = 22
-	if _, body = ask(t, site(d), &operator, http.MethodPost, "/confirm/dead-requeue", form); !strings.Contains(body, "This action would change nothing") {
+	if _, body = sendRequest(t, newSite(d), &operator, http.MethodPost, "/confirm/dead-requeue", form); !strings.Contains(body, "This action would change nothing") {
 		t.Errorf("nothing can be requeued: %s", body)
 	}
 
 	at := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC).Format(time.RFC3339)
-	_, body = ask(t, site(&desk{text: "x"}), &operator, http.MethodPost, "/confirm/reschedule", url.Values{"pick": {"a", "b", "c"}, "due": {at}})
+	_, body = sendRequest(t, newSite(&desk{text: "x"}), &operator, http.MethodPost, "/confirm/reschedule", url.Values{"pick": {"a", "b", "c"}, "due": {at}})
 	if !strings.Contains(body, "Reschedule 2<") || !strings.Contains(body, "1 of the selected events are not scheduled any more") {
 		t.Errorf("reschedule of three, two of which are scheduled: %s", body)
 	}

@@ -90,9 +90,9 @@ type request struct {
 	form         url.Values
 }
 
-// every returns all requests that the page answers, with the text in each place that a client controls: each screen
+// allRequests returns all requests that the page answers, with the text in each place that a client controls: each screen
 // with each parameter, each action with its confirmation and its execution.
-func every(text string) (list []request) {
+func allRequests(text string) (list []request) {
 	q := url.Values{}
 	for _, name := range []string{
 		"q", "id", "key", "topic", "collection", "message", "type", "aggregate", "class", "source", "stand", "state", "node", "actor", "kind", "of", "database", "saga",
@@ -132,9 +132,9 @@ func every(text string) (list []request) {
 	return append(list, request{"POST", "/confirm/" + url.PathEscape(text), q}, request{"POST", "/act/" + url.PathEscape(text), q})
 }
 
-// skeleton is a document without its text: elements and the names of their attributes. Each address in it must lead into the
+// parseSkeleton returns a document without its text: elements and the names of their attributes. Each address in it must lead into the
 // page, or to the documentation.
-func skeleton(t *testing.T, r request, body string) (out []string) {
+func parseSkeleton(t *testing.T, r request, body string) (out []string) {
 	t.Helper()
 	z := html.NewTokenizer(strings.NewReader(body))
 	for {
@@ -172,15 +172,15 @@ type shownPage struct {
 // askAndFollow sends a request, and follows a redirect to the page with the notice.
 func askAndFollow(t *testing.T, h http.Handler, who caller, r request) shownPage {
 	t.Helper()
-	res, body := ask(t, h, &who, r.method, r.path, r.form)
+	res, body := sendRequest(t, h, &who, r.method, r.path, r.form)
 	to := res.Header.Get("Location")
 	if to != "" {
 		if u, err := url.Parse(to); err != nil || u.Host != "" || u.Scheme != "" || !strings.HasPrefix(to, "/") || strings.HasPrefix(to, "//") {
 			t.Errorf("%s %s redirects to %q", r.method, r.path, to)
 		}
-		_, body = ask(t, h, &who, "GET", to, nil)
+		_, body = sendRequest(t, h, &who, "GET", to, nil)
 	}
-	return shownPage{res.StatusCode, to, skeleton(t, r, body)}
+	return shownPage{res.StatusCode, to, parseSkeleton(t, r, body)}
 }
 
 // The texts of events, nodes, addresses and forms remain text: they change no element and no attribute of any screen,
@@ -195,7 +195,7 @@ func TestHostileTextChangesNoElement(t *testing.T) {
 	}
 	requests := make([][]request, len(texts))
 	for k, text := range texts {
-		requests[k] = every(text)
+		requests[k] = allRequests(text)
 	}
 
 	for name, fail := range map[string]func(text string) error{

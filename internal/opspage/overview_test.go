@@ -55,7 +55,7 @@ func TestLagHasOneMeaning(t *testing.T) {
 		return u
 	}})
 	for path, lags := range map[string]int{"/strip": 1, "/": 3} {
-		_, body := ask(t, site, &operator, "GET", path, nil)
+		_, body := sendRequest(t, site, &operator, "GET", path, nil)
 		text := strings.Join(strings.Fields(body), " ")
 		if !strings.Contains(text, "lag 0.25 s ·") || strings.Count(text, "0.25") != lags || strings.Contains(text, "lag 180") || !strings.Contains(text, "oldest waiting 180 s") && !strings.Contains(text, "oldest waiting 3 min") {
 			t.Errorf("%s: %s", path, text)

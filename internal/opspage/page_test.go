@@ -61,7 +61,7 @@ func fill(v reflect.Value, text string) {
 	}
 }
 
-func filled[T any](text string) T {
+func newFilled[T any](text string) T {
 	var v T
 	fill(reflect.ValueOf(&v).Elem(), text)
 	return v
@@ -113,7 +113,7 @@ func answer[T any](d *desk) (T, error) {
 		var none T
 		return none, d.err
 	}
-	return filled[T](d.text), nil
+	return newFilled[T](d.text), nil
 }
 
 func (d *desk) Overview(context.Context) (admin.Overview, error) {
@@ -260,15 +260,15 @@ var (
 	viewer   = caller{Actor: admin.Actor{Name: "bob", Source: "page/token"}, Role: admin.RoleViewer}
 )
 
-// site is the page over a desk.
-func site(d *desk) http.Handler {
+// newSite returns the page of a desk.
+func newSite(d *desk) http.Handler {
 	return New(Options{Watcher: "orders", Node: "n1", Version: "v1", UseCases: func(a admin.Actor, w, slot string) UseCases {
 		d.actor, d.watcher, d.slot = a, w, slot
 		return d.useCases()
 	}})
 }
 
-func ask(t *testing.T, h http.Handler, who *caller, method, target string, form url.Values, header ...string) (*http.Response, string) {
+func sendRequest(t *testing.T, h http.Handler, who *caller, method, target string, form url.Values, header ...string) (*http.Response, string) {
 	t.Helper()
 	var body io.Reader
 	if form != nil {
@@ -291,8 +291,8 @@ func ask(t *testing.T, h http.Handler, who *caller, method, target string, form 
 	return w.Result(), w.Body.String()
 }
 
-// everywhere are addresses that show every template with everything in it.
-func everywhere() []string {
+// allAddresses returns addresses that show each template with all of its parts.
+func allAddresses() []string {
 	x := url.QueryEscape(hostile)
 	return []string{
 		"/", "/strip", "/pending?topic=" + x + "&key=" + x + "&collection=" + x, "/dead?message=" + x + "&topic=" + x + "&key=" + x + "&stand=any",
@@ -306,9 +306,9 @@ func TestHostileTextIsText(t *testing.T) {
 	t.Parallel()
 	for _, who := range []caller{operator, viewer} {
 		who.Actor.Name = hostile
-		h := site(&desk{text: hostile})
-		for _, at := range everywhere() {
-			_, body := ask(t, h, &who, "GET", at, nil)
+		h := newSite(&desk{text: hostile})
+		for _, at := range allAddresses() {
+			_, body := sendRequest(t, h, &who, "GET", at, nil)
 			for _, raw := range []string{"<i>hostile", `hostile"`, `hostile\"'`} {
 				if strings.Contains(body, raw) {
 					i := strings.Index(body, raw)
@@ -323,12 +323,12 @@ func TestHostileTextIsText(t *testing.T) {
 
 	d := &desk{text: hostile, count: 2}
 	form := url.Values{"scope": {"ticked"}, "pick": {hostile}, "message": {hostile}, hostile: {hostile}}
-	_, body := ask(t, site(d), &operator, "POST", "/confirm/dead-requeue", form)
+	_, body := sendRequest(t, newSite(d), &operator, "POST", "/confirm/dead-requeue", form)
 	if strings.Contains(body, "<i>hostile") || strings.Contains(body, `hostile"`) || !strings.Contains(body, "hostile") {
 		t.Errorf("the question holds raw text, or none: %s", body)
 	}
 
-	_, body = ask(t, site(&desk{err: errors.New(hostile)}), &operator, "GET", "/dead", nil)
+	_, body = sendRequest(t, newSite(&desk{err: errors.New(hostile)}), &operator, "GET", "/dead", nil)
 	if strings.Contains(body, "<i>hostile") || !strings.Contains(body, "hostile") {
 		t.Errorf("an error holds raw text, or none: %s", body)
 	}
@@ -339,13 +339,13 @@ var inline = regexp.MustCompile(`(?i)<style|\sstyle=|\son[a-z]+=|<script(?:[^>]*
 // The policy allows no script and no style in a document, and there is none.
 func TestNothingIsInline(t *testing.T) {
 	t.Parallel()
-	h := site(&desk{text: "x"})
-	for _, at := range everywhere() {
+	h := newSite(&desk{text: "x"})
+	for _, at := range allAddresses() {
 		if at = strings.ReplaceAll(at, url.QueryEscape(hostile), "x"); strings.HasPrefix(at, "/nowhere") {
 			at = "/nowhere"
 		}
 
-		r, body := ask(t, h, &operator, "GET", at, nil)
+		r, body := sendRequest(t, h, &operator, "GET", at, nil)
 		if m := inline.FindString(body); m != "" {
 			t.Errorf("%s: %q", at, m)
 		}
@@ -367,10 +367,10 @@ func TestNothingIsInline(t *testing.T) {
 func TestViewersLookAndDoNotAct(t *testing.T) {
 	t.Parallel()
 	d := &desk{text: "x", count: 3}
-	h := site(d)
+	h := newSite(d)
 
-	for _, at := range everywhere() {
-		_, body := ask(t, h, &viewer, "GET", at, nil)
+	for _, at := range allAddresses() {
+		_, body := sendRequest(t, h, &viewer, "GET", at, nil)
 		for _, form := range []string{"formaction=", "Requeue …", "Retry now", "Pause …", "Purge …"} {
 			if strings.Contains(body, form) {
 				t.Errorf("%s: a viewer is offered %q", at, form)
@@ -383,7 +383,7 @@ func TestViewersLookAndDoNotAct(t *testing.T) {
 
 	for name := range actions {
 		for _, way := range []string{"/confirm/", "/act/"} {
-			r, _ := ask(t, h, &viewer, "POST", way+name, url.Values{"scope": {"all"}, "_count": {"3"}, "node": {"n"}})
+			r, _ := sendRequest(t, h, &viewer, "POST", way+name, url.Values{"scope": {"all"}, "_count": {"3"}, "node": {"n"}})
 			if r.StatusCode != http.StatusForbidden {
 				t.Errorf("%s%s: %d for a viewer", way, name, r.StatusCode)
 			}
@@ -393,15 +393,15 @@ func TestViewersLookAndDoNotAct(t *testing.T) {
 	if len(d.did) > 0 {
 		t.Errorf("a viewer did %v", d.did)
 	}
-	if r, _ := ask(t, h, nil, "GET", "/", nil); r.StatusCode != http.StatusForbidden {
+	if r, _ := sendRequest(t, h, nil, "GET", "/", nil); r.StatusCode != http.StatusForbidden {
 		t.Errorf("%d without a caller", r.StatusCode)
 	}
 
-	ask(t, h, &operator, "GET", "/dead/letter?id=1", nil)
+	sendRequest(t, h, &operator, "GET", "/dead/letter?id=1", nil)
 	if d.payload {
 		t.Error("a payload was read without a request for it")
 	}
-	if ask(t, h, &operator, "GET", "/dead/letter?id=1&payload=1", nil); !d.payload {
+	if sendRequest(t, h, &operator, "GET", "/dead/letter?id=1&payload=1", nil); !d.payload {
 		t.Error("a requested payload was not read")
 	}
 }
@@ -410,31 +410,31 @@ func TestViewersLookAndDoNotAct(t *testing.T) {
 func TestForeignPagesCannotAct(t *testing.T) {
 	t.Parallel()
 	d := &desk{text: "x", count: 1, slots: []admin.Watcher{{Name: "orders", Slot: "0of1"}}}
-	h := site(d)
+	h := newSite(d)
 
 	form := url.Values{"_count": {"-1"}}
 	for _, header := range [][]string{{"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Site", "same-site"}, {"Origin", "https://evil.example"}} {
-		if r, _ := ask(t, h, &operator, "POST", "http://relay.example/act/pause", form, header...); r.StatusCode != http.StatusForbidden {
+		if r, _ := sendRequest(t, h, &operator, "POST", "http://relay.example/act/pause", form, header...); r.StatusCode != http.StatusForbidden {
 			t.Errorf("%v: %d", header, r.StatusCode)
 		}
 	}
 
 	for name := range actions {
 		for _, way := range []string{"/confirm/", "/act/"} {
-			if r, _ := ask(t, h, &operator, "GET", way+name+"?_count=-1", nil); r.StatusCode < 400 {
+			if r, _ := sendRequest(t, h, &operator, "GET", way+name+"?_count=-1", nil); r.StatusCode < 400 {
 				t.Errorf("GET %s%s: %d", way, name, r.StatusCode)
 			}
 		}
 	}
 
-	if r, _ := ask(t, h, &operator, "POST", "/act/pause", form, "Content-Type", "text/plain"); r.StatusCode != http.StatusBadRequest {
+	if r, _ := sendRequest(t, h, &operator, "POST", "/act/pause", form, "Content-Type", "text/plain"); r.StatusCode != http.StatusBadRequest {
 		t.Errorf("a form of another type: %d", r.StatusCode)
 	}
 	if len(d.did) > 0 {
 		t.Fatalf("it did %v", d.did)
 	}
 
-	r, _ := ask(t, h, &operator, "POST", "http://relay.example/act/pause", form, "Sec-Fetch-Site", "same-origin")
+	r, _ := sendRequest(t, h, &operator, "POST", "http://relay.example/act/pause", form, "Sec-Fetch-Site", "same-origin")
 	if r.StatusCode != http.StatusSeeOther || !slices.Equal(d.did, []string{"pause orders"}) {
 		t.Errorf("the page's own form: %d, %v", r.StatusCode, d.did)
 	}
@@ -444,10 +444,10 @@ func TestForeignPagesCannotAct(t *testing.T) {
 func TestActionsAreConfirmed(t *testing.T) {
 	t.Parallel()
 	d := &desk{text: "x", count: 12}
-	h := site(d)
+	h := newSite(d)
 
 	form := url.Values{"scope": {"all"}, "topic": {"orders"}, "class": {"expired"}}
-	r, body := ask(t, h, &operator, "POST", "/confirm/dead-discard", form)
+	r, body := sendRequest(t, h, &operator, "POST", "/confirm/dead-discard", form)
 	if r.StatusCode != http.StatusOK || !strings.Contains(body, "12 dead letters are removed for good") || !strings.Contains(body, "discard 12") || !strings.Contains(body, "cannot be taken back") {
 		t.Fatalf("%d %s", r.StatusCode, body)
 	}
@@ -459,7 +459,7 @@ func TestActionsAreConfirmed(t *testing.T) {
 			f[k] = v
 		}
 		change(f)
-		r, body := ask(t, h, &operator, "POST", "/act/dead-discard", f)
+		r, body := sendRequest(t, h, &operator, "POST", "/act/dead-discard", f)
 		if r.StatusCode != http.StatusConflict || !strings.Contains(body, "othing") {
 			t.Errorf("%s: %d", why, r.StatusCode)
 		}
@@ -477,7 +477,7 @@ func TestActionsAreConfirmed(t *testing.T) {
 
 	form.Set("_count", "12")
 	form.Set("_phrase", "discard 12")
-	r, _ = ask(t, h, &operator, "POST", "/act/dead-discard", form)
+	r, _ = sendRequest(t, h, &operator, "POST", "/act/dead-discard", form)
 	if r.StatusCode != http.StatusSeeOther || !slices.Equal(d.did, []string{"discard"}) || d.actor.Name != "ada" {
 		t.Fatalf("%d, did %v as %v", r.StatusCode, d.did, d.actor)
 	}
@@ -486,15 +486,15 @@ func TestActionsAreConfirmed(t *testing.T) {
 	}
 
 	to := r.Header.Get("Location")
-	if _, body = ask(t, h, &operator, "GET", to, nil); !strings.Contains(body, "12 dead letters discarded") {
+	if _, body = sendRequest(t, h, &operator, "GET", to, nil); !strings.Contains(body, "12 dead letters discarded") {
 		t.Errorf("%s does not show the action", to)
 	}
-	if _, body = ask(t, h, &viewer, "GET", to, nil); strings.Contains(body, "12 dead letters discarded") {
+	if _, body = sendRequest(t, h, &viewer, "GET", to, nil); strings.Contains(body, "12 dead letters discarded") {
 		t.Error("another person sees the notice of the action")
 	}
 
 	for _, bad := range []url.Values{{}, {"scope": {"ticked"}}, {"scope": {"all"}, "from": {"yesterday"}}, {"scope": {"all"}, "since": {"-1h"}}} {
-		if r, _ := ask(t, h, &operator, "POST", "/confirm/dead-requeue", bad); r.StatusCode != http.StatusBadRequest {
+		if r, _ := sendRequest(t, h, &operator, "POST", "/confirm/dead-requeue", bad); r.StatusCode != http.StatusBadRequest {
 			t.Errorf("%v: %d", bad, r.StatusCode)
 		}
 	}
@@ -503,7 +503,7 @@ func TestActionsAreConfirmed(t *testing.T) {
 // The confirmation turns "since" into a time, so the executed request does not move with the clock.
 func TestAWindowIsPinnedWhenItIsConfirmed(t *testing.T) {
 	t.Parallel()
-	_, body := ask(t, site(&desk{text: "x", count: 1}), &operator, "POST", "/confirm/dead-requeue", url.Values{"scope": {"all"}, "since": {"2h"}})
+	_, body := sendRequest(t, newSite(&desk{text: "x", count: 1}), &operator, "POST", "/confirm/dead-requeue", url.Values{"scope": {"all"}, "since": {"2h"}})
 	if strings.Contains(body, `name="since"`) || !regexp.MustCompile(`name="from" value="20[0-9-]+T[0-9:]+Z"`).MatchString(body) {
 		t.Error(body)
 	}
@@ -519,7 +519,7 @@ func TestEditHoldsOnlyWhatWasChanged(t *testing.T) {
 		"payload": {"ignored"}, "headers": {"ignored"},
 	}
 
-	if r, body := ask(t, site(d), &operator, "POST", "/act/dead-edit", form); r.StatusCode != http.StatusSeeOther {
+	if r, body := sendRequest(t, newSite(d), &operator, "POST", "/act/dead-edit", form); r.StatusCode != http.StatusSeeOther {
 		t.Fatalf("%d %s", r.StatusCode, body)
 	}
 	e := d.edit
@@ -531,13 +531,13 @@ func TestEditHoldsOnlyWhatWasChanged(t *testing.T) {
 	form.Set("payload", "{\r\n}")
 	form.Set("replace-headers", "1")
 	form.Set("headers", "a: 1\r\nb:2")
-	ask(t, site(d), &operator, "POST", "/act/dead-edit", form)
+	sendRequest(t, newSite(d), &operator, "POST", "/act/dead-edit", form)
 	if e = d.edit; string(e.Payload) != "{\n}" || !slices.Equal(e.Headers, [][2]string{{"a", "1"}, {"b", "2"}}) {
 		t.Errorf("%+v", e)
 	}
 
 	form.Del("version")
-	if r, _ := ask(t, site(d), &operator, "POST", "/act/dead-edit", form); r.StatusCode != http.StatusBadRequest {
+	if r, _ := sendRequest(t, newSite(d), &operator, "POST", "/act/dead-edit", form); r.StatusCode != http.StatusBadRequest {
 		t.Errorf("an edit of no version: %d", r.StatusCode)
 	}
 }
@@ -554,15 +554,15 @@ func TestErrorStates(t *testing.T) {
 		{mongodb.ErrCursor, http.StatusBadRequest},
 		{admin.ErrInUse, http.StatusConflict},
 	} {
-		h := site(&desk{err: c.err})
+		h := newSite(&desk{err: c.err})
 		for _, at := range []string{"/", "/pending", "/dead", "/nodes", "/log", "/scheduled", "/sagas", "/inbox", "/control", "/lookup?q=1", "/nodes/node?node=n", "/log/entry?id=1"} {
-			r, body := ask(t, h, &operator, "GET", at, nil)
+			r, body := sendRequest(t, h, &operator, "GET", at, nil)
 			if r.StatusCode != c.status || !strings.Contains(body, `role="alert"`) || !strings.Contains(body, c.err.Error()) || !strings.Contains(body, "Try again") {
 				t.Errorf("%s with %v: %d", at, c.err, r.StatusCode)
 			}
 		}
 
-		r, body := ask(t, h, &operator, "GET", "/", nil, "HX-Request", "true")
+		r, body := sendRequest(t, h, &operator, "GET", "/", nil, "HX-Request", "true")
 		if r.StatusCode != c.status || strings.Contains(body, "<") || !strings.HasPrefix(r.Header.Get("Content-Type"), "text/plain") {
 			t.Errorf("fetched again with %v: %d %s", c.err, r.StatusCode, body)
 		}
@@ -583,7 +583,7 @@ func TestEmptyStates(t *testing.T) {
 		"/lookup?q=x": "Nothing is known of it", "/nodes": "No node has sent a heartbeat", "/log": "No event matches", "/scheduled": "No scheduled event", "/sagas": "contains sagas", "/inbox": "contains an inbox", "/control": "has never run",
 		"/nodes/node?node=x": "No node x has sent a heartbeat", "/log/entry?id=x": "The events log has no entry x",
 	} {
-		if r, body := ask(t, empty, &operator, "GET", at, nil); r.StatusCode != http.StatusOK || !strings.Contains(body, want) {
+		if r, body := sendRequest(t, empty, &operator, "GET", at, nil); r.StatusCode != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: %d without %q", at, r.StatusCode, want)
 		}
 	}
@@ -633,31 +633,31 @@ func (emptySchedule) List(context.Context, admin.ScheduledFilter, int, string) (
 func TestFragmentsAndFiles(t *testing.T) {
 	t.Parallel()
 
-	h := site(&desk{text: "x"})
+	h := newSite(&desk{text: "x"})
 	for _, at := range []string{"/", "/pending", "/nodes", "/strip"} {
-		if _, body := ask(t, h, &operator, "GET", at, nil, "HX-Request", "true"); strings.Contains(body, "<html") || len(body) < 50 {
+		if _, body := sendRequest(t, h, &operator, "GET", at, nil, "HX-Request", "true"); strings.Contains(body, "<html") || len(body) < 50 {
 			t.Errorf("%s: %.200s", at, body)
 		}
 	}
 
-	_, body := ask(t, h, &operator, "GET", "/", nil)
+	_, body := sendRequest(t, h, &operator, "GET", "/", nil)
 	links := regexp.MustCompile(`(?:src|href)="(/static/[^"]+)"`).FindAllStringSubmatch(body, -1)
 	if len(links) < 6 {
 		t.Fatalf("%d files", len(links))
 	}
 	for _, l := range links {
-		r, text := ask(t, h, &operator, "GET", l[1], nil)
+		r, text := sendRequest(t, h, &operator, "GET", l[1], nil)
 		if r.StatusCode != http.StatusOK || text == "" || !strings.Contains(r.Header.Get("Cache-Control"), "immutable") {
 			t.Errorf("%s: %d %s", l[1], r.StatusCode, r.Header)
 		}
 	}
 
 	for _, licence := range []string{"htmx", "uplot"} {
-		if r, text := ask(t, h, &operator, "GET", "/static/vendor/"+licence+"/LICENSE", nil); r.StatusCode != http.StatusOK || len(text) < 200 {
+		if r, text := sendRequest(t, h, &operator, "GET", "/static/vendor/"+licence+"/LICENSE", nil); r.StatusCode != http.StatusOK || len(text) < 200 {
 			t.Errorf("the licence of %s is not there", licence)
 		}
 	}
-	if r, _ := ask(t, h, &operator, "GET", "/static/../page.go", nil); r.StatusCode == http.StatusOK {
+	if r, _ := sendRequest(t, h, &operator, "GET", "/static/../page.go", nil); r.StatusCode == http.StatusOK {
 		t.Error("a file outside of the static ones")
 	}
 }
@@ -665,7 +665,7 @@ func TestFragmentsAndFiles(t *testing.T) {
 func TestDownload(t *testing.T) {
 	t.Parallel()
 	d := &desk{text: "x"}
-	r, body := ask(t, site(d), &viewer, "GET", "/dead/download?payload=1&topic=x", nil)
+	r, body := sendRequest(t, newSite(d), &viewer, "GET", "/dead/download?payload=1&topic=x", nil)
 	if r.StatusCode != http.StatusOK || strings.Count(body, "\n") != 2 || d.payload || d.filter.Topic != "x" {
 		t.Errorf("%d, filter %+v: %s", r.StatusCode, d.filter, body)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
-func position(t *testing.T, state *mongo.Database, slot string, set bson.D) {
+func setPosition(t *testing.T, state *mongo.Database, slot string, set bson.D) {
 	t.Helper()
 	if _, err := state.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: slot}}, bson.D{{Key: "$set", Value: set}}, options.UpdateOne().SetUpsert(true)); err != nil {
 		t.Fatal(err)
@@ -22,20 +22,20 @@ func position(t *testing.T, state *mongo.Database, slot string, set bson.D) {
 
 func TestN25_AGapStopsAPurgeThatIsUnderWay(t *testing.T) {
 	t.Parallel()
-	state := database(t)
+	state := newDatabase(t)
 	o := outboxes.Outbox{DB: "shop", Coll: "outbox", UUID: [16]byte{7}}
 	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 
 	at := bson.Timestamp{T: 10_000, I: 5}
-	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: at}})
+	setPosition(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: at}})
 	cuts := NewCuts(state, 1500*time.Millisecond)
 	if cut, err := cuts.Of(t.Context(), o); err != nil || cut != (Cut{Before: bson.Timestamp{T: 9998, I: 5}, Position: at, Slot: "w/0of1"}) {
 		t.Fatalf("%+v, %v", cut, err)
 	}
 
-	position(t, state, "w/0of1", bson.D{{Key: "gap", Value: bson.D{{Key: "reason", Value: "286"}}}})
+	setPosition(t, state, "w/0of1", bson.D{{Key: "gap", Value: bson.D{{Key: "reason", Value: "286"}}}})
 	// The margin has passed, however long the test took.
 	cuts.readAt = time.Now().Add(time.Hour)
 	if _, err := cuts.Of(t.Context(), o); err != nil {
@@ -63,7 +63,7 @@ func TestCutGoesNoFurtherThanItKeeps(t *testing.T) {
 
 func TestCountPurgeableCountsWhatAPurgeRemoves(t *testing.T) {
 	t.Parallel()
-	coll := database(t).Collection("outbox")
+	coll := newDatabase(t).Collection("outbox")
 	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func TestCountPurgeableCountsWhatAPurgeRemoves(t *testing.T) {
 
 func TestMarginOfThisServer(t *testing.T) {
 	t.Parallel()
-	if m, err := mongodb.AskMargin(t.Context(), database(t).Client()); err != nil || m < mongodb.MinMargin {
+	if m, err := mongodb.AskMargin(t.Context(), newDatabase(t).Client()); err != nil || m < mongodb.MinMargin {
 		t.Errorf("%v, %v", m, err)
 	}
 
@@ -130,7 +130,7 @@ func TestMarginOfThisServer(t *testing.T) {
 // TestN25_APositionInTheFutureStopsThePurge: after a restored backup, or with a damaged document, it is that of another history.
 func TestN25_APositionInTheFutureStopsThePurge(t *testing.T) {
 	t.Parallel()
-	state := database(t)
+	state := newDatabase(t)
 	o := outboxes.Outbox{DB: "shop", Coll: "outbox", UUID: [16]byte{8}}
 	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
@@ -141,7 +141,7 @@ func TestN25_APositionInTheFutureStopsThePurge(t *testing.T) {
 		at   uint32
 		hold bool
 	}{{now, false}, {now + 60, false}, {now + 1_000_000, true}} {
-		position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: c.at, I: 1}}})
+		setPosition(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: c.at, I: 1}}})
 
 		w, err := readWatermarks(t.Context(), state)
 		if err != nil {
@@ -160,7 +160,7 @@ func TestN25_APositionInTheFutureStopsThePurge(t *testing.T) {
 // stamped. They are not delivered before the watcher has come to the rename.
 func TestN25_WhatWasNotReadYetIsNotPurged(t *testing.T) {
 	t.Parallel()
-	state := database(t)
+	state := newDatabase(t)
 	if err := state.CreateCollection(t.Context(), "outbox"); err != nil {
 		t.Fatal(err)
 	}
@@ -183,15 +183,15 @@ func TestN25_WhatWasNotReadYetIsNotPurged(t *testing.T) {
 	if _, err := r.Register(t.Context(), o.UUID, o.NS(), "w", renamed); err != nil {
 		t.Fatal(err)
 	}
-	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 9_999, I: 1}}})
+	setPosition(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 9_999, I: 1}}})
 	holds(HoldUnread)
-	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: renamed}})
+	setPosition(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: renamed}})
 	holds("")
 
 	if err := r.Leave(t.Context(), o.UUID, "w", bson.Timestamp{T: 11_000, I: 1}); err != nil {
 		t.Fatal(err)
 	}
-	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 12_000, I: 1}}})
+	setPosition(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 12_000, I: 1}}})
 	holds(HoldUnread)
 	if before, err := r.Register(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{T: 11_500, I: 1}); err != nil || before.Left.T != 11_000 {
 		t.Fatalf("%+v, %v", before, err)

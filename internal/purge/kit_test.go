@@ -50,7 +50,7 @@ func exceptionOutbox(t *testing.T) (*mongo.Collection, *owner) {
 	return coll, &owner{client: client, twice: true}
 }
 
-func image(t *testing.T, d bson.D) bson.Raw {
+func marshal(t *testing.T, d bson.D) bson.Raw {
 	t.Helper()
 	raw, err := bson.Marshal(d)
 	if err != nil {
@@ -59,7 +59,7 @@ func image(t *testing.T, d bson.D) bson.Raw {
 	return raw
 }
 
-func read(t *testing.T, coll *mongo.Collection, id any) bson.M {
+func findDocument(t *testing.T, coll *mongo.Collection, id any) bson.M {
 	t.Helper()
 	var m bson.M
 	if err := coll.FindOne(t.Context(), bson.D{{Key: "_id", Value: id}}).Decode(&m); err != nil {
@@ -68,7 +68,7 @@ func read(t *testing.T, coll *mongo.Collection, id any) bson.M {
 	return m
 }
 
-func database(t *testing.T) *mongo.Database {
+func newDatabase(t *testing.T) *mongo.Database {
 	t.Helper()
 	return stacktest.Database(t, stacktest.Client(t))
 }

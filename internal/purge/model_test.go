@@ -131,7 +131,7 @@ func (w *world) reset(t *testing.T) {
 	}
 }
 
-// register makes the collection and its indexes and claims it for the watcher.
+// register creates the collection and its indexes, and registers it for the watcher.
 func register(t testing.TB, db *mongo.Database, coll *mongo.Collection, watcher string) [16]byte {
 	t.Helper()
 	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
@@ -147,7 +147,7 @@ func register(t testing.TB, db *mongo.Database, coll *mongo.Collection, watcher 
 	return found[0].UUID
 }
 
-// now is a new moment.
+// now returns a new timestamp, later than all before.
 func (w *world) now() bson.Timestamp {
 	w.clock.I++
 	return w.clock
@@ -241,7 +241,7 @@ func (w *world) begin() error {
 	return err
 }
 
-// deliver gives a slot its next events; the position is that of the last, or of now where the stream is idle.
+// deliver delivers the next events of a slot. The new position is the position of the last event, or now if the stream is idle.
 func (w *world) deliver(i, n int, refuse bool) error {
 	s := &w.slots[i]
 	if s.paused {
@@ -289,7 +289,7 @@ func (w *world) finish(arg int) error {
 	return err
 }
 
-// tick lets time pass; the server ends transactions that live too long.
+// tick moves the clock. The server aborts transactions that live too long.
 func (w *world) tick(seconds int) error {
 	w.clock = bson.Timestamp{T: w.clock.T + uint32(seconds)}
 	w.open = slices.DeleteFunc(w.open, func(t *transaction) bool {

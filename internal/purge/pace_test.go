@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// spend runs a pass that has n envelopes to remove, and returns how long it took.
-func spend(t *testing.T, p *pace, n int64) time.Duration {
+// runPass runs a pass with n envelopes to remove, and returns its duration.
+func runPass(t *testing.T, p *pace, n int64) time.Duration {
 	t.Helper()
 	begun := time.Now()
 	p.startPass(begun)
@@ -29,7 +29,7 @@ func TestPaceKeepsUpAndNoMore(t *testing.T) {
 		p := &pace{limit: 5000, batch: 500}
 
 		// A backlog: it begins slowly and doubles up to the limit, which it never passes.
-		if took := spend(t, p, 500_000); took < 100*time.Second || took > 150*time.Second {
+		if took := runPass(t, p, 500_000); took < 100*time.Second || took > 150*time.Second {
 			t.Errorf("a backlog of 100 s took %v", took)
 		}
 		if p.batchSize() != 250 {
@@ -40,11 +40,11 @@ func TestPaceKeepsUpAndNoMore(t *testing.T) {
 		// statements.
 		for range 20 {
 			begun := time.Now()
-			spend(t, p, 10_000)
+			runPass(t, p, 10_000)
 			<-time.After(10*time.Second - time.Since(begun))
 		}
 		begun := time.Now()
-		took := spend(t, p, 10_000)
+		took := runPass(t, p, 10_000)
 		if took < 6*time.Second || took > 9*time.Second || p.batchSize() > 70 {
 			t.Errorf("10,000 took %v by %d", took, p.batchSize())
 		}
@@ -54,7 +54,7 @@ func TestPaceKeepsUpAndNoMore(t *testing.T) {
 		var last time.Duration
 		for range 8 {
 			begun := time.Now()
-			last = spend(t, p, 40_000)
+			last = runPass(t, p, 40_000)
 			<-time.After(max(10*time.Second-time.Since(begun), 0))
 		}
 		if last > 10*time.Second {
@@ -67,7 +67,7 @@ func TestPaceWithoutALimitAndWithAnEnd(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := &pace{batch: 500}
-		if took := spend(t, p, 1_000_000); took != 0 || p.batchSize() != 500 {
+		if took := runPass(t, p, 1_000_000); took != 0 || p.batchSize() != 500 {
 			t.Errorf("waited %v", took)
 		}
 

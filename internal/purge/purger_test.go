@@ -44,7 +44,7 @@ func newBench(t testing.TB) *bench {
 	return b
 }
 
-func (b *bench) position(t testing.TB, slot string, set bson.D) {
+func (b *bench) setPosition(t testing.TB, slot string, set bson.D) {
 	t.Helper()
 	if _, err := b.config.State.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: slot}}, bson.D{{Key: "$set", Value: set}}, options.UpdateOne().SetUpsert(true)); err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func (b *bench) insert(t testing.TB, n int, second uint32, more ...bson.E) {
 	}
 }
 
-func (b *bench) left(t *testing.T) int {
+func (b *bench) countLeft(t *testing.T) int {
 	t.Helper()
 	n, err := b.coll.CountDocuments(t.Context(), bson.D{})
 	if err != nil {
@@ -88,7 +88,7 @@ func TestPurgeTakesWhatIsOldAndHealthyInBatches(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.pace.batch = 7
-	b.position(t, "w/0of1", at(10_000))
+	b.setPosition(t, "w/0of1", at(10_000))
 	b.insert(t, 50, 9_000)
 	b.insert(t, 5, 9_001, bson.E{Key: "state", Value: "retry"})
 	b.insert(t, 5, 9_002, bson.E{Key: "dueAt", Value: time.Now()})
@@ -104,8 +104,8 @@ func TestPurgeTakesWhatIsOldAndHealthyInBatches(t *testing.T) {
 	}
 
 	b.mustPass(t)
-	if b.purged != 80 || b.left(t) != 14 || calls < 80/7 {
-		t.Errorf("purged %d in %d statements, left %d", b.purged, calls, b.left(t))
+	if b.purged != 80 || b.countLeft(t) != 14 || calls < 80/7 {
+		t.Errorf("purged %d in %d statements, left %d", b.purged, calls, b.countLeft(t))
 	}
 
 	b.runPass(t.Context())
@@ -113,13 +113,13 @@ func TestPurgeTakesWhatIsOldAndHealthyInBatches(t *testing.T) {
 	b.insert(t, 3, 9_000)
 	clear(b.idle)
 	b.runPass(t.Context())
-	if got := b.log.String(); b.left(t) != 14 || strings.Count(got, "purged") != 1 || !strings.Contains(got, "count=3") {
-		t.Errorf("left %d, log %s", b.left(t), got)
+	if got := b.log.String(); b.countLeft(t) != 14 || strings.Count(got, "purged") != 1 || !strings.Contains(got, "count=3") {
+		t.Errorf("left %d, log %s", b.countLeft(t), got)
 	}
 }
 
-// unstamped inserts an envelope without a stamp, in each of the forms that this has.
-func (b *bench) unstamped(t *testing.T, id func() any, more ...bson.E) (ids bson.A) {
+// insertUnstamped inserts an envelope without a stamp, in each form that an unstamped envelope may have.
+func (b *bench) insertUnstamped(t *testing.T, id func() any, more ...bson.E) (ids bson.A) {
 	t.Helper()
 	stamps := []any{nil, bson.Timestamp{}, "text", int64(7), time.Now(), bson.A{bson.Timestamp{T: 1}, bson.Timestamp{T: 1 << 31}}, bson.D{{Key: "x", Value: 1}}}
 	for _, ts := range stamps {
@@ -147,17 +147,17 @@ func TestN25_UnstampedEnvelopesGoOncePositionsHavePassedTheirReading(t *testing.
 	b := newBench(t)
 	now := time.Now()
 	old := func() any { return objectIDOf(now.Add(-2 * time.Hour)) }
-	goes := b.unstamped(t, old)
-	goes = append(goes, b.unstamped(t, func() any {
+	goes := b.insertUnstamped(t, old)
+	goes = append(goes, b.insertUnstamped(t, func() any {
 		u := outboxes.FirstUUID(now.Add(-2 * time.Hour))
 		fresh := bson.NewObjectID()
 		copy(u.Data[9:], fresh[5:])
 		u.Data[6], u.Data[8] = 0x70, 0x80
 		return u
 	})...)
-	stays := b.unstamped(t, func() any { return objectIDOf(now.Add(-time.Second)) }) // younger than the retention
-	stays = append(stays, b.unstamped(t, old, bson.E{Key: "state", Value: "parked"})...)
-	stays = append(stays, b.unstamped(t, old, bson.E{Key: "dueAt", Value: now})...)
+	stays := b.insertUnstamped(t, func() any { return objectIDOf(now.Add(-time.Second)) }) // younger than the retention
+	stays = append(stays, b.insertUnstamped(t, old, bson.E{Key: "state", Value: "parked"})...)
+	stays = append(stays, b.insertUnstamped(t, old, bson.E{Key: "dueAt", Value: now})...)
 	all := len(goes) + len(stays)
 
 	purgedIDs := func() bson.Timestamp {
@@ -170,18 +170,18 @@ func TestN25_UnstampedEnvelopesGoOncePositionsHavePassedTheirReading(t *testing.
 	}
 
 	// The position of one slot is where the envelopes could be read before they are delivered.
-	passed := func() { b.position(t, "w/0of2", bson.D{{Key: "clusterTime", Value: clusterTime(t, b.coll)}}) }
+	passed := func() { b.setPosition(t, "w/0of2", bson.D{{Key: "clusterTime", Value: clusterTime(t, b.coll)}}) }
 	passed()
-	b.position(t, "w/1of2", bson.D{{Key: "clusterTime", Value: clusterTime(t, b.coll)}})
+	b.setPosition(t, "w/1of2", bson.D{{Key: "clusterTime", Value: clusterTime(t, b.coll)}})
 	b.mustPass(t)
 	b.mustPass(t)
-	if b.left(t) != all {
-		t.Fatalf("%d of %d left before any position has passed their reading", b.left(t), all)
+	if b.countLeft(t) != all {
+		t.Fatalf("%d of %d left before any position has passed their reading", b.countLeft(t), all)
 	}
 	passed()
 	b.mustPass(t)
-	if b.left(t) != all {
-		t.Fatalf("%d of %d left before every position has passed their reading", b.left(t), all)
+	if b.countLeft(t) != all {
+		t.Fatalf("%d of %d left before every position has passed their reading", b.countLeft(t), all)
 	}
 
 	if at := purgedIDs(); !at.IsZero() {
@@ -189,26 +189,26 @@ func TestN25_UnstampedEnvelopesGoOncePositionsHavePassedTheirReading(t *testing.
 	}
 
 	// Another one is inserted after the reading, with an id of before. Its event is not behind the positions.
-	late := b.unstamped(t, old)
+	late := b.insertUnstamped(t, old)
 	if _, err := b.coll.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: goes[0]}}, bson.D{{Key: "$set", Value: bson.D{{Key: "state", Value: "retry"}}}}); err != nil {
 		t.Fatal(err)
 	}
-	b.position(t, "w/1of2", bson.D{{Key: "clusterTime", Value: clusterTime(t, b.coll)}})
+	b.setPosition(t, "w/1of2", bson.D{{Key: "clusterTime", Value: clusterTime(t, b.coll)}})
 	b.mustPass(t)
 	stays = append(stays, goes[0])
 	stays = append(stays, late...)
-	if missing := b.missing(t, stays); len(missing) > 0 || b.left(t) != len(stays) || b.purged != len(goes)-1 {
-		t.Fatalf("%d left instead of %d, %d removed; missing: %v", b.left(t), len(stays), b.purged, missing)
+	if missing := b.findMissing(t, stays); len(missing) > 0 || b.countLeft(t) != len(stays) || b.purged != len(goes)-1 {
+		t.Fatalf("%d left instead of %d, %d removed; missing: %v", b.countLeft(t), len(stays), b.purged, missing)
 	}
 	if age := now.Unix() - int64(purgedIDs().T); age < 30 || age > 120 {
 		t.Errorf("the ids are purged up to %d s ago, want about the retention of a minute", age)
 	}
 
 	passed()
-	b.position(t, "w/1of2", bson.D{{Key: "clusterTime", Value: clusterTime(t, b.coll)}})
+	b.setPosition(t, "w/1of2", bson.D{{Key: "clusterTime", Value: clusterTime(t, b.coll)}})
 	b.mustPass(t)
-	if b.left(t) != len(stays)-len(late) {
-		t.Errorf("%d left instead of %d once the late ones are delivered", b.left(t), len(stays)-len(late))
+	if b.countLeft(t) != len(stays)-len(late) {
+		t.Errorf("%d left instead of %d once the late ones are delivered", b.countLeft(t), len(stays)-len(late))
 	}
 }
 
@@ -227,8 +227,8 @@ func TestN25_UnstampedEnvelopesWithoutATimeGetAStamp(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			ids := b.unstamped(t, id)
-			exceptions := b.unstamped(t, id, bson.E{Key: "state", Value: "parked"})
+			ids := b.insertUnstamped(t, id)
+			exceptions := b.insertUnstamped(t, id, bson.E{Key: "state", Value: "parked"})
 			stamped := func() int64 {
 				t.Helper()
 				n, err := b.coll.CountDocuments(t.Context(), bson.D{{Key: "ts", Value: bson.D{{Key: "$gt", Value: bson.Timestamp{T: 1000}}, {Key: "$not", Value: bson.D{{Key: "$type", Value: "array"}}}}}})
@@ -238,25 +238,25 @@ func TestN25_UnstampedEnvelopesWithoutATimeGetAStamp(t *testing.T) {
 				return n
 			}
 
-			b.position(t, "w/0of1", bson.D{{Key: "clusterTime", Value: clusterTime(t, b.coll)}})
+			b.setPosition(t, "w/0of1", bson.D{{Key: "clusterTime", Value: clusterTime(t, b.coll)}})
 			b.mustPass(t)
 			b.mustPass(t)
 			if stamped() != 0 {
 				t.Fatal("an envelope has a stamp before its delivery")
 			}
-			b.position(t, "w/0of1", bson.D{{Key: "clusterTime", Value: clusterTime(t, b.coll)}})
+			b.setPosition(t, "w/0of1", bson.D{{Key: "clusterTime", Value: clusterTime(t, b.coll)}})
 			b.mustPass(t)
-			if int(stamped()) != len(ids) || b.left(t) != len(ids)+len(exceptions) {
-				t.Fatalf("%d of %d have a stamp, %d left", stamped(), len(ids), b.left(t))
+			if int(stamped()) != len(ids) || b.countLeft(t) != len(ids)+len(exceptions) {
+				t.Fatalf("%d of %d have a stamp, %d left", stamped(), len(ids), b.countLeft(t))
 			}
 
 			later := clusterTime(t, b.coll)
 			// The retention is a minute.
 			later.T += 100
-			b.position(t, "w/0of1", bson.D{{Key: "clusterTime", Value: later}})
+			b.setPosition(t, "w/0of1", bson.D{{Key: "clusterTime", Value: later}})
 			b.mustPass(t)
-			if b.left(t) != len(exceptions) {
-				t.Errorf("%d left instead of %d after the retention", b.left(t), len(exceptions))
+			if b.countLeft(t) != len(exceptions) {
+				t.Errorf("%d left instead of %d after the retention", b.countLeft(t), len(exceptions))
 			}
 		})
 	}
@@ -305,26 +305,26 @@ func TestN25_EverySlotAndWatcherHoldsThePurge(t *testing.T) {
 		b.log.Reset()
 		b.mustPass(t)
 		b.mustPass(t)
-		if b.left(t) != left || want != "" && strings.Count(b.log.String(), "reason="+string(want)) != 1 {
-			t.Fatalf("left %d instead of %d, log %s", b.left(t), left, b.log.String())
+		if b.countLeft(t) != left || want != "" && strings.Count(b.log.String(), "reason="+string(want)) != 1 {
+			t.Fatalf("left %d instead of %d, log %s", b.countLeft(t), left, b.log.String())
 		}
 	}
 
 	holds(HoldVanished, 30)
-	b.position(t, "w/0of2", at(2_500))
+	b.setPosition(t, "w/0of2", at(2_500))
 	holds(HoldVanished, 30) // 1of2 is missing
-	b.position(t, "w/1of2", bson.D{{Key: "owner", Value: nil}})
+	b.setPosition(t, "w/1of2", bson.D{{Key: "owner", Value: nil}})
 	holds(HoldNoPosition, 30)
-	b.position(t, "w/1of2", at(1_500))
-	b.position(t, "wide/0of1", at(1)) // another watcher's
+	b.setPosition(t, "w/1of2", at(1_500))
+	b.setPosition(t, "wide/0of1", at(1)) // another watcher's
 	holds("", 20)
-	b.position(t, "w/1of2", append(at(4_000), bson.E{Key: "gap", Value: bson.D{{Key: "reason", Value: "286"}}}))
+	b.setPosition(t, "w/1of2", append(at(4_000), bson.E{Key: "gap", Value: bson.D{{Key: "reason", Value: "286"}}}))
 	holds(HoldGap, 20)
-	b.position(t, "w/1of2", bson.D{{Key: "gap", Value: nil}})
+	b.setPosition(t, "w/1of2", bson.D{{Key: "gap", Value: nil}})
 	holds("", 10)
 	// Another watcher's claim on the same collection, as the registry of two state databases merged.
-	b.position(t, "w/0of2", at(5_000))
-	b.position(t, "w/1of2", at(5_000))
+	b.setPosition(t, "w/0of2", at(5_000))
+	b.setPosition(t, "w/1of2", at(5_000))
 	registry := b.config.State.Collection("collections")
 	if _, err := registry.UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "watcher", Value: "wide"}}}}); err != nil {
 		t.Fatal(err)
@@ -348,7 +348,7 @@ func TestN02_NothingIsPurgedPastTheDeadline(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.pace.batch = 10
-	b.position(t, "w/0of1", at(10_000))
+	b.setPosition(t, "w/0of1", at(10_000))
 	b.insert(t, 100, 1_000)
 	b.config.Valid = func() bool { return b.purged < 30 }
 	b.mustPass(t)
@@ -363,8 +363,8 @@ func TestN02_NothingIsPurgedPastTheDeadline(t *testing.T) {
 
 	b.config.Valid = func() bool { return true }
 	b.mustPass(t)
-	if b.left(t) != 0 {
-		t.Errorf("%d left", b.left(t))
+	if b.countLeft(t) != 0 {
+		t.Errorf("%d left", b.countLeft(t))
 	}
 }
 
@@ -379,7 +379,7 @@ func TestRunWaitsForItsEnd(t *testing.T) {
 			t.Parallel()
 
 			b := newBench(t)
-			b.position(t, "w/0of1", at(10_000))
+			b.setPosition(t, "w/0of1", at(10_000))
 			b.insert(t, 20, 1_000)
 			change(b.Purger)
 
@@ -398,8 +398,8 @@ func TestRunWaitsForItsEnd(t *testing.T) {
 			if err := b.Run(ctx); !errors.Is(err, why) {
 				t.Errorf("ended with %v", err)
 			}
-			if want := map[string]int{"at work": 0}[name]; name == "at work" && b.left(t) != want || name != "at work" && b.left(t) != 20 {
-				t.Errorf("%d left", b.left(t))
+			if want := map[string]int{"at work": 0}[name]; name == "at work" && b.countLeft(t) != want || name != "at work" && b.countLeft(t) != 20 {
+				t.Errorf("%d left", b.countLeft(t))
 			}
 		})
 	}
@@ -411,7 +411,7 @@ func TestTheBacklogOfOneCollectionDoesNotHoldUpTheOthers(t *testing.T) {
 	second := b.config.State.Collection("second")
 	both := append(b.config.Collections(), outboxes.Outbox{DB: b.config.State.Name(), Coll: "second", UUID: register(t, b.config.State, second, "w")})
 	b.config.Collections = func() []outboxes.Outbox { return both }
-	b.position(t, "w/0of1", at(10_000))
+	b.setPosition(t, "w/0of1", at(10_000))
 	b.insert(t, 60, 1_000)
 	if _, err := second.InsertOne(t.Context(), bson.D{{Key: "ts", Value: bson.Timestamp{T: 1_000, I: 1}}}); err != nil {
 		t.Fatal(err)
@@ -433,7 +433,7 @@ func TestRunPurgesAtStartAndAgain(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.config.Interval, b.pace.batch = 20*time.Millisecond, 4
-	b.position(t, "w/0of1", at(10_000))
+	b.setPosition(t, "w/0of1", at(10_000))
 	b.insert(t, 21, 1_000)
 	b.insert(t, 5, 9_990)
 	// The longer the purge has nothing to do, the longer it waits.
@@ -457,18 +457,18 @@ func TestRunPurgesAtStartAndAgain(t *testing.T) {
 
 	wait(21)
 	// The watcher has moved its position.
-	b.position(t, "w/0of1", at(11_000))
+	b.setPosition(t, "w/0of1", at(11_000))
 	wait(5)
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) || b.left(t) != 0 {
-		t.Errorf("%v, %d left", err, b.left(t))
+	if err := <-ended; !errors.Is(err, context.Canceled) || b.countLeft(t) != 0 {
+		t.Errorf("%v, %d left", err, b.countLeft(t))
 	}
 }
 
 func TestAFaultIsLoggedAndPasses(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	b.position(t, "w/0of1", at(10_000))
+	b.setPosition(t, "w/0of1", at(10_000))
 	b.insert(t, 5, 1_000)
 	app := stacktest.Name(t)
 	client := stacktest.Client(t, options.Client().SetAppName(app))
@@ -481,8 +481,8 @@ func TestAFaultIsLoggedAndPasses(t *testing.T) {
 
 	off()
 	b.runPass(t.Context())
-	if b.left(t) != 0 {
-		t.Errorf("%d left", b.left(t))
+	if b.countLeft(t) != 0 {
+		t.Errorf("%d left", b.countLeft(t))
 	}
 }
 
@@ -556,10 +556,10 @@ func followStream(t *testing.T, envelope func(id string) bson.D, strict bool) {
 				came = append(came, e.Key["_id"])
 			}
 		}
-		early = append(early, b.missing(t, came)...)
+		early = append(early, b.findMissing(t, came)...)
 		// The envelopes count as delivered now.
 		if !last.IsZero() {
-			b.position(t, "w/0of1", bson.D{{Key: "clusterTime", Value: last}})
+			b.setPosition(t, "w/0of1", bson.D{{Key: "clusterTime", Value: last}})
 		}
 	}
 	for ctx.Err() == nil {
@@ -591,8 +591,8 @@ func followStream(t *testing.T, envelope func(id string) bson.D, strict bool) {
 	}
 }
 
-// missing returns the ids that are not in the outbox.
-func (b *bench) missing(t *testing.T, ids []any) (out []any) {
+// findMissing returns the ids that are not in the outbox.
+func (b *bench) findMissing(t *testing.T, ids []any) (out []any) {
 	t.Helper()
 	var found []struct {
 		ID any `bson:"_id"`
@@ -672,7 +672,7 @@ func BenchmarkPurge(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
 				w := newBench(b)
-				w.position(b, "w/0of1", at(10_000))
+				w.setPosition(b, "w/0of1", at(10_000))
 				w.insert(b, n, 1_000)
 				w.pace.batch = batch
 

@@ -21,7 +21,7 @@ import (
 
 func TestEnsureSentTTL(t *testing.T) {
 	t.Parallel()
-	coll := database(t).Collection("outbox")
+	coll := newDatabase(t).Collection("outbox")
 	for i, step := range []struct {
 		ttl     time.Duration
 		changed bool
@@ -139,7 +139,7 @@ func marked(tb testing.TB, coll *mongo.Collection) int64 {
 
 func TestRecordSentMarksEachWithItsOwnPositions(t *testing.T) {
 	t.Parallel()
-	coll := database(t).Collection("outbox")
+	coll := newDatabase(t).Collection("outbox")
 	other := coll.Database().Collection("outbox2")
 	f := &fencer{client: coll.Database().Client(), twice: true}
 	sent := fill(t, coll, 2*markGroup+7)
@@ -172,7 +172,7 @@ func TestN25_RecordingLeavesExceptionsAndNewerEnvelopes(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 
-			coll := database(t).Collection("outbox")
+			coll := newDatabase(t).Collection("outbox")
 			sent := fill(t, coll, 10)
 			set := func(s Sent, field string, value any) {
 				if _, err := coll.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: s.ID}}, bson.D{{Key: "$set", Value: bson.D{{Key: field, Value: value}}}}); err != nil {
@@ -224,7 +224,7 @@ func TestRecordSentKeepsToTheBoundsOfATransaction(t *testing.T) {
 
 func TestSentHistory(t *testing.T) {
 	t.Parallel()
-	coll := database(t).Collection("outbox")
+	coll := newDatabase(t).Collection("outbox")
 	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
 		t.Fatal(err)
 	}

@@ -33,7 +33,7 @@ func TestN16_ANullFieldIsAnAbsentOne(t *testing.T) {
 		}
 		docs = append(docs, doc)
 		list = append(list, waiting.Exception{
-			NS: mongodb.Namespace(coll), Raw: image(t, doc), State: "retry", Pos: "8265", Pending: []string{"t"}, Key: "a", Attempts: 1, Delay: time.Hour,
+			NS: mongodb.Namespace(coll), Raw: marshal(t, doc), State: "retry", Pos: "8265", Pending: []string{"t"}, Key: "a", Attempts: 1, Delay: time.Hour,
 			Error: &waiting.ExceptionError{Class: "record_refused", Reason: "r", Topic: "t"},
 		})
 	}
@@ -61,10 +61,10 @@ func TestN16_ANullFieldIsAnAbsentOne(t *testing.T) {
 	if err := waiting.WriteExceptions(t.Context(), o, list, nil); err != nil {
 		t.Fatal(err)
 	}
-	want := read(t, coll, "none")
+	want := findDocument(t, coll, "none")
 	for i := range list {
 		id := list[i].Raw.Lookup("_id").StringValue()
-		got := read(t, coll, id)
+		got := findDocument(t, coll, id)
 		for _, f := range append(nullable, "aggregateid") {
 			// These fields contain the time of the write.
 			if f == "nextAt" || f == "lastError" || f == "history" {
@@ -88,11 +88,11 @@ func TestN15_AnEmptyKeyIsStoredAsTheOrderingKey(t *testing.T) {
 	t.Parallel()
 	coll, o := exceptionOutbox(t)
 	for i, key := range []any{"", nil, int32(7)} {
-		x := waiting.Exception{NS: mongodb.Namespace(coll), Raw: image(t, bson.D{{Key: "_id", Value: i}, {Key: "key", Value: key}}), State: "parked", Pos: "82", Pending: []string{"t"}, Key: "ordering"}
+		x := waiting.Exception{NS: mongodb.Namespace(coll), Raw: marshal(t, bson.D{{Key: "_id", Value: i}, {Key: "key", Value: key}}), State: "parked", Pos: "82", Pending: []string{"t"}, Key: "ordering"}
 		if err := waiting.WriteExceptions(t.Context(), o, []waiting.Exception{x}, nil); err != nil {
 			t.Fatal(err)
 		}
-		if d := read(t, coll, i); d["key"] != "ordering" {
+		if d := findDocument(t, coll, i); d["key"] != "ordering" {
 			t.Errorf("the key of an exception whose envelope has %v: %v", key, d["key"])
 		}
 	}

@@ -66,7 +66,7 @@ func TestRecordsOfDebezium(t *testing.T) {
 	}
 
 	m, _ := envelope.NewMapping(FieldNames(Debezium, envelope.Names{}))
-	f := filler(t, PresetConfig{Name: Debezium, Watcher: "shop", Mapping: m})
+	f := newFiller(t, PresetConfig{Name: Debezium, Watcher: "shop", Mapping: m})
 	equal := 0
 	for i := range cases {
 		c := &cases[i]
@@ -153,7 +153,7 @@ func TestHeadersOfDebeziumsContext(t *testing.T) {
 	t.Parallel()
 	const prefix = "__debezium.context."
 	headers := map[string]string{prefix + "connectorLogicalName": "shop", prefix + "taskId": "7", prefix + "runId": "", "own": "x", prefix + "connectorName": "{type}"}
-	got := filled(t, PresetConfig{Name: Debezium, Watcher: "orders", Headers: headers}, envelope.Names{}, contractDoc())
+	got := fillRecord(t, PresetConfig{Name: Debezium, Watcher: "orders", Headers: headers}, envelope.Names{}, contractDoc())
 	want := prefix + "connectorLogicalName=shop\n" + prefix + "taskId=7\nid=e-1\n" + prefix + "connectorName=OrderPlaced\nown=x\nkey o-1\n"
 	if !strings.HasPrefix(got, want) {
 		t.Errorf("(-want +got):\n%s", cmp.Diff(want, got))
@@ -175,12 +175,12 @@ func TestIDsOfDebezium(t *testing.T) {
 		// This text is not the base64 of 16 bytes.
 		"id=AQIDBAUGBwgJCgsMDQ4P/x==\nkey": {{Key: "_id", Value: "AQIDBAUGBwgJCgsMDQ4P/x=="}},
 	} {
-		got := filled(t, PresetConfig{Name: Debezium, Headers: none}, envelope.Names{}, append(doc, contractDoc()[1:]...))
+		got := fillRecord(t, PresetConfig{Name: Debezium, Headers: none}, envelope.Names{}, append(doc, contractDoc()[1:]...))
 		if !strings.HasPrefix(got, want) {
 			t.Errorf("got %s, want %s", got, want)
 		}
 	}
-	got := filled(t, PresetConfig{Name: Debezium, Headers: none}, envelope.Names{ID: "event"}, contractDoc(bson.E{Key: "event", Value: id}))
+	got := fillRecord(t, PresetConfig{Name: Debezium, Headers: none}, envelope.Names{ID: "event"}, contractDoc(bson.E{Key: "event", Value: id}))
 	if want := "id=" + text + "\noutrelay-id=e-1\nkey"; !strings.HasPrefix(got, want) {
 		t.Errorf("got %s, want %s", got, want)
 	}

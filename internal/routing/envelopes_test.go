@@ -67,8 +67,8 @@ type goldenRefusal struct {
 	Reason string `json:"reason"`
 }
 
-// readable returns text as a string, other bytes as {"base64": …}, and a missing value as null.
-func readable(b []byte) any {
+// toReadable returns text as a string, other bytes as {"base64": …}, and a missing value as null.
+func toReadable(b []byte) any {
 	if b == nil {
 		return nil
 	}
@@ -148,7 +148,7 @@ func recordOf(t *testing.T, document []byte, c *goldenConfiguration) (*goldenRec
 		preset := PresetConfig{
 			Name: c.Record.Preset, Watcher: "shop", Headers: c.Record.Headers, Placement: c.Record.Placement, JSON: c.Record.JSON, Mapping: m,
 		}
-		err = filler(t, preset).Fill(&v, &meta, targets[0], &rec)
+		err = newFiller(t, preset).Fill(&v, &meta, targets[0], &rec)
 	}
 	if refusal := (*record.Refusal)(nil); errors.As(err, &refusal) {
 		return nil, &goldenRefusal{string(refusal.Class), refusal.Reason}
@@ -157,12 +157,12 @@ func recordOf(t *testing.T, document []byte, c *goldenConfiguration) (*goldenRec
 		t.Fatal(err)
 	}
 
-	out := &goldenRecord{Topic: rec.Topic, Partition: rec.Partition, Key: readable(rec.Key), Value: readable(rec.Value)}
+	out := &goldenRecord{Topic: rec.Topic, Partition: rec.Partition, Key: toReadable(rec.Key), Value: toReadable(rec.Value)}
 	for _, h := range rec.Headers {
 		if string(h.Key) == "__debezium.context.runId" { // another one each time
 			h.Value = []byte("00000000-0000-4000-8000-000000000000")
 		}
-		out.Headers = append(out.Headers, [2]any{string(h.Key), readable(h.Value)})
+		out.Headers = append(out.Headers, [2]any{string(h.Key), toReadable(h.Value)})
 	}
 	return out, nil
 }

@@ -113,7 +113,7 @@ func TestPlaceholdersOfTopics(t *testing.T) {
 
 	// The topic of a field is checked like any other.
 	r := mustNew(t, Config{Template: "{field:aggregateid}", Allow: []string{"a*"}})
-	if _, err := r.Route(v, from, nil); class(err) != record.NotAllowed {
+	if _, err := r.Route(v, from, nil); classOf(err) != record.NotAllowed {
 		t.Errorf("a topic of a field that is not allowed: %v", err)
 	}
 }
@@ -163,7 +163,7 @@ func TestRulesOnValues(t *testing.T) {
 		db, coll, _ := strings.Cut(c.ns, ".")
 		for range 2 {
 			got, err := r.Route(v, &Meta{DB: []byte(db), Coll: []byte(coll)}, nil)
-			answer := string(class(err))
+			answer := string(classOf(err))
 			if err == nil {
 				answer = got[0].Topic
 			}
@@ -204,13 +204,13 @@ func TestImpossibleRouting(t *testing.T) {
 	}
 }
 
-// filled returns the record of a document.
-func filled(t *testing.T, c PresetConfig, names envelope.Names, doc bson.D) string {
+// fillRecord returns the record of a document.
+func fillRecord(t *testing.T, c PresetConfig, names envelope.Names, doc bson.D) string {
 	t.Helper()
 	m, v := mappedView(t, names, doc)
 	c.Mapping = m
 	var rec record.Record
-	if err := filler(t, c).Fill(v, &meta, Target{Topic: "t"}, &rec); err != nil {
+	if err := newFiller(t, c).Fill(v, &meta, Target{Topic: "t"}, &rec); err != nil {
 		t.Fatal(err)
 	}
 	var lines []string
@@ -234,7 +234,7 @@ func TestPlacement(t *testing.T) {
 	}
 	// The values are those that MongoEventRouter of Debezium 3.6.1 produced with JsonConverter, without schemas.
 	all := []string{"type:envelope", "tenant:envelope:tenant-id", "n:envelope", "at:envelope", "b:envelope", "f:envelope", "o:envelope", "none:envelope"}
-	got := filled(t, PresetConfig{Name: Debezium, Placement: all}, envelope.Names{}, contractDoc(extra...))
+	got := fillRecord(t, PresetConfig{Name: Debezium, Placement: all}, envelope.Names{}, contractDoc(extra...))
 	const context = "__debezium.context.taskId=0\n__debezium.context.connectorName=mongodb\n"
 	want := context + "id=e-1\nkey o-1\n" +
 		`{"payload":"{\n  \"n\": {\n    \"$numberInt\": \"1\"\n  }\n}","type":"OrderPlaced","tenant-id":"acme","n":7,` +
@@ -244,14 +244,14 @@ func TestPlacement(t *testing.T) {
 	}
 
 	headers := []string{"type:header", "tenant:header:tenant-id", "n:header", "at:header", "b:header", "f:header", "o:header", "none:header"}
-	got = filled(t, PresetConfig{Name: Debezium, Placement: headers, JSON: plainJSON}, envelope.Names{}, contractDoc(extra...))
+	got = fillRecord(t, PresetConfig{Name: Debezium, Placement: headers, JSON: plainJSON}, envelope.Names{}, contractDoc(extra...))
 	want = context + "id=e-1\ntype=OrderPlaced\ntenant-id=acme\nn=7\nat=2023-11-14T22:13:20.123Z\nb=true\nf=1.5\no=010000000000000000000000\n" +
 		"key o-1\n" + `{"n":1}`
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
 
-	got = filled(t, PresetConfig{JSON: plainJSON, Placement: []string{"at:value"}}, envelope.Names{}, contractDoc(extra...))
+	got = fillRecord(t, PresetConfig{JSON: plainJSON, Placement: []string{"at:value"}}, envelope.Names{}, contractDoc(extra...))
 	if want := `{"payload":{"n":1},"at":"2023-11-14T22:13:20.123Z"}`; !strings.HasSuffix(got, want) {
 		t.Errorf("got %s, want %s", got, want)
 	}
@@ -274,8 +274,8 @@ func TestHeadersOfUnfitFields(t *testing.T) {
 	for _, value := range []any{bson.A{}, strings.Repeat("x", envelope.MaxFieldText+1)} {
 		_, v := mappedView(t, envelope.Names{}, contractDoc(bson.E{Key: "tenant", Value: value}))
 		var rec record.Record
-		err := filler(t, PresetConfig{Placement: []string{"tenant:header:of"}}).Fill(v, &meta, Target{Topic: "t"}, &rec)
-		if class(err) != record.Malformed || !strings.Contains(err.Error(), "header of: field tenant ") {
+		err := newFiller(t, PresetConfig{Placement: []string{"tenant:header:of"}}).Fill(v, &meta, Target{Topic: "t"}, &rec)
+		if classOf(err) != record.Malformed || !strings.Contains(err.Error(), "header of: field tenant ") {
 			t.Errorf("got %v", err)
 		}
 	}
@@ -285,7 +285,7 @@ func TestHeadersOfUnfitFields(t *testing.T) {
 func TestConnectorPreset(t *testing.T) {
 	t.Parallel()
 	names := envelope.Names{Payload: "*", Key: "*", AggregateType: "-", AggregateID: "-", Type: "-", Topic: "-", Headers: "-"}
-	got := filled(t, PresetConfig{Name: Connector}, names, bson.D{
+	got := fillRecord(t, PresetConfig{Name: Connector}, names, bson.D{
 		{Key: "_id", Value: bson.ObjectID{1}},
 		{Key: "total", Value: int64(5)},
 		{Key: "at", Value: time.UnixMilli(7)},
@@ -306,7 +306,7 @@ func TestMappedIDAndTimestamp(t *testing.T) {
 	doc := contractDoc(bson.E{Key: "no", Value: int64(5)}, bson.E{Key: "at", Value: int64(1700000000123)})
 	m, v := mappedView(t, names, doc)
 	var rec record.Record
-	if err := filler(t, PresetConfig{Name: Debezium, Mapping: m}).Fill(v, &meta, Target{Topic: "t"}, &rec); err != nil {
+	if err := newFiller(t, PresetConfig{Name: Debezium, Mapping: m}).Fill(v, &meta, Target{Topic: "t"}, &rec); err != nil {
 		t.Fatal(err)
 	}
 	if string(rec.Header("id")) != "5" || string(rec.DocumentID()) != "e-1" || rec.TimeMS != 1700000000123 {
@@ -334,7 +334,7 @@ func TestMappedRecordsDoNotAllocate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f := filler(t, PresetConfig{Name: name, Mapping: m, Placement: []string{"tenant:header", "tenant:value"}})
+		f := newFiller(t, PresetConfig{Name: name, Mapping: m, Placement: []string{"tenant:header", "tenant:value"}})
 		var v envelope.View
 		var rec record.Record
 		var targets []Target

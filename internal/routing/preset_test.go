@@ -28,7 +28,7 @@ var (
 	target = Target{Topic: "orders", Partition: record.AnyPartition}
 )
 
-func filler(t testing.TB, c PresetConfig) *Filler {
+func newFiller(t testing.TB, c PresetConfig) *Filler {
 	t.Helper()
 	p, err := NewPreset(c)
 	if err != nil {
@@ -37,8 +37,8 @@ func filler(t testing.TB, c PresetConfig) *Filler {
 	return p.Filler()
 }
 
-// golden prints a record: everything of it but the topic.
-func golden(rec *record.Record) string {
+// formatGolden prints a record: everything of it but the topic.
+func formatGolden(rec *record.Record) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "partition %d time %d key %s\n", rec.Partition, rec.TimeMS, quoted(rec.Key))
 	for _, h := range rec.Headers {
@@ -57,13 +57,13 @@ func quoted(b []byte) string {
 	return fmt.Sprintf("%q", b)
 }
 
-func full() event.Event {
+func fullEvent() event.Event {
 	return event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Document(bson.D{{Key: "a", Value: int32(1)}, {Key: "b", Value: "x"}}),
 		event.WithID(id), event.WithSchemaVersion("3"), event.WithSource("/shop"), event.WithSubject("o-1/item"),
 		event.WithTime(time.UnixMilli(1_750_000_000_456)), event.WithHeader("traceparent", []byte("00-ab")), event.WithHeader("dup", []byte{0, 255}), event.WithHeader("dup", nil))
 }
 
-func small() event.Event {
+func smallEvent() event.Event {
 	return event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("", []byte{1, 2}), event.WithID(id))
 }
 
@@ -77,7 +77,7 @@ func TestGolden(t *testing.T) {
 		value = "value \"{\\\"a\\\":1,\\\"b\\\":\\\"x\\\"}\"\n"
 	)
 	nothing := `""`
-	if v := view(t, full()); headerIsNull(v, 2) {
+	if v := newView(t, fullEvent()); headerIsNull(v, 2) {
 		nothing = "null"
 	}
 	mine := fmt.Sprintf(own, nothing)
@@ -86,14 +86,14 @@ func TestGolden(t *testing.T) {
 		event  event.Event
 		want   string
 	}{
-		"default":             {PresetConfig{}, full(), head + "type: \"OrderPlaced\"\n" + mine + value},
-		"typed":               {PresetConfig{Name: Typed}, full(), head + "type: \"OrderPlaced\"\n" + mine + value},
-		"debezium":            {PresetConfig{Name: Debezium}, full(), dbz + mine + "value " + strconv.Quote("{\n  \"a\": {\n    \"$numberInt\": \"1\"\n  },\n  \"b\": \"x\"\n}") + "\n"},
-		"debezium, small":     {PresetConfig{Name: Debezium}, small(), dbz + "value \"\\x01\\x02\"\n"},
-		"debezium, extra":     {PresetConfig{Name: Debezium, Headers: map[string]string{"type": "{type}", "b": "x", "none": "{source}", "at": "{time}"}}, small(), dbz + "b: \"x\"\ntype: \"OrderPlaced\"\nvalue \"\\x01\\x02\"\n"},
+		"default":             {PresetConfig{}, fullEvent(), head + "type: \"OrderPlaced\"\n" + mine + value},
+		"typed":               {PresetConfig{Name: Typed}, fullEvent(), head + "type: \"OrderPlaced\"\n" + mine + value},
+		"debezium":            {PresetConfig{Name: Debezium}, fullEvent(), dbz + mine + "value " + strconv.Quote("{\n  \"a\": {\n    \"$numberInt\": \"1\"\n  },\n  \"b\": \"x\"\n}") + "\n"},
+		"debezium, small":     {PresetConfig{Name: Debezium}, smallEvent(), dbz + "value \"\\x01\\x02\"\n"},
+		"debezium, extra":     {PresetConfig{Name: Debezium, Headers: map[string]string{"type": "{type}", "b": "x", "none": "{source}", "at": "{time}"}}, smallEvent(), dbz + "b: \"x\"\ntype: \"OrderPlaced\"\nvalue \"\\x01\\x02\"\n"},
 		"debezium, tombstone": {PresetConfig{Name: Debezium}, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Gone", event.Payload{}, event.WithID(id)), dbz + "value null\n"},
 		"debezium, empty":     {PresetConfig{Name: Debezium}, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Gone", event.Bytes("", []byte("")), event.WithID(id)), dbz + "value \"\"\n"},
-		"plain": {PresetConfig{Name: Plain}, full(), head + `type: "OrderPlaced"
+		"plain": {PresetConfig{Name: Plain}, fullEvent(), head + `type: "OrderPlaced"
 aggregatetype: "order"
 aggregateid: "o-1"
 schemaversion: "3"
@@ -101,8 +101,8 @@ source: "/shop"
 subject: "o-1/item"
 time: "2025-06-15T15:06:40.456Z"
 ` + mine + value},
-		"plain, small": {PresetConfig{Name: Plain}, small(), head + "type: \"OrderPlaced\"\naggregatetype: \"order\"\naggregateid: \"o-1\"\nvalue \"\\x01\\x02\"\n"},
-		"cloudevents": {PresetConfig{Name: CloudEvents}, full(), head + `ce_specversion: "1.0"
+		"plain, small": {PresetConfig{Name: Plain}, smallEvent(), head + "type: \"OrderPlaced\"\naggregatetype: \"order\"\naggregateid: \"o-1\"\nvalue \"\\x01\\x02\"\n"},
+		"cloudevents": {PresetConfig{Name: CloudEvents}, fullEvent(), head + `ce_specversion: "1.0"
 ce_id: "018f3f5c-0000-7000-8000-000000000001"
 ce_source: "/shop"
 ce_type: "OrderPlaced"
@@ -111,7 +111,7 @@ ce_time: "2025-06-15T15:06:40.456Z"
 ce_schemaversion: "3"
 content-type: "application/json"
 ` + mine + value},
-		"cloudevents, small": {PresetConfig{Name: CloudEvents}, small(), head + `ce_specversion: "1.0"
+		"cloudevents, small": {PresetConfig{Name: CloudEvents}, smallEvent(), head + `ce_specversion: "1.0"
 ce_id: "018f3f5c-0000-7000-8000-000000000001"
 ce_source: "/shop/outbox"
 ce_type: "OrderPlaced"
@@ -126,9 +126,9 @@ ce_time: "2025-10-09T08:53:20.123Z"
 content-type: "text/plain"
 value "x"
 `},
-		"structured": {PresetConfig{Name: CloudEvents, Structured: true}, full(), head + `content-type: "application/cloudevents+json; charset=UTF-8"
+		"structured": {PresetConfig{Name: CloudEvents, Structured: true}, fullEvent(), head + `content-type: "application/cloudevents+json; charset=UTF-8"
 ` + mine + "value " + fmt.Sprintf("%q", `{"specversion":"1.0","id":"018f3f5c-0000-7000-8000-000000000001","source":"/shop","type":"OrderPlaced","subject":"o-1/item","time":"2025-06-15T15:06:40.456Z","datacontenttype":"application/json","schemaversion":"3","partitionkey":"o-1","data":{"a":1,"b":"x"}}`) + "\n"},
-		"structured, bytes": {PresetConfig{Name: CloudEvents, Structured: true}, small(), head + `content-type: "application/cloudevents+json; charset=UTF-8"
+		"structured, bytes": {PresetConfig{Name: CloudEvents, Structured: true}, smallEvent(), head + `content-type: "application/cloudevents+json; charset=UTF-8"
 value ` + fmt.Sprintf("%q", `{"specversion":"1.0","id":"018f3f5c-0000-7000-8000-000000000001","source":"/shop/outbox","type":"OrderPlaced","time":"2025-10-09T08:53:20.123Z","partitionkey":"o-1","data_base64":"AQI="}`) + "\n"},
 		"structured, tombstone": {PresetConfig{Name: CloudEvents, Structured: true}, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Gone", event.Payload{}, event.WithID(id)), head + `ce_specversion: "1.0"
 ce_id: "018f3f5c-0000-7000-8000-000000000001"
@@ -141,13 +141,13 @@ value null
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var rec record.Record
-			f := filler(t, test.preset)
+			f := newFiller(t, test.preset)
 			// The first run uses new buffers, and the second one used buffers.
 			for range 2 {
-				if err := f.Fill(view(t, test.event), &meta, target, &rec); err != nil {
+				if err := f.Fill(newView(t, test.event), &meta, target, &rec); err != nil {
 					t.Fatal(err)
 				}
-				if diff := cmp.Diff(test.want, golden(&rec)); diff != "" {
+				if diff := cmp.Diff(test.want, formatGolden(&rec)); diff != "" {
 					t.Error(diff)
 				}
 			}
@@ -165,7 +165,7 @@ func headerIsNull(v *envelope.View, n int) bool {
 
 func TestStructuredData(t *testing.T) {
 	t.Parallel()
-	f := filler(t, PresetConfig{Name: CloudEvents, Structured: true})
+	f := newFiller(t, PresetConfig{Name: CloudEvents, Structured: true})
 	for name, test := range map[string]struct {
 		payload     string
 		contentType string
@@ -177,7 +177,7 @@ func TestStructuredData(t *testing.T) {
 		"JSON called, not JSON":   {"{", "application/json", `"{"`},
 		"text that names no kind": {`{"a":1}`, "", `"{\"a\":1}"`},
 	} {
-		v := view(t, event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Bytes(test.contentType, []byte(test.payload))))
+		v := newView(t, event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Bytes(test.contentType, []byte(test.payload))))
 		if test.contentType == "" {
 			// A writer other than pkg/event may omit the content type.
 			v.PayloadType = byte(bson.TypeString)
@@ -218,10 +218,10 @@ func TestN07_IDHeaderFirst(t *testing.T) {
 		"with headers": {event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Payload{}, event.WithID("abc"), event.WithHeader("a", []byte("b"))), 0, Meta{DB: meta.DB, Coll: meta.Coll, MultiCollection: true}, []string{"id=abc", "outrelay-ns=" + string(hash[:]), "a=b"}},
 	} {
 		for _, preset := range []PresetConfig{{}, {Name: Plain}, {Name: CloudEvents}, {Name: CloudEvents, Structured: true}, {Headers: map[string]string{"A": "x"}}} {
-			v := view(t, test.event)
+			v := newView(t, test.event)
 			v.Delivery = test.delivery
 			var rec record.Record
-			if err := filler(t, preset).Fill(v, &test.meta, target, &rec); err != nil {
+			if err := newFiller(t, preset).Fill(v, &test.meta, target, &rec); err != nil {
 				t.Fatal(err)
 			}
 			var got []string
@@ -243,12 +243,12 @@ func TestN07_IDHeaderFirst(t *testing.T) {
 
 func TestN07_NamespaceTellsTenantsApart(t *testing.T) {
 	t.Parallel()
-	f := filler(t, PresetConfig{})
+	f := newFiller(t, PresetConfig{})
 	seen := map[string]bool{}
 	for _, ns := range [][2]string{{"a", "outbox"}, {"b", "outbox"}, {"a", "b.outbox"}, {"a.b", "outbox"}} {
 		var rec record.Record
 		m := Meta{DB: []byte(ns[0]), Coll: []byte(ns[1]), MultiCollection: true}
-		if err := f.Fill(view(t, small()), &m, target, &rec); err != nil {
+		if err := f.Fill(newView(t, smallEvent()), &m, target, &rec); err != nil {
 			t.Fatal(err)
 		}
 		seen[string(rec.Headers[1].Value)] = true
@@ -263,13 +263,13 @@ func TestN07_NamespaceTellsTenantsApart(t *testing.T) {
 func TestN12_RecordTimestamp(t *testing.T) {
 	t.Parallel()
 	for _, preset := range []PresetConfig{{}, {Name: Plain}, {Name: CloudEvents}, {Name: CloudEvents, Structured: true}} {
-		f := filler(t, preset)
+		f := newFiller(t, preset)
 		var rec record.Record
-		if err := f.Fill(view(t, full()), &meta, target, &rec); err != nil || rec.TimeMS != commit {
+		if err := f.Fill(newView(t, fullEvent()), &meta, target, &rec); err != nil || rec.TimeMS != commit {
 			t.Errorf("%s: time %d, %v; want the commit's %d, never the event's own", preset.Name, rec.TimeMS, err, commit)
 		}
 		only := Meta{ClusterTime: bson.Timestamp{T: 1_700_000_000}}
-		if err := f.Fill(view(t, full()), &only, target, &rec); err != nil || rec.TimeMS != 1_700_000_000_000 {
+		if err := f.Fill(newView(t, fullEvent()), &only, target, &rec); err != nil || rec.TimeMS != 1_700_000_000_000 {
 			t.Errorf("%s: time %d, %v; want the cluster time", preset.Name, rec.TimeMS, err)
 		}
 	}
@@ -278,13 +278,13 @@ func TestN12_RecordTimestamp(t *testing.T) {
 func TestFanOutSharesOneFill(t *testing.T) {
 	t.Parallel()
 	r := mustNew(t, Config{Rules: []Rule{{To: []string{"a", "b", "c"}}}})
-	v := view(t, full())
+	v := newView(t, fullEvent())
 	targets, err := r.Route(v, nil, nil)
 	if err != nil || len(targets) != 3 {
 		t.Fatal(targets, err)
 	}
 
-	f, g := filler(t, PresetConfig{Name: Plain}), filler(t, PresetConfig{Name: Plain})
+	f, g := newFiller(t, PresetConfig{Name: Plain}), newFiller(t, PresetConfig{Name: Plain})
 	var shared, own record.Record
 	if err := f.Fill(v, &meta, targets[0], &shared); err != nil {
 		t.Fatal(err)
@@ -307,7 +307,7 @@ func TestI8_BytesInAreBytesOut(t *testing.T) {
 	presets := []PresetConfig{{}, {Name: Plain}, {Name: CloudEvents}, {Name: Plain, Headers: map[string]string{"x": "{type}"}}, {Name: CloudEvents, Structured: true}}
 	fillers := make([]*Filler, len(presets))
 	for i, p := range presets {
-		fillers[i] = filler(t, p)
+		fillers[i] = newFiller(t, p)
 	}
 
 	rapid.Check(t, func(rt *rapid.T) {
@@ -327,7 +327,7 @@ func TestI8_BytesInAreBytesOut(t *testing.T) {
 			headers = append(headers, h)
 			opts = append(opts, event.WithHeader(string(h.Key), h.Value))
 		}
-		v := view(t, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "T", event.Bytes(contentType, payload), opts...))
+		v := newView(t, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "T", event.Bytes(contentType, payload), opts...))
 		i := rapid.IntRange(0, len(presets)-1).Draw(rt, "preset")
 		var rec record.Record
 		if err := fillers[i].Fill(v, &meta, target, &rec); err != nil {
@@ -360,10 +360,10 @@ func TestI8_BytesInAreBytesOut(t *testing.T) {
 
 func TestNoBytesAreNoTombstone(t *testing.T) {
 	t.Parallel()
-	v := view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "T", event.Bytes("", []byte(""))))
+	v := newView(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "T", event.Bytes("", []byte(""))))
 	v.Payload = nil
 	var rec record.Record
-	if err := filler(t, PresetConfig{}).Fill(v, &meta, target, &rec); err != nil || rec.Value == nil || len(rec.Value) != 0 {
+	if err := newFiller(t, PresetConfig{}).Fill(v, &meta, target, &rec); err != nil || rec.Value == nil || len(rec.Value) != 0 {
 		t.Errorf("%v, %v", rec.Value, err)
 	}
 }
@@ -379,11 +379,11 @@ func TestInvalidPreset(t *testing.T) {
 
 func TestBrokenDocumentIsMalformed(t *testing.T) {
 	t.Parallel()
-	v := view(t, full())
+	v := newView(t, fullEvent())
 	v.Payload = bytes.Clone(v.Payload)
 	v.Payload[4] = 0x77 // no type of BSON
 	var rec record.Record
-	if err := filler(t, PresetConfig{}).Fill(v, &meta, target, &rec); class(err) != record.Malformed {
+	if err := newFiller(t, PresetConfig{}).Fill(v, &meta, target, &rec); classOf(err) != record.Malformed {
 		t.Errorf("error = %v", err)
 	}
 }
@@ -395,7 +395,7 @@ func TestHotPathAllocatesNothing(t *testing.T) {
 	many := meta
 	many.MultiCollection = true
 	for _, preset := range []PresetConfig{{}, {Name: Plain}, {Name: CloudEvents}, {Headers: map[string]string{"type": "{type}"}}} {
-		f, v := filler(t, preset), view(t, body)
+		f, v := newFiller(t, preset), newView(t, body)
 		var targets []Target
 		var rec record.Record
 		if n := testing.AllocsPerRun(100, func() {
@@ -416,7 +416,7 @@ func TestHotPathAllocatesNothing(t *testing.T) {
 
 func BenchmarkRouteAndFill(b *testing.B) {
 	r := mustNew(b, Config{})
-	f, v := filler(b, PresetConfig{}), view(b, small())
+	f, v := newFiller(b, PresetConfig{}), newView(b, smallEvent())
 	var targets []Target
 	var rec record.Record
 	b.ReportAllocs()

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func view(t testing.TB, e event.Event) *envelope.View {
+func newView(t testing.TB, e event.Event) *envelope.View {
 	t.Helper()
 	raw, err := e.MarshalBSON()
 	if err != nil {
@@ -43,7 +43,7 @@ func mustNew(t testing.TB, c Config) *Router {
 	return r
 }
 
-func class(err error) record.Class {
+func classOf(err error) record.Class {
 	var refusal *record.Refusal
 	if errors.As(err, &refusal) {
 		return refusal.Class
@@ -93,8 +93,8 @@ func TestRoutes(t *testing.T) {
 			r := mustNew(t, test.config)
 			for range 2 { // decided, then remembered
 				kept := []Target{{"kept", 3}}
-				got, err := r.Route(view(t, test.event), nil, kept)
-				if class(err) != test.class || (err == nil) != (test.class == "") {
+				got, err := r.Route(newView(t, test.event), nil, kept)
+				if classOf(err) != test.class || (err == nil) != (test.class == "") {
 					t.Fatalf("error = %v, want class %q", err, test.class)
 				}
 				if diff := cmp.Diff(append(kept, test.want...), got); diff != "" {
@@ -107,9 +107,9 @@ func TestRoutes(t *testing.T) {
 
 func TestNegativePartition(t *testing.T) {
 	t.Parallel()
-	v := view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}))
+	v := newView(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}))
 	v.Partition = -2
-	if _, err := mustNew(t, Config{}).Route(v, nil, nil); class(err) != record.PartitionOutOfRange {
+	if _, err := mustNew(t, Config{}).Route(v, nil, nil); classOf(err) != record.PartitionOutOfRange {
 		t.Errorf("error = %v", err)
 	}
 }
@@ -117,10 +117,10 @@ func TestNegativePartition(t *testing.T) {
 func TestPartitionOfOneEnvelopeStaysItsOwn(t *testing.T) {
 	t.Parallel()
 	r := mustNew(t, Config{})
-	if got, _ := r.Route(view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}, event.WithPartition(3))), nil, nil); got[0].Partition != 3 {
+	if got, _ := r.Route(newView(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}, event.WithPartition(3))), nil, nil); got[0].Partition != 3 {
 		t.Errorf("%v", got)
 	}
-	if got, _ := r.Route(view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{})), nil, nil); got[0].Partition != record.AnyPartition {
+	if got, _ := r.Route(newView(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{})), nil, nil); got[0].Partition != record.AnyPartition {
 		t.Errorf("the remembered decision carries another envelope's partition: %v", got)
 	}
 }
@@ -152,7 +152,7 @@ func TestInvalidConfigNamesEverything(t *testing.T) {
 func TestMemoryOfDecisionsIsBounded(t *testing.T) {
 	t.Parallel()
 	r := mustNew(t, Config{Template: "{aggregatetype}", Max: 3 * maxCached})
-	v := view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}))
+	v := newView(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}))
 	for i := range maxCached + 100 {
 		v.AggregateType, v.Topic = fmt.Appendf(nil, "t%d", i), nil
 		if got, err := r.Route(v, nil, nil); err != nil || got[0].Topic != string(v.AggregateType) {
@@ -168,7 +168,7 @@ func TestMemoryOfDecisionsIsBounded(t *testing.T) {
 	}
 
 	v.Topic, v.AggregateType = nil, []byte(strings.Repeat("x", 2*maxCachedKey))
-	if _, err := r.Route(v, nil, nil); class(err) != record.Malformed || r.byTypeCache[string(v.AggregateType)].refusal != nil {
+	if _, err := r.Route(v, nil, nil); classOf(err) != record.Malformed || r.byTypeCache[string(v.AggregateType)].refusal != nil {
 		t.Errorf("error = %v", err)
 	}
 }
@@ -179,7 +179,7 @@ func TestRouterFromManyGoroutines(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 4 {
 		wg.Go(func() {
-			v := view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}))
+			v := newView(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}))
 			for j := range 1000 {
 				v.AggregateType = fmt.Appendf(nil, "t%d", (i+j)%50)
 				if got, err := r.Route(v, nil, nil); err != nil || got[0].Topic != "outbox.event."+string(v.AggregateType) {
@@ -202,7 +202,7 @@ func TestTypesOfOneAggregateAreToldApart(t *testing.T) {
 	} {
 		r := mustNew(t, c)
 		for _, typ := range []string{"A", "B", "A"} {
-			if got, err := r.Route(view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, typ, event.Payload{})), nil, nil); err != nil || got[0].Topic != "order."+typ {
+			if got, err := r.Route(newView(t, event.New(event.Aggregate{Type: "order", ID: "1"}, typ, event.Payload{})), nil, nil); err != nil || got[0].Topic != "order."+typ {
 				t.Errorf("%s: %v, %v", typ, got, err)
 			}
 		}
@@ -214,7 +214,7 @@ func TestEveryTopicIsLegal(t *testing.T) {
 	t.Parallel()
 	allow := []string{"outbox.*", "_*"}
 	r := mustNew(t, Config{Rules: []Rule{{Type: "*x*", To: []string{"outbox.{type}", "{aggregatetype}"}}}, Allow: allow})
-	v := view(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}))
+	v := newView(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}))
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.OneOf(rapid.String(), rapid.StringMatching(`_{0,3}[a-zA-Z._-]{0,5}`))
 		v.AggregateType, v.Type, v.Topic = []byte(name.Draw(t, "aggregatetype")), []byte(name.Draw(t, "type")), nil
@@ -266,7 +266,7 @@ func TestTopicsThatEnvelopesNameAreBounded(t *testing.T) {
 	exist := map[string]bool{"outbox.event.old": true}
 	r.ResetTopics(func(topic string) bool { return exist[topic] })
 	route := func(aggregateType string) *record.Refusal {
-		_, err := r.Route(view(t, event.New(event.Aggregate{Type: aggregateType, ID: "1"}, "A", event.Payload{})), nil, nil)
+		_, err := r.Route(newView(t, event.New(event.Aggregate{Type: aggregateType, ID: "1"}, "A", event.Payload{})), nil, nil)
 		refusal, _ := errors.AsType[*record.Refusal](err)
 		return refusal
 	}

@@ -16,17 +16,17 @@ func BenchmarkScheduledDrain(b *testing.B) {
 			const n = 20_000
 			for b.Loop() {
 				b.StopTimer()
-				p := plan(b)
+				p := newPlanned(b)
 				p.schedule(n, -time.Second)
 				b.StartTimer()
 
 				begin := time.Now()
-				x := p.take(func(f *waiting.FinisherConfig, _ *Config) { f.Recording = recording })
-				x.settles(n)
+				x := p.takeOver(func(f *waiting.FinisherConfig, _ *Config) { f.Recording = recording })
+				x.waitSettled(n)
 				b.ReportMetric(n/time.Since(begin).Seconds(), "events/s")
 
 				b.StopTimer()
-				x.end()
+				x.release()
 				b.StartTimer()
 			}
 		})
@@ -37,7 +37,7 @@ func BenchmarkScheduledDrain(b *testing.B) {
 func BenchmarkScheduledDueError(b *testing.B) {
 	const n = 10_000
 	for b.Loop() {
-		p := plan(b)
+		p := newPlanned(b)
 		for i := range 100 {
 			p.schedule(n/100, 4*time.Second+time.Duration(i)*10*time.Millisecond)
 		}
@@ -45,9 +45,9 @@ func BenchmarkScheduledDueError(b *testing.B) {
 		late := make([]time.Duration, 0, n)
 		done := make(chan time.Duration, n)
 
-		x := p.take(func(_ *waiting.FinisherConfig, c *Config) { c.OnSent = func(d time.Duration) { done <- d } })
-		x.settles(n)
-		x.end()
+		x := p.takeOver(func(_ *waiting.FinisherConfig, c *Config) { c.OnSent = func(d time.Duration) { done <- d } })
+		x.waitSettled(n)
+		x.release()
 		for range n {
 			late = append(late, <-done)
 		}

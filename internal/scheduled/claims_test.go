@@ -19,7 +19,7 @@ import (
 func TestN19_ClaimsThatOverlapShareNothing(t *testing.T) {
 	t.Parallel()
 	const rounds, owners, envelopes = 20, 5, 50
-	coll := database(t).Collection("outbox")
+	coll := newDatabase(t).Collection("outbox")
 	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
 		t.Fatal(err)
 	}

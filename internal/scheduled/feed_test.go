@@ -12,8 +12,8 @@ import (
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 
-// feeding returns a Scheduled whose index is read by the test.
-func feeding(t *testing.T, p *planned) (*Scheduled, *scheduledCollection) {
+// newFeeding returns a Scheduled whose index is read by the test.
+func newFeeding(t *testing.T, p *planned) (*Scheduled, *scheduledCollection) {
 	t.Helper()
 	s := New(Config{
 		Finisher:    waiting.NewFinisher(waiting.FinisherConfig{}),
@@ -31,9 +31,9 @@ func feeding(t *testing.T, p *planned) (*Scheduled, *scheduledCollection) {
 // A look that took long is repeated later.
 func TestASlowIndexIsReadRarely(t *testing.T) {
 	t.Parallel()
-	p := plan(t)
+	p := newPlanned(t)
 	p.schedule(1, time.Hour)
-	s, c := feeding(t, p)
+	s, c := newFeeding(t, p)
 	s.continuePass(t.Context(), c)
 	if want := min(max(s.Poll, passPauseFactor*c.passTook), maxPassPause); c.nextPass.Sub(c.passBegan) != want {
 		t.Errorf("a collection is read again after %s, want %s", c.nextPass.Sub(c.passBegan), want)
@@ -46,10 +46,10 @@ func TestASlowIndexIsReadRarely(t *testing.T) {
 // Many that are due at once are read as the heap has room, each once, in one pass over the index.
 func TestManyAreReadInOnePass(t *testing.T) {
 	t.Parallel()
-	p := plan(t)
+	p := newPlanned(t)
 	const n = feedHigh + 3000
 	p.schedule(n, -time.Minute)
-	s, c := feeding(t, p)
+	s, c := newFeeding(t, p)
 	s.continuePass(t.Context(), c)
 	if !c.passPending.Load() || c.indexEntries.Load() != feedHigh || s.shouldRead(c) {
 		t.Fatalf("%d are in the heap", c.indexEntries.Load())
@@ -79,8 +79,8 @@ func TestManyAreReadInOnePass(t *testing.T) {
 // is read, too.
 func TestCollectionsComeAndGo(t *testing.T) {
 	t.Parallel()
-	p := plan(t)
-	s, c := feeding(t, p)
+	p := newPlanned(t)
+	s, c := newFeeding(t, p)
 	s.Collections = func() []outboxes.Outbox { return nil }
 	s.timers.addCopy(c, timerID(1), 0, true)
 	if list := s.watchedCollections(); len(list) != 0 || s.timers.entryCount() != 0 {
@@ -101,7 +101,7 @@ func TestCollectionsComeAndGo(t *testing.T) {
 // A view can be read and not written: its envelopes cannot be claimed.
 func TestACollectionThatCannotBeWrittenHoldsUpNobody(t *testing.T) {
 	t.Parallel()
-	p := plan(t)
+	p := newPlanned(t)
 	if err := p.db.CreateView(t.Context(), "view", "behind", bson.A{}); err != nil {
 		t.Fatal(err)
 	}
@@ -111,17 +111,17 @@ func TestACollectionThatCannotBeWrittenHoldsUpNobody(t *testing.T) {
 
 	ids := p.schedule(50, 0)
 	var trouble atomic.Int64
-	x := p.take(func(_ *waiting.FinisherConfig, c *Config) {
+	x := p.takeOver(func(_ *waiting.FinisherConfig, c *Config) {
 		c.Collections = func() []outboxes.Outbox {
 			return []outboxes.Outbox{{DB: p.db.Name(), Coll: "view"}, {DB: p.db.Name(), Coll: "outbox"}}
 		}
 		c.OnRetry = func(error) { trouble.Add(1) }
 	})
 
-	x.settles(50)
+	x.waitSettled(50)
 	ids = append(ids, p.schedule(50, 0)...)
-	x.settles(100)
-	x.once(time.UnixMilli(0), ids...)
+	x.waitSettled(100)
+	x.checkSentOnce(time.UnixMilli(0), ids...)
 	if trouble.Load() == 0 {
 		t.Error("nothing was in the way")
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-func present(field string) bson.D {
+func hasField(field string) bson.D {
 	return bson.D{{Key: field, Value: bson.D{{Key: "$exists", Value: true}}}}
 }
 
@@ -30,7 +30,7 @@ func keysOf(t *testing.T, keys ...string) (list []bson.RawValue) {
 	return list
 }
 
-func database(t *testing.T) *mongo.Database {
+func newDatabase(t *testing.T) *mongo.Database {
 	t.Helper()
 	return stacktest.Database(t, stacktest.Client(t))
 }

@@ -22,7 +22,7 @@ import (
 // go. An envelope is cancelled or sent, once and not before the last time to which it was moved.
 func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 	t.Parallel()
-	p := plan(t)
+	p := newPlanned(t)
 	const n = 400
 	type fate struct {
 		id event.ID
@@ -88,17 +88,17 @@ func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 	var terms []*taking
 	// Each term ends at a random step.
 	for racing := true; racing; {
-		x := p.take(after(terms...))
+		x := p.takeOver(findRecordsOf(terms...))
 		terms = append(terms, x)
 		select {
 		case <-time.After(700 * time.Millisecond):
 		case <-done:
 			racing = false
 		}
-		x.end()
+		x.release()
 	}
 
-	last := p.take(after(terms...))
+	last := p.takeOver(findRecordsOf(terms...))
 	terms = append(terms, last)
 	sent := map[string][]time.Time{}
 	count := func() int {
@@ -121,7 +121,7 @@ func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 	}
 
 	if before := count(); before < want {
-		last.until("the rest", func(o *outlet) bool { return len(o.sent) >= want-before })
+		last.waitUntil("the rest", func(o *outlet) bool { return len(o.sent) >= want-before })
 	}
 	count()
 	for _, f := range all {
@@ -143,8 +143,8 @@ func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 	}
 }
 
-// after makes an outlet find the records of earlier terms, as the read-back does.
-func after(terms ...*taking) func(*waiting.FinisherConfig, *Config) {
+// findRecordsOf makes an outlet find the records of earlier terms, as the read-back does.
+func findRecordsOf(terms ...*taking) func(*waiting.FinisherConfig, *Config) {
 	return func(f *waiting.FinisherConfig, _ *Config) {
 		o := f.Outlet.(*outlet)
 		for _, x := range terms {
@@ -159,7 +159,7 @@ func after(terms ...*taking) func(*waiting.FinisherConfig, *Config) {
 // Neither stays claimed, and neither delays the others.
 func TestN19_NotEveryOneCanBeSent(t *testing.T) {
 	t.Parallel()
-	p := plan(t)
+	p := newPlanned(t)
 	good, refused, parked, expired := p.schedule(1, 0)[0], p.schedule(1, 0)[0], p.schedule(1, 0)[0], p.schedule(1, 0)[0]
 	malformed := "malformed"
 	if _, err := p.coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: malformed}, {Key: "dueAt", Value: time.Now()}, {Key: "payload", Value: 3.5}}); err != nil {
@@ -178,36 +178,36 @@ func TestN19_NotEveryOneCanBeSent(t *testing.T) {
 	}
 
 	var letters atomic.Int32
-	x := p.take(func(f *waiting.FinisherConfig, c *Config) {
+	x := p.takeOver(func(f *waiting.FinisherConfig, c *Config) {
 		o := f.Outlet.(*outlet)
 		o.answer = answer
 		f.Count = func(end waiting.End, _ record.Class) {
 			if end == waiting.Dead {
 				letters.Add(1)
 				o.mu.Lock()
-				o.tell()
+				o.reportNext()
 				o.mu.Unlock()
 			}
 		}
 	})
 
-	x.settles(3)
-	x.until("the letters", func(*outlet) bool { return letters.Load() == 2 })
+	x.waitSettled(3)
+	x.waitUntil("the letters", func(*outlet) bool { return letters.Load() == 2 })
 	if n, err := p.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{}); n != 2 || err != nil {
 		t.Errorf("%d dead letters, %v", n, err)
 	}
-	x.once(time.UnixMilli(0), good)
+	x.checkSentOnce(time.UnixMilli(0), good)
 	for id, want := range map[event.ID]string{refused: "retry", parked: "parked"} {
-		doc := p.doc(id)
+		doc := p.findDocument(id)
 		if got, _ := doc.Lookup("state").StringValueOK(); got != want || doc.Lookup("claim").Type != 0 || doc.Lookup("dueAt").Type != 0 || doc.Lookup("scheduledFor").Type != bson.TypeDateTime {
 			t.Errorf("want %s: %s", want, doc)
 		}
 	}
 
-	if p.doc(good) != nil {
+	if p.findDocument(good) != nil {
 		t.Error("a sent envelope is still in the outbox")
 	}
-	if p.doc(expired) != nil || p.doc(event.NewID(malformed)) != nil {
+	if p.findDocument(expired) != nil || p.findDocument(event.NewID(malformed)) != nil {
 		t.Error("a dead one is in the outbox still")
 	}
 }

@@ -35,7 +35,7 @@ type planned struct {
 	skew   time.Duration // the difference between the assumed and the real clock of the server
 }
 
-func plan(t testing.TB) *planned {
+func newPlanned(t testing.TB) *planned {
 	t.Helper()
 	p := &planned{t: t, client: stacktest.Client(t)}
 	p.db = stacktest.Database(t, p.client)
@@ -79,8 +79,8 @@ type taking struct {
 	ended  chan struct{}
 }
 
-// take acquires the watcher and starts the parts.
-func (p *planned) take(change func(*waiting.FinisherConfig, *Config)) *taking {
+// takeOver acquires the watcher and starts the parts.
+func (p *planned) takeOver(change func(*waiting.FinisherConfig, *Config)) *taking {
 	p.t.Helper()
 	l := lease.New(lease.Config{Collection: p.db.Collection("watchers"), ID: "orders/0of1", Node: "n", ReplicaSetID: "x", TTL: time.Minute})
 	x := &taking{p: p, outlet: newOutlet(), ended: make(chan struct{})}
@@ -119,12 +119,12 @@ func (p *planned) take(change func(*waiting.FinisherConfig, *Config)) *taking {
 	}
 
 	go func() { wg.Wait(); close(x.ended) }()
-	p.t.Cleanup(x.end)
+	p.t.Cleanup(x.release)
 	return x
 }
 
-// end stops the parts and gives the watcher back; it may be called more than once.
-func (x *taking) end() {
+// release stops the parts and releases the watcher. It may be called more than once.
+func (x *taking) release() {
 	x.stop()
 	<-x.ended
 	ctx, cancel := context.WithTimeout(context.Background(), overdue)
@@ -172,13 +172,13 @@ func (o *outlet) Publish(ctx context.Context, e *outboxes.Envelope, _ []string, 
 	o.tickets++
 	t := o.tickets | record.Side
 	o.open[t] = true
-	o.tell()
+	o.reportNext()
 	o.mu.Unlock()
 	answer(record.Published{Ticket: t, Answers: answers})
 	return nil
 }
 
-func (o *outlet) tell() {
+func (o *outlet) reportNext() {
 	close(o.change)
 	o.change = make(chan struct{})
 }
@@ -193,7 +193,7 @@ func (o *outlet) Settle(tickets []record.Ticket) {
 		delete(o.open, t)
 	}
 	o.settled += len(tickets)
-	o.tell()
+	o.reportNext()
 }
 
 func (o *outlet) OpenGate(string, string, string)  {}
@@ -201,8 +201,8 @@ func (o *outlet) ResumeKey(string, string, string) {}
 func (o *outlet) Reached() string                  { return "82FFFFFFFFFFFFFFFF" }
 func (o *outlet) Flush()                           {}
 
-// until waits for a state of the outlet.
-func (x *taking) until(what string, f func(o *outlet) bool) {
+// waitUntil waits for a state of the outlet.
+func (x *taking) waitUntil(what string, f func(o *outlet) bool) {
 	x.p.t.Helper()
 	deadline := time.After(overdue)
 	for {
@@ -222,13 +222,13 @@ func (x *taking) until(what string, f func(o *outlet) bool) {
 	}
 }
 
-func (x *taking) settles(n int) {
+func (x *taking) waitSettled(n int) {
 	x.p.t.Helper()
-	x.until(fmt.Sprintf("the settling of %d", n), func(o *outlet) bool { return o.settled >= n })
+	x.waitUntil(fmt.Sprintf("the settling of %d", n), func(o *outlet) bool { return o.settled >= n })
 }
 
-// once checks that each of ids, and nothing else, was sent once, not before at.
-func (x *taking) once(at time.Time, ids ...event.ID) {
+// checkSentOnce checks that each of ids, and nothing else, was sent once, not before at.
+func (x *taking) checkSentOnce(at time.Time, ids ...event.ID) {
 	x.p.t.Helper()
 	x.outlet.mu.Lock()
 	defer x.outlet.mu.Unlock()
@@ -246,7 +246,7 @@ func (x *taking) once(at time.Time, ids ...event.ID) {
 	}
 }
 
-func (p *planned) doc(id event.ID) bson.Raw {
+func (p *planned) findDocument(id event.ID) bson.Raw {
 	p.t.Helper()
 	raw, err := p.coll.FindOne(p.t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
 	if err != nil && !errors.Is(err, mongo.ErrNoDocuments) {
@@ -255,7 +255,7 @@ func (p *planned) doc(id event.ID) bson.Raw {
 	return raw
 }
 
-func (p *planned) set(ids []event.ID, fields bson.D) {
+func (p *planned) setFields(ids []event.ID, fields bson.D) {
 	p.t.Helper()
 	res, err := p.coll.UpdateMany(p.t.Context(), bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, bson.D{{Key: "$set", Value: fields}})
 	if err != nil || int(res.MatchedCount) != len(ids) {
@@ -273,19 +273,19 @@ func TestN19_NeverBeforeItIsDue(t *testing.T) {
 	for _, skew := range []time.Duration{-40 * time.Millisecond, 0, 300 * time.Millisecond} {
 		t.Run(skew.String(), func(t *testing.T) {
 			t.Parallel()
-			p := plan(t)
+			p := newPlanned(t)
 			p.skew = skew
 
 			var mu sync.Mutex
 			var late []time.Duration
 			ids := p.schedule(20, 900*time.Millisecond)
-			x := p.take(func(_ *waiting.FinisherConfig, c *Config) {
+			x := p.takeOver(func(_ *waiting.FinisherConfig, c *Config) {
 				c.OnSent = func(d time.Duration) { mu.Lock(); late = append(late, d); mu.Unlock() }
 			})
 
-			due := time.UnixMilli(p.doc(ids[0]).Lookup("dueAt").DateTime())
-			x.settles(20)
-			x.once(due, ids...)
+			due := time.UnixMilli(p.findDocument(ids[0]).Lookup("dueAt").DateTime())
+			x.waitSettled(20)
+			x.checkSentOnce(due, ids...)
 
 			mu.Lock()
 			defer mu.Unlock()
@@ -299,8 +299,8 @@ func TestN19_NeverBeforeItIsDue(t *testing.T) {
 // N19: a hint of the stream is as good as the index, and no better: the claim's filter decides.
 func TestN19_TheStreamsHintIsOnlyAHint(t *testing.T) {
 	t.Parallel()
-	p := plan(t)
-	x := p.take(func(_ *waiting.FinisherConfig, c *Config) {
+	p := newPlanned(t)
+	x := p.takeOver(func(_ *waiting.FinisherConfig, c *Config) {
 		c.Poll = time.Hour
 		c.Collections = func() []outboxes.Outbox { return nil }
 	})
@@ -317,9 +317,9 @@ func TestN19_TheStreamsHintIsOnlyAHint(t *testing.T) {
 		x.NoteScheduled(mongodb.Namespace(p.coll), bson.RawValue{Type: bson.Type(typ), Value: val}, time.Now().Add(190*time.Millisecond))
 	}
 
-	x.settles(1)
-	x.once(time.UnixMilli(0), soon...)
-	if p.doc(later[0]).Lookup("claim").Type != 0 {
+	x.waitSettled(1)
+	x.checkSentOnce(time.UnixMilli(0), soon...)
+	if p.findDocument(later[0]).Lookup("claim").Type != 0 {
 		t.Error("an envelope that is not due is claimed")
 	}
 }
@@ -327,7 +327,7 @@ func TestN19_TheStreamsHintIsOnlyAHint(t *testing.T) {
 // N19: the stream does not show that a service moves an envelope; the index does.
 func TestN19_ARescheduleNeedsNoStream(t *testing.T) {
 	t.Parallel()
-	p := plan(t)
+	p := newPlanned(t)
 	earlier, late := p.schedule(1, time.Hour), p.schedule(1, 300*time.Millisecond)
 	moved := time.Now().Add(500 * time.Millisecond)
 	if err := p.box.Reschedule(t.Context(), earlier[0], moved); err != nil {
@@ -336,14 +336,14 @@ func TestN19_ARescheduleNeedsNoStream(t *testing.T) {
 	if err := p.box.Reschedule(t.Context(), late[0], moved.Add(time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	x := p.take(nil)
+	x := p.takeOver(nil)
 	for i, id := range slices.Concat(earlier, late) { // the stream contains these
 		typ, val, _ := id.MarshalBSONValue()
 		x.NoteScheduled(mongodb.Namespace(p.coll), bson.RawValue{Type: bson.Type(typ), Value: val}, time.Now().Add([]time.Duration{time.Hour, 0}[i]))
 	}
 
-	x.settles(2)
-	x.once(moved.Truncate(time.Millisecond), slices.Concat(earlier, late)...)
+	x.waitSettled(2)
+	x.checkSentOnce(moved.Truncate(time.Millisecond), slices.Concat(earlier, late)...)
 	x.outlet.mu.Lock()
 	defer x.outlet.mu.Unlock()
 	if at := x.outlet.sent[late[0].String()][0]; at.Before(moved.Add(999 * time.Millisecond)) {
@@ -354,32 +354,32 @@ func TestN19_ARescheduleNeedsNoStream(t *testing.T) {
 // N19: the claim of an owner that is gone is taken over, that of a later owner or of another process of this epoch is not.
 func TestN19_ClaimsOfOlderEpochsAreTaken(t *testing.T) {
 	t.Parallel()
-	p := plan(t)
-	p.take(nil).end()
+	p := newPlanned(t)
+	p.takeOver(nil).release()
 	old, unclaimed, newer, other := p.schedule(3, -time.Minute), p.schedule(2, -time.Minute), p.schedule(2, -time.Minute), p.schedule(2, -time.Minute)
 	exception := p.schedule(1, -time.Minute)
-	p.set(exception, bson.D{{Key: "state", Value: "retry"}})
+	p.setFields(exception, bson.D{{Key: "state", Value: "retry"}})
 	var last []event.ID
 	// The epoch depends on the number of attempts.
-	x := p.take(func(_ *waiting.FinisherConfig, c *Config) {
-		p.set(old, claimOf("gone", c.Epoch-1))
-		p.set(newer, claimOf("later", c.Epoch+1))
-		p.set(other, claimOf("other", c.Epoch))
+	x := p.takeOver(func(_ *waiting.FinisherConfig, c *Config) {
+		p.setFields(old, claimOf("gone", c.Epoch-1))
+		p.setFields(newer, claimOf("later", c.Epoch+1))
+		p.setFields(other, claimOf("other", c.Epoch))
 		// The owner reads the index several times before these events are due.
 		last = p.schedule(1, 1200*time.Millisecond)
 	})
 
-	x.settles(6)
-	x.once(time.UnixMilli(0), slices.Concat(old, unclaimed, last)...)
+	x.waitSettled(6)
+	x.checkSentOnce(time.UnixMilli(0), slices.Concat(old, unclaimed, last)...)
 }
 
 // N19: if an owner dies at any step, its successor sends the envelopes that were not sent, and only
 // those.
 func TestN19_TakeOver(t *testing.T) {
 	t.Parallel()
-	p := plan(t)
+	p := newPlanned(t)
 	hang := make(chan struct{})
-	first := p.take(nil)
+	first := p.takeOver(nil)
 	first.outlet.mu.Lock()
 	first.outlet.answer = func(ctx context.Context, _ string) ([]record.Answer, error) {
 		first.outlet.mu.Lock()
@@ -401,10 +401,10 @@ func TestN19_TakeOver(t *testing.T) {
 	ids := p.schedule(1500, 0)
 	<-hang
 	// Acknowledged envelopes are finished. The others may be claimed or not.
-	first.settles(400)
-	first.end()
-	second := p.take(nil)
-	second.settles(1100)
+	first.waitSettled(400)
+	first.release()
+	second := p.takeOver(nil)
+	second.waitSettled(1100)
 	seen := map[string]int{}
 	for _, o := range []*outlet{first.outlet, second.outlet} {
 		for id, times := range o.sent {

@@ -15,13 +15,13 @@ import (
 // are sent.
 func TestN03_WhatIsDueIsClaimedInPartsWhereTheServerIsSlow(t *testing.T) {
 	t.Parallel()
-	p := plan(t)
+	p := newPlanned(t)
 	ids := p.schedule(120, 0)
-	slow := &stacktest.Hasty{Coll: p.coll, Done: present("claim"), Most: 5}
-	x := p.take(func(_ *waiting.FinisherConfig, c *Config) { slow.Fence, c.Fencer = c.Fencer, slow })
-	x.settles(len(ids))
-	x.end()
-	x.once(time.Time{}, ids...)
+	slow := &stacktest.Hasty{Coll: p.coll, Done: hasField("claim"), Most: 5}
+	x := p.takeOver(func(_ *waiting.FinisherConfig, c *Config) { slow.Fence, c.Fencer = c.Fencer, slow })
+	x.waitSettled(len(ids))
+	x.release()
+	x.checkSentOnce(time.Time{}, ids...)
 	if n := slow.Late.Load(); n == 0 || n > 40 {
 		t.Errorf("%d attempts in vain", n)
 	}
@@ -32,7 +32,7 @@ func TestN03_WhatIsDueIsClaimedInPartsWhereTheServerIsSlow(t *testing.T) {
 func TestN03_ClaimsOfAnotherLifeAreDisownedInPartsWhereTheServerIsSlow(t *testing.T) {
 	t.Parallel()
 	const all = 120
-	coll := database(t).Collection("outbox")
+	coll := newDatabase(t).Collection("outbox")
 	var ids []bson.RawValue
 	var docs []any
 	for i := range all {

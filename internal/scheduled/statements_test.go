@@ -64,7 +64,7 @@ func scheduledClaim(token string, epoch int64) bson.E {
 // N19: a claim takes some envelopes, and ignores the others.
 func TestN19_ClaimFilter(t *testing.T) {
 	t.Parallel()
-	coll := database(t).Collection("outbox")
+	coll := newDatabase(t).Collection("outbox")
 	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func TestN19_ClaimFilter(t *testing.T) {
 // The query for due envelopes reads only the index, for any number of envelopes that are not due.
 func TestScheduledByTheIndex(t *testing.T) {
 	t.Parallel()
-	coll := database(t).Collection("outbox")
+	coll := newDatabase(t).Collection("outbox")
 	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
 		t.Fatal(err)
 	}

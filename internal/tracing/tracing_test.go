@@ -28,7 +28,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
-func headers(pairs ...string) (out []record.Header) {
+func newHeaders(pairs ...string) (out []record.Header) {
 	for i := 0; i < len(pairs); i += 2 {
 		out = append(out, record.Header{Key: []byte(pairs[i]), Value: []byte(pairs[i+1])})
 	}
@@ -41,22 +41,22 @@ func TestStoredContext(t *testing.T) {
 		headers []record.Header
 		ok      bool
 	}{
-		"none":                 {headers("id", "1"), false},
-		"sampled":              {headers("id", "1", "traceparent", parent), true},
-		"other case":           {headers("Traceparent", parent), true},
-		"with a state":         {headers("traceparent", parent, "tracestate", "a=1"), true},
-		"the first counts":     {headers("traceparent", "rubbish", "traceparent", parent), false},
-		"not sampled":          {headers("traceparent", parent[:53]+"00"), false},
-		"other flags":          {headers("traceparent", parent[:53]+"03"), true},
-		"capitals":             {headers("traceparent", strings.ToUpper(parent)), false},
-		"no trace":             {headers("traceparent", "00-00000000000000000000000000000000-b7ad6b7169203331-01"), false},
-		"no span":              {headers("traceparent", "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01"), false},
-		"forbidden version":    {headers("traceparent", "ff"+parent[2:]), false},
-		"later version":        {headers("traceparent", "01"+parent[2:]+"-more"), true},
-		"version 00 is longer": {headers("traceparent", parent+"-more"), false},
-		"short":                {headers("traceparent", parent[:54]), false},
-		"not hexadecimal":      {headers("traceparent", "0g"+parent[2:]), false},
-		"empty":                {headers("traceparent", ""), false},
+		"none":                 {newHeaders("id", "1"), false},
+		"sampled":              {newHeaders("id", "1", "traceparent", parent), true},
+		"other case":           {newHeaders("Traceparent", parent), true},
+		"with a state":         {newHeaders("traceparent", parent, "tracestate", "a=1"), true},
+		"the first counts":     {newHeaders("traceparent", "rubbish", "traceparent", parent), false},
+		"not sampled":          {newHeaders("traceparent", parent[:53]+"00"), false},
+		"other flags":          {newHeaders("traceparent", parent[:53]+"03"), true},
+		"capitals":             {newHeaders("traceparent", strings.ToUpper(parent)), false},
+		"no trace":             {newHeaders("traceparent", "00-00000000000000000000000000000000-b7ad6b7169203331-01"), false},
+		"no span":              {newHeaders("traceparent", "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01"), false},
+		"forbidden version":    {newHeaders("traceparent", "ff"+parent[2:]), false},
+		"later version":        {newHeaders("traceparent", "01"+parent[2:]+"-more"), true},
+		"version 00 is longer": {newHeaders("traceparent", parent+"-more"), false},
+		"short":                {newHeaders("traceparent", parent[:54]), false},
+		"not hexadecimal":      {newHeaders("traceparent", "0g"+parent[2:]), false},
+		"empty":                {newHeaders("traceparent", ""), false},
 	} {
 		got, ok := fromHeaders(c.headers)
 		if ok != c.ok || ok && (got.TraceID.String() != parent[3:35] || got.SpanID.String() != parent[36:52]) {
@@ -64,11 +64,11 @@ func TestStoredContext(t *testing.T) {
 		}
 	}
 
-	c, _ := fromHeaders(headers("traceparent", parent, "tracestate", "a=1"))
+	c, _ := fromHeaders(newHeaders("traceparent", parent, "tracestate", "a=1"))
 	if sc := c.spanContext(); !sc.IsValid() || !sc.IsRemote() || !sc.IsSampled() || sc.TraceState().Get("a") != "1" {
 		t.Errorf("%+v", sc)
 	}
-	if c, _ = fromHeaders(headers("traceparent", parent, "tracestate", "=;=")); !c.spanContext().IsValid() {
+	if c, _ = fromHeaders(newHeaders("traceparent", parent, "tracestate", "=;=")); !c.spanContext().IsValid() {
 		t.Error("a broken tracestate costs the link")
 	}
 }
@@ -123,8 +123,8 @@ func TestRateOfSpans(t *testing.T) {
 
 // TestHotPathOffAllocatesNothing tests events that are not followed, without an exporter and with one.
 func TestHotPathOffAllocatesNothing(t *testing.T) {
-	traced := []record.Record{{Topic: "orders", Value: []byte("x"), Headers: headers("id", "1", "traceparent", parent, "tracestate", "a=1")}}
-	plain := []record.Record{{Topic: "orders", Value: []byte("x"), Headers: headers("id", "1", "type", "OrderPlaced")}}
+	traced := []record.Record{{Topic: "orders", Value: []byte("x"), Headers: newHeaders("id", "1", "traceparent", parent, "tracestate", "a=1")}}
+	plain := []record.Record{{Topic: "orders", Value: []byte("x"), Headers: newHeaders("id", "1", "type", "OrderPlaced")}}
 	shop, outbox := []byte("shop"), []byte("outbox")
 	now := func() time.Time { return time.Unix(100, 0) }
 
@@ -149,7 +149,7 @@ func TestExemplarsAreRare(t *testing.T) {
 	clock := time.Unix(100, 0)
 	m := metrics.New("")
 	tap := NewTap(nil, m.PublishLatency.Exemplar, func() time.Time { return clock })
-	recs := []record.Record{{Topic: "orders", Headers: headers("traceparent", parent)}}
+	recs := []record.Record{{Topic: "orders", Headers: newHeaders("traceparent", parent)}}
 	taken := 0
 	for range 300 {
 		clock = clock.Add(time.Millisecond)
@@ -180,12 +180,12 @@ type collector struct {
 func newCollector(t *testing.T) *collector {
 	t.Helper()
 	c := &collector{t: t, status: 200, metrics: map[string]*metricspb.Metric{}, more: make(chan struct{}, 1000)}
-	c.Server = httptest.NewServer(http.HandlerFunc(c.take))
+	c.Server = httptest.NewServer(http.HandlerFunc(c.receive))
 	t.Cleanup(c.Close)
 	return c
 }
 
-func (c *collector) take(w http.ResponseWriter, r *http.Request) {
+func (c *collector) receive(w http.ResponseWriter, r *http.Request) {
 	defer func() { c.more <- struct{}{} }()
 	z, err := gzip.NewReader(r.Body)
 	if err != nil {
@@ -238,8 +238,8 @@ func (c *collector) take(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/x-protobuf")
 }
 
-// until blocks until the received data satisfies ok.
-func (c *collector) until(ok func() bool) {
+// waitUntil blocks until the received data satisfies ok.
+func (c *collector) waitUntil(ok func() bool) {
 	c.t.Helper()
 	deadline := time.After(30 * time.Second)
 	for {
@@ -264,7 +264,7 @@ type exports struct {
 	n  map[string]int
 }
 
-func (e *exports) told(signal string, err error) {
+func (e *exports) add(signal string, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.n == nil {
@@ -276,8 +276,8 @@ func (e *exports) told(signal string, err error) {
 	e.n[signal]++
 }
 
-// export runs an Exporter until the function that it returns is called.
-func export(t *testing.T, cfg Config) (*Exporter, func()) {
+// runExporter runs an Exporter until the function that it returns is called.
+func runExporter(t *testing.T, cfg Config) (*Exporter, func()) {
 	t.Helper()
 	e, err := New(cfg)
 	if err != nil {
@@ -306,7 +306,7 @@ func export(t *testing.T, cfg Config) (*Exporter, func()) {
 	return e, stop
 }
 
-func attributes(s *tracepb.Span) map[string]string {
+func attributesOf(s *tracepb.Span) map[string]string {
 	m := map[string]string{}
 	for _, kv := range s.GetAttributes() {
 		m[kv.GetKey()] = kv.GetValue().GetStringValue()
@@ -325,13 +325,13 @@ func TestSpansReachACollector(t *testing.T) {
 	c := newCollector(t)
 	var told exports
 	m := metrics.New("1.2.3")
-	e, stop := export(t, Config{
+	e, stop := runExporter(t, Config{
 		Endpoint: c.URL + "/base/", Token: "hunter2hunter2", SamplePercent: 100, SpansPerSecond: 100, MetricsInterval: 50 * time.Millisecond,
-		Version: "1.2.3", Node: "n1", Watcher: "orders", Gatherer: m.Registry, OnExport: told.told, Log: slog.New(slog.DiscardHandler),
+		Version: "1.2.3", Node: "n1", Watcher: "orders", Gatherer: m.Registry, OnExport: told.add, Log: slog.New(slog.DiscardHandler),
 	})
 
 	tap := NewTap(e, m.PublishLatency.Exemplar, time.Now)
-	shared := headers("__debezium.context.taskId", "0", "id", "0190-e1", "traceparent", parent, "tracestate", "a=1")
+	shared := newHeaders("__debezium.context.taskId", "0", "id", "0190-e1", "traceparent", parent, "tracestate", "a=1")
 	recs := []record.Record{{Topic: "orders", Key: []byte("secret-key"), Value: []byte("secret-payload"), Headers: shared}, {Topic: "audit", Headers: shared}, {Topic: "parked", Headers: shared}}
 	d := tap.Begin(recs, []byte("shop"), []byte("outbox"), time.Now().Add(-20*time.Millisecond).UnixMilli())
 	d.Acked(record.TopicPartition{Topic: "orders", Partition: 3}, 41)
@@ -340,7 +340,7 @@ func TestSpansReachACollector(t *testing.T) {
 	// Another ack adds no span.
 	d.Acked(record.TopicPartition{Topic: "orders", Partition: 3}, 41)
 	m.ObserveLatency(20*time.Millisecond, 1)
-	if tap.Begin([]record.Record{{Topic: "orders", Headers: headers("id", "2", "traceparent", parent[:53]+"00")}}, nil, nil, 1) != nil {
+	if tap.Begin([]record.Record{{Topic: "orders", Headers: newHeaders("id", "2", "traceparent", parent[:53]+"00")}}, nil, nil, 1) != nil {
 		t.Error("an event that the service did not sample is followed")
 	}
 
@@ -353,7 +353,7 @@ func TestSpansReachACollector(t *testing.T) {
 
 	byTopic := map[string]*tracepb.Span{}
 	for _, s := range c.spans {
-		byTopic[attributes(s)["messaging.destination.name"]] = s
+		byTopic[attributesOf(s)["messaging.destination.name"]] = s
 		if s.GetKind() != tracepb.Span_SPAN_KIND_PRODUCER || len(s.GetLinks()) != 1 || len(s.GetParentSpanId()) != 0 {
 			t.Errorf("span %v", s)
 			continue
@@ -368,7 +368,7 @@ func TestSpansReachACollector(t *testing.T) {
 	}
 
 	s := byTopic["orders"]
-	got := attributes(s)
+	got := attributesOf(s)
 	for key, want := range map[string]string{
 		"messaging.system": `kafka`, "messaging.operation.name": `send`, "messaging.operation.type": `send`,
 		"messaging.destination.partition.id": `3`, "messaging.kafka.offset": "41", "messaging.message.id": `0190-e1`,
@@ -384,7 +384,7 @@ func TestSpansReachACollector(t *testing.T) {
 	if s := byTopic["audit"]; s.GetStatus().GetCode() != tracepb.Status_STATUS_CODE_ERROR || s.GetStatus().GetMessage() != "message_too_large" {
 		t.Errorf("refused: %v", s.GetStatus())
 	}
-	if got := attributes(byTopic["parked"])["outrelay.state"]; got != "parked" {
+	if got := attributesOf(byTopic["parked"])["outrelay.state"]; got != "parked" {
 		t.Errorf("parked: %q", got)
 	}
 
@@ -417,20 +417,20 @@ func TestACollectorThatFails(t *testing.T) {
 	c.status = 400
 	var told exports
 	var log locked
-	export(t, Config{
+	runExporter(t, Config{
 		Endpoint: strings.Replace(c.URL, "http://", "http://u:hunter2hunter2@", 1) + "/base", MetricsInterval: 20 * time.Millisecond,
-		Gatherer: metrics.New("").Registry, OnExport: told.told, Log: slog.New(slog.NewTextHandler(&log, nil)),
+		Gatherer: metrics.New("").Registry, OnExport: told.add, Log: slog.New(slog.NewTextHandler(&log, nil)),
 	})
 
-	c.until(func() bool { return len(c.auth) >= 3 })
+	c.waitUntil(func() bool { return len(c.auth) >= 3 })
 	c.mu.Lock()
 	c.status = 200
 	c.mu.Unlock()
-	c.until(func() bool { return c.metrics["outrelay_lag_seconds"] != nil && c.metrics["go_goroutines"] != nil })
+	c.waitUntil(func() bool { return c.metrics["outrelay_lag_seconds"] != nil && c.metrics["go_goroutines"] != nil })
 	var seen int
-	c.until(func() bool { seen = len(c.auth); return true })
+	c.waitUntil(func() bool { seen = len(c.auth); return true })
 	// By then, the response to the request before has been reported.
-	c.until(func() bool { return len(c.auth) >= seen+2 })
+	c.waitUntil(func() bool { return len(c.auth) >= seen+2 })
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.auth[0] != "Basic dTpodW50ZXIyaHVudGVyMg==" {

@@ -28,7 +28,7 @@ func TestCommandsOfACall(t *testing.T) {
 
 	for _, n := range []int{1, 300} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			r := w.recorded()
+			r := w.newRecorded()
 			list := orders(n)
 			ids := make([]orderID, n)
 			for i := range list {

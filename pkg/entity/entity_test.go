@@ -69,7 +69,7 @@ func (w world) collection(opts ...entity.Option) *entity.Collection[order, order
 	return c
 }
 
-func (w world) recorded(opts ...entity.Option) *entity.Recorded[order, orderID] {
+func (w world) newRecorded(opts ...entity.Option) *entity.Recorded[order, orderID] {
 	w.t.Helper()
 	r, err := entity.NewRecorded(w.db.Collection("orders"), w.box, "order", orderKey, opts...)
 	if err != nil {
@@ -78,8 +78,8 @@ func (w world) recorded(opts ...entity.Option) *entity.Recorded[order, orderID] 
 	return r
 }
 
-// stored returns the documents of a collection by _id, as Extended JSON.
-func (w world) stored(name string) []string {
+// listStored returns the documents of a collection by _id, as Extended JSON.
+func (w world) listStored(name string) []string {
 	w.t.Helper()
 	cur, err := w.db.Collection(name).Find(w.t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "_id", Value: 1}}))
 	if err != nil {
@@ -100,15 +100,15 @@ func (w world) stored(name string) []string {
 	return docs
 }
 
-func (w world) want(name string, docs ...string) {
+func (w world) checkDocuments(name string, docs ...string) {
 	w.t.Helper()
-	if diff := cmp.Diff(append([]string{}, docs...), w.stored(name)); diff != "" {
+	if diff := cmp.Diff(append([]string{}, docs...), w.listStored(name)); diff != "" {
 		w.t.Errorf("in %s: %s", name, diff)
 	}
 }
 
-// messages returns the events of the outbox from index from on, as a consumer would receive them.
-func (w world) messages(from int) []*consumer.Message {
+// readMessages returns the events of the outbox from index from on, as a consumer would receive them.
+func (w world) readMessages(from int) []*consumer.Message {
 	w.t.Helper()
 	cur, err := w.db.Collection("outbox").Find(w.t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}).SetSkip(int64(from)))
 	if err != nil {
@@ -141,8 +141,8 @@ func (w world) messages(from int) []*consumer.Message {
 	return ms
 }
 
-// changes converts messages to "change id version", so that they can be compared.
-func changes(ms []*consumer.Message) []string {
+// formatChanges converts messages to "change id version", so that they can be compared.
+func formatChanges(ms []*consumer.Message) []string {
 	list := []string{}
 	for _, m := range ms {
 		s := m.Name
@@ -157,7 +157,7 @@ func changes(ms []*consumer.Message) []string {
 
 func (w world) wantChanges(want ...string) {
 	w.t.Helper()
-	if diff := cmp.Diff(append([]string{}, want...), changes(w.messages(0))); diff != "" {
+	if diff := cmp.Diff(append([]string{}, want...), formatChanges(w.readMessages(0))); diff != "" {
 		w.t.Errorf("recorded: %s", diff)
 	}
 }
@@ -220,7 +220,7 @@ func TestInsertUpdateStoreDelete(t *testing.T) {
 		return nil
 	})
 
-	w.want("orders", `{"_id":"o-1","id":"o-1","total":{"$numberLong":"3"}}`, `{"_id":"o-2","id":"o-2","total":{"$numberLong":"4"}}`)
+	w.checkDocuments("orders", `{"_id":"o-1","id":"o-1","total":{"$numberLong":"3"}}`, `{"_id":"o-2","id":"o-2","total":{"$numberLong":"4"}}`)
 	err := w.box.Transaction(t.Context(), func(ctx context.Context) error {
 		_, err := c.Insert(ctx, order{ID: "o-1"})
 		return err
@@ -241,7 +241,7 @@ func TestAnotherUniqueIndex(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	c, r := w.collection(), w.recorded()
+	c, r := w.collection(), w.newRecorded()
 	w.tx(func(ctx context.Context) error { return just(c.Insert(ctx, order{ID: "a", Total: 1})) })
 	for what, insert := range map[string]func(context.Context) error{
 		"plain": func(ctx context.Context) error { return just(c.Insert(ctx, order{ID: "b", Total: 1})) },
@@ -284,14 +284,14 @@ func TestFieldWithTheNameOfTheVersions(t *testing.T) {
 		return just(named.Store(ctx, release{"a", "v1"}))
 	})
 
-	w.want("releases", `{"_id":"a","version":"v1","n":{"$numberLong":"1"}}`)
+	w.checkDocuments("releases", `{"_id":"a","version":"v1","n":{"$numberLong":"1"}}`)
 }
 
 // All changes commit and roll back with the transaction, and no change happens without one.
 func TestEntitiesAreBoundToTheTransaction(t *testing.T) {
 	t.Parallel()
 	w, ctx := setup(t), t.Context()
-	c, r := w.collection(), w.recorded()
+	c, r := w.collection(), w.newRecorded()
 	calls := map[string]func(context.Context) error{
 		"Load":         func(ctx context.Context) error { return just(c.Load(ctx, "a")) },
 		"Find":         func(ctx context.Context) error { _, _, err := c.Find(ctx, "a"); return err },
@@ -326,8 +326,8 @@ func TestEntitiesAreBoundToTheTransaction(t *testing.T) {
 		}
 	}
 
-	w.want("orders")
-	w.want("orders_deleted")
+	w.checkDocuments("orders")
+	w.checkDocuments("orders_deleted")
 	w.wantChanges()
 	plain := w.collection(entity.WithoutTransaction())
 	if _, err := plain.Store(ctx, order{ID: "alone"}); err != nil {
@@ -386,7 +386,7 @@ func TestVersionGuard(t *testing.T) {
 
 	o := order{ID: "a", Version: 3}
 	w.tx(func(ctx context.Context) error { return c.DeleteEntity(ctx, o) })
-	w.want("orders", `{"_id":"old","id":"old","total":{"$numberLong":"7"},"version":{"$numberLong":"1"}}`)
+	w.checkDocuments("orders", `{"_id":"old","id":"old","total":{"$numberLong":"7"},"version":{"$numberLong":"1"}}`)
 }
 
 // Without transactions, no version is lost or used twice if several stores run at the same time.

@@ -33,7 +33,7 @@ func testID[I entity.ID](t *testing.T, w world, typ bson.Type, ids ...I) {
 		t.Fatal(err)
 	}
 
-	from := len(w.messages(0))
+	from := len(w.readMessages(0))
 	peer := uuid.New()
 	w.tx(func(ctx context.Context) error {
 		for i, id := range ids {
@@ -55,13 +55,13 @@ func testID[I entity.ID](t *testing.T, w world, typ bson.Type, ids ...I) {
 		return nil
 	})
 
-	for _, m := range w.messages(from) {
+	for _, m := range w.readMessages(from) {
 		if err := p.Handle(t.Context(), m); err != nil {
 			t.Error(err)
 		}
 	}
 
-	if diff := cmp.Diff(w.stored(name), w.stored(name+"_read")); diff != "" || len(w.stored(name)) != len(ids) {
+	if diff := cmp.Diff(w.listStored(name), w.listStored(name+"_read")); diff != "" || len(w.listStored(name)) != len(ids) {
 		t.Errorf("the read side differs: %s", diff)
 	}
 

@@ -31,7 +31,7 @@ func orders(n int) []order {
 func TestEachChangeIsRecorded(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
-	r := w.recorded()
+	r := w.newRecorded()
 	step := func(want int64, do func(context.Context) (int64, error)) {
 		t.Helper()
 		w.tx(func(ctx context.Context) error {
@@ -55,12 +55,12 @@ func TestEachChangeIsRecorded(t *testing.T) {
 		return err
 	})
 
-	w.want("orders_deleted", `{"_id":"a","version":{"$numberLong":"4"}}`)
+	w.checkDocuments("orders_deleted", `{"_id":"a","version":{"$numberLong":"4"}}`)
 	step(5, func(ctx context.Context) (int64, error) { return r.Insert(ctx, order{ID: "a", Total: 5}) })
-	w.want("orders_deleted")
-	w.want("orders", `{"_id":"a","id":"a","total":{"$numberLong":"5"},"version":{"$numberLong":"5"}}`)
+	w.checkDocuments("orders_deleted")
+	w.checkDocuments("orders", `{"_id":"a","id":"a","total":{"$numberLong":"5"},"version":{"$numberLong":"5"}}`)
 	w.wantChanges("order.upserted string:a 1", "order.upserted string:a 2", "order.upserted string:a 3", "order.deleted string:a 4", "order.upserted string:a 5")
-	ms := w.messages(0)
+	ms := w.readMessages(0)
 	if got, want := string(ms[1].Value), `{"_id":"a","id":"a","total":2,"version":2}`; got != want {
 		t.Errorf("the payload is %s, want %s", got, want)
 	}
@@ -70,8 +70,8 @@ func TestEachChangeIsRecorded(t *testing.T) {
 	if string(ms[0].Key) != "a" {
 		t.Errorf("the ordering key is %s", ms[0].Key)
 	}
-	w.tx(func(ctx context.Context) error { return just(w.recorded(entity.WithTombstones()).Delete(ctx, "a")) })
-	if m := w.messages(5)[0]; !m.Tombstone() || m.Name != "order.deleted" {
+	w.tx(func(ctx context.Context) error { return just(w.newRecorded(entity.WithTombstones()).Delete(ctx, "a")) })
+	if m := w.readMessages(5)[0]; !m.Tombstone() || m.Name != "order.deleted" {
 		t.Errorf("no tombstone: %s %q", m.Name, m.Value)
 	}
 }
@@ -79,7 +79,7 @@ func TestEachChangeIsRecorded(t *testing.T) {
 func TestRecordedGuards(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
-	r := w.recorded(entity.WithVersion(orderVersion))
+	r := w.newRecorded(entity.WithVersion(orderVersion))
 	w.tx(func(ctx context.Context) error {
 		if err := just(r.Insert(ctx, order{ID: "a"})); err != nil {
 			return err
@@ -109,7 +109,7 @@ func TestRecordedGuards(t *testing.T) {
 		return r.DeleteEntity(ctx, o) // nothing was sent by the refused ones, so the transaction goes on
 	})
 
-	w.want("orders")
+	w.checkDocuments("orders")
 	w.wantChanges("order.upserted string:a 1", "order.upserted string:a 2", "order.deleted string:a 3")
 }
 
@@ -118,7 +118,7 @@ func TestRecordedGuards(t *testing.T) {
 func TestManyAndAllAreRecorded(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
-	r := w.recorded(entity.WithChunk(3))
+	r := w.newRecorded(entity.WithChunk(3))
 	list := orders(7)
 	var want []string
 	note := func(change string, version int, from, to int) {
@@ -171,7 +171,7 @@ func TestManyAndAllAreRecorded(t *testing.T) {
 	note("deleted", 5, 4, 5)
 	note("deleted", 2, 5, 7)
 	w.wantChanges(want...)
-	w.want("orders")
+	w.checkDocuments("orders")
 	w.tx(func(ctx context.Context) error {
 		_, err := r.StoreMany(ctx)
 		return errors.Join(err, just(r.DeleteMany(ctx)), just(r.DeleteAll(ctx)))
@@ -216,19 +216,19 @@ func TestManyAreAllOrNothing(t *testing.T) {
 		return just(r.Insert(ctx, note{3, ""}))
 	})
 
-	w.want("notes", `{"_id":{"$numberInt":"3"},"text":"","version":{"$numberLong":"1"}}`)
+	w.checkDocuments("notes", `{"_id":{"$numberInt":"3"},"text":"","version":{"$numberLong":"1"}}`)
 	w.wantChanges("note.upserted int32:3 1")
 }
 
 func TestChunksHaveTheirOwnTransactions(t *testing.T) {
 	t.Parallel()
 	w, ctx := setup(t), t.Context()
-	r := w.recorded(entity.WithChunk(3))
+	r := w.newRecorded(entity.WithChunk(3))
 	w.tx(func(ctx context.Context) error { return just(r.StoreMany(ctx, orders(7)...)) })
 	if n, err := r.RecordAll(ctx); n != 7 || err != nil {
 		t.Errorf("%d recorded, %v", n, err)
 	}
-	if got := len(w.messages(0)); got != 14 {
+	if got := len(w.readMessages(0)); got != 14 {
 		t.Errorf("%d events", got)
 	}
 
@@ -238,7 +238,7 @@ func TestChunksHaveTheirOwnTransactions(t *testing.T) {
 	}); !errors.Is(err, no) {
 		t.Error(err)
 	}
-	if got := len(w.messages(0)); got != 14 {
+	if got := len(w.readMessages(0)); got != 14 {
 		t.Errorf("%d events after a transaction that was rolled back", got)
 	}
 }
@@ -255,9 +255,9 @@ func TestRecordAllDoesNotFollowALaterChange(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plain := w.recorded()
+	plain := w.newRecorded()
 	w.box, box = box, w.box
-	r := w.recorded()
+	r := w.newRecorded()
 	w.box = box
 	w.tx(func(ctx context.Context) error { return just(plain.InsertMany(ctx, order{ID: "a"}, order{ID: "b"})) })
 
@@ -272,14 +272,14 @@ func TestRecordAllDoesNotFollowALaterChange(t *testing.T) {
 		t.Errorf("%d recorded, %v; want the one that is left", n, err)
 	}
 	w.wantChanges("order.upserted string:a 1", "order.upserted string:b 1", "order.upserted string:a 2", "order.deleted string:b 2", "order.upserted string:a 2")
-	w.want("orders", `{"_id":"a","id":"a","total":{"$numberLong":"5"},"version":{"$numberLong":"2"}}`)
+	w.checkDocuments("orders", `{"_id":"a","id":"a","total":{"$numberLong":"5"},"version":{"$numberLong":"2"}}`)
 }
 
 // With two writers of one entity, every version is used once, whichever writer is first.
 func TestWritersOfOneEntityCountTogether(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
-	r := w.recorded()
+	r := w.newRecorded()
 	const writers, each = 3, 6
 	var wg sync.WaitGroup
 	for i := range writers {
@@ -299,7 +299,7 @@ func TestWritersOfOneEntityCountTogether(t *testing.T) {
 	}
 
 	wg.Wait()
-	for i, m := range w.messages(0) {
+	for i, m := range w.readMessages(0) {
 		v, _ := m.Header("entity-version")
 		if got, want := string(v), fmt.Sprint(i+1); got != want {
 			t.Fatalf("event %d has version %s", i+1, got)
@@ -319,7 +319,7 @@ func (w world) projector(opts ...entity.Option) *entity.Projector[order, orderID
 // history returns the messages for a few changes of one entity.
 func (w world) history() []*consumer.Message {
 	w.t.Helper()
-	r := w.recorded(entity.WithTombstones())
+	r := w.newRecorded(entity.WithTombstones())
 	for _, do := range []func(context.Context) error{
 		func(ctx context.Context) error { return just(r.Insert(ctx, order{ID: "a", Total: 1})) },
 		func(ctx context.Context) error { return just(r.Update(ctx, order{ID: "a", Total: 2})) },
@@ -328,7 +328,7 @@ func (w world) history() []*consumer.Message {
 	} {
 		w.tx(do)
 	}
-	return w.messages(0)
+	return w.readMessages(0)
 }
 
 // In any order and with any repetitions of the changes, alone or in batches, the view ends at the
@@ -369,9 +369,9 @@ func TestProjectorGoesOnlyForward(t *testing.T) {
 				}
 			}
 			if want := newest[slices.Max(order)]; want == "" {
-				w.want(coll)
+				w.checkDocuments(coll)
 			} else {
-				w.want(coll, want)
+				w.checkDocuments(coll, want)
 			}
 		}
 	}
@@ -407,10 +407,10 @@ func TestProjectorInAndBesideATransaction(t *testing.T) {
 		}
 	}
 
-	w.want("view")
-	other.want("view", `{"_id":"a","id":"a","total":{"$numberLong":"4"},"version":{"$numberLong":"4"}}`)
+	w.checkDocuments("view")
+	other.checkDocuments("view", `{"_id":"a","id":"a","total":{"$numberLong":"4"},"version":{"$numberLong":"4"}}`)
 	w.tx(func(ctx context.Context) error { return here.HandleBatch(ctx, ms) })
-	w.want("view", `{"_id":"a","id":"a","total":{"$numberLong":"4"},"version":{"$numberLong":"4"}}`)
+	w.checkDocuments("view", `{"_id":"a","id":"a","total":{"$numberLong":"4"},"version":{"$numberLong":"4"}}`)
 }
 
 // A message that the projector does not understand is an error, and nothing of it is written.
@@ -448,8 +448,8 @@ func TestProjectorRefusesWhatItDoesNotKnow(t *testing.T) {
 		}
 	}
 
-	w.want("view")
-	w.want("view_deleted")
+	w.checkDocuments("view")
+	w.checkDocuments("view_deleted")
 }
 
 // A view of another form, and a view that is filled later while the entities continue to change.
@@ -459,16 +459,16 @@ func TestRebuild(t *testing.T) {
 	if err := just(w.db.Collection("orders").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "old"}, {Key: "total", Value: int64(7)}})); err != nil {
 		t.Fatal(err)
 	}
-	r := w.recorded(entity.WithChunk(2))
+	r := w.newRecorded(entity.WithChunk(2))
 	w.tx(func(ctx context.Context) error { return just(r.InsertMany(ctx, orders(4)...)) })
-	before := len(w.messages(0))
+	before := len(w.readMessages(0))
 	if n, err := r.RecordAll(t.Context()); n != 5 || err != nil {
 		t.Fatalf("%d recorded, %v", n, err)
 	}
 	w.tx(func(ctx context.Context) error {
 		return errors.Join(just(r.Store(ctx, order{ID: "o-001", Total: 50})), just(r.Delete(ctx, "o-002")))
 	})
-	ms := w.messages(before)
+	ms := w.readMessages(before)
 	slices.Reverse(ms)
 	double := w.projector(entity.WithVersionField("v"), entity.WithProjection(func(o order) (any, error) {
 		return bson.D{{Key: "double", Value: 2 * o.Total}}, nil
@@ -485,7 +485,7 @@ func TestRebuild(t *testing.T) {
 	line := func(id string, double, version int) string {
 		return fmt.Sprintf(`{"_id":"%s","double":{"$numberLong":"%d"},"v":{"$numberLong":"%d"}}`, id, double, version)
 	}
-	w.want("view", line("o-000", 0, 1), line("o-001", 100, 2), line("o-003", 6, 1), line("old", 14, 1))
+	w.checkDocuments("view", line("o-000", 0, 1), line("o-001", 100, 2), line("o-003", 6, 1), line("old", 14, 1))
 	no := errors.New("no")
 	failing := w.projector(entity.WithProjection(func(order) (any, error) { return nil, no }))
 	if err := failing.Handle(t.Context(), ms[0]); err != nil { // a deletion is not projected
@@ -513,7 +513,7 @@ func TestNothingIsWrittenWithoutItsEvent(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.tx(func(ctx context.Context) error {
-		if err := just(w.recorded().Insert(ctx, order{ID: "a", Total: 1})); err != nil {
+		if err := just(w.newRecorded().Insert(ctx, order{ID: "a", Total: 1})); err != nil {
 			return err
 		}
 		for what, err := range map[string]error{
@@ -527,6 +527,6 @@ func TestNothingIsWrittenWithoutItsEvent(t *testing.T) {
 		return nil
 	})
 
-	w.want("orders", `{"_id":"a","id":"a","total":{"$numberLong":"1"},"version":{"$numberLong":"1"}}`)
+	w.checkDocuments("orders", `{"_id":"a","id":"a","total":{"$numberLong":"1"},"version":{"$numberLong":"1"}}`)
 	w.wantChanges("order.upserted string:a 1")
 }

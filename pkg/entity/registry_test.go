@@ -45,7 +45,7 @@ func TestARegistryOfOnesOwn(t *testing.T) {
 		_, err := c.Insert(ctx, sum{ID: "1", Total: 250})
 		return err
 	})
-	if got := w.stored("sums"); len(got) != 1 || !strings.Contains(got[0], `"250 cents"`) {
+	if got := w.listStored("sums"); len(got) != 1 || !strings.Contains(got[0], `"250 cents"`) {
 		t.Errorf("stored %s", got)
 	}
 

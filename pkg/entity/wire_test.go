@@ -89,11 +89,11 @@ func TestChangesSurviveEachPreset(t *testing.T) {
 			}
 
 			if i == 2 { // deleted
-				w.want(name)
+				w.checkDocuments(name)
 			}
 		}
 
-		w.want(name, w.stored("orders")...)
+		w.checkDocuments(name, w.listStored("orders")...)
 	}
 }
 
@@ -151,7 +151,7 @@ func TestProjectorBehindAConsumer(t *testing.T) {
 		t.Fatal("the consumer does not end")
 	}
 
-	w.want("view", w.stored("orders")...)
+	w.checkDocuments("view", w.listStored("orders")...)
 	n, err := w.db.Collection(deadletter.DefaultCollection).CountDocuments(ctx, bson.D{})
 	if n != 1 || err != nil {
 		t.Errorf("%d dead letters, %v", n, err)

@@ -22,8 +22,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var about = event.Aggregate{Type: "a", ID: "1"}
 
-// stored encodes an event and parses the result.
-func stored(t *testing.T, e event.Event) (*envelope.View, bson.Raw) {
+// encodeAndParse encodes an event and parses the result.
+func encodeAndParse(t *testing.T, e event.Event) (*envelope.View, bson.Raw) {
 	t.Helper()
 	raw, err := e.MarshalBSON()
 	if err != nil {
@@ -45,7 +45,7 @@ func stored(t *testing.T, e event.Event) (*envelope.View, bson.Raw) {
 	return v, raw
 }
 
-func headers(h envelope.Headers) []event.Header {
+func listHeaders(h envelope.Headers) []event.Header {
 	var hs []event.Header
 	for it := h.Iter(); it.Next(); {
 		hs = append(hs, event.Header{Key: string(it.Key), Value: it.Value})
@@ -60,7 +60,7 @@ func TestEveryFieldIsStoredAndRead(t *testing.T) {
 	e := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("application/x", []byte{0, 1, 255}), event.WithID(id), event.WithKey("k"), event.WithTopic("t.x"),
 		event.WithPartition(3), event.WithHeader("h", []byte{1}), event.WithHeader("h", nil), event.WithHeader("h", []byte{}), event.WithSchemaVersion("2"), event.WithSource("/shop"), event.WithSubject("s"),
 		event.WithTime(now), event.WithDueAt(now.Add(time.Second)), event.WithExpiry(now.Add(time.Minute)))
-	v, raw := stored(t, e)
+	v, raw := encodeAndParse(t, e)
 	for name, c := range map[string][2]string{
 		"aggregatetype": {string(v.AggregateType), "order"}, "aggregateid": {string(v.AggregateID), "o-1"},
 		"type": {string(v.Type), "OrderPlaced"}, "payload": {string(v.Payload), "\x00\x01\xff"}, "key": {string(v.Key), "k"},
@@ -82,7 +82,7 @@ func TestEveryFieldIsStoredAndRead(t *testing.T) {
 	}
 
 	want := []event.Header{{"h", []byte{1}}, {"h", nil}, {"h", []byte{}}}
-	if diff := cmp.Diff(want, headers(v.Headers)); diff != "" {
+	if diff := cmp.Diff(want, listHeaders(v.Headers)); diff != "" {
 		t.Error(diff)
 	}
 
@@ -93,7 +93,7 @@ func TestEveryFieldIsStoredAndRead(t *testing.T) {
 
 func TestPlainEventHasNoOptionalFields(t *testing.T) {
 	t.Parallel()
-	v, raw := stored(t, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("", []byte("hello"))))
+	v, raw := encodeAndParse(t, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("", []byte("hello"))))
 	elems, err := raw.Elements()
 	if err != nil {
 		t.Fatal(err)
@@ -108,7 +108,7 @@ func TestPlainEventHasNoOptionalFields(t *testing.T) {
 		t.Errorf("fields: %s", got)
 	}
 
-	if v.Partition != envelope.AnyPartition || v.Key != nil || v.Topic != nil || v.HasDueAt || headers(v.Headers) != nil {
+	if v.Partition != envelope.AnyPartition || v.Key != nil || v.Topic != nil || v.HasDueAt || listHeaders(v.Headers) != nil {
 		t.Error("an optional field is set")
 	}
 
@@ -131,7 +131,7 @@ func TestN28_EventStoresSlotOfItsKey(t *testing.T) {
 		{event.New(event.Aggregate{Type: "a", ID: "id-1"}, "t", event.Payload{}), "id-1"},
 		{event.New(event.Aggregate{Type: "a", ID: "id-1"}, "t", event.Payload{}, event.WithKey("other")), "other"},
 	} {
-		v, raw := stored(t, c.e)
+		v, raw := encodeAndParse(t, c.e)
 
 		want := int32(keyhash.Murmur2([]byte(c.key)) % 1024)
 		if v.Slot != want || raw.Lookup("slot").Int32() != want {
@@ -177,7 +177,7 @@ func TestPayloadKinds(t *testing.T) {
 		{"slice", event.Document([]string{}), bson.TypeArray, "", `[]`},
 	} {
 		e := event.New(about, "t", c.payload)
-		v, _ := stored(t, e)
+		v, _ := encodeAndParse(t, e)
 		got, err := envelope.AppendPayload([]byte("before:"), v)
 		if err != nil || string(got) != "before:"+c.want || v.PayloadType != byte(c.typ) {
 			t.Errorf("%s: %q of type %s, %v; want %q", c.label, got, bson.Type(v.PayloadType), err, c.want)
@@ -218,9 +218,9 @@ func TestPayloadIsCopied(t *testing.T) {
 	e := event.New(about, "t", event.Bytes("", payload), event.WithHeader("h", header))
 	copy(payload, "after!")
 	copy(header, "after!")
-	v, _ := stored(t, e)
-	if string(v.Payload) != "before" || string(headers(v.Headers)[0].Value) != "before" {
-		t.Errorf("payload %q, header %q", v.Payload, headers(v.Headers)[0].Value)
+	v, _ := encodeAndParse(t, e)
+	if string(v.Payload) != "before" || string(listHeaders(v.Headers)[0].Value) != "before" {
+		t.Errorf("payload %q, header %q", v.Payload, listHeaders(v.Headers)[0].Value)
 	}
 }
 
@@ -264,7 +264,7 @@ func TestValidateListsEveryProblem(t *testing.T) {
 	}
 }
 
-func has(e event.Event, header string) bool {
+func hasHeader(e event.Event, header string) bool {
 	_, ok := e.Header(header)
 	return ok
 }
@@ -277,8 +277,8 @@ func TestZeroIsTheDefaultOfEachOption(t *testing.T) {
 	got := e.With(event.WithKey(""), event.WithTopic(""), event.WithPartition(-1), event.WithDedupKey(""), event.WithTime(time.Time{}),
 		event.WithExpiry(time.Time{}), event.WithSource(""), event.WithSubject(""), event.WithSchemaVersion(""))
 
-	_, a := stored(t, got)
-	_, b := stored(t, plain)
+	_, a := encodeAndParse(t, got)
+	_, b := encodeAndParse(t, plain)
 	if a.String() != b.String() {
 		t.Errorf("stored %s\nwant %s", a, b)
 	}
@@ -300,7 +300,7 @@ func TestWithLeavesTheOriginal(t *testing.T) {
 	t.Parallel()
 	base := event.New(about, "t", event.Payload{}, event.WithHeader("h0", nil))
 	one, two := base.With(event.WithHeader("h1", nil), event.WithTopic("/")), base.With(event.WithHeader("h2", nil))
-	if len(base.Headers()) != 1 || !has(one, "h1") || has(one, "h2") || !has(two, "h2") || has(two, "h1") {
+	if len(base.Headers()) != 1 || !hasHeader(one, "h1") || hasHeader(one, "h2") || !hasHeader(two, "h2") || hasHeader(two, "h1") {
 		t.Errorf("%v %v %v", base.Headers(), one.Headers(), two.Headers())
 	}
 	if base.Validate() != nil || one.Validate() == nil || two.Validate() != nil || one.ID() != base.ID() {

@@ -60,12 +60,12 @@ func (b bundle) newBox(t *testing.T, opts ...outbox.Option) *outbox.Box {
 	return box
 }
 
-func (b bundle) want(t *testing.T, types ...string) {
+func (b bundle) checkTypes(t *testing.T, types ...string) {
 	t.Helper()
 	boxtest.RequireStored(t, b.coll, types...)
 }
 
-func ev(typ string, opts ...event.Option) event.Event {
+func newEvent(typ string, opts ...event.Option) event.Event {
 	return event.New(event.Aggregate{Type: "order", ID: "o-1"}, typ, event.Bytes("", []byte("p")), opts...)
 }
 
@@ -99,7 +99,7 @@ func TestAppendRefusesAContextWithoutTransaction(t *testing.T) {
 	b, ctx := setup(t), t.Context()
 	refused := func(what string, ctx context.Context) {
 		t.Helper()
-		if err := b.box.Append(ctx, ev("lost")); !errors.Is(err, outbox.ErrNoTransaction) {
+		if err := b.box.Append(ctx, newEvent("lost")); !errors.Is(err, outbox.ErrNoTransaction) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -117,7 +117,7 @@ func TestAppendRefusesAContextWithoutTransaction(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	if err := b.box.Append(inSession, ev("first")); err != nil {
+	if err := b.box.Append(inSession, newEvent("first")); err != nil {
 		t.Errorf("in a transaction by hand: %v", err)
 	}
 
@@ -134,7 +134,7 @@ func TestAppendRefusesAContextWithoutTransaction(t *testing.T) {
 		t.Error(err)
 	}
 
-	b.want(t, "first")
+	b.checkTypes(t, "first")
 }
 
 func TestWithoutTransaction(t *testing.T) {
@@ -142,17 +142,17 @@ func TestWithoutTransaction(t *testing.T) {
 	w := new(watch)
 	b, ctx := setup(t, w.options().SetWriteConcern(writeconcern.W1())), t.Context()
 	plain := b.newBox(t, outbox.WithoutTransaction())
-	if err := plain.Append(ctx, ev("alone")); err != nil {
+	if err := plain.Append(ctx, newEvent("alone")); err != nil {
 		t.Fatal(err)
 	}
 
-	if got := w.last(t, "insert").Lookup("writeConcern", "w").StringValue(); got != "majority" {
+	if got := w.lastCommand(t, "insert").Lookup("writeConcern", "w").StringValue(); got != "majority" {
 		t.Errorf("a plain insert of a w:1 client has w %q", got)
 	}
 
 	undo := errors.New("undo")
 	if err := b.box.Transaction(ctx, func(ctx context.Context) error {
-		if err := plain.Append(ctx, ev("rolled back")); err != nil {
+		if err := plain.Append(ctx, newEvent("rolled back")); err != nil {
 			return err
 		}
 		return undo
@@ -161,14 +161,14 @@ func TestWithoutTransaction(t *testing.T) {
 	}
 
 	// Append joins the transaction of its context.
-	b.want(t, "alone")
+	b.checkTypes(t, "alone")
 }
 
 func TestN28_AppendStoresSlot(t *testing.T) {
 	t.Parallel()
 	b, ctx := setup(t), t.Context()
 	if err := b.box.Transaction(ctx, func(ctx context.Context) error {
-		return b.box.Append(ctx, ev("a", event.WithKey("customer-7")))
+		return b.box.Append(ctx, newEvent("a", event.WithKey("customer-7")))
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -195,19 +195,19 @@ func TestAppendManyKeepsOrderAndAtomicity(t *testing.T) {
 		if err := b.box.Append(ctx); err != nil {
 			return err
 		}
-		return b.box.Append(ctx, ev("1"), ev("2", event.WithID(id)), ev("3"))
+		return b.box.Append(ctx, newEvent("1"), newEvent("2", event.WithID(id)), newEvent("3"))
 	}); err != nil {
 		t.Fatal(err)
 	}
 
 	err := b.box.Transaction(ctx, func(ctx context.Context) error {
-		return b.box.Append(ctx, ev("4"), ev("again", event.WithID(id)))
+		return b.box.Append(ctx, newEvent("4"), newEvent("again", event.WithID(id)))
 	})
 	if !mongo.IsDuplicateKeyError(err) {
 		t.Errorf("the same id again: %v", err)
 	}
 
-	b.want(t, "1", "2", "3")
+	b.checkTypes(t, "1", "2", "3")
 }
 
 func TestAppendSaysEverythingThatIsWrong(t *testing.T) {
@@ -216,7 +216,7 @@ func TestAppendSaysEverythingThatIsWrong(t *testing.T) {
 	small := b.newBox(t, outbox.WithMaxSize(300))
 	big := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "big", event.Bytes("", bytes.Repeat([]byte("x"), 300)))
 	err := b.box.Transaction(ctx, func(ctx context.Context) error {
-		err := small.Append(ctx, ev("fine"), event.New(event.Aggregate{ID: "o-1"}, "bad", event.Payload{}), big)
+		err := small.Append(ctx, newEvent("fine"), event.New(event.Aggregate{ID: "o-1"}, "bad", event.Payload{}), big)
 		if !errors.Is(err, event.ErrInvalid) || !errors.Is(err, outbox.ErrTooLarge) {
 			t.Errorf("got %v", err)
 		} else if want := fmt.Sprintf("event %s has %d bytes, the limit is 300", big.ID(), big.Size()); !strings.Contains(err.Error(), want) {
@@ -224,13 +224,13 @@ func TestAppendSaysEverythingThatIsWrong(t *testing.T) {
 		}
 
 		// Nothing was sent, so the transaction can continue without the event.
-		return small.Append(ctx, ev("fine"))
+		return small.Append(ctx, newEvent("fine"))
 	})
 	if err != nil {
 		t.Error(err)
 	}
 
-	b.want(t, "fine")
+	b.checkTypes(t, "fine")
 	limit := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "limit", event.Bytes("", make([]byte, 900<<10)))
 	if err := b.newBox(t, outbox.WithoutTransaction()).Append(ctx, limit); !errors.Is(err, outbox.ErrTooLarge) {
 		t.Errorf("above the default: %v", err)
@@ -259,7 +259,7 @@ func TestMiddlewareWritesInTheTransaction(t *testing.T) {
 	abort := errors.New("abort")
 	for commits, end := range []error{abort, nil} {
 		err := box.Transaction(t.Context(), func(ctx context.Context) error {
-			return errors.Join(box.Append(ctx, ev("A"), ev("B")), end)
+			return errors.Join(box.Append(ctx, newEvent("A"), newEvent("B")), end)
 		})
 		if !errors.Is(err, end) {
 			t.Fatal(err)
@@ -280,10 +280,10 @@ func TestTraceContextIsCaptured(t *testing.T) {
 	ctx := w3c.Extract(t.Context(), in)
 	own := "00-ffffffffffffffffffffffffffffffff-b7ad6b7169203331-01"
 	if err := b.box.Transaction(ctx, func(ctx context.Context) error {
-		if err := b.newBox(t, outbox.WithTelemetry(telemetry.Discard{})).Append(ctx, ev("untraced")); err != nil {
+		if err := b.newBox(t, outbox.WithTelemetry(telemetry.Discard{})).Append(ctx, newEvent("untraced")); err != nil {
 			return err
 		}
-		return b.box.Append(ctx, ev("traced", event.WithHeader("mine", []byte("x"))), ev("own", event.WithHeader("traceparent", []byte(own))))
+		return b.box.Append(ctx, newEvent("traced", event.WithHeader("mine", []byte("x"))), newEvent("own", event.WithHeader("traceparent", []byte(own))))
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -333,7 +333,7 @@ func TestWeakTransactionsAreWarnedOfOnce(t *testing.T) {
 			b, ctx := setup(t, c.client), t.Context()
 			var log bytes.Buffer
 			box := b.newBox(t, outbox.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
-			if err := b.box.Transaction(ctx, func(ctx context.Context) error { return box.Append(ctx, ev("pinned")) }); err != nil {
+			if err := b.box.Transaction(ctx, func(ctx context.Context) error { return box.Append(ctx, newEvent("pinned")) }); err != nil {
 				t.Fatal(err)
 			}
 
@@ -348,7 +348,7 @@ func TestWeakTransactionsAreWarnedOfOnce(t *testing.T) {
 
 			defer sess.EndSession(ctx)
 			for range 2 {
-				if _, err := sess.WithTransaction(ctx, func(ctx context.Context) (any, error) { return nil, box.Append(ctx, ev("x")) }, c.tx); err != nil {
+				if _, err := sess.WithTransaction(ctx, func(ctx context.Context) (any, error) { return nil, box.Append(ctx, newEvent("x")) }, c.tx); err != nil {
 					t.Fatal(err)
 				}
 			}

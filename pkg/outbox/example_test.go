@@ -99,7 +99,7 @@ func ExampleMiddleware() {
 		log.Fatal(err)
 	}
 
-	fmt.Println(stored(box)[0].Lookup("source"))
+	fmt.Println(listStored(box)[0].Lookup("source"))
 	// Output: "/tenants/7"
 }
 
@@ -135,7 +135,7 @@ func ExampleMiddleware_validation() {
 		err := box.Transaction(ctx, func(ctx context.Context) error {
 			return box.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.JSON(order), event.WithID("e-1")))
 		})
-		fmt.Println(len(stored(box)), err)
+		fmt.Println(len(listStored(box)), err)
 	}
 	// Output:
 	// 1 <nil>

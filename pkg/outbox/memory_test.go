@@ -20,8 +20,8 @@ func newBox(opts ...outbox.Option) *outbox.Box {
 	return box
 }
 
-// stored returns the envelopes of a box.
-func stored(box *outbox.Box) []bson.Raw {
+// listStored returns the envelopes of a box.
+func listStored(box *outbox.Box) []bson.Raw {
 	list, err := boxparts.Of(box).Store.Stored(context.Background())
 	if err != nil {
 		log.Fatal(err)

@@ -18,7 +18,7 @@ func (b bundle) schedule(t *testing.T, at time.Time) event.ID {
 	t.Helper()
 	var id event.ID
 	if err := b.box.Transaction(t.Context(), func(ctx context.Context) (err error) {
-		id, err = b.box.Schedule(ctx, at, ev("later"))
+		id, err = b.box.Schedule(ctx, at, newEvent("later"))
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -70,14 +70,14 @@ func TestScheduleRescheduleCancel(t *testing.T) {
 	}
 
 	// The cancellation was rolled back.
-	b.want(t, "later")
+	b.checkTypes(t, "later")
 	if err := b.box.Cancel(ctx, id); err != nil {
 		t.Fatal(err)
 	}
 
-	b.want(t)
+	b.checkTypes(t)
 	for _, name := range []string{"delete", "update"} {
-		if got := w.last(t, name).Lookup("writeConcern", "w").StringValue(); got != "majority" {
+		if got := w.lastCommand(t, name).Lookup("writeConcern", "w").StringValue(); got != "majority" {
 			t.Errorf("%s of a w:1 client has w %q", name, got)
 		}
 	}
@@ -86,7 +86,7 @@ func TestScheduleRescheduleCancel(t *testing.T) {
 		t.Errorf("cancelled twice: %v", err)
 	}
 
-	if _, err := b.box.Schedule(ctx, at, ev("x")); !errors.Is(err, outbox.ErrNoTransaction) {
+	if _, err := b.box.Schedule(ctx, at, newEvent("x")); !errors.Is(err, outbox.ErrNoTransaction) {
 		t.Errorf("without a transaction: %v", err)
 	}
 }
@@ -144,7 +144,7 @@ func TestScheduleRefusesNonsense(t *testing.T) {
 	}
 
 	if err := b.box.Transaction(ctx, func(ctx context.Context) error {
-		_, err := b.box.Schedule(ctx, time.Time{}, ev("x"))
+		_, err := b.box.Schedule(ctx, time.Time{}, newEvent("x"))
 		return err
 	}); !errors.Is(err, event.ErrInvalid) {
 		t.Errorf("the zero time: %v", err)
@@ -160,7 +160,7 @@ func TestScheduledReadsPageByPage(t *testing.T) {
 	at := time.UnixMilli(1_900_000_000_000)
 	events := make([]event.Event, 2100)
 	for i := range events {
-		events[i] = ev("later", event.WithDueAt(at.Add(time.Duration(i/2)*time.Millisecond)))
+		events[i] = newEvent("later", event.WithDueAt(at.Add(time.Duration(i/2)*time.Millisecond)))
 	}
 	if err := b.newBox(t, outbox.WithoutTransaction()).Append(ctx, events...); err != nil {
 		t.Fatal(err)

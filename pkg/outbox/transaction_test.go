@@ -34,7 +34,7 @@ func (w *watch) options() *options.ClientOptions {
 	}})
 }
 
-func (w *watch) all(name string) []bson.Raw {
+func (w *watch) allCommands(name string) []bson.Raw {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var found []bson.Raw
@@ -46,9 +46,9 @@ func (w *watch) all(name string) []bson.Raw {
 	return found
 }
 
-func (w *watch) last(t *testing.T, name string) bson.Raw {
+func (w *watch) lastCommand(t *testing.T, name string) bson.Raw {
 	t.Helper()
-	all := w.all(name)
+	all := w.allCommands(name)
 	if len(all) == 0 {
 		t.Fatalf("no %s was sent", name)
 	}
@@ -58,7 +58,7 @@ func (w *watch) last(t *testing.T, name string) bson.Raw {
 func (w *watch) checkCommands(t *testing.T, want map[string]int) {
 	t.Helper()
 	for name, n := range want {
-		if got := len(w.all(name)); got != n {
+		if got := len(w.allCommands(name)); got != n {
 			t.Errorf("%d × %s, want %d", got, name, n)
 		}
 	}
@@ -77,20 +77,20 @@ func TestTransactionPinsItsConcerns(t *testing.T) {
 					return err
 				}
 
-				return b.box.Append(ctx, ev("a"))
+				return b.box.Append(ctx, newEvent("a"))
 			}, opts...); err != nil {
 				t.Fatal(err)
 			}
 
-			if got := w.last(t, "commitTransaction").Lookup("writeConcern", "w").StringValue(); got != "majority" {
+			if got := w.lastCommand(t, "commitTransaction").Lookup("writeConcern", "w").StringValue(); got != "majority" {
 				t.Errorf("the commit has w %q", got)
 			}
 
-			if got := w.last(t, "aggregate").Lookup("readConcern", "level").StringValue(); got != level {
+			if got := w.lastCommand(t, "aggregate").Lookup("readConcern", "level").StringValue(); got != level {
 				t.Errorf("the transaction reads with %q", got)
 			}
 
-			b.want(t, "a")
+			b.checkTypes(t, "a")
 		})
 	}
 }
@@ -107,7 +107,7 @@ func TestI2_AbortedTransactionLeavesNothing(t *testing.T) {
 	defer cs.Close(ctx)
 	no := errors.New("no")
 	if err := b.box.Transaction(ctx, func(ctx context.Context) error {
-		if err := b.box.Append(ctx, ev("aborted")); err != nil {
+		if err := b.box.Append(ctx, newEvent("aborted")); err != nil {
 			return err
 		}
 		return no
@@ -118,18 +118,18 @@ func TestI2_AbortedTransactionLeavesNothing(t *testing.T) {
 	func() {
 		defer func() { _ = recover() }()
 		_ = b.box.Transaction(ctx, func(ctx context.Context) error {
-			if err := b.box.Append(ctx, ev("panicked")); err != nil {
+			if err := b.box.Append(ctx, newEvent("panicked")); err != nil {
 				return err
 			}
 			panic("in the callback")
 		})
 	}()
 
-	if err := b.box.Transaction(ctx, func(ctx context.Context) error { return b.box.Append(ctx, ev("committed")) }); err != nil {
+	if err := b.box.Transaction(ctx, func(ctx context.Context) error { return b.box.Append(ctx, newEvent("committed")) }); err != nil {
 		t.Fatal(err)
 	}
 
-	b.want(t, "committed")
+	b.checkTypes(t, "committed")
 	if !cs.Next(ctx) || cs.Current.Lookup("fullDocument", "type").StringValue() != "committed" {
 		t.Errorf("the stream shows %s, %v", cs.Current, cs.Err())
 	}
@@ -140,7 +140,7 @@ func TestNestedTransactionJoins(t *testing.T) {
 	w := new(watch)
 	b := setup(t, w.options())
 	if err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
-		if err := b.box.Append(ctx, ev("outer")); err != nil {
+		if err := b.box.Append(ctx, newEvent("outer")); err != nil {
 			return err
 		}
 
@@ -149,13 +149,13 @@ func TestNestedTransactionJoins(t *testing.T) {
 			if mongo.SessionFromContext(ctx) != outer {
 				t.Error("the inner transaction has another session")
 			}
-			return b.box.Append(ctx, ev("inner"))
+			return b.box.Append(ctx, newEvent("inner"))
 		})
 	}); err != nil {
 		t.Fatal(err)
 	}
 
-	b.want(t, "outer", "inner")
+	b.checkTypes(t, "outer", "inner")
 	w.checkCommands(t, map[string]int{"commitTransaction": 1, "abortTransaction": 0})
 }
 
@@ -173,7 +173,7 @@ func TestInnerErrorMakesRollbackOnly(t *testing.T) {
 			return nil
 		},
 		"server refuses the event": func(ctx context.Context, b bundle) error {
-			e := ev("twice")
+			e := newEvent("twice")
 			_ = b.box.Append(ctx, e)
 			_ = b.box.Append(ctx, e)
 			return nil
@@ -184,12 +184,12 @@ func TestInnerErrorMakesRollbackOnly(t *testing.T) {
 			b, runs := setup(t), 0
 			err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
 				runs++
-				if err := b.box.Append(ctx, ev("before")); err != nil {
+				if err := b.box.Append(ctx, newEvent("before")); err != nil {
 					return err
 				}
 
 				want := fail(ctx, b)
-				err := b.box.Append(ctx, ev("after"))
+				err := b.box.Append(ctx, newEvent("after"))
 				if !errors.Is(err, outbox.ErrRollbackOnly) || want != nil && !errors.Is(err, want) {
 					t.Errorf("Append afterwards: %v", err)
 				}
@@ -204,7 +204,7 @@ func TestInnerErrorMakesRollbackOnly(t *testing.T) {
 				t.Errorf("after %d runs: %v", runs, err)
 			}
 
-			b.want(t)
+			b.checkTypes(t)
 		})
 	}
 }
@@ -216,14 +216,14 @@ func TestTransactionThatTheCallbackEnds(t *testing.T) {
 	var leaked context.Context
 	err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
 		leaked = ctx
-		if err := b.box.Append(ctx, ev("a")); err != nil {
+		if err := b.box.Append(ctx, newEvent("a")); err != nil {
 			return err
 		}
 		if err := mongo.SessionFromContext(ctx).AbortTransaction(ctx); err != nil {
 			return err
 		}
 
-		if err := plain.Append(ctx, ev("outside")); !errors.Is(err, outbox.ErrTransactionEnded) {
+		if err := plain.Append(ctx, newEvent("outside")); !errors.Is(err, outbox.ErrTransactionEnded) {
 			t.Errorf("Append after the abort: %v", err)
 		}
 
@@ -233,7 +233,7 @@ func TestTransactionThatTheCallbackEnds(t *testing.T) {
 		t.Errorf("aborted by the callback, reported as %v", err)
 	}
 
-	if err := plain.Append(leaked, ev("late")); !errors.Is(err, outbox.ErrTransactionEnded) {
+	if err := plain.Append(leaked, newEvent("late")); !errors.Is(err, outbox.ErrTransactionEnded) {
 		t.Errorf("Append with a leaked context: %v", err)
 	}
 
@@ -241,7 +241,7 @@ func TestTransactionThatTheCallbackEnds(t *testing.T) {
 		t.Errorf("Transaction with a leaked context: %v", err)
 	}
 
-	b.want(t)
+	b.checkTypes(t)
 }
 
 func TestTransactionOfTheDriverIsJoined(t *testing.T) {
@@ -255,24 +255,24 @@ func TestTransactionOfTheDriverIsJoined(t *testing.T) {
 
 	defer sess.EndSession(t.Context())
 	if _, err := sess.WithTransaction(t.Context(), func(ctx context.Context) (any, error) {
-		return nil, b.box.Transaction(ctx, func(ctx context.Context) error { return b.box.Append(ctx, ev("joined")) })
+		return nil, b.box.Transaction(ctx, func(ctx context.Context) error { return b.box.Append(ctx, newEvent("joined")) })
 	}); err != nil {
 		t.Fatal(err)
 	}
 
-	b.want(t, "joined")
+	b.checkTypes(t, "joined")
 	w.checkCommands(t, map[string]int{"commitTransaction": 1})
 	// A session without a transaction is used for a new one.
 	if err := b.box.Transaction(mongo.NewSessionContext(t.Context(), sess), func(ctx context.Context) error {
 		if mongo.SessionFromContext(ctx) != sess {
 			t.Error("another session")
 		}
-		return b.box.Append(ctx, ev("own"))
+		return b.box.Append(ctx, newEvent("own"))
 	}); err != nil {
 		t.Fatal(err)
 	}
 
-	b.want(t, "joined", "own")
+	b.checkTypes(t, "joined", "own")
 }
 
 func TestExplicitSessionBeatsTheAmbientOne(t *testing.T) {
@@ -291,12 +291,12 @@ func TestExplicitSessionBeatsTheAmbientOne(t *testing.T) {
 			if mongo.SessionFromContext(inner) != sess {
 				t.Error("the callback has another session")
 			}
-			return b.box.Append(inner, ev("transaction"))
+			return b.box.Append(inner, newEvent("transaction"))
 		}); err != nil {
 			t.Error(err)
 		}
 
-		if err := b.box.Append(explicit, ev("refused")); !errors.Is(err, outbox.ErrNoTransaction) {
+		if err := b.box.Append(explicit, newEvent("refused")); !errors.Is(err, outbox.ErrNoTransaction) {
 			t.Errorf("the explicit session has no transaction: %v", err)
 		}
 
@@ -304,7 +304,7 @@ func TestExplicitSessionBeatsTheAmbientOne(t *testing.T) {
 			return err
 		}
 
-		if err := b.box.Append(explicit, ev("call")); err != nil {
+		if err := b.box.Append(explicit, newEvent("call")); err != nil {
 			t.Error(err)
 		}
 
@@ -319,7 +319,7 @@ func TestExplicitSessionBeatsTheAmbientOne(t *testing.T) {
 		t.Error(err)
 	}
 
-	b.want(t, "transaction", "call")
+	b.checkTypes(t, "transaction", "call")
 }
 
 func TestSessionOfAnotherClientIsRefused(t *testing.T) {
@@ -355,7 +355,7 @@ func TestTransactionRetries(t *testing.T) {
 			runs := 0
 			err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
 				runs++
-				err := b.box.Append(ctx, ev("a"))
+				err := b.box.Append(ctx, newEvent("a"))
 				if c.swallow {
 					return nil
 				}
@@ -367,7 +367,7 @@ func TestTransactionRetries(t *testing.T) {
 			}
 
 			w.checkCommands(t, map[string]int{"commitTransaction": c.commits})
-			b.want(t, "a")
+			b.checkTypes(t, "a")
 		})
 	}
 }
@@ -379,18 +379,18 @@ func TestTransactionEndsWithItsContext(t *testing.T) {
 	runs := 0
 	err := b.box.Transaction(ctx, func(ctx context.Context) error {
 		runs++
-		if err := b.box.Append(ctx, ev("a")); err != nil {
+		if err := b.box.Append(ctx, newEvent("a")); err != nil {
 			return err
 		}
 
 		cancel(errors.New("stop"))
-		return b.box.Append(ctx, ev("b"))
+		return b.box.Append(ctx, newEvent("b"))
 	})
 	if !errors.Is(err, context.Canceled) || runs != 1 {
 		t.Errorf("after %d runs: %v", runs, err)
 	}
 
-	b.want(t)
+	b.checkTypes(t)
 }
 
 // The driver would run the callback again with a context that has ended.
@@ -401,7 +401,7 @@ func TestTransactionIsNotRetriedAfterItsContext(t *testing.T) {
 	runs := 0
 	err := b.box.Transaction(ctx, func(ctx context.Context) error {
 		runs++
-		if err := b.box.Append(ctx, ev("a")); err != nil {
+		if err := b.box.Append(ctx, newEvent("a")); err != nil {
 			return err
 		}
 
@@ -412,7 +412,7 @@ func TestTransactionIsNotRetriedAfterItsContext(t *testing.T) {
 		t.Errorf("after %d runs: %v", runs, err)
 	}
 
-	b.want(t)
+	b.checkTypes(t)
 }
 
 // A caller can distinguish a failed commit from a failed callback, and a certain outcome from an

@@ -81,7 +81,7 @@ func TestSetRollbackOnly(t *testing.T) {
 	b, ctx := setup(t), t.Context()
 	cause := errors.New("half of it is missing")
 	err := b.box.Transaction(ctx, func(ctx context.Context) error {
-		if err := b.box.Append(ctx, ev("a")); err != nil {
+		if err := b.box.Append(ctx, newEvent("a")); err != nil {
 			return err
 		}
 
@@ -99,7 +99,7 @@ func TestSetRollbackOnly(t *testing.T) {
 		t.Error("done without a transaction")
 	}
 
-	b.want(t)
+	b.checkTypes(t)
 }
 
 // A handler in a transaction commits once if it returns nil, and rolls back and returns its error otherwise. It
@@ -114,7 +114,7 @@ func TestHandlerIsOneTransaction(t *testing.T) {
 			return b.box.Transaction(ctx, func(ctx context.Context) error { return handle(ctx, typ) })
 		}
 	}
-	inner := inTransaction(func(ctx context.Context, typ string) error { return b.box.Append(ctx, ev(typ)) })
+	inner := inTransaction(func(ctx context.Context, typ string) error { return b.box.Append(ctx, newEvent(typ)) })
 	h := inTransaction(func(ctx context.Context, typ string) error {
 		if s := mongo.SessionFromContext(ctx); s == nil || !s.TransactionRunning() {
 			t.Error("no transaction")
@@ -137,7 +137,7 @@ func TestHandlerIsOneTransaction(t *testing.T) {
 		t.Error(err)
 	}
 
-	b.want(t, "good", "good too")
+	b.checkTypes(t, "good", "good too")
 	w.checkCommands(t, map[string]int{"commitTransaction": 1})
 }
 
@@ -154,7 +154,7 @@ func TestNestedTransactionsAreCounted(t *testing.T) {
 			step := func(typ string, next func(context.Context) error) func(context.Context) error {
 				return func(ctx context.Context) error {
 					return b.box.Transaction(ctx, func(ctx context.Context) error {
-						if err := b.box.Append(ctx, ev(typ)); err != nil {
+						if err := b.box.Append(ctx, newEvent(typ)); err != nil {
 							return err
 						}
 						return next(ctx)
@@ -174,7 +174,7 @@ func TestNestedTransactionsAreCounted(t *testing.T) {
 					t.Error(err)
 				}
 
-				b.want(t)
+				b.checkTypes(t)
 				w.checkCommands(t, map[string]int{"commitTransaction": 0})
 				return
 			}
@@ -182,7 +182,7 @@ func TestNestedTransactionsAreCounted(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			b.want(t, "1", "2", "3")
+			b.checkTypes(t, "1", "2", "3")
 			w.checkCommands(t, map[string]int{"commitTransaction": 1})
 		})
 	}
@@ -204,7 +204,7 @@ func TestJoinedTransactionLeftRunning(t *testing.T) {
 		})
 
 		<-entered
-		return b.box.Append(t.Context(), ev("x"), ev("y"))
+		return b.box.Append(t.Context(), newEvent("x"), newEvent("y"))
 	})
 	if !errors.Is(err, outbox.ErrNoTransaction) {
 		t.Error(err)
@@ -214,7 +214,7 @@ func TestJoinedTransactionLeftRunning(t *testing.T) {
 	wg.Wait()
 	entered, release = make(chan struct{}), make(chan struct{})
 	err = b.box.Transaction(t.Context(), func(ctx context.Context) error {
-		if err := b.box.Append(ctx, ev("a")); err != nil {
+		if err := b.box.Append(ctx, newEvent("a")); err != nil {
 			return err
 		}
 
@@ -236,14 +236,14 @@ func TestJoinedTransactionLeftRunning(t *testing.T) {
 		t.Error(err)
 	}
 
-	b.want(t)
+	b.checkTypes(t)
 }
 
 func TestNestedTransactionAfterTheCallbackEndedIt(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
-		if err := b.box.Append(ctx, ev("a")); err != nil {
+		if err := b.box.Append(ctx, newEvent("a")); err != nil {
 			return err
 		}
 		if err := mongo.SessionFromContext(ctx).AbortTransaction(ctx); err != nil {
@@ -267,7 +267,7 @@ func TestNestedTransactionAfterTheCallbackEndedIt(t *testing.T) {
 // same handler.
 func TestStandaloneServer(t *testing.T) {
 	t.Parallel()
-	c := standalone(t)
+	c := newStandalone(t)
 	db := c.Database("shop")
 	box, err := outbox.New(db, outbox.WithoutTransaction())
 	if err != nil {
@@ -279,7 +279,7 @@ func TestStandaloneServer(t *testing.T) {
 		if err := just(orders.InsertOne(ctx, id("_id", order))); err != nil {
 			return err
 		}
-		return box.Append(ctx, ev("OrderPlaced"))
+		return box.Append(ctx, newEvent("OrderPlaced"))
 	}
 	if err := box.Transaction(t.Context(), func(ctx context.Context) error { return handler(ctx, "a") }); !errors.Is(err, outbox.ErrStandalone) || !errors.As(err, new(mongo.ServerError)) {
 		t.Errorf("a transaction: %v", err)
@@ -309,9 +309,9 @@ func TestIllegalOperationOfAReplicaSetIsNotStandalone(t *testing.T) {
 	}
 }
 
-// standalone returns a client of a separate server without a replica set. It uses the program of
+// newStandalone returns a client of a separate server without a replica set. It uses the program of
 // the shared server.
-func standalone(t *testing.T) *mongo.Client {
+func newStandalone(t *testing.T) *mongo.Client {
 	t.Helper()
 	path, err := exec.LookPath("mongod")
 	if err != nil {

@@ -30,7 +30,7 @@ type weakCommands struct {
 	found []string
 }
 
-func (w *weakCommands) check(_ context.Context, started *event.CommandStartedEvent) {
+func (w *weakCommands) checkCommand(_ context.Context, started *event.CommandStartedEvent) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.seen++
@@ -73,7 +73,7 @@ func TestRelaysUseTheClientOfTheService(t *testing.T) {
 		SetReadConcern(readconcern.Available()).
 		SetReadPreference(readpref.Nearest()).
 		SetBSONOptions(&options.BSONOptions{UseJSONStructTags: true, NilSliceAsEmpty: true, OmitZeroStruct: true, IntMinSize: true}).
-		SetMonitor(&event.CommandMonitor{Started: weak.check}))
+		SetMonitor(&event.CommandMonitor{Started: weak.checkCommand}))
 	s.config.MongoDB.URI = ""
 
 	start := func(node string) (*relay.Relay, func() error) {
@@ -87,18 +87,18 @@ func TestRelaysUseTheClientOfTheService(t *testing.T) {
 	}
 
 	a, stopA := start("a")
-	await(t, a, relay.Owner)
+	waitRoles(t, a, relay.Owner)
 	b, stopB := start("b")
-	await(t, b, relay.Standby)
+	waitRoles(t, b, relay.Standby)
 	s.append(t, 10)
-	s.values(t, 10)
+	s.readValues(t, 10)
 	if err := stopA(); err != nil {
 		t.Errorf("stopping a: %v", err)
 	}
 
-	await(t, b, relay.Owner)
+	waitRoles(t, b, relay.Owner)
 	s.append(t, 10)
-	if got := s.values(t, 20); len(got) != 20 {
+	if got := s.readValues(t, 20); len(got) != 20 {
 		t.Errorf("records: got %d, want 20", len(got))
 	}
 	if err := stopB(); err != nil {
@@ -158,7 +158,7 @@ func TestAClientIsAcceptedIfTheServerRejectsTheCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.run(t, r)
-	await(t, r, relay.Owner)
+	waitRoles(t, r, relay.Owner)
 }
 
 // runWithin returns the error with which a relay with this client ends.

@@ -121,7 +121,7 @@ func TestRelayConnectsWithOptionsOfTheService(t *testing.T) {
 	before := commands.Load()
 	s := &scene{box: box, topic: "orders"}
 	s.run(t, r)
-	await(t, r, relay.Owner)
+	waitRoles(t, r, relay.Owner)
 	s.append(t, 3)
 	if got := s.valuesFrom(t, brokers, 3, kgo.DialTLSConfig(secured)); !slices.Equal(got, []string{"0", "1", "2"}) {
 		t.Errorf("records: got %v", got)
@@ -175,11 +175,11 @@ func TestRouterOfTheServiceChoosesTopics(t *testing.T) {
 	}
 
 	s.run(t, r)
-	await(t, r, relay.Owner)
+	waitRoles(t, r, relay.Owner)
 	s.append(t, 4)
-	s.values(t, 4)
+	s.readValues(t, 4)
 	elsewhere := &scene{topic: other}
-	if got := elsewhere.values(t, 4); len(got) != 4 {
+	if got := elsewhere.readValues(t, 4); len(got) != 4 {
 		t.Errorf("records in the second topic: got %d, want 4", len(got))
 	}
 }
@@ -202,7 +202,7 @@ func TestStatusHookGetsEveryRole(t *testing.T) {
 	}
 
 	stop := s.run(t, r)
-	await(t, r, relay.Owner)
+	waitRoles(t, r, relay.Owner)
 	stacktest.Eventually(t, "the hook has got the role of the owner", func() bool {
 		mu.Lock()
 		defer mu.Unlock()

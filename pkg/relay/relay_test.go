@@ -79,7 +79,7 @@ func (s *scene) run(t *testing.T, r *relay.Relay) (stop func() error) {
 	return stop
 }
 
-func await(t *testing.T, r *relay.Relay, roles ...relay.Role) {
+func waitRoles(t *testing.T, r *relay.Relay, roles ...relay.Role) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -97,8 +97,8 @@ func (s *scene) append(t *testing.T, n int) {
 	}
 }
 
-// values returns the values of the first n records of the topic.
-func (s *scene) values(t *testing.T, n int) (values []string) {
+// readValues returns the values of the first n records of the topic.
+func (s *scene) readValues(t *testing.T, n int) (readValues []string) {
 	t.Helper()
 	return s.valuesFrom(t, stacktest.Brokers(t), n)
 }
@@ -131,19 +131,19 @@ func TestTwoInstancesOfAServiceShareTheWork(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
 	a, stop := s.start(t, "a")
-	await(t, a, relay.Owner)
+	waitRoles(t, a, relay.Owner)
 	b, _ := s.start(t, "b")
-	await(t, b, relay.Standby)
-	await(t, b) // a standby is ready
+	waitRoles(t, b, relay.Standby)
+	waitRoles(t, b) // a standby is ready
 	s.append(t, 10)
-	s.values(t, 10)
+	s.readValues(t, 10)
 	if err := stop(); err != nil {
 		t.Errorf("a stop: %v", err)
 	}
 
-	await(t, b, relay.Owner)
+	waitRoles(t, b, relay.Owner)
 	s.append(t, 10)
-	if got := s.values(t, 20); len(got) != 20 {
+	if got := s.readValues(t, 20); len(got) != 20 {
 		t.Errorf("%d records of 20: %v", len(got), got)
 	}
 
@@ -160,7 +160,7 @@ func TestHandlerServesProbesAndMetrics(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
 	r, _ := s.start(t, "a")
-	await(t, r, relay.Owner)
+	waitRoles(t, r, relay.Owner)
 	for path, want := range map[string]string{"/livez": `"live":true`, "/readyz": `"role":"owner"`, "/metrics": "outrelay_lease_owner 1"} {
 		w := httptest.NewRecorder()
 		r.Handler().ServeHTTP(w, httptest.NewRequest("GET", path, nil))
@@ -254,7 +254,7 @@ func TestServiceManagerHearsNothing(t *testing.T) {
 	defer func() { _ = manager.Close() }()
 	t.Setenv("NOTIFY_SOCKET", socket)
 	r, stop := s.start(t, "a")
-	await(t, r, relay.Owner)
+	waitRoles(t, r, relay.Owner)
 	if err := stop(); err != nil {
 		t.Error(err)
 	}

@@ -24,9 +24,9 @@ import (
 
 var load = flag.Int("saga.messages", 300, "messages of the tests with two nodes")
 
-// size returns the number of messages per saga and the number of sagas. With -saga.messages=10000
+// chooseSize returns the number of messages per saga and the number of sagas. With -saga.messages=10000
 // it is a hundred each.
-func size() (perSaga, sagas int) {
+func chooseSize() (perSaga, sagas int) {
 	perSaga = min(max(*load/30, 1), 100)
 	return perSaga, *load / perSaga
 }
@@ -45,10 +45,10 @@ func TestOfManyDuplicateStartsOneStarts(t *testing.T) {
 	var wg sync.WaitGroup
 	gate := make(chan struct{})
 	for i := range 200 {
-		m := msg(t, "Begin", "", begin{ID: "7", Name: strconv.Itoa(i)})
+		m := newMessage(t, "Begin", "", begin{ID: "7", Name: strconv.Itoa(i)})
 		wg.Go(func() {
 			<-gate
-			if err := retried(t.Context(), h, m); err != nil {
+			if err := handleWithRetry(t.Context(), h, m); err != nil {
 				t.Error(err)
 			}
 		})
@@ -60,7 +60,7 @@ func TestOfManyDuplicateStartsOneStarts(t *testing.T) {
 		t.Errorf("the index was created %d times, want once", n)
 	}
 	p.wantEvents(t, "Begun")
-	if v := p.document(t, "orders", int32(7)).Lookup("version").Int64(); v != 1 {
+	if v := p.findDocument(t, "orders", int32(7)).Lookup("version").Int64(); v != 1 {
 		t.Errorf("after one start the version is %d", v)
 	}
 }
@@ -72,9 +72,9 @@ func TestDuplicatesThatComeAtOnceCountOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 100 {
 		for range 3 {
-			m := msg(t, "Begin", "", begin{ID: strconv.Itoa(i)})
+			m := newMessage(t, "Begin", "", begin{ID: strconv.Itoa(i)})
 			wg.Go(func() {
-				if err := retried(t.Context(), h, m); err != nil {
+				if err := handleWithRetry(t.Context(), h, m); err != nil {
 					t.Error(err)
 				}
 			})
@@ -82,18 +82,18 @@ func TestDuplicatesThatComeAtOnceCountOnce(t *testing.T) {
 	}
 
 	wg.Wait()
-	if types, err := p.types(t.Context()); err != nil || len(types) != 100 {
+	if types, err := p.listTypes(t.Context()); err != nil || len(types) != 100 {
 		t.Errorf("%d events of 100 starts that came three times each, %v", len(types), err)
 	}
 }
 
 type ledger struct{ Steps []int64 }
 
-// counting defines a saga that stores the numbers of its messages, handles them in sequence, and
+// newCounting defines a saga that stores the numbers of its messages, handles them in sequence, and
 // completes after the last one.
-func counting(tb testing.TB, p *place, last int64) consumer.Handler {
+func newCounting(tb testing.TB, p *place, last int64) consumer.Handler {
 	s := saga.Define[ledger]("ledgers", saga.WithIDs(saga.Int32IDs), saga.WithHeld(int(last)))
-	saga.StartOrOn(s, typ[int64]("Step"), func(_ context.Context, in *saga.Instance[ledger], n int64) error {
+	saga.StartOrOn(s, newType[int64]("Step"), func(_ context.Context, in *saga.Instance[ledger], n int64) error {
 		in.State.Steps = append(in.State.Steps, n)
 		in.Emit(event.New(event.Aggregate{Type: "ledger", ID: in.ID()}, "Stepped", event.JSON(n)))
 		if n == last {
@@ -111,19 +111,19 @@ func counting(tb testing.TB, p *place, last int64) consumer.Handler {
 func TestTwoNodesTakeEveryStepOnce(t *testing.T) {
 	t.Parallel()
 	const lanes = 4
-	perSaga, sagas := size()
+	perSaga, sagas := chooseSize()
 	db := stacktest.Database(t, stacktest.Client(t))
 	first := placeIn(t, db)
 	other := placeIn(t, stacktest.Client(t).Database(db.Name()))
 	began := time.Now()
 	var wg sync.WaitGroup
 	for _, node := range []*place{first, other} {
-		h := counting(t, node, int64(perSaga))
+		h := newCounting(t, node, int64(perSaga))
 		for lane := range lanes {
 			var work []*consumer.Message
 			for n := 1; n <= perSaga; n++ {
 				for id := lane; id < sagas; id += lanes {
-					work = append(work, msg(t, "Step", strconv.Itoa(id), n))
+					work = append(work, newMessage(t, "Step", strconv.Itoa(id), n))
 				}
 			}
 
@@ -135,7 +135,7 @@ func TestTwoNodesTakeEveryStepOnce(t *testing.T) {
 
 			wg.Go(func() {
 				for _, m := range work {
-					if err := retried(t.Context(), h, m); err != nil {
+					if err := handleWithRetry(t.Context(), h, m); err != nil {
 						t.Error(err)
 						return
 					}
@@ -151,7 +151,7 @@ func TestTwoNodesTakeEveryStepOnce(t *testing.T) {
 
 func wantAllSteps(t *testing.T, p *place, sagas, perSaga int) {
 	t.Helper()
-	envelopes, err := p.envelopes(t.Context())
+	envelopes, err := p.listEnvelopes(t.Context())
 	if err != nil || len(envelopes) != sagas*perSaga {
 		t.Errorf("%d events of %d steps, %v", len(envelopes), sagas*perSaga, err)
 	}
@@ -191,20 +191,20 @@ func TestAStaleCompletionIsRefused(t *testing.T) {
 	s := saga.Define[order]("orders")
 	var h consumer.Handler
 	var runs atomic.Int32
-	saga.StartOrOn(s, typ[any]("Step"), step[any])
-	saga.On(s, typ[any]("End"), func(_ context.Context, in *saga.Instance[order], _ any) error {
+	saga.StartOrOn(s, newType[any]("Step"), step[any])
+	saga.On(s, newType[any]("End"), func(_ context.Context, in *saga.Instance[order], _ any) error {
 		in.Emit(event.New(event.Aggregate{Type: "order", ID: "a"}, fmt.Sprint("Ended", in.State.Steps), event.Bytes("", []byte("{}"))))
 		in.Complete()
 		if runs.Add(1) == 1 {
 			// Another step is committed at the same time.
-			return h.Handle(t.Context(), msg(t, "Step", "a", nil))
+			return h.Handle(t.Context(), newMessage(t, "Step", "a", nil))
 		}
 		return nil
 	})
 
 	h = handlerOf(t, s, p.box)
-	handle(t, h, msg(t, "Step", "a", nil), msg(t, "End", "a", nil))
-	if doc := p.document(t, "orders", "a"); doc.Lookup("version").Int64() != 3 || runs.Load() != 2 {
+	mustHandle(t, h, newMessage(t, "Step", "a", nil), newMessage(t, "End", "a", nil))
+	if doc := p.findDocument(t, "orders", "a"); doc.Lookup("version").Int64() != 3 || runs.Load() != 2 {
 		t.Errorf("after %d runs the saga is %s", runs.Load(), doc)
 	}
 	p.wantEvents(t, "Stepped", "Stepped", "Ended[Step Step]")
@@ -217,18 +217,18 @@ func TestAConflictIsRetriedOnWhatTheOtherLeft(t *testing.T) {
 	s := saga.Define[order]("orders")
 	var h consumer.Handler
 	var runs atomic.Int32
-	saga.StartOrOn(s, typ[any]("Other"), step[any])
-	saga.StartOrOn(s, typ[any]("Step"), func(ctx context.Context, in *saga.Instance[order], payload any) error {
+	saga.StartOrOn(s, newType[any]("Other"), step[any])
+	saga.StartOrOn(s, newType[any]("Step"), func(ctx context.Context, in *saga.Instance[order], payload any) error {
 		if runs.Add(1) == 1 {
 			// The context is outside of the step.
-			return h.Handle(t.Context(), msg(t, "Other", "a", nil))
+			return h.Handle(t.Context(), newMessage(t, "Other", "a", nil))
 		}
 		return step(ctx, in, payload)
 	})
 
 	h = handlerOf(t, s, p.box)
-	handle(t, h, msg(t, "Step", "a", nil))
-	if got := snapshot(t, p.box, "orders", "a"); string(got.State) != `{"name":"","steps":["Other","Step"]}` || runs.Load() != 2 {
+	mustHandle(t, h, newMessage(t, "Step", "a", nil))
+	if got := readSnapshot(t, p.box, "orders", "a"); string(got.State) != `{"name":"","steps":["Other","Step"]}` || runs.Load() != 2 {
 		t.Errorf("%s after %d runs", got.State, runs.Load())
 	}
 }

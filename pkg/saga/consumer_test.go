@@ -32,10 +32,10 @@ type node struct {
 	stop     func()
 }
 
-// steps defines a saga that relies on the consumer for order and for handling each message once.
-func steps(name string, last int) *saga.Saga[ledger] {
+// newSteps defines a saga that relies on the consumer for order and for handling each message once.
+func newSteps(name string, last int) *saga.Saga[ledger] {
 	s := saga.Define[ledger](name, saga.WithIDs(saga.Int32IDs), saga.WithTombstone(time.Hour))
-	saga.StartOrOn(s, typ[int64]("Step"), func(_ context.Context, in *saga.Instance[ledger], n int64) error {
+	saga.StartOrOn(s, newType[int64]("Step"), func(_ context.Context, in *saga.Instance[ledger], n int64) error {
 		in.State.Steps = append(in.State.Steps, n)
 		in.Emit(event.New(event.Aggregate{Type: name, ID: in.ID()}, "Stepped", event.Bytes("text/plain", in.Message().Value)))
 		if int(n) == last {
@@ -71,8 +71,8 @@ func newNode(t *testing.T, db, topic, group string, last int) *node {
 	}
 
 	for _, err := range []error{
-		c.Handle("ledgers", handlerOf(t, steps("ledgers", last), p.box)),
-		c.Handle("copies", handlerOf(t, steps("copies", last), p.box)),
+		c.Handle("ledgers", handlerOf(t, newSteps("ledgers", last), p.box)),
+		c.Handle("copies", handlerOf(t, newSteps("copies", last), p.box)),
 		c.Handle("plain", consumer.Func(func(ctx context.Context, m *consumer.Message) error {
 			_, err := p.db.Collection("plain").InsertOne(ctx, bson.D{{Key: "message", Value: m.ID}})
 			return err
@@ -110,7 +110,7 @@ func (n *node) start() {
 // handles every message once, in the order of its key, although each was published twice.
 func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 	t.Parallel()
-	perSaga, sagas := size()
+	perSaga, sagas := chooseSize()
 	p := newPlace(t)
 	topic, group := stacktest.Topic(t, 4), stacktest.Name(t)
 	publisher, err := kafkago.New(transport.Config{Brokers: stacktest.Brokers(t)})
@@ -164,7 +164,7 @@ func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 	t.Logf("%d steps of %d sagas, twice over, on two nodes in %s", sagas*perSaga, sagas, time.Since(began).Round(time.Millisecond))
 	second.stop()
 
-	envelopes, err := p.envelopes(t.Context())
+	envelopes, err := p.listEnvelopes(t.Context())
 	if err != nil || len(envelopes) != 2*sagas*perSaga {
 		t.Errorf("%d events of %d steps of two sagas, %v", len(envelopes), sagas*perSaga, err)
 	}

@@ -24,20 +24,20 @@ func nothingLate(context.Context, *saga.Instance[order]) error { return nil }
 func TestADefinitionSaysEverythingThatIsWrong(t *testing.T) {
 	t.Parallel()
 	s := saga.Define[order]("orders")
-	saga.On(s, typ[any](""), nothing)
-	saga.On[order, any](s, typ[any]("NoStep"), nil)
-	saga.On(s, typ[any]("order.*"), nothing)
-	saga.On(s, typ[any]("Twice"), nothing)
-	saga.StartOrOn(s, typ[any]("Twice"), nothing)
-	saga.On(s, typ[any]("Payloads"), nothing)
-	saga.Start(s, typ[begin]("Payloads"), step[begin])
+	saga.On(s, newType[any](""), nothing)
+	saga.On[order, any](s, newType[any]("NoStep"), nil)
+	saga.On(s, newType[any]("order.*"), nothing)
+	saga.On(s, newType[any]("Twice"), nothing)
+	saga.StartOrOn(s, newType[any]("Twice"), nothing)
+	saga.On(s, newType[any]("Payloads"), nothing)
+	saga.Start(s, newType[begin]("Payloads"), step[begin])
 	s.Timeout("", nothingLate)
 	s.Timeout("none", nil)
 	s.Timeout("late", nothingLate)
 	s.Timeout("late", nothingLate)
-	saga.Missing[order, any](s, typ[any]("Twice"), nil)
+	saga.Missing[order, any](s, newType[any]("Twice"), nil)
 	for range 2 {
-		saga.Missing(s, typ[any]("Unknown"), func(context.Context, string, any) error { return nil })
+		saga.Missing(s, newType[any]("Unknown"), func(context.Context, string, any) error { return nil })
 	}
 	_, err := s.Handler(nil)
 	if !errors.Is(err, saga.ErrDefinition) {
@@ -55,7 +55,7 @@ func TestADefinitionSaysEverythingThatIsWrong(t *testing.T) {
 	}
 
 	only := saga.Define[order]("orders")
-	saga.On(only, typ[any]("Step"), nothing)
+	saga.On(only, newType[any]("Step"), nothing)
 	if _, err := only.Handler(memoryBox(t)); err == nil || !strings.Contains(err.Error(), "no message starts it") {
 		t.Errorf("a saga that nothing starts: %v", err)
 	}
@@ -70,7 +70,7 @@ func TestBadOptionsAreRefused(t *testing.T) {
 		"limit":  saga.Define[order]("a", saga.WithHeld(-1)),
 		"ids":    saga.Define[order]("a", saga.WithIDs("float")),
 	} {
-		saga.Start(s, typ[any]("Start"), nothing)
+		saga.Start(s, newType[any]("Start"), nothing)
 		if _, err := s.Handler(memoryBox(t)); !errors.Is(err, saga.ErrDefinition) {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -85,11 +85,11 @@ func TestANameIsTakenOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return h.Handle(t.Context(), msg(t, "Start", uuid.NewString(), nil))
+		return h.Handle(t.Context(), newMessage(t, "Start", uuid.NewString(), nil))
 	}
 	starting := func(opts ...saga.Option) (consumer.Handler, error) {
 		s := saga.Define[order]("orders", opts...)
-		saga.Start(s, typ[any]("Start"), nothing)
+		saga.Start(s, newType[any]("Start"), nothing)
 		return s.Handler(p.box)
 	}
 	// The second start is another process of the same program.
@@ -101,7 +101,7 @@ func TestANameIsTakenOnce(t *testing.T) {
 
 	ledgers := func(opts ...saga.Option) error {
 		s := saga.Define[ledger]("orders", append(opts, saga.WithIDs(saga.UUIDs))...)
-		saga.Start(s, typ[any]("Start"), func(context.Context, *saga.Instance[ledger], any) error { return nil })
+		saga.Start(s, newType[any]("Start"), func(context.Context, *saga.Instance[ledger], any) error { return nil })
 		return start(s.Handler(p.box))
 	}
 	if err := ledgers(); !errors.Is(err, saga.ErrDefinition) || !strings.Contains(err.Error(), "saga_test.order with uuid ids") {
@@ -166,10 +166,10 @@ func TestSeveralSagasAndHandlersTakeOneMessage(t *testing.T) {
 		if err := c.Handle(name, h); err != nil {
 			t.Fatal(err)
 		}
-		handle(t, h, msg(t, "Begin", "", begin{ID: "a"}))
+		mustHandle(t, h, newMessage(t, "Begin", "", begin{ID: "a"}))
 	}
 
-	if p.document(t, "first", "a") == nil || p.document(t, "second", "a") == nil || plain != 1 {
+	if p.findDocument(t, "first", "a") == nil || p.findDocument(t, "second", "a") == nil || plain != 1 {
 		t.Errorf("not everybody has run: %d plain", plain)
 	}
 
@@ -183,18 +183,18 @@ func TestDesk(t *testing.T) {
 
 	const n = 5
 	for i := range n {
-		handle(t, h, msg(t, "Begin", "", begin{ID: fmt.Sprint(i), Name: fmt.Sprint(i)}))
+		mustHandle(t, h, newMessage(t, "Begin", "", begin{ID: fmt.Sprint(i), Name: fmt.Sprint(i)}))
 	}
 
 	// Times have millisecond precision: the last change must be later than the previous ones.
-	last := p.document(t, "orders", int32(n-1)).Lookup("updatedAt").Time()
+	last := p.findDocument(t, "orders", int32(n-1)).Lookup("updatedAt").Time()
 	stacktest.Eventually(t, "the server's next millisecond", func() bool { return p.serverTime(t).After(last) })
-	handle(t, h, msg(t, "End", "", begin{ID: "2"}))
+	mustHandle(t, h, newMessage(t, "End", "", begin{ID: "2"}))
 
-	if got := snapshot(t, p.box, "orders", "3"); got.Ref != (saga.Ref{Saga: "orders", ID: "3"}) || string(got.State) != `{"name":"3","steps":null}` {
+	if got := readSnapshot(t, p.box, "orders", "3"); got.Ref != (saga.Ref{Saga: "orders", ID: "3"}) || string(got.State) != `{"name":"3","steps":null}` {
 		t.Errorf("read %+v", got)
 	}
-	if got := snapshot(t, p.box, "orders", "2"); got.CompletedAt.IsZero() || got.Version != 2 {
+	if got := readSnapshot(t, p.box, "orders", "2"); got.CompletedAt.IsZero() || got.Version != 2 {
 		t.Errorf("a finished one is %+v", got)
 	}
 

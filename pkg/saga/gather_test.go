@@ -22,7 +22,7 @@ type offer struct {
 	Price int
 }
 
-func gather(t *testing.T, p *place) consumer.Handler {
+func newGather(t *testing.T, p *place) consumer.Handler {
 	type instance = saga.Instance[quotes]
 	s := saga.Define[quotes]("quotes")
 	decide := func(_ context.Context, in *instance) error {
@@ -30,7 +30,7 @@ func gather(t *testing.T, p *place) consumer.Handler {
 		in.Complete()
 		return nil
 	}
-	saga.Start(s, typ[[]string]("Wanted"), func(_ context.Context, in *instance, shops []string) error {
+	saga.Start(s, newType[[]string]("Wanted"), func(_ context.Context, in *instance, shops []string) error {
 		for _, shop := range shops { // scatter
 			in.Emit(event.New(event.Aggregate{Type: "shop", ID: shop}, "Offer", event.Bytes("", []byte(in.ID()))))
 		}
@@ -40,7 +40,7 @@ func gather(t *testing.T, p *place) consumer.Handler {
 		return nil
 	})
 
-	saga.On(s, typ[offer]("Offered"), func(ctx context.Context, in *instance, o offer) error {
+	saga.On(s, newType[offer]("Offered"), func(ctx context.Context, in *instance, o offer) error {
 		if in.State.Winner == "" || o.Price < in.State.Best {
 			in.State.Best, in.State.Winner = o.Price, o.Shop
 		}
@@ -58,20 +58,20 @@ func gather(t *testing.T, p *place) consumer.Handler {
 func TestScatterAndGather(t *testing.T) {
 	t.Parallel()
 	offered := func(shop string, price int) *consumer.Message {
-		return msg(t, "Offered", shop, offer{shop, price}, saga.HeaderID, "q")
+		return newMessage(t, "Offered", shop, offer{shop, price}, saga.HeaderID, "q")
 	}
 	for what, answers := range map[string][]*consumer.Message{
 		"all answer":    {offered("a", 3), offered("b", 1), offered("c", 2)},
 		"one is silent": {offered("b", 1), offered("c", 2)},
 	} {
 		p := newPlace(t)
-		h := gather(t, p)
-		handle(t, h, msg(t, "Wanted", "q", []string{"a", "b", "c"}))
-		patience := p.waiting(t)["quotes.patience"]
-		handle(t, h, answers...)
+		h := newGather(t, p)
+		mustHandle(t, h, newMessage(t, "Wanted", "q", []string{"a", "b", "c"}))
+		patience := p.listScheduled(t)["quotes.patience"]
+		mustHandle(t, h, answers...)
 		// The timeout and another answer arrive after all shops have answered.
-		handle(t, h, arrived(t, patience), offered("c", 0))
-		envelopes, err := p.envelopes(t.Context())
+		mustHandle(t, h, publishedMessage(t, patience), offered("c", 0))
+		envelopes, err := p.listEnvelopes(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -61,9 +61,9 @@ func memoryBox(tb testing.TB) *outbox.Box {
 	return box
 }
 
-// types returns the types of the events in the outbox, in the order of their appends.
-func (p *place) types(ctx context.Context) ([]string, error) {
-	views, err := p.envelopes(ctx)
+// listTypes returns the types of the events in the outbox, in the order of their appends.
+func (p *place) listTypes(ctx context.Context) ([]string, error) {
+	views, err := p.listEnvelopes(ctx)
 	types := []string{}
 	for _, raw := range views {
 		types = append(types, raw.Lookup("type").StringValue())
@@ -71,7 +71,7 @@ func (p *place) types(ctx context.Context) ([]string, error) {
 	return types, err
 }
 
-func (p *place) envelopes(ctx context.Context) ([]bson.Raw, error) {
+func (p *place) listEnvelopes(ctx context.Context) ([]bson.Raw, error) {
 	cur, err := p.sent.Find(ctx, bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
 	if err != nil {
 		return nil, err
@@ -83,7 +83,7 @@ func (p *place) envelopes(ctx context.Context) ([]bson.Raw, error) {
 
 func (p *place) wantEvents(tb testing.TB, want ...string) {
 	tb.Helper()
-	got, err := p.types(tb.Context())
+	got, err := p.listTypes(tb.Context())
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -92,8 +92,8 @@ func (p *place) wantEvents(tb testing.TB, want ...string) {
 	}
 }
 
-// document returns the stored saga, or nil if there is none.
-func (p *place) document(tb testing.TB, name string, id any) bson.Raw {
+// findDocument returns the stored saga, or nil if there is none.
+func (p *place) findDocument(tb testing.TB, name string, id any) bson.Raw {
 	tb.Helper()
 	raw, err := p.db.Collection(name).FindOne(tb.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
 	if errors.Is(err, mongo.ErrNoDocuments) {
@@ -118,12 +118,12 @@ func TestMongoStore(t *testing.T) {
 	t.Parallel()
 	sagatest.Run(t, func(tb testing.TB) sagatest.Fixture {
 		p := newPlace(tb)
-		return sagatest.Fixture{Store: sagas.NewMongo(p.db), Box: p.box, Events: p.types}
+		return sagatest.Fixture{Store: sagas.NewMongo(p.db), Box: p.box, Events: p.listTypes}
 	})
 }
 
-// typ returns a type of events with payloads in JSON.
-func typ[P any](name string) event.Type[P] { return event.Type[P]{Aggregate: "order", Name: name} }
+// newType returns a type of events with payloads in JSON.
+func newType[P any](name string) event.Type[P] { return event.Type[P]{Aggregate: "order", Name: name} }
 
 func handlerOf[S any](tb testing.TB, s *saga.Saga[S], box *outbox.Box) consumer.Handler {
 	tb.Helper()
@@ -134,8 +134,8 @@ func handlerOf[S any](tb testing.TB, s *saga.Saga[S], box *outbox.Box) consumer.
 	return h
 }
 
-// snapshot returns a stored saga.
-func snapshot(tb testing.TB, box *outbox.Box, name, id string) saga.Snapshot {
+// readSnapshot returns a stored saga.
+func readSnapshot(tb testing.TB, box *outbox.Box, name, id string) saga.Snapshot {
 	tb.Helper()
 	got, err := saga.NewDesk(box).Get(tb.Context(), saga.Ref{Saga: name, ID: id})
 	if err != nil {
@@ -144,8 +144,8 @@ func snapshot(tb testing.TB, box *outbox.Box, name, id string) saga.Snapshot {
 	return got
 }
 
-// retried runs a message again as long as there are conflicts, as a consumer does.
-func retried(ctx context.Context, h consumer.Handler, m *consumer.Message) error {
+// handleWithRetry runs a message again as long as there are conflicts, as a consumer does.
+func handleWithRetry(ctx context.Context, h consumer.Handler, m *consumer.Message) error {
 	for {
 		if err := h.Handle(ctx, m); !errors.Is(err, saga.ErrConflict) {
 			return err
@@ -153,7 +153,7 @@ func retried(ctx context.Context, h consumer.Handler, m *consumer.Message) error
 	}
 }
 
-func handle(tb testing.TB, h consumer.Handler, ms ...*consumer.Message) {
+func mustHandle(tb testing.TB, h consumer.Handler, ms ...*consumer.Message) {
 	tb.Helper()
 	for _, m := range ms {
 		if err := h.Handle(tb.Context(), m); err != nil {
@@ -162,8 +162,8 @@ func handle(tb testing.TB, h consumer.Handler, ms ...*consumer.Message) {
 	}
 }
 
-// msg returns a message about the aggregate id, with a JSON value and pairs of headers.
-func msg(tb testing.TB, typ, id string, value any, headers ...string) *consumer.Message {
+// newMessage returns a message about the aggregate id, with a JSON value and pairs of headers.
+func newMessage(tb testing.TB, typ, id string, value any, headers ...string) *consumer.Message {
 	tb.Helper()
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -178,8 +178,8 @@ func msg(tb testing.TB, typ, id string, value any, headers ...string) *consumer.
 	return m
 }
 
-// arrived returns the message that the relay would publish for a stored envelope.
-func arrived(tb testing.TB, raw bson.Raw) *consumer.Message {
+// publishedMessage returns the message that the relay would publish for a stored envelope.
+func publishedMessage(tb testing.TB, raw bson.Raw) *consumer.Message {
 	tb.Helper()
 	var v envelope.View
 	if err := envelope.Parse(raw, &v); err != nil {

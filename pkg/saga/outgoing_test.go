@@ -19,29 +19,29 @@ import (
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
-func stepped() event.Event {
+func newStepped() event.Event {
 	return event.New(event.Aggregate{Type: "order", ID: "a"}, "Stepped", event.Bytes("", []byte("{}")))
 }
 
-// reminders returns a saga with timeouts. Remind requests the timeout that its value names.
-func reminders(t *testing.T, p *place, opts ...saga.Option) consumer.Handler {
+// newReminders returns a saga with timeouts. Remind requests the timeout that its value names.
+func newReminders(t *testing.T, p *place, opts ...saga.Option) consumer.Handler {
 	type instance = saga.Instance[order]
 	s := saga.Define[order]("orders", opts...)
-	saga.StartOrOn(s, typ[string]("Remind"), func(_ context.Context, in *instance, name string) error {
+	saga.StartOrOn(s, newType[string]("Remind"), func(_ context.Context, in *instance, name string) error {
 		in.TimeoutIn(name, time.Hour)
 		return nil
 	})
-	saga.On(s, typ[string]("Forget"), func(_ context.Context, in *instance, name string) error {
+	saga.On(s, newType[string]("Forget"), func(_ context.Context, in *instance, name string) error {
 		in.State.Name = fmt.Sprint(in.CancelTimeout(name))
 		return nil
 	})
-	saga.On(s, typ[any]("Both"), func(_ context.Context, in *instance, _ any) error {
+	saga.On(s, newType[any]("Both"), func(_ context.Context, in *instance, _ any) error {
 		in.TimeoutIn("first", time.Minute)
 		in.CancelTimeout("first")
 		return nil
 	})
 
-	saga.On(s, typ[any]("End"), func(_ context.Context, in *instance, _ any) error {
+	saga.On(s, newType[any]("End"), func(_ context.Context, in *instance, _ any) error {
 		in.Complete()
 		in.TimeoutIn("first", 0)
 		return nil
@@ -56,10 +56,10 @@ func reminders(t *testing.T, p *place, opts ...saga.Option) consumer.Handler {
 	return handlerOf(t, s, p.box)
 }
 
-// waiting returns the types of the scheduled events in the outbox.
-func (p *place) waiting(t *testing.T) map[string]bson.Raw {
+// listScheduled returns the types of the scheduled events in the outbox.
+func (p *place) listScheduled(t *testing.T) map[string]bson.Raw {
 	t.Helper()
-	envelopes, err := p.envelopes(t.Context())
+	envelopes, err := p.listEnvelopes(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,59 +84,59 @@ func (p *place) waiting(t *testing.T) map[string]bson.Raw {
 func TestTimeouts(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
-	h := reminders(t, p)
+	h := newReminders(t, p)
 	state := func() (o order) {
 		t.Helper()
-		if err := p.document(t, "orders", "a").Lookup("state").Unmarshal(&o); err != nil {
+		if err := p.findDocument(t, "orders", "a").Lookup("state").Unmarshal(&o); err != nil {
 			t.Fatal(err)
 		}
 
 		return o
 	}
 
-	handle(t, h, msg(t, "Remind", "a", "first"), msg(t, "Remind", "a", "second"))
-	due := p.waiting(t)["orders.second"]
-	if at := p.document(t, "orders", "a").Lookup("updatedAt").Time().Add(time.Hour); !at.Equal(due.Lookup("dueAt").Time()) {
+	mustHandle(t, h, newMessage(t, "Remind", "a", "first"), newMessage(t, "Remind", "a", "second"))
+	due := p.listScheduled(t)["orders.second"]
+	if at := p.findDocument(t, "orders", "a").Lookup("updatedAt").Time().Add(time.Hour); !at.Equal(due.Lookup("dueAt").Time()) {
 		t.Errorf("due at %v, want an hour after the step by the server's clock, %v", due.Lookup("dueAt"), at)
 	}
 
-	if due.Lookup("aggregatetype").StringValue() != "orders" || due.Lookup("aggregateid").StringValue() != "a" || string(arrived(t, due).Value) != "{}" {
+	if due.Lookup("aggregatetype").StringValue() != "orders" || due.Lookup("aggregateid").StringValue() != "a" || string(publishedMessage(t, due).Value) != "{}" {
 		t.Errorf("the timeout is %s", due)
 	}
 
-	old := p.waiting(t)["orders.first"]
-	handle(t, h, msg(t, "Remind", "a", "first")) // again
-	renewed := p.waiting(t)["orders.first"]
+	old := p.listScheduled(t)["orders.first"]
+	mustHandle(t, h, newMessage(t, "Remind", "a", "first")) // again
+	renewed := p.listScheduled(t)["orders.first"]
 	if renewed.Lookup("_id").Equal(old.Lookup("_id")) {
 		t.Error("the timeout that was set again is the old one")
 	}
 
-	handle(t, h, arrived(t, old)) // was on its way
+	mustHandle(t, h, publishedMessage(t, old)) // was on its way
 	if got := state(); len(got.Steps) != 0 {
 		t.Errorf("a timeout that was set again has run: %v", got.Steps)
 	}
 
 	// The second delivery is a repeat.
 	for range 2 {
-		handle(t, h, arrived(t, renewed))
+		mustHandle(t, h, publishedMessage(t, renewed))
 	}
 
 	if got := fmt.Sprint(state().Steps); got != "[first]" {
 		t.Errorf("steps %s", got)
 	}
 
-	handle(t, h, msg(t, "Forget", "a", "second"))
-	if _, there := p.waiting(t)["orders.second"]; there || state().Name != "true" {
+	mustHandle(t, h, newMessage(t, "Forget", "a", "second"))
+	if _, there := p.listScheduled(t)["orders.second"]; there || state().Name != "true" {
 		t.Error("the timeout was not taken back")
 	}
 
-	handle(t, h, arrived(t, due), msg(t, "Forget", "a", "second"), msg(t, "Both", "a", nil))
+	mustHandle(t, h, publishedMessage(t, due), newMessage(t, "Forget", "a", "second"), newMessage(t, "Both", "a", nil))
 	if got := state(); len(got.Steps) != 1 || got.Name != "false" {
 		t.Errorf("after a timeout was taken back: %+v", got)
 	}
 
-	if n := len(p.document(t, "orders", "a").Lookup("timeouts").Value); n != 0 {
-		t.Errorf("the document still names timeouts: %s", p.document(t, "orders", "a"))
+	if n := len(p.findDocument(t, "orders", "a").Lookup("timeouts").Value); n != 0 {
+		t.Errorf("the document still names timeouts: %s", p.findDocument(t, "orders", "a"))
 	}
 }
 
@@ -144,17 +144,17 @@ func TestTimeoutsEndWithTheSaga(t *testing.T) {
 	t.Parallel()
 	for name, opt := range map[string]saga.Option{"deleted": saga.WithTombstone(-1), "tombstone": saga.WithTombstone(time.Hour)} {
 		p := newPlace(t)
-		h := reminders(t, p, opt)
-		handle(t, h, msg(t, "Remind", "a", "first"), msg(t, "Remind", "a", "second"))
-		late := p.waiting(t)["orders.second"]
-		handle(t, h, msg(t, "End", "a", nil))
-		if left := p.waiting(t); len(left) != 0 {
+		h := newReminders(t, p, opt)
+		mustHandle(t, h, newMessage(t, "Remind", "a", "first"), newMessage(t, "Remind", "a", "second"))
+		late := p.listScheduled(t)["orders.second"]
+		mustHandle(t, h, newMessage(t, "End", "a", nil))
+		if left := p.listScheduled(t); len(left) != 0 {
 			t.Errorf("%s: completion has left %v", name, left)
 		}
 
-		before := p.document(t, "orders", "a")
-		handle(t, h, arrived(t, late))
-		if after := p.document(t, "orders", "a"); string(after) != string(before) {
+		before := p.findDocument(t, "orders", "a")
+		mustHandle(t, h, publishedMessage(t, late))
+		if after := p.findDocument(t, "orders", "a"); string(after) != string(before) {
 			t.Errorf("%s: a late timeout has made %s of %s", name, after, before)
 		}
 	}
@@ -164,28 +164,28 @@ func TestBadTimeoutsAreRefused(t *testing.T) {
 	t.Parallel()
 	s := saga.Define[order]("orders")
 	s.Timeout("known", nothingLate)
-	saga.Start(s, typ[any]("Start"), func(_ context.Context, in *saga.Instance[order], _ any) error {
+	saga.Start(s, newType[any]("Start"), func(_ context.Context, in *saga.Instance[order], _ any) error {
 		in.TimeoutIn("unknown", time.Hour)
 		in.TimeoutIn("known", -1)
 		return nil
 	})
-	err := handlerOf(t, s, memoryBox(t)).Handle(t.Context(), msg(t, "Start", "a", nil))
+	err := handlerOf(t, s, memoryBox(t)).Handle(t.Context(), newMessage(t, "Start", "a", nil))
 	if err == nil || !strings.Contains(err.Error(), `"unknown" has no step`) || !strings.Contains(err.Error(), "must not be negative") {
 		t.Errorf("a timeout without a step, one in the past: %v", err)
 	}
 }
 
-// trip books three things, and cancels the earlier bookings if one fails.
-func trip(t *testing.T, p *place) consumer.Handler {
+// newTrip defines a saga that books three things, and cancels the earlier bookings if one fails.
+func newTrip(t *testing.T, p *place) consumer.Handler {
 	type instance = saga.Instance[order]
 	s := saga.Define[order]("trips")
-	saga.StartOrOn(s, typ[string]("Book"), func(_ context.Context, in *instance, what string) error {
+	saga.StartOrOn(s, newType[string]("Book"), func(_ context.Context, in *instance, what string) error {
 		in.Emit(event.New(event.Aggregate{Type: "trip", ID: in.ID()}, "Booked"+what, event.Bytes("", []byte("{}"))))
 		in.OnCompensate(event.New(event.Aggregate{Type: "trip", ID: in.ID()}, "Cancel"+what, event.Bytes("", []byte("{}"))))
 		return nil
 	})
 
-	saga.On(s, typ[any]("Fail"), func(_ context.Context, in *instance, _ any) error {
+	saga.On(s, newType[any]("Fail"), func(_ context.Context, in *instance, _ any) error {
 		if in.Compensate() == 0 {
 			in.State.Name = "nothing to undo"
 		}
@@ -198,16 +198,16 @@ func trip(t *testing.T, p *place) consumer.Handler {
 func TestCompensationRunsInReverse(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
-	h := trip(t, p)
-	handle(t, h, msg(t, "Book", "a", "Flight"), msg(t, "Book", "a", "Hotel"), msg(t, "Book", "a", "Car"), msg(t, "Fail", "a", nil), msg(t, "Fail", "a", nil))
+	h := newTrip(t, p)
+	mustHandle(t, h, newMessage(t, "Book", "a", "Flight"), newMessage(t, "Book", "a", "Hotel"), newMessage(t, "Book", "a", "Car"), newMessage(t, "Fail", "a", nil), newMessage(t, "Fail", "a", nil))
 	p.wantEvents(t, "BookedFlight", "BookedHotel", "BookedCar", "CancelCar", "CancelHotel", "CancelFlight")
-	doc := p.document(t, "trips", "a")
+	doc := p.findDocument(t, "trips", "a")
 	if doc.Lookup("state", "name").StringValue() != "nothing to undo" {
 		t.Errorf("the second failure has found something to undo: %s", doc)
 	}
 
-	envelopes, _ := p.envelopes(t.Context())
-	if v, _ := arrived(t, envelopes[3]).Header(saga.HeaderID); string(v) != "a" {
+	envelopes, _ := p.listEnvelopes(t.Context())
+	if v, _ := publishedMessage(t, envelopes[3]).Header(saga.HeaderID); string(v) != "a" {
 		t.Errorf("a compensation has %s %q", saga.HeaderID, v)
 	}
 }
@@ -215,11 +215,11 @@ func TestCompensationRunsInReverse(t *testing.T) {
 func TestABadCompensationIsRefusedWhenItIsRemembered(t *testing.T) {
 	t.Parallel()
 	s := saga.Define[order]("orders")
-	saga.Start(s, typ[any]("Start"), func(_ context.Context, in *saga.Instance[order], _ any) error {
+	saga.Start(s, newType[any]("Start"), func(_ context.Context, in *saga.Instance[order], _ any) error {
 		in.OnCompensate(event.New(event.Aggregate{Type: "", ID: ""}, "", event.Payload{}))
 		return nil
 	})
-	if err := handlerOf(t, s, memoryBox(t)).Handle(t.Context(), msg(t, "Start", "a", nil)); !errors.Is(err, event.ErrInvalid) {
+	if err := handlerOf(t, s, memoryBox(t)).Handle(t.Context(), newMessage(t, "Start", "a", nil)); !errors.Is(err, event.ErrInvalid) {
 		t.Error(err)
 	}
 }
@@ -276,7 +276,7 @@ func TestHeadersAndBaggageLeaveWithTheStep(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
 	s := saga.Define[order]("orders")
-	saga.Start(s, typ[any]("Start"), func(_ context.Context, in *saga.Instance[order], _ any) error {
+	saga.Start(s, newType[any]("Start"), func(_ context.Context, in *saga.Instance[order], _ any) error {
 		in.Emit(event.New(event.Aggregate{Type: "order", ID: "a"}, "Raw", event.Bytes("", []byte(`{"raw":true}`)), event.WithHeader("tenant", []byte{0xff, 0}), event.WithHeader(saga.HeaderID, []byte("kept"))))
 		return nil
 	})
@@ -289,16 +289,16 @@ func TestHeadersAndBaggageLeaveWithTheStep(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := handlerOf(t, s, p.box).Handle(baggage.ContextWithBaggage(t.Context(), bag), msg(t, "Start", "a", nil)); err != nil {
+	if err := handlerOf(t, s, p.box).Handle(baggage.ContextWithBaggage(t.Context(), bag), newMessage(t, "Start", "a", nil)); err != nil {
 		t.Fatal(err)
 	}
 
-	envelopes, err := p.envelopes(t.Context())
+	envelopes, err := p.listEnvelopes(t.Context())
 	if err != nil || len(envelopes) != 1 {
 		t.Fatal(err, envelopes)
 	}
 
-	m := arrived(t, envelopes[0])
+	m := publishedMessage(t, envelopes[0])
 	for name, want := range map[string]string{"tenant": "\xff\x00", "baggage": "customer=c-7", saga.HeaderID: "kept"} {
 		if v, _ := m.Header(name); string(v) != want {
 			t.Errorf("header %s is %q, want %q", name, v, want)

@@ -37,12 +37,12 @@ func orders(name string, opts ...saga.Option) *saga.Saga[order] {
 		return nil
 	}
 
-	saga.Start(s, typ[begin]("Begin"), start, byBody())
-	saga.Start(s, typ[begin]("BeginToo"), start, byBody())
-	saga.On(s, typ[begin]("ByBody"), step[begin], byBody())
-	saga.On(s, typ[any]("ByHeader"), step[any])
-	saga.On(s, typ[any]("ByAggregate"), step[any])
-	saga.On(s, typ[begin]("End"), func(_ context.Context, in *saga.Instance[order], _ begin) error {
+	saga.Start(s, newType[begin]("Begin"), start, byBody())
+	saga.Start(s, newType[begin]("BeginToo"), start, byBody())
+	saga.On(s, newType[begin]("ByBody"), step[begin], byBody())
+	saga.On(s, newType[any]("ByHeader"), step[any])
+	saga.On(s, newType[any]("ByAggregate"), step[any])
+	saga.On(s, newType[begin]("End"), func(_ context.Context, in *saga.Instance[order], _ begin) error {
 		in.Complete()
 		return nil
 	}, byBody())
@@ -61,32 +61,32 @@ func kind(t *testing.T, ids saga.IDs, id string, native any) {
 	p := newPlace(t)
 	h := handlerOf(t, orders("orders_of_kind", saga.WithIDs(ids), saga.WithTombstone(-1)), p.box)
 	for _, typ := range []string{"Begin", "BeginToo"} {
-		handle(t, h, msg(t, typ, "k", begin{id, typ}))
-		doc := p.document(t, "orders_of_kind", native)
+		mustHandle(t, h, newMessage(t, typ, "k", begin{id, typ}))
+		doc := p.findDocument(t, "orders_of_kind", native)
 		if doc == nil {
 			t.Fatalf("%s has not made a document with _id %v", typ, native)
 		}
 
-		handle(t, h, msg(t, "ByBody", "k", begin{ID: id}), msg(t, "ByHeader", "k", nil, saga.HeaderID, id), msg(t, "ByAggregate", id, nil))
-		got := snapshot(t, p.box, "orders_of_kind", id)
+		mustHandle(t, h, newMessage(t, "ByBody", "k", begin{ID: id}), newMessage(t, "ByHeader", "k", nil, saga.HeaderID, id), newMessage(t, "ByAggregate", id, nil))
+		got := readSnapshot(t, p.box, "orders_of_kind", id)
 		want := fmt.Sprintf(`{"name":%q,"steps":["ByBody","ByHeader","ByAggregate"]}`, typ)
 		if string(got.State) != want || got.Version != 4 || got.ID != id {
 			t.Errorf("the saga is %s at version %d, want %s at 4", got.State, got.Version, want)
 		}
 
-		handle(t, h, msg(t, "End", "k", begin{ID: id}))
-		if p.document(t, "orders_of_kind", native) != nil {
+		mustHandle(t, h, newMessage(t, "End", "k", begin{ID: id}))
+		if p.findDocument(t, "orders_of_kind", native) != nil {
 			t.Error("completion has left the document")
 		}
 	}
 
-	envelopes, err := p.envelopes(t.Context())
+	envelopes, err := p.listEnvelopes(t.Context())
 	if err != nil || len(envelopes) != 8 {
 		t.Fatalf("%d events, %v", len(envelopes), err)
 	}
 
 	for _, e := range envelopes {
-		if v, _ := arrived(t, e).Header(saga.HeaderID); string(v) != id {
+		if v, _ := publishedMessage(t, e).Header(saga.HeaderID); string(v) != id {
 			t.Errorf("an event has %s %q, want %q", saga.HeaderID, v, id)
 		}
 	}
@@ -111,11 +111,11 @@ func TestCorrelation(t *testing.T) {
 	s := saga.Define[order]("orders", saga.WithIDs(saga.UUIDs))
 	inBody, inHeader, inAggregate := uuid.NewString(), uuid.NewString(), uuid.NewString()
 	got := ""
-	saga.StartOrOn(s, typ[begin]("body"), func(_ context.Context, in *saga.Instance[order], _ begin) error {
+	saga.StartOrOn(s, newType[begin]("body"), func(_ context.Context, in *saga.Instance[order], _ begin) error {
 		got = in.ID()
 		return nil
 	}, byBody())
-	saga.StartOrOn(s, typ[any]("default"), func(_ context.Context, in *saga.Instance[order], _ any) error {
+	saga.StartOrOn(s, newType[any]("default"), func(_ context.Context, in *saga.Instance[order], _ any) error {
 		got = in.ID()
 		return nil
 	})
@@ -146,7 +146,7 @@ func TestCorrelation(t *testing.T) {
 		{"other", inAggregate, header, nil, "", consumer.ErrNoHandler},
 	} {
 		got = ""
-		err := h.Handle(t.Context(), msg(t, c.typ, c.aggregate, c.value, c.headers...))
+		err := h.Handle(t.Context(), newMessage(t, c.typ, c.aggregate, c.value, c.headers...))
 		if !errors.Is(err, c.err) || got != c.want {
 			t.Errorf("%s with %v: %v and %v, want %v and %v", c.typ, c.headers, got, err, c.want, c.err)
 		}
@@ -155,16 +155,16 @@ func TestCorrelation(t *testing.T) {
 		}
 	}
 
-	keyed := msg(t, "default", "", nil)
+	keyed := newMessage(t, "default", "", nil)
 	keyed.Key = []byte(inAggregate)
-	handle(t, h, keyed)
+	mustHandle(t, h, keyed)
 	if got != inAggregate {
 		t.Errorf("a record with nothing but a key is for %q, want %q", got, inAggregate)
 	}
 
-	tombstone := msg(t, "body", inAggregate, nil, header...)
+	tombstone := newMessage(t, "body", inAggregate, nil, header...)
 	tombstone.Value = nil
-	handle(t, h, tombstone)
+	mustHandle(t, h, tombstone)
 	if got != inHeader {
 		t.Errorf("a record without a value is for %q, want %q", got, inHeader)
 	}
@@ -175,7 +175,7 @@ func TestAPayloadThatCannotBeDecodedNowIsRetried(t *testing.T) {
 	t.Parallel()
 	s := saga.Define[order]("orders")
 	saga.Start(s, event.Type[begin]{Aggregate: "order", Name: "Begin", Codec: unavailable{codec.JSON()}}, step[begin])
-	err := handlerOf(t, s, memoryBox(t)).Handle(t.Context(), msg(t, "Begin", "a", begin{}))
+	err := handlerOf(t, s, memoryBox(t)).Handle(t.Context(), newMessage(t, "Begin", "a", begin{}))
 	if !errors.Is(err, codec.ErrUnavailable) || errors.Is(err, consumer.ErrMalformed) {
 		t.Error(err)
 	}
@@ -188,10 +188,10 @@ func (unavailable) Decode(context.Context, []byte, any) error { return codec.Err
 func TestAnAnswerHasTheIDOfTheQuestion(t *testing.T) {
 	t.Parallel()
 	answer := event.New(event.Aggregate{Type: "bank", ID: "b"}, "Answer", event.Payload{})
-	if v, _ := saga.Reply(msg(t, "Question", "a", nil, saga.HeaderID, "s"), answer).Header(saga.HeaderID); string(v) != "s" {
+	if v, _ := saga.Reply(newMessage(t, "Question", "a", nil, saga.HeaderID, "s"), answer).Header(saga.HeaderID); string(v) != "s" {
 		t.Errorf("the answer has the id %q", v)
 	}
-	if _, ok := saga.Reply(msg(t, "Question", "a", nil), answer).Header(saga.HeaderID); ok {
+	if _, ok := saga.Reply(newMessage(t, "Question", "a", nil), answer).Header(saga.HeaderID); ok {
 		t.Error("the answer to no saga has an id")
 	}
 }
@@ -200,29 +200,29 @@ func TestUnknownSaga(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
 	s := orders("orders")
-	err := handlerOf(t, s, p.box).Handle(t.Context(), msg(t, "ByAggregate", "unknown", nil))
+	err := handlerOf(t, s, p.box).Handle(t.Context(), newMessage(t, "ByAggregate", "unknown", nil))
 	if !errors.Is(err, saga.ErrNotFound) || !strings.Contains(err.Error(), "orders unknown for message ByAggregate/unknown") {
 		t.Fatalf("a message without a recipient: %v", err)
 	}
 
-	if p.document(t, "orders", "unknown") != nil {
+	if p.findDocument(t, "orders", "unknown") != nil {
 		t.Error("it has made a saga")
 	}
 
 	p.wantEvents(t)
 
-	saga.Missing(s, typ[any]("ByAggregate"), func(ctx context.Context, id string, _ any) error {
+	saga.Missing(s, newType[any]("ByAggregate"), func(ctx context.Context, id string, _ any) error {
 		return p.box.Append(ctx, event.New(event.Aggregate{Type: "order", ID: id}, "Unknown", event.Bytes("", []byte("{}"))))
 	})
 	h := handlerOf(t, s, p.box)
-	handle(t, h, msg(t, "ByAggregate", "unknown", nil))
+	mustHandle(t, h, newMessage(t, "ByAggregate", "unknown", nil))
 	p.wantEvents(t, "Unknown")
-	envelopes, _ := p.envelopes(t.Context())
-	if _, ok := arrived(t, envelopes[0]).Header(saga.HeaderID); ok {
+	envelopes, _ := p.listEnvelopes(t.Context())
+	if _, ok := publishedMessage(t, envelopes[0]).Header(saga.HeaderID); ok {
 		t.Error("an event of no saga has the header of a saga")
 	}
 
-	if err := h.Handle(t.Context(), msg(t, "ByHeader", "k", nil, saga.HeaderID, "unknown")); !errors.Is(err, saga.ErrNotFound) {
+	if err := h.Handle(t.Context(), newMessage(t, "ByHeader", "k", nil, saga.HeaderID, "unknown")); !errors.Is(err, saga.ErrNotFound) {
 		t.Errorf("a type without a callback: %v", err)
 	}
 }
@@ -238,18 +238,18 @@ func TestADuplicateStartIsForTheSagaThatIsThere(t *testing.T) {
 		}
 	}
 
-	saga.Start(s, typ[any]("Both"), note("started"))
-	saga.On(s, typ[any]("Both"), note("handled"))
-	saga.Start(s, typ[any]("Only"), note("started"))
-	saga.StartOrOn(s, typ[any]("Either"), note("either"))
+	saga.Start(s, newType[any]("Both"), note("started"))
+	saga.On(s, newType[any]("Both"), note("handled"))
+	saga.Start(s, newType[any]("Only"), note("started"))
+	saga.StartOrOn(s, newType[any]("Either"), note("either"))
 	h := handlerOf(t, s, p.box)
 	for range 2 {
-		handle(t, h, msg(t, "Only", "a", nil), msg(t, "Both", "a", nil), msg(t, "Either", "a", nil), msg(t, "Either", "b", nil))
+		mustHandle(t, h, newMessage(t, "Only", "a", nil), newMessage(t, "Both", "a", nil), newMessage(t, "Either", "a", nil), newMessage(t, "Either", "b", nil))
 	}
 
 	for id, want := range map[string]string{"a": "[started handled either handled either]", "b": "[either either]"} {
 		var d struct{ State order }
-		if err := bson.Unmarshal(p.document(t, "orders", id), &d); err != nil || fmt.Sprint(d.State.Steps) != want {
+		if err := bson.Unmarshal(p.findDocument(t, "orders", id), &d); err != nil || fmt.Sprint(d.State.Steps) != want {
 			t.Errorf("%s: %v %v, want %s", id, d.State.Steps, err, want)
 		}
 	}
@@ -260,9 +260,9 @@ func TestVersionsAndTimes(t *testing.T) {
 	p := newPlace(t)
 	h := handlerOf(t, orders("orders"), p.box)
 	var created time.Time
-	for i, m := range []*consumer.Message{msg(t, "Begin", "", begin{ID: "a"}), msg(t, "ByAggregate", "a", nil), msg(t, "ByAggregate", "a", nil)} {
-		handle(t, h, m)
-		doc := p.document(t, "orders", "a")
+	for i, m := range []*consumer.Message{newMessage(t, "Begin", "", begin{ID: "a"}), newMessage(t, "ByAggregate", "a", nil), newMessage(t, "ByAggregate", "a", nil)} {
+		mustHandle(t, h, m)
+		doc := p.findDocument(t, "orders", "a")
 		if v, ok := doc.Lookup("version").Int64OK(); !ok || v != int64(i+1) {
 			t.Errorf("version %v after %d messages", doc.Lookup("version"), i+1)
 		}
@@ -284,16 +284,16 @@ func TestAFailedStepLeavesNothing(t *testing.T) {
 	boom := errors.New("boom")
 	var fail error
 	var size int
-	saga.StartOrOn(s, typ[any]("Step"), func(_ context.Context, in *saga.Instance[order], _ any) error {
+	saga.StartOrOn(s, newType[any]("Step"), func(_ context.Context, in *saga.Instance[order], _ any) error {
 		in.State.Steps = append(in.State.Steps, "step")
 		in.Emit(event.New(event.Aggregate{Type: "order", ID: "a"}, "Stepped", event.Bytes("", []byte(strings.Repeat("x", size)))))
 		return fail
 	})
 
 	h := handlerOf(t, s, p.box)
-	step := msg(t, "Step", "a", nil)
-	handle(t, h, step)
-	before := p.document(t, "orders", "a")
+	step := newMessage(t, "Step", "a", nil)
+	mustHandle(t, h, step)
+	before := p.findDocument(t, "orders", "a")
 	for what, want := range map[string]error{"callback": boom, "outbox": outbox.ErrTooLarge, "transaction": boom, "swallowed": outbox.ErrRollbackOnly} {
 		fail, size = nil, 1
 		var err error
@@ -325,7 +325,7 @@ func TestAFailedStepLeavesNothing(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 
-		if after := p.document(t, "orders", "a"); !after.Lookup("updatedAt").Equal(before.Lookup("updatedAt")) || after.Lookup("version").Int64() != 1 {
+		if after := p.findDocument(t, "orders", "a"); !after.Lookup("updatedAt").Equal(before.Lookup("updatedAt")) || after.Lookup("version").Int64() != 1 {
 			t.Errorf("%s failed, and the saga is %s", what, after)
 		}
 
@@ -337,11 +337,11 @@ func TestATombstoneIsNoSaga(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
 	h := handlerOf(t, orders("orders", saga.WithTombstone(time.Hour)), p.box)
-	begins := msg(t, "Begin", "", begin{ID: "a", Name: "first"})
-	handle(t, h, begins, msg(t, "End", "", begin{ID: "a"}))
-	before := p.document(t, "orders", "a")
-	handle(t, h, begins, msg(t, "ByAggregate", "a", nil), msg(t, "End", "", begin{ID: "a"}))
-	if after := p.document(t, "orders", "a"); string(after) != string(before) {
+	begins := newMessage(t, "Begin", "", begin{ID: "a", Name: "first"})
+	mustHandle(t, h, begins, newMessage(t, "End", "", begin{ID: "a"}))
+	before := p.findDocument(t, "orders", "a")
+	mustHandle(t, h, begins, newMessage(t, "ByAggregate", "a", nil), newMessage(t, "End", "", begin{ID: "a"}))
+	if after := p.findDocument(t, "orders", "a"); string(after) != string(before) {
 		t.Errorf("late messages have changed it from %s to %s", before, after)
 	}
 
@@ -361,8 +361,8 @@ func TestTombstonesAreTheDefault(t *testing.T) {
 	t.Parallel()
 	box := memoryBox(t)
 	h := handlerOf(t, orders("orders"), box)
-	handle(t, h, msg(t, "Begin", "", begin{ID: "a"}), msg(t, "End", "", begin{ID: "a"}), msg(t, "Begin", "", begin{ID: "a"}))
-	got := snapshot(t, box, "orders", "a")
+	mustHandle(t, h, newMessage(t, "Begin", "", begin{ID: "a"}), newMessage(t, "End", "", begin{ID: "a"}), newMessage(t, "Begin", "", begin{ID: "a"}))
+	got := readSnapshot(t, box, "orders", "a")
 	if got.Version != 2 || got.ExpiresAt.Sub(got.CompletedAt) != 7*24*time.Hour {
 		t.Errorf("a late start has made %+v", got)
 	}
@@ -372,16 +372,16 @@ func TestADiscardedMessageLeavesTheSagaAlone(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
 	s := saga.Define[order]("orders")
-	saga.Start(s, typ[any]("Start"), func(ctx context.Context, in *saga.Instance[order], _ any) error {
-		in.Emit(stepped())
+	saga.Start(s, newType[any]("Start"), func(ctx context.Context, in *saga.Instance[order], _ any) error {
+		in.Emit(newStepped())
 		_, err := p.db.Collection("notes").InsertOne(ctx, bson.D{{Key: "_id", Value: in.ID()}})
 		return errors.Join(err, consumer.Discard(errors.New("not now")))
 	})
 
-	if err := handlerOf(t, s, p.box).Handle(t.Context(), msg(t, "Start", "a", nil)); err == nil {
+	if err := handlerOf(t, s, p.box).Handle(t.Context(), newMessage(t, "Start", "a", nil)); err == nil {
 		t.Error("the consumer does not learn that the message is discarded")
 	}
-	if p.document(t, "orders", "a") != nil || p.document(t, "notes", "a") != nil {
+	if p.findDocument(t, "orders", "a") != nil || p.findDocument(t, "notes", "a") != nil {
 		t.Error("the discarded message has an effect")
 	}
 	p.wantEvents(t)

@@ -27,15 +27,15 @@ func sequence(f func(ctx context.Context, in *saga.Instance[ledger], n int64) er
 		in.State.Steps = append(in.State.Steps, n)
 		return f(ctx, in, n)
 	}
-	saga.StartOrOn(s, typ[int64]("Even"), step, inSequence())
-	saga.StartOrOn(s, typ[int64]("Odd"), step, inSequence())
+	saga.StartOrOn(s, newType[int64]("Even"), step, inSequence())
+	saga.StartOrOn(s, newType[int64]("Odd"), step, inSequence())
 	return s
 }
 
 func count(context.Context, *saga.Instance[ledger], int64) error { return nil }
 
 func numberedMsg(tb testing.TB, n int64) *consumer.Message {
-	return msg(tb, []string{"Even", "Odd"}[n&1], "a", n)
+	return newMessage(tb, []string{"Even", "Odd"}[n&1], "a", n)
 }
 
 // model implements a sequence: hold early messages up to a limit, reject more, ignore repeated
@@ -85,7 +85,7 @@ func TestASequenceFollowsItsModel(t *testing.T) {
 				continue
 			}
 
-			got := snapshot(t, box, "ledgers", "a")
+			got := readSnapshot(t, box, "ledgers", "a")
 			var state struct{ Steps []int64 }
 			if err := json.Unmarshal(got.State, &state); err != nil {
 				rt.Fatal(err)
@@ -101,21 +101,21 @@ func TestWhatIsHeldIsInTheDocument(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
 	h := handlerOf(t, sequence(count, saga.WithHeld(2)), p.box)
-	handle(t, h, numberedMsg(t, 3), numberedMsg(t, 2), numberedMsg(t, 3))
+	mustHandle(t, h, numberedMsg(t, 3), numberedMsg(t, 2), numberedMsg(t, 3))
 	err := h.Handle(t.Context(), numberedMsg(t, 4))
 	if !errors.Is(err, saga.ErrGap) || !strings.Contains(err.Error(), "ledgers a waits for number 1 and holds 2 messages: the limit is 2") {
 		t.Errorf("one too many: %v", err)
 	}
 
-	got := snapshot(t, p.box, "ledgers", "a")
+	got := readSnapshot(t, p.box, "ledgers", "a")
 	if got.Version != 2 || fmt.Sprint(got.Held) != "[2 3]" || string(got.State) != `{"steps":null}` {
 		t.Errorf("before the first has come: %+v", got)
 	}
 
 	// Another process continues.
 	h = handlerOf(t, sequence(count, saga.WithHeld(2)), p.box)
-	handle(t, h, numberedMsg(t, 1), numberedMsg(t, 4))
-	got = snapshot(t, p.box, "ledgers", "a")
+	mustHandle(t, h, numberedMsg(t, 1), numberedMsg(t, 4))
+	got = readSnapshot(t, p.box, "ledgers", "a")
 	if got.Version != 4 || len(got.Held) != 0 || got.Sequence != 4 || string(got.State) != `{"steps":[1,2,3,4]}` {
 		t.Errorf("after it has come: %+v", got)
 	}
@@ -145,7 +145,7 @@ func TestHeldMessagesComeBackAsTheyWere(t *testing.T) {
 	}
 
 	tombstone := &consumer.Message{ID: "x", Name: "Step", Key: []byte("a"), Aggregate: event.Aggregate{ID: "a"}}
-	handle(t, h, tombstone, full, msg(t, "Step", "a", 1))
+	mustHandle(t, h, tombstone, full, newMessage(t, "Step", "a", 1))
 	if len(got) != 3 {
 		t.Fatalf("%d messages", len(got))
 	}
@@ -171,17 +171,17 @@ func TestAHeldMessageWaitsForTheStart(t *testing.T) {
 		in.State.Steps = append(in.State.Steps, in.Message().Name)
 		return nil
 	}
-	saga.Start(s, typ[int64]("begin"), note, inSequence())
-	saga.StartOrOn(s, typ[int64]("next"), note, inSequence())
-	saga.On(s, typ[int64]("aside"), note)
+	saga.Start(s, newType[int64]("begin"), note, inSequence())
+	saga.StartOrOn(s, newType[int64]("next"), note, inSequence())
+	saga.On(s, newType[int64]("aside"), note)
 	h := handlerOf(t, s, p.box)
-	handle(t, h, msg(t, "next", "a", 2))
-	if err := h.Handle(t.Context(), msg(t, "aside", "a", nil)); !errors.Is(err, saga.ErrNotFound) {
+	mustHandle(t, h, newMessage(t, "next", "a", 2))
+	if err := h.Handle(t.Context(), newMessage(t, "aside", "a", nil)); !errors.Is(err, saga.ErrNotFound) {
 		t.Errorf("a message for a saga that has only held messages: %v", err)
 	}
 
-	handle(t, h, msg(t, "begin", "a", 1), msg(t, "aside", "a", nil))
-	if got := p.document(t, "orders", "a").Lookup("state", "steps").String(); got != `["begin","next","aside"]` {
+	mustHandle(t, h, newMessage(t, "begin", "a", 1), newMessage(t, "aside", "a", nil))
+	if got := p.findDocument(t, "orders", "a").Lookup("state", "steps").String(); got != `["begin","next","aside"]` {
 		t.Errorf("steps %s", got)
 	}
 }

@@ -58,7 +58,7 @@ func TestAHeldMessageThatFailsHarmsNoOther(t *testing.T) {
 				}
 			}
 
-			got := snapshot(t, p.box, "ledgers", "a")
+			got := readSnapshot(t, p.box, "ledgers", "a")
 			if string(got.State) != `{"steps":[1,2]}` || fmt.Sprint(got.Held) != "[3 4]" || !strings.HasPrefix(got.Stuck, "number 3, message ") {
 				t.Errorf("%s, held %v, stuck %q", got.State, got.Held, got.Stuck)
 			}
@@ -74,7 +74,7 @@ func TestAHeldMessageThatFailsHarmsNoOther(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			got = snapshot(t, p.box, "ledgers", "a")
+			got = readSnapshot(t, p.box, "ledgers", "a")
 			if string(got.State) != `{"steps":[1,2,3,4]}` || len(got.Held) != 0 || got.Stuck != "" {
 				t.Errorf("%s, held %v, stuck %q", got.State, got.Held, got.Stuck)
 			}
@@ -106,9 +106,9 @@ func TestAHeldMessageSurvivesAWriteConflict(t *testing.T) {
 		_, err := coll.UpdateByID(ctx, "shared", increment)
 		return err
 	}), p.box)
-	handle(t, h, numberedMsg(t, 2), numberedMsg(t, 1))
+	mustHandle(t, h, numberedMsg(t, 2), numberedMsg(t, 1))
 
-	got := snapshot(t, p.box, "ledgers", "a")
+	got := readSnapshot(t, p.box, "ledgers", "a")
 	if string(got.State) != `{"steps":[1,2]}` || len(got.Held) != 0 || got.Stuck != "" || attempts != 4 {
 		t.Errorf("%s, held %v, stuck %q after %d attempts", got.State, got.Held, got.Stuck, attempts)
 	}
@@ -124,10 +124,10 @@ func TestAnEarlyMessageIsHeldBeforeItsSagaBegins(t *testing.T) {
 		return nil
 	}
 
-	saga.Start(s, typ[int64]("Odd"), step, inSequence())
-	saga.On(s, typ[int64]("Even"), step, inSequence())
-	handle(t, handlerOf(t, s, box), numberedMsg(t, 2), numberedMsg(t, 1))
-	if got := snapshot(t, box, "ledgers", "a"); string(got.State) != `{"steps":[1,2]}` {
+	saga.Start(s, newType[int64]("Odd"), step, inSequence())
+	saga.On(s, newType[int64]("Even"), step, inSequence())
+	mustHandle(t, handlerOf(t, s, box), numberedMsg(t, 2), numberedMsg(t, 1))
+	if got := readSnapshot(t, box, "ledgers", "a"); string(got.State) != `{"steps":[1,2]}` {
 		t.Errorf("%s", got.State)
 	}
 }

@@ -66,7 +66,7 @@ func startChild(t *testing.T, dir string) child {
 	return child{cmd, in, bufio.NewReader(out), log}
 }
 
-func (c child) address(t *testing.T) (at address) {
+func (c child) readAddress(t *testing.T) (at address) {
 	t.Helper()
 	line, err := c.out.ReadBytes('\n')
 	if err == nil {
@@ -85,9 +85,9 @@ func TestSharedByProcesses(t *testing.T) {
 	LockMachine(t)
 	dir := t.TempDir()
 	children := []child{startChild(t, dir), startChild(t, dir), startChild(t, dir)}
-	first := children[0].address(t)
+	first := children[0].readAddress(t)
 	for _, c := range children[1:] {
-		if at := c.address(t); at.PID != first.PID || at.MongoURI != first.MongoURI {
+		if at := c.readAddress(t); at.PID != first.PID || at.MongoURI != first.MongoURI {
 			t.Errorf("two processes got different servers: %+v and %+v", first, at)
 		}
 	}
@@ -99,7 +99,7 @@ func TestSharedByProcesses(t *testing.T) {
 	_ = children[1].in.Close()
 	_ = children[1].cmd.Wait()
 	late := startChild(t, dir)
-	if at := late.address(t); at.PID != first.PID {
+	if at := late.readAddress(t); at.PID != first.PID {
 		t.Errorf("the servers changed while a process used them: %+v, then %+v", first, at)
 	}
 	for _, c := range []child{children[2], late} {
@@ -132,7 +132,7 @@ func TestKeeperKilled(t *testing.T) {
 	LockMachine(t)
 	dir := t.TempDir()
 	a := startChild(t, dir)
-	first := a.address(t)
+	first := a.readAddress(t)
 	p, err := os.FindProcess(first.PID)
 	if err == nil {
 		err = p.Kill()
@@ -149,7 +149,7 @@ func TestKeeperKilled(t *testing.T) {
 
 	_ = dead.Close()
 	b := startChild(t, dir)
-	second := b.address(t)
+	second := b.readAddress(t)
 	if second.PID == first.PID {
 		t.Error("a dead keeper's servers were handed out")
 	}

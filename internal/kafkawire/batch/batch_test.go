@@ -59,27 +59,27 @@ type plain struct {
 	Offset     int64
 }
 
-func text(key, value []byte) string {
+func formatRecord(key, value []byte) string {
 	if value == nil {
 		return string(key) + "=null"
 	}
 	return string(key) + "=" + string(value)
 }
 
-func want(recs []record.Record) []plain {
+func toPlain(recs []record.Record) []plain {
 	var out []plain
 	for i, r := range recs {
 		p := plain{Key: r.Key, Value: r.Value, TimeMS: r.TimeMS, Offset: 1000 + int64(i)}
 		for _, h := range r.Headers {
-			p.Headers = append(p.Headers, text(h.Key, h.Value))
+			p.Headers = append(p.Headers, formatRecord(h.Key, h.Value))
 		}
 		out = append(out, p)
 	}
 	return out
 }
 
-// encode returns the batch of recs as Seal returns it.
-func encode(t interface{ Fatal(...any) }, recs []record.Record, c *Codec, p Producer, seq int32) []byte {
+// sealBatch returns the batch of recs as Seal returns it.
+func sealBatch(t interface{ Fatal(...any) }, recs []record.Record, c *Codec, p Producer, seq int32) []byte {
 	var b Builder
 	b.Reset(nil)
 	size := 0
@@ -107,21 +107,21 @@ func TestTwoOtherReadersReadWhatWeWrite(t *testing.T) {
 		c := rapid.SampledFrom(codecs).Draw(t, "codec")
 		p := Producer{ID: rapid.Int64Range(0, 1<<50).Draw(t, "id"), Epoch: int16(rapid.IntRange(0, 32767).Draw(t, "epoch"))}
 		seq := int32(rapid.IntRange(0, maxSequence).Draw(t, "sequence"))
-		sealed := encode(t, recs, c, p, seq)
+		sealed := sealBatch(t, recs, c, p, seq)
 
-		if d := cmp.Diff(want(recs), franz(t, sealed, p)); d != "" {
+		if d := cmp.Diff(toPlain(recs), decodeByFranz(t, sealed, p)); d != "" {
 			t.Fatal(c, d)
 		}
-		if d := cmp.Diff(want(recs), segmentio(t, sealed, p, seq)); d != "" {
+		if d := cmp.Diff(toPlain(recs), decodeBySegmentio(t, sealed, p, seq)); d != "" {
 			t.Fatal(c, d)
 		}
-		if d := cmp.Diff(want(recs), own(t, sealed)); d != "" {
+		if d := cmp.Diff(toPlain(recs), decodeByUs(t, sealed)); d != "" {
 			t.Fatal(c, d)
 		}
 	})
 }
 
-func franz(t *rapid.T, sealed []byte, p Producer) []plain {
+func decodeByFranz(t *rapid.T, sealed []byte, p Producer) []plain {
 	b := bytes.Clone(sealed[setPrefix:])
 	// The checksum excludes the base offset of the broker.
 	binary.BigEndian.PutUint64(b, 1000)
@@ -138,7 +138,7 @@ func franz(t *rapid.T, sealed []byte, p Producer) []plain {
 		}
 		x := plain{Key: r.Key, Value: r.Value, TimeMS: r.Timestamp.UnixMilli(), Offset: r.Offset}
 		for _, h := range r.Headers {
-			x.Headers = append(x.Headers, text([]byte(h.Key), h.Value))
+			x.Headers = append(x.Headers, formatRecord([]byte(h.Key), h.Value))
 		}
 		out = append(out, x)
 	}
@@ -146,7 +146,7 @@ func franz(t *rapid.T, sealed []byte, p Producer) []plain {
 	return out
 }
 
-func segmentio(t *rapid.T, sealed []byte, p Producer, seq int32) []plain {
+func decodeBySegmentio(t *rapid.T, sealed []byte, p Producer, seq int32) []plain {
 	b := bytes.Clone(sealed)
 	binary.BigEndian.PutUint64(b[setPrefix:], 1000)
 	var rs protocol.RecordSet
@@ -186,13 +186,13 @@ func segmentio(t *rapid.T, sealed []byte, p Producer, seq int32) []plain {
 		}
 		x := plain{Key: all(r.Key), Value: all(r.Value), TimeMS: r.Time.UnixMilli(), Offset: r.Offset}
 		for _, h := range r.Headers {
-			x.Headers = append(x.Headers, text([]byte(h.Key), h.Value))
+			x.Headers = append(x.Headers, formatRecord([]byte(h.Key), h.Value))
 		}
 		out = append(out, x)
 	}
 }
 
-func own(t *rapid.T, sealed []byte) []plain {
+func decodeByUs(t *rapid.T, sealed []byte) []plain {
 	var out []plain
 	for b, err := range fetched.Batches(BatchOfSet(sealed)) {
 		if err != nil {
@@ -202,7 +202,7 @@ func own(t *rapid.T, sealed []byte) []plain {
 		if err != nil {
 			t.Fatal(err)
 		}
-		out = append(out, want(readRest(t, list))...)
+		out = append(out, toPlain(readRest(t, list))...)
 	}
 	return out
 }

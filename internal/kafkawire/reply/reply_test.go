@@ -38,8 +38,8 @@ func dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	return reply.Check(nc, bufio.NewReader(nc), addr), nil
 }
 
-// small fails the test if f allocates as much as a hostile reply claims.
-func small(t *testing.T, f func()) {
+// checkAllocation fails the test if f allocates as much as a hostile reply claims.
+func checkAllocation(t *testing.T, f func()) {
 	t.Helper()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -82,7 +82,7 @@ func TestHostileReplyAllocatesNothingAndNamesTheBroker(t *testing.T) {
 			pc := protocol.NewConn(nc, "test")
 			pc.SetVersions(map[protocol.ApiKey]int16{c.req.ApiKey(): c.version, protocol.SaslHandshake: max(c.version, 1)})
 
-			small(t, func() { _, err = pc.RoundTrip(c.req) })
+			checkAllocation(t, func() { _, err = pc.RoundTrip(c.req) })
 			if !errors.Is(err, reply.ErrNotKafka) || !strings.Contains(err.Error(), addr) {
 				t.Errorf("%v", err)
 			}
@@ -110,7 +110,7 @@ func TestHostileBrokerMeetsEveryClientOfKafkaGo(t *testing.T) {
 			defer tr.CloseIdleConnections()
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
-			small(t, func() {
+			checkAllocation(t, func() {
 				_, err := (&kafka.Client{Addr: kafka.TCP(addr), Transport: tr}).Metadata(ctx, &kafka.MetadataRequest{Topics: []string{"a"}})
 				refused(t, err)
 			})
@@ -123,7 +123,7 @@ func TestHostileBrokerMeetsEveryClientOfKafkaGo(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _ = c.Close() }()
-			small(t, func() {
+			checkAllocation(t, func() {
 				_, err := c.ReadPartitions("a")
 				refused(t, err)
 			})
@@ -169,7 +169,7 @@ func TestEveryReplyOfABrokerPasses(t *testing.T) {
 		}
 
 		msg := reflect.New(reply.TypeOf(key))
-		fill(t, msg.Elem())
+		drawValue(t, msg.Elem())
 		if s, ok := msg.Interface().(*syncgroup.Response); ok {
 			s.Assignments, _ = protocol.Marshal(0, assignment{Topics: []assigned{{"t", []int32{1, 2}}}})
 		}
@@ -212,19 +212,19 @@ type assigned struct {
 	Partitions []int32 `kafka:"min=v0,max=v0"`
 }
 
-func fill(t *rapid.T, v reflect.Value) {
+func drawValue(t *rapid.T, v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Struct:
 		for i := range v.NumField() {
 			if v.Field(i).CanSet() {
-				fill(t, v.Field(i))
+				drawValue(t, v.Field(i))
 			}
 		}
 	case reflect.Slice:
 		n := rapid.IntRange(0, 3).Draw(t, "n")
 		v.Set(reflect.MakeSlice(v.Type(), n, n))
 		for i := range n {
-			fill(t, v.Index(i))
+			drawValue(t, v.Index(i))
 		}
 	case reflect.String:
 		v.SetString(rapid.StringMatching("[a-z]{0,9}").Draw(t, "s"))

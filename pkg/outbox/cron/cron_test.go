@@ -44,13 +44,13 @@ func ExampleNew() {
 	}
 }
 
-func tick(name, schedule string) cron.Entry {
+func newEntry(name, schedule string) cron.Entry {
 	return cron.Entry{Name: name, Schedule: schedule, Event: func(at time.Time) event.Event {
 		return event.New(event.Aggregate{Type: "clock", ID: name}, "Tick", event.Bytes("", []byte(at.UTC().Format(time.RFC3339))))
 	}}
 }
 
-func (b bundle) cron(t *testing.T, entries ...cron.Entry) *cron.Cron {
+func (b bundle) newCron(t *testing.T, entries ...cron.Entry) *cron.Cron {
 	t.Helper()
 	c, err := cron.New(b.box, entries...)
 	if err != nil {
@@ -76,8 +76,8 @@ func runCron(t *testing.T, c *cron.Cron) (stop func()) {
 	return stop
 }
 
-// firings waits until f accepts the due times of the firings in the outbox.
-func (b bundle) firings(t *testing.T, what string, f func([]time.Time) bool) (at []time.Time) {
+// waitFirings waits until f accepts the due times of the firings in the outbox.
+func (b bundle) waitFirings(t *testing.T, what string, f func([]time.Time) bool) (at []time.Time) {
 	t.Helper()
 	stacktest.Eventually(t, what, func() bool {
 		at = nil
@@ -92,7 +92,7 @@ func (b bundle) firings(t *testing.T, what string, f func([]time.Time) bool) (at
 	return at
 }
 
-func gapless(t *testing.T, at []time.Time) {
+func checkGapless(t *testing.T, at []time.Time) {
 	t.Helper()
 	for i := 1; i < len(at); i++ {
 		if at[i].Sub(at[i-1]) != time.Second {
@@ -105,16 +105,16 @@ func gapless(t *testing.T, at []time.Time) {
 func TestCronOfSeveralProcesses(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	e := tick("seconds", "* * * * * *")
+	e := newEntry("seconds", "* * * * * *")
 	// The service adds ticks when half of this time is left, so the machine may stop for so long.
 	e.Ahead = 10 * time.Second
 	e.Missed = cron.All
 	for range 3 {
-		runCron(t, b.cron(t, e))
+		runCron(t, b.newCron(t, e))
 	}
 
-	at := b.firings(t, "more than the firings of the first pass", func(at []time.Time) bool { return len(at) >= 13 })
-	gapless(t, at)
+	at := b.waitFirings(t, "more than the firings of the first pass", func(at []time.Time) bool { return len(at) >= 13 })
+	checkGapless(t, at)
 	if ahead := time.Until(at[len(at)-1]); ahead < 0 {
 		t.Errorf("the last firing was appended %s after its time", -ahead)
 	}
@@ -134,10 +134,10 @@ func TestCronMissedFirings(t *testing.T) {
 	daily := fmt.Sprintf("0 %d * * *", (time.Now().UTC().Hour()+12)%24)
 	for policy, want := range map[cron.Missed]int{cron.Once: 1, cron.Skip: 0, cron.All: 4} {
 		b, ctx := setup(t), t.Context()
-		e := tick("days", daily)
+		e := newEntry("days", daily)
 		e.Missed = policy
-		stop := runCron(t, b.cron(t, e))
-		first := b.firings(t, "the first", func(at []time.Time) bool { return len(at) == 1 })
+		stop := runCron(t, b.newCron(t, e))
+		first := b.waitFirings(t, "the first", func(at []time.Time) bool { return len(at) == 1 })
 		stop()
 		// The process seems to have been down for five days. Firings that were appended before are
 		// delivered.
@@ -146,8 +146,8 @@ func TestCronMissedFirings(t *testing.T) {
 		}
 
 		b.setLast(t, "days", first[0].AddDate(0, 0, -5))
-		runCron(t, b.cron(t, e))
-		at := b.firings(t, "the missed ones", func(at []time.Time) bool { return len(at) >= want+1 })
+		runCron(t, b.newCron(t, e))
+		at := b.waitFirings(t, "the missed ones", func(at []time.Time) bool { return len(at) >= want+1 })
 		if len(at) != want+1 || !at[len(at)-1].Equal(first[0]) || want == 1 && !at[0].Equal(first[0].AddDate(0, 0, -1)) {
 			t.Errorf("policy %d: %v", policy, at)
 		}
@@ -159,12 +159,12 @@ func TestCronMissedFirings(t *testing.T) {
 func TestCronScheduleChanged(t *testing.T) {
 	t.Parallel()
 	b, ctx := setup(t), t.Context()
-	old := b.cron(t, tick("e", "0 0 1 1 *"))
+	old := b.newCron(t, newEntry("e", "0 0 1 1 *"))
 	runCron(t, old)
-	first := b.firings(t, "the old one", func(at []time.Time) bool { return len(at) == 1 })
-	b.ordinary(t, "other")
-	stop := runCron(t, b.cron(t, tick("e", "0 0 2 1 *")))
-	at := b.firings(t, "the new one", func(at []time.Time) bool { return len(at) == 1 && !at[0].Equal(first[0]) })
+	first := b.waitFirings(t, "the old one", func(at []time.Time) bool { return len(at) == 1 })
+	b.appendOrdinary(t, "other")
+	stop := runCron(t, b.newCron(t, newEntry("e", "0 0 2 1 *")))
+	at := b.waitFirings(t, "the new one", func(at []time.Time) bool { return len(at) == 1 && !at[0].Equal(first[0]) })
 	if at[0].Day() != 2 {
 		t.Errorf("it fires at %s", at[0])
 	}
@@ -177,22 +177,22 @@ func TestCronScheduleChanged(t *testing.T) {
 		t.Fatalf("forgotten twice: %v", err)
 	}
 
-	b.want(t, "other")
+	b.checkTypes(t, "other")
 }
 
 // The state was lost. Firings that are in the outbox are not appended again.
 func TestCronWithoutItsState(t *testing.T) {
 	t.Parallel()
 	b, ctx := setup(t), t.Context()
-	e := tick("seconds", "* * * * * *")
+	e := newEntry("seconds", "* * * * * *")
 	e.Ahead, e.Missed = 10*time.Second, cron.All
-	stop := runCron(t, b.cron(t, e))
-	b.firings(t, "the first", func(at []time.Time) bool { return len(at) >= 10 })
+	stop := runCron(t, b.newCron(t, e))
+	b.waitFirings(t, "the first", func(at []time.Time) bool { return len(at) >= 10 })
 	stop()
 	if err := b.db.Collection("outbox_cron").Drop(ctx); err != nil {
 		t.Fatal(err)
 	}
 
-	runCron(t, b.cron(t, e))
-	gapless(t, b.firings(t, "more", func(at []time.Time) bool { return len(at) >= 13 }))
+	runCron(t, b.newCron(t, e))
+	checkGapless(t, b.waitFirings(t, "more", func(at []time.Time) bool { return len(at) >= 13 }))
 }

@@ -22,7 +22,7 @@ func checkedEntry(t *testing.T, e Entry) *entry {
 	return x
 }
 
-func clock(s string) time.Time {
+func parseClock(s string) time.Time {
 	at, err := time.Parse("2006-01-02 15:04:05", s)
 	if err != nil {
 		panic(err)
@@ -53,7 +53,7 @@ func TestCronFiringsThatAreLacking(t *testing.T) {
 		"a year of seconds, once": {second, "2025-05-01 10:00:00", "2026-05-01 10:00:00", []string{"2026-05-01 10:00:00", "2026-05-01 10:00:01", "2026-05-01 10:00:02", "2026-05-01 10:00:03", "2026-05-01 10:00:04"}, "2026-05-01 10:00:03"},
 	} {
 		e := checkedEntry(t, x.e)
-		list, end := e.missingFirings(clock(x.last), clock(x.now))
+		list, end := e.missingFirings(parseClock(x.last), parseClock(x.now))
 		var got []string
 		for _, at := range list {
 			got = append(got, at.Format("2006-01-02 15:04:05"))
@@ -63,7 +63,7 @@ func TestCronFiringsThatAreLacking(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, x.want)
 		}
 
-		if wake := e.nextCheckTime(end, clock(x.now)); !wake.Equal(clock(x.wake)) {
+		if wake := e.nextCheckTime(end, parseClock(x.now)); !wake.Equal(parseClock(x.wake)) {
 			t.Errorf("%s: looks again at %s, want %s", name, wake, x.wake)
 		}
 	}
@@ -72,7 +72,7 @@ func TestCronFiringsThatAreLacking(t *testing.T) {
 func TestCronAllMissedComeInPieces(t *testing.T) {
 	t.Parallel()
 	e := checkedEntry(t, Entry{Schedule: "* * * * * *", Missed: All, Ahead: time.Second})
-	last, now, n, rounds := clock("2026-05-01 10:00:00"), clock("2026-05-01 10:20:00"), 0, 0
+	last, now, n, rounds := parseClock("2026-05-01 10:00:00"), parseClock("2026-05-01 10:20:00"), 0, 0
 	for {
 		list, end := e.missingFirings(last, now)
 		if len(list) > maxFiringsPerTransaction {
@@ -119,7 +119,7 @@ func TestCronExpressions(t *testing.T) {
 		{Entry{Schedule: "@every 90s"}, "2026-07-02 09:01:30", "2026-07-02 09:03:00"},
 	} {
 		e := checkedEntry(t, x.e)
-		if got := e.nextFiring(clock(x.now)); !got.Equal(clock(x.want)) {
+		if got := e.nextFiring(parseClock(x.now)); !got.Equal(parseClock(x.want)) {
 			t.Errorf("%s after %s: %s, want %s", x.e.Schedule, x.now, got, x.want)
 		}
 	}
@@ -184,7 +184,7 @@ func TestCronIDsOfFiringsStay(t *testing.T) {
 	}
 
 	const want = "13bd38dc-fbc7-5b36-b150-827d281bd285"
-	for _, at := range []time.Time{clock("2026-05-01 10:00:00"), clock("2026-05-01 10:00:00").Add(time.Millisecond).Local()} {
+	for _, at := range []time.Time{parseClock("2026-05-01 10:00:00"), parseClock("2026-05-01 10:00:00").Add(time.Millisecond).Local()} {
 		if got := c.firingID("e", at).String(); got != want {
 			t.Errorf("the firing at %s has the id %s, want %s", at, got, want)
 		}

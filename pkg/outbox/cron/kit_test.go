@@ -35,8 +35,8 @@ func setup(t *testing.T) bundle {
 	return bundle{db, box, db.Collection("outbox")}
 }
 
-// ordinary appends an event that is not scheduled.
-func (b bundle) ordinary(t *testing.T, typ string) {
+// appendOrdinary appends an event that is not scheduled.
+func (b bundle) appendOrdinary(t *testing.T, typ string) {
 	t.Helper()
 	if err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
 		return b.box.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "o-1"}, typ, event.Bytes("", []byte("p"))))
@@ -45,8 +45,8 @@ func (b bundle) ordinary(t *testing.T, typ string) {
 	}
 }
 
-// want fails the test unless the outbox contains events of these types, in the order of their timestamps.
-func (b bundle) want(t *testing.T, types ...string) {
+// checkTypes fails the test unless the outbox contains events of these types, in the order of their timestamps.
+func (b bundle) checkTypes(t *testing.T, types ...string) {
 	t.Helper()
 	boxtest.RequireStored(t, b.coll, types...)
 }

@@ -20,8 +20,8 @@ func (b bundle) collection(opts ...guard.Option) *guard.Collection {
 	return guard.NewCollection(b.db.Collection("orders"), opts...)
 }
 
-// orders returns the _id of all business documents.
-func (b bundle) orders(t *testing.T) []string {
+// listOrders returns the _id of all business documents.
+func (b bundle) listOrders(t *testing.T) []string {
 	t.Helper()
 	ids := []string{}
 	cur, err := b.db.Collection("orders").Find(t.Context(), bson.D{}, options.Find().SetSort(id("_id", 1)))
@@ -154,7 +154,7 @@ func TestCollectionIsBoundToTheTransaction(t *testing.T) {
 			}
 
 			var doc bson.Raw
-			if err := b.db.Collection("orders").FindOne(ctx, bson.D{}).Decode(&doc); err != nil || len(b.orders(t)) != 1 || len(doc) != len(mustRaw(t, id("_id", "a"))) {
+			if err := b.db.Collection("orders").FindOne(ctx, bson.D{}).Decode(&doc); err != nil || len(b.listOrders(t)) != 1 || len(doc) != len(mustRaw(t, id("_id", "a"))) {
 				t.Errorf("after the rollback: %s, %v", doc, err)
 			}
 		})
@@ -186,13 +186,13 @@ func TestCollectionWithoutTransaction(t *testing.T) {
 			return err
 		}
 
-		return box.Append(ctx, ev(order))
+		return box.Append(ctx, newEvent(order))
 	}
 	if err := handler(ctx, "alone"); err != nil {
 		t.Fatal(err)
 	}
 
-	if got := w.last(t, "insert").Lookup("writeConcern", "w").StringValue(); got != "majority" {
+	if got := w.lastCommand(t, "insert").Lookup("writeConcern", "w").StringValue(); got != "majority" {
 		t.Errorf("a plain write of a w:1 client has w %q", got)
 	}
 
@@ -200,8 +200,8 @@ func TestCollectionWithoutTransaction(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	b.want(t, "alone", "with")
-	if got := b.orders(t); len(got) != 2 {
+	b.checkTypes(t, "alone", "with")
+	if got := b.listOrders(t); len(got) != 2 {
 		t.Errorf("orders %v", got)
 	}
 }
@@ -292,7 +292,7 @@ func TestCollectionWithExplicitSession(t *testing.T) {
 		t.Error(err)
 	}
 
-	if got := b.orders(t); len(got) != 1 || got[0] != "explicit" {
+	if got := b.listOrders(t); len(got) != 1 || got[0] != "explicit" {
 		t.Errorf("orders %v", got)
 	}
 
@@ -327,7 +327,7 @@ func TestCollectionConflictRunsAgain(t *testing.T) {
 
 		// The function ignores this error. The transaction is still retried.
 		_ = just(coll.UpdateOne(ctx, id("_id", "a"), inc))
-		return b.box.Append(ctx, ev("counted", event.WithID("e")))
+		return b.box.Append(ctx, newEvent("counted", event.WithID("e")))
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -337,5 +337,5 @@ func TestCollectionConflictRunsAgain(t *testing.T) {
 		t.Errorf("n %d after %d runs: %v", doc.N, runs, err)
 	}
 
-	b.want(t, "counted")
+	b.checkTypes(t, "counted")
 }

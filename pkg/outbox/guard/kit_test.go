@@ -47,13 +47,13 @@ func (b bundle) newBox(t *testing.T, opts ...outbox.Option) *outbox.Box {
 	return box
 }
 
-// want fails the test unless the outbox contains events of these types, in the order of their timestamps.
-func (b bundle) want(t *testing.T, types ...string) {
+// checkTypes fails the test unless the outbox contains events of these types, in the order of their timestamps.
+func (b bundle) checkTypes(t *testing.T, types ...string) {
 	t.Helper()
 	boxtest.RequireStored(t, b.db.Collection("outbox"), types...)
 }
 
-func ev(typ string, opts ...event.Option) event.Event {
+func newEvent(typ string, opts ...event.Option) event.Event {
 	return event.New(event.Aggregate{Type: "order", ID: "o-1"}, typ, event.Bytes("", []byte("p")), opts...)
 }
 
@@ -71,8 +71,8 @@ func (w *watch) options() *options.ClientOptions {
 	}})
 }
 
-// last returns the last command of this name.
-func (w *watch) last(t *testing.T, name string) bson.Raw {
+// lastCommand returns the last command of this name.
+func (w *watch) lastCommand(t *testing.T, name string) bson.Raw {
 	t.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
