@@ -157,11 +157,11 @@ func TestLettersOfHandlersAreListedEditedAndRequeued(t *testing.T) {
 
 	// Edit: only the handler that gave up gets the message, with the new payload.
 	file := filepath.Join(t.TempDir(), "payload")
-	if err := os.WriteFile(file, []byte("mended"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("fixed"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	c.runCommand(0, nil, "dead", "edit", "bad 1", "--source", "handler", "--version", "0", "--payload", file, "--yes")
-	c.untilHandled("invoice mended")
+	c.untilHandled("invoice fixed")
 	c.runCommand(1, nil, "dead", "edit", "bad 1", "--source", "handler", "--version", "0", "--payload", file, "--yes")
 
 	// Requeue: it fails again, and this is another letter.

@@ -77,7 +77,8 @@ func TestPurgeByHand(t *testing.T) {
 	o, colls := outboxNames(t, "a_outbox", "b_outbox")
 	insertAt(t, colls[0], 1200, 90_000)
 	insertAt(t, colls[1], 30, 90_000)
-	insertAt(t, colls[1], 7, 99_800) // within the margin of five minutes
+	// This envelope is within the margin of five minutes.
+	insertAt(t, colls[1], 7, 99_800)
 	dry, err := o.Purge(t.Context(), admin.Purge{DryRun: true, OlderThan: time.Second})
 	if err != nil || dry.Purgeable != 1230 || dry.Removed != 0 || dry.KeptS != 300 || len(dry.Collections) != 2 || !dry.Collections[0].Cut.Equal(time.Unix(99_700, 0)) {
 		t.Fatalf("%+v, %v", dry, err)

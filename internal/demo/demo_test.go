@@ -108,7 +108,7 @@ func TestRateLeavesRoomForTwoKills(t *testing.T) {
 		{400, 5, 10 * time.Second, 1},
 	} {
 		if got := limitRate(c.rate, c.events, c.every); got != c.want {
-			t.Errorf("%+v: %d", c, got)
+			t.Errorf("%+v: the limit is %d, want %d", c, got, c.want)
 		}
 	}
 }

@@ -107,6 +107,7 @@ func passedTests(t *testing.T, out []byte) []string {
 	for d := json.NewDecoder(bytes.NewReader(out)); ; {
 		var event struct{ Action, Test string }
 		err := d.Decode(&event)
+
 		if errors.Is(err, io.EOF) {
 			slices.Sort(passed)
 			return passed
@@ -114,6 +115,7 @@ func passedTests(t *testing.T, out []byte) []string {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		if event.Action == "pass" && event.Test != "" && !strings.Contains(event.Test, "/") {
 			passed = append(passed, event.Test)
 		}

@@ -70,7 +70,7 @@ func TestMappedDocument(t *testing.T) {
 	}
 	it := v.Headers.Iter()
 	if !it.Next() || string(it.Key) != "traceparent" {
-		t.Error("the headers differ from those of meta")
+		t.Error("the headers differ from the headers of meta")
 	}
 	if value, err := AppendPayload(nil, &v); err != nil || string(value) != `{"n":1}` {
 		t.Errorf("the payload is %s, %v", value, err)
@@ -186,6 +186,7 @@ func TestMappedParseDoesNotAllocate(t *testing.T) {
 	raw := marshal(t, shopEvent("d-1"))
 	whole := marshal(t, bson.D{{Key: "_id", Value: "0123456789"}, {Key: "a", Value: 1}})
 	var v View
+
 	for raw, m := range map[string]*Mapping{
 		string(raw):   mapped(t, shopNames),
 		string(whole): mapped(t, Names{AggregateType: "-", AggregateID: "-", Type: "-", Payload: "*", Key: "*"}),

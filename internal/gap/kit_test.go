@@ -100,13 +100,16 @@ type publisher struct {
 func (p *publisher) Deliver(_ context.Context, e *outboxes.Envelope) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
 	id, ok := e.Raw.Lookup("_id").StringValueOK()
 	if !ok {
 		// The id may have any type, so use the type of the event.
 		id = e.Raw.Lookup("type").StringValue()
 	}
+
 	p.ids = append(p.ids, strings.Clone(id))
 	p.stamps = append(p.stamps, e.TS)
+
 	if p.deliver != nil {
 		return p.deliver(e)
 	}

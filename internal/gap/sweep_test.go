@@ -32,18 +32,23 @@ func TestSweepsInTheOrderOfStampsOverCollections(t *testing.T) {
 		b.insert(t.Context(), b.newOutbox(names[i*7%3]), id)
 		want = append(want, id)
 	}
+
 	b.insert(t.Context(), b.newOutbox("a"), "retried", bson.E{Key: "state", Value: "retry"})
 	b.insert(t.Context(), b.newOutbox("b"), "scheduled", bson.E{Key: "dueAt", Value: time.Now()})
 	b.insert(t.Context(), b.newOutbox("c"), "sent", bson.E{Key: "sentAt", Value: time.Now()})
 	to := b.clusterTime()
 	b.insert(t.Context(), b.newOutbox("a"), "late")
+
 	p := &publisher{}
 	s := b.newSweep(to, p, names...)
-	s.Memory = 1 // many replies
+	// With one byte of memory, each reply is small, so there are many.
+	s.Memory = 1
 	if res := b.run(s); res.Swept != 300 {
 		t.Errorf("%d swept, want 300", res.Swept)
 	}
+
 	p.checkSent(t, want...)
+
 	for i, m := range p.marks {
 		if below := slices.IndexFunc(p.stamps, func(ts bson.Timestamp) bool { return ts.After(m) }); below >= 0 && below < p.at[i] || below < 0 && p.at[i] < 300 {
 			t.Errorf("mark %d at %v after %d envelopes is not between two stamps", i, m, p.at[i])
@@ -63,11 +68,13 @@ func TestFromCursorAndMargin(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	at("old", bson.Timestamp{T: 1000, I: 1})
 	at("margin", bson.Timestamp{T: 1901, I: 1})
 	at("in", bson.Timestamp{T: 2500, I: 1})
 	// The server stamps this envelope, with a later time.
 	at("unstamped", bson.Timestamp{})
+
 	for _, x := range []struct {
 		name         string
 		from, cursor uint32
@@ -89,6 +96,7 @@ func TestFromCursorAndMargin(t *testing.T) {
 			t.Errorf("%s: swept %q, want %q", x.name, p.ids, x.want)
 		}
 	}
+
 	if m := mongodb.Margin(t.Context(), b.client); m != mongodb.MinMargin {
 		t.Errorf("margin %v on a server with the default life of transactions", m)
 	}
@@ -115,7 +123,8 @@ func TestN25_TimesInIDsLimitTheSweepOfUnstampedEnvelopes(t *testing.T) {
 			return id
 		}
 	}
-	// The latest come first, so that the order of the ids is not that of insertion.
+
+	// The latest come first, so that the order of the ids differs from the order of insertion.
 	// since includes the envelopes that were inserted after an early purge.
 	var all, recent, since []string
 	for _, kind := range []struct {
@@ -141,6 +150,7 @@ func TestN25_TimesInIDsLimitTheSweepOfUnstampedEnvelopes(t *testing.T) {
 			}
 		}
 	}
+
 	uuid := findUUID(t, b, "o")
 	for _, x := range []struct {
 		name   string
@@ -170,6 +180,7 @@ func TestN25_TimesInIDsLimitTheSweepOfUnstampedEnvelopes(t *testing.T) {
 		s.From, s.Collections[0].UUID = x.from, uuid
 		x.change(s)
 		n, err := s.Count(t.Context(), s.Collections[0])
+
 		b.run(s)
 		if !slices.Equal(p.ids, x.want) {
 			t.Errorf("%s: swept %q, want %q", x.name, p.ids, x.want)
@@ -198,6 +209,7 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	if found, err := hasUnstamped(t.Context(), b.clusterTime(), c, slot.Range{}); err != nil || found {
 		t.Fatalf("an empty outbox has unstamped envelopes: %v %v", found, err)
 	}
+
 	for i := range 50 {
 		b.insert(t.Context(), c, fmt.Sprint(i), bson.E{Key: "sentAt", Value: time.Now()})
 	}
@@ -205,6 +217,7 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	if found, err := hasUnstamped(t.Context(), b.clusterTime(), c, slot.Range{}); err != nil || found {
 		t.Fatalf("a stamped envelope counts as unstamped: %v %v", found, err)
 	}
+
 	want := []string{"z-missing", "a-missing", "null", "int", "text", "date", "zero", "regex"}
 	for _, d := range []bson.D{
 		{{Key: "_id", Value: "z-missing"}},
@@ -220,13 +233,17 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	if _, err := c.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "zero"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: bson.Timestamp{}}}}}, options.UpdateOne().SetUpsert(true)); err != nil {
 		t.Fatal(err)
 	}
+
 	p := &publisher{}
 	s := b.newSweep(b.clusterTime(), p, "o")
-	s.From = s.To // however short the stretch
+	// The stretch is empty.
+	s.From = s.To
 	b.run(s)
+
 	order := slices.Clone(p.ids)
 	if last := order[len(order)-1]; last != "stamped" {
 		t.Errorf("%q comes last, want the stamped one", last)
@@ -238,15 +255,18 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	if all := slices.Sorted(slices.Values(append(want, "stamped"))); !slices.Equal(order, all) {
 		t.Fatalf("swept %q, want %q", order, all)
 	}
+
 	if found, err := hasUnstamped(t.Context(), b.clusterTime(), c, slot.Range{}); err != nil || !found {
 		t.Fatalf("unstamped envelopes are not seen: %v %v", found, err)
 	}
+
 	p = &publisher{}
 	s = b.newSweep(b.clusterTime(), p, "o")
 	s.Cursor = mongodb.Earlier(s.To, time.Hour)
 	b.run(s)
 	// According to the cursor, the other envelopes are done.
 	p.checkSent(t, "stamped")
+
 	var plan bson.M
 	explain := bson.D{{Key: "explain", Value: bson.D{{Key: "find", Value: "o"}, {Key: "filter", Value: unstampedFilter(idRange{})}}}, {Key: "verbosity", Value: "executionStats"}}
 	if err := b.db.RunCommand(t.Context(), explain).Decode(&plan); err != nil {
@@ -265,6 +285,7 @@ func TestN22_NothingBetweenSweepAndStream(t *testing.T) {
 	b := newBundle(t)
 	c := b.newOutbox("o")
 	w1 := b.db.Collection("o", options.Collection().SetWriteConcern(writeconcern.W1()))
+
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	var wg sync.WaitGroup
@@ -284,6 +305,7 @@ func TestN22_NothingBetweenSweepAndStream(t *testing.T) {
 			}
 		})
 	}
+
 	type pass struct {
 		at   bson.Timestamp
 		p    *publisher
@@ -298,14 +320,17 @@ func TestN22_NothingBetweenSweepAndStream(t *testing.T) {
 		b.run(s)
 		passes = append(passes, pass{at, p, s.Skip})
 	}
+
 	stop()
 	wg.Wait()
 	b.insert(t.Context(), c, "end")
+
 	for _, x := range passes {
 		got := map[string]int{}
 		for _, id := range x.p.ids {
 			got[id]++
 		}
+
 		b.readStream(c, x.at, "end", func(id bson.RawValue, doc bson.Raw) {
 			if known, doubtful := b.checkSkip(x.skip, "o", id, doc); doubtful {
 				t.Errorf("%s is in doubt", id.StringValue())
@@ -313,6 +338,7 @@ func TestN22_NothingBetweenSweepAndStream(t *testing.T) {
 				got[id.StringValue()]++
 			}
 		})
+
 		missing, twice := 0, 0
 		for id := range written {
 			switch n := got[id]; {
@@ -323,13 +349,13 @@ func TestN22_NothingBetweenSweepAndStream(t *testing.T) {
 			}
 		}
 		if missing+twice > 0 {
-			t.Errorf("of %d envelopes %d came neither by the sweep nor by the stream, %d by both", len(written), missing, twice)
+			t.Errorf("of %d envelopes %d are neither in the sweep nor in the stream, and %d are in both", len(written), missing, twice)
 		}
 	}
 }
 
 // N22: a transaction that is open at the end of the stretch has stamps inside of it. Whether it commits before the sweep
-// comes there, while it is there, or afterwards: sweep and stream bring its envelopes once.
+// comes there, while it is there, or afterwards: sweep and stream deliver its envelopes once.
 func TestN22_TransactionOpenAcrossTheEnd(t *testing.T) {
 	t.Parallel()
 	for _, when := range []string{"before", "during", "after"} {
@@ -338,6 +364,7 @@ func TestN22_TransactionOpenAcrossTheEnd(t *testing.T) {
 			b := newBundle(t)
 			c := b.newOutbox("o")
 			b.insert(t.Context(), c, "first")
+
 			sess, err := b.client.StartSession()
 			if err != nil {
 				t.Fatal(err)
@@ -346,14 +373,17 @@ func TestN22_TransactionOpenAcrossTheEnd(t *testing.T) {
 			if err := sess.StartTransaction(); err != nil {
 				t.Fatal(err)
 			}
+
 			b.insert(mongo.NewSessionContext(t.Context(), sess), c, "slow")
 			b.insert(t.Context(), c, "second")
+
 			to := b.clusterTime()
 			commit := func() {
 				if err := sess.CommitTransaction(context.WithoutCancel(t.Context())); err != nil {
 					t.Error(err)
 				}
 			}
+
 			p := &publisher{}
 			p.deliver = func(e *outboxes.Envelope) error {
 				if when == "during" && e.Raw.Lookup("_id").StringValue() == "first" {
@@ -364,12 +394,14 @@ func TestN22_TransactionOpenAcrossTheEnd(t *testing.T) {
 			if when == "before" {
 				commit()
 			}
+
 			s := b.newSweep(to, p, "o")
 			b.run(s)
 			if when == "after" {
 				commit()
 			}
 			b.insert(t.Context(), c, "end")
+
 			got := slices.Clone(p.ids)
 			b.readStream(c, to, "end", func(id bson.RawValue, doc bson.Raw) {
 				known, doubtful := b.checkSkip(s.Skip, "o", id, doc)
@@ -380,6 +412,7 @@ func TestN22_TransactionOpenAcrossTheEnd(t *testing.T) {
 					got = append(got, id.StringValue())
 				}
 			})
+
 			slices.Sort(got)
 			if want := []string{"first", "second", "slow"}; !slices.Equal(got, want) {
 				t.Errorf("delivered %q, want %q", got, want)
@@ -405,15 +438,18 @@ func TestN22_RoundsShareTheSkipSet(t *testing.T) {
 	for i := range 10 {
 		b.insert(t.Context(), c, fmt.Sprintf("e%d", i))
 	}
+
 	p := &publisher{}
 	s := b.newSweep(b.clusterTime(), p, "o")
 	b.run(s)
+
 	b.insert(t.Context(), c, "new")
 	again := &publisher{}
 	s2 := b.newSweep(b.clusterTime(), again, "o")
 	s2.From, s2.Skip = s.To, s.Skip
 	res := b.run(s2)
 	again.checkSent(t, "new")
+
 	if res.Skipped != 10 || res.Swept != 1 {
 		t.Errorf("%+v, want 10 skipped and 1 swept", res)
 	}
@@ -428,12 +464,14 @@ func TestN22_FullSkipSetFlags(t *testing.T) {
 	for i := range 5 {
 		b.insert(t.Context(), c, fmt.Sprintf("e%d", i))
 	}
+
 	s := b.newSweep(b.clusterTime(), &publisher{}, "o")
 	s.Skip = NewSkip(3 * skipEntry)
 	b.run(s)
 	if len(s.Skip.ids) != 3 {
 		t.Fatalf("%d ids in a set with room for 3", len(s.Skip.ids))
 	}
+
 	b.insert(t.Context(), c, "later")
 	b.insert(t.Context(), c, "end")
 	n := 0
@@ -445,9 +483,11 @@ func TestN22_FullSkipSetFlags(t *testing.T) {
 			t.Errorf("%s: known, doubtful = %v, want %v", id.StringValue(), got, want)
 		}
 	})
+
 	if n != 6 {
 		t.Fatalf("%d events, want 6", n)
 	}
+
 	resumed := b.newSweep(b.clusterTime(), &publisher{}, "o")
 	resumed.Cursor = s.To
 	b.run(resumed)
@@ -456,7 +496,7 @@ func TestN22_FullSkipSetFlags(t *testing.T) {
 	}
 }
 
-// A cursor that is lost, a server that fails and stamps that are shared: nothing is missing, nothing comes twice.
+// If the cursor is lost, the server fails and envelopes share stamps, no envelope is missing or sent twice.
 func TestReadsGoOnBehindTheLastEnvelope(t *testing.T) {
 	t.Parallel()
 	b := newBundle(t)
@@ -471,6 +511,7 @@ func TestReadsGoOnBehindTheLastEnvelope(t *testing.T) {
 	if _, err := c.InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
+
 	p := &publisher{}
 	n, off := 0, func() {}
 	p.deliver = func(*outboxes.Envelope) error {
@@ -480,6 +521,7 @@ func TestReadsGoOnBehindTheLastEnvelope(t *testing.T) {
 		}
 		return nil
 	}
+
 	s := b.newSweep(b.clusterTime(), p, "o")
 	s.Memory = 1
 	b.run(s)
@@ -499,6 +541,7 @@ func TestSweepEnds(t *testing.T) {
 	if _, err := b.newSweep(b.clusterTime(), p, "o").Run(t.Context()); !errors.Is(err, refused) {
 		t.Errorf("a refusal ends the sweep with %v", err)
 	}
+
 	over := errors.New("over")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	p = &publisher{deliver: func(*outboxes.Envelope) error { cancel(over); return nil }}
@@ -523,6 +566,7 @@ func TestN21_SweepReadsMajorityOnThePrimary(t *testing.T) {
 			finds = append(finds, bson.Raw(append([]byte(nil), e.Command...)))
 		}
 	}}
+
 	b := newBundle(t, options.Client().SetMonitor(monitor).SetReadPreference(readpref.Nearest()))
 	b.insert(t.Context(), b.newOutbox("o"), "a")
 	s := b.newSweep(b.clusterTime(), &publisher{}, "o")
@@ -531,17 +575,18 @@ func TestN21_SweepReadsMajorityOnThePrimary(t *testing.T) {
 	if len(finds) != 2 {
 		t.Fatalf("%d reads, want 2", len(finds))
 	}
+
 	for _, f := range finds {
 		after, i, _ := f.Lookup("readConcern", "afterClusterTime").TimestampOK()
 		level, _ := f.Lookup("readConcern", "level").StringValueOK()
-		pref, told := f.Lookup("$readPreference", "mode").StringValueOK()
-		if (bson.Timestamp{T: after, I: i}).Before(s.To) || level != "majority" || told && pref != "primary" && pref != "primaryPreferred" {
+		pref, set := f.Lookup("$readPreference", "mode").StringValueOK()
+		if (bson.Timestamp{T: after, I: i}).Before(s.To) || level != "majority" || set && pref != "primary" && pref != "primaryPreferred" {
 			t.Errorf("a read with %s %s", f.Lookup("readConcern"), f.Lookup("$readPreference"))
 		}
 	}
 }
 
-// TestN27_ASweepSaysThatItsCollectionWasRenamed: read by its name, a collection that loses it looks as if it ended.
+// TestN27_ASweepSaysThatItsCollectionWasRenamed: a sweep that reads a collection by its name would take a rename for the end of the collection.
 func TestN27_ASweepSaysThatItsCollectionWasRenamed(t *testing.T) {
 	t.Parallel()
 	b := newBundle(t)
@@ -552,6 +597,7 @@ func TestN27_ASweepSaysThatItsCollectionWasRenamed(t *testing.T) {
 	if err != nil || len(list) != 1 {
 		t.Fatalf("%+v, %v", list, err)
 	}
+
 	s := b.newSweep(b.clusterTime(), &publisher{}, "o")
 	s.Collections = list
 	s.Publisher = publisherFunc{s.Publisher, func() {
@@ -561,6 +607,7 @@ func TestN27_ASweepSaysThatItsCollectionWasRenamed(t *testing.T) {
 			t.Error(err)
 		}
 	}}
+
 	if _, err := s.Run(t.Context()); !errors.Is(err, errMoved) {
 		t.Fatalf("a sweep whose collection was renamed ended with %v", err)
 	}
@@ -579,7 +626,7 @@ func (p publisherFunc) Deliver(ctx context.Context, e *outboxes.Envelope) error 
 	return p.Publisher.Deliver(ctx, e)
 }
 
-// A collection without an index on its stamps is sorted before the first reply comes, which may take longer than a sweep waits for one.
+// The server sorts a collection without an index on its stamps before the first reply. This may take longer than a sweep waits for a reply.
 // The sweep waits longer each time, so that it ends.
 func TestN22_ASweepOfASlowCollectionEnds(t *testing.T) {
 	t.Parallel()
@@ -588,6 +635,7 @@ func TestN22_ASweepOfASlowCollectionEnds(t *testing.T) {
 	for i := range 3 {
 		b.insert(t.Context(), c, fmt.Sprint("e", i))
 	}
+
 	p := &publisher{}
 	s := b.newSweep(b.clusterTime(), p, "o")
 	// No reply arrives in so short a time.

@@ -80,10 +80,12 @@ func withForm(tokens *atomic.Pointer[Tokens], session time.Duration) func(*Admin
 		if tokens != nil {
 			o.Access.Tokens = func() Tokens { return *tokens.Load() }
 		}
+
 		o.LoginForm = func(w http.ResponseWriter, _ *http.Request, status int, problem, next string) {
 			w.WriteHeader(status)
 			_, _ = io.WriteString(w, "form "+problem+" "+next)
 		}
+
 		o.Page = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			caller, known := admin.CallerOf(r.Context())
 			if !known {

@@ -82,15 +82,16 @@ func TestKindsOfLinesAreBounded(t *testing.T) {
 		for i := range 4 * limitKinds {
 			log.Error(fmt.Sprint("kind ", i))
 		}
+
 		<-time.After(limitWindow + time.Second)
 		synctest.Wait()
 		if n := strings.Count(out.String(), "\n"); n > limitKinds+limitLines+1 {
-			t.Errorf("%d lines", n)
+			t.Errorf("%d lines, want at most %d", n, limitKinds+limitLines+1)
 		}
 	})
 }
 
-// What fails during an outage is one problem. The first line of it is written, and the next one after a minute.
+// All failures during an outage are one problem. The first line about it is written, and the next one after a minute.
 func TestAnOutageIsOneProblem(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -102,15 +103,18 @@ func TestAnOutageIsOneProblem(t *testing.T) {
 			}
 			return ""
 		}))
+
 		for range 3 {
 			log.With("slot", "0of1").Warn("cannot renew the lease", "error", fmt.Errorf("writing: %w", away))
 			log.Error("cannot read the stream", "reason", away)
 			log.Warn("cannot write an entry", "error", errors.New("not allowed"))
 		}
 		log.Warn("work is suspended")
+
 		if n := strings.Count(out.String(), "\n"); n != 3 || !strings.Contains(out.String(), "cannot renew the lease") {
 			t.Errorf("%d lines during the outage:\n%s", n, out.String())
 		}
+
 		<-time.After(repeatWindow + time.Second)
 		synctest.Wait()
 		if n := strings.Count(out.String(), "no server"); n != 2 || !strings.Contains(out.String(), "repeated=5") {

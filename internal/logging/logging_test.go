@@ -83,13 +83,15 @@ func TestSecretsAreMasked(t *testing.T) {
 	for _, format := range []Format{Text, JSON} {
 		var out bytes.Buffer
 		log := slog.New(New(&out, slog.LevelDebug, format))
+
 		log.Info("m", "uri", uri, "secret", hidden{planted}, "password", planted, "kafka_sasl_password", []byte(planted), "token", fmt.Sprint(planted),
 			slog.Group("g", "uri", uri, "password", planted, slog.Group("inner", "api_key", planted)))
 		log.With("password", planted).WithGroup("g").Error("m", "err", fmt.Errorf("opening: %w", errors.New("connection to "+uri+" refused")))
 		log.Info("m", "url", &url.URL{Scheme: "http", User: url.UserPassword("u", planted), Host: "h"}, "stringer", shown{uri})
 		log.Info("m", "err", errors.New("error parsing mongodb://u:pa/ss@"+planted+"@h1/db: x"))
+
 		if got := out.String(); strings.Contains(got, planted) {
-			t.Errorf("%s: %s", format, got)
+			t.Errorf("%s: the secret is in the log: %s", format, got)
 		}
 		if got := out.String(); !strings.Contains(got, "mongodb://***@h1,h2/db") {
 			t.Errorf("%s: the hosts are gone: %s", format, got)

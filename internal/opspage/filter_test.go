@@ -51,7 +51,7 @@ func TestLookupTriesTheKeyAfterTheID(t *testing.T) {
 			t.Errorf("%s: %d, looked up as %s, want %s", at, r.StatusCode, got, want)
 		}
 		if explained := strings.Contains(body, "No event has the id"); explained != (want == "id, key") {
-			t.Errorf("%s: explains that it is a key: %v", at, explained)
+			t.Errorf("%s: the page explains that the text is a key: %v, want %v", at, explained, want == "id, key")
 		}
 	}
 }

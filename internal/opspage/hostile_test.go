@@ -137,6 +137,7 @@ func allRequests(text string) (list []request) {
 func parseSkeleton(t *testing.T, r request, body string) (out []string) {
 	t.Helper()
 	z := html.NewTokenizer(strings.NewReader(body))
+
 	for {
 		switch z.Next() {
 		case html.ErrorToken:
@@ -146,6 +147,7 @@ func parseSkeleton(t *testing.T, r request, body string) (out []string) {
 		case html.EndTagToken, html.StartTagToken, html.SelfClosingTagToken:
 			tok := z.Token()
 			at := tok.Type.String() + tok.Data
+
 			for _, a := range tok.Attr {
 				at += " " + a.Key
 				switch a.Key {

@@ -44,6 +44,7 @@ func fill(v reflect.Value, text string) {
 			v.SetBytes([]byte(`{"payload":"<i>hostile\"</i>","type":"<i>hostile\"</i>","<i>hostile":1}`))
 			return
 		}
+
 		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
 		for i := range 2 {
 			fill(v.Index(i), text)
@@ -53,6 +54,7 @@ func fill(v reflect.Value, text string) {
 			v.Set(reflect.ValueOf(time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC)))
 			return
 		}
+
 		for i := range v.NumField() {
 			if v.Type().Field(i).IsExported() {
 				fill(v.Field(i), text)

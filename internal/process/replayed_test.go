@@ -14,7 +14,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// undoCheckpoint runs a relay and do, and then sets the position back to its value before the relay. So the watcher document is the one
+// undoCheckpoint runs a relay and do, and then sets the position back to its value before the relay. So the watcher document equals the document
 // of an owner that died at an earlier checkpoint, and whose later records are in the topics.
 func (b *bundle) undoCheckpoint(set []string, do func()) {
 	b.t.Helper()

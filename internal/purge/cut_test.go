@@ -221,11 +221,11 @@ func TestN27_TheRegistryKnowsHowFarACollectionWasRead(t *testing.T) {
 		{"known before the position", outboxes.Registration{Seen: at(5)}, 10, 0, false},
 		{"new behind the position", outboxes.Registration{Seen: at(15)}, 10, 0, true},
 		{"back behind the position", outboxes.Registration{Seen: at(15), Left: at(7)}, 10, 7, true},
-		{"left and back behind the position, as another slot says", outboxes.Registration{Seen: at(15), Left: at(12)}, 10, 0, true},
+		{"left and back behind the position, according to another slot", outboxes.Registration{Seen: at(15), Left: at(12)}, 10, 0, true},
 		{"no position: everything is read anyway", outboxes.Registration{Seen: at(15)}, 0, 0, false},
 	} {
 		if upTo, appeared := c.claim.ReadUpTo(at(c.position)); upTo != at(c.upTo) || appeared != c.appeared {
-			t.Errorf("%s: up to %v, appeared %v", c.name, upTo, appeared)
+			t.Errorf("%s: up to %v, appeared %v, want %v and %v", c.name, upTo, appeared, at(c.upTo), c.appeared)
 		}
 	}
 }

@@ -181,11 +181,13 @@ func TestN25_RecordingLeavesExceptionsAndNewerEnvelopes(t *testing.T) {
 			}
 
 			set(sent[3], "state", "retry")
+			// The server sets a new stamp.
 			if _, err := coll.ReplaceOne(t.Context(), bson.D{{Key: "_id", Value: sent[5].ID}}, bson.D{{Key: "ts", Value: bson.Timestamp{}}}); err != nil {
-				t.Fatal(err) // the server sets a new stamp
+				t.Fatal(err)
 			}
 
-			sent[7].TS = bson.Timestamp{} // as if it had none: by its id alone
+			// The purge must find this envelope by its id, as if it had no stamp.
+			sent[7].TS = bson.Timestamp{}
 			set(sent[7], "ts", time.Now())
 
 			if err := RecordSent(t.Context(), &fencer{client: coll.Database().Client()}, mode, sent); err != nil {

@@ -209,13 +209,16 @@ func fillRecord(t *testing.T, c PresetConfig, names envelope.Names, doc bson.D) 
 	t.Helper()
 	m, v := mappedView(t, names, doc)
 	c.Mapping = m
+
 	var rec record.Record
 	if err := newFiller(t, c).Fill(v, &meta, Target{Topic: "t"}, &rec); err != nil {
 		t.Fatal(err)
 	}
+
 	var lines []string
 	for _, h := range rec.Headers {
-		if string(h.Key) != "__debezium.context.runId" { // another one each time
+		// Debezium writes another value of this header each time.
+		if string(h.Key) != "__debezium.context.runId" {
 			lines = append(lines, string(h.Key)+"="+string(h.Value))
 		}
 	}
@@ -232,7 +235,7 @@ func TestPlacement(t *testing.T) {
 		{Key: "f", Value: 1.5},
 		{Key: "o", Value: bson.ObjectID{1}},
 	}
-	// The values are those that MongoEventRouter of Debezium 3.6.1 produced with JsonConverter, without schemas.
+	// MongoEventRouter of Debezium 3.6.1 produced these values with JsonConverter, without schemas.
 	all := []string{"type:envelope", "tenant:envelope:tenant-id", "n:envelope", "at:envelope", "b:envelope", "f:envelope", "o:envelope", "none:envelope"}
 	got := fillRecord(t, PresetConfig{Name: Debezium, Placement: all}, envelope.Names{}, contractDoc(extra...))
 	const context = "__debezium.context.taskId=0\n__debezium.context.connectorName=mongodb\n"

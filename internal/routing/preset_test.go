@@ -76,6 +76,7 @@ func TestGolden(t *testing.T) {
 		own   = "traceparent: \"00-ab\"\ndup: \"\\x00\\xff\"\ndup: %s\n"
 		value = "value \"{\\\"a\\\":1,\\\"b\\\":\\\"x\\\"}\"\n"
 	)
+
 	nothing := `""`
 	if v := newView(t, fullEvent()); headerIsNull(v, 2) {
 		nothing = "null"
@@ -177,15 +178,18 @@ func TestStructuredData(t *testing.T) {
 		"JSON called, not JSON":   {"{", "application/json", `"{"`},
 		"text that names no kind": {`{"a":1}`, "", `"{\"a\":1}"`},
 	} {
+
 		v := newView(t, event.New(event.Aggregate{Type: "o", ID: "1"}, "T", event.Bytes(test.contentType, []byte(test.payload))))
 		if test.contentType == "" {
 			// A writer other than pkg/event may omit the content type.
 			v.PayloadType = byte(bson.TypeString)
 		}
+
 		var rec record.Record
 		if err := f.Fill(v, &meta, target, &rec); err != nil {
 			t.Fatal(err)
 		}
+
 		var doc struct{ Data json.RawMessage }
 		if err := json.Unmarshal(rec.Value, &doc); err != nil || string(doc.Data) != test.want {
 			t.Errorf("%s: %v, %s in %s", name, err, doc.Data, rec.Value)
@@ -394,10 +398,12 @@ func TestHotPathAllocatesNothing(t *testing.T) {
 		event.WithTime(time.UnixMilli(commit)), event.WithHeader("traceparent", []byte("00-ab")))
 	many := meta
 	many.MultiCollection = true
+
 	for _, preset := range []PresetConfig{{}, {Name: Plain}, {Name: CloudEvents}, {Headers: map[string]string{"type": "{type}"}}} {
 		f, v := newFiller(t, preset), newView(t, body)
 		var targets []Target
 		var rec record.Record
+
 		if n := testing.AllocsPerRun(100, func() {
 			var err error
 			if targets, err = r.Route(v, nil, targets[:0]); err != nil {

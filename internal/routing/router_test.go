@@ -215,15 +215,17 @@ func TestEveryTopicIsLegal(t *testing.T) {
 	allow := []string{"outbox.*", "_*"}
 	r := mustNew(t, Config{Rules: []Rule{{Type: "*x*", To: []string{"outbox.{type}", "{aggregatetype}"}}}, Allow: allow})
 	v := newView(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}))
+
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.OneOf(rapid.String(), rapid.StringMatching(`_{0,3}[a-zA-Z._-]{0,5}`))
 		v.AggregateType, v.Type, v.Topic = []byte(name.Draw(t, "aggregatetype")), []byte(name.Draw(t, "type")), nil
 		if rapid.Bool().Draw(t, "named") {
 			v.Topic = []byte(name.Draw(t, "topic"))
 		}
+
 		targets, err := r.Route(v, nil, nil)
 		if (err == nil) == (len(targets) == 0) {
-			t.Fatalf("%v with %v", targets, err)
+			t.Fatalf("the targets %v with the error %v, want one of them", targets, err)
 		}
 		for _, one := range targets {
 			if checkTopicName(one.Topic) != "" || strings.HasPrefix(one.Topic, "__") || !slices.ContainsFunc(allow, func(p string) bool { return glob.Match(p, one.Topic) }) {

@@ -51,7 +51,7 @@ func TestN19_ClaimsThatOverlapShareNothing(t *testing.T) {
 				claim := dueClaim{Token: fmt.Sprint("owner", o), Epoch: 7}
 				group := []*claimGroup{{coll: coll, ids: mine}}
 				err := mongodb.ErrSlow
-				// The claims of other owners conflict with this one each time.
+				// The claims of other owners conflict with this claim each time.
 				for errors.Is(err, mongodb.ErrSlow) {
 					err = claimGroups(t.Context(), &plainFencer{client: coll.Database().Client()}, claim, time.Now(), group)
 				}

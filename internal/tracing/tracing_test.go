@@ -238,8 +238,8 @@ func (c *collector) receive(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/x-protobuf")
 }
 
-// waitUntil blocks until the received data satisfies ok.
-func (c *collector) waitUntil(ok func() bool) {
+// waitReceived blocks until the received data satisfies ok.
+func (c *collector) waitReceived(ok func() bool) {
 	c.t.Helper()
 	deadline := time.After(30 * time.Second)
 	for {
@@ -422,15 +422,15 @@ func TestACollectorThatFails(t *testing.T) {
 		Gatherer: metrics.New("").Registry, OnExport: told.add, Log: slog.New(slog.NewTextHandler(&log, nil)),
 	})
 
-	c.waitUntil(func() bool { return len(c.auth) >= 3 })
+	c.waitReceived(func() bool { return len(c.auth) >= 3 })
 	c.mu.Lock()
 	c.status = 200
 	c.mu.Unlock()
-	c.waitUntil(func() bool { return c.metrics["outrelay_lag_seconds"] != nil && c.metrics["go_goroutines"] != nil })
+	c.waitReceived(func() bool { return c.metrics["outrelay_lag_seconds"] != nil && c.metrics["go_goroutines"] != nil })
 	var seen int
-	c.waitUntil(func() bool { seen = len(c.auth); return true })
+	c.waitReceived(func() bool { seen = len(c.auth); return true })
 	// By then, the response to the request before has been reported.
-	c.waitUntil(func() bool { return len(c.auth) >= seen+2 })
+	c.waitReceived(func() bool { return len(c.auth) >= seen+2 })
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.auth[0] != "Basic dTpodW50ZXIyaHVudGVyMg==" {

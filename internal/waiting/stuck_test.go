@@ -30,7 +30,7 @@ func TestN17_DueRetriesOfAParkedTopicAreNotReadInFullAtEachPoll(t *testing.T) {
 			bson.E{Key: "pending", Value: nil}, bson.E{Key: "nextAt", Value: time.UnixMilli(int64(i + 1))}))
 	}
 	last := docs[len(docs)-1]
-	// Only a pass over all envelopes reads this one.
+	// Only a pass over all envelopes reads this envelope.
 	h.insert(setField(last, bson.E{Key: "payload", Value: "behind the due ones"}))
 	h.insert(docs[:len(docs)-1]...)
 

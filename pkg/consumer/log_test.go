@@ -533,7 +533,7 @@ func TestN29_AFailedMessageOfADeletedTopicHidesNoNewOne(t *testing.T) {
 	l.recreate("a", 2)
 	<-gaps
 	close(release)
-	// The new messages of the key follow the one that failed.
+	// The new messages of the key follow the failed message.
 	stacktest.Eventually(t, "the message that failed, and both of the new topic", func() bool {
 		mu.Lock()
 		defer mu.Unlock()

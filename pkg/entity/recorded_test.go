@@ -48,7 +48,8 @@ func TestEachChangeIsRecorded(t *testing.T) {
 	step(3, func(ctx context.Context) (int64, error) { return r.Store(ctx, order{ID: "a", Total: 3}) })
 	w.tx(func(ctx context.Context) error { return just(r.Delete(ctx, "a")) })
 	w.tx(func(ctx context.Context) error {
-		ok, err := r.Delete(ctx, "a") // nothing to delete, nothing to record
+		// There is no entity to delete, and no change to record.
+		ok, err := r.Delete(ctx, "a")
 		if ok {
 			t.Error("deleted twice")
 		}
@@ -106,7 +107,8 @@ func TestRecordedGuards(t *testing.T) {
 			}
 		}
 		o.Version = 2
-		return r.DeleteEntity(ctx, o) // nothing was sent by the refused ones, so the transaction goes on
+		// The rejected changes sent no statements, so the transaction continues.
+		return r.DeleteEntity(ctx, o)
 	})
 
 	w.checkDocuments("orders")
@@ -147,7 +149,8 @@ func TestManyAndAllAreRecorded(t *testing.T) {
 	})
 
 	note("deleted", 3, 4, 5)
-	w.tx(func(ctx context.Context) error { // some are there, one was once, some never were
+	// Some of the entities exist, one existed before, and some never existed.
+	w.tx(func(ctx context.Context) error {
 		vs, err := r.StoreMany(ctx, list...)
 		if diff := cmp.Diff([]int64{3, 3, 3, 3, 4, 1, 1}, vs); diff != "" {
 			t.Error(diff)
@@ -243,7 +246,7 @@ func TestChunksHaveTheirOwnTransactions(t *testing.T) {
 	}
 }
 
-// A change beside RecordAll is before or after its event, so the last event of an entity, which a compacted topic keeps, has its
+// A change during RecordAll is before or after its event, so the last event of an entity, which a compacted topic keeps, has its
 // latest state.
 func TestRecordAllDoesNotFollowALaterChange(t *testing.T) {
 	t.Parallel()
@@ -269,7 +272,7 @@ func TestRecordAllDoesNotFollowALaterChange(t *testing.T) {
 		})
 	}
 	if n, err := r.RecordAll(t.Context()); n != 1 || err != nil {
-		t.Errorf("%d recorded, %v; want the one that is left", n, err)
+		t.Errorf("%d recorded, %v; want only entity a", n, err)
 	}
 	w.wantChanges("order.upserted string:a 1", "order.upserted string:b 1", "order.upserted string:a 2", "order.deleted string:b 2", "order.upserted string:a 2")
 	w.checkDocuments("orders", `{"_id":"a","id":"a","total":{"$numberLong":"5"},"version":{"$numberLong":"2"}}`)
@@ -488,7 +491,8 @@ func TestRebuild(t *testing.T) {
 	w.checkDocuments("view", line("o-000", 0, 1), line("o-001", 100, 2), line("o-003", 6, 1), line("old", 14, 1))
 	no := errors.New("no")
 	failing := w.projector(entity.WithProjection(func(order) (any, error) { return nil, no }))
-	if err := failing.Handle(t.Context(), ms[0]); err != nil { // a deletion is not projected
+	// A deletion is not projected.
+	if err := failing.Handle(t.Context(), ms[0]); err != nil {
 		t.Error(err)
 	}
 	if err := failing.Handle(t.Context(), ms[1]); !errors.Is(err, no) {

@@ -280,8 +280,8 @@ func rawRecord(delta, n, headers int) []byte {
 	return append(binary.AppendVarint(nil, int64(len(r))), r...)
 }
 
-// walkAll reads a set with as many fetches as necessary, and returns the most bytes that one fetch
-// allocated.
+// walkAll reads a set with as many fetches as necessary, and returns the largest allocation
+// of a fetch.
 func walkAll(t *testing.T, set []byte, end int64) (out []transport.Record, allocated uint64) {
 	t.Helper()
 	for next := int64(0); next < end; {
