@@ -22,7 +22,7 @@ func TestConfirm(t *testing.T) {
 		// want is a part of the error, or empty if there is no error.
 		want string
 	}{
-		{name: "yes was said", yes: true},
+		{name: "with --yes", yes: true},
 		{name: "no terminal", want: "this would discard 7 letters; pass --yes"},
 		{name: "json has no question", asks: true, json: true, want: "pass --yes"},
 		{name: "typed", asks: true, typed: "Yes \n"},
@@ -35,7 +35,7 @@ func TestConfirm(t *testing.T) {
 		if got := fmt.Sprint(err); c.want == "" && err != nil || c.want != "" && !strings.Contains(got, c.want) {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		if asked := strings.Contains(errOut.String(), "discard 7 letters"); asked != (c.asks && !c.json) {
+		if confirmed := strings.Contains(errOut.String(), "discard 7 letters"); confirmed != (c.asks && !c.json) {
 			t.Errorf("%s: printed %q", c.name, errOut.String())
 		}
 	}

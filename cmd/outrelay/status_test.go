@@ -25,10 +25,10 @@ func TestStatusCommand(t *testing.T) {
 
 	expectTexts(t, d.runCommand(nil, exitOK, "status"), "default  0of1  one", "40/s", "default · lag 0.1 s · waiting 0 (oldest 0.0 s)", "scheduled 3", "2 nodes, 0 stale", "checks: ")
 	d.runCommand(nil, exitOK, "pin", "two")
-	var told controlResult
-	d.runCommand(&told, exitOK, "step-down", "--hold", "10m", "--actor", "ann")
-	if told.Watcher != "default" || !strings.Contains(told.Done, "does not acquire it") {
-		t.Errorf("unexpected result %+v", told)
+	var result controlResult
+	d.runCommand(&result, exitOK, "step-down", "--hold", "10m", "--actor", "ann")
+	if result.Watcher != "default" || !strings.Contains(result.Done, "does not acquire it") {
+		t.Errorf("unexpected result %+v", result)
 	}
 
 	expectTexts(t, d.runCommand(nil, exitOK, "status"), "pinned to node two", "node one does not take over until")

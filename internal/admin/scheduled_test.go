@@ -130,10 +130,10 @@ func TestScheduledCancelAndReschedule(t *testing.T) {
 		t.Errorf("without a condition: %v", err)
 	}
 
-	var told []int64
-	n, err := o.Schedule().Cancel(t.Context(), admin.ScheduledFilter{Type: "b"}, func(n int64) { told = append(told, n) })
-	if err != nil || n != 2 || len(told) != 2 || told[1] != 2 {
-		t.Fatalf("%d %v %v", n, told, err)
+	var progress []int64
+	n, err := o.Schedule().Cancel(t.Context(), admin.ScheduledFilter{Type: "b"}, func(n int64) { progress = append(progress, n) })
+	if err != nil || n != 2 || len(progress) != 2 || progress[1] != 2 {
+		t.Fatalf("%d %v %v", n, progress, err)
 	}
 	if n := lastNote(t, o); n.Kind != "scheduled_cancelled" || n.Fields.Lookup("type").StringValue() != "b" || n.Fields.Lookup("count").AsInt64() != 2 {
 		t.Errorf("%+v", n)

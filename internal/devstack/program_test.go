@@ -38,24 +38,24 @@ func TestPrograms(t *testing.T) {
 		}
 	}
 
-	said := run("said", "-c", "echo one; echo two; echo $WORD; exit 3")
-	ended(said)
-	if err := said.Err(); err == nil || err.Error() != "exit status 3" || said.Running() {
+	output := run("said", "-c", "echo one; echo two; echo $WORD; exit 3")
+	ended(output)
+	if err := output.Err(); err == nil || err.Error() != "exit status 3" || output.Running() {
 		t.Errorf("ended with %v", err)
 	}
-	if lines := said.LastLines(2); !slices.Equal(lines, []string{"two", "hello"}) {
+	if lines := output.LastLines(2); !slices.Equal(lines, []string{"two", "hello"}) {
 		t.Errorf("last lines %q", lines)
 	}
-	if said.Kill() != nil || said.Terminate() != nil {
+	if output.Kill() != nil || output.Terminate() != nil {
 		t.Error("ending an ended program is an error")
 	}
 
-	asked, killed, left := run("asked", "-c", "exec sleep 600"), run("killed", "-c", "exec sleep 600"), run("left", "-c", "exec sleep 600")
-	if err := asked.Terminate(); err != nil {
+	terminated, killed, left := run("asked", "-c", "exec sleep 600"), run("killed", "-c", "exec sleep 600"), run("left", "-c", "exec sleep 600")
+	if err := terminated.Terminate(); err != nil {
 		t.Error(err)
 	}
 
-	ended(asked)
+	ended(terminated)
 	if err := killed.Pause(); err != nil {
 		t.Error(err)
 	}

@@ -106,7 +106,7 @@ func TestRenewalsDoNotDisturbTheHandlersTransaction(t *testing.T) {
 }
 
 // TestRunEndsWithTheLeaseWhenTheDatabaseIsAway: the clock of this process decides, because the
-// server cannot be asked.
+// server cannot be reached.
 func TestRunEndsWithTheLeaseWhenTheDatabaseIsAway(t *testing.T) {
 	t.Parallel()
 	app := stacktest.Name(t)

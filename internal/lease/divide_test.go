@@ -119,9 +119,9 @@ func TestN28_AdmittedBeforeAnAttempt(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
 	cfg := shortConfig(coll, "a")
-	asked, won := 0, make(chan bool, 1)
+	calls, won := 0, make(chan bool, 1)
 	cfg.MayAttempt = func(bool) func(bool) {
-		if asked++; asked < 5 {
+		if calls++; calls < 5 {
 			if n, _ := coll.CountDocuments(t.Context(), bson.D{}); n != 0 {
 				t.Error("the lease was attempted, want no attempt")
 			}
@@ -131,8 +131,8 @@ func TestN28_AdmittedBeforeAnAttempt(t *testing.T) {
 	}
 
 	h := mustAcquire(t, newLease(t, cfg))
-	if !<-won || asked != 5 {
-		t.Errorf("MayAttempt was called %d times", asked)
+	if !<-won || calls != 5 {
+		t.Errorf("MayAttempt was called %d times", calls)
 	}
 	if err := h.Release(t.Context()); err != nil {
 		t.Fatal(err)
@@ -145,10 +145,10 @@ func TestN28_AbsentDocumentIsAskedFor(t *testing.T) {
 	coll, _ := newCollection(t)
 	cfg := shortConfig(coll, "a")
 	gone := errors.New("divided otherwise")
-	asked := make(chan struct{}, 1)
+	called := make(chan struct{}, 1)
 	cfg.MayAttempt = func(bool) func(bool) {
 		select {
-		case asked <- struct{}{}:
+		case called <- struct{}{}:
 		default:
 		}
 		return nil
@@ -165,7 +165,7 @@ func TestN28_AbsentDocumentIsAskedFor(t *testing.T) {
 		ended <- err
 	}()
 
-	<-asked
+	<-called
 	if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: slotID}}); err != nil {
 		t.Fatal(err)
 	}
@@ -214,15 +214,15 @@ func TestN28_AbsentIsAskedAboutWhatAMajorityHasNot(t *testing.T) {
 	}}))
 
 	cfg := shortConfig(coll, "a")
-	asked := false
+	called := false
 	cfg.MayCreate = func(context.Context) error {
-		asked = true
+		called = true
 		if !majority.Load() {
 			t.Error("the last read was not a majority read")
 		}
 		return nil
 	}
-	if err := mustAcquire(t, newLease(t, cfg)).Release(t.Context()); err != nil || !asked {
-		t.Errorf("Absent was called: %v, error %v", asked, err)
+	if err := mustAcquire(t, newLease(t, cfg)).Release(t.Context()); err != nil || !called {
+		t.Errorf("Absent was called: %v, error %v", called, err)
 	}
 }

@@ -144,10 +144,10 @@ func TestAFaultEventThatIsNotLegalDoesNotBlockItsPartition(t *testing.T) {
 		t.Errorf("handled %q, %d letters", handled, len(letters))
 	}
 
-	told, err := e.broker.Await(e.context(), "outbox.event."+deadletter.Notified.Aggregate, 4)
+	notified, err := e.broker.Await(e.context(), "outbox.event."+deadletter.Notified.Aggregate, 4)
 	e.mustSucceed(err)
-	if len(told) != 4 {
-		t.Errorf("%d notifications", len(told))
+	if len(notified) != 4 {
+		t.Errorf("%d notifications, want 4", len(notified))
 	}
 }
 

@@ -28,9 +28,9 @@ func readGlossary(t *testing.T) []meaning {
 		if len(cells) != 2 || strings.TrimSpace(cells[0]) == "term" {
 			continue
 		}
-		said := strings.NewReplacer("`", "", "**", "").Replace(links.ReplaceAllString(strings.TrimSpace(cells[1]), "$1"))
+		explanation := strings.NewReplacer("`", "", "**", "").Replace(links.ReplaceAllString(strings.TrimSpace(cells[1]), "$1"))
 		for term := range strings.SplitSeq(strings.TrimSpace(cells[0]), ", ") {
-			list = append(list, meaning{Term: term, Text: said})
+			list = append(list, meaning{Term: term, Text: explanation})
 		}
 	}
 	return list

@@ -85,27 +85,27 @@ func TestPublishTellsOnceWhenAllTargetsHaveAnswered(t *testing.T) {
 	t.Parallel()
 	d, s, _ := newTestDispatcher(t, Config{Pool: NewPool(400, 1000)})
 	s.holder, s.hold = d, map[string]error{"away": record.ErrParked}
-	told := make(chan record.Published, 2)
+	published := make(chan record.Published, 2)
 	it := itemWithKey("k", "a", "away", "b")
-	if err := d.Publish(t.Context(), it.Records, func(p record.Published) { told <- p }); err != nil {
+	if err := d.Publish(t.Context(), it.Records, func(p record.Published) { published <- p }); err != nil {
 		t.Fatal(err)
 	}
 
 	k := s.sent[0]
-	if !k.IsSide() || len(told) > 0 {
-		t.Fatalf("ticket %x, reported %d times; want a side ticket and no report", k, len(told))
+	if !k.IsSide() || len(published) > 0 {
+		t.Fatalf("ticket %x, reported %d times; want a side ticket and no report", k, len(published))
 	}
 
 	d.Acked(record.TopicPartition{Topic: "a", Partition: 2}, 7, []record.Ticket{k}, 10)
 	d.Withdrawn([]record.Withdrawn{{Ticket: k, Topic: "b", Key: []byte("k"), Refusal: &record.Refusal{Class: record.RecordRefused}}})
-	p := <-told
+	p := <-published
 	if len(p.Answers) != 3 || !errors.Is(p.Answers[0].Held, record.ErrParked) || p.Answers[1].Offset != 7 || p.Answers[1].Partition != 2 || p.Answers[2].Refusal == nil {
 		t.Fatalf("answers %+v, want parked, acked at 7 of partition 2, refused", p.Answers)
 	}
-	if !errors.Is(d.Publish(t.Context(), itemWithKey("k", "b").Records, func(p record.Published) { told <- p }), nil) {
+	if !errors.Is(d.Publish(t.Context(), itemWithKey("k", "b").Records, func(p record.Published) { published <- p }), nil) {
 		t.Fatal("publishing behind a refusal fails")
 	}
-	if p := <-told; !errors.Is(p.Answers[0].Held, record.ErrBlocked) {
+	if p := <-published; !errors.Is(p.Answers[0].Held, record.ErrBlocked) {
 		t.Fatalf("behind a refusal that is not written down: %+v, want blocked", p.Answers)
 	}
 
@@ -120,8 +120,8 @@ func TestN08_ADeliveryOutsideTheOrderHoldsItsOffset(t *testing.T) {
 	d, s, _ := newTestDispatcher(t, Config{})
 	tp := record.TopicPartition{Topic: "a"}
 	d.Restore(tp, 5)
-	told := make(chan record.Published, 1)
-	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(p record.Published) { told <- p }); err != nil {
+	published := make(chan record.Published, 1)
+	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(p record.Published) { published <- p }); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.Deliver(t.Context(), itemWithKey("k", "a")); err != nil {
@@ -130,7 +130,7 @@ func TestN08_ADeliveryOutsideTheOrderHoldsItsOffset(t *testing.T) {
 
 	d.Position(positionAt(2))
 	d.Acked(tp, 5, slices.Clone(s.sent), 20)
-	p := <-told
+	p := <-published
 	if _, _, offs := d.Snapshot(); offs["a"][0] != 5 {
 		t.Fatalf("the stored offset is %d while the delivery at 5 is not settled", offs["a"][0])
 	}
@@ -216,13 +216,13 @@ func TestN08_ADeliveryBesideAReplayMovesNoOffset(t *testing.T) {
 	d.Restore(tp, 5)
 	d.Start(positionAt(1))
 	d.BeginReplay(false)
-	told := make(chan record.Published, 1)
-	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(p record.Published) { told <- p }); err != nil {
+	published := make(chan record.Published, 1)
+	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(p record.Published) { published <- p }); err != nil {
 		t.Fatal(err)
 	}
 
 	d.Acked(tp, 9, slices.Clone(s.sent), 10)
-	d.Settle([]record.Ticket{(<-told).Ticket})
+	d.Settle([]record.Ticket{(<-published).Ticket})
 	if _, _, offs := d.Snapshot(); offs["a"][0] != 5 {
 		t.Fatalf("the stored offset is %d, above records of events that the stream may repeat; want 5", offs["a"][0])
 	}
@@ -231,12 +231,12 @@ func TestN08_ADeliveryBesideAReplayMovesNoOffset(t *testing.T) {
 	if _, _, offs := d.Snapshot(); offs["a"][0] != 10 {
 		t.Fatalf("the stored offset is %d behind the replay, want 10", offs["a"][0])
 	}
-	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(p record.Published) { told <- p }); err != nil {
+	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(p record.Published) { published <- p }); err != nil {
 		t.Fatal(err)
 	}
 
 	d.Acked(tp, 10, slices.Clone(s.sent[1:]), 10)
-	d.Settle([]record.Ticket{(<-told).Ticket})
+	d.Settle([]record.Ticket{(<-published).Ticket})
 	if _, _, offs := d.Snapshot(); offs["a"][0] != 11 {
 		t.Fatalf("the stored offset is %d, want 11: the replay is over", offs["a"][0])
 	}
@@ -257,12 +257,12 @@ func TestN17_ARecordThatIsDeadAtOnceHoldsNothingBack(t *testing.T) {
 		t.Errorf("the key waits for a dead letter: %v", err)
 	}
 
-	told := make(chan record.Published, 1)
-	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(p record.Published) { told <- p }); err != nil {
+	published := make(chan record.Published, 1)
+	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(p record.Published) { published <- p }); err != nil {
 		t.Fatal(err)
 	}
 	d.Withdrawn([]record.Withdrawn{{Ticket: s.sent[1], Topic: "a", Key: []byte("k"), Refusal: why, Bytes: 10}})
-	if p := <-told; p.Answers[0].Refusal != why {
+	if p := <-published; p.Answers[0].Refusal != why {
 		t.Errorf("reported %+v, want the refusal", p.Answers)
 	}
 	if err := d.CheckGate(&itemWithKey("k", "a").Records[0], true); err != nil {

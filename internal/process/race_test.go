@@ -23,8 +23,8 @@ func TestN05_LosingARaceForTheIdHaltsNobody(t *testing.T) {
 	kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.InitProducerID}, Err: kerr.ProducerFenced, Count: 4})
 	b.env = append(b.env, "OUTRELAY_KAFKA_BROKERS="+strings.Join(kc.ListenAddrs(), ","))
 	b.start()
-	said := b.log.wait(t, "took over")
-	if strings.Contains(said, "halted") || strings.Contains(said, "epoch=2") {
-		t.Errorf("a race for the id ended the term:\n%s", said)
+	log := b.log.wait(t, "took over")
+	if strings.Contains(log, "halted") || strings.Contains(log, "epoch=2") {
+		t.Errorf("a race for the id ended the term:\n%s", log)
 	}
 }

@@ -22,7 +22,7 @@ func newFeeding(t *testing.T, p *planned) (*Scheduled, *scheduledCollection) {
 	})
 	list := s.watchedCollections()
 	if len(list) != 1 || !s.shouldRead(list[0]) {
-		t.Fatalf("%d collections are asked", len(list))
+		t.Fatalf("%d collections are watched", len(list))
 	}
 	t.Cleanup(list[0].closeCursor)
 	return s, list[0]
@@ -84,12 +84,12 @@ func TestCollectionsComeAndGo(t *testing.T) {
 	s.Collections = func() []outboxes.Outbox { return nil }
 	s.timers.addCopy(c, timerID(1), 0, true)
 	if list := s.watchedCollections(); len(list) != 0 || s.timers.entryCount() != 0 {
-		t.Errorf("%d are asked, %d remembered", len(list), s.timers.entryCount())
+		t.Errorf("%d collections are watched and %d events are in memory, want none", len(list), s.timers.entryCount())
 	}
 
 	s.NoteScheduled("new.outbox", timerID(1), time.Now())
 	if list := s.watchedCollections(); len(list) != 1 || list[0].ns != "new.outbox" || s.timers.entryCount() != 1 {
-		t.Errorf("%d are asked, %d remembered", len(list), s.timers.entryCount())
+		t.Errorf("%d collections are watched and %d events are in memory, want one of each", len(list), s.timers.entryCount())
 	}
 
 	p.skew = 2 * keepAfterHint

@@ -116,8 +116,8 @@ func (k *sickCluster) overrideLayout(current func() (partitions int, leaderless 
 		res.Brokers = []kmsg.MetadataResponseBroker{{NodeID: 0, Host: host, Port: int32(n)}}
 
 		count, leaderless := current()
-		for _, asked := range req.(*kmsg.MetadataRequest).Topics {
-			name := *asked.Topic
+		for _, requested := range req.(*kmsg.MetadataRequest).Topics {
+			name := *requested.Topic
 			topic := kmsg.MetadataResponseTopic{Topic: kmsg.StringPtr(name)}
 			for p := range count {
 				part := kmsg.MetadataResponseTopicPartition{Partition: int32(p), Replicas: []int32{0}, ISR: []int32{0}}

@@ -323,11 +323,11 @@ func attributesOf(s *tracepb.Span) map[string]string {
 func TestSpansReachACollector(t *testing.T) {
 	t.Parallel()
 	c := newCollector(t)
-	var told exports
+	var exported exports
 	m := metrics.New("1.2.3")
 	e, stop := runExporter(t, Config{
 		Endpoint: c.URL + "/base/", Token: "hunter2hunter2", SamplePercent: 100, SpansPerSecond: 100, MetricsInterval: 50 * time.Millisecond,
-		Version: "1.2.3", Node: "n1", Watcher: "orders", Gatherer: m.Registry, OnExport: told.add, Log: slog.New(slog.DiscardHandler),
+		Version: "1.2.3", Node: "n1", Watcher: "orders", Gatherer: m.Registry, OnExport: exported.add, Log: slog.New(slog.DiscardHandler),
 	})
 
 	tap := NewTap(e, m.PublishLatency.Exemplar, time.Now)
@@ -396,8 +396,8 @@ func TestSpansReachACollector(t *testing.T) {
 	if c.auth[0] != "Bearer hunter2hunter2" {
 		t.Errorf("authorization %q", c.auth[0])
 	}
-	if told.n[signalTraces] == 0 || told.n[signalMetrics] == 0 {
-		t.Errorf("exports %v", told.n)
+	if exported.n[signalTraces] == 0 || exported.n[signalMetrics] == 0 {
+		t.Errorf("exports %v", exported.n)
 	}
 
 	h := c.metrics["outrelay_publish_latency_seconds"].GetHistogram().GetDataPoints()
@@ -415,11 +415,11 @@ func TestACollectorThatFails(t *testing.T) {
 	c := newCollector(t)
 	// The exporter does not retry a request after this status.
 	c.status = 400
-	var told exports
+	var exported exports
 	var log locked
 	runExporter(t, Config{
 		Endpoint: strings.Replace(c.URL, "http://", "http://u:hunter2hunter2@", 1) + "/base", MetricsInterval: 20 * time.Millisecond,
-		Gatherer: metrics.New("").Registry, OnExport: told.add, Log: slog.New(slog.NewTextHandler(&log, nil)),
+		Gatherer: metrics.New("").Registry, OnExport: exported.add, Log: slog.New(slog.NewTextHandler(&log, nil)),
 	})
 
 	c.waitReceived(func() bool { return len(c.auth) >= 3 })

@@ -24,7 +24,7 @@ func TestBenchObservedCommand(t *testing.T) {
 		Pairs     int                `json:"pairs"`
 		Events    int                `json:"events"`
 	}
-	said := runBench(t, &r, "--observed", "--events", "2000", "--pairs", "2")
+	output := runBench(t, &r, "--observed", "--events", "2000", "--pairs", "2")
 	if r.Alone <= 0 || r.Observed <= 0 || r.Pairs != 2 || r.Events != 2000 || len(r.Ratios) != 2 {
 		t.Fatalf("%+v", r)
 	}
@@ -40,14 +40,14 @@ func TestBenchObservedCommand(t *testing.T) {
 
 	// The order within pairs alternates.
 	at := func(text string) int {
-		i := strings.Index(said, text)
+		i := strings.Index(output, text)
 		if i < 0 {
-			t.Fatalf("output without %q:\n%s", text, said)
+			t.Fatalf("output without %q:\n%s", text, output)
 		}
 		return i
 	}
 
 	if at("pair 1 of 2: alone") > at("pair 1 of 2: observed") || at("pair 2 of 2: observed") > at("pair 2 of 2: alone") {
-		t.Errorf("the order within pairs does not alternate:\n%s", said)
+		t.Errorf("the order within pairs does not alternate:\n%s", output)
 	}
 }

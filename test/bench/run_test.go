@@ -16,7 +16,7 @@ import (
 
 // runBench runs `outrelay bench --json` on the shared servers and decodes its JSON object. It returns
 // the text on standard error, and prints it if the test fails.
-func runBench(t *testing.T, object any, args ...string) (said string) {
+func runBench(t *testing.T, object any, args ...string) (output string) {
 	t.Helper()
 	binary := kit.Binary(t)
 	ctx, cancel := kit.Context(t)

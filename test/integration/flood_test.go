@@ -57,10 +57,10 @@ func TestManyMissingTopicsDisturbNobody(t *testing.T) {
 		return fmt.Sprint(s.CountHeld("parked"), " parked, ", s.CountHeld(), " wait, ", s.CountOutbox(bson.D{}), " left")
 	})
 	settled := time.Since(began)
-	asked := time.Now()
+	start := time.Now()
 	code, metrics := p.Get("/metrics")
 	t.Logf("the event took %s, the flood %s, metrics %s; %d bytes of memory, %d of metrics, %d of watcher, %d of log",
-		late, settled, time.Since(asked), p.ResidentMemory(), len(metrics), len(s.WatcherDocument()), len(p.ReadLog()))
+		late, settled, time.Since(start), p.ResidentMemory(), len(metrics), len(s.WatcherDocument()), len(p.ReadLog()))
 	if late > 20*time.Second {
 		t.Errorf("the event of another service was delivered after %s", late)
 	}
@@ -80,12 +80,12 @@ func TestManyMissingTopicsDisturbNobody(t *testing.T) {
 		t.Error("the lease was lost, or not renewed in time")
 	}
 
-	asked = time.Now()
+	start = time.Now()
 	p.Terminate()
 	if code := p.WaitExit(); code != 0 {
 		t.Errorf("exit code %d, want 0", code)
 	}
-	if took := time.Since(asked); took > 15*time.Second {
+	if took := time.Since(start); took > 15*time.Second {
 		t.Errorf("stopping took %s", took)
 	}
 }

@@ -33,7 +33,7 @@ func TestServiceManager(t *testing.T) {
 	buf := make([]byte, 4096)
 	until := func(want string) {
 		t.Helper()
-		var heard []string
+		var received []string
 		for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); {
 			if err := conn.SetReadDeadline(deadline); err != nil {
 				t.Fatal(err)
@@ -48,11 +48,11 @@ func TestServiceManager(t *testing.T) {
 			if got := string(buf[:n]); strings.HasPrefix(got, want) {
 				return
 			} else {
-				heard = append(heard, got)
+				received = append(received, got)
 			}
 		}
 
-		t.Fatalf("waiting for notification %q timed out; received %q", want, heard)
+		t.Fatalf("waiting for notification %q timed out; received %q", want, received)
 	}
 
 	s := kit.New(t, kit.Options{Env: []string{
