@@ -450,7 +450,7 @@ func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		if strings.HasPrefix(m.ID, "anew") {
+		if strings.HasPrefix(m.ID, "recreated") {
 			fresh++
 		} else {
 			old++
@@ -537,7 +537,7 @@ func TestN29_AFailedMessageOfADeletedTopicHidesNoNewOne(t *testing.T) {
 	stacktest.Eventually(t, "the message that failed, and both of the new topic", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
-		return handled["10"] == 1 && handled["anew0"] == 1 && handled["anew1"] == 1
+		return handled["10"] == 1 && handled["recreated0"] == 1 && handled["recreated1"] == 1
 	})
 	l.waitCommitted(t, 2)
 }
@@ -568,7 +568,7 @@ func TestN29_ATopicThatIsRefilledAtOnceIsReadFromItsStart(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	for i := range 5 {
-		if id := fmt.Sprint("anew", i); handled[id] != 1 {
+		if id := fmt.Sprint("recreated", i); handled[id] != 1 {
 			t.Errorf("%s was handled %d times, want once", id, handled[id])
 		}
 	}
@@ -592,7 +592,7 @@ func TestN29_AMessageFollowsItsKeyInALaterGeneration(t *testing.T) {
 		addHandler(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
 			mu.Lock()
 			defer mu.Unlock()
-			if m.ID == "anew0" && broken {
+			if m.ID == "recreated0" && broken {
 				return errWanted
 			}
 			handled = append(handled, m.ID)
@@ -624,7 +624,7 @@ func TestN29_AMessageFollowsItsKeyInALaterGeneration(t *testing.T) {
 	}
 	runUntil(2)
 	stacktest.Eventually(t, "all messages", func() bool { return len(handledAll()) == 3 })
-	if got, want := handledAll(), []string{"0", "anew0", "anew1"}; !slices.Equal(got, want) {
+	if got, want := handledAll(), []string{"0", "recreated0", "recreated1"}; !slices.Equal(got, want) {
 		t.Errorf("handled %v, want %v", got, want)
 	}
 }
