@@ -35,7 +35,6 @@ type Source struct {
 	// StoppedAt is when the other publisher was stopped. It cannot have sent later events, so they cannot be repeated. Zero means now.
 	StoppedAt time.Time
 	Replace   bool // also if the watcher has a position
-	Actor     string
 }
 
 // The ways in which a token was compared with the cluster.
