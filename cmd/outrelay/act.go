@@ -442,56 +442,6 @@ func formatLocal(t *time.Time) string {
 	return t.Local().Format(time.RFC3339)
 }
 
-// zonedLayouts are the time formats that include a time zone.
-var zonedLayouts = []string{time.RFC3339Nano, "2006-01-02T15:04Z07:00"}
-
-// parsePastTime parses the value of a flag: a time, or a duration such as 2h before now. It returns the
-// zero time for "". A time without a zone is in UTC.
-func parsePastTime(flag, text string, now time.Time) (time.Time, error) {
-	if text == "" {
-		return time.Time{}, nil
-	}
-	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
-		return now.Add(-d), nil
-	}
-
-	for _, layout := range append(zonedLayouts, "2006-01-02T15:04:05", "2006-01-02T15:04", time.DateOnly) {
-		if at, err := time.Parse(layout, text); err == nil {
-			return at, nil
-		}
-	}
-	return time.Time{}, fmt.Errorf("--%s %q is neither a time such as 2026-11-20T08:00:00Z nor a duration such as 2h", flag, text)
-}
-
-// parsePastRange parses the values of two flags with parsePastTime.
-func parsePastRange(fromFlag, from, toFlag, to string) (begin, end time.Time, err error) {
-	now := time.Now()
-	if begin, err = parsePastTime(fromFlag, from, now); err != nil {
-		return begin, end, err
-	}
-	end, err = parsePastTime(toFlag, to, now)
-	return begin, end, err
-}
-
-// parseZonedPastTime is parsePastTime for an action that depends on the time: it rejects a time without a zone.
-func parseZonedPastTime(flag, text string, now time.Time) (time.Time, error) {
-	at, err := parsePastTime(flag, text, now)
-	if err != nil || text == "" {
-		return at, err
-	}
-	if _, err := time.ParseDuration(text); err == nil {
-		return at, nil
-	}
-
-	for _, layout := range zonedLayouts {
-		if at, err := time.Parse(layout, text); err == nil {
-			return at, nil
-		}
-	}
-	return time.Time{}, fmt.Errorf("--%s %q has no time zone: write %s for UTC, or a duration such as 2h",
-		flag, text, at.Format(time.RFC3339))
-}
-
 func isTerminal(stream any) bool {
 	f, ok := stream.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))

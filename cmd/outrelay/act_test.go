@@ -121,13 +121,15 @@ func TestCountsAndTimes(t *testing.T) {
 		"": {}, "2h": now.Add(-2 * time.Hour), "2026-11-20T08:00Z": now.Add(-4 * time.Hour), "2026-11-20T09:00:00+01:00": now.Add(-4 * time.Hour),
 		"2026-11-20T08:00": now.Add(-4 * time.Hour), "2026-11-20": now.Add(-12 * time.Hour),
 	} {
-		if got, err := parsePastTime("from", text, now); err != nil || !got.Equal(want) {
+		if got, err := parsePastTime(text, now); err != nil || !got.Equal(want) {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}
 	}
 
 	for _, text := range []string{"yesterday", "-2h", "8"} {
-		if _, err := parsePastTime("from", text, now); err == nil || !strings.Contains(err.Error(), "--from") {
+		var c cobra.Command
+		addTimeFlag(&c, &now, "from", "", parsePastTime)
+		if err := c.ParseFlags([]string{"--from", text}); err == nil || !strings.Contains(err.Error(), "--from") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}

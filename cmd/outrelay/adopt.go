@@ -13,7 +13,6 @@ import (
 
 func newAdoptCommand(p *program) *cobra.Command {
 	src := adopt.Source{}
-	var at, stopped string
 	c := &cobra.Command{
 		Use:   "adopt",
 		Short: "Take over the position of Debezium, the MongoDB Kafka connector, or a token",
@@ -42,24 +41,15 @@ of a connector for another source, and a watcher that a node owns or that has a 
 	c.Flags().StringVar(&src.File, "offsets-file", "", "offset `file` of Kafka Connect (offset.storage.file.filename)")
 	c.Flags().StringVar(&src.Topic, "offsets-topic", "", "offset `topic` of Kafka Connect (offset.storage.topic)")
 	c.Flags().StringVar(&src.Token, "token", "", "resume `token`")
-	c.Flags().StringVar(&at, "at", "", "`time` with its zone, or so long ago, such as 10m")
+	addTimeFlag(c, &src.At, "at", "`time` with its zone, or so long ago, such as 10m", parseZonedPastTime)
 	c.Flags().StringVar(&src.Connector, "connector", "", "`name` of the connector; default: the only one for MongoDB")
-	c.Flags().StringVar(&stopped, "stopped-at", "",
-		"`time` at which the other publisher stopped, or so long ago; default: now")
+	addTimeFlag(c, &src.StoppedAt, "stopped-at",
+		"`time` at which the other publisher stopped, or so long ago; default: now", parseZonedPastTime)
 	c.Flags().BoolVar(&src.Replace, "replace", false, "replace the position that the watcher has")
 	c.MarkFlagsMutuallyExclusive("offsets-file", "offsets-topic", "token", "at")
 	c.MarkFlagsOneRequired("offsets-file", "offsets-topic", "token", "at")
 
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		var err error
-		if src.At, err = parseZonedPastTime("at", at, time.Now()); err != nil {
-			return err
-		}
-		if src.StoppedAt, err = parseZonedPastTime("stopped-at", stopped, time.Now()); err != nil {
-			return err
-		}
-		return a.adoptPosition(c.Context(), src)
-	}
+	c.RunE = func(c *cobra.Command, _ []string) error { return a.adoptPosition(c.Context(), src) }
 	return c
 }
 

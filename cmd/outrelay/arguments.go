@@ -86,6 +86,11 @@ func explainFlagError(c *cobra.Command, err error) error {
 	var value *pflag.InvalidValueError
 	if errors.As(err, &value) {
 		f := value.GetFlag()
+		switch f.Value.(type) {
+		case limitValue, timeValue:
+			// Their errors state the accepted values.
+			return fmt.Errorf("--%s: found %q; %w", f.Name, value.GetValue(), value.Unwrap())
+		}
 		return fmt.Errorf("--%s: found %q; expected %s", f.Name, value.GetValue(), describeFlagValue(f.Value))
 	}
 	var missing *pflag.ValueRequiredError
@@ -175,10 +180,6 @@ func passedFlags(c *cobra.Command, group string) (passed []string) {
 
 // describeFlagValue returns the values that a flag accepts.
 func describeFlagValue(v pflag.Value) string {
-	if limit, ok := v.(limitValue); ok {
-		return limit.describe()
-	}
-
 	switch v.Type() {
 	case "int", "int32", "int64", "intSlice":
 		return "a whole number"

@@ -28,19 +28,16 @@ a message back to its handler through MongoDB. Other handlers and groups do not 
 }
 
 // deadFilter holds the flags that select dead letters.
-type deadFilter struct {
-	admin.DeadFilter
-	since, until string
-}
+type deadFilter struct{ admin.DeadFilter }
 
 // addDeadFilterFlags adds the flags that select dead letters. A command that changes them also gets --all.
 func addDeadFilterFlags(c *cobra.Command, changes bool) *deadFilter {
 	f := &deadFilter{}
 	addCollectionFlag(c, &f.Collection)
 
+	addTimeFlag(c, &f.From, "since", "died at or after this `time`, or at most so long ago, such as 2h", parsePastTime)
+	addTimeFlag(c, &f.To, "until", "died before this `time`, or at least so long ago, such as 2h", parsePastTime)
 	flags := c.Flags()
-	flags.StringVar(&f.since, "since", "", "died at or after this `time`, or at most so long ago, such as 2h")
-	flags.StringVar(&f.until, "until", "", "died before this `time`, or at least so long ago, such as 2h")
 	flags.StringVar(&f.Topic, "topic", "", "only for this `topic`")
 	flags.StringVar(&f.Type, "type", "", "only with this event `type`")
 	flags.StringVar(&f.AggregateType, "aggregate-type", "", "only with this aggregate `type`")
@@ -75,13 +72,6 @@ func (f *deadFilter) addStateFlag(c *cobra.Command) {
 	c.Flags().StringVar(&f.RequeueStatus, "state", "any", "any, replayable (not requeued yet) or replayed")
 }
 
-// parseArgs parses the times of the flags, and takes the ids from the arguments of the command.
-func (f *deadFilter) parseArgs(ids []string) (err error) {
-	f.IDs = ids
-	f.From, f.To, err = parsePastRange("since", f.since, "until", f.until)
-	return err
-}
-
 func newDeadListCommand(p *program) *cobra.Command {
 	var limit int
 	var after string
@@ -95,24 +85,19 @@ func newDeadListCommand(p *program) *cobra.Command {
 	addLimitFlag(c, &limit, admin.DefaultPage, admin.MaxPage, "dead letters on a page")
 	c.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
 
-	c.RunE = func(c *cobra.Command, ids []string) error {
-		if err := f.parseArgs(ids); err != nil {
+	a.setRun(c, func(ctx context.Context, op admin.Operator, ids []string) error {
+		f.IDs = ids
+		page, err := op.Letters().List(ctx, f.DeadFilter, limit, after)
+		// An empty page of the relay's letters may hide letters of handlers, so the text mentions those.
+		var others int64
+		if err == nil && f.Source != admin.FromHandler && !a.json {
+			others, err = op.Letters().Count(ctx, admin.DeadFilter{Source: admin.FromHandler, RequeueStatus: "replayable"})
+		}
+		if err != nil {
 			return err
 		}
-
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			page, err := op.Letters().List(ctx, f.DeadFilter, limit, after)
-			// An empty page of the relay's letters may hide letters of handlers, so the text mentions those.
-			var others int64
-			if err == nil && f.Source != admin.FromHandler && !a.json {
-				others, err = op.Letters().Count(ctx, admin.DeadFilter{Source: admin.FromHandler, RequeueStatus: "replayable"})
-			}
-			if err != nil {
-				return err
-			}
-			return a.printResult(page, func(w io.Writer) { f.writeDead(w, page, others) })
-		})
-	}
+		return a.printResult(page, func(w io.Writer) { f.writeDead(w, page, others) })
+	})
 	return c
 }
 
@@ -176,10 +161,7 @@ func newDeadSummaryCommand(p *program) *cobra.Command {
 	a.limit = 0
 	f.addStateFlag(c)
 	c.RunE = func(c *cobra.Command, ids []string) error {
-		if err := f.parseArgs(ids); err != nil {
-			return err
-		}
-
+		f.IDs = ids
 		groups := listing[admin.DeadGroup]{
 			name: "groups", empty: "no dead letter matches", head: "COUNT\tNOT REQUEUED\tTOPIC\tTYPE\tCLASS\tFIRST\tLAST",
 			cells: func(g admin.DeadGroup) cells {
@@ -253,34 +235,30 @@ code is 1.`,
 	a, f := p.addChangeFlags(c), addDeadFilterFlags(c, true)
 	addToFlag(c, &o)
 	c.Flags().BoolVar(&o.IgnoreExpiry, "ignore-expiry", false, "also requeue expired envelopes; they do not expire again")
-	c.RunE = func(c *cobra.Command, ids []string) error {
-		if err := f.parseArgs(ids); err != nil {
-			return err
-		}
-
+	a.setRun(c, func(ctx context.Context, op admin.Operator, ids []string) error {
+		f.IDs = ids
 		o.DryRun = a.dryRun
 		// Requeued letters stay in the collection for the record; a second requeue would deliver them twice.
 		f.RequeueStatus = "replayable"
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			question := "requeue %s; consumers get the same ids again"
-			if f.Source == admin.FromHandler {
-				question = "requeue %s; only their handlers get them again"
-			}
-			n, err := a.planRequeue(ctx, op, f, o, question)
-			if err != nil {
-				return err
-			}
 
-			bar := a.startProgress("requeueing", n)
-			got, err := op.Letters().Requeue(ctx, f.DeadFilter, o, bar.setDone)
-			bar.clear()
-			if err == nil {
-				// Ids without a letter are an error, but the others were requeued.
-				err = f.checkFound(ctx, op, got.Matched)
-			}
-			return a.printRequeued(got, err)
-		})
-	}
+		question := "requeue %s; consumers get the same ids again"
+		if f.Source == admin.FromHandler {
+			question = "requeue %s; only their handlers get them again"
+		}
+		n, err := a.planRequeue(ctx, op, f, o, question)
+		if err != nil {
+			return err
+		}
+
+		bar := a.startProgress("requeueing", n)
+		got, err := op.Letters().Requeue(ctx, f.DeadFilter, o, bar.setDone)
+		bar.clear()
+		if err == nil {
+			// Ids without a letter are an error, but the others were requeued.
+			err = f.checkFound(ctx, op, got.Matched)
+		}
+		return a.printRequeued(got, err)
+	})
 	return c
 }
 
@@ -383,31 +361,26 @@ They cannot be recovered.`,
 
 	a, f := p.addChangeFlags(c), addDeadFilterFlags(c, true)
 	f.addStateFlag(c)
-	c.RunE = func(c *cobra.Command, ids []string) error {
-		if err := f.parseArgs(ids); err != nil {
+	a.setRun(c, func(ctx context.Context, op admin.Operator, ids []string) error {
+		f.IDs = ids
+		n, err := a.countAndConfirm(ctx, op, f, "discard %s for good")
+		if err != nil {
 			return err
 		}
 
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			n, err := a.countAndConfirm(ctx, op, f, "discard %s for good")
-			if err != nil {
-				return err
-			}
+		bar := a.startProgress("discarding", n)
+		got, err := op.Letters().Discard(ctx, f.DeadFilter, a.dryRun, bar.setDone)
+		bar.clear()
+		if err == nil {
+			err = f.checkFound(ctx, op, got.Matched)
+		}
+		// If some letters are gone, the result counts them even though an error ended the command.
+		if err != nil && got.Discarded == 0 {
+			return err
+		}
 
-			bar := a.startProgress("discarding", n)
-			got, err := op.Letters().Discard(ctx, f.DeadFilter, a.dryRun, bar.setDone)
-			bar.clear()
-			if err == nil {
-				err = f.checkFound(ctx, op, got.Matched)
-			}
-			// If some letters are gone, the result counts them even though an error ended the command.
-			if err != nil && got.Discarded == 0 {
-				return err
-			}
-
-			return errors.Join(err, a.printLine(got, "%s", a.chooseText(
-				countNoun(got.Discarded, "dead letter")+" discarded", countNoun(got.Matched, "dead letter")+" would be discarded")))
-		})
-	}
+		return errors.Join(err, a.printLine(got, "%s", a.chooseText(
+			countNoun(got.Discarded, "dead letter")+" discarded", countNoun(got.Matched, "dead letter")+" would be discarded")))
+	})
 	return c
 }

@@ -31,10 +31,9 @@ const (
 // eventFlags holds the flags that select entries of the events log.
 type eventFlags struct {
 	admin.EventFilter
-	from, to string
-	limit    int
-	after    string
-	follow   bool
+	limit  int
+	after  string
+	follow bool
 }
 
 func newEventsCommand(p *program) *cobra.Command {
@@ -60,8 +59,8 @@ With --follow, also show new entries until Ctrl-C; together with --json, as one 
 	flags.StringSliceVar(&f.Kinds, "kind", nil, "only these `kinds`, such as took_over,gap_found")
 	flags.StringVar(&f.Node, "node", "", "only entries written by this `node`")
 	flags.StringVar(&f.Actor, "actor", "", "only actions of this `person`")
-	flags.StringVar(&f.from, "from", "", "at or after this `time`, or at most so long ago, such as 2h")
-	flags.StringVar(&f.to, "to", "", "before this `time`, or at least so long ago, such as 2h")
+	addTimeFlag(c, &f.From, "from", "at or after this `time`, or at most so long ago, such as 2h", parsePastTime)
+	addTimeFlag(c, &f.To, "to", "before this `time`, or at least so long ago, such as 2h", parsePastTime)
 	addLimitFlag(c, &f.limit, 50, admin.MaxPage, "entries on a page")
 	flags.StringVar(&f.after, "after", "", "the `cursor` that the previous page ended with, for older entries")
 	flags.BoolVarP(&f.follow, "follow", "f", false, "also show new entries until Ctrl-C")
@@ -69,9 +68,13 @@ With --follow, also show new entries until Ctrl-C; together with --json, as one 
 	c.MarkFlagsMutuallyExclusive("follow", "after")
 
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		if err := f.parseArgs(p); err != nil {
-			return err
+		for _, kind := range f.Kinds {
+			if !admin.IsEventKind(kind) {
+				return unknownKindError(kind)
+			}
 		}
+		// Only --watcher restricts the log to one watcher. The watcher in the configuration does not.
+		f.Watcher = *p.namedFlags["watcher"]
 
 		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
 			if f.follow {
@@ -87,21 +90,6 @@ With --follow, also show new entries until Ctrl-C; together with --json, as one 
 	}
 	c.AddCommand(newEventsTrimCommand(p))
 	return c
-}
-
-// parseArgs checks the flags and parses their times.
-func (f *eventFlags) parseArgs(p *program) (err error) {
-	for _, kind := range f.Kinds {
-		if !admin.IsEventKind(kind) {
-			return unknownKindError(kind)
-		}
-	}
-
-	// Only --watcher restricts the log to one watcher. The watcher in the configuration does not.
-	f.Watcher = *p.namedFlags["watcher"]
-
-	f.From, f.To, err = parsePastRange("from", f.from, "to", f.to)
-	return err
 }
 
 // unknownKindError names the kind that was probably meant, or all kinds.

@@ -30,12 +30,10 @@ func (v limitValue) String() string {
 func (v limitValue) Set(text string) error {
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 || n > v.most {
-		return fmt.Errorf("expected %s", v.describe())
+		return fmt.Errorf("expected a whole number from 1 to %d", v.most)
 	}
 	*v.n = n
 	return nil
 }
 
 func (v limitValue) Type() string { return "int" }
-
-func (v limitValue) describe() string { return fmt.Sprintf("a whole number from 1 to %d", v.most) }

@@ -14,7 +14,6 @@ import (
 
 func newLookupCommand(p *program) *cobra.Command {
 	q := &admin.LookupQuery{}
-	var from, to string
 	c := &cobra.Command{
 		Use:   "lookup [ID]",
 		Short: "Show the state and history of an event, or of the events of an ordering key",
@@ -30,21 +29,17 @@ found, other envelopes only between --from and --to. The exit code is 1 if nothi
 	a := p.addReadFlags(c)
 	c.Flags().StringVar(&q.Key, "key", "", "the ordering `key`, instead of an id")
 	addCollectionFlag(c, &q.Collection)
-	c.Flags().StringVar(&from, "from", "",
-		"with --key: written at or after this `time`, or at most so long ago, such as 2h; default: 1h")
-	c.Flags().StringVar(&to, "to", "", "with --key: written before this `time`, or at least so long ago, such as 2h")
+	addTimeFlag(c, &q.From, "from",
+		"with --key: written at or after this `time`, or at most so long ago, such as 2h; default: 1h", parsePastTime)
+	addTimeFlag(c, &q.To, "to", "with --key: written before this `time`, or at least so long ago, such as 2h", parsePastTime)
 	addLimitFlag(c, &q.Limit, admin.DefaultPage, admin.MaxPage, "with --key: maximum number of envelopes, and of dead letters")
 
-	c.RunE = func(c *cobra.Command, args []string) (err error) {
+	c.RunE = func(c *cobra.Command, args []string) error {
 		if (len(args) == 1) == (q.Key != "") {
 			return fmt.Errorf("lookup needs either the id of an event or --key")
 		}
 		if len(args) == 1 {
 			q.ID = args[0]
-		}
-
-		if q.From, q.To, err = parsePastRange("from", from, "to", to); err != nil {
-			return err
 		}
 
 		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {

@@ -13,10 +13,7 @@ import (
 )
 
 func newHistoryCommand(p *program) *cobra.Command {
-	var (
-		q        admin.HistoryQuery
-		from, to string
-	)
+	var q admin.HistoryQuery
 	c := &cobra.Command{
 		Use:   "history",
 		Short: "Show where and when envelopes were delivered",
@@ -34,9 +31,9 @@ write an envelope again. --key restricts the list to one ordering key.`,
 	flags := c.Flags()
 	flags.StringArrayVar(&q.IDs, "id", nil, "the `id` of an envelope; may be repeated")
 	flags.StringVar(&q.Key, "key", "", "only envelopes with this ordering `key`")
-	flags.StringVar(&from, "from", "",
-		"last written at or after this `time`, such as 2026-11-20T08:00:00Z, or so long ago, such as 2h; default: 1h")
-	flags.StringVar(&to, "to", "", "last written before this `time`")
+	addTimeFlag(c, &q.From, "from",
+		"last written at or after this `time`, such as 2026-11-20T08:00:00Z, or so long ago, such as 2h; default: 1h", parsePastTime)
+	addTimeFlag(c, &q.To, "to", "last written before this `time`", parsePastTime)
 	flags.StringSliceVar(&q.Collections, "collection", nil,
 		"only this `collection`, as database.collection; may be repeated; default: all of the watcher")
 	addLimitFlag(c, &q.Limit, admin.DefaultPage, admin.MaxHistoryPage, "maximum number of `envelopes`")
@@ -46,13 +43,10 @@ write an envelope again. --key restricts the list to one ordering key.`,
 	c.MarkFlagsMutuallyExclusive("id", "to")
 	c.MarkFlagsMutuallyExclusive("id", "after")
 
-	c.RunE = func(c *cobra.Command, _ []string) (err error) {
+	c.RunE = func(c *cobra.Command, _ []string) error {
 		// All of the history would be a scan of the whole collection.
-		if from == "" && len(q.IDs) == 0 {
-			from = "1h"
-		}
-		if q.From, q.To, err = parsePastRange("from", from, "to", to); err != nil {
-			return err
+		if q.From.IsZero() && len(q.IDs) == 0 {
+			q.From = time.Now().Add(-time.Hour)
 		}
 		if !q.To.IsZero() && !q.To.After(q.From) {
 			return fmt.Errorf("--from must be before --to")

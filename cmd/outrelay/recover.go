@@ -27,7 +27,8 @@ type recoverResult struct {
 
 func newRecoverCommand(p *program) *cobra.Command {
 	var adopt bool
-	var release, from, slot string
+	var release, slot string
+	var from time.Time
 	c := &cobra.Command{
 		Use:   "recover",
 		Short: "Order a sweep after lost state, adopt copied state, or release a collection",
@@ -48,47 +49,40 @@ position on: the envelopes of the copy arrive marked. --release NS lets another 
 	a := p.addChangeFlags(c)
 	c.Flags().BoolVar(&adopt, "adopt", false, "accept state that was copied from another replica set")
 	c.Flags().StringVar(&release, "release", "", "release the claim on a `collection`, as database.collection")
-	c.Flags().StringVar(&from, "from", "",
-		"sweep from this `time`, with its zone, or from so long ago, such as 2h; default: everything")
+	addTimeFlag(c, &from, "from",
+		"sweep from this `time`, with its zone, or from so long ago, such as 2h; default: everything", parseZonedPastTime)
 	addSlotFlag(c, &slot)
 	c.MarkFlagsMutuallyExclusive("adopt", "release", "from")
 
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		at, err := parseZonedPastTime("from", from, time.Now())
+	a.setRun(c, func(ctx context.Context, o admin.Operator, _ []string) error {
+		// The slot is a property of the operator, not an argument of the three actions.
+		o.Slot = slot
+		r := recoverResult{Watcher: o.Watcher, DryRun: a.dryRun, Released: release}
+		var err error
+		switch {
+		case adopt:
+			r.Action = "adopt"
+			err = a.orderSweep(ctx, &r, sweepOrder{
+				plan: func() ([]admin.SweepCount, error) { return o.Recovery().PlanAdoption(ctx) },
+				give: func() error { return o.Recovery().Adopt(ctx) },
+			})
+		case release != "":
+			r.Action = "release"
+			err = a.releaseCollection(ctx, o, release)
+		default:
+			r.Action = "sweep"
+			err = a.orderSweep(ctx, &r, sweepOrder{
+				plan: func() ([]admin.SweepCount, error) { return o.Recovery().PlanSweep(ctx, from) },
+				give: func() error { return o.Recovery().OrderSweep(ctx, from) },
+			})
+		}
 		if err != nil {
 			return err
 		}
 
-		// The slot is a property of the operator, not an argument of the three actions.
-		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			o.Slot = slot
-			r := recoverResult{Watcher: o.Watcher, DryRun: a.dryRun, Released: release}
-			var err error
-			switch {
-			case adopt:
-				r.Action = "adopt"
-				err = a.orderSweep(ctx, &r, sweepOrder{
-					plan: func() ([]admin.SweepCount, error) { return o.Recovery().PlanAdoption(ctx) },
-					give: func() error { return o.Recovery().Adopt(ctx) },
-				})
-			case release != "":
-				r.Action = "release"
-				err = a.releaseCollection(ctx, o, release)
-			default:
-				r.Action = "sweep"
-				err = a.orderSweep(ctx, &r, sweepOrder{
-					plan: func() ([]admin.SweepCount, error) { return o.Recovery().PlanSweep(ctx, at) },
-					give: func() error { return o.Recovery().OrderSweep(ctx, at) },
-				})
-			}
-			if err != nil {
-				return err
-			}
-
-			r.Done = !a.dryRun
-			return a.printResult(r, r.writeRecovery)
-		})
-	}
+		r.Done = !a.dryRun
+		return a.printResult(r, r.writeRecovery)
+	})
 	return c
 }
 

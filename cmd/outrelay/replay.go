@@ -16,11 +16,10 @@ const maxListedReplays = 50
 
 // replayFlags holds the flags of a replay order and of its execution.
 type replayFlags struct {
-	order    admin.ReplayOrder
-	from, to string
-	resume   string
-	wait     bool
-	maxOpen  int64
+	order   admin.ReplayOrder
+	resume  string
+	wait    bool
+	maxOpen int64
 }
 
 func newReplayCommand(p *program) *cobra.Command {
@@ -49,8 +48,8 @@ continues the replay.`,
 
 	a := p.addChangeFlags(c)
 	flags := c.Flags()
-	flags.StringVar(&f.from, "from", "", "delivered at or after this `time`, or so long ago, such as 2h")
-	flags.StringVar(&f.to, "to", "", "delivered before this `time`; default: the position of the watcher")
+	addTimeFlag(c, &f.order.From, "from", "delivered at or after this `time`, or so long ago, such as 2h", parsePastTime)
+	addTimeFlag(c, &f.order.To, "to", "delivered before this `time`; default: the position of the watcher", parsePastTime)
 	flags.StringArrayVar(&f.order.IDs, "id", nil, "only the envelope with this `id`; may be repeated")
 	flags.StringArrayVar(&f.order.Keys, "key", nil, "only this ordering `key`; may be repeated")
 	flags.StringSliceVar(&f.order.Types, "type", nil, "only these event `types`")
@@ -76,12 +75,8 @@ continues the replay.`,
 	return c
 }
 
-// parseArgs parses the times of the flags and checks the numbers.
-func (f *replayFlags) parseArgs() (err error) {
-	if f.order.From, f.order.To, err = parsePastRange("from", f.from, "to", f.to); err != nil {
-		return err
-	}
-
+// check returns an error if the flags contradict each other, or if a number is out of range.
+func (f *replayFlags) check() error {
 	switch {
 	case f.order.Rate < 0:
 		return errors.New("--rate must not be negative; pass 0 for no limit")
@@ -96,7 +91,7 @@ func (f *replayFlags) parseArgs() (err error) {
 // runReplay plans a replay, asks for confirmation, starts the replay and carries it out. With --resume,
 // it only carries out the existing replay.
 func (f *replayFlags) runReplay(ctx context.Context, a *operatorCommand) error {
-	if err := f.parseArgs(); err != nil {
+	if err := f.check(); err != nil {
 		return err
 	}
 

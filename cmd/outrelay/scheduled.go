@@ -22,46 +22,16 @@ a watcher claims it for sending. Envelopes that are being sent are not listed an
 		newScheduledRescheduleCommand(p))
 }
 
-// scheduledFilter holds the flags that select scheduled envelopes.
-type scheduledFilter struct {
-	admin.ScheduledFilter
-	from, before string
-}
-
-func addScheduledFilterFlags(c *cobra.Command) *scheduledFilter {
-	f := &scheduledFilter{}
+// addScheduledFilterFlags adds the flags that select scheduled envelopes.
+func addScheduledFilterFlags(c *cobra.Command) *admin.ScheduledFilter {
+	f := &admin.ScheduledFilter{}
 	addCollectionFlag(c, &f.Collection)
 	flags := c.Flags()
 	flags.StringVar(&f.Type, "type", "", "only with this event `type`")
 	flags.StringVar(&f.AggregateType, "aggregate-type", "", "only with this aggregate `type`")
-	flags.StringVar(&f.from, "due-from", "", "due at or after this `time`, or at least so long from now, such as 2h")
-	flags.StringVar(&f.before, "due-before", "", "due before this `time`, or less than so long from now, such as 2h")
+	addTimeFlag(c, &f.From, "due-from", "due at or after this `time`, or at least so long from now, such as 2h", parseFutureTime)
+	addTimeFlag(c, &f.To, "due-before", "due before this `time`, or less than so long from now, such as 2h", parseFutureTime)
 	return f
-}
-
-// parseArgs parses the times of the flags, and takes the ids from the arguments of the command.
-func (f *scheduledFilter) parseArgs(ids []string) (err error) {
-	f.IDs = ids
-	now := time.Now()
-	if f.From, err = parseFutureTime("due-from", f.from, now); err != nil {
-		return err
-	}
-	f.To, err = parseFutureTime("due-before", f.before, now)
-	return err
-}
-
-// parseFutureTime parses the value of a flag: a time, or a duration such as 2h from now. It returns the
-// zero time for "". A time without a zone is in UTC.
-func parseFutureTime(flag, text string, now time.Time) (time.Time, error) {
-	if d, err := time.ParseDuration(text); err == nil {
-		return now.Add(d), nil
-	}
-
-	at, err := parsePastTime(flag, text, now)
-	if err != nil {
-		return at, fmt.Errorf("--%s %q is neither a time such as 2026-11-20T08:00:00Z nor a duration from now such as 2h", flag, text)
-	}
-	return at, nil
 }
 
 func newScheduledListCommand(p *program) *cobra.Command {
@@ -77,15 +47,10 @@ func newScheduledListCommand(p *program) *cobra.Command {
 	a.limit = 0
 	addLimitFlag(c, &limit, admin.DefaultPage, admin.MaxScheduledPage, "envelopes on a page")
 	c.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
-	c.RunE = func(c *cobra.Command, ids []string) error {
-		if err := f.parseArgs(ids); err != nil {
-			return err
-		}
-
-		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.ScheduledPage, error) {
-			return op.Schedule().List(ctx, f.ScheduledFilter, limit, after)
-		}, writeScheduled)
-	}
+	setShow(c, a, func(ctx context.Context, op admin.Operator, ids []string) (admin.ScheduledPage, error) {
+		f.IDs = ids
+		return op.Schedule().List(ctx, *f, limit, after)
+	}, writeScheduled)
 	return c
 }
 
@@ -145,10 +110,8 @@ func newScheduledSummaryCommand(p *program) *cobra.Command {
 	// Grouping reads all envelopes that match.
 	a.limit = 0
 	c.RunE = func(c *cobra.Command, ids []string) error {
-		if err := f.parseArgs(ids); err != nil {
-			return err
-		}
-		return a.showScheduledCounts(c.Context(), f.ScheduledFilter)
+		f.IDs = ids
+		return a.showScheduledCounts(c.Context(), *f)
 	}
 	return c
 }
@@ -169,19 +132,17 @@ never be delivered. If both ids and flags are given, an envelope must match all 
 	a, f := p.addChangeFlags(c), addScheduledFilterFlags(c)
 	c.Flags().BoolVar(&f.All, "all", false, "all scheduled envelopes; required without another condition")
 	c.RunE = func(c *cobra.Command, ids []string) error {
-		if err := f.parseArgs(ids); err != nil {
-			return err
-		}
+		f.IDs = ids
 		// A mistyped flag must not cancel everything.
 		if f.Empty() && !f.All && !a.dryRun {
 			return errors.New("no envelopes selected; pass ids, flags or --all")
 		}
 
 		if a.dryRun {
-			return a.showScheduledCounts(c.Context(), f.ScheduledFilter)
+			return a.showScheduledCounts(c.Context(), *f)
 		}
 		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			return a.cancelScheduled(ctx, o, f.ScheduledFilter)
+			return a.cancelScheduled(ctx, o, *f)
 		})
 	}
 	return c
@@ -223,7 +184,8 @@ func (a *operatorCommand) cancelScheduled(ctx context.Context, o admin.Operator,
 }
 
 func newScheduledRescheduleCommand(p *program) *cobra.Command {
-	var collection, to string
+	var collection string
+	var at time.Time
 	c := &cobra.Command{
 		Use:   "reschedule ID... --to TIME",
 		Short: "Change the due time of scheduled envelopes",
@@ -235,12 +197,8 @@ sending. The exit code is 1 if one of them is not scheduled any more.`,
 	a := p.addChangeFlags(c)
 	c.Flags().StringVar(&collection, "collection", "",
 		"the `outbox`, as database.collection; default: the outbox of the watcher that has the envelope")
-	c.Flags().StringVar(&to, "to", "", "the new `time`, or so long from now, such as 2h; 0s is now")
+	addTimeFlag(c, &at, "to", "the new `time`, or so long from now, such as 2h; 0s is now", parseFutureTime)
 	c.RunE = func(c *cobra.Command, ids []string) error {
-		at, err := parseFutureTime("to", to, time.Now())
-		if err != nil {
-			return err
-		}
 		if at.IsZero() {
 			return errors.New("--to is missing: pass the new time, such as 2026-11-20T08:00:00Z or 2h")
 		}
