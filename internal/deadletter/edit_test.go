@@ -75,7 +75,7 @@ func TestEditAndRequeue(t *testing.T) {
 	if string(v.Payload) != "new" || string(v.Key) != "k" || string(v.Topic) != "t" || v.ContentType != nil {
 		t.Errorf("the edited fields: %s", raw)
 	}
-	if v.Slot != keyhash.Slot([]byte("k")) || string(v.State) != "retry" || v.Delivery != 1 || string(v.Pos) != "8265" {
+	if v.Slot != keyhash.Slot([]byte("k")) || string(v.State) != "retry" || v.Delivery != 1 || raw.Lookup("pos").StringValue() != "8265" {
 		t.Errorf("the fields of the relay: %s", raw)
 	}
 	if sub, _ := raw.Lookup("payload").Binary(); sub != 0x80 {

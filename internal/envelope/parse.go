@@ -246,10 +246,6 @@ func (v *View) setRelayField(f fieldSet, c *cursor) error {
 			return newMalformed("delivery is not a count")
 		}
 		v.Delivery = int32(n)
-	case fPos:
-		if c.typ == bson.TypeString {
-			v.Pos = StringBytes(c.val)
-		}
 	case fSeal:
 		if c.typ == bson.TypeBinary {
 			v.Seal, _, _ = binaryData(c.val)

@@ -68,7 +68,6 @@ type Mapped struct {
 // RelayFields are the fields of an envelope that only a relay or an operator writes.
 type RelayFields struct {
 	State    []byte // state of an exception, such as StateRetry, or nil if the envelope is pending
-	Pos      []byte // position of an exception
 	Delivery int32  // 0 for the first delivery, +1 for each requeue or replay (N7)
 	Attempts int32  // failed attempts to send an exception
 	NextAt   int64  // time of the next attempt in Unix milliseconds, or 0

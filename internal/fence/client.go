@@ -132,10 +132,9 @@ func withoutRefused(list []record.TopicPartition, refused map[record.TopicPartit
 // Event is an event that an operator may need. It is not an error: the takeover continues.
 type Event struct {
 	Kind  EventKind
-	Topic string   // of the kinds that concern a partition
-	Text  string   // for operators: what happened, to which target, and the fix
-	Alarm bool     // of ProducerIDChanged: it was not expected
-	Old   Producer // of ProducerIDChanged
+	Topic string // of the kinds that concern a partition
+	Text  string // for operators: what happened, to which target, and the fix
+	Alarm bool   // of ProducerIDChanged: it was not expected
 }
 
 // EventKind names an event. It is fit for a log field and a metric label.

@@ -242,7 +242,7 @@ func (s *Session) noteForgotten(ctx context.Context, generation int, got Produce
 	}
 
 	// N5: an id that was not kept alive for longer than the cluster remembers is expected to change.
-	e := Event{Kind: ProducerIDChanged, Alarm: true, Old: *previous}
+	e := Event{Kind: ProducerIDChanged, Alarm: true}
 	age := "it is not known when it was last kept alive"
 	if !s.in.Alive.IsZero() {
 		idle, limit := time.Since(s.in.Alive), s.client.Expiry(ctx).TransactionalID

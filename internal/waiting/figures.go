@@ -23,7 +23,6 @@ const MaxFailed = 100
 // ExceptionCount is how many envelopes of a collection wait in one state for one topic. An envelope that waits for
 // several topics counts for each.
 type ExceptionCount struct {
-	NS     string
 	State  string // retry, blocked, parked, or scheduled
 	Topic  string // "" if the envelope has none
 	N      int64
@@ -33,7 +32,6 @@ type ExceptionCount struct {
 // CountExceptions counts the waiting envelopes of coll. It reads every exception of coll, and an index entry for each
 // scheduled envelope.
 func CountExceptions(ctx context.Context, coll *mongo.Collection, p slot.Range) ([]ExceptionCount, error) {
-	ns := mongodb.Namespace(coll)
 	type row struct {
 		ID struct {
 			State string `bson:"state"`
@@ -42,7 +40,7 @@ func CountExceptions(ctx context.Context, coll *mongo.Collection, p slot.Range) 
 		N   int64         `bson:"n"`
 		Pos bson.RawValue `bson:"pos"`
 	}
-	rows, err := mongodb.AggregateAll[row](ctx, coll, "counting exceptions of "+ns, mongo.Pipeline{
+	rows, err := mongodb.AggregateAll[row](ctx, coll, "counting exceptions of "+mongodb.Namespace(coll), mongo.Pipeline{
 		{{Key: "$match", Value: p.AddFilter(outboxes.IsException())}},
 		// An exception that lists no topics counts for the topic "".
 		{{Key: "$unwind", Value: bson.D{{Key: "path", Value: "$pending"}, {Key: "preserveNullAndEmptyArrays", Value: true}}}},
@@ -60,7 +58,7 @@ func CountExceptions(ctx context.Context, coll *mongo.Collection, p slot.Range) 
 	out := make([]ExceptionCount, 0, len(rows)+1)
 	for _, r := range rows {
 		pos, _ := r.Pos.StringValueOK()
-		out = append(out, ExceptionCount{NS: ns, State: r.ID.State, Topic: r.ID.Topic, N: r.N, Oldest: timeOf(pos)})
+		out = append(out, ExceptionCount{State: r.ID.State, Topic: r.ID.Topic, N: r.N, Oldest: timeOf(pos)})
 	}
 
 	scheduled, first, err := outboxes.CountDue(ctx, coll, p, math.MaxInt64)
@@ -68,7 +66,7 @@ func CountExceptions(ctx context.Context, coll *mongo.Collection, p slot.Range) 
 		return nil, err
 	}
 	if scheduled > 0 {
-		out = append(out, ExceptionCount{NS: ns, State: "scheduled", N: scheduled, Oldest: first})
+		out = append(out, ExceptionCount{State: "scheduled", N: scheduled, Oldest: first})
 	}
 	return out, nil
 }

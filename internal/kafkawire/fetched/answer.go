@@ -31,7 +31,6 @@ type Partition struct {
 	Code    int16 // error code; 0 is none
 	High    int64 // high watermark
 	Stable  int64 // last stable offset
-	Start   int64 // of the log; -1 if unknown
 	Aborted []Aborted
 	// Replica is the broker that the leader names for the rack of the client, with no batches; -1 for none.
 	Replica int32
@@ -75,10 +74,10 @@ func Parse(body []byte, v int16) (*Answer, error) {
 	for range d.Count(2 + 4) {
 		topic := string(d.Bytes(int(d.Int16())))
 		for range d.Count(4 + 2 + 8 + 8 + 4 + 4) {
-			p := Partition{TopicPartition: record.TopicPartition{Topic: topic, Partition: d.Int32()}, Start: -1, Replica: -1}
+			p := Partition{TopicPartition: record.TopicPartition{Topic: topic, Partition: d.Int32()}, Replica: -1}
 			p.Code, p.High, p.Stable = d.Int16(), d.Int64(), d.Int64()
 			if v >= 5 {
-				p.Start = d.Int64()
+				d.Int64() // the start of the log
 			}
 			for range d.Count(16) {
 				p.Aborted = append(p.Aborted, Aborted{Producer: d.Int64(), First: d.Int64()})

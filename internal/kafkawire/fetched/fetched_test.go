@@ -74,11 +74,8 @@ func TestEachVersionOfAnAnswerIsRead(t *testing.T) {
 	records := twoRecords(t, "none")
 	for v := int16(4); v <= 11; v++ {
 		want := fetched.Partition{
-			TopicPartition: record.TopicPartition{Topic: "t", Partition: 2}, Code: 3, High: 40, Stable: 30, Start: 4,
+			TopicPartition: record.TopicPartition{Topic: "t", Partition: 2}, Code: 3, High: 40, Stable: 30,
 			Aborted: []fetched.Aborted{{Producer: 8, First: 9}}, Replica: -1, Set: records,
-		}
-		if v < 5 {
-			want.Start = -1
 		}
 		if v >= 11 {
 			want.Replica = 1
