@@ -163,29 +163,30 @@ func (r *Registry) Leave(ctx context.Context, uuid [16]byte, watcher string, at 
 	here := bson.D{{Key: "$lte", Value: bson.A{
 		mongodb.IfNull("$left", bson.Timestamp{}), mongodb.IfNull("$seen", bson.Timestamp{}),
 	}}}
-	filter := bson.D{
-		{Key: "_id", Value: encodeUUID(uuid)},
-		{Key: "watcher", Value: watcher},
-		{Key: "$expr", Value: here},
-	}
-
-	_, err := r.coll.UpdateOne(ctx, filter, bson.D{{Key: "$max", Value: bson.D{{Key: "left", Value: at}}}})
-	return mongodb.Refusal(err, "recording that a collection was renamed away", "update", mongodb.Namespace(r.coll))
+	return r.updateEntry(ctx, "recording that a collection was renamed away", uuid, watcher,
+		bson.D{{Key: "$max", Value: bson.D{{Key: "left", Value: at}}}}, bson.E{Key: "$expr", Value: here})
 }
 
 // MarkIrregularIDs records that the times in the ids of the collection must not be used. A sweep then delivers each
 // envelope without a stamp.
 func (r *Registry) MarkIrregularIDs(ctx context.Context, uuid [16]byte, watcher string) error {
-	filter := bson.D{{Key: "_id", Value: encodeUUID(uuid)}, {Key: "watcher", Value: watcher}}
-	_, err := r.coll.UpdateOne(ctx, filter, bson.D{{Key: "$set", Value: bson.D{{Key: "irregularIds", Value: true}}}})
-	return mongodb.Refusal(err, "recording that the ids of a collection contain wrong times", "update", mongodb.Namespace(r.coll))
+	return r.updateEntry(ctx, "recording that the ids of a collection contain wrong times", uuid, watcher,
+		bson.D{{Key: "$set", Value: bson.D{{Key: "irregularIds", Value: true}}}})
 }
 
 // SetPurgedIDs stores [Registration.PurgedIDs].
 func (r *Registry) SetPurgedIDs(ctx context.Context, uuid [16]byte, watcher string, at bson.Timestamp) error {
-	filter := bson.D{{Key: "_id", Value: encodeUUID(uuid)}, {Key: "watcher", Value: watcher}}
-	_, err := r.coll.UpdateOne(ctx, filter, bson.D{{Key: "$set", Value: bson.D{{Key: "purgedIds", Value: at}}}})
-	return mongodb.Refusal(err, "recording how far a collection is purged", "update", mongodb.Namespace(r.coll))
+	return r.updateEntry(ctx, "recording how far a collection is purged", uuid, watcher,
+		bson.D{{Key: "$set", Value: bson.D{{Key: "purgedIds", Value: at}}}})
+}
+
+// updateEntry updates the entry of a collection if the collection belongs to the watcher and the entry matches filter.
+func (r *Registry) updateEntry(
+	ctx context.Context, doing string, uuid [16]byte, watcher string, update bson.D, filter ...bson.E,
+) error {
+	entry := bson.D{{Key: "_id", Value: encodeUUID(uuid)}, {Key: "watcher", Value: watcher}}
+	_, err := r.coll.UpdateOne(ctx, append(entry, filter...), update)
+	return mongodb.Refusal(err, doing, "update", mongodb.Namespace(r.coll))
 }
 
 // Release removes the entry of the collection if the collection belongs to the watcher.

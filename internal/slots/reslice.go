@@ -332,7 +332,7 @@ func (r *resliceRun) newDocuments(
 
 	docs := lease.Merge(ids, old, senders, func(d lease.Document) string { return outboxes.PosOf(d.Position()) })
 	for i := range docs {
-		s, err := r.fence.InitTransactionalID(ctx, TransactionalID(&docs[i], r.cfg.Watcher, parts[i]))
+		s, err := r.fence.InitTransactionalID(ctx, transactionalID(&docs[i], r.cfg.Watcher, parts[i]))
 		if err != nil {
 			return nil, err
 		}
@@ -349,9 +349,21 @@ func pluralize(n int, noun string) string {
 	return fmt.Sprintf("%d %s", n, noun)
 }
 
-// TransactionalID returns the transactional id of a slot, without its generation. N5
-func TransactionalID(d *lease.Document, watcher string, p slot.Range) string {
+// transactionalID returns the transactional id of a slot, without its generation. N5
+func transactionalID(d *lease.Document, watcher string, p slot.Range) string {
 	return fmt.Sprintf("outrelay.%s.%s.%s", d.Instance, watcher, p)
+}
+
+// FenceInput returns the input of a takeover of slot p. doc is the watcher document as held acquired it.
+func FenceInput(cfg *config.Config, p slot.Range, held *lease.Held, doc *lease.Document) fence.In {
+	return fence.In{
+		TransactionalID: transactionalID(doc, cfg.Watcher, p),
+		Offsets:         doc.OffsetMap(),
+		Senders:         doc.Senders(),
+		Gate:            held.Valid,
+		Bounds:          fence.Bounds{Bytes: int64(cfg.Kafka.ReadBack.Bytes), Time: cfg.Kafka.ReadBack.Time},
+		Alive:           held.RenewedBefore(),
+	}
 }
 
 // replaceDocuments replaces the documents in one transaction. If the outcome of the transaction is

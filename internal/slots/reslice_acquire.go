@@ -132,18 +132,9 @@ func (r *resliceRun) fenceAll(ctx context.Context, old []lease.Document) ([]reco
 	for i := range old {
 		d := &old[i]
 		_, p, _ := slot.ParseID(d.ID)
-		senders, err := r.fence.FenceOff(ctx, fence.In{
-			TransactionalID: TransactionalID(d, r.cfg.Watcher, p),
-			Offsets:         d.OffsetMap(),
-			Senders:         d.Senders(),
-			Gate:            r.held[i].Valid,
-			Bounds: fence.Bounds{
-				Bytes: int64(r.cfg.Kafka.ReadBack.Bytes),
-				Time:  r.cfg.Kafka.ReadBack.Time,
-			},
-			Alive: r.held[i].RenewedBefore(),
-			Event: fence.LogEvents(r.log, nil),
-		})
+		in := FenceInput(&r.cfg, p, r.held[i], d)
+		in.Event = fence.LogEvents(r.log, nil)
+		senders, err := r.fence.FenceOff(ctx, in)
 		if err != nil {
 			return nil, refusalf("slot %s: %w", d.ID, err)
 		}

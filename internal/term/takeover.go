@@ -188,19 +188,9 @@ func (t *term) observeHeld(state string, n int) {
 // lease is lost or ctx ends.
 func (t *term) openSink(ctx context.Context, doc *lease.Document) (opened *sink.Sink, err error) {
 	err = t.calls.Retry(ctx, "kafka", func(ctx context.Context) (err error) {
-		opened, err = t.slot.sinks.Open(ctx, sink.TakeOver{Holder: t.dispatcher, Fence: fence.In{
-			TransactionalID: slots.TransactionalID(doc, t.slot.cfg.Watcher, t.slot.Part),
-			Offsets:         doc.OffsetMap(),
-			Senders:         doc.Senders(),
-			Gate:            t.held.Valid,
-			Bounds: fence.Bounds{
-				Bytes: int64(t.slot.cfg.Kafka.ReadBack.Bytes),
-				Time:  t.slot.cfg.Kafka.ReadBack.Time,
-			},
-			Alias: t.namespaceAlias(doc),
-			Alive: t.held.RenewedBefore(),
-			Event: t.journal.recordFenceEvent,
-		}}, t.held, t.dispatcher)
+		in := slots.FenceInput(&t.slot.cfg, t.slot.Part, t.held, doc)
+		in.Alias, in.Event = t.namespaceAlias(doc), t.journal.recordFenceEvent
+		opened, err = t.slot.sinks.Open(ctx, sink.TakeOver{Holder: t.dispatcher, Fence: in}, t.held, t.dispatcher)
 		if errors.Is(err, lease.ErrLeaseLost) {
 			return retry.Permanent(err)
 		}
