@@ -270,6 +270,11 @@ func TestAHandlerInDoubtLetsNewMessagesDecide(t *testing.T) {
 		t.Error("a retry was the first probe, or the handler shows as suspended before a new message failed")
 	}
 
+	retryAt := s.retryAt
+	if s.beginInDoubt(); s.retryAt != retryAt {
+		t.Error("a rebalance has postponed the next retry")
+	}
+
 	// A retry gets its turn if no message arrives. Its failure changes nothing.
 	later := now.Add(headStart + time.Second)
 	if p := s.mayStart(later, true); p.probe == 0 || s.mayStart(later, false).ok {

@@ -88,11 +88,12 @@ type permit struct {
 	changed <-chan struct{}
 }
 
-// beginInDoubt puts a handler in doubt that is not suspended.
+// beginInDoubt puts a handler in doubt that is not suspended. A handler that is in doubt keeps the time of its next retry, which
+// each rebalance would postpone otherwise.
 func (s *suspension) beginInDoubt() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.isSuspendedLocked() {
+	if !s.inDoubt && !s.isSuspendedLocked() {
 		s.inDoubt, s.retryAt = true, time.Now().Add(headStart)
 	}
 }

@@ -210,7 +210,10 @@ func (t *track) newWaiting(x task, unordered bool) *setaside.Message {
 		w.Headers = append(w.Headers, setaside.Header(h))
 	}
 
-	w.Generation = t.p.generationOf(t.reg)
+	// A message of a deleted topic is before those of the new one.
+	if t.hasWatermark(x) {
+		w.Generation = t.p.generationOf(t.reg)
+	}
 	w.ID = setaside.MessageID(place, w.Generation, w.Offset, m.Source+"/"+dedupID(m))
 	w.Queue = setaside.KeyQueue(rec.Key)
 	// A message without an order to keep is a queue alone.
