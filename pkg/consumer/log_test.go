@@ -532,6 +532,11 @@ func TestN29_AFailedMessageOfADeletedTopicHidesNoNewOne(t *testing.T) {
 	<-began
 	l.recreate("a", 2)
 	<-gaps
+	stacktest.Eventually(t, "the new records", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.served
+	})
 	close(release)
 	// The new messages of the key follow the failed message.
 	stacktest.Eventually(t, "the message that failed, and both of the new topic", func() bool {
