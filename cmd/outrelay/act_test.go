@@ -98,7 +98,7 @@ func TestProgressDrawsOnATerminalOnly(t *testing.T) {
 	}
 }
 
-func TestTableHoldsWhatItIsGiven(t *testing.T) {
+func TestTableCleansAndAlignsItsCells(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
 	writeTable(&b, "A\tB", []cells{{"x\ty\n\x1b[31m", 1}, {"", 22}}, func(row cells) cells { return row })

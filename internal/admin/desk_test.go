@@ -122,7 +122,7 @@ func TestTheEventsLogIsReadByPagesAndTrimmed(t *testing.T) {
 	}
 }
 
-func TestWhatWaitsIsListedByPages(t *testing.T) {
+func TestWaitingEnvelopesAreListedByPages(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	k := f.newDesk()
@@ -379,7 +379,7 @@ func TestTheInboxIsCountedPurgedAndReleased(t *testing.T) {
 	}
 }
 
-func TestClearEmptiesWhatIsNamedAndNothingElse(t *testing.T) {
+func TestClearEmptiesTheNamedCollectionsAlone(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	k := f.newDesk()
@@ -430,7 +430,7 @@ func TestClearEmptiesWhatIsNamedAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestWhatAProcessWasNotToldItSays(t *testing.T) {
+func TestActionsWithoutTheirServersAreUnavailable(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	k := admin.New(admin.Operator{State: f.state, Watcher: "orders"}).For(admin.Actor{Name: "ann"})

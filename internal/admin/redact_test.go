@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestRedactionHidesWhatItsRulesName(t *testing.T) {
+func TestRedactionHidesTheFieldsOfItsRules(t *testing.T) {
 	t.Parallel()
 	r, err := NewRedaction([]string{"authorization", "x-*-token"}, []string{"$.card.number", "$.items[*].price", "$.list[1]", "$..password"})
 	if err != nil {

@@ -27,7 +27,7 @@ func (f *office) insert(coll *mongo.Collection, docs ...bson.D) {
 	}
 }
 
-func TestWhatWaitsIsCounted(t *testing.T) {
+func TestWaitingEnvelopesAreCounted(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	if got, err := f.op.Waiting().Summary(t.Context(), ""); err != nil || len(got) != 0 {
@@ -69,7 +69,7 @@ func TestWhatWaitsIsCounted(t *testing.T) {
 	}
 }
 
-func TestWhatWaitsIsListedInItsOrder(t *testing.T) {
+func TestWaitingEnvelopesAreListedInTheirOrder(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	f.insert(f.a, newWaiting("k3", "blocked", "k", 30, "orders"), newWaiting("k1", "parked", "k", 10, "orders", "audit"), newWaiting("k2", "blocked", "k", 20, "audit"))

@@ -208,7 +208,7 @@ func TestLostHistoryAndUnexplainedErrors(t *testing.T) {
 	}
 }
 
-func TestMissingPrivilegeIsToldAndHeals(t *testing.T) {
+func TestMissingPrivilegeIsReportedAndHeals(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
 	coll := b.db.Collection("outbox")

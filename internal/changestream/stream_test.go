@@ -26,7 +26,7 @@ func numberedIDs(prefix string, n int) []string {
 	return ids
 }
 
-func TestStartMustBeSaid(t *testing.T) {
+func TestAStartIsRequired(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
 	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{})
@@ -67,7 +67,7 @@ func TestOrderAndCompletenessOfACollection(t *testing.T) {
 	b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{Position: mid}).wantIDs(want[40:]...)
 }
 
-func TestNowLeavesOutWhatIsThere(t *testing.T) {
+func TestAStartAtTheClusterTimeLeavesOutEarlierInserts(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
 	coll := b.db.Collection("outbox")

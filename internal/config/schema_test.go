@@ -140,7 +140,7 @@ kafka:   { brokers: [kafka-1:9092, kafka-2:9092] }
 watch:   [shop.outbox]
 `
 
-func TestSchemaAcceptsWhatLoads(t *testing.T) {
+func TestSchemaAcceptsLoadableConfigurations(t *testing.T) {
 	t.Parallel()
 	s := compileSchema(t)
 	example, err := os.ReadFile(exampleFile)
@@ -167,7 +167,7 @@ func TestSchemaAcceptsWhatLoads(t *testing.T) {
 	}
 }
 
-func TestSchemaRefusesWhatDoesNotLoad(t *testing.T) {
+func TestSchemaRefusesUnloadableConfigurations(t *testing.T) {
 	t.Parallel()
 	s := compileSchema(t)
 	for i, text := range []string{

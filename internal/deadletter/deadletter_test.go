@@ -354,7 +354,7 @@ func TestN20_SlowTransactionsOfChunksLeaveTheSizeOfTheOthers(t *testing.T) {
 	}
 }
 
-func TestMoveRefusesWhatItCannotWrite(t *testing.T) {
+func TestMoveRefusesInvalidLetters(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	good := b.insertLetter("good")

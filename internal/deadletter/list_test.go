@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-func TestQueriesFindWhatTheyName(t *testing.T) {
+func TestQueriesFindTheNamedLetters(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	uid := bson.Binary{Subtype: bson.TypeBinaryUUID, Data: []byte("0123456789abcdef")}

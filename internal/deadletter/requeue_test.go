@@ -173,7 +173,7 @@ func TestN18_ARequeueIsTheNextDeliveryOfTheSameEnvelope(t *testing.T) {
 	}
 }
 
-func TestARequeueRefusesWhatCannotBeDelivered(t *testing.T) {
+func TestARequeueRefusesUndeliverableLetters(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	past, future := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)

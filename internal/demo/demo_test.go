@@ -113,7 +113,7 @@ func TestRateLeavesRoomForTwoKills(t *testing.T) {
 	}
 }
 
-func TestServiceTellsTheTruth(t *testing.T) {
+func TestServiceReportsEachOutcomeToTheChecker(t *testing.T) {
 	t.Parallel()
 	const n = 300
 
@@ -184,7 +184,7 @@ func TestServiceStops(t *testing.T) {
 	}
 }
 
-func TestResultIsWhatTheCommandPromises(t *testing.T) {
+func TestResultHasTheDocumentedFields(t *testing.T) {
 	t.Parallel()
 	good := check.Report{Committed: 10, Delivered: 10}
 	r := newResult(good, check.Figures{P50: 1.5, P99: 2, Max: 2300}, 2, false)
@@ -324,7 +324,7 @@ func TestSettingsAreAppliedOrRefused(t *testing.T) {
 	}
 }
 
-func TestServiceSaysWhatItCannotDo(t *testing.T) {
+func TestServiceReportsImpossibleWrites(t *testing.T) {
 	t.Parallel()
 	client := stacktest.Client(t)
 	c := check.New(check.Options{})

@@ -50,7 +50,7 @@ func (p *published) Publish(_ context.Context, _ string, ms []transport.Record) 
 	return p.err
 }
 
-func TestRepeaterFlagsWhatItWritesAgain(t *testing.T) {
+func TestRepeaterFlagsItsRepetitions(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	p := &published{came: make(chan struct{}, 1)}

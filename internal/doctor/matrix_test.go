@@ -86,7 +86,7 @@ func TestSupportMatrix(t *testing.T) {
 }
 
 // The doctor passes tested and expected versions, warns of untested ones, and rejects unsupported ones.
-func TestWhatIsOutsideOfTheMatrixIsReported(t *testing.T) {
+func TestVersionsOutsideOfTheMatrixAreReported(t *testing.T) {
 	t.Parallel()
 	for version, want := range map[string]struct {
 		status Status

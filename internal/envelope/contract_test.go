@@ -69,7 +69,7 @@ func unchecked(c malformedField) bool {
 }
 
 // The validator accepts each envelope that the relay accepts, and rejects the others.
-func TestValidatorAcceptsWhatTheRelayAccepts(t *testing.T) {
+func TestValidatorAgreesWithTheRelay(t *testing.T) {
 	t.Parallel()
 	db := stacktest.Database(t, stacktest.Client(t))
 	rule := options.CreateCollection().SetValidator(bson.D{{Key: "$jsonSchema", Value: envelope.Validator()}})
@@ -105,7 +105,7 @@ func TestValidatorAcceptsWhatTheRelayAccepts(t *testing.T) {
 }
 
 // The JSON Schema describes the same documents in Extended JSON.
-func TestJSONSchemaAcceptsWhatTheRelayAccepts(t *testing.T) {
+func TestJSONSchemaAgreesWithTheRelay(t *testing.T) {
 	t.Parallel()
 	text, err := bson.MarshalExtJSON(envelope.JSONSchema(), false, false)
 	if err != nil {

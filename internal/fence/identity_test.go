@@ -6,7 +6,7 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-func TestN07_IdentityTellsDeliveriesApart(t *testing.T) {
+func TestN07_IdentityDistinguishesDeliveries(t *testing.T) {
 	t.Parallel()
 	same := mustIdentify(t, newHeader("id", "a"), newHeader("type", "Placed"))
 	if same != mustIdentify(t, newHeader("id", "a"), newHeader("type", "Shipped"), newHeader("id", "b")) {

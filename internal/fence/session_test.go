@@ -265,7 +265,7 @@ func TestExpiryIsRead(t *testing.T) {
 	}
 }
 
-func TestHealthTellsWhatIsMissing(t *testing.T) {
+func TestHealthNamesMissingConditions(t *testing.T) {
 	t.Parallel()
 	c := newClient(t)
 	tp := newTopic(t, c, 2)

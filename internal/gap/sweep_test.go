@@ -586,8 +586,8 @@ func TestN21_SweepReadsMajorityOnThePrimary(t *testing.T) {
 	}
 }
 
-// TestN27_ASweepSaysThatItsCollectionWasRenamed: a sweep that reads a collection by its name would take a rename for the end of the collection.
-func TestN27_ASweepSaysThatItsCollectionWasRenamed(t *testing.T) {
+// TestN27_ASweepReportsThatItsCollectionWasRenamed: a sweep that reads a collection by its name would take a rename for the end of the collection.
+func TestN27_ASweepReportsThatItsCollectionWasRenamed(t *testing.T) {
 	t.Parallel()
 	b := newBundle(t)
 	for i := range 200 {

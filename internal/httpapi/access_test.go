@@ -27,7 +27,7 @@ func basicLogin(user, password string) string {
 	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
 }
 
-func TestWhoCallsIsKnownByTheToken(t *testing.T) {
+func TestTheTokenIdentifiesTheCaller(t *testing.T) {
 	t.Parallel()
 	s := openSite(t)
 	for auth, want := range map[string]who{
@@ -108,7 +108,7 @@ func TestProxyNamesTheCaller(t *testing.T) {
 	s.call("GET", "/api/v1/whoami", "", "Authorization", "", "X-Forwarded-User", "ann@ops").requireProblem(t, 401)
 }
 
-func TestAnonymousIsWhatTheListenerSays(t *testing.T) {
+func TestTheListenerDecidesAboutAnonymousCallers(t *testing.T) {
 	t.Parallel()
 	s := openSite(t, func(o *AdminOptions) { o.Access = Access{Anonymous: admin.RoleViewer, Rate: 1000, Local: true} })
 	s.mustCall(nil, "GET", "/api/v1/overview", "", "Authorization", "")

@@ -165,9 +165,9 @@ func (m *maker) request(method, path string, op *operation) (target, body string
 	return target, string(raw), header
 }
 
-// TestTheWholeAPIBearsWhateverIsSent makes requests from the description, most of them allowed and some not, and wants an
+// TestTheWholeAPISurvivesHostileRequests makes requests from the description, most of them allowed and some not, and wants an
 // answer to each that is not the server's fault.
-func TestTheWholeAPIBearsWhateverIsSent(t *testing.T) {
+func TestTheWholeAPISurvivesHostileRequests(t *testing.T) {
 	t.Parallel()
 	s := openSite(t)
 	// A request that hangs ends after this time.

@@ -89,7 +89,7 @@ func TestLimitsOfListsAreThoseOfTheUseCases(t *testing.T) {
 	}
 }
 
-func TestEveryOperationSaysWhoMayAndHasAHintWithItsErrors(t *testing.T) {
+func TestEveryOperationNamesItsRoleAndHintsAtItsErrors(t *testing.T) {
 	t.Parallel()
 	doc := readSpec(t)
 	if doc.OpenAPI != "3.1.0" {

@@ -220,7 +220,7 @@ func TestEnsureIndexes(t *testing.T) {
 	}
 }
 
-func TestNoWaitIsTold(t *testing.T) {
+func TestNoWaitReturnsTheConflict(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	held, finish, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
@@ -259,8 +259,8 @@ func TestNoWaitIsTold(t *testing.T) {
 	}
 }
 
-// TestLanesAreSpreadWhateverThePartitions: in each partition of any topic, all lanes are used.
-func TestLanesAreSpreadWhateverThePartitions(t *testing.T) {
+// TestLanesAreSpreadForAnyNumberOfPartitions: in each partition of any topic, all lanes are used.
+func TestLanesAreSpreadForAnyNumberOfPartitions(t *testing.T) {
 	t.Parallel()
 	for _, partitions := range []uint32{1, 3, 8, 12, 16, 64} {
 		var got [inbox.Lanes]int
@@ -328,8 +328,8 @@ func TestAnIDOfTheBusinessIsAnIdentity(t *testing.T) {
 	}
 }
 
-// TestWritesAreByMajorityWhateverTheClientSays: a claim must not be rolled back by a failover.
-func TestWritesAreByMajorityWhateverTheClientSays(t *testing.T) {
+// TestWritesAreByMajorityForAnyClient: a claim must not be rolled back by a failover.
+func TestWritesAreByMajorityForAnyClient(t *testing.T) {
 	t.Parallel()
 	w := new(watch)
 	b := setup(t, w.options().SetWriteConcern(writeconcern.W1()).SetReadPreference(readpref.SecondaryPreferred()))

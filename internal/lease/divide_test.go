@@ -203,7 +203,7 @@ func TestN28_AnAttemptMakesNoDocumentThatWasThere(t *testing.T) {
 }
 
 // Absent may not see a write before a majority has it. So it is called only for a document that no majority has.
-func TestN28_AbsentIsAskedAboutWhatAMajorityHasNot(t *testing.T) {
+func TestN28_AbsentIsCalledForDocumentsWithoutAMajority(t *testing.T) {
 	t.Parallel()
 	var majority atomic.Bool
 	coll, _ := newCollection(t, options.Client().SetMonitor(&event.CommandMonitor{Started: func(_ context.Context, e *event.CommandStartedEvent) {

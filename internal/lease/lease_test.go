@@ -126,7 +126,7 @@ func hex32(n uint32) string {
 	return string(b)
 }
 
-func TestMergeOffsetsKeepsWhatTheSnapshotDoesNotKnow(t *testing.T) {
+func TestMergeOffsetsKeepsPartitionsMissingInTheSnapshot(t *testing.T) {
 	t.Parallel()
 	held := map[string][]int64{"a.b": {5, 6, 7}, "c": {1}}
 	got := mergeOffsets(held, map[string][]int64{"a.b": {9, -1}, "d": {4}})

@@ -63,7 +63,7 @@ func TestN02_SuspendedIsNotLost(t *testing.T) {
 	}
 }
 
-func TestN02_OnlyTheDocumentSaysThatItIsLost(t *testing.T) {
+func TestN02_OnlyTheDocumentDecidesThatTheLeaseIsLost(t *testing.T) {
 	t.Parallel()
 	coll, app := newCollection(t)
 	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))

@@ -58,7 +58,7 @@ func TestN05_CopiedStateIsRefused(t *testing.T) {
 	}
 }
 
-func TestN05_TheReplicaSetTellsItsID(t *testing.T) {
+func TestN05_TheReplicaSetReportsItsID(t *testing.T) {
 	t.Parallel()
 	id, err := ReplicaSetID(t.Context(), stacktest.Client(t))
 	if err != nil || len(id) != 24 {

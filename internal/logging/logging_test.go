@@ -99,7 +99,7 @@ func TestSecretsAreMasked(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoSecretStays(t *testing.T) {
+func TestAttributesThatAreNoSecretsStay(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	slog.New(New(&out, slog.LevelInfo, JSON)).Info("m", "resume_token", "8263", "token_age", "1s", "fence", 4, "empty", "", "password", "")

@@ -90,7 +90,7 @@ func newOrder(id, value string, opts ...event.Option) event.Event {
 	return event.New(event.Aggregate{Type: "order", ID: id}, "OrderPlaced", event.Bytes("", []byte(value)), opts...)
 }
 
-func TestRelayBringsWhatIsCommittedInItsOrder(t *testing.T) {
+func TestRelayPublishesInTheOrderOfCommits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		k := newKit(t)
@@ -358,7 +358,7 @@ func TestBrokerHelpsTests(t *testing.T) {
 }
 
 // The caller cannot change a stored record, neither by its source nor by its copies.
-func TestNobodyChangesWhatIsStored(t *testing.T) {
+func TestStoredRecordsCannotBeChanged(t *testing.T) {
 	t.Parallel()
 	k := newKit(t)
 	m := transport.Record{Key: []byte("k"), Value: []byte("value"), Headers: []event.Header{{Key: "h", Value: []byte("x")}}}

@@ -244,7 +244,7 @@ func TestDeadLettersWithoutServers(t *testing.T) {
 }
 
 // Other services see a letter as an event of the outbox.
-func TestDeadLettersAreRedactedAndTold(t *testing.T) {
+func TestDeadLettersAreRedactedAndReported(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	c := w.consumerOf("g", []string{"outbox.event.account"}, consumer.WithDeadLetters(

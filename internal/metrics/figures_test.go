@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-func TestFiguresReplaceWhatWasShown(t *testing.T) {
+func TestFiguresReplaceTheEarlierOnes(t *testing.T) {
 	t.Parallel()
 	s := New("")
 	s.Figures.SetCollections([]Collection{

@@ -30,7 +30,7 @@ func TestSchemaIsTheLastStepsNumber(t *testing.T) {
 
 // A step that older versions cannot work with is checked before it is announced, and again afterwards. A step that must
 // wait changes nothing, and a step that is announced keeps older versions out before it is done.
-func TestABreakingStepWaitsUntilAllKnowIt(t *testing.T) {
+func TestABreakingStepWaitsUntilAllNodesSupportIt(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t, stacktest.Client(t), "outbox")
 	steps := []Step{

@@ -93,7 +93,7 @@ func history() []Step {
 	}
 }
 
-func TestTheStepsMakeWhatTheCodeDeclares(t *testing.T) {
+func TestTheStepsCreateTheDeclaredIndexes(t *testing.T) {
 	t.Parallel()
 	same := func(a, b []mongodb.Index) bool {
 		text := func(list []mongodb.Index) []string {
@@ -373,7 +373,7 @@ func TestDriftIsReportedAndRepairedOnRequest(t *testing.T) {
 	}
 }
 
-func TestWhatTheConfigurationTurnsOnIsNoDrift(t *testing.T) {
+func TestConfiguredIndexesAreNoDrift(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t, stacktest.Client(t), "outbox")
 

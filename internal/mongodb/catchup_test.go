@@ -12,7 +12,7 @@ import (
 )
 
 // N22: a majority read right after a write was acknowledged may not show it yet.
-func TestN22_CatchUpSeesWhatWasAcknowledged(t *testing.T) {
+func TestN22_CatchUpReadsAcknowledgedWrites(t *testing.T) {
 	t.Parallel()
 	coll := stacktest.Database(t, stacktest.Client(t)).Collection("letters")
 	early := coll.Database().Collection("letters", options.Collection().SetWriteConcern(&writeconcern.WriteConcern{W: 1}))

@@ -18,7 +18,7 @@ func database(t *testing.T) *mongo.Database {
 	return stacktest.Database(t, stacktest.Client(t))
 }
 
-func TestAMissingPrivilegeSaysWhatToGrant(t *testing.T) {
+func TestAMissingPrivilegeNamesTheGrant(t *testing.T) {
 	t.Parallel()
 	err := mongodb.DescribeRefusal(mongo.CommandError{Code: 13}, "listing", "listIndexes", "shop.outbox", "do it yourself")
 	var pe *mongodb.PrivilegeError

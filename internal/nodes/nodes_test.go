@@ -186,7 +186,7 @@ func TestASuccessorOfTheSameNameIsAnotherProcess(t *testing.T) {
 	}
 }
 
-func TestTwoProcessesOfOneNameAreToldOnce(t *testing.T) {
+func TestTwoProcessesOfOneNameAreReportedOnce(t *testing.T) {
 	t.Parallel()
 	db := newState(t)
 	one, two := newMember(db, "a", nil), newMember(db, "a", nil)
@@ -371,7 +371,7 @@ func TestTidyForgetsAndTrims(t *testing.T) {
 	}
 }
 
-func TestReadyNamesLiveNodesThatDoNotKnowAStep(t *testing.T) {
+func TestReadyNamesLiveNodesWithoutSupportForAStep(t *testing.T) {
 	t.Parallel()
 	db := newState(t)
 	step := migrate.Step{ID: "0007", Name: "slots", Breaking: true}

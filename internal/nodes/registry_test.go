@@ -10,7 +10,7 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
-func TestN06_NodesKnowOfEachOther(t *testing.T) {
+func TestN06_NodesListEachOther(t *testing.T) {
 	t.Parallel()
 	coll := newDatabase(t).Collection("nodes")
 	n := NewNodes(coll)

@@ -511,7 +511,7 @@ func TestAWindowIsPinnedWhenItIsConfirmed(t *testing.T) {
 	}
 }
 
-func TestEditHoldsOnlyWhatWasChanged(t *testing.T) {
+func TestEditContainsOnlyChangedFields(t *testing.T) {
 	t.Parallel()
 
 	d := &desk{text: "x"}

@@ -67,7 +67,7 @@ func TestIndexStatementsCanBeTyped(t *testing.T) {
 	}
 }
 
-func TestStatementsTellEveryOption(t *testing.T) {
+func TestStatementsDescribeEveryOption(t *testing.T) {
 	t.Parallel()
 	week := int32(604800)
 	got := mongodb.Index{Name: "x", Keys: bson.D{{Key: "at", Value: int32(-1)}}, TTL: &week}.Statement("shop", "a")

@@ -176,7 +176,7 @@ func TestN13_AnOversizedEnvelopeGoesAlone(t *testing.T) {
 	}
 }
 
-func TestN13_FanOutReleasesWhatItReserved(t *testing.T) {
+func TestN13_FanOutReleasesItsReservation(t *testing.T) {
 	t.Parallel()
 	// The share of the stream is 300.
 	d, s, _ := newTestDispatcher(t, Config{Pool: NewPool(400, 1000)})

@@ -32,7 +32,7 @@ func (h *followerLog) appendEntry(s string) {
 	h.list = append(h.list, s)
 }
 
-func TestAFollowerHearsOfEachRecordOnce(t *testing.T) {
+func TestAFollowerGetsEachRecordOnce(t *testing.T) {
 	t.Parallel()
 	d, s, m := newTestDispatcher(t, Config{})
 	s.refuse["bad"] = &record.Refusal{Class: record.MessageTooLarge, Reason: "3 MB, limit 1 MB"}
@@ -77,7 +77,7 @@ func TestFollowingNobodyAllocatesNothing(t *testing.T) {
 }
 
 // A delivery that is traced and sampled reports to both.
-func TestAGroupOfFollowersHearsTheSame(t *testing.T) {
+func TestAGroupOfFollowersGetsTheSame(t *testing.T) {
 	t.Parallel()
 	var one, two followerLog
 	g := group{&one, &two}

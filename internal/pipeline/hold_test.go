@@ -81,7 +81,7 @@ func TestN15_AGateOpensAtZeroAndConcernsItsKeyAlone(t *testing.T) {
 	}
 }
 
-func TestPublishTellsOnceWhenAllTargetsHaveAnswered(t *testing.T) {
+func TestPublishReportsOnceAllTargetsHaveAnswered(t *testing.T) {
 	t.Parallel()
 	d, s, _ := newTestDispatcher(t, Config{Pool: NewPool(400, 1000)})
 	s.holder, s.hold = d, map[string]error{"away": record.ErrParked}

@@ -9,7 +9,7 @@ import (
 
 // One slot has all memory of a process. Two slots have a half each, and together never more than all of it: memory that
 // the first uses beyond its half keeps the second waiting until it is acked.
-func TestN13_SlotsShareWhatTheirProcessHas(t *testing.T) {
+func TestN13_SlotsShareTheMemoryOfTheirProcess(t *testing.T) {
 	t.Parallel()
 	// The share of the streams is 600.
 	pool := NewPool(800, 4000)

@@ -13,7 +13,7 @@ import (
 )
 
 // N15: of an event that comes once more, those topics are left out that have refused it; its id may have come again elsewhere.
-func TestN15_WhatIsDeadIsKnownByItsPlace(t *testing.T) {
+func TestN15_DeadEventsAreRecognizedByTheirPosition(t *testing.T) {
 	t.Parallel()
 	id := func(s string) bson.RawValue {
 		_, v, err := bson.MarshalValue(s)

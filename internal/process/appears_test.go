@@ -148,9 +148,9 @@ func newPayloads(prefix string, n int) []string {
 	return out
 }
 
-// TestN27_WhatAppearsUnderAWatchedNameIsDeliveredOnce: an envelope may get a watched name by a rename of its collection, or by
+// TestN27_ACollectionThatGetsAWatchedNameIsDeliveredOnce: an envelope may get a watched name by a rename of its collection, or by
 // $out. It is delivered then, unless it was delivered under an earlier watched name.
-func TestN27_WhatAppearsUnderAWatchedNameIsDeliveredOnce(t *testing.T) {
+func TestN27_ACollectionThatGetsAWatchedNameIsDeliveredOnce(t *testing.T) {
 	t.Parallel()
 	for _, watch := range []struct {
 		kind, pattern string // "%" is the database

@@ -15,9 +15,9 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// TestN19_WhatWasScheduledBeforeTheFirstPositionIsSent: a watcher that starts at now skips the backlog, but no watcher
+// TestN19_EnvelopesScheduledBeforeTheFirstPositionAreSent: a watcher that starts at now skips the backlog, but no watcher
 // has sent the envelopes that are due later.
-func TestN19_WhatWasScheduledBeforeTheFirstPositionIsSent(t *testing.T) {
+func TestN19_EnvelopesScheduledBeforeTheFirstPositionAreSent(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.append(3)
@@ -83,8 +83,8 @@ func TestAnEnvelopeThatCannotBeHeldIsDead(t *testing.T) {
 	stacktest.Eventually(t, "the relay is live without a lag", func() bool { w := b.status(); return w.State == "live" && w.LagS == 0 })
 }
 
-// TestN19_WhatWasScheduledBeforeTheFirstPositionIsSentAfterARestart: the process ended between its first position and Kafka's answer.
-func TestN19_WhatWasScheduledBeforeTheFirstPositionIsSentAfterARestart(t *testing.T) {
+// TestN19_EnvelopesScheduledBeforeTheFirstPositionAreSentAfterARestart: the process ended between its first position and Kafka's answer.
+func TestN19_EnvelopesScheduledBeforeTheFirstPositionAreSentAfterARestart(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.append(3)

@@ -12,7 +12,7 @@ import (
 
 // A first start sweeps envelopes without a server stamp, because they have no time. An envelope that can never be sent
 // becomes a dead letter in the same way as one of the stream.
-func TestFirstStartSweepsWhatHasNoStamp(t *testing.T) {
+func TestFirstStartSweepsUnstampedEnvelopes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for _, d := range []bson.D{

@@ -16,10 +16,10 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// TestN08_WhatWasSentToAQuarantinedPartitionIsFoundLater: an owner has sent an envelope outside of the stream's order
+// TestN08_RecordsInAQuarantinedPartitionAreFoundLater: an owner has sent an envelope outside of the stream's order
 // and has not recorded that. Its partition has no leader when the second owner takes over. When the partition has a
 // leader, that owner takes over again and records the envelope, whose turn has not come. It is not sent again.
-func TestN08_WhatWasSentToAQuarantinedPartitionIsFoundLater(t *testing.T) {
+func TestN08_RecordsInAQuarantinedPartitionAreFoundLater(t *testing.T) {
 	t.Parallel()
 	s := stacktest.Own(t, devstack.Options{Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{Props: map[string]string{"broker.session.timeout.ms": "3000"}}})
 	b := setup(t)

@@ -37,9 +37,9 @@ func (b *bundle) countDryRun(from time.Time) (n int64) {
 	return n
 }
 
-// TestAnOrderedSweepSendsWhatTheDryRunCounts: also if the order begins after undelivered envelopes, and if a collection
+// TestAnOrderedSweepSendsTheNumberOfItsDryRun: also if the order begins after undelivered envelopes, and if a collection
 // was renamed in the meantime, which the watcher has not read.
-func TestAnOrderedSweepSendsWhatTheDryRunCounts(t *testing.T) {
+func TestAnOrderedSweepSendsTheNumberOfItsDryRun(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name string

@@ -49,9 +49,9 @@ func TestN19_ClaimsOutliveTheWatcherDocument(t *testing.T) {
 	})
 }
 
-// TestN28_WhatAnotherHistoryHadPassedIsForgotten: the positions up to which earlier slots had delivered are in a future
+// TestN28_EventsThatAnotherHistoryHadPassedAreForgotten: the positions up to which earlier slots had delivered are in a future
 // that this history does not have, as after a restored backup. After the following sweep they have no effect.
-func TestN28_WhatAnotherHistoryHadPassedIsForgotten(t *testing.T) {
+func TestN28_EventsThatAnotherHistoryHadPassedAreForgotten(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	stop := b.start()
@@ -75,9 +75,9 @@ func TestN28_WhatAnotherHistoryHadPassedIsForgotten(t *testing.T) {
 	b.waitRecords("behind", b.topic)
 }
 
-// TestN28_WhatIsReplayedDuringAResliceIsKnown: an operator replays an envelope during a reslice, in a collection
+// TestN28_AReplayDuringAResliceIsRecognized: an operator replays an envelope during a reslice, in a collection
 // without any exceptions before. The new slots find it, although it is in no stream.
-func TestN28_WhatIsReplayedDuringAResliceIsKnown(t *testing.T) {
+func TestN28_AReplayDuringAResliceIsRecognized(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	stop := b.start("slots=2", "node=a")

@@ -39,9 +39,9 @@ func (b *bundle) undoCheckpoint(set []string, do func()) {
 	}
 }
 
-// TestN15_WhatWasSentInTimeDoesNotExpire: an event expires after its delivery, and the owner died before the checkpoint
+// TestN15_EventsSentInTimeDoNotExpire: an event expires after its delivery, and the owner died before the checkpoint
 // that passes it. Its successor finds the record, and writes no dead letter.
-func TestN15_WhatWasSentInTimeDoesNotExpire(t *testing.T) {
+func TestN15_EventsSentInTimeDoNotExpire(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.appendTo("outbox", "before")
@@ -76,10 +76,10 @@ func TestN15_WhatWasSentInTimeDoesNotExpire(t *testing.T) {
 	}
 }
 
-// TestN07_AnotherWatchListFindsWhatWasSent: records of a watcher of one collection have no header with its name,
+// TestN07_AnotherWatchListFindsSentRecords: records of a watcher of one collection have no header with its name,
 // records of a watcher of several collections have. A crash before the watch list is changed repeats nothing all the
 // same.
-func TestN07_AnotherWatchListFindsWhatWasSent(t *testing.T) {
+func TestN07_AnotherWatchListFindsSentRecords(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ name, before, after string }{
 		{"one more", "%.outbox", "%.outbox*"},
@@ -139,9 +139,9 @@ func (b *bundle) endBlocked(app string) {
 	}
 }
 
-// TestN07_AnotherWatchListFindsWhatWasSentBeforeTwoCrashes: the first owner with the new list dies as well, after a checkpoint in the
+// TestN07_AnotherWatchListFindsRecordsSentBeforeTwoCrashes: the first owner with the new list dies as well, after a checkpoint in the
 // middle of the events that an owner with the old list has sent.
-func TestN07_AnotherWatchListFindsWhatWasSentBeforeTwoCrashes(t *testing.T) {
+func TestN07_AnotherWatchListFindsRecordsSentBeforeTwoCrashes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for _, name := range []string{"outbox", "outbox2"} {

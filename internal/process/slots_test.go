@@ -296,7 +296,7 @@ func TestN28_ResliceUnderLoad(t *testing.T) {
 
 // A slot that is far ahead of the others at a reslice has delivered events that the new stream repeats, at offsets that
 // no read-back reaches, because the other slots have passed them.
-func TestN28_WhatASlotHadPassedIsNotSentAgain(t *testing.T) {
+func TestN28_EventsThatASlotHadPassedAreNotSentAgain(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 

@@ -13,10 +13,10 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// TestN15_WhatASweepHeldIsNotSentByTheStream: an envelope was committed behind the end of a stretch, while that was swept, so the sweep
+// TestN15_TheStreamDoesNotSendEnvelopesHeldByASweep: an envelope was committed behind the end of a stretch, while that was swept, so the sweep
 // found it and the stream brings it again. It had no stamp, or that of a transaction that was open at the end. It waited for its topic
 // when its owner died, and the next owner delivers it before the stream brings it.
-func TestN15_WhatASweepHeldIsNotSentByTheStream(t *testing.T) {
+func TestN15_TheStreamDoesNotSendEnvelopesHeldByASweep(t *testing.T) {
 	t.Parallel()
 	for name, age := range map[string]uint32{"without a stamp": 0, "of an open transaction": 5} {
 		t.Run(name, func(t *testing.T) {
@@ -83,11 +83,11 @@ func TestN15_WhatASweepHeldIsNotSentByTheStream(t *testing.T) {
 	}
 }
 
-// TestN15_WhatDiedInASweepIsNotSentByTheStream: an envelope was committed after the end of a gap, while the gap was swept. The sweep
+// TestN15_TheStreamDoesNotSendEnvelopesThatDiedInASweep: an envelope was committed after the end of a gap, while the gap was swept. The sweep
 // dead-lettered it, because its topic was not allowed, and the owner died before a checkpoint passed its event. The next owner may send
 // to the topic. Its stream repeats the event, and only the letter shows that it is dead. An envelope with the same id that was inserted
 // after the letter is sent.
-func TestN15_WhatDiedInASweepIsNotSentByTheStream(t *testing.T) {
+func TestN15_TheStreamDoesNotSendEnvelopesThatDiedInASweep(t *testing.T) {
 	t.Parallel()
 	for name, age := range map[string]uint32{"without a stamp": 0, "of an open transaction": 5} {
 		t.Run(name, func(t *testing.T) {

@@ -41,9 +41,9 @@ func (b *bundle) fannedOut() (rules, other string) {
 	return rules, other
 }
 
-// TestN22_ASweepOwesTheOtherTopicsOfWhatHasNoStamp: an owner swept an envelope without a stamp, wrote down that it waits for one
+// TestN22_ASweepOwesTheOtherTopicsOfUnstampedEnvelopes: an owner swept an envelope without a stamp, wrote down that it waits for one
 // of its two topics, and died before it had sent it to the other. No sweep finds an envelope that has a state.
-func TestN22_ASweepOwesTheOtherTopicsOfWhatHasNoStamp(t *testing.T) {
+func TestN22_ASweepOwesTheOtherTopicsOfUnstampedEnvelopes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	rules, other := b.fannedOut()

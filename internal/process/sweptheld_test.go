@@ -14,9 +14,9 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// TestN22_WhatASweepHasToHoldKeepsItsOrder: envelopes that were swept while their topic was missing wait at their stamps, and
+// TestN22_EnvelopesHeldInASweepKeepTheirOrder: envelopes that were swept while their topic was missing wait at their stamps, and
 // go in that order, flagged.
-func TestN22_WhatASweepHasToHoldKeepsItsOrder(t *testing.T) {
+func TestN22_EnvelopesHeldInASweepKeepTheirOrder(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	missing := "late-" + b.topic

@@ -61,7 +61,7 @@ func TestCutGoesNoFurtherThanItKeeps(t *testing.T) {
 	}
 }
 
-func TestCountPurgeableCountsWhatAPurgeRemoves(t *testing.T) {
+func TestCountPurgeableAgreesWithThePurge(t *testing.T) {
 	t.Parallel()
 	coll := newDatabase(t).Collection("outbox")
 	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
@@ -156,9 +156,9 @@ func TestN25_APositionInTheFutureStopsThePurge(t *testing.T) {
 	}
 }
 
-// TestN25_WhatWasNotReadYetIsNotPurged: a collection may get its watched name by a rename, long after its envelopes were
+// TestN25_UnreadEnvelopesAreNotPurged: a collection may get its watched name by a rename, long after its envelopes were
 // stamped. They are not delivered before the watcher has come to the rename.
-func TestN25_WhatWasNotReadYetIsNotPurged(t *testing.T) {
+func TestN25_UnreadEnvelopesAreNotPurged(t *testing.T) {
 	t.Parallel()
 	state := newDatabase(t)
 	if err := state.CreateCollection(t.Context(), "outbox"); err != nil {
@@ -208,7 +208,7 @@ func TestN25_WhatWasNotReadYetIsNotPurged(t *testing.T) {
 	holds(HoldReplaced)
 }
 
-func TestN27_TheRegistryKnowsHowFarACollectionWasRead(t *testing.T) {
+func TestN27_TheRegistryStoresHowFarACollectionWasRead(t *testing.T) {
 	t.Parallel()
 	at := func(s uint32) bson.Timestamp { return bson.Timestamp{T: s} }
 	for _, c := range []struct {

@@ -84,7 +84,7 @@ func (b *bench) mustPass(t *testing.T) {
 	}
 }
 
-func TestPurgeTakesWhatIsOldAndHealthyInBatches(t *testing.T) {
+func TestPurgeRemovesOldHealthyEnvelopesInBatches(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.pace.batch = 7

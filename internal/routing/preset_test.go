@@ -245,7 +245,7 @@ func TestN07_IDHeaderFirst(t *testing.T) {
 	}
 }
 
-func TestN07_NamespaceTellsTenantsApart(t *testing.T) {
+func TestN07_NamespaceDistinguishesTenants(t *testing.T) {
 	t.Parallel()
 	f := newFiller(t, PresetConfig{})
 	seen := map[string]bool{}

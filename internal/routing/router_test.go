@@ -193,7 +193,7 @@ func TestRouterFromManyGoroutines(t *testing.T) {
 	wg.Wait()
 }
 
-func TestTypesOfOneAggregateAreToldApart(t *testing.T) {
+func TestTypesOfOneAggregateAreDistinguished(t *testing.T) {
 	t.Parallel()
 	for _, c := range []Config{
 		{Template: "{aggregatetype}.{type}"},

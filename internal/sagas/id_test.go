@@ -9,7 +9,7 @@ import (
 	"github.com/outrelay/outrelay/internal/sagas"
 )
 
-func TestWhatAnIDCannotBeIsRefused(t *testing.T) {
+func TestInvalidIDsAreRefused(t *testing.T) {
 	t.Parallel()
 	for kind, bad := range map[sagas.Kind][]string{
 		sagas.UUID:   {"", "x", uuid.Nil.String()},

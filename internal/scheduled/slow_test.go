@@ -13,7 +13,7 @@ import (
 
 // N3: if the server is too slow for one transaction, due envelopes are claimed in smaller ones. They are late, but they
 // are sent.
-func TestN03_WhatIsDueIsClaimedInPartsWhereTheServerIsSlow(t *testing.T) {
+func TestN03_DueEnvelopesAreClaimedInPartsOnASlowServer(t *testing.T) {
 	t.Parallel()
 	p := newPlanned(t)
 	ids := p.schedule(120, 0)

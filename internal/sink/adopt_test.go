@@ -268,8 +268,8 @@ func TestTopicIsCreatedOnDemand(t *testing.T) {
 	}
 }
 
-// TestTopicThatCannotBeCreatedSaysWhy: State reports why a topic cannot be created.
-func TestTopicThatCannotBeCreatedSaysWhy(t *testing.T) {
+// TestTheReasonWhyATopicCannotBeCreatedIsReported: State reports why a topic cannot be created.
+func TestTheReasonWhyATopicCannotBeCreatedIsReported(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Name(t)
 	r := openSink(t, sinkOptions{cfg: testConfig{Create: &kafkawire.TopicCreate{Partitions: 1, Replication: 5}}})
@@ -466,9 +466,9 @@ func takeOver(t *testing.T, txid string, c *claims) *testSink {
 	return openSink(t, sinkOptions{txid: txid, claims: c})
 }
 
-// TestN07_WhatWasSentBeforeIsAckedWhereItStands: the read-back finds the records of the previous
+// TestN07_RecordsSentBeforeAreAckedAtTheirOffsets: the read-back finds the records of the previous
 // owner. They are acked at their offsets, and not sent again.
-func TestN07_WhatWasSentBeforeIsAckedWhereItStands(t *testing.T) {
+func TestN07_RecordsSentBeforeAreAckedAtTheirOffsets(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Topic(t, 3)
 	txid, c := "outrelay.test."+topic, &claims{}
@@ -707,10 +707,10 @@ func TestN10_NothingOfAKeyIsSkippedAfterOneWasSent(t *testing.T) {
 	}
 }
 
-// TestQuarantinedPartitionWaitsAloneAndSkipsWhatItHas: the records of a partition in quarantine
+// TestQuarantinedPartitionWaitsAloneAndSkipsItsRecords: the records of a partition in quarantine
 // wait. When it can be read, the sink ends, at most once in reopenEvery. The next one acks the
 // records that its read-back has found, and sends the others.
-func TestQuarantinedPartitionWaitsAloneAndSkipsWhatItHas(t *testing.T) {
+func TestQuarantinedPartitionWaitsAloneAndSkipsItsRecords(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Topic(t, 2)
 	txid, c := "outrelay.test."+topic, &claims{}

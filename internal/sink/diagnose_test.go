@@ -240,8 +240,8 @@ func TestDiagnosisAsksForTheOfferedMechanism(t *testing.T) {
 	}
 }
 
-// TestConfigSaysAllThatIsWrong: the error of an invalid configuration names all mistakes.
-func TestConfigSaysAllThatIsWrong(t *testing.T) {
+// TestConfigReportsAllProblems: the error of an invalid configuration names all mistakes.
+func TestConfigReportsAllProblems(t *testing.T) {
 	t.Parallel()
 	_, err := kafkawire.NewClient(kafkawire.Config{
 		Brokers: []string{"no-port"},

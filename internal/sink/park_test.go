@@ -374,10 +374,10 @@ func (c movedConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestN11_WhatIsPutOffIsParkedBeforeTheOthersStop: brokers defer three partitions, none of which
+// TestN11_DeferredWritesAreParkedBeforeTheOthersStop: brokers defer three partitions, none of which
 // holds much memory. They are parked as soon as the memory or the window is nearly full and they
 // hold its low end, and not before.
-func TestN11_WhatIsPutOffIsParkedBeforeTheOthersStop(t *testing.T) {
+func TestN11_DeferredWritesAreParkedBeforeTheOthersStop(t *testing.T) {
 	t.Parallel()
 	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(3, "a"), kfake.SeedTopics(1, "b"))
 	var on atomic.Bool

@@ -18,9 +18,9 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// TestALeaderThatComesBackIsFoundSoonByWhatWaits: if records wait for a leader, the sink does not
+// TestWaitingRecordsFindAReturningLeaderSoon: if records wait for a leader, the sink does not
 // wait for the regular metadata request.
-func TestALeaderThatComesBackIsFoundSoonByWhatWaits(t *testing.T) {
+func TestWaitingRecordsFindAReturningLeaderSoon(t *testing.T) {
 	t.Parallel()
 	_, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
 	r := openSink(t, fakeOptions(brokers...))

@@ -10,11 +10,11 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// TestWhatWasReservedIsReleased: the sink adds the redelivered header, for which no memory was
+// TestReservationsAreReleased: the sink adds the redelivered header, for which no memory was
 // reserved. Records are encoded again with it when they leave quarantine, when a batch is split and
 // when a record of it is refused. Each record has the header once, and releases exactly the memory
 // that it has reserved.
-func TestWhatWasReservedIsReleased(t *testing.T) {
+func TestReservationsAreReleased(t *testing.T) {
 	t.Parallel()
 	requireFlagged := func(t *testing.T, brokers []string, topic string, n int) {
 		t.Helper()

@@ -15,8 +15,8 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// TestStateListsOnlyWhatWaits: a missing topic that gets no records does not appear in State.
-func TestStateListsOnlyWhatWaits(t *testing.T) {
+// TestStateListsOnlyTargetsWithRecords: a missing topic that gets no records does not appear in State.
+func TestStateListsOnlyTargetsWithRecords(t *testing.T) {
 	t.Parallel()
 	_, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(2, "a", "b"))
 	u := fakeOptions(brokers...)

@@ -158,7 +158,7 @@ func TestN15_OrderIsByTopic(t *testing.T) {
 	h.broker.checkOrder()
 }
 
-func TestN17_WhatFailsForItsOwnReasonDiesAndItsKeyFlows(t *testing.T) {
+func TestN17_AnEnvelopeAtFaultDiesAndItsKeyFlows(t *testing.T) {
 	t.Parallel()
 	h := newScene(t)
 	h.insert(
@@ -318,7 +318,7 @@ func TestRecordingKeepsOrDeletes(t *testing.T) {
 	}
 }
 
-func TestWhatSomebodyChangedMeanwhileIsLeftAlone(t *testing.T) {
+func TestEnvelopesChangedMeanwhileAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	h := newScene(t)
 	h.insert(h.newException(1, "gone", "parked"), h.newException(2, "requeued", "parked"), h.newException(3, "reset", "retry", bson.E{Key: "attempts", Value: int32(2)}),

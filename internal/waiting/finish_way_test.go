@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// TestTidyingGivesWayToWhatIsDue: sent envelopes are removed after due ones are claimed, within a limited time. All
+// TestTidyingGivesWayToDueEnvelopes: sent envelopes are removed after due ones are claimed, within a limited time. All
 // other work has precedence.
-func TestTidyingGivesWayToWhatIsDue(t *testing.T) {
+func TestTidyingGivesWayToDueEnvelopes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var due atomic.Bool

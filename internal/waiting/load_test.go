@@ -14,7 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-func TestN15_LoadFindsGatesAndWhatComesAgain(t *testing.T) {
+func TestN15_LoadFindsGatesAndRepeatedEvents(t *testing.T) {
 	t.Parallel()
 	h := newScene(t)
 	h.insert(
@@ -42,7 +42,7 @@ func TestN15_LoadFindsGatesAndWhatComesAgain(t *testing.T) {
 	}
 }
 
-func TestN08_RecoverFinishesWhatAnEarlierOwnerHadSent(t *testing.T) {
+func TestN08_RecoverFinishesEnvelopesOfAnEarlierOwner(t *testing.T) {
 	t.Parallel()
 	h := newScene(t)
 	h.recording = "mark"

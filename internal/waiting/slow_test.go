@@ -47,7 +47,7 @@ func TestN03_ATransactionThatNeverEndsInTimeIsMadeSmaller(t *testing.T) {
 
 // The same for the writes of a takeover, which would never end, and for the marks of delivered
 // envelopes.
-func TestN03_ATakeOverWritesWhatEndsInTime(t *testing.T) {
+func TestN03_ATakeOverWritesPartsThatEndInTime(t *testing.T) {
 	t.Parallel()
 	const all = 120
 	for name, write := range map[string]struct {

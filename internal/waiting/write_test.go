@@ -160,7 +160,7 @@ func TestN03_ExceptionsAreWrittenInBoundedTransactions(t *testing.T) {
 	}
 }
 
-func TestFatesAreIdempotentAndTouchOnlyWhatWasPublished(t *testing.T) {
+func TestFatesAreIdempotentAndChangeOnlyPublishedEnvelopes(t *testing.T) {
 	t.Parallel()
 	coll, o := exceptionOutbox(t)
 	begun := uint32(time.Now().Add(-time.Minute).Unix())

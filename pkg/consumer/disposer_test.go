@@ -201,7 +201,7 @@ func TestAMessageClimbsTheLadder(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeMovedIsADeadLetter(t *testing.T) {
+func TestMessagesThatCannotBeMovedAreDeadLetters(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t)
 	v := consumer.Verdict{Action: consumer.ActRetryTopic, Topic: "retry", Delay: time.Second}

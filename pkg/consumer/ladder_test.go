@@ -155,7 +155,7 @@ func (k *kit) effectsOnce(name string, n int) {
 	}
 }
 
-func TestWhatNobodyCanHandleIsKeptAndComesBack(t *testing.T) {
+func TestMessagesWithoutAHandlerAreKeptAndComeBack(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	letters, err := deadletter.New(k.db)
@@ -446,7 +446,7 @@ func (f *forgetful) Dispose(ctx context.Context, m *consumer.Message, handler st
 	return nil
 }
 
-func TestWhatIsMovedTwiceHasItsEffectOnce(t *testing.T) {
+func TestMessagesMovedTwiceHaveTheirEffectOnce(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 2)
 	k.createRetryTopics(1)

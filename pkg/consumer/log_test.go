@@ -352,13 +352,13 @@ func pauseAndDrop(t *testing.T) (l *changing, c *consumer.Consumer, goOn func(),
 }
 
 // N29: a record that compaction removed while it was not in memory is a hole like any other.
-func TestN29_WhatCompactionRemovedMeanwhileIsPassed(t *testing.T) {
+func TestN29_CompactedRecordsArePassed(t *testing.T) {
 	t.Parallel()
 	checkPassed(t, func(l *changing) { l.compact(1) })
 }
 
 // N29: if retention passes an unfinished message, the topic is not considered recreated.
-func TestN29_WhatRetentionRemovedMeanwhileIsPassed(t *testing.T) {
+func TestN29_ExpiredRecordsArePassed(t *testing.T) {
 	t.Parallel()
 	checkPassed(t, func(l *changing) { l.retain(2) })
 }
@@ -417,7 +417,7 @@ func TestALetterPassesAGenerationThatBegan(t *testing.T) {
 }
 
 // N29: messages of a deleted topic do not move the watermarks of the new topic.
-func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
+func TestN29_MessagesOfADeletedTopicDoNotCount(t *testing.T) {
 	t.Parallel()
 	db := stacktest.Database(t, stacktest.Client(t))
 	x, err := mongostore.Open(db, inbox.Settings{})
@@ -706,7 +706,7 @@ func TestN29_ATruncatedTopicGoesOnFromItsEnd(t *testing.T) {
 	}
 }
 
-func TestPanicsOfWhatIsAroundAHandlerAreItsErrors(t *testing.T) {
+func TestPanicsAroundAHandlerAreItsErrors(t *testing.T) {
 	t.Parallel()
 	l, gone := &changing{}, newDisposed()
 	c := newLogConsumer(t, l, consumer.WithDisposer(gone), consumer.WithInbox(&renewed{attached: 1}),

@@ -152,7 +152,7 @@ func TestMuxPassesAMessageToTheHandlerOfItsType(t *testing.T) {
 	}
 }
 
-func TestHandleRefusesWhatCannotBe(t *testing.T) {
+func TestHandleRefusesImpossibleHandlers(t *testing.T) {
 	t.Parallel()
 	c := newOffline(t)
 	addHandler(t, c, "taken", nop)

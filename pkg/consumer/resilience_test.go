@@ -114,7 +114,7 @@ func TestDatabaseAwayPausesAndLosesNothing(t *testing.T) {
 }
 
 // A problem that cannot pass ends Run: a server without transactions, and a recreated topic if the option is to halt.
-func TestWhatCannotBeWaitedOutEndsTheRun(t *testing.T) {
+func TestPermanentErrorsEndTheRun(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	k.publish(newMessages(1, 3)...)
@@ -187,7 +187,7 @@ func TestPauseHoldsNothingInMemory(t *testing.T) {
 	k.checkOnce("effects", n+1)
 }
 
-func TestStopFinishesWhatIsInFlight(t *testing.T) {
+func TestStopFinishesMessagesInFlight(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	b := newBlocked("0", k.insertInto("effects"))
@@ -225,7 +225,7 @@ func TestStopFinishesWhatIsInFlight(t *testing.T) {
 	k.checkOnce("effects", 5)
 }
 
-func TestStopAbandonsWhatDoesNotEndInTime(t *testing.T) {
+func TestStopAbandonsHandlersThatDoNotEndInTime(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	b := newBlocked("2", k.insertInto("effects"))

@@ -17,7 +17,7 @@ import (
 
 var errFlaky = errors.New("flaky")
 
-func TestCodesAndLabelsDecideWhatIsTransient(t *testing.T) {
+func TestCodesAndLabelsMakeAnErrorTransient(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		err  error

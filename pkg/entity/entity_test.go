@@ -415,7 +415,7 @@ func TestPlainStoresOfOneEntity(t *testing.T) {
 	}
 }
 
-func TestNewListsWhatIsWrong(t *testing.T) {
+func TestNewReportsAllProblems(t *testing.T) {
 	t.Parallel()
 	coll := stacktest.Client(t).Database("x").Collection("y")
 	for name, opts := range map[string][]entity.Option{

@@ -417,7 +417,7 @@ func TestProjectorInAndBesideATransaction(t *testing.T) {
 }
 
 // A message that the projector does not understand is an error, and nothing of it is written.
-func TestProjectorRefusesWhatItDoesNotKnow(t *testing.T) {
+func TestProjectorRefusesIncompleteMessages(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
 	good := w.history()[0]

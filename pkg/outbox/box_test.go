@@ -210,7 +210,7 @@ func TestAppendManyKeepsOrderAndAtomicity(t *testing.T) {
 	b.checkTypes(t, "1", "2", "3")
 }
 
-func TestAppendSaysEverythingThatIsWrong(t *testing.T) {
+func TestAppendReportsAllProblems(t *testing.T) {
 	t.Parallel()
 	b, ctx := setup(t), t.Context()
 	small := b.newBox(t, outbox.WithMaxSize(300))

@@ -417,7 +417,7 @@ func TestTransactionIsNotRetriedAfterItsContext(t *testing.T) {
 
 // A caller can distinguish a failed commit from a failed callback, and a certain outcome from an
 // unknown one.
-func TestAFailedCommitSaysWhetherItsOutcomeIsUnknown(t *testing.T) {
+func TestAFailedCommitReportsWhetherItsOutcomeIsUnknown(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name    string

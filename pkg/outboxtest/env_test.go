@@ -382,7 +382,7 @@ func TestTheFunctionsOfOutboxSeeTransactionsInMemory(t *testing.T) {
 	}
 }
 
-func TestSettleReportsWhatIsLeft(t *testing.T) {
+func TestSettleReportsUnfinishedMessages(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		requireFailure(t, func(tb testing.TB) {

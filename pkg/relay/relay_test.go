@@ -243,7 +243,7 @@ func TestEnvironmentIsAskedFor(t *testing.T) {
 }
 
 // Only the service, and not the relay, notifies the service manager.
-func TestServiceManagerHearsNothing(t *testing.T) {
+func TestServiceManagerGetsNoNotification(t *testing.T) {
 	s := setup(t)
 	socket := filepath.Join(t.TempDir(), "notify")
 	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})

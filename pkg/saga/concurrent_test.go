@@ -211,7 +211,7 @@ func TestAStaleCompletionIsRefused(t *testing.T) {
 }
 
 // The server finds the conflict, and the transaction runs again without a retry of the consumer.
-func TestAConflictIsRetriedOnWhatTheOtherLeft(t *testing.T) {
+func TestAConflictIsRetriedOnTheDocumentOfTheOther(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
 	s := saga.Define[order]("orders")

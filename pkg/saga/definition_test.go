@@ -21,7 +21,7 @@ func nothing(context.Context, *saga.Instance[order], any) error { return nil }
 
 func nothingLate(context.Context, *saga.Instance[order]) error { return nil }
 
-func TestADefinitionSaysEverythingThatIsWrong(t *testing.T) {
+func TestADefinitionReportsAllItsProblems(t *testing.T) {
 	t.Parallel()
 	s := saga.Define[order]("orders")
 	saga.On(s, newType[any](""), nothing)

@@ -97,7 +97,7 @@ func TestASequenceFollowsItsModel(t *testing.T) {
 	})
 }
 
-func TestWhatIsHeldIsInTheDocument(t *testing.T) {
+func TestHeldMessagesAreInTheDocument(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
 	h := handlerOf(t, sequence(count, saga.WithHeld(2)), p.box)

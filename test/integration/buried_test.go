@@ -18,7 +18,7 @@ import (
 // N15: an owner dies after it has moved envelopes to the dead letters and before its position passes them. The
 // stream repeats them to its successor, whose configuration would send them. They stay dead letters until an
 // operator requeues them.
-func TestN15_WhatIsDeadIsNotSentByASuccessor(t *testing.T) {
+func TestN15_ASuccessorDoesNotSendDeadEvents(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order", "payment"}})
 	s.SetConfig("topics.allow", []string{s.TopicOf("order"), s.TopicOf("late")})

@@ -38,7 +38,7 @@ func newWorld() (*Ledger, []*Record) {
 	return l, records
 }
 
-func TestCompareFindsWhatIsPlanted(t *testing.T) {
+func TestCompareFindsPlantedDifferences(t *testing.T) {
 	t.Parallel()
 	move := func(r []*Record, from, to int) []*Record {
 		x := *r[from]
@@ -95,7 +95,7 @@ func TestCompareFindsWhatIsPlanted(t *testing.T) {
 	}
 }
 
-func TestCompareTellsTenantsApart(t *testing.T) {
+func TestCompareDistinguishesTenants(t *testing.T) {
 	t.Parallel()
 	l := newLedger()
 	l.Add(Entry{NS: "a.outbox", ID: "1", Key: "k", Topics: []string{"t"}}, Entry{NS: "b.outbox", ID: "1", Key: "k", Topics: []string{"t"}})
@@ -110,7 +110,7 @@ func TestCompareTellsTenantsApart(t *testing.T) {
 	}
 }
 
-func TestHistoryProblemsFindsWhatIsPlanted(t *testing.T) {
+func TestHistoryProblemsFindsPlantedViolations(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	version := func(owner string, epoch, seq int64, token string, at time.Duration) Version {

@@ -31,7 +31,7 @@ func rec(id, key string, offset int64) Delivery {
 	return Delivery{ID: id, Key: key, Topic: "t", Partition: int(key[0]) % 2, Offset: offset, Value: []byte("v" + id)}
 }
 
-func TestCheckerFindsWhatIsPlanted(t *testing.T) {
+func TestCheckerFindsPlantedViolations(t *testing.T) {
 	t.Parallel()
 	one, two, three, other := rec("1", "a", 0), rec("2", "a", 1), rec("3", "a", 2), rec("4", "b", 0)
 	altered, strayed, nobody := two, three, rec("9", "a", 3)
@@ -103,7 +103,7 @@ func TestRecordsOfOtherWritersAreNoPhantoms(t *testing.T) {
 	}
 }
 
-func TestWhatATransactionDidNotCommit(t *testing.T) {
+func TestRecordsOfUncommittedTransactions(t *testing.T) {
 	t.Parallel()
 	c := New(Options{})
 
@@ -179,7 +179,7 @@ func TestFanOut(t *testing.T) {
 	}
 }
 
-func TestForgetsWhatIsOver(t *testing.T) {
+func TestCheckerForgetsFinishedEvents(t *testing.T) {
 	t.Parallel()
 	now := t0
 	c := New(Options{Forget: time.Minute, Now: func() time.Time { return now }})
@@ -265,7 +265,7 @@ func TestCheckerAgreesWithARecount(t *testing.T) {
 
 // A repetition that is marked as redelivered is no duplicate. An unmarked repetition is a
 // duplicate, also after a marked one.
-func TestRepetitionsThatSaySo(t *testing.T) {
+func TestFlaggedRepetitionsAreAllowed(t *testing.T) {
 	t.Parallel()
 	c := newCommitted(Options{})
 	for i, want := range []DeliveryKind{First, Repeated, Duplicate} {

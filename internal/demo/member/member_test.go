@@ -20,7 +20,7 @@ func done(event, key string, n, place int64) storedEffect {
 }
 
 // Each kind of damage is found, and nothing else.
-func TestJudgeOfEffectsFindsWhatIsPlanted(t *testing.T) {
+func TestJudgeOfEffectsFindsPlantedViolations(t *testing.T) {
 	t.Parallel()
 	one, two, three, other := done("e1", "a", 1, 1), done("e2", "a", 2, 2), done("e3", "a", 3, 3), done("e4", "b", 4, 1)
 	full := map[string]int64{"a": 3, "b": 1}
@@ -58,7 +58,7 @@ func TestJudgeOfEffectsFindsWhatIsPlanted(t *testing.T) {
 	}
 }
 
-func TestJudgeOfStepsFindsWhatIsPlanted(t *testing.T) {
+func TestJudgeOfStepsFindsPlantedViolations(t *testing.T) {
 	t.Parallel()
 	finished := time.Now()
 	walks := func(a, b []int) []storedSaga {

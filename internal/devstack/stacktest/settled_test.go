@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestSettledWaitsForWhatIsAboutToEnd(t *testing.T) {
+func TestSettledWaitsForGoroutinesThatAreAboutToEnd(t *testing.T) {
 	t.Parallel()
 	// After failed tests there is no wait.
 	for code, want := range map[int]int{0: 3, 1: 0} {

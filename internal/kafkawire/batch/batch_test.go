@@ -99,7 +99,7 @@ func sealBatch(t interface{ Fatal(...any) }, recs []record.Record, c *Codec, p P
 	return sealed
 }
 
-func TestTwoOtherReadersReadWhatWeWrite(t *testing.T) {
+func TestTwoOtherDecodersReadOurBatches(t *testing.T) {
 	t.Parallel()
 	codecs := allCodecs(t)
 	rapid.Check(t, func(t *rapid.T) {

@@ -86,7 +86,7 @@ func TestEncryptedBodiesAreReadByHandlersAlone(t *testing.T) {
 	})
 }
 
-func TestWhatWasChangedIsNotDecrypted(t *testing.T) {
+func TestChangedMessagesAreNotDecrypted(t *testing.T) {
 	t.Parallel()
 	k := newKeys(t, "k1", "k2")
 	fresh := func() *consumer.Message {
@@ -136,7 +136,7 @@ func TestKeysRotate(t *testing.T) {
 	}
 }
 
-func TestWhatNeedsNoDecryption(t *testing.T) {
+func TestPlainMessagesNeedNoDecryption(t *testing.T) {
 	t.Parallel()
 	k := newKeys(t, "k1")
 	tombstone := emitEvent(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}), bodycrypt.Encrypt(k))

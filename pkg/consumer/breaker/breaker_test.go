@@ -64,7 +64,7 @@ func TestBreakerOpensHalfOpensAndCloses(t *testing.T) {
 	})
 }
 
-func TestBreakerForgetsWhatIsPastItsWindow(t *testing.T) {
+func TestBreakerForgetsFailuresBeforeItsWindow(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := New("x", WithMinimum(4), WithWindow(10*time.Second))
@@ -122,7 +122,7 @@ func TestAnInterruptedProbeIsRepeated(t *testing.T) {
 	})
 }
 
-func TestAnAnswerFromBeforeAChangeSaysNothing(t *testing.T) {
+func TestAnAnswerFromBeforeAChangeIsIgnored(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := New("x", WithMinimum(2), WithOpenFor(time.Second))

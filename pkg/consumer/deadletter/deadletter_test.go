@@ -183,7 +183,7 @@ func TestATopicThatFailsDelaysTheLetter(t *testing.T) {
 	}
 }
 
-func TestLettersAreFoundByWhatTheyAre(t *testing.T) {
+func TestLettersAreFoundByTheirFields(t *testing.T) {
 	t.Parallel()
 	onBothStores(t, func(g *graveyard) {
 		g.bury(newLetter(1, "h1", "A"), newLetter(2, "h1", "B"), newLetter(3, "h1", "A"), newLetter(1, "h2", "A"))
