@@ -102,7 +102,7 @@ func (r Recovery) countSweep(ctx context.Context, since bson.Timestamp) ([]Sweep
 			Margin:   margin,
 		}
 		for i, b := range swept {
-			b.Part = part
+			b.Slot = part
 			n, err := sweep.Count(ctx, b)
 			if err != nil {
 				return nil, err

@@ -34,9 +34,9 @@ func (s *Scope) Pipeline() mongo.Pipeline {
 	}
 
 	// A slot reads only the inserts of its own keys (N28).
-	if !s.part.Whole() {
+	if !s.slot.Whole() {
 		match = append(match, bson.E{Key: "$and", Value: bson.A{bson.D{{Key: "$or", Value: bson.A{
-			bson.D{{Key: "operationType", Value: bson.D{{Key: "$ne", Value: "insert"}}}}, s.part.Filter("fullDocument.slot"),
+			bson.D{{Key: "operationType", Value: bson.D{{Key: "$ne", Value: "insert"}}}}, s.slot.Filter("fullDocument.slot"),
 		}}}}})
 	}
 	return mongo.Pipeline{{{Key: "$match", Value: match}}}

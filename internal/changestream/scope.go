@@ -30,14 +30,14 @@ type Scope struct {
 	coll    string // for a collection stream
 	include []pattern
 	exclude []pattern
-	part    slot.Range
+	slot    slot.Range
 }
 
 // Of returns the scope of one slot of a watcher: only the inserts with the keys of p, but all drops
 // and renames (N28).
 func (s *Scope) Of(p slot.Range) *Scope {
 	scope := *s
-	scope.part = p
+	scope.slot = p
 	return &scope
 }
 

@@ -236,7 +236,7 @@ func (r *Recovery) HasUnstampedBacklog(ctx context.Context, now bson.Timestamp) 
 	for _, c := range r.Collections.WatchedOutboxes() {
 		err := r.Calls.RetryRead(ctx, func(ctx context.Context) (err error) {
 			coll := mongodb.Database(r.Calls.Client, c.DB).Collection(c.Coll)
-			found, err = hasUnstamped(ctx, now, coll, c.Part)
+			found, err = hasUnstamped(ctx, now, coll, c.Slot)
 			return err
 		})
 		if err != nil || found {

@@ -72,7 +72,7 @@ type source struct {
 	outbox     outboxes.Outbox
 	coll       *mongo.Collection
 	db, name   []byte
-	part       slot.Range
+	slot       slot.Range
 	to         bson.Timestamp
 	unstamped  bool
 	leftOut    idRange       // ids with such a time are left out
@@ -116,7 +116,7 @@ func (s *source) openCursor(ctx context.Context) error {
 		opts.SetSort(bson.D{{Key: "ts", Value: 1}}).SetAllowDiskUse(true)
 	}
 
-	cursor, err := mongodb.Majority(s.coll).Find(mongo.NewSessionContext(ctx, session), s.part.AddFilter(filter), opts) // N21
+	cursor, err := mongodb.Majority(s.coll).Find(mongo.NewSessionContext(ctx, session), s.slot.AddFilter(filter), opts) // N21
 	if err != nil {
 		session.EndSession(context.WithoutCancel(ctx))
 		return fmt.Errorf("sweeping %s: %w", mongodb.Namespace(s.coll), err)

@@ -110,7 +110,7 @@ func (s *Sweep) leavesOut(ctx context.Context) (bool, error) {
 			continue
 		}
 		coll := mongodb.Majority(mongodb.Database(s.Client, c.DB).Collection(c.Coll))
-		if found, err := mongodb.Exists(ctx, coll, c.Part.AddFilter(unstampedFilter(idRange{}))); err != nil || found {
+		if found, err := mongodb.Exists(ctx, coll, c.Slot.AddFilter(unstampedFilter(idRange{}))); err != nil || found {
 			return found, err
 		}
 	}
@@ -122,7 +122,7 @@ func (s *Sweep) Count(ctx context.Context, c outboxes.Outbox) (int64, error) {
 	coll := mongodb.Majority(mongodb.Database(s.Client, c.DB).Collection(c.Coll))
 	total := int64(0)
 	count := func(filter bson.D) error {
-		n, err := coll.CountDocuments(ctx, c.Part.AddFilter(filter))
+		n, err := coll.CountDocuments(ctx, c.Slot.AddFilter(filter))
 		total += n
 		return err
 	}
@@ -142,7 +142,7 @@ func (s *Sweep) Count(ctx context.Context, c outboxes.Outbox) (int64, error) {
 	// The filter does not leave out UUIDs.
 	uuids := outboxes.IDsBetween(leftOut.from, leftOut.to)[1]
 	early := streamFilter(outboxes.Unstamped(), uuids)
-	err = mongodb.FindEach(ctx, coll, "counting envelopes of "+c.NS(), c.Part.AddFilter(early), func(raw bson.Raw) error {
+	err = mongodb.FindEach(ctx, coll, "counting envelopes of "+c.NS(), c.Slot.AddFilter(early), func(raw bson.Raw) error {
 		id := raw.Lookup("_id")
 		if _, hasTime := outboxes.IDTime(byte(id.Type), id.Value); hasTime {
 			total--
@@ -286,7 +286,7 @@ func (r *sweepRun) newSource(c outboxes.Outbox) *source {
 		coll:      mongodb.Database(r.Client, c.DB).Collection(c.Coll),
 		db:        []byte(c.DB),
 		name:      []byte(c.Coll),
-		part:      c.Part,
+		slot:      c.Slot,
 		to:        r.To,
 		idsAtLast: map[string]struct{}{},
 		// The merge holds one reply of each collection.

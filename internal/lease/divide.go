@@ -51,7 +51,7 @@ func Merge(ids []string, old []Document, senders []record.Sender, pos func(Docum
 
 		part := d.ID[strings.LastIndexByte(d.ID, '/')+1:]
 		merged.Passed = append(merged.Passed, d.Passed...)
-		merged.Passed = append(merged.Passed, Passed{Part: part, Pos: pos(d)})
+		merged.Passed = append(merged.Passed, Passed{Slot: part, Pos: pos(d)})
 	}
 	merged.Offsets = sortedOffsets(offsets)
 	slices.Sort(merged.Dirty)
@@ -60,7 +60,7 @@ func Merge(ids []string, old []Document, senders []record.Sender, pos func(Docum
 	start := pos(least)
 	merged.Passed = slices.DeleteFunc(merged.Passed, func(p Passed) bool { return p.Pos <= start })
 	slices.SortFunc(merged.Passed, func(a, b Passed) int {
-		return slices.Compare([]string{a.Part, a.Pos}, []string{b.Part, b.Pos})
+		return slices.Compare([]string{a.Slot, a.Pos}, []string{b.Slot, b.Pos})
 	})
 	merged.Passed = slices.Compact(merged.Passed)
 

@@ -95,10 +95,10 @@ type SenderEntry struct {
 	Until         []TopicOffsets `bson:"until,omitempty"`
 }
 
-// Passed records how far an earlier slot had come in its part of the keys. The slot had delivered
-// every event of the part up to the position, or stored it as waiting or dead (N28).
+// Passed records how far an earlier slot had come. The slot had delivered every event of its keys up to
+// the position, or stored it as waiting or dead (N28).
 type Passed struct {
-	Part string `bson:"part"` // <i>of<N>
+	Slot string `bson:"slot"` // <i>of<N>
 	Pos  string `bson:"pos"`  // as of an exception (N15)
 }
 

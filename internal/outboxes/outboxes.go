@@ -32,7 +32,7 @@ type Outbox struct {
 	// the user lacks listCollections and sees only names, the UUID is zero.
 	UUID [16]byte
 	// Part is the range of the envelopes that the watcher's slot reads. The zero value is all of them (N28).
-	Part slot.Range
+	Slot slot.Range
 }
 
 // NS returns the full name of the collection.

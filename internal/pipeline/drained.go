@@ -8,7 +8,7 @@ import (
 // DrainedSlot is a slot of the previous division. It has delivered every event of its part up to a
 // position in the stream.
 type DrainedSlot struct {
-	Part slot.Range
+	Slot slot.Range
 	Pos  string
 }
 
@@ -16,7 +16,7 @@ type DrainedSlot struct {
 func ParseDrainedSlots(doc *lease.Document) []DrainedSlot {
 	var out []DrainedSlot
 	for _, p := range doc.Passed {
-		if part, err := slot.Parse(p.Part); err == nil {
+		if part, err := slot.Parse(p.Slot); err == nil {
 			out = append(out, DrainedSlot{part, p.Pos})
 		}
 	}
@@ -33,7 +33,7 @@ func (p *Pump) deliveredByOldSlot() bool {
 			continue
 		}
 		ahead = true
-		if p.ev.HasDocument && old.Part.Contains(p.ev.Document) {
+		if p.ev.HasDocument && old.Slot.Contains(p.ev.Document) {
 			return true
 		}
 	}

@@ -62,7 +62,7 @@ func (h *slotHealth) Ready() (ok bool, role string, reasons []string) {
 		ok = ok && slotOK
 		had[slotRole] = true
 		for _, text := range slotReasons {
-			reasons = append(reasons, s.Part.String()+": "+text)
+			reasons = append(reasons, s.Slot.String()+": "+text)
 		}
 	}
 

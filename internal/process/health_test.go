@@ -17,7 +17,7 @@ func TestN28_HealthIsThatOfAllSlots(t *testing.T) {
 	process := readiness.NewState(time.Second, time.Now, nil)
 	r := &Relay{shared: &term.Shared{State: process, Balancer: new(slots.Balancer)}}
 	for i := range 2 {
-		r.slots = append(r.slots, &term.Runner{Part: slot.Range{I: i, N: 2}, State: readiness.NewState(time.Second, time.Now, nil)})
+		r.slots = append(r.slots, &term.Runner{Slot: slot.Range{I: i, N: 2}, State: readiness.NewState(time.Second, time.Now, nil)})
 	}
 
 	process.SetRole(readiness.RoleStandby)

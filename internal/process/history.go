@@ -26,7 +26,7 @@ func (r *Relay) recordHistory(ctx context.Context) error {
 	for retry.Sleep(ctx, historyEvery) == nil {
 		current := map[string]slotFigures{}
 		for _, one := range r.activeSlots() {
-			slot := one.Part.ID(r.cfg.Watcher)
+			slot := one.Slot.ID(r.cfg.Watcher)
 			if acked, lag, ok := one.Figures(); ok {
 				current[slot] = slotFigures{acked, lag}
 			}

@@ -98,7 +98,7 @@ func (r *Relay) vitalSigns() nodes.Vitals {
 		v.SinceAck = time.Since(time.Unix(0, at))
 	}
 	for _, one := range r.activeSlots() {
-		v.Holds = append(v.Holds, one.Part.ID(r.cfg.Watcher))
+		v.Holds = append(v.Holds, one.Slot.ID(r.cfg.Watcher))
 	}
 	return v
 }

@@ -61,7 +61,7 @@ func TestN28_EventsThatAnotherHistoryHadPassedAreForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := b.state.Collection("watchers").UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{
-		{Key: "passed", Value: bson.A{bson.D{{Key: "part", Value: "0of2"}, {Key: "pos", Value: "82F0000000"}}, bson.D{{Key: "part", Value: "1of2"}, {Key: "pos", Value: "82F0000000"}}}},
+		{Key: "passed", Value: bson.A{bson.D{{Key: "slot", Value: "0of2"}, {Key: "pos", Value: "82F0000000"}}, bson.D{{Key: "slot", Value: "1of2"}, {Key: "pos", Value: "82F0000000"}}}},
 	}}}); err != nil {
 		t.Fatal(err)
 	}

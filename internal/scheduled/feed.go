@@ -99,7 +99,7 @@ func (s *Scheduled) continuePass(parent context.Context, c *scheduledCollection)
 func (s *Scheduled) readIndex(ctx context.Context, c *scheduledCollection) (done bool, err error) {
 	if c.cursor == nil {
 		c.passBegan, c.passTook = time.Now(), 0
-		c.cursor, err = scheduledUntil(ctx, c.coll, s.claim, s.Now().Add(waiting.Lookahead), feedReply, s.Part)
+		c.cursor, err = scheduledUntil(ctx, c.coll, s.claim, s.Now().Add(waiting.Lookahead), feedReply, s.Slot)
 		if err != nil {
 			return false, err
 		}

@@ -43,7 +43,7 @@ type Config struct {
 	// Collections returns the collections that may hold scheduled envelopes. It is called at each look
 	// at the indexes.
 	Collections func() []outboxes.Outbox
-	Part        slot.Range // the owner's slot; the zero value is all (N28)
+	Slot        slot.Range // the owner's slot; the zero value is all (N28)
 	// Finisher is the Finisher of the same term. No other Scheduled may use it. The caller runs it
 	// concurrently.
 	Finisher *waiting.Finisher

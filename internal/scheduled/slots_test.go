@@ -76,7 +76,7 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 			}
 			return err
 		}
-		scan := &waiting.ExceptionScan{Coll: coll, Part: p}
+		scan := &waiting.ExceptionScan{Coll: coll, Slot: p}
 		for _, s := range []struct {
 			name string
 			most int64
@@ -85,7 +85,7 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 			{"the first page", 100, func() error { _, err := scan.Page(t.Context(), 100, take); return err }},
 			{"the second page", 100, func() error { _, err := scan.Page(t.Context(), 100, take); return err }},
 			{"a key", 2, func() error {
-				_, err := (&waiting.ExceptionScan{Coll: coll, Part: p, Keys: keysOf(t, fmt.Sprint("k", 5*keyhash.Slots/slots))}).Page(t.Context(), 100, take)
+				_, err := (&waiting.ExceptionScan{Coll: coll, Slot: p, Keys: keysOf(t, fmt.Sprint("k", 5*keyhash.Slots/slots))}).Page(t.Context(), 100, take)
 				return err
 			}},
 			{"due retries", min(own, 100), func() error { _, err := waiting.DueRetries(t.Context(), coll, now, nil, 100, p); return err }},

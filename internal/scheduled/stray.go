@@ -20,7 +20,7 @@ import (
 func (s *Scheduled) DisownStrayClaims(ctx context.Context) error {
 	for _, o := range s.Collections() {
 		coll := mongodb.Database(s.Client, o.DB).Collection(o.Coll)
-		ids, err := findStrayClaims(ctx, coll, s.Epoch, s.Now().Add(waiting.ClaimedAhead), s.Part)
+		ids, err := findStrayClaims(ctx, coll, s.Epoch, s.Now().Add(waiting.ClaimedAhead), s.Slot)
 		if err != nil {
 			return err
 		}

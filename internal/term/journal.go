@@ -20,7 +20,7 @@ import (
 type journal struct {
 	events       *nodes.Events
 	held         *lease.Held
-	part         slot.Range
+	slot         slot.Range
 	log          *slog.Logger
 	inBackground func(func(context.Context))
 
@@ -35,8 +35,8 @@ type journal struct {
 // logged.
 func (j *journal) appendEvent(ctx context.Context, kind nodes.Kind, fields bson.D) {
 	fields = append(fields, bson.E{Key: "epoch", Value: j.held.Document().Epoch})
-	if !j.part.Whole() {
-		fields = append(fields, bson.E{Key: "slot", Value: j.part.String()})
+	if !j.slot.Whole() {
+		fields = append(fields, bson.E{Key: "slot", Value: j.slot.String()})
 	}
 	j.events.AppendOrWarn(ctx, j.log, kind, fields)
 }

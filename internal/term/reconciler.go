@@ -82,7 +82,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 	scheduled := scheduled.New(scheduled.Config{
 		Shared:      shared,
 		Collections: t.dirty.DirtyOutboxes,
-		Part:        t.slot.Part,
+		Slot:        t.slot.Slot,
 		Finisher:    f,
 		OnSent:      func(d time.Duration) { t.slot.metrics.DueError.Observe(d, 1) },
 	})
@@ -97,7 +97,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		Batch:       t.slot.cfg.Purge.Batch,
 		Valid:       t.mayPurge,
 		Log:         t.log,
-		Slot:        t.slot.Part.I, // N25
+		Slot:        t.slot.Slot.I, // N25
 		OnPurged:    func(n int) { t.slot.metrics.Purged.Add(float64(n)) },
 	})
 	return &reconciler{outlet: out, finisher: f, exceptions: exceptions, scheduled: scheduled, purger: purger}

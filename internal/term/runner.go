@@ -106,7 +106,7 @@ func (s *Shared) isNodeAlive(ctx context.Context, node string) bool {
 // its metrics.
 type Runner struct {
 	shared  *Shared
-	Part    slot.Range
+	Slot    slot.Range
 	cfg     config.Config
 	log     *slog.Logger
 	metrics *metrics.Set
@@ -128,7 +128,7 @@ type Runner struct {
 func NewRunner(s *Shared, p slot.Range, m *metrics.Set) *Runner {
 	r := &Runner{
 		shared:  s,
-		Part:    p,
+		Slot:    p,
 		cfg:     s.Config,
 		log:     s.Log,
 		metrics: m,
@@ -268,10 +268,10 @@ func (r *Runner) discardHandOver() {
 
 // displayName returns the name of the watcher or, with several slots, of the slot.
 func (r *Runner) displayName() string {
-	if r.Part.Whole() {
+	if r.Slot.Whole() {
 		return r.cfg.Watcher
 	}
-	return r.Part.ID(r.cfg.Watcher)
+	return r.Slot.ID(r.cfg.Watcher)
 }
 
 // divideRetry is the pause between two checks of the number of slots.
@@ -284,7 +284,7 @@ func (r *Runner) waitForDivision(ctx context.Context) error {
 		err := r.checkDivision(ctx)
 
 		// If the number cannot be read, a process with one slot continues anyway.
-		if err == nil || r.Part.Whole() && !errors.Is(err, slots.ErrDivided) {
+		if err == nil || r.Slot.Whole() && !errors.Is(err, slots.ErrDivided) {
 			r.State.ClearProblems("slots")
 			return nil
 		}
@@ -304,7 +304,7 @@ func (r *Runner) waitForDivision(ctx context.Context) error {
 func (r *Runner) checkDivision(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, SchemaTimeout)
 	defer cancel()
-	return r.shared.Divisions.Agree(ctx, r.cfg.Watcher, r.Part)
+	return r.shared.Divisions.Agree(ctx, r.cfg.Watcher, r.Slot)
 }
 
 // checkRedivided is like checkDivision, but ignores all other errors.
@@ -319,9 +319,9 @@ func (r *Runner) checkRedivided(ctx context.Context) error {
 func (r *Runner) discardDocument(stop context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(stop), SchemaTimeout)
 	defer cancel()
-	if err := r.shared.Divisions.Discard(ctx, r.Part.ID(r.cfg.Watcher)); err != nil {
+	if err := r.shared.Divisions.Discard(ctx, r.Slot.ID(r.cfg.Watcher)); err != nil {
 		r.log.Warn("cannot remove a watcher document that was made by mistake; it blocks the purge",
-			"document", r.Part.ID(r.cfg.Watcher), "reason", err)
+			"document", r.Slot.ID(r.cfg.Watcher), "reason", err)
 	}
 }
 
@@ -353,10 +353,10 @@ func (r *Runner) OwnSlot(stop, work context.Context) error {
 		}
 
 		r.State.ClearProblems("lease")
-		r.shared.Balancer.NoteAcquired(r.Part.I)
+		r.shared.Balancer.NoteAcquired(r.Slot.I)
 		began := time.Now()
 		err = r.serveTerm(stop, work, held)
-		r.shared.Balancer.NoteReleased(r.Part.I)
+		r.shared.Balancer.NoteReleased(r.Slot.I)
 		// The balancer requests nothing of a slot that was released. It may request the next term as soon as
 		// the lease is acquired, so this must not be discarded later.
 		r.discardHandOver()

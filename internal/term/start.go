@@ -78,7 +78,7 @@ func (s *startPoint) findStart(
 	// All slots of a watcher without a checkpoint start where the first of them starts. If they
 	// started at different times, events in between would be missing or sent twice.
 	err = s.calls.RetryCall(ctx, func(ctx context.Context) (err error) {
-		at, err = s.slot.shared.Divisions.StartAt(ctx, s.slot.cfg.Watcher, s.slot.Part, at)
+		at, err = s.slot.shared.Divisions.StartAt(ctx, s.slot.cfg.Watcher, s.slot.Slot, at)
 		return err
 	})
 	if err != nil {

@@ -85,7 +85,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if err := t.calls.RetryCall(ctx, func(ctx context.Context) error {
 		// This comes after the first position is saved: a slot that has begun and has no position
 		// has lost its document.
-		return t.slot.shared.Divisions.Begin(ctx, t.slot.cfg.Watcher, t.slot.Part)
+		return t.slot.shared.Divisions.Begin(ctx, t.slot.cfg.Watcher, t.slot.Slot)
 	}); err != nil {
 		return none, err
 	}
@@ -188,7 +188,7 @@ func (t *term) observeHeld(state string, n int) {
 // lease is lost or ctx ends.
 func (t *term) openSink(ctx context.Context, doc *lease.Document) (opened *sink.Sink, err error) {
 	err = t.calls.Retry(ctx, "kafka", func(ctx context.Context) (err error) {
-		in := slots.FenceInput(&t.slot.cfg, t.slot.Part, t.held, doc)
+		in := slots.FenceInput(&t.slot.cfg, t.slot.Slot, t.held, doc)
 		in.Alias, in.Event = t.namespaceAlias(doc), t.journal.recordFenceEvent
 		opened, err = t.slot.sinks.Open(ctx, sink.TakeOver{Holder: t.dispatcher, Fence: in}, t.held, t.dispatcher)
 		if errors.Is(err, lease.ErrLeaseLost) {
@@ -296,7 +296,7 @@ func (t *term) findCollections(ctx context.Context, doc *lease.Document) ([]outb
 	// fails, it counts as begun: a slot must not start from the beginning by mistake.
 	begun := true
 	_ = t.calls.RetryCall(ctx, func(ctx context.Context) (err error) {
-		begun, err = t.slot.shared.Divisions.Begun(ctx, t.slot.cfg.Watcher, t.slot.Part)
+		begun, err = t.slot.shared.Divisions.Begun(ctx, t.slot.cfg.Watcher, t.slot.Slot)
 		return err
 	})
 	if begun {

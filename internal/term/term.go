@@ -97,14 +97,14 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 	t.calls = &readiness.Calls{Client: clients.Stream, State: r.State, Timeout: r.shared.Pace.Call}
 	t.exceptions = &exceptionWriter{}
 	t.dispatcher = t.newDispatcher()
-	t.journal = &journal{events: r.events, held: held, part: r.Part, log: log, inBackground: inBackground}
+	t.journal = &journal{events: r.events, held: held, slot: r.Slot, log: log, inBackground: inBackground}
 	t.collections = &watched.Collections{
 		Calls:    t.calls,
 		Client:   clients.State,
 		Registry: r.shared.Registry,
 		Scope:    r.scope,
 		Watcher:  r.cfg.Watcher,
-		Part:     r.Part,
+		Slot:     r.Slot,
 		Log:      log,
 		Claimed:  map[[16]byte]bool{},
 	}

@@ -61,7 +61,7 @@ func (x *Exceptions) eachStored(
 ) error {
 	for _, c := range x.config.Collections() {
 		e := outboxes.Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
-		err := read(ctx, mongodb.Database(x.config.Client, c.DB).Collection(c.Coll), c.Part, func(raw bson.Raw) error {
+		err := read(ctx, mongodb.Database(x.config.Client, c.DB).Collection(c.Coll), c.Slot, func(raw bson.Raw) error {
 			e.Raw = raw
 			return take(c, &e, readStored(raw))
 		})

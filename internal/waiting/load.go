@@ -63,7 +63,7 @@ func (x *Exceptions) Load(
 func (x *Exceptions) Counts(ctx context.Context) ([]ExceptionCount, error) {
 	var all []ExceptionCount
 	for _, c := range x.config.Collections() {
-		list, err := CountExceptions(ctx, mongodb.Database(x.config.Client, c.DB).Collection(c.Coll), c.Part)
+		list, err := CountExceptions(ctx, mongodb.Database(x.config.Client, c.DB).Collection(c.Coll), c.Slot)
 		if err != nil {
 			return nil, err
 		}

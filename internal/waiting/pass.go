@@ -51,7 +51,7 @@ func (x *Exceptions) scanCollection(ctx context.Context, c outboxes.Outbox, p sc
 	ns := c.NS()
 	p.db, p.coll, p.skip = []byte(c.DB), []byte(c.Coll), map[string]struct{}{}
 	coll := mongodb.Database(x.config.Client, c.DB).Collection(c.Coll)
-	scan := ExceptionScan{Coll: coll, Keys: p.keys, Part: c.Part}
+	scan := ExceptionScan{Coll: coll, Keys: p.keys, Slot: c.Slot}
 
 	x.mu.Lock()
 	// The first key may be the last one of the previous pass, and starts again.

@@ -23,7 +23,7 @@ type ExceptionScan struct {
 	Coll *mongo.Collection
 	Keys []bson.RawValue // only these values of `key`
 	Skip []string        // leaves out exceptions that wait only for these topics; may grow between two pages
-	Part slot.Range      // only exceptions of this slot (N28)
+	Slot slot.Range      // only exceptions of this slot (N28)
 
 	begun bool
 	rest  bool     // the key of last may have more
@@ -80,7 +80,7 @@ func (s *ExceptionScan) readPage(ctx context.Context, limit int, take func(bson.
 
 // runQuery makes one query: for the rest of the last key, or for all following keys.
 func (s *ExceptionScan) runQuery(ctx context.Context, limit int, take func(bson.Raw) error) (n int, err error) {
-	err = mongodb.FindEach(ctx, mongodb.Majority(s.Coll), "reading exceptions of "+mongodb.Namespace(s.Coll), s.Part.AddFilter(s.buildFilter()),
+	err = mongodb.FindEach(ctx, mongodb.Majority(s.Coll), "reading exceptions of "+mongodb.Namespace(s.Coll), s.Slot.AddFilter(s.buildFilter()),
 		func(raw bson.Raw) error {
 			n++
 			s.notePlace(raw)

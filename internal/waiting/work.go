@@ -94,7 +94,7 @@ func (x *Exceptions) findDueKeys(ctx context.Context, c outboxes.Outbox) (refs [
 	x.mu.Unlock()
 
 	coll := mongodb.Database(x.config.Client, c.DB).Collection(c.Coll)
-	found, err := DueRetries(ctx, coll, x.config.Now(), skip, dueLimit, c.Part)
+	found, err := DueRetries(ctx, coll, x.config.Now(), skip, dueLimit, c.Slot)
 	if err != nil {
 		return nil, false, err
 	}

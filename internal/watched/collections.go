@@ -37,7 +37,7 @@ type Collections struct {
 	Registry *outboxes.Registry
 	Scope    *changestream.Scope
 	Watcher  string
-	Part     slot.Range
+	Slot     slot.Range
 	Log      *slog.Logger
 
 	// Claimed contains the collections that are registered for this watcher, by UUID (N25). Once
@@ -62,7 +62,7 @@ func (c *Collections) ListCollections(ctx context.Context) error {
 			return err
 		}
 		for i := range found {
-			found[i].Part = c.Part
+			found[i].Slot = c.Slot
 		}
 
 		c.mu.Lock()
@@ -163,7 +163,7 @@ func (c *Collections) ClaimCollection(
 
 // AdoptCollection registers and lists the collection of ev, which appeared while the stream runs.
 func (c *Collections) AdoptCollection(ctx context.Context, ev *changestream.Event) (outboxes.Outbox, error) {
-	o := outboxes.Outbox{DB: string(ev.DB), Coll: string(ev.Coll), UUID: ev.UUID, Part: c.Part}
+	o := outboxes.Outbox{DB: string(ev.DB), Coll: string(ev.Coll), UUID: ev.UUID, Slot: c.Slot}
 	if _, err := c.ClaimCollection(ctx, o, ev.ClusterTime); err != nil {
 		return o, err
 	}
@@ -281,7 +281,7 @@ func (d *DirtyList) MarkIfNonEmpty(ctx context.Context, o outboxes.Outbox) error
 	still := false
 	err := d.Calls.RetryRead(ctx, func(ctx context.Context) (err error) {
 		coll := mongodb.Majority(mongodb.Database(d.State.Client(), o.DB).Collection(o.Coll))
-		still, err = outboxes.StillDirty(ctx, coll, o.Part)
+		still, err = outboxes.StillDirty(ctx, coll, o.Slot)
 		return err
 	})
 	if err != nil || !still {
@@ -331,7 +331,7 @@ func (d *DirtyList) holdsWork(
 	o outboxes.Outbox, at resume.Position,
 ) (bool, error) {
 	db := mongodb.Database(client, o.DB)
-	if still, err := outboxes.StillDirty(ctx, as(db.Collection(o.Coll)), o.Part); err != nil || still {
+	if still, err := outboxes.StillDirty(ctx, as(db.Collection(o.Coll)), o.Slot); err != nil || still {
 		return still, err
 	}
 	return deadletter.HasLater(ctx, as(db.Collection(deadletter.Collection(o.Coll))), at)
