@@ -49,7 +49,6 @@ func (f *office) insertWaiting(coll *mongo.Collection, id, state, key string, to
 		{Key: "attempts", Value: int32(1)},
 		{Key: "origin", Value: "stream"},
 	})
-
 	if err != nil {
 		f.t.Fatal(err)
 	}

@@ -3,11 +3,15 @@
 package devstack
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"syscall"
+	"time"
 )
 
 // guardScript reads from its standard input which processes and containers run ("+ pid", "c name") and which have
@@ -81,9 +85,38 @@ func (g *guard) close() {
 }
 
 func killProcess(p *os.Process) error      { return p.Signal(syscall.SIGKILL) }
-func pauseProcess(p *os.Process) error     { return p.Signal(syscall.SIGSTOP) }
 func resumeProcess(p *os.Process) error    { return p.Signal(syscall.SIGCONT) }
 func terminateProcess(p *os.Process) error { return p.Signal(syscall.SIGTERM) }
+
+// stopPatience bounds the time in which a process has to stop.
+const stopPatience = 10 * time.Second
+
+// PauseProcess sends SIGSTOP, and blocks until all threads of the process have stopped. The kernel gives the signal to one thread,
+// and the others run until it is scheduled: on a busy machine a process may still answer, or write, for milliseconds.
+func PauseProcess(p *os.Process) error {
+	if err := p.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	for began := time.Now(); !isStopped(p.Pid); time.Sleep(time.Millisecond) {
+		if time.Since(began) > stopPatience {
+			return fmt.Errorf("process %d has not stopped within %v", p.Pid, stopPatience)
+		}
+	}
+	return nil
+}
+
+// isStopped reports whether all threads of a process have stopped or ended. It returns true on systems that do not list threads in /proc.
+func isStopped(pid int) bool {
+	stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, name := range stats {
+		stat, _ := os.ReadFile(name)
+		// The state follows the name of the program, which is in parentheses and may contain any character.
+		if i := bytes.LastIndexByte(stat, ')'); i >= 0 && i+2 < len(stat) && strings.IndexByte("TtZXx", stat[i+2]) < 0 {
+			return false
+		}
+	}
+	return true
+}
 
 // interruptible returns a command whose whole process group is killed when ctx ends.
 func interruptible(ctx context.Context, name string, args ...string) *exec.Cmd {

@@ -76,7 +76,9 @@ func (g *guard) close() {
 }
 
 func killProcess(p *os.Process) error { return p.Kill() }
-func pauseProcess(*os.Process) error {
+
+// PauseProcess is not supported on Windows.
+func PauseProcess(*os.Process) error {
 	return fmt.Errorf("pausing a process: %w", errors.ErrUnsupported)
 }
 

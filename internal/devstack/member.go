@@ -78,7 +78,7 @@ func (m *Member) Kill() error { return m.signalAndWait(instance.kill) }
 // broker moves its leaders. A paused member ends only after Resume.
 func (m *Member) Shutdown() error { return m.signalAndWait(instance.terminate) }
 
-// Pause stops the member with SIGSTOP. Its connections stay open but do not respond.
+// Pause stops the member with SIGSTOP, and blocks until it has stopped. Its connections stay open but do not respond.
 func (m *Member) Pause() error { return m.sendSignal(instance.pause) }
 
 // Resume undoes Pause.
@@ -256,7 +256,7 @@ func startProcess(g *guard, dir string, log *os.File, program string, args []str
 
 func (p *process) pid() int              { return p.p.Pid }
 func (p *process) kill() error           { return killProcess(p.p) }
-func (p *process) pause() error          { return pauseProcess(p.p) }
+func (p *process) pause() error          { return PauseProcess(p.p) }
 func (p *process) resume() error         { return resumeProcess(p.p) }
 func (p *process) terminate() error      { return terminateProcess(p.p) }
 func (p *process) done() <-chan struct{} { return p.ended }

@@ -83,8 +83,8 @@ func (p *Program) Kill() error {
 // Terminate sends SIGTERM and does not block. If the program has ended already, it returns nil.
 func (p *Program) Terminate() error { return p.sendSignal(terminateProcess) }
 
-// Pause stops the program with SIGSTOP.
-func (p *Program) Pause() error { return p.sendSignal(pauseProcess) }
+// Pause stops the program with SIGSTOP, and blocks until it has stopped.
+func (p *Program) Pause() error { return p.sendSignal(PauseProcess) }
 
 // Resume undoes Pause.
 func (p *Program) Resume() error { return p.sendSignal(resumeProcess) }

@@ -172,8 +172,10 @@ func privilegesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 	for r, actions := range map[Resource]map[string]map[string]Status{
 		{DB: "shop", Collection: "outbox"}: {
 			// Without these rights no topic is found.
-			"find": {stream: Fail, outbox: Fail, "topics": Warn,
-				"topics.exist": Warn, "topics.acl": Warn, "topics.unclean_election": Warn, "topics.max_message_bytes": Warn, "topics.cleanup_policy": Warn},
+			"find": {
+				stream: Fail, outbox: Fail, "topics": Warn,
+				"topics.exist": Warn, "topics.acl": Warn, "topics.unclean_election": Warn, "topics.max_message_bytes": Warn, "topics.cleanup_policy": Warn,
+			},
 			"changeStream": {stream: Fail},
 			"insert":       {outbox: Fail}, "update": {outbox: Fail}, "remove": {outbox: Fail},
 			"listIndexes": {"outbox.indexes": Warn},

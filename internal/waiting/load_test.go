@@ -62,8 +62,12 @@ func TestN08_RecoverFinishesEnvelopesOfAnEarlierOwner(t *testing.T) {
 		h.newException(4, "k", "parked"), h.newException(5, "k", "parked", bson.E{Key: "_id", Value: oid}), scheduled,
 		// The clock of the primary has gone back since this envelope was claimed.
 		bson.D{
-			{Key: "_id", Value: "due again"}, {Key: "aggregatetype", Value: "o"}, {Key: "aggregateid", Value: "s"}, {Key: "type", Value: "T"},
-			{Key: "dueAt", Value: time.Now().Add(20 * time.Second)}, claim,
+			{Key: "_id", Value: "due again"},
+			{Key: "aggregatetype", Value: "o"},
+			{Key: "aggregateid", Value: "s"},
+			{Key: "type", Value: "T"},
+			{Key: "dueAt", Value: time.Now().Add(20 * time.Second)},
+			claim,
 		},
 		bson.D{{Key: "_id", Value: "stream's"}},
 	)

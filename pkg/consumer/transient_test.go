@@ -62,8 +62,10 @@ func TestALostConnectionIsTransient(t *testing.T) {
 	coll := stacktest.Database(t, client).Collection("c")
 	index := mongo.IndexModel{Keys: bson.D{{Key: "a", Value: 1}}}
 	stacktest.FailAlways(t, app, bson.D{
-		{Key: "failCommands", Value: bson.A{"find", "createIndexes"}}, {Key: "closeConnection", Value: true},
-		{Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 300},
+		{Key: "failCommands", Value: bson.A{"find", "createIndexes"}},
+		{Key: "closeConnection", Value: true},
+		{Key: "blockConnection", Value: true},
+		{Key: "blockTimeMS", Value: 300},
 	})
 
 	errs := make([]error, 8)

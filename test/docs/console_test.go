@@ -179,10 +179,12 @@ func newDesk(t *testing.T, page string) *desk {
 // appendWaiting appends events that are scheduled, wait for a topic, have failed, or become dead letters.
 func appendWaiting(t *testing.T, s *kit.Scene) {
 	t.Helper()
-	// Kafka rejects nearly all records of this topic as too old.
-	s.CreateTopic("payment", 1, 1, kafka.ConfigEntry{ConfigName: "message.timestamp.before.max.ms", ConfigValue: "1"})
+	// Kafka rejects the records of this topic as too old, also when they are sent again: a record of this size does not arrive within
+	// the millisecond in which it got its time.
+	const large = 500_000
+	s.CreateTopic("payment", 1, 1, kafka.ConfigEntry{ConfigName: "message.timestamp.before.max.ms", ConfigValue: "0"})
 	for i := range 20 {
-		s.AppendEvents(s.Outbox(), kit.NewEvent("refund", "customer-17", i, 30), kit.NewEvent("payment", fmt.Sprint("customer-", i), i, 30))
+		s.AppendEvents(s.Outbox(), kit.NewEvent("refund", "customer-17", i, 30), kit.NewEvent("payment", fmt.Sprint("customer-", i), i, large))
 	}
 	s.AppendEvents(s.Outbox(), kit.NewEvent("forbidden", "customer-18", 0, 30), kit.NewEvent("forbidden", "customer-19", 0, 30))
 	s.Schedule("order", 4, 2, time.Now().Add(time.Hour), time.Minute)

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/devstack"
 )
 
 // Patience is the time limit of each wait. It is long, because the machine may be busy.
@@ -108,8 +110,13 @@ func (p *Process) Reload() { p.signal(syscall.SIGHUP) }
 // DumpGoroutines sends SIGQUIT: the Go runtime prints all goroutines and ends the process.
 func (p *Process) DumpGoroutines() { p.signal(syscall.SIGQUIT) }
 
-// Freeze sends SIGSTOP.
-func (p *Process) Freeze() { p.signal(syscall.SIGSTOP) }
+// Freeze stops the process with SIGSTOP. When it returns, the process sends nothing more.
+func (p *Process) Freeze() {
+	p.tb.Helper()
+	if err := devstack.PauseProcess(p.cmd.Process); err != nil {
+		p.tb.Fatal(err)
+	}
+}
 
 // Continue sends SIGCONT, which ends Freeze.
 func (p *Process) Continue() { p.signal(syscall.SIGCONT) }
