@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
@@ -90,15 +91,46 @@ func inSession(
 		return nil, err
 	}, pinnedOptions(rc))
 
-	explained := explainStandalone(ctx, sess.Client(), err)
 	// If err is exactly ctx.Err(), the driver has not tried to commit.
-	if err == nil || !committing || err == ctx.Err() { //nolint:errorlint // a wrapped error comes from the commit
+	committing = committing && err != ctx.Err() //nolint:errorlint // a wrapped error comes from the commit
+	if committing {
+		err = repeatCommit(ctx, sess, err)
+	}
+
+	explained := explainStandalone(ctx, sess.Client(), err)
+	if err == nil || !committing {
 		return explained
 	}
 	if certainlyAborted(err) {
 		return fmt.Errorf("committing: nothing of the transaction was stored: %w", explained)
 	}
 	return fmt.Errorf("committing: %w: %w", ErrCommitUnknown, explained)
+}
+
+// The bounds of repeatCommit. A new connection takes milliseconds if the server is available.
+const (
+	maxCommitRepeats  = 10
+	commitRepeatLimit = 10 * time.Second
+)
+
+// repeatCommit repeats a commit that failed with an error that the driver does not repeat, although it leaves the outcome open:
+// if a connection breaks, the commits that wait for one fail too. A transaction that stays open on the server locks its writes
+// for a minute. So the commit is repeated even if ctx has ended.
+func repeatCommit(ctx context.Context, sess *mongo.Session, err error) error {
+	// The driver repeats the labeled ones itself, for up to two minutes.
+	if labeled := mongo.LabeledError(nil); err == nil || certainlyAborted(err) ||
+		errors.As(err, &labeled) && labeled.HasErrorLabel("UnknownTransactionCommitResult") {
+		return err
+	}
+
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitRepeatLimit)
+	defer cancel()
+	for range maxCommitRepeats {
+		if err = sess.CommitTransaction(ctx); err == nil || certainlyAborted(err) || ctx.Err() != nil {
+			break
+		}
+	}
+	return err
 }
 
 // pinnedOptions returns options that do not depend on the configuration of the client.
@@ -120,7 +152,8 @@ func certainlyAborted(err error) bool {
 	if answer.HasErrorLabel("TransientTransactionError") {
 		return true
 	}
-	return !answer.HasErrorLabel("UnknownTransactionCommitResult") &&
+	// If the driver finds no connection for its second attempt, it returns the error of the first one with this label only.
+	return !answer.HasErrorLabel("UnknownTransactionCommitResult") && !answer.HasErrorLabel("RetryableWriteError") &&
 		!mongo.IsNetworkError(answer) && !mongo.IsTimeout(answer)
 }
 

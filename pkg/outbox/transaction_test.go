@@ -462,3 +462,51 @@ func TestAFailedCommitReportsWhetherItsOutcomeIsUnknown(t *testing.T) {
 		})
 	}
 }
+
+// If a connection breaks, the driver also fails the commits that wait for one, and does not repeat them. Their transactions
+// would stay open on the server and lock their writes for a minute.
+func TestALostConnectionLeavesNoTransactionOpen(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]bson.D{
+		"closed":    {{Key: "closeConnection", Value: true}},
+		"shut down": {{Key: "errorCode", Value: 91}, {Key: "errorLabels", Value: bson.A{"RetryableWriteError"}}},
+	} {
+		t.Run(name, func(t *testing.T) { t.Parallel(); checkLostConnection(t, fault) })
+	}
+}
+
+func checkLostConnection(t *testing.T, fault bson.D) {
+	t.Helper()
+	app := stacktest.Name(t)
+	b := setup(t, options.Client().SetAppName(app).SetMaxPoolSize(1))
+	coll := b.db.Collection("c")
+	if err := b.db.CreateCollection(t.Context(), coll.Name()); err != nil {
+		t.Fatal(err)
+	}
+
+	const n = 8
+	stacktest.FailCommand(t, app, bson.D{{Key: "times", Value: 4}}, append(bson.D{
+		{Key: "failCommands", Value: bson.A{"commitTransaction"}}, {Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 300},
+	}, fault...))
+	var inserted, ended sync.WaitGroup
+	inserted.Add(n)
+	errs := make([]error, n)
+	for i := range errs {
+		ended.Go(func() {
+			arrived := sync.OnceFunc(inserted.Done)
+			errs[i] = b.box.Transaction(t.Context(), func(ctx context.Context) error {
+				defer func() { arrived(); inserted.Wait() }()
+				_, err := coll.InsertOne(ctx, bson.D{{Key: "_id", Value: i}})
+				return err
+			})
+		})
+	}
+
+	ended.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+	if got, err := coll.CountDocuments(t.Context(), bson.D{}); err != nil || got != n {
+		t.Errorf("%d of %d documents: %v", got, n, err)
+	}
+}
