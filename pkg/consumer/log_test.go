@@ -67,6 +67,24 @@ func (l *changing) recreate(key string, n int) {
 	}
 }
 
+// recreateDuringAttempt starts c on a topic with 15 records, and replaces the topic by another one with two when an attempt has
+// begun. It blocks until c has reported the gap and fetched the new records.
+func (l *changing) recreateDuringAttempt(t *testing.T, c *consumer.Consumer, began, gaps <-chan struct{}) {
+	t.Helper()
+	for range 15 {
+		l.append("a")
+	}
+	startConsumer(t, c)
+	<-began
+	l.recreate("a", 2)
+	<-gaps
+	stacktest.Eventually(t, "the new records", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.served
+	})
+}
+
 func (l *changing) append(key string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -458,19 +476,7 @@ func TestN29_MessagesOfADeletedTopicDoNotCount(t *testing.T) {
 		return nil
 	})
 
-	for range 15 {
-		l.append("a")
-	}
-	startConsumer(t, c)
-	<-began
-	l.recreate("a", 2)
-	<-gaps
-	stacktest.Eventually(t, "the new records", func() bool {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.served
-	})
-
+	l.recreateDuringAttempt(t, c, began, gaps)
 	close(release)
 	l.waitCommitted(t, 2)
 	mu.Lock()
@@ -525,18 +531,7 @@ func TestN29_AFailedMessageOfADeletedTopicHidesNoNewOne(t *testing.T) {
 		return nil
 	})
 
-	for range 15 {
-		l.append("a")
-	}
-	startConsumer(t, c)
-	<-began
-	l.recreate("a", 2)
-	<-gaps
-	stacktest.Eventually(t, "the new records", func() bool {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.served
-	})
+	l.recreateDuringAttempt(t, c, began, gaps)
 	close(release)
 	// The new messages of the key follow the failed message.
 	stacktest.Eventually(t, "the message that failed, and both of the new topic", func() bool {
