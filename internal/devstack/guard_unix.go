@@ -107,9 +107,12 @@ func PauseProcess(p *os.Process) error {
 
 // isStopped reports whether all threads of a process have stopped or ended. It returns true on systems that do not list threads in /proc.
 func isStopped(pid int) bool {
+	// The only possible error is that of a malformed pattern.
 	stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	for _, name := range stats {
+		// A thread that has ended in the meantime has no file, and counts as stopped.
 		stat, _ := os.ReadFile(name)
+
 		// The state follows the name of the program, which is in parentheses and may contain any character.
 		if i := bytes.LastIndexByte(stat, ')'); i >= 0 && i+2 < len(stat) && strings.IndexByte("TtZXx", stat[i+2]) < 0 {
 			return false
