@@ -1,21 +1,25 @@
-package waiting
+package reconciler
 
 import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
-// scanPass is one pass over the exceptions of a collection, in the order of their keys.
+// scanPass is one pass over the store, in the order of outboxes and keys.
 type scanPass struct {
-	keys []bson.RawValue     // only these keys; nil: all
+	ns   string              // only this outbox; "": all
+	keys []string            // only these keys of ns; nil: all
 	skip map[string]struct{} // in a pass over all keys, the server leaves out envelopes that wait for these topics only
 
 	view       envelope.View
@@ -23,7 +27,6 @@ type scanPass struct {
 	held       int    // consecutive envelopes of the current key that could not be published
 	leftTopics int    // number of topics that the server leaves out for the current key
 	reached    string // the position of the watermark when it was last read
-	db, coll   []byte
 }
 
 // keyTurn is the state of a pass for the current key. The pass reads a key from its lowest position
@@ -37,21 +40,19 @@ type keyTurn struct {
 
 // candidate is the envelope that a pass considers.
 type candidate struct {
-	stored
-	id       bson.RawValue
-	flightID string
-	ref      keyRef
-	atFault  bool     // malformed, or refused by Check
-	topics   []string // pending, the routed topics, or allTopics if these are unknown
+	*waiting.Document
+	atFault bool     // malformed
+	topics  []string // pending, the routed topics, or allTopics if these are unknown
 }
 
-// scanCollection reads the exceptions of c that p selects, and publishes those whose turn it is. It
+// key returns the scope of the envelope's order.
+func (c *candidate) key() orderKey { return orderKey{c.NS, c.Key} }
+
+// scanStore reads the waiting envelopes that p selects, and publishes those whose turn it is. It
 // blocks while too many envelopes are in flight.
-func (x *Exceptions) scanCollection(ctx context.Context, c outboxes.Outbox, p scanPass) error {
-	ns := c.NS()
-	p.db, p.coll, p.skip = []byte(c.DB), []byte(c.Coll), map[string]struct{}{}
-	coll := mongodb.Database(x.config.Client, c.DB).Collection(c.Coll)
-	scan := ExceptionScan{Coll: coll, Keys: p.keys, Slot: c.Slot}
+func (x *Sender) scanStore(ctx context.Context, p scanPass) error {
+	p.skip = map[string]struct{}{}
+	scan := waiting.Scan{Store: x.config.Store, NS: p.ns, Keys: p.keys}
 
 	x.mu.Lock()
 	// The first key may be the last one of the previous pass, and starts again.
@@ -71,7 +72,7 @@ func (x *Exceptions) scanCollection(ctx context.Context, c outboxes.Outbox, p sc
 		more, err = scan.Page(ctx, limit, func(raw bson.Raw) error {
 			docs++
 			bytes += len(raw)
-			if err := x.publishInTurn(ctx, &p, ns, raw); err != nil {
+			if err := x.publishInTurn(ctx, &p, raw); err != nil {
 				return err
 			}
 			if p.held < maxHeldInRow {
@@ -107,7 +108,7 @@ func (x *Exceptions) scanCollection(ctx context.Context, c outboxes.Outbox, p sc
 
 // stoppedTopics returns the topics to which nothing more of the current key may be published. all
 // means that this is so for every topic.
-func (x *Exceptions) stoppedTopics() (topics []string, all bool) {
+func (x *Sender) stoppedTopics() (topics []string, all bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	_, allStopped := x.current.stopped[allTopics]
@@ -115,7 +116,7 @@ func (x *Exceptions) stoppedTopics() (topics []string, all bool) {
 }
 
 // beginPage prepares for the next page.
-func (x *Exceptions) beginPage(p *scanPass) {
+func (x *Sender) beginPage(p *scanPass) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 
@@ -129,27 +130,19 @@ func (x *Exceptions) beginPage(p *scanPass) {
 	}
 }
 
-// publishInTurn publishes the envelope raw to the topics for which it is its turn. An envelope at
-// fault goes to the Finisher instead. publishInTurn blocks while too many envelopes are in flight, and
+// publishInTurn publishes the envelope of the document raw to the topics for which it is its turn. An envelope at
+// fault goes to the ledger instead. publishInTurn blocks while too many envelopes are in flight, and
 // returns an error if the outlet cannot publish at all.
-func (x *Exceptions) publishInTurn(ctx context.Context, p *scanPass, ns string, raw bson.Raw) error {
+func (x *Sender) publishInTurn(ctx context.Context, p *scanPass, raw bson.Raw) error {
 	if err := x.awaitRoom(ctx, p); err != nil {
 		return err
 	}
 
-	malformed, forged := x.config.Mapping.Parse(raw, &p.view), false
-	if malformed == nil {
-		malformed = x.config.Check(&p.view)
-		forged = malformed != nil
-	}
-
-	it := x.newCandidate(p, ns, raw, malformed)
-	if forged {
-		// No gate counts it (N15), even if it claims another origin.
-		it.origin = ""
-	}
+	d := waiting.ReadDocument(raw)
+	malformed := x.config.Mapping.Parse(d.Envelope, &p.view)
+	it := x.newCandidate(&d, malformed)
 	now := x.config.Now().UnixMilli()
-	if it.pos > p.reached {
+	if d.Pos > p.reached {
 		p.reached = x.config.Outlet.Reached()
 	}
 
@@ -160,71 +153,121 @@ func (x *Exceptions) publishInTurn(ctx context.Context, p *scanPass, ns string, 
 	}
 	p.held = 0
 
-	d := x.newDelivery(p, it, f)
+	err := x.publish(ctx, it, topics, f, p.view.TS, malformed, p.view.HasExpiresAt && p.view.ExpiresAt <= now)
+	if err == nil {
+		p.sinceFlush++
+		if p.sinceFlush >= flushEvery {
+			p.sinceFlush = 0
+			x.config.Outlet.Flush()
+		}
+	}
+	return err
+}
+
+// publish sends the envelope it to topics and tracks its flight f. The envelope's fate goes to the ledger.
+func (x *Sender) publish(
+	ctx context.Context, it *candidate, topics []string, f *flight, stamp bson.Timestamp, malformed error, expired bool,
+) error {
+	d := *it.Document
+	d.ID, d.Envelope = mongodb.CloneValue(d.ID), nil
+	waits := d.Pending
+
 	var refused *record.Refusal
 	switch {
 	case malformed != nil:
 		refused = asRefusal(malformed)
-	case p.view.HasExpiresAt && p.view.ExpiresAt <= now:
+	case expired:
 		refused = &record.Refusal{Class: record.Expired, Reason: "its expiresAt has passed"}
 	default:
-		redelivered, _ := raw.Lookup("redelivered").BooleanOK()
+		db, coll, _ := strings.Cut(d.NS, ".")
 		e := outboxes.Envelope{
-			DB: p.db, Coll: p.coll, TS: p.view.TS, Raw: raw,
-			Redelivered: redelivered || it.origin == outboxes.OriginReplay,
+			DB: []byte(db), Coll: []byte(coll), TS: stamp, Raw: it.Envelope, Delivery: d.Delivery,
+			Redelivered: d.Redelivered || d.Origin == waiting.OriginReplay,
 		}
-		// The outlet routes an envelope whose targets are unknown. If Route named them, the fate has to
+		// The outlet routes an envelope whose targets are unknown. If they were named, the fate has to
 		// list the remaining topics.
-		if it.pending == nil && topics[0] == allTopics {
+		if d.Pending == nil && topics[0] == allTopics {
 			topics = nil
-		} else if d.Pending == nil {
-			d.Pending = it.topics
+		} else if waits == nil {
+			waits = it.topics
 		}
 
-		err := x.config.Outlet.Publish(ctx, &e, topics, func(a record.Published) {
-			x.noteAnswers(f, a.Answers)
-			x.config.Finisher.Answered(d, a)
+		err := x.config.Outlet.Publish(ctx, &e, topics, func(p record.Published) {
+			x.noteAnswers(f, p.Answers)
+			left := waits
+			if left == nil {
+				left = topicsOf(p.Answers)
+			}
+			o := x.config.Ledger.Answered(&d, left, p.Answers)
+			x.addOutcome(o, f, stamp, p.Ticket, true)
 		})
 		if err == nil {
-			p.sinceFlush++
-			if p.sinceFlush >= flushEvery {
-				p.sinceFlush = 0
-				x.config.Outlet.Flush()
-			}
 			return nil
 		}
 
 		refused, err = splitRefusal(err)
 		if err != nil {
-			x.undoFlight(it.flightID, f)
+			x.undoFlight(d.DocumentID, f)
 			return err
 		}
 	}
 
 	// Until its fate is written, later envelopes of the key would overtake this envelope.
-	x.breakKey(f.ref.orderKey)
-	x.config.Finisher.Refused(d, refused)
+	x.breakKey(f.key)
+	x.addOutcome(x.config.Ledger.Refused(&d, waits, refused), f, stamp, 0, false)
 	return nil
 }
 
-// newDelivery returns the Delivery of it for the Finisher. Its Done ends f.
-func (x *Exceptions) newDelivery(p *scanPass, it *candidate, f *flight) *Delivery {
-	return &Delivery{
-		NS:            it.ref.ns,
-		ID:            mongodb.CloneValue(it.id),
-		Number:        p.view.Delivery,
-		Key:           it.ref.key,
-		Pos:           it.pos,
-		Origin:        it.origin,
-		Pending:       it.pending,
-		Attempts:      p.view.Attempts,
-		CallerResumes: true,
-		Done:          func(fate Fate) { x.endFlight(it.flightID, f, fate) },
+// topicsOf returns the topics of answers.
+func topicsOf(answers []record.Answer) []string {
+	topics := make([]string, len(answers))
+	for i, a := range answers {
+		topics[i] = a.Topic
+	}
+	return topics
+}
+
+// addOutcome passes the fate of a flight to the ledger. When it is stored, the offset of the ticket is released first: the fate is
+// committed, so the stored offset may pass it.
+func (x *Sender) addOutcome(o *ledger.Outcome, f *flight, stamp bson.Timestamp, ticket record.Ticket, hasTicket bool) {
+	o.Recorded, o.Stamp = x.config.Recorded, stamp
+	o.Stored = func(o *ledger.Outcome) {
+		if hasTicket {
+			x.config.Outlet.Settle([]record.Ticket{ticket})
+		}
+		x.openGates(o)
+		x.endFlight(o.Doc.DocumentID, f, o)
+	}
+	x.config.Ledger.Add(o)
+}
+
+// openGates opens the gates that an envelope of the stream held, if it waits no more.
+func (x *Sender) openGates(o *ledger.Outcome) {
+	d := o.Doc
+	if !d.IsOfStream() {
+		return
+	}
+	for _, topic := range gatesToOpen(o) {
+		x.config.Outlet.OpenGate(d.NS, topic, d.Key)
 	}
 }
 
+// gatesToOpen returns the topics for which the envelope no longer waits.
+func gatesToOpen(o *ledger.Outcome) []string {
+	pending := o.Doc.Pending
+	if !o.End.Waits() {
+		return pending
+	}
+
+	open := make([]string, 0, len(o.Sent))
+	for _, s := range o.Sent {
+		open = append(open, s.Topic)
+	}
+	return open
+}
+
 // awaitRoom blocks until fewer than maxInFlight envelopes are in flight, or returns the cause of ctx.
-func (x *Exceptions) awaitRoom(ctx context.Context, p *scanPass) error {
+func (x *Sender) awaitRoom(ctx context.Context, p *scanPass) error {
 	for {
 		x.mu.Lock()
 		full := len(x.inFlight) >= x.maxInFlight
@@ -245,26 +288,17 @@ func (x *Exceptions) awaitRoom(ctx context.Context, p *scanPass) error {
 	}
 }
 
-// newCandidate reads the fields of raw that decide its turn. p.view holds the parsed envelope, and
-// malformed the error of parsing it.
-func (x *Exceptions) newCandidate(p *scanPass, ns string, raw bson.Raw, malformed error) *candidate {
-	it := &candidate{stored: readStored(raw), id: raw.Lookup("_id"), atFault: malformed != nil}
-	it.flightID = ns + "\x00" + mongodb.ValueKey(it.id)
-
-	key := raw.Lookup("key")
-	it.ref = keyRef{orderKey{ns, keyText(key, raw.Lookup("aggregateid"))}, key}
-	if malformed == nil {
-		it.ref.key = string(p.view.OrderingKey())
-	}
-
-	if it.pending != nil {
-		it.topics = it.pending
+// newCandidate returns the candidate of d. malformed is the error of parsing its envelope.
+func (x *Sender) newCandidate(d *waiting.Document, malformed error) *candidate {
+	it := &candidate{Document: d, atFault: malformed != nil, topics: d.Pending}
+	if it.topics != nil {
 		return it
 	}
 
 	it.topics = []string{allTopics}
 	if malformed == nil {
-		list, err := x.config.Route(&outboxes.Envelope{DB: p.db, Coll: p.coll, TS: p.view.TS, Raw: raw})
+		db, coll, _ := strings.Cut(d.NS, ".")
+		list, err := x.config.Outlet.RouteTopics(&outboxes.Envelope{DB: []byte(db), Coll: []byte(coll), Raw: d.Envelope})
 		if err == nil && len(list) > 0 {
 			it.topics = slices.Clone(list)
 		}

@@ -1,20 +1,22 @@
-package waiting
+package reconciler
 
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"maps"
 	"math"
 	"slices"
 	"sync"
 	"time"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
-
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/ledger"
+	"github.com/outrelay/outrelay/internal/mailbox"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 const (
@@ -38,23 +40,21 @@ const (
 	pageBytes  = 4 << 20
 )
 
-// Exceptions publishes the retried, blocked and parked envelopes of one term. Each envelope with a
-// state in the dirty collections of a watcher goes to the Outlet when its turn comes, and its fate to
-// the Finisher.
+// Sender publishes the waiting envelopes of one term. Each document of the store goes to the Outlet when its turn comes, and the
+// result to the ledger.
 //
-// Order (N15): within a collection, topic and key, an envelope is published only after all envelopes
-// with a lower position, and an envelope that failed before is published alone. Blocked and parked
-// envelopes follow each other without waiting for acks. If one of them is returned, its key pauses
+// Order (N15): within an outbox, topic and key, an envelope is published only after all envelopes
+// with a lower position, and an envelope that failed before is published alone. Others
+// follow each other without waiting for acks. If one of them is returned, its key pauses
 // until all envelopes of the key in flight have been answered, and then starts again from its first
-// envelope. An exception of the stream waits until the watermark has passed it, so that no earlier
+// envelope. An envelope of the stream waits until the watermark has passed it, so that no earlier
 // event of its key can still come.
 //
-// Cost: one indexed query for each dirty collection every 500 ms, and further reads for a reason only.
-// While Collections is empty there are no queries. Memory: 10,000 envelopes without their bodies,
+// Cost: one query of an index every 500 ms, and further reads for a reason only. Memory: 10,000 envelopes without their bodies,
 // and one page. Run blocks only in Publish.
 //
-// Wake and QueueWritten may be called from any goroutine, at any time.
-type Exceptions struct {
+// Wake and QueueEntered may be called from any goroutine, at any time.
+type Sender struct {
 	config Config
 
 	// Tests set these before Run.
@@ -65,9 +65,9 @@ type Exceptions struct {
 	room chan struct{} // holds one token: a publication has ended
 
 	mu             sync.Mutex
-	inFlight       map[string]*flight
+	inFlight       map[docID]*flight
 	keyStates      map[orderKey]*keyState
-	landedIDs      map[string]bool       // ended since the page was requested; true stops the rest of the key
+	landedIDs      map[docID]bool        // ended since the page was requested; true stops the rest of the key
 	parked         map[string]struct{}   // parked topics
 	parkedKeys     map[keyTopic]struct{} // keys whose partition of a topic is parked
 	stops          map[orderKey]keyStop
@@ -82,7 +82,10 @@ type Exceptions struct {
 	passTook time.Duration // its duration
 }
 
-// orderKey is a key of a collection. Within it and one topic, envelopes keep their order.
+// docID is the id of a document of the store.
+type docID = [waiting.IDSize]byte
+
+// orderKey is a key of an outbox. Within it and one topic, envelopes keep their order.
 type orderKey struct{ ns, key string }
 
 // keyTopic is a key in one topic.
@@ -91,15 +94,9 @@ type keyTopic struct {
 	topic string
 }
 
-// keyRef is a key as text and as it is stored.
-type keyRef struct {
-	orderKey
-	stored bson.RawValue
-}
-
 // flight is one published envelope.
 type flight struct {
-	ref     keyRef
+	key     orderKey
 	topics  []string // contains allTopics if they are unknown
 	partial bool     // the envelope waits for more topics than these
 	alone   bool     // nothing else of the key may be published to these topics
@@ -125,48 +122,83 @@ type keyStop struct {
 // untilUnparked is the end of a stop that only Wake ends.
 const untilUnparked = math.MaxInt64
 
-// Config is the configuration of Exceptions. Fields without a default are required.
-type Config struct {
-	Shared
-	// Collections returns the dirty collections. It is called often.
-	Collections func() []outboxes.Outbox
-	Finisher    *Finisher
-	// Route returns the topics of an envelope that does not list its targets.
-	Route func(e *outboxes.Envelope) ([]string, error)
-	// Check returns an error for an envelope that neither a relay nor an operator made an exception.
-	// Such an envelope becomes a dead letter at once.
-	Check func(v *envelope.View) error
-	// Compacted reports whether a topic may keep only the newest record of a key (N10).
-	Compacted func(topic string) bool
+// Outlet publishes envelopes outside of the order of the stream.
+type Outlet interface {
+	// Publish passes one envelope to the sink, for the given topics, or for all topics that it routes
+	// to if topics is nil. It may block for room in the reconciler's share of the memory, and flushes
+	// the sink before it does. A [*record.Refusal] means that the envelope is at fault. After any other
+	// error nothing was sent. After nil, answer is called exactly once, when each target has its
+	// answer. That may happen within Publish, and answer does not block. The sink uses e during the
+	// call only.
+	Publish(ctx context.Context, e *outboxes.Envelope, topics []string, answer func(record.Published)) error
+	// Settle is called when the fates of these deliveries are majority-committed (N8): exactly once for
+	// each delivery that was answered, unless the lease was lost before.
+	Settle(tickets []record.Ticket)
+	// OpenGate removes one waiting envelope from the gate of a key (N15): an envelope of the stream is sent
+	// or dead for that topic.
+	OpenGate(ns, topic, key string)
+	// Reached returns the position of the watermark. The stream brings no more events at or before it.
+	Reached() string
+	// ResumeKey continues deliveries of a key after one of them was refused or returned. It has no effect
+	// if none wait.
+	ResumeKey(ns, topic, key string)
+	// RouteTopics returns the topics of an envelope that does not list its targets.
+	RouteTopics(e *outboxes.Envelope) ([]string, error)
+	// FindHits returns the places of the records of an envelope that a takeover found at the ends of partitions (N7), and all
+	// topics of the envelope. It looks for topics only; nil stands for all topics. The envelope has no payload.
+	FindHits(e *outboxes.Envelope, topics []string) (hits []record.Answer, all []string)
+	// Flush wakes the sink after a series of Publish calls.
+	Flush()
 }
 
-// New returns an Exceptions whose first round scans everything. It publishes nothing before Run.
-func New(c Config) *Exceptions {
-	return &Exceptions{
+// Config is the configuration of a Sender. Fields without a default are required.
+type Config struct {
+	Store   *waiting.Store
+	Ledger  *ledger.Ledger
+	Outlet  Outlet
+	Mapping *envelope.Mapping // reads the documents; nil: they are envelopes of the contract
+	Now     func() time.Time  // the time of the server, as this process estimates it
+	Log     *slog.Logger
+	// OnRetry is called with the error of each read that failed and is repeated, and OnRecovered after
+	// the next one that succeeds.
+	OnRetry     func(error)
+	OnRecovered func()
+	// Compacted reports whether a topic may keep only the newest record of a key (N10).
+	Compacted func(topic string) bool
+	// Entered holds envelopes that were stored as waiting, and Ready topics that can be written again.
+	Entered *mailbox.Box[*waiting.Entry]
+	Ready   *mailbox.Box[string]
+	// Recorded requests that deliveries are recorded on the documents of the outboxes.
+	Recorded bool
+}
+
+// New returns a Sender whose first round scans everything. It publishes nothing before Run.
+func New(c Config) *Sender {
+	return &Sender{
 		config:      c,
 		poll:        pollEvery,
 		maxInFlight: maxInFlight,
 		wake:        make(chan struct{}, 1),
 		room:        make(chan struct{}, 1),
-		inFlight:    map[string]*flight{},
+		inFlight:    map[docID]*flight{},
 		keyStates:   map[orderKey]*keyState{},
-		landedIDs:   map[string]bool{},
+		landedIDs:   map[docID]bool{},
 		parked:      map[string]struct{}{},
 		parkedKeys:  map[keyTopic]struct{}{},
 		stops:       map[orderKey]keyStop{},
 		lastPass:    time.Now(),
 		work: pendingWork{
 			scanAll:  true,
-			keys:     map[orderKey]bson.RawValue{},
-			nextPoll: map[orderKey]bson.RawValue{},
-			ahead:    map[orderKey]keyAhead{},
+			keys:     map[orderKey]struct{}{},
+			nextPoll: map[orderKey]struct{}{},
+			ahead:    map[orderKey]string{},
 		},
 	}
 }
 
 // Wake requests a pass over everything, because topic can be written again. "" stands for every topic.
 // It does not block.
-func (x *Exceptions) Wake(topic string) {
+func (x *Sender) Wake(topic string) {
 	x.mu.Lock()
 	x.work.scanAll = true
 	x.wakeCount++
@@ -181,34 +213,24 @@ func (x *Exceptions) Wake(topic string) {
 	retry.Signal(x.wake)
 }
 
-// QueueWritten requests scans for exceptions that were just written, so that they are published at once
-// if it is their turn. It does not block.
-func (x *Exceptions) QueueWritten(list []Exception) {
+// queueEntered requests scans for envelopes that were just stored, so that they are published at once
+// if it is their turn.
+func (x *Sender) queueEntered(list []*waiting.Entry) {
 	x.mu.Lock()
-	for i := range list {
-		e := &list[i]
-
-		// These exceptions are scanned for another reason: when the attempt is due, when the topic can
-		// be written again, or when the earlier envelope has been finished.
-		waitsForAttempt := e.State == envelope.StateRetry && e.Delay > 0
+	defer x.mu.Unlock()
+	for _, e := range list {
+		// These envelopes are scanned for another reason: when the attempt is due, when the topic can
+		// be written again, or when the earlier envelope has been sent.
 		key := orderKey{e.NS, e.Key}
-		if waitsForAttempt || x.allParkedLocked(key, e.Pending) || x.waitsBehindLocked(e) {
+		if !e.NextAt.IsZero() || x.allParkedLocked(key, e.Pending) || x.waitsBehindLocked(e) {
 			continue
 		}
-
-		ref := keyRef{key, e.Raw.Lookup("key")}
-		if ref.stored.Type != bson.TypeString {
-			ref.stored = stringValue(e.Key)
-		}
-		x.queueKeyLocked(x.work.keys, ref)
+		x.queueKeyLocked(x.work.keys, key)
 	}
-	x.mu.Unlock()
-
-	retry.Signal(x.wake)
 }
 
 // allParkedLocked reports whether topics is not empty and all of them are parked for key.
-func (x *Exceptions) allParkedLocked(key orderKey, topics []string) bool {
+func (x *Sender) allParkedLocked(key orderKey, topics []string) bool {
 	for _, t := range topics {
 		if !x.isParkedLocked(key, t) {
 			return false
@@ -218,7 +240,7 @@ func (x *Exceptions) allParkedLocked(key orderKey, topics []string) bool {
 }
 
 // isParkedLocked reports whether topic, or its partition of key, is parked.
-func (x *Exceptions) isParkedLocked(key orderKey, topic string) bool {
+func (x *Sender) isParkedLocked(key orderKey, topic string) bool {
 	_, ofTopic := x.parked[topic]
 	_, ofKey := x.parkedKeys[keyTopic{key, topic}]
 	return ofTopic || ofKey
@@ -226,7 +248,7 @@ func (x *Exceptions) isParkedLocked(key orderKey, topic string) bool {
 
 // Run publishes until ctx ends, and returns its cause. It retries failed reads until they succeed. The
 // fates of envelopes that are then in flight are left to the Finisher.
-func (x *Exceptions) Run(ctx context.Context) error {
+func (x *Sender) Run(ctx context.Context) error {
 	tick := time.NewTicker(x.poll)
 	defer tick.Stop()
 	backoff := retry.Reopen.Start()
@@ -257,6 +279,10 @@ func (x *Exceptions) Run(ctx context.Context) error {
 		select {
 		case <-x.wake:
 			due = false
+		case <-x.config.Entered.Ready():
+			due = false
+		case <-x.config.Ready.Ready():
+			due = false
 		case <-tick.C:
 			due = true
 		case <-ctx.Done():
@@ -266,7 +292,7 @@ func (x *Exceptions) Run(ctx context.Context) error {
 }
 
 // isPassDue reports whether the time for a pass over everything has come.
-func (x *Exceptions) isPassDue() bool {
+func (x *Sender) isPassDue() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	pause := sureEvery
@@ -276,16 +302,16 @@ func (x *Exceptions) isPassDue() bool {
 	return time.Since(x.lastPass) >= pause
 }
 
-// runRound reads and publishes the exceptions for which there is a reason. due is set at each poll.
-func (x *Exceptions) runRound(ctx context.Context, due bool) error {
-	collections := x.config.Collections()
-	if len(collections) == 0 {
-		return nil
+// runRound reads and publishes the envelopes for which there is a reason. due is set at each poll.
+func (x *Sender) runRound(ctx context.Context, due bool) error {
+	for _, topic := range x.config.Ready.Take(0) {
+		x.Wake(topic)
 	}
-
+	x.queueEntered(x.config.Entered.Take(0))
 	if due && x.isPassDue() {
 		x.Wake("")
 	}
+
 	// The keys come first: if their set is full, they turn into a scan of everything.
 	x.promoteKeys(due)
 	all, moreDue := x.takeScanReasons()
@@ -293,46 +319,43 @@ func (x *Exceptions) runRound(ctx context.Context, due bool) error {
 		x.stuck = false
 	}
 
+	if due || moreDue {
+		if err := x.publishDue(ctx); err != nil {
+			return err
+		}
+	}
+	if err := x.scanKeys(ctx, x.takeQueuedKeys()); err != nil {
+		return err
+	}
+	if !all {
+		return nil
+	}
+
 	began := time.Now()
-	for _, c := range collections {
-		keys := x.takeQueuedKeys(c.NS())
-		if due || moreDue {
-			if err := x.publishDueRetries(ctx, c); err != nil {
-				return err
-			}
-		}
-		if err := x.scanKeys(ctx, c, keys); err != nil {
-			return err
-		}
-
-		if all {
-			if err := x.scanCollection(ctx, c, scanPass{}); err != nil {
-				return err
-			}
-		}
+	if err := x.scanStore(ctx, scanPass{}); err != nil {
+		return err
 	}
-
-	if all {
-		x.lastPass, x.passTook = time.Now(), time.Since(began)
-	}
+	x.lastPass, x.passTook = time.Now(), time.Since(began)
 	return nil
 }
 
-// scanKeys scans only the given keys of c.
-func (x *Exceptions) scanKeys(ctx context.Context, c outboxes.Outbox, keys []bson.RawValue) error {
-	for part := range slices.Chunk(keys, keysAtOnce) {
-		if err := x.scanCollection(ctx, c, scanPass{keys: part}); err != nil {
-			return err
+// scanKeys scans only the given keys, by outbox.
+func (x *Sender) scanKeys(ctx context.Context, keys map[string][]string) error {
+	for ns, list := range keys {
+		for part := range slices.Chunk(list, keysAtOnce) {
+			if err := x.scanStore(ctx, scanPass{ns: ns, keys: part}); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-// publishDueRetries publishes the retries of c that are due. If one query does not return all of them,
+// publishDue publishes the envelopes that are due. If one query does not return all of them,
 // the next query follows when most of the first have ended. If none of the first can be published,
 // retries are stuck: only a pass over everything finds the publishable retries that follow.
-func (x *Exceptions) publishDueRetries(ctx context.Context, c outboxes.Outbox) error {
-	keys, many, err := x.findDueKeys(ctx, c)
+func (x *Sender) publishDue(ctx context.Context) error {
+	keys, many, err := x.findDueKeys(ctx)
 	if err != nil {
 		return err
 	}
@@ -342,7 +365,7 @@ func (x *Exceptions) publishDueRetries(ctx context.Context, c outboxes.Outbox) e
 	before := x.publishedCount
 	x.mu.Unlock()
 
-	if err := x.scanKeys(ctx, c, keys); err != nil || !many {
+	if err := x.scanKeys(ctx, keys); err != nil || !many {
 		return err
 	}
 
@@ -364,10 +387,4 @@ func splitRefusal(err error) (refused *record.Refusal, other error) {
 		return refused, nil
 	}
 	return nil, err
-}
-
-// stringValue returns s as a BSON value.
-func stringValue(s string) bson.RawValue {
-	_, v, _ := bson.MarshalValue(s)
-	return bson.RawValue{Type: bson.TypeString, Value: v}
 }

@@ -1,13 +1,13 @@
-package waiting
+package reconciler
 
 import (
 	"errors"
 	"slices"
 
-	"github.com/outrelay/outrelay/internal/envelope"
-	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // allTopics stands for all topics of an envelope that does not list its targets.
@@ -16,11 +16,11 @@ const allTopics = ""
 // admitTopics returns the topics to which it may be published now, and tracks these publications as
 // in flight. For the other topics it stops the key, because later envelopes of the key must not
 // overtake this envelope. It returns no topics and a nil flight if nothing may be published.
-func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]string, *flight) {
+func (x *Sender) admitTopics(p *scanPass, it *candidate, now int64) ([]string, *flight) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 
-	key := it.ref.orderKey
+	key := it.key()
 	if x.current.orderKey != key || !x.current.started {
 		x.current = keyTurn{orderKey: key, started: true, stopped: map[string]struct{}{}}
 		p.held, p.leftTopics = 0, 0
@@ -29,12 +29,12 @@ func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]strin
 	}
 
 	// The page may have been read before the outcome of this envelope was written.
-	if stop, landed := x.landedIDs[it.flightID]; landed {
+	if stop, landed := x.landedIDs[it.DocumentID]; landed {
 		x.current.stoppedAll = x.current.stoppedAll || stop
 		return nil, nil
 	}
 
-	if f := x.inFlight[it.flightID]; f != nil {
+	if f := x.inFlight[it.DocumentID]; f != nil {
 		// Later envelopes may follow it only to the topics to which it is in flight, and only if it is
 		// not alone.
 		if f.partial || f.alone {
@@ -51,14 +51,14 @@ func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]strin
 	}
 
 	if !x.isReadyLocked(p, it, now) {
-		if it.state == envelope.StateRetry && p.view.NextAt > now && len(x.current.stopped) == 0 {
-			x.rememberStopLocked(it, p.view.NextAt)
+		if it.NextAt > now && len(x.current.stopped) == 0 {
+			x.rememberStopLocked(it, it.NextAt)
 		}
 		x.stopTopicsLocked(it.topics, true, nil)
 		return nil, nil
 	}
 
-	alone := it.state == envelope.StateRetry && p.view.Attempts > 0
+	alone := it.Attempts > 0
 	firstOfKey := len(x.current.stopped) == 0 && k == nil
 	var topics []string
 	for _, t := range it.topics {
@@ -77,12 +77,12 @@ func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]strin
 	}
 
 	f := &flight{
-		ref:     keyRef{key, mongodb.CloneValue(it.ref.stored)},
+		key:     key,
 		topics:  topics,
 		alone:   alone || topics[0] == allTopics,
 		partial: len(topics) < len(it.topics),
 	}
-	x.trackLocked(it.flightID, f)
+	x.trackLocked(it.DocumentID, f)
 	if f.alone {
 		x.stopTopicsLocked(topics, true, nil)
 	}
@@ -91,18 +91,18 @@ func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]strin
 
 // rememberStopLocked records that the key of it waits for its first envelope. The due retry, or the pass
 // that Wake requests, then reads the key again. Until then, each scan of the key would be in vain.
-func (x *Exceptions) rememberStopLocked(it *candidate, until int64) {
+func (x *Sender) rememberStopLocked(it *candidate, until int64) {
 	if len(x.stops) >= maxKeys {
 		clear(x.stops)
 	}
-	x.stops[it.ref.orderKey] = keyStop{until, it.topics}
+	x.stops[it.key()] = keyStop{until, it.topics}
 }
 
 // waitsBehindLocked reports whether e, which was just written, waits for an earlier envelope of its
 // key that is published alone or waits for its next attempt. A scan of the key would publish nothing
 // now, and the end of that wait causes one.
-func (x *Exceptions) waitsBehindLocked(e *Exception) bool {
-	if e.State != envelope.StateBlocked || len(e.Pending) == 0 {
+func (x *Sender) waitsBehindLocked(e *waiting.Entry) bool {
+	if e.Reason != waiting.Blocked || len(e.Pending) == 0 {
 		return false
 	}
 
@@ -120,39 +120,39 @@ func (x *Exceptions) waitsBehindLocked(e *Exception) bool {
 	return true
 }
 
-// isReadyLocked reports whether it may be published at all. An exception of the stream is ready only
+// isReadyLocked reports whether it may be published at all. An envelope of the stream is ready only
 // after the watermark has passed it, because an earlier event of its key could still come (N15). An
 // exception of any other origin has no such bound (N18).
-func (x *Exceptions) isReadyLocked(p *scanPass, it *candidate, now int64) bool {
+func (x *Sender) isReadyLocked(p *scanPass, it *candidate, now int64) bool {
 	// An envelope at fault becomes a dead letter. It may have invented its times, so it does not wait
 	// for them.
 	if it.atFault {
 		return true
 	}
 
-	if it.state == envelope.StateRetry && p.view.NextAt > now {
+	if it.NextAt > now {
 		return false
 	}
 
-	if !it.isOfStream() || it.pos <= p.reached {
+	if !it.IsOfStream() || it.Pos <= p.reached {
 		return true
 	}
 
 	// The key is scanned again when the watermark has passed its lowest position.
 	if len(x.work.ahead) < maxKeys {
-		a, known := x.work.ahead[it.ref.orderKey]
-		if !known || it.pos < a.pos {
-			x.work.ahead[it.ref.orderKey] = keyAhead{mongodb.CloneValue(it.ref.stored), it.pos}
+		pos, known := x.work.ahead[it.key()]
+		if !known || it.Pos < pos {
+			x.work.ahead[it.key()] = it.Pos
 		}
-	} else if x.work.aheadOverflow == "" || it.pos < x.work.aheadOverflow {
-		x.work.aheadOverflow = it.pos
+	} else if x.work.aheadOverflow == "" || it.Pos < x.work.aheadOverflow {
+		x.work.aheadOverflow = it.Pos
 	}
 	return false
 }
 
 // mayPublishLocked reports whether an envelope of the current key, whose state is k, may be published
 // to topic now. If alone is set, no other envelope of the key may be in flight to the topic.
-func (x *Exceptions) mayPublishLocked(p *scanPass, k *keyState, topic string, alone bool) bool {
+func (x *Sender) mayPublishLocked(p *scanPass, k *keyState, topic string, alone bool) bool {
 	_, stopped := x.current.stopped[topic]
 	_, allStopped := x.current.stopped[allTopics]
 	_, skipped := p.skip[topic]
@@ -176,7 +176,7 @@ func (x *Exceptions) mayPublishLocked(p *scanPass, k *keyState, topic string, al
 
 // stopTopicsLocked stops the current key for topics. Unless all is set, it leaves out the topics in
 // inFlight.
-func (x *Exceptions) stopTopicsLocked(topics []string, all bool, inFlight []string) {
+func (x *Sender) stopTopicsLocked(topics []string, all bool, inFlight []string) {
 	for _, t := range topics {
 		if all || !slices.Contains(inFlight, t) {
 			x.current.stopped[t] = struct{}{}
@@ -185,15 +185,15 @@ func (x *Exceptions) stopTopicsLocked(topics []string, all bool, inFlight []stri
 }
 
 // trackLocked adds f to the publications in flight.
-func (x *Exceptions) trackLocked(id string, f *flight) {
+func (x *Sender) trackLocked(id docID, f *flight) {
 	x.publishedCount++
 	f.wakes = x.wakeCount
 	x.inFlight[id] = f
 
-	k := x.keyStates[f.ref.orderKey]
+	k := x.keyStates[f.key]
 	if k == nil {
 		k = &keyState{topics: map[string]int{}, alone: map[string]bool{}}
-		x.keyStates[f.ref.orderKey] = k
+		x.keyStates[f.key] = k
 	}
 
 	k.count++
@@ -208,7 +208,7 @@ func (x *Exceptions) trackLocked(id string, f *flight) {
 // noteAnswers stops the key of f if a topic refused or returned its record. The sink calls it before
 // another envelope of the key is published, because later envelopes would overtake the returned
 // envelope. It does not call the sink.
-func (x *Exceptions) noteAnswers(f *flight, answers []record.Answer) {
+func (x *Sender) noteAnswers(f *flight, answers []record.Answer) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 
@@ -220,23 +220,23 @@ func (x *Exceptions) noteAnswers(f *flight, answers []record.Answer) {
 		switch {
 		case f.wakes != x.wakeCount:
 		case errors.Is(a.Held, record.ErrPartitionParked) && len(x.parkedKeys) < maxParked:
-			x.parkedKeys[keyTopic{f.ref.orderKey, a.Topic}] = struct{}{}
+			x.parkedKeys[keyTopic{f.key, a.Topic}] = struct{}{}
 		case errors.Is(a.Held, record.ErrParked):
 			x.parked[a.Topic] = struct{}{}
 		}
-		x.breakKeyLocked(f.ref.orderKey)
+		x.breakKeyLocked(f.key)
 	}
 }
 
 // breakKey is breakKeyLocked for callers without the lock.
-func (x *Exceptions) breakKey(key orderKey) {
+func (x *Sender) breakKey(key orderKey) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.breakKeyLocked(key)
 }
 
 // breakKeyLocked stops key until all of its publications in flight have ended.
-func (x *Exceptions) breakKeyLocked(key orderKey) {
+func (x *Sender) breakKeyLocked(key orderKey) {
 	if k := x.keyStates[key]; k != nil {
 		k.broken = true
 	}
@@ -246,20 +246,20 @@ func (x *Exceptions) breakKeyLocked(key orderKey) {
 }
 
 // endFlight ends the flight of a publication whose outcome is written, and queues its key if more
-// envelopes of the key may be publishable now. The Finisher calls it.
-func (x *Exceptions) endFlight(id string, f *flight, fate Fate) {
+// envelopes of the key may be publishable now. The ledger calls it.
+func (x *Sender) endFlight(id docID, f *flight, o *ledger.Outcome) {
 	x.mu.Lock()
 
 	// A page that was read before still shows this envelope. Later envelopes of the key on that page
 	// may be published only if this envelope waits no more.
-	waits := fate.End == Retrying || fate.End == Waiting
+	waits := o.End.Waits()
 	x.landedIDs[id] = waits
-	if waits && x.current.orderKey == f.ref.orderKey {
+	if waits && x.current.orderKey == f.key {
 		x.current.stoppedAll = true
 	}
 
-	k := x.keyStates[f.ref.orderKey]
-	for _, topics := range [][]string{fate.Refused, fate.Held} {
+	k := x.keyStates[f.key]
+	for _, topics := range [][]string{o.Refused, o.Held} {
 		for _, t := range topics {
 			if k.resume == nil {
 				k.resume = map[string]struct{}{}
@@ -271,10 +271,10 @@ func (x *Exceptions) endFlight(id string, f *flight, fate Fate) {
 	switch {
 	case f.alone && !waits:
 		// Envelopes that waited for this envelope may be published now.
-		x.queueKeyLocked(x.work.keys, f.ref)
+		x.queueKeyLocked(x.work.keys, f.key)
 	case f.partial && !k.broken:
 		// The envelope still waits for its other topics.
-		x.queueKeyLocked(x.work.nextPoll, f.ref)
+		x.queueKeyLocked(x.work.nextPoll, f.key)
 	}
 
 	var resume map[string]struct{}
@@ -282,11 +282,11 @@ func (x *Exceptions) endFlight(id string, f *flight, fate Fate) {
 	if k.count == 0 && k.broken {
 		resume = k.resume
 		// A scan at once would probably meet the same obstacle.
-		x.queueKeyLocked(x.work.nextPoll, f.ref)
+		x.queueKeyLocked(x.work.nextPoll, f.key)
 
 		// A dead envelope no longer blocks its key.
 		if !waits {
-			x.queueKeyLocked(x.work.keys, f.ref)
+			x.queueKeyLocked(x.work.keys, f.key)
 		}
 	}
 
@@ -294,7 +294,7 @@ func (x *Exceptions) endFlight(id string, f *flight, fate Fate) {
 	x.mu.Unlock()
 
 	for t := range resume {
-		x.config.Outlet.ResumeKey(f.ref.ns, t, f.ref.key)
+		x.config.Outlet.ResumeKey(f.key.ns, t, f.key.key)
 	}
 	retry.Signal(x.room)
 	if wake {
@@ -304,18 +304,18 @@ func (x *Exceptions) endFlight(id string, f *flight, fate Fate) {
 
 // undoFlight removes a publication that the sink did not accept. It breaks the key, so that a later
 // pass starts with its first envelope.
-func (x *Exceptions) undoFlight(id string, f *flight) {
+func (x *Sender) undoFlight(id docID, f *flight) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.untrackLocked(id, f)
-	x.breakKeyLocked(f.ref.orderKey)
+	x.breakKeyLocked(f.key)
 }
 
 // untrackLocked reverts trackLocked.
-func (x *Exceptions) untrackLocked(id string, f *flight) {
+func (x *Sender) untrackLocked(id docID, f *flight) {
 	delete(x.inFlight, id)
 
-	k := x.keyStates[f.ref.orderKey]
+	k := x.keyStates[f.key]
 	for _, t := range f.topics {
 		k.topics[t]--
 		if k.topics[t] == 0 {
@@ -328,6 +328,6 @@ func (x *Exceptions) untrackLocked(id string, f *flight) {
 
 	k.count--
 	if k.count == 0 {
-		delete(x.keyStates, f.ref.orderKey)
+		delete(x.keyStates, f.key)
 	}
 }
