@@ -62,6 +62,7 @@ var rooms = []room{
 	{dir: "internal/outboxes", layer: 2, why: "the outbox collections, who reads each, and the states of their envelopes"},
 	{dir: "internal/migrate", layer: 2, also: []string{"internal/outboxes", "internal/deadletter"}, why: "indexes and their ledger"},
 	{dir: "internal/nodes", layer: 2, also: []string{"internal/outboxes", "internal/migrate"}, why: "the running nodes, their log, and whether all of them support a migration"},
+	{dir: "internal/letters", layer: 2, also: []string{"internal/outboxes"}, why: "the dead letters of the relay, in the state database"},
 	{dir: "internal/deadletter", layer: 2, also: []string{"internal/outboxes", "internal/lease"}, why: "moves envelopes that cannot be sent"},
 	{dir: "internal/kafkawire", layer: 2, only: []string{"internal/record", "internal/keyhash"}, why: "the protocol of Kafka, for the relay and for consumers: connections, requests, batches, error codes"},
 	{dir: "internal/inbox", layer: 2, why: "the decisions about handled messages: marks, claims, watermarks of lanes, generations"},

@@ -1,0 +1,142 @@
+package letters
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+)
+
+// chunkDocument is a part of the envelope of a letter. It is in the collection of the letters, so that it needs no further
+// privilege. No query for letters matches it, because it has none of their fields.
+type chunkDocument struct {
+	ID   string `bson:"_id"`
+	Data []byte `bson:"data"`
+}
+
+// chunkID returns the `_id` of a chunk of the letter id, which begins with the id of the letter. Chunks sort in order.
+func chunkID(id string, n int) string { return fmt.Sprintf("%s/%02d", id, n) }
+
+// chunkGrace is how much longer than their letter chunks exist.
+const chunkGrace = time.Hour
+
+// letterChunk is a chunk that is ready to be written.
+type letterChunk struct {
+	letter *Prepared
+	number int
+}
+
+func (c *letterChunk) data() []byte {
+	from := c.number * chunkSize
+	return c.letter.raw[from:min(from+chunkSize, len(c.letter.raw))]
+}
+
+// WriteChunks stores the envelopes of list that are too large for one document (N20), in fenced transactions of its own. It
+// must be called before [Write]: if a crash follows, the next attempt overwrites the chunks. Without large letters, it does
+// nothing. A few chunks fill a transaction, so the number that the server can write shows nothing about transactions of
+// small documents.
+func WriteChunks(ctx context.Context, f mongodb.Fencer, coll *mongo.Collection, list []*Prepared) error {
+	var chunks []letterChunk
+	for _, p := range list {
+		for n := range p.dead.Chunks {
+			chunks = append(chunks, letterChunk{p, n})
+		}
+	}
+	if len(chunks) == 0 {
+		return nil
+	}
+
+	return mongodb.WriteInParts(ctx, f, chunks, mongodb.Parts[letterChunk]{
+		Doing: "storing large dead letters",
+		Size:  func(c *letterChunk) int { return len(c.data()) },
+		Write: func(tx context.Context, client *mongo.Client, part []letterChunk) error {
+			// The owner's transactions may use another client.
+			return upsertChunks(tx, mongodb.Database(client, coll.Database().Name()).Collection(coll.Name()), part)
+		},
+	})
+}
+
+func upsertChunks(tx context.Context, coll *mongo.Collection, part []letterChunk) error {
+	models := make([]mongo.WriteModel, len(part))
+	for i := range part {
+		c := &part[i]
+		set := bson.D{{Key: "data", Value: mongodb.Literal(c.data())}}
+		if expire := c.letter.expire; expire > 0 {
+			// Chunks expire later than their letter.
+			set = append(set, bson.E{Key: "expireAt", Value: bson.D{{Key: "$add", Value: bson.A{
+				"$$NOW", (expire + chunkGrace).Milliseconds(),
+			}}}})
+		}
+		models[i] = mongo.NewUpdateOneModel().SetUpsert(true).
+			SetFilter(bson.D{{Key: "_id", Value: chunkID(c.letter.dead.ID, c.number)}}).
+			SetUpdate(mongo.Pipeline{{{Key: "$set", Value: set}}})
+	}
+	_, err := coll.BulkWrite(tx, models)
+	return mongodb.Refusal(err, "writing to "+mongodb.Namespace(coll), "find, insert and update", mongodb.Namespace(coll))
+}
+
+// errMissingChunks is returned for a letter of which chunks are missing.
+var errMissingChunks = errors.New("dead letter is incomplete")
+
+// Open reads a letter with its whole envelope. It returns [mongodb.ErrNotFound] if the letter does
+// not exist.
+func Open(ctx context.Context, coll *mongo.Collection, id string) (Dead, error) {
+	coll = mongodb.Majority(coll)
+
+	var d Dead
+	err := coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}, isLetter}).Decode(&d)
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		return Dead{}, fmt.Errorf("dead letter %s: %w", id, mongodb.ErrNotFound)
+	}
+	if err != nil {
+		return Dead{}, fmt.Errorf("reading the dead letter %s: %w", id, err)
+	}
+
+	if d.Chunks > 0 {
+		d.Envelope, err = readChunks(ctx, coll, d)
+	}
+	return d, err
+}
+
+// isLetter is the condition for a letter, which no chunk fulfills.
+var isLetter = bson.E{Key: "movedAt", Value: bson.D{{Key: "$exists", Value: true}}}
+
+// chunkIDs returns the ids of the chunks of the letter.
+func (d *Dead) chunkIDs() []string {
+	ids := make([]string, d.Chunks)
+	for i := range ids {
+		ids[i] = chunkID(d.ID, i)
+	}
+	return ids
+}
+
+// readChunks returns the envelope of a letter that is stored in chunks. It returns
+// [errMissingChunks] if the stored bytes are not the whole envelope.
+func readChunks(ctx context.Context, coll *mongo.Collection, d Dead) (bson.Raw, error) {
+	inOrder := options.Find().SetSort(bson.D{{Key: "_id", Value: 1}})
+	chunks, err := mongodb.FindAll[chunkDocument](ctx, coll, "reading the chunks of dead letter "+d.ID, idIn(d.chunkIDs()), inOrder)
+	if err != nil {
+		return nil, err
+	}
+
+	raw := make([]byte, 0, d.Size)
+	for _, c := range chunks {
+		raw = append(raw, c.Data...)
+	}
+	if len(chunks) != d.Chunks || len(raw) != d.Size {
+		return nil, fmt.Errorf("%w: %s has %d of %d chunks, %d of %d bytes",
+			errMissingChunks, d.ID, len(chunks), d.Chunks, len(raw), d.Size)
+	}
+	return raw, nil
+}
+
+// idIn returns the filter for the documents with these ids, which must be a slice.
+func idIn(ids any) bson.D {
+	return bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
+}
