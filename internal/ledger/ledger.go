@@ -34,6 +34,8 @@ type Config struct {
 	Backoff     retry.Policy // between two attempts
 	DropExpired bool         // expired envelopes are discarded instead of dead
 	Recording   string       // of deliveries on their documents: one of the Record constants
+	// LetterExpiry is the time after which the server removes a dead letter; 0 keeps it.
+	LetterExpiry time.Duration
 
 	// Restore sets the images of outcomes whose records the sink gave back. It leaves Raw nil if an envelope is gone.
 	Restore func(ctx context.Context, list []*Outcome) error
@@ -239,6 +241,16 @@ func (l *Ledger) writeAlone(ctx context.Context, o *Outcome) (rejection error) {
 
 // refuseToStore turns an envelope that cannot be stored as waiting into a dead one.
 func (l *Ledger) refuseToStore(o *Outcome, rejection error) error {
+	// The letter of a stored envelope is made of its document, within the transaction.
+	if o.Doc != nil {
+		o.End, o.change = Dead, nil
+		o.Refusal.Reason = "MongoDB cannot store its fate: " + rejection.Error()
+		if o.Refusal.Class == "" {
+			o.Refusal.Class = record.Malformed
+		}
+		return nil
+	}
+
 	// The class of an earlier failure explains the letter better.
 	if o.Refusal.Class == "" {
 		o.Refusal.Class = record.Malformed

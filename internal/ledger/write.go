@@ -3,7 +3,6 @@ package ledger
 import (
 	"context"
 	"fmt"
-	"math"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -76,7 +75,7 @@ func (l *Ledger) newEntry(o *Outcome) *waiting.Entry {
 		NS:      o.NS,
 		Raw:     o.Raw,
 		Key:     o.Key,
-		Slot:    slotOf(o.Raw),
+		Slot:    waiting.SlotOf(o.Raw),
 		Pos:     o.Pos,
 		Pending: o.Topics,
 		Reason:  o.Reason,
@@ -93,15 +92,6 @@ func (l *Ledger) newEntry(o *Outcome) *waiting.Entry {
 		e.Error = l.failureOf(o)
 	}
 	return e
-}
-
-// slotOf returns the hash slot of an envelope, or 0 if it has none: slot 0 has these envelopes (N28).
-func slotOf(raw bson.Raw) int32 {
-	n, ok := raw.Lookup("slot").AsInt64OK()
-	if !ok || n < 0 || n > math.MaxInt16 {
-		return 0
-	}
-	return int32(n)
 }
 
 func (l *Ledger) failureOf(o *Outcome) *waiting.Failure {
@@ -130,9 +120,10 @@ func (l *Ledger) newLetter(o *Outcome, attempts []letters.Attempt) letters.Lette
 		Origin:    waiting.OriginStream,
 		Source:    l.config.Source,
 		Attempts:  attempts,
+		Expire:    l.config.LetterExpiry,
 	}
 	if o.Raw != nil {
-		letter.Slot = slotOf(o.Raw)
+		letter.Slot = waiting.SlotOf(o.Raw)
 	}
 	if l.config.Sweeping() {
 		letter.Origin = waiting.OriginSweep
@@ -358,7 +349,7 @@ func (l *Ledger) letterOfStored(o *Outcome, d *waiting.Document, raw bson.Raw) (
 
 	letter := l.newLetter(o, nil)
 	letter.Raw = append(bson.Raw(nil), d.Envelope...)
-	letter.Slot = slotOf(letter.Raw)
+	letter.Slot = waiting.SlotOf(letter.Raw)
 	if len(stored.History) > 0 || o.Refusal.Class == record.AttemptsExhausted {
 		last := l.lastAttempt(o)
 		last.Class, last.Reason = o.failure.Class, o.failure.Reason

@@ -128,7 +128,7 @@ func readWatermarks(ctx context.Context, state *mongo.Database) (*watermarks, er
 // is the retention or the margin, whichever is longer. Its errors are [*HeldError].
 //
 // N25: if the stamp of an envelope is older than a position less the margin, the envelope was committed before that
-// position. So its event is before the position: it was delivered, or stored as an exception, which has a state. A slot
+// position. So its event is before the position: it was delivered, or stored as waiting or dead in the state database. A slot
 // counts whether a node owns it or not. A slot that is missing, has no position, or has a gap stops the purge, because
 // the undelivered envelopes will then be read from the collection itself.
 func (w *watermarks) Cut(o outboxes.Outbox, keep time.Duration) (Cut, error) {

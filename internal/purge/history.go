@@ -152,7 +152,7 @@ func (h historian) filterSent(stamp bson.D, and ...bson.E) bson.D {
 	and = append(and,
 		bson.E{Key: "ts", Value: append(stamp, noArray)},
 		bson.E{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}})
-	return append(outboxes.Healthy(and...), h.key...)
+	return append(outboxes.Unscheduled(and...), h.key...)
 }
 
 // findAtStamp returns the envelopes of one stamp after an id, in the order of ids.

@@ -120,7 +120,7 @@ type Count struct {
 }
 
 // CountPurgeable counts the envelopes that a purge up to the cut would remove or stamp. It counts envelopes with a stamp by
-// the index alone, and subtracts the exceptions among them. It reads the ids of the others.
+// the index alone, and subtracts the scheduled ones among them. It reads the ids of the others.
 func CountPurgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (c Count, err error) {
 	within := bson.E{Key: "ts", Value: bson.D{{Key: "$gt", Value: bson.Timestamp{}}, {Key: "$lt", Value: cut.Before}}}
 	present := bson.D{{Key: "$exists", Value: true}, {Key: "$ne", Value: nil}}
@@ -133,8 +133,7 @@ func CountPurgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (c Cou
 		return n
 	}
 	c.Stamped = count(bson.D{within})
-	c.Stamped -= count(bson.D{{Key: "state", Value: present}, within})
-	c.Stamped -= count(bson.D{{Key: "dueAt", Value: present}, {Key: "state", Value: nil}, within})
+	c.Stamped -= count(bson.D{{Key: "dueAt", Value: present}, within})
 	c.Stamped = max(c.Stamped, 0)
 	if err != nil {
 		return Count{}, mongodb.Refusal(err, "counting envelopes to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
@@ -142,7 +141,7 @@ func CountPurgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (c Cou
 
 	for _, ids := range append(cut.expiredIDs(), cut.timelessIDs(time.Now())) {
 		err := mongodb.FindEach(ctx, coll, "counting envelopes to purge of "+mongodb.Namespace(coll),
-			outboxes.Healthy(ids, outboxes.Unstamped()),
+			outboxes.Unscheduled(ids, outboxes.Unstamped()),
 			func(raw bson.Raw) error {
 				if cut.isExpired(raw.Lookup("_id")) {
 					c.Unstamped++

@@ -101,6 +101,10 @@ type flight struct {
 	partial bool     // the envelope waits for more topics than these
 	alone   bool     // nothing else of the key may be published to these topics
 	wakes   int      // calls of Wake before it was published
+
+	// Of an envelope that was sent by SendReserved; else nil.
+	answered func(*ledger.Outcome)
+	done     func()
 }
 
 // keyState counts the publications in flight of one key.

@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
 )
@@ -98,6 +99,28 @@ func (e *Entry) DocumentID() [IDSize]byte {
 	field([]byte(e.Pos))
 	field(binary.LittleEndian.AppendUint32(nil, uint32(e.Delivery)))
 	return [IDSize]byte(sum.Sum(nil)[:IDSize])
+}
+
+// Document returns the entry as it is read back after it was stored.
+func (e *Entry) Document() Document {
+	d := Document{
+		DocumentID: e.DocumentID(), NS: e.NS, ID: e.Raw.Lookup("_id"), Delivery: e.Delivery, Key: e.Key, Pos: e.Pos + e.Number,
+		Pending: e.Pending, Reason: e.Reason, Origin: e.Origin, Attempts: e.Attempts, Redelivered: e.Redelivered,
+		ReplayOf: e.ReplayOf, Envelope: e.Raw,
+	}
+	if !e.NextAt.IsZero() {
+		d.NextAt = e.NextAt.UnixMilli()
+	}
+	return d
+}
+
+// SlotOf returns the hash slot of an envelope, or 0 if it has none: slot 0 has these envelopes (N28).
+func SlotOf(raw bson.Raw) int32 {
+	n, ok := raw.Lookup("slot").AsInt64OK()
+	if !ok || n < 0 || n >= keyhash.Slots {
+		return 0
+	}
+	return int32(n)
 }
 
 // Size returns about how many bytes the entry adds to a transaction.

@@ -38,11 +38,11 @@ const (
 	restOfStore               // the following outboxes
 )
 
-// errLeave ends a page early, when Leave was called.
-var errLeave = errors.New("the rest of the key is left")
+// ErrLeave ends a page early, when Leave was called.
+var ErrLeave = errors.New("the rest of the key is left")
 
 // Leave skips the remaining envelopes of the current key that wait only for topics. If topics is nil, it skips all remaining
-// envelopes of the key. The next page continues after them. Call Leave within take, and return errLeave.
+// envelopes of the key. The next page continues after them. Call Leave within take, and return ErrLeave.
 func (s *Scan) Leave(topics []string) {
 	s.leave = topics
 	if topics == nil {
@@ -67,7 +67,7 @@ func (s *Scan) readPage(ctx context.Context, limit int, take func(raw bson.Raw) 
 		first, part := !s.begun, s.reach
 		n, err := s.runQuery(ctx, limit, take)
 		switch {
-		case errors.Is(err, errLeave):
+		case errors.Is(err, ErrLeave):
 			return true, nil
 		case err != nil:
 			return false, err
