@@ -45,7 +45,7 @@ func InTransaction(ctx context.Context, client *mongo.Client, fn func(tx context
 // fenced transaction of the owner: one of the two is repeated. The same statement adds ns, the collections
 // that get exceptions, to the watcher's `dirty`, so that a takeover reads them.
 //
-// fn must use the context that it gets, with the client of state. It may run several times, also after a
+// fn must use the context that it gets, with the client of watchers. It may run several times, also after a
 // commit with an unknown outcome, so it must be idempotent. Until fn ends, the owner cannot renew its lease.
 // Read and prepare before the call, write at most 1,000 documents and 8 MiB in fn, and call only MongoDB. If
 // the owner's renewal times out, the owner ends the transaction, which then runs again.
@@ -53,9 +53,9 @@ func InTransaction(ctx context.Context, client *mongo.Client, fn func(tx context
 // Foreign blocks until the transaction is majority committed. If it fails, it returns the error of fn, the
 // end of ctx, or [ErrNoWatcher].
 func Foreign(
-	ctx context.Context, state *mongo.Database, watcher string, ns []string, fn func(ctx context.Context) error,
+	ctx context.Context, watchers *mongo.Collection, watcher string, ns []string, fn func(ctx context.Context) error,
 ) error {
-	session, err := state.Client().StartSession()
+	session, err := watchers.Database().Client().StartSession()
 	if err != nil {
 		return fmt.Errorf("starting session: %w", err)
 	}
@@ -64,15 +64,15 @@ func Foreign(
 	back := foreignRetry.Start()
 	for {
 		// Each attempt registers again: a commit with an unknown outcome may have removed the session.
-		registerForeign(ctx, "$addToSet", session, state, watcher)
-		err := runForeignOnce(ctx, session, state, watcher, ns, fn)
+		registerForeign(ctx, "$addToSet", session, watchers, watcher)
+		err := runForeignOnce(ctx, session, watchers, watcher, ns, fn)
 		if err == nil {
 			return nil
 		}
 
 		// The registration must not stay: an owner would yield to a session that writes nothing.
 		if ctx.Err() != nil || !isRepeatable(err) || back.Wait(ctx) != nil {
-			registerForeign(context.WithoutCancel(ctx), "$pull", session, state, watcher)
+			registerForeign(context.WithoutCancel(ctx), "$pull", session, watchers, watcher)
 			return err
 		}
 	}
@@ -80,7 +80,7 @@ func Foreign(
 
 // runForeignOnce makes one attempt at the transaction, and aborts it after an error.
 func runForeignOnce(
-	ctx context.Context, session *mongo.Session, state *mongo.Database, watcher string, ns []string,
+	ctx context.Context, session *mongo.Session, watchers *mongo.Collection, watcher string, ns []string,
 	fn func(ctx context.Context) error,
 ) error {
 	if err := session.StartTransaction(options.Transaction().SetReadConcern(readconcern.Majority()).
@@ -89,7 +89,7 @@ func runForeignOnce(
 	}
 
 	tx := mongo.NewSessionContext(ctx, session)
-	err := takeForeignFence(tx, state, watcher, ns)
+	err := takeForeignFence(tx, watchers, watcher, ns)
 	if err == nil {
 		err = fn(tx)
 	}
@@ -99,7 +99,7 @@ func runForeignOnce(
 
 	// An open transaction would hold the fence of the owners.
 	if err != nil {
-		abortForeign(ctx, session, state.Client())
+		abortForeign(ctx, session, watchers.Database().Client())
 	}
 	return err
 }
@@ -111,12 +111,12 @@ func runForeignOnce(
 // other calls afterwards. A commit removes the session in the transaction.
 //
 // registerForeign ignores errors: the transaction writes to the same documents and returns them.
-func registerForeign(ctx context.Context, operator string, session *mongo.Session, state *mongo.Database, watcher string) {
+func registerForeign(ctx context.Context, operator string, session *mongo.Session, watchers *mongo.Collection, watcher string) {
 	call, cancel := context.WithTimeout(ctx, foreignCall)
 	defer cancel()
 
 	update := bson.D{{Key: operator, Value: bson.D{{Key: "foreign", Value: session.ID()}}}}
-	_, _ = state.Collection("watchers").UpdateMany(call, OfSlots(watcher), update)
+	_, _ = watchers.UpdateMany(call, OfSlots(watcher), update)
 }
 
 // OfSlots returns the filter for the documents of all slots of a watcher.
@@ -126,7 +126,7 @@ func OfSlots(watcher string) bson.D {
 
 // takeForeignFence runs the first statement of the transaction (N3). It writes the document of every slot:
 // the key of an envelope decides its slot, and an edit of the key may move the envelope to another slot.
-func takeForeignFence(tx context.Context, state *mongo.Database, watcher string, ns []string) error {
+func takeForeignFence(tx context.Context, watchers *mongo.Collection, watcher string, ns []string) error {
 	update := bson.D{
 		{Key: "$inc", Value: bson.D{{Key: "fence", Value: int64(1)}}},
 		// The session has listed itself while it waited for the fence.
@@ -137,7 +137,7 @@ func takeForeignFence(tx context.Context, state *mongo.Database, watcher string,
 		update = append(update, bson.E{Key: "$addToSet", Value: dirty})
 	}
 
-	coll := state.Collection("watchers")
+	coll := watchers
 	res, err := coll.UpdateMany(tx, OfSlots(watcher), update)
 	if err != nil {
 		return Refusal(err, "taking the fence of watcher "+watcher, "find and update", Namespace(coll))

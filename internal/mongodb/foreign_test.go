@@ -42,7 +42,7 @@ func TestN03_AForeignWriteTakesTheFenceOfAllSlotsAndMarksTheCollections(t *testi
 	watchers(t, state, "orders/0of2", "orders/1of2")
 	// The second time, the namespaces exist already.
 	for range 2 {
-		err := mongodb.Foreign(t.Context(), state, "orders", []string{"shop.outbox", "b.outbox"}, func(ctx context.Context) error {
+		err := mongodb.Foreign(t.Context(), state.Collection("watchers"), "orders", []string{"shop.outbox", "b.outbox"}, func(ctx context.Context) error {
 			_, err := state.Collection("outbox").InsertOne(ctx, bson.D{})
 			return err
 		})
@@ -87,7 +87,7 @@ func TestN03_AForeignWriteAndTheOwnersDoNotOverlap(t *testing.T) {
 	var entered atomic.Bool
 	done := make(chan error, 1)
 	go func() {
-		done <- mongodb.Foreign(t.Context(), state, "orders", nil, func(ctx context.Context) error {
+		done <- mongodb.Foreign(t.Context(), state.Collection("watchers"), "orders", nil, func(ctx context.Context) error {
 			entered.Store(true)
 			n, err := outbox.CountDocuments(ctx, bson.D{})
 			if err == nil && n != 1 {
@@ -122,20 +122,20 @@ func TestN03_AForeignWriteNeedsAWatcherAndLeavesNothingOfAFailure(t *testing.T) 
 		_, err := state.Collection("outbox").InsertOne(ctx, bson.D{})
 		return err
 	}
-	if err := mongodb.Foreign(t.Context(), state, "orders", nil, insert); !errors.Is(err, mongodb.ErrNoWatcher) {
+	if err := mongodb.Foreign(t.Context(), state.Collection("watchers"), "orders", nil, insert); !errors.Is(err, mongodb.ErrNoWatcher) {
 		t.Errorf("without a document: %v", err)
 	}
-	if err := mongodb.Foreign(t.Context(), state, "o.*s", nil, insert); !errors.Is(err, mongodb.ErrNoWatcher) {
+	if err := mongodb.Foreign(t.Context(), state.Collection("watchers"), "o.*s", nil, insert); !errors.Is(err, mongodb.ErrNoWatcher) {
 		t.Errorf("a name is no pattern: %v", err)
 	}
 
 	mine := errors.New("mine")
-	if err := mongodb.Foreign(t.Context(), state, "orders2", []string{"a.b"}, func(ctx context.Context) error { return errors.Join(insert(ctx), mine) }); !errors.Is(err, mine) {
+	if err := mongodb.Foreign(t.Context(), state.Collection("watchers"), "orders2", []string{"a.b"}, func(ctx context.Context) error { return errors.Join(insert(ctx), mine) }); !errors.Is(err, mine) {
 		t.Errorf("fn's error: %v", err)
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
-	if err := mongodb.Foreign(ctx, state, "orders2", []string{"a.b"}, func(ctx context.Context) error { cancel(); return insert(ctx) }); err == nil {
+	if err := mongodb.Foreign(ctx, state.Collection("watchers"), "orders2", []string{"a.b"}, func(ctx context.Context) error { cancel(); return insert(ctx) }); err == nil {
 		t.Error("a transaction that was called off was committed")
 	}
 	if exists, err := mongodb.Exists(t.Context(), state.Collection("outbox"), bson.D{}); exists || err != nil {
@@ -153,7 +153,7 @@ func TestN03_AForeignWriteIsRepeatedAfterATransientError(t *testing.T) {
 	client := stacktest.Client(t)
 	n := 0
 
-	err := mongodb.Foreign(t.Context(), state, "orders", nil, func(ctx context.Context) error {
+	err := mongodb.Foreign(t.Context(), state.Collection("watchers"), "orders", nil, func(ctx context.Context) error {
 		if n++; n > 1 {
 			return nil
 		}

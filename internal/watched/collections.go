@@ -27,6 +27,7 @@ import (
 	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -232,7 +233,7 @@ type DirtyList struct {
 	Held        *lease.Held
 	Calls       *readiness.Calls
 	Collections *Collections
-	State       *mongo.Database
+	State       state.Database
 	Reached     func() (resume.Position, bool) // the watermark
 	Pause       time.Duration                  // between two checks of the list
 	Log         *slog.Logger
@@ -355,7 +356,7 @@ func (d *DirtyList) removeInTransaction(ctx context.Context, o outboxes.Outbox) 
 		defer cancel()
 
 		client := mongo.SessionFromContext(tx).Client()
-		watchers := mongodb.Database(client, d.State.Name()).Collection("watchers")
+		watchers := d.State.On(client).Collection("watchers")
 		own := bson.D{{Key: "_id", Value: d.Held.Document().ID}}
 		// A later owner starts at the stored position, which may be before the watermark.
 		var doc lease.Document
