@@ -188,7 +188,7 @@ func (w Waiting) applyToCollections(
 				continue
 			}
 			var done int64
-			err = mongodb.Foreign(ctx, w.op.State, w.op.Watcher, []string{ns}, func(tx context.Context) (err error) {
+			err = mongodb.Foreign(ctx, w.op.State.Collection("watchers"), w.op.Watcher, []string{ns}, func(tx context.Context) (err error) {
 				done, err = action(tx, coll, part)
 				return err
 			})

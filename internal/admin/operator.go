@@ -21,6 +21,7 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // Operator acts on one watcher. Its methods and its subjects offer everything that an
@@ -34,7 +35,7 @@ import (
 // the events log with their actor. Destructive actions reject a filter without conditions unless
 // All is set. With DryRun they only count.
 type Operator struct {
-	State   *mongo.Database
+	State   state.Database
 	Watcher string
 	Actor   string
 	Source  string // where the action was requested: cli, api or page; "" is not logged

@@ -13,6 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // The states of a replay.
@@ -55,11 +56,11 @@ type storedReplay struct {
 
 // replayStore is the collection replays of the state database.
 type replayStore struct {
-	state *mongo.Database
+	state state.Database
 	coll  *mongo.Collection
 }
 
-func newReplayStore(state *mongo.Database) *replayStore {
+func newReplayStore(state state.Database) *replayStore {
 	return &replayStore{state: state, coll: mongodb.Majority(state.Collection("replays"))}
 }
 
@@ -164,7 +165,7 @@ func (r *replayStore) Queue(
 	}
 
 	again := false
-	err = mongodb.Foreign(ctx, r.state, watcher, []string{b.NS}, func(tx context.Context) error {
+	err = mongodb.Foreign(ctx, r.state.Collection("watchers"), watcher, []string{b.NS}, func(tx context.Context) error {
 		began := time.Now()
 		defer func() { held = time.Since(began) }()
 		// Foreign may run this several times.

@@ -23,6 +23,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // Status is the output of `outrelay status --json`.
@@ -89,7 +90,7 @@ type storedStats struct {
 
 // ReadStatus returns every slot of every watcher of the state database, sorted by id. Ages are
 // measured by the server's clock.
-func ReadStatus(ctx context.Context, state *mongo.Database) (Status, error) {
+func ReadStatus(ctx context.Context, state state.Database) (Status, error) {
 	s := Status{Watchers: []Watcher{}}
 	docs, err := mongodb.AggregateAll[watcherDocument](ctx, state.Collection("watchers"), "reading the watchers of "+state.Name(), mongo.Pipeline{
 		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},

@@ -87,7 +87,7 @@ func TestN15_LettersBehindAPosition(t *testing.T) {
 	}
 
 	var doc struct{ Dirty []string }
-	err := b.db.Collection("watchers").FindOne(t.Context(), map[string]any{}).Decode(&doc)
+	err := b.state.Collection("watchers").FindOne(t.Context(), map[string]any{}).Decode(&doc)
 	if want := []string{b.db.Name() + ".outbox"}; err != nil || !slices.Equal(doc.Dirty, want) {
 		t.Errorf("dirty collections: got %v, %v, want %v", doc.Dirty, err, want)
 	}

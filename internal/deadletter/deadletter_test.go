@@ -18,6 +18,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 func TestMain(m *testing.M) {
@@ -29,6 +30,7 @@ func TestMain(m *testing.M) {
 type bench struct {
 	t     *testing.T
 	db    *mongo.Database
+	state state.Database
 	owner *countingOwner
 }
 
@@ -46,11 +48,11 @@ func (c *countingOwner) Fenced(ctx context.Context, dirty []string, fn func(cont
 func setUp(t *testing.T) *bench {
 	t.Helper()
 	db := stacktest.Database(t, stacktest.Client(t))
-	return &bench{t: t, db: db, owner: &countingOwner{Held: acquireLease(t, db, "a")}}
+	return &bench{t: t, db: db, state: state.Of(db), owner: &countingOwner{Held: acquireLease(t, state.Of(db), "a")}}
 }
 
 // acquireLease acquires a lease that outlasts every test, so that it need not be renewed.
-func acquireLease(t *testing.T, db *mongo.Database, node string) *lease.Held {
+func acquireLease(t *testing.T, db state.Database, node string) *lease.Held {
 	t.Helper()
 	l := lease.New(lease.Config{
 		Collection:   db.Collection("watchers"),
@@ -288,13 +290,13 @@ func TestN03_ADeposedOwnerMovesNothing(t *testing.T) {
 	b := setUp(t)
 	l := b.insertLetter("x")
 	expire := bson.D{{Key: "$set", Value: bson.D{{Key: "expiresAt", Value: time.UnixMilli(0)}}}}
-	if _, err := b.db.Collection("watchers").UpdateOne(t.Context(), bson.D{}, expire); err != nil {
+	if _, err := b.state.Collection("watchers").UpdateOne(t.Context(), bson.D{}, expire); err != nil {
 		t.Fatal(err)
 	}
 
 	// Another node takes over. The first one has not noticed yet, and its lease is still valid by
 	// its own clock.
-	acquireLease(t, b.db, "b")
+	acquireLease(t, b.state, "b")
 	if !b.owner.Valid() {
 		t.Fatal("the deposed owner has noticed the takeover")
 	}

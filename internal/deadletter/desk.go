@@ -14,13 +14,14 @@ import (
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // Desk edits, requeues and discards the dead letters of a watcher. It is for processes that do not
 // own the watcher. A Desk is made for one action: its Run is stored on the letters that the action
 // requeues.
 type Desk struct {
-	State   *mongo.Database // contains the watcher documents; its client also reaches the outboxes
+	State   state.Database // contains the watcher documents; its client also reaches the outboxes
 	Watcher string
 	Actor   string
 	Run     string
@@ -28,7 +29,7 @@ type Desk struct {
 }
 
 // NewDesk returns a Desk for one action of actor, with a new Run.
-func NewDesk(state *mongo.Database, watcher, actor string) Desk {
+func NewDesk(state state.Database, watcher, actor string) Desk {
 	return Desk{State: state, Watcher: watcher, Actor: actor, Run: uuid.NewString()}
 }
 

@@ -192,7 +192,7 @@ func TestN15_ALetterThatIsNeededStillIsNotDiscarded(t *testing.T) {
 
 	setPosition := func(second uint32) {
 		t.Helper()
-		_, err := b.db.Collection("watchers").UpdateOne(t.Context(),
+		_, err := b.state.Collection("watchers").UpdateOne(t.Context(),
 			bson.D{{Key: "_id", Value: "orders/0of1"}},
 			bson.D{{Key: "$set", Value: bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: second}}}}},
 			options.UpdateOne().SetUpsert(true))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // newNamedBench returns a bench whose client has an app name, for the fail point.
@@ -15,7 +16,7 @@ func newNamedBench(t *testing.T) (b *bench, app string) {
 	t.Helper()
 	app = stacktest.Name(t)
 	db := stacktest.Database(t, stacktest.Client(t, options.Client().SetAppName(app)))
-	return &bench{t: t, db: db, owner: &countingOwner{Held: acquireLease(t, db, "a")}}, app
+	return &bench{t: t, db: db, state: state.Of(db), owner: &countingOwner{Held: acquireLease(t, state.Of(db), "a")}}, app
 }
 
 // Each statement and each commit of a server that is far away takes as long for one letter as for many. Smaller parts would only

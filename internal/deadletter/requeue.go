@@ -123,7 +123,7 @@ func (k Desk) requeuePart(
 		return plan, err
 	}
 
-	err = mongodb.Foreign(ctx, k.State, k.Watcher, []string{ns}, mongodb.LimitRuns(len(letters), func(tx context.Context) error {
+	err = mongodb.Foreign(ctx, k.State.Collection("watchers"), k.Watcher, []string{ns}, mongodb.LimitRuns(len(letters), func(tx context.Context) error {
 		// The transaction may run several times, and only its last run counts.
 		plan = requeuePlan{}
 		open, err := k.filterOpenLetters(tx, ns, letters, &plan)

@@ -21,7 +21,7 @@ import (
 
 func (b *bench) ns() string { return b.db.Name() + ".outbox" }
 
-func (b *bench) newDesk() Desk { return NewDesk(b.db, "orders", "ann") }
+func (b *bench) newDesk() Desk { return NewDesk(b.state, "orders", "ann") }
 
 // insertValid inserts an envelope that envelope.Parse accepts, with the fields that an insert sets, and
 // returns its letter.
@@ -153,7 +153,7 @@ func TestN18_ARequeueIsTheNextDeliveryOfTheSameEnvelope(t *testing.T) {
 
 	// The envelope is an exception, so a takeover has to read its collection.
 	var w struct{ Dirty []string }
-	err := b.db.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&w)
+	err := b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&w)
 	if err != nil || len(w.Dirty) != 1 || w.Dirty[0] != b.ns() {
 		t.Errorf("dirty collections: got %v, %v, want %s", w.Dirty, err, b.ns())
 	}
@@ -353,7 +353,7 @@ func TestN03_ARequeueLetsTheOwnerRenew(t *testing.T) {
 	// The requeue may end before a renewal is due. Then the owner must be able to renew afterwards.
 	var w struct{ Fence, Seq int64 }
 	stacktest.Eventually(t, "the owner renews", func() bool {
-		if err := b.db.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&w); err != nil {
+		if err := b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&w); err != nil {
 			t.Fatal(err)
 		}
 		return w.Seq >= 3

@@ -16,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // maxConcurrent bounds the collections that are processed concurrently.
@@ -27,7 +28,7 @@ var lockBackoff = retry.Policy{Base: 100 * time.Millisecond, Cap: 2 * time.Secon
 // Migrator migrates one deployment. State and Outboxes are required. Its methods are safe for concurrent
 // use.
 type Migrator struct {
-	State *mongo.Database
+	State state.Database
 	// Outboxes returns the watched collections. They must be reachable with the client of State.
 	Outboxes func(ctx context.Context) ([]outboxes.Outbox, error)
 	// Node and Version are recorded in the ledger.

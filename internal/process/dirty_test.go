@@ -34,7 +34,7 @@ func TestAFirstStartIsNotBoundByTheTimeOfACall(t *testing.T) {
 			t.Error(err)
 		}
 		// Without the state, the next start is a first start.
-		if err := b.state.Drop(t.Context()); err != nil {
+		if err := b.state.Mongo().Drop(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -99,7 +99,7 @@ func TestN28_AReplayDuringAResliceIsRecognized(t *testing.T) {
 			return
 		}
 		replayed++
-		err := mongodb.Foreign(t.Context(), b.state, "default", []string{b.db.Name() + ".outbox"}, func(ctx context.Context) error {
+		err := mongodb.Foreign(t.Context(), b.state.Collection("watchers"), "default", []string{b.db.Name() + ".outbox"}, func(ctx context.Context) error {
 			_, err := b.state.Client().Database(b.db.Name()).Collection("outbox").UpdateOne(ctx, bson.D{{Key: "_id", Value: "again"}}, bson.D{{Key: "$set", Value: bson.D{
 				{Key: "state", Value: "retry"},
 				{Key: "nextAt", Value: time.Now()},

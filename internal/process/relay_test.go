@@ -22,6 +22,7 @@ import (
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/process"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -39,7 +40,7 @@ type bundle struct {
 	t      *testing.T
 	client *mongo.Client
 	db     *mongo.Database
-	state  *mongo.Database
+	state  state.Database
 	topic  string
 	box    *outbox.Box
 	env    []string
@@ -88,7 +89,7 @@ func (l *lines) wait(t *testing.T, text string) string {
 func setup(t *testing.T) *bundle {
 	t.Helper()
 	c := stacktest.Client(t)
-	b := &bundle{t: t, client: c, db: stacktest.Database(t, c), state: stacktest.Database(t, c), topic: stacktest.Topic(t, 3)}
+	b := &bundle{t: t, client: c, db: stacktest.Database(t, c), state: state.Of(stacktest.Database(t, c)), topic: stacktest.Topic(t, 3)}
 	var err error
 	if b.box, err = outbox.New(b.db, outbox.WithoutTransaction()); err != nil {
 		t.Fatal(err)
@@ -97,7 +98,7 @@ func setup(t *testing.T) *bundle {
 	b.log = &lines{more: make(chan struct{})}
 	b.env = []string{
 		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t),
-		"OUTRELAY_MONGODB_STATE=" + b.state.Name(),
+		"OUTRELAY_STATE_DATABASE=" + b.state.Name(),
 		"OUTRELAY_KAFKA_BROKERS=" + strings.Join(stacktest.Brokers(t), ","),
 		"OUTRELAY_WATCH=" + b.db.Name() + ".outbox",
 		"OUTRELAY_TOPICS_TEMPLATE=" + b.topic,

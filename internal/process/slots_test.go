@@ -430,7 +430,7 @@ func TestN28_ForeignExceptionsHaveOneSlot(t *testing.T) {
 		docs = append(docs, doc)
 	}
 
-	err := mongodb.Foreign(t.Context(), b.state, "default", []string{ns}, func(ctx context.Context) error {
+	err := mongodb.Foreign(t.Context(), b.state.Collection("watchers"), "default", []string{ns}, func(ctx context.Context) error {
 		_, err := b.state.Client().Database(b.db.Name()).Collection("outbox").InsertMany(ctx, docs)
 		return err
 	})

@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // Block is the reason why no envelope of a collection may be purged.
@@ -91,7 +91,7 @@ type slotPosition struct {
 
 // readWatermarks reads the registry and the watcher documents of the state database. It makes two majority reads: if a
 // position were rolled back after the purge, too many envelopes would be gone.
-func readWatermarks(ctx context.Context, state *mongo.Database) (*watermarks, error) {
+func readWatermarks(ctx context.Context, state state.Database) (*watermarks, error) {
 	claims, err := outboxes.NewRegistry(state.Collection("collections")).Registrations(ctx, "")
 	if err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 const (
@@ -22,14 +23,14 @@ const (
 // Cuts returns the boundaries of a purge that runs for a while. It reads the positions again every second. So a new gap
 // stops the purge, and envelopes that are delivered during the purge are removed too. It is for one goroutine.
 type Cuts struct {
-	state  *mongo.Database
+	state  state.Database
 	keep   time.Duration
 	marks  *watermarks // nil before the first read
 	readAt time.Time
 }
 
 // NewCuts returns Cuts that keep envelopes younger than keep, which must be at least the margin ([mongodb.AskMargin]).
-func NewCuts(state *mongo.Database, keep time.Duration) *Cuts { return &Cuts{state: state, keep: keep} }
+func NewCuts(state state.Database, keep time.Duration) *Cuts { return &Cuts{state: state, keep: keep} }
 
 // Of returns the current boundary of a collection. The error is an error of the server or a [*HeldError].
 func (c *Cuts) Of(ctx context.Context, o outboxes.Outbox) (Cut, error) {

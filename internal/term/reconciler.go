@@ -17,6 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/scheduled"
+	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 
@@ -88,7 +89,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 	})
 	purger := purge.New(purge.Config{
 		Client:      t.slot.shared.Mongo.State,
-		State:       mongodb.Database(t.slot.shared.Mongo.State, t.slot.cfg.MongoDB.State),
+		State:       state.Open(t.slot.shared.Mongo.State, t.slot.cfg.State),
 		Watcher:     t.slot.cfg.Watcher,
 		Collections: t.collections.WatchedOutboxes,
 		Retention:   t.slot.cfg.Retention,

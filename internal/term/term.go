@@ -33,6 +33,7 @@ import (
 	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/sink"
+	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/watched"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -112,7 +113,7 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		Held:        held,
 		Calls:       t.calls,
 		Collections: t.collections,
-		State:       mongodb.Database(clients.State, r.cfg.MongoDB.State),
+		State:       state.Open(clients.State, r.cfg.State),
 		Reached:     t.dispatcher.Reached,
 		Pause:       r.shared.Pace.Clean,
 		Log:         log,
