@@ -93,6 +93,12 @@ func Known(
 	}, take)
 }
 
+// Each calls take for each letter of a first delivery of the watcher, in no particular order.
+func Each(ctx context.Context, coll *mongo.Collection, watcher string, take func(Mark) error) error {
+	doing := "reading the dead letters in " + mongodb.Namespace(coll)
+	return eachMark(ctx, coll, doing, bson.D{{Key: "watcher", Value: watcher}, {Key: "delivery", Value: 0}}, take)
+}
+
 func shortIDs(ids []bson.RawValue) []bson.RawValue {
 	short := make([]bson.RawValue, len(ids))
 	for i, id := range ids {

@@ -50,7 +50,7 @@ type followers struct {
 
 // trackedEnvelope is one entry of followers.
 type trackedEnvelope struct {
-	follower    Follower // nil if the envelope is neither traced nor sampled
+	follower    Follower  // nil if the envelope is neither traced nor sampled
 	sent        *Delivery // nil if its delivery is not recorded
 	targetsLeft int
 }

@@ -16,9 +16,9 @@ import (
 
 // StoredTopics finds the envelopes of a sweep that are stored already.
 type StoredTopics interface {
-	// TopicsOf returns the topics for which the envelope waits, or for which it is dead; "" is for all topics. found is also true if
-	// it was sent since it waited.
-	TopicsOf(ctx context.Context, ns string, id bson.RawValue, stamp bson.Timestamp) (topics []string, found bool, err error)
+	// TopicsOf returns the topics for which the envelope raw waits, or for which it is dead; "" is for all topics. found is also true
+	// if it was sent since it waited.
+	TopicsOf(ctx context.Context, ns string, raw bson.Raw) (topics []string, found bool, err error)
 }
 
 // PreviousOwner contains the envelopes after the checkpoint that an earlier owner stored: waiting ones, with the topics for which

@@ -244,7 +244,7 @@ func (p *Pump) storedTopics(ctx context.Context) (stored, error) {
 	case !p.ev.HasDocument:
 		return stored{}, nil
 	case p.swept:
-		topics, found, err := p.Stored.TopicsOf(ctx, p.namespace(), p.documentID(), outboxes.Stamp(p.ev.Document))
+		topics, found, err := p.Stored.TopicsOf(ctx, p.namespace(), p.ev.Document)
 		return stored{found, topics}, err
 	case p.Previous != nil:
 		topics, found := p.Previous.topicsOf(p.namespace(), p.documentID(), &p.ev)

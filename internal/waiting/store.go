@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
@@ -102,20 +103,28 @@ func (s *Store) EachWithoutPayload(ctx context.Context, take func(d *Document) e
 	})
 }
 
-// IsEmpty reports whether nothing waits.
-func (s *Store) IsEmpty(ctx context.Context) (bool, error) {
-	found, err := mongodb.Exists(ctx, s.coll, s.filter())
-	return !found, err
+// EachStamp calls take for each waiting envelope of a first delivery, in no order, with the namespace, the id and the stamp of the
+// envelope.
+func (s *Store) EachStamp(ctx context.Context, take func(ns string, id bson.RawValue, stamp bson.Timestamp) error) error {
+	fields := mongodb.Fields("ns", "id", "delivery", "envelope.ts")
+	return mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
+		return mongodb.FindEach(ctx, s.coll, "reading waiting envelopes", s.filter(), func(raw bson.Raw) error {
+			d := ReadDocument(raw)
+			if d.Delivery > 0 {
+				return nil
+			}
+			return take(d.NS, d.ID, outboxes.Stamp(d.Envelope))
+		}, options.Find().SetBatchSize(5000).SetProjection(fields))
+	})
 }
 
 // OfIDs calls take for the waiting envelopes of the outbox ns whose ids are in list.
 func (s *Store) OfIDs(ctx context.Context, ns string, list []bson.RawValue, take func(d *Document) error) error {
 	filter := bson.D{{Key: "ns", Value: ns}, {Key: "id", Value: bson.D{{Key: "$in", Value: list}}}, {Key: "watcher", Value: s.watcher}}
-	fields := mongodb.Fields("ns", "id", "delivery", "key", "pos", "pending", "origin")
 	return mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
 		return mongodb.FindEach(ctx, s.coll, "looking for waiting envelopes", filter, func(raw bson.Raw) error {
 			d := ReadDocument(raw)
 			return take(&d)
-		}, options.Find().SetProjection(fields))
+		})
 	})
 }
