@@ -1,0 +1,205 @@
+package waiting
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// Reason is why an envelope waits.
+type Reason string
+
+// The reasons. The set is closed.
+const (
+	Retry   Reason = "retry"   // Kafka rejected the record; another attempt follows
+	Blocked Reason = "blocked" // an earlier event with the same key waits
+	Parked  Reason = "parked"  // the topic or partition cannot be written
+	Queued  Reason = "queued"  // it is sent next: a scheduled envelope that is due, a requeue or a replay
+)
+
+// Reasons lists all reasons.
+func Reasons() []Reason { return []Reason{Retry, Blocked, Parked, Queued} }
+
+// The values of the field `origin`: the ways in which an envelope begins to wait.
+const (
+	OriginStream    = "stream"
+	OriginSweep     = "sweep"
+	OriginScheduled = "scheduled"
+	OriginRequeue   = "requeue"
+	OriginReplay    = "replay"
+)
+
+// Failure is one failed attempt to send an envelope.
+type Failure struct {
+	Class  record.Class `bson:"class"`
+	Reason string       `bson:"reason"` // for people: never payload
+	Topic  string       `bson:"topic,omitempty"`
+	At     time.Time    `bson:"at"`
+	Node   string       `bson:"node,omitempty"`
+}
+
+// Entry is an envelope that begins to wait. It is the only way into the store (N16): the stream, a sweep, a scheduled
+// envelope that is due, a requeue and a replay all enter here.
+type Entry struct {
+	Watcher string
+	NS      string   // "db.collection" of the outbox
+	Raw     bson.Raw // the envelope as the outbox holds it, or as an operator has edited it
+	// Delivery is 0 for the first delivery, and greater for a requeue or replay (N18).
+	Delivery int32
+	Key      string // canonical text of the ordering key
+	Slot     int32  // the value of the envelope's field slot; 0 if it is missing or invalid (N28)
+	Pos      string // hexadecimal `_data` of its event (N15)
+	// Number distinguishes the positions of swept envelopes without a stamp, in the order of their keys. It is not part of
+	// the identity, because a repeated write would choose another one.
+	Number string
+
+	Pending     []string // topics that do not have it; nil: all that it routes to
+	Reason      Reason
+	Origin      string
+	NextAt      time.Time // when to send it again, by the server's clock; zero: when its turn comes
+	Attempts    int32     // failed attempts
+	Error       *Failure  // the latest failed attempt
+	ReplayOf    string    // the requeue or replay that sends it
+	Redelivered bool      // it may have been sent before; its records are flagged
+}
+
+// IDSize is the size of the id of a stored document.
+const IDSize = 16
+
+// DocumentID returns the id of the stored document. It is a digest, so that ids of any size and type fit, and no
+// collation changes their order. Equal ids of outboxes are distinguished by position and delivery.
+func (e *Entry) DocumentID() [IDSize]byte {
+	id := e.Raw.Lookup("_id")
+	sum := sha256.New()
+	field := func(b []byte) {
+		var n [8]byte
+		binary.LittleEndian.PutUint64(n[:], uint64(len(b)))
+		sum.Write(n[:])
+		sum.Write(b)
+	}
+
+	field([]byte(e.Watcher))
+	field([]byte(e.NS))
+	field([]byte{byte(id.Type)})
+	field(id.Value)
+	field([]byte(e.Pos))
+	field(binary.LittleEndian.AppendUint32(nil, uint32(e.Delivery)))
+	return [IDSize]byte(sum.Sum(nil)[:IDSize])
+}
+
+// Size returns about how many bytes the entry adds to a transaction.
+func (e *Entry) Size() int { return len(e.Raw) + len(e.Key) + 512 }
+
+// upsertModel returns the statement that stores the entry. A document that exists keeps its state, because somebody may
+// have changed it since, and waits for the topics of both. Plain operators keep the bytes of the envelope.
+func (e *Entry) upsertModel() (mongo.WriteModel, error) {
+	id, err := e.Raw.LookupErr("_id")
+	if err != nil {
+		return nil, fmt.Errorf("waiting envelope of %s: it has no _id: %w", e.NS, err)
+	}
+
+	fields := bson.D{
+		{Key: "watcher", Value: e.Watcher},
+		{Key: "ns", Value: e.NS},
+		{Key: "id", Value: id},
+		{Key: "slot", Value: e.Slot},
+		{Key: "key", Value: e.Key},
+		{Key: "pos", Value: e.Pos + e.Number},
+		{Key: "reason", Value: e.Reason},
+		{Key: "origin", Value: e.Origin},
+		{Key: "attempts", Value: e.Attempts},
+	}
+	if e.Delivery > 0 {
+		fields = append(fields, bson.E{Key: "delivery", Value: e.Delivery})
+	}
+	if !e.NextAt.IsZero() {
+		fields = append(fields, bson.E{Key: "nextAt", Value: e.NextAt})
+	}
+	if e.Error != nil {
+		failure := e.Error.clipped()
+		fields = append(fields, bson.E{Key: "error", Value: failure}, bson.E{Key: "history", Value: bson.A{failure}})
+	}
+	if e.ReplayOf != "" {
+		fields = append(fields, bson.E{Key: "replayOf", Value: e.ReplayOf})
+	}
+	if e.Redelivered {
+		fields = append(fields, bson.E{Key: "redelivered", Value: true})
+	}
+	fields = append(fields, bson.E{Key: "envelope", Value: e.Raw})
+
+	update := bson.D{{Key: "$setOnInsert", Value: fields}}
+	// Without a list, the envelope waits for all of its topics.
+	if e.Pending != nil {
+		each := bson.D{{Key: "$each", Value: e.Pending}}
+		update = append(update, bson.E{Key: "$addToSet", Value: bson.D{{Key: "pending", Value: each}}})
+	}
+	return mongo.NewUpdateOneModel().SetUpsert(true).SetFilter(byDocumentID(e.DocumentID())).SetUpdate(update), nil
+}
+
+// clipped returns the failure with a bounded reason.
+func (f *Failure) clipped() Failure {
+	short := *f
+	short.Reason = record.Clip(f.Reason, maxErrorReason)
+	return short
+}
+
+// Enter stores entries, in the transaction of ctx if there is one, for at most [mongodb.MaxDocuments] and [mongodb.MaxBytes].
+// It is idempotent.
+func Enter(ctx context.Context, coll *mongo.Collection, list []Entry) error {
+	models := make([]mongo.WriteModel, len(list))
+	for i := range list {
+		m, err := list[i].upsertModel()
+		if err != nil {
+			return err
+		}
+		models[i] = m
+	}
+	if len(models) == 0 {
+		return nil
+	}
+
+	_, err := coll.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(true))
+	crash.At("mid-waiting-write")
+	return mongodb.Refusal(err, "storing waiting envelopes", "find, insert and update", mongodb.Namespace(coll))
+}
+
+// byDocumentID returns the condition for one document of the store.
+func byDocumentID(id [IDSize]byte) bson.D {
+	return bson.D{{Key: "_id", Value: bson.Binary{Data: id[:]}}}
+}
+
+// byDocumentIDs returns the condition for documents of the store.
+func byDocumentIDs(ids [][IDSize]byte) bson.D {
+	list := make(bson.A, len(ids))
+	for i := range ids {
+		list[i] = bson.Binary{Data: ids[i][:]}
+	}
+	return bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: list}}}}
+}
+
+// Indexes returns the indexes of the collection `waiting`. The first one is the order of delivery (N15); with it a slot
+// reads only its own documents. The second one is partial: only what is sent at a time is in it.
+func Indexes() []mongodb.Index {
+	return []mongodb.Index{
+		{Name: "watcher_1_ns_1_key_1_pos_1_slot_1", Keys: mongodb.Ascending("watcher", "ns", "key", "pos", "slot")},
+		{
+			Name: "watcher_1_nextAt_1_slot_1", Keys: mongodb.Ascending("watcher", "nextAt", "slot"),
+			Partial: bson.D{{Key: "nextAt", Value: bson.D{{Key: "$exists", Value: true}}}},
+		},
+		{Name: "ns_1_id_1", Keys: mongodb.Ascending("ns", "id")},
+		{
+			Name: "replayOf_1", Keys: mongodb.Ascending("replayOf"),
+			Partial: bson.D{{Key: "replayOf", Value: bson.D{{Key: "$exists", Value: true}}}},
+		},
+	}
+}
