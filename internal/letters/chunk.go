@@ -135,8 +135,3 @@ func readChunks(ctx context.Context, coll *mongo.Collection, d Dead) (bson.Raw, 
 	}
 	return raw, nil
 }
-
-// idIn returns the filter for the documents with these ids, which must be a slice.
-func idIn(ids any) bson.D {
-	return bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
-}
