@@ -119,8 +119,10 @@ func (k Desk) Requeue(ctx context.Context, q letters.Query, o Options, did func(
 func (k Desk) requeueHalves(ctx context.Context, list []*letters.Dead, o Options) (Outcome, error) {
 	plan, err := k.requeueList(ctx, list, o, nil)
 	switch {
-	case err == nil || !isRejected(err):
-		return plan.outcome, err
+	case err == nil:
+		return plan.outcome, nil
+	case !isRejected(err):
+		return Outcome{}, err
 	case len(list) == 1:
 		return Outcome{Refused: 1, Why: []*letters.RefusedError{rejected(list[0], err)}}, nil
 	}
@@ -146,7 +148,8 @@ const codeTooLarge = 10334
 
 func rejected(d *letters.Dead, err error) *letters.RefusedError {
 	return &letters.RefusedError{Letter: d, Reason: fmt.Sprintf(
-		"MongoDB rejects its envelope of %d bytes as a waiting envelope: %v; discard it, or edit it", d.Size, err)}
+		"MongoDB rejects its envelope of %d bytes as a waiting envelope (%s); discard it, or edit it",
+		d.Size, letters.DescribeRejection(err))}
 }
 
 // plan contains the writes of one transaction.
