@@ -45,6 +45,9 @@ func Table() []Collection {
 			{Name: "watcher_1_startedAt_1__id_1", Keys: mongodb.Ascending("watcher", "startedAt", "_id")},
 		}},
 
+		// Package waiting: the numbers of deliveries. Read by id.
+		{Name: "counters"},
+
 		// Package importing: the rows that were imported. Read by ids.
 		{Name: "imports"},
 
