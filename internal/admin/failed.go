@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -72,7 +72,7 @@ func (w Waiting) Failed(ctx context.Context, collection string, limit int) ([]Fa
 func newFailedEnvelope(ns string, f *waiting.Failed) FailedEnvelope {
 	e := FailedEnvelope{
 		Collection: ns,
-		ID:         deadletter.IDText(f.ID),
+		ID:         letters.IDText(f.ID),
 		Delivery:   f.Delivery,
 		Type:       truncateText(f.Type),
 		Key:        truncateText(envelope.CanonicalText(f.Key)),

@@ -16,9 +16,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/letterparts"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 
@@ -263,6 +263,9 @@ func countFigures(ctx context.Context, op Operator) (figures, error) {
 	if err := c.countOutboxes(ctx, names, dirtyCollections(status, op.Watcher)); err != nil {
 		return c.figures, err
 	}
+	if err := c.countLetters(ctx); err != nil {
+		return c.figures, err
+	}
 	return c.figures, c.countServices(ctx, databaseNames(names))
 }
 
@@ -329,11 +332,21 @@ func (c *Counts) addOutbox(o Counts) {
 	c.Pending += o.Pending
 	c.PendingMore = c.PendingMore || o.PendingMore
 	c.Scheduled += o.Scheduled
-	c.Dead += o.Dead
-	c.DeadAll += o.DeadAll
 }
 
-// countOutbox counts the envelopes and letters of one outbox. It counts exceptions and scheduled
+// countLetters counts the dead letters of all outboxes.
+func (c *figureCount) countLetters(ctx context.Context) (err error) {
+	counts := &c.figures.counts
+	counts.DeadAll, err = letters.Count(ctx, c.op.letters(), letters.Query{Watcher: c.op.Watcher})
+	// Most watchers have no letters, and need no second count.
+	if err != nil || counts.DeadAll == 0 {
+		return err
+	}
+	counts.Dead, err = letters.Count(ctx, c.op.letters(), letters.Query{Watcher: c.op.Watcher, RequeueStatus: letters.Replayable})
+	return err
+}
+
+// countOutbox counts the envelopes of one outbox. It counts exceptions and scheduled
 // envelopes only if countExceptions is true.
 func (c *figureCount) countOutbox(
 	ctx context.Context, ns string, countExceptions bool,
@@ -359,14 +372,7 @@ func (c *figureCount) countOutbox(
 		}
 		n.PendingMore = n.Pending == maxPendingCounted
 	}
-
-	n.DeadAll, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{})
-	// Most outboxes have no letters, and need no second count.
-	if err != nil || n.DeadAll == 0 {
-		return n, topics, err
-	}
-	n.Dead, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{RequeueStatus: deadletter.Replayable})
-	return n, topics, err
+	return n, topics, nil
 }
 
 // countServices counts the inboxes, sagas and dead letters of handlers in the databases of the outboxes.

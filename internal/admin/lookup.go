@@ -3,11 +3,12 @@ package admin
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 
@@ -44,7 +45,7 @@ type FoundEnvelope struct {
 	AggregateID   string `json:"aggregate_id"`
 	Key           string `json:"key"`
 	Topic         string `json:"topic,omitempty"` // the topic that the envelope itself names
-	// State is sent, scheduled, claimed, retry, blocked, parked or delivered, or recent if the
+	// State is sent, scheduled, claimed, retry, blocked, parked, dead or delivered, or recent if the
 	// envelope is too young to decide whether it is delivered.
 	State    string           `json:"state"`
 	Delivery int32            `json:"delivery"`
@@ -58,6 +59,8 @@ type FoundEnvelope struct {
 	SentAt   *time.Time       `json:"sent_at,omitempty"` // set if deliveries are recorded on envelopes
 	Sent     []outboxes.Place `json:"sent"`              // places of its records in Kafka
 	Timeline []TimelineEntry  `json:"timeline"`
+
+	stamp bson.Timestamp // of the insert
 }
 
 // TimelineEntry is one entry in the history of an envelope.
@@ -83,11 +86,11 @@ func (o Operator) Lookup(ctx context.Context, q LookupQuery) (LookupResult, erro
 		return out, err
 	}
 
-	// A watcher without collections has no letters either, and Letters.List returns an error for it.
+	// A watcher that has read no collection has no letters either, and Letters.List returns an error for it.
 	limit := pageSize(q.Limit)
 	deadFilter := DeadFilter{Collection: q.Collection, IDs: optionalID(q.ID), Key: q.Key}
 	dead, err := o.Letters().List(ctx, deadFilter, limit, "")
-	if len(names) > 0 && err != nil {
+	if err != nil && !errors.Is(err, ErrNoCollections) {
 		return out, err
 	}
 	out.Letters = append(out.Letters, dead.Letters...)
@@ -206,27 +209,27 @@ type settledUpTo struct {
 
 // storedEnvelope is an envelope as it is stored.
 type storedEnvelope struct {
-	ID            bson.RawValue        `bson:"_id"`
-	Type          bson.RawValue        `bson:"type"`
-	AggregateType bson.RawValue        `bson:"aggregatetype"`
-	AggregateID   bson.RawValue        `bson:"aggregateid"`
-	Key           bson.RawValue        `bson:"key"`
-	Topic         bson.RawValue        `bson:"topic"`
-	TS            bson.RawValue        `bson:"ts"`
-	FirstTS       bson.RawValue        `bson:"firstTs"` // the timestamp before the relay wrote a new one
-	State         string               `bson:"state"`
-	Delivery      int32                `bson:"delivery"`
-	Origin        string               `bson:"origin"`
-	ReplayOf      string               `bson:"replayOf"`
-	Pending       []string             `bson:"pending"`
-	Attempts      int32                `bson:"attempts"`
-	DueAt         *time.Time           `bson:"dueAt"`
-	ScheduledFor  *time.Time           `bson:"scheduledFor"`
-	NextAt        *time.Time           `bson:"nextAt"`
-	SentAt        *time.Time           `bson:"sentAt"`
-	Sent          []outboxes.Place     `bson:"sent"`
-	Claim         bson.RawValue        `bson:"claim"`
-	History       []deadletter.Attempt `bson:"history"`
+	ID            bson.RawValue     `bson:"_id"`
+	Type          bson.RawValue     `bson:"type"`
+	AggregateType bson.RawValue     `bson:"aggregatetype"`
+	AggregateID   bson.RawValue     `bson:"aggregateid"`
+	Key           bson.RawValue     `bson:"key"`
+	Topic         bson.RawValue     `bson:"topic"`
+	TS            bson.RawValue     `bson:"ts"`
+	FirstTS       bson.RawValue     `bson:"firstTs"` // the timestamp before the relay wrote a new one
+	State         string            `bson:"state"`
+	Delivery      int32             `bson:"delivery"`
+	Origin        string            `bson:"origin"`
+	ReplayOf      string            `bson:"replayOf"`
+	Pending       []string          `bson:"pending"`
+	Attempts      int32             `bson:"attempts"`
+	DueAt         *time.Time        `bson:"dueAt"`
+	ScheduledFor  *time.Time        `bson:"scheduledFor"`
+	NextAt        *time.Time        `bson:"nextAt"`
+	SentAt        *time.Time        `bson:"sentAt"`
+	Sent          []outboxes.Place  `bson:"sent"`
+	Claim         bson.RawValue     `bson:"claim"`
+	History       []letters.Attempt `bson:"history"`
 }
 
 // describeEnvelope returns the state and the timeline of an envelope. If the envelope is malformed,
@@ -248,7 +251,7 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 
 	e := FoundEnvelope{
 		Collection:    ns,
-		ID:            deadletter.IDText(d.ID),
+		ID:            letters.IDText(d.ID),
 		Type:          truncateText(envelope.CanonicalText(d.Type)),
 		AggregateType: truncateText(envelope.CanonicalText(d.AggregateType)),
 		AggregateID:   truncateText(envelope.CanonicalText(d.AggregateID)),
@@ -272,6 +275,7 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 
 	t, i, _ := d.TS.TimestampOK()
 	ts := bson.Timestamp{T: t, I: i}
+	e.stamp = ts
 	// A requeue and a replay replace the timestamp, and keep the first one.
 	if first, _, ok := d.FirstTS.TimestampOK(); ok && first > 0 {
 		at := time.Unix(int64(first), 0).UTC()
@@ -353,8 +357,13 @@ func formatPositions(list []outboxes.Place) string {
 func (e *FoundEnvelope) addLetters(list []DeadLetter) {
 	for i := range list {
 		d := &list[i]
-		if d.Collection != e.Collection || d.ID != e.ID {
+		// Another event may have had the same id.
+		if d.Collection != e.Collection || d.ID != e.ID || d.stamp != e.stamp {
 			continue
+		}
+		// The envelope stays in the outbox, so only the letter shows that it was not delivered.
+		if d.Replayed == nil && (e.State == "delivered" || e.State == "recent") {
+			e.State = "dead"
 		}
 
 		e.Timeline = append(e.Timeline, TimelineEntry{

@@ -15,8 +15,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/agenda"
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/purge"
@@ -145,8 +145,8 @@ func (o Operator) Indexes() Indexes { return Indexes{o} }
 
 // Bounds of lists. Most lists have the bounds of the dead letters.
 const (
-	DefaultPage      = deadletter.PageSize
-	MaxPage          = deadletter.MaxPageSize
+	DefaultPage      = letters.PageSize
+	MaxPage          = letters.MaxPageSize
 	MaxScheduledPage = agenda.MaxPageSize
 	MaxHistoryPage   = purge.MaxHistory
 )
@@ -179,6 +179,9 @@ func (o Operator) Run(ctx context.Context) error {
 	o.figures.keepFresh(ctx, o.For(Actor{}), log)
 	return nil
 }
+
+// letters returns the collection of the dead letters of the relay, of all watchers.
+func (o Operator) letters() *mongo.Collection { return o.State.Collection("letters") }
 
 func (o Operator) watcherDocuments() *mongo.Collection { return o.State.Collection("watchers") }
 

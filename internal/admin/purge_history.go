@@ -5,8 +5,8 @@ import (
 	"context"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/purge"
 )
@@ -88,7 +88,7 @@ func (o Operator) History(ctx context.Context, q HistoryQuery) (History, error) 
 func newDelivered(h purge.History) Delivered {
 	d := Delivered{
 		Collection:    h.NS,
-		ID:            deadletter.IDText(h.ID),
+		ID:            letters.IDText(h.ID),
 		AggregateType: h.AggregateType,
 		Key:           envelope.CanonicalText(h.Key),
 		Type:          h.Type,

@@ -3,6 +3,8 @@ package admin
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"time"
 
@@ -10,8 +12,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/waiting"
 )
@@ -59,16 +61,15 @@ func (w Waiting) Summary(ctx context.Context, collection string) ([]WaitingGroup
 			groups = append(groups, g)
 		}
 
-		notRequeued := deadletter.Query{RequeueStatus: deadletter.Replayable}
-		dead, err := deadletter.Count(ctx, w.op.State.Client(), []string{ns}, notRequeued)
-		if err != nil {
-			return groups, err
-		}
-		if dead > 0 {
-			groups = append(groups, WaitingGroup{Collection: ns, State: "dead", Count: dead})
-		}
 	}
-	return groups, nil
+
+	dead, err := letters.CountOutboxes(ctx, w.op.letters(), letters.Query{
+		Watcher: w.op.Watcher, NS: collection, RequeueStatus: letters.Replayable,
+	})
+	for _, ns := range slices.Sorted(maps.Keys(dead)) {
+		groups = append(groups, WaitingGroup{Collection: ns, State: "dead", Count: dead[ns]})
+	}
+	return groups, err
 }
 
 // WaitingFilter selects waiting envelopes. An envelope matches if it fulfills all conditions that
@@ -129,7 +130,7 @@ func newWaitingEnvelope(ns string, raw bson.Raw) WaitingEnvelope {
 
 	e := WaitingEnvelope{
 		Collection: ns,
-		ID:         deadletter.IDText(raw.Lookup("_id")),
+		ID:         letters.IDText(raw.Lookup("_id")),
 		Delivery:   number("delivery"),
 		Type:       text("type"),
 		Key:        truncateText(envelope.CanonicalText(raw.Lookup("key"))),
