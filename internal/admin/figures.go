@@ -268,7 +268,7 @@ func countFigures(ctx context.Context, op Operator, before figures) (figures, er
 
 // countStored counts what the state database holds: waiting envelopes and dead letters. It also counts the scheduled envelopes.
 func (c *figureCount) countStored(ctx context.Context) error {
-	topics, err := waiting.CountTopics(ctx, c.op.State.Collection("waiting"), c.op.Watcher)
+	topics, err := waiting.CountTopics(ctx, c.op.waiting(), c.op.Watcher)
 	if err != nil {
 		return err
 	}
@@ -283,7 +283,7 @@ func (c *figureCount) countStored(ctx context.Context) error {
 		counts.BlockedKeys += w.Keys
 	}
 
-	dead := c.op.State.Collection("letters")
+	dead := c.op.letters()
 	if counts.DeadAll, err = letters.Count(ctx, dead, letters.Query{Watcher: c.op.Watcher}); err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package admin
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -63,7 +64,7 @@ type FoundEnvelope struct {
 	Sent     []outboxes.Place `json:"sent"`              // places of its records in Kafka
 	Timeline []TimelineEntry  `json:"timeline"`
 
-	stamp bson.Timestamp
+	stamp bson.Timestamp // of the insert
 }
 
 // TimelineEntry is one entry in the history of an envelope.
@@ -92,11 +93,11 @@ func (o Operator) Lookup(ctx context.Context, q LookupQuery) (LookupResult, erro
 		return out, err
 	}
 
-	// A watcher without collections has no letters either, and Letters.List returns an error for it.
+	// A watcher that has read no collection has no letters either, and Letters.List returns an error for it.
 	limit := pageSize(q.Limit)
 	deadFilter := DeadFilter{Collection: q.Collection, IDs: optionalID(q.ID), Key: q.Key}
 	dead, err := o.Letters().List(ctx, deadFilter, limit, "")
-	if len(names) > 0 && err != nil {
+	if err != nil && !errors.Is(err, ErrNoCollections) {
 		return out, err
 	}
 	out.Letters = append(out.Letters, dead.Letters...)
@@ -116,7 +117,7 @@ func (o Operator) Lookup(ctx context.Context, q LookupQuery) (LookupResult, erro
 	if err != nil {
 		return out, err
 	}
-	waits, more, err := waiting.List(ctx, o.State.Collection("waiting"), waitQuery, o.heavyFields(), limit, "")
+	waits, more, err := waiting.List(ctx, o.waiting(), waitQuery, o.heavyFields(), limit, "")
 	if err != nil {
 		return out, err
 	}
@@ -392,7 +393,8 @@ func formatPositions(list []outboxes.Place) string {
 func (e *FoundEnvelope) addLetters(list []DeadLetter) {
 	for i := range list {
 		d := &list[i]
-		if d.Collection != e.Collection || d.ID != e.ID {
+		// Another event may have had the same id.
+		if d.Collection != e.Collection || d.ID != e.ID || d.stamp != e.stamp {
 			continue
 		}
 
@@ -402,6 +404,7 @@ func (e *FoundEnvelope) addLetters(list []DeadLetter) {
 			Text: d.Class + ": " + d.Reason,
 			Node: d.Source.Node,
 		})
+		// The envelope stays in the outbox, so only the letter shows that it was not delivered.
 		if d.Replayed == nil && (e.State == "delivered" || e.State == "recent") {
 			e.State = stateDead
 		}

@@ -183,6 +183,12 @@ func (o Operator) Run(ctx context.Context) error {
 	return nil
 }
 
+// letters returns the collection of the dead letters of the relay, of all watchers.
+func (o Operator) letters() *mongo.Collection { return o.State.Collection("letters") }
+
+// waiting returns the collection of the waiting envelopes of all watchers.
+func (o Operator) waiting() *mongo.Collection { return o.State.Collection("waiting") }
+
 func (o Operator) watcherDocuments() *mongo.Collection { return o.State.Collection("watchers") }
 
 func (o Operator) database(name string) *mongo.Database { return o.State.Client().Database(name) }
@@ -244,7 +250,7 @@ func (o Operator) checkCollection(ctx context.Context, only string) error {
 		return nil
 	}
 	of := bson.D{{Key: "watcher", Value: o.Watcher}, {Key: "ns", Value: only}}
-	if found, existsErr := mongodb.Exists(ctx, mongodb.Majority(o.State.Collection("waiting")), of); existsErr != nil || found {
+	if found, existsErr := mongodb.Exists(ctx, mongodb.Majority(o.waiting()), of); existsErr != nil || found {
 		return existsErr
 	}
 	return err

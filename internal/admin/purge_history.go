@@ -103,7 +103,7 @@ func (o Operator) waitingAmong(ctx context.Context, ns string, list []purge.Hist
 	if len(ids) == 0 {
 		return waits, nil
 	}
-	err := waiting.EachStampOf(ctx, o.State.Collection("waiting"), o.Watcher, ns, ids, func(id bson.RawValue, _ bson.Timestamp) {
+	err := waiting.EachStampOf(ctx, o.waiting(), o.Watcher, ns, ids, func(id bson.RawValue, _ bson.Timestamp) {
 		waits[mongodb.ValueKey(id)] = true
 	})
 	return waits, err

@@ -245,14 +245,14 @@ func (r Replays) delivered(ctx context.Context, ns string, list []replayItem) (o
 		stamp bson.Timestamp
 	}
 	waits := map[event]bool{}
-	err = waiting.EachStampOf(ctx, r.op.State.Collection("waiting"), r.op.Watcher, ns, ids, func(id bson.RawValue, stamp bson.Timestamp) {
+	err = waiting.EachStampOf(ctx, r.op.waiting(), r.op.Watcher, ns, ids, func(id bson.RawValue, stamp bson.Timestamp) {
 		waits[event{mongodb.ValueKey(id), stamp}] = true
 	})
 	if err != nil {
 		return nil, 0, err
 	}
 	dead := map[event][]string{}
-	err = letters.Known(ctx, r.op.State.Collection("letters"), r.op.Watcher, ns, ids, func(m letters.Mark) error {
+	err = letters.Known(ctx, r.op.letters(), r.op.Watcher, ns, ids, func(m letters.Mark) error {
 		if !m.Requeued {
 			e := event{mongodb.ValueKey(m.ID), m.Stamp}
 			dead[e] = append(dead[e], m.Topic)
@@ -453,7 +453,7 @@ func (o Operator) lowestPosition(ctx context.Context) (bson.Timestamp, error) {
 	}
 	if len(docs) == 0 {
 		return bson.Timestamp{}, fmt.Errorf("watcher %s: %w; check the name, or start outrelay run once",
-			o.Watcher, mongodb.ErrNoWatcher)
+			o.Watcher, lease.ErrNotFound)
 	}
 
 	// A slot that lags behind decides: its part of a collection is not delivered beyond its position.

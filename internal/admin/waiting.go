@@ -12,8 +12,6 @@ import (
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/waiting"
-
-	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
 // MaxWaiting bounds the result of [Waiting.List].
@@ -28,8 +26,6 @@ const (
 // Waiting is the set of the waiting envelopes of a watcher. All of them are in one collection of the state database, so the cost
 // of its functions depends on what waits, and not on the number of outboxes.
 type Waiting struct{ op Operator }
-
-func (w Waiting) store() *mongo.Collection { return w.op.State.Collection("waiting") }
 
 // WaitingGroup counts the envelopes of a collection that wait for one reason and one topic, that are scheduled, or that are
 // dead letters.
@@ -53,7 +49,7 @@ func (w Waiting) Summary(ctx context.Context, collection string) ([]WaitingGroup
 		return groups, err
 	}
 
-	counts, err := waiting.CountGroups(ctx, w.store(), waiting.Query{Watcher: w.op.Watcher, NS: collection})
+	counts, err := waiting.CountGroups(ctx, w.op.waiting(), waiting.Query{Watcher: w.op.Watcher, NS: collection})
 	if err != nil {
 		return groups, err
 	}
@@ -71,7 +67,7 @@ func (w Waiting) Summary(ctx context.Context, collection string) ([]WaitingGroup
 	}
 	groups = append(groups, due...)
 
-	dead, err := letters.CountOutboxes(ctx, w.op.State.Collection("letters"),
+	dead, err := letters.CountOutboxes(ctx, w.op.letters(),
 		letters.Query{Watcher: w.op.Watcher, NS: collection, RequeueStatus: letters.Replayable})
 	for ns, n := range dead {
 		groups = append(groups, WaitingGroup{Collection: ns, Reason: "dead", Count: n})
@@ -198,7 +194,7 @@ func (w Waiting) Page(ctx context.Context, f WaitingFilter, limit int, after str
 	}
 	q, err := w.toQuery(ctx, f)
 	if err == nil {
-		page.Total, err = waiting.CountMatching(ctx, w.store(), q)
+		page.Total, err = waiting.CountMatching(ctx, w.op.waiting(), q)
 	}
 	return page, err
 }
@@ -210,7 +206,7 @@ func (w Waiting) read(ctx context.Context, f WaitingFilter, limit int, after str
 	if err != nil {
 		return list, "", err
 	}
-	items, next, err := waiting.List(ctx, w.store(), q, w.op.heavyFields(), limit, after)
+	items, next, err := waiting.List(ctx, w.op.waiting(), q, w.op.heavyFields(), limit, after)
 	for i := range items {
 		list = append(list, w.op.newWaitingEnvelope(&items[i]))
 	}
@@ -266,10 +262,10 @@ func (w Waiting) Retry(ctx context.Context, f WaitingFilter, reset, dryRun bool)
 		return out, invalidRequest("envelopes with the reason %s have not failed; they are sent when the obstacle is gone", f.Reason)
 	}
 
-	if out.Failed, err = waiting.CountMatching(ctx, w.store(), q); err != nil || dryRun || out.Failed == 0 {
+	if out.Failed, err = waiting.CountMatching(ctx, w.op.waiting(), q); err != nil || dryRun || out.Failed == 0 {
 		return out, err
 	}
-	if out.Done, err = waiting.RetryFailed(ctx, w.store(), q, reset); err != nil || out.Done == 0 {
+	if out.Done, err = waiting.RetryFailed(ctx, w.op.waiting(), q, reset); err != nil || out.Done == 0 {
 		return out, err
 	}
 

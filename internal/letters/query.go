@@ -67,7 +67,7 @@ func (q Query) RestrictToAction(now time.Time) (Query, error) {
 }
 
 // mongoFilter returns the filter of the query. It never matches chunks, because they have no
-// watcher.
+// movedAt.
 func (q Query) mongoFilter() bson.D {
 	moved := bson.D{{Key: "$gte", Value: bson.DateTime(math.MinInt64)}}
 	if !q.From.IsZero() {

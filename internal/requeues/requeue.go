@@ -1,4 +1,4 @@
-// Package requeue delivers dead letters again, as they are or with a changed envelope.
+// Package requeues delivers dead letters again, as they are or with a changed envelope.
 //
 // A requeue is a plain transaction of the state database: it stores the envelope as waiting, as its next delivery, and
 // marks the letter, or does neither. It takes no fence, because it changes nothing that the owner of the watcher has
@@ -7,7 +7,7 @@
 // Letters are requeued in the order of their positions, in parts of at most [atOnce] letters and [mongodb.MaxBytes] bytes.
 // Each part costs three reads, one bulk write and one update. Two requeues of one letter at the same time are decided by
 // MongoDB: one of the transactions conflicts, runs again, and finds the mark.
-package requeue
+package requeues
 
 import (
 	"context"
