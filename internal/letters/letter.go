@@ -112,3 +112,8 @@ type Replayed struct {
 
 // IDText returns the text of the envelope's id, as [IDText] does.
 func (c *Content) IDText() string { return IDText(c.EnvelopeID) }
+
+// IsSameEvent reports whether two letters are of the same envelope, perhaps of two deliveries or topics.
+func (c *Content) IsSameEvent(o *Content) bool {
+	return c.NS == o.NS && c.EnvelopeID.Equal(o.EnvelopeID) && c.Pos == o.Pos
+}

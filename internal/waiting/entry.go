@@ -233,7 +233,7 @@ func Indexes() []mongodb.Index {
 			Name: "watcher_1_nextAt_1_slot_1", Keys: mongodb.Ascending("watcher", "nextAt", "slot"),
 			Partial: bson.D{{Key: "nextAt", Value: bson.D{{Key: "$exists", Value: true}}}},
 		},
-		{Name: "ns_1_id_1", Keys: mongodb.Ascending("ns", "id")},
+		{Name: "id_1_ns_1", Keys: mongodb.Ascending("id", "ns")},
 		{
 			Name: "replayOf_1", Keys: mongodb.Ascending("replayOf"),
 			Partial: bson.D{{Key: "replayOf", Value: bson.D{{Key: "$exists", Value: true}}}},

@@ -23,6 +23,10 @@ type Count struct {
 
 // Counts counts the waiting envelopes of the slot. The server reads only the index.
 func (s *Store) Counts(ctx context.Context) ([]Count, error) {
+	return countGroups(ctx, s.coll, s.filter())
+}
+
+func countGroups(ctx context.Context, coll *mongo.Collection, filter bson.D) ([]Count, error) {
 	type row struct {
 		ID struct {
 			NS     string `bson:"ns"`
@@ -32,8 +36,8 @@ func (s *Store) Counts(ctx context.Context) ([]Count, error) {
 		N   int64  `bson:"n"`
 		Pos string `bson:"pos"`
 	}
-	rows, err := mongodb.AggregateAll[row](ctx, s.coll, "counting waiting envelopes", mongo.Pipeline{
-		{{Key: "$match", Value: s.filter()}},
+	rows, err := mongodb.AggregateAll[row](ctx, coll, "counting waiting envelopes", mongo.Pipeline{
+		{{Key: "$match", Value: filter}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: bson.D{{Key: "ns", Value: "$ns"}, {Key: "reason", Value: "$reason"}, {Key: "topics", Value: "$topics"}}},
 			{Key: "n", Value: bson.D{{Key: "$sum", Value: int64(1)}}},
