@@ -57,7 +57,6 @@ func TestN15_GivenBackEventsKeepTheOrderOfTheirCommits(t *testing.T) {
 	b.append(1)
 	b.start()
 	b.consume(1)
-	outbox := b.db.Collection("outbox")
 	open := func(name string) *mongo.Session {
 		t.Helper()
 		session, err := b.client.StartSession()
