@@ -185,6 +185,7 @@ func (b *bench) enter(n int, change ...func(*waiting.Entry)) *waiting.Document {
 		b.t.Fatal(err)
 	}
 	d := e.Document()
+	// As the sender keeps it while the envelope is in flight.
 	d.Envelope = nil
 	return &d
 }
@@ -282,4 +283,16 @@ func (b *bench) watcher() (doc lease.Document) {
 		b.t.Fatal(err)
 	}
 	return doc
+}
+
+// read returns the stored document of an envelope as the sender reads it.
+func (b *bench) read(n int) *waiting.Document {
+	b.t.Helper()
+	raw, err := b.waiting.FindOne(b.t.Context(), bson.D{{Key: "id", Value: fmt.Sprintf("e%06d", n)}}).Raw()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	d := waiting.ReadDocument(raw)
+	d.Envelope = nil
+	return &d
 }

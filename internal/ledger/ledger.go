@@ -61,17 +61,17 @@ type Ledger struct {
 	partSize *mongodb.PartSize
 
 	// Used only by Run.
-	refusedAt      map[string]time.Time // when an outbox last rejected a recorded delivery
-	unstampedCount uint32               // waiting envelopes without a stamp of the server
+	refusals       map[string]refusals // of recorded deliveries, by outbox
+	unstampedCount uint32              // waiting envelopes without a stamp of the server
 }
 
 // New returns a Ledger. It stores nothing before Run.
 func New(c Config) *Ledger {
 	return &Ledger{
-		config:    c,
-		queue:     mailbox.New[*Outcome](),
-		partSize:  mongodb.NewPartSize(mongodb.MaxDocuments),
-		refusedAt: map[string]time.Time{},
+		config:   c,
+		queue:    mailbox.New[*Outcome](),
+		partSize: mongodb.NewPartSize(mongodb.MaxDocuments),
+		refusals: map[string]refusals{},
 	}
 }
 
@@ -358,4 +358,11 @@ func (o *Outcome) envelopeID() bson.RawValue {
 }
 
 // estimateSize returns about how many bytes of a transaction the outcome takes.
-func (o *Outcome) estimateSize() int { return len(o.Raw) + len(o.Key) + 512 }
+func (o *Outcome) estimateSize() int {
+	size := len(o.Raw) + len(o.Key) + 512
+	// The letter of a waiting envelope has all of it.
+	if o.Doc != nil && o.End == Dead {
+		size += o.Doc.Size
+	}
+	return size
+}

@@ -32,19 +32,18 @@ func TestN16_AWaitingEnvelopeIsTheWholeEnvelope(t *testing.T) {
 	b.store(o)
 
 	var d struct {
-		Watcher, NS, Key, Pos, Reason, Origin string
-		Slot, Attempts                        int32
-		Pending                               []string
-		NextAt                                time.Time
-		Error                                 waiting.Failure
-		History                               []waiting.Failure
-		Envelope                              bson.Raw
+		Watcher, NS, Key, Pos, Reason, Origin, Topics string
+		Slot, Attempts                                int32
+		NextAt                                        time.Time
+		Error                                         waiting.Failure
+		History                                       []waiting.Failure
+		Envelope                                      bson.Raw
 	}
 	if err := b.waiting.FindOne(t.Context(), bson.D{{Key: "id", Value: "e000001"}}).Decode(&d); err != nil {
 		t.Fatal(err)
 	}
 	if d.Watcher != "orders" || d.NS != b.ns() || d.Key != "$k" || d.Pos != "82000001" || d.Reason != "retry" || d.Origin != "stream" || d.Slot != 7 ||
-		d.Attempts != 1 || !slices.Equal(d.Pending, []string{"$topic"}) {
+		d.Attempts != 1 || d.Topics != "$topic" {
 		t.Errorf("%+v", d)
 	}
 	if !bytes.Equal(d.Envelope, raw) {
@@ -427,18 +426,28 @@ func TestRunStoresInTheOrderOfAdd(t *testing.T) {
 	}
 }
 
-// A large letter is stored in chunks before its transaction, also if it waited.
-func TestN20_AWaitingEnvelopeOfManyMegabytesDiesWhole(t *testing.T) {
+// The letter of a waiting envelope of more than 15 MiB is stored in chunks. Such letters are not made in one transaction.
+func TestN20_LargeWaitingEnvelopesDieWhole(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	b.twice = true
-	raw := b.newEnvelope(1, bson.E{Key: "payload", Value: make([]byte, 14<<20)}).Raw
-	d := b.enter(1, func(e *waiting.Entry) { e.Raw = raw })
-	b.store(New(b.config).Refused(d, []string{"a"}, &record.Refusal{Class: record.MessageTooLarge, Reason: "14 MB"}))
-	if l := b.letterOf(1); !bytes.Equal(l.Envelope, raw) || b.waitingOf(1) != nil {
-		t.Errorf("%d bytes of %d", len(l.Envelope), len(raw))
+	sizes := []int{16<<20 - 5000, 6 << 20, 6 << 20}
+	l := New(b.config)
+	var list []*Outcome
+	for i, size := range sizes {
+		d := b.enter(i, func(e *waiting.Entry) {
+			e.Raw = b.newEnvelope(i, bson.E{Key: "payload", Value: make([]byte, size)}).Raw
+		})
+		list = append(list, l.Refused(d, []string{"a"}, &record.Refusal{Class: record.MessageTooLarge, Reason: "too large"}))
 	}
-	if n := b.count(b.waiting, bson.D{}); n != 0 || len(b.reported()) > 0 {
-		t.Errorf("%d wait; errors %v", n, b.reported())
+	b.store(list...)
+	// Each of them ran twice.
+	if b.fences != 2*len(sizes) || len(b.reported()) > 0 {
+		t.Errorf("%d transactions; errors %v", b.fences, b.reported())
+	}
+	for i, size := range sizes {
+		if l := b.letterOf(i); !bytes.Equal(l.Envelope, b.newEnvelope(i, bson.E{Key: "payload", Value: make([]byte, size)}).Raw) || b.waitingOf(i) != nil {
+			t.Errorf("letter %d has %d bytes", i, len(l.Envelope))
+		}
 	}
 }

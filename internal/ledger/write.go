@@ -173,6 +173,9 @@ func (l *Ledger) prepareStored(o *Outcome) {
 
 	d := o.Doc
 	c := &waiting.Change{DocumentID: d.DocumentID, Reason: o.Reason, Pending: o.Topics, Attempts: d.Attempts}
+	if o.Recorded && l.config.Recording == RecordMark {
+		c.Sent = o.Sent
+	}
 	if o.End == Retrying {
 		c.Reason = waiting.Retry
 		c.Failure = l.failureOf(o)
@@ -308,11 +311,16 @@ func (l *Ledger) writeSet(tx context.Context, w *writeSet) error {
 		return err
 	}
 
-	list := w.letters
+	var dead []*letters.Prepared
 	for _, p := range w.dead {
-		list = append(list, p)
+		dead = append(dead, p)
 	}
-	return letters.Write(tx, inClient(client, l.config.Letters), l.config.Now(), list)
+	coll := inClient(client, l.config.Letters)
+	// The chunks of the other letters exist already.
+	if err := letters.WriteChunksIn(tx, coll, dead); err != nil {
+		return err
+	}
+	return letters.Write(tx, coll, l.config.Now(), append(dead, w.letters...))
 }
 
 // readDying makes the letters of the dying envelopes, which are not kept in memory while they are in flight.
