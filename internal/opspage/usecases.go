@@ -81,8 +81,7 @@ type letterUseCases interface {
 type waitingUseCases interface {
 	Topics(ctx context.Context) ([]admin.PendingTopic, error)
 	Page(ctx context.Context, f admin.WaitingFilter, limit int, after string) (admin.WaitingPage, error)
-	Retry(ctx context.Context, collection string, ids []string, dryRun bool) (admin.FailedOutcome, error)
-	Reset(ctx context.Context, collection string, ids []string, dryRun bool) (admin.FailedOutcome, error)
+	Retry(ctx context.Context, f admin.WaitingFilter, reset, dryRun bool) (admin.FailedOutcome, error)
 }
 
 type scheduleUseCases interface {
