@@ -3,6 +3,7 @@ package waiting
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -46,7 +47,8 @@ func (q Query) conditions() bson.D {
 	}
 	if q.Topic != "" {
 		// One that lists no topics waits for all that it routes to.
-		d = append(d, bson.E{Key: "$or", Value: bson.A{bson.D{{Key: "pending", Value: nil}}, bson.D{{Key: "pending", Value: q.Topic}}}})
+		listed := bson.Regex{Pattern: "(^|,)" + regexp.QuoteMeta(q.Topic) + "(,|$)"}
+		d = append(d, bson.E{Key: "topics", Value: bson.D{{Key: "$in", Value: bson.A{"", listed}}}})
 	}
 	return d
 }
@@ -62,7 +64,8 @@ type Item struct {
 	Delivery    int32         `bson:"delivery"`
 	Key         string        `bson:"key"`
 	Pos         string        `bson:"pos"`
-	Pending     []string      `bson:"pending"`
+	Topics      string        `bson:"topics"` // see Pending
+	Pending     []string      `bson:"-"`      // topics that do not have it; nil: all that it routes to
 	Reason      Reason        `bson:"reason"`
 	Origin      string        `bson:"origin"`
 	Attempts    int32         `bson:"attempts"`
@@ -93,6 +96,7 @@ func List(ctx context.Context, coll *mongo.Collection, q Query, without []string
 		if err := bson.Unmarshal(append(bson.Raw{}, raw...), &item); err != nil {
 			return fmt.Errorf("decoding a waiting envelope: %w", err)
 		}
+		item.Pending = splitTopics(item.Topics)
 		page = append(page, item)
 		return nil
 	})
@@ -202,10 +206,11 @@ func CountTopics(ctx context.Context, coll *mongo.Collection, watcher string) ([
 
 	rows, err := mongodb.AggregateAll[row](ctx, mongodb.Majority(coll), "counting waiting envelopes by topic", mongo.Pipeline{
 		{{Key: "$match", Value: Query{Watcher: watcher}.filter()}},
-		{{Key: "$project", Value: mongodb.Fields("ns", "key", "pos", "reason", "pending")}},
-		{{Key: "$unwind", Value: bson.D{{Key: "path", Value: "$pending"}, {Key: "preserveNullAndEmptyArrays", Value: true}}}},
+		{{Key: "$project", Value: mongodb.Fields("ns", "key", "pos", "reason", "topics")}},
+		{{Key: "$set", Value: bson.D{{Key: "topic", Value: bson.D{{Key: "$split", Value: bson.A{"$topics", ","}}}}}}},
+		{{Key: "$unwind", Value: "$topic"}},
 		{{Key: "$group", Value: count(bson.D{{Key: "_id", Value: bson.D{
-			{Key: "topic", Value: mongodb.IfNull("$pending", "")},
+			{Key: "topic", Value: "$topic"},
 			{Key: "ns", Value: "$ns"},
 			{Key: "key", Value: "$key"},
 		}}}, isReason)}},
