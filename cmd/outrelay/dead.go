@@ -20,7 +20,7 @@ func newDeadCommand(p *program) *cobra.Command {
 attempts. The relay copies it, with the reason, into the collection letters of the state database.
 It stays there until an operator discards it, or until dead_letters.expire has passed.
 
-Each dead letter has an id of its own, such as dead-01h3…, which list and show print. Commands take it
+Each dead letter has its own id, such as dead-01h3…, which list and show print. Commands take it
 as well as the id of the envelope, of which there may be several dead letters.
 
 With --source handler, the commands act on the messages that handlers of consumers gave up. They

@@ -47,7 +47,7 @@ type DeadLetter struct {
 }
 
 // Ref returns the id by which [DeadRef.ID] and [DeadFilter.IDs] find the letter.
-func (d *DeadLetter) Ref() string { return cmp.Or(d.Letter, d.ID) }
+func (d DeadLetter) Ref() string { return cmp.Or(d.Letter, d.ID) }
 
 // newDeadLetter converts a stored letter, without its envelope.
 func newDeadLetter(d *letters.Dead) DeadLetter {
