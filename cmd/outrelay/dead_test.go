@@ -14,6 +14,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // graveyard is a watcher with an outbox and n dead letters d0, d1, …. The last letter has only an id.
@@ -21,17 +22,17 @@ type graveyard struct {
 	t      *testing.T
 	env    []string
 	outbox *mongo.Collection
-	state  *mongo.Database
+	state  state.Database
 }
 
 func newGraveyard(t *testing.T, n int) *graveyard {
 	t.Helper()
 	client := stacktest.Client(t)
-	g := &graveyard{t: t, state: stacktest.Database(t, client), outbox: stacktest.Database(t, client).Collection("outbox")}
+	g := &graveyard{t: t, state: state.Of(stacktest.Database(t, client)), outbox: stacktest.Database(t, client).Collection("outbox")}
 	ns := g.outbox.Database().Name() + ".outbox"
 	g.env = []string{
 		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1", "OUTRELAY_WATCHER=orders",
-		"OUTRELAY_MONGODB_STATE=" + g.state.Name(), "OUTRELAY_WATCH=" + ns,
+		"OUTRELAY_STATE_DATABASE=" + g.state.Name(), "OUTRELAY_WATCH=" + ns,
 	}
 
 	g.insertDocument(g.state.Collection("watchers"), bson.D{{Key: "_id", Value: "orders/0of1"}, {Key: "fence", Value: int64(1)}})

@@ -13,22 +13,24 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // deployment is a state database with a watcher, whose owner is node one and whose standby is node two, and the
 // database of a service.
 type deployment struct {
-	t           *testing.T
-	env         []string
-	state, shop *mongo.Database
-	one, two    *nodes.Member
+	t        *testing.T
+	env      []string
+	state    state.Database
+	shop     *mongo.Database
+	one, two *nodes.Member
 }
 
 func newDeployment(t *testing.T) *deployment {
 	t.Helper()
 	env, coll := newScheduledShop(t)
 	d := &deployment{t: t, env: env, shop: coll.Database()}
-	d.state = coll.Database().Client().Database(envValue(env, "OUTRELAY_MONGODB_STATE"))
+	d.state = state.Of(coll.Database().Client().Database(envValue(env, "OUTRELAY_STATE_DATABASE")))
 	d.insertDocument(d.state.Collection("watchers"), bson.D{
 		{Key: "_id", Value: "default/0of1"},
 		{Key: "owner", Value: "one/x"},

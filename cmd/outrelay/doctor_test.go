@@ -32,7 +32,7 @@ func TestDoctor(t *testing.T) {
 	mongod := stacktest.Own(t, devstack.Options{Mongods: 1, Quick: true})
 	good := []string{
 		"OUTRELAY_MONGODB_URI=" + mongod.MongoURI(), "OUTRELAY_KAFKA_BROKERS=" + strings.Join(stacktest.Brokers(t), ","),
-		"OUTRELAY_WATCH=shop.outbox", "OUTRELAY_MONGODB_STATE=relay",
+		"OUTRELAY_WATCH=shop.outbox", "OUTRELAY_STATE_DATABASE=relay",
 	}
 
 	away := []string{

@@ -132,7 +132,7 @@ func TestUnknownNamesAreErrors(t *testing.T) {
 func TestUnusableServers(t *testing.T) {
 	t.Parallel()
 	brokers := strings.Join(stacktest.Brokers(t), ",")
-	base := []string{"OUTRELAY_WATCH=shop.outbox", "OUTRELAY_MONGODB_STATE=relay", "OUTRELAY_KAFKA_BROKERS=" + brokers}
+	base := []string{"OUTRELAY_WATCH=shop.outbox", "OUTRELAY_STATE_DATABASE=relay", "OUTRELAY_KAFKA_BROKERS=" + brokers}
 	// A server without access control checks the password of a user who logs in, too.
 	wrong := strings.Replace(stacktest.MongoURI(t), "mongodb://", "mongodb://nobody:"+plantedSecret+"@", 1)
 
@@ -185,7 +185,7 @@ func TestAnInterruptIsReported(t *testing.T) {
 	}()
 
 	env := []string{
-		"OUTRELAY_WATCH=shop.outbox", "OUTRELAY_MONGODB_STATE=relay", "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1",
+		"OUTRELAY_WATCH=shop.outbox", "OUTRELAY_STATE_DATABASE=relay", "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1",
 		"OUTRELAY_MONGODB_URI=mongodb://" + listener.Addr().String(),
 	}
 	var out, errOut bytes.Buffer
@@ -217,7 +217,7 @@ func TestRunReachesTheServersFirst(t *testing.T) {
 			exitConfig, "topics.create.configs is rejected",
 		},
 	} {
-		p := &program{env: append([]string{"OUTRELAY_MONGODB_URI=" + uri, "OUTRELAY_WATCH=shop.outbox", "OUTRELAY_MONGODB_STATE=relay"}, c.env...)}
+		p := &program{env: append([]string{"OUTRELAY_MONGODB_URI=" + uri, "OUTRELAY_WATCH=shop.outbox", "OUTRELAY_STATE_DATABASE=relay"}, c.env...)}
 		cfg, _, err := p.loadConfig()
 		if err != nil {
 			t.Fatalf("%s: %v", c.name, err)
@@ -330,8 +330,8 @@ func TestContexts(t *testing.T) {
 	d := newDeployment(t)
 	file := filepath.Join(t.TempDir(), "outrelay", "contexts.yaml")
 	away := "OUTRELAY_CONTEXTS=" + file
-	config := writeConfig(t, "watch: [shop.outbox]\nmongodb:\n  uri: '"+envValue(d.env, "OUTRELAY_MONGODB_URI")+"'\n  state: "+
-		envValue(d.env, "OUTRELAY_MONGODB_STATE")+"\nkafka:\n  brokers: ['127.0.0.1:9092']\n")
+	config := writeConfig(t, "watch: [shop.outbox]\nmongodb:\n  uri: '"+envValue(d.env, "OUTRELAY_MONGODB_URI")+"'\nstate:\n  database: "+
+		envValue(d.env, "OUTRELAY_STATE_DATABASE")+"\nkafka:\n  brokers: ['127.0.0.1:9092']\n")
 	env := []string{away}
 
 	run := func(want int, line ...string) string {

@@ -7,12 +7,13 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 func TestMigrateCommands(t *testing.T) {
 	t.Parallel()
 	client := stacktest.Client(t)
-	state, shop := stacktest.Database(t, client), stacktest.Database(t, client)
+	state, shop := state.Of(stacktest.Database(t, client)), stacktest.Database(t, client)
 	for _, name := range []string{"outbox", "orders"} {
 		if err := shop.CreateCollection(t.Context(), name); err != nil {
 			t.Fatal(err)
@@ -21,7 +22,7 @@ func TestMigrateCommands(t *testing.T) {
 
 	env := []string{
 		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1",
-		"OUTRELAY_MONGODB_STATE=" + state.Name(), "OUTRELAY_WATCH=" + shop.Name() + ".outbox", "OUTRELAY_NODE=n1",
+		"OUTRELAY_STATE_DATABASE=" + state.Name(), "OUTRELAY_WATCH=" + shop.Name() + ".outbox", "OUTRELAY_NODE=n1",
 	}
 
 	decode := func(out string, v any) {

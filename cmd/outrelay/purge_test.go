@@ -12,12 +12,13 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 func TestPurgeAndHistoryCommands(t *testing.T) {
 	t.Parallel()
 	client := stacktest.Client(t)
-	state, shop := stacktest.Database(t, client), stacktest.Database(t, client)
+	state, shop := state.Of(stacktest.Database(t, client)), stacktest.Database(t, client)
 	coll := shop.Collection("outbox")
 	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
 		t.Fatal(err)
@@ -50,7 +51,7 @@ func TestPurgeAndHistoryCommands(t *testing.T) {
 	}
 	env := []string{
 		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1",
-		"OUTRELAY_MONGODB_STATE=" + state.Name(), "OUTRELAY_WATCH=" + shop.Name() + ".outbox", "OUTRELAY_NODE=n1", "OUTRELAY_PURGE_RATE=0",
+		"OUTRELAY_STATE_DATABASE=" + state.Name(), "OUTRELAY_WATCH=" + shop.Name() + ".outbox", "OUTRELAY_NODE=n1", "OUTRELAY_PURGE_RATE=0",
 	}
 	expect := func(wantCode int, want string, args ...string) string {
 		t.Helper()

@@ -14,7 +14,7 @@ import (
 func TestReloadAppliesTheLevelAlone(t *testing.T) {
 	t.Parallel()
 	path := writeConfig(t, "retention: 24h\n")
-	p := &program{errOut: io.Discard, env: append(slices.Clone(minimalEnv), "OUTRELAY_MONGODB_STATE=state"), configFile: path}
+	p := &program{errOut: io.Discard, env: append(slices.Clone(minimalEnv), "OUTRELAY_STATE_DATABASE=state"), configFile: path}
 	running, log, err := p.loadWithLogger()
 	if err != nil {
 		t.Fatal(err)
@@ -35,7 +35,7 @@ func TestReloadAppliesTheLevelAlone(t *testing.T) {
 		t.Errorf("unchanged: %v %v %v", applied, waiting, err)
 	}
 
-	again("retention: 48h\nlog: {level: debug}\nmongodb: {state: other}\n")
+	again("retention: 48h\nlog: {level: debug}\nstate: {database: other}\n")
 	if !slices.Equal(applied, []string{"log.level=debug"}) || !slices.Equal(waiting, []string{"retention"}) || err != nil || !log.Enabled(t.Context(), slog.LevelDebug) {
 		t.Errorf("%v %v %v", applied, waiting, err)
 	}

@@ -12,12 +12,13 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 func TestReplayCommands(t *testing.T) {
 	t.Parallel()
 	client := stacktest.Client(t)
-	state, shop := stacktest.Database(t, client), stacktest.Database(t, client)
+	state, shop := state.Of(stacktest.Database(t, client)), stacktest.Database(t, client)
 	plain, compacted := stacktest.Topic(t, 1), stacktest.Name(t)
 	stacktest.CreateTopic(t, compacted, 1, kafka.ConfigEntry{ConfigName: "cleanup.policy", ConfigValue: "compact"})
 	// Envelopes from an hour ago, and a watcher with a position after them.
@@ -47,7 +48,7 @@ func TestReplayCommands(t *testing.T) {
 
 	env := []string{
 		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_KAFKA_BROKERS=" + strings.Join(stacktest.Brokers(t), ","),
-		"OUTRELAY_MONGODB_STATE=" + state.Name(), "OUTRELAY_WATCH=" + ns, "OUTRELAY_NODE=n1",
+		"OUTRELAY_STATE_DATABASE=" + state.Name(), "OUTRELAY_WATCH=" + ns, "OUTRELAY_NODE=n1",
 	}
 
 	decode := func(out string, v any) {

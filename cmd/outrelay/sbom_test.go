@@ -57,7 +57,7 @@ func TestRolesAskNoServer(t *testing.T) {
 		}
 	}
 
-	code, out, _ = runCommand(t, nil, "roles", "--watch", "shop.outbox", "--json", "--principal", "User:CN=relay", "--set", "mongodb.state=relays")
+	code, out, _ = runCommand(t, nil, "roles", "--watch", "shop.outbox", "--json", "--principal", "User:CN=relay", "--set", "state.database=relays")
 	var r struct {
 		MongoDB []struct{ Role string } `json:"mongodb"`
 		Kafka   []struct{ Principal string }

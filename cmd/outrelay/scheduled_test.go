@@ -11,13 +11,14 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // newScheduledShop creates a watcher with one outbox. Its envelopes are due in an hour and in two hours.
 func newScheduledShop(t *testing.T) (env []string, coll *mongo.Collection) {
 	t.Helper()
 	client := stacktest.Client(t)
-	state, shop := stacktest.Database(t, client), stacktest.Database(t, client)
+	state, shop := state.Of(stacktest.Database(t, client)), stacktest.Database(t, client)
 	coll = shop.Collection("outbox")
 	ns := shop.Name() + ".outbox"
 	if _, err := state.Collection("collections").InsertOne(t.Context(), bson.D{{Key: "_id", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: make([]byte, 16)}}, {Key: "ns", Value: ns}, {Key: "watcher", Value: "default"}}); err != nil {
@@ -37,7 +38,7 @@ func newScheduledShop(t *testing.T) (env []string, coll *mongo.Collection) {
 	}
 	return []string{
 		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1",
-		"OUTRELAY_MONGODB_STATE=" + state.Name(), "OUTRELAY_WATCH=" + ns,
+		"OUTRELAY_STATE_DATABASE=" + state.Name(), "OUTRELAY_WATCH=" + ns,
 	}, coll
 }
 

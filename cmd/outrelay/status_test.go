@@ -96,7 +96,7 @@ func TestPing(t *testing.T) {
 		t.Errorf("unexpected result %+v", pong)
 	}
 	expectTexts(t, d.runCommand(nil, exitOK, "ping"), "MongoDB answers in", "the state database exists")
-	d.env = append(d.env, "OUTRELAY_MONGODB_STATE="+stacktest.Database(t, d.shop.Client()).Name())
+	d.env = append(d.env, "OUTRELAY_STATE_DATABASE="+stacktest.Database(t, d.shop.Client()).Name())
 	expectTexts(t, d.runCommand(nil, exitOK, "ping"), "no watcher has run")
 	d.env = append(d.env, "OUTRELAY_MONGODB_URI=mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=200")
 	expectTexts(t, d.runCommand(nil, exitTemporary, "ping"), "MongoDB cannot be used: 127.0.0.1:1: connection refused")

@@ -27,7 +27,8 @@ func TestTheServiceServesTheProbesOfItsRelay(t *testing.T) {
 	env.Run(func(ctx context.Context) error {
 		return run(ctx, listener, relay.Config{
 			Watcher: "embedded",
-			MongoDB: relay.MongoDB{URI: env.MongoURI, State: state.Name()},
+			MongoDB: relay.MongoDB{URI: env.MongoURI},
+			State:   relay.State{Database: state.Name()},
 			Kafka:   relay.Kafka{Brokers: env.Brokers},
 			Watch:   []string{env.DB.Name() + ".other"},
 		})

@@ -126,7 +126,7 @@ func startExample(ctx context.Context, out io.Writer) (*example, error) {
 		"SHOP_DATABASE="+e.database,
 		"SHOP_TOPICS="+topics,
 		"OUTRELAY_MONGODB_URI="+s.MongoURI(),
-		"OUTRELAY_MONGODB_STATE="+e.database+"_relay",
+		"OUTRELAY_STATE_DATABASE="+e.database+"_relay",
 		"OUTRELAY_KAFKA_BROKERS="+brokers,
 		"OUTRELAY_WATCH="+e.database+".outbox",
 		"OUTRELAY_WATCHER="+e.database,

@@ -217,7 +217,7 @@ func (o Operator) logDiscarded(ctx context.Context, f DeadFilter, discarded int6
 
 // newDesk returns a desk for one action on dead letters.
 func (o Operator) newDesk() requeues.Desk {
-	desk := requeues.NewDesk(o.letters(), o.State.Collection("waiting"), o.Watcher, o.Actor)
+	desk := requeues.NewDesk(o.letters(), o.waiting(), o.Watcher, o.Actor)
 	desk.Mapping = o.Mapping
 	return desk
 }

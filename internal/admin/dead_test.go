@@ -22,6 +22,7 @@ import (
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // planted is business data that no entry of the log may carry.
@@ -31,7 +32,7 @@ const planted = "hunter2"
 type office struct {
 	t     *testing.T
 	op    admin.Operator
-	state *mongo.Database
+	state state.Database
 	owner *lease.Held
 	a, b  *mongo.Collection
 }
@@ -39,7 +40,7 @@ type office struct {
 func openOffice(t *testing.T) *office {
 	t.Helper()
 	c := stacktest.Client(t)
-	f := &office{t: t, state: stacktest.Database(t, c)}
+	f := &office{t: t, state: state.Of(stacktest.Database(t, c))}
 	f.a, f.b = stacktest.Database(t, c).Collection("outbox"), stacktest.Database(t, c).Collection("outbox")
 	f.owner = acquireLease(t, f.state)
 	f.op = admin.Operator{State: f.state, Watcher: "orders", Actor: "ann"}
@@ -295,7 +296,7 @@ func TestASlowServerLeavesNoGapInTheLog(t *testing.T) {
 	f.moveToDead(f.a, record.RecordRefused, letterOf("1", planted))
 	app := stacktest.Name(t)
 	op := f.op
-	op.State = stacktest.Client(t, options.Client().SetAppName(app)).Database(f.state.Name())
+	op.State = f.state.On(stacktest.Client(t, options.Client().SetAppName(app)))
 	stacktest.FailCommand(t, app, "alwaysOn", bson.D{
 		{Key: "failCommands", Value: bson.A{"update"}},
 		{Key: "namespace", Value: f.state.Name() + ".events"},

@@ -49,7 +49,7 @@ func Explain(err error) (kind Failure, hint string) {
 	switch {
 	case is(ErrUnknownNode):
 		return FailNotFound, "to pin a node before its first start, use force: true"
-	case is(mongodb.ErrNotFound, lease.ErrNotFound, mongodb.ErrNoWatcher):
+	case is(mongodb.ErrNotFound, lease.ErrNotFound):
 		return FailNotFound, "check the name, the id, the watcher and its slot"
 
 	case is(mongodb.ErrCursor):

@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // A command that is stopped inside its transaction, as by SIGSTOP, holds the watcher's document. The server would end that after
@@ -27,9 +28,9 @@ func TestN03_AStoppedForeignTransactionHoldsUpNobodyForLong(t *testing.T) {
 		name := map[bool]string{true: "renewal", false: "takeover"}[owned]
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			state := stacktest.Database(t, stacktest.Client(t))
+			state := state.Of(stacktest.Database(t, stacktest.Client(t)))
 			cfg := lease.Config{
-				Collection: stacktest.Client(t).Database(state.Name()).Collection("watchers"), ID: "orders/0of1", Node: "a",
+				Collection: state.On(stacktest.Client(t)).Collection("watchers"), ID: "orders/0of1", Node: "a",
 				TTL: time.Hour, CallTimeout: time.Second, ReplicaSetID: "here",
 			}
 			l := lease.New(cfg)
@@ -46,7 +47,7 @@ func TestN03_AStoppedForeignTransactionHoldsUpNobodyForLong(t *testing.T) {
 			stopped, resume, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 			runs := 0
 			go func() {
-				done <- mongodb.Foreign(t.Context(), state, "orders", []string{"shop.outbox"}, func(tx context.Context) error {
+				done <- mongodb.Foreign(t.Context(), state.Collection("watchers"), "orders", []string{"shop.outbox"}, func(tx context.Context) error {
 					if runs++; runs == 1 {
 						close(stopped)
 						<-resume
@@ -81,7 +82,7 @@ func TestN03_AForeignWriteNeedsFewAttemptsBesideBusySlots(t *testing.T) {
 	t.Parallel()
 	const slots, calls, most = 16, 4, 5 // attempts for each call
 	client := stacktest.Client(t)
-	db := stacktest.Database(t, client)
+	db := state.Of(stacktest.Database(t, client))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	var owners sync.WaitGroup
 	defer owners.Wait()
@@ -110,10 +111,10 @@ func TestN03_AForeignWriteNeedsFewAttemptsBesideBusySlots(t *testing.T) {
 			attempts.Add(1)
 		}
 	}}
-	state := stacktest.Client(t, options.Client().SetMonitor(monitor)).Database(db.Name())
+	state := db.On(stacktest.Client(t, options.Client().SetMonitor(monitor)))
 	for range calls {
 		before := work.Load()
-		err := mongodb.Foreign(ctx, state, "orders", []string{"shop.outbox"}, func(tx context.Context) error {
+		err := mongodb.Foreign(ctx, state.Collection("watchers"), "orders", []string{"shop.outbox"}, func(tx context.Context) error {
 			_, err := state.Collection("requeued").InsertOne(tx, bson.D{})
 			return err
 		})

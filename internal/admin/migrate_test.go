@@ -9,13 +9,14 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/state"
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
 func TestMigrationsAreInTheEventsLog(t *testing.T) {
 	t.Parallel()
 	c := stacktest.Client(t)
-	state, shop := stacktest.Database(t, c), stacktest.Database(t, c)
+	state, shop := state.Of(stacktest.Database(t, c)), stacktest.Database(t, c)
 	if err := shop.CreateCollection(t.Context(), "outbox"); err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +62,7 @@ func TestMigrationsAreInTheEventsLog(t *testing.T) {
 func TestTheIndexesOfAnotherWatcherAreThoseOfItsOutboxes(t *testing.T) {
 	t.Parallel()
 	c := stacktest.Client(t)
-	state, shop := stacktest.Database(t, c), stacktest.Database(t, c)
+	state, shop := state.Of(stacktest.Database(t, c)), stacktest.Database(t, c)
 	for _, name := range []string{"outbox", "bills"} {
 		if err := shop.CreateCollection(t.Context(), name); err != nil {
 			t.Fatal(err)

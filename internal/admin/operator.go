@@ -17,10 +17,13 @@ import (
 	"github.com/outrelay/outrelay/internal/agenda"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/letters"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/watched"
 )
 
 // Operator acts on one watcher. Its methods and its subjects offer everything that an
@@ -34,7 +37,7 @@ import (
 // the events log with their actor. Destructive actions reject a filter without conditions unless
 // All is set. With DryRun they only count.
 type Operator struct {
-	State   *mongo.Database
+	State   state.Database
 	Watcher string
 	Actor   string
 	Source  string // where the action was requested: cli, api or page; "" is not logged
@@ -183,6 +186,9 @@ func (o Operator) Run(ctx context.Context) error {
 // letters returns the collection of the dead letters of the relay, of all watchers.
 func (o Operator) letters() *mongo.Collection { return o.State.Collection("letters") }
 
+// waiting returns the collection of the waiting envelopes of all watchers.
+func (o Operator) waiting() *mongo.Collection { return o.State.Collection("waiting") }
+
 func (o Operator) watcherDocuments() *mongo.Collection { return o.State.Collection("watchers") }
 
 func (o Operator) database(name string) *mongo.Database { return o.State.Client().Database(name) }
@@ -233,12 +239,42 @@ func (o Operator) Collections(ctx context.Context, only string) ([]string, error
 	return []string{only}, nil
 }
 
+// checkCollection returns an error if only names an outbox that the watcher does not read and of which nothing waits: a dropped
+// collection leaves the registry, and its envelopes may still wait.
+func (o Operator) checkCollection(ctx context.Context, only string) error {
+	if only == "" {
+		return nil
+	}
+	_, err := o.Collections(ctx, only)
+	if err == nil {
+		return nil
+	}
+	of := bson.D{{Key: "watcher", Value: o.Watcher}, {Key: "ns", Value: only}}
+	if found, existsErr := mongodb.Exists(ctx, mongodb.Majority(o.waiting()), of); existsErr != nil || found {
+		return existsErr
+	}
+	return err
+}
+
 // lookupCollections is Collections, but returns an empty list for a watcher that has none.
 func (o Operator) lookupCollections(ctx context.Context, only string) ([]string, error) {
 	if only == "" {
 		return o.collectionNames(ctx)
 	}
 	return o.Collections(ctx, only)
+}
+
+// fewCollections is the largest number of outboxes that are all searched for scheduled envelopes.
+const fewCollections = 32
+
+// scheduledCollections returns the outboxes that may hold scheduled envelopes, or only the named one. Of many outboxes, these are
+// the ones on the list that the relay keeps, on which an outbox is as soon as the relay has read a scheduled envelope of it.
+func (o Operator) scheduledCollections(ctx context.Context, only string) ([]string, error) {
+	all, err := o.lookupCollections(ctx, only)
+	if err != nil || len(all) <= fewCollections {
+		return all, err
+	}
+	return watched.ListScheduled(ctx, o.State.Collection("schedules"), o.Watcher)
 }
 
 // logAction writes an action to the events log, after it was done. If that fails, the error states

@@ -17,6 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -24,7 +25,7 @@ import (
 func outboxNames(t *testing.T, names ...string) (admin.Operator, []*mongo.Collection) {
 	t.Helper()
 	db := stacktest.Database(t, stacktest.Client(t))
-	registry := outboxes.NewRegistry(db.Collection("collections"))
+	registry := outboxes.NewRegistry(state.Of(db).Collection("collections"))
 	var out []*mongo.Collection
 	for _, name := range names {
 		coll := db.Collection(name)
@@ -41,11 +42,11 @@ func outboxNames(t *testing.T, names ...string) (admin.Operator, []*mongo.Collec
 		out = append(out, coll)
 	}
 
-	setWatcher(t, db, bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 100_000}}})
-	return admin.Operator{State: db, Watcher: "orders", Actor: "ann"}, out
+	setWatcher(t, state.Of(db), bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 100_000}}})
+	return admin.Operator{State: state.Of(db), Watcher: "orders", Actor: "ann"}, out
 }
 
-func setWatcher(t *testing.T, db *mongo.Database, set bson.D) {
+func setWatcher(t *testing.T, db state.Database, set bson.D) {
 	t.Helper()
 	if _, err := db.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}}, bson.D{{Key: "$set", Value: set}}, options.UpdateOne().SetUpsert(true)); err != nil {
 		t.Fatal(err)

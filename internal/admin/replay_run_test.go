@@ -41,7 +41,7 @@ func TestACrashedReplayGoesOnAndQueuesEachEnvelopeOnce(t *testing.T) {
 	s.startWatcher(nil)
 	id := s.start(everything)
 	dying := s.op
-	dying.State = c.Database(s.state.Name())
+	dying.State = s.state.On(c)
 	for round := 0; ; round++ {
 		if round == 100 {
 			t.Fatal("no round came through")

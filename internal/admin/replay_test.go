@@ -16,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/state"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -26,16 +27,17 @@ import (
 
 // stand is a watcher without a relay. The test sets its position.
 type stand struct {
-	t           *testing.T
-	state, shop *mongo.Database
-	box         *mongo.Collection
-	op          admin.Operator
-	r           admin.Replays
+	t     *testing.T
+	state state.Database
+	shop  *mongo.Database
+	box   *mongo.Collection
+	op    admin.Operator
+	r     admin.Replays
 }
 
 func newStand(t *testing.T, c *mongo.Client) *stand {
 	t.Helper()
-	s := &stand{t: t, state: stacktest.Database(t, c), shop: stacktest.Database(t, c)}
+	s := &stand{t: t, state: state.Of(stacktest.Database(t, c)), shop: stacktest.Database(t, c)}
 	s.box = s.shop.Collection("outbox", options.Collection().SetWriteConcern(writeconcern.Majority()))
 
 	if err := outboxes.EnsureIndexes(t.Context(), s.box); err != nil {

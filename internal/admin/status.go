@@ -23,6 +23,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // Status is the output of `outrelay status --json`.
@@ -47,7 +48,6 @@ type Watcher struct {
 	Blocked     []Blocked `json:"blocked"`
 	Address     string    `json:"address,omitempty"`
 	Version     string    `json:"version,omitempty"`
-	Dirty       []string  `json:"dirty,omitempty"` // collections with scheduled envelopes or exceptions
 
 	Paused        bool       `json:"paused,omitempty"`
 	Pin           string     `json:"pin,omitempty"`             // the node that it is pinned to
@@ -89,7 +89,7 @@ type storedStats struct {
 
 // ReadStatus returns every slot of every watcher of the state database, sorted by id. Ages are
 // measured by the server's clock.
-func ReadStatus(ctx context.Context, state *mongo.Database) (Status, error) {
+func ReadStatus(ctx context.Context, state state.Database) (Status, error) {
 	s := Status{Watchers: []Watcher{}}
 	docs, err := mongodb.AggregateAll[watcherDocument](ctx, state.Collection("watchers"), "reading the watchers of "+state.Name(), mongo.Pipeline{
 		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
@@ -120,7 +120,6 @@ func (d *watcherDocument) toWatcher() (Watcher, error) {
 		Address:     d.Address,
 		Version:     d.Version,
 		ExpiresInMS: d.ExpiresAt.Sub(d.Now).Milliseconds(),
-		Dirty:       d.Dirty,
 	}
 
 	var stats storedStats

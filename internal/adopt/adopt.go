@@ -21,6 +21,7 @@ import (
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/slots"
+	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -77,7 +78,7 @@ type Adopter struct {
 
 // Connect returns an Adopter. The caller must call the function to disconnect.
 func Connect(cfg config.Config, log *slog.Logger) (*Adopter, func(), error) {
-	scope, err := changestream.ParseScope(cfg.Watch, connect.StateCollections(cfg)...)
+	scope, err := changestream.ParseScope(cfg.Watch, cfg.State.Pattern())
 	if err != nil {
 		return nil, nil, fmt.Errorf("watch: %w", err)
 	}
@@ -118,7 +119,7 @@ func asTime(t bson.Timestamp) time.Time { return time.Unix(int64(t.T), 0).UTC() 
 
 // checkUnowned reads the documents of the watcher. It refuses while a node works for the watcher.
 func (a *Adopter) checkUnowned(ctx context.Context, src Source, r *Report) error {
-	state := a.clients.State.Database(a.cfg.MongoDB.State)
+	state := state.Open(a.clients.State, a.cfg.State)
 	var want []string
 	for _, p := range slot.Ranges(a.cfg.Slots) {
 		want = append(want, p.ID(a.cfg.Watcher))
@@ -390,7 +391,7 @@ func (a *Adopter) countBatch(b *changestream.Batch, stopped time.Time, now bson.
 // Write stores the position of a report in the documents of the watcher. It returns an error if a node has owned the watcher since
 // [Adopter.Plan]. All slots get the position, or none.
 func (a *Adopter) Write(ctx context.Context, r Report, actor string) (Report, error) {
-	state := a.clients.State.Database(a.cfg.MongoDB.State)
+	state := state.Open(a.clients.State, a.cfg.State)
 	replicaSet, err := lease.ReplicaSetID(ctx, a.clients.State)
 	if err != nil {
 		return r, err

@@ -18,13 +18,14 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/resume"
 )
 
 type fixture struct {
 	t      *testing.T
 	cfg    config.Config
-	state  *mongo.Database
+	state  state.Database
 	outbox *mongo.Collection
 	a      *Adopter
 }
@@ -32,11 +33,11 @@ type fixture struct {
 func newFixture(t *testing.T, slots int) *fixture {
 	t.Helper()
 	client := stacktest.Client(t)
-	f := &fixture{t: t, state: stacktest.Database(t, client), outbox: stacktest.Database(t, client).Collection("outbox")}
+	f := &fixture{t: t, state: state.Of(stacktest.Database(t, client)), outbox: stacktest.Database(t, client).Collection("outbox")}
 	f.cfg = config.Default()
 	f.cfg.Watcher, f.cfg.Node, f.cfg.Slots = "orders", "n1", slots
 	f.cfg.MongoDB.URI = config.NewURI(stacktest.MongoURI(t))
-	f.cfg.MongoDB.State = f.state.Name()
+	f.cfg.State.Database = f.state.Name()
 	f.cfg.Watch = []string{f.outbox.Database().Name() + ".outbox"}
 	f.cfg.Kafka.Brokers = stacktest.Brokers(t)
 

@@ -100,3 +100,23 @@ func TestMatchesAllocatesNothing(t *testing.T) {
 		t.Error("want tenant_42.outbox watched and tenant42.outbox not watched")
 	}
 }
+
+// The state collections in a watched database, even the only one, never match.
+func TestN27_StateCollectionsInAWatchedDatabase(t *testing.T) {
+	t.Parallel()
+	for _, patterns := range [][]string{{"shop.*"}, {"*.*"}, {"shop.outbox", "shop.out*"}} {
+		s, err := ParseScope(patterns, "shop.outrelay_*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !s.Matches([]byte("shop"), []byte("outbox")) {
+			t.Errorf("%q does not match shop.outbox", patterns)
+		}
+		if s.Matches([]byte("shop"), []byte("outrelay_waiting")) {
+			t.Errorf("%q matches shop.outrelay_waiting", patterns)
+		}
+	}
+	if _, err := ParseScope([]string{"shop.outrelay_events"}, "shop.outrelay_*"); err == nil {
+		t.Error("ParseScope accepted a state collection")
+	}
+}

@@ -143,7 +143,7 @@ func TestEveryProblemAtOnce(t *testing.T) {
 	t.Parallel()
 	got := loadProblems(t, `
 watcher: "a b"
-watch: [shop, x.y, x.y, outrelay.z]
+watch: [shop, x.y, x.y, outrelay.outrelay_z]
 kafka:
   brokers: ["k1"]
   compresion: zstd
@@ -191,7 +191,7 @@ mongodb: { tls: { ca: /no/such/file, cert: /x } }
 		`topics.template: found "a.{agregatetype}"; {agregatetype} is unknown; known are {aggregatetype}, {type}, {database}, {collection}, {header:x}, {field:x}`,
 		`watch[0]: found "shop"; expected database.collection; * and ? are allowed`,
 		`watch[2]: found "x.y"; it is in the list twice`,
-		`watch[3]: found "outrelay.z"; the state database holds outrelay's own documents and cannot be watched`,
+		`watch[3]: found "outrelay.outrelay_z"; collections that begin with state.prefix hold outrelay's own documents and cannot be watched`,
 		`watcher: found "a b"; expected letters, digits, dot, dash, underscore; at most 100`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -47,9 +47,16 @@ func (d *decoder) decodeStruct(m map[string]any, v reflect.Value, prefix string)
 	}
 }
 
-// suggestKey returns a hint for an unknown key: a similar key of the section, the same name in another
-// section, or the known keys of the section.
+// movedKeys are former keys with their successors.
+var movedKeys = map[string]string{"mongodb.state": "state.database"}
+
+// suggestKey returns a hint for an unknown key: its successor, a similar key of the section, the same name in
+// another section, or the known keys of the section.
 func suggestKey(path string) string {
+	if successor, moved := movedKeys[path]; moved {
+		return successor + " replaces it"
+	}
+
 	prefix, name := "", path
 	if i := strings.LastIndexByte(path, '.'); i >= 0 {
 		prefix, name = path[:i+1], path[i+1:]

@@ -14,7 +14,8 @@ func Default() Config {
 		Roles:   []string{RoleRelay, RoleCleaner, RoleAdmin},
 		Slots:   1,
 		Start:   Start{},
-		MongoDB: MongoDB{State: "outrelay", ReadPreference: "primary", Indexes: true},
+		MongoDB: MongoDB{ReadPreference: "primary", Indexes: true},
+		State:   State{Database: "outrelay", Prefix: "outrelay_"},
 		Kafka: Kafka{
 			Compression:    "none",
 			Delivery:       "idempotent",

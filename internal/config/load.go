@@ -174,13 +174,25 @@ func loadEnv(k *koanf.Koanf, env []string, p *Problems) (warnings []string) {
 		if slices.ContainsFunc(reservedPrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) }) {
 			continue
 		}
-		if near := nearestEnv(name, names); near != "" {
+		if successor := movedEnv(name); successor != "" {
+			p.report(name, "unknown environment variable", successor+" replaces it")
+		} else if near := nearestEnv(name, names); near != "" {
 			p.report(name, "unknown environment variable", "did you mean "+near+"?")
 		} else {
 			warnings = append(warnings, "the environment variable "+name+" is not a configuration key and has no effect")
 		}
 	}
 	return warnings
+}
+
+// movedEnv returns the variable that replaces a former one, or "".
+func movedEnv(name string) string {
+	for former, successor := range movedKeys {
+		if name == EnvName(former) {
+			return EnvName(successor)
+		}
+	}
+	return ""
 }
 
 // nearestEnv is NearestName for environment variables. It is stricter: the start of the name must be similar too.

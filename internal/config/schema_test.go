@@ -107,7 +107,8 @@ func parseYAML(t *testing.T, text string) any {
 // whole is an example configuration with all sections.
 const whole = `
 watcher: orders
-mongodb: { uri: "mongodb://m1,m2/shop?replicaSet=rs0", state: outrelay, tls: {}, read_preference: primary }
+mongodb: { uri: "mongodb://m1,m2/shop?replicaSet=rs0", tls: {}, read_preference: primary }
+state: { database: outrelay, prefix: outrelay_ }
 watch:   [shop.outbox, "tenant_*.outbox"]
 kafka:
   brokers: [kafka-1:9092, kafka-2:9092]

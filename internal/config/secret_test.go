@@ -129,7 +129,7 @@ otel: { endpoint: "https://u:` + planted + `@collector" }
 		`kafka: { brokers: "${env:U}" }`,
 		`mongodb: { tls: { ca: "/${env:S}/ca.pem" } }`,
 		`node: "${env:S} !"`,
-		`mongodb: { state: "${env:S}/" }`,
+		`state: { database: "${env:S}/" }`,
 		`record: { headers: { a: "{${env:S}" } }`,
 		`log: { level: "${file:` + file + `}" }`,
 		`limits: { tickets: "${env:S}" }`,

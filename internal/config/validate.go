@@ -65,6 +65,7 @@ func databaseInURI(u URI) string {
 
 var (
 	namePattern      = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
+	prefixPattern    = regexp.MustCompile(`^[A-Za-z0-9_-]{1,60}$`)
 	databasePattern  = regexp.MustCompile(`^[^/\\. "$*<>:|?\x00]{1,63}$`)
 	namespacePattern = regexp.MustCompile(`^[^/\\. "$<>:|\x00]{1,63}\.[^$\x00\s]{1,200}$`)
 )
@@ -117,16 +118,19 @@ func (c *Config) validateMongo(v validator) {
 		v.check("mongodb.uri", product == "", product, "expected MongoDB 6.0 or later: the relay needs change streams with startAfter, "+
 			"transactions and the oplog, which "+product+" does not have")
 	}
-	v.check("mongodb.state", databasePattern.MatchString(m.State), strconv.Quote(m.State), "expected the name of a database")
+	v.check("state.database", databasePattern.MatchString(c.State.Database), strconv.Quote(c.State.Database),
+		"expected the name of a database")
+	v.check("state.prefix", prefixPattern.MatchString(c.State.Prefix), strconv.Quote(c.State.Prefix),
+		"expected 1 to 60 letters, digits, _ or -, such as outrelay_")
 	v.checkTLS("mongodb.tls", m.TLS)
 
 	for i, ns := range c.Watch {
 		path := fmt.Sprintf("watch[%d]", i)
 		v.check(path, namespacePattern.MatchString(ns), strconv.Quote(ns), "expected database.collection; * and ? are allowed")
 
-		database, _, _ := strings.Cut(ns, ".")
-		v.check(path, database != m.State, strconv.Quote(ns),
-			"the state database holds outrelay's own documents and cannot be watched")
+		database, collection, _ := strings.Cut(ns, ".")
+		v.check(path, database != c.State.Database || !strings.HasPrefix(collection, c.State.Prefix), strconv.Quote(ns),
+			"collections that begin with state.prefix hold outrelay's own documents and cannot be watched")
 		v.check(path, !slices.Contains(c.Watch[:i], ns), strconv.Quote(ns), "it is in the list twice")
 	}
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // Clients contains the clients for MongoDB. There are two, so that a stalled stream cannot delay
@@ -140,12 +141,12 @@ func (c *ServerClock) Sync(ctx context.Context, client *mongo.Client) error {
 
 // StateDatabase connects to the state database, for commands. The returned function closes the
 // connection.
-func StateDatabase(cfg config.Config) (*mongo.Database, func(), error) {
+func StateDatabase(cfg config.Config) (state.Database, func(), error) {
 	c, err := NewClients(cfg.MongoDB, MongoHost{}, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
 	if err != nil {
-		return nil, nil, err
+		return state.Database{}, nil, err
 	}
-	return mongodb.Database(c.State, cfg.MongoDB.State), func() { c.Disconnect(context.Background()) }, nil
+	return state.Open(c.State, cfg.State), func() { c.Disconnect(context.Background()) }, nil
 }
 
 // SecureMongo sets the TLS configuration t in opts, in addition to the TLS options of the URI. If t

@@ -21,7 +21,7 @@ import (
 // sorted by name. It queries each database that may contain one.
 func Outboxes(cfg config.Config, client *mongo.Client) func(ctx context.Context) ([]outboxes.Outbox, error) {
 	return func(ctx context.Context) ([]outboxes.Outbox, error) {
-		scope, err := changestream.ParseScope(cfg.Watch, StateCollections(cfg)...)
+		scope, err := changestream.ParseScope(cfg.Watch, cfg.State.Pattern())
 		if err != nil {
 			return nil, fmt.Errorf("watch: %w", err)
 		}
@@ -73,10 +73,4 @@ func RunReslice(
 	}
 	defer brokers.Close()
 	return slots.Reslice(ctx, cfg, log, mongo.State, fence.NewClient(brokers), want)
-}
-
-// StateCollections returns the pattern of collections that are never watched, even if the
-// configuration lists them (N27).
-func StateCollections(cfg config.Config) []string {
-	return []string{cfg.MongoDB.State + ".*"}
 }

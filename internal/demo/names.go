@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 const aggregate = "order" // aggregate type of the sample service's events
@@ -52,7 +53,7 @@ func usesGivenServers(stack *devstack.Stack) bool {
 func (d *demo) shopDatabase() *mongo.Database { return d.client.Database(d.names.database) }
 
 // stateDatabase returns the database of the relays.
-func (d *demo) stateDatabase() *mongo.Database { return d.client.Database(d.names.state) }
+func (d *demo) stateDatabase() state.Database { return state.Of(d.client.Database(d.names.state)) }
 
 // createTopic creates the topic of an aggregate type.
 func (d *demo) createTopic(ctx context.Context, aggregateType string) error {
@@ -81,7 +82,7 @@ func (d *demo) removeLeftovers(ctx context.Context) {
 	defer cancel()
 	err := errors.Join(
 		d.shopDatabase().Drop(ctx),
-		d.stateDatabase().Drop(ctx),
+		d.stateDatabase().Mongo().Drop(ctx),
 		d.stack.DeleteTopics(ctx, d.createdTopics...),
 	)
 	if err != nil {

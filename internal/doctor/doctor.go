@@ -134,7 +134,7 @@ func Run(ctx context.Context, cfg config.Config) (Report, error) { return runChe
 func runChecks(ctx context.Context, cfg config.Config, limit time.Duration) (Report, error) {
 	x := &examination{cfg: cfg, limit: limit, sampled: make(chan struct{}), found: map[string]finding{}}
 	var err error
-	if x.scope, err = changestream.ParseScope(cfg.Watch, cfg.MongoDB.State+".*"); err != nil {
+	if x.scope, err = changestream.ParseScope(cfg.Watch, cfg.State.Pattern()); err != nil {
 		return Report{}, fmt.Errorf("watch: %w", err)
 	}
 	if x.router, err = routing.New(cfg.Routing()); err != nil {

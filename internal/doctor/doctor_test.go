@@ -28,6 +28,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -141,8 +142,8 @@ func appendTo(t *testing.T, db *mongo.Database, aggregateType string) {
 // newSettings returns the configuration of the watcher of one test.
 func newSettings(t *testing.T, db *mongo.Database, more ...string) []string {
 	t.Helper()
-	state := stacktest.Database(t, db.Client())
-	return append([]string{"watch=" + db.Name() + ".outbox", "mongodb.state=" + state.Name(), "watcher=" + state.Name(), "topics.template={aggregatetype}"}, more...)
+	state := state.Of(stacktest.Database(t, db.Client()))
+	return append([]string{"watch=" + db.Name() + ".outbox", "state.database=" + state.Name(), "watcher=" + state.Name(), "topics.template={aggregatetype}"}, more...)
 }
 
 func TestHealthy(t *testing.T) {
@@ -265,7 +266,7 @@ func TestOutboxes(t *testing.T) {
 	if err != nil || len(list) != 1 {
 		t.Fatal(err, list)
 	}
-	state := client.Database(cfg.MongoDB.State)
+	state := state.Open(client, cfg.State)
 	registry := outboxes.NewRegistry(state.Collection("collections"))
 	if _, err := registry.Register(t.Context(), list[0].UUID, list[0].NS(), "another", bson.Timestamp{}); err != nil {
 		t.Fatal(err)

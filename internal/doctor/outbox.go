@@ -17,6 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // The bounds of a check. A pattern may match a thousand outboxes of tenants, which are alike.
@@ -214,7 +215,7 @@ func routingFields(raw bson.Raw) envelope.View {
 
 // checkRegistrations finds collections that belong to another watcher. N25
 func (x outboxChecks) checkRegistrations(ctx context.Context) finding {
-	all, err := outboxes.NewRegistry(x.mongo.client.Database(x.cfg.MongoDB.State).Collection("collections")).Registrations(ctx,
+	all, err := outboxes.NewRegistry(state.Open(x.mongo.client, x.cfg.State).Collection("collections")).Registrations(ctx,
 		"")
 	if err != nil {
 		return x.mongo.access.explainRefusal(err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // Resource is the resource of a privilege: collections, or the cluster. An empty name of a database means all databases, and
@@ -192,7 +193,7 @@ func (x privilegeChecks) checkAccess(ctx context.Context) finding {
 func (x privilegeChecks) accessControlOff(ctx context.Context, loggedIn bool) bool {
 	if !loggedIn {
 		// Without a login, a read succeeds only if access control is off.
-		_, err := mongodb.Exists(ctx, x.mongo.client.Database(x.cfg.MongoDB.State).Collection("watchers"), bson.D{})
+		_, err := mongodb.Exists(ctx, state.Open(x.mongo.client, x.cfg.State).Collection("watchers"), bson.D{})
 		return err == nil
 	}
 
@@ -315,7 +316,7 @@ func (x privilegeChecks) checkDeadPrivileges(context.Context) finding {
 var stateCollections = []string{"watchers", "nodes", "events", "collections"}
 
 func (x privilegeChecks) checkStatePrivileges(context.Context) finding {
-	state := x.cfg.MongoDB.State
+	state := x.cfg.State.Database
 	collections := stateCollections
 	if x.cfg.Slots > 1 {
 		collections = append(slices.Clone(collections), "slots")

@@ -67,7 +67,7 @@ type RolesFor struct {
 // NewRoles derives the roles from the configuration, without a connection to any server. They satisfy
 // the checks of privileges and ACLs. The tests run the relay with them.
 func NewRoles(cfg config.Config, who RolesFor) (Roles, error) {
-	scope, err := changestream.ParseScope(cfg.Watch, cfg.MongoDB.State+".*")
+	scope, err := changestream.ParseScope(cfg.Watch, cfg.State.Pattern())
 	if err != nil {
 		return Roles{}, fmt.Errorf("watch: %w", err)
 	}

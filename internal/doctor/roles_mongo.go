@@ -128,7 +128,7 @@ func (m *roleMaker) relayRole() Role {
 	r.add(privilegeOn(db, coll, "open the change stream", "find", "changeStream"))
 	r.add(m.onOutboxes(sameName, "read envelopes, record failed deliveries, remove delivered envelopes", readWrite...)...)
 	r.add(m.onOutboxes(deadletter.Collection, "store dead letters", readWrite...)...)
-	r.add(privilegeOn(m.cfg.MongoDB.State, "", "store the lease and the position", readWrite...))
+	r.add(privilegeOn(m.cfg.State.Database, "", "store the lease and the position", readWrite...))
 	r.add(m.listCollections("without it the relay cannot detect that a collection was dropped and created again")...)
 
 	// A pattern of databases is matched against the names of all databases.
@@ -184,7 +184,7 @@ func (m *roleMaker) setupRole() Role {
 
 	r.add(m.onOutboxes(sameName, "create the outbox and its indexes", schema...)...)
 	r.add(m.onOutboxes(deadletter.Collection, "create the dead letters and their indexes", append([]string{"find"}, schema...)...)...)
-	r.add(privilegeOn(m.cfg.MongoDB.State, "", "record the migrations, create the indexes of the state", slices.Concat(readWrite, schema)...))
+	r.add(privilegeOn(m.cfg.State.Database, "", "record the migrations, create the indexes of the state", slices.Concat(readWrite, schema)...))
 	r.add(m.listCollections("")...)
 
 	if slices.Contains(m.databaseNames(), "") {
@@ -246,7 +246,7 @@ func (m *roleMaker) operatorRole() Role {
 
 	r.add(m.onSetAside("return requeued messages to the handlers", "find", "insert", "update")...)
 
-	r.add(privilegeOn(m.cfg.MongoDB.State, "", "store pause, pin and recover, and record each action", readWrite...))
+	r.add(privilegeOn(m.cfg.State.Database, "", "store pause, pin and recover, and record each action", readWrite...))
 	r.add(m.listCollections("")...)
 	r.add(clusterPrivilege("without them the purge uses the longest margin, and recover cannot detect copied state", "read the limits and the identity of the replica set", "getParameter", "replSetGetConfig", "serverStatus"))
 
@@ -262,7 +262,7 @@ func (m *roleMaker) readerRole() Role {
 
 	r.add(m.onSetAside("show whether a requeued message still waits", "find")...)
 
-	r.add(privilegeOn(m.cfg.MongoDB.State, "", "read the status", "find", "listIndexes"))
+	r.add(privilegeOn(m.cfg.State.Database, "", "read the status", "find", "listIndexes"))
 	r.add(m.listCollections("")...)
 	r.add(clusterPrivilege("without it the time window of the oplog is not shown", "read the time window of the oplog", "serverStatus"))
 

@@ -139,7 +139,7 @@ func TestRolesOfPatterns(t *testing.T) {
 		{[]string{"watch=shop.outbox,shop.more"}, []string{`{resource: {db: "shop", collection: ""}, actions: ["find","changeStream"]}`, `{resource: {db: "shop", collection: "more"}, actions: ["find","insert","update","remove"]}`}, nil},
 		{[]string{"watch=tenant_*.outbox"}, []string{`{resource: {db: "", collection: ""}, actions: ["find","changeStream"]}`, `{resource: {db: "", collection: "outbox"}, actions: ["find","insert","update","remove"]}`, `{db: "", collection: "outbox_dead"}`, "listDatabases"}, nil},
 		{[]string{"watch=shop.out*"}, []string{`{resource: {db: "shop", collection: ""}, actions: ["find","changeStream","insert","update","remove"]}`}, nil},
-		{[]string{"watch=shop.outbox", "mongodb.state=relays", "topics.allow=a,b.*", "topics.create.partitions=3"}, []string{`{db: "relays", collection: ""}`, "--topic 'a'\n", "--topic 'b.' --resource-pattern-type prefixed", "--operation CREATE"}, []string{"outbox.event."}},
+		{[]string{"watch=shop.outbox", "state.database=relays", "topics.allow=a,b.*", "topics.create.partitions=3"}, []string{`{db: "relays", collection: ""}`, "--topic 'a'\n", "--topic 'b.' --resource-pattern-type prefixed", "--operation CREATE"}, []string{"outbox.event."}},
 		{[]string{"watch=shop.outbox", "topics.template={aggregatetype}"}, []string{"--topic '*'\n"}, nil},
 		{[]string{"watch=shop.outbox", "dead_letters.expire=24h"}, []string{`{resource: {db: "shop", collection: "outbox_dead"}, actions: ["listIndexes","createIndex","dropIndex","collMod"]}`}, nil},
 	} {

@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/slots"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // watcherChecks check the documents of the watcher.
@@ -24,7 +25,7 @@ type watcherChecks struct{ *examination }
 func (x watcherChecks) checkWatcher(ctx context.Context) finding {
 	// Another number of slots means other documents, so the division comes first.
 	parts := slot.Ranges(x.cfg.Slots)
-	v, err := slots.NewDivisions(x.mongo.client.Database(x.cfg.MongoDB.State)).Read(ctx, x.cfg.Watcher)
+	v, err := slots.NewDivisions(state.Open(x.mongo.client, x.cfg.State)).Read(ctx, x.cfg.Watcher)
 	if err == nil && v.Of != len(parts) {
 		return failed(fmt.Sprintf("set slots: %d, or: outrelay reslice --slots %d", v.Of, len(parts)),
 			"watcher %q has %d slots, but the configuration sets %d", x.cfg.Watcher, v.Of, len(parts))
@@ -53,7 +54,7 @@ func (x watcherChecks) checkWatcher(ctx context.Context) finding {
 
 // checkSlot checks one slot of the watcher.
 func (x watcherChecks) checkSlot(ctx context.Context, p slot.Range) finding {
-	state := x.mongo.client.Database(x.cfg.MongoDB.State)
+	state := state.Open(x.mongo.client, x.cfg.State)
 	id := p.ID(x.cfg.Watcher)
 	var doc lease.Document
 	err := mongodb.Majority(state.Collection("watchers")).FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&doc)
@@ -108,7 +109,7 @@ func judgeWatcher(w admin.Watcher, gap *lease.Gap) finding {
 }
 
 // checkLostWatcher distinguishes a first start from a lost watcher document.
-func (x watcherChecks) checkLostWatcher(ctx context.Context, state *mongo.Database, p slot.Range) finding {
+func (x watcherChecks) checkLostWatcher(ctx context.Context, state state.Database, p slot.Range) finding {
 	if !p.Whole() {
 		if had, err := slots.NewDivisions(state).Begun(ctx, x.cfg.Watcher, p); err == nil && had {
 			return failed("outrelay recover --slot "+p.String(),

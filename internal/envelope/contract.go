@@ -66,9 +66,6 @@ func Fields() []Field {
 	}
 }
 
-// relayFields are the fields that only a relay or an operator may write. The seal proves it.
-var relayFields = []string{"state", "delivery"}
-
 // Validator returns the $jsonSchema for the validator of an outbox collection. MongoDB then rejects the inserts of
 // envelopes that [Parse] would reject, as far as $jsonSchema can express that. It permits all writes of the relay.
 func Validator() bson.D {
@@ -146,13 +143,6 @@ func JSONSchema() bson.D {
 			{Key: "description", Value: f.Meaning}, {Key: "anyOf", Value: forms},
 		}})
 	}
-	// A document with one of these fields and without the seal becomes a dead letter (N16).
-	for _, name := range relayFields {
-		properties = append(properties, bson.E{Key: name, Value: bson.D{
-			{Key: "description", Value: "only the relay writes this field"}, {Key: "type", Value: "null"},
-		}})
-	}
-
 	return bson.D{
 		{Key: "$schema", Value: "https://json-schema.org/draft/2020-12/schema"},
 		{Key: "title", Value: "outrelay envelope"},

@@ -22,9 +22,7 @@ func (m *Mapping) FieldProblem(path string) string {
 	case name == "" || strings.HasSuffix(path, ".") || strings.Contains(path, ".."):
 		return "expected the name of a field, such as tenant or customer.region"
 	case slices.Contains(relayWritten, name):
-		return "the relay writes the field " + name
-	case name == "key" && m.Name("key") != "key" && m.Name("aggregateid") != "key":
-		return "the relay stores the ordering key of envelopes that have to wait in the field key"
+		return "the field " + name + " has a meaning for the relay"
 	}
 	return ""
 }

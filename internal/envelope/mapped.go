@@ -81,8 +81,7 @@ func (m *Mapping) checkComplete(v *View) error {
 // derive sets the parts that are no field: the whole document as the payload, and the key of the document.
 func (m *Mapping) derive(v *View) error {
 	if m.whole {
-		// With the seal, the fields of the relay are its own, and the payload is written without them.
-		if v.foreign != nil && v.Seal == nil {
+		if v.foreign != nil {
 			return newMalformed("the field %s belongs to the relay, so a document that has it cannot be the payload as a whole", v.foreign)
 		}
 		v.Payload, v.PayloadType, v.whole = v.Raw, byte(bson.TypeEmbeddedDocument), true
@@ -115,16 +114,13 @@ func (v *View) noteForeign(c *cursor) {
 		if _, ok := integerValue(c); ok {
 			return
 		}
-	case "claim", "sent", "sentAt", "scheduledFor", "dueAt", "seal", "firstTs":
+	default:
 		return
 	}
-
-	if string(c.name) == "key" || slices.Contains(relayWritten, string(c.name)) {
-		v.foreign = c.name
-	}
+	v.foreign = c.name
 }
 
 // leftOut reports whether a field of a whole document is no part of the payload, because it belongs to the relay.
 func leftOut(name []byte) bool {
-	return string(name) == "key" || slices.Contains(relayWritten, string(name))
+	return slices.Contains(relayWritten, string(name))
 }

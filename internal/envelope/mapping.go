@@ -78,12 +78,9 @@ func (p part) configKey() string {
 	return p.contract
 }
 
-// relayWritten are the fields that the relay writes to the document of an envelope that has to wait, or that was
+// relayWritten are the fields with a meaning for the relay, or that it writes to the document of an envelope that was
 // recorded as sent. They have the same names in every document, because queries and indexes use them.
-var relayWritten = []string{
-	"state", "pos", "pending", "attempts", "nextAt", "lastError", "history", "claim", "origin", "redelivered", "delivery",
-	"replayOf", "seal", "sent", "sentAt", "scheduledFor", "dueAt", "ts", "firstTs", "slot",
-}
+var relayWritten = []string{"sent", "sentAt", "scheduledFor", "dueAt", "ts", "slot"}
 
 // Mapping reads envelopes from documents whose fields have other names. It is compiled once, immutable, and safe for
 // concurrent use. A nil Mapping reads the documents of the contract.
@@ -184,9 +181,7 @@ func (p part) checkName(name string) string {
 	case strings.HasPrefix(name, "$") || strings.ContainsAny(name, ".\x00"):
 		return "expected a field at the top level of the document, without $ and dots"
 	case slices.Contains(relayWritten, name):
-		return "the relay writes the field " + name + " of envelopes that have to wait; use another field"
-	case name == "key" && p.field != fKey && p.field != fAggregateID:
-		return "the relay stores the ordering key of envelopes that have to wait in the field key; use another field"
+		return "the field " + name + " has a meaning for the relay; use another field"
 	}
 	return ""
 }
@@ -248,10 +243,9 @@ func (m *Mapping) Select(contract ...string) bson.D {
 	return selected
 }
 
-// Without returns a projection without the fields of these parts, and without the seal.
+// Without returns a projection without the fields of these parts. It is empty if the documents have none of them.
 func (m *Mapping) Without(contract ...string) bson.D {
-	// Without a field, the projection would be empty and include everything but the id.
-	out := bson.D{{Key: "seal", Value: 0}}
+	out := bson.D{}
 	for _, c := range contract {
 		if name := m.Name(c); name != "" {
 			out = append(out, bson.E{Key: name, Value: 0})
@@ -260,13 +254,12 @@ func (m *Mapping) Without(contract ...string) bson.D {
 	return out
 }
 
-// KeyFilter returns the condition for envelopes whose ordering key is among values, a list. The relay stores the key of an
-// envelope that waits in the field key, also with a mapping.
+// KeyFilter returns the condition for envelopes whose ordering key is among values, a list.
 func (m *Mapping) KeyFilter(values any) bson.E {
 	in := bson.D{{Key: "$in", Value: values}}
-	or := bson.A{bson.D{{Key: "key", Value: in}}}
+	or := bson.A{}
 	key, aggregate := m.Name("key"), m.Name("aggregateid")
-	if key != "" && key != "key" {
+	if key != "" {
 		or = append(or, bson.D{{Key: key, Value: in}})
 	}
 
@@ -346,7 +339,7 @@ func (m *Mapping) ToContract(raw bson.Raw) bson.Raw {
 	doc := make(bson.D, 0, len(elems))
 	for _, e := range elems {
 		name := e.Key()
-		if name == "_id" || name == "key" || slices.Contains(relayWritten, name) {
+		if name == "_id" || slices.Contains(relayWritten, name) {
 			doc = append(doc, bson.E{Key: name, Value: e.Value()})
 		}
 		for _, p := range parts {
@@ -356,7 +349,7 @@ func (m *Mapping) ToContract(raw bson.Raw) bson.Raw {
 		}
 		// This part is stored under its own name: either the mapping leaves it unchanged, or it cannot be mapped, such
 		// as ts.
-		if name != "key" && m.Name(name) == name && fieldByName([]byte(name))&^(fID|relayOwned) != 0 && !slices.Contains(relayWritten, name) {
+		if m.Name(name) == name && fieldByName([]byte(name))&^fID != 0 && !slices.Contains(relayWritten, name) {
 			doc = append(doc, bson.E{Key: name, Value: e.Value()})
 		}
 	}

@@ -93,21 +93,11 @@ const (
 	fSlot
 	fDueAt
 	fExpiresAt
-	fState
-	fPos
-	fDelivery
-	fAttempts
-	fNextAt
-	fSeal
 
 	// Parts that only a mapping has.
 	fEventID
 	fTimestamp
 )
-
-// relayOwned contains the fields that change where, when or as which delivery a document is
-// published.
-const relayOwned = fState | fDelivery
 
 // fieldByName returns the field called name, or 0 if the envelope has no such field.
 func fieldByName(name []byte) fieldSet {
@@ -148,18 +138,6 @@ func fieldByName(name []byte) fieldSet {
 		return fDueAt
 	case "expiresAt":
 		return fExpiresAt
-	case "state":
-		return fState
-	case "pos":
-		return fPos
-	case "delivery":
-		return fDelivery
-	case "attempts":
-		return fAttempts
-	case "nextAt":
-		return fNextAt
-	case "seal":
-		return fSeal
 	}
 
 	return 0
@@ -215,19 +193,14 @@ func (v *View) setField(f fieldSet, c *cursor) error {
 	case fTimestamp:
 		return v.setTimestamp(c)
 	default:
-		return v.setRelayField(f, c)
+		v.setRelayField(f, c)
+		return nil
 	}
 }
 
 // setRelayField sets a field that the server or the relay writes. A timestamp or a slot of the
-// wrong type counts as missing (N25, N28). So do the fields of an exception, which have no meaning
-// without a state.
-func (v *View) setRelayField(f fieldSet, c *cursor) error {
-	// Other writers could use these fields to change the delivery, so their presence is recorded.
-	if f&relayOwned != 0 && v.RelayOwned == nil && c.typ != bson.TypeNull {
-		v.RelayOwned = c.name
-	}
-
+// wrong type counts as missing (N25, N28).
+func (v *View) setRelayField(f fieldSet, c *cursor) {
 	switch f {
 	case fTS:
 		if c.typ == bson.TypeTimestamp {
@@ -237,30 +210,7 @@ func (v *View) setRelayField(f fieldSet, c *cursor) error {
 		if n, ok := integerValue(c); ok && n >= 0 && n < keyhash.Slots {
 			v.Slot = int32(n)
 		}
-	case fState:
-		return v.setState(c)
-	case fDelivery:
-		// The number is part of the identity of a delivery (N7), so an invalid one is an error.
-		n, ok := integerValue(c)
-		if c.typ != bson.TypeNull && (!ok || n < 0 || n > math.MaxInt32) {
-			return newMalformed("delivery is not a count")
-		}
-		v.Delivery = int32(n)
-	case fSeal:
-		if c.typ == bson.TypeBinary {
-			v.Seal, _, _ = binaryData(c.val)
-		}
-	case fAttempts:
-		if n, ok := integerValue(c); ok && n >= 0 && n <= math.MaxInt32 {
-			v.Attempts = int32(n)
-		}
-	case fNextAt:
-		if c.typ == bson.TypeDateTime {
-			v.NextAt = int64(uint64LE(c.val))
-		}
 	}
-
-	return nil
 }
 
 // MaxIDBytes is the largest length of an id that is a string. A change event contains the _id three
@@ -368,23 +318,6 @@ func (v *View) setHeaders(c *cursor) error {
 	}
 
 	return nil
-}
-
-// setState sets the state of an exception, which must be a known one.
-func (v *View) setState(c *cursor) error {
-	if c.typ == bson.TypeNull {
-		return nil
-	}
-
-	if c.typ == bson.TypeString {
-		v.State = StringBytes(c.val)
-		switch string(v.State) {
-		case StateRetry, StateBlocked, StateParked:
-			return nil
-		}
-	}
-
-	return newMalformed("state is not one of %s, %s, %s", StateRetry, StateBlocked, StateParked)
 }
 
 // checkComplete checks that all required fields are present.

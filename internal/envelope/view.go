@@ -28,13 +28,15 @@ type View struct {
 	Headers   Headers // headers of the envelope, in their order
 
 	Attributes
-	RelayFields
 	Mapped
 
 	DueAt     int64 // when a scheduled event is due, in Unix milliseconds, if HasDueAt
 	ExpiresAt int64 // when the event becomes useless, in Unix milliseconds, if HasExpiresAt
 
 	HasDueAt, HasExpiresAt bool
+
+	// Delivery is not read from the document: the caller sets it for a requeue or a replay (N7, N18).
+	Delivery int32
 
 	TS   bson.Timestamp // timestamp of the server, or zero if the envelope has none
 	Slot int32          // stored slot, or −1 if there is none (N28)
@@ -65,29 +67,8 @@ type Mapped struct {
 	java    bool   // see [NewMapping]
 }
 
-// RelayFields are the fields of an envelope that only a relay or an operator writes.
-type RelayFields struct {
-	State    []byte // state of an exception, such as StateRetry, or nil if the envelope is pending
-	Delivery int32  // 0 for the first delivery, +1 for each requeue or replay (N7)
-	Attempts int32  // failed attempts to send an exception
-	NextAt   int64  // time of the next attempt in Unix milliseconds, or 0
-
-	// RelayOwned is the name of the first field that only a relay or an operator may write, or nil
-	// if there is none. Such fields count only if Seal is the seal of the state database.
-	RelayOwned []byte
-	Seal       []byte
-}
-
 // AnyPartition is the value of View.Partition if the envelope does not set a partition.
 const AnyPartition int32 = -1
-
-// States of an exception, in the field `state` of the envelope. A pending envelope has no such
-// field, and a scheduled one has the field `dueAt`.
-const (
-	StateRetry   = "retry"   // Kafka rejected the record; another attempt follows
-	StateBlocked = "blocked" // an earlier event with the same key waits
-	StateParked  = "parked"  // the topic or partition cannot be written
-)
 
 // OrderingKey returns the key of the record, which determines the order of events: Key, or else
 // AggregateID. It aliases v.

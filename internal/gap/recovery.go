@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -61,7 +60,7 @@ type Recovery struct {
 	Held        *lease.Held
 	Calls       *readiness.Calls
 	Collections *watched.Collections
-	Dirty       *watched.DirtyList
+	Schedules   *watched.Schedules
 	Dispatcher  dispatcher
 	Pump        pump // set before the stream is read
 	Metrics     *metrics.Set
@@ -348,9 +347,9 @@ func (r *Recovery) closeGap(ctx context.Context, res Result) error {
 		ClearPassed: true,
 	}
 
-	// No stream contained the envelopes that the sweep left to the reconciler. Once the gap is gone
+	// No stream contained the scheduled envelopes of the gap. Once the gap is gone
 	// from the document, a later owner would not look for them (N17).
-	if err := r.Dirty.MarkAllNonEmpty(ctx); err != nil {
+	if err := r.Schedules.NoteExisting(ctx, r.Collections.WatchedOutboxes()); err != nil {
 		return err
 	}
 	if err := r.Calls.RetryFenced(ctx, func() error { return r.Held.Save(ctx, u) }); err != nil {
@@ -395,36 +394,6 @@ func (r *Recovery) SaveCursor(ctx context.Context) error {
 		Gap:        &g.Gap,
 		GapSince:   g.Since,
 	})
-}
-
-// IncompleteAfterCrash returns a function that reports, by their positions, the exceptions whose
-// other topics may never have been sent, because an earlier owner died before. The stream, which
-// starts at start, does not repeat them in two cases:
-//
-//   - In a gap: all exceptions after the checkpoint, and swept exceptions after the cursor of the
-//     sweep. The positions of swept exceptions are timestamps, or the zero timestamp with a suffix if
-//     the envelope has no timestamp.
-//   - Otherwise: exceptions of a collection that got a watched name by a rename after the
-//     checkpoint.
-//
-// All these exceptions have positions after the returned position.
-func (r *Recovery) IncompleteAfterCrash(start resume.Position) (after string, incomplete func(pos string) bool) {
-	from := outboxes.PosOf(start)
-	if r.gap == nil {
-		return from, func(pos string) bool { return pos > from && outboxes.PosIsWithin(pos) }
-	}
-
-	// Without a cursor, no swept envelope is known to be delivered.
-	cursor := ""
-	if !r.gap.Cursor.IsZero() {
-		cursor = outboxes.PosAt(r.gap.Cursor)
-	}
-
-	zero := outboxes.PosAt(bson.Timestamp{})
-	swept := func(pos string) bool {
-		return len(pos) == len(zero) || strings.HasPrefix(pos, zero)
-	}
-	return min(from, cursor), func(pos string) bool { return pos > from || pos > cursor && swept(pos) }
 }
 
 // sweptPublisher delivers swept envelopes through the pump, like events of the stream.

@@ -44,8 +44,8 @@ func (r *Recovery) handleRename(ctx context.Context, ev *changestream.Event, fro
 		return r.sweepRenamed(ctx, ev, o, before)
 	}
 
-	// Exceptions of the collection wait under the new name from here on.
-	return r.Dirty.MarkIfNonEmpty(ctx, o)
+	// Its scheduled envelopes are looked for under the new name from here on.
+	return r.Schedules.NoteExisting(ctx, []outboxes.Outbox{o})
 }
 
 // tickEvery is the interval of signs of life during the sweep of a renamed collection.
@@ -128,9 +128,9 @@ func (r *Recovery) sweepRenamed(
 		{Key: "swept", Value: res.Swept},
 	})
 
-	// The collection must be on the dirty list before the position passes the rename: a later owner
-	// looks only at collections on that list.
-	return r.Dirty.MarkIfNonEmpty(ctx, o)
+	// The outbox must be on the list before the position passes the rename: a later owner
+	// looks for scheduled envelopes only in outboxes on that list.
+	return r.Schedules.NoteExisting(ctx, []outboxes.Outbox{o})
 }
 
 // renamePublisher delivers the envelopes of a renamed collection. The position stays before the

@@ -26,9 +26,9 @@ const (
 var lastStamp = bson.Timestamp{T: 1<<32 - 1, I: 1<<32 - 1}
 
 // streamFilter matches the envelopes that the stream has to send, together with the conditions in and.
-// An envelope with a state or a due time is sent for another reason, and one with sentAt was sent.
+// An envelope with a due time is sent for another reason, and one with sentAt was sent.
 func streamFilter(and ...bson.E) bson.D {
-	return append(bson.D{{Key: "state", Value: nil}, {Key: "dueAt", Value: nil}, {Key: "sentAt", Value: nil}}, and...)
+	return append(bson.D{{Key: "dueAt", Value: nil}, {Key: "sentAt", Value: nil}}, and...)
 }
 
 // stampedFilter matches the envelopes with a stamp in (after, to].

@@ -12,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // Bounds of a batch, which is at most one transaction of each kind.
@@ -303,10 +304,10 @@ func (r *importRun) moveDead(ctx context.Context, fence mongodb.Fencer, list []c
 
 // foreignFence is the fence of a command, which does not own the watcher (N3).
 type foreignFence struct {
-	state   *mongo.Database
+	state   state.Database
 	watcher string
 }
 
 func (f foreignFence) Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
-	return mongodb.Foreign(ctx, f.state, f.watcher, dirty, fn)
+	return mongodb.Foreign(ctx, f.state.Collection("watchers"), f.watcher, dirty, fn)
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slots"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // Options describe an import.
@@ -83,7 +84,7 @@ type Importer struct {
 	options Options
 	source  source
 	client  *mongo.Client
-	state   *mongo.Database
+	state   state.Database
 	rows    *mongo.Database
 	outbox  *mongo.Collection
 }
@@ -94,7 +95,7 @@ func Connect(cfg config.Config, o Options) (*Importer, func(), error) {
 	if at < 0 {
 		return nil, nil, refusalf("--from %q: expected one of %s", o.From, strings.Join(Sources(), ", "))
 	}
-	scope, err := changestream.ParseScope(cfg.Watch, connect.StateCollections(cfg)...)
+	scope, err := changestream.ParseScope(cfg.Watch, cfg.State.Pattern())
 	if err != nil {
 		return nil, nil, fmt.Errorf("watch: %w", err)
 	}
@@ -123,7 +124,7 @@ func Connect(cfg config.Config, o Options) (*Importer, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	im := &Importer{cfg: cfg, options: o, source: sources[at], client: clients.State, state: clients.State.Database(cfg.MongoDB.State)}
+	im := &Importer{cfg: cfg, options: o, source: sources[at], client: clients.State, state: state.Open(clients.State, cfg.State)}
 	im.outbox = mongodb.Majority(im.client.Database(db).Collection(coll))
 	im.rows = im.client.Database(cmp.Or(o.Database, db))
 	return im, func() { clients.Disconnect(context.Background()) }, nil

@@ -16,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // uuid1 is a GUID. legacy1 has its bytes in the order of the driver for .NET before version 3.
@@ -31,18 +32,18 @@ var (
 type fixture struct {
 	t      *testing.T
 	cfg    config.Config
-	state  *mongo.Database
+	state  state.Database
 	outbox *mongo.Collection
 }
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	client := stacktest.Client(t)
-	f := &fixture{t: t, state: stacktest.Database(t, client), outbox: stacktest.Database(t, client).Collection("outbox")}
+	f := &fixture{t: t, state: state.Of(stacktest.Database(t, client)), outbox: stacktest.Database(t, client).Collection("outbox")}
 	f.cfg = config.Default()
 	f.cfg.Watcher, f.cfg.Node = "orders", "n1"
 	f.cfg.MongoDB.URI = config.NewURI(stacktest.MongoURI(t))
-	f.cfg.MongoDB.State = f.state.Name()
+	f.cfg.State.Database = f.state.Name()
 	f.cfg.Watch = []string{f.outbox.Database().Name() + ".outbox"}
 	return f
 }

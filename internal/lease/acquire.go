@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -291,11 +290,10 @@ func (l *Lease) endOpenTransactions(ctx context.Context, doc *Document) {
 // openSessions returns the sessions that may have a transaction open on the document after its lease
 // expired.
 func (d *Document) openSessions() []bson.Raw {
-	list := slices.Clone(d.Foreign)
 	if raw, ok := d.Session.DocumentOK(); ok && d.Owner != "" {
-		list = append(list, raw)
+		return []bson.Raw{raw}
 	}
-	return list
+	return nil
 }
 
 // contender is the state of one call of Acquire. It records owner name and time of each attempt. If the

@@ -42,11 +42,7 @@ func Merge(ids []string, old []Document, senders []record.Sender, pos func(Docum
 			merged.StartedAt = d.StartedAt
 		}
 
-		for _, ns := range d.Dirty {
-			if !slices.Contains(merged.Dirty, ns) {
-				merged.Dirty = append(merged.Dirty, ns)
-			}
-		}
+		merged.Beside = max(merged.Beside, d.Beside)
 		offsets = lowerOffsets(offsets, d.OffsetMap())
 
 		part := d.ID[strings.LastIndexByte(d.ID, '/')+1:]
@@ -54,7 +50,6 @@ func Merge(ids []string, old []Document, senders []record.Sender, pos func(Docum
 		merged.Passed = append(merged.Passed, Passed{Slot: part, Pos: pos(d)})
 	}
 	merged.Offsets = sortedOffsets(offsets)
-	slices.Sort(merged.Dirty)
 
 	// The stream starts at the least position, so it repeats nothing up to there.
 	start := pos(least)
@@ -106,8 +101,7 @@ var errSweepRequested = errors.New("a sweep was requested in the meantime")
 
 // Replace deletes the old documents and inserts the fresh ones, in the transaction of tx. The old
 // documents are as their acquisition returned them. control returns the Control of a fresh document,
-// from the old documents as they are now. Processes other than the owner may have added collections to
-// the dirty lists since the acquisition (N17). The fresh documents get these collections too.
+// from the old documents as they are now.
 func Replace(tx context.Context, coll *mongo.Collection, old, fresh []Document,
 	control func(id string, old []Document) Control,
 ) error {
@@ -116,13 +110,8 @@ func Replace(tx context.Context, coll *mongo.Collection, old, fresh []Document,
 		return err
 	}
 
-	var dirty []string
-	for _, d := range removed {
-		dirty = append(dirty, d.Dirty...)
-	}
 	docs := make([]any, len(fresh))
 	for i, d := range fresh {
-		d.Dirty = slices.Compact(slices.Sorted(slices.Values(slices.Concat(d.Dirty, dirty))))
 		d.Control = control(d.ID, removed)
 		docs[i] = d
 	}
@@ -158,7 +147,7 @@ func removeHeld(tx context.Context, coll *mongo.Collection, docs []Document) ([]
 	return removed, nil
 }
 
-// EndTransactions ends the transactions that a killed owner, a command or the API left open on a document
+// EndTransactions ends the transactions that a killed owner left open on a document
 // whose lease has expired. Otherwise the document cannot be written until the server ends them, after a
 // minute. If the lease has not expired, EndTransactions does nothing.
 func EndTransactions(ctx context.Context, coll *mongo.Collection, id string) error {

@@ -12,7 +12,7 @@ import (
 )
 
 // Document is a watcher document. Only operators write Control. Only the owner writes the other
-// fields, except Dirty, Gap and Foreign, which commands may add to.
+// fields, except Gap, which commands may add to.
 type Document struct {
 	ID         string    `bson:"_id"`
 	Owner      string    `bson:"owner,omitempty"` // node and a random value of this acquisition; "" (null) when released
@@ -30,7 +30,7 @@ type Document struct {
 	ClusterTime  bson.Timestamp `bson:"clusterTime,omitempty"`
 	Collections  []Collection   `bson:"collections,omitempty"`
 	PipelineHash string         `bson:"pipelineHash,omitempty"`
-	Dirty        []string       `bson:"dirty,omitempty"` // namespaces with exceptions or scheduled envelopes (N17)
+	Beside       string         `bson:"beside,omitempty"` // highest position of an envelope that was sent outside of the stream's order (N8)
 	Offsets      []TopicOffsets `bson:"offsets,omitempty"`
 	SenderList   []SenderEntry  `bson:"senders,omitempty"`
 	Instance     string         `bson:"instance"` // a UUID, created with the document (N5)
@@ -52,7 +52,6 @@ type Process struct {
 // Sessions are the sessions of transactions on the document, so that they can be ended.
 type Sessions struct {
 	Session bson.RawValue `bson:"session,omitempty"` // of the owner's transactions
-	Foreign []bson.Raw    `bson:"foreign,omitempty"` // of other transactions
 }
 
 // Position returns the checkpoint.

@@ -1,11 +1,9 @@
 package lease
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -22,22 +20,22 @@ import (
 // Fenced runs fn in a transaction that commits only while this process owns the watcher (N3). The first
 // statement of the transaction writes to the watcher document and names owner and epoch, so a takeover
 // and the transaction cannot both succeed. (A read would not fence: under snapshot isolation it does
-// not conflict with the takeover.) The same statement adds the namespaces of dirty to the document (N17).
+// not conflict with the takeover.) The same statement makes the update also of the document, unless it is nil.
 //
 // fn must use the context it receives, with collections of [mongo.SessionFromContext]'s client. If the
 // outcome of a transaction is unknown, fn runs again although the transaction may have committed, so fn
 // must be idempotent. Fenced blocks while the work is suspended. It returns nil once the transaction is
 // majority committed. Otherwise it returns the error of fn, the cause of ctx, or [ErrLeaseLost]. It logs a
 // transaction that fails again and again, or that fn gives up because it is too slow.
-func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
+func (h *Held) Fenced(ctx context.Context, also bson.D, fn func(ctx context.Context) error) error {
 	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.lease.cfg.Renew}.Start()
 	logged, last := time.Now(), error(nil)
-	for yield := true; ; {
+	for {
 		if err := h.awaitValid(ctx); err != nil {
 			return err
 		}
 
-		err := h.runTransaction(ctx, dirty, yield, fn)
+		err := h.runTransaction(ctx, also, fn)
 		if err == nil {
 			return nil
 		}
@@ -55,11 +53,6 @@ func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.C
 		}
 		last = err
 
-		// The next attempt does not yield, so that commands cannot starve the owner.
-		if yield && errors.Is(err, errOutcomeUnknown) {
-			h.yieldToForeign(ctx)
-			yield = false
-		}
 		if back.Wait(ctx) != nil {
 			return err
 		}
@@ -77,10 +70,8 @@ const (
 )
 
 // runTransaction makes one attempt. It releases the turn at the end, so that renewals can run between
-// two attempts. With yield it returns errOutcomeUnknown while a command waits for the fence.
-func (h *Held) runTransaction(
-	ctx context.Context, dirty []string, yield bool, fn func(ctx context.Context) error,
-) error {
+// two attempts.
+func (h *Held) runTransaction(ctx context.Context, also bson.D, fn func(ctx context.Context) error) error {
 	if err := h.acquireTurn(ctx); err != nil {
 		return err
 	}
@@ -96,23 +87,20 @@ func (h *Held) runTransaction(
 		SetWriteConcern(writeconcern.Majority()).SetReadPreference(readpref.Primary())); err != nil {
 		return fmt.Errorf("starting transaction: %w", err)
 	}
-	err := h.fenceTransaction(mongo.NewSessionContext(within, h.session), dirty, yield)
+	err := h.fenceTransaction(mongo.NewSessionContext(within, h.session), also)
 	if err == nil {
 		err = fn(mongo.NewSessionContext(within, h.session))
 	}
 	if err == nil {
 		err = mongodb.Commit(within, h.session, h.lease.cfg.CallTimeout)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		h.abortTransaction(ctx)
-	case len(dirty) > 0:
-		h.addDirty(dirty)
 	}
 
 	if errors.Is(err, errNotOwner) {
-		// Either a command waits for the fence, or the snapshot of the transaction does not show this
-		// process as the owner. Only the document itself decides whether the lease is lost.
+		// The snapshot of the transaction does not show this process as the owner. Only the document itself decides whether the
+		// lease is lost.
 		call, cancel := context.WithTimeout(ctx, h.lease.cfg.CallTimeout)
 		defer cancel()
 		if _, err := h.confirmWrite(call, h.seq, false); err != nil {
@@ -124,25 +112,15 @@ func (h *Held) runTransaction(
 }
 
 // fenceTransaction is the first statement of each transaction (N3). It returns errNotOwner if this
-// process does not own the document. With yield it also returns errNotOwner while a command waits for the
-// fence.
-func (h *Held) fenceTransaction(ctx context.Context, dirty []string, yield bool) error {
+// process does not own the document.
+func (h *Held) fenceTransaction(ctx context.Context, also bson.D) error {
 	call, cancel := context.WithTimeout(ctx, h.lease.cfg.CallTimeout)
 	defer cancel()
 
-	update := bson.D{{Key: "$inc", Value: bson.D{{Key: "fence", Value: int64(1)}}}}
-	if len(dirty) > 0 {
-		each := bson.D{{Key: "$each", Value: dirty}}
-		update = append(update, bson.E{Key: "$addToSet", Value: bson.D{{Key: "dirty", Value: each}}})
-	}
+	update := append(bson.D{{Key: "$inc", Value: bson.D{{Key: "fence", Value: int64(1)}}}}, also...)
 
 	filter := bson.D{
 		{Key: "_id", Value: h.lease.cfg.ID}, {Key: "owner", Value: h.acquired.Owner}, {Key: "epoch", Value: h.acquired.Epoch},
-	}
-	// A session that the owner has yielded to before does not count again.
-	if yield {
-		waiting := bson.D{{Key: "$elemMatch", Value: bson.D{{Key: "$nin", Value: *h.yieldedTo.Load()}}}}
-		filter = append(filter, bson.E{Key: "foreign", Value: bson.D{{Key: "$not", Value: waiting}}})
 	}
 	res, err := h.lease.coll.UpdateOne(call, filter, update)
 	if err != nil {
@@ -152,41 +130,6 @@ func (h *Held) fenceTransaction(ctx context.Context, dirty []string, yield bool)
 		return errNotOwner
 	}
 	return nil
-}
-
-const (
-	// yieldFor bounds the wait for commands. A killed command leaves its session in the document.
-	yieldFor   = 2 * time.Second
-	yieldEvery = 10 * time.Millisecond
-)
-
-// yieldToForeign blocks until no command waits for the fence. A command needs the fences of all slots in one
-// transaction, and the server aborts this transaction if an owner is inside a transaction. Without pauses of
-// busy owners, the command would starve. After [yieldFor] the owner continues, and does not yield to the same
-// sessions again.
-func (h *Held) yieldToForeign(ctx context.Context) {
-	end := time.Now().Add(yieldFor)
-	for {
-		call, cancel := context.WithTimeout(ctx, h.lease.cfg.CallTimeout)
-		doc, _, err := readDocument(call, h.lease.localColl, h.lease.cfg.ID)
-		cancel()
-
-		isWaiting := func(session bson.Raw) bool {
-			sameSession := func(old bson.Raw) bool { return bytes.Equal(old, session) }
-			return !slices.ContainsFunc(*h.yieldedTo.Load(), sameSession)
-		}
-		if err != nil || !slices.ContainsFunc(doc.Foreign, isWaiting) {
-			return
-		}
-
-		if time.Now().After(end) {
-			h.yieldedTo.Store(&doc.Foreign)
-			return
-		}
-		if retry.Sleep(ctx, yieldEvery) != nil {
-			return
-		}
-	}
 }
 
 // abortTransaction aborts the transaction of the session. If the abort does not reach the server, or the
@@ -240,22 +183,4 @@ func (h *Held) supersedeOrphan(ctx context.Context) error {
 
 	h.mayHaveOrphan = false
 	return nil
-}
-
-// endForeignTransactions ends the transactions of commands and the API on the document, which may have
-// blocked a renewal. Their processes retry them.
-func (h *Held) endForeignTransactions(ctx context.Context) {
-	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.lease.cfg.CallTimeout)
-	defer cancel()
-
-	// A read does not wait for transactions.
-	doc, _, err := readDocument(call, h.lease.localColl, h.lease.cfg.ID)
-	if err == nil && len(doc.Foreign) > 0 {
-		h.log.Warn("cannot renew the lease in time; ending transactions of commands and the API on its document",
-			"transactions", len(doc.Foreign))
-		err = mongodb.KillSessions(call, h.lease.coll.Database().Client(), doc.Foreign)
-	}
-	if err != nil {
-		h.log.Debug("cannot end the transactions of other processes", "error", err)
-	}
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -35,10 +34,8 @@ type Held struct {
 	lastCheckpoint atomic.Int64                  // on Lease.clock: when the position was last saved
 	source         atomic.Pointer[func() Checkpoint]
 	yield          chan string // 1 slot, the latest
-	dirty          atomic.Pointer[[]string]
 	suspended      atomic.Bool
-	lapsedPin      atomic.Pointer[string]     // see Lapsed; the turn is required to write it
-	yieldedTo      atomic.Pointer[[]bson.Raw] // sessions of commands that this owner does not wait for again
+	lapsedPin      atomic.Pointer[string] // see Lapsed; the turn is required to write it
 
 	// turn has one slot. A goroutine that writes the owner's fields occupies it. It guards the fields below.
 	turn chan struct{}
@@ -78,9 +75,7 @@ func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration
 	extended := make(chan struct{})
 	h.extended.Store(&extended)
 	h.lastCheckpoint.Store(int64(sent))
-	h.dirty.Store(&doc.Dirty)
 	h.lapsedPin.Store(new(string))
-	h.yieldedTo.Store(&[]bson.Raw{})
 	h.extendDeadline(sent)
 
 	l.cfg.Metrics.Takeovers.Inc()
@@ -113,25 +108,8 @@ func (h *Held) Context() context.Context { return h.ctx }
 // Yield returns a channel that delivers why the owner must drain and Release now, when operators request it.
 func (h *Held) Yield() <-chan string { return h.yield }
 
-// Dirty returns the collections with exceptions or scheduled envelopes, as of the last write of the
-// document. Processes other than the owner also add to them (N17). The caller must not change the list.
-func (h *Held) Dirty() []string { return *h.dirty.Load() }
-
 // LapsedPin returns the node of a pin that this owner disregards because the node is not responding, or "".
 func (h *Held) LapsedPin() string { return *h.lapsedPin.Load() }
-
-// RemoveDirty removes ns from the list that Dirty returns. It is called after a fenced transaction removed
-// ns from the document, because the next renewal may be a second away.
-func (h *Held) RemoveDirty(ns string) {
-	rest := slices.DeleteFunc(slices.Clone(h.Dirty()), func(x string) bool { return x == ns })
-	h.dirty.Store(&rest)
-}
-
-// addDirty adds the collections of a fenced transaction that was committed.
-func (h *Held) addDirty(list []string) {
-	all := slices.Compact(slices.Sorted(slices.Values(slices.Concat(h.Dirty(), list))))
-	h.dirty.Store(&all)
-}
 
 // SetSource sets the function from which renewals get the current checkpoint. It must not block, and
 // must not call the Held.
@@ -228,11 +206,10 @@ type ownerFields struct {
 	Seq       int64     `bson:"seq"`
 	Control   Control   `bson:"control"`
 	RenewedAt time.Time `bson:"renewedAt"`
-	Dirty     []string  `bson:"dirty"`
 }
 
 // ownerProjection is the projection that yields ownerFields.
-var ownerProjection = mongodb.Fields("owner", "epoch", "seq", "control", "renewedAt", "dirty")
+var ownerProjection = mongodb.Fields("owner", "epoch", "seq", "control", "renewedAt")
 
 // writeOwnerFields sets fields and renews the lease, or releases it, in one fenced statement. The caller
 // must hold the turn. It returns [ErrLeaseLost] or an error of the server. After an error of the server
@@ -282,14 +259,10 @@ func (h *Held) writeOwnerFields(ctx context.Context, fields bson.D, release bool
 			continue
 		}
 
-		if mongo.IsTimeout(err) || call.Err() != nil && err != nil {
-			h.endForeignTransactions(ctx)
-		}
 		if err != nil {
 			return ownerFields{}, err
 		}
 
-		h.dirty.Store(&v.Dirty)
 		if !release {
 			h.extendDeadline(sent)
 		}

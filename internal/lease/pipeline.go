@@ -31,7 +31,6 @@ func (c *contender) acquirePipeline(owner string) mongo.Pipeline {
 		{Key: "startedAt", Value: mongodb.IfNull("$startedAt", "$$NOW")},
 		// A live transaction on the document would block this write. So all sessions that are still
 		// listed belong to dead processes.
-		{Key: "foreign", Value: mongodb.Literal(bson.A{})},
 		{Key: "acquiredAt", Value: "$$NOW"},
 		{Key: "renewedAt", Value: "$$NOW"},
 		{Key: "expiresAt", Value: op("$add", "$$NOW", cfg.TTL.Milliseconds())},

@@ -22,7 +22,6 @@ type Update struct {
 	Offsets      map[string][]int64 // merged per partition, as in Checkpoint; a nil list removes the topic
 	Collections  *[]Collection
 	PipelineHash *string
-	Dirty        []string // added to the stored ones
 
 	// Gap replaces the stored gap that began at GapSince. ClearGap removes that gap. Any other gap in the
 	// document is a sweep that an operator has requested in the meantime. It stays, and starts no later
@@ -118,9 +117,6 @@ func (u *Update) setFields() bson.D {
 	}
 	if u.PipelineHash != nil {
 		add("pipelineHash", mongodb.Literal(*u.PipelineHash))
-	}
-	if len(u.Dirty) > 0 {
-		add("dirty", op("$setUnion", mongodb.IfNull("$dirty", bson.A{}), mongodb.Literal(u.Dirty)))
 	}
 	if u.ClearPassed {
 		add("passed", "$$REMOVE")

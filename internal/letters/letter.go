@@ -77,7 +77,8 @@ type Content struct {
 	Envelope     bson.Raw       `bson:"envelope,omitempty"`
 	Chunks       int            `bson:"chunks,omitempty"` // number of documents that contain the envelope instead
 	Facts        `bson:",inline"`
-	Size         int          `bson:"size"` // bytes of the envelope
+	Size         int          `bson:"size"`             // bytes of the envelope
+	Digest       []byte       `bson:"digest,omitempty"` // of the envelope, see [DigestOf]
 	Class        record.Class `bson:"class"`
 	Reason       string       `bson:"reason"`
 	Topic        string       `bson:"topic,omitempty"`

@@ -57,7 +57,7 @@ func Prepare(l Letter) (*Prepared, error) {
 	id := l.envelopeID(valid)
 	p := l.prepare(id)
 	p.raw = l.Raw
-	p.dead.Size = len(l.Raw)
+	p.dead.Size, p.dead.Digest = len(l.Raw), DigestOf(l.Raw)
 	if valid {
 		p.dead.Facts = readFacts(l.Mapping.ToContract(l.Raw))
 		p.dead.Stamp = outboxes.Stamp(l.Raw)

@@ -8,14 +8,13 @@ import (
 	"slices"
 	"time"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // maxConcurrent bounds the collections that are processed concurrently.
@@ -27,7 +26,7 @@ var lockBackoff = retry.Policy{Base: 100 * time.Millisecond, Cap: 2 * time.Secon
 // Migrator migrates one deployment. State and Outboxes are required. Its methods are safe for concurrent
 // use.
 type Migrator struct {
-	State *mongo.Database
+	State state.Database
 	// Outboxes returns the watched collections. They must be reachable with the client of State.
 	Outboxes func(ctx context.Context) ([]outboxes.Outbox, error)
 	// Node and Version are recorded in the ledger.
@@ -272,17 +271,7 @@ func changeIndexes(ctx context.Context, coll *mongo.Collection, create, drop []m
 func (m *Migrator) outboxCollections(ctx context.Context, o outboxes.Outbox) (map[Kind]*mongo.Collection, error) {
 	db := mongodb.Database(m.State.Client(), o.DB)
 	colls := map[Kind]*mongo.Collection{Outbox: db.Collection(o.Coll)}
-	steps := m.knownSteps()
-	if len(declaredIndexes(steps, Dead)) == 0 && len(supersededIndexes(steps, Dead)) == 0 {
-		return colls, nil
-	}
-
-	dead := db.Collection(deadletter.Collection(o.Coll))
-	hasLetters, err := mongodb.Exists(ctx, mongodb.Majority(dead), bson.D{})
-	if hasLetters {
-		colls[Dead] = dead
-	}
-	return colls, err
+	return colls, nil
 }
 
 // Prepare creates the declared indexes of one outbox and its dead letters, and drops the superseded ones.

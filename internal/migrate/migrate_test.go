@@ -18,19 +18,21 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
 
 // deployment is a state database and one with collections.
 type deployment struct {
-	state, shop *mongo.Database
+	state       state.Database
+	shop        *mongo.Database
 	collections []string
 }
 
 func newDeployment(t *testing.T, c *mongo.Client, collections ...string) *deployment {
 	t.Helper()
-	d := &deployment{state: stacktest.Database(t, c), shop: stacktest.Database(t, c), collections: collections}
+	d := &deployment{state: state.Of(stacktest.Database(t, c)), shop: stacktest.Database(t, c), collections: collections}
 	for _, name := range collections {
 		if err := d.shop.CreateCollection(t.Context(), name); err != nil {
 			t.Fatal(err)

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+	"go.mongodb.org/mongo-driver/v2/x/mongo/driver"
 )
 
 // ErrNotFound means that the collection has no document with the id.
@@ -19,7 +21,35 @@ var ErrNotFound = errors.New("not found")
 // Fencer. fn must use the context that it gets, with the client of mongo.SessionFromContext. It may run
 // several times.
 type Fencer interface {
-	Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error
+	//
+	// also is a further update of the watcher document, which takes effect with the transaction; nil is none.
+	Fenced(ctx context.Context, also bson.D, fn func(ctx context.Context) error) error
+}
+
+// environment lists the codes of errors that are no fault of the documents of a write: the same write succeeds when the
+// server, its members or its users are in order again.
+var environment = []int{
+	6, 7, 13, 18, 24, 43, 46, 50, 64, 89, 91, 100, 112, 133, 134, 150, 175, 189, 202, 225, 237, 244, 246, 251, 256, 262, 267, 279, 290,
+	317, 323, 358, 384, 391, 402, 462, 9001, 10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436, 14031,
+}
+
+// IsRejection reports whether MongoDB, or its driver, rejects a write for the contents of its documents, for example for their
+// size or because of a validator or an index. If the write is repeated, it fails again. The other documents of the write are not
+// at fault. A transaction that is too large for the server's cache is rejected as well: its halves fit.
+func IsRejection(err error) bool {
+	var labeled mongo.LabeledError
+	if errors.As(err, &labeled) &&
+		(labeled.HasErrorLabel("TransientTransactionError") || labeled.HasErrorLabel("UnknownTransactionCommitResult") ||
+			labeled.HasErrorLabel("NetworkError") || labeled.HasErrorLabel("RetryableError")) {
+		return false
+	}
+	// The driver measures documents before it sends them.
+	if errors.Is(err, driver.ErrDocumentTooLarge) {
+		return true
+	}
+
+	var server mongo.ServerError
+	return errors.As(err, &server) && !mongo.IsNetworkError(err) && !mongo.IsTimeout(err) && !HasCode(err, environment...)
 }
 
 // PrivilegeError is the error of a command that the user may not run.

@@ -71,8 +71,6 @@ type Parts[T any] struct {
 	PartSize *PartSize
 	// Size returns the bytes of a document. If it is nil, the documents are small.
 	Size func(doc *T) int
-	// Dirty returns the collections that the transaction of a part adds to `dirty` (N17). nil adds none.
-	Dirty func(part []T) []string
 	// Write writes a part. It may run several times, so it must be idempotent.
 	Write func(tx context.Context, c *mongo.Client, part []T) error
 	// Written is called when the last run of Write is committed. It may be nil.
@@ -123,11 +121,7 @@ func WriteInParts[T any](ctx context.Context, f Fencer, list []T, p Parts[T]) er
 	}
 
 	err := InParts(size, list, p.Size, func(part []T) error {
-		var dirty []string
-		if p.Dirty != nil {
-			dirty = p.Dirty(part)
-		}
-		err := f.Fenced(ctx, dirty, LimitRuns(len(part), func(tx context.Context) error {
+		err := f.Fenced(ctx, nil, LimitRuns(len(part), func(tx context.Context) error {
 			s := mongo.SessionFromContext(tx)
 			if s == nil {
 				return errNoTransaction

@@ -3,12 +3,11 @@ package nodes
 import (
 	"testing"
 
-	"go.mongodb.org/mongo-driver/v2/mongo"
-
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
-func newDatabase(t *testing.T) *mongo.Database {
+func newDatabase(t *testing.T) state.Database {
 	t.Helper()
-	return stacktest.Database(t, stacktest.Client(t))
+	return state.Of(stacktest.Database(t, stacktest.Client(t)))
 }

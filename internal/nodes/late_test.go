@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // A heartbeat that the server executes after its process has left lists no node. Otherwise the others would wait until
@@ -16,7 +17,7 @@ import (
 func TestALateSignOfLifeListsNobody(t *testing.T) {
 	t.Parallel()
 	app := stacktest.Name(t)
-	db := stacktest.Database(t, stacktest.Client(t, options.Client().SetAppName(app)))
+	db := state.Of(stacktest.Database(t, stacktest.Client(t, options.Client().SetAppName(app))))
 	m := newMember(db, "a", nil)
 	mustBeat(t, m, Vitals{})
 	off := stacktest.FailCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
@@ -43,7 +44,7 @@ func TestALateSignOfLifeListsNobody(t *testing.T) {
 }
 
 // countRunning counts the findAndModify on the list that the server carries out for app.
-func countRunning(t *testing.T, db *mongo.Database, app string) int {
+func countRunning(t *testing.T, db state.Database, app string) int {
 	t.Helper()
 	cur, err := db.Client().Database("admin").Aggregate(t.Context(), mongo.Pipeline{
 		{{Key: "$currentOp", Value: bson.D{{Key: "allUsers", Value: true}}}},

@@ -9,9 +9,9 @@ import (
 
 	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // The intervals of the registry.
@@ -41,7 +41,7 @@ const (
 
 // Config describes this process. State and Node are required.
 type Config struct {
-	State                  *mongo.Database
+	State                  state.Database
 	Node, Address, Version string
 	Watcher                string // that the process works for; "" for none
 	Roles                  []Role

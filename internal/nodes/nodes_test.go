@@ -17,18 +17,19 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 var upsert = options.UpdateOne().SetUpsert(true)
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
 
-func newState(t *testing.T) *mongo.Database {
+func newState(t *testing.T) state.Database {
 	t.Helper()
-	return stacktest.Database(t, stacktest.Client(t))
+	return state.Of(stacktest.Database(t, stacktest.Client(t)))
 }
 
-func newMember(db *mongo.Database, node string, change func(*Config)) *Member {
+func newMember(db state.Database, node string, change func(*Config)) *Member {
 	c := Config{
 		State: db, Node: node, Address: node + ":9464", Version: "1.4.0", Watcher: "orders", Roles: []Role{Relay, Cleaner},
 		Capabilities: []string{"recording:watermark"}, Schema: 3,
@@ -46,7 +47,7 @@ func mustBeat(t *testing.T, m *Member, v Vitals) {
 	}
 }
 
-func listNodes(t *testing.T, db *mongo.Database) []Node {
+func listNodes(t *testing.T, db state.Database) []Node {
 	t.Helper()
 	all, err := NewNodes(db.Collection("nodes")).List(t.Context())
 	if err != nil {
@@ -57,7 +58,7 @@ func listNodes(t *testing.T, db *mongo.Database) []Node {
 }
 
 // listKinds returns the kinds of the entries of the events log about a node, in their order.
-func listKinds(t *testing.T, db *mongo.Database, node string) []string {
+func listKinds(t *testing.T, db state.Database, node string) []string {
 	t.Helper()
 	all, err := NewEvents(db.Collection("events"), "", "").Latest(t.Context(), 100)
 	if err != nil {
@@ -73,7 +74,7 @@ func listKinds(t *testing.T, db *mongo.Database, node string) []string {
 }
 
 // ageHeartbeat moves the last heartbeat of a node into the past, by the clock of the server.
-func ageHeartbeat(t *testing.T, db *mongo.Database, node string, d time.Duration) {
+func ageHeartbeat(t *testing.T, db state.Database, node string, d time.Duration) {
 	t.Helper()
 	res, err := db.Collection("nodes").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: node}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
 		{Key: "seenAt", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", d.Milliseconds()}}}},
@@ -84,7 +85,7 @@ func ageHeartbeat(t *testing.T, db *mongo.Database, node string, d time.Duration
 }
 
 // renewHeartbeats moves the last heartbeat of nodes into the future, so that they respond on a slow machine, too.
-func renewHeartbeats(t *testing.T, db *mongo.Database, nodes ...string) {
+func renewHeartbeats(t *testing.T, db state.Database, nodes ...string) {
 	t.Helper()
 	for _, n := range nodes {
 		ageHeartbeat(t, db, n, -time.Hour)
@@ -438,7 +439,7 @@ func TestAnOlderNodeAndABreakingStepDoNotMissEachOther(t *testing.T) {
 	client := stacktest.Client(t)
 	steps := []migrate.Step{{ID: "0001", Name: "one"}, {ID: "0002", Name: "two", Breaking: true}}
 	for range 25 {
-		db := stacktest.Database(t, client)
+		db := state.Of(stacktest.Database(t, client))
 		migrator := func(n int) *migrate.Migrator {
 			return &migrate.Migrator{State: db, Node: "n", Steps: steps[:n], CheckStep: NewStepCheck(db), Outboxes: func(context.Context) ([]outboxes.Outbox, error) { return nil, nil }}
 		}

@@ -8,10 +8,10 @@ import (
 	"strings"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // ErrOlderNodes is the error for a migration that must wait, because live nodes do not support it and could do
@@ -21,7 +21,7 @@ var ErrOlderNodes = errors.New("nodes of an older version are alive")
 // NewStepCheck returns the function that a [migrate.Migrator] calls before a step that older versions cannot
 // work with. The function returns [ErrOlderNodes] if a live node does not support the step. An owner of a
 // lease counts as live even if it is not in the list of nodes. A call makes two majority reads.
-func NewStepCheck(state *mongo.Database) func(ctx context.Context, s migrate.Step) error {
+func NewStepCheck(state state.Database) func(ctx context.Context, s migrate.Step) error {
 	return func(ctx context.Context, s migrate.Step) error {
 		list, err := NewNodes(mongodb.Majority(state.Collection("nodes"))).List(ctx)
 		if err != nil {
@@ -66,7 +66,7 @@ func describeNode(node, version string) string {
 }
 
 // leaseOwners returns the nodes whose leases have not expired, with their versions.
-func leaseOwners(ctx context.Context, state *mongo.Database) (map[string]string, error) {
+func leaseOwners(ctx context.Context, state state.Database) (map[string]string, error) {
 	coll := mongodb.Majority(state.Collection("watchers"))
 	type watcher struct {
 		Owner   string `bson:"owner"`

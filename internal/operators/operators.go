@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"sync/atomic"
 
-	"go.mongodb.org/mongo-driver/v2/mongo"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/admin"
@@ -23,6 +22,7 @@ import (
 	"github.com/outrelay/outrelay/internal/opspage"
 	"github.com/outrelay/outrelay/internal/probes"
 	"github.com/outrelay/outrelay/internal/process"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // Server serves the operators' page and API of one deployment. It has its own connection, so that
@@ -82,7 +82,7 @@ func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*
 
 // NewOperator returns the operator of the configured watcher for the page, the API and the command line. So all of
 // them hide the same values.
-func NewOperator(cfg config.Config, version string, state *mongo.Database) (admin.Operator, error) {
+func NewOperator(cfg config.Config, version string, state state.Database) (admin.Operator, error) {
 	router, err := connect.Router(cfg, nil)
 	if err != nil {
 		return admin.Operator{}, err

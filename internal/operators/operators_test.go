@@ -45,7 +45,7 @@ func serve(t *testing.T, state, watch string) (o *operators.Server, cfg config.C
 	t.Helper()
 	const token = "a-token-of-the-test"
 	file := filepath.Join(t.TempDir(), "outrelay.yaml")
-	text := fmt.Sprintf("watcher: orders\nmongodb: { uri: '%s', state: %s }\nkafka: { brokers: ['%s'] }\nwatch: [%s]\nhttp: { admin: { listen: '127.0.0.1:0', token: '%s' } }\n",
+	text := fmt.Sprintf("watcher: orders\nmongodb: { uri: '%s' }\nstate: { database: %s }\nkafka: { brokers: ['%s'] }\nwatch: [%s]\nhttp: { admin: { listen: '127.0.0.1:0', token: '%s' } }\n",
 		stacktest.MongoURI(t), state, stacktest.Brokers(t)[0], watch, token)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)

@@ -20,17 +20,6 @@ func Indexes() []mongodb.Index {
 	return []mongodb.Index{
 		{Name: "ts_1", Keys: mongodb.Ascending("ts")},
 		{Name: "dueAt_1_slot_1", Keys: mongodb.Ascending("dueAt", "slot"), Partial: present("dueAt")},
-		{Name: "nextAt_1_slot_1", Keys: mongodb.Ascending("nextAt", "slot"), Partial: present("nextAt")},
-		{
-			Name: "state_1_key_1_pos_1_slot_1", Keys: mongodb.Ascending("state", "key", "pos", "slot"),
-			Partial: present("state"),
-		},
-		// The index holds the envelopes that a replay has queued and the relay has not sent. If there are many,
-		// the replay waits.
-		{
-			Name: mongodb.ReplayIndex, Keys: mongodb.Ascending("origin", "replayOf"),
-			Partial: bson.D{{Key: "origin", Value: OriginReplay}},
-		},
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/slot"
 )
@@ -19,9 +18,11 @@ import (
 // Envelope is an undelivered document of an outbox, as it was inserted or last updated. Its slices are
 // valid only during the call that it is passed to.
 type Envelope struct {
-	DB, Coll    []byte
-	TS          bson.Timestamp // the stamp of the server; zero if there is none
-	Raw         bson.Raw
+	DB, Coll []byte
+	TS       bson.Timestamp // the stamp of the server; zero if there is none
+	Raw      bson.Raw
+	// Delivery is 0 for the first delivery, and greater for a requeue or replay (N18).
+	Delivery    int32
 	Redelivered bool // sent again on purpose; its records get the header outrelay-redelivered
 }
 
@@ -130,30 +131,9 @@ func (o Outbox) NameHolder(ctx context.Context, client *mongo.Client) (uuid [16]
 	return uuid, err
 }
 
-// The values of the field `origin`: the ways in which an envelope becomes an exception.
-const (
-	OriginStream    = "stream"
-	OriginScheduled = "scheduled"
-	OriginRequeue   = "requeue"
-	OriginReplay    = "replay"
-)
-
 // CollectionOf returns the collection of a namespace. The driver rejects each use of a collection whose namespace is not
 // <database>.<collection>.
 func CollectionOf(client *mongo.Client, ns string) *mongo.Collection {
 	db, coll, _ := strings.Cut(ns, ".")
 	return mongodb.Database(client, db).Collection(coll)
-}
-
-// BulkWrite runs statements in the transaction of tx, those of each namespace in their order. actions names the
-// privileges that they need.
-func BulkWrite(tx context.Context, client *mongo.Client, models map[string][]mongo.WriteModel, actions string) error {
-	for ns, list := range models {
-		if _, err := CollectionOf(client, ns).BulkWrite(tx, list); err != nil {
-			return mongodb.Refusal(err, "writing to "+ns, actions, ns)
-		}
-		// Tests end the process here, between the statements of one transaction.
-		crash.At("mid-exception-write")
-	}
-	return nil
 }

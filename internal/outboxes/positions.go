@@ -38,10 +38,10 @@ func PosUnstamped(pos string) bool {
 	return strings.HasSuffix(pos, zero) && (len(pos) == len("82"+zero) || PosIsWithin(pos))
 }
 
-// PosNumbered returns a position that distinguishes envelopes with a zero stamp, in the order of at and n. at
+// PosNumber returns the end of a position that distinguishes envelopes with a zero stamp, in the order of at and n. at
 // is a cluster time at which the envelope existed.
-func PosNumbered(pos string, at bson.Timestamp, n uint32) string {
-	return fmt.Sprintf("%s-%08X%08X%08X", pos, at.T, at.I, n)
+func PosNumber(at bson.Timestamp, n uint32) string {
+	return fmt.Sprintf("-%08X%08X%08X", at.T, at.I, n)
 }
 
 // PosSweptBehind reports whether a sweep gave the position to an envelope that may have been committed after

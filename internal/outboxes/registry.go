@@ -2,7 +2,6 @@ package outboxes
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"math"
@@ -206,32 +205,4 @@ func (r *Registry) Registrations(ctx context.Context, watcher string) ([]Registr
 
 	byName := options.Find().SetSort(bson.D{{Key: "ns", Value: 1}})
 	return mongodb.FindAll[Registration](ctx, r.coll, "reading the registry of collections", filter, byName)
-}
-
-// Seal returns the seal of the state database, and makes it on the first call. Relays and operators write it
-// into each document whose state they change. A service that may only insert into its outbox cannot read the
-// seal. If a document lacks the seal, its state therefore came from another writer.
-func (r *Registry) Seal(ctx context.Context) ([]byte, error) {
-	fresh := make([]byte, 16)
-	if _, err := rand.Read(fresh); err != nil {
-		return nil, fmt.Errorf("making the seal of the state database: %w", err)
-	}
-
-	var doc struct {
-		Seal []byte `bson:"seal"`
-	}
-	update := bson.D{{Key: "$setOnInsert", Value: bson.D{{Key: "seal", Value: fresh}}}}
-	opts := options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)
-	err := r.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: "seal"}}, update, opts).Decode(&doc)
-
-	if mongo.IsDuplicateKeyError(err) {
-		// Another process has made the seal at the same moment, so the next attempt finds it.
-		return r.Seal(ctx)
-	}
-
-	if err != nil {
-		return nil, mongodb.Refusal(
-			err, "reading the seal of the state database", "find, insert and update", mongodb.Namespace(r.coll))
-	}
-	return doc.Seal, nil
 }

@@ -26,34 +26,18 @@ var PickedByID = bson.D{{Key: "_id", Value: 1}}
 // compares with the values that have a meaning, or with null, which matches both. $exists and the type
 // "missing" distinguish null from a missing field, so a condition on an envelope must not use them.
 
-// Exceptional lists the values of `state`.
-var Exceptional = bson.A{"retry", "blocked", "parked"}
-
-// IsException returns the condition for an exception.
-func IsException(and ...bson.E) bson.D {
-	return append(bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: Exceptional}}}}, and...)
-}
-
 // isScheduled returns the condition for an envelope that waits for its due time.
 func isScheduled(and ...bson.E) bson.D {
-	scheduled := bson.D{{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}}, {Key: "state", Value: nil}}
-	return append(scheduled, and...)
+	return append(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}}}, and...)
 }
 
-// Healthy returns the condition for an envelope with neither a state nor a due time. If an envelope has one
-// of the two, it is never purged, even if its stamp is old (N25).
-func Healthy(and ...bson.E) bson.D {
-	return append(and, bson.E{Key: "state", Value: nil}, bson.E{Key: "dueAt", Value: nil})
+// Unscheduled returns the condition for an envelope that the stream sends: one without a due time. A scheduled envelope is never
+// purged, even if its stamp is old (N25).
+func Unscheduled(and ...bson.E) bson.D {
+	return append(and, bson.E{Key: "dueAt", Value: nil})
 }
 
-// StillDirty reports whether coll holds an exception or a scheduled envelope of the slot. In a transaction, it
-// reads the snapshot of the transaction, so the owner can remove a collection from `dirty` in one fenced
-// transaction.
-func StillDirty(ctx context.Context, coll *mongo.Collection, p slot.Range) (bool, error) {
-	for _, waits := range []bson.D{IsException(), isScheduled()} {
-		if found, err := mongodb.Exists(ctx, coll, p.AddFilter(waits)); found || err != nil {
-			return found, err
-		}
-	}
-	return false, nil
+// HasScheduled reports whether coll holds a scheduled envelope of the slot.
+func HasScheduled(ctx context.Context, coll *mongo.Collection, p slot.Range) (bool, error) {
+	return mongodb.Exists(ctx, coll, p.AddFilter(isScheduled()))
 }

@@ -21,7 +21,7 @@ func (d *Dispatcher) Acked(tp record.TopicPartition, base int64, tickets []recor
 
 	// Side deliveries reserved their bytes in the reconciler's budget.
 	bytes -= d.resolveSideAcks(tp, sideAcks)
-	d.queueDeliveries(delivered)
+	d.recordDeliveries(delivered)
 	d.releaseBytes(d.budget, int64(bytes))
 }
 
@@ -46,46 +46,6 @@ func (d *Dispatcher) Restore(tp record.TopicPartition, offset int64) { d.tracker
 
 // Idle implements record.Acks.
 func (d *Dispatcher) Idle(tp record.TopicPartition, offset int64) { d.tracker.Idle(tp, offset) }
-
-// Run records exceptions until ctx ends, and then returns nil. It resolves their tickets
-// after they are majority-committed, so a checkpoint never passes an exception that is not
-// recorded. It returns the error that the retry policy considers final.
-func (d *Dispatcher) Run(ctx context.Context) error {
-	restore := func(list []Exception) error {
-		// Every ticket of the list is unresolved, so its event comes after the watermark.
-		floor, _ := d.tracker.Reached()
-		for i := range list {
-			list[i].Floor = floor
-		}
-		return d.cfg.Retry(ctx, func() error { return d.cfg.Exceptions.Restore(ctx, list) })
-	}
-
-	return d.exceptions.run(ctx, restore, func(batch []Exception) error {
-		err := d.cfg.Retry(ctx, func() error { return d.cfg.Exceptions.Record(ctx, batch) })
-		if err != nil {
-			return err
-		}
-		for i := range batch {
-			d.resolveException(&batch[i])
-		}
-		return nil
-	})
-}
-
-// resolveException resolves the targets of e, which is recorded, and releases their bytes.
-func (d *Dispatcher) resolveException(e *Exception) {
-	d.unrecorded.Add(-1)
-	for range e.targets {
-		d.tracker.Resolve(e.ticket)
-	}
-	d.releaseBytes(d.budget, e.bytes)
-
-	if e.State != "" {
-		d.cfg.Metrics.Held(e.State, 1)
-	} else {
-		d.cfg.Metrics.Dead(e.Topic, e.Refusal.Class)
-	}
-}
 
 // Drain blocks until everything delivered so far is resolved, or ctx ends. Then it returns
 // the cause of ctx.

@@ -1,12 +1,11 @@
 // Package pipeline hands the events of the change stream to the sink and tracks
-// each of them until it is acked or recorded as an exception.
+// each of them until it is acked, or stored as waiting or dead.
 //
 // Order: events enter in the order of Deliver and reach each partition in that
 // order. Publish delivers outside of that order, for the reconciler.
 //
-// Exceptions: an envelope that has to wait, or that cannot be sent at all, is queued
-// for Exceptions with its stream position, and the stream goes on. If it waits, the
-// gate of its key closes in the same step, so no later envelope can overtake it.
+// An envelope that has to wait, or that cannot be sent at all, goes to the ledger with its stream position, and the stream goes
+// on. If it waits, the gate of its key closes in the same step, so no later envelope can overtake it.
 //
 // Blocking: Deliver blocks while the byte budget or the window of tickets is full.
 // Nothing else slows the reader down. The methods that the sink calls return at once.
@@ -22,8 +21,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/ledger"
+	"github.com/outrelay/outrelay/internal/mailbox"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/internal/watermark"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -41,6 +42,9 @@ type Sink interface {
 	// FindHit returns the place of rec if the read-back has found it in its topic.
 	FindHit(rec *record.Record) (tp record.TopicPartition, offset int64, found bool)
 
+	// TopicsWithHits returns the topics in which the read-back has found records.
+	TopicsWithHits() []string
+
 	// EndReplay drops the read-back.
 	EndReplay()
 
@@ -51,42 +55,6 @@ type Sink interface {
 	Recycle(tickets []record.Ticket)
 }
 
-// Exception is an envelope that is not sent now: it waits, or it is dead.
-type Exception struct {
-	State   string   // state of an envelope that waits; empty for a dead letter
-	Pending []string // topics that an envelope that waits must still reach
-	Key     string   // ordering key of an envelope that waits
-
-	// Raw is the envelope as the stream delivered it, Pos the position of its
-	// event in hexadecimal. Both are empty if the sink returned the record after
-	// it was queued. The envelope must then be read again from the stream, after
-	// Floor, by ID and NSHash.
-	Raw      []byte
-	NS       string
-	Pos      string
-	Floor    resume.Position
-	ID       []byte // value of the record's id header
-	StringID bool   // ID is a string that looks like another type
-	NSHash   []byte // value of the record's namespace header
-
-	Topic   string // topic that refused the record; empty if none did
-	Refusal record.Refusal
-
-	ticket  record.Ticket
-	targets int // targets of the ticket that this exception resolves
-	bytes   int64
-}
-
-// Exceptions stores exceptions.
-type Exceptions interface {
-	// Restore sets the envelopes of exceptions that the sink has returned. It leaves Raw nil if an envelope is gone.
-	Restore(ctx context.Context, list []Exception) error
-
-	// Record stores batch in fenced transactions. When it returns nil they are
-	// majority-committed (N3). Calls do not overlap. The batch is valid during the call.
-	Record(ctx context.Context, batch []Exception) error
-}
-
 // Item is one event of the stream. The slices Raw, DB, Coll and Pos, and those of its
 // records, may alias the server's reply.
 type Item struct {
@@ -94,25 +62,24 @@ type Item struct {
 	Records  []record.Record // one per target
 
 	Dead   *record.Refusal // why the envelope can never be sent; nil if it can
-	Sent   *Sent           // the delivery to record; nil if it is not recorded
+	Sent   *Delivery       // the delivery to record; nil if it is not recorded
 	Follow Follower        // observes the outcome for a trace; usually nil
 
 	Raw      []byte // the envelope
 	DB, Coll []byte // its collection
 	Pos      []byte // position of its event, in hexadecimal
+	Key      []byte // its ordering key; nil if it is malformed
 }
 
-// newException returns an exception for the envelope of item. It copies every slice
-// that may alias the server's reply.
-func (item *Item) newException(why record.Refusal, t record.Ticket, bytes int) Exception {
-	return Exception{
-		Raw:     slices.Clone(item.Raw),
-		NS:      string(item.DB) + "." + string(item.Coll),
-		Pos:     string(item.Pos),
-		Refusal: why,
-		ticket:  t,
-		targets: 1,
-		bytes:   int64(bytes),
+// newOutcome returns the outcome of an envelope that is not sent now. It copies every slice that may alias the server's reply.
+func (item *Item) newOutcome(end ledger.End) *ledger.Outcome {
+	return &ledger.Outcome{
+		End:       end,
+		Raw:       slices.Clone(item.Raw),
+		NS:        string(item.DB) + "." + string(item.Coll),
+		Pos:       string(item.Pos),
+		Key:       string(item.Key),
+		Partition: record.AnyPartition,
 	}
 }
 
@@ -120,7 +87,7 @@ func (item *Item) newException(why record.Refusal, t record.Ticket, bytes int) E
 type Metrics struct {
 	Acked func(b *record.AckedBatch)             // records were acked; b is valid during the call
 	Dead  func(topic string, class record.Class) // an envelope was dead-lettered
-	Held  func(state string, n int)              // n envelopes were recorded to wait
+	Held  func(reason string, n int)             // n envelopes were stored to wait
 }
 
 // Config configures a Dispatcher.
@@ -129,14 +96,10 @@ type Config struct {
 	// dispatcher has a part of it from Start until LeavePool.
 	Pool *Pool
 
-	Exceptions Exceptions
-	Recorder   Recorder
-
-	// Ready is called when a parked topic can be written again. It must not block.
-	Ready func(topic string)
-
-	// Retry repeats op until it succeeds, ctx ends or its error is final.
-	Retry func(ctx context.Context, op func() error) error
+	// Ledger stores the envelopes that are not sent now, and the deliveries that are recorded.
+	Ledger *ledger.Ledger
+	// Ready gets the topics that can be written again.
+	Ready *mailbox.Box[string]
 
 	Metrics Metrics
 	Now     func() time.Time // defaults to time.Now
@@ -170,9 +133,7 @@ type Dispatcher struct {
 	sideMu        sync.Mutex
 	sides         map[record.Ticket]*side
 
-	deliveries *recordQueue[*Sent] // resolved for every target, to be recorded on their envelopes
-	exceptions *recordQueue[Exception]
-	unrecorded atomic.Int64 // exceptions that are queued or being recorded
+	unrecorded atomic.Int64 // envelopes that are still to be stored as waiting or dead
 }
 
 var _ record.Acks = (*Dispatcher)(nil)
@@ -189,8 +150,6 @@ func New(cfg Config) *Dispatcher {
 		sideBudget: newBudget(&cfg.Pool.side),
 		gates:      newGates(maxGates),
 		sides:      map[record.Ticket]*side{},
-		deliveries: newRecordQueue[*Sent](),
-		exceptions: newRecordQueue[Exception](),
 	}
 	d.maxTickets.Store(int64(cfg.Pool.tickets))
 
@@ -229,7 +188,7 @@ func (d *Dispatcher) Limits() (bytes, tickets int64) {
 // Deliver sends one event to its targets. Calls must be made in stream order. It
 // blocks while the budget or the window is full. It returns the cause of ctx if ctx
 // ends, or the error that ended the sink. A target that refuses the event or makes it
-// wait is no error: it becomes an exception.
+// wait is no error: it goes to the ledger.
 func (d *Dispatcher) Deliver(ctx context.Context, item *Item) error {
 	if item.Dead != nil {
 		return d.deliverDead(ctx, item)
@@ -253,7 +212,7 @@ func (d *Dispatcher) Deliver(ctx context.Context, item *Item) error {
 	d.followers.trackEnvelope(ticket, item)
 
 	d.heldScratch = d.heldScratch[:0]
-	heldState := envelope.StateBlocked
+	reason := waiting.Blocked
 	for i := range item.Records {
 		rec := &item.Records[i]
 		err := d.sink.Send(rec, ticket)
@@ -266,7 +225,7 @@ func (d *Dispatcher) Deliver(ctx context.Context, item *Item) error {
 		if parked || errors.Is(err, record.ErrBlocked) {
 			d.heldScratch = append(d.heldScratch, i)
 			if parked {
-				heldState = envelope.StateParked
+				reason = waiting.Parked
 			}
 			continue
 		}
@@ -275,14 +234,17 @@ func (d *Dispatcher) Deliver(ctx context.Context, item *Item) error {
 		if !ok {
 			return err
 		}
-		e := item.newException(*refusal, ticket, d.sink.Size(rec))
-		e.Topic = rec.Topic
-		d.queueException(e)
+		o := item.newOutcome(ledger.Dead)
+		o.Topic, o.Refusal = rec.Topic, *refusal
+		if !refusal.Class.DeadAtOnce() {
+			o.End, o.Reason, o.Topics = ledger.Retrying, waiting.Retry, []string{rec.Topic}
+		}
+		d.addUnsent(o, unsent{ticket: ticket, targets: 1, bytes: int64(d.sink.Size(rec))})
 	}
 
-	// The targets that wait share one exception, because they share one envelope.
+	// The targets that wait share one outcome, because they share one envelope.
 	if len(d.heldScratch) > 0 {
-		d.holdTargets(item, d.heldScratch, heldState, ticket)
+		d.holdTargets(item, d.heldScratch, reason, ticket)
 	}
 	return nil
 }
@@ -307,7 +269,9 @@ func (d *Dispatcher) deliverDead(ctx context.Context, item *Item) error {
 	}
 
 	ticket := d.tracker.Begin(item.CommitMS, 1)
-	d.queueException(item.newException(*item.Dead, ticket, len(item.Raw)))
+	o := item.newOutcome(ledger.Dead)
+	o.Refusal = *item.Dead
+	d.addUnsent(o, unsent{ticket: ticket, targets: 1, bytes: int64(len(item.Raw))})
 	return nil
 }
 
@@ -323,14 +287,45 @@ func (d *Dispatcher) hasRoom() bool {
 	return int64(d.tracker.Unresolved()) < d.maxTickets.Load()
 }
 
-// queueException closes gates and queues e for Run.
-func (d *Dispatcher) queueException(e Exception, gates ...gate) {
-	d.queueDeliveries(d.followers.notifyLeft(&e))
+// unsent has the parts of the stream that the outcome of an envelope resolves.
+type unsent struct {
+	ticket  record.Ticket
+	targets int // of the ticket
+	bytes   int64
+}
+
+// addUnsent closes gates and passes o to the ledger. When o is stored, its targets are resolved, so a checkpoint never passes an
+// envelope that is not stored.
+func (d *Dispatcher) addUnsent(o *ledger.Outcome, u unsent, gates ...gate) {
+	d.recordDeliveries(d.followers.notifyLeft(o, u))
 
 	for _, g := range gates {
 		d.gates.changeWaiting(g.NS, g.Topic, g.Key, 1)
 	}
 
 	d.unrecorded.Add(1)
-	d.exceptions.add(e)
+	o.Stored = func(o *ledger.Outcome) { d.resolveUnsent(o, u, gates) }
+	d.cfg.Ledger.Add(o)
+}
+
+// resolveUnsent resolves the targets of o, which is stored, and releases their bytes. A gate opens only now if the envelope does not
+// wait after all: otherwise a later event of the key could be sent before an event that is repeated after a crash.
+func (d *Dispatcher) resolveUnsent(o *ledger.Outcome, u unsent, gates []gate) {
+	if !o.End.Waits() {
+		for _, g := range gates {
+			d.gates.changeWaiting(g.NS, g.Topic, g.Key, -1)
+		}
+	}
+
+	d.unrecorded.Add(-1)
+	for range u.targets {
+		d.tracker.Resolve(u.ticket)
+	}
+	d.releaseBytes(d.budget, u.bytes)
+
+	if o.End.Waits() {
+		d.cfg.Metrics.Held(string(o.Reason), 1)
+	} else {
+		d.cfg.Metrics.Dead(o.Topic, o.Refusal.Class)
+	}
 }

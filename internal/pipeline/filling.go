@@ -1,8 +1,6 @@
 package pipeline
 
 import (
-	"bytes"
-	"fmt"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/activity"
@@ -22,7 +20,6 @@ type recordBuilder struct {
 	view    envelope.View // the envelope
 	meta    routing.Meta
 	targets []routing.Target
-	seal    []byte // of the state database, see [outboxes.Registry.Seal]
 }
 
 // BuildConfig contains the parts that build the records of envelopes.
@@ -31,7 +28,6 @@ type BuildConfig struct {
 	Router  *routing.Router
 	Preset  *routing.Preset
 	Scope   *changestream.Scope
-	Seal    []byte           // of the state database
 	Now     func() time.Time // server time
 	Tap     *tracing.Tap
 	// Activity samples envelopes; nil samples none.
@@ -39,7 +35,7 @@ type BuildConfig struct {
 }
 
 func (c *BuildConfig) newBuilder() recordBuilder {
-	b := recordBuilder{mapping: c.Mapping, router: c.Router, filler: c.Preset.Filler(), seal: c.Seal}
+	b := recordBuilder{mapping: c.Mapping, router: c.Router, filler: c.Preset.Filler()}
 	b.meta.MultiCollection = c.Scope.Multiple()
 	return b
 }
@@ -72,21 +68,6 @@ func (b *recordBuilder) checkExpiry(now time.Time) error {
 		return &record.Refusal{Class: record.Expired, Reason: "expiresAt passed before the delivery"}
 	}
 	return nil
-}
-
-// checkSeal calls the function checkSeal for the envelope of b.
-func (b *recordBuilder) checkSeal() error { return checkSeal(&b.view, b.seal) }
-
-// checkSeal returns a *record.Refusal if the envelope has a field of the relay that neither a relay
-// nor an operator wrote. They write their seal with such fields.
-func checkSeal(v *envelope.View, seal []byte) error {
-	if v.RelayOwned == nil || bytes.Equal(v.Seal, seal) {
-		return nil
-	}
-
-	reason := fmt.Sprintf("only the relay writes the field %s: leave it out of the insert; "+
-		"if the state database was lost, requeue the dead letter", v.RelayOwned)
-	return &record.Refusal{Class: record.Malformed, Reason: reason}
 }
 
 // buildRecords appends one record to dst for each target of the envelope. If topics is not nil, it

@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/outrelay/outrelay/internal/ledger"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -48,8 +50,8 @@ type followers struct {
 
 // trackedEnvelope is one entry of followers.
 type trackedEnvelope struct {
-	follower    Follower // nil if the envelope is neither traced nor sampled
-	sent        *Sent    // nil if its delivery is not recorded
+	follower    Follower  // nil if the envelope is neither traced nor sampled
+	sent        *Delivery // nil if its delivery is not recorded
 	targetsLeft int
 }
 
@@ -90,7 +92,7 @@ func (f *followers) countResolvedLocked(t record.Ticket, n int) (e trackedEnvelo
 // notifyAcked reports the records that were acked in tp to their followers. It returns the
 // envelopes whose targets are all resolved and whose delivery is to be recorded. It returns
 // nil, at the cost of one load, while nothing is tracked.
-func (f *followers) notifyAcked(tp record.TopicPartition, base int64, tickets []record.Ticket) (resolved []*Sent) {
+func (f *followers) notifyAcked(tp record.TopicPartition, base int64, tickets []record.Ticket) (resolved []*Delivery) {
 	if f.count.Load() == 0 {
 		return nil
 	}
@@ -102,8 +104,8 @@ func (f *followers) notifyAcked(tp record.TopicPartition, base int64, tickets []
 		offset := base + int64(i)
 		e, last := f.countResolvedLocked(t, 1)
 		if e.sent != nil {
-			a := record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: offset}
-			e.sent.Answers = append(e.sent.Answers, a)
+			place := outboxes.Place{Topic: tp.Topic, Partition: tp.Partition, Offset: offset}
+			e.sent.Outcome.Sent = append(e.sent.Outcome.Sent, place)
 			if last {
 				resolved = append(resolved, e.sent)
 			}
@@ -115,21 +117,21 @@ func (f *followers) notifyAcked(tp record.TopicPartition, base int64, tickets []
 	return resolved
 }
 
-// notifyLeft reports the records of the exception e to their follower, and voids the recording
+// notifyLeft reports the records of o, which are not sent now, to their follower, and voids the recording
 // of their delivery. It returns the envelope if these were its last targets and its delivery was
 // to be recorded.
-func (f *followers) notifyLeft(e *Exception) (resolved []*Sent) {
+func (f *followers) notifyLeft(o *ledger.Outcome, u unsent) (resolved []*Delivery) {
 	if f.count.Load() == 0 {
 		return nil
 	}
 
 	f.mu.Lock()
-	tracked, last := f.countResolvedLocked(e.ticket, e.targets)
-	// A delivery with an exception is not complete, so it is not recorded as sent.
+	tracked, last := f.countResolvedLocked(u.ticket, u.targets)
+	// Such a delivery is not complete, so it is not recorded as sent.
 	if tracked.sent != nil {
 		tracked.sent.void = true
 		if last {
-			resolved = []*Sent{tracked.sent}
+			resolved = []*Delivery{tracked.sent}
 		}
 	}
 	f.mu.Unlock()
@@ -139,14 +141,14 @@ func (f *followers) notifyLeft(e *Exception) (resolved []*Sent) {
 		return resolved
 	}
 
-	fate, refused := e.State, e.Refusal.Class != ""
+	fate, refused := string(o.Reason), o.Refusal.Class != ""
 	if refused {
-		fate = string(e.Refusal.Class)
+		fate = string(o.Refusal.Class)
 	}
-	if len(e.Pending) == 0 {
-		tracked.follower.NotSent(e.Topic, fate, refused)
+	if len(o.Topics) == 0 {
+		tracked.follower.NotSent(o.Topic, fate, refused)
 	}
-	for _, topic := range e.Pending {
+	for _, topic := range o.Topics {
 		tracked.follower.NotSent(topic, fate, refused)
 	}
 	return resolved

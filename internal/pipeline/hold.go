@@ -4,8 +4,9 @@ import (
 	"errors"
 	"sync"
 
-	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 var _ record.Holder = (*Dispatcher)(nil)
@@ -78,7 +79,7 @@ func (d *Dispatcher) MemoryPressure() (low record.Ticket, stream, side bool) {
 func isPressed(used, limit int64) bool { return 4*used > 3*limit }
 
 // Ready implements record.Holder.
-func (d *Dispatcher) Ready(topic string) { d.cfg.Ready(topic) }
+func (d *Dispatcher) Ready(topic string) { d.cfg.Ready.Put(topic) }
 
 // Withdrawn implements record.Holder. The gates close before any later record of these keys
 // can be sent. A dead record closes no gate.
@@ -98,46 +99,42 @@ func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
 			continue
 		}
 
-		e := Exception{
-			ID:       w.ID,
-			StringID: w.StringID,
-			NSHash:   w.NS,
-			Topic:    w.Topic,
-			ticket:   w.Ticket,
-			targets:  1,
-			bytes:    int64(w.Bytes),
+		o := &ledger.Outcome{
+			End:       ledger.Waiting,
+			ID:        w.ID,
+			StringID:  w.StringID,
+			NSHash:    w.NS,
+			Key:       string(w.Key),
+			Topics:    []string{w.Topic},
+			Reason:    waiting.Blocked,
+			Partition: record.AnyPartition,
+		}
+		if errors.Is(w.Held, record.ErrParked) {
+			o.Reason = waiting.Parked
 		}
 		if w.Refusal != nil {
-			e.Refusal = *w.Refusal
-		}
-		if dead {
-			d.queueException(e)
-			continue
+			o.End, o.Reason, o.Refusal, o.Topic = ledger.Retrying, waiting.Retry, *w.Refusal, w.Topic
 		}
 
-		e.Pending = []string{w.Topic}
-		e.Key = string(w.Key)
-		switch {
-		case w.Refusal != nil:
-			e.State = envelope.StateRetry
-		case errors.Is(w.Held, record.ErrParked):
-			e.State = envelope.StateParked
-		default:
-			e.State = envelope.StateBlocked
+		u := unsent{ticket: w.Ticket, targets: 1, bytes: int64(w.Bytes)}
+		if dead {
+			o.End, o.Topics = ledger.Dead, nil
+			d.addUnsent(o, u)
+			continue
 		}
-		d.queueException(e, gate{string(w.NS), w.Topic, e.Key})
+		d.addUnsent(o, u, gate{string(w.NS), w.Topic, o.Key})
 	}
 }
 
-// CloseGate counts an exception of a previous owner. ns is the value of the header `outrelay-ns`;
+// CloseGate counts a waiting envelope of a previous owner. ns is the value of the header `outrelay-ns`;
 // it is empty if records carry none.
 func (d *Dispatcher) CloseGate(ns, topic, key string) { d.gates.changeWaiting(ns, topic, key, 1) }
 
-// OpenAllGates opens every gate, before the exceptions are loaded again from the beginning.
+// OpenAllGates opens every gate, before the waiting envelopes are loaded again from the beginning.
 // Nothing may be in flight during the load.
 func (d *Dispatcher) OpenAllGates() { d.gates.openAll() }
 
-// OpenGate removes one exception of the stream from its gate: it is recorded as sent to topic,
+// OpenGate removes one envelope of the stream from its gate: it was sent to topic,
 // or it is dead.
 func (d *Dispatcher) OpenGate(ns, topic, key string) { d.gates.changeWaiting(ns, topic, key, -1) }
 
@@ -145,23 +142,22 @@ func (d *Dispatcher) OpenGate(ns, topic, key string) { d.gates.changeWaiting(ns,
 // all withdrawn records of the key have been handled.
 func (d *Dispatcher) ResumeKey(ns, topic, key string) { d.gates.resumeKey(ns, topic, key) }
 
-// holdTargets queues one exception for the targets of item whose indexes are in held, and
+// holdTargets passes one outcome to the ledger for the targets of item whose indexes are in held, and
 // closes their gates.
-func (d *Dispatcher) holdTargets(item *Item, held []int, state string, t record.Ticket) {
+func (d *Dispatcher) holdTargets(item *Item, held []int, reason waiting.Reason, t record.Ticket) {
 	first := &item.Records[held[0]]
 	ns := string(first.Header(record.HeaderNamespace))
 
-	e := item.newException(record.Refusal{}, t, 0)
-	e.State = state
-	e.Key = string(first.Key)
-	e.targets = len(held)
+	o := item.newOutcome(ledger.Waiting)
+	o.Reason, o.Key = reason, string(first.Key)
+	u := unsent{ticket: t, targets: len(held)}
 
 	gates := make([]gate, len(held))
 	for k, i := range held {
 		rec := &item.Records[i]
-		e.Pending = append(e.Pending, rec.Topic)
-		e.bytes += int64(d.sink.Size(rec))
-		gates[k] = gate{ns, rec.Topic, e.Key}
+		o.Topics = append(o.Topics, rec.Topic)
+		u.bytes += int64(d.sink.Size(rec))
+		gates[k] = gate{ns, rec.Topic, o.Key}
 	}
-	d.queueException(e, gates...)
+	d.addUnsent(o, u, gates...)
 }

@@ -6,15 +6,13 @@ import (
 	"sync"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
-	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // Outlet publishes envelopes that come from the collections instead of the stream. It implements
-// waiting.Outlet and is safe for concurrent use.
+// reconciler.Outlet and is safe for concurrent use.
 type Outlet struct {
 	BuildConfig
 	dispatcher *Dispatcher
@@ -34,7 +32,7 @@ func NewOutlet(c BuildConfig, d *Dispatcher) *Outlet {
 	return o
 }
 
-// Publish implements waiting.Outlet.
+// Publish implements reconciler.Outlet.
 func (o *Outlet) Publish(
 	ctx context.Context, e *outboxes.Envelope, topics []string, answer func(record.Published),
 ) error {
@@ -43,9 +41,7 @@ func (o *Outlet) Publish(
 	if err := w.mapping.Parse(e.Raw, &w.view); err != nil {
 		return err
 	}
-	if err := w.checkSeal(); err != nil {
-		return err
-	}
+	w.view.Delivery = e.Delivery
 	now := o.Now()
 	if err := w.checkExpiry(now); err != nil {
 		return err
@@ -79,17 +75,11 @@ func (o *Outlet) Publish(
 	return o.dispatcher.Publish(ctx, w.recs, o.followAnswers(now, w, e, answer))
 }
 
-// CheckEnvelope implements waiting.Exceptions.Check.
-func (o *Outlet) CheckEnvelope(v *envelope.View) error { return checkSeal(v, o.Seal) }
-
 // RouteTopics returns the topics of an envelope that does not list its targets.
 func (o *Outlet) RouteTopics(e *outboxes.Envelope) ([]string, error) {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
 	if err := w.mapping.Parse(e.Raw, &w.view); err != nil {
-		return nil, err
-	}
-	if err := w.checkSeal(); err != nil {
 		return nil, err
 	}
 
@@ -110,9 +100,10 @@ func (o *Outlet) RouteTopics(e *outboxes.Envelope) ([]string, error) {
 // nil. The records have the right identities and targets, but neither values nor headers. It
 // returns false if the envelope has no records.
 func (w *outgoing) buildIdentities(o *Outlet, e *outboxes.Envelope, topics []string) bool {
-	if w.mapping.Parse(e.Raw, &w.view) != nil || w.checkSeal() != nil {
+	if w.mapping.Parse(e.Raw, &w.view) != nil {
 		return false
 	}
+	w.view.Delivery = e.Delivery
 
 	w.meta = routing.Meta{DB: e.DB, Coll: e.Coll, CommitMS: 1, MultiCollection: o.Scope.Multiple()}
 	var err error
@@ -131,7 +122,7 @@ func (w *outgoing) buildIdentities(o *Outlet, e *outboxes.Envelope, topics []str
 	return true
 }
 
-// FindHits is the [waiting.FindHits] of the read-back.
+// FindHits is the reconciler.Outlet.FindHits of the read-back.
 func (o *Outlet) FindHits(e *outboxes.Envelope, topics []string) (hits []record.Answer, all []string) {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
@@ -148,20 +139,23 @@ func (o *Outlet) FindHits(e *outboxes.Envelope, topics []string) (hits []record.
 	return hits, all
 }
 
-// Settle implements waiting.Outlet.
+// TopicsWithHits implements reconciler.Outlet.
+func (o *Outlet) TopicsWithHits() []string { return o.dispatcher.sink.TopicsWithHits() }
+
+// Settle implements reconciler.Outlet.
 func (o *Outlet) Settle(tickets []record.Ticket) { o.dispatcher.Settle(tickets) }
 
-// OpenGate implements waiting.Outlet.
+// OpenGate implements reconciler.Outlet.
 func (o *Outlet) OpenGate(ns, topic, key string) {
 	o.dispatcher.OpenGate(o.RecordNamespace(ns), topic, key)
 }
 
-// ResumeKey implements waiting.Outlet.
+// ResumeKey implements reconciler.Outlet.
 func (o *Outlet) ResumeKey(ns, topic, key string) {
 	o.dispatcher.ResumeKey(o.RecordNamespace(ns), topic, key)
 }
 
-// Flush implements waiting.Outlet.
+// Flush implements reconciler.Outlet.
 func (o *Outlet) Flush() { o.dispatcher.Flush() }
 
 // RecordNamespace returns the namespace ns in the form that records have, which is part of the
@@ -174,7 +168,7 @@ func (o *Outlet) RecordNamespace(ns string) string {
 	return string(h[:])
 }
 
-// Reached implements waiting.Outlet.
+// Reached implements reconciler.Outlet.
 func (o *Outlet) Reached() string {
 	p, ok := o.dispatcher.Reached()
 	if !ok {
@@ -182,8 +176,6 @@ func (o *Outlet) Reached() string {
 	}
 	return outboxes.PosOf(p)
 }
-
-var _ waiting.Outlet = (*Outlet)(nil)
 
 // followAnswers returns answer. If the delivery of e, whose records are in w, has a follower, the returned function
 // reports the answers to the follower as well.

@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"context"
 	"crypto/sha256"
 	"math"
 	"slices"
@@ -8,108 +9,92 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/changestream"
-	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// PreviousOwner contains the envelopes after the checkpoint that an earlier owner stored as
-// exceptions, with the topics for which they wait, and the envelopes that it dead-lettered, with
-// the topics that rejected them.
+// StoredTopics finds the envelopes of a sweep that are stored already.
+type StoredTopics interface {
+	// TopicsOf returns the topics for which the envelope raw waits, or for which it is dead; "" is for all topics. found is also true
+	// if it was sent since it waited.
+	TopicsOf(ctx context.Context, ns string, raw bson.Raw) (topics []string, found bool, err error)
+}
+
+// PreviousOwner contains the envelopes after the checkpoint that an earlier owner stored: waiting ones, with the topics for which
+// they wait, and dead ones, with the topics that rejected them.
 //
 // The stream repeats their events. The reconciler owns the stored topics. The records for the other
 // topics may still have been queued when that owner died, so the stream sends them like any other
 // event. The read-back has found the records that were sent (N15). PreviousOwner is filled before
 // the stream is opened.
 type PreviousOwner struct {
-	waitingTopics map[[16]byte][]string
-	// dead is keyed by the position in the stream as well: a dead envelope has left its collection, and its
-	// id may have been inserted again. The letter of an envelope that died in a sweep does not have the
-	// position of its event, so the stamp is in its place.
-	dead map[[16]byte]deadEnvelope
-	buf  []byte
+	// events is keyed by the position in the stream as well: an id may have been inserted again. An envelope of a sweep does not
+	// have the position of its event, so its stamp is in its place.
+	events map[[16]byte]storedEvent
+	buf    []byte
 }
 
-// deadEnvelope is an envelope that the previous owner dead-lettered.
-type deadEnvelope struct {
+// storedEvent is an event whose envelope the previous owner stored.
+type storedEvent struct {
 	topics []string
-	// movedMS is the server's time of the letter of an envelope that died in a sweep. An envelope with its id
+	// beforeMS is the server's time of the letter of an envelope that died in a sweep. An envelope with its id
 	// that was committed later was inserted again, even if it has the same stamp.
-	movedMS int64
+	beforeMS int64
 }
 
 // NewPreviousOwner returns an empty set.
 func NewPreviousOwner() *PreviousOwner {
-	return &PreviousOwner{waitingTopics: map[[16]byte][]string{}, dead: map[[16]byte]deadEnvelope{}}
+	return &PreviousOwner{events: map[[16]byte]storedEvent{}}
 }
 
 // IsEmpty reports whether the previous owner left no envelopes.
-func (o *PreviousOwner) IsEmpty() bool {
-	return len(o.waitingTopics)+len(o.dead) == 0
-}
+func (o *PreviousOwner) IsEmpty() bool { return len(o.events) == 0 }
 
 // Reset removes everything.
-func (o *PreviousOwner) Reset() {
-	clear(o.waitingTopics)
-	clear(o.dead)
-}
+func (o *PreviousOwner) Reset() { clear(o.events) }
 
-// hashKey returns the map key of an envelope or, unless pos is empty, of its event at a position.
+// hashKey returns the map key of the event of an envelope at a position.
 func (o *PreviousOwner) hashKey(ns string, id bson.RawValue, pos string) [16]byte {
 	o.buf = append(o.buf[:0], ns...)
 	o.buf = append(o.buf, 0, byte(id.Type))
 	o.buf = append(o.buf, id.Value...)
-	if len(pos) > 0 {
-		o.buf = append(o.buf, 0)
-		o.buf = append(o.buf, pos...)
-	}
-
+	o.buf = append(o.buf, 0)
+	o.buf = append(o.buf, pos...)
 	sum := sha256.Sum256(o.buf)
 	return [16]byte(sum[:])
 }
 
-// AddDeadLetter adds a dead letter of the collection ns.
-func (o *PreviousOwner) AddDeadLetter(ns string, l deadletter.LaterLetter) {
-	pos, movedMS := l.Pos, int64(math.MaxInt64)
-	if stamp, swept := outboxes.SweptStamp(l.Pos); swept {
-		pos, movedMS = stamp, l.MovedAt.UnixMilli()
-	}
-	k := o.hashKey(ns, l.ID, pos)
-	known := o.dead[k]
-	o.dead[k] = deadEnvelope{append(known.topics, l.Topic), max(known.movedMS, movedMS)}
-}
-
-// removeDeadTopics removes the records for topics that rejected the envelope. dead reports whether
-// the event has a dead letter.
-func (o *PreviousOwner) removeDeadTopics(
-	ns string, id bson.RawValue, ev *changestream.Event, records []record.Record,
-) (rest []record.Record, dead bool) {
-	if len(o.dead) == 0 {
-		return records, false
-	}
-	for _, pos := range []string{string(ev.Data), outboxes.PosAt(outboxes.Stamp(ev.Document))} {
-		if l, dead := o.dead[o.hashKey(ns, id, pos)]; dead && ev.WallMS <= l.movedMS {
-			return dropTopics(records, l.topics), true
-		}
-	}
-	return records, false
+// AddDeadLetter adds a dead letter.
+func (o *PreviousOwner) AddDeadLetter(m letters.Mark) {
+	o.add(m.NS, m.ID, m.Pos, []string{m.Topic}, m.MovedAt.UnixMilli())
 }
 
 // AddWaiting adds an envelope that waits for topics. The topic "" is for all topics.
-func (o *PreviousOwner) AddWaiting(ns string, id bson.RawValue, topics []string) {
-	o.waitingTopics[o.hashKey(ns, id, "")] = topics
+func (o *PreviousOwner) AddWaiting(ns string, id bson.RawValue, pos string, topics []string) {
+	o.add(ns, id, pos, topics, math.MaxInt64)
 }
 
-// removeWaitingTopics removes the records for topics for which the envelope waits. waiting reports
-// whether it waits for any.
-func (o *PreviousOwner) removeWaitingTopics(
-	ns string, id bson.RawValue, records []record.Record,
-) (rest []record.Record, waiting bool) {
-	topics, waiting := o.waitingTopics[o.hashKey(ns, id, "")]
-	if !waiting {
-		return records, false
+func (o *PreviousOwner) add(ns string, id bson.RawValue, pos string, topics []string, movedMS int64) {
+	beforeMS := int64(math.MaxInt64)
+	if stamp, swept := outboxes.SweptStamp(pos); swept {
+		pos, beforeMS = stamp, movedMS
 	}
-	return dropTopics(records, topics), true
+	k := o.hashKey(ns, letters.ShortID(id), letters.ShortPos(pos))
+	known := o.events[k]
+	o.events[k] = storedEvent{append(slices.Clone(known.topics), topics...), max(known.beforeMS, beforeMS)}
+}
+
+// topicsOf returns the topics for which the envelope of ev was stored. found reports whether it was.
+func (o *PreviousOwner) topicsOf(ns string, id bson.RawValue, ev *changestream.Event) (topics []string, found bool) {
+	id = letters.ShortID(id)
+	for _, pos := range []string{string(ev.Data), outboxes.PosAt(outboxes.Stamp(ev.Document))} {
+		e, known := o.events[o.hashKey(ns, id, letters.ShortPos(pos))]
+		if known && ev.WallMS <= e.beforeMS {
+			topics, found = append(topics, e.topics...), true
+		}
+	}
+	return topics, found
 }
 
 // dropTopics removes the records for topics, in place. The topic "" is for all topics.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/gap"
+	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/resume"
@@ -41,6 +42,7 @@ type Pump struct {
 	nsBuf          []byte
 	lastCollection [16]byte
 	readAt         time.Time // when the current envelope was read
+	swept          bool      // the current event comes from a sweep
 	eventCount     int
 	replaying      bool // the stream has not passed ReplayUntil
 }
@@ -51,13 +53,11 @@ type Term interface {
 	HandleDDL(ctx context.Context, ev *changestream.Event) error
 	// AdoptCollection registers the collection of ev, which is new.
 	AdoptCollection(ctx context.Context, ev *changestream.Event) error
-	// MarkDirty returns once the collection ns is on the dirty list.
-	MarkDirty(ctx context.Context, ns string) error
 	// NoteIrregularID returns once the registry has recorded that the ids of the collection with this UUID
 	// must not be used as times.
 	NoteIrregularID(ctx context.Context, uuid [16]byte) error
-	// NoteScheduled notes a scheduled envelope.
-	NoteScheduled(ns string, id bson.RawValue, dueAt time.Time)
+	// NoteScheduled notes a scheduled envelope. It returns once a later owner will look for scheduled envelopes in the collection.
+	NoteScheduled(ctx context.Context, ns string, id bson.RawValue, dueAt time.Time) error
 	// NoteProgress is called for each batch, also for an empty one.
 	NoteProgress()
 	// CountDropped is called for each envelope of the stream that is discarded, with the class of the reason.
@@ -70,6 +70,7 @@ type PumpConfig struct {
 	Dispatcher  *Dispatcher
 	Term        Term
 	Collections map[[16]byte]bool // registered for this watcher, by UUID (N25)
+	Stored      StoredTopics      // finds the envelopes that a sweep must not send again
 
 	DropExpired      bool   // drop expired envelopes instead of dead-lettering them
 	RecordDeliveries bool   // record every delivery on its envelope
@@ -78,7 +79,7 @@ type PumpConfig struct {
 	// Events that the stream repeats although they were delivered or stored before. The pump sets
 	// Previous and DrainedSlots to nil once the stream has passed the part that they cover.
 	ReplayUntil  bson.Timestamp // end of the part whose records the read-back may have found
-	Previous     *PreviousOwner // exceptions and dead letters of the previous owner
+	Previous     *PreviousOwner // waiting envelopes and dead letters of the previous owner
 	DrainedSlots []DrainedSlot  // slots of an earlier division of the watcher (N28)
 }
 
@@ -199,43 +200,28 @@ func (p *Pump) deliverInsert(ctx context.Context, commitMS int64) error {
 	}
 	fillErr := p.fillItem(item)
 
-	// The seal is checked first. Otherwise a forged envelope could pass for an exception of the
-	// previous owner.
-	if p.ev.HasDocument {
-		if forged := p.checkSeal(); forged != nil {
-			item.Records = item.Records[:0]
-			return p.rejectEnvelope(ctx, item, forged)
-		}
-	}
-
-	// The stream repeats envelopes of the previous owner. Topics for which it dead-lettered the
+	// The stream and a sweep repeat envelopes of the previous owner. Topics for which it dead-lettered the
 	// envelope, or left it waiting, are settled. It may have died before it sent the others, so
 	// those are delivered here (N15).
-	if p.Previous != nil {
-		id := p.documentID()
-
-		var dead, waiting bool
-		item.Records, dead = p.Previous.removeDeadTopics(p.namespace(), id, &p.ev, item.Records)
-		if dead && fillErr == nil && len(item.Records) == 0 {
+	stored, err := p.storedTopics(ctx)
+	if err != nil {
+		return err
+	}
+	if stored.found {
+		item.Records = dropTopics(item.Records, stored.topics)
+		// Even if the envelope has expired since, the reconciler decides about it when its
+		// turn comes.
+		if len(item.Records) == 0 || fillErr != nil {
 			return nil
 		}
-
-		item.Records, waiting = p.Previous.removeWaitingTopics(p.namespace(), id, item.Records)
-		if waiting && (fillErr != nil || len(item.Records) == 0) {
-			// Even if the envelope has expired since, the reconciler decides about it when its
-			// turn comes.
-			return nil
-		}
-		if waiting {
-			return p.Dispatcher.Deliver(ctx, item)
-		}
+		return p.Dispatcher.Deliver(ctx, item)
 	}
 
 	if fillErr != nil {
 		return p.rejectEnvelope(ctx, item, fillErr)
 	}
-	if p.ownedByReconciler() {
-		return p.leaveToReconciler(ctx)
+	if p.view.HasDueAt {
+		return p.Term.NoteScheduled(ctx, p.namespace(), p.documentID(), time.UnixMilli(p.view.DueAt))
 	}
 
 	if err := p.checkIDTime(ctx); err != nil {
@@ -246,23 +232,25 @@ func (p *Pump) deliverInsert(ctx context.Context, commitMS int64) error {
 	return p.Dispatcher.Deliver(ctx, item)
 }
 
-// ownedByReconciler reports whether only the reconciler may send the envelope in p.view: it is an
-// exception (N16), or it is scheduled (N19).
-func (p *Pump) ownedByReconciler() bool { return p.view.State != nil || p.view.HasDueAt }
+// stored has the topics of an envelope that was stored before.
+type stored struct {
+	found  bool     // it waits, is dead, or was sent since it waited
+	topics []string // for which it waits or is dead; "" is for all
+}
 
-// leaveToReconciler makes sure that the reconciler will find the envelope in p.ev. It returns once
-// the collection is on the dirty list: after the watermark has passed the envelope, a later owner
-// looks only at collections on that list (N17).
-func (p *Pump) leaveToReconciler(ctx context.Context) error {
-	ns := p.namespace()
-	if err := p.Term.MarkDirty(ctx, ns); err != nil {
-		return err
+// storedTopics returns the topics for which the envelope in p.ev was stored before.
+func (p *Pump) storedTopics(ctx context.Context) (stored, error) {
+	switch {
+	case !p.ev.HasDocument:
+		return stored{}, nil
+	case p.swept:
+		topics, found, err := p.Stored.TopicsOf(ctx, p.namespace(), p.ev.Document)
+		return stored{found, topics}, err
+	case p.Previous != nil:
+		topics, found := p.Previous.topicsOf(p.namespace(), p.documentID(), &p.ev)
+		return stored{found, topics}, nil
 	}
-
-	if p.view.State == nil {
-		p.Term.NoteScheduled(ns, p.documentID(), time.UnixMilli(p.view.DueAt))
-	}
-	return nil
+	return stored{}, nil
 }
 
 // fillItem parses the envelope in p.ev and appends one record per target to item. The records share
@@ -277,7 +265,9 @@ func (p *Pump) fillItem(item *Item) error {
 	if err := p.mapping.Parse(p.ev.Document, &p.view); err != nil {
 		return err
 	}
-	if p.ownedByReconciler() {
+	item.Key = p.view.OrderingKey()
+	// A scheduled envelope is sent when it is due.
+	if p.view.HasDueAt {
 		return nil
 	}
 	// In the replay, the previous owner may have sent it in time. Only its records show that.
@@ -326,11 +316,11 @@ func (p *Pump) recordDelivery(item *Item) {
 
 	id := p.documentID()
 	// The delivery is recorded after the batch is released, so its fields must not alias the batch.
-	item.Sent = &Sent{
-		NS: p.namespace(),
-		ID: bson.RawValue{Type: id.Type, Value: slices.Clone(id.Value)},
-		TS: stamp,
-	}
+	item.Sent = &Delivery{Outcome: ledger.Outcome{
+		NS:         p.namespace(),
+		EnvelopeID: bson.RawValue{Type: id.Type, Value: slices.Clone(id.Value)},
+		Stamp:      stamp,
+	}}
 }
 
 // checkIDTime compares the time in the id of an envelope without a stamp with the commit of its event.

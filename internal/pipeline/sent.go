@@ -1,36 +1,24 @@
 package pipeline
 
 import (
-	"context"
 	"slices"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
-
+	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// Sent is an envelope whose delivery is recorded on its document. The configuration requires
-// it, or the envelope has no timestamp of the server, so that only its document can show
-// that it was sent.
-type Sent struct {
-	NS      string
-	ID      bson.RawValue
-	TS      bson.Timestamp
-	Answers []record.Answer // one for each target
+// Delivery is an envelope whose delivery is recorded on its document, because the configuration requires it.
+type Delivery struct {
+	Outcome ledger.Outcome // with a place for each target that has the envelope
 
 	ticket record.Ticket
-	void   bool // a target became an exception, which is recorded separately
+	void   bool // a target is not sent now, which the ledger stores separately
 }
 
-// Recorder stores deliveries.
-type Recorder interface {
-	// Sent stores batch, fenced. When it returns nil, the batch is majority-committed (N3). The batch is valid during the call.
-	Sent(ctx context.Context, batch []*Sent) error
-}
-
-// queueDeliveries queues resolved envelopes for RunRecorder. A void envelope is not recorded:
-// its ticket is resolved at once.
-func (d *Dispatcher) queueDeliveries(list []*Sent) {
+// recordDeliveries passes resolved envelopes to the ledger. Their tickets are resolved when the deliveries are recorded, so a
+// checkpoint never passes a delivery that is still to be recorded. A void delivery is not recorded: its ticket is
+// resolved at once.
+func (d *Dispatcher) recordDeliveries(list []*Delivery) {
 	if len(list) == 0 {
 		return
 	}
@@ -40,26 +28,15 @@ func (d *Dispatcher) queueDeliveries(list []*Sent) {
 			d.tracker.Resolve(s.ticket)
 		}
 	}
-	list = slices.DeleteFunc(list, func(s *Sent) bool { return s.void })
+	list = slices.DeleteFunc(list, func(s *Delivery) bool { return s.void })
 
-	d.deliveries.add(list...)
-}
-
-// RunRecorder records deliveries until ctx ends, and then returns nil. It resolves their
-// tickets after that, so a checkpoint never passes a delivery that is still to be recorded. It
-// returns the error that the retry policy considers final.
-func (d *Dispatcher) RunRecorder(ctx context.Context) error {
-	return d.deliveries.run(ctx, nil, func(batch []*Sent) error {
-		err := d.cfg.Retry(ctx, func() error { return d.cfg.Recorder.Sent(ctx, batch) })
-		if err != nil {
-			return err
-		}
-		for _, s := range batch {
+	for _, s := range list {
+		s.Outcome.End, s.Outcome.Recorded = ledger.Sent, true
+		s.Outcome.Stored = func(*ledger.Outcome) {
 			d.tracker.Resolve(s.ticket)
+			// Deliver may be waiting for room in the window. The bytes were released by the acks.
+			d.budget.wakeWaiters()
 		}
-
-		// Deliver may be waiting for room in the window. The bytes were released by the acks.
-		d.budget.wakeWaiters()
-		return nil
-	})
+		d.cfg.Ledger.Add(&s.Outcome)
+	}
 }

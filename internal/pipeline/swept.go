@@ -29,8 +29,8 @@ func (p *Pump) DeliverSwept(ctx context.Context, e *outboxes.Envelope, pos strin
 	}
 
 	// The events of the stream that follow use the same meta.
-	p.meta.Redelivered = true
-	defer func() { p.meta.Redelivered = false }()
+	p.meta.Redelivered, p.swept = true, true
+	defer func() { p.meta.Redelivered, p.swept = false, false }()
 	p.eventCount++
 	if p.eventCount%flushEvery == 0 {
 		p.Dispatcher.Flush()

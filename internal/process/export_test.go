@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/migrate"
+	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/term"
 )
 
@@ -18,5 +19,5 @@ func (r *Relay) Hasten(call time.Duration) {
 // before Run.
 func (r *Relay) SetMigrations(steps []migrate.Step) {
 	r.shared.Steps = steps
-	r.member = r.newMember(r.shared.Mongo.State.Database(r.cfg.MongoDB.State))
+	r.member = r.newMember(state.Open(r.shared.Mongo.State, r.cfg.State))
 }

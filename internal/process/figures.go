@@ -8,7 +8,6 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/letterparts"
 	"github.com/outrelay/outrelay/internal/metrics"
@@ -18,6 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/term"
 )
 
@@ -180,6 +180,11 @@ func (f *figures) countCollections(ctx context.Context, active []*term.Runner) (
 		f.missingIndexes = map[string]int{}
 	}
 
+	letters, err := f.countLetters(ctx)
+	if err != nil {
+		return nil, err
+	}
+
 	now := f.relay.shared.Clock.Now()
 	var list []metrics.Collection
 	var failed error
@@ -189,7 +194,7 @@ func (f *figures) countCollections(ctx context.Context, active []*term.Runner) (
 		one, cancel := context.WithTimeout(ctx, figuresTimeout)
 
 		// All outboxes of a database share one inbox.
-		err := f.countCollection(one, o, after, now, &c, !inboxes[o.DB])
+		err := f.countCollection(one, o, after, now, &c, !inboxes[o.DB], letters)
 		inboxes[o.DB] = true
 		if checkIndexes && err == nil {
 			f.countIndexes(one, o)
@@ -203,6 +208,14 @@ func (f *figures) countCollections(ctx context.Context, active []*term.Runner) (
 		list = append(list, c)
 	}
 	return list, failed
+}
+
+// countLetters returns the number of dead letters by outbox.
+func (f *figures) countLetters(ctx context.Context) (map[string]int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, figuresTimeout)
+	defer cancel()
+	coll := state.Open(f.relay.shared.Mongo.State, f.relay.cfg.State).Collection("letters")
+	return mongodb.CountValues(ctx, coll, bson.D{{Key: "watcher", Value: f.relay.cfg.Watcher}}, "ns", figuresLimit)
 }
 
 // countHandlerLetters updates the metric of the dead letters of handlers, in the databases of the collections.
@@ -238,6 +251,7 @@ func (f *figures) countHandlerLetters(ctx context.Context, list []metrics.Collec
 // relay does not need these privileges.
 func (f *figures) countCollection(
 	ctx context.Context, o outboxes.Outbox, after bson.Timestamp, now time.Time, c *metrics.Collection, inbox bool,
+	letters map[string]int64,
 ) (err error) {
 	db := mongodb.Database(f.relay.shared.Mongo.State, o.DB)
 	coll := db.Collection(o.Coll)
@@ -262,11 +276,7 @@ func (f *figures) countCollection(
 		c.Overdue = max(now.Sub(first), 0)
 	}
 
-	letters := db.Collection(deadletter.Collection(o.Coll))
-	if c.DeadLetters, err = letters.EstimatedDocumentCount(ctx); err != nil {
-		return ignoreUnauthorized(err)
-	}
-	c.HasDead = true
+	c.DeadLetters, c.HasDead = letters[c.Name], true
 
 	if !inbox {
 		return nil

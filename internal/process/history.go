@@ -5,9 +5,9 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/activity"
-	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 const (
@@ -21,7 +21,7 @@ const (
 // recordHistory writes throughput and lag of the slots that this process owns, once a minute, and their activity while
 // records are acked. It returns when ctx ends.
 func (r *Relay) recordHistory(ctx context.Context) error {
-	history := nodes.NewHistory(mongodb.Database(r.shared.Mongo.State, r.cfg.MongoDB.State).Collection("history"))
+	history := nodes.NewHistory(state.Open(r.shared.Mongo.State, r.cfg.State).Collection("history"))
 	begun := minutes{}
 	for retry.Sleep(ctx, historyEvery) == nil {
 		current := map[string]slotFigures{}

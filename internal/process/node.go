@@ -22,6 +22,7 @@ import (
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/term"
 )
 
@@ -30,7 +31,7 @@ import (
 var ErrOutdated = errors.New("this version is too old for the state database")
 
 // newMember returns this process as a member of the registry of nodes.
-func (r *Relay) newMember(db *mongo.Database) *nodes.Member {
+func (r *Relay) newMember(db state.Database) *nodes.Member {
 	// A process without the role of a relay works for no watcher.
 	watcher, compared := r.cfg.Watcher, configFingerprint(r.cfg)
 	if !r.cfg.HasRole(config.RoleRelay) {

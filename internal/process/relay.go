@@ -23,7 +23,6 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/migrate"
-	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/pipeline"
@@ -33,6 +32,7 @@ import (
 	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/slots"
+	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/systemd"
 	"github.com/outrelay/outrelay/internal/term"
 	"github.com/outrelay/outrelay/internal/tracing"
@@ -119,7 +119,7 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	if r.shared, err = newShared(cfg, r.host, version, log, r.metrics); err != nil {
 		return nil, err
 	}
-	db := mongodb.Database(r.shared.Mongo.State, cfg.MongoDB.State)
+	db := state.Open(r.shared.Mongo.State, cfg.State)
 	r.member = r.newMember(db)
 	r.figures = &figures{relay: r, judge: new(health.Evaluator)}
 	if len(parts) > 1 {
@@ -144,7 +144,7 @@ func newShared(
 		Pool:    pipeline.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets),
 		Pace:    term.DefaultPace,
 	}
-	if s.Scope, err = changestream.ParseScope(cfg.Watch, connect.StateCollections(cfg)...); err != nil {
+	if s.Scope, err = changestream.ParseScope(cfg.Watch, cfg.State.Pattern()); err != nil {
 		return nil, fmt.Errorf("watch: %w", err)
 	}
 	if s.Router, err = connect.Router(cfg, host.Route); err != nil {
@@ -168,7 +168,7 @@ func newShared(
 		return nil, err
 	}
 
-	db := mongodb.Database(s.Mongo.State, cfg.MongoDB.State)
+	db := state.Open(s.Mongo.State, cfg.State)
 	s.Nodes = nodes.NewNodes(db.Collection("nodes"))
 	s.Registry = outboxes.NewRegistry(db.Collection("collections"))
 	s.Divisions = slots.NewDivisions(db)

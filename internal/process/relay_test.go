@@ -22,6 +22,8 @@ import (
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/process"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -39,7 +41,7 @@ type bundle struct {
 	t      *testing.T
 	client *mongo.Client
 	db     *mongo.Database
-	state  *mongo.Database
+	state  state.Database
 	topic  string
 	box    *outbox.Box
 	env    []string
@@ -88,7 +90,7 @@ func (l *lines) wait(t *testing.T, text string) string {
 func setup(t *testing.T) *bundle {
 	t.Helper()
 	c := stacktest.Client(t)
-	b := &bundle{t: t, client: c, db: stacktest.Database(t, c), state: stacktest.Database(t, c), topic: stacktest.Topic(t, 3)}
+	b := &bundle{t: t, client: c, db: stacktest.Database(t, c), state: state.Of(stacktest.Database(t, c)), topic: stacktest.Topic(t, 3)}
 	var err error
 	if b.box, err = outbox.New(b.db, outbox.WithoutTransaction()); err != nil {
 		t.Fatal(err)
@@ -97,7 +99,7 @@ func setup(t *testing.T) *bundle {
 	b.log = &lines{more: make(chan struct{})}
 	b.env = []string{
 		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t),
-		"OUTRELAY_MONGODB_STATE=" + b.state.Name(),
+		"OUTRELAY_STATE_DATABASE=" + b.state.Name(),
 		"OUTRELAY_KAFKA_BROKERS=" + strings.Join(stacktest.Brokers(t), ","),
 		"OUTRELAY_WATCH=" + b.db.Name() + ".outbox",
 		"OUTRELAY_TOPICS_TEMPLATE=" + b.topic,
@@ -154,6 +156,37 @@ func (b *bundle) startAs(prepare func(*process.Relay), set ...string) (stop func
 	})
 
 	return once
+}
+
+// countWaiting returns the number of waiting envelopes that match filter, or −1 if they cannot be counted.
+func (b *bundle) countWaiting(filter bson.D) int64 { return b.count("waiting", filter) }
+
+// countLetters returns the number of dead letters that match filter, or −1 if they cannot be counted.
+func (b *bundle) countLetters(filter bson.D) int64 { return b.count("letters", filter) }
+
+func (b *bundle) count(collection string, filter bson.D) int64 {
+	n, err := b.state.Collection(collection).CountDocuments(b.t.Context(), filter)
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+// enterWaiting stores a waiting envelope as an owner or an operator does: the envelope of the outbox with this id.
+func (b *bundle) enterWaiting(id, pos string, set func(e *waiting.Entry)) {
+	b.t.Helper()
+	raw, err := b.db.Collection("outbox").FindOne(b.t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	e := waiting.Entry{
+		Watcher: "default", NS: b.db.Name() + ".outbox", Raw: raw, Key: "0", Slot: waiting.SlotOf(raw), Pos: pos,
+		Reason: waiting.Parked, Origin: waiting.OriginStream,
+	}
+	set(&e)
+	if err := waiting.Enter(b.t.Context(), b.state.Collection("waiting"), []waiting.Entry{e}); err != nil {
+		b.t.Fatal(err)
+	}
 }
 
 func (b *bundle) append(n int, opts ...event.Option) {
@@ -284,14 +317,14 @@ func TestExpired(t *testing.T) {
 	}
 
 	stacktest.Eventually(t, "the expired envelope is a dead letter", func() bool {
-		return b.db.Collection("outbox_dead").FindOne(t.Context(), bson.D{}).Decode(&dead) == nil
+		return b.state.Collection("letters").FindOne(t.Context(), bson.D{}).Decode(&dead) == nil
 	})
 
 	if dead.Class != "expired" || dead.Envelope.Lookup("type").StringValue() != "Placed" {
 		t.Fatalf("the expired envelope became %+v", dead)
 	}
-	if n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{}); err != nil || n != 1 {
-		t.Fatalf("%d envelopes (%v) are left in the outbox, want the sent one", n, err)
+	if n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{}); err != nil || n != 2 {
+		t.Fatalf("%d envelopes (%v) are left in the outbox, want both: only the purge removes them", n, err)
 	}
 }
 

@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // Block is the reason why no envelope of a collection may be purged.
@@ -91,7 +91,7 @@ type slotPosition struct {
 
 // readWatermarks reads the registry and the watcher documents of the state database. It makes two majority reads: if a
 // position were rolled back after the purge, too many envelopes would be gone.
-func readWatermarks(ctx context.Context, state *mongo.Database) (*watermarks, error) {
+func readWatermarks(ctx context.Context, state state.Database) (*watermarks, error) {
 	claims, err := outboxes.NewRegistry(state.Collection("collections")).Registrations(ctx, "")
 	if err != nil {
 		return nil, err
@@ -128,7 +128,7 @@ func readWatermarks(ctx context.Context, state *mongo.Database) (*watermarks, er
 // is the retention or the margin, whichever is longer. Its errors are [*HeldError].
 //
 // N25: if the stamp of an envelope is older than a position less the margin, the envelope was committed before that
-// position. So its event is before the position: it was delivered, or stored as an exception, which has a state. A slot
+// position. So its event is before the position: it was delivered, or stored as waiting or dead in the state database. A slot
 // counts whether a node owns it or not. A slot that is missing, has no position, or has a gap stops the purge, because
 // the undelivered envelopes will then be read from the collection itself.
 func (w *watermarks) Cut(o outboxes.Outbox, keep time.Duration) (Cut, error) {

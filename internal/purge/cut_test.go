@@ -11,9 +11,10 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
-func setPosition(t *testing.T, state *mongo.Database, slot string, set bson.D) {
+func setPosition(t *testing.T, state state.Database, slot string, set bson.D) {
 	t.Helper()
 	if _, err := state.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: slot}}, bson.D{{Key: "$set", Value: set}}, options.UpdateOne().SetUpsert(true)); err != nil {
 		t.Fatal(err)
@@ -22,7 +23,7 @@ func setPosition(t *testing.T, state *mongo.Database, slot string, set bson.D) {
 
 func TestN25_AGapStopsAPurgeThatIsUnderWay(t *testing.T) {
 	t.Parallel()
-	state := newDatabase(t)
+	state := state.Of(newDatabase(t))
 	o := outboxes.Outbox{DB: "shop", Coll: "outbox", UUID: [16]byte{7}}
 	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
@@ -130,7 +131,7 @@ func TestMarginOfThisServer(t *testing.T) {
 // TestN25_APositionInTheFutureStopsThePurge: after a restored backup, or with a damaged document, it is that of another history.
 func TestN25_APositionInTheFutureStopsThePurge(t *testing.T) {
 	t.Parallel()
-	state := newDatabase(t)
+	state := state.Of(newDatabase(t))
 	o := outboxes.Outbox{DB: "shop", Coll: "outbox", UUID: [16]byte{8}}
 	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
@@ -160,8 +161,8 @@ func TestN25_APositionInTheFutureStopsThePurge(t *testing.T) {
 // stamped. They are not delivered before the watcher has come to the rename.
 func TestN25_UnreadEnvelopesAreNotPurged(t *testing.T) {
 	t.Parallel()
-	state := newDatabase(t)
-	if err := state.CreateCollection(t.Context(), "outbox"); err != nil {
+	state := state.Of(newDatabase(t))
+	if err := state.Mongo().CreateCollection(t.Context(), "outbox"); err != nil {
 		t.Fatal(err)
 	}
 	list, err := outboxes.ListOutboxes(t.Context(), state.Client(), func(_, coll []byte) bool { return string(coll) == "outbox" }, state.Name())
@@ -199,10 +200,10 @@ func TestN25_UnreadEnvelopesAreNotPurged(t *testing.T) {
 	holds("")
 
 	// A new collection takes the name of the registered collection.
-	if err := state.Collection("outbox").Drop(t.Context()); err != nil {
+	if err := state.Mongo().Collection("outbox").Drop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := state.CreateCollection(t.Context(), "outbox"); err != nil {
+	if err := state.Mongo().CreateCollection(t.Context(), "outbox"); err != nil {
 		t.Fatal(err)
 	}
 	holds(HoldReplaced)

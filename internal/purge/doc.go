@@ -6,7 +6,7 @@
 //     registered for its collection. The distance is at least the retention, and at least the margin between
 //     stamps and the order of commits (N25). An envelope without a stamp was read by the purge before a time of the
 //     cluster that all these positions have passed since ([Candidates]).
-//   - The envelope has neither a state nor a due time. The deletion itself checks this.
+//   - The envelope has no due time. The deletion itself checks this.
 //   - No registered watcher has a gap.
 //
 // If a position does not move, the purge stops there. So a watcher that is paused or behind loses nothing. If

@@ -10,6 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 const (
@@ -22,14 +23,14 @@ const (
 // Cuts returns the boundaries of a purge that runs for a while. It reads the positions again every second. So a new gap
 // stops the purge, and envelopes that are delivered during the purge are removed too. It is for one goroutine.
 type Cuts struct {
-	state  *mongo.Database
+	state  state.Database
 	keep   time.Duration
 	marks  *watermarks // nil before the first read
 	readAt time.Time
 }
 
 // NewCuts returns Cuts that keep envelopes younger than keep, which must be at least the margin ([mongodb.AskMargin]).
-func NewCuts(state *mongo.Database, keep time.Duration) *Cuts { return &Cuts{state: state, keep: keep} }
+func NewCuts(state state.Database, keep time.Duration) *Cuts { return &Cuts{state: state, keep: keep} }
 
 // Of returns the current boundary of a collection. The error is an error of the server or a [*HeldError].
 func (c *Cuts) Of(ctx context.Context, o outboxes.Outbox) (Cut, error) {
@@ -120,7 +121,7 @@ type Count struct {
 }
 
 // CountPurgeable counts the envelopes that a purge up to the cut would remove or stamp. It counts envelopes with a stamp by
-// the index alone, and subtracts the exceptions among them. It reads the ids of the others.
+// the index alone, and subtracts the scheduled ones among them. It reads the ids of the others.
 func CountPurgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (c Count, err error) {
 	within := bson.E{Key: "ts", Value: bson.D{{Key: "$gt", Value: bson.Timestamp{}}, {Key: "$lt", Value: cut.Before}}}
 	present := bson.D{{Key: "$exists", Value: true}, {Key: "$ne", Value: nil}}
@@ -133,8 +134,7 @@ func CountPurgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (c Cou
 		return n
 	}
 	c.Stamped = count(bson.D{within})
-	c.Stamped -= count(bson.D{{Key: "state", Value: present}, within})
-	c.Stamped -= count(bson.D{{Key: "dueAt", Value: present}, {Key: "state", Value: nil}, within})
+	c.Stamped -= count(bson.D{{Key: "dueAt", Value: present}, within})
 	c.Stamped = max(c.Stamped, 0)
 	if err != nil {
 		return Count{}, mongodb.Refusal(err, "counting envelopes to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
@@ -142,7 +142,7 @@ func CountPurgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (c Cou
 
 	for _, ids := range append(cut.expiredIDs(), cut.timelessIDs(time.Now())) {
 		err := mongodb.FindEach(ctx, coll, "counting envelopes to purge of "+mongodb.Namespace(coll),
-			outboxes.Healthy(ids, outboxes.Unstamped()),
+			outboxes.Unscheduled(ids, outboxes.Unstamped()),
 			func(raw bson.Raw) error {
 				if cut.isExpired(raw.Lookup("_id")) {
 					c.Unstamped++

@@ -18,6 +18,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 func TestMain(m *testing.M) {
@@ -63,7 +64,7 @@ var scripts = rapid.SliceOfN(rapid.Custom(func(t *rapid.T) step {
 type world struct {
 	ctx    context.Context
 	outbox *mongo.Collection
-	state  *mongo.Database
+	state  state.Database
 	purger *Purger
 
 	clock  bson.Timestamp
@@ -101,11 +102,11 @@ var errUnsent = errors.New("an undelivered envelope was removed")
 
 func newWorld(t *testing.T, db *mongo.Database, margin time.Duration) *world {
 	t.Helper()
-	w := &world{ctx: t.Context(), outbox: db.Collection("outbox"), state: db, clock: bson.Timestamp{T: 1_000_000}}
+	w := &world{ctx: t.Context(), outbox: db.Collection("outbox"), state: state.Of(db), clock: bson.Timestamp{T: 1_000_000}}
 	uuid := register(t, db, w.outbox, "w")
 	o := outboxes.Outbox{DB: db.Name(), Coll: "outbox", UUID: uuid}
 	w.purger = New(Config{
-		Client: db.Client(), State: db, Collections: func() []outboxes.Outbox { return []outboxes.Outbox{o} },
+		Client: db.Client(), State: state.Of(db), Collections: func() []outboxes.Outbox { return []outboxes.Outbox{o} },
 		Margin: margin, Interval: time.Nanosecond, Batch: 3, Valid: func() bool { return true },
 		OnPurged: func(n int) { w.purged += n }, Log: slog.New(slog.DiscardHandler),
 	})
@@ -141,7 +142,7 @@ func register(t testing.TB, db *mongo.Database, coll *mongo.Collection, watcher 
 	if err != nil || len(found) != 1 {
 		t.Fatalf("%v, %v", found, err)
 	}
-	if _, err := outboxes.NewRegistry(db.Collection("collections")).Register(t.Context(), found[0].UUID, found[0].NS(), watcher, bson.Timestamp{}); err != nil {
+	if _, err := outboxes.NewRegistry(state.Of(db).Collection("collections")).Register(t.Context(), found[0].UUID, found[0].NS(), watcher, bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}
 	return found[0].UUID

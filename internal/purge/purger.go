@@ -14,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 const (
@@ -35,7 +36,7 @@ const (
 // Config is the configuration of a Purger. Slot, Retention, Rate and Margin may be zero.
 type Config struct {
 	Client      *mongo.Client
-	State       *mongo.Database          // with the registry and the watcher documents
+	State       state.Database           // with the registry and the watcher documents
 	Watcher     string                   // its name, as in the registry
 	Collections func() []outboxes.Outbox // returns the collections that the watcher reads now
 	Slot        int                      // of the owner; only slot 0 purges

@@ -21,6 +21,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // bench is one watcher of one slot with a purger that keeps only the margin.
@@ -37,7 +38,7 @@ func newBench(t testing.TB) *bench {
 	b := &bench{coll: db.Collection("outbox"), log: new(bytes.Buffer)}
 	o := outboxes.Outbox{DB: db.Name(), Coll: "outbox", UUID: register(t, db, b.coll, "w")}
 	b.Purger = New(Config{
-		Client: db.Client(), State: db, Watcher: "w", Collections: func() []outboxes.Outbox { return []outboxes.Outbox{o} },
+		Client: db.Client(), State: state.Of(db), Watcher: "w", Collections: func() []outboxes.Outbox { return []outboxes.Outbox{o} },
 		Retention: time.Minute, Margin: -1, Interval: time.Hour, Batch: 500, Valid: func() bool { return true },
 		OnPurged: func(n int) { b.purged += n }, Log: slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
@@ -408,8 +409,8 @@ func TestRunWaitsForItsEnd(t *testing.T) {
 func TestTheBacklogOfOneCollectionDoesNotHoldUpTheOthers(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	second := b.config.State.Collection("second")
-	both := append(b.config.Collections(), outboxes.Outbox{DB: b.config.State.Name(), Coll: "second", UUID: register(t, b.config.State, second, "w")})
+	second := b.config.State.Mongo().Collection("second")
+	both := append(b.config.Collections(), outboxes.Outbox{DB: b.config.State.Name(), Coll: "second", UUID: register(t, b.config.State.Mongo(), second, "w")})
 	b.config.Collections = func() []outboxes.Outbox { return both }
 	b.setPosition(t, "w/0of1", at(10_000))
 	b.insert(t, 60, 1_000)

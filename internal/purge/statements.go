@@ -19,12 +19,11 @@ type Purged struct {
 	More    bool           // there may be more before the cut
 }
 
-// PurgeBatch removes about n healthy envelopes with stamps in (after, before), the oldest first. It removes all envelopes
-// that share the last stamp, so it may remove more. It leaves out exceptions, so it may remove fewer, or none.
+// PurgeBatch removes about n envelopes with stamps in (after, before), the oldest first. It removes all envelopes
+// that share the last stamp, so it may remove more. It leaves out scheduled envelopes, so it may remove fewer, or none.
 //
 // It reads the n-th stamp from the index on ts and deletes the range up to this stamp. That costs the server less than a
-// list of n ids. The deletion contains both conditions of the purge, so an envelope that becomes an exception between
-// the read and the deletion stays. The deletion waits for the majority, so the deletions do not delay the majority
+// list of n ids. The deletion contains the conditions of the purge itself. The deletion waits for the majority, so the deletions do not delay the majority
 // writes of services.
 func PurgeBatch(ctx context.Context, coll *mongo.Collection, after, before bson.Timestamp, n int) (Purged, error) {
 	upto, more, err := readNthStamp(ctx, coll, after, before, n)
@@ -37,7 +36,7 @@ func PurgeBatch(ctx context.Context, coll *mongo.Collection, after, before bson.
 	if !more {
 		bound = "$lt"
 	}
-	res, err := mongodb.Majority(coll).DeleteMany(ctx, outboxes.Healthy(bson.E{Key: "ts", Value: bson.D{
+	res, err := mongodb.Majority(coll).DeleteMany(ctx, outboxes.Unscheduled(bson.E{Key: "ts", Value: bson.D{
 		{Key: "$gt", Value: after}, {Key: bound, Value: upto}, noArray,
 	}}))
 	if err != nil {

@@ -2,15 +2,15 @@ package scheduled
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-
-	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 const (
+	// lookahead is the time by which an envelope is read from the index before it is due. It is longer than claimAhead and the time
+	// between two reads of the index together.
+	lookahead       = 2 * time.Second
 	feedReply       = 2000 // ids and times in a reply
 	feedHigh        = 4 * maxClaim
 	feedLow         = feedHigh / 2
@@ -41,8 +41,6 @@ func (s *Scheduled) feedTimers(ctx context.Context) error {
 		}
 		_ = g.Wait()
 
-		hasMore := slices.ContainsFunc(list, func(c *scheduledCollection) bool { return c.passPending.Load() })
-		s.indexHasMore.Store(hasMore)
 		s.lastRound = time.Since(begin)
 
 		select {
@@ -99,7 +97,7 @@ func (s *Scheduled) continuePass(parent context.Context, c *scheduledCollection)
 func (s *Scheduled) readIndex(ctx context.Context, c *scheduledCollection) (done bool, err error) {
 	if c.cursor == nil {
 		c.passBegan, c.passTook = time.Now(), 0
-		c.cursor, err = scheduledUntil(ctx, c.coll, s.claim, s.Now().Add(waiting.Lookahead), feedReply, s.Slot)
+		c.cursor, err = scheduledUntil(ctx, c.coll, s.Now().Add(lookahead), feedReply, s.Slot)
 		if err != nil {
 			return false, err
 		}

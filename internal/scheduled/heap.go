@@ -20,7 +20,6 @@ type timer struct {
 	id         bson.RawValue
 	tries      int
 	fed        bool // it came from the index
-	kept       bool // it stays in the cache until it is due, because the index may not bring it again
 }
 
 // timerCache is a bounded cache of the envelopes that are due next, ordered by time. Any goroutine may
@@ -64,7 +63,7 @@ func (t *timerCache) addCopy(c *scheduledCollection, id bson.RawValue, due int64
 }
 
 // pushTimer adds e. It returns false without adding it if the envelope is in flight, has an entry that
-// is due no later, or the cache is full of earlier entries. There is always room for an entry that is kept.
+// is due no later, or the cache is full of earlier entries.
 func (t *timerCache) pushTimer(e timer) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -83,8 +82,8 @@ func (t *timerCache) pushTimer(e timer) bool {
 		room /= 2
 	}
 
-	if last := len(t.heap) - 1; last+1 >= room && !e.kept {
-		if t.heap[last].due <= e.due || t.heap[last].kept {
+	if last := len(t.heap) - 1; last+1 >= room {
+		if t.heap[last].due <= e.due {
 			return false
 		}
 		// The last entry is a leaf, so the heap stays valid without it. The index brings it again.
@@ -149,13 +148,6 @@ func (t *timerCache) takeDue(now int64, n, collections int) (due []timer, next i
 		return due, 0, false
 	}
 	return due, t.heap[0].due, true
-}
-
-// hasDue reports whether an entry is due by now and fewer than limit envelopes are in flight.
-func (t *timerCache) hasDue(now int64, limit int) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return len(t.heap) > 0 && t.heap[0].due <= now && len(t.inFlight) < limit
 }
 
 // endFlight removes an envelope from those in flight.

@@ -2,7 +2,7 @@ package scheduled
 
 import (
 	"context"
-	"crypto/rand"
+	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/reconciler"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/waiting"
 )
@@ -37,16 +38,23 @@ const (
 
 // Config is the configuration of a Scheduled. Fields without a default are required.
 type Config struct {
-	// Claims of epochs before that of the term are taken over. An epoch has only one Scheduled, because a second one
-	// would wait for the claims of the first.
-	waiting.Shared
+	Client  *mongo.Client // for reads; Fencer has the client of the transactions
+	Fencer  mongodb.Fencer
+	Store   *waiting.Store
+	Sender  *reconciler.Sender // sends the envelopes that were claimed
+	Mapping *envelope.Mapping  // reads the documents; nil: they are envelopes of the contract
+	Now     func() time.Time   // the time of the server, as this process estimates it
+	Log     *slog.Logger
+	// OnRetry is called with the error of each read or write that failed and is repeated, and OnRecovered after
+	// the next one that succeeds.
+	OnRetry     func(error)
+	OnRecovered func()
 	// Collections returns the collections that may hold scheduled envelopes. It is called at each look
 	// at the indexes.
 	Collections func() []outboxes.Outbox
 	Slot        slot.Range // the owner's slot; the zero value is all (N28)
-	// Finisher is the Finisher of the same term. No other Scheduled may use it. The caller runs it
-	// concurrently.
-	Finisher *waiting.Finisher
+	// Mark keeps the envelopes in their outboxes, without a due time.
+	Mark bool
 
 	// Poll is the time between two looks at the indexes. Defaults to 500 ms.
 	Poll time.Duration
@@ -57,31 +65,24 @@ type Config struct {
 // Scheduled sends envelopes with a due time when they are due by the clock of the server, for one term of
 // ownership. N19
 //
-// The index on dueAt is authoritative. Scheduled reads it every Poll for envelopes that are due within a
-// second. Calls of NoteScheduled are hints that only make it faster. Scheduled claims due envelopes, up to 1,000 at
-// a time in one fenced transaction whose filter decides, reads the claimed envelopes back, publishes
-// them, and passes them to the Finisher. An envelope keeps its claim until it is finished, or becomes an
-// exception because its target refused it or cannot be written. A successor takes over the claims.
-// Claiming, publishing and finishing overlap.
+// The index on dueAt is authoritative. Scheduled reads it every Poll for envelopes that are due within two
+// seconds. Calls of NoteScheduled are hints that only make it faster. Scheduled claims envelopes up to half a second before they are
+// due, up to 1,000 at a time: one fenced transaction takes them from the outbox into the store of waiting envelopes, and decides
+// against a cancellation. From there, an envelope is like any other that waits. The owner that claimed it sends it at its due
+// time without another read. A later owner finds it in the store.
 //
 // There is no order among scheduled envelopes, nor with others of their key. Memory: the cache, the ids
 // of up to 50,000 envelopes in flight, and one reply. A collection costs a read each Poll.
 type Scheduled struct {
 	Config
-	claim         dueClaim
-	timers        *timerCache
-	claimedGroups chan []*claimGroup
-	feedWake      chan struct{}     // holds one token: read the indexes now
-	room          chan struct{}     // holds one token: an envelope in flight has ended
-	claimSize     *mongodb.PartSize // envelopes of one claim; used only by claimDue
-	lastRound     time.Duration     // duration of the latest look at all collections; used only by feedTimers
+	timers    *timerCache
+	claimed   chan []dueEnvelope
+	feedWake  chan struct{}     // holds one token: read the indexes now
+	room      chan struct{}     // holds one token: an envelope in flight has ended
+	claimSize *mongodb.PartSize // envelopes of one claim; used only by claimDue
+	lastRound time.Duration     // duration of the latest look at all collections; used only by feedTimers
 
-	// Used only by publishClaimed.
-	view     envelope.View
-	envelope outboxes.Envelope
-
-	running      atomic.Bool
-	indexHasMore atomic.Bool // an index has more due envelopes than the heap has room for
+	positions atomic.Uint32 // distinguishes the positions of envelopes that were claimed in the same second
 
 	mu          sync.Mutex
 	collections map[string]*scheduledCollection
@@ -102,9 +103,6 @@ type scheduledCollection struct {
 	passBegan time.Time
 	passTook  time.Duration // time spent reading in the pass
 	nextPass  time.Time     // when the next pass begins
-
-	// Used only by publishClaimed.
-	envelopeSize int // mean bytes of an envelope in the latest read
 }
 
 // keepAfterHint is the time for which a collection is read after a call of NoteScheduled although Collections does
@@ -117,18 +115,15 @@ func New(cfg Config) *Scheduled {
 		cfg.Poll = schedulePoll
 	}
 
-	s := &Scheduled{
-		Config:        cfg,
-		claim:         dueClaim{Token: rand.Text(), Epoch: cfg.Epoch},
-		timers:        newTimers(scheduleCache),
-		claimedGroups: make(chan []*claimGroup, 1),
-		feedWake:      make(chan struct{}, 1),
-		room:          make(chan struct{}, 1),
-		claimSize:     mongodb.NewPartSize(maxClaim),
-		collections:   map[string]*scheduledCollection{},
+	return &Scheduled{
+		Config:      cfg,
+		timers:      newTimers(scheduleCache),
+		claimed:     make(chan []dueEnvelope, 1),
+		feedWake:    make(chan struct{}, 1),
+		room:        make(chan struct{}, 1),
+		claimSize:   mongodb.NewPartSize(maxClaim),
+		collections: map[string]*scheduledCollection{},
 	}
-	cfg.Finisher.HasClaimable = s.hasClaimable
-	return s
 }
 
 // NoteScheduled adds a scheduled envelope of the stream as a hint. It copies the id and does not block.
@@ -142,30 +137,14 @@ func (s *Scheduled) NoteScheduled(ns string, id bson.RawValue, dueAt time.Time) 
 }
 
 // Run works until ctx ends, and returns its cause. It returns early with an error if the lease is lost
-// or the outlet fails. Envelopes that are in flight then keep their claims, and the next owner finds
+// or the outlet fails. Envelopes that were claimed are in the store, where the next owner finds
 // them.
 func (s *Scheduled) Run(ctx context.Context) error {
-	s.running.Store(true)
-	defer s.running.Store(false)
-
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.feedTimers(ctx) })
 	g.Go(func() error { return s.claimDue(ctx) })
-	g.Go(func() error { return s.publishClaimed(ctx) })
+	g.Go(func() error { return s.sendClaimed(ctx) })
 	return g.Wait()
-}
-
-// hasClaimable reports whether envelopes are due that could be claimed now. It counts unread entries of an index as due.
-func (s *Scheduled) hasClaimable() bool {
-	if !s.running.Load() {
-		return false
-	}
-
-	now := s.Now().UnixMilli()
-	if s.timers.hasDue(now, maxScheduledInFlight) {
-		return true
-	}
-	return s.indexHasMore.Load() && s.timers.countInFlight() < maxScheduledInFlight
 }
 
 // findOrAddCollection returns the state of a collection, and adds it at the first call.

@@ -37,6 +37,7 @@ import (
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 const (
@@ -58,7 +59,7 @@ const (
 // does not acquire it.
 type Balancer struct {
 	cfg      config.Config
-	state    *mongo.Database
+	state    state.Database
 	nodes    *nodes.Nodes
 	process  Process
 	every    time.Duration // between two refreshes of the table
@@ -90,7 +91,7 @@ type Process interface {
 
 // NewBalancer returns a balancer of the slots that cfg configures. It does no I/O. list contains
 // the nodes of the watcher.
-func NewBalancer(cfg config.Config, state *mongo.Database, list *nodes.Nodes, process Process) *Balancer {
+func NewBalancer(cfg config.Config, state state.Database, list *nodes.Nodes, process Process) *Balancer {
 	return &Balancer{
 		cfg:         cfg,
 		state:       state,

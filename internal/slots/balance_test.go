@@ -9,6 +9,7 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // requests is a process that keeps the requests to hand over a slot, at most one for each slot.
@@ -28,7 +29,7 @@ func balanced(slots int) (*Balancer, requests) {
 	cfg := config.Default()
 	cfg.Node, cfg.Watcher, cfg.Slots = "a", "w", slots
 	offered := requests{}
-	return NewBalancer(cfg, nil, nil, offered), offered
+	return NewBalancer(cfg, state.Database{}, nil, offered), offered
 }
 
 func TestN28_WhoCountsAsLiving(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // ErrDivided means that a process is configured for another number of slots than its watcher has. Two divisions at
@@ -34,12 +35,12 @@ type Division struct {
 type Divisions struct{ coll, watchers *mongo.Collection }
 
 // NewDivisions returns the divisions in the state database, with majority concerns.
-func NewDivisions(state *mongo.Database) *Divisions {
+func NewDivisions(state state.Database) *Divisions {
 	return &Divisions{mongodb.Majority(state.Collection("slots")), mongodb.Majority(state.Collection("watchers"))}
 }
 
 // newDivisionsIn returns the divisions for calls in a transaction, which sets the concerns itself.
-func newDivisionsIn(state *mongo.Database) *Divisions {
+func newDivisionsIn(state state.Database) *Divisions {
 	return &Divisions{state.Collection("slots"), state.Collection("watchers")}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
@@ -15,7 +16,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.
 // The first process decides the number of slots. A watcher without a stored number has the number of its documents.
 func TestN28_ADivisionIsAgreedOn(t *testing.T) {
 	t.Parallel()
-	db := stacktest.Database(t, stacktest.Client(t))
+	db := state.Of(stacktest.Database(t, stacktest.Client(t)))
 	d := NewDivisions(db)
 	two, three := slot.Range{I: 0, N: 2}, slot.Range{I: 1, N: 3}
 	if err := d.Agree(t.Context(), "w", two); err != nil {

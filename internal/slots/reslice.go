@@ -22,6 +22,7 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // ResliceOptions describes a change of the number of slots of the configured watcher.
@@ -88,7 +89,7 @@ type resliceRun struct {
 	cfg       config.Config
 	log       *slog.Logger
 	fence     *fence.Client
-	state     *mongo.Database
+	state     state.Database
 	watchers  *mongo.Collection
 	divisions *Divisions
 
@@ -108,7 +109,7 @@ func Reslice(
 	if r.OnStep == nil {
 		r.OnStep = func(string) {}
 	}
-	r.state = client.Database(cfg.MongoDB.State)
+	r.state = state.Open(client, cfg.State)
 	r.watchers = mongodb.Majority(r.state.Collection("watchers"))
 	r.divisions = NewDivisions(r.state)
 
@@ -373,15 +374,14 @@ func (r *resliceRun) replaceDocuments(ctx context.Context, old, fresh []lease.Do
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Wait)
 	defer cancel()
 	err := mongodb.InTransaction(ctx, r.state.Client(), func(tx context.Context) error {
-		db := r.state.Client().Database(r.cfg.MongoDB.State)
 		control := func(id string, now []lease.Document) lease.Control {
 			r.orders = r.inheritOrders(now)
 			return r.orders.controls[id]
 		}
-		if err := lease.Replace(tx, db.Collection("watchers"), old, fresh, control); err != nil {
+		if err := lease.Replace(tx, r.state.Collection("watchers"), old, fresh, control); err != nil {
 			return err
 		}
-		return newDivisionsIn(db).Divide(tx, r.cfg.Watcher, r.Slots, true)
+		return newDivisionsIn(r.state).Divide(tx, r.cfg.Watcher, r.Slots, true)
 	})
 	if err == nil {
 		return nil

@@ -11,7 +11,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -29,10 +28,6 @@ type indexKeeper struct {
 	pause        time.Duration // between two attempts to make indexes
 	log          *slog.Logger
 	inBackground func(func(context.Context))
-
-	// withDeadLetters contains the collections that got dead letters in this term. Only the
-	// goroutine that stores exceptions uses it.
-	withDeadLetters map[string]bool
 }
 
 // indexesShare bounds the cost of repeated attempts: after an attempt, the pause is at least this
@@ -117,25 +112,7 @@ func (k *indexKeeper) migrateOnce(
 	return final || err == nil && len(report.Missing)+len(report.Busy) == 0
 }
 
-// indexFirstDeadLetters makes the indexes of dead-letter collections that got their first letters
-// in this term. Before the first letter, these indexes are not needed.
-func (k *indexKeeper) indexFirstDeadLetters(letters []deadletter.Letter) {
-	for i := range letters {
-		ns := letters[i].NS
-		if k.withDeadLetters[ns] {
-			continue
-		}
-
-		k.withDeadLetters[ns] = true
-		for _, o := range k.collections.WatchedOutboxes() {
-			if o.NS() == ns {
-				k.ensureIndexes(o)
-			}
-		}
-	}
-}
-
-// ensureExpiries sets the configured expiries of marked envelopes and dead letters, which the
+// ensureExpiries sets the configured expiry of marked envelopes, which the
 // server removes. It reports whether that succeeded.
 func (k *indexKeeper) ensureExpiries(ctx context.Context, o outboxes.Outbox, logOnce func(slog.Level, string, ...any)) bool {
 	db := mongodb.Database(k.client, o.DB)
@@ -143,13 +120,6 @@ func (k *indexKeeper) ensureExpiries(ctx context.Context, o outboxes.Outbox, log
 	if _, err := outboxes.EnsureSentTTL(ctx, db.Collection(o.Coll), k.cfg.Purge.TTL); err != nil {
 		done = false
 		logOnce(slog.LevelWarn, "purge.ttl is not in force for this collection", "collection", o.NS(), "reason", err)
-	}
-
-	letters := db.Collection(deadletter.Collection(o.Coll))
-	if err := deadletter.SetExpiry(ctx, letters, k.cfg.DeadLetters.Expire); err != nil {
-		done = false
-		logOnce(slog.LevelWarn, "dead_letters.expire is not in force for this collection",
-			"collection", o.NS(), "reason", err)
 	}
 	return done
 }

@@ -3,32 +3,32 @@ package term
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/deadletter"
-	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/ledger"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/purge"
-	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/reconciler"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/scheduled"
+	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 
-// reconciler sends the envelopes that the stream cannot send: retried, parked, blocked, requeued
-// and scheduled envelopes. It runs concurrently with the stream, and costs nothing while no
-// collection is on the dirty list.
-type reconciler struct {
-	outlet     *pipeline.Outlet
-	finisher   *waiting.Finisher
-	exceptions *waiting.Exceptions
-	scheduled  *scheduled.Scheduled
-	purger     *purge.Purger
+// reconcilers send the envelopes that the stream cannot send: retried, parked, blocked, requeued
+// and scheduled envelopes. They run concurrently with the stream.
+type reconcilers struct {
+	outlet    *pipeline.Outlet
+	sender    *reconciler.Sender
+	scheduled *scheduled.Scheduled
+	purger    *purge.Purger
 
 	stopPublishing  context.CancelFunc // ends the loops that publish
 	publishingEnded chan struct{}      // closed when these loops have ended
@@ -38,57 +38,91 @@ func retryPolicy(cfg *config.Config) retry.Policy {
 	return retry.Policy{Base: cfg.Retry.Base, Cap: cfg.Retry.Cap}
 }
 
-// newReconciler returns the reconciler of the term. It starts nothing.
-func (t *term) newReconciler(doc *lease.Document) *reconciler {
+// newLedger returns the ledger of the term. It starts nothing.
+func (t *term) newLedger() *ledger.Ledger {
+	cfg := &t.slot.cfg
+	return ledger.New(ledger.Config{
+		Fencer:  t.held,
+		Store:   t.store,
+		Letters: t.letters,
+		Source: letters.Source{
+			Kind:    "relay",
+			Watcher: cfg.Watcher,
+			Node:    cfg.Node,
+			Epoch:   t.held.Document().Epoch,
+			Version: t.slot.shared.Version,
+		},
+		Mapping:      t.slot.shared.Mapping,
+		MaxAttempts:  cfg.Retry.MaxAttempts,
+		Backoff:      retryPolicy(cfg),
+		DropExpired:  cfg.Expired == "drop",
+		Recording:    cfg.Recording,
+		LetterExpiry: cfg.DeadLetters.Expire,
+		Restore:      t.restoreImages,
+		Sweeping:     func() bool { return t.recovery.IsSweeping() },
+		Entered:      func(list []*waiting.Entry) { t.entered.Put(list...) },
+		Now:          t.slot.shared.Clock.Now,
+		OnRetry:      func(err error) { t.slot.State.ReportProblem("ledger", err, false) },
+		OnRecovered:  func() { t.slot.State.ClearProblems("ledger") },
+		Count:        t.countOutcome,
+		Log:          t.log,
+	})
+}
+
+// countOutcome counts the outcome of an envelope that was sent outside of the order of the stream.
+func (t *term) countOutcome(o *ledger.Outcome) {
+	if o.Doc == nil {
+		return
+	}
+
+	class := string(o.Refusal.Class)
+	t.slot.metrics.Reconciled.WithLabelValues(o.End.String()).Inc()
+	switch o.End {
+	case ledger.Dropped:
+		t.slot.metrics.Dropped.WithLabelValues(class).Inc()
+	case ledger.Dead:
+		t.slot.metrics.DeadLetters.WithLabelValues(class).Inc()
+	}
+}
+
+// newReconciler returns the reconcilers of the term. It starts nothing.
+func (t *term) newReconciler() *reconcilers {
 	out := pipeline.NewOutlet(t.buildConfig(), t.dispatcher)
-	shared := waiting.Shared{
-		Client:      t.slot.shared.Mongo.State,
-		Fencer:      t.held,
-		Epoch:       doc.Epoch,
+	onRetry := func(err error) { t.slot.State.ReportProblem("reconciler", err, false) }
+	onRecovered := func() { t.slot.State.ClearProblems("reconciler") }
+
+	sender := reconciler.New(reconciler.Config{
+		Store:       t.store,
+		Ledger:      t.ledger,
 		Outlet:      out,
 		Mapping:     t.slot.shared.Mapping,
 		Now:         t.slot.shared.Clock.Now,
 		Log:         t.log,
-		OnRetry:     func(err error) { t.slot.State.ReportProblem("reconciler", err, false) },
-		OnRecovered: func() { t.slot.State.ClearProblems("reconciler") },
-	}
-
-	f := waiting.NewFinisher(waiting.FinisherConfig{
-		Shared:      shared,
-		Retry:       retryPolicy(&t.slot.cfg),
-		MaxAttempts: t.slot.cfg.Retry.MaxAttempts,
-		Recording:   t.slot.cfg.Recording,
-		DropExpired: t.slot.cfg.Expired == "drop",
-		Source:      t.exceptions.source,
-		Seal:        t.seal,
-		Count: func(end waiting.End, class record.Class) {
-			t.slot.metrics.Reconciled.WithLabelValues(end.String()).Inc()
-			if end == waiting.Dropped {
-				t.slot.metrics.Dropped.WithLabelValues(string(class)).Inc()
-			}
-			if end == waiting.Dead {
-				t.slot.metrics.DeadLetters.WithLabelValues(string(class)).Inc()
-			}
-		},
-	})
-	exceptions := waiting.New(waiting.Config{
-		Shared:      shared,
-		Collections: t.dirty.DirtyOutboxes,
-		Finisher:    f,
-		Route:       out.RouteTopics,
-		Check:       out.CheckEnvelope,
+		OnRetry:     onRetry,
+		OnRecovered: onRecovered,
 		Compacted:   t.sink.Compacted,
+		Entered:     t.entered,
+		Ready:       t.ready,
+		Recorded:    t.slot.cfg.Recording != ledger.RecordWatermark,
 	})
 	scheduled := scheduled.New(scheduled.Config{
-		Shared:      shared,
-		Collections: t.dirty.DirtyOutboxes,
+		Client:      t.slot.shared.Mongo.State,
+		Fencer:      t.held,
+		Store:       t.store,
+		Sender:      sender,
+		Mapping:     t.slot.shared.Mapping,
+		Now:         t.slot.shared.Clock.Now,
+		Log:         t.log,
+		OnRetry:     onRetry,
+		OnRecovered: onRecovered,
+		Collections: t.schedules.Outboxes,
 		Slot:        t.slot.Slot,
-		Finisher:    f,
+		Mark:        t.slot.cfg.Recording == ledger.RecordMark,
 		OnSent:      func(d time.Duration) { t.slot.metrics.DueError.Observe(d, 1) },
 	})
 	purger := purge.New(purge.Config{
 		Client:      t.slot.shared.Mongo.State,
-		State:       mongodb.Database(t.slot.shared.Mongo.State, t.slot.cfg.MongoDB.State),
+		State:       state.Open(t.slot.shared.Mongo.State, t.slot.cfg.State),
 		Watcher:     t.slot.cfg.Watcher,
 		Collections: t.collections.WatchedOutboxes,
 		Retention:   t.slot.cfg.Retention,
@@ -100,30 +134,21 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		Slot:        t.slot.Slot.I, // N25
 		OnPurged:    func(n int) { t.slot.metrics.Purged.Add(float64(n)) },
 	})
-	return &reconciler{outlet: out, finisher: f, exceptions: exceptions, scheduled: scheduled, purger: purger}
+	return &reconcilers{outlet: out, sender: sender, scheduled: scheduled, purger: purger}
 }
 
-// recoverUnrecorded records deliveries that an earlier owner made outside of stream order and did
-// not record (N8, N19). It runs before the stored offsets can move. An envelope that is unrecorded
+// finishSent finishes deliveries that an earlier owner made outside of stream order and did
+// not record (N8). It runs before the stored offsets can move. An envelope that still waits
 // afterwards was not sent, so it may wait for any time.
-func (t *term) recoverUnrecorded(ctx context.Context) error {
-	return t.calls.RetryRead(ctx, func(ctx context.Context) error {
-		if err := t.reconciler.scheduled.DisownStrayClaims(ctx); err != nil {
-			return err
-		}
-
-		// The stream repeats all other exceptions, and sends them to their other topics.
-		after, incomplete := t.recovery.IncompleteAfterCrash(t.start.from)
-		if _, err := t.reconciler.exceptions.WidenIncomplete(ctx, after, incomplete); err != nil {
-			return err
-		}
-
-		n, err := t.reconciler.exceptions.FinishSent(ctx, t.reconciler.outlet.FindHits)
-		if n > 0 {
-			t.log.Info("recorded deliveries of an earlier owner that were found in the topics", "envelopes", n)
-		}
+func (t *term) finishSent(ctx context.Context) (finished int, err error) {
+	err = t.calls.RetryRead(ctx, func(ctx context.Context) (err error) {
+		finished, err = t.reconciler.sender.FinishSent(ctx)
 		return err
 	})
+	if finished > 0 {
+		t.log.Info("recorded deliveries of an earlier owner that were found in the topics", "envelopes", finished)
+	}
+	return finished, err
 }
 
 // MayPurgeAsOwner reports whether this process purges while it owns the watcher.
@@ -138,55 +163,48 @@ func (t *term) mayPurge() bool {
 	return MayPurgeAsOwner(t.slot.cfg) && t.held.Valid() && !t.recovery.IsSweeping() && t.stream.State().Ready()
 }
 
-// loadExceptions sets the gates of keys that wait. It returns the events after the position that
-// are exceptions or dead letters already (N15), or nil if there are none. It runs before the stream
+// loadStored sets the gates of keys that wait. It returns the events after the position that
+// wait or are dead already (N15), or nil if there are none. It runs before the stream
 // is opened.
-func (t *term) loadExceptions(ctx context.Context) (*pipeline.PreviousOwner, error) {
+func (t *term) loadStored(ctx context.Context) (*pipeline.PreviousOwner, error) {
 	previous := pipeline.NewPreviousOwner()
 	out := t.reconciler.outlet
 	after := outboxes.PosOf(t.start.from)
 	at, _ := t.start.from.Time()
 	behind := func(pos string) bool { return pos > after || outboxes.PosSweptBehind(pos, at, t.stampMargin) }
 
-	var n waiting.Loaded
+	var n reconciler.Loaded
 	err := t.calls.RetryRead(ctx, func(ctx context.Context) (err error) {
 		// A failed attempt may have closed some gates already.
 		t.dispatcher.OpenAllGates()
 		previous.Reset()
-		n, err = t.reconciler.exceptions.Load(ctx, behind,
+		n, err = t.reconciler.sender.Load(ctx, behind,
 			func(ns, topic, key string) { t.dispatcher.CloseGate(out.RecordNamespace(ns), topic, key) }, previous.AddWaiting)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	if n.Exceptions > 0 {
-		t.log.Info("loaded the exceptions of an earlier owner",
-			"exceptions", n.Exceptions, "gates", n.Gates, "behind_the_position", n.Known)
+	if n.Waiting > 0 {
+		t.log.Info("loaded the waiting envelopes of an earlier owner",
+			"waiting", n.Waiting, "gates", n.Gates, "behind_the_position", n.Known)
 	}
 
-	for _, o := range t.dirty.DirtyOutboxes() {
-		if err := t.loadLetters(ctx, o, previous); err != nil {
-			return nil, err
-		}
+	// Dead envelopes could be sent by now, if their problem is fixed, but later events of their keys were sent
+	// without them.
+	err = t.calls.RetryRead(ctx, func(ctx context.Context) error {
+		return letters.Later(ctx, t.letters, t.slot.cfg.Watcher, t.slot.Slot, t.start.from, func(m letters.Mark) error {
+			previous.AddDeadLetter(m)
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, err
 	}
 	if previous.IsEmpty() {
 		return nil, nil
 	}
 	return previous, nil
-}
-
-// loadLetters adds to previous the events of a collection after the position that are dead letters.
-// They could be sent by now, if their problem is fixed, but later events of their keys were sent
-// without them.
-func (t *term) loadLetters(ctx context.Context, o outboxes.Outbox, previous *pipeline.PreviousOwner) error {
-	letters := mongodb.Database(t.slot.shared.Mongo.Stream, o.DB).Collection(deadletter.Collection(o.Coll))
-	return t.calls.RetryRead(ctx, func(ctx context.Context) error {
-		return deadletter.EachLater(ctx, letters, t.start.from, func(l deadletter.LaterLetter) error {
-			previous.AddDeadLetter(o.NS(), l)
-			return nil
-		})
-	})
 }
 
 // startReconciler starts the loops of the reconciler in g. Publishing ends with ctx or with
@@ -199,10 +217,10 @@ func (t *term) startReconciler(ctx, work context.Context, g *errgroup.Group) {
 
 	loops, pub := errgroup.WithContext(pub)
 	for _, run := range []func(context.Context) error{
-		r.exceptions.Run,
+		r.sender.Run,
 		r.scheduled.Run,
 		r.purger.Run,
-		t.dirty.CleanPeriodically,
+		t.schedules.Run,
 		t.countPeriodically,
 	} {
 		loops.Go(func() error { return ignoreStop(pub, run(pub)) })
@@ -217,8 +235,6 @@ func (t *term) startReconciler(ctx, work context.Context, g *errgroup.Group) {
 		}
 		return err
 	})
-	g.Go(func() error { return ignoreStop(work, r.finisher.Run(work)) })
-	g.Go(func() error { return ignoreStop(work, t.dispatcher.RunRecorder(work)) })
 }
 
 // drainReconciler stops publishing and waits until the outcomes are stored, for at most the
@@ -243,7 +259,7 @@ func (t *term) drainReconciler(work context.Context) {
 	if !t.hasBlockedTargets() {
 		_ = t.dispatcher.DrainSides(ctx)
 	}
-	if err := r.finisher.Drain(ctx); err != nil {
+	if err := t.ledger.Drain(ctx); err != nil {
 		t.log.Warn("cannot record all deliveries outside of the stream; the next owner finds them in the topics",
 			"reason", err)
 	}
@@ -269,21 +285,36 @@ func (t *term) countPeriodically(ctx context.Context) error {
 	return nil
 }
 
-// countWaiting counts the waiting envelopes of the dirty collections, for the metrics and the status.
+// countWaiting counts the waiting envelopes, for the metrics and the status.
 func (t *term) countWaiting(ctx context.Context) error {
-	counts, err := t.reconciler.exceptions.Counts(ctx)
+	counts, err := t.store.Counts(ctx)
 	if err != nil {
 		return err
 	}
 
-	t.slot.metrics.Exceptions.Reset()
-	waiting := int64(0)
+	total, byReason := int64(0), map[waiting.Reason]int64{}
 	for _, c := range counts {
-		t.slot.metrics.Exceptions.WithLabelValues(c.State).Add(float64(c.N))
-		if c.State != "scheduled" {
-			waiting += c.N
+		byReason[c.Reason] += c.N
+		total += c.N
+	}
+	scheduled := int64(0)
+	for _, o := range t.schedules.Outboxes() {
+		n, _, err := outboxes.CountDue(ctx, mongodb.Database(t.slot.shared.Mongo.State, o.DB).Collection(o.Coll), t.slot.Slot, math.MaxInt64)
+		if err != nil {
+			return err
+		}
+		scheduled += n
+	}
+
+	t.slot.metrics.Exceptions.Reset()
+	for _, reason := range waiting.Reasons() {
+		if n := byReason[reason]; n > 0 {
+			t.slot.metrics.Exceptions.WithLabelValues(string(reason)).Set(float64(n))
 		}
 	}
-	t.slot.WaitingCount.Store(waiting)
+	if scheduled > 0 {
+		t.slot.metrics.Exceptions.WithLabelValues("scheduled").Set(float64(scheduled))
+	}
+	t.slot.WaitingCount.Store(total)
 	return nil
 }

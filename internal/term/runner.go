@@ -20,7 +20,6 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/migrate"
-	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/pipeline"
@@ -30,6 +29,7 @@ import (
 	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/slots"
+	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/tracing"
 )
 
@@ -78,7 +78,7 @@ var DefaultPace = Pace{
 // NewMigrator returns a migrator that makes the indexes that this version declares, for the listed
 // outboxes.
 func (s *Shared) NewMigrator(outboxes func(context.Context) ([]outboxes.Outbox, error)) *migrate.Migrator {
-	db := mongodb.Database(s.Mongo.State, s.Config.MongoDB.State)
+	db := state.Open(s.Mongo.State, s.Config.State)
 	return &migrate.Migrator{
 		State:     db,
 		Node:      s.Config.Node,
@@ -138,7 +138,7 @@ func NewRunner(s *Shared, p slot.Range, m *metrics.Set) *Runner {
 		yield:   make(chan string, 1),
 		tap:     tracing.NewTap(s.Exporter, m.PublishLatency.Exemplar, s.Clock.Now),
 	}
-	db := mongodb.Database(s.Mongo.State, s.Config.MongoDB.State)
+	db := state.Open(s.Mongo.State, s.Config.State)
 	r.events = nodes.NewEvents(db.Collection("events"), s.Config.Watcher, s.Config.Node)
 	c := lease.Config{
 		Collection:      db.Collection("watchers"),

@@ -12,12 +12,12 @@ import (
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/pipeline"
-	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
@@ -49,12 +49,6 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if err := t.slot.checkRedivided(ctx); err != nil {
 		return none, err
 	}
-	if err := t.calls.RetryCall(ctx, func(ctx context.Context) (err error) {
-		t.seal, err = t.slot.shared.Registry.Seal(ctx)
-		return err
-	}); err != nil {
-		return none, err
-	}
 
 	// The time comes before the list of collections: inserts into a collection that appears
 	// after the list was read are then committed after this time.
@@ -70,12 +64,15 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	// Indexes are made concurrently with the rest of the takeover, which is slow without them.
 	t.inBackground(t.indexes.ensureAllIndexes)
 
-	// The first position is saved below. After that, later owners look only at collections on the
-	// dirty list (N17).
+	// The first position is saved below. After that, later owners look for scheduled envelopes only in the outboxes on the
+	// list (N17).
 	if doc.Position().IsZero() {
-		if err := t.dirty.MarkAllNonEmpty(ctx); err != nil {
+		if err := t.schedules.NoteExisting(ctx, t.collections.WatchedOutboxes()); err != nil {
 			return none, err
 		}
+	}
+	if err := t.schedules.Load(ctx); err != nil {
+		return none, err
 	}
 
 	start, err := t.start.findStart(ctx, &doc, began)
@@ -100,7 +97,6 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	t.countTopics(ctx)
 	t.dispatcher.SetSink(t.sink)
 	t.dispatcher.Start(t.start.from)
-	t.dispatcher.BeginReplay(len(doc.Dirty) > 0)
 
 	// The read-back has ended, so it cannot have found records of events that are committed after
 	// this time.
@@ -113,24 +109,25 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 		t.start.keepDescriptionUntil(until)
 	}
 
-	t.reconciler = t.newReconciler(&doc)
-	t.exceptions.seal = t.seal
-	t.exceptions.mapping = t.slot.shared.Mapping
-	t.exceptions.reconciler = t.reconciler
+	t.reconciler = t.newReconciler()
 
-	// After this, envelopes that were delivered no longer wait when the exceptions are loaded.
-	if err := t.recoverUnrecorded(ctx); err != nil {
-		return none, err
-	}
-	previous, err := t.loadExceptions(ctx)
+	// After this, envelopes that were delivered no longer wait when the store is loaded.
+	finished, err := t.finishSent(ctx)
 	if err != nil {
 		return none, err
 	}
+	previous, err := t.loadStored(ctx)
+	if err != nil {
+		return none, err
+	}
+
+	// The stream repeats the events of envelopes that were sent outside of its order since the position.
+	t.dispatcher.BeginReplay(finished > 0 || previous != nil || doc.Beside > outboxes.PosOf(t.start.from))
 	t.pump = t.newPump(until, previous)
 	t.recovery.Pump = t.pump
 
 	g.Go(func() error { return ignoreStop(work, t.sink.Run(work)) })
-	g.Go(func() error { return ignoreStop(work, t.dispatcher.Run(work)) })
+	g.Go(func() error { return ignoreStop(work, t.ledger.Run(work)) })
 	t.startReconciler(ctx, work, g)
 	t.delivering.Store(true)
 	t.slot.current.Store(t)
@@ -143,21 +140,11 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 
 // newDispatcher returns the dispatcher of the term, without a sink.
 func (t *term) newDispatcher() *pipeline.Dispatcher {
-	recorder := &deliveryRecorder{
-		held:      t.held,
-		recording: t.slot.cfg.Recording,
-		log:       t.log,
-		refusedAt: map[string]time.Time{},
-	}
-
 	return pipeline.New(pipeline.Config{
-		Pool:       t.slot.shared.Pool,
-		Exceptions: t.exceptions,
-		Recorder:   recorder,
-		Retry:      t.calls.RetryFenced,
-		Now:        t.slot.shared.Clock.Now,
-		// The reconciler is made after the dispatcher, so it is looked up at each call.
-		Ready:   func(topic string) { t.reconciler.exceptions.Wake(topic) },
+		Pool:    t.slot.shared.Pool,
+		Ledger:  t.ledger,
+		Ready:   t.ready,
+		Now:     t.slot.shared.Clock.Now,
 		Metrics: pipeline.Metrics{Acked: t.observeAcked, Dead: t.observeDead, Held: t.observeHeld},
 	})
 }
@@ -179,9 +166,9 @@ func (t *term) observeDead(topic string, class record.Class) {
 	}
 }
 
-// observeHeld counts exceptions that were stored in a state.
-func (t *term) observeHeld(state string, n int) {
-	t.slot.metrics.Reconciled.WithLabelValues(state).Add(float64(n))
+// observeHeld counts envelopes that were stored as waiting.
+func (t *term) observeHeld(reason string, n int) {
+	t.slot.metrics.Reconciled.WithLabelValues(reason).Add(float64(n))
 }
 
 // openSink fences every earlier sender and persists the new one. It blocks until that succeeds, the
@@ -257,7 +244,6 @@ func (t *term) buildConfig() pipeline.BuildConfig {
 		Router:  t.slot.shared.Router,
 		Preset:  t.slot.shared.Preset,
 		Scope:   t.slot.scope,
-		Seal:    t.seal,
 		Now:     t.slot.shared.Clock.Now,
 		Tap:     t.slot.tap,
 
@@ -271,8 +257,9 @@ func (t *term) newPump(until bson.Timestamp, previous *pipeline.PreviousOwner) *
 		Dispatcher:       t.dispatcher,
 		Term:             t,
 		Collections:      t.collections.Claimed,
+		Stored:           t.newStoredTopics(),
 		DropExpired:      t.slot.cfg.Expired == "drop",
-		RecordDeliveries: t.slot.cfg.Recording != purge.RecordWatermark,
+		RecordDeliveries: t.slot.cfg.Recording != ledger.RecordWatermark,
 		StampMargin:      uint32(t.stampMargin / time.Second),
 		ReplayUntil:      until,
 		Previous:         previous,
@@ -330,17 +317,19 @@ func (t *term) AdoptCollection(ctx context.Context, ev *changestream.Event) erro
 	return err
 }
 
-// MarkDirty implements pipeline.Term.
-func (t *term) MarkDirty(ctx context.Context, ns string) error { return t.dirty.Mark(ctx, ns) }
-
 // NoteIrregularID implements pipeline.Term.
 func (t *term) NoteIrregularID(ctx context.Context, uuid [16]byte) error {
 	return t.collections.MarkIrregularIDs(ctx, uuid)
 }
 
-// NoteScheduled implements pipeline.Term.
-func (t *term) NoteScheduled(ns string, id bson.RawValue, dueAt time.Time) {
+// NoteScheduled implements pipeline.Term. After the watermark has passed the envelope, a later owner looks for it only in the
+// outboxes on the list (N17).
+func (t *term) NoteScheduled(ctx context.Context, ns string, id bson.RawValue, dueAt time.Time) error {
+	if err := t.schedules.Note(ctx, ns); err != nil {
+		return err
+	}
 	t.reconciler.scheduled.NoteScheduled(ns, id, dueAt)
+	return nil
 }
 
 // NoteProgress implements pipeline.Term.

@@ -20,19 +20,22 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/activity"
 	"github.com/outrelay/outrelay/internal/changestream"
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/lease"
-	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/ledger"
+	"github.com/outrelay/outrelay/internal/mailbox"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/sink"
+	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/internal/watched"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -44,9 +47,9 @@ var (
 	errReadEnded = errors.New("reading ended")
 )
 
-// errGapTooLate ends a term that has found a gap after it has loaded exceptions. The next takeover
+// errGapTooLate ends a term that has found a gap after it has loaded the waiting envelopes. The next takeover
 // finds the gap in the document.
-var errGapTooLate = errors.New("the change stream has a gap that contains exceptions")
+var errGapTooLate = errors.New("the change stream has a gap that contains waiting envelopes")
 
 // term is one period of ownership: from the acquisition of the lease to its release or loss.
 type term struct {
@@ -61,11 +64,15 @@ type term struct {
 	calls       *readiness.Calls
 	journal     *journal
 	collections *watched.Collections
-	dirty       *watched.DirtyList
+	schedules   *watched.Schedules
 	indexes     *indexKeeper
 	start       *startPoint
 	recovery    *gap.Recovery
-	exceptions  *exceptionWriter
+	store       *waiting.Store
+	letters     *mongo.Collection
+	entered     *mailbox.Box[*waiting.Entry] // envelopes that were stored as waiting
+	ready       *mailbox.Box[string]         // topics that can be written again
+	ledger      *ledger.Ledger
 	stats       *termStats
 	activity    *activity.Log
 	dispatcher  *pipeline.Dispatcher
@@ -75,10 +82,9 @@ type term struct {
 	delivering atomic.Bool  // set when the takeover is done
 
 	// Set during the takeover.
-	seal        []byte        // of the state database; without it, a service wrote the state of an envelope
 	stampMargin time.Duration // by which server timestamps may be older than the commit of their envelopes
 	sink        *sink.Sink
-	reconciler  *reconciler
+	reconciler  *reconcilers
 	pump        *pipeline.Pump
 }
 
@@ -92,10 +98,13 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		return nil, err
 	}
 
-	// The writer of exceptions and the dispatcher refer to each other.
 	clients := r.shared.Mongo
+	db := state.Open(clients.State, r.cfg.State)
 	t.calls = &readiness.Calls{Client: clients.Stream, State: r.State, Timeout: r.shared.Pace.Call}
-	t.exceptions = &exceptionWriter{}
+	t.store = waiting.NewStore(db.Collection("waiting"), r.cfg.Watcher, r.Slot)
+	t.letters = db.Collection("letters")
+	t.entered, t.ready = mailbox.New[*waiting.Entry](), mailbox.New[string]()
+	t.ledger = t.newLedger()
 	t.dispatcher = t.newDispatcher()
 	t.journal = &journal{events: r.events, held: held, slot: r.Slot, log: log, inBackground: inBackground}
 	t.collections = &watched.Collections{
@@ -108,26 +117,24 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		Log:      log,
 		Claimed:  map[[16]byte]bool{},
 	}
-	t.dirty = &watched.DirtyList{
-		Held:        held,
-		Calls:       t.calls,
-		Collections: t.collections,
-		State:       mongodb.Database(clients.State, r.cfg.MongoDB.State),
-		Reached:     t.dispatcher.Reached,
-		Pause:       r.shared.Pace.Clean,
-		Log:         log,
+	t.schedules = &watched.Schedules{
+		Coll:    db.Collection("schedules"),
+		Client:  clients.State,
+		Watcher: r.cfg.Watcher,
+		Slot:    r.Slot,
+		Calls:   t.calls,
+		Log:     log,
 	}
 	t.indexes = &indexKeeper{
 		migrator: r.shared.NewMigrator(func(context.Context) ([]outboxes.Outbox, error) {
 			return t.collections.WatchedOutboxes(), nil
 		}),
-		client:          clients.State,
-		cfg:             &r.cfg,
-		collections:     t.collections,
-		pause:           r.shared.Pace.Indexes,
-		log:             log,
-		inBackground:    inBackground,
-		withDeadLetters: map[string]bool{},
+		client:       clients.State,
+		cfg:          &r.cfg,
+		collections:  t.collections,
+		pause:        r.shared.Pace.Indexes,
+		log:          log,
+		inBackground: inBackground,
 	}
 	t.recovery = &gap.Recovery{
 		Config:      &r.cfg,
@@ -135,7 +142,7 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		Held:        held,
 		Calls:       t.calls,
 		Collections: t.collections,
-		Dirty:       t.dirty,
+		Schedules:   t.schedules,
 		Dispatcher:  t.dispatcher,
 		Metrics:     r.metrics,
 		Now:         r.shared.Clock.Now,
@@ -153,27 +160,6 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		collections: t.collections,
 		recovery:    t.recovery,
 		dispatcher:  t.dispatcher,
-	}
-	*t.exceptions = exceptionWriter{
-		cfg: &r.cfg,
-		source: deadletter.Source{
-			Kind:    "relay",
-			Watcher: r.cfg.Watcher,
-			Node:    r.cfg.Node,
-			Epoch:   held.Document().Epoch,
-			Version: r.shared.Version,
-		},
-		client:      clients.Stream,
-		scope:       r.scope,
-		held:        held,
-		stream:      t.stream,
-		dispatcher:  t.dispatcher,
-		collections: t.collections,
-		indexes:     t.indexes,
-		recovery:    t.recovery,
-		now:         r.shared.Clock.Now,
-		log:         log,
-		partSize:    mongodb.NewPartSize(mongodb.MaxDocuments),
 	}
 	return t, nil
 }
@@ -229,7 +215,7 @@ func (r *Runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 }
 
 // termParts are the parts of the state that a term reports problems of.
-var termParts = []string{"kafka", "stream", "mongodb", "stuck", "standstill", "reconciler"}
+var termParts = []string{"kafka", "stream", "mongodb", "ledger", "stuck", "standstill", "reconciler"}
 
 // ignoreStop returns nil if a stage returned err because ctx ended, and err otherwise.
 func ignoreStop(ctx context.Context, err error) error {
@@ -304,8 +290,8 @@ func (t *term) readStream(ctx context.Context, start changestream.Start) error {
 			return err
 		}
 
-		// The stream was expected to repeat the exceptions of the previous owner, for their other
-		// topics. It no longer can. That has to be known before exceptions are loaded, so a new
+		// The stream was expected to repeat the waiting envelopes of the previous owner, for their other
+		// topics. It no longer can. That has to be known before these are loaded, so a new
 		// takeover finds the gap in the document. Any other gap is swept in this term, because its sweep
 		// leaves out the envelopes that an earlier sweep of the term has delivered (gap.Skip).
 		if t.recovery.IsGapOpen() && t.pump.Previous != nil {
@@ -340,7 +326,7 @@ func (t *term) readStreamOnce(ctx context.Context, start changestream.Start) err
 	return <-ended
 }
 
-// drainStream waits until all events that were read are acked or stored as exceptions. It gives up
+// drainStream waits until all events that were read are acked or stored. It gives up
 // after the configured time, or when only blocked targets are left. The next owner reads the rest
 // back.
 func (t *term) drainStream(work context.Context) {

@@ -1,33 +1,26 @@
 // Package watched contains the collections that a term watches: the list of existing collections,
-// their claims for the watcher, and the list of collections that contain exceptions or scheduled
-// envelopes.
+// their claims for the watcher, and the list of outboxes with scheduled envelopes.
 //
 // Blocking: the functions with a context call MongoDB. They repeat failed calls until they succeed, the lease is
-// lost, or the context ends. The others return at once. Cost: none for an event of a known collection. DirtyList writes once for each
-// collection that gets its first work.
+// lost, or the context ends. The others return at once. Cost: none for an event of a known collection. Schedules writes at most once
+// a minute for each outbox that gets scheduled envelopes.
 package watched
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
-	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/changestream"
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/lease"
-	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/readiness"
-	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/resume"
 )
 
 // Collections contains the watched collections of a term and claims them for the watcher.
@@ -224,167 +217,4 @@ func (c *Collections) CollectionIdentities() []lease.Collection {
 		}
 	}
 	return out
-}
-
-// DirtyList is the list of collections that contain exceptions or scheduled envelopes. It is stored
-// in the watcher document. A takeover and the reconciler read only collections on this list (N17).
-type DirtyList struct {
-	Held        *lease.Held
-	Calls       *readiness.Calls
-	Collections *Collections
-	State       *mongo.Database
-	Reached     func() (resume.Position, bool) // the watermark
-	Pause       time.Duration                  // between two checks of the list
-	Log         *slog.Logger
-
-	mu sync.Mutex // held while the list changes
-}
-
-// Mark adds a collection to the list. When it returns nil, the list is majority-committed. It costs
-// nothing if the collection is on the list already.
-func (d *DirtyList) Mark(ctx context.Context, ns string) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if slices.Contains(d.Held.Dirty(), ns) {
-		return nil
-	}
-	return d.Held.Save(ctx, lease.Update{Dirty: []string{ns}})
-}
-
-// DirtyOutboxes returns the watched collections that are on the list. It includes collections that
-// other processes have added to the stored list since.
-func (d *DirtyList) DirtyOutboxes() []outboxes.Outbox {
-	dirty := map[string]bool{}
-	for _, ns := range d.Held.Dirty() {
-		dirty[ns] = true
-	}
-	if len(dirty) == 0 {
-		return nil
-	}
-	return slices.DeleteFunc(d.Collections.WatchedOutboxes(), func(o outboxes.Outbox) bool { return !dirty[o.NS()] })
-}
-
-// MarkAllNonEmpty adds the collections that contain exceptions or scheduled envelopes. It is for
-// envelopes that no stream contains: they were inserted before the first position of the watcher,
-// or in a gap.
-func (d *DirtyList) MarkAllNonEmpty(ctx context.Context) error {
-	for _, o := range d.Collections.WatchedOutboxes() {
-		if err := d.MarkIfNonEmpty(ctx, o); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// MarkIfNonEmpty is like MarkAllNonEmpty, for one collection.
-func (d *DirtyList) MarkIfNonEmpty(ctx context.Context, o outboxes.Outbox) error {
-	still := false
-	err := d.Calls.RetryRead(ctx, func(ctx context.Context) (err error) {
-		coll := mongodb.Majority(mongodb.Database(d.State.Client(), o.DB).Collection(o.Coll))
-		still, err = outboxes.StillDirty(ctx, coll, o.Slot)
-		return err
-	})
-	if err != nil || !still {
-		return err
-	}
-	return d.Mark(ctx, o.NS())
-}
-
-const (
-	// cleanShare bounds the cost of checking the list: after a check, the pause is at least this
-	// many times as long as the check took.
-	cleanShare = 50
-	// cleanTimeout bounds the transaction that removes a collection. During it, nothing can be
-	// added to the list.
-	cleanTimeout = time.Second
-)
-
-// CleanPeriodically removes collections that are empty from the list, until ctx ends.
-func (d *DirtyList) CleanPeriodically(ctx context.Context) error {
-	for wait := d.Pause; retry.Sleep(ctx, wait) == nil; {
-		began := time.Now()
-		for _, o := range d.DirtyOutboxes() {
-			if err := d.removeIfEmpty(ctx, o); err != nil && ctx.Err() == nil {
-				d.Log.Debug("cannot remove a collection from the dirty list", "collection", o.NS(), "reason", err)
-			}
-		}
-		wait = max(d.Pause, cleanShare*time.Since(began))
-	}
-	return nil
-}
-
-// removeIfEmpty removes a collection from the list if it contains no work. Most collections contain
-// some, so a read without lock and transaction comes first.
-func (d *DirtyList) removeIfEmpty(ctx context.Context, o outboxes.Outbox) error {
-	reached, _ := d.Reached()
-	if holds, err := d.holdsWork(ctx, d.State.Client(), mongodb.Majority, o, reached); err != nil || holds {
-		return err
-	}
-	return d.removeInTransaction(ctx, o)
-}
-
-// holdsWork reports whether a collection contains an exception or a scheduled envelope, or has a
-// dead letter whose event the stream would repeat for a later owner, which starts at the position
-// at.
-func (d *DirtyList) holdsWork(
-	ctx context.Context, client *mongo.Client, as func(*mongo.Collection) *mongo.Collection,
-	o outboxes.Outbox, at resume.Position,
-) (bool, error) {
-	db := mongodb.Database(client, o.DB)
-	if still, err := outboxes.StillDirty(ctx, as(db.Collection(o.Coll)), o.Slot); err != nil || still {
-		return still, err
-	}
-	return deadletter.HasLater(ctx, as(db.Collection(deadletter.Collection(o.Coll))), at)
-}
-
-// errCheckSlow ends a transaction that cannot determine soon enough whether a collection is empty.
-var errCheckSlow = errors.New("checking whether the collection is empty takes too long; is an index missing?")
-
-// removeInTransaction checks the collection again and removes it from the list, in one transaction
-// with the fence. Every other writer of exceptions takes the fence, too. The stream waits in Mark
-// during the transaction.
-func (d *DirtyList) removeInTransaction(ctx context.Context, o outboxes.Outbox) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-
-	removed := false
-	err := d.Held.Fenced(ctx, nil, func(tx context.Context) error {
-		// The driver may run the function several times.
-		removed = false
-		call, cancel := context.WithTimeoutCause(tx, cleanTimeout, errCheckSlow)
-		defer cancel()
-
-		client := mongo.SessionFromContext(tx).Client()
-		watchers := mongodb.Database(client, d.State.Name()).Collection("watchers")
-		own := bson.D{{Key: "_id", Value: d.Held.Document().ID}}
-		// A later owner starts at the stored position, which may be before the watermark.
-		var doc lease.Document
-		err := watchers.FindOne(call, own).Decode(&doc)
-
-		holds := false
-		if err == nil {
-			inside := func(c *mongo.Collection) *mongo.Collection { return c }
-			holds, err = d.holdsWork(call, client, inside, o, doc.Position())
-		}
-		if err == nil && !holds {
-			pull := bson.D{{Key: "$pull", Value: bson.D{{Key: "dirty", Value: o.NS()}}}}
-			_, err = watchers.UpdateOne(call, own, pull)
-			removed = err == nil
-		}
-
-		// The driver would repeat the transaction, and a repetition takes as long. This error
-		// prevents it.
-		if err != nil && errors.Is(context.Cause(call), errCheckSlow) {
-			return errCheckSlow
-		}
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("removing a collection from the dirty list: %w", err)
-	}
-
-	if removed {
-		d.Held.RemoveDirty(o.NS())
-	}
-	return nil
 }

@@ -47,11 +47,11 @@ func setup(t *testing.T) *scene {
 	}
 
 	return &scene{box: box, topic: topic, config: relay.Config{
-		MongoDB: relay.MongoDB{URI: stacktest.MongoURI(t), State: state.Name()},
-		Kafka:   relay.Kafka{Brokers: stacktest.Brokers(t)},
-		Watch:   []string{db.Name() + ".outbox"},
-		Topics:  relay.Topics{Template: topic},
-		Lease:   relay.Lease{TTL: 20 * time.Second, Renew: 400 * time.Millisecond},
+		MongoDB: relay.MongoDB{URI: stacktest.MongoURI(t)}, State: relay.State{Database: state.Name()},
+		Kafka:  relay.Kafka{Brokers: stacktest.Brokers(t)},
+		Watch:  []string{db.Name() + ".outbox"},
+		Topics: relay.Topics{Template: topic},
+		Lease:  relay.Lease{TTL: 20 * time.Second, Renew: 400 * time.Millisecond},
 	}}
 }
 

@@ -29,6 +29,7 @@ type Config struct {
 	// purge to the next owner. Defaults to relay, cleaner, admin.
 	Roles   []string `yaml:"roles"`
 	MongoDB MongoDB  `yaml:"mongodb"`
+	State   State    `yaml:"state"`
 	// Watch lists the outbox collections as database.collection. * matches any characters and ? matches
 	// one (tenant_*.outbox). One exact name opens a change stream on the collection, several names in
 	// one database open one on the database, and patterns open one on the cluster. Defaults to
@@ -79,9 +80,6 @@ type MongoDB struct {
 	// URI is the connection string, mongodb:// or mongodb+srv://. Its user name and password are never
 	// printed. Required.
 	URI string `yaml:"uri"`
-	// State is the database for outrelay's own documents: leases, positions, nodes, events. Several
-	// watchers may share a state database. Defaults to outrelay.
-	State string `yaml:"state"`
 	// TLS enables TLS with these files. An empty object uses the certificate authorities of the system.
 	// Unset leaves TLS to the URI.
 	TLS *TLS `yaml:"tls"`
@@ -92,6 +90,17 @@ type MongoDB struct {
 	// Indexes creates the indexes of the watched collections at start. Turn it off if outrelay must not
 	// create indexes; doctor then prints the statements. Defaults to true.
 	Indexes *bool `yaml:"indexes"`
+}
+
+// State is the place of outrelay's own documents: leases, positions, waiting events, dead letters, nodes, the log
+// of events. Several watchers may share it.
+type State struct {
+	// Database is the name of the database, on the server of mongodb.uri. It may be a database that is watched,
+	// such as the application's own. Defaults to outrelay.
+	Database string `yaml:"database"`
+	// Prefix is the start of the names of all collections of outrelay. Collections with this prefix in the state
+	// database are never watched. Defaults to outrelay_.
+	Prefix string `yaml:"prefix"`
 }
 
 // TLS names the files for one side of a TLS connection.

@@ -78,7 +78,8 @@ func Start(tb testing.TB, opts ...Option) *Env {
 
 	cfg := relay.Config{
 		Watcher: e.DB.Name(),
-		MongoDB: relay.MongoDB{URI: e.MongoURI, State: state.Name()},
+		MongoDB: relay.MongoDB{URI: e.MongoURI},
+		State:   relay.State{Database: state.Name()},
 		Kafka:   relay.Kafka{Brokers: e.Brokers},
 		Watch:   []string{e.DB.Name() + ".outbox"},
 		Topics:  relay.Topics{Template: e.topics.Prefix + "outbox.event.{aggregatetype}", Create: &relay.Create{Partitions: partitions}},

@@ -59,6 +59,7 @@ var rooms = []room{
 	// Layer 2: statements on MongoDB that belong to the owner.
 	{dir: "internal/lease", layer: 2, why: "the watcher document"},
 	{dir: "internal/mongodb", layer: 1, why: "statements on MongoDB that do not depend on envelopes; gets the fence as an interface"},
+	{dir: "internal/state", layer: 1, also: []string{"internal/config", "internal/mongodb"}, why: "the state database: its prefix, its collections, its marker"},
 	{dir: "internal/outboxes", layer: 2, why: "the outbox collections, who reads each, and the states of their envelopes"},
 	{dir: "internal/migrate", layer: 2, also: []string{"internal/outboxes", "internal/deadletter"}, why: "indexes and their ledger"},
 	{dir: "internal/nodes", layer: 2, also: []string{"internal/outboxes", "internal/migrate"}, why: "the running nodes, their log, and whether all of them support a migration"},

@@ -24,6 +24,7 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/process"
 	"github.com/outrelay/outrelay/internal/sagas"
+	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -57,7 +58,7 @@ const (
 type scene struct {
 	t       *testing.T
 	db      *mongo.Database
-	state   *mongo.Database
+	state   state.Database
 	topic   string
 	url     string
 	login   string // address of a page that requires a login
@@ -96,11 +97,12 @@ func (d *actionLog) findMissing(offered map[string]bool) []string {
 func openScene(t *testing.T) *scene {
 	t.Helper()
 	c := stacktest.Client(t)
-	s := &scene{t: t, db: stacktest.Database(t, c), state: stacktest.Database(t, c), topic: stacktest.Topic(t, 3)}
+	s := &scene{t: t, db: stacktest.Database(t, c), state: state.Of(stacktest.Database(t, c)), topic: stacktest.Topic(t, 3)}
 	file := filepath.Join(t.TempDir(), "outrelay.yaml")
 	text := fmt.Sprintf(`
 watcher: orders
-mongodb: { uri: %q, state: %q }
+mongodb: { uri: %q }
+state: { database: %q }
 kafka: { brokers: [%s] }
 watch: [%s.outbox]
 topics:

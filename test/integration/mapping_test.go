@@ -221,7 +221,8 @@ func TestOneDefaultRecord(t *testing.T) {
 	other := s.Client.Database(s.Prefix + "_embedded").Collection("outbox")
 	embedded, err := relay.New(relay.Config{
 		Watcher: "embedded",
-		MongoDB: relay.MongoDB{URI: stacktest.MongoURI(t), State: s.State.Name()},
+		MongoDB: relay.MongoDB{URI: stacktest.MongoURI(t)},
+		State:   relay.State{Database: s.State.Name()},
 		Kafka:   relay.Kafka{Brokers: s.Brokers},
 		Watch:   []string{other.Database().Name() + ".outbox"},
 		Topics:  relay.Topics{Template: s.TopicOf("embedded")},

@@ -134,7 +134,7 @@ func TestAWatcherMovesToACopyOfItsReplicaSet(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = client.Disconnect(t.Context()) })
 	copyDatabase(t, s.DB, client)
-	copyDatabase(t, s.State, client)
+	copyDatabase(t, s.State.Mongo(), client)
 	s.SetConfig("mongodb.uri", next.MongoURI())
 
 	p = s.StartRelay()

@@ -39,7 +39,7 @@ func (s *Scene) FollowWatcher() *History {
 	s.tb.Helper()
 	ctx := s.tb.Context()
 	images := options.CreateCollection().SetChangeStreamPreAndPostImages(bson.D{{Key: "enabled", Value: true}})
-	if err := s.State.CreateCollection(ctx, "watchers", images); err != nil {
+	if err := s.State.Mongo().CreateCollection(ctx, s.State.Prefix()+"watchers", images); err != nil {
 		s.tb.Fatal(err)
 	}
 

@@ -26,6 +26,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // Options configures a scene. The zero value is one outbox and one topic with 6 partitions on the
@@ -61,7 +62,7 @@ func (o Options) addresses(tb testing.TB) (uri string, brokers []string) {
 type Scene struct {
 	Client  *mongo.Client
 	DB      *mongo.Database // holds the outbox
-	State   *mongo.Database // the state database
+	State   state.Database  // the state database
 	Prefix  string          // prefix of the topics: <Prefix>.<aggregate type>
 	Brokers []string
 	Ledger  *Ledger
@@ -93,7 +94,7 @@ func New(tb testing.TB, o Options) *Scene {
 	})
 	name := stacktest.Name(tb)
 	s.Route = func(aggregateType string) []string { return []string{s.TopicOf(aggregateType)} }
-	s.DB, s.State, s.Prefix = client.Database(name), client.Database(name+"_state"), name
+	s.DB, s.State, s.Prefix = client.Database(name), state.Of(client.Database(name+"_state")), name
 	if o.MongoURI != "" {
 		uri = o.MongoURI
 	}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/kafkaconnect"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/test/kit"
 )
 
@@ -32,7 +33,7 @@ const keys = 8
 type scene struct {
 	t      *testing.T
 	db     *mongo.Database
-	state  *mongo.Database
+	state  state.Database
 	topics *stacktest.Topics
 	topic  string
 	env    []string // of outrelay
@@ -66,13 +67,13 @@ func newScene(t *testing.T) *scene {
 	client := stacktest.Client(t)
 
 	s := &scene{
-		t: t, db: stacktest.Database(t, client), state: stacktest.Database(t, client), topics: stacktest.NewTopics(t),
+		t: t, db: stacktest.Database(t, client), state: state.Of(stacktest.Database(t, client)), topics: stacktest.NewTopics(t),
 		dir: t.TempDir(), written: map[string]written{}, arrived: map[string][]*kgo.Record{},
 	}
 
 	s.topic = s.topics.Create("order", 4)
 	s.env = []string{
-		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_MONGODB_STATE=" + s.state.Name(),
+		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_STATE_DATABASE=" + s.state.Name(),
 		"OUTRELAY_KAFKA_BROKERS=" + strings.Join(stacktest.Brokers(t), ","), "OUTRELAY_WATCH=" + s.db.Name() + ".outbox",
 		"OUTRELAY_WATCHER=orders", "OUTRELAY_TOPICS_TEMPLATE=" + s.topics.Prefix + "{aggregatetype}", "OUTRELAY_HTTP_LISTEN=off",
 	}

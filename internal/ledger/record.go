@@ -1,0 +1,169 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/waiting"
+)
+
+// The ways to record a delivery, as in the configuration.
+const (
+	RecordWatermark = "watermark" // writes nothing
+	RecordDelete    = "delete"
+	RecordMark      = "mark"
+)
+
+const (
+	// markGroup is how many envelopes one update statement marks. The statement finds the places of each envelope by a
+	// search in a list of so many ids. A longer list costs more than it saves in statements.
+	markGroup = 50
+	// recordingPause is how long the deliveries of an outbox are not recorded after it has rejected one. Without the pause, each
+	// envelope would cost a transaction.
+	recordingPause = time.Minute
+)
+
+// recordDeliveries records the deliveries of a part on the documents of their outboxes, in a fenced transaction of its own. If an
+// outbox rejects one, it stays unrecorded: the envelope was delivered, and the watermark must not wait for a write that cannot
+// succeed.
+func (l *Ledger) recordDeliveries(ctx context.Context, part []*Outcome) error {
+	byOutbox := map[string][]*Outcome{}
+	for _, o := range part {
+		deletes := l.config.Recording == RecordDelete
+		finished := o.End == Sent || o.End == Dead && deletes
+		// The claim has taken a scheduled envelope out of its outbox already.
+		taken := o.Doc != nil && o.Doc.Origin == waiting.OriginScheduled && deletes
+		if o.Recorded && finished && !taken {
+			ns := o.namespace()
+			byOutbox[ns] = append(byOutbox[ns], o)
+		}
+	}
+
+	for ns, list := range byOutbox {
+		if at, refused := l.refusedAt[ns]; refused && time.Since(at) < recordingPause {
+			continue
+		}
+		if err := l.recordInOutbox(ctx, ns, list); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// recordInOutbox records deliveries of one outbox, in smaller parts if MongoDB rejects some or is too slow.
+func (l *Ledger) recordInOutbox(ctx context.Context, ns string, list []*Outcome) error {
+	var rejected error
+	err := l.repeat(ctx, func(ctx context.Context) error {
+		rejected = nil
+		err := l.config.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(len(list), func(tx context.Context) error {
+			coll := outboxes.CollectionOf(mongo.SessionFromContext(tx).Client(), ns)
+			for _, stamped := range []bool{true, false} {
+				if err := l.writeRecords(tx, coll, stamped, list); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+		// The user may write to other outboxes.
+		if errors.Is(err, mongodb.ErrSlow) || mongodb.IsRejection(err) || mongodb.HasCode(err, mongodb.CodeUnauthorized) {
+			rejected = err
+			return nil
+		}
+		return err
+	})
+	if err != nil || rejected == nil {
+		return err
+	}
+
+	if len(list) == 1 {
+		l.refusedAt[ns] = time.Now()
+		l.config.Log.Error("cannot record deliveries; they were sent, and stay unmarked in the outbox",
+			"collection", ns, "again_in", recordingPause, "error", rejected,
+			"advice", "allow the field sentAt in the validator, and updates to the relay's user")
+		return nil
+	}
+	half := len(list) / 2
+	if err := l.recordInOutbox(ctx, ns, list[:half]); err != nil {
+		return err
+	}
+	return l.recordInOutbox(ctx, ns, list[half:])
+}
+
+// writeRecords deletes or marks the envelopes of list that have a stamp, or those without. It does not change an envelope that was
+// replaced by a newer one with its id (N25). A missing envelope is not an error.
+func (l *Ledger) writeRecords(tx context.Context, coll *mongo.Collection, stamped bool, list []*Outcome) error {
+	list = slices.DeleteFunc(slices.Clone(list), func(o *Outcome) bool { return o.Stamp.IsZero() == stamped })
+	if len(list) == 0 {
+		return nil
+	}
+
+	ns := mongodb.Namespace(coll)
+	if l.config.Recording == RecordDelete {
+		_, err := coll.DeleteMany(tx, filterUnchanged(list, stamped), options.DeleteMany().SetHint(outboxes.PickedByID))
+		return mongodb.Refusal(err, "deleting delivered envelopes of "+ns, "remove", ns)
+	}
+
+	var updates []mongo.WriteModel
+	for part := range slices.Chunk(list, markGroup) {
+		updates = append(updates, mongo.NewUpdateManyModel().SetFilter(filterUnchanged(part, stamped)).
+			SetUpdate(markUpdate(part, stamped)).SetHint(outboxes.PickedByID))
+	}
+	_, err := coll.BulkWrite(tx, updates, options.BulkWrite().SetOrdered(false))
+	return mongodb.Refusal(err, "marking delivered envelopes of "+ns, "find and update", ns)
+}
+
+// filterUnchanged returns the filter of N25: by id, not scheduled, and no newer than the newest of part.
+func filterUnchanged(part []*Outcome, stamped bool) bson.D {
+	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: envelopeIDs(part)}}}, {Key: "dueAt", Value: nil}}
+	if !stamped {
+		return filter
+	}
+
+	// An envelope that was inserted again with this id has a later stamp, and was not sent by this delivery.
+	newest := part[0].Stamp
+	for _, o := range part[1:] {
+		if o.Stamp.After(newest) {
+			newest = o.Stamp
+		}
+	}
+	return append(filter, bson.E{Key: "ts", Value: bson.D{{Key: "$lte", Value: newest}}})
+}
+
+func envelopeIDs(part []*Outcome) []bson.RawValue {
+	ids := make([]bson.RawValue, len(part))
+	for i, o := range part {
+		ids[i] = o.envelopeID()
+	}
+	return ids
+}
+
+// markUpdate returns an update that sets the places of each envelope. One such statement costs a third of one
+// statement for each envelope.
+func markUpdate(part []*Outcome, stamped bool) mongo.Pipeline {
+	places := make([][]outboxes.Place, len(part))
+	for i, o := range part {
+		places[i] = o.Sent
+		if places[i] == nil {
+			places[i] = []outboxes.Place{}
+		}
+	}
+
+	index := bson.D{{Key: "$indexOfArray", Value: bson.A{mongodb.Literal(envelopeIDs(part)), "$_id"}}}
+	set := bson.D{
+		{Key: "sentAt", Value: "$$NOW"},
+		{Key: "sent", Value: bson.D{{Key: "$arrayElemAt", Value: bson.A{mongodb.Literal(places), index}}}},
+	}
+	// With a stamp, the purge finds the envelope by its index.
+	if !stamped {
+		set = append(set, bson.E{Key: "ts", Value: "$$CLUSTER_TIME"})
+	}
+	return mongo.Pipeline{{{Key: "$set", Value: set}}}
+}

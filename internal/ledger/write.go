@@ -1,0 +1,400 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/letters"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/waiting"
+)
+
+// prepare decides how each outcome of a part is stored.
+func (l *Ledger) prepare(ctx context.Context, part []*Outcome) error {
+	for _, o := range part {
+		if o.entry != nil || o.letter != nil || o.change != nil {
+			continue
+		}
+		if o.Doc != nil {
+			l.prepareStored(o)
+			continue
+		}
+		if err := l.prepareNew(o); err != nil {
+			return err
+		}
+	}
+	return l.numberUnstamped(ctx, part)
+}
+
+// prepareNew decides about an envelope that is not in the store.
+func (l *Ledger) prepareNew(o *Outcome) (err error) {
+	// If only one attempt is allowed, an envelope that failed once is dead.
+	onlyAttempt := o.End == Retrying && l.config.MaxAttempts <= 1
+	switch {
+	case o.End == Sent || o.End == Dropped:
+		return nil
+
+	case o.Raw == nil:
+		// Without the letter, the watermark would wait for an envelope that cannot be found.
+		o.End = Dead
+		if o.Refusal.Class == "" {
+			o.Refusal = record.Refusal{Class: record.Malformed, Reason: "its target could not be written"}
+		}
+		o.Refusal.Reason += "; the envelope is gone, only its id is left"
+		if o.Raw, err = bson.Marshal(bson.D{{Key: "_id", Value: o.HeaderID()}}); err != nil {
+			return fmt.Errorf("writing the id of a dead letter: %w", err)
+		}
+
+	case o.End.Waits() && !onlyAttempt:
+		o.entry = l.newEntry(o)
+		return nil
+	}
+
+	var attempts []letters.Attempt
+	if onlyAttempt {
+		attempts = []letters.Attempt{l.lastAttempt(o)}
+		o.End = Dead
+		o.Refusal = record.Refusal{Class: record.AttemptsExhausted, Reason: onlyAttemptText + o.Refusal.Reason}
+	}
+	o.letter, err = letters.Prepare(l.newLetter(o, attempts))
+	return err
+}
+
+// onlyAttemptText is the start of the reason of a dead letter if only one attempt is allowed.
+const onlyAttemptText = "the only attempt failed with: "
+
+// newEntry returns the waiting envelope of o.
+func (l *Ledger) newEntry(o *Outcome) *waiting.Entry {
+	e := &waiting.Entry{
+		Watcher: l.config.Store.Watcher(),
+		NS:      o.NS,
+		Raw:     o.Raw,
+		Key:     o.Key,
+		Slot:    waiting.SlotOf(o.Raw),
+		Pos:     o.Pos,
+		Pending: o.Topics,
+		Reason:  o.Reason,
+		Origin:  waiting.OriginStream,
+	}
+	// Every envelope that is stored during a sweep comes from the sweep: all earlier events are resolved before it, and it is
+	// resolved itself before the stream continues.
+	if l.config.Sweeping() {
+		e.Origin, e.Redelivered = waiting.OriginSweep, true
+	}
+	if o.End == Retrying {
+		e.Attempts = 1
+		e.NextAt = l.config.Now().Add(l.config.Backoff.Delay(0))
+		e.Error = l.failureOf(o)
+	}
+	return e
+}
+
+func (l *Ledger) failureOf(o *Outcome) *waiting.Failure {
+	return &waiting.Failure{Class: o.Refusal.Class, Reason: o.Refusal.Reason, Topic: o.Topic, At: l.config.Now(), Node: l.config.Source.Node}
+}
+
+func (l *Ledger) lastAttempt(o *Outcome) letters.Attempt {
+	return letters.Attempt{
+		At: l.config.Now(), Topic: o.Topic, Class: o.Refusal.Class, Reason: o.Refusal.Reason, Node: l.config.Source.Node,
+	}
+}
+
+// newLetter returns the dead letter of o, an envelope that is not in the store.
+func (l *Ledger) newLetter(o *Outcome, attempts []letters.Attempt) letters.Letter {
+	letter := letters.Letter{
+		Watcher:   l.config.Store.Watcher(),
+		NS:        o.namespace(),
+		Mapping:   l.config.Mapping,
+		Raw:       o.Raw,
+		Key:       o.Key,
+		Class:     o.Refusal.Class,
+		Reason:    o.Refusal.Reason,
+		Topic:     o.Topic,
+		Partition: o.Partition,
+		Pos:       o.Pos,
+		Origin:    waiting.OriginStream,
+		Source:    l.config.Source,
+		Attempts:  attempts,
+		Expire:    l.config.LetterExpiry,
+	}
+	if o.Raw != nil {
+		letter.Slot = waiting.SlotOf(o.Raw)
+	}
+	if l.config.Sweeping() {
+		letter.Origin = waiting.OriginSweep
+	}
+
+	if d := o.Doc; d != nil {
+		letter.Key, letter.Pos, letter.Delivery, letter.Origin, letter.ReplayOf = d.Key, d.Pos, d.Delivery, d.Origin, d.ReplayOf
+		if letter.Raw == nil {
+			letter.Raw, _ = bson.Marshal(bson.D{{Key: "_id", Value: d.ID}})
+		}
+	}
+	return letter
+}
+
+// numberUnstamped gives positions to swept envelopes without a stamp of the server, in the order of their decisions, which is
+// the order of their keys (N15). A later term uses a later time.
+// The time lets a later owner recognize the envelopes that its stream may repeat.
+func (l *Ledger) numberUnstamped(ctx context.Context, part []*Outcome) error {
+	var at bson.Timestamp
+	for _, o := range part {
+		e := o.entry
+		if e == nil || e.Number != "" || !outboxes.PosUnstamped(e.Pos) {
+			continue
+		}
+
+		if at.IsZero() {
+			err := l.repeat(ctx, func(ctx context.Context) (err error) {
+				at, err = mongodb.ClusterTime(ctx, l.config.Store.Collection().Database().Client())
+				return err
+			})
+			if err != nil {
+				return err
+			}
+		}
+		l.unstampedCount++
+		e.Number = outboxes.PosNumber(at, l.unstampedCount)
+	}
+	return nil
+}
+
+// prepareStored decides about an envelope that is in the store.
+func (l *Ledger) prepareStored(o *Outcome) {
+	if !o.End.Waits() {
+		return
+	}
+
+	d := o.Doc
+	c := &waiting.Change{DocumentID: d.DocumentID, Reason: o.Reason, Pending: o.Topics, Attempts: d.Attempts}
+	if o.End == Retrying {
+		c.Reason = waiting.Retry
+		c.Failure = l.failureOf(o)
+		c.NextAt = l.config.Now().Add(l.config.Backoff.Delay(int(d.Attempts)))
+	}
+
+	// The document is correct already: nothing has changed since it was read.
+	if o.End == Waiting && c.Reason == d.Reason && d.NextAt == 0 && len(o.Topics) == len(d.Pending) {
+		return
+	}
+	o.change = c
+}
+
+// writeState writes a part in one fenced transaction of the state database (N3). It is idempotent.
+func (l *Ledger) writeState(ctx context.Context, part []*Outcome) error {
+	var prepared []*letters.Prepared
+	for _, o := range part {
+		if o.letter != nil {
+			prepared = append(prepared, o.letter)
+		}
+	}
+	// A process may die in between. Chunks without a letter do no harm, but a letter without its chunks cannot be read.
+	if err := letters.WriteChunks(ctx, l.config.Fencer, l.config.Letters, prepared); err != nil {
+		return err
+	}
+
+	w := newWriteSet(part)
+	if w.isEmpty() {
+		return nil
+	}
+	err := l.config.Fencer.Fenced(ctx, w.beside(), mongodb.LimitRuns(len(part), func(tx context.Context) error {
+		return l.writeSet(tx, w)
+	}))
+	if err != nil {
+		return fmt.Errorf("storing the outcomes of sends: %w", err)
+	}
+	w.apply()
+
+	// A repetition after a lost reply finds nothing either, so the documents have to be read.
+	if w.matched < w.expected() {
+		return l.markGone(ctx, w)
+	}
+	return nil
+}
+
+// writeSet has the statements of one transaction.
+type writeSet struct {
+	entries []waiting.Entry
+	changed []*Outcome
+	removed []*Outcome // sent or dropped
+	dying   []*Outcome // their envelopes are read in the transaction
+	letters []*letters.Prepared
+
+	matched int64
+	dead    map[*Outcome]*letters.Prepared // of dying, as of the latest run
+	spared  map[*Outcome]bool              // dying, but an operator has given it further attempts
+}
+
+func newWriteSet(part []*Outcome) *writeSet {
+	w := &writeSet{}
+	for _, o := range part {
+		switch {
+		case o.entry != nil:
+			w.entries = append(w.entries, *o.entry)
+		case o.change != nil:
+			w.changed = append(w.changed, o)
+		case o.Doc != nil && o.letter != nil:
+			// The letter of a document whose envelope cannot be stored as one.
+			w.letters = append(w.letters, o.letter)
+			w.removed = append(w.removed, o)
+		case o.letter != nil:
+			w.letters = append(w.letters, o.letter)
+		case o.Doc != nil && o.End == Dead:
+			w.dying = append(w.dying, o)
+		case o.Doc != nil && !o.End.Waits() && o.End != Gone:
+			w.removed = append(w.removed, o)
+		}
+	}
+	return w
+}
+
+func (w *writeSet) isEmpty() bool {
+	return len(w.entries)+len(w.changed)+len(w.removed)+len(w.dying)+len(w.letters) == 0
+}
+
+// expected returns the number of documents that the statements find if none is gone.
+func (w *writeSet) expected() int64 {
+	return int64(len(w.changed) + len(w.removed) + len(w.dead))
+}
+
+// beside returns the update of the watcher document: the highest position of an envelope of the stream that is sent outside
+// of its order. The next owner needs it while the stream repeats the event (N8).
+func (w *writeSet) beside() bson.D {
+	highest := ""
+	for _, o := range w.removed {
+		if o.Doc.IsOfStream() && o.Doc.Pos > highest {
+			highest = o.Doc.Pos
+		}
+	}
+	if highest == "" {
+		return nil
+	}
+	return bson.D{{Key: "$max", Value: bson.D{{Key: "beside", Value: highest}}}}
+}
+
+// writeSet runs the statements of w in the transaction of tx.
+func (l *Ledger) writeSet(tx context.Context, w *writeSet) error {
+	client := mongo.SessionFromContext(tx).Client()
+	store := inClient(client, l.config.Store.Collection())
+	if err := waiting.Enter(tx, store, w.entries); err != nil {
+		return err
+	}
+
+	var removed [][waiting.IDSize]byte
+	for _, o := range w.removed {
+		removed = append(removed, o.Doc.DocumentID)
+	}
+	if err := l.readDying(tx, store, w); err != nil {
+		return err
+	}
+	for o := range w.dead {
+		removed = append(removed, o.Doc.DocumentID)
+	}
+	changes := make([]*waiting.Change, len(w.changed))
+	for i, o := range w.changed {
+		changes[i] = o.change
+	}
+	var err error
+	if w.matched, err = waiting.WriteChanges(tx, store, changes, removed); err != nil {
+		return err
+	}
+
+	list := w.letters
+	for _, p := range w.dead {
+		list = append(list, p)
+	}
+	return letters.Write(tx, inClient(client, l.config.Letters), l.config.Now(), list)
+}
+
+// readDying makes the letters of the dying envelopes, which are not kept in memory while they are in flight.
+func (l *Ledger) readDying(tx context.Context, store *mongo.Collection, w *writeSet) error {
+	w.dead, w.spared = map[*Outcome]*letters.Prepared{}, map[*Outcome]bool{}
+	byID := map[[waiting.IDSize]byte]*Outcome{}
+	var ids [][waiting.IDSize]byte
+	for _, o := range w.dying {
+		byID[o.Doc.DocumentID] = o
+		ids = append(ids, o.Doc.DocumentID)
+	}
+
+	return waiting.ReadWhole(tx, store, ids, func(raw bson.Raw) error {
+		d := waiting.ReadDocument(raw)
+		o := byID[d.DocumentID]
+		// An operator has given it further attempts.
+		if o.Refusal.Class == record.AttemptsExhausted && d.Attempts != o.Doc.Attempts {
+			w.spared[o] = true
+			return nil
+		}
+
+		letter, err := l.letterOfStored(o, &d, raw)
+		if err == nil {
+			w.dead[o], err = letters.Prepare(letter)
+		}
+		return err
+	})
+}
+
+// letterOfStored returns the dead letter of a waiting envelope, with all its attempts.
+func (l *Ledger) letterOfStored(o *Outcome, d *waiting.Document, raw bson.Raw) (letters.Letter, error) {
+	var stored struct {
+		History []letters.Attempt `bson:"history"`
+	}
+	if err := bson.Unmarshal(raw, &stored); err != nil {
+		return letters.Letter{}, fmt.Errorf("reading the history of a waiting envelope: %w", err)
+	}
+
+	letter := l.newLetter(o, nil)
+	letter.Raw = append(bson.Raw(nil), d.Envelope...)
+	letter.Slot = waiting.SlotOf(letter.Raw)
+	if len(stored.History) > 0 || o.Refusal.Class == record.AttemptsExhausted {
+		last := l.lastAttempt(o)
+		last.Class, last.Reason = o.failure.Class, o.failure.Reason
+		letter.Attempts = append(stored.History, last)
+	}
+	return letter, nil
+}
+
+// apply sets the ends of outcomes whose documents were read in the transaction.
+func (w *writeSet) apply() {
+	for _, o := range w.dying {
+		switch p := w.dead[o]; {
+		case p != nil:
+			o.letter = p
+		case w.spared[o]:
+			o.End = Waiting
+		default:
+			o.End = Gone
+		}
+	}
+}
+
+// markGone sets the end of changed envelopes that are gone, and wait no more.
+func (l *Ledger) markGone(ctx context.Context, w *writeSet) error {
+	ids := make([][waiting.IDSize]byte, len(w.changed))
+	for i, o := range w.changed {
+		ids[i] = o.Doc.DocumentID
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+
+	found, err := waiting.FindExisting(ctx, l.config.Store.Collection(), ids)
+	if err != nil {
+		return err
+	}
+	for _, o := range w.changed {
+		if !found[o.Doc.DocumentID] {
+			o.End = Gone
+		}
+	}
+	return nil
+}
+
+// inClient returns coll with the client of a transaction.
+func inClient(client *mongo.Client, coll *mongo.Collection) *mongo.Collection {
+	return mongodb.Database(client, coll.Database().Name()).Collection(coll.Name())
+}

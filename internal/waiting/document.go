@@ -1,0 +1,85 @@
+package waiting
+
+import (
+	"math"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/x/bsonx/bsoncore"
+)
+
+// Document is a waiting envelope as it is stored. Its values alias the bytes it was read from, except for its strings.
+type Document struct {
+	DocumentID  [IDSize]byte
+	NS          string
+	ID          bson.RawValue // `_id` of the envelope
+	Delivery    int32
+	Key         string // canonical text of the ordering key
+	Pos         string
+	Pending     []string // nil if it does not list its targets
+	Reason      Reason
+	Origin      string
+	NextAt      int64 // Unix milliseconds; 0: when its turn comes
+	Attempts    int32
+	Redelivered bool
+	ReplayOf    string
+	Envelope    bson.Raw // nil if it was not read
+}
+
+// IsOfStream reports whether the envelope has a place in the order of the stream's events of its key.
+func (d *Document) IsOfStream() bool { return d.Origin == OriginStream || d.Origin == OriginSweep }
+
+// ReadDocument reads a stored document. Only the store's writers make one, so a field of another type counts as missing.
+func ReadDocument(raw bson.Raw) (d Document) {
+	rest := []byte(raw)
+	if len(rest) < 5 {
+		return d
+	}
+
+	rest = rest[4:]
+	for len(rest) > 1 {
+		e, next, ok := bsoncore.ReadElement(rest)
+		if !ok {
+			return d
+		}
+		rest = next
+		v := e.Value()
+
+		switch e.Key() {
+		case "_id":
+			_, id, _ := v.BinaryOK()
+			copy(d.DocumentID[:], id)
+		case "ns":
+			d.NS, _ = v.StringValueOK()
+		case "id":
+			d.ID = bson.RawValue{Type: bson.Type(v.Type), Value: v.Data}
+		case "delivery":
+			n, _ := v.AsInt64OK()
+			d.Delivery = int32(min(max(n, 0), math.MaxInt32))
+		case "key":
+			d.Key, _ = v.StringValueOK()
+		case "pos":
+			d.Pos, _ = v.StringValueOK()
+		case "topics":
+			text, _ := v.StringValueOK()
+			d.Pending = splitTopics(text)
+		case "reason":
+			s, _ := v.StringValueOK()
+			d.Reason = Reason(s)
+		case "origin":
+			d.Origin, _ = v.StringValueOK()
+		case "nextAt":
+			d.NextAt, _ = v.DateTimeOK()
+		case "attempts":
+			n, _ := v.AsInt64OK()
+			d.Attempts = int32(n)
+		case "redelivered":
+			d.Redelivered, _ = v.BooleanOK()
+		case "replayOf":
+			d.ReplayOf, _ = v.StringValueOK()
+		case "envelope":
+			doc, _ := v.DocumentOK()
+			d.Envelope = bson.Raw(doc)
+		}
+	}
+	return d
+}

@@ -1,0 +1,136 @@
+package waiting
+
+import (
+	"context"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/slot"
+)
+
+// Store reads the waiting envelopes of one slot of a watcher. Its reads are majority reads on the primary (N21).
+type Store struct {
+	coll    *mongo.Collection
+	watcher string
+	slot    slot.Range
+}
+
+// NewStore returns the store of the watcher's slot in coll, the collection `waiting` of the state database.
+func NewStore(coll *mongo.Collection, watcher string, p slot.Range) *Store {
+	return &Store{coll: mongodb.Majority(coll), watcher: watcher, slot: p}
+}
+
+// Collection returns the collection of the store.
+func (s *Store) Collection() *mongo.Collection { return s.coll }
+
+// Watcher returns the name of the watcher.
+func (s *Store) Watcher() string { return s.watcher }
+
+// filter returns the condition for the documents of the slot that satisfy and.
+func (s *Store) filter(and ...bson.E) bson.D {
+	return s.slot.AddFilter(append(bson.D{{Key: "watcher", Value: s.watcher}}, and...))
+}
+
+// DueKey is a key with envelopes whose next attempt is due.
+type DueKey struct {
+	NS  string `bson:"ns"`
+	Key string `bson:"key"`
+}
+
+// DueKeys returns the keys of up to limit envelopes that are due by the server's clock, the earliest first. A key may occur
+// several times. It leaves out envelopes that wait only for topics in skip. near is about the server's time, and only selects the
+// range of the index. It costs little if nothing is due.
+func (s *Store) DueKeys(ctx context.Context, near time.Time, skip []string, limit int) ([]DueKey, error) {
+	filter := s.filter(append(bson.D{
+		{Key: "nextAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(near.Add(time.Second))}}},
+		{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$nextAt", "$$NOW"}}}},
+	}, waitsOutside(skip)...)...)
+	return mongodb.FindAll[DueKey](ctx, s.coll, "looking for envelopes that are due", filter,
+		options.Find().SetSort(bson.D{{Key: "nextAt", Value: 1}}).SetLimit(int64(limit)).
+			SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "ns", Value: 1}, {Key: "key", Value: 1}}))
+}
+
+// waitsOutside returns the condition that an envelope waits for other topics than one of skip. One that lists no topics or several may
+// wait for any.
+func waitsOutside(skip []string) bson.D {
+	if len(skip) == 0 {
+		return nil
+	}
+	return bson.D{{Key: "$and", Value: bson.A{bson.D{{Key: "topics", Value: bson.D{{Key: "$nin", Value: skip}}}}}}}
+}
+
+// Each calls take for each waiting envelope, in the order of the index, without its envelope and history. It sees everything that was
+// committed before the call, and holds one reply in memory. The server reads only the index.
+func (s *Store) Each(ctx context.Context, take func(d *Document) error) error {
+	fields := append(mongodb.Fields("ns", "id", "delivery", "key", "pos", "topics", "reason", "origin"), bson.E{Key: "_id", Value: 0})
+	return mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
+		return mongodb.FindEach(ctx, s.coll, "reading waiting envelopes", s.filter(), func(raw bson.Raw) error {
+			d := ReadDocument(raw)
+			return take(&d)
+		}, options.Find().SetBatchSize(5000).SetProjection(fields))
+	})
+}
+
+// EachWithoutPayload calls take for each envelope that waits for one of topics, or lists no topics, in no order, without headers and history and with a null payload:
+// an earlier owner may have sent it, and only its id and targets matter. It sees everything that was committed before the
+// call, and holds one reply in memory.
+func (s *Store) EachWithoutPayload(ctx context.Context, topics []string, take func(d *Document) error) error {
+	pipeline := mongo.Pipeline{
+		{{Key: "$match", Value: s.filter(bson.E{Key: "topics", Value: bson.D{
+			{Key: "$in", Value: append(bson.A{"", bson.Regex{Pattern: ","}}, anyOf(topics)...)},
+		}})}},
+		{{Key: "$unset", Value: bson.A{"history", "error", "envelope.headers"}}},
+		{{Key: "$set", Value: bson.D{{Key: "envelope.payload", Value: nil}}}},
+	}
+
+	const doing = "reading waiting envelopes that an earlier owner may have sent"
+	return mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
+		cur, err := s.coll.Aggregate(ctx, pipeline, options.Aggregate().SetBatchSize(1000))
+		if err != nil {
+			return mongodb.Refusal(err, doing, "find", mongodb.Namespace(s.coll))
+		}
+		return mongodb.EachDocument(ctx, cur, doing, func(raw bson.Raw) error {
+			d := ReadDocument(raw)
+			return take(&d)
+		})
+	})
+}
+
+func anyOf(list []string) bson.A {
+	out := make(bson.A, len(list))
+	for i, text := range list {
+		out[i] = text
+	}
+	return out
+}
+
+// EachStamp calls take for each waiting envelope of a first delivery, in no order, with the namespace, the id and the stamp of the
+// envelope.
+func (s *Store) EachStamp(ctx context.Context, take func(ns string, id bson.RawValue, stamp bson.Timestamp) error) error {
+	fields := mongodb.Fields("ns", "id", "delivery", "envelope.ts")
+	return mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
+		return mongodb.FindEach(ctx, s.coll, "reading waiting envelopes", s.filter(), func(raw bson.Raw) error {
+			d := ReadDocument(raw)
+			if d.Delivery > 0 {
+				return nil
+			}
+			return take(d.NS, d.ID, outboxes.Stamp(d.Envelope))
+		}, options.Find().SetBatchSize(5000).SetProjection(fields))
+	})
+}
+
+// OfIDs calls take for the waiting envelopes of the outbox ns whose ids are in list.
+func (s *Store) OfIDs(ctx context.Context, ns string, list []bson.RawValue, take func(d *Document) error) error {
+	filter := bson.D{{Key: "ns", Value: ns}, {Key: "id", Value: bson.D{{Key: "$in", Value: list}}}, {Key: "watcher", Value: s.watcher}}
+	return mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
+		return mongodb.FindEach(ctx, s.coll, "looking for waiting envelopes", filter, func(raw bson.Raw) error {
+			d := ReadDocument(raw)
+			return take(&d)
+		})
+	})
+}
