@@ -94,9 +94,9 @@ func (g *graveyard) runCommand(want int, answer any, args ...string) string {
 	return out + errOut
 }
 
-func (g *graveyard) countOutbox() int64 {
+func (g *graveyard) countWaiting() int64 {
 	g.t.Helper()
-	n, err := g.outbox.CountDocuments(g.t.Context(), bson.D{})
+	n, err := g.state.Collection("waiting").CountDocuments(g.t.Context(), bson.D{})
 	if err != nil {
 		g.t.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func TestDeadLettersAreListedAndShown(t *testing.T) {
 	}
 
 	for want, args := range map[string][]string{
-		"dead letter of id unknown in ": {"show", "unknown"}, "class": {"list", "--class", "malfored"}, "--since": {"list", "--since", "then"},
+		"dead letter of id unknown: not found": {"show", "unknown"}, "class": {"list", "--class", "malfored"}, "--since": {"list", "--since", "then"},
 		"--limit": {"list", "--limit", "0"}, "cursor": {"list", "--after", "x"}, "does not read": {"list", "--collection", "a.b"},
 	} {
 		if text := g.runCommand(exitConfig, nil, append([]string{"dead"}, args...)...); !strings.Contains(text, want) {
@@ -150,18 +150,18 @@ func TestDeadLettersAreRequeued(t *testing.T) {
 	if text := g.runCommand(exitConfig, nil, "dead", "requeue", "--yes"); !strings.Contains(text, "--all") {
 		t.Errorf("nothing named: %s", text)
 	}
-	if text := g.runCommand(exitConfig, nil, "dead", "requeue", "d0", "d1"); !strings.Contains(text, "requeue 2 dead letters; consumers") || !strings.Contains(text, "--yes") || g.countOutbox() != 0 {
+	if text := g.runCommand(exitConfig, nil, "dead", "requeue", "d0", "d1"); !strings.Contains(text, "requeue 2 dead letters; consumers") || !strings.Contains(text, "--yes") || g.countWaiting() != 0 {
 		t.Errorf("no terminal: %s", text)
 	}
 
 	var o admin.DeadOutcome
-	if g.runCommand(exitConfig, &o, "dead", "requeue", "--class", "record_refused", "--dry-run"); !o.DryRun || o.Requeued != 4 || o.Refused != 1 || g.countOutbox() != 0 {
+	if g.runCommand(exitConfig, &o, "dead", "requeue", "--class", "record_refused", "--dry-run"); !o.DryRun || o.Requeued != 4 || o.Refused != 1 || g.countWaiting() != 0 {
 		t.Errorf("unexpected result %+v", o)
 	}
-	if text := g.runCommand(0, nil, "dead", "requeue", "d0", "--yes"); text != "1 dead letter requeued, 0 rejected\n" || g.countOutbox() != 1 {
+	if text := g.runCommand(0, nil, "dead", "requeue", "d0", "--yes"); text != "1 dead letter requeued, 0 rejected\n" || g.countWaiting() != 1 {
 		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.runCommand(exitConfig, nil, "dead", "requeue", "--all", "-y", "--actor", "ann"); !strings.Contains(text, "3 dead letters requeued, 1 rejected\n") || !strings.Contains(text, "d4 delivery 0: only its id is left; edit it") || g.countOutbox() != 4 {
+	if text := g.runCommand(exitConfig, nil, "dead", "requeue", "--all", "-y", "--actor", "ann"); !strings.Contains(text, "3 dead letters requeued, 1 rejected\n") || !strings.Contains(text, "d4 delivery 0: only its id is left; edit it") || g.countWaiting() != 4 {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 	if text := g.runCommand(0, nil, "dead", "list", "--state", "replayable"); !strings.Contains(text, "1 of 1 dead letter\n") {
@@ -202,7 +202,7 @@ func TestDeadLettersAreEdited(t *testing.T) {
 		}
 	}
 
-	if text := edit(0, "d0", "--version", "0", "--payload", payload, "--dry-run"); !strings.Contains(text, "would be requeued as delivery 1 with changed payload") || g.countOutbox() != 0 {
+	if text := edit(0, "d0", "--version", "0", "--payload", payload, "--dry-run"); !strings.Contains(text, "would be requeued as delivery 1 with changed payload") || g.countWaiting() != 0 {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 	if text := edit(0, "d0", "--version", "0", "--payload", payload, "--header", "h=v=w", "--key", "k", "-y"); !strings.Contains(text, "is requeued as delivery 1 with changed headers, key, payload") {
@@ -218,8 +218,8 @@ func TestDeadLettersAreEdited(t *testing.T) {
 	}
 
 	for _, id := range []string{"d0", "d1"} {
-		raw, err := g.outbox.FindOne(t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
-		if err != nil || raw.Lookup("payload").StringValue() != "new" || raw.Lookup("state").StringValue() != "retry" {
+		raw, err := g.state.Collection("waiting").FindOne(t.Context(), bson.D{{Key: "id", Value: id}}).Raw()
+		if err != nil || raw.Lookup("envelope", "payload").StringValue() != "new" || raw.Lookup("reason").StringValue() != "queued" {
 			t.Errorf("%s, %v", raw, err)
 		}
 	}

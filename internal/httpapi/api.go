@@ -130,7 +130,7 @@ func newOperations(mux humago.Mux, op admin.Operator) *api {
 }
 
 // namePrefixes are the prefixes of the types of packages, whose names are short.
-var namePrefixes = map[string]string{"migrate": "Migration", "deadletter": "Dead"}
+var namePrefixes = map[string]string{"migrate": "Migration", "letters": "Dead"}
 
 // nameSchema gives types of the same name in two packages different names.
 func nameSchema(t reflect.Type, hint string) string {
