@@ -22,11 +22,19 @@ import (
 func TestEnsureSentTTL(t *testing.T) {
 	t.Parallel()
 	coll := newDatabase(t).Collection("outbox")
+	if err := coll.Database().CreateCollection(t.Context(), coll.Name()); err != nil {
+		t.Fatal(err)
+	}
+	uuid, err := mongodb.CollectionUUID(t.Context(), coll.Database().Client(), coll.Database().Name(), coll.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := outboxes.Outbox{DB: coll.Database().Name(), Coll: coll.Name(), UUID: uuid}
 	for i, step := range []struct {
 		ttl     time.Duration
 		changed bool
 	}{{0, false}, {time.Hour, true}, {time.Hour, false}, {2*time.Hour - time.Millisecond, true}, {0, true}, {0, false}, {time.Minute, true}} {
-		changed, err := outboxes.EnsureSentTTL(t.Context(), coll, step.ttl)
+		changed, err := outboxes.EnsureSentTTL(t.Context(), coll.Database().Client(), o, step.ttl)
 		if err != nil || changed != step.changed {
 			t.Fatalf("step %d: changed %v, %v", i, changed, err)
 		}

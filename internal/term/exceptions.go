@@ -216,7 +216,6 @@ func (x *exceptionWriter) moveToDeadLetters(ctx context.Context, letters []deadl
 		x.log.Warn("an envelope is dead", "collection", letters[i].NS, "id", deadletter.IDText(bson.Raw(letters[i].Raw).Lookup("_id")), "class", string(letters[i].Class),
 			"reason", letters[i].Reason, "topic", letters[i].Topic)
 	}
-	x.indexes.indexFirstDeadLetters(letters)
 	x.log.Debug("moved to the dead letters", "new", moved.Moved, "known", moved.Known, "deleted", moved.Deleted)
 	return nil
 }

@@ -29,7 +29,6 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
-	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/sink"
@@ -119,16 +118,12 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		Log:         log,
 	}
 	t.indexes = &indexKeeper{
-		migrator: r.shared.NewMigrator(func(context.Context) ([]outboxes.Outbox, error) {
-			return t.collections.WatchedOutboxes(), nil
-		}),
-		client:          clients.State,
-		cfg:             &r.cfg,
-		collections:     t.collections,
-		pause:           r.shared.Pace.Indexes,
-		log:             log,
-		inBackground:    inBackground,
-		withDeadLetters: map[string]bool{},
+		client:       clients.State,
+		cfg:          &r.cfg,
+		collections:  t.collections,
+		pause:        r.shared.Pace.Indexes,
+		log:          log,
+		inBackground: inBackground,
 	}
 	t.recovery = &gap.Recovery{
 		Config:      &r.cfg,
