@@ -57,6 +57,9 @@ func (s *Scheduled) feedTimers(ctx context.Context) error {
 
 // shouldRead reports whether the index of a collection is to be read now.
 func (s *Scheduled) shouldRead(c *scheduledCollection) bool {
+	if s.isPaused(c) {
+		return false
+	}
 	if c.cursor != nil {
 		return c.indexEntries.Load() < feedLow
 	}
@@ -76,16 +79,14 @@ func (s *Scheduled) continuePass(parent context.Context, c *scheduledCollection)
 	if err != nil {
 		// The error may have ended the cursor.
 		c.closeCursor()
-		c.nextPass = time.Now().Add(max(s.Poll, time.Second))
 		// The end of the term is no problem of the server.
-		if parent.Err() != nil {
-			return
+		if parent.Err() == nil {
+			s.pauseCollection(collectionStep{c, false}, err)
 		}
-
-		s.OnRetry(err)
 		return
 	}
 
+	s.reportSuccess(collectionStep{c, false})
 	if done {
 		c.closeCursor()
 		c.nextPass = c.passBegan.Add(min(max(s.Poll, passPauseFactor*c.passTook, 2*s.lastRound), maxPassPause))
