@@ -91,9 +91,9 @@ func (x *Sender) findDueKeys(ctx context.Context) (keys map[string][]string, man
 	for _, k := range found {
 		key := orderKey{k.NS, k.Key}
 		_, known := seen[key]
-		_, inFlight := x.inFlight[k.DocumentID()]
-		// The end of a flight, or Wake, will cause a scan of these keys. A scheduled envelope that is claimed is sent without one.
-		if known || inFlight || x.keyStates[key] != nil || x.stops[key].until == untilUnparked {
+		_, reserved := x.reserved[k.DocumentID()]
+		// The end of a flight, or Wake, will cause a scan of these keys. A reserved envelope needs none.
+		if known || reserved || x.keyStates[key] != nil || x.stops[key].until == untilUnparked {
 			continue
 		}
 		seen[key] = struct{}{}

@@ -34,8 +34,14 @@ const (
 )
 
 // claimAhead is how long before its due time an envelope may be claimed. So many envelopes that are due at one moment are in memory
-// when it comes. A service can no longer cancel or reschedule a claimed envelope.
-const claimAhead = 500 * time.Millisecond
+// when it comes. If more of them are due soon than can be claimed in that time, the claims begin earlier, but at most maxClaimAhead
+// before. A service can no longer cancel or reschedule a claimed envelope.
+const (
+	claimAhead    = 500 * time.Millisecond
+	maxClaimAhead = 3 * time.Second
+	// firstClaimCost is the assumed time of a claim for each of its envelopes, until one is measured.
+	firstClaimCost = 100 * time.Microsecond
+)
 
 // claimGroup is a group of envelopes of one collection that are due.
 type claimGroup struct {
@@ -69,6 +75,9 @@ func (s *Scheduled) claimDue(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if len(due) >= smallClaim {
+			s.claimCost += (time.Since(begin)/time.Duration(len(due)) - s.claimCost) / 4
+		}
 		crash.At("after-claim")
 
 		if len(claimed) > 0 {
@@ -98,7 +107,8 @@ func (s *Scheduled) awaitDue(ctx context.Context) ([]timer, error) {
 		room := maxScheduledInFlight - s.timers.countInFlight()
 		// Without room, only the end of a flight can change the result.
 		if room > 0 {
-			now := s.Now().Add(claimAhead)
+			s.ahead = s.chooseAhead()
+			now := s.Now().Add(s.ahead)
 			due, next, more := s.timers.takeDue(now.UnixMilli(), min(room, s.claimSize.Most()), claimCollections)
 			// The entries that were taken leave room for others of the index.
 			s.requestFeed(due)
@@ -123,6 +133,12 @@ func (s *Scheduled) awaitDue(ctx context.Context) ([]timer, error) {
 			return nil, context.Cause(ctx)
 		}
 	}
+}
+
+// chooseAhead returns how long before their due times envelopes are claimed now.
+func (s *Scheduled) chooseAhead() time.Duration {
+	soon := s.timers.countDue(s.Now().Add(maxClaimAhead).UnixMilli())
+	return min(claimAhead+time.Duration(soon)*s.claimCost, maxClaimAhead)
 }
 
 // maxIdle bounds the wait for the next due envelope.
@@ -252,7 +268,7 @@ func (s *Scheduled) bury(ctx context.Context, g *claimGroup, why *rejectedError)
 
 	err := s.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(2, func(tx context.Context) error {
 		coll := mongodb.Database(mongo.SessionFromContext(tx).Client(), g.coll.Database().Name()).Collection(g.coll.Name())
-		_, err := takeDue(tx, coll, g.ids, claimAhead, s.Mark, mongodb.MaxBytes, func(bson.Raw, time.Time) {})
+		_, err := takeDue(tx, coll, g.ids, s.ahead, s.Mark, mongodb.MaxBytes, func(bson.Raw, time.Time) {})
 		return err
 	}))
 	if err == nil {
@@ -271,7 +287,7 @@ func (s *Scheduled) makeSmaller(groups []*claimGroup) {
 	for _, g := range groups {
 		for _, e := range g.timers {
 			if n == 1 {
-				e.due, e.fed = s.Now().Add(claimAhead+lockedRetryDelay).UnixMilli(), false
+				e.due, e.fed = s.Now().Add(s.ahead+lockedRetryDelay).UnixMilli(), false
 			}
 			s.putBack(e)
 		}
@@ -304,7 +320,7 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup) ([]
 		left := mongodb.MaxBytes
 		for _, g := range groups {
 			coll := mongodb.Database(client, g.coll.Database().Name()).Collection(g.coll.Name())
-			size, err := takeDue(tx, coll, g.ids, claimAhead, s.Mark, left, func(raw bson.Raw, sendAt time.Time) {
+			size, err := takeDue(tx, coll, g.ids, s.ahead, s.Mark, left, func(raw bson.Raw, sendAt time.Time) {
 				claimed = append(claimed, s.newDueEnvelope(g, raw, sendAt))
 			})
 			if errors.Is(err, errFull) {
@@ -401,7 +417,7 @@ func (s *Scheduled) releaseOthers(groups []*claimGroup, claimed []dueEnvelope, f
 			s.endTimer(e)
 			e.tries++
 			if e.tries < maxEarlyTries && s.Now().UnixMilli()-e.due < 1000 {
-				e.due, e.fed = s.Now().Add(claimAhead+earlyRetryDelay<<(e.tries-1)).UnixMilli(), false
+				e.due, e.fed = s.Now().Add(s.ahead+earlyRetryDelay<<(e.tries-1)).UnixMilli(), false
 				s.timers.pushTimer(e)
 			}
 		}

@@ -8,11 +8,11 @@ import (
 )
 
 const (
-	// lookahead is the time by which an envelope is read from the index before it is due. It is longer than claimAhead and the time
-	// between two reads of the index together.
-	lookahead       = 2 * time.Second
+	// lookahead is the time by which an envelope is read from the index before it is due. It is longer than maxClaimAhead and the
+	// time between two reads of the index together.
+	lookahead       = 5 * time.Second
 	feedReply       = 2000 // ids and times in a reply
-	feedHigh        = 4 * maxClaim
+	feedHigh        = 12 * maxClaim
 	feedLow         = feedHigh / 2
 	feedConcurrency = 4 // collections that are read at the same time
 	feedTimeout     = 30 * time.Second

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	scheduleCache = 20_000 // envelopes that are cached before they are due
+	scheduleCache = 30_000 // envelopes that are cached before they are due
 	schedulePoll  = 500 * time.Millisecond
 
 	// horizon is the time by which an envelope of the stream is cached before it is due. The index
@@ -67,9 +67,9 @@ type Config struct {
 // Scheduled sends envelopes with a due time when they are due by the clock of the server, for one term of
 // ownership. N19
 //
-// The index on dueAt is authoritative. Scheduled reads it every Poll for envelopes that are due within two
-// seconds. Calls of NoteScheduled are hints that only make it faster. Scheduled claims envelopes up to half a second before they are
-// due, up to 1,000 at a time: one fenced transaction takes them from the outbox into the store of waiting envelopes, and decides
+// The index on dueAt is authoritative. Scheduled reads it every Poll for envelopes that are due within five
+// seconds. Calls of NoteScheduled are hints that only make it faster. Scheduled claims envelopes half a second before they are due, or
+// up to three seconds if many are due at the same time, up to 1,000 at a time: one fenced transaction takes them from the outbox into the store of waiting envelopes, and decides
 // against a cancellation. From there, an envelope is like any other that waits. The owner that claimed it sends it at its due
 // time without another read. A later owner finds it in the store.
 //
@@ -82,6 +82,8 @@ type Scheduled struct {
 	feedWake  chan struct{}     // holds one token: read the indexes now
 	room      chan struct{}     // holds one token: an envelope in flight has ended
 	claimSize *mongodb.PartSize // envelopes of one claim; used only by claimDue
+	ahead     time.Duration     // how long before its due time an envelope is claimed; used only by claimDue
+	claimCost time.Duration     // of one envelope; used only by claimDue
 	lastRound time.Duration     // duration of the latest look at all collections; used only by feedTimers
 
 	positions atomic.Uint32 // distinguishes the positions of envelopes that were claimed in the same second
@@ -134,6 +136,7 @@ func New(cfg Config) *Scheduled {
 		feedWake:    make(chan struct{}, 1),
 		room:        make(chan struct{}, 1),
 		claimSize:   mongodb.NewPartSize(maxClaim),
+		claimCost:   firstClaimCost,
 		began:       time.Now(),
 		collections: map[string]*scheduledCollection{},
 		failing:     map[collectionStep]int{},
