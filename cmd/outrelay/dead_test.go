@@ -46,8 +46,12 @@ func newGraveyard(t *testing.T, n int) *graveyard {
 			envelope = envelope[:1]
 		}
 
-		g.insertDocument(g.outbox.Database().Collection("outbox_dead"), bson.D{
-			{Key: "_id", Value: bson.D{{Key: "ns", Value: ns}, {Key: "id", Value: id}, {Key: "delivery", Value: int32(0)}}},
+		g.insertDocument(g.state.Collection("letters"), bson.D{
+			{Key: "_id", Value: fmt.Sprintf("dead-%026d", i)},
+			{Key: "watcher", Value: "orders"},
+			{Key: "ns", Value: ns},
+			{Key: "id", Value: id},
+			{Key: "delivery", Value: int32(0)},
 			{Key: "envelope", Value: envelope},
 			{Key: "size", Value: 100},
 			{Key: "class", Value: "record_refused"},
@@ -315,9 +319,13 @@ func TestLettersWithOddIDs(t *testing.T) {
 		bson.Binary{Subtype: 3, Data: []byte("0123456789abcdef")},
 		bson.NewDateTimeFromTime(time.UnixMilli(1_700_000_000_000)),
 	}
-	for _, id := range ids {
-		g.insertDocument(g.outbox.Database().Collection("outbox_dead"), bson.D{
-			{Key: "_id", Value: bson.D{{Key: "ns", Value: ns}, {Key: "id", Value: id}, {Key: "delivery", Value: int32(0)}}},
+	for i, id := range ids {
+		g.insertDocument(g.state.Collection("letters"), bson.D{
+			{Key: "_id", Value: fmt.Sprintf("dead-%026d", i)},
+			{Key: "watcher", Value: "orders"},
+			{Key: "ns", Value: ns},
+			{Key: "id", Value: id},
+			{Key: "delivery", Value: int32(0)},
 			{Key: "envelope", Value: bson.D{
 				{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "Placed"}, {Key: "payload", Value: "x"},
 			}},
@@ -337,7 +345,7 @@ func TestLettersWithOddIDs(t *testing.T) {
 	for _, l := range page.Letters {
 		var shown admin.DeadLetter
 		g.runCommand(0, &shown, "dead", "show", l.ID)
-		if l.ID == "" || shown.ID != l.ID {
+		if l.ID == "" || shown.ID != l.ID || shown.Letter != l.Letter {
 			t.Errorf("letter %q is shown as %q", l.ID, shown.ID)
 		}
 		if text := g.runCommand(exitConfig, nil, "dead", "requeue", l.ID, "--yes"); !strings.Contains(text, "0 dead letters requeued, 1 rejected") || !strings.Contains(text, "append the event again with another id") {

@@ -11,7 +11,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -50,18 +50,23 @@ func Classes() []string {
 	}
 }
 
-// toQuery returns the query of the filter. It returns all errors if several values are invalid.
-func (f DeadFilter) toQuery() (deadletter.Query, error) {
-	q := deadletter.Query{
+// query returns the query of the filter. It returns all errors if several values are invalid.
+func (l Letters) query(f DeadFilter) (letters.Query, error) {
+	q := letters.Query{
+		Watcher: l.op.Watcher, NS: f.Collection,
 		From: f.From, To: f.To, Topic: f.Topic, Type: f.Type, AggregateType: f.AggregateType, Key: f.Key,
 		Class: record.Class(f.Class), Message: f.Message, All: f.All,
 	}
 	if f.RequeueStatus != "any" {
-		q.RequeueStatus = deadletter.RequeueStatus(f.RequeueStatus)
+		q.RequeueStatus = letters.RequeueStatus(f.RequeueStatus)
 	}
 
 	errs := []error{f.checkValues(Classes())}
 	for _, text := range f.IDs {
+		if letters.IsID(text) {
+			q.Letters = append(q.Letters, text)
+			continue
+		}
 		ids, err := parseIDValues(text)
 		if err != nil {
 			errs = append(errs, err)
@@ -81,7 +86,7 @@ func (f DeadFilter) checkValues(classes []string) error {
 	}
 	checkValue("class", f.Class, classes...)
 	checkValue("source", f.Source, FromRelay, FromHandler)
-	checkValue("stand", f.RequeueStatus, "any", string(deadletter.Replayable), string(deadletter.Requeued))
+	checkValue("stand", f.RequeueStatus, "any", string(letters.Replayable), string(letters.Requeued))
 
 	if f.Source != FromHandler && f.Group+f.Handler != "" {
 		errs = append(errs, errors.New("group and handler need source handler"))
@@ -136,7 +141,7 @@ func parseIDValues(text string) ([]bson.RawValue, error) {
 		}
 		values[i] = bson.RawValue{Type: bson.Type(typ), Value: data}
 	}
-	return append(values, deadletter.ParseIDText(text)...), nil
+	return append(values, letters.ParseIDText(text)...), nil
 }
 
 // parseIDs returns the ids that the text may stand for: a string may look like a UUID or an
@@ -156,14 +161,21 @@ type Letters struct{ op Operator }
 // ofHandlers returns the letters of handlers.
 func (l Letters) ofHandlers() handlerLetters { return handlerLetters(l) }
 
-// resolveFilter returns the outboxes and the query of a filter.
-func (l Letters) resolveFilter(ctx context.Context, f DeadFilter) ([]string, deadletter.Query, error) {
-	q, err := f.toQuery()
-	if err != nil {
-		return nil, q, err
+// count returns the number of the letters that match q. If there is none, it returns an error for a watcher or a collection
+// that does not exist.
+func (l Letters) count(ctx context.Context, q letters.Query) (int64, error) {
+	n, err := letters.Count(ctx, l.op.letters(), q)
+	if err == nil && n == 0 {
+		err = l.checkNames(ctx, q.NS)
 	}
-	namespaces, err := l.op.Collections(ctx, f.Collection)
-	return namespaces, q, err
+	return n, err
+}
+
+// checkNames returns an error if the watcher has read no collection yet, or not the named one. The letters of a collection
+// outlive it, so this is asked only if there is no letter.
+func (l Letters) checkNames(ctx context.Context, collection string) error {
+	_, err := l.op.Collections(ctx, collection)
+	return err
 }
 
 // DeadPage is a page of dead letters without their envelopes, newest first.
@@ -181,11 +193,14 @@ func (l Letters) List(ctx context.Context, f DeadFilter, limit int, after string
 	}
 
 	page := DeadPage{Letters: []DeadLetter{}}
-	namespaces, q, err := l.resolveFilter(ctx, f)
+	q, err := l.query(f)
 	if err != nil {
 		return page, err
 	}
-	list, err := deadletter.List(ctx, l.op.State.Client(), namespaces, q, deadletter.Page{Limit: limit, After: after})
+	list, err := letters.List(ctx, l.op.letters(), q, letters.Page{Limit: limit, After: after})
+	if err == nil && list.Total == 0 {
+		err = l.checkNames(ctx, f.Collection)
+	}
 	if err != nil {
 		return page, err
 	}
@@ -203,17 +218,17 @@ func (l Letters) Count(ctx context.Context, f DeadFilter) (int64, error) {
 		return l.ofHandlers().count(ctx, f)
 	}
 
-	namespaces, q, err := l.resolveFilter(ctx, f)
+	q, err := l.query(f)
 	if err != nil {
 		return 0, err
 	}
-	return deadletter.Count(ctx, l.op.State.Client(), namespaces, q)
+	return l.count(ctx, q)
 }
 
 // DeadGroup summarizes letters of the relay with the same topic, type and class, or letters of handlers with the same group,
 // handler, type and class.
 type DeadGroup struct {
-	deadletter.Group
+	letters.Group
 	ConsumerGroup string `json:"group,omitempty"`
 	Handler       string `json:"handler,omitempty"`
 }
@@ -224,12 +239,14 @@ func (l Letters) Summary(ctx context.Context, f DeadFilter) ([]DeadGroup, error)
 		return l.ofHandlers().summary(ctx, f)
 	}
 
-	namespaces, q, err := l.resolveFilter(ctx, f)
+	q, err := l.query(f)
 	if err != nil {
 		return nil, err
 	}
-
-	list, err := deadletter.Summarize(ctx, l.op.State.Client(), namespaces, q)
+	list, err := letters.Summarize(ctx, l.op.letters(), q)
+	if err == nil && len(list) == 0 {
+		err = l.checkNames(ctx, f.Collection)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -290,49 +307,58 @@ func (l Letters) open(ctx context.Context, ref DeadRef) (DeadLetter, bson.Raw, e
 	return newDeadLetter(&d), d.Envelope, err
 }
 
-// findLetter returns the letter that ref identifies. It returns an error if letters of two
-// collections match, or letters with ids of two BSON types.
-func (l Letters) findLetter(ctx context.Context, ref DeadRef) (deadletter.Dead, error) {
-	var none deadletter.Dead
-	namespaces, q, err := l.resolveFilter(ctx, DeadFilter{Collection: ref.Collection, IDs: []string{ref.ID}})
+// maxNamed bounds the letters that the error of an ambiguous reference names.
+const maxNamed = 10
+
+// findLetter returns the letter that ref identifies. Without a delivery, it is the letter of the latest one. It returns an
+// error that names the letters if several match: an id may be that of several events, of envelopes in several outboxes, or
+// of an event that several topics rejected.
+func (l Letters) findLetter(ctx context.Context, ref DeadRef) (letters.Dead, error) {
+	var none letters.Dead
+	q, err := l.query(DeadFilter{Collection: ref.Collection, IDs: []string{ref.ID}})
 	if err != nil {
 		return none, err
 	}
-	// An id may have died several times, so all of its letters are read.
-	list, err := deadletter.List(ctx, l.op.State.Client(), namespaces, q, deadletter.Page{Limit: deadletter.MaxPageSize})
+	list, err := letters.List(ctx, l.op.letters(), q, letters.Page{Limit: letters.MaxPageSize})
+	if err == nil && list.Total == 0 {
+		err = l.checkNames(ctx, ref.Collection)
+	}
 	if err != nil {
 		return none, err
 	}
 
-	var found *deadletter.Dead
+	var found []*letters.Dead
 	for i := range list.Letters {
 		d := &list.Letters[i]
-		// A negative delivery stands for the latest one.
-		if ref.Delivery >= 0 && int(d.ID.Delivery) != ref.Delivery {
+		if ref.Delivery >= 0 && int(d.Delivery) != ref.Delivery {
 			continue
 		}
-
+		// A negative delivery stands for the latest one of an event.
+		same := slices.IndexFunc(found, func(f *letters.Dead) bool { return f.IsSameEvent(&d.Content) })
 		switch {
-		case found == nil:
-			found = d
-		case found.ID.NS != d.ID.NS:
-			return none, fmt.Errorf("both %s and %s have dead letters of id %s; name the collection",
-				found.ID.NS, d.ID.NS, ref.ID)
-		case found.ID.ID.Type != d.ID.ID.Type:
-			return none, fmt.Errorf("%s has dead letters of id %s in two BSON types; the text does not identify one of them",
-				d.ID.NS, ref.ID)
-		case d.ID.Delivery > found.ID.Delivery:
-			found = d
+		case same < 0:
+			found = append(found, d)
+		case d.Delivery > found[same].Delivery:
+			found[same] = d
+		case d.Delivery == found[same].Delivery:
+			found = append(found, d)
 		}
 	}
-	// Only ids and reasons were read above. The body may be stored in chunks, so it is fetched for one letter.
-	if found == nil {
-		return none, fmt.Errorf("dead letter of id %s in %s: %w; outrelay dead list lists the letters",
-			ref.ID, strings.Join(namespaces, ", "), mongodb.ErrNotFound)
-	}
 
-	db, _, _ := strings.Cut(found.ID.NS, ".")
-	return deadletter.Open(ctx, l.op.State.Client().Database(db), found.ID)
+	switch len(found) {
+	case 0:
+		return none, fmt.Errorf("dead letter of id %s: %w; outrelay dead list lists the letters", ref.ID, mongodb.ErrNotFound)
+	case 1:
+		// Only ids and reasons were read above. The body may be stored in chunks, so it is fetched for one letter.
+		return letters.Open(ctx, l.op.letters(), found[0].ID)
+	}
+	names := make([]string, min(len(found), maxNamed))
+	for i := range names {
+		d := found[i]
+		names[i] = fmt.Sprintf("%s (%s, delivery %d, topic %q)", d.ID, d.NS, d.Delivery, d.Topic)
+	}
+	return none, fmt.Errorf("id %s has %d dead letters; name one of them instead of the id: %s",
+		ref.ID, len(found), strings.Join(names, ", "))
 }
 
 // Empty reports whether the filter has no condition except Stand, Source and Collection.

@@ -7,8 +7,9 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/requeues"
 )
 
 // The entries of the events log for actions on dead letters.
@@ -27,8 +28,8 @@ type DeadOptions struct {
 }
 
 // ofRelay returns the options for letters of the relay.
-func (o DeadOptions) ofRelay() deadletter.Options {
-	return deadletter.Options{IgnoreExpiry: o.IgnoreExpiry, DryRun: o.DryRun}
+func (o DeadOptions) ofRelay() requeues.Options {
+	return requeues.Options{IgnoreExpiry: o.IgnoreExpiry, DryRun: o.DryRun}
 }
 
 // DeadOutcome counts the effects of a requeue, or with DryRun the expected effects.
@@ -43,59 +44,45 @@ type DeadOutcome struct {
 
 // DeadRefused is a letter that cannot be requeued. The reason includes the fix.
 type DeadRefused struct {
+	Letter     string `json:"letter,omitempty"` // id of the letter; "" for a letter of a handler
 	Collection string `json:"collection"`
 	ID         string `json:"id"`
 	Delivery   int32  `json:"delivery"`
 	Reason     string `json:"reason"`
 }
 
-func (d *DeadOutcome) addOutcome(o deadletter.Outcome) {
-	d.Requeued += o.Requeued
-	d.Refused += o.Refused
-	for _, w := range o.Why {
-		if len(d.Why) < deadletter.MaxRefused {
-			d.Why = append(d.Why, DeadRefused{w.ID.NS, w.ID.Text(), w.ID.Delivery, w.Reason})
-		}
-	}
-}
-
-// Requeue puts every matching letter that is not requeued yet back into its outbox, as the next
-// delivery of the same envelope. It returns when all are requeued. If did is not nil, Requeue
+// Requeue stores the envelope of every matching letter that is not requeued yet as waiting, as the next
+// delivery of the same envelope. It returns when all are stored, which may be before they are sent. If did is not nil, Requeue
 // calls it with the number of processed letters. If Requeue fails, it returns the outcome until
 // then, and the same call does the rest.
 func (l Letters) Requeue(
 	ctx context.Context, f DeadFilter, opts DeadOptions, did func(int64),
 ) (DeadOutcome, error) {
 	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRefused{}}
-	if f.RequeueStatus == string(deadletter.Requeued) {
+	if f.RequeueStatus == string(letters.Requeued) {
 		return out, errors.New("requeued dead letters cannot be requeued again; use outrelay replay to send sent events again")
 	}
 	if f.Source == FromHandler {
 		return l.ofHandlers().requeue(ctx, f, opts, did)
 	}
-	f.RequeueStatus = string(deadletter.Replayable)
-	namespaces, q, matched, err := l.countMatching(ctx, f)
+	f.RequeueStatus = string(letters.Replayable)
+	q, matched, err := l.countMatching(ctx, f)
 	out.Matched = matched
 	if err != nil || out.Matched == 0 {
 		return out, err
 	}
 
+	// The action is logged even if it fails halfway.
 	desk := l.op.newDesk()
-	for _, ns := range namespaces {
-		// The progress of a collection starts at the sum of the collections before it.
-		before := out.Requeued + out.Refused
-		var outcome deadletter.Outcome
-		outcome, err = desk.Requeue(ctx, ns, q, opts.ofRelay(), func(p deadletter.Outcome) {
-			if did != nil {
-				did(before + p.Requeued + p.Refused)
-			}
-		})
-		out.addOutcome(outcome)
-
-		// The action is logged even if it failed halfway.
-		if err != nil {
-			break
+	outcome, err := desk.Requeue(ctx, q, opts.ofRelay(), func(p requeues.Outcome) {
+		if did != nil {
+			did(p.Requeued + p.Refused)
 		}
+	})
+	out.Requeued, out.Refused = outcome.Requeued, outcome.Refused
+	for _, w := range outcome.Why {
+		d := w.Letter
+		out.Why = append(out.Why, DeadRefused{d.ID, d.NS, d.IDText(), d.Delivery, w.Reason})
 	}
 	if opts.DryRun {
 		return out, err
@@ -110,24 +97,23 @@ func (l Letters) Requeue(
 	}, err)
 }
 
-// countMatching resolves a filter for an action on letters, and counts the letters that it matches. It
+// countMatching returns the query of a filter for an action on letters, and counts the letters that it matches. It
 // rejects a filter without any condition.
-func (l Letters) countMatching(
-	ctx context.Context, f DeadFilter,
-) (namespaces []string, q deadletter.Query, matched int64, err error) {
-	namespaces, q, err = l.resolveFilter(ctx, f)
+func (l Letters) countMatching(ctx context.Context, f DeadFilter) (q letters.Query, matched int64, err error) {
+	q, err = l.query(f)
 	if err == nil && q.Empty() && !q.All {
-		err = deadletter.ErrEmptyQuery
+		err = letters.ErrEmptyQuery
 	}
 	if err == nil {
-		matched, err = deadletter.Count(ctx, l.op.State.Client(), namespaces, q)
+		matched, err = l.count(ctx, q)
 	}
-	return namespaces, q, matched, err
+	return q, matched, err
 }
 
 // DeadEdited is the result of an edit, or with a dry run the expected result.
 type DeadEdited struct {
 	DryRun     bool     `json:"dry_run"`
+	Letter     string   `json:"letter,omitempty"` // id of the letter; "" for a letter of a handler
 	Collection string   `json:"collection"`
 	ID         string   `json:"id"`
 	Died       int32    `json:"died"`     // the delivery that died
@@ -159,9 +145,10 @@ func (l Letters) Edit(ctx context.Context, ref DeadRef, e DeadEdit, opts DeadOpt
 	desk := l.op.newDesk()
 	out := DeadEdited{
 		DryRun:     opts.DryRun,
-		Collection: d.ID.NS,
-		ID:         d.ID.Text(),
-		Died:       d.ID.Delivery,
+		Letter:     d.ID,
+		Collection: d.NS,
+		ID:         d.IDText(),
+		Died:       d.Delivery,
 		Edited:     edit.Fields(),
 	}
 	out.Delivery, err = desk.EditAndRequeue(ctx, d.ID, edit, opts.ofRelay())
@@ -172,7 +159,7 @@ func (l Letters) Edit(ctx context.Context, ref DeadRef, e DeadEdit, opts DeadOpt
 	out.Run = desk.Run
 	return out, l.op.logOutcome(ctx, deadEdited, bson.D{
 		{Key: "run", Value: out.Run},
-		{Key: "letter", Value: d.ID.String()},
+		{Key: "letter", Value: d.ID},
 		{Key: "delivery", Value: out.Delivery},
 		{Key: "edited", Value: out.Edited},
 	}, nil)
@@ -193,7 +180,7 @@ func (l Letters) Discard(ctx context.Context, f DeadFilter, dryRun bool, did fun
 		return l.ofHandlers().discard(ctx, f, dryRun, did)
 	}
 	out := DeadDiscarded{DryRun: dryRun}
-	namespaces, q, matched, err := l.countMatching(ctx, f)
+	q, matched, err := l.countMatching(ctx, f)
 	out.Matched = matched
 	if err != nil || dryRun || out.Matched == 0 {
 		return out, err
@@ -203,23 +190,8 @@ func (l Letters) Discard(ctx context.Context, f DeadFilter, dryRun bool, did fun
 	if err := l.op.logDiscarding(ctx, f, out.Matched); err != nil {
 		return out, err
 	}
-
-	desk := l.op.newDesk()
-	for _, ns := range namespaces {
-		before := out.Discarded
-		var discarded int64
-		discarded, err = desk.Discard(ctx, ns, q, func(n int64) {
-			if did != nil {
-				did(before + n)
-			}
-		})
-		out.Discarded += discarded
-
-		// The action is logged even if it failed halfway.
-		if err != nil {
-			break
-		}
-	}
+	// The action is logged even if it fails halfway.
+	out.Discarded, err = letters.Discard(ctx, l.op.letters(), l.op.watcherDocuments(), q, did)
 	return out, l.op.logDiscarded(ctx, f, out.Discarded, err)
 }
 
@@ -244,8 +216,8 @@ func (o Operator) logDiscarded(ctx context.Context, f DeadFilter, discarded int6
 }
 
 // newDesk returns a desk for one action on dead letters.
-func (o Operator) newDesk() deadletter.Desk {
-	desk := deadletter.NewDesk(o.State, o.Watcher, o.Actor)
+func (o Operator) newDesk() requeues.Desk {
+	desk := requeues.NewDesk(o.letters(), o.waiting(), o.Watcher, o.Actor)
 	desk.Mapping = o.Mapping
 	return desk
 }

@@ -13,8 +13,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/requeues"
 )
 
 // The BSON types that an edited payload may have.
@@ -38,8 +38,8 @@ type DeadEdit struct {
 }
 
 // toEdit converts the change to BSON. raw is the envelope that is edited.
-func (e DeadEdit) toEdit(raw bson.Raw, m *envelope.Mapping) (deadletter.Edit, error) {
-	edit := deadletter.Edit{Version: e.Version, Unset: e.Unset}
+func (e DeadEdit) toEdit(raw bson.Raw, m *envelope.Mapping) (requeues.Edit, error) {
+	edit := requeues.Edit{Version: e.Version, Unset: e.Unset}
 	if e.Payload != nil || e.PayloadAs != "" {
 		v, err := e.payloadValue(raw, m)
 		if err != nil {

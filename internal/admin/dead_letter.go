@@ -7,46 +7,51 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/letters"
+	"github.com/outrelay/outrelay/internal/requeues"
 )
 
 // DeadAttempt is one failed delivery of a [DeadLetter].
-type DeadAttempt = deadletter.Attempt
+type DeadAttempt = letters.Attempt
 
 // DeadLetter is a dead letter as the commands and the API show it.
 type DeadLetter struct {
-	Collection    string               `json:"collection"`
-	ID            string               `json:"id"`
-	Delivery      int32                `json:"delivery"`
-	Version       int32                `json:"version"` // an edit must name it
-	AggregateType string               `json:"aggregate_type,omitempty"`
-	Type          string               `json:"type,omitempty"`
-	Key           string               `json:"key,omitempty"`
-	Topic         string               `json:"topic,omitempty"`
-	Partition     *int32               `json:"partition,omitempty"`
-	Class         string               `json:"class"`
-	Reason        string               `json:"reason"`
-	Position      string               `json:"position,omitempty"`
-	Size          int                  `json:"size"` // bytes of the envelope
-	Source        deadletter.Source    `json:"source"`
-	Attempts      []deadletter.Attempt `json:"attempts"`
-	FirstFailure  time.Time            `json:"first_failure"`
-	LastFailure   time.Time            `json:"last_failure"`
-	DiedAt        time.Time            `json:"died_at"`
-	ReplayOf      string               `json:"replay_of,omitempty"`
-	Replayed      *deadletter.Replayed `json:"replayed,omitempty"`
-	Waiting       bool                 `json:"waiting,omitempty"` // the handler has not finished the requeued message
+	Letter        string            `json:"letter,omitempty"` // id of the letter; "" for a letter of a handler
+	Collection    string            `json:"collection"`
+	ID            string            `json:"id"`
+	Delivery      int32             `json:"delivery"`
+	Version       int32             `json:"version"` // an edit must name it
+	AggregateType string            `json:"aggregate_type,omitempty"`
+	Type          string            `json:"type,omitempty"`
+	Key           string            `json:"key,omitempty"`
+	Topic         string            `json:"topic,omitempty"`
+	Partition     *int32            `json:"partition,omitempty"`
+	Class         string            `json:"class"`
+	Reason        string            `json:"reason"`
+	Position      string            `json:"position,omitempty"`
+	Size          int               `json:"size"` // bytes of the envelope
+	Source        letters.Source    `json:"source"`
+	Attempts      []letters.Attempt `json:"attempts"`
+	FirstFailure  time.Time         `json:"first_failure"`
+	LastFailure   time.Time         `json:"last_failure"`
+	DiedAt        time.Time         `json:"died_at"`
+	ReplayOf      string            `json:"replay_of,omitempty"`
+	Replayed      *letters.Replayed `json:"replayed,omitempty"`
+	Waiting       bool              `json:"waiting,omitempty"` // the handler has not finished the requeued message
 	// Envelope is relaxed Extended JSON. Only DeadShow sets it.
 	Envelope json.RawMessage `json:"envelope,omitempty"`
+
+	stamp bson.Timestamp // of the insert of the envelope
 }
 
 // newDeadLetter converts a stored letter, without its envelope.
-func newDeadLetter(d *deadletter.Dead) DeadLetter {
+func newDeadLetter(d *letters.Dead) DeadLetter {
 	return DeadLetter{
-		Collection:    d.ID.NS,
-		ID:            d.ID.Text(),
-		Delivery:      d.ID.Delivery,
+		Letter:        d.ID,
+		Collection:    d.NS,
+		ID:            d.IDText(),
+		Delivery:      d.Delivery,
 		Version:       d.Version(),
 		AggregateType: d.AggregateType,
 		Type:          d.Type,
@@ -58,17 +63,18 @@ func newDeadLetter(d *deadletter.Dead) DeadLetter {
 		Position:      d.Pos,
 		Size:          d.Size,
 		Source:        d.Source,
-		Attempts:      append([]deadletter.Attempt{}, d.Attempts...),
+		Attempts:      append([]letters.Attempt{}, d.Attempts...),
 		FirstFailure:  d.FirstFailure,
 		LastFailure:   d.LastFailure,
 		DiedAt:        d.MovedAt,
 		ReplayOf:      d.ReplayOf,
 		Replayed:      d.Replayed,
+		stamp:         d.Stamp,
 	}
 }
 
 // shownFields are the fields of an envelope that contain no business data.
-var shownFields = append(slices.DeleteFunc(deadletter.Editable(), func(f string) bool { return f == "payload" }),
+var shownFields = append(slices.DeleteFunc(requeues.Editable(), func(f string) bool { return f == "payload" }),
 	"_id", "ts", "slot", "dueAt", "scheduledFor", "state", "pos", "pending", "attempts", "nextAt", "origin", "delivery",
 	"replayOf", "sentAt", "firstTs")
 

@@ -14,9 +14,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/admin/admintest"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -51,20 +52,30 @@ func openOffice(t *testing.T) *office {
 	return f
 }
 
-// moveToDead moves an envelope to the dead letters of coll.
-func (f *office) moveToDead(coll *mongo.Collection, class record.Class, doc bson.D) {
+// moveToDead stores a dead letter of an envelope of coll, and returns the id of the letter.
+func (f *office) moveToDead(coll *mongo.Collection, class record.Class, doc bson.D, change ...func(*letters.Letter)) string {
 	f.t.Helper()
-	raw, err := bson.Marshal(doc)
-	if err != nil {
+	l := admintest.Letter(f.t, mongodb.Namespace(coll), "8265", doc)
+	l.Class = class
+	for _, c := range change {
+		c(&l)
+	}
+	return admintest.Store(f.t, f.state.Collection("letters"), l)[0]
+}
+
+// requeueAndSend requeues a letter, and sends its envelope as the owner does.
+func (f *office) requeueAndSend(id string) {
+	f.t.Helper()
+	if _, err := f.op.Letters().Requeue(f.t.Context(), admin.DeadFilter{IDs: []string{id}}, admin.DeadOptions{}, nil); err != nil {
 		f.t.Fatal(err)
 	}
-	_, err = deadletter.Move(f.t.Context(), f.owner, []deadletter.Letter{{
-		NS: mongodb.Namespace(coll), Raw: raw, Class: class, Reason: "refused (87)", Topic: "orders", Partition: 1, Pos: "8265", Source: deadletter.Source{Kind: "relay", Watcher: "orders"},
-	}}, nil)
-	if err != nil {
-		f.t.Fatal(err)
+	if res, err := f.state.Collection("waiting").DeleteMany(f.t.Context(), bson.D{{Key: "id", Value: id}}); err != nil || res.DeletedCount == 0 {
+		f.t.Fatalf("%+v, %v", res, err)
 	}
 }
+
+// again makes a letter that of the first requeue.
+func again(l *letters.Letter) { l.Delivery = 1 }
 
 func letterOf(id any, payload any) bson.D {
 	return bson.D{{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: payload}}
@@ -102,7 +113,7 @@ func TestDeadLettersAreSeenOverAllCollections(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	oid := bson.NewObjectID()
-	f.moveToDead(f.a, record.RecordRefused, append(letterOf("both", planted), bson.E{Key: "delivery", Value: int32(1)}, bson.E{Key: "secretfield", Value: planted}))
+	f.moveToDead(f.a, record.RecordRefused, append(letterOf("both", planted), bson.E{Key: "secretfield", Value: planted}), again)
 	f.moveToDead(f.a, record.RecordRefused, letterOf("both", planted))
 	f.moveToDead(f.b, record.Malformed, letterOf("both", planted))
 	f.moveToDead(f.b, record.Malformed, letterOf(oid, bson.D{{Key: "a", Value: 1}}))
@@ -143,7 +154,7 @@ func TestDeadLettersAreSeenOverAllCollections(t *testing.T) {
 func TestDeadShowHidesThePayload(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	f.moveToDead(f.a, record.RecordRefused, append(letterOf("x", planted), bson.E{Key: "delivery", Value: int32(1)}, bson.E{Key: "secretfield", Value: planted}))
+	f.moveToDead(f.a, record.RecordRefused, append(letterOf("x", planted), bson.E{Key: "secretfield", Value: planted}), again)
 	f.moveToDead(f.a, record.RecordRefused, letterOf("x", planted))
 	f.moveToDead(f.b, record.Malformed, letterOf("y", planted))
 	f.moveToDead(f.a, record.Malformed, letterOf("y", planted))
@@ -160,7 +171,7 @@ func TestDeadShowHidesThePayload(t *testing.T) {
 	if l, err := f.op.Letters().Show(t.Context(), ref, false); err != nil || l.Delivery != 0 || len(l.Attempts) != 1 || l.Reason != "refused (87)" {
 		t.Errorf("%+v, %v", l, err)
 	}
-	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "y", Delivery: -1}, false); err == nil || !strings.Contains(err.Error(), "name the collection") {
+	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "y", Delivery: -1}, false); err == nil || !strings.Contains(err.Error(), "name one of them") {
 		t.Errorf("an id of two collections: %v", err)
 	}
 	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "y", Delivery: -1, Collection: mongodb.Namespace(f.b)}, false); err != nil {
@@ -168,6 +179,49 @@ func TestDeadShowHidesThePayload(t *testing.T) {
 	}
 	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "z", Delivery: -1}, false); !errors.Is(err, mongodb.ErrNotFound) {
 		t.Errorf("showing an unknown letter: %v, want not found", err)
+	}
+}
+
+// An id may have several letters. Each of them has an id of its own, by which every action finds it.
+func TestLettersOfOneIDHaveTheirOwnIDs(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	at := func(pos string) func(*letters.Letter) { return func(l *letters.Letter) { l.Pos = pos } }
+	first := f.moveToDead(f.a, record.Malformed, letterOf("order-7", "first"), at("8201"))
+	second := f.moveToDead(f.a, record.Malformed, letterOf("order-7", "second"), at("8202"))
+	f.moveToDead(f.a, record.Malformed, letterOf("order-7", "second"), at("8202"), func(l *letters.Letter) { l.Topic = "audit" })
+
+	_, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "order-7", Delivery: -1}, false)
+	if err == nil || !strings.Contains(err.Error(), first) || !strings.Contains(err.Error(), second) || !strings.Contains(err.Error(), `"audit"`) {
+		t.Errorf("an id with three letters: %v, want the ids of the letters", err)
+	}
+	l, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: second, Delivery: -1}, true)
+	if err != nil || l.Letter != second || l.ID != "order-7" || !strings.Contains(string(l.Envelope), "second") {
+		t.Errorf("by the id of the letter: %+v %s, %v", l, l.Envelope, err)
+	}
+	page, err := f.op.Letters().List(t.Context(), admin.DeadFilter{IDs: []string{first, "nobody"}}, 0, "")
+	if err != nil || page.Total != 1 || page.Letters[0].Letter != first {
+		t.Errorf("list by the id of the letter: %+v, %v", page, err)
+	}
+
+	edited, err := f.op.Letters().Edit(t.Context(), admin.DeadRef{ID: first, Delivery: -1}, admin.DeadEdit{Fields: map[string]string{"topic": "t"}}, admin.DeadOptions{})
+	if err != nil || edited.Letter != first || edited.ID != "order-7" || edited.Delivery != 1 {
+		t.Errorf("edit: %+v, %v", edited, err)
+	}
+	out, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{IDs: []string{first, second}}, admin.DeadOptions{}, nil)
+	if err != nil || out.Requeued != 1 {
+		t.Errorf("requeue: %+v, %v", out, err)
+	}
+	if n := f.countEnvelopes(f.state.Collection("waiting")); n != 2 {
+		t.Errorf("%d envelopes wait, want both events", n)
+	}
+	gone, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{IDs: []string{first}}, false, nil)
+	if n, err2 := f.op.Letters().Count(t.Context(), admin.DeadFilter{}); err != nil || err2 != nil || gone.Discarded != 1 || n != 2 {
+		t.Errorf("discard: %+v, %v; %d letters are left, %v", gone, err, n, err2)
+	}
+	l, err = f.op.Letters().Show(t.Context(), admin.DeadRef{ID: first, Delivery: -1}, false)
+	if !errors.Is(err, mongodb.ErrNotFound) {
+		t.Errorf("a discarded letter: %+v, %v", l, err)
 	}
 }
 
@@ -179,7 +233,7 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 	}
 
 	f.moveToDead(f.b, record.Malformed, bson.D{{Key: "_id", Value: "bare"}})
-	if _, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{}, admin.DeadOptions{}, nil); !errors.Is(err, deadletter.ErrEmptyQuery) {
+	if _, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{}, admin.DeadOptions{}, nil); !errors.Is(err, letters.ErrEmptyQuery) {
 		t.Errorf("an empty filter: %v", err)
 	}
 	if _, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{All: true, RequeueStatus: "replayed"}, admin.DeadOptions{}, nil); err == nil {
@@ -193,14 +247,14 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 		if err != nil || got.Matched != 6 || got.Requeued != 5 || got.Refused != 1 || len(got.Why) != 1 || got.Why[0].ID != "bare" || got.DryRun != dry {
 			t.Fatalf("dry %v: %+v, %v", dry, got, err)
 		}
-		if n := f.countEnvelopes(f.a) + f.countEnvelopes(f.b); dry && n != 0 || !dry && n != 5 {
+		if n := f.countEnvelopes(f.state.Collection("waiting")); dry && n != 0 || !dry && n != 5 {
 			t.Errorf("dry %v: %d envelopes", dry, n)
 		}
 		if dry && len(f.readLog()) != 0 {
 			t.Error("a dry run is in the log")
 		}
 	}
-	if len(steps) != 2 || steps[1] != 6 {
+	if len(steps) != 1 || steps[0] != 6 {
 		t.Errorf("progress %v", steps)
 	}
 
@@ -222,8 +276,10 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 func TestAnActionThatIsCalledOffIsLoggedAsFarAsItCame(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	f.moveToDead(f.a, record.RecordRefused, letterOf("1", planted))
-	f.moveToDead(f.b, record.RecordRefused, letterOf("2", planted))
+	// The parts of a requeue are bounded by their bytes.
+	large := append(letterOf("1", planted), bson.E{Key: "large", Value: make([]byte, mongodb.MaxBytes)})
+	f.moveToDead(f.a, record.RecordRefused, large)
+	f.moveToDead(f.b, record.RecordRefused, letterOf("2", planted), func(l *letters.Letter) { l.Pos = "8266" })
 	ctx, cancel := context.WithCancel(t.Context())
 	got, err := f.op.Letters().Requeue(ctx, admin.DeadFilter{All: true}, admin.DeadOptions{}, func(int64) { cancel() })
 	if !errors.Is(err, context.Canceled) || got.Requeued != 1 {
@@ -293,10 +349,11 @@ func TestDeadEditKeepsOrMakesTheTypeOfThePayload(t *testing.T) {
 			t.Errorf("%d: %+v, %v", i, got, err)
 			continue
 		}
-		raw, err := f.a.FindOne(t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
+		stored, err := f.state.Collection("waiting").FindOne(t.Context(), bson.D{{Key: "id", Value: id}}).Raw()
 		if err != nil {
 			t.Fatal(err)
 		}
+		raw := stored.Lookup("envelope").Document()
 		want, err := bson.Marshal(bson.D{{Key: "p", Value: c.want}})
 		if err != nil {
 			t.Fatal(err)
@@ -340,7 +397,7 @@ func TestDeadDiscard(t *testing.T) {
 	for i := range 4 {
 		f.moveToDead([]*mongo.Collection{f.a, f.b}[i%2], []record.Class{record.Malformed, record.Expired}[i/3], letterOf(fmt.Sprint("id", i), planted))
 	}
-	if _, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{}, false, nil); !errors.Is(err, deadletter.ErrEmptyQuery) {
+	if _, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{}, false, nil); !errors.Is(err, letters.ErrEmptyQuery) {
 		t.Errorf("an empty filter: %v", err)
 	}
 

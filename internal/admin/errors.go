@@ -6,10 +6,11 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/requeues"
 )
 
 // Failure is the kind of an error that a use-case returned. The command line, the API and the page
@@ -32,7 +33,7 @@ func Explain(err error) (kind Failure, hint string) {
 	var (
 		privilege *mongodb.PrivilegeError
 		server    mongo.ServerError
-		refused   *deadletter.RefusedError
+		refused   *letters.RefusedError
 		claimed   *outboxes.ClaimedError
 	)
 	is := func(targets ...error) bool {
@@ -48,17 +49,17 @@ func Explain(err error) (kind Failure, hint string) {
 	switch {
 	case is(ErrUnknownNode):
 		return FailNotFound, "to pin a node before its first start, use force: true"
-	case is(mongodb.ErrNotFound, lease.ErrNotFound, mongodb.ErrNoWatcher):
+	case is(mongodb.ErrNotFound, lease.ErrNotFound):
 		return FailNotFound, "check the name, the id, the watcher and its slot"
 
 	case is(mongodb.ErrCursor):
 		return FailInvalid, "pass the cursor that the previous page returned, or none for the first page"
-	case is(deadletter.ErrEmptyQuery, ErrNoCondition):
+	case is(letters.ErrEmptyQuery, ErrNoCondition):
 		return FailInvalid, "give a condition, or all: true if everything is meant"
 	case is(ErrUnboundedReplay):
 		return FailInvalid, "give from, or ids"
 
-	case is(deadletter.ErrOtherVersion):
+	case is(requeues.ErrOtherVersion):
 		return FailChanged, "read the dead letter again and edit that version"
 
 	case is(ErrUnconfirmed):
@@ -66,7 +67,7 @@ func Explain(err error) (kind Failure, hint string) {
 	case is(ErrCompacted):
 		return FailConflict, "use force: true if the readers of these topics tolerate it, or choose other topics"
 	case errors.As(err, &refused), errors.As(err, &claimed),
-		is(deadletter.ErrReplayed, ErrInUse, ErrNodeAlive, ErrOtherNode, ErrOlderNodes, ErrReplayMoved, ErrReplayStalled):
+		is(requeues.ErrReplayed, ErrInUse, ErrNodeAlive, ErrOtherNode, ErrOlderNodes, ErrReplayMoved, ErrReplayStalled):
 		return FailConflict, ""
 
 	case is(ErrUnavailable, ErrReplaysFull):

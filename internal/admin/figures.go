@@ -16,9 +16,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/letterparts"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 
@@ -29,11 +29,6 @@ const (
 	viewerTimeout = 30 * time.Second // an operator counts as reading for this long after a request
 	countTimeout  = 30 * time.Second // bounds one count
 	countingShare = 30               // counting takes at most a thirtieth of the time
-
-	// fewCollections is the largest number of collections that are all counted. With more, only
-	// collections are counted that the watcher has marked as containing exceptions or scheduled
-	// envelopes.
-	fewCollections = 32
 
 	maxServiceDatabases = 100 // databases that are searched for inboxes and sagas
 	maxConcurrentCounts = 4   // collections that are counted at the same time
@@ -53,6 +48,8 @@ type figures struct {
 	pending        []PendingTopic
 	oldest, newest time.Time // of the oplog; zero if unknown
 	checks         []Check
+	outboxes       map[string]Counts // by namespace
+	lastOutbox     string            // the last one that was counted
 }
 
 // figureSet holds the figures of each watcher that an operator has requested. Its size is bounded
@@ -136,10 +133,11 @@ func (s *figureSet) updateFigures(ctx context.Context, o Operator) (figures, err
 	}
 	busy := make(chan struct{})
 	w.busy = busy
+	before := w.last
 	s.mu.Unlock()
 
 	began := time.Now()
-	f, err := countFigures(ctx, o)
+	f, err := countFigures(ctx, o, before)
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -229,25 +227,24 @@ func (s *figureSet) dueOperators(now time.Time) []Operator {
 	return due
 }
 
+// maxCountedOutboxes bounds the outboxes whose envelopes are counted in one round. With more, each round counts others.
+const maxCountedOutboxes = 32
+
 // figureCount counts the figures of a watcher once.
 type figureCount struct {
 	op       Operator
 	position bson.Timestamp // that all slots have passed; zero if a slot has none yet
 
-	mu      sync.Mutex
-	figures figures
-	waiting []waiting.Topic
+	mu       sync.Mutex
+	figures  figures
+	outboxes map[string]Counts // of this round
 }
 
-// countFigures counts everything once. It reads every exception, one index entry per dead letter
-// and per scheduled envelope, and the letters that exist. A collection without any of them costs a
-// few milliseconds at most.
-func countFigures(ctx context.Context, op Operator) (figures, error) {
-	c := &figureCount{op: op, figures: figures{at: time.Now()}}
-	status, err := ReadStatus(ctx, op.State)
-	if err != nil {
-		return c.figures, err
-	}
+// countFigures counts everything once. It reads every waiting envelope, one index entry per dead letter
+// and per scheduled envelope, and the letters of handlers. Of the envelopes in the outboxes, it counts at most
+// [maxCountedOutboxes] outboxes, the next ones after those that before counted; the numbers of the others come from before.
+func countFigures(ctx context.Context, op Operator, before figures) (figures, error) {
+	c := &figureCount{op: op, figures: figures{at: time.Now()}, outboxes: map[string]Counts{}}
 	names, err := op.collectionNames(ctx)
 	if err != nil {
 		return c.figures, err
@@ -257,28 +254,77 @@ func countFigures(ctx context.Context, op Operator) (figures, error) {
 	if op.Oplog != nil {
 		c.figures.oldest, c.figures.newest, _ = op.Oplog(ctx)
 	}
+	if err := c.countStored(ctx); err != nil {
+		return c.figures, err
+	}
 
 	// If the watcher has no position yet, the position is zero and no envelope counts as pending.
 	c.position, _ = op.lowestPosition(ctx)
-	if err := c.countOutboxes(ctx, names, dirtyCollections(status, op.Watcher)); err != nil {
+	if err := c.countOutboxes(ctx, names, before); err != nil {
 		return c.figures, err
 	}
 	return c.figures, c.countServices(ctx, databaseNames(names))
 }
 
-// dirtyCollections returns the collections that the watcher's slots have marked as containing
-// exceptions or scheduled envelopes.
-func dirtyCollections(s Status, watcher string) map[string]bool {
-	dirty := map[string]bool{}
-	for _, w := range s.Watchers {
-		if w.Name != watcher {
-			continue
-		}
-		for _, ns := range w.Dirty {
-			dirty[ns] = true
+// countStored counts what the state database holds: waiting envelopes and dead letters. It also counts the scheduled envelopes.
+func (c *figureCount) countStored(ctx context.Context) error {
+	topics, err := waiting.CountTopics(ctx, c.op.waiting(), c.op.Watcher)
+	if err != nil {
+		return err
+	}
+	// The counts by reason come from the topics, so that both views agree.
+	c.figures.pending = newPendingTopics(topics, time.Now())
+	counts := &c.figures.counts
+	for _, w := range topics {
+		counts.Retry += w.Retry
+		counts.Blocked += w.Blocked
+		counts.Parked += w.Parked
+		counts.Queued += w.Queued
+		counts.BlockedKeys += w.Keys
+	}
+
+	dead := c.op.letters()
+	if counts.DeadAll, err = letters.Count(ctx, dead, letters.Query{Watcher: c.op.Watcher}); err != nil {
+		return err
+	}
+	if counts.DeadAll > 0 {
+		open := letters.Query{Watcher: c.op.Watcher, RequeueStatus: letters.Replayable}
+		if counts.Dead, err = letters.Count(ctx, dead, open); err != nil {
+			return err
 		}
 	}
-	return dirty
+
+	due, err := c.op.countDue(ctx, "")
+	for _, g := range due {
+		counts.Scheduled += g.Count
+	}
+	return err
+}
+
+// countDue counts the scheduled envelopes of the outboxes that may hold any, or of the named one. The time of a group is the first
+// due time.
+func (o Operator) countDue(ctx context.Context, only string) (groups []WaitingGroup, err error) {
+	names, err := o.scheduledCollections(ctx, only)
+	if err != nil {
+		return nil, err
+	}
+
+	var mu sync.Mutex
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(maxConcurrentCounts)
+	for _, ns := range names {
+		g.Go(func() error {
+			n, first, err := outboxes.CountDue(ctx, outboxes.CollectionOf(o.State.Client(), ns), slot.Range{}, math.MaxInt64)
+			if err != nil || n == 0 {
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			groups = append(groups, WaitingGroup{Collection: ns, Reason: "scheduled", Count: n, Oldest: &first})
+			return nil
+		})
+	}
+	return groups, g.Wait()
 }
 
 // databaseNames returns the sorted names of the databases of the namespaces.
@@ -291,19 +337,34 @@ func databaseNames(namespaces []string) []string {
 	return slices.Compact(databases)
 }
 
-// countOutboxes counts all outboxes, several at the same time.
-func (c *figureCount) countOutboxes(ctx context.Context, names []string, dirty map[string]bool) error {
+// nextOutboxes returns the outboxes that a round counts: up to maxCountedOutboxes, after the last one of the round before.
+func nextOutboxes(names []string, last string) []string {
+	if len(names) <= maxCountedOutboxes {
+		return names
+	}
+	from, found := slices.BinarySearch(names, last)
+	if found {
+		from++
+	}
+	next := make([]string, maxCountedOutboxes)
+	for i := range next {
+		next[i] = names[(from+i)%len(names)]
+	}
+	return next
+}
+
+// countOutboxes counts the outboxes of this round, several at the same time, and adds the numbers of the others.
+func (c *figureCount) countOutboxes(ctx context.Context, names []string, before figures) error {
+	part := nextOutboxes(names, before.lastOutbox)
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(maxConcurrentCounts)
-	for _, ns := range names {
+	for _, ns := range part {
 		g.Go(func() error {
-			// Of many outboxes, only those on the watcher's dirty list can contain exceptions.
-			counts, topics, err := c.countOutbox(ctx, ns, dirty[ns] || len(names) <= fewCollections)
+			counts, err := c.countOutbox(ctx, ns)
 
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			c.waiting = append(c.waiting, topics...)
-			c.figures.counts.addOutbox(counts)
+			c.outboxes[ns] = counts
 			return err
 		})
 	}
@@ -311,14 +372,17 @@ func (c *figureCount) countOutboxes(ctx context.Context, names []string, dirty m
 		return err
 	}
 
-	// The counts of states come from the topics, so that both views agree.
-	c.figures.pending = groupByTopic(c.waiting, time.Now())
-	counts := &c.figures.counts
-	for _, w := range c.waiting {
-		counts.Retry += w.Retry
-		counts.Blocked += w.Blocked
-		counts.Parked += w.Parked
-		counts.BlockedKeys += w.Keys
+	for _, ns := range names {
+		counts, counted := c.outboxes[ns]
+		if !counted {
+			counts = before.outboxes[ns]
+			c.outboxes[ns] = counts
+		}
+		c.figures.counts.addOutbox(counts)
+	}
+	c.figures.outboxes = c.outboxes
+	if len(part) > 0 {
+		c.figures.lastOutbox = part[len(part)-1]
 	}
 	return nil
 }
@@ -328,45 +392,17 @@ func (c *Counts) addOutbox(o Counts) {
 	c.Envelopes += o.Envelopes
 	c.Pending += o.Pending
 	c.PendingMore = c.PendingMore || o.PendingMore
-	c.Scheduled += o.Scheduled
-	c.Dead += o.Dead
-	c.DeadAll += o.DeadAll
 }
 
-// countOutbox counts the envelopes and letters of one outbox. It counts exceptions and scheduled
-// envelopes only if countExceptions is true.
-func (c *figureCount) countOutbox(
-	ctx context.Context, ns string, countExceptions bool,
-) (n Counts, topics []waiting.Topic, err error) {
-	client := c.op.State.Client()
-	coll := outboxes.CollectionOf(client, ns)
-	if n.Envelopes, err = coll.EstimatedDocumentCount(ctx); err != nil {
-		return n, nil, err
+// countOutbox counts the envelopes of one outbox.
+func (c *figureCount) countOutbox(ctx context.Context, ns string) (n Counts, err error) {
+	coll := outboxes.CollectionOf(c.op.State.Client(), ns)
+	if n.Envelopes, err = coll.EstimatedDocumentCount(ctx); err != nil || c.position.IsZero() {
+		return n, err
 	}
-
-	if countExceptions {
-		if topics, err = waiting.CountWaiting(ctx, coll); err != nil {
-			return n, nil, err
-		}
-		if n.Scheduled, _, err = outboxes.CountDue(ctx, coll, slot.Range{}, math.MaxInt64); err != nil {
-			return n, nil, err
-		}
-	}
-
-	if !c.position.IsZero() {
-		if n.Pending, _, err = outboxes.CountBehind(ctx, coll, c.position, maxPendingCounted); err != nil {
-			return n, nil, err
-		}
-		n.PendingMore = n.Pending == maxPendingCounted
-	}
-
-	n.DeadAll, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{})
-	// Most outboxes have no letters, and need no second count.
-	if err != nil || n.DeadAll == 0 {
-		return n, topics, err
-	}
-	n.Dead, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{RequeueStatus: deadletter.Replayable})
-	return n, topics, err
+	n.Pending, _, err = outboxes.CountBehind(ctx, coll, c.position, maxPendingCounted)
+	n.PendingMore = n.Pending == maxPendingCounted
+	return n, err
 }
 
 // countServices counts the inboxes, sagas and dead letters of handlers in the databases of the outboxes.
@@ -419,30 +455,19 @@ func newRuleChecks(r health.Report) []Check {
 	return checks
 }
 
-// groupByTopic adds up the waiting envelopes of several collections by topic. The topic with the
-// oldest envelope comes first.
-func groupByTopic(list []waiting.Topic, now time.Time) []PendingTopic {
+// newPendingTopics returns the topics with the oldest envelope first.
+func newPendingTopics(list []waiting.Topic, now time.Time) []PendingTopic {
 	topics := []PendingTopic{}
-	indexes := map[string]int{}
 	for _, w := range list {
-		i, exists := indexes[w.Topic]
-		if !exists {
-			i = len(topics)
-			indexes[w.Topic] = i
-			topics = append(topics, PendingTopic{Topic: w.Topic, Collections: []string{}})
+		p := PendingTopic{
+			Topic: w.Topic, Retry: w.Retry, Blocked: w.Blocked, Parked: w.Parked, Queued: w.Queued, Keys: w.Keys, Collections: w.Outboxes,
 		}
-
-		p := &topics[i]
-		p.Retry += w.Retry
-		p.Blocked += w.Blocked
-		p.Parked += w.Parked
-		p.Keys += w.Keys
-		p.Collections = append(p.Collections, w.NS)
-		if !w.Oldest.IsZero() && (p.Oldest == nil || w.Oldest.Before(*p.Oldest)) {
+		if !w.Oldest.IsZero() {
 			oldest := w.Oldest.UTC()
 			p.Oldest = &oldest
 			p.OldestAgeS = max(now.Sub(oldest).Seconds(), 0)
 		}
+		topics = append(topics, p)
 	}
 
 	slices.SortStableFunc(topics, func(a, b PendingTopic) int {

@@ -11,7 +11,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
 	handlerletters "github.com/outrelay/outrelay/pkg/consumer/deadletter"
@@ -85,7 +85,7 @@ func (f DeadFilter) toHandlerQuery() (handlerletters.Query, error) {
 		Topic: f.Topic, Key: []byte(f.Key), Reason: f.Message, From: f.From, Before: f.To, All: f.All,
 	}
 	if f.RequeueStatus != "" && f.RequeueStatus != "any" {
-		requeued := f.RequeueStatus == string(deadletter.Requeued)
+		requeued := f.RequeueStatus == string(letters.Requeued)
 		q.Requeued = &requeued
 	}
 	if slices.Contains(f.IDs, "") {
@@ -107,7 +107,7 @@ func (h handlerLetters) resolve(ctx context.Context, f DeadFilter) ([]handlerDes
 // resolveChange is resolve for an action. It returns an error if the filter is empty and does not select all.
 func (h handlerLetters) resolveChange(ctx context.Context, f DeadFilter) ([]handlerDesk, handlerletters.Query, error) {
 	if f.Empty() && !f.All {
-		return nil, handlerletters.Query{}, deadletter.ErrEmptyQuery
+		return nil, handlerletters.Query{}, letters.ErrEmptyQuery
 	}
 	return h.resolve(ctx, f)
 }
@@ -208,15 +208,15 @@ func newHandlerLetter(ns string, l *handlerletters.Letter) DeadLetter {
 		Class:         l.Class,
 		Reason:        l.Reason,
 		Size:          l.Size,
-		Source:        deadletter.Source{Kind: FromHandler, Group: l.ID.Group, Handler: l.ID.Handler},
-		Attempts:      []deadletter.Attempt{},
+		Source:        letters.Source{Kind: FromHandler, Group: l.ID.Group, Handler: l.ID.Handler},
+		Attempts:      []letters.Attempt{},
 		FirstFailure:  l.GivenUpAt,
 		LastFailure:   l.GivenUpAt,
 		DiedAt:        l.GivenUpAt,
 	}
 
 	for _, a := range l.History {
-		d.Attempts = append(d.Attempts, deadletter.Attempt{At: a.At, Class: record.Class(a.Class), Reason: a.Reason})
+		d.Attempts = append(d.Attempts, letters.Attempt{At: a.At, Class: record.Class(a.Class), Reason: a.Reason})
 	}
 	if n := len(l.History); n > 0 {
 		d.FirstFailure, d.LastFailure = l.History[0].At, l.History[n-1].At
@@ -224,7 +224,7 @@ func newHandlerLetter(ns string, l *handlerletters.Letter) DeadLetter {
 	if r := l.Requeued; r != nil {
 		// The requeue is the only change of a letter, so there are two versions.
 		d.Version = 1
-		d.Replayed = &deadletter.Replayed{At: r.At, Actor: r.Actor, Delivery: d.Delivery + 1}
+		d.Replayed = &letters.Replayed{At: r.At, Actor: r.Actor, Delivery: d.Delivery + 1}
 		d.Waiting = r.Waiting
 	}
 
@@ -261,7 +261,7 @@ func (h handlerLetters) summary(ctx context.Context, f DeadFilter) ([]DeadGroup,
 			return nil, err
 		}
 		for _, s := range list {
-			group := deadletter.Group{
+			group := letters.Group{
 				Type: s.Name, Class: record.Class(s.Class), Count: s.Count, Replayable: s.Count - s.Requeued, First: s.First, Last: s.Last,
 			}
 			groups = append(groups, DeadGroup{Group: group, ConsumerGroup: s.Group, Handler: s.Handler})

@@ -8,7 +8,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/letters"
+	"github.com/outrelay/outrelay/internal/requeues"
 	handlerletters "github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -16,7 +17,7 @@ import (
 // requeue is [Letters.Requeue] for letters of handlers: their messages go back to their handlers, through MongoDB.
 func (h handlerLetters) requeue(ctx context.Context, f DeadFilter, opts DeadOptions, did func(int64)) (DeadOutcome, error) {
 	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRefused{}}
-	f.RequeueStatus = string(deadletter.Replayable)
+	f.RequeueStatus = string(letters.Replayable)
 	desks, q, err := h.resolveChange(ctx, f)
 	if err != nil {
 		return out, err
@@ -83,7 +84,7 @@ func (d *DeadOutcome) addRefused(ns string, err error) error {
 			continue
 		}
 		d.Refused += 1 + refused.More
-		d.Why = append(d.Why, DeadRefused{ns, refused.ID.Message, int32(refused.ID.Delivery), refused.Reason})
+		d.Why = append(d.Why, DeadRefused{"", ns, refused.ID.Message, int32(refused.ID.Delivery), refused.Reason})
 	}
 	return errors.Join(others...)
 }
@@ -97,10 +98,10 @@ func (h handlerLetters) edit(ctx context.Context, ref DeadRef, e DeadEdit, opts 
 	// The version detects an edit or a requeue after the letter was shown.
 	shown := newHandlerLetter(d.ns, &l)
 	if r := shown.Replayed; r != nil {
-		return DeadEdited{}, fmt.Errorf("dead letter %s: %w by %s at %s", l.ID, deadletter.ErrReplayed, r.Actor, r.At.UTC().Format(time.RFC3339))
+		return DeadEdited{}, fmt.Errorf("dead letter %s: %w by %s at %s", l.ID, requeues.ErrReplayed, r.Actor, r.At.UTC().Format(time.RFC3339))
 	}
 	if e.Version != shown.Version {
-		return DeadEdited{}, fmt.Errorf("dead letter %s: %w", l.ID, deadletter.ErrOtherVersion)
+		return DeadEdited{}, fmt.Errorf("dead letter %s: %w", l.ID, requeues.ErrOtherVersion)
 	}
 
 	edited, err := e.applyTo(&l)
@@ -119,7 +120,7 @@ func (h handlerLetters) edit(ctx context.Context, ref DeadRef, e DeadEdit, opts 
 	n, err := d.Requeue(ctx, handlerletters.Query{IDs: []handlerletters.ID{l.ID}}, changed)
 	// Another requeue came first, after the letter was read above.
 	if err == nil && n == 0 {
-		err = fmt.Errorf("dead letter %s: %w", l.ID, deadletter.ErrReplayed)
+		err = fmt.Errorf("dead letter %s: %w", l.ID, requeues.ErrReplayed)
 	}
 	if err != nil {
 		return out, err

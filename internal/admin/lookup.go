@@ -3,17 +3,21 @@ package admin
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/waiting"
 
-	"github.com/outrelay/outrelay/internal/envelope"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"golang.org/x/sync/errgroup"
 )
 
 // LookupQuery selects an event by its id, or the events of an ordering key. Either ID or Key must
@@ -29,7 +33,7 @@ type LookupQuery struct {
 
 // LookupResult is the result of a [LookupQuery].
 type LookupResult struct {
-	Envelopes []FoundEnvelope `json:"envelopes"` // in an outbox, newest first
+	Envelopes []FoundEnvelope `json:"envelopes"` // waiting or in an outbox, newest first
 	Letters   []DeadLetter    `json:"letters"`   // newest first, without their envelopes
 	Since     *time.Time      `json:"since,omitempty"`
 	More      bool            `json:"more"` // the result exceeds the limit
@@ -44,9 +48,10 @@ type FoundEnvelope struct {
 	AggregateID   string `json:"aggregate_id"`
 	Key           string `json:"key"`
 	Topic         string `json:"topic,omitempty"` // the topic that the envelope itself names
-	// State is sent, scheduled, claimed, retry, blocked, parked or delivered, or recent if the
+	// State is sent, scheduled, waiting, dead or delivered, or recent if the
 	// envelope is too young to decide whether it is delivered.
 	State    string           `json:"state"`
+	Reason   string           `json:"reason,omitempty"` // why it waits
 	Delivery int32            `json:"delivery"`
 	Origin   string           `json:"origin,omitempty"` // of a waiting envelope
 	ReplayOf string           `json:"replay_of,omitempty"`
@@ -58,20 +63,25 @@ type FoundEnvelope struct {
 	SentAt   *time.Time       `json:"sent_at,omitempty"` // set if deliveries are recorded on envelopes
 	Sent     []outboxes.Place `json:"sent"`              // places of its records in Kafka
 	Timeline []TimelineEntry  `json:"timeline"`
+
+	stamp bson.Timestamp // of the insert
 }
 
 // TimelineEntry is one entry in the history of an envelope.
 type TimelineEntry struct {
 	At   time.Time `json:"at"`
-	What string    `json:"what"` // written, due, failed, parked, blocked, died, requeued, sent
+	What string    `json:"what"` // written, due, failed, died, requeued, sent
 	Text string    `json:"text,omitempty"`
 	Node string    `json:"node,omitempty"`
 }
 
 const defaultLookupWindow = time.Hour
 
+// maxConcurrentLookups bounds the outboxes that are searched at the same time.
+const maxConcurrentLookups = 8
+
 // Lookup finds an event by its id, or the events of a key. An id costs one index lookup per
-// collection. For a key, waiting envelopes and dead letters have indexes. Other envelopes of the
+// outbox. Waiting envelopes and dead letters have indexes. Other envelopes of a
 // key are found by reading the time index between From and To.
 func (o Operator) Lookup(ctx context.Context, q LookupQuery) (LookupResult, error) {
 	out := LookupResult{Envelopes: []FoundEnvelope{}, Letters: []DeadLetter{}}
@@ -83,11 +93,11 @@ func (o Operator) Lookup(ctx context.Context, q LookupQuery) (LookupResult, erro
 		return out, err
 	}
 
-	// A watcher without collections has no letters either, and Letters.List returns an error for it.
+	// A watcher that has read no collection has no letters either, and Letters.List returns an error for it.
 	limit := pageSize(q.Limit)
 	deadFilter := DeadFilter{Collection: q.Collection, IDs: optionalID(q.ID), Key: q.Key}
 	dead, err := o.Letters().List(ctx, deadFilter, limit, "")
-	if len(names) > 0 && err != nil {
+	if err != nil && !errors.Is(err, ErrNoCollections) {
 		return out, err
 	}
 	out.Letters = append(out.Letters, dead.Letters...)
@@ -101,34 +111,83 @@ func (o Operator) Lookup(ctx context.Context, q LookupQuery) (LookupResult, erro
 	// Without a position, the zero position makes every envelope recent.
 	position, _ := o.lowestPosition(ctx)
 	settled := settledUpTo{position: position, margin: mongodb.Margin(ctx, o.State.Client())}
+	// What waits is read before the outboxes, so an envelope that is sent in between does not look delivered before it is.
+	waitingFilter := WaitingFilter{Collection: q.Collection, Key: q.Key, IDs: optionalID(q.ID)}
+	waitQuery, err := o.Waiting().toQuery(ctx, waitingFilter)
+	if err != nil {
+		return out, err
+	}
+	waits, more, err := waiting.List(ctx, o.waiting(), waitQuery, o.heavyFields(), limit, "")
+	if err != nil {
+		return out, err
+	}
 
-	// The filters overlap: a waiting envelope may also lie in the time window.
-	seen := map[string]bool{}
-	for _, ns := range names {
-		for _, f := range filters {
-			// One envelope above the limit shows that there are more.
-			docs, err := o.findEnvelopes(ctx, ns, f, limit+1)
-			if err != nil {
-				return out, err
-			}
-			for _, raw := range docs {
-				name := ns + "\x00" + raw.Lookup("_id").String()
-				if seen[name] {
-					continue
-				}
-				seen[name] = true
-				out.Envelopes = append(out.Envelopes, settled.describeEnvelope(ns, o.Mapping.ToContract(raw)))
-			}
-		}
+	found, err := o.findInOutboxes(ctx, names, filters, limit)
+	if err != nil {
+		return out, err
+	}
+	for _, d := range found {
+		out.Envelopes = append(out.Envelopes, settled.describeEnvelope(d.ns, o.Mapping.ToContract(d.raw)))
+	}
+	for i := range waits {
+		out.Envelopes = addWaiting(out.Envelopes, settled.describeWaiting(o.Mapping, &waits[i]))
 	}
 
 	slices.SortStableFunc(out.Envelopes, func(a, b FoundEnvelope) int { return compareTimes(b.Written, a.Written) })
-	out.More = len(out.Envelopes) > limit || dead.Next != ""
+	out.More = len(out.Envelopes) > limit || dead.Next != "" || more != ""
 	out.Envelopes = out.Envelopes[:min(len(out.Envelopes), limit)]
 	for i := range out.Envelopes {
 		out.Envelopes[i].addLetters(out.Letters)
 	}
 	return out, nil
+}
+
+// foundDocument is a document of an outbox.
+type foundDocument struct {
+	ns  string
+	raw bson.Raw
+}
+
+// findInOutboxes returns the documents of the outboxes that match one of the filters, up to one more than limit for each filter and
+// outbox.
+func (o Operator) findInOutboxes(ctx context.Context, names []string, filters []bson.D, limit int) ([]foundDocument, error) {
+	byOutbox := make([][]foundDocument, len(names))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(maxConcurrentLookups)
+	for i, ns := range names {
+		g.Go(func() error {
+			// The filters overlap: an id may contain the time of a stamp.
+			seen := map[string]bool{}
+			for _, f := range filters {
+				// One envelope above the limit shows that there are more.
+				docs, err := o.findEnvelopes(ctx, ns, f, limit+1)
+				if err != nil {
+					return err
+				}
+				for _, raw := range docs {
+					id := mongodb.ValueKey(raw.Lookup("_id"))
+					if !seen[id] {
+						seen[id] = true
+						byOutbox[i] = append(byOutbox[i], foundDocument{ns, raw})
+					}
+				}
+			}
+			return nil
+		})
+	}
+	return slices.Concat(byOutbox...), g.Wait()
+}
+
+// addWaiting adds a waiting envelope. Its first delivery replaces the document of the outbox from which it was taken.
+func addWaiting(list []FoundEnvelope, w FoundEnvelope) []FoundEnvelope {
+	i := slices.IndexFunc(list, func(e FoundEnvelope) bool {
+		return e.Collection == w.Collection && e.ID == w.ID && e.stamp == w.stamp && e.State != stateWaiting
+	})
+	if i < 0 || w.Delivery > 0 {
+		return append(list, w)
+	}
+	list[i] = w
+	return list
 }
 
 // compareTimes compares two times. nil comes before every time.
@@ -173,11 +232,7 @@ func (q LookupQuery) lookupFilters(m *envelope.Mapping) ([]bson.D, *time.Time, e
 
 	// The ordering key of an envelope without a key is its aggregate id.
 	hasKey := m.KeyFilter(parseKeyValues(q.Key))
-	filters := []bson.D{
-		// Waiting envelopes are found by their state, without regard to the time.
-		WaitingFilter{Key: q.Key}.mongoFilter(),
-		{{Key: "ts", Value: window}, hasKey},
-	}
+	filters := []bson.D{{{Key: "ts", Value: window}, hasKey}}
 
 	// If an envelope has no timestamp, its id may contain the time.
 	for _, ids := range outboxes.IDsBetween(since, q.To) {
@@ -206,27 +261,17 @@ type settledUpTo struct {
 
 // storedEnvelope is an envelope as it is stored.
 type storedEnvelope struct {
-	ID            bson.RawValue        `bson:"_id"`
-	Type          bson.RawValue        `bson:"type"`
-	AggregateType bson.RawValue        `bson:"aggregatetype"`
-	AggregateID   bson.RawValue        `bson:"aggregateid"`
-	Key           bson.RawValue        `bson:"key"`
-	Topic         bson.RawValue        `bson:"topic"`
-	TS            bson.RawValue        `bson:"ts"`
-	FirstTS       bson.RawValue        `bson:"firstTs"` // the timestamp before the relay wrote a new one
-	State         string               `bson:"state"`
-	Delivery      int32                `bson:"delivery"`
-	Origin        string               `bson:"origin"`
-	ReplayOf      string               `bson:"replayOf"`
-	Pending       []string             `bson:"pending"`
-	Attempts      int32                `bson:"attempts"`
-	DueAt         *time.Time           `bson:"dueAt"`
-	ScheduledFor  *time.Time           `bson:"scheduledFor"`
-	NextAt        *time.Time           `bson:"nextAt"`
-	SentAt        *time.Time           `bson:"sentAt"`
-	Sent          []outboxes.Place     `bson:"sent"`
-	Claim         bson.RawValue        `bson:"claim"`
-	History       []deadletter.Attempt `bson:"history"`
+	ID            bson.RawValue    `bson:"_id"`
+	Type          bson.RawValue    `bson:"type"`
+	AggregateType bson.RawValue    `bson:"aggregatetype"`
+	AggregateID   bson.RawValue    `bson:"aggregateid"`
+	Key           bson.RawValue    `bson:"key"`
+	Topic         bson.RawValue    `bson:"topic"`
+	TS            bson.RawValue    `bson:"ts"`
+	DueAt         *time.Time       `bson:"dueAt"`
+	ScheduledFor  *time.Time       `bson:"scheduledFor"`
+	SentAt        *time.Time       `bson:"sentAt"`
+	Sent          []outboxes.Place `bson:"sent"`
 }
 
 // describeEnvelope returns the state and the timeline of an envelope. If the envelope is malformed,
@@ -242,26 +287,19 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 			AggregateID:   raw.Lookup("aggregateid"),
 			Key:           raw.Lookup("key"),
 			TS:            raw.Lookup("ts"),
-			FirstTS:       raw.Lookup("firstTs"),
 		}
 	}
 
 	e := FoundEnvelope{
 		Collection:    ns,
-		ID:            deadletter.IDText(d.ID),
+		ID:            letters.IDText(d.ID),
 		Type:          truncateText(envelope.CanonicalText(d.Type)),
 		AggregateType: truncateText(envelope.CanonicalText(d.AggregateType)),
 		AggregateID:   truncateText(envelope.CanonicalText(d.AggregateID)),
 		Key:           truncateText(cmp.Or(envelope.CanonicalText(d.Key), envelope.CanonicalText(d.AggregateID))),
 		Topic:         truncateText(envelope.CanonicalText(d.Topic)),
-		State:         d.State,
-		Delivery:      d.Delivery,
-		Origin:        d.Origin,
-		ReplayOf:      d.ReplayOf,
-		Waits:         nonNil(d.Pending),
-		Attempts:      d.Attempts,
+		Waits:         []string{},
 		DueAt:         d.DueAt,
-		NextAt:        d.NextAt,
 		SentAt:        d.SentAt,
 		Sent:          d.Sent,
 		Timeline:      []TimelineEntry{},
@@ -271,31 +309,41 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 	}
 
 	t, i, _ := d.TS.TimestampOK()
-	ts := bson.Timestamp{T: t, I: i}
-	// A requeue and a replay replace the timestamp, and keep the first one.
-	if first, _, ok := d.FirstTS.TimestampOK(); ok && first > 0 {
-		at := time.Unix(int64(first), 0).UTC()
-		e.Written = &at
-	} else if t > 0 {
+	e.stamp = bson.Timestamp{T: t, I: i}
+	if t > 0 {
 		at := time.Unix(int64(t), 0).UTC()
 		e.Written = &at
 	} else if at, ok := outboxes.IDTime(byte(d.ID.Type), d.ID.Value); ok {
 		at = at.UTC()
 		e.Written = &at
 	}
-	// An envelope without a state is pending or delivered, which depends on the position.
-	if e.State == "" {
-		e.State = s.envelopeState(&d, ts)
-	}
+	e.State = s.envelopeState(&d, e.stamp)
 	e.addHistory(&d)
+	return e
+}
 
-	// The relay wrote the timestamp when it could not send the envelope.
-	if (e.State == envelope.StateParked || e.State == envelope.StateBlocked) && t > 0 {
-		e.Timeline = append(e.Timeline, TimelineEntry{
-			At: time.Unix(int64(t), 0).UTC(), What: e.State, Text: strings.Join(e.Waits, ", "),
-		})
-		e.sortTimeline()
+// The states of a found envelope that are not derived from the document in the outbox.
+const (
+	stateWaiting = "waiting"
+	stateDead    = "dead"
+)
+
+// describeWaiting returns the state and the timeline of a waiting envelope.
+func (s settledUpTo) describeWaiting(m *envelope.Mapping, w *waiting.Item) FoundEnvelope {
+	e := s.describeEnvelope(w.NS, m.ToContract(w.Envelope))
+	e.State, e.Reason = stateWaiting, string(w.Reason)
+	e.Key = truncateText(w.Key)
+	e.Delivery = w.Delivery
+	e.Origin = w.Origin
+	e.ReplayOf = w.ReplayOf
+	e.Waits = nonNil(w.Pending)
+	e.Attempts = w.Attempts
+	e.NextAt = w.NextAt
+	for _, h := range w.History {
+		text := strings.TrimPrefix(h.Topic+": "+string(h.Class)+": "+h.Reason, ": ")
+		e.Timeline = append(e.Timeline, TimelineEntry{At: h.At.UTC(), What: "failed", Text: text, Node: h.Node})
 	}
+	e.sortTimeline()
 	return e
 }
 
@@ -303,11 +351,6 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 func (e *FoundEnvelope) addHistory(d *storedEnvelope) {
 	if e.Written != nil {
 		e.Timeline = append(e.Timeline, TimelineEntry{At: *e.Written, What: "written"})
-	}
-
-	for _, h := range d.History {
-		text := strings.TrimPrefix(h.Topic+": "+string(h.Class)+": "+h.Reason, ": ")
-		e.Timeline = append(e.Timeline, TimelineEntry{At: h.At.UTC(), What: "failed", Text: text, Node: h.Node})
 	}
 
 	if due := cmp.Or(d.ScheduledFor, d.DueAt); due != nil {
@@ -319,11 +362,8 @@ func (e *FoundEnvelope) addHistory(d *storedEnvelope) {
 	e.sortTimeline()
 }
 
-// envelopeState returns the state of an envelope that is not an exception.
+// envelopeState returns the state of an envelope in an outbox that neither waits nor is dead.
 func (s settledUpTo) envelopeState(d *storedEnvelope, ts bson.Timestamp) string {
-	if d.DueAt != nil && d.Claim.Type != 0 {
-		return "claimed"
-	}
 	if d.DueAt != nil {
 		return "scheduled"
 	}
@@ -353,7 +393,8 @@ func formatPositions(list []outboxes.Place) string {
 func (e *FoundEnvelope) addLetters(list []DeadLetter) {
 	for i := range list {
 		d := &list[i]
-		if d.Collection != e.Collection || d.ID != e.ID {
+		// Another event may have had the same id.
+		if d.Collection != e.Collection || d.ID != e.ID || d.stamp != e.stamp {
 			continue
 		}
 
@@ -363,6 +404,10 @@ func (e *FoundEnvelope) addLetters(list []DeadLetter) {
 			Text: d.Class + ": " + d.Reason,
 			Node: d.Source.Node,
 		})
+		// The envelope stays in the outbox, so only the letter shows that it was not delivered.
+		if d.Replayed == nil && (e.State == "delivered" || e.State == "recent") {
+			e.State = stateDead
+		}
 		if r := d.Replayed; r != nil {
 			text := "by " + r.Actor + " as delivery " + formatInt(int64(r.Delivery))
 			e.Timeline = append(e.Timeline, TimelineEntry{At: r.At.UTC(), What: "requeued", Text: text})
@@ -373,4 +418,18 @@ func (e *FoundEnvelope) addLetters(list []DeadLetter) {
 
 func (e *FoundEnvelope) sortTimeline() {
 	slices.SortStableFunc(e.Timeline, func(a, b TimelineEntry) int { return a.At.Compare(b.At) })
+}
+
+// parseKeyValues returns the BSON values as which a key with this text may be stored. text must not
+// be empty.
+func parseKeyValues(text string) []bson.RawValue {
+	// parseIDValues fails only for the empty text.
+	values, _ := parseIDValues(text)
+
+	// MongoDB compares numbers of different types by value, so an int64 also matches an int32.
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil && strconv.FormatInt(n, 10) == text {
+		_, data, _ := bson.MarshalValue(n)
+		values = append(values, bson.RawValue{Type: bson.TypeInt64, Value: data})
+	}
+	return values
 }

@@ -13,7 +13,6 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/setaside"
 )
 
@@ -200,6 +199,11 @@ func (c *clearing) clearCollections(ctx context.Context, list []ClearedCollectio
 func (c *clearing) removableFilter(what string) bson.D {
 	watcher := bson.E{Key: "watcher", Value: c.op.Watcher}
 	switch what {
+	case clearDead:
+		if c.order.Collection != "" {
+			return bson.D{watcher, {Key: "ns", Value: c.order.Collection}}
+		}
+		return bson.D{watcher}
 	case clearEvents:
 		// The entry that announces the clearing stays.
 		return bson.D{watcher, {Key: "kind", Value: bson.D{{Key: "$ne", Value: "clearing"}}}}
@@ -222,9 +226,10 @@ func (c *clearing) findCollections(ctx context.Context) ([]ClearedCollection, er
 		if c.names(ClearEnvelopes) {
 			add(ClearEnvelopes, ns)
 		}
-		if c.names(clearDead) {
-			add(clearDead, deadletter.Collection(ns))
-		}
+	}
+
+	if c.names(clearDead) {
+		add(clearDead, mongodb.Namespace(c.op.letters()))
 	}
 
 	// Inboxes and sagas belong to a database, which may have several outboxes.

@@ -15,13 +15,15 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/agenda"
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/letters"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/watched"
 )
 
 // Operator acts on one watcher. Its methods and its subjects offer everything that an
@@ -146,8 +148,8 @@ func (o Operator) Indexes() Indexes { return Indexes{o} }
 
 // Bounds of lists. Most lists have the bounds of the dead letters.
 const (
-	DefaultPage      = deadletter.PageSize
-	MaxPage          = deadletter.MaxPageSize
+	DefaultPage      = letters.PageSize
+	MaxPage          = letters.MaxPageSize
 	MaxScheduledPage = agenda.MaxPageSize
 	MaxHistoryPage   = purge.MaxHistory
 )
@@ -180,6 +182,12 @@ func (o Operator) Run(ctx context.Context) error {
 	o.figures.keepFresh(ctx, o.For(Actor{}), log)
 	return nil
 }
+
+// letters returns the collection of the dead letters of the relay, of all watchers.
+func (o Operator) letters() *mongo.Collection { return o.State.Collection("letters") }
+
+// waiting returns the collection of the waiting envelopes of all watchers.
+func (o Operator) waiting() *mongo.Collection { return o.State.Collection("waiting") }
 
 func (o Operator) watcherDocuments() *mongo.Collection { return o.State.Collection("watchers") }
 
@@ -231,12 +239,42 @@ func (o Operator) Collections(ctx context.Context, only string) ([]string, error
 	return []string{only}, nil
 }
 
+// checkCollection returns an error if only names an outbox that the watcher does not read and of which nothing waits: a dropped
+// collection leaves the registry, and its envelopes may still wait.
+func (o Operator) checkCollection(ctx context.Context, only string) error {
+	if only == "" {
+		return nil
+	}
+	_, err := o.Collections(ctx, only)
+	if err == nil {
+		return nil
+	}
+	of := bson.D{{Key: "watcher", Value: o.Watcher}, {Key: "ns", Value: only}}
+	if found, existsErr := mongodb.Exists(ctx, mongodb.Majority(o.waiting()), of); existsErr != nil || found {
+		return existsErr
+	}
+	return err
+}
+
 // lookupCollections is Collections, but returns an empty list for a watcher that has none.
 func (o Operator) lookupCollections(ctx context.Context, only string) ([]string, error) {
 	if only == "" {
 		return o.collectionNames(ctx)
 	}
 	return o.Collections(ctx, only)
+}
+
+// fewCollections is the largest number of outboxes that are all searched for scheduled envelopes.
+const fewCollections = 32
+
+// scheduledCollections returns the outboxes that may hold scheduled envelopes, or only the named one. Of many outboxes, these are
+// the ones on the list that the relay keeps, on which an outbox is as soon as the relay has read a scheduled envelope of it.
+func (o Operator) scheduledCollections(ctx context.Context, only string) ([]string, error) {
+	all, err := o.lookupCollections(ctx, only)
+	if err != nil || len(all) <= fewCollections {
+		return all, err
+	}
+	return watched.ListScheduled(ctx, o.State.Collection("schedules"), o.Watcher)
 }
 
 // logAction writes an action to the events log, after it was done. If that fails, the error states

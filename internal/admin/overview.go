@@ -26,11 +26,12 @@ type Overview struct {
 // them.
 type Counts struct {
 	Envelopes    int64 `json:"envelopes"`    // all in the outboxes, also delivered ones; from the collections' metadata
-	Pending      int64 `json:"pending"`      // written after the watcher's position; at most 10,000 per collection
+	Pending      int64 `json:"pending"`      // written after the watcher's position; at most 10,000 per collection; of many outboxes, a part is counted in each round
 	PendingMore  bool  `json:"pending_more"` // a collection reached that limit, so there may be more
 	Retry        int64 `json:"retry"`
 	Blocked      int64 `json:"blocked"`
 	Parked       int64 `json:"parked"`
+	Queued       int64 `json:"queued"`       // sent next: due, requeued or replayed
 	BlockedKeys  int64 `json:"blocked_keys"` // ordering keys with any of these, counted for each topic
 	Scheduled    int64 `json:"scheduled"`
 	Dead         int64 `json:"dead"`          // letters that are not requeued
@@ -41,8 +42,8 @@ type Counts struct {
 	Sagas        int64 `json:"sagas"`
 }
 
-// Waiting returns the number of envelopes that are parked, blocked, or wait for a retry.
-func (c Counts) Waiting() int64 { return c.Retry + c.Blocked + c.Parked }
+// Waiting returns the number of waiting envelopes.
+func (c Counts) Waiting() int64 { return c.Retry + c.Blocked + c.Parked + c.Queued }
 
 // Check is the result of one health check.
 type Check struct {

@@ -1,14 +1,17 @@
 package admin
 
 import (
-	"cmp"
 	"context"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/letters"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/purge"
+	"github.com/outrelay/outrelay/internal/waiting"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
 // HistoryQuery selects envelopes whose delivery is recorded. Either IDs or a time range must be
@@ -33,8 +36,7 @@ type Delivered struct {
 	Written       *time.Time       `json:"written,omitempty"` // by its timestamp; nil if it has none
 	SentAt        *time.Time       `json:"sent_at,omitempty"` // nil if the delivery is not recorded
 	Sent          []outboxes.Place `json:"sent"`
-	State         string           `json:"state"` // sent, scheduled, retry, blocked, parked, or not_marked
-	Delivery      int32            `json:"delivery"`
+	State         string           `json:"state"` // sent, scheduled, waiting, or not_marked
 }
 
 // History is one page.
@@ -68,8 +70,12 @@ func (o Operator) History(ctx context.Context, q HistoryQuery) (History, error) 
 				part.After = *after
 			}
 			page, err := purge.SentHistory(ctx, outboxes.CollectionOf(o.State.Client(), ns), part)
+			if err != nil {
+				return nil, nil, err
+			}
+			waits, err := o.waitingAmong(ctx, ns, page.Envelopes)
 			for _, h := range page.Envelopes {
-				found = append(found, newDelivered(h))
+				found = append(found, newDelivered(h, waits[mongodb.ValueKey(h.ID)]))
 			}
 			if page.Next != "" {
 				last = &page.Next
@@ -85,17 +91,33 @@ func (o Operator) History(ctx context.Context, q HistoryQuery) (History, error) 
 	return page, err
 }
 
-func newDelivered(h purge.History) Delivered {
+// waitingAmong returns which envelopes of the list wait, by their ids.
+func (o Operator) waitingAmong(ctx context.Context, ns string, list []purge.History) (map[string]bool, error) {
+	var ids []bson.RawValue
+	for _, h := range list {
+		if h.SentAt == nil {
+			ids = append(ids, h.ID)
+		}
+	}
+	waits := map[string]bool{}
+	if len(ids) == 0 {
+		return waits, nil
+	}
+	err := waiting.EachStampOf(ctx, o.waiting(), o.Watcher, ns, ids, func(id bson.RawValue, _ bson.Timestamp) {
+		waits[mongodb.ValueKey(id)] = true
+	})
+	return waits, err
+}
+
+func newDelivered(h purge.History, waits bool) Delivered {
 	d := Delivered{
 		Collection:    h.NS,
-		ID:            deadletter.IDText(h.ID),
+		ID:            letters.IDText(h.ID),
 		AggregateType: h.AggregateType,
 		Key:           envelope.CanonicalText(h.Key),
 		Type:          h.Type,
 		SentAt:        h.SentAt,
 		Sent:          h.Sent,
-		State:         h.State,
-		Delivery:      h.Delivery,
 	}
 	if d.Key == "" {
 		d.Key = envelope.CanonicalText(h.AggregateID)
@@ -103,15 +125,14 @@ func newDelivered(h purge.History) Delivered {
 	if d.Sent == nil {
 		d.Sent = []outboxes.Place{}
 	}
-	// A requeue, a replay and a scheduled delivery replace the stamp, and keep the first one.
-	if stamp := cmp.Or(h.FirstTS.T, h.TS.T); stamp > 0 {
-		at := time.Unix(int64(stamp), 0).UTC()
+	if h.TS.T > 0 {
+		at := time.Unix(int64(h.TS.T), 0).UTC()
 		d.Written = &at
 	}
 
-	// The name of the state is derived, because delivered envelopes store none.
 	switch {
-	case d.State != "":
+	case waits:
+		d.State = "waiting"
 	case h.DueAt != nil:
 		d.State = "scheduled"
 	case h.SentAt != nil:

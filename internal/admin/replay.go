@@ -16,16 +16,18 @@ import (
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
 // Replays send delivered envelopes again that are still in the outbox.
 //
-// A replay queues envelopes. The relay sends them, marked as redelivered and with their next
-// delivery number (N18). A replay is ordered once with [Replays.Order]. [Replays.Run] may be
+// A replay stores envelopes as waiting. The relay sends them, marked as redelivered and with the delivery number of
+// the replay (N18). The outboxes do not change. A replay is ordered once with [Replays.Order]. [Replays.Run] may be
 // interrupted and repeated any number of times, and queues each envelope once.
 type Replays struct {
 	op     Operator
@@ -34,9 +36,8 @@ type Replays struct {
 
 // ReplayOrder selects the envelopes of a replay. Every list that is not empty is a condition.
 type ReplayOrder struct {
-	// From and To bound the time of the delivery if it is recorded, and otherwise the time of the
-	// commit: the server's timestamp, in whole seconds, To excluded. The zero time is no bound.
-	// Envelopes that the watcher has not passed yet are never replayed.
+	// From and To bound the time of the commit: the server's timestamp, in whole seconds, To excluded. The zero time is no bound.
+	// Envelopes that the watcher has not passed yet are never replayed, nor are those that wait or are dead letters.
 	From           time.Time `json:"from,omitzero"`
 	To             time.Time `json:"to,omitzero"`
 	IDs            []string  `json:"ids,omitempty" maxItems:"1000"`
@@ -169,27 +170,114 @@ func (r Replays) countTargets(ctx context.Context, p *ReplayPlan) error {
 func (r Replays) countEnvelopes(
 	ctx context.Context, coll *mongo.Collection, p *ReplayPlan, topics map[string]int64,
 ) (found int64, err error) {
-	q := p.query
-	doing := "counting envelopes of " + mongodb.Namespace(coll)
-	err = mongodb.FindEach(ctx, mongodb.Majority(coll), doing, q.filter(bson.Timestamp{}, q.Until), func(raw bson.Raw) error {
-		var v envelope.View
-		var target routedTopics
-		if q.mapping.Parse(raw, &v) == nil {
-			target = r.routeEnvelope(mongodb.Namespace(coll), &v, q.Topics)
+	q, ns := p.query, mongodb.Namespace(coll)
+	var part []replayItem
+	count := func() error {
+		sent, _, err := r.delivered(ctx, ns, part)
+		p.LeftOut += int64(len(part) - len(sent))
+		found += int64(len(sent))
+		for _, it := range sent {
+			for _, t := range it.topics {
+				topics[t]++
+			}
 		}
-		// Malformed envelopes, and envelopes for other topics, are not sent again.
-		if len(target.topics) == 0 {
+		part = part[:0]
+		return err
+	}
+
+	doing := "counting envelopes of " + ns
+	err = mongodb.FindEach(ctx, mongodb.Majority(coll), doing, q.filter(bson.Timestamp{}, q.Until), func(raw bson.Raw) error {
+		it, ok := r.newItem(ns, raw, q)
+		if !ok {
 			p.LeftOut++
 			return nil
 		}
+		if part = append(part, it); len(part) < mongodb.MaxDocuments {
+			return nil
+		}
+		return count()
+	}, options.Find().SetProjection(q.fields()))
+	if err != nil {
+		return found, err
+	}
+	return found, count()
+}
 
-		found++
-		for _, t := range target.topics {
-			topics[t]++
+// replayItem is an envelope that a replay may send.
+type replayItem struct {
+	routedTopics
+	id        bson.RawValue
+	stamp     bson.Timestamp
+	size      int   // of the document
+	expiresAt int64 // Unix milliseconds; 0: never
+}
+
+// newItem returns the item of a document that was read with the fields of the query. It returns false for a malformed envelope, and
+// for one of other topics.
+func (r Replays) newItem(ns string, raw bson.Raw, q replayQuery) (it replayItem, ok bool) {
+	var v envelope.View
+	if q.mapping.Parse(raw, &v) != nil {
+		return it, false
+	}
+	it.routedTopics = r.routeEnvelope(ns, &v, q.Topics)
+	it.id, it.stamp, it.size = mongodb.CloneValue(raw.Lookup("_id")), v.TS, len(raw)
+	if n, ok := raw.Lookup(sizeField).AsInt64OK(); ok {
+		it.size = int(n)
+	}
+	if v.HasExpiresAt {
+		it.expiresAt = v.ExpiresAt
+	}
+	return it, len(it.topics) > 0
+}
+
+// delivered returns the items without those that wait, and without the topics for which they are dead letters: only what was
+// delivered is sent again. skipped is the number of the others.
+func (r Replays) delivered(ctx context.Context, ns string, list []replayItem) (out []replayItem, skipped int64, err error) {
+	if len(list) == 0 {
+		return nil, 0, nil
+	}
+	ids := make([]bson.RawValue, len(list))
+	for i := range list {
+		ids[i] = list[i].id
+	}
+	type event struct {
+		id    string
+		stamp bson.Timestamp
+	}
+	waits := map[event]bool{}
+	err = waiting.EachStampOf(ctx, r.op.waiting(), r.op.Watcher, ns, ids, func(id bson.RawValue, stamp bson.Timestamp) {
+		waits[event{mongodb.ValueKey(id), stamp}] = true
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	dead := map[event][]string{}
+	err = letters.Known(ctx, r.op.letters(), r.op.Watcher, ns, ids, func(m letters.Mark) error {
+		if !m.Requeued {
+			e := event{mongodb.ValueKey(m.ID), m.Stamp}
+			dead[e] = append(dead[e], m.Topic)
 		}
 		return nil
-	}, options.Find().SetProjection(q.fields()))
-	return found, err
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+
+	out = make([]replayItem, 0, len(list))
+	for _, it := range list {
+		rejected := dead[event{mongodb.ValueKey(letters.ShortID(it.id)), it.stamp}]
+		if len(rejected) > 0 {
+			n := len(it.topics)
+			it.topics = slices.DeleteFunc(slices.Clone(it.topics), func(t string) bool { return slices.Contains(rejected, t) })
+			it.partial = it.partial || len(it.topics) < n
+		}
+		if waits[event{mongodb.ValueKey(it.id), it.stamp}] || len(it.topics) == 0 || slices.Contains(rejected, "") {
+			skipped++
+			continue
+		}
+		out = append(out, it)
+	}
+	return out, skipped, nil
 }
 
 // markCompacted marks the compacted topics of the plan. With force, Kafka may be unavailable.
@@ -249,14 +337,19 @@ func (r Replays) Order(ctx context.Context, p ReplayPlan, o ReplayOrder) (Replay
 			"use --force if the readers tolerate that, or --topic to send only to other topics", ErrCompacted, strings.Join(compacted, ", "))
 	}
 
+	delivery, err := waiting.NextDelivery(ctx, r.op.State.Collection("counters"))
+	if err != nil {
+		return ReplayInfo{}, err
+	}
 	id := fmt.Sprintf("%s-%04x", time.Now().UTC().Format("20060102T150405"), rand.Uint32()&0xffff)
-	err := r.stored.Start(ctx, storedReplay{
-		ID:      id,
-		Watcher: r.op.Watcher,
-		Query:   p.query,
-		Actor:   r.op.Actor,
-		Found:   p.Found,
-		Rate:    o.Rate,
+	err = r.stored.Start(ctx, storedReplay{
+		ID:       id,
+		Watcher:  r.op.Watcher,
+		Query:    p.query,
+		Actor:    r.op.Actor,
+		Found:    p.Found,
+		Rate:     o.Rate,
+		Delivery: delivery,
 	})
 	if err != nil {
 		return ReplayInfo{}, err
@@ -360,7 +453,7 @@ func (o Operator) lowestPosition(ctx context.Context) (bson.Timestamp, error) {
 	}
 	if len(docs) == 0 {
 		return bson.Timestamp{}, fmt.Errorf("watcher %s: %w; check the name, or start outrelay run once",
-			o.Watcher, mongodb.ErrNoWatcher)
+			o.Watcher, lease.ErrNotFound)
 	}
 
 	// A slot that lags behind decides: its part of a collection is not delivered beyond its position.

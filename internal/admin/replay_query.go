@@ -37,8 +37,7 @@ type replayQuery struct {
 	whole   bool              // the routing may need every field
 }
 
-// filter selects the envelopes with a timestamp in (after, until] that are neither exceptions nor
-// scheduled.
+// filter selects the envelopes with a timestamp in (after, until] that are not scheduled.
 func (q replayQuery) filter(after, until bson.Timestamp) bson.D {
 	ts := bson.D{{Key: "$gt", Value: after}, {Key: "$lte", Value: until}}
 	if q.From.After(after) {
@@ -48,9 +47,9 @@ func (q replayQuery) filter(after, until bson.Timestamp) bson.D {
 	return append(bson.D{{Key: "ts", Value: ts}}, q.conditions()...)
 }
 
-// conditions selects the envelopes at any time that are neither exceptions nor scheduled.
+// conditions selects the envelopes at any time that are not scheduled.
 func (q replayQuery) conditions() bson.D {
-	d := bson.D{{Key: "state", Value: nil}, {Key: "dueAt", Value: nil}}
+	d := bson.D{{Key: "dueAt", Value: nil}}
 
 	if len(q.IDs) > 0 {
 		// A text may stand for several types of ids, so the filter has all of them.
@@ -135,16 +134,17 @@ func readEnvelopes(
 	return docs, *at, nil
 }
 
-// fields returns the projection of a replay: the fields for the routing, and null for a payload. The relay stores
-// the ordering key in the field key, also with a mapping.
+// sizeField has the size of a document in the result of a read.
+const sizeField = "outrelaySize"
+
+// fields returns the projection of a replay: the fields for the routing, null for a payload, and the size of the
+// whole document.
 func (q replayQuery) fields() bson.D {
 	if q.whole {
 		return bson.D{}
 	}
-	fields := q.mapping.Select("ts", "aggregatetype", "aggregateid", "type", "key", "topic", "partition", "expiresAt", "seal")
-	if q.mapping.Name("key") != "key" {
-		fields = append(fields, bson.E{Key: "key", Value: 1})
-	}
+	fields := q.mapping.Select("ts", "slot", "aggregatetype", "aggregateid", "type", "key", "topic", "partition", "expiresAt")
+	fields = append(fields, bson.E{Key: sizeField, Value: bson.D{{Key: "$bsonSize", Value: "$$ROOT"}}})
 	if payload := q.mapping.Name("payload"); payload != "" {
 		fields = append(fields, bson.E{Key: payload, Value: mongodb.Literal(nil)})
 	}

@@ -1,34 +1,34 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/waiting"
 
 	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
-
-	"github.com/outrelay/outrelay/internal/retry"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
 // Bounds of a replay.
 const (
-	maxReplayBatch    = 500 // envelopes in one transaction, during which the owner cannot renew
-	minReplayBatch    = 50
-	maxReplayRead     = 5000                  // envelopes in one read, without their payload
-	fastWrite         = 50 * time.Millisecond // after a faster transaction, the next one may be larger
-	slowWrite         = 150 * time.Millisecond
+	maxReplayBatch    = 500    // envelopes in one transaction
+	maxReplayRead     = 5000   // envelopes in one read, without their payload
 	DefaultReplayOpen = 10_000 // envelopes that may be queued and not sent
 	replayPoll        = 500 * time.Millisecond
 	positionPoll      = 100 * time.Millisecond
 	defaultPatience   = 30 * time.Second
-	maxPause          = 100 * time.Millisecond // between two transactions
 )
 
 // ErrReplayStalled is returned if the watcher does not move. Envelopes that were committed recently
@@ -74,20 +74,11 @@ func (r Replays) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, e
 	}
 
 	run := &replayRun{
-		replays:    r,
-		options:    o,
-		doc:        doc,
-		cursor:     doc.Cursor,
-		openCounts: map[string]int64{},
-		room:       -1,
-		batchSize:  maxReplayBatch / 4,
-	}
-
-	// An earlier run may have left queued envelopes in these collections.
-	for i, ns := range doc.Query.Collections {
-		if i <= doc.Cursor.At {
-			run.openCounts[ns] = -1
-		}
+		replays: r,
+		options: o,
+		doc:     doc,
+		cursor:  doc.Cursor,
+		room:    -1,
 	}
 
 	if doc.State == ReplayRunning {
@@ -121,11 +112,10 @@ type replayRun struct {
 	passed bson.Timestamp // the last known position of the watcher
 	skew   time.Duration  // server time minus local time
 
-	began      time.Time
-	batchSize  int              // of the next batch
-	queued     int64            // by this run
-	openCounts map[string]int64 // last count of queued envelopes by collection; −1 means not counted
-	room       int64            // envelopes that may be queued before the next count; negative means count now
+	began  time.Time
+	queued int64 // by this run
+	open   int64 // last count of queued envelopes that are not sent
+	room   int64 // envelopes that may be queued before the next count; negative means count now
 }
 
 // queueAll queues the rest of the replay, and marks it as done.
@@ -174,7 +164,12 @@ func (u *replayRun) queueNext(ctx context.Context) (more bool, err error) {
 	if u.doc.Rate > 0 {
 		limit = int(min(float64(limit), math.Ceil(5*u.doc.Rate)))
 	}
-	docs, seen, err := readEnvelopes(ctx, coll, u.replays.complete(u.doc.Query), u.cursor.TS, limit)
+	after := u.cursor.TS
+	if u.cursor.Place != "" {
+		after = mongodb.Preceding(after)
+	}
+	q := u.replays.complete(u.doc.Query)
+	docs, seen, err := readEnvelopes(ctx, coll, q, after, limit)
 	if err != nil || len(docs) == 0 {
 		return false, err
 	}
@@ -183,83 +178,119 @@ func (u *replayRun) queueNext(ctx context.Context) (more bool, err error) {
 		return false, err
 	}
 
-	rest := u.buildRequeues(docs)
-	for len(rest) > 0 {
-		part := rest[:min(len(rest), u.nextBatchSize())]
-		rest = rest[len(part):]
+	items, err := u.selectItems(ctx, ns, docs, q)
+	if err != nil {
+		return false, err
+	}
+	for len(items) > 0 {
+		n := mongodb.CountFitting(items, u.nextBatchSize(), func(it *replayItem) int { return it.size })
+		part := items[:n]
+		items = items[n:]
 
-		// Copied documents may share a timestamp. The cursor moves with the last of them.
-		to := replayCursor{At: u.cursor.At, TS: part[len(part)-1].TS}
-		if len(rest) > 0 && rest[0].TS == to.TS {
-			to = u.doc.Cursor
+		// Copied documents may share a timestamp.
+		to := replayCursor{At: u.cursor.At, TS: part[n-1].stamp}
+		if len(items) > 0 && items[0].stamp == to.TS {
+			to.Place = placeOf(part[n-1].id)
 		}
-		if err := u.writeBatch(ctx, ns, part, to); err != nil {
+		if err := u.writeBatch(ctx, coll, part, to); err != nil {
 			return false, err
 		}
 	}
-	u.cursor.TS = last
+	u.cursor = replayCursor{At: u.cursor.At, TS: last}
 	return true, nil
 }
 
-// queuedEnvelope is an envelope to be queued.
-type queuedEnvelope struct {
-	requeue
-	skipped int64 // envelopes that were read before it and left out
-}
-
-// buildRequeues returns the envelopes in docs that can be sent again, and counts the others as
+// selectItems returns the items of the documents that can be sent again, in the order of stamp and place, and counts the others as
 // skipped.
-func (u *replayRun) buildRequeues(docs []bson.Raw) []queuedEnvelope {
-	list := make([]queuedEnvelope, 0, len(docs))
+func (u *replayRun) selectItems(ctx context.Context, ns string, docs []bson.Raw, q replayQuery) ([]replayItem, error) {
+	var items []replayItem
+	var skipped int64
+	now := time.Now().Add(u.skew).UnixMilli()
 	for _, raw := range docs {
-		q, ok := u.buildRequeue(raw)
-		if !ok {
-			u.skipped++
+		// An earlier run has sent it.
+		if parseStamp(raw) == u.cursor.TS && placeOf(raw.Lookup("_id")) <= u.cursor.Place {
 			continue
 		}
-		list = append(list, queuedEnvelope{q, u.skipped})
-		u.skipped = 0
+		it, ok := u.replays.newItem(ns, raw, q)
+		// The replay of an expired envelope would only create a dead letter.
+		if !ok || it.expiresAt > 0 && it.expiresAt <= now {
+			skipped++
+			continue
+		}
+		items = append(items, it)
 	}
-	return list
+	slices.SortStableFunc(items, func(a, b replayItem) int {
+		return cmp.Or(a.stamp.Compare(b.stamp), strings.Compare(placeOf(a.id), placeOf(b.id)))
+	})
+
+	var out []replayItem
+	for part := range slices.Chunk(items, mongodb.MaxDocuments) {
+		sent, more, err := u.replays.delivered(ctx, ns, part)
+		if err != nil {
+			return nil, err
+		}
+		skipped += more
+		out = append(out, sent...)
+	}
+	u.skipped += skipped
+	return out, nil
 }
 
 // nextBatchSize returns the number of envelopes of the next transaction. At a low rate it is
 // limited to the envelopes of a fifth of a second.
 func (u *replayRun) nextBatchSize() int {
-	size := float64(u.batchSize)
+	size := float64(maxReplayBatch)
 	if u.doc.Rate > 0 {
 		size = min(size, math.Ceil(u.doc.Rate/5))
 	}
 	return int(min(int64(size), u.options.Open))
 }
 
-// buildRequeue returns the write that queues an envelope. It returns false for an envelope that
-// cannot be sent: the replay would only create a dead letter.
-func (u *replayRun) buildRequeue(raw bson.Raw) (requeue, bool) {
-	var v envelope.View
-	if u.replays.op.Mapping.Parse(raw, &v) != nil {
-		return requeue{}, false
+// newEntries reads the envelopes of the items and returns them as waiting. It leaves out an envelope that was removed or replaced
+// since it was selected.
+func (u *replayRun) newEntries(ctx context.Context, coll *mongo.Collection, items []replayItem) ([]waiting.Entry, error) {
+	ids := make([]bson.RawValue, len(items))
+	for i := range items {
+		ids[i] = items[i].id
 	}
-	// An expired envelope would become a dead letter at its next delivery.
-	if v.HasExpiresAt && v.ExpiresAt <= time.Now().Add(u.skew).UnixMilli() {
-		return requeue{}, false
-	}
-	target := u.replays.routeEnvelope(u.doc.Query.Collections[u.cursor.At], &v, u.doc.Query.Topics)
-	if len(target.topics) == 0 {
-		return requeue{}, false
-	}
-
-	q := requeue{ID: raw.Lookup("_id"), TS: v.TS}
-	// The relay orders by the field key, which is text.
-	if key := envelope.CanonicalText(raw.Lookup("key")); key == "" || key != string(v.OrderingKey()) {
-		q.Key = string(v.OrderingKey())
+	whole := make(map[string]bson.Raw, len(items))
+	err := mongodb.FetchMany(ctx, mongodb.Majority(coll), ids, func(raw bson.Raw) error {
+		whole[mongodb.ValueKey(raw.Lookup("_id"))] = append(bson.Raw{}, raw...)
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 
-	// Without pending topics, the relay sends the envelope to all topics that it routes to.
-	if target.partial {
-		q.Pending = target.topics
+	now := time.Now().Add(u.skew)
+	entries := make([]waiting.Entry, 0, len(items))
+	for _, it := range items {
+		raw := whole[mongodb.ValueKey(it.id)]
+		var v envelope.View
+		if raw == nil || parseStamp(raw) != it.stamp || u.replays.op.Mapping.Parse(raw, &v) != nil {
+			continue
+		}
+		e := waiting.Entry{
+			Watcher:  u.replays.op.Watcher,
+			NS:       mongodb.Namespace(coll),
+			Raw:      raw,
+			Delivery: u.doc.Delivery,
+			Key:      string(v.OrderingKey()),
+			Slot:     waiting.SlotOf(raw),
+			// The envelopes of a key follow each other as they were first committed.
+			Pos:      outboxes.PosAt(it.stamp),
+			Reason:   waiting.Queued,
+			Origin:   waiting.OriginReplay,
+			NextAt:   now,
+			ReplayOf: u.doc.ID,
+		}
+		// Without pending topics, the relay sends the envelope to all topics that it routes to.
+		if it.partial {
+			e.Pending = it.topics
+		}
+		entries = append(entries, e)
 	}
-	return q, true
+	return entries, nil
 }
 
 // waitDelivered blocks until all envelopes that were read are known to be delivered. last is the
@@ -303,41 +334,51 @@ func (u *replayRun) waitDelivered(ctx context.Context, last, seen bson.Timestamp
 	}
 }
 
-// writeBatch queues the envelopes in part and moves the stored cursor, in one transaction. It
-// blocks until the rate and the number of queued envelopes allow it.
-func (u *replayRun) writeBatch(ctx context.Context, ns string, part []queuedEnvelope, to replayCursor) error {
+// writeBatch queues the envelopes of the items and moves the stored cursor, in one transaction. It
+// blocks until the rate and the number of queued envelopes allow it. An envelope that MongoDB rejects as a waiting envelope, because
+// it would be too large, is skipped.
+func (u *replayRun) writeBatch(ctx context.Context, coll *mongo.Collection, items []replayItem, to replayCursor) error {
 	// The rate is respected before the write, so an interruption leaves no debt.
-	if err := u.waitForRoom(ctx, int64(len(part))); err != nil {
+	if err := u.waitForRoom(ctx, int64(len(items))); err != nil {
 		return err
 	}
-
-	b := replayBatch{Name: uuid.NewString(), NS: ns, From: u.doc.Cursor, To: to}
-	for _, q := range part {
-		b.Envelopes = append(b.Envelopes, q.requeue)
-		b.Skipped += q.skipped
-	}
-	n, held, err := u.replays.stored.Queue(ctx, u.doc.ID, u.replays.op.Watcher, b)
+	entries, err := u.newEntries(ctx, coll, items)
 	if err != nil {
 		return err
 	}
+	err = u.queue(ctx, entries, int64(len(items)), to)
+	if err == nil || !mongodb.IsRejection(err) {
+		return err
+	}
 
+	// The cursor moves with each part, so an interruption in between does no harm.
+	if n := len(items); n > 1 {
+		middle := replayCursor{At: to.At, TS: items[n/2-1].stamp, Place: placeOf(items[n/2-1].id)}
+		if err := u.writeBatch(ctx, coll, items[:n/2], middle); err != nil {
+			return err
+		}
+		return u.writeBatch(ctx, coll, items[n/2:], to)
+	}
+	return u.queue(ctx, nil, 1, to)
+}
+
+// queue writes a batch of entries that were made of so many items.
+func (u *replayRun) queue(ctx context.Context, entries []waiting.Entry, items int64, to replayCursor) error {
+	n := int64(len(entries))
+	b := replayBatch{Name: uuid.NewString(), From: u.doc.Cursor, To: to, Entries: entries, Skipped: u.skipped + items - n}
+	if err := u.replays.stored.Queue(ctx, u.doc.ID, b); err != nil {
+		return err
+	}
+
+	u.skipped = 0
 	u.doc.Cursor = to
 	u.doc.Queued += n
 	u.doc.Skipped += b.Skipped
 	u.queued += n
 	u.room -= n
-	u.openCounts[ns] += n
+	u.open += n
 	u.reportProgress()
-
-	// The owner cannot renew during a transaction. So transactions are short, and the pause after
-	// each is as long.
-	switch {
-	case held > slowWrite:
-		u.batchSize = max(u.batchSize/2, minReplayBatch)
-	case held < fastWrite:
-		u.batchSize = min(u.batchSize*2, maxReplayBatch)
-	}
-	return retry.Sleep(ctx, min(held, maxPause))
+	return nil
 }
 
 // waitForRoom blocks until the rate allows further envelopes and, with Wait, until n more envelopes
@@ -384,25 +425,11 @@ func (u *replayRun) waitSent(ctx context.Context) error {
 	}
 }
 
-// countOutstanding counts the envelopes that are queued and not sent, in the collections that may
-// contain any. In each collection it counts at most one more than may be queued.
-func (u *replayRun) countOutstanding(ctx context.Context) (int64, error) {
-	var total int64
-	for ns := range u.openCounts {
-		n, err := u.replays.stored.Outstanding(ctx, u.doc.ID, ns, u.options.Open+1)
-		if err != nil {
-			return 0, err
-		}
-
-		// The relay has sent all of this collection, so later counts leave it out.
-		if n == 0 {
-			delete(u.openCounts, ns)
-			continue
-		}
-		u.openCounts[ns] = n
-		total += n
-	}
-	return total, nil
+// countOutstanding counts the envelopes that are queued and not sent, up to one more than may be queued.
+func (u *replayRun) countOutstanding(ctx context.Context) (n int64, err error) {
+	n, err = u.replays.stored.Outstanding(ctx, u.doc.ID, u.options.Open+1)
+	u.open = n
+	return n, err
 }
 
 func (u *replayRun) reportProgress() {
@@ -411,10 +438,7 @@ func (u *replayRun) reportProgress() {
 	}
 
 	info := newReplayInfo(u.doc)
-	info.Outstanding = 0
-	for _, n := range u.openCounts {
-		info.Outstanding += max(n, 0)
-	}
+	info.Outstanding = u.open
 	u.options.Progress(info)
 }
 

@@ -2,6 +2,8 @@ package admin
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"time"
@@ -10,10 +12,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // The states of a replay.
@@ -23,16 +25,21 @@ const (
 	replayCancelled = "cancelled"
 )
 
-const codeBadValue = 2 // returned for a hint to an index that does not exist
-
 // ErrReplayMoved is returned if another process runs the replay, or has ended it.
 var ErrReplayMoved = errors.New("another process moved the replay")
 
-// replayCursor is the progress of a replay: the collections before At are done, and all timestamps up
-// to TS of the collection At.
+// replayCursor is the progress of a replay: the collections before At are done, and all timestamps before
+// TS of the collection At. Of the envelopes with TS itself, those up to Place are done, or all if Place is "".
 type replayCursor struct {
-	At int            `bson:"at"` // index into the collections of the query
-	TS bson.Timestamp `bson:"ts"`
+	At    int            `bson:"at"` // index into the collections of the query
+	TS    bson.Timestamp `bson:"ts"`
+	Place string         `bson:"place,omitempty"` // as in placeOf
+}
+
+// placeOf returns the place of an envelope among those with one timestamp.
+func placeOf(id bson.RawValue) string {
+	sum := sha256.Sum256([]byte(mongodb.ValueKey(id)))
+	return hex.EncodeToString(sum[:])
 }
 
 // storedReplay is a document of the collection replays in the state database. Its times are server
@@ -49,6 +56,7 @@ type storedReplay struct {
 	Queued     int64        `bson:"queued"`  // for the relay to send
 	Skipped    int64        `bson:"skipped"` // expired, malformed, or routed to none of the topics
 	Rate       float64      `bson:"rate"`    // envelopes per second; 0 means no limit
+	Delivery   int32        `bson:"delivery"`
 	StartedAt  time.Time    `bson:"startedAt"`
 	UpdatedAt  time.Time    `bson:"updatedAt"`
 	FinishedAt *time.Time   `bson:"finishedAt,omitempty"`
@@ -123,87 +131,34 @@ func (r *replayStore) End(ctx context.Context, id, state string, skipped int64) 
 	return nil
 }
 
-// requeue is one envelope that a replay sends again.
-type requeue struct {
-	ID      bson.RawValue
-	TS      bson.Timestamp // the envelope is not changed if it has another timestamp by now
-	Key     string         // canonical text of its ordering key if the envelope has no key, otherwise ""
-	Pending []string       // topics that get it; nil means all that it routes to
-}
-
-// replayBatch is one transaction, which queues envelopes of one collection and moves the cursor.
+// replayBatch is one transaction, which stores envelopes of one collection as waiting and moves the cursor.
 type replayBatch struct {
-	Name      string // unique; identifies a repeated transaction whose outcome was unknown
-	NS        string
-	From, To  replayCursor
-	Envelopes []requeue // at most 1,000
-	Skipped   int64     // envelopes that were read with them and left out
+	Name     string // unique; identifies a repeated transaction whose outcome was unknown
+	From, To replayCursor
+	Entries  []waiting.Entry
+	Skipped  int64 // envelopes that were read with them and left out
 }
 
-// Queue writes one batch in one transaction. It returns the number of queued envelopes, and how long
-// the owner could not renew. It leaves out envelopes whose timestamp has changed or that are exceptions
-// by now. If the cursor is not at From, it writes nothing and returns [ErrReplayMoved].
-//
-// N18: a queued envelope is an exception in state retry, due immediately, with its next delivery
-// number. It gets a new timestamp, because retention counts from the latest delivery. So the same
-// replay never finds it twice. Its pos contains the previous timestamp, which keeps the order within a
-// key.
-func (r *replayStore) Queue(
-	ctx context.Context, id, watcher string, b replayBatch,
-) (queued int64, held time.Duration, err error) {
-	coll := outboxes.CollectionOf(r.state.Client(), b.NS)
-
-	seal, err := outboxes.NewRegistry(r.state.Collection("collections")).Seal(ctx)
-	if err != nil {
-		return 0, 0, fmt.Errorf("replay %s: %w", id, err)
-	}
-
-	// The seal shows the relay that outrelay itself has written the state (N16).
-	models := make([]mongo.WriteModel, len(b.Envelopes))
-	for i := range b.Envelopes {
-		models[i] = b.Envelopes[i].update(id, seal)
-	}
-
-	again := false
-	err = mongodb.Foreign(ctx, r.state.Collection("watchers"), watcher, []string{b.NS}, func(tx context.Context) error {
-		began := time.Now()
-		defer func() { held = time.Since(began) }()
-		// Foreign may run this several times.
-		queued, again = 0, false
+// Queue writes one batch in one transaction of the state database. If the cursor is not at From, it writes nothing and
+// returns [ErrReplayMoved]. The owner of the watcher finds the envelopes by their time (N18). No fence is needed, because nothing
+// changes that the owner has decided.
+func (r *replayStore) Queue(ctx context.Context, id string, b replayBatch) error {
+	store := mongodb.Database(r.state.Client(), r.state.Name()).Collection(r.state.Collection("waiting").Name())
+	err := mongodb.InTransaction(ctx, r.state.Client(), func(tx context.Context) error {
 		moved, err := r.move(tx, id, b)
 		if err != nil || !moved {
-			again = err == nil
 			return err
 		}
-
-		if len(models) > 0 {
-			res, err := coll.BulkWrite(tx, models)
-			if err != nil {
-				return mongodb.Refusal(err, "queueing envelopes of "+b.NS, "find and update", b.NS)
-			}
-
-			queued = res.MatchedCount
-		}
-		_, err = r.coll.UpdateOne(tx, bson.D{{Key: "_id", Value: id}},
-			bson.D{{Key: "$inc", Value: bson.D{{Key: "queued", Value: queued}, {Key: "skipped", Value: b.Skipped}}}})
-		if err != nil {
-			return fmt.Errorf("counting for replay %s: %w", id, err)
-		}
-
-		return nil
+		crash.At("mid-replay")
+		return waiting.Enter(tx, store, b.Entries)
 	})
 	if err != nil {
-		return 0, held, fmt.Errorf("replay %s: %w", id, err)
+		return fmt.Errorf("replay %s: %w", id, err)
 	}
-
-	if again {
-		// The document has the exact count.
-		queued = int64(len(b.Envelopes))
-	}
-	return queued, held, nil
+	return nil
 }
 
-// move moves the cursor. It returns false if this batch was committed before.
+// move moves the cursor and counts the batch. It returns false if this batch was committed before.
 func (r *replayStore) move(tx context.Context, id string, b replayBatch) (bool, error) {
 	var p struct {
 		State  string       `bson:"state"`
@@ -222,8 +177,15 @@ func (r *replayStore) move(tx context.Context, id string, b replayBatch) (bool, 
 		return false, ErrReplayMoved
 	}
 
+	add := func(field string, n int64) bson.E {
+		return bson.E{Key: field, Value: bson.D{{Key: "$add", Value: bson.A{"$" + field, n}}}}
+	}
 	_, err := r.coll.UpdateOne(tx, bson.D{{Key: "_id", Value: id}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
-		{Key: "cursor", Value: mongodb.Literal(b.To)}, {Key: "batch", Value: mongodb.Literal(b.Name)}, {Key: "updatedAt", Value: "$$NOW"},
+		{Key: "cursor", Value: mongodb.Literal(b.To)},
+		{Key: "batch", Value: mongodb.Literal(b.Name)},
+		{Key: "updatedAt", Value: "$$NOW"},
+		add("queued", int64(len(b.Entries))),
+		add("skipped", b.Skipped),
 	}}}})
 	if err != nil {
 		return false, mongodb.Refusal(err, "moving replay "+id, "find and update", mongodb.Namespace(r.coll))
@@ -231,58 +193,7 @@ func (r *replayStore) move(tx context.Context, id string, b replayBatch) (bool, 
 	return true, nil
 }
 
-// update returns the write that queues one envelope.
-func (q *requeue) update(replay string, seal []byte) mongo.WriteModel {
-	delivery := bson.D{{Key: "$ifNull", Value: bson.A{"$delivery", int32(0)}}}
-	set := bson.D{
-		{Key: "state", Value: "retry"},
-		{Key: "nextAt", Value: "$$NOW"},
-		{Key: "attempts", Value: mongodb.Literal(int32(0))},
-		{Key: "delivery", Value: bson.D{{Key: "$add", Value: bson.A{delivery, int32(1)}}}},
-		{Key: "origin", Value: outboxes.OriginReplay},
-		{Key: "replayOf", Value: mongodb.Literal(replay)},
-		{Key: "seal", Value: seal},
-		// The envelopes of a key follow each other as they were first committed.
-		{Key: "pos", Value: outboxes.PosAt(q.TS)},
-		{Key: "ts", Value: "$$CLUSTER_TIME"},
-		{Key: "firstTs", Value: outboxes.FirstStamp},
-	}
-
-	if q.Key != "" {
-		set = append(set, bson.E{Key: "key", Value: mongodb.Literal(q.Key)})
-	}
-
-	// The outcome of the earlier delivery does not belong to the replay.
-	drop := bson.A{"sentAt", "sent", "lastError", "history", "claim"}
-	if q.Pending != nil {
-		set = append(set, bson.E{Key: "pending", Value: mongodb.Literal(q.Pending)})
-	} else {
-		drop = append(drop, "pending")
-	}
-
-	return mongo.NewUpdateOneModel().
-		// A replay gives each envelope another timestamp, so two replays cannot queue it at the same time.
-		SetFilter(bson.D{
-			{Key: "_id", Value: q.ID}, {Key: "ts", Value: q.TS}, {Key: "state", Value: nil}, {Key: "dueAt", Value: nil},
-		}).
-		SetUpdate(mongo.Pipeline{{{Key: "$set", Value: set}}, {{Key: "$unset", Value: drop}}})
-}
-
-// Outstanding counts the envelopes that the replay has queued in a collection and that the relay has
-// not settled, up to limit. Without the index for that, it uses the index of all exceptions.
-func (r *replayStore) Outstanding(ctx context.Context, id string, ns string, limit int64) (int64, error) {
-	coll := outboxes.CollectionOf(r.state.Client(), ns)
-
-	mine := bson.D{{Key: "origin", Value: outboxes.OriginReplay}, {Key: "replayOf", Value: id}}
-	opts := options.Count().SetLimit(max(limit, 1))
-	n, err := mongodb.Majority(coll).CountDocuments(ctx, mine, opts.SetHint(mongodb.ReplayIndex))
-	if mongodb.HasCode(err, codeBadValue) {
-		mine = append(mine,
-			bson.E{Key: "state", Value: bson.D{{Key: "$in", Value: bson.A{envelope.StateRetry, envelope.StateBlocked, envelope.StateParked}}}})
-		n, err = mongodb.Majority(coll).CountDocuments(ctx, mine, options.Count().SetLimit(max(limit, 1)))
-	}
-	if err != nil {
-		return 0, mongodb.Refusal(err, "counting what replay "+id+" has queued in "+ns, "find", ns)
-	}
-	return n, nil
+// Outstanding counts the envelopes that the replay has queued and that the relay has not settled, up to limit.
+func (r *replayStore) Outstanding(ctx context.Context, id string, limit int64) (int64, error) {
+	return waiting.CountReplayed(ctx, r.state.Collection("waiting"), id, limit)
 }

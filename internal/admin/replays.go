@@ -237,15 +237,8 @@ func (r Replays) Get(ctx context.Context, id string) (ReplayInfo, error) {
 	}
 
 	info := newReplayInfo(doc)
-	info.Outstanding = 0
-	for _, ns := range doc.Query.Collections {
-		n, err := r.stored.Outstanding(ctx, id, ns, DefaultReplayOpen+1)
-		if err != nil {
-			return info, err
-		}
-		info.Outstanding += n
-	}
-	return info, nil
+	info.Outstanding, err = r.stored.Outstanding(ctx, id, DefaultReplayOpen+1)
+	return info, err
 }
 
 // Cancel ends a replay that is not done. Envelopes that are already queued are still sent.

@@ -17,8 +17,7 @@ import (
 )
 
 // ScheduledFilter selects scheduled envelopes by text that operators type. An envelope matches if
-// it fulfills all conditions that are set. Envelopes that a watcher has claimed to send them do not
-// match.
+// it fulfills all conditions that are set. An envelope that a watcher has claimed to send it waits, and does not match.
 type ScheduledFilter struct {
 	Collection    string    `query:"collection" json:"collection,omitempty" maxLength:"255" doc:"Only this outbox, as database.collection."`
 	IDs           []string  `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Only these envelopes."`
@@ -70,7 +69,7 @@ func (s Schedule) List(
 	if limit <= 0 {
 		limit = DefaultPage
 	}
-	query, list, err := s.findOutboxes(ctx, f)
+	query, list, err := s.findOutboxes(ctx, f, s.op.scheduledCollections)
 	if err != nil {
 		return ScheduledPage{Events: []Scheduled{}}, err
 	}
@@ -120,7 +119,7 @@ func newScheduled(ns string, e *agenda.Event) Scheduled {
 
 // Summary counts the matching envelopes by type, sorted by type.
 func (s Schedule) Summary(ctx context.Context, f ScheduledFilter) ([]ScheduledGroup, error) {
-	query, outboxes, err := s.findOutboxes(ctx, f)
+	query, outboxes, err := s.findOutboxes(ctx, f, s.op.scheduledCollections)
 	if err != nil {
 		return nil, err
 	}
@@ -161,7 +160,7 @@ func (s Schedule) Cancel(ctx context.Context, f ScheduledFilter, progress func(i
 	if f.Empty() && !f.All {
 		return 0, ErrNoCondition
 	}
-	query, outboxes, err := s.findOutboxes(ctx, f)
+	query, outboxes, err := s.findOutboxes(ctx, f, s.op.Collections)
 	if err != nil {
 		return 0, err
 	}
@@ -198,10 +197,10 @@ type Rescheduled struct {
 }
 
 // Move moves the envelopes with the ids of the filter to another due time, unless a watcher
-// has claimed them.
+// has claimed them. Like Cancel, it looks into every outbox of the watcher.
 func (s Schedule) Move(ctx context.Context, f ScheduledFilter, to time.Time) (Rescheduled, error) {
 	r := Rescheduled{To: to.UTC(), Moved: []string{}, NotScheduled: []string{}}
-	_, outboxes, err := s.findOutboxes(ctx, ScheduledFilter{Collection: f.Collection})
+	_, outboxes, err := s.findOutboxes(ctx, ScheduledFilter{Collection: f.Collection}, s.op.Collections)
 	if err != nil {
 		return r, err
 	}
@@ -247,8 +246,10 @@ func rescheduleEnvelope(ctx context.Context, outboxes []*mongo.Collection, text 
 }
 
 // findOutboxes returns the query of a filter, and the outboxes that it applies to, sorted by
-// name.
-func (s Schedule) findOutboxes(ctx context.Context, f ScheduledFilter) (agenda.Query, []*mongo.Collection, error) {
+// name. list returns the names of all outboxes that are read or changed, or only the given one.
+func (s Schedule) findOutboxes(
+	ctx context.Context, f ScheduledFilter, list func(ctx context.Context, only string) ([]string, error),
+) (agenda.Query, []*mongo.Collection, error) {
 	query := agenda.Query{Name: f.Type, AggregateType: f.AggregateType, From: f.From, Before: f.To, Mapping: s.op.Mapping}
 	if err := checkWindow(f.From, f.To); err != nil {
 		return query, nil, err
@@ -261,16 +262,16 @@ func (s Schedule) findOutboxes(ctx context.Context, f ScheduledFilter) (agenda.Q
 		query.IDs = append(query.IDs, parseIDs(text)...)
 	}
 
-	names, err := s.op.Collections(ctx, f.Collection)
+	names, err := list(ctx, f.Collection)
 	if err != nil {
 		return query, nil, err
 	}
 
-	list := make([]*mongo.Collection, len(names))
+	found := make([]*mongo.Collection, len(names))
 	for i, ns := range names {
-		list[i] = mongodb.Majority(outboxes.CollectionOf(s.op.State.Client(), ns))
+		found[i] = mongodb.Majority(outboxes.CollectionOf(s.op.State.Client(), ns))
 	}
-	return query, list, nil
+	return query, found, nil
 }
 
 // Empty reports whether the filter has no condition except the collection.

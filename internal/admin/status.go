@@ -48,7 +48,6 @@ type Watcher struct {
 	Blocked     []Blocked `json:"blocked"`
 	Address     string    `json:"address,omitempty"`
 	Version     string    `json:"version,omitempty"`
-	Dirty       []string  `json:"dirty,omitempty"` // collections with scheduled envelopes or exceptions
 
 	Paused        bool       `json:"paused,omitempty"`
 	Pin           string     `json:"pin,omitempty"`             // the node that it is pinned to
@@ -121,7 +120,6 @@ func (d *watcherDocument) toWatcher() (Watcher, error) {
 		Address:     d.Address,
 		Version:     d.Version,
 		ExpiresInMS: d.ExpiresAt.Sub(d.Now).Milliseconds(),
-		Dirty:       d.Dirty,
 	}
 
 	var stats storedStats

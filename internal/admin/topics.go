@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/activity"
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/letterparts"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 )
@@ -142,7 +142,7 @@ func (a Activity) countLetters(ctx context.Context, rows topicRows) (more bool, 
 	if err != nil {
 		return false, err
 	}
-	counts, more, err := deadletter.CountTopics(ctx, a.op.State.Client(), namespaces, maxTopicLetters)
+	counts, more, err := letters.CountTopics(ctx, a.op.letters(), a.op.Watcher, maxTopicLetters)
 	if err != nil {
 		return more, err
 	}

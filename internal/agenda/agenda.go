@@ -1,5 +1,6 @@
-// Package agenda reads and changes the scheduled events of an outbox: the events that have a due time, and that
-// no watcher has claimed. Services use it through an outbox.Box, operators directly.
+// Package agenda reads and changes the scheduled events of an outbox: the documents with a due time. A claim takes an event out of
+// the outbox, or turns its due time into another field, so no function finds a claimed event. Services use it through an
+// outbox.Box, operators directly.
 //
 // The functions run in the transaction of their context, if it has one. They expect a collection with majority
 // concerns on the primary.
@@ -34,8 +35,7 @@ func (q Query) IsEmpty() bool {
 	return q.IDs == nil && q.Name == "" && q.AggregateType == "" && q.From.IsZero() && q.Before.IsZero()
 }
 
-// buildFilter returns a filter for the events that q selects and that no watcher has claimed. It
-// fails if an id is zero. N19
+// buildFilter returns a filter for the events that q selects. It fails if an id is zero. N19
 func (q Query) buildFilter() (bson.D, error) {
 	// A comparison with a date matches dates only, so this excludes all events that are not scheduled.
 	window := bson.D{{Key: "$gte", Value: bson.DateTime(math.MinInt64)}}
@@ -46,7 +46,7 @@ func (q Query) buildFilter() (bson.D, error) {
 		window = append(window, bson.E{Key: "$lt", Value: bson.NewDateTimeFromTime(q.Before)})
 	}
 
-	f := bson.D{{Key: "dueAt", Value: window}, {Key: "claim", Value: nil}, {Key: "state", Value: nil}}
+	f := bson.D{{Key: "dueAt", Value: window}}
 	// An empty list of ids selects nothing, and nil selects by the other conditions.
 	if q.IDs != nil {
 		for _, id := range q.IDs {
@@ -67,9 +67,9 @@ func (q Query) buildFilter() (bson.D, error) {
 	return f, nil
 }
 
-// Cancel removes the event id, and reports whether it was scheduled and not claimed.
+// Cancel removes the event id, and reports whether it was scheduled.
 func Cancel(ctx context.Context, coll *mongo.Collection, id event.ID) (bool, error) {
-	filter, err := unclaimedFilter(id)
+	filter, err := scheduledFilter(id)
 	if err != nil {
 		return false, err
 	}
@@ -93,9 +93,9 @@ func CancelMatching(ctx context.Context, coll *mongo.Collection, q Query) (int64
 	return res.DeletedCount, nil
 }
 
-// Move makes the event id due at the time at, and reports whether it was scheduled and not claimed.
+// Move makes the event id due at the time at, and reports whether it was scheduled.
 func Move(ctx context.Context, coll *mongo.Collection, id event.ID, at time.Time) (bool, error) {
-	filter, err := unclaimedFilter(id)
+	filter, err := scheduledFilter(id)
 	if err == nil {
 		err = CheckTime(at)
 	}
@@ -116,10 +116,8 @@ func CheckTime(at time.Time) error {
 	return nil
 }
 
-// unclaimedFilter returns a filter for the scheduled envelope id that matches only while no watcher has claimed
-// it. A claim, or a state that a claim or a failed attempt has set, means that a record may be in Kafka already.
-// N19
-func unclaimedFilter(id event.ID) (bson.D, error) {
+// scheduledFilter returns a filter for the scheduled envelope id, which matches only while no watcher has claimed it. N19
+func scheduledFilter(id event.ID) (bson.D, error) {
 	if id.IsZero() {
 		return nil, errors.New("the id is zero")
 	}
@@ -127,7 +125,5 @@ func unclaimedFilter(id event.ID) (bson.D, error) {
 	return bson.D{
 		{Key: "_id", Value: id},
 		{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}},
-		{Key: "claim", Value: nil},
-		{Key: "state", Value: nil},
 	}, nil
 }

@@ -17,12 +17,11 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/admin/admintest"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/state"
 )
@@ -124,17 +123,10 @@ func (s *site) insertDead(id string, fields ...bson.E) {
 		fields = append(fields, bson.E{Key: "payload", Value: "x"})
 	}
 
-	raw, err := bson.Marshal(append(bson.D{
+	envelope := append(bson.D{
 		{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "OrderPlaced"},
-	}, fields...))
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	if _, err := deadletter.Move(s.t.Context(), s.owner, []deadletter.Letter{{
-		NS: s.ns, Raw: raw, Class: record.RecordRefused, Reason: "refused (87)", Topic: "orders", Partition: 1, Pos: "8265", Source: deadletter.Source{Kind: "relay", Watcher: "orders"},
-	}}, nil); err != nil {
-		s.t.Fatal(err)
-	}
+	}, fields...)
+	admintest.Store(s.t, s.state.Collection("letters"), admintest.Letter(s.t, s.ns, "8265", envelope))
 }
 
 // reply is an answer that was read to its end.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // The ways to record a delivery, as in the configuration.
@@ -36,8 +37,11 @@ const (
 func (l *Ledger) recordDeliveries(ctx context.Context, part []*Outcome) error {
 	byOutbox := map[string][]*Outcome{}
 	for _, o := range part {
-		finished := o.End == Sent || o.End == Dead && l.config.Recording == RecordDelete
-		if o.Recorded && finished {
+		deletes := l.config.Recording == RecordDelete
+		finished := o.End == Sent || o.End == Dead && deletes
+		// The claim has taken a scheduled envelope out of its outbox already.
+		taken := o.Doc != nil && o.Doc.Origin == waiting.OriginScheduled && deletes
+		if o.Recorded && finished && !taken {
 			ns := o.namespace()
 			byOutbox[ns] = append(byOutbox[ns], o)
 		}

@@ -14,7 +14,8 @@ import (
 )
 
 // chunkDocument is a part of the envelope of a letter. It is in the collection of the letters, so that it needs no further
-// privilege. No query for letters matches it, because it has none of their fields.
+// privilege. It also has the watcher and the outbox of its letter. No query for letters matches it, because it has no
+// movedAt.
 type chunkDocument struct {
 	ID   string `bson:"_id"`
 	Data []byte `bson:"data"`
@@ -66,7 +67,11 @@ func upsertChunks(tx context.Context, coll *mongo.Collection, part []letterChunk
 	models := make([]mongo.WriteModel, len(part))
 	for i := range part {
 		c := &part[i]
-		set := bson.D{{Key: "data", Value: mongodb.Literal(c.data())}}
+		set := bson.D{
+			{Key: "watcher", Value: mongodb.Literal(c.letter.dead.Watcher)},
+			{Key: "ns", Value: mongodb.Literal(c.letter.dead.NS)},
+			{Key: "data", Value: mongodb.Literal(c.data())},
+		}
 		if expire := c.letter.expire; expire > 0 {
 			// Chunks expire later than their letter.
 			set = append(set, bson.E{Key: "expireAt", Value: bson.D{{Key: "$add", Value: bson.A{
@@ -134,9 +139,4 @@ func readChunks(ctx context.Context, coll *mongo.Collection, d Dead) (bson.Raw, 
 			errMissingChunks, d.ID, len(chunks), d.Chunks, len(raw), d.Size)
 	}
 	return raw, nil
-}
-
-// idIn returns the filter for the documents with these ids, which must be a slice.
-func idIn(ids any) bson.D {
-	return bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
 }

@@ -10,6 +10,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
+// DigestOf returns a digest of the bytes of an envelope. It distinguishes two envelopes with one id.
+func DigestOf(raw []byte) []byte {
+	sum := sha256.Sum256(raw)
+	return sum[:16]
+}
+
 // idPrefix distinguishes the id of a letter from the id of an envelope, so that operators may name a letter by either.
 const idPrefix = "dead-"
 

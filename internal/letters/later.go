@@ -24,9 +24,12 @@ type Mark struct {
 	Stamp    bson.Timestamp `bson:"stamp"`   // of the insert of the envelope; zero if there is none
 	Topic    string         `bson:"topic"`   // the topic that rejected the envelope, or "" if no single topic did
 	MovedAt  time.Time      `bson:"movedAt"` // server time
+	Requeued bool           `bson:"requeued"`
+	Digest   []byte         `bson:"digest"` // see [DigestOf]
 }
 
-var markFields = mongodb.Fields("ns", "id", "delivery", "pos", "stamp", "topic", "movedAt")
+var markFields = append(mongodb.Fields("ns", "id", "delivery", "pos", "stamp", "topic", "movedAt", "digest"),
+	bson.E{Key: "requeued", Value: bson.D{{Key: "$gt", Value: bson.A{"$replayed", nil}}}})
 
 // clockSlack is how far the cluster time may be ahead of the clock of a server.
 const clockSlack = 10 * time.Second

@@ -77,7 +77,8 @@ type Content struct {
 	Envelope     bson.Raw       `bson:"envelope,omitempty"`
 	Chunks       int            `bson:"chunks,omitempty"` // number of documents that contain the envelope instead
 	Facts        `bson:",inline"`
-	Size         int          `bson:"size"` // bytes of the envelope
+	Size         int          `bson:"size"`             // bytes of the envelope
+	Digest       []byte       `bson:"digest,omitempty"` // of the envelope, see [DigestOf]
 	Class        record.Class `bson:"class"`
 	Reason       string       `bson:"reason"`
 	Topic        string       `bson:"topic,omitempty"`
@@ -112,3 +113,8 @@ type Replayed struct {
 
 // IDText returns the text of the envelope's id, as [IDText] does.
 func (c *Content) IDText() string { return IDText(c.EnvelopeID) }
+
+// IsSameEvent reports whether two letters are of the same envelope, perhaps of two deliveries or topics.
+func (c *Content) IsSameEvent(o *Content) bool {
+	return c.NS == o.NS && c.EnvelopeID.Equal(o.EnvelopeID) && c.Pos == o.Pos
+}

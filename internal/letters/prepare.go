@@ -57,7 +57,7 @@ func Prepare(l Letter) (*Prepared, error) {
 	id := l.envelopeID(valid)
 	p := l.prepare(id)
 	p.raw = l.Raw
-	p.dead.Size = len(l.Raw)
+	p.dead.Size, p.dead.Digest = len(l.Raw), DigestOf(l.Raw)
 	if valid {
 		p.dead.Facts = readFacts(l.Mapping.ToContract(l.Raw))
 		p.dead.Stamp = outboxes.Stamp(l.Raw)
@@ -82,7 +82,7 @@ func Minimal(l Letter, why error) *Prepared {
 	valid := bson.Raw(l.Raw).Validate() == nil
 	id := l.envelopeID(valid)
 	l.Attempts = nil
-	l.Reason = "MongoDB rejects the dead letter (" + describeRejection(why) + "), so the envelope is not stored; " + l.Reason
+	l.Reason = "MongoDB rejects the dead letter (" + DescribeRejection(why) + "), so the envelope is not stored; " + l.Reason
 
 	p := l.prepare(id)
 	if valid {
@@ -96,8 +96,8 @@ func Minimal(l Letter, why error) *Prepared {
 	return p
 }
 
-// describeRejection returns the code of the server, whose text may contain payload.
-func describeRejection(why error) string {
+// DescribeRejection returns why MongoDB rejects a document, without the text of the server, which may contain payload.
+func DescribeRejection(why error) string {
 	var bulk mongo.BulkWriteException
 	if errors.As(why, &bulk) && len(bulk.WriteErrors) > 0 {
 		return "code " + strconv.Itoa(bulk.WriteErrors[0].Code)

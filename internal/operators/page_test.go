@@ -29,7 +29,7 @@ func TestPageDoesNotGrowWithTheOutbox(t *testing.T) {
 
 	client := stacktest.Client(t)
 	db, state := stacktest.Database(t, client), state.Of(stacktest.Database(t, client))
-	admintest.Fill(t, db.Collection("outbox"), envelopes, dead)
+	admintest.Fill(t, db.Collection("outbox"), envelopes, state.Collection("letters"), dead)
 	if _, err := state.Collection("watchers").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}, {Key: "epoch", Value: int64(1)}}); err != nil {
 		t.Fatal(err)
 	}

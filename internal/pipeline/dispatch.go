@@ -42,6 +42,9 @@ type Sink interface {
 	// FindHit returns the place of rec if the read-back has found it in its topic.
 	FindHit(rec *record.Record) (tp record.TopicPartition, offset int64, found bool)
 
+	// TopicsWithHits returns the topics in which the read-back has found records.
+	TopicsWithHits() []string
+
 	// EndReplay drops the read-back.
 	EndReplay()
 

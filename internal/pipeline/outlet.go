@@ -139,6 +139,9 @@ func (o *Outlet) FindHits(e *outboxes.Envelope, topics []string) (hits []record.
 	return hits, all
 }
 
+// TopicsWithHits implements reconciler.Outlet.
+func (o *Outlet) TopicsWithHits() []string { return o.dispatcher.sink.TopicsWithHits() }
+
 // Settle implements reconciler.Outlet.
 func (o *Outlet) Settle(tickets []record.Ticket) { o.dispatcher.Settle(tickets) }
 

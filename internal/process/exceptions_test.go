@@ -9,7 +9,6 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/process"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -32,38 +31,8 @@ func TestN19_EnvelopesScheduledBeforeTheFirstPositionAreSent(t *testing.T) {
 	})
 }
 
-// TestACollectionLeavesTheDirtyList: a healthy outbox costs the reconciler no query. The envelope is due when it was seen on
-// the list: from then on that is soon over.
-func TestACollectionLeavesTheDirtyList(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	b.start("start=now")
-	b.log.wait(t, "took over")
-	b.append(1, event.WithID("later"), event.WithDueAt(time.Now().Add(time.Hour)))
-	dirty := func() int {
-		var doc struct {
-			Dirty []string `bson:"dirty"`
-		}
-		if err := b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&doc); err != nil {
-			t.Fatal(err)
-		}
-		return len(doc.Dirty)
-	}
-
-	stacktest.Eventually(t, "the outbox is on the dirty list", func() bool { return dirty() == 1 })
-	op := admin.Operator{State: b.state, Watcher: "default", Actor: "test"}
-	moved, err := op.Schedule().Move(t.Context(), admin.ScheduledFilter{IDs: []string{"later"}}, time.Now())
-	if err != nil || len(moved.Moved) != 1 {
-		t.Fatalf("%+v, %v", moved, err)
-	}
-
-	b.consume(1)
-	stacktest.Eventually(t, "the outbox has left the dirty list", func() bool { return dirty() == 0 })
-}
-
-// TestAnEnvelopeThatCannotBeHeldIsDead: a validator that forbids the fields of a waiting envelope does not stop the
-// relay.
-func TestAnEnvelopeThatCannotBeHeldIsDead(t *testing.T) {
+// TestAValidatorOfTheOutboxStopsNothing: what waits is stored in the state database, so the rules of the outbox do not apply to it.
+func TestAValidatorOfTheOutboxStopsNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.append(1)
@@ -73,10 +42,7 @@ func TestAnEnvelopeThatCannotBeHeldIsDead(t *testing.T) {
 
 	b.start()
 	b.append(3, event.WithTopic("missing-"+b.topic))
-	stacktest.Eventually(t, "three envelopes are dead letters", func() bool {
-		n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "class", Value: "malformed"}, {Key: "topic", Value: "missing-" + b.topic}})
-		return err == nil && n == 3
-	})
+	stacktest.Eventually(t, "three envelopes wait", func() bool { return b.countWaiting(bson.D{{Key: "reason", Value: "parked"}}) == 3 })
 
 	b.append(1)
 	b.consume(2)
@@ -117,7 +83,7 @@ func TestADeliveryThatCannotBeWrittenDownHoldsUpNobody(t *testing.T) {
 	b.append(20)
 	b.consume(21)
 	stacktest.Eventually(t, "the relay is live and everything is resolved", func() bool { w := b.status(); return w.State == "live" && w.Unresolved == 0 && w.LagS == 0 })
-	b.log.wait(t, "a collection rejects recorded deliveries")
+	b.log.wait(t, "cannot record deliveries")
 }
 
 // TestN15_AGateOpensWhenTheLetterIsSafe: with one attempt, a later event of the key is not delivered before the letter
@@ -142,7 +108,7 @@ func TestN15_AGateOpensWhenTheLetterIsSafe(t *testing.T) {
 	age("0")
 	failing, safe := stacktest.FailAlways(t, "outrelay state "+node, bson.D{
 		{Key: "failCommands", Value: bson.A{"update"}},
-		{Key: "namespace", Value: b.db.Name() + ".outbox_dead"},
+		{Key: "namespace", Value: b.state.Namespace("letters")},
 		{Key: "errorCode", Value: 112},
 		{Key: "errorLabels", Value: bson.A{"TransientTransactionError"}},
 	})
@@ -176,7 +142,7 @@ func TestAWatermarkThatDoesNotMoveIsReported(t *testing.T) {
 	node := stacktest.Name(t)
 	_, safe := stacktest.FailAlways(t, "outrelay state "+node, bson.D{
 		{Key: "failCommands", Value: bson.A{"update"}},
-		{Key: "namespace", Value: b.db.Name() + ".outbox_dead"},
+		{Key: "namespace", Value: b.state.Namespace("letters")},
 		{Key: "errorCode", Value: 112},
 		{Key: "errorLabels", Value: bson.A{"TransientTransactionError"}},
 	})

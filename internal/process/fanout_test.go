@@ -12,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -47,16 +48,6 @@ func TestN15_AnExceptionForOneTopicDoesNotHideTheOthers(t *testing.T) {
 	}
 }
 
-// newSealField returns the field that proves that a relay or an operator wrote the state of a document.
-func (b *bundle) newSealField() bson.E {
-	b.t.Helper()
-	seal, err := outboxes.NewRegistry(b.state.Collection("collections")).Seal(b.t.Context())
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return bson.E{Key: "seal", Value: seal}
-}
-
 // halfSent leaves an envelope as an owner does that dies when it has written down that it waits for one topic.
 func (b *bundle) halfSent(id, topic string, swept bool) {
 	b.t.Helper()
@@ -72,30 +63,19 @@ func (b *bundle) halfSent(id, topic string, swept bool) {
 	}
 
 	pos := cs.Current.Lookup("_id", "_data").StringValue()
-	watcher := bson.D{{Key: "$addToSet", Value: bson.D{{Key: "dirty", Value: b.db.Name() + ".outbox"}}}}
+	origin := waiting.OriginStream
 	if swept {
 		var ts, to bson.Timestamp
 		ts.T, ts.I = cs.Current.Lookup("fullDocument", "ts").Timestamp()
 		to.T, to.I = cs.Current.Lookup("clusterTime").Timestamp()
-		pos = outboxes.PosAt(ts)
-		watcher = append(watcher, bson.E{Key: "$set", Value: bson.D{{Key: "gap", Value: lease.Gap{
+		pos, origin = outboxes.PosAt(ts), waiting.OriginSweep
+		if _, err := b.state.Collection("watchers").UpdateOne(ctx, bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "gap", Value: lease.Gap{
 			Reason: "history_lost", From: bson.Timestamp{T: ts.T - 1}, To: to, Since: time.Now(), Cursor: bson.Timestamp{T: ts.T - 1},
-		}}}})
+		}}}}}); err != nil {
+			b.t.Fatal(err)
+		}
 	}
-	if _, err := outbox.UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, bson.D{{Key: "$set", Value: bson.D{
-		{Key: "state", Value: "parked"},
-		{Key: "pos", Value: pos},
-		{Key: "pending", Value: bson.A{topic}},
-		{Key: "origin", Value: outboxes.OriginStream},
-		{Key: "attempts", Value: 0},
-		{Key: "key", Value: "0"},
-		b.newSealField(),
-	}}}); err != nil {
-		b.t.Fatal(err)
-	}
-	if _, err := b.state.Collection("watchers").UpdateOne(ctx, bson.D{}, watcher); err != nil {
-		b.t.Fatal(err)
-	}
+	b.enterWaiting(id, pos, func(e *waiting.Entry) { e.Pending, e.Origin = []string{topic}, origin })
 }
 
 // TestN17_ALetterForOneTopicLeavesTheOthersTheirs: an envelope that waits for a missing topic is too large for another one.
@@ -109,10 +89,7 @@ func TestN17_ALetterForOneTopicLeavesTheOthersTheirs(t *testing.T) {
 	b.start("topics.rules=[{match: {aggregatetype: order}, to: ["+small+", "+missing+"]}]", "kafka.compression=zstd")
 	b.append(1)
 	held := func(n int64) func() bool {
-		return func() bool {
-			got, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "state", Value: "parked"}})
-			return err == nil && got == n
-		}
+		return func() bool { return b.countWaiting(bson.D{{Key: "reason", Value: "parked"}}) == n }
 	}
 
 	stacktest.Eventually(t, "one envelope is parked", held(1))
@@ -125,8 +102,7 @@ func TestN17_ALetterForOneTopicLeavesTheOthersTheirs(t *testing.T) {
 	}
 
 	stacktest.Eventually(t, "the large envelope is a dead letter", func() bool {
-		n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "topic", Value: small}})
-		return err == nil && n == 1
+		return b.countLetters(bson.D{{Key: "topic", Value: small}}) == 1
 	})
 
 	stacktest.Eventually(t, "two envelopes are parked", held(2))

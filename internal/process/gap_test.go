@@ -42,8 +42,7 @@ func TestFirstStartSweepsUnstampedEnvelopes(t *testing.T) {
 	}
 
 	stacktest.Eventually(t, "the malformed envelope is a dead letter", func() bool {
-		n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "_id.id", Value: "malformed"}})
-		return err == nil && n == 1
+		return b.countLetters(bson.D{{Key: "id", Value: "malformed"}}) == 1
 	})
 
 	b.log.wait(t, "the gap is closed")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -81,15 +82,13 @@ func TestN08_RecordsInAQuarantinedPartitionAreFoundLater(t *testing.T) {
 	if err := second(); err != nil {
 		t.Fatal(err)
 	}
-	outbox := b.db.Collection("outbox")
-	if _, err := outbox.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "late"}, {Key: "state", Value: "retry"}},
+	if _, err := b.state.Collection("waiting").UpdateOne(t.Context(), bson.D{{Key: "id", Value: "late"}, {Key: "reason", Value: "retry"}},
 		bson.D{{Key: "$set", Value: bson.D{{Key: "nextAt", Value: time.Now()}}}}); err != nil {
 		t.Fatal(err)
 	}
 	b.start(brokers)
 	stacktest.Eventually(t, "no envelope waits", func() bool {
-		n, err := outbox.CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
-		return err == nil && n == 0
+		return b.countWaiting(bson.D{}) == 0
 	})
 	b.append(1, event.WithID("last"))
 	if n := b.countBefore("last", s.Brokers()); n != 1 {
@@ -128,21 +127,10 @@ func (b *bundle) countBefore(id string, brokers []string) (n int) {
 // envelope waits for a later time, and its record is above the stored offset.
 func (b *bundle) sentBeside(id string) {
 	b.t.Helper()
-	if _, err := b.db.Collection("outbox").UpdateOne(b.t.Context(), bson.D{{Key: "_id", Value: id}}, bson.D{{Key: "$set", Value: bson.D{
-		{Key: "state", Value: "retry"},
-		{Key: "nextAt", Value: time.Now().Add(time.Hour)},
-		{Key: "attempts", Value: 1},
-		{Key: "pos", Value: "82"},
-		{Key: "pending", Value: bson.A{b.topic}},
-		{Key: "origin", Value: "stream"},
-		{Key: "key", Value: "0"},
-		b.newSealField(),
-	}}}); err != nil {
-		b.t.Fatal(err)
-	}
-
+	b.enterWaiting(id, "82", func(e *waiting.Entry) {
+		e.Reason, e.NextAt, e.Attempts, e.Pending = waiting.Retry, time.Now().Add(time.Hour), 1, []string{b.topic}
+	})
 	if _, err := b.state.Collection("watchers").UpdateOne(b.t.Context(), bson.D{}, bson.D{
-		{Key: "$addToSet", Value: bson.D{{Key: "dirty", Value: b.db.Name() + ".outbox"}}},
 		{Key: "$set", Value: bson.D{{Key: "offsets.0.p.0", Value: int64(0)}}},
 	}); err != nil {
 		b.t.Fatal(err)

@@ -1,7 +1,6 @@
 package process_test
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"strings"
@@ -14,10 +13,9 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/slots"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -99,21 +97,9 @@ func TestN28_AReplayDuringAResliceIsRecognized(t *testing.T) {
 			return
 		}
 		replayed++
-		err := mongodb.Foreign(t.Context(), b.state.Collection("watchers"), "default", []string{b.db.Name() + ".outbox"}, func(ctx context.Context) error {
-			_, err := b.state.Client().Database(b.db.Name()).Collection("outbox").UpdateOne(ctx, bson.D{{Key: "_id", Value: "again"}}, bson.D{{Key: "$set", Value: bson.D{
-				{Key: "state", Value: "retry"},
-				{Key: "nextAt", Value: time.Now()},
-				{Key: "attempts", Value: int32(0)},
-				{Key: "delivery", Value: int32(1)},
-				{Key: "pos", Value: "82"},
-				{Key: "origin", Value: outboxes.OriginReplay},
-				b.newSealField(),
-			}}})
-			return err
+		b.enterWaiting("again", "82", func(e *waiting.Entry) {
+			e.Reason, e.NextAt, e.Delivery, e.Origin = waiting.Queued, time.Now(), 1, waiting.OriginReplay
 		})
-		if err != nil {
-			t.Error(err)
-		}
 	}
 
 	rep, err := connect.RunReslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), slots.ResliceOptions{Slots: 3, Wait: 40 * time.Second, Actor: "test", OnStep: say})
@@ -124,8 +110,7 @@ func TestN28_AReplayDuringAResliceIsRecognized(t *testing.T) {
 	b.start("slots=3", "node=b")
 	b.consume(2)
 	stacktest.Eventually(t, "no envelope waits", func() bool {
-		n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
-		return err == nil && n == 0
+		return b.countWaiting(bson.D{}) == 0
 	})
 }
 

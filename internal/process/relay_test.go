@@ -23,6 +23,7 @@ import (
 	"github.com/outrelay/outrelay/internal/process"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -157,6 +158,37 @@ func (b *bundle) startAs(prepare func(*process.Relay), set ...string) (stop func
 	return once
 }
 
+// countWaiting returns the number of waiting envelopes that match filter, or −1 if they cannot be counted.
+func (b *bundle) countWaiting(filter bson.D) int64 { return b.count("waiting", filter) }
+
+// countLetters returns the number of dead letters that match filter, or −1 if they cannot be counted.
+func (b *bundle) countLetters(filter bson.D) int64 { return b.count("letters", filter) }
+
+func (b *bundle) count(collection string, filter bson.D) int64 {
+	n, err := b.state.Collection(collection).CountDocuments(b.t.Context(), filter)
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+// enterWaiting stores a waiting envelope as an owner or an operator does: the envelope of the outbox with this id.
+func (b *bundle) enterWaiting(id, pos string, set func(e *waiting.Entry)) {
+	b.t.Helper()
+	raw, err := b.db.Collection("outbox").FindOne(b.t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	e := waiting.Entry{
+		Watcher: "default", NS: b.db.Name() + ".outbox", Raw: raw, Key: "0", Slot: waiting.SlotOf(raw), Pos: pos,
+		Reason: waiting.Parked, Origin: waiting.OriginStream,
+	}
+	set(&e)
+	if err := waiting.Enter(b.t.Context(), b.state.Collection("waiting"), []waiting.Entry{e}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
 func (b *bundle) append(n int, opts ...event.Option) {
 	b.t.Helper()
 	for i := range n {
@@ -285,14 +317,14 @@ func TestExpired(t *testing.T) {
 	}
 
 	stacktest.Eventually(t, "the expired envelope is a dead letter", func() bool {
-		return b.db.Collection("outbox_dead").FindOne(t.Context(), bson.D{}).Decode(&dead) == nil
+		return b.state.Collection("letters").FindOne(t.Context(), bson.D{}).Decode(&dead) == nil
 	})
 
 	if dead.Class != "expired" || dead.Envelope.Lookup("type").StringValue() != "Placed" {
 		t.Fatalf("the expired envelope became %+v", dead)
 	}
-	if n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{}); err != nil || n != 1 {
-		t.Fatalf("%d envelopes (%v) are left in the outbox, want the sent one", n, err)
+	if n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{}); err != nil || n != 2 {
+		t.Fatalf("%d envelopes (%v) are left in the outbox, want both: only the purge removes them", n, err)
 	}
 }
 

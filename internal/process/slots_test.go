@@ -1,7 +1,6 @@
 package process_test
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -19,10 +18,9 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/lease"
-	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/process"
 	"github.com/outrelay/outrelay/internal/slots"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -398,15 +396,14 @@ func TestN28_EachSlotSweepsItsOwn(t *testing.T) {
 	}
 }
 
-// What somebody else makes an exception is published by the slot of its key, once.
+// An envelope that an operator requeues is published by the slot of its key, once.
 func TestN28_ForeignExceptionsHaveOneSlot(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.start("slots=3", "node=a")
 	b.waitWatchers("three slots of a", sharesAre(map[string]int{"a": 3}))
 
-	ns := b.db.Name() + ".outbox"
-	var docs []any
+	var list []waiting.Entry
 	for i := range 60 {
 		key := fmt.Sprintf("k%d", i)
 		doc := bson.D{
@@ -415,33 +412,27 @@ func TestN28_ForeignExceptionsHaveOneSlot(t *testing.T) {
 			{Key: "aggregateid", Value: key},
 			{Key: "type", Value: "Placed"},
 			{Key: "payload", Value: bson.Binary{Data: fmt.Append(nil, i)}},
-			{Key: "ts", Value: bson.Timestamp{}},
-			{Key: "key", Value: key},
-			{Key: "state", Value: "retry"},
-			{Key: "nextAt", Value: time.Now()},
-			{Key: "delivery", Value: int32(1)},
-			{Key: "origin", Value: outboxes.OriginRequeue},
-			b.newSealField(),
 		}
 		// Envelopes without a slot belong to slot 0.
 		if i%4 != 0 {
 			doc = append(doc, bson.E{Key: "slot", Value: keyhash.Slot([]byte(key))})
 		}
-		docs = append(docs, doc)
+		raw, err := bson.Marshal(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, waiting.Entry{
+			Watcher: "default", NS: b.db.Name() + ".outbox", Raw: raw, Key: key, Slot: waiting.SlotOf(raw), Pos: "82", Delivery: 1,
+			Reason: waiting.Queued, Origin: waiting.OriginRequeue, NextAt: time.Now(),
+		})
 	}
-
-	err := mongodb.Foreign(t.Context(), b.state.Collection("watchers"), "default", []string{ns}, func(ctx context.Context) error {
-		_, err := b.state.Client().Database(b.db.Name()).Collection("outbox").InsertMany(ctx, docs)
-		return err
-	})
-	if err != nil {
+	if err := waiting.Enter(t.Context(), b.state.Collection("waiting"), list); err != nil {
 		t.Fatal(err)
 	}
 
 	b.consume(60)
 	b.waitWatchers("nothing waits", func(map[string]admin.Watcher) bool {
-		n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
-		return err == nil && n == 0
+		return b.countWaiting(bson.D{}) == 0
 	})
 
 	b.appendNumbered(100, 110)

@@ -11,6 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -42,7 +43,7 @@ func (b *bundle) fannedOut() (rules, other string) {
 }
 
 // TestN22_ASweepOwesTheOtherTopicsOfUnstampedEnvelopes: an owner swept an envelope without a stamp, wrote down that it waits for one
-// of its two topics, and died before it had sent it to the other. No sweep finds an envelope that has a state.
+// of its two topics, and died before it had sent it to the other. A sweep leaves out only the topic for which it waits.
 func TestN22_ASweepOwesTheOtherTopicsOfUnstampedEnvelopes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -59,21 +60,14 @@ func TestN22_ASweepOwesTheOtherTopicsOfUnstampedEnvelopes(t *testing.T) {
 		{Key: "aggregateid", Value: "0"},
 		{Key: "type", Value: "Placed"},
 		{Key: "payload", Value: bson.Binary{Data: []byte("1")}},
-		// This is the time at which the exception was written.
-		{Key: "ts", Value: bson.Timestamp{T: from.T + 1, I: 1}},
-		{Key: "state", Value: "parked"},
-		{Key: "pos", Value: outboxes.PosAt(bson.Timestamp{})},
-		{Key: "pending", Value: bson.A{other}},
-		{Key: "origin", Value: outboxes.OriginStream},
-		{Key: "attempts", Value: 0},
-		{Key: "key", Value: "0"},
-		b.newSealField(),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	b.enterWaiting("second", outboxes.PosAt(bson.Timestamp{}), func(e *waiting.Entry) {
+		e.Pending, e.Origin, e.Number = []string{other}, waiting.OriginSweep, outboxes.PosNumber(from, 1)
+	})
 	if _, err := b.state.Collection("watchers").UpdateOne(t.Context(), bson.D{}, bson.D{
-		{Key: "$addToSet", Value: bson.D{{Key: "dirty", Value: b.db.Name() + ".outbox"}}},
 		{Key: "$set", Value: bson.D{{Key: "gap", Value: lease.Gap{
 			Reason: "history_lost", From: from, To: bson.Timestamp{T: from.T + 1, I: 1}, Since: time.Now(),
 		}}}},
@@ -128,7 +122,7 @@ func (b *bundle) arrivesIn(topic, envelope string) {
 
 // TestN27_ARenamedCollectionOwesTheOtherTopics: an owner swept a collection that was renamed into the watch list,
 // recorded that an envelope of it waits for a missing topic, and died before the envelope reached the other topic. The
-// next owner that finds the rename does not sweep envelopes with a state.
+// next owner that finds the rename sweeps the envelope for the other topic only.
 func TestN27_ARenamedCollectionOwesTheOtherTopics(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -163,8 +157,7 @@ func TestN27_ARenamedCollectionOwesTheOtherTopics(t *testing.T) {
 	stop = b.start(set...)
 	b.waitRecords("moved", b.topic)
 	stacktest.Eventually(t, "the envelope is parked", func() bool {
-		n, err := b.db.Collection("outbox_old").CountDocuments(t.Context(), bson.D{{Key: "state", Value: "parked"}})
-		return err == nil && n == 1
+		return b.countWaiting(bson.D{{Key: "reason", Value: "parked"}}) == 1
 	})
 
 	if err := stop(); err != nil {
@@ -185,8 +178,7 @@ func TestN27_ARenamedCollectionOwesTheOtherTopics(t *testing.T) {
 	stacktest.CreateTopic(t, missing, 1)
 	b.waitRecords("moved", missing)
 	stacktest.Eventually(t, "no envelope waits", func() bool {
-		n, err := b.db.Collection("outbox_old").CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
-		return err == nil && n == 0
+		return b.countWaiting(bson.D{}) == 0
 	})
 }
 

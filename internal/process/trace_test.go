@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
@@ -219,11 +220,10 @@ func TestScrapeHasExemplarsAndFigures(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	address := freeAddress(t)
-	if _, err := b.db.Collection("outbox_dead").InsertMany(t.Context(), []any{map[string]any{"x": 1}, map[string]any{"x": 2}}); err != nil {
+	b.start("http.listen="+address, "node=n1")
+	if _, err := b.db.Collection("outbox").InsertMany(t.Context(), []any{bson.D{{Key: "_id", Value: "x"}}, bson.D{{Key: "_id", Value: "y"}}}); err != nil {
 		t.Fatal(err)
 	}
-
-	b.start("http.listen="+address, "node=n1")
 	const traceID = "0af7651916cd43dd8448eb211c80319c"
 	if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Placed", event.Bytes("", []byte("x")), event.WithHeader("traceparent", []byte("00-"+traceID+"-b7ad6b7169203331-01")))); err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// History is the delivery of a marked envelope, or the state of an envelope that was requested by id. It has no payload.
+// History is the delivery of a marked envelope, or an envelope that was requested by id. It has no payload.
 type History struct {
 	NS            string           `bson:"-"`
 	ID            bson.RawValue    `bson:"_id"`
@@ -25,12 +25,9 @@ type History struct {
 	Key           bson.RawValue    `bson:"key"`
 	Type          string           `bson:"type"`
 	TS            bson.Timestamp   `bson:"-"`      // zero: no stamp
-	FirstTS       bson.Timestamp   `bson:"-"`      // the stamp of the insert; zero: TS
 	SentAt        *time.Time       `bson:"sentAt"` // nil: not marked
 	Sent          []outboxes.Place `bson:"sent"`
-	State         string           `bson:"state"`
 	DueAt         *time.Time       `bson:"dueAt"`
-	Delivery      int32            `bson:"delivery"`
 }
 
 // HistoryQuery selects envelopes by id, or marked envelopes by the time at which they were written and, if Key is not
@@ -123,12 +120,11 @@ type historian struct {
 func (h historian) findEnvelopes(
 	ctx context.Context, filter bson.D, sort string, limit int,
 ) ([]History, error) {
-	project := h.mapping.Project("aggregatetype", "aggregateid", "key", "type", "ts", "firstTs", "sentAt", "sent", "state", "dueAt", "delivery")
+	project := h.mapping.Project("aggregatetype", "aggregateid", "key", "type", "ts", "sentAt", "sent", "dueAt")
 
 	type document struct {
-		History    `bson:",inline"`
-		Stamp      bson.RawValue `bson:"ts"` // of any type
-		FirstStamp bson.RawValue `bson:"firstTs"`
+		History `bson:",inline"`
+		Stamp   bson.RawValue `bson:"ts"` // of any type
 	}
 	docs, err := mongodb.FindAll[document](ctx, h.coll, "reading the history of "+mongodb.Namespace(h.coll), filter,
 		options.Find().SetSort(bson.D{{Key: sort, Value: 1}}).SetLimit(int64(limit)).SetProjection(project))
@@ -140,9 +136,8 @@ func (h historian) findEnvelopes(
 	for i, d := range docs {
 		found[i] = d.History
 		found[i].NS = mongodb.Namespace(h.coll)
-		// A service may have stored any type in these fields.
+		// A service may have stored any type.
 		found[i].TS.T, found[i].TS.I, _ = d.Stamp.TimestampOK()
-		found[i].FirstTS.T, found[i].FirstTS.I, _ = d.FirstStamp.TimestampOK()
 	}
 	return found, nil
 }

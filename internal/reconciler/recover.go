@@ -29,8 +29,14 @@ type orderScope struct{ ns, topic, key string }
 // released. It returns the number of envelopes that it finished in some of their topics. The memory is bounded by the
 // envelopes that the earlier owner had in flight.
 func (x *Sender) FinishSent(ctx context.Context) (finished int, err error) {
+	// Usually the read-back has found nothing, or nothing in the topics for which envelopes wait.
+	topics := x.config.Outlet.TopicsWithHits()
+	if len(topics) == 0 {
+		return 0, nil
+	}
+
 	var sent []sentEnvelope
-	err = x.config.Store.EachWithoutPayload(ctx, func(d *waiting.Document) error {
+	err = x.config.Store.EachWithoutPayload(ctx, topics, func(d *waiting.Document) error {
 		hits, all := x.config.Outlet.FindHits(envelopeOf(d), d.Pending)
 		if len(hits) == 0 {
 			return nil
@@ -49,7 +55,7 @@ func (x *Sender) FinishSent(ctx context.Context) (finished int, err error) {
 		return 0, err
 	}
 
-	if err := x.dropOvertakingHits(ctx, sent); err != nil {
+	if err := x.dropOvertakingHits(ctx, topics, sent); err != nil {
 		return 0, err
 	}
 
@@ -78,7 +84,7 @@ func envelopeOf(d *waiting.Document) *outboxes.Envelope {
 // dropOvertakingHits removes a hit in a compacted topic if an earlier envelope of the same key was not
 // found. Compaction may have removed the record of the earlier envelope, which is then sent again. The
 // later envelope has to follow it once more (N10).
-func (x *Sender) dropOvertakingHits(ctx context.Context, sent []sentEnvelope) error {
+func (x *Sender) dropOvertakingHits(ctx context.Context, topics []string, sent []sentEnvelope) error {
 	// The lowest position without a record, for the keys that have hits in compacted topics.
 	missing := map[orderScope]string{}
 	for _, s := range sent {
@@ -92,7 +98,7 @@ func (x *Sender) dropOvertakingHits(ctx context.Context, sent []sentEnvelope) er
 		return nil
 	}
 
-	err := x.config.Store.EachWithoutPayload(ctx, func(d *waiting.Document) error {
+	err := x.config.Store.EachWithoutPayload(ctx, topics, func(d *waiting.Document) error {
 		for _, topic := range d.Pending {
 			scope := orderScope{d.NS, topic, d.Key}
 			lowest, matters := missing[scope]

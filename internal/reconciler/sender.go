@@ -149,6 +149,8 @@ type Outlet interface {
 	ResumeKey(ns, topic, key string)
 	// RouteTopics returns the topics of an envelope that does not list its targets.
 	RouteTopics(e *outboxes.Envelope) ([]string, error)
+	// TopicsWithHits returns the topics in which a takeover found records.
+	TopicsWithHits() []string
 	// FindHits returns the places of the records of an envelope that a takeover found at the ends of partitions (N7), and all
 	// topics of the envelope. It looks for topics only; nil stands for all topics. The envelope has no payload.
 	FindHits(e *outboxes.Envelope, topics []string) (hits []record.Answer, all []string)

@@ -208,6 +208,18 @@ func (s *Sink) FindHit(rec *record.Record) (record.TopicPartition, int64, bool) 
 	return p.tp, offset, true
 }
 
+// TopicsWithHits returns the topics in which the read-back has found records that were not claimed yet.
+func (s *Sink) TopicsWithHits() (topics []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, t := range s.topics {
+		if t.hitsLeft > 0 {
+			topics = append(topics, name)
+		}
+	}
+	return topics
+}
+
 // partitionWithHit returns the partition in which the read-back has found the delivery id, or nil.
 // It looks in all partitions: the topic may have grown since, or the envelope may name another
 // partition now.

@@ -51,12 +51,13 @@ func (s *storedTopics) TopicsOf(ctx context.Context, ns string, raw bson.Raw) (t
 			topics = append(topics, d.Pending...)
 			return nil
 		})
-		// Without a stamp, the letter may be that of an earlier envelope with this id.
-		if err != nil || stamp.IsZero() {
+		if err != nil {
 			return err
 		}
+		digest := letters.DigestOf(raw)
 		return letters.Known(ctx, t.letters, t.slot.cfg.Watcher, ns, []bson.RawValue{id}, func(m letters.Mark) error {
-			if m.Delivery == 0 && m.Stamp == stamp {
+			// The letter may be that of an earlier envelope with this id.
+			if m.Delivery == 0 && bytes.Equal(m.Digest, digest) {
 				topics = append(topics, m.Topic)
 			}
 			return nil

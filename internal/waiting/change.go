@@ -30,7 +30,7 @@ type Change struct {
 func (c *Change) updateModel() mongo.WriteModel {
 	set := bson.D{{Key: "reason", Value: c.Reason}}
 	if c.Pending != nil {
-		set = append(set, bson.E{Key: "pending", Value: c.Pending})
+		set = append(set, bson.E{Key: "topics", Value: joinTopics(c.Pending)})
 	}
 
 	filter := byDocumentID(c.DocumentID)

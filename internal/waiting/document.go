@@ -59,8 +59,9 @@ func ReadDocument(raw bson.Raw) (d Document) {
 			d.Key, _ = v.StringValueOK()
 		case "pos":
 			d.Pos, _ = v.StringValueOK()
-		case "pending":
-			d.Pending = readTexts(v)
+		case "topics":
+			text, _ := v.StringValueOK()
+			d.Pending = splitTopics(text)
 		case "reason":
 			s, _ := v.StringValueOK()
 			d.Reason = Reason(s)
@@ -81,19 +82,4 @@ func ReadDocument(raw bson.Raw) (d Document) {
 		}
 	}
 	return d
-}
-
-// readTexts returns the texts of an array. An empty list means the same as no list.
-func readTexts(v bsoncore.Value) (list []string) {
-	array, ok := v.ArrayOK()
-	if !ok {
-		return nil
-	}
-	values, _ := array.Values()
-	for _, item := range values {
-		if text, ok := item.StringValueOK(); ok {
-			list = append(list, text)
-		}
-	}
-	return list
 }

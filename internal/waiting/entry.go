@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -81,7 +83,8 @@ type Entry struct {
 const IDSize = 16
 
 // DocumentID returns the id of the stored document. It is a digest, so that ids of any size and type fit, and no
-// collation changes their order. Equal ids of outboxes are distinguished by position and delivery.
+// collation changes their order. Equal ids of outboxes are distinguished by position and delivery. An envelope whose topics do not get it
+// for reasons that appear one after the other has a document for each.
 func (e *Entry) DocumentID() [IDSize]byte {
 	id := e.Raw.Lookup("_id")
 	sum := sha256.New()
@@ -98,6 +101,7 @@ func (e *Entry) DocumentID() [IDSize]byte {
 	field(id.Value)
 	field([]byte(e.Pos))
 	field(binary.LittleEndian.AppendUint32(nil, uint32(e.Delivery)))
+	field([]byte(joinTopics(e.Pending)))
 	return [IDSize]byte(sum.Sum(nil)[:IDSize])
 }
 
@@ -120,8 +124,8 @@ func SlotOf(raw bson.Raw) int32 { return slot.HashSlot(raw) }
 // Size returns about how many bytes the entry adds to a transaction.
 func (e *Entry) Size() int { return len(e.Raw) + len(e.Key) + 512 }
 
-// upsertModel returns the statement that stores the entry. A document that exists keeps its state, because somebody may
-// have changed it since, and waits for the topics of both. Plain operators keep the bytes of the envelope.
+// upsertModel returns the statement that stores the entry. A document that exists stays as it is, because somebody may
+// have changed it since. Plain operators keep the bytes of the envelope.
 func (e *Entry) upsertModel() (mongo.WriteModel, error) {
 	id, err := e.Raw.LookupErr("_id")
 	if err != nil {
@@ -132,15 +136,14 @@ func (e *Entry) upsertModel() (mongo.WriteModel, error) {
 		{Key: "watcher", Value: e.Watcher},
 		{Key: "ns", Value: e.NS},
 		{Key: "id", Value: id},
+		{Key: "delivery", Value: e.Delivery},
 		{Key: "slot", Value: e.Slot},
 		{Key: "key", Value: e.Key},
 		{Key: "pos", Value: e.Pos + e.Number},
+		{Key: "topics", Value: joinTopics(e.Pending)},
 		{Key: "reason", Value: e.Reason},
 		{Key: "origin", Value: e.Origin},
 		{Key: "attempts", Value: e.Attempts},
-	}
-	if e.Delivery > 0 {
-		fields = append(fields, bson.E{Key: "delivery", Value: e.Delivery})
 	}
 	if !e.NextAt.IsZero() {
 		fields = append(fields, bson.E{Key: "nextAt", Value: e.NextAt})
@@ -157,13 +160,20 @@ func (e *Entry) upsertModel() (mongo.WriteModel, error) {
 	}
 	fields = append(fields, bson.E{Key: "envelope", Value: e.Raw})
 
-	update := bson.D{{Key: "$setOnInsert", Value: fields}}
-	// Without a list, the envelope waits for all of its topics.
-	if e.Pending != nil {
-		each := bson.D{{Key: "$each", Value: e.Pending}}
-		update = append(update, bson.E{Key: "$addToSet", Value: bson.D{{Key: "pending", Value: each}}})
+	return mongo.NewUpdateOneModel().SetUpsert(true).SetFilter(byDocumentID(e.DocumentID())).
+		SetUpdate(bson.D{{Key: "$setOnInsert", Value: fields}}), nil
+}
+
+// joinTopics returns a list of topics as it is stored: one text, because an index over an array cannot answer a query alone. No
+// topic contains a comma. "" stands for all topics that the envelope routes to.
+func joinTopics(list []string) string { return strings.Join(slices.Sorted(slices.Values(list)), ",") }
+
+// splitTopics reverts joinTopics.
+func splitTopics(text string) []string {
+	if text == "" {
+		return nil
 	}
-	return mongo.NewUpdateOneModel().SetUpsert(true).SetFilter(byDocumentID(e.DocumentID())).SetUpdate(update), nil
+	return strings.Split(text, ",")
 }
 
 // clipped returns the failure with a bounded reason.
@@ -207,16 +217,17 @@ func byDocumentIDs(ids [][IDSize]byte) bson.D {
 	return bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: list}}}}
 }
 
-// Indexes returns the indexes of the collection `waiting`. The first one is the order of delivery (N15); with it a slot
-// reads only its own documents. The second one is partial: only what is sent at a time is in it.
+// Indexes returns the indexes of the collection `waiting`. The first one is the order of delivery (N15). It answers alone which keys
+// wait for which topics, so neither a takeover nor a scan that leaves out parked topics reads the documents. The second one is partial:
+// only what is sent at a time is in it.
 func Indexes() []mongodb.Index {
 	return []mongodb.Index{
-		{Name: "watcher_1_ns_1_key_1_pos_1_slot_1", Keys: mongodb.Ascending("watcher", "ns", "key", "pos", "slot")},
+		{Name: "order", Keys: mongodb.Ascending("watcher", "ns", "key", "pos", "slot", "topics", "reason", "origin", "id", "delivery")},
 		{
 			Name: "watcher_1_nextAt_1_slot_1", Keys: mongodb.Ascending("watcher", "nextAt", "slot"),
 			Partial: bson.D{{Key: "nextAt", Value: bson.D{{Key: "$exists", Value: true}}}},
 		},
-		{Name: "ns_1_id_1", Keys: mongodb.Ascending("ns", "id")},
+		{Name: "id_1_ns_1", Keys: mongodb.Ascending("id", "ns")},
 		{
 			Name: "replayOf_1", Keys: mongodb.Ascending("replayOf"),
 			Partial: bson.D{{Key: "replayOf", Value: bson.D{{Key: "$exists", Value: true}}}},

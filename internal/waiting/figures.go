@@ -21,8 +21,12 @@ type Count struct {
 	Oldest time.Time // commit time of the oldest one; zero if unknown
 }
 
-// Counts counts the waiting envelopes of the slot. It reads each document of the slot once.
+// Counts counts the waiting envelopes of the slot. The server reads only the index.
 func (s *Store) Counts(ctx context.Context) ([]Count, error) {
+	return countGroups(ctx, s.coll, s.filter())
+}
+
+func countGroups(ctx context.Context, coll *mongo.Collection, filter bson.D) ([]Count, error) {
 	type row struct {
 		ID struct {
 			NS     string `bson:"ns"`
@@ -32,16 +36,22 @@ func (s *Store) Counts(ctx context.Context) ([]Count, error) {
 		N   int64  `bson:"n"`
 		Pos string `bson:"pos"`
 	}
-	rows, err := mongodb.AggregateAll[row](ctx, s.coll, "counting waiting envelopes", mongo.Pipeline{
-		{{Key: "$match", Value: s.filter()}},
-		{{Key: "$unwind", Value: bson.D{{Key: "path", Value: "$pending"}, {Key: "preserveNullAndEmptyArrays", Value: true}}}},
+	rows, err := mongodb.AggregateAll[row](ctx, coll, "counting waiting envelopes", mongo.Pipeline{
+		{{Key: "$match", Value: filter}},
+		{{Key: "$group", Value: bson.D{
+			{Key: "_id", Value: bson.D{{Key: "ns", Value: "$ns"}, {Key: "reason", Value: "$reason"}, {Key: "topics", Value: "$topics"}}},
+			{Key: "n", Value: bson.D{{Key: "$sum", Value: int64(1)}}},
+			{Key: "pos", Value: bson.D{{Key: "$min", Value: "$pos"}}},
+		}}},
+		{{Key: "$set", Value: bson.D{{Key: "topic", Value: bson.D{{Key: "$split", Value: bson.A{"$_id.topics", ","}}}}}}},
+		{{Key: "$unwind", Value: "$topic"}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: bson.D{
-				{Key: "ns", Value: "$ns"},
-				{Key: "reason", Value: "$reason"},
-				{Key: "topic", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$pending", ""}}}},
+				{Key: "ns", Value: "$_id.ns"},
+				{Key: "reason", Value: "$_id.reason"},
+				{Key: "topic", Value: "$topic"},
 			}},
-			{Key: "n", Value: bson.D{{Key: "$sum", Value: int64(1)}}},
+			{Key: "n", Value: bson.D{{Key: "$sum", Value: "$n"}}},
 			{Key: "pos", Value: bson.D{{Key: "$min", Value: "$pos"}}},
 		}}},
 		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},

@@ -20,6 +20,9 @@ type Scan struct {
 	Keys  []string // only these keys
 	Skip  []string // leaves out envelopes that wait only for these topics; may grow between two pages
 
+	Where  bson.D // further conditions
+	Fields bson.D // projection; nil: without history and error (N21)
+
 	begun bool
 	reach reach
 	leave []string // leaves out envelopes of the rest of the current key that wait only for these topics
@@ -92,12 +95,15 @@ func (s *Scan) readPage(ctx context.Context, limit int, take func(raw bson.Raw) 
 
 // runQuery makes one query of the part of the order that s.reach names.
 func (s *Scan) runQuery(ctx context.Context, limit int, take func(raw bson.Raw) error) (n int, err error) {
+	fields := s.Fields
+	if fields == nil {
+		fields = bson.D{{Key: "history", Value: 0}, {Key: "error", Value: 0}}
+	}
 	err = mongodb.FindEach(ctx, s.Store.coll, "reading waiting envelopes", s.buildFilter(), func(raw bson.Raw) error {
 		n++
 		s.notePlace(raw)
 		return take(raw)
-	}, options.Find().SetSort(s.sortOrder()).SetLimit(int64(limit)).SetBatchSize(int32(limit)).
-		SetProjection(bson.D{{Key: "history", Value: 0}, {Key: "error", Value: 0}})) // N21
+	}, options.Find().SetSort(s.sortOrder()).SetLimit(int64(limit)).SetBatchSize(int32(limit)).SetProjection(fields))
 	return n, err
 }
 
@@ -151,7 +157,37 @@ func (s *Scan) buildFilter() bson.D {
 	default:
 		d = append(d, bson.E{Key: "ns", Value: bson.D{{Key: "$gt", Value: s.last.ns}}})
 	}
+	if len(s.Where) > 0 {
+		d = append(d, bson.E{Key: "$and", Value: bson.A{s.Where}})
+	}
 	return s.Store.filter(append(d, waitsOutside(skip)...)...)
+}
+
+// scanPlace is the place of a scan between two pages.
+type scanPlace struct {
+	NS  string `bson:"n"`
+	Key string `bson:"k"`
+	Pos string `bson:"p"`
+	IDs bson.A `bson:"i"`
+}
+
+// place returns the place after the last page, as text.
+func (s *Scan) place() (string, error) {
+	return mongodb.EncodeCursor(scanPlace{s.last.ns, s.last.key, s.last.pos, s.last.ids})
+}
+
+// resume lets a new scan begin after a place. "" is the beginning.
+func (s *Scan) resume(place string) error {
+	if place == "" {
+		return nil
+	}
+	var p scanPlace
+	if err := mongodb.ParseCursor(place, &p); err != nil {
+		return err
+	}
+	s.begun = true
+	s.last.ns, s.last.key, s.last.pos, s.last.ids = p.NS, p.Key, p.Pos, p.IDs
+	return nil
 }
 
 // sortOrder returns the order of a query. It leaves out the fields that the filter fixes.

@@ -62,23 +62,19 @@ func (s *Store) DueKeys(ctx context.Context, near time.Time, skip []string, limi
 			SetProjection(mongodb.Fields("ns", "key")))
 }
 
-// waitsOutside returns the condition that an envelope waits for a topic that is not in skip. One that lists no topics may
+// waitsOutside returns the condition that an envelope waits for other topics than one of skip. One that lists no topics or several may
 // wait for any.
 func waitsOutside(skip []string) bson.D {
 	if len(skip) == 0 {
 		return nil
 	}
-
-	outside := bson.D{{Key: "$elemMatch", Value: bson.D{{Key: "$nin", Value: skip}}}}
-	return bson.D{{Key: "$and", Value: bson.A{bson.D{{Key: "$or", Value: bson.A{
-		bson.D{{Key: "pending", Value: nil}}, bson.D{{Key: "pending", Value: outside}},
-	}}}}}}
+	return bson.D{{Key: "$and", Value: bson.A{bson.D{{Key: "topics", Value: bson.D{{Key: "$nin", Value: skip}}}}}}}
 }
 
-// Each calls take for each waiting envelope, in no order, without its envelope and history. It sees everything that was
-// committed before the call, and holds one reply in memory.
+// Each calls take for each waiting envelope, in the order of the index, without its envelope and history. It sees everything that was
+// committed before the call, and holds one reply in memory. The server reads only the index.
 func (s *Store) Each(ctx context.Context, take func(d *Document) error) error {
-	fields := mongodb.Fields("ns", "id", "delivery", "key", "pos", "pending", "origin")
+	fields := append(mongodb.Fields("ns", "id", "delivery", "key", "pos", "topics", "reason", "origin"), bson.E{Key: "_id", Value: 0})
 	return mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
 		return mongodb.FindEach(ctx, s.coll, "reading waiting envelopes", s.filter(), func(raw bson.Raw) error {
 			d := ReadDocument(raw)
@@ -87,12 +83,14 @@ func (s *Store) Each(ctx context.Context, take func(d *Document) error) error {
 	})
 }
 
-// EachWithoutPayload calls take for each waiting envelope, in no order, without headers and history and with a null payload:
+// EachWithoutPayload calls take for each envelope that waits for one of topics, or lists no topics, in no order, without headers and history and with a null payload:
 // an earlier owner may have sent it, and only its id and targets matter. It sees everything that was committed before the
 // call, and holds one reply in memory.
-func (s *Store) EachWithoutPayload(ctx context.Context, take func(d *Document) error) error {
+func (s *Store) EachWithoutPayload(ctx context.Context, topics []string, take func(d *Document) error) error {
 	pipeline := mongo.Pipeline{
-		{{Key: "$match", Value: s.filter()}},
+		{{Key: "$match", Value: s.filter(bson.E{Key: "topics", Value: bson.D{
+			{Key: "$in", Value: append(bson.A{"", bson.Regex{Pattern: ","}}, anyOf(topics)...)},
+		}})}},
 		{{Key: "$unset", Value: bson.A{"history", "error", "envelope.headers"}}},
 		{{Key: "$set", Value: bson.D{{Key: "envelope.payload", Value: nil}}}},
 	}
@@ -108,6 +106,14 @@ func (s *Store) EachWithoutPayload(ctx context.Context, take func(d *Document) e
 			return take(&d)
 		})
 	})
+}
+
+func anyOf(list []string) bson.A {
+	out := make(bson.A, len(list))
+	for i, text := range list {
+		out[i] = text
+	}
+	return out
 }
 
 // EachStamp calls take for each waiting envelope of a first delivery, in no order, with the namespace, the id and the stamp of the

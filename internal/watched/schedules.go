@@ -120,20 +120,28 @@ func (s *Schedules) Load(ctx context.Context) error {
 	return s.Calls.RetryCall(ctx, s.load)
 }
 
-func (s *Schedules) load(ctx context.Context) error {
+// ListScheduled returns the stored list of the outboxes of a watcher that may hold scheduled envelopes, sorted.
+func ListScheduled(ctx context.Context, coll *mongo.Collection, watcher string) ([]string, error) {
 	entries, err := mongodb.FindAll[struct {
 		NS string `bson:"ns"`
-	}](ctx, mongodb.Majority(s.Coll), "reading the outboxes with scheduled envelopes", bson.D{{Key: "watcher", Value: s.Watcher}})
+	}](ctx, mongodb.Majority(coll), "reading the outboxes with scheduled envelopes", bson.D{{Key: "watcher", Value: watcher}})
+	list := make([]string, len(entries))
+	for i, e := range entries {
+		list[i] = e.NS
+	}
+	slices.Sort(list)
+	return list, err
+}
+
+func (s *Schedules) load(ctx context.Context) error {
+	list, err := ListScheduled(ctx, s.Coll, s.Watcher)
 	if err != nil {
 		return err
 	}
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.list = s.list[:0:0]
-	for _, e := range entries {
-		s.list = append(s.list, e.NS)
-	}
+	s.list = list
 	// Note has to store an entry again that is gone.
 	for ns := range s.touched {
 		if !slices.Contains(s.list, ns) {

@@ -2,7 +2,7 @@
 package admintest
 
 import (
-	"encoding/binary"
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -11,20 +11,67 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
-// Fill creates an outbox with the given numbers of delivered envelopes and dead letters, and their
-// indexes.
-func Fill(tb testing.TB, coll *mongo.Collection, envelopes, dead int) {
+// owner is the owner of a watcher that nobody deposes.
+type owner struct{ client *mongo.Client }
+
+// Fenced runs fn in a transaction.
+func (o owner) Fenced(ctx context.Context, _ []string, fn func(context.Context) error) error {
+	return mongodb.InTransaction(ctx, o.client, fn)
+}
+
+// Letter returns the dead letter of an envelope of the watcher orders, at a position that is as unique as pos.
+func Letter(tb testing.TB, ns, pos string, envelope bson.D) letters.Letter {
+	tb.Helper()
+	raw, err := bson.Marshal(envelope)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return letters.Letter{
+		Watcher: "orders", NS: ns, Raw: raw, Class: "record_refused", Reason: "refused (87)", Topic: "orders", Partition: 1,
+		Pos: pos, Origin: "stream", Source: letters.Source{Kind: "relay", Watcher: "orders"},
+	}
+}
+
+// Store stores dead letters in coll as the owner does, and returns their ids.
+func Store(tb testing.TB, coll *mongo.Collection, list ...letters.Letter) []string {
+	tb.Helper()
+	ids := make([]string, len(list))
+	prepared := make([]*letters.Prepared, len(list))
+	for i, l := range list {
+		p, err := letters.Prepare(l)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		prepared[i], ids[i] = p, p.ID()
+	}
+
+	o := owner{coll.Database().Client()}
+	now, err := mongodb.ServerTime(tb.Context(), o.client)
+	if err == nil {
+		err = letters.WriteChunks(tb.Context(), o, coll, prepared)
+	}
+	if err == nil {
+		err = o.Fenced(tb.Context(), nil, func(tx context.Context) error { return letters.Write(tx, coll, now, prepared) })
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return ids
+}
+
+// Fill creates an outbox with the given numbers of delivered envelopes, and dead letters of the watcher orders in
+// the collection dead, and their indexes.
+func Fill(tb testing.TB, coll *mongo.Collection, envelopes int, dead *mongo.Collection, n int) {
 	tb.Helper()
 	if err := outboxes.EnsureIndexes(tb.Context(), coll); err != nil {
 		tb.Fatal(err)
 	}
-	letters := coll.Database().Collection(deadletter.Collection(coll.Name()))
-	if err := mongodb.EnsureIndexSet(tb.Context(), letters, deadletter.Indexes()); err != nil {
+	if err := mongodb.EnsureIndexSet(tb.Context(), dead, letters.Indexes()); err != nil {
 		tb.Fatal(err)
 	}
 
@@ -40,11 +87,17 @@ func Fill(tb testing.TB, coll *mongo.Collection, envelopes, dead int) {
 		}
 	})
 
-	insertMany(tb, letters, dead, func(i int) bson.D {
-		id := bson.RawValue{Type: bson.TypeInt64, Value: binary.LittleEndian.AppendUint64(nil, uint64(i))}
+	insertMany(tb, dead, n, func(i int) bson.D {
 		at := time.Now().Add(-time.Duration(i) * time.Second)
 		return bson.D{
-			{Key: "_id", Value: deadletter.ID{NS: mongodb.Namespace(coll), ID: id}},
+			{Key: "_id", Value: fmt.Sprintf("dead-%026d", i)},
+			{Key: "watcher", Value: "orders"},
+			{Key: "ns", Value: mongodb.Namespace(coll)},
+			{Key: "id", Value: int64(i)},
+			{Key: "delivery", Value: int32(0)},
+			{Key: "slot", Value: int32(0)},
+			{Key: "pos", Value: fmt.Sprintf("82%016X", i)},
+			{Key: "stamp", Value: bson.Timestamp{}},
 			{Key: "class", Value: "malformed"},
 			{Key: "reason", Value: "no"},
 			{Key: "topic", Value: "orders"},
