@@ -167,14 +167,18 @@ func (s *Scheduled) groupByCollection(due []timer) []*claimGroup {
 			byCollection[e.collection] = g
 			groups = append(groups, g)
 		}
-		// Each envelope keeps its position in a repetition, because the position is part of its identity in the store.
-		at := bson.Timestamp{T: uint32(s.Now().Unix()), I: s.positions.Add(1)}
 		g.byID[mongodb.ValueKey(e.id)] = len(g.timers)
 		g.timers = append(g.timers, e)
 		g.ids = append(g.ids, e.id)
-		g.positions = append(g.positions, outboxes.PosAt(at))
+		// Each envelope keeps its position in a repetition, because the position is part of its identity in the store.
+		g.positions = append(g.positions, s.nextPosition())
 	}
 	return groups
+}
+
+// nextPosition returns a position that no other claimed envelope has.
+func (s *Scheduled) nextPosition() string {
+	return outboxes.PosAt(bson.Timestamp{T: uint32(s.Now().Unix()), I: s.positions.Add(1)})
 }
 
 // claimGroups claims the groups in one transaction. If that fails, it claims each group alone, and pauses the collections whose groups
@@ -383,9 +387,11 @@ func (s *Scheduled) newDueEnvelope(g *claimGroup, raw bson.Raw, sendAt time.Time
 		// A later owner does not send it before it is due.
 		NextAt: time.UnixMilli(due),
 	}}
-	// With a collation that ignores case, the server may find an envelope with another id.
 	if i, ok := g.byID[mongodb.ValueKey(raw.Lookup("_id"))]; ok {
 		d.timer, d.entry.Pos = g.timers[i], g.positions[i]
+	} else {
+		// With a collation that ignores case, the server may find an envelope with another id.
+		d.entry.Pos = s.nextPosition()
 	}
 	// An envelope that cannot be read becomes a dead letter when it is sent.
 	var v envelope.View

@@ -101,6 +101,7 @@ type setUp struct {
 	Config
 	ledger *ledger.Config
 	outlet *outlet
+	cost   time.Duration // of the claim of an envelope, as it is assumed at first; 0: the default
 }
 
 // takeOver acquires the watcher and starts the parts.
@@ -140,6 +141,9 @@ func (p *planned) takeOver(change func(c *setUp)) *taking {
 	})
 	c.Sender = x.sender
 	x.Scheduled = New(c.Config)
+	if c.cost > 0 {
+		x.claimCost = c.cost
+	}
 	if _, err := x.sender.FinishSent(p.t.Context()); err != nil {
 		p.t.Fatal(err)
 	}
@@ -237,6 +241,13 @@ func (o *outlet) Reached() string                  { return "82FFFFFFFFFFFFFFFF"
 func (o *outlet) Flush()                           {}
 
 func (o *outlet) RouteTopics(*outboxes.Envelope) ([]string, error) { return []string{"t"}, nil }
+
+func (o *outlet) TopicsWithHits() []string {
+	if len(o.had) == 0 {
+		return nil
+	}
+	return []string{"t"}
+}
 
 func (o *outlet) FindHits(e *outboxes.Envelope, _ []string) (hits []record.Answer, all []string) {
 	var v envelope.View

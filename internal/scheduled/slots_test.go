@@ -60,7 +60,7 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 				{Key: "key", Value: fmt.Sprint("k", i%keyhash.Slots)},
 				{Key: "pos", Value: fmt.Sprintf("82%06d", i)},
 				{Key: "reason", Value: waiting.Reasons()[i%3]},
-				{Key: "pending", Value: bson.A{"a"}},
+				{Key: "topics", Value: "a"},
 				in,
 			}
 			if i%3 == 0 {
@@ -105,7 +105,7 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 			}},
 			{"due retries", min(own, 100), func() error { _, err := store.DueKeys(t.Context(), now, nil, 100); return err }},
 			{"gates", own, func() error { return store.Each(t.Context(), takeDocument) }},
-			{"a takeover", own, func() error { return store.EachWithoutPayload(t.Context(), takeDocument) }},
+			{"a takeover", own, func() error { return store.EachWithoutPayload(t.Context(), []string{"a"}, takeDocument) }},
 			{"stamps", own, func() error {
 				return store.EachStamp(t.Context(), func(string, bson.RawValue, bson.Timestamp) error { return nil })
 			}},
