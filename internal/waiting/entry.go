@@ -14,9 +14,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/crash"
-	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/slot"
 )
 
 // Reason is why an envelope waits.
@@ -119,13 +119,7 @@ func (e *Entry) Document() Document {
 }
 
 // SlotOf returns the hash slot of an envelope, or 0 if it has none: slot 0 has these envelopes (N28).
-func SlotOf(raw bson.Raw) int32 {
-	n, ok := raw.Lookup("slot").AsInt64OK()
-	if !ok || n < 0 || n >= keyhash.Slots {
-		return 0
-	}
-	return int32(n)
-}
+func SlotOf(raw bson.Raw) int32 { return slot.HashSlot(raw) }
 
 // Size returns about how many bytes the entry adds to a transaction.
 func (e *Entry) Size() int { return len(e.Raw) + len(e.Key) + 512 }
