@@ -3,16 +3,19 @@ package importing
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // Bounds of a batch, which is at most one transaction of each kind.
@@ -29,7 +32,6 @@ type importRun struct {
 	marks  *mongo.Collection
 	now    time.Time      // of the server, at the start
 	at     bson.Timestamp // cluster time at the start
-	seal   []byte
 	done   int64
 }
 
@@ -210,104 +212,111 @@ func (r *importRun) withoutExisting(ctx context.Context, list []converted) ([]co
 	return out, nil
 }
 
-// writeBatch writes the items with their marks.
+// writeBatch writes the items with their marks in one transaction: new events into the outbox, events that the library has
+// tried before among those that wait, and events that it gave up among the dead letters.
 func (r *importRun) writeBatch(ctx context.Context, list []converted) error {
-	var plain, waiting, letters []converted
+	var docs, marks []any
+	var entries []waiting.Entry
+	var dying []*letters.Prepared
 	for _, c := range list {
-		switch c.kind {
-		case dead:
-			letters = append(letters, c)
-		case retried:
-			c.doc = append(c.doc, c.item.waitingFields(r.now, r.at, r.seal)...)
-			waiting = append(waiting, c)
-		case pending, scheduled:
-			plain = append(plain, c)
+		marks = append(marks, bson.D{{Key: "_id", Value: c.mark}, {Key: "from", Value: r.source.name}, {Key: "at", Value: r.now}})
+		if c.kind == pending || c.kind == scheduled {
+			docs = append(docs, c.doc)
+			continue
 		}
-	}
 
-	fence := foreignFence{r.state, r.cfg.Watcher}
-	if len(plain) > 0 {
-		if err := mongodb.InTransaction(ctx, r.client, func(tx context.Context) error { return r.insert(tx, plain) }); err != nil {
-			return err
-		}
-	}
-	// Waiting envelopes belong to the owner of the watcher, so writing them takes its fence.
-	if len(waiting) > 0 {
-		err := fence.Fenced(ctx, []string{r.options.To}, func(tx context.Context) error { return r.insert(tx, waiting) })
+		raw, err := r.stampedEnvelope(c.doc)
 		if err != nil {
 			return err
 		}
-	}
-	return r.moveDead(ctx, fence, letters)
-}
-
-// insert inserts envelopes and marks, in the transaction of tx.
-func (r *importRun) insert(tx context.Context, list []converted) error {
-	docs := make([]any, len(list))
-	for i, c := range list {
-		docs[i] = c.doc
-	}
-	outbox := r.client.Database(r.outbox.Database().Name()).Collection(r.outbox.Name())
-	if _, err := outbox.InsertMany(tx, docs); err != nil {
-		return mongodb.Refusal(err, "writing envelopes", "insert", r.options.To)
-	}
-	return r.insertMarks(tx, list)
-}
-
-func (r *importRun) insertMarks(tx context.Context, list []converted) error {
-	marks := make([]any, len(list))
-	for i, c := range list {
-		marks[i] = bson.D{{Key: "_id", Value: c.mark}, {Key: "from", Value: r.source.name}, {Key: "at", Value: r.now}}
-	}
-	coll := r.client.Database(r.state.Name()).Collection(r.marks.Name())
-	_, err := coll.InsertMany(tx, marks)
-	return mongodb.Refusal(err, "writing the marks of imported rows", "insert", mongodb.Namespace(coll))
-}
-
-// moveDead writes dead letters, and then their marks. A letter that exists stays as it is, so a crash in between does no harm.
-func (r *importRun) moveDead(ctx context.Context, fence mongodb.Fencer, list []converted) error {
-	if len(list) == 0 {
-		return nil
-	}
-
-	letters := make([]deadletter.Letter, len(list))
-	for i, c := range list {
-		raw, err := bson.Marshal(c.doc)
+		if c.kind == retried {
+			entries = append(entries, r.newEntry(c.item, raw))
+			continue
+		}
+		letter, err := letters.Prepare(r.newLetter(c.item, raw))
 		if err != nil {
 			return err
 		}
-
-		// outrelay has never tried to send the event, so the reason comes from the other library.
-		reason := c.item.reason
-		if reason == "" {
-			reason = r.source.name + " gave it up"
-		}
-		if n := c.item.attempts; n > 0 {
-			reason = fmt.Sprintf("%s (attempts of %s: %d)", reason, r.source.name, n)
-		}
-		failed := c.item.at
-		if failed.IsZero() {
-			failed = r.now
-		}
-		letters[i] = deadletter.Letter{
-			NS: r.options.To, Raw: raw, Class: record.AttemptsExhausted, Reason: reason, Partition: record.AnyPartition,
-			Source:       deadletter.Source{Kind: "relay", Watcher: r.cfg.Watcher},
-			FirstFailure: failed,
-		}
+		dying = append(dying, letter)
 	}
 
-	if _, err := deadletter.Move(ctx, fence, letters, nil); err != nil {
+	// Chunks without their letter do no harm.
+	if err := letters.WriteChunks(ctx, unfenced{r.client}, r.state.Collection("letters"), dying); err != nil {
 		return err
 	}
-	return mongodb.InTransaction(ctx, r.client, func(tx context.Context) error { return r.insertMarks(tx, list) })
+	return mongodb.InTransaction(ctx, r.client, func(tx context.Context) error {
+		if len(docs) > 0 {
+			outbox := r.client.Database(r.outbox.Database().Name()).Collection(r.outbox.Name())
+			if _, err := outbox.InsertMany(tx, docs); err != nil {
+				return mongodb.Refusal(err, "writing envelopes", "insert", r.options.To)
+			}
+		}
+		if err := waiting.Enter(tx, r.state.Collection("waiting"), entries); err != nil {
+			return err
+		}
+		if err := letters.Write(tx, r.state.Collection("letters"), r.now, dying); err != nil {
+			return err
+		}
+		if len(marks) == 0 {
+			return nil
+		}
+		imports := r.state.Collection("imports")
+		_, err := imports.InsertMany(tx, marks)
+		return mongodb.Refusal(err, "writing the marks of imported rows", "insert", mongodb.Namespace(imports))
+	})
 }
 
-// foreignFence is the fence of a command, which does not own the watcher (N3).
-type foreignFence struct {
-	state   state.Database
-	watcher string
+// stampedEnvelope returns the envelope with the time of the import. The server replaces the empty timestamp only in an
+// outbox.
+func (r *importRun) stampedEnvelope(doc bson.D) (bson.Raw, error) {
+	stamped := slices.Clone(doc)
+	for i := range stamped {
+		if stamped[i].Key == "ts" {
+			stamped[i].Value = r.at
+		}
+	}
+	return bson.Marshal(stamped)
 }
 
-func (f foreignFence) Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
-	return mongodb.Foreign(ctx, f.state.Collection("watchers"), f.watcher, dirty, fn)
+// newEntry returns an event that waits for its next attempt.
+func (r *importRun) newEntry(it *item, raw bson.Raw) waiting.Entry {
+	// The envelope was parsed before, so it has a key and a slot.
+	var v envelope.View
+	_ = envelope.Parse(raw, &v)
+	next := r.now
+	if it.due.After(next) {
+		next = it.due
+	}
+	return waiting.Entry{
+		Watcher: r.cfg.Watcher, NS: r.options.To, Raw: raw, Key: string(v.OrderingKey()), Slot: v.Slot,
+		Pos: outboxes.PosAt(r.at), Reason: waiting.Retry, Origin: waiting.OriginRequeue, NextAt: next, Attempts: it.attempts,
+	}
+}
+
+// newLetter returns the dead letter of an event. outrelay has never tried to send the event, so the reason comes from the
+// other library.
+func (r *importRun) newLetter(it *item, raw bson.Raw) letters.Letter {
+	reason := it.reason
+	if reason == "" {
+		reason = r.source.name + " gave it up"
+	}
+	if n := it.attempts; n > 0 {
+		reason = fmt.Sprintf("%s (attempts of %s: %d)", reason, r.source.name, n)
+	}
+	failed := it.at
+	if failed.IsZero() {
+		failed = r.now
+	}
+	return letters.Letter{
+		Watcher: r.cfg.Watcher, NS: r.options.To, Raw: raw, Pos: outboxes.PosAt(r.at), Class: record.AttemptsExhausted,
+		Reason: reason, Partition: record.AnyPartition, Source: letters.Source{Kind: "relay", Watcher: r.cfg.Watcher},
+		FirstFailure: failed, Expire: r.cfg.DeadLetters.Expire,
+	}
+}
+
+// unfenced runs transactions without a fence: what an import writes does not depend on the owner of the watcher.
+type unfenced struct{ client *mongo.Client }
+
+func (u unfenced) Fenced(ctx context.Context, _ bson.D, fn func(ctx context.Context) error) error {
+	return mongodb.InTransaction(ctx, u.client, fn)
 }
