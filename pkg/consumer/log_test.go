@@ -235,7 +235,15 @@ func (x *renewed) Attach(context.Context, string, string, int32, inbox.Log) (inb
 	return inbox.Generation{}, nil
 }
 
-func (*renewed) Release(context.Context, string, string, int32) error { return nil }
+func (*renewed) Release(context.Context, ...inbox.Partition) error { return nil }
+
+func (*renewed) Heartbeat(context.Context) error { return nil }
+
+func (*renewed) TopicIDs(context.Context, []inbox.Partition) (map[inbox.Partition]string, error) {
+	return nil, nil
+}
+
+func (*renewed) StoreTopicIDs(context.Context, map[inbox.Partition]string) error { return nil }
 
 // newLogConsumer returns a consumer of a log, without servers. It drops all errors.
 func newLogConsumer(t *testing.T, l *changing, opts ...consumer.Option) *consumer.Consumer {

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/consumerparts"
-	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/consumer/topics"
@@ -259,14 +258,12 @@ func (s *settings) validate() error {
 	return errors.Join(bad...)
 }
 
-// transactor returns outbox.Box.Transaction on the client of the database, or the function that replaces it.
+// transactor returns outbox.Box.Transaction in the sessions of the consumer, or the function that replaces it. The next owner
+// of a partition may end a transaction of this consumer on the server, and must not end other work of the service.
 func (c *Consumer) transactor() consumerparts.Transactor {
 	if c.s.transact != nil {
 		return c.s.transact
 	}
 
-	client := c.db.Client()
-	return func(ctx context.Context, fn func(ctx context.Context) error) error {
-		return transaction.Run(ctx, client, fn)
-	}
+	return c.sessions.Run
 }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/telemetry"
@@ -282,16 +283,18 @@ func (s *session) releaseClaims(list []*partition) {
 	ctx, cancel := context.WithTimeout(s.drainCtx, releaseTimeout)
 	defer cancel()
 
-	var failed []error
+	var attached []inbox.Partition
 	for _, p := range list {
-		if !p.hasAttachments() || !p.stopped.Load() {
-			continue
-		}
-		if err := p.releaseAttachments(ctx); err != nil {
-			failed = append(failed, fmt.Errorf("releasing partition %s in the inbox: %w", p.tp, err))
+		if p.stopped.Load() {
+			attached = append(attached, p.listAttached()...)
 		}
 	}
-	s.report(errors.Join(failed...))
+	if len(attached) == 0 {
+		return
+	}
+	if err := s.inbox.Release(ctx, attached...); err != nil {
+		s.report(fmt.Errorf("releasing partitions in the inbox: %w", err))
+	}
 }
 
 // countFinished counts n messages that are finished together with all earlier messages, and
