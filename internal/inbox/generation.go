@@ -170,7 +170,7 @@ func (x *Inbox) judgeLog(p Partition, seen suspicion, l Log) (begin bool, err er
 	if x.settings.HaltOnRecreated {
 		return false, fmt.Errorf("%w: partition %d of %s ends at offset %d with leader epoch %d, "+
 			"but %s has handled up to offset %d at epoch %d; "+
-			"if the topic was deleted and created again, run once without consumer.WithHaltOnRecreated",
+			"if the topic was deleted and created again, run once without consumer.WithHaltOnLoss",
 			ErrRecreated, p.Number, p.Topic, l.End, l.Epoch, p.Consumer, seen.watermark, seen.epoch)
 	}
 

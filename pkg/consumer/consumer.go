@@ -230,18 +230,17 @@ func (r *run) repeatUntilReady(name string, ensureIndexes func(ctx context.Conte
 
 const readyTimeout = 10 * time.Second
 
-// sendHeartbeats stores signs of life in the inbox until ctx ends. It reports failures once in a row.
+// sendHeartbeats stores signs of life in the inbox until ctx ends.
 func (r *run) sendHeartbeats(ctx context.Context) {
-	failed := false
 	for retry.Sleep(ctx, inbox.HeartbeatInterval) == nil {
 		call, cancel := context.WithTimeout(ctx, inbox.HeartbeatInterval)
 		err := r.inbox.Heartbeat(call)
 		cancel()
 
-		if err != nil && !failed && ctx.Err() == nil {
+		// An outage of the database is reported by the handlers that wait for it.
+		if err != nil && !isTransient(err) && !mongo.IsTimeout(err) {
 			r.report(fmt.Errorf("inbox: %w", err))
 		}
-		failed = err != nil
 	}
 }
 

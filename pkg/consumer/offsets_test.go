@@ -326,7 +326,7 @@ func TestN29_OffsetsThatRetentionRemovedArePassed(t *testing.T) {
 	if _, err := adm.DeleteRecords(k.context(), offsets); err != nil {
 		t.Fatal(err)
 	}
-	halting := k.newConsumer(consumer.WithHaltOnGap())
+	halting := k.newConsumer(consumer.WithHaltOnLoss())
 	addHandler(t, halting, "counted", k.insertInto("effects"))
 	var gap *transport.RangeError
 	if err := halting.Run(k.context()); !errors.As(err, &gap) || gap.Start != 20 {

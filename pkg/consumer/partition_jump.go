@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,43 +15,111 @@ import (
 	"github.com/outrelay/outrelay/internal/transport"
 )
 
-// recordTopicID stores the id of the topic that the offsets belong to. Call it only after a
-// successful fetch: the group keeps the offsets of a deleted topic for a while.
-func (p *partition) recordTopicID(ctx context.Context) {
-	if log, err := p.s.g.Log(ctx, p.tp); err == nil {
-		p.topicID = &log.ID
+// locateStart finds out where the group goes on with the partition, and reads the id of the topic. An offset of a topic that was
+// deleted and created again is not used: the partition then begins at the start of the new topic. With WithHaltOnLoss, locateStart
+// ends the Run instead.
+//
+// The id is stored with each committed offset. The group may have no offset, because a broker deletes it with the topic, or one
+// without an id, because a tool has committed it. Then the id in the inbox decides.
+func (p *partition) locateStart(ctx context.Context) error {
+	at, err := p.s.g.Resume(ctx, p.tp)
+	if err != nil {
+		return err
 	}
+	// Read after the offset: a topic that is created again in between is detected.
+	log, err := p.s.g.Log(ctx, p.tp)
+	if err != nil {
+		return fmt.Errorf("reading the topic of partition %s: %w", p.tp, err)
+	}
+	stored, err := p.readStoredID(ctx)
+	if err != nil {
+		return err
+	}
+
+	before := cmp.Or(at.TopicID, stored)
+	if isAnotherTopic(before, log.ID) {
+		if err := p.s.reportRecreated(p.tp); err != nil {
+			return err
+		}
+		at = transport.Start{Uncommitted: true}
+	}
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.nextFetch, p.fetchedTo, p.committed = at.Offset, at.Offset, at.GroupOffset
+	if at.Uncommitted {
+		p.committed.Offset = -1
+		p.s.requestCommit()
+	}
+	p.topicID, p.storedID, p.located = log.ID, stored, true
+	p.idProved = before == log.ID
+	return nil
 }
 
-// isAnotherTopic reports whether the topic was deleted and created again, and if so continues at its start. With HaltOnGap it
-// ends the Run instead.
-func (p *partition) isAnotherTopic(ctx context.Context) (bool, error) {
-	if p.topicID == nil || *p.topicID == "" {
-		return false, nil
+// readStoredID returns the id of the topic that the inbox has stored for the group, or "".
+func (p *partition) readStoredID(ctx context.Context) (string, error) {
+	place := p.inboxPlace()
+	ids, err := p.s.inbox.TopicIDs(ctx, []inbox.Partition{place})
+	if err != nil {
+		return "", fmt.Errorf("partition %s: %w", p.tp, err)
 	}
+	return ids[place], nil
+}
+
+// inboxPlace returns the partition in the inbox, for the whole group.
+func (p *partition) inboxPlace() inbox.Partition {
+	return inbox.Partition{Consumer: p.s.c.group, Topic: p.tp.Topic, Number: p.tp.Partition}
+}
+
+// isAnotherTopic reports whether two ids are those of a deleted topic and of one that was created under its name. An id is "" if
+// it is unknown. A topic of another cluster may be a copy with the same offsets.
+func isAnotherTopic(before, now string) bool {
+	cluster, _, _ := strings.Cut(before, "/")
+	return before != "" && before != now && strings.HasPrefix(now, cluster+"/")
+}
+
+// reportRecreated reports that a topic was deleted and created again. With WithHaltOnLoss, it ends the Run and returns an error.
+func (s *session) reportRecreated(tp transport.TopicPartition) error {
+	err := fmt.Errorf("%w: the topic of partition %s was deleted and created again", transport.ErrGap, tp)
+	if s.c.s.haltsOnLoss() {
+		err = fmt.Errorf("%w; to go on from its start, run once without WithHaltOnLoss", err)
+		s.failRun(err)
+		return err
+	}
+	s.report(fmt.Errorf("%w; going on from its start", err))
+	return nil
+}
+
+// restartIfRecreated continues at the start of the topic if it was deleted and created again, and reports whether it was. With
+// WithHaltOnLoss it ends the Run instead.
+func (p *partition) restartIfRecreated(ctx context.Context) (bool, error) {
 	log, err := p.s.g.Log(ctx, p.tp)
-	cluster, _, _ := strings.Cut(*p.topicID, "/")
-	// Another cluster may be a copy with the same offsets.
-	if err != nil || log.ID == *p.topicID || !strings.HasPrefix(log.ID, cluster+"/") {
+	if err != nil || !isAnotherTopic(p.topicID, log.ID) {
 		return false, err
 	}
-
-	err = fmt.Errorf("%w: the topic of partition %s was deleted and created again; going on from its start", transport.ErrGap, p.tp)
-	if p.s.c.s.haltOnGap {
-		p.s.failRun(err)
-		return true, nil
+	if err := p.s.reportRecreated(p.tp); err != nil {
+		return false, err
 	}
-	p.topicID = nil
-	// If retention has removed the first records, the next fetch moves on.
-	p.abandonEntries(0, 0)
-	return true, err
+	p.restart(log, 0)
+	return true, nil
+}
+
+// restart continues in another topic, at an offset at its start. If retention has removed the first records, the next fetch moves
+// on.
+func (p *partition) restart(log inbox.Log, start int64) {
+	p.idProved = false
+	p.abandonEntries(0, start)
+	p.mu.Lock()
+	p.topicID = log.ID
+	p.mu.Unlock()
+	p.s.requestCommit()
 }
 
 // skipGap moves the partition to an offset that exists. There are three cases: after the records
 // that retention removed, at the end of a truncated topic, and at the start of a recreated topic.
-// With HaltOnGap it ends the Run instead.
+// With WithHaltOnLoss it ends the Run instead.
 func (p *partition) skipGap(ctx context.Context, gap *transport.RangeError) {
-	if p.s.c.s.haltOnGap {
+	if p.s.c.s.haltsOnLoss() {
 		p.s.failRun(gap)
 		return
 	}
@@ -76,15 +145,14 @@ func (p *partition) skipGap(ctx context.Context, gap *transport.RangeError) {
 		return
 	}
 
-	truncated := p.topicID != nil && *p.topicID != "" && log.ID == *p.topicID
-	if p.topicID == nil || *p.topicID == "" {
+	truncated := p.topicID != "" && log.ID == p.topicID
+	if p.topicID == "" || !p.idProved {
 		// Without a topic id, epochs decide: they do not grow when a topic is recreated.
 		truncated = gap.Diverged
 	}
 	if !truncated {
 		p.s.report(fmt.Errorf("%w; going on from %d", gap, gap.Start))
-		p.topicID = nil
-		p.abandonEntries(0, gap.Start)
+		p.restart(log, gap.Start)
 		return
 	}
 
@@ -133,7 +201,7 @@ func (p *partition) abandonEntries(from, next int64) {
 	}
 	p.entries = slices.Delete(p.entries, at, len(p.entries))
 
-	p.nextFetch, p.fetchedTo, p.committed = next, next, -1
+	p.nextFetch, p.fetchedTo, p.committed.Offset = next, next, -1
 	// The remaining entries may have lost their bodies.
 	p.refetch = at > 0
 	p.attached = map[string]*attachment{}
