@@ -243,7 +243,7 @@ func (l Letters) Summary(ctx context.Context, f DeadFilter) ([]DeadGroup, error)
 // DeadRef identifies one letter.
 type DeadRef struct {
 	Collection string `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
-	ID         string `query:"id" required:"true" minLength:"1" maxLength:"4096" doc:"Of the envelope, as in the header id."`
+	ID         string `query:"id" required:"true" minLength:"1" maxLength:"4096" doc:"Of the envelope, as in the header id. With source handler, also the place of the record: topic/partition/offset."`
 	Delivery   int    `query:"delivery" minimum:"-1" maximum:"2147483647" default:"-1" doc:"The delivery that died; -1 selects the latest one."`
 	Source     string `query:"source" enum:"relay,handler" doc:"Who gave up: the relay (default), or a handler of a consumer."`
 	Group      string `query:"group" maxLength:"255" doc:"With source handler: the consumer group."`

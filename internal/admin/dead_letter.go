@@ -25,6 +25,7 @@ type DeadLetter struct {
 	Key           string               `json:"key,omitempty"`
 	Topic         string               `json:"topic,omitempty"`
 	Partition     *int32               `json:"partition,omitempty"`
+	Place         string               `json:"place,omitempty"` // of a handler: topic/partition/offset of the first record
 	Class         string               `json:"class"`
 	Reason        string               `json:"reason"`
 	Position      string               `json:"position,omitempty"`

@@ -345,7 +345,7 @@ func (x *exceptionWriter) refetchFromStream(
 	var hit []*pipeline.Exception
 	left := len(missing)
 
-	// Records may lack the namespace, and the type of an id is known only if the record has it.
+	// The type of an id is known only if the record has it.
 	want := func(ev *changestream.Event) bool {
 		raw := ev.Document
 		if !ev.HasDocument || x.mapping.Parse(raw, &v) != nil {
@@ -354,11 +354,9 @@ func (x *exceptionWriter) refetchFromStream(
 
 		id = v.AppendID(id[:0])
 		h := routing.NamespaceHash(string(ev.DB) + "." + string(ev.Coll))
-		for _, ns := range [][]byte{h[:], nil} {
-			for _, stringID := range []bool{v.AmbiguousID(), false} {
-				if hit = missing[envelopeKey(id, stringID, ns)]; hit != nil {
-					return hit[0].Raw == nil
-				}
+		for _, stringID := range []bool{v.AmbiguousID(), false} {
+			if hit = missing[envelopeKey(id, stringID, h[:])]; hit != nil {
+				return hit[0].Raw == nil
 			}
 		}
 		return false
@@ -382,8 +380,7 @@ func (x *exceptionWriter) refetchFromStream(
 func (x *exceptionWriter) newIDOnlyLetter(e *pipeline.Exception) (deadletter.Letter, error) {
 	e.NS = x.scope.String()
 	for _, o := range x.collections.WatchedOutboxes() {
-		// Without a hash in the record, the watcher has one collection.
-		if h := routing.NamespaceHash(o.NS()); len(e.NSHash) == 0 || bytes.Equal(h[:], e.NSHash) {
+		if h := routing.NamespaceHash(o.NS()); bytes.Equal(h[:], e.NSHash) {
 			e.NS = o.NS()
 		}
 	}
@@ -408,7 +405,7 @@ func (x *exceptionWriter) findInCollections(ctx context.Context, e *pipeline.Exc
 	}
 
 	for _, o := range x.collections.WatchedOutboxes() {
-		if h := routing.NamespaceHash(o.NS()); len(e.NSHash) > 0 && !bytes.Equal(h[:], e.NSHash) {
+		if h := routing.NamespaceHash(o.NS()); !bytes.Equal(h[:], e.NSHash) {
 			continue
 		}
 
