@@ -72,16 +72,13 @@ type partition struct {
 	s  *session
 	tp transport.TopicPartition
 	tenure
+	position
 
 	mu           sync.Mutex
 	entries      []*entry // by offset; the first is not finished
 	orphans      []*entry // entries that were abandoned while a handler ran
 	nextFetch    int64
-	fetchedTo    int64                 // every offset below was fetched or is a hole
-	located      bool                  // it is known where the group goes on
-	topicID      string                // of the topic that the offsets belong to; "" if the brokers have no ids
-	committed    transport.GroupOffset // what the group has stored; an offset of -1 stands for something else
-	storedID     string                // what the inbox has stored
+	fetchedTo    int64 // every offset below was fetched or is a hole
 	heldMessages int
 	heldBytes    int
 	refetch      bool // an entry below nextFetch has to be fetched again
@@ -89,7 +86,6 @@ type partition struct {
 	forgotten    bool // the partition is no longer counted
 	tracks       map[trackKey]*track
 	attached     map[string]*attachment
-	idProved     bool      // the offset certainly belongs to the topic with this id; used only by fetchLoop
 	lagMeasured  time.Time // when the lag was last reported
 	logEnd       int64     // at that time
 	progressAt   time.Time // when a message was finished, or the first one after none was read
@@ -449,34 +445,6 @@ func (p *partition) finishedToLocked() int64 {
 		return p.entries[0].offset
 	}
 	return p.fetchedTo
-}
-
-// uncommittedOffset returns the offset to commit, and reports whether it differs from the committed one.
-func (p *partition) uncommittedOffset() (at transport.GroupOffset, changed bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	at = transport.GroupOffset{Offset: p.finishedToLocked(), TopicID: p.topicID}
-	return at, p.located && at != p.committed
-}
-
-func (p *partition) setCommitted(at transport.GroupOffset) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.committed = at
-}
-
-// unstoredID returns the id of the topic if the group has committed an offset of the topic, and the inbox has another id or none.
-func (p *partition) unstoredID() (id string, ok bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	isCommitted := p.committed.Offset >= 0 && p.committed.TopicID == p.topicID
-	return p.topicID, p.topicID != "" && isCommitted && p.storedID != p.topicID
-}
-
-func (p *partition) setStoredID(id string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.storedID = id
 }
 
 // wakeReader wakes the fetch loop. It does not block.
