@@ -11,8 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/letters"
 )
 
 const (

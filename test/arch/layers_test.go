@@ -69,7 +69,7 @@ var rooms = []room{
 	{dir: "internal/inbox", layer: 2, why: "the decisions about handled messages: marks, claims, watermarks of lanes, generations"},
 	{dir: "internal/inbox/inboxtest", layer: 2, only: []string{"internal/inbox", "pkg/outbox"}, testsOnly: true, why: "the contract of an inbox, for both stores"},
 	{dir: "internal/transport", layer: 2, only: []string{"internal/inbox", "internal/retry", "internal/record", "internal/kafkawire", "pkg/event"}, why: "how a consumer joins a group, reads and publishes; one package for each library that joins groups"},
-	{dir: "internal/transport/franz", layer: 3, only: []string{"internal/record", "internal/transport"}, why: "the only package that links franz-go for consumers; pkg/consumer/franz selects it"},
+	{dir: "internal/transport/franz", layer: 3, only: []string{"internal/kafkawire", "internal/record", "internal/retry", "internal/transport"}, why: "the only package that links franz-go for consumers; pkg/consumer/franz selects it"},
 	{dir: "internal/transport/transporttest", layer: 2, only: []string{"internal/transport", "internal/keyhash", "pkg/event"}, testsOnly: true, why: "the contract of a transport, for Kafka and memory"},
 	{dir: "internal/entityparts", layer: 2, only: []string{"pkg/event"}, why: "what packages of the module need to store entities elsewhere, and services do not"},
 	{dir: "internal/consumerparts", layer: 2, only: []string{"internal/inbox", "internal/transport"}, why: "what packages of the module need of a consumer.Consumer, and services do not"},

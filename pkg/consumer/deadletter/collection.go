@@ -144,10 +144,12 @@ func (l *Letter) countRecordBytes() int {
 }
 
 // upsert inserts a document of a letter with the time of the server. The fields of an existing document win, so a
-// repetition changes nothing.
+// repetition changes nothing. Only a letter that was requeued is replaced: the message was delivered and given up once more.
 func (c *collection) upsert(ctx context.Context, letter ID, id, doc any) error {
+	isRequeued := bson.D{{Key: "$gt", Value: bson.A{"$requeued", nil}}}
 	merged := bson.D{{Key: "$mergeObjects", Value: bson.A{
-		bson.D{{Key: "$literal", Value: doc}}, bson.D{{Key: "givenUpAt", Value: "$$NOW"}}, "$$ROOT",
+		bson.D{{Key: "$literal", Value: doc}}, bson.D{{Key: "givenUpAt", Value: "$$NOW"}},
+		bson.D{{Key: "$cond", Value: bson.A{isRequeued, bson.D{{Key: "_id", Value: "$_id"}}, "$$ROOT"}}},
 	}}}
 	update := mongo.Pipeline{{{Key: "$replaceWith", Value: merged}}}
 

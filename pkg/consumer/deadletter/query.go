@@ -53,7 +53,7 @@ func (q Query) buildFilter() bson.D {
 	require(q.Handler != "", "_id.handler", q.Handler)
 	require(q.Name != "", "name", q.Name)
 	require(q.AggregateType != "", "aggregate.type", q.AggregateType)
-	require(q.Topic != "", "topic", q.Topic)
+	require(q.Topic != "", "_id.topic", q.Topic)
 	require(len(q.Key) > 0, "key", q.Key)
 	// Reasons often end with an id, so a prefix selects all of a kind.
 	require(q.Reason != "", "reason", bson.D{{Key: "$regex", Value: "^" + regexp.QuoteMeta(q.Reason)}})
