@@ -102,7 +102,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 		return none, err
 	}
 
-	if alias := t.namespaceAlias(&doc); alias.NS != nil && alias.Named {
+	if t.slot.scope.Multiple() && t.namespaceAlias(&doc).NS != nil {
 		t.start.keepDescriptionUntil(until)
 	}
 
@@ -190,9 +190,9 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document) (opened *sink.
 	return opened, err
 }
 
-// namespaceAlias returns the collection whose records may be in the topics both with the header
-// outrelay-ns and without it (N7). There is one if the watcher changed from one collection to
-// several since the checkpoint, or from several to one. Otherwise it returns the zero Alias.
+// namespaceAlias returns the collection to which records without the header outrelay-ns belong (N7):
+// earlier versions did not write the header for the only collection of a watcher. It returns
+// the zero Alias if the watcher had several collections at the checkpoint.
 func (t *term) namespaceAlias(doc *lease.Document) fence.Alias {
 	only := t.slot.scope.String()
 	if t.slot.scope.Multiple() {
@@ -203,7 +203,7 @@ func (t *term) namespaceAlias(doc *lease.Document) fence.Alias {
 	}
 
 	ns := routing.NamespaceHash(only)
-	return fence.Alias{NS: ns[:], Named: t.slot.scope.Multiple()}
+	return fence.Alias{NS: ns[:]}
 }
 
 // diagnoseKafka returns an error that contains the fix, if the client can determine the cause of
