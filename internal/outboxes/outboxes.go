@@ -130,6 +130,20 @@ func (o Outbox) NameHolder(ctx context.Context, client *mongo.Client) (uuid [16]
 	return uuid, err
 }
 
+// CurrentName returns the name that the collection has now in its database, or "" if it was dropped. If the UUID is not
+// known, or the user lacks listCollections, it returns o.Coll.
+func (o Outbox) CurrentName(ctx context.Context, client *mongo.Client) (string, error) {
+	if !o.Identified() {
+		return o.Coll, nil
+	}
+
+	name, err := mongodb.CollectionName(ctx, client, o.DB, o.UUID)
+	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
+		return o.Coll, nil
+	}
+	return name, err
+}
+
 // The values of the field `origin`: the ways in which an envelope becomes an exception.
 const (
 	OriginStream    = "stream"
