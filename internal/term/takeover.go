@@ -60,6 +60,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 
 	// Indexes are made concurrently with the rest of the takeover, which is slow without them.
 	t.inBackground(t.indexes.ensureAllIndexes)
+	t.inBackground(func(ctx context.Context) { t.collections.ForgetGone(ctx, claims) })
 
 	// The first position is saved below. After that, later owners look for scheduled envelopes only in the outboxes on the
 	// list (N17).
