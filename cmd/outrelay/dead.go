@@ -17,8 +17,11 @@ func newDeadCommand(p *program) *cobra.Command {
 		Use:   "dead",
 		Short: "List dead letters, and requeue, edit or discard them",
 		Long: `An envelope becomes a dead letter if it cannot be sent without a change, or if it has used up its
-attempts. The relay moves it with the reason from its outbox to <collection>_dead. It stays there
-until an operator requeues or discards it.
+attempts. The relay copies it, with the reason, into the collection letters of the state database.
+It stays there until an operator discards it, or until dead_letters.expire has passed.
+
+Each dead letter has its own id, such as dead-01h3…, which list and show print. Commands take it
+as well as the id of the envelope, of which there may be several dead letters.
 
 With --source handler, the commands act on the messages that handlers of consumers gave up. They
 are in the databases of the outboxes, in the collections of dead_letters.handlers. A requeue hands
@@ -103,14 +106,14 @@ func newDeadListCommand(p *program) *cobra.Command {
 
 // writeDead writes a page of letters. others is the number of letters of handlers.
 func (f *deadFilter) writeDead(w io.Writer, page admin.DeadPage, others int64) {
-	head := "DIED\tID\tDELIVERY\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON"
+	head := "DIED\tLETTER\tID\tDELIVERY\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON"
 	cellsOf := func(l admin.DeadLetter) cells {
 		requeued := "no"
 		if l.Replayed != nil {
 			requeued = fmt.Sprintf("as %d", l.Replayed.Delivery)
 		}
 		return cells{
-			formatLocal(&l.DiedAt), quoteArgument(l.ID), l.Delivery, l.Type, truncate(l.Key, 40), l.Topic, l.Class,
+			formatLocal(&l.DiedAt), l.Letter, quoteArgument(l.ID), l.Delivery, l.Type, truncate(l.Key, 40), l.Topic, l.Class,
 			requeued, truncate(l.Reason, 100),
 		}
 	}
@@ -221,8 +224,8 @@ func newDeadRequeueCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "requeue [ID...]",
 		Short: "Deliver dead letters again, with the same ids",
-		Long: `Put the envelopes of the matching dead letters back into their outboxes, in the order of the change
-stream. Each is sent as the next delivery of the same envelope, and its attempts start again from 0.
+		Long: `Store the envelopes of the matching dead letters as waiting, in the order of the change stream. The
+owner sends each as the next delivery of the same envelope, and its attempts start again from 0.
 Dead letters that were requeued before are left out. If a requeue was interrupted, start it again.
 
 With --source handler, put the messages of the letters into the queue of their handlers, before

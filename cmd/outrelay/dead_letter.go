@@ -22,6 +22,9 @@ func writeDeadLetter(w io.Writer, l admin.DeadLetter) {
 	printField := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "%-14s %s\n", name, sanitizeLine(fmt.Sprintf(format, args...)))
 	}
+	if l.Letter != "" {
+		printField("letter", "%s", l.Letter)
+	}
 	printField("id", "%s", quoteArgument(l.ID))
 	printField("collection", "%s", l.Collection)
 	printField("delivery", "%d", l.Delivery)
@@ -161,7 +164,7 @@ func newDeadEditCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "edit ID",
 		Short: "Change the envelope of one dead letter and deliver it again",
-		Long: `Change the envelope of one dead letter and put it back into its outbox as the next delivery. The
+		Long: `Change the envelope of one dead letter and deliver it again as the next delivery. The
 letter keeps the original envelope. The command can also complete a letter that has only an id: set
 aggregatetype, aggregateid, type and a payload. The result is checked before anything is written.
 

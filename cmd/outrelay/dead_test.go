@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/state/statetest"
 )
 
 // graveyard is a watcher with an outbox and n dead letters d0, d1, …. The last letter has only an id.
@@ -28,7 +29,7 @@ type graveyard struct {
 func newGraveyard(t *testing.T, n int) *graveyard {
 	t.Helper()
 	client := stacktest.Client(t)
-	g := &graveyard{t: t, state: state.Of(stacktest.Database(t, client)), outbox: stacktest.Database(t, client).Collection("outbox")}
+	g := &graveyard{t: t, state: statetest.New(t, client), outbox: stacktest.Database(t, client).Collection("outbox")}
 	ns := g.outbox.Database().Name() + ".outbox"
 	g.env = []string{
 		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1", "OUTRELAY_WATCHER=orders",
@@ -94,9 +95,9 @@ func (g *graveyard) runCommand(want int, answer any, args ...string) string {
 	return out + errOut
 }
 
-func (g *graveyard) countOutbox() int64 {
+func (g *graveyard) countWaiting() int64 {
 	g.t.Helper()
-	n, err := g.outbox.CountDocuments(g.t.Context(), bson.D{})
+	n, err := g.state.Collection("waiting").CountDocuments(g.t.Context(), bson.D{})
 	if err != nil {
 		g.t.Fatal(err)
 	}
@@ -135,7 +136,7 @@ func TestDeadLettersAreListedAndShown(t *testing.T) {
 	}
 
 	for want, args := range map[string][]string{
-		"dead letter of id unknown in ": {"show", "unknown"}, "class": {"list", "--class", "malfored"}, "--since": {"list", "--since", "then"},
+		"dead letter of id unknown: not found": {"show", "unknown"}, "class": {"list", "--class", "malfored"}, "--since": {"list", "--since", "then"},
 		"--limit": {"list", "--limit", "0"}, "cursor": {"list", "--after", "x"}, "does not read": {"list", "--collection", "a.b"},
 	} {
 		if text := g.runCommand(exitConfig, nil, append([]string{"dead"}, args...)...); !strings.Contains(text, want) {
@@ -150,18 +151,18 @@ func TestDeadLettersAreRequeued(t *testing.T) {
 	if text := g.runCommand(exitConfig, nil, "dead", "requeue", "--yes"); !strings.Contains(text, "--all") {
 		t.Errorf("nothing named: %s", text)
 	}
-	if text := g.runCommand(exitConfig, nil, "dead", "requeue", "d0", "d1"); !strings.Contains(text, "requeue 2 dead letters; consumers") || !strings.Contains(text, "--yes") || g.countOutbox() != 0 {
+	if text := g.runCommand(exitConfig, nil, "dead", "requeue", "d0", "d1"); !strings.Contains(text, "requeue 2 dead letters; consumers") || !strings.Contains(text, "--yes") || g.countWaiting() != 0 {
 		t.Errorf("no terminal: %s", text)
 	}
 
 	var o admin.DeadOutcome
-	if g.runCommand(exitConfig, &o, "dead", "requeue", "--class", "record_refused", "--dry-run"); !o.DryRun || o.Requeued != 4 || o.Refused != 1 || g.countOutbox() != 0 {
+	if g.runCommand(exitConfig, &o, "dead", "requeue", "--class", "record_refused", "--dry-run"); !o.DryRun || o.Requeued != 4 || o.Refused != 1 || g.countWaiting() != 0 {
 		t.Errorf("unexpected result %+v", o)
 	}
-	if text := g.runCommand(0, nil, "dead", "requeue", "d0", "--yes"); text != "1 dead letter requeued, 0 rejected\n" || g.countOutbox() != 1 {
+	if text := g.runCommand(0, nil, "dead", "requeue", "d0", "--yes"); text != "1 dead letter requeued, 0 rejected\n" || g.countWaiting() != 1 {
 		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.runCommand(exitConfig, nil, "dead", "requeue", "--all", "-y", "--actor", "ann"); !strings.Contains(text, "3 dead letters requeued, 1 rejected\n") || !strings.Contains(text, "d4 delivery 0: only its id is left; edit it") || g.countOutbox() != 4 {
+	if text := g.runCommand(exitConfig, nil, "dead", "requeue", "--all", "-y", "--actor", "ann"); !strings.Contains(text, "3 dead letters requeued, 1 rejected\n") || !strings.Contains(text, "d4 delivery 0: only its id is left; edit it") || g.countWaiting() != 4 {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 	if text := g.runCommand(0, nil, "dead", "list", "--state", "replayable"); !strings.Contains(text, "1 of 1 dead letter\n") {
@@ -202,7 +203,7 @@ func TestDeadLettersAreEdited(t *testing.T) {
 		}
 	}
 
-	if text := edit(0, "d0", "--version", "0", "--payload", payload, "--dry-run"); !strings.Contains(text, "would be requeued as delivery 1 with changed payload") || g.countOutbox() != 0 {
+	if text := edit(0, "d0", "--version", "0", "--payload", payload, "--dry-run"); !strings.Contains(text, "would be requeued as delivery 1 with changed payload") || g.countWaiting() != 0 {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 	if text := edit(0, "d0", "--version", "0", "--payload", payload, "--header", "h=v=w", "--key", "k", "-y"); !strings.Contains(text, "is requeued as delivery 1 with changed headers, key, payload") {
@@ -218,8 +219,8 @@ func TestDeadLettersAreEdited(t *testing.T) {
 	}
 
 	for _, id := range []string{"d0", "d1"} {
-		raw, err := g.outbox.FindOne(t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
-		if err != nil || raw.Lookup("payload").StringValue() != "new" || raw.Lookup("state").StringValue() != "retry" {
+		raw, err := g.state.Collection("waiting").FindOne(t.Context(), bson.D{{Key: "id", Value: id}}).Raw()
+		if err != nil || raw.Lookup("envelope", "payload").StringValue() != "new" || raw.Lookup("reason").StringValue() != "queued" {
 			t.Errorf("%s, %v", raw, err)
 		}
 	}

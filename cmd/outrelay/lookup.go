@@ -71,17 +71,19 @@ func writeFound(w io.Writer, f admin.LookupResult) {
 	for i := range f.Envelopes {
 		e := &f.Envelopes[i]
 		writeFoundEnvelope(w, e)
-		shown[e.Collection+" "+e.ID] = true
+		for _, t := range e.Timeline {
+			shown[t.Letter] = true
+		}
 	}
 
-	// The timeline of an envelope includes its dead letters.
+	// The timeline of an envelope includes its dead letters. The others are of events that are not in the outbox.
 	for i := range f.Letters {
 		l := &f.Letters[i]
-		if shown[l.Collection+" "+l.ID] {
+		if shown[l.Letter] {
 			continue
 		}
-		fmt.Fprintf(w, "%s %s is dead since %s: %s: %s\n", sanitizeLine(l.Collection), quoteArgument(l.ID),
-			formatLocal(&l.DiedAt), sanitizeLine(l.Class), sanitizeLine(l.Reason))
+		fmt.Fprintf(w, "%s %s is dead since %s: %s: %s (%s)\n", sanitizeLine(l.Collection), quoteArgument(l.ID),
+			formatLocal(&l.DiedAt), sanitizeLine(l.Class), sanitizeLine(l.Reason), l.Letter)
 	}
 
 	if f.More {
@@ -90,7 +92,11 @@ func writeFound(w io.Writer, f admin.LookupResult) {
 }
 
 func writeFoundEnvelope(w io.Writer, e *admin.FoundEnvelope) {
-	fmt.Fprintf(w, "%s %s: %s\n", sanitizeLine(e.Collection), quoteArgument(e.ID), sanitizeLine(e.State))
+	state := e.State
+	if e.Reason != "" {
+		state += " (" + e.Reason + ")"
+	}
+	fmt.Fprintf(w, "%s %s: %s\n", sanitizeLine(e.Collection), quoteArgument(e.ID), sanitizeLine(state))
 
 	printField := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "  %-12s %s\n", name, sanitizeLine(fmt.Sprintf(format, args...)))

@@ -21,7 +21,7 @@ import (
 // conditions that are set. The filters have the tags of the API, in a query and in a body.
 type DeadFilter struct {
 	Collection    string    `query:"collection" json:"collection,omitempty" maxLength:"255" doc:"Only this outbox, as database.collection."`
-	IDs           []string  `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Only dead letters of these envelopes."`
+	IDs           []string  `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Only these dead letters, by their own ids or by the ids of their envelopes."`
 	From          time.Time `query:"from" json:"from,omitzero" doc:"Died at this time or later."`
 	To            time.Time `query:"to" json:"to,omitzero" doc:"Died before this time."`
 	Topic         string    `query:"topic" json:"topic,omitempty" maxLength:"255"`
@@ -257,11 +257,11 @@ func (l Letters) Summary(ctx context.Context, f DeadFilter) ([]DeadGroup, error)
 	return groups, nil
 }
 
-// DeadRef identifies one letter.
+// DeadRef identifies one letter, by its own id or by that of its envelope.
 type DeadRef struct {
 	Collection string `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
-	ID         string `query:"id" required:"true" minLength:"1" maxLength:"4096" doc:"Of the envelope, as in the header id."`
-	Delivery   int    `query:"delivery" minimum:"-1" maximum:"2147483647" default:"-1" doc:"The delivery that died; -1 selects the latest one."`
+	ID         string `query:"id" required:"true" minLength:"1" maxLength:"4096" doc:"Of the dead letter, or of the envelope, as in the header id."`
+	Delivery   int    `query:"delivery" minimum:"-1" maximum:"2147483647" default:"-1" doc:"With the id of an envelope: the delivery that died; -1 selects the latest one."`
 	Source     string `query:"source" enum:"relay,handler" doc:"Who gave up: the relay (default), or a handler of a consumer."`
 	Group      string `query:"group" maxLength:"255" doc:"With source handler: the consumer group."`
 	Handler    string `query:"handler" maxLength:"255" doc:"With source handler: the name of the handler."`

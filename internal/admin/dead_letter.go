@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"encoding/json"
 	"slices"
 	"time"
@@ -44,6 +45,9 @@ type DeadLetter struct {
 
 	stamp bson.Timestamp // of the insert of the envelope
 }
+
+// Ref returns the id by which [DeadRef.ID] and [DeadFilter.IDs] find the letter.
+func (d DeadLetter) Ref() string { return cmp.Or(d.Letter, d.ID) }
 
 // newDeadLetter converts a stored letter, without its envelope.
 func newDeadLetter(d *letters.Dead) DeadLetter {

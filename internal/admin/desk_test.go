@@ -438,17 +438,7 @@ func TestActionsWithoutTheirServersAreUnavailable(t *testing.T) {
 	k := admin.New(admin.Operator{State: f.state, Watcher: "orders"}).For(admin.Actor{Name: "ann"})
 
 	// This process has only the state database.
-	if _, err := k.Indexes().Verify(t.Context(), false); !errors.Is(err, admin.ErrUnavailable) {
-		t.Errorf("%v", err)
-	}
 	if _, err := k.Replays().Start(t.Context(), admin.ReplayOrder{IDs: []string{"a"}}); !errors.Is(err, admin.ErrUnavailable) {
 		t.Errorf("%v", err)
-	}
-
-	if v, err := f.newDesk().Indexes().Verify(t.Context(), false); err != nil || len(v.Drift) == 0 {
-		t.Errorf("%+v, %v", v, err)
-	}
-	if v, err := f.newDesk().Indexes().Rebuild(t.Context()); err != nil || !v.OK() {
-		t.Errorf("%+v, %v", v, err)
 	}
 }

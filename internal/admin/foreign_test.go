@@ -15,7 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/state/statetest"
 )
 
 // A command that is stopped inside its transaction, as by SIGSTOP, holds the watcher's document. The server would end that after
@@ -28,7 +28,7 @@ func TestN03_AStoppedForeignTransactionHoldsUpNobodyForLong(t *testing.T) {
 		name := map[bool]string{true: "renewal", false: "takeover"}[owned]
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			state := state.Of(stacktest.Database(t, stacktest.Client(t)))
+			state := statetest.New(t, stacktest.Client(t))
 			cfg := lease.Config{
 				Collection: state.On(stacktest.Client(t)).Collection("watchers"), ID: "orders/0of1", Node: "a",
 				TTL: time.Hour, CallTimeout: time.Second, ReplicaSetID: "here",
@@ -82,7 +82,7 @@ func TestN03_AForeignWriteNeedsFewAttemptsBesideBusySlots(t *testing.T) {
 	t.Parallel()
 	const slots, calls, most = 16, 4, 5 // attempts for each call
 	client := stacktest.Client(t)
-	db := state.Of(stacktest.Database(t, client))
+	db := statetest.New(t, client)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	var owners sync.WaitGroup
 	defer owners.Wait()

@@ -73,6 +73,8 @@ type TimelineEntry struct {
 	What string    `json:"what"` // written, due, failed, died, requeued, sent
 	Text string    `json:"text,omitempty"`
 	Node string    `json:"node,omitempty"`
+	// Letter is the id of the dead letter of the entries died and requeued.
+	Letter string `json:"letter,omitempty"`
 }
 
 const defaultLookupWindow = time.Hour
@@ -403,6 +405,8 @@ func (e *FoundEnvelope) addLetters(list []DeadLetter) {
 			What: "died",
 			Text: d.Class + ": " + d.Reason,
 			Node: d.Source.Node,
+
+			Letter: d.Letter,
 		})
 		// The envelope stays in the outbox, so only the letter shows that it was not delivered.
 		if d.Replayed == nil && (e.State == "delivered" || e.State == "recent") {
@@ -410,7 +414,7 @@ func (e *FoundEnvelope) addLetters(list []DeadLetter) {
 		}
 		if r := d.Replayed; r != nil {
 			text := "by " + r.Actor + " as delivery " + formatInt(int64(r.Delivery))
-			e.Timeline = append(e.Timeline, TimelineEntry{At: r.At.UTC(), What: "requeued", Text: text})
+			e.Timeline = append(e.Timeline, TimelineEntry{At: r.At.UTC(), What: "requeued", Text: text, Letter: d.Letter})
 		}
 	}
 	e.sortTimeline()

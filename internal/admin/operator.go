@@ -143,9 +143,6 @@ func (o Operator) Sagas() Sagas { return Sagas{o} }
 // Watchers returns the watchers of the state database.
 func (o Operator) Watchers() Watchers { return Watchers{o} }
 
-// Indexes returns the indexes of the watched collections, and the ledger of migrations.
-func (o Operator) Indexes() Indexes { return Indexes{o} }
-
 // Bounds of lists. Most lists have the bounds of the dead letters.
 const (
 	DefaultPage      = letters.PageSize

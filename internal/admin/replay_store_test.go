@@ -14,13 +14,13 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/state/statetest"
 )
 
 func replayStand(t *testing.T, n int) (*replayStore, *mongo.Collection, string) {
 	t.Helper()
 	client := stacktest.Client(t)
-	state, shop := state.Of(stacktest.Database(t, client)), stacktest.Database(t, client)
+	state, shop := statetest.New(t, client), stacktest.Database(t, client)
 	if _, err := state.Collection("watchers").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}}); err != nil {
 		t.Fatal(err)
 	}

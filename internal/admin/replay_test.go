@@ -17,6 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/state/statetest"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -37,7 +38,7 @@ type stand struct {
 
 func newStand(t *testing.T, c *mongo.Client) *stand {
 	t.Helper()
-	s := &stand{t: t, state: state.Of(stacktest.Database(t, c)), shop: stacktest.Database(t, c)}
+	s := &stand{t: t, state: statetest.New(t, c), shop: stacktest.Database(t, c)}
 	s.box = s.shop.Collection("outbox", options.Collection().SetWriteConcern(writeconcern.Majority()))
 
 	if err := outboxes.EnsureIndexes(t.Context(), s.box); err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/state/statetest"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -22,7 +22,7 @@ import (
 func dueShop(t *testing.T) (o admin.Operator, dbs []*mongo.Database, schedule func(db int, typ string, in time.Duration) string) {
 	t.Helper()
 	client := stacktest.Client(t)
-	o = admin.Operator{State: state.Of(stacktest.Database(t, client)), Watcher: "orders", Actor: "ann"}
+	o = admin.Operator{State: statetest.New(t, client), Watcher: "orders", Actor: "ann"}
 	r := outboxes.NewRegistry(o.State.Collection("collections"))
 	var boxes []*outbox.Box
 	for i := range 2 {

@@ -13,7 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -128,7 +128,7 @@ func runPoison(ctx context.Context, s *stage) (Finding, error) {
 	s.printEvent("all good ones have arrived")
 	// Dead letters may be written later than the good envelopes arrive.
 	err = s.awaitCondition(ctx, "a dead letter of each poisoned envelope", patience, func() bool {
-		n, err := s.deadCollection().CountDocuments(ctx, deadletter.Letters())
+		n, err := s.deadCollection().CountDocuments(ctx, ofWatcher())
 		return err == nil && int(n) >= len(bad)
 	})
 	if err != nil {
@@ -167,18 +167,18 @@ func (s *stage) insertPoison(ctx context.Context, n int) (map[uuid.UUID]inserted
 
 // comparePoison compares the dead letters with the inserted envelopes.
 func (s *stage) comparePoison(ctx context.Context, bad map[uuid.UUID]inserted, f *PoisonFinding) error {
-	fields := options.Find().SetProjection(bson.D{{Key: "class", Value: 1}, {Key: "movedAt", Value: 1}})
-	cur, err := s.deadCollection().Find(ctx, deadletter.Letters(), fields)
+	fields := options.Find().SetProjection(bson.D{{Key: "id", Value: 1}, {Key: "class", Value: 1}, {Key: "movedAt", Value: 1}})
+	cur, err := s.deadCollection().Find(ctx, ofWatcher(), fields)
 	if err != nil {
 		return fmt.Errorf("reading the dead letters: %w", err)
 	}
-	var letters []deadletter.Dead
-	if err := cur.All(ctx, &letters); err != nil {
+	var dead []letters.Dead
+	if err := cur.All(ctx, &dead); err != nil {
 		return fmt.Errorf("reading the dead letters: %w", err)
 	}
 
-	for _, l := range letters {
-		_, data, _ := l.ID.ID.BinaryOK()
+	for _, l := range dead {
+		_, data, _ := l.EnvelopeID.BinaryOK()
 		id, _ := uuid.FromBytes(data)
 		was, ok := bad[id]
 		switch {
@@ -196,10 +196,8 @@ func (s *stage) comparePoison(ctx context.Context, bad map[uuid.UUID]inserted, f
 	for id, was := range bad {
 		s.recordBroken("no dead letter of %s, which is %s", id, was.class)
 	}
-	// The defects include an empty aggregateid.
-	poisoned := bson.D{{Key: "aggregateid", Value: bson.D{{Key: "$in", Value: bson.A{"poison", ""}}}}}
-	if left := s.countEnvelopes(ctx, poisoned); left != 0 {
-		s.recordBroken("%d poisoned envelopes are still in the outbox", left)
+	if left := s.countWaiting(ctx); left != 0 {
+		s.recordBroken("%d envelopes still wait", left)
 	}
 	return nil
 }

@@ -11,8 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 const (
@@ -264,8 +264,23 @@ func (s *stage) outboxCollection() *mongo.Collection {
 	return s.shopDatabase().Collection(outboxName)
 }
 
-func (s *stage) deadCollection() *mongo.Collection {
-	return s.shopDatabase().Collection(deadletter.Collection(outboxName))
+func (s *stage) deadCollection() *mongo.Collection { return s.stateDatabase().Collection("letters") }
+
+// ofWatcher is the condition for the documents of the watcher in a collection of the state database. Parts of large letters have no
+// watcher.
+func ofWatcher(and ...bson.E) bson.D { return append(bson.D{{Key: "watcher", Value: watcher}}, and...) }
+
+// countWaiting returns the number of envelopes that wait for one of the reasons, or for any, or −1 if the query fails.
+func (s *stage) countWaiting(ctx context.Context, reasons ...waiting.Reason) int {
+	filter := ofWatcher()
+	if len(reasons) > 0 {
+		filter = ofWatcher(bson.E{Key: "reason", Value: bson.D{{Key: "$in", Value: reasons}}})
+	}
+	n, err := s.stateDatabase().Collection("waiting").CountDocuments(ctx, filter)
+	if err != nil {
+		return -1
+	}
+	return int(n)
 }
 
 // countEnvelopes returns the number of matching envelopes, or −1 if the query fails.
@@ -288,7 +303,7 @@ func (s *stage) countLogged(ctx context.Context, kind string) (int, error) {
 
 // completeOutcome sets the fields of the outcome that all scenarios have in common.
 func (s *stage) completeOutcome(ctx context.Context, o *Outcome, took time.Duration) error {
-	dead, err := s.deadCollection().CountDocuments(ctx, deadletter.Letters())
+	dead, err := s.deadCollection().CountDocuments(ctx, ofWatcher())
 	if err != nil {
 		return fmt.Errorf("counting the dead letters: %w", err)
 	}

@@ -10,7 +10,6 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/state"
 )
@@ -295,21 +294,9 @@ func (x privilegeChecks) checkOutboxPrivileges(context.Context) finding {
 }
 
 func (x privilegeChecks) checkDeadPrivileges(context.Context) finding {
-	var needed, wanted []Privilege
-	expiry := []string{"listIndexes"}
-	if x.cfg.DeadLetters.Expire > 0 {
-		expiry = indexActions
-	}
-	for _, ns := range x.watchedCollections() {
-		db, coll, _ := strings.Cut(ns, ".")
-		letters := deadletter.Collection(coll)
-		needed = append(needed, privilegeOn(db, letters, "", readWrite...))
-		wanted = append(wanted, privilegeOn(db, letters, "", expiry...))
-	}
-
 	m := roleMaker{cfg: x.cfg}
 	m.cfg.Watch = x.watchedCollections()
-	return x.checkPrivileges(needed, append(wanted, m.handlerLetterPrivileges()...))
+	return x.checkPrivileges(nil, m.handlerLetterPrivileges())
 }
 
 // stateCollections are the collections of the state database.

@@ -6,7 +6,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/sagas"
 	"github.com/outrelay/outrelay/internal/setaside"
 )
@@ -127,7 +126,6 @@ func (m *roleMaker) relayRole() Role {
 
 	r.add(privilegeOn(db, coll, "open the change stream", "find", "changeStream"))
 	r.add(m.onOutboxes(sameName, "read envelopes, record failed deliveries, remove delivered envelopes", readWrite...)...)
-	r.add(m.onOutboxes(deadletter.Collection, "store dead letters", readWrite...)...)
 	r.add(privilegeOn(m.cfg.State.Database, "", "store the lease and the position", readWrite...))
 	r.add(m.listCollections("without it the relay cannot detect that a collection was dropped and created again")...)
 
@@ -144,15 +142,9 @@ func (m *roleMaker) relayRole() Role {
 	if m.cfg.Purge.TTL > 0 {
 		indexes = indexActions
 	}
-	ofLetters := []string{"listIndexes"}
-	if m.cfg.DeadLetters.Expire > 0 {
-		ofLetters = indexActions
-	}
-
 	const optional = "without it the relay does not report missing indexes, and documents do not expire"
 	r.Privileges = slices.Concat(r.Privileges,
 		asOptional(optional, m.onOutboxes(sameName, "compare the indexes with the required indexes", indexes...)...),
-		asOptional(optional, m.onOutboxes(deadletter.Collection, "check the index that expires dead letters", ofLetters...)...),
 		m.handlerLetterPrivileges())
 	return r
 }
@@ -183,7 +175,6 @@ func (m *roleMaker) setupRole() Role {
 	schema := []string{"createCollection", "createIndex", "dropIndex", "listIndexes", "collMod"}
 
 	r.add(m.onOutboxes(sameName, "create the outbox and its indexes", schema...)...)
-	r.add(m.onOutboxes(deadletter.Collection, "create the dead letters and their indexes", append([]string{"find"}, schema...)...)...)
 	r.add(privilegeOn(m.cfg.State.Database, "", "record the migrations, create the indexes of the state", slices.Concat(readWrite, schema)...))
 	r.add(m.listCollections("")...)
 
@@ -241,7 +232,6 @@ func (m *roleMaker) operatorRole() Role {
 	r := Role{Name: m.who.Prefix + "Operator", For: "operators who change data: outrelay pause, dead, scheduled, replay, purge, recover"}
 
 	r.add(m.onOutboxes(sameName, "show, requeue, cancel and remove envelopes", readWrite...)...)
-	r.add(m.onOutboxes(deadletter.Collection, "show, edit, requeue and discard dead letters", readWrite...)...)
 	r.add(m.onHandlerLetters("", "show, requeue and discard the dead letters of handlers", "find", "update", "remove")...)
 
 	r.add(m.onSetAside("return requeued messages to the handlers", "find", "insert", "update")...)
@@ -257,7 +247,6 @@ func (m *roleMaker) readerRole() Role {
 	r := Role{Name: m.who.Prefix + "Reader", For: "people and monitoring that only read: outrelay status, dead list, doctor"}
 
 	r.add(m.onOutboxes(sameName, "count and show waiting envelopes, including their payloads", "find", "listIndexes")...)
-	r.add(m.onOutboxes(deadletter.Collection, "count and show dead letters, including their payloads", "find", "listIndexes")...)
 	r.add(m.onHandlerLetters("", "count and show the dead letters of handlers, including their payloads", "find")...)
 
 	r.add(m.onSetAside("show whether a requeued message still waits", "find")...)

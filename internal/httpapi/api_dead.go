@@ -92,7 +92,7 @@ func (a *api) addDead() {
 
 	a.addLetter()
 
-	addAction(a, "/dead/requeue", "requeue-dead", "Put dead letters back into their outbox, or hand them back to their handlers, as the next delivery",
+	addAction(a, "/dead/requeue", "requeue-dead", "Deliver dead letters again, or hand them back to their handlers, as the next delivery",
 		func(ctx context.Context, op admin.Operator, in *DeadAction) (admin.DeadOutcome, error) {
 			// The caller has counted letters that can be requeued, so the comparison must not count the others.
 			f := in.Body.Filter

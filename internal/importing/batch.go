@@ -9,10 +9,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // Bounds of a batch, which is at most one transaction of each kind.
@@ -27,9 +27,7 @@ type importRun struct {
 	report *Report
 	write  bool
 	marks  *mongo.Collection
-	now    time.Time      // of the server, at the start
-	at     bson.Timestamp // cluster time at the start
-	seal   []byte
+	now    time.Time // of the server, at the start
 	done   int64
 }
 
@@ -123,8 +121,6 @@ func (r *importRun) importBatch(ctx context.Context, coll *mongo.Collection, t t
 			r.report.Pending++
 		case scheduled:
 			r.report.Scheduled++
-		case retried:
-			r.report.Retried++
 		case dead:
 			r.report.Dead++
 		}
@@ -212,33 +208,21 @@ func (r *importRun) withoutExisting(ctx context.Context, list []converted) ([]co
 
 // writeBatch writes the items with their marks.
 func (r *importRun) writeBatch(ctx context.Context, list []converted) error {
-	var plain, waiting, letters []converted
+	var envelopes, given []converted
 	for _, c := range list {
-		switch c.kind {
-		case dead:
-			letters = append(letters, c)
-		case retried:
-			c.doc = append(c.doc, c.item.waitingFields(r.now, r.at, r.seal)...)
-			waiting = append(waiting, c)
-		case pending, scheduled:
-			plain = append(plain, c)
+		if c.kind == dead {
+			given = append(given, c)
+		} else {
+			envelopes = append(envelopes, c)
 		}
 	}
 
-	fence := foreignFence{r.state, r.cfg.Watcher}
-	if len(plain) > 0 {
-		if err := mongodb.InTransaction(ctx, r.client, func(tx context.Context) error { return r.insert(tx, plain) }); err != nil {
+	if len(envelopes) > 0 {
+		if err := mongodb.InTransaction(ctx, r.client, func(tx context.Context) error { return r.insert(tx, envelopes) }); err != nil {
 			return err
 		}
 	}
-	// Waiting envelopes belong to the owner of the watcher, so writing them takes its fence.
-	if len(waiting) > 0 {
-		err := fence.Fenced(ctx, []string{r.options.To}, func(tx context.Context) error { return r.insert(tx, waiting) })
-		if err != nil {
-			return err
-		}
-	}
-	return r.moveDead(ctx, fence, letters)
+	return r.writeDead(ctx, given)
 }
 
 // insert inserts envelopes and marks, in the transaction of tx.
@@ -264,13 +248,13 @@ func (r *importRun) insertMarks(tx context.Context, list []converted) error {
 	return mongodb.Refusal(err, "writing the marks of imported rows", "insert", mongodb.Namespace(coll))
 }
 
-// moveDead writes dead letters, and then their marks. A letter that exists stays as it is, so a crash in between does no harm.
-func (r *importRun) moveDead(ctx context.Context, fence mongodb.Fencer, list []converted) error {
+// writeDead writes dead letters and their marks.
+func (r *importRun) writeDead(ctx context.Context, list []converted) error {
 	if len(list) == 0 {
 		return nil
 	}
 
-	letters := make([]deadletter.Letter, len(list))
+	prepared := make([]*letters.Prepared, len(list))
 	for i, c := range list {
 		raw, err := bson.Marshal(c.doc)
 		if err != nil {
@@ -289,25 +273,33 @@ func (r *importRun) moveDead(ctx context.Context, fence mongodb.Fencer, list []c
 		if failed.IsZero() {
 			failed = r.now
 		}
-		letters[i] = deadletter.Letter{
-			NS: r.options.To, Raw: raw, Class: record.AttemptsExhausted, Reason: reason, Partition: record.AnyPartition,
-			Source:       deadletter.Source{Kind: "relay", Watcher: r.cfg.Watcher},
+		prepared[i], err = letters.Prepare(letters.Letter{
+			Watcher: r.cfg.Watcher, NS: r.options.To, Raw: raw, Slot: waiting.SlotOf(raw),
+			Class: record.AttemptsExhausted, Reason: reason, Partition: record.AnyPartition,
+			Source:       letters.Source{Kind: "relay", Watcher: r.cfg.Watcher},
 			FirstFailure: failed,
+		})
+		if err != nil {
+			return err
 		}
 	}
 
-	if _, err := deadletter.Move(ctx, fence, letters, nil); err != nil {
+	store := r.client.Database(r.state.Name()).Collection(r.state.Collection("letters").Name())
+	if err := letters.WriteChunks(ctx, plainFence{r.client}, store, prepared); err != nil {
 		return err
 	}
-	return mongodb.InTransaction(ctx, r.client, func(tx context.Context) error { return r.insertMarks(tx, list) })
+	return mongodb.InTransaction(ctx, r.client, func(tx context.Context) error {
+		if err := letters.Write(tx, store, r.now, prepared); err != nil {
+			return err
+		}
+		return r.insertMarks(tx, list)
+	})
 }
 
-// foreignFence is the fence of a command, which does not own the watcher (N3).
-type foreignFence struct {
-	state   state.Database
-	watcher string
-}
+// plainFence runs transactions without a fence: an import adds documents, and changes nothing that the owner of the watcher has
+// written.
+type plainFence struct{ client *mongo.Client }
 
-func (f foreignFence) Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
-	return mongodb.Foreign(ctx, f.state.Collection("watchers"), f.watcher, dirty, fn)
+func (f plainFence) Fenced(ctx context.Context, _ bson.D, fn func(ctx context.Context) error) error {
+	return mongodb.InTransaction(ctx, f.client, fn)
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/keyhash"
-	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 // kind is how a row is imported.
@@ -18,7 +17,6 @@ type kind int
 const (
 	pending kind = iota // for the stream
 	scheduled
-	retried // waits for its next attempt
 	dead
 )
 
@@ -27,8 +25,6 @@ func (it *item) kindAt(now time.Time) kind {
 	switch {
 	case it.dead:
 		return dead
-	case it.attempts > 0:
-		return retried
 	case it.due.After(now):
 		return scheduled
 	}
@@ -91,20 +87,4 @@ func (it *item) envelope(from string, rowID bson.RawValue, k kind, o Options) (b
 	// A row that the relay would reject is reported now, and does not become a dead letter later.
 	var v envelope.View
 	return doc, envelope.Parse(raw, &v)
-}
-
-// waitingFields returns the fields of an envelope that waits for its next attempt, as a requeue writes them (N18).
-func (it *item) waitingFields(now time.Time, at bson.Timestamp, seal []byte) bson.D {
-	next := now
-	if it.due.After(now) {
-		next = it.due
-	}
-	return bson.D{
-		{Key: "state", Value: envelope.StateRetry},
-		{Key: "attempts", Value: it.attempts},
-		{Key: "nextAt", Value: next},
-		{Key: "pos", Value: outboxes.PosAt(at)},
-		{Key: "origin", Value: outboxes.OriginRequeue},
-		{Key: "seal", Value: seal},
-	}
 }

@@ -19,8 +19,6 @@ import (
 	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
-	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/internal/state"
 )
 
@@ -46,7 +44,6 @@ type Report struct {
 	Tables    []Table   `json:"tables"`
 	Pending   int64     `json:"pending"`   // envelopes for the stream
 	Scheduled int64     `json:"scheduled"` // envelopes with a due time
-	Retried   int64     `json:"retried"`   // envelopes that wait for their next attempt
 	Dead      int64     `json:"dead"`      // dead letters
 	Known     int64     `json:"known"`     // rows that an earlier run has imported
 	Refused   int64     `json:"refused"`   // rows that cannot be converted; they stay
@@ -69,7 +66,7 @@ type Problem struct {
 }
 
 // Total returns the number of rows that become envelopes or dead letters.
-func (r Report) Total() int64 { return r.Pending + r.Scheduled + r.Retried + r.Dead }
+func (r Report) Total() int64 { return r.Pending + r.Scheduled + r.Dead }
 
 // ErrRefused matches each refusal of an import. Nothing was written.
 var ErrRefused = errors.New("nothing was imported")
@@ -147,16 +144,6 @@ func (im *Importer) Plan(ctx context.Context) (Report, error) {
 	run, err := im.newRun(ctx, &r, false)
 	if err == nil {
 		err = run.importTables(ctx)
-	}
-	if err != nil || r.Retried+r.Dead == 0 {
-		return r, err
-	}
-
-	// Their transactions take the fence of the watcher.
-	ids, err := slots.NewDivisions(im.state).IDs(ctx, im.cfg.Watcher)
-	if err == nil && len(ids) == 0 {
-		err = refusalf("%d rows have failed attempts, and watcher %s has never run, so it cannot take them; start outrelay run once",
-			r.Retried+r.Dead, im.cfg.Watcher)
 	}
 	return r, err
 }
@@ -323,22 +310,19 @@ func everySpelling(name string, condition bson.D) bson.D {
 	return all
 }
 
-// newRun starts a run at the time of the server. A run that writes also reads the seal.
+// newRun starts a run at the time of the server.
 func (im *Importer) newRun(ctx context.Context, r *Report, write bool) (*importRun, error) {
 	run := &importRun{Importer: im, report: r, write: write, marks: mongodb.Majority(im.state.Collection("imports"))}
 	var err error
-	if run.now, err = mongodb.ServerTime(ctx, im.client); err != nil {
+	if write {
+		err = im.state.Ensure(ctx, slog.New(slog.DiscardHandler))
+	} else {
+		err = im.state.Check(ctx)
+	}
+	if err != nil {
 		return nil, err
 	}
-	if run.at, err = mongodb.ClusterTime(ctx, im.client); err != nil {
-		return nil, err
-	}
-
-	// Only writes need the seal.
-	if !write {
-		return run, nil
-	}
-	run.seal, err = outboxes.NewRegistry(im.state.Collection("collections")).Seal(ctx)
+	run.now, err = mongodb.ServerTime(ctx, im.client)
 	return run, err
 }
 

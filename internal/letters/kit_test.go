@@ -39,7 +39,7 @@ func setUp(t *testing.T, opts ...*options.ClientOptions) *bench {
 }
 
 // Fenced is a transaction of an owner that nobody deposes.
-func (b *bench) Fenced(ctx context.Context, _ []string, fn func(context.Context) error) error {
+func (b *bench) Fenced(ctx context.Context, _ bson.D, fn func(context.Context) error) error {
 	s, err := b.db.Client().StartSession()
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package opspage
 
 import (
+	"cmp"
 	"strconv"
 	"strings"
 
@@ -30,7 +31,7 @@ func planRequeue(c *call) (preview, error) {
 		run:     func() (notice, error) { return c.requeueLetters(f) },
 		Count:   requeued,
 		Nothing: requeued == 0,
-		Lines:   []string{countVerb(requeued, "dead letter") + " given back to the outbox and sent at once."},
+		Lines:   []string{countVerb(requeued, "dead letter") + " sent at once, as waiting events."},
 		Undo: "It cannot be taken back: the events are sent again, each as the next delivery of the same event. " +
 			"The dead letters stay in the list as requeued.",
 	}
@@ -101,7 +102,7 @@ func planDiscard(c *call) (preview, error) {
 		p.Lines = append(p.Lines, "No filter is set: this includes every dead letter of the selected state.")
 	}
 
-	// The ids select events, and an event may have several letters.
+	// The ids of handlers' letters select messages, and a message may have several letters.
 	if int64(len(f.IDs)) < out.Matched && !f.All {
 		p.Lines = append(p.Lines, "All dead letters of a ticked event are included: some ticked events died more than once.")
 	}
@@ -179,12 +180,12 @@ func planEdit(c *call) (preview, error) {
 	}
 	return newPreview(run, "It cannot be taken back: the event is sent again as delivery "+strconv.Itoa(int(out.Delivery))+
 		". The dead letter stays in the list as requeued, with its original envelope.",
-		"Event "+ref.ID+" goes back to "+out.Collection+" and is sent at once.", "Changed: "+changed+"."), err
+		"Event "+out.ID+" of "+out.Collection+" is sent at once.", "Changed: "+changed+"."), err
 }
 
 func (c *call) editLetter(ref admin.DeadRef, e admin.DeadEdit) (notice, error) {
 	out, err := c.use.Letters.Edit(c.ctx, ref, e, c.deadOptions(false))
-	text := "Event " + ref.ID + " was requeued"
+	text := "Event " + cmp.Or(out.ID, ref.ID) + " was requeued"
 	if len(out.Edited) > 0 {
 		text += "; changed: " + strings.Join(out.Edited, ", ")
 	}

@@ -177,7 +177,7 @@ func (p *page) download(w http.ResponseWriter, r *http.Request, c *call) {
 		for _, l := range page.Letters {
 			if withPayload {
 				ref := admin.DeadRef{
-					Collection: l.Collection, ID: l.ID, Delivery: int(l.Delivery),
+					Collection: l.Collection, ID: l.Ref(), Delivery: int(l.Delivery),
 					Source: f.Source, Group: l.Source.Group, Handler: l.Source.Handler,
 				}
 				l, err = c.use.Letters.Show(c.ctx, ref, true)

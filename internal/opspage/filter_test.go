@@ -62,7 +62,7 @@ func TestTheButtonShowsTheNumberThatChanges(t *testing.T) {
 	d := &desk{text: "x", count: 22, refused: 15}
 	form := url.Values{"scope": {"all"}}
 	r, body := sendRequest(t, newSite(d), &operator, http.MethodPost, "/confirm/dead-requeue", form)
-	if r.StatusCode != http.StatusOK || !strings.Contains(body, "7 dead letters are given back") || !strings.Contains(body, "Requeue 7<") || !strings.Contains(body, `name="_count" value="7"`) {
+	if r.StatusCode != http.StatusOK || !strings.Contains(body, "7 dead letters are sent at once") || !strings.Contains(body, "Requeue 7<") || !strings.Contains(body, `name="_count" value="7"`) {
 		t.Errorf("%d: %s", r.StatusCode, body)
 	}
 

@@ -110,7 +110,7 @@ func (e *Entry) Document() Document {
 	d := Document{
 		DocumentID: e.DocumentID(), NS: e.NS, ID: e.Raw.Lookup("_id"), Delivery: e.Delivery, Key: e.Key, Pos: e.Pos + e.Number,
 		Pending: e.Pending, Reason: e.Reason, Origin: e.Origin, Attempts: e.Attempts, Redelivered: e.Redelivered,
-		ReplayOf: e.ReplayOf, Envelope: e.Raw,
+		ReplayOf: e.ReplayOf, Envelope: e.Raw, Size: len(e.Raw),
 	}
 	if !e.NextAt.IsZero() {
 		d.NextAt = e.NextAt.UnixMilli()

@@ -20,7 +20,7 @@ import (
 type owner struct{ client *mongo.Client }
 
 // Fenced runs fn in a transaction.
-func (o owner) Fenced(ctx context.Context, _ []string, fn func(context.Context) error) error {
+func (o owner) Fenced(ctx context.Context, _ bson.D, fn func(context.Context) error) error {
 	return mongodb.InTransaction(ctx, o.client, fn)
 }
 
