@@ -41,7 +41,7 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 	})
 	db := stacktest.Database(t, client)
 	coll, waits := mongodb.Majority(db.Collection("outbox")), db.Collection("waiting")
-	for coll, indexes := range map[*mongo.Collection][]mongodb.Index{coll: outboxes.Indexes(), waits: waiting.Indexes()} {
+	for coll, indexes := range map[*mongo.Collection][]mongodb.Index{coll: outboxes.Indexes{Purge: true, Scheduled: true}.List(), waits: waiting.Indexes()} {
 		if err := mongodb.EnsureIndexSet(t.Context(), coll, indexes); err != nil {
 			t.Fatal(err)
 		}
