@@ -337,7 +337,8 @@ func (v validator) checkRetention(path string, d time.Duration, zero string) {
 
 func (c *Config) validateLimits(v validator) {
 	v.checkSize("limits.memory", c.Limits.Memory, Size(max(c.Slots, 1))*MiB, 64*GiB)
-	v.checkSize("limits.envelope", c.Limits.Envelope, KiB, 15*MiB)
+	v.checkSize("limits.record", c.Limits.Record, 64*KiB, 32*MiB)
+	v.checkSize("limits.envelope", c.Limits.Envelope, KiB, min(15*MiB, c.Limits.Record))
 	v.checkNumber("limits.tickets", c.Limits.Tickets, 1000, 200_000)
 }
 

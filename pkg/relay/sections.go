@@ -257,8 +257,13 @@ type Limits struct {
 	// 1MiB. Defaults to 32MiB.
 	Memory int64 `yaml:"memory"`
 	// Envelope is the expected maximum size of an envelope. A larger one is still sent if Kafka accepts
-	// it. At most 15MiB. Defaults to 900KiB.
+	// it. At most limits.record. Defaults to 900KiB.
 	Envelope int64 `yaml:"envelope"`
+	// Record is the maximum size of a record, before compression: value, key, headers and topic together.
+	// An envelope whose record would be larger becomes a dead letter of class message_too_large. JSON
+	// can be many times as large as the document of which it is made. Between 64KiB and 32MiB. Defaults
+	// to 8MiB.
+	Record int64 `yaml:"record"`
 	// Tickets is how many events may be read beyond the oldest unresolved one before reading stops.
 	// Between 1000 and 200000. Defaults to 200000.
 	Tickets int `yaml:"tickets"`
