@@ -68,6 +68,13 @@ func (c *Client) callBroker(
 // addr. It uses an idle link if there is one. If that link fails, the broker may have closed it while
 // it was idle, so exchange is called once more with a new link.
 func (c *Client) useLink(ctx context.Context, addr string, timeout time.Duration, exchange func(l *Link) error) error {
+	return c.useLinkWithin(ctx, addr, dialTimeout, timeout, exchange)
+}
+
+// useLinkWithin is useLink with a limit for the time to connect, before the request.
+func (c *Client) useLinkWithin(
+	ctx context.Context, addr string, connect, timeout time.Duration, exchange func(l *Link) error,
+) error {
 	timeout = max(timeout, c.cfg.Patience)
 	if l := c.links.takeIdle(addr); l != nil {
 		err := l.exchange(ctx, timeout, exchange)
@@ -82,7 +89,9 @@ func (c *Client) useLink(ctx context.Context, addr string, timeout time.Duration
 		}
 	}
 
-	l, err := c.Dial(ctx, addr)
+	dialCtx, cancel := context.WithTimeout(ctx, max(connect, c.cfg.Patience))
+	l, err := c.Dial(dialCtx, addr)
+	cancel()
 	if err != nil {
 		return err
 	}
@@ -124,10 +133,7 @@ func (c *Client) useAny(ctx context.Context, timeout time.Duration, exchange fun
 			timeout = max(timeout, adminTimeout)
 		}
 
-		// The call may have to connect first.
-		callCtx, cancel := context.WithTimeout(ctx, max(timeout, c.cfg.Patience)+connectSlack)
-		err := c.useLink(callCtx, addr, timeout, exchange)
-		cancel()
+		err := c.useLinkWithin(ctx, addr, timeout+connectSlack, timeout, exchange)
 		if err == nil {
 			return nil
 		}

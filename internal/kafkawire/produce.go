@@ -59,11 +59,12 @@ const (
 	// ResponseSlack is the time that a response may take beyond the time limit of the broker.
 	ResponseSlack = 500 * time.Millisecond
 	maxResponse   = 64 << 20
+	keepResponse  = 1 << 20 // a larger buffer is not kept for the next response
 )
 
 // Produce sends batches, which are grouped by topic, over k, and appends a result for each
-// of them to dst, in the same order. It blocks until the response has arrived, at most for
-// RequestTimeout and ResponseSlack.
+// of them to dst, in the same order. It blocks until the response has arrived, and fails if no byte has moved for timeout
+// and ResponseSlack. With ErrIncomplete, the broker has appended nothing.
 func (w *Producer) Produce(
 	k *Link, timeout time.Duration, batches []PartitionBatch, dst []ProduceResult,
 ) ([]ProduceResult, error) {
@@ -74,16 +75,18 @@ func (w *Producer) Produce(
 	}
 
 	// The broker may hold the request for the whole timeout, and the response needs time as well.
-	_ = k.conn.SetDeadline(time.Now().Add(timeout + ResponseSlack))
+	k.wire.setIdle(timeout + ResponseSlack)
 	w.encodeRequest(version, k.clientID, timeout, batches)
-	if err := w.writeRequest(k.conn); err != nil {
+	if err := w.writeRequest(k); err != nil {
 		return dst, err
 	}
 	body, err := reply.Read(k.reader, w.body, w.correlation, maxResponse)
 	if err != nil {
 		return dst, err
 	}
-	w.body = body
+	if w.body = body; cap(body) > keepResponse {
+		w.body = nil
+	}
 
 	k.lastUsed = time.Now()
 	for range batches {
@@ -137,41 +140,54 @@ func (w *Producer) encodeRequest(version int16, clientID string, timeout time.Du
 	}
 }
 
-// writeRequest writes w.pieces to conn. Many bytes on a plain connection need one gathering system
-// call. Otherwise small pieces are copied together.
-func (w *Producer) writeRequest(conn net.Conn) error {
-	pieces := w.pieces
+// writeRequest writes w.pieces to k. The error is ErrIncomplete if the system has not taken all bytes.
+func (w *Producer) writeRequest(k *Link) error {
 	total := 0
-	for _, b := range pieces {
+	for _, b := range w.pieces {
 		total += len(b)
 	}
+	written, err := w.writePieces(k, total)
+	if err != nil && written < total {
+		return fmt.Errorf("%w: %w", ErrIncomplete, err)
+	}
+	return err
+}
 
-	if tcp, ok := conn.(*net.TCPConn); ok && total > copyLimit {
+// writePieces writes w.pieces, which have total bytes, to k. Many bytes on a plain connection need one gathering system
+// call. Otherwise small pieces are copied together.
+func (w *Producer) writePieces(k *Link, total int) (written int, err error) {
+	pieces := w.pieces
+	if k.conn == net.Conn(k.wire) && total > copyLimit {
 		// WriteTo consumes its receiver.
 		consumed := pieces
-		_, err := consumed.WriteTo(tcp)
+		n, err := k.wire.writeBuffers(&consumed)
 		clear(pieces)
-		return err
+		return int(n), err
 	}
 
 	w.copyBuf = w.copyBuf[:0]
+	write := func(p []byte) error {
+		n, err := k.conn.Write(p)
+		written += n
+		return err
+	}
 	flush := func() error {
 		if len(w.copyBuf) == 0 {
 			return nil
 		}
-		_, err := conn.Write(w.copyBuf)
+		err := write(w.copyBuf)
 		w.copyBuf = w.copyBuf[:0]
 		return err
 	}
 	for _, b := range pieces {
 		if len(w.copyBuf)+len(b) > copyLimit {
 			if err := flush(); err != nil {
-				return err
+				return written, err
 			}
 		}
 		if len(b) > copyLimit {
-			if _, err := conn.Write(b); err != nil {
-				return err
+			if err := write(b); err != nil {
+				return written, err
 			}
 			continue
 		}
@@ -179,7 +195,8 @@ func (w *Producer) writeRequest(conn net.Conn) error {
 	}
 	// Otherwise the array would keep the sealed batches in memory until the next request.
 	clear(pieces)
-	return flush()
+	err = flush()
+	return written, err
 }
 
 // decodeResponse fills results, which are in the order of batches.

@@ -42,6 +42,9 @@ type lane struct {
 	failures     int
 	wrote        bool          // a part of the request may have reached the broker
 	lastDuration time.Duration // of the last request
+
+	smaller      int       // the largest request since one has failed because of its size; 0: the usual limit
+	smallerSince time.Time // when that was set
 }
 
 // isLateLocked reports whether the request in flight takes long.
@@ -136,6 +139,7 @@ func (l *lane) fillRequest() bool {
 
 	total, n := 0, 0
 	now := time.Now()
+	limit := l.requestLimitLocked(now)
 	for _, p := range l.ready {
 		b := p.queue[0]
 		size := b.builder.Len()
@@ -144,7 +148,7 @@ func (l *lane) fillRequest() bool {
 			size = len(b.sealed)
 		}
 		// The first batch always goes, even if it alone exceeds the limit.
-		if total > 0 && total+size > l.sink.c.limits.requestBytes {
+		if total > 0 && total+size > limit {
 			break
 		}
 
@@ -196,6 +200,10 @@ func (l *lane) sendRequest(ctx context.Context) error {
 		if err := l.sealBatch(f.batch); err != nil {
 			return err
 		}
+	}
+	l.dropOversized()
+	if len(l.request) == 0 {
+		return nil
 	}
 
 	// The request groups partitions by topic.

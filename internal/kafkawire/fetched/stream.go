@@ -17,7 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// The bounds of one record that a Stream reads.
+// The bounds of one record that a Stream reads, unless the batch is the process's own.
 const (
 	maxRecord  = 64 << 20 // bytes
 	maxHeaders = 1 << 16
@@ -99,7 +99,7 @@ func (s *Stream) Next(x *Record, from int64) (bool, error) {
 		return false, recordError(io.ErrUnexpectedEOF)
 	case x.Offset < from:
 		return true, s.discardBytes(size)
-	case size > maxRecord:
+	case size > maxRecord && !s.batch.Own:
 		if err := s.discardBytes(size); err != nil {
 			return false, err
 		}
@@ -117,7 +117,7 @@ func (s *Stream) Next(x *Record, from int64) (bool, error) {
 
 	// The number of headers is only a claim, so it is checked before memory is allocated for them.
 	n := d.Varint()
-	if n > maxHeaders {
+	if n > maxHeaders && !s.batch.Own {
 		x.Key, x.Value = nil, nil
 		return true, &TooLargeError{fmt.Sprintf("%d headers; at most %d can be read", n, maxHeaders)}
 	}
