@@ -91,6 +91,7 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 	if t.stream, err = t.newStream(); err != nil {
 		return nil, err
 	}
+	t.slot.metrics.StreamStuck.SetSource(func() float64 { return t.stream.Stuck().Seconds() })
 
 	// The writer of exceptions and the dispatcher refer to each other.
 	clients := r.shared.Mongo
