@@ -180,5 +180,12 @@ func (c *Client) Layout() *Layout { return c.layout.Load() }
 // that any broker can serve.
 func (c *Client) MarkFailed(addr string) { c.links.markFailed(addr) }
 
+// NoteThrottle notes that a quota keeps the broker at addr from being used for d. Nothing enforces that: callers ask
+// Throttled before requests that count for the quota.
+func (c *Client) NoteThrottle(addr string, d time.Duration) { c.links.noteThrottle(addr, d) }
+
+// Throttled returns how long a quota keeps the broker at addr from being used.
+func (c *Client) Throttled(addr string) time.Duration { return c.links.throttledFor(addr) }
+
 // ClientID returns the name that brokers use for this client.
 func (c *Client) ClientID() string { return c.cfg.ClientID }

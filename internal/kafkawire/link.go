@@ -287,7 +287,38 @@ type linkPool struct {
 	idle   map[string][]*Link
 	failed map[string]time.Time
 	closed bool
+
+	throttled map[string]time.Time // until when a quota keeps a broker from being used
 }
+
+// noteThrottle notes that the broker should not be used for d.
+func (p *linkPool) noteThrottle(addr string, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.throttled == nil {
+		p.throttled = map[string]time.Time{}
+	}
+	p.throttled[addr] = time.Now().Add(min(d, maxThrottle))
+}
+
+// throttledFor returns how long the broker should not be used.
+func (p *linkPool) throttledFor(addr string) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	left := time.Until(p.throttled[addr])
+	if left <= 0 {
+		delete(p.throttled, addr)
+		return 0
+	}
+	return left
+}
+
+// maxThrottle bounds the wait for a quota. A broker states at most quota.window.num times quota.window.size.seconds, 11 s by
+// default.
+const maxThrottle = 5 * time.Minute
 
 // failedFor is how long a broker that failed is the last candidate for requests that any broker can
 // serve.

@@ -49,10 +49,16 @@ type Producer struct {
 	body        []byte
 	correlation int32
 	copyBuf     []byte
+	throttle    time.Duration
 }
+
+// Throttle returns how long the client should not use the broker after the last response, because of a quota (KIP-219).
+func (w *Producer) Throttle() time.Duration { return w.throttle }
 
 const (
 	minProduce, maxProduce = 3, 8
+	// clientThrottleProduce is the first version after whose response the client waits. Before, the broker did.
+	clientThrottleProduce = 6
 	// copyLimit is the size up to which pieces are copied together and written at once. For many small
 	// batches, a system call for each, and with TLS a record for each, costs more than the copy.
 	copyLimit = 64 << 10
@@ -74,6 +80,7 @@ func (w *Producer) Produce(
 			minProduce, maxProduce)
 	}
 
+	w.throttle = 0
 	// The broker may hold the request for the whole timeout, and the response needs time as well.
 	k.wire.setIdle(timeout + ResponseSlack)
 	w.encodeRequest(version, k.clientID, timeout, batches)
@@ -232,8 +239,12 @@ func (w *Producer) decodeResponse(version int16, body []byte, batches []Partitio
 			}
 		}
 	}
+	throttle := time.Duration(d.Int32()) * time.Millisecond
 	if d.Bad {
 		return errors.New("response ends too early")
+	}
+	if version >= clientThrottleProduce {
+		w.throttle = throttle
 	}
 	return nil
 }

@@ -57,6 +57,8 @@ type Delivery struct {
 	Published      *prometheus.CounterVec // {topic, result}: use ObservePublish
 	PublishLatency *Histogram             // seconds from commit to Kafka's ack: use ObserveLatency
 	ProduceErrors  *prometheus.CounterVec // {error}: error responses of Kafka, by name
+	// ThrottledSeconds counts the time for which lanes have waited for a quota of Kafka.
+	ThrottledSeconds prometheus.Counter
 
 	InflightRecords *Live // records sent to the sink and not acked yet
 	InflightBytes   *Live // bytes of those records
@@ -214,6 +216,7 @@ func (b builder) newDelivery() Delivery {
 			"Time from the commit in MongoDB to the ack of Kafka.", latencyBuckets),
 		ProduceErrors: b.newCounterVec("produce_errors_total",
 			"Answers of Kafka to a produce request other than success.", "error"),
+		ThrottledSeconds: b.newCounter("kafka_throttled_seconds_total", "Time for which connections have waited for a quota of Kafka."),
 
 		InflightRecords: b.newLive("inflight_records", "Records handed to the sink and not yet acked."),
 		InflightBytes:   b.newLive("inflight_bytes", "Bytes of the records sent to the sink and not acked yet."),

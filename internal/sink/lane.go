@@ -43,6 +43,8 @@ type lane struct {
 	wrote        bool          // a part of the request may have reached the broker
 	lastDuration time.Duration // of the last request
 
+	quotaLogged time.Time
+
 	smaller      int       // the largest request since one has failed because of its size; 0: the usual limit
 	smallerSince time.Time // when that was set
 }
@@ -228,6 +230,10 @@ func (l *lane) sendRequest(ctx context.Context) error {
 		return err
 	}
 
+	if err := l.waitForQuota(ctx, k.Addr()); err != nil {
+		return err
+	}
+
 	// N2: nothing is produced after the local deadline. A suspended process can wake up anywhere, so
 	// this is the last step before the write.
 	for !l.sink.gate() {
@@ -250,7 +256,43 @@ func (l *lane) sendRequest(ctx context.Context) error {
 		l.sink.c.kafka.MarkFailed(k.Addr())
 		return fmt.Errorf("producing to %s: %w", k.Addr(), err)
 	}
+	l.sink.c.kafka.NoteThrottle(k.Addr(), l.producer.Throttle())
 	return nil
+}
+
+// quotaLogEvery is how often a lane logs that a quota delays it.
+const quotaLogEvery = time.Minute
+
+// waitForQuota waits as long as a quota of Kafka requires (KIP-219). A client that does not wait finds its connection
+// muted, which looks like a broker that hangs.
+func (l *lane) waitForQuota(ctx context.Context, addr string) error {
+	wait := l.sink.c.kafka.Throttled(addr)
+	if wait <= 0 {
+		return nil
+	}
+
+	now := time.Now()
+	text := fmt.Sprintf("a quota of Kafka (producer_byte_rate or request_percentage) delays this client at %s for %s; raise it for the client id %s",
+		addr, wait.Round(time.Millisecond), l.sink.c.kafka.ClientID())
+	if now.Sub(l.quotaLogged) >= quotaLogEvery {
+		l.quotaLogged = now
+		l.sink.log.Warn("waiting for a quota of Kafka", "broker", addr, "wait", wait, "reason", text)
+	}
+	l.sink.c.cfg.Metrics.ThrottledSeconds.Add(wait.Seconds())
+
+	l.sink.mu.Lock()
+	// The wait is not a request that a broker delays.
+	l.requestBegan = time.Time{}
+	for _, f := range l.request {
+		f.partition.setObstacle(obstacle{kindThrottled, text}, now)
+	}
+	l.sink.mu.Unlock()
+
+	err := retry.Sleep(ctx, wait)
+	l.sink.mu.Lock()
+	l.requestBegan = time.Now()
+	l.sink.mu.Unlock()
+	return err
 }
 
 // sealBatch encodes the header and compresses. The lane does this instead of Send, because it owns

@@ -33,6 +33,7 @@ const (
 	kindRefused     = "refused"
 	kindUnreachable = "unreachable"
 	kindAdopting    = "adopting"
+	kindThrottled   = "throttled"
 )
 
 // obstacle is the reason why records wait: a kind for programs and a text for operators.
