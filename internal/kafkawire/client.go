@@ -37,6 +37,8 @@ type Client struct {
 	links  *linkPool
 	layout atomic.Pointer[Layout]
 	outage atomic.Pointer[error] // see Outage
+
+	transactionTimeout atomic.Int64 // nanoseconds, as low as the cluster requires
 }
 
 // NewClient returns a client. It does no I/O. The error joins all invalid settings.
@@ -47,6 +49,7 @@ func NewClient(cfg Config) (*Client, error) {
 	}
 	c := &Client{cfg: cfg, links: &linkPool{perBroker: cfg.IdleLinks}}
 	c.layout.Store(&Layout{})
+	c.transactionTimeout.Store(int64(cfg.TransactionTimeout))
 	return c, nil
 }
 

@@ -21,6 +21,8 @@ import (
 const (
 	defaultClientID  = "outrelay"
 	defaultIdleLinks = 2
+	// A barrier over hundreds of fresh partitions takes seconds.
+	defaultTransactionTimeout = time.Minute
 )
 
 // Config describes how the cluster is reached.
@@ -32,6 +34,9 @@ type Config struct {
 	SASL       sasl.Mechanism // nil: none
 	// ClientID is the name that brokers use in their logs and quotas. Defaults to "outrelay".
 	ClientID string
+	// TransactionTimeout is the longest time for which a transaction of a takeover may stay open. If a broker allows less
+	// (transaction.max.timeout.ms), it is halved until the broker accepts it. Defaults to 60 s.
+	TransactionTimeout time.Duration
 	// IdleLinks is the number of idle connections to a broker that are kept. Defaults to 2.
 	IdleLinks int
 	// Reached, if it is not nil, is called after each metadata request: with nil if a broker responded, and otherwise with an error
@@ -114,6 +119,7 @@ func (c Config) withDefaults() (Config, error) {
 		}
 	}
 
+	c.TransactionTimeout = cmp.Or(c.TransactionTimeout, defaultTransactionTimeout)
 	c.ClientID, c.IdleLinks = cmp.Or(c.ClientID, defaultClientID), cmp.Or(c.IdleLinks, defaultIdleLinks)
 	if fixed := c.TLS; c.CurrentTLS == nil && fixed != nil {
 		c.CurrentTLS = func() *tls.Config { return fixed }

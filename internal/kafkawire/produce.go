@@ -39,6 +39,9 @@ type ProduceResult struct {
 	Message    string
 }
 
+// Err returns the error of the response, with the words of the broker; nil for a batch that was appended.
+func (r *ProduceResult) Err() error { return newRefusal(r.Code, r.Message) }
+
 // Producer writes produce requests and reads their responses, in versions 3 to 8. The request is the same
 // in all of them. It is encoded here, straight from the batches, because kafka-go's encoder would copy
 // each batch once more.
@@ -300,14 +303,10 @@ func (c *Client) Publish(
 		return err
 	}
 
-	r := &results[0]
-	switch {
-	case !r.Present:
+	if !results[0].Present {
 		return errors.New("the response leaves the partition out")
-	case r.Code != 0 && r.Message != "":
-		return fmt.Errorf("%w (%s)", r.Code, r.Message)
 	}
-	return codeError(int16(r.Code))
+	return results[0].Err()
 }
 
 // ChoosePartition returns the partition that a key hashes to, as in Kafka's Java client.

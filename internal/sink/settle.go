@@ -162,7 +162,7 @@ func (l *lane) applyResultLocked(p *partition, r *kafkawire.ProduceResult, now t
 		if r.Code == kafkawire.UnknownTopicOrPartition && p.tries < movedTries {
 			wait = 0
 		}
-		l.retryLaterLocked(p, topicObstacle(p.tp.Topic, r.Code, false), now, wait)
+		l.retryLaterLocked(p, topicObstacle(p.tp.Topic, r.Err(), false), now, wait)
 
 	case kafkawire.VerdictFenced:
 		l.sink.failLocked(fmt.Errorf("%w: %s-%d: %w", ErrFenced, p.tp.Topic, p.tp.Partition, r.Code))

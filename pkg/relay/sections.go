@@ -129,6 +129,10 @@ type Kafka struct {
 	// RequestTimeout limits one request to a broker. A value below the brokers' own time-out causes
 	// unnecessary retries. A higher value detects a dead connection later. Defaults to 10s.
 	RequestTimeout time.Duration `yaml:"request_timeout"`
+	// TransactionTimeout is the longest time for which a transaction of a takeover may stay open before Kafka
+	// aborts it. If transaction.max.timeout.ms of the brokers is lower, the relay halves it until they accept
+	// it. Defaults to 1m.
+	TransactionTimeout time.Duration `yaml:"transaction_timeout"`
 	// Lanes is the number of requests in flight to each broker, for different partitions. One is enough
 	// for one change stream; more can help with distant brokers. Between 1 and 16. Defaults to 1.
 	Lanes    int      `yaml:"lanes"`
@@ -152,8 +156,8 @@ type SASL struct {
 	Mechanism string `yaml:"mechanism"`
 	// Username of the login. Defaults to empty; plain and scram require it.
 	Username string `yaml:"username"`
-	// Password of the login. Prefer ${file:…} or ${env:…}. Never printed. Defaults to empty; plain and scram
-	// require it.
+	// Password of the login. Prefer ${file:…} or ${env:…}. A file is read again for each connection, so it may
+	// be replaced at any time. Never printed. Defaults to empty; plain and scram require it.
 	Password string `yaml:"password"`
 	// Token is the source of the tokens. Unset has none; oauthbearer requires it.
 	Token *Token `yaml:"token"`
