@@ -158,7 +158,7 @@ func newWaitingEnvelope(ns string, raw bson.Raw) WaitingEnvelope {
 // parseKeyValues returns the BSON values as which a key with this text may be stored. text must not
 // be empty.
 func parseKeyValues(text string) []bson.RawValue {
-	// parseIDValues fails only for the empty text.
+	// An error leaves out only what is not a value.
 	values, _ := parseIDValues(text)
 
 	// MongoDB compares numbers of different types by value, so an int64 also matches an int32.

@@ -7,12 +7,14 @@ import (
 	"slices"
 	"unicode/utf8"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+
 	"github.com/outrelay/outrelay/internal/record"
 )
 
 var (
-	// ErrBroken means that a value is invalid, or nested deeper than 256.
-	ErrBroken = errors.New("the value is broken or nested too deep")
+	// errBroken means that a value is invalid, or nested deeper than 256.
+	errBroken = errors.New("the value is broken or nested too deep")
 	// ErrTooLong means that a text would exceed its limit.
 	ErrTooLong = errors.New("the text exceeds its limit")
 )
@@ -48,7 +50,7 @@ func (t *boundedText) finish(ok bool) ([]byte, error) {
 	case !t.fits(0):
 		return t.dst, ErrTooLong
 	case !ok:
-		return t.dst, ErrBroken
+		return t.dst, errBroken
 	}
 	return t.dst, nil
 }
@@ -101,4 +103,20 @@ func checkText(name []byte, n, most int) error {
 		return newTooLarge("%s has %d bytes; at most %d are allowed", clipName(name), n, most)
 	}
 	return nil
+}
+
+// newMalformed returns a refusal of class malformed.
+func newMalformed(format string, args ...any) error {
+	return &record.Refusal{Class: record.Malformed, Reason: fmt.Sprintf(format, args...)}
+}
+
+// clipName shortens the name of a field, which can have any length.
+func clipName(name []byte) []byte { return name[:min(len(name), 64)] }
+
+// typeName returns the name of a BSON type for an error message.
+func typeName(t bson.Type) string {
+	if s := t.String(); s != "invalid" {
+		return "of type " + s
+	}
+	return fmt.Sprintf("of unknown type 0x%02x", byte(t))
 }

@@ -487,19 +487,3 @@ func wholeNumber(f float64) (int64, bool) {
 	}
 	return int64(f), true
 }
-
-// newMalformed returns a refusal of class malformed.
-func newMalformed(format string, args ...any) error {
-	return &record.Refusal{Class: record.Malformed, Reason: fmt.Sprintf(format, args...)}
-}
-
-// clipName shortens the name of a field, which can have any length.
-func clipName(name []byte) []byte { return name[:min(len(name), 64)] }
-
-// typeName returns the name of a BSON type for an error message.
-func typeName(t bson.Type) string {
-	if s := t.String(); s != "invalid" {
-		return "of type " + s
-	}
-	return fmt.Sprintf("of unknown type 0x%02x", byte(t))
-}

@@ -27,7 +27,7 @@ const (
 	Connect                // as Kafka Connect's JsonConverter writes the fields of Debezium's records
 )
 
-// AppendValue appends a BSON value as JSON in a style. It returns ErrBroken if the value is invalid or nested deeper than
+// AppendValue appends a BSON value as JSON in a style. The error is errBroken if the value is invalid or nested deeper than
 // 256, and ErrTooLong before the JSON has taken more than about most bytes.
 func AppendValue(dst []byte, t bson.Type, val []byte, style Style, most int) ([]byte, error) {
 	w := newStyleWriter(dst, style, most)

@@ -1,6 +1,7 @@
 package kafkawire
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -9,6 +10,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -177,7 +179,31 @@ func (s *SASL) Start(ctx context.Context) (sasl.StateMachine, []byte, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("preparing %s: %w", s.Name(), err)
 	}
-	return m.Start(ctx)
+	session, first, err := m.Start(ctx)
+	return scramSession{session}, first, err
+}
+
+// maxIterations is the largest number of iterations of the password's hash that a login computes, about a second of a
+// processor. Kafka's default is 4,096, and its maximum 16,384.
+const maxIterations = 1_000_000
+
+// scramSession bounds the work that the server of a SCRAM login can request. The server is not authenticated yet, and the
+// computation does not watch a context.
+type scramSession struct{ sasl.StateMachine }
+
+// Next checks the number of iterations in a message of the server.
+func (s scramSession) Next(ctx context.Context, challenge []byte) (done bool, response []byte, err error) {
+	for part := range bytes.SplitSeq(challenge, []byte(",")) {
+		digits, ok := bytes.CutPrefix(part, []byte("i="))
+		if !ok {
+			continue
+		}
+		// The library reads the first one, and a second one is not valid.
+		if n, err := strconv.ParseUint(string(digits), 10, 64); err != nil || n > maxIterations {
+			return false, nil, fmt.Errorf("the server requests %.20s iterations of the password's hash; at most %d are computed", digits, maxIterations)
+		}
+	}
+	return s.StateMachine.Next(ctx, challenge)
 }
 
 // startOAuth sends the bearer token.

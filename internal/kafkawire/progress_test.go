@@ -37,7 +37,7 @@ func TestTimeLimitCountsFromTheLastByteThatMoved(t *testing.T) {
 		c, server := newPair(t, idle)
 		go func() {
 			for range 10 {
-				time.Sleep(idle / 4)
+				<-time.After(idle / 4)
 				_, _ = server.Write([]byte("x"))
 			}
 		}()
@@ -57,11 +57,11 @@ func TestTimeLimitCountsFromTheLastByteThatMoved(t *testing.T) {
 		const size = 8 << 20
 		go func() {
 			for left := size; left > 0; {
-				time.Sleep(idle / 8)
+				<-time.After(idle / 8)
 				n, _ := io.CopyN(io.Discard, server, int64(min(left, 256<<10)))
 				left -= int(n)
 			}
-			time.Sleep(idle / 2)
+			<-time.After(idle / 2)
 			_, _ = server.Write([]byte("x"))
 		}()
 		began := time.Now()

@@ -119,7 +119,7 @@ func (f *Filler) checkSize(rec *record.Record) error {
 	if n := len(rec.Headers); n > record.MaxHeaders {
 		return &record.Refusal{
 			Class:  record.MessageTooLarge,
-			Reason: fmt.Sprintf("the record has %d headers, with those of the relay; at most %d are allowed", n, record.MaxHeaders),
+			Reason: fmt.Sprintf("the record has %d headers, including the headers of the relay; at most %d are allowed", n, record.MaxHeaders),
 		}
 	}
 

@@ -255,7 +255,7 @@ func throttle(t *testing.T, bytesPerSecond int, buffer bool) func(ctx context.Co
 				if n > 0 && buffer {
 					taken <- p[:n]
 				} else if n > 0 {
-					time.Sleep(time.Duration(n) * time.Second / time.Duration(bytesPerSecond))
+					<-time.After(time.Duration(n) * time.Second / time.Duration(bytesPerSecond))
 					_, _ = broker.Write(p[:n])
 				}
 				if err != nil {
@@ -265,7 +265,7 @@ func throttle(t *testing.T, bytesPerSecond int, buffer bool) func(ctx context.Co
 		}()
 		go func() {
 			for p := range taken {
-				time.Sleep(time.Duration(len(p)) * time.Second / time.Duration(bytesPerSecond))
+				<-time.After(time.Duration(len(p)) * time.Second / time.Duration(bytesPerSecond))
 				_, _ = broker.Write(p)
 			}
 			_ = broker.Close()

@@ -306,6 +306,9 @@ type Admin struct {
 	Session time.Duration `yaml:"session"`
 	// TLS serves HTTPS. Unset serves plain HTTP.
 	TLS *ServerTLS `yaml:"tls"`
+	// BehindTLS means that browsers reach the page by HTTPS although this listener serves plain HTTP, because a
+	// proxy ends TLS. Then browsers send the cookie of a login only by HTTPS. Defaults to false.
+	BehindTLS bool `yaml:"behind_tls"`
 	// Proxy trusts a reverse proxy that authenticates users. Unset trusts none.
 	Proxy *Proxy `yaml:"proxy"`
 	// Operators are the names from client certificates and from the proxy that are operators; * matches
