@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/outrelay/outrelay/internal/cursor"
 	"github.com/outrelay/outrelay/internal/demo/check"
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/envelope"
@@ -240,8 +241,7 @@ func (s *stage) refuseFirst(ctx context.Context) (held []string, _ error) {
 		undecided := func(k string) bool { return !refused[k] && w.countOf(k) == 0 }
 		what := fmt.Sprintf("Kafka rejects or accepts the first events of %d keys", len(keys))
 		err := s.awaitCondition(ctx, what, patience, func() bool {
-			var retried []string
-			err := s.outboxCollection().Distinct(ctx, "key", stateIs(envelope.StateRetry)).Decode(&retried)
+			retried, err := cursor.Distinct[string]("reading the keys that are retried", s.outboxCollection().Distinct(ctx, "key", stateIs(envelope.StateRetry)))
 			if err == nil {
 				for _, k := range retried {
 					refused[k] = true

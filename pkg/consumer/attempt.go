@@ -77,7 +77,8 @@ func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 	}
 
 	ctx := t.p.drainCtx
-	if t.reg.mode != AtLeastOnce {
+	// A partition that no member reads has no log, and its messages move no watermark.
+	if t.reg.mode != AtLeastOnce && !t.p.isStray {
 		if err := t.attachHandler(ctx); err != nil {
 			return res, err
 		}

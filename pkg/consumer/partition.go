@@ -84,6 +84,7 @@ type partition struct {
 	refetch      bool // an entry below nextFetch has to be fetched again
 	closed       bool // no track starts another task
 	forgotten    bool // the partition is no longer counted
+	isStray      bool // no member reads the partition: only its messages that are set aside are handled
 	tracks       map[trackKey]*track
 	attached     map[string]*attachment
 	topicID      *string   // of the topic that the offsets belong to, nil while unknown; used only by fetchLoop

@@ -102,6 +102,15 @@ func (g *registry) snapshot() *handlers {
 	return &handlers{}
 }
 
+// find returns the handler of that name, or nil.
+func (g *registry) find(name string) *registration {
+	all := g.snapshot().all
+	if i := slices.IndexFunc(all, func(r *registration) bool { return r.name == name }); i >= 0 {
+		return all[i]
+	}
+	return nil
+}
+
 // addHandler adds r. It returns an error if the name is taken.
 func (g *registry) addHandler(r *registration) error {
 	g.mu.Lock()

@@ -35,6 +35,8 @@ type session struct {
 
 	partitionsMu sync.Mutex
 	partitions   map[transport.TopicPartition]*partition
+	strays       map[transport.TopicPartition]*partition // that no member reads, and this one retries
+	pastStrays   []*partition
 
 	roomsMu sync.Mutex
 	rooms   map[*registration]*waitingRoom
@@ -58,6 +60,7 @@ func (r *run) Serve(ctx context.Context, g transport.Generation) error {
 	s := &session{
 		run: r, g: g, serveCtx: serveCtx, drainCtx: drainCtx, endServe: endServe,
 		partitions:      map[transport.TopicPartition]*partition{},
+		strays:          map[transport.TopicPartition]*partition{},
 		rooms:           map[*registration]*waitingRoom{},
 		laneSlots:       make(chan struct{}, r.c.s.concurrency),
 		commitRequested: make(chan struct{}, 1),
@@ -102,7 +105,7 @@ func (r *run) Serve(ctx context.Context, g transport.Generation) error {
 	s.roomsMu.Unlock()
 	s.loops.Done()
 	s.loops.Wait()
-	s.drainPartitions(s.listPartitions()) //nolint:contextcheck // ctx has ended; the drain outlives it
+	s.drainPartitions(slices.Concat(s.listPartitions(), s.listStrays(), s.pastStrays)) //nolint:contextcheck // ctx has ended; the drain outlives it
 	return s.fatalError()
 }
 
@@ -128,6 +131,7 @@ func (s *session) addPartitions(list []transport.Assignment) {
 	s.partitionsMu.Lock()
 	for i, a := range list {
 		added[i] = newPartition(s, a)
+		s.dropStrayLocked(a.TopicPartition)
 		s.partitions[a.TopicPartition] = added[i]
 	}
 	n := len(s.partitions)
@@ -173,11 +177,14 @@ func (s *session) listPartitions() []*partition {
 	return slices.Collect(maps.Values(s.partitions))
 }
 
-// findPartition returns a current partition, or nil.
+// findPartition returns a current partition, or one that no member reads and this one retries, or nil.
 func (s *session) findPartition(tp transport.TopicPartition) *partition {
 	s.partitionsMu.Lock()
 	defer s.partitionsMu.Unlock()
-	return s.partitions[tp]
+	if p := s.partitions[tp]; p != nil {
+		return p
+	}
+	return s.strays[tp]
 }
 
 // listRooms returns the waiting rooms.
@@ -233,6 +240,9 @@ func (s *session) drainPartitions(list []*partition) {
 	s.releaseClaims(list)
 	for _, p := range list {
 		p.releaseBuffers()
+		if p.isStray {
+			continue
+		}
 		p.measureLag(0)
 		p.measureOldest(0)
 	}

@@ -160,7 +160,7 @@ func (t *track) waitForChange(p permit) {
 // if the track was interrupted.
 func (t *track) setAside(x task, wait time.Duration, unordered bool) (stored, full bool) {
 	room := t.room()
-	if room.isFull(t.p.drainCtx) {
+	if room.isFull() {
 		return false, true
 	}
 

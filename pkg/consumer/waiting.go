@@ -15,8 +15,6 @@ import (
 )
 
 const (
-	// countInterval is how long a count of the messages that are set aside is used.
-	countInterval = 5 * time.Second
 	// requeuePoll is how often a member looks for requeued dead letters.
 	requeuePoll = 2 * time.Second
 	// interruptedPause is how long a queue rests after an attempt that was interrupted.
@@ -228,27 +226,16 @@ func (s *session) discoverQueues(handler string, tp transport.TopicPartition, qu
 	}
 }
 
-// isFull reports whether no more messages of the handler may be set aside. It counts them at most once in countInterval.
-func (r *waitingRoom) isFull(ctx context.Context) bool {
-	limit := r.reg.retry.MaxWaiting
-	r.mu.Lock()
-	fresh := time.Since(r.countedAt) < countInterval
-	full := r.count >= limit
-	r.mu.Unlock()
-	if fresh || limit < 0 {
-		return full || limit < 0
-	}
-
-	n, err := r.s.c.waiting.Count(ctx, r.handler, limit+1)
-	// Without an answer, the last count decides.
-	if err != nil {
-		r.s.report(err)
-		return full
-	}
+// isFull reports whether no more messages of the handler may be set aside, by the last count of the group and the messages that
+// this member has added since.
+func (r *waitingRoom) isFull() bool {
+	n, at := r.s.c.health.countOf(r.reg.name)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.count, r.countedAt = n, time.Now()
-	return n >= limit
+	if !at.Equal(r.countedAt) {
+		r.count, r.countedAt = n, at
+	}
+	return r.count >= max(r.reg.retry.MaxWaiting, 0)
 }
 
 // load reads the queues of some partitions. It repeats that until it succeeds or ctx ends.

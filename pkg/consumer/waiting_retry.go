@@ -16,7 +16,7 @@ import (
 func (r *waitingRoom) retryDueQueues() {
 	ctx := r.s.serveCtx
 	// The room retries nothing before the queues of earlier owners are known, which keeps the order of keys.
-	if r.prepareHandler(ctx) != nil || r.load(ctx, r.s.listPartitions()) != nil || r.checkFailing(ctx) != nil {
+	if r.prepareHandler(ctx) != nil || r.load(ctx, append(r.s.listPartitions(), r.s.listStrays()...)) != nil || r.checkFailing(ctx) != nil {
 		return
 	}
 	close(r.loaded)
