@@ -19,6 +19,8 @@ const (
 	CensusInterval = 5 * time.Second
 	// keeperGrace is how late the keeper of a group may be before another member counts.
 	keeperGrace = 5 * time.Second
+	// readLimit is how long the read of a Census may take.
+	readLimit = 5 * time.Second
 	// countLimit is how long a count may take before another member counts too.
 	countLimit = 30 * time.Second
 	// maxCountShare is the share of its time that a keeper may count: one of so many.
@@ -92,6 +94,8 @@ func (s *Collection) Census(
 
 // readCensus reads the document of a group. Without one, it returns the time of the server alone.
 func (s *Collection) readCensus(ctx context.Context, group string) (*storedCensus, error) {
+	ctx, cancel := context.WithTimeout(ctx, readLimit)
+	defer cancel()
 	doc := &storedCensus{Group: group}
 	// An aggregation returns the server's time with the document.
 	cur, err := s.counts.Aggregate(ctx, mongo.Pipeline{
@@ -134,6 +138,8 @@ func (s *Collection) claimCensus(ctx context.Context, doc *storedCensus, member 
 func (s *Collection) takeCensus(
 	ctx context.Context, doc *storedCensus, member string, findUnread func(ctx context.Context, places []Place) ([]Place, error),
 ) error {
+	ctx, cancel := context.WithTimeout(ctx, countLimit)
+	defer cancel()
 	began := time.Now()
 	// The index "queues" has all fields, so no message is read.
 	places, err := aggregate[PlaceCount](ctx, s, "counting the messages that are set aside", mongo.Pipeline{

@@ -118,6 +118,7 @@ type run struct {
 	transact     consumerparts.Transactor
 	memberID     string // of this run, in the counts of the group
 	census       census
+	reach        databaseReach
 	runningLanes atomic.Int64
 	heldMessages atomic.Int64
 	heldBytes    atomic.Int64

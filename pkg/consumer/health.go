@@ -21,8 +21,6 @@ const (
 	liveAfter = time.Minute
 	// healthInterval is how often the messages that are set aside are counted in the database.
 	healthInterval = 5 * time.Second
-	// censusTimeout bounds one such count.
-	censusTimeout = 20 * time.Second
 	// healthTimeout bounds a call of Kafka.
 	healthTimeout = 5 * time.Second
 	// maxUnknown is the maximum number of names in Status.Unknown.
@@ -176,7 +174,11 @@ func (r *run) refreshHealth(ctx context.Context) {
 	for {
 		r.measureSuspensions()
 		if r.c.waiting != nil {
-			r.c.health.note(healthMongoDB, r.takeCensus(ctx))
+			err := r.takeCensus(ctx)
+			r.c.health.note(healthMongoDB, err)
+			if ctx.Err() == nil {
+				r.noteDatabase(err)
+			}
 		}
 		if retry.Sleep(ctx, healthInterval) != nil {
 			return

@@ -24,6 +24,7 @@ const (
 	defaultDrain          = 10 * time.Second
 	defaultCommitInterval = time.Second
 	defaultBuffer         = 8 << 20
+	defaultMaxOutage      = 5 * time.Minute
 )
 
 const (
@@ -87,6 +88,7 @@ type settings struct {
 	log           *slog.Logger
 	concurrency   int
 	drain         time.Duration
+	maxOutage     time.Duration
 	commitMode    commitMode
 	bufferRecords int
 	bufferBytes   int
@@ -202,6 +204,7 @@ func newSettings(opts []Option) settings {
 		log:           slog.Default(),
 		concurrency:   defaultConcurrency,
 		drain:         defaultDrain,
+		maxOutage:     defaultMaxOutage,
 		commitMode:    commitMode{every: defaultCommitInterval},
 		bufferRecords: maxBufferedRecords,
 		bufferBytes:   defaultBuffer,

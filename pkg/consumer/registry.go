@@ -29,6 +29,8 @@ type registration struct {
 
 	repeatNoted atomic.Bool // a repeated transaction was logged
 
+	unprepared atomic.Pointer[unpreparedError] // nil: what the handler needs exists
+
 	system bool // a handler of the consumer: for messages without a handler or that cannot be decoded
 }
 
@@ -145,8 +147,8 @@ func (g *registry) nextChange() <-chan struct{} {
 // not change during the life of the service. All handlers that take a type get its messages, in no fixed order, and each
 // has its own attempts and outcome.
 //
-// Handle may be called while the consumer runs. Messages that are fetched later reach the handler. The error lists all
-// invalid arguments.
+// Handle may be called while the consumer runs. Messages that are fetched later reach the handler. If its collections or indexes
+// cannot be created then, its messages are set aside until they can. The error lists all invalid arguments.
 func (c *Consumer) Handle(name string, h Handler, opts ...HandlerOption) error {
 	r := &registration{Handler: h, handling: c.s.handling}
 	r.name = name

@@ -66,6 +66,11 @@ func (c *Consumer) Status() Status {
 			s.Reasons = append(s.Reasons, fmt.Sprintf("handler %q is suspended", h.Name))
 		}
 	}
+	for _, r := range c.reg.snapshot().all {
+		if err := r.unprepared.Load(); err != nil {
+			s.Reasons = append(s.Reasons, errorText(err))
+		}
+	}
 	for i := range s.Strays {
 		s.Reasons = append(s.Reasons, s.Strays[i].String())
 	}

@@ -63,8 +63,6 @@ type strayKey struct{ handler, topic, reason string }
 // takeCensus reads how many messages of the group are set aside. It measures and reports them, and lets the keeper of the group
 // retry those that no member reads.
 func (r *run) takeCensus(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, censusTimeout)
-	defer cancel()
 	c, err := r.c.waiting.Census(ctx, r.c.group, r.memberID, r.findUnread)
 	if err != nil {
 		return err

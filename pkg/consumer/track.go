@@ -263,7 +263,7 @@ func (t *track) handleTasks(list []task) (left []task) {
 
 	for len(list) > 0 {
 		n := min(t.countDue(list), t.reg.pace.batchSize(t.reg.batchSize))
-		if n <= 1 || !t.mayBatch() || t.reg.suspension.probesOnly() {
+		if n <= 1 || !t.mayBatch() || t.reg.suspension.probesOnly() || t.reg.unprepared.Load() != nil {
 			if !t.handleAlone(list[0]) {
 				return list
 			}

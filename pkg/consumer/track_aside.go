@@ -64,8 +64,8 @@ func (t *track) isBehind(x task) bool {
 
 // takeTurn blocks while the handler is suspended. It returns:
 //   - turnNow if the message may be tried, with the id of the probe if the handler is suspended.
-//   - turnPassed if the message was set aside untried, because an earlier message of its key is, or because the handler is
-//     suspended and all other handlers have finished the message.
+//   - turnPassed if the message was set aside untried, because an earlier message of its key is, because the handler cannot be
+//     prepared, or because the handler is suspended and all other handlers have finished the message.
 //   - turnStopped if the track must stop.
 func (t *track) takeTurn(x task) (turn, int) {
 	// A message that is set aside was given its turn by its room.
@@ -74,7 +74,7 @@ func (t *track) takeTurn(x task) (turn, int) {
 	}
 
 	for {
-		aside := t.isBehind(x)
+		aside := t.isBehind(x) || t.reg.unprepared.Load() != nil && t.room() != nil
 		if !aside {
 			p := t.mayStart()
 			if p.ok {

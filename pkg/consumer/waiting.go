@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/setaside"
 	"github.com/outrelay/outrelay/internal/transport"
@@ -258,10 +260,59 @@ func (r *waitingRoom) load(ctx context.Context, list []*partition) error {
 	return nil
 }
 
-// prepareHandler prepares a handler that was registered while the consumer runs. It repeats that until it succeeds or ctx
-// ends.
-func (r *waitingRoom) prepareHandler(ctx context.Context) error {
-	return r.repeat(ctx, fmt.Sprintf("preparing handler %q", r.reg.name), func() error { return r.reg.prepare(ctx) })
+// unpreparedError reports that a handler that was registered while the consumer runs cannot be prepared, for example because of
+// an index with other options. Its messages are set aside, so that its partitions go on, until the preparation succeeds.
+type unpreparedError struct {
+	handler string
+	err     error
+}
+
+func (e *unpreparedError) Error() string {
+	return fmt.Sprintf("handler %q cannot be prepared, its messages are set aside until it can: %v", e.handler, e.err)
+}
+
+func (e *unpreparedError) Unwrap() error { return e.err }
+
+// prepareHandler prepares a handler that was registered while the consumer runs. It repeats that while the database is
+// unavailable. Other errors are those of the handler: it returns false, and has recorded and reported the error.
+func (r *waitingRoom) prepareHandler(ctx context.Context) (prepared bool, err error) {
+	err = r.repeat(ctx, fmt.Sprintf("preparing handler %q", r.reg.name), func() error {
+		limited, cancel := context.WithTimeout(ctx, readyTimeout)
+		defer cancel()
+		err := r.reg.prepare(limited)
+		if prepared = err == nil; prepared {
+			r.reg.unprepared.Store(nil)
+		}
+		if prepared || isTransient(err) || mongo.IsTimeout(err) {
+			return err
+		}
+
+		if last := r.reg.unprepared.Load(); last == nil || last.err.Error() != err.Error() {
+			failed := &unpreparedError{r.reg.name, err}
+			r.reg.unprepared.Store(failed)
+			r.s.report(failed)
+		}
+		return nil
+	})
+	return prepared, err
+}
+
+// repairHandler prepares a handler whose first preparation failed, until it succeeds, the handler is removed or ctx ends.
+func (r *waitingRoom) repairHandler(ctx context.Context) error {
+	backoff := retry.Reopen.Start()
+	for !r.reg.removed.Load() {
+		if err := backoff.Wait(ctx); err != nil {
+			return err
+		}
+		prepared, err := r.prepareHandler(ctx)
+		if err != nil {
+			return err
+		}
+		if prepared {
+			return nil
+		}
+	}
+	return nil
 }
 
 // checkFailing begins in doubt if so many keys of the handler failed, in the whole group, that a service may be unavailable.

@@ -16,10 +16,15 @@ import (
 func (r *waitingRoom) retryDueQueues() {
 	ctx := r.s.serveCtx
 	// The room retries nothing before the queues of earlier owners are known, which keeps the order of keys.
-	if r.prepareHandler(ctx) != nil || r.load(ctx, append(r.s.listPartitions(), r.s.listStrays()...)) != nil || r.checkFailing(ctx) != nil {
+	prepared, err := r.prepareHandler(ctx)
+	if err != nil || r.load(ctx, append(r.s.listPartitions(), r.s.listStrays()...)) != nil || r.checkFailing(ctx) != nil {
 		return
 	}
 	close(r.loaded)
+	// Until then, the lanes set the messages of the handler aside.
+	if !prepared && r.repairHandler(ctx) != nil {
+		return
+	}
 
 	for ctx.Err() == nil && !r.reg.removed.Load() {
 		if r.s.c.gate.waitOpen(ctx) != nil || r.s.outage.waitOver(ctx) != nil {
