@@ -37,7 +37,7 @@
 //
 // Requeue (Add, Requeued): one transaction marks the dead letter and inserts the document, untried, at the place of the
 // message's first record. So it is before all messages of its key that wait. Members of the group look for such documents
-// every two seconds.
+// every two seconds. If the lane of the key handles a later message then, the worker waits until the lane has ended its attempt.
 //
 // Later messages of a waiting key are set aside after it, untried. A handler has its waiting queues in memory. It loads
 // them (Heads) when it gets partitions, and a message is added there before its transaction begins.

@@ -71,6 +71,10 @@ func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 	}
 
 	defer recoverPanic(&err)
+	if !t.beginAttempt(list) {
+		return res, errBehind
+	}
+	defer t.endAttempt()
 	// The log no longer has such a message, so it must not be handled.
 	if err := checkOrphans(list); err != nil {
 		return res, err

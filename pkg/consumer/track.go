@@ -21,6 +21,9 @@ type track struct {
 	queue   []task // guarded by the partition's lock
 	running bool   // guarded by the partition's lock
 
+	attempting []task        // the messages that the handler has now; guarded by the partition's lock
+	attempted  chan struct{} // closed at the end of that attempt; nil while nobody waits; guarded by the partition's lock
+
 	holdsSlot    bool          // one of the session's slots
 	handlerSlots chan struct{} // the handler's slots, of which the track holds one too; nil without a Limit
 	trouble      trouble
@@ -378,6 +381,11 @@ func (t *track) handleAlone(x task) bool {
 		}
 		if t.p.drainCtx.Err() != nil || errors.Is(err, errOrphan) {
 			return false
+		}
+		// An earlier message of the key has appeared, so this one is set aside.
+		if errors.Is(err, errBehind) {
+			t.reg.suspension.endProbe(probe)
+			continue
 		}
 
 		if slow, ok := errors.AsType[*overrunError](err); ok {

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -60,6 +61,58 @@ func (t *track) isBehind(x task) bool {
 	}
 	key, ok := t.queueOf(x)
 	return ok && room.hasQueue(key)
+}
+
+// beginAttempt announces an attempt at the messages. It returns false if an earlier message of one of their keys is set aside.
+//
+// A requeued message appears in its room while the lane handles a later message of its key. So the lane first announces its
+// attempt and then looks for the queue, while the worker of the queue first has the queue and then looks for the attempt: one of
+// them sees the other.
+func (t *track) beginAttempt(list []task) bool {
+	if t.waiting != nil {
+		return true
+	}
+	t.p.mu.Lock()
+	t.attempting = list
+	t.p.mu.Unlock()
+
+	if slices.ContainsFunc(list, t.isBehind) {
+		t.endAttempt()
+		return false
+	}
+	return true
+}
+
+// endAttempt ends beginAttempt.
+func (t *track) endAttempt() {
+	t.p.mu.Lock()
+	defer t.p.mu.Unlock()
+	t.attempting = nil
+	if t.attempted != nil {
+		close(t.attempted)
+		t.attempted = nil
+	}
+}
+
+// attemptOfLane returns a channel that is closed when the lane of m has ended an attempt at a message of its key, or nil if there is
+// no such attempt.
+func (p *partition) attemptOfLane(reg *registration, m *setaside.Message) <-chan struct{} {
+	// Messages without a key, and those that need no order, are alone in their queue.
+	if m.Key == nil || m.Queue != setaside.KeyQueue(m.Key) {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	t := p.tracks[trackKey{inbox.Lane(m.Key, m.Offset), reg.name}]
+	isSameKey := func(x task) bool { return bytes.Equal(x.entry.rec.Key, m.Key) }
+	if t == nil || !slices.ContainsFunc(t.attempting, isSameKey) {
+		return nil
+	}
+	if t.attempted == nil {
+		t.attempted = make(chan struct{})
+	}
+	return t.attempted
 }
 
 // takeTurn blocks while the handler is suspended. It returns:

@@ -3,6 +3,7 @@ package consumer
 import (
 	"container/heap"
 	"context"
+	"sync"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
@@ -46,8 +47,9 @@ func (r *waitingRoom) retryDueQueues() {
 		// A drain waits for the attempts in the groups of the partitions.
 		p := r.s.findPartition(q.key.tp)
 		started := p != nil && p.goWorker(func() {
-			defer func() { <-r.workers }()
-			r.retryQueue(p, q, probe)
+			release := sync.OnceFunc(func() { <-r.workers })
+			defer release()
+			r.retryQueue(p, q, probe, release)
 		})
 		if !started {
 			r.dropQueue(q)
@@ -97,8 +99,8 @@ func (r *waitingRoom) sleep(ctx context.Context, idle permit) {
 }
 
 // retryQueue tries the messages of a queue, one after another, until one of them fails or the queue is empty. A probe is
-// for one message.
-func (r *waitingRoom) retryQueue(p *partition, q *waitingQueue, probe int) {
+// for one message. It calls release before it waits for a lane.
+func (r *waitingRoom) retryQueue(p *partition, q *waitingQueue, probe int, release func()) {
 	defer r.reg.suspension.endProbe(probe)
 
 	for {
@@ -115,6 +117,18 @@ func (r *waitingRoom) retryQueue(p *partition, q *waitingQueue, probe int) {
 				return
 			}
 			continue
+		}
+
+		// The lane began with a later message of the key before an operator requeued this one.
+		if attempted := p.attemptOfLane(r.reg, m); attempted != nil {
+			r.reg.suspension.endProbe(probe)
+			release()
+			select {
+			case <-attempted:
+			case <-p.serveCtx.Done():
+			}
+			r.returnQueue(q, time.Now())
+			return
 		}
 
 		t := p.newRetryTrack(r.reg, m)
