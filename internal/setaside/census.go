@@ -177,7 +177,7 @@ func (s *Collection) takeCensus(
 	return errors.Join(err, unreadErr)
 }
 
-// SumPlaces returns the sums of the places for each handler and topic, in order. The unread places have sums of their own.
+// SumPlaces returns the sums of the places for each handler and topic, in order. The unread places have separate sums.
 func SumPlaces(places []PlaceCount, unread []Place) []Count {
 	type key struct {
 		handler, topic string

@@ -57,7 +57,7 @@
 //
 // # Unread places
 //
-// Messages may wait for a topic that the group has ceased to read, or for a partition that does not exist any more. Nobody gets
+// Messages may wait for a topic that the group has ceased to read, or for a partition that does not exist any more. No member gets
 // such a partition, so the keeper of the group retries them. The keeper is the member that counts the messages of the group
 // (Census). It finds these places by the assignments that Kafka has stored. If two members take themselves for the keeper, Take
 // lets one of them handle each message.

@@ -228,15 +228,11 @@ func (r *run) report(err error) {
 	}
 
 	if f := r.c.s.onError; f != nil {
-		var panicErr error
-		func() {
-			defer recoverPanic(&panicErr)
-			f(r.ctx, err)
-		}()
-		if panicErr == nil {
+		failed := runGuarded(func() error { f(r.ctx, err); return nil })
+		if failed == nil {
 			return
 		}
-		err = errors.Join(err, fmt.Errorf("WithErrorHook: %w", panicErr))
+		err = errors.Join(err, fmt.Errorf("WithErrorHook: %w", failed))
 	}
 
 	r.c.s.log.WarnContext(r.ctx, "consumer", "group", r.c.group, "error", err)

@@ -33,6 +33,7 @@ const (
 	healthKafka   = "Kafka does not answer"
 	healthMongoDB = "MongoDB does not answer"
 	healthOutage  = "nothing is fetched until MongoDB answers"
+	healthDecoder = "the decoder is unavailable, and nothing is read"
 )
 
 // health is the state of a consumer that Status reports without I/O.
@@ -66,16 +67,16 @@ func newHealth() *health {
 	return &health{now: time.Now, trouble: map[string]problem{}, waiting: map[string]waitingCount{}, unknown: map[string]int64{}}
 }
 
-// note records that there is trouble of this kind, or with nil that there is none.
-func (h *health) note(kind string, err error) {
+// note records that there is trouble of this kind, or with nil that there is none. It reports whether that is new.
+func (h *health) note(kind string, err error) (changed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	p, known := h.trouble[kind]
 	if err == nil {
 		delete(h.trouble, kind)
-		return
+		return known
 	}
 
-	p, known := h.trouble[kind]
 	// The trouble began with the first error of its kind.
 	if !known {
 		p.since = h.now()
@@ -85,6 +86,7 @@ func (h *health) note(kind string, err error) {
 		p.text += ": " + text
 	}
 	h.trouble[kind] = p
+	return !known
 }
 
 // beat records that the loop of reportGauges works.

@@ -65,15 +65,17 @@ func (r *run) Serve(ctx context.Context, g transport.Generation) error {
 		laneSlots:       make(chan struct{}, r.c.s.concurrency),
 		commitRequested: make(chan struct{}, 1),
 	}
-	s.outage.notify = func(on bool) {
-		r.c.measureStop("database", on)
+	s.outage.noteLocked = func(on bool) {
 		if on {
 			r.c.health.note(healthOutage, errors.New(healthOutage))
 		} else {
 			r.c.health.note(healthOutage, nil)
 		}
 	}
-	s.outage.report = r.report
+	s.outage.report = func(on bool, err error) {
+		r.c.measureStop("database", on)
+		r.report(err)
+	}
 	r.c.currentSession.Store(s)
 	defer r.c.currentSession.CompareAndSwap(s, nil)
 	r.c.health.join(true)
@@ -364,11 +366,24 @@ func (s *session) commitLoop() {
 // commitOffsets commits the offsets of finished messages that are not committed yet. After
 // ErrGenerationOver, every later call returns that error too.
 func (s *session) commitOffsets(ctx context.Context) error {
+	committed, err := s.commitOffsetsOnce(ctx)
+	if committed {
+		result := "ok"
+		if err != nil {
+			result = "failed"
+		}
+		s.c.measure(telemetry.Measurement{Metric: telemetry.Committed, N: 1, Reason: result})
+	}
+	return err
+}
+
+// commitOffsetsOnce is commitOffsets without the measurement. It reports whether there was something to commit.
+func (s *session) commitOffsetsOnce(ctx context.Context) (committed bool, err error) {
 	s.commitMu.Lock()
 	defer s.commitMu.Unlock()
 
 	if s.generationOver.Load() {
-		return transport.ErrGenerationOver
+		return false, transport.ErrGenerationOver
 	}
 	// Messages that finish from here on count for the next commit.
 	s.finishedMessages.Store(0)
@@ -380,21 +395,16 @@ func (s *session) commitOffsets(ctx context.Context) error {
 		}
 	}
 	if len(offsets) == 0 {
-		return nil
+		return false, nil
 	}
 
-	err := s.g.Commit(ctx, offsets)
-	result := "ok"
-	if err != nil {
-		result = "failed"
-	}
-	s.c.measure(telemetry.Measurement{Metric: telemetry.Committed, N: 1, Reason: result})
+	err = s.g.Commit(ctx, offsets)
 	// The partitions belong to other members now: a commit could move their offsets back.
 	if errors.Is(err, transport.ErrGenerationOver) {
 		s.generationOver.Store(true)
 	}
 	if err != nil {
-		return err
+		return true, err
 	}
 
 	// A failed commit leaves the offsets uncommitted, and the next one contains them.
@@ -403,5 +413,5 @@ func (s *session) commitOffsets(ctx context.Context) error {
 			p.setCommitted(offset)
 		}
 	}
-	return nil
+	return true, nil
 }

@@ -21,8 +21,7 @@ type track struct {
 	queue   []task // guarded by the partition's lock
 	running bool   // guarded by the partition's lock
 
-	attempting []task        // the messages that the handler has now; guarded by the partition's lock
-	attempted  chan struct{} // closed at the end of that attempt; nil while nobody waits; guarded by the partition's lock
+	attempt attemptMark // guarded by the partition's lock
 
 	holdsSlot    bool          // one of the session's slots
 	handlerSlots chan struct{} // the handler's slots, of which the track holds one too; nil without a Limit
@@ -133,20 +132,19 @@ func (t *track) yieldSlots(f func()) {
 // No queued task may run first: it would move the watermark past the unfinished ones.
 func (t *track) returnTasks(left []task) {
 	p := t.p
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.update(func() {
+		left = append(left[:len(left):len(left)], t.queue...)
+		t.retireLocked()
+		for _, x := range left {
+			x.share.state = shareWaiting
+			p.dropBodyLocked(x.entry)
+		}
 
-	left = append(left[:len(left):len(left)], t.queue...)
-	t.retireLocked()
-	for _, x := range left {
-		x.share.state = shareWaiting
-		p.dropBodyLocked(x.entry)
-	}
-
-	if len(left) > 0 {
-		p.refetch = true
-		p.wakeReader()
-	}
+		if len(left) > 0 {
+			p.refetch = true
+			p.wakeReader()
+		}
+	})
 }
 
 // startTasks removes as many tasks from the queue as may share a transaction, and marks them as

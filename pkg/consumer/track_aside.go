@@ -63,34 +63,40 @@ func (t *track) isBehind(x task) bool {
 	return ok && room.hasQueue(key)
 }
 
-// beginAttempt announces an attempt at the messages. It returns false if an earlier message of one of their keys is set aside.
+// attemptMark has the messages of a lane that the handler has now. The lock of the partition guards its fields.
+type attemptMark struct {
+	tasks []task
+	ended chan struct{} // closed at the end of the attempt; nil unless a worker waits for it
+}
+
+// begin announces an attempt at the messages. It returns false if an earlier message of one of their keys is set aside.
 //
 // A requeued message appears in its room while the lane handles a later message of its key. So the lane first announces its
 // attempt and then looks for the queue, while the worker of the queue first has the queue and then looks for the attempt: one of
 // them sees the other.
-func (t *track) beginAttempt(list []task) bool {
+func (a *attemptMark) begin(t *track, list []task) bool {
 	if t.waiting != nil {
 		return true
 	}
 	t.p.mu.Lock()
-	t.attempting = list
+	a.tasks = list
 	t.p.mu.Unlock()
 
 	if slices.ContainsFunc(list, t.isBehind) {
-		t.endAttempt()
+		a.end(t.p)
 		return false
 	}
 	return true
 }
 
-// endAttempt ends beginAttempt.
-func (t *track) endAttempt() {
-	t.p.mu.Lock()
-	defer t.p.mu.Unlock()
-	t.attempting = nil
-	if t.attempted != nil {
-		close(t.attempted)
-		t.attempted = nil
+// end ends begin.
+func (a *attemptMark) end(p *partition) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	a.tasks = nil
+	if a.ended != nil {
+		close(a.ended)
+		a.ended = nil
 	}
 }
 
@@ -106,13 +112,13 @@ func (p *partition) attemptOfLane(reg *registration, m *setaside.Message) <-chan
 
 	t := p.tracks[trackKey{inbox.Lane(m.Key, m.Offset), reg.name}]
 	isSameKey := func(x task) bool { return bytes.Equal(x.entry.rec.Key, m.Key) }
-	if t == nil || !slices.ContainsFunc(t.attempting, isSameKey) {
+	if t == nil || !slices.ContainsFunc(t.attempt.tasks, isSameKey) {
 		return nil
 	}
-	if t.attempted == nil {
-		t.attempted = make(chan struct{})
+	if t.attempt.ended == nil {
+		t.attempt.ended = make(chan struct{})
 	}
-	return t.attempted
+	return t.attempt.ended
 }
 
 // takeTurn blocks while the handler is suspended. It returns:

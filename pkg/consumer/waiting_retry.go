@@ -220,7 +220,7 @@ func (t *track) waitingTask() task {
 		shares: []share{{reg: t.reg, state: shareStarted, attempts: attemptsFromStore(m.Attempts, time.Now())}},
 	}
 	// The message is decoded again: only the record is stored.
-	decoded, err := t.p.s.decodeRecord(&rec)
+	decoded, err := t.p.s.decodeRecord(t.p.drainCtx, &rec)
 	if err != nil {
 		e.decodeErr = wrapDecodeError(&rec, err)
 		decoded = completeMessage(newMessage(&rec), &rec, t.p.s.c.group)
