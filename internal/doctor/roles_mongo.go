@@ -214,6 +214,7 @@ func (m *roleMaker) consumerRole() Role {
 		}
 
 		r.add(privilegeOn(db, setaside.DefaultCollection, "store messages that wait for a retry", slices.Concat(readWrite, schema)...))
+		r.add(privilegeOn(db, setaside.DefaultCollection+setaside.CountsSuffix, "count messages that wait for a retry", slices.Concat(readWrite, schema)...))
 		for _, coll := range m.cfg.DeadLetters.Handlers {
 			r.add(privilegeOn(db, coll, "store the dead letters of handlers", slices.Concat(readWrite, schema, []string{"collMod"})...))
 		}
