@@ -141,7 +141,28 @@ func parseIDValues(text string) ([]bson.RawValue, error) {
 		}
 		values[i] = bson.RawValue{Type: bson.Type(typ), Value: data}
 	}
-	return append(values, letters.ParseIDText(text)...), nil
+	for _, v := range letters.ParseIDText(text) {
+		// In a filter, MongoDB would take it for a condition instead of a value.
+		if isCondition(v) {
+			return values, invalidRequest("id %.100q is a condition, not an id", text)
+		}
+		values = append(values, v)
+	}
+	return values, nil
+}
+
+// isCondition reports whether v is not compared as a value in a filter: a pattern, or a document with operators.
+func isCondition(v bson.RawValue) bool {
+	if v.Type == bson.TypeRegex {
+		return true
+	}
+	doc, ok := v.DocumentOK()
+	if !ok {
+		return false
+	}
+	elems, err := doc.Elements()
+	hasOperator := func(e bson.RawElement) bool { return strings.HasPrefix(e.Key(), "$") }
+	return err != nil || slices.ContainsFunc(elems, hasOperator)
 }
 
 // parseIDs returns the ids that the text may stand for: a string may look like a UUID or an
@@ -260,7 +281,7 @@ func (l Letters) Summary(ctx context.Context, f DeadFilter) ([]DeadGroup, error)
 // DeadRef identifies one letter, by its own id or by that of its envelope.
 type DeadRef struct {
 	Collection string `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
-	ID         string `query:"id" required:"true" minLength:"1" maxLength:"4096" doc:"Of the dead letter, or of the envelope, as in the header id."`
+	ID         string `query:"id" required:"true" minLength:"1" maxLength:"4096" doc:"Of the dead letter, or of the envelope, as in the header id. With source handler, also the place of the record: topic/partition/offset."`
 	Delivery   int    `query:"delivery" minimum:"-1" maximum:"2147483647" default:"-1" doc:"With the id of an envelope: the delivery that died; -1 selects the latest one."`
 	Source     string `query:"source" enum:"relay,handler" doc:"Who gave up: the relay (default), or a handler of a consumer."`
 	Group      string `query:"group" maxLength:"255" doc:"With source handler: the consumer group."`

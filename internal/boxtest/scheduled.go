@@ -121,7 +121,7 @@ func claimedIsOutOfReach(t *testing.T, f Fixture) {
 		t.Error(err)
 	}
 
-	f.checkTypes(t, "taken", "at once", "instead")
+	f.checkTypes(t, "at once", "instead")
 }
 
 func nonsenseIsRefused(t *testing.T, f Fixture) {

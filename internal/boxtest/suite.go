@@ -48,7 +48,7 @@ type Fixture struct {
 	// Stored returns the documents of the committed envelopes, in the order of their appends.
 	Stored func(t *testing.T) [][]byte
 
-	// Claim claims a scheduled envelope, as a watcher does before it sends the envelope.
+	// Claim takes a scheduled envelope out of the outbox, as a watcher does before it sends the envelope.
 	Claim func(t *testing.T, id event.ID)
 }
 

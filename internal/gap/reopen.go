@@ -112,6 +112,9 @@ func (r *Recovery) HandleDDL(ctx context.Context, ev *changestream.Event) error 
 	case ev.Op == changestream.Drop && from, ev.Op == changestream.DropDatabase:
 		return r.discardWaiting(ctx, ev)
 	}
+	if ev.Op == changestream.Drop && from {
+		return r.Collections.ForgetCollection(ctx, ev)
+	}
 	return nil
 }
 

@@ -132,11 +132,13 @@ func parseEnvelope(doc bson.Raw, id event.ID) (*outboxEntry, error) {
 }
 
 // Stored returns the envelopes in the order of their inserts, without a timestamp in ts. Delivered envelopes stay, as on
-// a server within the retention. Scheduled envelopes are removed when they are delivered.
+// a server within the retention. A scheduled envelope is removed when a relay claims it.
 func (s *outboxStore) Stored(ctx context.Context) (docs []bson.Raw, err error) {
 	list, err := readSnapshot(ctx, s.db, func(t *tx) (list []*outboxEntry) {
 		for _, e := range rowsOf[*outboxEntry](t, s.rows) {
-			list = append(list, e)
+			if !e.claimed {
+				list = append(list, e)
+			}
 		}
 		return list
 	})

@@ -29,8 +29,12 @@ const (
 	// not by that of the server.
 	earlyRetryDelay = 25 * time.Millisecond
 	maxEarlyTries   = 3
-	// lockedRetryDelay is the wait for an envelope that a service may have locked.
+	// The wait for an envelope that a service has locked. It doubles up to four seconds.
 	lockedRetryDelay = 250 * time.Millisecond
+	maxLockedShift   = 4
+	// maxConflicts is the number of runs of a claim that conflict with a service, before the claim is divided.
+	maxConflicts      = 2
+	codeWriteConflict = 112
 )
 
 // claimAhead is how long before its due time an envelope may be claimed. So many envelopes that are due at one moment are in memory
@@ -71,7 +75,9 @@ func (s *Scheduled) claimDue(ctx context.Context) error {
 		}
 
 		begin := time.Now()
-		claimed, err := s.claimGroups(ctx, s.groupByCollection(due))
+		// An envelope that was locked may be so still, and then the claim is divided.
+		fresh, locked := splitLocked(due)
+		claimed, err := s.claimParts(ctx, fresh, locked)
 		if err != nil {
 			return err
 		}
@@ -95,6 +101,18 @@ func (s *Scheduled) claimDue(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// splitLocked returns the envelopes of due that no service had locked, and the others.
+func splitLocked(due []timer) (fresh, locked []timer) {
+	for _, e := range due {
+		if e.locked > 0 {
+			locked = append(locked, e)
+		} else {
+			fresh = append(fresh, e)
+		}
+	}
+	return fresh, locked
 }
 
 // awaitDue blocks until envelopes are due and there is room for them, and returns them. It returns the
@@ -181,63 +199,68 @@ func (s *Scheduled) nextPosition() string {
 	return outboxes.PosAt(bson.Timestamp{T: uint32(s.Now().Unix()), I: s.positions.Add(1)})
 }
 
-// claimGroups claims the groups in one transaction. If that fails, it claims each group alone, and pauses the collections whose groups
-// fail again. An envelope that the store rejects becomes a dead letter. So none of them delays the others. If the server is too slow for so many, it puts all of
-// them back, and the next claims are smaller.
+// claimTimers claims the envelopes of due in one transaction, and returns the claimed ones. No envelope and no outbox delays the others:
+//   - If it fails for another reason than the ones below, it claims the envelopes of each outbox alone, and pauses the outbox that fails again.
+//   - If the store rejects an envelope or a service has locked one, it claims the halves. A single envelope that is rejected becomes a
+//     dead letter, and one that is locked is tried again later.
+//   - If the server is too slow for so many, it puts all of them back, and the next claims are smaller.
 //
-// It returns the claimed envelopes. It returns an error only if ctx ends or the lease is lost.
-func (s *Scheduled) claimGroups(ctx context.Context, groups []*claimGroup) ([]dueEnvelope, error) {
+// It returns an error only if ctx ends or the lease is lost.
+func (s *Scheduled) claimTimers(ctx context.Context, due []timer) ([]dueEnvelope, error) {
+	groups := s.groupByCollection(due)
 	claimed, err := s.claimTogether(ctx, groups)
-	if err == nil {
-		s.claimSize.Ended()
-		return claimed, nil
-	}
-	if errors.Is(err, mongodb.ErrSlow) {
-		s.makeSmaller(groups)
-		return nil, nil
-	}
-
-	for _, g := range groups {
-		list, err := s.claimAlone(ctx, g)
-		claimed = append(claimed, list...)
-		switch {
-		case ctx.Err() != nil:
-			return nil, context.Cause(ctx)
-		case errors.Is(err, lease.ErrLeaseLost):
-			return nil, err
-		case errors.Is(err, mongodb.ErrSlow):
-			s.makeSmaller([]*claimGroup{g})
-		case err != nil:
-			s.pauseCollection(collectionStep{g.collection, true}, err)
-			for _, e := range g.timers {
-				s.endTimer(e)
-			}
-		}
-	}
-	return claimed, nil
-}
-
-// claimAlone claims one group. It claims the halves of a group that the store rejects, so that one envelope delays no other.
-func (s *Scheduled) claimAlone(ctx context.Context, g *claimGroup) ([]dueEnvelope, error) {
-	claimed, err := s.claimTogether(ctx, []*claimGroup{g})
 	var rejected *rejectedError
+	isRejected := errors.As(err, &rejected)
+
 	switch {
 	case err == nil:
+		s.claimSize.Ended()
 		return claimed, nil
-	case !errors.As(err, &rejected):
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case errors.Is(err, lease.ErrLeaseLost):
 		return nil, err
-	case len(g.timers) == 1:
-		return nil, s.bury(ctx, g, rejected)
+	case errors.Is(err, mongodb.ErrSlow):
+		s.putBack(due...)
+		s.claimSize.Slow(len(due))
+		return nil, nil
+
+	case len(due) > 1 && (isRejected || errors.Is(err, errLocked)):
+		half := len(due) / 2
+		return s.claimParts(ctx, due[:half], due[half:])
+	case errors.Is(err, errLocked):
+		s.postpone(due[0])
+		return nil, nil
+	case isRejected:
+		if err = s.bury(ctx, groups[0], rejected); err == nil {
+			return nil, nil
+		}
+	case len(groups) > 1:
+		parts := make([][]timer, len(groups))
+		for i, g := range groups {
+			parts[i] = g.timers
+		}
+		return s.claimParts(ctx, parts...)
 	}
 
-	claimed = nil
-	half := len(g.timers) / 2
-	for _, part := range [][]timer{g.timers[:half], g.timers[half:]} {
-		list, err := s.claimAlone(ctx, s.groupByCollection(part)[0])
-		claimed = append(claimed, list...)
-		if err != nil {
-			return claimed, err
+	s.pauseCollection(collectionStep{groups[0].collection, true}, err)
+	for _, e := range due {
+		s.endTimer(e)
+	}
+	return nil, nil
+}
+
+// claimParts claims the envelopes of each part.
+func (s *Scheduled) claimParts(ctx context.Context, parts ...[]timer) (claimed []dueEnvelope, err error) {
+	for _, part := range parts {
+		if len(part) == 0 {
+			continue
 		}
+		list, err := s.claimTimers(ctx, part)
+		if err != nil {
+			return nil, err
+		}
+		claimed = append(claimed, list...)
 	}
 	return claimed, nil
 }
@@ -281,30 +304,25 @@ func (s *Scheduled) bury(ctx context.Context, g *claimGroup, why *rejectedError)
 	return err
 }
 
-// makeSmaller puts the envelopes of groups back, because the server is too slow for all of them, and makes the next claims smaller. A
-// service that holds the lock of one envelope looks like a slow server, so one envelope alone is left for a while.
-func (s *Scheduled) makeSmaller(groups []*claimGroup) {
-	n := 0
-	for _, g := range groups {
-		n += len(g.timers)
-	}
-	for _, g := range groups {
-		for _, e := range g.timers {
-			if n == 1 {
-				e.due, e.fed = s.Now().Add(s.ahead+lockedRetryDelay).UnixMilli(), false
-			}
-			s.putBack(e)
-		}
-	}
-	s.claimSize.Slow(n)
+// postpone puts back an envelope that a service has locked. Its cancellation or its move may take long.
+func (s *Scheduled) postpone(e timer) {
+	e.locked++
+	delay := lockedRetryDelay << min(e.locked-1, maxLockedShift)
+	e.due, e.fed = s.Now().Add(s.ahead+delay).UnixMilli(), false
+	s.putBack(e)
 }
 
-// putBack returns an envelope that was taken to the heap.
-func (s *Scheduled) putBack(e timer) {
-	// The heap accepts no envelope that is in flight.
-	s.endTimer(e)
-	s.timers.pushTimer(e)
+// putBack returns envelopes that were taken to the heap.
+func (s *Scheduled) putBack(list ...timer) {
+	for _, e := range list {
+		// The heap accepts no envelope that is in flight.
+		s.endTimer(e)
+		s.timers.pushTimer(e)
+	}
 }
+
+// errLocked means that a service changes one of the envelopes in a transaction that is open.
+var errLocked = errors.New("an envelope is locked")
 
 // claimTogether claims the envelopes of the groups in one fenced transaction, and returns those that were still due. The sender leaves
 // out the documents of the store until it gets the envelopes. Timers of other envelopes are released.
@@ -315,10 +333,12 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup) ([]
 	}
 
 	var claimed []dueEnvelope
-	full := false
+	full, conflicts := false, 0
 	reserved := map[[waiting.IDSize]byte]struct{}{}
-	// A single envelope may be locked by a service, and must not block the others.
-	err := s.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(max(total, 2), func(tx context.Context) error {
+	err := s.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(total, func(tx context.Context) error {
+		if conflicts == maxConflicts {
+			return errLocked
+		}
 		claimed, full = claimed[:0], false
 		client := mongo.SessionFromContext(tx).Client()
 		left := mongodb.MaxBytes
@@ -330,6 +350,9 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup) ([]
 			if errors.Is(err, errFull) {
 				full = true
 				break
+			}
+			if mongodb.HasCode(err, codeWriteConflict) {
+				conflicts++
 			}
 			if err != nil {
 				return err
@@ -419,6 +442,7 @@ func (s *Scheduled) releaseOthers(groups []*claimGroup, claimed []dueEnvelope, f
 				s.putBack(e)
 				continue
 			}
+			e.locked = 0
 
 			s.endTimer(e)
 			e.tries++

@@ -16,6 +16,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -32,19 +33,10 @@ func claimEarly(c *setUp) { c.cost = time.Hour }
 // waitClaimed waits until n envelopes are in the store.
 func (p *planned) waitClaimed(n int64) {
 	p.t.Helper()
-	deadline := time.Now().Add(overdue)
-	for {
+	stacktest.EventuallyIn(p.t, overdue, "the claims", func() bool {
 		got, err := p.waiting.CountDocuments(p.t.Context(), bson.D{})
-		if err != nil {
-			p.t.Fatal(err)
-		}
-		if got >= n {
-			return
-		}
-		if time.Now().After(deadline) {
-			p.t.Fatalf("%d of %d are claimed", got, n)
-		}
-	}
+		return err == nil && got >= n
+	})
 }
 
 func (o *outlet) sentAt(id fmt.Stringer) time.Time {
@@ -335,10 +327,7 @@ func TestARemovedEnvelopeIsCanceled(t *testing.T) {
 	p := newPlanned(t)
 	ids := p.schedule(10, 4*time.Second)
 	x := p.takeOver(nil)
-	deadline := time.Now().Add(overdue)
-	for x.timers.entryCount() < 10 && time.Now().Before(deadline) {
-		time.Sleep(time.Millisecond)
-	}
+	stacktest.EventuallyIn(t, overdue, "ten ids in the cache", func() bool { return x.timers.entryCount() == 10 })
 	gone := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids[:9]}}}}
 	if res, err := p.coll.DeleteMany(t.Context(), gone); err != nil || res.DeletedCount != 9 {
 		t.Fatalf("%+v, %v", res, err)

@@ -19,6 +19,7 @@ type timer struct {
 	collection *scheduledCollection
 	id         bson.RawValue
 	tries      int
+	locked     int  // claims in a row that found it locked
 	fed        bool // it came from the index
 }
 

@@ -51,7 +51,7 @@ func newPlanned(t testing.TB, opts ...*options.ClientOptions) *planned {
 	p.coll = mongodb.Majority(p.db.Collection("outbox"))
 	p.waiting, p.letters = p.db.Collection("waiting"), p.db.Collection("letters")
 	for coll, indexes := range map[*mongo.Collection][]mongodb.Index{
-		p.coll: outboxes.Indexes(), p.waiting: waiting.Indexes(), p.letters: letters.Indexes(),
+		p.coll: outboxes.Indexes{Purge: true, Scheduled: true}.List(), p.waiting: waiting.Indexes(), p.letters: letters.Indexes(),
 	} {
 		if err := mongodb.EnsureIndexSet(t.Context(), coll, indexes); err != nil {
 			t.Fatal(err)
